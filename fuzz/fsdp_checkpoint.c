@@ -9,12 +9,12 @@
 int LLVMFuzzerTestOneInput(const unsigned char *data, size_t n_bytes);
 
 static const char fixed[] =
-    "{\"checksum\":\"\",\"content\":{\"version\":1,\"step\":3,\"n_updates\":3,\"world_size\":2,\"sharded\":"
-    "true,"
+    "{\"checksum\":\"\",\"content\":{\"format\":\"tagc checkpoint\",\"version\":1,\"step\":3,\"n_updates\":3,"
+    "\"world_size\":2,\"sharded\":true,\"owners\":2,"
     "\"tensors\":[{\"name\":\"a\",\"n_rows\":3,\"n_cols\":5,\"flat\":0,\"offset\":0}],"
-    "\"flats\":[{\"n_elems\":15,\"n_padded\":32,\"n_residual\":32}],"
-    "\"files\":[{\"n_bytes\":384,\"xxh3_64\":\"0123456789abcdef\"},{\"n_bytes\":384,\"xxh3_64\":"
-    "\"0123456789abcdef\"}],"
+    "\"flats\":[{\"n_elems\":15,\"n_padded\":32,\"n_residual\":32,\"moment1\":true}],"
+    "\"files\":[{\"n_bytes\":384,\"xxh3_64\":\"0123456789abcdef\",\"gathered\":{\"sent\":0,\"received\":0}},"
+    "{\"n_bytes\":384,\"xxh3_64\":\"0123456789abcdef\",\"gathered\":{\"sent\":0,\"received\":0}}],"
     "\"extra\":\"\"}}";
 
 static void require(int condition) {

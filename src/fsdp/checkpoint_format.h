@@ -20,9 +20,8 @@
 #include "fsdp/tables.h"
 #include "model/tensor.h"
 
-/* Version 1 has neither hybrid sharding nor residuals of hosts. Version 2 has no replicas. Up to version 4 every flat has a
- * first moment. A checkpoint gets the lowest version from 2 on that can describe it. */
-#define TAGC_CHECKPOINT_VERSION 5
+/* Of the manifest and of the ranks' files. Other versions are refused. */
+#define TAGC_CHECKPOINT_VERSION 1
 #define TAGC_RANK_HEADER_BYTES 64
 
 typedef struct tagc_manifest_tensor {
@@ -36,7 +35,7 @@ typedef struct tagc_manifest_flat {
     uint64_t n_elems, n_padded;
     uint64_t n_residual;  /* n_padded, n_padded / ranks per host, or 0 if the exchange keeps none */
     uint64_t n_gathers;   /* gathers that made the replica; 0: no replica is saved */
-    int has_moment1;      /* 1 in all versions below 5 */
+    int has_moment1;
     tagc_gentle gentle;   /* stage of its gentle start; OVER if the manifest lacks it */
     uint64_t noise_since; /* as in tagc_flat */
 } tagc_manifest_flat;
@@ -48,7 +47,7 @@ typedef struct tagc_manifest_file {
 
 typedef struct tagc_manifest {
     uint64_t step, n_updates;
-    int version, world_size, sharded, n_tensors, n_flats;
+    int world_size, sharded, n_tensors, n_flats;
     int n_owners; /* ranks that hold one copy together: the world size, less if hybrid */
     tagc_manifest_tensor *tensors;
     tagc_manifest_flat *flats;

@@ -189,7 +189,7 @@ static int had_replica(const tagc_load *load, const tagc_flat *flat) {
 }
 
 /* Deltas continue from the saved replica. If a unit has none, its next gather sends whole values. */
-static tagc_status load_replica(const tagc_load *load, int unit) {
+static tagc_status load_replica(const tagc_load *load, int unit, int *n_loaded) {
     tagc_fsdp *f = load->fsdp;
     const tagc_layout_unit *u = &f->tables.units[unit];
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++)
@@ -207,13 +207,16 @@ static tagc_status load_replica(const tagc_load *load, int unit) {
         TAGC_TRY(tagc_gatherer_set_replica(flat->gatherer, flat->full, n_gathers));
     }
     tagc_order_make_present(&f->order, unit);
+    (*n_loaded)++;
     return TAGC_OK;
 }
 
 static tagc_status load_replicas(const tagc_load *load) {
     tagc_fsdp *f = load->fsdp;
-    for (int unit = 0; unit < f->tables.n_units; unit++) TAGC_TRY(load_replica(load, unit));
-    if (load->manifest->world_size == f->world_size)
+    int n_loaded = 0;
+    for (int unit = 0; unit < f->tables.n_units; unit++) TAGC_TRY(load_replica(load, unit, &n_loaded));
+    if (n_loaded > 0 &&
+        load->manifest->world_size == f->world_size) /* else all is gathered anew and counted then */
         tagc_fsdp_set_gathered(f, load->manifest->files[f->rank].gather_sent,
                                load->manifest->files[f->rank].gather_received);
     return TAGC_OK;

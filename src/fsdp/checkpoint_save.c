@@ -30,7 +30,6 @@ static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
     m->n_owners = m->sharded ? f->n_owners : f->world_size;
     m->extra = strdup(extra != NULL ? extra : "");
     if (m->extra == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a manifest");
-    int version = 2; /* the lowest that can describe it, for older programs */
     for (int i = 0; i < f->tables.n_flats; i++) {
         m->flats[i].n_elems = f->tables.flats[i].n_elems;
         m->flats[i].n_padded = f->tables.flats[i].n_padded;
@@ -39,10 +38,7 @@ static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
         tagc_fsdp_residual(&f->tables.flats[i], &m->flats[i].n_residual);
         m->flats[i].n_gathers = tagc_fsdp_replica_gathers(f, i);
         m->flats[i].has_moment1 = f->tables.flats[i].moment1 != NULL;
-        if (m->flats[i].n_gathers > 0 && version < 3) version = 3;
-        if (!m->flats[i].has_moment1) version = 5;
     }
-    m->version = version;
     for (int i = 0; i < f->tables.n_tensors; i++) {
         tagc_manifest_tensor *t = &m->tensors[i];
         memcpy(t->name, f->tables.tensors[i].name, sizeof t->name);

@@ -11,12 +11,12 @@
 #define MAX_ELEMS ((uint64_t)1 << 44) /* of a flat: far above any model, far below overflow */
 #define MAX_ENTRIES 1000000
 #define MAX_RANKS 65536
+#define FORMAT "tagc checkpoint"
 
 tagc_status tagc_manifest_create(int world_size, int n_tensors, int n_flats, tagc_manifest **out) {
     *out = NULL;
     tagc_manifest *m = calloc(1, sizeof *m);
     if (m == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a manifest");
-    m->version = TAGC_CHECKPOINT_VERSION;
     m->world_size = m->n_owners = world_size;
     m->n_tensors = n_tensors;
     m->n_flats = n_flats;
@@ -58,23 +58,20 @@ static json_t *content_of(const tagc_manifest *m) {
         if (f->gentle == TAGC_GENTLE_FRESH) json_object_set_new(flat, "fresh", json_true());
         if (f->noise_since)
             json_object_set_new(flat, "noise_since", json_integer((json_int_t)f->noise_since));
-        if (m->version > 4 && !f->has_moment1) json_object_set_new(flat, "moment1", json_false());
+        json_object_set_new(flat, "moment1", json_boolean(f->has_moment1));
         if (f->n_gathers) json_object_set_new(flat, "gathers", json_integer((json_int_t)f->n_gathers));
         json_array_append_new(flats, flat);
     }
     for (int i = 0; i < m->world_size; i++) {
         char checksum[20];
         snprintf(checksum, sizeof checksum, "%016llx", (unsigned long long)m->files[i].checksum);
-        json_t *file =
-            json_pack("{s:I, s:s}", "n_bytes", (json_int_t)m->files[i].n_bytes, "xxh3_64", checksum);
-        if (m->version > 2)
-            json_object_set_new(file, "gathered",
-                                json_pack("{s:I, s:I}", "sent", (json_int_t)m->files[i].gather_sent,
-                                          "received", (json_int_t)m->files[i].gather_received));
-        json_array_append_new(files, file);
+        json_array_append_new(files, json_pack("{s:I, s:s, s:{s:I, s:I}}", "n_bytes",
+                                               (json_int_t)m->files[i].n_bytes, "xxh3_64", checksum,
+                                               "gathered", "sent", (json_int_t)m->files[i].gather_sent,
+                                               "received", (json_int_t)m->files[i].gather_received));
     }
-    return json_pack("{s:s, s:i, s:I, s:I, s:i, s:b, s:i, s:o, s:o, s:o, s:s}", "format", "tagc checkpoint",
-                     "version", m->version, "step", (json_int_t)m->step, "n_updates",
+    return json_pack("{s:s, s:i, s:I, s:I, s:i, s:b, s:i, s:o, s:o, s:o, s:s}", "format", FORMAT, "version",
+                     TAGC_CHECKPOINT_VERSION, "step", (json_int_t)m->step, "n_updates",
                      (json_int_t)m->n_updates, "world_size", m->world_size, "sharded", m->sharded, "owners",
                      m->n_owners, "tensors", tensors, "flats", flats, "files", files, "extra",
                      m->extra != NULL ? m->extra : "");
@@ -134,9 +131,10 @@ static tagc_status parse_flat(const json_t *json, const tagc_manifest *m, tagc_m
                                                                : TAGC_GENTLE_4_BITS;
     if (json_object_get(json, "noise_since"))
         TAGC_TRY(get_number(json, "noise_since", INT64_MAX, &f->noise_since));
-    f->has_moment1 = m->version < 5 || !json_is_false(json_object_get(json, "moment1"));
-    if (m->version > 2 && json_object_get(json, "gathers"))
-        TAGC_TRY(get_number(json, "gathers", INT64_MAX, &f->n_gathers));
+    const json_t *moment1 = json_object_get(json, "moment1");
+    if (!json_is_boolean(moment1)) return corrupt("a flat's moment1 is neither true nor false");
+    f->has_moment1 = json_is_true(moment1);
+    if (json_object_get(json, "gathers")) TAGC_TRY(get_number(json, "gathers", INT64_MAX, &f->n_gathers));
     if (f->n_elems == 0 || f->n_padded < f->n_elems || f->n_padded % (uint64_t)m->world_size != 0 ||
         !is_residual(f, (uint64_t)m->world_size))
         return corrupt("the sizes of a flat contradict each other");
@@ -167,11 +165,10 @@ static int get_hash(const json_t *object, const char *key, uint64_t *out) {
     return 1;
 }
 
-static tagc_status parse_file(const json_t *json, const tagc_manifest *m, tagc_manifest_file *f) {
+static tagc_status parse_file(const json_t *json, tagc_manifest_file *f) {
     const json_t *gathered = json_object_get(json, "gathered");
-    int version = m->version;
-    if (version > 2) TAGC_TRY(get_number(gathered, "sent", INT64_MAX, &f->gather_sent));
-    if (version > 2) TAGC_TRY(get_number(gathered, "received", INT64_MAX, &f->gather_received));
+    TAGC_TRY(get_number(gathered, "sent", INT64_MAX, &f->gather_sent));
+    TAGC_TRY(get_number(gathered, "received", INT64_MAX, &f->gather_received));
     TAGC_TRY(get_number(json, "n_bytes", INT64_MAX, &f->n_bytes));
     return get_hash(json, "xxh3_64", &f->checksum) ? TAGC_OK : corrupt("a file's checksum is not one");
 }
@@ -188,7 +185,7 @@ static tagc_status parse_tables(const json_t *content, tagc_manifest *m) {
         if (__builtin_add_overflow(n_bytes, m->flats[i].n_padded * 20, &n_bytes) || n_bytes > INT64_MAX)
             return corrupt("the flats are larger than any file");
     for (int i = 0; i < m->world_size; i++) {
-        TAGC_TRY(parse_file(json_array_get(files, (size_t)i), m, &m->files[i]));
+        TAGC_TRY(parse_file(json_array_get(files, (size_t)i), &m->files[i]));
         if (m->files[i].n_bytes != tagc_rank_file_offset(m, i, m->n_flats, TAGC_SECTION_MASTER))
             return corrupt("the size of a file contradicts what it holds");
     }
@@ -197,14 +194,14 @@ static tagc_status parse_tables(const json_t *content, tagc_manifest *m) {
 
 static tagc_status parse_content(const json_t *content, tagc_manifest **out) {
     uint64_t version = 0, world_size = 0, n_owners = 0, step = 0, n_updates = 0;
+    const char *format = json_string_value(json_object_get(content, "format"));
+    if (format == NULL || strcmp(format, FORMAT) != 0) return corrupt("its format is not \"" FORMAT "\"");
     TAGC_TRY(get_number(content, "version", UINT32_MAX, &version));
-    if (version < 1 || version > TAGC_CHECKPOINT_VERSION)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "checkpoint of version %llu, this program reads versions 1 to %d",
+    if (version != TAGC_CHECKPOINT_VERSION)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "checkpoint of version %llu, this program reads version %d",
                          (unsigned long long)version, TAGC_CHECKPOINT_VERSION);
     TAGC_TRY(get_number(content, "world_size", MAX_RANKS, &world_size));
-    n_owners = world_size;
-    if (version > 1) TAGC_TRY(get_number(content, "owners", MAX_RANKS, &n_owners));
+    TAGC_TRY(get_number(content, "owners", MAX_RANKS, &n_owners));
     TAGC_TRY(get_number(content, "step", INT64_MAX, &step));
     TAGC_TRY(get_number(content, "n_updates", INT64_MAX, &n_updates));
     size_t n_tensors = json_array_size(json_object_get(content, "tensors"));
@@ -217,7 +214,6 @@ static tagc_status parse_content(const json_t *content, tagc_manifest **out) {
         return corrupt("its tables are missing or of the wrong size");
     tagc_manifest *m;
     TAGC_TRY(tagc_manifest_create((int)world_size, (int)n_tensors, (int)n_flats, &m));
-    m->version = (int)version;
     m->step = step;
     m->n_updates = n_updates;
     m->n_owners = (int)n_owners;
@@ -302,13 +298,13 @@ uint64_t tagc_rank_file_offset(const tagc_manifest *m, int rank, int flat, tagc_
 
 /* A hash that ties a rank's file to the tables of its layout. */
 static uint64_t layout_hash(const tagc_manifest *m) {
-    uint64_t hash =
-        (uint64_t)m->sharded + (uint64_t)(m->world_size / m->n_owners - 1) * 2; /* as in version 1 */
+    uint64_t sharding[] = {(uint64_t)m->sharded, (uint64_t)m->n_owners};
+    uint64_t hash = XXH3_64bits(sharding, sizeof sharding);
     for (int i = 0; i < m->n_flats; i++) {
-        uint64_t numbers[] = {m->flats[i].n_elems, m->flats[i].n_padded, m->flats[i].n_residual};
-        int lacks_moment1 = !m->flats[i].has_moment1;
-        hash = XXH3_64bits_withSeed(numbers, sizeof numbers,
-                                    hash + (m->flats[i].n_gathers > 0) + 2 * (uint64_t)lacks_moment1);
+        const tagc_manifest_flat *f = &m->flats[i];
+        uint64_t numbers[] = {f->n_elems, f->n_padded, f->n_residual, f->n_gathers > 0,
+                              (uint64_t)f->has_moment1};
+        hash = XXH3_64bits_withSeed(numbers, sizeof numbers, hash);
     }
     for (int i = 0; i < m->n_tensors; i++) {
         const tagc_manifest_tensor *t = &m->tensors[i];
@@ -326,7 +322,7 @@ static void put(unsigned char *at, uint64_t value, int n_bytes) {
 void tagc_rank_file_header(const tagc_manifest *m, int rank, unsigned char header[TAGC_RANK_HEADER_BYTES]) {
     memset(header, 0, TAGC_RANK_HEADER_BYTES);
     memcpy(header, "TAGCCKPT", 8);
-    put(header + 8, (uint64_t)m->version, 4);
+    put(header + 8, TAGC_CHECKPOINT_VERSION, 4);
     put(header + 12, (uint64_t)m->world_size, 4);
     put(header + 16, (uint64_t)rank, 4);
     put(header + 20, (uint64_t)m->n_flats, 4);

@@ -240,7 +240,7 @@ static void it_resumes_bit_for_bit(void **state) {
     }
 }
 
-/* A checkpoint of a run without it, and all of before there was one, says nothing of it. */
+/* A checkpoint of a run without it says nothing of it. */
 static void a_run_without_it_goes_on_without_it(void **state) {
     (void)state;
     char name[] = "/tmp/tagc-gentle-XXXXXX";

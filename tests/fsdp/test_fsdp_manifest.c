@@ -1,17 +1,18 @@
-/* Manifests and headers of rank files with contents that no program writes, but right checksums; and files of earlier
- * programs, which stay readable. */
+/* Manifests and headers of rank files with contents that no program writes, but right checksums. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include "fsdp/checkpoint_format.h"
+#include "tagc/tagc.h"
 
-enum { N_CONTRADICTIONS = 17, N_LAYOUTS = 13 };
+enum { N_CONTRADICTIONS = 15, N_LAYOUTS = 12 };
 
 static void set_sizes(tagc_manifest *m) {
     for (int rank = 0; rank < m->world_size; rank++)
@@ -53,8 +54,6 @@ static int contradict(tagc_manifest *m, int change) {
     if (change == 12) m->tensors[0].name[0] = 0;
     if (change == 13) m->step = (uint64_t)1 << 63;
     if (change == 14) m->flats[1].n_gathers = UINT64_MAX;
-    if (change == 15) m->version = 0;
-    if (change == 16) m->version = TAGC_CHECKPOINT_VERSION + 1;
     if (change >= N_CONTRADICTIONS) return 0;
     if (!has_sizes && m->n_owners > 0) set_sizes(m);
     return 1;
@@ -79,10 +78,44 @@ static void contradictions_are_refused_with_a_right_checksum(void **state) {
     for (int change = 0, goes_on = 1; goes_on; change++) {
         m = make();
         goes_on = contradict(m, change);
-        tagc_status status = !goes_on ? TAGC_OK : change >= 15 ? TAGC_ERR_UNSUPPORTED : TAGC_ERR_CORRUPT;
-        assert_int_equal(read_back(m), status);
+        assert_int_equal(read_back(m), goes_on ? TAGC_ERR_CORRUPT : TAGC_OK);
         tagc_manifest_destroy(m);
     }
+}
+
+/* Reads a manifest in which `from` became `to` (no longer than it), or which lacks it. Returns the status. */
+static tagc_status read_changed(const char *from, const char *to) {
+    char *text;
+    tagc_manifest *m = make(), *back;
+    assert_int_equal(tagc_manifest_print(m, &text), TAGC_OK);
+    tagc_manifest_destroy(m);
+    char *at = strstr(text, from);
+    assert_non_null(at);
+    memset(at, ' ', strlen(from));
+    memcpy(at, to, strlen(to));
+    tagc_status status = tagc_manifest_parse(text, strlen(text), 0, &back);
+    assert_null(back);
+    free(text);
+    return status;
+}
+
+static void one_format_and_one_version_are_read(void **state) {
+    (void)state;
+    static const char *const versions[] = {"0", "2", "6", "9"};
+    for (size_t i = 0; i < sizeof versions / sizeof *versions; i++) {
+        char to[40], said[80];
+        snprintf(to, sizeof to, "\"version\": %s", versions[i]);
+        snprintf(said, sizeof said, "checkpoint of version %s, this program reads version 1", versions[i]);
+        assert_int_equal(read_changed("\"version\": 1", to), TAGC_ERR_UNSUPPORTED);
+        assert_string_equal(tagc_last_error(), said);
+    }
+    assert_int_equal(read_changed("\"format\": \"tagc checkpoint\"", "\"format\": \"a checkpoint\""),
+                     TAGC_ERR_CORRUPT);
+    assert_non_null(strstr(tagc_last_error(), "its format is not \"tagc checkpoint\""));
+    static const char *const needed[] = {"\"version\": 1,", "\"format\": \"tagc checkpoint\",",
+                                         "\"owners\": 4,", ",\n    \"moment1\": true", "\"sent\": 0,"};
+    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
+        assert_int_equal(read_changed(needed[i], ""), TAGC_ERR_CORRUPT);
 }
 
 /* ---- headers ---- */
@@ -102,7 +135,6 @@ static int change_layout(tagc_manifest *m, int change) {
     if (change == 9) t[0].n_rows = 3, t[0].n_cols = 2;
     if (change == 10) t[0].offset = 4, t[1].offset = 0;
     if (change == 11) t[2].flat = 0;
-    if (change == 12) m->version = 4;
     return change < N_LAYOUTS;
 }
 
@@ -132,15 +164,13 @@ static void a_header_belongs_to_one_layout_rank_and_step(void **state) {
     }
 }
 
-/* Files of earlier programs have these hashes: a change of any makes their checkpoints unreadable. Hash 6 is hash 2: half the
- * owners and no first moment of the first flat add the same to a seed. Another number of the header, the bytes of the file,
- * tells the two apart. */
+/* Files of version 1 have these hashes: whoever changes one needs another version. */
 static void the_hash_of_a_layout_stays(void **state) {
     (void)state;
     static const uint64_t hashes[N_LAYOUTS + 1] = {
-        0xe1e89f5b83c50006, 0x49da04547ad23a6e, 0xd1cc4d2fbdbf354f, 0xd748e14432ddc619, 0x6f427859c96f2fe2,
-        0x1d3a43a4b3539688, 0xd1cc4d2fbdbf354f, 0xde2d2c1246a1ca3a, 0x2cb2a04937e55e9a, 0x87d23016187c4f70,
-        0x7ea9f70ddab696da, 0x6ba9e926f2f94f2e, 0xe1e89f5b83c50006, 0xe1e89f5b83c50006};
+        0xc57e86f46769c46f, 0xe0ec989af6b379f1, 0x2f51c5eedd5a1ce8, 0x1ec61763b0b00c83, 0x165330e077b8b35f,
+        0x6cba733981a1b5f6, 0x5919ddd7c0fb948d, 0xbc06a6d7161f0966, 0x90fc8365c3aa4912, 0xfd67c379df59f687,
+        0x0eacd6319dfea7cb, 0xcc22616d933e77b6, 0xc57e86f46769c46f};
     for (int change = 0; change <= N_LAYOUTS; change++) {
         tagc_manifest *m = make();
         change_layout(m, change);
@@ -190,6 +220,7 @@ static void residuals_cover_every_position(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(contradictions_are_refused_with_a_right_checksum),
+        cmocka_unit_test(one_format_and_one_version_are_read),
         cmocka_unit_test(a_header_belongs_to_one_layout_rank_and_step),
         cmocka_unit_test(the_hash_of_a_layout_stays),
         cmocka_unit_test(residuals_cover_every_position),
