@@ -124,7 +124,6 @@ static void print_bits(const tagc_runlog *runs, int n_runs) {
     print_row("  total", "%.3f", total, n_runs);
     for (int i = 0; i < n_runs; i++) {
         compressed[i] = 100 * runs[i].n_compressed / runs[i].n_params;
-        /* 0 in runs of earlier programs */
         mild[i] = 100 * json_number_value(json_object_get(runs[i].about, "n_mild")) / runs[i].n_params;
         most_mild = fmax(most_mild, mild[i]);
     }

@@ -19,25 +19,24 @@ typedef struct field {
     const char *name;
     size_t offset;
     json_int_t max;
-    int is_optional; /* 1: may be missing, then the number stays as it is */
 } field;
 
 #define MOST ((json_int_t)1 << 62)
-#define AT(field_) #field_, offsetof(tagc_gpt2_config, field_), 1 << 30, 0
+#define AT(field_) #field_, offsetof(tagc_gpt2_config, field_), 1 << 30
 static const field model_fields[] = {{INT, AT(n_layer)},    {INT, AT(n_head)},     {INT, AT(n_embd)},
                                      {INT, AT(block_size)}, {INT, AT(vocab_size)}, {INT, AT(tied)}};
 #undef AT
-#define AT(field_) #field_, offsetof(tagc_guard, field_), MOST, 0
+#define AT(field_) #field_, offsetof(tagc_guard, field_), MOST
 static const field guard_fields[] = {{REAL, AT(factor)},  {REAL, AT(residual_norm)}, {REAL, AT(grad_norm)},
                                      {REAL, AT(loss)},    {REAL, AT(spread)},        {COUNT, AT(n_seen)},
                                      {COUNT, AT(n_calm)}, {COUNT, AT(n_since)}};
 #undef AT
 #define AT(field_) #field_, offsetof(tagc_saved, field_)
-static const field saved_fields[] = {{INT, AT(world_size), 1 << 20, 0},
-                                     {COUNT, AT(position), MOST, 0},
-                                     {COUNT, AT(n_tokens), MOST, 0},
-                                     {COUNT, AT(fork_step), MOST, 1},
-                                     {COUNT, AT(data_n_tokens), MOST, 1}};
+static const field saved_fields[] = {{INT, AT(world_size), 1 << 20},
+                                     {COUNT, AT(position), MOST},
+                                     {COUNT, AT(n_tokens), MOST},
+                                     {COUNT, AT(fork_step), MOST},
+                                     {COUNT, AT(data_n_tokens), MOST}};
 #undef AT
 #define LENGTH(fields) ((int)(sizeof fields / sizeof fields[0]))
 
@@ -57,7 +56,6 @@ static tagc_status read_fields(const json_t *object, void *to, const field *fiel
         const json_t *value = json_object_get(object, fields[i].name);
         void *out = (char *)to + fields[i].offset;
         double number = json_number_value(value);
-        if (!value && fields[i].is_optional) continue;
         int is_count = json_is_integer(value) && number <= (double)fields[i].max;
         if (fields[i].kind == REAL && !(json_is_number(value) && number >= 0))
             return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"%s\" is missing or no number from 0 on",
@@ -129,9 +127,12 @@ static tagc_status read_root(const json_t *root, tagc_saved *out) {
     TAGC_TRY(read_guard(json_object_get(root, "guard"), &out->guard));
     out->best_val_loss = json_is_real(best) ? json_real_value(best) : (double)INFINITY;
     const char *tokenizer = json_string_value(json_object_get(root, "tokenizer"));
-    snprintf(out->tokenizer, sizeof out->tokenizer, "%s", tokenizer ? tokenizer : "");
+    if (!tokenizer)
+        return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"tokenizer\" is missing or no text");
+    snprintf(out->tokenizer, sizeof out->tokenizer, "%s", tokenizer);
     const char *hash = json_string_value(json_object_get(root, "data_hash"));
-    out->data_hash = hash ? strtoull(hash, NULL, 16) : 0;
+    if (!hash) return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"data_hash\" is missing or no text");
+    out->data_hash = strtoull(hash, NULL, 16);
     json_t *options = json_object_get(root, "options"), *option;
     const char *name;
     if (!json_is_object(options))
@@ -172,41 +173,11 @@ void tagc_saved_destroy(tagc_saved *saved) {
     saved->options = NULL;
 }
 
-/* ---- options of other builds ---- */
+/* ---- options ---- */
 
-/* What earlier builds had and saved, with what it says where it was off. */
-static const struct {
-    const char *name, *off;
-} gone[] = {{"residual-decay", "1"}, {"local-momentum", "0"}, {"low-rank", "0"}, {"residual-bf16", "no"}};
-enum { N_GONE = sizeof gone / sizeof gone[0] };
-
-static const char *off_value(const char *name) {
-    for (int i = 0; i < N_GONE; i++)
-        if (strcmp(gone[i].name, name) == 0) return gone[i].off;
-    return NULL;
-}
-
-/* Where builds before a default's change were silent, or said what no longer can be said. */
-static const struct {
-    const char *name, *text;
-} before[] = {{"exchange", "packed"},     {"sparsity", "0.9875"}, {"values", "int4"},
-              {"mild", "dense"},          {"mild-sparsity", "0"}, {"compressed-beta1", "-1"},
-              {"compressed-beta2", "-1"}, {"gentle", "no"}};
-enum { N_BEFORE = sizeof before / sizeof before[0] };
-
-const char *tagc_saved_text(const json_t *options, const char *name) {
-    const char *text = json_string_value(json_object_get(options, name));
-    for (int i = 0; !text && i < N_BEFORE; i++)
-        if (strcmp(before[i].name, name) == 0) text = before[i].text;
-    if (text && strcmp(name, "compressed-beta1") == 0 && strcmp(text, "-1") == 0) {
-        text = json_string_value(json_object_get(options, "beta1"));
-        return text ? text : "0.9";
-    }
-    if (text && strcmp(name, "compressed-beta2") == 0 && strcmp(text, "-1") == 0) {
-        text = json_string_value(json_object_get(options, "beta2"));
-        return text ? text : "0.95";
-    }
-    return text;
+/* NULL: it is not there. */
+static const char *saved_text(const json_t *options, const char *name) {
+    return json_string_value(json_object_get(options, name));
 }
 
 tagc_status tagc_saved_engine(const json_t *options, tagc_fsdp_options *out) {
@@ -215,7 +186,7 @@ tagc_status tagc_saved_engine(const json_t *options, tagc_fsdp_options *out) {
     for (int i = 0; i < command->n_options; i++) {
         const char *name = command->options[i].name, *initial = command->options[i].initial;
         const json_t *value = json_object_get(options, name);
-        const char *text = tagc_saved_text(options, name);
+        const char *text = saved_text(options, name);
         if (value && !json_is_string(value))
             return tagc_fail(TAGC_ERR_CORRUPT, "options.%.40s is not a text", name);
         if (!text) text = initial ? initial : "";
@@ -230,20 +201,15 @@ tagc_status tagc_saved_engine(const json_t *options, tagc_fsdp_options *out) {
     return TAGC_OK;
 }
 
-tagc_status tagc_saved_check_known(const tagc_saved *saved, const tagc_command *command,
-                                   tagc_progress *progress) {
+tagc_status tagc_saved_check_known(const tagc_saved *saved, const tagc_command *command) {
     const char *name;
     json_t *value;
     json_object_foreach(saved->options, name, value) {
-        const char *text = json_string_value(value), *off = off_value(name);
-        if (!text || tagc_options_find(command, name) >= 0 || (off && strcmp(text, off) == 0)) continue;
-        if (off)
+        if (tagc_options_find(command, name) < 0)
             return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                             "the checkpoint was made with --%s %.100s, which this build no longer has: go on"
-                             " with the build that made it, or without that by --fork",
-                             name, text);
-        tagc_progress_say(progress, "note: the checkpoint has --%.40s %.100s, which this build does not know",
-                          name, text);
+                             "the checkpoint has --%.40s %.100s, which this build does not know: go on with"
+                             " the build that made it, or fork it",
+                             name, json_string_value(value));
     }
     return TAGC_OK;
 }
@@ -261,7 +227,7 @@ tagc_status tagc_saved_merge_model(const tagc_saved *saved, const tagc_parsed *p
 /* NULL: of this start of the run, or nothing is saved. */
 static const char *text_of(const tagc_saved *saved, const tagc_option *option) {
     int is_own = option->role == TAGC_ROLE_RUN || option->role == TAGC_ROLE_LOCAL;
-    return is_own ? NULL : tagc_saved_text(saved->options, option->name);
+    return is_own ? NULL : saved_text(saved->options, option->name);
 }
 
 tagc_status tagc_saved_merge(const tagc_saved *saved, const tagc_parsed *parsed, void *values,

@@ -19,7 +19,7 @@ typedef struct tagc_saved {
     double best_val_loss;              /* infinity before the first evaluation */
     tagc_guard guard;                  /* n_seen is 0 without one; its limits are the options' */
     char tokenizer[64];                /* of the token file, "" when it does not say */
-    uint64_t data_n_tokens, data_hash; /* of the training tokens; both 0: a build before saved none */
+    uint64_t data_n_tokens, data_hash; /* of the training tokens */
     json_t *options;                   /* {name: text}; texts of merged options live here */
     uint64_t step;                     /* of the checkpoint, not in its text; set by _open */
 } tagc_saved;
@@ -36,16 +36,11 @@ tagc_status tagc_saved_read(const char *text, tagc_saved *out);
 tagc_status tagc_saved_open(tagc_comm *comm, const char *from, char path[TAGC_PATH_BYTES], tagc_saved *out);
 void tagc_saved_destroy(tagc_saved *saved);
 
-/* An option's text as saved with a checkpoint or a result ({name: text}), in today's words: what was not said meant the
- * default of its time. NULL: nothing. */
-const char *tagc_saved_text(const json_t *options, const char *name);
-
 /* The engine's options out of a result's, which are those of tagc train by name. Names that this build does not know are passed over. */
 tagc_status tagc_saved_engine(const json_t *options, tagc_fsdp_options *out);
 
-/* To go on: TAGC_ERR_UNSUPPORTED for an option in use that this build no longer has, a note for names that it never had. */
-tagc_status tagc_saved_check_known(const tagc_saved *saved, const tagc_command *command,
-                                   tagc_progress *progress);
+/* To go on: TAGC_ERR_UNSUPPORTED for an option that this build does not know. */
+tagc_status tagc_saved_check_known(const tagc_saved *saved, const tagc_command *command);
 
 /* For a fork: the model's options that were not given become the checkpoint's. */
 tagc_status tagc_saved_merge_model(const tagc_saved *saved, const tagc_parsed *parsed, void *values);

@@ -36,7 +36,7 @@ static tagc_status open_resume(tagc_trainer *t, const tagc_parsed *parsed, char 
         return tagc_fail(TAGC_ERR_ARGUMENT, "--resume needs --out DIR of the run, or a path: --resume PATH");
     TAGC_TRY(tagc_saved_open(t->rank->comm, is_latest ? t->options.out : t->options.resume, path, &t->saved));
     t->step = t->saved.step;
-    tagc_status status = tagc_saved_check_known(&t->saved, parsed->command, &t->progress);
+    tagc_status status = tagc_saved_check_known(&t->saved, parsed->command);
     if (status != TAGC_OK) return tagc_fail_in(status, "%s", path);
     TAGC_TRY(tagc_saved_merge(&t->saved, parsed, &t->options, &t->progress));
     if (t->saved.world_size != t->rank->world_size)
@@ -92,7 +92,7 @@ static tagc_status check_data(tagc_trainer *t, int is_given) {
     uint64_t n_before = t->saved.data_n_tokens, hash_before = t->saved.data_hash;
     t->saved.data_n_tokens = n_tokens;
     t->saved.data_hash = hash;
-    if (!t->options.resume || n_before == 0 || (n_before == n_tokens && hash_before == hash)) return TAGC_OK;
+    if (!t->options.resume || (n_before == n_tokens && hash_before == hash)) return TAGC_OK;
     if (!is_given)
         return tagc_fail(
             TAGC_ERR_MISMATCH,

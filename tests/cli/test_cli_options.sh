@@ -184,14 +184,14 @@ expect_legs "direct fp32 fp32 non-attention-linear none" --ranks 2 --sharding no
 expect_legs "direct fp32 fp32 full none" --ranks 2 --compress none
 expect_legs "bf16 direct fp32 full non-attention-linear" --ranks 2 --wire bf16
 expect_legs "bf16 bf16 dense grad none" --ranks 2 --preset bf16
-# A checkpoint of before this default, which wrote down what it had, goes on with that; a fork is a new run.
-run 0 train "${tiny[@]}" --ranks 2 --steps 5 --save-every 3 --exchange direct --out of-old-whole
-cp -r of-old-whole of-old
-rm -r of-old/step-00000005
-run 0 train --quiet --out of-old --resume
-[ "$(legs of-old)" = "direct direct fp32 fp32 fp32 fp32 full full non-attention-linear non-attention-linear " ] || fail "resumed: $(legs of-old)"
-same_losses of-old of-old-whole
-expect_legs "bf16 delta4 direct grad non-attention-linear" --ranks 2 --fork of-old --steps 6
+# A checkpoint goes on with the options that it wrote down, whatever the defaults are; a fork is a new run.
+run 0 train "${tiny[@]}" --ranks 2 --steps 5 --save-every 3 --exchange direct --out of-own-whole
+cp -r of-own-whole of-own
+rm -r of-own/step-00000005
+run 0 train --quiet --out of-own --resume
+[ "$(legs of-own)" = "direct direct fp32 fp32 fp32 fp32 full full non-attention-linear non-attention-linear " ] || fail "resumed: $(legs of-own)"
+same_losses of-own of-own-whole
+expect_legs "bf16 delta4 direct grad non-attention-linear" --ranks 2 --fork of-own --steps 6
 
 # One rank has no other to send to. It compresses only on request.
 run 0 train "${tiny[@]}" --ranks 1 --steps 1 --no-quiet
