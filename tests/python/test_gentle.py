@@ -381,7 +381,7 @@ def test_a_short_moment_is_that_of_groups_of_their_own():
         held = make([{"params": one[:3]}, {"params": one[3:], "lr": 0.05}], lr=0.1, betas=(0.9, 0.8), **options)
         plain = make([{"params": other[:2]}, {"params": other[2:3]}, {"params": other[3:], "lr": 0.05}], lr=0.1, betas=(0.9, 0.8), **options)
         memories, groups = {}, [(len(group["params"]), group["betas"], group["lr"]) for group in held.param_groups]
-        short = adapt.OwnBetas(held, memories, {id(p): "" for p in one})
+        short = adapt.OwnBetas(held, memories)
         for step in range(44):
             if step == 4:
                 memories.update({id(p): adapt.Memory(0.0) for p in (*one[:2], one[3])})
@@ -425,7 +425,7 @@ def test_groups_that_come_stay_and_counters_in_groups_count_once():
 
     one, two, new = (nn.Parameter(torch.ones(3)) for _ in range(3))
     optimizer = Counting([{"params": [one, two], "n": torch.zeros(())}])
-    adapt.OwnBetas(optimizer, {id(two): adapt.SHORT}, {id(one), id(two)})
+    adapt.OwnBetas(optimizer, {id(two): adapt.SHORT})
     with pytest.raises(ZeroDivisionError):
         optimizer.step(lambda: 1 / 0)
     optimizer.add_param_group({"params": [new], "n": torch.zeros(())})
@@ -439,7 +439,7 @@ def test_beta2_follows_the_updates_of_what_is_loaded():
     parameter, seen = nn.Parameter(torch.ones(3)), []
     parameter.grad = torch.ones(3)
     optimizer = torch.optim.AdamW([parameter], betas=(0.9, 0.95))
-    adapt.OwnBetas(optimizer, {id(parameter): adapt.Memory(1.0, 640)}, {id(parameter)})
+    adapt.OwnBetas(optimizer, {id(parameter): adapt.Memory(1.0, 640)})
     optimizer.register_step_pre_hook(lambda *_: seen.append(optimizer.param_groups[0]["betas"][1]))
     optimizer.step()
     young = copy.deepcopy(optimizer.state_dict())

@@ -334,6 +334,7 @@ def check_bad_states(rank, world_size):
         for change, pattern in [
             (lambda s: s.clear(), "must be what state_dict"),
             (lambda s: s[own].update(about="{}"), "'about' is '{}'"),
+            (lambda s: s[own].update(about=s[own]["about"].replace('"version": 1', '"version": 2')), "is of version 2, this tagc reads version 1"),
             (lambda s: s[own]["anchor"].pop("mix"), "anchor is of other parameters .* such as mix"),
             (lambda s: s[own]["residual"].update(mix=torch.ones(8)), r"residual of mix is torch.float32 \(8,\), must be floating \(9,\)"),
             (lambda s: s[own]["residual"]["mix"].fill_(float("nan")), "residual of mix is not finite"),

@@ -145,8 +145,8 @@ def schedulers(rank, world_size):
 
 
 def resumes_with_and_without(rank, world_size):
-    """nanoGPT's order: the optimizer loads its state, then the model is wrapped, then compress(). A state from before tagc, of a run
-    with it, and of an earlier tagc whose groups were split: what each parameter has is its own."""
+    """nanoGPT's order: the optimizer loads its state, then the model is wrapped, then compress(). A state from before tagc, and of a
+    run with it: what each parameter has is its own."""
     import tagc.torch as tagc
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
@@ -185,26 +185,6 @@ def resumes_with_and_without(rank, world_size):
     assert same(state(*late), state(*before))
     set_optimizer_state_dict(late[0], late[1], get_optimizer_state_dict(model, optimizer))
     assert same(state(*late), state(model, optimizer))
-
-    matrices, vectors = own_groups(before[0])
-    for inputs in ([{**matrices, "params": matrices["params"] + vectors["params"][:2]}, {**vectors, "params": vectors["params"][2:]}],
-                   own_groups(before[0])):  # an earlier tagc made groups of these, the first of which it split where it is mixed
-        names = {id(p): name for name, p in before[0].named_parameters()}
-        layout = [[names[id(p)] for p in group["params"]] for group in inputs]
-        mixed = [name for name in layout[0] if name.endswith(("0.weight", "2.weight"))]
-        old_layout = ([[n for n in layout[0] if n not in mixed], layout[1], mixed] if len(layout[0]) > 2 else layout)
-        order = [name for names in old_layout for name in names]
-        own = state(*before)
-        old = {"state": {i: own[name] for i, name in enumerate(order)}, "param_groups": [], }
-        for group in old_layout:
-            first = sum(len(g["params"]) for g in old["param_groups"])
-            old["param_groups"].append({"lr": 0.03, "betas": (0.9, 0.999), "params": list(range(first, first + len(group)))})
-        model = DistributedDataParallel(Small())
-        by_name = dict(model.named_parameters())
-        optimizer = torch.optim.AdamW([{"params": [by_name[name] for name in names]} for names in layout], lr=0.1)
-        tagc.compress(model, optimizer, sparsity=0.9, verbose=False)
-        optimizer.load_state_dict(old)
-        assert same(state(model, optimizer), own) and [len(g["params"]) for g in optimizer.param_groups] == list(map(len, layout))
 
 
 def groups_of_an_unwrapped_model(rank, world_size):

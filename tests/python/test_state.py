@@ -429,30 +429,43 @@ def end_of_life(rank, world_size):
 
 
 def saved_without_a_handle(rank, world_size):
-    """A checkpoint from before tagc: DCP can name a key only, and the key says both causes. So are those of an older name read."""
+    """A checkpoint from before tagc: DCP can name a key only, and the key says both causes."""
     import tagc.torch as tagc
-    from tagc.torch import state
 
-    folder, older = shared_folder(), shared_folder()
+    folder = shared_folder()
     run = Run().steps(0)
     dcp.save({"model": run.model.state_dict()}, checkpoint_id=folder)
     with pytest.raises(BaseException, match="where no tagc handle was saved, leave it out"):
         dcp.load({"tagc": run.handle}, checkpoint_id=folder)
     with pytest.raises(tagc.Error, match="saved without a handle. Leave the handle out of dcp.load.*begin at zero"):
         run.handle.at(folder)
+
+
+def other_versions(rank, world_size):
+    """A state of another version, or of none, is refused: the Error names both, and nothing changes."""
+    import tagc.torch as tagc
+    from tagc.torch import state
+
+    run = Run().steps(0)
     saved = run.handle.state_dict()
-    old = {name: {state.OLD_ABOUT if key == state.ABOUT else key: value for key, value in entry.items()} for name, entry in saved.items()}
-    assert old.keys() == saved.keys() and str(old) != str(saved)
-    dcp.save({"tagc": old}, checkpoint_id=older)
     run.steps(1)
-    for load in (lambda: run.handle.load_state_dict(old), lambda: dcp.load({"tagc": run.handle.at(older)}, checkpoint_id=older)):
-        run.steps(2)
-        load()
-        assert same(residuals_of(run.handle.state_dict()).values(), residuals_of(saved).values())
+    before = residuals_of(run.handle.state_dict())
+    for version in (None, 0, 2, "1"):
+        other = {}
+        for name, entry in saved.items():
+            about = json.loads(entry[state.ABOUT])
+            assert about.pop("version") == 1
+            other[name] = {**entry, state.ABOUT: json.dumps(about if version is None else {"version": version, **about})}
+        with pytest.raises(tagc.Error, match=f"rank{rank} is of version {version!r}, this tagc reads version 1"):
+            run.handle.load_state_dict(other)
+    assert same(before.values(), residuals_of(run.handle.state_dict()).values())
+    run.handle.load_state_dict(saved)
+    assert same(residuals_of(run.handle.state_dict()).values(), residuals_of(saved).values())
 
 
 def test_two_ranks():
-    ranks.run_each((kinds, deltas_resume, dcp_resume, refusals, dense_has_no_residuals, with_tensor_parallelism, saved_without_a_handle), 2, timeout_s=400)
+    ranks.run_each((kinds, deltas_resume, dcp_resume, refusals, dense_has_no_residuals, with_tensor_parallelism, saved_without_a_handle,
+                    other_versions), 2, timeout_s=400)
 
 
 @pytest.mark.parametrize("check", [default_dtype, end_of_life])

@@ -6,7 +6,9 @@ and replicas, the base of deltas. A checkpoint has
 One form serves torch.save and torch.distributed.checkpoint (DCP). Keys contain the rank, because each rank has its own residuals and
 DCP writes only one of several equal keys.
 
+    about["version"]                  1, the only one that is read
     about["world_size"], ["rank"]     of torch.distributed
+    about["managed"]                  1 under torchft
     about["replica"], ["replicas"]    the residuals of all replicas add up to the unsent gradient: every rank is a replica,
                                       or with `between` every host
     about["place"], ["places"]        with `between` a residual is chunk `place` of `places` chunks of a parameter, in wire
@@ -49,12 +51,11 @@ from tagc.torch.schedule.options import Options
 
 U = TypeVar("U", bound=Residuals)
 
+VERSION = 1
 # DCP's error contains only the first missing key, so the key contains the advice.
 ABOUT = "about (not there: where another number of ranks saved, load handle.at(path); where no tagc handle was saved, leave it out)"
-OLD_ABOUT = "about (saved by another number of ranks: load handle.at(path))"  # of older versions of tagc
-REPLICAS = ("replicas (not there: saved without deltas, by a tagc that did not keep them, or by ranks that are others now: load "
-            "handle.at(path))")
-_NUMBERS = {"world_size": 1, "rank": 0, "replica": 0, "replicas": 1, "place": 0, "places": 1, "chunks": 0, "step": 0, "loss_scale": 0}
+REPLICAS = "replicas (not there: saved without deltas, or by ranks that are others now: load handle.at(path))"
+_NUMBERS = {"world_size": 1, "rank": 0, "managed": 0, "replica": 0, "replicas": 1, "place": 0, "places": 1, "chunks": 0, "step": 0, "loss_scale": 0}
 
 
 class Keeper(NamedTuple):
@@ -151,9 +152,9 @@ def load(state: State, saved: Any, is_selected: bool = False) -> None:
         _check_open(state)
         mine, old = _about(state), _ranks(saved)
         for about, _ in old.values():
-            if bool(about.get("managed")) != state.wrapper.is_managed:
-                raise _bad(f"was {'' if about.get('managed') else 'not '}saved under torchft, where residuals are parts of the mean gradient: "
-                           f"load it {'there' if about.get('managed') else 'elsewhere'}")
+            if bool(about["managed"]) != state.wrapper.is_managed:
+                raise _bad(f"was {'' if about['managed'] else 'not '}saved under torchft, where residuals are parts of the mean gradient: "
+                           f"load it {'there' if about['managed'] else 'elsewhere'}")
         wanted = _sources(mine, {rank: about for rank, (about, _) in old.items()}, is_selected)
         keepers = _keepers(state, {name for rank in wanted for name in old[rank][1]})
         for rank in wanted:
@@ -231,7 +232,7 @@ class Reader:
 
     def _find(self, key: str | None) -> tuple[Any, ...]:
         """Path of the handle within the checkpoint."""
-        found = {path[:-2] for path in self._paths() if path[-1] in (ABOUT, OLD_ABOUT)}
+        found = {path[:-2] for path in self._paths() if path[-1] == ABOUT}
         fitting = {path for path in found if key in (None, path[-1], ".".join(map(str, path)))}
         if len(fitting) != 1:
             names = ", ".join(sorted(repr(".".join(map(str, path))) for path in found)) or "none"
@@ -243,8 +244,7 @@ class Reader:
     def _read_abouts(self, reader: Any) -> dict[int, dict[str, Any]]:
         import torch.distributed.checkpoint as dcp
 
-        paths = [path for path in self._paths() if path[-1] in (ABOUT, OLD_ABOUT) and path[:-2] == self._key]
-        self._about, nested = paths[0][-1], {path[-2]: {path[-1]: ""} for path in paths}
+        nested = {path[-2]: {ABOUT: ""} for path in self._paths() if path[-1] == ABOUT and path[:-2] == self._key}
         wrapped: dict[str, Any] = nested
         for name in reversed(self._key):
             wrapped = {name: wrapped}
@@ -254,7 +254,7 @@ class Reader:
     def state_dict(self) -> dict[str, Any]:
         entries: dict[str, Any] = {}
         for rank, factor in _sources(_about(self._state), self._abouts).items():
-            entries[f"rank{rank}"] = {self._about: "", "residuals": self._tensors(f"rank{rank}", "residuals", torch.float32)}
+            entries[f"rank{rank}"] = {ABOUT: "", "residuals": self._tensors(f"rank{rank}", "residuals", torch.float32)}
             if factor is None and (replicas := self._tensors(f"rank{rank}", REPLICAS, torch.bfloat16)):
                 entries[f"rank{rank}"][REPLICAS] = replicas
         return entries
@@ -281,12 +281,11 @@ def _place(state: State) -> tuple[int, int]:
 
 def _about(state: State) -> dict[str, Any]:
     rank, world_size = _place(state)
-    about: dict[str, Any] = {"world_size": world_size, "rank": rank, "replica": rank, "replicas": world_size, "place": 0, "places": 1, "chunks": 0,
-             "step": state.n_steps, "loss_scale": state.loss_scale} | state.schedule.state()
-    if state.wrapper.is_managed:
-        about["managed"] = 1
-        if state.keepers()[0][3] is not None:
-            about |= {"replica": 0, "replicas": 1, "place": rank, "places": world_size, "chunks": 1}
+    about: dict[str, Any] = {"version": VERSION, "world_size": world_size, "rank": rank, "managed": int(state.wrapper.is_managed),
+                             "replica": rank, "replicas": world_size, "place": 0, "places": 1, "chunks": 0,
+                             "step": state.n_steps, "loss_scale": state.loss_scale} | state.schedule.state()
+    if state.wrapper.is_managed and state.keepers()[0][3] is not None:
+        about |= {"replica": 0, "replicas": 1, "place": rank, "places": world_size, "chunks": 1}
     between = state.wrapper.between
     if between is not None:
         _, _, n_chunks, place = state.keepers()[0]
@@ -336,7 +335,7 @@ def _ranks(saved: Any, residuals: bool = True) -> dict[int, tuple[dict[str, Any]
         if not isinstance(part, dict) or not part:
             raise _bad(f"is a {type(part).__name__}, must be what state_dict() gives, or a list with that of each rank")
         for name, entry in part.items():
-            text = entry.get(ABOUT, entry.get(OLD_ABOUT)) if isinstance(entry, dict) else None
+            text = entry.get(ABOUT) if isinstance(entry, dict) else None
             if not isinstance(text, str):
                 raise _bad(f"{name!r} is not what state_dict() gives")
             if residuals and not isinstance(entry.get("residuals", {}), dict):
@@ -353,10 +352,13 @@ def _ranks(saved: Any, residuals: bool = True) -> dict[int, tuple[dict[str, Any]
 def _parsed(name: str, text: str) -> dict[str, Any]:
     try:
         about = json.loads(text)
+        version = about.get("version")
+        if about and version != VERSION:
+            raise _bad(f"{name} is of version {version!r}, this tagc reads version {VERSION}")
         fits = all(isinstance(about[key], (int, float)) and not isinstance(about[key], bool) and about[key] >= low
                    for key, low in _NUMBERS.items()) and about["replica"] < about["replicas"] and about["place"] < about["places"]
         fits = fits and 0 < about["loss_scale"] < math.inf and schedule.fits(about)
-    except (ValueError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         fits = False
     if not fits:
         raise _bad(f"{ABOUT!r} of {name} is {text[:200]!r}")

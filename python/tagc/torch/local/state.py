@@ -62,7 +62,8 @@ class Remembered(Protocol):
     def resume(self, about: Mapping[str, Any], flights: Sequence[tuple[int, int, torch.Tensor]]) -> None: ...
 
 
-_NUMBERS = ("sites", "site", "steps", "exchanges", "open")
+VERSION = 1  # of about; no other is read
+_NUMBERS = ("sites", "site", "steps", "exchanges", "open", "fragments", "delay", "managed")
 
 
 def _bad(text: str) -> Error:
@@ -101,7 +102,7 @@ def save(handle: Remembered) -> dict[str, Any]:
                 for kind, named in tensors.items():
                     if kind != "residual" or place.kind == "compressed":
                         named[place.trained.name] = sources[kind][place.at].clone()
-        about = {"sites": handle.site.n_sites, "site": handle.site.site, "steps": handle.n_steps, "exchanges": handle.n_exchanges,
+        about = {"version": VERSION, "sites": handle.site.n_sites, "site": handle.site.site, "steps": handle.n_steps, "exchanges": handle.n_exchanges,
                  "open": int(handle.has_anchor), "fragments": handle.settings.fragments, "delay": handle.settings.delay,
                  "begun": {str(index): flight.step for index, flight in flights.items()}, "managed": int(handle.managed is not None)}
         return {f"rank{handle.site.rank}": {"about": json.dumps(about), **tensors}}
@@ -112,9 +113,9 @@ def load(handle: Remembered, saved: Mapping[str, Any], residuals: bool) -> None:
         _check_open(handle)
         entry = _entry(handle, saved)
         about = _about(entry)
-        if bool(about.get("managed")) != (handle.managed is not None):
-            raise _bad(f"was {'' if about.get('managed') else 'not '}saved under torchft, where residuals are parts of the mean: "
-                       f"load it {'there' if about.get('managed') else 'elsewhere'}")
+        if bool(about["managed"]) != (handle.managed is not None):
+            raise _bad(f"was {'' if about['managed'] else 'not '}saved under torchft, where residuals are parts of the mean: "
+                       f"load it {'there' if about['managed'] else 'elsewhere'}")
         begun = {int(index): int(step) for index, step in about["begun"].items()}
         mine = handle.settings
         if begun and (about["fragments"], about["delay"]) != (mine.fragments, mine.delay):
@@ -180,9 +181,12 @@ def _about(entry: Mapping[str, Any]) -> dict[str, Any]:
     text = entry.get("about")
     try:
         about = json.loads(text) if isinstance(text, str) else {}
+        version = about.get("version")
+        if about and version != VERSION:
+            raise _bad(f"is of version {version!r}, this tagc reads version {VERSION}")
         fits = all(isinstance(about[key], int) and about[key] >= 0 for key in _NUMBERS) and about["sites"] > 0 and isinstance(about["begun"], dict)
         fits = fits and all(isinstance(step, int) and int(index) >= 0 for index, step in about["begun"].items())
-    except (ValueError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         fits = False
     if not fits:
         raise _bad(f"'about' is {str(text)[:200]!r}")

@@ -159,15 +159,15 @@ def words(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, 
 class OwnBetas:
     """Of one Adam: parameters whose ids `memories`, which may change, has are stepped with betas of their own."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, memories: Mapping[int, Memory], compressed: Iterable[int]) -> None:
-        self._optimizer, self._memories, self._compressed = optimizer, memories, frozenset(compressed)
+    def __init__(self, optimizer: torch.optim.Optimizer, memories: Mapping[int, Memory]) -> None:
+        self._optimizer, self._memories = optimizer, memories
         self._undo: list[tuple[Group, list[torch.Tensor], Any]] = []  # of the step under way
         self._added: list[Group] = []  # for that step
         self._counts: dict[int, int] = {}  # id of a parameter -> doubled() of the updates that its moments are known to have seen
         self._hooks = [optimizer.register_step_pre_hook(lambda *_: self._split()),
                        optimizer.register_step_post_hook(lambda *_: self._join()),
                        optimizer.register_state_dict_pre_hook(lambda *_: self._join()),  # after a step that failed
-                       optimizer.register_load_state_dict_pre_hook(self._joined)]
+                       optimizer.register_load_state_dict_pre_hook(lambda *_: self._before_load())]
 
     def remove(self) -> None:
         self._join()
@@ -212,24 +212,9 @@ class OwnBetas:
             group["params"], group["betas"] = params, betas
         self._undo, self._added = [], []
 
-    def _joined(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
-        """An earlier tagc split groups for good, the new ones at the end, and so are the checkpoints of its runs."""
+    def _before_load(self) -> None:
         self._join()
         self._counts.clear()  # what is loaded may have seen fewer updates
-        return joined(state_dict, optimizer.param_groups, self._compressed)
-
-
-def joined(state_dict: dict[str, Any], groups: list[Group], compressed: Collection[int]) -> dict[str, Any] | None:
-    """A state dict whose groups were split by what is compressed -> the same with groups as they are; None where it is not so."""
-    saved = state_dict.get("param_groups", [])
-    parts = [[[p for p in group["params"] if (id(p) in compressed) == which] for which in (False, True)] for group in groups]
-    cut = [i for i, (others, own) in enumerate(parts) if others and own]
-    expected = [others or own for others, own in parts] + [parts[i][1] for i in cut]
-    if len(saved) == len(groups) or [len(group["params"]) for group in saved] != [len(params) for params in expected]:
-        return None
-    keys = {id(p): key for params, group in zip(expected, saved) for p, key in zip(params, group["params"])}
-    whole = [{**old, "params": [keys[id(p)] for p in group["params"]]} for old, group in zip(saved, groups)]
-    return {**state_dict, "param_groups": whole}
 
 
 # ---- groups for an optimizer that is made after compress() ----

@@ -61,7 +61,7 @@ class Moments:
         self._optimizers, self._compressed, self._selected = known, compressed, {**compressed, **self._ids("mild")}
         for key, one in known.items():
             if can and key not in self._adams and adapt.kinds([one], self._selected)[0]:  # one of attention alone, too: its beta2
-                self._adams[key] = adapt.OwnBetas(one, self.memories, compressed)
+                self._adams[key] = adapt.OwnBetas(one, self.memories)
                 self._removes.append(self._adams[key].remove)
         self._schedule.set_moments(can, none)
         self._follow()
