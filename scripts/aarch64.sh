@@ -44,7 +44,7 @@ cmake -S . -B "$build" $(command -v ninja >/dev/null && echo -G Ninja) -DTAGC_SY
 
 # The tests that compute and end soon under qemu, where they take some fifteen times as long: test_exchange_reducer_direct
 # alone would need over a minute. gcc 12 for aarch64 fails on test_exchange_stress with an internal error.
-tests=(core_cpu core_memory core_pool codec_bitmap codec_code codec_delta codec_gaps codec_pack codec_select codec_sketch
+tests=(core_cpu core_memory core_pool codec_bitmap codec_code codec_delta codec_gaps codec_nibble codec_pack codec_select codec_sketch
        codec_values exchange_cpu exchange_direct_arrays exchange_gatherer_delta exchange_reducer_sketch exchange_wire)
 cmake --build "$build" -j"$jobs" --target tagc_shared "${tests[@]/#/test_}"
 [ "${1:-}" != build ] || exit 0

@@ -1,58 +1,9 @@
-/* Bitmaps, nibbles and packed byte sums against one char per element. */
+/* Bitmaps and packed byte sums against one char per element. */
 #define RANDOM_SEED 1
-#include "codec/bitmap.h"
-#include "codec/paper/nibble.h"
-#include "random.h"
+#include "sets.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-/* One char per element and its ascending positions; both exactly as long as needed, so that ASan sees a step
- * over. */
-typedef struct set {
-    size_t n, n_set;
-    char *is_set;
-    uint32_t *indices;
-} set;
-
-static set set_make(size_t n, double density) {
-    set s = {.n = n, .is_set = malloc(n + 1)};
-    for (size_t i = 0; i < n; i++) s.n_set += s.is_set[i] = random_uniform() < density;
-    s.indices = malloc(s.n_set * sizeof(uint32_t) + 1);
-    for (size_t i = 0, k = 0; i < n; i++)
-        if (s.is_set[i]) s.indices[k++] = (uint32_t)i;
-    return s;
-}
-
-static void set_free(set *s) {
-    free(s->is_set);
-    free(s->indices);
-}
-
-/* Room for n_bytes that nothing has cleared. */
-static uint8_t *dirty_bytes(size_t n_bytes) {
-    uint8_t *bytes = malloc(n_bytes + 1);
-    memset(bytes, 0xa5, n_bytes + 1);
-    return bytes;
-}
-
-static int bit_of(const uint8_t *bits, size_t i) {
-    return bits[i / 8] >> (i % 8) & 1;
-}
-
-static void assert_bits(const uint8_t *bits, size_t n, const char *expected) {
-    for (size_t i = 0; i < n; i++) assert_int_equal(bit_of(bits, i), expected[i] != 0);
-    for (size_t i = n; i < 8 * tagc_bitmap_bytes(n); i++) assert_int_equal(bit_of(bits, i), 0);
-    assert_int_equal(tagc_bitmap_valid(bits, n), 1);
-}
-
-static const size_t sizes[] = {0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1000, 4095, 4097, 60011};
 static const double densities[] = {0, 0.001, 0.0125, 0.1, 0.5, 0.9, 1};
-enum { N_SIZES = sizeof sizes / sizeof *sizes, N_DENSITIES = sizeof densities / sizeof *densities };
+enum { N_DENSITIES = sizeof densities / sizeof *densities };
 
 static void check_bitmap(size_t n, double density) {
     set a = set_make(n, density), b = set_make(n, 0.3);
@@ -93,41 +44,6 @@ static void bits_past_the_end_are_invalid(void **state) {
         }
         assert_int_equal(tagc_bitmap_valid(bits, n), 1);
     }
-}
-
-static void nibbles_count_up_to_15_ranks(void **state) {
-    (void)state;
-    for (int s = 0; s < N_SIZES; s++) {
-        size_t n = sizes[s];
-        uint8_t *sum = calloc(tagc_nibble_bytes(n) + 1, 1), *one = dirty_bytes(tagc_nibble_bytes(n));
-        uint8_t *bits = dirty_bytes(tagc_bitmap_bytes(n));
-        unsigned *counts = calloc(n + 1, sizeof *counts);
-        char *any = calloc(n + 1, 1);
-        for (int rank = 0; rank < 15; rank++) {
-            set kept = set_make(n, rank < 5 ? 0.05 : rank < 8 ? 0.01 : 0.002);
-            if (n > 8 && !kept.is_set[n - 1]) { /* one element that all 15 keep: the largest count */
-                kept.indices = realloc(kept.indices, (kept.n_set + 1) * sizeof(uint32_t));
-                kept.indices[kept.n_set++] = (uint32_t)(n - 1);
-            }
-            tagc_nibble_make(one, n, kept.indices, kept.n_set);
-            tagc_nibble_add(sum, one, n);
-            for (size_t k = 0; k < kept.n_set; k++) counts[kept.indices[k]]++, any[kept.indices[k]] = 1;
-            set_free(&kept);
-        }
-        for (size_t i = 0; i < n; i++) assert_int_equal(sum[i / 2] >> (4 * (i % 2)) & 15, counts[i]);
-        if (n > 8) assert_int_equal(counts[n - 1], 15);
-        tagc_nibble_to_bitmap(sum, n, bits);
-        assert_bits(bits, n, any);
-        free(sum), free(one), free(bits), free(counts), free(any);
-    }
-}
-
-static void every_count_becomes_its_bit(void **state) {
-    (void)state;
-    uint8_t nibbles[128], bits[32];
-    for (int i = 0; i < 128; i++) nibbles[i] = (uint8_t)(2 * i % 16 + (2 * i + 1) % 16 * 16);
-    tagc_nibble_to_bitmap(nibbles, 256, bits);
-    for (size_t i = 0; i < 256; i++) assert_int_equal(bit_of(bits, i), i % 16 != 0);
 }
 
 /* Bytes of a bitmap whose size is no multiple of 8 may carry into bits that are no elements: those are
@@ -185,8 +101,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bitmaps_hold_what_was_put_in),
         cmocka_unit_test(bits_past_the_end_are_invalid),
-        cmocka_unit_test(nibbles_count_up_to_15_ranks),
-        cmocka_unit_test(every_count_becomes_its_bit),
         cmocka_unit_test(byte_sums_are_byte_sums),
         cmocka_unit_test(summing_packed_bytes_loses_what_or_keeps),
     };
