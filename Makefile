@@ -12,7 +12,7 @@ SANITIZE = -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS="-O1 -g1"
 # of ctest's slots, one that mostly waits takes one (tests/CMakeLists.txt).
 CTEST = ctest --output-on-failure --no-tests=error -j$$((2 * $(JOBS) + 2))
 # Tests whose threads others have, too, or which have none: the thread sanitizer leaves them out.
-NO_NEW_THREADS = ^test_(cli_(auto|auto_turns|bench|buckets|commands|corrupt|folder|fork|full_disk|guard|hosts|options|paper|plan|resume|supervise|wire)|fsdp_gentle|codec_(bitmap|delta|nibble|pack|peel|sketch|values)|exchange_volume)$$
+NO_NEW_THREADS = ^test_(cli_(auto|auto_turns|bench|buckets|commands|corrupt|folder|fork|full_disk|guard|hosts|options|paper|plan|resume|supervise|wire)|fsdp_gentle|codec_(bitmap|delta|values)|paper_(nibble|pack|peel|sketch)|exchange_volume)$$
 .DEFAULT_GOAL := all
 .PHONY: help all build setup demo report check test python asan asan-build tsan tsan-build aarch64 aarch64-build wheels bench format lint install clean
 
@@ -62,7 +62,7 @@ tsan-build:
 	@cmake --build build-tsan -j$(JOBS)
 
 tsan: tsan-build ## tests of what has threads under the thread sanitizer, less the slow ones whose threads others have, too
-	@cd build-tsan && TSAN_OPTIONS=halt_on_error=1 $(CTEST) -E '$(NO_NEW_THREADS)' -L '^(core|codec|transport|exchange|fsdp|cli|cuda)$$'
+	@cd build-tsan && TSAN_OPTIONS=halt_on_error=1 $(CTEST) -E '$(NO_NEW_THREADS)' -L '^(core|codec|transport|exchange|paper|gpu|fsdp|cli|cuda)$$'
 
 aarch64-build:
 	@JOBS=$(JOBS) scripts/aarch64.sh build
@@ -89,7 +89,7 @@ format: ## clang-format over all sources
 	@git ls-files '*.c' '*.h' | xargs clang-format -i
 
 lint: build ## clang-tidy with the settings of .clang-tidy
-	@git ls-files 'src/*.c' | xargs -P$(JOBS) -n4 clang-tidy -p build --quiet
+	@git ls-files 'lib/*.c' 'engine/*.c' 'planning/*.c' 'command/*.c' | xargs -P$(JOBS) -n4 clang-tidy -p build --quiet
 
 install: build ## library, headers, pkg-config and CMake package, the tagc command, to PREFIX
 	@cmake --install build --prefix $(PREFIX)

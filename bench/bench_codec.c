@@ -7,12 +7,12 @@
  * the turns of time / floor of the same turn. The two ranks' gradients are independent, so that their union
  * is the largest that can be. */
 #include "codec/bitmap.h"
-#include "codec/paper/pack.h"
-#include "codec/paper/peel.h"
-#include "codec/paper/sketch.h"
 #include "codec/select.h"
 #include "codec/sum.h"
 #include "measure.h"
+#include "paper/pack.h"
+#include "paper/peel.h"
+#include "paper/sketch.h"
 
 #include <errno.h>
 #include <getopt.h>

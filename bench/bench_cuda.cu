@@ -4,7 +4,7 @@
  * the device, measured in the same run. Printed in sweeps: encode (selection, positions, values, what is lost), decode of
  * one body that is added, and both; for 162 M values in one batch, and summed over the units of GPT-2 with 162 M parameters,
  * one batch each; beside them what others do on as many values: cuda_peers.cuh. torch.topk is in torch_gpu.py. */
-#include "cuda/host.cuh"
+#include "gpu/cuda/host.cuh"
 extern "C" const tagc_batch_maker *tagc_cuda_batch_maker(void);
 
 #include "cuda_measure.cuh"

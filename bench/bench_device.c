@@ -12,8 +12,8 @@
  * memory, which the processor's codec
  * needs beside it and kernels do not. */
 #include "core/clock.h"
-#include "device/kernels.h"
 #include "exchange/reducer.h"
+#include "gpu/kernels.h"
 #include "measure.h"
 
 #include <pthread.h>

@@ -11,7 +11,7 @@
 #ifndef BENCH_LHC_CUH
 #define BENCH_LHC_CUH
 
-#include "cuda/device.cuh"
+#include "gpu/cuda/device.cuh"
 
 namespace lhc {
 

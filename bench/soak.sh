@@ -19,7 +19,7 @@ end() {
 }
 trap end EXIT
 root=$(realpath "$(dirname "$0")/..")
-"$tagc" data --quiet --out "$folder/data" "$root/src" "$root/docs" || exit 1
+"$tagc" data --quiet --out "$folder/data" "$root/lib" "$root/engine" "$root/docs" || exit 1
 mpirun --oversubscribe -n 4 "$tagc" train --data "$folder/data" --model tiny --steps 1000000000 --warmup 100 --lr 1e-3 --min-lr 1e-3 \
     --sharding grad --exchange direct --gather delta4 --eval-every 100 --save-every 100 --timeout 600 --quiet --out "$folder/run" "$@" \
     >"$folder/log" 2>&1 </dev/null &

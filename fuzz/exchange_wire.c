@@ -2,8 +2,8 @@
  * and once more with a checksum made to match, so that the checks behind the checksum are reached, too. */
 #include "codec/bitmap.h"
 #include "core/status.h"
-#include "exchange/paper/index_body.h"
 #include "exchange/wire.h"
+#include "paper/index_body.h"
 #include "tagc/paper.h"
 
 #include <math.h>

@@ -44,14 +44,14 @@ cmake -S . -B "$build" $(command -v ninja >/dev/null && echo -G Ninja) -DTAGC_SY
 
 # The tests that compute and end soon under qemu, where they take some fifteen times as long: test_exchange_reducer_direct
 # alone would need over a minute. gcc 12 for aarch64 fails on test_exchange_stress with an internal error.
-tests=(core_cpu core_memory core_pool codec_bitmap codec_code codec_delta codec_gaps codec_nibble codec_pack codec_select codec_sketch
-       codec_values exchange_cpu exchange_direct_arrays exchange_gatherer_delta exchange_reducer_sketch exchange_wire)
+tests=(core_cpu core_memory core_pool codec_bitmap codec_code codec_delta codec_gaps codec_select codec_values paper_nibble paper_pack paper_sketch
+       exchange_cpu exchange_direct_arrays exchange_gatherer_delta paper_reducer_sketch exchange_wire)
 cmake --build "$build" -j"$jobs" --target tagc_shared "${tests[@]/#/test_}"
 [ "${1:-}" != build ] || exit 0
 # Kernels have nothing of aarch64 in them, but the harness that executes them has: how it switches fibres.
 if command -v aarch64-linux-gnu-g++ >/dev/null; then
-    aarch64-linux-gnu-g++ -std=c++17 -O2 -static -Wall -Wextra -Werror -Itests/cuda tests/cuda/harness.cpp \
-        tests/cuda/test_cuda_harness.cpp -o "$build/test_cuda_harness"
+    aarch64-linux-gnu-g++ -std=c++17 -O2 -static -Wall -Wextra -Werror -Itests/gpu/cuda tests/gpu/cuda/harness.cpp \
+        tests/gpu/cuda/test_cuda_harness.cpp -o "$build/test_cuda_harness"
     qemu-aarch64 "$build/test_cuda_harness" >"$build/harness.log" || { cat "$build/harness.log"; exit 1; }
     echo "aarch64: the harness of the CUDA kernels passed"
 else

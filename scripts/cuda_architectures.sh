@@ -20,8 +20,8 @@ failed=0
 for name in "$@"; do
     log=$logs/$name
     for source in batch delta; do
-        "$nvcc" -std=c++17 -O3 -fmad=false -Werror=all-warnings -Xcompiler=-Wall,-Wextra -Iinclude -Isrc "-arch=$name" \
-            -Xptxas -v -cubin -o "$logs/cubin" "src/cuda/$source.cu" >>"$log" 2>&1 || { cat "$log"; exit 1; }
+        "$nvcc" -std=c++17 -O3 -fmad=false -Werror=all-warnings -Xcompiler=-Wall,-Wextra -Iinclude -Ilib "-arch=$name" \
+            -Xptxas -v -cubin -o "$logs/cubin" "lib/gpu/cuda/$source.cu" >>"$log" 2>&1 || { cat "$log"; exit 1; }
     done
     awk -v name="$name" '
         / spill stores/ { for (i = 2; i < NF; i++) if ($(i + 1) == "spill") spilled += $(i - 1) }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Do the tests find bugs? Makes small ones in src/ by universalmutator's rules for C, compiles each alone, links it before the
+"""Do the tests find bugs? Makes small ones in lib/ and engine/ by universalmutator's rules for C, compiles each alone, links it before the
 libraries of the tests that execute its line, and runs these until one fails: first those that find most bugs of the file per second.
 
     pip install universalmutator
@@ -13,7 +13,7 @@ It first runs each test once, linked with libraries that count with gcov which l
     not executed  no test executes the line
     survived      an equivalent program, or a hole in the tests
 
-The C tests count, the MPI ones among them, but not those in Python and those that drive the command. Nothing changes in src/ and
+The C tests count, the MPI ones among them, but not those in Python and those that drive the command. Nothing changes in the sources and
 build/. One run at a time may use a folder. As root, tests run as the user with number 65534: a mutant may write anywhere.
 """
 import argparse
@@ -43,7 +43,7 @@ try:
 except ImportError:
     sys.exit("mutants: universalmutator is missing: pip install universalmutator")
 
-MODULES = ("codec", "exchange", "fsdp", "transport", "core")
+MODULES = ("lib/codec", "lib/exchange", "lib/paper", "engine/fsdp", "lib/transport", "lib/core")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DECLARATION = re.compile(r"[^\s=][^=]*$|\s+(?!\s|return\b|goto\b)[\w ]+ [*\w, \[\]]+;$")
 POLL_S, POLLS_A_LOOK, IDLE_LOOKS = 0.5, 8, 3
@@ -108,7 +108,7 @@ class Build:
         for entry in commands:
             library = entry["command"].partition(" -o ")[2].partition(".dir/")[0].rpartition("/")[2]
             path = os.path.relpath(entry["file"], ROOT)
-            if path.startswith(tuple(f"src/{m}/" for m in MODULES)) and library.startswith(("module_", "tagc_mpi")):
+            if path.startswith(tuple(f"{m}/" for m in MODULES)) and library.startswith(("module_", "tagc_mpi")):
                 self.compile[path] = (f"lib{library.replace('tagc_mpi', 'tagc-mpi')}.a", entry)
         listed = json.loads(subprocess.check_output(["ctest", "--test-dir", build, "--show-only=json-v1"]))["tests"]
         self.tests = [test for test in (Test(t, build) for t in listed) if test.program]
@@ -227,8 +227,8 @@ class Coverage:
         return entry["verdict"] in ("passed", "skipped", "of other modules") and entry["key"] == self.keys[test.program]
 
     def compile(self, pool):
-        """The libraries once more, such that they count; those of the last run, if src/ is the same."""
-        texts = [path.read_bytes() for path in sorted((ROOT / "src").rglob("*.[ch]"))]
+        """The libraries once more, such that they count; those of the last run, if the sources are the same."""
+        texts = [path.read_bytes() for product in ("lib", "engine") for path in sorted((ROOT / product).rglob("*.[ch]"))]
         sources = hashlib.sha256(b"".join(texts)).hexdigest()
         if self.known["sources"] == sources:
             return
@@ -417,7 +417,7 @@ def main():
     else:
         every: list = []
         for module in MODULES:
-            files = sorted(p for p in build.compile if p.startswith(f"src/{module}/") and options.only.search(p))
+            files = sorted(p for p in build.compile if p.startswith(f"{module}/") and options.only.search(p))
             every.append([line for f in files for line in lines_of(f)])
             random.Random(f"{options.seed} {module}").shuffle(every[-1])
         places, n_run = [place for turn in itertools.zip_longest(*every) for place in turn if place], 0

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes src/data/unicode_table.h: the code points of GPT-2's \\p{L} and \\p{N} as sorted ranges.
+"""Writes engine/data/unicode_table.h: the code points of GPT-2's \\p{L} and \\p{N} as sorted ranges.
 
 Run it when a newer Unicode matters (pip install unicodedata2; without it Python's own, older, tables are used):
 
-    scripts/unicode_table.py > src/data/unicode_table.h
+    scripts/unicode_table.py > engine/data/unicode_table.h
 """
 try:
     import unicodedata2 as unicodedata

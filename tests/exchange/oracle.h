@@ -2,8 +2,8 @@
 #ifndef TAGC_TESTS_EXCHANGE_ORACLE_H
 #define TAGC_TESTS_EXCHANGE_ORACLE_H
 
-#include "codec/paper/sketch.h"
 #include "codec/select.h"
+#include "paper/sketch.h"
 #include "tagc/tagc.h"
 #include <math.h>
 #include <stdint.h>

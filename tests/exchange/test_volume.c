@@ -4,8 +4,8 @@
 #include "ranks.h"
 
 #include "exchange/direct/direct.h"
-#include "exchange/paper/paper.h"
 #include "exchange/volume.h"
+#include "paper/paper.h"
 
 #include <math.h>
 

@@ -3,9 +3,9 @@
  * compared. What depends on the data, the size of the unions, is taken from the run. */
 #include "small_gpt2.h"
 
-#include "codec/paper/peel.h"
-#include "codec/paper/sketch.h"
 #include "exchange/volume.h"
+#include "paper/peel.h"
+#include "paper/sketch.h"
 #include "plan/plan.h"
 
 #ifdef TAGC_SANITIZED

@@ -1,4 +1,4 @@
-"""A device of the fake CUDA runtime (tests/device/fake_runtime.h) whose memory is the processor's, so that whole training
+"""A device of the fake CUDA runtime (tests/gpu/fake_runtime.h) whose memory is the processor's, so that whole training
 runs go the way of a GPU's tensors: streams that run at random times, host functions on one thread, pinned memory that is checked.
 
 Torch's own work on tensors is done when its call returns. So where a hook has the current stream wait, the host waits: at once,

@@ -22,7 +22,7 @@ N_TRUNK, N_FORK, CONTEXT, BATCH, ORDERS, LR = 150, 90, 64, 8, (1, 2, 3), 2e-3
 
 def text():
     """Sources of this project, bytes."""
-    files = sorted((ROOT / "src").rglob("*.c"))
+    files = [path for product in ("lib", "engine", "planning", "command") for path in sorted((ROOT / product).rglob("*.c"))]
     data = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
     return data[: -len(data) // 10], data[-len(data) // 10 :]
 

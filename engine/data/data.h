@@ -1,0 +1,181 @@
+/* From text to batches: tokenizers, token files, the corpus builder, and the loader for training.
+ *
+ *   text files --tagc_data_build--> train.bin, val.bin --tagc_tokens_open--> tokens --tagc_loader--> (B, T)
+ *
+ * This module knows neither models nor networks. A rank only selects which windows of a batch to read. */
+#ifndef TAGC_DATA_DATA_H
+#define TAGC_DATA_DATA_H
+
+#include "tagc/tagc.h"
+
+/* ---- token files: one long array of tokens, memory-mapped, from one file or from several, its shards ---- */
+
+typedef struct tagc_tokens tagc_tokens;
+
+typedef enum tagc_tokens_format {
+    TAGC_TOKENS_AUTO = 0,  /* by magic number; a file without one is RAW16 if its name ends in ".bin" */
+    TAGC_TOKENS_TAGC = 1,  /* this project's: see engine/data/token_format.h */
+    TAGC_TOKENS_RAW16 = 2, /* nanoGPT: uint16 and nothing else */
+    TAGC_TOKENS_LLMC = 3   /* llm.c: 256 int32 of header, then uint16 (GPT-2) or uint32 (Llama 3) */
+} tagc_tokens_format;
+
+#define TAGC_TOKENIZER_NAME_BYTES 64
+
+typedef struct tagc_tokens_info {
+    int format;          /* tagc_tokens_format, never AUTO */
+    int token_bytes;     /* 1, 2 or 4 */
+    uint64_t n_tokens;   /* >= 1 */
+    uint32_t vocab_size; /* every token is below; 0 if the format does not record it (RAW16) */
+    int64_t end_of_text; /* the token between documents, -1 if the format does not record it */
+    uint64_t first_byte; /* of the payload in the file */
+    char tokenizer[TAGC_TOKENIZER_NAME_BYTES]; /* tagc_tokenizer_name of the maker, "" when not known */
+} tagc_tokens_info;
+
+const char *tagc_tokens_format_name(int format); /* "auto", "tagc", "raw16", "llmc"; "?" for others */
+
+/* Maps the file and checks its header against its size; in our own format also its checksum (one read of the whole file).
+ * Failures name the file, the field, its value and what is allowed. */
+tagc_status tagc_tokens_open(const char *path, tagc_tokens_format format, tagc_tokens **out);
+/* paths (n_paths >= 1): read as if they were one file, in this order. Shards of different formats, vocabularies or tokenizers
+ * are TAGC_ERR_MISMATCH. name: what _path returns. */
+tagc_status tagc_tokens_open_shards(const char *name, const char *const *paths, size_t n_paths,
+                                    tagc_tokens_format format, tagc_tokens **out);
+void tagc_tokens_close(tagc_tokens *tokens); /* accepts NULL */
+void tagc_tokens_get_info(const tagc_tokens *tokens, tagc_tokens_info *out);
+const char *tagc_tokens_path(const tagc_tokens *tokens); /* a file, or the folder or pattern of the shards */
+size_t tagc_tokens_n_shards(const tagc_tokens *tokens);
+uint64_t tagc_tokens_n(const tagc_tokens *tokens);
+
+/* A hash of the number of tokens and of 1,024 pieces of the file at even distances (of all of it where it is small): equal files have equal ones, and a
+ * file of other text has another one. Of shards: a hash of theirs, in order. */
+uint64_t tagc_tokens_fingerprint(const tagc_tokens *tokens);
+
+uint32_t tagc_tokens_at(const tagc_tokens *tokens, uint64_t index); /* index < n_tokens */
+
+/* out (n) = tokens [first, first + n). A token that is not below vocab_size (1 to 2^31 - 1) is
+ * TAGC_ERR_CORRUPT with the file and the byte offset. */
+tagc_status tagc_tokens_read(const tagc_tokens *tokens, uint64_t first, size_t n, uint32_t vocab_size,
+                             int *out);
+
+/* ---- finding token files ---- */
+
+typedef enum tagc_data_part { TAGC_DATA_TRAIN = 0, TAGC_DATA_VAL = 1 } tagc_data_part;
+
+/* Finds and opens that part of `data`:
+ *   a file                        the file
+ *   a pattern, as "corpus/t*.bin" all files that match, in byte order of their paths
+ *   a folder                      its train.bin or val.bin. If there is none, its shards in byte order of their names: files *.bin
+ *                                 with "train" or "val" in their names; if none has "train", TRAIN is all without "val"
+ * TAGC_ERR_IO where there is none. */
+tagc_status tagc_data_open(const char *data, tagc_data_part part, tagc_tokens **out);
+int tagc_data_has(const char *data, tagc_data_part part);
+
+/* ---- tokenizers ---- */
+
+typedef struct tagc_tokenizer tagc_tokenizer;
+
+/* A token is a byte, and the byte 0 ends a text. So the vocabulary is 256, a token takes one byte in the file, and no row
+ * of the model exists for a single token. A text must not contain the byte 0. If one does, it is usually not a text file,
+ * and the corpus builder says so. */
+tagc_status tagc_tokenizer_create_bytes(tagc_tokenizer **out);
+
+/* GPT-2's byte pair encoding from its two files. "<|endoftext|>" of the vocabulary ends a text. (If there is none, end_of_text
+ * is -1.) Inside a text it is ordinary text. */
+tagc_status tagc_tokenizer_create_bpe(const char *vocab_path, const char *merges_path, tagc_tokenizer **out);
+void tagc_tokenizer_destroy(tagc_tokenizer *tokenizer); /* accepts NULL */
+
+/* "bytes", or "bpe-" and 16 hexadecimal digits that depend on both files: equal names mean equal tokens. */
+const char *tagc_tokenizer_name(const tagc_tokenizer *tokenizer);
+int tagc_tokenizer_vocab_size(const tagc_tokenizer *tokenizer);
+int tagc_tokenizer_end_of_text(const tagc_tokenizer *tokenizer); /* -1 when there is none */
+
+/* tokens (n_bytes): a text never has more tokens than bytes; *n_tokens of them are set. Any bytes are
+ * accepted, valid UTF-8 or not. One thread at a time per tokenizer (BPE works in its scratch). */
+tagc_status tagc_tokenizer_encode(tagc_tokenizer *tokenizer, const char *text, size_t n_bytes, int *tokens,
+                                  size_t *n_tokens);
+
+/* The bytes of one token, owned by the tokenizer. A character may be split between tokens. (NULL, 0) for the end of text and
+ * for tokens that the vocabulary does not have (models pad theirs). */
+const char *tagc_tokenizer_piece(const tagc_tokenizer *tokenizer, int token, size_t *n_bytes);
+
+/* All pieces joined, with a final '\0' that n_bytes does not count; *text is malloc'ed and the caller frees it. */
+tagc_status tagc_tokenizer_decode(const tagc_tokenizer *tokenizer, const int *tokens, size_t n_tokens,
+                                  char **text, size_t *n_bytes);
+
+/* ---- corpus: files and folders of text into train.bin and val.bin ---- */
+
+typedef struct tagc_data_report {
+    uint64_t n_files;         /* read so far, one document each */
+    uint64_t n_empty_files;   /* left out */
+    uint64_t n_total_files;   /* found */
+    uint64_t n_text_bytes;    /* after decompression */
+    uint64_t n_invalid_bytes; /* not UTF-8, or 0 if that ends a text; above 0 only with lossy */
+    uint64_t n_train_tokens;
+    uint64_t n_val_tokens;
+    const char *file; /* being read; NULL at the end */
+} tagc_data_report;
+
+typedef struct tagc_data_options {
+    const char *const *inputs; /* (n_inputs) files and folders; no default */
+    size_t n_inputs;
+    const char *out_dir;       /* receives train.bin and val.bin; created if missing. No default */
+    tagc_tokenizer *tokenizer; /* default NULL: bytes */
+    double val_share;          /* [0, 0.5], default 0.1; 0 writes no val.bin */
+    int lossy; /* default 0: bytes that are not UTF-8 (or 0 if that ends a text) are an error; 1: they are
+                  kept as they are */
+    int (*progress)(void *context,
+                    const tagc_data_report *so_far); /* default NULL; non-zero stops the build */
+    void *progress_context;
+} tagc_data_options;
+
+void tagc_data_options_init(tagc_data_options *options);
+
+/* Reads the inputs in the given order, folders recursively in byte order of names. It skips hidden names, links to folders,
+ * and what is not a file. A file that two inputs reach is read twice. A file that starts like gzip is decompressed. Each file
+ * becomes one document, followed by end_of_text.
+ *
+ * Validation: with at least 2 / val_share files, a whole document goes there whenever it has less than its share. With
+ * fewer, the tail of each document. The same inputs give the same files, byte for byte.
+ *
+ * Both files appear only when both are complete and on disk. After a failure, older files are as they were. report may be
+ * NULL. */
+tagc_status tagc_data_build(const tagc_data_options *options, tagc_data_report *report);
+
+/* ---- loader ---- */
+
+/* Cuts the tokens into windows of T + 1 (the last is only a target) at a stride of T and returns them in batches. Window
+ * number g of a run is row g mod (B * W) of its global batch, for any B and W: one rank with B = 4 sees what two ranks with
+ * B = 2 see. Batches continue into the next epoch; an epoch leaves out no window. */
+typedef struct tagc_loader tagc_loader;
+
+typedef struct tagc_loader_options {
+    int n_batch;         /* B, sequences of this rank per batch, [1, 65536]. No default */
+    int n_tokens;        /* T, [1, 1048576]. No default */
+    int rank;            /* [0, world_size), default 0 */
+    int world_size;      /* [1, 65536], default 1 */
+    uint32_t vocab_size; /* tokens must be below, [1, 2^31 - 1]. No default */
+    int shuffle;   /* 1 (default): each epoch in an order and from an offset below T drawn from (seed, epoch);
+                      0: in the order of the file from its first token, for evaluation */
+    uint64_t seed; /* default 0 */
+} tagc_loader_options;
+
+void tagc_loader_options_init(tagc_loader_options *options);
+
+/* The tokens stay the caller's and must outlive the loader. TAGC_ERR_ARGUMENT when they are fewer than T + 1.
+ */
+tagc_status tagc_loader_create(const tagc_tokens *tokens, const tagc_loader_options *options,
+                               tagc_loader **out);
+void tagc_loader_destroy(tagc_loader *loader); /* accepts NULL */
+
+/* tokens (B, T), targets (B, T): the tokens that follow. Moves the position by B * W, unless it fails. */
+tagc_status tagc_loader_next(tagc_loader *loader, int *tokens, int *targets);
+
+/* Windows of one epoch, over all ranks. */
+uint64_t tagc_loader_n_windows(const tagc_loader *loader);
+
+/* Windows returned since the start, over all ranks: all that a checkpoint needs, also to continue with another B or W. Seek
+ * accepts [0, 2^62]; seek to 0 before each evaluation. */
+uint64_t tagc_loader_position(const tagc_loader *loader);
+tagc_status tagc_loader_seek(tagc_loader *loader, uint64_t position);
+
+#endif

@@ -1,0 +1,352 @@
+/* Opening, saving and closing of a run. Order matters: cheap things that can be wrong come first, so that a
+ * mistyped path does not cost the making of a model. */
+#include "train/trainer.h"
+
+#include "core/status.h"
+#include "disk/new_file.h"
+#include "fsdp/checkpoint.h"
+#include "launch/hosts.h"
+#include "launch/over_ranks.h"
+#include "options/presets.h"
+#include "train/trained.h"
+#include <cblas.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A new run from another one's checkpoint: takes only the model and the step from its text. */
+static tagc_status open_fork(tagc_trainer *t, const tagc_parsed *parsed, char *path) {
+    TAGC_TRY(tagc_saved_open(t->rank->comm, t->options.fork, path, &t->saved));
+    TAGC_TRY(tagc_saved_merge_model(&t->saved, parsed, &t->options));
+    t->saved.fork_step = t->step = t->saved.step;
+    t->saved.position = 0;
+    t->saved.guard = (tagc_guard){0};
+    t->saved.best_val_loss = (double)INFINITY;
+    if ((uint64_t)t->options.steps < t->step)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--steps is %lld, but %s was left at step %llu: a fork goes on counting from there",
+                         (long long)t->options.steps, path, (unsigned long long)t->step);
+    return tagc_train_check(&t->options);
+}
+
+/* Finds the checkpoint to go on from and takes over its options. */
+static tagc_status open_resume(tagc_trainer *t, const tagc_parsed *parsed, char *path) {
+    int is_latest = strcmp(t->options.resume, "latest") == 0;
+    if (is_latest && !t->options.out)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--resume needs --out DIR of the run, or a path: --resume PATH");
+    TAGC_TRY(tagc_saved_open(t->rank->comm, is_latest ? t->options.out : t->options.resume, path, &t->saved));
+    t->step = t->saved.step;
+    tagc_status status = tagc_saved_check_known(&t->saved, parsed->command);
+    if (status != TAGC_OK) return tagc_fail_in(status, "%s", path);
+    TAGC_TRY(tagc_saved_merge(&t->saved, parsed, &t->options, &t->progress));
+    if (t->saved.world_size != t->rank->world_size)
+        tagc_progress_say(&t->progress, "note: saved by %d rank%s, going on with %d", t->saved.world_size,
+                          t->saved.world_size > 1 ? "s" : "", t->rank->world_size);
+    return tagc_train_check(&t->options);
+}
+
+/* Parses the steps and opens the file, so that an impossible timeline fails before the first step. */
+static tagc_status open_trace(tagc_trainer *t) {
+    uint64_t n_steps = (uint64_t)t->options.steps;
+    t->trace_first = t->step + 3 < n_steps ? t->step + 3 : n_steps;
+    t->trace_last = t->step + 5;
+    if (t->options.trace_steps)
+        TAGC_TRY(tagc_train_trace_steps(t->options.trace_steps, &t->trace_first, &t->trace_last));
+    if (!t->options.trace || t->step >= n_steps) return TAGC_OK;
+    if (t->trace_first > n_steps || t->trace_last <= t->step)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--trace-steps is \"%s\", but this run does steps %llu to %llu",
+                         t->options.trace_steps, (unsigned long long)t->step + 1,
+                         (unsigned long long)n_steps);
+    return t->rank->rank == 0 ? tagc_new_file_check(t->options.trace) : TAGC_OK;
+}
+
+/* Ranks may read copies at different places, but not different data: they would not even agree on when to
+ * validate. */
+static tagc_status agree_on_data(tagc_trainer *t) {
+    typedef struct amounts {
+        uint64_t n_train, n_val, hash, val_hash;
+    } amounts;
+    int world_size = tagc_comm_world_size(t->rank->comm);
+    amounts mine = {tagc_tokens_n(t->train_tokens), t->val_tokens ? tagc_tokens_n(t->val_tokens) : 0,
+                    tagc_tokens_fingerprint(t->train_tokens),
+                    t->val_tokens ? tagc_tokens_fingerprint(t->val_tokens) : 0};
+    amounts *all = calloc((size_t)world_size, sizeof *all);
+    if (!all) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the data of %d ranks", world_size);
+    tagc_status status = tagc_comm_all_gather(t->rank->comm, &mine, sizeof mine, all);
+    for (int rank = 1; status == TAGC_OK && rank < world_size; rank++)
+        if (memcmp(&all[rank], &all[0], sizeof mine) != 0)
+            status =
+                tagc_fail(TAGC_ERR_MISMATCH,
+                          "the data of rank 0 are %llu tokens and %llu for validation, of rank %d %llu and"
+                          " %llu; all ranks need the same tokens, not only as many",
+                          (unsigned long long)all[0].n_train, (unsigned long long)all[0].n_val, rank,
+                          (unsigned long long)all[rank].n_train, (unsigned long long)all[rank].n_val);
+    t->rank->is_failure_common = status == TAGC_ERR_MISMATCH;
+    free(all);
+    return status;
+}
+
+/* A resumed run goes on in the middle of its text: another one is what somebody asked for, or a mistake. */
+static tagc_status check_data(tagc_trainer *t, int is_given) {
+    uint64_t n_tokens = tagc_tokens_n(t->train_tokens), hash = tagc_tokens_fingerprint(t->train_tokens);
+    uint64_t n_before = t->saved.data_n_tokens, hash_before = t->saved.data_hash;
+    t->saved.data_n_tokens = n_tokens;
+    t->saved.data_hash = hash;
+    if (!t->options.resume || (n_before == n_tokens && hash_before == hash)) return TAGC_OK;
+    if (!is_given)
+        return tagc_fail(
+            TAGC_ERR_MISMATCH,
+            "%s is not the text that the run has trained on: %llu tokens with hash %016llx, it was %llu with"
+            " %016llx; to go on with it, give --data",
+            tagc_tokens_path(t->train_tokens), (unsigned long long)n_tokens, (unsigned long long)hash,
+            (unsigned long long)n_before, (unsigned long long)hash_before);
+    tagc_progress_say(&t->progress, "note: %s is another text than the run has trained on",
+                      tagc_tokens_path(t->train_tokens));
+    return TAGC_OK;
+}
+
+static tagc_status open_data(tagc_trainer *t, const tagc_parsed *parsed) {
+    if (!t->options.data)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--data DIR is needed; tagc data makes one from text files");
+    TAGC_TRY(tagc_data_open(t->options.data, TAGC_DATA_TRAIN, &t->train_tokens));
+    TAGC_TRY(check_data(t, tagc_options_given(parsed, "data")));
+    const char *val = t->options.val_data;
+    if (!val && tagc_path_is_dir(t->options.data) && tagc_data_has(t->options.data, TAGC_DATA_VAL))
+        val = t->options.data;
+    if (!val && t->options.eval_every > 0)
+        tagc_progress_say(&t->progress,
+                          "note: no validation loss: %s has no val.bin, and --val-data is not given",
+                          t->options.data);
+    if (val && t->options.eval_every > 0) TAGC_TRY(tagc_data_open(val, TAGC_DATA_VAL, &t->val_tokens));
+    return agree_on_data(t);
+}
+
+/* The preset's shape; a vocabulary that was not asked for grows to the data's. */
+static tagc_status choose_model(tagc_trainer *t) {
+    tagc_gpt2_config config;
+    tagc_tokens_info info;
+    TAGC_TRY(tagc_train_model(&t->options, &config));
+    tagc_tokens_get_info(t->train_tokens, &info);
+    TAGC_TRY(tagc_trained_check_tokens(t->saved.tokenizer, t->train_tokens));
+    if (*info.tokenizer) snprintf(t->saved.tokenizer, sizeof t->saved.tokenizer, "%s", info.tokenizer);
+    if (t->val_tokens) TAGC_TRY(tagc_trained_check_tokens(t->saved.tokenizer, t->val_tokens));
+    if (!t->options.vocab_size && !t->options.init_from && info.vocab_size > (uint32_t)config.vocab_size)
+        config.vocab_size = (int)info.vocab_size;
+    if (info.vocab_size > (uint32_t)config.vocab_size)
+        return tagc_fail(
+            TAGC_ERR_ARGUMENT, "%s has tokens up to %u, the model knows %d: raise --vocab-size to %u",
+            tagc_tokens_path(t->train_tokens), info.vocab_size - 1, config.vocab_size, info.vocab_size);
+    if ((t->options.resume || t->options.fork) && memcmp(&config, &t->saved.model, sizeof config) != 0)
+        return tagc_fail(
+            TAGC_ERR_MISMATCH,
+            "the checkpoint's model has %d layers, width %d and vocabulary %d; these options and data ask"
+            " for %d, %d and %d",
+            t->saved.model.n_layer, t->saved.model.n_embd, t->saved.model.vocab_size, config.n_layer,
+            config.n_embd, config.vocab_size);
+    t->saved.model = t->training.model = config;
+    return TAGC_OK;
+}
+
+static tagc_status open_loaders(tagc_trainer *t) {
+    const tagc_gpt2_config *model = &t->saved.model;
+    int n_batch = (int)t->options.batch_size;
+    t->training.n_tokens = t->options.seq_len ? (int)t->options.seq_len : model->block_size;
+    TAGC_TRY(tagc_engine_loader(t->rank, model, t->train_tokens, n_batch, t->training.n_tokens,
+                                &t->options.seed, &t->loader));
+    if (!t->val_tokens) return TAGC_OK;
+    return tagc_evaluation_open(t->rank, model, t->val_tokens, n_batch, t->training.n_tokens,
+                                (uint64_t)t->options.eval_batches, &t->evaluation);
+}
+
+static tagc_status open_out(tagc_trainer *t, const char *checkpoint) {
+    if (!t->options.out) return TAGC_OK;
+    if (t->rank->rank == 0) {
+        TAGC_TRY(tagc_metrics_open(t->options.out, &t->metrics));
+        TAGC_TRY(tagc_run_folder_check(t->options.out, t->options.resume ? checkpoint : NULL, t->step));
+    }
+    return tagc_run_folder_agree(t->rank->comm, t->options.out);
+}
+
+/* ---- opening ---- */
+
+static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
+    tagc_fsdp_options options;
+    tagc_train_fsdp(&t->options, &options);
+    options.fresh = !t->options.resume && !t->options.fork && !t->options.init_from;
+    TAGC_TRY(tagc_training_open(&t->training, &options));
+    if (t->options.compress_names && tagc_fsdp_n_compressed(t->training.fsdp) == 0) {
+        t->rank->is_failure_common = 1;
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--compress-names is \"%.100s\", which matches no tensor of the model;"
+                         " tagc info %s --tensors lists them",
+                         t->options.compress_names, t->options.model);
+    }
+    if (t->options.resume) {
+        char *extra = NULL;
+        TAGC_TRY(tagc_checkpoint_load(t->training.fsdp, t->rank->comm, checkpoint, &t->step, &extra));
+        free(extra);
+        if (t->saved.fork_step < t->step)
+            tagc_fsdp_set_steps_begun(t->training.fsdp, t->step - t->saved.fork_step);
+        return tagc_loader_seek(t->loader, t->saved.position);
+    }
+    if (t->options.fork) {
+        char *extra = NULL;
+        TAGC_TRY(tagc_checkpoint_fork(t->training.fsdp, t->rank->comm, checkpoint, &t->step, &extra));
+        free(extra);
+        return TAGC_OK;
+    }
+    if (t->options.init_from)
+        return tagc_engine_init_file(t->training.fsdp, &t->saved.model, t->options.init_from);
+    return tagc_engine_init_random(t->training.fsdp, &t->saved.model, (uint64_t)t->options.seed);
+}
+
+static tagc_status begin_metrics(tagc_trainer *t) {
+    if (!t->metrics) return TAGC_OK;
+    char damaged[TAGC_PATH_BYTES];
+    TAGC_TRY(tagc_metrics_rewind(t->metrics, t->step, damaged));
+    if (damaged[0])
+        fprintf(stderr, "note: metrics.jsonl in %s had damaged lines, which are left out; as it was: %s\n",
+                t->options.out, damaged);
+    json_t *run = json_object();
+    json_object_set_new(run, "tagc", json_string(tagc_version()));
+    json_object_set_new(run, "model", tagc_saved_model(&t->saved.model));
+    json_object_set_new(run, "options", tagc_saved_options(&tagc_train_command, &t->options));
+    json_object_set_new(run, "world_size", json_integer(t->rank->world_size));
+    json_object_set_new(run, "n_params", json_integer((json_int_t)tagc_fsdp_n_params(t->training.fsdp)));
+    json_object_set_new(run, "n_compressed",
+                        json_integer((json_int_t)tagc_fsdp_n_compressed(t->training.fsdp)));
+    json_object_set_new(run, "n_mild", json_integer((json_int_t)tagc_fsdp_n_mild(t->training.fsdp)));
+    json_object_set_new(run, "from_step", json_integer((json_int_t)t->step));
+    return tagc_metrics_run(t->metrics, run);
+}
+
+static void open_guard(tagc_trainer *t) {
+    if (t->options.guard <= 0) return;
+    tagc_guard_init(&t->guard, t->options.guard, 1 - t->options.sparsity);
+    if (t->saved.guard.n_seen == 0) return;
+    tagc_guard_resume(&t->guard, &t->saved.guard);
+    tagc_fsdp_set_kept_factor(t->training.fsdp, t->guard.factor);
+}
+
+/* A new run with several ranks compresses every leg, unless its options say how ranks exchange. One rank has no peers: it is
+ * dense unless an option asks for compression, which would only cost loss. */
+static void choose_exchange(tagc_trainer *t, const tagc_parsed *parsed) {
+    static const char *const names[] = {"exchange", "compress", "compress-names", "sparsity", "mild-sparsity",
+                                        "values",   "mild",     "gentle",         "preset"};
+    if (t->options.resume) return;
+    if (t->rank->world_size > 1) {
+        t->is_default_preset = tagc_preset_apply_default(parsed, &t->options);
+        return;
+    }
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (tagc_options_given(parsed, names[i])) return;
+    t->options.exchange = TAGC_EXCHANGE_DENSE;
+    tagc_progress_say(&t->progress,
+                      "one rank has no peers: gradients stay dense (--exchange direct compresses them)");
+}
+
+/* Groups of ranks must be on the hosts that they say. */
+static tagc_status check_hosts(tagc_trainer *t) {
+    char note[TAGC_HOSTS_NOTE_BYTES];
+    if (tagc_ranks_is_local(t->options.transport)) return TAGC_OK;
+    TAGC_TRY(tagc_hosts_check_groups(t->rank->comm, (int)t->options.ranks_per_host, note));
+    if (*note) tagc_progress_say(&t->progress, "%s", note);
+    return TAGC_OK;
+}
+
+/* What options, checkpoint and data say: all that can be wrong before ranks work together. */
+static tagc_status open_inputs(tagc_trainer *t, const tagc_parsed *parsed, char checkpoint[TAGC_PATH_BYTES]) {
+    tagc_status status = tagc_agree_options(t->rank->comm, &tagc_train_command, &t->options);
+    t->rank->is_failure_common = status == TAGC_ERR_MISMATCH;
+    TAGC_TRY(status);
+    if (t->options.resume) TAGC_TRY(open_resume(t, parsed, checkpoint));
+    if (t->options.fork) TAGC_TRY(open_fork(t, parsed, checkpoint));
+    choose_exchange(t, parsed);
+    t->options.blas_threads = openblas_get_num_threads(); /* the resolved value of auto, for checkpoints */
+    tagc_train_command.resolve(&t->options);
+    t->progress.n_steps = (uint64_t)t->options.steps;
+    t->saved.world_size = t->rank->world_size;
+    TAGC_TRY(open_trace(t));
+    TAGC_TRY(open_data(t, parsed));
+    TAGC_TRY(choose_model(t));
+    return open_loaders(t);
+}
+
+/* Raw tokens do not say how many there are: that the model knows too few shows when one is read. */
+tagc_status tagc_trainer_with_remedy(const tagc_trainer *t, tagc_status status) {
+    char text[TAGC_ERROR_TEXT_BYTES];
+    tagc_tokens_info info;
+    tagc_tokens_get_info(t->train_tokens, &info);
+    if (status != TAGC_ERR_CORRUPT || info.vocab_size > 0 || t->options.resume) return status;
+    snprintf(text, sizeof text, "%s", tagc_last_error());
+    return tagc_fail(status, "%s; give --vocab-size, 50257 for GPT-2's tokens", text);
+}
+
+static tagc_status next_batch(void *context, int *tokens, int *targets) {
+    tagc_trainer *t = context;
+    return tagc_trainer_with_remedy(t, tagc_loader_next(t->loader, tokens, targets));
+}
+
+static void begin(tagc_trainer *t, tagc_rank *rank, const tagc_parsed *parsed, int quiet) {
+    *t = (tagc_trainer){.rank = rank, .options = *(const tagc_train_options *)parsed->values};
+    t->training =
+        (tagc_training){.rank = rank, .options = &t->options, .next_batch = next_batch, .context = t};
+    t->saved.best_val_loss = (double)INFINITY;
+    tagc_progress_init(&t->progress, quiet, 0);
+}
+
+tagc_status tagc_trainer_rehearse(const tagc_parsed *parsed, int rank, int world_size) {
+    char checkpoint[TAGC_PATH_BYTES] = "";
+    tagc_alone alone;
+    tagc_trainer t;
+    tagc_status status = tagc_alone_open(&alone);
+    if (status == TAGC_OK) {
+        begin(&t, &(tagc_rank){.rank = rank, .world_size = world_size, .comm = alone.comm}, parsed, 1);
+        status = open_inputs(&t, parsed, checkpoint);
+        if (status == TAGC_OK && t.options.out && tagc_path_is_dir(t.options.out))
+            status = tagc_run_folder_check(t.options.out, t.options.resume ? checkpoint : NULL, t.step);
+        tagc_trainer_close(&t);
+    }
+    tagc_alone_close(&alone);
+    return status;
+}
+
+tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_trainer *t) {
+    char checkpoint[TAGC_PATH_BYTES] = "";
+    const tagc_train_options *options = parsed->values;
+    begin(t, rank, parsed, options->quiet || rank->rank != 0);
+    TAGC_TRY(open_inputs(t, parsed, checkpoint));
+    if (t->options.ranks_per_host > 1) TAGC_TRY(check_hosts(t));
+    TAGC_TRY(open_out(t, checkpoint));
+    TAGC_TRY(open_weights(t, checkpoint));
+    TAGC_TRY(begin_metrics(t));
+    open_guard(t);
+    tagc_greet(t, parsed);
+    return TAGC_OK;
+}
+
+tagc_status tagc_trainer_save(tagc_trainer *t) {
+    if (!t->options.out) return TAGC_OK;
+    t->saved.position = tagc_loader_position(t->loader);
+    t->saved.guard = t->guard;
+    char *extra = tagc_saved_write(&t->saved, &tagc_train_command, &t->options);
+    if (!extra) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a checkpoint");
+    tagc_status status =
+        tagc_checkpoint_save(t->training.fsdp, t->rank->comm, t->options.out, t->step, extra);
+    free(extra);
+    TAGC_TRY(status);
+    status = tagc_checkpoint_prune(t->rank->comm, t->options.out, (int)t->options.keep);
+    /* The new checkpoint is saved. If an old one cannot be removed (a file still open over NFS), the run goes on. */
+    if (status == TAGC_ERR_IO) tagc_progress_say(&t->progress, "note: %s", tagc_last_error());
+    return status == TAGC_ERR_IO ? TAGC_OK : status;
+}
+
+void tagc_trainer_close(tagc_trainer *t) {
+    tagc_metrics_close(t->metrics);
+    tagc_training_close(&t->training);
+    tagc_loader_destroy(t->loader);
+    tagc_loader_destroy(t->evaluation.loader);
+    tagc_tokens_close(t->train_tokens);
+    tagc_tokens_close(t->val_tokens);
+    tagc_saved_destroy(&t->saved);
+}

@@ -1,0 +1,146 @@
+/* The rows of a batch as kernels see them, and the memory that they share. batch.cu fills the rows and copies them to the
+ * device. Kernels compute everything else there, anew in every run. */
+#ifndef TAGC_GPU_CUDA_ROWS_CUH
+#define TAGC_GPU_CUDA_ROWS_CUH
+
+#include "gpu/cuda/device.cuh"
+extern "C" {
+#include "gpu/batch.h"
+}
+
+namespace tagc_cuda {
+
+constexpr unsigned SPAN = 512;          /* elements that a warp streams at a time; chunks are whole spans */
+constexpr unsigned TILE = WARPS * SPAN; /* elements that a block streams */
+#ifndef TAGC_CUDA_LINES
+#define TAGC_CUDA_LINES 512 /* tests use fewer, so that small rows are sampled, too */
+#endif
+constexpr unsigned LINE = 16, N_LINES = TAGC_CUDA_LINES; /* of the sample: elements per line, lines */
+constexpr unsigned RADIX_BITS = 11, N_RADIX = 1u << RADIX_BITS;
+constexpr unsigned MAX_CHUNK = 32768; /* elements */
+constexpr unsigned MIN_BITS = 2, MAX_BITS = 15,
+                   N_WIDTHS = MAX_BITS - MIN_BITS + 1; /* of codes of positions */
+constexpr unsigned NO_BOUND = 0x80000000u;             /* above the bits of any magnitude */
+
+/* Formats of values (codec/values.h). */
+struct value_format {
+    int values, block, shift, sparse, rotate; /* block: 1 << shift */
+    uint32_t largest_scale;                   /* bits of a bf16 */
+};
+
+/* The place of a span's candidates among those of its row. */
+struct span {
+    uint32_t begin, n;
+};
+
+/* The progress of the search for the k-th largest, and what the blocks of a row share. */
+struct state {
+    uint32_t t_lo, t_hi;    /* lower bounds: of candidates; of elements certain to be kept */
+    int is_dense;           /* 1: the bounds failed, so every element of acc is a candidate */
+    int is_done;            /* 1: the threshold is known */
+    int nonfinite, is_full; /* is_full: the candidates exceed n_room */
+    uint32_t base, limit, prefix,
+        rank; /* searches bits in [base, limit); of bits - base, the digits above the
+                                           current one (n_digit_bits at `shift`) are `prefix` */
+    int shift, n_digit_bits;
+    uint32_t threshold; /* larger bits are kept, and the first n_ties equal ones */
+    uint32_t n_ties, n_kept;
+    unsigned long long n_found; /* candidates; the upper half counts those of t_hi or more */
+    unsigned tickets[8];
+    int bits; /* width of codes of positions; 0: a bitmap */
+    unsigned long long n_index_bytes;
+};
+
+struct chunk_state {
+    uint32_t n_above, n_ties; /* items above the threshold, and equal to it */
+    uint32_t n_ties_kept, begin;
+    uint32_t codes[(N_WIDTHS + 1) / 2]; /* number of codes at each width, two per word */
+    unsigned long long offset;          /* bit offset of its codes in the body */
+};
+
+/* A fragment of code topk to encode. */
+struct topk_row {
+    const float *gradient, *residual_in;
+    float *residual_out;
+    float *sums, *error; /* encode_sums: `sums` replaces the three above */
+    float unscale;
+    uint8_t *body;
+    tagc_batch_result *result;
+    uint32_t n, k, chunk, n_chunks;
+    uint32_t n_tiles, n_grid_chunks, n_value_tasks; /* blocks of the grids for it, at least 1 each */
+    uint32_t first_tile, first_chunk, first_value_task;
+    uint32_t n_room;  /* capacity for candidates; 0: the row is not sampled */
+    uint32_t stride;  /* of the sample, in lines */
+    float n_expected; /* expected number of sampled elements among the k largest */
+    int safest_bits;
+    unsigned long long safest_bytes; /* of the width that is safe for any set of positions */
+    value_format format;
+    state *progress;
+    uint32_t *radix;     /* (N_RADIX) */
+    span *spans;         /* (ceil(n / SPAN)) */
+    uint16_t *places;    /* (n_room) in their span */
+    float *candidates;   /* (n_room) */
+    chunk_state *chunks; /* (n_grid_chunks) */
+    uint32_t *bitmap;    /* (n_grid_chunks * chunk / 32) */
+    uint32_t *indices;   /* (k) */
+    float *values;       /* (k) */
+};
+
+/* A body to validate or decode. */
+struct body_state {
+    uint32_t n_items;
+    int bits;
+    int front_damage; /* of its header, chunk table and length; see damage_rank */
+    int damage; /* of the whole body */
+    unsigned ticket;
+    unsigned long long n_index_bytes;
+};
+
+struct body_row {
+    const uint8_t *bytes;
+    unsigned long long n_bytes;
+    const uint64_t *length; /* if not NULL: holds n_bytes instead */
+    unsigned row;           /* in rows */
+    body_state *progress;
+    uint32_t *begin;            /* (n_chunks) first item of each chunk */
+    unsigned long long *offset; /* (n_chunks) first bit of each chunk */
+};
+
+/* A fragment of either code whose bodies are added; for validation it has one body. */
+struct sums_row {
+    int is_sparse;
+    uint32_t n, k, chunk, n_chunks; /* of topk; for blocks, a chunk is a run */
+    uint32_t n_grid_chunks, first_chunk;
+    uint32_t first_body, n_bodies;
+    const int *stop; /* NULL, or a flag: if it is not 0, no body is added */
+    int add;
+    float scale;
+    float *sums;
+    tagc_batch_result *result;
+    value_format format;
+};
+
+/* A fragment of code blocks to encode. */
+struct blocks_row {
+    const float *gradient, *residual_in; /* residual_in and residual_out may be NULL */
+    float *residual_out;
+    float *sums, *error;
+    float unscale;
+    uint8_t *body;
+    tagc_batch_result *result;
+    uint32_t n, first_run, n_runs;
+    unsigned long long n_bytes;
+    value_format format;
+    unsigned *ticket;
+    int *nonfinite;
+};
+
+/* Maps the blocks of a launch to rows: block b works for row row_of_block[b]. */
+template <typename row> struct work_of {
+    const row *rows;
+    const uint32_t *row_of_block;
+};
+
+} // namespace tagc_cuda
+
+#endif

@@ -1,0 +1,459 @@
+/* Makes bodies of code topk from the threshold of each row:
+ *
+ *   count    counts the kept elements of each chunk; the row's last block distributes ties, and places in the list of kept
+ *            elements
+ *   gather   writes a bitmap per chunk, and indices and values in order, and counts the codes of each width; the row's last
+ *            block chooses the best width, as the processor does, and writes the start of the body
+ *   emit     writes codes of positions, and values with their scales; the residual gets the loss
+ */
+#ifndef TAGC_GPU_CUDA_TOPK_CUH
+#define TAGC_GPU_CUDA_TOPK_CUH
+
+#include "gpu/cuda/select.cuh"
+#include "gpu/cuda/values.cuh"
+
+namespace tagc_cuda {
+
+constexpr unsigned CHUNK_WORDS = MAX_CHUNK / 32, HEADER = 8, ENTRY = 4;
+
+/* Whether all elements, zeros too, are kept. */
+__device__ __forceinline__ int keeps_all(const topk_row *row) {
+    return !row->sums && row->k == row->n;
+}
+
+/* ---- count ---- */
+
+struct count_shared {
+    scan_shared<uint32_t> scan;
+    uint32_t n_above, n_ties;
+    unsigned is_last;
+};
+
+/* In the row's last block: keeps the ties with the lowest indices, so those of the first chunks. */
+__device__ __forceinline__ void share_out(const topk_row *row, count_shared *s) {
+    state *p = row->progress;
+    uint32_t n_above = 0, n_out = 0, total, n_ties;
+    for (uint32_t c = threadIdx.x; c < row->n_chunks; c += THREADS) n_above += row->chunks[c].n_above;
+    n_above = block_sum(&s->scan, n_above);
+    uint32_t n_left =
+        p->threshold && !row->sums && n_above < row->k ? row->k - n_above : 0; /* zeros are never kept */
+    for (uint32_t from = 0; from < row->n_chunks; from += THREADS) {
+        const uint32_t c = from + threadIdx.x;
+        chunk_state *chunk = &row->chunks[c < row->n_chunks ? c : 0];
+        const uint32_t ties = c < row->n_chunks ? chunk->n_ties : 0,
+                       above = c < row->n_chunks ? chunk->n_above : 0;
+        const uint32_t before = block_before(&s->scan, ties, &n_ties);
+        const uint32_t kept = before < n_left ? smaller(ties, n_left - before) : 0;
+        const uint32_t begin = n_out + block_before(&s->scan, above + kept, &total);
+        if (c < row->n_chunks) {
+            chunk->n_ties_kept = kept;
+            chunk->begin = begin;
+        }
+        n_left -= smaller(n_left, n_ties);
+        n_out += total;
+    }
+    if (threadIdx.x == 0) p->n_kept = n_out;
+}
+
+/* A block per chunk. */
+static __global__ void __launch_bounds__(THREADS) count_rows(work_of<topk_row> work) {
+    TAGC_SHARED(count_shared, shared);
+    count_shared *s = &shared;
+    const chunk_of c = chunk_here(&work);
+    state *p = c.row->progress;
+    const uint32_t threshold = p->threshold;
+    uint32_t n_above = 0, n_ties = 0;
+    int nonfinite = 0;
+    each_candidate(&c, [&](uint32_t, float value) {
+        uint32_t bits = magnitude(value);
+        n_above += bits > threshold;
+        n_ties += bits == threshold;
+        nonfinite |= bits >= INF_BITS;
+    });
+    if (nonfinite) atomicOr(&p->nonfinite, 1);
+    n_above = block_sum(&s->scan, n_above);
+    n_ties = block_sum(&s->scan, n_ties);
+    if (threadIdx.x == 0) {
+        c.row->chunks[c.index].n_above = keeps_all(c.row) ? c.n : n_above;
+        c.row->chunks[c.index].n_ties = n_ties;
+        for (unsigned i = 0; i < (N_WIDTHS + 1) / 2; i++) c.row->chunks[c.index].codes[i] = 0;
+    }
+    if (is_last_block(&p->tickets[4], c.row->n_grid_chunks, &s->is_last)) share_out(c.row, s);
+}
+
+/* ---- gather ---- */
+
+struct gather_shared {
+    uint32_t kept[CHUNK_WORDS], ties[CHUNK_WORDS];
+    uint32_t before[CHUNK_WORDS]; /* items in front of each word */
+    scan_shared<uint32_t> scan;
+    scan_shared<unsigned long long> wide;
+    uint32_t codes[(N_WIDTHS + 1) / 2];
+    unsigned long long sampled[N_WIDTHS];
+    int bits;
+    unsigned is_last;
+};
+
+/* The adjacent words of the chunk that this thread handles. */
+struct words {
+    uint32_t begin, end;
+};
+
+__device__ __forceinline__ words words_of(uint32_t n_words) {
+    const uint32_t each = (n_words + THREADS - 1) / THREADS;
+    words w;
+    w.begin = smaller(threadIdx.x * each, n_words);
+    w.end = smaller(w.begin + each, n_words);
+    return w;
+}
+
+/* Keeps the first n_kept of the ties. One block. */
+__device__ __forceinline__ void cut_ties(gather_shared *s, words w, uint32_t n_kept) {
+    uint32_t n = 0, total;
+    for (uint32_t i = w.begin; i < w.end; i++) n += (uint32_t)__popc(s->ties[i]);
+    uint32_t before = block_before(&s->scan, n, &total);
+    for (uint32_t i = w.begin; i < w.end; i++) {
+        uint32_t word = s->ties[i];
+        while (word && before < n_kept) {
+            s->kept[i] |= word & (0u - word);
+            word &= word - 1;
+            before++;
+        }
+    }
+}
+
+/* Counts the codes of this thread's items at each width. last: the position of the item before them, plus 1. */
+__device__ __forceinline__ void count_codes(const gather_shared *s, words w, uint32_t last, uint32_t *codes) {
+    for (uint32_t i = w.begin; i < w.end; i++)
+        for (uint32_t word = s->kept[i]; word; word &= word - 1) {
+            const uint32_t position = i * 32 + (uint32_t)__ffs((int)word) - 1, gap = position - last;
+            last = position + 1;
+            TAGC_UNROLL
+            for (unsigned b = 0; b < N_WIDTHS; b++) codes[b / 2] += (1 + gap / ((4u << b) - 1)) << b % 2 * 16;
+        }
+}
+
+__device__ __forceinline__ uint32_t codes_of(const chunk_state *chunk, int bits) {
+    const unsigned b = (unsigned)bits - MIN_BITS;
+    return chunk->codes[b / 2] >> b % 2 * 16 & 0xffffu;
+}
+
+__device__ __forceinline__ uint32_t code_bytes(uint32_t n_codes, int bits) {
+    return (n_codes * (uint32_t)bits + 7) / 8;
+}
+
+/* As in gaps.c: starts from a guess and moves while the bytes of a sample of chunks decrease. Thread 0. */
+__device__ __forceinline__ int choose_bits(const gather_shared *s, unsigned long long n_items,
+                                           unsigned long long n) {
+    int bits = (int)MIN_BITS;
+    while (bits < (int)MAX_BITS && (n_items << bits) < 3 * n) bits++;
+    unsigned long long best = s->sampled[bits - (int)MIN_BITS];
+    for (int step = 1; step >= -1; step -= 2)
+        for (int up; (up = bits + step) >= (int)MIN_BITS && up <= (int)MAX_BITS; bits = up) {
+            unsigned long long next = s->sampled[up - (int)MIN_BITS];
+            if (next >= best) break;
+            best = next;
+        }
+    return bits;
+}
+
+__device__ __forceinline__ unsigned long long all_bytes(const topk_row *row, gather_shared *s, int bits) {
+    unsigned long long n = 0;
+    for (uint32_t c = threadIdx.x; c < row->n_chunks; c += THREADS)
+        n += code_bytes(codes_of(&row->chunks[c], bits), bits);
+    return block_sum(&s->wide, n);
+}
+
+/* Width of codes, 0 for a bitmap. One block. */
+__device__ __forceinline__ int choose_form(const topk_row *row, gather_shared *s) {
+    const uint32_t stride = 1 + row->n_chunks / 64;
+    for (unsigned b = warp_of(); b < N_WIDTHS; b += WARPS) {
+        const int bits = (int)(b + MIN_BITS);
+        unsigned long long n = 0;
+        for (uint32_t c = lane_of() * stride; c < row->n_chunks; c += LANES * stride)
+            n += code_bytes(codes_of(&row->chunks[c], bits), bits);
+        n = warp_sum(n);
+        if (lane_of() == 0) s->sampled[b] = n;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) s->bits = choose_bits(s, row->progress->n_kept, row->n);
+    __syncthreads();
+    int bits = s->bits;
+    unsigned long long n_bytes = all_bytes(row, s, bits), bitmap = ((unsigned long long)row->n + 7) / 8;
+    if (n_bytes > row->safest_bytes) { /* the sample was misleading */
+        bits = row->safest_bits;
+        n_bytes = all_bytes(row, s, bits);
+    }
+    return bitmap <= n_bytes + n_bytes / 8 ? 0 : bits;
+}
+
+__device__ __forceinline__ uint32_t chunk_elems(uint32_t n, uint32_t chunk, uint32_t c) {
+    return (uint32_t)smaller<size_t>(n - (size_t)c * chunk, chunk);
+}
+
+/* The row's last block. */
+__device__ __forceinline__ void write_front(const topk_row *row, gather_shared *s) {
+    state *p = row->progress;
+    const uint32_t n_kept = p->n_kept;
+    const int bits = choose_form(row, s);
+    unsigned long long at = HEADER + (unsigned long long)ENTRY * row->n_chunks, total;
+    for (uint32_t from = 0; from < row->n_chunks; from += THREADS) {
+        const uint32_t c = from + threadIdx.x;
+        unsigned long long n_bytes = 0;
+        uint32_t n_codes = 0;
+        if (c < row->n_chunks) {
+            if (bits) n_codes = codes_of(&row->chunks[c], bits);
+            n_bytes = bits ? code_bytes(n_codes, bits) : (chunk_elems(row->n, row->chunk, c) + 7) / 8;
+        }
+        const unsigned long long before = block_before(&s->wide, n_bytes, &total);
+        if (c < row->n_chunks) {
+            row->chunks[c].offset = at + before;
+            store16(row->body + HEADER + (size_t)ENTRY * c,
+                    row->chunks[c].n_above + row->chunks[c].n_ties_kept);
+            store16(row->body + HEADER + (size_t)ENTRY * c + 2, n_codes);
+        }
+        at += total;
+    }
+    if (threadIdx.x != 0) return;
+    store32(row->body, n_kept);
+    store32(row->body + 4, (uint32_t)bits);
+    p->bits = bits;
+    p->n_index_bytes = at;
+    tagc_batch_result result = {};
+    result.encoded.n_kept = n_kept;
+    result.encoded.n_index_bytes = at;
+    result.encoded.n_bytes = at + values_bytes(&row->format, n_kept);
+    *row->result = result;
+}
+
+/* The bitmap of the chunk's kept elements, in shared memory, and the number of items before each of its words. */
+__device__ __forceinline__ void make_bitmap(const chunk_of *c, gather_shared *s, words w, uint32_t n_words) {
+    const topk_row *row = c->row;
+    const uint32_t threshold = row->progress->threshold, n_ties_kept = row->chunks[c->index].n_ties_kept;
+    const int all = keeps_all(row);
+    uint32_t n = 0, total;
+    for (uint32_t i = threadIdx.x; i < n_words; i += THREADS) s->kept[i] = s->ties[i] = 0;
+    __syncthreads();
+    each_candidate(c, [&](uint32_t position, float value) {
+        const uint32_t bits = magnitude(value), bit = 1u << position % 32;
+        if (bits > threshold || all)
+            atomicOr(&s->kept[position / 32], bit);
+        else if (bits == threshold && n_ties_kept)
+            atomicOr(&s->ties[position / 32], bit);
+    });
+    __syncthreads();
+    if (n_ties_kept) {
+        cut_ties(s, w, n_ties_kept);
+        __syncthreads();
+    }
+    for (uint32_t i = w.begin; i < w.end; i++) n += (uint32_t)__popc(s->kept[i]);
+    uint32_t before = block_before(&s->scan, n, &total);
+    for (uint32_t i = w.begin; i < w.end; i++) {
+        s->before[i] = before;
+        before += (uint32_t)__popc(s->kept[i]);
+    }
+    __syncthreads();
+}
+
+/* A block per chunk. */
+static __global__ void __launch_bounds__(THREADS) gather_rows(work_of<topk_row> work) {
+    TAGC_SHARED(gather_shared, shared);
+    gather_shared *s = &shared;
+    const chunk_of c = chunk_here(&work);
+    const topk_row *row = c.row;
+    if (row->progress->nonfinite) { /* the same in all blocks of the row */
+        if (c.index == 0 && threadIdx.x == 0) {
+            tagc_batch_result result = {};
+            result.encoded.nonfinite = 1;
+            *row->result = result;
+        }
+        return;
+    }
+    const uint32_t n_words = (c.n + 31) / 32, first_item = row->chunks[c.index].begin;
+    const words w = words_of(n_words);
+    make_bitmap(&c, s, w, n_words);
+    uint32_t *bitmap = row->bitmap + c.begin / 32;
+    for (uint32_t i = threadIdx.x; i < n_words; i += THREADS) bitmap[i] = s->kept[i];
+    each_candidate(&c, [&](uint32_t position, float value) {
+        const uint32_t word = s->kept[position / 32], bit = 1u << position % 32;
+        if (!(word & bit)) return;
+        const uint32_t item = first_item + s->before[position / 32] + (uint32_t)__popc(word & (bit - 1));
+        if (item >= row->k) return; /* sums may have more than k elements */
+        row->indices[item] = (uint32_t)(c.begin + position);
+        row->values[item] = value;
+    });
+    uint32_t codes[(N_WIDTHS + 1) / 2] = {}, last = 0;
+    for (uint32_t i = w.end; i > w.begin && last == 0; i--)
+        if (s->kept[i - 1]) last = i * 32 - (uint32_t)__clz((int)s->kept[i - 1]);
+    if (threadIdx.x < (N_WIDTHS + 1) / 2) s->codes[threadIdx.x] = 0;
+    last = block_largest_before(&s->scan, last);
+    count_codes(s, w, last, codes);
+    for (unsigned i = 0; i < (N_WIDTHS + 1) / 2; i++) {
+        codes[i] = warp_sum(codes[i]);
+        if (lane_of() == 0 && codes[i]) atomicAdd(&s->codes[i], codes[i]);
+    }
+    __syncthreads();
+    if (threadIdx.x < (N_WIDTHS + 1) / 2) row->chunks[c.index].codes[threadIdx.x] = s->codes[threadIdx.x];
+    if (is_last_block(&row->progress->tickets[5], row->n_grid_chunks, &s->is_last)) write_front(row, s);
+}
+
+/* ---- emit ---- */
+
+constexpr unsigned WINDOW_WORDS = 2048;
+
+struct emit_shared {
+    uint32_t kept[CHUNK_WORDS];
+    uint32_t window[WINDOW_WORDS]; /* bits of the body, before they are written */
+    scan_shared<uint32_t> scan;
+};
+
+/* Sets bits [at, at + n_bits) of the stream to the lowest bits of value, but only inside the window that begins at `from`. */
+__device__ __forceinline__ void put_bits(emit_shared *s, uint32_t from, uint32_t at, uint32_t value,
+                                         int n_bits) {
+    const uint32_t end = from + WINDOW_WORDS * 32, first = at / 32 * 32;
+    const uint64_t shifted = (uint64_t)value << at % 32;
+    if (first >= from && first < end && (uint32_t)shifted)
+        atomicOr(&s->window[(first - from) / 32], (uint32_t)shifted);
+    if (first + 32 >= from && first + 32 < end && shifted >> 32)
+        atomicOr(&s->window[(first + 32 - from) / 32], (uint32_t)(shifted >> 32));
+    (void)n_bits;
+}
+
+/* Writes the codes of this thread's items, from code `at` on, but only inside the window. */
+__device__ __forceinline__ void put_codes(emit_shared *s, words w, uint32_t last, uint32_t at, int bits,
+                                          uint32_t from) {
+    const uint32_t escape = (1u << bits) - 1, end = from + WINDOW_WORDS * 32;
+    for (uint32_t i = w.begin; i < w.end; i++)
+        for (uint32_t word = s->kept[i]; word; word &= word - 1) {
+            const uint32_t position = i * 32 + (uint32_t)__ffs((int)word) - 1, gap = position - last;
+            const uint32_t n_escapes = gap / escape;
+            last = position + 1;
+            if ((at + n_escapes + 1) * (uint32_t)bits > from && at * (uint32_t)bits < end) {
+                for (uint32_t e = 0; e < n_escapes; e++)
+                    put_bits(s, from, (at + e) * (uint32_t)bits, escape, bits);
+                put_bits(s, from, (at + n_escapes) * (uint32_t)bits, gap - n_escapes * escape, bits);
+            }
+            at += n_escapes + 1;
+        }
+}
+
+/* Writes the codes of a chunk, window after window; one is usual. One block. */
+__device__ __forceinline__ void write_codes(emit_shared *s, words w, int bits, uint8_t *to) {
+    const uint32_t escape = (1u << bits) - 1;
+    uint32_t last = 0, n_codes = 0, total;
+    for (uint32_t i = w.end; i > w.begin && last == 0; i--)
+        if (s->kept[i - 1]) last = i * 32 - (uint32_t)__clz((int)s->kept[i - 1]);
+    last = block_largest_before(&s->scan, last);
+    uint32_t next = last;
+    for (uint32_t i = w.begin; i < w.end; i++)
+        for (uint32_t word = s->kept[i]; word; word &= word - 1) {
+            const uint32_t position = i * 32 + (uint32_t)__ffs((int)word) - 1;
+            n_codes += 1 + (position - next) / escape;
+            next = position + 1;
+        }
+    const uint32_t at = block_before(&s->scan, n_codes, &total), n_bits = total * (uint32_t)bits;
+    for (uint32_t from = 0; from < n_bits; from += WINDOW_WORDS * 32) {
+        const uint32_t n_here = smaller(n_bits - from, WINDOW_WORDS * 32);
+        for (uint32_t i = threadIdx.x; i < (n_here + 31) / 32; i += THREADS) s->window[i] = 0;
+        __syncthreads();
+        put_codes(s, w, last, at, bits, from);
+        __syncthreads();
+        for (uint32_t i = threadIdx.x; i < (n_here + 7) / 8; i += THREADS)
+            to[from / 8 + i] = (uint8_t)(s->window[i / 4] >> i % 4 * 8);
+        __syncthreads();
+    }
+}
+
+__device__ __forceinline__ void emit_positions(const work_of<topk_row> *work, emit_shared *s) {
+    const chunk_of c = chunk_here(work);
+    const topk_row *row = c.row;
+    const uint32_t n_words = (c.n + 31) / 32;
+    if (row->progress->nonfinite || c.n == 0) return;
+    const int bits = row->progress->bits;
+    const uint32_t *bitmap = row->bitmap + c.begin / 32;
+    uint8_t *to = row->body + row->chunks[c.index].offset;
+    if (bits == 0) {
+        for (uint32_t i = threadIdx.x; i < (c.n + 7) / 8; i += THREADS)
+            to[i] = (uint8_t)(bitmap[i / 4] >> i % 4 * 8);
+        return;
+    }
+    for (uint32_t i = threadIdx.x; i < n_words; i += THREADS) s->kept[i] = bitmap[i];
+    __syncthreads();
+    write_codes(s, words_of(n_words), bits, to);
+}
+
+/* Finishes item i: the residual gets the loss; for sums, `sums` gets the decoded value and `error` the loss. */
+__device__ __forceinline__ void settle(const topk_row *row, uint32_t item, float decoded, float error) {
+    const uint32_t at = row->indices[item];
+    if (!row->sums) {
+        row->residual_out[at] = error;
+        return;
+    }
+    row->sums[at] = 0.0f + decoded;
+    if (!row->error) return;
+    float sum = row->error[at] + row->unscale * error;
+    row->error[at] = sum;
+    if (magnitude(sum) < INF_BITS) return;
+    tagc_encoded *out = &row->result->encoded; /* several threads may set it */
+    atomicExch((unsigned long long *)&out->n_bytes, 0ull);
+    atomicExch((unsigned long long *)&out->n_index_bytes, 0ull);
+    atomicExch((unsigned long long *)&out->n_kept, 0ull);
+    atomicOr(&out->nonfinite, 1);
+}
+
+constexpr unsigned TASK_BLOCKS = THREADS / HALF; /* blocks of values per block of threads */
+
+/* The number of values of a task. */
+__host__ __device__ __forceinline__ uint32_t task_values(const value_format *f) {
+    return TASK_BLOCKS * (has_scales(f->values) ? (uint32_t)f->block : 128u);
+}
+
+__device__ __forceinline__ void emit_values(const topk_row *row, uint32_t task) {
+    const value_format *f = &row->format;
+    const uint32_t n = row->progress->n_kept, each = task_values(f);
+    if (row->progress->nonfinite || (size_t)task * each >= n) return;
+    uint8_t *bytes = row->body + row->progress->n_index_bytes;
+    const float *values = row->values;
+    const uint32_t first = task * each;
+    if (!has_scales(f->values)) {
+        const uint32_t end = smaller(n - first, each) + first;
+        for (uint32_t i = first + threadIdx.x; i < end; i += THREADS) {
+            const float x = values[i];
+            if (f->values == TAGC_FORMAT_FP32) {
+                store32(bytes + 4 * (size_t)i, bits_of(x));
+                settle(row, i, x, -0.0f);
+            } else {
+                const uint32_t half = half_of(x);
+                store16(bytes + 2 * (size_t)i, half);
+                settle(row, i, float_of(half << 16), lost(x, float_of(half << 16)));
+            }
+        }
+        return;
+    }
+    const uint32_t block = (uint32_t)f->block, index = threadIdx.x / HALF,
+                   lower = first + index / 2 * 2 * block;
+    const uint32_t at = first + index * block;
+    if (lower >= n) return; /* a whole warp */
+    auto get = [&](unsigned i) { return values[at + i]; };
+    value_block<decltype(get)> here = {at < n ? smaller(n - at, block) : 0,
+                                       (smaller(n - lower, block) + HALF - 1) / HALF, get};
+    encode_block(f, &here, bytes + 2 * ((size_t)at >> f->shift),
+                 bytes + scales_bytes(f, n) + (size_t)at * (size_t)bits_per_value(f->values) / 8,
+                 [&](unsigned i, float decoded, float error) { settle(row, at + i, decoded, error); });
+}
+
+/* A block per chunk, then one per task of values. */
+static __global__ void __launch_bounds__(THREADS)
+    emit_rows(work_of<topk_row> work, unsigned n_chunks, const uint32_t *row_of_task) {
+    TAGC_SHARED(emit_shared, shared);
+    if (blockIdx.x < n_chunks) {
+        emit_positions(&work, &shared);
+        return;
+    }
+    const topk_row *row = &work.rows[row_of_task[blockIdx.x - n_chunks]];
+    emit_values(row, blockIdx.x - n_chunks - row->first_value_task);
+}
+
+} // namespace tagc_cuda
+
+#endif

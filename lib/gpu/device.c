@@ -1,0 +1,79 @@
+/* A device: its runtime, and error texts. */
+#include "core/memory.h"
+#include "core/status.h"
+#include "gpu/runtime.h"
+
+#include <stdio.h>
+#include <string.h>
+
+tagc_status tagc_device_check(const tagc_device *device, int code, const char *what) {
+    if (code == 0) return TAGC_OK;
+    const tagc_runtime *runtime = &device->runtime;
+    tagc_fail(TAGC_ERR_DEVICE, "cuda: %s failed on device %d: %s (%d)", what, device->ordinal,
+              runtime->GetErrorString(code), code);
+    runtime->GetLastError();
+    return TAGC_ERR_DEVICE;
+}
+
+tagc_status tagc_device_enter(const tagc_device *device, int *before) {
+    const tagc_runtime *runtime = &device->runtime;
+    TAGC_TRY(tagc_device_check(device, runtime->GetDevice(before), "asking for the current device"));
+    if (*before == device->ordinal) return TAGC_OK;
+    return tagc_device_check(device, runtime->SetDevice(device->ordinal), "choosing the device");
+}
+
+void tagc_device_leave(const tagc_device *device, int before) {
+    const tagc_runtime *runtime = &device->runtime;
+    if (before != device->ordinal) runtime->SetDevice(before);
+}
+
+tagc_status tagc_device_check_place(const tagc_device *device, const void *pointer, const char *what) {
+    tagc_place place;
+    TAGC_TRY(tagc_device_check(device, tagc_runtime_place(&device->runtime, pointer, &place),
+                               "asking where an array is"));
+    if (!place.is_device) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is not in the device's memory", what);
+    if (place.ordinal != device->ordinal)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s is on device %d, must be on device %d", what, place.ordinal,
+                         device->ordinal);
+    return TAGC_OK;
+}
+
+tagc_status tagc_device_create(const tagc_runtime *runtime, const char *where, int ordinal,
+                               tagc_device **out) {
+    *out = NULL;
+    tagc_device probe = {.runtime = *runtime, .ordinal = ordinal};
+    int n_devices = 0;
+    TAGC_TRY(tagc_device_check(&probe, runtime->GetDeviceCount(&n_devices), "counting the devices"));
+    if (ordinal < 0 || ordinal >= n_devices)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "device is %d, must be in [0, %d): cuda has so many devices here",
+                         ordinal, n_devices);
+    tagc_device *device;
+    TAGC_TRY(tagc_memory_create(sizeof *device, "a device", (void **)&device));
+    *device = probe;
+    snprintf(device->where, sizeof device->where, "%s", where);
+    *out = device;
+    return TAGC_OK;
+}
+
+tagc_status tagc_device_open(const char *maker, const char *library, int ordinal, tagc_device **out) {
+    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
+    *out = NULL;
+    if (!maker || strcmp(maker, "cuda") != 0)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "maker is %s, must be cuda", maker ? maker : "NULL");
+    tagc_runtime runtime;
+    char where[TAGC_WHERE_TEXT_BYTES];
+    TAGC_TRY(tagc_runtime_bind(library, &runtime, where));
+    tagc_status status = tagc_device_create(&runtime, where, ordinal, out);
+    if (status != TAGC_OK) tagc_runtime_unbind(&runtime);
+    return status;
+}
+
+const char *tagc_device_text(const tagc_device *device) {
+    return device->where;
+}
+
+void tagc_device_close(tagc_device *device) {
+    if (!device) return;
+    tagc_runtime_unbind(&device->runtime);
+    tagc_memory_destroy(device);
+}

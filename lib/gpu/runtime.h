@@ -1,0 +1,102 @@
+/* The functions of the CUDA runtime that tagc calls. cuda.c binds them by name to the library that the process has loaded. Tests
+ * bind them to a library of their own, and replace some.
+ *
+ * A call returns 0 or the runtime's own code, which GetErrorString describes. Streams and events are the runtime's handles; stream
+ * NULL is its default stream. Each thread has its current device. */
+#ifndef TAGC_GPU_RUNTIME_H
+#define TAGC_GPU_RUNTIME_H
+
+#include "tagc/device.h"
+
+/* Numbers of the runtime's binary interface, the same in all versions since 11.2. */
+enum {
+    TAGC_STREAM_NON_BLOCKING = 1,  /* cudaStreamNonBlocking: does not wait for the default stream */
+    TAGC_EVENT_WITHOUT_TIMING = 2, /* cudaEventDisableTiming */
+    TAGC_PINNED_PORTABLE = 1       /* cudaHostAllocPortable */
+};
+
+typedef enum tagc_copy {
+    TAGC_COPY_TO_DEVICE = 1, /* cudaMemcpyHostToDevice */
+    TAGC_COPY_TO_HOST = 2,   /* cudaMemcpyDeviceToHost */
+} tagc_copy;
+
+/* Each member is the function of that name with "cuda" before it. All are required. */
+typedef struct tagc_runtime {
+    void *library; /* of dlopen */
+    int (*RuntimeGetVersion)(int *version);
+    int (*GetDeviceCount)(int *n);
+    int (*GetDevice)(int *ordinal);
+    int (*SetDevice)(int ordinal);
+
+    /* A stream runs its work in order. */
+    int (*StreamCreateWithFlags)(void **stream, unsigned flags);
+    int (*StreamDestroy)(void *stream);
+    int (*StreamQuery)(void *stream); /* see tagc_runtime_answer */
+    int (*StreamSynchronize)(void *stream);
+    int (*StreamWaitEvent)(void *stream, void *event,
+                           unsigned flags);              /* one never recorded is over already */
+    int (*StreamIsCapturing)(void *stream, int *status); /* not 0: its work goes into a graph */
+
+    int (*EventCreateWithFlags)(void **event, unsigned flags);
+    int (*EventDestroy)(void *event);
+    int (*EventRecord)(void *event, void *stream);
+    int (*EventQuery)(void *event); /* see tagc_runtime_answer */
+
+    int (*MemcpyAsync)(void *to, const void *from, size_t n_bytes, int kind, void *stream); /* tagc_copy */
+    /* The runtime may call the functions of all streams from one thread. They must not call the runtime. After a failure of
+     * the device they are not called. */
+    int (*LaunchHostFunc)(void *stream, void (*function)(void *arg), void *arg);
+
+    /* Pinned memory: copies from and to it run while the host continues. */
+    int (*HostAlloc)(void **memory, size_t n_bytes, unsigned flags);
+    int (*FreeHost)(void *memory);
+
+    /* Memory of the current device, allocated and freed in the order of the stream. Neither call waits for the device: it would
+     * wait forever if a host function waits for the caller. */
+    int (*MallocAsync)(void **memory, size_t n_bytes, void *stream);
+    int (*FreeAsync)(void *memory, void *stream);
+    int (*MemsetAsync)(void *memory, int byte, size_t n_bytes, void *stream);
+
+    int (*PointerGetAttributes)(void *attributes, const void *pointer); /* see tagc_runtime_place */
+
+    const char *(*GetErrorString)(int code);
+    int (*GetLastError)(void); /* forgets it, so that no other library takes this failure for its own */
+} tagc_runtime;
+
+/* Binds *out to the CUDA runtime; library: as in tagc_device_open. TAGC_ERR_UNSUPPORTED if it is missing, too old or lacks a
+ * call. _unbind closes it. where: which library, and its version, for people. */
+enum { TAGC_WHERE_TEXT_BYTES = 160 };
+tagc_status tagc_runtime_bind(const char *library, tagc_runtime *out, char where[TAGC_WHERE_TEXT_BYTES]);
+void tagc_runtime_unbind(tagc_runtime *runtime);
+
+/* Of a query: *done, and 0 also for "not ready", which the runtime stores as an error. */
+int tagc_runtime_answer(const tagc_runtime *runtime, int code, int *done);
+
+/* Where an address points. */
+typedef struct tagc_place {
+    int is_device; /* 1: memory of a device, or managed */
+    int ordinal;   /* of that device */
+} tagc_place;
+int tagc_runtime_place(const tagc_runtime *runtime, const void *pointer, tagc_place *place);
+
+struct tagc_device {
+    tagc_runtime runtime;
+    char where[TAGC_WHERE_TEXT_BYTES];
+    int ordinal;
+};
+
+/* tagc_device_open for a bound runtime, which is copied. On success *out owns its library. */
+tagc_status tagc_device_create(const tagc_runtime *runtime, const char *where, int ordinal,
+                               tagc_device **out);
+
+/* TAGC_ERR_ARGUMENT, naming `what`, unless the pointer is in this device's memory. */
+tagc_status tagc_device_check_place(const tagc_device *device, const void *pointer, const char *what);
+
+/* TAGC_OK for 0, else TAGC_ERR_DEVICE with the runtime's text. It also clears the runtime's stored error. */
+tagc_status tagc_device_check(const tagc_device *device, int code, const char *what);
+
+/* Makes `device` the current one of this thread; *before receives the previous one. */
+tagc_status tagc_device_enter(const tagc_device *device, int *before);
+void tagc_device_leave(const tagc_device *device, int before);
+
+#endif

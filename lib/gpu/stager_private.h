@@ -1,0 +1,82 @@
+/* Inside of the stager. stager.c has its life and the calls of the exchanging thread, stage.c the work in streams. */
+#ifndef TAGC_GPU_STAGER_PRIVATE_H
+#define TAGC_GPU_STAGER_PRIVATE_H
+
+#include "gpu/runtime.h"
+
+#include <pthread.h>
+
+enum { N_TICKETS = 1024, MAX_SLOTS = 16, TEXT_BYTES = 256, LOOK_MS = 50 };
+
+/* One exchange under way. */
+typedef struct ticket {
+    tagc_stager *stager;
+    uint64_t number; /* 0: free */
+    uint64_t tag;
+    const void *input;  /* of a stage without copies: the arrays of the device */
+    void *output;       /* likewise; else NULL */
+    size_t n_bytes_out; /* 0: nothing is copied */
+    int slot;
+    int enqueued;   /* all work is enqueued, or as much of it as was possible */
+    int input_came; /* or never will */
+    int is_awaited; /* wait_for_result was enqueued */
+    int finished;
+    int is_slept_for; /* wait_for_result sleeps until it is finished */
+    int left;         /* and has returned */
+    tagc_status status;
+    char text[TEXT_BYTES];
+} ticket;
+
+typedef struct slot {
+    void *in, *out;                 /* pinned */
+    void *came, *copied_out, *back; /* events */
+    uint64_t last;                  /* ticket that recorded `back` last; 0: none */
+} slot;
+
+struct tagc_stager {
+    tagc_device *device;
+    void *out, *back; /* streams */
+    slot slots[MAX_SLOTS];
+    int n_slots;
+    size_t n_bytes_in, n_bytes_out; /* of every slot */
+
+    pthread_mutex_t
+        launch;       /* held while work is enqueued, so that streams get exchanges in the order of tickets */
+    uint64_t retired; /* with `launch` */
+
+    pthread_mutex_t lock; /* guards what follows; never held over a call of the runtime */
+    pthread_cond_t changed;
+    ticket tickets[N_TICKETS]; /* number n at n mod N_TICKETS */
+    uint64_t n_enqueued, n_taken, n_finished;
+    int is_closed;
+    tagc_status broken; /* by the runtime; TAGC_OK: not */
+    char why[TEXT_BYTES];
+    tagc_status first_failure; /* since the last wait */
+    char first_text[TEXT_BYTES];
+};
+
+struct tagc_stage {
+    tagc_stager *stager;
+    uint64_t tag;
+    size_t n_bytes_in, n_bytes_out;
+};
+
+static inline const tagc_runtime *runtime_of(const tagc_stager *stager) {
+    return &stager->device->runtime;
+}
+
+static inline ticket *ticket_of(tagc_stager *stager, uint64_t number) {
+    return &stager->tickets[number % N_TICKETS];
+}
+
+/* ---- stager.c ---- */
+
+/* Host functions of an exchange. The first notes that its input is in pinned memory, the second sleeps until it is
+ * finished. arg: its ticket. */
+void tagc_stager_input_came(void *arg);
+void tagc_stager_wait_for_result(void *arg);
+/* Call with the lock. The first notes a ticket's first failure, the second that the runtime failed. */
+void tagc_stager_fail_ticket(ticket *one, tagc_status status, const char *text);
+void tagc_stager_break_down(tagc_stager *stager, tagc_status status, const char *text);
+
+#endif

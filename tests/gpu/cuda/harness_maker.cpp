@@ -1,0 +1,281 @@
+#include "harness_maker.h"
+#include "harness.h"
+extern "C" {
+#include "../fake_runtime.h"
+#include "core/status.h"
+#include "tagc/device.h"
+const tagc_batch_maker *tagc_cuda_batch_maker(void);
+}
+
+#include <memory>
+#include <vector>
+
+/* A stream comes to it later, when the caller's lists may be others. */
+struct rows_of_run {
+    std::vector<tagc_batch_row> rows;
+    std::vector<std::vector<tagc_body>> bodies;
+    tagc_batch_result *results = nullptr;
+
+    void take(tagc_batch_kind kind, const tagc_batch_row *from, size_t n, tagc_batch_result *to) {
+        results = to;
+        rows.assign(from, from + n);
+        bodies.resize(n);
+        for (size_t i = 0; i < n; i++) {
+            size_t n_bodies =
+                kind == TAGC_BATCH_DECODE ? (size_t)from[i].n_bodies : kind == TAGC_BATCH_VALIDATE;
+            bodies[i].assign(from[i].bodies, from[i].bodies + n_bodies);
+        }
+    }
+    template <typename T> static void see(T *&pointer) {
+        if (pointer) pointer = static_cast<T *>(fake_view((void *)(size_t)pointer));
+    }
+    /* As kernels see it. */
+    void see_all() {
+        see(results);
+        for (size_t i = 0; i < rows.size(); i++) {
+            tagc_batch_row &row = rows[i];
+            see(row.gradient), see(row.residual_in), see(row.residual_out), see(row.sums), see(row.error),
+                see(row.body), see(row.lengths), see(row.stop);
+            for (tagc_body &body : bodies[i]) see(body.bytes);
+            row.bodies = bodies[i].data();
+        }
+    }
+};
+
+struct tagc_batch {
+    tagc_batch_kind kind;
+    void *work, *stream;
+    rows_of_run made, now;
+};
+
+namespace {
+
+uint64_t seed = 1;
+unsigned n_resident = 2;
+
+struct launch {
+    tagc_batch_kind kind;
+    void *work;
+    rows_of_run made, now;
+};
+
+/* Its tables come to the device with it: the copies of _create and _point are in the stream's order, too. */
+void run_launch(void *arg) {
+    std::unique_ptr<launch> one(static_cast<launch *>(arg));
+    const tagc_batch_maker *real = tagc_cuda_batch_maker();
+    tagc_batch *batch;
+    one->made.see_all(), one->now.see_all();
+    harness::configure(seed++, n_resident);
+    if (real->create(one->kind, one->made.rows.data(), one->made.rows.size(), one->made.results,
+                     fake_view(one->work), nullptr, nullptr, &batch) ||
+        real->point(batch, one->now.rows.data(), one->now.results) || real->run(batch))
+        harness::stop("a batch: %s", real->last_error());
+    real->destroy(batch);
+}
+
+/* ---- deltas ---- */
+
+struct deltas_of_run {
+    std::vector<tagc_delta_row> rows;
+    int *results = nullptr;
+    void take(const tagc_delta_row *from, size_t n, int *to) {
+        rows.assign(from, from + n);
+        results = to;
+    }
+    void see_all() {
+        rows_of_run::see(results);
+        for (tagc_delta_row &row : rows)
+            rows_of_run::see(row.values), rows_of_run::see(row.base), rows_of_run::see(row.out),
+                rows_of_run::see(row.body);
+    }
+};
+
+struct delta_launch {
+    tagc_delta_kind kind;
+    void *work;
+    deltas_of_run made, now;
+};
+
+void run_deltas(void *arg) {
+    std::unique_ptr<delta_launch> one(static_cast<delta_launch *>(arg));
+    const tagc_batch_maker *real = tagc_cuda_batch_maker();
+    tagc_delta_batch *batch;
+    one->made.see_all(), one->now.see_all();
+    harness::configure(seed++, n_resident);
+    if (real->delta_create(one->kind, one->made.rows.data(), one->made.rows.size(), one->made.results,
+                           fake_view(one->work), nullptr, &batch) ||
+        real->delta_point(batch, one->now.rows.data(), one->now.results) || real->delta_run(batch))
+        harness::stop("a batch of deltas: %s", real->last_error());
+    real->delta_destroy(batch);
+}
+
+tagc_status prepare() {
+    return tagc_cuda_batch_maker()->prepare();
+}
+
+tagc_status create(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows,
+                   tagc_batch_result *results, void *work, tagc_pool *, void *stream, tagc_batch **out) {
+    tagc_batch *b = *out = new tagc_batch{kind, work, stream, {}, {}};
+    b->made.take(kind, rows, n_rows, results);
+    b->now.take(kind, rows, n_rows, results);
+    return TAGC_OK;
+}
+
+tagc_status point(tagc_batch *b, const tagc_batch_row *rows, tagc_batch_result *results) {
+    b->now.take(b->kind, rows, b->made.rows.size(), results);
+    return TAGC_OK;
+}
+
+tagc_status run(tagc_batch *b) {
+    launch *one = new launch{b->kind, b->work, b->made, b->now};
+    int code = fake_launch(b->stream, run_launch, one);
+    if (!code) return TAGC_OK;
+    delete one;
+    return tagc_fail(TAGC_ERR_DEVICE, "a launch: an illegal memory access");
+}
+
+void destroy(tagc_batch *b) {
+    delete b;
+}
+
+} // namespace
+
+struct tagc_delta_batch {
+    tagc_delta_kind kind;
+    void *work, *stream;
+    deltas_of_run made, now;
+};
+
+namespace {
+
+tagc_status delta_create(tagc_delta_kind kind, const tagc_delta_row *rows, size_t n_rows, int *results,
+                         void *work, void *stream, tagc_delta_batch **out) {
+    tagc_delta_batch *b = *out = new tagc_delta_batch{kind, work, stream, {}, {}};
+    b->made.take(rows, n_rows, results);
+    b->now.take(rows, n_rows, results);
+    return TAGC_OK;
+}
+
+tagc_status delta_point(tagc_delta_batch *b, const tagc_delta_row *rows, int *results) {
+    b->now.take(rows, b->made.rows.size(), results);
+    return TAGC_OK;
+}
+
+tagc_status delta_run(tagc_delta_batch *b) {
+    delta_launch *one = new delta_launch{b->kind, b->work, b->made, b->now};
+    int code = fake_launch(b->stream, run_deltas, one);
+    if (!code) return TAGC_OK;
+    delete one;
+    return tagc_fail(TAGC_ERR_DEVICE, "a launch: an illegal memory access");
+}
+
+void delta_destroy(tagc_delta_batch *b) {
+    delete b;
+}
+
+} // namespace
+
+/* ---- slots ---- */
+
+namespace {
+
+/* One call of the real maker, with pointers as kernels see them, when the stream comes to it. */
+template <typename F> struct later {
+    F call;
+    static void run(void *arg) {
+        std::unique_ptr<later> one(static_cast<later *>(arg));
+        harness::configure(seed++, n_resident);
+        if (one->call()) harness::stop("slots: %s", tagc_cuda_batch_maker()->last_error());
+    }
+};
+
+template <typename F> tagc_status launch_later(void *stream, F call) {
+    auto *one = new later<F>{call};
+    int code = fake_launch(stream, later<F>::run, one);
+    if (!code) return TAGC_OK;
+    delete one;
+    return tagc_fail(TAGC_ERR_DEVICE, "a launch: an illegal memory access");
+}
+
+template <typename T> T *seen(T *pointer) {
+    rows_of_run::see(pointer);
+    return pointer;
+}
+
+const tagc_slots_maker *real_slots() {
+    return tagc_cuda_batch_maker()->slots;
+}
+
+tagc_status slots_seal(const tagc_slots_form *form, uint8_t *slots, const tagc_batch_result *results,
+                       tagc_slots_verdict *verdict, void *work, void *stream) {
+    return launch_later(stream, [=, f = *form] {
+        return real_slots()->seal(&f, seen(slots), seen(results), seen(verdict),
+                                  seen(static_cast<char *>(work)), nullptr);
+    });
+}
+
+tagc_status slots_open(const tagc_slots_form *form, const uint8_t *slots, uint64_t *lengths,
+                       tagc_slots_verdict *verdict, void *work, void *stream) {
+    return launch_later(stream, [=, f = *form] {
+        return real_slots()->open(&f, seen(slots), seen(lengths), seen(verdict),
+                                  seen(static_cast<char *>(work)), nullptr);
+    });
+}
+
+tagc_status slots_judge(const tagc_slots_form *form, const tagc_batch_result *results, uint32_t n,
+                        const uint64_t *lengths, tagc_slots_verdict *verdict, int *stop, void *stream) {
+    return launch_later(stream, [=, f = *form] {
+        return real_slots()->judge(&f, seen(results), n, seen(lengths), seen(verdict), seen(stop), nullptr);
+    });
+}
+
+tagc_status slots_settle(const tagc_slots_verdict *agreed, const float *before, float *residual,
+                         size_t n_residual, float *output, size_t n_output, void *stream) {
+    return launch_later(stream, [=] {
+        return real_slots()->settle(seen(agreed), seen(before), seen(residual), n_residual, seen(output),
+                                    n_output, nullptr);
+    });
+}
+
+size_t slots_work_bytes(uint32_t n_slots) {
+    return real_slots()->work_bytes(n_slots);
+}
+
+const tagc_slots_maker harness_slots = {slots_work_bytes, slots_seal, slots_open, slots_judge, slots_settle};
+
+} // namespace
+
+void harness_maker_configure(uint64_t first, unsigned n) {
+    seed = first;
+    n_resident = n;
+}
+
+static tagc_batch_maker make() {
+    tagc_batch_maker maker = *tagc_cuda_batch_maker();
+    maker.name = "harness";
+    maker.prepare = prepare;
+    maker.create = create;
+    maker.point = point;
+    maker.run = run;
+    maker.destroy = destroy;
+    maker.last_error = tagc_last_error;
+    maker.delta_create = delta_create;
+    maker.delta_point = delta_point;
+    maker.delta_run = delta_run;
+    maker.delta_destroy = delta_destroy;
+    maker.slots = &harness_slots;
+    return maker;
+}
+
+const tagc_batch_maker *harness_maker(void) {
+    static const tagc_batch_maker maker = make();
+    return &maker;
+}
+
+#ifdef HARNESS_LIBRARY
+#undef tagc_cuda_batch_maker
+extern "C" TAGC_API const tagc_batch_maker *tagc_cuda_batch_maker(void);
+const tagc_batch_maker *tagc_cuda_batch_maker(void) {
+    return harness_maker();
+}
+#endif

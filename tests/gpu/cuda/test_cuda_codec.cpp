@@ -1,0 +1,670 @@
+/* Kernels of the codec, executed by the harness, against the codec of the processor: the same bytes, residuals, sums and
+ * verdicts, bit for bit, for rows of both codes together in one batch. */
+#define RANDOM_SEED 31
+#include "../../codec/random.h"
+#ifdef TAGC_CUDA_HARNESS
+#include "harness.h"
+#else /* the same on a device: scripts/gpu.sh */
+#include <cuda_runtime.h>
+#endif
+extern "C" {
+#include "gpu/batch.h"
+#include "codec/delta.h"
+#include "codec/select.h"
+#include "core/memory.h"
+const tagc_batch_maker *tagc_cuda_batch_maker(void);
+}
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <vector>
+
+#if defined(HARNESS_THREAD_SANITIZER)
+enum { N_SMALL = 120, N_LARGE = 6, N_DAMAGED = 40, N_MISLED = 5, N_HUGE = 0 };
+#elif defined(HARNESS_ADDRESS_SANITIZER)
+enum { N_SMALL = 600, N_LARGE = 20, N_DAMAGED = 200, N_MISLED = 20, N_HUGE = 0 };
+#elif TAGC_CUDA_THREADS > 64
+enum { N_SMALL = 60, N_LARGE = 6, N_DAMAGED = 20, N_MISLED = 5, N_HUGE = 0 };
+#else
+enum { N_SMALL = 600, N_LARGE = 30, N_DAMAGED = 250, N_MISLED = 40, N_HUGE = 3 };
+#endif
+
+extern "C" const char *__tsan_default_options();
+extern "C" const char *__tsan_default_options() {
+    return "halt_on_error=1:atexit_sleep_ms=0";
+}
+
+static const char *now = "?"; /* what is tested */
+static int trial_now;
+
+#define CHECK(condition)                                                                                     \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "%s:%d: %s, trial %d: %s (last error: %s)\n", __FILE__, __LINE__, now,           \
+                    trial_now, #condition, tagc_last_error());                                               \
+            exit(1);                                                                                         \
+        }                                                                                                    \
+    } while (0)
+
+/* Memory that both makers reach. */
+#ifdef TAGC_CUDA_HARNESS
+static void *take_memory(size_t n_bytes) {
+    return malloc(n_bytes ? n_bytes : 1);
+}
+static void give_memory(void *bytes) {
+    free(bytes);
+}
+static int has_run() {
+    return 1;
+}
+static void configure(uint64_t seed, unsigned n_resident) {
+    harness::configure(seed, n_resident);
+}
+#else
+static void *take_memory(size_t n_bytes) {
+    void *bytes = nullptr;
+    return cudaMallocManaged(&bytes, n_bytes ? n_bytes : 1) == cudaSuccess ? bytes : nullptr;
+}
+static void give_memory(void *bytes) {
+    (void)cudaFree(bytes);
+}
+static int has_run() {
+    return cudaDeviceSynchronize() == cudaSuccess;
+}
+static void configure(uint64_t, unsigned) {
+}
+#endif
+
+/* Exactly n of them in an allocation of its own, `offset` of them into it. */
+template <typename T> struct array {
+    T *memory = nullptr;
+    size_t n = 0, offset = 0;
+    array() = default;
+    array(const array &) = delete;
+    ~array() {
+        give_memory(memory);
+    }
+    void make(size_t count, size_t shift) {
+        give_memory(memory);
+        n = count;
+        offset = shift;
+        memory = static_cast<T *>(take_memory((n + offset) * sizeof(T)));
+        CHECK(memory);
+        memset(static_cast<void *>(memory), 0xee, (n + offset) * sizeof(T));
+    }
+    T *at() const {
+        return memory + offset;
+    }
+    void copy(const array &from) {
+        make(from.n, from.offset);
+        memcpy(at(), from.at(), n * sizeof(T));
+    }
+    /* Bit for bit; but a NaN is a NaN. */
+    int equals(const array &other) const {
+        if (n != other.n) return 0;
+        for (size_t i = 0; i < n; i++) {
+            const T a = at()[i], b = other.at()[i];
+            if (memcmp(&a, &b, sizeof a) != 0 && (a == a || b == b)) return 0;
+        }
+        return 1;
+    }
+};
+
+/* ---- inputs ---- */
+
+enum { HEAVY, TIES, ZEROS, FEW, DENORMALS, HUGE_ONES, CLUMPED, OUTLIERS, ALIKE, N_FILLS };
+
+static float float_of_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static float drawn(int kind, size_t i, size_t begin) {
+    const float sign = random_below(2) ? 1.0f : -1.0f;
+    switch (kind) {
+    case HEAVY:
+        return random_normal() * expf(random_normal());
+    case TIES:
+        return (float)((int)random_below(5) - 2);
+    case ZEROS:
+        return 0.0f * sign;
+    case FEW:
+        return random_below(40) ? 0.0f : random_normal();
+    case DENORMALS:
+        return float_of_bits((uint32_t)random_below(1u << (1 + random_below(24)))) * sign;
+    case HUGE_ONES:
+        return sign * (random_below(4) ? FLT_MAX / 2 : random_normal());
+    case CLUMPED:
+        return random_normal() * (i >= begin && i < begin + 900 ? 1000.0f : 1.0f);
+    case OUTLIERS:
+        return random_normal() * (random_below(200) ? 1e-12f : 1e15f);
+    default:
+        return sign * 0.25f;
+    }
+}
+
+static void fill(int kind, const array<float> &x) {
+    const size_t begin = x.n ? random_below(x.n) : 0;
+    for (size_t i = 0; i < x.n; i++) x.at()[i] = drawn(kind, i, begin);
+}
+
+static tagc_code_options random_options(size_t most) {
+    static const int blocks[] = {16, 32, 128, 512, 4096};
+    tagc_code_options o = {};
+    o.n = random_below(30) ? random_below(most) : random_below(3);
+    o.k = o.n;
+    o.values = (int)random_below(6);
+    o.block = blocks[random_below(random_below(4) ? 3 : 5)];
+    o.sparse = random_below(3) != 0;
+    if (o.sparse && random_below(12)) o.k = random_below(random_below(4) ? o.n / 10 + 1 : o.n + 1);
+    o.rotate = !o.sparse && random_below(2);
+    return o;
+}
+
+/* ---- one maker and another ---- */
+
+static char *aligned(char *bytes) {
+    return bytes + (TAGC_ALIGNMENT - (uintptr_t)bytes % TAGC_ALIGNMENT) % TAGC_ALIGNMENT;
+}
+
+static std::vector<tagc_batch_result> run_batch(const tagc_batch_maker *maker, tagc_batch_kind kind,
+                                                const std::vector<tagc_batch_row> &rows) {
+    array<char> work;
+    array<tagc_batch_result> results;
+    tagc_batch *batch;
+    results.make(rows.size(), 0);
+    work.make(maker->work_bytes(kind, rows.data(), rows.size(), 1) + TAGC_ALIGNMENT, 0);
+    CHECK(maker->create(kind, rows.data(), rows.size(), results.at(), aligned(work.at()), nullptr, nullptr,
+                        &batch) == TAGC_OK);
+    CHECK(maker->run(batch) == TAGC_OK && has_run());
+    maker->destroy(batch);
+    return std::vector<tagc_batch_result>(results.at(), results.at() + rows.size());
+}
+
+/* The arrays of one row, once for each maker. */
+struct fragment {
+    array<float> gradient, residual, next, sums, error;
+    array<uint8_t> body;
+    int in_place = 0, carries = 1;
+};
+
+static void copy(fragment *to, const fragment *from) {
+    to->gradient.copy(from->gradient);
+    to->residual.copy(from->residual);
+    to->next.copy(from->next);
+    to->sums.copy(from->sums);
+    to->error.copy(from->error);
+    to->body.copy(from->body);
+    to->in_place = from->in_place;
+    to->carries = from->carries;
+}
+
+static size_t random_offset() {
+    return random_below(2) ? 0 : random_below(16);
+}
+
+static void make_fragment(const tagc_code_options *o, int kind, fragment *f) {
+    const size_t offset = random_offset();
+    array<float> *arrays[] = {&f->gradient, &f->residual, &f->next, &f->sums, &f->error};
+    for (array<float> *a : arrays) a->make(o->n, random_below(2) ? offset : random_offset());
+    fill(kind, f->gradient);
+    fill(kind == HUGE_ONES || kind == ALIKE ? (int)ZEROS : kind, f->residual);
+    fill(random_below(8) ? (int)HEAVY : (int)HUGE_ONES, f->error);
+    f->sums.copy(f->gradient);
+    f->body.make(tagc_code_of(o)->max_bytes(o), random_below(8));
+    f->in_place = random_below(2);
+    f->carries = o->sparse || random_below(4);
+}
+
+static tagc_batch_row encode_row(const tagc_code_options *o, const fragment *f) {
+    tagc_batch_row row = {};
+    row.options = *o;
+    row.gradient = f->gradient.at();
+    row.residual_in = f->carries ? f->residual.at() : nullptr;
+    row.residual_out = f->carries ? (f->in_place ? f->residual.at() : f->next.at()) : nullptr;
+    row.body = f->body.at();
+    return row;
+}
+
+static void check_encoded(const tagc_encoded *a, const tagc_encoded *b, const fragment *fa,
+                          const fragment *fb) {
+    CHECK(a->nonfinite == b->nonfinite);
+    CHECK(a->n_kept == b->n_kept);
+    CHECK(a->n_index_bytes == b->n_index_bytes);
+    CHECK(a->n_bytes == b->n_bytes);
+    CHECK(memcmp(fa->body.at(), fb->body.at(), a->n_bytes) == 0);
+}
+
+struct batch_case {
+    std::vector<tagc_code_options> options;
+    std::vector<fragment> cpu, cuda;
+    explicit batch_case(size_t n) : options(n), cpu(n), cuda(n) {
+    }
+};
+
+static void spoil(const array<float> &x) {
+    static const float bad[] = {NAN, INFINITY, -INFINITY, FLT_MAX};
+    if (x.n) x.at()[random_below(x.n)] = bad[random_below(4)];
+}
+
+/* As the sums of an owner are: few are not zero. */
+static void thin_out(const array<float> &sums) {
+    const size_t one_in = 1 + random_below(40);
+    for (size_t i = 0; i < sums.n; i++)
+        if (random_below(one_in)) sums.at()[i] = 0;
+}
+
+static void make_case(batch_case *c, size_t most, int kind) {
+    for (size_t i = 0; i < c->options.size(); i++) {
+        c->options[i] = random_options(most);
+        make_fragment(&c->options[i], kind < 0 ? (int)random_below(N_FILLS) : kind, &c->cpu[i]);
+        if (c->options[i].sparse && random_below(8)) thin_out(c->cpu[i].sums);
+        if (random_below(12) == 0) spoil(c->cpu[i].gradient);
+        if (random_below(12) == 0) spoil(c->cpu[i].residual);
+        if (random_below(12) == 0) spoil(c->cpu[i].sums);
+        copy(&c->cuda[i], &c->cpu[i]);
+    }
+}
+
+static std::vector<tagc_batch_row> rows_of(const batch_case *c, const std::vector<fragment> &fragments) {
+    std::vector<tagc_batch_row> rows;
+    for (size_t i = 0; i < c->options.size(); i++) rows.push_back(encode_row(&c->options[i], &fragments[i]));
+    return rows;
+}
+
+/* ---- encode ---- */
+
+static void check_encode(batch_case *c, std::vector<tagc_batch_result> *results) {
+    now = "encode";
+    *results = run_batch(&tagc_batch_cpu, TAGC_BATCH_ENCODE, rows_of(c, c->cpu));
+    auto own = run_batch(tagc_cuda_batch_maker(), TAGC_BATCH_ENCODE, rows_of(c, c->cuda));
+    for (size_t i = 0; i < c->options.size(); i++) {
+        check_encoded(&(*results)[i].encoded, &own[i].encoded, &c->cpu[i], &c->cuda[i]);
+        CHECK(c->cpu[i].gradient.equals(c->cuda[i].gradient));
+        if (own[i].encoded.nonfinite) continue;
+        CHECK(c->cpu[i].residual.equals(c->cuda[i].residual));
+        CHECK(c->cpu[i].next.equals(c->cuda[i].next));
+    }
+}
+
+/* ---- sums of owners ---- */
+
+static tagc_batch_row sums_row_of(const tagc_code_options *o, const fragment *f, float unscale,
+                                  int has_error) {
+    tagc_batch_row row = {};
+    row.options = *o;
+    row.sums = f->sums.at();
+    row.error = has_error ? f->error.at() : nullptr;
+    row.scale = unscale;
+    row.body = f->body.at();
+    return row;
+}
+
+static void check_sums(size_t n_rows, size_t most) {
+    now = "encode_sums";
+    batch_case c(n_rows);
+    std::vector<tagc_batch_row> cpu, cuda;
+    make_case(&c, most, -1);
+    for (size_t i = 0; i < n_rows; i++) {
+        tagc_code_options *o = &c.options[i];
+        size_t n_others = 0;
+        for (size_t j = 0; j < o->n; j++) n_others += c.cpu[i].sums.at()[j] != 0;
+        if (o->sparse) o->k = n_others + random_below(o->n - n_others + 1);
+        c.cpu[i].body.make(tagc_code_of(o)->max_bytes(o), random_below(8));
+        c.cuda[i].body.copy(c.cpu[i].body);
+        const float unscale = random_below(9) ? 2.5f : 3e38f;
+        const int has_error = random_below(4) != 0;
+        cpu.push_back(sums_row_of(o, &c.cpu[i], unscale, has_error));
+        cuda.push_back(sums_row_of(o, &c.cuda[i], unscale, has_error));
+    }
+    auto expected = run_batch(&tagc_batch_cpu, TAGC_BATCH_ENCODE_SUMS, cpu);
+    auto own = run_batch(tagc_cuda_batch_maker(), TAGC_BATCH_ENCODE_SUMS, cuda);
+    for (size_t i = 0; i < n_rows; i++) {
+        check_encoded(&expected[i].encoded, &own[i].encoded, &c.cpu[i], &c.cuda[i]);
+        if (own[i].encoded.nonfinite) continue;
+        CHECK(c.cpu[i].sums.equals(c.cuda[i].sums));
+        CHECK(c.cpu[i].error.equals(c.cuda[i].error));
+    }
+}
+
+/* ---- decode ---- */
+
+/* Another body of the same shape. */
+static size_t encode_another(const tagc_code_options *o, array<uint8_t> *body) {
+    fragment f;
+    make_fragment(o, random_below(2) ? (int)HEAVY : (int)FEW, &f);
+    auto results = run_batch(&tagc_batch_cpu, TAGC_BATCH_ENCODE, {encode_row(o, &f)});
+    const size_t n = results[0].encoded.n_bytes;
+    body->make(n, random_below(8));
+    memcpy(body->at(), f.body.at(), n);
+    return n;
+}
+
+/* Each row adds its own body and others, in this order. */
+static void check_decode(const batch_case *c, const std::vector<tagc_batch_result> &results) {
+    now = "decode";
+    const size_t n_rows = c->options.size();
+    std::vector<tagc_batch_row> cpu, cuda;
+    std::vector<std::vector<tagc_body>> bodies(n_rows);
+    std::vector<array<uint8_t>> exact(n_rows), others(3 * n_rows); /* of the length of the body */
+    std::vector<fragment> a(n_rows), b(n_rows);
+    for (size_t i = 0; i < n_rows; i++) {
+        const tagc_encoded *e = &results[i].encoded;
+        const size_t n_times = e->nonfinite ? 0 : random_below(4);
+        exact[i].make(e->n_bytes, random_below(8));
+        memcpy(exact[i].at(), c->cpu[i].body.at(), e->n_bytes);
+        for (size_t t = 0; t < n_times; t++) {
+            array<uint8_t> *other = &others[3 * i + t];
+            const size_t n_bytes = t % 2 ? encode_another(&c->options[i], other) : e->n_bytes;
+            bodies[i].push_back({t % 2 ? other->at() : exact[i].at(), n_bytes});
+        }
+        a[i].sums.make(c->options[i].n, random_offset());
+        tagc_batch_row row = {};
+        row.options = c->options[i];
+        row.add = random_below(2);
+        row.scale = random_below(2) ? 1.0f : 0.37f;
+        row.bodies = bodies[i].data();
+        row.n_bodies = (int)n_times;
+        if (row.add) fill(random_below(6) ? (int)HEAVY : (int)HUGE_ONES, a[i].sums);
+        b[i].sums.copy(a[i].sums);
+        row.sums = a[i].sums.at();
+        cpu.push_back(row);
+        row.sums = b[i].sums.at();
+        cuda.push_back(row);
+    }
+    auto expected = run_batch(&tagc_batch_cpu, TAGC_BATCH_DECODE, cpu);
+    auto own = run_batch(tagc_cuda_batch_maker(), TAGC_BATCH_DECODE, cuda);
+    for (size_t i = 0; i < n_rows; i++) {
+        CHECK(expected[i].nonfinite == own[i].nonfinite);
+        CHECK(a[i].sums.equals(b[i].sums));
+    }
+}
+
+/* ---- validate ---- */
+
+static void damage_body(array<uint8_t> *body, size_t n_index_bytes) {
+    const size_t kind = random_below(7), n = body->n;
+    if (kind == 0) { /* shorter or longer */
+        array<uint8_t> other;
+        other.make(random_below(2) ? random_below(n + 1) : n + 1 + random_below(9), 0);
+        for (size_t i = 0; i < other.n; i++) other.at()[i] = i < n ? body->at()[i] : 0;
+        body->copy(other);
+    } else if (kind == 6 && n_index_bytes) { /* of a bitmap one item less, and one past the end */
+        uint8_t *last = &body->at()[n_index_bytes - 1];
+        *last = (uint8_t)((*last & (*last - 1)) | 0x80);
+    } else if (kind == 1) { /* all of it */
+        for (size_t i = 0; i < n; i++) body->at()[i] = (uint8_t)random_u64();
+    } else if (n) { /* a few bits, of the front, the codes or the values */
+        const size_t most = kind == 2 && n > 16 ? 16 : kind == 3 && n_index_bytes ? n_index_bytes : n;
+        for (size_t i = 1 + random_below(3); i > 0; i--)
+            body->at()[random_below(most)] ^= (uint8_t)(1u << random_below(8));
+    }
+}
+
+static int n_damaged, n_sound;
+
+static void check_validate(const batch_case *c, const std::vector<tagc_batch_result> &results) {
+    now = "validate";
+    const size_t n_each = 4;
+    std::vector<tagc_batch_row> rows;
+    std::vector<tagc_body> bodies(c->options.size() * n_each);
+    std::vector<array<uint8_t>> bytes(bodies.size());
+    for (size_t i = 0; i < bodies.size(); i++) {
+        const tagc_encoded *e = &results[i / n_each].encoded;
+        bytes[i].make(e->n_bytes, random_below(8));
+        memcpy(bytes[i].at(), c->cpu[i / n_each].body.at(), e->n_bytes);
+        if (i % n_each) damage_body(&bytes[i], e->n_index_bytes);
+        bodies[i] = {bytes[i].at(), bytes[i].n};
+        tagc_batch_row row = {};
+        row.options = c->options[i / n_each];
+        row.bodies = &bodies[i];
+        row.n_bodies = 1;
+        rows.push_back(row);
+    }
+    auto expected = run_batch(&tagc_batch_cpu, TAGC_BATCH_VALIDATE, rows);
+    auto own = run_batch(tagc_cuda_batch_maker(), TAGC_BATCH_VALIDATE, rows);
+    for (size_t i = 0; i < rows.size(); i++) {
+        const tagc_code *code = tagc_code_of(&rows[i].options);
+        CHECK(expected[i].damage == own[i].damage);
+        CHECK((own[i].damage == 0) ==
+              (code->validate(&rows[i].options, bodies[i].bytes, bodies[i].n_bytes) == TAGC_OK));
+        n_damaged += own[i].damage != 0;
+        n_sound += i % n_each && own[i].damage == 0;
+    }
+}
+
+/* ---- all ---- */
+
+static void begin(int test, int trial) {
+    random_begin((uint64_t)test, (uint64_t)trial);
+    trial_now = trial;
+    configure(random_u64(), 1 + (unsigned)trial % 5);
+}
+
+static void each_trial(int test, int n_trials, size_t n_rows, size_t most, int validates) {
+    for (int trial = 0; trial < n_trials; trial++) {
+        begin(test, trial);
+        batch_case c(1 + random_below(n_rows));
+        std::vector<tagc_batch_result> results;
+        make_case(&c, most, trial < N_FILLS ? trial : -1);
+        check_encode(&c, &results);
+        if (validates) check_validate(&c, results);
+        check_decode(&c, results);
+        check_sums(1 + random_below(n_rows), most);
+    }
+}
+
+/* ---- samples that mislead ---- */
+
+static void check_one(tagc_code_options o, const array<float> &gradient) {
+    batch_case c(1);
+    std::vector<tagc_batch_result> results;
+    c.options[0] = o;
+    make_fragment(&o, ZEROS, &c.cpu[0]);
+    memcpy(c.cpu[0].gradient.at(), gradient.at(), o.n * sizeof(float));
+    copy(&c.cuda[0], &c.cpu[0]);
+    check_encode(&c, &results);
+}
+
+/* Lines that sample_rows looks at, (n / 16): the rows here are made to mislead it. */
+static std::vector<char> sampled_lines(size_t n) {
+    const uint32_t n_windows = TAGC_CUDA_LINES, stride = (uint32_t)(n / 16 / n_windows);
+    std::vector<char> is_sampled(n / 16 + 1);
+    for (uint32_t w = 0; w < n_windows; w++) {
+        uint32_t x = w;
+        x = (x ^ x >> 16) * 0x85ebca6bu;
+        x = (x ^ x >> 13) * 0xc2b2ae35u;
+        x ^= x >> 16;
+        is_sampled[w * stride + (uint32_t)((uint64_t)x * stride >> 32)] = 1;
+    }
+    return is_sampled;
+}
+
+static void test_misled(int trial) {
+    begin(5, trial);
+    now = "a sample that misleads";
+    const size_t least = (size_t)4 * 16 * TAGC_CUDA_LINES;
+    tagc_code_options o = {};
+    o.n = least + random_below(3 * least);
+    o.sparse = 1;
+    o.values = (int)random_below(6);
+    o.block = 128;
+    array<float> x;
+    x.make(o.n, 0);
+    const std::vector<char> is_sampled = sampled_lines(o.n);
+    size_t n_large = 0;
+    const int pattern = trial % 5;
+    for (size_t i = 0; i < o.n; i++) {
+        const int sampled = is_sampled[i / 16];
+        const float sign = random_below(2) ? 1.0f : -1.0f;
+        int is_large = pattern < 3    ? !sampled && random_below(2)
+                       : pattern == 3 ? sampled
+                                      : random_below(3) == 0;
+        n_large += (size_t)is_large;
+        x.at()[i] = sign * (is_large ? 1 + (float)random_uniform() * 0.03f : pattern == 4 ? 0.0f : 0.25f);
+    }
+    o.k = pattern == 0   ? n_large     /* all that are kept for certain, and no more */
+          : pattern == 1 ? n_large - 3 /* too many for certain */
+          : pattern == 2 ? n_large + 3 /* ties */
+          : pattern == 3
+              ? n_large + o.n / 4    /* too few candidates */
+              : n_large - o.n / 100; /* the bounds are far apart, the k-th largest is just below the upper */
+    check_one(o, x);
+}
+
+/* Positions of which the sampled chunks say little: others are full. So many chunks that a block takes them in turns. */
+static void test_many_chunks(int trial) {
+    begin(6, trial);
+    now = "many chunks";
+    tagc_code_options o = {};
+    const size_t chunk = trial == 2 ? 2048 : 16384;
+    o.n = chunk * 66 + 77;
+    o.k = trial == 2 ? o.n * 2 / 3 : o.n * 8 / 100;
+    o.sparse = 1;
+    o.values = TAGC_FORMAT_INT2;
+    o.block = 128;
+    array<float> x;
+    x.make(o.n, 0);
+    for (size_t i = 0; i < o.n; i++)
+        x.at()[i] = trial == 2                    ? (float)((int)random_below(4) - 1)
+                    : trial == 1 || i / chunk % 2 ? (float)((int)random_below(6) - 2)
+                    : random_below(4000) == 0     ? 5.0f
+                                                  : 0.0f;
+    check_one(o, x);
+}
+
+/* ---- deltas ---- */
+
+static std::vector<int> run_deltas(const tagc_batch_maker *maker, tagc_delta_kind kind,
+                                   const std::vector<tagc_delta_row> &rows) {
+    array<char> work;
+    array<int> results;
+    tagc_delta_batch *batch;
+    results.make(rows.size(), 0);
+    work.make(maker->delta_work_bytes(rows.data(), rows.size()) + TAGC_ALIGNMENT, 0);
+    CHECK(maker->delta_create(kind, rows.data(), rows.size(), results.at(), aligned(work.at()), nullptr,
+                              &batch) == TAGC_OK);
+    CHECK(maker->delta_run(batch) == TAGC_OK && has_run());
+    maker->delta_destroy(batch);
+    return std::vector<int>(results.at(), results.at() + rows.size());
+}
+
+/* All the same but codes of blocks whose scale is NaN, which say nothing. */
+static int deltas_equal(const tagc_delta_row *row, const array<uint8_t> &a, const array<uint8_t> &b) {
+    const size_t n_blocks = (row->n + TAGC_DELTA_BLOCK - 1) / TAGC_DELTA_BLOCK,
+                 n_codes = (size_t)row->bits * 32;
+    if (memcmp(a.at(), b.at(), 2 * n_blocks) != 0) return 0;
+    for (size_t i = 0; i < n_blocks; i++) {
+        const size_t at = 2 * n_blocks + i * n_codes;
+        const int says_nothing = a.at()[2 * i] == 0xc0 && a.at()[2 * i + 1] == 0x7f;
+        if (!says_nothing && memcmp(a.at() + at, b.at() + at, n_codes) != 0) return 0;
+    }
+    return 1;
+}
+
+static void test_deltas(int trial) {
+    static const int widths[] = {8, 4, 2};
+    begin(7, trial);
+    now = "deltas";
+    const size_t n_rows = 1 + random_below(4);
+    std::vector<tagc_delta_row> cpu(n_rows), cuda(n_rows);
+    std::vector<array<float>> values(n_rows), base(n_rows), out(n_rows), own_out(n_rows);
+    std::vector<array<uint8_t>> body(n_rows), own_body(n_rows), sound(n_rows);
+    for (size_t i = 0; i < n_rows; i++) {
+        tagc_delta_row row = {};
+        row.bits = widths[random_below(3)];
+        row.n = random_below(10) ? random_below(2000) : 0;
+        values[i].make(row.n, random_offset());
+        base[i].make(row.n, random_offset());
+        out[i].make(row.n, random_offset());
+        const int kind = (int)random_below(N_FILLS);
+        fill(kind, values[i]);
+        fill(random_below(2) ? kind : (int)ZEROS, base[i]);
+        fill(random_below(2) ? (int)HEAVY : (int)HUGE_ONES, out[i]);
+        if (random_below(6) == 0) spoil(values[i]);
+        own_out[i].copy(out[i]);
+        body[i].make(tagc_delta_bytes(row.bits, row.n), random_below(8));
+        own_body[i].copy(body[i]);
+        row.values = values[i].at();
+        row.base = random_below(3) ? base[i].at() : nullptr;
+        row.out = out[i].at();
+        row.body = body[i].at();
+        cpu[i] = row;
+        row.out = own_out[i].at();
+        row.body = own_body[i].at();
+        cuda[i] = row;
+    }
+    const tagc_batch_maker *maker = tagc_cuda_batch_maker();
+    CHECK(run_deltas(&tagc_batch_cpu, TAGC_DELTA_ENCODE, cpu) == run_deltas(maker, TAGC_DELTA_ENCODE, cuda));
+    for (size_t i = 0; i < n_rows; i++) {
+        CHECK(deltas_equal(&cpu[i], body[i], own_body[i]));
+        sound[i].copy(body[i]);
+        if (body[i].n && random_below(3) == 0) /* an infinite scale, or any bit */
+            memcpy(body[i].at(), random_below(2) ? "\x80\x7f" : "\x80\xff", 2);
+        else if (body[i].n && random_below(3) == 0)
+            body[i].at()[random_below(body[i].n)] ^= (uint8_t)(1u << random_below(8));
+        memcpy(own_body[i].at(), body[i].at(), body[i].n);
+    }
+    for (size_t i = 0; i < n_rows; i++) { /* what is refused is not applied */
+        if (tagc_delta_validate(cpu[i].bits, body[i].at(), cpu[i].n) == TAGC_OK) continue;
+        for (size_t block = 0; block * TAGC_DELTA_BLOCK < cpu[i].n; block++)
+            sound[i].at()[2 * block + 1] &= 0xbf; /* finite, where values were not */
+        memcpy(body[i].at(), sound[i].at(), sound[i].n);
+        memcpy(own_body[i].at(), sound[i].at(), sound[i].n);
+    }
+    run_deltas(&tagc_batch_cpu, TAGC_DELTA_APPLY, cpu);
+    run_deltas(maker, TAGC_DELTA_APPLY, cuda);
+    for (size_t i = 0; i < n_rows; i++) CHECK(out[i].equals(own_out[i]));
+}
+
+/* Launches do not depend on the rows, and one batch serves many steps with other arrays. */
+static void test_again(void) {
+    now = "again";
+    begin(4, 0);
+    const tagc_batch_maker *maker = tagc_cuda_batch_maker();
+    batch_case c(3);
+    array<char> work;
+    tagc_batch *batch = nullptr;
+    array<tagc_batch_result> results;
+    results.make(3, 0);
+    make_case(&c, 3000, HEAVY);
+    for (int step = 0; step < 3; step++) {
+        for (size_t i = 0; i < 3; i++) {
+            make_fragment(&c.options[i], (int)random_below(4), &c.cpu[i]);
+            copy(&c.cuda[i], &c.cpu[i]);
+        }
+        auto rows = rows_of(&c, c.cuda);
+        auto expected = run_batch(&tagc_batch_cpu, TAGC_BATCH_ENCODE, rows_of(&c, c.cpu));
+        if (!batch) {
+            work.make(maker->work_bytes(TAGC_BATCH_ENCODE, rows.data(), 3, 1) + TAGC_ALIGNMENT, 0);
+            CHECK(maker->create(TAGC_BATCH_ENCODE, rows.data(), 3, results.at(), aligned(work.at()), nullptr,
+                                nullptr, &batch) == TAGC_OK);
+        } else {
+            CHECK(maker->point(batch, rows.data(), results.at()) == TAGC_OK);
+        }
+        CHECK(maker->run(batch) == TAGC_OK && has_run());
+        for (size_t i = 0; i < 3; i++)
+            check_encoded(&expected[i].encoded, &results.at()[i].encoded, &c.cpu[i], &c.cuda[i]);
+    }
+    maker->destroy(batch);
+}
+
+/* test_cuda_codec [N]: an Nth of the trials, for tools that slow a device down. */
+int main(int argc, char **argv) {
+    const int part = argc > 1 && atoi(argv[1]) > 0 ? atoi(argv[1]) : 1;
+    each_trial(1, N_SMALL / part, 4, 700, 1);
+    each_trial(2, N_LARGE / part, 2, 40000, 0);
+    each_trial(3, N_DAMAGED / part, 3, 5000, 1);
+    for (int trial = 0; trial < N_MISLED / part; trial++) test_misled(trial);
+    for (int trial = 0; trial < N_HUGE; trial++) test_many_chunks(trial);
+    for (int trial = 0; trial < N_SMALL / part; trial++) test_deltas(trial);
+    test_again();
+    now = "damage";
+    CHECK(n_damaged > 0 && n_sound > 0);
+    printf("bodies refused: %d, damaged and sound all the same: %d\n", n_damaged, n_sound);
+    return 0;
+}

@@ -1,0 +1,67 @@
+/* A CUDA runtime of no device, for tests: a shared library with the functions that lib/gpu/cuda.c binds, over queues,
+ * threads and memory of its own.
+ *
+ * What it does to find mistakes:
+ *   order     work of different streams runs in a random order (seeded), whatever waits and events allow. A copy takes time:
+ *             other work runs between its start and its end. FAKE_LATE: nothing runs before somebody waits for the device.
+ *   memory    of the device lies behind pages that the host cannot touch; kernels see it through fake_view(). Pinned memory
+ *             cannot be touched while a copy from or to it is under way, nor after it was freed.
+ *   calls     arguments, lives of streams, events and memory, calls of the runtime from a host function.
+ *   threads   one thread of a device calls the host functions of all its streams, as a driver may; or one per stream.
+ * A mistake is recorded, with a text, and the program goes on. */
+#ifndef TAGC_TESTS_FAKE_RUNTIME_H
+#define TAGC_TESTS_FAKE_RUNTIME_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define FAKE_API __attribute__((visibility("default")))
+
+enum { FAKE_MAX_DEVICES = 4 };
+
+typedef enum fake_pace {
+    FAKE_LATE = 0,  /* work runs while somebody waits: in a synchronize, or in fake_settle() */
+    FAKE_EAGER = 1, /* work runs by itself, at random times */
+} fake_pace;
+
+/* Begins anew: no streams, no memory, no mistakes. Nothing of before may be in use. */
+FAKE_API void fake_reset(uint64_t seed, int n_devices, fake_pace pace, int one_host_thread);
+
+/* ---- memory of the current device ---- */
+FAKE_API void *fake_alloc(size_t n_bytes);
+FAKE_API void fake_free(void *memory);
+/* What a kernel sees of it. A mistake outside of kernels. */
+FAKE_API void *fake_view(void *memory);
+/* From now on, addresses that were never allocated count as memory of device 0: for tests with tensors in host memory. */
+FAKE_API void fake_take_host_as_device(void);
+
+/* ---- work ---- */
+FAKE_API int fake_stream(void **stream); /* of the current device; cudaStreamCreateWithFlags */
+FAKE_API int fake_launch(void *stream, void (*kernel)(void *arg), void *arg);
+
+/* Lets everything of the current device run that can, until only host functions that sleep hold it up: n_sleeping() must
+ * come to the number of host functions under way. */
+FAKE_API void fake_settle(int (*n_sleeping)(void *context), void *context);
+
+/* Whether nothing of that device can run, and how many host functions are under way. */
+FAKE_API int fake_is_idle(int device, int *n_host_functions);
+
+/* ---- failures ---- */
+
+/* The n-th call (from 1) of that function from now on returns `code`, and does nothing. */
+FAKE_API void fake_fail(const char *function, int n, int code);
+/* As after a kernel's bad access: the device does nothing any more, and every call returns `code`. */
+FAKE_API void fake_break(int device, int code);
+FAKE_API void fake_set_version(int version);
+/* The stream is captured into a graph from now on; NULL: none is. What is put into it then is a mistake. */
+FAKE_API void fake_capture(void *stream);
+
+/* ---- what was found ---- */
+FAKE_API int fake_n_mistakes(void);
+FAKE_API const char *fake_mistake(int i);
+FAKE_API uint64_t fake_n_allocs(void);        /* calls of cudaHostAlloc since the reset */
+FAKE_API uint64_t fake_n_copied(void);        /* bytes between host and device since the reset */
+FAKE_API uint64_t fake_n_device_blocks(void); /* of cudaMallocAsync, that exist */
+FAKE_API uint64_t fake_n_live(void);          /* pinned blocks, streams and events that exist */
+
+#endif

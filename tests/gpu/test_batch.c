@@ -1,0 +1,124 @@
+/* Batches of the processor are its codes, row by row; makers are found by name, and what is missing is said. */
+#define RANDOM_SEED 41
+#include "../codec/random.h"
+#include "core/memory.h"
+#include "gpu/batch.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N_ROWS = 3, N = 500 };
+
+static void test_rows(void **state) {
+    (void)state;
+    static float gradient[N_ROWS][N], residual[N_ROWS][N], next[N_ROWS][N], other[N], sums[N], expected[N];
+    uint8_t *bodies[N_ROWS], *alone;
+    tagc_batch_row rows[N_ROWS] = {0};
+    tagc_batch_result results[N_ROWS];
+    tagc_batch *batch;
+    void *work, *scratch;
+    for (int i = 0; i < N_ROWS; i++) {
+        rows[i].options =
+            (tagc_code_options){.n = N - (size_t)i, .k = 50, .sparse = i != 1, .values = 2 + i, .block = 128};
+        for (size_t j = 0; j < N; j++) gradient[i][j] = random_normal(), residual[i][j] = random_normal();
+        bodies[i] = malloc(tagc_code_of(&rows[i].options)->max_bytes(&rows[i].options));
+        assert_non_null(bodies[i]);
+        rows[i].gradient = gradient[i];
+        rows[i].residual_in = residual[i];
+        rows[i].residual_out = next[i];
+        rows[i].body = bodies[i];
+    }
+    assert_int_equal(
+        tagc_memory_create(tagc_batch_cpu.work_bytes(TAGC_BATCH_ENCODE, rows, N_ROWS, 1), "work", &work),
+        TAGC_OK);
+    assert_int_equal(
+        tagc_batch_cpu.create(TAGC_BATCH_ENCODE, rows, N_ROWS, results, work, NULL, NULL, &batch), TAGC_OK);
+    assert_int_equal(tagc_batch_cpu.run(batch), TAGC_OK);
+    tagc_batch_cpu.destroy(batch);
+    for (int i = 0; i < N_ROWS; i++) {
+        const tagc_code_options *o = &rows[i].options;
+        const tagc_code *code = tagc_code_of(o);
+        tagc_encoded encoded;
+        assert_int_equal(tagc_memory_create(code->scratch_bytes(o, 1), "scratch", &scratch), TAGC_OK);
+        alone = malloc(code->max_bytes(o));
+        code->encode(o, gradient[i], residual[i], other, alone, scratch, NULL, &encoded);
+        assert_int_equal(encoded.n_bytes, results[i].encoded.n_bytes);
+        assert_int_equal(encoded.n_kept, results[i].encoded.n_kept);
+        assert_memory_equal(alone, bodies[i], encoded.n_bytes);
+        assert_memory_equal(other, next[i], o->n * sizeof(float));
+
+        tagc_body body = {alone, encoded.n_bytes};
+        tagc_batch_row row = {.options = *o, .bodies = &body, .n_bodies = 1, .scale = 0.5f, .sums = sums};
+        tagc_batch_result result;
+        assert_int_equal(
+            tagc_batch_cpu.create(TAGC_BATCH_DECODE, &row, 1, &result, scratch, NULL, NULL, &batch), TAGC_OK);
+        assert_int_equal(tagc_batch_cpu.run(batch), TAGC_OK);
+        tagc_batch_cpu.destroy(batch);
+        assert_int_equal(code->decode(o, &body, 1, 0, 0.5f, expected, scratch, NULL), result.nonfinite);
+        assert_memory_equal(sums, expected, o->n * sizeof(float));
+
+        for (int shorter = 0; shorter < 2; shorter++, body.n_bytes--) {
+            assert_int_equal(
+                tagc_batch_cpu.create(TAGC_BATCH_VALIDATE, &row, 1, &result, NULL, NULL, NULL, &batch),
+                TAGC_OK);
+            assert_int_equal(tagc_batch_cpu.run(batch), TAGC_OK);
+            tagc_batch_cpu.destroy(batch);
+            assert_int_equal(result.damage, shorter ? TAGC_DAMAGE_LENGTH : TAGC_DAMAGE_NONE);
+        }
+        tagc_memory_destroy(scratch);
+        free(alone), free(bodies[i]);
+    }
+    tagc_memory_destroy(work);
+}
+
+static void test_makers(void **state) {
+    (void)state;
+    const tagc_batch_maker *maker;
+    assert_int_equal(tagc_batch_maker_of("cpu", &maker), TAGC_OK);
+    assert_ptr_equal(maker, &tagc_batch_cpu);
+    assert_int_equal(tagc_batch_maker_of("abacus", &maker), TAGC_ERR_ARGUMENT);
+    assert_non_null(strstr(tagc_last_error(), "\"abacus\": cpu or cuda"));
+    assert_null(maker);
+    setenv("TAGC_CUDA_LIBRARY", "/nowhere/libtagc-cuda.so", 1);
+    assert_int_equal(tagc_batch_maker_of("cuda", &maker), TAGC_ERR_UNSUPPORTED);
+    assert_non_null(strstr(tagc_last_error(), "kernels for CUDA are missing: /nowhere/libtagc-cuda.so"));
+    setenv("TAGC_CUDA_LIBRARY", "libm.so.6", 1);
+    assert_int_equal(tagc_batch_maker_of("cuda", &maker), TAGC_ERR_UNSUPPORTED);
+    assert_non_null(strstr(tagc_last_error(), "libm.so.6 has batches of version 0"));
+    assert_null(maker);
+}
+
+/* The library of kernels if there is nvcc, else the tests' own, whose kernels run on the processor. Neither call needs a GPU. */
+static void test_cuda(void **state) {
+    (void)state;
+    const tagc_batch_maker *maker;
+    const char *library = getenv("TAGC_TEST_CUDA_LIBRARY");
+    if (!library || !*library) skip();
+    setenv("TAGC_CUDA_LIBRARY", library, 1);
+    assert_int_equal(tagc_batch_maker_of("cuda", &maker), TAGC_OK);
+    assert_int_equal(maker->abi, TAGC_BATCH_ABI);
+    assert_ptr_not_equal(maker, &tagc_batch_cpu);
+    tagc_batch_row row = {.options = {.n = 100, .k = 101, .sparse = 1, .values = 2, .block = 128}};
+    tagc_batch *batch;
+    assert_int_equal(maker->create(TAGC_BATCH_ENCODE, &row, 1, NULL, NULL, NULL, NULL, &batch),
+                     TAGC_ERR_ARGUMENT);
+    assert_non_null(strstr(maker->last_error(), "n is 100 and k 101"));
+    row.options.k = 10;
+    assert_true(maker->work_bytes(TAGC_BATCH_ENCODE, &row, 1, 1) > 0);
+    unsetenv("TAGC_CUDA_LIBRARY");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_makers),
+        cmocka_unit_test(test_cuda),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
