@@ -14,7 +14,7 @@ CTEST = ctest --output-on-failure --no-tests=error -j$$((2 * $(JOBS) + 2))
 # Tests whose threads others have, too, or which have none: the thread sanitizer leaves them out.
 NO_NEW_THREADS = ^test_(cli_(auto|auto_turns|bench|buckets|commands|corrupt|folder|fork|full_disk|guard|hosts|options|paper|plan|resume|supervise|wire)|fsdp_gentle|codec_(bitmap|delta|values)|paper_(nibble|pack|peel|sketch)|exchange_volume)$$
 .DEFAULT_GOAL := all
-.PHONY: help all build setup demo report check test python asan asan-build tsan tsan-build aarch64 aarch64-build wheels bench format lint install clean
+.PHONY: help all build setup demo report check test python asan asan-build tsan tsan-build fences fences-build aarch64 aarch64-build wheels bench format lint install clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,18 @@ tsan-build:
 tsan: tsan-build ## tests of what has threads under the thread sanitizer, less the slow ones whose threads others have, too
 	@cd build-tsan && TSAN_OPTIONS=halt_on_error=1 $(CTEST) -E '$(NO_NEW_THREADS)' -L '^(core|codec|transport|exchange|paper|gpu|fsdp|cli|cuda)$$'
 
+FENCES = -DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DTAGC_TRAINER=OFF -DTAGC_MPI=OFF
+fences-build:
+	@$(CMAKE) -S . -B build-fences/no-paper $(FENCES) -DTAGC_PAPER=OFF
+	@$(CMAKE) -S . -B build-fences/no-gpu $(FENCES) -DTAGC_GPU=OFF
+	@$(CMAKE) -S . -B build-fences/neither $(FENCES) -DTAGC_PAPER=OFF -DTAGC_GPU=OFF
+	@for without in paper gpu; do cmake --build build-fences/no-$$without -j$(JOBS) --target tagc_shared test_fences || exit 1; done
+	@cmake --build build-fences/neither -j$(JOBS)
+
+fences: fences-build ## libtagc without lib/paper, without lib/gpu, and without both: the tests that remain
+	@for without in paper gpu; do (cd build-fences/no-$$without && $(CTEST) -R '^test_fences$$') || exit 1; done
+	@cd build-fences/neither && $(CTEST) -LE '^(level|fuzz|python)$$'
+
 aarch64-build:
 	@JOBS=$(JOBS) scripts/aarch64.sh build
 
@@ -95,4 +107,4 @@ install: build ## library, headers, pkg-config and CMake package, the tagc comma
 	@cmake --install build --prefix $(PREFIX)
 
 clean: ## remove the build folders
-	@rm -rf build build-asan build-tsan build-aarch64 build-wheels
+	@rm -rf build build-asan build-tsan build-fences build-aarch64 build-wheels

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All tests three times: as released (the codec and the exchanges at each level of the processor), under
-# address+undefined sanitizers, and the threaded ones under the thread sanitizer. Prints a heading per stage and ends with
-# what each stage's ctest said.
+# address+undefined sanitizers, and the threaded ones under the thread sanitizer; then those of libtagc without lib/paper and
+# lib/gpu. Prints a heading per stage and ends with what each stage's ctest said.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -32,7 +32,8 @@ summary+=("release build: $SECONDS s")
 stage "tests as released" test asan-build
 summary+=("codec and exchange ran at the levels: $(build/tests/test_core_cpu --levels)")
 stage "address and undefined behaviour sanitizers" asan tsan-build
-stage "thread sanitizer" tsan aarch64-build
+stage "thread sanitizer" tsan fences-build
+stage "without lib/paper and lib/gpu" fences aarch64-build
 wait "$next" || true
 next= code=0
 scripts/aarch64.sh 2>&1 | tee build/aarch64.log || code=${PIPESTATUS[0]}

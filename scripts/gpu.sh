@@ -20,14 +20,14 @@ nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 [ -x "$nvcc" ] || { echo "gpu.sh: no nvcc: in PATH or /usr/local/cuda/bin" >&2; exit 77; }
 arch=native has_gpu=1
 nvidia-smi >/dev/null 2>&1 || { arch=sm_90 has_gpu=0; }
-python=${TAGC_PYTHON:-python3} targets=(module_gpu)
+python=${TAGC_PYTHON:-python3} targets=(module_gpu module_fences)
 why_no_torch=$("$python" -c 'import torch
 if not torch.cuda.is_available(): raise SystemExit(f"torch {torch.__version__} finds no CUDA device")' 2>&1 | tail -n 1) || true
 [ -n "$why_no_torch" ] || targets+=(tagc_shared)
 
 # ---- build ----
 
-cmake -S . -B build-gpu -DCMAKE_BUILD_TYPE=Release -DTAGC_CUDA=OFF -DTAGC_MPI=OFF -DTAGC_TRAINER=OFF -DBUILD_TESTING=OFF >/dev/null
+cmake -S . -B build-gpu -DCMAKE_BUILD_TYPE=Release -DTAGC_GPU=HOST -DTAGC_MPI=OFF -DTAGC_TRAINER=OFF -DBUILD_TESTING=OFF >/dev/null
 cmake --build build-gpu -j"$(nproc)" --target "${targets[@]}"
 libraries=(build-gpu/libmodule_gpu.a build-gpu/libmodule_codec.a build-gpu/libmodule_core.a)
 flags=(-std=c++17 -O3 -lineinfo -fmad=false "-arch=$arch" -Iinclude -Ilib)
@@ -35,7 +35,7 @@ kernels=(lib/gpu/cuda/batch.cu lib/gpu/cuda/delta.cu lib/gpu/cuda/slots.cu)
 "$nvcc" "${flags[@]}" -DTAGC_CUDA_THREADS=256 -DTAGC_CUDA_LINES=512 -o build-gpu/test_cuda_codec tests/gpu/cuda/test_cuda_codec.cpp \
     "${kernels[@]}" "${libraries[@]}" &
 jobs=($!)
-modules=(-Wl,--start-group build-gpu/libmodule_{gpu,paper,exchange,transport,codec,core}.a -Wl,--end-group)
+modules=(-Wl,--start-group build-gpu/libmodule_{gpu,paper,exchange,fences,transport,codec,core}.a -Wl,--end-group)
 "${CC:-cc}" -std=c11 -O3 -D_GNU_SOURCE -Iinclude -Ilib -o build-gpu/bench_device bench/bench_device.c "${modules[@]}" -lpthread -lm -ldl &
 jobs+=($!)
 "$nvcc" "${flags[@]}" -shared -Xcompiler=-fPIC,-fvisibility=hidden -o build-gpu/libtagc-cuda.so "${kernels[@]}" "${libraries[@]}" \

@@ -73,11 +73,11 @@ tag_of() { # <target>: what the wheel's name promises
     esac
 }
 
-build() { # <target> <tag> <CUDA: ON or OFF>
+build() { # <target> <tag> <TAGC_GPU: HOST or ON>
     local here=$work/$2
     rm -rf "$here"
     mkdir -p "$here/packed"
-    local settings=(-C "cmake.define.CMAKE_TOOLCHAIN_FILE=$root/cmake/zig.cmake" -C "cmake.define.TAGC_CUDA=$3"
+    local settings=(-C "cmake.define.CMAKE_TOOLCHAIN_FILE=$root/cmake/zig.cmake" -C "cmake.define.TAGC_GPU=$3"
                     -C "cmake.define.CMAKE_C_FLAGS_RELEASE=-O3" -C "cmake.define.CMAKE_SHARED_LINKER_FLAGS=-Wl,-s"
                     -C install.strip=false -C "build-dir=$here/build" -C "wheel.tags=py3-none-$2")
     TAGC_ZIG_TARGET=$1 quietly "$2" python -m build --wheel --no-isolation --outdir "$here" "${settings[@]}" "$work/tagc-$version"
@@ -90,7 +90,7 @@ build() { # <target> <tag> <CUDA: ON or OFF>
     [ -e "$wheel" ] || fail "not $wheel: $(ls "$here/packed")"
 }
 
-check_contents() { # <target> <tag> <CUDA>
+check_contents() { # <target> <tag> <TAGC_GPU>
     local said needed
     mkdir -p "$work/no-libraries"
     said=$(auditwheel show --json --ldpaths "$work/no-libraries" "$wheel" 2>"$work/auditwheel.log") ||
@@ -103,7 +103,7 @@ check_contents() { # <target> <tag> <CUDA>
     cmp -s <(cd "$content" && find tagc -name '*.py' | sort) <(cd python && find tagc -name '*.py' | sort) ||
         fail "$wheel does not have all of python/tagc"
     [ -e "$content/tagc/py.typed" ] || fail "$wheel has no py.typed"
-    [ "$3" = OFF ] || [ -e "$content/tagc/lib/libtagc-cuda.so" ] || fail "$wheel has no libtagc-cuda.so"
+    [ "$3" = HOST ] || [ -e "$content/tagc/lib/libtagc-cuda.so" ] || fail "$wheel has no libtagc-cuda.so"
 }
 
 runner_of() { # <target>: sets `runner` to what runs a program of it here, or fails with a word
@@ -183,7 +183,7 @@ tar xf "$work/tagc-$version.tar.gz" -C "$work"
 cp "$work/tagc-$version.tar.gz" "$dist/"
 
 checksum= table=
-make_wheel() { # <target> <CUDA>
+make_wheel() { # <target> <TAGC_GPU>
     local tag
     tag=$(tag_of "$1")
     echo "building $tag"
@@ -193,7 +193,7 @@ make_wheel() { # <target> <CUDA>
     cp "$wheel" "$dist/"
     table+="$(printf '%-56s %5s kB  %s' "$(basename "$wheel")" "$(($(stat -c %s "$wheel") / 1000))" "$ran")"$'\n'
 }
-for target in "${targets[@]}"; do make_wheel "$target" OFF; done
+for target in "${targets[@]}"; do make_wheel "$target" HOST; done
 if [ $# -eq 0 ] && [ "$(uname -m)" = x86_64 ] && command -v nvcc >/dev/null; then
     make_wheel x86_64-linux-gnu.2.34 ON
 fi

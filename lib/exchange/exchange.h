@@ -32,10 +32,9 @@ typedef struct tagc_exchange_table {
     tagc_status (*volume)(struct tagc_reducer *r, const tagc_volume_data *data, tagc_volume *out);
 } tagc_exchange_table;
 
-extern const tagc_exchange_table tagc_exchange_dense, tagc_exchange_sketch, tagc_exchange_packed,
-    tagc_exchange_direct;
+extern const tagc_exchange_table tagc_exchange_dense, tagc_exchange_direct;
 
-/* Of a tagc_exchange in range. */
+/* Of a tagc_exchange in range; NULL if this build leaves it out. */
 const tagc_exchange_table *tagc_exchange_of(int id);
 
 #endif

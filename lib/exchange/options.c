@@ -307,6 +307,11 @@ tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int 
     if (!options) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
     TAGC_TRY(tagc_sized_read(&reducer_struct, options, &read));
     TAGC_TRY(check_numbers(&read, world_size));
+    if (!tagc_exchange_of(read.exchange))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "exchange is %d (%s), and this libtagc was built without it: cmake -DTAGC_PAPER=ON "
+                         "builds one with it",
+                         read.exchange, tagc_exchange_names[read.exchange]);
     TAGC_TRY(read_own(&read, world_size, own));
     TAGC_TRY(check_known(reducer_fields, N_REDUCER_FIELDS, &read, &read));
     *out = read;

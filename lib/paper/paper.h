@@ -119,6 +119,10 @@ const uint8_t *tagc_union_bits(tagc_reducer *r, int d);
 /* The union of the own shard, from its making to the end of the step. */
 tagc_union tagc_own_union(const tagc_reducer *r);
 
+/* ---- index.c: what lib/fences.c lists ---- */
+
+extern const tagc_exchange_table tagc_exchange_sketch, tagc_exchange_packed;
+
 /* ---- options.c ---- */
 
 extern const tagc_own_options tagc_paper_own_options;

@@ -198,6 +198,8 @@ _FUNCTIONS = {
     "tagc_stage_destroy": ([c_void_p], None),
 }
 
+_GPU = ("tagc_device_", "tagc_stage", "tagc_kernels_", "tagc_slots_", "tagc_reducer_create_on", "tagc_gatherer_create_on")
+
 _lock = threading.Lock()
 _loaded: ctypes.CDLL | None = None
 _Struct = TypeVar("_Struct", bound=Structure)
@@ -226,6 +228,8 @@ def _load(path: pathlib.Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
         for name, (arguments, result) in _FUNCTIONS.items():
+            if name.startswith(_GPU) and not hasattr(library, name):
+                continue  # built without lib/gpu: tagc_device_open and tagc_slots_create say so
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, result
     except (OSError, AttributeError) as failure:

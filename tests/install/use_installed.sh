@@ -28,8 +28,8 @@ read -ra flags <<<"$(pkg-config --cflags --libs tagc-mpi)"
 check "$scratch/by-pkg-config/reduce_scatter"
 
 read -ra includes <<<"$(pkg-config --cflags tagc-mpi)"
-for header in tagc paper transport mpi; do # each alone, in C and in C++
-    echo "#include <tagc/$header.h>" >"$scratch/header.c"
+for header in "$scratch"/prefix/include/tagc/*.h; do # each alone, in C and in C++
+    echo "#include <tagc/$(basename "$header")>" >"$scratch/header.c"
     "$cc" -Wall -Wextra -Werror -fsyntax-only "${includes[@]}" "$scratch/header.c"
     "$cc" -x c++ -fsyntax-only "${includes[@]}" "$scratch/header.c"
 done

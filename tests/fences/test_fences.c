@@ -1,0 +1,77 @@
+/* What is behind a fence is there, or asking for it names the option that builds it. */
+#include "tagc/paper.h"
+#include "tagc/slots.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static tagc_comm *alone(tagc_local_group **group) {
+    tagc_comm *comm;
+    assert_int_equal(tagc_local_group_create(1, group), TAGC_OK);
+    assert_int_equal(tagc_comm_create_local(*group, 0, NULL, &comm), TAGC_OK);
+    return comm;
+}
+
+static void expect_refusal(tagc_status status, const char *option) {
+    assert_int_equal(status, TAGC_ERR_UNSUPPORTED);
+    if (!strstr(tagc_last_error(), option)) fail_msg("\"%s\" does not name %s", tagc_last_error(), option);
+}
+
+static void exchanges_as_published(void **state) {
+    (void)state;
+    tagc_local_group *group;
+    tagc_comm *comm = alone(&group);
+    for (int exchange = TAGC_EXCHANGE_DENSE; exchange <= TAGC_EXCHANGE_DIRECT; exchange++) {
+        int is_fenced = exchange == TAGC_EXCHANGE_SKETCH || exchange == TAGC_EXCHANGE_PACKED;
+        tagc_reducer_options options;
+        tagc_paper_options paper;
+        tagc_reducer *reducer;
+        tagc_reducer_options_init(&options);
+        tagc_paper_options_init(&paper);
+        assert_int_equal(paper.struct_bytes, sizeof paper);
+        options.n_elems = 64;
+        options.exchange = exchange;
+        if (is_fenced) options.paper = &paper;
+        tagc_status status = tagc_reducer_create(comm, &options, &reducer);
+        if (!is_fenced || TAGC_HAS_PAPER)
+            assert_int_equal(status, TAGC_OK);
+        else
+            expect_refusal(status, "TAGC_PAPER=ON");
+        tagc_reducer_destroy(reducer);
+    }
+    tagc_comm_destroy(comm);
+    tagc_local_group_destroy(group);
+}
+
+static void devices_and_slots(void **state) {
+    (void)state;
+    tagc_local_group *group;
+    tagc_comm *comm = alone(&group);
+    tagc_device *device;
+    tagc_status status = tagc_device_open("abacus", NULL, 0, &device);
+    assert_int_not_equal(status, TAGC_OK);
+    assert_null(device);
+    assert_int_equal(strstr(tagc_last_error(), "TAGC_GPU") != NULL, !TAGC_HAS_GPU);
+    tagc_reducer_options options;
+    tagc_reducer *reducer;
+    tagc_reducer_options_init(&options);
+    options.n_elems = 64;
+    status = tagc_slots_create(NULL, comm, &options, &reducer);
+    if (TAGC_HAS_GPU)
+        assert_int_equal(status, TAGC_OK);
+    else
+        expect_refusal(status, "TAGC_GPU=AUTO");
+    tagc_reducer_destroy(reducer);
+    tagc_comm_destroy(comm);
+    tagc_local_group_destroy(group);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(exchanges_as_published),
+                                       cmocka_unit_test(devices_and_slots)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
