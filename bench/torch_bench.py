@@ -4,7 +4,7 @@ in one run, so that ratios are between neighbours in time.
     torchrun --standalone --nproc-per-node 2 bench/torch_bench.py --model small --arms fsdp2,fsdp2-tagc
     sudo lab/lab run torch        # over links as slow as asked for
 
-docs/results-format.md describes the output of --json."""
+docs/reference/results-format.md describes the output of --json."""
 
 import argparse
 import datetime

@@ -6,7 +6,7 @@
 Needs libtagc (make build). Sites are processes on this machine, joined by gloo, and use LocalSteps and compress() as they are. All arms begin with the
 same weights. A step has the same --rows sequences whatever the number of sites, each of which has its part of them. The loss is that of the common
 model on held-out text of Python's standard library, at the end and at every hundredth step. tagc counts the bits. Seconds come from
-them, by the formulas of docs/sites.md, for a model of --params parameters whose step computes for --step-s seconds."""
+them, by the formulas of docs/guide/sites.md, for a model of --params parameters whose step computes for --step-s seconds."""
 
 import argparse
 import json

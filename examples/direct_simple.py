@@ -14,7 +14,7 @@ end 0.45:
     encode -> exchange -> decode  positions as gaps, values in 2 bits; the owner adds in rank order
     residual = acc - decoded      small values and rounding errors are not lost: they join the next gradient
 
-The bytes are bodies of fragments as in docs/wire-format.md. tests/python/test_direct_simple.py compares
+The bytes are bodies of fragments as in docs/reference/wire-format.md. tests/python/test_direct_simple.py compares
 bytes, residuals, sums and losses with the library's. The library does more: it checks messages, handles NaN
 and Inf, exchanges while backward runs, and sends parameters as differences of 4 bits.
 """

@@ -1,4 +1,4 @@
-"""Bits per parameter and rank that the paper and docs/choosing-options.md derive, before the factor (W-1)/W. Tables
+"""Bits per parameter and rank that the paper and docs/guide/choosing.md derive, before the factor (W-1)/W. Tables
 show them beside counted bits."""
 
 

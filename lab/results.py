@@ -1,4 +1,4 @@
-"""Result files; docs/results-format.md describes them."""
+"""Result files; docs/reference/results-format.md describes them."""
 import datetime
 import json
 import os

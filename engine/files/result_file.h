@@ -1,4 +1,4 @@
-/* Shared by all files of docs/results-format.md: numbers by leg and by phase, spreads, the origin, and writing a file
+/* Shared by all files of docs/reference/results-format.md: numbers by leg and by phase, spreads, the origin, and writing a file
  * completely or not at all. */
 #ifndef TAGC_FILES_RESULT_FILE_H
 #define TAGC_FILES_RESULT_FILE_H

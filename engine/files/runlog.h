@@ -38,7 +38,7 @@ tagc_status tagc_runlog_read(const char *dir, tagc_runlog *out);
 void tagc_runlog_destroy(tagc_runlog *log);
 
 /* runs (n): a header, then one row per run and step. An evaluation is in the row of its step. Columns are those of
- * metrics.jsonl; unknown numbers are empty. docs/results-format.md lists them. */
+ * metrics.jsonl; unknown numbers are empty. docs/reference/results-format.md lists them. */
 tagc_status tagc_runlog_write_csv(const tagc_runlog *runs, int n, const char *path);
 
 /* Median and mean of the field at `offset` over all steps but the first two, which warm up caches. */

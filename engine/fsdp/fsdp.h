@@ -94,7 +94,7 @@ typedef struct tagc_fsdp_options {
     int sparsity_warmup; /* >= 0, default 0: steps in which the kept share of compressed flats falls from 25 % to its target */
 } tagc_fsdp_options;
 
-/* The defaults are those that lost least for their bytes when measured (docs/choosing-options.md). */
+/* The defaults are those that lost least for their bytes when measured (docs/guide/choosing.md). */
 void tagc_fsdp_options_init(tagc_fsdp_options *options);
 /* Replaces each -1 (a default that depends on other options) by its value. The engine resolves its own copy; call this to
  * read options without an engine. */

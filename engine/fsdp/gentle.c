@@ -3,7 +3,7 @@
  * its gradients to be mostly noise.
  *
  * In the first updates of random weights, the rounding errors of 4 bits can make the gradient of an unclipped run jump, and
- * the run then stays behind (docs/first-try.md). The caller says that weights are random; a checkpoint says which stage its
+ * the run then stays behind (docs/studies/first-try.md). The caller says that weights are random; a checkpoint says which stage its
  * flats were in.
  *
  * A value that is not selected waits in the residual. If gradients are mostly noise, waiting costs nothing. If they point

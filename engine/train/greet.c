@@ -80,7 +80,7 @@ static void say_chosen(tagc_trainer *t, const tagc_parsed *parsed) {
     }
     if (*line)
         tagc_progress_say(&t->progress, "not given:%s: %s", line,
-                          is_direct ? "least loss for its bytes, docs/choosing-options.md" : "as published");
+                          is_direct ? "least loss for its bytes, docs/guide/choosing.md" : "as published");
 }
 
 /* A fork's units are as far as they were in its origin. */

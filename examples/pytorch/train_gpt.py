@@ -4,7 +4,7 @@
     torchrun --standalone --nproc-per-node 2 train_gpt.py --wrap ddp --no-compress
 
 On several hosts: torchrun --nnodes 2 --node-rank 0 or 1 --master-addr HOST ... as for any PyTorch program. With --resume newest it goes
-on from the last checkpoint in --save, with as many ranks as there are then (docs/elastic.md). What tagc needs is in compress(), in
+on from the last checkpoint in --save, with as many ranks as there are then (docs/guide/elastic.md). What tagc needs is in compress(), in
 optimizer_of(), and the word "tagc" in state_of() and resume()."""
 
 import argparse

@@ -236,7 +236,7 @@ TAGC_API void tagc_schedule_alarm_text(const tagc_schedule *schedule, const tagc
 
 /* Writes the state to `bytes` (n_bytes,); NULL: only its size to *n_written. with_windows: 0 leaves out windows under way and
  * this rank's losses, which another number of ranks cannot use. TAGC_ERR_ARGUMENT if n_bytes is too few.
- * docs/wire-format.md describes the bytes. */
+ * docs/reference/wire-format.md describes the bytes. */
 TAGC_API tagc_status tagc_schedule_save(const tagc_schedule *schedule, int with_windows, void *bytes,
                                         size_t n_bytes, size_t *n_written);
 

@@ -15,7 +15,7 @@
  *   leg        A category of traffic, for byte counts: index, values, parameters and so on.
  *   host       A machine. Options that mention hosts expect rank h * ranks_per_host + l on host h. Its local index
  *              is l.
- *   docs/glossary.md defines all terms.
+ *   docs/reference/glossary.md defines all terms.
  *
  * Conventions
  *   - n_elems counts fp32 values, n_bytes counts bytes, and *_s is in seconds.
@@ -31,7 +31,7 @@
  *     their _init first: it sets struct_bytes and gives every other field its default. If the library has
  *     fields that the caller's header lacks, they get their defaults. If the caller's header has fields
  *     that the library lacks, they must be zero; otherwise the library refuses the struct.
- *   - docs/abi.md says what may change between versions. */
+ *   - docs/reference/abi.md says what may change between versions. */
 #ifndef TAGC_TAGC_H
 #define TAGC_TAGC_H
 
@@ -378,7 +378,7 @@ TAGC_API tagc_status tagc_reducer_scale_residual(tagc_reducer *reducer, double f
  * it between _begin and _end. */
 TAGC_API tagc_status tagc_reducer_set_residual(tagc_reducer *reducer, const float *values, uint64_t n_elems);
 
-/* Save and load this rank's residual as bytes with a header and a checksum (docs/wire-format.md). Do not call them
+/* Save and load this rank's residual as bytes with a header and a checksum (docs/reference/wire-format.md). Do not call them
  * between _begin and _end. _load only accepts bytes that _save wrote for the same n_elems and ranks_per_host;
  * otherwise it fails and keeps the residual. With ranks_per_host > 1, load only into the same world size and the same
  * `output`: the bytes do not record these, and the rows would be different ones. */
@@ -483,7 +483,7 @@ typedef enum tagc_verdict {
 } tagc_verdict;
 
 /* If the longer step takes at most this share more time than the shorter, they count as alike. Repeated measurements
- * of one set-up differ by as much: of the rounds of `tagc bench` behind docs/results.md, half are within 4 % of the
+ * of one set-up differ by as much: of the rounds of `tagc bench` behind docs/studies/results.md, half are within 4 % of the
  * median of their arm. A gain that a second measurement may not find again is none. */
 #define TAGC_VERDICT_MARGIN 0.05
 

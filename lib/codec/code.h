@@ -5,7 +5,7 @@
  *
  * Formats of values (tagc_format): fp32, bf16, and integers of 8, 4, 2 and 1 bits with one scale per `block` values.
  * The residual takes the losses of rounding and selection. All processor levels and thread counts give the same bytes and
- * the same sums. docs/wire-format.md describes the bodies. */
+ * the same sums. docs/reference/wire-format.md describes the bodies. */
 #ifndef TAGC_CODEC_CODE_H
 #define TAGC_CODEC_CODE_H
 

@@ -1,7 +1,7 @@
 /* The header of every message except plain arrays, and of a saved residual.
  *
  * Received bytes may be damaged or forged. _read proves that header and body belong together before any length in them is
- * used. docs/wire-format.md draws the bytes. */
+ * used. docs/reference/wire-format.md draws the bytes. */
 #ifndef TAGC_EXCHANGE_WIRE_H
 #define TAGC_EXCHANGE_WIRE_H
 

@@ -1,4 +1,4 @@
-/* A schedule as bytes, for checkpoints. docs/wire-format.md draws them. Bytes that are loaded are hostile until they are
+/* A schedule as bytes, for checkpoints. docs/reference/wire-format.md draws them. Bytes that are loaded are hostile until they are
  * checked: a first pass checks all of them, a second one takes over. */
 #include "schedule/private.h"
 

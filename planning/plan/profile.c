@@ -1,4 +1,4 @@
-/* Reads results (docs/results-format.md). Errors name the file and the place of what is missing. */
+/* Reads results (docs/reference/results-format.md). Errors name the file and the place of what is missing. */
 #include "plan/profile.h"
 
 #include "core/status.h"

@@ -1,4 +1,4 @@
-/* A plan as JSON; docs/results-format.md describes it. */
+/* A plan as JSON; docs/reference/results-format.md describes it. */
 #include "plan/rows.h"
 
 #include "files/result_file.h"

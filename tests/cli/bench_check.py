@@ -1,4 +1,4 @@
-"""Checks a result of tagc bench against docs/results-format.md: every member is there, and whatever follows from other
+"""Checks a result of tagc bench against docs/reference/results-format.md: every member is there, and whatever follows from other
 members follows from them. Usage: bench_check.py FILE TRANSPORT"""
 import json
 import math

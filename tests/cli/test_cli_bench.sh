@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tagc bench: its result has all that docs/results-format.md says, counts the bytes that training counts, and fails
+# tagc bench: its result has all that docs/reference/results-format.md says, counts the bytes that training counts, and fails
 # early, in one line, without leaving half a file.
 source "$(dirname "$0")/lib.sh" "$@"
 command -v python3 >/dev/null || skip "no python3 to read results with"

@@ -216,7 +216,7 @@ static void nothing_accumulates(void **state) {
     }
 }
 
-/* The example of docs/wire-format.md. */
+/* The example of docs/reference/wire-format.md. */
 static void the_documented_block(void **state) {
     (void)state;
     static const uint8_t expected[] = {0xcd, 0xbd, 0x80, 0x8a, 0x38, 0x88};

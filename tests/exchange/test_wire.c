@@ -1,4 +1,4 @@
-/* Headers as bytes: the worked example of docs/wire-format.md, round trips, and damage that must be refused.
+/* Headers as bytes: the worked example of docs/reference/wire-format.md, round trips, and damage that must be refused.
  */
 #include <setjmp.h>
 #include <stdarg.h>

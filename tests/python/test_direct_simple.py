@@ -78,7 +78,7 @@ class Library:
             dist.all_to_all_single = all_to_all
             reducer.close()
         slots = sent[0].view(dist.get_world_size(), -1)
-        lengths = slots[:, 32:40].clone().view(torch.int64).flatten().tolist()  # docs/wire-format.md, "Slots"
+        lengths = slots[:, 32:40].clone().view(torch.int64).flatten().tolist()  # docs/reference/wire-format.md, "Slots"
         return [slot[64:64 + length] for slot, length in zip(slots, lengths)]
 
     def close(self):

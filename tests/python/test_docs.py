@@ -1,4 +1,4 @@
-"""Every python snippet of README.md, docs/pytorch.md and docs/elastic.md runs on two ranks as it stands there.
+"""Every python snippet of README.md, docs/guide/pytorch.md and docs/guide/elastic.md runs on two ranks as it stands there.
 
 What a snippet takes from its reader's program comes from a function here of the same name: a snippet that begins to use `sampler` needs a
 `@provides def sampler(take)`. take("model") gives what another one makes, once per snippet. take.text is the snippet. What must
@@ -24,7 +24,7 @@ from torch import nn
 import ranks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/pytorch.md", "docs/elastic.md")
+PAGES = ("README.md", "docs/guide/pytorch.md", "docs/guide/elastic.md")
 SLOW_TO_IMPORT = ("transformers", "accelerate", "lightning")  # test_integrations.py runs theirs, in processes that have them anyway
 
 

@@ -38,7 +38,7 @@ wheel=$(echo wheels/*)
 "$python" -m zipfile -e "$wheel" content
 metadata=content/tagc-$version.dist-info/METADATA
 ! grep -oE '\]\([^)]*\)' "$metadata" | grep -vE '^\]\((https?://|#)' || fail "the above links of the README are not addresses"
-grep -q "](https://[^)]*/blob/v$version/docs/pytorch.md)" "$metadata" || fail "no address of docs/pytorch.md in the README"
+grep -q "](https://[^)]*/blob/v$version/docs/guide/pytorch.md)" "$metadata" || fail "no address of docs/guide/pytorch.md in the README"
 grep -q "](https://[^)]*/raw/v$version/results/speed.svg)" "$metadata" || fail "no address of the README's graph"
 grep -q '^Provides-Extra: torch$' "$metadata" && grep -q "^Requires-Dist: torch>=2.9; extra == .torch." "$metadata" || fail "no extra for torch"
 [ "$(grep -E '^Project-URL|\]\(https://.*/(blob|raw)/v' "$metadata" | grep -oE 'https://[a-z0-9./_-]*' | sed -E 's|/(blob\|raw\|issues).*||' |

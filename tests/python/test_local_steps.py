@@ -155,7 +155,7 @@ def check_top_k(rank, world_size):
 
 
 def check_bytes(rank, world_size):
-    """What docs/sites.md says that a site sends and receives, besides headers, of which each exchange has at most 4 and an agreement."""
+    """What docs/guide/sites.md says that a site sends and receives, besides headers, of which each exchange has at most 4 and an agreement."""
     import tagc.torch as tagc
 
     for values, bits, layers in ("int4", 4.5, "all"), ("fp32", 32, "none"), ("bf16", 16, "all"):

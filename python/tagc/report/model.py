@@ -1,4 +1,4 @@
-"""The data of a report: all inputs in one form. docs/results-format.md describes the files. Unknown numbers are NaN; unknown
+"""The data of a report: all inputs in one form. docs/reference/results-format.md describes the files. Unknown numbers are NaN; unknown
 spreads have n = 0."""
 
 from __future__ import annotations

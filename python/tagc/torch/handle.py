@@ -57,7 +57,7 @@ class Compressed:
         n_units              exchanges in this step: modules under FSDP, buckets under DDP
         n_elems              elements of the gradients, with torch's padding
         n_compressed         of these, in the class "compressed"
-        n_gentle             of n_elems, those in the gentle start: see "The beginning" in docs/pytorch.md
+        n_gentle             of n_elems, those in the gentle start: see "The beginning" in docs/guide/pytorch.md
         sparsity             share of the compressed that this rank did not send
         bytes_sent           by this rank in total: gradients, parameters, and the messages before each exchange by which
                              ranks agree on it

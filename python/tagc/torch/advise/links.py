@@ -1,5 +1,5 @@
 """What an exchange between sites takes, every step and with local steps, over links whose two directions may differ. Pure functions: nothing is
-measured here. docs/sites.md has the formulas, which `tagc plan` shares.
+measured here. docs/guide/sites.md has the formulas, which `tagc plan` shares.
 
     out, back    bits per parameter: what a site sends to the owners of the others' shards, and as owner of its own shard to each of them"""
 

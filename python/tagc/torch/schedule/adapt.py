@@ -3,7 +3,7 @@
 Error feedback sums gradients over exchanges already, and an Adam's first moment delays once more what has waited in the residual. With
 beta1 = 0.9 that costs loss. With 0 it costs none in most models and a lot in some, whose steps are so large that only a mean of
 gradients keeps them from oscillating; and a model that has just begun to learn needs all of it. So beta1 becomes BETA1 before selection
-begins, parameter by parameter: docs/first-try.md has the runs.
+begins, parameter by parameter: docs/studies/first-try.md has the runs.
 
 Where values are selected, the second moment has a longer memory: include/tagc/schedule.h says why.
 
