@@ -113,7 +113,7 @@ TAGC_API void tagc_stage_destroy(tagc_stage *stage);
 
 typedef struct tagc_kernels tagc_kernels;
 
-/* Loads libtagc-cuda.so, the codec of `direct` and of deltas as CUDA kernels. docs/reference/architecture.md says where it is
+/* Loads libtagc-cuda.so, the codec of `direct` and of deltas as CUDA kernels. lib/gpu/README.md says where it is
  * looked for. _open also tests everything that could otherwise fail during an exchange. TAGC_ERR_UNSUPPORTED if the
  * library is missing or belongs to another version. */
 TAGC_API tagc_status tagc_kernels_open(tagc_device *device, tagc_kernels **out);

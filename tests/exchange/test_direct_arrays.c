@@ -1,5 +1,5 @@
 /* The arrays of a direct reducer belong to its codes: while no code is at work, gradient, output, residual and spare lie in
- * protected pages. What another device would need (docs/reference/architecture.md) is then in one table. */
+ * protected pages. What another device would need (lib/gpu/README.md) is then in one table. */
 #include "exchange/direct/direct.h"
 #include "ranks.h"
 
