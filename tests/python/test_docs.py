@@ -1,4 +1,4 @@
-"""Every python snippet of README.md, docs/guide/pytorch.md and docs/guide/elastic.md runs on two ranks as it stands there.
+"""Every python snippet of PAGES runs on two ranks as it stands there, and every relative link of every page leads somewhere.
 
 What a snippet takes from its reader's program comes from a function here of the same name: a snippet that begins to use `sampler` needs a
 `@provides def sampler(take)`. take("model") gives what another one makes, once per snippet. take.text is the snippet. What must
@@ -7,8 +7,10 @@ hold after it is looked at by `@after("words of the snippet")`."""
 import ast
 import builtins
 import functools
+import os
 import pathlib
 import re
+import subprocess
 import tempfile
 import traceback
 import types
@@ -24,7 +26,7 @@ from torch import nn
 import ranks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/guide/pytorch.md", "docs/guide/elastic.md")
+PAGES = ("README.md", "docs/guide/pytorch.md", "docs/guide/sites.md", "docs/guide/elastic.md")
 SLOW_TO_IMPORT = ("transformers", "accelerate", "lightning")  # test_integrations.py runs theirs, in processes that have them anyway
 
 
@@ -405,8 +407,6 @@ def run_one(snippet, rank, world_size, folder):
 
 def run_all(rank, world_size, snippets):
     """The failure of each, or None. One that fails on one rank alone leaves the others waiting, and then all of them fail."""
-    import os
-
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size), "TOKENIZERS_PARALLELISM": "false"}
     warnings.simplefilter("ignore")
     temporary = tempfile.TemporaryDirectory() if rank == 0 else None
@@ -450,3 +450,49 @@ def test_all_are_found():
     for page in PAGES:
         text = (ROOT / page).read_text()
         assert len(snippets_of(page)) == len(re.findall(r"^\s*(```|~~~)+\s*(?:python|py|Python)\b", text, re.M)) > 0, page
+
+
+# ---- links ----
+
+def anchors_of(text):
+    """Returns the anchors of a page's headings, as GitHub makes them. What looks like a heading in a fence counts, too."""
+    names = {}
+    for heading in re.findall(r"^#{1,6} +(.*?) *$", text, re.M):
+        name = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading).lower()).replace(" ", "-")
+        names[name] = names.get(name, -1) + 1
+    return {name if i == 0 else f"{name}-{i}" for name, n in names.items() for i in range(n + 1)}
+
+
+def broken_links(page, text, exists, read):
+    """Returns the relative links of a page that lead nowhere: to no file, or to no heading of a page."""
+    text, broken = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        path = os.path.normpath(os.path.join(os.path.dirname(page), path)) if path else page
+        if not exists(path) or anchor and path.endswith(".md") and anchor not in anchors_of(text if path == page else read(path)):
+            broken.append(target)
+    return broken
+
+
+def pages():
+    """Returns every .md file of the repository. Where there is no git, as in an sdist, those of the folders."""
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, text=True, capture_output=True).stdout.split("\n")
+    return [page for page in listed if page] or [str(path.relative_to(ROOT)) for path in ROOT.glob("[!.b]*/**/*.md")] + ["README.md"]
+
+
+@pytest.mark.parametrize("page", pages())
+def test_links(page):
+    broken = broken_links(page, (ROOT / page).read_text(), lambda path: (ROOT / path).exists(), lambda path: (ROOT / path).read_text())
+    assert not broken, f"{page}: these links lead nowhere: {', '.join(broken)}"
+
+
+def test_broken_links_are_found():
+    other = {"docs/b.md": "# One heading\n## `code`, and more\n## `code`, and more\n"}
+    text = "# Own\n[a](b.md) [b](b.md#one-heading) [c](b.md#code-and-more-1) [d](#own) [e](https://x.y/z)\n```\n[in](a fence.md)\n```\n"
+    assert broken_links("docs/a.md", text, other.__contains__, other.__getitem__) == ["#own"]  # docs/a.md is not there
+    other["docs/a.md"] = text
+    assert broken_links("docs/a.md", text, other.__contains__, other.__getitem__) == []
+    for bad in ("c.md", "../b.md", "b.md#two", "#two", "/docs/b.md"):
+        assert broken_links("docs/a.md", f"{text}[x]({bad})", other.__contains__, other.__getitem__) == [bad], bad
