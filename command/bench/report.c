@@ -3,7 +3,7 @@
 
 #include "core/status.h"
 #include "launch/human.h"
-#include "train/saved.h"
+#include "options/saved_options.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

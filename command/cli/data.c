@@ -1,5 +1,6 @@
 /* tagc data: text into token files. */
 #include "cli/commands.h"
+#include "cli/trained.h"
 #include "core/clock.h"
 #include "core/status.h"
 #include "disk/paths.h"
@@ -7,7 +8,6 @@
 #include "launch/interrupt.h"
 #include "launch/ranks.h"
 #include "train/progress.h"
-#include "train/trained.h"
 #include <unistd.h>
 
 typedef struct data_options {

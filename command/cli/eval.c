@@ -1,8 +1,8 @@
 /* tagc eval: the validation loss of a model that is already there. */
 #include "cli/commands.h"
+#include "cli/trained.h"
 #include "core/status.h"
 #include "train/engine.h"
-#include "train/trained.h"
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -64,7 +64,7 @@ typedef struct eval_state {
 static tagc_status open_tokens(tagc_rank *rank, const eval_options *options, int n_tokens,
                                eval_state *state) {
     TAGC_TRY(tagc_data_open(options->data, TAGC_DATA_VAL, &state->tokens));
-    TAGC_TRY(tagc_trained_check_tokens(state->trained.saved.tokenizer, state->tokens));
+    TAGC_TRY(tagc_engine_check_tokens(state->trained.saved.tokenizer, state->tokens));
     uint64_t n_sequences = (tagc_tokens_n(state->tokens) - 1) / (uint64_t)n_tokens;
     if (n_sequences > 0 && n_sequences < (uint64_t)rank->world_size)
         return tagc_fail(TAGC_ERR_ARGUMENT,

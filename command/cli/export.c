@@ -1,8 +1,8 @@
 /* tagc export: a checkpoint as model.safetensors and config.json. */
 #include "cli/commands.h"
+#include "cli/trained.h"
 #include "core/status.h"
 #include "gpt2/safetensors.h"
-#include "train/trained.h"
 #include <stdlib.h>
 
 typedef struct export_options {

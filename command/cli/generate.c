@@ -1,8 +1,8 @@
 /* tagc generate: continues a text, token by token, printing each as it comes. */
 #include "cli/commands.h"
+#include "cli/trained.h"
 #include "core/status.h"
 #include "train/engine.h"
-#include "train/trained.h"
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -1,12 +1,12 @@
 /* tagc info: what a thing on disk, or a preset, holds. */
 #include "cli/commands.h"
+#include "cli/trained.h"
 #include "core/status.h"
 #include "gpt2/safetensors.h"
 #include "launch/human.h"
 #include "launch/over_ranks.h"
 #include "launch/ranks.h"
 #include "train/progress.h"
-#include "train/trained.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -9,7 +9,7 @@
 #include "launch/ranks.h"
 #include "options/presets.h"
 #include "options/quantity.h"
-#include "train/saved.h"
+#include "options/saved_options.h"
 #include <stdlib.h>
 #include <string.h>
 

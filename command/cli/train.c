@@ -1,5 +1,7 @@
 /* tagc train: options and ranks. */
+#include "cli/begin.h"
 #include "cli/commands.h"
+#include "cli/greet.h"
 #include "core/clock.h"
 #include "core/status.h"
 #include "disk/paths.h"
@@ -7,14 +9,21 @@
 #include "launch/interrupt.h"
 #include "launch/over_ranks.h"
 #include "options/presets.h"
-#include "train/trainer.h"
+#include "options/train_options.h"
 #include <stdlib.h>
 #include <string.h>
 
 static tagc_status train_rank(tagc_rank *rank, void *context) {
-    tagc_trainer trainer;
+    const tagc_parsed *parsed = context;
+    const tagc_train_options *options = parsed->values;
+    tagc_trainer trainer = {0};
+    tagc_beginning from;
+    int is_default_preset;
     double start_s = tagc_clock_s();
-    tagc_status status = tagc_trainer_open(rank, context, &trainer);
+    tagc_status status =
+        tagc_begin(rank, parsed, options->quiet || rank->rank != 0, &from, &is_default_preset);
+    if (status == TAGC_OK) status = tagc_trainer_open(rank, &from, &trainer);
+    if (status == TAGC_OK) tagc_greet(&trainer, parsed, is_default_preset);
     if (status == TAGC_OK) status = tagc_trainer_run(&trainer);
     if (status == TAGC_OK) {
         double seconds = tagc_clock_s() - start_s;
@@ -30,6 +39,24 @@ static tagc_status train_rank(tagc_rank *rank, void *context) {
     }
     tagc_rank_finish(rank, status);
     tagc_trainer_close(&trainer);
+    tagc_beginning_close(&from);
+    return status;
+}
+
+/* Before MPI starts: so an error that every rank finds ends each rank by itself. */
+static tagc_status rehearse(const tagc_parsed *parsed) {
+    tagc_alone alone;
+    tagc_status status = tagc_alone_open(&alone);
+    if (status == TAGC_OK) {
+        tagc_rank rank = {
+            .rank = tagc_ranks_launcher_rank(), .world_size = tagc_ranks_launcher_size(), .comm = alone.comm};
+        tagc_beginning from;
+        int is_default_preset;
+        status = tagc_begin(&rank, parsed, 1, &from, &is_default_preset);
+        if (status == TAGC_OK) status = tagc_trainer_rehearse(&rank, &from);
+        tagc_beginning_close(&from);
+    }
+    tagc_alone_close(&alone);
     return status;
 }
 
@@ -68,8 +95,7 @@ static int run(tagc_parsed *parsed) {
     if (complete(parsed, options) != TAGC_OK || tagc_train_check(options) != TAGC_OK)
         return tagc_command_refuse(&tagc_train_command);
     if (!is_local) {
-        tagc_status status =
-            tagc_trainer_rehearse(parsed, tagc_ranks_launcher_rank(), tagc_ranks_launcher_size());
+        tagc_status status = rehearse(parsed);
         if (status != TAGC_OK) return tagc_command_end(status);
     }
     tagc_launch launch = {.n_ranks = tagc_options_given(parsed, "ranks") ? (int)options->ranks : 0,

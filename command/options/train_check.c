@@ -5,19 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-tagc_status tagc_train_trace_steps(const char *text, uint64_t *first, uint64_t *last) {
-    char *end = NULL;
-    unsigned long long from = strtoull(text, &end, 10), to = from;
-    if (*end == '-') to = strtoull(end + 1, &end, 10);
-    if (*end || from < 1 || to < from || to > 1000000000 || text[strspn(text, "-0123456789")] ||
-        text[0] == '-')
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--trace-steps is \"%.40s\", allowed: FIRST-LAST with 1 <= FIRST <= LAST", text);
-    *first = from;
-    *last = to;
-    return TAGC_OK;
-}
-
 /* Combinations that the engine would refuse, in the words of the command line. */
 static tagc_status check_exchange(const tagc_train_options *options) {
     int is_hybrid = options->sharding == TAGC_SHARD_HYBRID;

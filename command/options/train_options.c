@@ -1,17 +1,9 @@
-/* The table of `tagc train`, and the translation of its values into options of the engine and the model. */
+/* The table of `tagc train`. */
 #include "options/train_options.h"
 
 #include "disk/paths.h"
 #include "exchange/options.h"
 #include "gpt2/safetensors.h"
-
-enum { AUTO_VALUES = TAGC_FORMAT_SIGN + 1 }; /* the word after those of tagc_format */
-
-/* ---- what rows need ---- */
-
-int tagc_train_compresses(const tagc_train_options *o) {
-    return o->exchange != TAGC_EXCHANGE_DENSE && o->compress != TAGC_POLICY_NONE;
-}
 
 static int is_direct(const tagc_train_options *o) {
     return tagc_train_compresses(o) && o->exchange == TAGC_EXCHANGE_DIRECT;
@@ -284,18 +276,6 @@ const char *tagc_train_word(const tagc_train_options *options, const char *name)
     return word;
 }
 
-tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config *out) {
-    if (!options->model) return tagc_fail(TAGC_ERR_ARGUMENT, "--model is empty");
-    TAGC_TRY(tagc_gpt2_preset(options->model, out));
-    if (options->n_layer) out->n_layer = (int)options->n_layer;
-    if (options->n_head) out->n_head = (int)options->n_head;
-    if (options->n_embd) out->n_embd = (int)options->n_embd;
-    if (options->block_size) out->block_size = (int)options->block_size;
-    if (options->vocab_size) out->vocab_size = (int)options->vocab_size;
-    if (options->tied) out->tied = options->tied == 1;
-    return tagc_gpt2_config_check(out);
-}
-
 void tagc_train_set_shape(const tagc_parsed *parsed, const tagc_gpt2_config *config,
                           tagc_train_options *options) {
     int64_t *const values[] = {&options->n_layer, &options->n_head, &options->n_embd, &options->block_size,
@@ -317,84 +297,13 @@ tagc_status tagc_train_take_shape(const tagc_parsed *parsed, tagc_train_options 
     return TAGC_OK;
 }
 
-static int is_dense_blocks(const tagc_reducer_options *o) {
-    return o->exchange == TAGC_EXCHANGE_DIRECT && o->sparsity == 0;
-}
-
-static void set_paper(const tagc_train_options *options, tagc_paper_options *out) {
-    out->index = options->index;
-    out->fill_union = options->fill_union == 0 ? -1 : options->fill_union == 1;
-    if (options->exchange != TAGC_EXCHANGE_SKETCH) return;
-    out->ratio = options->ratio;
-    out->cells = options->cells;
-    out->unpeeled = options->unpeeled;
-    out->seed = (uint64_t)options->seed;
-}
-
-tagc_learning_rate tagc_train_learning_rate(const tagc_train_options *options, uint64_t from) {
-    uint64_t n_steps = (uint64_t)options->steps - from, n_decay = (uint64_t)options->decay_steps;
-    return (tagc_learning_rate){.schedule = options->schedule,
-                                .n_warmup = (uint64_t)options->warmup,
-                                .n_decay = n_decay > 0 ? n_decay : (n_steps + 9) / 10,
-                                .n_steps = n_steps,
-                                .highest = options->lr,
-                                .last = options->min_lr};
-}
-
-void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) {
-    tagc_fsdp_options_init(out);
-    out->sharding = options->sharding;
-    out->wrap = options->wrap;
-    out->policy = options->compress;
-    out->names = options->compress_names;
-    out->dense_format = options->wire;
-    out->gather = options->gather;
-    out->bucket_elems = (uint64_t)options->bucket_elems;
-    out->prefetch = (int)options->prefetch;
-    out->grads_in_flight = (int)options->grads_in_flight;
-    out->n_micro_steps = (int)options->accumulate;
-    out->exchange_each_micro_step = options->exchange_each_micro_step;
-    out->gather_check_every = (int)options->gather_check_every;
-    out->ranks_per_host = (int)options->ranks_per_host;
-    out->two_level = options->two_level;
-    out->beta1 = options->beta1;
-    out->beta1_compressed = options->compressed_beta1;
-    out->beta2 = options->beta2;
-    out->beta2_compressed = options->compressed_beta2;
-    out->weight_decay = options->weight_decay;
-    out->clip_norm = options->clip;
-    out->reducer.exchange = options->exchange;
-    out->sparsity_warmup = (int)options->sparsity_warmup;
-    int is_gentle =
-        options->gentle == 0 ? options->sparsity < 0 && options->sparsity_warmup == 0 : options->gentle == 1;
-    out->gentle = is_gentle && options->exchange == TAGC_EXCHANGE_DIRECT;
-    out->reducer.sparsity = options->sparsity;
-    if (options->exchange == TAGC_EXCHANGE_DENSE)
-        out->reducer.format = options->wire;
-    else if (out->reducer.exchange == TAGC_EXCHANGE_DIRECT && options->values != AUTO_VALUES)
-        out->reducer.format = options->values;
-    out->reducer.block = (int)options->block;
-    out->reducer.n_threads = (int)options->codec_threads;
-    set_paper(options, &out->paper);
-    tagc_reducer_options mild = out->reducer;
-    mild.exchange = options->mild == AUTO_VALUES ? -1
-                    : options->mild > 0          ? TAGC_EXCHANGE_DIRECT
-                                                 : TAGC_EXCHANGE_DENSE;
-    mild.format = options->mild == AUTO_VALUES || options->mild == 0 ? -1 : options->mild;
-    mild.sparsity = options->mild_sparsity;
-    out->mild = mild;
-    tagc_fsdp_options_resolve(out);
-    out->reducer.rotate = options->rotate && is_dense_blocks(&out->reducer);
-    out->mild.rotate = options->rotate && is_dense_blocks(&out->mild);
-}
-
 static void resolve(void *values) {
     tagc_train_options *options = values;
     tagc_fsdp_options engine;
     tagc_train_fsdp(options, &engine);
     options->gentle = engine.gentle ? 1 : 2;
     options->sparsity = engine.reducer.sparsity;
-    if (options->values == AUTO_VALUES) { /* for other exchanges, too: a fork may choose direct */
+    if (options->values == TAGC_TRAIN_AUTO_VALUES) { /* for other exchanges, too: a fork may choose direct */
         tagc_reducer_options direct;
         tagc_reducer_options_init(&direct);
         tagc_reducer_options_resolve(&direct);

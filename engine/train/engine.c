@@ -5,6 +5,7 @@
 #include "gpt2/safetensors.h"
 #include "launch/over_ranks.h"
 #include <stdlib.h>
+#include <string.h>
 
 tagc_status tagc_engine_create(tagc_rank *rank, const tagc_gpt2_config *config,
                                const tagc_fsdp_options *options, tagc_fsdp **out) {
@@ -66,6 +67,15 @@ tagc_status tagc_engine_loader(const tagc_rank *rank, const tagc_gpt2_config *co
     options.shuffle = seed != NULL;
     if (seed) options.seed = (uint64_t)*seed;
     return tagc_loader_create(tokens, &options, out);
+}
+
+tagc_status tagc_engine_check_tokens(const char *wanted, const tagc_tokens *tokens) {
+    tagc_tokens_info info;
+    tagc_tokens_get_info(tokens, &info);
+    if (!*wanted || !*info.tokenizer || strcmp(wanted, info.tokenizer) == 0) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_MISMATCH,
+                     "%s holds tokens of tokenizer %s, the model is trained on those of %s",
+                     tagc_tokens_path(tokens), info.tokenizer, wanted);
 }
 
 /* ---- a batch ---- */

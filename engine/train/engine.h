@@ -7,7 +7,7 @@
 #include "fsdp/fsdp.h"
 #include "gpt2/gpt2.h"
 #include "launch/ranks.h"
-#include "options/train_options.h"
+#include "train/options.h"
 
 /* Collective. An engine over the tensors of `config`. */
 tagc_status tagc_engine_create(tagc_rank *rank, const tagc_gpt2_config *config,
@@ -23,6 +23,9 @@ tagc_params tagc_engine_params(tagc_fsdp *fsdp);
 tagc_status tagc_engine_loader(const tagc_rank *rank, const tagc_gpt2_config *config,
                                const tagc_tokens *tokens, int n_batch, int n_tokens, const int64_t *seed,
                                tagc_loader **out);
+
+/* Local. TAGC_ERR_MISMATCH when another tokenizer than `wanted` made the tokens; what either does not know ("") is let pass. */
+tagc_status tagc_engine_check_tokens(const char *wanted, const tagc_tokens *tokens);
 
 /* ---- a batch ---- */
 

@@ -1,4 +1,4 @@
-/* What the command stores with a checkpoint beside the engine's state, and how a run goes on from it. */
+/* What a run stores with a checkpoint beside the engine's state. */
 #ifndef TAGC_TRAIN_SAVED_H
 #define TAGC_TRAIN_SAVED_H
 
@@ -6,8 +6,6 @@
 #include "fsdp/fsdp.h"
 #include "fsdp/guard.h"
 #include "gpt2/gpt2.h"
-#include "options/options.h"
-#include "train/progress.h"
 #include <jansson.h>
 
 typedef struct tagc_saved {
@@ -25,29 +23,14 @@ typedef struct tagc_saved {
 } tagc_saved;
 
 json_t *tagc_saved_model(const tagc_gpt2_config *config);
-json_t *tagc_saved_options(const tagc_command *command, const void *values);
 
-/* JSON text, malloc'ed; NULL when out of memory. `options` of the struct is not read. */
-char *tagc_saved_write(const tagc_saved *saved, const tagc_command *command, const void *values);
+/* JSON text, malloc'ed; NULL when out of memory. options: {name: text}, in place of those of the struct. */
+char *tagc_saved_write(const tagc_saved *saved, json_t *options);
 
 /* TAGC_ERR_CORRUPT names what is missing or wrong. */
 tagc_status tagc_saved_read(const char *text, tagc_saved *out);
 /* Collective: that of the newest checkpoint at or under `from`. path: the checkpoint's. */
 tagc_status tagc_saved_open(tagc_comm *comm, const char *from, char path[TAGC_PATH_BYTES], tagc_saved *out);
 void tagc_saved_destroy(tagc_saved *saved);
-
-/* The engine's options out of a result's, which are those of tagc train by name. Names that this build does not know are passed over. */
-tagc_status tagc_saved_engine(const json_t *options, tagc_fsdp_options *out);
-
-/* To go on: TAGC_ERR_UNSUPPORTED for an option that this build does not know. */
-tagc_status tagc_saved_check_known(const tagc_saved *saved, const tagc_command *command);
-
-/* For a fork: the model's options that were not given become the checkpoint's. */
-tagc_status tagc_saved_merge_model(const tagc_saved *saved, const tagc_parsed *parsed, void *values);
-
-/* Options that were not given become the checkpoint's. Given ones that differ are refused where the
- * checkpoint could not go on with them, and noted otherwise. */
-tagc_status tagc_saved_merge(const tagc_saved *saved, const tagc_parsed *parsed, void *values,
-                             tagc_progress *progress);
 
 #endif

@@ -7,43 +7,9 @@
 #include "fsdp/checkpoint.h"
 #include "launch/hosts.h"
 #include "launch/over_ranks.h"
-#include "options/presets.h"
-#include "train/trained.h"
-#include <cblas.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* A new run from another one's checkpoint: takes only the model and the step from its text. */
-static tagc_status open_fork(tagc_trainer *t, const tagc_parsed *parsed, char *path) {
-    TAGC_TRY(tagc_saved_open(t->rank->comm, t->options.fork, path, &t->saved));
-    TAGC_TRY(tagc_saved_merge_model(&t->saved, parsed, &t->options));
-    t->saved.fork_step = t->step = t->saved.step;
-    t->saved.position = 0;
-    t->saved.guard = (tagc_guard){0};
-    t->saved.best_val_loss = (double)INFINITY;
-    if ((uint64_t)t->options.steps < t->step)
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--steps is %lld, but %s was left at step %llu: a fork goes on counting from there",
-                         (long long)t->options.steps, path, (unsigned long long)t->step);
-    return tagc_train_check(&t->options);
-}
-
-/* Finds the checkpoint to go on from and takes over its options. */
-static tagc_status open_resume(tagc_trainer *t, const tagc_parsed *parsed, char *path) {
-    int is_latest = strcmp(t->options.resume, "latest") == 0;
-    if (is_latest && !t->options.out)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "--resume needs --out DIR of the run, or a path: --resume PATH");
-    TAGC_TRY(tagc_saved_open(t->rank->comm, is_latest ? t->options.out : t->options.resume, path, &t->saved));
-    t->step = t->saved.step;
-    tagc_status status = tagc_saved_check_known(&t->saved, parsed->command);
-    if (status != TAGC_OK) return tagc_fail_in(status, "%s", path);
-    TAGC_TRY(tagc_saved_merge(&t->saved, parsed, &t->options, &t->progress));
-    if (t->saved.world_size != t->rank->world_size)
-        tagc_progress_say(&t->progress, "note: saved by %d rank%s, going on with %d", t->saved.world_size,
-                          t->saved.world_size > 1 ? "s" : "", t->rank->world_size);
-    return tagc_train_check(&t->options);
-}
 
 /* Parses the steps and opens the file, so that an impossible timeline fails before the first step. */
 static tagc_status open_trace(tagc_trainer *t) {
@@ -105,11 +71,11 @@ static tagc_status check_data(tagc_trainer *t, int is_given) {
     return TAGC_OK;
 }
 
-static tagc_status open_data(tagc_trainer *t, const tagc_parsed *parsed) {
+static tagc_status open_data(tagc_trainer *t, int is_given) {
     if (!t->options.data)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--data DIR is needed; tagc data makes one from text files");
     TAGC_TRY(tagc_data_open(t->options.data, TAGC_DATA_TRAIN, &t->train_tokens));
-    TAGC_TRY(check_data(t, tagc_options_given(parsed, "data")));
+    TAGC_TRY(check_data(t, is_given));
     const char *val = t->options.val_data;
     if (!val && tagc_path_is_dir(t->options.data) && tagc_data_has(t->options.data, TAGC_DATA_VAL))
         val = t->options.data;
@@ -127,9 +93,9 @@ static tagc_status choose_model(tagc_trainer *t) {
     tagc_tokens_info info;
     TAGC_TRY(tagc_train_model(&t->options, &config));
     tagc_tokens_get_info(t->train_tokens, &info);
-    TAGC_TRY(tagc_trained_check_tokens(t->saved.tokenizer, t->train_tokens));
+    TAGC_TRY(tagc_engine_check_tokens(t->saved.tokenizer, t->train_tokens));
     if (*info.tokenizer) snprintf(t->saved.tokenizer, sizeof t->saved.tokenizer, "%s", info.tokenizer);
-    if (t->val_tokens) TAGC_TRY(tagc_trained_check_tokens(t->saved.tokenizer, t->val_tokens));
+    if (t->val_tokens) TAGC_TRY(tagc_engine_check_tokens(t->saved.tokenizer, t->val_tokens));
     if (!t->options.vocab_size && !t->options.init_from && info.vocab_size > (uint32_t)config.vocab_size)
         config.vocab_size = (int)info.vocab_size;
     if (info.vocab_size > (uint32_t)config.vocab_size)
@@ -210,7 +176,7 @@ static tagc_status begin_metrics(tagc_trainer *t) {
     json_t *run = json_object();
     json_object_set_new(run, "tagc", json_string(tagc_version()));
     json_object_set_new(run, "model", tagc_saved_model(&t->saved.model));
-    json_object_set_new(run, "options", tagc_saved_options(&tagc_train_command, &t->options));
+    json_object_set(run, "options", t->texts);
     json_object_set_new(run, "world_size", json_integer(t->rank->world_size));
     json_object_set_new(run, "n_params", json_integer((json_int_t)tagc_fsdp_n_params(t->training.fsdp)));
     json_object_set_new(run, "n_compressed",
@@ -228,23 +194,6 @@ static void open_guard(tagc_trainer *t) {
     tagc_fsdp_set_kept_factor(t->training.fsdp, t->guard.factor);
 }
 
-/* A new run with several ranks compresses every leg, unless its options say how ranks exchange. One rank has no peers: it is
- * dense unless an option asks for compression, which would only cost loss. */
-static void choose_exchange(tagc_trainer *t, const tagc_parsed *parsed) {
-    static const char *const names[] = {"exchange", "compress", "compress-names", "sparsity", "mild-sparsity",
-                                        "values",   "mild",     "gentle",         "preset"};
-    if (t->options.resume) return;
-    if (t->rank->world_size > 1) {
-        t->is_default_preset = tagc_preset_apply_default(parsed, &t->options);
-        return;
-    }
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (tagc_options_given(parsed, names[i])) return;
-    t->options.exchange = TAGC_EXCHANGE_DENSE;
-    tagc_progress_say(&t->progress,
-                      "one rank has no peers: gradients stay dense (--exchange direct compresses them)");
-}
-
 /* Groups of ranks must be on the hosts that they say. */
 static tagc_status check_hosts(tagc_trainer *t) {
     char note[TAGC_HOSTS_NOTE_BYTES];
@@ -252,24 +201,6 @@ static tagc_status check_hosts(tagc_trainer *t) {
     TAGC_TRY(tagc_hosts_check_groups(t->rank->comm, (int)t->options.ranks_per_host, note));
     if (*note) tagc_progress_say(&t->progress, "%s", note);
     return TAGC_OK;
-}
-
-/* What options, checkpoint and data say: all that can be wrong before ranks work together. */
-static tagc_status open_inputs(tagc_trainer *t, const tagc_parsed *parsed, char checkpoint[TAGC_PATH_BYTES]) {
-    tagc_status status = tagc_agree_options(t->rank->comm, &tagc_train_command, &t->options);
-    t->rank->is_failure_common = status == TAGC_ERR_MISMATCH;
-    TAGC_TRY(status);
-    if (t->options.resume) TAGC_TRY(open_resume(t, parsed, checkpoint));
-    if (t->options.fork) TAGC_TRY(open_fork(t, parsed, checkpoint));
-    choose_exchange(t, parsed);
-    t->options.blas_threads = openblas_get_num_threads(); /* the resolved value of auto, for checkpoints */
-    tagc_train_command.resolve(&t->options);
-    t->progress.n_steps = (uint64_t)t->options.steps;
-    t->saved.world_size = t->rank->world_size;
-    TAGC_TRY(open_trace(t));
-    TAGC_TRY(open_data(t, parsed));
-    TAGC_TRY(choose_model(t));
-    return open_loaders(t);
 }
 
 /* Raw tokens do not say how many there are: that the model knows too few shows when one is read. */
@@ -287,49 +218,56 @@ static tagc_status next_batch(void *context, int *tokens, int *targets) {
     return tagc_trainer_with_remedy(t, tagc_loader_next(t->loader, tokens, targets));
 }
 
-static void begin(tagc_trainer *t, tagc_rank *rank, const tagc_parsed *parsed, int quiet) {
-    *t = (tagc_trainer){.rank = rank, .options = *(const tagc_train_options *)parsed->values};
+/* What data and options say: all that can be wrong before ranks work together. Takes over what `from` holds. */
+static tagc_status open_inputs(tagc_rank *rank, tagc_beginning *from, tagc_trainer *t) {
+    *t = (tagc_trainer){.rank = rank,
+                        .options = from->options,
+                        .texts = from->texts,
+                        .saved = from->saved,
+                        .progress = from->progress,
+                        .step = from->step};
+    from->texts = NULL;
+    from->saved.options = NULL;
     t->training =
         (tagc_training){.rank = rank, .options = &t->options, .next_batch = next_batch, .context = t};
-    t->saved.best_val_loss = (double)INFINITY;
-    tagc_progress_init(&t->progress, quiet, 0);
+    t->progress.n_steps = (uint64_t)t->options.steps;
+    t->saved.world_size = rank->world_size;
+    TAGC_TRY(open_trace(t));
+    TAGC_TRY(open_data(t, from->is_data_given));
+    TAGC_TRY(choose_model(t));
+    return open_loaders(t);
 }
 
-tagc_status tagc_trainer_rehearse(const tagc_parsed *parsed, int rank, int world_size) {
-    char checkpoint[TAGC_PATH_BYTES] = "";
-    tagc_alone alone;
+tagc_status tagc_trainer_rehearse(tagc_rank *rank, tagc_beginning *from) {
     tagc_trainer t;
-    tagc_status status = tagc_alone_open(&alone);
-    if (status == TAGC_OK) {
-        begin(&t, &(tagc_rank){.rank = rank, .world_size = world_size, .comm = alone.comm}, parsed, 1);
-        status = open_inputs(&t, parsed, checkpoint);
-        if (status == TAGC_OK && t.options.out && tagc_path_is_dir(t.options.out))
-            status = tagc_run_folder_check(t.options.out, t.options.resume ? checkpoint : NULL, t.step);
-        tagc_trainer_close(&t);
-    }
-    tagc_alone_close(&alone);
+    tagc_status status = open_inputs(rank, from, &t);
+    if (status == TAGC_OK && t.options.out && tagc_path_is_dir(t.options.out))
+        status = tagc_run_folder_check(t.options.out, t.options.resume ? from->checkpoint : NULL, t.step);
+    tagc_trainer_close(&t);
     return status;
 }
 
-tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_trainer *t) {
-    char checkpoint[TAGC_PATH_BYTES] = "";
-    const tagc_train_options *options = parsed->values;
-    begin(t, rank, parsed, options->quiet || rank->rank != 0);
-    TAGC_TRY(open_inputs(t, parsed, checkpoint));
+tagc_status tagc_trainer_open(tagc_rank *rank, tagc_beginning *from, tagc_trainer *t) {
+    TAGC_TRY(open_inputs(rank, from, t));
     if (t->options.ranks_per_host > 1) TAGC_TRY(check_hosts(t));
-    TAGC_TRY(open_out(t, checkpoint));
-    TAGC_TRY(open_weights(t, checkpoint));
+    TAGC_TRY(open_out(t, from->checkpoint));
+    TAGC_TRY(open_weights(t, from->checkpoint));
     TAGC_TRY(begin_metrics(t));
     open_guard(t);
-    tagc_greet(t, parsed);
     return TAGC_OK;
+}
+
+void tagc_beginning_close(tagc_beginning *from) {
+    json_decref(from->texts);
+    tagc_saved_destroy(&from->saved);
+    from->texts = NULL;
 }
 
 tagc_status tagc_trainer_save(tagc_trainer *t) {
     if (!t->options.out) return TAGC_OK;
     t->saved.position = tagc_loader_position(t->loader);
     t->saved.guard = t->guard;
-    char *extra = tagc_saved_write(&t->saved, &tagc_train_command, &t->options);
+    char *extra = tagc_saved_write(&t->saved, t->texts);
     if (!extra) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a checkpoint");
     tagc_status status =
         tagc_checkpoint_save(t->training.fsdp, t->rank->comm, t->options.out, t->step, extra);
@@ -349,4 +287,5 @@ void tagc_trainer_close(tagc_trainer *t) {
     tagc_tokens_close(t->train_tokens);
     tagc_tokens_close(t->val_tokens);
     tagc_saved_destroy(&t->saved);
+    json_decref(t->texts);
 }

@@ -8,12 +8,28 @@
 #include "train/progress.h"
 #include "train/saved.h"
 
+/* How a run begins: with these options, and from a checkpoint or none. The command makes it out of its words. */
+typedef struct tagc_beginning {
+    tagc_train_options
+        options; /* resolved, a resumed checkpoint's merged in; texts live in `saved`, or longer than the run */
+    json_t *texts;    /* {name: text} of all options: what checkpoints and metrics say of them */
+    tagc_saved saved; /* of the checkpoint; without one, best_val_loss is infinite */
+    char checkpoint[TAGC_PATH_BYTES];
+    uint64_t step;     /* of the checkpoint */
+    int is_data_given; /* 1: the text may be another than the checkpoint's */
+    tagc_progress progress;
+} tagc_beginning;
+
+/* Of what no trainer has taken over. */
+void tagc_beginning_close(tagc_beginning *from);
+
 typedef struct tagc_trainer {
     tagc_rank *rank;
-    tagc_train_options options; /* after a resumed checkpoint's were merged in */
-    tagc_saved saved;           /* what the next checkpoint will say */
-    tagc_progress progress;     /* quiet on all ranks but 0 */
-    tagc_metrics *metrics;      /* rank 0 with --out only */
+    tagc_train_options options;
+    json_t *texts;          /* as in tagc_beginning */
+    tagc_saved saved;       /* what the next checkpoint will say */
+    tagc_progress progress; /* quiet on all ranks but 0 */
+    tagc_metrics *metrics;  /* rank 0 with --out only */
     tagc_tokens *train_tokens, *val_tokens;
     tagc_loader *loader;
     tagc_evaluation evaluation; /* its loader NULL: no validation */
@@ -22,17 +38,16 @@ typedef struct tagc_trainer {
     uint64_t n_done, n_skipped,
         n_skipped_in_row; /* steps of this process; skipped: the gradient was not finite */
     uint64_t trace_first, trace_last;
-    tagc_guard guard;      /* with --guard only */
-    int n_gentle;          /* flats in their gentle beginning at the last step */
-    int is_default_preset; /* TAGC_PRESET_DEFAULT was taken, for want of options that choose */
+    tagc_guard guard; /* with --guard only */
+    int n_gentle;     /* flats in their gentle beginning at the last step */
 } tagc_trainer;
 
-/* Before MPI starts: opens what tagc_trainer_open would open first (checkpoint, data, model, --out) and closes it again. So
- * an error that every rank finds ends each rank by itself, without MPI_Abort. Makes no files. */
-tagc_status tagc_trainer_rehearse(const tagc_parsed *parsed, int rank, int world_size);
+/* Before MPI starts: opens what tagc_trainer_open would open first (data, model, --out) and closes it again. So an error that
+ * every rank finds ends each rank by itself, without MPI_Abort. Makes no files. */
+tagc_status tagc_trainer_rehearse(tagc_rank *rank, tagc_beginning *from);
 
 /* Collective. *out can be closed after success and failure alike. */
-tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_trainer *out);
+tagc_status tagc_trainer_open(tagc_rank *rank, tagc_beginning *from, tagc_trainer *out);
 void tagc_trainer_close(tagc_trainer *trainer);
 
 /* Local: `status`, whose text says what to do if a token was read that the model does not know. */
@@ -40,9 +55,6 @@ tagc_status tagc_trainer_with_remedy(const tagc_trainer *trainer, tagc_status st
 
 /* Collective: the steps that are left, with validation, checkpoints and metrics between them. */
 tagc_status tagc_trainer_run(tagc_trainer *trainer);
-
-/* Prints what is trained, how gradients travel, and which options have no effect. */
-void tagc_greet(tagc_trainer *trainer, const tagc_parsed *parsed);
 
 /* Collective: a checkpoint of this step in --out; nothing without --out. */
 tagc_status tagc_trainer_save(tagc_trainer *trainer);

@@ -1,6 +1,6 @@
 /* What the command reads of a checkpoint, and options given beside it. */
+#include "options/saved_options.h"
 #include "options/train_options.h"
-#include "train/saved.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,12 +1,13 @@
 /* A trained model from wherever it is kept: a checkpoint, a run's folder, a safetensors file or a folder with
  * one. */
-#ifndef TAGC_TRAIN_TRAINED_H
-#define TAGC_TRAIN_TRAINED_H
+#ifndef TAGC_CLI_TRAINED_H
+#define TAGC_CLI_TRAINED_H
 
 #include "data/data.h"
 #include "disk/paths.h"
 #include "fsdp/fsdp.h"
 #include "launch/ranks.h"
+#include "options/options.h"
 #include "train/saved.h"
 
 typedef struct tagc_trained {
@@ -32,9 +33,5 @@ tagc_status tagc_trained_shape(const char *weights, const char *preset, tagc_gpt
 /* Bytes, or BPE when files are given. TAGC_ERR_MISMATCH when `wanted` (not "") is another tokenizer. */
 tagc_status tagc_trained_tokenizer(const char *vocab, const char *merges, const char *wanted,
                                    tagc_tokenizer **out);
-
-/* Local. TAGC_ERR_MISMATCH when another tokenizer than `wanted` made the tokens; what either does not know
- * ("") is let pass. */
-tagc_status tagc_trained_check_tokens(const char *wanted, const tagc_tokens *tokens);
 
 #endif

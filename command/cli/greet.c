@@ -1,9 +1,10 @@
 /* The headline of a run: what is trained, how gradients travel, and which options have no say in it. */
-#include "train/trainer.h"
+#include "cli/greet.h"
 
 #include "exchange/options.h"
 #include "launch/human.h"
 #include "options/presets.h"
+#include "options/train_options.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -61,13 +62,13 @@ static void say_gradients(tagc_trainer *t) {
 }
 
 /* The resolved values of defaults that depend on the exchange. */
-static void say_chosen(tagc_trainer *t, const tagc_parsed *parsed) {
+static void say_chosen(tagc_trainer *t, const tagc_parsed *parsed, int is_default_preset) {
     static const char *const names[] = {
         "sparsity", "values", "compressed-beta1", "compressed-beta2", "mild", "mild-sparsity", "gentle"};
     int is_direct = t->options.exchange >= TAGC_EXCHANGE_DIRECT;
     char line[256] = "", text[64];
     if (!tagc_train_compresses(&t->options) || t->options.resume) return; /* resumed: the checkpoint's */
-    if (t->is_default_preset) snprintf(line, sizeof line, " --preset %s", TAGC_PRESET_DEFAULT);
+    if (is_default_preset) snprintf(line, sizeof line, " --preset %s", TAGC_PRESET_DEFAULT);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         int row = tagc_options_find(parsed->command, names[i]);
         size_t n = strlen(line);
@@ -141,7 +142,7 @@ static void print_sharding(const tagc_trainer *t, char *text, size_t n_bytes) {
                  t->options.two_level && n > 1 && tagc_train_is_coded(&facts) ? ", hosts add first" : "");
 }
 
-void tagc_greet(tagc_trainer *t, const tagc_parsed *parsed) {
+void tagc_greet(tagc_trainer *t, const tagc_parsed *parsed, int is_default_preset) {
     char sharding[96], params[16], a[16], b[16], c[16], d[16];
     tagc_fsdp_memory memory;
     tagc_fsdp_memory_used(t->training.fsdp, &memory);
@@ -153,7 +154,7 @@ void tagc_greet(tagc_trainer *t, const tagc_parsed *parsed) {
                       tagc_human((double)tagc_fsdp_n_params(t->training.fsdp), params), t->rank->world_size,
                       t->rank->world_size > 1 ? "s" : "", sharding);
     say_gradients(t);
-    say_chosen(t, parsed);
+    say_chosen(t, parsed, is_default_preset);
     say_beginning(t);
     say_parameters(t);
     say_buckets(t);

@@ -1,9 +1,10 @@
 /* Opening of trained models. */
-#include "train/trained.h"
+#include "cli/trained.h"
 
 #include "core/status.h"
 #include "fsdp/checkpoint.h"
 #include "gpt2/safetensors.h"
+#include "options/saved_options.h"
 #include "options/train_options.h"
 #include "train/engine.h"
 #include <dirent.h>
@@ -110,13 +111,4 @@ tagc_status tagc_trained_tokenizer(const char *vocab, const char *merges, const 
     tagc_tokenizer_destroy(*out);
     *out = NULL;
     return status;
-}
-
-tagc_status tagc_trained_check_tokens(const char *wanted, const tagc_tokens *tokens) {
-    tagc_tokens_info info;
-    tagc_tokens_get_info(tokens, &info);
-    if (!*wanted || !*info.tokenizer || strcmp(wanted, info.tokenizer) == 0) return TAGC_OK;
-    return tagc_fail(TAGC_ERR_MISMATCH,
-                     "%s holds tokens of tokenizer %s, the model is trained on those of %s",
-                     tagc_tokens_path(tokens), info.tokenizer, wanted);
 }

@@ -1,0 +1,79 @@
+/* See begin.h. */
+#include "cli/begin.h"
+
+#include "core/status.h"
+#include "options/presets.h"
+#include "options/saved_options.h"
+#include "options/train_options.h"
+#include <cblas.h>
+#include <math.h>
+#include <string.h>
+
+/* A new run from another one's checkpoint: takes only the model and the step from its text. */
+static tagc_status open_fork(tagc_rank *rank, const tagc_parsed *parsed, tagc_beginning *from) {
+    TAGC_TRY(tagc_saved_open(rank->comm, from->options.fork, from->checkpoint, &from->saved));
+    TAGC_TRY(tagc_saved_merge_model(&from->saved, parsed, &from->options));
+    from->saved.fork_step = from->step = from->saved.step;
+    from->saved.position = 0;
+    from->saved.guard = (tagc_guard){0};
+    from->saved.best_val_loss = (double)INFINITY;
+    if ((uint64_t)from->options.steps < from->step)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--steps is %lld, but %s was left at step %llu: a fork goes on counting from there",
+                         (long long)from->options.steps, from->checkpoint, (unsigned long long)from->step);
+    return tagc_train_check(&from->options);
+}
+
+/* Finds the checkpoint to go on from and takes over its options. */
+static tagc_status open_resume(tagc_rank *rank, const tagc_parsed *parsed, tagc_beginning *from) {
+    int is_latest = strcmp(from->options.resume, "latest") == 0;
+    if (is_latest && !from->options.out)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--resume needs --out DIR of the run, or a path: --resume PATH");
+    TAGC_TRY(tagc_saved_open(rank->comm, is_latest ? from->options.out : from->options.resume,
+                             from->checkpoint, &from->saved));
+    from->step = from->saved.step;
+    tagc_status status = tagc_saved_check_known(&from->saved, parsed->command);
+    if (status != TAGC_OK) return tagc_fail_in(status, "%s", from->checkpoint);
+    TAGC_TRY(tagc_saved_merge(&from->saved, parsed, &from->options, &from->progress));
+    if (from->saved.world_size != rank->world_size)
+        tagc_progress_say(&from->progress, "note: saved by %d rank%s, going on with %d",
+                          from->saved.world_size, from->saved.world_size > 1 ? "s" : "", rank->world_size);
+    return tagc_train_check(&from->options);
+}
+
+/* A new run with several ranks compresses every leg, unless its options say how ranks exchange. One rank has no peers: it is
+ * dense unless an option asks for compression, which would only cost loss. */
+static void choose_exchange(const tagc_rank *rank, const tagc_parsed *parsed, tagc_beginning *from,
+                            int *is_default_preset) {
+    static const char *const names[] = {"exchange", "compress", "compress-names", "sparsity", "mild-sparsity",
+                                        "values",   "mild",     "gentle",         "preset"};
+    if (from->options.resume) return;
+    if (rank->world_size > 1) {
+        *is_default_preset = tagc_preset_apply_default(parsed, &from->options);
+        return;
+    }
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (tagc_options_given(parsed, names[i])) return;
+    from->options.exchange = TAGC_EXCHANGE_DENSE;
+    tagc_progress_say(&from->progress,
+                      "one rank has no peers: gradients stay dense (--exchange direct compresses them)");
+}
+
+tagc_status tagc_begin(tagc_rank *rank, const tagc_parsed *parsed, int quiet, tagc_beginning *from,
+                       int *is_default_preset) {
+    *is_default_preset = 0;
+    *from = (tagc_beginning){.options = *(const tagc_train_options *)parsed->values,
+                             .is_data_given = tagc_options_given(parsed, "data")};
+    from->saved.best_val_loss = (double)INFINITY;
+    tagc_progress_init(&from->progress, quiet, 0);
+    tagc_status status = tagc_agree_options(rank->comm, &tagc_train_command, &from->options);
+    rank->is_failure_common = status == TAGC_ERR_MISMATCH;
+    TAGC_TRY(status);
+    if (from->options.resume) TAGC_TRY(open_resume(rank, parsed, from));
+    if (from->options.fork) TAGC_TRY(open_fork(rank, parsed, from));
+    choose_exchange(rank, parsed, from, is_default_preset);
+    from->options.blas_threads = openblas_get_num_threads(); /* the resolved value of auto, for checkpoints */
+    tagc_train_command.resolve(&from->options);
+    from->texts = tagc_saved_options(&tagc_train_command, &from->options);
+    return TAGC_OK;
+}

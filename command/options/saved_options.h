@@ -1,0 +1,26 @@
+/* Options as they are stored with a checkpoint or a result, {name: text}, and how a run goes on from them. */
+#ifndef TAGC_OPTIONS_SAVED_OPTIONS_H
+#define TAGC_OPTIONS_SAVED_OPTIONS_H
+
+#include "options/options.h"
+#include "train/progress.h"
+#include "train/saved.h"
+
+/* Returns every option of a command. */
+json_t *tagc_saved_options(const tagc_command *command, const void *values);
+
+/* The engine's options out of a result's, which are those of tagc train by name. Names that this build does not know are passed over. */
+tagc_status tagc_saved_engine(const json_t *options, tagc_fsdp_options *out);
+
+/* To go on: TAGC_ERR_UNSUPPORTED for an option that this build does not know. */
+tagc_status tagc_saved_check_known(const tagc_saved *saved, const tagc_command *command);
+
+/* For a fork: the model's options that were not given become the checkpoint's. */
+tagc_status tagc_saved_merge_model(const tagc_saved *saved, const tagc_parsed *parsed, void *values);
+
+/* Options that were not given become the checkpoint's. Given ones that differ are refused where the
+ * checkpoint could not go on with them, and noted otherwise. */
+tagc_status tagc_saved_merge(const tagc_saved *saved, const tagc_parsed *parsed, void *values,
+                             tagc_progress *progress);
+
+#endif
