@@ -66,6 +66,7 @@ SEEN = {
     "ProcessGroup._get_backend": ALL,
     "OptimizedModule._orig_mod": ALL,
     "DeviceMesh._get_root_mesh": "2.13",
+    "Tensor._version": ALL,
 }
 
 
@@ -344,6 +345,11 @@ def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> Any:
 def uncompiled(model: Any) -> Any:
     """The model within torch.compile()'s wrapper."""
     return _find(model, "OptimizedModule._orig_mod", model)
+
+
+def n_changes(tensor: torch.Tensor) -> int:
+    """Returns how often the values of a tensor have been changed in place."""
+    return int(_get(tensor, "Tensor._version"))
 
 
 def has_async_quorum(manager: Any) -> bool:

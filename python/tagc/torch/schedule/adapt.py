@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tagc import _library as lib
 from tagc._library import Error
+from tagc.torch.exchange import internals
 from tagc.torch.schedule.options import Options
 
 Group = dict[str, Any]  # of an optimizer
@@ -83,8 +84,8 @@ def _number(beta: Any) -> float:
     if not isinstance(beta, torch.Tensor) or beta.device.type == "cpu":
         return float(beta)
     known = _read.get(id(beta))
-    if known is None or known[0]() is not beta or known[1] != beta._version:
-        _read[id(beta)] = known = (weakref.ref(beta), beta._version, float(beta))
+    if known is None or known[0]() is not beta or known[1] != internals.n_changes(beta):
+        _read[id(beta)] = known = (weakref.ref(beta), internals.n_changes(beta), float(beta))
     return known[2]
 
 
