@@ -1,5 +1,5 @@
 """Notes that compress() prints once, on rank 0, if compression is unlikely to help: a model that has not learnt yet, ranks on one
-host, a fast link. Nothing is measured here; tagc.advise() does that. look_fresh() also decides in which stage parameters begin."""
+host, a fast link. Nothing is measured here; tagc.advise() does that. look_fresh() also decides at which level parameters begin."""
 
 from __future__ import annotations
 

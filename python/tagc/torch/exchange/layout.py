@@ -7,7 +7,7 @@
 A part is the data of one reducer: the pieces of all parameters of one class and level. Rank r owns row r. All rows of a part have
 the length of the longest; shorter ones are padded with zeros. An all-reduce has one row, without an owner.
 
-A parameter's residual is kept in wire order: the order of its elements in the rows."""
+A parameter's residual is in wire order: the order of its elements in the rows."""
 
 from __future__ import annotations
 

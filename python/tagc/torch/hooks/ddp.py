@@ -1,7 +1,7 @@
 """DDP: a communication hook. It asks a runner for a future of each bucket's average, so that backward continues.
 
 DDP rebuilds its buckets after the first iteration, with other parameters in each. All buckets are one unit for the handle, and
-residuals are kept by parameter. A hook of DDP's reducer cannot be removed: close() leaves it in place, and a later compress()
+residuals are held by parameter. A hook of DDP's reducer cannot be removed: close() leaves it in place, and a later compress()
 takes it over."""
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class State:
         return self._model() is model
 
     def forget_layouts(self) -> None:
-        """Parameters change to another class or stage."""
+        """Parameters change to another class or level."""
         self._layouts = {}
 
     @staticmethod

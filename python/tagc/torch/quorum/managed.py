@@ -57,7 +57,7 @@ class _Comm(Comm):
         return [json.loads(data[:n]) for data, n in zip(self.all_gather(text.ljust(max(lengths), b" ")), lengths)]
 
 
-class Kept(Protocol):
+class Holder(Protocol):
     """Residuals by the names of parameters, as of interfaces.Residuals."""
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]: ...
@@ -76,7 +76,7 @@ class Member(Protocol):
         ...
 
     @property
-    def units(self) -> Mapping[str, Kept]: ...
+    def units(self) -> Mapping[str, Holder]: ...
 
     def takes_part(self) -> bool:
         """Whether the state of this replica is not one that torchft sent to it in this quorum."""

@@ -148,7 +148,7 @@ class Options:
         return fields
 
     def feeds_back(self, kind: str) -> bool:
-        """Whether unsent values of that class are kept as a residual."""
+        """Whether unsent values of that class become a residual."""
         fields = self.reducer(kind, torch.float32)
         if fields["exchange"] == lib.EXCHANGES["dense"]:
             return False
