@@ -206,13 +206,13 @@ _Struct = TypeVar("_Struct", bound=Structure)
 
 
 def library_path() -> pathlib.Path:
-    """Path of the libtagc in use: $TAGC_LIBRARY, or the one in this package."""
+    """Returns the path of the libtagc in use: $TAGC_LIBRARY, or the one in this package."""
     named = os.environ.get("TAGC_LIBRARY")
     return pathlib.Path(named) if named else pathlib.Path(__file__).parent / "lib" / "libtagc.so"
 
 
 def load() -> ctypes.CDLL:
-    """The library, loaded once. Error if it is missing, cannot be loaded, or has another version."""
+    """Returns the library, loaded once. Error if it is missing, cannot be loaded, or has another version."""
     global _loaded
     if _loaded is not None:  # without the lock: the garbage collector may interrupt a thread that holds it
         return _loaded
@@ -256,7 +256,7 @@ def verdict(baseline_s: float, compressed_s: float, spread_s: float = 0.0) -> st
 
 
 def initialised(kind: type[_Struct], init: str) -> _Struct:
-    """A struct with the library's defaults, also if the library has more fields than this package knows."""
+    """Returns a struct with the library's defaults, also if the library has more fields than this package knows."""
     fields = kind()
     getattr(load(), init + "_sized")(ctypes.byref(fields), ctypes.sizeof(kind))
     return fields

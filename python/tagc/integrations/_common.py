@@ -18,7 +18,7 @@ def save(handle: Compressed, checkpoint: str | os.PathLike[str]) -> None:
 
 
 def load(handle: Compressed, checkpoint: str | os.PathLike[str]) -> bool:
-    """Whether the checkpoint has a state of tagc. If not, rank 0 prints that residuals begin at zero."""
+    """Returns whether the checkpoint has a state of tagc. If not, rank 0 prints that residuals begin at zero."""
     folder = pathlib.Path(checkpoint) / FOLDER
     if folder.is_dir():
         handle.load(folder)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def compress(accelerator: Accelerator, model: torch.nn.Module, optimizer: Any = None, **options: Any) -> tagc.Compressed:
-    """tagc.compress() of the model that accelerator.prepare() returned, DDP or FSDP2. save_state() then writes a folder `tagc`
+    """Returns tagc.compress() of the model that accelerator.prepare() returned, DDP or FSDP2. save_state() then writes a folder `tagc`
     in its own folder, with a file of each rank; load_state() reads it, also with another number of processes. Collective."""
     handle = tagc.compress(model, optimizer, **options)
     if getattr(accelerator, "scaler", None) is not None:

@@ -12,7 +12,7 @@ import tagc.torch as tagc
 
 
 def compressed(spec: Any, **options: Any) -> Any:
-    """The spec, with options of tagc.compress(). If torchtitan splits a model into pipeline stages, each of them is a model. `handles`
+    """Returns the spec, with options of tagc.compress(). If torchtitan splits a model into pipeline stages, each of them is a model. `handles`
     of the spec is a list that is filled when the trainer is made; checkpointed(trainer) adds them to checkpoints."""
     handles: list[tagc.Compressed] = []
     parallelize = spec.parallelize_fn
@@ -33,7 +33,7 @@ def compressed(spec: Any, **options: Any) -> Any:
 
 
 def _with_optimizers(spec: Any, adapt: Callable[[Any], None]) -> dict[str, Any]:
-    """The spec's field for optimizers, changed so that adapt(optimizers) is called with them."""
+    """Returns the spec's field for optimizers, changed so that adapt(optimizers) is called with them."""
     if hasattr(spec, "build_optimizers_fn"):
         build = spec.build_optimizers_fn
 
@@ -52,7 +52,7 @@ def _with_optimizers(spec: Any, adapt: Callable[[Any], None]) -> dict[str, Any]:
 
 
 def checkpointed(trainer: Any, spec: Any) -> Any:
-    """Call it before trainer.train(): torchtitan's checkpoints, if enabled, then include residuals and stages."""
+    """Adds the handles to torchtitan's checkpoints, if these are enabled. Returns the trainer. Call it before trainer.train()."""
     states = getattr(trainer.checkpointer, "states", None)  # a manager of 0.3 that is off has none
     if states is not None:
         for i, handle in enumerate(spec.handles):

@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _pictures(lists: Sequence[str]) -> list[tuple[str, str]]:
-    """(figure, file) of each FIGURE=FILE."""
+    """Returns (figure, file) of each FIGURE=FILE."""
     known = _FIGURES.split(", ")
     pairs = []
     for item in (item for each in lists for item in each.split(",")):

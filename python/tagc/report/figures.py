@@ -91,5 +91,5 @@ NAMES = tuple(figure.name for figure in FIGURES)
 
 
 def find(name: str) -> Figure:
-    """KeyError if there is none of this name."""
+    """Returns the figure of that name; KeyError if there is none."""
     return dict(zip(NAMES, FIGURES))[name]

@@ -104,7 +104,7 @@ class View:
 
 
 def _is_same(a: ArmSet, b: ArmSet, view: View) -> bool:
-    """Without repetitions: a sweep of the link has the same bytes and memory for each rate."""
+    """Returns rows without repetitions: a sweep of the link has the same bytes and memory for each rate."""
     if len(a.results) != len(b.results) or (a.kind == "plan") != (b.kind == "plan"):
         return False
     for x, y in zip(a.results, b.results):

@@ -43,12 +43,12 @@ def _sum_until(run: Run, value: Callable[[Any], float]) -> Callable[[float], flo
 
 
 def _at_time(run: Run) -> Callable[[float], float]:
-    """Seconds of training before the end of a step."""
+    """Returns seconds of training before the end of a step."""
     return _sum_until(run, lambda step: step.wall_s)
 
 
 def _at_bits(run: Run) -> Callable[[float], float]:
-    """Bits per parameter that a rank has sent by the end of a step."""
+    """Returns bits per parameter that a rank has sent by the end of a step."""
     return _sum_until(run, lambda step: sum(bits for bits in step.bits if math.isfinite(bits)))
 
 
@@ -58,7 +58,7 @@ def _mean_of(runs: Sequence[Run], at: X) -> Callable[[float], float]:
 
 
 def _smooth(run: Run) -> list[float]:
-    """Mean over a fortieth of the run around each step, because losses of single batches are too noisy to read."""
+    """Returns the mean over a fortieth of the run around each step, because losses of single batches are too noisy to read."""
     half, n = len(run.steps) // 80, len(run.steps)
     sums = [0.0, *itertools.accumulate(step.loss if math.isfinite(step.loss) else 0.0 for step in run.steps)]
     counts = [0, *itertools.accumulate(int(math.isfinite(step.loss)) for step in run.steps)]
@@ -91,7 +91,7 @@ def _validation(group: Group, at: X, is_gap: bool) -> list[tuple[float, Spread]]
 
 
 def _interesting_most(curves: Sequence[Curve]) -> float:
-    """The upper end of the loss axis: the highest loss after the first tenth of the run."""
+    """Returns the upper end of the loss axis: the highest loss after the first tenth of the run."""
     most = -math.inf
     for curve in curves:
         end = max((x for x, _ in curve.points if math.isfinite(x)), default=0.0)
@@ -117,7 +117,7 @@ def _rows(curves: Sequence[Curve], x_scale: float, x_name: str) -> list[dict[str
 
 def lines(curves: Sequence[Curve], x_title: str, y_title: str, *, x_scale: float = 1.0, y_most: float | None = None,
           is_gap: bool = False, x_name: str = "step") -> style.Drawing | None:  # fmt: skip
-    """One line per arm; training losses are thin if there are validation losses, too."""
+    """Draws one line per arm; training losses are thin if there are validation losses, too."""
     rows = _rows(curves, x_scale, x_name)
     if not rows:
         return None
@@ -215,7 +215,7 @@ def _links(report: Report) -> list[float]:
 
 
 def _over_link(report: Report, bits_per_s: float) -> style.Drawing | None:
-    """Losses are from runs, step times from a plan. Shown: the first arm, the paper's, and those that no other beats."""
+    """Draws losses of runs over step times of a plan. Shown: the first arm, the paper's, and those that no other beats."""
     points = pareto.find(report, True)
     curves: list[Curve] = []
     for is_wanted in ("is_first", "is_paper", "is_front"):

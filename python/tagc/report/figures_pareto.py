@@ -26,7 +26,7 @@ def _kind(point: Point) -> int:
 
 
 def _seed_spread(report: Report) -> float:
-    """Distance of the first arm's seeds from their mean, in percent; 0: unknown."""
+    """Returns the distance of the first arm's seeds from their mean, in percent; 0: unknown."""
     for group in report.groups:
         if group.first is group and len(group.runs) > 1 and group.runs[0].evals:
             own = group_gap(group, group, group.runs[0].evals[-1][0])
@@ -57,7 +57,7 @@ def _name_places(points: list[Point], place_x: Any, place_y: Any) -> list[tuple[
 
 
 def _edge(points: list[Point], right: float) -> list[dict[str, float]]:
-    """The Pareto front: the least loss for at most so many bits. If the first arm is better still, the front ends at it."""
+    """Returns the Pareto front: the least loss for at most so many bits. If the first arm is better still, the front ends at it."""
     edge: list[Point] = []
     for point in sorted(points, key=lambda point: point.bits):
         if point.is_front or (point.is_first and edge and point.gap.middle < edge[-1].gap.middle):

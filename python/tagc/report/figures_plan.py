@@ -26,7 +26,7 @@ def _key(value: float) -> float:
 
 
 def _chart(report: Report, is_over_rate: bool) -> list[PlanPoint]:
-    """The largest group of points of one model that differ only in x: the data of the chart. Empty if no group has two values of x."""
+    """Returns the largest group of points of one model that differ only in x: the data of the chart. Empty if no group has two values of x."""
     at, fixed = (_rate, _world) if is_over_rate else (_world, _rate)
     charts: dict[tuple[str, float, float], list[PlanPoint]] = {}
     for point in report.plan[:MOST_POINTS]:
@@ -37,7 +37,7 @@ def _chart(report: Report, is_over_rate: bool) -> list[PlanPoint]:
 
 
 def _measured(report: Report, chart: list[PlanPoint], is_over_rate: bool) -> list[tuple[str, float, float]]:
-    """(arm, x, seconds) of benches of the same arm, with the chart's number of ranks if it is fixed. The rate of a lab's case is
+    """Returns (arm, x, seconds) of benches of the same arm, with the chart's number of ranks if it is fixed. The rate of a lab's case is
     only known as measured, so a chart over ranks takes benches within a tenth of its rate."""
     arms = {point.name for point in chart}
     found = []

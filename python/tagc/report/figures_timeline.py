@@ -34,7 +34,7 @@ def _look(span: Span) -> str:
 
 
 def _row_spans(spans: list[Span], window: Window, length_s: float, row: int, scale: float) -> list[dict[str, Any]]:
-    """The spans of one row: wide ones unchanged, narrow neighbours of one kind merged."""
+    """Returns the spans of one row: wide ones unchanged, narrow neighbours of one kind merged."""
     rows: list[dict[str, Any]] = []
     narrow: dict[str, dict[str, Any]] = {}
     least = length_s / _NARROW
@@ -84,7 +84,7 @@ def _add_rank(rows: _Rows, trace: Trace, rank: int, window: Window, length_s: fl
 
 
 def _draw(shown: list[tuple[Trace, Window, Window | None]]) -> style.Drawing | None:
-    """shown: traces, their windows, and the outlined part of each."""
+    """Draws timelines. shown: traces, their windows, and the outlined part of each."""
     shown = [row for row in shown if row[1][1] > row[1][0]][:MOST_TRACES]
     length_s = max((window[1] - window[0] for _, window, _ in shown), default=0.0)
     if not length_s > 0:

@@ -28,7 +28,7 @@ def _key(run: Run) -> str:
 
 
 def _name(runs: Sequence[Run]) -> str:
-    """The common start of the runs' names, without a trailing "-seed" and such: packed-s1, packed-s2 give packed."""
+    """Returns the common start of the runs' names, without a trailing "-seed" and such: packed-s1, packed-s2 give packed."""
     labels = [run.label for run in runs]
     base = os.path.commonprefix(labels)
     if len(labels) > 1:
@@ -44,7 +44,7 @@ def _name(runs: Sequence[Run]) -> str:
 
 
 def group_gap(group: Group, base: Group, step: float) -> Spread:
-    """Validation loss of `group` / that of `base` - 1, at `step`: between runs with the same seed if there are such, else against
+    """Returns the validation loss of `group` / that of `base` - 1, at `step`: between runs with the same seed if there are such, else against
     the mean of `base`. Of a group to itself: the distance of its runs from their mean."""
     mean = losses_at(base, step).middle
     gaps = []
@@ -60,7 +60,7 @@ def losses_at(group: Group, step: float) -> Spread:
 
 
 def _last_common_step(*groups: Group) -> float:
-    """The last step at which every run of the groups was evaluated; NaN if there is none."""
+    """Returns the last step at which every run of the groups was evaluated; NaN if there is none."""
     for step, _ in reversed(groups[0].runs[0].evals):
         if all(math.isfinite(run.loss_at(step)) for group in groups for run in group.runs):
             return step
@@ -68,7 +68,7 @@ def _last_common_step(*groups: Group) -> float:
 
 
 def _over_steps(group: Group, share: float, value: Callable[[Step], float]) -> Spread:
-    """Spread over the steps of all runs; least and most leave out `share` of them on each side."""
+    """Returns the spread over the steps of all runs; least and most leave out `share` of them on each side."""
     values = sorted(x for run in group.runs for x in map(value, run.warm_steps) if math.isfinite(x))
     spread = spread_of(values)
     if spread.n == 0:
@@ -129,7 +129,7 @@ def _make_sets(report: Report) -> None:
 
 
 def finish(report: Report) -> None:
-    """Call it after the last input: groups runs and compares arms."""
+    """Groups runs and compares arms. Call it after the last input."""
     _make_groups(report)
     _make_sets(report)
     other = PARTS.index("other")

@@ -30,7 +30,7 @@ def _add_trace(report: Report, root: object, path: str, label: str) -> None:
 
 
 def _trace_label(path: str) -> str:
-    """"runs/fsdp.trace.json" is about fsdp."""
+    """Returns what a file is about: "runs/fsdp.trace.json" is about fsdp."""
     name = os.path.basename(path)
     for ending in (".json", ".trace", "-trace"):
         if name.endswith(ending) and len(name) > len(ending):

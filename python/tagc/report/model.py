@@ -34,7 +34,7 @@ class Spread:
 
 
 def spread_of(values: Iterable[float], is_mean: bool = False) -> Spread:
-    """Spread of the finite values."""
+    """Returns the spread of the finite values."""
     finite = sorted(value for value in values if math.isfinite(value))
     if not finite:
         return Spread()

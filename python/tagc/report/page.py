@@ -130,12 +130,12 @@ class _Page:
 
 @functools.lru_cache(maxsize=1)
 def _library() -> str:
-    """Vega and this page's script as one module; bundling takes seconds."""
+    """Returns Vega and this page's script as one module; bundling takes seconds."""
     return str(vl_convert.javascript_bundle(_SCRIPT))
 
 
 def _json_for_html(value: object) -> str:
-    """JSON for a script element, in which nothing may look like markup."""
+    """Returns JSON for a script element, in which nothing may look like markup."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

@@ -27,7 +27,7 @@ def _beats(a: Point, b: Point) -> bool:
 
 
 def find(report: Report, is_all: bool) -> list[Point]:
-    """Arms of all sets of runs that have a gap and bits, and the first of each set. is_all: bits of all legs, else only of
+    """Returns arms of all sets of runs that have a gap and bits, and the first of each set. is_all: bits of all legs, else only of
     gradients. Empty if there are only first arms."""
     points: list[Point] = []
     for arms in report.sets:

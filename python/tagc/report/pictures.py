@@ -108,7 +108,7 @@ def _stacked(drawings: list[str], title: str, caption: str) -> str:
 
 
 def write(report: Report, units: Units, figure: Figure, path: str, is_dark: bool = False) -> None:
-    """path ends in .svg (for light and dark pages) or .png (light unless is_dark)."""
+    """Writes a picture. path ends in .svg (for light and dark pages) or .png (light unless is_dark)."""
     drawings = figure.draw(report, units)
     if not drawings:
         raise ReportError(f"nothing to draw as {figure.name}: it needs {figure.needs}")

@@ -19,7 +19,7 @@ class ReportError(Exception):
 
 
 def clean(text: str) -> str:
-    """`text` with U+FFFD instead of characters that would break a page or a terminal."""
+    """Returns `text` with U+FFFD instead of characters that would break a page or a terminal."""
     return _UNSAFE.sub("\ufffd", text)
 
 
@@ -38,7 +38,7 @@ def _no_constant(name: str) -> float:
 
 
 def parse(text: str, place: str) -> Any:
-    """The value of a JSON text. ReportError names `place` and the line."""
+    """Returns the value of a JSON text. ReportError names `place` and the line."""
     try:
         value = json.loads(text, parse_constant=_no_constant)
         return _clean_all(value) if "\\" in text or _UNSAFE.search(text.replace("\n", "")) else value
@@ -63,7 +63,7 @@ def read_text(path: str) -> str:
 
 
 def as_number(value: object) -> float:
-    """A finite number; NaN for anything else, or a number that is too large."""
+    """Returns a finite number; NaN for anything else, or a number that is too large."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
     try:
@@ -121,7 +121,7 @@ class Node:
         return value if isinstance(value, str) else default
 
     def number(self, name: str) -> float:
-        """NaN for null."""
+        """Returns a number, NaN for null."""
         value = self.get(name)
         if name not in self.value or (value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)))):
             raise self._refuse(name, "number")

@@ -14,7 +14,7 @@ from tagc.report.reading import Node, ReportError, as_number
 
 
 def _legs(node: Node, name: str) -> list[float]:
-    """Legs that the file does not name have 0 bytes."""
+    """Returns the bytes of each leg. Those that the file does not name have 0."""
     legs = node.node(name)
     return [0.0 if math.isnan(value) else value for value in map(legs.number_or_nan, LEGS)]
 
@@ -78,7 +78,7 @@ def _median_of_round(arm: Node, number: int) -> float:
 
 
 def pair_ratio(bench: Node, first: str, second: str) -> Spread:
-    """Median time of the first arm over that of the second, one sample per round."""
+    """Returns the median time of the first arm over that of the second, one sample per round."""
     arms = {arm.text_or("name", ""): arm for arm in reversed(bench.nodes_or_none("arms"))}
     return _ratio(arms[first], arms[second]) if first in arms and second in arms else Spread()
 
@@ -130,7 +130,7 @@ def add_plan(report: Report, plan: Node) -> None:
 
 
 def rate_of(text: str) -> float:
-    """Bits per second of "2gbit", in tc's notation; NaN for other texts."""
+    """Returns bits per second of "2gbit", in tc's notation; NaN for other texts."""
     match = re.fullmatch(r"([0-9.]+)(k|m|g|t|)bit", text)
     try:
         return float(match[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}[match[2]] if match else math.nan
@@ -201,7 +201,7 @@ def _read_case(report: Report, case: Node, lab: Node, n_cases: int, add_trace: C
 
 
 def add_lab(report: Report, lab: Node, path: str, add_trace: Callable[[str, str], None]) -> None:
-    """add_trace(path, label): reads a timeline from the result's folder."""
+    """Adds a result of the lab. add_trace(path, label): reads a timeline from the result's folder."""
     cases = lab.nodes("cases")
     if lab.node_or_empty("settings").get("is_quick") is True:
         report.notes.append(f"{lab.text('experiment')} was a quick trial of the experiment: its times are not meaningful")

@@ -10,7 +10,7 @@ from tagc.report.reading import Node, ReportError, as_number, clean, parse, read
 
 
 def read_run(path: str) -> Run:
-    """path: a run's folder, or its metrics.jsonl. An incomplete last line is ignored."""
+    """Reads a run. path: its folder, or its metrics.jsonl. An incomplete last line is ignored."""
     file = os.path.join(path, "metrics.jsonl") if os.path.isdir(path) else path
     folder = os.path.dirname(path) if os.path.basename(path) == "metrics.jsonl" else path
     run = Run(clean(os.path.basename(os.path.abspath(folder))))
@@ -66,7 +66,7 @@ def _step(line: Node, world_size: int) -> Step:
 
 
 def is_metrics(path: str) -> bool:
-    """Whether this is metrics.jsonl, an object per line. The content of the first line tells it from a one-line result."""
+    """Returns whether this is metrics.jsonl, an object per line. The content of the first line tells it from a one-line result."""
     try:
         with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
             first = parse(file.readline(1 << 20), path)

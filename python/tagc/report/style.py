@@ -34,23 +34,23 @@ def line_color(i: int) -> str:
 
 
 def dash(i: int) -> list[int]:
-    """Colours repeat after eight arms; dashes then distinguish them."""
+    """Returns the colour of an arm. Colours repeat after eight arms; dashes then distinguish them."""
     return list(DASHES[i // len(LINES) % len(DASHES)])
 
 
 def text_width(text: str, size: float = 11) -> float:
-    """Approximate width in pixels."""
+    """Returns the approximate width in pixels."""
     return 0.56 * size * len(text)
 
 
 def dark_rules(scope: str) -> str:
-    """CSS that turns the light colours of drawings under `scope` into the dark ones."""
+    """Returns CSS that turns the light colours of drawings under `scope` into the dark ones."""
     return "\n".join(f'{scope} [fill="{light}"] {{ fill: {dark} }} {scope} [stroke="{light}"] {{ stroke: {dark} }}'
                      for light, dark in DARK.items())
 
 
 def dark_spec(spec: Any) -> Any:
-    """The specification in dark colours, for pictures without style sheets."""
+    """Returns the specification in dark colours, for pictures without style sheets."""
     if isinstance(spec, str):
         return DARK.get(spec, spec)
     if isinstance(spec, list):
@@ -77,25 +77,25 @@ def data(name: str) -> alt.NamedData:
 
 
 def columns(names: list[str]) -> int:
-    """Options of a legend under a figure."""
+    """Returns options of a legend under a figure."""
     longest = max((min(text_width(name, 12), 320) for name in names), default=0)
     return max(1, min(len(names), int((WIDTH - 40) / (longest + 42))))
 
 
 def legend_param(name: str, field: str, names: list[str]) -> alt.Parameter:
-    """A click in the legend hides an entry, and another click shows it again. It must be in the first layer that has the legend's
+    """Returns a selection: a click in the legend hides an entry, and another click shows it again. It must be in the first layer that has the legend's
     channel, because the legend takes it from there."""
     return alt.selection_point(name=name, fields=[field], bind="legend", toggle="true", empty=False, clear=False,
                                value=[{field: each} for each in names])  # fmt: skip
 
 
 def zoom_param(encodings: list[Any]) -> alt.Parameter:
-    """Dragging moves the axes. The wheel zooms only with Ctrl, so that it still scrolls the page. A double click resets."""
+    """Returns a parameter: dragging moves the axes. The wheel zooms only with Ctrl, so that it still scrolls the page. A double click resets."""
     return alt.selection_interval(name="zoom", bind="scales", encodings=encodings, zoom="wheel![event.ctrlKey]")
 
 
 def arm_color(names: list[str], colors: list[str]) -> alt.Color:
-    """For lines: the legend shows their dashes, without a layer's opacity."""
+    """Returns the colour of lines: the legend shows their dashes, without a layer's opacity."""
     legend = alt.Legend(columns=columns(names), symbolType="stroke", symbolOpacity=1, symbolSize=400)
     return alt.Color("arm:N", title=None, sort=None, scale=alt.Scale(domain=names, range=colors), legend=legend)
 

@@ -18,7 +18,7 @@ _WIDTH, _MOST_SENTENCES, _MOST_ADVICE, _NAME = 100, 6, 2, 40
 
 
 def row(arms: ArmSet, arm: int) -> list[str]:
-    """A cell per head; empty if unknown."""
+    """Returns a cell per head; empty if unknown."""
     r = arms.results[arm]
     has_exposed = r.exposed_s.n and r.total_s.middle > 0
     has_bits = math.isfinite(r.all_bits)
@@ -30,7 +30,7 @@ def row(arms: ArmSet, arm: int) -> list[str]:
 
 
 def best(arms: ArmSet) -> int:
-    """The fastest arm, -1 if times are unknown."""
+    """Returns the fastest arm, -1 if times are unknown."""
     timed = [(result.total_s.middle, i) for i, result in enumerate(arms.results) if result.total_s.n]
     return min(timed)[1] if timed else -1
 
@@ -39,13 +39,13 @@ def best(arms: ArmSet) -> int:
 
 
 def _best_other(arms: ArmSet) -> Result | None:
-    """The fastest arm except the first."""
+    """Returns the fastest arm except the first."""
     others = [result for result in arms.results[1:] if result.speedup.n]
     return max(others, key=lambda result: result.speedup.middle) if others else None
 
 
 def _is_within_spread(arms: ArmSet, r: Result) -> bool:
-    """Whether chance could explain that this arm is faster than the first: in some round it was slower; or, for runs, the middle
+    """Returns whether chance could explain that this arm is faster than the first: in some round it was slower; or, for runs, the middle
     80 % of their steps overlap."""
     first = arms.results[0]
     if r.speedup.n > 1:
@@ -117,7 +117,7 @@ def _shares(report: Report, asked: Units) -> str:
 
 
 def words(report: Report, asked: Units) -> list[str]:
-    """One or two sentences per line; measurements first, then predictions."""
+    """Returns one or two sentences per line; measurements first, then predictions."""
     lines: list[str] = []
     n_said = n_left = n_advice = 0
     for is_plan in (False, True):
@@ -160,7 +160,7 @@ def _table(arms: ArmSet) -> list[str]:
 
 
 def text(report: Report, asked: Units) -> str:
-    """Text, tables and notes, at most 100 columns wide."""
+    """Returns text, tables and notes, at most 100 columns wide."""
     lines = [part for line in words(report, asked) for part in textwrap.wrap(line, _WIDTH)] + [""]
     for arms in report.sets:
         lines += _table(arms) if arms.results else []

@@ -32,7 +32,7 @@ def _swatch(color: int) -> str:
 
 
 def _arm(report: Report, name: str) -> str:
-    """A name; only a long one may break."""
+    """Returns a name; only a long one may break."""
     classes = ' class="long"' if len(name) > 20 else ""
     return f'<th scope="row"{classes}>{_swatch(report.color(name))}{escaped(name)}</th>'
 
@@ -42,7 +42,7 @@ def _head(text: str) -> str:
 
 
 def _table(caption: str, heads: Sequence[str], n_left: int, rows: Sequence[str]) -> str:
-    """rows: their cells. Nothing without rows."""
+    """Returns a table of rows of cells; nothing without rows."""
     if not rows:
         return ""
     columns = "".join(f'<th scope="col"{" class=" + chr(34) + "left" + chr(34) if i < n_left else ""}>{escaped(head)}</th>' for i, head in enumerate(heads))
@@ -109,7 +109,7 @@ def _lab_times(report: Report) -> str:
 
 
 def _pairs(report: Report) -> str:
-    """Ratios of the pairs of arms that an experiment of the lab names, per round, since arms take turns."""
+    """Returns ratios of the pairs of arms that an experiment of the lab names, per round, since arms take turns."""
     rows = []
     for case in report.cases:
         pairs = case.settings.get("pairs")
@@ -184,7 +184,7 @@ def _text(value: object) -> str:
 
 
 def _origin(origin: dict[str, Any]) -> list[str]:
-    """Lines of HTML."""
+    """Returns lines of HTML."""
     found = origin.get("machine")
     machine: dict[str, Any] = found if isinstance(found, dict) else {}
     about = [f"tagc {_text(origin.get('version')) or '?'}", *(text for text in [_text(origin.get("date"))] if text)]

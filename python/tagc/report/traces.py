@@ -62,7 +62,7 @@ class Trace:
 
 
 def _track(name: str) -> int:
-    """-1 for streams of another program."""
+    """Returns the rank of a stream, -1 for streams of another program."""
     if name in ("compute", "codec", "comm"):
         return ("compute", "codec", "comm").index(name)
     match = re.fullmatch(r"comm ([0-9]{1,3})\b.*", name)
@@ -100,7 +100,7 @@ def _add_event(trace: Trace, event: dict[str, object], track: int, place: str) -
 
 
 def read_trace(root: object, path: str, label: str) -> Trace:
-    """root: an object with traceEvents, in Chrome's format. Streams are known by the names of their threads."""
+    """Reads a timeline. root: an object with traceEvents, in Chrome's format. Streams are known by the names of their threads."""
     events = Node(root, path).get("traceEvents")
     if not isinstance(events, list):
         raise ReportError(f"{path}: traceEvents is not a list")
@@ -123,12 +123,12 @@ def read_trace(root: object, path: str, label: str) -> Trace:
 
 
 def _is_of(units: Sequence[str], unit: str) -> str:
-    """Which of `units` this unit is or is part of (h.5.mlp is part of h.5); "" for none."""
+    """Returns which of `units` this unit is or is part of (h.5.mlp is part of h.5); "" for none."""
     return next((name for name in units if unit == name or unit.startswith(f"{name}.")), "")
 
 
 def step_windows(trace: Trace, rank: int) -> list[Window]:
-    """From the first event of compute to the last part of the optimizer, so that validation between steps is left out."""
+    """Returns windows from the first event of compute to the last part of the optimizer, so that validation between steps is left out."""
     windows: list[Window] = []
     start: float | None = None
     optimizer_end: float | None = None
@@ -146,7 +146,7 @@ def step_windows(trace: Trace, rank: int) -> list[Window]:
 
 
 def backward_windows(trace: Trace, rank: int, units: Sequence[str]) -> list[Window]:
-    """From the start of the backward pass of the first of the units to that of the next unit that is none of them. A unit that
+    """Returns windows from the start of the backward pass of the first of the units to that of the next unit that is none of them. A unit that
     came earlier in the same pass, such as a root, does not end the window. Passes that lack one of the units do not count."""
     windows: list[Window] = []
     passed: set[str] = set()  # units met in this backward pass
@@ -183,23 +183,23 @@ def backward_windows(trace: Trace, rank: int, units: Sequence[str]) -> list[Wind
 
 
 def backward_order(trace: Trace, rank: int) -> list[str]:
-    """Units in the order in which their backward passes first begin."""
+    """Returns units in the order in which their backward passes first begin."""
     return list(dict.fromkeys(span.unit for span in trace.of_rank(rank) if span.is_model and span.kind == "backward" and span.unit))
 
 
 def middle(windows: Sequence[Window]) -> Window:
-    """The window of median length."""
+    """Returns the window of median length."""
     return sorted(windows, key=lambda window: window[1] - window[0])[(len(windows) - 1) // 2]
 
 
 def step_window(trace: Trace, inside: Window | None) -> Window:
-    """The step of the first rank that contains `inside`, or the one of median length."""
+    """Returns the step of the first rank that contains `inside`, or the one of median length."""
     steps = step_windows(trace, trace.ranks[0])
     return next((step for step in steps if inside and step[0] <= inside[0] and inside[1] <= step[1]), middle(steps))
 
 
 def shown_units(trace: Trace, asked: Sequence[str] | None) -> list[str]:
-    """The units whose backward pass is shown: the given ones, or two neighbours in the middle of the pass. The first and the last
+    """Returns the units whose backward pass is shown: the given ones, or two neighbours in the middle of the pass. The first and the last
     would not be typical."""
     if asked is not None:
         return list(asked)
@@ -228,7 +228,7 @@ class Shares:
 
 
 def covered(spans: Iterable[Window], window: Window) -> float:
-    """Seconds of the window in which at least one of the spans is active."""
+    """Returns seconds of the window in which at least one of the spans is active."""
     total, at = 0.0, window[0]
     for start, end in spans:  # by start
         start, end = max(start, at), min(end, window[1])
@@ -238,7 +238,7 @@ def covered(spans: Iterable[Window], window: Window) -> float:
 
 
 def _exchanges(spans: Sequence[Span]) -> list[Window]:
-    """From the first transfer of a unit's gradients to its last, per pass; the unit's next forward starts a new one."""
+    """Returns windows from the first transfer of a unit's gradients to its last, per pass; the unit's next forward starts a new one."""
     whole: list[list[float]] = []
     open_: dict[str, list[float]] = {}
     for span in spans:
@@ -253,7 +253,7 @@ def _exchanges(spans: Sequence[Span]) -> list[Window]:
 
 
 def measure(trace: Trace, find: Callable[[int], Sequence[Window]]) -> Shares:
-    """find(rank): the windows of a rank."""
+    """Returns shares of time. find(rank): the windows of a rank."""
     sums, total_s, n = Shares(), 0.0, 0
     for rank in trace.ranks[:MOST_RANKS]:
         windows = [window for window in find(rank) if window[1] > window[0]]
@@ -286,12 +286,12 @@ def step_shares(trace: Trace) -> Shares:
 
 
 def backward_shares(trace: Trace, units: Sequence[str]) -> Shares:
-    """n = 0 if there is no such window."""
+    """Returns shares of time; n = 0 if there is no such window."""
     return measure(trace, lambda rank: backward_windows(trace, rank, units)) if units else Shares()
 
 
 def pair_shares(trace: Trace, patterns: Sequence[str]) -> tuple[Shares, list[str]]:
-    """Shares of all windows of two consecutive units that match the two patterns (as in fnmatch); and the two units to draw, whose
+    """Returns shares of all windows of two consecutive units that match the two patterns (as in fnmatch); and the two units to draw, whose
     window has the median length on the first rank."""
     windows: dict[int, list[tuple[Window, list[str]]]] = {}
     for rank in trace.ranks:

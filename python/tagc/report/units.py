@@ -55,7 +55,7 @@ def percent(share: float) -> str:
 
 
 def change(share: float) -> str:
-    """0.123: "+12.3 %"."""
+    """Formats 0.123 as "+12.3 %"."""
     value = 100 * share
     if not math.isfinite(value):
         return "-"

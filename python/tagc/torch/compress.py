@@ -109,7 +109,7 @@ def ddp_state(
     verbose: bool = True,
     **unknown: NoReturn,
 ) -> ddp.State:
-    """For loops that register DDP's hooks themselves, with or without one of torch's wrappers around them:
+    """Returns the state for loops that register DDP's hooks themselves, with or without one of torch's wrappers around them:
 
         state = tagc.ddp_state(model)
         model.register_comm_hook(state, tagc.ddp_hook)
@@ -130,7 +130,7 @@ def param_groups(
     rules: Mapping[str, str] | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Compressed.param_groups() of a model that is not wrapped yet, for an Adam that is made before DDP or compress(). layers, rules:
+    """Returns Compressed.param_groups() of a model that is not wrapped yet, for an Adam that is made before DDP or compress(). layers, rules:
     as for compress(). Pass that optimizer to compress(). Local; does not need torch.distributed.
 
     For DDP, which keeps the model's parameters. fully_shard() replaces them: call this on the sharded model."""
@@ -144,7 +144,7 @@ def param_groups(
 
 def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], object] | None, verbose: bool,
              options: dict[str, Any], unknown: str | None, only: str | None = None, optimizer: Any = None) -> tuple[Compressed, Wrapper]:
-    """A Compressed without its hooks, and the wrapper that has them. unknown: the error text on an unknown option, or None. Collective."""
+    """Returns a Compressed without its hooks, and the wrapper that has them. unknown: the error text on an unknown option, or None. Collective."""
     model = internals.uncompiled(model)  # torch.compile()'s wrapper
     staging: Staging | None = None
     group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
@@ -236,7 +236,7 @@ def _wrapper(model: Any, between: dist.ProcessGroup | None, only: str | None) ->
 
 
 def _managed_wrapper(model: Any, manager: Any) -> Wrapper:
-    """Under torchft."""
+    """Returns the wrapper of a model under torchft."""
     if torchft.manager_of(model) is not None:
         return managed.Wrapper(model, manager)
     if kind_of(model, None) != "fsdp2":
@@ -248,7 +248,7 @@ def _managed_wrapper(model: Any, manager: Any) -> Wrapper:
 
 
 def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any]) -> dict[str, Any]:
-    """Settings that must be equal on all ranks."""
+    """Returns settings that must be equal on all ranks."""
     _library.load()
     settings = Options(**options)
     if settings.parameters is not None and not wrapper.gathers:
@@ -260,7 +260,7 @@ def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any])
 
 
 def _named(model: torch.nn.Module, wrapper: Wrapper) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, parameter) of all parameters. FSDP1 only has pieces; meta tensors of the whole shape replace them."""
+    """Yields (name, parameter) of all parameters. FSDP1 only has pieces; meta tensors of the whole shape replace them."""
     real: dict[str, torch.Tensor] = {policy.clean_name(name): parameter for name, parameter in model.named_parameters()}
     for parameter in wrapper.parameters():
         whole = real.get(parameter.name)
@@ -270,7 +270,7 @@ def _named(model: torch.nn.Module, wrapper: Wrapper) -> Iterator[tuple[str, torc
 
 
 def _all_of(wrapper: Wrapper) -> dist.ProcessGroup:
-    """A group of the ranks that must agree. If these are all ranks, the world, because a rank with a wrong model does not know
+    """Returns a group of the ranks that must agree. If these are all ranks, the world, because a rank with a wrong model does not know
     another group."""
     groups = wrapper.groups()
     if not groups:

@@ -48,7 +48,7 @@ class Compressed:
         return 0 if self.passes.runners.kernels is None else self.passes.runners.kernels.n_bytes
 
     def stats(self) -> dict[str, Any]:
-        """Statistics of this rank's last backward pass that exchanged gradients: a new dict of numbers, and of dicts of numbers. {}
+        """Returns statistics of this rank's last backward pass that exchanged gradients: a new dict of numbers, and of dicts of numbers. {}
         before the first. Thread-safe.
 
         step                 exchanges so far: backward passes that exchanged gradients
@@ -79,7 +79,7 @@ class Compressed:
         return self.passes.recorder.last
 
     def table(self) -> str:
-        """The table of compressed and other parameters, as printed at the start."""
+        """Returns the table of compressed and other parameters, as printed at the start."""
         return self._table
 
     def follow(self, scaler: Any) -> None:
@@ -101,7 +101,7 @@ class Compressed:
         self.passes.synchronize()
 
     def reset_parameters(self) -> None:
-        """If `parameters` are deltas: makes the next gather send whole values, in bf16. Call it after a change of parameters outside of an
+        """Makes the next gather send whole values, in bf16, if `parameters` are deltas. Call it after a change of parameters outside of an
         optimizer's step (the model's load_state_dict() calls it itself): a delta rounds a large change to a few bits. Local; one
         rank is enough."""
         self.wrapper.reset_parameters()
@@ -131,7 +131,7 @@ class Compressed:
 
     def param_groups(self, betas: tuple[float, float] | None = None, groups: Iterable[dict[str, Any]] | None = None,
                      **options: Any) -> list[dict[str, Any]]:
-        """Parameter groups for an Adam that is made after compress(): compressed parameters have a beta1 of 0.5, others have `betas` or the
+        """Returns parameter groups for an Adam that is made after compress(): compressed parameters have a beta1 of 0.5, others have `betas` or the
         optimizer's default.
 
         groups: your own groups, as optimizers take them ({"params": ..., "weight_decay": ...}); each is split in two and keeps its
@@ -146,7 +146,7 @@ class Compressed:
         return state.save(self.state)
 
     def load_state_dict(self, saved: Any) -> None:
-        """Local. saved: the state_dict() of this rank; if another number of ranks saved, a list of those of all ranks. If it does not fit,
+        """Loads what state_dict() returned. Local. saved: the state_dict() of this rank; if another number of ranks saved, a list of those of all ranks. If it does not fit,
         it raises Error and changes nothing. Residuals are scaled to the next loss scale."""
         self.synchronize()
         state.load(self.state, saved)
@@ -182,7 +182,7 @@ class Compressed:
             passes.free()
 
     def __repr__(self) -> str:
-        """Local, from any thread, at any time."""
+        """Returns a line on what is exchanged. Local, from any thread, at any time."""
         model = type(self.model).__name__
         if self.is_closed:
             return f"<tagc handle of a {model}, closed; exchanges: {self.n_steps}>"

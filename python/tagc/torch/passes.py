@@ -61,7 +61,7 @@ class Passes:
 
     def exchange(self, unit: Exchanged, group: Any, source: torch.Tensor, target: torch.Tensor, op: Any,
                  find_layout: FindLayout, waits: bool = True) -> None:
-        """Called by every hook: all ranks agree on the exchange, then run it. Collective. It blocks for tensors in CPU memory. For others
+        """Makes all ranks agree on an exchange, then run it. Every hook calls it. Collective. It blocks for tensors in CPU memory. For others
         it returns at once, and failures are raised at the end of the backward pass.
 
         find_layout() -> the layout of `source`, or None if its parameters are unknown: then this exchange is dense and residuals
@@ -97,7 +97,7 @@ class Passes:
         return lambda: self.state.loss_scale if self.scaler is None else self.scaler.get_scale()
 
     def _begin(self, call: Reduction, source: torch.Tensor) -> tuple[Exchanged, Layout, Record]:
-        """After the agreement. Collective."""
+        """Begins an exchange after the agreement. Collective."""
         if call.opens_step:
             self.state.begin_step(call.loss_scale)
         unit, comm, layout = call.unit, call.comm, call.layout
@@ -125,7 +125,7 @@ class Passes:
             raise
 
     def give_up(self) -> None:
-        """The rest of this backward pass, and its end, will not come."""
+        """Gives this backward pass up: the rest of it, and its end, will not come."""
         with self.state.lock:
             self._step_open = False
             self._units_of_step.clear()
@@ -135,7 +135,7 @@ class Passes:
     # ---- steps ----
 
     def _opens_step(self, unit: Exchanged) -> bool:
-        """Whether this is the first unit of a backward pass. A unit that comes again belongs to a new pass, and the end of the last pass
+        """Returns whether this is the first unit of a backward pass. A unit that comes again belongs to a new pass, and the end of the last pass
         was not reported."""
         wrapper = self.state.wrapper
         if self._step_open and unit.name in self._units_of_step:
@@ -155,18 +155,18 @@ class Passes:
         return not was_open
 
     def _end_backward(self) -> None:
-        """Called for each unit at the end of its pass. Reentrant checkpointing has passes within the pass."""
+        """Ends the step. Called for each unit at the end of its pass. Reentrant checkpointing has passes within the pass."""
         if self._step_open and not self.state.wrapper.is_in_backward() and not self._is_left_open():
             self.synchronize()
             self.end_step()
 
     def _is_left_open(self) -> bool:
-        """Whether this step continues after the backward pass, in FSDP2's finalize_backward(). The last unit then ends it; if one got no
+        """Returns whether this step continues after the backward pass, in FSDP2's finalize_backward(). The last unit then ends it; if one got no
         gradient, the next pass does."""
         return self.state.wrapper.is_ended_by_hand() and self._units_of_step != set(self.state.units)
 
     def end_step(self) -> None:
-        """Call it when all units of this backward pass are complete."""
+        """Ends the step. Call it when all units of this backward pass are complete."""
         state = self.state
         with state.lock:
             self._step_open = False

@@ -100,7 +100,7 @@ class State:
         self.set_loss_scale(loss_scale)
 
     def set_loss_scale(self, scale: float) -> None:
-        """Of the next gradients: residuals are multiplied to fit. Local."""
+        """Sets the loss scale of the next gradients, and multiplies residuals to fit. Local."""
         if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
             raise Error("argument", f"loss scale is {scale!r}, must be above 0 and finite")
         with self.lock:
@@ -146,7 +146,7 @@ def save(state: State) -> dict[str, Any]:
 
 
 def load(state: State, saved: Any, is_selected: bool = False) -> None:
-    """saved: the result of save() on this rank; with another world size, a list of those of all ranks (is_selected: only of ranks
+    """Loads a checkpoint. saved: the result of save() on this rank; with another world size, a list of those of all ranks (is_selected: only of ranks
     that this one needs). Local; changes nothing if it raises."""
     with state.lock:
         _check_open(state)
@@ -178,7 +178,7 @@ def load(state: State, saved: Any, is_selected: bool = False) -> None:
 
 
 def save_files(state: State, folder: Any) -> None:
-    """This rank's file of a folder. Local."""
+    """Writes this rank's file of a folder. Local."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = _file(folder, _place(state)[0])
@@ -231,7 +231,7 @@ class Reader:
         return (path for path in (self._metadata.planner_data or {}).values() if isinstance(path, tuple))
 
     def _find(self, key: str | None) -> tuple[Any, ...]:
-        """Path of the handle within the checkpoint."""
+        """Returns the path of the handle within the checkpoint."""
         found = {path[:-2] for path in self._paths() if path[-1] == ABOUT}
         fitting = {path for path in found if key in (None, path[-1], ".".join(map(str, path)))}
         if len(fitting) != 1:
@@ -260,7 +260,7 @@ class Reader:
         return entries
 
     def _tensors(self, rank: str, kind: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Empty ones, for what the checkpoint has there."""
+        """Returns empty tensors, for what the checkpoint has there."""
         return {path[-1]: torch.empty(self._metadata.state_dict_metadata[fqn].size, dtype=dtype)
                 for fqn, path in self._metadata.planner_data.items()
                 if isinstance(path, tuple) and path[:-3] == self._key and path[-3:-1] == (rank, kind)}
@@ -272,7 +272,7 @@ class Reader:
 # ---- ranks, units and parameters ----
 
 def _place(state: State) -> tuple[int, int]:
-    """(rank, ranks). A replica under torchft counts as alone, because the others may change."""
+    """Returns (rank, ranks). A replica under torchft counts as alone, because the others may change."""
     if state.wrapper.is_managed:
         _, _, n_chunks, place = state.keepers()[0]
         return (0, 1) if place is None else (place, n_chunks)
@@ -295,7 +295,7 @@ def _about(state: State) -> dict[str, Any]:
 
 
 def _keepers(state: State, saved: Set[str] = frozenset()) -> list[Keeper]:
-    """Trainable parameters, and frozen ones that still have a residual, here or in the checkpoint."""
+    """Returns keepers of trainable parameters, and of frozen ones that still have a residual, here or in the checkpoint."""
     frozen = {policy.clean_name(name) for name, p in state.model.named_parameters() if not p.requires_grad}
     found = []
     for unit, parameters, n_chunks, place in state.keepers():
@@ -366,7 +366,7 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
 
 
 def _sources(mine: Mapping[str, Any], abouts: Mapping[int, Mapping[str, Any]], is_selected: bool = False) -> dict[int, float | None]:
-    """{old rank: factor of its residuals} of the ranks whose residuals this one takes over, in order of replica and place; None: no
+    """Returns {old rank: factor of its residuals} of the ranks whose residuals this one takes over, in order of replica and place; None: no
     factor, bit for bit."""
     first = abouts[min(abouts)]
     for rank, about in abouts.items():
@@ -422,7 +422,7 @@ def _check(keepers: Iterable[Keeper], rank: int, about: Mapping[str, Any], resid
 
 
 def _replicas(state: State, saved: Any, about: Mapping[str, Any]) -> dict[str, Replica]:
-    """This rank's rows, as they were saved, of the modules that keep one here."""
+    """Returns this rank's rows, as they were saved, of the modules that keep one here."""
     rank = f"rank{about['rank']}"
     entry = next(part[rank] for part in (saved if isinstance(saved, (list, tuple)) else [saved]) if rank in part)
     rows, gathered, found = entry.get(REPLICAS, {}), about.get("gathered", {}), {}
@@ -455,7 +455,7 @@ class _Source(NamedTuple):
 
 
 def _resharded(parameter: layouts.Parameter, keeper: Keeper, sources: list[_Source]) -> torch.Tensor:
-    """The part of a parameter's residual that this rank takes over, in its own wire order."""
+    """Returns the part of a parameter's residual that this rank takes over, in its own wire order."""
     if len(sources) == 1 and sources[0].factor is None:
         values = sources[0].tensor(parameter)
         return values if keeper.place is not None else layouts.to_wire(values, parameter, keeper.n_chunks)

@@ -28,7 +28,7 @@ class Recorder:
 
     def add(self, unit: str, stats: Iterable[tuple[Part, lib.ReducerStats]], n_bytes_dense: int, n_elems: int, comm: Comm,
             exchange_s: float, agree_s: float, n_bytes_control: int, gentle: Callable[[str], object]) -> None:
-        """stats: [(part, tagc_reducer_stats)] of one unit with n_elems values. gentle(kind): whether that class has a gentle start."""
+        """Counts an exchange. stats: [(part, tagc_reducer_stats)] of one unit with n_elems values. gentle(kind): whether that class has a gentle start."""
         with self._lock:
             now = self._open()
             now["world_size"] = comm.world_size
@@ -114,7 +114,7 @@ class Recorder:
 
 
 def flat(stats: Mapping[str, Any], prefix: str = "tagc/") -> dict[str, float]:
-    """{prefix and name: number} of the result of Compressed.stats(), for TensorBoard, Weights & Biases and others. Each number of an
+    """Returns {prefix and name: number} of the result of Compressed.stats(), for TensorBoard, Weights & Biases and others. Each number of an
     inner dict gets a name of its own, such as tagc/time_s/encode. nonfinite_units, whose keys change, is left out."""
     numbers: dict[str, float] = {}
     for key, value in stats.items():

@@ -101,7 +101,7 @@ def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, 
 
 
 def _seconds_of(model: torch.nn.Module, step: Callable[[], object]) -> float:
-    """Of one pass; gradients are what they were afterwards."""
+    """Returns the seconds of one pass. Gradients are as before afterwards."""
     parameters = list(model.parameters())
     before = [parameter.grad for parameter in parameters]
     samples = []
@@ -121,7 +121,7 @@ def _seconds_of(model: torch.nn.Module, step: Callable[[], object]) -> float:
 # ---- from measurements to a choice: pure ----
 
 def cost(found: Mapping[str, Any], what: str, n: float) -> float:
-    """Seconds for n elements, from the line through the two sizes that were measured."""
+    """Returns seconds for n elements, from the line through the two sizes that were measured."""
     points = sorted((int(size), seconds) for size, seconds in found["seconds"][what].items())
     (small, fixed), (large, full) = points[0], points[-1]
     if large == small:
@@ -131,7 +131,7 @@ def cost(found: Mapping[str, Any], what: str, n: float) -> float:
 
 
 def forecast(shape: Shape, found: Mapping[str, Any], step_s: float | None = None) -> list[dict[str, Any]]:
-    """A row for each way to communicate, from the mildest to the strongest: seconds in a step."""
+    """Returns a row for each way to communicate, from the mildest to the strongest: seconds in a step."""
     sizes = [sum(unit.values()) for unit in shape.units]
     agree_s = cost(found, "agree", 0)
     rows: list[dict[str, Any]] = []
@@ -140,7 +140,7 @@ def forecast(shape: Shape, found: Mapping[str, Any], step_s: float | None = None
         return sum(times * (cost(found, what, n) + extra_s) for n, times in zip(sizes, counts or [1] * len(sizes)))
 
     def copies(dtype: str, n_out: int, n_back: int) -> float:
-        """From a device to the host and back; nothing where tensors are in CPU memory."""
+        """Returns seconds from a device to the host and back; 0 where tensors are in CPU memory."""
         if "copy out" not in found["seconds"]:
             return 0.0
         size = 0.5 if dtype == "bf16" else 1.0  # of an fp32 value, which is what was copied
@@ -247,7 +247,7 @@ def bucket_of(shape: Shape, found: Mapping[str, Any], step_s: float | None, name
 
 
 def local_of(shape: Shape, found: Mapping[str, Any], advice: Mapping[str, Any], every: int | str, n_reducers: int) -> dict[str, Any]:
-    """What local steps would take, beside the row that was chosen. n_reducers: exchanges one after the other, one for each parameter."""
+    """Returns what local steps would take, beside the row that was chosen. n_reducers: exchanges one after the other, one for each parameter."""
     fixed_s = cost(found, LOCAL, 0)
     exchange_s = cost(found, LOCAL, shape.n_elems) + (n_reducers - 1) * fixed_s
     chosen = next(row for row in advice["rows"] if row["name"] == advice["name"])
@@ -263,7 +263,7 @@ def local_of(shape: Shape, found: Mapping[str, Any], advice: Mapping[str, Any], 
 
 
 def link_of(shape: Shape, found: Mapping[str, Any]) -> dict[str, float]:
-    """What each rank sent in a second: through tagc's connection, and what torch's own reduction came to if it had sent
+    """Returns what each rank sent in a second: through tagc's connection, and what torch's own reduction came to if it had sent
     no more than it must. From and to a device, where tensors are on one: copy_out and copy_back."""
     n = max(int(size) for size in found["seconds"]["all-to-all"])
     share_of = (shape.world_size - 1) / shape.world_size

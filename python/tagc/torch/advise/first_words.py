@@ -16,12 +16,12 @@ FAST_MBIT = 25_000  # of a network card; above it compression seldom pays
 
 
 def about_host() -> dict[str, Any]:
-    """What ranks exchange about their host. Local."""
+    """Returns what ranks exchange about their host. Local."""
     return {"host": socket.gethostname(), "mbit": card_mbit()}
 
 
 def card_mbit(proc: pathlib.Path = pathlib.Path("/proc/net/route"), cards: pathlib.Path = pathlib.Path("/sys/class/net")) -> int:
-    """Nominal rate of the card with the default route, 0 if unknown."""
+    """Returns the nominal rate of the card with the default route, 0 if unknown."""
     try:
         rows = [line.split() for line in proc.read_text().splitlines()[1:]]
         name = next(row[0] for row in rows if row[1] == "00000000")
@@ -31,7 +31,7 @@ def card_mbit(proc: pathlib.Path = pathlib.Path("/proc/net/route"), cards: pathl
 
 
 def look_fresh(rows: Iterable[Row], named: Iterable[tuple[str, torch.Tensor]]) -> bool | None:
-    """Whether no norm has learnt yet: all elements of each are equal. rows: of policy; named: (name, parameter), of which it reads
+    """Returns whether no norm has learnt yet: all elements of each are equal. rows: of policy; named: (name, parameter), of which it reads
     this rank's shards. None if this rank has none."""
     norms = {row.name for row in rows if row.reason == "norm"}
     seen = False
@@ -46,7 +46,7 @@ def look_fresh(rows: Iterable[Row], named: Iterable[tuple[str, torch.Tensor]]) -
 
 
 def line(hosts: Sequence[Mapping[str, Any]], is_fresh: bool, is_gentle: bool | None) -> str:
-    """The notes, or "". hosts: about_host() of each rank."""
+    """Returns the notes, or "". hosts: about_host() of each rank."""
     parts, rates = [], [host["mbit"] for host in hosts]
     if len(hosts) > 1 and len({host["host"] for host in hosts}) == 1:
         parts.append(f"all {len(hosts)} ranks are on one host, where compression seldom pays")

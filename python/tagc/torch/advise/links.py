@@ -30,7 +30,7 @@ class Link(NamedTuple):
 
 
 def link_of(text: str) -> Link:
-    """Of a link: "500mbit", or "110mbit/500mbit", up and down."""
+    """Parses "500mbit", or "110mbit/500mbit", up and down."""
     rates = [re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", part) for part in str(text).split("/")]
     if not 1 <= len(rates) <= 2 or not all(rate and float(rate[1]) > 0 for rate in rates):
         raise Error("argument", f"link is {text!r}, must be a rate in kbit, mbit or gbit as \"500mbit\", or two as \"110mbit/500mbit\", up and down")
@@ -41,14 +41,14 @@ def link_of(text: str) -> Link:
 # ---- one exchange ----
 
 def bits_of(sparsity: float, value_bits: float) -> float:
-    """Per parameter, of values that are sent at independent positions: these, and the values with their scales."""
+    """Returns bits per parameter of values that are sent at independent positions, and of these positions; scales included."""
     density = 1 - sparsity
     entropy = -density * math.log2(density) - sparsity * math.log2(sparsity) if 0 < sparsity < 1 else 0.0
     return POSITIONS * entropy + density * (value_bits + 0.125)
 
 
 def ways(n_sites: int, sparsity: float = 0.95, value_bits: float = 2) -> dict[str, tuple[float, float]]:
-    """Name -> (out, back) of an all-reduce."""
+    """Returns name -> (out, back) of an all-reduce."""
     sent_by_any = 1 - sparsity ** n_sites
     return {"fp32": (32.0, 32.0), "bf16": (16.0, 16.0), "direct, every value as int4": (EVERY_VALUE_BITS, EVERY_VALUE_BITS),
             f"direct, {100 * sparsity:g} % zero": (bits_of(sparsity, value_bits), bits_of(1 - sent_by_any, value_bits))}
@@ -63,7 +63,7 @@ def bytes_s(n_params: float, links: Sequence[Link], out: float, back: float) -> 
 # ---- a step ----
 
 def local_step_s(compute_s: float, exchange_s: float, every: int, fragments: int = 1, delay: int = 0) -> float:
-    """Mean seconds of a step, where an exchange of one fragment takes exchange_s and `delay` steps hide it."""
+    """Returns the mean seconds of a step, where an exchange of one fragment takes exchange_s and `delay` steps hide it."""
     return compute_s + fragments / every * max(0.0, exchange_s - delay * compute_s)
 
 

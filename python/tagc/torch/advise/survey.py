@@ -54,13 +54,13 @@ WAYS: tuple[dict[str, Any], ...] = ({"codec": "device"}, {"transport": "group"})
 
 
 def in_ways(options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Those options, and the same with each other way."""
+    """Returns those options, and the same with each other way."""
     others = [] if options.get("exchange") == "dense" else [{**options, **way} for way in WAYS]
     return [dict(options), *others]
 
 
 def name_of(options: Mapping[str, Any]) -> str:
-    """options of compress(), as text."""
+    """Returns options of compress() as text."""
     if options.get("exchange") == "dense":
         what = "uncompressed"
     else:
@@ -88,7 +88,7 @@ class Shape:
         return sum(sum(unit.values()) for unit in self.units)
 
     def joined(self, elems: int) -> Shape:
-        """With neighbouring units joined up to so many elements, as buckets() does. A unit that is gathered more or less often than the one
+        """Returns the shape with neighbouring units joined up to so many elements, as buckets() does. A unit that is gathered more or less often than the one
         before it, such as the root module, starts a new one."""
         units: list[dict[str, int]] = []
         n_gathers: list[int] = []
@@ -113,7 +113,7 @@ Named = list[tuple[str, Sequence[int]]]  # (name, shape) of each parameter of a 
 
 
 def look(model: Any, kind: str, between: dist.ProcessGroup | None = None) -> tuple[Shape, dist.ProcessGroup]:
-    """(Shape, process group of the gradients' exchange) of a model; kind: its wrapper."""
+    """Returns (Shape, process group of the gradients' exchange) of a model; kind: its wrapper."""
     group: dist.ProcessGroup
     if kind == "fsdp2":
         units, n_gathers, dtypes, group = _fsdp2(model)
@@ -172,7 +172,7 @@ def _short(dtype: torch.dtype | None) -> str | None:
 
 
 def _shared_out(named: Named, n_bytes: int) -> list[Named]:
-    """Buckets of about n_bytes of fp32, starting with the last parameter."""
+    """Returns buckets of about n_bytes of fp32, starting with the last parameter."""
     groups: list[Named] = []
     room = 0
     for name, shape in reversed(named):
@@ -218,7 +218,7 @@ class Survey:
         return None if self._staging is None else self._staging.kernels
 
     def _is_measured(self, options: Mapping[str, Any], have_kernels: bool) -> bool:
-        """The same on all ranks."""
+        """Returns whether it is measured, the same on all ranks."""
         if "codec" in options:
             return have_kernels
         if "transport" in options:
@@ -248,7 +248,7 @@ class Survey:
                 self._gather(size, wire)
 
     def found(self) -> dict[str, Any]:
-        """Collective: seconds by what and elements, median of the runs, of the slowest rank; the same on all ranks."""
+        """Returns seconds by what and elements, median of the runs, of the slowest rank; the same on all ranks. Collective."""
         mine = {what: {n: statistics.median(samples) for n, samples in by_size.items()}
                 for what, by_size in self.times.items()}
         everyone = share(self.group, (mine, self.phases, self.bits))
@@ -274,7 +274,7 @@ class Survey:
         return max(1, n // multiple) * multiple
 
     def _size(self, seconds: float) -> int:
-        """A unit's typical size, or less if the link is slow."""
+        """Returns a unit's typical size, or less if the link is slow."""
         mean = self.shape.n_elems // max(1, len(self.shape.units))
         probe = self._rounded(min(mean, 1 << 16))
         torch_s = self.torch_reduce(probe, "fp32", self.shape.all_reduce)
@@ -283,7 +283,7 @@ class Survey:
         return self._rounded(max(2 * N_SMALL, min(mean, n_fits)))
 
     def _link(self, n: int) -> None:
-        """tagc's connection alone: an agreement, and as many bytes for each peer as a dense unit sends."""
+        """Times tagc's connection alone: an agreement, and as many bytes for each peer as a dense unit sends."""
         self.time("agree", 0, lambda: None, n_runs=1)
         start = time.perf_counter()
         for _ in range(10):
@@ -292,7 +292,7 @@ class Survey:
         self.all_to_all(n)
 
     def all_to_all(self, n: int) -> list[float]:
-        """Each rank sends its n / W fp32 values to all others."""
+        """Times an exchange in which each rank sends its n / W fp32 values to all others."""
         mine, everyone = (torch.zeros(size, dtype=torch.float32) for size in (n // self.world_size, n))
         call = "tagc_comm_all_gather", self.comm.handle, mine.data_ptr(), 4 * mine.numel(), everyone.data_ptr()
         return self.time("all-to-all", n, lambda: lib.call(*call))
@@ -322,12 +322,12 @@ class Survey:
         return self.time(what, n, run_through)
 
     def _gradient(self, n: int) -> torch.Tensor:
-        """Values with heavy tails, like gradients: normal values, each with a random scale."""
+        """Returns values with heavy tails, like gradients: normal values, each with a random scale."""
         values, scales = (torch.randn(n, generator=self._random, dtype=torch.float32) for _ in range(2))
         return values.mul_(scales.exp_())
 
     def reduce(self, n: int, options: Options, what: str, all_reduce: bool = False) -> list[float]:
-        """tagc's exchange of a unit of about n elements with the model's mix of classes."""
+        """Times tagc's exchange of a unit of about n elements with the model's mix of classes."""
         parameters = []
         for kind, part in self.shape.mix.items():
             n_kind = self._rounded(int(n * part)) if part else 0
@@ -359,7 +359,7 @@ class Survey:
         return seconds
 
     def _gather(self, n: int, wire: str) -> None:
-        """tagc's gather of changed parameters, including the hook's vote and copies."""
+        """Times tagc's gather of changed parameters, including the hook's vote and copies."""
         shard, full = self._gradient(n // self.world_size), torch.zeros(n, dtype=torch.float32)
         last, output = torch.empty_like(shard), torch.empty_like(full)
         change = self._gradient(n // self.world_size).mul_(1e-3)

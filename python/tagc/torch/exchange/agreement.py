@@ -12,7 +12,7 @@ from tagc.torch.exchange.comm import share
 
 
 def agree_all(group: dist.ProcessGroup | None, mine: dict[str, Any], failure: Exception | None, timeout_s: Any = None) -> list[dict[str, Any]]:
-    """Collective: returns the object of each rank if all ranks have equal settings and no failure; else all raise the same Error."""
+    """Returns the object of each rank if all ranks have equal settings and no failure; else all raise the same Error. Collective."""
     if group is None:
         if failure is not None:
             raise failure

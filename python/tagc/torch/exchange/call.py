@@ -82,7 +82,7 @@ class Reduction(Call):
         return lambda: record(end(), seconds, agree_s)
 
     def _agree(self, failure: BaseException | None) -> float:
-        """Collective. Returns the seconds that it took."""
+        """Returns the seconds that the agreement took. Collective."""
         begin = time.perf_counter()
         self.comm.agree(f"gradients of {self.unit.name}", self._numbers, failure)
         return time.perf_counter() - begin

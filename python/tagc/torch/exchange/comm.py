@@ -30,7 +30,7 @@ _COLLECTIVE_BYTES = 1 << 16  # per message: above it, copying takes longer than 
 
 
 def bytes_at(address: int, n_bytes: int) -> torch.Tensor:
-    """A tensor over memory that it does not own."""
+    """Returns a tensor over memory that it does not own."""
     return torch.frombuffer(_MEMORY.from_address(address), dtype=torch.uint8, count=n_bytes)
 
 
@@ -39,7 +39,7 @@ def floats_at(address: int, n_elems: int) -> torch.Tensor:
 
 
 def tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
-    """A tensor of that dtype and shape over memory that it does not own."""
+    """Returns a tensor of that dtype and shape over memory that it does not own."""
     if not like.numel():
         return torch.empty(like.shape, dtype=like.dtype)
     return torch.frombuffer(_MEMORY.from_address(address), dtype=like.dtype, count=like.numel()).view(like.shape)
@@ -49,7 +49,7 @@ _n_made = 0
 
 
 def _gloo(group: dist.ProcessGroup, ranks: tuple[int, ...], timeout: datetime.timedelta) -> tuple[Any, Any]:
-    """A gloo group over the ranks of `group`, in their order, and its part of the store. new_group() would not do: it reuses the name
+    """Returns a gloo group over the ranks of `group`, in their order, and its part of the store. new_group() would not do: it reuses the name
     of a destroyed group, and then finds that group's addresses in the store."""
     global _n_made
     _n_made = 1 + max(share(group, _n_made, timeout))
@@ -105,7 +105,7 @@ class Comm:
             return lib.load().tagc_report(_TRANSPORT, text.encode(errors="replace"))
 
     def _move(self, transfer: lib.Transfer) -> None:
-        """All ranks choose alike, because round_bytes is the same on all."""
+        """Moves the messages of a transfer. All ranks choose the same way, because round_bytes is the same on all."""
         if 0 < transfer.round_bytes <= _COLLECTIVE_BYTES and self.world_size > 2:
             self._move_together(transfer)
         else:
@@ -179,7 +179,7 @@ class Comm:
         return f"rank {self.rank} gave up: {reason}"
 
     def _hear(self) -> str | None:
-        """The reason for which another rank gave up, if it arrives soon; else None."""
+        """Returns the reason for which another rank gave up, if it arrives soon; else None."""
 
         def ask() -> str:
             self._store.wait(["gave up"], SOON)
@@ -188,7 +188,7 @@ class Comm:
         return soon(ask)
 
     def _unheard(self) -> set[int] | None:
-        """Ranks that do not report soon that they are waiting, too."""
+        """Returns ranks that do not report soon that they are waiting, too."""
 
         def ask() -> set[int]:
             self._store.set(f"waits {self.rank}", "")
@@ -203,14 +203,14 @@ class Comm:
     # ---- what the layer calls ----
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """Collective: the bytes of every rank, all of one length, in rank order."""
+        """Returns the bytes of every rank, all of one length, in rank order. Collective."""
         received = ctypes.create_string_buffer(len(data) * self.world_size)
         lib.call("tagc_comm_all_gather", self.handle, data, len(data), received)
         everyone = received.raw
         return [everyone[i * len(data):(i + 1) * len(data)] for i in range(self.world_size)]
 
     def agree(self, what: str, numbers: Mapping[str, Any], failure: BaseException | None = None, vote: int = 0) -> list[int]:
-        """Collective: if all ranks have equal `numbers` (up to six; name: integer, or anything with a unique repr()) and none has a
+        """Compares. Collective: if all ranks have equal `numbers` (up to six; name: integer, or anything with a unique repr()) and none has a
         `failure` (an exception), returns the `vote` (an integer) of every rank. Otherwise all raise the same Error, which names a
         rank that differs."""
         status = failure.status if isinstance(failure, Error) else "argument"
@@ -235,7 +235,7 @@ class Comm:
         return 64 * (self.world_size - 1)
 
     def bytes_sent(self) -> dict[str, int]:
-        """Bytes sent since the comm was made, by leg."""
+        """Returns bytes sent since the comm was made, by leg."""
         return self._bytes()[0]
 
     def bytes_received(self) -> dict[str, int]:
@@ -251,7 +251,7 @@ class Comm:
         lib.load().tagc_comm_abort(self.handle, reason.encode(errors="replace"))
 
     def close(self) -> None:
-        """Call it after all its reducers and gatherers are closed."""
+        """Closes the connection. Call it after all its reducers and gatherers are closed."""
         if self._handle:
             lib.load().tagc_comm_destroy(self._handle)
             self._handle = ctypes.c_void_p()
@@ -267,7 +267,7 @@ class Gone(Exception):
 
 
 def share(group: dist.ProcessGroup, mine: Any, timeout: datetime.timedelta = datetime.timedelta(seconds=300)) -> list[Any]:
-    """Collective over `group`, before there is a comm: one object of every rank, in rank order."""
+    """Returns one object of every rank, in rank order. Collective over `group`, before there is a comm."""
     everyone = [None] * dist.get_world_size(group)
     within(timeout, group, "the ranks of a group", lambda: dist.all_gather_object(everyone, mine, group=group))
     return everyone

@@ -42,12 +42,12 @@ class Link:
         return SlotReducer(self, n_elems, **options)
 
     def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
-        """A context that enqueues torch's work in the kernels' stream, after the current stream's work. waits: the current stream then waits
+        """Returns a context that enqueues torch's work in the kernels' stream, after the current stream's work. waits: the current stream then waits
         for it."""
         return contextlib.nullcontext() if self.kernels is None else self.kernels.streams.turn(self.kernels.stream, waits)
 
     def reserve(self, n_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(sent, received), of at least that many bytes. Call it inside turn()."""
+        """Returns (sent, received), of at least that many bytes. Call it inside turn()."""
         if self._sent.numel() < n_bytes:
             self._sent, self._received = (torch.zeros(n_bytes, dtype=torch.uint8, device=self.device) for _ in range(2))
         return self._sent, self._received
@@ -76,7 +76,7 @@ class SlotReducer(Reducer):
         return lib.load().tagc_slots_bytes(self._handle, int(is_sums))
 
     def _try(self, name: str, *arguments: Any) -> None:
-        """After a failure, this rank still calls the collectives, with zeros, because its peers do."""
+        """Calls a function of libtagc, unless one failed before. This rank then still calls the collectives, with zeros, because its peers do."""
         if self._failure is None:
             try:
                 lib.call(name, self._handle, *arguments)

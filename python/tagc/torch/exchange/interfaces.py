@@ -33,11 +33,11 @@ class Wrapped:
     is_managed = False  # under torchft, whose replicas join and leave: managed.py
 
     def groups(self) -> list[dist.ProcessGroup]:
-        """The process groups of exchanges, in the same order on all ranks."""
+        """Returns the process groups of exchanges, in the same order on all ranks."""
         raise NotImplementedError
 
     def n_ranks(self) -> int:
-        """That train the model."""
+        """Returns the number of ranks that train the model."""
         return self.groups()[0].size()
 
     @property
@@ -55,37 +55,37 @@ class Wrapped:
         return False
 
     def fingerprint(self) -> dict[str, Any]:
-        """Settings that must be equal on all ranks, by name."""
+        """Returns settings that must be equal on all ranks, by name."""
         return {"model": self.name}
 
     def parameters(self) -> list[Parameter]:
-        """All that are exchanged."""
+        """Returns all that are exchanged."""
         raise NotImplementedError
 
     def set_kinds(self, kinds: Kinds) -> None:
         raise NotImplementedError
 
     def is_in_backward(self) -> bool:
-        """Whether a backward pass of this model is running."""
+        """Returns whether a backward pass of this model is running."""
         return False
 
     def is_ended_by_hand(self) -> bool:
-        """Whether finalize_backward() may exchange more units after the backward pass."""
+        """Returns whether finalize_backward() may exchange more units after the backward pass."""
         return False
 
     def reset_parameters(self) -> None:
-        """If parameters are gathered as deltas: the next gather sends whole values."""
+        """Makes the next gather send whole values, if parameters are gathered as deltas."""
 
     def replicas(self) -> dict[str, Replica]:
-        """Name of a module -> what a checkpoint has of its replica, where parameters travel as deltas. Local."""
+        """Returns name of a module -> what a checkpoint has of its replica, where parameters travel as deltas. Local."""
         return {}
 
     def replica_sizes(self) -> dict[str, int]:
-        """Name of a module -> elements of its replica that this rank owns."""
+        """Returns name of a module -> elements of its replica that this rank owns."""
         return {}
 
     def set_replicas(self, replicas: Mapping[str, Replica]) -> None:
-        """Of modules that are not named the next gather sends whole parameters. Local."""
+        """Replaces the replicas. Of modules that are not named the next gather sends whole parameters. Local."""
 
 
 class Exchanged(Protocol):

@@ -71,13 +71,13 @@ SEEN = {
 
 
 def version() -> tuple[int, int]:
-    """(major, minor) of this torch."""
+    """Returns (major, minor) of this torch."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
 
 
 def _get(owner: Any, name: str) -> Any:
-    """owner's attribute; name: a key of SEEN. Error if it is missing."""
+    """Returns owner's attribute. name: a key of SEEN. Error if it is missing."""
     seen = SEEN[name]
     try:
         return getattr(owner, name.rpartition(".")[2])
@@ -87,13 +87,13 @@ def _get(owner: Any, name: str) -> Any:
 
 
 def _find(owner: Any, name: str, default: Any = None) -> Any:
-    """The same for attributes that not every version, or not every object, has."""
+    """Returns the same for attributes that not every version, or not every object, has."""
     assert name in SEEN, name
     return getattr(owner, name.rpartition(".")[2], default)
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh that it was cut from; itself, where torch does not say."""
+    """Returns the mesh that it was cut from; itself, where torch does not say."""
     find = _find(mesh, "DeviceMesh._get_root_mesh")
     return mesh if find is None else find()
 
@@ -115,18 +115,18 @@ class FsdpGroup:
         return [_get(param, "FSDPParam.sharded_param") for param in self._params]
 
     def shapes(self) -> list[tuple[tuple[int, ...], int]]:
-        """(shape of the whole parameter, dimension along which it is sharded) of each."""
+        """Returns (shape of the whole parameter, dimension along which it is sharded) of each."""
         return [(tuple(_get(param, "FSDPParam._orig_size")), _get(param, "FSDPParam.fsdp_placement").dim) for param in self._params]
 
     def reduced(self) -> list[int]:
-        """For a hook: places of the trained parameters, in the order of a reduction. Torch 2.15 groups them by the dtype of their
+        """Returns, for a hook, the places of the trained parameters in the order of a reduction. Torch 2.15 groups them by the dtype of their
         gradients."""
         order = _find(self._group, "FSDPParamGroup._reduce_scatter_param_indices") or range(len(self._params))
         used = [_find(param, "FSDPParam._unsharded_param", param.sharded_param) for param in self._params]
         return [i for i in order if used[i].requires_grad]
 
     def keep_requires_grad(self, registered: Collection[int]) -> None:
-        """Call it before a reshard. registered: ids of the model's parameters. After a forward pass without backward, the root's parameters
+        """Keeps what a user has set. Call it before a reshard. registered: ids of the model's parameters. After a forward pass without backward, the root's parameters
         are unsharded. requires_grad that a user sets on those would be lost by a reshard."""
         for param in self._params:
             whole, sharded = _find(param, "FSDPParam._unsharded_param"), _get(param, "FSDPParam.sharded_param")
@@ -152,7 +152,7 @@ class FsdpGroup:
         return 1 if _get(self._group, "FSDPParamGroup.post_forward_mesh_info") is None else 2
 
     def dtypes(self) -> tuple[torch.dtype | None, torch.dtype | None]:
-        """The dtypes of exchanged gradients and parameters in MixedPrecisionPolicy; None for the parameters' own."""
+        """Returns the dtypes of exchanged gradients and parameters in MixedPrecisionPolicy; None for the parameters' own."""
         if not self._params:
             return None, None
         policy = _find(self._params[0], "FSDPParam.mp_policy") or _get(self._group, "FSDPParamGroup.mp_policy")
@@ -177,7 +177,7 @@ class FsdpGroup:
 
     def replaced(self, reduce_scatter: object = None, all_gather: object = None,
                  all_reduce_hook: object = None) -> Iterator[tuple[str, object]]:
-        """The user's settings that set_comms() of these would replace: (name, setting)."""
+        """Yields the user's settings that set_comms() of these would replace: (name, setting)."""
         reduce, gather, hook = self.comms
         if reduce_scatter is not None and not _is_torchs(reduce):
             yield "reduce-scatter", reduce
@@ -197,7 +197,7 @@ class FsdpGroup:
         self._group._reduce_scatter_comm, self._group._all_gather_comm, self._group._all_reduce_hook = comms
 
     def leave_replicas_to_the_hook(self) -> Callable[[], None]:
-        """Under replicate(): stops torch's own sum, so that the all-reduce hook gets this rank's gradient. Returns a function that
+        """Stops torch's own sum under replicate(), so that the all-reduce hook gets this rank's gradient. Returns a function that
         undoes it."""
         group, mesh = self._group, self._mesh
         group.mesh_info = _NoMesh()
@@ -216,7 +216,7 @@ class _NoMesh:
 
 
 def fsdp_groups(module: FSDPModule) -> list[FsdpGroup]:
-    """The FsdpGroups of a module with fully_shard(); none if it has no parameters of its own."""
+    """Returns the FsdpGroups of a module with fully_shard(); none if it has no parameters of its own."""
     state = fsdp_state(module)
     groups = _find(state, "FSDPState._fsdp_param_groups")
     if groups is None:
@@ -226,7 +226,7 @@ def fsdp_groups(module: FSDPModule) -> list[FsdpGroup]:
 
 
 def fsdp_state(module: FSDPModule) -> Any:
-    """The same object for all modules of one list that fully_shard() got."""
+    """Returns the same object for all modules of one list that fully_shard() got."""
     return _get(module, "FSDPModule._get_fsdp_state")()
 
 
@@ -236,7 +236,7 @@ def is_in_fsdp_backward(module: FSDPModule) -> bool:
 
 
 def is_ended_by_hand(module: FSDPModule) -> bool:
-    """Whether the user must call finalize_backward() after the backward pass, which reduces gradients, too."""
+    """Returns whether the user must call finalize_backward() after the backward pass, which reduces gradients, too."""
     context = _get(fsdp_state(module), "FSDPState._state_ctx")
     return bool(_find(context, "FSDPStateContext.manual_backward_finalization_active"))
 
@@ -244,7 +244,7 @@ def is_ended_by_hand(module: FSDPModule) -> bool:
 # ---- FSDP1 ----
 
 def flat_of(module: torch.nn.Module) -> FlatParameter | None:
-    """The flat parameter of a FullyShardedDataParallel module; None if it has none of its own."""
+    """Returns the flat parameter of a FullyShardedDataParallel module; None if it has none of its own."""
     handle = _get(module, "FullyShardedDataParallel._handle")
     return None if handle is None else FlatParameter(_get(handle, "FlatParamHandle.flat_param"))
 
@@ -254,11 +254,11 @@ class FlatParameter:
         self._flat = flat
 
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """(name within the module, shape) of each parameter in it."""
+        """Returns (name within the module, shape) of each parameter in it."""
         return list(zip(_get(self._flat, "FlatParameter._fqns"), map(tuple, _get(self._flat, "FlatParameter._shapes"))))
 
     def starts(self) -> tuple[list[int], int]:
-        """The start of each parameter, and the number of all elements with padding between them."""
+        """Returns the start of each parameter, and the number of all elements with padding between them."""
         starts, at = [], 0
         for numel, is_padding in zip(_get(self._flat, "FlatParameter._numels_with_padding"),
                                      _get(self._flat, "FlatParameter._is_padding_mask")):
@@ -268,7 +268,7 @@ class FlatParameter:
         return starts, at
 
     def trained(self) -> list[bool]:
-        """Whether each parameter is trained."""
+        """Returns whether each parameter is trained."""
         own = _get(self._flat, "FlatParameter._params")
         return [True] * len(self.shapes()) if own is None else [parameter.requires_grad for parameter in own]
 
@@ -293,7 +293,7 @@ def is_in_fsdp1_backward(model: torch.nn.Module) -> bool:
 # ---- DDP ----
 
 def ddp_hooks(model: torch.nn.Module) -> list[tuple[Any, Any]]:
-    """[(hook, state)] of a DistributedDataParallel: the list itself, not a copy."""
+    """Returns [(hook, state)] of a DistributedDataParallel: the list itself, not a copy."""
     return _get(model, "DistributedDataParallel._comm_hooks")
 
 
@@ -307,7 +307,7 @@ def renew_ddp_reducer(model: Any) -> None:
 
 
 def composable_ddp_within(model: torch.nn.Module) -> torch.nn.Module | None:
-    """The first module under torch's older composable replicate(), which hides its DDP; None if there is none."""
+    """Returns the first module under torch's older composable replicate(), which hides its DDP; None if there is none."""
     maker = sys.modules.get("torch.distributed._composable.replicate")
     if maker is None:
         return None
@@ -334,7 +334,7 @@ def default_store() -> dist.Store:
 
 
 def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> Any:
-    """The backend of a process group for tensors on that device; None if it has none."""
+    """Returns the backend of a process group for tensors on that device; None if it has none."""
     find = _get(group, "ProcessGroup._get_backend")
     try:
         return find(device)
@@ -343,7 +343,7 @@ def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> Any:
 
 
 def uncompiled(model: Any) -> Any:
-    """The model within torch.compile()'s wrapper."""
+    """Returns the model within torch.compile()'s wrapper."""
     return _find(model, "OptimizedModule._orig_mod", model)
 
 
@@ -353,5 +353,5 @@ def n_changes(tensor: torch.Tensor) -> int:
 
 
 def has_async_quorum(manager: Any) -> bool:
-    """Whether torchft's Manager looks for a quorum while the forward pass runs. torchft has no public name for it."""
+    """Returns whether torchft's Manager looks for a quorum while the forward pass runs. torchft has no public name for it."""
     return bool(getattr(manager, "_use_async_quorum", False))

@@ -77,7 +77,7 @@ class Part:
         self.runs = _merged(Run(piece.start, at, piece.length) for piece, at in self.pieces)
 
     def is_whole(self, n_elems: int) -> bool:
-        """Whether the reducer can use the hook's own tensor."""
+        """Returns whether the reducer can use the hook's own tensor."""
         return self.runs == [Run(0, 0, n_elems)] and self.n_elems == n_elems
 
 
@@ -100,11 +100,11 @@ class Layout:
         self.parts = [Part(kind, level, rows, n_rows_of_output, self.parameters) for (kind, level), rows in sorted(kinds.items())]
 
     def pieces_of(self, parameter: int) -> list[Piece]:
-        """Of the parameter with that index."""
+        """Returns the pieces of the parameter with that index."""
         return self._pieces[parameter]
 
     def output_runs(self, part: Part, rank: int) -> list[Run]:
-        """From the output of a part's reducer to the output of the hook."""
+        """Returns the copies from the output of a part's reducer to the output of the hook."""
         if self.all_reduce:
             return [Run(run.target, run.start, run.length) for run in part.runs]
         first, last = rank * part.shard, (rank + 1) * part.shard
@@ -135,7 +135,7 @@ def _merged(runs: Iterable[Run]) -> list[Run]:
 # ---- how each kind of wrapper lays parameters out ----
 
 def chunked(parameters: Sequence[Parameter], world_size: int) -> Layout:
-    """FSDP2: row r is the r-th chunk of every parameter along its sharded dimension, padded to the first one's size."""
+    """Returns FSDP2's layout: row r is the r-th chunk of every parameter along its sharded dimension, padded to the first one's size."""
     sizes = []
     for parameter in parameters:
         n_chunk = -(-parameter.shape[parameter.dim] // world_size)
@@ -152,13 +152,13 @@ def chunked(parameters: Sequence[Parameter], world_size: int) -> Layout:
 
 
 def chunked_elems(parameter: Parameter, world_size: int) -> int:
-    """Elements of a parameter in a chunked() input, with padding."""
+    """Returns elements of a parameter in a chunked() input, with padding."""
     n_chunk = -(-parameter.shape[parameter.dim] // world_size)
     return n_chunk * (parameter.numel // max(1, parameter.shape[parameter.dim])) * world_size
 
 
 def cut(parameters: Sequence[Parameter], starts: Iterable[int], n_elems: int, world_size: int) -> Layout:
-    """FSDP1: parameters one after the other (at `starts`), cut into W rows, also inside a parameter."""
+    """Returns FSDP1's layout: parameters one after the other (at `starts`), cut into W rows, also inside a parameter."""
     row = n_elems // world_size
     pieces = []
     for i, (parameter, start) in enumerate(zip(parameters, starts)):
@@ -172,7 +172,7 @@ def cut(parameters: Sequence[Parameter], starts: Iterable[int], n_elems: int, wo
 
 
 def bucket(parameters: Sequence[Parameter], world_size: int, starts: Iterable[int] | None = None, n_elems: int = 0) -> Layout:
-    """DDP and all-reduces: parameters one after the other (or at `starts`); every rank gets all."""
+    """Returns the layout of DDP and of all-reduces: parameters one after the other (or at `starts`); every rank gets all."""
     if starts is None:
         starts, at = [], 0
         for parameter in parameters:
@@ -186,7 +186,7 @@ def bucket(parameters: Sequence[Parameter], world_size: int, starts: Iterable[in
 # ---- a parameter's own order and its wire order ----
 
 def to_wire(values: torch.Tensor, parameter: Parameter, world_size: int) -> torch.Tensor:
-    """(shape) -> wire order, (numel,). They differ if a parameter is sharded along a dimension other than 0."""
+    """Converts (shape) to wire order, (numel,). They differ if a parameter is sharded along a dimension other than 0."""
     values = values.reshape(parameter.shape)
     if parameter.dim:
         values = torch.cat(torch.chunk(values, world_size, dim=parameter.dim), dim=0)
@@ -194,7 +194,7 @@ def to_wire(values: torch.Tensor, parameter: Parameter, world_size: int) -> torc
 
 
 def from_wire(values: torch.Tensor, parameter: Parameter, world_size: int) -> torch.Tensor:
-    """Wire order, (numel,) -> (shape)."""
+    """Converts wire order, (numel,), to (shape)."""
     if not parameter.dim:
         return values.reshape(parameter.shape)
     shape = list(parameter.shape)

@@ -29,7 +29,7 @@ class LocalFailure(Error):
 
 
 def _call(kernels: Kernels | None, name: str, *arguments: Any) -> None:
-    """A function that is not collective."""
+    """Calls a function that is not collective."""
     try:
         lib.call(name, *arguments)
     except Error as failure:
@@ -91,7 +91,7 @@ class Reducer:
         return self._stats
 
     def residual(self) -> torch.Tensor | None:
-        """The residual, in CPU memory: a view that the next begin() invalidates, or with kernels a copy. None if the exchange has none."""
+        """Returns the residual, in CPU memory: a view that the next begin() invalidates, or with kernels a copy. None if the exchange has none."""
         n_elems = ctypes.c_uint64()
         address = lib.load().tagc_reducer_residual(self._handle, ctypes.byref(n_elems))
         if address and self._kernels is not None:
@@ -167,7 +167,7 @@ class Gatherer:
             lib.call("tagc_gatherer_create_on", kernels.handle, comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
 
     def run(self, shard: torch.Tensor, full: torch.Tensor) -> None:
-        """shard (shard,) -> full (W * shard,), blocking. For deltas, full must hold the result of the last run."""
+        """Gathers shard (shard,) into full (W * shard,), blocking. For deltas, full must hold the result of the last run."""
         pointers = _address(shard, self._n_shard, "shard", self._device), _address(full, self.n_elems, "full", self._device)
         lib.call("tagc_gatherer_begin", self._handle, *pointers)
         lib.call("tagc_gatherer_end", self._handle)
@@ -177,13 +177,13 @@ class Gatherer:
         lib.call("tagc_gatherer_reset", self._handle)
 
     def n_gathers(self) -> int:
-        """So far, where the next run sends a delta; else 0."""
+        """Returns the gathers so far, where the next run sends a delta; else 0."""
         n_gathers = ctypes.c_uint64()
         lib.load().tagc_gatherer_replica(self._handle, ctypes.byref(n_gathers))
         return n_gathers.value
 
     def set_replica(self, full: torch.Tensor, n_gathers: int) -> None:
-        """The next run sends a delta to `full`, as the one after n_gathers of them. The same on all ranks."""
+        """Makes the next run send a delta to `full`, as the one after n_gathers of them. The same on all ranks."""
         lib.call("tagc_gatherer_set_replica", self._handle, _address(full, self.n_elems, "full", self._device), n_gathers)
 
     def close(self) -> None:

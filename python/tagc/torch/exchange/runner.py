@@ -59,7 +59,7 @@ class Host(Runner):
         call.perform(OwnWay(call.comm), source, target, call.failure)()
 
     def future(self, work: Work) -> Future:
-        """A thread does it, so that the caller goes on; when this is closed, the caller."""
+        """Hands the work to a thread, so that the caller goes on; when this is closed, the caller does it."""
         future = Future()
 
         def job() -> None:
@@ -100,7 +100,7 @@ class Staged(Runner):
         self.staging.enqueue(source, target, perform, call.failure, call.waits, stays=kernels is not None)
 
     def future(self, work: Work) -> Future:
-        """Its value is there at once, and streams wait for it."""
+        """Does the work at once. Streams wait for the value."""
         value = work()
         return self.staging.streams.future(value, self.staging.stream)
 
@@ -127,7 +127,7 @@ class Group(Runner):
         self._ends.append(call.perform(self._links[key], source, target, call.failure))
 
     def future(self, work: Work) -> Future:
-        """It runs in the hook, not in a thread: all ranks must call a group's collectives in one order, and other modules may call some in
+        """Does the work in the hook, not in a thread: all ranks must call a group's collectives in one order, and other modules may call some in
         their backward. Streams wait for the value."""
         value = work()
         for link in self._links.values():
@@ -195,7 +195,7 @@ class Runners:
         return self.kernels if self.is_on_device(tensor) else None
 
     def _finish_staged(self) -> None:
-        """With tensors on several devices there is one order of exchanges on all ranks."""
+        """Keeps one order of exchanges on all ranks, with tensors on several devices."""
         if self._staged is not None:
             self._staged.finish()
 
@@ -215,6 +215,6 @@ class Runners:
                 runner.close()
 
     def free(self) -> None:
-        """After close(), when all reducers are closed."""
+        """Frees the device. After close(), when all reducers are closed."""
         if self.staging is not None:
             self.staging.free()

@@ -188,7 +188,7 @@ class Staging:
     # ---- private ----
 
     def _stage(self, source: torch.Tensor, target: torch.Tensor, stays: bool = False) -> ctypes.c_void_p:
-        """The stage for these sizes. Making one waits for all exchanges under way."""
+        """Returns the stage for these sizes. Making one waits for all exchanges under way."""
         for tensor in (source, target):
             if not tensor.is_contiguous():
                 raise Error("unsupported", f"a tensor of strides {tensor.stride()} on {tensor.device}: must be contiguous")
@@ -258,7 +258,7 @@ class Staging:
         self._jobs.clear()
 
     def free(self) -> None:
-        """Call it after close(), when all reducers with its kernels are closed."""
+        """Frees the device. Call it after close(), when all reducers with its kernels are closed."""
         if self.kernels is not None:
             self.kernels.close()
             self.kernels = None

@@ -26,23 +26,23 @@ class Cuda:
         self.library = f"libcudart.so.{torch.version.cuda.split('.')[0]}"
 
     def current(self) -> int:
-        """The handle of this thread's current stream."""
+        """Returns the handle of this thread's current stream."""
         return torch.cuda.current_stream(self.device).cuda_stream
 
     def future(self, value: Any, stream: int) -> torch.futures.Future[Any]:
-        """A future that has its value at once. A stream that waits for it waits for all work so far of the stream with this handle."""
+        """Returns a future that has its value at once. A stream that waits for it waits for all work so far of the stream with this handle."""
         future: torch.futures.Future[Any] = torch.futures.Future(devices=[self.device])
         with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self.device)):
             future.set_result(value)
         return future
 
     def own(self) -> contextlib.AbstractContextManager[object]:
-        """A context in which this thread's work uses a separate stream, because it must not wait behind streams that wait for it."""
+        """Returns a context in which this thread's work uses a separate stream, because it must not wait behind streams that wait for it."""
         return torch.cuda.stream(torch.cuda.Stream(self.device))
 
     @contextlib.contextmanager
     def turn(self, stream: int, waits: bool) -> Iterator[None]:
-        """A context that enqueues this thread's work in the stream with that handle, after the current stream's work so far. waits: the
+        """Returns a context that enqueues this thread's work in the stream with that handle, after the current stream's work so far. waits: the
         current stream then waits for it."""
         here, there = torch.cuda.current_stream(self.device), torch.cuda.ExternalStream(stream, device=self.device)
         there.wait_stream(here)
@@ -58,7 +58,7 @@ class Cuda:
         torch.cuda.ExternalStream(stream, device=self.device).synchronize()
 
     def pinned(self, n: int) -> torch.Tensor:
-        """Integers in pinned host memory, so that copies to it do not block the host."""
+        """Returns integers in pinned host memory, so that copies to it do not block the host."""
         return torch.zeros(n, dtype=torch.int64).pin_memory()
 
     def settle(self) -> None:
@@ -69,7 +69,7 @@ class Cuda:
         torch.cuda.synchronize(self.device)
 
     def copy_seconds(self, n_bytes: int, n_runs: int = 5) -> tuple[float, float]:
-        """Median seconds of a copy to pinned memory and of one back."""
+        """Returns the median seconds of a copy to pinned memory and of one back."""
         there = torch.zeros(n_bytes, dtype=torch.uint8, device=self.device)
         here = torch.zeros(n_bytes, dtype=torch.uint8).pin_memory()
         found = []
@@ -86,7 +86,7 @@ class Cuda:
 
 
 def of(device: torch.device) -> Cuda | None:
-    """The Streams of a torch.device; None for CPU memory."""
+    """Returns the Streams of a torch.device; None for CPU memory."""
     if device.type == "cpu":
         return None
     if device.type == "cuda":
@@ -95,7 +95,7 @@ def of(device: torch.device) -> Cuda | None:
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
-    """The device of a model's parameters on this rank."""
+    """Returns the device of a model's parameters on this rank."""
     devices = {parameter.device for parameter in model.parameters()} - {torch.device("cpu"), torch.device("meta")}
     if len(devices) > 1:
         found = " and ".join(sorted(map(str, devices)))

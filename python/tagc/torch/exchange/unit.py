@@ -23,7 +23,7 @@ ReduceOp = dist.ReduceOp
 
 
 def scale_of(op: Any, world_size: int) -> float:
-    """The factor of the sum over ranks: for AVG, SUM or PREMUL_SUM."""
+    """Returns the factor of the sum over ranks: for AVG, SUM or PREMUL_SUM."""
     if op == ReduceOp.AVG:
         return 1.0 / world_size
     if op == ReduceOp.SUM:
@@ -75,7 +75,7 @@ class _Exchange:
         self.reducer.begin(source, target)
 
     def wait(self, target: torch.Tensor) -> None:
-        """Until target has the result, or torch's work for it is enqueued."""
+        """Waits until target has the result, or torch's work for it is enqueued."""
         self.reducer.wait()
         if self.packed is not None:
             layouts.copy_runs(self.packed[1], target, self.outputs)
@@ -192,7 +192,7 @@ class Unit:
             exchange.reducer.set_residual(values if residual is None else values.add_(residual))
 
     def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
-        """[(sum of squares of the residual, of the gradient)] of each of the layout's parts, before its next reduce(); zeros if the last
+        """Returns [(sum of squares of the residual, of the gradient)] of each of the layout's parts, before its next reduce(); zeros if the last
         reduce() had another layout. Local."""
         if self._layout is not layout:
             return [(0.0, 0.0)] * len(layout.parts)
@@ -228,7 +228,7 @@ class Unit:
                 del self._stowed[name]
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
-        """name -> copy of the residual, (numel,) in wire order, of all parameters that have one. Local."""
+        """Returns name -> copy of the residual, (numel,) in wire order, of all parameters that have one. Local."""
         found = {name: values.clone() for name, values in self._stowed.items()}
         for exchange in self._exchanges:
             residual = exchange.reducer.residual()
@@ -242,7 +242,7 @@ class Unit:
         return found
 
     def names_of_residuals(self) -> set[str]:
-        """The names in residuals_on_the_wire()."""
+        """Returns the names in residuals_on_the_wire()."""
         return set(self._stowed) | {exchange.layout.parameters[piece.parameter].name for exchange in self._exchanges
                                   if exchange.reducer.residual() is not None for piece, _ in exchange.part.pieces}
 

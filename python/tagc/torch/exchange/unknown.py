@@ -21,7 +21,7 @@ class UnknownLayouts:
         self._warned: set[str] = set()  # names of units
 
     def dense(self, unit: Exchanged, n_elems: int, comm: Comm, all_reduce: bool) -> tuple[Unit, layouts.Layout]:
-        """A unit that takes all n_elems values as one dense parameter."""
+        """Returns a unit that takes all n_elems values as one dense parameter."""
         key = (unit.name, n_elems, comm.ranks)
         if key not in self._dense:
             parameters = [layouts.Parameter(unit.name, (n_elems,), "dense")]

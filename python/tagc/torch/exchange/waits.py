@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def soon(ask: Callable[[], T]) -> T | None:
-    """The answer of ask(), or None if it takes longer than SOON or fails. For questions to the store, which the silent rank may host."""
+    """Returns the answer of ask(), or None if it takes longer than SOON or fails. For questions to the store, which the silent rank may host."""
     answers = []
 
     def run() -> None:
@@ -37,7 +37,7 @@ def soon(ask: Callable[[], T]) -> T | None:
 
 
 def gloo_of(group: dist.ProcessGroup | None) -> dist.ProcessGroupGloo | None:
-    """The gloo backend of a group for CPU tensors; None if it has another."""
+    """Returns the gloo backend of a group for CPU tensors; None if it has another."""
     backend = internals.backend_of(dist.group.WORLD if group is None else group, torch.device("cpu"))
     return backend if isinstance(backend, dist.ProcessGroupGloo) else None
 
@@ -55,7 +55,7 @@ def disconnect(gloo: dist.ProcessGroupGloo | None) -> None:
 
 
 def _lost(gloo: dist.ProcessGroupGloo, what: str, timeout: datetime.timedelta, begin: float, failure: Exception | None) -> Error:
-    """The Error for a failed wait. It ends what is still under way; otherwise the process could not exit."""
+    """Returns the Error for a failed wait. It ends what is still under way; otherwise the process could not exit."""
     disconnect(gloo)
     is_late = time.monotonic() - begin >= 0.99 * timeout.total_seconds()
     return Error("transport", f"{what}: {f'no answer within {timeout.total_seconds():g} s' if is_late else failure}")
@@ -158,6 +158,6 @@ class Collectives(_Comm):
                     self._group, False)
 
     def largest(self, numbers: torch.Tensor) -> None:
-        """In place, of all ranks."""
+        """Takes the largest of all ranks, in place."""
         self._start("the agreement", lambda is_async: dist.all_reduce(numbers, dist.ReduceOp.MAX, self._group, is_async),
                     self._group, False)

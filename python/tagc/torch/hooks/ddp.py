@@ -49,7 +49,7 @@ class Buckets:
         return [(0.0, 0.0)] * len(layout.parts) if unit is None else unit.squares(layout, source)
 
     def _make(self, name: str, names: tuple[str, ...]) -> None:
-        """A unit for that bucket. It replaces all units that share a parameter with it."""
+        """Makes a unit for that bucket. It replaces all units that share a parameter with it."""
         for old in [old for old in self._units if not set(old).isdisjoint(names)]:
             unit = self._units.pop(old)
             unit.close()
@@ -165,19 +165,19 @@ class State:
         self.manager: Any = None  # torchft's, where it is
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the model gets an empty state, because its reducer has no hook."""
+        """Gives a copy of the model an empty state, because its reducer has no hook."""
         return State, ()
 
     def is_of(self, model: DistributedDataParallel) -> bool:
         return self._model() is model
 
     def forget_layouts(self) -> None:
-        """Parameters change to another class or level."""
+        """Drops the layouts, because parameters change to another class or level."""
         self._layouts = {}
 
     @staticmethod
     def of(handle: Compressed) -> State:
-        """The state of an earlier handle of this model, or a new one."""
+        """Returns the state of an earlier handle of this model, or a new one."""
         state = _wrapper_of(handle).hooked() or State()
         model: Any = handle.model
         state._handle, state._model = weakref.ref(handle), weakref.ref(model)
@@ -196,7 +196,7 @@ class State:
         return handle
 
     def send(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The hook: a future of the bucket's average."""
+        """Returns a future of the bucket's average. It is the hook."""
         handle, source, backward = self.handle, bucket.buffer(), self._backward_of(bucket)
         index, tensors, wrapper = bucket.index(), bucket.parameters(), _wrapper_of(handle)
         backward.is_whole = bucket.is_last()
@@ -228,7 +228,7 @@ class State:
         return self._backward
 
     def _find(self, handle: Compressed, index: int, tensors: Sequence[torch.Tensor]) -> tuple[_Bucket, layouts.Layout]:
-        """The exchange of a bucket of these parameters."""
+        """Returns the exchange of a bucket of these parameters."""
         parameters = [_wrapper_of(handle).parameter(tensor) for tensor in tensors]
         key = tuple(parameter.name for parameter in parameters)
         if key not in self._layouts:
@@ -265,7 +265,7 @@ def _spoilt(source: torch.Tensor) -> torch.Tensor:
 
 
 def ddp_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """For DistributedDataParallel.register_comm_hook(); state: from ddp_state()."""
+    """Returns a future of a bucket's average, for DistributedDataParallel.register_comm_hook(). state: from ddp_state()."""
     if not isinstance(state, State):
         raise Error("argument", f"the hook's state is a {type(state).__name__}, must be what ddp_state() returns")
     if not isinstance(bucket, torch.distributed.GradBucket):
@@ -302,24 +302,24 @@ class Wrapper(AnyWrapper):
                 found[id(parameter)] = layouts.Parameter(policy.clean_name(name), tuple(parameter.shape), "dense")
 
     def _is_known(self, _state: Any) -> bool:
-        """Whether that is the state of a hook that tagc replaces."""
+        """Returns whether that is the state of a hook that tagc replaces."""
         return False
 
     def begin(self, handle: Compressed) -> None:
-        """Before the first bucket of a backward pass, in the thread that exchanges them. Collective."""
+        """Does what comes before the first bucket of a backward pass, in the thread that exchanges them. Collective."""
 
     def prepare(self, source: torch.Tensor) -> None:
-        """Before each bucket: changes it to the tensor to send."""
+        """Changes each bucket to the tensor to send."""
 
     def goes_on(self, names: Sequence[str]) -> None:
-        """After each bucket, of those parameters."""
+        """Does what comes after each bucket, of those parameters."""
 
     def swallows(self, _failure: BaseException) -> bool:
-        """At the end of a failed pass: whether to raise nothing."""
+        """Returns whether to raise nothing at the end of a failed pass."""
         return False
 
     def hooked(self) -> State | None:
-        """The State that is registered as this model's hook."""
+        """Returns the State that is registered as this model's hook."""
         return next((state for _, state in internals.ddp_hooks(self._model) if isinstance(state, State) and state.is_of(self._model)), None)
 
     def groups(self) -> list[dist.ProcessGroup]:
@@ -334,7 +334,7 @@ class Wrapper(AnyWrapper):
         return bool(self._model.find_unused_parameters)
 
     def parameter(self, tensor: torch.Tensor) -> layouts.Parameter:
-        """Of one of the model's."""
+        """Returns the layouts.Parameter of one of the model's."""
         found = self._parameters.get(id(tensor)) or self._frozen.get(id(tensor))  # DDP has those frozen since it was made
         if found is None:
             raise Error("state", f"a parameter of shape {tuple(tensor.shape)} came after compress()")

@@ -78,7 +78,7 @@ class _State:
 
 
 def _hook(state: _State, gradient: torch.Tensor, output: torch.Tensor | None = None) -> None:
-    """gradient: of the whole flat parameter, on this rank. output: for this rank's row; None if it is not sharded."""
+    """Exchanges a gradient. gradient: of the whole flat parameter, on this rank. output: for this rank's row; None if it is not sharded."""
     state.exchange(gradient, gradient if output is None else output)
 
 

@@ -37,7 +37,7 @@ class Module:
         self._layouts: dict[Any, layouts.Layout] = {}  # by key
 
     def name_parameters(self, names: Mapping[int, str]) -> None:
-        """names: id of a parameter of the model -> its name."""
+        """Names the parameters. names: id of a parameter of the model -> its name."""
         self.parameters = [parameter._replace(name=policy.clean_name(names[id(sharded)]))
                            for parameter, sharded in zip(self.parameters, self.group.sharded_parameters)]
 
@@ -45,18 +45,18 @@ class Module:
         return self.group.sharded_parameters[0].device_mesh
 
     def exchange_group(self) -> dist.ProcessGroup:
-        """Over which gradients are exchanged. The mesh may have a dimension of replicas, and one within tensors."""
+        """Returns the group over which gradients are exchanged. The mesh may have a dimension of replicas, and one within tensors."""
         group = self.group.replica_group if self.group.shard_group is None else self.group.shard_group
         assert group is not None  # there is one or the other
         return group
 
     def n_shard(self) -> int:
-        """Elements that this rank owns, with padding: what it gives to a gather."""
+        """Returns elements that this rank owns, with padding: what it gives to a gather."""
         world_size = 1 if self.group.shard_group is None else self.group.shard_group.size()
         return sum(layouts.chunked_elems(parameter, world_size) for parameter in self.parameters) // world_size
 
     def own(self) -> list[torch.Tensor]:
-        """What this rank owns of the parameters, as the optimizer has it."""
+        """Returns what this rank owns of the parameters, as the optimizer has it."""
         return [parameter.detach().to_local() for parameter in self.group.sharded_parameters]
 
     def set_kinds(self, kinds: Kinds) -> None:
@@ -69,12 +69,12 @@ class Module:
         return [p for p, sharded in zip(self.parameters, self.group.sharded_parameters) if sharded.requires_grad]
 
     def layout(self, n_elems: int, world_size: int) -> layouts.Layout | None:
-        """Of an input of n_elems; None where more than one choice of parameters would fit."""
+        """Returns the layout of an input of n_elems; None where more than one choice of parameters would fit."""
         return self._layout(n_elems, world_size, ("rows", world_size),
                             lambda present: layouts.chunked(present, world_size))
 
     def shard_layout(self, n_elems: int, n_hosts: int) -> layouts.Layout | None:
-        """Of what this rank owns of the parameters, n_elems with padding; as layout(). Under replicate() it owns them whole."""
+        """Returns the layout of what this rank owns of the parameters, n_elems with padding; as layout(). Under replicate() it owns them whole."""
         world_size = 1 if self.group.shard_group is None else self.group.shard_group.size()
         return self._layout(n_elems * world_size, world_size, ("shard", n_hosts), lambda present: layouts.bucket(
             [p._replace(shape=(layouts.chunked_elems(p, world_size) // world_size,), dim=0) for p in present], n_hosts))
@@ -91,7 +91,7 @@ class Module:
 
 
 def _those_that_fit(parameters: list[layouts.Parameter], n_elems: int, world_size: int) -> list[layouts.Parameter] | None:
-    """The only subset of parameters that takes n_elems of an input, in order. None where there are several; Error where
+    """Returns the only subset of parameters that takes n_elems of an input, in order. None where there are several; Error where
     there is none. A parameter without a gradient is not in the input."""
     sizes = [layouts.chunked_elems(parameter, world_size) for parameter in parameters]
     missing = sum(sizes) - n_elems
@@ -140,7 +140,7 @@ class AllReduce:
 
 
 def modules_of(model: torch.nn.Module) -> list[Module]:
-    """A Module for each fully_shard() that has parameters, and for each mesh where these are on several; modules that were
+    """Returns a Module for each fully_shard() that has parameters, and for each mesh where these are on several; modules that were
     given to it in one list have one state."""
     lists: dict[int, list[tuple[str, FSDPModule]]] = {}
     found, registered = [], {id(parameter) for parameter in model.parameters()}
@@ -245,7 +245,7 @@ class Wrapper(AnyWrapper):
             handle.passes.comm(self.between).agree("between", {"place in the shard group": place})
 
     def _comms(self, handle: Compressed, tag: int, module: Module) -> tuple[object, object, object]:
-        """(reduce-scatter, all-gather, all-reduce hook) of one module; None: as it is."""
+        """Returns (reduce-scatter, all-gather, all-reduce hook) of one module; None: as it is."""
         shards, name, timeout_s = module.group.shard_group, module.name, handle.state.options.timeout_s
         unit = handle.state.add_unit(name, Unit, module.parameters, n_chunks=1 if shards is None else shards.size(),
                                place=shards.rank() if self.sums_shards and shards is not None else None)
@@ -262,7 +262,7 @@ class Wrapper(AnyWrapper):
         return ReduceScatter(handle, unit, module), gather, None
 
     def all_reduce(self, handle: Compressed, unit: Exchanged, module: Module) -> object:
-        """The hook that sums shards."""
+        """Returns the hook that sums shards."""
         assert self.between is not None
         return AllReduce(handle, unit, module, self.between)
 
@@ -293,6 +293,6 @@ class Wrapper(AnyWrapper):
 
 
 def _warn(text: str) -> None:
-    """By rank 0, once for each text."""
+    """Warns by rank 0, once for each text."""
     if dist.get_rank() == 0:
         warnings.warn(f"tagc: {text}", stacklevel=4)

@@ -87,7 +87,7 @@ class AllGather(FsdpComm):
         runner.run(Gathering(self._gather, comm, group, failure, wants_kernels), input_tensor, output_tensor)
 
     def _gather(self, way: Way, source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None) -> None:
-        """source, target: None where there is a failure, which this rank then only tells the others."""
+        """Gathers. source, target: None where there is a failure, which this rank then only tells the others."""
         comm, kernels = way.comm, way.kernels
         gather, loaded, vote, numbers = None, None, 0, {}
         try:
@@ -127,20 +127,20 @@ class AllGather(FsdpComm):
         return (_CHANGED if changed else 0) | _LOADED | (_FITS if fits else 0) | loaded.n_gathers * _COUNT
 
     def reset(self) -> None:
-        """Parameters were changed from outside: next time all of them travel."""
+        """Makes all parameters travel next time, because they were changed from outside."""
         self._loaded = None
         for gather in self._gathers.values():
             gather.wants_reset = True
 
     def loaded(self) -> None:
-        """Parameters were loaded: whether they are those of a replica that was loaded, the next gather sees."""
+        """Notes that parameters were loaded: whether they are those of a replica that was loaded, the next gather sees."""
         if self._loaded is None:
             self.reset()
 
     # ---- for checkpoints ----
 
     def replica(self) -> Replica:
-        """Local; changes nothing."""
+        """Returns the state for a checkpoint. Local; changes nothing."""
         if self._loaded is not None:
             return self._loaded._replace(row=self._loaded.row.clone())
         gather = self._gathers.get(self._key)
@@ -150,7 +150,7 @@ class AllGather(FsdpComm):
         return Replica(row, n_gathers, gather.sent(), checksum(self._own()))
 
     def set_replica(self, replica: Replica | None) -> None:
-        """For the next gather; None: that sends whole parameters. Local."""
+        """Loads a replica for the next gather; None: that sends whole parameters. Local."""
         self.reset()
         if replica is not None and replica.n_gathers:
             self._loaded = replica._replace(row=replica.row.detach().cpu().to(torch.bfloat16).clone())
@@ -176,13 +176,13 @@ class _Gather:
         self._full: torch.Tensor | None = None  # with deltas, what came last
 
     def vote(self, shard: torch.Tensor) -> int:
-        """Whether this rank's shard is another than at the last gather, and whether all of it must travel."""
+        """Returns whether this rank's shard is another than at the last gather, and whether all of it must travel."""
         changed = self._full is None or self._shard is None or not torch.equal(shard.float(), self._shard)
         return (_CHANGED if changed else 0) | (_RESET if self.wants_reset else 0)
 
     def run(self, gatherer: Gatherer, shard: torch.Tensor, output: torch.Tensor, kernels: Kernels | None, changed: int,
             reset: int) -> None:
-        """gatherer: self.gatherer. shard may be part of output. kernels: where both are on their device."""
+        """Gathers shard into output, of which it may be part. gatherer: self.gatherer. kernels: where both are on their device."""
         if self._full is None or changed or reset:
             full, own = self._memory(shard, output.numel())
             if reset:
@@ -200,7 +200,7 @@ class _Gather:
         output.copy_(full)
 
     def _memory(self, shard: torch.Tensor, n_elems: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(what comes, what this rank gives)"""
+        """Returns (what comes, what this rank gives)"""
         with torch.inference_mode(False):  # they outlive an evaluation
             full = torch.zeros(n_elems, dtype=torch.float32, device=shard.device) if self._full is None else self._full
             if self._shard is None:
@@ -208,7 +208,7 @@ class _Gather:
         return full, self._shard
 
     def restore(self, replica: Replica, shard: torch.Tensor, n_elems: int, kernels: Kernels | None) -> None:
-        """Collective: the rows of all ranks become the replica, and `shard` what was given last."""
+        """Makes the rows of all ranks the replica, and `shard` what was given last. Collective."""
         assert self.gatherer is not None
         full, own = self._memory(shard, n_elems)
         self.gatherer.reset()
@@ -222,7 +222,7 @@ class _Gather:
         self._full, self.wants_reset = full, False
 
     def row(self, place: int, n_shard: int) -> tuple[torch.Tensor | None, int]:
-        """(this rank's row of the replica, number of gathers); None where the next gather does without a replica."""
+        """Returns (this rank's row of the replica, number of gathers); None where the next gather does without a replica."""
         n_gathers = 0 if self.gatherer is None or self.wants_reset else self.gatherer.n_gathers()
         if n_gathers == 0 or self._full is None:
             return None, 0

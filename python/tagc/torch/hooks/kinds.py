@@ -12,7 +12,7 @@ from tagc.torch.exchange import internals
 
 
 def kind_of(model: Any, between: dist.ProcessGroup | None, only: str | None = None) -> str:
-    """The model's wrapper: "fsdp2", "ddp" or "fsdp1"."""
+    """Returns the model's wrapper: "fsdp2", "ddp" or "fsdp1"."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.nn.parallel import DistributedDataParallel
 

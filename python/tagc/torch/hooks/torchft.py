@@ -12,7 +12,7 @@ from tagc.torch.hooks import ddp
 
 
 def manager_of(model: torch.nn.Module) -> Any:
-    """torchft's Manager if torchft wrapped this model; else None."""
+    """Returns torchft's Manager if torchft wrapped this model; else None."""
     if "torchft.ddp" not in sys.modules:
         return None
     from torchft import DistributedDataParallel, Manager
@@ -24,12 +24,12 @@ def manager_of(model: torch.nn.Module) -> Any:
 
 
 def is_manager(found: Any) -> bool:
-    """Whether this is torchft's Manager."""
+    """Returns whether this is torchft's Manager."""
     module = sys.modules.get("torchft.manager")
     return module is not None and isinstance(found, module.Manager)
 
 
 def is_managed_group(group: Any) -> bool:
-    """Whether this is one of torchft's process groups."""
+    """Returns whether this is one of torchft's process groups."""
     found = sys.modules.get("torchft.process_group")
     return found is not None and isinstance(group, found.ProcessGroup)

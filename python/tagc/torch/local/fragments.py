@@ -50,11 +50,11 @@ class Place(NamedTuple):
         return slice(self.start, self.start + self.length)
 
     def read(self) -> torch.Tensor:
-        """(length,) in the parameter's dtype, on its device."""
+        """Returns (length,) in the parameter's dtype, on its device."""
         return self.trained.local().reshape(-1)[self.first:self.first + self.length]
 
     def rounded(self, anchor: torch.Tensor) -> torch.Tensor:
-        """(length,) fp32: the value of the parameter after it got the anchor (n,)."""
+        """Returns (length,) fp32: the value of the parameter after it got the anchor (n,)."""
         values, dtype = anchor[self.at], self.trained.parameter.dtype
         return values if dtype == torch.float32 else values.to(dtype).float()
 
@@ -113,7 +113,7 @@ class Flight:
         return stats
 
     def undo(self) -> None:
-        """After end(): restores the residual from before launch()."""
+        """Restores the residual from before launch(), after end()."""
         self.fragment.set_residual(self.residual)
 
     def drop(self) -> None:
@@ -124,12 +124,12 @@ class Flight:
             self.undo()
 
     def resume(self, fragment: Fragment, step: int, delta: torch.Tensor) -> None:
-        """As begin(), with a given delta (n,)."""
+        """Does what begin() does, with a given delta (n,)."""
         self.fragment, self.step, self.failure, self.is_launched = fragment, step, None, False
         self.delta[:delta.numel()].copy_(delta)
 
     def residual_before(self) -> torch.Tensor:
-        """The residual (n,) of the fragment before launch()."""
+        """Returns the residual (n,) of the fragment before launch()."""
         if not self.is_launched:
             self.fragment.copy_residual(self.residual)
         return self.residual
@@ -188,7 +188,7 @@ class Fragment:
     # ---- the outer step ----
 
     def apply(self, flight: Flight, is_now: bool) -> None:
-        """The outer step. is_now: the parameters have not changed since begin() and become the base, the same bits everywhere. Otherwise
+        """Takes the outer step. is_now: the parameters have not changed since begin() and become the base, the same bits everywhere. Otherwise
         they keep their changes since begin(), which the next delta contains."""
         mean = flight.mean[:self.n_elems]
         old = [] if is_now else [place.rounded(self.anchor).clone() for place in self.places]
@@ -211,7 +211,7 @@ class Fragment:
     # ---- residuals ----
 
     def copy_residual(self, target: torch.Tensor) -> None:
-        """(n,); zeros for dense parameters. Not while the fragment is under way."""
+        """Copies the residual (n,), zeros for dense parameters. Not while the fragment is under way."""
         if self._unsent is not None:
             target[:self.n_elems].copy_(self._unsent)
         for part, reducer in zip(self.parts, self.reducers):
@@ -231,13 +231,13 @@ class Fragment:
                 reducer.scale_residual(factor)
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
-        """name -> copy of the residual, (length,), of each compressed parameter. Local."""
+        """Returns name -> copy of the residual, (length,), of each compressed parameter. Local."""
         values = torch.zeros(self.n_elems)
         self.copy_residual(values)
         return {place.trained.name: values[place.at].clone() for place in self.places if place.kind == "compressed"}
 
     def names_of_residuals(self) -> set[str]:
-        """The names in residuals_on_the_wire() whose residual is not zero."""
+        """Returns the names in residuals_on_the_wire() whose residual is not zero."""
         return {name for name, values in self.residuals_on_the_wire().items() if values.any()}
 
     def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
@@ -267,7 +267,7 @@ class Fragment:
         self.set_residuals_on_the_wire(before.residuals_on_the_wire())
 
     def checksum(self) -> int:
-        """A hash of the bits of anchor and velocity. It does not depend on the number of sites."""
+        """Returns a hash of the bits of anchor and velocity. It does not depend on the number of sites."""
         crc = 0
         for values in (self.anchor, self.velocity) if self.outer.momentum else (self.anchor,):
             for place in self.places:
@@ -289,7 +289,7 @@ def _crc(values: torch.Tensor, before: int) -> int:
 
 
 def _lay_out(trained: Sequence[Trained], kinds: Mapping[str, str], site: Site, n_sites: int) -> tuple[list[Place], list[Part], int]:
-    """Compressed parameters first, a part for each; then the dense ones, all in one part."""
+    """Lays out compressed parameters first, a part for each; then the dense ones, all in one part."""
     places: list[Place] = []
     parts: list[Part] = []
     multiple, at = 16 * n_sites, 0

@@ -47,18 +47,18 @@ class Settings:
         number("timeout_s", self.timeout_s, 0.001, 1e6)
 
     def fields(self, kind: str, op: str) -> dict[str, Any]:
-        """Of tagc_reducer_options."""
+        """Returns fields of tagc_reducer_options."""
         fields: dict[str, Any] = {"n_threads": self.threads, "op": lib.OPS[op]}
         if kind == "dense":
             return fields | {"exchange": lib.EXCHANGES["dense"], "format": lib.FORMATS["fp32"]}
         return fields | options.of_direct(self.values, self.sparsity)
 
     def due(self) -> list[int]:
-        """Of each fragment, when it is due: steps modulo `every`."""
+        """Returns when each fragment is due: steps modulo `every`."""
         return [(i + 1) * self.every // self.fragments % self.every for i in range(self.fragments)]
 
     def n_flights(self) -> int:
-        """How many fragments are under way at most."""
+        """Returns how many fragments are under way at most."""
         due = self.due()
         return max(sum((step - one) % self.every < max(1, self.delay) for one in due) for step in due)
 
@@ -66,7 +66,7 @@ class Settings:
         return f"direct, {100 * self.sparsity:g} % zero, {self.values}" if self.sparsity else f"direct, every value as {self.values}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """What must be the same on all ranks, by name."""
+        """Returns what must be the same on all ranks, by name."""
         fields = dict(vars(self))
         del fields["threads"], fields["timeout_s"]
         return fields | ({"layers": "a function"} if callable(self.layers) else {})

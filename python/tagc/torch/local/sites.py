@@ -28,13 +28,13 @@ class Trained(NamedTuple):
     parameter: torch.nn.Parameter
 
     def local(self) -> torch.Tensor:
-        """What this rank has of it, sharing its memory."""
+        """Returns what this rank has of it, sharing its memory."""
         values = self.parameter.detach()
         return values.to_local() if isinstance(values, DTensor) else values
 
 
 def group_of(model: torch.nn.Module, between: Any) -> Any:
-    """The process group that `between` means: it may be the name of a dimension of the mesh that the model's mesh was cut from, or a mesh of one
+    """Returns the process group that `between` means: it may be the name of a dimension of the mesh that the model's mesh was cut from, or a mesh of one
     dimension. Anything else is returned as it is. Local."""
     if isinstance(between, DeviceMesh):
         if between.ndim != 1:
@@ -129,7 +129,7 @@ class Site:
                 if parameter.requires_grad}
 
     def check_trained(self) -> None:
-        """Error where another parameter is trained by now."""
+        """Raises Error where another parameter is trained by now."""
         if new := self._stepped() - {id(one.parameter) for one in self.trained}:
             names = [policy.clean_name(name) for name, parameter in self.model.named_parameters() if id(parameter) in new]
             raise Error("state", f"{', '.join(sorted(names)[:3]) or 'a parameter'} was not trained when LocalSteps was made, and is now: close it, "

@@ -33,11 +33,11 @@ class Exchanges(Protocol):
     def connection(self) -> Comm: ...
 
     def residuals_before(self, fragment: Fragment) -> Mapping[str, torch.Tensor] | None:
-        """Before an exchange that did not count here; None if there is no such exchange."""
+        """Returns residuals from before an exchange that did not count here; None if there is no such exchange."""
         ...
 
     def forget(self) -> None:
-        """Residuals are new, and none of them is undone."""
+        """Forgets that exchange: residuals are new, and none of them is undone."""
         ...
 
     def close(self) -> None: ...
@@ -142,7 +142,7 @@ def load(handle: Remembered, saved: Mapping[str, Any], residuals: bool) -> None:
 
 
 def shared(handle: Remembered) -> dict[str, Any]:
-    """What torchft sends to a replica that joins: as save(), without the residual and what there is only with a delay."""
+    """Returns what torchft sends to a replica that joins: as save(), without the residual and what there is only with a delay."""
     tensors: dict[str, dict[str, torch.Tensor]] = {"anchor": {}, "velocity": {}}
     for fragment in handle.fragments:
         for place in fragment.places:
@@ -165,7 +165,7 @@ def load_shared(handle: Remembered, state: Mapping[str, Any]) -> None:
 
 
 def _entry(handle: Remembered, saved: Any) -> dict[str, Any]:
-    """This rank's, or the only one there is."""
+    """Returns this rank's entry, or the only one there is."""
     if not isinstance(saved, Mapping) or not saved:
         raise _bad(f"is a {type(saved).__name__}, must be what state_dict() gives")
     own = f"rank{handle.site.rank}"

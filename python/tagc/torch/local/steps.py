@@ -180,7 +180,7 @@ class LocalSteps:
     # Under torchft: tagc.torch.quorum.local_steps.
 
     def _check_manager(self, manager: Any, optimizer: Any, between: Any, delay: Any) -> None:
-        """Error if these do not go together."""
+        """Raises Error if these do not go together."""
         raise NotImplementedError
 
     def _join(self, manager: Any, fingerprint: Mapping[str, Any]) -> Exchanges:
@@ -198,7 +198,7 @@ class LocalSteps:
         self.make_fragments(self._comm)
 
     def make_fragments(self, comm: Comm | None) -> None:
-        """With the state of those that there are; under torchft, for each quorum. comm: to the other sites. Collective."""
+        """Makes fragments with the state of those that there are; under torchft, for each quorum. comm: to the other sites. Collective."""
         site, settings = self.site, self.settings
         inner = self._agreement[1] if len(self._agreement) > 1 else None
         outer = Outer(settings.outer_lr, settings.outer_momentum)
@@ -222,7 +222,7 @@ class LocalSteps:
             self._recorder.n_sites = comm.world_size
 
     def free_flight(self) -> Flight:
-        """For Exchanges, which has one at a time."""
+        """Returns one for Exchanges, which has one at a time."""
         return self._free_flights[0]
 
     # ---- what the optimizer's hooks call ----
@@ -253,7 +253,7 @@ class LocalSteps:
 
     @torch.no_grad()
     def _open(self) -> None:
-        """Before the first step, and the first one after load_state_dict(): all sites have the same anchor."""
+        """Makes sure that all sites have the same anchor, before the first step and the first one after load_state_dict()."""
         self._check_usable()
         if not self.has_anchor:
             for fragment in self.fragments:
@@ -280,7 +280,7 @@ class LocalSteps:
         self.n_exchanges += 1
 
     def _launch(self, flight: Flight) -> None:
-        """The other sites hear of a failure when this flight is applied."""
+        """Launches a flight. The other sites hear of a failure when it is applied."""
         try:
             self.site.check_trained()
         except Error as problem:
@@ -293,7 +293,7 @@ class LocalSteps:
 
     @torch.no_grad()
     def _apply(self) -> None:
-        """The exchange that began first is waited for, and applied on all ranks or on none."""
+        """Waits for the exchange that began first, and applies it on all ranks or on none."""
         begin = time.perf_counter()
         flight = self.flying.pop(0)
         fragment, number = flight.fragment, self.n_exchanges - len(self.flying)
@@ -320,7 +320,7 @@ class LocalSteps:
     @torch.no_grad()
     def land(self, flight: Flight, is_now: bool, stats: list[tuple[Part, lib.ReducerStats]], seconds: Mapping[str, float],
              number: int | None = None) -> None:
-        """The outer step, after an exchange that counts on all sites. number: of the exchange; None: the next."""
+        """Takes the outer step, after an exchange that counts on all sites. number: of the exchange; None: the next."""
         if number is None:
             number = self.n_exchanges = self.n_exchanges + 1
         fragment = flight.fragment
@@ -333,7 +333,7 @@ class LocalSteps:
             self.on_exchange(said)
 
     def _agree(self, what: str, numbers: Mapping[str, Any], failure: Exception | None = None) -> None:
-        """Collective over all ranks: raises on all of them where one has a failure, or other numbers than its peers."""
+        """Raises on all ranks where one has a failure, or other numbers than its peers. Collective over all ranks."""
         if isinstance(failure, Error) and failure.status == "transport":  # they need not wait, too, for whom it waited
             for comm in self._agreement:
                 comm.abort(str(failure))
@@ -351,7 +351,7 @@ class LocalSteps:
             raise failure
 
     def _give_up(self, problem: BaseException) -> None:
-        """There are no connections any more. What is under way has failed, too."""
+        """Gives up: there are no connections any more. What is under way has failed, too."""
         self._failure = problem if isinstance(problem, Exception) else Error("state", f"{type(problem).__name__}")
         self._comm.abort(str(problem))
         self.drop_flights()
@@ -365,7 +365,7 @@ class LocalSteps:
     # ---- what users use ----
 
     def synchronize(self) -> None:
-        """Everything now: waits for what is under way, then exchanges all fragments. Parameters have the same bits on all sites
+        """Exchanges everything now: waits for what is under way, then exchanges all fragments. Parameters have the same bits on all sites
         afterwards. Collective, at the same step of all sites; at the end of training, or before an evaluation of the common model."""
         self._before_step()
         with self.lock:
@@ -380,7 +380,7 @@ class LocalSteps:
                 self._apply()
 
     def stats(self) -> dict[str, Any]:
-        """Of the last exchange that was applied, on this rank: a new dict of numbers, and of dicts of numbers. {} before the first one.
+        """Returns numbers of the last exchange that was applied, on this rank: a new dict, with dicts in it. {} before the first one.
 
         exchanges                so far, each of one fragment
         fragment                 which one this was, from 0 on
@@ -400,25 +400,25 @@ class LocalSteps:
         return self._recorder.last()
 
     def state_dict(self) -> dict[str, Any]:
-        """Of this rank, as copies, for torch.save() or torch.distributed.checkpoint: anchor, residuals, outer momentum, counters, and
+        """Returns copies of this rank's state for torch.save() or torch.distributed.checkpoint: anchor, residuals, outer momentum, counters, and
         what is under way. Local, between steps. The model's and the optimizer's own state are saved beside it, by every site."""
         return local_state.save(self)
 
     def load_state_dict(self, saved: Mapping[str, Any], residuals: bool = True) -> None:
-        """What state_dict() gave on this rank; a run that goes on with it goes on bit for bit, where all sites do. residuals=False: of
+        """Loads what state_dict() gave on this rank; a run that goes on with it goes on bit for bit, where all sites do. residuals=False: of
         another site, whose residuals stay there, for a site that joins. With another number of sites residuals are multiplied, so that
         their mean stays what it was. Local, between steps; Error, and nothing is changed, where it does not fit."""
         local_state.load(self, saved, residuals)
 
     def drop_flights(self) -> None:
-        """Of what is under way nothing is applied, and residuals are as they were before."""
+        """Drops what is under way: nothing of it is applied, and residuals are as they were before."""
         for flight in self.flying:
             flight.drop()
         self._free_flights += self.flying
         self.flying = []
 
     def resume(self, about: Mapping[str, Any], flights: Sequence[tuple[int, int, torch.Tensor]]) -> None:
-        """For local_state. flights: (fragment, step, its delta), to be launched before the next step."""
+        """Continues from a checkpoint. flights: (fragment, step, its delta), to be launched before the next step."""
         for index, step, delta in flights:
             flight = self._free_flights.pop()
             flight.resume(self.fragments[index], step, delta)
@@ -459,7 +459,7 @@ class LocalSteps:
         return f"{sites}, every {chosen.every} steps{parts}{later}; {chosen.travels()}; {outer}"
 
     def __repr__(self) -> str:
-        """Local, from any thread, at any time."""
+        """Returns a line on what is exchanged. Local, from any thread, at any time."""
         model = type(self.model).__name__
         if self.is_closed:
             return f"<tagc local steps of a {model}, closed>"
@@ -475,6 +475,6 @@ class LocalSteps:
         self.close()
 
     def __del__(self) -> None:
-        """libtagc's memory and threads are nothing that Python would free. A forked process has no part in them."""
+        """Frees libtagc's memory and threads, which Python would not. A forked process has no part in them."""
         if not self.is_closed and self._process == os.getpid() and not sys.is_finalizing():
             self._free()

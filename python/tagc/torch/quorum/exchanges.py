@@ -32,7 +32,7 @@ KEY = "tagc.LocalSteps"  # of the state that torchft sends to a replica that joi
 
 
 def check(manager: Any, optimizer: Any, between: Any, delay: Any) -> None:
-    """Error if LocalSteps cannot work with these."""
+    """Raises Error if LocalSteps cannot work with these."""
     try:
         from torchft import Manager, Optimizer
     except ImportError as failure:
@@ -55,7 +55,7 @@ _registered: weakref.WeakKeyDictionary[Any, list[weakref.ref[Exchanges]]] = weak
 
 
 def _register(manager: Any, exchanges: Exchanges) -> None:
-    """torchft has no way to take a registered function back, so that those for a manager are registered once."""
+    """Registers functions for a manager once, because torchft has no way to take one back."""
     if manager in _registered:
         before = _registered[manager][0]()
         if before is not None and not before.is_closed:
@@ -90,7 +90,7 @@ class Exchanges:
     # ---- an exchange ----
 
     def run(self, fragment: Fragment | None) -> bool:
-        """An exchange of a fragment, or None: of the one that others exchange now, to which this replica contributes nothing. Returns whether
+        """Makes an exchange of a fragment, or None: of the one that others exchange now, to which this replica contributes nothing. Returns whether
         it counts. Collective over the replicas that torchft has in its quorum."""
         begin = time.perf_counter()
         self._is_healed, self._refused, self._exchanged = False, None, None
@@ -126,7 +126,7 @@ class Exchanges:
         return counts
 
     def run_all(self) -> None:
-        """An exchange of each fragment. A site that failed alone before goes on behind the fragment that others exchange now."""
+        """Makes an exchange of each fragment. A site that failed alone before goes on behind the fragment that others exchange now."""
         fragments, at = self._handle.fragments, 0
         while at < len(fragments):
             if not self.run(fragments[at]):
@@ -134,7 +134,7 @@ class Exchanges:
             at = (at if self._exchanged is None else self._exchanged) + 1
 
     def _prepare(self, fragment: Fragment | None) -> tuple[Flight | None, bool]:
-        """(what this replica sends, whether its parameters are to be the base afterwards); None: no replica contributes."""
+        """Returns (what this replica sends, whether its parameters are to be the base afterwards); None: no replica contributes."""
         handle = self._handle
         comm = self.quorum.connect(self)
         if self._refused is not None:
@@ -187,7 +187,7 @@ class Exchanges:
     # ---- the state that torchft sends to a replica that joins ----
 
     def state(self) -> dict[str, Any]:
-        """Called in a thread of torchft's, while run() waits for it."""
+        """Returns the state for another site. Called in a thread of torchft's, while run() waits for it."""
         return local_state.shared(self._handle)
 
     def load(self, state: dict[str, Any]) -> None:
@@ -214,7 +214,7 @@ class Exchanges:
         return {"exchanges": self._handle.n_exchanges, "checksums": [fragment.checksum() for fragment in self._handle.fragments]}
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        """Nothing but residuals changes before a step counts."""
+        """Does nothing: nothing but residuals changes before a step counts."""
 
     def follow(self, about: Mapping[str, Any]) -> None:
         if self._refused is None and about != self.about():
@@ -240,6 +240,6 @@ class Exchanges:
         self.quorum.forget()
 
     def close(self) -> None:
-        """After the fragments."""
+        """Closes the connection, after the fragments."""
         self.is_closed = True
         self.quorum.close()

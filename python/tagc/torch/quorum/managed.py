@@ -51,7 +51,7 @@ class _Comm(Comm):
             raise Error("transport", f"no connection to all {self.world_size} replicas: {failure}") from failure
 
     def share(self, mine: Any) -> list[Any]:
-        """Collective: an object of every rank that JSON can hold, in rank order."""
+        """Returns an object of every rank that JSON can hold, in rank order. Collective."""
         text = json.dumps(mine).encode()
         lengths = [struct.unpack("<q", length)[0] for length in self.all_gather(struct.pack("<q", len(text)))]
         return [json.loads(data[:n]) for data, n in zip(self.all_gather(text.ljust(max(lengths), b" ")), lengths)]
@@ -79,19 +79,19 @@ class Member(Protocol):
     def units(self) -> Mapping[str, Holder]: ...
 
     def takes_part(self) -> bool:
-        """Whether the state of this replica is not one that torchft sent to it in this quorum."""
+        """Returns whether the state of this replica is not one that torchft sent to it in this quorum."""
         ...
 
     def about(self) -> dict[str, Any]:
-        """What is equal on all replicas."""
+        """Returns what is equal on all replicas."""
         ...
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        """about: of this replica, before a step that did not count."""
+        """Restores the state. about: of this replica, before a step that did not count."""
         ...
 
     def follow(self, about: Mapping[str, Any]) -> None:
-        """about: of a replica that takes part."""
+        """Takes the state over. about: of a replica that takes part."""
         ...
 
     def disconnect(self) -> None:
@@ -116,7 +116,7 @@ class _Gradients:
         return {"step": state.n_steps, "loss_scale": state.loss_scale} | state.schedule.state(with_windows=False)
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        """Unfinished windows are dropped."""
+        """Restores the state without unfinished windows."""
         state = self._state
         if about["loss_scale"] != state.loss_scale:
             state.set_loss_scale(about["loss_scale"])
@@ -145,7 +145,7 @@ class _Attempt:
             unit.set_residuals_on_the_wire(self.residuals[name])
 
     def keep(self, member: Member) -> int:
-        """The step counted on other replicas. Returns the number of parameters whose residual is lost, because their exchange failed here
+        """Keeps what a step did that counted on other replicas. Returns the number of parameters whose residual is lost, because their exchange failed here
         at its end."""
         n_lost = 0
         for unit in member.units.values():
@@ -159,12 +159,12 @@ class _Attempt:
 # ---- what replicas say of themselves when they connect: "takes part", and "last", the [connection, step] that counted last, or None ----
 
 def _makers(everyone: Sequence[Mapping[str, Any]], step: int) -> dict[int, str]:
-    """Who made that step: rank -> the connection."""
+    """Returns who made that step: rank -> the connection."""
     return {rank: theirs["last"][0] for rank, theirs in enumerate(everyone) if theirs["last"] is not None and theirs["last"][1] == step}
 
 
 def _source(everyone: Sequence[Mapping[str, Any]], last_step: int) -> int:
-    """The rank whose schedule the others take over: one that made the last step. A replica that was healed in a step that failed takes part, too,
+    """Returns the rank whose schedule the others take over: one that made the last step. A replica that was healed in a step that failed takes part, too,
     but has a schedule of its own."""
     makers = _makers(everyone, last_step)
     taking_part = [rank for rank, theirs in enumerate(everyone) if theirs["takes part"]]
@@ -172,7 +172,7 @@ def _source(everyone: Sequence[Mapping[str, Any]], last_step: int) -> int:
 
 
 def _strays(everyone: Sequence[Mapping[str, Any]], last_step: int) -> list[int]:
-    """Ranks that made the last step over another connection than most did. If two connections have equally many ranks, the one of the lowest
+    """Returns ranks that made the last step over another connection than most did. If two connections have equally many ranks, the one of the lowest
     rank counts as most. torchft compares numbers of steps, so it takes the parameters for the same."""
     makers = _makers(everyone, last_step)
     connections = list(makers.values())
@@ -205,11 +205,11 @@ class Quorum:
         return self._comm
 
     def attempt(self) -> tuple[str, int] | None:
-        """(connection, step) of the step that is not decided."""
+        """Returns (connection, step) of the step that is not decided."""
         return None if self._attempt is None else (self._attempt.name, self._attempt.step)
 
     def _torchs(self) -> Any:
-        """torch's process group inside torchft's; each quorum has another."""
+        """Returns torch's process group inside torchft's; each quorum has another."""
         group = self._managed
         while is_managed_group(group):
             group = group.parent
@@ -218,7 +218,7 @@ class Quorum:
     # ---- a step ----
 
     def connect(self, member: Member) -> Comm:
-        """Called in each quorum before the first exchange, in the exchanging thread. Collective if the quorum has changed."""
+        """Connects in each quorum before the first exchange, in the exchanging thread. Collective if the quorum has changed."""
         self._manager.wait_quorum()
         self._check()
         group = self._torchs()
@@ -229,7 +229,7 @@ class Quorum:
         return self.connection()
 
     def begin(self, member: Member) -> None:
-        """After connect(), before the residual changes."""
+        """Notes the state before a step. After connect(), before the residual changes."""
         step = self._manager.current_step()
         if self.attempt() != (self._name, step):
             self._attempt = _Attempt(member, self._name, step)
@@ -251,7 +251,7 @@ class Quorum:
             self._attempt.goes_on(names)
 
     def decided(self, counts: bool) -> None:
-        """The result of should_commit()."""
+        """Takes the result of should_commit()."""
         if self._attempt is None:
             return
         if counts:
@@ -280,17 +280,17 @@ class Quorum:
             self._manager.report_error(failure)
 
     def close(self) -> None:
-        """Call it after everything made on the connection is closed."""
+        """Closes the connection. Call it after everything made on it is closed."""
         comm, self._comm, self._group = self._comm, None, None
         if comm is not None:
             comm.close()
 
     def residuals_before(self, unit: str) -> Mapping[str, torch.Tensor] | None:
-        """Of a unit before a step that did not count here; None if there is no such step."""
+        """Returns residuals of a unit before a step that did not count here; None if there is no such step."""
         return self._attempt.residuals[unit] if self._attempt is not None and self._attempt.has_failed else None
 
     def forget(self) -> None:
-        """Residuals are new, and none of them is undone."""
+        """Forgets the step that did not count: residuals are new, and none of them is undone."""
         self._attempt = None
 
     # ---- a quorum ----
@@ -355,7 +355,7 @@ class Managed:
     _error: Any = None  # torchft's, of the last step that was given up
 
     def start(self, timeout_s: float | None, fingerprint: Mapping[str, Any]) -> None:
-        """fingerprint: settings that must be equal on all replicas, by name."""
+        """Makes the quorum. fingerprint: settings that must be equal on all replicas, by name."""
         self._quorum = Quorum(self._manager, timeout_s or TIMEOUT_S, {name: repr(value) for name, value in fingerprint.items()})
 
     @property
@@ -391,7 +391,7 @@ class Managed:
         self.quorum.goes_on(names)
 
     def gives_up(self, handle: Compressed | None, failure: BaseException) -> bool:
-        """Whether torchft, not the caller of backward(), gets this failure."""
+        """Returns whether torchft, not the caller of backward(), gets this failure."""
         if not isinstance(failure, Error) or failure.status != "transport":
             return False
         if handle is not None and (self._error is None or self._error is not self._manager.errored()):

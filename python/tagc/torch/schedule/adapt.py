@@ -39,7 +39,7 @@ _KEEPS_PACE = ("SGD", "SGD8bit", "PagedSGD8bit", "Lion", "Lion8bit", "PagedLion8
 
 
 def inner(optimizer: Any) -> list[torch.optim.Optimizer]:
-    """The torch optimizers behind `optimizer`: a list of several, or a trainer's wrapper around one or more."""
+    """Returns the torch optimizers behind `optimizer`: a list of several, or a trainer's wrapper around one or more."""
     if isinstance(optimizer, (list, tuple)) or not isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "optimizers"):
         several = getattr(optimizer, "optimizers", optimizer)
         return [one for each in several for one in inner(each)]
@@ -53,7 +53,7 @@ def inner(optimizer: Any) -> list[torch.optim.Optimizer]:
 
 
 def is_adam(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its first moment is what betas[0] says."""
+    """Returns whether its first moment is what betas[0] says."""
     names = [cls.__name__ for cls in type(optimizer).__mro__]
     if any("ScheduleFree" in name for name in names) or not any(_ADAM.match(name) for name in names):
         return False
@@ -95,7 +95,7 @@ def doubled(n: float) -> int:
 
 
 def is_short(optimizer: torch.optim.Optimizer, group: Group) -> bool:
-    """Whether steps of that group are of the gradient that comes, or of a mean that is short enough."""
+    """Returns whether steps of that group are of the gradient that comes, or of a mean that is short enough."""
     name = type(optimizer).__name__
     if name in (*_KEEPS_PACE, "RMSprop"):
         return group.get("momentum") == 0
@@ -109,12 +109,12 @@ def _is_pair(betas: object) -> TypeGuard[tuple[Any, Any]]:
 
 
 def may_keep_it(optimizer: torch.optim.Optimizer, group: Group) -> bool:
-    """Whether selection works with the first moment of that group, if it has one."""
+    """Returns whether selection works with the first moment of that group, if it has one."""
     return type(optimizer).__name__ in _KEEPS_PACE or is_short(optimizer, group)
 
 
 def kinds(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, str]) -> tuple[set[str], set[str]]:
-    """({names of compressed parameters whose first moment can become short}, {names of those that go on as they are})."""
+    """Returns ({names of compressed parameters whose first moment can become short}, {names of those that go on as they are})."""
     can: set[str] = set()
     none: set[str] = set()
     for optimizer in optimizers:
@@ -138,7 +138,7 @@ def check_complete(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapp
 
 
 def words(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, str], options: Options) -> str:
-    """What is done about each."""
+    """Returns what is done about each."""
     lines = []
     for optimizer in optimizers:
         can, none = kinds([optimizer], compressed)
@@ -176,7 +176,7 @@ class OwnBetas:
             hook.remove()
 
     def _split(self) -> None:
-        """A group keeps its dict, for what an optimizer counts in there, and the first of its parts; the others have copies."""
+        """Splits groups. One keeps its dict, for what an optimizer counts in there, and the first of its parts; the others have copies."""
         self._join()
         groups = self._optimizer.param_groups
         for group in list(groups):
@@ -195,7 +195,7 @@ class OwnBetas:
         groups += self._added
 
     def _memory(self, parameter: torch.Tensor) -> Memory:
-        """An exchange is not always an update: micro-batches may be exchanged one by one, and a parameter may have had no gradient."""
+        """Returns the memory of a parameter. An exchange is not always an update: micro-batches may be exchanged one by one, and a parameter may have had no gradient."""
         memory = self._memories.get(id(parameter), Memory())
         count = self._counts.get(id(parameter), 0)
         if count < memory.n_selected:
@@ -222,7 +222,7 @@ class OwnBetas:
 
 def split_groups(groups: Iterable[Group], compressed: Collection[int], betas: tuple[float, float] | None,
                  options: Mapping[str, Any]) -> tuple[list[Group], dict[int, tuple[Any, Any] | None]]:
-    """Each group with compressed parameters (ids) and others becomes two, the first with a short first moment. Returns (groups,
+    """Splits each group with compressed parameters (ids) and others in two, the first with a short first moment. Returns (groups,
     {id of a compressed parameter: the betas that its group has from the user, None: none})."""
     split: list[Group] = []
     given: dict[int, tuple[Any, Any] | None] = {}

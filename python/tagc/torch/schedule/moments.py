@@ -33,13 +33,13 @@ class Moments:
         self.words = ""  # on what adapt() did
 
     def go_on(self) -> bool:
-        """An exchange of the whole model is over. Returns whether all parameters have just come to their last level."""
+        """Goes on after an exchange of the whole model. Returns whether all parameters have just come to their last level."""
         is_through = self._schedule.step()
         self._follow()
         return is_through
 
     def load(self, about: Mapping[str, Any], with_windows: bool) -> None:
-        """about: of a checkpoint."""
+        """Loads the moments. about: of a checkpoint."""
         name, n = self._schedule.load(about, with_windows)
         self._follow()
         if n and self._wrapper.speaks:
@@ -49,7 +49,7 @@ class Moments:
                           "or handle.param_groups(), before the checkpoint is loaded", stacklevel=4)
 
     def adapt(self, optimizer: Any) -> None:
-        """Compressed.adapt()."""
+        """Does what Compressed.adapt() says."""
         optimizers, compressed = adapt.inner(optimizer), self._ids("compressed")
         known = {**self._optimizers, **{id(one): one for one in optimizers}}
         adapt.check_complete(known.values(), compressed)
@@ -69,7 +69,7 @@ class Moments:
 
     def param_groups(self, betas: tuple[float, float] | None, groups: Iterable[dict[str, Any]] | None,
                      options: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Compressed.param_groups()."""
+        """Returns what Compressed.param_groups() says."""
         compressed = self._ids("compressed")
         if groups is None:
             groups = [{"params": [parameter for parameter in self._model.parameters() if parameter.requires_grad]}]
@@ -95,7 +95,7 @@ class Moments:
         self.memories.update({key: found[name] for key, name in self._selected.items() if name in found})
 
     def _ids(self, kind: str) -> dict[int, str]:
-        """id -> name of those of that class that are trained."""
+        """Returns id -> name of those of that class that are trained."""
         kinds = {parameter.name: parameter.kind for parameter in self._wrapper.parameters()}
         found = {}
         for name, parameter in self._model.named_parameters():
@@ -107,7 +107,7 @@ class Moments:
         return found
 
     def _is_long_after_all(self, optimizer: torch.optim.Optimizer, ids: set[int]) -> None:
-        """Of param_groups(): these went to an optimizer that is not an Adam."""
+        """Notes that parameters of param_groups() went to an optimizer that is not an Adam."""
         compressed = self._ids("compressed")
         stays = not all(adapt.may_keep_it(optimizer, group) for group in optimizer.param_groups)
         self._others |= {compressed[key] for key in ids if stays and key in compressed}

@@ -23,7 +23,7 @@ Layers = str | Callable[[str, torch.Tensor], str]  # of policy.LAYERS, or (name,
 
 
 def unknown_option(function: Callable[..., object], names: Iterable[str]) -> str | None:
-    """The error text if a function was called with unknown options; None if there are none."""
+    """Returns the error text if a function was called with unknown options; None if there are none."""
     known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for name in sorted(names):
         near = difflib.get_close_matches(name, known, n=2) or [other for other in known if name in other or other in name]
@@ -46,7 +46,7 @@ def number(name: str, value: Any, low: float, high: float, kind: type[int] | typ
 
 
 def of_direct(values: str, sparsity: float) -> dict[str, Any]:
-    """Fields of tagc_reducer_options for the exchange direct."""
+    """Returns fields of tagc_reducer_options for the exchange direct."""
     block = {"block": EVERY_VALUE_BLOCK} if (values, sparsity) == EVERY_VALUE else {}
     return {"exchange": lib.EXCHANGES["direct"], "sparsity": sparsity, "format": lib.FORMATS[values]} | block
 
@@ -107,7 +107,7 @@ class Options:
             _choice("layers", self.layers, policy.LAYERS)
 
     def codec_on(self) -> str | None:
-        """The same options for gradients on a device."""
+        """Returns the same options for gradients on a device."""
         if self.transport == "group":
             return "device"
         return self.codec if self.exchange == "direct" else "host"
@@ -148,7 +148,7 @@ class Options:
         return fields
 
     def feeds_back(self, kind: str) -> bool:
-        """Whether unsent values of that class become a residual."""
+        """Returns whether unsent values of that class become a residual."""
         fields = self.reducer(kind, torch.float32)
         if fields["exchange"] == lib.EXCHANGES["dense"]:
             return False
@@ -156,7 +156,7 @@ class Options:
         return not is_exact or fields["exchange"] != lib.EXCHANGES["direct"]
 
     def travels(self, kind: str) -> str:
-        """How a class is sent, as text."""
+        """Returns how a class is sent, as text."""
         if kind == "compressed" and self.exchange != "dense":
             values = f", {self.values}" if self.exchange == "direct" else ""
             return f"{self.exchange}, {100 * self.sparsity:g} % zero{values}"
@@ -165,7 +165,7 @@ class Options:
         return "dense"
 
     def fingerprint(self) -> dict[str, Any]:
-        """What must be the same on all ranks, by name."""
+        """Returns what must be the same on all ranks, by name."""
         fields = dict(vars(self))  # asdict() would copy a bound function's object, such as the model
         del fields["threads"], fields["timeout_s"], fields["codec"]
         if callable(self.layers):

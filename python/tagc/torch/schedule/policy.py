@@ -59,7 +59,7 @@ class Row(NamedTuple):
 
 
 def clean_name(name: str) -> str:
-    """The parameter's name in the model itself, without wrappers."""
+    """Returns the parameter's name in the model itself, without wrappers."""
     words = [word for word in name.split(".") if word not in _WRAPPERS]
     while len(words) > 1 and words[0] == "module":
         words.pop(0)
@@ -68,7 +68,7 @@ def clean_name(name: str) -> str:
 
 def classify(parameters: Iterable[tuple[str, Any]], layers: str | Callable[[str, Any], str] = "non-attention-linear",
              rules: Mapping[str, str] | None = None, min_elems: int = MIN_ELEMS) -> list[Row]:
-    """A Row for each of `parameters`, (name, shape) or (name, parameter) in any order.
+    """Returns a Row for each of `parameters`, (name, shape) or (name, parameter) in any order.
 
     `rules`, {pattern: class}, are tried first, in order; then `layers`: one of LAYERS or a callable (name, parameter) -> class.
     An Error names what is not allowed, including a rule without effect."""
@@ -167,7 +167,7 @@ def _by_name(name: str, shape: tuple[int, ...], n_elems: int, min_elems: int) ->
 
 
 def _inside(words: list[str], owner: str, shape: tuple[int, ...]) -> tuple[str, str]:
-    """The class of a matrix: by its modules, the innermost first, then by its own name."""
+    """Returns the class of a matrix: by its modules, the innermost first, then by its own name."""
     place = next((kind for word in reversed(words) for kind, pattern in _PLACES if pattern.search(word)), None)
     inner = words[-1] if words else ""
     if place == "attention":
@@ -190,7 +190,7 @@ _PLACES = (("feed-forward", _FEED_FORWARD), ("attention", _ATTENTION))
 
 
 def table(rows: list[Row], travels: Mapping[str, tuple[str, float | None]] | None = None) -> str:
-    """A table of `rows` of at most 100 columns: one line per kind of name, over all layers.
+    """Returns a table of `rows` of at most 100 columns: one line per kind of name, over all layers.
 
     `travels`, {class: (how, bits per element)}, describes each class."""
     travels = travels or {}
@@ -215,7 +215,7 @@ def table(rows: list[Row], travels: Mapping[str, tuple[str, float | None]] | Non
 
 
 def _kinds(rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """Groups of rows of one kind, in order of appearance. All vectors are one kind, because there are many."""
+    """Yields groups of rows of one kind, in order of appearance. All vectors are one kind, because there are many."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         vector = row.class_ == "dense" and row.reason in ("norm", "bias", "vector")
@@ -233,7 +233,7 @@ def _kinds(rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
 
 
 def _shortened(name: str, n: int) -> str:
-    """At most n characters: drops uninformative parts first, then the middle."""
+    """Returns at most n characters: drops uninformative parts first, then the middle."""
     if len(name) > n:
         name = name.removesuffix(".weight")
     if len(name) > n:

@@ -138,7 +138,7 @@ class Schedule:
         self.epoch += 1
 
     def none_is_long(self) -> None:
-        """No first moment of what is compressed is long."""
+        """Notes that no first moment of what is compressed is long."""
         self.set_moments((), self.moments)
 
     def watch_loss(self, loss: float | torch.Tensor) -> None:
@@ -199,7 +199,7 @@ class Schedule:
         return bool(is_through.value)
 
     def scale(self, factor: float) -> None:
-        """Gradients are multiplied with that from now on."""
+        """Multiplies what is known of gradients, which are multiplied with that from now on."""
         lib.call("tagc_schedule_scale", self._handle, factor)
 
     def _put(self) -> None:
@@ -223,7 +223,7 @@ class Schedule:
         return {"schedule": base64.b64encode(text.raw).decode()}
 
     def load(self, about: Mapping[str, Any], with_windows: bool) -> tuple[str, int]:
-        """about: of a checkpoint; one without a schedule is of a run without levels. Returns (name of the first, number) of the parameters
+        """Loads a schedule. about: of a checkpoint; one without is of a run without levels. Returns (name of the first, number) of the parameters
         whose first moment was short, and is not known to be so here: these begin anew, and with them all that is not compressed."""
         if not any(self._has_levels.values()):
             return "", 0
@@ -275,7 +275,7 @@ def _empty(options: Options) -> bytes:
 
 
 def _pooled(comm: Comm, mine: bytes) -> list[float]:
-    """Collective: returns the sums over ranks of doubles, of which every rank has as many."""
+    """Returns the sums over ranks of doubles, of which every rank has as many. Collective."""
     n = len(mine) // 8
     packed = [struct.unpack(f"={n}d", data) for data in comm.all_gather(mine)]
     return [sum(values) for values in zip(*packed)]
