@@ -97,11 +97,13 @@ bench: build ## codec and exchange against the memory floor
 	    $$run $$program || exit 1; \
 	done
 
-format: ## clang-format over all sources
+format: ## clang-format and ruff over all sources
 	@git ls-files '*.c' '*.h' | xargs clang-format -i
+	@scripts/python.sh run -m ruff format -q .
 
-lint: build ## clang-tidy with the settings of .clang-tidy
+lint: build ## clang-tidy with the settings of .clang-tidy, and ruff
 	@git ls-files 'lib/*.c' 'engine/*.c' 'planning/*.c' 'command/*.c' | xargs -P$(JOBS) -n4 clang-tidy -p build --quiet
+	@scripts/python.sh run -m ruff check -q .
 
 install: build ## library, headers, pkg-config and CMake package, the tagc command, to PREFIX
 	@cmake --install build --prefix $(PREFIX)

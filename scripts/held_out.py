@@ -39,7 +39,8 @@ def _compressed(model, log):
     import torch.distributed as dist
     import tagc.torch as tagc
     try:
-        model._tagc_held_out = tagc.compress(model, sparsity=0, values="fp32", mild="fp32", mild_sparsity=0, layers="all", verbose=False)
+        options = dict(sparsity=0, values="fp32", mild="fp32", mild_sparsity=0, layers="all", verbose=False)
+        model._tagc_held_out = tagc.compress(model, **options)
         what = "compressed"
     except tagc.Error as error:
         what = f"refused: {error}"

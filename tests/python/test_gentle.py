@@ -386,7 +386,8 @@ def test_a_short_moment_is_that_of_groups_of_their_own():
             if step == 4:
                 memories.update({id(p): adapt.Memory(0.0) for p in (*one[:2], one[3])})
                 plain.param_groups[0]["betas"] = plain.param_groups[2]["betas"] = (0.5, 0.8)
-            if step in (6, 20, 40):  # half way in what is tolerated, sqrt(19 * 3); beta2 follows the updates, of which exchanges are more
+            # half way in what is tolerated, sqrt(19 * 3); beta2 follows the updates, of which exchanges are more
+            if step in (6, 20, 40):
                 memories[id(one[2])] = adapt.Memory(0.5, 640)
                 plain.param_groups[1]["betas"] = ((57**0.5 - 1) / (57**0.5 + 1), {6: 0.8, 20: 1 - 3 / 20, 40: 1 - 3 / 40}[step])
             for mine, theirs in zip(one, other):

@@ -417,7 +417,7 @@ def end_of_life(rank, world_size):
             if is_closed:
                 handle.close()
                 assert not any(unit.residuals_on_the_wire() for unit in handle.state.units.values())
-                for function in (handle.state_dict, lambda: handle.load_state_dict({})):
+                for function in (handle.state_dict, lambda: handle.load_state_dict({})):  # noqa: F821 (it is deleted below)
                     with pytest.raises(tagc.Error, match="closed"):
                         function()
             del handle

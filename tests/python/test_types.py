@@ -16,7 +16,8 @@ PROGRAM = """import torch
 import tagc.torch as tagc
 
 model = torch.nn.Linear(3, 3)
-handle: tagc.Compressed = tagc.compress(model, torch.optim.AdamW(model.parameters()), sparsity=0.9, on_step=print)
+optimizer = torch.optim.AdamW(model.parameters())
+handle: tagc.Compressed = tagc.compress(model, optimizer, sparsity=0.9, on_step=print)
 steps: int = handle.n_steps
 tagc.compress(model, sparsity="0.9")  # type: ignore[arg-type]
 tagc.compress(model, sparcity=0.9)  # type: ignore[arg-type]

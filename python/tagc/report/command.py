@@ -15,7 +15,7 @@ from tagc.report.traces import backward_shares
 _FIGURES = ("loss, loss-time, loss-bits, gap, pareto, pareto-all, loss-slow, loss-fast, time, bits, timeline, window, memory, codec, link, plan, "
             "plan-world")  # fmt: skip
 _EXAMPLES = """examples:
-  # Folders of runs, timelines, results of tagc bench, tagc plan and the lab; their content tells which they are.
+  # Folders of runs, timelines, results of tagc bench, tagc plan and the lab; their content tells which.
   tagc-report --out report.html runs/fsdp runs/packed runs/*.trace.json bench.json
   tagc-report --svg loss=loss.svg,time=time.svg runs/fsdp runs/packed
 """

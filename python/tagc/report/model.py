@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 from tagc.report.reading import Node
 
@@ -17,7 +17,7 @@ MEMORIES = ("parameters", "gradients", "optimizer", "residuals", "buffers")
 PARTS = ("compute", "exposed: parameters", "exposed: gradients", "optimizer", "other")
 MOST_INPUTS = 256
 
-Units = Union[Sequence[str], None]  # whose backward pass the timeline shows; None: two in the middle
+Units = Sequence[str] | None  # whose backward pass the timeline shows; None: two in the middle
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ def _table(caption: str, heads: Sequence[str], n_left: int, rows: Sequence[str])
     columns = "".join(f'<th scope="col"{" class=" + chr(34) + "left" + chr(34) if i < n_left else ""}>{escaped(head)}</th>' for i, head in enumerate(heads))
     body = "\n".join(row if row.startswith("<tr") else f"<tr>{row}</tr>" for row in rows)
     title = f"<caption>{escaped(caption)}</caption>" if caption else ""
-    return f'<div class="scroll"><table>{title}\n<thead><tr>{columns}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>\n'
+    head = f"<thead><tr>{columns}</tr></thead>"
+    return f'<div class="scroll"><table>{title}\n{head}\n<tbody>\n{body}\n</tbody></table></div>\n'
 
 
 def _hint(text: str) -> str:
@@ -195,7 +196,8 @@ def _origin(origin: dict[str, Any]) -> list[str]:
         lines.append(escaped(f"{machine['cpu']}, {n_cpus} CPUs, {memory}, {_text(machine.get('os'))}"))
     command = origin.get("command")
     if isinstance(command, list):
-        lines.append(f"<code>{escaped(' '.join(shlex.quote(word) if isinstance(word, str) else json.dumps(word) for word in command[:200]))}</code>")
+        words = (shlex.quote(word) if isinstance(word, str) else json.dumps(word) for word in command[:200])
+        lines.append(f"<code>{escaped(' '.join(words))}</code>")
     return lines
 
 
@@ -204,10 +206,11 @@ def _source(source: Source) -> str:
     if source.run:
         version = _text(source.run.about.get("tagc"))
         first = f"tagc {version}, " if version and not source.origin else ""
-        lines.append(escaped(f"{first}{units.plural(source.run.world_size, 'rank')}, {units.plural(len(source.run.steps), 'step')}, "
-                             f"{units.count(source.run.n_params)} parameters"))  # fmt: skip
+        ranks, steps = units.plural(source.run.world_size, "rank"), units.plural(len(source.run.steps), "step")
+        lines.append(escaped(f"{first}{ranks}, {steps}, {units.count(source.run.n_params)} parameters"))
     lines += _origin(source.origin) if source.origin else []
-    return f'<td class="left wrap"><code>{escaped(source.path)}</code></td>{_cell(source.what, "left")}<td class="left wrap">{"<br>".join(lines)}</td>'
+    path, about = escaped(source.path), "<br>".join(lines)
+    return f'<td class="left wrap"><code>{path}</code></td>{_cell(source.what, "left")}<td class="left wrap">{about}</td>'
 
 
 def sources(report: Report) -> str:

@@ -150,8 +150,8 @@ class Comm:
             for part in sends:
                 peer, memory = part.peer, bytes_at(transfer.send + part.offset, part.n_bytes)
                 work.append((peer, self._group.send([memory], peer, 0)))
-            for peer, message in work:
-                begin = time.monotonic()
+            for rank, message in work:
+                peer, begin = rank, time.monotonic()
                 message.wait(self._timeout)
         except RuntimeError as failure:
             if self._is_late(begin):

@@ -45,7 +45,7 @@ def inner(optimizer: Any) -> list[torch.optim.Optimizer]:
         return [one for each in several for one in inner(each)]
     for name in ("optimizer", "optimizers"):  # accelerate, Lightning; torchtitan
         wrapped = getattr(optimizer, name, None)
-        if isinstance(wrapped, (list, tuple)) or isinstance(wrapped, torch.optim.Optimizer):
+        if isinstance(wrapped, (list, tuple, torch.optim.Optimizer)):
             return inner(wrapped)
     if not isinstance(getattr(optimizer, "param_groups", None), list):
         raise Error("argument", f"optimizer is a {type(optimizer).__name__}, must be a torch.optim.Optimizer, or a list of them")
