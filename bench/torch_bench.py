@@ -1,5 +1,5 @@
-"""Time per iteration and bytes of a GPT under PyTorch, torch's own ways to communicate against tagc's. Arms take turns
-in one run, so that ratios are between neighbours in time.
+"""Time per iteration and bytes of a GPT under PyTorch, torch's own ways to communicate against tagc's. Arms
+take turns in one run, so that ratios are between neighbours in time.
 
     torchrun --standalone --nproc-per-node 2 bench/torch_bench.py --model small --arms fsdp2,fsdp2-tagc
     sudo lab/lab run torch        # over links as slow as asked for
@@ -27,11 +27,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python")]
-import tagc  # noqa: E402
-import tagc.torch  # noqa: E402
-from gpt import GPT, Config  # noqa: E402
-from tagc.torch.advise import survey  # noqa: E402
-from tagc.torch.schedule.options import Options  # noqa: E402
+from gpt import GPT, Config
+
+import tagc
+import tagc.torch
+from tagc.torch.advise import survey
+from tagc.torch.schedule.options import Options
 
 MODELS = {
     "tiny": Config(n_vocab=256, n_positions=64, n_embd=64, n_head=4, n_layer=2),
@@ -45,9 +46,10 @@ DEFAULT_ARMS = "fsdp2,fsdp2-bf16,fsdp2-tagc,fsdp2-tagc-delta4,ddp,ddp-bf16,ddp-p
 
 # ---- arms ----
 
+
 class Arm:
-    """name: what it is called; about: in words; wrap(model) -> (wrapped model, tagc's handle or None). local: options of LocalSteps, which
-    exchanges at every step here; then wrap is None."""
+    """name: what it is called; about: in words; wrap(model) -> (wrapped model, tagc's handle or None). local:
+    options of LocalSteps, which exchanges at every step here; then wrap is None."""
 
     def __init__(self, name, about, wrap, reduce_bytes=4, gather_bytes=4, local=None):
         self.name, self.about, self.wrap, self.local = name, about, wrap, local
@@ -56,7 +58,8 @@ class Arm:
         self.iterations = []
 
     def must_send(self, n_params, n_root, world_size):
-        """Bytes of a rank and step by formula, for torch's own: what the textbook's collectives send. None for others."""
+        """Bytes of a rank and step by formula, for torch's own: what the textbook's collectives send. None
+        for others."""
         if self.handle or "sgd" in self.name:
             return None
         share = (world_size - 1) / world_size
@@ -105,21 +108,41 @@ def arms_of(sparsity, threads):
     made = (
         Arm("fsdp2", "torch's own, fp32", _fsdp2_of()),
         Arm("fsdp2-bf16", "torch's own, bf16 parameters and gradients", _fsdp2_of(both), 2, 2),
-        Arm("fsdp2-bf16-reduce", "torch's own, bf16 gradients", _fsdp2_of(MixedPrecisionPolicy(reduce_dtype=BF16)), 2),
-        Arm("fsdp2-tagc-dense", "all by tagc's connection, nothing compressed, fp32",
-            _fsdp2_of(exchange="dense", mild="dense", parameters="fp32")),
-        Arm("fsdp2-tagc-dense-bf16", "all by tagc's connection, nothing compressed, bf16",
-            _fsdp2_of(both, exchange="dense", mild="dense", parameters="bf16")),
+        Arm(
+            "fsdp2-bf16-reduce",
+            "torch's own, bf16 gradients",
+            _fsdp2_of(MixedPrecisionPolicy(reduce_dtype=BF16)),
+            2,
+        ),
+        Arm(
+            "fsdp2-tagc-dense",
+            "all by tagc's connection, nothing compressed, fp32",
+            _fsdp2_of(exchange="dense", mild="dense", parameters="fp32"),
+        ),
+        Arm(
+            "fsdp2-tagc-dense-bf16",
+            "all by tagc's connection, nothing compressed, bf16",
+            _fsdp2_of(both, exchange="dense", mild="dense", parameters="bf16"),
+        ),
         Arm("fsdp2-tagc", "gradients compressed", _fsdp2_of(**own)),
-        Arm("fsdp2-tagc-delta4", "gradients compressed, parameters as 4-bit deltas",
-            _fsdp2_of(parameters="delta4", **own)),
-        Arm("fsdp2-tagc-delta4-bf16", "gradients compressed, parameters as 4-bit deltas, computing in bf16",
-            _fsdp2_of(both, parameters="delta4", **own)),
+        Arm(
+            "fsdp2-tagc-delta4",
+            "gradients compressed, parameters as 4-bit deltas",
+            _fsdp2_of(parameters="delta4", **own),
+        ),
+        Arm(
+            "fsdp2-tagc-delta4-bf16",
+            "gradients compressed, parameters as 4-bit deltas, computing in bf16",
+            _fsdp2_of(both, parameters="delta4", **own),
+        ),
         Arm("ddp", "torch's own, fp32", _ddp_of()),
         Arm("ddp-bf16", "torch's bf16_compress_hook", _ddp_of(_bf16_hook), 2),
         # In one bucket: over gloo the exchanges of several run in another order on each rank, and fail.
-        Arm("ddp-powersgd", "torch's PowerSGD hook, rank 1, one bucket",
-            _ddp_of(powerSGD_hook.powerSGD_hook, _powersgd, bucket_mb=100_000)),
+        Arm(
+            "ddp-powersgd",
+            "torch's PowerSGD hook, rank 1, one bucket",
+            _ddp_of(powerSGD_hook.powerSGD_hook, _powersgd, bucket_mb=100_000),
+        ),
         Arm("ddp-tagc", "gradients compressed", _ddp_of(**own)),
         Arm("local", "local steps, every value in 4 bits", None, local={"threads": threads}),
         Arm("local-2bit", "local steps, selected values in 2 bits", None, local=own | {"values": "int2"}),
@@ -128,6 +151,7 @@ def arms_of(sparsity, threads):
 
 
 # ---- measuring ----
+
 
 def bytes_sent(interface):
     """By all of this host, since it was made."""
@@ -152,7 +176,9 @@ class Bench:
         known = arms_of(args.sparsity, args.threads)
         self.arms = [known[name] for name in args.arms]
         generator = torch.Generator().manual_seed(self.rank)
-        self.tokens = torch.randint(self.config.n_vocab, (args.batch_size, args.seq_len + 1), generator=generator)
+        self.tokens = torch.randint(
+            self.config.n_vocab, (args.batch_size, args.seq_len + 1), generator=generator
+        )
         self.exchanges, self.advice, self.compute_s = [], None, None
         self.n_params = self.n_root = None
 
@@ -172,7 +198,9 @@ class Bench:
         groups = arm.handle.param_groups() if arm.handle else arm.wrapped.parameters()
         arm.optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=True)
         if arm.local:
-            arm.handle = tagc.torch.LocalSteps(model, arm.optimizer, every=1, layers="all", verbose=False, **arm.local)
+            arm.handle = tagc.torch.LocalSteps(
+                model, arm.optimizer, every=1, layers="all", verbose=False, **arm.local
+            )
 
     def step(self, arm):
         arm.wrapped(self.tokens[:, :-1], self.tokens[:, 1:]).backward()
@@ -214,8 +242,11 @@ class Bench:
             found["interface_bytes"] = (bytes_sent(self.args.interface) - before) / self.ranks_per_host
         if arm.handle:
             stats = arm.handle.stats()
-            found |= {"tagc_bytes": stats["bytes_sent"], "tagc_s": stats["exchange_s"], "codec_s": sum(
-                seconds for phase, seconds in stats["time_s"].items() if phase != "wait")}
+            found |= {
+                "tagc_bytes": stats["bytes_sent"],
+                "tagc_s": stats["exchange_s"],
+                "codec_s": sum(seconds for phase, seconds in stats["time_s"].items() if phase != "wait"),
+            }
         return found
 
     def measure_computing(self):
@@ -240,13 +271,18 @@ class Bench:
         shape = survey.Shape("fsdp2", self.world_size, [{"compressed": n}], [2])
         share = (self.world_size - 1) / self.world_size
         with survey.Survey(dist.group.WORLD, shape, self.args.threads) as found:
-            jobs = (("torch reduce_scatter fp32", lambda: found.torch_reduce(n, "fp32", False), 4 * share),
-                    ("torch all_gather fp32", lambda: found.torch_gather(n, "fp32"), 4 * share),
-                    ("torch all_reduce fp32", lambda: found.torch_reduce(n, "fp32", True), 8 * share),
-                    ("torch reduce_scatter bf16", lambda: found.torch_reduce(n, "bf16", False), 2 * share),
-                    ("tagc reduce-scatter fp32",
-                     lambda: found.reduce(n, Options(exchange="dense", mild="dense"), "dense"), 4 * share),
-                    ("tagc all-to-all", lambda: found.all_to_all(n), 4 * share))
+            jobs = (
+                ("torch reduce_scatter fp32", lambda: found.torch_reduce(n, "fp32", False), 4 * share),
+                ("torch all_gather fp32", lambda: found.torch_gather(n, "fp32"), 4 * share),
+                ("torch all_reduce fp32", lambda: found.torch_reduce(n, "fp32", True), 8 * share),
+                ("torch reduce_scatter bf16", lambda: found.torch_reduce(n, "bf16", False), 2 * share),
+                (
+                    "tagc reduce-scatter fp32",
+                    lambda: found.reduce(n, Options(exchange="dense", mild="dense"), "dense"),
+                    4 * share,
+                ),
+                ("tagc all-to-all", lambda: found.all_to_all(n), 4 * share),
+            )
             for name, job, must in jobs:
                 dist.barrier()
                 before = self._sent(None)
@@ -258,10 +294,20 @@ class Bench:
                     sent = (bytes_sent(self.args.interface) - before) / self.ranks_per_host / n_calls
                 seconds = [max(row) for row in zip(*self._everyone(samples))]
                 rate = (sent or must * n) / statistics.median(seconds)
-                self.exchanges.append({"name": name, "n_elems": n, "n_bytes_needed": must * n, "n_bytes_sent": sent,
-                                       "total_s": spread(seconds), "bytes_per_s": rate})
-                self.say(f"{name:28} {1e3 * statistics.median(seconds):8.1f} ms, "
-                         f"{8e-6 * rate:8.0f} Mbit/s sent per rank")
+                self.exchanges.append(
+                    {
+                        "name": name,
+                        "n_elems": n,
+                        "n_bytes_needed": must * n,
+                        "n_bytes_sent": sent,
+                        "total_s": spread(seconds),
+                        "bytes_per_s": rate,
+                    }
+                )
+                self.say(
+                    f"{name:28} {1e3 * statistics.median(seconds):8.1f} ms, "
+                    f"{8e-6 * rate:8.0f} Mbit/s sent per rank"
+                )
 
     def _everyone(self, mine):
         everyone = [None] * self.world_size
@@ -286,37 +332,81 @@ class Bench:
             needed, sent, source = arm.must_send(self.n_params, self.n_root, self.world_size), None, "formula"
             if "interface_bytes" in steps[0]:
                 sent, source = statistics.fmean(step["interface_bytes"] for step in steps), "interface"
-            arms.append({"name": arm.name, "about": arm.about, "is_tagc": arm.handle is not None,
-                         "n_params": self.n_params, "n_bytes_needed": needed, "n_bytes_sent": needed if sent is None else sent,
-                         "bytes_from": source, "iterations": steps, "total_s": spread([s["total_s"] for s in steps]),
-                         "speedup": spread([first[number] / medians[number] for number in medians])})
+            arms.append(
+                {
+                    "name": arm.name,
+                    "about": arm.about,
+                    "is_tagc": arm.handle is not None,
+                    "n_params": self.n_params,
+                    "n_bytes_needed": needed,
+                    "n_bytes_sent": needed if sent is None else sent,
+                    "bytes_from": source,
+                    "iterations": steps,
+                    "total_s": spread([s["total_s"] for s in steps]),
+                    "speedup": spread([first[number] / medians[number] for number in medians]),
+                }
+            )
             if arm.handle and sent is None:  # parameters that torch gathers are not counted there
-                arms[-1] |= {"n_bytes_sent": steps[-1]["tagc_bytes"], "bytes_from": "tagc, what torch gathers left out"}
+                arms[-1] |= {
+                    "n_bytes_sent": steps[-1]["tagc_bytes"],
+                    "bytes_from": "tagc, what torch gathers left out",
+                }
         config = self.config
-        return {"type": "torch", "format": 1, "origin": self.origin(), "torch": torch.__version__,
-                "world_size": self.world_size, "n_hosts": len(set(self.hosts)),
-                "n_threads": self.args.threads,
-                "model": {"name": self.args.model, "n_layer": config.n_layer, "n_head": config.n_head,
-                          "n_embd": config.n_embd, "vocab_size": config.n_vocab, "n_params": self.n_params},
-                "batch_size": self.args.batch_size, "seq_len": self.args.seq_len, "sparsity": self.args.sparsity,
-                "compute_s": self.compute_s, "exchanges": self.exchanges, "arms": arms, "advice": self.advice}
+        return {
+            "type": "torch",
+            "format": 1,
+            "origin": self.origin(),
+            "torch": torch.__version__,
+            "world_size": self.world_size,
+            "n_hosts": len(set(self.hosts)),
+            "n_threads": self.args.threads,
+            "model": {
+                "name": self.args.model,
+                "n_layer": config.n_layer,
+                "n_head": config.n_head,
+                "n_embd": config.n_embd,
+                "vocab_size": config.n_vocab,
+                "n_params": self.n_params,
+            },
+            "batch_size": self.args.batch_size,
+            "seq_len": self.args.seq_len,
+            "sparsity": self.args.sparsity,
+            "compute_s": self.compute_s,
+            "exchanges": self.exchanges,
+            "arms": arms,
+            "advice": self.advice,
+        }
 
     def origin(self):
         def git(*words):
-            done = subprocess.run(["git", "-c", "safe.directory=*", "-C", str(ROOT), *words], capture_output=True, text=True)
+            done = subprocess.run(
+                ["git", "-c", "safe.directory=*", "-C", str(ROOT), *words], capture_output=True, text=True
+            )
             return done.stdout.strip()
 
         head = git("rev-parse", "--short", "HEAD")
         is_changed = git("status", "--porcelain", "--untracked-files=no")
-        cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
-                   platform.machine())
-        return {"version": tagc.version(), "commit": (head + ("-dirty" if is_changed else "")) if head else None,
-                "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                "command": ["bench/torch_bench.py", *sys.argv[1:]],
-                "machine": {"cpu": cpu, "n_cpus": os.cpu_count(), "os": platform.platform(),
-                            "hosts": sorted(set(self.hosts))},
-                "environment": {name: value for name, value in sorted(os.environ.items())
-                                if name.startswith(("OMP_", "GLOO_", "MKL_"))}}
+        cpu = next(
+            (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
+            platform.machine(),
+        )
+        return {
+            "version": tagc.version(),
+            "commit": (head + ("-dirty" if is_changed else "")) if head else None,
+            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "command": ["bench/torch_bench.py", *sys.argv[1:]],
+            "machine": {
+                "cpu": cpu,
+                "n_cpus": os.cpu_count(),
+                "os": platform.platform(),
+                "hosts": sorted(set(self.hosts)),
+            },
+            "environment": {
+                name: value
+                for name, value in sorted(os.environ.items())
+                if name.startswith(("OMP_", "GLOO_", "MKL_"))
+            },
+        }
 
     def finish(self):
         result = self.result()
@@ -343,8 +433,11 @@ def table(result):
     for arm in result["arms"]:
         time_, speed = arm["total_s"], arm["speedup"]
         sent = f"{arm['n_bytes_sent'] / 1e6:.2f}" if arm["n_bytes_sent"] else "-"
-        lines.append(f"{arm['name']:26} {1e3 * time_['median']:8.0f} ms ({1e3 * time_['min']:5.0f} to {1e3 * time_['max']:5.0f})"
-                     f" {sent:>18}   {speed['median']:.2f} ({speed['min']:.2f} to {speed['max']:.2f})")
+        lines.append(
+            f"{arm['name']:26} {1e3 * time_['median']:8.0f} ms ({1e3 * time_['min']:5.0f} to "
+            f"{1e3 * time_['max']:5.0f})"
+            f" {sent:>18}   {speed['median']:.2f} ({speed['min']:.2f} to {speed['max']:.2f})"
+        )
     sources = {arm["bytes_from"] for arm in result["arms"]}
     return "\n".join([*lines, f"bytes: from {'; '.join(sorted(sources))}"])
 
@@ -354,19 +447,43 @@ def parse():
     add = parser.add_argument
     add("--model", choices=MODELS, default="small", help="(small)")
     add("--arms", default=DEFAULT_ARMS, help=f"of {', '.join(arms_of(0.95, 1))} ({DEFAULT_ARMS})")
-    for name, default, text in (("batch-size", 1, "rows of a rank"), ("seq-len", 128, "tokens of a row"),
-                                ("rounds", 3, "in which each arm has its turn"), ("steps", 2, "of an arm in a round"),
-                                ("warmup", 3, "steps of each arm before that"), ("threads", 1, "of torch and of tagc")):
+    for name, default, text in (
+        ("batch-size", 1, "rows of a rank"),
+        ("seq-len", 128, "tokens of a row"),
+        ("rounds", 3, "in which each arm has its turn"),
+        ("steps", 2, "of an arm in a round"),
+        ("warmup", 3, "steps of each arm before that"),
+        ("threads", 1, "of torch and of tagc"),
+    ):
         add(f"--{name}", type=int, default=default, help=f"{text} ({default})")
     add("--sparsity", type=float, default=0.95, help="of tagc's arms (0.95)")
-    add("--interface", help="network interface whose bytes are counted, and shared out over the ranks of its host; without "
-        "one, bytes are by formula")
-    add("--skip-exchanges", nargs="?", const="true", default="false", choices=("true", "false"), help="do not measure each collective alone")
-    add("--advise", type=float, metavar="SECONDS", default=0, help="end with tagc.torch.advise() for the first arm")
+    add(
+        "--interface",
+        help="network interface whose bytes are counted, and shared out over the ranks of its host; without "
+        "one, bytes are by formula",
+    )
+    add(
+        "--skip-exchanges",
+        nargs="?",
+        const="true",
+        default="false",
+        choices=("true", "false"),
+        help="do not measure each collective alone",
+    )
+    add(
+        "--advise",
+        type=float,
+        metavar="SECONDS",
+        default=0,
+        help="end with tagc.torch.advise() for the first arm",
+    )
     add("--json", metavar="FILE", help="everything, for machines")
     args = parser.parse_args()
     if "RANK" not in os.environ:
-        parser.error("the ranks are missing: start it as torchrun --standalone --nproc-per-node 2 bench/torch_bench.py ...")
+        parser.error(
+            "the ranks are missing: start it as torchrun --standalone --nproc-per-node 2 "
+            "bench/torch_bench.py ..."
+        )
     args.arms = args.arms.split(",")
     known = arms_of(0.95, 1)
     for name in args.arms:
@@ -375,9 +492,13 @@ def parse():
     least = {"warmup": 3 if "ddp-powersgd" in args.arms else 1}
     for name in ("batch_size", "seq_len", "rounds", "steps", "warmup", "threads"):
         if getattr(args, name) < least.get(name, 1):
-            parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}, must be {least.get(name, 1)} or more")
+            parser.error(
+                f"--{name.replace('_', '-')} is {getattr(args, name)}, must be {least.get(name, 1)} or more"
+            )
     if args.seq_len > MODELS[args.model].n_positions:
-        parser.error(f"--seq-len is {args.seq_len}, must be at most {MODELS[args.model].n_positions} with that model")
+        parser.error(
+            f"--seq-len is {args.seq_len}, must be at most {MODELS[args.model].n_positions} with that model"
+        )
     return args
 
 

@@ -1,21 +1,26 @@
-"""Replicas under torchft with tagc, while they are killed, stopped and cut off: does the run end where an undisturbed one does?
+"""Replicas under torchft with tagc, while they are killed, stopped and cut off: does the run end where an
+undisturbed one does?
 
     python bench/torch_chaos.py --steps 300                       # a few minutes
     python bench/torch_chaos.py --steps 800 --seeds 1 --every 20  # an hour or two on two busy cores
-    sudo python bench/torch_chaos.py --links                      # each replica in a network namespace, whose link goes down, too
+    sudo python bench/torch_chaos.py --links                      # each replica in a network namespace, whose
+                                                                  link goes down, too
 
-Needs torchft (pip install torchft==0.2.0) and libtagc (make build). A small GPT learns the sources of tagc in so many steps, without
-disturbance with each of --seeds, then with it. Every few seconds one of the replicas is killed (another process takes its place), stopped by
-SIGSTOP for a while, or its link goes down for a while. It fails unless the disturbed run's evaluation loss is between those of the undisturbed
-ones, or at most --allowed outside. Goodput is the share of all passes of all replicas that counted, and the
-undisturbed runs' time as a share of the disturbed one's.
+Needs torchft (pip install torchft==0.2.0) and libtagc (make build). A small GPT learns the sources of tagc in
+so many steps, without disturbance with each of --seeds, then with it. Every few seconds one of the replicas
+is killed (another process takes its place), stopped by SIGSTOP for a while, or its link goes down for a
+while. It fails unless the disturbed run's evaluation loss is between those of the undisturbed ones, or at
+most --allowed outside. Goodput is the share of all passes of all replicas that counted, and the undisturbed
+runs' time as a share of the disturbed one's.
 
-A replica is disturbed only while another one has the newest parameters: if all were lost, the run would begin anew. All runs of a command
-read one copy of the sources: after an edit, a replica that starts later would have other batches and another evaluation text.
+A replica is disturbed only while another one has the newest parameters: if all were lost, the run would begin
+anew. All runs of a command read one copy of the sources: after an edit, a replica that starts later would
+have other batches and another evaluation text.
 
-Each step has one batch, whatever the number of replicas: those that take part share its rows. So runs differ by what tagc and torchft do, and not by
-how many samples a step has. One more undisturbed run has --fewest replicas: selection keeps a share of each replica's gradient, so how many there
-are matters, and a disturbed run has fewer. With --sparsity 0 it does not matter."""
+Each step has one batch, whatever the number of replicas: those that take part share its rows. So runs differ
+by what tagc and torchft do, and not by how many samples a step has. One more undisturbed run has --fewest
+replicas: selection keeps a share of each replica's gradient, so how many there are matters, and a disturbed
+run has fewer. With --sparsity 0 it does not matter."""
 
 import argparse
 import contextlib
@@ -36,23 +41,52 @@ os.environ.setdefault("TAGC_LIBRARY", str(ROOT / "build" / "libtagc.so"))
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--steps", type=int, default=300, help="that count (300)")
     add("--replicas", type=int, default=4)
     add("--every", type=float, default=8.0, help="mean seconds between disturbances (8)")
-    add("--pause", type=float, default=6.0, help="longest that a replica is stopped or cut off, in seconds (6)")
-    add("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the data, of the undisturbed runs; the disturbed one has the first (1 2 3)")
-    add("--fewest", type=int, default=1, help="replicas of one more undisturbed run, with the first seed; 0: none (1)")
+    add(
+        "--pause",
+        type=float,
+        default=6.0,
+        help="longest that a replica is stopped or cut off, in seconds (6)",
+    )
+    add(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[1, 2, 3],
+        help="of the data, of the undisturbed runs; the disturbed one has the first (1 2 3)",
+    )
+    add(
+        "--fewest",
+        type=int,
+        default=1,
+        help="replicas of one more undisturbed run, with the first seed; 0: none (1)",
+    )
     add("--only", choices=["undisturbed", "disturbed"], help="make only these runs, and compare nothing")
-    add("--out", type=pathlib.Path, help="new or empty folder in which each run leaves what its replicas wrote down (none)")
-    add("--allowed", type=float, default=0.01, help="how far outside the undisturbed runs' losses is allowed, as a share (0.01)")
+    add(
+        "--out",
+        type=pathlib.Path,
+        help="new or empty folder in which each run leaves what its replicas wrote down (none)",
+    )
+    add(
+        "--allowed",
+        type=float,
+        default=0.01,
+        help="how far outside the undisturbed runs' losses is allowed, as a share (0.01)",
+    )
     add("--links", action="store_true", help="network namespaces, whose links go down; needs root")
     add("--sparsity", type=float, default=0.95)
     add("--replica", nargs=4, metavar=("NAME", "FOLDER", "SEED", "ADDRESS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.out and args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
-        parser.error(f"--out is {args.out}, which is not empty: name a new folder, so that an older run is not lost")
+        parser.error(
+            f"--out is {args.out}, which is not empty: name a new folder, so that an older run is not lost"
+        )
     return args
 
 
@@ -66,7 +100,7 @@ def batch(data, rows, n, *key):
 
     generator = torch.Generator().manual_seed(hash(key) % 2**31)
     starts = torch.randint(len(data) - n - 1, (rows,), generator=generator)
-    found = torch.stack([data[i:i + n + 1] for i in starts.tolist()]).long()
+    found = torch.stack([data[i : i + n + 1] for i in starts.tolist()]).long()
     return found[:, :-1], found[:, 1:]
 
 
@@ -93,10 +127,21 @@ def replica(args):
         model.load_state_dict(state["model"])
         inner.load_state_dict(state["optimizer"])
 
-    manager = Manager(pg=ProcessGroupGloo(timeout=5 * second), load_state_dict=load, min_replica_size=1, rank=0, world_size=1,
-                      state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()}, hostname=address,
-                      store_addr=address, store_port=store.port, replica_id=f"replica_{name}", timeout=10 * second,
-                      quorum_timeout=60 * second, connect_timeout=10 * second)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=5 * second),
+        load_state_dict=load,
+        min_replica_size=1,
+        rank=0,
+        world_size=1,
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},
+        hostname=address,
+        store_addr=address,
+        store_port=store.port,
+        replica_id=f"replica_{name}",
+        timeout=10 * second,
+        quorum_timeout=60 * second,
+        connect_timeout=10 * second,
+    )
     wrapped = DistributedDataParallel(manager, model)
     handle = tagc.compress(wrapped, inner, sparsity=args.sparsity, timeout_s=4)
     optimizer = Optimizer(manager, inner)
@@ -112,13 +157,32 @@ def replica(args):
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             before = manager.current_step()
             optimizer.step()
-            counts, crc = manager.current_step() > before, sum(p.detach().double().sum().item() for p in model.parameters())
-            print(json.dumps({"step": before, "counts": counts, "loss": loss.item(), "replicas": manager.num_participants(), "weights": crc,
-                              "took part": manager.is_participating(), **{f"n_{key}": n for key, n in handle.wrapper.quorum.counts.items()}}),
-                  file=notes, flush=True)
+            counts, crc = (
+                manager.current_step() > before,
+                sum(p.detach().double().sum().item() for p in model.parameters()),
+            )
+            print(
+                json.dumps(
+                    {
+                        "step": before,
+                        "counts": counts,
+                        "loss": loss.item(),
+                        "replicas": manager.num_participants(),
+                        "weights": crc,
+                        "took part": manager.is_participating(),
+                        **{f"n_{key}": n for key, n in handle.wrapper.quorum.counts.items()},
+                    }
+                ),
+                file=notes,
+                flush=True,
+            )
         with torch.no_grad():
             losses = [model(*batch(evaluation, 32, 64, "evaluation", i)).item() for i in range(20)]
-        print(json.dumps({"evaluation": sum(losses) / len(losses), "step": manager.current_step()}), file=notes, flush=True)
+        print(
+            json.dumps({"evaluation": sum(losses) / len(losses), "step": manager.current_step()}),
+            file=notes,
+            flush=True,
+        )
     deadline = time.monotonic() + 30
     while not (folder / "end").exists() and time.monotonic() < deadline:
         time.sleep(0.1)  # others may still need this one's store, or its parameters
@@ -126,6 +190,7 @@ def replica(args):
 
 
 # ---- where they run ----
+
 
 class Place:
     """All on this machine's loopback."""
@@ -144,7 +209,8 @@ class Hosts(Place):
     """A network namespace for each replica, and one for the lighthouse, which has a bridge between them."""
 
     def __init__(self, n):
-        self._names = [f"tagc-chaos-{os.getpid()}-{i}" for i in range(n + 1)]  # the last one: the lighthouse's
+        # the last one: the lighthouse's
+        self._names = [f"tagc-chaos-{os.getpid()}-{i}" for i in range(n + 1)]
         self._made = []
         try:
             for name in self._names:
@@ -153,7 +219,20 @@ class Hosts(Place):
             hub = self._names[n]
             self._call("-n", hub, "link", "add", "bridge0", "type", "bridge")
             for i, name in enumerate(self._names[:n]):
-                self._call("-n", hub, "link", "add", f"port{i}", "type", "veth", "peer", "name", "eth0", "netns", name)
+                self._call(
+                    "-n",
+                    hub,
+                    "link",
+                    "add",
+                    f"port{i}",
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    "eth0",
+                    "netns",
+                    name,
+                )
                 self._call("-n", hub, "link", "set", f"port{i}", "master", "bridge0", "up")
             for i, name in enumerate(self._names):
                 device = "bridge0" if i == n else "eth0"
@@ -172,8 +251,21 @@ class Hosts(Place):
 
     def inside(self, i, command):
         """torchft sends parameters from a server whose address is the host's name."""
-        return ["env", "GLOO_SOCKET_IFNAME=eth0", "ip", "netns", "exec", self._names[i], "unshare", "--uts", "sh", "-c",
-                f'hostname {self.address(i)} && exec "$@"', "sh", *command]
+        return [
+            "env",
+            "GLOO_SOCKET_IFNAME=eth0",
+            "ip",
+            "netns",
+            "exec",
+            self._names[i],
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            f'hostname {self.address(i)} && exec "$@"',
+            "sh",
+            *command,
+        ]
 
     def link(self, i, state):
         self._call("-n", self._names[-1], "link", "set", f"port{i}", state)
@@ -190,14 +282,33 @@ class Job:
         self.args, self.place, self.seed, self.folder = args, place, seed, folder
         folder.mkdir(parents=True)
         self.n_started = 0
-        self.notes, self.n_read, self.n_before = [[] for _ in range(args.replicas)], [0] * args.replicas, [0] * args.replicas
+        self.notes, self.n_read, self.n_before = (
+            [[] for _ in range(args.replicas)],
+            [0] * args.replicas,
+            [0] * args.replicas,
+        )
         self.environment = os.environ | {"OMP_NUM_THREADS": "1", "RUST_LOG": "error", "PYTHONHASHSEED": "0"}
         hub = place.address(args.replicas)
         port = 29000 + os.getpid() % 2000
         self.lighthouse = subprocess.Popen(
-            place.inside(args.replicas, [str(pathlib.Path(sys.executable).with_name("torchft_lighthouse")), "--min_replicas", "1", "--bind",
-                                         f"[::]:{port}", "--join_timeout_ms", "3000", "--heartbeat_timeout_ms", "2000"]),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=self.environment)
+            place.inside(
+                args.replicas,
+                [
+                    str(pathlib.Path(sys.executable).with_name("torchft_lighthouse")),
+                    "--min_replicas",
+                    "1",
+                    "--bind",
+                    f"[::]:{port}",
+                    "--join_timeout_ms",
+                    "3000",
+                    "--heartbeat_timeout_ms",
+                    "2000",
+                ],
+            ),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=self.environment,
+        )
         self.environment["TORCHFT_LIGHTHOUSE"] = f"http://{hub}:{port}"
         self.replicas = [None] * args.replicas
         for i in range(args.replicas):
@@ -206,18 +317,32 @@ class Job:
     def start(self, i):
         self.read()
         self.n_before[i] = len(self.notes[i])
-        command = [sys.executable, __file__, "--steps", str(self.args.steps), "--sparsity", str(self.args.sparsity), "--replica", str(i),
-                   str(self.folder), str(self.seed), self.place.address(i)]
+        command = [
+            sys.executable,
+            __file__,
+            "--steps",
+            str(self.args.steps),
+            "--sparsity",
+            str(self.args.sparsity),
+            "--replica",
+            str(i),
+            str(self.folder),
+            str(self.seed),
+            self.place.address(i),
+        ]
         log = (self.folder / f"replica{i}.log").open("a")
-        self.replicas[i] = subprocess.Popen(self.place.inside(i, command), stdout=log, stderr=subprocess.STDOUT, env=self.environment)
+        self.replicas[i] = subprocess.Popen(
+            self.place.inside(i, command), stdout=log, stderr=subprocess.STDOUT, env=self.environment
+        )
         self.n_started += 1
 
     def read(self):
-        """What replicas have written since the last call. A line may be half a one, of a replica that was killed."""
+        """What replicas have written since the last call. A line may be half a one, of a replica that was
+        killed."""
         for i, notes in enumerate(self.notes):
             path = self.folder / f"replica{i}.jsonl"
-            text = path.read_bytes()[self.n_read[i]:] if path.exists() else b""
-            whole = text[:text.rfind(b"\n") + 1]
+            text = path.read_bytes()[self.n_read[i] :] if path.exists() else b""
+            whole = text[: text.rfind(b"\n") + 1]
             self.n_read[i] += len(whole)
             for line in whole.splitlines():
                 with contextlib.suppress(json.JSONDecodeError):
@@ -225,15 +350,20 @@ class Job:
 
     def step(self, i):
         """The last step of this replica that counted since it started; -1 before."""
-        steps = (note["step"] for note in reversed(self.notes[i][self.n_before[i]:]) if note.get("counts"))
+        steps = (note["step"] for note in reversed(self.notes[i][self.n_before[i] :]) if note.get("counts"))
         return next(steps, -1)
 
     def has_all(self, i):
-        """Whether this replica has what the others have: if they were gone, the run would go on and not begin anew."""
-        return self.replicas[i].poll() is None and 0 <= self.step(i) >= max(map(self.step, range(len(self.replicas)))) - 1
+        """Whether this replica has what the others have: if they were gone, the run would go on and not begin
+        anew."""
+        return (
+            self.replicas[i].poll() is None
+            and 0 <= self.step(i) >= max(map(self.step, range(len(self.replicas)))) - 1
+        )
 
     def is_over(self):
-        """Ends the replicas. One that has finished waits for the others, and a last one could not continue alone."""
+        """Ends the replicas. One that has finished waits for the others, and a last one could not continue
+        alone."""
         self.read()
         return any("evaluation" in notes[-1] for notes in self.notes if notes)
 
@@ -246,7 +376,8 @@ class Job:
 
 
 def disturb(job, chance, counts, open_pauses):
-    """One thing that happens, if another replica is left that has all. Pauses end by themselves, in look_after()."""
+    """One thing that happens, if another replica is left that has all. Pauses end by themselves, in
+    look_after()."""
     kinds = ["kill", "stop"] + (["link"] if job.args.links else [])
     kind, i = chance.choice(kinds), chance.randrange(len(job.replicas))
     others = [j for j in range(len(job.replicas)) if j != i and j not in open_pauses and job.has_all(j)]
@@ -307,7 +438,10 @@ def curve(useful, steps):
     tenths = [{} for _ in range(10)]
     for note in useful:
         tenths[10 * note["step"] // steps].setdefault(note["step"], []).append(note["loss"])
-    return [round(sum(sum(losses) / len(losses) for losses in tenth.values()) / len(tenth), 4) if tenth else None for tenth in tenths]
+    return [
+        round(sum(sum(losses) / len(losses) for losses in tenth.values()) / len(tenth), 4) if tenth else None
+        for tenth in tenths
+    ]
 
 
 def report(job, counts, wall_s):
@@ -321,9 +455,21 @@ def report(job, counts, wall_s):
             by_step.setdefault(note["step"], set()).add(note["weights"])
     apart = sorted(step for step, weights in by_step.items() if len(weights) > 1)
     useful = [note for note in passes if note["counts"] and note["took part"]]
-    return {"loss": sum(losses) / len(losses), "losses of replicas": len(losses), "steps": len(by_step), "wall_s": wall_s, "replicas per step": len(useful) / max(1, len(by_step)),
-            "passes": len(passes), "useful": len(useful), "training loss": curve(useful, job.args.steps), "weights differ at": apart, "started": job.n_started, "disturbances": counts,
-            "most undone": max((note["n_undone"] for note in passes), default=0), "lost": max((note["n_lost"] for note in passes), default=0)}
+    return {
+        "loss": sum(losses) / len(losses),
+        "losses of replicas": len(losses),
+        "steps": len(by_step),
+        "wall_s": wall_s,
+        "replicas per step": len(useful) / max(1, len(by_step)),
+        "passes": len(passes),
+        "useful": len(useful),
+        "training loss": curve(useful, job.args.steps),
+        "weights differ at": apart,
+        "started": job.n_started,
+        "disturbances": counts,
+        "most undone": max((note["n_undone"] for note in passes), default=0),
+        "lost": max((note["n_lost"] for note in passes), default=0),
+    }
 
 
 def copy_text(path):
@@ -346,8 +492,17 @@ def main():
             folder.mkdir(exist_ok=True)
             copy_text(folder / "text")
             if args.fewest and args.only != "disturbed":
-                few = run(argparse.Namespace(**vars(args) | {"replicas": args.fewest}), Place(), args.seeds[0], folder / "few", False)
-                print(f"undisturbed, seed {args.seeds[0]}, replicas {args.fewest}: {json.dumps(few)}", flush=True)
+                few = run(
+                    argparse.Namespace(**vars(args) | {"replicas": args.fewest}),
+                    Place(),
+                    args.seeds[0],
+                    folder / "few",
+                    False,
+                )
+                print(
+                    f"undisturbed, seed {args.seeds[0]}, replicas {args.fewest}: {json.dumps(few)}",
+                    flush=True,
+                )
                 fewest = [few["loss"]]
             for seed in args.seeds if args.only != "disturbed" else []:
                 results.append(run(args, place, seed, folder / f"seed{seed}", False))
@@ -360,13 +515,23 @@ def main():
         place.end()
     if args.only == "disturbed":
         return sys.exit(differ([found]))
-    losses, wall = [result["loss"] for result in results], sum(result["wall_s"] for result in results) / len(results)
+    losses, wall = (
+        [result["loss"] for result in results],
+        sum(result["wall_s"] for result in results) / len(results),
+    )
     low, high = min(losses + fewest), max(losses + fewest)
     away, allowed = max(low - found["loss"], found["loss"] - high, 0.0), args.allowed * high
-    print(f"evaluation loss: undisturbed {', '.join(f'{loss:.4f}' for loss in losses)}; of {args.fewest} replicas "
-          f"{', '.join(f'{loss:.4f}' for loss in fewest) or '-'}; disturbed {found['loss']:.4f} with {found['replicas per step']:.2f} replicas per step, "
-          f"{away:.4f} outside (allowed {allowed:.4f})")
-    print(f"goodput: {found['useful'] / found['passes']:.1%} of all passes counted; {wall / found['wall_s']:.1%} of the undisturbed speed")
+    print(
+        f"evaluation loss: undisturbed {', '.join(f'{loss:.4f}' for loss in losses)}; of {args.fewest} "
+        "replicas "
+        f"{', '.join(f'{loss:.4f}' for loss in fewest) or '-'}; disturbed {found['loss']:.4f} with "
+        f"{found['replicas per step']:.2f} replicas per step, "
+        f"{away:.4f} outside (allowed {allowed:.4f})"
+    )
+    print(
+        f"goodput: {found['useful'] / found['passes']:.1%} of all passes counted; "
+        f"{wall / found['wall_s']:.1%} of the undisturbed speed"
+    )
     if away > allowed:
         print("FAILED: the loss is further away than allowed")
     sys.exit(differ([*results, found]) or away > allowed)

@@ -1,5 +1,6 @@
-"""What a first try of tagc costs: a small GPT from random weights, trained by the loop that most people start from, dense
-and with one line added. Several models, texts and loops; the same data in the same order for all arms of a set-up.
+"""What a first try of tagc costs: a small GPT from random weights, trained by the loop that most people start
+from, dense and with one line added. Several models, texts and loops; the same data in the same order for all
+arms of a set-up.
 
     torchrun --standalone --nproc-per-node 2 bench/torch_first_try.py --json first-try.json
 
@@ -26,14 +27,17 @@ sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python")]
 
 import gpt
 
-# "compress": what compress() gets, None: dense. "optimizer": "plain" (the loop's own), "groups" (handle.param_groups),
-# "given" (compress(model, optimizer)). "nudge": initial weights differ by that share of their size.
+# "compress": what compress() gets, None: dense. "optimizer": "plain" (the loop's own), "groups"
+# (handle.param_groups), "given" (compress(model, optimizer)). "nudge": initial weights differ by that share
+# of their size.
 ARMS = {
     "dense": {"compress": None},
     "dense, nudged": {"compress": None, "nudge": 1e-6},  # how far runs scatter that compute the same
     "dense, beta1 0.5": {"compress": None, "beta1": 0.5},  # from the first step on
-    "dense, no first moment": {"compress": {"sparsity": 0, "values": "fp32", "mild": "fp32", "mild_sparsity": 0},
-                               "optimizer": "groups"},
+    "dense, no first moment": {
+        "compress": {"sparsity": 0, "values": "fp32", "mild": "fp32", "mild_sparsity": 0},
+        "optimizer": "groups",
+    },
     "one line": {"compress": {}},
     "two lines": {"compress": {}, "optimizer": "groups"},  # param_groups
     "with the optimizer": {"compress": {}, "optimizer": "given"},
@@ -51,8 +55,23 @@ SETUPS = {
     "quick": {"accumulate": 1},
     "tiny": {"accumulate": 1, "layers": 2, "width": 64, "block": 32},
 }
-COMMON = {"style": "gpt2", "tied": True, "text": "bytes", "accumulate": 2, "clip": 1.0, "before": False, "wrap": "ddp",
-          "batch": 8, "block": 64, "layers": 3, "width": 96, "lr": 2e-3, "warmup": 20, "steps": 500, "betas": (0.9, 0.99)}
+COMMON = {
+    "style": "gpt2",
+    "tied": True,
+    "text": "bytes",
+    "accumulate": 2,
+    "clip": 1.0,
+    "before": False,
+    "wrap": "ddp",
+    "batch": 8,
+    "block": 64,
+    "layers": 3,
+    "width": 96,
+    "lr": 2e-3,
+    "warmup": 20,
+    "steps": 500,
+    "betas": (0.9, 0.99),
+}
 
 
 class RMSNorm(nn.Module):
@@ -72,9 +91,13 @@ class LlamaBlock(nn.Module):
         self.n_head, hidden = n_head, 8 * width // 3 // 8 * 8
         self.input_layernorm, self.post_attention_layernorm = RMSNorm(width), RMSNorm(width)
         self.self_attn = nn.ModuleDict({f"{x}_proj": nn.Linear(width, width, bias=False) for x in "qkvo"})
-        self.mlp = nn.ModuleDict({"gate_proj": nn.Linear(width, hidden, bias=False),
-                                  "up_proj": nn.Linear(width, hidden, bias=False),
-                                  "down_proj": nn.Linear(hidden, width, bias=False)})
+        self.mlp = nn.ModuleDict(
+            {
+                "gate_proj": nn.Linear(width, hidden, bias=False),
+                "up_proj": nn.Linear(width, hidden, bias=False),
+                "down_proj": nn.Linear(hidden, width, bias=False),
+            }
+        )
 
     def forward(self, x, cos, sin):
         def rotated(y):
@@ -92,9 +115,13 @@ class LlamaBlock(nn.Module):
 class Llama(nn.Module):
     def __init__(self, n_vocab, n_positions, width, n_head, n_layer, tied):
         super().__init__()
-        self.model = nn.ModuleDict({"embed_tokens": nn.Embedding(n_vocab, width),
-                                    "layers": nn.ModuleList(LlamaBlock(width, n_head) for _ in range(n_layer)),
-                                    "norm": RMSNorm(width)})
+        self.model = nn.ModuleDict(
+            {
+                "embed_tokens": nn.Embedding(n_vocab, width),
+                "layers": nn.ModuleList(LlamaBlock(width, n_head) for _ in range(n_layer)),
+                "norm": RMSNorm(width),
+            }
+        )
         self.lm_head = nn.Linear(width, n_vocab, bias=False)
         if tied:
             self.lm_head.weight = self.model["embed_tokens"].weight
@@ -132,10 +159,12 @@ def read_tokens(kind):
     if not cache.exists():
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        trainer = trainers.BpeTrainer(vocab_size=2048, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+        trainer = trainers.BpeTrainer(
+            vocab_size=2048, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        )
         words = text.decode(errors="replace")
-        tokenizer.train_from_iterator([words[i:i + 100_000] for i in range(0, 3_000_000, 100_000)], trainer)
-        tokens = tokenizer.encode_batch([words[i:i + 100_000] for i in range(0, 6_000_000, 100_000)])
+        tokenizer.train_from_iterator([words[i : i + 100_000] for i in range(0, 3_000_000, 100_000)], trainer)
+        tokens = tokenizer.encode_batch([words[i : i + 100_000] for i in range(0, 6_000_000, 100_000)])
         torch.save(torch.tensor([i for piece in tokens for i in piece.ids]), cache)
     return torch.load(cache), 2048
 
@@ -146,8 +175,16 @@ def made(setup, n_vocab, seed, nudge):
         model = Llama(n_vocab, setup["block"], setup["width"], 4, setup["layers"], setup["tied"])
         blocks = model.model["layers"]
     else:
-        model = gpt.GPT(gpt.Config(n_vocab=n_vocab, n_positions=setup["block"], n_embd=setup["width"], n_head=4,
-                                   n_layer=setup["layers"], tied=setup["tied"]))
+        model = gpt.GPT(
+            gpt.Config(
+                n_vocab=n_vocab,
+                n_positions=setup["block"],
+                n_embd=setup["width"],
+                n_head=4,
+                n_layer=setup["layers"],
+                tied=setup["tied"],
+            )
+        )
         blocks = model.transformer["h"]
     with torch.no_grad():
         for parameter in model.parameters() if nudge else ():
@@ -161,13 +198,15 @@ def made(setup, n_vocab, seed, nudge):
 
 def own_groups(model):
     parameters = list(model.parameters())
-    return [{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
 
 
 def batch(tokens, setup, generator):
     starts = torch.randint(len(tokens) - setup["block"] - 1, (setup["batch"],), generator=generator)
-    rows = torch.stack([tokens[i:i + setup["block"] + 1] for i in starts.tolist()])
+    rows = torch.stack([tokens[i : i + setup["block"] + 1] for i in starts.tolist()])
     return rows[:, :-1], rows[:, 1:]
 
 
@@ -192,7 +231,9 @@ def prepared(arm, setup, n_vocab, seed):
         given = (optimizer,) if how == "given" else ()
         handle = tagc.compress(model, *given, verbose=arm.get("verbose", False), **arm["compress"])
     if how == "groups":
-        optimizer = torch.optim.AdamW(handle.param_groups(groups=own_groups(model), **options), lr=setup["lr"])
+        optimizer = torch.optim.AdamW(
+            handle.param_groups(groups=own_groups(model), **options), lr=setup["lr"]
+        )
     elif optimizer is None:
         optimizer = torch.optim.AdamW(own_groups(model), **options)
     return model, optimizer, handle
@@ -207,7 +248,7 @@ def learning_rate(step, setup):
 
 def run(arm, setup, seed, tokens, n_vocab):
     model, optimizer, handle = prepared(arm, setup, n_vocab, seed)
-    train, held_out = tokens[:-len(tokens) // 10], tokens[-len(tokens) // 10:]
+    train, held_out = tokens[: -len(tokens) // 10], tokens[-len(tokens) // 10 :]
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
     bits, losses, begin = [], {}, time.perf_counter()
     for step in range(setup["steps"]):
@@ -232,8 +273,13 @@ def run(arm, setup, seed, tokens, n_vocab):
     if handle is not None:
         handle.close()
     dense_bits = 64.0 if setup["wrap"] == "ddp" else 32.0
-    return {"losses": losses, "loss": losses[setup["steps"]], "bits": sum(bits) / len(bits) if bits else dense_bits,
-            "last_bits": bits[-1] if bits else dense_bits, "seconds": seconds}
+    return {
+        "losses": losses,
+        "loss": losses[setup["steps"]],
+        "bits": sum(bits) / len(bits) if bits else dense_bits,
+        "last_bits": bits[-1] if bits else dense_bits,
+        "seconds": seconds,
+    }
 
 
 def table(rows):
@@ -243,9 +289,14 @@ def table(rows):
             own = [row for row in rows if row["setup"] == setup and row["seed"] == seed]
             losses = {row["arm"]: row["loss"] for row in own if row["arm"].startswith("dense")}
             dense, best = losses.get("dense", math.nan), min(losses.values(), default=math.nan)
-            lines += [f"{setup:12} {seed}  {row['arm']:44} {row['loss']:.4f} {100 * (row['loss'] / dense - 1):+7.2f} % of dense, "
-                      f"{100 * (row['loss'] / best - 1):+7.2f} % of the best dense, {row['bits']:6.2f} bits, at the end "
-                      f"{row['last_bits']:.2f}  {row['seconds']:4.0f} s" for row in own]
+            lines += [
+                f"{setup:12} {seed}  {row['arm']:44} {row['loss']:.4f} "
+                f"{100 * (row['loss'] / dense - 1):+7.2f} % of dense, "
+                f"{100 * (row['loss'] / best - 1):+7.2f} % of the best dense, {row['bits']:6.2f} bits, at "
+                "the end "
+                f"{row['last_bits']:.2f}  {row['seconds']:4.0f} s"
+                for row in own
+            ]
     return "\n".join(lines)
 
 
@@ -269,7 +320,11 @@ def main():
     for setup in args.setups:
         for seed in args.seeds:
             for name in names:
-                key = {"setup": setup if args.steps == 500 else f"{setup}, {args.steps} steps", "seed": seed, "arm": name}
+                key = {
+                    "setup": setup if args.steps == 500 else f"{setup}, {args.steps} steps",
+                    "seed": seed,
+                    "arm": name,
+                }
                 if any(all(row[k] == v for k, v in key.items()) for row in rows):
                     continue
                 what = COMMON | SETUPS[setup] | {"steps": args.steps}

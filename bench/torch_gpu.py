@@ -1,10 +1,12 @@
-"""PyTorch on one GPU that two processes share over gloo: losses under FSDP2 and DDP against those of the same runs on the
-processor, the time of a step with and without tagc, and torch.topk of the arrays of bench_cuda.cu. scripts/gpu.sh runs it.
+"""PyTorch on one GPU that two processes share over gloo: losses under FSDP2 and DDP against those of the same
+runs on the processor, the time of a step with and without tagc, and torch.topk of the arrays of
+bench_cuda.cu. scripts/gpu.sh runs it.
 
     python bench/torch_gpu.py --json torch_gpu.json
     python bench/torch_gpu.py --device cpu             # the same on a machine without a GPU, small
 
-On a CPU the weights of the second run of each pair differ by one part in 10^6, to imitate a device that rounds otherwise."""
+On a CPU the weights of the second run of each pair differ by one part in 10^6, to imitate a device that
+rounds otherwise."""
 
 import argparse
 import copy
@@ -27,20 +29,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python")]
-import tagc  # noqa: E402
-import tagc.torch  # noqa: E402
-from gpt import GPT, Config  # noqa: E402
+from gpt import GPT, Config
+
+import tagc
+import tagc.torch
 
 N_RANKS = 2
 TINY = Config(n_vocab=256, n_positions=64, n_embd=64, n_head=4, n_layer=2)
 MODELS = {
     "tiny": TINY,
     "small": Config(n_vocab=8192, n_positions=256, n_embd=384, n_head=6, n_layer=6, tied=False),
-    "gpt2": Config(n_vocab=50304, n_positions=1024, n_embd=768, n_head=12, n_layer=12, tied=False),  # 162 M parameters
+    # 162 M parameters
+    "gpt2": Config(n_vocab=50304, n_positions=1024, n_embd=768, n_head=12, n_layer=12, tied=False),
 }
 WRAPPERS = ("fsdp2", "ddp")
 PERTURBED = 1e-6
-TOLERANCE = 5e-4  # of the loss, at every step; a change of all weights by 5 % differs by 2.5e-3, no exchange by 2.7e-2
+# of the loss, at every step; a change of all weights by 5 % differs by 2.5e-3, no exchange by 2.7e-2
+TOLERANCE = 5e-4
 
 
 def name_of(wrapper, codec):
@@ -49,7 +54,8 @@ def name_of(wrapper, codec):
 
 
 def codecs_on(device):
-    """Of tagc: always the processor's, the kernels where they were built, and the model's own group where there is a codec for it."""
+    """Of tagc: always the processor's, the kernels where they were built, and the model's own group where
+    there is a codec for it."""
     if device == "cpu":
         return ["host", "group"]
     named = os.environ.get("TAGC_CUDA_LIBRARY")
@@ -58,8 +64,12 @@ def codecs_on(device):
 
 
 def carries(device):
-    """Whether this gloo does for tensors on the device what transport="group" asks of it; NCCL refuses two ranks on one GPU."""
-    sent, numbers = torch.zeros(2 * N_RANKS, dtype=torch.uint8, device=device), torch.zeros(2, dtype=torch.int64, device=device)
+    """Whether this gloo does for tensors on the device what transport="group" asks of it; NCCL refuses two
+    ranks on one GPU."""
+    sent, numbers = (
+        torch.zeros(2 * N_RANKS, dtype=torch.uint8, device=device),
+        torch.zeros(2, dtype=torch.int64, device=device),
+    )
     try:
         dist.all_to_all_single(torch.empty_like(sent), sent)
         dist.all_gather_into_tensor(torch.empty(2 * N_RANKS, dtype=torch.uint8, device=device), sent[:2])
@@ -106,14 +116,18 @@ class Run:
 
 # ---- losses ----
 
+
 def batches(config, n_steps, batch_size, rank):
-    """Each token follows from the one before it, by a rule that rank and step do not change; one in eight is noise."""
+    """Each token follows from the one before it, by a rule that rank and step do not change; one in eight is
+    noise."""
     generator = torch.Generator().manual_seed(100 + rank)
     for _ in range(n_steps):
         tokens = torch.randint(config.n_vocab, (batch_size, config.n_positions + 1), generator=generator)
         is_noise = torch.rand(tokens.shape, generator=generator) < 0.125
         for i in range(1, tokens.shape[1]):
-            tokens[:, i] = torch.where(is_noise[:, i], tokens[:, i], (5 * tokens[:, i - 1] + 17) % config.n_vocab)
+            tokens[:, i] = torch.where(
+                is_noise[:, i], tokens[:, i], (5 * tokens[:, i - 1] + 17) % config.n_vocab
+            )
         yield tokens
 
 
@@ -125,7 +139,9 @@ def losses_of(args, rank, wrapper, codec, device, perturbed=0.0):
         for parameter in model.parameters():
             parameter.mul_(1 + perturbed * torch.randn_like(parameter))
     run = Run(model.to(device), wrapper, codec, args.threads)
-    mine = torch.stack([run.step(tokens.to(device)).cpu() for tokens in batches(TINY, args.loss_steps, 8, rank)])
+    mine = torch.stack(
+        [run.step(tokens.to(device)).cpu() for tokens in batches(TINY, args.loss_steps, 8, rank)]
+    )
     run.close()
     dist.all_reduce(mine)
     return (mine / N_RANKS).tolist()
@@ -136,22 +152,34 @@ def difference(a, b):
 
 
 def compare_losses(args, rank, device, wrapper):
-    """The control has no exchange at all: its losses must differ by more than the tolerance, or the comparison shows nothing."""
+    """The control has no exchange at all: its losses must differ by more than the tolerance, or the
+    comparison shows nothing."""
     found, references = [], {}
     for codec in (None, *args.codecs):
         if (codec is None) not in references:
             references[codec is None] = losses_of(args, rank, wrapper, codec and "host", "cpu")
         reference = references[codec is None]
         other = losses_of(args, rank, wrapper, codec, device, PERTURBED if device == "cpu" else 0.0)
-        found.append({"name": name_of(wrapper, codec), "cpu": reference, "device": other,
-                      "max_rel_difference": difference(other, reference)})
+        found.append(
+            {
+                "name": name_of(wrapper, codec),
+                "cpu": reference,
+                "device": other,
+                "max_rel_difference": difference(other, reference),
+            }
+        )
     alone = losses_of(args, rank, None, None, device)
     control = min(difference(alone, row["cpu"]) for row in found)
-    return {"tolerance": TOLERANCE, "perturbed": PERTURBED if device == "cpu" else 0.0, "arms": found,
-            "without_exchange": control}
+    return {
+        "tolerance": TOLERANCE,
+        "perturbed": PERTURBED if device == "cpu" else 0.0,
+        "arms": found,
+        "without_exchange": control,
+    }
 
 
 # ---- time of a step ----
+
 
 def wait_for(device):
     if device != "cpu":
@@ -164,7 +192,9 @@ def time_steps(args, rank, device, wrapper):
     torch.manual_seed(1)
     model = GPT(config)
     generator = torch.Generator().manual_seed(rank)
-    tokens = torch.randint(config.n_vocab, (args.batch_size, args.seq_len + 1), generator=generator).to(device)
+    tokens = torch.randint(config.n_vocab, (args.batch_size, args.seq_len + 1), generator=generator).to(
+        device
+    )
     runs = {"alone": Run(copy.deepcopy(model).to(device), None, None, args.threads)}
     for codec in (None, *args.codecs):
         runs[name_of(wrapper, codec)] = Run(copy.deepcopy(model).to(device), wrapper, codec, args.threads)
@@ -183,17 +213,32 @@ def time_steps(args, rank, device, wrapper):
     for name, run in runs.items():
         slowest = torch.tensor(seconds[name])
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        row = {"name": name, "median_s": statistics.median(slowest.tolist()), "min_s": slowest.min().item(),
-               "max_s": slowest.max().item(), "n": len(slowest)}
+        row = {
+            "name": name,
+            "median_s": statistics.median(slowest.tolist()),
+            "min_s": slowest.min().item(),
+            "max_s": slowest.max().item(),
+            "n": len(slowest),
+        }
         if run.handle:
-            row |= {"bytes_sent": run.handle.stats()["bytes_sent"], "codec": run.handle.codec, "device_bytes": run.handle.device_bytes}
+            row |= {
+                "bytes_sent": run.handle.stats()["bytes_sent"],
+                "codec": run.handle.codec,
+                "device_bytes": run.handle.device_bytes,
+            }
         rows.append(row)
         run.close()
-    return {"model": args.model, "n_params": sum(p.numel() for p in model.parameters()), "batch_size": args.batch_size,
-            "seq_len": args.seq_len, "arms": rows}
+    return {
+        "model": args.model,
+        "n_params": sum(p.numel() for p in model.parameters()),
+        "batch_size": args.batch_size,
+        "seq_len": args.seq_len,
+        "arms": rows,
+    }
 
 
 # ---- torch.topk ----
+
 
 def bench_values(n, seed, device):
     """What fill() in cuda_measure.cuh makes, to the bit."""
@@ -237,13 +282,19 @@ def time_topk(n, device):
             room[places] = 0
             return values
 
-        rows.append({"percent_zeros": percent, "k": k,
-                     "topk_sweeps": median_seconds(device, lambda k=k: magnitudes.topk(k, sorted=False)) / sweep,
-                     "select_sweeps": median_seconds(device, select) / sweep})
+        rows.append(
+            {
+                "percent_zeros": percent,
+                "k": k,
+                "topk_sweeps": median_seconds(device, lambda k=k: magnitudes.topk(k, sorted=False)) / sweep,
+                "select_sweeps": median_seconds(device, select) / sweep,
+            }
+        )
     return {"n": n, "sweep_s": sweep, "rows": rows}
 
 
 # ---- all of it ----
+
 
 def start(args):
     warnings.simplefilter("ignore", FutureWarning)
@@ -255,12 +306,19 @@ def start(args):
 
 def train(rank, args, store, out, wrapper):
     start(args)
-    dist.init_process_group("gloo" if args.device == "cpu" else "cpu:gloo,cuda:gloo", init_method=f"file://{store}", rank=rank,
-                            world_size=N_RANKS, timeout=datetime.timedelta(seconds=120))
+    dist.init_process_group(
+        "gloo" if args.device == "cpu" else "cpu:gloo,cuda:gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=N_RANKS,
+        timeout=datetime.timedelta(seconds=120),
+    )
     if "group" in args.codecs and not carries(args.device):
         args.codecs.remove("group")
-    found = {"losses": compare_losses(args, rank, args.device, wrapper),
-             "steps": time_steps(args, rank, args.device, wrapper)}
+    found = {
+        "losses": compare_losses(args, rank, args.device, wrapper),
+        "steps": time_steps(args, rank, args.device, wrapper),
+    }
     dist.barrier()
     dist.destroy_process_group()
     if rank == 0:
@@ -273,7 +331,8 @@ def select(rank, args, out):
 
 
 def all_parts(args):
-    """Each in processes of its own, so that one that ends badly leaves the others. What is found so far is written as it comes."""
+    """Each in processes of its own, so that one that ends badly leaves the others. What is found so far is
+    written as it comes."""
     found, failed = {}, {}
     for part in (*WRAPPERS, "topk"):
         with tempfile.TemporaryDirectory() as folder:
@@ -282,10 +341,15 @@ def all_parts(args):
                 if part == "topk":
                     torch.multiprocessing.spawn(select, (args, out), nprocs=1)
                 else:
-                    torch.multiprocessing.spawn(train, (args, os.path.join(folder, "store"), out, part), nprocs=N_RANKS)
+                    torch.multiprocessing.spawn(
+                        train, (args, os.path.join(folder, "store"), out, part), nprocs=N_RANKS
+                    )
                 found[part] = json.loads(pathlib.Path(out).read_text())
                 write(args, found, failed)
-            except (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException) as failure:
+            except (
+                torch.multiprocessing.ProcessRaisedException,
+                torch.multiprocessing.ProcessExitedException,
+            ) as failure:
                 print(failure, file=sys.stderr)
                 failed[part] = str(failure).strip().splitlines()[-1]
                 write(args, found, failed)
@@ -294,8 +358,18 @@ def all_parts(args):
 
 def result_of(args, found, failed):
     device = "cpu" if args.device == "cpu" else torch.cuda.get_device_name(0)
-    return {"type": "torch-gpu", "format": 1, "torch": torch.__version__, "tagc": tagc.version(), "device": device,
-            "n_ranks": N_RANKS, "threads": args.threads, "codecs": args.codecs, **found, "failed": failed}
+    return {
+        "type": "torch-gpu",
+        "format": 1,
+        "torch": torch.__version__,
+        "tagc": tagc.version(),
+        "device": device,
+        "n_ranks": N_RANKS,
+        "threads": args.threads,
+        "codecs": args.codecs,
+        **found,
+        "failed": failed,
+    }
 
 
 def write(args, found, failed):
@@ -308,26 +382,40 @@ def table(result):
     for wrapper in (name for name in WRAPPERS if name in result):
         losses, steps = result[wrapper]["losses"], result[wrapper]["steps"]
         other = "weights changed by 1e-6" if losses["perturbed"] else "on the GPU"
-        lines.append(f"{wrapper}: losses of {len(losses['arms'][0]['cpu'])} steps, {other} against on the processor "
-                     f"(allowed: {losses['tolerance']:g})")
+        lines.append(
+            f"{wrapper}: losses of {len(losses['arms'][0]['cpu'])} steps, {other} against on the processor "
+            f"(allowed: {losses['tolerance']:g})"
+        )
         for row in losses["arms"]:
-            lines.append(f"  {row['name']:17} {row['cpu'][0]:.4f} to {row['cpu'][-1]:.4f}, "
-                         f"differs by at most {row['max_rel_difference']:.1e}")
+            lines.append(
+                f"  {row['name']:17} {row['cpu'][0]:.4f} to {row['cpu'][-1]:.4f}, "
+                f"differs by at most {row['max_rel_difference']:.1e}"
+            )
         lines.append(f"  without any exchange it differs by {losses['without_exchange']:.1e}")
-        lines.append(f"{wrapper}: a step of {steps['model']}, {steps['n_params'] / 1e6:.1f} M parameters, "
-                     f"{steps['batch_size']} x {steps['seq_len']} tokens a rank")
+        lines.append(
+            f"{wrapper}: a step of {steps['model']}, {steps['n_params'] / 1e6:.1f} M parameters, "
+            f"{steps['batch_size']} x {steps['seq_len']} tokens a rank"
+        )
         torchs = {row["name"]: row["median_s"] for row in steps["arms"]}
         for row in steps["arms"]:
             base = row["name"].split("-tagc")[0]
-            text = f"  {torchs[base] / row['median_s']:.2f} times as fast as {base}" if base != row["name"] else ""
-            lines.append(f"  {row['name']:17} {1e3 * row['median_s']:9.1f} ms "
-                         f"({1e3 * row['min_s']:.1f} to {1e3 * row['max_s']:.1f}){text}")
+            text = (
+                f"  {torchs[base] / row['median_s']:.2f} times as fast as {base}"
+                if base != row["name"]
+                else ""
+            )
+            lines.append(
+                f"  {row['name']:17} {1e3 * row['median_s']:9.1f} ms "
+                f"({1e3 * row['min_s']:.1f} to {1e3 * row['max_s']:.1f}){text}"
+            )
     if "topk" in result:
         topk = result["topk"]
         lines.append(f"torch.topk of {topk['n']} values, in sweeps of {1e3 * topk['sweep_s']:.3f} ms")
         for row in topk["rows"]:
-            lines.append(f"  {row['percent_zeros']} % zeros: topk {row['topk_sweeps']:.1f}, "
-                         f"with error feedback and values {row['select_sweeps']:.1f}")
+            lines.append(
+                f"  {row['percent_zeros']} % zeros: topk {row['topk_sweeps']:.1f}, "
+                f"with error feedback and values {row['select_sweeps']:.1f}"
+            )
     return "\n".join(lines)
 
 
@@ -336,13 +424,24 @@ def verdict(result):
     wrong = [f"{part} failed: {why}" for part, why in result["failed"].items()]
     for losses in (result[name]["losses"] for name in WRAPPERS if name in result):
         limit = losses["tolerance"]
-        wrong += [f"{row['name']}: losses differ by {row['max_rel_difference']:.2e} of the loss, allowed is {limit:g}"
-                  for row in losses["arms"] if not row["max_rel_difference"] <= limit]
-        wrong += [f"{row['name']}: the loss does not fall: {row['cpu'][0]:.4f} to {row['cpu'][-1]:.4f}"
-                  for row in losses["arms"] if not row["cpu"][-1] < 0.97 * row["cpu"][0]]
+        wrong += [
+            (
+                f"{row['name']}: losses differ by {row['max_rel_difference']:.2e} of the loss, allowed is "
+                f"{limit:g}"
+            )
+            for row in losses["arms"]
+            if not row["max_rel_difference"] <= limit
+        ]
+        wrong += [
+            f"{row['name']}: the loss does not fall: {row['cpu'][0]:.4f} to {row['cpu'][-1]:.4f}"
+            for row in losses["arms"]
+            if not row["cpu"][-1] < 0.97 * row["cpu"][0]
+        ]
         if not losses["without_exchange"] > 2 * limit:
-            wrong.append(f"a run without exchanges differs by {losses['without_exchange']:.2e} only: "
-                         "the comparison shows nothing")
+            wrong.append(
+                f"a run without exchanges differs by {losses['without_exchange']:.2e} only: "
+                "the comparison shows nothing"
+            )
     return wrong
 
 
@@ -351,20 +450,34 @@ def parse():
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), default="cuda", help="(cuda)")
     add("--model", choices=MODELS, help="of the time of a step (gpt2; on a CPU small)")
-    for name, text in (("loss-steps", "of each run of which losses are compared (20)"), ("rounds", "in which each arm has its turn (3)"),
-                       ("steps", "of an arm in a round (3)"), ("batch-size", "rows of a rank (4; on a CPU 1)"),
-                       ("seq-len", "tokens of a row (256; on a CPU 64)"),
-                       ("topk-elems", "values for torch.topk (169869312; on a CPU 1048576)"),
-                       ("threads", "of tagc's codec (half of the cores)")):
+    for name, text in (
+        ("loss-steps", "of each run of which losses are compared (20)"),
+        ("rounds", "in which each arm has its turn (3)"),
+        ("steps", "of an arm in a round (3)"),
+        ("batch-size", "rows of a rank (4; on a CPU 1)"),
+        ("seq-len", "tokens of a row (256; on a CPU 64)"),
+        ("topk-elems", "values for torch.topk (169869312; on a CPU 1048576)"),
+        ("threads", "of tagc's codec (half of the cores)"),
+    ):
         add(f"--{name}", type=int, help=text)
     add("--json", metavar="FILE", help="everything, for machines")
     args = parser.parse_args()
     args.codecs = codecs_on(args.device)
     is_cpu = args.device == "cpu"
     if not is_cpu and not torch.cuda.is_available():
-        parser.error(f"--device is cuda, and torch {torch.__version__} finds no CUDA device; --device cpu runs without")
-    defaults = {"model": ("gpt2", "small"), "loss_steps": (20, 20), "rounds": (3, 2), "steps": (3, 2), "batch_size": (4, 1),
-                "seq_len": (256, 64), "topk_elems": (162 << 20, 1 << 20), "threads": (max(1, (os.cpu_count() or 2) // 2), 1)}
+        parser.error(
+            f"--device is cuda, and torch {torch.__version__} finds no CUDA device; --device cpu runs without"
+        )
+    defaults = {
+        "model": ("gpt2", "small"),
+        "loss_steps": (20, 20),
+        "rounds": (3, 2),
+        "steps": (3, 2),
+        "batch_size": (4, 1),
+        "seq_len": (256, 64),
+        "topk_elems": (162 << 20, 1 << 20),
+        "threads": (max(1, (os.cpu_count() or 2) // 2), 1),
+    }
     for name, pair in defaults.items():
         if getattr(args, name) is None:
             setattr(args, name, pair[is_cpu])
@@ -372,7 +485,9 @@ def parse():
             parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}, must be 1 or more")
     n_positions = MODELS[args.model].n_positions
     if args.seq_len > n_positions:
-        parser.error(f"--seq-len is {args.seq_len}, must be at most {n_positions} with the model {args.model}")
+        parser.error(
+            f"--seq-len is {args.seq_len}, must be at most {n_positions} with the model {args.model}"
+        )
     if args.topk_elems < 100:
         parser.error(f"--topk-elems is {args.topk_elems}, must be 100 or more")
     return args

@@ -1,12 +1,15 @@
-"""What local steps cost in loss: LocalSteps beside an exchange in every step, on a small GPT from random weights.
+"""What local steps cost in loss: LocalSteps beside an exchange in every step, on a small GPT from random
+weights.
 
     python bench/torch_local.py --sites 2 4 8 --out local.jsonl      # goes on where it was broken off
     python bench/torch_local.py --out local.jsonl --table             # the table of what is there
 
-Needs libtagc (make build). Sites are processes on this machine, joined by gloo, and use LocalSteps and compress() as they are. All arms begin with the
-same weights. A step has the same --rows sequences whatever the number of sites, each of which has its part of them. The loss is that of the common
-model on held-out text of Python's standard library, at the end and at every hundredth step. tagc counts the bits. Seconds come from
-them, by the formulas of docs/guide/sites.md, for a model of --params parameters whose step computes for --step-s seconds."""
+Needs libtagc (make build). Sites are processes on this machine, joined by gloo, and use LocalSteps and
+compress() as they are. All arms begin with the same weights. A step has the same --rows sequences whatever
+the number of sites, each of which has its part of them. The loss is that of the common model on held-out text
+of Python's standard library, at the end and at every hundredth step. tagc counts the bits. Seconds come from
+them, by the formulas of docs/guide/sites.md, for a model of --params parameters whose step computes for
+--step-s seconds."""
 
 import argparse
 import json
@@ -45,12 +48,21 @@ LINKS = [(rate, latency) for rate in (20, 100, 1000) for latency in (0.001, 0.03
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--sites", type=int, nargs="+", default=[2, 4, 8])
     add("--every", type=int, nargs="+", default=[10, 30, 100])
     add("--seeds", type=int, nargs="+", default=[1], help="of the data")
-    add("--arms", nargs="+", choices=[*ARMS], default=[*ARMS], metavar="NAME", help="of: " + "; ".join(ARMS).replace("%", "%%"))
+    add(
+        "--arms",
+        nargs="+",
+        choices=[*ARMS],
+        default=[*ARMS],
+        metavar="NAME",
+        help="of: " + "; ".join(ARMS).replace("%", "%%"),
+    )
     add("--steps", type=int, default=300, help="a multiple of each of --every (300)")
     add("--rows", type=int, default=16, help="sequences of 64 bytes in a step, over all sites (16)")
     add("--params", type=float, default=124e6, help="of the model that seconds are for (124e6)")
@@ -62,8 +74,13 @@ def arguments():
 
 def rows_of(args):
     """(sites, arm, every, seed) of each row; every is 1 where it has no meaning."""
-    return [(sites, arm, every, seed) for sites in args.sites for seed in args.seeds for arm in args.arms
-            for every in ([1] if ARMS[arm] is None else args.every)]
+    return [
+        (sites, arm, every, seed)
+        for sites in args.sites
+        for seed in args.seeds
+        for arm in args.arms
+        for every in ([1] if ARMS[arm] is None else args.every)
+    ]
 
 
 def key_of(row):
@@ -82,6 +99,7 @@ def done(args):
 
 # ---- a site ----
 
+
 def site(rank, sites, port, jobs, args):
     import torch
     import torch.distributed as dist
@@ -91,13 +109,19 @@ def site(rank, sites, port, jobs, args):
     store = dist.TCPStore("127.0.0.1", port, sites, False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=sites)
     text = torch.frombuffer(bytearray(read_bytes()), dtype=torch.uint8)
-    train, held_out = text[:-len(text) // 10], text[-len(text) // 10:]
+    train, held_out = text[: -len(text) // 10], text[-len(text) // 10 :]
     for _, arm, every, seed in jobs:
         row = one_run(args, arm, every, seed, train, held_out)
         if rank == 0:
             with args.out.open("a") as file:
                 print(json.dumps(row), file=file, flush=True)
-            print(f"{sites} sites, {arm}, every {every}, seed {seed}: {row['loss']:.4f}, {row['bits']:.4g} bits a step, {row['wall_s']:.0f} s", flush=True)
+            print(
+                (
+                    f"{sites} sites, {arm}, every {every}, seed {seed}: {row['loss']:.4f}, {row['bits']:.4g} "
+                    f"bits a step, {row['wall_s']:.0f} s"
+                ),
+                flush=True,
+            )
     dist.barrier()
     os._exit(0)  # gloo's threads
 
@@ -107,7 +131,7 @@ def batch(data, rows, *key):
 
     generator = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
     starts = torch.randint(len(data) - 65, (rows,), generator=generator)
-    found = torch.stack([data[i:i + 65] for i in starts.tolist()]).long()
+    found = torch.stack([data[i : i + 65] for i in starts.tolist()]).long()
     return found[:, :-1], found[:, 1:]
 
 
@@ -118,8 +142,15 @@ def optimizers_of(model, arm):
         return [torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)]
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and ".h." in name]
     inside = {id(p) for p in matrices}
-    return [torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1),
-            torch.optim.AdamW([p for p in model.parameters() if id(p) not in inside], lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)]
+    return [
+        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1),
+        torch.optim.AdamW(
+            [p for p in model.parameters() if id(p) not in inside],
+            lr=2e-3,
+            betas=(0.9, 0.95),
+            weight_decay=0.1,
+        ),
+    ]
 
 
 def one_run(args, arm, every, seed, train, held_out):
@@ -140,12 +171,18 @@ def one_run(args, arm, every, seed, train, held_out):
     if own is not None:
         handle = tagc.LocalSteps(model, optimizers, every=every, verbose=False, **own)
     elif "direct" in arm:
-        handle = tagc.compress(wrapped, optimizers, verbose=False, on_step=lambda stats: bits.append(stats["bits_per_param"]))
+        handle = tagc.compress(
+            wrapped, optimizers, verbose=False, on_step=lambda stats: bits.append(stats["bits_per_param"])
+        )
     losses = {}
     for step in range(args.steps):
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = (0.02 if isinstance(optimizer, torch.optim.Muon) else 2e-3) * min(1, (step + 1) / 30) * (1 - 0.9 * step / args.steps)
+                group["lr"] = (
+                    (0.02 if isinstance(optimizer, torch.optim.Muon) else 2e-3)
+                    * min(1, (step + 1) / 30)
+                    * (1 - 0.9 * step / args.steps)
+                )
             optimizer.zero_grad()
         loss = wrapped(*(rows[rank::sites] for rows in batch(train, args.rows, seed, step)))
         loss.backward()
@@ -164,8 +201,19 @@ def one_run(args, arm, every, seed, train, held_out):
     if handle is not None:
         handle.close()
     del wrapped
-    return {"sites": sites, "arm": arm, "every": every, "seed": seed, "steps": args.steps, "rows": args.rows, "loss": losses[args.steps],
-            "losses": losses, "bits": per_step, "n_params": n_params, "wall_s": time.monotonic() - begin}
+    return {
+        "sites": sites,
+        "arm": arm,
+        "every": every,
+        "seed": seed,
+        "steps": args.steps,
+        "rows": args.rows,
+        "loss": losses[args.steps],
+        "losses": losses,
+        "bits": per_step,
+        "n_params": n_params,
+        "wall_s": time.monotonic() - begin,
+    }
 
 
 def evaluate(model, held_out):
@@ -181,12 +229,16 @@ def evaluate(model, held_out):
 
 # ---- all of them ----
 
+
 def run(args):
     import torch.distributed as dist
 
     have = {key_of(row) for row in done(args)}
     if wrong := [every for every in args.every if args.steps % every]:
-        raise SystemExit(f"--steps is {args.steps}, must be a multiple of {wrong[0]}, so that all sites end with the same model")
+        raise SystemExit(
+            f"--steps is {args.steps}, must be a multiple of {wrong[0]}, so that all sites end with the "
+            "same model"
+        )
     if wrong := [sites for sites in args.sites if args.rows % sites]:
         raise SystemExit(f"--rows is {args.rows}, must be a multiple of {wrong[0]} sites")
     context = multiprocessing.get_context("fork")
@@ -195,7 +247,9 @@ def run(args):
         if not jobs:
             continue
         store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-        processes = [context.Process(target=site, args=(rank, sites, store.port, jobs, args)) for rank in range(sites)]
+        processes = [
+            context.Process(target=site, args=(rank, sites, store.port, jobs, args)) for rank in range(sites)
+        ]
         for process in processes:
             process.start()
         for process in processes:
@@ -208,22 +262,42 @@ def table(args):
     from tagc.torch.advise import links
 
     found = {key_of(row): row for row in done(args)}
-    heads = ["sites", "arm", "H", "seeds", "loss", "above fp32 at every step", "bits a step",
-             *(f"{rate} Mbit/s, {1e3 * latency:g} ms" for rate, latency in LINKS)]
+    heads = [
+        "sites",
+        "arm",
+        "H",
+        "seeds",
+        "loss",
+        "above fp32 at every step",
+        "bits a step",
+        *(f"{rate} Mbit/s, {1e3 * latency:g} ms" for rate, latency in LINKS),
+    ]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for sites, arm, every in sorted({key[:3] for key in found}, key=lambda one: (one[0], [*ARMS].index(one[1]), one[2])):
+    for sites, arm, every in sorted(
+        {key[:3] for key in found}, key=lambda one: (one[0], [*ARMS].index(one[1]), one[2])
+    ):
         seeds = {key[3]: row for key, row in sorted(found.items()) if key[:3] == (sites, arm, every)}
         loss, bits = (statistics.mean(row[name] for row in seeds.values()) for name in ("loss", "bits"))
         bases = {seed: found.get((sites, "every step, fp32", 1, seed)) for seed in seeds}
         gaps = [100 * (row["loss"] / bases[seed]["loss"] - 1) for seed, row in seeds.items() if bases[seed]]
         above = f"{statistics.mean(gaps):+.1f} %" if gaps else "-"
-        spread = f" ({min(gaps):+.1f} to {max(gaps):+.1f})" if len(gaps) > 1 and arm != "every step, fp32" else ""
+        spread = (
+            f" ({min(gaps):+.1f} to {max(gaps):+.1f})" if len(gaps) > 1 and arm != "every step, fp32" else ""
+        )
         cells = []
         for rate, latency in LINKS:
             n_bytes_s = bits * every * (sites - 1) / sites * args.params / (links.PAYLOAD * rate * 1e6)
             exchange_s = links.MESSAGES * latency + n_bytes_s
             cells.append(f"{links.local_step_s(args.step_s, exchange_s, every):.3g} s")
-        words = [str(sites), arm, "-" if every == 1 else str(every), str(len(seeds)), f"{loss:.3f}", above + spread, f"{bits:.3g}"]
+        words = [
+            str(sites),
+            arm,
+            "-" if every == 1 else str(every),
+            str(len(seeds)),
+            f"{loss:.3f}",
+            above + spread,
+            f"{bits:.3g}",
+        ]
         lines.append("| " + " | ".join(words + cells) + " |")
     print("\n".join(lines))
 

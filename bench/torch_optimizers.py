@@ -1,9 +1,11 @@
-"""What each optimizer makes of compressed gradients: the small GPT of torch_first_try.py from random weights, per optimizer
-dense, with every value in 4 bits, and going on to selection with its first moment kept and taken off.
+"""What each optimizer makes of compressed gradients: the small GPT of torch_first_try.py from random weights,
+per optimizer dense, with every value in 4 bits, and going on to selection with its first moment kept and
+taken off.
 
     torchrun --standalone --nproc-per-node 2 bench/torch_optimizers.py --json optimizers.json
 
-Rows that the JSON file has are kept and not run again. lion and schedule-free want the packages lion-pytorch and schedulefree."""
+Rows that the JSON file has are kept and not run again. lion and schedule-free want the packages lion-pytorch
+and schedulefree."""
 
 import argparse
 import json
@@ -24,8 +26,10 @@ ARMS = ("dense", "4 bits", "goes on, moment kept", "goes on, moment off")
 
 def adamw_groups(model, keep=lambda p: True):
     parameters = [p for p in model.parameters() if keep(p)]
-    return [{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
 
 
 def lion(groups):
@@ -43,16 +47,26 @@ def schedule_free(groups):
 def muon(model):
     """The matrices of the blocks by Muon, the rest by AdamW, as its authors advise."""
     inner = {id(p) for name, p in model.named_parameters() if p.dim() == 2 and ".h." in name}
-    return [torch.optim.Muon([p for p in model.parameters() if id(p) in inner], lr=0.02, weight_decay=0.1),
-            torch.optim.AdamW(adamw_groups(model, lambda p: id(p) not in inner), lr=2e-3, betas=(0.9, 0.99))]
+    return [
+        torch.optim.Muon([p for p in model.parameters() if id(p) in inner], lr=0.02, weight_decay=0.1),
+        torch.optim.AdamW(adamw_groups(model, lambda p: id(p) not in inner), lr=2e-3, betas=(0.9, 0.99)),
+    ]
 
 
 MAKES = {
     "adamw": lambda m: [torch.optim.AdamW(adamw_groups(m), lr=2e-3, betas=(0.9, 0.99))],
-    "nadam": lambda m: [torch.optim.NAdam(adamw_groups(m), lr=2e-3, betas=(0.9, 0.99), decoupled_weight_decay=True)],
-    "radam": lambda m: [torch.optim.RAdam(adamw_groups(m), lr=2e-3, betas=(0.9, 0.99), decoupled_weight_decay=True)],
+    "nadam": lambda m: [
+        torch.optim.NAdam(adamw_groups(m), lr=2e-3, betas=(0.9, 0.99), decoupled_weight_decay=True)
+    ],
+    "radam": lambda m: [
+        torch.optim.RAdam(adamw_groups(m), lr=2e-3, betas=(0.9, 0.99), decoupled_weight_decay=True)
+    ],
     "lion": lambda m: [lion(adamw_groups(m))],
-    "sgd": lambda m: [torch.optim.SGD([{**g, "weight_decay": 0.0} for g in adamw_groups(m)], lr=0.3, momentum=0.9, nesterov=True)],
+    "sgd": lambda m: [
+        torch.optim.SGD(
+            [{**g, "weight_decay": 0.0} for g in adamw_groups(m)], lr=0.3, momentum=0.9, nesterov=True
+        )
+    ],
     "muon": muon,
     "adafactor": lambda m: [torch.optim.Adafactor(adamw_groups(m), lr=2e-2)],
     "schedule-free": lambda m: [schedule_free(adamw_groups(m))],
@@ -68,6 +82,7 @@ def moment_off(optimizer, group):
 
 def hold_off(optimizer, handle):
     """Whatever is compressed and noise is stepped without a first moment."""
+
     def before(optimizer, args, kwargs):
         names = {name for name, memory in handle.state.schedule.memories().items() if memory.moment == 0}
         keys = {id(p) for name, p in handle.model.named_parameters() if name.removeprefix("module.") in names}
@@ -78,7 +93,7 @@ def hold_off(optimizer, handle):
             optimizer.param_groups.append({**group, "params": own} | moment_off(optimizer, group))
 
     def after(optimizer, args, kwargs):
-        del optimizer.param_groups[len(optimizer.whole):]
+        del optimizer.param_groups[len(optimizer.whole) :]
         for group, whole in zip(optimizer.param_groups, optimizer.whole):
             group["params"] = whole["params"]
 
@@ -94,14 +109,16 @@ def run(name, arm, setup, seed, tokens, n_vocab):
     if arm != "dense":
         handle = tagc.compress(model, verbose=False)
         if arm.endswith("off"):
-            handle.state.schedule.set_moments({parameter.name for parameter in handle.wrapper.parameters()}, ())
+            handle.state.schedule.set_moments(
+                {parameter.name for parameter in handle.wrapper.parameters()}, ()
+            )
         if arm.startswith("goes on"):
             handle.state.schedule.none_is_long()
         if arm.endswith("off"):
             for optimizer in optimizers:
                 hold_off(optimizer, handle)
     rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
-    train, held_out = tokens[:-len(tokens) // 10], tokens[-len(tokens) // 10:]
+    train, held_out = tokens[: -len(tokens) // 10], tokens[-len(tokens) // 10 :]
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
     bits, begin = [], time.perf_counter()
     for step in range(setup["steps"]):
@@ -122,8 +139,12 @@ def run(name, arm, setup, seed, tokens, n_vocab):
     loss = first_try.evaluate(model, held_out, setup)
     if handle is not None:
         handle.close()
-    return {"loss": loss, "bits": sum(bits) / len(bits) if bits else 64.0, "last_bits": bits[-1] if bits else 64.0,
-            "seconds": time.perf_counter() - begin}
+    return {
+        "loss": loss,
+        "bits": sum(bits) / len(bits) if bits else 64.0,
+        "last_bits": bits[-1] if bits else 64.0,
+        "seconds": time.perf_counter() - begin,
+    }
 
 
 def main():
@@ -150,10 +171,22 @@ def main():
                     part = args.json.with_suffix(".part")
                     part.write_text(json.dumps(rows, indent=1) + "\n")
                     part.replace(args.json)
-                    dense = next((r["loss"] for r in rows if (r["optimizer"], r["seed"], r["steps"], r["arm"]) == (name, seed, args.steps, "dense")),
-                                 float("nan"))
-                    print(f"{name:14} {seed} {arm:22} {rows[-1]['loss']:.4f} {100 * (rows[-1]['loss'] / dense - 1):+7.2f} % of dense, "
-                          f"{rows[-1]['bits']:.2f} bits, at the end {rows[-1]['last_bits']:.2f}  {rows[-1]['seconds']:.0f} s", flush=True)
+                    dense = next(
+                        (
+                            r["loss"]
+                            for r in rows
+                            if (r["optimizer"], r["seed"], r["steps"], r["arm"])
+                            == (name, seed, args.steps, "dense")
+                        ),
+                        float("nan"),
+                    )
+                    print(
+                        f"{name:14} {seed} {arm:22} {rows[-1]['loss']:.4f} "
+                        f"{100 * (rows[-1]['loss'] / dense - 1):+7.2f} % of dense, "
+                        f"{rows[-1]['bits']:.2f} bits, at the end {rows[-1]['last_bits']:.2f}  "
+                        f"{rows[-1]['seconds']:.0f} s",
+                        flush=True,
+                    )
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,12 +1,12 @@
-"""Validation loss of a small GPT under FSDP2, dense against tagc: all arms go on from one trained state, and see the data in
-the same orders. Runs from random weights differ by more between seeds than most arms do from each other.
+"""Validation loss of a small GPT under FSDP2, dense against tagc: all arms go on from one trained state, and
+see the data in the same orders. Runs from random weights differ by more between seeds than most arms do from
+each other.
 
-    scripts/corpus.sh data/corpus
-    torchrun --standalone --nproc-per-node 2 bench/torch_quality.py --data data/corpus --json results/torch-quality.json"""
+    scripts/corpus.sh data/corpus torchrun --standalone --nproc-per-node 2 bench/torch_quality.py --data
+    data/corpus --json results/torch-quality.json"""
 
 import argparse
 import copy
-import json
 import pathlib
 import platform
 import statistics
@@ -20,13 +20,15 @@ import torch.distributed as dist
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "lab")]
 
-import results
 import tables
 import torchquality
 import train_gpt
 from gpt import GPT, Config
 
-# What compress() gets; "adam": Adam keeps its first moment everywhere, as in a loop that changes nothing else.
+import results
+
+# What compress() gets; "adam": Adam keeps its first moment everywhere, as in a loop that changes nothing
+# else.
 ARMS = {
     "dense": None,
     "0.9": {"sparsity": 0.9},
@@ -42,11 +44,17 @@ ARMS = {
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=pathlib.Path, nargs="+", default=train_gpt.TEXT, help="folders of text")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help=", ".join(ARMS))
+    parser.add_argument(
+        "--data", type=pathlib.Path, nargs="+", default=train_gpt.TEXT, help="folders of text"
+    )
+    parser.add_argument(
+        "--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help=", ".join(ARMS)
+    )
     parser.add_argument("--orders", type=int, default=3, help="of the data (3)")
     parser.add_argument("--json", type=pathlib.Path)
-    for name, default in dict(trunk=300, steps=150, n_layer=3, n_embd=96, n_positions=96, batch_size=8, eval_batches=40).items():
+    for name, default in dict(
+        trunk=300, steps=150, n_layer=3, n_embd=96, n_positions=96, batch_size=8, eval_batches=40
+    ).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"({default})")
     args = parser.parse_args()
     args.n_head, args.warmup, args.lr, args.weight_decay, args.clip = 4, 20, 2e-3, 0.1, 1.0
@@ -56,7 +64,15 @@ def arguments():
 
 def wrapped(args):
     torch.manual_seed(1)
-    model = GPT(Config(n_positions=args.n_positions, n_embd=args.n_embd, n_head=args.n_head, n_layer=args.n_layer, tied=False))
+    model = GPT(
+        Config(
+            n_positions=args.n_positions,
+            n_embd=args.n_embd,
+            n_head=args.n_head,
+            n_layer=args.n_layer,
+            tied=False,
+        )
+    )
     return train_gpt.wrap(model, args)
 
 
@@ -76,7 +92,9 @@ def trunk_of(args, text):
     model = wrapped(args)
     optimizer = train_gpt.optimizer_of(model, None, args)
     steps(args, model, optimizer, text, 0, args.trunk, False)
-    return copy.deepcopy(model.state_dict()), {name: optimizer.state[p] for name, p in model.named_parameters()}
+    return copy.deepcopy(model.state_dict()), {
+        name: optimizer.state[p] for name, p in model.named_parameters()
+    }
 
 
 def fork(args, arm, order, trunk, texts):
@@ -90,8 +108,12 @@ def fork(args, arm, order, trunk, texts):
     keeps_adam = options.pop("adam", False)
     bits, handle = [], None
     if ARMS[arm] is not None:
-        handle = tagc.compress(model, verbose=False, on_step=lambda stats: bits.append((stats["bits_per_param"],
-                                                                                        stats["gather_bits"])), **options)
+        handle = tagc.compress(
+            model,
+            verbose=False,
+            on_step=lambda stats: bits.append((stats["bits_per_param"], stats["gather_bits"])),
+            **options,
+        )
     optimizer = train_gpt.optimizer_of(model, None if keeps_adam else handle, args)
     for name, parameter in model.named_parameters():
         optimizer.state[parameter] = copy.deepcopy(moments[name])
@@ -99,12 +121,19 @@ def fork(args, arm, order, trunk, texts):
     steps(args, model, optimizer, texts[0], order, args.steps, True)
     seconds = time.perf_counter() - begin
     with torch.no_grad():
-        losses = [model(*train_gpt.batch(texts[1], args, "eval", i, dist.get_rank())) for i in range(args.eval_batches)]
+        losses = [
+            model(*train_gpt.batch(texts[1], args, "eval", i, dist.get_rank()))
+            for i in range(args.eval_batches)
+        ]
     if handle:
         handle.close()
     gradients, gathers = (statistics.mean(column) for column in zip(*bits)) if bits else (32.0, 0.0)
-    return {"loss": train_gpt.mean_over_ranks(sum(losses) / len(losses)), "bits": gradients, "gather_bits": gathers or None,
-            "seconds": seconds}
+    return {
+        "loss": train_gpt.mean_over_ranks(sum(losses) / len(losses)),
+        "bits": gradients,
+        "gather_bits": gathers or None,
+        "seconds": seconds,
+    }
 
 
 def main():
@@ -119,12 +148,30 @@ def main():
             run = {"arm": arm, "order": order} | fork(args, arm, order, trunk, texts)
             runs.append(run)
             if dist.get_rank() == 0:
-                print(f"order {order}  {arm:28} loss {run['loss']:.4f}  {run['bits']:6.2f} bits  {run['seconds']:.0f} s", flush=True)
+                print(
+                    (
+                        f"order {order}  {arm:28} loss {run['loss']:.4f}  {run['bits']:6.2f} bits  "
+                        f"{run['seconds']:.0f} s"
+                    ),
+                    flush=True,
+                )
     if dist.get_rank() == 0:
-        commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
-        result = {"type": "torch-quality", "format": 1, "command": sys.argv, "commit": commit.stdout.strip(),
-                  "torch": torch.__version__, "machine": platform.machine(), "world_size": dist.get_world_size(),
-                  "n_params": n_params, "trunk": args.trunk, "steps": args.steps, "runs": runs}
+        commit = subprocess.run(
+            ["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True
+        )
+        result = {
+            "type": "torch-quality",
+            "format": 1,
+            "command": sys.argv,
+            "commit": commit.stdout.strip(),
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+            "world_size": dist.get_world_size(),
+            "n_params": n_params,
+            "trunk": args.trunk,
+            "steps": args.steps,
+            "runs": runs,
+        }
         print(torchquality.markdown(result, tables.grid, tables.number))
         if args.json:
             results.write(args.json, result)

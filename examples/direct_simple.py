@@ -14,9 +14,9 @@ end 0.45:
     encode -> exchange -> decode  positions as gaps, values in 2 bits; the owner adds in rank order
     residual = acc - decoded      small values and rounding errors are not lost: they join the next gradient
 
-The bytes are bodies of fragments as in docs/reference/wire-format.md. tests/python/test_direct_simple.py compares
-bytes, residuals, sums and losses with the library's. The library does more: it checks messages, handles NaN
-and Inf, exchanges while backward runs, and sends parameters as differences of 4 bits.
+The bytes are bodies of fragments as in docs/reference/wire-format.md. tests/python/test_direct_simple.py
+compares bytes, residuals, sums and losses with the library's. The library does more: it checks messages,
+handles NaN and Inf, exchanges while backward runs, and sends parameters as differences of 4 bits.
 """
 
 import functools
@@ -41,6 +41,7 @@ WIDTHS = sorted(range(2, 16), key=lambda bits: abs(bits - 6))  # bits for a gap,
 
 # ---- select ----
 
+
 def select(acc, level):
     """Returns the positions of the k largest magnitudes of acc (n,), ascending. Zeros are never selected."""
     k = max(1, len(acc) // level.one_in)
@@ -49,6 +50,7 @@ def select(acc, level):
 
 
 # ---- encode: positions if not all values are sent, then values ----
+
 
 def encode(acc, level):
     """Returns what is sent of acc (n,), as bytes."""
@@ -93,7 +95,7 @@ def encode_values(values, level):
     else:  # an integer, times the scale
         top = 2 ** (level.bits - 1) - 1
         codes = (blocks * torch.where(scale > 0, 1 / scale, 0)).clamp(-top, top).round().long()
-    return torch.cat([scales.view(torch.uint8), pack(codes.flatten()[:len(values)], level.bits)])
+    return torch.cat([scales.view(torch.uint8), pack(codes.flatten()[: len(values)], level.bits)])
 
 
 def scales_of(blocks, counts, level):
@@ -116,6 +118,7 @@ def pack(codes, bits):
 
 
 # ---- decode: the same backwards ----
+
 
 def decode(body, n, level):
     """Returns the n values that a body stands for, zero where none was sent."""
@@ -141,8 +144,8 @@ def decode_positions(body, n):
 def decode_values(data, m, level):
     """Returns the m values that encode_values made bytes of."""
     n_blocks = math.ceil(m / level.block)
-    scales = data[:2 * n_blocks].clone().view(torch.bfloat16).float().repeat_interleave(level.block)[:m]
-    codes = unpack(data[2 * n_blocks:], level.bits, m)
+    scales = data[: 2 * n_blocks].clone().view(torch.bfloat16).float().repeat_interleave(level.block)[:m]
+    codes = unpack(data[2 * n_blocks :], level.bits, m)
     if level.bits == 2:
         return scales * (1 + codes % 2) * torch.where(codes < 2, 1, -1)
     half = 2 ** (level.bits - 1)
@@ -151,11 +154,12 @@ def decode_values(data, m, level):
 
 def unpack(data, bits, m):
     """Returns the m codes that pack made bytes of."""
-    stream = (data[:math.ceil(m * bits / 8), None].long() >> torch.arange(8) & 1).flatten()[:m * bits]
+    stream = (data[: math.ceil(m * bits / 8), None].long() >> torch.arange(8) & 1).flatten()[: m * bits]
     return (stream.view(m, bits) << torch.arange(bits)).sum(1)
 
 
 # ---- exchange ----
+
 
 def exchange(bodies):
     """Sends bodies[d] to rank d. Returns the bodies that came, in rank order."""
@@ -241,8 +245,13 @@ def make_text():
 def make_model(n_letters, world_size):
     """Returns the model, and rows (W, n / W): the memory of its parameters, padded."""
     torch.manual_seed(1)  # the same model on all ranks
-    model = nn.Sequential(nn.Embedding(n_letters, 16), nn.Flatten(), nn.Linear(16 * CONTEXT, 64), nn.GELU(),
-                          nn.Linear(64, n_letters))
+    model = nn.Sequential(
+        nn.Embedding(n_letters, 16),
+        nn.Flatten(),
+        nn.Linear(16 * CONTEXT, 64),
+        nn.GELU(),
+        nn.Linear(64, n_letters),
+    )
     flat = nn.utils.parameters_to_vector(model.parameters()).detach()
     flat = F.pad(flat, (0, -len(flat) % world_size))
     nn.utils.vector_to_parameters(flat, model.parameters())
@@ -277,9 +286,12 @@ def train(n_steps, reduce=reduce_scatter):
         if step % WINDOW == 0:
             coherence = coherence_of(torch.stack(gradients))
             if rank == 0:
-                print(f"step {step:3}: loss {sum(losses[-WINDOW:]) / WINDOW:.4f}, level {plan.level}, "
-                      f"{8 * n_bytes / rows.numel():.2f} bits per parameter, beta1 {plan.beta1:.2f}, "
-                      f"coherence {coherence:.2f}", flush=True)
+                print(
+                    f"step {step:3}: loss {sum(losses[-WINDOW:]) / WINDOW:.4f}, level {plan.level}, "
+                    f"{8 * n_bytes / rows.numel():.2f} bits per parameter, beta1 {plan.beta1:.2f}, "
+                    f"coherence {coherence:.2f}",
+                    flush=True,
+                )
             plan, gradients = schedule(plan, coherence, step // WINDOW), []
     return losses, plans
 

@@ -1,4 +1,5 @@
 """Shared by all modules of the lab: paths, one kind of failure, and running a program."""
+
 import difflib
 import os
 import pathlib
@@ -29,7 +30,9 @@ def bits_per_s(rate):
 
 def need_program(name, package):
     if not shutil.which(name):
-        raise LabError(f"{name} is not installed; the package {package} has it (scripts/setup.sh lab installs it)")
+        raise LabError(
+            f"{name} is not installed; the package {package} has it (scripts/setup.sh lab installs it)"
+        )
 
 
 def call(*words, check=True, timeout=30):

@@ -1,5 +1,6 @@
-"""Tokens to train on. "manual": the manual of Perl, real text that Debian and Ubuntu ship (perl-doc), as in the demo;
-"words": pseudo-random words, for experiments in which only time and bytes count."""
+"""Tokens to train on. "manual": the manual of Perl, real text that Debian and Ubuntu ship (perl-doc), as in
+the demo; "words": pseudo-random words, for experiments in which only time and bytes count."""
+
 import pathlib
 import random
 import shutil
@@ -17,8 +18,8 @@ def _words(folder):
 
 
 def folder_of(name, tagc, scratch):
-    """A folder with train.bin and val.bin, made by `tagc data`. The manual is kept for the next time, where the demo
-    looks for it too."""
+    """A folder with train.bin and val.bin, made by `tagc data`. The manual is kept for the next time, where
+    the demo looks for it too."""
     if name == "words":
         _words(scratch / "text")
         call(tagc, "data", "--quiet", "--out", scratch / "data", scratch / "text", timeout=120)

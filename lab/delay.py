@@ -1,5 +1,6 @@
-"""Latency of the lab's links: the program tagc-lab-latency (lab/latency.c), which connects two TAP devices and delays
-each frame; and a check of the delay by ping."""
+"""Latency of the lab's links: the program tagc-lab-latency (lab/latency.c), which connects two TAP devices
+and delays each frame; and a check of the delay by ping."""
+
 import json
 import os
 import pathlib
@@ -7,7 +8,6 @@ import re
 import select
 import statistics
 import subprocess
-import time
 
 from common import LabError
 
@@ -31,21 +31,23 @@ def is_latency(text):
 
 
 def queue_ms(latency):
-    """The longest wait in a shaper's queue when none is asked for: two round trips, which hold as many bytes as TCP
-    has in flight, and 50 ms at least."""
+    """The longest wait in a shaper's queue when none is asked for: two round trips, which hold as many bytes
+    as TCP has in flight, and 50 ms at least."""
     return max(50, round(4e3 * seconds(latency)))
 
 
 def window_bytes(bits_per_s, latency):
-    """What TCP may have under way: four times rate times round trip, since half of a receive buffer is for headers, and
-    Linux's usual 6 MB at least."""
+    """What TCP may have under way: four times rate times round trip, since half of a receive buffer is for
+    headers, and Linux's usual 6 MB at least."""
     return max(6 << 20, int(4 * bits_per_s / 8 * 2 * seconds(latency)))
 
 
 def find_program(tagc):
     path = pathlib.Path(tagc).parent / PROGRAM
     if not os.access(path, os.X_OK):
-        raise LabError(f"{path} is not there, which holds frames back for experiments with latency; make build makes it")
+        raise LabError(
+            f"{path} is not there, which holds frames back for experiments with latency; make build makes it"
+        )
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
         raise LabError("/dev/net/tun cannot be opened, and experiments with latency need TAP devices")
     return path
@@ -57,10 +59,20 @@ class Delay:
     def __init__(self, program, one_way_s, bits_per_s, wires):
         """wires: ((namespace, device), (namespace, device)) each."""
         queue_bytes = int(bits_per_s / 8 * one_way_s * 2) + SPARE_BYTES
-        words = [program, f"--one-way-us={round(1e6 * one_way_s)}", f"--queue-bytes={queue_bytes}",
-                 *(f"{a}:{device_a}={b}:{device_b}" for (a, device_a), (b, device_b) in wires)]
-        self.process = subprocess.Popen([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE, text=True, start_new_session=True)
+        words = [
+            program,
+            f"--one-way-us={round(1e6 * one_way_s)}",
+            f"--queue-bytes={queue_bytes}",
+            *(f"{a}:{device_a}={b}:{device_b}" for (a, device_a), (b, device_b) in wires),
+        ]
+        self.process = subprocess.Popen(
+            [str(word) for word in words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         ready, _, _ = select.select([self.process.stdout], [], [], 10)
         if not ready or self.process.stdout.readline() != "ready\n":
             self.process.kill()
@@ -73,8 +85,10 @@ class Delay:
             return
         status, said = self.process.returncode, self.process.stderr.read().strip()
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        raise LabError(f"{PROGRAM} {how} while its links were in use: the hosts had no network any more"
-                       + (f"; it said: {said}" if said else ""))
+        raise LabError(
+            f"{PROGRAM} {how} while its links were in use: the hosts had no network any more"
+            + (f"; it said: {said}" if said else "")
+        )
 
     def stop(self):
         """Ends the program and returns its report. Raises if it had ended before, or if frames were lost."""
@@ -88,10 +102,14 @@ class Delay:
         try:
             report = json.loads(said)
         except json.JSONDecodeError:
-            raise LabError(f"{PROGRAM} ended without its report, with status {self.process.returncode}") from None
+            raise LabError(
+                f"{PROGRAM} ended without its report, with status {self.process.returncode}"
+            ) from None
         if report["dropped_frames"]:
-            raise LabError(f"{report['dropped_frames']} frames were dropped by {PROGRAM}, whose queue was full: the "
-                           "processor was too busy for this rate, and the times are of no worth")
+            raise LabError(
+                f"{report['dropped_frames']} frames were dropped by {PROGRAM}, whose queue was full: the "
+                "processor was too busy for this rate, and the times are of no worth"
+            )
         return report
 
     def kill(self):
@@ -101,21 +119,29 @@ class Delay:
 
 
 def _ping(network, host, to_address, interval_s):
-    words = network.inside(host, "ping", "-n", "-c", PINGS + WARM_UP_PINGS, "-i", f"{interval_s:.3f}", "-W", 5, to_address)
+    words = network.inside(
+        host, "ping", "-n", "-c", PINGS + WARM_UP_PINGS, "-i", f"{interval_s:.3f}", "-W", 5, to_address
+    )
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
         raise LabError(f"ping from host h{host} to {to_address} does not end") from None
-    found = [(int(number), 1e-3 * float(ms)) for number, ms in re.findall(r"seq=(\d+).* time=([0-9.]+) ms", done.stdout)]
+    found = [
+        (int(number), 1e-3 * float(ms))
+        for number, ms in re.findall(r"seq=(\d+).* time=([0-9.]+) ms", done.stdout)
+    ]
     counted = [s for number, s in found if number > WARM_UP_PINGS]
     if len(counted) < PINGS // 2:
-        raise LabError(f"ping from host h{host} to {to_address}: {len(counted)} of {PINGS} answers; it said: "
-                       f"{(done.stderr or done.stdout).strip()[-300:]}")
+        raise LabError(
+            f"ping from host h{host} to {to_address}: {len(counted)} of {PINGS} answers; it said: "
+            f"{(done.stderr or done.stdout).strip()[-300:]}"
+        )
     return counted
 
 
 def measure(network, addresses, latency):
-    """Round trips of every host to the next one over idle links, by ping; checked against twice the latency asked for."""
+    """Round trips of every host to the next one over idle links, by ping; checked against twice the latency
+    asked for."""
     one_way_s = seconds(latency)
     hosts = list(network.hosts)
     least, medians = [], []
@@ -125,7 +151,12 @@ def measure(network, addresses, latency):
         least.append(min(samples))
         medians.append(statistics.median(samples))
     check(latency, least)
-    return {"asked": latency, "one_way_s": one_way_s, "ping_round_trip_s": medians, "ping_least_round_trip_s": least}
+    return {
+        "asked": latency,
+        "one_way_s": one_way_s,
+        "ping_round_trip_s": medians,
+        "ping_least_round_trip_s": least,
+    }
 
 
 def check(latency, least):
@@ -134,15 +165,22 @@ def check(latency, least):
     allowed = max(TOLERANCE_S, TOLERANCE * due)
     for found in least:
         if abs(found - due) > allowed:
-            raise LabError(f"the links are not as asked for: latency {latency} makes a round trip of {1e3 * due:g} ms, and "
-                           f"ping measures {1e3 * found:.3g} ms, off by more than {1e3 * allowed:g} ms")
+            raise LabError(
+                f"the links are not as asked for: latency {latency} makes a round trip of {1e3 * due:g} ms, "
+                "and "
+                f"ping measures {1e3 * found:.3g} ms, off by more than {1e3 * allowed:g} ms"
+            )
 
 
 def set_tcp(network, host, window):
-    """Sets TCP as a user of such links would: windows that fit rate times round trip, no slow start after each pause, and no
-    metrics saved from earlier connections. Returns the settings for the result."""
-    settings = {"tcp_rmem": f"4096 131072 {window}", "tcp_wmem": f"4096 16384 {window}", "tcp_slow_start_after_idle": "0",
-                "tcp_no_metrics_save": "1"}
+    """Sets TCP as a user of such links would: windows that fit rate times round trip, no slow start after
+    each pause, and no metrics saved from earlier connections. Returns the settings for the result."""
+    settings = {
+        "tcp_rmem": f"4096 131072 {window}",
+        "tcp_wmem": f"4096 16384 {window}",
+        "tcp_slow_start_after_idle": "0",
+        "tcp_no_metrics_save": "1",
+    }
     for name, value in settings.items():
         words = network.inside(host, "sh", "-c", f'echo "$1" >/proc/sys/net/ipv4/{name}', "sh", value)
         done = subprocess.run(words, capture_output=True, text=True, timeout=30)

@@ -1,5 +1,6 @@
-"""Reading experiment files. README.md has the list of keys; each is checked here, with an error that names file, key,
-value and what is allowed."""
+"""Reading experiment files. README.md has the list of keys; each is checked here, with an error that names
+file, key, value and what is allowed."""
+
 import dataclasses
 import pathlib
 import re
@@ -23,6 +24,7 @@ def _one_of(*words):
 def _number(kind, low, high):
     def is_good(value):
         return isinstance(value, kind) and not isinstance(value, bool) and low <= value <= high
+
     return is_good, f"a {'whole ' if kind is int else ''}number from {low} to {high}"
 
 
@@ -44,7 +46,9 @@ def _is_seed(value):
 
 def _are_options(value):
     return isinstance(value, dict) and all(
-        re.fullmatch("[a-z][a-z0-9-]*", name) and isinstance(word, (str, int, float)) for name, word in value.items())
+        re.fullmatch("[a-z][a-z0-9-]*", name) and isinstance(word, (str, int, float))
+        for name, word in value.items()
+    )
 
 
 RATE = r"(?![0.]+[kmg])\d+(?:\.\d+)?[kmg]bit"
@@ -55,12 +59,17 @@ PLACE_KEYS = {
     "hosts": _number(int, 1, MOST_HOSTS),
     "ranks_per_host": _number(int, 1, 64),
     "rate": _word(f"{RATE}(/{RATE})?", RATE_WORDS),
-    "links": _list_of(_word(f"{RATE}(/{RATE})?", RATE_WORDS)[0], f"a list with the rate of each host: {RATE_WORDS}"),
+    "links": _list_of(
+        _word(f"{RATE}(/{RATE})?", RATE_WORDS)[0], f"a list with the rate of each host: {RATE_WORDS}"
+    ),
     "wireguard": (lambda value: isinstance(value, bool), "true or false"),
     "mtu": _number(int, 576, 65000),
     "burst": _word(r"\d+[km]?b", 'a size of tc, as in "256kb"'),
     "queue": _word(r"\d+ms", 'the longest wait in the queue, as in "50ms"'),
-    "latency": (delay.is_latency, 'the way from one host to another, from 0.1 ms to 1 s, as in "10ms" or "500us"'),
+    "latency": (
+        delay.is_latency,
+        'the way from one host to another, from 0.1 ms to 1 s, as in "10ms" or "500us"',
+    ),
     "arms": _list_of(_is_text, "a list of arms, NAME[+option=value]..., or config files"),
     "options": (_are_options, "a table of options of the command, as in batch-size = 1"),
 }
@@ -82,13 +91,24 @@ KEYS = PLACE_KEYS | {
 OF_TRAIN = ("seeds", "data", "trace", "units", "base", "rates", "simulate")
 OF_BENCH = ("pairs",)
 REQUIRED = ("title", "kind", "table", "minutes", "arms")
-DEFAULTS = {"hosts": 1, "ranks_per_host": 1, "rate": "1gbit", "mtu": 9000, "burst": "256kb", "queue": None,
-            "latency": None, "links": None, "wireguard": False, "options": {}}
+DEFAULTS = {
+    "hosts": 1,
+    "ranks_per_host": 1,
+    "rate": "1gbit",
+    "mtu": 9000,
+    "burst": "256kb",
+    "queue": None,
+    "latency": None,
+    "links": None,
+    "wireguard": False,
+    "options": {},
+}
 
 
 @dataclasses.dataclass
 class Case:
     """One place an experiment runs in."""
+
     hosts: int
     ranks_per_host: int
     rate: str
@@ -117,7 +137,10 @@ class Case:
         return min(self.up(host), self.down(to), key=bits_per_s)
 
     def fastest(self):
-        return max((rate for host in range(1, self.hosts + 1) for rate in (self.up(host), self.down(host))), key=bits_per_s)
+        return max(
+            (rate for host in range(1, self.hosts + 1) for rate in (self.up(host), self.down(host))),
+            key=bits_per_s,
+        )
 
     def link_text(self):
         return ", ".join(self.links) if self.links else self.rate
@@ -127,7 +150,11 @@ class Case:
         return self.queue or f"{delay.queue_ms(self.latency) if self.latency else 50}ms"
 
     def text(self):
-        link = self.link_text() + (f", {self.latency} one way" if self.latency else "") + (", WireGuard" if self.wireguard else "")
+        link = (
+            self.link_text()
+            + (f", {self.latency} one way" if self.latency else "")
+            + (", WireGuard" if self.wireguard else "")
+        )
         where = f"{self.hosts} hosts, {link}" if self.hosts > 1 else "this machine, no shaped link"
         return f"{where}, {self.world_size} ranks, {len(self.arms)} arms"
 
@@ -147,8 +174,8 @@ class Experiment:
 
 
 def split_arm(arm):
-    """(label, what it begins with, words) of "configs/packed.conf+sparsity=0.9", whose label is made as by tagc bench, or
-    of "NAME: configs/packed.conf+sparsity=0.9"."""
+    """(label, what it begins with, words) of "configs/packed.conf+sparsity=0.9", whose label is made as by
+    tagc bench, or of "NAME: configs/packed.conf+sparsity=0.9"."""
     named, _, rest = arm.rpartition(": ")
     begin, *extras = rest.split("+")
     label = named.strip() or "+".join([pathlib.Path(begin).name.removesuffix(".conf"), *extras])
@@ -166,7 +193,9 @@ def numbers(text, n):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", word.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last < n:
-            raise LabError(f'--cases is "{text}", allowed: numbers from 0 to {n - 1} and ranges of them, as in 0,3-5')
+            raise LabError(
+                f'--cases is "{text}", allowed: numbers from 0 to {n - 1} and ranges of them, as in 0,3-5'
+            )
         found += range(first, last + 1)
     return sorted(set(found))
 
@@ -174,17 +203,21 @@ def numbers(text, n):
 def path_of(name):
     path = EXPERIMENTS / f"{name}.toml"
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or not path.exists():
-        raise LabError(f'there is no experiment "{name}"{nearest(name, names())}; known: {", ".join(names())}')
+        raise LabError(
+            f'there is no experiment "{name}"{nearest(name, names())}; known: {", ".join(names())}'
+        )
     return path
 
 
 def _check(where, table, keys):
     for key, value in table.items():
         if key not in keys:
-            raise LabError(f'{where}: unknown key "{key}"{nearest(key, keys)}; known: {", ".join(sorted(keys))}')
+            raise LabError(
+                f'{where}: unknown key "{key}"{nearest(key, keys)}; known: {", ".join(sorted(keys))}'
+            )
         is_good, allowed = keys[key]
         if not is_good(value):
-            raise LabError(f'{where}: {key} is {value!r}, allowed: {allowed}')
+            raise LabError(f"{where}: {key} is {value!r}, allowed: {allowed}")
 
 
 def _merged(below, above):
@@ -202,7 +235,9 @@ def read(path, quick=False):
     quicker, cases = settings.pop("quick", {}), settings.pop("case", [{}])
     for key, value, kind in (("quick", quicker, dict), ("case", cases, list)):
         if not isinstance(value, kind):
-            raise LabError(f"{path}: {key} is {value!r}, allowed: {'[quick]' if kind is dict else '[[case]]'}, a table")
+            raise LabError(
+                f"{path}: {key} is {value!r}, allowed: {'[quick]' if kind is dict else '[[case]]'}, a table"
+            )
     _check(path, settings, KEYS)
     _check(f"{path} [quick]", quicker, KEYS)
     for case in cases:
@@ -211,17 +246,27 @@ def read(path, quick=False):
         settings, cases = _merged(settings, quicker), [_merged(case, quicker) for case in cases]
     _check_whole(path, settings, cases)
     place = _merged(DEFAULTS, {key: value for key, value in settings.items() if key in PLACE_KEYS})
-    made = [Case(**{key: value for key, value in _merged(place, case).items() if key in PLACE_KEYS})
-            for case in cases]
+    made = [
+        Case(**{key: value for key, value in _merged(place, case).items() if key in PLACE_KEYS})
+        for case in cases
+    ]
     for case in made:
         if case.links and len(case.links) != case.hosts:
-            raise LabError(f"{path}: links has {len(case.links)} rates, and hosts is {case.hosts}: must be one for each host")
+            raise LabError(
+                f"{path}: links has {len(case.links)} rates, and hosts is {case.hosts}: must be one for "
+                "each host"
+            )
         if case.wireguard and settings["kind"] == "torch":
-            raise LabError(f'{path}: wireguard has no meaning for kind = "torch": gloo would not send through the tunnels')
+            raise LabError(
+                f'{path}: wireguard has no meaning for kind = "torch": gloo would not send through the '
+                "tunnels"
+            )
         if case.wireguard and case.hosts == 1:
             raise LabError(f"{path}: wireguard has no meaning for hosts = 1: it is between two hosts")
         if case.latency and case.hosts == 1:
-            raise LabError(f"{path}: latency has no meaning for hosts = 1: it is of the link between two hosts")
+            raise LabError(
+                f"{path}: latency has no meaning for hosts = 1: it is of the link between two hosts"
+            )
     return Experiment(path.stem, {**settings, "case": cases, "is_quick": quick}, made)
 
 
@@ -237,12 +282,16 @@ def _check_whole(path, settings, cases):
     if settings["kind"] == "train":
         for arm in sum(lists, []):
             if not split_arm(arm)[1].endswith(".conf"):
-                raise LabError(f'{path}: arms has "{arm}", allowed for kind = "train": config files, as in '
-                               '"configs/packed.conf+sparsity=0.9", and NAME: before one if wanted')
+                raise LabError(
+                    f'{path}: arms has "{arm}", allowed for kind = "train": config files, as in '
+                    '"configs/packed.conf+sparsity=0.9", and NAME: before one if wanted'
+                )
     labels = [split_arm(arm)[0] for arm in sum(lists, [])]
     for label in sum(settings.get("pairs", []), []):
         if label not in labels:
-            raise LabError(f'{path}: pairs has "{label}"{nearest(label, labels)}; the arms are: {", ".join(labels)}')
+            raise LabError(
+                f'{path}: pairs has "{label}"{nearest(label, labels)}; the arms are: {", ".join(labels)}'
+            )
     for arms in lists:
         own = [split_arm(arm)[0] for arm in arms]
         if len(set(own)) != len(own):

@@ -1,5 +1,5 @@
-"""Bits per parameter and rank that the paper and docs/guide/choosing.md derive, before the factor (W-1)/W. Tables
-show them beside counted bits."""
+"""Bits per parameter and rank that the paper and docs/guide/choosing.md derive, before the factor (W-1)/W.
+Tables show them beside counted bits."""
 
 
 def gradient_bits(options, union_density):

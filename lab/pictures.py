@@ -1,13 +1,21 @@
 """Pictures of results, drawn by tagc-report."""
+
 import pathlib
 import subprocess
 
 import plans
-import results
 from common import ROOT, LabError
 
-FIGURES = {"times": "time", "exchanges": "link", "bits": "bits", "losses": "loss", "quality": "pareto-all",
-           "timeline": "window"}
+import results
+
+FIGURES = {
+    "times": "time",
+    "exchanges": "link",
+    "bits": "bits",
+    "losses": "loss",
+    "quality": "pareto-all",
+    "timeline": "window",
+}
 NO_LIBRARY = 77  # exit code of scripts/report.sh
 
 
@@ -16,13 +24,16 @@ class NoLibrary(LabError):
 
 
 def draw(path):
-    """Draws NAME.svg in the folder of the result NAME.json; returns its path, or None if the result has no picture."""
+    """Draws NAME.svg in the folder of the result NAME.json; returns its path, or None if the result has no
+    picture."""
     path = pathlib.Path(path)
     if not plans.read(path) and results.read(path)["settings"].get("table") == "torch":
         return None
     figure, units = ("plan", []) if plans.read(path) else figure_of(path)
     if figure == "window" and not all(file.exists() for file in traces_of(path)):
-        raise LabError(f"no picture of {path}: its traces are not beside it; lab/lab run {path.stem} makes them anew")
+        raise LabError(
+            f"no picture of {path}: its traces are not beside it; lab/lab run {path.stem} makes them anew"
+        )
     picture = path.with_suffix(".svg")
     words = [str(ROOT / "scripts" / "report.sh"), "--quiet", f"--svg={figure}={picture}", *units, str(path)]
     done = subprocess.run(words, capture_output=True, text=True)
@@ -44,6 +55,13 @@ def figure_of(path):
     result = results.read(path)
     figure = FIGURES.get(result["settings"].get("table"))
     if not figure:
-        raise LabError(f'{path}: "table" is {result["settings"].get("table")!r}, allowed: {", ".join(FIGURES)}')
-    shown = [run["timeline"]["shown"] for case in result["cases"] for run in case.get("runs", []) if "timeline" in run]
+        raise LabError(
+            f'{path}: "table" is {result["settings"].get("table")!r}, allowed: {", ".join(FIGURES)}'
+        )
+    shown = [
+        run["timeline"]["shown"]
+        for case in result["cases"]
+        for run in case.get("runs", [])
+        if "timeline" in run
+    ]
     return figure, [f"--units={','.join(shown[0])}"] if shown else []

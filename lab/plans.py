@@ -1,4 +1,5 @@
 """Tables of what `tagc plan --json` simulated."""
+
 import json
 import pathlib
 
@@ -12,7 +13,11 @@ def read(path):
     except (OSError, json.JSONDecodeError, UnicodeDecodeError):
         return None  # the next reader reports the error
     plans = found if isinstance(found, list) else [found]
-    return plans if plans and all(isinstance(plan, dict) and plan.get("type") == "plan" for plan in plans) else None
+    return (
+        plans
+        if plans and all(isinstance(plan, dict) and plan.get("type") == "plan" for plan in plans)
+        else None
+    )
 
 
 def markdown(plans, grid):
@@ -40,7 +45,9 @@ def key_of(row):
 
 def rate(plan):
     link = plan["link"]
-    return f"{(link['line_bits_per_s'] or 8 * link['bytes_per_s']) / 1e9:g} Gbit/s" + latency(link["latency_s"])
+    return f"{(link['line_bits_per_s'] or 8 * link['bytes_per_s']) / 1e9:g} Gbit/s" + latency(
+        link["latency_s"]
+    )
 
 
 def latency(seconds):
@@ -69,17 +76,29 @@ def checked(plans, grid):
     held_out = [check for check in checks if check["is_held_out"]]
     if not held_out:
         return ""
-    rows = [[f"`{check['arm']}`", f"{check['world_size']} ranks, {8e-9 * check['link_bytes_per_s']:.2f} Gbit/s" +
-             latency(check.get("latency_s", 0)), f"{check['measured_s']:.2f} s", f"{check['simulated_s']:.2f} s",
-             f"{100 * check['error']:+.1f} %"]
-            for check in held_out]
+    rows = [
+        [
+            f"`{check['arm']}`",
+            f"{check['world_size']} ranks, {8e-9 * check['link_bytes_per_s']:.2f} Gbit/s"
+            + latency(check.get("latency_s", 0)),
+            f"{check['measured_s']:.2f} s",
+            f"{check['simulated_s']:.2f} s",
+            f"{100 * check['error']:+.1f} %",
+        ]
+        for check in held_out
+    ]
     errors = [abs(check["error"]) for check in held_out]
-    return ("\n" + grid(["not seen by the fit", "place", "measured", "simulated", "error"], rows)
-            + f"\nLargest error {100 * max(errors):.1f} %, mean {100 * sum(errors) / len(errors):.1f} %.\n")
+    return (
+        "\n"
+        + grid(["not seen by the fit", "place", "measured", "simulated", "error"], rows)
+        + f"\nLargest error {100 * max(errors):.1f} %, mean {100 * sum(errors) / len(errors):.1f} %.\n"
+    )
 
 
 def origin(plan):
     about = plan["origin"]
-    words = " ".join(pathlib.Path(about["command"][0]).name if number == 0 else word
-                     for number, word in enumerate(about["command"]))
+    words = " ".join(
+        pathlib.Path(about["command"][0]).name if number == 0 else word
+        for number, word in enumerate(about["command"])
+    )
     return f"\n`{words}`, commit {about['commit'] or 'unknown'}, {about['date'][:10]}.\n"

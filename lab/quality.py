@@ -1,15 +1,19 @@
-"""Runs for quality: what is compared begins from one trained state, kept for later experiments with the same base, and
-goes on with each arm, seed by seed: differences of a tenth of a percent show only in pairs that share weights and data.
+"""Runs for quality: what is compared begins from one trained state, kept for later experiments with the same
+base, and goes on with each arm, seed by seed: differences of a tenth of a percent show only in pairs that
+share weights and data.
 
-With `rates`, every arm's learning rate is chosen with the first seed, and the other seeds run with the best one."""
+With `rates`, every arm's learning rate is chosen with the first seed, and the other seeds run with the best
+one."""
+
 import hashlib
 import json
 import os
 import shutil
 
-import results
 from common import ROOT, LabError
 from experiment import split_arm
+
+import results
 
 CACHE = ROOT / "runs" / "lab" / "cache"
 BASE_CONFIG = "configs/fsdp.conf"
@@ -20,7 +24,10 @@ def _digest(path):
 
 
 def words_of(options):
-    return [f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()]
+    return [
+        f"--{name}={str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in options.items()
+    ]
 
 
 class Quality:
@@ -33,8 +40,11 @@ class Quality:
     def _base(self):
         """The folder of the base run; trained now unless the cache has it."""
         data = ROOT / self.runner.data
-        about = {"base": self.experiment.base, "config": (ROOT / BASE_CONFIG).read_text(),
-                 "data": [_digest(data / name) for name in ("train.bin", "val.bin")]}
+        about = {
+            "base": self.experiment.base,
+            "config": (ROOT / BASE_CONFIG).read_text(),
+            "data": [_digest(data / name) for name in ("train.bin", "val.bin")],
+        }
         key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
         folder = CACHE / key
         if folder.exists():
@@ -42,8 +52,17 @@ class Quality:
             return folder
         self.runner.say(f"base: {' '.join(words_of(self.experiment.base))}")
         made = self.runner.scratch / "base"
-        self.runner.run_command([self.runner.tagc, "train", f"--config={BASE_CONFIG}", f"--data={self.runner.data}",
-                                 "--quiet", f"--out={made}", *words_of(self.experiment.base)])
+        self.runner.run_command(
+            [
+                self.runner.tagc,
+                "train",
+                f"--config={BASE_CONFIG}",
+                f"--data={self.runner.data}",
+                "--quiet",
+                f"--out={made}",
+                *words_of(self.experiment.base),
+            ]
+        )
         CACHE.mkdir(parents=True, exist_ok=True)
         part = CACHE / f".{key}.{os.getpid()}"
         shutil.copytree(made, part)  # the scratch folder may be on another file system
@@ -56,8 +75,12 @@ class Quality:
 
     def base_summary(self):
         _, steps, evals = results.read_metrics(self.base / "metrics.jsonl")
-        return {"n_steps": len(steps), "loss": steps[-1]["loss"], "evals": evals[-1:],
-                "folder": str(self.base.relative_to(ROOT))}
+        return {
+            "n_steps": len(steps),
+            "loss": steps[-1]["loss"],
+            "evals": evals[-1:],
+            "folder": str(self.base.relative_to(ROOT)),
+        }
 
     # ---- forks ----
 
@@ -91,9 +114,18 @@ class Quality:
         folder = self.runner.scratch / "run"
         shutil.rmtree(folder, ignore_errors=True)
         tried = [f"--lr={rate:g}", f"--min-lr={rate / 10:g}"] if rate else []
-        words = [self.runner.tagc, "train", f"--config={config}", f"--data={self.runner.data}",
-                 f"--fork={self.base.relative_to(ROOT)}", f"--seed={seed}", f"--ranks={case.world_size}",
-                 *words_of(case.options), *tried, *extras]
+        words = [
+            self.runner.tagc,
+            "train",
+            f"--config={config}",
+            f"--data={self.runner.data}",
+            f"--fork={self.base.relative_to(ROOT)}",
+            f"--seed={seed}",
+            f"--ranks={case.world_size}",
+            *words_of(case.options),
+            *tried,
+            *extras,
+        ]
         run = {"label": label, "seed": seed, "rate": rate}
         run["wall_s"] = self.runner.run_command([*words, "--quiet", f"--out={folder}"])
         run |= results.run_summary(folder / "metrics.jsonl")
@@ -105,9 +137,11 @@ class Quality:
 
     def _told(self, done, todo, run):
         loss = _final_loss(run)
-        self.runner.say(f"[{done}/{todo}] {run['label']}, seed {run['seed']}"
-                        + (f", rate {run['rate']:g}" if run["rate"] else "")
-                        + f": {run['wall_s']:.0f} s, validation loss {loss:.4f}")
+        self.runner.say(
+            f"[{done}/{todo}] {run['label']}, seed {run['seed']}"
+            + (f", rate {run['rate']:g}" if run["rate"] else "")
+            + f": {run['wall_s']:.0f} s, validation loss {loss:.4f}"
+        )
 
     # ---- what a step would take elsewhere ----
 
@@ -121,13 +155,20 @@ class Quality:
             own = self.runner.scratch / "arm.conf"  # an arm's name is limited in length, a file's is not
             lines = [" = ".join(word.removeprefix("--").split("=", 1)) for word in extras]
             own.write_text((ROOT / config).read_text() + "\n" + "\n".join(lines) + "\n")
-            words = [self.runner.tagc, "plan", f"--arms={own}", f"--world-size={case.world_size}",
-                     *words_of(self.experiment.simulate), f"--json={path}"]
+            words = [
+                self.runner.tagc,
+                "plan",
+                f"--arms={own}",
+                f"--world-size={case.world_size}",
+                *words_of(self.experiment.simulate),
+                f"--json={path}",
+            ]
             self.runner.run_command(words)
             plans = json.loads(path.read_text())
             for plan in plans if isinstance(plans, list) else [plans]:
-                steps.setdefault(label, []).append({"bits_per_s": plan["link"]["line_bits_per_s"],
-                                                    "step_s": plan["rows"][0]["iteration_s"]})
+                steps.setdefault(label, []).append(
+                    {"bits_per_s": plan["link"]["line_bits_per_s"], "step_s": plan["rows"][0]["iteration_s"]}
+                )
         return {"simulated": {"assumed": self.experiment.simulate, "arms": steps}}
 
 
@@ -145,5 +186,7 @@ def check_base(experiment):
         if case.hosts != 1:
             raise LabError(f"{experiment.name}: hosts is {case.hosts}, allowed with base: 1")
         if case.options.get("steps", 0) <= base["steps"]:
-            raise LabError(f"{experiment.name}: steps is {case.options.get('steps')}, allowed: more than the base's "
-                           f"{base['steps']}, from which arms go on")
+            raise LabError(
+                f"{experiment.name}: steps is {case.options.get('steps')}, allowed: more than the base's "
+                f"{base['steps']}, from which arms go on"
+            )

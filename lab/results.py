@@ -1,4 +1,5 @@
 """Result files; docs/reference/results-format.md describes them."""
+
 import datetime
 import json
 import os
@@ -23,8 +24,10 @@ def kept_cases(path, experiment, numbers):
         return {}
     before = read(path)
     if before["settings"] != json.loads(json.dumps(experiment.settings)):
-        raise LabError(f"{path} holds {experiment.name} with other settings, whose cases do not go with these: move it "
-                       "away, or choose another --out")
+        raise LabError(
+            f"{path} holds {experiment.name} with other settings, whose cases do not go with these: move it "
+            "away, or choose another --out"
+        )
     return {case["number"]: case for case in before["cases"] if case.get("number") not in (None, *numbers)}
 
 
@@ -54,18 +57,24 @@ def _commit():
 
 def _machine(n_hosts):
     system = _first_line("/etc/os-release", "PRETTY_NAME") or platform.system()
-    return {"cpu": _first_line("/proc/cpuinfo", "model name") or platform.machine(), "n_cpus": os.cpu_count(),
-            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-            "os": f"{system}, Linux {platform.release()}",
-            "hosts": [f"h{host}" for host in range(1, n_hosts + 1)] if n_hosts > 1 else [platform.node()]}
+    return {
+        "cpu": _first_line("/proc/cpuinfo", "model name") or platform.machine(),
+        "n_cpus": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "os": f"{system}, Linux {platform.release()}",
+        "hosts": [f"h{host}" for host in range(1, n_hosts + 1)] if n_hosts > 1 else [platform.node()],
+    }
 
 
 def _busy_share(seconds=1):
-    """Share of all cores that others use just now. (The load average remembers the experiment before this one.)"""
+    """Share of all cores that others use just now. (The load average remembers the experiment before this
+    one.)"""
+
     def ticks():
         numbers = pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:6]
         user, nice, system, idle, wait = map(int, numbers)
         return user + nice + system, user + nice + system + idle + wait
+
     busy, total = ticks()
     time.sleep(seconds)
     busy_now, total_now = ticks()
@@ -73,30 +82,47 @@ def _busy_share(seconds=1):
 
 
 def origin(command, tagc, n_hosts):
-    """Where a result comes from, asked before the work. What in the environment changes the speed of the ranks is part
-    of it, and what else the machine is doing."""
+    """Where a result comes from, asked before the work. What in the environment changes the speed of the
+    ranks is part of it, and what else the machine is doing."""
     busy = _busy_share()
     telling = ("OPENBLAS_", "OMP_", "OMPI_MCA_", "GOTO_")
-    return {"version": call(tagc, "version").split()[1].rstrip(","), "commit": _commit(),
-            "date": now_text(), "command": command,
-            "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(telling)},
-            "busy_before": busy, "is_busy": busy > 0.2, "machine": _machine(n_hosts)}
+    return {
+        "version": call(tagc, "version").split()[1].rstrip(","),
+        "commit": _commit(),
+        "date": now_text(),
+        "command": command,
+        "environment": {
+            name: value for name, value in sorted(os.environ.items()) if name.startswith(telling)
+        },
+        "busy_before": busy,
+        "is_busy": busy > 0.2,
+        "machine": _machine(n_hosts),
+    }
 
 
 def spread(samples):
     ordered = sorted(samples)
     n = len(ordered)
-    return {"median": (ordered[(n - 1) // 2] + ordered[n // 2]) / 2, "min": ordered[0], "max": ordered[-1], "n": n}
+    return {
+        "median": (ordered[(n - 1) // 2] + ordered[n // 2]) / 2,
+        "min": ordered[0],
+        "max": ordered[-1],
+        "n": n,
+    }
 
 
 def laid_out(value, indent=1):
-    """Returns JSON in which an object or a list has one line if that is not too long, else a line for each of its members."""
+    """Returns JSON in which an object or a list has one line if that is not too long, else a line for each of
+    its members."""
     text = json.dumps(value, separators=(",", ":"))
     if len(text) <= MOST_IN_A_LINE or not isinstance(value, (dict, list)):
         return text
     start, end = "{}" if isinstance(value, dict) else "[]"
-    members = ([f"{json.dumps(name)}:{laid_out(item, indent + 1)}" for name, item in value.items()] if isinstance(value, dict)
-               else [laid_out(item, indent + 1) for item in value])
+    members = (
+        [f"{json.dumps(name)}:{laid_out(item, indent + 1)}" for name, item in value.items()]
+        if isinstance(value, dict)
+        else [laid_out(item, indent + 1) for item in value]
+    )
     lines = f",\n{' ' * indent}".join(members)
     return f"{start}\n{' ' * indent}{lines}\n{' ' * (indent - 1)}{end}"
 
@@ -146,8 +172,15 @@ def run_summary(path):
     whole = world_size / (world_size - 1) if world_size > 1 else 0
     mean_bytes = {leg: sum(step["n_bytes_sent"][leg] for step in steps) / len(steps) for leg in LEGS}
     unions = [step["n_union"] for step in steps]
-    return {"world_size": world_size, "n_params": about["n_params"], "n_compressed": about["n_compressed"],
-            "n_union": sum(unions) / len(unions), "n_bytes_sent": mean_bytes, "n_steps": len(steps),
-            "bits_per_param": {leg: mean_bytes[leg] * 8 * whole / about["n_params"] for leg in LEGS},
-            "total_s": spread([step["total_s"] for step in steps]), "evals": evals,
-            "options": about["options"]}
+    return {
+        "world_size": world_size,
+        "n_params": about["n_params"],
+        "n_compressed": about["n_compressed"],
+        "n_union": sum(unions) / len(unions),
+        "n_bytes_sent": mean_bytes,
+        "n_steps": len(steps),
+        "bits_per_param": {leg: mean_bytes[leg] * 8 * whole / about["n_params"] for leg in LEGS},
+        "total_s": spread([step["total_s"] for step in steps]),
+        "evals": evals,
+        "options": about["options"],
+    }

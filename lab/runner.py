@@ -1,4 +1,6 @@
-"""Runs an experiment: makes its hosts, checks their link, starts `tagc` across them, collects what came out."""
+"""Runs an experiment: makes its hosts, checks their link, starts `tagc` across them, collects what came
+out."""
+
 import json
 import os
 import pathlib
@@ -13,15 +15,19 @@ import corpus
 import hosts
 import linkcheck
 import quality
-import results
 import summary
-import traced
 import torchbench
+import traced
 from common import LAB, ROOT, LabError
 from experiment import split_arm
 
-MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                   "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+import results
+
+MPI_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+}
 
 
 class Runner:
@@ -34,8 +40,8 @@ class Runner:
         self.scratch = self.data = self.forks = self.origin = None
 
     def run(self, out_dir, numbers=None):
-        """All cases, or those of these numbers; the path of the result. Nothing is written unless all went well; with
-        numbers, each case that went well is, beside those that an earlier run left there."""
+        """All cases, or those of these numbers; the path of the result. Nothing is written unless all went
+        well; with numbers, each case that went well is, beside those that an earlier run left there."""
         out_dir = pathlib.Path(out_dir)
         _check_writable(out_dir)
         _check_memory(self.experiment)
@@ -44,8 +50,11 @@ class Runner:
         most_hosts = max(case.hosts for case in self.experiment.cases)
         self.origin = origin = results.origin(self.command, self.tagc, most_hosts)
         if origin["is_busy"]:
-            self.say(f"note: other work keeps {origin['busy_before']:.0%} of this machine's cores busy: times will be "
-                      "of little worth")
+            self.say(
+                f"note: other work keeps {origin['busy_before']:.0%} of this machine's cores busy: times "
+                "will be "
+                "of little worth"
+            )
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix=f"{hosts.PREFIX}{os.getpid()}-"))
         try:
             if self.experiment.kind == "train":
@@ -68,10 +77,18 @@ class Runner:
             shutil.copy(path, out_dir / f".{name}.part")
             os.replace(out_dir / f".{name}.part", out_dir / name)
         path = out_dir / f"{self.experiment.name}.json"
-        results.write(path, {"type": "lab", "format": 1, "experiment": self.experiment.name,
-                             "title": self.experiment.title, "origin": origin,
-                             "settings": self.experiment.settings,
-                             "cases": [cases[number] for number in sorted(cases)]})
+        results.write(
+            path,
+            {
+                "type": "lab",
+                "format": 1,
+                "experiment": self.experiment.name,
+                "title": self.experiment.title,
+                "origin": origin,
+                "settings": self.experiment.settings,
+                "cases": [cases[number] for number in sorted(cases)],
+            },
+        )
         return path
 
     def say(self, text):
@@ -80,19 +97,34 @@ class Runner:
 
     def _case(self, case, number):
         self.say(f"== {self.experiment.name}, case {number}: {case.text()}")
-        made = {"number": number, "commit": self.origin["commit"], "date": results.now_text(), "hosts": case.hosts,
-                "ranks_per_host": case.ranks_per_host, "link": None, "interface": None}
+        made = {
+            "number": number,
+            "commit": self.origin["commit"],
+            "date": results.now_text(),
+            "hosts": case.hosts,
+            "ranks_per_host": case.ranks_per_host,
+            "link": None,
+            "interface": None,
+        }
         if case.hosts == 1:
             return made | self._measure(case, None)
         with hosts.Network(case, self.tagc) as network:
-            made["link"] = linkcheck.measure(network, 1 if self.experiment.is_quick else 2 if case.latency else 3)
+            made["link"] = linkcheck.measure(
+                network, 1 if self.experiment.is_quick else 2 if case.latency else 3
+            )
             if case.latency:
-                self.say(f"latency: {case.latency} one way; round trips by ping: " + ", ".join(
-                    f"{1e3 * s:.2f}" for s in made["link"]["latency"]["ping_round_trip_s"]) + " ms")
+                self.say(
+                    f"latency: {case.latency} one way; round trips by ping: "
+                    + ", ".join(f"{1e3 * s:.2f}" for s in made["link"]["latency"]["ping_round_trip_s"])
+                    + " ms"
+                )
             short = linkcheck.shortfall(made["link"])
-            self.say(f"link: {case.link_text()}{', in WireGuard' if case.wireguard else ''}, plain TCP gets " +
-                      ", ".join(f"{bits / 1e9:.3f}" for bits in made["link"]["tcp_both_ways_bits_per_s"]) +
-                      " Gbit/s in both directions at once" + (f"\nnote: {short}" if short else ""))
+            self.say(
+                f"link: {case.link_text()}{', in WireGuard' if case.wireguard else ''}, plain TCP gets "
+                + ", ".join(f"{bits / 1e9:.3f}" for bits in made["link"]["tcp_both_ways_bits_per_s"])
+                + " Gbit/s in both directions at once"
+                + (f"\nnote: {short}" if short else "")
+            )
             before = network.counters()
             made |= self._measure(case, network)
             after = network.counters()
@@ -118,16 +150,35 @@ class Runner:
             return [*tagc, *words[1:], f"--ranks={case.ranks_per_host}"]
         places = ",".join(f"{hosts.address(host)}:{case.ranks_per_host}" for host in network.hosts)
         btl = "tcp,self" if case.ranks_per_host == 1 else "tcp,vader,self"
-        return network.inside(1, "mpirun", "--mca", "plm_rsh_agent", LAB / "agent", "--host", places,
-                              "--bind-to", "none", "--mca", "btl", btl, "--mca", "btl_tcp_if_include", hosts.SUBNET,
-                              "--mca", "oob_tcp_if_include", hosts.SUBNET, *tagc, *words[1:])
+        return network.inside(
+            1,
+            "mpirun",
+            "--mca",
+            "plm_rsh_agent",
+            LAB / "agent",
+            "--host",
+            places,
+            "--bind-to",
+            "none",
+            "--mca",
+            "btl",
+            btl,
+            "--mca",
+            "btl_tcp_if_include",
+            hosts.SUBNET,
+            "--mca",
+            "oob_tcp_if_include",
+            hosts.SUBNET,
+            *tagc,
+            *words[1:],
+        )
 
     def _run(self, words, network, shows=False):
         self.run_all([words], network, shows)
 
     def run_all(self, commands, network, shows=False):
-        """Runs commands side by side to their end, each in a group of its own so that all of it can be ended, which happens
-        when one fails. Their output goes to a log, and with `shows` to the terminal too."""
+        """Runs commands side by side to their end, each in a group of its own so that all of it can be ended,
+        which happens when one fails. Their output goes to a log, and with `shows` to the terminal too."""
         environment = {**os.environ, **MPI_ENVIRONMENT, "TMPDIR": str(self.scratch)}
         if network:
             environment["TAGC_LAB"] = network.prefix
@@ -136,18 +187,30 @@ class Runner:
             processes = []
             try:
                 for words in commands:
-                    processes.append(subprocess.Popen([str(word) for word in words], cwd=ROOT, stdin=subprocess.DEVNULL,
-                                                      stdout=out, stderr=subprocess.STDOUT, env=environment,
-                                                      start_new_session=True))
-                failed = self._wait(processes, read if shows and not self.is_quiet else None, commands[0], network)
+                    processes.append(
+                        subprocess.Popen(
+                            [str(word) for word in words],
+                            cwd=ROOT,
+                            stdin=subprocess.DEVNULL,
+                            stdout=out,
+                            stderr=subprocess.STDOUT,
+                            env=environment,
+                            start_new_session=True,
+                        )
+                    )
+                failed = self._wait(
+                    processes, read if shows and not self.is_quiet else None, commands[0], network
+                )
             finally:
                 for process in processes:
                     _end_group(process)
         if failed is not None:
             words, process = commands[failed], processes[failed]
             last = log.read_text(errors="replace").strip().splitlines()[-15:]
-            raise LabError(f"exit status {process.returncode} of: {' '.join(map(str, words))}\nits last lines:\n" +
-                           "\n".join("    " + line for line in last or ["(none)"]))
+            raise LabError(
+                f"exit status {process.returncode} of: {' '.join(map(str, words))}\nits last lines:\n"
+                + "\n".join("    " + line for line in last or ["(none)"])
+            )
 
     def run_command(self, words):
         """A command of this machine alone; its seconds."""
@@ -156,7 +219,8 @@ class Runner:
         return time.monotonic() - start
 
     def _wait(self, processes, log, words, network):
-        """Until all have ended or one has failed: which, or None. Raises when they run over links that are gone."""
+        """Until all have ended or one has failed: which, or None. Raises when they run over links that are
+        gone."""
         failed, running = None, True
         while running and failed is None:
             for process in processes:
@@ -169,8 +233,10 @@ class Runner:
             running = any(process.returncode is None for process in processes)
             failed = next((i for i, process in enumerate(processes) if process.returncode), None)
             if running and time.monotonic() > self.deadline:
-                raise LabError(f"the experiment takes more than four times the {self.experiment.minutes} minutes "
-                               f"that it says; ended: {' '.join(map(str, words))}")
+                raise LabError(
+                    f"the experiment takes more than four times the {self.experiment.minutes} minutes "
+                    f"that it says; ended: {' '.join(map(str, words))}"
+                )
             if log:
                 print(log.read().decode(errors="replace"), end="", flush=True)
         return failed
@@ -206,8 +272,15 @@ class Runner:
         label, config, extras = split_arm(arm)
         folder = self.scratch / "run"
         shutil.rmtree(folder, ignore_errors=True)
-        words = ["train", f"--config={config}", f"--data={self.data}", f"--seed={seed}", "--quiet",
-                 *_options(case.options), *extras]
+        words = [
+            "train",
+            f"--config={config}",
+            f"--data={self.data}",
+            f"--seed={seed}",
+            "--quiet",
+            *_options(case.options),
+            *extras,
+        ]
         run = {"label": label, "seed": seed}
         if self.experiment.trace:  # no metrics: a folder would get checkpoints, of gigabytes for a real model
             run["trace"] = f"{self.experiment.name}-{re.sub('[^A-Za-z0-9.-]+', '-', label)}.trace.json"
@@ -224,20 +297,24 @@ class Runner:
         else:
             run |= results.run_summary(folder / "metrics.jsonl")
         if network:
-            run["shaped_bytes"] = [b - a for a, b in zip(before["shaped_bytes"], network.counters()["shaped_bytes"])]
+            run["shaped_bytes"] = [
+                b - a for a, b in zip(before["shaped_bytes"], network.counters()["shaped_bytes"])
+            ]
         return run
 
     def _compare_bytes(self, case, made):
-        """What the transport counted against what left the first host, when that host has one rank and its runs do
-        nothing but steps: the rest is headers, acknowledgements and the launcher's words."""
+        """What the transport counted against what left the first host, when that host has one rank and its
+        runs do nothing but steps: the rest is headers, acknowledgements and the launcher's words."""
         runs = [run for run in made.get("runs", []) if "n_bytes_sent" in run and not run["evals"]]
         if case.ranks_per_host != 1 or not runs:
             return
         counted = sum(sum(run["n_bytes_sent"].values()) * run["n_steps"] for run in runs)
         left = sum(run["shaped_bytes"][0] for run in runs)
         made["interface"] |= {"counted_bytes": counted, "overhead": left / counted}
-        self.say(f"bytes: {counted:.0f} counted by the transport of rank 0, {left} left its host, "
-                  f"{left / counted - 1:+.1%}")
+        self.say(
+            f"bytes: {counted:.0f} counted by the transport of rank 0, {left} left its host, "
+            f"{left / counted - 1:+.1%}"
+        )
 
 
 def _check_writable(folder):
@@ -253,7 +330,9 @@ def _check_memory(experiment):
     """All hosts share this machine's memory, which the ranks cannot know."""
     free = results.available_memory_bytes()
     if experiment.memory_gb and free is not None and free < 1e9 * experiment.memory_gb:
-        raise LabError(f"{experiment.name} needs {experiment.memory_gb} GB of memory, and {free / 1e9:.1f} are free")
+        raise LabError(
+            f"{experiment.name} needs {experiment.memory_gb} GB of memory, and {free / 1e9:.1f} are free"
+        )
 
 
 def _end_group(process):
@@ -270,4 +349,7 @@ def _end_group(process):
 
 
 def _options(options):
-    return [f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()]
+    return [
+        f"--{name}={str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in options.items()
+    ]

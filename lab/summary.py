@@ -1,22 +1,62 @@
-"""The small form of a result, which the lab writes and results/ holds: a summary of each arm and run, not every sample."""
-import json
-import pathlib
+"""The small form of a result, which the lab writes and results/ holds: a summary of each arm and run, not
+every sample."""
+
 import statistics
 
 import plans
+
 import results
-from common import LabError
 
 MOST_POINTS = 50  # of a curve of losses
 DIGITS = 7
-# Options of a run that say where and for how long, and not what is measured; and what an option says that was not given.
-NO_MATTER = ("data", "val-data", "init-from", "out", "eval-every", "eval-batches", "save-every", "keep", "resume", "fork", "trace",
-             "trace-steps", "quiet", "config", "timeout", "seed", "ranks", "transport")
+# Options of a run that say where and for how long, and not what is measured; and what an option says that was
+# not given.
+NO_MATTER = (
+    "data",
+    "val-data",
+    "init-from",
+    "out",
+    "eval-every",
+    "eval-batches",
+    "save-every",
+    "keep",
+    "resume",
+    "fork",
+    "trace",
+    "trace-steps",
+    "quiet",
+    "config",
+    "timeout",
+    "seed",
+    "ranks",
+    "transport",
+)
 NOT_GIVEN = ("", "preset")
-OFF = {"accumulate": "1", "codec-threads": "1", "exchange-each-micro-step": "no", "gather-check-every": "never",
-       "guard": "off", "ranks-per-host": "1", "rotate": "no", "sparsity-warmup": "0", "two-level": "no"}
-OF_LEARNING = ("steps", "lr", "min-lr", "warmup", "schedule-from", "weight-decay", "clip")  # which no time depends on
-OF_COMPRESSION = ("values", "block", "rotate", "mild", "mild-sparsity", "sparsity", "sparsity-warmup", "guard", "compressed-beta1", "compressed-beta2")
+OFF = {
+    "accumulate": "1",
+    "codec-threads": "1",
+    "exchange-each-micro-step": "no",
+    "gather-check-every": "never",
+    "guard": "off",
+    "ranks-per-host": "1",
+    "rotate": "no",
+    "sparsity-warmup": "0",
+    "two-level": "no",
+}
+# which no time depends on
+OF_LEARNING = ("steps", "lr", "min-lr", "warmup", "schedule-from", "weight-decay", "clip")
+OF_COMPRESSION = (
+    "values",
+    "block",
+    "rotate",
+    "mild",
+    "mild-sparsity",
+    "sparsity",
+    "sparsity-warmup",
+    "guard",
+    "compressed-beta1",
+    "compressed-beta2",
+)
 OF_SKETCHES = ("ratio", "index", "cells", "unpeeled", "fill-union")
 OF_A_STEP = ("total_s", "compute_s", "wait_gather_s", "wait_reduce_s", "optimizer_s", "gradient_s", "phase_s")
 OF_A_ROW = ("arm", "placement", "iteration_s", "exposed_s")  # of a plan
@@ -30,8 +70,10 @@ def rounded(value):
     if isinstance(value, list):
         return [rounded(item) for item in value]
     if isinstance(value, dict):
-        return {name: item if name == "val_loss" else sent(item) if name == "bits_per_param" else rounded(item)
-                for name, item in value.items()}
+        return {
+            name: item if name == "val_loss" else sent(item) if name == "bits_per_param" else rounded(item)
+            for name, item in value.items()
+        }
     return value
 
 
@@ -59,8 +101,14 @@ def without(found, *names):
 def options(given, *needless):
     """Returns the options that tell one recipe from another."""
     is_dense, has_union = given.get("compress") == "none", given.get("exchange") in ("sketch", "packed")
-    needless += NO_MATTER + (OF_COMPRESSION if is_dense else ()) + (() if has_union and not is_dense else OF_SKETCHES)
-    return {name: value for name, value in given.items() if name not in needless and value not in NOT_GIVEN and value != OFF.get(name)}
+    needless += (
+        NO_MATTER + (OF_COMPRESSION if is_dense else ()) + (() if has_union and not is_dense else OF_SKETCHES)
+    )
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in needless and value not in NOT_GIVEN and value != OFF.get(name)
+    }
 
 
 def medians(steps):
@@ -76,21 +124,27 @@ def medians(steps):
 
 
 def arm(found):
-    """Returns an arm with the spread of its iterations, the median of each round, and one iteration: the median of each part."""
+    """Returns an arm with the spread of its iterations, the median of each round, and one iteration: the
+    median of each part."""
     if "round_s" in found:
         return found
     steps, rounds = found["iterations"], {}
     for step in steps:
         rounds.setdefault(step["round"], []).append(step["total_s"])
-    made = found | {"total_s": results.spread([step["total_s"] for step in steps]),
-                    "round_s": [statistics.median(rounds[number]) for number in sorted(rounds)],
-                    "iterations": [medians([of(step, OF_A_STEP) for step in steps])]}
+    made = found | {
+        "total_s": results.spread([step["total_s"] for step in steps]),
+        "round_s": [statistics.median(rounds[number]) for number in sorted(rounds)],
+        "iterations": [medians([of(step, OF_A_STEP) for step in steps])],
+    }
     return without(made, "speedup", "memory_bytes", *(["n_bytes_sent"] if "bits_per_param" in made else []))
 
 
 def bench(found):
     """Returns the summary of what `tagc bench` or bench/torch_bench.py measured."""
-    arms = [arm(item) | ({"options": options(item["options"], *OF_LEARNING)} if "options" in item else {}) for item in found["arms"] or []]
+    arms = [
+        arm(item) | ({"options": options(item["options"], *OF_LEARNING)} if "options" in item else {})
+        for item in found["arms"] or []
+    ]
     about = found["origin"]  # the rest of it is that of the whole result
     made = found | {"arms": arms, "origin": {"machine": {"n_cpus": about["machine"]["n_cpus"]}}}
     made.pop("recommendation", None)
@@ -102,7 +156,8 @@ def bench(found):
 
 
 def runs(found):
-    """Returns (the options that all runs of `tagc train` have, summaries of the runs). The first run of a label has its options."""
+    """Returns (the options that all runs of `tagc train` have, summaries of the runs). The first run of a
+    label has its options."""
     made = []
     for run in found:
         run = run | {"evals": thinned(run["evals"])}
@@ -112,7 +167,9 @@ def runs(found):
             run["options"] = options(run["options"])
         made.append(without(run, "command", "step_losses", "n_bytes_sent"))
     given = [run["options"].items() for run in made if "options" in run]
-    common = dict(item for item in given[0] if all(item in items for items in given[1:])) if len(given) > 1 else {}
+    common = (
+        dict(item for item in given[0] if all(item in items for items in given[1:])) if len(given) > 1 else {}
+    )
     for run in made:
         if "options" in run:
             run["options"] = without(run["options"], *common)
@@ -129,8 +186,10 @@ def case(found):
         common, made["runs"] = runs(made["runs"])
         made["options"] = made.get("options", {}) | common
     if "other_runs" in made:  # tried, and not chosen
-        made["other_runs"] = [of(run, ("label", "seed", "rate")) | {"evals": run["evals"][:1] + run["evals"][1:][-1:]}
-                              for run in made["other_runs"]]
+        made["other_runs"] = [
+            of(run, ("label", "seed", "rate")) | {"evals": run["evals"][:1] + run["evals"][1:][-1:]}
+            for run in made["other_runs"]
+        ]
     return rounded(made)
 
 
@@ -145,8 +204,11 @@ def keep(path):
     found = plans.read(path)
     if found:
         made = [plan(item) for item in found]
-        made[1:] = [without(item, "origin", "model", "costs") | {"origin": {}, "model": {"name": item["model"]["name"]}}
-                    for item in made[1:]]  # one command made them all
+        made[1:] = [
+            without(item, "origin", "model", "costs")
+            | {"origin": {}, "model": {"name": item["model"]["name"]}}
+            for item in made[1:]
+        ]  # one command made them all
     else:
         made = results.read(path)
         made["cases"] = [case(item) for item in made["cases"]]

@@ -1,4 +1,6 @@
-"""Markdown tables from results. An experiment's `table` names the view. No figure in a table is typed by hand."""
+"""Markdown tables from results. An experiment's `table` names the view. No figure in a table is typed by
+hand."""
+
 import math
 import pathlib
 import re
@@ -8,8 +10,9 @@ import formulas
 import linkcheck
 import plans
 import torchquality
-import results
 from common import LAB, LabError, read_toml, write_atomically
+
+import results
 
 MOST_COLUMNS = 6  # of places; with more each has a row
 GRADIENT_LEGS = ("index", "values", "leftover", "result")
@@ -55,16 +58,21 @@ def case_text(case):
         return f"{ranks} on one machine"
     hosts = "" if case["ranks_per_host"] == 1 else f" on {case['hosts']} hosts"
     latency = (case["link"].get("latency") or {}).get("asked", "")
-    return (f"{ranks}{hosts}, {case['link']['rate'].replace('gbit', ' Gbit/s').replace('mbit', ' Mbit/s')}"
-            + (", " + latency.replace("us", " us").replace("ms", " ms") if latency else "")
-            + (", WireGuard" if case["link"].get("tunnel") else ""))
+    return (
+        f"{ranks}{hosts}, {case['link']['rate'].replace('gbit', ' Gbit/s').replace('mbit', ' Mbit/s')}"
+        + (", " + latency.replace("us", " us").replace("ms", " ms") if latency else "")
+        + (", WireGuard" if case["link"].get("tunnel") else "")
+    )
 
 
 def link_text(link):
     one, both = (f"{min(link[f'tcp_{way}_bits_per_s']) / 1e9:.2f}" for way in ("one_way", "both_ways"))
     note = linkcheck.shortfall(link)
-    return (f"link {link['rate']}, MTU {link['mtu']}, burst {link['burst']}; plain TCP in the same run: {one} Gbit/s "
-            f"one way, {both} in both directions at once" + (f" ({note})" if note else ""))
+    return (
+        f"link {link['rate']}, MTU {link['mtu']}, burst {link['burst']}; plain TCP in the same run: {one} "
+        "Gbit/s "
+        f"one way, {both} in both directions at once" + (f" ({note})" if note else "")
+    )
 
 
 # ---- times: results of tagc bench ----
@@ -96,10 +104,22 @@ def times(result):
 
 def one_case_times(result, case):
     theirs, arms = paper(result["experiment"]), case["bench"]["arms"]
-    head = ["arm", "iteration", "waits for the network", "gradient exchange, ms per MB", "bits per parameter, all legs"]
+    head = [
+        "arm",
+        "iteration",
+        "waits for the network",
+        "gradient exchange, ms per MB",
+        "bits per parameter, all legs",
+    ]
     rows = []
     for arm in arms:
-        row = [f"`{arm['name']}`", seconds(arm["total_s"]), seconds(only(arm["exposed_s"]["median"])), number(exchange_ms_per_mb(arm)), number(total_bits(arm), 1)]
+        row = [
+            f"`{arm['name']}`",
+            seconds(arm["total_s"]),
+            seconds(only(arm["exposed_s"]["median"])),
+            number(exchange_ms_per_mb(arm)),
+            number(total_bits(arm), 1),
+        ]
         if theirs:
             facts = theirs.get(arm["name"], {})
             row += [number(facts.get("iteration_s"), 1, " s"), number(facts.get("exchange_ms_per_mb"))]
@@ -107,7 +127,9 @@ def one_case_times(result, case):
     text = grid(head + (["paper: iteration", "paper: gradient exchange, ms per MB"] if theirs else []), rows)
     pairs = result["settings"].get("pairs") or [[arms[0]["name"], arm["name"]] for arm in arms[1:]]
     text += "\n" + pair_table({arm["name"]: arm for arm in arms}, pairs, theirs)
-    return text + (f"\n{case_text(case)}; {link_text(case['link'])}.\n" if case["link"] else f"\n{case_text(case)}.\n")
+    return text + (
+        f"\n{case_text(case)}; {link_text(case['link'])}.\n" if case["link"] else f"\n{case_text(case)}.\n"
+    )
 
 
 def pair_table(arms, pairs, theirs):
@@ -116,18 +138,25 @@ def pair_table(arms, pairs, theirs):
         if slow not in arms or fast not in arms:
             continue
         samples = ratios(arms[slow], arms[fast])
-        row = [f"`{fast}` against `{slow}`", spread_text(results.spread(samples), 3, "x"), verdict(samples),
-               number(total_bits(arms[slow]) / total_bits(arms[fast]), 3, "x")]
+        row = [
+            f"`{fast}` against `{slow}`",
+            spread_text(results.spread(samples), 3, "x"),
+            verdict(samples),
+            number(total_bits(arms[slow]) / total_bits(arms[fast]), 3, "x"),
+        ]
         if theirs:
             both = slow in theirs and fast in theirs
-            row.append(number(theirs[slow]["iteration_s"] / theirs[fast]["iteration_s"] if both else None, 3, "x"))
+            row.append(
+                number(theirs[slow]["iteration_s"] / theirs[fast]["iteration_s"] if both else None, 3, "x")
+            )
         rows.append(row)
     head = ["pair", "how many times as fast, per round", "", "if bytes alone counted"]
     return grid(head + (["paper"] if theirs else []), rows)
 
 
 def verdict(samples):
-    """Returns whether rounds show a difference at all: alike in every round, and by more than rounds differ. Whether compression pays, tagc bench says."""
+    """Returns whether rounds show a difference at all: alike in every round, and by more than rounds differ.
+    Whether compression pays, tagc bench says."""
     if len(samples) < 2:
         return "in one round"
     if abs(statistics.median(samples) - 1) <= (max(samples) - min(samples)) / 2:
@@ -144,14 +173,24 @@ def sweep(result):
     if len(cases) > MOST_COLUMNS:
         return long_sweep(cases, names)
     rows = [[f"`{name}`"] + [sweep_cell(case, name) for case in cases] for name in names]
-    rows.append(["plain TCP, both directions at once"] +
-                [f"{min(case['link']['tcp_both_ways_bits_per_s']) / 1e9:.2f} Gbit/s" if case["link"] else "-"
-                 for case in cases])
+    rows.append(
+        ["plain TCP, both directions at once"]
+        + [
+            f"{min(case['link']['tcp_both_ways_bits_per_s']) / 1e9:.2f} Gbit/s" if case["link"] else "-"
+            for case in cases
+        ]
+    )
     text = grid(["arm"] + [case_text(case) for case in cases], rows)
-    notes = [f"{case_text(case)}: {note}" for case in cases
-             if case["link"] and (note := linkcheck.shortfall(case["link"]))]
-    return (text + f"\nMedian iteration; in brackets, the speed-up over `{names[0]}`, and over the best arm without "
-            "compression.\n" + "".join(f"\n{note}.\n" for note in notes))
+    notes = [
+        f"{case_text(case)}: {note}"
+        for case in cases
+        if case["link"] and (note := linkcheck.shortfall(case["link"]))
+    ]
+    return (
+        text
+        + f"\nMedian iteration; in brackets, the speed-up over `{names[0]}`, and over the best arm without "
+        "compression.\n" + "".join(f"\n{note}.\n" for note in notes)
+    )
 
 
 def long_sweep(cases, names):
@@ -160,12 +199,23 @@ def long_sweep(cases, names):
     for case in cases:
         link = case["link"] or {}
         pings = (link.get("latency") or {}).get("ping_round_trip_s")
-        rows.append([case_text(case)] + [sweep_cell(case, name) for name in names] +
-                    [number(1e3 * statistics.median(pings), 1, " ms") if pings else "-",
-                     f"{min(link['tcp_both_ways_bits_per_s']) / 1e9:.2f} Gbit/s" if link else "-"])
-    return (grid(["place", *(f"`{name}`" for name in names), "round trip by ping", "plain TCP, both directions"], rows) +
-            f"\nMedian iteration (least to most), then the speed-up over `{names[0]}`, and over the best arm without "
-            "compression.\n")
+        rows.append(
+            [case_text(case)]
+            + [sweep_cell(case, name) for name in names]
+            + [
+                number(1e3 * statistics.median(pings), 1, " ms") if pings else "-",
+                f"{min(link['tcp_both_ways_bits_per_s']) / 1e9:.2f} Gbit/s" if link else "-",
+            ]
+        )
+    return (
+        grid(
+            ["place", *(f"`{name}`" for name in names), "round trip by ping", "plain TCP, both directions"],
+            rows,
+        )
+        + f"\nMedian iteration (least to most), then the speed-up over `{names[0]}`, and over the best arm "
+        "without "
+        "compression.\n"
+    )
 
 
 def sweep_cell(case, name):
@@ -189,7 +239,8 @@ def sweep_cell(case, name):
 
 
 def exchanges(result):
-    """What each exchange sends in a second, and the share of what plain TCP gets in both directions at once."""
+    """What each exchange sends in a second, and the share of what plain TCP gets in both directions at
+    once."""
     cases = result["cases"]
     names = list(dict.fromkeys(item["name"] for case in cases for item in case["bench"]["exchanges"]))
     rows = []
@@ -200,9 +251,13 @@ def exchanges(result):
             rates = [8 * item["bytes_per_s"] for item in case["bench"]["exchanges"] if item["name"] == name]
             row += [f"{rates[0] / 1e6:.0f} Mbit/s, {100 * rates[0] / plain:.0f} %" if rates else "-"]
         rows.append(row)
-    rows.append(["plain TCP (iperf3), both directions at once"] +
-                [f"{min(case['link']['tcp_both_ways_bits_per_s']) / 1e6:.0f} Mbit/s" for case in cases])
-    return grid(["one exchange at a time"] + [case_text(case) for case in cases], rows) + "\n" + codec(cases[0])
+    rows.append(
+        ["plain TCP (iperf3), both directions at once"]
+        + [f"{min(case['link']['tcp_both_ways_bits_per_s']) / 1e6:.0f} Mbit/s" for case in cases]
+    )
+    return (
+        grid(["one exchange at a time"] + [case_text(case) for case in cases], rows) + "\n" + codec(cases[0])
+    )
 
 
 def codec(case):
@@ -211,13 +266,26 @@ def codec(case):
     if not case["bench"]["codec"] or not case["bench"]["floor"]:
         return ""  # options.only left it out
     for item in case["bench"]["codec"]:
-        what = " ".join(filter(None, [item["exchange"], f"{item['ratio']:g}x" if item["ratio"] else "", item["wire"]
-                                      if item["exchange"] == "dense" else item["index"]]))
-        rows.append([what, f"{item['n_elems'] / 1e6:.2f} M x {item['n_tensors']}"] +
-                    [number(item["to_floor"][phase]) for phase in phases] + [number(item["total_to_floor"])])
+        what = " ".join(
+            filter(
+                None,
+                [
+                    item["exchange"],
+                    f"{item['ratio']:g}x" if item["ratio"] else "",
+                    item["wire"] if item["exchange"] == "dense" else item["index"],
+                ],
+            )
+        )
+        rows.append(
+            [what, f"{item['n_elems'] / 1e6:.2f} M x {item['n_tensors']}"]
+            + [number(item["to_floor"][phase]) for phase in phases]
+            + [number(item["total_to_floor"])]
+        )
     floor = case["bench"]["floor"]
-    return (grid(["codec, times of the memory floor", "elements", *phases, "all"], rows) +
-            f"\nMemory floor: {floor['bytes_per_s'] / 1e9:.1f} GB/s per rank, all ranks at once.\n")
+    return (
+        grid(["codec, times of the memory floor", "elements", *phases, "all"], rows)
+        + f"\nMemory floor: {floor['bytes_per_s'] / 1e9:.1f} GB/s per rank, all ranks at once.\n"
+    )
 
 
 # ---- bits ----
@@ -235,7 +303,8 @@ def carriers(result):
 
 
 def compressed_bits(carrier):
-    """Returns the bits of gradients in the compressed part: what all legs sent, less what the dense part must have sent."""
+    """Returns the bits of gradients in the compressed part: what all legs sent, less what the dense part must
+    have sent."""
     n, n_compressed, options = carrier["n_params"], carrier["n_compressed"], carrier["options"]
     if n_compressed == 0 or options.get("mild", "dense") != "dense":
         return None  # what of it the rest has sent is not known
@@ -244,7 +313,8 @@ def compressed_bits(carrier):
 
 
 def link_bits(carrier):
-    """What left the busiest host through its shaper, headers and start of the run included, per parameter and step."""
+    """What left the busiest host through its shaper, headers and start of the run included, per parameter and
+    step."""
     if not carrier.get("shaped_bytes"):
         return None
     return 8 * max(carrier["shaped_bytes"]) / carrier["n_params"] / carrier["n_steps"]
@@ -259,20 +329,42 @@ def bits(result):
     for label, carrier in carried:
         n_compressed, options = carrier["n_compressed"], carrier["options"]
         union = carrier["n_union"] / n_compressed if n_compressed else None
-        rows.append([f"`{label}`", number(100 * n_compressed / carrier["n_params"], 1, " %"),
-                     number(compressed_bits(carrier), 3),
-                     number(formulas.gradient_bits(options, union) if n_compressed else None, 3),
-                     number(formulas.lhc_bits(options) if n_compressed else None, 1),
-                     *(number(carrier["bits_per_param"].get(leg, 0)) for leg in used),
-                     number(total_bits(carrier)), number(96 / total_bits(carrier), 2, "x"),
-                     *([number(link_bits(carrier))] if on_link else [])])
-    head = ["arm", "compressed", "its gradients, counted", "by formula", "by formula in LHC", *used, "all legs",
-            "under 96 bits", *(["left the busiest host"] if on_link else [])]
-    text = grid(head, rows) + ("\nBits per parameter, rank and step before the factor (W-1)/W, from bytes that the "
-                               "transport counted; legs are over the whole model.\n")
-    overheads = [f"{case['interface']['overhead']:.3f}" for case in result["cases"]
-                 if (case["interface"] or {}).get("overhead")]
-    return text + (f"\nThe links carried {', '.join(overheads)} times the counted bytes.\n" if overheads else "")
+        rows.append(
+            [
+                f"`{label}`",
+                number(100 * n_compressed / carrier["n_params"], 1, " %"),
+                number(compressed_bits(carrier), 3),
+                number(formulas.gradient_bits(options, union) if n_compressed else None, 3),
+                number(formulas.lhc_bits(options) if n_compressed else None, 1),
+                *(number(carrier["bits_per_param"].get(leg, 0)) for leg in used),
+                number(total_bits(carrier)),
+                number(96 / total_bits(carrier), 2, "x"),
+                *([number(link_bits(carrier))] if on_link else []),
+            ]
+        )
+    head = [
+        "arm",
+        "compressed",
+        "its gradients, counted",
+        "by formula",
+        "by formula in LHC",
+        *used,
+        "all legs",
+        "under 96 bits",
+        *(["left the busiest host"] if on_link else []),
+    ]
+    text = grid(head, rows) + (
+        "\nBits per parameter, rank and step before the factor (W-1)/W, from bytes that the "
+        "transport counted; legs are over the whole model.\n"
+    )
+    overheads = [
+        f"{case['interface']['overhead']:.3f}"
+        for case in result["cases"]
+        if (case["interface"] or {}).get("overhead")
+    ]
+    return text + (
+        f"\nThe links carried {', '.join(overheads)} times the counted bytes.\n" if overheads else ""
+    )
 
 
 # ---- losses ----
@@ -301,11 +393,23 @@ def losses(result):
         gaps = [or_nan(value) / or_nan(base[seed]) - 1 for seed, value in of_seed.items() if seed in base]
         mean = statistics.fmean(values)
         wide = (max(values) - min(values)) / mean
-        row = [f"`{label}`", number(sent.get(label), 1), number(mean, 4), number(100 * wide, 2, " %"),
-               "-" if label == base_label else gap_text(gaps), len(values)]
+        row = [
+            f"`{label}`",
+            number(sent.get(label), 1),
+            number(mean, 4),
+            number(100 * wide, 2, " %"),
+            "-" if label == base_label else gap_text(gaps),
+            len(values),
+        ]
         rows.append(row + ([percent(theirs.get(label))] if theirs else []))
-    head = ["configuration", "bits per parameter, all legs", "validation loss, mean over seeds",
-            "spread between seeds", f"against `{base_label}`, same seed", "seeds"]
+    head = [
+        "configuration",
+        "bits per parameter, all legs",
+        "validation loss, mean over seeds",
+        "spread between seeds",
+        f"against `{base_label}`, same seed",
+        "seeds",
+    ]
     return grid(head + (["paper"] if theirs else []), rows)
 
 
@@ -324,10 +428,15 @@ def or_nan(value):
 
 # ---- timeline ----
 
-SHARES = (("computing", "computing, compression included"), ("model", "of this the model"),
-          ("codec", "of this compression"), ("communicating", "communicating"),
-          ("gradient_exchange", "exchanging gradients"),
-          ("gradient_exchange_with_gaps", "... with the gaps between"), ("gather", "gathering parameters"))
+SHARES = (
+    ("computing", "computing, compression included"),
+    ("model", "of this the model"),
+    ("codec", "of this compression"),
+    ("communicating", "communicating"),
+    ("gradient_exchange", "exchanging gradients"),
+    ("gradient_exchange_with_gaps", "... with the gaps between"),
+    ("gather", "gathering parameters"),
+)
 
 
 def timeline(result):
@@ -355,12 +464,14 @@ def timeline(result):
 
 # ---- quality: forks of one trained state ----
 
+
 def quality(result):
     return "\n".join(quality_case(case, len(result["cases"]) > 1) for case in result["cases"])
 
 
 def quality_case(case, is_one_of_many):
-    """Against the first arm, seed by seed. The spread of the first arm is its runs' distance from their mean."""
+    """Against the first arm, seed by seed. The spread of the first arm is its runs' distance from their
+    mean."""
     by_label = {}
     for run in case["runs"]:
         by_label.setdefault(run["label"], []).append(run)
@@ -370,23 +481,48 @@ def quality_case(case, is_one_of_many):
         values = [run_loss(run) for run in runs]
         gaps = [run_loss(run) / base[run["seed"]] - 1 for run in runs if run["seed"] in base]
         bits = runs[0]["bits_per_param"]
-        gradients = statistics.fmean(sum(run["bits_per_param"].get(leg, 0) for leg in GRADIENT_LEGS) for run in runs)
+        gradients = statistics.fmean(
+            sum(run["bits_per_param"].get(leg, 0) for leg in GRADIENT_LEGS) for run in runs
+        )
         total = statistics.fmean(total_bits(run) for run in runs)
         rate = (case.get("options", {}) | runs[0]["options"]).get("lr")
-        rows.append([f"`{label}`", number(gradients, 2), number(statistics.fmean(run["bits_per_param"].get("gather", 0)
-                     for run in runs), 2) if "gather" in bits else "-", number(total, 2), rate or "-",
-                     number(statistics.fmean(values), 4), "-" if number_of == 0 else gap_text(gaps),
-                     number(100 * statistics.stdev(gaps), 2, " %") if number_of and len(gaps) > 1 and
-                     all(map(math.isfinite, gaps)) else "-", len(runs)])
-    head = ["recipe", "gradients, bits per parameter", "parameters", "all legs", "learning rate",
-            "validation loss", "against the first, same seed", "standard deviation of that", "seeds"]
+        rows.append(
+            [
+                f"`{label}`",
+                number(gradients, 2),
+                number(statistics.fmean(run["bits_per_param"].get("gather", 0) for run in runs), 2)
+                if "gather" in bits
+                else "-",
+                number(total, 2),
+                rate or "-",
+                number(statistics.fmean(values), 4),
+                "-" if number_of == 0 else gap_text(gaps),
+                number(100 * statistics.stdev(gaps), 2, " %")
+                if number_of and len(gaps) > 1 and all(map(math.isfinite, gaps))
+                else "-",
+                len(runs),
+            ]
+        )
+    head = [
+        "recipe",
+        "gradients, bits per parameter",
+        "parameters",
+        "all legs",
+        "learning rate",
+        "validation loss",
+        "against the first, same seed",
+        "standard deviation of that",
+        "seeds",
+    ]
     mean = statistics.fmean(base.values())
     wide = 100 * (max(base.values()) - min(base.values())) / mean
     about = case.get("base", {})
     text = grid(head, rows) + (
-        f"\n{case_text(case)}. All runs are forks of one state after {about.get('n_steps', '?')} dense steps. Seeds are orders of the "
+        f"\n{case_text(case)}. All runs are forks of one state after {about.get('n_steps', '?')} dense "
+        "steps. Seeds are orders of the "
         f"data; the first arm differs by {wide:.2f} % between them. Bits are counted, for the whole "
-        "model, per rank and optimizer step, before the factor (W-1)/W.\n")
+        "model, per rank and optimizer step, before the factor (W-1)/W.\n"
+    )
     return (f"\n**{case_text(case)}**\n\n" if is_one_of_many else "") + text
 
 
@@ -400,8 +536,15 @@ def torch(result):
     return torchbench.markdown(result)
 
 
-VIEWS = {"times": times, "exchanges": exchanges, "bits": bits, "losses": losses, "quality": quality,
-         "timeline": timeline, "torch": torch}
+VIEWS = {
+    "times": times,
+    "exchanges": exchanges,
+    "bits": bits,
+    "losses": losses,
+    "quality": quality,
+    "timeline": timeline,
+    "torch": torch,
+}
 
 
 def markdown(result):
@@ -421,12 +564,15 @@ def origin_text(result):
     notes = ", a quick run: not for keeping" if result["settings"].get("is_quick") else ""
     if about.get("is_busy"):
         notes += f", while other work kept {100 * about['busy_before']:.0f} % of the cores busy"
-    return (f"`lab/lab run {result['experiment']}`, {about['machine']['n_cpus']} cores of "
-            f"{about['machine']['cpu']}, commit {about['commit'] or 'unknown'}, {about['date'][:10]}{notes}.\n")
+    return (
+        f"`lab/lab run {result['experiment']}`, {about['machine']['n_cpus']} cores of "
+        f"{about['machine']['cpu']}, commit {about['commit'] or 'unknown'}, {about['date'][:10]}{notes}.\n"
+    )
 
 
 def put_into(path, made):
-    """Replaces the text between <!-- table NAME --> and <!-- end --> for each NAME of `made`; returns the names it found."""
+    """Replaces the text between <!-- table NAME --> and <!-- end --> for each NAME of `made`; returns the
+    names it found."""
     try:
         text = pathlib.Path(path).read_text()
     except OSError as error:
@@ -437,8 +583,10 @@ def put_into(path, made):
         text, n = between.subn(lambda match, table=table: f"{match[1]}\n{table}\n{match[2]}", text)
         found += [name] * (n > 0)
     if not found:
-        raise LabError(f"{path} has no place for any of {', '.join(made)}: a place is <!-- table NAME --> ... "
-                       "<!-- end -->")
+        raise LabError(
+            f"{path} has no place for any of {', '.join(made)}: a place is <!-- table NAME --> ... "
+            "<!-- end -->"
+        )
     write_atomically(path, text)
     return found
 

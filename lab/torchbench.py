@@ -1,4 +1,6 @@
-"""Kind "torch": bench/torch_bench.py as one process for each rank, inside the hosts; and the table of what it found."""
+"""Kind "torch": bench/torch_bench.py as one process for each rank, inside the hosts; and the table of what it
+found."""
+
 import json
 import os
 import pathlib
@@ -6,9 +8,10 @@ import socket
 import subprocess
 
 import hosts
-import results
 import tables
 from common import ROOT, LabError
+
+import results
 
 BENCH = ROOT / "bench" / "torch_bench.py"
 PORT = 29500  # of rank 0's host, whose ports are its own
@@ -17,16 +20,24 @@ FILLED = 0.85  # what an exchange should reach of plain TCP, or a ratio to it fl
 
 # ---- running ----
 
+
 def find_python(given):
     """An interpreter with torch: --python, $TAGC_PYTHON, or the one that the Python tests use."""
     found = given or os.environ.get("TAGC_PYTHON")
     if not found:
         done = subprocess.run([ROOT / "scripts" / "python.sh", "find"], capture_output=True, text=True)
         if done.returncode != 0:
-            raise LabError(f"this experiment needs a Python with torch: {(done.stderr or done.stdout).strip()}; --python or "
-                           "TAGC_PYTHON names another one")
+            raise LabError(
+                f"this experiment needs a Python with torch: {(done.stderr or done.stdout).strip()}; "
+                "--python or "
+                "TAGC_PYTHON names another one"
+            )
         found = done.stdout.strip()
-    done = subprocess.run([found, "-c", "import torch"], capture_output=True, text=True) if os.access(found, os.X_OK) else None
+    done = (
+        subprocess.run([found, "-c", "import torch"], capture_output=True, text=True)
+        if os.access(found, os.X_OK)
+        else None
+    )
     if done is None or done.returncode != 0:
         why = "no program" if done is None else (done.stderr.strip().splitlines() or ["it failed"])[-1]
         raise LabError(f"{found} cannot be used as a Python with torch: {why}")
@@ -44,11 +55,23 @@ def commands(case, network, python, tagc, options, json_path):
     """The words of every rank, rank 0 first."""
     interface, address = ("eth0", hosts.address(1)) if network else ("lo", "127.0.0.1")
     made = []
-    shared = {"WORLD_SIZE": case.world_size, "MASTER_ADDR": address, "MASTER_PORT": PORT if network else _free_port(),
-              "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": case.options.get("threads", 1),
-              "TAGC_LIBRARY": library_beside(tagc), "PYTHONDONTWRITEBYTECODE": 1}
-    words = [python, BENCH, f"--arms={','.join(case.arms)}", *options, f"--interface={interface}",
-             f"--json={json_path}"]
+    shared = {
+        "WORLD_SIZE": case.world_size,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": PORT if network else _free_port(),
+        "GLOO_SOCKET_IFNAME": interface,
+        "OMP_NUM_THREADS": case.options.get("threads", 1),
+        "TAGC_LIBRARY": library_beside(tagc),
+        "PYTHONDONTWRITEBYTECODE": 1,
+    }
+    words = [
+        python,
+        BENCH,
+        f"--arms={','.join(case.arms)}",
+        *options,
+        f"--interface={interface}",
+        f"--json={json_path}",
+    ]
     for rank in range(case.world_size):
         own = shared | {"RANK": rank, "LOCAL_RANK": rank % case.ranks_per_host}
         rank_words = ["env", *(f"{name}={value}" for name, value in own.items()), *words]
@@ -74,6 +97,7 @@ def run(runner, case, network, options):
 
 # ---- the table ----
 
+
 def markdown(result):
     many = len(result["cases"]) > 1
     parts = []
@@ -89,9 +113,15 @@ def _arms(result, case):
     rows, forecasts = [], _forecasts(found)
     for arm in arms.values():
         needed = tables.number(arm["n_bytes_needed"] and arm["n_bytes_needed"] / 1e6, 2)
-        rows.append([f"`{arm['name']}`: {arm['about']}", tables.seconds(arm["total_s"]),
-                     tables.number(forecasts.get(arm["name"]), 2, " s"),
-                     tables.number(arm["n_bytes_sent"] and arm["n_bytes_sent"] / 1e6, 2), needed])
+        rows.append(
+            [
+                f"`{arm['name']}`: {arm['about']}",
+                tables.seconds(arm["total_s"]),
+                tables.number(forecasts.get(arm["name"]), 2, " s"),
+                tables.number(arm["n_bytes_sent"] and arm["n_bytes_sent"] / 1e6, 2),
+                needed,
+            ]
+        )
     head = ["arm", "iteration", "forecast by advise()", "MB sent by a rank, counted", "that torch must send"]
     text = tables.grid(head, rows)
     pairs = result["settings"].get("pairs") or [[next(iter(arms)), name] for name in list(arms)[1:]]
@@ -99,12 +129,21 @@ def _arms(result, case):
     for slow, fast in pairs:
         if slow in arms and fast in arms:
             samples = tables.ratios(arms[slow], arms[fast])
-            rows.append([f"`{fast}` against `{slow}`", tables.spread_text(results.spread(samples), 2, "x"), tables.verdict(samples)])
+            rows.append(
+                [
+                    f"`{fast}` against `{slow}`",
+                    tables.spread_text(results.spread(samples), 2, "x"),
+                    tables.verdict(samples),
+                ]
+            )
     text += "\n" + tables.grid(["pair", "how many times as fast, per round", ""], rows)
     model = found["model"]
-    text += (f"\n{tables.case_text(case)}; GPT of {model['n_params'] / 1e6:.1f} M parameters, {found['seq_len']} tokens a rank and "
-             f"step, computing alone {1e3 * found['compute_s']:.0f} ms; sparsity {100 * found['sparsity']:g} %; "
-             f"torch {found['torch']}, gloo.")
+    text += (
+        f"\n{tables.case_text(case)}; GPT of {model['n_params'] / 1e6:.1f} M parameters, {found['seq_len']} "
+        "tokens a rank and "
+        f"step, computing alone {1e3 * found['compute_s']:.0f} ms; sparsity {100 * found['sparsity']:g} %; "
+        f"torch {found['torch']}, gloo."
+    )
     text += f" {tables.link_text(case['link'])}.\n" if case["link"] else "\n"
     return text + (f"\nadvise(): {found['advice']['reason']}.\n" if found["advice"] else "")
 
@@ -135,15 +174,26 @@ def _exchanges(case):
     for item in found:
         rate, sent = 8 * item["bytes_per_s"], item["n_bytes_sent"]
         megabytes = [tables.number(n and n / 1e6, 2) for n in (item["n_bytes_needed"], sent)]
-        rows.append([item["name"], tables.seconds(tables.only(item["total_s"]["median"])), *megabytes, f"{rate / 1e6:.0f}",
-                     tables.number(plain and 100 * rate / plain, 0, " %")])
+        rows.append(
+            [
+                item["name"],
+                tables.seconds(tables.only(item["total_s"]["median"])),
+                *megabytes,
+                f"{rate / 1e6:.0f}",
+                tables.number(plain and 100 * rate / plain, 0, " %"),
+            ]
+        )
         if plain and item["name"].startswith("torch"):
             if rate < FILLED * plain:
                 notes.append(f"{item['name']} fills {100 * rate / plain:.0f} % of what plain TCP gets")
             if sent and sent > 1.2 * item["n_bytes_needed"]:
                 notes.append(f"{item['name']} sends {sent / item['n_bytes_needed']:.1f} times what it must")
-    text = tables.grid(["one exchange at a time", "seconds", "MB needed", "MB sent", "Mbit/s", "of plain TCP"], rows)
+    text = tables.grid(
+        ["one exchange at a time", "seconds", "MB needed", "MB sent", "Mbit/s", "of plain TCP"], rows
+    )
     if notes:
-        text += (f"\nNote: {'; '.join(notes)}: torch's own arms are a weak baseline. "
-                 "The arms `fsdp2-tagc-dense` send what is needed, fill the link, and are the stricter baseline.\n")
+        text += (
+            f"\nNote: {'; '.join(notes)}: torch's own arms are a weak baseline. "
+            "The arms `fsdp2-tagc-dense` send what is needed, fill the link, and are the stricter baseline.\n"
+        )
     return text

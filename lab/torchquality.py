@@ -1,4 +1,5 @@
 """The table of what bench/torch_quality.py found."""
+
 import json
 import pathlib
 import statistics
@@ -34,13 +35,32 @@ def _rows(result, grid, number):
         gap = f"{statistics.mean(gaps):+.2f} % ({', '.join(f'{gap:+.2f}' for gap in gaps)})" if gaps else "-"
         if arm == "dense":
             gap = f"differ by {100 * (max(dense.values()) - min(dense.values())) / mean:.2f} %"
-        rows.append([arm, f"{mean:.4f}", gap, f"{statistics.mean(run['bits'] for run in own):.2f}",
-                     number(own[0]["gather_bits"] and statistics.mean(run["gather_bits"] for run in own), 2)])
-    return grid(["arm", "validation loss", "above dense (each order of the data)", "gradients, bits per element",
-                        "parameters, where tagc gathers them"], rows)
+        rows.append(
+            [
+                arm,
+                f"{mean:.4f}",
+                gap,
+                f"{statistics.mean(run['bits'] for run in own):.2f}",
+                number(own[0]["gather_bits"] and statistics.mean(run["gather_bits"] for run in own), 2),
+            ]
+        )
+    return grid(
+        [
+            "arm",
+            "validation loss",
+            "above dense (each order of the data)",
+            "gradients, bits per element",
+            "parameters, where tagc gathers them",
+        ],
+        rows,
+    )
 
 
 def _origin(result):
-    return (f"\nFSDP2, {result['world_size']} ranks, GPT of {result['n_params'] / 1e6:.2f} M parameters; {result['trunk']} dense steps, from "
-            f"which all arms go on for {result['steps']}.\n\n`torchrun --standalone --nproc-per-node {result['world_size']} "
-            f"{' '.join(result['command'])}`, torch {result['torch']}, commit {result['commit']}.\n")
+    return (
+        f"\nFSDP2, {result['world_size']} ranks, GPT of {result['n_params'] / 1e6:.2f} M parameters; "
+        f"{result['trunk']} dense steps, from "
+        f"which all arms go on for {result['steps']}.\n\n`torchrun --standalone --nproc-per-node "
+        f"{result['world_size']} "
+        f"{' '.join(result['command'])}`, torch {result['torch']}, commit {result['commit']}.\n"
+    )

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""PyTorch's own FSDP2 and DDP tests, an independent check of tagc: they run as they are, and with every model that they wrap
-passed through compress(sparsity=0), which sends all values. Prints which pass with and without.
+"""PyTorch's own FSDP2 and DDP tests, an independent check of tagc: they run as they are, and with every model
+that they wrap passed through compress(sparsity=0), which sends all values. Prints which pass with and
+without.
 
-    scripts/held_out.py <pytorch>/test/distributed/_composable/fsdp/test_fully_shard_training.py -k accumulation
-    scripts/held_out.py <folder of test files>
+    scripts/held_out.py <pytorch>/test/distributed/_composable/fsdp/test_fully_shard_training.py -k
+    accumulation scripts/held_out.py <folder of test files>
 
-The files come from a clone of pytorch at the tag of the installed torch (torch itself brings what they import). What wants more GPUs than
-there are is skipped by the tests themselves. Where there is no GPU at all, the answer to their question how many there are is two, so that
-those which take their device from torch run on two processes and gloo; others fail, with and without. They want the packages pytest,
-expecttest and hypothesis. Arguments after the paths go to pytest; TAGC_LIBRARY names libtagc, as for any script."""
+The files come from a clone of pytorch at the tag of the installed torch (torch itself brings what they
+import). What wants more GPUs than there are is skipped by the tests themselves. Where there is no GPU at all,
+the answer to their question how many there are is two, so that those which take their device from torch run
+on two processes and gloo; others fail, with and without. They want the packages pytest, expecttest and
+hypothesis. Arguments after the paths go to pytest; TAGC_LIBRARY names libtagc, as for any script."""
 
 import argparse
 import collections
@@ -21,8 +23,8 @@ import xml.etree.ElementTree as ET
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-# In every Python process that the tests start, before anything else. A root's first forward pass is where all its
-# fully_shard() calls are known to be over.
+# In every Python process that the tests start, before anything else. A root's first forward pass is where all
+# its fully_shard() calls are known to be over.
 CUSTOMIZE = '''
 import os, sys
 
@@ -83,12 +85,26 @@ def run(paths, arguments, folder, compresses):
     """{test: "passed", "failed: why" or "skipped"}"""
     report, log = folder / f"{compresses}.xml", folder / f"{compresses}.log"
     (folder / "sitecustomize.py").write_text(CUSTOMIZE)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
+    }
     if compresses:
         environment["TAGC_HELD_OUT"] = str(log)
         log.touch()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *arguments, *map(str, paths)]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={report}",
+        *arguments,
+        *map(str, paths),
+    ]
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     if not report.exists():
         sys.exit(f"held_out.py: pytest ended with {done.returncode} and no report:\n{done.stdout[-3000:]}")
     found = {}
@@ -106,7 +122,9 @@ def run(paths, arguments, folder, compresses):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage="%(prog)s <test files or folders> [pytest's arguments]")
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], usage="%(prog)s <test files or folders> [pytest's arguments]"
+    )
     parser.add_argument("paths", nargs="+", type=pathlib.Path)
     args, rest = parser.parse_known_args()
     for path in args.paths:
@@ -118,18 +136,27 @@ def main():
         with_tagc, log = run(args.paths, rest, folder, True)
     counts = collections.Counter()
     if not any(outcome == "passed" for outcome in without.values()):
-        why = next((outcome for outcome in without.values() if outcome != "skipped"), "all are skipped, or there are none")
+        why = next(
+            (outcome for outcome in without.values() if outcome != "skipped"),
+            "all are skipped, or there are none",
+        )
         sys.exit(f"held_out.py: no test passes even without tagc: {why}")
     for test in sorted(without.keys() | with_tagc.keys()):
         pair = [outcomes.get(test, "not run").partition(":")[0] for outcomes in (without, with_tagc)]
         counts[tuple(pair)] += 1
         if pair[0] != pair[1]:
-            print(f"{test}\n    without: {without.get(test, 'not run')}\n    with:    {with_tagc.get(test, 'not run')}")
+            print(
+                f"{test}\n    without: {without.get(test, 'not run')}\n    with:    "
+                f"{with_tagc.get(test, 'not run')}"
+            )
     print(f"{'without tagc':14} {'with tagc':14} tests")
     for (before, after), n in sorted(counts.items()):
         print(f"{before:14} {after:14} {n}")
     refused = collections.Counter(line for line in log if line.startswith("refused"))
-    print(f"models wrapped, on all ranks: {len(log)}, of which {sum(refused.values())} were refused by compress() and went on uncompressed")
+    print(
+        f"models wrapped, on all ranks: {len(log)}, of which {sum(refused.values())} were refused by "
+        "compress() and went on uncompressed"
+    )
     for line, n in refused.most_common(5):
         print(f"    {n} x {line[:200]}")
     broken = sum(n for (before, after), n in counts.items() if before == "passed" and after != "passed")

@@ -1,21 +1,27 @@
 #!/usr/bin/env python3
-"""Do the tests find bugs? Makes small ones in lib/ and engine/ by universalmutator's rules for C, compiles each alone, links it before the
-libraries of the tests that execute its line, and runs these until one fails: first those that find most bugs of the file per second.
+"""Do the tests find bugs? Makes small ones in lib/ and engine/ by universalmutator's rules for C, compiles
+each alone, links it before the libraries of the tests that execute its line, and runs these until one fails:
+first those that find most bugs of the file per second.
 
     pip install universalmutator
-    make build && scripts/mutants.py --out build/mutants --mutants 300        # repeat to go on where it was stopped
+    make build && scripts/mutants.py --out build/mutants --mutants 300        # repeat to go on where it was
+                                                                              stopped
 
-It first runs each test once, linked with libraries that count with gcov which lines the test executes. A mutant then is
+It first runs each test once, linked with libraries that count with gcov which lines the test executes. A
+mutant then is
 
     killed        a test fails, and again when it is repeated
-    hung          killed: a test took ten times its processor time, or slept for 12 s longer than without the mutant
+    hung          killed: a test took ten times its processor time, or slept for 12 s longer than without the
+                  mutant
     same code     gcc -O2 makes the same object: no test can see it
     not executed  no test executes the line
     survived      an equivalent program, or a hole in the tests
 
-The C tests count, the MPI ones among them, but not those in Python and those that drive the command. Nothing changes in the sources and
-build/. One run at a time may use a folder. As root, tests run as the user with number 65534: a mutant may write anywhere.
+The C tests count, the MPI ones among them, but not those in Python and those that drive the command. Nothing
+changes in the sources and build/. One run at a time may use a folder. As root, tests run as the user with
+number 65534: a mutant may write anywhere.
 """
+
 import argparse
 import collections
 import concurrent.futures
@@ -67,7 +73,9 @@ def mutants_of(path: str, number: int, seed: int):
     if DECLARATION.match(line):  # the rules make hardly any C of one
         return []
     with contextlib.redirect_stdout(io.StringIO()):
-        made = mutator.mutants_regexp([line], ["universal.rules", "c_like.rules", "c.rules"], ignorePatterns=[], ignoreStringOnly=True)
+        made = mutator.mutants_regexp(
+            [line], ["universal.rules", "c_like.rules", "c.rules"], ignorePatterns=[], ignoreStringOnly=True
+        )
     # The rules put break and continue behind every line, which is C in few places.
     texts = [text for _, text, *_ in made if not text.rstrip().endswith(("continue;", "break;"))]
     random.Random(f"{seed} {path} {number}").shuffle(texts)
@@ -89,7 +97,10 @@ class Test:
         self.name, self.words = listed["name"], listed.get("command", [])
         self.environment = dict(pair.split("=", 1) for pair in properties.get("ENVIRONMENT", []))
         is_script = bool(set(properties.get("LABELS", [])) & {"cli", "lab", "python", "abi"})
-        programs = [os.path.isfile(word) and os.access(word, os.X_OK) and word.startswith(f"{build}/") for word in self.words]
+        programs = [
+            os.path.isfile(word) and os.access(word, os.X_OK) and word.startswith(f"{build}/")
+            for word in self.words
+        ]
         self.place = max((i for i, is_program in enumerate(programs) if is_program), default=None)
         self.program = None if is_script or self.place is None else self.words[self.place]
 
@@ -108,20 +119,31 @@ class Build:
         for entry in commands:
             library = entry["command"].partition(" -o ")[2].partition(".dir/")[0].rpartition("/")[2]
             path = os.path.relpath(entry["file"], ROOT)
-            if path.startswith(tuple(f"{m}/" for m in MODULES)) and library.startswith(("module_", "tagc_mpi")):
+            if path.startswith(tuple(f"{m}/" for m in MODULES)) and library.startswith(
+                ("module_", "tagc_mpi")
+            ):
                 self.compile[path] = (f"lib{library.replace('tagc_mpi', 'tagc-mpi')}.a", entry)
-        listed = json.loads(subprocess.check_output(["ctest", "--test-dir", build, "--show-only=json-v1"]))["tests"]
+        listed = json.loads(subprocess.check_output(["ctest", "--test-dir", build, "--show-only=json-v1"]))[
+            "tests"
+        ]
         self.tests = [test for test in (Test(t, build) for t in listed) if test.program]
 
     def object(self, path: str, text: str, target: pathlib.Path, options: list):
         """Compiles `text` instead of the file at path. False if it is not valid C."""
         _, entry = self.compile[path]
-        words = [w for w in shlex.split(entry["command"]) if not w.startswith(("-O", "-g")) and "ccache" not in w]
+        words = [
+            w for w in shlex.split(entry["command"]) if not w.startswith(("-O", "-g")) and "ccache" not in w
+        ]
         words = words[: words.index("-o")] + [*options, "-Wno-error", "-o", str(target)]
-        words += [f"-Werror={what}" for what in ("int-conversion", "incompatible-pointer-types", "implicit-function-declaration")]
+        words += [
+            f"-Werror={what}"
+            for what in ("int-conversion", "incompatible-pointer-types", "implicit-function-declaration")
+        ]
         words += ["-iquote", str((ROOT / path).parent), "-x", "c", "-c", "-"]
         try:
-            done = subprocess.run(words, input=text.encode(), cwd=entry["directory"], capture_output=True, timeout=600)
+            done = subprocess.run(
+                words, input=text.encode(), cwd=entry["directory"], capture_output=True, timeout=600
+            )
         except subprocess.TimeoutExpired:
             return False
         return done.returncode == 0
@@ -135,9 +157,17 @@ class Build:
         return self.object(path, text, mutant, ["-O2"]) and mutant.read_bytes() == self.originals[path]
 
     def exports_all(self, path: str, obj: pathlib.Path):
-        """Whether a mutant still defines what the file does: the linker would take the rest from the library, which has no mutant."""
+        """Whether a mutant still defines what the file does: the linker would take the rest from the library,
+        which has no mutant."""
+
         def names(of):
-            return {line.split()[0] for line in subprocess.check_output(["nm", "-gP", "--defined-only", of], text=True).splitlines()}
+            return {
+                line.split()[0]
+                for line in subprocess.check_output(
+                    ["nm", "-gP", "--defined-only", of], text=True
+                ).splitlines()
+            }
+
         exported = names(obj)
         if path not in self.exported:
             original = obj.with_suffix(".original.o")
@@ -148,12 +178,21 @@ class Build:
     def link_words(self, test: Test):
         name = os.path.relpath(test.program, self.build)
         if name not in self.linked:
-            lines = subprocess.check_output(["ninja", "-C", self.build, "-t", "commands", name], text=True).splitlines()
+            lines = subprocess.check_output(
+                ["ninja", "-C", self.build, "-t", "commands", name], text=True
+            ).splitlines()
             self.linked[name] = shlex.split(lines[-1].removeprefix(": && ").removesuffix(" && :"))
         return self.linked[name]
 
-    def link(self, test: Test, target: pathlib.Path, obj: pathlib.Path | None = None, libraries: pathlib.Path | None = None):
-        """Links a test's program with obj before its libraries, or with those of a folder. False where a symbol is missing."""
+    def link(
+        self,
+        test: Test,
+        target: pathlib.Path,
+        obj: pathlib.Path | None = None,
+        libraries: pathlib.Path | None = None,
+    ):
+        """Links a test's program with obj before its libraries, or with those of a folder. False where a
+        symbol is missing."""
         words = [w for w in self.link_words(test) if w != "-g"] + ["-Wl,-S"]
         words[words.index("-o") + 1] = str(target)
         if obj:
@@ -171,23 +210,43 @@ def members_of(session: int):
         with contextlib.suppress(OSError):
             words = path.read_text().rpartition(")")[2].split()
             if int(words[3]) == session:
-                members.append((int(path.parent.name), words[0], sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")))
+                members.append(
+                    (int(path.parent.name), words[0], sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK"))
+                )
     return members
 
 
-def execute(command: list, environment: dict, home: pathlib.Path, most_cpu_s: float, idle_looks: int, stop_early: bool = True):
-    """'passed', 'killed' or 'hung', processor seconds, and how many looks in a row found all of its processes asleep."""
+def execute(
+    command: list,
+    environment: dict,
+    home: pathlib.Path,
+    most_cpu_s: float,
+    idle_looks: int,
+    stop_early: bool = True,
+):
+    """'passed', 'killed' or 'hung', processor seconds, and how many looks in a row found all of its processes
+    asleep."""
+
     def limits():
         resource.setrlimit(resource.RLIMIT_CPU, (int(most_cpu_s) + 1, int(most_cpu_s) + 2))
         resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
         resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 20, 256 << 20))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         LIBC.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: the test ends with this run
+
     log = home / "output"
     with open(log, "wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=home, preexec_fn=limits,
-                                   env={**os.environ, "TMPDIR": str(home), **environment}, start_new_session=True,
-                                   **({"user": 65534, "group": 65534} if os.getuid() == 0 else {}))
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=home,
+            preexec_fn=limits,
+            env={**os.environ, "TMPDIR": str(home), **environment},
+            start_new_session=True,
+            **({"user": 65534, "group": 65534} if os.getuid() == 0 else {}),
+        )
     used = last = 0.0
     idle, most_idle, n_polls, verdict, ended = 0, 0, 0, None, 0
     while not ended and verdict is None:
@@ -195,7 +254,10 @@ def execute(command: list, environment: dict, home: pathlib.Path, most_cpu_s: fl
         ended, status, usage = os.wait4(process.pid, os.WNOHANG)
         n_polls += 1
         if ended:
-            process.returncode, used = os.waitstatus_to_exitcode(status), max(used, usage.ru_utime + usage.ru_stime)
+            process.returncode, used = (
+                os.waitstatus_to_exitcode(status),
+                max(used, usage.ru_utime + usage.ru_stime),
+            )
         elif stop_early and b"FAILED" in log.read_bytes():
             verdict = "killed"
         elif n_polls % POLLS_A_LOOK == 0:
@@ -203,32 +265,48 @@ def execute(command: list, environment: dict, home: pathlib.Path, most_cpu_s: fl
             used = max(used, sum(m[2] for m in members))
             idle = 0 if used != last or any(m[1] in "RDT" for m in members) else idle + 1
             last, most_idle = used, max(idle, most_idle)
-            if idle > idle_looks or used > most_cpu_s:  # looks, not seconds: a stop of this whole run is no sleep of the test
+            # looks, not seconds: a stop of this whole run is no sleep of the test
+            if idle > idle_looks or used > most_cpu_s:
                 verdict = "hung"
     for pid, *_ in members_of(process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, 9)
     code = process.wait()
-    verdict = verdict or ("passed" if code == 0 else "skipped" if code == 77 else "hung" if code in (-24, -9) else "killed")
+    verdict = verdict or (
+        "passed" if code == 0 else "skipped" if code == 77 else "hung" if code in (-24, -9) else "killed"
+    )
     return verdict, max(used, 0.01), most_idle
 
 
 class Coverage:
-    """Which lines each test executes, and what it takes: kept in coverage.json for as long as the test's program is the same."""
+    """Which lines each test executes, and what it takes: kept in coverage.json for as long as the test's
+    program is the same."""
 
     def __init__(self, build: Build, tests: list, out: pathlib.Path):
         self.build, self.tests, self.folder, self.path = build, tests, out / "coverage", out / "coverage.json"
-        self.known = json.loads(self.path.read_text()) if self.path.exists() else {"tests": {}, "files": {}, "sources": None}
+        self.known = (
+            json.loads(self.path.read_text())
+            if self.path.exists()
+            else {"tests": {}, "files": {}, "sources": None}
+        )
         programs = {t.program for t in self.tests}
         self.keys = {p: hashlib.sha256(pathlib.Path(p).read_bytes()).hexdigest() for p in programs}
 
     def is_known(self, test: Test):
         entry = self.known["tests"].get(test.name, {"verdict": "new"})
-        return entry["verdict"] in ("passed", "skipped", "of other modules") and entry["key"] == self.keys[test.program]
+        return (
+            entry["verdict"] in ("passed", "skipped", "of other modules")
+            and entry["key"] == self.keys[test.program]
+        )
 
     def compile(self, pool):
-        """The libraries once more, such that they count; those of the last run, if the sources are the same."""
-        texts = [path.read_bytes() for product in ("lib", "engine") for path in sorted((ROOT / product).rglob("*.[ch]"))]
+        """The libraries once more, such that they count; those of the last run, if the sources are the
+        same."""
+        texts = [
+            path.read_bytes()
+            for product in ("lib", "engine")
+            for path in sorted((ROOT / product).rglob("*.[ch]"))
+        ]
         sources = hashlib.sha256(b"".join(texts)).hexdigest()
         if self.known["sources"] == sources:
             return
@@ -239,16 +317,29 @@ class Coverage:
         for path, (library, _) in self.build.compile.items():
             made[library].append((path, self.folder / (path.replace("/", "-").removesuffix(".c") + ".o")))
         jobs = [job for jobs in made.values() for job in jobs]
-        assert all(pool.map(lambda job: self.build.object(job[0], (ROOT / job[0]).read_text(), job[1], ["-O1", "--coverage"]), jobs))
+        assert all(
+            pool.map(
+                lambda job: self.build.object(
+                    job[0], (ROOT / job[0]).read_text(), job[1], ["-O1", "--coverage"]
+                ),
+                jobs,
+            )
+        )
         for library, objects in made.items():
             subprocess.check_call(["ar", "rcs", self.folder / library, *[obj for _, obj in objects]])
         # A forked process that calls _exit writes its counts, too.
-        text = "void __gcov_dump(void); void __real__exit(int); void __wrap__exit(int c) { __gcov_dump(); __real__exit(c); }"
-        subprocess.run(["cc", "-x", "c", "-c", "-o", self.folder / "leave.o", "-"], input=text.encode(), check=True)
+        text = (
+            "void __gcov_dump(void); void __real__exit(int); void __wrap__exit(int c) { __gcov_dump(); "
+            "__real__exit(c); }"
+        )
+        subprocess.run(
+            ["cc", "-x", "c", "-c", "-o", self.folder / "leave.o", "-"], input=text.encode(), check=True
+        )
         self.known["sources"] = sources
 
     def measure(self, test: Test, home: pathlib.Path):
-        """What a test executes, as {file: lines} and what else is kept of it, and the lines and functions of these files."""
+        """What a test executes, as {file: lines} and what else is kept of it, and the lines and functions of
+        these files."""
         counts, program = home / "counts", home / "program"
         shutil.rmtree(counts, ignore_errors=True)
         counts.mkdir()
@@ -258,17 +349,24 @@ class Coverage:
             strip = str(len(self.folder.parts) - 1)
             environment = {**test.environment, "GCOV_PREFIX": str(counts), "GCOV_PREFIX_STRIP": strip}
             is_linked = self.build.link(test, program, None, self.folder)
-            entry["verdict"], entry["cpu_s"], entry["idle_looks"] = \
-                execute(test.command(program), environment, home, 200, 1000, False) if is_linked else ("no link", 0, 0)
+            entry["verdict"], entry["cpu_s"], entry["idle_looks"] = (
+                execute(test.command(program), environment, home, 200, 1000, False)
+                if is_linked
+                else ("no link", 0, 0)
+            )
         data = sorted(counts.glob("*.gcda"))
         for path in data:
             (counts / f"{path.stem}.gcno").symlink_to(self.folder / f"{path.stem}.gcno")
-        said = subprocess.run(["gcov", "--json-format", "--stdout", *data], cwd=counts, capture_output=True, text=True).stdout
+        said = subprocess.run(
+            ["gcov", "--json-format", "--stdout", *data], cwd=counts, capture_output=True, text=True
+        ).stdout
         for counted, path in zip(map(json.loads, said.splitlines()), data):
             source = path.stem.replace("-", "/") + ".c"
             mine = [f for f in counted["files"] if f["file"] == "<stdin>"][0]
-            files[source] = {"lines": sorted({line["line_number"] for line in mine["lines"]}),
-                             "functions": [[f["start_line"], f["end_line"]] for f in mine["functions"]]}
+            files[source] = {
+                "lines": sorted({line["line_number"] for line in mine["lines"]}),
+                "functions": [[f["start_line"], f["end_line"]] for f in mine["functions"]],
+            }
             entry["lines"][source] = sorted({line["line_number"] for line in mine["lines"] if line["count"]})
         return entry, files
 
@@ -280,8 +378,8 @@ class Coverage:
             print(f"note: {test.name} is left out: {entry['verdict']}", flush=True)
 
     def of(self, path: str, number: int):
-        """The tests that execute a line. A line without code counts as the one before it in its function, and as the whole file
-        outside of functions (tables)."""
+        """The tests that execute a line. A line without code counts as the one before it in its function, and
+        as the whole file outside of functions (tables)."""
         known = self.known["files"].get(path, {"lines": [], "functions": []})
         bounds = next((f for f in known["functions"] if f[0] <= number <= f[1]), None)
         line = max((n for n in known["lines"] if bounds and bounds[0] <= n <= number), default=None)
@@ -295,17 +393,32 @@ class Coverage:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build", help="a folder that is built. Default: build")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--build", type=pathlib.Path, default=ROOT / "build", help="a folder that is built. Default: build"
+    )
     parser.add_argument("--out", type=pathlib.Path, required=True, help="where results and programs go")
-    parser.add_argument("--mutants", type=int, default=300, help="how many, old results included. Default: 300")
+    parser.add_argument(
+        "--mutants", type=int, default=300, help="how many, old results included. Default: 300"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--most-cpu", type=float, default=3, help="seconds; a longer test runs where its name has the file's in it, "
-                        "or no shorter one executes the line. Default: 3")
+    parser.add_argument(
+        "--most-cpu",
+        type=float,
+        default=3,
+        help="seconds; a longer test runs where its name has the file's in it, "
+        "or no shorter one executes the line. Default: 3",
+    )
     parser.add_argument("--only", type=re.compile, default="", help="a regular expression of paths")
     parser.add_argument("--leave-out", default="^$", help="a regular expression of tests")
-    parser.add_argument("--retry", action="store_true", help="judge again what survived or was not executed, and nothing else")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at a time. Default: one per processor")
+    parser.add_argument(
+        "--retry", action="store_true", help="judge again what survived or was not executed, and nothing else"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="mutants at a time. Default: one per processor"
+    )
     options = parser.parse_args()
     out = options.out.resolve()
     slots = queue.SimpleQueue()  # a mutant's files and folder
@@ -317,7 +430,11 @@ def main():
     left_out = re.compile(options.leave_out)
     coverage = Coverage(build, [t for t in build.tests if not left_out.search(t.name)], out)
     results_path = out / "results.jsonl"
-    results = {r["id"]: r for r in map(json.loads, results_path.read_text().splitlines())} if results_path.exists() else {}
+    results = (
+        {r["id"]: r for r in map(json.loads, results_path.read_text().splitlines())}
+        if results_path.exists()
+        else {}
+    )
     kills = collections.Counter((r["file"], r.get("test")) for r in results.values())
     pool = concurrent.futures.ThreadPoolExecutor(options.jobs)
 
@@ -355,7 +472,10 @@ def main():
             return {"verdict": "same code" if build.is_original(path, mutated, slot) else "not executed"}
         cost_s = {test: coverage.known["tests"][test.name]["cpu_s"] for test in tests}
         short = [t for t in tests if cost_s[t] <= options.most_cpu or (stem in t.name and cost_s[t] <= 60)]
-        chance = {t: kills[path, t.name] + 0.3 * (stem in t.name) + 0.1 * (f"_{module}_" in t.name) + 0.02 for t in tests}
+        chance = {
+            t: kills[path, t.name] + 0.3 * (stem in t.name) + 0.1 * (f"_{module}_" in t.name) + 0.02
+            for t in tests
+        }
         tried = 0
         for test in sorted(short or tests, key=lambda t: (cost_s[t] + 0.1) / chance[t]):
             if tried == 2 and build.is_original(path, mutated, slot):
@@ -366,8 +486,11 @@ def main():
             idle_looks = coverage.known["tests"][test.name]["idle_looks"] * 2 + IDLE_LOOKS
 
             def failure():
-                verdict, *_ = execute(test.command(program), test.environment, home, 2 + 10 * cost_s[test], idle_looks)
+                verdict, *_ = execute(
+                    test.command(program), test.environment, home, 2 + 10 * cost_s[test], idle_looks
+                )
                 return verdict if verdict != "passed" else None
+
             # Twice: a busy machine may make a test time out.
             verdict = failure()
             if verdict == "hung" or (verdict and (verdict := failure())):
@@ -412,7 +535,11 @@ def main():
         return keep({**result, "line": number, **judged}, result["original"])
 
     if options.retry:
-        kept = [r for r in results.values() if r["verdict"] in ("survived", "not executed") and options.only.search(r["file"])]
+        kept = [
+            r
+            for r in results.values()
+            if r["verdict"] in ("survived", "not executed") and options.only.search(r["file"])
+        ]
         list(pool.map(again, kept))
     else:
         every: list = []

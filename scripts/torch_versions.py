@@ -1,7 +1,9 @@
-"""Runs the Python tests on each minor version of torch, from the oldest that tagc supports to the newest that the package index
-has: the newest release of each, in an environment that is made for it and deleted afterwards. Some gigabytes each to download, where
-the index has builds for CUDA; no GPU is needed. What was found joins that of earlier calls in results/torch-versions.json, and the table there and in
-docs/reference/torch-versions.md is written anew.
+"""Runs the Python tests on each minor version of torch, from the oldest that tagc supports to the newest that
+the package index
+has: the newest release of each, in an environment that is made for it and deleted afterwards. Some gigabytes
+each to download, where the index has builds for CUDA; no GPU is needed. What was found joins that of earlier
+calls in results/torch-versions.json, and the table there and in docs/reference/torch-versions.md is written
+anew.
 
     scripts/torch_versions.sh                                          # all tests on all versions: hours
     scripts/torch_versions.sh --versions 2.9,2.15
@@ -30,19 +32,36 @@ FILE_LIMIT_S = 1200
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(prog="torch_versions.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--versions", help="minor versions, as 2.9,2.15; default: all", type=lambda text: text.split(","))
-    parser.add_argument("--tests", help="names of tests, as fsdp2,ddp; default: all", type=lambda text: text.split(","))
-    parser.add_argument("--library", type=pathlib.Path, default=ROOT / "build" / "libtagc.so", help="default: build/libtagc.so")
-    parser.add_argument("--environments", type=pathlib.Path, help="folder that keeps environments, and has some from before: <folder>/<version>")
-    parser.add_argument("--table", action="store_true", help="writes the table of what was found before, and runs nothing")
+    parser = argparse.ArgumentParser(
+        prog="torch_versions.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--versions", help="minor versions, as 2.9,2.15; default: all", type=lambda text: text.split(",")
+    )
+    parser.add_argument(
+        "--tests", help="names of tests, as fsdp2,ddp; default: all", type=lambda text: text.split(",")
+    )
+    parser.add_argument(
+        "--library",
+        type=pathlib.Path,
+        default=ROOT / "build" / "libtagc.so",
+        help="default: build/libtagc.so",
+    )
+    parser.add_argument(
+        "--environments",
+        type=pathlib.Path,
+        help="folder that keeps environments, and has some from before: <folder>/<version>",
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="writes the table of what was found before, and runs nothing"
+    )
     arguments = parser.parse_args()
     known = names_of_tests()
     for name in arguments.tests or ():
         if name not in known:
             parser.error(f"--tests: {name!r} is not known, must be of {', '.join(known)}")
     if not arguments.table and not arguments.library.is_file():
-        parser.error(f"--library: {arguments.library} is missing; \"make build\" makes it")
+        parser.error(f'--library: {arguments.library} is missing; "make build" makes it')
     return parser, arguments
 
 
@@ -52,7 +71,12 @@ def names_of_tests():
 
 def newest_releases():
     """{"2.9": "2.9.1", ...} of what pip's index has."""
-    said = subprocess.run([sys.executable, "-m", "pip", "index", "versions", "torch"], check=True, text=True, stdout=subprocess.PIPE).stdout
+    said = subprocess.run(
+        [sys.executable, "-m", "pip", "index", "versions", "torch"],
+        check=True,
+        text=True,
+        stdout=subprocess.PIPE,
+    ).stdout
     found = {}
     for text in re.search(r"Available versions: (.*)", said).group(1).split(", "):
         if numbers := re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", text):
@@ -66,9 +90,25 @@ def make_environment(folder, release):
     """Its interpreter."""
     python = folder / "bin" / "python"
     if not (folder / "made").exists():
-        needs = [line for line in (TESTS / "requirements.txt").read_text().splitlines() if line and not re.match(r"#|torch\b", line)]
+        needs = [
+            line
+            for line in (TESTS / "requirements.txt").read_text().splitlines()
+            if line and not re.match(r"#|torch\b", line)
+        ]
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", f"torch=={release}", *needs], check=True)
+        subprocess.run(
+            [
+                python,
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "--disable-pip-version-check",
+                f"torch=={release}",
+                *needs,
+            ],
+            check=True,
+        )
         (folder / "made").touch()
     return python
 
@@ -77,13 +117,28 @@ def run_file(python, library, name, scratch):
     """{"passed", "failed", "skipped", "names" of those that failed, "seconds"} of one file of tests."""
     report = scratch / "report.xml"
     report.unlink(missing_ok=True)
-    environment = os.environ | {"TAGC_LIBRARY": str(library.resolve()), "PYTHONPATH": str(ROOT / "python"),
-                                "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "TAGC_LIBRARY": str(library.resolve()),
+        "PYTHONPATH": str(ROOT / "python"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     begin = time.monotonic()
-    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", TESTS / f"test_{name}.py"]
+    command = [
+        python,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={report}",
+        TESTS / f"test_{name}.py",
+    ]
     with open(scratch / f"{name}.log", "w") as log:
         try:
-            subprocess.run(command, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, timeout=FILE_LIMIT_S)
+            subprocess.run(
+                command, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, timeout=FILE_LIMIT_S
+            )
         except subprocess.TimeoutExpired:
             print(f"test_{name} did not end in {FILE_LIMIT_S} s", flush=True)
     found = {"passed": 0, "failed": 0, "skipped": 0, "names": [], "seconds": round(time.monotonic() - begin)}
@@ -108,12 +163,20 @@ def run_version(minor, release, arguments, keep):
         folder = (kept or scratch) / minor
         try:
             python = make_environment(folder, release)
-            build = subprocess.run([python, "-c", "import torch; print(torch.__version__)"], check=True, text=True,
-                                   stdout=subprocess.PIPE).stdout.strip()
+            build = subprocess.run(
+                [python, "-c", "import torch; print(torch.__version__)"],
+                check=True,
+                text=True,
+                stdout=subprocess.PIPE,
+            ).stdout.strip()
             for name in arguments.tests or names_of_tests():
                 found = run_file(python, arguments.library, name, scratch)
-                print(f"torch {build} test_{name}: " + ", ".join(f"{found[what]} {what}" for what in ("passed", "skipped", "failed")),
-                      f"({found['seconds']} s)", flush=True)
+                print(
+                    f"torch {build} test_{name}: "
+                    + ", ".join(f"{found[what]} {what}" for what in ("passed", "skipped", "failed")),
+                    f"({found['seconds']} s)",
+                    flush=True,
+                )
                 keep(build, {name: found})
         finally:
             if kept is None:
@@ -127,7 +190,10 @@ def table_of(found):
         total = {what: sum(one[what] for one in files.values()) for what in ("passed", "skipped")}
         names = [f"`{name}`" for one in files.values() for name in one["names"]]
         ran = "all" if set(files) >= set(names_of_tests()) else ", ".join(files)
-        lines.append(f"| {found[minor]['build']} | {ran} | {total['passed']} | {total['skipped']} | {', '.join(names) or '-'} |")
+        lines.append(
+            f"| {found[minor]['build']} | {ran} | {total['passed']} | {total['skipped']} | "
+            f"{', '.join(names) or '-'} |"
+        )
     return "\n".join(lines)
 
 
@@ -147,10 +213,18 @@ def main():
             if minor not in releases:
                 parser.error(f"--versions: {minor!r} is not there, must be of {', '.join(releases)}")
         for minor in arguments.versions or releases:
+
             def keep(build, files, minor=minor):
                 before = found.get(minor, {})
-                found[minor] = {"build": build, "files": (before["files"] if before.get("build") == build else {}) | files}
-                FOUND.write_text("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(found[name])}" for name in sorted(found)) + "\n}\n")
+                found[minor] = {
+                    "build": build,
+                    "files": (before["files"] if before.get("build") == build else {}) | files,
+                }
+                FOUND.write_text(
+                    "{\n"
+                    + ",\n".join(f"{json.dumps(name)}: {json.dumps(found[name])}" for name in sorted(found))
+                    + "\n}\n"
+                )
 
             run_version(minor, releases[minor], arguments, keep)
     write_table(found)

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Writes engine/data/unicode_table.h: the code points of GPT-2's \\p{L} and \\p{N} as sorted ranges.
 
-Run it when a newer Unicode matters (pip install unicodedata2; without it Python's own, older, tables are used):
+Run it when a newer Unicode matters (pip install unicodedata2; without it Python's own, older, tables are
+used):
 
     scripts/unicode_table.py > engine/data/unicode_table.h
 """
+
 try:
     import unicodedata2 as unicodedata
 except ImportError:
@@ -30,7 +32,9 @@ def table(name, major_class):
     print("};\n")
 
 
-print("/* Letters and numbers of Unicode %s. Made by scripts/unicode_table.py. */" % unicodedata.unidata_version)
+print(
+    "/* Letters and numbers of Unicode %s. Made by scripts/unicode_table.py. */" % unicodedata.unidata_version
+)
 print("// clang-format off")
 print("#ifndef TAGC_DATA_UNICODE_TABLE_H\n#define TAGC_DATA_UNICODE_TABLE_H\n\n#include <stdint.h>\n")
 print("typedef struct tagc_code_range {\n    uint32_t first, last;\n} tagc_code_range;\n")

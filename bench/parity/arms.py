@@ -1,5 +1,6 @@
-"""What is compared, each arm with its source. An arm is a way to run: "gloo" arms are W processes under DDP or FSDP2 with torch's
-own hooks or tagc's; "simulated" ones are one process with a peer (peers/) that turns the gradients of all ranks into a step."""
+"""What is compared, each arm with its source. An arm is a way to run: "gloo" arms are W processes under DDP
+or FSDP2 with torch's own hooks or tagc's; "simulated" ones are one process with a peer (peers/) that turns
+the gradients of all ranks into a step."""
 
 import dataclasses
 
@@ -61,14 +62,41 @@ ALL = [
         sparse=True,
     ),
     _tagc("tagc-groups", "tagc.compress(model) and param_groups(), DDP", groups=True),
-    _peer("blocks-4", "4 bits a value in blocks, error feedback on both ways", LOCO, "blocks.Blocks", n_bits=4),
-    _tagc(
-        "tagc-paper", "TAGC as published: 10x sketch of 1.25 %, true OR of a 1-bit index, DDP", exchange="sketch", sparsity=0.9875
+    _peer(
+        "blocks-4", "4 bits a value in blocks, error feedback on both ways", LOCO, "blocks.Blocks", n_bits=4
     ),
-    Arm("dense-b1=0", "AdamW without a first moment, fp32", "torch's DDP", "gloo", beta1=0.0, is_baseline=True),
-    Arm("dense-b1=0.5", "AdamW with a short first moment, fp32", "torch's DDP", "gloo", beta1=0.5, is_baseline=True),
-    Arm("dense-b2=0.999", "AdamW with a longer second moment, fp32", "torch's DDP", "gloo", beta2=0.999, is_baseline=True),
-    _peer("diloco", "DiLoCo, every 30 steps, Nesterov outside", "Douillard et al., 2311.08105", "local.Local", every=30),
+    _tagc(
+        "tagc-paper",
+        "TAGC as published: 10x sketch of 1.25 %, true OR of a 1-bit index, DDP",
+        exchange="sketch",
+        sparsity=0.9875,
+    ),
+    Arm(
+        "dense-b1=0", "AdamW without a first moment, fp32", "torch's DDP", "gloo", beta1=0.0, is_baseline=True
+    ),
+    Arm(
+        "dense-b1=0.5",
+        "AdamW with a short first moment, fp32",
+        "torch's DDP",
+        "gloo",
+        beta1=0.5,
+        is_baseline=True,
+    ),
+    Arm(
+        "dense-b2=0.999",
+        "AdamW with a longer second moment, fp32",
+        "torch's DDP",
+        "gloo",
+        beta2=0.999,
+        is_baseline=True,
+    ),
+    _peer(
+        "diloco",
+        "DiLoCo, every 30 steps, Nesterov outside",
+        "Douillard et al., 2311.08105",
+        "local.Local",
+        every=30,
+    ),
     _tagc(
         "tagc-all-4",
         "every value in 2 bits, parameters as 4-bit deltas, FSDP2",
@@ -105,7 +133,9 @@ ALL = [
         warmup=0.1,
         refresh=1.3,
     ),
-    _peer("blocks-8", "8 bits a value in blocks, error feedback on both ways", LOCO, "blocks.Blocks", n_bits=8),
+    _peer(
+        "blocks-8", "8 bits a value in blocks, error feedback on both ways", LOCO, "blocks.Blocks", n_bits=8
+    ),
     _tagc(
         "tagc-all-95",
         "tagc.compress(model) with param_groups(), parameters as 4-bit deltas, FSDP2",
@@ -156,7 +186,15 @@ LONG = (
     "onebit",
 )
 UNTIED = ("dense", "bf16", "tagc-optimizer", "tagc", "tagc-all-95", "blocks-4", "dense-b1=0.5")
-NO_BIAS = ("dense", "tagc-all-optimizer", "tagc-all-95", "tagc-optimizer", "bf16", "dense-b1=0.5", "dense-b2=0.999")
+NO_BIAS = (
+    "dense",
+    "tagc-all-optimizer",
+    "tagc-all-95",
+    "tagc-optimizer",
+    "bf16",
+    "dense-b1=0.5",
+    "dense-b2=0.999",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +211,8 @@ class Setting:
     steps: int
     arms: tuple
     seeds: tuple = (1, 2, 3)
-    rates: tuple = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)  # neighbours of first_rate are tried, on the first seed
+    # neighbours of first_rate are tried, on the first seed
+    rates: tuple = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
     first_rate: float = 2e-3
     n_ranks: int = 2
     warmup: int = 30

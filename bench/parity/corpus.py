@@ -1,9 +1,11 @@
-"""Text to train on: what Debian's documentation packages say in English, as tokens of a BPE vocabulary made from it.
+"""Text to train on: what Debian's documentation packages say in English, as tokens of a BPE vocabulary made
+from it.
 
     python bench/parity/parity.py corpus
 
-Packages are downloaded and unpacked into the cache, never installed. A paragraph of 40 characters or more counts once: the
-same licence, menu or warning on a thousand pages would be learnt by heart. Documents, not lines, are held out."""
+Packages are downloaded and unpacked into the cache, never installed. A paragraph of 40 characters or more
+counts once: the same licence, menu or warning on a thousand pages would be learnt by heart. Documents, not
+lines, are held out."""
 
 import gzip
 import hashlib
@@ -16,28 +18,35 @@ import subprocess
 import numpy
 
 PACKAGES = (
-    "python3.11-doc", "postgresql-doc-15", "git-doc", "debian-reference-en", "perl-doc", "libstdc++-12-doc", "debian-policy",
-    "linux-doc-6.1", "anarchism", "rust-doc", "sqlite3-doc", "octave-doc", "cmake-doc", "python-django-doc", "sphinx-doc",
+    "python3.11-doc", "postgresql-doc-15", "git-doc", "debian-reference-en", "perl-doc", "libstdc++-12-doc",
+    "debian-policy",
+    "linux-doc-6.1", "anarchism", "rust-doc", "sqlite3-doc", "octave-doc", "cmake-doc", "python-django-doc",
+    "sphinx-doc",
     "bash-doc", "vim-doc", "erlang-doc", "python-scipy-doc", "python-pandas-doc", "dict-gcide",
 )  # fmt: skip
-ONE_IN = {1024: 8, 4096: 2}  # of the training text one piece in so many becomes tokens of a vocabulary of that size
+# of the training text one piece in so many becomes tokens of a vocabulary of that size
+ONE_IN = {1024: 8, 4096: 2}
 HELD_OUT_OF = 50  # one document in so many is for validation
 SHORT = 40  # characters; shorter paragraphs are headings and list items, and may come again
 PLAIN = (".txt", ".rst", ".pod", ".md", ".dict")
 HTML = (".html", ".htm", ".xhtml")
-BLOCKS = frozenset("p div h1 h2 h3 h4 h5 h6 li ul ol dl dt dd table tr pre blockquote section article br hr".split())
+BLOCKS = frozenset(
+    "p div h1 h2 h3 h4 h5 h6 li ul ol dl dt dd table tr pre blockquote section article br hr".split()
+)
 FOREIGN = re.compile(
     r"[./_-](ar|ca|cs|da|de|es|fi|fr|hu|id|it|ja|ko|nb|nl|pl|pt|pt-br|pt_br|ro|ru|sv|tr|uk|vi|zh|zh-cn|zh_cn|zh-tw)[./]",
     re.IGNORECASE,
 )
 BUILT = re.compile(
-    r"(genindex|py-modindex|searchindex|/_sources/|/_static/|/src/|theindex|doxygen|/changelog|/copyright)", re.IGNORECASE
+    r"(genindex|py-modindex|searchindex|/_sources/|/_static/|/src/|theindex|doxygen|/changelog|/copyright)",
+    re.IGNORECASE,
 )
 
 
 def make(cache, n_vocabulary=None):
-    """Documents as train.txt and val.txt in `cache`, and with a vocabulary as uint16 tokens in train-<n>.bin and val-<n>.bin.
-    What is there already stays. Returns what the text is made of, and the number of tokens."""
+    """Documents as train.txt and val.txt in `cache`, and with a vocabulary as uint16 tokens in
+    train-<n>.bin and val-<n>.bin. What is there already stays. Returns what the text is made of, and the
+    number of tokens."""
     cache = pathlib.Path(cache)
     cache.mkdir(parents=True, exist_ok=True)
     found = _kept(cache / "text.json", lambda: _text(cache))
@@ -76,13 +85,24 @@ def _text(cache):
             kept = _unseen(text, seen)
             n_bytes, n_kept, n_documents = n_bytes + len(text), n_kept + len(kept), n_documents + 1
             if len(kept) >= 200:
-                documents["val" if _is_held_out(f"{name}/{path.relative_to(folder)}") else "train"].append(kept)
+                documents["val" if _is_held_out(f"{name}/{path.relative_to(folder)}") else "train"].append(
+                    kept
+                )
         if n_documents:
             packages.append(
-                {"name": name, "version": version, "n_documents": n_documents, "n_chars": n_bytes, "n_chars_kept": n_kept}
+                {
+                    "name": name,
+                    "version": version,
+                    "n_documents": n_documents,
+                    "n_chars": n_bytes,
+                    "n_chars_kept": n_kept,
+                }
             )
         print(
-            f"corpus: {name} {version}: {n_documents} documents, {n_bytes / 1e6:.1f} M characters, {n_kept / 1e6:.1f} M new",
+            (
+                f"corpus: {name} {version}: {n_documents} documents, {n_bytes / 1e6:.1f} M characters, "
+                f"{n_kept / 1e6:.1f} M new"
+            ),
             flush=True,
         )
     repeats = _Repeats()
@@ -111,7 +131,9 @@ def _unpacked(cache, name):
         subprocess.run(["dpkg", "-x", deb, part], check=True)
         part.rename(folder)
     deb = next((cache / "debs").glob(f"{name}_*.deb"))
-    return folder, subprocess.run(["dpkg-deb", "-f", deb, "Version"], capture_output=True, text=True, check=True).stdout.strip()
+    return folder, subprocess.run(
+        ["dpkg-deb", "-f", deb, "Version"], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def _files(folder):
@@ -141,12 +163,16 @@ def _html(data):
         return ""
     body = page.find("body")
     page = page if body is None else body
-    for element in list(page.iter("script", "style", "nav", "header", "footer", "noscript", "svg", html.etree.Comment)):
+    for element in list(
+        page.iter("script", "style", "nav", "header", "footer", "noscript", "svg", html.etree.Comment)
+    ):
         element.drop_tree() if element.getparent() is not None else None
     for element in page.iter():
         if element.tag in BLOCKS:
             element.text = "\n\n" + (element.text or "") if element.tag != "br" else element.text
-            element.tail = "\n\n" + (element.tail or "") if element.tag != "br" else "\n" + (element.tail or "")
+            element.tail = (
+                "\n\n" + (element.tail or "") if element.tag != "br" else "\n" + (element.tail or "")
+            )
     return page.text_content()
 
 
@@ -177,8 +203,8 @@ def _unseen(text, seen):
 
 
 class _Repeats:
-    """Which share of all windows of 64 bytes came before. Windows are sampled by their content, one in 16, so that both
-    occurrences of one are sampled or neither."""
+    """Which share of all windows of 64 bytes came before. Windows are sampled by their content, one in 16, so
+    that both occurrences of one are sampled or neither."""
 
     N, ONE_IN = 64, 16
     PRIME, INVERSE = 0x9E3779B97F4A7C15, pow(0x9E3779B97F4A7C15, -1, 2**64)
@@ -195,10 +221,15 @@ class _Repeats:
                 sums = numpy.concatenate(
                     [
                         [numpy.uint64(0)],
-                        numpy.cumsum((block.astype(numpy.uint64) + 1) * self._powers(len(block), self.PRIME), dtype=numpy.uint64),
+                        numpy.cumsum(
+                            (block.astype(numpy.uint64) + 1) * self._powers(len(block), self.PRIME),
+                            dtype=numpy.uint64,
+                        ),
                     ]
                 )
-                hashes = (sums[self.N : -1] - sums[: -self.N - 1]) * self._powers(len(block) - self.N, self.INVERSE)
+                hashes = (sums[self.N : -1] - sums[: -self.N - 1]) * self._powers(
+                    len(block) - self.N, self.INVERSE
+                )
                 hashes = (hashes ^ (hashes >> numpy.uint64(31))) * numpy.uint64(0xBF58476D1CE4E5B9)
             self._pieces.append(hashes[hashes >> numpy.uint64(60) == 0])  # ONE_IN = 2^4
 
@@ -224,7 +255,10 @@ def _tokens(cache, n_vocabulary):
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     trainer = trainers.BpeTrainer(
         vocab_size=n_vocabulary, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
@@ -234,14 +268,19 @@ def _tokens(cache, n_vocabulary):
     for kind in ("train", "val"):
         with open(cache / f"{kind}-{n_vocabulary}.part", "wb") as file:
             n = 0
-            for piece in _pieces(cache / f"{kind}.txt", ONE_IN.get(n_vocabulary, 1) if kind == "train" else 1):
+            for piece in _pieces(
+                cache / f"{kind}.txt", ONE_IN.get(n_vocabulary, 1) if kind == "train" else 1
+            ):
                 ids = numpy.array(tokenizer.encode(piece).ids, numpy.uint16)
                 ids.tofile(file)
                 n += len(ids)
         (cache / f"{kind}-{n_vocabulary}.part").replace(cache / f"{kind}-{n_vocabulary}.bin")
         counts[kind] = n
     print(
-        f"corpus: vocabulary of {n_vocabulary}: {counts['train'] / 1e6:.1f} M tokens, {counts['val'] / 1e6:.2f} M held out",
+        (
+            f"corpus: vocabulary of {n_vocabulary}: {counts['train'] / 1e6:.1f} M tokens, "
+            f"{counts['val'] / 1e6:.2f} M held out"
+        ),
         flush=True,
     )
     return counts

@@ -2,15 +2,18 @@
 
     python -m pip install -r bench/parity/requirements.txt       # beside torch; the library: make build
     python bench/parity/parity.py tiny                           # every arm, 0.2 M parameters, 240 steps
-    python bench/parity/parity.py tiny-long                      # 15 arms, 0.2 M parameters, 10 tokens per parameter
-    python bench/parity/parity.py tiny-untied                    # fewer arms, the head has a matrix of its own
+    python bench/parity/parity.py tiny-long                      # 15 arms, 0.2 M parameters, 10 tokens per
+                                                                 parameter
+    python bench/parity/parity.py tiny-untied                    # fewer arms, the head has a matrix of its
+                                                                 own
     python bench/parity/parity.py tiny-no-bias                   # likewise without biases, which stay in fp32
     python bench/parity/parity.py 3m                             # the finalists, to 10 tokens per parameter
     python bench/parity/parity.py 10m                            # a few of them, a shorter stretch
 
-Ctrl-C or --minutes ends it, the same command goes on, on another machine with --take-over; the table has a row for whatever is there. results/parity/NAME.json and .md
-are written after each run, NAME.svg at the end; `--tables` makes them anew without running. `--arms` runs these only, in that order;
-the tables still have the others that were run."""
+Ctrl-C or --minutes ends it, the same command goes on, on another machine with --take-over; the table has a
+row for whatever is there. results/parity/NAME.json and .md are written after each run, NAME.svg at the end;
+`--tables` makes them anew without running. `--arms` runs these only, in that order; the tables still have the
+others that were run."""
 
 import argparse
 import json
@@ -35,16 +38,24 @@ import tables
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog="arms: " + ", ".join(arms.BY_NAME))
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], epilog="arms: " + ", ".join(arms.BY_NAME)
+    )
     parser.add_argument("what", choices=["corpus", *arms.SETTINGS])
-    parser.add_argument("--arms", nargs="+", choices=arms.BY_NAME, metavar="ARM", help="only these, in this order")
+    parser.add_argument(
+        "--arms", nargs="+", choices=arms.BY_NAME, metavar="ARM", help="only these, in this order"
+    )
     parser.add_argument(
         "--cache",
         type=pathlib.Path,
-        default=pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "tagc" / "parity",
+        default=pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
+        / "tagc"
+        / "parity",
     )
     parser.add_argument(
-        "--take-over", action="store_true", help="count the finished runs of the old NAME.json as done: go on after another machine"
+        "--take-over",
+        action="store_true",
+        help="count the finished runs of the old NAME.json as done: go on after another machine",
     )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after that")
@@ -62,7 +73,9 @@ def main():
         runner.take_over(folder, json.loads(stem.with_suffix(".json").read_text()))
 
     def write():
-        found = runner.result(setting, text, runner.read(folder, is_whole=False), ["bench/parity/parity.py", args.what])
+        found = runner.result(
+            setting, text, runner.read(folder, is_whole=False), ["bench/parity/parity.py", args.what]
+        )
         args.out.mkdir(parents=True, exist_ok=True)
         kept = found | {"runs": [runner.small(run) for run in found["runs"]]}
         rows = json.dumps(kept, separators=(",", ":")).replace('{"arm"', '\n{"arm"')
@@ -77,13 +90,7 @@ def main():
     if not args.tables:
         try:
             is_whole = runner.run_all(
-                setting,
-                args.cache,
-                folder,
-                args.arms or setting.arms,
-                args.jobs,
-                args.minutes,
-                say,
+                setting, args.cache, folder, args.arms or setting.arms, args.jobs, args.minutes, say
             )
             print("whole" if is_whole else "unfinished: the same command goes on", flush=True)
         except KeyboardInterrupt:

@@ -29,7 +29,9 @@ def draw(found, stem):
             mean = [point for point in mean if point[0] > 0]
             axes.plot(*zip(*mean), label=row["arm"].name, **style) if mean else None
             if len(runs) > 1 and mean:  # from the lowest to the highest seed
-                curves = [[y for _, y in simulate.curve(run, setting.n_vocabulary, x)[-len(mean) :]] for run in runs]
+                curves = [
+                    [y for _, y in simulate.curve(run, setting.n_vocabulary, x)[-len(mean) :]] for run in runs
+                ]
                 axes.fill_between(
                     [point[0] for point in mean],
                     [min(ys) for ys in zip(*curves)],
@@ -57,15 +59,26 @@ def draw(found, stem):
 
 
 def small(svg):
-    """Returns the drawing in half the letters: places to a tenth of a point, relative to each other, and no groups that say nothing."""
-    body = re.sub(r"\d+\.\d{2,}", lambda found: f"{float(found[0]):.{1 if float(found[0]) >= 1 else 2}f}".removesuffix(".0"), svg)
+    """Returns the drawing in half the letters: places to a tenth of a point, relative to each other, and no
+    groups that say nothing."""
+    body = re.sub(
+        r"\d+\.\d{2,}",
+        lambda found: f"{float(found[0]):.{1 if float(found[0]) >= 1 else 2}f}".removesuffix(".0"),
+        svg,
+    )
     body = re.sub(r">\s+<", "><", re.sub(r" *\n(?! *<)", " ", body[body.index("<svg ") :]))
-    body = re.sub(r"('DejaVu Sans'|'Bitstream)[^;\"]*sans-serif", "sans-serif", re.sub(r"<g id=\"[^\"]*\"", "<g", body))
-    body = re.sub(r"<metadata>.*?</metadata>| transform=\"rotate\(-0 [^\"]*\"", "", re.sub(r"<!--.*?-->", "", body))
+    body = re.sub(
+        r"('DejaVu Sans'|'Bitstream)[^;\"]*sans-serif", "sans-serif", re.sub(r"<g id=\"[^\"]*\"", "<g", body)
+    )
+    body = re.sub(
+        r"<metadata>.*?</metadata>| transform=\"rotate\(-0 [^\"]*\"", "", re.sub(r"<!--.*?-->", "", body)
+    )
     body = re.sub(r" d=\"M ([^\"A-Y]+(?:L [^\"A-Y]+)+)\"", lambda found: f' d="{relative(found[1])}"', body)
     styles = re.findall(r"style=\"([^\"]*)\"", body)
     for number, style in enumerate(sorted({style for style in styles if styles.count(style) > 3})):
-        body = body.replace(f'style="{style}"', f'class="s{number}"').replace("</style>", f".s{number}{{{style}}}</style>")
+        body = body.replace(f'style="{style}"', f'class="s{number}"').replace(
+            "</style>", f".s{number}{{{style}}}</style>"
+        )
     while (flatter := re.sub(r"<g>((?:(?!</?g[ >]).)*)</g>", r"\1", body)) != body:
         body = flatter
     return body.replace("<g ", "\n<g ") + "\n"

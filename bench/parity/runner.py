@@ -16,7 +16,8 @@ def path_of(folder, arm, rate, seed):
 
 
 def best_rate(setting, runs):
-    """(the rate with the least final loss of the first seed's runs, whether its neighbours have been tried)."""
+    """(the rate with the least final loss of the first seed's runs, whether its neighbours have been
+    tried)."""
     tried = {run["rate"]: run["loss"] for run in runs if run["seed"] == setting.seeds[0]}
     if not tried:
         return setting.first_rate, False
@@ -32,15 +33,21 @@ def _neighbours(setting, rate):
 
 
 def finalists(setting, runs):
-    """The best rate of the first seed, and the better of its neighbours: with one seed alone, chance may have chosen between them."""
+    """The best rate of the first seed, and the better of its neighbours: with one seed alone, chance may have
+    chosen between them."""
     best, is_tuned = best_rate(setting, runs)
     losses = {run["rate"]: run["loss"] for run in runs if run["seed"] == setting.seeds[0]}
-    near = [rate for rate in _neighbours(setting, best) if rate != best and not math.isnan(losses.get(rate, math.nan))]
+    near = [
+        rate
+        for rate in _neighbours(setting, best)
+        if rate != best and not math.isnan(losses.get(rate, math.nan))
+    ]
     return [best] if len(setting.seeds) == 1 or not is_tuned else [best, *sorted(near, key=losses.get)[:1]]
 
 
 def chosen_rate(setting, runs):
-    """Of the finalists that all seeds have run, the one with the least mean loss; until there is one, the first seed's best."""
+    """Of the finalists that all seeds have run, the one with the least mean loss; until there is one, the
+    first seed's best."""
     means = {}
     for rate in finalists(setting, runs):
         losses = {run["seed"]: run["loss"] for run in runs if run["rate"] == rate}
@@ -51,7 +58,8 @@ def chosen_rate(setting, runs):
 
 
 def wanted(setting, runs, names):
-    """Runs that are missing now, (arm, rate, seed), first those of the arms that have the fewest. Every arm is tuned by the same
+    """Runs that are missing now, (arm, rate, seed), first those of the arms that have the fewest. Every arm
+    is tuned by the same
     rule: the neighbours of its best rate until none is better; then come the other seeds at its finalists."""
     missing = []
     for name in names:
@@ -61,9 +69,18 @@ def wanted(setting, runs, names):
         if not own:
             jobs = [(best, setting.seeds[0])]
         elif is_tuned:
-            jobs = [(rate, seed) for rate in finalists(setting, own) for seed in setting.seeds if (rate, seed) not in tried]
+            jobs = [
+                (rate, seed)
+                for rate in finalists(setting, own)
+                for seed in setting.seeds
+                if (rate, seed) not in tried
+            ]
         else:
-            jobs = [(rate, setting.seeds[0]) for rate in _neighbours(setting, best) if (rate, setting.seeds[0]) not in tried]
+            jobs = [
+                (rate, setting.seeds[0])
+                for rate in _neighbours(setting, best)
+                if (rate, setting.seeds[0]) not in tried
+            ]
         missing += [(len(own) + i, (name, *job)) for i, job in enumerate(jobs)]
     return [job for _, job in sorted(missing, key=lambda pair: pair[0])]
 
@@ -104,7 +121,8 @@ def whole(run):
 
 
 def take_over(folder, found):
-    """Finished runs of a result file, where the folder has none of that arm, rate and seed: another machine goes on."""
+    """Finished runs of a result file, where the folder has none of that arm, rate and seed: another machine
+    goes on."""
     folder.mkdir(parents=True, exist_ok=True)
     for run in found["runs"]:
         path = path_of(folder, run["arm"], run["rate"], run["seed"])
@@ -117,7 +135,13 @@ def run_all(setting, cache, folder, names, n_jobs, minutes, say):
     import train  # and torch with it, which tables do not need
 
     folder.mkdir(parents=True, exist_ok=True)
-    end, lock, stop, busy, failed = time.monotonic() + 60 * minutes, threading.Lock(), threading.Event(), set(), {}
+    end, lock, stop, busy, failed = (
+        time.monotonic() + 60 * minutes,
+        threading.Lock(),
+        threading.Event(),
+        set(),
+        {},
+    )
     made_by = origin()
 
     def take():
@@ -144,7 +168,8 @@ def run_all(setting, cache, folder, names, n_jobs, minutes, say):
                 path.write_text(json.dumps(run | made_by) + "\n")
                 last = run["evals"][-1]
                 say(
-                    f"{name:16} lr {rate:<8g} seed {seed}: loss {run['loss']:.4f}, {last['bits'] / setting.steps:.3f} bits, "
+                    f"{name:16} lr {rate:<8g} seed {seed}: loss {run['loss']:.4f}, "
+                    f"{last['bits'] / setting.steps:.3f} bits, "
                     f"{time.monotonic() - begin:.0f} s"
                 )
             except RuntimeError as failure:
@@ -169,10 +194,17 @@ def run_all(setting, cache, folder, names, n_jobs, minutes, say):
 def origin():
     """{"commit", "cpu"}: of this checkout, and of this machine with the widest vectors that it has."""
     root = pathlib.Path(__file__).resolve().parents[2]
-    commit = subprocess.run(["git", "-C", root, "describe", "--always", "--dirty"], capture_output=True, text=True)
-    fields = dict(line.split(":", 1) for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
+    commit = subprocess.run(
+        ["git", "-C", root, "describe", "--always", "--dirty"], capture_output=True, text=True
+    )
+    fields = dict(
+        line.split(":", 1) for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if ":" in line
+    )
     found = {name.strip(): value.split() for name, value in fields.items()}
-    level = next((name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in found.get("flags", [])), "scalar")
+    level = next(
+        (name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in found.get("flags", [])),
+        "scalar",
+    )
     return {"commit": commit.stdout.strip(), "cpu": f"{' '.join(found.get('model name', ['?']))}, {level}"}
 
 

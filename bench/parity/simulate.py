@@ -1,7 +1,7 @@
 """How long a step would take: a stated model, nothing measured.
 
-The loss curve is the small model's. Time is that of a model of N_PARAMS which sends as many bits per parameter: a small model's own
-would be nothing but latencies."""
+The loss curve is the small model's. Time is that of a model of N_PARAMS which sends as many bits per
+parameter: a small model's own would be nothing but latencies."""
 
 N_PARAMS = 124e6
 COMPUTE_S = 0.25  # a host: 6 x N_PARAMS x 32,768 tokens at 100 TFLOP/s
@@ -31,7 +31,8 @@ def at(points, where):
 
 
 def reaches(points, loss):
-    """The first x at which the curve is down to `loss`, linear between evaluations; None where it never is."""
+    """The first x at which the curve is down to `loss`, linear between evaluations; None where it never
+    is."""
     for (x0, y0), (x1, y1) in zip(points, points[1:]):
         if y1 <= loss:
             return x1 if y0 == y1 else max(x0, x0 + (x1 - x0) * (y0 - loss) / (y0 - y1))

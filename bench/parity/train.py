@@ -1,4 +1,5 @@
-"""One run: an arm, a learning rate, a seed. Its ranks are processes over gloo, or one process that computes all of them."""
+"""One run: an arm, a learning rate, a seed. Its ranks are processes over gloo, or one process that computes
+all of them."""
 
 import dataclasses
 import importlib
@@ -10,21 +11,20 @@ import sys
 import tempfile
 import time
 
+import corpus
 import numpy
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import arms
-import corpus
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python")]
 
-from gpt import GPT, Block, Config  # noqa: E402
+from gpt import GPT, Config
 
 
 def run(setting, arm, rate, seed, cache, path, stop):
-    """Writes the run to `path` as it goes, and returns it when it is whole. stop: an event that ends it early."""
+    """Writes the run to `path` as it goes, and returns it when it is whole. stop: an event that ends it
+    early."""
     world = setting.n_ranks if arm.kind == "gloo" else 1
     context = multiprocessing.get_context("forkserver")  # torch is imported once, by the server
     context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.nn.parallel", "train"])
@@ -54,7 +54,9 @@ def _main(rank, world, setting, arm, rate, seed, cache, path, folder):
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if arm.kind == "gloo":
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", world), rank=rank, world_size=world)
+        dist.init_process_group(
+            "gloo", store=dist.FileStore(f"{folder}/store", world), rank=rank, world_size=world
+        )
     trainer = (_Gloo if arm.kind == "gloo" else _Simulated)(setting, arm, rate, seed, cache, rank)
     _train(trainer, setting, pathlib.Path(path), rank == 0)
     if arm.kind == "gloo":
@@ -80,7 +82,12 @@ def _train(trainer, setting, path, is_first):
     checkpoint = path.with_suffix(f".rank{trainer.rank}.pt")
     if setting.save_every and checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=False)
-        first, totals, seconds, found["evals"] = saved["step"], saved["totals"], saved["seconds"], saved["evals"]
+        first, totals, seconds, found["evals"] = (
+            saved["step"],
+            saved["totals"],
+            saved["seconds"],
+            saved["evals"],
+        )
         trainer.load_state_dict(saved["trainer"])
     parent = os.getppid()
     for step in range(first, setting.steps):
@@ -93,7 +100,12 @@ def _train(trainer, setting, path, is_first):
             totals[name] += value
         if (step + 1) % setting.eval_every == 0 or step + 1 == setting.steps:
             found["evals"].append(
-                {"step": step + 1, "loss": trainer.evaluate(setting.eval_tokens), **totals, "step_bits": sent["bits"]}
+                {
+                    "step": step + 1,
+                    "loss": trainer.evaluate(setting.eval_tokens),
+                    **totals,
+                    "step_bits": sent["bits"],
+                }
             )
         found |= {"is_whole": step + 1 == setting.steps, "cpu_seconds": seconds}
         if found["is_whole"]:
@@ -124,7 +136,8 @@ def _write(path, write):
 
 
 class _Trainer:
-    """`rank`: this process's. `plain`: the model before it is wrapped; its weights depend on the seed alone."""
+    """`rank`: this process's. `plain`: the model before it is wrapped; its weights depend on the seed
+    alone."""
 
     def __init__(self, setting, arm, rate, seed, cache, rank):
         self.setting, self.arm, self.rate, self.seed, self.rank = setting, arm, rate, seed, rank
@@ -146,7 +159,8 @@ class _Trainer:
         return self._rows("train", numpy.random.default_rng((self.seed, step, rank)), self.setting.batch_size)
 
     def loss(self, model, step, rank):
-        """With setting.autocast in bf16, attention as matrix products, because torch's fused attention is slow in bf16 on CPUs."""
+        """With setting.autocast in bf16, attention as matrix products, because torch's fused attention is
+        slow in bf16 on CPUs."""
         if not self.setting.autocast:
             return model(*self.batch(step, rank))
         with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
@@ -171,7 +185,10 @@ class _Trainer:
     def adamw(self, model, handle=None):
         matrices = [p for p in model.parameters() if p.dim() >= 2]
         others = [p for p in model.parameters() if p.dim() < 2]
-        groups = [{"params": matrices, "weight_decay": self.setting.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        groups = [
+            {"params": matrices, "weight_decay": self.setting.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
         betas = (self.arm.beta1, self.arm.beta2 or self.setting.beta2)
         if handle is not None:
             groups = handle.param_groups(groups=groups, betas=betas)
@@ -247,7 +264,8 @@ class _Gloo(_Trainer):
         elif "powersgd" in hook:
             from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-            # torch leaves matrices dense that it would not halve; so small a model has more of them than a real one
+            # torch leaves matrices dense that it would not halve; so small a model has more of them than a
+            # real one
             self.powersgd = PowerSGDState(
                 None,
                 hook["powersgd"],
@@ -276,7 +294,8 @@ class _Gloo(_Trainer):
         return self.powersgd.total_numel_after_compression if self.powersgd else 0
 
     def _sent(self, n_powersgd):
-        """Bits per parameter that this rank sent: counted by tagc, else an all-reduce of what the hook sends."""
+        """Bits per parameter that this rank sent: counted by tagc, else an all-reduce of what the hook
+        sends."""
         share = 2 * (self.n_ranks - 1) / self.n_ranks
         if self.handle:
             stats = self.handle.stats()
@@ -285,7 +304,8 @@ class _Gloo(_Trainer):
             return {
                 "bits": 8 * (stats["bytes_sent"] - control) / self.n_elems,
                 "control_bits": 8 * control / self.n_elems,
-                "gradient_bits": stats["bits_per_param"] / (1 if self.arm.wrap == "fsdp2" else 2),  # per element and direction
+                # per element and direction
+                "gradient_bits": stats["bits_per_param"] / (1 if self.arm.wrap == "fsdp2" else 2),
                 "latencies": 5 * stats["n_units"] + gathers,
             }
         if n_powersgd:
@@ -294,7 +314,9 @@ class _Gloo(_Trainer):
 
     def evaluate(self, n_tokens):
         loss = torch.tensor(
-            self.loss_over(self.model if self.arm.wrap == "fsdp2" else self.plain, n_tokens, self.rank, self.n_ranks)
+            self.loss_over(
+                self.model if self.arm.wrap == "fsdp2" else self.plain, n_tokens, self.rank, self.n_ranks
+            )
         )
         self.dist.all_reduce(loss)
         return loss.item() / self.n_ranks
@@ -309,7 +331,10 @@ class _Gloo(_Trainer):
         for module in self.model.modules():  # FSDP2 leaves the root whole after a forward pass
             if hasattr(module, "reshard"):
                 module.reshard()
-        optimizer = [{name: _local(value) for name, value in self.optimizer.state[p].items()} for p in self.model.parameters()]
+        optimizer = [
+            {name: _local(value) for name, value in self.optimizer.state[p].items()}
+            for p in self.model.parameters()
+        ]
         return {
             "model": [_local(p.detach()) for p in self.model.parameters()],
             "optimizer": optimizer,

@@ -2,12 +2,12 @@
 
     torchrun --standalone --nproc-per-node 2 patterns.py ["fsdp2_*" ...]
 
-Each pattern runs three times from the same weights on the same data: without the line, with it at sparsity 0, where losses
-must be those of the first run up to rounding, and with tagc's defaults, where the loss must fall. One line per pattern;
-the exit code is 1 where one failed.
+Each pattern runs three times from the same weights on the same data: without the line, with it at sparsity 0,
+where losses must be those of the first run up to rounding, and with tagc's defaults, where the loss must
+fall. One line per pattern; the exit code is 1 where one failed.
 
-In a pattern `line(model)` is the one that tagc adds. Where the user registers a hook by hand, `hook(model)` gives the
-state and the hook to register, torch's own or tagc's."""
+In a pattern `line(model)` is the one that tagc adds. Where the user registers a hook by hand, `hook(model)`
+gives the state and the hook to register, torch's own or tagc's."""
 
 import contextlib
 import datetime
@@ -29,7 +29,12 @@ from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
-    CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy, fully_shard,
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
 )  # fmt: skip
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -40,7 +45,8 @@ PATTERNS = {}
 
 
 def pattern(function=None, tolerance=2e-5):
-    """tolerance: relative, of losses at sparsity 0; sums in another order round otherwise, in bf16 more so."""
+    """tolerance: relative, of losses at sparsity 0; sums in another order round otherwise, in bf16 more
+    so."""
     if function is None:
         return functools.partial(pattern, tolerance=tolerance)
     PATTERNS[function.__name__] = function, tolerance
@@ -258,7 +264,9 @@ class App(Stateful):
         return {"model": model, "optim": optimizer}
 
     def load_state_dict(self, saved):
-        states.set_state_dict(self.model, self.optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optim"])
+        states.set_state_dict(
+            self.model, self.optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optim"]
+        )
 
 
 @contextlib.contextmanager
@@ -292,7 +300,8 @@ def fsdp2_distributed_checkpoint(line, hook):
 def fsdp2_compile(line, hook):
     model = gpt()
     for block in model.transformer.h:
-        block.compile(backend="aot_eager")  # inductor works as well, where there is a C++ compiler, and takes a minute
+        # inductor works as well, where there is a C++ compiler, and takes a minute
+        block.compile(backend="aot_eager")
     shard(model)
     line(model)
     return train(model, adamw(model))
@@ -358,7 +367,9 @@ class TwoHeads(nn.Module):
         self.n_calls += 1
         if self.n_calls % 2 == 0:
             return self.body(x, y)
-        return nn.functional.cross_entropy(self.other(self.body.transformer.wte(x)).flatten(0, 1), y.flatten())
+        return nn.functional.cross_entropy(
+            self.other(self.body.transformer.wte(x)).flatten(0, 1), y.flatten()
+        )
 
 
 @pattern
@@ -436,7 +447,8 @@ def ddp_hook_in_fp16_wrapper(line, hook):
 
 @pattern
 def ddp_hook_with_a_callback(line, hook):
-    """A hook of the user's that calls another and chains something to its future, as encode and decode hooks do."""
+    """A hook of the user's that calls another and chains something to its future, as encode and decode hooks
+    do."""
     model = DistributedDataParallel(gpt())
     state, function = hook(model)
 
@@ -451,7 +463,9 @@ def ddp_hook_with_a_callback(line, hook):
 def ddp_zero_redundancy_optimizer(line, hook):
     model = DistributedDataParallel(gpt())
     line(model)
-    return train(model, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=3e-3))
+    return train(
+        model, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=3e-3)
+    )
 
 
 @pattern
@@ -463,7 +477,9 @@ def ddp_checkpoint_of_rank_0(line, hook):
     losses = train(model, optimizer, data[:3])
     with shared_folder() as folder:
         if dist.get_rank() == 0:
-            torch.save({"model": model.state_dict(), "optim": optimizer.state_dict()}, f"{folder}/checkpoint.pt")
+            torch.save(
+                {"model": model.state_dict(), "optim": optimizer.state_dict()}, f"{folder}/checkpoint.pt"
+            )
         dist.barrier()
         saved = torch.load(f"{folder}/checkpoint.pt", map_location="cpu")
     model = DistributedDataParallel(gpt())
@@ -524,7 +540,9 @@ def fsdp1_no_sync_and_clipping(line, hook):
 
 @pattern(tolerance=2e-2)
 def fsdp1_mixed_precision(line, hook):
-    model = fsdp1(gpt(), mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))
+    model = fsdp1(
+        gpt(), mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    )
     line(model)
     return train(model, adamw(model))
 
@@ -574,7 +592,10 @@ def main():
         wrong = [(rank, text) for rank, text in enumerate(problems) if text]
         n_failed += bool(wrong)
         if dist.get_rank() == 0:
-            print(f"{name:34} {'ok' if not wrong else 'error':5}  {time.perf_counter() - begin:4.1f} s", flush=True)
+            print(
+                f"{name:34} {'ok' if not wrong else 'error':5}  {time.perf_counter() - begin:4.1f} s",
+                flush=True,
+            )
             for rank, text in wrong:
                 print(f"    rank {rank}: {text}", flush=True)
     dist.barrier()  # let torch's own threads finish: they may still need Python

@@ -3,9 +3,10 @@
     torchrun --standalone --nproc-per-node 2 train_gpt.py
     torchrun --standalone --nproc-per-node 2 train_gpt.py --wrap ddp --no-compress
 
-On several hosts: torchrun --nnodes 2 --node-rank 0 or 1 --master-addr HOST ... as for any PyTorch program. With --resume newest it goes
-on from the last checkpoint in --save, with as many ranks as there are then (docs/guide/elastic.md). What tagc needs is in compress(), in
-optimizer_of(), and the word "tagc" in state_of() and resume()."""
+On several hosts: torchrun --nnodes 2 --node-rank 0 or 1 --master-addr HOST ... as for any PyTorch program.
+With --resume newest it goes on from the last checkpoint in --save, with as many ranks as there are then
+(docs/guide/elastic.md). What tagc needs is in compress(), in optimizer_of(), and the word "tagc" in
+state_of() and resume()."""
 
 import argparse
 import contextlib
@@ -24,27 +25,63 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Mix
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
-TEXT = [pathlib.Path(__file__).resolve().parents[2] / folder for folder in ("lib", "engine", "planning", "command", "tests", "docs")]  # tagc's own, 2 MB
+# tagc's own, 2 MB
+TEXT = [
+    pathlib.Path(__file__).resolve().parents[2] / folder
+    for folder in ("lib", "engine", "planning", "command", "tests", "docs")
+]
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add, switch = parser.add_argument, argparse.BooleanOptionalAction
-    add("--data", type=pathlib.Path, nargs="+", default=TEXT, help="files, and folders of text (tagc's sources)")
+    add(
+        "--data",
+        type=pathlib.Path,
+        nargs="+",
+        default=TEXT,
+        help="files, and folders of text (tagc's sources)",
+    )
     add("--wrap", choices=["fsdp2", "ddp", "fsdp1", "none"], default="fsdp2")
     add("--compress", action=switch, default=True, help="send gradients through tagc")
-    add("--sparsity", type=float, help="share of a gradient that stays behind, from the first step (0.95, begun gently)")
-    add("--parameters", choices=["bf16", "int8", "delta8", "delta4", "delta2"], help="fsdp2: how parameters travel")
+    add(
+        "--sparsity",
+        type=float,
+        help="share of a gradient that stays behind, from the first step (0.95, begun gently)",
+    )
+    add(
+        "--parameters",
+        choices=["bf16", "int8", "delta8", "delta4", "delta2"],
+        help="fsdp2: how parameters travel",
+    )
     add("--bf16", action=switch, default=False, help="compute in bf16, gradients and optimizer in fp32")
     add("--checkpoint-activations", action=switch, default=False)
     add("--tied", action=switch, default=False, help="one matrix for token embedding and head")
-    for name, default in dict(n_layer=4, n_head=4, n_embd=128, n_positions=128, batch_size=8, accumulate=1, steps=200,
-                              warmup=50, eval_every=50, eval_batches=10, save_every=100, seed=1).items():
+    for name, default in dict(
+        n_layer=4,
+        n_head=4,
+        n_embd=128,
+        n_positions=128,
+        batch_size=8,
+        accumulate=1,
+        steps=200,
+        warmup=50,
+        eval_every=50,
+        eval_batches=10,
+        save_every=100,
+        seed=1,
+    ).items():
         add(f"--{name.replace('_', '-')}", type=int, default=default, help=f"({default})")
     for name, default in dict(lr=2e-3, min_lr=2e-4, weight_decay=0.1, clip=1.0).items():
         add(f"--{name.replace('_', '-')}", type=float, default=default, help=f"({default})")
     add("--save", type=pathlib.Path, help="folder for checkpoints")
-    add("--resume", help="a checkpoint: one folder that was written into --save's folder; newest: the last one there, if there is one")
+    add(
+        "--resume",
+        help=(
+            "a checkpoint: one folder that was written into --save's folder; newest: the last one there, "
+            "if there is one"
+        ),
+    )
     args = parser.parse_args()
     if args.resume == "newest" and not args.save:
         parser.error("--resume newest looks for checkpoints in --save's folder: --save is missing")
@@ -75,7 +112,11 @@ def batch(data, args, *key):
 
 def wrap(model, args):
     if args.wrap == "fsdp2":
-        precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if args.bf16 else None
+        precision = (
+            MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            if args.bf16
+            else None
+        )
         options = {"mp_policy": precision} if precision else {}
         for block in model.transformer.h:
             fully_shard(block, **options)
@@ -83,8 +124,11 @@ def wrap(model, args):
     if args.wrap == "ddp":
         return DistributedDataParallel(model)
     if args.wrap == "fsdp1":
-        precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if args.bf16 else None
-        return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}), mixed_precision=precision,
+        precision = (
+            MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if args.bf16 else None
+        )
+        return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}),
+                                        mixed_precision=precision,
                                         use_orig_params=True, device_id=torch.device("cpu"))  # fmt: skip
     return model
 
@@ -168,9 +212,13 @@ def main():
 
     train, evaluation = read_bytes(args.data)
     torch.manual_seed(args.seed)  # the same weights on every rank
-    model = GPT(Config(n_positions=args.n_positions, n_embd=args.n_embd, n_head=args.n_head, n_layer=args.n_layer,
+    model = GPT(Config(n_positions=args.n_positions, n_embd=args.n_embd, n_head=args.n_head,
+                       n_layer=args.n_layer,
                        tied=args.tied, checkpoint_activations=args.checkpoint_activations))  # fmt: skip
-    say(f"{len(train):,} bytes, {sum(p.numel() for p in model.parameters()):,} parameters, {n_ranks} ranks, {args.wrap}")
+    say(
+        f"{len(train):,} bytes, {sum(p.numel() for p in model.parameters()):,} parameters, {n_ranks} ranks, "
+        f"{args.wrap}"
+    )
     model = wrap(model, args)
     handle = compress(model, args) if args.compress else None
     optimizer = optimizer_of(model, handle, args)
@@ -197,7 +245,11 @@ def main():
         ms = 1e3 * (time.perf_counter() - begin)
         is_last = step + 1 == args.steps
         if step % 10 == 0 or is_last:
-            bits = f"{handle.stats().get('bits_per_param', 0):.2f} bits per parameter" if handle else "32 bits per parameter"
+            bits = (
+                f"{handle.stats().get('bits_per_param', 0):.2f} bits per parameter"
+                if handle
+                else "32 bits per parameter"
+            )
             say(f"step {step:5d}  loss {mean_over_ranks(loss):.4f}  {ms:7.1f} ms  {bits}")
         if (step + 1) % args.eval_every == 0 or is_last:
             with torch.no_grad(), autocast:

@@ -1,6 +1,7 @@
 """tagc: compressed gradient exchange for sharded data parallel training.
 
-This package is a thin layer over libtagc. PyTorch users import tagc.torch; `tagc` itself does not need torch."""
+This package is a thin layer over libtagc. PyTorch users import tagc.torch; `tagc` itself does not need
+torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """libtagc by ctypes: finds the library, declares its structs, and raises Error instead of returning a status.
 
-Every call releases the GIL, so hooks on several threads do not block each other. A transport written in Python takes
-it only for its own few lines. include/tagc/tagc.h describes the fields."""
+Every call releases the GIL, so hooks on several threads do not block each other. A transport written in
+Python takes it only for its own few lines. include/tagc/tagc.h describes the fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,20 @@ import ctypes
 import os
 import pathlib
 import threading
-from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from typing import Any, TypeVar
 
 N_LEGS = 6
@@ -25,7 +38,19 @@ OUTPUTS = {"shard": 0, "unit": 1, "host shard": 2}
 # Kinds of parameter gathers: (format, delta).
 GATHERS = {"fp32": ("fp32", 0), "bf16": ("bf16", 0), "int8": ("int8", 0),
            "delta8": ("int8", 1), "delta4": ("int4", 1), "delta2": ("int2", 1)}  # fmt: skip
-STATUSES = ("ok", "argument", "state", "memory", "mismatch", "transport", "corrupt", "unsupported", "io", "interrupted", "device")
+STATUSES = (
+    "ok",
+    "argument",
+    "state",
+    "memory",
+    "mismatch",
+    "transport",
+    "corrupt",
+    "unsupported",
+    "io",
+    "interrupted",
+    "device",
+)
 
 
 class Error(RuntimeError):
@@ -37,13 +62,19 @@ class Error(RuntimeError):
 
 
 class CommOptions(Structure):
-    _fields_ = [("struct_bytes", c_size_t), ("timeout_s", c_double), ("trace", c_void_p), ("trace_context", c_void_p),
-                ("total_timeout_s", c_double)]
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("timeout_s", c_double),
+        ("trace", c_void_p),
+        ("trace_context", c_void_p),
+        ("total_timeout_s", c_double),
+    ]
 
 
 class ReducerOptions(Structure):
     _fields_ = [
-        ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("exchange", c_int), ("format", c_int),
+        ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("exchange", c_int), ("format",
+            c_int),
         ("sparsity", c_double), ("op", c_int), ("output", c_int), ("block", c_int), ("rotate", c_int),
         ("ranks_per_host", c_int), ("n_threads", c_int), ("paper", c_void_p),
     ]  # fmt: skip
@@ -51,7 +82,8 @@ class ReducerOptions(Structure):
 
 class ReducerStats(Structure):
     _fields_ = [
-        ("struct_bytes", c_size_t), ("n_bytes_sent", c_uint64 * MAX_LEGS), ("n_bytes_received", c_uint64 * MAX_LEGS),
+        ("struct_bytes", c_size_t), ("n_bytes_sent", c_uint64 * MAX_LEGS), ("n_bytes_received",
+            c_uint64 * MAX_LEGS),
         ("time_s", c_double * MAX_PHASES), ("total_s", c_double), ("n_kept", c_uint64), ("n_union", c_uint64),
         ("sparsity", c_double), ("n_cells", c_uint64), ("load", c_double), ("n_unpeeled", c_uint64),
         ("n_lost", c_uint64), ("peel_rounds", c_int), ("nonfinite", c_int),
@@ -60,7 +92,8 @@ class ReducerStats(Structure):
 
 class GathererOptions(Structure):
     _fields_ = [
-        ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("format", c_int), ("delta", c_int),
+        ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("format", c_int), ("delta",
+            c_int),
         ("ranks_per_host", c_int), ("two_level", c_int), ("check_every", c_uint64), ("n_threads", c_uint64),
     ]  # fmt: skip
 
@@ -70,8 +103,16 @@ N_ALARM_KINDS = 3
 
 
 class ScheduleOptions(Structure):
-    _fields_ = [("struct_bytes", c_size_t), ("gentle", c_int), ("fresh", c_int), ("sparsity", c_double), ("format", c_int),
-                ("mild_sparsity", c_double), ("mild_format", c_int), ("short_beta1", c_double)]
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("gentle", c_int),
+        ("fresh", c_int),
+        ("sparsity", c_double),
+        ("format", c_int),
+        ("mild_sparsity", c_double),
+        ("mild_format", c_int),
+        ("short_beta1", c_double),
+    ]
 
 
 class ScheduleParameter(Structure):
@@ -79,8 +120,14 @@ class ScheduleParameter(Structure):
 
 
 class ScheduleSums(Structure):
-    _fields_ = [("signal", c_double), ("weight", c_double), ("square", c_double), ("n_square", c_double), ("residual", c_double),
-                ("gradient", c_double)]
+    _fields_ = [
+        ("signal", c_double),
+        ("weight", c_double),
+        ("square", c_double),
+        ("n_square", c_double),
+        ("residual", c_double),
+        ("gradient", c_double),
+    ]
 
 
 class ScheduleLosses(Structure):
@@ -88,8 +135,14 @@ class ScheduleLosses(Structure):
 
 
 class SchedulePlan(Structure):
-    _fields_ = [("level", c_int), ("format", c_int), ("block", c_int), ("sparsity", c_double), ("moment", c_double),
-                ("n_selected", c_uint64)]
+    _fields_ = [
+        ("level", c_int),
+        ("format", c_int),
+        ("block", c_int),
+        ("sparsity", c_double),
+        ("moment", c_double),
+        ("n_selected", c_uint64),
+    ]
 
 
 class Alarm(Structure):
@@ -116,6 +169,7 @@ TRANSPORT_ABI = 1
 class CallbackOps(Structure):
     _fields_ = [("abi", c_uint32), ("exchange", EXCHANGE_FN), ("abort", ABORT_FN)]
 
+
 # name: (arguments, result); a result of c_int is a status and is checked by call().
 _FUNCTIONS = {
     "tagc_version": ([], c_char_p),
@@ -124,8 +178,10 @@ _FUNCTIONS = {
     "tagc_verdict_of": ([c_double, c_double, c_double], c_uint32),
     "tagc_verdict_name": ([c_int], c_char_p),
     "tagc_comm_options_init_sized": ([POINTER(CommOptions), c_size_t], None),
-    "tagc_comm_create_callback":
-        ([POINTER(CallbackOps), c_void_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)], c_int),
+    "tagc_comm_create_callback": (
+        [POINTER(CallbackOps), c_void_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)],
+        c_int,
+    ),
     "tagc_comm_bytes": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64), c_int], None),
     "tagc_comm_all_gather": ([c_void_p, c_void_p, c_size_t, c_void_p], c_int),
     "tagc_comm_abort": ([c_void_p, c_char_p], None),
@@ -151,12 +207,25 @@ _FUNCTIONS = {
     "tagc_gatherer_set_replica": ([c_void_p, c_void_p, c_uint64], c_int),
     "tagc_gatherer_destroy": ([c_void_p], None),
     "tagc_schedule_options_init_sized": ([POINTER(ScheduleOptions), c_size_t], None),
-    "tagc_schedule_create": ([POINTER(ScheduleOptions), POINTER(ScheduleParameter), c_size_t, POINTER(c_void_p)], c_int),
+    "tagc_schedule_create": (
+        [POINTER(ScheduleOptions), POINTER(ScheduleParameter), c_size_t, POINTER(c_void_p)],
+        c_int,
+    ),
     "tagc_schedule_destroy": ([c_void_p], None),
     "tagc_schedule_set_moment": ([c_void_p, c_size_t, c_int], c_int),
     "tagc_schedule_positions": ([c_uint64, POINTER(c_uint64), POINTER(c_size_t)], None),
-    "tagc_schedule_add":
-        ([c_void_p, POINTER(c_uint32), POINTER(c_uint32), c_size_t, c_void_p, POINTER(c_uint32), POINTER(c_size_t)], c_int),
+    "tagc_schedule_add": (
+        [
+            c_void_p,
+            POINTER(c_uint32),
+            POINTER(c_uint32),
+            c_size_t,
+            c_void_p,
+            POINTER(c_uint32),
+            POINTER(c_size_t),
+        ],
+        c_int,
+    ),
     "tagc_schedule_take": ([c_void_p, POINTER(c_uint32), c_size_t, POINTER(ScheduleSums)], c_int),
     "tagc_schedule_see": ([c_void_p, POINTER(c_uint32), c_size_t, POINTER(ScheduleSums), c_uint32], c_int),
     "tagc_schedule_add_loss": ([c_void_p, c_double], None),
@@ -164,13 +233,21 @@ _FUNCTIONS = {
     "tagc_schedule_see_losses": ([c_void_p, POINTER(ScheduleLosses)], c_int),
     "tagc_schedule_step": ([c_void_p, POINTER(c_int), POINTER(c_int)], c_int),
     "tagc_schedule_scale": ([c_void_p, c_double], c_int),
-    "tagc_schedule_get_plan": ([c_void_p, POINTER(c_uint32), POINTER(c_uint64), c_size_t, POINTER(SchedulePlan)], c_int),
-    "tagc_schedule_betas":
-        ([c_void_p, c_double, c_uint64, c_double, c_double, POINTER(c_double), POINTER(c_double)], None),
+    "tagc_schedule_get_plan": (
+        [c_void_p, POINTER(c_uint32), POINTER(c_uint64), c_size_t, POINTER(SchedulePlan)],
+        c_int,
+    ),
+    "tagc_schedule_betas": (
+        [c_void_p, c_double, c_uint64, c_double, c_double, POINTER(c_double), POINTER(c_double)],
+        None,
+    ),
     "tagc_schedule_take_alarms": ([c_void_p, POINTER(Alarm), POINTER(c_size_t)], None),
     "tagc_schedule_alarm_text": ([c_void_p, POINTER(Alarm), c_char_p, c_size_t], None),
     "tagc_schedule_save": ([c_void_p, c_int, c_void_p, c_size_t, POINTER(c_size_t)], c_int),
-    "tagc_schedule_load": ([c_void_p, c_char_p, c_size_t, c_int, POINTER(c_size_t), POINTER(c_size_t)], c_int),
+    "tagc_schedule_load": (
+        [c_void_p, c_char_p, c_size_t, c_int, POINTER(c_size_t), POINTER(c_size_t)],
+        c_int,
+    ),
     "tagc_slots_create": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
     "tagc_slots_bytes": ([c_void_p, c_int], c_uint64),
     "tagc_slots_encode": ([c_void_p, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
@@ -187,7 +264,10 @@ _FUNCTIONS = {
     "tagc_kernels_bytes": ([c_void_p], c_uint64),
     "tagc_kernels_close": ([c_void_p], None),
     "tagc_stager_create": ([c_void_p, c_int, POINTER(c_void_p)], c_int),
-    "tagc_stager_next": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64), POINTER(c_void_p), POINTER(c_void_p)], c_int),
+    "tagc_stager_next": (
+        [c_void_p, POINTER(c_uint64), POINTER(c_uint64), POINTER(c_void_p), POINTER(c_void_p)],
+        c_int,
+    ),
     "tagc_stager_finish": ([c_void_p, c_uint64, c_int, c_char_p], c_int),
     "tagc_stager_retired": ([c_void_p], c_uint64),
     "tagc_stager_stream": ([c_void_p], c_void_p),
@@ -198,7 +278,14 @@ _FUNCTIONS = {
     "tagc_stage_destroy": ([c_void_p], None),
 }
 
-_GPU = ("tagc_device_", "tagc_stage", "tagc_kernels_", "tagc_slots_", "tagc_reducer_create_on", "tagc_gatherer_create_on")
+_GPU = (
+    "tagc_device_",
+    "tagc_stage",
+    "tagc_kernels_",
+    "tagc_slots_",
+    "tagc_reducer_create_on",
+    "tagc_gatherer_create_on",
+)
 
 _lock = threading.Lock()
 _loaded: ctypes.CDLL | None = None
@@ -224,7 +311,10 @@ def load() -> ctypes.CDLL:
 
 def _load(path: pathlib.Path) -> ctypes.CDLL:
     if not path.is_file():
-        raise Error("io", f"libtagc is not at {path}: install the package with pip, or set TAGC_LIBRARY to a libtagc.so")
+        raise Error(
+            "io",
+            f"libtagc is not at {path}: install the package with pip, or set TAGC_LIBRARY to a libtagc.so",
+        )
     try:
         library = ctypes.CDLL(str(path))
         for name, (arguments, result) in _FUNCTIONS.items():
@@ -250,13 +340,17 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def verdict(baseline_s: float, compressed_s: float, spread_s: float = 0.0) -> str:
-    """Returns what compression does to a step of baseline_s seconds: "pays", "makes no difference", "costs" or "unknown"."""
+    """Returns what compression does to a step of baseline_s seconds: "pays", "makes no difference", "costs"
+    or "unknown"."""
     library = load()
-    return str(library.tagc_verdict_name(library.tagc_verdict_of(baseline_s, compressed_s, spread_s)).decode())
+    return str(
+        library.tagc_verdict_name(library.tagc_verdict_of(baseline_s, compressed_s, spread_s)).decode()
+    )
 
 
 def initialised(kind: type[_Struct], init: str) -> _Struct:
-    """Returns a struct with the library's defaults, also if the library has more fields than this package knows."""
+    """Returns a struct with the library's defaults, also if the library has more fields than this package
+    knows."""
     fields = kind()
     getattr(load(), init + "_sized")(ctypes.byref(fields), ctypes.sizeof(kind))
     return fields

@@ -1,7 +1,8 @@
-"""Makes gpt2_untied.safetensors and gpt2_tied.safetensors: weights, a batch, and the loss and gradients that PyTorch's
-own layers give for them in float64. Needs torch only; run in this folder to make the files again.
+"""Makes gpt2_untied.safetensors and gpt2_tied.safetensors: weights, a batch, and the loss and gradients that
+PyTorch's own layers give for them in float64. Needs torch only; run in this folder to make the files again.
 
-Every tensor T of the model is there as "T", its gradient as "grad.T", and "tokens", "targets" (B, T), "loss" (1)."""
+Every tensor T of the model is there as "T", its gradient as "grad.T", and "tokens", "targets" (B, T), "loss"
+(1)."""
 
 import json
 import struct
@@ -22,7 +23,12 @@ def make(path, seed, n_layer, n_head, n_embd, block_size, vocab_size, tied, n_ba
         weights[name + ".weight"] = 1 + normal(n_embd)
         weights[name + ".bias"] = normal(n_embd)
     for i in range(n_layer):
-        for name, n_in, n_out in (("attn.c_attn", 1, 3), ("attn.c_proj", 1, 1), ("mlp.c_fc", 1, 4), ("mlp.c_proj", 4, 1)):
+        for name, n_in, n_out in (
+            ("attn.c_attn", 1, 3),
+            ("attn.c_proj", 1, 1),
+            ("mlp.c_fc", 1, 4),
+            ("mlp.c_proj", 4, 1),
+        ):
             weights[f"h.{i}.{name}.weight"] = normal(n_in * n_embd, n_out * n_embd)
             weights[f"h.{i}.{name}.bias"] = normal(n_out * n_embd)
     if not tied:
@@ -56,7 +62,11 @@ def make(path, seed, n_layer, n_head, n_embd, block_size, vocab_size, tied, n_ba
     header, data = {}, b""
     for name, value in tensors.items():
         raw = value.contiguous().numpy().tobytes()
-        header[name] = {"dtype": "F32", "shape": list(value.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(value.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

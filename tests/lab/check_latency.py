@@ -1,5 +1,6 @@
-"""Frames over a link with latency: none early, none lost, in order and whole; and what is said when some are lost or the
-program is killed. check_latency.py LAB TAGC"""
+"""Frames over a link with latency: none early, none lost, in order and whole; and what is said when some are
+lost or the program is killed. check_latency.py LAB TAGC"""
+
 import ctypes
 import json
 import os
@@ -13,10 +14,10 @@ import time
 
 sys.path.insert(0, sys.argv[1])
 sys.dont_write_bytecode = True
-import delay  # noqa: E402
-import experiment  # noqa: E402
-import hosts  # noqa: E402
-from common import LabError, call  # noqa: E402
+import delay
+import experiment
+import hosts
+from common import LabError, call
 
 TAGC = sys.argv[2]
 libc = ctypes.CDLL(None, use_errno=True)
@@ -53,7 +54,9 @@ def receive(into, n, found):
 
 
 def case(**given):
-    return experiment.Case(**experiment.DEFAULTS | {"hosts": 2, "arms": [], "rate": "5gbit", "queue": "2000ms"} | given)
+    return experiment.Case(
+        **experiment.DEFAULTS | {"hosts": 2, "arms": [], "rate": "5gbit", "queue": "2000ms"} | given
+    )
 
 
 def check_frames(n_hosts, n_frames):
@@ -83,19 +86,52 @@ def check_frames(n_hosts, n_frames):
 
 
 def check_full_queue():
-    """With room for two large frames and a second to wait, most of what is sent at once is lost, and counted."""
+    """With room for two large frames and a second to wait, most of what is sent at once is lost, and
+    counted."""
     names = [f"{hosts.PREFIX}{os.getpid()}-h{host}" for host in (1, 2)]
     for name in names:
         call("ip", "netns", "add", name)
     try:
-        program = subprocess.Popen([delay.find_program(TAGC), "--one-way-us=1000000", "--queue-bytes=1",
-                                    f"{names[0]}:eth0={names[1]}:eth0"], stdout=subprocess.PIPE, text=True)
+        program = subprocess.Popen(
+            [
+                delay.find_program(TAGC),
+                "--one-way-us=1000000",
+                "--queue-bytes=1",
+                f"{names[0]}:eth0={names[1]}:eth0",
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert program.stdout.readline() == "ready\n"
         for host, name in enumerate(names, 1):
-            call("ip", "-n", name, "link", "set", "eth0", "mtu", 9000, "address", f"02:00:00:00:00:0{host}", "txqueuelen", 10000)
+            call(
+                "ip",
+                "-n",
+                name,
+                "link",
+                "set",
+                "eth0",
+                "mtu",
+                9000,
+                "address",
+                f"02:00:00:00:00:0{host}",
+                "txqueuelen",
+                10000,
+            )
             call("ip", "-n", name, "addr", "add", f"{hosts.address(host)}/24", "dev", "eth0")
             call("ip", "-n", name, "link", "set", "eth0", "up")
-        call("ip", "-n", names[0], "neigh", "add", hosts.address(2), "lladdr", "02:00:00:00:00:02", "dev", "eth0")
+        call(
+            "ip",
+            "-n",
+            names[0],
+            "neigh",
+            "add",
+            hosts.address(2),
+            "lladdr",
+            "02:00:00:00:00:02",
+            "dev",
+            "eth0",
+        )
         sender, receiver, found = socket_in(names[0]), socket_in(names[1]), []
         receiver.bind(("", 5000))
         for _ in range(100):
@@ -107,7 +143,8 @@ def check_full_queue():
         hosts.remove_own()
     n_lost = 100 - len(found)
     assert 8 <= len(found) <= 40, len(found)
-    assert n_lost <= report["dropped_frames"] <= n_lost + 20, (n_lost, report)  # neighbour discovery sends some, too
+    # neighbour discovery sends some, too
+    assert n_lost <= report["dropped_frames"] <= n_lost + 20, (n_lost, report)
 
 
 def check_killed():

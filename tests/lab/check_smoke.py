@@ -1,4 +1,5 @@
 """Is the result of the smoke experiment whole, and do its bytes agree with each other?"""
+
 import json
 import sys
 
@@ -13,7 +14,8 @@ assert (case["hosts"], case["ranks_per_host"]) == (2, 1)
 link = case["link"]
 for way in ("tcp_one_way_bits_per_s", "tcp_both_ways_bits_per_s"):
     assert len(link[way]) == 2, way
-    # A slow machine may stay below the rates, which are of the slower end of each way; nothing may exceed them.
+    # A slow machine may stay below the rates, which are of the slower end of each way; nothing may exceed
+    # them.
     assert all(1e6 < bits < 1.05 * rate for bits, rate in zip(link[way], (200e6, 150e6), strict=True)), link
 assert (link["ways"], link["tunnel"]) == (["200mbit", "150mbit"], None), link
 dense, packed = case["runs"]
@@ -25,7 +27,9 @@ assert dense["options"] | case["options"] != packed["options"] | case["options"]
 assert abs(dense["bits_per_param"]["values"] / 32 - 1) < 0.01, dense["bits_per_param"]
 assert packed["bits_per_param"]["values"] < 0.5 * dense["bits_per_param"]["values"]
 interface = case["interface"]
-counted = sum(sum(run["bits_per_param"].values()) / 16 * run["n_params"] * run["n_steps"] for run in case["runs"])
+counted = sum(
+    sum(run["bits_per_param"].values()) / 16 * run["n_params"] * run["n_steps"] for run in case["runs"]
+)
 assert counted > 5e6 and abs(interface["counted_bytes"] / counted - 1) < 1e-6
 for name in ("sent_bytes", "received_bytes", "shaped_bytes"):
     assert len(interface[name]) == 2

@@ -1,4 +1,5 @@
-"""Run by hand, the tests take the package from this source tree and the library from build/, as ctest does."""
+"""Run by hand, the tests take the package from this source tree and the library from build/, as ctest
+does."""
 
 import gc
 import os

@@ -1,5 +1,5 @@
-"""examples/pytorch/train_gpt.py for test_elastic.py: it writes down residuals wherever it saves and loads them, and waits, stops or goes
-where the test wants it to."""
+"""examples/pytorch/train_gpt.py for test_elastic.py: it writes down residuals wherever it saves and loads
+them, and waits, stops or goes where the test wants it to."""
 
 import os
 import pathlib
@@ -8,10 +8,10 @@ import subprocess
 import sys
 import time
 
+import launch
 import torch
 import torch.distributed as dist
 
-import launch
 import tagc.torch
 
 sys.path.insert(0, str(launch.EXAMPLES))
@@ -62,6 +62,12 @@ def batch_until_something_happens(data, args, step, *key):
     return batch(data, args, step, *key)
 
 
-train_gpt.resume, train_gpt.batch, train_gpt.dcp.save = noted_resume, batch_until_something_happens, noted_save
-train_gpt.compress = lambda model, args: tagc.torch.compress(model, sparsity=args.sparsity, timeout_s=TIMEOUT_S)
+train_gpt.resume, train_gpt.batch, train_gpt.dcp.save = (
+    noted_resume,
+    batch_until_something_happens,
+    noted_save,
+)
+train_gpt.compress = lambda model, args: tagc.torch.compress(
+    model, sparsity=args.sparsity, timeout_s=TIMEOUT_S
+)
 train_gpt.main()

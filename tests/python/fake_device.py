@@ -1,8 +1,10 @@
-"""A device of the fake CUDA runtime (tests/gpu/fake_runtime.h) whose memory is the processor's, so that whole training
-runs go the way of a GPU's tensors: streams that run at random times, host functions on one thread, pinned memory that is checked.
+"""A device of the fake CUDA runtime (tests/gpu/fake_runtime.h) whose memory is the processor's, so that whole
+training runs go the way of a GPU's tensors: streams that run at random times, host functions on one thread,
+pinned memory that is checked.
 
-Torch's own work on tensors is done when its call returns. So where a hook has the current stream wait, the host waits: at once,
-or in a lazy device at the end of the backward pass, as long as no thread reads results before."""
+Torch's own work on tensors is done when its call returns. So where a hook has the current stream wait, the
+host waits: at once, or in a lazy device at the end of the backward pass, as long as no thread reads results
+before."""
 
 import contextlib
 import ctypes
@@ -18,7 +20,8 @@ from tagc.torch.exchange import group, runner, staging, streams
 from tagc.torch.hooks.gathers import Gathering
 
 LIBRARY = pathlib.Path(os.environ["TAGC_LIBRARY"]).parent / "tests" / "device" / "libcudart.so.13"
-KERNELS = LIBRARY.parent.parent / "cuda" / "libtagc-cuda-harness.so"  # executed on the processor, in the order of the fake device's streams
+# executed on the processor, in the order of the fake device's streams
+KERNELS = LIBRARY.parent.parent / "cuda" / "libtagc-cuda-harness.so"
 
 
 class FakeDevice:
@@ -30,7 +33,8 @@ class FakeDevice:
     def __init__(self, seed, lazy=False):
         self.fake, self.lazy = ctypes.CDLL(self.library), lazy
         self.fake.fake_mistake.restype = ctypes.c_char_p
-        self.fake.fake_reset(ctypes.c_uint64(seed), 1, 1, 1)  # eager: at random times; one thread for host functions
+        # eager: at random times; one thread for host functions
+        self.fake.fake_reset(ctypes.c_uint64(seed), 1, 1, 1)
         self.fake.fake_take_host_as_device()
         stream = ctypes.c_void_p()
         assert self.fake.fake_stream(ctypes.byref(stream)) == 0
@@ -98,8 +102,8 @@ class FakeDevice:
 
 
 class Installed:
-    """with Installed(seed) as device: all tensors of this process are on it. begins: what to wait for before each exchange. kernels: whether it
-    has any."""
+    """with Installed(seed) as device: all tensors of this process are on it. begins: what to wait for before
+    each exchange. kernels: whether it has any."""
 
     def __init__(self, seed, lazy=False, begins=None, kernels=False):
         self.device, self._begins = FakeDevice(seed, lazy), begins
@@ -128,7 +132,11 @@ class Installed:
                 begins(arguments[0])
             return run(self, *arguments)
 
-        runner.Staged.run, staging.Staging.finish, staging.Staging._run = run_and_wait, finish_and_wait, run_late
+        runner.Staged.run, staging.Staging.finish, staging.Staging._run = (
+            run_and_wait,
+            finish_and_wait,
+            run_late,
+        )
         self._slots = group.SlotReducer._try, group.SlotReducer._settle
         attempt = self._slots[0]
 

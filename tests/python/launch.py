@@ -11,9 +11,23 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "pytorch"
 
 def torchrun(script, *arguments, n_ranks=2, timeout_s=200, **environment):
     """(exit code, what it said). Nothing of it lives on, whatever happens."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_ranks), str(script)]
-    started = subprocess.Popen([*command, *map(str, arguments)], env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(n_ranks),
+        str(script),
+    ]
+    started = subprocess.Popen(
+        [*command, *map(str, arguments)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
         said, _ = started.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

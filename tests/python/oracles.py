@@ -7,7 +7,6 @@ import time
 
 import torch
 import torch.distributed as dist
-
 from models import batch_of, loss_of
 
 
@@ -15,8 +14,12 @@ def full_gradients(make_model, world_size, steps=(0,)):
     """Of the loss averaged over all ranks' batches and summed over steps, in one process."""
     torch.manual_seed(0)
     model = make_model()
-    sum(loss_of(model, batch_of(rank, step)) for rank in range(world_size) for step in steps).div(world_size).backward()
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    sum(loss_of(model, batch_of(rank, step)) for rank in range(world_size) for step in steps).div(
+        world_size
+    ).backward()
+    return {
+        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
 
 
 def sum_over_ranks(mine):
@@ -31,14 +34,18 @@ def check_alike(mine, what, group=None):
     mine = mine.detach().contiguous()
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, mine, group=group)
-    assert all(torch.equal(one.view(torch.uint8), mine.view(torch.uint8)) for one in everyone), f"{what} differs between ranks"
+    assert all(torch.equal(one.view(torch.uint8), mine.view(torch.uint8)) for one in everyone), (
+        f"{what} differs between ranks"
+    )
 
 
 def check_equal(found, expected, what=""):
     """Dicts of gradients, to fp32 rounding."""
     assert set(found) == set(expected), set(found) ^ set(expected)
     for name, gradient in found.items():
-        torch.testing.assert_close(gradient, expected[name], rtol=2e-6, atol=1e-7, msg=lambda text: f"{name} {what}: {text}")
+        torch.testing.assert_close(
+            gradient, expected[name], rtol=2e-6, atol=1e-7, msg=lambda text: f"{name} {what}: {text}"
+        )
 
 
 def check_error(function, pattern, same=True):
@@ -58,8 +65,8 @@ def check_error(function, pattern, same=True):
 
 
 def lose_a_rank(rank, world_size, folder, dies, backward):
-    """The last rank dies or falls silent in backward(), and comes back only after the others. Writes down what each of
-    them got, and ends the process."""
+    """The last rank dies or falls silent in backward(), and comes back only after the others. Writes down
+    what each of them got, and ends the process."""
     import tagc.torch as tagc
 
     folder = pathlib.Path(folder)
@@ -86,6 +93,9 @@ def check_loss_of_a_rank(world_size, folder):
     """After lose_a_rank(). A rank says what it saw itself, or what another that saw it first told it."""
     for rank in range(world_size - 1):
         text = (folder / str(rank)).read_text()
-        said = [re.search(rf"rank {each} (could not exchange with its peers|gave up): ", text) for each in range(world_size - 1)]
+        said = [
+            re.search(rf"rank {each} (could not exchange with its peers|gave up): ", text)
+            for each in range(world_size - 1)
+        ]
         assert text.startswith("transport: ") and any(said), text
         assert re.search(rf"rank {world_size - 1}\b", text), f"does not say who is gone: {text}"

@@ -1,5 +1,6 @@
-"""What the process that ranks are forks of (ranks.py) imports before them. The garbage collector has no part in it: it would look through
-all of this again and again, and a fork that does so copies the memory that it shares."""
+"""What the process that ranks are forks of (ranks.py) imports before them. The garbage collector has no part
+in it: it would look through all of this again and again, and a fork that does so copies the memory that it
+shares."""
 
 import gc
 
@@ -8,7 +9,9 @@ gc.disable()
 import numpy  # noqa: F401
 import pytest  # noqa: F401
 import torch
-import torch._dynamo  # torch imports it by itself when a model is wrapped, which takes as long as all that a short test does
+
+# torch imports it by itself when a model is wrapped, which takes as long as all that a short test does
+import torch._dynamo
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.nn.parallel  # noqa: F401

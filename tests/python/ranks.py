@@ -1,6 +1,7 @@
 """Runs a function as several gloo ranks, each a process, and brings back what each returned or how it failed.
 
-The processes are forks of one that has imported torch and done nothing with it: a fresh import takes seconds."""
+The processes are forks of one that has imported torch and done nothing with it: a fresh import takes
+seconds."""
 
 import functools
 import importlib
@@ -22,10 +23,15 @@ _fresh.set_forkserver_preload(["preloaded"])
 
 
 def run(function, world_size, *arguments, timeout_s=TIMEOUT_S):
-    """function(rank, world_size, *arguments), a function of a test's own module, in each of world_size processes with
-    torch.distributed up. The results in rank order; an AssertionError with the traceback where one failed."""
+    """function(rank, world_size, *arguments), a function of a test's own module, in each of world_size
+    processes with torch.distributed up. The results in rank order; an AssertionError with the traceback where
+    one failed."""
     outcomes = attempt(function, world_size, *arguments, timeout_s=timeout_s)
-    failed = [f"rank {rank} of {world_size}:\n{trace}" for rank, (_, trace) in enumerate(outcomes) if trace is not None]
+    failed = [
+        f"rank {rank} of {world_size}:\n{trace}"
+        for rank, (_, trace) in enumerate(outcomes)
+        if trace is not None
+    ]
     assert not failed, "\n".join(failed)
     return [result for result, _ in outcomes]
 
@@ -44,8 +50,8 @@ def _each(rank, world_size, module, names):
 
 
 def fork_origin():
-    """Makes the process whose forks are the ranks a fork of this one, which has imported torch and has no threads yet, instead of a new
-    interpreter."""
+    """Makes the process whose forks are the ranks a fork of this one, which has imported torch and has no
+    threads yet, instead of a new interpreter."""
 
     def fork(_, arguments, passed):
         pid = os.fork()
@@ -71,7 +77,8 @@ def fork_origin():
 
 @functools.cache
 def fresh():
-    """The context of multiprocessing whose processes are those forks. Only by PYTHONPATH does their origin find preloaded.py."""
+    """The context of multiprocessing whose processes are those forks. Only by PYTHONPATH does their origin
+    find preloaded.py."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.path.dirname(__file__), before]))
     try:
@@ -86,12 +93,14 @@ def fresh():
 
 @functools.cache
 def _bytecode():
-    """A folder for what ranks compile of tagc and of the tests, so that only the first of them does. Goes with this process."""
+    """A folder for what ranks compile of tagc and of the tests, so that only the first of them does. Goes
+    with this process."""
     return tempfile.TemporaryDirectory()
 
 
 def _store():
-    """Outlives ranks that end, as torchrun's does. Not a file: ranks look into that a hundred times a second while they wait."""
+    """Outlives ranks that end, as torchrun's does. Not a file: ranks look into that a hundred times a second
+    while they wait."""
     import torch.distributed as dist
 
     return dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
@@ -106,7 +115,10 @@ def attempt(function, world_size, *arguments, timeout_s=TIMEOUT_S):
         store = _store()
         environment = os.environ | {"WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1"}
         ranks = [
-            fresh().Process(target=_main, args=(folder, store.port, _bytecode().name, os.getcwd(), environment | {"RANK": str(rank)}))
+            fresh().Process(
+                target=_main,
+                args=(folder, store.port, _bytecode().name, os.getcwd(), environment | {"RANK": str(rank)}),
+            )
             for rank in range(world_size)
         ]
         try:

@@ -6,10 +6,10 @@ import random
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist
-
 import ranks
+import torch.distributed as dist
 from models import Even, batch_of, loss_of
+
 from tagc import _library as lib
 from tagc.torch.advise import advice, links, survey
 
@@ -37,7 +37,9 @@ def found_on(bytes_per_s, codec_s_per_elem=2e-9, latency_s=1e-4, gloo_share=1.0)
 
 def shape_of(wrap="fsdp2", n_units=6, **others):
     n_gathers = [2] * n_units if wrap == "fsdp2" else [0] * n_units
-    return survey.Shape(wrap, 2, [{"compressed": MEAN}] * n_units, n_gathers, all_reduce=wrap == "ddp", **others)
+    return survey.Shape(
+        wrap, 2, [{"compressed": MEAN}] * n_units, n_gathers, all_reduce=wrap == "ddp", **others
+    )
 
 
 def choice(shape, found, step_s=None):
@@ -50,13 +52,15 @@ def choice(shape, found, step_s=None):
 def test_fast_link_is_left_alone(wrap, step_s):
     chosen, _ = choice(shape_of(wrap), found_on(100e9), step_s)
     assert chosen["choice"] == "off" and chosen["options"] == {}
-    assert chosen["torch"] == {} or step_s is None  # only a step's time shows that half of the exchange is next to nothing
+    # only a step's time shows that half of the exchange is next to nothing
+    assert chosen["torch"] == {} or step_s is None
     assert chosen["reason"].startswith("leave ")
 
 
 @pytest.mark.parametrize("wrap", ["fsdp2", "ddp"])
 def test_copies_of_a_device_count(wrap):
-    """Out: the unit, back: the shard, or with DDP the unit; parameters the other way round. Torch's own ways have none."""
+    """Out: the unit, back: the shard, or with DDP the unit; parameters the other way round. Torch's own ways
+    have none."""
     found, shape = found_on(1e9), shape_of(wrap, n_units=3)
     before = {row["name"]: row for row in advice.forecast(shape, found)}
     for what, s_per_elem in (("copy out", 1e-9), ("copy back", 3e-9)):
@@ -65,18 +69,23 @@ def test_copies_of_a_device_count(wrap):
         extra_s = 3 * MEAN * (4e-9 if wrap == "ddp" else 2.5e-9) if row["choice"] == "compress" else 0
         gathers_s = 3 * 2 * MEAN * 3.5e-9 if row["options"].get("parameters") else 0
         assert row["gradients_s"] - before[row["name"]]["gradients_s"] == pytest.approx(extra_s, abs=1e-12)
-        assert row["parameters_s"] - before[row["name"]]["parameters_s"] == pytest.approx(gathers_s, abs=1e-12)
+        assert row["parameters_s"] - before[row["name"]]["parameters_s"] == pytest.approx(
+            gathers_s, abs=1e-12
+        )
     half = advice.forecast(shape_of(wrap, n_units=3, reduce="bf16", gather="bf16"), found)
     whole = advice.forecast(shape_of(wrap, n_units=3, reduce="bf16", gather="bf16"), found_on(1e9))
     extra_s = 3 * MEAN * (2e-9 if wrap == "ddp" else 1.25e-9)
     assert half[-1]["gradients_s"] - whole[-1]["gradients_s"] == pytest.approx(extra_s)
     link = advice.link_of(shape, found)
-    assert link["copy_out_bytes_per_s"] == pytest.approx(4e9) and link["copy_back_bytes_per_s"] == pytest.approx(4e9 / 3)
+    assert link["copy_out_bytes_per_s"] == pytest.approx(4e9) and link[
+        "copy_back_bytes_per_s"
+    ] == pytest.approx(4e9 / 3)
 
 
 @pytest.mark.parametrize("way", survey.WAYS)
 def test_ways_without_copies(way):
-    """What stays on the device pays for no copy, and is chosen where it is faster by that; else the way that was there first is."""
+    """What stays on the device pays for no copy, and is chosen where it is faster by that; else the way that
+    was there first is."""
     found, shape = found_on(1e8), shape_of("ddp")
     for what in ("copy out", "copy back"):
         found["seconds"][what] = {n: n * 1e-8 for n in (4096, MEAN)}
@@ -135,13 +144,28 @@ def found_far(latency_s, bytes_per_s=12.5e6):
 
 @pytest.mark.parametrize("wrap", ["fsdp2", "ddp", "fsdp1"])
 def test_small_units_are_joined(wrap):
-    shape = survey.Shape(wrap, 2, [{"compressed": 3000, "dense": 1000}] * 64, [0 if wrap == "ddp" else 2] * 64,
-                         all_reduce=wrap == "ddp")
+    shape = survey.Shape(
+        wrap,
+        2,
+        [{"compressed": 3000, "dense": 1000}] * 64,
+        [0 if wrap == "ddp" else 2] * 64,
+        all_reduce=wrap == "ddp",
+    )
     bucket = advice.bucket_of(shape, found_far(1e-2), None, "off")
-    assert bucket["elems"] & (bucket["elems"] - 1) == 0 and bucket["n_units"] < 16 and bucket["comm_s"] < bucket["now_s"] / 4
-    assert bucket["now_s"] == next(row for row in advice.forecast(shape, found_far(1e-2)) if row["name"] == "off")["comm_s"]
-    word = {"fsdp2": f"tagc.buckets(layers, {bucket['elems']})", "ddp": "bucket_cap_mb=1",
-            "fsdp1": f"min_num_params={bucket['elems']}"}[wrap]
+    assert (
+        bucket["elems"] & (bucket["elems"] - 1) == 0
+        and bucket["n_units"] < 16
+        and bucket["comm_s"] < bucket["now_s"] / 4
+    )
+    assert (
+        bucket["now_s"]
+        == next(row for row in advice.forecast(shape, found_far(1e-2)) if row["name"] == "off")["comm_s"]
+    )
+    word = {
+        "fsdp2": f"tagc.buckets(layers, {bucket['elems']})",
+        "ddp": "bucket_cap_mb=1",
+        "fsdp1": f"min_num_params={bucket['elems']}",
+    }[wrap]
     assert word in bucket["how"]
     smaller = advice.bucket_of(shape, found_far(1e-3), None, "off")
     assert smaller["elems"] < bucket["elems"] and smaller["n_units"] > bucket["n_units"]
@@ -152,12 +176,15 @@ def test_units_that_are_large_enough_stay():
     assert advice.bucket_of(shape_of(n_units=1), found_far(1.0), None, "off") is None
     small = survey.Shape("fsdp2", 2, [{"dense": 4000}] * 64, [2] * 64)
     assert advice.bucket_of(small, found_far(1e-2), 1e-9, "off") is not None
-    assert advice.bucket_of(small, found_far(1e-2), 1000.0, "off") is None  # of a step, communication is next to nothing
+    # of a step, communication is next to nothing
+    assert advice.bucket_of(small, found_far(1e-2), 1000.0, "off") is None
     assert advice.bucket_of(small, found_far(0.0), None, "off") is None
 
 
 def test_joined_units_keep_what_they_have():
-    shape = survey.Shape("fsdp2", 2, [{"dense": 10}] + [{"dense": 3, "mild": i + 1} for i in range(9)], [1] + [2] * 9)
+    shape = survey.Shape(
+        "fsdp2", 2, [{"dense": 10}] + [{"dense": 3, "mild": i + 1} for i in range(9)], [1] + [2] * 9
+    )
     for elems in range(1, 120):
         joined = shape.joined(elems)
         assert joined.n_elems == shape.n_elems and joined.mix == shape.mix and joined.n_gathers[0] == 1
@@ -170,7 +197,9 @@ def test_joined_units_keep_what_they_have():
 def test_the_mildest_of_equals():
     found = found_on(30e6)
     for options in survey.GRADIENTS[2:]:
-        found["seconds"][survey.name_of(options)] = dict(found["seconds"][survey.name_of(survey.GRADIENTS[-1])])
+        found["seconds"][survey.name_of(options)] = dict(
+            found["seconds"][survey.name_of(survey.GRADIENTS[-1])]
+        )
     chosen, _ = choice(shape_of("ddp"), found)
     assert chosen["options"] == survey.GRADIENTS[2]
 
@@ -186,17 +215,31 @@ def test_a_tie_is_off():
         for what in names:
             found["seconds"][what] = {n: s / faster for n, s in found["seconds"]["torch reduce fp32"].items()}
         chosen = choice(shape_of("ddp"), found, step_s=1e-6)[0]
-        assert chosen["verdict"] == verdict and chosen["choice"] == ("compress" if verdict == "pays" else "off")
+        assert chosen["verdict"] == verdict and chosen["choice"] == (
+            "compress" if verdict == "pays" else "off"
+        )
 
 
 def test_it_judges_as_the_library_does():
-    """choose() takes compression where tagc_verdict_of says that it pays, whatever is measured, and says its word."""
+    """choose() takes compression where tagc_verdict_of says that it pays, whatever is measured, and says its
+    word."""
     chance, seen = random.Random(11), set()
     for _ in range(300):
-        found = found_on(10 ** chance.uniform(7, 10), codec_s_per_elem=10 ** chance.uniform(-10, -7), gloo_share=chance.uniform(0.1, 1))
-        chosen, rows = choice(shape_of(chance.choice(["ddp", "fsdp2"])), found, chance.choice([None, 10 ** chance.uniform(-3, 2)]))
+        found = found_on(
+            10 ** chance.uniform(7, 10),
+            codec_s_per_elem=10 ** chance.uniform(-10, -7),
+            gloo_share=chance.uniform(0.1, 1),
+        )
+        chosen, rows = choice(
+            shape_of(chance.choice(["ddp", "fsdp2"])),
+            found,
+            chance.choice([None, 10 ** chance.uniform(-3, 2)]),
+        )
         of = "comm_s" if rows[0]["step_s"] is None else "step_s"
-        plain, packed = ([row[of] for row in rows if (row["choice"] == "compress") == is_packed] for is_packed in (False, True))
+        plain, packed = (
+            [row[of] for row in rows if (row["choice"] == "compress") == is_packed]
+            for is_packed in (False, True)
+        )
         mildest = next(s for s in packed if s <= 1.05 * min(packed))
         verdict = lib.verdict(min(plain), mildest)
         assert chosen["verdict"] == verdict and (chosen["choice"] == "compress") == (verdict == "pays")
@@ -216,7 +259,11 @@ def test_computing_hides_a_slow_link_under_ddp():
 def test_bf16_comes_first():
     found = found_on(100e6, codec_s_per_elem=40e-9)  # a codec as slow as the link
     chosen, _ = choice(shape_of("ddp"), found)
-    assert chosen["choice"] == "off" and chosen["torch"] == {"reduce": "bf16"} and "leave tagc off, use bf16" in chosen["reason"]
+    assert (
+        chosen["choice"] == "off"
+        and chosen["torch"] == {"reduce": "bf16"}
+        and "leave tagc off, use bf16" in chosen["reason"]
+    )
     # Where it is chosen already it is what "off" means.
     chosen, rows = choice(shape_of("ddp", reduce="bf16"), found)
     assert chosen["choice"] == "off" and not any(row["torch"] for row in rows)
@@ -228,7 +275,10 @@ def test_what_loses_nothing_where_that_is_enough():
         found["seconds"][what] = dict(found["seconds"][what.replace("bf16", "fp32")])
     found["seconds"][survey.name_of(survey.GRADIENTS[0])] = {4096: 2e-4, MEAN: 1e-2}
     chosen, _ = choice(shape_of("ddp"), found)
-    assert chosen["options"] == survey.GRADIENTS[0] and "compress" not in chosen["reason"].split(":")[0].split(", ")[0]
+    assert (
+        chosen["options"] == survey.GRADIENTS[0]
+        and "compress" not in chosen["reason"].split(":")[0].split(", ")[0]
+    )
     assert "loss" not in chosen["reason"]
 
 
@@ -251,6 +301,7 @@ def test_buckets_and_shards():
 
 
 # ---- with ranks ----
+
 
 def undisturbed(rank, world_size, wrap, compressed):
     import tagc.torch as tagc
@@ -279,13 +330,19 @@ def undisturbed(rank, world_size, wrap, compressed):
         residuals = {}
         for unit in handle.state.units.values() if handle else ():
             residuals |= unit.residuals_on_the_wire()
-        return ([local(p) for p in model.parameters()], [local(p.grad) for p in model.parameters()],
-                [residuals[name] for name in sorted(residuals)], [torch.get_rng_state()])
+        return (
+            [local(p) for p in model.parameters()],
+            [local(p.grad) for p in model.parameters()],
+            [residuals[name] for name in sorted(residuals)],
+            [torch.get_rng_state()],
+        )
 
     before, n_steps = state(), handle.n_steps if handle else 0
     copy = Even(64)
     torch.set_rng_state(before[3][0])
-    found = tagc.advise(model, seconds=1, verbose=False, step=lambda: loss_of(copy, batch_of(rank)).backward(), every="auto")
+    found = tagc.advise(
+        model, seconds=1, verbose=False, step=lambda: loss_of(copy, batch_of(rank)).backward(), every="auto"
+    )
     if wrap == "ddp" and not compressed:
         bits_of_an_exchange(rank, world_size)
     for old, new in zip(before, state()):
@@ -314,8 +371,13 @@ def test_measuring(wrap, compressed):
         assert row["step_s"] >= found["compute_s"]
     assert found["link"]["bytes_per_s"] > 0 and found["reason"] in found["text"]
     local = found["local"]
-    assert local["every"] in links.EVERY and local["reason"] in found["text"] and local["step_s"] >= found["compute_s"]
-    assert 4.5 < local["bits"] * local["every"] < 6  # every value in 4 bits with its scales; messages of small tensors have headers
+    assert (
+        local["every"] in links.EVERY
+        and local["reason"] in found["text"]
+        and local["step_s"] >= found["compute_s"]
+    )
+    # every value in 4 bits with its scales; messages of small tensors have headers
+    assert 4.5 < local["bits"] * local["every"] < 6
 
 
 def bits_of_an_exchange(rank, world_size):
@@ -325,17 +387,30 @@ def bits_of_an_exchange(rank, world_size):
     from tagc.torch.exchange.reducer import Reducer
 
     n, random_values, comm = 1 << 17, torch.Generator().manual_seed(rank), Comm(dist.group.WORLD, 60)
-    for sparsity, (out, back) in ((0.95, links.ways(2)["direct, 95 % zero"]), (0.99, links.ways(2, 0.99)["direct, 99 % zero"])):
-        reducer = Reducer(comm, n, exchange=lib.EXCHANGES["direct"], format=lib.FORMATS["int2"], sparsity=sparsity, output=lib.OUTPUTS["unit"],
-                          op=lib.OPS["avg"])
+    for sparsity, (out, back) in (
+        (0.95, links.ways(2)["direct, 95 % zero"]),
+        (0.99, links.ways(2, 0.99)["direct, 99 % zero"]),
+    ):
+        reducer = Reducer(
+            comm,
+            n,
+            exchange=lib.EXCHANGES["direct"],
+            format=lib.FORMATS["int2"],
+            sparsity=sparsity,
+            output=lib.OUTPUTS["unit"],
+            op=lib.OPS["avg"],
+        )
         reducer.begin(torch.randn(n, generator=random_values), torch.empty(n))
         sent = {leg: 8 * n_bytes / n * 2 for leg, n_bytes in zip(lib.LEGS, reducer.end().n_bytes_sent)}
-        assert sent["index"] + sent["values"] == pytest.approx(out, rel=0.04) and sent["result"] == pytest.approx(back, rel=0.04)
+        assert sent["index"] + sent["values"] == pytest.approx(out, rel=0.04) and sent[
+            "result"
+        ] == pytest.approx(back, rel=0.04)
         reducer.close()
     comm.close()
 
 
 # ---- between sites: pure ----
+
 
 def test_rates_of_lines():
     import tagc.torch as tagc
@@ -345,16 +420,37 @@ def test_rates_of_lines():
     for bad in "500", "0mbit", "1gbit/2gbit/3gbit", "fast", "", "-1mbit", "1gbit/", 7:
         with pytest.raises(tagc.Error, match="up and down"):
             links.link_of(bad)
-    for wrong in (dict(n_params=0), dict(links=["1gbit"]), dict(links="1gbit"), dict(links=None), dict(step_s=0), dict(sparsity=1), dict(value_bits=0),
-                  dict(every=1), dict(every=5, delay=5), dict(every=5.5), dict(latency_s="1"), dict(delay="1"), dict(fragments=1.5), dict(units=True)):
-        with pytest.raises(tagc.Error, match=f"{next(iter(wrong)) if len(wrong) == 1 else 'every'} is .*must"):
+    for wrong in (
+        dict(n_params=0),
+        dict(links=["1gbit"]),
+        dict(links="1gbit"),
+        dict(links=None),
+        dict(step_s=0),
+        dict(sparsity=1),
+        dict(value_bits=0),
+        dict(every=1),
+        dict(every=5, delay=5),
+        dict(every=5.5),
+        dict(latency_s="1"),
+        dict(delay="1"),
+        dict(fragments=1.5),
+        dict(units=True),
+    ):
+        with pytest.raises(
+            tagc.Error, match=f"{next(iter(wrong)) if len(wrong) == 1 else 'every'} is .*must"
+        ):
             tagc.plan_sites(**dict(n_params=1e6, links=["1gbit"] * 2, step_s=1, verbose=False) | wrong)
 
 
 def test_time_of_bytes():
-    """By hand: two sites send half of each, and the owner's half of the sums; four send three quarters. The slowest direction decides."""
-    assert links.bytes_s(1e6, [links.Link(1e6, 4e6), links.Link(8e6, 8e6)], 2, 6) == pytest.approx((2 / 2 + 6 / 2) * 1e6 / 1e6)
-    assert links.bytes_s(1, [links.Link(10, 4), links.Link(10, 2), *[links.Link(10, 10)] * 2], 4, 6) == pytest.approx(0.75 * (4 + 6) / 2)
+    """By hand: two sites send half of each, and the owner's half of the sums; four send three quarters. The
+    slowest direction decides."""
+    assert links.bytes_s(1e6, [links.Link(1e6, 4e6), links.Link(8e6, 8e6)], 2, 6) == pytest.approx(
+        (2 / 2 + 6 / 2) * 1e6 / 1e6
+    )
+    assert links.bytes_s(
+        1, [links.Link(10, 4), links.Link(10, 2), *[links.Link(10, 10)] * 2], 4, 6
+    ) == pytest.approx(0.75 * (4 + 6) / 2)
 
 
 def lived_through(compute_s, exchange_s, every, fragments, delay, steps):
@@ -369,30 +465,51 @@ def lived_through(compute_s, exchange_s, every, fragments, delay, steps):
     return now
 
 
-@pytest.mark.parametrize("every, fragments, delay, exchange_s", [(10, 1, 0, 3.0), (30, 3, 4, 2.5), (30, 3, 4, 7.0), (12, 2, 5, 5.0), (5, 5, 0, 0.1)])
+@pytest.mark.parametrize(
+    "every, fragments, delay, exchange_s",
+    [(10, 1, 0, 3.0), (30, 3, 4, 2.5), (30, 3, 4, 7.0), (12, 2, 5, 5.0), (5, 5, 0, 0.1)],
+)
 def test_time_of_a_local_step(every, fragments, delay, exchange_s):
     steps = 100 * every
     lived = lived_through(1.0, exchange_s, every, fragments, delay, steps + delay) - delay
-    assert links.local_step_s(1.0, exchange_s, every, fragments, delay) == pytest.approx(lived / steps, rel=0.02)
+    assert links.local_step_s(1.0, exchange_s, every, fragments, delay) == pytest.approx(
+        lived / steps, rel=0.02
+    )
 
 
 def test_every_step_or_local_steps(capsys):
     import tagc.torch as tagc
 
     slow = tagc.plan_sites(124e6, ["110mbit/500mbit"] * 4, step_s=1, latency_s=0.03)
-    assert slow["choice"] == "local steps" and slow["every"] == 200 and "int4, every 200" in slow["reason"] and slow["verdict"] == "pays" and slow["text"] in capsys.readouterr().out
+    assert (
+        slow["choice"] == "local steps"
+        and slow["every"] == 200
+        and "int4, every 200" in slow["reason"]
+        and slow["verdict"] == "pays"
+        and slow["text"] in capsys.readouterr().out
+    )
     fast = tagc.plan_sites(124e6, ["1gbit"] * 4, step_s=5, latency_s=0.001, verbose=False)
-    assert fast["choice"] == "every step" and fast["verdict"] != "pays" and "95 % zero in each step" in fast["reason"]
-    given = tagc.plan_sites(124e6, ["110mbit/500mbit"] * 4, step_s=1, latency_s=0.03, every=100, verbose=False)
+    assert (
+        fast["choice"] == "every step"
+        and fast["verdict"] != "pays"
+        and "95 % zero in each step" in fast["reason"]
+    )
+    given = tagc.plan_sites(
+        124e6, ["110mbit/500mbit"] * 4, step_s=1, latency_s=0.03, every=100, verbose=False
+    )
     assert given["every"] == 100
     bits = {row["name"]: row["bits"] for row in given["rows"]}
     assert bits["direct, 95 % zero, every 100 steps"] == pytest.approx(bits["direct, 95 % zero"] / 100)
-    hidden = tagc.plan_sites(124e6, ["110mbit/500mbit"] * 4, step_s=1, latency_s=0.03, every=30, delay=3, verbose=False)
+    hidden = tagc.plan_sites(
+        124e6, ["110mbit/500mbit"] * 4, step_s=1, latency_s=0.03, every=30, delay=3, verbose=False
+    )
     row = next(row for row in hidden["rows"] if row["name"].startswith("direct, 95 % zero, every"))
     assert row["step_s"] == 1 and row["exchange_s"] > 1
 
 
-@pytest.mark.parametrize("bytes_per_s, step_s, better", [(1e5, 1.0, "local steps"), (1e9, 10.0, "every step"), (1e6, None, None)])
+@pytest.mark.parametrize(
+    "bytes_per_s, step_s, better", [(1e5, 1.0, "local steps"), (1e9, 10.0, "every step"), (1e6, None, None)]
+)
 def test_advice_on_local_steps(bytes_per_s, step_s, better):
     shape, found = shape_of("ddp"), found_on(bytes_per_s)
     rows = advice.forecast(shape, found, step_s)
@@ -401,7 +518,9 @@ def test_advice_on_local_steps(bytes_per_s, step_s, better):
         local = advice.local_of(shape, found, given, every, 3)
         assert local["choice"] == better and (every == "auto" or local["every"] == 40)
         # 1.1 bits of each of 6 units, a codec, and three messages of their own
-        assert local["exchange_s"] == pytest.approx(6 * MEAN * (1.1 / 8 / bytes_per_s + 2e-9) + 3e-4, rel=1e-3)
+        assert local["exchange_s"] == pytest.approx(
+            6 * MEAN * (1.1 / 8 / bytes_per_s + 2e-9) + 3e-4, rel=1e-3
+        )
         assert local["bits"] == pytest.approx(0.55 / local["every"])
 
 
@@ -432,8 +551,15 @@ def wrong(rank, world_size):
 
     model = torch.nn.parallel.DistributedDataParallel(Even(32))
     said = []
-    for arguments in ({"step_s": -1.0}, {"seconds": "long"}, {"step": 3}, {"threads": 0}, {"between": dist.group.WORLD},
-                      {"seconds": 1 + rank}, {"step_s": 1.0 if rank else None}):
+    for arguments in (
+        {"step_s": -1.0},
+        {"seconds": "long"},
+        {"step": 3},
+        {"threads": 0},
+        {"between": dist.group.WORLD},
+        {"seconds": 1 + rank},
+        {"step_s": 1.0 if rank else None},
+    ):
         with pytest.raises(tagc.Error) as problem:
             tagc.advise(model, verbose=False, **arguments)
         said.append(str(problem.value))
@@ -453,7 +579,18 @@ def wrong(rank, world_size):
 def test_errors_are_the_same_on_every_rank():
     said = ranks.run(wrong, 2)
     assert said[0] == said[1]
-    for text, part in zip(said[0], ["step_s is -1.0", "seconds is 'long'", "step must be a function", "threads is 0",
-                                    "between is for fully_shard", "seconds is 1 on rank 0 and 2", "ranks do not agree: step_s",
-                                    "model is a Even", "rank 1: no data left"]):
+    for text, part in zip(
+        said[0],
+        [
+            "step_s is -1.0",
+            "seconds is 'long'",
+            "step must be a function",
+            "threads is 0",
+            "between is for fully_shard",
+            "seconds is 1 on rank 0 and 2",
+            "ranks do not agree: step_s",
+            "model is a Even",
+            "rank 1: no data left",
+        ],
+    ):
         assert part in text

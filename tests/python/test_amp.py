@@ -1,5 +1,5 @@
-"""Loss scaling, mixed precision, accumulation, checkpointed activations, and parameters that are frozen, tied or unused,
-under FSDP2, against gradients of one process over the whole batch."""
+"""Loss scaling, mixed precision, accumulation, checkpointed activations, and parameters that are frozen, tied
+or unused, under FSDP2, against gradients of one process over the whole batch."""
 
 import dataclasses
 import warnings
@@ -7,12 +7,11 @@ import warnings
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist
-from torch import nn
-
 import ranks
+import torch.distributed as dist
 from models import Even, batch_of, loss_of
 from oracles import check_error
+from torch import nn
 
 
 def sharded(model, **options):
@@ -29,8 +28,12 @@ def made(model_class=Even, **options):
 
 
 def full_gradients(model, world_size, steps=(0,)):
-    sum(loss_of(model, batch_of(rank, step)) for rank in range(world_size) for step in steps).div(world_size).backward()
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    sum(loss_of(model, batch_of(rank, step)) for rank in range(world_size) for step in steps).div(
+        world_size
+    ).backward()
+    return {
+        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
 
 
 def one_process(model_class, world_size, steps=(0,)):
@@ -67,8 +70,10 @@ OPTIONS = dict(sparsity=0.9, layers="all", verbose=False)
 
 # ---- loss scale ----
 
+
 def grad_scaler(rank, world_size):
-    """The scale doubles after every second good step; a step with inf on one rank halves it and is skipped."""
+    """The scale doubles after every second good step; a step with inf on one rank halves it and is
+    skipped."""
     import tagc.torch as tagc
 
     model = made()
@@ -88,7 +93,8 @@ def grad_scaler(rank, world_size):
             scales.append(scaler.get_scale())
             if step == 4:
                 assert len(handle.stats()["nonfinite_units"]) == 3
-                for name, values in mean_residuals(handle).items():  # rescaled, and nothing else: exact, a power of two
+                # rescaled, and nothing else: exact, a power of two
+                for name, values in mean_residuals(handle).items():
                     assert torch.equal(values, before[name] * (scales[-1] / scales[-2])), name
             scaler.unscale_(optimizer)
             for name, grad in grads_of(model).items():
@@ -100,7 +106,9 @@ def grad_scaler(rank, world_size):
         expected = one_process(Even, world_size, [step for step in range(8) if step != 4])
         held = {name: values / handle.state.loss_scale for name, values in mean_residuals(handle).items()}
         for name, values in expected.items():
-            torch.testing.assert_close(received[name] + held[name], values.double(), rtol=1e-4, atol=1e-5, msg=name)
+            torch.testing.assert_close(
+                received[name] + held[name], values.double(), rtol=1e-4, atol=1e-5, msg=name
+            )
 
 
 def loss_scale_by_hand(rank, world_size):
@@ -120,8 +128,13 @@ def loss_scale_by_hand(rank, world_size):
             handle.loss_scale(scale)
             (scale * loss_of(model, batch_of(rank, step))).backward()
             sums = {name: sums[name] + grad / scale for name, grad in grads_of(model).items()}
-        check_conserved(model, handle, one_process(Even, world_size, steps), scale=8.0,
-                        sums={name: 8.0 * values for name, values in sums.items()})
+        check_conserved(
+            model,
+            handle,
+            one_process(Even, world_size, steps),
+            scale=8.0,
+            sums={name: 8.0 * values for name, values in sums.items()},
+        )
         before = handle.state_dict()
         handle.load_state_dict(before)  # kept until there are reducers, which there are
         handle.loss_scale(16.0)
@@ -140,15 +153,25 @@ def loss_scale_by_hand(rank, world_size):
 
 # ---- precision ----
 
+
 def mixed_precision(rank, world_size):
-    """dtypes of parameters, reduction, sums; what comes out is what dense in one process gives, to that precision."""
-    import tagc.torch as tagc
+    """dtypes of parameters, reduction, sums; what comes out is what dense in one process gives, to that
+    precision."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    import tagc.torch as tagc
+
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-    follows = fp32 if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15) else None  # gradients, their parameter's dtype
-    for dtype, reduce_dtype, rtol in ((bf16, fp32, 0.05), (bf16, bf16, 0.05), (bf16, None, 0.05), (fp16, None, 0.02),
-                                      (fp32, fp16, 0.02), (fp32, fp32, 1e-5)):
+    # gradients, their parameter's dtype
+    follows = fp32 if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15) else None
+    for dtype, reduce_dtype, rtol in (
+        (bf16, fp32, 0.05),
+        (bf16, bf16, 0.05),
+        (bf16, None, 0.05),
+        (fp16, None, 0.02),
+        (fp32, fp16, 0.02),
+        (fp32, fp32, 1e-5),
+    ):
         for sparsity in (0, 0.9):
             mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
             torch.manual_seed(0)
@@ -162,7 +185,8 @@ def mixed_precision(rank, world_size):
                     model.zero_grad()
                     loss_of(model, batch_of(rank, step)).backward()
                     sums = {name: sums[name] + grad for name, grad in grads_of(model).items()}
-                factor = 2.0 if (reduce_dtype or follows or dtype) == fp16 else 1.0  # torch halves what could overflow, on two ranks
+                # torch halves what could overflow, on two ranks
+                factor = 2.0 if (reduce_dtype or follows or dtype) == fp16 else 1.0
                 held = mean_residuals(handle) if sparsity else {}
                 assert all(p.grad.dtype == fp32 for p in model.parameters())
                 for name, values in one_process(Even, world_size, range(2)).items():
@@ -193,17 +217,23 @@ def divide_factors(rank, world_size):
                 held = mean_residuals(handle) if sparsity else {}
                 for name, grad in grads_of(model).items():
                     whole = grad + times * held.get(name, 0)
-                    torch.testing.assert_close(whole, times * expected[name].double(), rtol=1e-5, atol=1e-6,
-                                               msg=f"{name} {factor} {forced}")
+                    torch.testing.assert_close(
+                        whole,
+                        times * expected[name].double(),
+                        rtol=1e-5,
+                        atol=1e-6,
+                        msg=f"{name} {factor} {forced}",
+                    )
 
 
 def zeros(handle):
-    (rank, entry), = handle.state_dict().items()
+    ((rank, entry),) = handle.state_dict().items()
     entry["residuals"] = {name: torch.zeros_like(values) for name, values in entry["residuals"].items()}
     return {rank: entry}
 
 
 # ---- ways to run a backward pass ----
+
 
 def accumulation(rank, world_size):
     import tagc.torch as tagc
@@ -235,10 +265,13 @@ def checkpointed_activations(rank, world_size):
         held = mean_residuals(handle)
         for name, grad in grads_of(model).items():
             name = name.replace("_checkpoint_wrapped_module.", "")
-            torch.testing.assert_close(grad + held[name], expected[name].double(), rtol=1e-5, atol=1e-6, msg=name)
+            torch.testing.assert_close(
+                grad + held[name], expected[name].double(), rtol=1e-5, atol=1e-6, msg=name
+            )
 
 
 # ---- parameters that are not like others ----
+
 
 class Uneven(nn.Module):
     """Tied weights, and parts that are used when asked for: `twins` are of one size, `single` of its own."""
@@ -300,13 +333,17 @@ def unlike_others(rank, world_size):
             assert model.twins[0].weight.grad is None
             for name, grad in grads_of(model).items():
                 if not name.startswith("layers."):
-                    torch.testing.assert_close(grad, expected(model.used)[name].double(), rtol=1e-5, atol=1e-6, msg=name)
+                    torch.testing.assert_close(
+                        grad, expected(model.used)[name].double(), rtol=1e-5, atol=1e-6, msg=name
+                    )
             after = next(iter(handle.state_dict().values()))["residuals"]
             for name, values in next(iter(before.values()))["residuals"].items():
                 assert torch.equal(values, after[name]) or name.startswith("layers."), name
         said = [str(w.message) for w in warned if "tagc" in str(w.message)]
         assert len(said) == (rank == 0), said
-        assert all("root module" in text and "twins.0.weight" in text and "fully_shard()" in text for text in said)
+        assert all(
+            "root module" in text and "twins.0.weight" in text and "fully_shard()" in text for text in said
+        )
         # Frozen from now on: not in the gradient at all.
         model.zero_grad()
         model.used = everything
@@ -325,10 +362,14 @@ def parameter_groups(rank, world_size):
     model = made()
     model.layers[0].mlp.weight.requires_grad_(False)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    options = OPTIONS | dict(layers=lambda name, p: {"mlp": "compressed", "out": "mild"}.get(name.split(".")[-2], "dense"))
+    options = OPTIONS | dict(
+        layers=lambda name, p: {"mlp": "compressed", "out": "mild"}.get(name.split(".")[-2], "dense")
+    )
     with tagc.compress(model, **options) as handle:
         groups = handle.param_groups(betas=(0.8, 0.95), weight_decay=0.1)
-        found = {tuple(group["betas"]): {names[id(parameter)] for parameter in group["params"]} for group in groups}
+        found = {
+            tuple(group["betas"]): {names[id(parameter)] for parameter in group["params"]} for group in groups
+        }
         assert found[0.5, 0.95] == {"layers.0.mlp.bias", "layers.1.mlp.weight", "layers.1.mlp.bias"}
         assert found[0.5, 0.95] | found[0.8, 0.95] == set(names.values()) - {"layers.0.mlp.weight"}
         assert len(found) == 2 and all(group["weight_decay"] == 0.1 for group in groups)
@@ -341,19 +382,33 @@ def parameter_groups(rank, world_size):
                {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0}]  # fmt: skip
         groups = handle.param_groups(groups=own, betas=(0.8, 0.95), weight_decay=9, eps=1e-6)
         assert [(g["weight_decay"], g["betas"], g["eps"]) for g in groups] == [
-            (0.1, (0.5, 0.95), 1e-6), (0.1, (0.7, 0.95), 1e-6), (0.0, (0.5, 0.95), 1e-6), (0.0, (0.8, 0.95), 1e-6)]  # fmt: skip
+            (0.1, (0.5, 0.95), 1e-6), (0.1, (0.7, 0.95), 1e-6), (0.0, (0.5, 0.95), 1e-6), (0.0, (0.8, 0.95),
+                1e-6)]  # fmt: skip
         assert sorted(id(p) for g in groups for p in g["params"]) == sorted(map(id, trained))
-        assert all((names[id(p)] in found[0.5, 0.95]) == (g["betas"][0] == 0.5) for g in groups for p in g["params"])
+        assert all(
+            (names[id(p)] in found[0.5, 0.95]) == (g["betas"][0] == 0.5) for g in groups for p in g["params"]
+        )
         torch.optim.AdamW(groups, lr=1e-3)
         check_error(lambda: handle.param_groups(betas=0.9), "betas is 0.9, must be two numbers")
-        check_error(lambda: handle.param_groups(groups=model.parameters()), "groups: one is .*, each must be a dict with 'params'")
+        check_error(
+            lambda: handle.param_groups(groups=model.parameters()),
+            "groups: one is .*, each must be a dict with 'params'",
+        )
     handle.close()  # once more does no harm
     with tagc.compress(model, **OPTIONS | dict(layers="none")) as handle:
         assert len(handle.param_groups()) == 1
 
 
-CHECKS = [grad_scaler, loss_scale_by_hand, mixed_precision, divide_factors, accumulation, checkpointed_activations,
-          unlike_others, parameter_groups]
+CHECKS = [
+    grad_scaler,
+    loss_scale_by_hand,
+    mixed_precision,
+    divide_factors,
+    accumulation,
+    checkpointed_activations,
+    unlike_others,
+    parameter_groups,
+]
 
 
 def test_two_ranks():

@@ -11,7 +11,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def refused(*words):
     """What a program prints that ends with the exit code of a wrong command line."""
     environment = {name: value for name, value in os.environ.items() if name != "RANK"}
-    done = subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr.splitlines()[-1]
@@ -20,7 +27,9 @@ def refused(*words):
 def test_torch_bench_skips_exchanges_or_not():
     said = refused("bench/torch_bench.py", "--skip-exchanges=ture")
     assert all(word in said for word in ("--skip-exchanges", "'ture'", "true", "false")), said
-    assert "the ranks are missing" in refused("bench/torch_bench.py", "--skip-exchanges", "--skip-exchanges=true", "--skip-exchanges=false")
+    assert "the ranks are missing" in refused(
+        "bench/torch_bench.py", "--skip-exchanges", "--skip-exchanges=true", "--skip-exchanges=false"
+    )
 
 
 def test_torch_chaos_leaves_an_older_run_alone(tmp_path):

@@ -1,4 +1,5 @@
-"""buckets(): lists of neighbouring modules for fully_shard(), and that compress() takes such lists as one unit."""
+"""buckets(): lists of neighbouring modules for fully_shard(), and that compress() takes such lists as one
+unit."""
 
 import math
 import random
@@ -6,11 +7,11 @@ import random
 import pytest
 
 torch = pytest.importorskip("torch")
-from torch import nn
-
 import ranks
 from models import Odd, batch_of, loss_of
 from oracles import check_equal, full_gradients
+from torch import nn
+
 from tagc.torch import Error, buckets
 
 
@@ -37,9 +38,15 @@ def test_shared_parameters_count_once():
     assert buckets([], 5) == []
 
 
-@pytest.mark.parametrize("modules, elems, text", [([nn.Linear(2, 2)], 0, "elems is 0"), ([nn.Linear(2, 2)], 1.5, "elems is 1.5"),
-                                                  ([nn.Linear(2, 2)], True, "elems is True"),
-                                                  ([nn.Linear(2, 2), "h.1"], 5, r"modules\[1\] is str")])
+@pytest.mark.parametrize(
+    "modules, elems, text",
+    [
+        ([nn.Linear(2, 2)], 0, "elems is 0"),
+        ([nn.Linear(2, 2)], 1.5, "elems is 1.5"),
+        ([nn.Linear(2, 2)], True, "elems is True"),
+        ([nn.Linear(2, 2), "h.1"], 5, r"modules\[1\] is str"),
+    ],
+)
 def test_bad_arguments(modules, elems, text):
     with pytest.raises(Error, match=text):
         buckets(modules, elems)
@@ -69,18 +76,27 @@ def lists_are_units(rank, world_size):
 
     n_params = sum(parameter.numel() for parameter in Deep().parameters())
     block = count([Deep().layers[0]])
-    for elems, names in ((1, [f"layers.{i}" for i in range(5)]), (2 * block, ["layers.0-layers.1", "layers.2-layers.4"]),
-                         (1 << 30, ["layers.0-layers.4"])):
+    for elems, names in (
+        (1, [f"layers.{i}" for i in range(5)]),
+        (2 * block, ["layers.0-layers.1", "layers.2-layers.4"]),
+        (1 << 30, ["layers.0-layers.4"]),
+    ):
         for options in ({}, {"parameters": "delta4"}):
             model = sharded(elems)
             with tagc.compress(model, sparsity=0, layers="all", verbose=False, **options) as handle:
                 loss_of(model, batch_of(rank)).backward()
                 assert [name for name in handle.state.units if name.startswith("layers")] == names
-                assert sum(math.prod(p.shape) for p in handle.wrapper.parameters()) == n_params, "no parameter twice"
+                assert sum(math.prod(p.shape) for p in handle.wrapper.parameters()) == n_params, (
+                    "no parameter twice"
+                )
                 stats = handle.stats()
                 assert stats["n_units"] == 1 + len(names)
                 if not options:
-                    gradients = {name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None}
+                    gradients = {
+                        name: p.grad.full_tensor()
+                        for name, p in model.named_parameters()
+                        if p.grad is not None
+                    }
                     check_equal(gradients, full_gradients(Deep, world_size))
 
 

@@ -12,13 +12,19 @@ import weakref
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist
-from torch import nn
-
 import ranks
+import torch.distributed as dist
 from models import Even, Odd, Tied, batch_of, loss_of
-from oracles import (check_alike, check_equal, check_error, check_loss_of_a_rank, full_gradients, lose_a_rank,
-                     sum_over_ranks)
+from oracles import (
+    check_alike,
+    check_equal,
+    check_error,
+    check_loss_of_a_rank,
+    full_gradients,
+    lose_a_rank,
+    sum_over_ranks,
+)
+from torch import nn
 
 
 def wrapped(make_model, small_buckets=True, **options):
@@ -48,8 +54,14 @@ def buckets_of(handle):
     return list(handle.state.units["buckets"]._units)
 
 
-MODES = (dict(), dict(small_buckets=False), dict(gradient_as_bucket_view=True), dict(static_graph=True),
-         dict(find_unused_parameters=True), dict(gradient_as_bucket_view=True, static_graph=True))
+MODES = (
+    dict(),
+    dict(small_buckets=False),
+    dict(gradient_as_bucket_view=True),
+    dict(static_graph=True),
+    dict(find_unused_parameters=True),
+    dict(gradient_as_bucket_view=True, static_graph=True),
+)
 
 
 def some(cases, world_size):
@@ -58,6 +70,7 @@ def some(cases, world_size):
 
 
 # ---- what all ranks do ----
+
 
 def sparsity_zero(rank, world_size):
     for mode in some(MODES, world_size):
@@ -74,7 +87,9 @@ def sparsity_zero(rank, world_size):
 
 
 def mix_of_classes(name, parameter):
-    return {"attn": "mild", "mlp": "compressed", "head": "compressed"}.get(name.split(".")[-2] if "." in name else "", "dense")
+    return {"attn": "mild", "mlp": "compressed", "head": "compressed"}.get(
+        name.split(".")[-2] if "." in name else "", "dense"
+    )
 
 
 def check_conserved(handle, received, given):
@@ -87,17 +102,30 @@ def check_conserved(handle, received, given):
             mean = sum_over_ranks(residuals[parameter.name]) / dist.get_world_size()
             total = total + mean.view(parameter.shape)
             held += mean.count_nonzero().item()
-        torch.testing.assert_close(total, given[parameter.name].double(), rtol=1e-5, atol=1e-6,
-                                   msg=lambda text: f"{parameter.name}: {text}")
+        torch.testing.assert_close(
+            total,
+            given[parameter.name].double(),
+            rtol=1e-5,
+            atol=1e-6,
+            msg=lambda text: f"{parameter.name}: {text}",
+        )
     return held
 
 
 def conservation(rank, world_size):
     n_steps = 4
     given = full_gradients(Odd, world_size, range(n_steps))
-    options = [dict(), dict(values="fp32"), dict(layers=mix_of_classes), dict(exchange="packed"),
-               dict(exchange="sketch", sparsity=0.9875), dict(sparsity=0, values="int8")]
-    for options, mode in some([(one, {}) for one in options] + [(dict(), mode) for mode in MODES[1:]], world_size):
+    options = [
+        dict(),
+        dict(values="fp32"),
+        dict(layers=mix_of_classes),
+        dict(exchange="packed"),
+        dict(exchange="sketch", sparsity=0.9875),
+        dict(sparsity=0, values="int8"),
+    ]
+    for options, mode in some(
+        [(one, {}) for one in options] + [(dict(), mode) for mode in MODES[1:]], world_size
+    ):
         model = wrapped(Odd, **mode)
         with compress(model, **{"sparsity": 0.9} | options) as handle:
             received, seen = {}, []
@@ -118,13 +146,25 @@ def parameters_that_differ(rank, world_size):
     model = wrapped(Tied, find_unused_parameters=True)
     with compress(model, sparsity=0) as handle:
         assert [p.name for p in handle.wrapper.parameters()] == [
-            "embed.weight", "embed.bias", "back.weight", "unused.weight", "unused.bias", "head.weight", "head.bias"]
+            "embed.weight",
+            "embed.bias",
+            "back.weight",
+            "unused.weight",
+            "unused.bias",
+            "head.weight",
+            "head.bias",
+        ]
         backward(model, rank)
-        check_equal({name: g for name, g in gradients(model).items() if "unused" not in name}, full_gradients(Tied, world_size))
+        check_equal(
+            {name: g for name, g in gradients(model).items() if "unused" not in name},
+            full_gradients(Tied, world_size),
+        )
         assert model.module.unused.weight.grad is None
     model = wrapped(Tied, find_unused_parameters=True)
     with compress(model, sparsity=0.9) as handle:
-        received = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in model.module.named_parameters()}
+        received = {
+            name: torch.zeros(p.shape, dtype=torch.float64) for name, p in model.module.named_parameters()
+        }
         for step in range(3):
             model.zero_grad()
             backward(model, rank, step)
@@ -144,7 +184,9 @@ def frozen_before_compress(rank, world_size):
         model.zero_grad()
         backward(model, rank)
         expected = full_gradients(Sometimes, world_size)
-        check_equal(gradients(model), {name: g for name, g in expected.items() if not (is_frozen and "extra" in name)})
+        check_equal(
+            gradients(model), {name: g for name, g in expected.items() if not (is_frozen and "extra" in name)}
+        )
     assert "extra.weight" not in {parameter.name for parameter in handle.wrapper.parameters()}
     handle.close()
 
@@ -170,7 +212,9 @@ def unused_for_a_while(rank, world_size):
     """DDP drops what is sent for parameters that no rank used: nothing of their residuals may go there."""
     torch.manual_seed(0)
     one, n_steps = Sometimes(), 6
-    sum(one.loss(one, r, step) for r in range(world_size) for step in range(n_steps)).div(world_size).backward()
+    sum(one.loss(one, r, step) for r in range(world_size) for step in range(n_steps)).div(
+        world_size
+    ).backward()
     for small_buckets in (True, False):
         model = wrapped(Sometimes, small_buckets, find_unused_parameters=True)
         with compress(model, sparsity=0.9) as handle:
@@ -184,8 +228,12 @@ def unused_for_a_while(rank, world_size):
                     received[name] += gradient
                 is_used = step in (0, 1, 3)
                 assert ("extra.weight" in gradients(model)) == is_used
-                assert after["extra.weight"].any() and (is_used or torch.equal(before["extra.weight"], after["extra.weight"]))
-            assert check_conserved(handle, received, {name: p.grad for name, p in one.named_parameters()}) > 100
+                assert after["extra.weight"].any() and (
+                    is_used or torch.equal(before["extra.weight"], after["extra.weight"])
+                )
+            assert (
+                check_conserved(handle, received, {name: p.grad for name, p in one.named_parameters()}) > 100
+            )
 
 
 def accumulation(rank, world_size):
@@ -213,7 +261,9 @@ def uneven_inputs(rank, world_size):
     for sparsity in (0, 0.9):
         model = wrapped(Odd)
         with compress(model, sparsity=sparsity) as handle:
-            received = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in model.module.named_parameters()}
+            received = {
+                name: torch.zeros(p.shape, dtype=torch.float64) for name, p in model.module.named_parameters()
+            }
             with model.join():
                 for step in range(2 + rank):
                     model.zero_grad()
@@ -226,7 +276,9 @@ def uneven_inputs(rank, world_size):
                 dist.broadcast(tensor, world_size - 1)
             torch.manual_seed(0)
             one = Odd()
-            sum(loss_of(one, batch_of(r, step)) for r in range(world_size) for step in range(2 + r)).div(world_size).backward()
+            sum(loss_of(one, batch_of(r, step)) for r in range(world_size) for step in range(2 + r)).div(
+                world_size
+            ).backward()
             check_conserved(handle, received, {name: p.grad for name, p in one.named_parameters()})
 
 
@@ -240,7 +292,9 @@ def half_precision(rank, world_size):
             for name, gradient in gradients(model).items():
                 assert gradient.dtype == dtype
                 check_alike(gradient, name)
-                assert (gradient - expected[name]).abs().max() < tolerance * max(1, expected[name].abs().max()), (dtype, name)
+                assert (gradient - expected[name]).abs().max() < tolerance * max(
+                    1, expected[name].abs().max()
+                ), (dtype, name)
 
 
 def loss_scale(rank, world_size):
@@ -248,7 +302,7 @@ def loss_scale(rank, world_size):
     given = full_gradients(Odd, world_size, range(4))
     model = wrapped(Odd)
     with compress(model, sparsity=0.9) as handle:
-        received = {name: 0 for name in given}
+        received = dict.fromkeys(given, 0)
         for step, scale in enumerate((1.0, 1024.0, 1024.0, 8.0)):
             handle.loss_scale(scale)
             model.zero_grad()
@@ -279,8 +333,9 @@ def nonfinite(rank, world_size):
 
 def hooks_of_users(rank, world_size):
     """register_comm_hook() as torch's documentation has it, with torch's own wrappers around the hook."""
-    import tagc.torch as tagc
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    import tagc.torch as tagc
 
     expected = full_gradients(Odd, world_size)
     model = wrapped(Odd)
@@ -294,8 +349,11 @@ def hooks_of_users(rank, world_size):
     def doubling_hook(state, bucket):
         return tagc.ddp_hook(state, bucket).then(lambda future: future.value() * 2)
 
-    for wrap, tolerance in ((lambda hook: doubling_hook, 1e-6), (default_hooks.fp16_compress_wrapper, 1e-3),
-                            (default_hooks.bf16_compress_wrapper, 1e-2)):
+    for wrap, tolerance in (
+        (lambda hook: doubling_hook, 1e-6),
+        (default_hooks.fp16_compress_wrapper, 1e-3),
+        (default_hooks.bf16_compress_wrapper, 1e-2),
+    ):
         model = wrapped(Odd)
         state = tagc.ddp_state(model, sparsity=0, layers="all", verbose=False)
         factor = 2 if wrap(None) is doubling_hook else 1
@@ -310,7 +368,9 @@ def hooks_of_users(rank, world_size):
             for name, gradient in full_gradients(Odd, world_size, (step,)).items():
                 found = gradients(model)[name]
                 assert found.dtype == torch.float32
-                assert (found - factor * gradient).abs().max() <= tolerance * max(1, gradient.abs().max()), name
+                assert (found - factor * gradient).abs().max() <= tolerance * max(1, gradient.abs().max()), (
+                    name
+                )
         state.handle.close()
 
 
@@ -335,7 +395,8 @@ def overlap(rank, world_size):
 
 
 def copies(rank, world_size):
-    """A compressed model can be copied and pickled. The copy is a DDP model without hooks, which can be compressed, too."""
+    """A compressed model can be copied and pickled. The copy is a DDP model without hooks, which can be
+    compressed, too."""
     import tagc.torch as tagc
 
     for make_copy in (copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))):
@@ -355,7 +416,9 @@ def copies(rank, world_size):
         backward(model, rank)
         assert handle.n_steps == 2
         model.module.handle = handle  # as users keep it
-        with pytest.warns(UserWarning, match="exchanges nothing and has no residuals: save handle.state_dict"):
+        with pytest.warns(
+            UserWarning, match="exchanges nothing and has no residuals: save handle.state_dict"
+        ):
             copied = make_copy(model).module.handle
         assert copied.is_closed and not handle.is_closed
         check_error(lambda: copied.stats(), "stats: this is the copy of a tagc handle.*call compress")
@@ -366,8 +429,8 @@ def copies(rank, world_size):
 
 
 def end_of_life(rank, world_size):
-    """A model goes with its handle and its thread, closed or not, though DDP's reducer keeps the hook's state. Where the garbage
-    collector finds them while torch traces, tensors cannot be made."""
+    """A model goes with its handle and its thread, closed or not, though DDP's reducer keeps the hook's
+    state. Where the garbage collector finds them while torch traces, tensors cannot be made."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     unraised = []
@@ -383,7 +446,8 @@ def end_of_life(rank, world_size):
         del model, handle
         end = time.monotonic() + 30
         with FakeTensorMode() if is_tracing else contextlib.nullcontext():
-            while gone() is not None and time.monotonic() < end:  # the thread may still be putting its last bucket away
+            # the thread may still be putting its last bucket away
+            while gone() is not None and time.monotonic() < end:
                 gc.collect()
                 time.sleep(0.01)
         assert gone() is None and not unraised, unraised
@@ -396,10 +460,13 @@ def end_of_life(rank, world_size):
 
 def training(rank, world_size):
     """Falls behind by the time that values are held back, and no further."""
+
     def train(options, n_steps=60):
         model = wrapped(Even, small_buckets=False)
         handle = compress(model, **options) if options is not None else None
-        groups = handle.param_groups(betas=(0.9, 0.99)) if handle and options["sparsity"] else model.parameters()
+        groups = (
+            handle.param_groups(betas=(0.9, 0.99)) if handle and options["sparsity"] else model.parameters()
+        )
         optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.99))
         losses = []
         for step in range(n_steps):
@@ -415,12 +482,21 @@ def training(rank, world_size):
 
     first, dense = train(None)
     assert dense < 0.2 * first, (first, dense)
-    for options in (dict(sparsity=0), dict(sparsity=0.9, layers="non-attention-linear" if world_size == 2 else "all")):
+    for options in (
+        dict(sparsity=0),
+        dict(sparsity=0.9, layers="non-attention-linear" if world_size == 2 else "all"),
+    ):
         _, loss = train(options)
-        assert loss < dense + (0.25 if options["sparsity"] else 1e-4) * (first - dense), (options, first, dense, loss)
+        assert loss < dense + (0.25 if options["sparsity"] else 1e-4) * (first - dense), (
+            options,
+            first,
+            dense,
+            loss,
+        )
 
 
 # ---- errors ----
+
 
 def misuse(rank, world_size):
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -429,9 +505,17 @@ def misuse(rank, world_size):
     import tagc.torch as tagc
 
     model = wrapped(Odd)
-    check_error(lambda: compress(model, sparsity=0.5 + 0.1 * rank), r"sparsity is 0.5 on rank 0 and 0.6 on rank 1")
-    check_error(lambda: compress(model, sparsity=2 if rank == 1 else 0), r"rank 1: sparsity is 2, must be a number from 0 to 1")
-    check_error(lambda: compress(model, layers=lambda name, p: "dense" if rank else "compressed"), "do not agree on parameters")
+    check_error(
+        lambda: compress(model, sparsity=0.5 + 0.1 * rank), r"sparsity is 0.5 on rank 0 and 0.6 on rank 1"
+    )
+    check_error(
+        lambda: compress(model, sparsity=2 if rank == 1 else 0),
+        r"rank 1: sparsity is 2, must be a number from 0 to 1",
+    )
+    check_error(
+        lambda: compress(model, layers=lambda name, p: "dense" if rank else "compressed"),
+        "do not agree on parameters",
+    )
     handle = compress(model)
     check_error(lambda: compress(model), "compressed already: close")
     backward(model, rank)
@@ -447,7 +531,8 @@ def misuse(rank, world_size):
     model = wrapped(Odd)
     model.register_comm_hook(None, default_hooks.allreduce_hook)
     check_error(lambda: compress(model), r"has a communication hook already \(allreduce_hook\)")
-    if torch.version.cuda is None or torch.cuda.is_available():  # DDP's own needs a driver in a build for CUDA
+    # DDP's own needs a driver in a build for CUDA
+    if torch.version.cuda is None or torch.cuda.is_available():
         model = wrapped(Odd, mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16))
         check_error(lambda: compress(model), "which its mixed_precision needs: use torch.autocast")
     model = wrapped(Odd)
@@ -479,7 +564,10 @@ def failures_and_after(rank, world_size):
         backward(model, rank)
         check_equal(gradients(model), full_gradients(Odd, world_size))
     is_odd[0] = True
-    check_error(lambda: backward(model, rank), r"bucket 1 \(.*do not agree: rank 0 has .*dtype torch.float32.*rank 1 has .*torch.float16")
+    check_error(
+        lambda: backward(model, rank),
+        r"bucket 1 \(.*do not agree: rank 0 has .*dtype torch.float32.*rank 1 has .*torch.float16",
+    )
     is_odd[0] = False
     model.zero_grad()
     backward(model, rank)
@@ -497,12 +585,31 @@ def failures_and_after(rank, world_size):
 def sparse_gradients(rank, world_size):
     model = wrapped(lambda: nn.EmbeddingBag(9, 4, mode="sum", sparse=True), small_buckets=False)
     with compress(model):
-        check_error(lambda: model(torch.tensor([[1, 2]])).sum().backward(), "sparse gradients: tagc takes dense ones")
+        check_error(
+            lambda: model(torch.tensor([[1, 2]])).sum().backward(), "sparse gradients: tagc takes dense ones"
+        )
 
 
-CHECKS = [sparsity_zero, conservation, parameters_that_differ, unused_for_a_while, frozen_before_compress, accumulation,
-          uneven_inputs, half_precision, loss_scale, nonfinite, hooks_of_users, overlap, misuse, failures_and_after,
-          sparse_gradients, copies, end_of_life, training]
+CHECKS = [
+    sparsity_zero,
+    conservation,
+    parameters_that_differ,
+    unused_for_a_while,
+    frozen_before_compress,
+    accumulation,
+    uneven_inputs,
+    half_precision,
+    loss_scale,
+    nonfinite,
+    hooks_of_users,
+    overlap,
+    misuse,
+    failures_and_after,
+    sparse_gradients,
+    copies,
+    end_of_life,
+    training,
+]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

@@ -11,9 +11,8 @@ import sys
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist
-
 import ranks
+import torch.distributed as dist
 
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "direct_simple.py"
 FORMATS = {8: "int8", 4: "int4", 2: "int2"}
@@ -39,8 +38,12 @@ class Library:
     def options(self, level):
         from tagc import _library as lib
 
-        return {"exchange": lib.EXCHANGES["direct"], "sparsity": 1 - 1 / level.one_in, "block": level.block,
-                "format": lib.FORMATS[FORMATS[level.bits]]}
+        return {
+            "exchange": lib.EXCHANGES["direct"],
+            "sparsity": 1 - 1 / level.one_in,
+            "block": level.block,
+            "format": lib.FORMATS[FORMATS[level.bits]],
+        }
 
     def reducer(self, level):
         from tagc.torch.exchange.reducer import Reducer
@@ -78,8 +81,9 @@ class Library:
             dist.all_to_all_single = all_to_all
             reducer.close()
         slots = sent[0].view(dist.get_world_size(), -1)
-        lengths = slots[:, 32:40].clone().view(torch.int64).flatten().tolist()  # docs/reference/wire-format.md, "Slots"
-        return [slot[64:64 + length] for slot, length in zip(slots, lengths)]
+        # docs/reference/wire-format.md, "Slots"
+        lengths = slots[:, 32:40].clone().view(torch.int64).flatten().tolist()
+        return [slot[64 : 64 + length] for slot, length in zip(slots, lengths)]
 
     def close(self):
         for reducer in self._reducers.values():
@@ -94,8 +98,8 @@ def gradients(rank, n_elems, n_shard, n_steps):
     for step in range(n_steps):
         values = torch.randn(n_elems, generator=generator) * torch.randn(n_elems, generator=generator).exp()
         values[torch.rand(n_elems, generator=generator) < 0.1] = 0.0
-        values[n_elems // 3:n_elems // 2] = values[n_elems // 3:n_elems // 2].sign()
-        values[step * 128:(step + 3) * 128] = 0.0
+        values[n_elems // 3 : n_elems // 2] = values[n_elems // 3 : n_elems // 2].sign()
+        values[step * 128 : (step + 3) * 128] = 0.0
         if step == 0:
             values[torch.rand(n_elems, generator=generator) < 0.99] = 0.0
             values[-n_shard:] = 0.0
@@ -103,6 +107,7 @@ def gradients(rank, n_elems, n_shard, n_steps):
 
 
 # ---- what all ranks do ----
+
 
 def same_bits(rank, world_size, n_shard):
     """Checks bytes, residuals and sums of every level, over several steps with error feedback."""
@@ -147,6 +152,7 @@ def dense_mean(gradient):
 
 
 # ---- tests ----
+
 
 @pytest.mark.parametrize("world_size, n_shard", [(2, 1000), (2, 70001), (3, 5555)])
 def test_bytes_residuals_and_sums_are_the_librarys(world_size, n_shard):

@@ -1,8 +1,10 @@
-"""Every python snippet of PAGES runs on two ranks as it stands there, and every relative link of every page leads somewhere.
+"""Every python snippet of PAGES runs on two ranks as it stands there, and every relative link of every page
+leads somewhere.
 
-What a snippet takes from its reader's program comes from a function here of the same name: a snippet that begins to use `sampler` needs a
-`@provides def sampler(take)`. take("model") gives what another one makes, once per snippet. take.text is the snippet. What must
-hold after it is looked at by `@after("words of the snippet")`."""
+What a snippet takes from its reader's program comes from a function here of the same name: a snippet that
+begins to use `sampler` needs a `@provides def sampler(take)`. take("model") gives what another one makes,
+once per snippet. take.text is the snippet. What must hold after it is looked at by `@after("words of the
+snippet")`."""
 
 import ast
 import builtins
@@ -20,14 +22,14 @@ from typing import NamedTuple
 import pytest
 
 torch = pytest.importorskip("torch")
+import ranks
 import torch.distributed as dist
 from torch import nn
 
-import ranks
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/guide/pytorch.md", "docs/guide/sites.md", "docs/guide/elastic.md")
-SLOW_TO_IMPORT = ("transformers", "accelerate", "lightning")  # test_integrations.py runs theirs, in processes that have them anyway
+# test_integrations.py runs theirs, in processes that have them anyway
+SLOW_TO_IMPORT = ("transformers", "accelerate", "lightning")
 
 
 class Snippet(NamedTuple):
@@ -38,12 +40,19 @@ class Snippet(NamedTuple):
     @property
     def library(self):
         """Of SLOW_TO_IMPORT, or torchft, which test_torchft.py runs; or None."""
-        return "torchft" if "from torchft" in self.text else next((name for name in SLOW_TO_IMPORT if f"tagc.integrations.{name}" in self.text), None)
+        return (
+            "torchft"
+            if "from torchft" in self.text
+            else next((name for name in SLOW_TO_IMPORT if f"tagc.integrations.{name}" in self.text), None)
+        )
 
 
 def snippets_of(page):
     text = (ROOT / page).read_text()
-    return [Snippet(page, text[:found.start(1)].count("\n") + 1, found[1]) for found in re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S)]
+    return [
+        Snippet(page, text[: found.start(1)].count("\n") + 1, found[1])
+        for found in re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    ]
 
 
 SNIPPETS = [snippet for page in PAGES for snippet in snippets_of(page)]
@@ -58,9 +67,20 @@ def needed_names(tree):
         if isinstance(statement, (ast.For, ast.With)):
             made |= inner
         made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-        made |= {name.id for node in nodes if isinstance(node, ast.comprehension) for name in ast.walk(node.target) if isinstance(name, ast.Name)}
+        made |= {
+            name.id
+            for node in nodes
+            if isinstance(node, ast.comprehension)
+            for name in ast.walk(node.target)
+            if isinstance(name, ast.Name)
+        }
         for node in nodes:
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in made and node.id not in needed:
+            if (
+                isinstance(node, ast.Name)
+                and isinstance(node.ctx, ast.Load)
+                and node.id not in made
+                and node.id not in needed
+            ):
                 needed.append(node.id)
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 made |= {name.asname or name.name.split(".")[0] for name in node.names}
@@ -100,7 +120,10 @@ class Take:
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64)) for _ in range(3))
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
+            for _ in range(3)
+        )
         self.head = nn.Linear(64, 64)
 
     def forward(self, x):
@@ -209,7 +232,9 @@ def writer(take):
 @provides
 def wandb(take):
     def log(values):
-        assert values and all(isinstance(key, str) and isinstance(value, (int, float)) for key, value in values.items()), values
+        assert values and all(
+            isinstance(key, str) and isinstance(value, (int, float)) for key, value in values.items()
+        ), values
 
     return types.SimpleNamespace(log=log)
 
@@ -219,25 +244,37 @@ def batches(take):
     return torch.randn(31, 4, 64, generator=torch.Generator().manual_seed(take.rank))
 
 
-PROVIDED |= {"torch": lambda take: torch, "dist": lambda take: dist, "nn": lambda take: nn, "lr": lambda take: 1e-3,
-             "n_hosts": lambda take: take.world_size, "ranks_per_host": lambda take: 1, "n_sites": lambda take: take.world_size,
+PROVIDED |= {"torch": lambda take: torch, "dist": lambda take: dist, "nn": lambda take: nn,
+             "lr": lambda take: 1e-3,
+             "n_hosts": lambda take: take.world_size, "ranks_per_host": lambda take: 1,
+             "n_sites": lambda take: take.world_size,
              "ranks_per_site": lambda take: 1}  # fmt: skip
 
 
 # ---- loops that others own ----
 
+
 def tiny_gpt2():
     import transformers
 
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=96, n_positions=16, n_embd=64, n_layer=1, n_head=2))
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=96, n_positions=16, n_embd=64, n_layer=1, n_head=2)
+    )
 
 
 @provides
 def args(take):
     import transformers
 
-    return transformers.TrainingArguments(output_dir=str(take.folder / "trainer"), per_device_train_batch_size=4, max_steps=2, report_to=[],
-                                          use_cpu=True, disable_tqdm=True, save_strategy="no")
+    return transformers.TrainingArguments(
+        output_dir=str(take.folder / "trainer"),
+        per_device_train_batch_size=4,
+        max_steps=2,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+    )
 
 
 @provides
@@ -266,11 +303,25 @@ def Trainer(take):
         """The ranks of this test, in place of torchrun's."""
 
         creates_processes_externally = property(lambda self: True)
-        world_size, global_rank, local_rank = lambda self: take.world_size, lambda self: take.rank, lambda self: take.rank
+        world_size, global_rank, local_rank = (
+            lambda self: take.world_size,
+            lambda self: take.rank,
+            lambda self: take.rank,
+        )
         set_world_size = set_global_rank = lambda self, n: None
 
-    return functools.partial(lightning.Trainer, accelerator="cpu", devices=take.world_size, plugins=[Environment()], max_steps=2, logger=False,
-                             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False)
+    return functools.partial(
+        lightning.Trainer,
+        accelerator="cpu",
+        devices=take.world_size,
+        plugins=[Environment()],
+        max_steps=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
 
 
 @provides
@@ -286,7 +337,9 @@ def module(take):
             return self.model(batch).square().mean()
 
         def train_dataloader(self):
-            return torch.utils.data.DataLoader(torch.randn(8, 4, 64, generator=torch.Generator().manual_seed(take.rank)), batch_size=None)
+            return torch.utils.data.DataLoader(
+                torch.randn(8, 4, 64, generator=torch.Generator().manual_seed(take.rank)), batch_size=None
+            )
 
         def configure_optimizers(self):
             return torch.optim.AdamW(self.parameters(), lr=1e-3)
@@ -313,13 +366,16 @@ def config(take):
         model = made.model_spec.parallelize_fn(Model())
         optimizers = types.SimpleNamespace(optimizers=[torch.optim.AdamW(model.parameters())])
         made.model_spec.post_optimizer_build_fn(optimizers, [model])
-        return types.SimpleNamespace(checkpointer=types.SimpleNamespace(states={}), train=lambda: backward(model, take.rank, 0))
+        return types.SimpleNamespace(
+            checkpointer=types.SimpleNamespace(states={}), train=lambda: backward(model, take.rank, 0)
+        )
 
     made = types.SimpleNamespace(model_spec=Spec(parallelize), build=build)
     return made
 
 
 # ---- what holds afterwards ----
+
 
 @after("compress(model")
 def trains(take, names):
@@ -333,7 +389,8 @@ def trains(take, names):
 
 @after("LocalSteps(")
 def takes_local_steps(take, names):
-    """What the snippet does not do itself is done here: 30 steps, and whatever is exchanged comes to the same on both."""
+    """What the snippet does not do itself is done here: 30 steps, and whatever is exchanged comes to the same
+    on both."""
     handle = names["handle"]
     for step in range(handle.n_steps, 30):
         names["optimizer"].zero_grad()
@@ -341,7 +398,12 @@ def takes_local_steps(take, names):
         names["optimizer"].step()
     handle.synchronize()
     assert handle.n_exchanges >= 2 and 0 < handle.stats()["bits_per_param"] < 12, handle.stats()
-    values = torch.cat([p.detach().full_tensor().flatten() if hasattr(p, "full_tensor") else p.detach().flatten() for p in names["model"].parameters()])
+    values = torch.cat(
+        [
+            p.detach().full_tensor().flatten() if hasattr(p, "full_tensor") else p.detach().flatten()
+            for p in names["model"].parameters()
+        ]
+    )
     everyone = [torch.empty_like(values) for _ in range(take.world_size)]
     dist.all_gather(everyone, values)
     assert torch.equal(everyone[0], everyone[1])
@@ -363,12 +425,18 @@ def has_fewer_units(take, names):
 
 @after("add_scalar")
 def has_logged(take, names):
-    assert ("tagc/step", 1.0, 1) in take.logged and any(tag.startswith("tagc/time_s/") for tag, _, _ in take.logged)
+    assert ("tagc/step", 1.0, 1) in take.logged and any(
+        tag.startswith("tagc/time_s/") for tag, _, _ in take.logged
+    )
 
 
 @after("TagcCallback")
 def callback_has_run(take, names):
-    callbacks = names["trainer"].callbacks if "lightning" in take.text else names["trainer"].callback_handler.callbacks
+    callbacks = (
+        names["trainer"].callbacks
+        if "lightning" in take.text
+        else names["trainer"].callback_handler.callbacks
+    )
     (callback,) = [one for one in callbacks if type(one).__name__ == "TagcCallback"]
     assert callback.handle.n_steps == 2
 
@@ -390,6 +458,7 @@ def accelerated(take, names):
 
 # ---- running them ----
 
+
 def run_one(snippet, rank, world_size, folder):
     take = Take(snippet.text, rank, world_size, folder)
     where = f"{snippet.page}, line {snippet.line}"
@@ -397,8 +466,11 @@ def run_one(snippet, rank, world_size, folder):
     try:
         names = {name: take(name) for name in needed_names(tree)}
     except NameError as failure:
-        raise AssertionError(f"{where}: {failure}: the snippet takes it from its reader's program. Write it there, or a function of that name "
-                             "with @provides into tests/python/test_docs.py") from None
+        raise AssertionError(
+            f"{where}: {failure}: the snippet takes it from its reader's program. Write it there, or a "
+            "function of that name "
+            "with @provides into tests/python/test_docs.py"
+        ) from None
     exec(compile(tree, str(ROOT / snippet.page), "exec"), names)
     for words, check in AFTER:
         if words in snippet.text:
@@ -406,8 +478,13 @@ def run_one(snippet, rank, world_size, folder):
 
 
 def run_all(rank, world_size, snippets):
-    """The failure of each, or None. One that fails on one rank alone leaves the others waiting, and then all of them fail."""
-    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size), "TOKENIZERS_PARALLELISM": "false"}
+    """The failure of each, or None. One that fails on one rank alone leaves the others waiting, and then all
+    of them fail."""
+    os.environ |= {
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     warnings.simplefilter("ignore")
     temporary = tempfile.TemporaryDirectory() if rank == 0 else None
     names = [temporary.name if rank == 0 else None]
@@ -428,7 +505,9 @@ def run_recipes(rank, world_size, *libraries):
     """For test_integrations.py."""
     recipes = [snippet for snippet in SNIPPETS if snippet.library in libraries]
     assert {recipe.library for recipe in recipes} == set(libraries)
-    assert not (failures := [failure for failure in run_all(rank, world_size, recipes) if failure]), "\n".join(failures)
+    assert not (failures := [failure for failure in run_all(rank, world_size, recipes) if failure]), (
+        "\n".join(failures)
+    )
 
 
 HERE = [snippet for snippet in SNIPPETS if snippet.library is None]
@@ -449,13 +528,19 @@ def test_all_are_found():
     """A fence that is written in another way would not be looked at."""
     for page in PAGES:
         text = (ROOT / page).read_text()
-        assert len(snippets_of(page)) == len(re.findall(r"^\s*(```|~~~)+\s*(?:python|py|Python)\b", text, re.M)) > 0, page
+        assert (
+            len(snippets_of(page))
+            == len(re.findall(r"^\s*(```|~~~)+\s*(?:python|py|Python)\b", text, re.M))
+            > 0
+        ), page
 
 
 # ---- links ----
 
+
 def anchors_of(text):
-    """Returns the anchors of a page's headings, as GitHub makes them. What looks like a heading in a fence counts, too."""
+    """Returns the anchors of a page's headings, as GitHub makes them. What looks like a heading in a fence
+    counts, too."""
     names = {}
     for heading in re.findall(r"^#{1,6} +(.*?) *$", text, re.M):
         name = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading).lower()).replace(" ", "-")
@@ -471,28 +556,49 @@ def broken_links(page, text, exists, read):
             continue
         path, _, anchor = target.partition("#")
         path = os.path.normpath(os.path.join(os.path.dirname(page), path)) if path else page
-        if not exists(path) or anchor and path.endswith(".md") and anchor not in anchors_of(text if path == page else read(path)):
+        if (
+            not exists(path)
+            or anchor
+            and path.endswith(".md")
+            and anchor not in anchors_of(text if path == page else read(path))
+        ):
             broken.append(target)
     return broken
 
 
 def pages():
-    """Returns every .md file of the repository. Where there is no git, as in an sdist, those of the folders."""
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, text=True, capture_output=True).stdout.split("\n")
-    return [page for page in listed if page] or [str(path.relative_to(ROOT)) for path in ROOT.glob("[!.b]*/**/*.md")] + ["README.md"]
+    """Returns every .md file of the repository. Where there is no git, as in an sdist, those of the
+    folders."""
+    listed = subprocess.run(
+        ["git", "ls-files", "*.md"], cwd=ROOT, text=True, capture_output=True
+    ).stdout.split("\n")
+    return [page for page in listed if page] or [
+        str(path.relative_to(ROOT)) for path in ROOT.glob("[!.b]*/**/*.md")
+    ] + ["README.md"]
 
 
 @pytest.mark.parametrize("page", pages())
 def test_links(page):
-    broken = broken_links(page, (ROOT / page).read_text(), lambda path: (ROOT / path).exists(), lambda path: (ROOT / path).read_text())
+    broken = broken_links(
+        page,
+        (ROOT / page).read_text(),
+        lambda path: (ROOT / path).exists(),
+        lambda path: (ROOT / path).read_text(),
+    )
     assert not broken, f"{page}: these links lead nowhere: {', '.join(broken)}"
 
 
 def test_broken_links_are_found():
     other = {"docs/b.md": "# One heading\n## `code`, and more\n## `code`, and more\n"}
-    text = "# Own\n[a](b.md) [b](b.md#one-heading) [c](b.md#code-and-more-1) [d](#own) [e](https://x.y/z)\n```\n[in](a fence.md)\n```\n"
-    assert broken_links("docs/a.md", text, other.__contains__, other.__getitem__) == ["#own"]  # docs/a.md is not there
+    text = (
+        "# Own\n[a](b.md) [b](b.md#one-heading) [c](b.md#code-and-more-1) [d](#own) "
+        "[e](https://x.y/z)\n```\n[in](a fence.md)\n```\n"
+    )
+    # docs/a.md is not there
+    assert broken_links("docs/a.md", text, other.__contains__, other.__getitem__) == ["#own"]
     other["docs/a.md"] = text
     assert broken_links("docs/a.md", text, other.__contains__, other.__getitem__) == []
     for bad in ("c.md", "../b.md", "b.md#two", "#two", "/docs/b.md"):
-        assert broken_links("docs/a.md", f"{text}[x]({bad})", other.__contains__, other.__getitem__) == [bad], bad
+        assert broken_links("docs/a.md", f"{text}[x]({bad})", other.__contains__, other.__getitem__) == [
+            bad
+        ], bad

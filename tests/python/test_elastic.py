@@ -1,5 +1,5 @@
-"""Ranks come, stop and go under torchrun. All begin again from the newest checkpoint, with as many as there are, unless a rank stops for
-less than the time-out."""
+"""Ranks come, stop and go under torchrun. All begin again from the newest checkpoint, with as many as there
+are, unless a rank stops for less than the time-out."""
 
 import os
 import pathlib
@@ -13,11 +13,26 @@ import time
 import pytest
 
 torch = pytest.importorskip("torch")
-import launch
 
 WORKER = pathlib.Path(__file__).with_name("elastic_worker.py")
-SMALL = ["--n-layer", 1, "--n-embd", 64, "--n-positions", 32, "--batch-size", 4, "--warmup", 2, "--eval-batches", 2, "--lr", 1e-2]
-# With the second one torch 2.13 lets hosts join later: the store that it shares tells its address in the first round alone.
+SMALL = [
+    "--n-layer",
+    1,
+    "--n-embd",
+    64,
+    "--n-positions",
+    32,
+    "--batch-size",
+    4,
+    "--warmup",
+    2,
+    "--eval-batches",
+    2,
+    "--lr",
+    1e-2,
+]
+# With the second one torch 2.13 lets hosts join later: the store that it shares tells its address in the
+# first round alone.
 SETTINGS = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TIMEOUT_S": "6"}
 
 
@@ -31,12 +46,34 @@ class Host:
     """A torchrun of one worker, as it would be on a host of its own."""
 
     def __init__(self, port, log, *script, **environment):
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3",
-                   "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "elastic", "--rdzv-conf",
-                   "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=6", *map(str, script)]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes",
+            "1:2",
+            "--nproc-per-node",
+            "1",
+            "--max-restarts",
+            "3",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            f"127.0.0.1:{port}",
+            "--rdzv-id",
+            "elastic",
+            "--rdzv-conf",
+            "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=6",
+            *map(str, script),
+        ]
         self.log = log
-        self._process = subprocess.Popen(command, env=os.environ | SETTINGS | environment,
-                                         stdout=log.open("w"), stderr=subprocess.STDOUT, start_new_session=True)
+        self._process = subprocess.Popen(
+            command,
+            env=os.environ | SETTINGS | environment,
+            stdout=log.open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     def wait(self, timeout_s):
         return self._process.wait(timeout_s)
@@ -68,19 +105,43 @@ def check_same_residuals(notes, step, before, after):
 
 @pytest.mark.slow
 def test_a_host_comes_stops_and_goes(tmp_path):
-    """At the beginning of a step, the second host joins (5), stops for a second (6), stops for longer than the time-out (9), is killed (10)."""
+    """At the beginning of a step, the second host joins (5), stops for a second (6), stops for longer than
+    the time-out (9), is killed (10)."""
     text, notes, save = tmp_path / "text.txt", tmp_path / "notes", tmp_path / "runs"
     text.write_bytes(b"".join(b"line %d of a text to learn\n" % (i * i % 997) for i in range(1000)))
     notes.mkdir()
     (save / "step-000099").mkdir(parents=True)  # a checkpoint that was never finished
-    script = [WORKER, notes, "--wrap", "ddp", "--sparsity", 0.9, "--data", text, *SMALL, "--steps", 12, "--save-every", 4, "--eval-every", 4,
-              "--save", save, "--resume", "newest"]
+    script = [
+        WORKER,
+        notes,
+        "--wrap",
+        "ddp",
+        "--sparsity",
+        0.9,
+        "--data",
+        text,
+        *SMALL,
+        "--steps",
+        12,
+        "--save-every",
+        4,
+        "--eval-every",
+        4,
+        "--save",
+        save,
+        "--resume",
+        "newest",
+    ]
     port = free_port()
     hosts = [Host(port, tmp_path / "host0.log", *script)]  # it keeps the rendezvous
-    everything = lambda: "\n".join(f"--- {host.log.name}:\n{host.log.read_text()}" for host in hosts)  # noqa: E731
+    everything = lambda: "\n".join(f"--- {host.log.name}:\n{host.log.read_text()}" for host in hosts)
     try:
         end = time.monotonic() + 240
-        while not (save / "step-000004" / ".metadata").exists() and hosts[0].is_running() and time.monotonic() < end:
+        while (
+            not (save / "step-000004" / ".metadata").exists()
+            and hosts[0].is_running()
+            and time.monotonic() < end
+        ):
             time.sleep(0.1)
         hosts.append(Host(port, tmp_path / "host1.log", *script, LEAVES="1"))
         assert hosts[0].wait(240) == 0, everything()
@@ -90,12 +151,15 @@ def test_a_host_comes_stops_and_goes(tmp_path):
             host.kill()
     said = everything()
     starts = re.findall(r"goes on at step (\d+)", said)
-    assert set(starts) == {"4", "8"} and starts.count("8") >= 2, said  # more if the machine was too busy for the time-out
+    # more if the machine was too busy for the time-out
+    assert set(starts) == {"4", "8"} and starts.count("8") >= 2, said
     assert re.search("no answer from rank [01] within 6 s", said), said
     check_same_residuals(notes, 4, before=1, after=2)
     check_same_residuals(notes, 8, before=2, after=2)
     check_same_residuals(notes, 8, before=2, after=1)
-    losses = {int(step): float(loss) for step, loss in re.findall(r"step +(\d+)  evaluation loss ([\d.]+)", said)}
+    losses = {
+        int(step): float(loss) for step, loss in re.findall(r"step +(\d+)  evaluation loss ([\d.]+)", said)
+    }
     assert losses.keys() == {3, 7, 11} and losses[3] > losses[7] > losses[11], said
 
 
@@ -108,7 +172,18 @@ def test_whose_stages_replicas_of_a_new_quorum_follow():
 
     fresh, healed, old, new = (False, None), (True, None), (True, ["x", 5]), (True, ["x", 7])
     apart = (True, ["y", 7])
-    for found, source, strays in [([new, new], 0, []), ([fresh, new], 1, []), ([healed, new], 1, []), ([old, healed, new], 2, []),
-                                  ([healed, old], 0, []), ([fresh, fresh], 0, []), ([fresh, healed], 1, []),
-                                  ([apart, new, new], 0, [0]), ([new, apart], 0, [1]), ([apart, fresh, new, old], 0, [2])]:
-        assert managed._source(everyone(*found), 7) == source and managed._strays(everyone(*found), 7) == strays, found
+    for found, source, strays in [
+        ([new, new], 0, []),
+        ([fresh, new], 1, []),
+        ([healed, new], 1, []),
+        ([old, healed, new], 2, []),
+        ([healed, old], 0, []),
+        ([fresh, fresh], 0, []),
+        ([fresh, healed], 1, []),
+        ([apart, new, new], 0, [0]),
+        ([new, apart], 0, [1]),
+        ([apart, fresh, new, old], 0, [2]),
+    ]:
+        assert (
+            managed._source(everyone(*found), 7) == source and managed._strays(everyone(*found), 7) == strays
+        ), found

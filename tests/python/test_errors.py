@@ -10,13 +10,12 @@ import time
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-
 import ranks
+import torch.distributed as dist
 from models import Even, Odd, batch_of, loss_of
 from test_state import wrapped
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 
 def refused(words, model, status=None, **options):
@@ -35,23 +34,39 @@ def refused(words, model, status=None, **options):
 
 # ---- compress() ----
 
+
 def bad_values(rank, world_size):
     model = wrapped("fsdp2")
     cases = [
-        (dict(sparsity=1.5), "sparsity is 1.5, must be a number from 0 to 1"), (dict(sparsity="0.9"), "sparsity is '0.9'"),
-        (dict(sparsity=float("nan")), "sparsity is nan"), (dict(sparsity=True), "sparsity is True"),
-        (dict(values="int3"), "values is 'int3', must be one of 'fp32'"), (dict(values=["int2"]), "values is"),
+        (dict(sparsity=1.5), "sparsity is 1.5, must be a number from 0 to 1"),
+        (dict(sparsity="0.9"), "sparsity is '0.9'"),
+        (dict(sparsity=float("nan")), "sparsity is nan"),
+        (dict(sparsity=True), "sparsity is True"),
+        (dict(values="int3"), "values is 'int3', must be one of 'fp32'"),
+        (dict(values=["int2"]), "values is"),
         (dict(exchange="ring"), "exchange is 'ring', must be one of 'dense'"),
-        (dict(exchange="packed", values="int4"), "values is 'int4', which is for exchange 'direct'; this one is 'packed'"),
-        (dict(mild="int"), "mild is 'int', must be one of 'dense'"), (dict(mild_sparsity=-1), "mild_sparsity is -1"),
-        (dict(layers="linear"), "layers is 'linear'"), (dict(rules={"nothing.*": "dense"}), "matches no parameter"),
-        (dict(rules=3), "rules"), (dict(layers=lambda name, parameter: "big"), "'big'"),
-        (dict(parameters="delta3"), "parameters is 'delta3', must be one of None"), (dict(threads=0), "threads is 0"),
-        (dict(threads=1.5), "threads is 1.5, must be a whole number"), (dict(timeout_s=0), "timeout_s is 0"),
+        (
+            dict(exchange="packed", values="int4"),
+            "values is 'int4', which is for exchange 'direct'; this one is 'packed'",
+        ),
+        (dict(mild="int"), "mild is 'int', must be one of 'dense'"),
+        (dict(mild_sparsity=-1), "mild_sparsity is -1"),
+        (dict(layers="linear"), "layers is 'linear'"),
+        (dict(rules={"nothing.*": "dense"}), "matches no parameter"),
+        (dict(rules=3), "rules"),
+        (dict(layers=lambda name, parameter: "big"), "'big'"),
+        (dict(parameters="delta3"), "parameters is 'delta3', must be one of None"),
+        (dict(threads=0), "threads is 0"),
+        (dict(threads=1.5), "threads is 1.5, must be a whole number"),
+        (dict(timeout_s=0), "timeout_s is 0"),
         (dict(timeout_s="1"), "timeout_s is '1'"),
         (dict(sparsity_warmup=3), "no option 'sparsity_warmup'"),
-        (dict(sparcity=0.9), "^compress.. has no option 'sparcity': did you mean 'sparsity'.* It has sparsity, gentle, "),
-        (dict(sparsety=0.9), "did you mean 'sparsity'"), (dict(zzz=3), "no option 'zzz'; it has sparsity, gentle"),
+        (
+            dict(sparcity=0.9),
+            "^compress.. has no option 'sparcity': did you mean 'sparsity'.* It has sparsity, gentle, ",
+        ),
+        (dict(sparsety=0.9), "did you mean 'sparsity'"),
+        (dict(zzz=3), "no option 'zzz'; it has sparsity, gentle"),
         (dict(on_step=3), "on_step is 3"),
         (dict(between=3), "between is 3"),
     ]
@@ -60,14 +75,20 @@ def bad_values(rank, world_size):
     refused("model is a Even, none of them: it must be fully_shard", Even(), "argument")
     refused("model is a int, must be a torch.nn.Module", 3, "argument")
     refused("between is for fully_shard", wrapped("ddp"), "argument", between=dist.group.WORLD)
-    refused("parameters is 'int8', which is for fully_shard", wrapped("ddp"), "unsupported", parameters="int8")
+    refused(
+        "parameters is 'int8', which is for fully_shard", wrapped("ddp"), "unsupported", parameters="int8"
+    )
     from torch.distributed._composable.replicate import replicate  # the older one
 
     model_of_its_own = nn.Sequential(replicate(Even()))
     refused("has the replicate.*use DistributedDataParallel", model_of_its_own, "unsupported")
     with torch.device("meta"):
         empty = Even()
-    refused("embed.weight is on the meta device.*before wrapping", nn.parallel.DistributedDataParallel(empty, init_sync=False), "argument")
+    refused(
+        "embed.weight is on the meta device.*before wrapping",
+        nn.parallel.DistributedDataParallel(empty, init_sync=False),
+        "argument",
+    )
     replicas = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicate", "shard"))
     refused("sharded over 1 rank and replicated over 2", wrapped("fsdp2", mesh=replicas), "unsupported")
     works(model)
@@ -104,11 +125,24 @@ def one_rank_differs(rank, world_size):
     import tagc.torch as tagc
 
     model, is_one = wrapped("fsdp2"), rank == 1
-    refused("ranks do not agree: sparsity is 0.9 on rank 0 and 0.8 on rank 1", model, "mismatch", sparsity=0.8 if is_one else 0.9)
-    refused("ranks do not agree: layers is 'all' on rank 0 and 'none' on rank 1", model, "mismatch",
-            layers="none" if is_one else "all")
-    refused("do not agree on parameters: .*head.weight.*, compressed.*rank 0.*, dense.*rank 1", model, "mismatch",
-            layers=lambda name, p: "dense" if is_one and name == "head.weight" else "compressed")
+    refused(
+        "ranks do not agree: sparsity is 0.9 on rank 0 and 0.8 on rank 1",
+        model,
+        "mismatch",
+        sparsity=0.8 if is_one else 0.9,
+    )
+    refused(
+        "ranks do not agree: layers is 'all' on rank 0 and 'none' on rank 1",
+        model,
+        "mismatch",
+        layers="none" if is_one else "all",
+    )
+    refused(
+        "do not agree on parameters: .*head.weight.*, compressed.*rank 0.*, dense.*rank 1",
+        model,
+        "mismatch",
+        layers=lambda name, p: "dense" if is_one and name == "head.weight" else "compressed",
+    )
     refused("rank 1: sparsity is 2", model, "argument", sparsity=2 if is_one else 0.9)
     refused("rank 1: compress.. has no option 'speed'", model, "argument", **({"speed": 1} if is_one else {}))
     refused("rank 1: model is a Even, none of them", Even() if is_one else model, "argument")
@@ -132,7 +166,10 @@ def no_library(rank, world_size):
     """First on all ranks, then on one, which must not have loaded it before."""
     model, real = wrapped("fsdp2"), os.environ.get("TAGC_LIBRARY")
     broken = f"{os.path.dirname(os.path.abspath(__file__))}/ranks.py"
-    for where, words in (("/nowhere/libtagc.so", "libtagc is not at /nowhere/libtagc.so: install"), (broken, "cannot be used")):
+    for where, words in (
+        ("/nowhere/libtagc.so", "libtagc is not at /nowhere/libtagc.so: install"),
+        (broken, "cannot be used"),
+    ):
         os.environ["TAGC_LIBRARY"] = where
         refused("^libtagc.*" + words.replace("libtagc is ", ""), model, "io")
     if rank != 1:
@@ -143,6 +180,7 @@ def no_library(rank, world_size):
 
 
 # ---- hooks ----
+
 
 def hook_of(handle):
     module = handle.wrapper.modules[0]
@@ -162,7 +200,12 @@ def bad_calls(rank, world_size):
         n = layout.n_elems
 
         def call(n=n, dtype=torch.float32, op=dist.ReduceOp.AVG, n_out=None):
-            hook(torch.empty(n_out or n // world_size, dtype=dtype), torch.ones(n, dtype=dtype), dist.group.WORLD, op)
+            hook(
+                torch.empty(n_out or n // world_size, dtype=dtype),
+                torch.ones(n, dtype=dtype),
+                dist.group.WORLD,
+                op,
+            )
 
         is_one = rank == 1
         cases = [
@@ -170,9 +213,16 @@ def bad_calls(rank, world_size):
             (dict(dtype=torch.float64), "float64: must be fp32, bf16 or fp16", "unsupported"),
             (dict(dtype=torch.int32), "int32: must be fp32", "unsupported"),
             (dict(n=n + world_size * 1000), "no choice of this module's parameters has as many", "mismatch"),
-            (dict(dtype=torch.bfloat16 if is_one else torch.float32), "do not agree: rank 0 has .*float32.*rank 1 .*bfloat16",
-             "mismatch"),
-            (dict(op=dist.ReduceOp.SUM if is_one else dist.ReduceOp.AVG), "ranks do not agree.*factor", "mismatch"),
+            (
+                dict(dtype=torch.bfloat16 if is_one else torch.float32),
+                "do not agree: rank 0 has .*float32.*rank 1 .*bfloat16",
+                "mismatch",
+            ),
+            (
+                dict(op=dist.ReduceOp.SUM if is_one else dist.ReduceOp.AVG),
+                "ranks do not agree.*factor",
+                "mismatch",
+            ),
             (dict(op=dist.ReduceOp.MIN if is_one else dist.ReduceOp.AVG), "rank 1: reduce op", "unsupported"),
             (dict(n=n - 2 * world_size if is_one else n), "elements|no choice", "mismatch"),
             (dict(n_out=n), "output", "mismatch"),
@@ -181,7 +231,10 @@ def bad_calls(rank, world_size):
             begin = time.monotonic()
             with pytest.raises(tagc.Error, match=words) as raised:
                 call(**arguments)
-            assert raised.value.status == status and time.monotonic() - begin < 15, (arguments, raised.value.status)
+            assert raised.value.status == status and time.monotonic() - begin < 15, (
+                arguments,
+                raised.value.status,
+            )
             assert module.name in str(raised.value)
         call()
     with pytest.raises(tagc.Error, match="closed"):
@@ -189,10 +242,9 @@ def bad_calls(rank, world_size):
     loss_of(model, batch_of(rank)).backward()  # torch's own again
 
     model = wrapped("fsdp2").double()
-    with tagc.compress(model, layers="all", verbose=False):
-        with pytest.raises(tagc.Error, match="float64"):
-            x, y = batch_of(rank)
-            loss_of(model, (x.double(), y.double())).backward()
+    with tagc.compress(model, layers="all", verbose=False), pytest.raises(tagc.Error, match="float64"):
+        x, y = batch_of(rank)
+        loss_of(model, (x.double(), y.double())).backward()
 
 
 def within_backward(rank, world_size):
@@ -204,7 +256,9 @@ def within_backward(rank, world_size):
         if rank == 1:
             model.head.bias.requires_grad_(False)
         begin = time.monotonic()
-        with pytest.raises(tagc.Error, match="gradients of .*ranks do not agree: rank 0 has elements .*rank 1 has elements") as it:
+        with pytest.raises(
+            tagc.Error, match="gradients of .*ranks do not agree: rank 0 has elements .*rank 1 has elements"
+        ) as it:
             loss_of(model, batch_of(rank)).backward()
         assert it.value.status == "mismatch" and time.monotonic() - begin < 15
 
@@ -280,22 +334,34 @@ def test_a_rank_that_quits(how):
 
 
 def test_signatures():
-    """What compress() takes by name is what Options has, with the same defaults; ddp_state() takes what means something there."""
+    """What compress() takes by name is what Options has, with the same defaults; ddp_state() takes what means
+    something there."""
     import tagc.torch as tagc
     from tagc.torch.schedule.options import Options
 
     def named(function):
-        return {p.name: p.default for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+        return {
+            p.name: p.default
+            for p in inspect.signature(function).parameters.values()
+            if p.kind is p.KEYWORD_ONLY
+        }
 
     options = {field.name: field.default for field in dataclasses.fields(Options)}
     assert named(tagc.compress) == options | {"between": None, "on_step": None, "verbose": True}
-    assert named(tagc.ddp_state) == {name: value for name, value in named(tagc.compress).items() if name not in ("between", "parameters")}
+    assert named(tagc.ddp_state) == {
+        name: value for name, value in named(tagc.compress).items() if name not in ("between", "parameters")
+    }
 
 
 def test_without_torch():
-    script = ("import sys; sys.modules['torch'] = None\ntry: import tagc.torch\nexcept ModuleNotFoundError as missing: print(missing, missing.name)")
-    said = subprocess.run([sys.executable, "-c", script], check=True, text=True, stdout=subprocess.PIPE).stdout
-    assert 'needs PyTorch' in said and 'pip install "tagc[torch]" torch' in said, said
+    script = (
+        "import sys; sys.modules['torch'] = None\ntry: import tagc.torch\nexcept ModuleNotFoundError "
+        "as missing: print(missing, missing.name)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script], check=True, text=True, stdout=subprocess.PIPE
+    ).stdout
+    assert "needs PyTorch" in said and 'pip install "tagc[torch]" torch' in said, said
 
 
 def test_without_torch_distributed():

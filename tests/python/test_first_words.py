@@ -7,17 +7,20 @@ import socket
 import pytest
 
 torch = pytest.importorskip("torch")
+import ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-import ranks
 
 
 def test_one_line_or_none():
     from tagc.torch.advise.first_words import line
 
     far = [{"host": "a", "mbit": 1000}, {"host": "b", "mbit": 100_000}]
-    assert line(far, False, True) == line([{"host": "a", "mbit": 0}, {"host": "b", "mbit": 100_000}], False, True) == ""
+    assert (
+        line(far, False, True)
+        == line([{"host": "a", "mbit": 0}, {"host": "b", "mbit": 100_000}], False, True)
+        == ""
+    )
     near = line([{"host": "a", "mbit": 0}] * 2, False, True)
     assert "2 ranks are on one host" in near and near.endswith("tagc.advise(model) measures what to expect")
     fast = line([{"host": "a", "mbit": 25_000}, {"host": "b", "mbit": 100_000}], False, True)
@@ -33,8 +36,13 @@ def test_the_card_with_the_default_route(tmp_path):
     card.mkdir()
     (card / "speed").write_text("10000\n")
     head = "Iface\tDestination\tGateway\n"
-    for text, expected in ((head + "eth0\t000011AC\t0\neth1\t00000000\t1\n", 10000), (head, 0), ("", 0),
-                           (head + "eth2\t00000000\t1\n", 0), (head + "eth1\n", 0)):
+    for text, expected in (
+        (head + "eth0\t000011AC\t0\neth1\t00000000\t1\n", 10000),
+        (head, 0),
+        ("", 0),
+        (head + "eth2\t00000000\t1\n", 0),
+        (head + "eth1\n", 0),
+    ):
         route.write_text(text)
         assert card_mbit(route, tmp_path) == expected, text
     (card / "speed").write_text("-1\n")
@@ -53,7 +61,8 @@ def test_weights_that_look_fresh():
         return look_fresh(policy.classify(named), named)
 
     assert fresh(model.named_parameters())
-    assert fresh((name, p) for name, p in model.named_parameters() if name.startswith("mlp")) is None  # nothing to be seen
+    # nothing to be seen
+    assert fresh((name, p) for name, p in model.named_parameters() if name.startswith("mlp")) is None
     assert fresh((name, torch.empty_like(p, device="meta")) for name, p in model.named_parameters()) is None
     with torch.no_grad():
         model["norm"].weight[3] += 1e-6
@@ -76,7 +85,11 @@ def said(rank, world_size):
         own = [text for text in lines if text.startswith("tagc: all 2 ranks are on one host")]
         assert len(own) == (rank == 0), lines
         if rank == 0:
-            assert ("weights look fresh" in own[0]) == (not learnt) and lines[0].startswith("compressed: ") and lines[-1] == own[0]
+            assert (
+                ("weights look fresh" in own[0]) == (not learnt)
+                and lines[0].startswith("compressed: ")
+                and lines[-1] == own[0]
+            )
     socket.gethostname = lambda: f"host{rank}"
     with contextlib.redirect_stdout(io.StringIO()) as output:
         tagc.compress(DistributedDataParallel(model))

@@ -8,8 +8,14 @@ torch = pytest.importorskip("torch")
 
 import ranks
 from models import Block, Even, EvenBlock, Odd, Tied, batch_of, loss_of
-from oracles import (check_alike, check_equal, check_error, check_loss_of_a_rank, full_gradients, lose_a_rank,
-                     sum_over_ranks)
+from oracles import (
+    check_equal,
+    check_error,
+    check_loss_of_a_rank,
+    full_gradients,
+    lose_a_rank,
+    sum_over_ranks,
+)
 
 
 def wrapped(make_model, blocks=(Block, EvenBlock), **options):
@@ -38,11 +44,14 @@ def gradients(model):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
-            return {clean_name(name): p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+            return {
+                clean_name(name): p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+            }
 
 
 def flat_gradients(model, world_size):
-    """Where parameters are not kept: the flat gradient of each instance, all ranks' rows, cut by torch's own metadata."""
+    """Where parameters are not kept: the flat gradient of each instance, all ranks' rows, cut by torch's own
+    metadata."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     from tagc.torch.schedule.policy import clean_name
@@ -54,7 +63,7 @@ def flat_gradients(model, world_size):
             rows = [torch.empty_like(flat.grad) for _ in range(world_size)]
             torch.distributed.all_gather(rows, flat.grad)
             whole = rows[0] if module._handle._sharding_strategy.name == "NO_SHARD" else torch.cat(rows)
-            whole = whole[:sum(flat._numels_with_padding)]
+            whole = whole[: sum(flat._numels_with_padding)]
             for fqn, shape, values in zip(flat._fqns, flat._shapes, whole.split(flat._numels)):
                 found[clean_name(f"{name}.{fqn}" if name else fqn)] = values.view(shape)
     return found
@@ -67,11 +76,14 @@ def backward(model, rank, step=0, scale=1.0):
 def modes():
     from torch.distributed.fsdp import ShardingStrategy
 
-    return (dict(use_orig_params=True), dict(use_orig_params=False),
-            dict(use_orig_params=True, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP),
-            dict(use_orig_params=True, sharding_strategy=ShardingStrategy.NO_SHARD),
-            dict(use_orig_params=False, sharding_strategy=ShardingStrategy.NO_SHARD),
-            dict(use_orig_params=True, blocks=()))
+    return (
+        dict(use_orig_params=True),
+        dict(use_orig_params=False),
+        dict(use_orig_params=True, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP),
+        dict(use_orig_params=True, sharding_strategy=ShardingStrategy.NO_SHARD),
+        dict(use_orig_params=False, sharding_strategy=ShardingStrategy.NO_SHARD),
+        dict(use_orig_params=True, blocks=()),
+    )
 
 
 def gradients_of(model, mode, world_size):
@@ -85,6 +97,7 @@ def some(cases, world_size):
 
 # ---- what all ranks do ----
 
+
 def sparsity_zero(rank, world_size):
     for mode in some(modes(), world_size):
         for layers in ("all", "none", "non-attention-linear") if mode == modes()[0] else ("all",):
@@ -93,13 +106,17 @@ def sparsity_zero(rank, world_size):
                 for step in range(2):
                     model.zero_grad()
                     backward(model, rank, step)
-                    check_equal(gradients_of(model, mode, world_size), full_gradients(Odd, world_size, (step,)), mode)
+                    check_equal(
+                        gradients_of(model, mode, world_size), full_gradients(Odd, world_size, (step,)), mode
+                    )
                 assert handle.n_steps == handle.stats()["step"] == 2
                 assert handle.stats()["n_units"] == (1 if mode.get("blocks") == () else 3)
 
 
 def mix_of_classes(name, parameter):
-    return {"attn": "mild", "mlp": "compressed", "head": "compressed"}.get(name.split(".")[-2] if "." in name else "", "dense")
+    return {"attn": "mild", "mlp": "compressed", "head": "compressed"}.get(
+        name.split(".")[-2] if "." in name else "", "dense"
+    )
 
 
 def check_conserved(handle, received, given):
@@ -113,17 +130,30 @@ def check_conserved(handle, received, given):
             mean = sum_over_ranks(residuals[parameter.name]) / torch.distributed.get_world_size()
             total = total + mean.view(parameter.shape)
             held += mean.count_nonzero().item()
-        torch.testing.assert_close(total.double(), given[parameter.name].double(), rtol=1e-5, atol=1e-6,
-                                   msg=lambda text: f"{parameter.name}: {text}")
+        torch.testing.assert_close(
+            total.double(),
+            given[parameter.name].double(),
+            rtol=1e-5,
+            atol=1e-6,
+            msg=lambda text: f"{parameter.name}: {text}",
+        )
     return held
 
 
 def conservation(rank, world_size):
     n_steps = 3
     given = full_gradients(Odd, world_size, range(n_steps))
-    options = [dict(), dict(values="fp32"), dict(layers=mix_of_classes), dict(exchange="packed"),
-               dict(exchange="sketch", sparsity=0.9875), dict(sparsity=0, values="int8")]
-    for options, mode in some([(one, modes()[0]) for one in options] + [(dict(), mode) for mode in modes()[1:]], world_size):
+    options = [
+        dict(),
+        dict(values="fp32"),
+        dict(layers=mix_of_classes),
+        dict(exchange="packed"),
+        dict(exchange="sketch", sparsity=0.9875),
+        dict(sparsity=0, values="int8"),
+    ]
+    for options, mode in some(
+        [(one, modes()[0]) for one in options] + [(dict(), mode) for mode in modes()[1:]], world_size
+    ):
         model = wrapped(Odd, **mode)
         with compress(model, **{"sparsity": 0.9} | options) as handle:
             received = {}
@@ -181,11 +211,19 @@ def mixed_precision(rank, world_size):
     from torch.distributed.fsdp import MixedPrecision
 
     expected = full_gradients(Odd, world_size)
-    for param, reduce in ((torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16),
-                          (torch.float32, torch.bfloat16)):
+    for param, reduce in (
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float16),
+        (torch.float32, torch.bfloat16),
+    ):
         found = []
         for is_compressed in (True, False):
-            model = wrapped(Odd, use_orig_params=True, mixed_precision=MixedPrecision(param_dtype=param, reduce_dtype=reduce))
+            model = wrapped(
+                Odd,
+                use_orig_params=True,
+                mixed_precision=MixedPrecision(param_dtype=param, reduce_dtype=reduce),
+            )
             handle = compress(model, sparsity=0) if is_compressed else None
             seen = spy(handle) if handle else []
             backward(model, rank)
@@ -196,7 +234,9 @@ def mixed_precision(rank, world_size):
         for name, gradient in found[0].items():
             assert gradient.dtype == torch.float32
             size = max(1e-3, expected[name].abs().max().item())
-            assert (gradient - found[1][name]).abs().max() <= (1e-6 if reduce == torch.float32 else 2e-2) * size, (name, reduce)
+            assert (gradient - found[1][name]).abs().max() <= (
+                1e-6 if reduce == torch.float32 else 2e-2
+            ) * size, (name, reduce)
             assert (gradient - expected[name]).abs().max() <= 8e-2 * size, (name, param, reduce)
 
 
@@ -213,18 +253,30 @@ def spy(handle):
 
 
 def checkpointing(rank, world_size):
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (CheckpointImpl, apply_activation_checkpointing,
-                                                                             checkpoint_wrapper)
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+        CheckpointImpl,
+        apply_activation_checkpointing,
+        checkpoint_wrapper,
+    )
 
     for kind in (CheckpointImpl.NO_REENTRANT, CheckpointImpl.REENTRANT):
         model = wrapped(Odd, use_orig_params=True)
-        apply_activation_checkpointing(model, lambda module: checkpoint_wrapper(module, checkpoint_impl=kind),
-                                       check_fn=lambda module: isinstance(module, Block))
+        apply_activation_checkpointing(
+            model,
+            lambda module: checkpoint_wrapper(module, checkpoint_impl=kind),
+            check_fn=lambda module: isinstance(module, Block),
+        )
         with compress(model, sparsity=0) as handle:
-            assert {p.name for p in handle.wrapper.parameters()} == {name for name, _ in Odd().named_parameters()}
+            assert {p.name for p in handle.wrapper.parameters()} == {
+                name for name, _ in Odd().named_parameters()
+            }
             backward(model, rank)
             check_equal(gradients(model), full_gradients(Odd, world_size))
-            assert handle.n_steps == 1 and handle.stats()["n_units"] == 3, (kind, handle.n_steps, handle.stats()["n_units"])
+            assert handle.n_steps == 1 and handle.stats()["n_units"] == 3, (
+                kind,
+                handle.n_steps,
+                handle.stats()["n_units"],
+            )
 
 
 def nonfinite(rank, world_size):
@@ -252,21 +304,32 @@ def misuse(rank, world_size):
 
     import tagc.torch as tagc
 
-    mesh = init_device_mesh("cpu", (2, world_size // 2)) if world_size > 2 else init_device_mesh("cpu", (1, 2))
+    mesh = (
+        init_device_mesh("cpu", (2, world_size // 2)) if world_size > 2 else init_device_mesh("cpu", (1, 2))
+    )
     for strategy in (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2):
         model = wrapped(Odd, sharding_strategy=strategy, device_mesh=mesh)
-        check_error(lambda: compress(model), f"the root module has .*{strategy.name}.*must be FULL_SHARD, SHARD_GRAD_OP or NO_SHARD")
+        check_error(
+            lambda: compress(model),
+            f"the root module has .*{strategy.name}.*must be FULL_SHARD, SHARD_GRAD_OP or NO_SHARD",
+        )
         assert model._comm_hook is None
     model = wrapped(Odd, use_orig_params=True)
-    check_error(lambda: compress(model, sparsity=0.5 + 0.1 * rank), r"sparsity is 0.5 on rank 0 and 0.6 on rank 1")
+    check_error(
+        lambda: compress(model, sparsity=0.5 + 0.1 * rank), r"sparsity is 0.5 on rank 0 and 0.6 on rank 1"
+    )
     check_error(lambda: compress(model, rules={"nothing": "dense"}), "matches no parameter")
     handle = compress(model, sparsity=0.9)
     check_error(lambda: compress(model), "compressed already: close")
-    check_error(lambda: tagc.ddp_state(model), "ddp_state.. is for DistributedDataParallel; this model is fsdp1")
+    check_error(
+        lambda: tagc.ddp_state(model), "ddp_state.. is for DistributedDataParallel; this model is fsdp1"
+    )
     backward(model, rank)
     hook, state = model._comm_hook, model._comm_hook_state
     handle.close()
-    check_error(lambda: hook(state, torch.zeros(8), torch.zeros(8 // world_size)), "this tagc handle is closed")
+    check_error(
+        lambda: hook(state, torch.zeros(8), torch.zeros(8 // world_size)), "this tagc handle is closed"
+    )
     model.zero_grad()
     backward(model, rank)  # torch's own way again
     check_equal(gradients(model), full_gradients(Odd, world_size))
@@ -275,7 +338,9 @@ def misuse(rank, world_size):
         backward(model, rank)
         check_equal(gradients(model), full_gradients(Odd, world_size))
     model = wrapped(Odd)
-    model.register_comm_hook(default_hooks.DefaultState(torch.distributed.group.WORLD), default_hooks.reduce_scatter_hook)
+    model.register_comm_hook(
+        default_hooks.DefaultState(torch.distributed.group.WORLD), default_hooks.reduce_scatter_hook
+    )
     check_error(lambda: compress(model), "the root module has a communication hook already")
     model = wrapped(Odd)
     with compress(model) as handle:
@@ -284,10 +349,13 @@ def misuse(rank, world_size):
 
 def training(rank, world_size):
     """Falls behind by the time that values are held back, and no further."""
+
     def train(options, n_steps=60):
         model = wrapped(Even, use_orig_params=True)
         handle = compress(model, **options) if options is not None else None
-        groups = handle.param_groups(betas=(0.9, 0.99)) if handle and options["sparsity"] else model.parameters()
+        groups = (
+            handle.param_groups(betas=(0.9, 0.99)) if handle and options["sparsity"] else model.parameters()
+        )
         optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.99))
         losses = []
         for step in range(n_steps):
@@ -301,13 +369,30 @@ def training(rank, world_size):
 
     first, dense = train(None)
     assert dense < 0.2 * first, (first, dense)
-    for options in (dict(sparsity=0), dict(sparsity=0.9, layers="non-attention-linear" if world_size == 2 else "all")):
+    for options in (
+        dict(sparsity=0),
+        dict(sparsity=0.9, layers="non-attention-linear" if world_size == 2 else "all"),
+    ):
         _, loss = train(options)
-        assert loss < dense + (0.25 if options["sparsity"] else 1e-3) * (first - dense), (options, first, dense, loss)
+        assert loss < dense + (0.25 if options["sparsity"] else 1e-3) * (first - dense), (
+            options,
+            first,
+            dense,
+            loss,
+        )
 
 
-CHECKS = [sparsity_zero, conservation, parameters_that_differ, accumulation, mixed_precision, checkpointing, nonfinite, misuse,
-          training]
+CHECKS = [
+    sparsity_zero,
+    conservation,
+    parameters_that_differ,
+    accumulation,
+    mixed_precision,
+    checkpointing,
+    nonfinite,
+    misuse,
+    training,
+]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -318,7 +403,8 @@ def test_fsdp1(world_size):
 def loss_of_a_rank(rank, world_size, folder, dies):
     from torch.distributed.fsdp import ShardingStrategy
 
-    model = wrapped(Odd, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)  # no messages of torch's in backward
+    # no messages of torch's in backward
+    model = wrapped(Odd, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)
     compress(model, timeout_s=4)
     backward(model, rank)
     loss = loss_of(model, batch_of(rank))

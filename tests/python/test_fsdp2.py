@@ -1,19 +1,19 @@
-"""FSDP2 with tagc against gradients of one process over the whole batch, and against sums made here, value by value."""
+"""FSDP2 with tagc against gradients of one process over the whole batch, and against sums made here, value by
+value."""
 
 import warnings
 
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist
-from torch import nn
-
 import ranks
+import torch.distributed as dist
 from models import Even, Odd, Tied, batch_of, loss_of
 from oracles import check_alike, check_equal, check_error, full_gradients
-
+from torch import nn
 
 # ---- oracles ----
+
 
 class Spy:
     """Stands before a module's reduce-scatter: sums what it is given and what it gives back, in fp64."""
@@ -37,7 +37,8 @@ class Spy:
 
 
 def sum_in_rank_order(mine, group=None):
-    """Row `rank` of every rank's (W, row), added in rank order in fp32: what an all-to-all and a loop would give."""
+    """Row `rank` of every rank's (W, row), added in rank order in fp32: what an all-to-all and a loop would
+    give."""
     world_size = dist.get_world_size(group)
     everyone = [torch.empty_like(mine) for _ in range(world_size)]
     dist.all_gather(everyone, mine, group=group)
@@ -71,6 +72,7 @@ def gradients(model):
 
 # ---- what all ranks do ----
 
+
 def sparsity_zero(rank, world_size):
     import tagc.torch as tagc
 
@@ -87,16 +89,23 @@ def sparsity_zero(rank, world_size):
 
 
 def mix_of_classes(name, parameter):
-    return {"attn": "mild", "mlp": "compressed", "head": "compressed"}.get(name.split(".")[-2] if "." in name else "", "dense")
+    return {"attn": "mild", "mlp": "compressed", "head": "compressed"}.get(
+        name.split(".")[-2] if "." in name else "", "dense"
+    )
 
 
 def conservation(rank, world_size):
     """What was received and what is still to be sent is what was given."""
     import tagc.torch as tagc
 
-    for options in (dict(layers="all"), dict(layers=mix_of_classes), dict(layers="all", values="fp32"),
-                    dict(layers="all", exchange="packed"), dict(layers="all", exchange="sketch", sparsity=0.9875),
-                    dict(layers="all", sparsity=0, values="int8")):
+    for options in (
+        dict(layers="all"),
+        dict(layers=mix_of_classes),
+        dict(layers="all", values="fp32"),
+        dict(layers="all", exchange="packed"),
+        dict(layers="all", exchange="sketch", sparsity=0.9875),
+        dict(layers="all", sparsity=0, values="int8"),
+    ):
         options = {"sparsity": 0.9} | options
         model = sharded(Odd)
         with tagc.compress(model, verbose=False, **options) as handle:
@@ -109,9 +118,13 @@ def conservation(rank, world_size):
                     residual = exchange.reducer.residual()
                     for piece, at in exchange.part.pieces:
                         if residual is not None:
-                            held[piece.start:piece.start + piece.length] = residual[at:at + piece.length].double()
+                            held[piece.start : piece.start + piece.length] = residual[
+                                at : at + piece.length
+                            ].double()
                 sent = sum_in_rank_order(spy.given - held) / world_size
-                torch.testing.assert_close(spy.received, sent, rtol=1e-5, atol=1e-7, msg=str((unit.name, options)))
+                torch.testing.assert_close(
+                    spy.received, sent, rtol=1e-5, atol=1e-7, msg=str((unit.name, options))
+                )
                 if options["sparsity"]:
                     assert held.count_nonzero() > 0.05 * held.numel(), (unit.name, options)
 
@@ -195,7 +208,8 @@ class Twins(nn.Module):
 
 
 def parameters_that_differ(rank, world_size):
-    """Frozen, tied and unused parameters; and two of one size, where no rank can tell which one is missing."""
+    """Frozen, tied and unused parameters; and two of one size, where no rank can tell which one is
+    missing."""
     import tagc.torch as tagc
 
     model = sharded(Tied)
@@ -213,7 +227,9 @@ def parameters_that_differ(rank, world_size):
                 loss_of(model, batch_of(rank)).backward()
         said = [str(warning.message) for warning in said if "sizes do not show which" in str(warning.message)]
         assert len(said) == (rank == 0) and all("one.weight" in text for text in said), said
-        check_equal({name: grad / 2 for name, grad in gradients(model).items()}, full_gradients(Twins, world_size))
+        check_equal(
+            {name: grad / 2 for name, grad in gradients(model).items()}, full_gradients(Twins, world_size)
+        )
         after = unit.residuals_on_the_wire()
         assert set(after) == set(before) and all(torch.equal(after[name], before[name]) for name in before)
 
@@ -300,7 +316,9 @@ def replicas(rank, world_size):
     model = sharded(Even)
     with tagc.compress(model, sparsity=0, parameters="delta2", verbose=False) as handle:
         seen = []
-        model.layers[0].mlp.register_forward_hook(lambda module, *_: seen.append(module.weight.detach().clone()))
+        model.layers[0].mlp.register_forward_hook(
+            lambda module, *_: seen.append(module.weight.detach().clone())
+        )
         for step in range(3):
             if step == 2:
                 model.load_state_dict({name: torch.zeros_like(p) for name, p in model.state_dict().items()})
@@ -315,19 +333,21 @@ def replicas(rank, world_size):
         weight = model.layers[0].mlp.weight
         for is_told in (False, True):
             with torch.no_grad():
-                weight.to_local().copy_(torch.randn(weight.to_local().shape, generator=torch.Generator().manual_seed(rank)))
+                weight.to_local().copy_(
+                    torch.randn(weight.to_local().shape, generator=torch.Generator().manual_seed(rank))
+                )
                 if is_told and rank == 0:
                     handle.reset_parameters()
                 weight.mul_(1.5 if is_told else 1)
                 loss_of(model, batch_of(rank))
             error = (seen[-1] - weight.full_tensor()).abs().max()
-            assert (error < 2 ** -7 * weight.full_tensor().abs().max()) == is_told, error
+            assert (error < 2**-7 * weight.full_tensor().abs().max()) == is_told, error
             check_alike(seen[-1], "the weight")
 
 
 def evaluation_first(rank, world_size):
-    """compress() after an evaluation, which leaves the root's parameters whole; and an evaluation before training, in
-    inference mode: what the first gather keeps serves the passes after it, too."""
+    """compress() after an evaluation, which leaves the root's parameters whole; and an evaluation before
+    training, in inference mode: what the first gather keeps serves the passes after it, too."""
     from torch.distributed.tensor import DTensor
 
     import tagc.torch as tagc
@@ -350,7 +370,8 @@ def evaluation_first(rank, world_size):
 
 
 def gather_that_failed(rank, world_size):
-    """A gather on which the ranks did not agree counts for nothing: what had changed by then comes with the next."""
+    """A gather on which the ranks did not agree counts for nothing: what had changed by then comes with the
+    next."""
     import tagc.torch as tagc
 
     model = sharded(Even)
@@ -362,17 +383,36 @@ def gather_that_failed(rank, world_size):
             weight.to_local().add_(rank == 0)
         shard = torch.cat([p.to_local().flatten() for p in model.layers[0].parameters()])
         wrong = shard.double() if rank == 1 else shard
-        check_error(lambda: group._all_gather_comm(torch.empty(shard.numel() * world_size, dtype=wrong.dtype), wrong,
-                                                   group._all_gather_process_group), "float64")
+        check_error(
+            lambda: group._all_gather_comm(
+                torch.empty(shard.numel() * world_size, dtype=wrong.dtype),
+                wrong,
+                group._all_gather_process_group,
+            ),
+            "float64",
+        )
         seen = []
-        model.layers[0].mlp.register_forward_hook(lambda module, *_: seen.append(module.weight.detach().clone()))
+        model.layers[0].mlp.register_forward_hook(
+            lambda module, *_: seen.append(module.weight.detach().clone())
+        )
         loss_of(model, batch_of(rank)).backward()
         check_alike(seen[0], "the weight")
         torch.testing.assert_close(seen[0], weight.full_tensor(), rtol=0, atol=0.05)
 
 
-CHECKS = [sparsity_zero, conservation, sharded_along_columns, accumulation, nonfinite, parameters_that_differ, failures_and_after,
-          replicas, evaluation_first, gather_that_failed, parameter_leg]
+CHECKS = [
+    sparsity_zero,
+    conservation,
+    sharded_along_columns,
+    accumulation,
+    nonfinite,
+    parameters_that_differ,
+    failures_and_after,
+    replicas,
+    evaluation_first,
+    gather_that_failed,
+    parameter_leg,
+]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -381,6 +421,7 @@ def test_fsdp2(world_size):
 
 
 # ---- between sites: two hosts of two ranks ----
+
 
 def between_sites(rank, world_size):
     from torch.distributed.device_mesh import init_device_mesh
@@ -419,9 +460,8 @@ def twice(rank, world_size):
     import tagc.torch as tagc
 
     model = sharded(Even)
-    with tagc.compress(model, verbose=False):
-        with pytest.raises(tagc.Error, match="compressed already"):
-            tagc.compress(model, verbose=False)
+    with tagc.compress(model, verbose=False), pytest.raises(tagc.Error, match="compressed already"):
+        tagc.compress(model, verbose=False)
     loss_of(model, batch_of(rank)).backward()  # torch's own again
     check_equal(gradients(model), full_gradients(Even, world_size))
     with tagc.compress(model, sparsity=0, verbose=False):

@@ -1,4 +1,5 @@
-"""What newer versions of torch brought to FSDP2, each with tagc; and models as their users leave them before compress()."""
+"""What newer versions of torch brought to FSDP2, each with tagc; and models as their users leave them before
+compress()."""
 
 import json
 import warnings
@@ -6,9 +7,8 @@ import warnings
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist
-
 import ranks
+import torch.distributed as dist
 from models import Even, EvenBlock, Odd, batch_of, loss_of
 from oracles import check_alike, check_equal, check_error, full_gradients
 from test_fsdp2 import Twins, gradients, sharded, units_of
@@ -18,10 +18,15 @@ VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 
 def since(version, what):
     """For functions that need a newer torch: None and a reason where this one is older."""
-    return None if VERSION >= tuple(map(int, version.split("."))) else f"torch {torch.__version__}: {what} is of {version}"
+    return (
+        None
+        if VERSION >= tuple(map(int, version.split(".")))
+        else f"torch {torch.__version__}: {what} is of {version}"
+    )
 
 
 # ---- as users leave them ----
+
 
 def unfrozen_after_an_evaluation(rank, world_size):
     """A forward pass alone leaves the root's parameters whole, and requires_grad is then set of those."""
@@ -36,7 +41,11 @@ def unfrozen_after_an_evaluation(rank, world_size):
         model.head.weight.requires_grad_(True)
         handle = handle or tagc.compress(model, sparsity=0, verbose=False)
         loss_of(model, batch_of(rank)).backward()
-        check_equal(gradients(model), full_gradients(Even, world_size), f"compressed {'after' if compress_last else 'before'}")
+        check_equal(
+            gradients(model),
+            full_gradients(Even, world_size),
+            f"compressed {'after' if compress_last else 'before'}",
+        )
         handle.close()
 
 
@@ -69,8 +78,8 @@ class Own:
 
 
 def what_is_a_users_own(rank, world_size):
-    """It is told where tagc replaces it, and back afterwards; a gather that tagc has no use for stays. Parameters whose
-    gradients no rank sums are named, too."""
+    """It is told where tagc replaces it, and back afterwards; a gather that tagc has no use for stays.
+    Parameters whose gradients no rank sums are named, too."""
     from torch.distributed.fsdp import fully_shard
 
     import tagc.torch as tagc
@@ -102,10 +111,13 @@ def what_is_a_users_own(rank, world_size):
         warnings.simplefilter("always")
         tagc.compress(model, verbose=False).close()
     texts = [str(warning.message) for warning in said if "in no fully_shard()" in str(warning.message)]
-    assert len(texts) == (rank == 0) and all("3 trained parameters" in text and "embed.weight" in text for text in texts), texts
+    assert len(texts) == (rank == 0) and all(
+        "3 trained parameters" in text and "embed.weight" in text for text in texts
+    ), texts
 
 
 # ---- newer versions ----
+
 
 def a_group_of_its_own(rank, world_size):
     """set_separate_reduce_scatter_group() hands the hook another group of the same ranks."""
@@ -117,15 +129,21 @@ def a_group_of_its_own(rank, world_size):
     with tagc.compress(model, sparsity=0, layers="all", verbose=False) as handle:
         model.set_separate_reduce_scatter_group()
         seen, exchange = [], handle.passes.exchange
-        handle.passes.exchange = lambda unit, group, *rest, **named: (seen.append(group), exchange(unit, group, *rest, **named))
+        handle.passes.exchange = lambda unit, group, *rest, **named: (
+            seen.append(group),
+            exchange(unit, group, *rest, **named),
+        )
         loss_of(model, batch_of(rank)).backward()
         check_equal(gradients(model), full_gradients(Odd, world_size))
-        assert len(seen) == 3 and all(group is not dist.group.WORLD and group.size() == world_size for group in seen)
+        assert len(seen) == 3 and all(
+            group is not dist.group.WORLD and group.size() == world_size for group in seen
+        )
         assert len(handle.passes._comms) == 1, "the same ranks need no other connection"
 
 
 def unused_parameters_reduced(rank, world_size):
-    """With set_reduce_scatter_unused_params() a parameter without a gradient is in what comes, and nothing goes dense."""
+    """With set_reduce_scatter_unused_params() a parameter without a gradient is in what comes, and nothing
+    goes dense."""
     if why := since("2.13", "set_reduce_scatter_unused_params"):
         return why
     import tagc.torch as tagc
@@ -143,7 +161,8 @@ def unused_parameters_reduced(rank, world_size):
 
 
 def gradients_of_two_dtypes(rank, world_size):
-    """Torch 2.15 sorts what it reduces by the gradients' dtypes. What is dense arrives whole, wherever it lies then."""
+    """Torch 2.15 sorts what it reduces by the gradients' dtypes. What is dense arrives whole, wherever it
+    lies then."""
     if why := since("2.15", "grad_dtype in FSDP2"):
         return why
     from torch.distributed.fsdp import fully_shard
@@ -156,8 +175,13 @@ def gradients_of_two_dtypes(rank, world_size):
         layer.mlp.weight.grad_dtype = torch.bfloat16  # not the last one: it comes behind the others
         fully_shard(layer)
     fully_shard(model)
-    with tagc.compress(model, sparsity=0.9, values="fp32", layers=lambda name, _: "compressed" if "mlp.weight" in name else "dense",
-                       verbose=False) as handle:
+    with tagc.compress(
+        model,
+        sparsity=0.9,
+        values="fp32",
+        layers=lambda name, _: "compressed" if "mlp.weight" in name else "dense",
+        verbose=False,
+    ) as handle:
         loss_of(model, batch_of(rank)).backward()
         order = units_of(model)[1]._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_param_indices
         assert order != sorted(order), "this test shows nothing where the order is the usual one"
@@ -176,7 +200,9 @@ def ended_by_hand(rank, world_size):
     import tagc.torch as tagc
 
     model, seen = sharded(Odd), []
-    with tagc.compress(model, sparsity=0, layers="all", verbose=False, on_step=lambda stats: seen.append(stats["n_units"])) as handle:
+    with tagc.compress(
+        model, sparsity=0, layers="all", verbose=False, on_step=lambda stats: seen.append(stats["n_units"])
+    ) as handle:
         model.set_manual_backward_finalization(True)
         for step, steps in enumerate(((0,), (1,), (2, 3))):
             for each in steps:
@@ -193,15 +219,19 @@ def ended_by_hand(rank, world_size):
 
 
 def parameters_of_two_dtypes(rank, world_size):
-    """param_dtype_override_fn leaves some parameters in fp32: FSDP2 gathers bytes then, which is no matter for gradients."""
+    """param_dtype_override_fn leaves some parameters in fp32: FSDP2 gathers bytes then, which is no matter
+    for gradients."""
     if why := since("2.15", "param_dtype_override_fn"):
         return why
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     import tagc.torch as tagc
 
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32,
-                                  param_dtype_override_fn=lambda p: torch.float32 if p.numel() == 1 else None)
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16,
+        reduce_dtype=torch.float32,
+        param_dtype_override_fn=lambda p: torch.float32 if p.numel() == 1 else None,
+    )
     found = []
     for compresses in (False, True):
         model = sharded(Odd, mp_policy=policy)
@@ -210,12 +240,15 @@ def parameters_of_two_dtypes(rank, world_size):
         loss_of(model, batch_of(rank)).backward()
         found.append(gradients(model))
     check_equal(found[1], found[0])
-    with tagc.compress(sharded(Odd, mp_policy=policy), sparsity=0, parameters="int8", verbose=False) as handle:
+    with tagc.compress(
+        sharded(Odd, mp_policy=policy), sparsity=0, parameters="int8", verbose=False
+    ) as handle:
         check_error(lambda: loss_of(handle.model, batch_of(rank)), "uint8")
 
 
 def after_a_failure(rank, world_size):
-    """reset_iter_state() mends a pass in whose middle an exchange failed; before torch 2.15 some gradients outlive it."""
+    """reset_iter_state() mends a pass in whose middle an exchange failed; before torch 2.15 some gradients
+    outlive it."""
     if why := since("2.15", "reset_iter_state for gradients, too,"):
         return why
     import tagc.torch as tagc
@@ -252,14 +285,21 @@ def replicas_on_fsdp2(rank, world_size):
 
     model = replicated(Odd)
     if why := since("2.10", "replicate() without shards"):
-        check_error(lambda: tagc.compress(model, verbose=False), "sharded over 1 rank and replicated over 2.*DistributedDataParallel")
+        check_error(
+            lambda: tagc.compress(model, verbose=False),
+            "sharded over 1 rank and replicated over 2.*DistributedDataParallel",
+        )
         return why
     with tagc.compress(model, sparsity=0, layers="all", verbose=False) as handle:
         for step in range(3):
             model.set_requires_gradient_sync(step == 2)
             loss_of(model, batch_of(rank, step)).backward()
         check_equal(gradients(model), full_gradients(Odd, world_size, steps=(0, 1, 2)))
-        assert handle.n_steps == 1 and handle.stats()["n_units"] == 3 and handle.stats()["bytes_by_leg"]["gather"] == 0
+        assert (
+            handle.n_steps == 1
+            and handle.stats()["n_units"] == 3
+            and handle.stats()["bytes_by_leg"]["gather"] == 0
+        )
         model.zero_grad()
         for module in units_of(model):
             module.set_gradient_divide_factor(3.0)
@@ -275,17 +315,32 @@ def replicas_on_fsdp2(rank, world_size):
         residuals = handle.state_dict()[f"rank{rank}"]["residuals"]
         for name, mean in residuals.items():
             dist.all_reduce(mean)
-            torch.testing.assert_close(found[name] + mean / world_size, expected[name], rtol=1e-5, atol=1e-6, msg=name)
+            torch.testing.assert_close(
+                found[name] + mean / world_size, expected[name], rtol=1e-5, atol=1e-6, msg=name
+            )
             check_alike(found[name], name)
         assert any(mean.any() for mean in residuals.values())
-    check_error(lambda: tagc.compress(model, parameters="int8", verbose=False), "parameters is 'int8'.*this one has replicate")
+    check_error(
+        lambda: tagc.compress(model, parameters="int8", verbose=False),
+        "parameters is 'int8'.*this one has replicate",
+    )
     check_error(lambda: tagc.compress(model, between=dist.group.WORLD, verbose=False), "leave between out")
     found = tagc.advise(model, seconds=0.5, verbose=False)
     assert found["n_units"] == 3 and not any("parameters" in row["options"] for row in found["rows"])
 
 
-TWO = [nothing_deprecated, unfrozen_after_an_evaluation, what_is_a_users_own, a_group_of_its_own, unused_parameters_reduced, gradients_of_two_dtypes,
-       ended_by_hand, parameters_of_two_dtypes, after_a_failure, replicas_on_fsdp2]
+TWO = [
+    nothing_deprecated,
+    unfrozen_after_an_evaluation,
+    what_is_a_users_own,
+    a_group_of_its_own,
+    unused_parameters_reduced,
+    gradients_of_two_dtypes,
+    ended_by_hand,
+    parameters_of_two_dtypes,
+    after_a_failure,
+    replicas_on_fsdp2,
+]
 
 
 def each(rank, world_size, names):
@@ -341,7 +396,11 @@ def several_meshes(rank, world_size):
         model = Experts()
         experts = {p for layer in model.layers for p in layer.mlp.parameters()}
         for layer in model.layers:
-            fully_shard(layer, mesh=whole, shard_placement_fn=lambda p: ShardPlacementResult(Shard(0), infos[p in experts]))
+            fully_shard(
+                layer,
+                mesh=whole,
+                shard_placement_fn=lambda p: ShardPlacementResult(Shard(0), infos[p in experts]),
+            )
         fully_shard(model, mesh=whole)
         return model
 
@@ -359,7 +418,10 @@ def several_meshes(rank, world_size):
         with tagc.compress(model, sparsity=0, layers="all", verbose=False, **options) as handle:
             loss_of(model, batch_of(rank)).backward()
             check(model, "of tagc")
-            assert handle.stats()["n_units"] == 5 and {"layers.1, mesh 1 of 2", "layers.1, mesh 2 of 2"} <= set(handle.state.units)
+            assert handle.stats()["n_units"] == 5 and {
+                "layers.1, mesh 1 of 2",
+                "layers.1, mesh 2 of 2",
+            } <= set(handle.state.units)
     model.zero_grad()
     with tagc.compress(model, sparsity=0.9, layers="all", verbose=False) as handle:
         for step in range(3):
@@ -369,9 +431,17 @@ def several_meshes(rank, world_size):
         assert set(next(iter(saved.values()))["residuals"]) == {name for name, _ in model.named_parameters()}
         (entry,), fewer = saved.values(), []
         for other in range(2):
-            about = json.loads(entry[state.ABOUT]) | {"rank": other, "replica": other, "world_size": 2, "replicas": 2}
+            about = json.loads(entry[state.ABOUT]) | {
+                "rank": other,
+                "replica": other,
+                "world_size": 2,
+                "replicas": 2,
+            }
             fewer.append({f"rank{other}": entry | {state.ABOUT: json.dumps(about)}})
-        check_error(lambda: handle.load_state_dict(fewer), "saved by 2 ranks, and there are 4 now; .* on several meshes")
+        check_error(
+            lambda: handle.load_state_dict(fewer),
+            "saved by 2 ranks, and there are 4 now; .* on several meshes",
+        )
     found = tagc.advise(model, seconds=0.5, verbose=False)
     assert found["n_units"] == 5 and found["world_size"] == 4
     model.zero_grad()
@@ -380,6 +450,8 @@ def several_meshes(rank, world_size):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(VERSION < (2, 12), reason=f"torch {torch.__version__}: modules of several meshes are of 2.12")
+@pytest.mark.skipif(
+    VERSION < (2, 12), reason=f"torch {torch.__version__}: modules of several meshes are of 2.12"
+)
 def test_several_meshes():
     ranks.run(several_meshes, 4)

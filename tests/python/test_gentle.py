@@ -1,5 +1,5 @@
-"""The gentle beginning: what is looked at, what is decided from it, that ranks and resumed runs decide alike, and that a model
-from random weights trains as it does dense."""
+"""The gentle beginning: what is looked at, what is decided from it, that ranks and resumed runs decide alike,
+and that a model from random weights trains as it does dense."""
 
 import base64
 import copy
@@ -10,11 +10,10 @@ import warnings
 import pytest
 
 torch = pytest.importorskip("torch")
+import ranks
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-import ranks
 
 
 def test_samples_are_the_same_elements_in_every_layout():
@@ -23,25 +22,40 @@ def test_samples_are_the_same_elements_in_every_layout():
     from tagc.torch.schedule.samples import Samples, positions
 
     shapes = {"few": (5, 3), "wide": (64, 70), "dim1": (48, 64), "none": (0,), "other": (7,)}
-    parameters = [layout.Parameter(name, shape, "compressed", dim=1 if name == "dim1" else 0) for name, shape in shapes.items()]
+    parameters = [
+        layout.Parameter(name, shape, "compressed", dim=1 if name == "dim1" else 0)
+        for name, shape in shapes.items()
+    ]
     random = torch.Generator().manual_seed(3)
     wires = {p.name: torch.randn(p.numel, generator=random) for p in parameters}  # in wire order
     sizes = [p.numel for p in parameters]
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     n_cut = -(-sum(sizes) // 4) * 4
-    for made in (layout.chunked(parameters, 4), layout.cut(parameters, starts, n_cut, 4), layout.bucket(parameters[::-1], 4)):
+    for made in (
+        layout.chunked(parameters, 4),
+        layout.cut(parameters, starts, n_cut, 4),
+        layout.bucket(parameters[::-1], 4),
+    ):
         source, wanted = torch.full((made.n_elems,), math.nan), []
         for i, parameter in enumerate(made.parameters):
             wire = wires[parameter.name]
             padded = torch.nn.functional.pad(wire, (0, made.n_elems))
             for piece in made.pieces_of(i):
-                source[piece.start:piece.start + piece.length] = padded[piece.offset:piece.offset + piece.length]
+                source[piece.start : piece.start + piece.length] = padded[
+                    piece.offset : piece.offset + piece.length
+                ]
             if parameter.name != "other" and parameter.numel:
                 wanted.append(wire[positions(parameter.numel)])
         sample = Samples({"few": 0, "wide": 1, "dim1": 2, "none": 3}).of(made, torch.device("cpu"))
-        assert sample.counts == tuple(map(len, wanted)) and max(sample.counts) == 512 > 15 == min(sample.counts)
+        assert sample.counts == tuple(map(len, wanted)) and max(sample.counts) == 512 > 15 == min(
+            sample.counts
+        )
         assert torch.equal(source[sample.places], torch.cat(wanted))
-        assert sample.numbers == tuple({"few": 0, "wide": 1, "dim1": 2}[p.name] for p in made.parameters if p.name not in ("none", "other"))
+        assert sample.numbers == tuple(
+            {"few": 0, "wide": 1, "dim1": 2}[p.name]
+            for p in made.parameters
+            if p.name not in ("none", "other")
+        )
 
 
 class Given(nn.Module):
@@ -58,12 +72,16 @@ class Given(nn.Module):
 
 
 def backward(model, rank, step, noisy=False):
-    """noisy and q_proj: another gradient each time and on each rank; steady: the same, with a little noise, or `noisy`."""
+    """noisy and q_proj: another gradient each time and on each rank; steady: the same, with a little noise,
+    or `noisy`."""
     random = torch.Generator().manual_seed(1000 * step + rank)
     model.zero_grad()
     same = torch.randn(64, 96, generator=torch.Generator().manual_seed(5))
-    model(torch.randn(96, 64, generator=random), (0 if noisy else 1) * same + 0.1 * torch.randn(64, 96, generator=random),
-          torch.randn(80, 64, generator=random)).backward()
+    model(
+        torch.randn(96, 64, generator=random),
+        (0 if noisy else 1) * same + 0.1 * torch.randn(64, 96, generator=random),
+        torch.randn(80, 64, generator=random),
+    ).backward()
     return [p.grad.clone() for p in model.parameters()]
 
 
@@ -86,12 +104,20 @@ def goes_on(rank, world_size):
     history = []
     for step in range(3 * WINDOW + 2):
         backward(model, rank, step)
-        history.append((handle.stats()["n_gentle"], handle.state.schedule.levels(), round(handle.stats()["bits_per_param"], 6)))
+        history.append(
+            (
+                handle.stats()["n_gentle"],
+                handle.state.schedule.levels(),
+                round(handle.stats()["bits_per_param"], 6),
+            )
+        )
     everyone = [None] * world_size
     dist.all_gather_object(everyone, history)
     assert [h[:2] for h in everyone[0]] == [h[:2] for h in everyone[1]]
     n = [p.numel() for p in model.parameters()]
-    levels = [{name: now[name] for name in ("noisy", "steady", "attn.q_proj.weight")} for _, now, _ in history]
+    levels = [
+        {name: now[name] for name in ("noisy", "steady", "attn.q_proj.weight")} for _, now, _ in history
+    ]
     assert list(levels[WINDOW - 2].values()) == [1, 1, 1] and list(levels[WINDOW].values()) == [2, 1, 3]
     assert list(levels[2 * WINDOW].values()) == [3, 1, 3] and list(levels[-1].values()) == [3, 1, 3]
     assert history[0][0] == sum(n) and history[-1][0] == n[1]
@@ -103,7 +129,9 @@ def goes_on(rank, world_size):
         for step in range(2 * WINDOW):
             backward(model, rank, 0)
     said = [str(warning.message) for warning in seen if "points one way again" in str(warning.message)]
-    assert handle.state.schedule.levels() == {"noisy": 1, "steady": 1, "attn.q_proj.weight": 1} and len(said) == (rank == 0), said
+    assert handle.state.schedule.levels() == {"noisy": 1, "steady": 1, "attn.q_proj.weight": 1} and len(
+        said
+    ) == (rank == 0), said
     model, handle = compressed(has_moment=True)  # Adam has its first moment: not all the way
     for step in range(3 * WINDOW):
         backward(model, rank, step)
@@ -126,8 +154,9 @@ class Fresh(Given):
 
 
 def random_weights(rank, world_size):
-    """Every value in 8 bits for three windows, whatever the gradients are. Then the first moment of what is noise becomes short window by
-    window, and its values are selected after that. Resumed in between. Not once a norm has learnt."""
+    """Every value in 8 bits for three windows, whatever the gradients are. Then the first moment of what is
+    noise becomes short window by window, and its values are selected after that. Resumed in between. Not once
+    a norm has learnt."""
     import tagc.torch as tagc
     from tagc.torch.schedule.adapt import Memory
     from tagc.torch.schedule.schedule import WINDOW
@@ -155,7 +184,11 @@ def random_weights(rank, world_size):
             saved[step] = copy.deepcopy(handle.state_dict())
         history.append((bits(model, handle, step), share(model, handle)))
     sent, shares = zip(*history)
-    assert min(sent[:3 * WINDOW]) > 16.5 and min(sent[3 * WINDOW:12 * WINDOW]) > 9.5 and max(sent[12 * WINDOW:]) < 8.5, sent
+    assert (
+        min(sent[: 3 * WINDOW]) > 16.5
+        and min(sent[3 * WINDOW : 12 * WINDOW]) > 9.5
+        and max(sent[12 * WINDOW :]) < 8.5
+    ), sent
     found = [shares[i * WINDOW + 1] for i in range(14)]
     assert found == [1, 1, 1, *(i / 10 for i in range(9, -1, -1)), 0], found
     assert handle.state.schedule.levels() == {"noisy": 3, "steady": 1, "attn.q_proj.weight": 3}
@@ -163,13 +196,15 @@ def random_weights(rank, world_size):
         other, second = made()
         backward(other, rank, 99)
         second.load_state_dict(state)
-        assert [(bits(other, second, i), share(other, second)) for i in range(step, len(history))] == history[step:], step
+        assert [(bits(other, second, i), share(other, second)) for i in range(step, len(history))] == history[
+            step:
+        ], step
     assert bits(*made(has_learnt=rank == 0), 0) < 10  # as where the shards of one rank are too few to show it
 
 
 class Weak(nn.Module):
-    """Compressed parameters whose gradients are noise, a weak direction in noise (a coherence of 1.7), and nothing but direction; and
-    attention."""
+    """Compressed parameters whose gradients are noise, a weak direction in noise (a coherence of 1.7), and
+    nothing but direction; and attention."""
 
     def __init__(self, n_noisy):
         super().__init__()
@@ -181,15 +216,31 @@ class Weak(nn.Module):
         random, same = torch.Generator().manual_seed(1000 * step + rank), torch.Generator().manual_seed(5)
         total = 0
         for name, parameter in self.named_parameters():
-            direction, noise = torch.randn(parameter.shape, generator=same), torch.randn(parameter.shape, generator=random)
-            total = total + (parameter * (direction if name == "steady" else strength * direction + noise if name == "weak" else noise)).sum()
+            direction, noise = (
+                torch.randn(parameter.shape, generator=same),
+                torch.randn(parameter.shape, generator=random),
+            )
+            total = (
+                total
+                + (
+                    parameter
+                    * (
+                        direction
+                        if name == "steady"
+                        else strength * direction + noise
+                        if name == "weak"
+                        else noise
+                    )
+                ).sum()
+            )
         return total
 
 
 def weak_directions_follow(rank, world_size):
-    """A parameter with a weak direction, and attention, have their largest values sent once half of what is compressed has left GENTLE.
-    They keep their beta1. What is noise at last goes all the way, and so does a weak direction that never had a long first moment, once half
-    of the others have; a strong direction never goes, nor does anything without the optimizer."""
+    """A parameter with a weak direction, and attention, have their largest values sent once half of what is
+    compressed has left GENTLE. They keep their beta1. What is noise at last goes all the way, and so does a
+    weak direction that never had a long first moment, once half of the others have; a strong direction never
+    goes, nor does anything without the optimizer."""
     import tagc.torch as tagc
     from tagc.torch.schedule.adapt import Memory
     from tagc.torch.schedule.schedule import WINDOW
@@ -207,14 +258,26 @@ def weak_directions_follow(rank, world_size):
                 model(rank, len(history), strength).backward()
                 now = handle.state.schedule.levels()
                 history.append((now["noisy.0"], now["weak"], now["attn.q_proj.weight"], now["steady"]))
-            own.append([memories.get(id(p), Memory()) for p in (model.module.noisy[0], model.module.weak, model.module.steady)])
+            own.append(
+                [
+                    memories.get(id(p), Memory())
+                    for p in (model.module.noisy[0], model.module.weak, model.module.steady)
+                ]
+            )
         return history
 
     own = []
     history = levels_of(2, 5, (0.196, 0.0))
     first = [[levels[i] > 1 for levels in history].index(True) for i in range(3)]
-    assert first == [2 * WINDOW - 1, 3 * WINDOW - 1, 3 * WINDOW - 1] and history[5 * WINDOW - 1] == (3, 2, 3, 1), first
-    assert [memory.moment for memory in own[0]] == [0, 1, 1] and [memory.n_selected > 0 for memory in own[0]] == [True, True, False]
+    assert first == [2 * WINDOW - 1, 3 * WINDOW - 1, 3 * WINDOW - 1] and history[5 * WINDOW - 1] == (
+        3,
+        2,
+        3,
+        1,
+    ), first
+    assert [memory.moment for memory in own[0]] == [0, 1, 1] and [
+        memory.n_selected > 0 for memory in own[0]
+    ] == [True, True, False]
     assert history[-1] == (3, 3, 3, 1) and [memory.moment for memory in own[1]] == [0, 0, 1]
     assert levels_of(1, 5)[-1] == (3, 1, 1, 1)  # one of three has gone
     assert levels_of(2, 4, given=False)[-1] == (1, 1, 1, 1)
@@ -222,8 +285,12 @@ def weak_directions_follow(rank, world_size):
     first = [[levels[i] == 3 for levels in history].index(True) for i in range(2)]
     assert first == [2 * WINDOW - 1, 3 * WINDOW - 1] and history[-1] == (3, 3, 3, 1), (first, history[-1])
     assert levels_of(1, 5, given=False, has_groups=True)[-1] == (3, 1, 3, 1)
-    history = levels_of(2, 4, (0.5, 0.0))  # a coherence of 4.8 at first; what is noise then waits for its short moment
-    assert history[4 * WINDOW - 1] == (3, 1, 3, 1) and [levels[1] for levels in history].index(2) == 6 * WINDOW - 1
+    # a coherence of 4.8 at first; what is noise then waits for its short moment
+    history = levels_of(2, 4, (0.5, 0.0))
+    assert (
+        history[4 * WINDOW - 1] == (3, 1, 3, 1)
+        and [levels[1] for levels in history].index(2) == 6 * WINDOW - 1
+    )
 
 
 def short_ids(handle):
@@ -233,18 +300,21 @@ def short_ids(handle):
 def stepped_short(optimizer, model):
     """Names of parameters whose first moment is short, in the groups as a step sees them."""
     names = {id(p): name.removeprefix("module.") for name, p in model.named_parameters()}
-    return {names[id(p)] for group in optimizer.param_groups if group["betas"][0] == 0.5 for p in group["params"]}
+    return {
+        names[id(p)] for group in optimizer.param_groups if group["betas"][0] == 0.5 for p in group["params"]
+    }
 
 
 def step_made(state, t, gradient, lr):
-    """What AdamW's step t (from 1) adds with beta1 = 0.5 and betas[1] = 0.999, weight decay left out, from the first moment before it."""
+    """What AdamW's step t (from 1) adds with beta1 = 0.5 and betas[1] = 0.999, weight decay left out, from
+    the first moment before it."""
     moment = 0.5 * state["before"] + 0.5 * gradient
     return lr * moment / (1 - 0.5**t) / ((state["exp_avg_sq"] / (1 - 0.999**t)).sqrt() + 1e-8)
 
 
 def switches_off(rank, world_size):
-    """With the optimizer: each compressed parameter has a long first moment until its gradient is noise, and what is not compressed
-    stays at EVERY until that is so for half of them."""
+    """With the optimizer: each compressed parameter has a long first moment until its gradient is noise, and
+    what is not compressed stays at EVERY until that is so for half of them."""
     import tagc.torch as tagc
     from tagc.torch.schedule.schedule import WINDOW
 
@@ -296,7 +366,8 @@ def switches_off(rank, world_size):
     assert handle.state.schedule.levels() == {"noisy": 3, "steady": 3, "attn.q_proj.weight": 3}
     goes_back_without_an_optimizer(handle.state_dict(), "noisy and 1 more", rank)
     handle.close()
-    assert len(optimizer._optimizer_step_pre_hooks) == 1 and not optimizer._optimizer_step_post_hooks  # this test's
+    # this test's
+    assert len(optimizer._optimizer_step_pre_hooks) == 1 and not optimizer._optimizer_step_post_hooks
     other = DistributedDataParallel(Given())
     again = torch.optim.AdamW(other.parameters(), lr=1e-3)
     second = tagc.compress(other, again, verbose=False)
@@ -309,17 +380,19 @@ def switches_off(rank, world_size):
 
 
 def steps_with_a_closure(handle, model, optimizer, rank):
-    """Groups are split before a closure runs, and what its backward pass decides holds from the next step on: the first that gets a
-    gradient of selection."""
+    """Groups are split before a closure runs, and what its backward pass decides holds from the next step on:
+    the first that gets a gradient of selection."""
     from tagc.torch.schedule.schedule import WINDOW
 
     seen = []  # (names that are stepped short, names of which every value travelled)
     optimizer.register_step_pre_hook(lambda *_: seen.append((stepped_short(optimizer, model), None)))
     for step in range(2 * WINDOW):
+
         def closure():
             first = {name for name, level in handle.state.schedule.levels().items() if level == 1}
             backward(model, rank, 400 + step, noisy=True)
             seen[-1] = seen[-1][0], first
+
         optimizer.step(closure)
     assert all(name in short or name in first for short, first in seen for name in ("noisy", "steady"))
     assert "steady" in seen[0][1] and "steady" not in seen[-1][1]
@@ -336,7 +409,9 @@ def goes_back_without_an_optimizer(saved, names, rank):
         warnings.simplefilter("always")
         handle.load_state_dict(copy.deepcopy(saved))
     said = [str(warning.message) for warning in said if "tagc: " in str(warning.message)]
-    assert len(said) == (rank == 0) and all(f"was short for {names}, " in text and "before the checkpoint" in text for text in said), said
+    assert len(said) == (rank == 0) and all(
+        f"was short for {names}, " in text and "before the checkpoint" in text for text in said
+    ), said
     for step in range(2 * WINDOW):
         backward(model, rank, 300 + step, noisy=True)
     assert set(handle.state.schedule.levels().values()) == {1} and not handle.state.moments.memories
@@ -345,16 +420,20 @@ def goes_back_without_an_optimizer(saved, names, rank):
 
 def switches_off_of_shards(rank, world_size):
     """Under FSDP2, where moments are DTensors: the step of what is noise is that of a short moment."""
+    from torch.distributed.fsdp import fully_shard
+
     import tagc.torch as tagc
     from tagc.torch.schedule.schedule import WINDOW
-    from torch.distributed.fsdp import fully_shard
 
     model = fully_shard(Given())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     handle = tagc.compress(model, optimizer, verbose=False)
     for step in range(2 * WINDOW + 4):
         before = [p.to_local().clone() for p in model.parameters()]
-        moments = [optimizer.state[p]["exp_avg"].to_local().clone() if step else torch.zeros_like(b) for p, b in zip(model.parameters(), before)]
+        moments = [
+            optimizer.state[p]["exp_avg"].to_local().clone() if step else torch.zeros_like(b)
+            for p, b in zip(model.parameters(), before)
+        ]
         backward(model, rank, step)
         optimizer.step()
     assert short_ids(handle) == {id(model.noisy)}
@@ -367,29 +446,56 @@ def switches_off_of_shards(rank, world_size):
 
 
 def test_a_short_moment_is_that_of_groups_of_their_own():
-    """The step by groups of their own with a beta1 of 0.5, for every Adam of torch's; and only for those that are named. Groups are
-    whole before and after, also after a step that fails."""
+    """The step by groups of their own with a beta1 of 0.5, for every Adam of torch's; and only for those that
+    are named. Groups are whole before and after, also after a step that fails."""
     from tagc.torch.schedule import adapt
 
     optim = torch.optim
-    for make, options in [*((make, options) for make in (optim.Adam, optim.AdamW) for options in (
-            {}, {"maximize": True}, {"amsgrad": True}, {"foreach": True}, {"fused": True}, {"weight_decay": 0.3})),
-            (optim.NAdam, {}), (optim.RAdam, {})]:
+    for make, options in [
+        *(
+            (make, options)
+            for make in (optim.Adam, optim.AdamW)
+            for options in (
+                {},
+                {"maximize": True},
+                {"amsgrad": True},
+                {"foreach": True},
+                {"fused": True},
+                {"weight_decay": 0.3},
+            )
+        ),
+        (optim.NAdam, {}),
+        (optim.RAdam, {}),
+    ]:
         random = torch.Generator().manual_seed(11)
         start = [torch.randn(7, 5, generator=random) for _ in range(4)]
         one, other = ([nn.Parameter(values.clone()) for values in start] for _ in range(2))
-        held = make([{"params": one[:3]}, {"params": one[3:], "lr": 0.05}], lr=0.1, betas=(0.9, 0.8), **options)
-        plain = make([{"params": other[:2]}, {"params": other[2:3]}, {"params": other[3:], "lr": 0.05}], lr=0.1, betas=(0.9, 0.8), **options)
-        memories, groups = {}, [(len(group["params"]), group["betas"], group["lr"]) for group in held.param_groups]
+        held = make(
+            [{"params": one[:3]}, {"params": one[3:], "lr": 0.05}], lr=0.1, betas=(0.9, 0.8), **options
+        )
+        plain = make(
+            [{"params": other[:2]}, {"params": other[2:3]}, {"params": other[3:], "lr": 0.05}],
+            lr=0.1,
+            betas=(0.9, 0.8),
+            **options,
+        )
+        memories, groups = (
+            {},
+            [(len(group["params"]), group["betas"], group["lr"]) for group in held.param_groups],
+        )
         short = adapt.OwnBetas(held, memories)
         for step in range(44):
             if step == 4:
                 memories.update({id(p): adapt.Memory(0.0) for p in (*one[:2], one[3])})
                 plain.param_groups[0]["betas"] = plain.param_groups[2]["betas"] = (0.5, 0.8)
-            # half way in what is tolerated, sqrt(19 * 3); beta2 follows the updates, of which exchanges are more
+            # half way in what is tolerated, sqrt(19 * 3); beta2 follows the updates, of which exchanges are
+            # more
             if step in (6, 20, 40):
                 memories[id(one[2])] = adapt.Memory(0.5, 640)
-                plain.param_groups[1]["betas"] = ((57**0.5 - 1) / (57**0.5 + 1), {6: 0.8, 20: 1 - 3 / 20, 40: 1 - 3 / 40}[step])
+                plain.param_groups[1]["betas"] = (
+                    (57**0.5 - 1) / (57**0.5 + 1),
+                    {6: 0.8, 20: 1 - 3 / 20, 40: 1 - 3 / 40}[step],
+                )
             for mine, theirs in zip(one, other):
                 theirs.grad = torch.randn(7, 5, generator=random)
                 mine.grad = theirs.grad.clone()
@@ -399,9 +505,15 @@ def test_a_short_moment_is_that_of_groups_of_their_own():
                 assert len(held.state_dict()["param_groups"]) == len(held.param_groups) == 2
             held.step()
             plain.step()
-            assert all(torch.equal(a, b) for a, b in zip(one[:2] + one[3:], other[:2] + other[3:])), (make, options, step)
+            assert all(torch.equal(a, b) for a, b in zip(one[:2] + one[3:], other[:2] + other[3:])), (
+                make,
+                options,
+                step,
+            )
             torch.testing.assert_close(one[2], other[2], rtol=1e-5, atol=1e-6)
-            assert groups == [(len(group["params"]), group["betas"], group["lr"]) for group in held.param_groups]
+            assert groups == [
+                (len(group["params"]), group["betas"], group["lr"]) for group in held.param_groups
+            ]
         short.remove()
         for group in plain.param_groups:
             group["betas"] = (0.9, 0.8)
@@ -414,8 +526,8 @@ def test_a_short_moment_is_that_of_groups_of_their_own():
 
 
 def test_groups_that_come_stay_and_counters_in_groups_count_once():
-    """A group that the user adds after a step that failed is kept. A counter that is a tensor in a group counts each step once, as
-    FusedAdam's."""
+    """A group that the user adds after a step that failed is kept. A counter that is a tensor in a group
+    counts each step once, as FusedAdam's."""
     from tagc.torch.schedule import adapt
 
     class Counting(torch.optim.AdamW):
@@ -431,7 +543,10 @@ def test_groups_that_come_stay_and_counters_in_groups_count_once():
         optimizer.step(lambda: 1 / 0)
     optimizer.add_param_group({"params": [new], "n": torch.zeros(())})
     optimizer.step()
-    assert [([*map(id, group["params"])], group["n"].item()) for group in optimizer.param_groups] == [([id(one), id(two)], 2), ([id(new)], 1)]
+    assert [([*map(id, group["params"])], group["n"].item()) for group in optimizer.param_groups] == [
+        ([id(one), id(two)], 2),
+        ([id(new)], 1),
+    ]
 
 
 def test_beta2_follows_the_updates_of_what_is_loaded():
@@ -448,25 +563,34 @@ def test_beta2_follows_the_updates_of_what_is_loaded():
     optimizer.step()
     optimizer.load_state_dict(young)
     optimizer.step()
-    assert seen == [pytest.approx(beta2) for beta2 in (0.995, 0.995, 0.95)]  # without a state nothing is known: the handle's count
+    # without a state nothing is known: the handle's count
+    assert seen == [pytest.approx(beta2) for beta2 in (0.995, 0.995, 0.95)]
 
 
 def test_memories_make_betas():
     """(share of the way to beta1, updates) -> betas, of numbers and of tensors."""
     from tagc.torch.schedule.adapt import Memory
 
-    for memory, own, wanted in ((Memory(), (0.9, 0.95), (0.9, 0.95)), (Memory(0.0), (0.9, 0.95), (0.5, 0.95)),
-                                (Memory(0.0), (0.3, 0.95), (0.3, 0.95)), (Memory(1.0, 20), (0.9, 0.95), (0.9, 0.95)),
-                                (Memory(1.0, 160), (0.9, 0.95), (0.9, 1 - 3 / 160)), (Memory(0.0, 1 << 20), (0.8, 0.95), (0.5, 0.995)),
-                                (Memory(1.0, 1 << 20), (0.9, 0.999), (0.9, 0.9999)), (Memory(0.5), (0.5, 0.999), (0.5, 0.999))):
+    for memory, own, wanted in (
+        (Memory(), (0.9, 0.95), (0.9, 0.95)),
+        (Memory(0.0), (0.9, 0.95), (0.5, 0.95)),
+        (Memory(0.0), (0.3, 0.95), (0.3, 0.95)),
+        (Memory(1.0, 20), (0.9, 0.95), (0.9, 0.95)),
+        (Memory(1.0, 160), (0.9, 0.95), (0.9, 1 - 3 / 160)),
+        (Memory(0.0, 1 << 20), (0.8, 0.95), (0.5, 0.995)),
+        (Memory(1.0, 1 << 20), (0.9, 0.999), (0.9, 0.9999)),
+        (Memory(0.5), (0.5, 0.999), (0.5, 0.999)),
+    ):
         assert memory.betas(own) == pytest.approx(wanted, rel=1e-12), memory
         tensors = memory.betas(tuple(torch.tensor(beta, dtype=torch.float64) for beta in own))
-        assert all(isinstance(beta, torch.Tensor) for beta in tensors) and [*map(float, tensors)] == pytest.approx(wanted, rel=1e-12)
+        assert all(isinstance(beta, torch.Tensor) for beta in tensors) and [
+            *map(float, tensors)
+        ] == pytest.approx(wanted, rel=1e-12)
 
 
 def residuals_that_outgrow(rank, world_size):
-    """A residual of far more than the gradients that come, twice in a row: every value travels, rank 0 says so, and a resumed run
-    remembers the first time."""
+    """A residual of far more than the gradients that come, twice in a row: every value travels, rank 0 says
+    so, and a resumed run remembers the first time."""
     from tagc.torch.schedule.schedule import WINDOW
 
     def steps(model, first, n, factor):
@@ -475,15 +599,24 @@ def residuals_that_outgrow(rank, world_size):
             for step in range(first, first + n):
                 random = torch.Generator().manual_seed(1000 * step + rank)
                 model.zero_grad()
-                model(*(factor * torch.randn(p.shape, generator=random) for p in model.parameters())).backward()
+                model(
+                    *(factor * torch.randn(p.shape, generator=random) for p in model.parameters())
+                ).backward()
         return [str(warning.message) for warning in seen if "has grown to" in str(warning.message)]
 
     model, handle = compressed()
-    assert steps(model, 0, 4 * WINDOW, 1.0) == [] and handle.state.schedule.levels() == {"noisy": 3, "steady": 3, "attn.q_proj.weight": 3}
+    assert steps(model, 0, 4 * WINDOW, 1.0) == [] and handle.state.schedule.levels() == {
+        "noisy": 3,
+        "steady": 3,
+        "attn.q_proj.weight": 3,
+    }
     assert steps(model, 100, WINDOW, 1e-3) == [] and set(handle.state.schedule.levels().values()) == {3}
     saved = copy.deepcopy(handle.state_dict())
     said = steps(model, 200, WINDOW, 1e-3)
-    assert len(said) == (rank == 0) and handle.state.schedule.levels()["noisy"] == handle.state.schedule.levels()["steady"] == 1, said
+    assert (
+        len(said) == (rank == 0)
+        and handle.state.schedule.levels()["noisy"] == handle.state.schedule.levels()["steady"] == 1
+    ), said
     other, second = compressed()
     backward(other, rank, 99)
     second.load_state_dict(saved)
@@ -503,7 +636,11 @@ def unused_hold_nothing_up(rank, world_size):
     for step in range(3 * WINDOW + 1):
         model.zero_grad()
         model(torch.randn(96, 64, generator=random)).backward()
-    assert handle.state.schedule.levels()["noisy"] == 3 and handle.state.schedule.levels()["steady"] == 1 and id(model.module.noisy) in short_ids(handle)
+    assert (
+        handle.state.schedule.levels()["noisy"] == 3
+        and handle.state.schedule.levels()["steady"] == 1
+        and id(model.module.noisy) in short_ids(handle)
+    )
 
 
 def moment_stays_where_nothing_is_selected(rank, world_size):
@@ -524,7 +661,10 @@ def attention_has_an_optimizer_of_its_own(rank, world_size):
 
     model = DistributedDataParallel(Given())
     attention = model.module.attn.q_proj.weight
-    own, others = torch.optim.AdamW([attention]), torch.optim.AdamW([p for p in model.parameters() if p is not attention])
+    own, others = (
+        torch.optim.AdamW([attention]),
+        torch.optim.AdamW([p for p in model.parameters() if p is not attention]),
+    )
     handle, seen = tagc.compress(model, [others, own], verbose=False), []
     own.register_step_pre_hook(lambda optimizer, *_: seen.append(optimizer.param_groups[0]["betas"]))
     backward(model, rank, 0)
@@ -536,7 +676,8 @@ def attention_has_an_optimizer_of_its_own(rank, world_size):
 
 
 def resumes(rank, world_size):
-    """In the middle of a window, and after: the same bits. A checkpoint of a run without levels is at the last one."""
+    """In the middle of a window, and after: the same bits. A checkpoint of a run without levels is at the
+    last one."""
     from tagc.torch import state
     from tagc.torch.schedule.schedule import WINDOW
 
@@ -551,7 +692,10 @@ def resumes(rank, world_size):
         second.load_state_dict(saved)
         for step in range(saved_at, WINDOW + 9):
             again = backward(other, rank, step)
-        assert second.state.schedule.levels() == handle.state.schedule.levels() and second.state.schedule.levels()["noisy"] == 2
+        assert (
+            second.state.schedule.levels() == handle.state.schedule.levels()
+            and second.state.schedule.levels()["noisy"] == 2
+        )
         assert all(torch.equal(a, b) for a, b in zip(last, again))
     (entry,) = saved.values()
     about = json.loads(entry[state.ABOUT])
@@ -569,8 +713,8 @@ def resumes(rank, world_size):
 
 
 def guarded(rank, world_size):
-    """SGD at a rate that bears no delay: dense it learns, and selected it goes astray, unless it is told the loss. The guard waits
-    longer each time."""
+    """SGD at a rate that bears no delay: dense it learns, and selected it goes astray, unless it is told the
+    loss. The guard waits longer each time."""
     import tagc.torch as tagc
 
     def trained_on_noise(how, watches, n_steps=340):
@@ -578,11 +722,17 @@ def guarded(rank, world_size):
         target = torch.randn(96, 64)
         model = DistributedDataParallel(nn.Linear(64, 96, bias=False))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-        handle = None if how is None else tagc.compress(model, optimizer, verbose=False, rules={"weight": "compressed"}, **how)
+        handle = (
+            None
+            if how is None
+            else tagc.compress(model, optimizer, verbose=False, rules={"weight": "compressed"}, **how)
+        )
         random, losses = torch.Generator().manual_seed(8 + rank), []
         for _ in range(n_steps):
             x = torch.randn(32, 64, generator=random)
-            loss = (model(x) - x @ target.T - torch.randn(32, 96, generator=random)).square().sum(1).mean() / 2
+            loss = (model(x) - x @ target.T - torch.randn(32, 96, generator=random)).square().sum(
+                1
+            ).mean() / 2
             if watches:
                 handle.watch(loss)
             optimizer.zero_grad()
@@ -599,11 +749,13 @@ def guarded(rank, world_size):
         loss, handle = trained_on_noise({}, True)
     said = [str(warning.message) for warning in seen if "the loss has risen" in str(warning.message)]
     assert plain > 1.25 * dense and loss < 1.12 * dense, (dense, plain, loss)
-    assert (1 <= len(said) <= 3) == (rank == 0) and handle.state.schedule.levels(), said  # how often depends on rounding
+    # how often depends on rounding
+    assert (1 <= len(said) <= 3) == (rank == 0) and handle.state.schedule.levels(), said
 
 
 class Tied(nn.Module):
-    """A language model of one hidden layer whose head is its embedding, most rows of which no text ever uses."""
+    """A language model of one hidden layer whose head is its embedding, most rows of which no text ever
+    uses."""
 
     def __init__(self, n_vocab=512, n=32):
         super().__init__()
@@ -626,7 +778,13 @@ def trained(rank, how, n_steps=120):
     model = DistributedDataParallel(Tied())
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.99))
     if how is not None:
-        tagc.compress(model, *((optimizer,) if how.pop("adapts", False) else ()), verbose=False, rules={"*.weight": "compressed"}, **how)
+        tagc.compress(
+            model,
+            *((optimizer,) if how.pop("adapts", False) else ()),
+            verbose=False,
+            rules={"*.weight": "compressed"},
+            **how,
+        )
     random.manual_seed(8 + rank)
     losses = []
     for step in range(n_steps):
@@ -643,15 +801,35 @@ def trained(rank, how, n_steps=120):
 
 def trains(rank, world_size):
     dense = trained(rank, None)
-    gaps = {name: trained(rank, how) / dense - 1 for name, how in
-            (("one line", {}), ("optimizer", {"adapts": True}), ("from the first step", {"sparsity": 0.95}))}
+    gaps = {
+        name: trained(rank, how) / dense - 1
+        for name, how in (
+            ("one line", {}),
+            ("optimizer", {"adapts": True}),
+            ("from the first step", {"sparsity": 0.95}),
+        )
+    }
     assert gaps["one line"] < 0.03 and gaps["optimizer"] < 0.03, (dense, gaps)  # 0.012 and 0.023
     assert gaps["from the first step"] > 0.06, (dense, gaps)  # 0.116; else this test shows nothing
 
 
 def test_levels():
-    ranks.run_each((goes_on, random_weights, weak_directions_follow, switches_off, switches_off_of_shards, unused_hold_nothing_up,
-                     moment_stays_where_nothing_is_selected, attention_has_an_optimizer_of_its_own, resumes, residuals_that_outgrow, guarded), 2)
+    ranks.run_each(
+        (
+            goes_on,
+            random_weights,
+            weak_directions_follow,
+            switches_off,
+            switches_off_of_shards,
+            unused_hold_nothing_up,
+            moment_stays_where_nothing_is_selected,
+            attention_has_an_optimizer_of_its_own,
+            resumes,
+            residuals_that_outgrow,
+            guarded,
+        ),
+        2,
+    )
 
 
 def test_a_tied_model_with_unused_rows_trains_as_dense():

@@ -1,6 +1,6 @@
-"""A small GPT goes on from one trained state, dense and through tagc with the parameter groups that it advises: at sparsity
-0.9 its loss ends within the spread of dense runs that see the data in other orders, or within 1 % where these three are closer
-together."""
+"""A small GPT goes on from one trained state, dense and through tagc with the parameter groups that it
+advises: at sparsity 0.9 its loss ends within the spread of dense runs that see the data in other orders, or
+within 1 % where these three are closer together."""
 
 import copy
 import pathlib
@@ -9,10 +9,9 @@ import sys
 import pytest
 
 torch = pytest.importorskip("torch")
+import ranks
 import torch.distributed as dist
 from torch.distributed.tensor import distribute_tensor
-
-import ranks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples" / "pytorch"))
@@ -22,7 +21,11 @@ N_TRUNK, N_FORK, CONTEXT, BATCH, ORDERS, LR = 150, 90, 64, 8, (1, 2, 3), 2e-3
 
 def text():
     """Sources of this project, bytes."""
-    files = [path for product in ("lib", "engine", "planning", "command") for path in sorted((ROOT / product).rglob("*.c"))]
+    files = [
+        path
+        for product in ("lib", "engine", "planning", "command")
+        for path in sorted((ROOT / product).rglob("*.c"))
+    ]
     data = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
     return data[: -len(data) // 10], data[-len(data) // 10 :]
 
@@ -63,25 +66,33 @@ def steps(model, optimizer, data, order, n, is_last, ranks_here):
 
 def validation_loss(model, data, ranks_here):
     with torch.no_grad():
-        return sum(model(*batch(data, i, rank)).item() for i in range(20) for rank in ranks_here) / 20 / len(ranks_here)
+        return (
+            sum(model(*batch(data, i, rank)).item() for i in range(20) for rank in ranks_here)
+            / 20
+            / len(ranks_here)
+        )
 
 
 def dense(data, order, weights=None, state=None):
-    """(model, optimizer, loss) of a process alone that trains on what the two ranks train on; without weights: the trunk."""
+    """(model, optimizer, loss) of a process alone that trains on what the two ranks train on; without
+    weights: the trunk."""
     train, validation = data
     model = model_of_all()
     optimizer = torch.optim.AdamW(model.parameters())
     if weights is not None:
         model.load_state_dict(weights)
         optimizer.load_state_dict(copy.deepcopy(state))
-    steps(model, optimizer, train, order, N_TRUNK if weights is None else N_FORK, weights is not None, range(2))
+    steps(
+        model, optimizer, train, order, N_TRUNK if weights is None else N_FORK, weights is not None, range(2)
+    )
     return model, optimizer, validation_loss(model, validation, range(2))
 
 
 def compressed(rank, data, order, weights, state, **options):
     """(loss, bits) of two ranks with tagc."""
-    import tagc.torch as tagc
     from torch.distributed.checkpoint import state_dict as states
+
+    import tagc.torch as tagc
 
     train, validation = data
     whole = states.StateDictOptions(full_state_dict=True)
@@ -90,9 +101,12 @@ def compressed(rank, data, order, weights, state, **options):
     with tagc.compress(model, verbose=False, **options) as handle:
         optimizer = torch.optim.AdamW(handle.param_groups())
         for (name, parameter), moments in zip(model.named_parameters(), state["state"].values(), strict=True):
-            optimizer.state[parameter] = {key: value.clone() if value.dim() == 0 else
-                                          distribute_tensor(value, parameter.device_mesh, parameter.placements)
-                                          for key, value in moments.items()}
+            optimizer.state[parameter] = {
+                key: value.clone()
+                if value.dim() == 0
+                else distribute_tensor(value, parameter.device_mesh, parameter.placements)
+                for key, value in moments.items()
+            }
         steps(model, optimizer, train, order, N_FORK, True, [rank])
         loss = torch.tensor(validation_loss(model, validation, [rank]))
         dist.all_reduce(loss, dist.ReduceOp.AVG)
@@ -109,8 +123,11 @@ def forks(rank, world_size):
     mine = {order: dense(data, order, weights, state)[2] for order in ORDERS if order % world_size == rank}
     everyone = [None] * world_size
     dist.all_gather_object(everyone, mine)
-    return {"trunk": loss, "dense": [loss for one in everyone for loss in one.values()],
-            "0.9": [compressed(rank, data, order, weights, state, sparsity=0.9) for order in ORDERS]}
+    return {
+        "trunk": loss,
+        "dense": [loss for one in everyone for loss in one.values()],
+        "0.9": [compressed(rank, data, order, weights, state, sparsity=0.9) for order in ORDERS],
+    }
 
 
 @pytest.mark.slow

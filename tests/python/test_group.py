@@ -1,12 +1,12 @@
-"""transport="group": gradients in the caller's own process group (gloo's, with CPU tensors) against the same training by tagc's own connection:
-the same bits. Whatever goes wrong on one rank is the same error on all, at the end of the pass, and changes nothing."""
+"""transport="group": gradients in the caller's own process group (gloo's, with CPU tensors) against the same
+training by tagc's own connection: the same bits. Whatever goes wrong on one rank is the same error on all, at
+the end of the pass, and changes nothing."""
 
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist
-
 import ranks
+import torch.distributed as dist
 from models import batch_of, loss_of
 from oracles import check_error
 from test_staging import bf16, fake, local, train, wrapped
@@ -43,7 +43,10 @@ class Counted:
 
     def __enter__(self):
         self.n_bytes, self._before = [], dist.all_to_all_single
-        dist.all_to_all_single = lambda received, sent, **how: (self.n_bytes.append(sent.nbytes), self._before(received, sent, **how))[1]
+        dist.all_to_all_single = lambda received, sent, **how: (
+            self.n_bytes.append(sent.nbytes),
+            self._before(received, sent, **how),
+        )[1]
         return self.n_bytes
 
     def __exit__(self, *_):
@@ -52,19 +55,26 @@ class Counted:
 
 # ---- what all ranks do ----
 
+
 def same_bits(rank, world_size):
     for kind, options, model_options, n_micro in CASES if world_size == 2 else CASES[1:8:3]:
         model_options = bf16() if model_options == "bf16" else model_options
         plain = train(kind, rank, options, model_options, n_steps=4, n_micro=n_micro)
         with Counted() as sent:
-            carried = train(kind, rank, options | {"transport": "group"}, model_options, n_steps=4, n_micro=n_micro)
+            carried = train(
+                kind, rank, options | {"transport": "group"}, model_options, n_steps=4, n_micro=n_micro
+            )
         assert len(sent) >= 4 * n_micro, "nothing went through the group"
         check_same(plain, carried)
 
 
 def with_kernels(rank, world_size):
     """The same on a device (a fake one, whose kernels the harness executes), of all ranks or of one."""
-    cases = [("fsdp2", {"sparsity": 0.9}, (True, True)), ("ddp", {"sparsity": 0.9}, (True, False)), ("fsdp2", {}, (False, True))]
+    cases = [
+        ("fsdp2", {"sparsity": 0.9}, (True, True)),
+        ("ddp", {"sparsity": 0.9}, (True, False)),
+        ("fsdp2", {}, (False, True)),
+    ]
     for number, (kind, options, has) in enumerate(cases):
         plain = train(kind, rank, options, {}, n_steps=3)
         options = options | {"transport": "group"}
@@ -79,13 +89,16 @@ def with_kernels(rank, world_size):
 
 
 def statistics(rank, world_size):
-    """Bytes are those that the collectives took, all slots in whole: more than without, and no more than a little."""
+    """Bytes are those that the collectives took, all slots in whole: more than without, and no more than a
+    little."""
     import tagc.torch as tagc
 
     bits = {}
     for transport in ("host", "group"):
         model = wrapped("fsdp2")
-        handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.9, values="int4", transport=transport)
+        handle = tagc.compress(
+            model, verbose=False, layers="all", sparsity=0.9, values="int4", transport=transport
+        )
         with Counted() as sent:
             loss_of(model, batch_of(rank)).backward()
         stats = handle.stats()
@@ -95,11 +108,13 @@ def statistics(rank, world_size):
             assert stats["bytes_by_leg"]["index"] == 0 and stats["bytes_by_leg"]["result"] == 0
             assert stats["bytes_sent"] == sum(stats["bytes_by_leg"].values()) == stats["bytes_received"]
         handle.close()
-    assert bits["host"] < bits["group"] < 1.5 * bits["host"] + 1, bits  # of units as small as these, headers are much
+    # of units as small as these, headers are much
+    assert bits["host"] < bits["group"] < 1.5 * bits["host"] + 1, bits
 
 
 def damages_are_errors(rank, world_size):
-    """A byte of what rank 0 got, in a header or in a body: the same Error on all ranks at the end of the pass, NaN, and the state of before."""
+    """A byte of what rank 0 got, in a header or in a body: the same Error on all ranks at the end of the
+    pass, NaN, and the state of before."""
     import tagc.torch as tagc
     from tagc.torch.exchange import waits
 
@@ -121,8 +136,10 @@ def damages_are_errors(rank, world_size):
 
             waits.Collectives.all_to_all = damage
             try:
-                check_error(lambda: loss_of(model, batch_of(rank)).backward(),
-                            f"the slot from rank {world_size - 1} that rank 0 got {words}")
+                check_error(
+                    lambda: loss_of(model, batch_of(rank)).backward(),
+                    f"the slot from rank {world_size - 1} that rank 0 got {words}",
+                )
             finally:
                 waits.Collectives.all_to_all = carry
             gradients = [local(p.grad) for p in model.parameters() if p.grad is not None]
@@ -157,8 +174,11 @@ def failures_are_errors(rank, world_size):
 
         lib.call = fails_once
         try:
-            check_error(lambda: loss_of(model, batch_of(rank)).backward(),
-                        "planted" if rank == 1 else "rank 1 failed in this step: device failure", same=False)
+            check_error(
+                lambda: loss_of(model, batch_of(rank)).backward(),
+                "planted" if rank == 1 else "rank 1 failed in this step: device failure",
+                same=False,
+            )
         finally:
             lib.call = real
         model.zero_grad()
@@ -188,13 +208,20 @@ def refusals(rank, world_size):
     import tagc.torch as tagc
 
     model = wrapped("ddp")
-    check_error(lambda: tagc.compress(model, verbose=False, transport="nccl"), "transport is 'nccl', must be one of 'host', 'group'")
+    check_error(
+        lambda: tagc.compress(model, verbose=False, transport="nccl"),
+        "transport is 'nccl', must be one of 'host', 'group'",
+    )
     for exchange in ("packed", "sketch", "dense"):
-        check_error(lambda: tagc.compress(model, verbose=False, transport="group", exchange=exchange),
-                    f"transport is 'group', which is for exchange 'direct'; this one is '{exchange}'")
+        check_error(
+            lambda: tagc.compress(model, verbose=False, transport="group", exchange=exchange),
+            f"transport is 'group', which is for exchange 'direct'; this one is '{exchange}'",
+        )
     check_error(lambda: tagc.compress(model, verbose=False, transport=("host", "group")[rank]), "transport")
     with fake(400 + rank):
-        check_error(lambda: tagc.compress(model, verbose=False, transport="group"), "kernels for CUDA are missing")
+        check_error(
+            lambda: tagc.compress(model, verbose=False, transport="group"), "kernels for CUDA are missing"
+        )
 
 
 def a_rank_is_gone(rank, world_size):
@@ -217,6 +244,7 @@ def a_rank_is_gone(rank, world_size):
 
 # ---- tests ----
 
+
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_same_bits(world_size):
     ranks.run(same_bits, world_size)
@@ -233,4 +261,5 @@ def test_what_goes_wrong():
 def test_a_rank_is_gone():
     outcomes = ranks.attempt(a_rank_is_gone, 2)
     trace = outcomes[0][1]
-    assert trace is None or "dist.barrier()" in trace, trace  # the one behind it, over connections that are closed
+    # the one behind it, over connections that are closed
+    assert trace is None or "dist.barrier()" in trace, trace

@@ -1,5 +1,6 @@
-"""The folders of tagc.torch are the rule of what may name what: a file names no file of a folder above its own, and files name each other in no
-circle. What is imported inside a function, or for types only, counts like everything else."""
+"""The folders of tagc.torch are the rule of what may name what: a file names no file of a folder above its
+own, and files name each other in no circle. What is imported inside a function, or for types only, counts
+like everything else."""
 
 import ast
 import pathlib
@@ -8,8 +9,18 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2] / "python" / "tagc"
 # From the bottom to the top: folders, and files beside them. Those of one line name none of each other.
-LEVELS = (("exchange",), ("schedule",), ("state", "statistics"), ("passes",), ("handle",), ("hooks",), ("local", "advise"), ("quorum",),
-          ("compress",), ("__init__",))
+LEVELS = (
+    ("exchange",),
+    ("schedule",),
+    ("state", "statistics"),
+    ("passes",),
+    ("handle",),
+    ("hooks",),
+    ("local", "advise"),
+    ("quorum",),
+    ("compress",),
+    ("__init__",),
+)
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}
 
 
@@ -18,7 +29,9 @@ def trees_of(folder):
     found = {}
     for path in sorted(folder.glob("**/*.py")):
         module = ".".join(path.relative_to(folder).with_suffix("").parts)
-        found[module if module == "__init__" else module.removesuffix(".__init__")] = ast.parse(path.read_text())
+        found[module if module == "__init__" else module.removesuffix(".__init__")] = ast.parse(
+            path.read_text()
+        )
     return found
 
 
@@ -39,7 +52,7 @@ def arrows(trees):
         targets = found[module] = {}
         for line, name in names_of(tree):
             if name == "tagc.torch" or name.startswith("tagc.torch."):
-                short = name[len("tagc.torch."):]
+                short = name[len("tagc.torch.") :]
                 target = next((one for one in (short, short.rpartition(".")[0]) if one in trees), "__init__")
                 targets.setdefault(target, line)
     return found
@@ -81,13 +94,16 @@ def test_nothing_below_torch_or_beside_it_is_named_by_it():
         assert not others, (module, others)
 
 
-@pytest.mark.parametrize("module, planted, line", [
-    ("exchange.unit", "from tagc.torch.handle import Compressed", 1),
-    ("exchange.unit", "def f():\n    from tagc.torch import state", 2),
-    ("state", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import tagc.torch.hooks.ddp", 3),
-    ("local.steps", "from tagc.torch.advise.links import plan_sites", 1),
-    ("quorum.exchanges", "from tagc.torch import compress", 1),
-])
+@pytest.mark.parametrize(
+    "module, planted, line",
+    [
+        ("exchange.unit", "from tagc.torch.handle import Compressed", 1),
+        ("exchange.unit", "def f():\n    from tagc.torch import state", 2),
+        ("state", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import tagc.torch.hooks.ddp", 3),
+        ("local.steps", "from tagc.torch.advise.links import plan_sites", 1),
+        ("quorum.exchanges", "from tagc.torch import compress", 1),
+    ],
+)
 def test_what_is_planted_is_found(module, planted, line):
     trees = trees_of(ROOT / "torch")
     trees[module] = ast.parse(planted)

@@ -1,5 +1,5 @@
-"""Loops that others own: the recipes of docs/guide/pytorch.md in them, on two ranks; what comes out against the same loop without tagc,
-and resumed runs against those that were not broken off."""
+"""Loops that others own: the recipes of docs/guide/pytorch.md in them, on two ranks; what comes out against
+the same loop without tagc, and resumed runs against those that were not broken off."""
 
 import logging
 import os
@@ -12,16 +12,16 @@ import warnings
 import pytest
 
 torch = pytest.importorskip("torch")
+import ranks
+import test_docs
 import torch.distributed as dist
+from oracles import check_alike
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-import ranks
-import test_docs
-from oracles import check_alike
-
 LOSSLESS = {"sparsity": 0, "values": "fp32", "mild": "fp32", "mild_sparsity": 0, "verbose": False}
-LOSSY = {"sparsity": 0.9, "values": "fp32", "verbose": False}  # 2 bits would tell DDP's buckets apart, which it makes anew
+# 2 bits would tell DDP's buckets apart, which it makes anew
+LOSSY = {"sparsity": 0.9, "values": "fp32", "verbose": False}
 
 
 def shared_folder(rank):
@@ -34,7 +34,11 @@ def shared_folder(rank):
 
 def as_launched(rank, world_size):
     """What torchrun sets."""
-    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size), "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= {
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     logging.disable(logging.WARNING)
 
 
@@ -52,7 +56,10 @@ def pretend_to_shard(fsdp):
 def whole(model):
     """Its parameters by name, of all ranks together."""
     names = lambda name: name.removeprefix("module.").removeprefix("model.")
-    return {names(name): (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone() for name, p in model.named_parameters()}
+    return {
+        names(name): (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone()
+        for name, p in model.named_parameters()
+    }
 
 
 def furthest(found, expected):
@@ -62,12 +69,15 @@ def furthest(found, expected):
 
 # ---- transformers ----
 
+
 def gpt2():
     import transformers
 
     torch.manual_seed(3)
-    config = transformers.GPT2Config(vocab_size=96, n_positions=16, n_embd=64, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0,
-                                     attn_pdrop=0.0, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0)  # fmt: skip
+    config = transformers.GPT2Config(vocab_size=96, n_positions=16, n_embd=64, n_layer=2, n_head=2,
+                                     resid_pdrop=0.0, embd_pdrop=0.0,
+                                     attn_pdrop=0.0, tie_word_embeddings=False, bos_token_id=0,
+                                     eos_token_id=0)  # fmt: skip
     return transformers.GPT2LMHeadModel(config)
 
 
@@ -83,15 +93,26 @@ class Text(torch.utils.data.Dataset):
 def trained(folder, options, fsdp=False, resume=None):
     """(parameters, log, callback) of a Trainer that accumulates and clips."""
     import transformers
+
     from tagc.integrations.transformers import TagcCallback
 
-    wrap = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"],
-                                          "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "state_dict_type": "SHARDED_STATE_DICT"}}
+    wrap = {
+        "fsdp": True,
+        "fsdp_config": {
+            "version": 2,
+            "transformer_layer_cls_to_wrap": ["GPT2Block"],
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "state_dict_type": "SHARDED_STATE_DICT",
+        },
+    }
     saves = options is not None and options["sparsity"] > 0
     arguments = transformers.TrainingArguments(
-        output_dir=str(folder), per_device_train_batch_size=4, gradient_accumulation_steps=2, max_grad_norm=0.5, max_steps=6,
-        save_strategy="steps" if saves else "no", save_steps=3, logging_steps=2, learning_rate=5e-3, lr_scheduler_type="cosine",
-        warmup_steps=2, report_to=[], use_cpu=True, disable_tqdm=True, seed=5, **(wrap if fsdp else {}))  # fmt: skip
+        output_dir=str(folder), per_device_train_batch_size=4, gradient_accumulation_steps=2,
+        max_grad_norm=0.5, max_steps=6,
+        save_strategy="steps" if saves else "no", save_steps=3, logging_steps=2, learning_rate=5e-3,
+        lr_scheduler_type="cosine",
+        warmup_steps=2, report_to=[], use_cpu=True, disable_tqdm=True, seed=5,
+        **(wrap if fsdp else {}))  # fmt: skip
     pretend_to_shard(fsdp)
     trainer, callback = transformers.Trainer(gpt2(), arguments, train_dataset=Text()), None
     if options is not None:
@@ -105,8 +126,9 @@ def trained(folder, options, fsdp=False, resume=None):
 
 
 def in_the_trainer(rank, world_size):
-    """Under DDP and FSDP2. Lossless options: the weights of a Trainer without tagc. Others: what a run broken off at a checkpoint and
-    resumed has, and one that was not; without the residuals, which the checkpoint has, it is far from that."""
+    """Under DDP and FSDP2. Lossless options: the weights of a Trainer without tagc. Others: what a run broken
+    off at a checkpoint and resumed has, and one that was not; without the residuals, which the checkpoint
+    has, it is far from that."""
     as_launched(rank, world_size)
     keep, folder = shared_folder(rank)
     dense, _, _ = trained(folder / "dense", None)
@@ -116,13 +138,19 @@ def in_the_trainer(rank, world_size):
         assert callback.handle.n_steps == 6  # one exchange for two micro-steps
         assert isinstance(callback._trainer.model_wrapped, FSDPModule) == fsdp
         logged = [entry for entry in log if "tagc/bits_per_param" in entry]
-        assert [entry["step"] for entry in logged] == [2, 4, 6] == [entry["step"] for entry in log if "loss" in entry]
+        assert (
+            [entry["step"] for entry in logged]
+            == [2, 4, 6]
+            == [entry["step"] for entry in log if "loss" in entry]
+        )
         callback.handle.close()
         checkpoint = folder / f"lossy{fsdp}" / "checkpoint-3"
         unbroken, _, _ = trained(checkpoint.parent, LOSSY, fsdp)
         assert sorted(p.name for p in (checkpoint / "tagc").iterdir()) == ["rank0.pt", "rank1.pt"]
         resumed, _, callback = trained(checkpoint.parent, LOSSY, fsdp, resume=str(checkpoint))
-        assert callback.handle.n_steps == 6 and furthest(resumed, unbroken) < 1e-4, furthest(resumed, unbroken)
+        assert callback.handle.n_steps == 6 and furthest(resumed, unbroken) < 1e-4, furthest(
+            resumed, unbroken
+        )
     dist.barrier()
     if rank == 0:
         shutil.rmtree(checkpoint / "tagc")
@@ -136,6 +164,7 @@ def in_the_trainer(rank, world_size):
 
 
 # ---- accelerate ----
+
 
 class Small(nn.Module):
     def __init__(self):
@@ -158,6 +187,7 @@ def loss_of(model, rank, step):
 def with_accelerate(rank, world_size):
     """prepare(), save_state() and load_state(), with DDP and with FSDP2."""
     from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
     from tagc.integrations.accelerate import compress
 
     as_launched(rank, world_size)
@@ -165,8 +195,16 @@ def with_accelerate(rank, world_size):
 
     def run(options, first, fsdp, load=None, save=None):
         pretend_to_shard(fsdp)
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Sequential"],
-                                                state_dict_type="SHARDED_STATE_DICT") if fsdp else None
+        plugin = (
+            FullyShardedDataParallelPlugin(
+                fsdp_version=2,
+                auto_wrap_policy="transformer_based_wrap",
+                transformer_cls_names_to_wrap=["Sequential"],
+                state_dict_type="SHARDED_STATE_DICT",
+            )
+            if fsdp
+            else None
+        )
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, fsdp_plugin=plugin)
         model = Small()
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -201,14 +239,16 @@ def with_accelerate(rank, world_size):
 
 # ---- Lightning ----
 
+
 def with_lightning(rank, world_size):
     """DDPStrategy and ModelParallelStrategy: fit(), and from a checkpoint in its middle."""
     import lightning.pytorch as pl
     from lightning.fabric.plugins.environments import LightningEnvironment
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
-    from tagc.integrations.lightning import TagcCallback
     from torch.distributed.fsdp import fully_shard
+
+    from tagc.integrations.lightning import TagcCallback
 
     as_launched(rank, world_size)
     keep, folder = shared_folder(rank)
@@ -227,11 +267,14 @@ def with_lightning(rank, world_size):
                 fully_shard(self.model, mesh=mesh)
 
         def training_step(self, batch, i):
-            return loss_of(self.model, rank, i)  # what a resumed fit() gets of the loader begins anew, and i goes on
+            # what a resumed fit() gets of the loader begins anew, and i goes on
+            return loss_of(self.model, rank, i)
 
         def configure_optimizers(self):
             optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
-            return [optimizer], [{"scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6), "interval": "step"}]
+            return [optimizer], [
+                {"scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6), "interval": "step"}
+            ]
 
     class Environment(LightningEnvironment):
         """The ranks of this test."""
@@ -243,39 +286,65 @@ def with_lightning(rank, world_size):
         set_world_size = set_global_rank = lambda self, n: None
 
     def run(options, shards, load=None, save=None):
-        strategy = ModelParallelStrategy(data_parallel_size=world_size, tensor_parallel_size=1) if shards else DDPStrategy()
+        strategy = (
+            ModelParallelStrategy(data_parallel_size=world_size, tensor_parallel_size=1)
+            if shards
+            else DDPStrategy()
+        )
         callbacks = [TagcCallback(**options)] if options is not None else []
         if save:
             callbacks.append(ModelCheckpoint(save, "{step}", every_n_train_steps=3, save_top_k=-1))
         clipping = {} if shards else {"gradient_clip_val": 1.0}
-        trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, plugins=[Environment()], callbacks=callbacks, logger=False,
-                             max_steps=6, accumulate_grad_batches=2, enable_checkpointing=bool(save), enable_progress_bar=False,
-                             enable_model_summary=False, use_distributed_sampler=False, barebones=False, **clipping)
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            devices=world_size,
+            strategy=strategy,
+            plugins=[Environment()],
+            callbacks=callbacks,
+            logger=False,
+            max_steps=6,
+            accumulate_grad_batches=2,
+            enable_checkpointing=bool(save),
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            barebones=False,
+            **clipping,
+        )
         data = torch.utils.data.DataLoader(torch.zeros(12, 1), batch_size=None)
         module = Module(shards)
         trainer.fit(module, data, ckpt_path=load)
         return whole(module), callbacks[0].handle if callbacks else None, trainer.callback_metrics
 
     for shards in (False, True):
-        n_exchanges = 12 if shards else 6  # ModelParallelStrategy exchanges after every micro-step, with tagc or without
+        # ModelParallelStrategy exchanges after every micro-step, with tagc or without
+        n_exchanges = 12 if shards else 6
         dense, _, _ = run(None, shards)
         found, handle, metrics = run(LOSSLESS, shards)
-        assert furthest(found, dense) < 2e-5 and handle.n_steps == n_exchanges and metrics["tagc/bits_per_param"] > 30, metrics
+        assert (
+            furthest(found, dense) < 2e-5
+            and handle.n_steps == n_exchanges
+            and metrics["tagc/bits_per_param"] > 30
+        ), metrics
         unbroken, _, _ = run(LOSSY, shards, save=folder / f"{shards}")
         resumed, handle, _ = run(LOSSY, shards, load=folder / f"{shards}" / "step=3.ckpt")
-        assert handle.n_steps == n_exchanges and furthest(resumed, unbroken) < 1e-4, furthest(resumed, unbroken)
+        assert handle.n_steps == n_exchanges and furthest(resumed, unbroken) < 1e-4, furthest(
+            resumed, unbroken
+        )
 
 
 # ---- torchtitan ----
 
+
 def with_torchtitan(rank, world_size):
-    """Specs as torchtitan 0.3 and 0.2 have them; what their trainers call, in their order: parallelize_fn on meta, to_empty(), weights,
-    optimizers."""
+    """Specs as torchtitan 0.3 and 0.2 have them; what their trainers call, in their order: parallelize_fn on
+    meta, to_empty(), weights, optimizers."""
     import dataclasses
+
+    from torch.distributed.fsdp import fully_shard
 
     import tagc.torch as tagc
     from tagc.integrations.torchtitan import checkpointed, compressed
-    from torch.distributed.fsdp import fully_shard
 
     @dataclasses.dataclass
     class ModelSpec:
@@ -296,10 +365,15 @@ def with_torchtitan(rank, world_size):
 
     def optimizers_of(model_parts, *arguments):
         assert arguments in (("options", "dims"), ())
-        return types.SimpleNamespace(optimizers=[torch.optim.AdamW(model.parameters(), lr=1e-3) for model in model_parts])
+        return types.SimpleNamespace(
+            optimizers=[torch.optim.AdamW(model.parameters(), lr=1e-3) for model in model_parts]
+        )
 
     built = []
-    for spec in (ModelSpec("llama3", parallelize, lambda *a: built.append(a)), TrainSpec(parallelize, optimizers_of)):
+    for spec in (
+        ModelSpec("llama3", parallelize, lambda *a: built.append(a)),
+        TrainSpec(parallelize, optimizers_of),
+    ):
         spec = compressed(spec, verbose=False)
         with torch.device("meta"):
             model = Small()
@@ -307,7 +381,9 @@ def with_torchtitan(rank, world_size):
         model.to_empty(device="cpu")
         with torch.no_grad():
             for p in model.parameters():
-                p.to_local().copy_(torch.randn(p.to_local().shape, generator=torch.Generator().manual_seed(rank)) * 0.1)
+                p.to_local().copy_(
+                    torch.randn(p.to_local().shape, generator=torch.Generator().manual_seed(rank)) * 0.1
+                )
         if isinstance(spec, TrainSpec):
             container = spec.build_optimizers_fn([model], "options", "dims")
         else:
@@ -321,7 +397,9 @@ def with_torchtitan(rank, world_size):
             container.optimizers[0].step()
         assert handle.n_steps == 2 and furthest(whole(model), before) > 0
         trainer = types.SimpleNamespace(checkpointer=types.SimpleNamespace(states={}))
-        assert checkpointed(trainer, spec).checkpointer.states == {"tagc": handle} and isinstance(handle, tagc.Compressed)
+        assert checkpointed(trainer, spec).checkpointer.states == {"tagc": handle} and isinstance(
+            handle, tagc.Compressed
+        )
         checkpointed(types.SimpleNamespace(checkpointer=object()), spec)  # checkpoints are off
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+
 import tagc
 from tagc import _library
 
@@ -18,8 +19,14 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 def python(code, **environment):
     """Output of a fresh interpreter, for libtagc is loaded only once in each."""
-    return subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True,
-                          text=True, timeout=60, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout.strip()
 
 
 def test_version_is_that_of_the_package():
@@ -30,22 +37,33 @@ def test_version_is_that_of_the_package():
 def test_structs_are_those_of_the_header(tmp_path):
     """Names, places and sizes of all fields, as a compiler has them."""
     kinds = {kind: "tagc_" + re.sub(r"(?<!^)([A-Z])", r"_\1", kind).lower()
-             for kind in ("CommOptions", "ReducerOptions", "GathererOptions", "ReducerStats", "Transfer")}  # fmt: skip
+             for kind in ("CommOptions", "ReducerOptions", "GathererOptions", "ReducerStats",
+                          "Transfer")}  # fmt: skip
     lines, expected = [], []
     for kind, name in kinds.items():
         struct = getattr(_library, kind)
         lines.append(f'printf("%zu\\n", sizeof({name}));')
         expected.append(ctypes.sizeof(struct))
         for field, _ in struct._fields_:
-            lines.append(f'printf("%zu\\n%zu\\n", offsetof({name}, {field}), sizeof((({name} *)0)->{field}));')
+            lines.append(
+                f'printf("%zu\\n%zu\\n", offsetof({name}, {field}), sizeof((({name} *)0)->{field}));'
+            )
             expected += [getattr(struct, field).offset, getattr(struct, field).size]
     source = tmp_path / "fields.c"
-    source.write_text("#include <stdio.h>\n#include <tagc/transport.h>\nint main(void) {\n" + "\n".join(lines) + "\n}\n")
+    source.write_text(
+        "#include <stdio.h>\n#include <tagc/transport.h>\nint main(void) {\n" + "\n".join(lines) + "\n}\n"
+    )
     compiler = os.environ.get("CC", "cc")
     if not shutil.which(compiler):
         pytest.skip(f"no C compiler: {compiler}")
-    subprocess.run([compiler, f"-I{ROOT / 'include'}", str(source), "-o", str(tmp_path / "fields")], check=True, timeout=60)
-    said = subprocess.run([str(tmp_path / "fields")], capture_output=True, text=True, check=True, timeout=60).stdout
+    subprocess.run(
+        [compiler, f"-I{ROOT / 'include'}", str(source), "-o", str(tmp_path / "fields")],
+        check=True,
+        timeout=60,
+    )
+    said = subprocess.run(
+        [str(tmp_path / "fields")], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
     assert [int(number) for number in said.split()] == expected
 
 
@@ -57,12 +75,28 @@ def test_defaults_are_the_librarys():
 
 def test_whether_it_pays():
     """The words and the margin of the header, on both sides of each boundary."""
-    margin = 1 + float(re.search(r"#define TAGC_VERDICT_MARGIN ([0-9.]+)", (ROOT / "include/tagc/tagc.h").read_text())[1])
+    margin = 1 + float(
+        re.search(r"#define TAGC_VERDICT_MARGIN ([0-9.]+)", (ROOT / "include/tagc/tagc.h").read_text())[1]
+    )
     for baseline_s, compressed_s, spread_s, word in (
-            (margin, 1, 0, "makes no difference"), (math.nextafter(margin, 2), 1, 0, "pays"), (1, margin, 0, "makes no difference"),
-            (1, math.nextafter(margin, 2), 0, "costs"), (1.5, 1, 0.5, "makes no difference"), (1.5, 1, 0.49, "pays"), (0, 1, 0, "unknown"),
-            (1, -1, 0, "unknown"), (math.nan, 1, 0, "unknown"), (1, math.inf, 0, "unknown"), (2, 1, -1, "unknown"), (2, 1, math.nan, "unknown")):
-        assert _library.verdict(baseline_s, compressed_s, spread_s) == word, (baseline_s, compressed_s, spread_s)
+        (margin, 1, 0, "makes no difference"),
+        (math.nextafter(margin, 2), 1, 0, "pays"),
+        (1, margin, 0, "makes no difference"),
+        (1, math.nextafter(margin, 2), 0, "costs"),
+        (1.5, 1, 0.5, "makes no difference"),
+        (1.5, 1, 0.49, "pays"),
+        (0, 1, 0, "unknown"),
+        (1, -1, 0, "unknown"),
+        (math.nan, 1, 0, "unknown"),
+        (1, math.inf, 0, "unknown"),
+        (2, 1, -1, "unknown"),
+        (2, 1, math.nan, "unknown"),
+    ):
+        assert _library.verdict(baseline_s, compressed_s, spread_s) == word, (
+            baseline_s,
+            compressed_s,
+            spread_s,
+        )
 
 
 def test_package_needs_no_torch():
@@ -73,5 +107,7 @@ def test_package_needs_no_torch():
 def test_wrong_library_is_an_error_that_names_it(path):
     if path == "libm":  # a library, but another one
         path = next(line.split()[-1] for line in open("/proc/self/maps") if "/libm" in line)
-    said = python("import tagc\ntry: tagc.__version__\nexcept tagc.Error as e: print(e.status, e)", TAGC_LIBRARY=path)
+    said = python(
+        "import tagc\ntry: tagc.__version__\nexcept tagc.Error as e: print(e.status, e)", TAGC_LIBRARY=path
+    )
     assert said.startswith("io ") and path in said and "Traceback" not in said

@@ -1,5 +1,5 @@
-"""LocalSteps against a simulation in one process, in plain torch: every site's replica, the schedule, torch.optim.SGD as the outer step, and
-top-k by sorting."""
+"""LocalSteps against a simulation in one process, in plain torch: every site's replica, the schedule,
+torch.optim.SGD as the outer step, and top-k by sorting."""
 
 import copy
 import io
@@ -11,12 +11,11 @@ import types
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-import torch.distributed as dist
-from torch import nn
-
 import ranks
+import torch.distributed as dist
 from models import Even, Odd, Tied, batch_of, loss_of
 from oracles import check_alike, check_error
+from torch import nn
 
 LR = 3e-2
 
@@ -39,6 +38,7 @@ def train(model, optimizer, steps, batch_rank, first=0):
 
 # ---- the simulation ----
 
+
 class Mean:
     """Every value of every site arrives."""
 
@@ -47,7 +47,8 @@ class Mean:
 
 
 class TopK:
-    """Of each tensor, padded and cut into a row for each site, the largest of each row; what stays behind comes with the next."""
+    """Of each tensor, padded and cut into a row for each site, the largest of each row; what stays behind
+    comes with the next."""
 
     def __init__(self, sparsity, decay=1.0):
         self.sparsity, self.decay, self.residuals = sparsity, decay, {}
@@ -61,21 +62,46 @@ class TopK:
             total[:n] = delta.flatten() + self.residuals.get((name, site), 0)
             kept = torch.zeros_like(total)
             for begin in range(0, row * n_sites, row):
-                where = begin + total[begin:begin + row].abs().sort(descending=True, stable=True).indices[:int(row * (1 - self.sparsity))]
+                where = (
+                    begin
+                    + total[begin : begin + row]
+                    .abs()
+                    .sort(descending=True, stable=True)
+                    .indices[: int(row * (1 - self.sparsity))]
+                )
                 kept[where] = total[where]
             self.residuals[name, site] = (total - kept)[:n] * self.decay
             arrived += kept
         return (arrived / n_sites)[:n].view(deltas[0].shape)
 
 
-def simulate(make_model, n_sites, steps, due, groups, delay=0, outer_lr=1.0, momentum=0.0, exchange=None, n_inner=1, make_optimizer=adamw):
-    """Models of all sites. due: {step modulo every: index of a group}, with "every"; groups: names of the parameters that are exchanged
-    together."""
+def simulate(
+    make_model,
+    n_sites,
+    steps,
+    due,
+    groups,
+    delay=0,
+    outer_lr=1.0,
+    momentum=0.0,
+    exchange=None,
+    n_inner=1,
+    make_optimizer=adamw,
+):
+    """Models of all sites. due: {step modulo every: index of a group}, with "every"; groups: names of the
+    parameters that are exchanged together."""
     exchange = exchange or Mean()
     models = [seeded(make_model) for _ in range(n_sites)]
     optimizers = [make_optimizer(model.parameters()) for model in models]
-    anchor = {name: p.detach().clone().requires_grad_() for name, p in models[0].named_parameters() if p.requires_grad}
-    outer = {name: torch.optim.SGD([p], lr=outer_lr, momentum=momentum, nesterov=momentum > 0) for name, p in anchor.items()}
+    anchor = {
+        name: p.detach().clone().requires_grad_()
+        for name, p in models[0].named_parameters()
+        if p.requires_grad
+    }
+    outer = {
+        name: torch.optim.SGD([p], lr=outer_lr, momentum=momentum, nesterov=momentum > 0)
+        for name, p in anchor.items()
+    }
     parameters = [dict(model.named_parameters()) for model in models]
     flying = []
     for step in range(1, steps + 1):
@@ -86,7 +112,9 @@ def simulate(make_model, n_sites, steps, due, groups, delay=0, outer_lr=1.0, mom
             optimizer.step()
         if step % due["every"] in due:
             names = groups[due[step % due["every"]]]
-            flying.append((step, names, [{name: own[name].detach().clone() for name in names} for own in parameters]))
+            flying.append(
+                (step, names, [{name: own[name].detach().clone() for name in names} for own in parameters])
+            )
         for begun, names, then in [one for one in flying if one[0] + delay <= step]:
             flying = [one for one in flying if one[0] != begun]
             for name in names:
@@ -103,7 +131,9 @@ def check_close(model, expected, what=""):
     for name, p in expected.named_parameters():
         found = own[name].detach()
         found = found.full_tensor() if hasattr(found, "full_tensor") else found
-        torch.testing.assert_close(found, p.detach(), rtol=1e-4, atol=3e-6, msg=lambda text: f"{what} {name}: {text}")
+        torch.testing.assert_close(
+            found, p.detach(), rtol=1e-4, atol=3e-6, msg=lambda text: f"{what} {name}: {text}"
+        )
 
 
 def names_of(handle):
@@ -121,6 +151,7 @@ def flat(model):
 
 # ---- checks, each on all ranks of one spawn ----
 
+
 def check_mean_and_nesterov(rank, world_size):
     """The plainest: all values, and the outer steps of torch's own SGD."""
     import tagc.torch as tagc
@@ -133,8 +164,15 @@ def check_mean_and_nesterov(rank, world_size):
                 train(model, optimizer, 9, rank)
                 check_alike(flat(model), f"{outer} {layers}")
                 assert handle.n_exchanges == 3 and handle.stats()["step"] == 9
-                expected = simulate(Odd, world_size, 9, {"every": 3, 0: 0}, names_of(handle), outer_lr=outer.get("outer_lr", 1),
-                                    momentum=outer.get("outer_momentum", 0))
+                expected = simulate(
+                    Odd,
+                    world_size,
+                    9,
+                    {"every": 3, 0: 0},
+                    names_of(handle),
+                    outer_lr=outer.get("outer_lr", 1),
+                    momentum=outer.get("outer_momentum", 0),
+                )
             check_close(model, expected[rank], f"{outer} {layers}")
 
 
@@ -144,25 +182,43 @@ def check_top_k(rank, world_size):
     for decay in 1.0, 0.5:
         model = seeded(Odd)
         optimizer = adamw(model.parameters())
-        with tagc.LocalSteps(model, optimizer, every=2, sparsity=0.75, values="fp32", layers="all", residual_decay=decay, verbose=False) as handle:
+        with tagc.LocalSteps(
+            model,
+            optimizer,
+            every=2,
+            sparsity=0.75,
+            values="fp32",
+            layers="all",
+            residual_decay=decay,
+            verbose=False,
+        ) as handle:
             exchange = TopK(0.75, decay)
             train(model, optimizer, 8, rank)
-            check_close(model, simulate(Odd, world_size, 8, {"every": 2, 0: 0}, names_of(handle), exchange=exchange)[rank], f"decay {decay}")
+            check_close(
+                model,
+                simulate(Odd, world_size, 8, {"every": 2, 0: 0}, names_of(handle), exchange=exchange)[rank],
+                f"decay {decay}",
+            )
             residuals = handle.state_dict()[f"rank{rank}"]["residual"]
             for name, values in residuals.items():
-                torch.testing.assert_close(values, exchange.residuals[name, rank].flatten(), rtol=1e-4, atol=3e-6)
+                torch.testing.assert_close(
+                    values, exchange.residuals[name, rank].flatten(), rtol=1e-4, atol=3e-6
+                )
             assert 0.7 < handle.stats()["sparsity"] < 0.76
 
 
 def check_bytes(rank, world_size):
-    """What docs/guide/sites.md says that a site sends and receives, besides headers, of which each exchange has at most 4 and an agreement."""
+    """What docs/guide/sites.md says that a site sends and receives, besides headers, of which each exchange
+    has at most 4 and an agreement."""
     import tagc.torch as tagc
 
     for values, bits, layers in ("int4", 4.5, "all"), ("fp32", 32, "none"), ("bf16", 16, "all"):
         model = nn.Linear(256, 256, bias=False)
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        with tagc.LocalSteps(model, optimizer, every=1, sparsity=0, values=values, layers=layers, verbose=False) as handle:
+        with tagc.LocalSteps(
+            model, optimizer, every=1, sparsity=0, values=values, layers=layers, verbose=False
+        ) as handle:
             for _ in range(2):
                 model.weight.grad = torch.randn(256, 256)
                 optimizer.step()
@@ -177,40 +233,58 @@ def check_bytes(rank, world_size):
 def check_fragments_and_delay(rank, world_size):
     import tagc.torch as tagc
 
-    cases = [({"every": 6, "fragments": 2, "delay": 2}, {"every": 6, 3: 0, 0: 1}),
-             ({"every": 5, "fragments": 3, "delay": 4}, {"every": 5, 1: 0, 3: 1, 0: 2}),  # several under way at once
-             ({"every": 4, "delay": 1}, {"every": 4, 0: 0})]
+    cases = [
+        ({"every": 6, "fragments": 2, "delay": 2}, {"every": 6, 3: 0, 0: 1}),
+        # several under way at once
+        ({"every": 5, "fragments": 3, "delay": 4}, {"every": 5, 1: 0, 3: 1, 0: 2}),
+        ({"every": 4, "delay": 1}, {"every": 4, 0: 0}),
+    ]
     for options, due in cases:
         model = seeded(Odd)
         optimizer = adamw(model.parameters())
-        with tagc.LocalSteps(model, optimizer, outer_lr=0.7, outer_momentum=0.6, **everything(**options)) as handle:
+        with tagc.LocalSteps(
+            model, optimizer, outer_lr=0.7, outer_momentum=0.6, **everything(**options)
+        ) as handle:
             train(model, optimizer, 14, rank)
             groups = names_of(handle)
             assert sorted(sum(groups, [])) == sorted(name for name, _ in model.named_parameters())
-            check_close(model, simulate(Odd, world_size, 14, due, groups, options["delay"], 0.7, 0.6)[rank], f"{options}")
-            assert not options["delay"] or world_size == 1 or handle.stats()["begun"] == handle.stats()["step"] - options["delay"]
+            check_close(
+                model,
+                simulate(Odd, world_size, 14, due, groups, options["delay"], 0.7, 0.6)[rank],
+                f"{options}",
+            )
+            assert (
+                not options["delay"]
+                or world_size == 1
+                or handle.stats()["begun"] == handle.stats()["step"] - options["delay"]
+            )
             handle.synchronize()
             check_alike(flat(model), f"{options} at the end")
 
 
 def check_conservation(rank, world_size):
-    """What arrived, times the sites, and what all of them kept are what all of them did, to the rounding of fp32. With 2-bit values and
-    fragments in the air, too."""
+    """What arrived, times the sites, and what all of them kept are what all of them did, to the rounding of
+    fp32. With 2-bit values and fragments in the air, too."""
     import tagc.torch as tagc
 
     model = seeded(lambda: Even(64))
     optimizer = adamw(model.parameters())
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    moved = {name: torch.zeros_like(p) for name, p in model.named_parameters()}  # by this site's own optimizer
+    # by this site's own optimizer
+    moved = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
 
     def note(*_):
         for name, p in model.named_parameters():
             moved[name] += p.detach() - before[name]
 
     before = {}
-    optimizer.register_step_pre_hook(lambda *_: before.update({name: p.detach().clone() for name, p in model.named_parameters()}))
+    optimizer.register_step_pre_hook(
+        lambda *_: before.update({name: p.detach().clone() for name, p in model.named_parameters()})
+    )
     optimizer.register_step_post_hook(note)  # before LocalSteps has its own
-    with tagc.LocalSteps(model, optimizer, every=4, fragments=2, delay=1, sparsity=0.95, values="int2", verbose=False) as handle:
+    with tagc.LocalSteps(
+        model, optimizer, every=4, fragments=2, delay=1, sparsity=0.95, values="int2", verbose=False
+    ) as handle:
         train(model, optimizer, 21, rank)
         handle.synchronize()
         residuals = handle.state_dict()[f"rank{rank}"]["residual"]
@@ -220,11 +294,14 @@ def check_conservation(rank, world_size):
         kept = residuals.get(name, torch.zeros(p.numel())).view(p.shape)
         mine = torch.stack([-moved[name] - kept, start[name] - p.detach()]).double()
         dist.all_reduce(mine)
-        torch.testing.assert_close(mine[0], mine[1], rtol=0, atol=2e-5 * world_size, msg=lambda text: f"{name}: {text}")
+        torch.testing.assert_close(
+            mine[0], mine[1], rtol=0, atol=2e-5 * world_size, msg=lambda text: f"{name}: {text}"
+        )
 
 
 def check_bf16(rank, world_size):
-    """The anchor is fp32: what is too small for a bf16 parameter adds up in it. A parameter that no site changes stays what it is."""
+    """The anchor is fp32: what is too small for a bf16 parameter adds up in it. A parameter that no site
+    changes stays what it is."""
     import tagc.torch as tagc
 
     model = seeded(Odd).to(torch.bfloat16)
@@ -239,9 +316,13 @@ def check_bf16(rank, world_size):
         saved = handle.state_dict()[f"rank{rank}"]
         model.mix.grad.zero_()
         optimizer.step()
-        assert torch.equal(handle.state_dict()[f"rank{rank}"]["anchor"]["mix"], saved["anchor"]["mix"]), "moved by what bf16 rounds off"
+        assert torch.equal(handle.state_dict()[f"rank{rank}"]["anchor"]["mix"], saved["anchor"]["mix"]), (
+            "moved by what bf16 rounds off"
+        )
     mean = sum(0.5 + site for site in range(world_size)) / world_size
-    torch.testing.assert_close(saved["anchor"]["mix"], torch.full((9,), 1 - 40 * 0.001 * mean), rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        saved["anchor"]["mix"], torch.full((9,), 1 - 40 * 0.001 * mean), rtol=1e-3, atol=0
+    )
     torch.testing.assert_close(model.mix.flatten(), saved["anchor"]["mix"].to(torch.bfloat16), rtol=0, atol=0)
     assert model.scale.item() == 1 and saved["anchor"]["scale"].item() == 1
     assert set(saved["anchor"]) == {"mix", "scale"}  # what no optimizer steps is left alone
@@ -269,19 +350,32 @@ def check_odd_parameters(rank, world_size):
         assert handle.n_steps == 4 and handle.n_exchanges == 2
         assert model.again.weight is model.back.weight
         check_alike(flat(model), "tied and frozen")
-        assert adam.param_groups[0]["lr"] == pytest.approx(LR * (1 + torch.cos(torch.tensor(0.4 * torch.pi)).item()) / 2)
+        assert adam.param_groups[0]["lr"] == pytest.approx(
+            LR * (1 + torch.cos(torch.tensor(0.4 * torch.pi)).item()) / 2
+        )
         model.frozen.requires_grad_(True)
         adam.add_param_group({"params": [model.frozen.weight]})
         train(model, adam, 1, rank)
-        check_error(lambda: train(model, adam, 1, rank), "frozen.weight was not trained when LocalSteps was made")
+        check_error(
+            lambda: train(model, adam, 1, rank), "frozen.weight was not trained when LocalSteps was made"
+        )
 
 
 def check_resume(rank, world_size):
     """Bit for bit, with fragments under way, and in either order of loading."""
     import tagc.torch as tagc
 
-    options = {"every": 4, "fragments": 2, "delay": 3, "outer_momentum": 0.5, "outer_lr": 0.8, "residual_decay": 0.95, "sparsity": 0.9, "layers": "all",
-               "verbose": False}
+    options = {
+        "every": 4,
+        "fragments": 2,
+        "delay": 3,
+        "outer_momentum": 0.5,
+        "outer_lr": 0.8,
+        "residual_decay": 0.95,
+        "sparsity": 0.9,
+        "layers": "all",
+        "verbose": False,
+    }
 
     def make():
         model = seeded(lambda: Even(32), seed=rank if made else 0)
@@ -294,7 +388,9 @@ def check_resume(rank, world_size):
     train(model, optimizer, 6, rank)
     assert len(handle.flying) == 2
     file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "tagc": handle.state_dict()}, file)
+    torch.save(
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "tagc": handle.state_dict()}, file
+    )
     train(model, optimizer, 8, rank, first=6)
     whole = handle.state_dict()[f"rank{rank}"]
     handle.close()
@@ -303,15 +399,26 @@ def check_resume(rank, world_size):
         file.seek(0)
         saved = torch.load(file, weights_only=True)
         for what in (other, other_optimizer, again) if model_first else (again, other_optimizer, other):
-            what.load_state_dict(saved["model" if what is other else "tagc" if what is again else "optimizer"])
+            what.load_state_dict(
+                saved["model" if what is other else "tagc" if what is again else "optimizer"]
+            )
         reread = again.state_dict()[f"rank{rank}"]
         for kind in "anchor", "residual", "velocity":
-            assert all(torch.equal(values, saved["tagc"][f"rank{rank}"][kind][name]) for name, values in reread[kind].items()), kind
+            assert all(
+                torch.equal(values, saved["tagc"][f"rank{rank}"][kind][name])
+                for name, values in reread[kind].items()
+            ), kind
         train(other, other_optimizer, 8, rank, first=6)
         resumed = again.state_dict()[f"rank{rank}"]
-        odd = {f"{kind} of {name}": (values - whole[kind][name]).abs().max().item() for kind in ("anchor", "residual", "velocity", "delta")
-               for name, values in resumed[kind].items() if not torch.equal(values, whole[kind][name])}
-        assert torch.equal(flat(other), flat(model)) and not odd, f"{model_first}, {(flat(other) - flat(model)).abs().max()}, {odd}"
+        odd = {
+            f"{kind} of {name}": (values - whole[kind][name]).abs().max().item()
+            for kind in ("anchor", "residual", "velocity", "delta")
+            for name, values in resumed[kind].items()
+            if not torch.equal(values, whole[kind][name])
+        }
+        assert torch.equal(flat(other), flat(model)) and not odd, (
+            f"{model_first}, {(flat(other) - flat(model)).abs().max()}, {odd}"
+        )
         assert resumed["about"] == whole["about"]
         again.close()
 
@@ -334,9 +441,15 @@ def check_bad_states(rank, world_size):
         for change, pattern in [
             (lambda s: s.clear(), "must be what state_dict"),
             (lambda s: s[own].update(about="{}"), "'about' is '{}'"),
-            (lambda s: s[own].update(about=s[own]["about"].replace('"version": 1', '"version": 2')), "is of version 2, this tagc reads version 1"),
+            (
+                lambda s: s[own].update(about=s[own]["about"].replace('"version": 1', '"version": 2')),
+                "is of version 2, this tagc reads version 1",
+            ),
             (lambda s: s[own]["anchor"].pop("mix"), "anchor is of other parameters .* such as mix"),
-            (lambda s: s[own]["residual"].update(mix=torch.ones(8)), r"residual of mix is torch.float32 \(8,\), must be floating \(9,\)"),
+            (
+                lambda s: s[own]["residual"].update(mix=torch.ones(8)),
+                r"residual of mix is torch.float32 \(8,\), must be floating \(9,\)",
+            ),
             (lambda s: s[own]["residual"]["mix"].fill_(float("nan")), "residual of mix is not finite"),
         ]:
             with pytest.raises(tagc.Error, match=pattern):
@@ -367,7 +480,11 @@ def check_not_finite(rank, world_size):
         optimizer.zero_grad()
         check_error(optimizer.step, "rank 0: .*not finite")
         after = handle.state_dict()[f"rank{rank}"]
-        assert all(torch.equal(values, before[kind][name]) for kind in ("anchor", "residual") for name, values in after[kind].items())
+        assert all(
+            torch.equal(values, before[kind][name])
+            for kind in ("anchor", "residual")
+            for name, values in after[kind].items()
+        )
         with torch.no_grad():
             model.layers[0].mlp.weight.copy_(own)
         optimizer.step()
@@ -402,17 +519,26 @@ def check_options(rank, world_size):
     check_error(make(model, adamw(seeded(Odd).parameters())), "parameters that are not the model's")
     check_error(make(model, 3), "optimizer is a int")
     with pytest.MonkeyPatch.context() as patch:  # every group is torchft's
-        patch.setitem(sys.modules, "torchft.process_group", types.SimpleNamespace(ProcessGroup=dist.ProcessGroup))
+        patch.setitem(
+            sys.modules, "torchft.process_group", types.SimpleNamespace(ProcessGroup=dist.ProcessGroup)
+        )
         check_error(make(between=dist.group.WORLD), "manager=manager in place of between")
     check_error(make(seeded(Odd).double(), adamw(seeded(Odd).double().parameters())), "not the model's")
     wrapped = nn.parallel.DistributedDataParallel(seeded(Odd))
-    check_error(make(wrapped, adamw(wrapped.parameters())), f"this model is ddp over {world_size} ranks, and between is None")
-    check_error(make(wrapped, adamw(wrapped.parameters()), between=dist.group.WORLD), "are of two sites", same=False)
+    check_error(
+        make(wrapped, adamw(wrapped.parameters())),
+        f"this model is ddp over {world_size} ranks, and between is None",
+    )
+    check_error(
+        make(wrapped, adamw(wrapped.parameters()), between=dist.group.WORLD), "are of two sites", same=False
+    )
     # Sites that begin with other values are told at the first step, and nothing has changed.
     other = seeded(Odd, seed=rank)
     other_optimizer = adamw(other.parameters())
     with tagc.LocalSteps(other, other_optimizer, verbose=False):
-        check_error(lambda: train(other, other_optimizer, 1, rank), "what sites begin with, which must be the same")
+        check_error(
+            lambda: train(other, other_optimizer, 1, rank), "what sites begin with, which must be the same"
+        )
         assert torch.equal(flat(other), flat(seeded(Odd, seed=rank)))
     # Closed: the loop goes on by itself.
     handle = tagc.LocalSteps(model, optimizer, every=1, verbose=False)
@@ -430,8 +556,10 @@ def check_statistics(rank, world_size):
 
     model, said = seeded(lambda: Even(64)), []
     optimizer = adamw(model.parameters())
-    with tagc.LocalSteps(model, optimizer, every=5, fragments=2, verbose=False, on_exchange=said.append) as handle:
-        counts = {name: 0 for name in ("sent", "received")}
+    with tagc.LocalSteps(
+        model, optimizer, every=5, fragments=2, verbose=False, on_exchange=said.append
+    ) as handle:
+        counts = dict.fromkeys(("sent", "received"), 0)
 
         def count():
             for comm in handle._comms:
@@ -444,23 +572,32 @@ def check_statistics(rank, world_size):
         train(model, optimizer, 19, rank, first=1)
         count()
         n = sum(p.numel() for p in model.parameters())
-        assert [one["fragment"] for one in said] == [0, 1] * 4 and [one["exchanges"] for one in said] == list(range(1, 9))
+        assert [one["fragment"] for one in said] == [0, 1] * 4 and [one["exchanges"] for one in said] == list(
+            range(1, 9)
+        )
         assert [one["step"] for one in said] == [2, 5, 7, 10, 12, 15, 17, 20]
         assert sum(one["n_elems"] for one in said[:2]) == n
         total = sum(one["bytes_sent"] for one in said)
-        assert total == counts["sent"] - 2 * first["sent"] and sum(one["bytes_received"] for one in said) == counts["received"] - 2 * first["received"]
+        assert (
+            total == counts["sent"] - 2 * first["sent"]
+            and sum(one["bytes_received"] for one in said) == counts["received"] - 2 * first["received"]
+        )
         assert all(one["bytes_sent"] == sum(one["bytes_by_leg"].values()) for one in said)
-        assert handle.stats() == said[-1] and all(one["wait_s"] >= 0 and one["exchange_s"] > 0 for one in said)
+        assert handle.stats() == said[-1] and all(
+            one["wait_s"] >= 0 and one["exchange_s"] > 0 for one in said
+        )
         if world_size > 1:
             bits = 8 * total / n / 20 * world_size / (world_size - 1)
             assert said[-1]["bits_per_param_and_step"] == pytest.approx(bits)
-            assert 2 * 4.5 / 5 < bits < 2 * 4.5 / 5 * 1.2  # both ways, 4 bits and a share of a scale, every 5 steps; the rest are headers
+            # both ways, 4 bits and a share of a scale, every 5 steps; the rest are headers
+            assert 2 * 4.5 / 5 < bits < 2 * 4.5 / 5 * 1.2
         assert f"{said[-1]['bits_per_param_and_step']:.3g} bits per parameter and step" in repr(handle)
         assert set(tagc.flat(said[-1])) >= {"tagc/bits_per_param", "tagc/bytes_by_leg/values"}
 
 
 def check_a_site_that_catches_up(rank, world_size):
-    """Under torchft an exchange may give a site the number of steps of the others: then no other fragment is due in this step."""
+    """Under torchft an exchange may give a site the number of steps of the others: then no other fragment is
+    due in this step."""
     import tagc.torch as tagc
 
     model, calls = seeded(lambda: Even(64)), []
@@ -485,7 +622,8 @@ def test_synchronize_goes_on_behind_what_others_exchange():
     from tagc.torch.quorum.exchanges import Exchanges
 
     def run_all(outcomes):
-        """outcomes: of each run(), (whether it counts, the fragment that was exchanged or None). Returns the fragments that were asked for."""
+        """outcomes: of each run(), (whether it counts, the fragment that was exchanged or None). Returns the
+        fragments that were asked for."""
         asked, left = [], list(outcomes)
         site = types.SimpleNamespace(_handle=types.SimpleNamespace(fragments=[0, 1, 2]), _exchanged=None)
 
@@ -506,9 +644,21 @@ def test_synchronize_goes_on_behind_what_others_exchange():
         run_all([(True, 0), (False, None)])
 
 
-TWO = [check_mean_and_nesterov, check_top_k, check_bytes, check_fragments_and_delay, check_conservation, check_bf16,
-       check_odd_parameters, check_resume, check_bad_states, check_not_finite, check_options, check_statistics,
-       check_a_site_that_catches_up]
+TWO = [
+    check_mean_and_nesterov,
+    check_top_k,
+    check_bytes,
+    check_fragments_and_delay,
+    check_conservation,
+    check_bf16,
+    check_odd_parameters,
+    check_resume,
+    check_bad_states,
+    check_not_finite,
+    check_options,
+    check_statistics,
+    check_a_site_that_catches_up,
+]
 
 
 def test_two_sites():
@@ -517,6 +667,7 @@ def test_two_sites():
 
 # ---- sites of several ranks, and other numbers of them ----
 
+
 def check_one_site(rank, world_size):
     """Alone: the outer step goes on, and compression keeps what it does not send."""
     import tagc.torch as tagc
@@ -524,7 +675,9 @@ def check_one_site(rank, world_size):
     alone = [dist.new_group([each]) for each in range(world_size)][rank]
     model = seeded(Odd)
     optimizer = adamw(model.parameters())
-    with tagc.LocalSteps(model, optimizer, every=2, fragments=2, delay=1, outer_lr=0.5, between=alone, **everything()) as handle:
+    with tagc.LocalSteps(
+        model, optimizer, every=2, fragments=2, delay=1, outer_lr=0.5, between=alone, **everything()
+    ) as handle:
         train(model, optimizer, 5, 0)
         check_close(model, simulate(Odd, 1, 5, {"every": 2, 1: 0, 0: 1}, names_of(handle), 1, 0.5)[0])
         assert handle.stats()["bits_per_param"] == 0
@@ -537,10 +690,21 @@ def check_three_of_four(rank, world_size):
     if rank < 3:
         model = seeded(Odd)
         optimizer = adamw(model.parameters())
-        with tagc.LocalSteps(model, optimizer, every=2, sparsity=0.75, values="fp32", layers="all", between=three, verbose=False) as handle:
+        with tagc.LocalSteps(
+            model,
+            optimizer,
+            every=2,
+            sparsity=0.75,
+            values="fp32",
+            layers="all",
+            between=three,
+            verbose=False,
+        ) as handle:
             train(model, optimizer, 6, rank)
             check_alike(flat(model), "three sites", group=three)
-            check_close(model, simulate(Odd, 3, 6, {"every": 2, 0: 0}, names_of(handle), exchange=TopK(0.75))[rank])
+            check_close(
+                model, simulate(Odd, 3, 6, {"every": 2, 0: 0}, names_of(handle), exchange=TopK(0.75))[rank]
+            )
     dist.barrier()
 
 
@@ -558,10 +722,21 @@ def check_ddp_sites(rank, world_size):
     for delay in 0, 2:
         model = nn.parallel.DistributedDataParallel(seeded(Odd), process_group=inner)
         optimizer = adamw(model.parameters())
-        with tagc.LocalSteps(model, optimizer, every=3, delay=delay, outer_lr=0.7, outer_momentum=0.6, between=between, **everything()) as handle:
+        with tagc.LocalSteps(
+            model,
+            optimizer,
+            every=3,
+            delay=delay,
+            outer_lr=0.7,
+            outer_momentum=0.6,
+            between=between,
+            **everything(),
+        ) as handle:
             train(model, optimizer, 8, rank)
             check_alike(flat(model), "a site", group=inner)
-            expected = simulate(Odd, 2, 8, {"every": 3, 0: 0}, [sum(names_of(handle), [])], delay, 0.7, 0.6, n_inner=2)[rank // 2]
+            expected = simulate(
+                Odd, 2, 8, {"every": 3, 0: 0}, [sum(names_of(handle), [])], delay, 0.7, 0.6, n_inner=2
+            )[rank // 2]
             check_close(model, expected, f"DDP, delay {delay}")
             n = sum(p.numel() for p in model.parameters())
             assert n / 2 - 30 < handle.stats()["n_elems"] < n / 2 + 30, "each rank of a site sends its half"
@@ -576,26 +751,43 @@ def check_fsdp2_sites(rank, world_size):
     import tagc.torch as tagc
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("site", "local"))
-    for options, exchange in ({"outer_lr": 0.7, "outer_momentum": 0.6, "delay": 1, **everything()}, None), ({"values": "int2", "verbose": False}, 3):
+    for options, exchange in (
+        ({"outer_lr": 0.7, "outer_momentum": 0.6, "delay": 1, **everything()}, None),
+        ({"values": "int2", "verbose": False}, 3),
+    ):
         model = seeded(Odd)
         for layer in model.layers:
             fully_shard(layer, mesh=mesh["local"])
         fully_shard(model, mesh=mesh["local"])
         optimizer = adamw(model.parameters())
-        with tagc.LocalSteps(model, optimizer, every=3, fragments=2, between="site" if exchange is None else mesh["site"], **options) as handle:
+        with tagc.LocalSteps(
+            model,
+            optimizer,
+            every=3,
+            fragments=2,
+            between="site" if exchange is None else mesh["site"],
+            **options,
+        ) as handle:
             train(model, optimizer, 8, rank)
             if exchange is None:
                 groups = names_of(handle)
                 both = [None, None]
                 dist.all_gather_object(both, groups, group=mesh["local"].get_group())
-                groups = [list(dict.fromkeys(one + other)) for one, other in zip(*both)]  # a rank without a shard has not the name
-                expected = simulate(Odd, 2, 8, {"every": 3, 1: 0, 0: 1}, groups, 1, 0.7, 0.6, n_inner=2)[rank // 2]
+                # a rank without a shard has not the name
+                groups = [list(dict.fromkeys(one + other)) for one, other in zip(*both)]
+                expected = simulate(Odd, 2, 8, {"every": 3, 1: 0, 0: 1}, groups, 1, 0.7, 0.6, n_inner=2)[
+                    rank // 2
+                ]
                 check_close(model, expected, "FSDP2")
             handle.synchronize()
-            check_alike(torch.cat([p.detach().full_tensor().flatten() for p in model.parameters()]), "all ranks")
+            check_alike(
+                torch.cat([p.detach().full_tensor().flatten() for p in model.parameters()]), "all ranks"
+            )
             assert set(handle.state_dict()) == {f"rank{rank}"}
     # One rank of one site fails, and all ranks of both raise.
-    with tagc.LocalSteps(model, optimizer, every=1, between=mesh["site"].get_group(), layers="all", verbose=False) as handle:
+    with tagc.LocalSteps(
+        model, optimizer, every=1, between=mesh["site"].get_group(), layers="all", verbose=False
+    ) as handle:
         handle._before_step()
         before = [p.detach().to_local().clone() for p in model.parameters()]
         if rank == 3:
@@ -605,10 +797,19 @@ def check_fsdp2_sites(rank, world_size):
         optimizer.zero_grad()
         check_error(optimizer.step, "not finite", same=False)
         assert all(torch.equal(p.to_local(), one) or rank == 3 for p, one in zip(model.parameters(), before))
-    check_error(lambda: tagc.LocalSteps(model, optimizer, verbose=False), "this model is fsdp2 over 2 ranks, and between is None")
+    check_error(
+        lambda: tagc.LocalSteps(model, optimizer, verbose=False),
+        "this model is fsdp2 over 2 ranks, and between is None",
+    )
     for wrong in "local", "host":
-        check_error(lambda wrong=wrong: tagc.LocalSteps(model, optimizer, between=wrong, verbose=False), f"between is '{wrong}', must be a dimension .*: 'site'")
-    check_error(lambda: tagc.LocalSteps(model, optimizer, between=mesh, verbose=False), "between is a mesh of 2 dimensions")
+        check_error(
+            lambda wrong=wrong: tagc.LocalSteps(model, optimizer, between=wrong, verbose=False),
+            f"between is '{wrong}', must be a dimension .*: 'site'",
+        )
+    check_error(
+        lambda: tagc.LocalSteps(model, optimizer, between=mesh, verbose=False),
+        "between is a mesh of 2 dimensions",
+    )
 
 
 def check_three_levels(rank, world_size):
@@ -627,15 +828,30 @@ def check_three_levels(rank, world_size):
     with tagc.LocalSteps(model, optimizer, every=3, between="site", **everything()) as handle:
         train(model, optimizer, 6, rank)
         assert handle.site.n_sites == 2 and handle.site.n_inner == 2
-        check_close(model, simulate(Odd, 2, 6, {"every": 3, 0: 0}, names_of(handle), n_inner=2)[rank // 2], "three levels")
+        check_close(
+            model,
+            simulate(Odd, 2, 6, {"every": 3, 0: 0}, names_of(handle), n_inner=2)[rank // 2],
+            "three levels",
+        )
 
 
 @pytest.mark.slow
 def test_sites_of_several_ranks():
-    ranks.run_each([check_one_site, check_three_of_four, check_bytes, check_ddp_sites, check_fsdp2_sites, check_three_levels], 4)
+    ranks.run_each(
+        [
+            check_one_site,
+            check_three_of_four,
+            check_bytes,
+            check_ddp_sites,
+            check_fsdp2_sites,
+            check_three_levels,
+        ],
+        4,
+    )
 
 
 # ---- a site is lost in the middle of an exchange ----
+
 
 def lose_a_site(rank, world_size, folder, dies):
     """The last site ends or falls silent when an exchange begins that the others apply two steps later."""
@@ -662,7 +878,11 @@ def lose_a_site(rank, world_size, folder, dies):
         said.append(f"{error.status}: {error}")
     said.append(f"{time.monotonic() - begin < 30}")
     after = handle.state_dict()[f"rank{rank}"]
-    same = all(torch.equal(values, before[kind][name]) for kind in ("anchor", "residual") for name, values in after[kind].items())
+    same = all(
+        torch.equal(values, before[kind][name])
+        for kind in ("anchor", "residual")
+        for name, values in after[kind].items()
+    )
     said.append(f"{same} {handle.n_steps} {handle.n_exchanges}")
     try:
         optimizer.step()
@@ -685,14 +905,19 @@ def test_a_lost_site(tmp_path, dies):
 
 # ---- pure ----
 
+
 def test_fragments_are_cut_evenly():
     from tagc.torch.local.fragments import cut
 
     generator = torch.Generator().manual_seed(0)
     for _ in range(300):
-        sizes = torch.randint(1, 100, (int(torch.randint(1, 30, (), generator=generator)),), generator=generator).tolist()
+        sizes = torch.randint(
+            1, 100, (int(torch.randint(1, 30, (), generator=generator)),), generator=generator
+        ).tolist()
         n = int(torch.randint(1, len(sizes) + 1, (), generator=generator))
         ranges = cut(sizes, n)
-        assert [i for one in ranges for i in one] == list(range(len(sizes))) and len(ranges) == n and all(ranges)
+        assert (
+            [i for one in ranges for i in one] == list(range(len(sizes))) and len(ranges) == n and all(ranges)
+        )
         if n <= len(sizes) // 4:
             assert max(sum(sizes[i] for i in one) for one in ranges) < sum(sizes) / n + 2 * max(sizes)

@@ -1,5 +1,5 @@
-"""What compress() makes of optimizers and schedulers: those that are there before it, those that are not Adams, those that get
-param_groups(). None of them is broken silently."""
+"""What compress() makes of optimizers and schedulers: those that are there before it, those that are not
+Adams, those that get param_groups(). None of them is broken silently."""
 
 import copy
 import warnings
@@ -7,13 +7,11 @@ import warnings
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist
+import ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
-
-import ranks
 
 
 class Small(nn.Module):
@@ -28,8 +26,10 @@ class Small(nn.Module):
 
 def own_groups(model):
     parameters = list(model.parameters())
-    return [{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1, "lr": 0.02},
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1, "lr": 0.02},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
 
 
 def backward(model, rank, step):
@@ -97,11 +97,18 @@ def test_which_is_an_adam_and_which_has_a_short_moment():
         return "can" if can else "none" if none else "other"
 
     for make in (optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, AdamW8bit, PagedAdamW8bit):
-        assert kind(make) == "can" and kind(make, betas=(0.0, 0.9)) == kind(make, betas=(0.5, 0.9)) == "none", make
+        assert (
+            kind(make) == "can" and kind(make, betas=(0.0, 0.9)) == kind(make, betas=(0.5, 0.9)) == "none"
+        ), make
     for make in (Unknown, AdamWScheduleFree, optim.Muon, optim.Adamax, optim.ASGD, optim.Rprop):
         assert kind(make) == "other", make
-    assert kind(optim.SGD, 0.1) == kind(optim.RMSprop) == kind(optim.Adagrad) == kind(optim.Adafactor) == "none"
-    assert kind(Lion) == kind(optim.SGD, 0.1, momentum=0.9) == "none" and kind(optim.RMSprop, momentum=0.9) == "other"
+    assert (
+        kind(optim.SGD, 0.1) == kind(optim.RMSprop) == kind(optim.Adagrad) == kind(optim.Adafactor) == "none"
+    )
+    assert (
+        kind(Lion) == kind(optim.SGD, 0.1, momentum=0.9) == "none"
+        and kind(optim.RMSprop, momentum=0.9) == "other"
+    )
 
 
 SCHEDULERS = {
@@ -109,14 +116,19 @@ SCHEDULERS = {
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 7),
     "one cycle": lambda o: lr_scheduler.OneCycleLR(o, [0.1, 0.2], total_steps=9),
     "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3),
-    "sequential": lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.LinearLR(o, total_iters=2), lr_scheduler.StepLR(o, 2)], [3]),
-    "chained": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.9)]),
+    "sequential": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, total_iters=2), lr_scheduler.StepLR(o, 2)], [3]
+    ),
+    "chained": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
     "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, factor=0.5),
 }
 
 
 def schedulers(rank, world_size):
-    """Made before adapt() or after it, with groups of different rates: those of a run without tagc, step by step."""
+    """Made before adapt() or after it, with groups of different rates: those of a run without tagc, step by
+    step."""
     import tagc.torch as tagc
 
     def rates(name, when):
@@ -145,10 +157,11 @@ def schedulers(rank, world_size):
 
 
 def resumes_with_and_without(rank, world_size):
-    """nanoGPT's order: the optimizer loads its state, then the model is wrapped, then compress(). A state from before tagc, and of a
-    run with it: what each parameter has is its own."""
-    import tagc.torch as tagc
+    """nanoGPT's order: the optimizer loads its state, then the model is wrapped, then compress(). A state
+    from before tagc, and of a run with it: what each parameter has is its own."""
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    import tagc.torch as tagc
 
     def made(saved=None):
         inner = Small()
@@ -163,10 +176,15 @@ def resumes_with_and_without(rank, world_size):
             optimizer.step()
 
     def state(model, optimizer):
-        return {name: {k: v.clone() for k, v in optimizer.state[p].items()} for name, p in model.named_parameters()}
+        return {
+            name: {k: v.clone() for k, v in optimizer.state[p].items()}
+            for name, p in model.named_parameters()
+        }
 
     def same(a, b):
-        return a.keys() == b.keys() and all(torch.equal(a[name][key], b[name][key]) for name in a for key in a[name])
+        return a.keys() == b.keys() and all(
+            torch.equal(a[name][key], b[name][key]) for name in a for key in a[name]
+        )
 
     before = made()
     run(*before, range(3))
@@ -188,24 +206,32 @@ def resumes_with_and_without(rank, world_size):
 
 
 def groups_of_an_unwrapped_model(rank, world_size):
-    """Made before DDP and compress(), which sees that what is compressed has a short first moment, and selects it."""
+    """Made before DDP and compress(), which sees that what is compressed has a short first moment, and
+    selects it."""
     import tagc.torch as tagc
     from tagc.torch.schedule.schedule import NONE
 
     inner = Small()
     groups = tagc.param_groups(inner, groups=own_groups(inner), betas=(0.8, 0.95))
     named = dict(inner.named_parameters())
-    assert [(len(g["params"]), g["betas"], g["weight_decay"]) for g in groups] == [(2, (0.5, 0.95), 0.1), (4, (0.8, 0.95), 0.0)]
+    assert [(len(g["params"]), g["betas"], g["weight_decay"]) for g in groups] == [
+        (2, (0.5, 0.95), 0.1),
+        (4, (0.8, 0.95), 0.0),
+    ]
     assert groups[0]["params"][0] is named["mlp.0.weight"]
     optimizer = torch.optim.AdamW(groups)
     model = DistributedDataParallel(inner)
     handle = tagc.compress(model, optimizer, verbose=False)
-    assert set(handle.state.schedule.moments.values()) == {NONE} and "has no first moment" in handle.state.moments.words
+    assert (
+        set(handle.state.schedule.moments.values()) == {NONE}
+        and "has no first moment" in handle.state.moments.words
+    )
     assert [len(g["params"]) for g in tagc.param_groups(inner, rules={"mlp.0.*": "dense"})] == [1, 5]
 
 
 def others_are_left_alone(rank, world_size):
-    """An optimizer that is not an Adam trains as it would without its betas touched, whichever way it is given, and rank 0 says so."""
+    """An optimizer that is not an Adam trains as it would without its betas touched, whichever way it is
+    given, and rank 0 says so."""
     import tagc.torch as tagc
     from tagc.torch.schedule.schedule import NONE
 
@@ -225,10 +251,16 @@ def others_are_left_alone(rank, world_size):
         said = [str(warning.message) for warning in seen if "is not an Adam" in str(warning.message)]
         return [p.detach().clone() for p in model.parameters()], handle, said, optimizer
 
-    stays, goes = "is left as it is, and what it steps goes on with every value in 4 bits", "goes with selection, and is left as it is"
-    for make, words in ((lambda p: Unknown(p, lr=1e-3), stays), (lambda p: Lion(p, lr=1e-3), goes),
-                        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), goes),
-                        (lambda p: torch.optim.Adafactor(p), "has no first moment, or a short one, and is left as it is")):
+    stays, goes = (
+        "is left as it is, and what it steps goes on with every value in 4 bits",
+        "goes with selection, and is left as it is",
+    )
+    for make, words in (
+        (lambda p: Unknown(p, lr=1e-3), stays),
+        (lambda p: Lion(p, lr=1e-3), goes),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), goes),
+        (lambda p: torch.optim.Adafactor(p), "has no first moment, or a short one, and is left as it is"),
+    ):
         plain, *_ = trained(make, "plain")
         for how in ("given", "groups"):
             found, handle, said, optimizer = trained(make, how)
@@ -237,22 +269,30 @@ def others_are_left_alone(rank, world_size):
             assert (set(handle.state.schedule.moments.values()) == {NONE}) == (words != stays), (name, how)
             assert len(said) == (how == "groups" and rank == 0 and name != "Adafactor"), said
             assert handle.state.moments.words == (f"{name}: {words}" if how == "given" else "")
-            assert not any("betas" in group for group in optimizer.param_groups) or name in ("Lion", "Unknown")
+            assert not any("betas" in group for group in optimizer.param_groups) or name in (
+                "Lion",
+                "Unknown",
+            )
     model = DistributedDataParallel(Small())
     handle = tagc.compress(model, verbose=False)
-    optimizer = torch.optim.AdamW(handle.param_groups(), betas=(0.8, 0.95))  # the optimizer's own, where none are given
+    # the optimizer's own, where none are given
+    optimizer = torch.optim.AdamW(handle.param_groups(), betas=(0.8, 0.95))
     backward(model, rank, 0)
     optimizer.step()
     assert [group["betas"] for group in optimizer.param_groups] == [(0.5, 0.95), (0.8, 0.95)]
     given = torch.optim.AdamW(own_groups(Small()))
-    for wrong, text in ((3, "must be a torch.optim.Optimizer"), (given, "has none of the model's compressed"),
-                        (torch.optim.AdamW(list(model.parameters())[:1]), "lacks 1 of the model's .* give a list")):
+    for wrong, text in (
+        (3, "must be a torch.optim.Optimizer"),
+        (given, "has none of the model's compressed"),
+        (torch.optim.AdamW(list(model.parameters())[:1]), "lacks 1 of the model's .* give a list"),
+    ):
         with pytest.raises(tagc.Error, match=text):
             handle.adapt(wrong)
 
 
 def several_share_a_model(rank, world_size):
-    """Muon for matrices and AdamW for the rest, in a list: each as it is. What Muon has stays as it was, and the Adam's goes on."""
+    """Muon for matrices and AdamW for the rest, in a list: each as it is. What Muon has stays as it was, and
+    the Adam's goes on."""
     import tagc.torch as tagc
     from tagc.torch.schedule.schedule import WINDOW
 
@@ -269,18 +309,33 @@ def several_share_a_model(rank, world_size):
         inner = getattr(wrapped, "module", wrapped)
         optimizers = [Unknown([inner.one]), torch.optim.AdamW([inner.two])]
         handle = tagc.compress(wrapped, optimizers, verbose=False)
-        assert "Unknown: is left as it is" in handle.state.moments.words and "AdamW: beta1 is 0.5" in handle.state.moments.words
+        assert (
+            "Unknown: is left as it is" in handle.state.moments.words
+            and "AdamW: beta1 is 0.5" in handle.state.moments.words
+        )
         random = torch.Generator().manual_seed(rank)
         for _ in range(2 * WINDOW + 1):
             wrapped.zero_grad()
             wrapped(torch.randn(64, 64, generator=random), torch.randn(64, 64, generator=random)).backward()
             for optimizer in optimizers:
                 optimizer.step()
-        assert handle.state.schedule.levels() == {"one": 1, "two": 2} and handle.state.moments.memories[id(inner.two)].moment == 0
+        assert (
+            handle.state.schedule.levels() == {"one": 1, "two": 2}
+            and handle.state.moments.memories[id(inner.two)].moment == 0
+        )
 
 
 def test_optimizers_and_schedulers():
-    ranks.run_each((schedulers, resumes_with_and_without, groups_of_an_unwrapped_model, others_are_left_alone, several_share_a_model), 2)
+    ranks.run_each(
+        (
+            schedulers,
+            resumes_with_and_without,
+            groups_of_an_unwrapped_model,
+            others_are_left_alone,
+            several_share_a_model,
+        ),
+        2,
+    )
 
 
 def test_models_beside_each_other():

@@ -1,5 +1,5 @@
-"""The peers of bench/parity against what their papers promise: nothing is lost that error feedback keeps, the codes are what they
-say, sizes are those of real bytes. And the rule by which arms are tuned."""
+"""The peers of bench/parity against what their papers promise: nothing is lost that error feedback keeps, the
+codes are what they say, sizes are those of real bytes. And the rule by which arms are tuned."""
 
 import copy
 import dataclasses
@@ -15,14 +15,14 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench" / "parity"))
 
-import arms  # noqa: E402
-import corpus  # noqa: E402
-import ranks  # noqa: E402
-import runner  # noqa: E402
-import simulate  # noqa: E402
-import tables  # noqa: E402
-import train  # noqa: E402
-from peers import Sent, blocks, clip, demo, local, onebit  # noqa: E402
+import arms
+import corpus
+import ranks
+import runner
+import simulate
+import tables
+import train
+from peers import Sent, blocks, clip, demo, local, onebit
 
 W, LR = 2, 1e-2
 
@@ -46,11 +46,14 @@ def net(seeded):
 
 
 def adamw(model, lr=LR, decay=0.0):
-    return torch.optim.AdamW(model.parameters(), lr=lr, betas=onebit.BETAS, eps=onebit.EPS, weight_decay=decay)
+    return torch.optim.AdamW(
+        model.parameters(), lr=lr, betas=onebit.BETAS, eps=onebit.EPS, weight_decay=decay
+    )
 
 
 def stream(model, seed=0, scale=1.0):
-    """gradients(rank) of step after step, the same whenever it is asked with the same seed; magnitudes over six decades."""
+    """gradients(rank) of step after step, the same whenever it is asked with the same seed; magnitudes over
+    six decades."""
     for step in itertools.count():
 
         def gradients(rank, _=None, step=step):
@@ -142,7 +145,11 @@ def test_onebit_adam_freezes_the_second_moment_and_loses_no_momentum(net):
         )
         sent = peer.step(gradients, LR, step, 1e9)
         for i in range(len(m)):
-            due = torch.lerp(m[i], mean_of(gradients)[i], 1 - onebit.BETAS[0]) + sum(own[i] for own in errors) / W + owner[i]
+            due = (
+                torch.lerp(m[i], mean_of(gradients)[i], 1 - onebit.BETAS[0])
+                + sum(own[i] for own in errors) / W
+                + owner[i]
+            )
             now = peer.state["m"][i] + sum(own[i] for own in peer.state["rank"]) / W + peer.state["owner"][i]
             assert torch.allclose(due, now, rtol=1e-4, atol=1e-4 * float(due.abs().max()))
             assert len(peer.state["m"][i].unique()) == 2
@@ -152,7 +159,11 @@ def test_onebit_adam_freezes_the_second_moment_and_loses_no_momentum(net):
 
 def test_zero_one_adam_renews_the_second_moment_ever_more_rarely(net):
     peer = onebit.OneBitAdam(net, W, adamw, warmup=10, refresh=1.3)
-    dense = [step for step, gradients in zip(range(60), stream(net)) if peer.step(gradients, LR, step, 1.0).bits(W) > 100000]
+    dense = [
+        step
+        for step, gradients in zip(range(60), stream(net))
+        if peer.step(gradients, LR, step, 1.0).bits(W) > 100000
+    ]
     later = [step for step in dense if step >= 10]
     assert dense[:10] == list(range(10)) and 3 <= len(later) <= 8
     gaps = [b - a for a, b in zip(later, later[1:])]
@@ -168,9 +179,9 @@ def test_dct_is_orthonormal_and_scipys_formula(n):
     assert torch.allclose(matrix @ matrix.T, torch.eye(n, dtype=torch.float64), atol=1e-5)
     x = torch.randn(n, dtype=torch.float64)
     for k in (0, n // 2, n - 1):  # the sum itself
-        by_hand = sum(x[i].item() * math.cos(math.pi * (2 * i + 1) * k / (2 * n)) for i in range(n)) * math.sqrt(
-            (1 if k == 0 else 2) / n
-        )
+        by_hand = sum(
+            x[i].item() * math.cos(math.pi * (2 * i + 1) * k / (2 * n)) for i in range(n)
+        ) * math.sqrt((1 if k == 0 else 2) / n)
         assert abs((matrix @ x)[k].item() - by_hand) < 1e-4
 
 
@@ -184,7 +195,8 @@ def test_chunks_come_back(shape):
 
 
 def test_demo_takes_out_what_it_sends(net):
-    """Momentum before, plus the gradient, is what was sent and what is left, on every rank; a step is a sign."""
+    """Momentum before, plus the gradient, is what was sent and what is left, on every rank; a step is a
+    sign."""
     k = 4
     peer = demo.DeMo(net, W, adamw, k=k)
     for step, gradients in zip(range(3), stream(net)):
@@ -209,7 +221,8 @@ def test_demo_takes_out_what_it_sends(net):
 
 
 def test_demo_sends_everything_when_asked_to(net):
-    """With every coefficient the momentum is empty, up to bf16, and the step is the sign of the mean gradient."""
+    """With every coefficient the momentum is empty, up to bf16, and the step is the sign of the mean
+    gradient."""
     peer = demo.DeMo(net, 1, adamw, k=4096)
     gradients = next(stream(net))
     old = [p.detach().clone() for p in net.parameters()]
@@ -257,11 +270,15 @@ def test_diloco_with_an_outer_step_of_one_averages_parameters(net):
     assert sent.bits(W) == 32 * sum(p.numel() for p in net.parameters())
     for p, *own in zip(net.parameters(), *(one.parameters() for one in single)):
         assert torch.allclose(p, sum(own) / W, atol=1e-6)
-    assert all(torch.equal(p, q) for replica in peer.replicas for p, q in zip(net.parameters(), replica.parameters()))
+    assert all(
+        torch.equal(p, q) for replica in peer.replicas for p, q in zip(net.parameters(), replica.parameters())
+    )
 
 
 def test_diloco_outer_step_is_torchs_nesterov(net):
-    peer = local.Local(net, 1, lambda model: torch.optim.SGD(model.parameters(), lr=1.0), every=1, outer_lr=0.7, momentum=0.9)
+    peer = local.Local(
+        net, 1, lambda model: torch.optim.SGD(model.parameters(), lr=1.0), every=1, outer_lr=0.7, momentum=0.9
+    )
     other = Net()
     other.load_state_dict(net.state_dict())
     outer = torch.optim.SGD(other.parameters(), lr=0.7, momentum=0.9, nesterov=True)
@@ -296,7 +313,9 @@ def test_sparseloco_feeds_back_what_it_did_not_send(net):
         optimizer.step()
     peer.step(gradients, LR, 1, 1.0)
     for i, p in enumerate(net.parameters()):
-        due = sum(0.95 * errors[rank][i] + old[i] - list(ahead[rank].parameters())[i] for rank in range(W)) / W
+        due = (
+            sum(0.95 * errors[rank][i] + old[i] - list(ahead[rank].parameters())[i] for rank in range(W)) / W
+        )
         left = sum(own[i] for own in peer.state["errors"]) / W
         assert torch.allclose(due, (old[i] - p) + left, atol=1e-5)
 
@@ -321,7 +340,13 @@ def test_clip_is_torchs():
 
 def fake(arm, rate, seed, loss, setting, bits=1.0):
     points = [
-        {"step": step, "loss": loss + 1 - step / setting.steps, "bits": bits * step, "latencies": 2 * step, "step_bits": bits}
+        {
+            "step": step,
+            "loss": loss + 1 - step / setting.steps,
+            "bits": bits * step,
+            "latencies": 2 * step,
+            "step_bits": bits,
+        }
         for step in range(setting.eval_every, setting.steps + 1, setting.eval_every)
     ]
     return {
@@ -337,7 +362,8 @@ def fake(arm, rate, seed, loss, setting, bits=1.0):
 
 
 def test_every_arm_is_tuned_until_no_neighbour_is_better():
-    """Losses whose best rate stands at either end and in between; the runs asked for must find it, and then the seeds."""
+    """Losses whose best rate stands at either end and in between; the runs asked for must find it, and then
+    the seeds."""
     setting = arms.SETTINGS["tiny"]
     for best in setting.rates:
         runs = []
@@ -348,26 +374,45 @@ def test_every_arm_is_tuned_until_no_neighbour_is_better():
             arm, rate, seed = missing[0]
             assert (rate, seed) not in [(run["rate"], run["seed"]) for run in runs]
             loss = abs(math.log2(rate / best)) + 3
-            runs.append(fake(arm, rate, seed, loss if rate <= best else math.nan, setting))  # above, it diverges
+            # above, it diverges
+            runs.append(fake(arm, rate, seed, loss if rate <= best else math.nan, setting))
         assert not missing and runner.best_rate(setting, runs) == (best, True)
         assert runner.chosen_rate(setting, runs) == best
-        whole = [rate for rate in setting.rates if sorted(run["seed"] for run in runs if run["rate"] == rate) == [1, 2, 3]]
-        assert whole == sorted(runner.finalists(setting, runs)) and best in whole and len(whole) == (1 if best == setting.rates[0] else 2)
+        whole = [
+            rate
+            for rate in setting.rates
+            if sorted(run["seed"] for run in runs if run["rate"] == rate) == [1, 2, 3]
+        ]
+        assert (
+            whole == sorted(runner.finalists(setting, runs))
+            and best in whole
+            and len(whole) == (1 if best == setting.rates[0] else 2)
+        )
 
 
 def test_a_rate_that_was_best_for_one_seed_only_is_not_chosen():
     setting = arms.SETTINGS["tiny"]
-    runs = [fake("dense", rate, 1, loss, setting) for rate, loss in ((1e-3, 4.5), (2e-3, 4.1), (4e-3, 4.0), (8e-3, 4.2))]
+    runs = [
+        fake("dense", rate, 1, loss, setting)
+        for rate, loss in ((1e-3, 4.5), (2e-3, 4.1), (4e-3, 4.0), (8e-3, 4.2))
+    ]
     assert runner.finalists(setting, runs) == [4e-3, 2e-3] and runner.chosen_rate(setting, runs) == 4e-3
-    assert set(runner.wanted(setting, runs, ["dense"])) == {("dense", rate, seed) for rate in (2e-3, 4e-3) for seed in (2, 3)}
-    runs += [fake("dense", 4e-3, seed, 4.3, setting) for seed in (2, 3)] + [fake("dense", 2e-3, 2, 4.1, setting)]
+    assert set(runner.wanted(setting, runs, ["dense"])) == {
+        ("dense", rate, seed) for rate in (2e-3, 4e-3) for seed in (2, 3)
+    }
+    runs += [fake("dense", 4e-3, seed, 4.3, setting) for seed in (2, 3)] + [
+        fake("dense", 2e-3, 2, 4.1, setting)
+    ]
     assert runner.chosen_rate(setting, runs) == 4e-3  # the third seed of the other rate is missing
     runs += [fake("dense", 2e-3, 3, 4.1, setting)]
     assert runner.chosen_rate(setting, runs) == 2e-3 and not runner.wanted(setting, runs, ["dense"])
 
 
 def found_of(runs, setting):
-    text = {"packages": [{"name": "a", "version": "1", "n_chars": 9, "n_chars_kept": 8}], "repeated_windows": 0.1}
+    text = {
+        "packages": [{"name": "a", "version": "1", "n_chars": 9, "n_chars_kept": 8}],
+        "repeated_windows": 0.1,
+    }
     fields = {name: getattr(setting, name) for name in setting.__dataclass_fields__}
     return {"setting": fields, "runs": runs, "command": ["x"], "torch": "0", "corpus": text}
 
@@ -378,17 +423,29 @@ def row_of(text, arm):
 
 def test_the_table_holds_every_arm_against_the_best_dense_one_seed_by_seed():
     setting, runs = arms.SETTINGS["tiny"], []
-    for arm, loss, bits in (("dense", 4.0, 32.0), ("dense-b1=0", 3.9, 32.0), ("bf16", 4.1, 16.0), ("tagc", 3.9 * 1.01, 1.0)):
+    for arm, loss, bits in (
+        ("dense", 4.0, 32.0),
+        ("dense-b1=0", 3.9, 32.0),
+        ("bf16", 4.1, 16.0),
+        ("tagc", 3.9 * 1.01, 1.0),
+    ):
         for seed, shift in ((1, 0.0), (2, 0.5), (3, 1.0)):
             runs.append(fake(arm, 2e-3, seed, loss / 3.9 * (3.9 + shift), setting, bits))
         runs += [fake(arm, rate, 1, loss + 1, setting, bits) for rate in (1e-3, 4e-3)]
     for run in runs:
         if run["arm"] == "tagc":
-            for point in run["evals"]:  # much at the beginning, then 0.6 of gradients per direction, and 0.1 each for agreements
-                point["gradient_bits"], point["control_bits"] = 100 + 0.7 * point["step"], 30 + 0.1 * point["step"]
+            # much at the beginning, then 0.6 of gradients per direction, and 0.1 each for agreements
+            for point in run["evals"]:
+                point["gradient_bits"], point["control_bits"] = (
+                    100 + 0.7 * point["step"],
+                    30 + 0.1 * point["step"],
+                )
     text = tables.markdown(found_of(runs, setting))
     assert "+1.00 (+1.00 to +1.00) %" in row_of(text, "tagc") and "Unfinished" not in text
-    assert row_of(text, "tagc").split("|")[6].strip() == "0.6" and row_of(text, "bf16").split("|")[6].strip() == ""
+    assert (
+        row_of(text, "tagc").split("|")[6].strip() == "0.6"
+        and row_of(text, "bf16").split("|")[6].strip() == ""
+    )
     assert "above `dense-b1=0`" in text and "the baseline" in row_of(text, "dense-b1=0")
     link = next(line for line in text.splitlines() if line.startswith("| `bf16` |"))
     # 100 Mbit/s: 32 bits x 124 M are 39.68 s beside 0.25 s of computing
@@ -398,24 +455,33 @@ def test_the_table_holds_every_arm_against_the_best_dense_one_seed_by_seed():
 
 def test_another_machine_goes_on_and_the_table_says_who_ran_what(tmp_path):
     setting = arms.SETTINGS["tiny"]
-    old = [fake("dense", 4e-3, 1, 5.0, setting), fake("dense", 2e-3, 1, 4.0, setting) | {"cpu": "X, AVX2", "commit": "abc"},
+    old = [fake("dense", 4e-3, 1, 5.0, setting), fake("dense", 2e-3, 1, 4.0, setting) | {"cpu": "X, AVX2",
+        "commit": "abc"},
            fake("bf16", 4e-3, 1, 5.0, setting) | {"is_whole": False}]  # fmt: skip
     own = fake("dense", 2e-3, 1, 3.0, setting) | {"cpu": "Y, AVX-512", "commit": "def"}
     runner.path_of(tmp_path, "dense", 2e-3, 1).write_text(json.dumps(own))
     kept = json.loads(json.dumps([runner.small(run) for run in old]))
     runner.take_over(tmp_path, found_of(kept, setting))
     runs = sorted(runner.read(tmp_path, is_whole=False), key=lambda run: run["rate"])
-    lasts = [{name: point[name] for name in point if name not in runner.LAST} for point in old[0]["evals"][:-2]]  # of which the result has less
-    assert runs == [own, old[0] | {"evals": lasts + old[0]["evals"][-2:]}]  # its own run stays, what was unfinished begins anew
+    # of which the result has less
+    lasts = [
+        {name: point[name] for name in point if name not in runner.LAST} for point in old[0]["evals"][:-2]
+    ]
+    # its own run stays, what was unfinished begins anew
+    assert runs == [own, old[0] | {"evals": lasts + old[0]["evals"][-2:]}]
     text = tables.markdown(found_of(runs + [old[1] | {"arm": "tagc"}], setting))
     assert "Before runs noted their processor, runs: 1 of `dense`." in text
-    assert "Y, AVX-512, commit def, runs: 1 of `dense`." in text and "X, AVX2, commit abc, runs: 1 of `tagc`." in text
+    assert (
+        "Y, AVX-512, commit def, runs: 1 of `dense`." in text
+        and "X, AVX2, commit abc, runs: 1 of `tagc`." in text
+    )
     assert set(runner.origin()) == {"commit", "cpu"}
 
 
 def test_until_all_arms_are_tuned_the_table_shows_one_rate():
     setting = arms.SETTINGS["tiny"]
-    runs = [fake("dense", 4e-3, 1, 5.0, setting), fake("dense", 2e-3, 1, 4.0, setting), fake("tagc", 4e-3, 1, 5.1, setting),
+    runs = [fake("dense", 4e-3, 1, 5.0, setting), fake("dense", 2e-3, 1, 4.0, setting), fake("tagc", 4e-3, 1,
+        5.1, setting),
             {**fake("demo-32", 4e-3, 1, 5.1, setting), "is_whole": False}]  # fmt: skip
     text = tables.markdown(found_of(runs, setting))
     assert "+2.00 %" in row_of(text, "tagc") and "5.0000" in row_of(text, "dense") and "Unfinished" in text
@@ -426,7 +492,11 @@ def test_until_all_arms_are_tuned_the_table_shows_one_rate():
 def test_curves_are_read_between_evaluations():
     points = [(0, 7.0), (10, 5.0), (20, 5.0), (30, 4.0)]
     assert simulate.at(points, 5) == 6.0 and simulate.at(points, 25) == 4.5 and simulate.at(points, 99) == 4.0
-    assert simulate.reaches(points, 6.0) == 5 and simulate.reaches(points, 4.5) == 25 and simulate.reaches(points, 3.9) is None
+    assert (
+        simulate.reaches(points, 6.0) == 5
+        and simulate.reaches(points, 4.5) == 25
+        and simulate.reaches(points, 3.9) is None
+    )
     assert simulate.seconds(10, 320, 20, 1e9) == pytest.approx(10 * 0.25 + 20e-4 + 320 * 124e6 / 1e9)
 
 
@@ -443,14 +513,20 @@ def test_repeats_are_counted_as_by_hand():
 def test_paragraphs_count_once():
     seen = set()
     long = "a paragraph that is long enough to be dropped when it comes again"
-    assert corpus._unseen(f"Head\n\n{long}\n\n{long.replace(' ', '  ')}\n\nHead", seen) == f"Head\n\n{long}\n\nHead"
+    assert (
+        corpus._unseen(f"Head\n\n{long}\n\n{long.replace(' ', '  ')}\n\nHead", seen)
+        == f"Head\n\n{long}\n\nHead"
+    )
     assert corpus._unseen(f"{long}\n\nother", seen) == "other"
 
 
 def test_every_arm_can_be_made():
     names = [arm.name for arm in arms.ALL]
     assert len(set(names)) == len(names) and sum(arm.is_baseline for arm in arms.ALL) == 5
-    assert all(set(setting.arms) <= set(names) and setting.first_rate in setting.rates for setting in arms.SETTINGS.values())
+    assert all(
+        set(setting.arms) <= set(names) and setting.first_rate in setting.rates
+        for setting in arms.SETTINGS.values()
+    )
     from tagc.torch.schedule.options import Options
 
     for arm in arms.ALL:
@@ -461,13 +537,15 @@ def test_every_arm_can_be_made():
 # ---- a run, interrupted and resumed ----
 
 SHORT = dataclasses.replace(
-    arms.SETTINGS["tiny"], n_layer=1, n_embd=32, n_head=2, n_positions=8, n_vocabulary=256, batch_size=2, steps=9, warmup=2, eval_every=3,
+    arms.SETTINGS["tiny"], n_layer=1, n_embd=32, n_head=2, n_positions=8, n_vocabulary=256, batch_size=2,
+    steps=9, warmup=2, eval_every=3,
     eval_tokens=256, final_tokens=256, save_every=3,
 )  # fmt: skip
 
 
 def losses_of(make, folder, is_first=True, stop=None):
-    """Of a run: [(step, loss, bits)] of its evaluations, and the last loss. stop: it breaks off in that step, once, and begins anew."""
+    """Of a run: [(step, loss, bits)] of its evaluations, and the last loss. stop: it breaks off in that step,
+    once, and begins anew."""
 
     class Interrupted(Exception):
         pass
@@ -484,7 +562,10 @@ def losses_of(make, folder, is_first=True, stop=None):
     getattr(trainer, "close", lambda: None)()
     found = json.loads(path.read_text()) if is_first else None
     assert not list(pathlib.Path(folder).glob(f"*.rank{trainer.rank}.pt"))
-    return found and ([(point["step"], point["loss"], point["bits"]) for point in found["evals"]], found["loss"])
+    return found and (
+        [(point["step"], point["loss"], point["bits"]) for point in found["evals"]],
+        found["loss"],
+    )
 
 
 def tokens_in(folder):
@@ -496,7 +577,9 @@ def tokens_in(folder):
 @pytest.mark.parametrize("name", [arm.name for arm in arms.ALL if arm.kind == "simulated"])
 def test_a_simulated_run_goes_on_as_if_nothing_had_been(name, tmp_path):
     tokens_in(tmp_path)
-    arm = dataclasses.replace(arms.BY_NAME[name], options=arms.BY_NAME[name].options | ({"every": 2} if "loco" in name else {}))
+    arm = dataclasses.replace(
+        arms.BY_NAME[name], options=arms.BY_NAME[name].options | ({"every": 2} if "loco" in name else {})
+    )
 
     def make():
         return train._Simulated(SHORT, arm, 4e-3, 1, tmp_path, 0)

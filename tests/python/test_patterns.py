@@ -52,7 +52,8 @@ def wrong(calls):
 
 
 def main_of(rank, world_size, loops, *names):
-    """(exit code, what it said) of the script, among ranks that are there already; loops: the wrong ones instead of its own."""
+    """(exit code, what it said) of the script, among ranks that are there already; loops: the wrong ones
+    instead of its own."""
     sys.path.insert(0, str(launch.EXAMPLES))
     import patterns
 

@@ -1,9 +1,11 @@
-"""The layer policy against lists of names written by hand, and against models of transformers where that is installed."""
+"""The layer policy against lists of names written by hand, and against models of transformers where that is
+installed."""
 
 import math
 import re
 
 import pytest
+
 from tagc import Error
 from tagc.torch.schedule.policy import CLASSES, MIN_ELEMS, Row, classify, clean_name, table
 
@@ -25,8 +27,10 @@ FAMILIES = {
     },
     "OPT": {
         "model.decoder.embed_tokens.weight": C, "model.decoder.embed_positions.weight": M,
-        "model.decoder.layers.*.self_attn.k_proj.weight": M, "model.decoder.layers.*.self_attn.v_proj.weight": M,
-        "model.decoder.layers.*.self_attn.q_proj.weight": M, "model.decoder.layers.*.self_attn.out_proj.weight": C,
+        "model.decoder.layers.*.self_attn.k_proj.weight": M,
+        "model.decoder.layers.*.self_attn.v_proj.weight": M,
+        "model.decoder.layers.*.self_attn.q_proj.weight": M,
+        "model.decoder.layers.*.self_attn.out_proj.weight": C,
         "model.decoder.layers.*.fc1.weight": C, "model.decoder.layers.*.fc2.weight": C,
     },
     "GPTNeoX": {
@@ -47,7 +51,8 @@ FAMILIES = {
     "Bert": {
         "bert.embeddings.word_embeddings.weight": C, "bert.embeddings.position_embeddings.weight": M,
         **{f"bert.encoder.layer.*.attention.self.{k}.weight": M for k in ("query", "key", "value")},
-        "bert.encoder.layer.*.attention.output.dense.weight": C, "bert.encoder.layer.*.intermediate.dense.weight": C,
+        "bert.encoder.layer.*.attention.output.dense.weight": C,
+        "bert.encoder.layer.*.intermediate.dense.weight": C,
         "bert.encoder.layer.*.output.dense.weight": C, "cls.predictions.transform.dense.weight": C,
     },
     "Mixtral": {
@@ -64,7 +69,8 @@ FAMILIES = {
     },
     "Llama of Meta": {
         "tok_embeddings.weight": C, "output.weight": C, "layers.*.attention.wq.weight": M,
-        "layers.*.attention.wk.weight": M, "layers.*.attention.wv.weight": M, "layers.*.attention.wo.weight": C,
+        "layers.*.attention.wk.weight": M, "layers.*.attention.wv.weight": M,
+        "layers.*.attention.wo.weight": C,
         "layers.*.feed_forward.w1.weight": C, "layers.*.feed_forward.w2.weight": C,
         "layers.*.feed_forward.w3.weight": C, "layers.*.attention.wqkv.weight": M,
     },
@@ -75,7 +81,8 @@ FAMILIES = {
     "llm.c": {"wte": C, "wpe": M, "qkvw": M, "attprojw": C, "fcw": C, "fcprojw": C},
     "torch.nn": {
         "encoder.layers.*.self_attn.in_proj_weight": M, "encoder.layers.*.self_attn.out_proj.weight": C,
-        "decoder.layers.*.multihead_attn.q_proj_weight": M, "decoder.layers.*.multihead_attn.out_proj.weight": C,
+        "decoder.layers.*.multihead_attn.q_proj_weight": M,
+        "decoder.layers.*.multihead_attn.out_proj.weight": C,
         "encoder.layers.*.linear1.weight": C, "encoder.layers.*.linear2.weight": C,
     },
     "others": {
@@ -87,7 +94,8 @@ FAMILIES = {
         "transformer.layer.*.attention.out_lin.weight": C, "blocks.*.qkv.weight": M, "blocks.*.wq.weight": M,
         "blocks.*.feed_forward.key.weight": C, "pos_embed": M, "model.layers.*.mlp.router.weight": N,
         "model.layers.*.mlp.experts.down_proj_bias": N, "model.layers.*.self_attn.q_norm.weight": N,
-        "attn_model.layers.*.mlp.fc1.weight": C, "value_head.summary.weight": C, "backbone.layers.*.mixer.A_log": N,
+        "attn_model.layers.*.mlp.fc1.weight": C, "value_head.summary.weight": C,
+        "backbone.layers.*.mixer.A_log": N,
     },
 }  # fmt: skip
 
@@ -113,11 +121,14 @@ def test_known_names(family):
 def test_shapes_decide_before_names():
     few = MIN_ELEMS // D - 1
     rows = [
-        ("h.0.ln_1.weight", (D,), N, "norm"), ("h.0.mlp.c_fc.bias", (D,), N, "bias"), ("scale", (), N, "vector"),
+        ("h.0.ln_1.weight", (D,), N, "norm"), ("h.0.mlp.c_fc.bias", (D,), N, "bias"), ("scale", (), N,
+            "vector"),
         ("cls_token", (1, 1, 4 * MIN_ELEMS), N, "vector"), ("h.0.mlp.c_fc.weight", (few, D), N, "below"),
-        ("h.1.mlp.c_fc.weight", (few + 1, D), C, "feed-forward"), ("h.0.attn.c_attn.weight", (few, D), N, "below"),
+        ("h.1.mlp.c_fc.weight", (few + 1, D), C, "feed-forward"), ("h.0.attn.c_attn.weight", (few, D), N,
+            "below"),
         ("empty.weight", (0, D), N, "empty"), ("q_norm.weight", (D, D), N, "norm"),
-        ("blocks.0.moe.gate.weight", (D, 4 * D), N, "router"), ("blocks.0.mlp.gate.weight", (4 * D, D), C, "feed"),
+        ("blocks.0.moe.gate.weight", (D, 4 * D), N, "router"), ("blocks.0.mlp.gate.weight", (4 * D, D), C,
+            "feed"),
         ("conv1.weight", (D, 3, 7, 7), C, "4 dimensions"), ("something.weight", (D, D), C, "unknown matrix"),
         ("layers.0.self_attn.something.weight", (D, D), M, "unknown use"),
     ]  # fmt: skip
@@ -173,7 +184,10 @@ def test_a_callable_sees_name_and_what_was_given():
         seen.append((name, parameter))
         return "mild"
 
-    assert classes_of([("module.a", (D, D)), ("b", (3,))], layers=layers, rules={"b": "dense"}) == {"a": M, "b": N}
+    assert classes_of([("module.a", (D, D)), ("b", (3,))], layers=layers, rules={"b": "dense"}) == {
+        "a": M,
+        "b": N,
+    }
     assert seen == [("a", (D, D))]
 
 
@@ -230,7 +244,8 @@ def gpt2_rows(n_layer=12, d=768, n_vocab=50257, n_positions=1024):
     shapes = [("transformer.wte.weight", (n_vocab, d)), ("transformer.wpe.weight", (n_positions, d))]
     for i in range(n_layer):
         h = f"transformer.h.{i}"
-        shapes += [(f"{h}.ln_1.weight", (d,)), (f"{h}.ln_1.bias", (d,)), (f"{h}.attn.c_attn.weight", (d, 3 * d)),
+        shapes += [(f"{h}.ln_1.weight", (d,)), (f"{h}.ln_1.bias", (d,)), (f"{h}.attn.c_attn.weight", (d,
+            3 * d)),
                    (f"{h}.attn.c_attn.bias", (3 * d,)), (f"{h}.attn.c_proj.weight", (d, d)),
                    (f"{h}.mlp.c_fc.weight", (d, 4 * d)), (f"{h}.mlp.c_proj.weight", (4 * d, d))]  # fmt: skip
     return classify(shapes)
@@ -269,7 +284,9 @@ def test_table_of_nothing():
     assert table([]) == "0 of 0 elements compressed (0.0 %)"
 
 
-SMALL = dict(vocab_size=320, hidden_size=D, num_hidden_layers=2, num_attention_heads=4, intermediate_size=4 * D)
+SMALL = dict(
+    vocab_size=320, hidden_size=D, num_hidden_layers=2, num_attention_heads=4, intermediate_size=4 * D
+)
 
 
 @pytest.mark.parametrize("family, model, config", [
@@ -280,7 +297,8 @@ SMALL = dict(vocab_size=320, hidden_size=D, num_hidden_layers=2, num_attention_h
     ("Llama", "Gemma2ForCausalLM", SMALL | dict(num_key_value_heads=4)),
     ("OPT", "OPTForCausalLM", SMALL | dict(ffn_dim=4 * D, word_embed_proj_dim=D)),
     ("GPTNeoX", "GPTNeoXForCausalLM", SMALL),
-    ("T5", "T5ForConditionalGeneration", dict(vocab_size=320, d_model=D, d_kv=D // 4, num_heads=4, num_layers=2,
+    ("T5", "T5ForConditionalGeneration", dict(vocab_size=320, d_model=D, d_kv=D // 4, num_heads=4,
+                                              num_layers=2,
                                               d_ff=4 * D)),
     ("Bert", "BertForMaskedLM", SMALL),
     ("Mixtral", "MixtralForCausalLM", SMALL | dict(num_key_value_heads=4)),
@@ -311,7 +329,8 @@ def test_table_of_the_real_gpt2_and_llama():
     with torch.device("meta"):
         gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config())
         llama = transformers.LlamaForCausalLM(transformers.LlamaConfig())
-    # GPT-2 small has 124,439,808 parameters, 768 x 2304 of attention in each of 12 layers, and 1024 positions.
+    # GPT-2 small has 124,439,808 parameters, 768 x 2304 of attention in each of 12 layers, and 1024
+    # positions.
     text = table(classify(gpt2.named_parameters()))
     assert "124,318,464 of 124,439,808 elements compressed" in text
     assert len(text.splitlines()) == 3 + 4 + 2 + 1 + 1 and "25 norms, 73 biases" in text

@@ -1,4 +1,5 @@
-"""From files to arms: seeds taken together, gaps per seed, medians, shares of time, and errors that name what is wrong."""
+"""From files to arms: seeds taken together, gaps per seed, medians, shares of time, and errors that name what
+is wrong."""
 
 import json
 import math
@@ -25,8 +26,10 @@ def refused(path, *words):
 
 def test_seeds_are_one_arm(tmp_path):
     """Worked out by hand."""
-    paths = [files.a_run(tmp_path / "fsdp-s1", "dense", 1, 1.0, 2.0), files.a_run(tmp_path / "fsdp-s2", "dense", 2, 1.0, 2.2),
-             files.a_run(tmp_path / "packed-seed1", "packed", 1, 0.8, 2.1), files.a_run(tmp_path / "packed-seed2", "packed", 2, 0.8, 2.2),
+    paths = [files.a_run(tmp_path / "fsdp-s1", "dense", 1, 1.0, 2.0), files.a_run(tmp_path / "fsdp-s2",
+        "dense", 2, 1.0, 2.2),
+             files.a_run(tmp_path / "packed-seed1", "packed", 1, 0.8, 2.1),
+             files.a_run(tmp_path / "packed-seed2", "packed", 2, 0.8, 2.2),
              files.a_run(tmp_path / "odd", "sketch", 7, 0.9, 2.31)]  # fmt: skip
     report = inputs.read_report(paths)
     (arms,) = report.sets
@@ -48,7 +51,11 @@ def test_seeds_are_one_arm(tmp_path):
 
 def test_names(tmp_path):
     other = tmp_path / "other"
-    paths = [files.a_run(tmp_path / "a", "dense", 1, 1.0, 2.0), files.a_run(other / "a", "packed", 1, 1.0, 2.0), str(other)]
+    paths = [
+        files.a_run(tmp_path / "a", "dense", 1, 1.0, 2.0),
+        files.a_run(other / "a", "packed", 1, 1.0, 2.0),
+        str(other),
+    ]
     report = inputs.read_report([*paths, str(tmp_path / "a" / "metrics.jsonl"), f"{tmp_path}/./a"])
     assert [group.name for group in report.groups] == ["a", "a (2)"]  # what is named twice is one run
     assert len(report.runs) == 2 and report.notes == [f"{other} holds no metrics.jsonl and is left out"]
@@ -70,19 +77,27 @@ def test_torn_and_damaged_metrics(tmp_path):
 
 
 MEMBERS = [
-    ({"type": "other"}, '"other", allowed: bench, plan, lab'), ({"a": 1}, "no result"), ([], "empty list"), ("", "line 1 is no JSON"),
-    ([1], "is no object"), ({"type": "bench", "format": 2}, '"format" is 2, allowed: 1'), ({"type": "bench", "format": 1}, 'lacks "arms", a list'),
-    (files.bench([{"name": "a"}]), 'arms[0] lacks "total_s", an object'), (files.bench([{"name": "a", "total_s": 3}]), '"total_s" is no object'),
+    ({"type": "other"}, '"other", allowed: bench, plan, lab'), ({"a": 1}, "no result"), ([], "empty list"),
+    ("", "line 1 is no JSON"),
+    ([1], "is no object"), ({"type": "bench", "format": 2}, '"format" is 2, allowed: 1'), ({"type": "bench",
+        "format": 1}, 'lacks "arms", a list'),
+    (files.bench([{"name": "a"}]), 'arms[0] lacks "total_s", an object'), (files.bench([{"name": "a",
+        "total_s": 3}]), '"total_s" is no object'),
     (files.bench([{"name": "a", "total_s": {"median": 1}}]), 'arms[0] total_s lacks "min", a number'),
-    (files.bench([], world_size=0), "world_size is 0, must be at least 1"), (files.bench([7]), "arms[0] is no object"),
+    (files.bench([], world_size=0), "world_size is 0, must be at least 1"), (files.bench([7]),
+        "arms[0] is no object"),
     ({"type": "lab", "format": 1, "cases": [{}]}, '"experiment", a text'),
     ({"type": "lab", "format": 1, "experiment": "x", "cases": [{}]}, 'cases[0] lacks "hosts", a number'),
-    ({"type": "plan", "format": 1, "model": {"name": "m"}, "world_size": 2, "rows": [{"arm": "a"}]}, 'rows[0] lacks "iteration_s", a number'),
-    (files.quality("soon"), '"step_s" is no number'), ('{"a":\n\n nonsense}', "line 3 is no JSON"), ('{"a": NaN}', "NaN is no JSON"),
-    ("[" * 200000, "nested too deeply"), ('{"a": ' + "9" * 5000 + "}", "is no JSON"), ({"traceEvents": []}, "no event"),
+    ({"type": "plan", "format": 1, "model": {"name": "m"}, "world_size": 2, "rows": [{"arm": "a"}]},
+     'rows[0] lacks "iteration_s", a number'),
+    (files.quality("soon"), '"step_s" is no number'), ('{"a":\n\n nonsense}', "line 3 is no JSON"),
+    ('{"a": NaN}', "NaN is no JSON"),
+    ("[" * 200000, "nested too deeply"), ('{"a": ' + "9" * 5000 + "}", "is no JSON"), ({"traceEvents": []},
+        "no event"),
     ({"traceEvents": {}}, "traceEvents is not a list"), (files.trace([]), "no event"),
     (files.trace([{"ph": "X", "pid": 0, "tid": 0, "dur": 1}]), 'traceEvents[4] lacks a number as "ts"'),
-    (files.trace([{"ph": "X", "pid": 0, "tid": 0, "ts": 1, "dur": -1}]), 'traceEvents[4] lacks a number as "dur"'),
+    (files.trace([{"ph": "X", "pid": 0, "tid": 0, "ts": 1, "dur": -1}]),
+     'traceEvents[4] lacks a number as "dur"'),
 ]  # fmt: skip
 
 
@@ -102,8 +117,12 @@ def test_wrong_files(tmp_path):
 
 def test_pair_ratio():
     """Two rounds of two iterations: medians 2 and 4 against 1 and 4."""
+
     def arm(name, *rounds):
-        return {"name": name, "iterations": [{"round": i, "total_s": s} for i, times in enumerate(rounds) for s in times]}
+        return {
+            "name": name,
+            "iterations": [{"round": i, "total_s": s} for i, times in enumerate(rounds) for s in times],
+        }
 
     node = Node({"arms": [arm("a", (1, 3), (4, 4)), arm("b", (1, 1), (3, 5))]}, "x")
     ratio = results.pair_ratio(node, "a", "b")
@@ -148,14 +167,18 @@ def test_shares_by_hand():
     events = [files.event(*row) for row in (
         ("forward", 0, 0, 100, "h.0"), ("forward", 0, 100, 200, "h.1"),
         ("backward", 0, 200, 260, "h.1"),  # the window of h.1: 200 to 300
-        ("wait", 0, 260, 300, "h.0"), ("backward", 0, 300, 400, "h.0"), ("optimizer", 0, 400, 500, ""), ("gather", 2, 210, 230, "h.0"),
-        ("index", 3, 220, 240, "h.1"), ("select", 1, 240, 260, "h.1"), ("decode", 1, 285, 295, "h.1"), ("wait", 1, 260, 285, "h.1"),
+        ("wait", 0, 260, 300, "h.0"), ("backward", 0, 300, 400, "h.0"), ("optimizer", 0, 400, 500, ""),
+        ("gather", 2, 210, 230, "h.0"),
+        ("index", 3, 220, 240, "h.1"), ("select", 1, 240, 260, "h.1"), ("decode", 1, 285, 295, "h.1"),
+        ("wait", 1, 260, 285, "h.1"),
         ("values", 2, 270, 290, "h.1"), ("control", 2, 295, 310, "h.1"))]  # fmt: skip
     trace = traces.read_trace(files.trace(events), "test", "test")
     shares = traces.backward_shares(trace, ["h.1"])
     assert shares.n == 1
-    for got, expected in ((shares.length_s, 100e-6), (shares.model, 0.6), (shares.codec, 0.3), (shares.computing, 0.7), (shares.communicating, 0.55),
-                          (shares.gradient_exchange, 0.4), (shares.gradient_exchange_with_gaps, 0.7), (shares.overlapped, 0.35),
+    for got, expected in ((shares.length_s, 100e-6), (shares.model, 0.6), (shares.codec, 0.3),
+                          (shares.computing, 0.7), (shares.communicating, 0.55),
+                          (shares.gradient_exchange, 0.4), (shares.gradient_exchange_with_gaps, 0.7),
+                          (shares.overlapped, 0.35),
                           (shares.gather, 0.2)):  # fmt: skip
         near(got, expected)
     whole = traces.step_shares(trace)
@@ -171,8 +194,13 @@ def test_a_root_ends_no_window():
     events = []
     for start in (0, 1000):
         events.append(files.event("forward", 0, start, start + 100, "root"))
-        events += [files.event("backward", 0, start + 100 + 10 * i, start + 110 + 10 * i, unit) for i, unit in enumerate(("root", "b", "root", "a", "root", "c"))]
-    trace = traces.read_trace(files.trace([*events, files.event("optimizer", 0, 1160, 1170, "")]), "test", "test")
+        events += [
+            files.event("backward", 0, start + 100 + 10 * i, start + 110 + 10 * i, unit)
+            for i, unit in enumerate(("root", "b", "root", "a", "root", "c"))
+        ]
+    trace = traces.read_trace(
+        files.trace([*events, files.event("optimizer", 0, 1160, 1170, "")]), "test", "test"
+    )
     shares = traces.backward_shares(trace, ["b", "a"])
     assert shares.n == 2
     near(shares.length_s, 40e-6)  # from b over root, a and root to c
@@ -189,7 +217,10 @@ def test_shares_of_random_traces():
     length = 400
     for _ in range(60):
         computes, communicates, exchanges = ([False] * length for _ in range(3))
-        events, at = [files.event("forward", 0, 0, 20, "u"), files.event("optimizer", 0, length - 20, length, "")], 20
+        events, at = (
+            [files.event("forward", 0, 0, 20, "u"), files.event("optimizer", 0, length - 20, length, "")],
+            20,
+        )
         computes[:20] = computes[-20:] = [True] * 20
         while at < length - 20:
             end, waits = min(at + rng.randrange(1, 31), length - 20), rng.random() < 0.5
@@ -199,7 +230,9 @@ def test_shares_of_random_traces():
         for _ in range(20):
             start = rng.randrange(length - 1)
             end, is_exchange = min(length, start + rng.randrange(1, 41)), rng.random() < 0.5
-            events.append(files.event("values" if is_exchange else "gather", rng.choice((2, 3)), start, end, "u"))
+            events.append(
+                files.event("values" if is_exchange else "gather", rng.choice((2, 3)), start, end, "u")
+            )
             communicates[start:end] = [True] * (end - start)
             if is_exchange:
                 exchanges[start:end] = [True] * (end - start)
@@ -215,19 +248,29 @@ def test_shares_of_random_traces():
 
 
 def test_numbers_as_words():
-    for got, expected in ((units.time(0.0123), "12.3 ms"), (units.time(0.99999), "1.00 s"), (units.time(0), "0 s"), (units.time(125), "125 s"),
-                          (units.time(math.nan), "-"), (units.time(math.inf), "-"), (units.n_bytes(1.5e9), "1.50 GB"), (units.n_bytes(999), "999 B"),
-                          (units.n_bytes(0), "0 B"), (units.rate(1.95e9), "1.95 Gbit/s"), (units.count(2359296), "2.36 M"), (units.count(4096), "4096"),
-                          (units.percent(0.1234), "12.3 %"), (units.change(-0.00151), "-0.15 %"), (units.plural(1, "rank"), "1 rank")):  # fmt: skip
+    for got, expected in ((units.time(0.0123), "12.3 ms"), (units.time(0.99999), "1.00 s"), (units.time(0),
+        "0 s"), (units.time(125), "125 s"),
+                          (units.time(math.nan), "-"), (units.time(math.inf), "-"), (units.n_bytes(1.5e9),
+                              "1.50 GB"), (units.n_bytes(999), "999 B"),
+                          (units.n_bytes(0), "0 B"), (units.rate(1.95e9), "1.95 Gbit/s"),
+                          (units.count(2359296), "2.36 M"), (units.count(4096), "4096"),
+                          (units.percent(0.1234), "12.3 %"), (units.change(-0.00151), "-0.15 %"),
+                          (units.plural(1, "rank"), "1 rank")):  # fmt: skip
         assert got == expected
     for value in (1e308, -1e308, 5e-324, -0.0):
-        assert all(len(words(value)) < 20 for words in (units.time, units.change, units.percent, units.count, lambda x: units.fixed(x, 4)))
+        assert all(
+            len(words(value)) < 20
+            for words in (units.time, units.change, units.percent, units.count, lambda x: units.fixed(x, 4))
+        )
 
 
 def test_no_text_becomes_markup_or_a_command_of_a_terminal():
     rng = random.Random(2)
     for _ in range(2000):
-        text = "".join(chr(rng.choice((rng.randrange(0x110000), rng.randrange(256), ord(rng.choice("<>&\"'\x1b"))))) for _ in range(20))
+        text = "".join(
+            chr(rng.choice((rng.randrange(0x110000), rng.randrange(256), ord(rng.choice("<>&\"'\x1b")))))
+            for _ in range(20)
+        )
         safe = tables.escaped(text)
         safe.encode()  # no half of a pair
         assert not set(safe) & set("<>\"'\x1b\x00\x7f\u202e\n")
@@ -249,10 +292,36 @@ def test_mutated_files(tmp_path):
             elif kind == 1:
                 del content[at : at + rng.randrange(1, 40)]
             elif kind == 2:
-                content[at:at] = rng.choice((b"1e999", b"null", b"-1", b'"', b"{}", b"[]", b"\\u0000", b"\\ud800", b"</script>", b"9" * 30))
+                content[at:at] = rng.choice(
+                    (
+                        b"1e999",
+                        b"null",
+                        b"-1",
+                        b'"',
+                        b"{}",
+                        b"[]",
+                        b"\\u0000",
+                        b"\\ud800",
+                        b"</script>",
+                        b"9" * 30,
+                    )
+                )
             elif kind == 3:
-                names = [b'"total_s"', b'"step"', b'"ph"', b'"ts"', b'"median"', b'"arms"', b'"iteration_s"', b'"world_size"', b'"hosts"', b'"label"']
-                content = content.replace(rng.choice(names), rng.choice((b'"x"', b'"type"', b'"n":{},"y"')), rng.choice((1, -1)))
+                names = [
+                    b'"total_s"',
+                    b'"step"',
+                    b'"ph"',
+                    b'"ts"',
+                    b'"median"',
+                    b'"arms"',
+                    b'"iteration_s"',
+                    b'"world_size"',
+                    b'"hosts"',
+                    b'"label"',
+                ]
+                content = content.replace(
+                    rng.choice(names), rng.choice((b'"x"', b'"type"', b'"n":{},"y"')), rng.choice((1, -1))
+                )
             else:
                 del content[max(at, 1) :]
         path = tmp_path / f"{round_}.json"
@@ -264,9 +333,23 @@ def test_mutated_files(tmp_path):
             continue
         n_read += 1
         words = summary.text(report, None)
-        assert "nan" not in words.lower().split() and reading.clean(words.replace("\n", "")) == words.replace("\n", "")
-        markup = "".join([tables.shares(report, None), tables.link(report), tables.lab(report), tables.checks(report), tables.plan(report),
-                          tables.options(report), tables.sources(report), *(tables.summary_of(report, arms) for arms in report.sets)])
+        assert "nan" not in words.lower().split() and reading.clean(words.replace("\n", "")) == words.replace(
+            "\n", ""
+        )
+        markup = "".join(
+            [
+                tables.shares(report, None),
+                tables.link(report),
+                tables.lab(report),
+                tables.checks(report),
+                tables.plan(report),
+                tables.options(report),
+                tables.sources(report),
+                *(tables.summary_of(report, arms) for arms in report.sets),
+            ]
+        )
         for tag in ("table", "tr", "td", "th", "div"):
-            assert markup.count(f"<{tag}") - (markup.count("<thead") if tag == "th" else 0) == markup.count(f"</{tag}>"), tag
+            assert markup.count(f"<{tag}") - (markup.count("<thead") if tag == "th" else 0) == markup.count(
+                f"</{tag}>"
+            ), tag
     assert 30 < n_read < 270, n_read  # both ways are tried

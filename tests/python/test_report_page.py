@@ -1,4 +1,5 @@
-"""Figures, pictures, the page and the command: what they show is what the files hold, whatever the names and numbers in them."""
+"""Figures, pictures, the page and the command: what they show is what the files hold, whatever the names and
+numbers in them."""
 
 import html.parser
 import json
@@ -14,10 +15,10 @@ import report_inputs as files
 pytest.importorskip("altair", reason="altair is not installed")
 pytest.importorskip("vl_convert", reason="vl-convert-python is not installed")
 
-import vl_convert  # noqa: E402
+import vl_convert
 
-from tagc.report import command, figures, figures_bars, inputs, page, pictures, style  # noqa: E402
-from tagc.report.reading import ReportError  # noqa: E402
+from tagc.report import command, figures, figures_bars, inputs, page, pictures, style
+from tagc.report.reading import ReportError
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "<script>alert(1)</script>&\"'`${x}\u202e\x1b[31m"
@@ -32,7 +33,11 @@ def draw(report, name, units=None):
 
 def marks(svg, kind):
     """How many marks of a kind an SVG has, axes and legends not counted."""
-    groups = [group for group in ElementTree.fromstring(svg).iter(f"{SVG}g") if group.get("class", "").startswith(f"mark-{kind} role-mark")]
+    groups = [
+        group
+        for group in ElementTree.fromstring(svg).iter(f"{SVG}g")
+        if group.get("class", "").startswith(f"mark-{kind} role-mark")
+    ]
     return sum(len(list(group)) for group in groups)
 
 
@@ -44,11 +49,16 @@ def test_quality(tmp_path):
     report = inputs.read_report([files.write(tmp_path / "q.json", files.quality())])
     data = draw(report, "pareto")
     points = {row["n"]: row for row in data["points"]}
-    assert points["paper"]["g"] == "+3.000 % (+3.000 to +3.000)" and points["paper"]["b"] == "5" and points["paper"]["k"] == "the paper's sketch"
+    assert (
+        points["paper"]["g"] == "+3.000 % (+3.000 to +3.000)"
+        and points["paper"]["b"] == "5"
+        and points["paper"]["k"] == "the paper's sketch"
+    )
     assert {name for name, row in points.items() if row["k"] == "nothing beats it"} == {"cheap", "free"}
     assert [row["x"] for row in data["edge"]][:2] == [0.5, 1] and data["band"]
     assert draw(report, "pareto-all")["points"][2]["b"] == "4.5"
-    slow = {row["arm"]: row for row in draw(report, "loss-slow")["validation"] if row["x"] > 0}  # ten steps of 30 s
+    # ten steps of 30 s
+    slow = {row["arm"]: row for row in draw(report, "loss-slow")["validation"] if row["x"] > 0}
     assert (slow["dense"]["x"], slow["dense"]["y"]) == (300, 3) and "fine" in slow and "dear" not in slow
     fast = {row["arm"]: row for row in draw(report, "loss-fast")["validation"] if row["x"] > 0}
     assert fast["dense"]["x"] == 10 and (fast["paper"]["x"], fast["paper"]["y"]) == (20, 3.09)
@@ -59,55 +69,97 @@ def test_quality(tmp_path):
 
 def test_the_edge_ends_at_a_better_first_arm(tmp_path):
     first = files.a_run(tmp_path / "fsdp", "dense", 1, 1.0, 2.0)
-    lines = [files.head("packed"), files.step(1, bits_sent_per_param=files.legs(values=1)), files.evaluation(12, 3.0)]
+    lines = [
+        files.head("packed"),
+        files.step(1, bits_sent_per_param=files.legs(values=1)),
+        files.evaluation(12, 3.0),
+    ]
     report = inputs.read_report([first, files.run(tmp_path / "worse", lines)])
     edge = draw(report, "pareto")["edge"]
-    assert [row["x"] for row in edge[:2]] == [2, 6] and edge[0]["y"] > 1 and edge[1]["y"] == pytest.approx(0.01)
+    assert (
+        [row["x"] for row in edge[:2]] == [2, 6] and edge[0]["y"] > 1 and edge[1]["y"] == pytest.approx(0.01)
+    )
 
 
 def test_losses(tmp_path):
-    """Two seeds are a line, their mean, in a band; a gap is taken per seed; time and bits are sums over steps."""
+    """Two seeds are a line, their mean, in a band; a gap is taken per seed; time and bits are sums over
+    steps."""
     paths = [files.a_run(tmp_path / f"{name}-s{seed}", name, seed, 1.0, loss)
-             for name, seed, loss in (("dense", 1, 2.0), ("dense", 2, 2.2), ("packed", 1, 2.1), ("packed", 2, 2.2))]  # fmt: skip
+             for name, seed, loss in (("dense", 1, 2.0), ("dense", 2, 2.2), ("packed", 1, 2.1), ("packed", 2,
+                 2.2))]  # fmt: skip
     report = inputs.read_report(paths)
     last = {row["arm"]: row for row in draw(report, "loss")["validation"] if row["x"] == 12}
-    assert last["dense"]["y"] == pytest.approx(2.1) and (last["dense"]["low"], last["dense"]["high"]) == (2.0, 2.2)
+    assert last["dense"]["y"] == pytest.approx(2.1) and (last["dense"]["low"], last["dense"]["high"]) == (
+        2.0,
+        2.2,
+    )
     assert "2 seeds" in last["dense"]["tip"]
     gap = {row["arm"]: row for row in draw(report, "gap")["validation"] if row["x"] == 12}
-    assert gap["packed"]["y"] == pytest.approx(2.5) and gap["packed"]["high"] == pytest.approx(5) and gap["dense"]["y"] == pytest.approx(0)
+    assert (
+        gap["packed"]["y"] == pytest.approx(2.5)
+        and gap["packed"]["high"] == pytest.approx(5)
+        and gap["dense"]["y"] == pytest.approx(0)
+    )
     seconds = sum(9 if i <= 2 else 1 + 0.001 * i for i in range(1, 13))
     assert max(row["x"] for row in draw(report, "loss-time")["validation"]) == pytest.approx(seconds)
-    assert max(row["x"] for row in draw(report, "loss-bits")["validation"]) == pytest.approx(12 * 2 * 11)  # before (W-1)/W
+    # before (W-1)/W
+    assert max(row["x"] for row in draw(report, "loss-bits")["validation"]) == pytest.approx(12 * 2 * 11)
 
 
 def test_bars(tmp_path):
     def arm(name, scale, memory):
-        steps = [{"round": 0, "total_s": scale, "compute_s": 0.25 * scale, "wait_gather_s": 0.5 * scale, "wait_reduce_s": 0.125 * scale, "optimizer_s": 0}]
-        return {"name": name, "total_s": files.spread(scale, 0.9 * scale, 2 * scale), "exposed_s": files.spread(0.6), "speedup": files.spread(1 / scale),
-                "iterations": steps, "bits_per_param": files.legs(values=32 * scale, gather=64), "memory_bytes": {"parameters": memory}, "n_params": 10,
+        steps = [
+            {
+                "round": 0,
+                "total_s": scale,
+                "compute_s": 0.25 * scale,
+                "wait_gather_s": 0.5 * scale,
+                "wait_reduce_s": 0.125 * scale,
+                "optimizer_s": 0,
+            }
+        ]
+        return {"name": name, "total_s": files.spread(scale, 0.9 * scale, 2 * scale),
+                "exposed_s": files.spread(0.6), "speedup": files.spread(1 / scale),
+                "iterations": steps, "bits_per_param": files.legs(values=32 * scale, gather=64),
+                "memory_bytes": {"parameters": memory}, "n_params": 10,
                 "options": {}}  # fmt: skip
 
-    first = files.write(tmp_path / "a.json", files.bench([arm("fsdp", 1, 1e6), arm("half", 0.5, 2e6)], world_size=4))
+    first = files.write(
+        tmp_path / "a.json", files.bench([arm("fsdp", 1, 1e6), arm("half", 0.5, 2e6)], world_size=4)
+    )
     report = inputs.read_report([first])
     data = draw(report, "time")
     assert [(row["arm"], row["p"], row["v"]) for row in data["parts"]] == [
-        ("fsdp", "compute", 0.25), ("fsdp", "exposed: parameters", 0.5), ("fsdp", "exposed: gradients", 0.125), ("fsdp", "other", 0.125),
-        ("half", "compute", 0.125), ("half", "exposed: parameters", 0.25), ("half", "exposed: gradients", 0.0625), ("half", "other", 0.0625)]  # fmt: skip
+        ("fsdp", "compute", 0.25), ("fsdp", "exposed: parameters", 0.5), ("fsdp", "exposed: gradients",
+            0.125), ("fsdp", "other", 0.125),
+        ("half", "compute", 0.125), ("half", "exposed: parameters", 0.25), ("half", "exposed: gradients",
+            0.0625), ("half", "other", 0.0625)]  # fmt: skip
     assert data["parts"][-1]["e"] == "500 ms, 2.00x" and data["whiskers"][1] == {"r": 1, "a": 0.45, "b": 1.0}
     assert [row["v"] for row in draw(report, "bits")["parts"]] == [32, 64, 16, 64]
     figure = figures.find("time")
-    assert marks(pictures.render(figure.draw(report, None), figure, False), "rect") == 8 + 4  # and the ends of whiskers
-    # Gigabytes beside megabytes are two drawings of one figure, with an axis of their own; equal bits are drawn once.
-    second = files.write(tmp_path / "b.json", files.bench([arm("fsdp", 1, 1e9), arm("half", 0.5, 2e9)], world_size=4))
+    # and the ends of whiskers
+    assert marks(pictures.render(figure.draw(report, None), figure, False), "rect") == 8 + 4
+    # Gigabytes beside megabytes are two drawings of one figure, with an axis of their own; equal bits are
+    # drawn once.
+    second = files.write(
+        tmp_path / "b.json", files.bench([arm("fsdp", 1, 1e9), arm("half", 0.5, 2e9)], world_size=4)
+    )
     report = inputs.read_report([first, second])
     assert len(figures.find("memory").draw(report, None)) == 2 and len(draw(report, "bits")["parts"]) == 4
-    assert ElementTree.fromstring(pictures.render(figures_bars.memory(report), figures.find("memory"), False)).tag == f"{SVG}svg"
+    assert (
+        ElementTree.fromstring(
+            pictures.render(figures_bars.memory(report), figures.find("memory"), False)
+        ).tag
+        == f"{SVG}svg"
+    )
 
 
 def test_timeline_of_many_spans():
     """What is too narrow is drawn together, and nothing is lost: the drawn spans cover the same time."""
     events = [files.event("forward", 0, 0, 10, "u")]
-    events += [files.event("backward", 0, 10 + 2 * i, 11 + 2 * i, "u") for i in range(40000)] + [files.event("optimizer", 0, 80010, 80020, "")]
+    events += [files.event("backward", 0, 10 + 2 * i, 11 + 2 * i, "u") for i in range(40000)] + [
+        files.event("optimizer", 0, 80010, 80020, "")
+    ]
     report = inputs.Report()
     report.traces.append(inputs.read_trace(files.trace(events), "x", "x"))
     spans = draw(report, "timeline", ["u"])["spans"]
@@ -130,17 +182,24 @@ def test_every_row_of_a_timeline_has_its_name():
 
 def test_window_by_name():
     report = inputs.read_report([files.SEED_FILES[4]])
-    assert {span["u"] for span in draw(report, "window", ["h.1", "h.2"])["spans"] if span["k"] == "backward"} <= {"h.1", "h.2"}
+    assert {
+        span["u"] for span in draw(report, "window", ["h.1", "h.2"])["spans"] if span["k"] == "backward"
+    } <= {"h.1", "h.2"}
     assert not figures.find("window").draw(report, ["h.77"])
 
 
 def test_forty_arms_differ(tmp_path):
     looks = {(style.line_color(i), tuple(style.dash(i))) for i in range(40)}
     assert len(looks) == 40
-    paths = [files.run(tmp_path / f"an-arm-of-many-{i:02d}", [files.head(f"v{i}"), files.step(1), files.step(2)]) for i in range(40)]
+    paths = [
+        files.run(tmp_path / f"an-arm-of-many-{i:02d}", [files.head(f"v{i}"), files.step(1), files.step(2)])
+        for i in range(40)
+    ]
     (drawing,) = figures.find("loss").draw(inputs.read_report(paths), None)
     encoding = drawing.spec()["layer"][0]["encoding"]
-    pairs = list(zip(encoding["color"]["scale"]["range"], map(tuple, encoding["strokeDash"]["scale"]["range"])))
+    pairs = list(
+        zip(encoding["color"]["scale"]["range"], map(tuple, encoding["strokeDash"]["scale"]["range"]))
+    )
     assert len(set(pairs)) == 40 and len(encoding["color"]["scale"]["domain"]) == 40
 
 
@@ -154,16 +213,36 @@ def test_long_runs_stay_small(tmp_path):
 
 def test_dark_colours():
     """A colour has one dark counterpart, and each light one that figures use has it."""
-    used = {*style.FILLS, *style.LINES, style.PAGE, style.INK, style.SOFT, style.GRID, style.FRAME, style.IDLE, style.PALE_INK, style.PANEL}
+    used = {
+        *style.FILLS,
+        *style.LINES,
+        style.PAGE,
+        style.INK,
+        style.SOFT,
+        style.GRID,
+        style.FRAME,
+        style.IDLE,
+        style.PALE_INK,
+        style.PANEL,
+    }
     assert used == set(style.DARK)
     report = inputs.read_report(files.SEED_FILES)
     for figure in figures.FIGURES:
         for drawing in figure.draw(report, None):
             spec = drawing.spec()
-            found = set(re.findall(r"#[0-9a-fA-F]{3,8}\b", json.dumps({name: value for name, value in spec.items() if name != "datasets"})))
+            found = set(
+                re.findall(
+                    r"#[0-9a-fA-F]{3,8}\b",
+                    json.dumps({name: value for name, value in spec.items() if name != "datasets"}),
+                )
+            )
             assert found <= set(style.DARK), figure.name
-            dark = json.dumps({name: value for name, value in style.dark_spec(spec).items() if name != "datasets"})
-            assert not found - set(style.DARK.values()) & set(re.findall(r"#[0-9a-f]{6}\b", dark)), figure.name
+            dark = json.dumps(
+                {name: value for name, value in style.dark_spec(spec).items() if name != "datasets"}
+            )
+            assert not found - set(style.DARK.values()) & set(re.findall(r"#[0-9a-f]{6}\b", dark)), (
+                figure.name
+            )
 
 
 def test_legends_hide(tmp_path):
@@ -210,7 +289,9 @@ class Page(html.parser.HTMLParser):
 
 
 def specs_of(text):
-    return json.loads(re.search(r'<script type="application/json" id="specs">(.*?)</script>', text, re.DOTALL)[1])
+    return json.loads(
+        re.search(r'<script type="application/json" id="specs">(.*?)</script>', text, re.DOTALL)[1]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -234,40 +315,67 @@ def test_page(seeds_page):
 
 def test_a_page_without_validation_or_bench(tmp_path):
     """One step: sections are there that have something to show."""
-    text = page.render(inputs.read_report([files.run(tmp_path / "a", [files.head(), files.step(1)])]), None, None)
+    text = page.render(
+        inputs.read_report([files.run(tmp_path / "a", [files.head(), files.step(1)])]), None, None
+    )
     ids = Page(text).ids
-    assert {"summary", "loss", "time", "bits", "origin"} <= ids and not ids & {"timeline", "memory", "codec", "plan", "lab", "figure-gap"}
+    assert {"summary", "loss", "time", "bits", "origin"} <= ids and not ids & {
+        "timeline",
+        "memory",
+        "codec",
+        "plan",
+        "lab",
+        "figure-gap",
+    }
 
 
 def test_markup_in_names(tmp_path):
-    """Names of folders, options, arms and units become neither elements nor code, on the page or in a picture."""
+    """Names of folders, options, arms and units become neither elements nor code, on the page or in a
+    picture."""
     name = HOSTILE.replace("/", "|")
     folders = [files.run(tmp_path / name, [files.head(HOSTILE), files.step(1), files.step(2)]),
-               files.run(tmp_path / "b", [files.head("</td><script>x"), files.step(1), files.step(2)])]  # fmt: skip
-    events = [files.event("forward", 0, 0, 9, HOSTILE), files.event("backward", 0, 9, 99, HOSTILE), files.event("optimizer", 0, 99, 120, "")]
+               files.run(tmp_path / "b", [files.head("</td><script>x"), files.step(1),
+                                          files.step(2)])]  # fmt: skip
+    events = [
+        files.event("forward", 0, 0, 9, HOSTILE),
+        files.event("backward", 0, 9, 99, HOSTILE),
+        files.event("optimizer", 0, 99, 120, ""),
+    ]
     report = inputs.read_report([*folders, files.write(tmp_path / "t.json", files.trace(events))])
     text = page.render(report, None, None)
     parsed = Page(text)
     assert len(parsed.scripts) == 2 and "<script>alert(1)" in parsed.text and "</td><script>x" in parsed.text
     assert text.count("</script>") == 2 and "\x1b" not in text and "\u202e" not in text
     for figure in ("loss", "time", "window"):
-        root = ElementTree.fromstring(pictures.render(figures.find(figure).draw(report, None), figures.find(figure), False))
-        assert not list(root.iter(f"{SVG}script")) and not [value for element in root.iter() for key, value in element.items() if key.startswith("on")]
-        assert figure == "window" or any("<script>alert(1)" in (element.text or "") for element in root.iter(f"{SVG}text"))
+        root = ElementTree.fromstring(
+            pictures.render(figures.find(figure).draw(report, None), figures.find(figure), False)
+        )
+        assert not list(root.iter(f"{SVG}script")) and not [
+            value for element in root.iter() for key, value in element.items() if key.startswith("on")
+        ]
+        assert figure == "window" or any(
+            "<script>alert(1)" in (element.text or "") for element in root.iter(f"{SVG}text")
+        )
     for spec in specs_of(text):  # names are data: expressions are ours
-        for expression in re.findall(r'"(?:labelExpr|expr|calculate)":"(.*?)"[,}]', json.dumps(spec, separators=(",", ":"))):
+        for expression in re.findall(
+            r'"(?:labelExpr|expr|calculate)":"(.*?)"[,}]', json.dumps(spec, separators=(",", ":"))
+        ):
             assert "alert" not in expression
 
 
 @pytest.mark.parametrize("number", [None, 1e308, -1e308, -5, 1e-320, 0, 10**400])
 def test_odd_numbers(tmp_path, number):
     bits = files.legs(values=number, gather=number)
-    steps = [files.step(i, number, number, compute_s=number, wait_gather_s=number, bits_sent_per_param=bits) for i in range(1, 8)]
+    steps = [
+        files.step(i, number, number, compute_s=number, wait_gather_s=number, bits_sent_per_param=bits)
+        for i in range(1, 8)
+    ]
     lines = [files.head(), *steps, files.evaluation(3, number), files.evaluation(7, number)]
     seen = json.loads(open(files.SEED_FILES[2]).read())
     for row in seen[0]["rows"]:
         row["iteration_s"] = number
-    report = inputs.read_report([files.run(tmp_path / "a", lines), files.run(tmp_path / "b", [*lines, files.step(8, 1, 3)]),
+    report = inputs.read_report([files.run(tmp_path / "a", lines), files.run(tmp_path / "b", [*lines,
+        files.step(8, 1, 3)]),
                                  files.write(tmp_path / "p.json", seen)])  # fmt: skip
     for figure in figures.FIGURES:
         for drawing in figure.draw(report, None):
@@ -286,7 +394,17 @@ def tagc_report(capsys, code, *arguments):
 
 def test_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    tagc_report(capsys, 0, "--quiet", "--svg-dir", "svg", "--svg", "loss=a.svg,time=b.png", files.SEED_FILES[0], files.SEED_FILES[4])
+    tagc_report(
+        capsys,
+        0,
+        "--quiet",
+        "--svg-dir",
+        "svg",
+        "--svg",
+        "loss=a.svg,time=b.png",
+        files.SEED_FILES[0],
+        files.SEED_FILES[4],
+    )
     said = tagc_report(capsys, 0, "--out", "page.html", *files.SEED_FILES)
     assert said.splitlines()[-1] == "page: page.html" and max(map(len, said.splitlines())) <= 110
     assert not [name for name in os.listdir() if name.endswith(".partial")]
@@ -295,10 +413,18 @@ def test_command(tmp_path, capsys, monkeypatch):
     assert len(specs_of(open("page.html").read())) >= 13
     for name in os.listdir("svg"):
         root = ElementTree.parse(f"svg/{name}").getroot()
-        assert root.tag == f"{SVG}svg" and root[0].tag == f"{SVG}title" and root[1].tag == f"{SVG}desc" and "http" not in (root[2].text or ""), name
+        assert (
+            root.tag == f"{SVG}svg"
+            and root[0].tag == f"{SVG}title"
+            and root[1].tag == f"{SVG}desc"
+            and "http" not in (root[2].text or "")
+        ), name
     assert open("a.svg").read() == open("svg/loss.svg").read()  # one specification, one drawing
     assert open("b.png", "rb").read(4) == b"\x89PNG"
-    assert tagc_report(capsys, 0, "--quiet", "--svg", "loss=d.svg", "--dark", files.SEED_FILES[0]) == "" and style.DARK[style.PAGE] in open("d.svg").read()
+    assert (
+        tagc_report(capsys, 0, "--quiet", "--svg", "loss=d.svg", "--dark", files.SEED_FILES[0]) == ""
+        and style.DARK[style.PAGE] in open("d.svg").read()
+    )
 
 
 def test_the_figures_of_the_help_are_those_there_are():
@@ -306,11 +432,16 @@ def test_the_figures_of_the_help_are_those_there_are():
 
 
 WRONG = [
-    (2, (), "no input"), (1, ("nowhere",), "nowhere: No such file"), (2, ("--svg", "looses=no.svg", "RUN"), '"looses" is not a figure, allowed: loss'),
-    (2, ("--svg", "loss", "RUN"), "FIGURE=FILE"), (2, ("--svg", "loss=x.gif", "RUN"), '"x.gif" ends in neither .svg nor .png'),
-    (1, ("--svg", "codec=no.svg", "RUN"), "codec: it needs a bench or lab result"), (2, ("--units", "h.1", "RUN"), "--units needs a timeline"),
-    (2, ("--units", "h.77", files.SEED_FILES[4]), '"h.77" in a timeline; they hold '), (1, ("--out", "no/page.html", "RUN"), "cannot write no/page.html"),
-    (1, ("--out", ".", "RUN"), "it is a folder"), (1, (".",), "nothing to report"), (1, ("--svg-dir", "RUN/metrics.jsonl/x", "RUN"), "metrics.jsonl"),
+    (2, (), "no input"), (1, ("nowhere",), "nowhere: No such file"), (2, ("--svg", "looses=no.svg", "RUN"),
+        '"looses" is not a figure, allowed: loss'),
+    (2, ("--svg", "loss", "RUN"), "FIGURE=FILE"), (2, ("--svg", "loss=x.gif", "RUN"),
+                                                   '"x.gif" ends in neither .svg nor .png'),
+    (1, ("--svg", "codec=no.svg", "RUN"), "codec: it needs a bench or lab result"), (2, ("--units", "h.1",
+        "RUN"), "--units needs a timeline"),
+    (2, ("--units", "h.77", files.SEED_FILES[4]), '"h.77" in a timeline; they hold '), (1, ("--out",
+        "no/page.html", "RUN"), "cannot write no/page.html"),
+    (1, ("--out", ".", "RUN"), "it is a folder"), (1, (".",), "nothing to report"), (1, ("--svg-dir",
+        "RUN/metrics.jsonl/x", "RUN"), "metrics.jsonl"),
 ]  # fmt: skip
 
 
@@ -324,7 +455,9 @@ def test_mistakes_are_named_and_leave_nothing(tmp_path, capsys, monkeypatch, cod
 
 def test_an_old_file_stays_where_writing_fails(tmp_path, monkeypatch):
     (tmp_path / "page.html").write_text("old")
-    monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        os, "replace", lambda *paths: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     with pytest.raises(ReportError, match="No space left"):
         pictures.write_file(str(tmp_path / "page.html"), b"new")
     assert (tmp_path / "page.html").read_text() == "old" and len(os.listdir(tmp_path)) == 1
@@ -339,6 +472,11 @@ def test_without_altair(tmp_path, capsys, monkeypatch):
 
 
 def test_neither_torch_nor_altair_is_loaded_for_words():
-    program = "import sys, tagc.report.command; print([name for name in ('torch', 'numpy', 'altair', 'vl_convert') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=os.environ)
+    program = (
+        "import sys, tagc.report.command; print([name for name in ('torch', 'numpy', 'altair', "
+        "'vl_convert') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=os.environ
+    )
     assert done.stdout == "[]\n", done

@@ -5,10 +5,9 @@ import copy
 import pytest
 
 torch = pytest.importorskip("torch")
+import ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-
-import ranks
 
 LOUD = 4.0  # root mean square of the second unit's gradients; of the first: 1
 
@@ -51,7 +50,10 @@ def arrived(model, rank, step):
     """The share of values of each block, on this rank's shard, that arrive in a step."""
     model.zero_grad()
     model(noise(rank, step)).backward()
-    return [parameter.grad.to_local().count_nonzero().item() / parameter.to_local().numel() for parameter in model.parameters()]
+    return [
+        parameter.grad.to_local().count_nonzero().item() / parameter.to_local().numel()
+        for parameter in model.parameters()
+    ]
 
 
 def selected_as_one(n_steps, n_last):
@@ -62,7 +64,11 @@ def selected_as_one(n_steps, n_last):
         for rank in range(2):
             waiting[rank] += torch.stack([gradient.flatten() for gradient in noise(rank, step)])
             largest = waiting[rank].flatten().abs().topk(round(0.05 * waiting[rank].numel())).indices
-            values = torch.zeros(waiting[rank].numel()).index_copy_(0, largest, waiting[rank].flatten()[largest]).view(2, -1)
+            values = (
+                torch.zeros(waiting[rank].numel())
+                .index_copy_(0, largest, waiting[rank].flatten()[largest])
+                .view(2, -1)
+            )
             waiting[rank] -= values
             sent += values
         shares.append((sent != 0).float().mean(1))
@@ -70,7 +76,8 @@ def selected_as_one(n_steps, n_last):
 
 
 def selects_as_one(rank, world_size):
-    """Two units, of which one has gradients four times as large, send what one unit would; resumed, they send the same bits."""
+    """Two units, of which one has gradients four times as large, send what one unit would; resumed, they send
+    the same bits."""
     from tagc.torch.schedule.schedule import WINDOW
 
     n_steps, n_last = 9 * WINDOW, 2 * WINDOW
@@ -86,13 +93,17 @@ def selects_as_one(rank, world_size):
         found[n_units] = torch.tensor(history[-n_last:]).mean(0).tolist()
         by_leg = handle.stats()["bytes_by_leg"]
         sent[n_units] = by_leg["index"] + by_leg["values"]
-    assert wanted[0] < 0.35 * wanted[1] and all(0.7 * w < f < 1.3 * w for n in found for w, f in zip(wanted, found[n])), (wanted, found)
+    assert wanted[0] < 0.35 * wanted[1] and all(
+        0.7 * w < f < 1.3 * w for n in found for w, f in zip(wanted, found[n])
+    ), (wanted, found)
     assert sent[2] < 1.1 * sent[1], sent
     other, resumed = made(2)
     resumed.load_state_dict(saved)
     for step in range(7 * WINDOW + 5, n_steps):
         again = arrived(other, rank, step)
-    assert again == history[-1] and all(torch.equal(a, p.grad.to_local()) for a, p in zip(last, other.parameters()))
+    assert again == history[-1] and all(
+        torch.equal(a, p.grad.to_local()) for a, p in zip(last, other.parameters())
+    )
 
 
 def test_units_select_as_one():

@@ -1,5 +1,5 @@
-"""A rank that says nothing any more: every other one gets an Error within the time-out, wherever it waits, and the rank itself
-does when it goes on."""
+"""A rank that says nothing any more: every other one gets an Error within the time-out, wherever it waits,
+and the rank itself does when it goes on."""
 
 import os
 import signal
@@ -8,9 +8,8 @@ import time
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist
-
 import ranks
+import torch.distributed as dist
 from models import batch_of, loss_of
 from test_state import wrapped
 
@@ -27,8 +26,8 @@ def pause(rank):
     return lambda: os.kill(everyone[-1], signal.SIGCONT)
 
 
-# What the silent rank hears when it goes on: a peer's reason; its own clock, which ran meanwhile, where it waited already; or
-# the end of a peer, where the store ended with it.
+# What the silent rank hears when it goes on: a peer's reason; its own clock, which ran meanwhile, where it
+# waited already; or the end of a peer, where the store ended with it.
 WOKEN = "gave up: no answer|no answer within 3 s|no answer from rank|ended or cannot be reached"
 
 
@@ -79,7 +78,8 @@ def test_among_three():
 
 
 def gives_up(rank, world_size):
-    """A rank that gives up by itself, as where its worker finds something that cannot be mended, tells the others."""
+    """A rank that gives up by itself, as where its worker finds something that cannot be mended, tells the
+    others."""
     import tagc.torch as tagc
     from tagc import _library as lib
     from tagc.torch.exchange.comm import Comm
@@ -101,7 +101,14 @@ def rounds(rank, world_size):
     from tagc.torch.exchange import comm as module
 
     comm = module.Comm(dist.group.WORLD, 100)
-    for n_bytes in (1, 8, module._COLLECTIVE_BYTES - 1, module._COLLECTIVE_BYTES, module._COLLECTIVE_BYTES + 1, 300_000):
+    for n_bytes in (
+        1,
+        8,
+        module._COLLECTIVE_BYTES - 1,
+        module._COLLECTIVE_BYTES,
+        module._COLLECTIVE_BYTES + 1,
+        300_000,
+    ):
         everyone = comm.all_gather(bytes([rank + 1]) * n_bytes)
         assert everyone == [bytes([r + 1]) * n_bytes for r in range(world_size)], n_bytes
     comm.close()

@@ -1,5 +1,5 @@
-"""Training by way of a device's streams (a fake one's: fake_device.py) against the same training in CPU memory: the same
-bits. Failures reach all ranks at the same place, and hooks wait for nothing."""
+"""Training by way of a device's streams (a fake one's: fake_device.py) against the same training in CPU
+memory: the same bits. Failures reach all ranks at the same place, and hooks wait for nothing."""
 
 import contextlib
 import ctypes
@@ -11,7 +11,6 @@ import time
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist
 
 import ranks
 from models import Even, Odd, batch_of, loss_of
@@ -70,7 +69,12 @@ def train(kind, rank, options, model_options, n_steps=STEPS, n_micro=1, loops=co
     residuals = next(iter(handle.state_dict().values()))["residuals"]
     stats = handle.stats()
     handle.close()
-    return losses, parameters, residuals, {key: stats[key] for key in ("bytes_sent", "n_elems", "n_compressed", "sparsity")}
+    return (
+        losses,
+        parameters,
+        residuals,
+        {key: stats[key] for key in ("bytes_sent", "n_elems", "n_compressed", "sparsity")},
+    )
 
 
 def check_same(one, other):
@@ -91,6 +95,7 @@ def bf16():
 
 # ---- what all ranks do ----
 
+
 def same_bits(rank, world_size):
     cases = [
         ("fsdp2", {"sparsity": 0.9, "layers": "all"}, {}, {"lazy": True}),
@@ -99,7 +104,12 @@ def same_bits(rank, world_size):
         ("fsdp2", {"sparsity": 0.9, "parameters": "bf16"}, bf16(), {}),
         ("fsdp2", {"sparsity": 0.8, "layers": "all"}, {}, {"lazy": True}),
         ("ddp", {"sparsity": 0.9, "layers": "all"}, {}, {}),
-        ("ddp", {"sparsity": 0.9, "layers": "all"}, {"gradient_as_bucket_view": True, "find_unused_parameters": True}, {}),
+        (
+            "ddp",
+            {"sparsity": 0.9, "layers": "all"},
+            {"gradient_as_bucket_view": True, "find_unused_parameters": True},
+            {},
+        ),
         ("ddp", {}, {}, {}),
         ("fsdp1", {"sparsity": 0.9, "layers": "all"}, {}, {}),
     ]
@@ -116,7 +126,8 @@ def same_bits(rank, world_size):
 
 
 def with_kernels(rank, world_size):
-    """Gradients stay on the device, of all ranks or of one: the same bits as in CPU memory, and the same bytes."""
+    """Gradients stay on the device, of all ranks or of one: the same bits as in CPU memory, and the same
+    bytes."""
     import tagc.torch as tagc
     from tagc.torch.exchange import reducer
 
@@ -135,21 +146,30 @@ def with_kernels(rank, world_size):
         found, gathers, compress, make = [], [], tagc.compress, reducer.Gatherer.__init__
         with fake(100 + 10 * number + rank, lazy=how.get("lazy", False), kernels=has[rank]) as device:
             try:
-                tagc.compress = lambda *args, **given: (handle := compress(*args, **given), found.append(handle.codec))[0]
-                reducer.Gatherer.__init__ = lambda self, *given: (gathers.append(given[-1] is not None), make(self, *given))[1]
+                tagc.compress = lambda *args, **given: (
+                    handle := compress(*args, **given),
+                    found.append(handle.codec),
+                )[0]
+                reducer.Gatherer.__init__ = lambda self, *given: (
+                    gathers.append(given[-1] is not None),
+                    make(self, *given),
+                )[1]
                 codec = {"codec": how["codec"][rank] if "codec" in how else None}
                 on_device = train(kind, rank, options | codec, model_options, n_steps=3, n_micro=n_micro)
             finally:
                 tagc.compress, reducer.Gatherer.__init__ = compress, make
             assert device.fake.fake_n_device_blocks() == 0, "memory of the device stays"
         assert found == ["device" if has[rank] else "host"]
-        assert set(gathers) == ({how["codec"][rank] == "device"} if "codec" in how else set()), "deltas on the device when asked for by name"
+        assert set(gathers) == ({how["codec"][rank] == "device"} if "codec" in how else set()), (
+            "deltas on the device when asked for by name"
+        )
         device.check()
         check_same(plain, on_device)
 
 
 def kernels_fail(rank, world_size):
-    """A launch or a copy on one rank: the same error on both, NaN in what came of it, residuals as before, and on it goes."""
+    """A launch or a copy on one rank: the same error on both, NaN in what came of it, residuals as before,
+    and on it goes."""
     import tagc.torch as tagc
 
     for kind in ("fsdp2", "ddp"):
@@ -181,7 +201,8 @@ def kernels_fail(rank, world_size):
 
 
 def residuals_fail(rank, world_size):
-    """A copy fails on one rank where it is on its own, as residuals follow DDP's new buckets: the others do not wait for it."""
+    """A copy fails on one rank where it is on its own, as residuals follow DDP's new buckets: the others do
+    not wait for it."""
     import tagc.torch as tagc
 
     with fake(220 + rank, kernels=True) as device:
@@ -203,15 +224,27 @@ def choice_of_codec(rank, world_size):
     import tagc.torch as tagc
 
     model = wrapped("ddp")
-    check_error(lambda: tagc.compress(model, verbose=False, codec="gpu"), "codec is 'gpu', must be one of None, 'device', 'host'")
-    check_error(lambda: tagc.compress(model, verbose=False, codec="device"), "codec is 'device', and the model is in CPU memory")
-    check_error(lambda: tagc.compress(model, verbose=False, codec="device", exchange="dense"), "which is for exchange 'direct'")
+    check_error(
+        lambda: tagc.compress(model, verbose=False, codec="gpu"),
+        "codec is 'gpu', must be one of None, 'device', 'host'",
+    )
+    check_error(
+        lambda: tagc.compress(model, verbose=False, codec="device"),
+        "codec is 'device', and the model is in CPU memory",
+    )
+    check_error(
+        lambda: tagc.compress(model, verbose=False, codec="device", exchange="dense"),
+        "which is for exchange 'direct'",
+    )
     with fake(210, kernels=True) as device:
         handle = tagc.compress(model, verbose=False)
         assert handle.codec == "host" and handle.device_bytes == 0
         handle.close()
     with fake(211, kernels=rank == 0) as device:
-        check_error(lambda: tagc.compress(model, verbose=False, codec="device"), "rank 1: kernels for CUDA are missing: no-kernels.so")
+        check_error(
+            lambda: tagc.compress(model, verbose=False, codec="device"),
+            "rank 1: kernels for CUDA are missing: no-kernels.so",
+        )
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             handle = tagc.compress(model, codec=None if rank == 0 else "host")
@@ -223,7 +256,9 @@ def choice_of_codec(rank, world_size):
         with contextlib.redirect_stdout(said):
             handle = tagc.compress(model, codec=None)
         assert handle.codec == "host"
-        assert rank or "compressed on the host: kernels for CUDA are missing: no-kernels.so" in said.getvalue()
+        assert (
+            rank or "compressed on the host: kernels for CUDA are missing: no-kernels.so" in said.getvalue()
+        )
         handle.close()
 
 
@@ -270,11 +305,13 @@ def hooks_do_not_wait(rank, world_size):
 
 
 def failure_of_an_exchange(rank, world_size):
-    """Ranks that disagree: the same error on all at the end of backward, NaN in what came of it, and on it goes."""
+    """Ranks that disagree: the same error on all at the end of backward, NaN in what came of it, and on it
+    goes."""
     import tagc.torch as tagc
 
     for kind in ("fsdp2", "ddp", "fsdp1"):
-        with fake(20 + rank, lazy=kind == "fsdp2") as device:  # the end of backward has to wait for the failure, or misses it
+        # the end of backward has to wait for the failure, or misses it
+        with fake(20 + rank, lazy=kind == "fsdp2") as device:
             model = wrapped(kind)
             handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5)
             loss_of(model, batch_of(rank)).backward()
@@ -294,7 +331,8 @@ def failure_of_an_exchange(rank, world_size):
 
 
 def failure_of_one_unit(rank, world_size):
-    """On one rank, in the first unit of a pass: the units after it only tell it, and are NaN on both ranks."""
+    """On one rank, in the first unit of a pass: the units after it only tell it, and are NaN on both
+    ranks."""
     import tagc.torch as tagc
 
     with fake(25 + rank) as device:
@@ -307,14 +345,18 @@ def failure_of_one_unit(rank, world_size):
 
         if rank == 1:
             first.layout = refuse
-        check_error(lambda: loss_of(model, batch_of(rank)).backward(), "gradients of layers.1: rank 1: this layout is unknown")
+        check_error(
+            lambda: loss_of(model, batch_of(rank)).backward(),
+            "gradients of layers.1: rank 1: this layout is unknown",
+        )
         assert all(local(p.grad).isnan().all() for p in model.parameters())
         handle.close()
     device.check()
 
 
 def failure_of_a_device(rank, world_size):
-    """On one rank: a call that fails, or all of it. Both ranks get the words at the end of the same backward pass."""
+    """On one rank: a call that fails, or all of it. Both ranks get the words at the end of the same backward
+    pass."""
     import tagc.torch as tagc
 
     for kind in ("fsdp2", "ddp"):
@@ -335,7 +377,10 @@ def failure_of_a_device(rank, world_size):
                         device.is_broken = True
                         device.fail({"copy": "MemcpyAsync", "launch": "LaunchHostFunc"}[way], 2, 719)
                 words = {"broken": "(700)", "memory": "(2)"}.get(way, "(719)")
-                check_error(lambda: loss_of(model, batch_of(rank)).backward(), rf"rank 1: cuda: .* failed on device 0: .* {re.escape(words)}")
+                check_error(
+                    lambda: loss_of(model, batch_of(rank)).backward(),
+                    rf"rank 1: cuda: .* failed on device 0: .* {re.escape(words)}",
+                )
                 assert handle.n_steps in (1, 2)
                 handle.close()
 
@@ -379,8 +424,8 @@ def memory(rank, world_size):
 
 
 def order_of_calls(rank, world_size):
-    """Each hook asks for the current stream first, then enqueues; only DDP gives a future, after that, of the stream in which
-    results come back, and leaves its current stream alone."""
+    """Each hook asks for the current stream first, then enqueues; only DDP gives a future, after that, of the
+    stream in which results come back, and leaves its current stream alone."""
     import tagc.torch as tagc
     from tagc import _library as lib
 
@@ -406,8 +451,15 @@ def order_of_calls(rank, world_size):
                 loss_of(model, batch_of(rank)).backward()
             finally:
                 lib._loaded = library
-            one = ["current", ("enqueue", device._stream, 1)] if kind == "fsdp2" else \
-                ["current", ("enqueue", device._stream, 0), ("future", handle.passes.runners.staging.stream)]
+            one = (
+                ["current", ("enqueue", device._stream, 1)]
+                if kind == "fsdp2"
+                else [
+                    "current",
+                    ("enqueue", device._stream, 0),
+                    ("future", handle.passes.runners.staging.stream),
+                ]
+            )
             assert len(calls) % len(one) == 0 and calls == len(calls) // len(one) * one and calls, calls
             handle.close()
         device.check()
@@ -415,9 +467,10 @@ def order_of_calls(rank, world_size):
 
 def between_hosts(rank, world_size):
     """FSDP2 over a mesh inside each host, and tagc between them: in place on the shard."""
-    import tagc.torch as tagc
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+
+    import tagc.torch as tagc
 
     def run():
         torch.manual_seed(0)
@@ -426,7 +479,9 @@ def between_hosts(rank, world_size):
         for layer in model.layers:
             fully_shard(layer, mesh=mesh["inside"])
         fully_shard(model, mesh=mesh["inside"])
-        handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.8, between=mesh["host"].get_group())
+        handle = tagc.compress(
+            model, verbose=False, layers="all", sparsity=0.8, between=mesh["host"].get_group()
+        )
         for step in range(3):
             loss_of(model, batch_of(rank, step)).backward()
         gradients = [local(p.grad).clone() for p in model.parameters()]
@@ -453,8 +508,17 @@ def advice(rank, world_size):
     device.check()
 
 
-CHECKS = [same_bits, hooks_do_not_wait, failure_of_an_exchange, failure_of_one_unit, failure_of_a_device, misuse, memory,
-          order_of_calls, advice]
+CHECKS = [
+    same_bits,
+    hooks_do_not_wait,
+    failure_of_an_exchange,
+    failure_of_one_unit,
+    failure_of_a_device,
+    misuse,
+    memory,
+    order_of_calls,
+    advice,
+]
 
 
 def test_staging():

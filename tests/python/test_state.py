@@ -1,5 +1,5 @@
-"""Residuals in checkpoints: a resumed run is the uninterrupted one, bit for bit, and no residual gets lost when the number
-of ranks changes."""
+"""Residuals in checkpoints: a resumed run is the uninterrupted one, bit for bit, and no residual gets lost
+when the number of ranks changes."""
 
 import copy
 import functools
@@ -12,10 +12,9 @@ import time
 import pytest
 
 torch = pytest.importorskip("torch")
+import ranks
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-
-import ranks
 from models import Even, Odd, batch_of, loss_of
 
 OPTIONS = dict(sparsity=0.9, values="int2", layers="all", verbose=False)
@@ -32,7 +31,9 @@ def wrapped(kind, model_class=Even, mesh=None, columns=False, **fully):
         return DistributedDataParallel(model)
     if kind == "fsdp1":
         for i, layer in enumerate(model.layers):
-            model.layers[i] = FullyShardedDataParallel(layer, use_orig_params=True, device_id=torch.device("cpu"))
+            model.layers[i] = FullyShardedDataParallel(
+                layer, use_orig_params=True, device_id=torch.device("cpu")
+            )
         return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
     options = {"mesh": mesh, **fully}
     if columns:
@@ -51,7 +52,12 @@ class Run:
 
         self.model = wrapped(kind, **shape)
         self.sent = []  # bytes of each step, by leg
-        self.handle = tagc.compress(self.model, between=between, on_step=lambda stats: self.sent.append(stats["bytes_by_leg"]), **options)
+        self.handle = tagc.compress(
+            self.model,
+            between=between,
+            on_step=lambda stats: self.sent.append(stats["bytes_by_leg"]),
+            **options,
+        )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
 
     def steps(self, *steps):
@@ -73,7 +79,9 @@ class Run:
     def set_states(self, states):
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
-        set_state_dict(self.model, self.optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
+        set_state_dict(
+            self.model, self.optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"]
+        )
         return self
 
 
@@ -93,6 +101,7 @@ def same(one, other):
 
 # ---- the same number of ranks ----
 
+
 def plain_resume(rank, world_size, kind):
     folder = shared_folder()
     first = Run(kind).steps(0, 1, 2)
@@ -100,8 +109,10 @@ def plain_resume(rank, world_size, kind):
     states = copy.deepcopy(first.states())
     torch.save(saved, f"{folder}/{rank}")
     first.steps(3, 4, 5)
-    assert any(not torch.equal(a, b) for a, b in zip(residuals_of(saved).values(),
-                                                     residuals_of(first.handle.state_dict()).values())), "not copies"
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(residuals_of(saved).values(), residuals_of(first.handle.state_dict()).values())
+    ), "not copies"
     loaded = torch.load(f"{folder}/{rank}", weights_only=True)
     assert set(residuals_of(loaded)) == {name for name, _ in Even().named_parameters()}
     assert all(values.abs().sum() > 0 for values in residuals_of(loaded).values())
@@ -119,15 +130,20 @@ def plain_resume(rank, world_size, kind):
         if kind == "ddp" and options == "before":
             continue  # its first step has other buckets, in other blocks
         assert same(first.bits(), second.bits()) == (options != "without"), (kind, options)
-        assert same(residuals_of(first.handle.state_dict()).values(),
-                    residuals_of(second.handle.state_dict()).values()) == (options != "without"), (kind, options)
+        assert same(
+            residuals_of(first.handle.state_dict()).values(),
+            residuals_of(second.handle.state_dict()).values(),
+        ) == (options != "without"), (kind, options)
 
 
 def dcp_resume(rank, world_size):
     folder = shared_folder()
     first = Run(columns=True).steps(0, 1, 2)
-    writing = dcp.async_save({**first.states(), "tagc": first.handle}, checkpoint_id=f"{folder}/async",
-                             process_group=dist.new_group())  # its own: it works while training goes on
+    writing = dcp.async_save(
+        {**first.states(), "tagc": first.handle},
+        checkpoint_id=f"{folder}/async",
+        process_group=dist.new_group(),
+    )  # its own: it works while training goes on
     first.steps(3)
     writing.result()
     first.steps(4, 5)
@@ -140,8 +156,8 @@ def dcp_resume(rank, world_size):
 
 
 def files(rank, world_size):
-    """handle.save(folder) and handle.load(folder): exact with as many ranks; a folder that lacks one, or a file that is cut off, is
-    named, and nothing is changed."""
+    """handle.save(folder) and handle.load(folder): exact with as many ranks; a folder that lacks one, or a
+    file that is cut off, is named, and nothing is changed."""
     import tagc.torch as tagc
 
     folder = shared_folder()
@@ -151,7 +167,9 @@ def files(rank, world_size):
     dist.barrier()
     after = Run().steps(0)
     after.handle.load(folder)
-    assert same(residuals_of(after.handle.state_dict()).values(), saved.values()) and after.handle.n_steps == 3
+    assert (
+        same(residuals_of(after.handle.state_dict()).values(), saved.values()) and after.handle.n_steps == 3
+    )
     dist.barrier()
     path = os.path.join(folder, f"rank{rank}.pt")
     with open(path, "rb") as file:
@@ -169,7 +187,8 @@ def files(rank, world_size):
 
 
 def goes_on_alike(options, n_steps, save, other_saves=(), **shape):
-    """A run of n_steps, and one that is saved in the middle, loaded anew and goes on: the same bits and the same bytes. Returns the run."""
+    """A run of n_steps, and one that is saved in the middle, loaded anew and goes on: the same bits and the
+    same bytes. Returns the run."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     if shape.pop("is_mixed", False):
@@ -188,8 +207,12 @@ def goes_on_alike(options, n_steps, save, other_saves=(), **shape):
         assert run.sent == sent, (options, run.sent, sent)
         assert same(run.bits(), first.bits()) and run.handle.n_steps == n_steps
         ours, theirs = run.handle.state_dict(), first.handle.state_dict()
-        assert str(ours) == str(theirs) and all(same(ours[name][kind].values(), theirs[name][kind].values())
-                                                for name in ours for kind in ours[name] if isinstance(ours[name][kind], dict))
+        assert str(ours) == str(theirs) and all(
+            same(ours[name][kind].values(), theirs[name][kind].values())
+            for name in ours
+            for kind in ours[name]
+            if isinstance(ours[name][kind], dict)
+        )
         one, other = run.states()["optimizer"]["state"], first.states()["optimizer"]["state"]
         assert str(one) == str(other)
     return first
@@ -220,16 +243,22 @@ def saved_dcp(run, at=False):
 
 
 def deltas_resume(rank, world_size):
-    """Where parameters travel as deltas, a run that is saved and resumed is the one that goes on: bits, and bytes of every step."""
-    import tagc.torch as tagc
+    """Where parameters travel as deltas, a run that is saved and resumed is the one that goes on: bits, and
+    bytes of every step."""
 
     options = OPTIONS | {"parameters": "delta4"}
     run = goes_on_alike(options, 20, saved_plain, [lambda run: run.handle.state_dict()], model_class=Odd)
     assert sum(sent["gather"] for sent in run.sent[1:]) / 19 < 0.5 * run.sent[0]["gather"], "no deltas"
     goes_on_alike(options | {"parameters": "delta2"}, 8, saved_dcp, columns=True, is_mixed=True)
-    goes_on_alike(options | {"parameters": "delta8"}, 8, functools.partial(saved_dcp, at=True), reshard_after_forward=False)
+    goes_on_alike(
+        options | {"parameters": "delta8"},
+        8,
+        functools.partial(saved_dcp, at=True),
+        reshard_after_forward=False,
+    )
     evaluated(rank, options)
-    # What was saved is not what the parameters are now: they travel whole, as they do for a user who asks for it, and without replicas.
+    # What was saved is not what the parameters are now: they travel whole, as they do for a user who asks for
+    # it, and without replicas.
     states, saved = copy.deepcopy(run.states()), run.handle.state_dict()
     whole = run.sent[0]["gather"]
 
@@ -248,7 +277,10 @@ def deltas_resume(rank, world_size):
     assert small < 0.5 * whole
     assert small < first_gather(changed) < whole  # this module alone
     assert first_gather(lambda other: other.handle.reset_parameters()) == whole
-    without = {name: {key: value for key, value in entry.items() if not key.startswith("replicas")} for name, entry in saved.items()}
+    without = {
+        name: {key: value for key, value in entry.items() if not key.startswith("replicas")}
+        for name, entry in saved.items()
+    }
     for entry in without.values():
         about_key = next(key for key in entry if key != "residuals")
         about = json.loads(entry[about_key])
@@ -258,12 +290,15 @@ def deltas_resume(rank, world_size):
     refused_replicas(run, saved)
     with pytest.raises(BaseException, match="handle.at.path"):  # a checkpoint without them
         saved_dcp(Run(options=OPTIONS, model_class=Odd).steps(0))(Run(options=options, model_class=Odd))
-    saved_dcp(Run(options=OPTIONS, model_class=Odd).steps(0), at=True)(other := Run(options=options, model_class=Odd))
+    saved_dcp(Run(options=OPTIONS, model_class=Odd).steps(0), at=True)(
+        other := Run(options=options, model_class=Odd)
+    )
     assert other.steps(1).sent[0]["gather"] == whole
 
 
 def evaluated(rank, options):
-    """Saved after a gather of the same parameters, an evaluation's: the next gather sends nothing, in a resumed run too."""
+    """Saved after a gather of the same parameters, an evaluation's: the next gather sends nothing, in a
+    resumed run too."""
     first = Run(options=options, model_class=Odd).steps(0, 1)
     with torch.no_grad():
         loss_of(first.model, batch_of(rank, 1))
@@ -276,8 +311,10 @@ def evaluated(rank, options):
 def refused_replicas(run, saved):
     import tagc.torch as tagc
 
-    (name, entry), = saved.items()
-    about_key, rows_key = (next(key for key in entry if key.startswith(start)) for start in ("about", "replicas"))
+    ((name, entry),) = saved.items()
+    about_key, rows_key = (
+        next(key for key in entry if key.startswith(start)) for start in ("about", "replicas")
+    )
     about, rows = json.loads(entry[about_key]), entry[rows_key]
     module = next(iter(rows))
     spoilt = rows[module].clone()
@@ -285,12 +322,17 @@ def refused_replicas(run, saved):
     n = rows[module].numel()
     before = run.handle.state_dict()
     for change, counts, words in (
-        (rows[module].float(), None, "must be torch.bfloat16"), (rows[module][1:], None, rf"must be torch.bfloat16 \({n},\)"),
-        (spoilt, None, "not finite"), ([1], None, "is list"), (rows[module], [-1, "", ""], "count"), (rows[module], 7, "count"),
+        (rows[module].float(), None, "must be torch.bfloat16"), (rows[module][1:], None,
+            rf"must be torch.bfloat16 \({n},\)"),
+        (spoilt, None, "not finite"), ([1], None, "is list"), (rows[module], [-1, "", ""], "count"),
+        (rows[module], 7, "count"),
         (rows[module], [1, 2, ""], "count"), (rows[module], [2**60, "", ""], "count"),
     ):  # fmt: skip
         gathered = about["gathered"] | ({} if counts is None else {module: counts})
-        bad = {name: entry | {about_key: json.dumps(about | {"gathered": gathered}), rows_key: rows | {module: change}}}
+        bad = {
+            name: entry
+            | {about_key: json.dumps(about | {"gathered": gathered}), rows_key: rows | {module: change}}
+        }
         with pytest.raises(tagc.Error, match=words):
             run.handle.load_state_dict(bad)
     with pytest.raises(tagc.Error, match="gathered"):
@@ -303,7 +345,7 @@ def refusals(rank, world_size):
 
     run = Run().steps(0)
     good = run.handle.state_dict()
-    (name, entry), = good.items()
+    ((name, entry),) = good.items()
     about_key = next(key for key in entry if key != "residuals")
     about = json.loads(entry[about_key])
     parameter = "layers.1.mlp.weight"
@@ -315,26 +357,57 @@ def refusals(rank, world_size):
     spoilt = entry["residuals"][parameter].clone()
     spoilt.view(-1)[3] = float("nan")
     cases = [
-        (None, "NoneType"), (7, "int"), ([], "has no rank"), ({}, "dict"), ({"model": {}}, "'model'"), ([3], "int"),
-        ({name: {"residuals": {}}}, name), ({name: {about_key: "{}", "residuals": {}}}, "'{}'"),
+        (None, "NoneType"),
+        (7, "int"),
+        ([], "has no rank"),
+        ({}, "dict"),
+        ({"model": {}}, "'model'"),
+        ([3], "int"),
+        ({name: {"residuals": {}}}, name),
+        ({name: {about_key: "{}", "residuals": {}}}, "'{}'"),
         ({name: {about_key: entry[about_key], "residuals": [1]}}, "list"),
-        ({"rank7": entry}, "rank7"), ([good, good], "twice"),
+        ({"rank7": entry}, "rank7"),
+        ([good, good], "twice"),
         (changed(names={parameter: "layers.1.mlp.else"}), f"no residual of {parameter}"),
         (changed(**{"layers.1.mlp.else": spoilt}), "layers.1.mlp.else"),
-        (changed(**{parameter: torch.zeros(3, 2)}), r"\(3, 2\)"), (changed(**{parameter: [1.0]}), "list"),
-        (changed(**{parameter: torch.zeros(5, dtype=torch.int32)}), "int32"), (changed(**{parameter: spoilt}), "not finite"),
-        (changed(about | {"rank": 1 - rank}), "says that it is rank"), (changed(about | {"loss_scale": 0}), "about"),
-        (changed(about | {"loss_scale": "1"}), "about"), (changed(about | {"step": -1}), "about"),
+        (changed(**{parameter: torch.zeros(3, 2)}), r"\(3, 2\)"),
+        (changed(**{parameter: [1.0]}), "list"),
+        (changed(**{parameter: torch.zeros(5, dtype=torch.int32)}), "int32"),
+        (changed(**{parameter: spoilt}), "not finite"),
+        (changed(about | {"rank": 1 - rank}), "says that it is rank"),
+        (changed(about | {"loss_scale": 0}), "about"),
+        (changed(about | {"loss_scale": "1"}), "about"),
+        (changed(about | {"step": -1}), "about"),
         (changed(about | {"world_size": 4, "replicas": 4}), "4 ranks, and there are 2 now.*handle.at"),
-        ([changed(about | {"world_size": 4, "replicas": 4}), {f"rank{rank + 2}": {about_key: json.dumps(
-            about | {"world_size": 4, "replicas": 4, "rank": rank + 2, "replica": rank + 2, "step": 9}),
-            "residuals": entry["residuals"]}}], "step is 1 of rank"),
+        (
+            [
+                changed(about | {"world_size": 4, "replicas": 4}),
+                {
+                    f"rank{rank + 2}": {
+                        about_key: json.dumps(
+                            about
+                            | {
+                                "world_size": 4,
+                                "replicas": 4,
+                                "rank": rank + 2,
+                                "replica": rank + 2,
+                                "step": 9,
+                            }
+                        ),
+                        "residuals": entry["residuals"],
+                    }
+                },
+            ],
+            "step is 1 of rank",
+        ),
     ]
     for bad, words in cases:
         with pytest.raises(tagc.Error, match=words) as raised:
             run.handle.load_state_dict(bad)
         assert raised.value.status == "argument"
-    assert same(residuals_of(good).values(), residuals_of(run.handle.state_dict()).values()), "a refused one changed something"
+    assert same(residuals_of(good).values(), residuals_of(run.handle.state_dict()).values()), (
+        "a refused one changed something"
+    )
     assert run.handle.n_steps == 1
     with pytest.raises(tagc.Error, match="nowhere"):
         run.handle.at("/nowhere")
@@ -380,7 +453,8 @@ def default_dtype(rank, world_size):
 
 
 def with_tensor_parallelism(rank, world_size):
-    """The mesh has a dimension within tensors behind the one that shards; a residual has its parameter's own order."""
+    """The mesh has a dimension within tensors behind the one that shards; a residual has its parameter's own
+    order."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
@@ -395,11 +469,14 @@ def with_tensor_parallelism(rank, world_size):
         with tagc.compress(model, **OPTIONS) as handle:
             loss_of(model, batch_of(rank)).backward()
             saved.append(residuals_of(handle.state_dict()))
-    assert set(saved[0]) == set(saved[1]) and all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])
+    assert set(saved[0]) == set(saved[1]) and all(
+        torch.equal(saved[0][name], saved[1][name]) for name in saved[0]
+    )
 
 
 def end_of_life(rank, world_size):
-    """close() frees the residuals. Who drops model and handle without it keeps neither memory nor threads of libtagc's."""
+    """close() frees the residuals. Who drops model and handle without it keeps neither memory nor threads of
+    libtagc's."""
     import tagc.torch as tagc
 
     def n_threads():
@@ -421,7 +498,8 @@ def end_of_life(rank, world_size):
                     with pytest.raises(tagc.Error, match="closed"):
                         function()
             del handle
-            end = time.monotonic() + (20 if counts else 1)  # DDP's thread may still be putting its last bucket away
+            # DDP's thread may still be putting its last bucket away
+            end = time.monotonic() + (20 if counts else 1)
             while n_threads() > min(counts, default=0) and time.monotonic() < end:
                 time.sleep(0.01)
             counts.append(n_threads())
@@ -437,7 +515,9 @@ def saved_without_a_handle(rank, world_size):
     dcp.save({"model": run.model.state_dict()}, checkpoint_id=folder)
     with pytest.raises(BaseException, match="where no tagc handle was saved, leave it out"):
         dcp.load({"tagc": run.handle}, checkpoint_id=folder)
-    with pytest.raises(tagc.Error, match="saved without a handle. Leave the handle out of dcp.load.*begin at zero"):
+    with pytest.raises(
+        tagc.Error, match="saved without a handle. Leave the handle out of dcp.load.*begin at zero"
+    ):
         run.handle.at(folder)
 
 
@@ -455,8 +535,13 @@ def other_versions(rank, world_size):
         for name, entry in saved.items():
             about = json.loads(entry[state.ABOUT])
             assert about.pop("version") == 1
-            other[name] = {**entry, state.ABOUT: json.dumps(about if version is None else {"version": version, **about})}
-        with pytest.raises(tagc.Error, match=f"rank{rank} is of version {version!r}, this tagc reads version 1"):
+            other[name] = {
+                **entry,
+                state.ABOUT: json.dumps(about if version is None else {"version": version, **about}),
+            }
+        with pytest.raises(
+            tagc.Error, match=f"rank{rank} is of version {version!r}, this tagc reads version 1"
+        ):
             run.handle.load_state_dict(other)
     assert same(before.values(), residuals_of(run.handle.state_dict()).values())
     run.handle.load_state_dict(saved)
@@ -464,8 +549,20 @@ def other_versions(rank, world_size):
 
 
 def test_two_ranks():
-    ranks.run_each((kinds, deltas_resume, dcp_resume, refusals, dense_has_no_residuals, with_tensor_parallelism, saved_without_a_handle,
-                    other_versions), 2, timeout_s=400)
+    ranks.run_each(
+        (
+            kinds,
+            deltas_resume,
+            dcp_resume,
+            refusals,
+            dense_has_no_residuals,
+            with_tensor_parallelism,
+            saved_without_a_handle,
+            other_versions,
+        ),
+        2,
+        timeout_s=400,
+    )
 
 
 @pytest.mark.parametrize("check", [default_dtype, end_of_life])
@@ -474,6 +571,7 @@ def test_two_ranks_of_their_own(check):
 
 
 # ---- another number of ranks ----
+
 
 def pending(handle, n_replicas):
     """name -> 1/W times the sum of residuals, of this rank's place."""
@@ -520,24 +618,35 @@ def mean_of(states, world_size):
 
 
 @pytest.mark.parametrize("old, new, kind, shape", [
-    (2, 4, "fsdp2", dict(model_class=Odd)), (4, 2, "fsdp2", dict(columns=True)), (3, 2, "ddp", {}), (2, 3, "fsdp1", {}),
+    (2, 4, "fsdp2", dict(model_class=Odd)), (4, 2, "fsdp2", dict(columns=True)), (3, 2, "ddp", {}), (2, 3,
+        "fsdp1", {}),
 ])  # fmt: skip
 def test_another_number_of_ranks(old, new, kind, shape, tmp_path):
     before = ranks.run(save_changed, old, str(tmp_path), kind, shape)
     after = ranks.run(load_changed, new, old, str(tmp_path), kind, shape)
-    for (name, was), (other, is_now) in zip(mean_of(before, old).items(), mean_of(after, new).items(), strict=True):
+    for (name, was), (other, is_now) in zip(
+        mean_of(before, old).items(), mean_of(after, new).items(), strict=True
+    ):
         assert name == other and was.abs().sum() > 0
         torch.testing.assert_close(is_now, was, rtol=1e-6, atol=1e-7 * was.abs().max().item(), msg=name)
 
 
 # ---- between sites ----
 
+
 def between(rank, world_size, folder, n_hosts, is_first):
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", (n_hosts, world_size // n_hosts), mesh_dim_names=("host", "local"))
     if is_first:
-        goes_on_alike(OPTIONS | {"parameters": "delta4"}, 6, saved_dcp, between="host", mesh=mesh["local"], model_class=Odd)
+        goes_on_alike(
+            OPTIONS | {"parameters": "delta4"},
+            6,
+            saved_dcp,
+            between="host",
+            mesh=mesh["local"],
+            model_class=Odd,
+        )
     run = Run(between=mesh["host"].get_group(), mesh=mesh["local"], model_class=Odd)
     if is_first:
         run.steps(0, 1)
@@ -553,9 +662,11 @@ def whole(states, shapes, n_hosts, n_local):
     """name -> what is still to be applied, of the parameter's own shape."""
     hosts = {}
     for name, shape in shapes.items():
-        chunks = [torch.cat([residuals_of(states[h * n_local + place])[name].double() for place in range(n_local)])
-                  for h in range(n_hosts)]
-        hosts[name] = sum(chunk[:shape.numel()].reshape(shape) for chunk in chunks) / n_hosts
+        chunks = [
+            torch.cat([residuals_of(states[h * n_local + place])[name].double() for place in range(n_local)])
+            for h in range(n_hosts)
+        ]
+        hosts[name] = sum(chunk[: shape.numel()].reshape(shape) for chunk in chunks) / n_hosts
     return hosts
 
 

@@ -6,9 +6,8 @@ import threading
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist
-
 import ranks
+import torch.distributed as dist
 from models import Even, batch_of, loss_of
 from test_state import wrapped
 
@@ -52,16 +51,39 @@ def check_step(kind, world_size, options):
         assert n <= stats["n_elems"] < n + 64 and stats["world_size"] == world_size
         assert stats["n_units"] == (3 if kind != "ddp" else 1)
         share = (world_size - 1) / world_size
-        assert stats["dense_bytes"] == pytest.approx((2 if kind == "ddp" else 1) * 4 * stats["n_elems"] * share)
-        for_gradients = stats["bytes_sent"] - sent["gather"] - (control_of_gathers(stats, world_size) if sent["gather"] else 0)
+        assert stats["dense_bytes"] == pytest.approx(
+            (2 if kind == "ddp" else 1) * 4 * stats["n_elems"] * share
+        )
+        for_gradients = (
+            stats["bytes_sent"]
+            - sent["gather"]
+            - (control_of_gathers(stats, world_size) if sent["gather"] else 0)
+        )
         assert stats["bits_per_param"] == pytest.approx(8 * for_gradients / stats["n_elems"] / share)
         assert stats["ratio"] == pytest.approx(stats["dense_bytes"] / for_gradients)
         words = repr(handle)
-        assert all(word in words for word in (type(model).__name__, kind, f"{world_size} ranks", "exchanges so far: 3",
-                                              f"{stats['bits_per_param']:.3g} bits", handle.table().splitlines()[-1])), words
+        assert all(
+            word in words
+            for word in (
+                type(model).__name__,
+                kind,
+                f"{world_size} ranks",
+                "exchanges so far: 3",
+                f"{stats['bits_per_param']:.3g} bits",
+                handle.table().splitlines()[-1],
+            )
+        ), words
         assert len(words.splitlines()) == 1
-        assert stats["exchange_s"] > 0 and stats["agree_s"] > 0 and stats["n_nonfinite"] == 0 and not stats["nonfinite_units"]
-        assert all(0 <= seconds < 100 for seconds in stats["time_s"].values()) and sum(stats["time_s"].values()) > 0
+        assert (
+            stats["exchange_s"] > 0
+            and stats["agree_s"] > 0
+            and stats["n_nonfinite"] == 0
+            and not stats["nonfinite_units"]
+        )
+        assert (
+            all(0 <= seconds < 100 for seconds in stats["time_s"].values())
+            and sum(stats["time_s"].values()) > 0
+        )
         stats["bytes_sent"] = -1
         assert handle.stats()["bytes_sent"] > 0, "not a copy"
         return handle.stats()
@@ -96,10 +118,21 @@ def test_flat_numbers():
 
     stats = Recorder().end(3, 2.0) | {"nonfinite_units": {"h.0": 1}}
     found = flat(stats)
-    assert found["tagc/step"] == 3 and found["tagc/loss_scale"] == 2.0 and "tagc/time_s/encode" in found and "tagc/bytes_by_leg/index" in found
-    inner = {key: value for key, value in stats.items() if isinstance(value, dict) and key != "nonfinite_units"}
-    assert len(found) == len(stats) - len(inner) - 1 + sum(map(len, inner.values())) and not any("h.0" in key for key in found)
-    assert all(isinstance(value, (int, float)) for value in found.values()) and set(flat(stats, "")) == {key[5:] for key in found}
+    assert (
+        found["tagc/step"] == 3
+        and found["tagc/loss_scale"] == 2.0
+        and "tagc/time_s/encode" in found
+        and "tagc/bytes_by_leg/index" in found
+    )
+    inner = {
+        key: value for key, value in stats.items() if isinstance(value, dict) and key != "nonfinite_units"
+    }
+    assert len(found) == len(stats) - len(inner) - 1 + sum(map(len, inner.values())) and not any(
+        "h.0" in key for key in found
+    )
+    assert all(isinstance(value, (int, float)) for value in found.values()) and set(flat(stats, "")) == {
+        key[5:] for key in found
+    }
 
 
 def while_training(rank, world_size):
@@ -133,7 +166,9 @@ def while_training(rank, world_size):
     assert handle.stats()["step"] == handle.n_steps == 6
     x, y = batch_of(rank)
     loss_of(model, (x * float("nan") if rank else x, y)).backward()
-    assert handle.stats()["n_nonfinite"] == 3 and set(handle.stats()["nonfinite_units"]) == set(handle.state.units)
+    assert handle.stats()["n_nonfinite"] == 3 and set(handle.stats()["nonfinite_units"]) == set(
+        handle.state.units
+    )
     handle.close()
 
 

@@ -1,4 +1,5 @@
-"""tagc.torch.exchange.streams against a recording stand-in for torch.cuda: which calls it makes, in which order."""
+"""tagc.torch.exchange.streams against a recording stand-in for torch.cuda: which calls it makes, in which
+order."""
 
 import contextlib
 import pathlib
@@ -64,9 +65,15 @@ def test_current(recorder):
 
 
 def test_future(recorder):
-    """Its value is set while the stream with that result is the current one: torch notes an event there, and nowhere else."""
+    """Its value is set while the stream with that result is the current one: torch notes an event there, and
+    nowhere else."""
     streams.Cuda(torch.device("cuda", 0)).future("sum", 99)
-    assert recorder.calls == [("future", "cuda:0"), ("begin", 99, "cuda:0"), ("set", "sum"), ("end", 99, "cuda:0")]
+    assert recorder.calls == [
+        ("future", "cuda:0"),
+        ("begin", 99, "cuda:0"),
+        ("set", "sum"),
+        ("end", 99, "cuda:0"),
+    ]
 
 
 class Stream:
@@ -84,12 +91,18 @@ class Stream:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_turn(recorder, monkeypatch, waits):
-    """The kernels' stream begins after what the caller's was given; and that goes on after the kernels', where it is asked to, also after a
-    failure."""
+    """The kernels' stream begins after what the caller's was given; and that goes on after the kernels',
+    where it is asked to, also after a failure."""
     here = Stream(recorder, "here")
     monkeypatch.setattr(recorder, "current_stream", lambda device: here)
-    monkeypatch.setattr(recorder, "ExternalStream", lambda handle, device: Stream(recorder, f"{handle} of {device}"))
-    monkeypatch.setattr(recorder, "stream", lambda stream: contextlib.nullcontext(recorder.calls.append(("into", stream.name))))
+    monkeypatch.setattr(
+        recorder, "ExternalStream", lambda handle, device: Stream(recorder, f"{handle} of {device}")
+    )
+    monkeypatch.setattr(
+        recorder,
+        "stream",
+        lambda stream: contextlib.nullcontext(recorder.calls.append(("into", stream.name))),
+    )
     one = streams.Cuda(torch.device("cuda", 2))
     with contextlib.suppress(ZeroDivisionError), one.turn(99, waits):
         recorder.calls.append("work")
@@ -120,7 +133,11 @@ def test_copy_seconds(recorder):
     out_s, back_s = streams.Cuda(torch.device("cuda", 0)).copy_seconds(1 << 20, n_runs=2)
     assert out_s >= 0 and back_s >= 0
     sync = ("synchronize", "cuda:0")
-    assert recorder.calls == 3 * [sync, ("copy", "cuda:0", "pinned"), sync] + 3 * [sync, ("copy", "pinned", "cuda:0"), sync]
+    assert recorder.calls == 3 * [sync, ("copy", "cuda:0", "pinned"), sync] + 3 * [
+        sync,
+        ("copy", "pinned", "cuda:0"),
+        sync,
+    ]
 
 
 def test_of(recorder):
@@ -135,7 +152,9 @@ def test_of(recorder):
 
 def test_device_of():
     def model(*devices):
-        return types.SimpleNamespace(parameters=lambda: (types.SimpleNamespace(device=torch.device(d)) for d in devices))
+        return types.SimpleNamespace(
+            parameters=lambda: (types.SimpleNamespace(device=torch.device(d)) for d in devices)
+        )
 
     assert streams.device_of(model("cpu", "meta")) == torch.device("cpu")
     assert streams.device_of(model("cpu", "cuda:1", "cuda:1")) == torch.device("cuda", 1)

@@ -1,4 +1,5 @@
-"""DDP under torchft: replicas are killed, come, fail and are healed, and nothing of a survivor's gradients is lost."""
+"""DDP under torchft: replicas are killed, come, fail and are healed, and nothing of a survivor's gradients is
+lost."""
 
 import contextlib
 import datetime
@@ -15,10 +16,9 @@ import pytest
 
 pytest.importorskip("torchft", reason="torchft is not installed")  # imports torch
 torch = pytest.importorskip("torch")
-from torch import nn
-
 import ranks
 from test_docs import SNIPPETS
+from torch import nn
 
 SEED_OF_DATA = 1000
 
@@ -28,13 +28,23 @@ class Replica:
 
     def __init__(self, name, folder, lighthouse, script, program=None, **options):
         self.notes = folder / f"replica{name}"
-        environment = os.environ | {"TORCHFT_LIGHTHOUSE": lighthouse, "OMP_NUM_THREADS": "1", "RUST_LOG": "error"}
-        self.process = ranks.fresh().Process(target=_main, args=(program or train, name, folder, script, options, environment, os.path.dirname(__file__)))
+        environment = os.environ | {
+            "TORCHFT_LIGHTHOUSE": lighthouse,
+            "OMP_NUM_THREADS": "1",
+            "RUST_LOG": "error",
+        }
+        self.process = ranks.fresh().Process(
+            target=_main,
+            args=(program or train, name, folder, script, options, environment, os.path.dirname(__file__)),
+        )
         self.process.start()
 
     def passes(self):
         found = []
-        with contextlib.suppress(FileNotFoundError, EOFError, pickle.UnpicklingError), self.notes.open("rb") as file:
+        with (
+            contextlib.suppress(FileNotFoundError, EOFError, pickle.UnpicklingError),
+            self.notes.open("rb") as file,
+        ):
             while True:
                 found.append(pickle.load(file))
         return found
@@ -82,7 +92,9 @@ def shard(model, n_ranks):
 
 def documented_state(model, adam):
     """(save, load) of the page's snippet for FSDP2."""
-    (snippet,) = (snippet for snippet in SNIPPETS if snippet.library == "torchft" and "between=manager" in snippet.text)
+    (snippet,) = (
+        snippet for snippet in SNIPPETS if snippet.library == "torchft" and "between=manager" in snippet.text
+    )
     program = {"model": model, "adam": adam}
     exec(snippet.text.split("\nmanager = ")[0], program)
     return program["save"], program["load"]
@@ -95,12 +107,15 @@ def gradient_of(model, batches, rank, n_ranks):
         for own, parameter in zip(whole.parameters(), model.parameters()):
             own.copy_(parameter.full_tensor() if n_ranks > 1 else parameter)
     losses = [(whole(x) - x.roll(1, 1)).square().mean() for x in batches]
-    return flat(gradient.chunk(n_ranks)[rank] for gradient in torch.autograd.grad(sum(losses) / n_ranks, list(whole.parameters())))
+    return flat(
+        gradient.chunk(n_ranks)[rank]
+        for gradient in torch.autograd.grad(sum(losses) / n_ranks, list(whole.parameters()))
+    )
 
 
 def train(name, folder, script, is_async=True, sparsity=None, n_ranks=1, rank=0, port=0):
-    """Trains until the file "stop" in the folder has a step that is reached. script: what happens to this replica. With several ranks FSDP2
-    shards the model over them."""
+    """Trains until the file "stop" in the folder has a step that is reached. script: what happens to this
+    replica. With several ranks FSDP2 shards the model over them."""
     import torch.distributed as dist
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
@@ -115,7 +130,9 @@ def train(name, folder, script, is_async=True, sparsity=None, n_ranks=1, rank=0,
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     model, second, number = the_model(), datetime.timedelta(seconds=1), int(str(name).split(".")[0])
     if n_ranks > 1:
-        dist.init_process_group("gloo", store=dist.PrefixStore("replica", store), rank=rank, world_size=n_ranks)
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore("replica", store), rank=rank, world_size=n_ranks
+        )
         shard(model, n_ranks)
     inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
@@ -128,18 +145,34 @@ def train(name, folder, script, is_async=True, sparsity=None, n_ranks=1, rank=0,
 
     if n_ranks > 1:
         save, load = documented_state(model, inner)
-    manager = Manager(pg=ProcessGroupGloo(timeout=60 * second), load_state_dict=load, min_replica_size=1, rank=rank, world_size=n_ranks,
-                      state_dict=save, store_addr="127.0.0.1",
-                      store_port=store.port, replica_id=f"replica_{name}", timeout=120 * second, quorum_timeout=120 * second,
-                      use_async_quorum=is_async)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=60 * second),
+        load_state_dict=load,
+        min_replica_size=1,
+        rank=rank,
+        world_size=n_ranks,
+        state_dict=save,
+        store_addr="127.0.0.1",
+        store_port=store.port,
+        replica_id=f"replica_{name}",
+        timeout=120 * second,
+        quorum_timeout=120 * second,
+        use_async_quorum=is_async,
+    )
     if script == "as documented":
-        (snippet,) = (snippet for snippet in SNIPPETS if snippet.library == "torchft" and "DistributedDataParallel" in snippet.text)
+        (snippet,) = (
+            snippet
+            for snippet in SNIPPETS
+            if snippet.library == "torchft" and "DistributedDataParallel" in snippet.text
+        )
         program = {"manager": manager, "model": model, "adam": inner, "tagc": tagc}
         exec(snippet.text, program)
         wrapped, handle, optimizer = program["model"], program["handle"], program["optimizer"]
     elif n_ranks > 1:
         wrapped, optimizer = model, Optimizer(manager, inner)
-        handle = tagc.compress(model, between=manager, sparsity=0.9, values="int2", gentle=False, layers="all", timeout_s=60)
+        handle = tagc.compress(
+            model, between=manager, sparsity=0.9, values="int2", gentle=False, layers="all", timeout_s=60
+        )
     else:
         wrapped = DistributedDataParallel(manager, model, bucket_cap_mb=0.01)
         handle = tagc.compress(wrapped, inner, sparsity=sparsity, layers="all", timeout_s=60)
@@ -159,7 +192,10 @@ def train(name, folder, script, is_async=True, sparsity=None, n_ranks=1, rank=0,
             n_passes, n_buckets[0] = n_passes + 1, 0
             optimizer.zero_grad()
             seed = SEED_OF_DATA * n_ranks * number + n_passes
-            batches = [torch.randn(16, 24, generator=torch.Generator().manual_seed(seed + SEED_OF_DATA * i)) for i in range(n_ranks)]
+            batches = [
+                torch.randn(16, 24, generator=torch.Generator().manual_seed(seed + SEED_OF_DATA * i))
+                for i in range(n_ranks)
+            ]
             own, x = gradient_of(model, batches, rank, n_ranks), batches[rank]
             (wrapped(x) - x.roll(1, 1)).square().mean().backward()
             part, n = manager.is_participating(), manager.num_participants()
@@ -172,9 +208,23 @@ def train(name, folder, script, is_async=True, sparsity=None, n_ranks=1, rank=0,
             if script == "steps alone":
                 quorum._last = "a connection of its own", before
             residual = flat(handle.state_dict()[f"rank{rank}"]["residuals"].values())
-            pickle.dump({"key": key, "counts": counts, "own": own if part else torch.zeros_like(own), "n": n, "mean": mean,
-                         "residual": residual, "weights": flat(local(p) for p in model.parameters()), "told": dict(quorum.counts), "heals": not part,
-                         "beta1 is short": any(memory.moment < 1 for memory in handle.state.moments.memories.values())}, notes)
+            pickle.dump(
+                {
+                    "key": key,
+                    "counts": counts,
+                    "own": own if part else torch.zeros_like(own),
+                    "n": n,
+                    "mean": mean,
+                    "residual": residual,
+                    "weights": flat(local(p) for p in model.parameters()),
+                    "told": dict(quorum.counts),
+                    "heals": not part,
+                    "beta1 is short": any(
+                        memory.moment < 1 for memory in handle.state.moments.memories.values()
+                    ),
+                },
+                notes,
+            )
             notes.flush()
             time.sleep(0.02)
     check_saved(handle, rank)
@@ -193,10 +243,15 @@ def check_saved(handle, rank):
     before = {name: values.clone() for name, values in mine["residuals"].items()}
     handle.load_state_dict(saved)
     after = handle.state_dict()[f"rank{rank}"]["residuals"]
-    assert all(torch.equal(values, after[name]) for name, values in before.items()) and before.keys() == after.keys()
+    assert (
+        all(torch.equal(values, after[name]) for name, values in before.items())
+        and before.keys() == after.keys()
+    )
     (key,) = mine.keys() - {"residuals"}
     with pytest.raises(tagc.Error, match="not saved under torchft"):
-        handle.load_state_dict({f"rank{rank}": mine | {key: mine[key].replace('"managed": 1', '"managed": 0')}})
+        handle.load_state_dict(
+            {f"rank{rank}": mine | {key: mine[key].replace('"managed": 1', '"managed": 0')}}
+        )
 
 
 def flat(tensors):
@@ -207,7 +262,9 @@ def flat(tensors):
 def lighthouse():
     from torchft.coordination import LighthouseServer
 
-    server = LighthouseServer(bind="[::]:0", min_replicas=1, join_timeout_ms=10000, quorum_tick_ms=20, heartbeat_timeout_ms=2000)
+    server = LighthouseServer(
+        bind="[::]:0", min_replicas=1, join_timeout_ms=10000, quorum_tick_ms=20, heartbeat_timeout_ms=2000
+    )
     yield server.address()
     server.shutdown()
 
@@ -215,7 +272,10 @@ def lighthouse():
 def wait_until(what, replicas, timeout_s=150):
     end = time.monotonic() + timeout_s
     while not what():
-        said = "\n".join(f"--- {replica.notes.name} ({replica.process.exitcode}):\n{replica.said()[-4000:]}" for replica in replicas)
+        said = "\n".join(
+            f"--- {replica.notes.name} ({replica.process.exitcode}):\n{replica.said()[-4000:]}"
+            for replica in replicas
+        )
         assert time.monotonic() < end, f"nothing after {timeout_s} s:\n{said}"
         assert not any(replica.process.exitcode == 1 for replica in replicas), said
         time.sleep(0.05)
@@ -235,8 +295,13 @@ def test_replicas_come_and_go(tmp_path, is_async):
                 replicas.append(Replica(name, tmp_path, address, script, is_async=is_async))
             wait_until(lambda: replicas[2].process.exitcode is not None, replicas)
             replicas.append(Replica(3, tmp_path, address, "", is_async=is_async))
-            wait_until(lambda: n_of(replicas[3], ("n", 3), ("counts", True)) > 6 and len(replicas[1].passes()) > 20, replicas)
-            (tmp_path / "stop").write_text(str(max(one["key"][1] for one in replicas[0].passes() if one["key"]) + 4))
+            wait_until(
+                lambda: n_of(replicas[3], ("n", 3), ("counts", True)) > 6 and len(replicas[1].passes()) > 20,
+                replicas,
+            )
+            (tmp_path / "stop").write_text(
+                str(max(one["key"][1] for one in replicas[0].passes() if one["key"]) + 4)
+            )
             wait_until(lambda: all(replica.process.exitcode is not None for replica in replicas), replicas)
         finally:
             for replica in replicas:
@@ -256,7 +321,20 @@ def start(name, folder, address, script, program=train, n_ranks=1, **options):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return [Replica(f"{name}.{rank}", folder, address, script, program, n_ranks=n_ranks, rank=rank, port=port, **options) for rank in range(n_ranks)]
+    return [
+        Replica(
+            f"{name}.{rank}",
+            folder,
+            address,
+            script,
+            program,
+            n_ranks=n_ranks,
+            rank=rank,
+            port=port,
+            **options,
+        )
+        for rank in range(n_ranks)
+    ]
 
 
 def test_sharded_replicas_come_and_go(tmp_path):
@@ -271,14 +349,23 @@ def test_sharded_replicas_come_and_go(tmp_path):
             replicas[2][1].process.kill()
             replicas.append(start(3, tmp_path, address, "", n_ranks=2, is_async=False))
             everyone = [*replicas[0], *replicas[1], *replicas[3]]
-            wait_until(lambda: n_of(replicas[3][0], ("n", 3), ("counts", True)) > 6 and len(replicas[1][0].passes()) > 20, everyone)
-            (tmp_path / "stop").write_text(str(max(one["key"][1] for one in replicas[0][0].passes() if one["key"]) + 4))
+            wait_until(
+                lambda: (
+                    n_of(replicas[3][0], ("n", 3), ("counts", True)) > 6 and len(replicas[1][0].passes()) > 20
+                ),
+                everyone,
+            )
+            (tmp_path / "stop").write_text(
+                str(max(one["key"][1] for one in replicas[0][0].passes() if one["key"]) + 4)
+            )
             wait_until(lambda: all(rank.process.exitcode is not None for rank in everyone), everyone)
         finally:
             for rank in (rank for replica in replicas for rank in replica):
                 rank.process.kill()
                 rank.process.join()
-    assert [rank.process.exitcode for rank in everyone] == [0] * 6 and replicas[2][0].process.exitcode == -signal.SIGKILL
+    assert [rank.process.exitcode for rank in everyone] == [0] * 6 and replicas[2][
+        0
+    ].process.exitcode == -signal.SIGKILL
     for rank in (0, 1):
         check([replica[rank] for replica in replicas], survivors=[0, 1, 3], dead=2)
 
@@ -289,13 +376,25 @@ def check(replicas, survivors, dead):
     assert max(one["n"] for one in counted) == 3 and any(not one["counts"] for one in passes[1])
     # The same weights wherever a step counted, the same mean gradient.
     for one in counted:
-        others = [other for found in passes[1:] for other in found if other["key"] == one["key"] and other["counts"]]
-        assert all(torch.equal(other["weights"], one["weights"]) and torch.equal(other["mean"], one["mean"]) for other in others), one["key"]
+        others = [
+            other for found in passes[1:] for other in found if other["key"] == one["key"] and other["counts"]
+        ]
+        assert all(
+            torch.equal(other["weights"], one["weights"]) and torch.equal(other["mean"], one["mean"])
+            for other in others
+        ), one["key"]
     assert len({found[-1]["key"] for found in (passes[i] for i in survivors)}) == 1
-    # What was applied and what residuals hold is what gradients came to: of all steps that counted, and of no other.
-    sent, due = sum(one["mean"].double() for one in counted), torch.zeros(passes[0][0]["own"].numel(), dtype=torch.float64)
+    # What was applied and what residuals hold is what gradients came to: of all steps that counted, and of no
+    # other.
+    sent, due = (
+        sum(one["mean"].double() for one in counted),
+        torch.zeros(passes[0][0]["own"].numel(), dtype=torch.float64),
+    )
     for one in counted:
-        due += sum(other["own"].double() for found in passes for other in found if other["key"] == one["key"]) / one["n"]
+        due += (
+            sum(other["own"].double() for found in passes for other in found if other["key"] == one["key"])
+            / one["n"]
+        )
     kept = sum(passes[i][-1]["residual"].double() for i in survivors)
     kept += passes[dead][-1]["residual"].double()
     assert kept.abs().max() > 1e-3
@@ -324,11 +423,17 @@ def test_one_that_differs_ends_and_the_others_go_on(tmp_path):
             odd = Replica(2, tmp_path, address, "", sparsity=0.5)
             replicas.append(odd)
             wait_until(lambda: odd.process.exitcode is not None, replicas[:2])
-            assert odd.process.exitcode == 1 and "sparsity is 0.9 on replica" in odd.said() and "mismatch" not in replicas[0].said()
+            assert (
+                odd.process.exitcode == 1
+                and "sparsity is 0.9 on replica" in odd.said()
+                and "mismatch" not in replicas[0].said()
+            )
             n = len(replicas[0].passes())
             wait_until(lambda: sum(one["counts"] for one in replicas[0].passes()[n:]) > 3, replicas[:2])
             (tmp_path / "stop").write_text("0")
-            wait_until(lambda: all(replica.process.exitcode is not None for replica in replicas[:2]), replicas[:2])
+            wait_until(
+                lambda: all(replica.process.exitcode is not None for replica in replicas[:2]), replicas[:2]
+            )
         finally:
             for replica in replicas:
                 replica.process.kill()
@@ -337,16 +442,22 @@ def test_one_that_differs_ends_and_the_others_go_on(tmp_path):
 
 
 def test_one_that_made_the_last_step_alone_ends(tmp_path):
-    """torchft lets two quorums make the same step, each with replicas that the other one lacks, and takes them for equal afterwards."""
+    """torchft lets two quorums make the same step, each with replicas that the other one lacks, and takes
+    them for equal afterwards."""
     replicas = []
     with lighthouse() as address:
         try:
-            replicas += [Replica(name, tmp_path, address, script) for name, script in enumerate(["", "", "steps alone"])]
+            replicas += [
+                Replica(name, tmp_path, address, script)
+                for name, script in enumerate(["", "", "steps alone"])
+            ]
             wait_until(lambda: n_of(replicas[2], ("n", 3), ("counts", True)) > 2, replicas)
             replicas.append(Replica(3, tmp_path, address, ""))  # a new quorum
             others = [replicas[i] for i in (0, 1, 3)]
             wait_until(lambda: replicas[2].process.exitcode is not None, others)
-            assert replicas[2].process.exitcode == 1 and "replica 2 made step" in replicas[2].said(), replicas[2].said()
+            assert replicas[2].process.exitcode == 1 and "replica 2 made step" in replicas[2].said(), (
+                replicas[2].said()
+            )
             wait_until(lambda: n_of(replicas[3], ("n", 3), ("counts", True)) > 3, others)
             (tmp_path / "stop").write_text("0")
             wait_until(lambda: all(replica.process.exitcode is not None for replica in others), others)
@@ -358,9 +469,10 @@ def test_one_that_made_the_last_step_alone_ends(tmp_path):
 
 
 def test_what_is_refused():
-    import tagc.torch as tagc
     from torchft import Manager
     from torchft.process_group import ProcessGroupDummy
+
+    import tagc.torch as tagc
 
     with pytest.raises(tagc.Error, match="not initialised"):
         tagc.compress(nn.Linear(4, 4))

@@ -14,7 +14,20 @@ import launch
 import ranks
 
 TRAIN = launch.EXAMPLES / "train_gpt.py"
-SMALL = ["--n-layer", 1, "--n-embd", 64, "--n-positions", 32, "--batch-size", 4, "--warmup", 2, "--eval-batches", 1]
+SMALL = [
+    "--n-layer",
+    1,
+    "--n-embd",
+    64,
+    "--n-positions",
+    32,
+    "--batch-size",
+    4,
+    "--warmup",
+    2,
+    "--eval-batches",
+    1,
+]
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +69,17 @@ def trained(rank, world_size, *runs):
 ], ids=lambda options: "".join(map(str, options)))  # fmt: skip
 def test_learns_and_goes_on_from_a_checkpoint(text, tmp_path, options):
     options = [*options, "--data", text, "--steps", 12, "--save-every", 6]
-    said, again = ranks.run(trained, 2, [*options, "--save", tmp_path], [*options, "--resume", tmp_path / "step-000006"])[0]
+    said, again = ranks.run(
+        trained, 2, [*options, "--save", tmp_path], [*options, "--resume", tmp_path / "step-000006"]
+    )[0]
     whole, again = losses(said), losses(again)
     assert whole[11, "loss"] < 0.9 * whole[0, "loss"], said
     assert "elements compressed" in said
     bits = [float(x) for x in re.findall(r"([\d.]+) bits per parameter", said)]
     assert 0 < bits[-1] <= bits[0] < 20, said  # it begins gently
     assert again and set(again) < set(whole)
-    # DDP begins with other buckets than it goes on with, and the largest of a bucket are not the largest of another. Deltas
-    # begin with a copy of the parameters as they are, which had lagged behind them a little.
+    # DDP begins with other buckets than it goes on with, and the largest of a bucket are not the largest of
+    # another. Deltas begin with a copy of the parameters as they are, which had lagged behind them a little.
     tolerance = 5e-3 if "ddp" in options else 1e-3 if "delta8" in options else 0
     assert again == pytest.approx({key: whole[key] for key in again}, rel=tolerance, abs=0)
 
@@ -85,7 +100,7 @@ def test_under_torchrun_without_tagc(text):
 
 
 def test_with_one_rank(text):
-    said, = ranks.run(trained, 1, ["--data", text, "--steps", 3])[0]
+    (said,) = ranks.run(trained, 1, ["--data", text, "--steps", 3])[0]
     assert len(losses(said)) == 3 and "0.00 bits per parameter" in said
 
 
@@ -97,7 +112,9 @@ def test_a_wrong_option(text):
 def alone(*arguments, **environment):
     """Without torchrun and without a process group."""
     command = [sys.executable, TRAIN, "--wrap", "none", *SMALL, "--steps", 3, *arguments]
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=100, env=os.environ | environment)
+    return subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, timeout=100, env=os.environ | environment
+    )
 
 
 def test_in_one_process(text, tmp_path):
@@ -106,9 +123,11 @@ def test_in_one_process(text, tmp_path):
     assert len(losses(done.stdout)) == 3 and (tmp_path / "step-000003" / ".metadata").exists()
 
 
-@pytest.mark.parametrize("arguments", [["--data", "/nowhere"], ["--resume", "/nowhere"]], ids=lambda arguments: arguments[0])
+@pytest.mark.parametrize(
+    "arguments", [["--data", "/nowhere"], ["--resume", "/nowhere"]], ids=lambda arguments: arguments[0]
+)
 def test_what_is_not_there_is_named(text, arguments):
-    (_, trace), = ranks.attempt(trained, 1, ["--wrap", "none", "--data", text, "--steps", 3, *arguments])
+    ((_, trace),) = ranks.attempt(trained, 1, ["--wrap", "none", "--data", text, "--steps", 3, *arguments])
     assert "/nowhere" in trace
 
 

@@ -33,8 +33,26 @@ def test_the_package_and_a_program_that_uses_it(tmp_path):
     program.write_text(PROGRAM)
     # What mypy has read of torch stays with the environment: without it, this takes twenty times as long.
     kept = pathlib.Path(sys.prefix) / "mypy_cache"
-    cache = kept if sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK) else tmp_path / "mypy_cache"
-    command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--cache-dir", cache, "tagc", program]
-    done = subprocess.run([*map(str, command)], cwd=ROOT / "python", capture_output=True, text=True, timeout=300,
-                          env=os.environ | {"MYPYPATH": str(ROOT / "python")})
+    cache = (
+        kept if sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK) else tmp_path / "mypy_cache"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file",
+        ROOT / "pyproject.toml",
+        "--cache-dir",
+        cache,
+        "tagc",
+        program,
+    ]
+    done = subprocess.run(
+        [*map(str, command)],
+        cwd=ROOT / "python",
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"MYPYPATH": str(ROOT / "python")},
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,7 +1,8 @@
 """Other people's ways to send less, each in a file of its own, written from its paper.
 
-A peer is simulated: one process computes what every rank would, and the peer turns the ranks' gradients into the step that all
-of them take. What travels is counted as `Sent`, from the arrays that a rank would put on the wire."""
+A peer is simulated: one process computes what every rank would, and the peer turns the ranks' gradients into
+the step that all of them take. What travels is counted as `Sent`, from the arrays that a rank would put on
+the wire."""
 
 import dataclasses
 
@@ -10,9 +11,9 @@ import torch
 
 @dataclasses.dataclass
 class Sent:
-    """What one step sends, in bits. `shared`: payloads cut among the ranks, of which each sends (W-1)/W, as in a reduce-scatter or
-    an all-gather of shards; an all-reduce is two of them. `own`: messages of one rank that all W-1 others need whole. `latencies`:
-    one after the other."""
+    """What one step sends, in bits. `shared`: payloads cut among the ranks, of which each sends (W-1)/W, as
+    in a reduce-scatter or an all-gather of shards; an all-reduce is two of them. `own`: messages of one rank
+    that all W-1 others need whole. `latencies`: one after the other."""
 
     shared: float = 0.0
     own: float = 0.0
@@ -24,8 +25,8 @@ class Sent:
 
 
 class Gradients:
-    """Averages gradients, and leaves the step to AdamW. Subclasses say how: exchange(ranks) -> (mean, Sent), where ranks is, for
-    each rank, a list of one tensor per parameter."""
+    """Averages gradients, and leaves the step to AdamW. Subclasses say how: exchange(ranks) -> (mean, Sent),
+    where ranks is, for each rank, a list of one tensor per parameter."""
 
     def __init__(self, model, n_ranks, adamw, **options):
         self.parameters, self.n_ranks = list(model.parameters()), n_ranks

@@ -1,8 +1,8 @@
 """Every value in few bits, a scale per block, with error feedback on both ways of an all-reduce.
 
-From: LoCo (Xie et al., arXiv 2407.04480), 4-bit gradients with error feedback; ZeRO++ (Wang et al., 2306.10209), blocks and the two
-encodings of an all-to-all followed by an all-gather. Their 8-bit error memory and moving averages are left out: the memory is
-fp32 here, which can only help them."""
+From: LoCo (Xie et al., arXiv 2407.04480), 4-bit gradients with error feedback; ZeRO++ (Wang et al.,
+2306.10209), blocks and the two encodings of an all-to-all followed by an all-gather. Their 8-bit error memory
+and moving averages are left out: the memory is fp32 here, which can only help them."""
 
 import torch
 
@@ -12,7 +12,8 @@ BLOCK = 256
 
 
 def quantize(x, n_bits):
-    """What arrives of x (any shape): nearest of 2^n_bits - 1 levels between plus and minus the largest of its block."""
+    """What arrives of x (any shape): nearest of 2^n_bits - 1 levels between plus and minus the largest of its
+    block."""
     flat = x.flatten()
     padded = torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
     top = 2 ** (n_bits - 1) - 1

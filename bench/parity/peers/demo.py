@@ -1,8 +1,9 @@
-"""DeMo (Peng, Quesnelle, Kingma, arXiv 2411.19870, and its published optimizer): every rank keeps a momentum of its own, sends the
-largest coefficients of its cosine transform, takes them out of the momentum, and all take a step of the sign of what came.
+"""DeMo (Peng, Quesnelle, Kingma, arXiv 2411.19870, and its published optimizer): every rank keeps a momentum
+of its own, sends the largest coefficients of its cosine transform, takes them out of the momentum, and all
+take a step of the sign of what came.
 
-Chunks are 64 by 64 where 64 divides, else the largest divisor below. A coefficient is sent as a position within its chunk, in as
-few bits as that takes, and a bf16 value; the published code sends 64 and 32 bits."""
+Chunks are 64 by 64 where 64 divides, else the largest divisor below. A coefficient is sent as a position
+within its chunk, in as few bits as that takes, and a bf16 value; the published code sends 64 and 32 bits."""
 
 import functools
 import math
@@ -56,7 +57,9 @@ class DeMo:
     def __init__(self, model, n_ranks, adamw, k):
         self.parameters, self.n_ranks, self.k = list(model.parameters()), n_ranks, k
         self.state = {"momentum": [[torch.zeros_like(p) for p in self.parameters] for _ in range(n_ranks)]}
-        self.decay = {id(p): group["weight_decay"] for group in adamw(model).param_groups for p in group["params"]}
+        self.decay = {
+            id(p): group["weight_decay"] for group in adamw(model).param_groups for p in group["params"]
+        }
 
     @torch.no_grad()
     def step(self, gradients, lr, step, norm):

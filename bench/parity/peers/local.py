@@ -1,8 +1,10 @@
-"""Local steps: every rank trains a replica of its own for H steps of AdamW, then all exchange how far their parameters moved.
+"""Local steps: every rank trains a replica of its own for H steps of AdamW, then all exchange how far their
+parameters moved.
 
-DiLoCo (Douillard et al., arXiv 2311.08105): the mean of the differences, in fp32, goes through SGD with Nesterov's momentum
-(outer learning rate 0.7, momentum 0.9). SparseLoCo (Sarfi et al., 2508.15706): the 64 largest of each 4,096 values of a difference
-travel in 2 bits, the rest is fed back times 0.95, and the outer step is plain SGD at rate 1."""
+DiLoCo (Douillard et al., arXiv 2311.08105): the mean of the differences, in fp32, goes through SGD with
+Nesterov's momentum (outer learning rate 0.7, momentum 0.9). SparseLoCo (Sarfi et al., 2508.15706): the 64
+largest of each 4,096 values of a difference travel in 2 bits, the rest is fed back times 0.95, and the outer
+step is plain SGD at rate 1."""
 
 import copy
 
@@ -14,8 +16,8 @@ CHUNK, KEPT, FEEDBACK = 4096, 64, 0.95
 
 
 def sparsify(x):
-    """What arrives of x: the KEPT largest of each CHUNK, each as its sign and one of two magnitudes of its chunk, and its bits:
-    12 for a position, 2 for a value, two bf16 magnitudes a chunk."""
+    """What arrives of x: the KEPT largest of each CHUNK, each as its sign and one of two magnitudes of its
+    chunk, and its bits: 12 for a position, 2 for a value, two bf16 magnitudes a chunk."""
     flat, n_bits = x.flatten(), 0
     arrived = torch.zeros_like(flat)
     for begin in range(0, flat.numel(), CHUNK):

@@ -1,9 +1,9 @@
-"""1-bit Adam (Tang et al., arXiv 2102.02888): dense Adam at first, then the second moment is frozen and the momentum travels as
-signs, with error feedback at the ranks and at the owner of each part.
+"""1-bit Adam (Tang et al., arXiv 2102.02888): dense Adam at first, then the second moment is frozen and the
+momentum travels as signs, with error feedback at the ranks and at the owner of each part.
 
-A scale is the mean magnitude of a parameter's tensor (the paper's is one of the whole buffer, and coarser). `refresh` is
-0/1 Adam's idea (Lu et al., 2202.06009): the second moment is not frozen for good, but renewed from a dense gradient at steps
-that become rarer by the factor `refresh`; its local steps are left out."""
+A scale is the mean magnitude of a parameter's tensor (the paper's is one of the whole buffer, and coarser).
+`refresh` is 0/1 Adam's idea (Lu et al., 2202.06009): the second moment is not frozen for good, but renewed
+from a dense gradient at steps that become rarer by the factor `refresh`; its local steps are left out."""
 
 import torch
 
@@ -23,7 +23,12 @@ def n_bits_of(parameters):
 
 class OneBitAdam:
     def __init__(self, model, n_ranks, adamw, warmup, refresh=None):
-        self.parameters, self.n_ranks, self.warmup, self.refresh = list(model.parameters()), n_ranks, warmup, refresh
+        self.parameters, self.n_ranks, self.warmup, self.refresh = (
+            list(model.parameters()),
+            n_ranks,
+            warmup,
+            refresh,
+        )
 
         def zeros():
             return [torch.zeros_like(p) for p in self.parameters]
@@ -36,7 +41,9 @@ class OneBitAdam:
             "n_v": 0,
             "next": warmup,
         }
-        self.decay = {id(p): group["weight_decay"] for group in adamw(model).param_groups for p in group["params"]}
+        self.decay = {
+            id(p): group["weight_decay"] for group in adamw(model).param_groups for p in group["params"]
+        }
 
     def step(self, gradients, lr, step, norm):
         state, ranks = self.state, [gradients(rank) for rank in range(self.n_ranks)]

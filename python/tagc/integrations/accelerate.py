@@ -13,13 +13,20 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-def compress(accelerator: Accelerator, model: torch.nn.Module, optimizer: Any = None, **options: Any) -> tagc.Compressed:
-    """Returns tagc.compress() of the model that accelerator.prepare() returned, DDP or FSDP2. save_state() then writes a folder `tagc`
-    in its own folder, with a file of each rank; load_state() reads it, also with another number of processes. Collective."""
+def compress(
+    accelerator: Accelerator, model: torch.nn.Module, optimizer: Any = None, **options: Any
+) -> tagc.Compressed:
+    """Returns tagc.compress() of the model that accelerator.prepare() returned, DDP or FSDP2. save_state()
+    then writes a folder `tagc` in its own folder, with a file of each rank; load_state() reads it, also with
+    another number of processes. Collective."""
     handle = tagc.compress(model, optimizer, **options)
     if getattr(accelerator, "scaler", None) is not None:
         handle.follow(accelerator.scaler)
-    hooks = [accelerator.register_save_state_pre_hook(lambda models, weights, folder: _common.save(handle, folder)),
-             accelerator.register_load_state_pre_hook(lambda models, folder: _common.load(handle, folder))]
+    hooks = [
+        accelerator.register_save_state_pre_hook(
+            lambda models, weights, folder: _common.save(handle, folder)
+        ),
+        accelerator.register_load_state_pre_hook(lambda models, folder: _common.load(handle, folder)),
+    ]
     handle.passes.undo += [hook.remove for hook in hooks]
     return handle

@@ -1,4 +1,5 @@
-"""Lightning: a callback that compresses the model when fit() begins, under DDPStrategy or ModelParallelStrategy (FSDP2).
+"""Lightning: a callback that compresses the model when fit() begins, under DDPStrategy or
+ModelParallelStrategy (FSDP2).
 
 Lightning uses a ddp_comm_hook only for CUDA models; this callback works on CPUs, too."""
 
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 
 
 class TagcCallback(Callback):  # type: ignore[misc]  # Lightning may not be there, and is not looked into
-    """Trainer(callbacks=[TagcCallback()]), with the options of tagc.compress(). `handle` exists from the start of fit().
+    """Trainer(callbacks=[TagcCallback()]), with the options of tagc.compress(). `handle` exists from the
+    start of fit().
 
-    Rank 0 puts the residuals of all ranks, and the stages, into Lightning's checkpoints. Its memory must hold them: 4 bytes
-    per compressed parameter and rank. Statistics are logged as tagc/<name>."""
+    Rank 0 puts the residuals of all ranks, and the stages, into Lightning's checkpoints. Its memory must hold
+    them: 4 bytes per compressed parameter and rank. Statistics are logged as tagc/<name>."""
 
     def __init__(self, **options: Any) -> None:
         self._options, self._loaded = options, None
@@ -37,12 +39,16 @@ class TagcCallback(Callback):  # type: ignore[misc]  # Lightning may not be ther
             self.handle.follow(scaler)
         self._restore(self.handle)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         assert self.handle is not None  # since on_fit_start()
         stats = {key: value for key, value in self.handle.stats().items() if not isinstance(value, dict)}
         self.log_dict({key: float(value) for key, value in tagc.flat(stats).items()})
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         if self.handle is None:
             return
         mine = self.handle.state_dict()
@@ -51,7 +57,9 @@ class TagcCallback(Callback):  # type: ignore[misc]  # Lightning may not be ther
         if dist.get_rank() == 0:
             checkpoint["tagc"] = everyone
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         self._loaded = checkpoint.get("tagc")
         if self.handle is not None:  # ModelParallelStrategy loads after fit() has begun, DDPStrategy before
             self._restore(self.handle)

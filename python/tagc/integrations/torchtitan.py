@@ -1,6 +1,6 @@
-"""torchtitan: a model's spec with compressed gradients. This module does not import torchtitan: a spec is a dataclass whose
-parallelize_fn wraps the model. post_optimizer_build_fn of a ModelSpec (0.3) gets the optimizers; build_optimizers_fn of a
-TrainSpec (0.2) makes them."""
+"""torchtitan: a model's spec with compressed gradients. This module does not import torchtitan: a spec is a
+dataclass whose parallelize_fn wraps the model. post_optimizer_build_fn of a ModelSpec (0.3) gets the
+optimizers; build_optimizers_fn of a TrainSpec (0.2) makes them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import tagc.torch as tagc
 
 
 def compressed(spec: Any, **options: Any) -> Any:
-    """Returns the spec, with options of tagc.compress(). If torchtitan splits a model into pipeline stages, each of them is a model. `handles`
-    of the spec is a list that is filled when the trainer is made; checkpointed(trainer) adds them to checkpoints."""
+    """Returns the spec, with options of tagc.compress(). If torchtitan splits a model into pipeline stages,
+    each of them is a model. `handles` of the spec is a list that is filled when the trainer is made;
+    checkpointed(trainer) adds them to checkpoints."""
     handles: list[tagc.Compressed] = []
     parallelize = spec.parallelize_fn
 
@@ -25,7 +26,13 @@ def compressed(spec: Any, **options: Any) -> Any:
     def adapt(optimizers: Any) -> None:
         for handle in handles:
             own = {id(parameter) for parameter in handle.model.parameters()}
-            handle.adapt([one for one in optimizers.optimizers if any(id(p) in own for g in one.param_groups for p in g["params"])])
+            handle.adapt(
+                [
+                    one
+                    for one in optimizers.optimizers
+                    if any(id(p) in own for g in one.param_groups for p in g["params"])
+                ]
+            )
 
     spec = dataclasses.replace(spec, parallelize_fn=parallelized, **_with_optimizers(spec, adapt))
     spec.handles = handles
@@ -41,6 +48,7 @@ def _with_optimizers(spec: Any, adapt: Callable[[Any], None]) -> dict[str, Any]:
             optimizers = build(*arguments, **named)
             adapt(optimizers)
             return optimizers
+
         return {"build_optimizers_fn": build_optimizers}
     built = spec.post_optimizer_build_fn
 
@@ -48,11 +56,13 @@ def _with_optimizers(spec: Any, adapt: Callable[[Any], None]) -> dict[str, Any]:
         adapt(optimizers)
         if built is not None:
             built(optimizers, model_parts, *arguments, **named)
+
     return {"post_optimizer_build_fn": optimizers_built}
 
 
 def checkpointed(trainer: Any, spec: Any) -> Any:
-    """Adds the handles to torchtitan's checkpoints, if these are enabled. Returns the trainer. Call it before trainer.train()."""
+    """Adds the handles to torchtitan's checkpoints, if these are enabled. Returns the trainer. Call it before
+    trainer.train()."""
     states = getattr(trainer.checkpointer, "states", None)  # a manager of 0.3 that is off has none
     if states is not None:
         for i, handle in enumerate(spec.handles):

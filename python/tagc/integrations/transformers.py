@@ -13,39 +13,68 @@ from tagc.torch.exchange import internals
 
 
 class TagcCallback(transformers.TrainerCallback):  # type: ignore[misc]  # transformers may not be there, and is not looked into
-    """trainer.add_callback(TagcCallback(trainer)), with the options of tagc.compress(). `handle` exists during training.
+    """trainer.add_callback(TagcCallback(trainer)), with the options of tagc.compress(). `handle` exists
+    during training.
 
-    Each checkpoint gets a folder `tagc` with residuals and stages. A resumed run restores them from resume_from if that is given,
-    else from the checkpoint of that step in the Trainer's output folder. The Trainer logs statistics as tagc/<name>."""
+    Each checkpoint gets a folder `tagc` with residuals and stages. A resumed run restores them from
+    resume_from if that is given, else from the checkpoint of that step in the Trainer's output folder. The
+    Trainer logs statistics as tagc/<name>."""
 
-    def __init__(self, trainer: transformers.Trainer, *, resume_from: str | pathlib.Path | None = None, **options: Any) -> None:
+    def __init__(
+        self, trainer: transformers.Trainer, *, resume_from: str | pathlib.Path | None = None, **options: Any
+    ) -> None:
         self._trainer, self._resume_from, self._options = trainer, resume_from, options
         self.handle: tagc.Compressed | None = None
 
-    def on_train_begin(self, args: transformers.TrainingArguments, state: transformers.TrainerState, control: transformers.TrainerControl,
-                       **kwargs: Any) -> None:
+    def on_train_begin(
+        self,
+        args: transformers.TrainingArguments,
+        state: transformers.TrainerState,
+        control: transformers.TrainerControl,
+        **kwargs: Any,
+    ) -> None:
         model = self._trainer.model_wrapped
-        if self.handle is None or self.handle.is_closed or self.handle.model is not internals.uncompiled(model):
+        if (
+            self.handle is None
+            or self.handle.is_closed
+            or self.handle.model is not internals.uncompiled(model)
+        ):
             self.handle = tagc.compress(model, kwargs["optimizer"], **self._options)
         if (scaler := getattr(self._trainer.accelerator, "scaler", None)) is not None:
             self.handle.follow(scaler)
         if state.global_step:
             _common.load(self.handle, self._checkpoint(args, state))
 
-    def _checkpoint(self, args: transformers.TrainingArguments, state: transformers.TrainerState) -> str | pathlib.Path:
+    def _checkpoint(
+        self, args: transformers.TrainingArguments, state: transformers.TrainerState
+    ) -> str | pathlib.Path:
         name = f"{transformers.trainer_utils.PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         given = self._resume_from or args.resume_from_checkpoint
-        return given if isinstance(given, (str, pathlib.Path)) and given not in ("True", "true") else pathlib.Path(args.output_dir) / name
+        return (
+            given
+            if isinstance(given, (str, pathlib.Path)) and given not in ("True", "true")
+            else pathlib.Path(args.output_dir) / name
+        )
 
-    def on_step_end(self, args: transformers.TrainingArguments, state: transformers.TrainerState, control: transformers.TrainerControl,
-                    **kwargs: Any) -> None:
+    def on_step_end(
+        self,
+        args: transformers.TrainingArguments,
+        state: transformers.TrainerState,
+        control: transformers.TrainerControl,
+        **kwargs: Any,
+    ) -> None:
         if control.should_log and self.handle is not None:
             stats = {key: value for key, value in self.handle.stats().items() if not isinstance(value, dict)}
             self._trainer.log(tagc.flat(stats))
             control.should_log = True  # log() says that all is logged, and the loss is not yet
 
-    def on_save(self, args: transformers.TrainingArguments, state: transformers.TrainerState, control: transformers.TrainerControl,
-                **kwargs: Any) -> None:
+    def on_save(
+        self,
+        args: transformers.TrainingArguments,
+        state: transformers.TrainerState,
+        control: transformers.TrainerControl,
+        **kwargs: Any,
+    ) -> None:
         name = f"{transformers.trainer_utils.PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         assert self.handle is not None  # since on_train_begin()
         _common.save(self.handle, pathlib.Path(args.output_dir) / name)

@@ -12,8 +12,11 @@ from tagc.report.model import Report, Units
 from tagc.report.reading import ReportError, clean
 from tagc.report.traces import backward_shares
 
-_FIGURES = ("loss, loss-time, loss-bits, gap, pareto, pareto-all, loss-slow, loss-fast, time, bits, timeline, window, memory, codec, link, plan, "
-            "plan-world")  # fmt: skip
+_FIGURES = (
+    "loss, loss-time, loss-bits, gap, pareto, pareto-all, loss-slow, loss-fast, time, bits, "
+    "timeline, window, memory, codec, link, plan, "
+    "plan-world"
+)
 _EXAMPLES = """examples:
   # Folders of runs, timelines, results of tagc bench, tagc plan and the lab; their content tells which.
   tagc-report --out report.html runs/fsdp runs/packed runs/*.trace.json bench.json
@@ -28,17 +31,36 @@ class _UsageError(Exception):
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="tagc-report", usage="%(prog)s [--out report.html] PATH...", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="tagc-report", usage="%(prog)s [--out report.html] PATH...", epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="A page and pictures of measurements. All arms are compared with the first.")  # fmt: skip
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="a run's folder, metrics.jsonl, a trace, or a result file")
-    parser.add_argument("--out", metavar="FILE", help="write one self-contained HTML page, which needs no network")
-    parser.add_argument("--svg", metavar="FIGURE=FILE", action="append", default=[], help=f"draw one figure as a picture, or several separated by commas; "
+    parser.add_argument(
+        "paths", nargs="*", metavar="PATH", help="a run's folder, metrics.jsonl, a trace, or a result file"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="write one self-contained HTML page, which needs no network"
+    )
+    parser.add_argument("--svg", metavar="FIGURE=FILE", action="append", default=[],
+                        help=f"draw one figure as a picture, or several separated by commas; "
                         f"a FILE that ends in .png is a PNG. Figures: {_FIGURES}")  # fmt: skip
-    parser.add_argument("--svg-dir", metavar="DIR", help="draw every figure that has data as DIR/FIGURE.svg; DIR is made if it is missing")
-    parser.add_argument("--dark", action="store_true", help="draw pictures in dark colours (an SVG follows its page without this)")
+    parser.add_argument(
+        "--svg-dir",
+        metavar="DIR",
+        help="draw every figure that has data as DIR/FIGURE.svg; DIR is made if it is missing",
+    )
+    parser.add_argument(
+        "--dark",
+        action="store_true",
+        help="draw pictures in dark colours (an SVG follows its page without this)",
+    )
     parser.add_argument("--title", metavar="TEXT", help='heading of the page. Default: "tagc: measurements"')
-    parser.add_argument("--units", metavar="NAMES", help="neighbouring units whose backward pass the timeline shows larger, as in h.5,h.6. "
-                        "Default: two in the middle")  # fmt: skip
+    parser.add_argument(
+        "--units",
+        metavar="NAMES",
+        help="neighbouring units whose backward pass the timeline shows larger, as in "
+        "h.5,h.6. "
+        "Default: two in the middle",
+    )
     parser.add_argument("--quiet", action="store_true", help="no summary on the terminal")
     return parser
 
@@ -67,7 +89,9 @@ def _check_units(report: Report, units: Units) -> None:
         raise _UsageError("--units needs a timeline among the files: tagc train --trace makes one")
     if not any(backward_shares(trace, units).n for trace in report.traces):
         known = ", ".join(report.traces[0].units)
-        raise _UsageError(f'--units: no backward pass of "{",".join(units)[:100]}" in a timeline; they hold {known[:200]}')
+        raise _UsageError(
+            f'--units: no backward pass of "{",".join(units)[:100]}" in a timeline; they hold {known[:200]}'
+        )
 
 
 def _draw_all(report: Report, units: Units, folder: str, is_dark: bool) -> None:
@@ -80,7 +104,9 @@ def _draw_all(report: Report, units: Units, folder: str, is_dark: bool) -> None:
     for figure in figures.FIGURES:
         drawings = figure.draw(report, units)
         if drawings:
-            pictures.write_file(os.path.join(folder, f"{figure.name}.svg"), pictures.render(drawings, figure, False, is_dark))
+            pictures.write_file(
+                os.path.join(folder, f"{figure.name}.svg"), pictures.render(drawings, figure, False, is_dark)
+            )
 
 
 def _make(arguments: argparse.Namespace) -> None:
@@ -116,11 +142,14 @@ def _need_charts() -> None:
 
         del altair
     except ImportError as error:
-        raise _UsageError(f'a page and pictures need altair and vl-convert-python ({error}): pip install "tagc[report]"') from None
+        raise _UsageError(
+            f'a page and pictures need altair and vl-convert-python ({error}): pip install "tagc[report]"'
+        ) from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0; 1 for files that cannot be read or written; 2 for a mistake in the command."""
+    """Returns the exit code: 0; 1 for files that cannot be read or written; 2 for a mistake in the
+    command."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure:

@@ -1,4 +1,5 @@
-"""The figures of a report, by name. One specification makes both the figure on the page and the picture file."""
+"""The figures of a report, by name. One specification makes both the figure on the page and the picture
+file."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Figure:
     title: str
     caption: str
     needs: str  # the data that it needs
-    draw: Callable[[Report, Units], list[Drawing]]  # empty: nothing to draw; several if scales differ too much
+    # empty: nothing to draw; several if scales differ too much
+    draw: Callable[[Report, Units], list[Drawing]]
 
 
 def _one(draw: Callable[[Report], Drawing | None]) -> Callable[[Report, Units], list[Drawing]]:
@@ -36,57 +38,152 @@ def _line(draw: Callable[[Report, Units], Drawing | None]) -> Callable[[Report, 
 
 
 FIGURES = (
-    Figure("loss", "Loss against step",
-           "Points: validation. Thin lines: training, smoothed over a fortieth of the run. Several seeds of one arm are drawn as their mean, in a "
-           "band from least to most.", _RUNS, _one(figures_loss.loss)),
-    Figure("loss-time", "Loss against time",
-           "The same over the time of the steps, without validation and saving.",
-           "runs with steps that tagc train wrote", _one(figures_loss.loss_time)),
-    Figure("loss-bits", "Loss against bits sent",
-           "The same over the bits that a rank has sent per parameter, gradients and parameters together.",
-           "runs of two or more ranks with steps that tagc train wrote", _one(figures_loss.loss_bits)),
-    Figure("gap", "Validation loss against the first arm",
-           "Runs of the same seed are compared with each other, if there are such. The band is the spread over seeds. The first arm's band "
-           "is the distance of its seeds from their mean: a gap inside it is not significant.",
-           "two or more runs with validation losses", _one(figures_loss.gap)),
-    Figure("pareto", "Loss against bits of gradients",
-           "Each mark is an arm, the mean over its seeds. Whiskers run from least to most; each run is compared with the first arm's run of the "
-           "same seed. Line: arms that no other beats in both. Bold names: the paper's sketch. Bits are counted over the whole model, before the "
-           "factor (W-1)/W.", _QUALITY, _one(figures_pareto.gradients)),
-    Figure("pareto-all", "Loss against bits of all legs", "The same with the bits of the parameters.", _QUALITY, _one(figures_pareto.all_legs)),
-    Figure("loss-slow", "Loss over simulated time, slowest link",
-           "Losses are measured. tagc plan simulates the time of a step for a larger model, under the costs that the result holds under "
-           "\"assumed\". Shown: the first arm, the paper's, and those that no other beats in bits of all legs and loss.",
-           "a lab result with simulated steps", _one(figures_loss.loss_slow)),
-    Figure("loss-fast", "Loss over simulated time, fastest link", "The same over the fastest link.",
-           "a lab result with steps simulated over two links", _one(figures_loss.loss_fast)),
-    Figure("time", "Where the time of a step goes",
-           "Exposed: compute waits for the network. At the end of a bar: the median, and the speed-up over the first arm. Whisker: "
-           "least to most of the iterations of a bench or of a run of the lab, the middle 80 % of the steps of other training runs.",
-           "runs, a bench result or a lab result", _many(figures_bars.time)),
-    Figure("bits", "Bits per parameter on the wire",
-           "Counted from the bytes sent (computed for simulated rows), over the whole model including dense tensors. gather is the "
-           "parameters; the other legs are the gradients and the agreement on them.",
-           "runs of two or more ranks, a bench, lab or plan result", _many(figures_bars.bits)),
-    Figure("timeline", "Timeline of a step",
-           "The step of median length. All timelines have one scale. comm: transfers under way, coloured by leg; simultaneous ones are in "
-           "separate lanes. Outlined: the window that is enlarged below.", _TRACE, _line(figures_timeline.step)),
-    Figure("window", "Backward pass of neighbouring units",
-           "From the start of the first unit's backward pass to the start of the next unit's. All timelines have one scale.",
-           f"{_TRACE} that holds backward passes of the units", _line(figures_timeline.window)),
-    Figure("memory", "Memory of a rank",
-           "Parameters, gradients, optimizer state and residuals that persist between steps. Simulated rows also have the buffers of exchanges, "
-           "which measured rows do not count.", "a bench, lab or plan result", _many(figures_bars.memory)),
-    Figure("codec", "Codec against the memory floor",
-           "Floor: reading two arrays and writing one, 12 bytes per element, on the same threads. The owner of a shard decodes.",
-           "a bench or lab result", _many(figures_bars.codec)),
-    Figure("link", "Share of the link that each exchange fills", "100 % is a plain exchange of all ranks with all others, in the same run.",
-           "a bench or lab result", _many(figures_bars.link)),
-    Figure("plan", "Iteration time against link rate, simulated", "Lines: simulated. Diamonds: measured, if a bench with as many ranks was given.",
-           "plan results (tagc plan --json)", _many(figures_plan.over_rate)),
-    Figure("plan-world", "Iteration time against number of ranks, simulated", "Lines: simulated. Diamonds: measured.",
-           "plan results of two or more numbers of ranks", _many(figures_plan.over_world)),
-)  # fmt: skip
+    Figure(
+        "loss",
+        "Loss against step",
+        "Points: validation. Thin lines: training, smoothed over a fortieth of the run. Several seeds of "
+        "one arm are drawn as their mean, in a "
+        "band from least to most.",
+        _RUNS,
+        _one(figures_loss.loss),
+    ),
+    Figure(
+        "loss-time",
+        "Loss against time",
+        "The same over the time of the steps, without validation and saving.",
+        "runs with steps that tagc train wrote",
+        _one(figures_loss.loss_time),
+    ),
+    Figure(
+        "loss-bits",
+        "Loss against bits sent",
+        "The same over the bits that a rank has sent per parameter, gradients and parameters together.",
+        "runs of two or more ranks with steps that tagc train wrote",
+        _one(figures_loss.loss_bits),
+    ),
+    Figure(
+        "gap",
+        "Validation loss against the first arm",
+        "Runs of the same seed are compared with each other, if there are such. The band is the spread "
+        "over seeds. The first arm's band "
+        "is the distance of its seeds from their mean: a gap inside it is not significant.",
+        "two or more runs with validation losses",
+        _one(figures_loss.gap),
+    ),
+    Figure(
+        "pareto",
+        "Loss against bits of gradients",
+        "Each mark is an arm, the mean over its seeds. Whiskers run from least to most; each run is "
+        "compared with the first arm's run of the "
+        "same seed. Line: arms that no other beats in both. Bold names: the paper's sketch. Bits are "
+        "counted over the whole model, before the "
+        "factor (W-1)/W.",
+        _QUALITY,
+        _one(figures_pareto.gradients),
+    ),
+    Figure(
+        "pareto-all",
+        "Loss against bits of all legs",
+        "The same with the bits of the parameters.",
+        _QUALITY,
+        _one(figures_pareto.all_legs),
+    ),
+    Figure(
+        "loss-slow",
+        "Loss over simulated time, slowest link",
+        "Losses are measured. tagc plan simulates the time of a step for a larger model, under the costs "
+        "that the result holds under "
+        '"assumed". Shown: the first arm, the paper\'s, and those that no other beats in bits of all '
+        "legs and loss.",
+        "a lab result with simulated steps",
+        _one(figures_loss.loss_slow),
+    ),
+    Figure(
+        "loss-fast",
+        "Loss over simulated time, fastest link",
+        "The same over the fastest link.",
+        "a lab result with steps simulated over two links",
+        _one(figures_loss.loss_fast),
+    ),
+    Figure(
+        "time",
+        "Where the time of a step goes",
+        "Exposed: compute waits for the network. At the end of a bar: the median, and the speed-up over "
+        "the first arm. Whisker: "
+        "least to most of the iterations of a bench or of a run of the lab, the middle 80 % of the steps "
+        "of other training runs.",
+        "runs, a bench result or a lab result",
+        _many(figures_bars.time),
+    ),
+    Figure(
+        "bits",
+        "Bits per parameter on the wire",
+        "Counted from the bytes sent (computed for simulated rows), over the whole model including dense "
+        "tensors. gather is the "
+        "parameters; the other legs are the gradients and the agreement on them.",
+        "runs of two or more ranks, a bench, lab or plan result",
+        _many(figures_bars.bits),
+    ),
+    Figure(
+        "timeline",
+        "Timeline of a step",
+        "The step of median length. All timelines have one scale. comm: transfers under way, coloured by "
+        "leg; simultaneous ones are in "
+        "separate lanes. Outlined: the window that is enlarged below.",
+        _TRACE,
+        _line(figures_timeline.step),
+    ),
+    Figure(
+        "window",
+        "Backward pass of neighbouring units",
+        (
+            "From the start of the first unit's backward pass to the start of the next unit's. All timelines "
+            "have one scale."
+        ),
+        f"{_TRACE} that holds backward passes of the units",
+        _line(figures_timeline.window),
+    ),
+    Figure(
+        "memory",
+        "Memory of a rank",
+        "Parameters, gradients, optimizer state and residuals that persist between steps. Simulated rows "
+        "also have the buffers of exchanges, "
+        "which measured rows do not count.",
+        "a bench, lab or plan result",
+        _many(figures_bars.memory),
+    ),
+    Figure(
+        "codec",
+        "Codec against the memory floor",
+        (
+            "Floor: reading two arrays and writing one, 12 bytes per element, on the same threads. The owner "
+            "of a shard decodes."
+        ),
+        "a bench or lab result",
+        _many(figures_bars.codec),
+    ),
+    Figure(
+        "link",
+        "Share of the link that each exchange fills",
+        "100 % is a plain exchange of all ranks with all others, in the same run.",
+        "a bench or lab result",
+        _many(figures_bars.link),
+    ),
+    Figure(
+        "plan",
+        "Iteration time against link rate, simulated",
+        "Lines: simulated. Diamonds: measured, if a bench with as many ranks was given.",
+        "plan results (tagc plan --json)",
+        _many(figures_plan.over_rate),
+    ),
+    Figure(
+        "plan-world",
+        "Iteration time against number of ranks, simulated",
+        "Lines: simulated. Diamonds: measured.",
+        "plan results of two or more numbers of ranks",
+        _many(figures_plan.over_world),
+    ),
+)
 NAMES = tuple(figure.name for figure in FIGURES)
 
 

@@ -32,7 +32,8 @@ class Bar:
     high: float = math.nan
 
 
-def _bars(rows: list[Bar], names: Sequence[str], colors: Sequence[str], x_title: str, scale: float, words: Callable[[float], str],
+def _bars(rows: list[Bar], names: Sequence[str], colors: Sequence[str], x_title: str, scale: float,
+          words: Callable[[float], str],
           mark: float | None = None) -> style.Drawing:  # fmt: skip
     rows = rows[:MOST_ROWS]
     parts, ends, heads, whiskers = [], [], [], []
@@ -45,7 +46,18 @@ def _bars(rows: list[Bar], names: Sequence[str], colors: Sequence[str], x_title:
         most = max(most, total, row.high if math.isfinite(row.high) else 0.0)
         for i, part in enumerate(row.parts):
             if math.isfinite(part) and part > 0:
-                parts.append({"r": r, "p": names[i], "o": i, "v": part / scale, "e": row.end, "w": row.high / scale if math.isfinite(row.high) else 0, "arm": row.label, "tip": words(part)})
+                parts.append(
+                    {
+                        "r": r,
+                        "p": names[i],
+                        "o": i,
+                        "v": part / scale,
+                        "e": row.end,
+                        "w": row.high / scale if math.isfinite(row.high) else 0,
+                        "arm": row.label,
+                        "tip": words(part),
+                    }
+                )
         if total == 0:
             ends.append({"r": r, "e": row.end})
         if math.isfinite(row.low) and math.isfinite(row.high):
@@ -55,34 +67,63 @@ def _bars(rows: list[Bar], names: Sequence[str], colors: Sequence[str], x_title:
     longest = min(style.LABEL_WIDTH, max((style.text_width(label, 12) for label in labels), default=0.0))
     share = min(0.6, (max(style.text_width(row.end) for row in rows) + 14) / (style.WIDTH - longest - 20))
     shown = style.legend_param("shown", "p", met)
-    x = alt.X("a:Q", title=x_title, scale=alt.Scale(domain=[0, (most / scale or 1) / (1 - share)], nice=False), axis=alt.Axis(tickCount=8))
+    x = alt.X(
+        "a:Q",
+        title=x_title,
+        scale=alt.Scale(domain=[0, (most / scale or 1) / (1 - share)], nice=False),
+        axis=alt.Axis(tickCount=8),
+    )
     axis = alt.Axis(labelExpr="labels[datum.value]", domain=False, ticks=False, title=None, labelPadding=6)
     y = alt.Y("r:O", axis=axis, scale=alt.Scale(domain=list(range(len(rows))), paddingInner=0.25))
-    color = alt.Color("p:N", title=None, sort=None, scale=alt.Scale(domain=met, range=[colors[names.index(name)] for name in met]),
+    color = alt.Color("p:N", title=None, sort=None, scale=alt.Scale(domain=met,
+        range=[colors[names.index(name)] for name in met]),
                       legend=alt.Legend(columns=style.columns(met)) if len(met) > 1 else None)  # fmt: skip
-    tip = [alt.Tooltip("arm:N", title="arm"), alt.Tooltip("p:N", title="part"), alt.Tooltip("tip:N", title="value")]
+    tip = [
+        alt.Tooltip("arm:N", title="arm"),
+        alt.Tooltip("p:N", title="part"),
+        alt.Tooltip("tip:N", title="value"),
+    ]
     stacked = alt.Chart(style.data("parts")).transform_filter(shown).transform_stack(
         stack="v", as_=["a", "b"], groupby=["r"], sort=[alt.SortField("o")])  # fmt: skip
     bars = stacked.mark_bar(clip=True).encode(x=x, x2="b:Q", y=y, color=color, tooltip=tip)
     text: dict[str, Any] = {"align": "left", "baseline": "middle"}
-    total_text = (alt.Chart(style.data("parts")).transform_filter(shown).transform_aggregate(sum="sum(v)", groupby=["r", "e", "w"])
-                  .transform_calculate(at="max(datum.sum, datum.w)").mark_text(dx=6, clip=True, **text).encode(x="at:Q", y=y, text="e:N"))  # fmt: skip
+    total_text = (alt.Chart(style.data("parts")).transform_filter(shown).transform_aggregate(sum="sum(v)",
+        groupby=["r", "e", "w"])
+                  .transform_calculate(at="max(datum.sum, datum.w)").mark_text(dx=6, clip=True,
+                      **text).encode(x="at:Q", y=y, text="e:N"))  # fmt: skip
     layers: list[Any] = [bars.properties(name="bars")]
     if mark is not None:
         layers.append(alt.Chart(style.data("mark")).mark_rule(strokeDash=[4, 3], clip=True).encode(x="x:Q"))
     layers.append(total_text)
     if whiskers:
-        layers.append(alt.Chart(style.data("whiskers")).mark_rule(clip=True, strokeWidth=1.2).encode(x="a:Q", x2="b:Q", y=y))
+        layers.append(
+            alt.Chart(style.data("whiskers"))
+            .mark_rule(clip=True, strokeWidth=1.2)
+            .encode(x="a:Q", x2="b:Q", y=y)
+        )
         for end in ("a", "b"):
-            layers.append(alt.Chart(style.data("whiskers")).mark_tick(clip=True, size=7, thickness=1.2, color=style.INK).encode(x=f"{end}:Q", y=y))
+            layers.append(
+                alt.Chart(style.data("whiskers"))
+                .mark_tick(clip=True, size=7, thickness=1.2, color=style.INK)
+                .encode(x=f"{end}:Q", y=y)
+            )
     if ends:
-        layers.append(alt.Chart(style.data("ends")).mark_text(dx=6, **text).encode(x=alt.value(0), y=y, text="e:N"))
+        layers.append(
+            alt.Chart(style.data("ends")).mark_text(dx=6, **text).encode(x=alt.value(0), y=y, text="e:N")
+        )
     if heads:
-        layers.append(alt.Chart(style.data("heads")).mark_text(fontWeight="bold", fontSize=12, dx=2, **text).encode(x=alt.value(0), y=y, text="t:N"))
+        layers.append(
+            alt.Chart(style.data("heads"))
+            .mark_text(fontWeight="bold", fontSize=12, dx=2, **text)
+            .encode(x=alt.value(0), y=y, text="t:N")
+        )
     layers[0] = layers[0].add_params(shown, style.zoom_param(["x"]))
     chart = alt.layer(*layers).add_params(alt.param(name="labels", value=labels)).properties(
-        width=style.WIDTH, height=24 * len(rows), autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))  # fmt: skip
-    return style.Drawing(chart, {"parts": parts, "ends": ends, "heads": heads, "whiskers": whiskers, "mark": [{"x": mark}]})
+        width=style.WIDTH, height=24 * len(rows), autosize=alt.AutoSizeParams(type="fit-x",
+            contains="padding"))  # fmt: skip
+    return style.Drawing(
+        chart, {"parts": parts, "ends": ends, "heads": heads, "whiskers": whiskers, "mark": [{"x": mark}]}
+    )
 
 
 # ---- sets of arms ----
@@ -111,7 +152,9 @@ def _is_same(a: ArmSet, b: ArmSet, view: View) -> bool:
         if x.name != y.name:
             return False
         for p, q in zip(view.parts(x), view.parts(y)):
-            if math.isfinite(p) != math.isfinite(q) or (math.isfinite(p) and abs(p - q) > 1e-3 * max(abs(p), abs(q)) + 1e-3):
+            if math.isfinite(p) != math.isfinite(q) or (
+                math.isfinite(p) and abs(p - q) > 1e-3 * max(abs(p), abs(q)) + 1e-3
+            ):
                 return False
     return True
 
@@ -121,7 +164,8 @@ def _most(arms: ArmSet, view: View) -> float:
 
 
 def _draw_sets(report: Report, view: View) -> list[style.Drawing]:
-    """Groups sets of similar size, which share an axis: a model of megabytes would be invisible beside one of gigabytes."""
+    """Groups sets of similar size, which share an axis: a model of megabytes would be invisible beside one of
+    gigabytes."""
     drawn: list[ArmSet] = []
     for arms in report.sets:
         if (arms.kind != "plan" or view.has_plans) and _most(arms, view) > 0:
@@ -137,7 +181,10 @@ def _draw_sets(report: Report, view: View) -> list[style.Drawing]:
         for arms in chart:
             if len(drawn) > 1 or arms.kind == "plan":
                 rows.append(Bar(arms.title))
-            rows += [Bar(result.name, view.parts(result), view.end(result), *view.spread(result)) for result in arms.results]
+            rows += [
+                Bar(result.name, view.parts(result), view.end(result), *view.spread(result))
+                for result in arms.results
+            ]
         title, scale = view.unit(max(_most(arms, view) for arms in chart))
         drawings.append(_bars(rows, view.names, view.colors, title, scale, view.words))
     return drawings
@@ -149,12 +196,18 @@ def time(report: Report) -> list[style.Drawing]:
         return f"{total}, {units.ratio(result.speedup.middle)}x" if result.speedup.n else total
 
     def unit(most: float) -> tuple[str, float]:
-        return ("time of an optimizer step, median (ms)", 1e-3) if most < 1 else ("time of an optimizer step, median (s)", 1.0)
+        return (
+            ("time of an optimizer step, median (ms)", 1e-3)
+            if most < 1
+            else ("time of an optimizer step, median (s)", 1.0)
+        )
 
     def spread(result: Result) -> tuple[float, float]:
         return (result.total_s.least, result.total_s.most) if result.total_s.n > 1 else (math.nan, math.nan)
 
-    return _draw_sets(report, View(lambda result: result.part_s, PARTS, _TIME_COLORS, unit, units.time, end, spread=spread))
+    return _draw_sets(
+        report, View(lambda result: result.part_s, PARTS, _TIME_COLORS, unit, units.time, end, spread=spread)
+    )
 
 
 def _bits_words(bits: float) -> str:
@@ -163,16 +216,20 @@ def _bits_words(bits: float) -> str:
 
 def bits(report: Report) -> list[style.Drawing]:
     title = "bits per parameter, rank and step, before (W-1)/W"
-    return _draw_sets(report, View(lambda result: result.bits, LEGS, _LEG_COLORS, lambda most: (title, 1.0), _bits_words,
-                                   lambda result: units.fixed(finite_sum(result.bits), 2), True, True))  # fmt: skip
+    return _draw_sets(report, View(lambda result: result.bits, LEGS, _LEG_COLORS, lambda most: (title, 1.0),
+                                   _bits_words,
+                                   lambda result: units.fixed(finite_sum(result.bits), 2), True,
+                                   True))  # fmt: skip
 
 
 def memory(report: Report) -> list[style.Drawing]:
     def unit(most: float) -> tuple[str, float]:
         return ("memory of a rank (MB)", 1e6) if most < 1e9 else ("memory of a rank (GB)", 1e9)
 
-    return _draw_sets(report, View(lambda result: result.memory, MEMORIES, _MEMORY_COLORS, unit, units.n_bytes,
-                                   lambda result: units.n_bytes(finite_sum(result.memory)), True, True))  # fmt: skip
+    return _draw_sets(report, View(lambda result: result.memory, MEMORIES, _MEMORY_COLORS, unit,
+                                   units.n_bytes,
+                                   lambda result: units.n_bytes(finite_sum(result.memory)), True,
+                                   True))  # fmt: skip
 
 
 def plan(report: Report) -> list[style.Drawing]:
@@ -188,7 +245,10 @@ def plan(report: Report) -> list[style.Drawing]:
             rows.append(Bar(result.name, (total - exposed, exposed), units.time(total)))
     if not most > 0:
         return []
-    names, colors = ("compute, and communication behind it", "exposed communication"), (style.FILLS[0], style.FILLS[4])
+    names, colors = (
+        ("compute, and communication behind it", "exposed communication"),
+        (style.FILLS[0], style.FILLS[4]),
+    )
     unit, scale = ("ms", 1e-3) if most < 1 else ("s", 1.0)
     return [_bars(rows, names, colors, f"time of an optimizer step ({unit}), simulated", scale, units.time)]
 
@@ -197,7 +257,11 @@ def plan(report: Report) -> list[style.Drawing]:
 
 
 def _entries(report: Report, name: str, row: Callable[[Node], Bar]) -> list[Bar]:
-    benches = [(arms.title, arms.bench.nodes(name)) for arms in report.sets if arms.bench and isinstance(arms.bench.get(name), list)]
+    benches = [
+        (arms.title, arms.bench.nodes(name))
+        for arms in report.sets
+        if arms.bench and isinstance(arms.bench.get(name), list)
+    ]
     benches = [(title, entries) for title, entries in benches if entries]
     rows: list[Bar] = []
     for title, entries in benches:
@@ -225,15 +289,31 @@ def _codec_row(entry: Node) -> Bar:
 def codec(report: Report) -> list[style.Drawing]:
     rows = _entries(report, "codec", _codec_row)
     title = "time as a multiple of the memory floor (dashed: 1)"
-    return [_bars(rows, _PHASES, _PHASE_COLORS, title, 1.0, lambda value: f"{units.fixed(value, 2)} floors", 1.0)] if rows else []
+    return (
+        [
+            _bars(
+                rows, _PHASES, _PHASE_COLORS, title, 1.0, lambda value: f"{units.fixed(value, 2)} floors", 1.0
+            )
+        ]
+        if rows
+        else []
+    )
 
 
 def _link_row(entry: Node) -> Bar:
     share = entry.number_or_nan("share")
-    return Bar(entry.text_or("name", "?"), [share], f"{units.percent(share)}, {units.rate(8 * entry.number_or_nan('bytes_per_s'))}")
+    return Bar(
+        entry.text_or("name", "?"),
+        [share],
+        f"{units.percent(share)}, {units.rate(8 * entry.number_or_nan('bytes_per_s'))}",
+    )
 
 
 def link(report: Report) -> list[style.Drawing]:
     rows = _entries(report, "exchanges", _link_row)
     title = "share of what all ranks exchanging with all reach (%)"
-    return [_bars(rows, ("share of the link",), (style.FILLS[0],), title, 0.01, units.percent, 100.0)] if rows else []
+    return (
+        [_bars(rows, ("share of the link",), (style.FILLS[0],), title, 0.01, units.percent, 100.0)]
+        if rows
+        else []
+    )

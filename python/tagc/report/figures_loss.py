@@ -58,7 +58,8 @@ def _mean_of(runs: Sequence[Run], at: X) -> Callable[[float], float]:
 
 
 def _smooth(run: Run) -> list[float]:
-    """Returns the mean over a fortieth of the run around each step, because losses of single batches are too noisy to read."""
+    """Returns the mean over a fortieth of the run around each step, because losses of single batches are too
+    noisy to read."""
     half, n = len(run.steps) // 80, len(run.steps)
     sums = [0.0, *itertools.accumulate(step.loss if math.isfinite(step.loss) else 0.0 for step in run.steps)]
     counts = [0, *itertools.accumulate(int(math.isfinite(step.loss)) for step in run.steps)]
@@ -76,7 +77,10 @@ def _training(group: Group, at: X) -> list[tuple[float, Spread]]:
     where = _mean_of(group.runs, at)
     every = max(1, math.ceil(n / MOST_POINTS))
     chosen = sorted({*range(0, n, every), n - 1}) if n else []
-    return [(where(group.runs[0].steps[i].step), spread_of([losses[i] for losses in smooth], is_mean=True)) for i in chosen]
+    return [
+        (where(group.runs[0].steps[i].step), spread_of([losses[i] for losses in smooth], is_mean=True))
+        for i in chosen
+    ]
 
 
 def _validation(group: Group, at: X, is_gap: bool) -> list[tuple[float, Spread]]:
@@ -95,7 +99,16 @@ def _interesting_most(curves: Sequence[Curve]) -> float:
     most = -math.inf
     for curve in curves:
         end = max((x for x, _ in curve.points if math.isfinite(x)), default=0.0)
-        most = max([most, *(spread.middle for x, spread in curve.points if x >= end / 10 and math.isfinite(spread.middle))])
+        most = max(
+            [
+                most,
+                *(
+                    spread.middle
+                    for x, spread in curve.points
+                    if x >= end / 10 and math.isfinite(spread.middle)
+                ),
+            ]
+        )
     return most
 
 
@@ -105,17 +118,25 @@ def _rows(curves: Sequence[Curve], x_scale: float, x_name: str) -> list[dict[str
         for x, spread in curve.points:
             if not math.isfinite(x) or not spread.n:
                 continue
-            row: dict[str, Any] = {"arm": curve.arm, "x": float(f"{x / x_scale:.6g}"), "y": float(f"{spread.middle:.6g}"), "kind": curve.kind}
+            row: dict[str, Any] = {
+                "arm": curve.arm,
+                "x": float(f"{x / x_scale:.6g}"),
+                "y": float(f"{spread.middle:.6g}"),
+                "kind": curve.kind,
+            }
             row["tip"] = f"{curve.kind}, {units.fixed(spread.middle, 4)}"
             if spread.n > 1:
                 row |= {"low": spread.least, "high": spread.most}
-                row["tip"] += f" ({units.fixed(spread.least, 4)} to {units.fixed(spread.most, 4)}, {spread.n} seeds)"
+                row["tip"] += (
+                    f" ({units.fixed(spread.least, 4)} to {units.fixed(spread.most, 4)}, {spread.n} seeds)"
+                )
             row["at"] = f"{x_name} {x / x_scale:.6g}"
             rows.append(row)
     return rows
 
 
-def lines(curves: Sequence[Curve], x_title: str, y_title: str, *, x_scale: float = 1.0, y_most: float | None = None,
+def lines(curves: Sequence[Curve], x_title: str, y_title: str, *, x_scale: float = 1.0,
+          y_most: float | None = None,
           is_gap: bool = False, x_name: str = "step") -> style.Drawing | None:  # fmt: skip
     """Draws one line per arm; training losses are thin if there are validation losses, too."""
     rows = _rows(curves, x_scale, x_name)
@@ -132,29 +153,49 @@ def lines(curves: Sequence[Curve], x_title: str, y_title: str, *, x_scale: float
     room = 0.05 * (top - bottom) or 0.05 * abs(top) or 1.0
     shown = style.legend_param("shown", "arm", arms)
     color = style.arm_color(arms, [style.line_color(colors[arm]) for arm in arms])
-    dashes = alt.StrokeDash("arm:N", sort=None, title=None, scale=alt.Scale(domain=arms, range=[style.dash(colors[arm]) for arm in arms]))
+    dashes = alt.StrokeDash(
+        "arm:N",
+        sort=None,
+        title=None,
+        scale=alt.Scale(domain=arms, range=[style.dash(colors[arm]) for arm in arms]),
+    )
     x = alt.X("x:Q", title=x_title, scale=alt.Scale(nice=False, zero=False))
-    y = alt.Y("y:Q", title=y_title, scale=alt.Scale(zero=False, nice=False, domain=[bottom - room, top + room]))
-    tip = [alt.Tooltip("arm:N", title="arm"), alt.Tooltip("at:N", title="at"), alt.Tooltip("tip:N", title="loss")]
+    y = alt.Y(
+        "y:Q", title=y_title, scale=alt.Scale(zero=False, nice=False, domain=[bottom - room, top + room])
+    )
+    tip = [
+        alt.Tooltip("arm:N", title="arm"),
+        alt.Tooltip("at:N", title="at"),
+        alt.Tooltip("tip:N", title="loss"),
+    ]
 
     def base(name: str) -> alt.Chart:
         return alt.Chart(style.data(name)).transform_filter(shown).encode(x=x, y=y, color=color)
 
     layers: list[Any] = []
     if is_gap:
-        layers.append(alt.Chart(style.data("zero")).mark_rule(strokeDash=[4, 3], color=style.INK).encode(y=alt.Y("y:Q")))
+        layers.append(
+            alt.Chart(style.data("zero")).mark_rule(strokeDash=[4, 3], color=style.INK).encode(y=alt.Y("y:Q"))
+        )
     has_both = bool(by_kind["training"]) and bool(by_kind["validation"])
     if by_kind["training"]:
-        layers.append(base("training").mark_line(clip=True, opacity=0.55 if has_both else 1, strokeWidth=1.2 if has_both else 2)
-                      .encode(strokeDash=dashes, tooltip=tip))
+        layers.append(
+            base("training")
+            .mark_line(clip=True, opacity=0.55 if has_both else 1, strokeWidth=1.2 if has_both else 2)
+            .encode(strokeDash=dashes, tooltip=tip)
+        )
     if by_kind["validation"]:
         band = base("validation").transform_filter("isValid(datum.low)").mark_area(clip=True, opacity=0.18)
         layers.append(band.encode(y=alt.Y("low:Q", title=y_title), y2="high:Q"))
         layers.append(base("validation").mark_line(clip=True).encode(strokeDash=dashes))
-        layers.append(base("validation").mark_point(clip=True, filled=True, size=42, opacity=1).encode(tooltip=tip))
+        layers.append(
+            base("validation").mark_point(clip=True, filled=True, size=42, opacity=1).encode(tooltip=tip)
+        )
     first = 1 if is_gap else 0  # the layer whose legend it is
     layers[first] = layers[first].add_params(shown, style.zoom_param(["x", "y"])).properties(name="lines")
-    chart = alt.layer(*layers).properties(width=style.WIDTH, height=420, autosize=alt.AutoSizeParams(type="fit", contains="padding"))
+    chart = alt.layer(*layers).properties(
+        width=style.WIDTH, height=420, autosize=alt.AutoSizeParams(type="fit", contains="padding")
+    )
     return style.Drawing(chart, by_kind | ({"zero": [{"y": 0}]} if is_gap else {}))
 
 
@@ -190,21 +231,34 @@ def loss_time(report: Report) -> style.Drawing | None:
     if not _end(curves) > 0:
         return None
     scale, unit = _time_unit(_end(curves), 300, 18000)
-    return lines(curves, f"time of training ({unit})", "loss (nats per token)", x_scale=scale, y_most=_interesting_most(curves), x_name=unit)
+    return lines(
+        curves,
+        f"time of training ({unit})",
+        "loss (nats per token)",
+        x_scale=scale,
+        y_most=_interesting_most(curves),
+        x_name=unit,
+    )
 
 
 def loss_bits(report: Report) -> style.Drawing | None:
     curves = _curves(report, _at_bits, False, True)
     if not _end(curves) > 0:
         return None
-    return lines(curves, "bits sent so far, per parameter and rank, all legs, before (W-1)/W", "loss (nats per token)",
+    return lines(curves, "bits sent so far, per parameter and rank, all legs, before (W-1)/W",
+                 "loss (nats per token)",
                  y_most=_interesting_most(curves), x_name="bits")  # fmt: skip
 
 
 def gap(report: Report) -> style.Drawing | None:
     if sum(len(group.runs[0].evals) > 1 for group in report.groups) < 2:
         return None
-    return lines(_curves(report, _at_step, True, False), "optimizer step", "validation loss against the first arm (%)", is_gap=True)
+    return lines(
+        _curves(report, _at_step, True, False),
+        "optimizer step",
+        "validation loss against the first arm (%)",
+        is_gap=True,
+    )
 
 
 # ---- over simulated time ----
@@ -215,25 +269,65 @@ def _links(report: Report) -> list[float]:
 
 
 def _over_link(report: Report, bits_per_s: float) -> style.Drawing | None:
-    """Draws losses of runs over step times of a plan. Shown: the first arm, the paper's, and those that no other beats."""
+    """Draws losses of runs over step times of a plan. Shown: the first arm, the paper's, and those that no
+    other beats."""
     points = pareto.find(report, True)
     curves: list[Curve] = []
     for is_wanted in ("is_first", "is_paper", "is_front"):
         for point in points:
-            kind = "is_first" if point.is_first else "is_paper" if point.is_paper else "is_front" if point.is_front else ""
-            group = next((g for g in report.groups if g.runs[0].place == point.arms.place and g.name == point.result.name), None)
+            kind = (
+                "is_first"
+                if point.is_first
+                else "is_paper"
+                if point.is_paper
+                else "is_front"
+                if point.is_front
+                else ""
+            )
+            group = next(
+                (
+                    g
+                    for g in report.groups
+                    if g.runs[0].place == point.arms.place and g.name == point.result.name
+                ),
+                None,
+            )
             seconds = dict(group.runs[0].links).get(bits_per_s, 0.0) if group else 0.0
-            if kind != is_wanted or point.arms is not points[0].arms or not group or not seconds > 0 or len(group.runs[0].evals) < 2:
+            if (
+                kind != is_wanted
+                or point.arms is not points[0].arms
+                or not group
+                or not seconds > 0
+                or len(group.runs[0].evals) < 2
+            ):
                 continue
             start = group.runs[0].evals[0][0]
             color = 0 if point.is_first else 1 if point.is_paper else len(curves) + 2
-            curves.append(Curve(group.name, color, "validation", [
-                ((step - start) * seconds, spread_of([run.loss_at(step) for run in group.runs], is_mean=True)) for step, _ in group.runs[0].evals]))
+            curves.append(
+                Curve(
+                    group.name,
+                    color,
+                    "validation",
+                    [
+                        (
+                            (step - start) * seconds,
+                            spread_of([run.loss_at(step) for run in group.runs], is_mean=True),
+                        )
+                        for step, _ in group.runs[0].evals
+                    ],
+                )
+            )
     curves = curves[:8]
     if len(curves) < 2:
         return None
     scale, unit = _time_unit(_end(curves), 600, 36000)
-    return lines(curves, f"simulated time at {units.rate(bits_per_s)} ({unit})", "validation loss (nats per token)", x_scale=scale, x_name=unit)
+    return lines(
+        curves,
+        f"simulated time at {units.rate(bits_per_s)} ({unit})",
+        "validation loss (nats per token)",
+        x_scale=scale,
+        x_name=unit,
+    )
 
 
 def loss_slow(report: Report) -> style.Drawing | None:

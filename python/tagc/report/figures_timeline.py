@@ -1,5 +1,6 @@
-"""Timelines: per trace and rank a row for compute, one for the codec, and one per lane of transfers. All traces of a figure
-have one scale. A trace has more spans than a page can show, so narrow neighbours are merged."""
+"""Timelines: per trace and rank a row for compute, one for the codec, and one per lane of transfers. All
+traces of a figure have one scale. A trace has more spans than a page can show, so narrow neighbours are
+merged."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from tagc.report.traces import COMM, Span, Trace, Window, backward_windows, midd
 MOST_TRACES, MOST_LANES, ROW = 8, 6, 19
 _NARROW = 2000  # a span shorter than this share of the figure is merged with its neighbours
 _LOOKS = (
-    ("forward", style.FILLS[5]), ("backward", style.FILLS[0]), ("optimizer", style.FILLS[2]), ("compute waits", style.IDLE),
+    ("forward", style.FILLS[5]), ("backward", style.FILLS[0]), ("optimizer", style.FILLS[2]),
+    ("compute waits", style.IDLE),
     ("codec: select", style.FILLS[3]), ("codec: index", style.FILLS[5]), ("codec: encode", style.FILLS[6]),
     ("codec: decode", style.FILLS[2]), ("codec waits", style.IDLE),
     ("comm: index", style.FILLS[5]), ("comm: values", style.FILLS[1]), ("comm: leftover", style.FILLS[6]),
-    ("comm: result", style.FILLS[3]), ("comm: gather", style.FILLS[4]), ("comm: control", style.FILLS[7]), ("other", style.FILLS[7]),
+    ("comm: result", style.FILLS[3]), ("comm: gather", style.FILLS[4]), ("comm: control", style.FILLS[7]),
+    ("other", style.FILLS[7]),
 )  # fmt: skip
 _COLORS = dict(_LOOKS)
 
@@ -33,7 +36,9 @@ def _look(span: Span) -> str:
     return span.kind if span.track == 0 else f"{'codec' if span.track == 1 else 'comm'}: {span.kind}"
 
 
-def _row_spans(spans: list[Span], window: Window, length_s: float, row: int, scale: float) -> list[dict[str, Any]]:
+def _row_spans(
+    spans: list[Span], window: Window, length_s: float, row: int, scale: float
+) -> list[dict[str, Any]]:
     """Returns the spans of one row: wide ones unchanged, narrow neighbours of one kind merged."""
     rows: list[dict[str, Any]] = []
     narrow: dict[str, dict[str, Any]] = {}
@@ -43,18 +48,40 @@ def _row_spans(spans: list[Span], window: Window, length_s: float, row: int, sca
         look = _look(span)
         if end - start >= least:
             n_bytes = f", {units.n_bytes(span.n_bytes)}" if span.n_bytes > 0 else ""
-            rows.append({"r": row, "a": start / scale, "b": end / scale, "k": look, "u": span.unit,
-                         "t": f"{units.time(span.end_s - span.start_s)}{n_bytes}"})
+            rows.append(
+                {
+                    "r": row,
+                    "a": start / scale,
+                    "b": end / scale,
+                    "k": look,
+                    "u": span.unit,
+                    "t": f"{units.time(span.end_s - span.start_s)}{n_bytes}",
+                }
+            )
             continue
         last = narrow.get(look)
         if last and start * (1 / scale) - last["b"] <= least / scale:
             last["b"], last["n"] = max(last["b"], end / scale), last["n"] + 1
             last["t"] = f"{last['n']} short ones"
         else:
-            narrow[look] = {"r": row, "a": start / scale, "b": min(max(end, start + least / 2), window[1] - window[0]) / scale, "k": look, "u": span.unit,
-                            "t": units.time(span.end_s - span.start_s), "n": 1}
+            narrow[look] = {
+                "r": row,
+                "a": start / scale,
+                "b": min(max(end, start + least / 2), window[1] - window[0]) / scale,
+                "k": look,
+                "u": span.unit,
+                "t": units.time(span.end_s - span.start_s),
+                "n": 1,
+            }
             rows.append(narrow[look])
-    return [{name: round(value, 6) if isinstance(value, float) else value for name, value in row.items() if name != "n"} for row in rows]
+    return [
+        {
+            name: round(value, 6) if isinstance(value, float) else value
+            for name, value in row.items()
+            if name != "n"
+        }
+        for row in rows
+    ]
 
 
 class _Rows:
@@ -97,34 +124,87 @@ def _draw(shown: list[tuple[Trace, Window, Window | None]]) -> style.Drawing | N
             top = len(rows.labels)
             _add_rank(rows, trace, rank, window, length_s, scale)
             if mark and i == 0:
-                rows.marks.append({"a": (mark[0] - window[0]) / scale, "b": (mark[1] - window[0]) / scale, "r": top - 0.55, "q": len(rows.labels) - 0.45})
+                rows.marks.append(
+                    {
+                        "a": (mark[0] - window[0]) / scale,
+                        "b": (mark[1] - window[0]) / scale,
+                        "r": top - 0.55,
+                        "q": len(rows.labels) - 0.45,
+                    }
+                )
     n = len(rows.labels)
     met = [name for name, _ in _LOOKS if any(span["k"] == name for span in rows.spans)]
     hidden = style.legend_param("shown", "k", met)
-    x = alt.X("a:Q", title=f"time ({unit})", scale=alt.Scale(domain=[0, length_s / scale], nice=False), axis=alt.Axis(grid=False))
+    x = alt.X(
+        "a:Q",
+        title=f"time ({unit})",
+        scale=alt.Scale(domain=[0, length_s / scale], nice=False),
+        axis=alt.Axis(grid=False),
+    )
     named = [row for row, label in enumerate(rows.labels) if label]
-    axis = alt.Axis(values=named, tickCount=len(named), labelExpr="labels[datum.value]", domain=False, ticks=False, grid=False, title=None, labelPadding=6, labelOverlap=False)
+    axis = alt.Axis(
+        values=named,
+        tickCount=len(named),
+        labelExpr="labels[datum.value]",
+        domain=False,
+        ticks=False,
+        grid=False,
+        title=None,
+        labelPadding=6,
+        labelOverlap=False,
+    )
     y = alt.Y("y:Q", axis=axis, scale=alt.Scale(domain=[n - 0.5, -0.5], nice=False, zero=False))
-    color = alt.Color("k:N", title=None, sort=None, legend=alt.Legend(columns=style.columns(met), symbolType="square"),
-                      scale=alt.Scale(domain=met, range=[_COLORS[name] for name in met]))
-    spans = alt.Chart(style.data("spans")).transform_filter(hidden).transform_calculate(y="datum.r - 0.42", z="datum.r + 0.42")
-    boxes = spans.mark_rect(clip=True, stroke=style.PAGE, strokeWidth=0.4).encode(x=x, x2="b:Q", y=y, y2="z:Q", color=color, tooltip=[
-        alt.Tooltip("k:N", title="what"), alt.Tooltip("u:N", title="unit"), alt.Tooltip("t:N", title="took")])
-    wide = [span | {"m": (span["a"] + span["b"]) / 2, "pale": _COLORS[span["k"]] in style.PALE} for span in rows.spans
-            if span["u"] and "waits" not in span["k"]
-            and (span["b"] - span["a"]) * scale / length_s * 690 > style.text_width(span["u"], 10.5) + 6]
-    labels = [alt.Chart(style.data("wide")).transform_filter(hidden).transform_filter(f"datum.pale == {value}")
-              .mark_text(color=color_, fontSize=10.5, baseline="middle", clip=True).encode(x=alt.X("m:Q"), y=alt.Y("r:Q"), text="u:N")
-              for value, color_ in (("true", style.PALE_INK), ("false", style.PAGE))]
-    heads = alt.Chart(style.data("heads")).mark_text(align="left", baseline="middle", fontWeight="bold", fontSize=12, dx=2).encode(
+    color = alt.Color(
+        "k:N",
+        title=None,
+        sort=None,
+        legend=alt.Legend(columns=style.columns(met), symbolType="square"),
+        scale=alt.Scale(domain=met, range=[_COLORS[name] for name in met]),
+    )
+    spans = (
+        alt.Chart(style.data("spans"))
+        .transform_filter(hidden)
+        .transform_calculate(y="datum.r - 0.42", z="datum.r + 0.42")
+    )
+    boxes = spans.mark_rect(clip=True, stroke=style.PAGE, strokeWidth=0.4).encode(
+        x=x,
+        x2="b:Q",
+        y=y,
+        y2="z:Q",
+        color=color,
+        tooltip=[
+            alt.Tooltip("k:N", title="what"),
+            alt.Tooltip("u:N", title="unit"),
+            alt.Tooltip("t:N", title="took"),
+        ],
+    )
+    wide = [
+        span | {"m": (span["a"] + span["b"]) / 2, "pale": _COLORS[span["k"]] in style.PALE}
+        for span in rows.spans
+        if span["u"]
+        and "waits" not in span["k"]
+        and (span["b"] - span["a"]) * scale / length_s * 690 > style.text_width(span["u"], 10.5) + 6
+    ]
+    labels = [
+        alt.Chart(style.data("wide"))
+        .transform_filter(hidden)
+        .transform_filter(f"datum.pale == {value}")
+        .mark_text(color=color_, fontSize=10.5, baseline="middle", clip=True)
+        .encode(x=alt.X("m:Q"), y=alt.Y("r:Q"), text="u:N")
+        for value, color_ in (("true", style.PALE_INK), ("false", style.PAGE))
+    ]
+    heads = alt.Chart(style.data("heads")).mark_text(align="left", baseline="middle", fontWeight="bold",
+                                                     fontSize=12, dx=2).encode(
         x=alt.value(0), y=alt.Y("r:Q"), text="t:N")  # fmt: skip
     layers: list[Any] = [boxes, *labels, heads]
     if rows.marks:
-        layers.append(alt.Chart(style.data("marks")).mark_rect(clip=True, fill=None, stroke=style.INK, strokeWidth=1.5, strokeDash=[5, 3])
+        layers.append(alt.Chart(style.data("marks")).mark_rect(clip=True, fill=None, stroke=style.INK,
+            strokeWidth=1.5, strokeDash=[5, 3])
                       .encode(x=alt.X("a:Q"), x2="b:Q", y=alt.Y("r:Q"), y2="q:Q"))  # fmt: skip
     layers[0] = layers[0].add_params(hidden, style.zoom_param(["x"])).properties(name="spans")
     chart = alt.layer(*layers).add_params(alt.param(name="labels", value=rows.labels)).properties(
-        width=style.WIDTH, height=ROW * n, autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))  # fmt: skip
+        width=style.WIDTH, height=ROW * n, autosize=alt.AutoSizeParams(type="fit-x",
+            contains="padding"))  # fmt: skip
     return style.Drawing(chart, {"spans": rows.spans, "wide": wide, "heads": rows.heads, "marks": rows.marks})
 
 

@@ -8,10 +8,35 @@ import math
 import os
 from collections.abc import Callable, Sequence
 
-from tagc.report.model import LEGS, PARTS, ArmSet, Group, Report, Result, Run, Spread, Step, divided, only, spread_of
+from tagc.report.model import (
+    LEGS,
+    PARTS,
+    ArmSet,
+    Group,
+    Report,
+    Result,
+    Run,
+    Spread,
+    Step,
+    divided,
+    only,
+    spread_of,
+)
 
 # Options that do not change what a run computes or sends.
-NO_MATTER = ("seed", "out", "trace", "trace-steps", "quiet", "resume", "keep", "save-every", "config", "timeout", "eval-batches")
+NO_MATTER = (
+    "seed",
+    "out",
+    "trace",
+    "trace-steps",
+    "quiet",
+    "resume",
+    "keep",
+    "save-every",
+    "config",
+    "timeout",
+    "eval-batches",
+)
 
 
 def _key(run: Run) -> str:
@@ -28,7 +53,8 @@ def _key(run: Run) -> str:
 
 
 def _name(runs: Sequence[Run]) -> str:
-    """Returns the common start of the runs' names, without a trailing "-seed" and such: packed-s1, packed-s2 give packed."""
+    """Returns the common start of the runs' names, without a trailing "-seed" and such: packed-s1, packed-s2
+    give packed."""
     labels = [run.label for run in runs]
     base = os.path.commonprefix(labels)
     if len(labels) > 1:
@@ -44,8 +70,9 @@ def _name(runs: Sequence[Run]) -> str:
 
 
 def group_gap(group: Group, base: Group, step: float) -> Spread:
-    """Returns the validation loss of `group` / that of `base` - 1, at `step`: between runs with the same seed if there are such, else against
-    the mean of `base`. Of a group to itself: the distance of its runs from their mean."""
+    """Returns the validation loss of `group` / that of `base` - 1, at `step`: between runs with the same seed
+    if there are such, else against the mean of `base`. Of a group to itself: the distance of its runs from
+    their mean."""
     mean = losses_at(base, step).middle
     gaps = []
     for run in group.runs:
@@ -68,7 +95,8 @@ def _last_common_step(*groups: Group) -> float:
 
 
 def _over_steps(group: Group, share: float, value: Callable[[Step], float]) -> Spread:
-    """Returns the spread over the steps of all runs; least and most leave out `share` of them on each side."""
+    """Returns the spread over the steps of all runs; least and most leave out `share` of them on each
+    side."""
     values = sorted(x for run in group.runs for x in map(value, run.warm_steps) if math.isfinite(x))
     spread = spread_of(values)
     if spread.n == 0:
@@ -78,7 +106,12 @@ def _over_steps(group: Group, share: float, value: Callable[[Step], float]) -> S
 
 
 def _bits_of(group: Group, leg: int) -> float:
-    per_run = [spread_of([step.bits[leg] for step in run.warm_steps], is_mean=True).middle if run.steps else run.bits[leg] for run in group.runs]
+    per_run = [
+        spread_of([step.bits[leg] for step in run.warm_steps], is_mean=True).middle
+        if run.steps
+        else run.bits[leg]
+        for run in group.runs
+    ]
     return spread_of(per_run, is_mean=True).middle
 
 
@@ -136,9 +169,15 @@ def finish(report: Report) -> None:
     for arms in report.sets:
         for result in arms.results if arms.kind != "plan" else ():
             # Medians of parts do not add up to the median of the sum, so the last part is the difference.
-            result.part_s[:other] = [max(part, 0.0) if math.isfinite(part) else part for part in result.part_s[:other]]
+            result.part_s[:other] = [
+                max(part, 0.0) if math.isfinite(part) else part for part in result.part_s[:other]
+            ]
             if result.total_s.n:
-                result.part_s[other] = max(result.total_s.middle - sum(part for part in result.part_s[:other] if math.isfinite(part)), 0.0)
+                result.part_s[other] = max(
+                    result.total_s.middle
+                    - sum(part for part in result.part_s[:other] if math.isfinite(part)),
+                    0.0,
+                )
     # Runs get the first colours: only eight differ, and lines of runs need them most.
     names = [group.name for group in report.groups] + list(report.names)
     report.names = {name: color for color, name in enumerate(dict.fromkeys(names))}

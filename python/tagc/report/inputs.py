@@ -1,4 +1,5 @@
-"""The inputs of a report: a run's folder, metrics, a trace, or a result. Their content shows which they are."""
+"""The inputs of a report: a run's folder, metrics, a trace, or a result. Their content shows which they
+are."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def _add_trace(report: Report, root: object, path: str, label: str) -> None:
     trace = read_trace(root, path, label)
     report.traces.append(trace)
     if trace.n_dropped > 0:
-        report.notes.append(f"the timeline of {label} lacks {trace.n_dropped:.0f} events: its buffer was full")
+        report.notes.append(
+            f"the timeline of {label} lacks {trace.n_dropped:.0f} events: its buffer was full"
+        )
 
 
 def _trace_label(path: str) -> str:
@@ -42,7 +45,9 @@ def _add_result(report: Report, value: Any, path: str, source: Source) -> None:
     node = Node(value, path)
     kind = node.get("type")
     if not isinstance(kind, str):
-        raise ReportError(f'{path} has neither traceEvents nor a "type": it is no result, trace or run of tagc')
+        raise ReportError(
+            f'{path} has neither traceEvents nor a "type": it is no result, trace or run of tagc'
+        )
     if kind not in ("bench", "plan", "lab"):
         raise ReportError(f'{path} is of type "{kind[:40]}", allowed: bench, plan, lab, a trace, a run')
     if node.get("format") != 1:
@@ -54,11 +59,17 @@ def _add_result(report: Report, value: Any, path: str, source: Source) -> None:
     elif kind == "plan":
         add_plan(report, node)
     else:
-        add_lab(report, node, path, lambda name, label: _add_trace(report, parse(read_text(name), name), name, label))
+        add_lab(
+            report,
+            node,
+            path,
+            lambda name, label: _add_trace(report, parse(read_text(name), name), name, label),
+        )
 
 
 def add(report: Report, path: str) -> None:
-    """Adds the input at `path`. A folder without a run is noted and left out. An input that is named twice counts once."""
+    """Adds the input at `path`. A folder without a run is noted and left out. An input that is named twice
+    counts once."""
     try:
         about = os.stat(path)
     except OSError as error:
@@ -99,5 +110,7 @@ def read_report(paths: list[str]) -> Report:
     groups.finish(report)
     if not report.sets and not report.traces:
         why = f"; {report.notes[0]}" if report.notes else ""
-        raise ReportError(f"nothing to report: name folders of runs, timelines, or results of bench, plan or the lab{why}")
+        raise ReportError(
+            f"nothing to report: name folders of runs, timelines, or results of bench, plan or the lab{why}"
+        )
     return report

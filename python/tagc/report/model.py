@@ -1,5 +1,5 @@
-"""The data of a report: all inputs in one form. docs/reference/results-format.md describes the files. Unknown numbers are NaN; unknown
-spreads have n = 0."""
+"""The data of a report: all inputs in one form. docs/reference/results-format.md describes the files. Unknown
+numbers are NaN; unknown spreads have n = 0."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ def spread_of(values: Iterable[float], is_mean: bool = False) -> Spread:
     finite = sorted(value for value in values if math.isfinite(value))
     if not finite:
         return Spread()
-    middle = statistics.fmean(finite) if is_mean else finite[(len(finite) - 1) // 2] / 2 + finite[len(finite) // 2] / 2
+    middle = (
+        statistics.fmean(finite)
+        if is_mean
+        else finite[(len(finite) - 1) // 2] / 2 + finite[len(finite) // 2] / 2
+    )
     return Spread(middle, finite[0], finite[-1], len(finite))
 
 
@@ -88,7 +92,8 @@ class Run:
     place: int = 0  # of the lab: its case, from 1; of a folder: 0
     bits: list[float] = field(default_factory=lambda: [math.nan] * len(LEGS))  # of the lab: mean over steps
     total_s: Spread = Spread()  # of the lab: of a step
-    links: list[tuple[float, float]] = field(default_factory=list)  # of the lab: (bits per second, simulated seconds of a step)
+    # of the lab: (bits per second, simulated seconds of a step)
+    links: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The page: one self-contained HTML file, from the summary to the origin of all inputs. Sections without data are left out."""
+"""The page: one self-contained HTML file, from the summary to the origin of all inputs. Sections without data
+are left out."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ _SECTIONS = (
     ("plan", "Plan", ("plan", "plan-world")),
 )
 
-# The page fetches nothing, and its policy makes the browser enforce that. Vega's interpreter (ast) evaluates expressions, so
-# no text of the page becomes code.
+# The page fetches nothing, and its policy makes the browser enforce that. Vega's interpreter (ast) evaluates
+# expressions, so no text of the page becomes code.
 _HEAD = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -52,15 +53,26 @@ draw().catch(error => {
   document.querySelector('main').prepend(words);
 });
 """
-_HINT = ("step: time of an optimizer step, median. speed-up: the first arm's time over this arm's. exposed: share of the step in which compute "
-         "waits for the network. bits: per parameter, rank and step, before the factor (W-1)/W, over the whole model. gap: validation loss "
-         "against the first arm. Shaded: the shortest step.")  # fmt: skip
-_HOW = ("Point at a mark to see its values. Click an entry of a legend to hide it or to show it again. Drag to move the axes, turn the wheel with "
-        "Ctrl to zoom, and double-click to go back.")  # fmt: skip
+_HINT = (
+    "step: time of an optimizer step, median. speed-up: the first arm's time over this arm's. exposed: share of the step in which compute "
+    "waits for the network. bits: per parameter, rank and step, before the factor (W-1)/W, over the whole model. gap: validation loss "
+    "against the first arm. Shaded: the shortest step."
+)
+_HOW = (
+    "Point at a mark to see its values. Click an entry of a legend to hide it or to show it again. Drag to move the axes, turn the wheel with "
+    "Ctrl to zoom, and double-click to go back."
+)
 
 
 def _css() -> str:
-    light = {"page": style.PAGE, "panel": style.PANEL, "ink": style.INK, "soft": style.SOFT, "grid": style.GRID, "link": "#0a58a8"}
+    light = {
+        "page": style.PAGE,
+        "panel": style.PANEL,
+        "ink": style.INK,
+        "soft": style.SOFT,
+        "grid": style.GRID,
+        "link": "#0a58a8",
+    }
     light |= {f"b{i}": color for i, color in enumerate(style.LINES)}
     dark = {name: style.DARK.get(color, "#79b8ff") for name, color in light.items()}
 
@@ -69,10 +81,12 @@ def _css() -> str:
 
     swatches = "\n".join(f".b{i} {{ background: var(--b{i}) }}" for i in range(len(style.LINES)))
     # Print in light colours, because paper is white.
-    return (f":root {{ color-scheme: light dark; {variables(light)} }}\n"
-            f"@media screen and (prefers-color-scheme: dark) {{ :root {{ color-scheme: dark; {variables(dark)} }}\n{style.dark_rules('.drawing')} }}\n"
-            f"@media print {{ :root {{ color-scheme: light }} }}\n{swatches}\n"
-            f"{pathlib.Path(__file__).with_name('page.css').read_text(encoding='utf-8')}")  # fmt: skip
+    return (
+        f":root {{ color-scheme: light dark; {variables(light)} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ color-scheme: dark; {variables(dark)} }}\n{style.dark_rules('.drawing')} }}\n"
+        f"@media print {{ :root {{ color-scheme: light }} }}\n{swatches}\n"
+        f"{pathlib.Path(__file__).with_name('page.css').read_text(encoding='utf-8')}"
+    )
 
 
 class _Page:
@@ -92,9 +106,14 @@ class _Page:
         drawings = figure.draw(self.report, self.units)
         if not drawings:
             return ""
-        parts = [f"<h3>{escaped(figure.title)}</h3>\n" if has_heading else "", f'<figure id="figure-{name}">\n']
+        parts = [
+            f"<h3>{escaped(figure.title)}</h3>\n" if has_heading else "",
+            f'<figure id="figure-{name}">\n',
+        ]
         for drawing in drawings:
-            parts.append(f'<div class="drawing" data-spec="{len(self.specs)}" role="img" aria-label="{escaped(figure.title)}"></div>\n')
+            parts.append(
+                f'<div class="drawing" data-spec="{len(self.specs)}" role="img" aria-label="{escaped(figure.title)}"></div>\n'
+            )
             self.specs.append(drawing.spec())
         return "".join(parts) + f"<figcaption>{escaped(figure.caption)}</figcaption>\n</figure>\n"
 
@@ -102,7 +121,9 @@ class _Page:
         report = self.report
         words = "".join(f"<p>{escaped(line)}</p>\n" for line in summary.words(report, self.units))
         parts = [f'<div class="verdict">\n{words}</div>\n' if words else ""]
-        shown = [arms for s, arms in enumerate(report.sets) if arms.results and (arms.kind != "plan" or s < 4)]
+        shown = [
+            arms for s, arms in enumerate(report.sets) if arms.results and (arms.kind != "plan" or s < 4)
+        ]
         parts += [tables.summary_of(report, arms) for arms in shown]
         parts.append(f'<p class="hint">{escaped(_HINT)}</p>\n' if shown else "")
         notes = "".join(f"<li>{escaped(note)}</li>\n" for note in report.notes)
@@ -147,5 +168,7 @@ def render(report: Report, units: Units, title: str | None) -> str:
     library = _library() if page.specs else ""
     script = f'<script type="application/json" id="specs">{_json_for_html(page.specs)}</script>\n<script type="module">{library}</script>\n'
     nav, body = "\n".join(page.nav), "".join(page.body)
-    return (f'{_HEAD}<title>{title}</title>\n<style>\n{_css()}</style>\n</head>\n<body>\n<header>\n<h1>{title}</h1>\n'
-            f'<nav aria-label="Sections">\n{nav}\n</nav>\n</header>\n<main>\n{body}</main>\n{script if page.specs else ""}</body>\n</html>\n')
+    return (
+        f"{_HEAD}<title>{title}</title>\n<style>\n{_css()}</style>\n</head>\n<body>\n<header>\n<h1>{title}</h1>\n"
+        f'<nav aria-label="Sections">\n{nav}\n</nav>\n</header>\n<main>\n{body}</main>\n{script if page.specs else ""}</body>\n</html>\n'
+    )

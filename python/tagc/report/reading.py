@@ -1,4 +1,5 @@
-"""Reads JSON files that are not trusted: errors name the file and the place, and every text is safe to print."""
+"""Reads JSON files that are not trusted: errors name the file and the place, and every text is safe to
+print."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from typing import Any
 MOST_BYTES = 1 << 30
 MOST_NUMBER = 1e290  # sums and ratios of larger numbers overflow
 # Control characters, those that change the direction of text, surrogates, and two that XML forbids.
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 
 class ReportError(Exception):
@@ -53,7 +56,9 @@ def parse(text: str, place: str) -> Any:
 def read_text(path: str) -> str:
     try:
         if os.path.getsize(path) > MOST_BYTES:
-            raise ReportError(f"{path} is larger than 1 GiB; a trace of fewer steps is enough (--trace-steps)")
+            raise ReportError(
+                f"{path} is larger than 1 GiB; a trace of fewer steps is enough (--trace-steps)"
+            )
         with open(path, encoding="utf-8", newline="\n") as file:
             return file.read()
     except OSError as error:
@@ -123,7 +128,9 @@ class Node:
     def number(self, name: str) -> float:
         """Returns a number, NaN for null."""
         value = self.get(name)
-        if name not in self.value or (value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)))):
+        if name not in self.value or (
+            value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)))
+        ):
             raise self._refuse(name, "number")
         return as_number(value)
 

@@ -9,7 +9,21 @@ from collections.abc import Callable
 from typing import Any
 
 from tagc.report import units
-from tagc.report.model import LEGS, MEMORIES, ArmSet, Check, LabCase, PlanPoint, Report, Result, Run, Spread, divided, only, spread_of
+from tagc.report.model import (
+    LEGS,
+    MEMORIES,
+    ArmSet,
+    Check,
+    LabCase,
+    PlanPoint,
+    Report,
+    Result,
+    Run,
+    Spread,
+    divided,
+    only,
+    spread_of,
+)
 from tagc.report.reading import Node, ReportError, as_number
 
 
@@ -51,15 +65,24 @@ def _read_arm(arm: Node, result: Result) -> None:
 
 
 def add_bench(report: Report, bench: Node) -> ArmSet:
-    arms = bench.nodes("arms") if "arms" not in bench.value or bench.get("arms") is not None else []  # null: left out
+    # null: left out
+    arms = bench.nodes("arms") if "arms" not in bench.value or bench.get("arms") is not None else []
     model = bench.node("model").text("name")
-    found = ArmSet("bench", "", bench=bench, world_size=bench.number("world_size"), n_hosts=bench.number("n_hosts"),
-                   bits_per_s=8 * bench.node_or_empty("link").number_or_nan("all_to_all_bytes_per_s"))
+    found = ArmSet(
+        "bench",
+        "",
+        bench=bench,
+        world_size=bench.number("world_size"),
+        n_hosts=bench.number("n_hosts"),
+        bits_per_s=8 * bench.node_or_empty("link").number_or_nan("all_to_all_bytes_per_s"),
+    )
     if not found.world_size >= 1:
         raise ReportError(f"{bench.place}: world_size is {found.world_size:g}, must be at least 1")
     medium = "memory" if bench.get("transport") == "local" else "link"  # then nothing is sent over a network
     at = f", {medium} {units.rate(found.bits_per_s)}" if math.isfinite(found.bits_per_s) else ""
-    found.title = f"{model[:60]}, {units.plural(found.world_size, 'rank')} on {units.plural(found.n_hosts, 'host')}{at}"
+    found.title = (
+        f"{model[:60]}, {units.plural(found.world_size, 'rank')} on {units.plural(found.n_hosts, 'host')}{at}"
+    )
     report.sets.append(found)
     for arm in arms:
         result = report.add_result(found, arm.text("name"))
@@ -100,9 +123,15 @@ def add_plan(report: Report, plan: Node) -> None:
     rows = plan.nodes("rows")
     model = plan.node("model").text("name")
     link = plan.node_or_empty("link")
-    found = ArmSet("plan", "", world_size=plan.number("world_size"), n_hosts=plan.number_or_nan("n_hosts"),
-                   bits_per_s=link.number_or_nan("line_bits_per_s"))
-    if math.isnan(found.bits_per_s):  # the line's rate, as it was asked for, says more to people than the payload that fits it
+    found = ArmSet(
+        "plan",
+        "",
+        world_size=plan.number("world_size"),
+        n_hosts=plan.number_or_nan("n_hosts"),
+        bits_per_s=link.number_or_nan("line_bits_per_s"),
+    )
+    # the line's rate, as it was asked for, says more to people than the payload that fits it
+    if math.isnan(found.bits_per_s):
         found.bits_per_s = 8 * link.number_or_nan("bytes_per_s")
     at = f", link {units.rate(found.bits_per_s)}" if math.isfinite(found.bits_per_s) else ""
     found.title = f"{model[:60]}, {units.plural(found.world_size, 'rank')}{at}, simulated"
@@ -111,8 +140,16 @@ def add_plan(report: Report, plan: Node) -> None:
     for row, arm in zip(rows, arms):
         placement = row.node_or_empty("placement").text_or("name", "")
         name = f"{arm} ({placement})" if arms.count(arm) > 1 else arm
-        point = PlanPoint(name, placement, model, found.world_size, found.bits_per_s, row.number("iteration_s"), row.number("exposed_s"),
-                          link.number_or_nan("latency_s"))
+        point = PlanPoint(
+            name,
+            placement,
+            model,
+            found.world_size,
+            found.bits_per_s,
+            row.number("iteration_s"),
+            row.number("exposed_s"),
+            link.number_or_nan("latency_s"),
+        )
         report.plan.append(point)
         result = report.add_result(found, name)
         if "bits_per_param" in row.value:  # the lab keeps times alone
@@ -122,7 +159,8 @@ def add_plan(report: Report, plan: Node) -> None:
     for check in plan.nodes_or_none("checks"):
         report.checks.append(Check(
             check.text("arm"), check.text_or("place", ""), check.number_or_nan("world_size"),
-            8 * check.number_or_nan("link_bytes_per_s"), check.number("measured_s"), check.number("simulated_s"),
+            8 * check.number_or_nan("link_bytes_per_s"), check.number("measured_s"),
+            check.number("simulated_s"),
             check.number("error"), check.get("is_held_out") is True))  # fmt: skip
 
 
@@ -133,13 +171,21 @@ def rate_of(text: str) -> float:
     """Returns bits per second of "2gbit", in tc's notation; NaN for other texts."""
     match = re.fullmatch(r"([0-9.]+)(k|m|g|t|)bit", text)
     try:
-        return float(match[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}[match[2]] if match else math.nan
+        return (
+            float(match[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}[match[2]]
+            if match
+            else math.nan
+        )
     except ValueError:
         return math.nan
 
 
 def _numbers(value: Any) -> list[float]:
-    return [number for number in map(as_number, value) if not math.isnan(number)] if isinstance(value, list) else []
+    return (
+        [number for number in map(as_number, value) if not math.isnan(number)]
+        if isinstance(value, list)
+        else []
+    )
 
 
 def _range(link: Node, name: str) -> tuple[float, float]:
@@ -151,7 +197,9 @@ def _sum(value: Any) -> float:
     return sum(_numbers(value)) if _numbers(value) else math.nan
 
 
-def _read_run(report: Report, case: Node, item: Node, suffix: str, add_trace: Callable[[str, str], None]) -> None:
+def _read_run(
+    report: Report, case: Node, item: Node, suffix: str, add_trace: Callable[[str, str], None]
+) -> None:
     label, world_size = item.text("label"), item.number("world_size")
     name = f"{label[:68]}{suffix[:48]}"
     trace = item.get("trace")
@@ -162,33 +210,56 @@ def _read_run(report: Report, case: Node, item: Node, suffix: str, add_trace: Ca
             report.notes.append(f"the timeline of {name} is left out: {error}")
     if not isinstance(item.get("bits_per_param"), dict) and not item.get("evals"):
         return  # made for its timeline only
-    run = Run(name, int(world_size) if 1 <= world_size < 1e6 else 1, item.number("n_params"), item.number_or_nan("n_compressed"),
-              item.number("seed"), place=len(report.cases))
-    options = {**case.node_or_empty("options").value, **item.node_or_empty("options").value}  # of all runs, of this one
+    run = Run(
+        name,
+        int(world_size) if 1 <= world_size < 1e6 else 1,
+        item.number("n_params"),
+        item.number_or_nan("n_compressed"),
+        item.number("seed"),
+        place=len(report.cases),
+    )
+    # of all runs, of this one
+    options = {**case.node_or_empty("options").value, **item.node_or_empty("options").value}
     run.about = {"options": options} if options else {}
     if isinstance(item.get("bits_per_param"), dict):
         run.bits = _legs(item, "bits_per_param")
     if isinstance(item.get("total_s"), dict):
         run.total_s = _spread(item, "total_s")
     simulated = case.node_or_empty("simulated").node_or_empty("arms")
-    run.links = [(step.number("bits_per_s"), step.number("step_s")) for step in simulated.nodes_or_none(label)]
+    run.links = [
+        (step.number("bits_per_s"), step.number("step_s")) for step in simulated.nodes_or_none(label)
+    ]
     evals = [(entry.number("step"), entry.number("val_loss")) for entry in item.nodes("evals")]
     run.evals = [(step, loss) for step, loss in evals if math.isfinite(step)]
     report.runs.append(run)
 
 
-def _read_case(report: Report, case: Node, lab: Node, n_cases: int, add_trace: Callable[[str, str], None]) -> None:
+def _read_case(
+    report: Report, case: Node, lab: Node, n_cases: int, add_trace: Callable[[str, str], None]
+) -> None:
     experiment = lab.text("experiment")
     n_hosts, per_host = case.number("hosts"), case.number("ranks_per_host")
     link, interface = case.node_or_empty("link"), case.node_or_empty("interface")
     rate = link.text_or("rate", "")
     asked = link.node_or_empty("latency").text_or("asked", "")
-    shaping = "".join(f", {part}" for part in (rate[:30], asked[:12], "WireGuard" if link.get("tunnel") else "") if part)
+    shaping = "".join(
+        f", {part}" for part in (rate[:30], asked[:12], "WireGuard" if link.get("tunnel") else "") if part
+    )
     settings = lab.get("settings")
     title = f"{experiment[:60]}: {units.plural(n_hosts, 'host')} x {units.plural(per_host, 'rank')}{shaping}"
-    found = LabCase(experiment, title, settings if isinstance(settings, dict) else {}, n_hosts * per_host, rate, link.number_or_nan("mtu"),
-                    _range(link, "tcp_one_way_bits_per_s"), _range(link, "tcp_both_ways_bits_per_s"),
-                    _sum(interface.get("sent_bytes")), _sum(interface.get("received_bytes")), interface.number_or_nan("overhead"))
+    found = LabCase(
+        experiment,
+        title,
+        settings if isinstance(settings, dict) else {},
+        n_hosts * per_host,
+        rate,
+        link.number_or_nan("mtu"),
+        _range(link, "tcp_one_way_bits_per_s"),
+        _range(link, "tcp_both_ways_bits_per_s"),
+        _sum(interface.get("sent_bytes")),
+        _sum(interface.get("received_bytes")),
+        interface.number_or_nan("overhead"),
+    )
     report.cases.append(found)
     suffix = f" ({n_hosts:.0f} x {per_host:.0f}{shaping[:36]})" if n_cases > 1 else ""
     if isinstance(case.get("bench"), dict):
@@ -204,6 +275,14 @@ def add_lab(report: Report, lab: Node, path: str, add_trace: Callable[[str, str]
     """Adds a result of the lab. add_trace(path, label): reads a timeline from the result's folder."""
     cases = lab.nodes("cases")
     if lab.node_or_empty("settings").get("is_quick") is True:
-        report.notes.append(f"{lab.text('experiment')} was a quick trial of the experiment: its times are not meaningful")
+        report.notes.append(
+            f"{lab.text('experiment')} was a quick trial of the experiment: its times are not meaningful"
+        )
     for case in cases:
-        _read_case(report, case, lab, len(cases), lambda name, label: add_trace(os.path.join(os.path.dirname(path), name), label))
+        _read_case(
+            report,
+            case,
+            lab,
+            len(cases),
+            lambda name, label: add_trace(os.path.join(os.path.dirname(path), name), label),
+        )

@@ -61,12 +61,21 @@ def _step(line: Node, world_size: int) -> Step:
     bits = line.get("bits_sent_per_param")
     whole = world_size / (world_size - 1) if world_size > 1 else 0.0
     get = line.number_or_nan
-    return Step(get("step"), get("loss"), get("wall_s"), get("compute_s"), get("wait_gather_s"), get("wait_reduce_s"),
-                get("optimizer_s"), tuple(whole * as_number(bits.get(leg) if isinstance(bits, dict) else None) for leg in LEGS))
+    return Step(
+        get("step"),
+        get("loss"),
+        get("wall_s"),
+        get("compute_s"),
+        get("wait_gather_s"),
+        get("wait_reduce_s"),
+        get("optimizer_s"),
+        tuple(whole * as_number(bits.get(leg) if isinstance(bits, dict) else None) for leg in LEGS),
+    )
 
 
 def is_metrics(path: str) -> bool:
-    """Returns whether this is metrics.jsonl, an object per line. The content of the first line tells it from a one-line result."""
+    """Returns whether this is metrics.jsonl, an object per line. The content of the first line tells it from
+    a one-line result."""
     try:
         with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
             first = parse(file.readline(1 << 20), path)

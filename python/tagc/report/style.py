@@ -1,10 +1,10 @@
 """Light and dark colours, and everything that all figures share.
 
-A figure's specification holds the light colours. Style sheets replace them by the dark ones: Vega writes a colour as an
-attribute of an SVG element, and a rule of a style sheet overrides an attribute. So one drawing serves both, prints in light
-colours, and also works in programs without style sheets. Two light colours with different dark ones must differ.
-Fills and strokes follow Okabe and Ito, for colour-blind readers; strokes are darker on light pages, because a thin line needs
-more contrast than a box."""
+A figure's specification holds the light colours. Style sheets replace them by the dark ones: Vega writes a
+colour as an attribute of an SVG element, and a rule of a style sheet overrides an attribute. So one drawing
+serves both, prints in light colours, and also works in programs without style sheets. Two light colours with
+different dark ones must differ. Fills and strokes follow Okabe and Ito, for colour-blind readers; strokes are
+darker on light pages, because a thin line needs more contrast than a box."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ LINES = ("#0072b2", "#d55e00", "#008c66", "#b3568f", "#a87800", "#3187bd", "#6f5
 DASHES = ([1, 0], [8, 3], [2, 3], [10, 3, 2, 3], [14, 4])
 PALE = (FILLS[4], FILLS[5], IDLE)  # text on these is dark
 DARK = {
-    PAGE: "#0d1117", PANEL: "#161b22", INK: "#e6edf3", SOFT: "#9aa4ae", GRID: "#2b3138", FRAME: "#8b949e", IDLE: "#363d45",
-    PALE_INK: "#0d1117", "#0072b2": "#58b4f0", "#d55e00": "#ff8c42", "#009e73": "#3fd0a4", "#008c66": "#3fd0a4",
-    "#b3568f": "#e79bc8", "#e69f00": "#f0c24a", "#a87800": "#f0c24a", "#56b4e9": "#a5dcfa", "#3187bd": "#a5dcfa",
+    PAGE: "#0d1117", PANEL: "#161b22", INK: "#e6edf3", SOFT: "#9aa4ae", GRID: "#2b3138", FRAME: "#8b949e",
+    IDLE: "#363d45",
+    PALE_INK: "#0d1117", "#0072b2": "#58b4f0", "#d55e00": "#ff8c42", "#009e73": "#3fd0a4",
+    "#008c66": "#3fd0a4",
+    "#b3568f": "#e79bc8", "#e69f00": "#f0c24a", "#a87800": "#f0c24a", "#56b4e9": "#a5dcfa",
+    "#3187bd": "#a5dcfa",
     "#6f58b8": "#b7a0f0", "#6e7781": "#98a2ac",
 }  # fmt: skip
 FONT = "Liberation Sans, Arial, Helvetica, DejaVu Sans, sans-serif"
@@ -45,8 +48,10 @@ def text_width(text: str, size: float = 11) -> float:
 
 def dark_rules(scope: str) -> str:
     """Returns CSS that turns the light colours of drawings under `scope` into the dark ones."""
-    return "\n".join(f'{scope} [fill="{light}"] {{ fill: {dark} }} {scope} [stroke="{light}"] {{ stroke: {dark} }}'
-                     for light, dark in DARK.items())
+    return "\n".join(
+        f'{scope} [fill="{light}"] {{ fill: {dark} }} {scope} [stroke="{light}"] {{ stroke: {dark} }}'
+        for light, dark in DARK.items()
+    )
 
 
 def dark_spec(spec: Any) -> Any:
@@ -61,10 +66,24 @@ def dark_spec(spec: Any) -> Any:
 
 
 def config() -> dict[str, Any]:
-    axis = {"labelColor": INK, "titleColor": SOFT, "titleFontWeight": "normal", "titleFontSize": 12, "labelFontSize": 12, "gridColor": GRID,
-            "domainColor": FRAME, "tickColor": FRAME, "titlePadding": 8, "labelLimit": LABEL_WIDTH, "titleLimit": 700, "labelSeparation": 6}
-    return {"background": PAGE, "font": FONT, "axis": axis, "view": {"stroke": None}, "text": {"color": INK, "fontSize": 11, "font": FONT},
-            "legend": {"labelColor": INK, "labelFontSize": 12, "labelLimit": 320, "titleColor": SOFT, "titleFontWeight": "normal",
+    axis = {
+        "labelColor": INK,
+        "titleColor": SOFT,
+        "titleFontWeight": "normal",
+        "titleFontSize": 12,
+        "labelFontSize": 12,
+        "gridColor": GRID,
+        "domainColor": FRAME,
+        "tickColor": FRAME,
+        "titlePadding": 8,
+        "labelLimit": LABEL_WIDTH,
+        "titleLimit": 700,
+        "labelSeparation": 6,
+    }
+    return {"background": PAGE, "font": FONT, "axis": axis, "view": {"stroke": None}, "text": {"color": INK,
+        "fontSize": 11, "font": FONT},
+            "legend": {"labelColor": INK, "labelFontSize": 12, "labelLimit": 320, "titleColor": SOFT,
+                       "titleFontWeight": "normal",
                        "orient": "bottom", "symbolStrokeWidth": 2.5, "columnPadding": 14},
             "rule": {"color": INK}, "line": {"strokeWidth": 2, "strokeJoin": "round"}}  # fmt: skip
 
@@ -83,25 +102,32 @@ def columns(names: list[str]) -> int:
 
 
 def legend_param(name: str, field: str, names: list[str]) -> alt.Parameter:
-    """Returns a selection: a click in the legend hides an entry, and another click shows it again. It must be in the first layer that has the legend's
-    channel, because the legend takes it from there."""
-    return alt.selection_point(name=name, fields=[field], bind="legend", toggle="true", empty=False, clear=False,
+    """Returns a selection: a click in the legend hides an entry, and another click shows it again. It must be
+    in the first layer that has the legend's channel, because the legend takes it from there."""
+    return alt.selection_point(name=name, fields=[field], bind="legend", toggle="true", empty=False,
+                               clear=False,
                                value=[{field: each} for each in names])  # fmt: skip
 
 
 def zoom_param(encodings: list[Any]) -> alt.Parameter:
-    """Returns a parameter: dragging moves the axes. The wheel zooms only with Ctrl, so that it still scrolls the page. A double click resets."""
-    return alt.selection_interval(name="zoom", bind="scales", encodings=encodings, zoom="wheel![event.ctrlKey]")
+    """Returns a parameter: dragging moves the axes. The wheel zooms only with Ctrl, so that it still scrolls
+    the page. A double click resets."""
+    return alt.selection_interval(
+        name="zoom", bind="scales", encodings=encodings, zoom="wheel![event.ctrlKey]"
+    )
 
 
 def arm_color(names: list[str], colors: list[str]) -> alt.Color:
     """Returns the colour of lines: the legend shows their dashes, without a layer's opacity."""
     legend = alt.Legend(columns=columns(names), symbolType="stroke", symbolOpacity=1, symbolSize=400)
-    return alt.Color("arm:N", title=None, sort=None, scale=alt.Scale(domain=names, range=colors), legend=legend)
+    return alt.Color(
+        "arm:N", title=None, sort=None, scale=alt.Scale(domain=names, range=colors), legend=legend
+    )
 
 
 class Drawing:
-    """A chart and its data, joined only at the end: Altair checks the chart, which would be slow with many rows."""
+    """A chart and its data, joined only at the end: Altair checks the chart, which would be slow with many
+    rows."""
 
     def __init__(self, chart: Any, datasets: dict[str, list[dict[str, Any]]]) -> None:
         self.chart = chart

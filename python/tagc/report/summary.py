@@ -1,5 +1,5 @@
-"""The conclusions: which arm is fastest, by how much and how surely, at which loss, with how many bits. The page and the
-terminal show the same text. A gain within its own spread counts as none."""
+"""The conclusions: which arm is fastest, by how much and how surely, at which loss, with how many bits. The
+page and the terminal show the same text. A gain within its own spread counts as none."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ def row(arms: ArmSet, arm: int) -> list[str]:
     r = arms.results[arm]
     has_exposed = r.exposed_s.n and r.total_s.middle > 0
     has_bits = math.isfinite(r.all_bits)
-    return [r.name, units.time(r.total_s.middle) if r.total_s.n else "", f"{units.ratio(r.speedup.middle)}x" if r.speedup.n else "",
+    return [r.name, units.time(r.total_s.middle) if r.total_s.n else "",
+            f"{units.ratio(r.speedup.middle)}x" if r.speedup.n else "",
             f"{units.ratio(r.speedup.least)}–{units.ratio(r.speedup.most)}" if r.speedup.n > 1 else "",
             units.percent(r.exposed_s.middle / r.total_s.middle) if has_exposed else "",
-            units.fixed(r.gradient_bits, 2) if has_bits else "", units.fixed(r.all_bits, 2) if has_bits else "",
-            units.fixed(r.loss.middle, 4) if r.loss.n else "", units.change(r.gap.middle) if r.gap.n else ""]  # fmt: skip
+            units.fixed(r.gradient_bits, 2) if has_bits else "", units.fixed(r.all_bits,
+                2) if has_bits else "",
+            units.fixed(r.loss.middle, 4) if r.loss.n else "",
+            units.change(r.gap.middle) if r.gap.n else ""]  # fmt: skip
 
 
 def best(arms: ArmSet) -> int:
@@ -45,26 +48,40 @@ def _best_other(arms: ArmSet) -> Result | None:
 
 
 def _is_within_spread(arms: ArmSet, r: Result) -> bool:
-    """Returns whether chance could explain that this arm is faster than the first: in some round it was slower; or, for runs, the middle
-    80 % of their steps overlap."""
+    """Returns whether chance could explain that this arm is faster than the first: in some round it was
+    slower; or, for runs, the middle 80 % of their steps overlap."""
     first = arms.results[0]
     if r.speedup.n > 1:
         return r.speedup.least <= 1 <= r.speedup.most
-    return first.total_s.n > 1 and r.total_s.least <= first.total_s.most and r.total_s.most >= first.total_s.least
+    return (
+        first.total_s.n > 1
+        and r.total_s.least <= first.total_s.most
+        and r.total_s.most >= first.total_s.least
+    )
 
 
 def _times(arms: ArmSet) -> str:
     first, other = arms.results[0], _best_other(arms)
     name = first.name[:_NAME]
     if len(arms.results) == 1 and first.total_s.n:
-        return f"{arms.title}: a step of {name} takes {units.time(first.total_s.middle)}; there is no other arm to compare it with."
+        return (
+            f"{arms.title}: a step of {name} takes {units.time(first.total_s.middle)}; there is no other "
+            "arm to compare it with."
+        )
     if not other:
         return ""
     speedup, best_name = other.speedup, other.name[:_NAME]
     ratio = f"{units.ratio(speedup.middle)} times as fast"
-    over = f" ({units.ratio(speedup.least)} to {units.ratio(speedup.most)} over {speedup.n} rounds)" if speedup.n > 1 else ""
+    over = (
+        f" ({units.ratio(speedup.least)} to {units.ratio(speedup.most)} over {speedup.n} rounds)"
+        if speedup.n > 1
+        else ""
+    )
     if arms.kind == "plan":
-        words = f"{best_name} is predicted to be {'the fastest' if speedup.middle > 1 else 'the nearest'}, {ratio} as {name}."
+        words = (
+            f"{best_name} is predicted to be {'the fastest' if speedup.middle > 1 else 'the nearest'}, "
+            f"{ratio} as {name}."
+        )
     elif _is_within_spread(arms, other):
         words = f"no arm differs clearly from {name}: {best_name} is {ratio}, within the spread{over}."
     elif speedup.middle > 1:
@@ -76,7 +93,9 @@ def _times(arms: ArmSet) -> str:
     if arms.kind == "bench" and speedup.n == 1:
         words += " That was one round, so the spread is unknown."
     if arms.kind == "runs":
-        words += " The runs were made one after the other; a bench, whose arms take turns, compares times better."
+        words += (
+            " The runs were made one after the other; a bench, whose arms take turns, compares times better."
+        )
     return f"{arms.title}: {words}"
 
 
@@ -85,12 +104,20 @@ def _losses(arms: ArmSet) -> str:
     gaps = [result for result in arms.results[1:] if result.gap.n]
     if not gaps:
         return ""
-    own = (first.loss.most - first.loss.least) / 2 / abs(first.loss.middle) if first.loss.n > 1 and first.loss.middle else 0.0
+    own = (
+        (first.loss.most - first.loss.least) / 2 / abs(first.loss.middle)
+        if first.loss.n > 1 and first.loss.middle
+        else 0.0
+    )
     words = []
     for i, r in enumerate(gaps[:4]):
         text = f"{r.name[:_NAME]} {units.change(r.gap.middle)}"
         text += f" against {first.name[:_NAME]}" if i == 0 else ""
-        text += f" ({units.change(r.gap.least)} to {units.change(r.gap.most)} over {r.gap.n} seeds)" if r.gap.n > 1 else ""
+        text += (
+            f" ({units.change(r.gap.least)} to {units.change(r.gap.most)} over {r.gap.n} seeds)"
+            if r.gap.n > 1
+            else ""
+        )
         text += ", within the spread" if first.loss.n > 1 and abs(r.gap.middle) <= own else ""
         words.append(text)
     if len(gaps) > 4:
@@ -109,8 +136,11 @@ def _shares(report: Report, asked: Units) -> str:
             continue
         figures = f"{100 * shares.computing:.1f} %", f"{100 * shares.communicating:.1f} %"
         if not words:
-            words.append(f"Backward pass of {', '.join(wanted)[:60]}: {trace.label[:_NAME]} computes {figures[0]} of the time and "
-                         f"communicates {figures[1]}")  # fmt: skip
+            words.append(
+                f"Backward pass of {', '.join(wanted)[:60]}: {trace.label[:_NAME]} computes "
+                f"{figures[0]} of the time and "
+                f"communicates {figures[1]}"
+            )
         else:
             words.append(f"{trace.label[:_NAME]} {figures[0]} and {figures[1]}")
     return f"{', '.join(words)}." if words else ""
@@ -155,7 +185,11 @@ def _table(arms: ArmSet) -> list[str]:
     lines = textwrap.wrap(arms.title, _WIDTH)
     rows = [*_TERMINAL_HEADS, *(row(arms, i) for i in range(len(arms.results)))]
     for i, cells in enumerate(rows):
-        lines.append("".join(_cell(cell or ("-" if i > 1 else ""), column) for column, cell in enumerate(cells)).rstrip())
+        lines.append(
+            "".join(
+                _cell(cell or ("-" if i > 1 else ""), column) for column, cell in enumerate(cells)
+            ).rstrip()
+        )
     return [*lines, ""]
 
 

@@ -1,5 +1,5 @@
-"""Reads traces, and computes for a window which streams worked, and for which share of the time. The lab's tables and the page
-use the same windows."""
+"""Reads traces, and computes for a window which streams worked, and for which share of the time. The lab's
+tables and the page use the same windows."""
 
 from __future__ import annotations
 
@@ -94,13 +94,16 @@ def _add_event(trace: Trace, event: dict[str, object], track: int, place: str) -
     unit = about.get("unit")
     n_bytes = as_number(about.get("n_bytes"))
     rank = as_number(event.get("pid"))
-    trace.spans.append(Span(1e-6 * start, 1e-6 * (start + length), 0 if math.isnan(rank) else int(rank), track,
+    trace.spans.append(Span(1e-6 * start, 1e-6 * (start + length), 0 if math.isnan(rank) else int(rank),
+                            track,
                             word if word in _KINDS[min(track, COMM)] else "other",
-                            unit if isinstance(unit, str) else rest, 0.0 if math.isnan(n_bytes) else n_bytes))  # fmt: skip
+                            unit if isinstance(unit, str) else rest,
+                            0.0 if math.isnan(n_bytes) else n_bytes))  # fmt: skip
 
 
 def read_trace(root: object, path: str, label: str) -> Trace:
-    """Reads a timeline. root: an object with traceEvents, in Chrome's format. Streams are known by the names of their threads."""
+    """Reads a timeline. root: an object with traceEvents, in Chrome's format. Streams are known by the names
+    of their threads."""
     events = Node(root, path).get("traceEvents")
     if not isinstance(events, list):
         raise ReportError(f"{path}: traceEvents is not a list")
@@ -114,7 +117,9 @@ def read_trace(root: object, path: str, label: str) -> Trace:
             if track >= 0:
                 _add_event(trace, event, track, f"{path}: traceEvents[{i}]")
     if not trace.spans:
-        raise ReportError(f"{path}: no event of a stream compute, codec or comm; tagc train --trace writes such")
+        raise ReportError(
+            f"{path}: no event of a stream compute, codec or comm; tagc train --trace writes such"
+        )
     trace.spans.sort(key=lambda span: (span.start_s, span.end_s))
     return trace
 
@@ -128,7 +133,8 @@ def _is_of(units: Sequence[str], unit: str) -> str:
 
 
 def step_windows(trace: Trace, rank: int) -> list[Window]:
-    """Returns windows from the first event of compute to the last part of the optimizer, so that validation between steps is left out."""
+    """Returns windows from the first event of compute to the last part of the optimizer, so that validation
+    between steps is left out."""
     windows: list[Window] = []
     start: float | None = None
     optimizer_end: float | None = None
@@ -146,8 +152,9 @@ def step_windows(trace: Trace, rank: int) -> list[Window]:
 
 
 def backward_windows(trace: Trace, rank: int, units: Sequence[str]) -> list[Window]:
-    """Returns windows from the start of the backward pass of the first of the units to that of the next unit that is none of them. A unit that
-    came earlier in the same pass, such as a root, does not end the window. Passes that lack one of the units do not count."""
+    """Returns windows from the start of the backward pass of the first of the units to that of the next unit
+    that is none of them. A unit that came earlier in the same pass, such as a root, does not end the window.
+    Passes that lack one of the units do not count."""
     windows: list[Window] = []
     passed: set[str] = set()  # units met in this backward pass
     found: set[str] = set()  # of the units asked for, those in the open window
@@ -184,7 +191,13 @@ def backward_windows(trace: Trace, rank: int, units: Sequence[str]) -> list[Wind
 
 def backward_order(trace: Trace, rank: int) -> list[str]:
     """Returns units in the order in which their backward passes first begin."""
-    return list(dict.fromkeys(span.unit for span in trace.of_rank(rank) if span.is_model and span.kind == "backward" and span.unit))
+    return list(
+        dict.fromkeys(
+            span.unit
+            for span in trace.of_rank(rank)
+            if span.is_model and span.kind == "backward" and span.unit
+        )
+    )
 
 
 def middle(windows: Sequence[Window]) -> Window:
@@ -195,12 +208,14 @@ def middle(windows: Sequence[Window]) -> Window:
 def step_window(trace: Trace, inside: Window | None) -> Window:
     """Returns the step of the first rank that contains `inside`, or the one of median length."""
     steps = step_windows(trace, trace.ranks[0])
-    return next((step for step in steps if inside and step[0] <= inside[0] and inside[1] <= step[1]), middle(steps))
+    return next(
+        (step for step in steps if inside and step[0] <= inside[0] and inside[1] <= step[1]), middle(steps)
+    )
 
 
 def shown_units(trace: Trace, asked: Sequence[str] | None) -> list[str]:
-    """Returns the units whose backward pass is shown: the given ones, or two neighbours in the middle of the pass. The first and the last
-    would not be typical."""
+    """Returns the units whose backward pass is shown: the given ones, or two neighbours in the middle of the
+    pass. The first and the last would not be typical."""
     if asked is not None:
         return list(asked)
     order = backward_order(trace, trace.ranks[0])
@@ -238,7 +253,8 @@ def covered(spans: Iterable[Window], window: Window) -> float:
 
 
 def _exchanges(spans: Sequence[Span]) -> list[Window]:
-    """Returns windows from the first transfer of a unit's gradients to its last, per pass; the unit's next forward starts a new one."""
+    """Returns windows from the first transfer of a unit's gradients to its last, per pass; the unit's next
+    forward starts a new one."""
     whole: list[list[float]] = []
     open_: dict[str, list[float]] = {}
     for span in spans:
@@ -261,7 +277,9 @@ def measure(trace: Trace, find: Callable[[int], Sequence[Window]]) -> Shares:
         total_s += sum(end - start for start, end in windows)
         n += len(windows)
 
-        def seconds(is_wanted: Callable[[Span], bool], spans: list[Span] = spans, windows: list[Window] = windows) -> float:
+        def seconds(
+            is_wanted: Callable[[Span], bool], spans: list[Span] = spans, windows: list[Window] = windows
+        ) -> float:
             chosen = [(span.start_s, span.end_s) for span in spans if is_wanted(span)]
             return sum(covered(chosen, window) for window in windows)
 
@@ -271,13 +289,19 @@ def measure(trace: Trace, find: Callable[[int], Sequence[Window]]) -> Shares:
         sums.codec += seconds(lambda span: span.is_codec)
         sums.computing += computing
         sums.communicating += communicating
-        sums.overlapped += computing + communicating - seconds(lambda span: span.is_model or span.is_codec or span.track >= COMM)
+        sums.overlapped += (
+            computing
+            + communicating
+            - seconds(lambda span: span.is_model or span.is_codec or span.track >= COMM)
+        )
         sums.gradient_exchange += seconds(lambda span: span.is_exchange)
         sums.gradient_exchange_with_gaps += sum(covered(_exchanges(spans), window) for window in windows)
         sums.gather += seconds(lambda span: span.track >= COMM and span.kind == "gather")
     if not n:
         return Shares()
-    shares = {name: max(value, 0.0) / total_s for name, value in vars(sums).items() if name not in ("n", "length_s")}
+    shares = {
+        name: max(value, 0.0) / total_s for name, value in vars(sums).items() if name not in ("n", "length_s")
+    }
     return Shares(n, total_s / n, **shares)
 
 
@@ -291,16 +315,23 @@ def backward_shares(trace: Trace, units: Sequence[str]) -> Shares:
 
 
 def pair_shares(trace: Trace, patterns: Sequence[str]) -> tuple[Shares, list[str]]:
-    """Returns shares of all windows of two consecutive units that match the two patterns (as in fnmatch); and the two units to draw, whose
-    window has the median length on the first rank."""
+    """Returns shares of all windows of two consecutive units that match the two patterns (as in fnmatch); and
+    the two units to draw, whose window has the median length on the first rank."""
     windows: dict[int, list[tuple[Window, list[str]]]] = {}
     for rank in trace.ranks:
         order = backward_order(trace, rank)
-        pairs = [[a, b] for a, b in zip(order, order[1:]) if fnmatch.fnmatchcase(a, patterns[0]) and fnmatch.fnmatchcase(b, patterns[1])]
+        pairs = [
+            [a, b]
+            for a, b in zip(order, order[1:])
+            if fnmatch.fnmatchcase(a, patterns[0]) and fnmatch.fnmatchcase(b, patterns[1])
+        ]
         windows[rank] = [(window, pair) for pair in pairs for window in backward_windows(trace, rank, pair)]
         if not windows[rank]:
-            raise ReportError(f"{trace.label}: nothing matches {patterns[0]} and, next in the backward pass, {patterns[1]}; "
-                              f"the order is: {', '.join(order) or 'no backward pass'}")
+            raise ReportError(
+                f"{trace.label}: nothing matches {patterns[0]} and, next in the backward pass, "
+                f"{patterns[1]}; "
+                f"the order is: {', '.join(order) or 'no backward pass'}"
+            )
     by_length = sorted(windows[trace.ranks[0]], key=lambda found: found[0][1] - found[0][0])
     shares = measure(trace, lambda rank: [window for window, _ in windows[rank]])
     return shares, by_length[len(by_length) // 2][1]

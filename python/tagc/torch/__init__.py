@@ -3,10 +3,11 @@
     import tagc.torch as tagc
     handle = tagc.compress(model)
 
-It neither patches torch nor compiles an extension against it: it uses torch's own hooks, and libtagc by ctypes. In this folder a file
-names no file of a folder to the right of it:
+It neither patches torch nor compiles an extension against it: it uses torch's own hooks, and libtagc by
+ctypes. In this folder a file names no file of a folder to the right of it:
 
-    exchange <- schedule <- state, statistics <- passes <- handle <- hooks <- local, advise <- quorum <- compress <- this file"""
+    exchange <- schedule <- state, statistics <- passes <- handle <- hooks <- local, advise <- quorum <-
+    compress <- this file"""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ try:
 except ModuleNotFoundError as missing:
     if missing.name != "torch":
         raise
-    raise ModuleNotFoundError('tagc.torch needs PyTorch, and this Python has none: pip install "tagc[torch]"', name="torch") from missing
+    raise ModuleNotFoundError(
+        'tagc.torch needs PyTorch, and this Python has none: pip install "tagc[torch]"', name="torch"
+    ) from missing
 
 from tagc._library import Error
 from tagc.torch.advise.advice import advise
@@ -27,4 +30,16 @@ from tagc.torch.hooks.ddp import ddp_hook
 from tagc.torch.quorum.local_steps import LocalSteps
 from tagc.torch.statistics import flat
 
-__all__ = ["Compressed", "Error", "LocalSteps", "advise", "buckets", "compress", "ddp_hook", "ddp_state", "flat", "param_groups", "plan_sites"]
+__all__ = [
+    "Compressed",
+    "Error",
+    "LocalSteps",
+    "advise",
+    "buckets",
+    "compress",
+    "ddp_hook",
+    "ddp_state",
+    "flat",
+    "param_groups",
+    "plan_sites",
+]

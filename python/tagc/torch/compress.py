@@ -1,4 +1,5 @@
-"""compress(), ddp_state() and param_groups(): they look at the model, agree with the other ranks on what to do, and install hooks."""
+"""compress(), ddp_state() and param_groups(): they look at the model, agree with the other ranks on what to
+do, and install hooks."""
 
 from __future__ import annotations
 
@@ -48,40 +49,62 @@ def compress(
     verbose: bool = True,
     **unknown: NoReturn,
 ) -> Compressed:
-    """Makes tagc exchange the gradients of `model` from now on. Collective over the ranks that train it; call it before the
-    first backward pass.
+    """Makes tagc exchange the gradients of `model` from now on. Collective over the ranks that train it; call
+    it before the first backward pass.
 
     model: with fully_shard() (FSDP2), DistributedDataParallel or FullyShardedDataParallel (FSDP1).
-    optimizer: of the model's parameters, or a list if several share them. An Adam then updates compressed parameters with a beta1 of
-        0.5; other optimizers are unchanged: Compressed.adapt(). Without it tagc sends more values, as a first moment requires.
-    sparsity: at least this share of each compressed gradient is not sent but added to the next one (the residual);
-        [0, 1]; 0 sends every value. Not given: 0.95, with a gentle start.
-    gentle: the gentle start: first every value is sent in 4 bits, of random weights in 8 for 60 exchanges. A parameter changes to
-        `sparsity` or `mild_sparsity` when its gradients are mostly noise. Default: if sparsity is not given. If Adam keeps a long first moment, or compress() does not get the optimizer, all parameters then stay at 4 bits.
-    values: format of a sent value, "fp32", "bf16", "int8", "int4", "int2" or "sign"; default "int2", "fp32" at sparsity 0.
-    layers: the compressed parameters: "non-attention-linear" (default), "all", "none", or a function (name, parameter) ->
-        "compressed", "mild" or "dense". rules: {pattern of names: class}, tried first.
-    mild, mild_sparsity: format and sparsity of attention and positions: "dense" or one of `values`; default "int4" at 0.85.
+    optimizer: of the model's parameters, or a list if several share them. An Adam then updates compressed
+        parameters with a beta1 of 0.5; other optimizers are unchanged: Compressed.adapt(). Without it tagc
+        sends more values, as a first moment requires.
+    sparsity: at least this share of each compressed gradient is not sent but added to the next one (the
+        residual); [0, 1]; 0 sends every value. Not given: 0.95, with a gentle start.
+    gentle: the gentle start: first every value is sent in 4 bits, of random weights in 8 for 60 exchanges. A
+        parameter changes to `sparsity` or `mild_sparsity` when its gradients are mostly noise. Default: if
+        sparsity is not given. If Adam keeps a long first moment, or compress() does not get the optimizer,
+        all parameters then stay at 4 bits.
+    values: format of a sent value, "fp32", "bf16", "int8", "int4", "int2" or "sign"; default "int2", "fp32"
+        at sparsity 0.
+    layers: the compressed parameters: "non-attention-linear" (default), "all", "none", or a function (name,
+        parameter) -> "compressed", "mild" or "dense". rules: {pattern of names: class}, tried first.
+    mild, mild_sparsity: format and sparsity of attention and positions: "dense" or one of `values`; default
+        "int4" at 0.85.
     exchange: "direct" (default), "packed", "sketch" (the paper's) or "dense".
-    parameters: FSDP2: format in which parameters are gathered: None (torch's own), "bf16", "int8", or the changes since the
-        last gather: "delta8", "delta4", "delta2" (these take 4 bytes per parameter on every rank).
-    between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts, its mesh of one dimension, or that
-        dimension's name; tagc sums gradients over it, compressed, after torch's own reduce-scatter. Or torchft's Manager, where replicas of such
-        a mesh join and leave.
-    codec: for gradients on a GPU: "host" (they are copied to the host and back), "device" (libtagc-cuda.so selects and encodes there, and
-        only encoded bytes are copied), or None: "device" if possible, else rank 0 prints why not. Ranks may differ.
-    transport: "host": encoded gradients are sent by a gloo group of tagc's own. "group": by the model's own group, in messages of a
-        fixed size, for NCCL over NVLink or RDMA. "group" needs exchange "direct", and libtagc-cuda.so for gradients on a GPU.
+    parameters: FSDP2: format in which parameters are gathered: None (torch's own), "bf16", "int8", or the
+        changes since the last gather: "delta8", "delta4", "delta2" (these take 4 bytes per parameter on every
+        rank).
+    between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts,
+        its mesh of one dimension, or that dimension's name; tagc sums gradients over it, compressed, after
+        torch's own reduce-scatter. Or torchft's Manager, where replicas of such a mesh join and leave.
+    codec: for gradients on a GPU: "host" (they are copied to the host and back), "device" (libtagc-cuda.so
+        selects and encodes there, and only encoded bytes are copied), or None: "device" if possible, else
+        rank 0 prints why not. Ranks may differ.
+    transport: "host": encoded gradients are sent by a gloo group of tagc's own. "group": by the model's own
+        group, in messages of a fixed size, for NCCL over NVLink or RDMA. "group" needs exchange "direct", and
+        libtagc-cuda.so for gradients on a GPU.
     threads: of the codec on the host. timeout_s: after this time a silent peer is an error.
-    on_step: called with a dict of statistics after each backward pass. verbose: rank 0 prints what is compressed.
+    on_step: called with a dict of statistics after each backward pass. verbose: rank 0 prints what is
+        compressed.
 
-    Returns a Compressed. On failure it raises the same Error on every rank and changes nothing. An unknown option is such an
-    Error, too."""
-    options = {"sparsity": sparsity, "gentle": gentle, "values": values, "layers": layers, "rules": rules, "mild": mild,
-               "mild_sparsity": mild_sparsity, "exchange": exchange, "parameters": parameters,
-               "codec": codec, "transport": transport, "threads": threads,
-               "timeout_s": timeout_s}
-    handle, wrapper = _prepare(model, between, on_step, verbose, options, unknown_option(compress, unknown), optimizer=optimizer)
+    Returns a Compressed. On failure it raises the same Error on every rank and changes nothing. An unknown
+    option is such an Error, too."""
+    options = {
+        "sparsity": sparsity,
+        "gentle": gentle,
+        "values": values,
+        "layers": layers,
+        "rules": rules,
+        "mild": mild,
+        "mild_sparsity": mild_sparsity,
+        "exchange": exchange,
+        "parameters": parameters,
+        "codec": codec,
+        "transport": transport,
+        "threads": threads,
+        "timeout_s": timeout_s,
+    }
+    handle, wrapper = _prepare(
+        model, between, on_step, verbose, options, unknown_option(compress, unknown), optimizer=optimizer
+    )
     try:
         wrapper.install(handle)
     except BaseException:
@@ -109,16 +132,30 @@ def ddp_state(
     verbose: bool = True,
     **unknown: NoReturn,
 ) -> ddp.State:
-    """Returns the state for loops that register DDP's hooks themselves, with or without one of torch's wrappers around them:
+    """Returns the state for loops that register DDP's hooks themselves, with or without one of torch's
+    wrappers around them:
 
         state = tagc.ddp_state(model)
         model.register_comm_hook(state, tagc.ddp_hook)
 
     Takes the options of compress(). The handle is state.handle; pass an optimizer to state.handle.adapt()."""
-    options = {"sparsity": sparsity, "gentle": gentle, "values": values, "layers": layers, "rules": rules, "mild": mild,
-               "mild_sparsity": mild_sparsity, "exchange": exchange, "codec": codec, "transport": transport,
-               "threads": threads, "timeout_s": timeout_s}
-    return ddp.State.of(_prepare(model, None, on_step, verbose, options, unknown_option(ddp_state, unknown), only="ddp")[0])
+    options = {
+        "sparsity": sparsity,
+        "gentle": gentle,
+        "values": values,
+        "layers": layers,
+        "rules": rules,
+        "mild": mild,
+        "mild_sparsity": mild_sparsity,
+        "exchange": exchange,
+        "codec": codec,
+        "transport": transport,
+        "threads": threads,
+        "timeout_s": timeout_s,
+    }
+    return ddp.State.of(
+        _prepare(model, None, on_step, verbose, options, unknown_option(ddp_state, unknown), only="ddp")[0]
+    )
 
 
 def param_groups(
@@ -130,10 +167,12 @@ def param_groups(
     rules: Mapping[str, str] | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Returns Compressed.param_groups() of a model that is not wrapped yet, for an Adam that is made before DDP or compress(). layers, rules:
-    as for compress(). Pass that optimizer to compress(). Local; does not need torch.distributed.
+    """Returns Compressed.param_groups() of a model that is not wrapped yet, for an Adam that is made before
+    DDP or compress(). layers, rules: as for compress(). Pass that optimizer to compress(). Local; does not
+    need torch.distributed.
 
-    For DDP, which keeps the model's parameters. fully_shard() replaces them: call this on the sharded model."""
+    For DDP, which keeps the model's parameters. fully_shard() replaces them: call this on the sharded
+    model."""
     named = [(policy.clean_name(name), parameter) for name, parameter in model.named_parameters()]
     classes = {row.name: row.class_ for row in policy.classify(named, layers, rules)}
     compressed = {id(p): name for name, p in named if classes[name] == "compressed" and p.requires_grad}
@@ -142,9 +181,18 @@ def param_groups(
     return adapt.split_groups(groups, compressed, betas, options)[0]
 
 
-def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], object] | None, verbose: bool,
-             options: dict[str, Any], unknown: str | None, only: str | None = None, optimizer: Any = None) -> tuple[Compressed, Wrapper]:
-    """Returns a Compressed without its hooks, and the wrapper that has them. unknown: the error text on an unknown option, or None. Collective."""
+def _prepare(
+    model: Any,
+    between: Any,
+    on_step: Callable[[dict[str, Any]], object] | None,
+    verbose: bool,
+    options: dict[str, Any],
+    unknown: str | None,
+    only: str | None = None,
+    optimizer: Any = None,
+) -> tuple[Compressed, Wrapper]:
+    """Returns a Compressed without its hooks, and the wrapper that has them. unknown: the error text on an
+    unknown option, or None. Collective."""
     model = internals.uncompiled(model)  # torch.compile()'s wrapper
     staging: Staging | None = None
     group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
@@ -155,7 +203,13 @@ def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], objec
         manager = torchft.manager_of(model)
         if torchft.is_manager(between):
             if manager is not None:
-                raise Error("argument", "between is a Manager, and the model is wrapped by torchft, which has one: leave between out")
+                raise Error(
+                    "argument",
+                    (
+                        "between is a Manager, and the model is wrapped by torchft, which has one: leave "
+                        "between out"
+                    ),
+                )
             manager, between = between, None
         if group is None and manager is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
@@ -167,28 +221,46 @@ def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], objec
         if unknown is not None:
             raise Error("argument", unknown)
         if torchft.is_managed_group(between):
-            raise Error("unsupported", "between is one of torchft's process groups: under torchft, tagc takes torchft.DistributedDataParallel, or "
-                        "fully_shard() with between=manager")
+            raise Error(
+                "unsupported",
+                "between is one of torchft's process groups: under torchft, tagc takes "
+                "torchft.DistributedDataParallel, or "
+                "fully_shard() with between=manager",
+            )
         wrapper = _wrapper(model, between, only) if manager is None else _managed_wrapper(model, manager)
         group = None if isinstance(wrapper, managed.Wrapper) else _all_of(wrapper)
         mine = _describe(model, wrapper, options)
         mine["options"]["optimizer is given"] = optimizer is not None
-        mine["fresh"] = first_words.look_fresh(mine["rows"], ((policy.clean_name(name), p) for name, p in model.named_parameters()))
+        mine["fresh"] = first_words.look_fresh(
+            mine["rows"], ((policy.clean_name(name), p) for name, p in model.named_parameters())
+        )
         settings = Options(**options)
         if wrapper.is_managed and settings.parameters is not None:
-            raise Error("unsupported", f"parameters is {settings.parameters!r}: under torchft it must be None")
+            raise Error(
+                "unsupported", f"parameters is {settings.parameters!r}: under torchft it must be None"
+            )
         if wrapper.is_managed and settings.transport == "group":
-            raise Error("unsupported", "transport is 'group': under torchft, whose groups change, tagc takes 'host'")
+            raise Error(
+                "unsupported", "transport is 'group': under torchft, whose groups change, tagc takes 'host'"
+            )
         if (found := streams.of(streams.device_of(model))) is not None:
             if wrapper.is_managed:
-                raise Error("unsupported", f"the model is on {streams.device_of(model)}: under torchft tagc takes models in CPU memory")
+                raise Error(
+                    "unsupported",
+                    (
+                        f"the model is on {streams.device_of(model)}: under torchft tagc takes models in CPU "
+                        "memory"
+                    ),
+                )
             staging = Staging(found, settings.codec_on())
         elif settings.codec == "device":
             raise Error("unsupported", "codec is 'device', and the model is in CPU memory")
     except Exception as problem:
         failure = problem
     try:
-        everyone = agree_all(group, mine | {"about host": first_words.about_host()}, failure, options.get("timeout_s"))
+        everyone = agree_all(
+            group, mine | {"about host": first_words.about_host()}, failure, options.get("timeout_s")
+        )
     except BaseException:
         if staging is not None:
             staging.close()
@@ -203,7 +275,10 @@ def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], objec
     handle = Compressed(model, wrapper, settings, table, staging, is_fresh)
     handle.passes.on_step = on_step
     if isinstance(wrapper, managed.Managed):  # replicas compare options when they connect
-        wrapper.start(options["timeout_s"], mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())})
+        wrapper.start(
+            options["timeout_s"],
+            mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())},
+        )
     else:
         for group in wrapper.groups():
             handle.passes.comm(group)
@@ -216,9 +291,23 @@ def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], objec
     handle.state.is_verbose = verbose
     if verbose and wrapper.speaks:
         words = handle.state.moments.words
-        where = "" if staging is None or staging.why_host is None else f"compressed on the host: {staging.why_host}"
-        expect = "" if wrapper.is_managed else first_words.line([rank["about host"] for rank in everyone], is_fresh, settings.gentle)
-        print(table, handle.state.schedule.words(), *(f"\n{text}" for text in (words, where, expect) if text), sep="", flush=True)
+        where = (
+            ""
+            if staging is None or staging.why_host is None
+            else f"compressed on the host: {staging.why_host}"
+        )
+        expect = (
+            ""
+            if wrapper.is_managed
+            else first_words.line([rank["about host"] for rank in everyone], is_fresh, settings.gentle)
+        )
+        print(
+            table,
+            handle.state.schedule.words(),
+            *(f"\n{text}" for text in (words, where, expect) if text),
+            sep="",
+            flush=True,
+        )
     return handle, wrapper
 
 
@@ -240,8 +329,12 @@ def _managed_wrapper(model: Any, manager: Any) -> Wrapper:
     if torchft.manager_of(model) is not None:
         return managed.Wrapper(model, manager)
     if kind_of(model, None) != "fsdp2":
-        raise Error("argument", f"between is a Manager, and this model is {kind_of(model, None)}: with a Manager tagc takes fully_shard()-ed models; wrap "
-                    "others in torchft.DistributedDataParallel")
+        raise Error(
+            "argument",
+            f"between is a Manager, and this model is {kind_of(model, None)}: with a Manager tagc takes "
+            "fully_shard()-ed models; wrap "
+            "others in torchft.DistributedDataParallel",
+        )
     from tagc.torch.quorum import fsdp2 as managed_fsdp2
 
     return managed_fsdp2.Wrapper(model, manager)
@@ -252,16 +345,25 @@ def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any])
     _library.load()
     settings = Options(**options)
     if settings.parameters is not None and not wrapper.gathers:
-        raise Error("unsupported", f"parameters is {settings.parameters!r}, which is for fully_shard()-ed models; this one "
-                    f"{'has replicate()' if wrapper.name == 'fsdp2' else f'is {wrapper.name}'}: must be None")
+        raise Error(
+            "unsupported",
+            f"parameters is {settings.parameters!r}, which is for fully_shard()-ed models; this one "
+            f"{'has replicate()' if wrapper.name == 'fsdp2' else f'is {wrapper.name}'}: must be None",
+        )
     rows = policy.classify(_named(model, wrapper), settings.layers, settings.rules)
-    return {"versions": {"libtagc": _library.version(), "torch": torch.__version__}, "options": wrapper.fingerprint() | settings.fingerprint(),
-            "rows": rows}
+    return {
+        "versions": {"libtagc": _library.version(), "torch": torch.__version__},
+        "options": wrapper.fingerprint() | settings.fingerprint(),
+        "rows": rows,
+    }
 
 
 def _named(model: torch.nn.Module, wrapper: Wrapper) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, parameter) of all parameters. FSDP1 only has pieces; meta tensors of the whole shape replace them."""
-    real: dict[str, torch.Tensor] = {policy.clean_name(name): parameter for name, parameter in model.named_parameters()}
+    """Yields (name, parameter) of all parameters. FSDP1 only has pieces; meta tensors of the whole shape
+    replace them."""
+    real: dict[str, torch.Tensor] = {
+        policy.clean_name(name): parameter for name, parameter in model.named_parameters()
+    }
     for parameter in wrapper.parameters():
         whole = real.get(parameter.name)
         if whole is None or tuple(whole.shape) != parameter.shape:
@@ -270,8 +372,8 @@ def _named(model: torch.nn.Module, wrapper: Wrapper) -> Iterator[tuple[str, torc
 
 
 def _all_of(wrapper: Wrapper) -> dist.ProcessGroup:
-    """Returns a group of the ranks that must agree. If these are all ranks, the world, because a rank with a wrong model does not know
-    another group."""
+    """Returns a group of the ranks that must agree. If these are all ranks, the world, because a rank with a
+    wrong model does not know another group."""
     groups = wrapper.groups()
     if not groups:
         raise Error("argument", "this model has no parameters")

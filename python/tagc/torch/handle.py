@@ -22,11 +22,20 @@ from tagc.torch.schedule.options import Options
 class Compressed:
     """One model whose gradients tagc exchanges. compress() makes it."""
 
-    def __init__(self, model: torch.nn.Module, wrapper: Wrapped, options: Options, table: str, staging: Staging | None = None,
-                 is_fresh: bool = False) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        wrapper: Wrapped,
+        options: Options,
+        table: str,
+        staging: Staging | None = None,
+        is_fresh: bool = False,
+    ) -> None:
         self.model, self.wrapper, self._table, self._process = model, wrapper, table, os.getpid()
         self.state = state.State(model, wrapper, options, is_fresh)
-        self.passes = Passes(self.state, Runners(staging, options.codec_on(), options.transport == "group", options.timeout_s))
+        self.passes = Passes(
+            self.state, Runners(staging, options.codec_on(), options.transport == "group", options.timeout_s)
+        )
 
     @property
     def is_closed(self) -> bool:
@@ -44,12 +53,13 @@ class Compressed:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of device memory in use by kernels: residuals, spares, bodies and work memory. 0 without kernels."""
+        """Bytes of device memory in use by kernels: residuals, spares, bodies and work memory. 0 without
+        kernels."""
         return 0 if self.passes.runners.kernels is None else self.passes.runners.kernels.n_bytes
 
     def stats(self) -> dict[str, Any]:
-        """Returns statistics of this rank's last backward pass that exchanged gradients: a new dict of numbers, and of dicts of numbers. {}
-        before the first. Thread-safe.
+        """Returns statistics of this rank's last backward pass that exchanged gradients: a new dict of
+        numbers, and of dicts of numbers. {} before the first. Thread-safe.
 
         step                 exchanges so far: backward passes that exchanged gradients
         loss_scale           factor by which these gradients were multiplied
@@ -57,25 +67,29 @@ class Compressed:
         n_units              exchanges in this step: modules under FSDP, buckets under DDP
         n_elems              elements of the gradients, with torch's padding
         n_compressed         of these, in the class "compressed"
-        n_gentle             of n_elems, those in the gentle start: see "The beginning" in docs/guide/pytorch.md
+        n_gentle             of n_elems, those in the gentle start: see "The beginning" in
+                             docs/guide/pytorch.md
         sparsity             share of the compressed that this rank did not send
-        bytes_sent           by this rank in total: gradients, parameters, and the messages before each exchange by which
-                             ranks agree on it
+        bytes_sent           by this rank in total: gradients, parameters, and the messages before each
+                             exchange by which ranks agree on it
         bytes_received       likewise
-        bytes_by_leg         bytes_sent by kind: index, values, leftover, result (the second half of an all-reduce), gather
-                             (parameters), control
-        bits_per_param       sent per element of the gradients, before the factor (W-1)/W that any exchange has
+        bytes_by_leg         bytes_sent by kind: index, values, leftover, result (the second half of an
+                             all-reduce), gather (parameters), control
+        bits_per_param       sent per element of the gradients, before the factor (W-1)/W that any exchange
+                             has
         mean_bits_per_param  the mean of bits_per_param over all exchanges of this handle
-        dense_bytes          bytes that a dense exchange of the same gradients in their own dtype sends: (W-1)/W of their size,
-                             all-reduces twice that
+        dense_bytes          bytes that a dense exchange of the same gradients in their own dtype sends:
+                             (W-1)/W of their size, all-reduces twice that
         ratio                dense_bytes / bytes_sent for the gradients
         exchange_s           in exchanges of gradients, including waiting for peers
         agree_s              waiting until all ranks had reached an exchange
         gather_s             in gathers of parameters
-        time_s               by phase, summed over exchanges even if they overlap: select, index, encode, decode, wait
+        time_s               by phase, summed over exchanges even if they overlap: select, index, encode,
+                             decode, wait
         n_gathered           elements of gathered parameters
         gather_bits          sent per element of the parameters, before (W-1)/W
-        n_nonfinite          units whose gradients were not finite on some rank; nonfinite_units: {name: 1} of each"""
+        n_nonfinite          units whose gradients were not finite on some rank; nonfinite_units: {name: 1}
+                             of each"""
         return self.passes.recorder.last
 
     def table(self) -> str:
@@ -85,80 +99,93 @@ class Compressed:
     def follow(self, scaler: Any) -> None:
         """Scales residuals with the loss scale of a torch.amp.GradScaler from now on.
 
-        If the scaler skips a step because a gradient is not finite, the residuals of that gradient's module are unchanged. Values
-        that other modules have sent in that step are lost."""
+        If the scaler skips a step because a gradient is not finite, the residuals of that gradient's module
+        are unchanged. Values that other modules have sent in that step are lost."""
         if not callable(getattr(scaler, "get_scale", None)):
             raise Error("argument", f"scaler is a {type(scaler).__name__}, must have get_scale()")
         self.passes.scaler = scaler
 
     def loss_scale(self, scale: float) -> None:
-        """Sets the loss scale of the next gradients, for loops without a scaler. Local; pass the same on all ranks."""
+        """Sets the loss scale of the next gradients, for loops without a scaler. Local; pass the same on all
+        ranks."""
         self.state.set_loss_scale(scale)
 
     def synchronize(self) -> None:
-        """Waits until all exchanges of device tensors are complete, and raises the first failure. backward() does so at its end. Call it
-        after a forward pass without backward if `parameters` are deltas. Local."""
+        """Waits until all exchanges of device tensors are complete, and raises the first failure.
+        backward() does so at its end. Call it after a forward pass without backward if `parameters` are
+        deltas. Local."""
         self.passes.synchronize()
 
     def reset_parameters(self) -> None:
-        """Makes the next gather send whole values, in bf16, if `parameters` are deltas. Call it after a change of parameters outside of an
-        optimizer's step (the model's load_state_dict() calls it itself): a delta rounds a large change to a few bits. Local; one
-        rank is enough."""
+        """Makes the next gather send whole values, in bf16, if `parameters` are deltas. Call it after a
+        change of parameters outside of an optimizer's step (the model's load_state_dict() calls it itself): a
+        delta rounds a large change to a few bits. Local; one rank is enough."""
         self.wrapper.reset_parameters()
 
     def adapt(self, optimizer: Any, scheduler: Any = None) -> None:
-        """Gives tagc the optimizer: one of torch's, a trainer's wrapper around one, or a list if several share the model. Local; call it on
-        every rank, between steps. compress(model, optimizer) calls it.
+        """Gives tagc the optimizer: one of torch's, a trainer's wrapper around one, or a list if several
+        share the model. Local; call it on every rank, between steps. compress(model, optimizer) calls it.
 
-        For an Adam (Adam, AdamW, NAdam, RAdam, their fused and 8-bit forms), tagc lowers beta1 of a compressed parameter to 0.5, step by
-        step, once its gradient is mostly noise; then selection begins. Where values are selected, tagc raises beta2. Both happen inside
-        step(): groups, state, learning rates and weight decay are unchanged, and checkpoints are those of a run without tagc. Other
-        optimizers are not changed: if one has no first moment, tagc selects values; if it may have one, all values are sent in 4
-        bits. Rank 0 prints which.
+        For an Adam (Adam, AdamW, NAdam, RAdam, their fused and 8-bit forms), tagc lowers beta1 of a
+        compressed parameter to 0.5, step by step, once its gradient is mostly noise; then selection begins.
+        Where values are selected, tagc raises beta2. Both happen inside step(): groups, state, learning rates
+        and weight decay are unchanged, and checkpoints are those of a run without tagc. Other optimizers are
+        not changed: if one has no first moment, tagc selects values; if it may have one, all values are sent
+        in 4 bits. Rank 0 prints which.
 
         scheduler: accepted and not used."""
         self.state.moments.adapt(optimizer)
         self.state.say(f"tagc: {self.state.moments.words}")
 
     def watch(self, loss: float | torch.Tensor) -> None:
-        """Hands over the loss of a batch, on each rank, once per backward pass: `handle.watch(loss)`. Where its mean over 20 exchanges and
-        all ranks has risen by 2 % and by 4 standard errors, twice in a row, rank 0 warns, and every value travels until gradients
-        are noise again, each time for twice as long. Local."""
+        """Hands over the loss of a batch, on each rank, once per backward pass: `handle.watch(loss)`. Where
+        its mean over 20 exchanges and all ranks has risen by 2 % and by 4 standard errors, twice in a row,
+        rank 0 warns, and every value travels until gradients are noise again, each time for twice as long.
+        Local."""
         if any(group.size() != self.wrapper.n_ranks() for group in self.wrapper.groups()):
-            raise Error("unsupported", "torch or `between` sums this model's gradients over replicas as well, and their ranks could "
-                        "decide differently from the loss: do not call watch()")
+            raise Error(
+                "unsupported",
+                "torch or `between` sums this model's gradients over replicas as well, and their ranks could "
+                "decide differently from the loss: do not call watch()",
+            )
         self.state.schedule.watch_loss(loss)
 
-    def param_groups(self, betas: tuple[float, float] | None = None, groups: Iterable[dict[str, Any]] | None = None,
-                     **options: Any) -> list[dict[str, Any]]:
-        """Returns parameter groups for an Adam that is made after compress(): compressed parameters have a beta1 of 0.5, others have `betas` or the
-        optimizer's default.
+    def param_groups(
+        self,
+        betas: tuple[float, float] | None = None,
+        groups: Iterable[dict[str, Any]] | None = None,
+        **options: Any,
+    ) -> list[dict[str, Any]]:
+        """Returns parameter groups for an Adam that is made after compress(): compressed parameters have a
+        beta1 of 0.5, others have `betas` or the optimizer's default.
 
-        groups: your own groups, as optimizers take them ({"params": ..., "weight_decay": ...}); each is split in two and keeps its
-        options. Default: all trainable parameters. An optimizer that is not an Adam gets its own betas back at its first step, and
-        rank 0 prints that."""
+        groups: your own groups, as optimizers take them ({"params": ..., "weight_decay": ...}); each is split
+        in two and keeps its options. Default: all trainable parameters. An optimizer that is not an Adam gets
+        its own betas back at its first step, and rank 0 prints that."""
         return self.state.moments.param_groups(betas, groups, options)
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of this rank's residuals, for torch.save() or torch.distributed.checkpoint. Each rank has its own. Local; call it between
-        backward passes."""
+        """Copies of this rank's residuals, for torch.save() or torch.distributed.checkpoint. Each rank has
+        its own. Local; call it between backward passes."""
         self.synchronize()
         return state.save(self.state)
 
     def load_state_dict(self, saved: Any) -> None:
-        """Loads what state_dict() returned. Local. saved: the state_dict() of this rank; if another number of ranks saved, a list of those of all ranks. If it does not fit,
-        it raises Error and changes nothing. Residuals are scaled to the next loss scale."""
+        """Loads what state_dict() returned. Local. saved: the state_dict() of this rank; if another number of
+        ranks saved, a list of those of all ranks. If it does not fit, it raises Error and changes nothing.
+        Residuals are scaled to the next loss scale."""
         self.synchronize()
         state.load(self.state, saved)
 
     def save(self, folder: Any) -> None:
-        """Writes state_dict() to a file of this rank in that folder, and makes the folder if it is missing. Local; call it on every rank,
-        between steps, with the same folder."""
+        """Writes state_dict() to a file of this rank in that folder, and makes the folder if it is missing.
+        Local; call it on every rank, between steps, with the same folder."""
         self.synchronize()
         state.save_files(self.state, folder)
 
     def load(self, folder: Any) -> None:
-        """Loads what save() wrote, also with another number of ranks. Local. If it does not fit, it raises Error and changes nothing."""
+        """Loads what save() wrote, also with another number of ranks. Local. If it does not fit, it raises
+        Error and changes nothing."""
         self.synchronize()
         state.load_files(self.state, folder)
 
@@ -175,10 +202,15 @@ class Compressed:
         self.passes.close()
 
     def __del__(self) -> None:
-        """Runs when the model, and so its hooks, are gone. Python would not free libtagc's memory and threads. A forked process has copies of
-        these objects but not the threads."""
+        """Runs when the model, and so its hooks, are gone. Python would not free libtagc's memory and
+        threads. A forked process has copies of these objects but not the threads."""
         passes = vars(self).get("passes")  # not there if it could not be made
-        if passes is not None and not self.is_closed and self._process == os.getpid() and not sys.is_finalizing():
+        if (
+            passes is not None
+            and not self.is_closed
+            and self._process == os.getpid()
+            and not sys.is_finalizing()
+        ):
             passes.free()
 
     def __repr__(self) -> str:
@@ -189,13 +221,20 @@ class Compressed:
         now = str(self.state.schedule) or f"compressed: {self.state.options.travels('compressed')}"
         last = self.passes.recorder.last.get("bits_per_param")
         sent = f", the last one of {last:.3g} bits per element" if last is not None else ""
-        return (f"<tagc handle of a {model} ({self.wrapper.name}, {self.wrapper.n_ranks()} ranks): {self._table.splitlines()[-1]}; "
-                f"{now}; exchanges so far: {self.n_steps}{sent}>")
+        return (
+            f"<tagc handle of a {model} ({self.wrapper.name}, {self.wrapper.n_ranks()} ranks): "
+            f"{self._table.splitlines()[-1]}; "
+            f"{now}; exchanges so far: {self.n_steps}{sent}>"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Lets a model that has its handle as an attribute be saved or copied."""
-        warnings.warn("tagc: a copied or pickled handle exchanges nothing and has no residuals: save handle.state_dict(), and call "
-                      "compress() on the copied model", stacklevel=2)
+        warnings.warn(
+            "tagc: a copied or pickled handle exchanges nothing and has no residuals: save "
+            "handle.state_dict(), and call "
+            "compress() on the copied model",
+            stacklevel=2,
+        )
         return Copied, ()
 
     def __enter__(self) -> Compressed:
@@ -216,4 +255,11 @@ class Copied:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # copy and pickle look for optional methods
             raise AttributeError(name)
-        raise Error("state", f"{name}: this is the copy of a tagc handle, which exchanges nothing: call compress() on this model")
+        raise Error(
+            "state",
+            (
+                f"{name}: this is the copy of a tagc handle, which exchanges nothing: call compress() on "
+                "this "
+                "model"
+            ),
+        )

@@ -1,4 +1,5 @@
-"""What hooks call: the exchanges of one model's backward passes, and its steps. A step is one exchange of the whole model."""
+"""What hooks call: the exchanges of one model's backward passes, and its steps. A step is one exchange of the
+whole model."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Passes:
         self.state, self.runners, self.recorder = state, runners, Recorder()
         self.undo: list[Callable[[], object]] = []  # called by close() first, to remove hooks
         self.frees: list[Callable[[], object]] = [state.moments.close]  # called by free()
-        self.ends: list[Callable[[], object]] = []  # called by free() at last, for connections that are not in _comms
+        # called by free() at last, for connections that are not in _comms
+        self.ends: list[Callable[[], object]] = []
         self.scaler: Any = None  # torch's, which knows the loss scale
         self.on_step: Callable[[dict[str, Any]], object] | None = None
         self._unknown = UnknownLayouts()
@@ -59,25 +61,50 @@ class Passes:
 
     # ---- exchanges ----
 
-    def exchange(self, unit: Exchanged, group: Any, source: torch.Tensor, target: torch.Tensor, op: Any,
-                 find_layout: FindLayout, waits: bool = True) -> None:
-        """Makes all ranks agree on an exchange, then run it. Every hook calls it. Collective. It blocks for tensors in CPU memory. For others
-        it returns at once, and failures are raised at the end of the backward pass.
+    def exchange(
+        self,
+        unit: Exchanged,
+        group: Any,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: Any,
+        find_layout: FindLayout,
+        waits: bool = True,
+    ) -> None:
+        """Makes all ranks agree on an exchange, then run it. Every hook calls it. Collective. It blocks for
+        tensors in CPU memory. For others it returns at once, and failures are raised at the end of the
+        backward pass.
 
-        find_layout() -> the layout of `source`, or None if its parameters are unknown: then this exchange is dense and residuals
-        do not change. waits: whether the current stream waits for the result."""
+        find_layout() -> the layout of `source`, or None if its parameters are unknown: then this exchange is
+        dense and residuals do not change. waits: whether the current stream waits for the result."""
         if self.state.is_closed:
-            raise Error("state", "this tagc handle is closed, but torch still calls its hook: call compress() "
-                        "again, or wrap the model anew")
+            raise Error(
+                "state",
+                "this tagc handle is closed, but torch still calls its hook: call compress() "
+                "again, or wrap the model anew",
+            )
         comm = self.comm(group)
         runner, failure = self.runner_for(source)
-        call = Reduction(unit, comm, group, source, target, op, find_layout, self._find_loss_scale(source), self._begin, self.state.lock, failure,
-                         waits)
+        call = Reduction(
+            unit,
+            comm,
+            group,
+            source,
+            target,
+            op,
+            find_layout,
+            self._find_loss_scale(source),
+            self._begin,
+            self.state.lock,
+            failure,
+            waits,
+        )
         try:
             call.opens_step = self._opens_step(unit)
             self._loss_scale = call.loss_scale
             runner.run(call, source, target)
-            if not self._step_open or self._is_outside and not self._is_left_open():  # nothing else will end this step
+            # nothing else will end this step
+            if not self._step_open or self._is_outside and not self._is_left_open():
                 self.synchronize()
                 self.end_step()
         except BaseException:
@@ -85,14 +112,16 @@ class Passes:
             raise
 
     def runner_for(self, tensor: torch.Tensor) -> tuple[Runner, Error | None]:
-        """Returns what runs exchanges of gradients like that, and why it is not the right one: it then tells the other ranks."""
+        """Returns what runs exchanges of gradients like that, and why it is not the right one: it then tells
+        the other ranks."""
         try:
             return self.runners.of(tensor), None
         except Error as problem:
             return self.runners.host, problem
 
     def _find_loss_scale(self, source: torch.Tensor) -> Callable[[], float]:
-        if self._step_open and self.runners.is_on_device(source):  # reading a scaler on a device would wait for the device
+        # reading a scaler on a device would wait for the device
+        if self._step_open and self.runners.is_on_device(source):
             return lambda: self._loss_scale
         return lambda: self.state.loss_scale if self.scaler is None else self.scaler.get_scale()
 
@@ -112,7 +141,17 @@ class Passes:
         name, n_elems = unit.name, source.numel()
 
         def record(stats: Stats, seconds: float, agree_s: float) -> None:
-            self.recorder.add(name, stats, n_bytes_dense, n_elems, comm, seconds, agree_s, n_control, self.state.options.has_levels)
+            self.recorder.add(
+                name,
+                stats,
+                n_bytes_dense,
+                n_elems,
+                comm,
+                seconds,
+                agree_s,
+                n_control,
+                self.state.options.has_levels,
+            )
 
         return unit, layout, record
 
@@ -135,8 +174,8 @@ class Passes:
     # ---- steps ----
 
     def _opens_step(self, unit: Exchanged) -> bool:
-        """Returns whether this is the first unit of a backward pass. A unit that comes again belongs to a new pass, and the end of the last pass
-        was not reported."""
+        """Returns whether this is the first unit of a backward pass. A unit that comes again belongs to a new
+        pass, and the end of the last pass was not reported."""
         wrapper = self.state.wrapper
         if self._step_open and unit.name in self._units_of_step:
             self.synchronize()
@@ -155,14 +194,15 @@ class Passes:
         return not was_open
 
     def _end_backward(self) -> None:
-        """Ends the step. Called for each unit at the end of its pass. Reentrant checkpointing has passes within the pass."""
+        """Ends the step. Called for each unit at the end of its pass. Reentrant checkpointing has passes
+        within the pass."""
         if self._step_open and not self.state.wrapper.is_in_backward() and not self._is_left_open():
             self.synchronize()
             self.end_step()
 
     def _is_left_open(self) -> bool:
-        """Returns whether this step continues after the backward pass, in FSDP2's finalize_backward(). The last unit then ends it; if one got no
-        gradient, the next pass does."""
+        """Returns whether this step continues after the backward pass, in FSDP2's finalize_backward(). The
+        last unit then ends it; if one got no gradient, the next pass does."""
         return self.state.wrapper.is_ended_by_hand() and self._units_of_step != set(self.state.units)
 
     def end_step(self) -> None:
@@ -177,7 +217,10 @@ class Passes:
                 if state.wrapper.speaks:
                     warnings.warn(f"tagc: {alarm}", stacklevel=2)
             if is_through:
-                state.say(f"tagc: {state.schedule} since exchange {state.n_steps}; {stats['mean_bits_per_param']:.3g} bits per element until then")
+                state.say(
+                    f"tagc: {state.schedule} since exchange {state.n_steps}; "
+                    f"{stats['mean_bits_per_param']:.3g} bits per element until then"
+                )
         if self.on_step:
             self.on_step(stats)
 

@@ -1,32 +1,36 @@
-"""What a handle has to remember, in memory and in checkpoints: residuals, because a resumed run would lose the values that were not sent yet;
-and replicas, the base of deltas. A checkpoint has
+"""What a handle has to remember, in memory and in checkpoints: residuals, because a resumed run would lose
+the values that were not sent yet; and replicas, the base of deltas. A checkpoint has
 
-    {"rank3": {"about...": json, "residuals": {name: (shape of the parameter), fp32}, "replicas...": {module: (shard,), bf16}}}
+    {"rank3": {"about...": json, "residuals": {name: (shape of the parameter), fp32}, "replicas...": {module:
+    (shard,), bf16}}}
 
-One form serves torch.save and torch.distributed.checkpoint (DCP). Keys contain the rank, because each rank has its own residuals and
-DCP writes only one of several equal keys.
+One form serves torch.save and torch.distributed.checkpoint (DCP). Keys contain the rank, because each rank
+has its own residuals and DCP writes only one of several equal keys.
 
     about["version"]                  1, the only one that is read
     about["world_size"], ["rank"]     of torch.distributed
     about["managed"]                  1 under torchft
-    about["replica"], ["replicas"]    the residuals of all replicas add up to the unsent gradient: every rank is a replica,
-                                      or with `between` every host
-    about["place"], ["places"]        with `between` a residual is chunk `place` of `places` chunks of a parameter, in wire
-                                      order with padding; else 0 of 1, with the parameter's shape
+    about["replica"], ["replicas"]    the residuals of all replicas add up to the unsent gradient: every rank
+                                      is a replica, or with `between` every host
+    about["place"], ["places"]        with `between` a residual is chunk `place` of `places` chunks of a
+                                      parameter, in wire order with padding; else 0 of 1, with the parameter's
+                                      shape
     about["chunks"]                   1 with `between`
     about["step"], ["loss_scale"]     exchanges so far; factor by which gradients were multiplied
-    about["schedule"]                 tagc_schedule_save(), in base64; absent without levels. Open windows count only for the same number of
-                                      ranks
-    about["gathered"]                 of each module in "replicas": [gathers so far, checksum of this rank's input to the last one, checksum
-                                      of its shard when this was saved]; only if `parameters` are deltas. With another number of ranks,
-                                      or if parameters differ from the saved ones, the first gather sends whole values
+    about["schedule"]                 tagc_schedule_save(), in base64; absent without levels. Open windows
+                                      count only for the same number of ranks
+    about["gathered"]                 of each module in "replicas": [gathers so far, checksum of this rank's
+                                      input to the last one, checksum of its shard when this was saved]; only
+                                      if `parameters` are deltas. With another number of ranks, or if
+                                      parameters differ from the saved ones, the first gather sends whole
+                                      values
 
-Another world size keeps 1/W times the sum over ranks: new rank r' of W' gets W'/W times the sum of all old r with
-r mod W' = r'. If W' > W, the new ranks that are r modulo W share an old residual equally. If one of them got all of it, its
-residual would be W'/W times too large for its gradients: selection would take little else for many steps, and the quantiser's
-scales would fit the residual and not the gradients. Shared, each residual has the usual size for W' ranks. (torch divides
-gradients that are reduced in fp16 by a power of two that depends on W, 2 for 4 ranks and 4 for 8. A change of that is not
-corrected.)"""
+Another world size keeps 1/W times the sum over ranks: new rank r' of W' gets W'/W times the sum of all old r
+with r mod W' = r'. If W' > W, the new ranks that are r modulo W share an old residual equally. If one of them
+got all of it, its residual would be W'/W times too large for its gradients: selection would take little else
+for many steps, and the quantiser's scales would fit the residual and not the gradients. Shared, each residual
+has the usual size for W' ranks. (torch divides gradients that are reduced in fp16 by a power of two that
+depends on W, 2 for 4 ranks and 4 for 8. A change of that is not corrected.)"""
 
 from __future__ import annotations
 
@@ -53,14 +57,28 @@ U = TypeVar("U", bound=Residuals)
 
 VERSION = 1
 # DCP's error contains only the first missing key, so the key contains the advice.
-ABOUT = "about (not there: where another number of ranks saved, load handle.at(path); where no tagc handle was saved, leave it out)"
+ABOUT = (
+    "about (not there: where another number of ranks saved, load handle.at(path); where no tagc handle "
+    "was saved, leave it out)"
+)
 REPLICAS = "replicas (not there: saved without deltas, or by ranks that are others now: load handle.at(path))"
-_NUMBERS = {"world_size": 1, "rank": 0, "managed": 0, "replica": 0, "replicas": 1, "place": 0, "places": 1, "chunks": 0, "step": 0, "loss_scale": 0}
+_NUMBERS = {
+    "world_size": 1,
+    "rank": 0,
+    "managed": 0,
+    "replica": 0,
+    "replicas": 1,
+    "place": 0,
+    "places": 1,
+    "chunks": 0,
+    "step": 0,
+    "loss_scale": 0,
+}
 
 
 class Keeper(NamedTuple):
-    """A unit and the parameters whose residuals it keeps. Their wire order has n_chunks chunks. place: the number of the chunk, if residuals
-    are of one chunk only."""
+    """A unit and the parameters whose residuals it keeps. Their wire order has n_chunks chunks. place: the
+    number of the chunk, if residuals are of one chunk only."""
 
     unit: Residuals
     parameters: list[layouts.Parameter]
@@ -71,29 +89,46 @@ class Keeper(NamedTuple):
 class State:
     """Of one handle, which shares it with what its hooks call."""
 
-    def __init__(self, model: torch.nn.Module, wrapper: Wrapped, options: Options, is_fresh: bool = False) -> None:
+    def __init__(
+        self, model: torch.nn.Module, wrapper: Wrapped, options: Options, is_fresh: bool = False
+    ) -> None:
         self.model, self.wrapper, self.options = model, wrapper, options
         self.schedule = schedule.Schedule(wrapper, options, is_fresh)
         self.moments = Moments(model, wrapper, options, self.schedule)
         self.units: dict[str, Residuals] = {}
-        self._keepers: dict[str, tuple[list[layouts.Parameter] | None, int, int | None]] = {}  # as add_unit() got them
+        # as add_unit() got them
+        self._keepers: dict[str, tuple[list[layouts.Parameter] | None, int, int | None]] = {}
         self.n_steps = 0  # exchanges of the whole model that have started
         self.loss_scale = 1.0  # the factor by which residuals are multiplied
         self.lock = threading.RLock()  # held while any of it changes
         self.is_closed = self.is_verbose = False
         self._said: set[str] = set()  # by say_once()
 
-    def add_unit(self, name: str, make: Callable[[str, ExchangeOptions], U], parameters: list[layouts.Parameter] | None = None,
-                 n_chunks: int = 1, place: int | None = None) -> U:
-        """Returns make(), which makes the unit. parameters: those of the unit (None: all). n_chunks, place: as of a Keeper."""
+    def add_unit(
+        self,
+        name: str,
+        make: Callable[[str, ExchangeOptions], U],
+        parameters: list[layouts.Parameter] | None = None,
+        n_chunks: int = 1,
+        place: int | None = None,
+    ) -> U:
+        """Returns make(), which makes the unit. parameters: those of the unit (None: all). n_chunks, place:
+        as of a Keeper."""
         unit = make(name, self.schedule.fields)
         self.units[name], self._keepers[name] = unit, (parameters, n_chunks, place)
         return unit
 
     def keepers(self) -> list[Keeper]:
         """Returns one of each unit."""
-        return [Keeper(self.units[name], self.wrapper.parameters() if parameters is None else parameters, n_chunks, place)
-                for name, (parameters, n_chunks, place) in self._keepers.items()]
+        return [
+            Keeper(
+                self.units[name],
+                self.wrapper.parameters() if parameters is None else parameters,
+                n_chunks,
+                place,
+            )
+            for name, (parameters, n_chunks, place) in self._keepers.items()
+        ]
 
     def begin_step(self, loss_scale: float) -> None:
         self.n_steps += 1
@@ -126,6 +161,7 @@ class State:
 
 # ---- checkpoints ----
 
+
 def save(state: State) -> dict[str, Any]:
     """Copies of this rank's residuals and of its rows of replicas. Local."""
     with state.lock:
@@ -146,33 +182,46 @@ def save(state: State) -> dict[str, Any]:
 
 
 def load(state: State, saved: Any, is_selected: bool = False) -> None:
-    """Loads a checkpoint. saved: the result of save() on this rank; with another world size, a list of those of all ranks (is_selected: only of ranks
-    that this one needs). Local; changes nothing if it raises."""
+    """Loads a checkpoint. saved: the result of save() on this rank; with another world size, a list of those
+    of all ranks (is_selected: only of ranks that this one needs). Local; changes nothing if it raises."""
     with state.lock:
         _check_open(state)
         mine, old = _about(state), _ranks(saved)
         for about, _ in old.values():
             if bool(about["managed"]) != state.wrapper.is_managed:
-                raise _bad(f"was {'' if about['managed'] else 'not '}saved under torchft, where residuals are parts of the mean gradient: "
-                           f"load it {'there' if about['managed'] else 'elsewhere'}")
+                raise _bad(
+                    f"was {'' if about['managed'] else 'not '}saved under torchft, where residuals are "
+                    "parts of the mean gradient: "
+                    f"load it {'there' if about['managed'] else 'elsewhere'}"
+                )
         wanted = _sources(mine, {rank: about for rank, (about, _) in old.items()}, is_selected)
         keepers = _keepers(state, {name for rank in wanted for name in old[rank][1]})
         for rank in wanted:
             _check(keepers, rank, *old[rank])
         sources = [_Source(*old[rank], factor) for rank, factor in wanted.items()]
         if sources[0].factor is not None and state.wrapper.has_several_meshes:
-            raise Error("unsupported", f"tagc state: was saved by {sources[0].about['world_size']} ranks, and there are {mine['world_size']} "
-                        "now; parameters of this model are on several meshes, and which ranks have the same of them is not known: load it "
-                        "with as many ranks, or leave it out")
+            raise Error(
+                "unsupported",
+                f"tagc state: was saved by {sources[0].about['world_size']} ranks, and there are "
+                f"{mine['world_size']} "
+                "now; parameters of this model are on several meshes, and which ranks have the same of them "
+                "is not known: load it "
+                "with as many ranks, or leave it out",
+            )
         about, is_alike = sources[0].about, sources[0].factor is None
         replicas = _replicas(state, saved, about) if is_alike else {}
         for keeper in keepers:
-            keeper.unit.set_residuals_on_the_wire({p.name: _resharded(p, keeper, sources) for p in keeper.parameters})
+            keeper.unit.set_residuals_on_the_wire(
+                {p.name: _resharded(p, keeper, sources) for p in keeper.parameters}
+            )
         if state.wrapper.replica_sizes():
             state.wrapper.set_replicas(replicas)
             if not replicas:
                 why = "it has no replicas" if is_alike else f"{about['world_size']} ranks saved it"
-                state.say(f"tagc: the next gather sends all parameters whole, not what changed: this state was loaded, and {why}")
+                state.say(
+                    "tagc: the next gather sends all parameters whole, not what changed: this state was "
+                    f"loaded, and {why}"
+                )
         state.resume(about["step"], about["loss_scale"])
         state.moments.load(about, is_alike)
 
@@ -207,15 +256,21 @@ def _read(folder: pathlib.Path, rank: int) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as failure:
-        raise Error("io", f"{path} cannot be read: {failure}; a folder that handle.save() wrote has a file of each rank, and with another "
-                    "number of ranks all of them are read") from failure
+        raise Error(
+            "io",
+            f"{path} cannot be read: {failure}; a folder that handle.save() wrote has a file of each rank, "
+            "and with another "
+            "number of ranks all of them are read",
+        ) from failure
 
 
 class Reader:
-    """handle.at(path): replaces the handle in a dcp.load() of a checkpoint that another number of ranks saved. It loads the residuals
-    that this rank takes over."""
+    """handle.at(path): replaces the handle in a dcp.load() of a checkpoint that another number of ranks
+    saved. It loads the residuals that this rank takes over."""
 
-    def __init__(self, state: State, checkpoint_id: Any, key: str | None = None, storage_reader: Any = None) -> None:
+    def __init__(
+        self, state: State, checkpoint_id: Any, key: str | None = None, storage_reader: Any = None
+    ) -> None:
         from torch.distributed.checkpoint import FileSystemReader
 
         self._state, self._where = state, f"checkpoint {checkpoint_id}"
@@ -236,15 +291,24 @@ class Reader:
         fitting = {path for path in found if key in (None, path[-1], ".".join(map(str, path)))}
         if len(fitting) != 1:
             names = ", ".join(sorted(repr(".".join(map(str, path))) for path in found)) or "none"
-            raise Error("argument", f"{self._where} has tagc states {names}: "
-                        + ("key must name one of them" if found else "it was saved without a handle. Leave the handle out of dcp.load() then: "
-                           "its residuals begin at zero"))
+            raise Error(
+                "argument",
+                f"{self._where} has tagc states {names}: "
+                + (
+                    "key must name one of them"
+                    if found
+                    else "it was saved without a handle. Leave the handle out of dcp.load() then: "
+                    "its residuals begin at zero"
+                ),
+            )
         return fitting.pop()
 
     def _read_abouts(self, reader: Any) -> dict[int, dict[str, Any]]:
         import torch.distributed.checkpoint as dcp
 
-        nested = {path[-2]: {ABOUT: ""} for path in self._paths() if path[-1] == ABOUT and path[:-2] == self._key}
+        nested = {
+            path[-2]: {ABOUT: ""} for path in self._paths() if path[-1] == ABOUT and path[:-2] == self._key
+        }
         wrapped: dict[str, Any] = nested
         for name in reversed(self._key):
             wrapped = {name: wrapped}
@@ -254,22 +318,28 @@ class Reader:
     def state_dict(self) -> dict[str, Any]:
         entries: dict[str, Any] = {}
         for rank, factor in _sources(_about(self._state), self._abouts).items():
-            entries[f"rank{rank}"] = {ABOUT: "", "residuals": self._tensors(f"rank{rank}", "residuals", torch.float32)}
+            entries[f"rank{rank}"] = {
+                ABOUT: "",
+                "residuals": self._tensors(f"rank{rank}", "residuals", torch.float32),
+            }
             if factor is None and (replicas := self._tensors(f"rank{rank}", REPLICAS, torch.bfloat16)):
                 entries[f"rank{rank}"][REPLICAS] = replicas
         return entries
 
     def _tensors(self, rank: str, kind: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Returns empty tensors, for what the checkpoint has there."""
-        return {path[-1]: torch.empty(self._metadata.state_dict_metadata[fqn].size, dtype=dtype)
-                for fqn, path in self._metadata.planner_data.items()
-                if isinstance(path, tuple) and path[:-3] == self._key and path[-3:-1] == (rank, kind)}
+        return {
+            path[-1]: torch.empty(self._metadata.state_dict_metadata[fqn].size, dtype=dtype)
+            for fqn, path in self._metadata.planner_data.items()
+            if isinstance(path, tuple) and path[:-3] == self._key and path[-3:-1] == (rank, kind)
+        }
 
     def load_state_dict(self, saved: Any) -> None:
         load(self._state, saved, is_selected=True)
 
 
 # ---- ranks, units and parameters ----
+
 
 def _place(state: State) -> tuple[int, int]:
     """Returns (rank, ranks). A replica under torchft counts as alone, because the others may change."""
@@ -281,27 +351,55 @@ def _place(state: State) -> tuple[int, int]:
 
 def _about(state: State) -> dict[str, Any]:
     rank, world_size = _place(state)
-    about: dict[str, Any] = {"version": VERSION, "world_size": world_size, "rank": rank, "managed": int(state.wrapper.is_managed),
-                             "replica": rank, "replicas": world_size, "place": 0, "places": 1, "chunks": 0,
-                             "step": state.n_steps, "loss_scale": state.loss_scale} | state.schedule.state()
+    about: dict[str, Any] = {
+        "version": VERSION,
+        "world_size": world_size,
+        "rank": rank,
+        "managed": int(state.wrapper.is_managed),
+        "replica": rank,
+        "replicas": world_size,
+        "place": 0,
+        "places": 1,
+        "chunks": 0,
+        "step": state.n_steps,
+        "loss_scale": state.loss_scale,
+    } | state.schedule.state()
     if state.wrapper.is_managed and state.keepers()[0][3] is not None:
         about |= {"replica": 0, "replicas": 1, "place": rank, "places": world_size, "chunks": 1}
     between = state.wrapper.between
     if between is not None:
         _, _, n_chunks, place = state.keepers()[0]
-        about |= {"replica": dist.get_rank(between), "replicas": dist.get_world_size(between), "place": place,
-                  "places": n_chunks, "chunks": 1}
+        about |= {
+            "replica": dist.get_rank(between),
+            "replicas": dist.get_world_size(between),
+            "place": place,
+            "places": n_chunks,
+            "chunks": 1,
+        }
     return about
 
 
 def _keepers(state: State, saved: Set[str] = frozenset()) -> list[Keeper]:
-    """Returns keepers of trainable parameters, and of frozen ones that still have a residual, here or in the checkpoint."""
+    """Returns keepers of trainable parameters, and of frozen ones that still have a residual, here or in the
+    checkpoint."""
     frozen = {policy.clean_name(name) for name, p in state.model.named_parameters() if not p.requires_grad}
     found = []
     for unit, parameters, n_chunks, place in state.keepers():
         held = saved | unit.names_of_residuals() if frozen else ()
-        found.append(Keeper(unit, [p for p in parameters if p.numel and state.options.feeds_back(p.kind)
-                                     and (p.name not in frozen or p.name in held)], n_chunks, place))
+        found.append(
+            Keeper(
+                unit,
+                [
+                    p
+                    for p in parameters
+                    if p.numel
+                    and state.options.feeds_back(p.kind)
+                    and (p.name not in frozen or p.name in held)
+                ],
+                n_chunks,
+                place,
+            )
+        )
     return found
 
 
@@ -314,10 +412,13 @@ def _n_wire(parameter: layouts.Parameter, keeper: Keeper) -> int:
 
 
 def _from_wire(wire: torch.Tensor, parameter: layouts.Parameter, keeper: Keeper) -> torch.Tensor:
-    return wire if keeper.place is not None else layouts.from_wire(wire, parameter, keeper.n_chunks).contiguous()
+    return (
+        wire if keeper.place is not None else layouts.from_wire(wire, parameter, keeper.n_chunks).contiguous()
+    )
 
 
 # ---- loading ----
+
 
 def _check_open(state: State) -> None:
     if state.is_closed:
@@ -333,7 +434,10 @@ def _ranks(saved: Any, residuals: bool = True) -> dict[int, tuple[dict[str, Any]
     entries = {}
     for part in saved if isinstance(saved, (list, tuple)) else [saved]:
         if not isinstance(part, dict) or not part:
-            raise _bad(f"is a {type(part).__name__}, must be what state_dict() gives, or a list with that of each rank")
+            raise _bad(
+                f"is a {type(part).__name__}, must be what state_dict() gives, or a list with that of each "
+                "rank"
+            )
         for name, entry in part.items():
             text = entry.get(ABOUT) if isinstance(entry, dict) else None
             if not isinstance(text, str):
@@ -355,8 +459,16 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
         version = about.get("version")
         if about and version != VERSION:
             raise _bad(f"{name} is of version {version!r}, this tagc reads version {VERSION}")
-        fits = all(isinstance(about[key], (int, float)) and not isinstance(about[key], bool) and about[key] >= low
-                   for key, low in _NUMBERS.items()) and about["replica"] < about["replicas"] and about["place"] < about["places"]
+        fits = (
+            all(
+                isinstance(about[key], (int, float))
+                and not isinstance(about[key], bool)
+                and about[key] >= low
+                for key, low in _NUMBERS.items()
+            )
+            and about["replica"] < about["replicas"]
+            and about["place"] < about["places"]
+        )
         fits = fits and 0 < about["loss_scale"] < math.inf and schedule.fits(about)
     except (AttributeError, KeyError, TypeError, ValueError):
         fits = False
@@ -365,15 +477,20 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
     return about
 
 
-def _sources(mine: Mapping[str, Any], abouts: Mapping[int, Mapping[str, Any]], is_selected: bool = False) -> dict[int, float | None]:
-    """Returns {old rank: factor of its residuals} of the ranks whose residuals this one takes over, in order of replica and place; None: no
-    factor, bit for bit."""
+def _sources(
+    mine: Mapping[str, Any], abouts: Mapping[int, Mapping[str, Any]], is_selected: bool = False
+) -> dict[int, float | None]:
+    """Returns {old rank: factor of its residuals} of the ranks whose residuals this one takes over, in order
+    of replica and place; None: no factor, bit for bit."""
     first = abouts[min(abouts)]
     for rank, about in abouts.items():
         for key in ("world_size", "replicas", "places", "step"):
             if about[key] != first[key]:
-                raise _bad(f"{key} is {first[key]} of rank {first['rank']} and {about[key]} of rank {rank}: they are not of "
-                           "the same moment")
+                raise _bad(
+                    f"{key} is {first[key]} of rank {first['rank']} and {about[key]} of rank {rank}: they "
+                    "are not of "
+                    "the same moment"
+                )
     alike = ("world_size", "replicas", "places")
     if all(mine[key] == first[key] for key in alike):
         own = mine["rank"]
@@ -384,13 +501,24 @@ def _sources(mine: Mapping[str, Any], abouts: Mapping[int, Mapping[str, Any]], i
     old, new = first["replicas"], mine["replicas"]
     congruent = range(mine["replica"] % old if new > old else mine["replica"], old, min(old, new))
     n_heirs = len(range(mine["replica"] % old, new, old)) if new > old else 1
-    found = sorted((about["replica"], about["place"], rank) for rank, about in abouts.items() if about["replica"] in congruent)
+    found = sorted(
+        (about["replica"], about["place"], rank)
+        for rank, about in abouts.items()
+        if about["replica"] in congruent
+    )
     wanted = {rank: new / old / n_heirs for _, _, rank in found}
     # Check all, not only those that this rank needs: else one rank would raise and another continue.
-    if len(wanted) != len(congruent) * first["places"] or not is_selected and len(abouts) != first["world_size"]:
-        raise _bad(f"was saved by {first['world_size']} ranks, and there are {mine['world_size']} now; only residuals of "
-                   f"{_listed(abouts)} are here: load a list of all ranks' state_dict(), or with "
-                   "torch.distributed.checkpoint handle.at(path) instead of handle")
+    if (
+        len(wanted) != len(congruent) * first["places"]
+        or not is_selected
+        and len(abouts) != first["world_size"]
+    ):
+        raise _bad(
+            f"was saved by {first['world_size']} ranks, and there are {mine['world_size']} now; only "
+            "residuals of "
+            f"{_listed(abouts)} are here: load a list of all ranks' state_dict(), or with "
+            "torch.distributed.checkpoint handle.at(path) instead of handle"
+        )
     return wanted
 
 
@@ -398,13 +526,21 @@ def _listed(ranks: Iterable[int]) -> str:
     return "rank " + ", ".join(map(str, sorted(ranks))) if ranks else "no rank"
 
 
-def _check(keepers: Iterable[Keeper], rank: int, about: Mapping[str, Any], residuals: Mapping[str, Any]) -> None:
+def _check(
+    keepers: Iterable[Keeper], rank: int, about: Mapping[str, Any], residuals: Mapping[str, Any]
+) -> None:
     names = {parameter.name for keeper in keepers for parameter in keeper.parameters}
     missing, unknown = sorted(names - set(residuals)), sorted(set(residuals) - names)
     if missing:
-        raise _bad(f"rank {rank} has no residual of {missing[0]}, which this model compresses (classes must be the same)")
+        raise _bad(
+            f"rank {rank} has no residual of {missing[0]}, which this model compresses (classes must be the "
+            "same)"
+        )
     if unknown:
-        raise _bad(f"rank {rank} has a residual of {unknown[0]}, which this model does not compress, or does not have")
+        raise _bad(
+            f"rank {rank} has a residual of {unknown[0]}, which this model does not compress, or does not "
+            "have"
+        )
     for keeper in keepers:
         for parameter in keeper.parameters:
             values, what = residuals[parameter.name], f"residual of {parameter.name} of rank {rank}"
@@ -412,9 +548,15 @@ def _check(keepers: Iterable[Keeper], rank: int, about: Mapping[str, Any], resid
                 kind = values.dtype if isinstance(values, torch.Tensor) else type(values).__name__
                 raise _bad(f"{what} is {kind}, must be a floating tensor")
             if (keeper.place is None) != (not about["chunks"]):
-                raise _bad("was saved " + ("with" if about["chunks"] else "without") + " `between`, torchft's Manager included: a model that is not so "
-                           "cannot load it")
-            shape = tuple(parameter.shape) if keeper.place is None else (_n_chunk(parameter, about["places"]),)
+                raise _bad(
+                    "was saved "
+                    + ("with" if about["chunks"] else "without")
+                    + " `between`, torchft's Manager included: a model that is not so "
+                    "cannot load it"
+                )
+            shape = (
+                tuple(parameter.shape) if keeper.place is None else (_n_chunk(parameter, about["places"]),)
+            )
             if tuple(values.shape) != shape:
                 raise _bad(f"{what} is {tuple(values.shape)}, must be {shape}")
             if not values.isfinite().all():
@@ -424,10 +566,15 @@ def _check(keepers: Iterable[Keeper], rank: int, about: Mapping[str, Any], resid
 def _replicas(state: State, saved: Any, about: Mapping[str, Any]) -> dict[str, Replica]:
     """Returns this rank's rows, as they were saved, of the modules that keep one here."""
     rank = f"rank{about['rank']}"
-    entry = next(part[rank] for part in (saved if isinstance(saved, (list, tuple)) else [saved]) if rank in part)
+    entry = next(
+        part[rank] for part in (saved if isinstance(saved, (list, tuple)) else [saved]) if rank in part
+    )
     rows, gathered, found = entry.get(REPLICAS, {}), about.get("gathered", {}), {}
     if not isinstance(rows, dict) or not isinstance(gathered, dict) or set(rows) != set(gathered):
-        raise _bad(f"replicas of {rank} are a {type(rows).__name__}, must be a dict with a tensor of each module that 'gathered' names")
+        raise _bad(
+            f"replicas of {rank} are a {type(rows).__name__}, must be a dict with a tensor of each module "
+            "that 'gathered' names"
+        )
     for name, n_shard in state.wrapper.replica_sizes().items():
         if name not in rows:
             continue
@@ -437,7 +584,11 @@ def _replicas(state: State, saved: Any, about: Mapping[str, Any]) -> dict[str, R
             raise _bad(f"replica of {name} of {rank} is {what}, must be torch.bfloat16 ({n_shard},)")
         if not row.isfinite().all():
             raise _bad(f"replica of {name} of {rank} is not finite")
-        if not isinstance(numbers, list) or [type(number) for number in numbers] != [int, str, str] or not 0 <= numbers[0] < 2**50:
+        if (
+            not isinstance(numbers, list)
+            or [type(number) for number in numbers] != [int, str, str]
+            or not 0 <= numbers[0] < 2**50
+        ):
             raise _bad(f"'gathered' of {name} of {rank} is {numbers!r}, must be a count and two checksums")
         found[name] = Replica(row, *numbers)
     return found
@@ -465,12 +616,12 @@ def _resharded(parameter: layouts.Parameter, keeper: Keeper, sources: list[_Sour
         places = list(replica)
         whole = places[0].tensor(parameter)
         if keeper.place is not None:
-            wire = torch.cat([place.tensor(parameter) for place in places])[:parameter.numel]
+            wire = torch.cat([place.tensor(parameter) for place in places])[: parameter.numel]
             whole = layouts.from_wire(wire, parameter, len(places))
         total.add_(whole, alpha=places[0].factor * scale / places[0].about["loss_scale"])
     values = layouts.to_wire(total, parameter, keeper.n_chunks)
     if keeper.place is not None:
         n = _n_chunk(parameter, keeper.n_chunks)
         values = torch.nn.functional.pad(values, (0, n * keeper.n_chunks - values.numel()))
-        values = values[keeper.place * n:(keeper.place + 1) * n]
+        values = values[keeper.place * n : (keeper.place + 1) * n]
     return values

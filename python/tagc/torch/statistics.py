@@ -1,4 +1,5 @@
-"""Statistics of one exchange of the whole model as a dict of numbers; Compressed.stats() describes the keys."""
+"""Statistics of one exchange of the whole model as a dict of numbers; Compressed.stats() describes the
+keys."""
 
 from __future__ import annotations
 
@@ -26,9 +27,20 @@ class Recorder:
     def last(self) -> dict[str, Any]:
         return copy.deepcopy(self._last)
 
-    def add(self, unit: str, stats: Iterable[tuple[Part, lib.ReducerStats]], n_bytes_dense: int, n_elems: int, comm: Comm,
-            exchange_s: float, agree_s: float, n_bytes_control: int, gentle: Callable[[str], object]) -> None:
-        """Counts an exchange. stats: [(part, tagc_reducer_stats)] of one unit with n_elems values. gentle(kind): whether that class has a gentle start."""
+    def add(
+        self,
+        unit: str,
+        stats: Iterable[tuple[Part, lib.ReducerStats]],
+        n_bytes_dense: int,
+        n_elems: int,
+        comm: Comm,
+        exchange_s: float,
+        agree_s: float,
+        n_bytes_control: int,
+        gentle: Callable[[str], object],
+    ) -> None:
+        """Counts an exchange. stats: [(part, tagc_reducer_stats)] of one unit with n_elems values.
+        gentle(kind): whether that class has a gentle start."""
         with self._lock:
             now = self._open()
             now["world_size"] = comm.world_size
@@ -54,7 +66,15 @@ class Recorder:
                 if step.nonfinite:
                     now["nonfinite_units"][unit] = 1
 
-    def add_gather(self, n_bytes_sent: int, n_bytes_received: int, n_elems: int, comm: Comm, gather_s: float, agree_s: float) -> None:
+    def add_gather(
+        self,
+        n_bytes_sent: int,
+        n_bytes_received: int,
+        n_elems: int,
+        comm: Comm,
+        gather_s: float,
+        agree_s: float,
+    ) -> None:
         """Counts a gather of one unit's n_elems parameters."""
         with self._lock:
             now = self._open()
@@ -103,19 +123,24 @@ class Recorder:
     def _open(self) -> dict[str, Any]:
         if self._now is None:
             self._now = {
-                "step": 0, "loss_scale": 1.0, "world_size": 1, "n_units": 0, "n_elems": 0, "n_compressed": 0, "n_gentle": 0,
+                "step": 0, "loss_scale": 1.0, "world_size": 1, "n_units": 0, "n_elems": 0, "n_compressed": 0,
+                "n_gentle": 0,
                 "sparsity": 0.0, "mean_bits_per_param": 0.0,
-                "bytes_sent": 0, "bytes_received": 0, "bytes_by_leg": dict.fromkeys(lib.LEGS, 0), "bits_per_param": 0.0,
+                "bytes_sent": 0, "bytes_received": 0, "bytes_by_leg": dict.fromkeys(lib.LEGS, 0),
+                "bits_per_param": 0.0,
                 "dense_bytes": 0, "ratio": 0.0, "exchange_s": 0.0, "agree_s": 0.0, "gather_s": 0.0,
-                "time_s": dict.fromkeys(lib.PHASES, 0.0), "n_gathered": 0, "gather_bits": 0.0, "n_nonfinite": 0,
-                "nonfinite_units": {}, "_sent": 0, "_gradient_bytes": 0, "_gather_bytes": 0, "_share": 0.0, "_gather_share": 1.0,
+                "time_s": dict.fromkeys(lib.PHASES, 0.0), "n_gathered": 0, "gather_bits": 0.0,
+                "n_nonfinite": 0,
+                "nonfinite_units": {}, "_sent": 0, "_gradient_bytes": 0, "_gather_bytes": 0, "_share": 0.0,
+                "_gather_share": 1.0,
             }  # fmt: skip
         return self._now
 
 
 def flat(stats: Mapping[str, Any], prefix: str = "tagc/") -> dict[str, float]:
-    """Returns {prefix and name: number} of the result of Compressed.stats(), for TensorBoard, Weights & Biases and others. Each number of an
-    inner dict gets a name of its own, such as tagc/time_s/encode. nonfinite_units, whose keys change, is left out."""
+    """Returns {prefix and name: number} of the result of Compressed.stats(), for TensorBoard, Weights &
+    Biases and others. Each number of an inner dict gets a name of its own, such as tagc/time_s/encode.
+    nonfinite_units, whose keys change, is left out."""
     numbers: dict[str, float] = {}
     for key, value in stats.items():
         if isinstance(value, dict):

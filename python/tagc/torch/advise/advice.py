@@ -1,4 +1,5 @@
-"""advise(): measures the link, the codec and torch's own collectives, and says what to choose, "off" included.
+"""advise(): measures the link, the codec and torch's own collectives, and says what to choose, "off"
+included.
 
 survey.py measures; forecast() and choose() are pure functions of what it found, the same on every rank."""
 
@@ -26,25 +27,38 @@ from tagc.torch.schedule.options import TRANSPORTS, Options
 BACKWARD = 2 / 3  # of computing, which DDP's exchange overlaps
 
 
-def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, step_s: float | None = None,
-           step: Callable[[], object] | None = None, seconds: float = 20, threads: int = 1, timeout_s: float = 300,
-           transports: Collection[str] | None = None, every: int | str | None = None, verbose: bool = True) -> dict[str, Any]:
-    """Measures this model's communication and says what to choose. Collective over the ranks that train it, before or
-    after compress(); leaves model, gradients, residuals and random numbers as they are.
+def advise(
+    model: torch.nn.Module,
+    *,
+    between: dist.ProcessGroup | None = None,
+    step_s: float | None = None,
+    step: Callable[[], object] | None = None,
+    seconds: float = 20,
+    threads: int = 1,
+    timeout_s: float = 300,
+    transports: Collection[str] | None = None,
+    every: int | str | None = None,
+    verbose: bool = True,
+) -> dict[str, Any]:
+    """Measures this model's communication and says what to choose. Collective over the ranks that train it,
+    before or after compress(); leaves model, gradients, residuals and random numbers as they are.
 
-    step_s: seconds of a step's computing, without communication. step: instead of it, a function that computes one
-        forward and backward pass without exchanging gradients, as on a copy that is not wrapped; it is timed. With neither
-        of them only communication is compared, not whether it matters.
-    every: also compare with local steps, whose exchange is measured, too: steps between two exchanges, or "auto". plan_sites() does that for
-        lines that are not here, from their rates.
-    seconds: that it may take, about. between, threads, timeout_s: as for compress(). transports: of compress(), which to measure, such as
-        ("host", "group"); None: both where every rank has kernels for its GPU, else "host". verbose: rank 0 prints the advice.
+    step_s: seconds of a step's computing, without communication. step: instead of it, a function that
+        computes one forward and backward pass without exchanging gradients, as on a copy that is not wrapped;
+        it is timed. With neither of them only communication is compared, not whether it matters.
+    every: also compare with local steps, whose exchange is measured, too: steps between two exchanges, or
+        "auto". plan_sites() does that for lines that are not here, from their rates.
+    seconds: that it may take, about. between, threads, timeout_s: as for compress(). transports: of
+        compress(), which to measure, such as ("host", "group"); None: both where every rank has kernels for
+        its GPU, else "host". verbose: rank 0 prints the advice.
 
-    Returns a dict for JSON, the same on every rank: "choice" ("off" or "compress"), "verdict" (compression "pays", "makes no difference" or
-    "costs", by tagc_verdict_of, as tagc bench and tagc plan have it), "options" (for compress(); among them
-    may be exchange="dense", which loses nothing), "torch" (for torch's own mixed precision, where that is enough), "bucket"
-    (where units are too small for this link: how many elements they should have, and what to write), "reason", "text", "rows" (each way to communicate: seconds of gradients, parameters, and a step), "link", "codec",
-    "measured", and "local" (with `every`: "choice", "verdict", "every", "bits" per parameter and step, "exchange_s", "step_s", "reason"; else None)."""
+    Returns a dict for JSON, the same on every rank: "choice" ("off" or "compress"), "verdict" (compression
+    "pays", "makes no difference" or "costs", by tagc_verdict_of, as tagc bench and tagc plan have it),
+    "options" (for compress(); among them may be exchange="dense", which loses nothing), "torch" (for torch's
+    own mixed precision, where that is enough), "bucket" (where units are too small for this link: how many
+    elements they should have, and what to write), "reason", "text", "rows" (each way to communicate: seconds
+    of gradients, parameters, and a step), "link", "codec", "measured", and "local" (with `every`: "choice",
+    "verdict", "every", "bits" per parameter and step, "exchange_s", "step_s", "reason"; else None)."""
     model = internals.uncompiled(model)  # torch.compile()'s wrapper
     group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
     failure: Exception | None = None
@@ -59,19 +73,39 @@ def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, 
             if value is not None and not (isinstance(value, (int, float)) and 0 < value <= most):
                 raise Error("argument", f"{name} is {value!r}, must be a number above 0, at most {most:g}")
         if step is not None and (not callable(step) or step_s is not None):
-            raise Error("argument", "step must be a function, and there is no use for it where step_s is given")
+            raise Error(
+                "argument", "step must be a function, and there is no use for it where step_s is given"
+            )
         if transports is not None and not set(transports) <= set(TRANSPORTS):
-            raise Error("argument", f"transports is {transports!r}, must have no others than {', '.join(map(repr, TRANSPORTS))}")
-        if every is not None and every != "auto" and (isinstance(every, bool) or not isinstance(every, int) or not 2 <= every <= 10**6):
-            raise Error("argument", f"every is {every!r}, must be \"auto\", or an integer of 2 to 1000000")
+            raise Error(
+                "argument",
+                f"transports is {transports!r}, must have no others than {', '.join(map(repr, TRANSPORTS))}",
+            )
+        if (
+            every is not None
+            and every != "auto"
+            and (isinstance(every, bool) or not isinstance(every, int) or not 2 <= every <= 10**6)
+        ):
+            raise Error("argument", f'every is {every!r}, must be "auto", or an integer of 2 to 1000000')
         on = streams.of(streams.device_of(model))
         Options(threads=threads, timeout_s=timeout_s)  # which checks them
         if group.size() < 2 or not shape.n_elems:
-            raise Error("argument", f"{group.size()} ranks with {shape.n_elems} parameters: there is nothing to exchange")
-        mine = {"versions": {"libtagc": lib.version(), "torch": torch.__version__},
-                "options": {"seconds": seconds, "threads": threads, "step": step is not None, "step_s": step_s is None,
-                            "transports": transports, "every": every},
-                "rows": [(f"unit {i}", unit) for i, unit in enumerate(shape.units)]}
+            raise Error(
+                "argument",
+                f"{group.size()} ranks with {shape.n_elems} parameters: there is nothing to exchange",
+            )
+        mine = {
+            "versions": {"libtagc": lib.version(), "torch": torch.__version__},
+            "options": {
+                "seconds": seconds,
+                "threads": threads,
+                "step": step is not None,
+                "step_s": step_s is None,
+                "transports": transports,
+                "every": every,
+            },
+            "rows": [(f"unit {i}", unit) for i, unit in enumerate(shape.units)],
+        }
     except Exception as problem:
         failure = problem
     agree_all(group, mine, failure)
@@ -88,9 +122,17 @@ def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, 
     if step_s is not None:
         step_s = max(share(group, step_s))
     rows = forecast(shape, found, step_s)
-    advice = choose(rows) | {"wrap": shape.wrap, "world_size": shape.world_size, "n_elems": shape.n_elems,
-                             "n_units": len(shape.units), "compute_s": step_s, "rows": rows, "link": link_of(shape, found),
-                             "codec": found["codec"], "measured": found["seconds"]}
+    advice = choose(rows) | {
+        "wrap": shape.wrap,
+        "world_size": shape.world_size,
+        "n_elems": shape.n_elems,
+        "n_units": len(shape.units),
+        "compute_s": step_s,
+        "rows": rows,
+        "link": link_of(shape, found),
+        "codec": found["codec"],
+        "measured": found["seconds"],
+    }
     advice["bucket"] = bucket_of(shape, found, step_s, advice["name"])
     n_reducers = 1 + sum(parameter.requires_grad and parameter.ndim > 1 for parameter in model.parameters())
     advice["local"] = None if every is None else local_of(shape, found, advice, every, n_reducers)
@@ -120,6 +162,7 @@ def _seconds_of(model: torch.nn.Module, step: Callable[[], object]) -> float:
 
 # ---- from measurements to a choice: pure ----
 
+
 def cost(found: Mapping[str, Any], what: str, n: float) -> float:
     """Returns seconds for n elements, from the line through the two sizes that were measured."""
     points = sorted((int(size), seconds) for size, seconds in found["seconds"][what].items())
@@ -137,7 +180,9 @@ def forecast(shape: Shape, found: Mapping[str, Any], step_s: float | None = None
     rows: list[dict[str, Any]] = []
 
     def total(what: str, extra_s: float = 0.0, counts: Sequence[int] | None = None) -> float:
-        return sum(times * (cost(found, what, n) + extra_s) for n, times in zip(sizes, counts or [1] * len(sizes)))
+        return sum(
+            times * (cost(found, what, n) + extra_s) for n, times in zip(sizes, counts or [1] * len(sizes))
+        )
 
     def copies(dtype: str, n_out: int, n_back: int) -> float:
         """Returns seconds from a device to the host and back; 0 where tensors are in CPU memory."""
@@ -146,11 +191,26 @@ def forecast(shape: Shape, found: Mapping[str, Any], step_s: float | None = None
         size = 0.5 if dtype == "bf16" else 1.0  # of an fp32 value, which is what was copied
         return cost(found, "copy out", size * n_out) + cost(found, "copy back", size * n_back)
 
-    def add(name: str, choice: str, gradients_s: float, parameters_s: float, options: Mapping[str, Any] | None = None,
-            torch: Mapping[str, str] | None = None) -> None:
+    def add(
+        name: str,
+        choice: str,
+        gradients_s: float,
+        parameters_s: float,
+        options: Mapping[str, Any] | None = None,
+        torch: Mapping[str, str] | None = None,
+    ) -> None:
         comm_s = gradients_s + parameters_s
-        row: dict[str, Any] = {"name": name, "choice": choice, "options": options or {}, "torch": torch or {}, "gradients_s": gradients_s,
-               "parameters_s": parameters_s, "comm_s": comm_s, "exposed_s": comm_s, "step_s": None}
+        row: dict[str, Any] = {
+            "name": name,
+            "choice": choice,
+            "options": options or {},
+            "torch": torch or {},
+            "gradients_s": gradients_s,
+            "parameters_s": parameters_s,
+            "comm_s": comm_s,
+            "exposed_s": comm_s,
+            "step_s": None,
+        }
         if step_s is not None:
             if shape.wrap == "ddp":
                 row["exposed_s"] = max(0.0, comm_s - BACKWARD * step_s)
@@ -161,28 +221,45 @@ def forecast(shape: Shape, found: Mapping[str, Any], step_s: float | None = None
         return total(f"torch gather {dtype}", counts=shape.n_gathers) if any(shape.n_gathers) else 0.0
 
     staged_s = sum(copies(shape.reduce, n, n if shape.all_reduce else n // shape.world_size) for n in sizes)
-    staged_gathers_s = sum(times * copies(shape.gather, n // shape.world_size, n) for n, times in zip(sizes, shape.n_gathers))
+    staged_gathers_s = sum(
+        times * copies(shape.gather, n // shape.world_size, n) for n, times in zip(sizes, shape.n_gathers)
+    )
     add("off", "off", total(f"torch reduce {shape.reduce}"), torch_gathers(shape.gather))
     if shape.reduce != "bf16":
-        add("bf16 gradients, torch's own", "off", total("torch reduce bf16"), torch_gathers(shape.gather),
-            torch={"reduce": "bf16"})
+        add(
+            "bf16 gradients, torch's own",
+            "off",
+            total("torch reduce bf16"),
+            torch_gathers(shape.gather),
+            torch={"reduce": "bf16"},
+        )
     if shape.gather != "bf16" and any(shape.n_gathers):
-        add("bf16 gradients and parameters, torch's own", "off", total("torch reduce bf16"), torch_gathers("bf16"),
-            torch={"reduce": "bf16", "param": "bf16"})
+        add(
+            "bf16 gradients and parameters, torch's own",
+            "off",
+            total("torch reduce bf16"),
+            torch_gathers("bf16"),
+            torch={"reduce": "bf16", "param": "bf16"},
+        )
     for options in itertools.chain(*map(in_ways, GRADIENTS)):
         if name_of(options) not in found["seconds"]:
             continue
         is_in_group, is_on_device = "transport" in options, "codec" in options
         gradients_s = total(name_of(options), agree_s) + (0.0 if is_in_group or is_on_device else staged_s)
-        others: tuple[str, ...] = (shape.gather,) if options.get("exchange") == "dense" else ("bf16", "delta4")
-        if is_in_group or shape.wrap != "fsdp2" or not any(shape.n_gathers):  # torch's own gathers are in the model's group, too
+        others: tuple[str, ...] = (
+            (shape.gather,) if options.get("exchange") == "dense" else ("bf16", "delta4")
+        )
+        # torch's own gathers are in the model's group, too
+        if is_in_group or shape.wrap != "fsdp2" or not any(shape.n_gathers):
             others = ()
         for parameters in (None, *others):
             if parameters is None:
                 parameters_s = torch_gathers(shape.gather)
             elif parameters.startswith("delta"):
                 again = [count - 1 for count in shape.n_gathers]
-                parameters_s = total(f"gather {parameters}", agree_s) + total(f"gather {parameters} again", agree_s, again)
+                parameters_s = total(f"gather {parameters}", agree_s) + total(
+                    f"gather {parameters} again", agree_s, again
+                )
             else:
                 parameters_s = total(f"gather {parameters}", agree_s, shape.n_gathers)
             parameters_s += staged_gathers_s if parameters else 0.0
@@ -192,11 +269,13 @@ def forecast(shape: Shape, found: Mapping[str, Any], step_s: float | None = None
 
 
 def choose(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns what to take, and why, in words: compression, if it pays beside the fastest way without it. Among the rows with
-    compression, and among those without, it takes the mildest beside which the fastest makes no difference. Where computing
-    is not known, communication alone is compared."""
+    """Returns what to take, and why, in words: compression, if it pays beside the fastest way without it.
+    Among the rows with compression, and among those without, it takes the mildest beside which the fastest
+    makes no difference. Where computing is not known, communication alone is compared."""
     of, off = "comm_s" if rows[0]["step_s"] is None else "step_s", rows[0]
-    plain_rows, packed_rows = ([row for row in rows if (row["choice"] == "compress") == is_packed] for is_packed in (False, True))
+    plain_rows, packed_rows = (
+        [row for row in rows if (row["choice"] == "compress") == is_packed] for is_packed in (False, True)
+    )
     plain, packed = links.mildest(plain_rows, of), links.mildest(packed_rows, of)
     fastest_plain, fastest_packed = (min(row[of] for row in some) for some in (plain_rows, packed_rows))
     gain = fastest_plain / packed[of] if packed[of] > 0 else 1.0
@@ -210,7 +289,10 @@ def choose(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     text += f"; {seconds_text(packed[of])} with {packed['name']}"
     if chosen is packed:
         is_lossless = packed["options"].get("exchange") == "dense"
-        text = f"{'use tagc, uncompressed' if is_lossless else 'compress'}, it pays: {text}, {gain:.2f} times as fast"
+        text = (
+            f"{'use tagc, uncompressed' if is_lossless else 'compress'}, it pays: {text}, {gain:.2f} "
+            "times as fast"
+        )
         if packed[of] > fastest_packed:
             text += f" (the strongest setting would take {seconds_text(fastest_packed)})"
         text += "" if is_lossless else "; what it costs in loss, only training shows"
@@ -219,77 +301,124 @@ def choose(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         text = f"{what}, tagc {verdict}: {text}, {gain:.2f} times as fast"
     if of == "comm_s":
         text += "; how much of a step that is, step= or step_s= shows"
-    return {key: chosen[key] for key in ("choice", "options", "torch", "name")} | {"verdict": verdict, "gain": gain, "reason": text}
+    return {key: chosen[key] for key in ("choice", "options", "torch", "name")} | {
+        "verdict": verdict,
+        "gain": gain,
+        "reason": text,
+    }
 
 
-def bucket_of(shape: Shape, found: Mapping[str, Any], step_s: float | None, name: str) -> dict[str, Any] | None:
-    """Returns how many elements units should have at least, for the row of that name: the smallest power of two beside which no other makes
-    a difference; None where larger units do not pay. {"elems", "n_units", "comm_s" (with them), "how" (what to write)}."""
+def bucket_of(
+    shape: Shape, found: Mapping[str, Any], step_s: float | None, name: str
+) -> dict[str, Any] | None:
+    """Returns how many elements units should have at least, for the row of that name: the smallest power of
+    two beside which no other makes a difference; None where larger units do not pay. {"elems", "n_units",
+    "comm_s" (with them), "how" (what to write)}."""
+
     def row_of(one: Shape) -> dict[str, Any]:
         return next(row for row in forecast(one, found, step_s) if row["name"] == name)
 
     of, now = ("comm_s" if step_s is None else "step_s"), row_of(shape)
     tried: list[tuple[int, int, dict[str, Any]]] = []  # (elements, units, row)
     for exponent in range(1, max(1, shape.n_elems).bit_length() + 1):
-        joined = shape.joined(2 ** exponent)
+        joined = shape.joined(2**exponent)
         if len(joined.units) < (tried[-1][1] if tried else len(shape.units)):
-            tried.append((2 ** exponent, len(joined.units), row_of(joined)))
+            tried.append((2**exponent, len(joined.units), row_of(joined)))
     if not tried:
         return None
     best = links.mildest([row for _, _, row in tried], of)
     elems, n_units, row = next(one for one in tried if one[2] is best)
     if lib.verdict(now[of], row[of]) != "pays":
         return None
-    how = {"fsdp2": f"for bucket in tagc.buckets(layers, {elems}): fully_shard(bucket)",
-           "fsdp1": f"auto_wrap_policy=functools.partial(size_based_auto_wrap_policy, min_num_params={elems})",
-           "ddp": f"DistributedDataParallel(model, bucket_cap_mb={-(-4 * elems // 2**20)})"}[shape.wrap]
+    how = {
+        "fsdp2": f"for bucket in tagc.buckets(layers, {elems}): fully_shard(bucket)",
+        "fsdp1": f"auto_wrap_policy=functools.partial(size_based_auto_wrap_policy, min_num_params={elems})",
+        "ddp": f"DistributedDataParallel(model, bucket_cap_mb={-(-4 * elems // 2**20)})",
+    }[shape.wrap]
     return {"elems": elems, "n_units": n_units, "comm_s": row["comm_s"], "now_s": now["comm_s"], "how": how}
 
 
-def local_of(shape: Shape, found: Mapping[str, Any], advice: Mapping[str, Any], every: int | str, n_reducers: int) -> dict[str, Any]:
-    """Returns what local steps would take, beside the row that was chosen. n_reducers: exchanges one after the other, one for each parameter."""
+def local_of(
+    shape: Shape, found: Mapping[str, Any], advice: Mapping[str, Any], every: int | str, n_reducers: int
+) -> dict[str, Any]:
+    """Returns what local steps would take, beside the row that was chosen. n_reducers: exchanges one after
+    the other, one for each parameter."""
     fixed_s = cost(found, LOCAL, 0)
     exchange_s = cost(found, LOCAL, shape.n_elems) + (n_reducers - 1) * fixed_s
     chosen = next(row for row in advice["rows"] if row["name"] == advice["name"])
     compute_s, bits = advice["compute_s"], found["bits"][LOCAL]
     if compute_s is None:
         steps = links.EVERY[-1] if every == "auto" else int(every)
-        return {"every": steps, "bits": bits / steps, "exchange_s": exchange_s, "step_s": None, "choice": None, "verdict": "unknown",
-                "reason": f"local steps would exchange for {seconds_text(exchange_s)} every {steps} steps; say step_s= or step=, and this says whether that pays"}
+        return {
+            "every": steps,
+            "bits": bits / steps,
+            "exchange_s": exchange_s,
+            "step_s": None,
+            "choice": None,
+            "verdict": "unknown",
+            "reason": (
+                f"local steps would exchange for {seconds_text(exchange_s)} every {steps} steps; say "
+                "step_s= or step=, and this says whether that pays"
+            ),
+        }
     steps = links.choose_every(compute_s, exchange_s) if every == "auto" else int(every)
     row = {"name": LOCAL, "every": steps, "step_s": links.local_step_s(compute_s, exchange_s, steps)}
-    better, verdict, reason = links.choice([{"name": chosen["name"], "every": 1, "step_s": chosen["step_s"]}, row], compute_s)
-    return row | {"bits": bits / steps, "exchange_s": exchange_s, "verdict": verdict, "reason": reason, "choice": "every step" if better["every"] == 1 else "local steps"}
+    better, verdict, reason = links.choice(
+        [{"name": chosen["name"], "every": 1, "step_s": chosen["step_s"]}, row], compute_s
+    )
+    return row | {
+        "bits": bits / steps,
+        "exchange_s": exchange_s,
+        "verdict": verdict,
+        "reason": reason,
+        "choice": "every step" if better["every"] == 1 else "local steps",
+    }
 
 
 def link_of(shape: Shape, found: Mapping[str, Any]) -> dict[str, float]:
-    """Returns what each rank sent in a second: through tagc's connection, and what torch's own reduction came to if it had sent
-    no more than it must. From and to a device, where tensors are on one: copy_out and copy_back."""
+    """Returns what each rank sent in a second: through tagc's connection, and what torch's own reduction came
+    to if it had sent no more than it must. From and to a device, where tensors are on one: copy_out and
+    copy_back."""
     n = max(int(size) for size in found["seconds"]["all-to-all"])
     share_of = (shape.world_size - 1) / shape.world_size
     must = 4 * n * share_of * (2 if shape.all_reduce else 1)
-    link = {what.replace(" ", "_") + "_bytes_per_s": 4 * max(by_size) / by_size[max(by_size)]
-            for what, by_size in found["seconds"].items() if what.startswith("copy ")}
-    return link | {"agree_s": found["seconds"]["agree"][0],
-            "bytes_per_s": 4 * n * share_of / found["seconds"]["all-to-all"][n],
-            "torch_bytes_per_s": must / found["seconds"]["torch reduce fp32"][n]}
+    link = {
+        what.replace(" ", "_") + "_bytes_per_s": 4 * max(by_size) / by_size[max(by_size)]
+        for what, by_size in found["seconds"].items()
+        if what.startswith("copy ")
+    }
+    return link | {
+        "agree_s": found["seconds"]["agree"][0],
+        "bytes_per_s": 4 * n * share_of / found["seconds"]["all-to-all"][n],
+        "torch_bytes_per_s": must / found["seconds"]["torch reduce fp32"][n],
+    }
 
 
 def text_of(advice: Mapping[str, Any]) -> str:
     link = advice["link"]
-    lines = [f"{advice['wrap']}, {advice['world_size']} ranks, {advice['n_elems'] / 1e6:.1f} M parameters in {advice['n_units']} "
-             f"units; link {8 * link['bytes_per_s'] / 1e6:.0f} Mbit/s per rank, torch's own reduction "
-             f"{8 * link['torch_bytes_per_s'] / 1e6:.0f}; {seconds_text(link['agree_s'])} to agree" + _copies_text(link),
-             f"{'seconds in a step':48} {'gradients':>10} {'parameters':>10} {'together':>10} {'step':>10}"]
+    lines = [
+        f"{advice['wrap']}, {advice['world_size']} ranks, {advice['n_elems'] / 1e6:.1f} M parameters in "
+        f"{advice['n_units']} "
+        f"units; link {8 * link['bytes_per_s'] / 1e6:.0f} Mbit/s per rank, torch's own reduction "
+        f"{8 * link['torch_bytes_per_s'] / 1e6:.0f}; {seconds_text(link['agree_s'])} to agree"
+        + _copies_text(link),
+        f"{'seconds in a step':48} {'gradients':>10} {'parameters':>10} {'together':>10} {'step':>10}",
+    ]
     for row in advice["rows"]:
         cells = [row["gradients_s"], row["parameters_s"], row["comm_s"], row["step_s"]]
-        lines.append(f"{row['name']:48} " + " ".join(f"{'-' if s is None else seconds_text(s):>10}" for s in cells))
+        lines.append(
+            f"{row['name']:48} " + " ".join(f"{'-' if s is None else seconds_text(s):>10}" for s in cells)
+        )
     lines.append(advice["reason"])
     if advice["bucket"]:
         bucket = advice["bucket"]
-        lines.append(f"units are small for this link: communication would take {seconds_text(bucket['comm_s'])} instead of "
-                     f"{seconds_text(bucket['now_s'])} with {bucket['n_units']} units of {bucket['elems']} parameters or more: "
-                     f"{bucket['how']}; what is in one unit is in memory together")
+        lines.append(
+            f"units are small for this link: communication would take {seconds_text(bucket['comm_s'])} "
+            "instead of "
+            f"{seconds_text(bucket['now_s'])} with {bucket['n_units']} units of {bucket['elems']} "
+            "parameters or more: "
+            f"{bucket['how']}; what is in one unit is in memory together"
+        )
     if advice["local"]:
         local = advice["local"]
         lines.append(f"{local['reason']}; {local['bits']:.3g} bits per parameter and step")
@@ -299,8 +428,10 @@ def text_of(advice: Mapping[str, Any]) -> str:
 def _copies_text(link: Mapping[str, float]) -> str:
     if "copy_out_bytes_per_s" not in link:
         return ""
-    return (f"; copies to the host {link['copy_out_bytes_per_s'] / 1e9:.1f} GB/s, back "
-            f"{link['copy_back_bytes_per_s'] / 1e9:.1f}")
+    return (
+        f"; copies to the host {link['copy_out_bytes_per_s'] / 1e9:.1f} GB/s, back "
+        f"{link['copy_back_bytes_per_s'] / 1e9:.1f}"
+    )
 
 
 def seconds_text(seconds: float) -> str:

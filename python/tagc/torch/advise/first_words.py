@@ -1,5 +1,6 @@
-"""Notes that compress() prints once, on rank 0, if compression is unlikely to help: a model that has not learnt yet, ranks on one
-host, a fast link. Nothing is measured here; tagc.advise() does that. look_fresh() also decides at which level parameters begin."""
+"""Notes that compress() prints once, on rank 0, if compression is unlikely to help: a model that has not
+learnt yet, ranks on one host, a fast link. Nothing is measured here; tagc.advise() does that. look_fresh()
+also decides at which level parameters begin."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ def about_host() -> dict[str, Any]:
     return {"host": socket.gethostname(), "mbit": card_mbit()}
 
 
-def card_mbit(proc: pathlib.Path = pathlib.Path("/proc/net/route"), cards: pathlib.Path = pathlib.Path("/sys/class/net")) -> int:
+def card_mbit(
+    proc: pathlib.Path = pathlib.Path("/proc/net/route"), cards: pathlib.Path = pathlib.Path("/sys/class/net")
+) -> int:
     """Returns the nominal rate of the card with the default route, 0 if unknown."""
     try:
         rows = [line.split() for line in proc.read_text().splitlines()[1:]]
@@ -31,8 +34,8 @@ def card_mbit(proc: pathlib.Path = pathlib.Path("/proc/net/route"), cards: pathl
 
 
 def look_fresh(rows: Iterable[Row], named: Iterable[tuple[str, torch.Tensor]]) -> bool | None:
-    """Returns whether no norm has learnt yet: all elements of each are equal. rows: of policy; named: (name, parameter), of which it reads
-    this rank's shards. None if this rank has none."""
+    """Returns whether no norm has learnt yet: all elements of each are equal. rows: of policy; named: (name,
+    parameter), of which it reads this rank's shards. None if this rank has none."""
     norms = {row.name for row in rows if row.reason == "norm"}
     seen = False
     for name, parameter in named:
@@ -51,9 +54,16 @@ def line(hosts: Sequence[Mapping[str, Any]], is_fresh: bool, is_gentle: bool | N
     if len(hosts) > 1 and len({host["host"] for host in hosts}) == 1:
         parts.append(f"all {len(hosts)} ranks are on one host, where compression seldom pays")
     elif min(rates) >= FAST_MBIT:
-        parts.append(f"the slowest network card does {min(rates) / 1000:g} Gbit/s, where compression seldom pays")
+        parts.append(
+            f"the slowest network card does {min(rates) / 1000:g} Gbit/s, where compression seldom pays"
+        )
     if is_fresh and is_gentle:
-        parts.append("weights look fresh: every value travels for some hundred steps, until gradients are mostly noise")
+        parts.append(
+            "weights look fresh: every value travels for some hundred steps, until gradients are mostly noise"
+        )
     elif is_fresh:
-        parts.append("weights look fresh, and a model that has just begun loses by selection: without sparsity= tagc begins gently")
+        parts.append(
+            "weights look fresh, and a model that has just begun loses by selection: without sparsity= tagc "
+            "begins gently"
+        )
     return f"tagc: {'; '.join(parts)}; tagc.advise(model) measures what to expect" if parts else ""

@@ -1,7 +1,8 @@
 """The measurements of advise(): the shape of a model, and the time of its communication here.
 
-It measures what training would run: torch's collectives on the model's own group, and tagc's exchange and gather of a unit with this
-model's mix of classes, over a connection of its own. It does not change the model."""
+It measures what training would run: torch's collectives on the model's own group, and tagc's exchange and
+gather of a unit with this model's mix of classes, over a connection of its own. It does not change the
+model."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ BUCKET_BYTES = 25 << 20  # DDP's
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-# From the mildest to the strongest. The first is lossless: gloo's own collectives do not always fill a link. Settings with selection
-# are measured as after their gentle start.
+# From the mildest to the strongest. The first is lossless: gloo's own collectives do not always fill a link.
+# Settings with selection are measured as after their gentle start.
 GRADIENTS: tuple[dict[str, Any], ...] = (
     {"exchange": "dense", "mild": "dense"},
     {"sparsity": 0, "values": "int8", "mild": "int8"},
@@ -46,7 +47,8 @@ GRADIENTS: tuple[dict[str, Any], ...] = (
 )
 
 
-LOCAL = "local steps"  # whose exchange is an all-reduce of everything that is compressed, in LocalSteps' own settings
+# whose exchange is an all-reduce of everything that is compressed, in LocalSteps' own settings
+LOCAL = "local steps"
 LOCAL_OPTIONS: dict[str, Any] = {"sparsity": 0, "values": "int4", "mild": "int4", "mild_sparsity": 0}
 
 # Options that change the way of gradients on a device, for exchange direct.
@@ -88,14 +90,26 @@ class Shape:
         return sum(sum(unit.values()) for unit in self.units)
 
     def joined(self, elems: int) -> Shape:
-        """Returns the shape with neighbouring units joined up to so many elements, as buckets() does. A unit that is gathered more or less often than the one
-        before it, such as the root module, starts a new one."""
+        """Returns the shape with neighbouring units joined up to so many elements, as buckets() does. A
+        unit that is gathered more or less often than the one before it, such as the root module, starts a
+        new one."""
         units: list[dict[str, int]] = []
         n_gathers: list[int] = []
         sizes = [sum(unit.values()) for unit in self.units]
         for i, unit in enumerate(self.units):
-            rest = sum(sizes[i:next((k for k in range(i, len(sizes)) if self.n_gathers[k] != self.n_gathers[i]), len(sizes))])
-            joins = units and n_gathers[-1] == self.n_gathers[i] and (sum(units[-1].values()) < elems or rest < elems)
+            rest = sum(
+                sizes[
+                    i : next(
+                        (k for k in range(i, len(sizes)) if self.n_gathers[k] != self.n_gathers[i]),
+                        len(sizes),
+                    )
+                ]
+            )
+            joins = (
+                units
+                and n_gathers[-1] == self.n_gathers[i]
+                and (sum(units[-1].values()) < elems or rest < elems)
+            )
             if joins:
                 units[-1] = {kind: units[-1].get(kind, 0) + unit.get(kind, 0) for kind in (*units[-1], *unit)}
             else:
@@ -106,7 +120,10 @@ class Shape:
     @property
     def mix(self) -> dict[str, float]:
         """Class -> its share of all elements."""
-        return {kind: sum(unit.get(kind, 0) for unit in self.units) / max(1, self.n_elems) for kind in policy.CLASSES}
+        return {
+            kind: sum(unit.get(kind, 0) for unit in self.units) / max(1, self.n_elems)
+            for kind in policy.CLASSES
+        }
 
 
 Named = list[tuple[str, Sequence[int]]]  # (name, shape) of each parameter of a unit
@@ -123,7 +140,9 @@ def look(model: Any, kind: str, between: dist.ProcessGroup | None = None) -> tup
         reduce = _short(model.mixed_precision.reduce_dtype) or _short(model.mixed_precision.param_dtype)
         gather = _short(model.mixed_precision.param_dtype)
     else:
-        trained: Named = [(name, parameter.shape) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        trained: Named = [
+            (name, parameter.shape) for name, parameter in model.named_parameters() if parameter.requires_grad
+        ]
         units, group, reduce, gather = _shared_out(trained, BUCKET_BYTES), model.process_group, None, None
         n_gathers = [0] * len(units)
     divided_by = 1
@@ -147,7 +166,9 @@ def _fsdp2(
     modules = modules_of(model)
     if not modules:
         raise Error("argument", "this model has no parameters")
-    units: list[Named] = [[(parameter.name, parameter.shape) for parameter in one.trainable()] for one in modules]
+    units: list[Named] = [
+        [(parameter.name, parameter.shape) for parameter in one.trainable()] for one in modules
+    ]
     group = max((one.exchange_group() for one in modules), key=lambda group: group.size())
     return units, [one.group.n_gathers for one in modules], modules[-1].group.dtypes(), group
 
@@ -155,7 +176,11 @@ def _fsdp2(
 def _fsdp1(model: Any) -> tuple[list[Named], list[int], dist.ProcessGroup]:
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-    n_gathers_of = {ShardingStrategy.FULL_SHARD: 2, ShardingStrategy.SHARD_GRAD_OP: 1, ShardingStrategy.NO_SHARD: 0}
+    n_gathers_of = {
+        ShardingStrategy.FULL_SHARD: 2,
+        ShardingStrategy.SHARD_GRAD_OP: 1,
+        ShardingStrategy.NO_SHARD: 0,
+    }
     units: list[Named] = []
     n_gathers = []
     for name, module in model.named_modules():
@@ -168,7 +193,11 @@ def _fsdp1(model: Any) -> tuple[list[Named], list[int], dist.ProcessGroup]:
 
 
 def _short(dtype: torch.dtype | None) -> str | None:
-    return None if dtype is None else {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "bf16"}.get(dtype)
+    return (
+        None
+        if dtype is None
+        else {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "bf16"}.get(dtype)
+    )
 
 
 def _shared_out(named: Named, n_bytes: int) -> list[Named]:
@@ -186,13 +215,22 @@ def _shared_out(named: Named, n_bytes: int) -> list[Named]:
 
 # ---- measuring ----
 
-class Survey:
-    """Times on this rank, {what: {elements: [seconds]}}; each measurement is collective. group: of the gradients' exchange."""
 
-    def __init__(self, group: dist.ProcessGroup, shape: Shape, threads: int = 1, timeout_s: float = 300,
-                 streams: Cuda | None = None, transports: Collection[str] | None = None) -> None:
-        """streams: of the model's device; None: CPU memory. transports: of compress(); None: all if every rank has kernels for its device,
-        else "host"."""
+class Survey:
+    """Times on this rank, {what: {elements: [seconds]}}; each measurement is collective. group: of the
+    gradients' exchange."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        shape: Shape,
+        threads: int = 1,
+        timeout_s: float = 300,
+        streams: Cuda | None = None,
+        transports: Collection[str] | None = None,
+    ) -> None:
+        """streams: of the model's device; None: CPU memory. transports: of compress(); None: all if every
+        rank has kernels for its device, else "host"."""
         self.group, self.shape, self.threads, self.timeout_s = group, shape, threads, timeout_s
         self.has_gathers = shape.wrap == "fsdp2" and any(shape.n_gathers)
         self.world_size, self.rank = shape.world_size, dist.get_rank(group)
@@ -227,7 +265,8 @@ class Survey:
         return True
 
     def run(self, seconds: float, with_local: bool = False) -> None:
-        """Measures everything that forecast() needs, in about that time. with_local: and the exchange of local steps."""
+        """Measures everything that forecast() needs, in about that time. with_local: and the exchange of
+        local steps."""
         n = self._size(seconds)
         self._link(n)
         all_reduce, have_kernels = self.shape.all_reduce, all(share(self.group, self._kernels is not None))
@@ -248,16 +287,26 @@ class Survey:
                 self._gather(size, wire)
 
     def found(self) -> dict[str, Any]:
-        """Returns seconds by what and elements, median of the runs, of the slowest rank; the same on all ranks. Collective."""
-        mine = {what: {n: statistics.median(samples) for n, samples in by_size.items()}
-                for what, by_size in self.times.items()}
+        """Returns seconds by what and elements, median of the runs, of the slowest rank; the same on all
+        ranks. Collective."""
+        mine = {
+            what: {n: statistics.median(samples) for n, samples in by_size.items()}
+            for what, by_size in self.times.items()
+        }
         everyone = share(self.group, (mine, self.phases, self.bits))
-        worst = {what: {n: max(theirs[what][n] for theirs, _, _ in everyone) for n in by_size} for what, by_size in mine.items()}
-        phases = {what: {phase: max(theirs[what][phase] for _, theirs, _ in everyone) for phase in by_phase}
-                  for what, by_phase in self.phases.items()}
+        worst = {
+            what: {n: max(theirs[what][n] for theirs, _, _ in everyone) for n in by_size}
+            for what, by_size in mine.items()
+        }
+        phases = {
+            what: {phase: max(theirs[what][phase] for _, theirs, _ in everyone) for phase in by_phase}
+            for what, by_phase in self.phases.items()
+        }
         return {"seconds": worst, "codec": phases, "bits": everyone[0][2]}
 
-    def time(self, what: str, n: int, run: Callable[[], object], n_warm: int = 1, n_runs: int = N_RUNS) -> list[float]:
+    def time(
+        self, what: str, n: int, run: Callable[[], object], n_warm: int = 1, n_runs: int = N_RUNS
+    ) -> list[float]:
         samples = []
         for number in range(n_warm + n_runs):
             self.comm.agree("advise()", {"elements": n})  # ranks start together
@@ -283,7 +332,8 @@ class Survey:
         return self._rounded(max(2 * N_SMALL, min(mean, n_fits)))
 
     def _link(self, n: int) -> None:
-        """Times tagc's connection alone: an agreement, and as many bytes for each peer as a dense unit sends."""
+        """Times tagc's connection alone: an agreement, and as many bytes for each peer as a dense unit
+        sends."""
         self.time("agree", 0, lambda: None, n_runs=1)
         start = time.perf_counter()
         for _ in range(10):
@@ -294,22 +344,36 @@ class Survey:
     def all_to_all(self, n: int) -> list[float]:
         """Times an exchange in which each rank sends its n / W fp32 values to all others."""
         mine, everyone = (torch.zeros(size, dtype=torch.float32) for size in (n // self.world_size, n))
-        call = "tagc_comm_all_gather", self.comm.handle, mine.data_ptr(), 4 * mine.numel(), everyone.data_ptr()
+        call = (
+            "tagc_comm_all_gather",
+            self.comm.handle,
+            mine.data_ptr(),
+            4 * mine.numel(),
+            everyone.data_ptr(),
+        )
         return self.time("all-to-all", n, lambda: lib.call(*call))
 
     def torch_reduce(self, n: int, dtype: str, all_reduce: bool) -> list[float]:
         source = self._on_device(n, dtype)
         if all_reduce:
-            return self._time_torch(f"torch reduce {dtype}", n, lambda: dist.all_reduce(source, group=self.group))
+            return self._time_torch(
+                f"torch reduce {dtype}", n, lambda: dist.all_reduce(source, group=self.group)
+            )
         target = self._on_device(n // self.world_size, dtype)
-        return self._time_torch(f"torch reduce {dtype}", n, lambda: internals.reduce_scatter(target, source, group=self.group))
+        return self._time_torch(
+            f"torch reduce {dtype}", n, lambda: internals.reduce_scatter(target, source, group=self.group)
+        )
 
     def torch_gather(self, n: int, dtype: str) -> list[float]:
         full, shard = self._on_device(n, dtype), self._on_device(n // self.world_size, dtype)
-        return self._time_torch(f"torch gather {dtype}", n, lambda: internals.all_gather(full, shard, group=self.group))
+        return self._time_torch(
+            f"torch gather {dtype}", n, lambda: internals.all_gather(full, shard, group=self.group)
+        )
 
     def _on_device(self, n: int, dtype: str) -> torch.Tensor:
-        return torch.zeros(n, dtype=DTYPES[dtype], device=None if self.streams is None else self.streams.device)
+        return torch.zeros(
+            n, dtype=DTYPES[dtype], device=None if self.streams is None else self.streams.device
+        )
 
     def _time_torch(self, what: str, n: int, run: Callable[[], object]) -> list[float]:
         """Times a function on the model's device, until the device has finished."""
@@ -319,6 +383,7 @@ class Survey:
         def run_through() -> None:
             run()
             streams.synchronize()
+
         return self.time(what, n, run_through)
 
     def _gradient(self, n: int) -> torch.Tensor:
@@ -333,13 +398,23 @@ class Survey:
             n_kind = self._rounded(int(n * part)) if part else 0
             if n_kind:
                 parameters.append(layouts.Parameter(kind, (n_kind,), kind))
-        layout = layouts.bucket(parameters, self.world_size) if all_reduce else layouts.chunked(parameters, self.world_size)
+        layout = (
+            layouts.bucket(parameters, self.world_size)
+            if all_reduce
+            else layouts.chunked(parameters, self.world_size)
+        )
         is_in_group = options.transport == "group"
         kernels = self._kernels if is_in_group or options.codec == "device" else None
         source = self._gradient(layout.n_elems).to(DTYPES[self.shape.reduce])
         source = source if kernels is None else source.to(kernels.device)
-        target = torch.empty(layout.n_elems if all_reduce else layout.row, dtype=source.dtype, device=source.device)
-        way: Way = Link(self.group, self.comm, kernels, self.timeout_s) if is_in_group else OwnWay(self.comm, kernels)
+        target = torch.empty(
+            layout.n_elems if all_reduce else layout.row, dtype=source.dtype, device=source.device
+        )
+        way: Way = (
+            Link(self.group, self.comm, kernels, self.timeout_s)
+            if is_in_group
+            else OwnWay(self.comm, kernels)
+        )
         unit = Unit("advise()", lambda part, dtype: options.reducer(part.kind, dtype))
         stats: list[Stats] = []
 
@@ -353,9 +428,16 @@ class Survey:
             seconds = self.time(what, n, run, n_warm=2)
         finally:
             unit.close()
-        self.phases[what] = {phase: statistics.median(sum(step.time_s[i] for _, step in run) for run in stats) / layout.n_elems
-                             for i, phase in enumerate(lib.PHASES) if phase != "wait"}
-        self.bits[what] = 8 * statistics.median(sum(sum(step.n_bytes_sent) for _, step in run) for run in stats) / layout.n_elems
+        self.phases[what] = {
+            phase: statistics.median(sum(step.time_s[i] for _, step in run) for run in stats) / layout.n_elems
+            for i, phase in enumerate(lib.PHASES)
+            if phase != "wait"
+        }
+        self.bits[what] = (
+            8
+            * statistics.median(sum(sum(step.n_bytes_sent) for _, step in run) for run in stats)
+            / layout.n_elems
+        )
         return seconds
 
     def _gather(self, n: int, wire: str) -> None:

@@ -1,4 +1,5 @@
-"""What all ranks must have alike before there is a connection: versions, options, and the table of parameters."""
+"""What all ranks must have alike before there is a connection: versions, options, and the table of
+parameters."""
 
 from __future__ import annotations
 
@@ -11,28 +12,46 @@ from tagc._library import Error
 from tagc.torch.exchange.comm import share
 
 
-def agree_all(group: dist.ProcessGroup | None, mine: dict[str, Any], failure: Exception | None, timeout_s: Any = None) -> list[dict[str, Any]]:
-    """Returns the object of each rank if all ranks have equal settings and no failure; else all raise the same Error. Collective."""
+def agree_all(
+    group: dist.ProcessGroup | None, mine: dict[str, Any], failure: Exception | None, timeout_s: Any = None
+) -> list[dict[str, Any]]:
+    """Returns the object of each rank if all ranks have equal settings and no failure; else all raise the
+    same Error. Collective."""
     if group is None:
         if failure is not None:
             raise failure
         return [mine]
     status = failure.status if isinstance(failure, Error) else "argument"
-    is_number = isinstance(timeout_s, (int, float)) and 0 < timeout_s <= 1e6  # not compared yet if there was a failure
-    everyone = share(group, {"failure": (status, f"{failure}") if failure else None, **mine},
-                     *([datetime.timedelta(seconds=timeout_s)] if is_number else []))
+    # not compared yet if there was a failure
+    is_number = isinstance(timeout_s, (int, float)) and 0 < timeout_s <= 1e6
+    everyone = share(
+        group,
+        {"failure": (status, f"{failure}") if failure else None, **mine},
+        *([datetime.timedelta(seconds=timeout_s)] if is_number else []),
+    )
     for rank, theirs in enumerate(everyone):
         if theirs["failure"]:
             status, text = theirs["failure"]
-            raise Error(status, text if all(other["failure"] for other in everyone) else f"rank {rank}: {text}") from failure
+            raise Error(
+                status, text if all(other["failure"] for other in everyone) else f"rank {rank}: {text}"
+            ) from failure
     for rank, theirs in enumerate(everyone):
         for what in ("versions", "options"):
             for name, value in everyone[0][what].items():
                 if theirs[what][name] != value:
-                    raise Error("mismatch", f"ranks do not agree: {name} is {value!r} on rank 0 and {theirs[what][name]!r} on "
-                                f"rank {rank}")
+                    raise Error(
+                        "mismatch",
+                        f"ranks do not agree: {name} is {value!r} on rank 0 and {theirs[what][name]!r} on "
+                        f"rank {rank}",
+                    )
         if theirs["rows"] != everyone[0]["rows"]:
-            one, other = next((a, b) for a, b in zip(everyone[0]["rows"] + [None], theirs["rows"] + [None]) if a != b)
-            one, other = (f"{row.name} {row.shape}, {row.class_}" if row else "no more" for row in (one, other))
-            raise Error("mismatch", f"ranks do not agree on parameters: {one} on rank 0 and {other} on rank {rank}")
+            one, other = next(
+                (a, b) for a, b in zip(everyone[0]["rows"] + [None], theirs["rows"] + [None]) if a != b
+            )
+            one, other = (
+                f"{row.name} {row.shape}, {row.class_}" if row else "no more" for row in (one, other)
+            )
+            raise Error(
+                "mismatch", f"ranks do not agree on parameters: {one} on rank 0 and {other} on rank {rank}"
+            )
     return everyone

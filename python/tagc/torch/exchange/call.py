@@ -18,34 +18,67 @@ from tagc.torch.exchange.reducer import LocalFailure, Way
 from tagc.torch.exchange.unit import Stats, check_tensors, scale_of
 
 FindLayout = Callable[[], "Layout | None"]  # of the gradient; None: its parameters are unknown
-Record = Callable[[Stats, float, float], object]  # (outcome, seconds of the exchange, seconds of the agreement)
+# (outcome, seconds of the exchange, seconds of the agreement)
+Record = Callable[[Stats, float, float], object]
 
 
 class Call:
-    """comm: over which ranks agree and tagc sends. group: theirs. failure: of this rank; perform() tells the others. waits: whether later work of
-    the current stream waits for the result. wants_kernels: whether it runs on the tensors' device, if that has kernels."""
+    """comm: over which ranks agree and tagc sends. group: theirs. failure: of this rank; perform() tells the
+    others. waits: whether later work of the current stream waits for the result. wants_kernels: whether it
+    runs on the tensors' device, if that has kernels."""
 
-    def __init__(self, comm: Comm, group: Any, failure: BaseException | None = None, waits: bool = True, wants_kernels: bool = True) -> None:
-        self.comm, self.group, self.failure, self.waits, self.wants_kernels = comm, group, failure, waits, wants_kernels
+    def __init__(
+        self,
+        comm: Comm,
+        group: Any,
+        failure: BaseException | None = None,
+        waits: bool = True,
+        wants_kernels: bool = True,
+    ) -> None:
+        self.comm, self.group, self.failure, self.waits, self.wants_kernels = (
+            comm,
+            group,
+            failure,
+            waits,
+            wants_kernels,
+        )
 
-    def perform(self, way: Way, source: torch.Tensor | None, target: torch.Tensor | None,
-                failure: BaseException | None) -> Callable[[], object]:
-        """Runs it, after the agreement of all ranks. Collective. source, target: None if there is a failure, which this rank only reports.
-        Returns a function for when the way has finished, which raises a failure that shows only then."""
+    def perform(
+        self,
+        way: Way,
+        source: torch.Tensor | None,
+        target: torch.Tensor | None,
+        failure: BaseException | None,
+    ) -> Callable[[], object]:
+        """Runs it, after the agreement of all ranks. Collective. source, target: None if there is a failure,
+        which this rank only reports. Returns a function for when the way has finished, which raises a failure
+        that shows only then."""
         raise NotImplementedError
 
 
 class Reduction(Call):
     """Of a gradient. It checks everything that must be checked in the hook itself.
 
-    begin(self, source): called under the lock when all ranks have agreed. It returns the unit and the layout of the exchange, and a function
-        that is called with its outcome."""
+    begin(self, source): called under the lock when all ranks have agreed. It returns the unit and the layout
+        of the exchange, and a function that is called with its outcome."""
 
     opens_step = False  # whether it is the first of an exchange of the whole model
 
-    def __init__(self, unit: Exchanged, comm: Comm, group: Any, source: torch.Tensor, target: torch.Tensor, op: Any, find_layout: FindLayout,
-                 loss_scale: Callable[[], float], begin: Callable[[Reduction, torch.Tensor], tuple[Exchanged, Layout, Record]],
-                 lock: threading.RLock, failure: BaseException | None = None, waits: bool = True) -> None:
+    def __init__(
+        self,
+        unit: Exchanged,
+        comm: Comm,
+        group: Any,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: Any,
+        find_layout: FindLayout,
+        loss_scale: Callable[[], float],
+        begin: Callable[[Reduction, torch.Tensor], tuple[Exchanged, Layout, Record]],
+        lock: threading.RLock,
+        failure: BaseException | None = None,
+        waits: bool = True,
+    ) -> None:
         super().__init__(comm, group, failure, waits)
         self._begin, self._lock = begin, lock
         self.unit, self.op, self.is_all_reduce = unit, op, source.numel() == target.numel()
@@ -60,13 +93,23 @@ class Reduction(Call):
             if target.numel() != n_output and (layout or target.numel() * comm.world_size != n_output):
                 raise Error("mismatch", f"the output has {target.numel()} elements, must have {n_output}")
             self.loss_scale = loss_scale()
-            self._numbers = {"elements": source.numel(), "dtype": source.dtype, "parameters": _fingerprint(layout),
-                             "factor": scale_of(op, comm.world_size), "loss scale": self.loss_scale}
+            self._numbers = {
+                "elements": source.numel(),
+                "dtype": source.dtype,
+                "parameters": _fingerprint(layout),
+                "factor": scale_of(op, comm.world_size),
+                "loss scale": self.loss_scale,
+            }
         except Exception as problem:
             self.failure = problem
 
-    def perform(self, way: Way, source: torch.Tensor | None, target: torch.Tensor | None,
-                failure: BaseException | None) -> Callable[[], object]:
+    def perform(
+        self,
+        way: Way,
+        source: torch.Tensor | None,
+        target: torch.Tensor | None,
+        failure: BaseException | None,
+    ) -> Callable[[], object]:
         agree_s = self._agree(failure or self.failure)
         assert source is not None and target is not None  # or that has raised
         begin = time.perf_counter()
@@ -75,7 +118,9 @@ class Reduction(Call):
                 unit, layout, record = self._begin(self, source)
                 end = unit.reduce(way, layout, source, target, self.op, waits=self.waits)
             except Exception as problem:
-                if way.kernels is not None and (not isinstance(problem, Error) or isinstance(problem, LocalFailure)):
+                if way.kernels is not None and (
+                    not isinstance(problem, Error) or isinstance(problem, LocalFailure)
+                ):
                     self.comm.abort(f"{self.unit.name}: {problem}")  # peers wait for this rank's messages
                 raise
         seconds = time.perf_counter() - begin
@@ -91,5 +136,9 @@ class Reduction(Call):
 def _fingerprint(layout: Layout | None) -> str:
     if layout is None:
         return "unknown"
-    names = zlib.crc32("\n".join(f"{parameter.name} {parameter.level} {parameter.sparsity}" for parameter in layout.parameters).encode())
+    names = zlib.crc32(
+        "\n".join(
+            f"{parameter.name} {parameter.level} {parameter.sparsity}" for parameter in layout.parameters
+        ).encode()
+    )
     return f"{len(layout.parameters)} ({names:08x})"

@@ -1,8 +1,9 @@
 """A process group as the network of libtagc, by gloo.
 
-Each comm has a gloo group of its own over the ranks of the user's group, so that its messages, which libtagc's comm thread
-sends, never mix with the user's collectives. A round of short messages is one collective call. Longer messages are sent point
-to point between libtagc's own buffers, without a copy; all messages of a transfer start before the first wait."""
+Each comm has a gloo group of its own over the ranks of the user's group, so that its messages, which
+libtagc's comm thread sends, never mix with the user's collectives. A round of short messages is one
+collective call. Longer messages are sent point to point between libtagc's own buffers, without a copy; all
+messages of a transfer start before the first wait."""
 
 from __future__ import annotations
 
@@ -42,15 +43,18 @@ def tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
     """Returns a tensor of that dtype and shape over memory that it does not own."""
     if not like.numel():
         return torch.empty(like.shape, dtype=like.dtype)
-    return torch.frombuffer(_MEMORY.from_address(address), dtype=like.dtype, count=like.numel()).view(like.shape)
+    return torch.frombuffer(_MEMORY.from_address(address), dtype=like.dtype, count=like.numel()).view(
+        like.shape
+    )
 
 
 _n_made = 0
 
 
 def _gloo(group: dist.ProcessGroup, ranks: tuple[int, ...], timeout: datetime.timedelta) -> tuple[Any, Any]:
-    """Returns a gloo group over the ranks of `group`, in their order, and its part of the store. new_group() would not do: it reuses the name
-    of a destroyed group, and then finds that group's addresses in the store."""
+    """Returns a gloo group over the ranks of `group`, in their order, and its part of the store.
+    new_group() would not do: it reuses the name of a destroyed group, and then finds that group's
+    addresses in the store."""
     global _n_made
     _n_made = 1 + max(share(group, _n_made, timeout))
     name = f"tagc/{_n_made}/{','.join(map(str, ranks))}"
@@ -67,11 +71,21 @@ class Comm:
         self._lock = threading.RLock()
         self._handle = ctypes.c_void_p()
         # They must live as long as the comm.
-        self._ops = lib.CallbackOps(lib.TRANSPORT_ABI, lib.EXCHANGE_FN(self._on_exchange), lib.ABORT_FN(self._on_abort))
+        self._ops = lib.CallbackOps(
+            lib.TRANSPORT_ABI, lib.EXCHANGE_FN(self._on_exchange), lib.ABORT_FN(self._on_abort)
+        )
         options = lib.initialised(lib.CommOptions, "tagc_comm_options_init")
-        options.timeout_s = min(1e6, 2 * timeout_s)  # gloo times out first, because its error names the reason
-        lib.call("tagc_comm_create_callback", ctypes.byref(self._ops), None, self.rank, self.world_size, ctypes.byref(options),
-                 ctypes.byref(self._handle))
+        # gloo times out first, because its error names the reason
+        options.timeout_s = min(1e6, 2 * timeout_s)
+        lib.call(
+            "tagc_comm_create_callback",
+            ctypes.byref(self._ops),
+            None,
+            self.rank,
+            self.world_size,
+            ctypes.byref(options),
+            ctypes.byref(self._handle),
+        )
         try:
             self.all_gather(b"\0")  # closing before a peer has connected to all ranks would fail there
         except BaseException:
@@ -98,14 +112,16 @@ class Comm:
         except BaseException as failure:  # nothing may pass through C
             text = f"rank {self.rank} could not exchange with its peers: {failure}"
             mine = str(failure) if isinstance(failure, Silence) else text
-            if isinstance(failure, (Silence, Gone)):  # before this rank closes, so that peers do not report it as the first to fail
+            # before this rank closes, so that peers do not report it as the first to fail
+            if isinstance(failure, (Silence, Gone)):
                 self._tell(mine)
             reason = self._hear()
             text = text if reason is None or reason == self._told(mine) else reason
             return lib.load().tagc_report(_TRANSPORT, text.encode(errors="replace"))
 
     def _move(self, transfer: lib.Transfer) -> None:
-        """Moves the messages of a transfer. All ranks choose the same way, because round_bytes is the same on all."""
+        """Moves the messages of a transfer. All ranks choose the same way, because round_bytes is the same on
+        all."""
         if 0 < transfer.round_bytes <= _COLLECTIVE_BYTES and self.world_size > 2:
             self._move_together(transfer)
         else:
@@ -113,11 +129,11 @@ class Comm:
 
     def _move_together(self, transfer: lib.Transfer) -> None:
         lengths, sent = [0] * self.world_size, []
-        for part in transfer.sends[:transfer.n_sends]:
+        for part in transfer.sends[: transfer.n_sends]:
             lengths[part.peer] = part.n_bytes
             sent.append(ctypes.string_at(transfer.send + part.offset, part.n_bytes) if part.n_bytes else b"")
         expected = [0] * self.world_size
-        for part in transfer.receives[:transfer.n_receives]:
+        for part in transfer.receives[: transfer.n_receives]:
             expected[part.peer] = part.n_bytes
         source = torch.empty(sum(lengths), dtype=torch.uint8)
         ctypes.memmove(source.data_ptr(), b"".join(sent), source.numel())
@@ -129,11 +145,13 @@ class Comm:
             is_late, unheard = self._is_late(begin), self._unheard()
             ranks = f"rank {', '.join(map(str, sorted(unheard)))}" if unheard else ""
             if not is_late:
-                raise Gone(f"{ranks or 'a rank'} ended or cannot be reached any more ({failure})") from failure
+                raise Gone(
+                    f"{ranks or 'a rank'} ended or cannot be reached any more ({failure})"
+                ) from failure
             words = f", and no word from {ranks}" if unheard else ""
             raise Silence(f"no answer within {self._timeout.total_seconds():g} s{words}") from failure
         at = target.data_ptr()
-        for part in transfer.receives[:transfer.n_receives]:
+        for part in transfer.receives[: transfer.n_receives]:
             if part.n_bytes:
                 ctypes.memmove(transfer.recv + part.offset, at, part.n_bytes)
                 at += part.n_bytes
@@ -141,12 +159,13 @@ class Comm:
     def _move_each(self, transfer: lib.Transfer) -> None:
         work, peer, begin = [], self.rank, time.monotonic()
         try:
-            for part in transfer.receives[:transfer.n_receives]:
+            for part in transfer.receives[: transfer.n_receives]:
                 if part.n_bytes:
                     peer, memory = part.peer, bytes_at(transfer.recv + part.offset, part.n_bytes)
                     work.append((peer, self._group.recv([memory], peer, 0)))
-            sends = [part for part in transfer.sends[:transfer.n_sends] if part.n_bytes]
-            sends.sort(key=lambda part: (part.peer - self.rank) % self.world_size)  # staggered, so that ranks do not all send to one
+            sends = [part for part in transfer.sends[: transfer.n_sends] if part.n_bytes]
+            # staggered, so that ranks do not all send to one
+            sends.sort(key=lambda part: (part.peer - self.rank) % self.world_size)
             for part in sends:
                 peer, memory = part.peer, bytes_at(transfer.send + part.offset, part.n_bytes)
                 work.append((peer, self._group.send([memory], peer, 0)))
@@ -155,7 +174,9 @@ class Comm:
                 message.wait(self._timeout)
         except RuntimeError as failure:
             if self._is_late(begin):
-                raise Silence(f"no answer from rank {peer} within {self._timeout.total_seconds():g} s") from failure
+                raise Silence(
+                    f"no answer from rank {peer} within {self._timeout.total_seconds():g} s"
+                ) from failure
             raise Gone(f"rank {peer} ended or cannot be reached any more ({failure})") from failure
 
     def _is_late(self, begin: float) -> bool:
@@ -207,15 +228,22 @@ class Comm:
         received = ctypes.create_string_buffer(len(data) * self.world_size)
         lib.call("tagc_comm_all_gather", self.handle, data, len(data), received)
         everyone = received.raw
-        return [everyone[i * len(data):(i + 1) * len(data)] for i in range(self.world_size)]
+        return [everyone[i * len(data) : (i + 1) * len(data)] for i in range(self.world_size)]
 
-    def agree(self, what: str, numbers: Mapping[str, Any], failure: BaseException | None = None, vote: int = 0) -> list[int]:
-        """Compares. Collective: if all ranks have equal `numbers` (up to six; name: integer, or anything with a unique repr()) and none has a
-        `failure` (an exception), returns the `vote` (an integer) of every rank. Otherwise all raise the same Error, which names a
-        rank that differs."""
+    def agree(
+        self, what: str, numbers: Mapping[str, Any], failure: BaseException | None = None, vote: int = 0
+    ) -> list[int]:
+        """Compares. Collective: if all ranks have equal `numbers` (up to six; name: integer, or anything with
+        a unique repr()) and none has a `failure` (an exception), returns the `vote` (an integer) of every
+        rank. Otherwise all raise the same Error, which names a rank that differs."""
         status = failure.status if isinstance(failure, Error) else "argument"
-        values = [value if isinstance(value, int) else zlib.crc32(repr(value).encode()) for value in numbers.values()]
-        mine = struct.pack("<8q", lib.STATUSES.index(status) if failure else 0, *values, *[0] * (6 - len(values)), vote)
+        values = [
+            value if isinstance(value, int) else zlib.crc32(repr(value).encode())
+            for value in numbers.values()
+        ]
+        mine = struct.pack(
+            "<8q", lib.STATUSES.index(status) if failure else 0, *values, *[0] * (6 - len(values)), vote
+        )
         text = str(failure) if failure else ", ".join(f"{name} {value}" for name, value in numbers.items())
         with self._lock:
             everyone = self.all_gather(mine)
@@ -227,7 +255,9 @@ class Comm:
             if status := struct.unpack_from("<q", other)[0]:
                 raise Error(status, f"{what}: rank {rank}: {texts[rank]}") from failure
         odd = next(rank for rank, other in enumerate(everyone) if other[:-8] != everyone[0][:-8])
-        raise Error("mismatch", f"{what}: ranks do not agree: rank 0 has {texts[0]}; rank {odd} has {texts[odd]}")
+        raise Error(
+            "mismatch", f"{what}: ranks do not agree: rank 0 has {texts[0]}; rank {odd} has {texts[odd]}"
+        )
 
     @property
     def agreement_bytes(self) -> int:
@@ -266,8 +296,12 @@ class Gone(Exception):
     """A connection ended: the rank at its other end did, or the network."""
 
 
-def share(group: dist.ProcessGroup, mine: Any, timeout: datetime.timedelta = datetime.timedelta(seconds=300)) -> list[Any]:
+def share(
+    group: dist.ProcessGroup, mine: Any, timeout: datetime.timedelta = datetime.timedelta(seconds=300)
+) -> list[Any]:
     """Returns one object of every rank, in rank order. Collective over `group`, before there is a comm."""
     everyone = [None] * dist.get_world_size(group)
-    within(timeout, group, "the ranks of a group", lambda: dist.all_gather_object(everyone, mine, group=group))
+    within(
+        timeout, group, "the ranks of a group", lambda: dist.all_gather_object(everyone, mine, group=group)
+    )
     return everyone

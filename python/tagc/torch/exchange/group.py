@@ -1,12 +1,16 @@
-"""transport="group": sends gradients in the caller's own process group, in slots of a fixed size (include/tagc/slots.h): one
-all-to-all of bytes, for an all-reduce one all-gather of bytes, and one maximum over ranks of two numbers.
+"""transport="group": sends gradients in the caller's own process group, in slots of a fixed size
+(include/tagc/slots.h): one all-to-all of bytes, for an all-reduce one all-gather of bytes, and one maximum
+over ranks of two numbers.
 
-    hook     all ranks agree on the exchange (comm.py, on the host) -> Unit.reduce() -> SlotReducer.begin(): enqueues the whole step
-             in the kernels' stream, including the group's collectives; the caller's stream waits for the result
-    end of   runner.Group.finish(): reads the outcome of each exchange, and raises the first failure, the same on all ranks
+    hook     all ranks agree on the exchange (comm.py, on the host) -> Unit.reduce() -> SlotReducer.begin():
+             enqueues the whole step in the kernels' stream, including the group's collectives; the caller's
+             stream waits for the result
+    end of   runner.Group.finish(): reads the outcome of each exchange, and raises the first failure, the same
+             on all ranks
     backward
 
-With NCCL no call waits for a device in the middle of a step. With gloo and CPU tensors the same calls block, one after the other."""
+With NCCL no call waits for a device in the middle of a step. With gloo and CPU tensors the same calls block,
+one after the other."""
 
 from __future__ import annotations
 
@@ -29,10 +33,13 @@ _WORDS = 4  # of tagc_slots_verdict; all ranks take the maximum of the first two
 
 
 class Link:
-    """The Way by the caller's own group: its collectives for tensors on one device, and memory for slots. Exchanges run one after the other,
-    so they share that memory. kernels: of the device where tensors are; None: in CPU memory."""
+    """The Way by the caller's own group: its collectives for tensors on one device, and memory for slots.
+    Exchanges run one after the other, so they share that memory. kernels: of the device where tensors are;
+    None: in CPU memory."""
 
-    def __init__(self, group: dist.ProcessGroup, comm: Comm, kernels: Kernels | None, timeout_s: float) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, comm: Comm, kernels: Kernels | None, timeout_s: float
+    ) -> None:
         self.comm, self.kernels, self.size = comm, kernels, comm.world_size
         self.collectives = Collectives(group, "gradients, which tagc sends in this group", timeout_s)
         self.device = torch.device("cpu") if kernels is None else kernels.device
@@ -42,24 +49,31 @@ class Link:
         return SlotReducer(self, n_elems, **options)
 
     def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
-        """Returns a context that enqueues torch's work in the kernels' stream, after the current stream's work. waits: the current stream then waits
-        for it."""
-        return contextlib.nullcontext() if self.kernels is None else self.kernels.streams.turn(self.kernels.stream, waits)
+        """Returns a context that enqueues torch's work in the kernels' stream, after the current stream's
+        work. waits: the current stream then waits for it."""
+        return (
+            contextlib.nullcontext()
+            if self.kernels is None
+            else self.kernels.streams.turn(self.kernels.stream, waits)
+        )
 
     def reserve(self, n_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (sent, received), of at least that many bytes. Call it inside turn()."""
         if self._sent.numel() < n_bytes:
-            self._sent, self._received = (torch.zeros(n_bytes, dtype=torch.uint8, device=self.device) for _ in range(2))
+            self._sent, self._received = (
+                torch.zeros(n_bytes, dtype=torch.uint8, device=self.device) for _ in range(2)
+            )
         return self._sent, self._received
 
 
 class SlotReducer(Reducer):
-    """A Reducer that sends by a Link. begin() enqueues the whole step, inside turn(); end(), which returns its outcome, is called when the
-    stream has run it."""
+    """A Reducer that sends by a Link. begin() enqueues the whole step, inside turn(); end(), which returns
+    its outcome, is called when the stream has run it."""
 
     def __init__(self, link: Link, n_elems: int, **options: Any) -> None:
         self._link, self._factor = link, 1.0
-        if options["exchange"] == lib.EXCHANGES["dense"]:  # slots use direct: every value in fp32, and the mean taken of the sum, as in dense
+        # slots use direct: every value in fp32, and the mean taken of the sum, as in dense
+        if options["exchange"] == lib.EXCHANGES["dense"]:
             options |= {"exchange": lib.EXCHANGES["direct"], "sparsity": 0.0}
             if options.get("op", lib.OPS["avg"]) == lib.OPS["avg"]:
                 options["op"], self._factor = lib.OPS["sum"], 1.0 / link.size
@@ -69,14 +83,20 @@ class SlotReducer(Reducer):
         self._failure: Error | None = None
 
     def _create(self, fields: lib.ReducerOptions) -> None:
-        lib.call("tagc_slots_create", self._kernels.handle if self._kernels else None, self._comm.handle, ctypes.byref(fields),
-                 ctypes.byref(self._handle))
+        lib.call(
+            "tagc_slots_create",
+            self._kernels.handle if self._kernels else None,
+            self._comm.handle,
+            ctypes.byref(fields),
+            ctypes.byref(self._handle),
+        )
 
     def _slot_bytes(self, is_sums: bool) -> int:
         return lib.load().tagc_slots_bytes(self._handle, int(is_sums))
 
     def _try(self, name: str, *arguments: Any) -> None:
-        """Calls a function of libtagc, unless one failed before. This rank then still calls the collectives, with zeros, because its peers do."""
+        """Calls a function of libtagc, unless one failed before. This rank then still calls the collectives,
+        with zeros, because its peers do."""
         if self._failure is None:
             try:
                 lib.call(name, self._handle, *arguments)
@@ -96,7 +116,7 @@ class SlotReducer(Reducer):
             self._try("tagc_slots_add", received.data_ptr(), sent.data_ptr() if n_sums else None)
             if n_sums:
                 self._zero(sent)
-                collectives.all_gather(received[:n_ranks * n_sums], sent[:n_sums])
+                collectives.all_gather(received[: n_ranks * n_sums], sent[:n_sums])
                 self._try("tagc_slots_decode", received.data_ptr())
             self._say()
             collectives.largest(self._verdict[:2])
@@ -135,5 +155,7 @@ class SlotReducer(Reducer):
         try:
             lib.call("tagc_slots_end", self._handle, self._copy.data_ptr(), ctypes.byref(stats))
         except Error as problem:
-            raise (failure if failure is not None and problem.status in ("state", failure.status) else problem) from None
+            raise (
+                failure if failure is not None and problem.status in ("state", failure.status) else problem
+            ) from None
         return stats

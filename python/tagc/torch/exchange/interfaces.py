@@ -1,4 +1,5 @@
-"""The interfaces of a wrapped model, of a unit, and of its residuals, as the handle uses them. Hooks have the classes."""
+"""The interfaces of a wrapped model, of a unit, and of its residuals, as the handle uses them. Hooks have the
+classes."""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ class Wrapped:
         """Makes the next gather send whole values, if parameters are gathered as deltas."""
 
     def replicas(self) -> dict[str, Replica]:
-        """Returns name of a module -> what a checkpoint has of its replica, where parameters travel as deltas. Local."""
+        """Returns name of a module -> what a checkpoint has of its replica, where parameters travel as
+        deltas. Local."""
         return {}
 
     def replica_sizes(self) -> dict[str, int]:
@@ -85,7 +87,8 @@ class Wrapped:
         return {}
 
     def set_replicas(self, replicas: Mapping[str, Replica]) -> None:
-        """Replaces the replicas. Of modules that are not named the next gather sends whole parameters. Local."""
+        """Replaces the replicas. Of modules that are not named the next gather sends whole parameters.
+        Local."""
 
 
 class Exchanged(Protocol):
@@ -94,8 +97,16 @@ class Exchanged(Protocol):
     name: str
     options: ExchangeOptions
 
-    def reduce(self, way: Way, layout: Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *,
-               waits: bool = True) -> Callable[[], Stats]: ...
+    def reduce(
+        self,
+        way: Way,
+        layout: Layout,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: Any,
+        *,
+        waits: bool = True,
+    ) -> Callable[[], Stats]: ...
 
     def squares(self, layout: Layout, source: torch.Tensor) -> list[tuple[float, float]]: ...
 

@@ -1,7 +1,7 @@
 """All private attributes of torch that tagc reads or sets. No other module uses one.
 
-SEEN lists the versions of torch that have each, found in their source and by running the tests on them. If a newer torch has
-moved one, the Error names it and the version; this module is then the place to change."""
+SEEN lists the versions of torch that have each, found in their source and by running the tests on them. If a
+newer torch has moved one, the Error names it and the version; this module is then the place to change."""
 
 from __future__ import annotations
 
@@ -82,8 +82,12 @@ def _get(owner: Any, name: str) -> Any:
     try:
         return getattr(owner, name.rpartition(".")[2])
     except AttributeError as missing:
-        raise Error("unsupported", f"torch {torch.__version__} has no {name}, which tagc needs and which torch {seen} had: use one of "
-                    "those versions, or a tagc that knows this one") from missing
+        raise Error(
+            "unsupported",
+            f"torch {torch.__version__} has no {name}, which tagc needs and which torch {seen} had: use one "
+            "of "
+            "those versions, or a tagc that knows this one",
+        ) from missing
 
 
 def _find(owner: Any, name: str, default: Any = None) -> Any:
@@ -100,9 +104,10 @@ def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 # ---- FSDP2 ----
 
+
 class FsdpGroup:
-    """The parameters that one module with fully_shard() reduces and gathers together: all, or since torch 2.12 those that
-    shard_placement_fn put on one mesh."""
+    """The parameters that one module with fully_shard() reduces and gathers together: all, or since torch
+    2.12 those that shard_placement_fn put on one mesh."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
@@ -116,20 +121,27 @@ class FsdpGroup:
 
     def shapes(self) -> list[tuple[tuple[int, ...], int]]:
         """Returns (shape of the whole parameter, dimension along which it is sharded) of each."""
-        return [(tuple(_get(param, "FSDPParam._orig_size")), _get(param, "FSDPParam.fsdp_placement").dim) for param in self._params]
+        return [
+            (tuple(_get(param, "FSDPParam._orig_size")), _get(param, "FSDPParam.fsdp_placement").dim)
+            for param in self._params
+        ]
 
     def reduced(self) -> list[int]:
-        """Returns, for a hook, the places of the trained parameters in the order of a reduction. Torch 2.15 groups them by the dtype of their
-        gradients."""
+        """Returns, for a hook, the places of the trained parameters in the order of a reduction. Torch 2.15
+        groups them by the dtype of their gradients."""
         order = _find(self._group, "FSDPParamGroup._reduce_scatter_param_indices") or range(len(self._params))
         used = [_find(param, "FSDPParam._unsharded_param", param.sharded_param) for param in self._params]
         return [i for i in order if used[i].requires_grad]
 
     def keep_requires_grad(self, registered: Collection[int]) -> None:
-        """Keeps what a user has set. Call it before a reshard. registered: ids of the model's parameters. After a forward pass without backward, the root's parameters
-        are unsharded. requires_grad that a user sets on those would be lost by a reshard."""
+        """Keeps what a user has set. Call it before a reshard. registered: ids of the model's parameters.
+        After a forward pass without backward, the root's parameters are unsharded. requires_grad that a user
+        sets on those would be lost by a reshard."""
         for param in self._params:
-            whole, sharded = _find(param, "FSDPParam._unsharded_param"), _get(param, "FSDPParam.sharded_param")
+            whole, sharded = (
+                _find(param, "FSDPParam._unsharded_param"),
+                _get(param, "FSDPParam.sharded_param"),
+            )
             if id(whole) in registered and whole.requires_grad != sharded.requires_grad:
                 sharded.requires_grad_(whole.requires_grad)
 
@@ -152,31 +164,43 @@ class FsdpGroup:
         return 1 if _get(self._group, "FSDPParamGroup.post_forward_mesh_info") is None else 2
 
     def dtypes(self) -> tuple[torch.dtype | None, torch.dtype | None]:
-        """Returns the dtypes of exchanged gradients and parameters in MixedPrecisionPolicy; None for the parameters' own."""
+        """Returns the dtypes of exchanged gradients and parameters in MixedPrecisionPolicy; None for the
+        parameters' own."""
         if not self._params:
             return None, None
-        policy = _find(self._params[0], "FSDPParam.mp_policy") or _get(self._group, "FSDPParamGroup.mp_policy")
+        policy = _find(self._params[0], "FSDPParam.mp_policy") or _get(
+            self._group, "FSDPParamGroup.mp_policy"
+        )
         follows = None if version() >= (2, 15) else policy.param_dtype
         return policy.reduce_dtype or follows, policy.param_dtype
 
     @property
     def sum_op(self) -> Any:
-        """For a hook that sums over replicas in torch's place: whether its input is already divided by the user's divisor."""
-        return dist.ReduceOp.AVG if _get(self._group, "FSDPParamGroup.gradient_divide_factor") is None else dist.ReduceOp.SUM
+        """For a hook that sums over replicas in torch's place: whether its input is already divided by the
+        user's divisor."""
+        return (
+            dist.ReduceOp.AVG
+            if _get(self._group, "FSDPParamGroup.gradient_divide_factor") is None
+            else dist.ReduceOp.SUM
+        )
 
     @property
     def comms(self) -> tuple[Any, Any, Any]:
         """(reduce-scatter, all-gather, all-reduce hook) as they are now."""
-        return (_get(self._group, "FSDPParamGroup._reduce_scatter_comm"), _get(self._group, "FSDPParamGroup._all_gather_comm"),
-                _get(self._group, "FSDPParamGroup._all_reduce_hook"))
+        return (
+            _get(self._group, "FSDPParamGroup._reduce_scatter_comm"),
+            _get(self._group, "FSDPParamGroup._all_gather_comm"),
+            _get(self._group, "FSDPParamGroup._all_reduce_hook"),
+        )
 
     @property
     def gathers_by_default(self) -> bool:
         """Whether torch gathers parameters in the default way: no custom comm, no special memory."""
         return type(self.comms[1]).__name__ == "DefaultAllGather"
 
-    def replaced(self, reduce_scatter: object = None, all_gather: object = None,
-                 all_reduce_hook: object = None) -> Iterator[tuple[str, object]]:
+    def replaced(
+        self, reduce_scatter: object = None, all_gather: object = None, all_reduce_hook: object = None
+    ) -> Iterator[tuple[str, object]]:
         """Yields the user's settings that set_comms() of these would replace: (name, setting)."""
         reduce, gather, hook = self.comms
         if reduce_scatter is not None and not _is_torchs(reduce):
@@ -186,7 +210,9 @@ class FsdpGroup:
         if all_reduce_hook is not None and hook is not None:
             yield "all-reduce hook", hook
 
-    def set_comms(self, reduce_scatter: object = None, all_gather: object = None, all_reduce_hook: object = None) -> None:
+    def set_comms(
+        self, reduce_scatter: object = None, all_gather: object = None, all_reduce_hook: object = None
+    ) -> None:
         """Replaces the ones that are given. FSDPModule's own methods refuse modules with several groups."""
         reduce, gather, hook = self.comms
         self._group._reduce_scatter_comm = reduce_scatter or reduce
@@ -197,13 +223,14 @@ class FsdpGroup:
         self._group._reduce_scatter_comm, self._group._all_gather_comm, self._group._all_reduce_hook = comms
 
     def leave_replicas_to_the_hook(self) -> Callable[[], None]:
-        """Stops torch's own sum under replicate(), so that the all-reduce hook gets this rank's gradient. Returns a function that
-        undoes it."""
+        """Stops torch's own sum under replicate(), so that the all-reduce hook gets this rank's gradient.
+        Returns a function that undoes it."""
         group, mesh = self._group, self._mesh
         group.mesh_info = _NoMesh()
 
         def undo() -> None:
             group.mesh_info = mesh
+
         return undo
 
 
@@ -236,12 +263,14 @@ def is_in_fsdp_backward(module: FSDPModule) -> bool:
 
 
 def is_ended_by_hand(module: FSDPModule) -> bool:
-    """Returns whether the user must call finalize_backward() after the backward pass, which reduces gradients, too."""
+    """Returns whether the user must call finalize_backward() after the backward pass, which reduces
+    gradients, too."""
     context = _get(fsdp_state(module), "FSDPState._state_ctx")
     return bool(_find(context, "FSDPStateContext.manual_backward_finalization_active"))
 
 
 # ---- FSDP1 ----
+
 
 def flat_of(module: torch.nn.Module) -> FlatParameter | None:
     """Returns the flat parameter of a FullyShardedDataParallel module; None if it has none of its own."""
@@ -255,13 +284,19 @@ class FlatParameter:
 
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """Returns (name within the module, shape) of each parameter in it."""
-        return list(zip(_get(self._flat, "FlatParameter._fqns"), map(tuple, _get(self._flat, "FlatParameter._shapes"))))
+        return list(
+            zip(
+                _get(self._flat, "FlatParameter._fqns"), map(tuple, _get(self._flat, "FlatParameter._shapes"))
+            )
+        )
 
     def starts(self) -> tuple[list[int], int]:
         """Returns the start of each parameter, and the number of all elements with padding between them."""
         starts, at = [], 0
-        for numel, is_padding in zip(_get(self._flat, "FlatParameter._numels_with_padding"),
-                                     _get(self._flat, "FlatParameter._is_padding_mask")):
+        for numel, is_padding in zip(
+            _get(self._flat, "FlatParameter._numels_with_padding"),
+            _get(self._flat, "FlatParameter._is_padding_mask"),
+        ):
             if not is_padding:
                 starts.append(at)
             at += numel
@@ -292,22 +327,27 @@ def is_in_fsdp1_backward(model: torch.nn.Module) -> bool:
 
 # ---- DDP ----
 
+
 def ddp_hooks(model: torch.nn.Module) -> list[tuple[Any, Any]]:
     """Returns [(hook, state)] of a DistributedDataParallel: the list itself, not a copy."""
     return _get(model, "DistributedDataParallel._comm_hooks")
 
 
 def renew_ddp_reducer(model: Any) -> None:
-    """Gives a DistributedDataParallel a new reducer with the same settings and without a hook, because a reducer accepts only one."""
+    """Gives a DistributedDataParallel a new reducer with the same settings and without a hook, because a
+    reducer accepts only one."""
     _get(model, "DistributedDataParallel._remove_autograd_hooks")()
     parameters, expect_sparse = _get(model, "DistributedDataParallel._build_params_for_reducer")()
     names = _get(model, "DistributedDataParallel._build_debug_param_to_name_mapping")(parameters)
-    _get(model, "DistributedDataParallel._ddp_init_helper")(parameters, expect_sparse, names, model.static_graph)
+    _get(model, "DistributedDataParallel._ddp_init_helper")(
+        parameters, expect_sparse, names, model.static_graph
+    )
     ddp_hooks(model).clear()
 
 
 def composable_ddp_within(model: torch.nn.Module) -> torch.nn.Module | None:
-    """Returns the first module under torch's older composable replicate(), which hides its DDP; None if there is none."""
+    """Returns the first module under torch's older composable replicate(), which hides its DDP; None if there
+    is none."""
     maker = sys.modules.get("torch.distributed._composable.replicate")
     if maker is None:
         return None
@@ -322,8 +362,14 @@ def is_ignored_by_ddp(parameter: torch.Tensor) -> bool:
 # ---- the rest ----
 
 # Renamed in torch 2.13, which warns of the old names.
-all_gather: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter: Callable[..., dist.Work | None] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather: Callable[..., dist.Work | None] = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)
+reduce_scatter: Callable[..., dist.Work | None] = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
+
+
 def at_end_of_backward(function: Callable[[], object]) -> None:
     """Calls function() at the end of the running backward pass. RuntimeError outside of one."""
     _get(torch.autograd.Variable, "torch.autograd.Variable._execution_engine").queue_callback(function)
@@ -353,5 +399,6 @@ def n_changes(tensor: torch.Tensor) -> int:
 
 
 def has_async_quorum(manager: Any) -> bool:
-    """Returns whether torchft's Manager looks for a quorum while the forward pass runs. torchft has no public name for it."""
+    """Returns whether torchft's Manager looks for a quorum while the forward pass runs. torchft has no public
+    name for it."""
     return bool(getattr(manager, "_use_async_quorum", False))

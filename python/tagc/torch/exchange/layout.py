@@ -4,8 +4,9 @@
     part "compressed" | a.row0 c.row0 | a.row1 c.row1 |                    (W, shard)
     part "dense"      | b.row0 | b.row1 |
 
-A part is the data of one reducer: the pieces of all parameters of one class and level. Rank r owns row r. All rows of a part have
-the length of the longest; shorter ones are padded with zeros. An all-reduce has one row, without an owner.
+A part is the data of one reducer: the pieces of all parameters of one class and level. Rank r owns row r. All
+rows of a part have the length of the longest; shorter ones are padded with zeros. An all-reduce has one row,
+without an owner.
 
 A parameter's residual is in wire order: the order of its elements in the rows."""
 
@@ -15,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
-
 
 LAST = 3  # the last level of the schedule
 
@@ -56,7 +56,14 @@ class Run(NamedTuple):
 class Part:
     """The data of one reducer."""
 
-    def __init__(self, kind: str, level: int, rows: list[list[Piece]], n_rows_of_output: int, parameters: Sequence[Parameter]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        level: int,
+        rows: list[list[Piece]],
+        n_rows_of_output: int,
+        parameters: Sequence[Parameter],
+    ) -> None:
         """rows: pieces of each row, of these parameters. n_rows_of_output: 1 for an all-reduce."""
         self.kind, self.level = kind, level
         self.shard = max(sum(piece.length for piece in row) for row in rows)
@@ -82,9 +89,12 @@ class Part:
 
 
 class Layout:
-    """All parts of one input. `pieces` in any order; n_rows is W, or 1 for an all-reduce over world_size ranks."""
+    """All parts of one input. `pieces` in any order; n_rows is W, or 1 for an all-reduce over world_size
+    ranks."""
 
-    def __init__(self, parameters: Iterable[Parameter], pieces: list[Piece], n_elems: int, n_rows: int, world_size: int) -> None:
+    def __init__(
+        self, parameters: Iterable[Parameter], pieces: list[Piece], n_elems: int, n_rows: int, world_size: int
+    ) -> None:
         self.parameters, self.n_elems = tuple(parameters), n_elems
         self.row = n_elems // n_rows
         self.all_reduce = n_rows == 1
@@ -97,7 +107,10 @@ class Layout:
             rows[piece.start // self.row].append(piece)
             self._pieces[piece.parameter].append(piece)
         n_rows_of_output = world_size if self.all_reduce else 0
-        self.parts = [Part(kind, level, rows, n_rows_of_output, self.parameters) for (kind, level), rows in sorted(kinds.items())]
+        self.parts = [
+            Part(kind, level, rows, n_rows_of_output, self.parameters)
+            for (kind, level), rows in sorted(kinds.items())
+        ]
 
     def pieces_of(self, parameter: int) -> list[Piece]:
         """Returns the pieces of the parameter with that index."""
@@ -108,13 +121,16 @@ class Layout:
         if self.all_reduce:
             return [Run(run.target, run.start, run.length) for run in part.runs]
         first, last = rank * part.shard, (rank + 1) * part.shard
-        return _merged(Run(at - first, piece.start - rank * self.row, piece.length)
-                       for piece, at in part.pieces if first <= at < last)
+        return _merged(
+            Run(at - first, piece.start - rank * self.row, piece.length)
+            for piece, at in part.pieces
+            if first <= at < last
+        )
 
 
 def copy_runs(source: torch.Tensor, target: torch.Tensor, runs: Iterable[Run]) -> None:
     for run in runs:
-        target[run.target:run.target + run.length].copy_(source[run.start:run.start + run.length])
+        target[run.target : run.target + run.length].copy_(source[run.start : run.start + run.length])
 
 
 def _round_up(n: int, multiple: int) -> int:
@@ -134,8 +150,10 @@ def _merged(runs: Iterable[Run]) -> list[Run]:
 
 # ---- how each kind of wrapper lays parameters out ----
 
+
 def chunked(parameters: Sequence[Parameter], world_size: int) -> Layout:
-    """Returns FSDP2's layout: row r is the r-th chunk of every parameter along its sharded dimension, padded to the first one's size."""
+    """Returns FSDP2's layout: row r is the r-th chunk of every parameter along its sharded dimension, padded
+    to the first one's size."""
     sizes = []
     for parameter in parameters:
         n_chunk = -(-parameter.shape[parameter.dim] // world_size)
@@ -158,7 +176,8 @@ def chunked_elems(parameter: Parameter, world_size: int) -> int:
 
 
 def cut(parameters: Sequence[Parameter], starts: Iterable[int], n_elems: int, world_size: int) -> Layout:
-    """Returns FSDP1's layout: parameters one after the other (at `starts`), cut into W rows, also inside a parameter."""
+    """Returns FSDP1's layout: parameters one after the other (at `starts`), cut into W rows, also inside a
+    parameter."""
     row = n_elems // world_size
     pieces = []
     for i, (parameter, start) in enumerate(zip(parameters, starts)):
@@ -171,8 +190,11 @@ def cut(parameters: Sequence[Parameter], starts: Iterable[int], n_elems: int, wo
     return Layout(parameters, pieces, n_elems, world_size, world_size)
 
 
-def bucket(parameters: Sequence[Parameter], world_size: int, starts: Iterable[int] | None = None, n_elems: int = 0) -> Layout:
-    """Returns the layout of DDP and of all-reduces: parameters one after the other (or at `starts`); every rank gets all."""
+def bucket(
+    parameters: Sequence[Parameter], world_size: int, starts: Iterable[int] | None = None, n_elems: int = 0
+) -> Layout:
+    """Returns the layout of DDP and of all-reduces: parameters one after the other (or at `starts`); every
+    rank gets all."""
     if starts is None:
         starts, at = [], 0
         for parameter in parameters:
@@ -185,8 +207,10 @@ def bucket(parameters: Sequence[Parameter], world_size: int, starts: Iterable[in
 
 # ---- a parameter's own order and its wire order ----
 
+
 def to_wire(values: torch.Tensor, parameter: Parameter, world_size: int) -> torch.Tensor:
-    """Converts (shape) to wire order, (numel,). They differ if a parameter is sharded along a dimension other than 0."""
+    """Converts (shape) to wire order, (numel,). They differ if a parameter is sharded along a dimension other
+    than 0."""
     values = values.reshape(parameter.shape)
     if parameter.dim:
         values = torch.cat(torch.chunk(values, world_size, dim=parameter.dim), dim=0)

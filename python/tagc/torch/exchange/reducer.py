@@ -1,5 +1,5 @@
-"""libtagc's reducer and gatherer as objects. They take fp32 tensors in CPU memory; reducers with kernels take those of a device. They
-pass on pointers and do not read the tensors."""
+"""libtagc's reducer and gatherer as objects. They take fp32 tensors in CPU memory; reducers with kernels take
+those of a device. They pass on pointers and do not read the tensors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from tagc.torch.exchange.comm import Comm, floats_at
 from tagc.torch.exchange.staging import Kernels
 
 
-def _address(tensor: torch.Tensor, n_elems: int, what: str, device: torch.device = torch.device("cpu")) -> int:
+def _address(
+    tensor: torch.Tensor, n_elems: int, what: str, device: torch.device = torch.device("cpu")
+) -> int:
     if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.device != device:
-        raise ValueError(f"{what} must be a contiguous fp32 tensor on {device}, not {tensor.dtype} on {tensor.device}")
+        raise ValueError(
+            f"{what} must be a contiguous fp32 tensor on {device}, not {tensor.dtype} on {tensor.device}"
+        )
     if tensor.numel() != n_elems:
         raise ValueError(f"{what} has {tensor.numel()} elements, must have {n_elems}")
     return tensor.data_ptr()
@@ -39,10 +43,11 @@ def _call(kernels: Kernels | None, name: str, *arguments: Any) -> None:
 
 
 class Reducer:
-    """Sums gradients of n_elems values, (W, shard), over ranks, for the owner of each row or for every rank. Collective to make.
+    """Sums gradients of n_elems values, (W, shard), over ranks, for the owner of each row or for every rank.
+    Collective to make.
 
-    options: fields of tagc_reducer_options by name. kernels: the staging.Kernels of the device of gradient and output; None: CPU
-    memory."""
+    options: fields of tagc_reducer_options by name. kernels: the staging.Kernels of the device of gradient
+    and output; None: CPU memory."""
 
     def __init__(self, comm: Comm, n_elems: int, kernels: Kernels | None = None, **options: Any) -> None:
         fields = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
@@ -59,17 +64,27 @@ class Reducer:
 
     def _create(self, fields: lib.ReducerOptions) -> None:
         if self._kernels is None:
-            lib.call("tagc_reducer_create", self._comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
+            lib.call(
+                "tagc_reducer_create", self._comm.handle, ctypes.byref(fields), ctypes.byref(self._handle)
+            )
         else:
-            lib.call("tagc_reducer_create_on", self._kernels.handle, self._comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
+            lib.call(
+                "tagc_reducer_create_on",
+                self._kernels.handle,
+                self._comm.handle,
+                ctypes.byref(fields),
+                ctypes.byref(self._handle),
+            )
 
     def _pointers(self, gradient: torch.Tensor, output: torch.Tensor) -> tuple[int, int]:
-        return (_address(gradient, self.n_elems, "gradient", self.device),
-                _address(output, self.n_output, "output", self.device))
+        return (
+            _address(gradient, self.n_elems, "gradient", self.device),
+            _address(output, self.n_output, "output", self.device),
+        )
 
     def begin(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
-        """Starts the exchange. On a device it waits for this thread's stream, which must end with the gradient. Do not use either tensor until
-        wait()."""
+        """Starts the exchange. On a device it waits for this thread's stream, which must end with the
+        gradient. Do not use either tensor until wait()."""
         if self._kernels is not None:
             self._kernels.streams.settle()
         lib.call("tagc_reducer_begin", self._handle, *self._pointers(gradient, output))
@@ -91,7 +106,8 @@ class Reducer:
         return self._stats
 
     def residual(self) -> torch.Tensor | None:
-        """Returns the residual, in CPU memory: a view that the next begin() invalidates, or with kernels a copy. None if the exchange has none."""
+        """Returns the residual, in CPU memory: a view that the next begin() invalidates, or with kernels a
+        copy. None if the exchange has none."""
         n_elems = ctypes.c_uint64()
         address = lib.load().tagc_reducer_residual(self._handle, ctypes.byref(n_elems))
         if address and self._kernels is not None:
@@ -102,7 +118,13 @@ class Reducer:
 
     def set_residual(self, values: torch.Tensor) -> None:
         n_elems = values.numel()
-        _call(self._kernels, "tagc_reducer_set_residual", self._handle, _address(values, n_elems, "residual"), n_elems)
+        _call(
+            self._kernels,
+            "tagc_reducer_set_residual",
+            self._handle,
+            _address(values, n_elems, "residual"),
+            n_elems,
+        )
 
     def scale_residual(self, factor: float) -> None:
         _call(self._kernels, "tagc_reducer_scale_residual", self._handle, factor)
@@ -129,7 +151,8 @@ class Way(Protocol):
         ...
 
     def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
-        """Returns the context in which torch's work for an exchange runs. waits: the current stream waits for it."""
+        """Returns the context in which torch's work for an exchange runs. waits: the current stream waits for
+        it."""
         ...
 
 
@@ -148,9 +171,18 @@ class OwnWay(NamedTuple):
 
 
 class Gatherer:
-    """Gathers parameters of n_elems values, (W, shard), from the owner of each row to every rank. Collective to make."""
+    """Gathers parameters of n_elems values, (W, shard), from the owner of each row to every rank. Collective
+    to make."""
 
-    def __init__(self, comm: Comm, n_elems: int, wire: str, tag: int, n_threads: int = 1, kernels: Kernels | None = None) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        n_elems: int,
+        wire: str,
+        tag: int,
+        n_threads: int = 1,
+        kernels: Kernels | None = None,
+    ) -> None:
         """kernels: as of a Reducer; deltas."""
         fields = lib.initialised(lib.GathererOptions, "tagc_gatherer_options_init")
         format, fields.delta = lib.GATHERS[wire]
@@ -164,11 +196,21 @@ class Gatherer:
         if kernels is None:
             lib.call("tagc_gatherer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
         else:
-            lib.call("tagc_gatherer_create_on", kernels.handle, comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
+            lib.call(
+                "tagc_gatherer_create_on",
+                kernels.handle,
+                comm.handle,
+                ctypes.byref(fields),
+                ctypes.byref(self._handle),
+            )
 
     def run(self, shard: torch.Tensor, full: torch.Tensor) -> None:
-        """Gathers shard (shard,) into full (W * shard,), blocking. For deltas, full must hold the result of the last run."""
-        pointers = _address(shard, self._n_shard, "shard", self._device), _address(full, self.n_elems, "full", self._device)
+        """Gathers shard (shard,) into full (W * shard,), blocking. For deltas, full must hold the result of
+        the last run."""
+        pointers = (
+            _address(shard, self._n_shard, "shard", self._device),
+            _address(full, self.n_elems, "full", self._device),
+        )
         lib.call("tagc_gatherer_begin", self._handle, *pointers)
         lib.call("tagc_gatherer_end", self._handle)
 
@@ -183,8 +225,14 @@ class Gatherer:
         return n_gathers.value
 
     def set_replica(self, full: torch.Tensor, n_gathers: int) -> None:
-        """Makes the next run send a delta to `full`, as the one after n_gathers of them. The same on all ranks."""
-        lib.call("tagc_gatherer_set_replica", self._handle, _address(full, self.n_elems, "full", self._device), n_gathers)
+        """Makes the next run send a delta to `full`, as the one after n_gathers of them. The same on all
+        ranks."""
+        lib.call(
+            "tagc_gatherer_set_replica",
+            self._handle,
+            _address(full, self.n_elems, "full", self._device),
+            n_gathers,
+        )
 
     def close(self) -> None:
         if self._handle:

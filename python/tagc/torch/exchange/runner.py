@@ -1,11 +1,14 @@
-"""One way to run an exchange, in three versions. A hook makes a Call and hands it to a runner with two tensors; nothing else asks which one
-it is.
+"""One way to run an exchange, in three versions. A hook makes a Call and hands it to a runner with two
+tensors; nothing else asks which one it is.
 
     Host      tensors in CPU memory: run() blocks until the result is there
-    Staged    a device's tensors: run() enqueues them for a thread (staging.py), and streams wait for the result
-    Group     by the caller's own collectives (group.py): run() enqueues the whole exchange in the kernels' stream
+    Staged    a device's tensors: run() enqueues them for a thread (staging.py), and streams wait for the
+              result
+    Group     by the caller's own collectives (group.py): run() enqueues the whole exchange in the kernels'
+              stream
 
-Failures are raised by run(), or by finish() at the end of a backward pass. Runners of all ranks must get the same calls in the same order."""
+Failures are raised by run(), or by finish() at the end of a backward pass. Runners of all ranks must get the
+same calls in the same order."""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ class Runner:
         raise NotImplementedError
 
     def future(self, work: Work) -> Future:
-        """Returns a future of work(), which calls run() of calls for whose results no stream waits, and raises nothing."""
+        """Returns a future of work(), which calls run() of calls for whose results no stream waits, and
+        raises nothing."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -51,7 +55,8 @@ class Host(Runner):
 
     def __init__(self, settle: Callable[[], object]) -> None:
         self._settle = settle
-        self._jobs: queue.SimpleQueue[Callable[[], object] | None] | None = None  # of a thread, once there is one
+        # of a thread, once there is one
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] | None = None
         self._is_closed = False
 
     def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -94,7 +99,9 @@ class Staged(Runner):
         kernels = self.staging.kernels if call.wants_kernels else None
         way = OwnWay(call.comm, kernels)
 
-        def perform(source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None) -> None:
+        def perform(
+            source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None
+        ) -> None:
             call.perform(way, source, target, failure)()
 
         self.staging.enqueue(source, target, perform, call.failure, call.waits, stays=kernels is not None)
@@ -127,8 +134,8 @@ class Group(Runner):
         self._ends.append(call.perform(self._links[key], source, target, call.failure))
 
     def future(self, work: Work) -> Future:
-        """Does the work in the hook, not in a thread: all ranks must call a group's collectives in one order, and other modules may call some in
-        their backward. Streams wait for the value."""
+        """Does the work in the hook, not in a thread: all ranks must call a group's collectives in one order,
+        and other modules may call some in their backward. Streams wait for the value."""
         value = work()
         for link in self._links.values():
             if link.kernels is not None:
@@ -158,7 +165,8 @@ class Group(Runner):
 
 
 class Runners:
-    """Those of one handle. staging: of the device where gradients are; None: of the first device that a tensor is on. codec: of Staging.
+    """Those of one handle. staging: of the device where gradients are; None: of the first device that a
+    tensor is on. codec: of Staging.
     in_group: whether gradients go by the caller's own group."""
 
     def __init__(self, staging: Staging | None, codec: str | None, in_group: bool, timeout_s: float) -> None:
@@ -176,7 +184,8 @@ class Runners:
         return None if self.staging is None else self.staging.kernels
 
     def of(self, tensor: torch.Tensor) -> Runner:
-        """Returns the one for gradients like that. Error if there should be one and cannot: host then tells the other ranks."""
+        """Returns the one for gradients like that. Error if there should be one and cannot: host then tells
+        the other ranks."""
         own = self.own(tensor)
         return own if self._group is None or self._is_closed else self._group
 

@@ -1,21 +1,24 @@
-"""Exchanges of tensors on a device: they are copied to pinned memory, exchanged by a thread, and copied back, all in the order of
-streams.
+"""Exchanges of tensors on a device: they are copied to pinned memory, exchanged by a thread, and copied back,
+all in the order of streams.
 
-    hook        enqueue(): enqueues the work in streams (include/tagc/device.h); the caller's stream waits for the result; the
-                hook returns
+    hook        enqueue(): enqueues the work in streams (include/tagc/device.h); the caller's stream waits for
+                the result; the hook returns
     thread      runs the jobs of enqueue(), one after the other, with tensors in pinned memory
     end of      finish(): waits until all jobs are complete, and raises the first failure
     backward
 
-With kernels (libtagc-cuda.so) gradients stay on the device: the thread gets the tensors themselves, its reducers select, encode and
-add there, and only encoded bodies are copied to the host. The order of streams is the same.
+With kernels (libtagc-cuda.so) gradients stay on the device: the thread gets the tensors themselves, its
+reducers select, encode and add there, and only encoded bodies are copied to the host. The order of streams is
+the same.
 
-No hook waits for a device or for another rank. The exchanged values, and so the result, are the same as for tensors in CPU memory.
+No hook waits for a device or for another rank. The exchanged values, and so the result, are the same as for
+tensors in CPU memory.
 
-finish() raises failures. Every rank calls it at the same place: at the end of a backward pass, before an optimizer's step. So all ranks
-raise the same Error at the same point of their program, and can continue from there. After a failure, the remaining exchanges of
-the pass only report it: a job gets the failure and passes it to the agreement at the start of its exchange. Results are then NaN. If a
-device failed, its tensors are unchanged and this handle is unusable."""
+finish() raises failures. Every rank calls it at the same place: at the end of a backward pass, before an
+optimizer's step. So all ranks raise the same Error at the same point of their program, and can continue from
+there. After a failure, the remaining exchanges of the pass only report it: a job gets the failure and passes
+it to the agreement at the start of its exchange. Results are then NaN. If a device failed, its tensors are
+unchanged and this handle is unusable."""
 
 from __future__ import annotations
 
@@ -35,13 +38,15 @@ from tagc._library import Error
 from tagc.torch.exchange.comm import tensor_at
 from tagc.torch.exchange.streams import Cuda
 
-Run = Callable[["torch.Tensor | None", "torch.Tensor | None", "BaseException | None"], object]  # (source, target, failure)
+# (source, target, failure)
+Run = Callable[["torch.Tensor | None", "torch.Tensor | None", "BaseException | None"], object]
 
 N_BUFFERS = 3  # buffers of pinned memory: one is copied out, one exchanged, one copied back
 
 
 def _let_go(stager: ctypes.c_void_p, process: int) -> None:
-    """Runs at the end of a process that did not close its handles, because the driver would wait for an exchange. Not in forks."""
+    """Runs at the end of a process that did not close its handles, because the driver would wait for an
+    exchange. Not in forks."""
     if process == os.getpid():
         lib.load().tagc_stager_close(stager)
 
@@ -54,10 +59,12 @@ def _spoil(target: torch.Tensor) -> None:
 
 
 class _Job:
-    """One exchange. The thread calls run(source, target, failure), without tensors if there is a failure. stays: the tensors are not
-    copied."""
+    """One exchange. The thread calls run(source, target, failure), without tensors if there is a failure.
+    stays: the tensors are not copied."""
 
-    def __init__(self, run: Run, source: torch.Tensor, target: torch.Tensor, failure: BaseException | None, stays: bool) -> None:
+    def __init__(
+        self, run: Run, source: torch.Tensor, target: torch.Tensor, failure: BaseException | None, stays: bool
+    ) -> None:
         self.run, self.source, self.target, self.failure, self.stays = run, source, target, failure, stays
 
 
@@ -84,19 +91,23 @@ class Kernels:
 
 
 class Staging:
-    """Of one handle. Its hooks must call enqueue() in the same order on all ranks. streams: of the device, from streams.of(). codec:
-    "device": with kernels, or an Error; "host": without; None: with kernels if there are any, else why_host holds the reason."""
+    """Of one handle. Its hooks must call enqueue() in the same order on all ranks. streams: of the device,
+    from streams.of(). codec: "device": with kernels, or an Error; "host": without; None: with kernels if
+    there are any, else why_host holds the reason."""
 
     def __init__(self, streams: Cuda, codec: str | None = "host", n_buffers: int = N_BUFFERS) -> None:
         self.streams = streams
         self._device, self._stager = ctypes.c_void_p(), ctypes.c_void_p()
         library = streams.library.encode() if streams.library else None
-        lib.call("tagc_device_open", streams.maker.encode(), library, streams.ordinal, ctypes.byref(self._device))
+        lib.call(
+            "tagc_device_open", streams.maker.encode(), library, streams.ordinal, ctypes.byref(self._device)
+        )
         self.text = lib.load().tagc_device_text(self._device).decode()
         self._stages: dict[tuple[int, int], ctypes.c_void_p] = {}  # (bytes in, bytes out) -> tagc_stage
         self._launch = threading.Lock()
         self._jobs: collections.deque[_Job] = collections.deque()  # in the order of tickets
-        self._in_use: collections.deque[tuple[int, torch.Tensor, torch.Tensor]] = collections.deque()  # (ticket, tensors) that the device may still use
+        # (ticket, tensors) that the device may still use
+        self._in_use: collections.deque[tuple[int, torch.Tensor, torch.Tensor]] = collections.deque()
         self._n_enqueued = self._n_finished = 0
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
@@ -106,7 +117,8 @@ class Staging:
         try:
             self._open_kernels(codec)
             lib.call("tagc_stager_create", self._device, n_buffers, ctypes.byref(self._stager))
-            self._nothing = torch.zeros(16, dtype=torch.uint8, device=streams.device)  # has an address, unlike an empty tensor
+            # has an address, unlike an empty tensor
+            self._nothing = torch.zeros(16, dtype=torch.uint8, device=streams.device)
         except BaseException:
             self._destroy()
             self.free()
@@ -131,10 +143,18 @@ class Staging:
 
     # ---- for hooks ----
 
-    def enqueue(self, source: torch.Tensor, target: torch.Tensor, run: Run, failure: BaseException | None = None,
-                waits: bool = True, stays: bool = False) -> None:
-        """Exchanges source into target, both on the device, by run(source, target, failure) with copies in pinned memory, or with stays with
-        the tensors themselves. Returns at once. failure: of this rank; run() reports it to the others and does not read the tensors.
+    def enqueue(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        run: Run,
+        failure: BaseException | None = None,
+        waits: bool = True,
+        stays: bool = False,
+    ) -> None:
+        """Exchanges source into target, both on the device, by run(source, target, failure) with copies in
+        pinned memory, or with stays with the tensors themselves. Returns at once. failure: of this rank;
+        run() reports it to the others and does not read the tensors.
         waits: later work of the current stream waits for the result."""
         with self._launch:
             self._release()
@@ -148,12 +168,17 @@ class Staging:
                 source, target, stays = self._nothing, self._nothing, False
                 stage = self._stage(source, target)
             job = _Job(run, source, target, failure, stays)
-            pointers = [tensor.data_ptr() if tensor.numel() else self._nothing.data_ptr() for tensor in (source, target)]
+            pointers = [
+                tensor.data_ptr() if tensor.numel() else self._nothing.data_ptr()
+                for tensor in (source, target)
+            ]
             ticket = ctypes.c_uint64()
             with self._changed:
                 self._n_enqueued += 1
             self._jobs.append(job)  # the thread may read it before the next call returns
-            if lib.load().tagc_stage_enqueue(stage, *pointers, self.streams.current(), int(waits), ctypes.byref(ticket)):
+            if lib.load().tagc_stage_enqueue(
+                stage, *pointers, self.streams.current(), int(waits), ctypes.byref(ticket)
+            ):
                 _spoil(target)  # the thread gets the failure with the ticket
             self._in_use.append((ticket.value, source, target))
 
@@ -191,7 +216,10 @@ class Staging:
         """Returns the stage for these sizes. Making one waits for all exchanges under way."""
         for tensor in (source, target):
             if not tensor.is_contiguous():
-                raise Error("unsupported", f"a tensor of strides {tensor.stride()} on {tensor.device}: must be contiguous")
+                raise Error(
+                    "unsupported",
+                    f"a tensor of strides {tensor.stride()} on {tensor.device}: must be contiguous",
+                )
         sizes = (0, 0) if stays else (max(1, source.nbytes), max(1, target.nbytes))
         if sizes not in self._stages:
             stage = ctypes.c_void_p()
@@ -211,14 +239,21 @@ class Staging:
 
     def _take_jobs(self) -> None:
         library = lib.load()
-        ticket, tag, source, target = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_void_p(), ctypes.c_void_p()
+        ticket, tag, source, target = (
+            ctypes.c_uint64(),
+            ctypes.c_uint64(),
+            ctypes.c_void_p(),
+            ctypes.c_void_p(),
+        )
         outputs = [ctypes.byref(each) for each in (ticket, tag, source, target)]
         while True:
             status = library.tagc_stager_next(self._stager, *outputs)
             if not ticket.value:
                 self._destroy()
                 return
-            failure: BaseException | None = Error(status, library.tagc_last_error().decode(errors="replace")) if status else None
+            failure: BaseException | None = (
+                Error(status, library.tagc_last_error().decode(errors="replace")) if status else None
+            )
             failure = self._run(self._jobs.popleft(), failure, source.value, target.value)
             status = 0 if failure is None else lib.STATUSES.index(getattr(failure, "status", "state"))
             library.tagc_stager_finish(self._stager, ticket, status, str(failure).encode(errors="replace"))
@@ -227,7 +262,9 @@ class Staging:
                 self._n_finished += 1
                 self._changed.notify_all()
 
-    def _run(self, job: _Job, failure: BaseException | None, source: Any, target: Any) -> BaseException | None:
+    def _run(
+        self, job: _Job, failure: BaseException | None, source: Any, target: Any
+    ) -> BaseException | None:
         """Returns the failure, if any."""
         try:
             if failure is None and job.failure is None and self._failure is None:

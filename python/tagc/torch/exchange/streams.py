@@ -19,8 +19,11 @@ class Cuda:
 
     def __init__(self, device: torch.device) -> None:
         if torch.version.cuda is None:
-            raise Error("unsupported", f"tensors on {device}: this torch ({torch.__version__}) has no CUDA runtime, which "
-                        "tagc needs; ROCm is not supported yet")
+            raise Error(
+                "unsupported",
+                f"tensors on {device}: this torch ({torch.__version__}) has no CUDA runtime, which "
+                "tagc needs; ROCm is not supported yet",
+            )
         self.ordinal = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", self.ordinal)
         self.library = f"libcudart.so.{torch.version.cuda.split('.')[0]}"
@@ -30,21 +33,26 @@ class Cuda:
         return torch.cuda.current_stream(self.device).cuda_stream
 
     def future(self, value: Any, stream: int) -> torch.futures.Future[Any]:
-        """Returns a future that has its value at once. A stream that waits for it waits for all work so far of the stream with this handle."""
+        """Returns a future that has its value at once. A stream that waits for it waits for all work so far
+        of the stream with this handle."""
         future: torch.futures.Future[Any] = torch.futures.Future(devices=[self.device])
         with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self.device)):
             future.set_result(value)
         return future
 
     def own(self) -> contextlib.AbstractContextManager[object]:
-        """Returns a context in which this thread's work uses a separate stream, because it must not wait behind streams that wait for it."""
+        """Returns a context in which this thread's work uses a separate stream, because it must not wait
+        behind streams that wait for it."""
         return torch.cuda.stream(torch.cuda.Stream(self.device))
 
     @contextlib.contextmanager
     def turn(self, stream: int, waits: bool) -> Iterator[None]:
-        """Returns a context that enqueues this thread's work in the stream with that handle, after the current stream's work so far. waits: the
-        current stream then waits for it."""
-        here, there = torch.cuda.current_stream(self.device), torch.cuda.ExternalStream(stream, device=self.device)
+        """Returns a context that enqueues this thread's work in the stream with that handle, after the
+        current stream's work so far. waits: the current stream then waits for it."""
+        here, there = (
+            torch.cuda.current_stream(self.device),
+            torch.cuda.ExternalStream(stream, device=self.device),
+        )
         there.wait_stream(here)
         try:
             with torch.cuda.stream(there):
@@ -96,7 +104,10 @@ def of(device: torch.device) -> Cuda | None:
 
 def device_of(model: torch.nn.Module) -> torch.device:
     """Returns the device of a model's parameters on this rank."""
-    devices = {parameter.device for parameter in model.parameters()} - {torch.device("cpu"), torch.device("meta")}
+    devices = {parameter.device for parameter in model.parameters()} - {
+        torch.device("cpu"),
+        torch.device("meta"),
+    }
     if len(devices) > 1:
         found = " and ".join(sorted(map(str, devices)))
         raise Error("unsupported", f"parameters on {found}: those of a rank must be on one device")

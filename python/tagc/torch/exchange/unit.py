@@ -1,7 +1,7 @@
 """One exchange of several parameters: packed by class, reduced, unpacked. Every hook calls Unit.reduce().
 
-When a hook's layout changes (a parameter without a gradient, rebuilt buckets), the unit makes new reducers and keeps residuals by
-parameter."""
+When a hook's layout changes (a parameter without a gradient, rebuilt buckets), the unit makes new reducers
+and keeps residuals by parameter."""
 
 from __future__ import annotations
 
@@ -59,14 +59,24 @@ def _square(values: torch.Tensor | None) -> float:
 class _Exchange:
     """A part and its reducer, with memory for packing."""
 
-    def __init__(self, layout: layouts.Layout, part: layouts.Part, way: Way, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, layout: layouts.Layout, part: layouts.Part, way: Way, options: Mapping[str, Any]
+    ) -> None:
         self.layout, self.part, self.outputs = layout, part, layout.output_runs(part, way.comm.rank)
-        self.reducer = way.reducer(part.n_elems, {**options, "output": lib.OUTPUTS["unit" if layout.all_reduce else "shard"]})
+        self.reducer = way.reducer(
+            part.n_elems, {**options, "output": lib.OUTPUTS["unit" if layout.all_reduce else "shard"]}
+        )
         device = self.reducer.device
-        is_there = device == (torch.device("cpu") if way.kernels is None else way.kernels.device)  # else copied there and back
-        self.packed = None if part.is_whole(layout.n_elems) and is_there else (
-            torch.zeros(part.n_elems, dtype=torch.float32, device=device),
-            torch.empty(self.reducer.n_output, dtype=torch.float32, device=device))
+        # else copied there and back
+        is_there = device == (torch.device("cpu") if way.kernels is None else way.kernels.device)
+        self.packed = (
+            None
+            if part.is_whole(layout.n_elems) and is_there
+            else (
+                torch.zeros(part.n_elems, dtype=torch.float32, device=device),
+                torch.empty(self.reducer.n_output, dtype=torch.float32, device=device),
+            )
+        )
 
     def begin(self, source: torch.Tensor, target: torch.Tensor) -> None:
         if self.packed is not None:
@@ -82,25 +92,40 @@ class _Exchange:
 
 
 class Unit:
-    """name: of the module. exchange_options(part, dtype) -> fields of tagc_reducer_options of that layouts.Part."""
+    """name: of the module. exchange_options(part, dtype) -> fields of tagc_reducer_options of that
+    layouts.Part."""
 
-    def __init__(self, name: str, exchange_options: Callable[[layouts.Part, torch.dtype], dict[str, Any]]) -> None:
+    def __init__(
+        self, name: str, exchange_options: Callable[[layouts.Part, torch.dtype], dict[str, Any]]
+    ) -> None:
         self.name, self.options = name, exchange_options
         self._layout: layouts.Layout | None = None
         self._key: tuple[str, bool, Way] | None = None
         self._exchanges: list[_Exchange] = []
-        self._stowed: dict[str, torch.Tensor] = {}  # residuals of parameters without a reducer now, in wire order
+        # residuals of parameters without a reducer now, in wire order
+        self._stowed: dict[str, torch.Tensor] = {}
 
     # ---- the step ----
 
-    def reduce(self, way: Way, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *, waits: bool = True,
-               rests: bool = False) -> Callable[[], Stats]:
-        """Exchanges source into target. Collective; all ranks must have agreed on the layout. Returns a function for when the way has finished:
-        it returns [(part, tagc_reducer_stats)], or raises the first failure.
+    def reduce(
+        self,
+        way: Way,
+        layout: layouts.Layout,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: Any,
+        *,
+        waits: bool = True,
+        rests: bool = False,
+    ) -> Callable[[], Stats]:
+        """Exchanges source into target. Collective; all ranks must have agreed on the layout. Returns a
+        function for when the way has finished: it returns [(part, tagc_reducer_stats)], or raises the first
+        failure.
 
-        source (n_elems,); target (row,), or for an all-reduce (n_elems,), which may be source. Both have the same dtype, one of DTYPES, and
-        are where the way's reducers work. waits: later work of the current stream waits for the result. rests: if this rank's gradient of a
-        parameter is zero, its residual is not sent."""
+        source (n_elems,); target (row,), or for an all-reduce (n_elems,), which may be source. Both have the
+        same dtype, one of DTYPES, and are where the way's reducers work. waits: later work of the current
+        stream waits for the result. rests: if this rank's gradient of a parameter is zero, its residual is
+        not sent."""
         scale = scale_of(op, way.comm.world_size)
         mean = scale == 1.0 / way.comm.world_size
         self._prepare(way, layout, "avg" if mean else "sum", source.dtype)
@@ -120,9 +145,19 @@ class Unit:
             return stats
 
         with way.turn(waits):
-            wide = source if source.dtype == torch.float32 and source.is_contiguous() else source.float().contiguous()
-            direct = target.dtype == torch.float32 and target.is_contiguous() and target.data_ptr() != wide.data_ptr()
-            result = target if direct else torch.empty(target.numel(), dtype=torch.float32, device=target.device)
+            wide = (
+                source
+                if source.dtype == torch.float32 and source.is_contiguous()
+                else source.float().contiguous()
+            )
+            direct = (
+                target.dtype == torch.float32
+                and target.is_contiguous()
+                and target.data_ptr() != wide.data_ptr()
+            )
+            result = (
+                target if direct else torch.empty(target.numel(), dtype=torch.float32, device=target.device)
+            )
             if layout.has_gaps:
                 result.zero_()
             if rests:
@@ -166,20 +201,24 @@ class Unit:
         self._unstow()
 
     def _withdraw(self, source: torch.Tensor) -> list[tuple[_Exchange, torch.Tensor]]:
-        """Takes the residuals of parameters with a zero gradient out of the reducers: [(exchange, residual)]."""
+        """Takes the residuals of parameters with a zero gradient out of the reducers: [(exchange,
+        residual)]."""
         taken = []
         for exchange in self._exchanges:
             residual = exchange.reducer.residual()
             if residual is None:
                 continue
-            used = {piece.parameter for piece, _ in exchange.part.pieces
-                    if not _is_zero(source[piece.start:piece.start + piece.length])}
+            used = {
+                piece.parameter
+                for piece, _ in exchange.part.pieces
+                if not _is_zero(source[piece.start : piece.start + piece.length])
+            }
             pieces = [(piece, at) for piece, at in exchange.part.pieces if piece.parameter not in used]
             if pieces:
                 left, values = residual.clone(), _zeros(exchange.part.n_elems)
                 for piece, at in pieces:
-                    values[at:at + piece.length].copy_(left[at:at + piece.length])
-                    left[at:at + piece.length].fill_(-0.0)
+                    values[at : at + piece.length].copy_(left[at : at + piece.length])
+                    left[at : at + piece.length].fill_(-0.0)
                 exchange.reducer.set_residual(left)
                 taken.append((exchange, values))
         return taken
@@ -192,12 +231,17 @@ class Unit:
             exchange.reducer.set_residual(values if residual is None else values.add_(residual))
 
     def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
-        """Returns [(sum of squares of the residual, of the gradient)] of each of the layout's parts, before its next reduce(); zeros if the last
-        reduce() had another layout. Local."""
+        """Returns [(sum of squares of the residual, of the gradient)] of each of the layout's parts, before
+        its next reduce(); zeros if the last reduce() had another layout. Local."""
         if self._layout is not layout:
             return [(0.0, 0.0)] * len(layout.parts)
-        return [(_square(exchange.reducer.residual()), sum(_square(source[run.start:run.start + run.length]) for run in exchange.part.runs))
-                for exchange in self._exchanges]
+        return [
+            (
+                _square(exchange.reducer.residual()),
+                sum(_square(source[run.start : run.start + run.length]) for run in exchange.part.runs),
+            )
+            for exchange in self._exchanges
+        ]
 
     # ---- residuals by parameter ----
 
@@ -220,15 +264,16 @@ class Unit:
                 name = exchange.layout.parameters[piece.parameter].name
                 if name in self._stowed:
                     found.add(name)
-                    real = self._stowed[name][piece.offset:piece.offset + piece.length]
-                    values[at:at + real.numel()].copy_(real)
+                    real = self._stowed[name][piece.offset : piece.offset + piece.length]
+                    values[at : at + real.numel()].copy_(real)
             if found:
                 exchange.reducer.set_residual(values)
             for name in found:
                 del self._stowed[name]
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
-        """Returns name -> copy of the residual, (numel,) in wire order, of all parameters that have one. Local."""
+        """Returns name -> copy of the residual, (numel,) in wire order, of all parameters that have one.
+        Local."""
         found = {name: values.clone() for name, values in self._stowed.items()}
         for exchange in self._exchanges:
             residual = exchange.reducer.residual()
@@ -237,14 +282,18 @@ class Unit:
             for piece, at in exchange.part.pieces:
                 parameter = exchange.layout.parameters[piece.parameter]
                 values = found.setdefault(parameter.name, _zeros(parameter.numel))
-                real = values[piece.offset:piece.offset + piece.length]
-                real.copy_(residual[at:at + real.numel()])
+                real = values[piece.offset : piece.offset + piece.length]
+                real.copy_(residual[at : at + real.numel()])
         return found
 
     def names_of_residuals(self) -> set[str]:
         """Returns the names in residuals_on_the_wire()."""
-        return set(self._stowed) | {exchange.layout.parameters[piece.parameter].name for exchange in self._exchanges
-                                  if exchange.reducer.residual() is not None for piece, _ in exchange.part.pieces}
+        return set(self._stowed) | {
+            exchange.layout.parameters[piece.parameter].name
+            for exchange in self._exchanges
+            if exchange.reducer.residual() is not None
+            for piece, _ in exchange.part.pieces
+        }
 
     def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
         """Replaces all residuals by name -> (numel,) in wire order; those not named become zero."""
@@ -263,7 +312,8 @@ class Unit:
             values.mul_(factor)
 
     def free(self) -> None:
-        """Frees reducers and residuals. It makes no tensor, because the garbage collector may call it while torch traces."""
+        """Frees reducers and residuals. It makes no tensor, because the garbage collector may call it while
+        torch traces."""
         for exchange in self._exchanges:
             exchange.reducer.close()
         self._exchanges, self._stowed = [], {}

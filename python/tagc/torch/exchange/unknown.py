@@ -1,5 +1,6 @@
-"""Exchanges of gradients whose parameters are unknown. FSDP leaves out parameters without a gradient, and sizes may not show which.
-Such an exchange is dense, and the unit's residuals are kept for the next one with a known layout."""
+"""Exchanges of gradients whose parameters are unknown. FSDP leaves out parameters without a gradient, and
+sizes may not show which. Such an exchange is dense, and the unit's residuals are kept for the next one with a
+known layout."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ class UnknownLayouts:
         self._dense: dict[tuple[Any, ...], tuple[Unit, layouts.Layout]] = {}  # by unit, size and ranks
         self._warned: set[str] = set()  # names of units
 
-    def dense(self, unit: Exchanged, n_elems: int, comm: Comm, all_reduce: bool) -> tuple[Unit, layouts.Layout]:
+    def dense(
+        self, unit: Exchanged, n_elems: int, comm: Comm, all_reduce: bool
+    ) -> tuple[Unit, layouts.Layout]:
         """Returns a unit that takes all n_elems values as one dense parameter."""
         key = (unit.name, n_elems, comm.ranks)
         if key not in self._dense:
@@ -44,6 +47,11 @@ class UnknownLayouts:
             return
         self._warned.add(unit.name)
         held = ", ".join(sorted(unit.names_of_residuals()))
-        warnings.warn(f"tagc: some parameters of {unit.name} got no gradient, and sizes do not show which; its gradients are sent "
-                      f"uncompressed until they all have one again{f', with the residuals of {held} kept' if held else ''}. "
-                      "Call fully_shard() on the module that is not always used, or set its requires_grad to False", stacklevel=2)
+        warnings.warn(
+            f"tagc: some parameters of {unit.name} got no gradient, and sizes do not show which; its "
+            "gradients are sent "
+            "uncompressed until they all have one "
+            f"again{f', with the residuals of {held} kept' if held else ''}. "
+            "Call fully_shard() on the module that is not always used, or set its requires_grad to False",
+            stacklevel=2,
+        )

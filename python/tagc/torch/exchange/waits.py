@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 
 def soon(ask: Callable[[], T]) -> T | None:
-    """Returns the answer of ask(), or None if it takes longer than SOON or fails. For questions to the store, which the silent rank may host."""
+    """Returns the answer of ask(), or None if it takes longer than SOON or fails. For questions to the store,
+    which the silent rank may host."""
     answers = []
 
     def run() -> None:
@@ -43,27 +44,40 @@ def gloo_of(group: dist.ProcessGroup | None) -> dist.ProcessGroupGloo | None:
 
 
 def disconnect(gloo: dist.ProcessGroupGloo | None) -> None:
-    """Closes all connections of a gloo group, which ends its transfers here and those of its peers with this rank. Gloo closes them if a
-    message does not arrive in time, and no message has this tag."""
+    """Closes all connections of a gloo group, which ends its transfers here and those of its peers with this
+    rank. Gloo closes them if a message does not arrive in time, and no message has this tag."""
     if gloo is not None and gloo.size() > 1:
         backend: Any = gloo  # recv() is missing in the stubs of torch
         nothing = torch.empty(1, dtype=torch.uint8)
         try:
-            backend.recv([nothing], (gloo.rank() + 1) % gloo.size(), _NEVER_SENT).wait(datetime.timedelta(milliseconds=1))
+            backend.recv([nothing], (gloo.rank() + 1) % gloo.size(), _NEVER_SENT).wait(
+                datetime.timedelta(milliseconds=1)
+            )
         except RuntimeError:
             pass
 
 
-def _lost(gloo: dist.ProcessGroupGloo, what: str, timeout: datetime.timedelta, begin: float, failure: Exception | None) -> Error:
-    """Returns the Error for a failed wait. It ends what is still under way; otherwise the process could not exit."""
+def _lost(
+    gloo: dist.ProcessGroupGloo,
+    what: str,
+    timeout: datetime.timedelta,
+    begin: float,
+    failure: Exception | None,
+) -> Error:
+    """Returns the Error for a failed wait. It ends what is still under way; otherwise the process could not
+    exit."""
     disconnect(gloo)
     is_late = time.monotonic() - begin >= 0.99 * timeout.total_seconds()
-    return Error("transport", f"{what}: {f'no answer within {timeout.total_seconds():g} s' if is_late else failure}")
+    return Error(
+        "transport", f"{what}: {f'no answer within {timeout.total_seconds():g} s' if is_late else failure}"
+    )
 
 
-def within(timeout: datetime.timedelta, group: dist.ProcessGroup | None, what: str, collective: Callable[[], object]) -> None:
-    """Runs collective(), a blocking one of torch's over `group`; Error if it does not end in time. If CPU tensors do not use gloo, the
-    group's own time-out applies."""
+def within(
+    timeout: datetime.timedelta, group: dist.ProcessGroup | None, what: str, collective: Callable[[], object]
+) -> None:
+    """Runs collective(), a blocking one of torch's over `group`; Error if it does not end in time. If CPU
+    tensors do not use gloo, the group's own time-out applies."""
     gloo = gloo_of(group)
     if gloo is None:
         collective()
@@ -81,13 +95,17 @@ def within(timeout: datetime.timedelta, group: dist.ProcessGroup | None, what: s
     thread.start()
     thread.join(timeout.total_seconds())
     if thread.is_alive() or failures:
-        raise _lost(gloo, what, timeout, begin, failures[0] if failures else None) from (failures[0] if failures else None)
+        raise _lost(gloo, what, timeout, begin, failures[0] if failures else None) from (
+            failures[0] if failures else None
+        )
 
 
 class _Work(dist.Work):
     """A torch Work whose waits end at the time-out."""
 
-    def __init__(self, work: dist.Work, gloo: dist.ProcessGroupGloo, what: str, timeout: datetime.timedelta) -> None:
+    def __init__(
+        self, work: dist.Work, gloo: dist.ProcessGroupGloo, what: str, timeout: datetime.timedelta
+    ) -> None:
         super().__init__()
         self._work, self._gloo, self._what, self._timeout = work, gloo, what, timeout
 
@@ -108,10 +126,14 @@ class _Comm:
     def __init__(self, name: str, timeout_s: float) -> None:
         self._name, self._timeout = name, datetime.timedelta(seconds=timeout_s)
 
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def _start(self, what: str, begin: Callable[[bool], dist.Work | None], group: dist.ProcessGroup, async_op: bool) -> dist.Work | None:
+    def _start(
+        self, what: str, begin: Callable[[bool], dist.Work | None], group: dist.ProcessGroup, async_op: bool
+    ) -> dist.Work | None:
         gloo = gloo_of(group)
         if gloo is None:
             return begin(async_op)
@@ -127,19 +149,42 @@ class _Comm:
 class AllGather(_Comm):
     """For set_custom_all_gather(): torch's own, with a time-out."""
 
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup,
-                 async_op: bool = False) -> dist.Work | None:
-        return self._start("torch's all-gather of the parameters", lambda is_async: internals.all_gather(
-            output_tensor, input_tensor, group=group, async_op=is_async), group, async_op)
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        return self._start(
+            "torch's all-gather of the parameters",
+            lambda is_async: internals.all_gather(
+                output_tensor, input_tensor, group=group, async_op=is_async
+            ),
+            group,
+            async_op,
+        )
 
 
 class ReduceScatter(_Comm):
     """For set_custom_reduce_scatter(): likewise."""
 
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: Any,
-                 async_op: bool = False) -> dist.Work | None:
-        return self._start("torch's reduce-scatter of the gradients", lambda is_async: internals.reduce_scatter(
-            output_tensor, input_tensor, group=group, op=op, async_op=is_async), group, async_op)
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        return self._start(
+            "torch's reduce-scatter of the gradients",
+            lambda is_async: internals.reduce_scatter(
+                output_tensor, input_tensor, group=group, op=op, async_op=is_async
+            ),
+            group,
+            async_op,
+        )
 
 
 class Collectives(_Comm):
@@ -150,14 +195,26 @@ class Collectives(_Comm):
         self._group = group
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> None:
-        self._start("the all-to-all", lambda is_async: dist.all_to_all_single(received, sent, group=self._group, async_op=is_async),
-                    self._group, False)
+        self._start(
+            "the all-to-all",
+            lambda is_async: dist.all_to_all_single(received, sent, group=self._group, async_op=is_async),
+            self._group,
+            False,
+        )
 
     def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
-        self._start("the all-gather", lambda is_async: internals.all_gather(received, sent, group=self._group, async_op=is_async),
-                    self._group, False)
+        self._start(
+            "the all-gather",
+            lambda is_async: internals.all_gather(received, sent, group=self._group, async_op=is_async),
+            self._group,
+            False,
+        )
 
     def largest(self, numbers: torch.Tensor) -> None:
         """Takes the largest of all ranks, in place."""
-        self._start("the agreement", lambda is_async: dist.all_reduce(numbers, dist.ReduceOp.MAX, self._group, is_async),
-                    self._group, False)
+        self._start(
+            "the agreement",
+            lambda is_async: dist.all_reduce(numbers, dist.ReduceOp.MAX, self._group, is_async),
+            self._group,
+            False,
+        )

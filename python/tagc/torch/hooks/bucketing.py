@@ -1,4 +1,5 @@
-"""Joins small neighbouring modules into one unit, so that they share a message. FSDP calls it wrapping, SimpleFSDP bucketing."""
+"""Joins small neighbouring modules into one unit, so that they share a message. FSDP calls it wrapping,
+SimpleFSDP bucketing."""
 
 from __future__ import annotations
 
@@ -16,12 +17,13 @@ def buckets(modules: Iterable[nn.Module], elems: int) -> list[list[nn.Module]]:
             fully_shard(bucket)
         fully_shard(model)
 
-    modules: in the order in which they run, before any is sharded. elems: a list gets the next module until its parameters
-        have so many elements; advise() recommends a number for this link. If the last list stays too small, it is joined with
-        the one before. A parameter that two modules share counts once, in the first.
+    modules: in the order in which they run, before any is sharded. elems: a list gets the next module until
+        its parameters have so many elements; advise() recommends a number for this link. If the last list
+        stays too small, it is joined with the one before. A parameter that two modules share counts once, in
+        the first.
 
-    FSDP2 gathers the parameters of a whole list when its first module runs, and reduces all its gradients together, so they are
-    in memory at the same time. Raises Error if an argument is wrong."""
+    FSDP2 gathers the parameters of a whole list when its first module runs, and reduces all its gradients
+    together, so they are in memory at the same time. Raises Error if an argument is wrong."""
     modules = list(modules)
     if not isinstance(elems, int) or isinstance(elems, bool) or elems < 1:
         raise Error("argument", f"elems is {elems!r}, must be a whole number of at least 1")
@@ -32,7 +34,9 @@ def buckets(modules: Iterable[nn.Module], elems: int) -> list[list[nn.Module]]:
     found: list[list[nn.Module]] = []
     sizes: list[int] = []
     for module in modules:
-        fresh = {id(parameter): parameter.numel() for parameter in module.parameters() if id(parameter) not in seen}
+        fresh = {
+            id(parameter): parameter.numel() for parameter in module.parameters() if id(parameter) not in seen
+        }
         seen.update(fresh)
         if not found or sizes[-1] >= elems:
             found.append([])

@@ -1,8 +1,9 @@
-"""DDP: a communication hook. It asks a runner for a future of each bucket's average, so that backward continues.
+"""DDP: a communication hook. It asks a runner for a future of each bucket's average, so that backward
+continues.
 
-DDP rebuilds its buckets after the first iteration, with other parameters in each. All buckets are one unit for the handle, and
-residuals are held by parameter. A hook of DDP's reducer cannot be removed: close() leaves it in place, and a later compress()
-takes it over."""
+DDP rebuilds its buckets after the first iteration, with other parameters in each. All buckets are one unit
+for the handle, and residuals are held by parameter. A hook of DDP's reducer cannot be removed: close() leaves
+it in place, and a later compress() takes it over."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ class Buckets:
             unit.close()
             self._stowed |= unit.residuals_on_the_wire()
         unit = self._units[names] = Unit(name, self.options)
-        unit.set_residuals_on_the_wire({name: self._stowed.pop(name) for name in names if name in self._stowed})
+        unit.set_residuals_on_the_wire(
+            {name: self._stowed.pop(name) for name in names if name in self._stowed}
+        )
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
         found = {name: values.clone() for name, values in self._stowed.items()}
@@ -93,13 +96,27 @@ class Buckets:
 class _Bucket:
     """The handle's view of one bucket."""
 
-    def __init__(self, buckets: Buckets, index: int, parameters: Sequence[layouts.Parameter], rests: bool) -> None:
-        self.name = f"bucket {index} ({parameters[0].name}{f' and {n} more' if (n := len(parameters) - 1) else ''})"
+    def __init__(
+        self, buckets: Buckets, index: int, parameters: Sequence[layouts.Parameter], rests: bool
+    ) -> None:
+        self.name = (
+            f"bucket {index} ({parameters[0].name}{f' and {n} more' if (n := len(parameters) - 1) else ''})"
+        )
         self.options, self._buckets, self._rests = buckets.options, buckets, rests
 
-    def reduce(self, way: Way, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *,
-               waits: bool = True) -> Callable[[], Stats]:
-        return self._buckets.unit(self.name, layout).reduce(way, layout, source, target, op, waits=waits, rests=self._rests)
+    def reduce(
+        self,
+        way: Way,
+        layout: layouts.Layout,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: Any,
+        *,
+        waits: bool = True,
+    ) -> Callable[[], Stats]:
+        return self._buckets.unit(self.name, layout).reduce(
+            way, layout, source, target, op, waits=waits, rests=self._rests
+        )
 
     def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
         return self._buckets.squares(layout, source)
@@ -109,8 +126,9 @@ class _Bucket:
 
 
 class _Backward:
-    """One backward pass. It raises the first failure of its buckets after DDP has copied the last one. (DDP would turn a failed
-    future into a failed cast, and a hook that raises would leave its reducer in the middle of a pass.)"""
+    """One backward pass. It raises the first failure of its buckets after DDP has copied the last one. (DDP
+    would turn a failed future into a failed cast, and a hook that raises would leave its reducer in the
+    middle of a pass.)"""
 
     def __init__(self, state: State) -> None:
         self.failure: BaseException | None = None
@@ -154,8 +172,8 @@ class _Owned:
 
 
 class State:
-    """The state that DDP passes to ddp_hook(); see ddp_state(). It does not keep the model alive: DDP's reducer holds it, and
-    Python's garbage collector does not look into that."""
+    """The state that DDP passes to ddp_hook(); see ddp_state(). It does not keep the model alive: DDP's
+    reducer holds it, and Python's garbage collector does not look into that."""
 
     def __init__(self) -> None:
         self._handle: Callable[[], Compressed | None] = lambda: None
@@ -227,13 +245,16 @@ class State:
             self._backward = _Backward(self)
         return self._backward
 
-    def _find(self, handle: Compressed, index: int, tensors: Sequence[torch.Tensor]) -> tuple[_Bucket, layouts.Layout]:
+    def _find(
+        self, handle: Compressed, index: int, tensors: Sequence[torch.Tensor]
+    ) -> tuple[_Bucket, layouts.Layout]:
         """Returns the exchange of a bucket of these parameters."""
         parameters = [_wrapper_of(handle).parameter(tensor) for tensor in tensors]
         key = tuple(parameter.name for parameter in parameters)
         if key not in self._layouts:
             self._layouts[key] = layouts.bucket(parameters, handle.wrapper.groups()[0].size())
-        # DDP drops the result for a parameter that no rank has used. Its gradient is zero, so its residual must not be sent.
+        # DDP drops the result for a parameter that no rank has used. Its gradient is zero, so its residual
+        # must not be sent.
         rests = _wrapper_of(handle).finds_unused
         buckets = handle.state.units[UNIT]
         assert isinstance(buckets, Buckets)
@@ -245,15 +266,23 @@ def _wrapper_of(handle: Compressed) -> Wrapper:
     return handle.wrapper
 
 
-def _exchange(handle: Compressed, bucket: _Bucket, layout: layouts.Layout, source: torch.Tensor, result: torch.Tensor) -> None:
+def _exchange(
+    handle: Compressed, bucket: _Bucket, layout: layouts.Layout, source: torch.Tensor, result: torch.Tensor
+) -> None:
     def find_layout() -> layouts.Layout:
         if source.layout != torch.strided:
-            raise Error("unsupported", "sparse gradients: tagc takes dense ones; say sparse=False to the embedding")
+            raise Error(
+                "unsupported", "sparse gradients: tagc takes dense ones; say sparse=False to the embedding"
+            )
         if layout.n_elems != source.numel():
-            raise Error("unsupported", f"the bucket has {source.numel()} elements, its parameters {layout.n_elems}")
+            raise Error(
+                "unsupported", f"the bucket has {source.numel()} elements, its parameters {layout.n_elems}"
+            )
         return layout
 
-    handle.passes.exchange(bucket, handle.wrapper.groups()[0], source, result, _wrapper_of(handle).op, find_layout, waits=False)
+    handle.passes.exchange(
+        bucket, handle.wrapper.groups()[0], source, result, _wrapper_of(handle).op, find_layout, waits=False
+    )
 
 
 def _spoilt(source: torch.Tensor) -> torch.Tensor:
@@ -265,11 +294,17 @@ def _spoilt(source: torch.Tensor) -> torch.Tensor:
 
 
 def ddp_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Returns a future of a bucket's average, for DistributedDataParallel.register_comm_hook(). state: from ddp_state()."""
+    """Returns a future of a bucket's average, for DistributedDataParallel.register_comm_hook(). state: from
+    ddp_state()."""
     if not isinstance(state, State):
-        raise Error("argument", f"the hook's state is a {type(state).__name__}, must be what ddp_state() returns")
+        raise Error(
+            "argument", f"the hook's state is a {type(state).__name__}, must be what ddp_state() returns"
+        )
     if not isinstance(bucket, torch.distributed.GradBucket):
-        raise Error("unsupported", "DDP's Python reducer (compiled autograd) has no buckets: tagc takes DDP's own reducer")
+        raise Error(
+            "unsupported",
+            "DDP's Python reducer (compiled autograd) has no buckets: tagc takes DDP's own reducer",
+        )
     return state.send(bucket)
 
 
@@ -285,28 +320,42 @@ class Wrapper(AnyWrapper):
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._model = model
-        hooks = [(hook, state) for hook, state in internals.ddp_hooks(model)
-                 if not (self._is_known(state) or isinstance(state, State) and not state.is_of(model))]
+        hooks = [
+            (hook, state)
+            for hook, state in internals.ddp_hooks(model)
+            if not (self._is_known(state) or isinstance(state, State) and not state.is_of(model))
+        ]
         if (state := self.hooked()) is not None:
             if (handle := state._handle()) is not None and not handle.is_closed:
                 raise Error("state", "this model is compressed already: close() its tagc handle first")
         elif hooks:
-            raise Error("state", f"this DDP model has a communication hook already ({hooks[0][0].__qualname__}), and DDP takes "
-                        "only one" + (", which its mixed_precision needs: use torch.autocast instead"
-                                      if getattr(model, "mixed_precision", None) is not None else ""))
+            raise Error(
+                "state",
+                f"this DDP model has a communication hook already ({hooks[0][0].__qualname__}), and DDP "
+                "takes "
+                "only one"
+                + (
+                    ", which its mixed_precision needs: use torch.autocast instead"
+                    if getattr(model, "mixed_precision", None) is not None
+                    else ""
+                ),
+            )
         self._parameters: dict[int, layouts.Parameter] = {}  # by id of the model's
         self._frozen: dict[int, layouts.Parameter] = {}
         for name, parameter in model.named_parameters():
             if not internals.is_ignored_by_ddp(parameter):
                 found = self._parameters if parameter.requires_grad else self._frozen
-                found[id(parameter)] = layouts.Parameter(policy.clean_name(name), tuple(parameter.shape), "dense")
+                found[id(parameter)] = layouts.Parameter(
+                    policy.clean_name(name), tuple(parameter.shape), "dense"
+                )
 
     def _is_known(self, _state: Any) -> bool:
         """Returns whether that is the state of a hook that tagc replaces."""
         return False
 
     def begin(self, handle: Compressed) -> None:
-        """Does what comes before the first bucket of a backward pass, in the thread that exchanges them. Collective."""
+        """Does what comes before the first bucket of a backward pass, in the thread that exchanges them.
+        Collective."""
 
     def prepare(self, source: torch.Tensor) -> None:
         """Changes each bucket to the tensor to send."""
@@ -320,7 +369,14 @@ class Wrapper(AnyWrapper):
 
     def hooked(self) -> State | None:
         """Returns the State that is registered as this model's hook."""
-        return next((state for _, state in internals.ddp_hooks(self._model) if isinstance(state, State) and state.is_of(self._model)), None)
+        return next(
+            (
+                state
+                for _, state in internals.ddp_hooks(self._model)
+                if isinstance(state, State) and state.is_of(self._model)
+            ),
+            None,
+        )
 
     def groups(self) -> list[dist.ProcessGroup]:
         return [self._model.process_group]
@@ -335,13 +391,17 @@ class Wrapper(AnyWrapper):
 
     def parameter(self, tensor: torch.Tensor) -> layouts.Parameter:
         """Returns the layouts.Parameter of one of the model's."""
-        found = self._parameters.get(id(tensor)) or self._frozen.get(id(tensor))  # DDP has those frozen since it was made
+        # DDP has those frozen since it was made
+        found = self._parameters.get(id(tensor)) or self._frozen.get(id(tensor))
         if found is None:
             raise Error("state", f"a parameter of shape {tuple(tensor.shape)} came after compress()")
         return found
 
     def set_kinds(self, kinds: Kinds) -> None:
-        before, self._parameters = self._parameters, {key: p._replace(**kinds[p.name]) for key, p in self._parameters.items()}
+        before, self._parameters = (
+            self._parameters,
+            {key: p._replace(**kinds[p.name]) for key, p in self._parameters.items()},
+        )
         if self._parameters != before and (state := self.hooked()) is not None:
             state.forget_layouts()
 

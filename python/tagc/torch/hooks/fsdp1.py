@@ -1,8 +1,10 @@
-"""FSDP1: a communication hook instead of the reduce-scatter of each flat parameter (NO_SHARD: of the all-reduce).
+"""FSDP1: a communication hook instead of the reduce-scatter of each flat parameter (NO_SHARD: of the
+all-reduce).
 
-A flat parameter holds its module's parameters one after the other, with padding between them if use_orig_params aligns
-addresses. It is cut into one row per rank, also inside a parameter. torch passes one state to the hooks of all flat parameters
-and does not tell them apart, so each gets a state of its own after registration."""
+A flat parameter holds its module's parameters one after the other, with padding between them if
+use_orig_params aligns addresses. It is cut into one row per rank, also inside a parameter. torch passes one
+state to the hooks of all flat parameters and does not tell them apart, so each gets a state of its own after
+registration."""
 
 from __future__ import annotations
 
@@ -32,14 +34,24 @@ class _Flat:
         self.name = policy.clean_name(name) if name else "the root module"
         self.is_sharded = module.sharding_strategy in _SHARDED
         if not self.is_sharded and module.sharding_strategy != ShardingStrategy.NO_SHARD:
-            raise Error("unsupported", f"{self.name} has {module.sharding_strategy}, for which FSDP1 takes no communication hook: "
-                        "must be FULL_SHARD, SHARD_GRAD_OP or NO_SHARD. fully_shard() (FSDP2) over a mesh of two dimensions does")
+            raise Error(
+                "unsupported",
+                f"{self.name} has {module.sharding_strategy}, for which FSDP1 takes no communication hook: "
+                "must be FULL_SHARD, SHARD_GRAD_OP or NO_SHARD. fully_shard() (FSDP2) over a mesh of two "
+                "dimensions does",
+            )
         if (hook := internals.fsdp1_hook(module)) is not None:
-            raise Error("state", "this model is compressed already: close() its tagc handle first" if hook is _hook
-                        else f"{self.name} has a communication hook already, and FSDP1 takes only one")
+            raise Error(
+                "state",
+                "this model is compressed already: close() its tagc handle first"
+                if hook is _hook
+                else f"{self.name} has a communication hook already, and FSDP1 takes only one",
+            )
         self._flat = flat
         prefix = f"{name}." if name else ""
-        self.parameters = [layouts.Parameter(policy.clean_name(prefix + fqn), shape, "dense") for fqn, shape in flat.shapes()]
+        self.parameters = [
+            layouts.Parameter(policy.clean_name(prefix + fqn), shape, "dense") for fqn, shape in flat.shapes()
+        ]
         self._starts, self._n_elems = flat.starts()
         self._layouts: dict[tuple[tuple[bool, ...], int, int], layouts.Layout] = {}
 
@@ -52,8 +64,11 @@ class _Flat:
     def layout(self, n_elems: int, world_size: int) -> layouts.Layout:
         trainable = self._flat.trained()
         if n_elems - self._n_elems not in range(world_size if self.is_sharded else 1):  # padded to whole rows
-            raise Error("mismatch", f"the gradient has {n_elems} elements, the flat parameter {self._n_elems}, over {world_size} "
-                        "ranks")
+            raise Error(
+                "mismatch",
+                f"the gradient has {n_elems} elements, the flat parameter {self._n_elems}, over {world_size} "
+                "ranks",
+            )
         key = tuple(trainable), n_elems, world_size
         if key not in self._layouts:
             parameters = [parameter for parameter, is_there in zip(self.parameters, trainable) if is_there]
@@ -73,12 +88,19 @@ class _State:
 
     def exchange(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
         group = self.flat.group
-        self.handle.passes.exchange(self.unit, group, gradient, output, ReduceOp.AVG,
-                             lambda: self.flat.layout(gradient.numel(), group.size()))
+        self.handle.passes.exchange(
+            self.unit,
+            group,
+            gradient,
+            output,
+            ReduceOp.AVG,
+            lambda: self.flat.layout(gradient.numel(), group.size()),
+        )
 
 
 def _hook(state: _State, gradient: torch.Tensor, output: torch.Tensor | None = None) -> None:
-    """Exchanges a gradient. gradient: of the whole flat parameter, on this rank. output: for this rank's row; None if it is not sharded."""
+    """Exchanges a gradient. gradient: of the whole flat parameter, on this rank. output: for this rank's row;
+    None if it is not sharded."""
     state.exchange(gradient, gradient if output is None else output)
 
 
@@ -89,8 +111,12 @@ class Wrapper(AnyWrapper):
 
     def __init__(self, model: FullyShardedDataParallel) -> None:
         self._model = model
-        self._flats = [_Flat(module, name, flat) for name, module in model.named_modules()
-                       if isinstance(module, FullyShardedDataParallel) and (flat := internals.flat_of(module)) is not None]
+        self._flats = [
+            _Flat(module, name, flat)
+            for name, module in model.named_modules()
+            if isinstance(module, FullyShardedDataParallel)
+            and (flat := internals.flat_of(module)) is not None
+        ]
         if not self._flats:
             raise Error("argument", "this FullyShardedDataParallel model has no parameters")
 
@@ -115,7 +141,10 @@ class Wrapper(AnyWrapper):
         handle.passes.undo.append(self._remove)
         for flat in self._flats:
             if internals.fsdp1_hook(flat.module) is not _hook:
-                raise Error("unsupported", f"torch {torch.__version__} did not take the communication hook of {flat.name}")
+                raise Error(
+                    "unsupported",
+                    f"torch {torch.__version__} did not take the communication hook of {flat.name}",
+                )
             unit = handle.state.add_unit(flat.name, Unit, parameters=flat.parameters)
             internals.set_fsdp1_hook_state(flat.module, _State(handle, unit, flat))
 

@@ -1,7 +1,8 @@
-"""FSDP2: a reduce-scatter and an all-gather of our own for each fully_shard()-ed module, or an all-reduce after it.
+"""FSDP2: a reduce-scatter and an all-gather of our own for each fully_shard()-ed module, or an all-reduce
+after it.
 
-The reduce-scatter's input is (W, row): row r is the r-th chunk of each parameter that got a gradient, one after the
-other, padded. Which parameters those are it does not say; Module finds out."""
+The reduce-scatter's input is (W, row): row r is the r-th chunk of each parameter that got a gradient, one
+after the other, padded. Which parameters those are it does not say; Module finds out."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ from tagc.torch.schedule import policy
 
 
 class Module:
-    """What one fully_shard()-ed module exchanges together, in FSDP2's order: its parameters, or those on one mesh. group: its
-    internals.FsdpGroup."""
+    """What one fully_shard()-ed module exchanges together, in FSDP2's order: its parameters, or those on one
+    mesh. group: its internals.FsdpGroup."""
 
     def __init__(self, module: FSDPModule, name: str, group: internals.FsdpGroup) -> None:
         self.module, self.name, self.group = module, name, group
@@ -38,14 +39,17 @@ class Module:
 
     def name_parameters(self, names: Mapping[int, str]) -> None:
         """Names the parameters. names: id of a parameter of the model -> its name."""
-        self.parameters = [parameter._replace(name=policy.clean_name(names[id(sharded)]))
-                           for parameter, sharded in zip(self.parameters, self.group.sharded_parameters)]
+        self.parameters = [
+            parameter._replace(name=policy.clean_name(names[id(sharded)]))
+            for parameter, sharded in zip(self.parameters, self.group.sharded_parameters)
+        ]
 
     def mesh(self) -> DeviceMesh:
         return self.group.sharded_parameters[0].device_mesh
 
     def exchange_group(self) -> dist.ProcessGroup:
-        """Returns the group over which gradients are exchanged. The mesh may have a dimension of replicas, and one within tensors."""
+        """Returns the group over which gradients are exchanged. The mesh may have a dimension of replicas,
+        and one within tensors."""
         group = self.group.replica_group if self.group.shard_group is None else self.group.shard_group
         assert group is not None  # there is one or the other
         return group
@@ -53,7 +57,9 @@ class Module:
     def n_shard(self) -> int:
         """Returns elements that this rank owns, with padding: what it gives to a gather."""
         world_size = 1 if self.group.shard_group is None else self.group.shard_group.size()
-        return sum(layouts.chunked_elems(parameter, world_size) for parameter in self.parameters) // world_size
+        return (
+            sum(layouts.chunked_elems(parameter, world_size) for parameter in self.parameters) // world_size
+        )
 
     def own(self) -> list[torch.Tensor]:
         """Returns what this rank owns of the parameters, as the optimizer has it."""
@@ -66,21 +72,41 @@ class Module:
             self._layouts.clear()
 
     def trainable(self) -> list[layouts.Parameter]:
-        return [p for p, sharded in zip(self.parameters, self.group.sharded_parameters) if sharded.requires_grad]
+        return [
+            p for p, sharded in zip(self.parameters, self.group.sharded_parameters) if sharded.requires_grad
+        ]
 
     def layout(self, n_elems: int, world_size: int) -> layouts.Layout | None:
-        """Returns the layout of an input of n_elems; None where more than one choice of parameters would fit."""
-        return self._layout(n_elems, world_size, ("rows", world_size),
-                            lambda present: layouts.chunked(present, world_size))
+        """Returns the layout of an input of n_elems; None where more than one choice of parameters would
+        fit."""
+        return self._layout(
+            n_elems, world_size, ("rows", world_size), lambda present: layouts.chunked(present, world_size)
+        )
 
     def shard_layout(self, n_elems: int, n_hosts: int) -> layouts.Layout | None:
-        """Returns the layout of what this rank owns of the parameters, n_elems with padding; as layout(). Under replicate() it owns them whole."""
+        """Returns the layout of what this rank owns of the parameters, n_elems with padding; as layout().
+        Under replicate() it owns them whole."""
         world_size = 1 if self.group.shard_group is None else self.group.shard_group.size()
-        return self._layout(n_elems * world_size, world_size, ("shard", n_hosts), lambda present: layouts.bucket(
-            [p._replace(shape=(layouts.chunked_elems(p, world_size) // world_size,), dim=0) for p in present], n_hosts))
+        return self._layout(
+            n_elems * world_size,
+            world_size,
+            ("shard", n_hosts),
+            lambda present: layouts.bucket(
+                [
+                    p._replace(shape=(layouts.chunked_elems(p, world_size) // world_size,), dim=0)
+                    for p in present
+                ],
+                n_hosts,
+            ),
+        )
 
-    def _layout(self, n_elems: int, world_size: int, kind: tuple[str, int],
-                make: Callable[[Sequence[layouts.Parameter]], layouts.Layout]) -> layouts.Layout | None:
+    def _layout(
+        self,
+        n_elems: int,
+        world_size: int,
+        kind: tuple[str, int],
+        make: Callable[[Sequence[layouts.Parameter]], layouts.Layout],
+    ) -> layouts.Layout | None:
         present = _those_that_fit([self.parameters[i] for i in self.group.reduced()], n_elems, world_size)
         if present is None:
             return None
@@ -90,14 +116,17 @@ class Module:
         return self._layouts[key]
 
 
-def _those_that_fit(parameters: list[layouts.Parameter], n_elems: int, world_size: int) -> list[layouts.Parameter] | None:
-    """Returns the only subset of parameters that takes n_elems of an input, in order. None where there are several; Error where
-    there is none. A parameter without a gradient is not in the input."""
+def _those_that_fit(
+    parameters: list[layouts.Parameter], n_elems: int, world_size: int
+) -> list[layouts.Parameter] | None:
+    """Returns the only subset of parameters that takes n_elems of an input, in order. None where there are
+    several; Error where there is none. A parameter without a gradient is not in the input."""
     sizes = [layouts.chunked_elems(parameter, world_size) for parameter in parameters]
     missing = sum(sizes) - n_elems
     if missing == 0:
         return parameters
-    ways: dict[int, tuple[int, tuple[int, ...]]] = {0: (1, ())}  # elements left out -> (ways to do so, up to 2; one of them)
+    # elements left out -> (ways to do so, up to 2; one of them)
+    ways: dict[int, tuple[int, tuple[int, ...]]] = {0: (1, ())}
     for i, size in enumerate(sizes):
         for total, (n, chosen) in list(ways.items()):
             if 0 < size and total + size <= missing:
@@ -107,8 +136,11 @@ def _those_that_fit(parameters: list[layouts.Parameter], n_elems: int, world_siz
             return None
     n, left_out = ways.get(missing, (0, ()))
     if n == 0:
-        raise Error("mismatch", f"the gradient has {n_elems} elements, and no choice of this module's parameters has as many "
-                    f"(all of them: {sum(sizes)} over {world_size} ranks)")
+        raise Error(
+            "mismatch",
+            f"the gradient has {n_elems} elements, and no choice of this module's parameters has as many "
+            f"(all of them: {sum(sizes)} over {world_size} ranks)",
+        )
     return None if n > 1 else [parameter for i, parameter in enumerate(parameters) if i not in left_out]
 
 
@@ -118,30 +150,48 @@ class ReduceScatter(FsdpComm):
     def __init__(self, handle: Compressed, unit: Exchanged, module: Module) -> None:
         self._handle, self._unit, self._module = handle, unit, module
 
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: Any,
-                 async_op: bool = False) -> None:
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
         world_size = dist.get_world_size(group)
-        self._handle.passes.exchange(self._unit, group, input_tensor, output_tensor, op,
-                              lambda: self._module.layout(input_tensor.numel(), world_size))
+        self._handle.passes.exchange(
+            self._unit,
+            group,
+            input_tensor,
+            output_tensor,
+            op,
+            lambda: self._module.layout(input_tensor.numel(), world_size),
+        )
 
 
 class AllReduce:
-    """In the place of set_all_reduce_hook(): after torch's own reduce-scatter within a host, the owner's shard is averaged with
-    those of the same place in the other hosts. Residuals are of shards then, not of whole gradients. Under replicate() there are
-    no shards: whole gradients are averaged over all ranks."""
+    """In the place of set_all_reduce_hook(): after torch's own reduce-scatter within a host, the owner's
+    shard is averaged with those of the same place in the other hosts. Residuals are of shards then, not of
+    whole gradients. Under replicate() there are no shards: whole gradients are averaged over all ranks."""
 
     def __init__(self, handle: Compressed, unit: Exchanged, module: Module, group: dist.ProcessGroup) -> None:
         self._handle, self._unit, self._module, self._group = handle, unit, module, group
 
     def __call__(self, reduce_output: torch.Tensor) -> None:
         op = self._module.group.sum_op if self._module.group.shard_group is None else dist.ReduceOp.AVG
-        self._handle.passes.exchange(self._unit, self._group, reduce_output, reduce_output, op,
-                              lambda: self._module.shard_layout(reduce_output.numel(), dist.get_world_size(self._group)))
+        self._handle.passes.exchange(
+            self._unit,
+            self._group,
+            reduce_output,
+            reduce_output,
+            op,
+            lambda: self._module.shard_layout(reduce_output.numel(), dist.get_world_size(self._group)),
+        )
 
 
 def modules_of(model: torch.nn.Module) -> list[Module]:
-    """Returns a Module for each fully_shard() that has parameters, and for each mesh where these are on several; modules that were
-    given to it in one list have one state."""
+    """Returns a Module for each fully_shard() that has parameters, and for each mesh where these are on
+    several; modules that were given to it in one list have one state."""
     lists: dict[int, list[tuple[str, FSDPModule]]] = {}
     found, registered = [], {id(parameter) for parameter in model.parameters()}
     for name, module in model.named_modules():
@@ -151,12 +201,18 @@ def modules_of(model: torch.nn.Module) -> list[Module]:
         for group in internals.fsdp_groups(modules[0][1]):
             group.keep_requires_grad(registered)
         for _, module in modules:
-            module.reshard()  # after a forward pass alone the root's parameters are still whole, and not the optimizer's
+            # after a forward pass alone the root's parameters are still whole, and not the optimizer's
+            module.reshard()
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for modules in lists.values():
-        name, groups = "-".join(dict.fromkeys((modules[0][0], modules[-1][0]))), internals.fsdp_groups(modules[0][1])
+        name, groups = (
+            "-".join(dict.fromkeys((modules[0][0], modules[-1][0]))),
+            internals.fsdp_groups(modules[0][1]),
+        )
         for i, group in enumerate(groups):
-            module = Module(modules[0][1], f"{name}, mesh {i + 1} of {len(groups)}" if len(groups) > 1 else name, group)
+            module = Module(
+                modules[0][1], f"{name}, mesh {i + 1} of {len(groups)}" if len(groups) > 1 else name, group
+            )
             if module.parameters:
                 module.name_parameters(names)
                 found.append(module)
@@ -185,21 +241,35 @@ class Wrapper(AnyWrapper):
                 raise Error("state", f"{module.name} is compressed already: close() its tagc handle first")
             shards, replicas = module.group.shard_group, module.group.replica_group
             if shards is not None and replicas is not None and shards.size() == 1 < replicas.size():
-                raise Error("unsupported", f"{module.name} is sharded over 1 rank and replicated over {replicas.size()}: torch "
-                            "reduce-scatters nothing then, and sums between them itself, uncompressed. Take DistributedDataParallel, "
-                            "or fully_shard() over all ranks, or over a mesh inside each host with between=")
+                raise Error(
+                    "unsupported",
+                    f"{module.name} is sharded over 1 rank and replicated over {replicas.size()}: torch "
+                    "reduce-scatters nothing then, and sums between them itself, uncompressed. Take "
+                    "DistributedDataParallel, "
+                    "or fully_shard() over all ranks, or over a mesh inside each host with between=",
+                )
         if self.sums_shards and any(module.mesh().ndim > 1 for module in self.modules):
-            raise Error("unsupported", "between wants fully_shard() over a mesh of one dimension, inside each host; this model's "
-                        "has more, and torch then sums between hosts itself, uncompressed")
+            raise Error(
+                "unsupported",
+                "between wants fully_shard() over a mesh of one dimension, inside each host; this model's "
+                "has more, and torch then sums between hosts itself, uncompressed",
+            )
         if self.sums_shards and any(module.group.shard_group is None for module in self.modules):
-            raise Error("unsupported", "between is for fully_shard()-ed models; this one has replicate(), whose gradients tagc sums "
-                        "over all replicas: leave between out")
+            raise Error(
+                "unsupported",
+                "between is for fully_shard()-ed models; this one has replicate(), whose gradients tagc sums "
+                "over all replicas: leave between out",
+            )
 
     def groups(self) -> list[dist.ProcessGroup]:
-        return [module.exchange_group() for module in self.modules] + ([self.between] if self.between is not None else [])
+        return [module.exchange_group() for module in self.modules] + (
+            [self.between] if self.between is not None else []
+        )
 
     def n_ranks(self) -> int:
-        return max(module.mesh().size() for module in self.modules) * (1 if self.between is None else self.between.size())
+        return max(module.mesh().size() for module in self.modules) * (
+            1 if self.between is None else self.between.size()
+        )
 
     @property
     def has_several_meshes(self) -> bool:
@@ -210,7 +280,10 @@ class Wrapper(AnyWrapper):
         return all(module.group.shard_group is not None for module in self.modules)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {**super().fingerprint(), "ranks of between": None if self.between is None else self.between.size()}
+        return {
+            **super().fingerprint(),
+            "ranks of between": None if self.between is None else self.between.size(),
+        }
 
     def parameters(self) -> list[layouts.Parameter]:
         return [parameter for module in self.modules for parameter in module.parameters]
@@ -231,8 +304,11 @@ class Wrapper(AnyWrapper):
             handle.passes.undo.append(functools.partial(module.group.restore_comms, module.group.comms))
             comms = self._comms(handle, tag, module)
             for what, own in module.group.replaced(*comms):
-                _warn(f"{module.name} has a custom {what} ({type(own).__name__}), which is not called while tagc exchanges in its place: "
-                      "handle.close() puts it back")
+                _warn(
+                    f"{module.name} has a custom {what} ({type(own).__name__}), which is not called while "
+                    "tagc exchanges in its place: "
+                    "handle.close() puts it back"
+                )
             module.group.set_comms(*comms)
         self._warn_of_outsiders()
         if self._gathers:
@@ -247,14 +323,23 @@ class Wrapper(AnyWrapper):
     def _comms(self, handle: Compressed, tag: int, module: Module) -> tuple[object, object, object]:
         """Returns (reduce-scatter, all-gather, all-reduce hook) of one module; None: as it is."""
         shards, name, timeout_s = module.group.shard_group, module.name, handle.state.options.timeout_s
-        unit = handle.state.add_unit(name, Unit, module.parameters, n_chunks=1 if shards is None else shards.size(),
-                               place=shards.rank() if self.sums_shards and shards is not None else None)
+        unit = handle.state.add_unit(
+            name,
+            Unit,
+            module.parameters,
+            n_chunks=1 if shards is None else shards.size(),
+            place=shards.rank() if self.sums_shards and shards is not None else None,
+        )
         if shards is None:
             handle.passes.undo.append(module.group.leave_replicas_to_the_hook())
             return None, None, AllReduce(handle, unit, module, module.exchange_group())
-        gather: waits.AllGather | AllGather | None = waits.AllGather(name, timeout_s) if module.group.gathers_by_default else None
+        gather: waits.AllGather | AllGather | None = (
+            waits.AllGather(name, timeout_s) if module.group.gathers_by_default else None
+        )
         if handle.state.options.parameters is not None:
-            gather = AllGather(handle, name, (shards, module.n_shard(), module.own), handle.state.options.parameters, tag)
+            gather = AllGather(
+                handle, name, (shards, module.n_shard(), module.own), handle.state.options.parameters, tag
+            )
             self._gathers.append(gather)
             handle.passes.frees.append(gather.close)
         if self.sums_shards:
@@ -268,10 +353,15 @@ class Wrapper(AnyWrapper):
 
     def _warn_of_outsiders(self) -> None:
         inside = {id(sharded) for module in self.modules for sharded in module.group.sharded_parameters}
-        outside = [name for name, p in self._model.named_parameters() if p.requires_grad and id(p) not in inside]
+        outside = [
+            name for name, p in self._model.named_parameters() if p.requires_grad and id(p) not in inside
+        ]
         if outside:
-            _warn(f"{len(outside)} trained parameters are in no fully_shard(), such as {outside[0]}: neither torch nor tagc sums their "
-                  "gradients over ranks")
+            _warn(
+                f"{len(outside)} trained parameters are in no fully_shard(), such as {outside[0]}: neither "
+                "torch nor tagc sums their "
+                "gradients over ranks"
+            )
 
     def reset_parameters(self) -> None:
         for gather in self._gathers:

@@ -1,8 +1,9 @@
 """FSDP2's all-gathers through libtagc, and the replicas that gathers of deltas keep.
 
-A replica is what a gather left on every rank: the bf16 values of a module's parameters. The next delta is a difference to it, so it is
-part of a checkpoint. Each rank saves the row of it that it owns. The first gather after loading puts the rows together again, by a gather
-of whole bf16 values that changes none of them, and goes on from there."""
+A replica is what a gather left on every rank: the bf16 values of a module's parameters. The next delta is a
+difference to it, so it is part of a checkpoint. Each rank saves the row of it that it owns. The first gather
+after loading puts the rows together again, by a gather of whole bf16 values that changes none of them, and
+goes on from there."""
 
 from __future__ import annotations
 
@@ -41,39 +42,64 @@ def checksum(tensors: Iterable[torch.Tensor]) -> str:
 class FsdpComm:
     """What FSDP2 wants of a reduce-scatter and of an all-gather."""
 
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
 class Gathering(Call):
     """One all-gather of one module."""
 
-    def __init__(self, gather: Callable[[Way, torch.Tensor | None, torch.Tensor | None, BaseException | None], None], comm: Comm, group: Any,
-                 failure: BaseException | None, wants_kernels: bool) -> None:
+    def __init__(
+        self,
+        gather: Callable[[Way, torch.Tensor | None, torch.Tensor | None, BaseException | None], None],
+        comm: Comm,
+        group: Any,
+        failure: BaseException | None,
+        wants_kernels: bool,
+    ) -> None:
         super().__init__(comm, group, failure, wants_kernels=wants_kernels)
         self._gather = gather
 
-    def perform(self, way: Way, source: torch.Tensor | None, target: torch.Tensor | None,
-                failure: BaseException | None) -> Callable[[], object]:
+    def perform(
+        self,
+        way: Way,
+        source: torch.Tensor | None,
+        target: torch.Tensor | None,
+        failure: BaseException | None,
+    ) -> Callable[[], object]:
         self._gather(way, source, target, failure)
         return lambda: None
 
 
 class AllGather(FsdpComm):
-    """For set_custom_all_gather(): one per module. With deltas every rank keeps a replica of all parameters of the module,
-    and a second gather of the same values (backward after forward) sends nothing at all."""
+    """For set_custom_all_gather(): one per module. With deltas every rank keeps a replica of all parameters
+    of the module, and a second gather of the same values (backward after forward) sends nothing at all."""
 
-    def __init__(self, handle: Compressed, name: str, owned: tuple[dist.ProcessGroup, int, Callable[[], list[torch.Tensor]]], wire: str,
-                 tag: int) -> None:
-        """owned: the ranks over which the module is sharded, how many elements one of them owns, and what gives these."""
+    def __init__(
+        self,
+        handle: Compressed,
+        name: str,
+        owned: tuple[dist.ProcessGroup, int, Callable[[], list[torch.Tensor]]],
+        wire: str,
+        tag: int,
+    ) -> None:
+        """owned: the ranks over which the module is sharded, how many elements one of them owns, and what
+        gives these."""
         self.name, self.is_delta = name, wire.startswith("delta")
         self._handle, self._wire, self._tag, self._own = handle, wire, tag, owned[2]
         self._key: Key = tuple(dist.get_process_group_ranks(owned[0])), owned[1]
         self._gathers: dict[Key, _Gather] = {}
         self._loaded: Replica | None = None  # until the next gather
 
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup,
-                 async_op: bool = False) -> None:
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> None:
         comm, runners = self._handle.passes.comm(group), self._handle.passes.runners
         runner: Runner = runners.host
         failure: BaseException | None = None
@@ -82,12 +108,20 @@ class AllGather(FsdpComm):
             check_tensors(input_tensor, output_tensor, "parameters")
         except Exception as problem:
             failure = problem
-        # With kernels where the user has asked for them: replicas take 4 bytes per parameter, on the device then.
+        # With kernels where the user has asked for them: replicas take 4 bytes per parameter, on the device
+        # then.
         wants_kernels = self._handle.state.options.codec == "device" and self.is_delta
         runner.run(Gathering(self._gather, comm, group, failure, wants_kernels), input_tensor, output_tensor)
 
-    def _gather(self, way: Way, source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None) -> None:
-        """Gathers. source, target: None where there is a failure, which this rank then only tells the others."""
+    def _gather(
+        self,
+        way: Way,
+        source: torch.Tensor | None,
+        target: torch.Tensor | None,
+        failure: BaseException | None,
+    ) -> None:
+        """Gathers. source, target: None where there is a failure, which this rank then only tells the
+        others."""
         comm, kernels = way.comm, way.kernels
         gather, loaded, vote, numbers = None, None, 0, {}
         try:
@@ -106,20 +140,34 @@ class AllGather(FsdpComm):
         changed, reset = (max(vote & bit for vote in votes) for bit in (_CHANGED, _RESET))
         with self._handle.state.lock:
             if gather.gatherer is None:
-                gather.gatherer = Gatherer(comm, target.numel(), self._wire, self._tag, self._handle.state.options.threads, kernels)
+                gather.gatherer = Gatherer(
+                    comm, target.numel(), self._wire, self._tag, self._handle.state.options.threads, kernels
+                )
             if max(vote & _LOADED for vote in votes):
-                if min(vote & (_LOADED | _FITS) for vote in votes) == _LOADED | _FITS and len({vote // _COUNT for vote in votes}) == 1:
+                if (
+                    min(vote & (_LOADED | _FITS) for vote in votes) == _LOADED | _FITS
+                    and len({vote // _COUNT for vote in votes}) == 1
+                ):
                     assert loaded is not None
                     gather.restore(loaded, source, target.numel(), kernels)
                 else:
                     reset = _RESET
-                    self._handle.state.say_once("tagc: parameters are not those that were saved with the replicas of deltas, on some rank: the next "
-                                          "gather sends them whole")
+                    self._handle.state.say_once(
+                        "tagc: parameters are not those that were saved with the replicas of deltas, on "
+                        "some rank: the next "
+                        "gather sends them whole"
+                    )
                 self._loaded = None
             sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
             gather.run(gather.gatherer, source, target, kernels, changed, reset)
-            self._handle.passes.recorder.add_gather(comm.bytes_sent()["gather"] - sent, comm.bytes_received()["gather"] - received,
-                                                    target.numel(), comm, time.perf_counter() - agreed, agreed - begin)
+            self._handle.passes.recorder.add_gather(
+                comm.bytes_sent()["gather"] - sent,
+                comm.bytes_received()["gather"] - received,
+                target.numel(),
+                comm,
+                time.perf_counter() - agreed,
+                agreed - begin,
+            )
 
     def _vote_loaded(self, loaded: Replica, source: torch.Tensor) -> int:
         changed = checksum([source.float()]) != loaded.sent
@@ -133,7 +181,8 @@ class AllGather(FsdpComm):
             gather.wants_reset = True
 
     def loaded(self) -> None:
-        """Notes that parameters were loaded: whether they are those of a replica that was loaded, the next gather sees."""
+        """Notes that parameters were loaded: whether they are those of a replica that was loaded, the next
+        gather sees."""
         if self._loaded is None:
             self.reset()
 
@@ -144,7 +193,9 @@ class AllGather(FsdpComm):
         if self._loaded is not None:
             return self._loaded._replace(row=self._loaded.row.clone())
         gather = self._gathers.get(self._key)
-        row, n_gathers = (None, 0) if gather is None else gather.row(self._key[0].index(dist.get_rank()), self._key[1])
+        row, n_gathers = (
+            (None, 0) if gather is None else gather.row(self._key[0].index(dist.get_rank()), self._key[1])
+        )
         if row is None or gather is None:
             return Replica(torch.zeros(self._key[1], dtype=torch.bfloat16), 0, "", "")
         return Replica(row, n_gathers, gather.sent(), checksum(self._own()))
@@ -176,13 +227,22 @@ class _Gather:
         self._full: torch.Tensor | None = None  # with deltas, what came last
 
     def vote(self, shard: torch.Tensor) -> int:
-        """Returns whether this rank's shard is another than at the last gather, and whether all of it must travel."""
+        """Returns whether this rank's shard is another than at the last gather, and whether all of it must
+        travel."""
         changed = self._full is None or self._shard is None or not torch.equal(shard.float(), self._shard)
         return (_CHANGED if changed else 0) | (_RESET if self.wants_reset else 0)
 
-    def run(self, gatherer: Gatherer, shard: torch.Tensor, output: torch.Tensor, kernels: Kernels | None, changed: int,
-            reset: int) -> None:
-        """Gathers shard into output, of which it may be part. gatherer: self.gatherer. kernels: where both are on their device."""
+    def run(
+        self,
+        gatherer: Gatherer,
+        shard: torch.Tensor,
+        output: torch.Tensor,
+        kernels: Kernels | None,
+        changed: int,
+        reset: int,
+    ) -> None:
+        """Gathers shard into output, of which it may be part. gatherer: self.gatherer. kernels: where both
+        are on their device."""
         if self._full is None or changed or reset:
             full, own = self._memory(shard, output.numel())
             if reset:
@@ -202,7 +262,11 @@ class _Gather:
     def _memory(self, shard: torch.Tensor, n_elems: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (what comes, what this rank gives)"""
         with torch.inference_mode(False):  # they outlive an evaluation
-            full = torch.zeros(n_elems, dtype=torch.float32, device=shard.device) if self._full is None else self._full
+            full = (
+                torch.zeros(n_elems, dtype=torch.float32, device=shard.device)
+                if self._full is None
+                else self._full
+            )
             if self._shard is None:
                 self._shard = torch.empty(shard.numel(), dtype=torch.float32, device=shard.device)
         return full, self._shard
@@ -222,11 +286,12 @@ class _Gather:
         self._full, self.wants_reset = full, False
 
     def row(self, place: int, n_shard: int) -> tuple[torch.Tensor | None, int]:
-        """Returns (this rank's row of the replica, number of gathers); None where the next gather does without a replica."""
+        """Returns (this rank's row of the replica, number of gathers); None where the next gather does
+        without a replica."""
         n_gathers = 0 if self.gatherer is None or self.wants_reset else self.gatherer.n_gathers()
         if n_gathers == 0 or self._full is None:
             return None, 0
-        row = self._full[place * n_shard:(place + 1) * n_shard].cpu()
+        row = self._full[place * n_shard : (place + 1) * n_shard].cpu()
         narrow = row.to(torch.bfloat16)
         return (narrow, n_gathers) if torch.equal(narrow.float(), row) else (None, 0)
 

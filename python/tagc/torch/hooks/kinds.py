@@ -17,13 +17,19 @@ def kind_of(model: Any, between: dist.ProcessGroup | None, only: str | None = No
     from torch.nn.parallel import DistributedDataParallel
 
     if internals.version() < internals.OLDEST:
-        raise Error("unsupported", f"torch is {torch.__version__}, must be {'.'.join(map(str, internals.OLDEST))} or newer")
+        raise Error(
+            "unsupported",
+            f"torch is {torch.__version__}, must be {'.'.join(map(str, internals.OLDEST))} or newer",
+        )
     if not isinstance(model, torch.nn.Module):
         raise Error("argument", f"model is a {type(model).__name__}, must be a torch.nn.Module")
     if internals.composable_ddp_within(model) is not None:
-        raise Error("unsupported", "this model has the replicate() of torch.distributed._composable.replicate, which hides "
-                    "its DDP: use DistributedDataParallel(model), or replicate() of "
-                    "torch.distributed._composable.replicate_with_fsdp")
+        raise Error(
+            "unsupported",
+            "this model has the replicate() of torch.distributed._composable.replicate, which hides "
+            "its DDP: use DistributedDataParallel(model), or replicate() of "
+            "torch.distributed._composable.replicate_with_fsdp",
+        )
     kinds = {
         "fsdp2": any(isinstance(module, FSDPModule) for module in model.modules()),
         "ddp": isinstance(model, DistributedDataParallel),
@@ -32,11 +38,21 @@ def kind_of(model: Any, between: dist.ProcessGroup | None, only: str | None = No
     found = [kind for kind, is_it in kinds.items() if is_it]
     if len(found) != 1:
         how = "none of them" if not found else " and ".join(found)
-        raise Error("argument", f"model is a {type(model).__name__}, {how}: it must be fully_shard()-ed, or wrapped in "
-                    "DistributedDataParallel or FullyShardedDataParallel, before compress()")
-    if found == ["ddp"] and (name := next((name for name, p in model.named_parameters() if p.is_meta), None)) is not None:
-        raise Error("argument", f"{name} is on the meta device, and DistributedDataParallel keeps the parameters that it was made with: "
-                    "give them memory with to_empty() and values before wrapping")
+        raise Error(
+            "argument",
+            f"model is a {type(model).__name__}, {how}: it must be fully_shard()-ed, or wrapped in "
+            "DistributedDataParallel or FullyShardedDataParallel, before compress()",
+        )
+    if (
+        found == ["ddp"]
+        and (name := next((name for name, p in model.named_parameters() if p.is_meta), None)) is not None
+    ):
+        raise Error(
+            "argument",
+            f"{name} is on the meta device, and DistributedDataParallel keeps the parameters that it was "
+            "made with: "
+            "give them memory with to_empty() and values before wrapping",
+        )
     if only is not None and found != [only]:
         raise Error("argument", f"ddp_state() is for DistributedDataParallel; this model is {found[0]}")
     if between is not None and found != ["fsdp2"]:

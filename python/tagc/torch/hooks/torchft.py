@@ -1,4 +1,5 @@
-"""Whether torchft is there: it wraps a model, or the user gave its Manager or one of its process groups. tagc.torch.quorum works with it."""
+"""Whether torchft is there: it wraps a model, or the user gave its Manager or one of its process groups.
+tagc.torch.quorum works with it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def manager_of(model: torch.nn.Module) -> Any:
 
     if not isinstance(model, DistributedDataParallel):
         return None
-    states = [state.manager if isinstance(state, ddp.State) else state for _, state in internals.ddp_hooks(model)]
+    states = [
+        state.manager if isinstance(state, ddp.State) else state for _, state in internals.ddp_hooks(model)
+    ]
     return next((state for state in states if isinstance(state, Manager)), None)
 
 

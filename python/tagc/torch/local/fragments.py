@@ -1,4 +1,5 @@
-"""A part of the model that the sites of LocalSteps synchronise together: the exchange of its pseudo-gradient, and the outer step.
+"""A part of the model that the sites of LocalSteps synchronise together: the exchange of its pseudo-gradient,
+and the outer step.
 
     anchor  (n,) fp32   the last synchronised values, the same bits on all sites
     base                the anchor in the parameter's dtype, as the parameter got it
@@ -8,9 +9,10 @@
     velocity <- momentum * velocity + mean        the outer step: SGD with Nesterov's momentum
     anchor   <- anchor - lr * (mean + momentum * velocity)
 
-Each compressed parameter has a reducer of its own, which keeps the residual; all dense ones share one. n is the number of
-elements that a rank exchanges of the fragment's parameters, each followed by padding. Sums and products are separate calls of
-torch: a fused call rounds once on some processors and twice on others, and sites may differ in their processors."""
+Each compressed parameter has a reducer of its own, which keeps the residual; all dense ones share one. n is
+the number of elements that a rank exchanges of the fragment's parameters, each followed by padding. Sums and
+products are separate calls of torch: a fused call rounds once on some processors and twice on others, and
+sites may differ in their processors."""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ class Outer(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The place of a parameter in a fragment's arrays: `length` elements from `start`. They are the rank's elements of the parameter from
-    `first` on. All ranks of a DDP site reserve `room` elements for their slice."""
+    """The place of a parameter in a fragment's arrays: `length` elements from `start`. They are the rank's
+    elements of the parameter from `first` on. All ranks of a DDP site reserve `room` elements for their
+    slice."""
 
     trained: Trained
     kind: str  # "compressed" or "dense"
@@ -51,7 +54,7 @@ class Place(NamedTuple):
 
     def read(self) -> torch.Tensor:
         """Returns (length,) in the parameter's dtype, on its device."""
-        return self.trained.local().reshape(-1)[self.first:self.first + self.length]
+        return self.trained.local().reshape(-1)[self.first : self.first + self.length]
 
     def rounded(self, anchor: torch.Tensor) -> torch.Tensor:
         """Returns (length,) fp32: the value of the parameter after it got the anchor (n,)."""
@@ -96,15 +99,23 @@ class Flight:
             reducer.begin(self.delta[part.at], self.mean[part.at])
             self._begun.append((part, reducer))
 
-    def end(self, goes_on: Callable[[list[str]], object] | None = None) -> list[tuple[Part, lib.ReducerStats]]:
-        """Waits for all reducers, also after a failure, because peers wait for this rank. Raises the first failure. goes_on: called with the
-        names of parameters whose exchange is over."""
+    def end(
+        self, goes_on: Callable[[list[str]], object] | None = None
+    ) -> list[tuple[Part, lib.ReducerStats]]:
+        """Waits for all reducers, also after a failure, because peers wait for this rank. Raises the first
+        failure. goes_on: called with the names of parameters whose exchange is over."""
         stats, failure = [], None
         for part, reducer in self._begun:
             try:
                 stats.append((part, reducer.end()))
                 if goes_on is not None:
-                    goes_on([place.trained.name for place in self.fragment.places if part.start <= place.start < part.start + part.n_elems])
+                    goes_on(
+                        [
+                            place.trained.name
+                            for place in self.fragment.places
+                            if part.start <= place.start < part.start + part.n_elems
+                        ]
+                    )
             except Error as problem:
                 failure = failure or problem
         self._begun = []
@@ -126,7 +137,7 @@ class Flight:
     def resume(self, fragment: Fragment, step: int, delta: torch.Tensor) -> None:
         """Does what begin() does, with a given delta (n,)."""
         self.fragment, self.step, self.failure, self.is_launched = fragment, step, None, False
-        self.delta[:delta.numel()].copy_(delta)
+        self.delta[: delta.numel()].copy_(delta)
 
     def residual_before(self) -> torch.Tensor:
         """Returns the residual (n,) of the fragment before launch()."""
@@ -136,23 +147,39 @@ class Flight:
 
 
 class Fragment:
-    """Collective to make. fields(kind) -> those of tagc_reducer_options. kinds: name of a parameter -> class. comm: to the other sites; None:
-    there is no connection yet, and no reducer."""
+    """Collective to make. fields(kind) -> those of tagc_reducer_options. kinds: name of a parameter -> class.
+    comm: to the other sites; None: there is no connection yet, and no reducer."""
 
-    def __init__(self, index: int, trained: Sequence[Trained], kinds: Mapping[str, str], site: Site, comm: Comm | None, inner: Comm | None,
-                 fields: Callable[[str], dict[str, Any]], outer: Outer) -> None:
+    def __init__(
+        self,
+        index: int,
+        trained: Sequence[Trained],
+        kinds: Mapping[str, str],
+        site: Site,
+        comm: Comm | None,
+        inner: Comm | None,
+        fields: Callable[[str], dict[str, Any]],
+        outer: Outer,
+    ) -> None:
         self.index, self.outer, self._n_slices = index, outer, site.n_slices
-        self.places, self.parts, self.n_elems = _lay_out(trained, kinds, site, 1 if comm is None else comm.world_size)
+        self.places, self.parts, self.n_elems = _lay_out(
+            trained, kinds, site, 1 if comm is None else comm.world_size
+        )
         self.n_real = sum(place.length for place in self.places)
         self.anchor = torch.zeros(self.n_elems, dtype=torch.float32)
         self.velocity = torch.zeros(self.n_elems if outer.momentum else 0, dtype=torch.float32)
-        self._unsent: torch.Tensor | None = torch.zeros(self.n_elems) if comm is None else None  # the residual while there are no reducers
+        # the residual while there are no reducers
+        self._unsent: torch.Tensor | None = torch.zeros(self.n_elems) if comm is None else None
         self.reducers: list[Reducer] = []
         self._gatherer: Gatherer | None = None
         try:
             if comm is not None:
                 for part in self.parts:
-                    self.reducers.append(Reducer(comm, part.n_elems, output=lib.OUTPUTS["unit"], tag=index, **fields(part.kind)))
+                    self.reducers.append(
+                        Reducer(
+                            comm, part.n_elems, output=lib.OUTPUTS["unit"], tag=index, **fields(part.kind)
+                        )
+                    )
             if self._n_slices > 1 and inner is not None:
                 self._gathered = torch.zeros(self._n_slices, self.n_elems, dtype=torch.float32)
                 self._gatherer = Gatherer(inner, self._gathered.numel(), "fp32", tag=index)
@@ -175,9 +202,9 @@ class Fragment:
     def _clear_padding(self, values: torch.Tensor) -> None:
         end = 0
         for place in self.places:
-            values[end:place.start].zero_()
+            values[end : place.start].zero_()
             end = place.start + place.length
-        values[end:self.n_elems].zero_()
+        values[end : self.n_elems].zero_()
 
     def restore(self) -> None:
         """Gives the parameters the base. Local, so not for slices of DDP."""
@@ -188,9 +215,10 @@ class Fragment:
     # ---- the outer step ----
 
     def apply(self, flight: Flight, is_now: bool) -> None:
-        """Takes the outer step. is_now: the parameters have not changed since begin() and become the base, the same bits everywhere. Otherwise
-        they keep their changes since begin(), which the next delta contains."""
-        mean = flight.mean[:self.n_elems]
+        """Takes the outer step. is_now: the parameters have not changed since begin() and become the base,
+        the same bits everywhere. Otherwise they keep their changes since begin(), which the next delta
+        contains."""
+        mean = flight.mean[: self.n_elems]
         old = [] if is_now else [place.rounded(self.anchor).clone() for place in self.places]
         if self.outer.momentum:
             self.velocity.mul_(self.outer.momentum).add_(mean)
@@ -205,7 +233,12 @@ class Fragment:
         rows = news.view(1, -1) if self._gatherer is None else self._gathered
         for place in self.places:
             local = place.trained.local()
-            values = rows[:, place.start:place.start + place.room].reshape(-1)[:local.numel()].view(local.shape).to(local.device)
+            values = (
+                rows[:, place.start : place.start + place.room]
+                .reshape(-1)[: local.numel()]
+                .view(local.shape)
+                .to(local.device)
+            )
             local.copy_(values if is_now else local.float().add_(values))
 
     # ---- residuals ----
@@ -213,14 +246,14 @@ class Fragment:
     def copy_residual(self, target: torch.Tensor) -> None:
         """Copies the residual (n,), zeros for dense parameters. Not while the fragment is under way."""
         if self._unsent is not None:
-            target[:self.n_elems].copy_(self._unsent)
+            target[: self.n_elems].copy_(self._unsent)
         for part, reducer in zip(self.parts, self.reducers):
             residual = reducer.residual()
             target[part.at].zero_() if residual is None else target[part.at].copy_(residual)
 
     def set_residual(self, values: torch.Tensor) -> None:
         if self._unsent is not None:
-            self._unsent.copy_(values[:self.n_elems])
+            self._unsent.copy_(values[: self.n_elems])
         for part, reducer in zip(self.parts, self.reducers):
             if reducer.residual() is not None:
                 reducer.set_residual(values[part.at])
@@ -234,7 +267,11 @@ class Fragment:
         """Returns name -> copy of the residual, (length,), of each compressed parameter. Local."""
         values = torch.zeros(self.n_elems)
         self.copy_residual(values)
-        return {place.trained.name: values[place.at].clone() for place in self.places if place.kind == "compressed"}
+        return {
+            place.trained.name: values[place.at].clone()
+            for place in self.places
+            if place.kind == "compressed"
+        }
 
     def names_of_residuals(self) -> set[str]:
         """Returns the names in residuals_on_the_wire() whose residual is not zero."""
@@ -285,10 +322,14 @@ class Fragment:
 
 def _crc(values: torch.Tensor, before: int) -> int:
     n_bytes = values.numel() * values.element_size()
-    return zlib.crc32((ctypes.c_char * n_bytes).from_address(values.data_ptr()), before) if n_bytes else before
+    return (
+        zlib.crc32((ctypes.c_char * n_bytes).from_address(values.data_ptr()), before) if n_bytes else before
+    )
 
 
-def _lay_out(trained: Sequence[Trained], kinds: Mapping[str, str], site: Site, n_sites: int) -> tuple[list[Place], list[Part], int]:
+def _lay_out(
+    trained: Sequence[Trained], kinds: Mapping[str, str], site: Site, n_sites: int
+) -> tuple[list[Place], list[Part], int]:
     """Lays out compressed parameters first, a part for each; then the dense ones, all in one part."""
     places: list[Place] = []
     parts: list[Part] = []
@@ -315,7 +356,8 @@ def _lay_out(trained: Sequence[Trained], kinds: Mapping[str, str], site: Site, n
 
 
 def cut(sizes: Sequence[int], n: int) -> list[range]:
-    """Splits `sizes` into n ranges of neighbours with about equal sums; none is empty. n is at most len(sizes)."""
+    """Splits `sizes` into n ranges of neighbours with about equal sums; none is empty. n is at most
+    len(sizes)."""
     total, done, at = sum(sizes), 0, 0
     ranges = []
     for i in range(n):

@@ -37,7 +37,14 @@ class Settings:
         number("outer_lr", self.outer_lr, 0, 10)
         number("outer_momentum", self.outer_momentum, 0, 1)
         if self.outer_lr == 0 or self.outer_momentum == 1:
-            raise Error("argument", f"outer_lr is {self.outer_lr!r} and outer_momentum {self.outer_momentum!r}: must be above 0, and below 1")
+            raise Error(
+                "argument",
+                (
+                    f"outer_lr is {self.outer_lr!r} and outer_momentum {self.outer_momentum!r}: must be "
+                    "above "
+                    "0, and below 1"
+                ),
+            )
         number("residual_decay", self.residual_decay, 0, 1)
         number("sparsity", self.sparsity, 0, 1)
         options._choice("values", self.values, tuple(lib.FORMATS))
@@ -63,7 +70,11 @@ class Settings:
         return max(sum((step - one) % self.every < max(1, self.delay) for one in due) for step in due)
 
     def travels(self) -> str:
-        return f"direct, {100 * self.sparsity:g} % zero, {self.values}" if self.sparsity else f"direct, every value as {self.values}"
+        return (
+            f"direct, {100 * self.sparsity:g} % zero, {self.values}"
+            if self.sparsity
+            else f"direct, every value as {self.values}"
+        )
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns what must be the same on all ranks, by name."""

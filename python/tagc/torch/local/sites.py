@@ -1,8 +1,9 @@
-"""What one site of local steps is: a plain model in one process, a DDP model, or a model that FSDP2 shards inside the site.
-Under torchft a site is a replica, and torchft knows the others.
+"""What one site of local steps is: a plain model in one process, a DDP model, or a model that FSDP2 shards
+inside the site. Under torchft a site is a replica, and torchft knows the others.
 
-A rank exchanges with the ranks that have the same place in the other sites. Under FSDP2 it has its shards for that. Under DDP all ranks of
-a site have the same parameters, so that each takes a slice of them, and gathers the others' slices within the site afterwards."""
+A rank exchanges with the ranks that have the same place in the other sites. Under FSDP2 it has its shards for
+that. Under DDP all ranks of a site have the same parameters, so that each takes a slice of them, and gathers
+the others' slices within the site afterwards."""
 
 from __future__ import annotations
 
@@ -34,46 +35,81 @@ class Trained(NamedTuple):
 
 
 def group_of(model: torch.nn.Module, between: Any) -> Any:
-    """Returns the process group that `between` means: it may be the name of a dimension of the mesh that the model's mesh was cut from, or a mesh of one
-    dimension. Anything else is returned as it is. Local."""
+    """Returns the process group that `between` means: it may be the name of a dimension of the mesh that the
+    model's mesh was cut from, or a mesh of one dimension. Anything else is returned as it is. Local."""
     if isinstance(between, DeviceMesh):
         if between.ndim != 1:
-            raise Error("argument", f"between is a mesh of {between.ndim} dimensions, must have one, as mesh['site'] has")
+            raise Error(
+                "argument",
+                f"between is a mesh of {between.ndim} dimensions, must have one, as mesh['site'] has",
+            )
         return between.get_group()
     if not isinstance(between, str):
         return between
-    own = next((parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor)), None)
+    own = next(
+        (parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor)), None
+    )
     if own is None:
-        raise Error("argument", f"between is {between!r}, and this model has no mesh, of which that could be a dimension: give mesh[{between!r}]")
+        raise Error(
+            "argument",
+            (
+                f"between is {between!r}, and this model has no mesh, of which that could be a dimension: "
+                "give "
+                f"mesh[{between!r}]"
+            ),
+        )
     root = internals.root_mesh(own)
     others = [name for name in root.mesh_dim_names or () if name not in (own.mesh_dim_names or ())]
     if between not in others:
         names = ", ".join(map(repr, others)) or "none"
-        raise Error("argument", f"between is {between!r}, must be a dimension of the mesh that this model's mesh was cut from and does not have: {names}")
+        raise Error(
+            "argument",
+            (
+                f"between is {between!r}, must be a dimension of the mesh that this model's mesh was cut "
+                "from "
+                f"and does not have: {names}"
+            ),
+        )
     return root[between].get_group()
 
 
 class Site:
-    """This rank's place among all. between: the ranks with the same place in their sites, None: all ranks. is_managed: torchft knows the other
-    sites. Local; Error where the model is none of the three."""
+    """This rank's place among all. between: the ranks with the same place in their sites, None: all ranks.
+    is_managed: torchft knows the other sites. Local; Error where the model is none of the three."""
 
-    def __init__(self, model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer], between: dist.ProcessGroup | None,
-                 is_managed: bool = False) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizers: Iterable[torch.optim.Optimizer],
+        between: dist.ProcessGroup | None,
+        is_managed: bool = False,
+    ) -> None:
         self.model, self.optimizers = model, list(optimizers)
         self.kind = _kind(model)
-        self.inner = self._inner_groups()  # over each of which the ranks of this site agree, one after the other
+        # over each of which the ranks of this site agree, one after the other
+        self.inner = self._inner_groups()
         self.n_sites, self.site = 1, 0
         self.n_slices, self.slice = 1, 0
         if not is_managed:
             self._join(between)
         elif self.kind == "ddp":
-            raise Error("unsupported", "model is DistributedDataParallel: under torchft, LocalSteps takes a plain model or a fully_shard()-ed one")
+            raise Error(
+                "unsupported",
+                (
+                    "model is DistributedDataParallel: under torchft, LocalSteps takes a plain model or a "
+                    "fully_shard()-ed one"
+                ),
+            )
         self.trained = self._find_trained()
 
     def _join(self, between: dist.ProcessGroup | None) -> None:
         if between is None and any(group.size() > 1 for group in self.inner):
-            raise Error("argument", f"this model is {self.kind} over {self.n_inner} ranks, and between is None: it must be the group of "
-                        "the ranks that have the same place in their sites, as mesh['site'].get_group() is")
+            raise Error(
+                "argument",
+                f"this model is {self.kind} over {self.n_inner} ranks, and between is None: it must be the "
+                "group of "
+                "the ranks that have the same place in their sites, as mesh['site'].get_group() is",
+            )
         world = dist.group.WORLD
         assert world is not None
         self.between = world if between is None else between
@@ -106,15 +142,30 @@ class Site:
         others = set(dist.get_process_group_ranks(self.between)) - {dist.get_rank()}
         for group in self.inner:
             if both := others & set(dist.get_process_group_ranks(group)):
-                raise Error("argument", f"ranks {dist.get_rank()} and {min(both)} are of two sites by `between`, and this model, {self.kind}, is "
-                            "sharded or averaged over both: give it a mesh or a process group inside its site")
+                raise Error(
+                    "argument",
+                    f"ranks {dist.get_rank()} and {min(both)} are of two sites by `between`, and this "
+                    f"model, {self.kind}, is "
+                    "sharded or averaged over both: give it a mesh or a process group inside its site",
+                )
 
     def _find_trained(self) -> list[Trained]:
         names = {id(parameter): policy.clean_name(name) for name, parameter in self.model.named_parameters()}
         stepped = self._stepped()
         if strange := sum(key not in names for key in stepped):
-            raise Error("argument", f"the optimizer has {strange} parameters that are not the model's: it must be made of the wrapped model's")
-        trained = [Trained(names[id(parameter)], parameter) for parameter in self.model.parameters() if id(parameter) in stepped]
+            raise Error(
+                "argument",
+                (
+                    f"the optimizer has {strange} parameters that are not the model's: it must be made of "
+                    "the "
+                    "wrapped model's"
+                ),
+            )
+        trained = [
+            Trained(names[id(parameter)], parameter)
+            for parameter in self.model.parameters()
+            if id(parameter) in stepped
+        ]
         if not trained:
             raise Error("argument", "the optimizer has no parameter that requires a gradient")
         for one in trained:
@@ -125,28 +176,57 @@ class Site:
         return trained
 
     def _stepped(self) -> set[int]:
-        return {id(parameter) for optimizer in self.optimizers for group in optimizer.param_groups for parameter in group["params"]
-                if parameter.requires_grad}
+        return {
+            id(parameter)
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad
+        }
 
     def check_trained(self) -> None:
         """Raises Error where another parameter is trained by now."""
         if new := self._stepped() - {id(one.parameter) for one in self.trained}:
-            names = [policy.clean_name(name) for name, parameter in self.model.named_parameters() if id(parameter) in new]
-            raise Error("state", f"{', '.join(sorted(names)[:3]) or 'a parameter'} was not trained when LocalSteps was made, and is now: close it, "
-                        "and make it anew")
+            names = [
+                policy.clean_name(name)
+                for name, parameter in self.model.named_parameters()
+                if id(parameter) in new
+            ]
+            raise Error(
+                "state",
+                f"{', '.join(sorted(names)[:3]) or 'a parameter'} was not trained when LocalSteps was made, "
+                "and is now: close it, "
+                "and make it anew",
+            )
 
 
 def _kind(model: torch.nn.Module) -> str:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     if internals.version() < internals.OLDEST:
-        raise Error("unsupported", f"torch is {torch.__version__}, must be {'.'.join(map(str, internals.OLDEST))} or newer")
+        raise Error(
+            "unsupported",
+            f"torch is {torch.__version__}, must be {'.'.join(map(str, internals.OLDEST))} or newer",
+        )
     if not isinstance(model, torch.nn.Module):
         raise Error("argument", f"model is a {type(model).__name__}, must be a torch.nn.Module")
     is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
     is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        raise Error("unsupported", "model is FullyShardedDataParallel (FSDP1): LocalSteps takes a plain model, DDP, or fully_shard()")
+        raise Error(
+            "unsupported",
+            (
+                "model is FullyShardedDataParallel (FSDP1): LocalSteps takes a plain model, DDP, or "
+                "fully_shard()"
+            ),
+        )
     if is_ddp and is_sharded:
-        raise Error("unsupported", "model is DistributedDataParallel with parameters that are sharded, too: LocalSteps takes one of both")
+        raise Error(
+            "unsupported",
+            (
+                "model is DistributedDataParallel with parameters that are sharded, too: LocalSteps takes "
+                "one "
+                "of both"
+            ),
+        )
     return "ddp" if is_ddp else "fsdp2" if is_sharded else "plain"

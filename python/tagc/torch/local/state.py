@@ -1,11 +1,13 @@
 """What LocalSteps has to remember, by rank and parameter:
 
-    {"rank3": {"about": json, "anchor": {name: (n,) fp32}, "residual": {...}, "velocity": {...}, "delta": {...}}}
+    {"rank3": {"about": json, "anchor": {name: (n,) fp32}, "residual": {...}, "velocity": {...}, "delta":
+    {...}}}
 
-Names are the parameters', n is what the rank exchanges of them. residual: of what is compressed; velocity: where there is an outer momentum;
-delta: where there is a delay, of all parameters, since torch.distributed.checkpoint wants the same keys every time. Keys carry the rank, since
-it would take equal ones for copies. about["begun"] lists the deltas under way: {fragment: step}. An exchange under way begins once more,
-with the residuals that it began with, and comes to the same."""
+Names are the parameters', n is what the rank exchanges of them. residual: of what is compressed; velocity:
+where there is an outer momentum; delta: where there is a delay, of all parameters, since
+torch.distributed.checkpoint wants the same keys every time. Keys carry the rank, since it would take equal
+ones for copies. about["begun"] lists the deltas under way: {fragment: step}. An exchange under way begins
+once more, with the residuals that it began with, and comes to the same."""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class Exchanges(Protocol):
     def connection(self) -> Comm: ...
 
     def residuals_before(self, fragment: Fragment) -> Mapping[str, torch.Tensor] | None:
-        """Returns residuals from before an exchange that did not count here; None if there is no such exchange."""
+        """Returns residuals from before an exchange that did not count here; None if there is no such
+        exchange."""
         ...
 
     def forget(self) -> None:
@@ -76,7 +79,12 @@ def _check_open(handle: Remembered) -> None:
 
 
 def _kinds(handle: Remembered) -> list[str]:
-    return ["anchor", "residual", *(["velocity"] if handle.settings.outer_momentum else []), *(["delta"] if handle.settings.delay else [])]
+    return [
+        "anchor",
+        "residual",
+        *(["velocity"] if handle.settings.outer_momentum else []),
+        *(["delta"] if handle.settings.delay else []),
+    ]
 
 
 def save(handle: Remembered) -> dict[str, Any]:
@@ -96,15 +104,28 @@ def save(handle: Remembered) -> dict[str, Any]:
                         residual[place.at].copy_(before[place.trained.name])
             else:
                 fragment.copy_residual(residual)
-            sources = {"anchor": fragment.anchor, "residual": residual, "velocity": fragment.velocity,
-                       "delta": torch.zeros(fragment.n_elems) if flight is None else flight.delta}
+            sources = {
+                "anchor": fragment.anchor,
+                "residual": residual,
+                "velocity": fragment.velocity,
+                "delta": torch.zeros(fragment.n_elems) if flight is None else flight.delta,
+            }
             for place in fragment.places:
                 for kind, named in tensors.items():
                     if kind != "residual" or place.kind == "compressed":
                         named[place.trained.name] = sources[kind][place.at].clone()
-        about = {"version": VERSION, "sites": handle.site.n_sites, "site": handle.site.site, "steps": handle.n_steps, "exchanges": handle.n_exchanges,
-                 "open": int(handle.has_anchor), "fragments": handle.settings.fragments, "delay": handle.settings.delay,
-                 "begun": {str(index): flight.step for index, flight in flights.items()}, "managed": int(handle.managed is not None)}
+        about = {
+            "version": VERSION,
+            "sites": handle.site.n_sites,
+            "site": handle.site.site,
+            "steps": handle.n_steps,
+            "exchanges": handle.n_exchanges,
+            "open": int(handle.has_anchor),
+            "fragments": handle.settings.fragments,
+            "delay": handle.settings.delay,
+            "begun": {str(index): flight.step for index, flight in flights.items()},
+            "managed": int(handle.managed is not None),
+        }
         return {f"rank{handle.site.rank}": {"about": json.dumps(about), **tensors}}
 
 
@@ -114,23 +135,38 @@ def load(handle: Remembered, saved: Mapping[str, Any], residuals: bool) -> None:
         entry = _entry(handle, saved)
         about = _about(entry)
         if bool(about["managed"]) != (handle.managed is not None):
-            raise _bad(f"was {'' if about['managed'] else 'not '}saved under torchft, where residuals are parts of the mean: "
-                       f"load it {'there' if about['managed'] else 'elsewhere'}")
+            raise _bad(
+                f"was {'' if about['managed'] else 'not '}saved under torchft, where residuals are parts of "
+                "the mean: "
+                f"load it {'there' if about['managed'] else 'elsewhere'}"
+            )
         begun = {int(index): int(step) for index, step in about["begun"].items()}
         mine = handle.settings
         if begun and (about["fragments"], about["delay"]) != (mine.fragments, mine.delay):
-            raise _bad(f"has exchanges under way of {about['fragments']} fragments with a delay of {about['delay']}; here it is {mine.fragments} with "
-                       f"{mine.delay}")
+            raise _bad(
+                f"has exchanges under way of {about['fragments']} fragments with a delay of "
+                f"{about['delay']}; here it is {mine.fragments} with "
+                f"{mine.delay}"
+            )
         for kind in _kinds(handle):
             if kind != "delta" or begun:
                 _check(handle, entry, kind)
-        factor = 0.0 if not residuals else 1.0 if handle.managed is not None else handle.site.n_sites / about["sites"]
+        factor = (
+            0.0
+            if not residuals
+            else 1.0
+            if handle.managed is not None
+            else handle.site.n_sites / about["sites"]
+        )
         if handle.managed is not None:
             handle.managed.forget()
         handle.drop_flights()
         flights = []
         for fragment in handle.fragments:
-            arrays = {kind: torch.zeros(fragment.n_elems) for kind in ("residual", "delta")} | {"anchor": fragment.anchor, "velocity": fragment.velocity}
+            arrays = {kind: torch.zeros(fragment.n_elems) for kind in ("residual", "delta")} | {
+                "anchor": fragment.anchor,
+                "velocity": fragment.velocity,
+            }
             for place in fragment.places:
                 for kind in _kinds(handle):
                     if (kind != "residual" or place.kind == "compressed") and (kind != "delta" or begun):
@@ -142,7 +178,8 @@ def load(handle: Remembered, saved: Mapping[str, Any], residuals: bool) -> None:
 
 
 def shared(handle: Remembered) -> dict[str, Any]:
-    """Returns what torchft sends to a replica that joins: as save(), without the residual and what there is only with a delay."""
+    """Returns what torchft sends to a replica that joins: as save(), without the residual and what there is
+    only with a delay."""
     tensors: dict[str, dict[str, torch.Tensor]] = {"anchor": {}, "velocity": {}}
     for fragment in handle.fragments:
         for place in fragment.places:
@@ -184,8 +221,14 @@ def _about(entry: Mapping[str, Any]) -> dict[str, Any]:
         version = about.get("version")
         if about and version != VERSION:
             raise _bad(f"is of version {version!r}, this tagc reads version {VERSION}")
-        fits = all(isinstance(about[key], int) and about[key] >= 0 for key in _NUMBERS) and about["sites"] > 0 and isinstance(about["begun"], dict)
-        fits = fits and all(isinstance(step, int) and int(index) >= 0 for index, step in about["begun"].items())
+        fits = (
+            all(isinstance(about[key], int) and about[key] >= 0 for key in _NUMBERS)
+            and about["sites"] > 0
+            and isinstance(about["begun"], dict)
+        )
+        fits = fits and all(
+            isinstance(step, int) and int(index) >= 0 for index, step in about["begun"].items()
+        )
     except (AttributeError, KeyError, TypeError, ValueError):
         fits = False
     if not fits:
@@ -195,15 +238,29 @@ def _about(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check(handle: Remembered, entry: Mapping[str, Any], kind: str) -> None:
     named = entry.get(kind, {})
-    wanted = {place.trained.name: place.length for fragment in handle.fragments for place in fragment.places
-              if kind != "residual" or place.kind == "compressed"}
+    wanted = {
+        place.trained.name: place.length
+        for fragment in handle.fragments
+        for place in fragment.places
+        if kind != "residual" or place.kind == "compressed"
+    }
     if not isinstance(named, dict) or set(named) != set(wanted):
         odd = sorted(set(wanted) ^ set(named)) if isinstance(named, dict) else []
-        raise _bad(f"{kind} is of other parameters than these local steps have{f', such as {odd[0]}' if odd else ''}")
+        raise _bad(
+            f"{kind} is of other parameters than these local steps have{f', such as {odd[0]}' if odd else ''}"
+        )
     for name, length in wanted.items():
         values = named[name]
-        if not isinstance(values, torch.Tensor) or not values.is_floating_point() or tuple(values.shape) != (length,):
-            what = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
+        if (
+            not isinstance(values, torch.Tensor)
+            or not values.is_floating_point()
+            or tuple(values.shape) != (length,)
+        ):
+            what = (
+                f"{values.dtype} {tuple(values.shape)}"
+                if isinstance(values, torch.Tensor)
+                else type(values).__name__
+            )
             raise _bad(f"{kind} of {name} is {what}, must be floating ({length},)")
         if not values.isfinite().all():
             raise _bad(f"{kind} of {name} is not finite")

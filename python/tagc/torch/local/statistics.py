@@ -22,10 +22,22 @@ class Recorder:
     def last(self) -> dict[str, Any]:
         return copy.deepcopy(self._last)
 
-    def add(self, stats: Iterable[tuple[Part, lib.ReducerStats]], n_bytes_control: int, counts: Mapping[str, float]) -> dict[str, Any]:
-        """Counts an exchange. stats: [(part, tagc_reducer_stats)] of one fragment. n_bytes_control: sent by its agreement. counts: further numbers."""
-        now: dict[str, Any] = dict(counts) | {"world_size": self.n_sites, "bytes_by_leg": dict.fromkeys(lib.LEGS, 0), "bytes_received": n_bytes_control,
-                                              "time_s": dict.fromkeys(lib.PHASES, 0.0), "n_compressed": 0, "exchange_s": 0.0}
+    def add(
+        self,
+        stats: Iterable[tuple[Part, lib.ReducerStats]],
+        n_bytes_control: int,
+        counts: Mapping[str, float],
+    ) -> dict[str, Any]:
+        """Counts an exchange. stats: [(part, tagc_reducer_stats)] of one fragment. n_bytes_control: sent by
+        its agreement. counts: further numbers."""
+        now: dict[str, Any] = dict(counts) | {
+            "world_size": self.n_sites,
+            "bytes_by_leg": dict.fromkeys(lib.LEGS, 0),
+            "bytes_received": n_bytes_control,
+            "time_s": dict.fromkeys(lib.PHASES, 0.0),
+            "n_compressed": 0,
+            "exchange_s": 0.0,
+        }
         now["bytes_by_leg"]["control"] = n_bytes_control
         n_sent = 0
         for part, one in stats:

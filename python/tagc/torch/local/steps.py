@@ -1,11 +1,13 @@
 """LocalSteps: sites train by themselves for some steps, and then exchange how far their parameters moved.
 
-    step, step, step, ...   each site's own; its ranks exchange gradients among themselves as they do without tagc
-    a fragment is due       Flight.begin(): base - parameter; the reducers of libtagc start and run on threads of their own
+    step, step, step, ...   each site's own; its ranks exchange gradients among themselves as they do without
+                            tagc
+    a fragment is due       Flight.begin(): base - parameter; the reducers of libtagc start and run on threads
+                            of their own
     `delay` steps later     wait for them; all ranks agree that all have it; the outer step; parameters change
 
-Whatever fails is agreed upon before anything changes, so that all sites raise at the same exchange. The agreement has connections of its own:
-over that of the reducers it would wait for fragments under way."""
+Whatever fails is agreed upon before anything changes, so that all sites raise at the same exchange. The
+agreement has connections of its own: over that of the reducers it would wait for fragments under way."""
 
 from __future__ import annotations
 
@@ -39,27 +41,30 @@ from tagc.torch.schedule.options import Layers
 
 
 class LocalSteps:
-    """Sites that each train `model` by themselves, and exchange how far their parameters moved every `every` steps:
+    """Sites that each train `model` by themselves, and exchange how far their parameters moved every `every`
+    steps:
 
         handle = tagc.LocalSteps(model, optimizer, every=30)
 
-    The loop stays as it is: optimizer.step() does the rest. Collective over the ranks of all sites, after wrapping. Sites begin with the
-    same parameters, and take the same number of steps.
+    The loop stays as it is: optimizer.step() does the rest. Collective over the ranks of all sites, after
+    wrapping. Sites begin with the same parameters, and take the same number of steps.
 
-    model: plain (each process is a site), DistributedDataParallel over the ranks of a site, or fully_shard()-ed over them.
-    optimizer: of the model's parameters, or a list where several share them, stepped in that order. What they do not step is left alone,
-        and so are buffers: each site has its own.
-    between: the group of the ranks that have the same place in their sites, its mesh of one dimension, or that dimension's name, as "site"; all
-        ranks where the model is plain.
+    model: plain (each process is a site), DistributedDataParallel over the ranks of a site, or
+        fully_shard()-ed over them.
+    optimizer: of the model's parameters, or a list where several share them, stepped in that order. What they
+        do not step is left alone, and so are buffers: each site has its own.
+    between: the group of the ranks that have the same place in their sites, its mesh of one dimension, or
+        that dimension's name, as "site"; all ranks where the model is plain.
     manager: torchft's, where sites join and leave; then between and delay are left out.
     every: steps between two exchanges of a parameter, from 1 on.
     fragments: parts of the model, [1, every]; one is exchanged every every / fragments steps.
     delay: steps, [0, every - 1], after which what was exchanged is applied; training goes on meanwhile.
-    outer_lr, outer_momentum: of the outer step, SGD with Nesterov's momentum, (0, 10] and [0, 1). 1 and 0 put the mean of all sites'
-        parameters in place; DiLoCo has 0.7 and 0.9.
+    outer_lr, outer_momentum: of the outer step, SGD with Nesterov's momentum, (0, 10] and [0, 1). 1 and 0 put
+        the mean of all sites' parameters in place; DiLoCo has 0.7 and 0.9.
     residual_decay: what residuals are multiplied with after each exchange, [0, 1]; SparseLoCo has 0.95.
-    sparsity, values, layers, rules: what is sent, as of compress(); by default every value in 4 bits. Attention and positions ("mild") travel as
-        all that is compressed does. sparsity=0, values="fp32" sends everything and leaves no residual.
+    sparsity, values, layers, rules: what is sent, as of compress(); by default every value in 4 bits.
+        Attention and positions ("mild") travel as all that is compressed does. sparsity=0, values="fp32"
+        sends everything and leaves no residual.
     threads: of the codec. timeout_s: after which a silent site is an error.
     on_exchange: called with stats() after each exchange. verbose: rank 0 prints what is compressed.
 
@@ -90,9 +95,20 @@ class LocalSteps:
         verbose: bool = True,
         **unknown: NoReturn,
     ) -> None:
-        chosen = {"every": every, "fragments": fragments, "delay": delay, "outer_lr": outer_lr, "outer_momentum": outer_momentum,
-                  "residual_decay": residual_decay, "sparsity": sparsity, "values": values, "layers": layers, "rules": rules,
-                  "threads": threads, "timeout_s": timeout_s}
+        chosen = {
+            "every": every,
+            "fragments": fragments,
+            "delay": delay,
+            "outer_lr": outer_lr,
+            "outer_momentum": outer_momentum,
+            "residual_decay": residual_decay,
+            "sparsity": sparsity,
+            "values": values,
+            "layers": layers,
+            "rules": rules,
+            "threads": threads,
+            "timeout_s": timeout_s,
+        }
         said = options.unknown_option(LocalSteps, unknown)
         self.model: torch.nn.Module = internals.uncompiled(model)
         mine = self._prepare(optimizer, between, manager, chosen, on_exchange, said)
@@ -107,7 +123,9 @@ class LocalSteps:
         self._process = os.getpid()
         self._recorder = Recorder(self.site.n_sites)
         self._due = self.settings.due()
-        self.table = policy.table(rows, {"compressed": (self.settings.travels(), None), "dense": ("dense", None)})
+        self.table = policy.table(
+            rows, {"compressed": (self.settings.travels(), None), "dense": ("dense", None)}
+        )
         self.fragments: list[Fragment] = []
         self.flying: list[Flight] = []  # in the order in which they began
         self._comms: list[Comm] = []
@@ -132,9 +150,17 @@ class LocalSteps:
 
     # ---- making it ----
 
-    def _prepare(self, optimizer: Any, between: Any, manager: Any, chosen: dict[str, Any], on_exchange: object,
-                 unknown: str | None) -> dict[str, Any]:
-        """Sets self.settings and self.site; Error on all ranks where one of them cannot, or has others. Returns what they agree on."""
+    def _prepare(
+        self,
+        optimizer: Any,
+        between: Any,
+        manager: Any,
+        chosen: dict[str, Any],
+        on_exchange: object,
+        unknown: str | None,
+    ) -> dict[str, Any]:
+        """Sets self.settings and self.site; Error on all ranks where one of them cannot, or has others.
+        Returns what they agree on."""
         failure: Exception | None = None
         groups: list[Any] = [dist.group.WORLD if dist.is_initialized() else None]
         mine: dict[str, Any] = {}
@@ -142,15 +168,21 @@ class LocalSteps:
             if unknown is not None:
                 raise Error("argument", unknown)
             if torchft.is_managed_group(between) or torchft.manager_of(self.model) is not None:
-                raise Error("argument", "between or the model's wrapper is torchft's: under torchft, give LocalSteps the model itself, and "
-                            "manager=manager in place of between")
+                raise Error(
+                    "argument",
+                    "between or the model's wrapper is torchft's: under torchft, give LocalSteps the model "
+                    "itself, and "
+                    "manager=manager in place of between",
+                )
             if manager is not None:
                 self._check_manager(manager, optimizer, between, chosen["delay"])
             elif groups[0] is None:
                 raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
             between = group_of(self.model, between)
             if between is not None and not isinstance(between, dist.ProcessGroup):
-                raise Error("argument", f"between is {between!r}, must be a process group that this rank is in")
+                raise Error(
+                    "argument", f"between is {between!r}, must be a process group that this rank is in"
+                )
             if on_exchange is not None and not callable(on_exchange):
                 raise Error("argument", f"on_exchange is {on_exchange!r}, must be a function of a dict")
             lib.load()
@@ -160,12 +192,28 @@ class LocalSteps:
                 groups = site.inner or [None]
             elif site.n_sites * site.n_inner != dist.get_world_size():
                 groups = [site.between, *site.inner]
-            rows = [row._replace(class_="compressed") if row.class_ == "mild" else row for row in policy.classify(
-                ((one.name, one.parameter) for one in site.trained), self.settings.layers, self.settings.rules)]
+            rows = [
+                row._replace(class_="compressed") if row.class_ == "mild" else row
+                for row in policy.classify(
+                    ((one.name, one.parameter) for one in site.trained),
+                    self.settings.layers,
+                    self.settings.rules,
+                )
+            ]
             if self.settings.fragments > len(rows):
-                raise Error("argument", f"fragments is {self.settings.fragments}, and the model has {len(rows)} parameters: must be at most as many")
-            mine = {"versions": {"libtagc": lib.version(), "torch": torch.__version__}, "rows": rows,
-                    "options": self.settings.fingerprint() | {"kind of model": site.kind, "sites": site.n_sites, "ranks of a site": site.n_inner}}
+                raise Error(
+                    "argument",
+                    (
+                        f"fragments is {self.settings.fragments}, and the model has {len(rows)} parameters: "
+                        "must be at most as many"
+                    ),
+                )
+            mine = {
+                "versions": {"libtagc": lib.version(), "torch": torch.__version__},
+                "rows": rows,
+                "options": self.settings.fingerprint()
+                | {"kind of model": site.kind, "sites": site.n_sites, "ranks of a site": site.n_inner},
+            }
         except Exception as problem:
             failure = problem
         for group in groups:
@@ -198,15 +246,22 @@ class LocalSteps:
         self.make_fragments(self._comm)
 
     def make_fragments(self, comm: Comm | None) -> None:
-        """Makes fragments with the state of those that there are; under torchft, for each quorum. comm: to the other sites. Collective."""
+        """Makes fragments with the state of those that there are; under torchft, for each quorum. comm: to
+        the other sites. Collective."""
         site, settings = self.site, self.settings
         inner = self._agreement[1] if len(self._agreement) > 1 else None
         outer = Outer(settings.outer_lr, settings.outer_momentum)
         fields = functools.partial(settings.fields, op="avg" if self.managed is None else "sum")
         made: list[Fragment] = []
         try:
-            for i, chosen in enumerate(cut([one.parameter.numel() for one in site.trained], settings.fragments)):
-                made.append(Fragment(i, [site.trained[at] for at in chosen], self._kinds, site, comm, inner, fields, outer))
+            for i, chosen in enumerate(
+                cut([one.parameter.numel() for one in site.trained], settings.fragments)
+            ):
+                made.append(
+                    Fragment(
+                        i, [site.trained[at] for at in chosen], self._kinds, site, comm, inner, fields, outer
+                    )
+                )
             for new, before in zip(made, self.fragments):
                 new.inherit(before)
         except BaseException:
@@ -253,7 +308,8 @@ class LocalSteps:
 
     @torch.no_grad()
     def _open(self) -> None:
-        """Makes sure that all sites have the same anchor, before the first step and the first one after load_state_dict()."""
+        """Makes sure that all sites have the same anchor, before the first step and the first one after
+        load_state_dict()."""
         self._check_usable()
         if not self.has_anchor:
             for fragment in self.fragments:
@@ -264,9 +320,18 @@ class LocalSteps:
                 pass
             self.is_open = True
             return
-        numbers = {"checksums": [fragment.checksum() for fragment in self.fragments], "exchanges": self.n_exchanges,
-                   "under way": [(flight.fragment.index, self.n_steps - flight.step) for flight in self.flying]}
-        self._agree("what sites begin with, which must be the same: load one checkpoint on all of them, or seed them alike", numbers)
+        numbers = {
+            "checksums": [fragment.checksum() for fragment in self.fragments],
+            "exchanges": self.n_exchanges,
+            "under way": [(flight.fragment.index, self.n_steps - flight.step) for flight in self.flying],
+        }
+        self._agree(
+            (
+                "what sites begin with, which must be the same: load one checkpoint on all of them, or seed "
+                "them alike"
+            ),
+            numbers,
+        )
         self.is_open = self.has_anchor = True
         for flight in self.flying:
             self._launch(flight)
@@ -305,7 +370,10 @@ class LocalSteps:
                 flight.failure = flight.failure or problem
             n_nonfinite = sum(one.nonfinite for _, one in stats)
             if n_nonfinite and flight.failure is None:
-                flight.failure = Error("state", f"what fragment {fragment.index} of some site came to is not finite; nothing was changed")
+                flight.failure = Error(
+                    "state",
+                    f"what fragment {fragment.index} of some site came to is not finite; nothing was changed",
+                )
             waited = time.perf_counter()
             self._agree(f"exchange {number} between sites", {"fragment": fragment.index}, flight.failure)
         except BaseException as problem:
@@ -315,26 +383,54 @@ class LocalSteps:
                 self._give_up(problem)
             raise
         self._free_flights.append(flight)
-        self.land(flight, flight.step == self.n_steps, stats, {"wait_s": waited - begin, "agree_s": time.perf_counter() - waited}, number)
+        self.land(
+            flight,
+            flight.step == self.n_steps,
+            stats,
+            {"wait_s": waited - begin, "agree_s": time.perf_counter() - waited},
+            number,
+        )
 
     @torch.no_grad()
-    def land(self, flight: Flight, is_now: bool, stats: list[tuple[Part, lib.ReducerStats]], seconds: Mapping[str, float],
-             number: int | None = None) -> None:
-        """Takes the outer step, after an exchange that counts on all sites. number: of the exchange; None: the next."""
+    def land(
+        self,
+        flight: Flight,
+        is_now: bool,
+        stats: list[tuple[Part, lib.ReducerStats]],
+        seconds: Mapping[str, float],
+        number: int | None = None,
+    ) -> None:
+        """Takes the outer step, after an exchange that counts on all sites. number: of the exchange; None:
+        the next."""
         if number is None:
             number = self.n_exchanges = self.n_exchanges + 1
         fragment = flight.fragment
         fragment.decay_residual(self.settings.residual_decay)
         fragment.apply(flight, is_now)
-        n_bytes = sum(comm.agreement_bytes for comm in (self._agreement if self.managed is None else [self.managed.connection()]))
-        said = self._recorder.add(stats, n_bytes, {"exchanges": number, "fragment": fragment.index, "step": self.n_steps, "begun": flight.step,
-                                                   "n_elems": fragment.n_real, **seconds})
+        n_bytes = sum(
+            comm.agreement_bytes
+            for comm in (self._agreement if self.managed is None else [self.managed.connection()])
+        )
+        said = self._recorder.add(
+            stats,
+            n_bytes,
+            {
+                "exchanges": number,
+                "fragment": fragment.index,
+                "step": self.n_steps,
+                "begun": flight.step,
+                "n_elems": fragment.n_real,
+                **seconds,
+            },
+        )
         if self.on_exchange is not None:
             self.on_exchange(said)
 
     def _agree(self, what: str, numbers: Mapping[str, Any], failure: Exception | None = None) -> None:
-        """Raises on all ranks where one has a failure, or other numbers than its peers. Collective over all ranks."""
-        if isinstance(failure, Error) and failure.status == "transport":  # they need not wait, too, for whom it waited
+        """Raises on all ranks where one has a failure, or other numbers than its peers. Collective over all
+        ranks."""
+        # they need not wait, too, for whom it waited
+        if isinstance(failure, Error) and failure.status == "transport":
             for comm in self._agreement:
                 comm.abort(str(failure))
             raise failure
@@ -344,7 +440,7 @@ class LocalSteps:
             except Error as problem:
                 failure = problem
                 if problem.status == "transport":
-                    for other in self._agreement[i + 1:]:
+                    for other in self._agreement[i + 1 :]:
                         other.abort(str(problem))
                     raise failure from problem
         if failure is not None:
@@ -352,7 +448,9 @@ class LocalSteps:
 
     def _give_up(self, problem: BaseException) -> None:
         """Gives up: there are no connections any more. What is under way has failed, too."""
-        self._failure = problem if isinstance(problem, Exception) else Error("state", f"{type(problem).__name__}")
+        self._failure = (
+            problem if isinstance(problem, Exception) else Error("state", f"{type(problem).__name__}")
+        )
         self._comm.abort(str(problem))
         self.drop_flights()
 
@@ -360,13 +458,21 @@ class LocalSteps:
         if self.is_closed:
             raise Error("state", "these local steps are closed")
         if self._failure is not None:
-            raise Error("state", f"an exchange failed ({self._failure}): make LocalSteps anew; state_dict() of this one has what was not sent yet")
+            raise Error(
+                "state",
+                (
+                    f"an exchange failed ({self._failure}): make LocalSteps anew; state_dict() of this one "
+                    "has "
+                    "what was not sent yet"
+                ),
+            )
 
     # ---- what users use ----
 
     def synchronize(self) -> None:
-        """Exchanges everything now: waits for what is under way, then exchanges all fragments. Parameters have the same bits on all sites
-        afterwards. Collective, at the same step of all sites; at the end of training, or before an evaluation of the common model."""
+        """Exchanges everything now: waits for what is under way, then exchanges all fragments. Parameters
+        have the same bits on all sites afterwards. Collective, at the same step of all sites; at the end of
+        training, or before an evaluation of the common model."""
         self._before_step()
         with self.lock:
             self._check_usable()
@@ -380,7 +486,8 @@ class LocalSteps:
                 self._apply()
 
     def stats(self) -> dict[str, Any]:
-        """Returns numbers of the last exchange that was applied, on this rank: a new dict, with dicts in it. {} before the first one.
+        """Returns numbers of the last exchange that was applied, on this rank: a new dict, with dicts in it.
+        {} before the first one.
 
         exchanges                so far, each of one fragment
         fragment                 which one this was, from 0 on
@@ -390,9 +497,12 @@ class LocalSteps:
         sparsity                 share of the compressed that this rank held back
         bytes_sent               by this rank in this exchange, messages by which ranks agree included
         bytes_received           likewise
-        bytes_by_leg             bytes_sent by what they were: index, values, leftover, result, gather, control
-        bits_per_param           sent per parameter that was exchanged, before the factor (W-1)/W that any exchange has
-        bits_per_param_and_step  mean since this handle was made: of all exchanges, per parameter of the model and step
+        bytes_by_leg             bytes_sent by what they were: index, values, leftover, result, gather,
+                                 control
+        bits_per_param           sent per parameter that was exchanged, before the factor (W-1)/W that any
+                                 exchange has
+        bits_per_param_and_step  mean since this handle was made: of all exchanges, per parameter of the model
+                                 and step
         exchange_s               that the exchange took in the background, of its longest reducer
         wait_s                   that training waited for it
         agree_s                  for the agreement, the outer step, and gathering within the site
@@ -400,14 +510,16 @@ class LocalSteps:
         return self._recorder.last()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns copies of this rank's state for torch.save() or torch.distributed.checkpoint: anchor, residuals, outer momentum, counters, and
-        what is under way. Local, between steps. The model's and the optimizer's own state are saved beside it, by every site."""
+        """Returns copies of this rank's state for torch.save() or torch.distributed.checkpoint: anchor,
+        residuals, outer momentum, counters, and what is under way. Local, between steps. The model's and the
+        optimizer's own state are saved beside it, by every site."""
         return local_state.save(self)
 
     def load_state_dict(self, saved: Mapping[str, Any], residuals: bool = True) -> None:
-        """Loads what state_dict() gave on this rank; a run that goes on with it goes on bit for bit, where all sites do. residuals=False: of
-        another site, whose residuals stay there, for a site that joins. With another number of sites residuals are multiplied, so that
-        their mean stays what it was. Local, between steps; Error, and nothing is changed, where it does not fit."""
+        """Loads what state_dict() gave on this rank; a run that goes on with it goes on bit for bit, where
+        all sites do. residuals=False: of another site, whose residuals stay there, for a site that joins.
+        With another number of sites residuals are multiplied, so that their mean stays what it was. Local,
+        between steps; Error, and nothing is changed, where it does not fit."""
         local_state.load(self, saved, residuals)
 
     def drop_flights(self) -> None:
@@ -418,7 +530,8 @@ class LocalSteps:
         self.flying = []
 
     def resume(self, about: Mapping[str, Any], flights: Sequence[tuple[int, int, torch.Tensor]]) -> None:
-        """Continues from a checkpoint. flights: (fragment, step, its delta), to be launched before the next step."""
+        """Continues from a checkpoint. flights: (fragment, step, its delta), to be launched before the next
+        step."""
         for index, step, delta in flights:
             flight = self._free_flights.pop()
             flight.resume(self.fragments[index], step, delta)
@@ -452,10 +565,17 @@ class LocalSteps:
         chosen, site = self.settings, self.site
         parts = f" in {chosen.fragments} fragments" if chosen.fragments > 1 else ""
         later = f", applied {chosen.delay} steps later" if chosen.delay else ""
-        outer = "the mean of all sites" if (chosen.outer_lr, chosen.outer_momentum) == (1, 0) else \
-            f"outer lr {chosen.outer_lr:g}, momentum {chosen.outer_momentum:g}"
+        outer = (
+            "the mean of all sites"
+            if (chosen.outer_lr, chosen.outer_momentum) == (1, 0)
+            else f"outer lr {chosen.outer_lr:g}, momentum {chosen.outer_momentum:g}"
+        )
         inner = f" of {site.n_inner} ranks" if site.n_inner > 1 else ""
-        sites = f"{site.n_sites} sites{inner}" if self.managed is None else f"the sites{inner} of torchft's quorum"
+        sites = (
+            f"{site.n_sites} sites{inner}"
+            if self.managed is None
+            else f"the sites{inner} of torchft's quorum"
+        )
         return f"{sites}, every {chosen.every} steps{parts}{later}; {chosen.travels()}; {outer}"
 
     def __repr__(self) -> str:
@@ -466,7 +586,10 @@ class LocalSteps:
         last = self._recorder.last().get("bits_per_param_and_step")
         sent = f", {last:.3g} bits per parameter and step" if last is not None else ""
         broken = ", failed" if self._failure is not None else ""
-        return f"<tagc local steps of a {model} ({self.site.kind}): {self._words()}; steps: {self.n_steps}, exchanges: {self.n_exchanges}{sent}{broken}>"
+        return (
+            f"<tagc local steps of a {model} ({self.site.kind}): {self._words()}; steps: {self.n_steps}, "
+            f"exchanges: {self.n_exchanges}{sent}{broken}>"
+        )
 
     def __enter__(self) -> LocalSteps:
         return self
@@ -475,6 +598,7 @@ class LocalSteps:
         self.close()
 
     def __del__(self) -> None:
-        """Frees libtagc's memory and threads, which Python would not. A forked process has no part in them."""
+        """Frees libtagc's memory and threads, which Python would not. A forked process has no part in
+        them."""
         if not self.is_closed and self._process == os.getpid() and not sys.is_finalizing():
             self._free()

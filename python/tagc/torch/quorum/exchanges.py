@@ -1,14 +1,19 @@
 """LocalSteps under torchft: sites are replicas, and each exchange has a quorum of its own.
 
-    torchft: start_quorum()      a replica that is behind gets the state of another one: the user's, and state() from here
-    tagc                         new connections if the quorum changed; the replicas agree on n, the number of those that contribute
-                                 (base - parameter) / n and the residual travel; nothing has changed yet
-    torchft: should_commit()     yes: the outer step. No: nothing changes, the site trains on, and its next pseudo-gradient contains these steps
+    torchft: start_quorum()      a replica that is behind gets the state of another one: the user's, and
+                                 state() from here
+    tagc                         new connections if the quorum changed; the replicas agree on n, the number of
+                                 those that contribute (base - parameter) / n and the residual travel; nothing
+                                 has changed yet
+    torchft: should_commit()     yes: the outer step. No: nothing changes, the site trains on, and its next
+                                 pseudo-gradient contains these steps
 
-The sum over replicas is the mean pseudo-gradient, so a residual is a part of that mean, and remains so when the number of sites changes. A
-replica that torchft has just given the state of another one contributes nothing, because these steps are the other's.
+The sum over replicas is the mean pseudo-gradient, so a residual is a part of that mean, and remains so when
+the number of sites changes. A replica that torchft has just given the state of another one contributes
+nothing, because these steps are the other's.
 
-A new replica asks for a quorum before its first step. The others come to it when they exchange next, and then all go on together."""
+A new replica asks for a quorum before its first step. The others come to it when they exchange next, and then
+all go on together."""
 
 from __future__ import annotations
 
@@ -36,19 +41,39 @@ def check(manager: Any, optimizer: Any, between: Any, delay: Any) -> None:
     try:
         from torchft import Manager, Optimizer
     except ImportError as failure:
-        raise Error("argument", f"manager is a {type(manager).__name__}, must be torchft's Manager, and torchft is not installed") from failure
+        raise Error(
+            "argument",
+            f"manager is a {type(manager).__name__}, must be torchft's Manager, and torchft is not installed",
+        ) from failure
     if not isinstance(manager, Manager):
         raise Error("argument", f"manager is a {type(manager).__name__}, must be torchft's Manager")
     if internals.has_async_quorum(manager):
-        raise Error("unsupported", "this Manager has use_async_quorum=True: LocalSteps needs False, because a replica that joins must have its "
-                    "state before an exchange begins")
+        raise Error(
+            "unsupported",
+            "this Manager has use_async_quorum=True: LocalSteps needs False, because a replica that joins "
+            "must have its "
+            "state before an exchange begins",
+        )
     if isinstance(optimizer, Optimizer):
-        raise Error("argument", "optimizer is torchft's, which asks for a quorum at every step: give LocalSteps torch's own optimizer")
+        raise Error(
+            "argument",
+            (
+                "optimizer is torchft's, which asks for a quorum at every step: give LocalSteps torch's own "
+                "optimizer"
+            ),
+        )
     if between is not None:
-        raise Error("argument", f"between is {between!r}, must be None where a manager is given: torchft knows the other sites")
+        raise Error(
+            "argument",
+            f"between is {between!r}, must be None where a manager is given: torchft knows the other sites",
+        )
     if delay:
-        raise Error("unsupported", f"delay is {delay!r}: under torchft it must be 0, because a replica that joins gets the state of another one "
-                    "during an exchange, which must not change meanwhile")
+        raise Error(
+            "unsupported",
+            f"delay is {delay!r}: under torchft it must be 0, because a replica that joins gets the state "
+            "of another one "
+            "during an exchange, which must not change meanwhile",
+        )
 
 
 _registered: weakref.WeakKeyDictionary[Any, list[weakref.ref[Exchanges]]] = weakref.WeakKeyDictionary()
@@ -80,9 +105,12 @@ class Exchanges:
 
     def __init__(self, handle: LocalSteps, manager: Any, fingerprint: Mapping[str, Any]) -> None:
         self._handle, self._manager, self.is_closed = handle, manager, False
-        self.quorum = managed.Quorum(manager, handle.settings.timeout_s, {name: repr(value) for name, value in fingerprint.items()})
+        self.quorum = managed.Quorum(
+            manager, handle.settings.timeout_s, {name: repr(value) for name, value in fingerprint.items()}
+        )
         self._is_healed = False  # in this quorum
-        self._exchanged: int | None = None  # the fragment of the last run(); None: no replica contributed, or it does not count
+        # the fragment of the last run(); None: no replica contributed, or it does not count
+        self._exchanged: int | None = None
         self._refused: Error | None = None
         self._connected: Any = None  # the connection of the fragments
         _register(manager, self)
@@ -90,8 +118,9 @@ class Exchanges:
     # ---- an exchange ----
 
     def run(self, fragment: Fragment | None) -> bool:
-        """Makes an exchange of a fragment, or None: of the one that others exchange now, to which this replica contributes nothing. Returns whether
-        it counts. Collective over the replicas that torchft has in its quorum."""
+        """Makes an exchange of a fragment, or None: of the one that others exchange now, to which this
+        replica contributes nothing. Returns whether it counts. Collective over the replicas that torchft has
+        in its quorum."""
         begin = time.perf_counter()
         self._is_healed, self._refused, self._exchanged = False, None, None
         self._manager.start_quorum()
@@ -122,19 +151,26 @@ class Exchanges:
             self.say(f"tagc: this exchange is given up: {failure}")
         if counts and flight is not None:
             self._exchanged = flight.fragment.index
-            self._handle.land(flight, is_now, stats, {"wait_s": waited - begin, "agree_s": time.perf_counter() - waited})
+            self._handle.land(
+                flight, is_now, stats, {"wait_s": waited - begin, "agree_s": time.perf_counter() - waited}
+            )
         return counts
 
     def run_all(self) -> None:
-        """Makes an exchange of each fragment. A site that failed alone before goes on behind the fragment that others exchange now."""
+        """Makes an exchange of each fragment. A site that failed alone before goes on behind the fragment
+        that others exchange now."""
         fragments, at = self._handle.fragments, 0
         while at < len(fragments):
             if not self.run(fragments[at]):
-                raise Error("transport", f"the exchange of fragment {at} does not count, and changed nothing: synchronize() again")
+                raise Error(
+                    "transport",
+                    f"the exchange of fragment {at} does not count, and changed nothing: synchronize() again",
+                )
             at = (at if self._exchanged is None else self._exchanged) + 1
 
     def _prepare(self, fragment: Fragment | None) -> tuple[Flight | None, bool]:
-        """Returns (what this replica sends, whether its parameters are to be the base afterwards); None: no replica contributes."""
+        """Returns (what this replica sends, whether its parameters are to be the base afterwards); None: no
+        replica contributes."""
         handle = self._handle
         comm = self.quorum.connect(self)
         if self._refused is not None:
@@ -150,20 +186,35 @@ class Exchanges:
             try:
                 handle.site.check_trained()
                 if not flight.delta.isfinite().all():
-                    raise Error("state", f"what fragment {fragment.index} of this site came to is not finite; nothing was changed")
+                    raise Error(
+                        "state",
+                        (
+                            f"what fragment {fragment.index} of this site came to is not finite; nothing was "
+                            "changed"
+                        ),
+                    )
             except Error as problem:
                 failure = problem
         try:
-            votes = comm.agree("exchange between sites", {"exchanges": handle.n_exchanges}, failure,
-                               vote=0 if fragment is None or not contributes else 1 + fragment.index)
+            votes = comm.agree(
+                "exchange between sites",
+                {"exchanges": handle.n_exchanges},
+                failure,
+                vote=0 if fragment is None or not contributes else 1 + fragment.index,
+            )
         except Error as problem:
             if failure is None and problem.status != "mismatch":  # another site's, which raises it
                 raise Error("transport", str(problem)) from problem
             raise
         wanted = {vote for vote in votes if vote}
         if len(wanted) > 1:
-            raise Error("mismatch", f"sites do not exchange the same fragment: {[vote - 1 if vote else None for vote in votes]} by site (None: "
-                        "contributes nothing); all must have the same every and fragments, and the same number of steps")
+            raise Error(
+                "mismatch",
+                f"sites do not exchange the same fragment: {[vote - 1 if vote else None for vote in votes]} "
+                "by site (None: "
+                "contributes nothing); all must have the same every and fragments, and the same number of "
+                "steps",
+            )
         if not wanted:
             return None, True
         is_now = True
@@ -177,11 +228,22 @@ class Exchanges:
 
     def _exchange(self, flight: Flight) -> list[tuple[Part, lib.ReducerStats]]:
         self.quorum.begin(self)
-        self.quorum.goes_on(place.trained.name for one in self._handle.fragments if one is not flight.fragment for place in one.places)
+        self.quorum.goes_on(
+            place.trained.name
+            for one in self._handle.fragments
+            if one is not flight.fragment
+            for place in one.places
+        )
         flight.launch()
         stats = flight.end(self.quorum.goes_on)
         if sum(one.nonfinite for _, one in stats):
-            raise Error("state", f"what fragment {flight.fragment.index} of some site came to is not finite; nothing was changed")
+            raise Error(
+                "state",
+                (
+                    f"what fragment {flight.fragment.index} of some site came to is not finite; nothing was "
+                    "changed"
+                ),
+            )
         return stats
 
     # ---- the state that torchft sends to a replica that joins ----
@@ -211,15 +273,22 @@ class Exchanges:
         return bool(self._manager.is_participating()) and not self._is_healed
 
     def about(self) -> dict[str, Any]:
-        return {"exchanges": self._handle.n_exchanges, "checksums": [fragment.checksum() for fragment in self._handle.fragments]}
+        return {
+            "exchanges": self._handle.n_exchanges,
+            "checksums": [fragment.checksum() for fragment in self._handle.fragments],
+        }
 
     def restore(self, about: Mapping[str, Any]) -> None:
         """Does nothing: nothing but residuals changes before a step counts."""
 
     def follow(self, about: Mapping[str, Any]) -> None:
         if self._refused is None and about != self.about():
-            raise Error("mismatch", f"what sites begin with must be the same: another one has {dict(about)}, this one {self.about()}. Load one "
-                        "checkpoint on all of them, seed them alike, or make the Manager with init_sync=True")
+            raise Error(
+                "mismatch",
+                f"what sites begin with must be the same: another one has {dict(about)}, this one "
+                f"{self.about()}. Load one "
+                "checkpoint on all of them, seed them alike, or make the Manager with init_sync=True",
+            )
 
     def disconnect(self) -> None:
         for fragment in self._handle.fragments:

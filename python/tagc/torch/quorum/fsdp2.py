@@ -1,7 +1,8 @@
 """FSDP2 under torchft: a model that is sharded inside each replica, over a process group of its own.
 
-torch reduce-scatters inside the replica. Then each rank exchanges its shards with the ranks of the same place in the other replicas. Each
-rank has a Manager, so these are its quorum, and torchft's should_commit() is the same on all ranks of a replica. Residuals are of shards."""
+torch reduce-scatters inside the replica. Then each rank exchanges its shards with the ranks of the same place
+in the other replicas. Each rank has a Manager, so these are its quorum, and torchft's should_commit() is the
+same on all ranks of a replica. Residuals are of shards."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from tagc.torch.quorum.managed import Managed
 
 
 class _AllReduce:
-    """In the place of set_all_reduce_hook(). After a failure of the transport it leaves the gradients of this step as they are, and torchft does
-    not commit them."""
+    """In the place of set_all_reduce_hook(). After a failure of the transport it leaves the gradients of this
+    step as they are, and torchft does not commit them."""
 
     def __init__(self, handle: Compressed, unit: Exchanged, module: fsdp2.Module, wrapper: Wrapper) -> None:
         self._handle, self._unit, self._module, self._wrapper = handle, unit, module, wrapper
@@ -31,8 +32,14 @@ class _AllReduce:
         try:
             wrapper.begin(handle)
             wrapper.prepare(reduce_output)
-            handle.passes.exchange(self._unit, wrapper.quorum, reduce_output, reduce_output, dist.ReduceOp.SUM,
-                            lambda: module.shard_layout(reduce_output.numel(), wrapper.quorum.size()))
+            handle.passes.exchange(
+                self._unit,
+                wrapper.quorum,
+                reduce_output,
+                reduce_output,
+                dist.ReduceOp.SUM,
+                lambda: module.shard_layout(reduce_output.numel(), wrapper.quorum.size()),
+            )
             wrapper.goes_on([parameter.name for parameter in module.parameters])
         except BaseException as failure:
             handle.passes.give_up()
@@ -47,8 +54,12 @@ class Wrapper(Managed, fsdp2.Wrapper):
 
     def __init__(self, model: torch.nn.Module, manager: Any) -> None:
         if internals.has_async_quorum(manager):
-            raise Error("unsupported", "this Manager has use_async_quorum=True: FSDP2 needs False, because torchft would send the state to a replica "
-                        "that joins in the middle of a pass, when parameters are whole")
+            raise Error(
+                "unsupported",
+                "this Manager has use_async_quorum=True: FSDP2 needs False, because torchft would send the "
+                "state to a replica "
+                "that joins in the middle of a pass, when parameters are whole",
+            )
         self._manager = manager
         super().__init__(model)
 

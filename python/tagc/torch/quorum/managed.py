@@ -1,20 +1,21 @@
-"""Under torchft the ranks of an exchange are the replicas of torchft's quorum, which may change at each step. Quorum is that connection;
-Wrapper uses it for DDP, fsdp2.py for FSDP2, exchanges.py for local steps.
+"""Under torchft the ranks of an exchange are the replicas of torchft's quorum, which may change at each step.
+Quorum is that connection; Wrapper uses it for DDP, fsdp2.py for FSDP2, exchanges.py for local steps.
 
-torchft chooses the replicas, makes a process group for each quorum, sends parameters and optimizer state to a replica that joins, and
-decides after each step whether it counts (should_commit). tagc handles the rest:
+torchft chooses the replicas, makes a process group for each quorum, sends parameters and optimizer state to a
+replica that joins, and decides after each step whether it counts (should_commit). tagc handles the rest:
 
     a new quorum           makes new connections and reducers; keeps residuals by parameter
     a replica joins        it gets the schedule of another replica; its residual is empty
     a replica is gone      its residual is lost; every survivor counts and reports the loss
     a step does not count  restores residuals and the schedule from before the step
 
-Gradients are divided by the number of replicas before they are summed, so a residual is a part of the mean gradient, and remains so
-when the number changes.
+Gradients are divided by the number of replicas before they are summed, so a residual is a part of the mean
+gradient, and remains so when the number changes.
 
-A replica for which a step failed cannot know whether it counted on others. So each replica stores, per connection, the last step that
-counted, and replicas exchange these numbers when they connect again. If the step counted on others, they have applied this replica's
-values, and its residual after the step is the right one."""
+A replica for which a step failed cannot know whether it counted on others. So each replica stores, per
+connection, the last step that counted, and replicas exchange these numbers when they connect again. If the
+step counted on others, they have applied this replica's values, and its residual after the step is the right
+one."""
 
 from __future__ import annotations
 
@@ -48,13 +49,17 @@ class _Comm(Comm):
         try:
             self._group = dist.ProcessGroupGloo(self._store, self.rank, self.world_size, self._timeout)
         except RuntimeError as failure:
-            raise Error("transport", f"no connection to all {self.world_size} replicas: {failure}") from failure
+            raise Error(
+                "transport", f"no connection to all {self.world_size} replicas: {failure}"
+            ) from failure
 
     def share(self, mine: Any) -> list[Any]:
         """Returns an object of every rank that JSON can hold, in rank order. Collective."""
         text = json.dumps(mine).encode()
         lengths = [struct.unpack("<q", length)[0] for length in self.all_gather(struct.pack("<q", len(text)))]
-        return [json.loads(data[:n]) for data, n in zip(self.all_gather(text.ljust(max(lengths), b" ")), lengths)]
+        return [
+            json.loads(data[:n]) for data, n in zip(self.all_gather(text.ljust(max(lengths), b" ")), lengths)
+        ]
 
 
 class Holder(Protocol):
@@ -113,7 +118,9 @@ class _Gradients:
 
     def about(self) -> dict[str, Any]:
         state = self._state
-        return {"step": state.n_steps, "loss_scale": state.loss_scale} | state.schedule.state(with_windows=False)
+        return {"step": state.n_steps, "loss_scale": state.loss_scale} | state.schedule.state(
+            with_windows=False
+        )
 
     def restore(self, about: Mapping[str, Any]) -> None:
         """Restores the state without unfinished windows."""
@@ -145,42 +152,58 @@ class _Attempt:
             unit.set_residuals_on_the_wire(self.residuals[name])
 
     def keep(self, member: Member) -> int:
-        """Keeps what a step did that counted on other replicas. Returns the number of parameters whose residual is lost, because their exchange failed here
-        at its end."""
+        """Keeps what a step did that counted on other replicas. Returns the number of parameters whose
+        residual is lost, because their exchange failed here at its end."""
         n_lost = 0
         for unit in member.units.values():
             lost = unit.names_of_residuals() - self._through
             if lost:
-                unit.set_residuals_on_the_wire({name: values for name, values in unit.residuals_on_the_wire().items() if name not in lost})
+                unit.set_residuals_on_the_wire(
+                    {
+                        name: values
+                        for name, values in unit.residuals_on_the_wire().items()
+                        if name not in lost
+                    }
+                )
             n_lost += len(lost)
         return n_lost
 
 
-# ---- what replicas say of themselves when they connect: "takes part", and "last", the [connection, step] that counted last, or None ----
+# ---- what replicas say of themselves when they connect: "takes part", and "last", the [connection, step]
+# that counted last, or None ----
+
 
 def _makers(everyone: Sequence[Mapping[str, Any]], step: int) -> dict[int, str]:
     """Returns who made that step: rank -> the connection."""
-    return {rank: theirs["last"][0] for rank, theirs in enumerate(everyone) if theirs["last"] is not None and theirs["last"][1] == step}
+    return {
+        rank: theirs["last"][0]
+        for rank, theirs in enumerate(everyone)
+        if theirs["last"] is not None and theirs["last"][1] == step
+    }
 
 
 def _source(everyone: Sequence[Mapping[str, Any]], last_step: int) -> int:
-    """Returns the rank whose schedule the others take over: one that made the last step. A replica that was healed in a step that failed takes part, too,
-    but has a schedule of its own."""
+    """Returns the rank whose schedule the others take over: one that made the last step. A replica that was
+    healed in a step that failed takes part, too, but has a schedule of its own."""
     makers = _makers(everyone, last_step)
     taking_part = [rank for rank, theirs in enumerate(everyone) if theirs["takes part"]]
     return next((rank for rank in taking_part if rank in makers), next(iter(taking_part), 0))
 
 
 def _strays(everyone: Sequence[Mapping[str, Any]], last_step: int) -> list[int]:
-    """Returns ranks that made the last step over another connection than most did. If two connections have equally many ranks, the one of the lowest
-    rank counts as most. torchft compares numbers of steps, so it takes the parameters for the same."""
+    """Returns ranks that made the last step over another connection than most did. If two connections have
+    equally many ranks, the one of the lowest rank counts as most. torchft compares numbers of steps, so it
+    takes the parameters for the same."""
     makers = _makers(everyone, last_step)
     connections = list(makers.values())
-    return [rank for rank, connection in makers.items() if connection != max(connections, key=connections.count)]
+    return [
+        rank for rank, connection in makers.items() if connection != max(connections, key=connections.count)
+    ]
 
 
 class Quorum:
-    """Replaces the process group in a managed model's handle: it is the connection over the present replicas."""
+    """Replaces the process group in a managed model's handle: it is the connection over the present
+    replicas."""
 
     def __init__(self, manager: Any, timeout_s: float, fingerprint: Mapping[str, str]) -> None:
         from torchft.process_group import ManagedProcessGroup
@@ -218,7 +241,8 @@ class Quorum:
     # ---- a step ----
 
     def connect(self, member: Member) -> Comm:
-        """Connects in each quorum before the first exchange, in the exchanging thread. Collective if the quorum has changed."""
+        """Connects in each quorum before the first exchange, in the exchanging thread. Collective if the
+        quorum has changed."""
         self._manager.wait_quorum()
         self._check()
         group = self._torchs()
@@ -236,7 +260,9 @@ class Quorum:
 
     def _check(self) -> None:
         if (said := self._manager.errored()) is not None:
-            raise Error("transport", f"torchft has given this step up: {getattr(said, 'original_exception', said)}")
+            raise Error(
+                "transport", f"torchft has given this step up: {getattr(said, 'original_exception', said)}"
+            )
 
     def prepare(self, source: torch.Tensor) -> None:
         """Turns the bucket into this replica's part of the mean."""
@@ -286,8 +312,11 @@ class Quorum:
             comm.close()
 
     def residuals_before(self, unit: str) -> Mapping[str, torch.Tensor] | None:
-        """Returns residuals of a unit before a step that did not count here; None if there is no such step."""
-        return self._attempt.residuals[unit] if self._attempt is not None and self._attempt.has_failed else None
+        """Returns residuals of a unit before a step that did not count here; None if there is no such
+        step."""
+        return (
+            self._attempt.residuals[unit] if self._attempt is not None and self._attempt.has_failed else None
+        )
 
     def forget(self) -> None:
         """Forgets the step that did not count: residuals are new, and none of them is undone."""
@@ -307,15 +336,27 @@ class Quorum:
         self._comm, self._group = comm, group
 
     def _join(self, member: Member, comm: _Comm) -> None:
-        everyone = comm.share({"id": self._id, "name": str(uuid.uuid4()), "fingerprint": self._fingerprint, "counted": self._counted,
-                               "takes part": member.takes_part(), "last": self._last})
+        everyone = comm.share(
+            {
+                "id": self._id,
+                "name": str(uuid.uuid4()),
+                "fingerprint": self._fingerprint,
+                "counted": self._counted,
+                "takes part": member.takes_part(),
+                "last": self._last,
+            }
+        )
         last_step = self._manager.current_step() - 1
         source = _source(everyone, last_step)
         self._compare([theirs["fingerprint"] for theirs in everyone], source)
         if strays := _strays(everyone, last_step):
-            raise Error("mismatch" if comm.rank in strays else "transport", f"replicas do not agree: replica {strays[0]} made step {last_step} "
-                        "without most of the others, so its parameters differ; start it again, and give torchft's lighthouse a --min_replicas "
-                        "above half of all replicas")
+            raise Error(
+                "mismatch" if comm.rank in strays else "transport",
+                f"replicas do not agree: replica {strays[0]} made step {last_step} "
+                "without most of the others, so its parameters differ; start it again, and give torchft's "
+                "lighthouse a --min_replicas "
+                "above half of all replicas",
+            )
         counted: dict[str, int] = {}
         for theirs in everyone:
             for name, step in theirs["counted"].items():
@@ -332,18 +373,33 @@ class Quorum:
             for what, value in fingerprints[source].items():
                 if theirs.get(what) != value:
                     status = "mismatch" if self._fingerprint != fingerprints[source] else "transport"
-                    raise Error(status, f"replicas do not agree: {what} is {value} on replica {source} and {theirs.get(what)} on replica {rank}")
+                    raise Error(
+                        status,
+                        (
+                            f"replicas do not agree: {what} is {value} on replica {source} and "
+                            f"{theirs.get(what)} on replica {rank}"
+                        ),
+                    )
 
     def _tell(self, member: Member, members: list[str]) -> None:
-        gone, joined = set(self._members) - set(members), set(members) - set(self._members) if self._members else set[str]()
+        gone, joined = (
+            set(self._members) - set(members),
+            set(members) - set(self._members) if self._members else set[str](),
+        )
         self.counts["changes"] += bool(self._members)
         self.counts["replicas"], self._members = len(members), members
         self.counts["gone"] += len(gone)
         self.counts["joined"] += len(joined)
-        words = [f"{len(gone)} gone, and with {'it its residual' if len(gone) == 1 else 'them their residuals'}"] if gone else []
+        words = (
+            [f"{len(gone)} gone, and with {'it its residual' if len(gone) == 1 else 'them their residuals'}"]
+            if gone
+            else []
+        )
         words += [f"{len(joined)} joined"] if joined else []
         if words:
-            member.say(f"tagc: {len(members)} replicas from exchange {member.n_steps + 1} on: {', '.join(words)}")
+            member.say(
+                f"tagc: {len(members)} replicas from exchange {member.n_steps + 1} on: {', '.join(words)}"
+            )
 
 
 class Managed:
@@ -356,7 +412,9 @@ class Managed:
 
     def start(self, timeout_s: float | None, fingerprint: Mapping[str, Any]) -> None:
         """Makes the quorum. fingerprint: settings that must be equal on all replicas, by name."""
-        self._quorum = Quorum(self._manager, timeout_s or TIMEOUT_S, {name: repr(value) for name, value in fingerprint.items()})
+        self._quorum = Quorum(
+            self._manager, timeout_s or TIMEOUT_S, {name: repr(value) for name, value in fingerprint.items()}
+        )
 
     @property
     def quorum(self) -> Quorum:

@@ -1,14 +1,15 @@
 """What an optimizer makes of compressed gradients, and how the moments of an Adam change for them.
 
-Error feedback sums gradients over exchanges already, and an Adam's first moment delays once more what has waited in the residual. With
-beta1 = 0.9 that costs loss. With 0 it costs none in most models and a lot in some, whose steps are so large that only a mean of
-gradients keeps them from oscillating; and a model that has just begun to learn needs all of it. So beta1 becomes BETA1 before selection
-begins, parameter by parameter: docs/studies/first-try.md has the runs.
+Error feedback sums gradients over exchanges already, and an Adam's first moment delays once more what has
+waited in the residual. With beta1 = 0.9 that costs loss. With 0 it costs none in most models and a lot in
+some, whose steps are so large that only a mean of gradients keeps them from oscillating; and a model that has
+just begun to learn needs all of it. So beta1 becomes BETA1 before selection begins, parameter by parameter:
+docs/studies/first-try.md has the runs.
 
 Where values are selected, the second moment has a longer memory: include/tagc/schedule.h says why.
 
-It does so inside the optimizer's step() alone: it splits groups before a step and joins them after it. At other times a scheduler, a
-checkpoint or a loop that sets learning rates sees the groups that it knows."""
+It does so inside the optimizer's step() alone: it splits groups before a step and joins them after it. At
+other times a scheduler, a checkpoint or a loop that sets learning rates sees the groups that it knows."""
 
 from __future__ import annotations
 
@@ -34,13 +35,19 @@ BETA1 = 0.5  # of what is compressed, once its gradient is noise; a smaller one 
 _ADAM = re.compile(r"^_?(Paged|Fused|CPU|DeepSpeedCPU)?[NR]?Adam(W|_?Base)?(_?(4|8|32)bit|Fp8)?$")
 
 
-# Whose momentum goes on with selection at no cost that bench/torch_optimizers.py shows: a sum of gradients, or a sign of it.
+# Whose momentum goes on with selection at no cost that bench/torch_optimizers.py shows: a sum of gradients,
+# or a sign of it.
 _KEEPS_PACE = ("SGD", "SGD8bit", "PagedSGD8bit", "Lion", "Lion8bit", "PagedLion8bit")
 
 
 def inner(optimizer: Any) -> list[torch.optim.Optimizer]:
-    """Returns the torch optimizers behind `optimizer`: a list of several, or a trainer's wrapper around one or more."""
-    if isinstance(optimizer, (list, tuple)) or not isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "optimizers"):
+    """Returns the torch optimizers behind `optimizer`: a list of several, or a trainer's wrapper around one
+    or more."""
+    if (
+        isinstance(optimizer, (list, tuple))
+        or not isinstance(optimizer, torch.optim.Optimizer)
+        and hasattr(optimizer, "optimizers")
+    ):
         several = getattr(optimizer, "optimizers", optimizer)
         return [one for each in several for one in inner(each)]
     for name in ("optimizer", "optimizers"):  # accelerate, Lightning; torchtitan
@@ -48,7 +55,10 @@ def inner(optimizer: Any) -> list[torch.optim.Optimizer]:
         if isinstance(wrapped, (list, tuple, torch.optim.Optimizer)):
             return inner(wrapped)
     if not isinstance(getattr(optimizer, "param_groups", None), list):
-        raise Error("argument", f"optimizer is a {type(optimizer).__name__}, must be a torch.optim.Optimizer, or a list of them")
+        raise Error(
+            "argument",
+            f"optimizer is a {type(optimizer).__name__}, must be a torch.optim.Optimizer, or a list of them",
+        )
     return [optimizer]
 
 
@@ -69,14 +79,20 @@ class Memory(NamedTuple):
     def betas(self, own: tuple[Any, Any]) -> tuple[Any, Any]:
         """Returns betas for own, the user's. Those that are tensors remain such."""
         found = ctypes.c_double(), ctypes.c_double()
-        lib.load().tagc_schedule_betas(None, self.moment, self.n_selected, *map(_number, own), *map(ctypes.byref, found))
-        made = [torch.full_like(beta, value.value) if isinstance(beta, torch.Tensor) else value.value for beta, value in zip(own, found)]
+        lib.load().tagc_schedule_betas(
+            None, self.moment, self.n_selected, *map(_number, own), *map(ctypes.byref, found)
+        )
+        made = [
+            torch.full_like(beta, value.value) if isinstance(beta, torch.Tensor) else value.value
+            for beta, value in zip(own, found)
+        ]
         return made[0], made[1]
 
 
 SHORT = Memory(0.0)
 FIRST_COUNT = 20  # updates; before them no beta2 changes
-_read: dict[int, tuple[weakref.ref[torch.Tensor], int, float]] = {}  # id of a tensor on a device -> it, its version, its value
+# id of a tensor on a device -> it, its version, its value
+_read: dict[int, tuple[weakref.ref[torch.Tensor], int, float]] = {}
 
 
 def _number(beta: Any) -> float:
@@ -90,12 +106,14 @@ def _number(beta: Any) -> float:
 
 
 def doubled(n: float) -> int:
-    """Returns the largest of 20, 40, 80, ... up to n, or 0: an optimizer then seldom has to take up another beta2."""
+    """Returns the largest of 20, 40, 80, ... up to n, or 0: an optimizer then seldom has to take up another
+    beta2."""
     return FIRST_COUNT << (int(n) // FIRST_COUNT).bit_length() - 1 if n >= FIRST_COUNT else 0
 
 
 def is_short(optimizer: torch.optim.Optimizer, group: Group) -> bool:
-    """Returns whether steps of that group are of the gradient that comes, or of a mean that is short enough."""
+    """Returns whether steps of that group are of the gradient that comes, or of a mean that is short
+    enough."""
     name = type(optimizer).__name__
     if name in (*_KEEPS_PACE, "RMSprop"):
         return group.get("momentum") == 0
@@ -113,8 +131,11 @@ def may_keep_it(optimizer: torch.optim.Optimizer, group: Group) -> bool:
     return type(optimizer).__name__ in _KEEPS_PACE or is_short(optimizer, group)
 
 
-def kinds(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, str]) -> tuple[set[str], set[str]]:
-    """Returns ({names of compressed parameters whose first moment can become short}, {names of those that go on as they are})."""
+def kinds(
+    optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, str]
+) -> tuple[set[str], set[str]]:
+    """Returns ({names of compressed parameters whose first moment can become short}, {names of those that go
+    on as they are})."""
     can: set[str] = set()
     none: set[str] = set()
     for optimizer in optimizers:
@@ -129,15 +150,23 @@ def kinds(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, 
 
 def check_complete(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, str]) -> None:
     optimizers = list(optimizers)
-    missing = compressed.keys() - {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    missing = compressed.keys() - {
+        id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
+    }
     if missing:
         what = "has none" if len(missing) == len(compressed) else f"lacks {len(missing)}"
-        raise Error("argument", f"the optimizer {what} of the model's compressed parameters, such as "
-                    f"{min(compressed[key] for key in missing)}: it must have all of those of the wrapped model; where several optimizers "
-                    "share them, give a list")
+        raise Error(
+            "argument",
+            f"the optimizer {what} of the model's compressed parameters, such as "
+            f"{min(compressed[key] for key in missing)}: it must have all of those of the wrapped model; "
+            "where several optimizers "
+            "share them, give a list",
+        )
 
 
-def words(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, str], options: Options) -> str:
+def words(
+    optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, str], options: Options
+) -> str:
     """Returns what is done about each."""
     lines = []
     for optimizer in optimizers:
@@ -147,28 +176,43 @@ def words(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, 
         if not n:
             continue
         if can:
-            when = ", once a gradient is mostly noise; beta2 is nearer to 1 where values are selected" if options.gentle else ""
+            when = (
+                ", once a gradient is mostly noise; beta2 is nearer to 1 where values are selected"
+                if options.gentle
+                else ""
+            )
             lines.append(f"{name}: beta1 is {BETA1:g} for what is compressed{when}")
         elif none:
             is_so = is_short(optimizer, optimizer.param_groups[0])
-            lines.append(f"{name}: {'has no first moment, or a short one' if is_so else 'goes with selection'}, and is left as it is")
+            lines.append(
+                f"{name}: {'has no first moment, or a short one' if is_so else 'goes with selection'}, and "
+                "is left as it is"
+            )
         else:
-            lines.append(f"{name}: is left as it is" + (", and what it steps goes on with every value in 4 bits" if options.gentle else ""))
+            lines.append(
+                f"{name}: is left as it is"
+                + (", and what it steps goes on with every value in 4 bits" if options.gentle else "")
+            )
     return "\n".join(lines)
 
 
 class OwnBetas:
-    """Of one Adam: parameters whose ids `memories`, which may change, has are stepped with betas of their own."""
+    """Of one Adam: parameters whose ids `memories`, which may change, has are stepped with betas of their
+    own."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, memories: Mapping[int, Memory]) -> None:
         self._optimizer, self._memories = optimizer, memories
         self._undo: list[tuple[Group, list[torch.Tensor], Any]] = []  # of the step under way
         self._added: list[Group] = []  # for that step
-        self._counts: dict[int, int] = {}  # id of a parameter -> doubled() of the updates that its moments are known to have seen
-        self._hooks = [optimizer.register_step_pre_hook(lambda *_: self._split()),
-                       optimizer.register_step_post_hook(lambda *_: self._join()),
-                       optimizer.register_state_dict_pre_hook(lambda *_: self._join()),  # after a step that failed
-                       optimizer.register_load_state_dict_pre_hook(lambda *_: self._before_load())]
+        # id of a parameter -> doubled() of the updates that its moments are known to have seen
+        self._counts: dict[int, int] = {}
+        self._hooks = [
+            optimizer.register_step_pre_hook(lambda *_: self._split()),
+            optimizer.register_step_post_hook(lambda *_: self._join()),
+            # after a step that failed
+            optimizer.register_state_dict_pre_hook(lambda *_: self._join()),
+            optimizer.register_load_state_dict_pre_hook(lambda *_: self._before_load()),
+        ]
 
     def remove(self) -> None:
         self._join()
@@ -176,7 +220,8 @@ class OwnBetas:
             hook.remove()
 
     def _split(self) -> None:
-        """Splits groups. One keeps its dict, for what an optimizer counts in there, and the first of its parts; the others have copies."""
+        """Splits groups. One keeps its dict, for what an optimizer counts in there, and the first of its
+        parts; the others have copies."""
         self._join()
         groups = self._optimizer.param_groups
         for group in list(groups):
@@ -189,13 +234,17 @@ class OwnBetas:
             self._undo.append((group, params, betas))
             first, *others = sorted(parts)
             for memory in others:  # a tensor may be a counter that a step adds to
-                copied = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in group.items()}
+                copied = {
+                    key: value.clone() if isinstance(value, torch.Tensor) else value
+                    for key, value in group.items()
+                }
                 self._added.append({**copied, "params": parts[memory], "betas": memory.betas(betas)})
             group["params"], group["betas"] = parts[first], first.betas(betas)
         groups += self._added
 
     def _memory(self, parameter: torch.Tensor) -> Memory:
-        """Returns the memory of a parameter. An exchange is not always an update: micro-batches may be exchanged one by one, and a parameter may have had no gradient."""
+        """Returns the memory of a parameter. An exchange is not always an update: micro-batches may be
+        exchanged one by one, and a parameter may have had no gradient."""
         memory = self._memories.get(id(parameter), Memory())
         count = self._counts.get(id(parameter), 0)
         if count < memory.n_selected:
@@ -208,7 +257,9 @@ class OwnBetas:
     def _join(self) -> None:
         added = {id(group) for group in self._added}  # the user may have added one after a step that failed
         if added:
-            self._optimizer.param_groups[:] = [group for group in self._optimizer.param_groups if id(group) not in added]
+            self._optimizer.param_groups[:] = [
+                group for group in self._optimizer.param_groups if id(group) not in added
+            ]
         for group, params, betas in self._undo:
             group["params"], group["betas"] = params, betas
         self._undo, self._added = [], []
@@ -220,10 +271,16 @@ class OwnBetas:
 
 # ---- groups for an optimizer that is made after compress() ----
 
-def split_groups(groups: Iterable[Group], compressed: Collection[int], betas: tuple[float, float] | None,
-                 options: Mapping[str, Any]) -> tuple[list[Group], dict[int, tuple[Any, Any] | None]]:
-    """Splits each group with compressed parameters (ids) and others in two, the first with a short first moment. Returns (groups,
-    {id of a compressed parameter: the betas that its group has from the user, None: none})."""
+
+def split_groups(
+    groups: Iterable[Group],
+    compressed: Collection[int],
+    betas: tuple[float, float] | None,
+    options: Mapping[str, Any],
+) -> tuple[list[Group], dict[int, tuple[Any, Any] | None]]:
+    """Splits each group with compressed parameters (ids) and others in two, the first with a short first
+    moment. Returns (groups, {id of a compressed parameter: the betas that its group has from the user, None:
+    none})."""
     split: list[Group] = []
     given: dict[int, tuple[Any, Any] | None] = {}
     for group in _checked_groups(groups):
@@ -240,11 +297,15 @@ def split_groups(groups: Iterable[Group], compressed: Collection[int], betas: tu
 
 
 class Awaited:
-    """Until the first step of the optimizers that groups of split_groups() went to. An Adam gets its own beta2 where the user gave
-    none; one that is not an Adam gets its own betas back, or the user's, and on_other(optimizer, ids of parameters) is called."""
+    """Until the first step of the optimizers that groups of split_groups() went to. An Adam gets its own
+    beta2 where the user gave none; one that is not an Adam gets its own betas back, or the user's, and
+    on_other(optimizer, ids of parameters) is called."""
 
-    def __init__(self, given: Mapping[int, tuple[Any, Any] | None],
-                 on_other: Callable[[torch.optim.Optimizer, set[int]], object]) -> None:
+    def __init__(
+        self,
+        given: Mapping[int, tuple[Any, Any] | None],
+        on_other: Callable[[torch.optim.Optimizer, set[int]], object],
+    ) -> None:
         self._given, self._on_other = given, on_other
         self._waiting = set(given)
         self._hook = register_optimizer_step_pre_hook(lambda optimizer, *_: self._look(optimizer))
@@ -253,7 +314,8 @@ class Awaited:
         self._hook.remove()
 
     def _look(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._waiting:  # the hook stays until remove(): torch walks through all models' hooks, and none may go meanwhile
+        # the hook stays until remove(): torch walks through all models' hooks, and none may go meanwhile
+        if not self._waiting:
             return
         seen: set[int] = set()
         for group in optimizer.param_groups:
@@ -275,6 +337,9 @@ def _checked_groups(groups: Iterable[Any]) -> Iterator[Group]:
     for group in groups:
         if not isinstance(group, dict) or "params" not in group:
             what = list(group) if isinstance(group, dict) else type(group).__name__
-            raise Error("argument", f"groups: one is {what}, each must be a dict with 'params', as optimizers take them")
+            raise Error(
+                "argument",
+                f"groups: one is {what}, each must be a dict with 'params', as optimizers take them",
+            )
         params = group["params"]
         yield {**group, "params": [params] if isinstance(params, torch.Tensor) else list(params)}

@@ -1,5 +1,5 @@
-"""What a handle knows of its model's optimizers, and how long their moments are for which parameter, when. adapt.py looks at
-optimizers and changes them; the schedule says for whom and when."""
+"""What a handle knows of its model's optimizers, and how long their moments are for which parameter, when.
+adapt.py looks at optimizers and changes them; the schedule says for whom and when."""
 
 from __future__ import annotations
 
@@ -20,20 +20,25 @@ from tagc.torch.schedule.schedule import Schedule
 class Moments:
     """Of one handle. Its hooks in optimizers stay until close()."""
 
-    def __init__(self, model: torch.nn.Module, wrapper: Wrapped, options: Options, schedule: Schedule) -> None:
+    def __init__(
+        self, model: torch.nn.Module, wrapper: Wrapped, options: Options, schedule: Schedule
+    ) -> None:
         self._model, self._wrapper, self._options, self._schedule = model, wrapper, options, schedule
         self._optimizers: dict[int, torch.optim.Optimizer] = {}  # of adapt(), by id
         self._adams: dict[int, adapt.OwnBetas] = {}  # of these, by id
         self._compressed: dict[int, str] = {}  # id of a parameter -> name
         self._selected: dict[int, str] = {}  # the same with attention and positions
-        self._others: set[str] = set()  # names of parameters that an optimizer other than Adam got from param_groups()
+        # names of parameters that an optimizer other than Adam got from param_groups()
+        self._others: set[str] = set()
         self._epoch = -1  # of the schedule, when `memories` was made
         self._removes: list[Callable[[], None]] = []
-        self.memories: dict[int, adapt.Memory] = {}  # id of a parameter that an Adam steps with betas of its own -> what makes them
+        # id of a parameter that an Adam steps with betas of its own -> what makes them
+        self.memories: dict[int, adapt.Memory] = {}
         self.words = ""  # on what adapt() did
 
     def go_on(self) -> bool:
-        """Goes on after an exchange of the whole model. Returns whether all parameters have just come to their last level."""
+        """Goes on after an exchange of the whole model. Returns whether all parameters have just come to
+        their last level."""
         is_through = self._schedule.step()
         self._follow()
         return is_through
@@ -43,10 +48,15 @@ class Moments:
         name, n = self._schedule.load(about, with_windows)
         self._follow()
         if n and self._wrapper.speaks:
-            warnings.warn(f"tagc: in the run of this checkpoint the optimizer's first moment was short for {name}"
-                          f"{f' and {n - 1} more' if n > 1 else ''}, and tagc has not been given this run's optimizer: every value of them travels "
-                          "again, in 4 bits. To go on where that run was, call compress(model, optimizer), or handle.adapt(optimizer), "
-                          "or handle.param_groups(), before the checkpoint is loaded", stacklevel=4)
+            warnings.warn(
+                f"tagc: in the run of this checkpoint the optimizer's first moment was short for {name}"
+                f"{f' and {n - 1} more' if n > 1 else ''}, and tagc has not been given this run's "
+                "optimizer: every value of them travels "
+                "again, in 4 bits. To go on where that run was, call compress(model, optimizer), or "
+                "handle.adapt(optimizer), "
+                "or handle.param_groups(), before the checkpoint is loaded",
+                stacklevel=4,
+            )
 
     def adapt(self, optimizer: Any) -> None:
         """Does what Compressed.adapt() says."""
@@ -54,25 +64,43 @@ class Moments:
         known = {**self._optimizers, **{id(one): one for one in optimizers}}
         adapt.check_complete(known.values(), compressed)
         can, none = adapt.kinds(known.values(), compressed)
-        if can and self._options.gentle and any(group.size() != self._wrapper.n_ranks() for group in self._wrapper.groups()):
-            raise Error("unsupported", "torch or `between` sums this model's gradients over replicas as well, and their ranks could "
-                        "change beta1 at different steps: give compress() no optimizer, and make it from "
-                        "handle.param_groups()")
-        self._optimizers, self._compressed, self._selected = known, compressed, {**compressed, **self._ids("mild")}
+        if (
+            can
+            and self._options.gentle
+            and any(group.size() != self._wrapper.n_ranks() for group in self._wrapper.groups())
+        ):
+            raise Error(
+                "unsupported",
+                "torch or `between` sums this model's gradients over replicas as well, and their ranks could "
+                "change beta1 at different steps: give compress() no optimizer, and make it from "
+                "handle.param_groups()",
+            )
+        self._optimizers, self._compressed, self._selected = (
+            known,
+            compressed,
+            {**compressed, **self._ids("mild")},
+        )
         for key, one in known.items():
-            if can and key not in self._adams and adapt.kinds([one], self._selected)[0]:  # one of attention alone, too: its beta2
+            # one of attention alone, too: its beta2
+            if can and key not in self._adams and adapt.kinds([one], self._selected)[0]:
                 self._adams[key] = adapt.OwnBetas(one, self.memories)
                 self._removes.append(self._adams[key].remove)
         self._schedule.set_moments(can, none)
         self._follow()
         self.words = adapt.words(known.values(), compressed, self._options)
 
-    def param_groups(self, betas: tuple[float, float] | None, groups: Iterable[dict[str, Any]] | None,
-                     options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def param_groups(
+        self,
+        betas: tuple[float, float] | None,
+        groups: Iterable[dict[str, Any]] | None,
+        options: Mapping[str, Any],
+    ) -> list[dict[str, Any]]:
         """Returns what Compressed.param_groups() says."""
         compressed = self._ids("compressed")
         if groups is None:
-            groups = [{"params": [parameter for parameter in self._model.parameters() if parameter.requires_grad]}]
+            groups = [
+                {"params": [parameter for parameter in self._model.parameters() if parameter.requires_grad]}
+            ]
         split, given = adapt.split_groups(groups, compressed, betas, options)
         self._schedule.none_is_long()
         itself = weakref.ref(self)  # torch keeps the hook
@@ -80,6 +108,7 @@ class Moments:
         def on_other(optimizer: torch.optim.Optimizer, ids: set[int]) -> None:
             if (moments := itself()) is not None:
                 moments._is_long_after_all(optimizer, ids)
+
         self._removes.append(adapt.Awaited(given, on_other).remove)
         return split
 
@@ -100,8 +129,11 @@ class Moments:
         found = {}
         for name, parameter in self._model.named_parameters():
             if policy.clean_name(name) not in kinds and self._wrapper.name == "fsdp1":
-                raise Error("unsupported", f"{name} holds parameters of several kinds: wrap the model with use_orig_params=True "
-                            "for parameter groups")
+                raise Error(
+                    "unsupported",
+                    f"{name} holds parameters of several kinds: wrap the model with use_orig_params=True "
+                    "for parameter groups",
+                )
             if kinds.get(policy.clean_name(name)) == kind and parameter.requires_grad:
                 found[id(parameter)] = policy.clean_name(name)
         return found
@@ -113,6 +145,14 @@ class Moments:
         self._others |= {compressed[key] for key in ids if stays and key in compressed}
         self._schedule.set_moments((), set(compressed.values()) - self._others)
         if self._wrapper.speaks:
-            then = ", and what it steps goes on with every value in 4 bits" if stays and self._options.gentle else ""
-            warnings.warn(f"tagc: {type(optimizer).__name__} is not an Adam, whose beta1 param_groups() makes small: it has its own "
-                          f"betas again{then}", stacklevel=2)
+            then = (
+                ", and what it steps goes on with every value in 4 bits"
+                if stays and self._options.gentle
+                else ""
+            )
+            warnings.warn(
+                f"tagc: {type(optimizer).__name__} is not an Adam, whose beta1 param_groups() makes small: "
+                "it has its own "
+                f"betas again{then}",
+                stacklevel=2,
+            )

@@ -26,9 +26,14 @@ def unknown_option(function: Callable[..., object], names: Iterable[str]) -> str
     """Returns the error text if a function was called with unknown options; None if there are none."""
     known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for name in sorted(names):
-        near = difflib.get_close_matches(name, known, n=2) or [other for other in known if name in other or other in name]
+        near = difflib.get_close_matches(name, known, n=2) or [
+            other for other in known if name in other or other in name
+        ]
         meant = f": did you mean {' or '.join(map(repr, near))}?" if near else ";"
-        return f"{function.__name__}() has no option {name!r}{meant} {'It' if near else 'it'} has {', '.join(known)}"
+        return (
+            f"{function.__name__}() has no option {name!r}{meant} {'It' if near else 'it'} has "
+            f"{', '.join(known)}"
+        )
     return None
 
 
@@ -41,8 +46,11 @@ def number(name: str, value: Any, low: float, high: float, kind: type[int] | typ
     """Raises an Error that names the option, unless the value is in range."""
     fits = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
     if not fits or kind(value) != value:
-        raise Error("argument", f"{name} is {value!r}, must be {'a whole number' if kind is int else 'a number'} from "
-                    f"{low} to {high}")
+        raise Error(
+            "argument",
+            f"{name} is {value!r}, must be {'a whole number' if kind is int else 'a number'} from "
+            f"{low} to {high}",
+        )
 
 
 def of_direct(values: str, sparsity: float) -> dict[str, Any]:
@@ -76,18 +84,29 @@ class Options:
         _choice("codec", self.codec, (None, "device", "host"))
         _choice("transport", self.transport, TRANSPORTS)
         if self.transport == "group" and not is_direct:
-            raise Error("argument", f"transport is 'group', which is for exchange 'direct'; this one is {self.exchange!r}")
+            raise Error(
+                "argument",
+                f"transport is 'group', which is for exchange 'direct'; this one is {self.exchange!r}",
+            )
         if self.codec == "device" and not is_direct:
-            raise Error("argument", f"codec is 'device', which is for exchange 'direct'; this one is {self.exchange!r}")
+            raise Error(
+                "argument",
+                f"codec is 'device', which is for exchange 'direct'; this one is {self.exchange!r}",
+            )
         if self.gentle is None:
             self.gentle = is_direct and self.sparsity is None
         if self.gentle and not is_direct:
-            raise Error("argument", f"gentle is True, which is for exchange 'direct'; this one is {self.exchange!r}")
+            raise Error(
+                "argument", f"gentle is True, which is for exchange 'direct'; this one is {self.exchange!r}"
+            )
         if self.sparsity is None:
             self.sparsity = 0.95 if is_direct else 0.9875
         number("sparsity", self.sparsity, 0, 1)
         if self.values is not None and not is_direct:
-            raise Error("argument", f"values is {self.values!r}, which is for exchange 'direct'; this one is {self.exchange!r}")
+            raise Error(
+                "argument",
+                f"values is {self.values!r}, which is for exchange 'direct'; this one is {self.exchange!r}",
+            )
         if self.values is None:
             self.values = "int2" if self.sparsity > 0 else "fp32"
         _choice("values", self.values, tuple(lib.FORMATS))
@@ -123,14 +142,19 @@ class Options:
 
     def mild_levels(self) -> tuple[float, int]:
         """Returns (sparsity, format) of the last level of the class mild."""
-        return (0.0, lib.FORMATS["fp32"]) if self.mild == "dense" else (self.mild_sparsity, lib.FORMATS[self.mild])
+        return (
+            (0.0, lib.FORMATS["fp32"])
+            if self.mild == "dense"
+            else (self.mild_sparsity, lib.FORMATS[self.mild])
+        )
 
     def direct(self, values: str, sparsity: float, block: int = 0) -> dict[str, Any]:
         """Returns fields of tagc_reducer_options. block: values that share a scale; 0: libtagc's default."""
         return {"n_threads": self.threads} | of_direct(values, sparsity) | ({"block": block} if block else {})
 
     def reducer(self, kind: str, dtype: torch.dtype) -> dict[str, Any]:
-        """Returns fields of tagc_reducer_options for parts of that class at its last level. dtype: of gradients."""
+        """Returns fields of tagc_reducer_options for parts of that class at its last level. dtype: of
+        gradients."""
         exchange = "dense"
         if kind == "compressed":
             exchange = self.exchange
@@ -152,7 +176,10 @@ class Options:
         fields = self.reducer(kind, torch.float32)
         if fields["exchange"] == lib.EXCHANGES["dense"]:
             return False
-        is_exact = fields["sparsity"] == 0 and fields.get("format") in (lib.FORMATS["fp32"], lib.FORMATS["bf16"])
+        is_exact = fields["sparsity"] == 0 and fields.get("format") in (
+            lib.FORMATS["fp32"],
+            lib.FORMATS["bf16"],
+        )
         return not is_exact or fields["exchange"] != lib.EXCHANGES["direct"]
 
     def travels(self, kind: str) -> str:

@@ -22,9 +22,10 @@ from tagc import Error
 CLASSES = ("compressed", "mild", "dense")
 LAYERS = ("non-attention-linear", "all", "none")
 
-# 4096 fp32 gradients are 16 KiB: 13 us at 10 Gbit/s, less than the overhead of a message, so compressing a smaller matrix
-# saves no time. Selection also has little choice: 5 % of 4096 are 200 values, over all owners. Such small matrices are mostly
-# tables of biases or types, whose values matter more. The matrices of a model of width 32 are larger than this.
+# 4096 fp32 gradients are 16 KiB: 13 us at 10 Gbit/s, less than the overhead of a message, so compressing a
+# smaller matrix saves no time. Selection also has little choice: 5 % of 4096 are 200 values, over all owners.
+# Such small matrices are mostly tables of biases or types, whose values matter more. The matrices of a model
+# of width 32 are larger than this.
 MIN_ELEMS = 4096
 
 # Parts of names that FSDP1, activation checkpointing and torch.compile insert. DDP prepends "module".
@@ -32,20 +33,27 @@ _WRAPPERS = {"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"}
 
 _WEIGHT = re.compile(r"^(weight(_[gv])?|kernel|original\d?|parametrizations)$")
 _NORM = re.compile(r"norm|^ln(_|\d|$)|_ln$")
-_BIAS = re.compile(r"bias$|^a_log$|^dt_bias$")  # the decay of a state space has one value per channel and state, like a bias
+# the decay of a state space has one value per channel and state, like a bias
+_BIAS = re.compile(r"bias$|^a_log$|^dt_bias$")
 _POSITION = re.compile(r"(^|_)(w?pe|pos|rel_?pos|posit\w*)(_|$)|position")
 _EMBEDDING = re.compile(r"^wte$|embed|^tok_emb|^shared$|^emb$")
 _HEAD = re.compile(r"^(lm_?)?head$|^embed_out$|^lm_head_proj$|^vocab_proj$")
 _ATTENTION = re.compile(r"attn|attention|^mha$|^attns?$")
-_FEED_FORWARD = re.compile(r"mlp|^ffn?s?($|_)|feed_?forward|experts?$|densereludense|^moe$|_moe$|^intermediate$")
+_FEED_FORWARD = re.compile(
+    r"mlp|^ffn?s?($|_)|feed_?forward|experts?$|densereludense|^moe$|_moe$|^intermediate$"
+)
 _FEED_FORWARD_MATRIX = re.compile(
     r"^(c_?fc|fc\d?|fc_(in|out)|fc_?proj|lin(ear)?_?[12]|w[123]|wi(_[01])?|gate_proj|up_proj|down_proj|gate_up_proj"
     r"|dense_h_to_4h|dense_4h_to_h)w?$"
 )
-_PROJECTION = re.compile(r"^(o|w_?o|o_?proj|out|output|out_?proj|to_out|out_lin|c_proj|proj|dense|linear_out|att_?projw?)$")
+_PROJECTION = re.compile(
+    r"^(o|w_?o|o_?proj|out|output|out_?proj|to_out|out_lin|c_proj|proj|dense|linear_out|att_?projw?)$"
+)
 _QKV = r"q|k|v|qk|kv|qv|qkv|query|key|value|queries|keys|values|query_key_value"
 _QKV_WORDS = re.compile(rf"(^|_)(w|c|to)?({_QKV})(_|\d|w?$)")  # inside attention any such word matches
-_QKV_NAME = re.compile(rf"^(w_?|c_|to_)?({_QKV})(_(a_|b_)?(proj|lin))?(_weight)?w?$|^c_attn$|^attn_qkv$|^q_attn$")
+_QKV_NAME = re.compile(
+    rf"^(w_?|c_|to_)?({_QKV})(_(a_|b_)?(proj|lin))?(_weight)?w?$|^c_attn$|^attn_qkv$|^q_attn$"
+)
 
 
 class Row(NamedTuple):
@@ -66,16 +74,23 @@ def clean_name(name: str) -> str:
     return ".".join(words) or name
 
 
-def classify(parameters: Iterable[tuple[str, Any]], layers: str | Callable[[str, Any], str] = "non-attention-linear",
-             rules: Mapping[str, str] | None = None, min_elems: int = MIN_ELEMS) -> list[Row]:
+def classify(
+    parameters: Iterable[tuple[str, Any]],
+    layers: str | Callable[[str, Any], str] = "non-attention-linear",
+    rules: Mapping[str, str] | None = None,
+    min_elems: int = MIN_ELEMS,
+) -> list[Row]:
     """Returns a Row for each of `parameters`, (name, shape) or (name, parameter) in any order.
 
-    `rules`, {pattern: class}, are tried first, in order; then `layers`: one of LAYERS or a callable (name, parameter) -> class.
-    An Error names what is not allowed, including a rule without effect."""
+    `rules`, {pattern: class}, are tried first, in order; then `layers`: one of LAYERS or a callable (name,
+    parameter) -> class. An Error names what is not allowed, including a rule without effect."""
     named = [(_name(name), what, _shape(name, what)) for name, what in parameters]
     if not callable(layers) and layers not in LAYERS:
-        raise Error("argument", f"layers is {layers!r}, allowed are {', '.join(map(repr, LAYERS))} and a callable "
-                    "(name, parameter) -> class")
+        raise Error(
+            "argument",
+            f"layers is {layers!r}, allowed are {', '.join(map(repr, LAYERS))} and a callable "
+            "(name, parameter) -> class",
+        )
     if isinstance(min_elems, bool) or not isinstance(min_elems, int) or min_elems < 0:
         raise Error("argument", f"min_elems is {min_elems!r}, allowed are integers from 0 on")
     rules = _checked_rules(rules, [name for name, _, _ in named])
@@ -105,7 +120,9 @@ def _allowed() -> str:
 
 def _name(name: str) -> str:
     if not isinstance(name, str) or not name:
-        raise Error("argument", f"the name of a parameter is {name!r}, it has to be a string with something in it")
+        raise Error(
+            "argument", f"the name of a parameter is {name!r}, it has to be a string with something in it"
+        )
     return clean_name(name)
 
 
@@ -115,7 +132,9 @@ def _shape(name: str, what: Any) -> tuple[int, ...]:
     except (TypeError, ValueError):
         shape = None
     if shape is None or isinstance(what, str) or min(shape, default=0) < 0:
-        raise Error("argument", f"{name} is given as {what!r}, allowed are a shape and what has one") from None
+        raise Error(
+            "argument", f"{name} is given as {what!r}, allowed are a shape and what has one"
+        ) from None
     return shape
 
 
@@ -127,16 +146,24 @@ def _checked_rules(rules: Mapping[str, str] | None, names: list[str]) -> dict[st
     taken: set[str] = set()
     for pattern, class_ in rules.items():
         if not isinstance(pattern, str) or not pattern:
-            raise Error("argument", f"a pattern of rules is {pattern!r}, it has to be a string with something in it")
+            raise Error(
+                "argument", f"a pattern of rules is {pattern!r}, it has to be a string with something in it"
+            )
         if not isinstance(class_, str) or class_ not in CLASSES:
             raise Error("argument", f"rules[{pattern!r}] is {class_!r}, allowed are {_allowed()}")
         matched = {name for name in names if fnmatchcase(name, pattern)}
         if not matched:
-            raise Error("argument", f"rules[{pattern!r}] matches no parameter, of {len(names)} such as "
-                        f"{', '.join(names[:3]) or '(none)'}; it has to match one")
+            raise Error(
+                "argument",
+                f"rules[{pattern!r}] matches no parameter, of {len(names)} such as "
+                f"{', '.join(names[:3]) or '(none)'}; it has to match one",
+            )
         if matched <= taken:
-            raise Error("argument", f"rules[{pattern!r}] has no effect: earlier rules match all that it matches, such as "
-                        f"{sorted(matched)[0]}; put it in front of them")
+            raise Error(
+                "argument",
+                f"rules[{pattern!r}] has no effect: earlier rules match all that it matches, such as "
+                f"{sorted(matched)[0]}; put it in front of them",
+            )
         taken |= matched
     return dict(rules)
 
@@ -168,7 +195,9 @@ def _by_name(name: str, shape: tuple[int, ...], n_elems: int, min_elems: int) ->
 
 def _inside(words: list[str], owner: str, shape: tuple[int, ...]) -> tuple[str, str]:
     """Returns the class of a matrix: by its modules, the innermost first, then by its own name."""
-    place = next((kind for word in reversed(words) for kind, pattern in _PLACES if pattern.search(word)), None)
+    place = next(
+        (kind for word in reversed(words) for kind, pattern in _PLACES if pattern.search(word)), None
+    )
     inner = words[-1] if words else ""
     if place == "attention":
         if owner in ("c_attn", "in_proj", "in_proj_weight") or _QKV_WORDS.search(owner):
@@ -208,14 +237,17 @@ def table(rows: list[Row], travels: Mapping[str, tuple[str, float | None]] | Non
         lines += [_line("  " + what, group, total, group[0].reason) for what, group in _kinds(own)]
     n = sum(row.n_elems for row in rows if row.class_ != "dense")
     summary = f"{n:,} of {total:,} elements compressed ({_share(n, total).strip()})"
-    if total and all(class_ in travels and travels[class_][1] is not None for class_ in {row.class_ for row in rows}):
+    if total and all(
+        class_ in travels and travels[class_][1] is not None for class_ in {row.class_ for row in rows}
+    ):
         bits = sum(row.n_elems * (travels[row.class_][1] or 0) for row in rows) / total
         summary += f", {bits:.3g} bits per element on average"
     return "\n".join(lines + [summary])
 
 
 def _kinds(rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """Yields groups of rows of one kind, in order of appearance. All vectors are one kind, because there are many."""
+    """Yields groups of rows of one kind, in order of appearance. All vectors are one kind, because there are
+    many."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         vector = row.class_ == "dense" and row.reason in ("norm", "bias", "vector")
@@ -223,8 +255,10 @@ def _kinds(rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
         groups.setdefault(("vectors", "") if vector else (kind, row.reason), []).append(row)
     for (kind, _), group in groups.items():
         if kind == "vectors":
-            counts = [(sum(row.reason == name for row in group), name, plural) for name, plural in
-                      (("norm", "norms"), ("bias", "biases"), ("vector", "other vectors"))]
+            counts = [
+                (sum(row.reason == name for row in group), name, plural)
+                for name, plural in (("norm", "norms"), ("bias", "biases"), ("vector", "other vectors"))
+            ]
             text = ", ".join(f"{n} {name if n == 1 else plural}" for n, name, plural in counts if n)
             yield text, [row._replace(reason="") for row in group]
         else:

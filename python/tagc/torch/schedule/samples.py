@@ -25,7 +25,7 @@ def positions(n_elems: int) -> torch.Tensor:
     """Returns which of a parameter's elements are looked at: the same everywhere, in ascending order."""
     found, n = (ctypes.c_uint64 * lib.SCHEDULE_SAMPLE)(), ctypes.c_size_t()
     lib.load().tagc_schedule_positions(n_elems, found, ctypes.byref(n))
-    return torch.tensor(found[:n.value], dtype=torch.long)
+    return torch.tensor(found[: n.value], dtype=torch.long)
 
 
 class Samples:
@@ -48,8 +48,14 @@ class Samples:
             if parameter.name not in self._numbers or not parameter.numel:
                 continue
             wanted = positions(parameter.numel)
-            own = torch.cat([wanted[(wanted >= piece.offset) & (wanted < piece.offset + piece.length)] - piece.offset + piece.start
-                             for piece in layout.pieces_of(i)])
+            own = torch.cat(
+                [
+                    wanted[(wanted >= piece.offset) & (wanted < piece.offset + piece.length)]
+                    - piece.offset
+                    + piece.start
+                    for piece in layout.pieces_of(i)
+                ]
+            )
             places.append(own)
             counts.append(len(own))
             numbers.append(self._numbers[parameter.name])

@@ -1,7 +1,7 @@
 """The schedule of one model: what each parameter may send now, and how long its Adam's moments are to be.
 
-libtagc decides (include/tagc/schedule.h explains the rules). This file hands it samples of gradients and losses, adds sums over ranks,
-and turns names into numbers and back."""
+libtagc decides (include/tagc/schedule.h explains the rules). This file hands it samples of gradients and
+losses, adds sums over ranks, and turns names into numbers and back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ class Plan(NamedTuple):
     n_selected: int
 
     def __str__(self) -> str:
-        return f"{100 * self.sparsity:.3g} % zero, {self.values}" if self.sparsity else f"every value in {self.values}"
+        return (
+            f"{100 * self.sparsity:.3g} % zero, {self.values}"
+            if self.sparsity
+            else f"every value in {self.values}"
+        )
 
 
 class _Wrapper(Protocol):
@@ -53,20 +57,26 @@ class _Wrapper(Protocol):
 
 
 class Schedule:
-    """Of one model. Ranks that exchange a parameter decide alike, because they decide from sums over these ranks."""
+    """Of one model. Ranks that exchange a parameter decide alike, because they decide from sums over these
+    ranks."""
 
     def __init__(self, wrapper: _Wrapper, options: Options, is_fresh: bool = False) -> None:
         """is_fresh: whether the model has random weights; the same on all ranks."""
         self._wrapper, self._options = wrapper, options
         self._has_levels = {p.name: options.has_levels(p.kind) for p in wrapper.parameters()}
-        self._kinds = {p.name: p.kind for p in wrapper.parameters() if p.numel and options.is_scheduled(p.kind)}
+        self._kinds = {
+            p.name: p.kind for p in wrapper.parameters() if p.numel and options.is_scheduled(p.kind)
+        }
         self._names = list(self._kinds)
         self._numbers = {name: i for i, name in enumerate(self._names)}
         self._samples = Samples({name: i for name, i in self._numbers.items() if self._has_levels[name]})
         self._groups: dict[tuple[int, ...], int] = {}  # ranks -> their number
-        self.moments = dict.fromkeys((name for name, kind in self._kinds.items() if kind == "compressed"), STAYS)
+        self.moments = dict.fromkeys(
+            (name for name, kind in self._kinds.items() if kind == "compressed"), STAYS
+        )
         self.epoch = 0  # counts what may change a plan
-        self._losses: list[torch.Tensor] = []  # of this rank, not handed over yet: reading one may wait for a device
+        # of this rank, not handed over yet: reading one may wait for a device
+        self._losses: list[torch.Tensor] = []
         self._handle = _made(self._kinds, {p.name: p.numel for p in wrapper.parameters()}, options, is_fresh)
         self._put()
 
@@ -77,11 +87,20 @@ class Schedule:
     # ---- what was decided ----
 
     def plan(self, weights: Mapping[str, int]) -> Plan:
-        """Returns the plan of parameters that are exchanged as one. weights: name -> elements in this exchange."""
+        """Returns the plan of parameters that are exchanged as one. weights: name -> elements in this
+        exchange."""
         n, found = len(weights), lib.SchedulePlan()
-        lib.call("tagc_schedule_get_plan", self._handle, (ctypes.c_uint32 * n)(*(self._numbers[name] for name in weights)),
-                 (ctypes.c_uint64 * n)(*weights.values()), n, ctypes.byref(found))
-        return Plan(found.level, _FORMATS[found.format], found.block, found.sparsity, found.moment, found.n_selected)
+        lib.call(
+            "tagc_schedule_get_plan",
+            self._handle,
+            (ctypes.c_uint32 * n)(*(self._numbers[name] for name in weights)),
+            (ctypes.c_uint64 * n)(*weights.values()),
+            n,
+            ctypes.byref(found),
+        )
+        return Plan(
+            found.level, _FORMATS[found.format], found.block, found.sparsity, found.moment, found.n_selected
+        )
 
     def levels(self) -> dict[str, int]:
         """Returns name -> level, of all parameters that have levels."""
@@ -102,16 +121,22 @@ class Schedule:
 
     def take_alarms(self) -> list[str]:
         """Returns a message for each reason for which parameters have begun anew since the last call."""
-        alarms, n, text = (lib.Alarm * lib.N_ALARM_KINDS)(), ctypes.c_size_t(), ctypes.create_string_buffer(1024)
+        alarms, n, text = (
+            (lib.Alarm * lib.N_ALARM_KINDS)(),
+            ctypes.c_size_t(),
+            ctypes.create_string_buffer(1024),
+        )
         lib.load().tagc_schedule_take_alarms(self._handle, alarms, ctypes.byref(n))
         said = []
-        for alarm in alarms[:n.value]:
+        for alarm in alarms[: n.value]:
             lib.load().tagc_schedule_alarm_text(self._handle, ctypes.byref(alarm), text, len(text))
             said.append(text.value.decode(errors="replace"))
         return said
 
     def __str__(self) -> str:
-        used = {(kind, str(self.plan({name: 1}))) for name, kind in self._kinds.items() if self._has_levels[name]}
+        used = {
+            (kind, str(self.plan({name: 1}))) for name, kind in self._kinds.items() if self._has_levels[name]
+        }
         return ", ".join(f"{kind}: {words}" for kind, words in sorted(used))
 
     def words(self) -> str:
@@ -123,16 +148,23 @@ class Schedule:
         if any(self.plan({name: 1}).level == FRESH for name in names):
             first = f"every value travels in 8 bits for {FRESH_EXCHANGES} exchanges, then in 4 bits"
         if set(self.moments.values()) == {STAYS}:
-            return (f"\nat first {first}; it stays so, because tagc does not know the optimizer, and a long first moment spoils "
-                    "selection.\nWith compress(model, optimizer), tagc goes on to the above when gradients are mostly noise")
+            return (
+                f"\nat first {first}; it stays so, because tagc does not know the optimizer, and a long "
+                "first moment spoils "
+                "selection.\nWith compress(model, optimizer), tagc goes on to the above when gradients are "
+                "mostly noise"
+            )
         return f"\nat first {first}; a parameter goes on to the above when its gradient is mostly noise"
 
     # ---- what it decides from ----
 
     def set_moments(self, can_shorten: Iterable[str], never_long: Iterable[str]) -> None:
-        """Names of what is compressed: whose first moment tagc can shorten, and which has none or a short one. The others keep theirs."""
+        """Names of what is compressed: whose first moment tagc can shorten, and which has none or a short
+        one. The others keep theirs."""
         can, none = set(can_shorten), set(never_long)
-        self.moments = {name: NONE if name in none else SHORTENS if name in can else STAYS for name in self.moments}
+        self.moments = {
+            name: NONE if name in none else SHORTENS if name in can else STAYS for name in self.moments
+        }
         for name, moment in self.moments.items():
             lib.call("tagc_schedule_set_moment", self._handle, self._numbers[name], moment)
         self.epoch += 1
@@ -146,7 +178,8 @@ class Schedule:
             self._losses.append(torch.as_tensor(loss).detach().float().mean())
 
     def look(self, comm: Comm, layout: Layout, gradient: torch.Tensor, unit: Exchanged) -> int:
-        """Looks at a gradient before unit.reduce() of it. Collective when a window is full. Returns the bytes that this rank sent."""
+        """Looks at a gradient before unit.reduce() of it. Collective when a window is full. Returns the bytes
+        that this rank sent."""
         full = self._add(layout, gradient)
         if not full:
             return 0
@@ -169,9 +202,17 @@ class Schedule:
             return []
         values = gradient.index_select(0, sample.places).float().cpu()
         full, n_full = (ctypes.c_uint32 * n)(), ctypes.c_size_t()
-        lib.call("tagc_schedule_add", self._handle, (ctypes.c_uint32 * n)(*sample.numbers), (ctypes.c_uint32 * n)(*sample.counts), n,
-                 values.data_ptr(), full, ctypes.byref(n_full))
-        return full[:n_full.value]
+        lib.call(
+            "tagc_schedule_add",
+            self._handle,
+            (ctypes.c_uint32 * n)(*sample.numbers),
+            (ctypes.c_uint32 * n)(*sample.counts),
+            n,
+            values.data_ptr(),
+            full,
+            ctypes.byref(n_full),
+        )
+        return full[: n_full.value]
 
     def _take_losses(self) -> lib.ScheduleLosses:
         losses, self._losses = self._losses, []
@@ -185,13 +226,18 @@ class Schedule:
         losses = lib.ScheduleLosses(*pooled[:3])
         lib.call("tagc_schedule_see_losses", self._handle, ctypes.byref(losses))
         n_fields = len(lib.ScheduleSums._fields_)
-        sums = (lib.ScheduleSums * len(full))(*(lib.ScheduleSums(*pooled[at:at + n_fields]) for at in range(3, len(pooled), n_fields)))
+        sums = (lib.ScheduleSums * len(full))(
+            *(lib.ScheduleSums(*pooled[at : at + n_fields]) for at in range(3, len(pooled), n_fields))
+        )
         group = self._groups.setdefault(tuple(comm.ranks), len(self._groups))
-        lib.call("tagc_schedule_see", self._handle, (ctypes.c_uint32 * len(full))(*full), len(full), sums, group)
+        lib.call(
+            "tagc_schedule_see", self._handle, (ctypes.c_uint32 * len(full))(*full), len(full), sums, group
+        )
         self.epoch += 1
 
     def step(self) -> bool:
-        """Ends an exchange of the whole model. Returns whether all parameters have just come to their last level."""
+        """Ends an exchange of the whole model. Returns whether all parameters have just come to their last
+        level."""
         changed, is_through = ctypes.c_int(), ctypes.c_int()
         lib.call("tagc_schedule_step", self._handle, ctypes.byref(changed), ctypes.byref(is_through))
         if changed.value:
@@ -205,13 +251,20 @@ class Schedule:
     def _put(self) -> None:
         """Gives every parameter its level, and its sparsity, by which ranks notice that they differ."""
         plans = {name: self.plan({name: 1}) for name in self._names if self._has_levels[name]}
-        self._wrapper.set_kinds({p.name: {"level": plans[p.name].level, "sparsity": plans[p.name].sparsity} if p.name in plans
-                                 else {"level": LAST, "sparsity": 0.0} for p in self._wrapper.parameters()})
+        self._wrapper.set_kinds(
+            {
+                p.name: {"level": plans[p.name].level, "sparsity": plans[p.name].sparsity}
+                if p.name in plans
+                else {"level": LAST, "sparsity": 0.0}
+                for p in self._wrapper.parameters()
+            }
+        )
 
     # ---- in checkpoints ----
 
     def state(self, with_windows: bool = True) -> dict[str, str]:
-        """Returns {"schedule": the state as text}, or {} without levels. with_windows: False where another rank takes it over."""
+        """Returns {"schedule": the state as text}, or {} without levels. with_windows: False where another
+        rank takes it over."""
         if not any(self._has_levels.values()):
             return {}
         for loss in self._losses:
@@ -223,13 +276,22 @@ class Schedule:
         return {"schedule": base64.b64encode(text.raw).decode()}
 
     def load(self, about: Mapping[str, Any], with_windows: bool) -> tuple[str, int]:
-        """Loads a schedule. about: of a checkpoint; one without is of a run without levels. Returns (name of the first, number) of the parameters
-        whose first moment was short, and is not known to be so here: these begin anew, and with them all that is not compressed."""
+        """Loads a schedule. about: of a checkpoint; one without is of a run without levels. Returns (name of
+        the first, number) of the parameters whose first moment was short, and is not known to be so here:
+        these begin anew, and with them all that is not compressed."""
         if not any(self._has_levels.values()):
             return "", 0
         saved = base64.b64decode(about["schedule"]) if "schedule" in about else _empty(self._options)
         n, first = ctypes.c_size_t(), ctypes.c_size_t()
-        lib.call("tagc_schedule_load", self._handle, saved, len(saved), with_windows, ctypes.byref(n), ctypes.byref(first))
+        lib.call(
+            "tagc_schedule_load",
+            self._handle,
+            saved,
+            len(saved),
+            with_windows,
+            ctypes.byref(n),
+            ctypes.byref(first),
+        )
         self._losses = []
         self.epoch += 1
         self._put()
@@ -253,14 +315,17 @@ def fits(about: Mapping[str, Any]) -> bool:
             lib.load().tagc_schedule_destroy(schedule)
 
 
-def _made(kinds: Mapping[str, str], sizes: Mapping[str, int], options: Options, is_fresh: bool = False) -> ctypes.c_void_p:
+def _made(
+    kinds: Mapping[str, str], sizes: Mapping[str, int], options: Options, is_fresh: bool = False
+) -> ctypes.c_void_p:
     """Returns a new tagc_schedule. kinds: name -> class."""
     fields = lib.initialised(lib.ScheduleOptions, "tagc_schedule_options_init")
     fields.gentle, fields.fresh = options.gentle, is_fresh
     fields.sparsity, fields.format = options.sparsity, lib.FORMATS[options.values]
     fields.mild_sparsity, fields.mild_format = options.mild_levels()
-    parameters = (lib.ScheduleParameter * len(kinds))(*(
-        lib.ScheduleParameter(name.encode(), sizes[name], kind == "mild") for name, kind in kinds.items()))
+    parameters = (lib.ScheduleParameter * len(kinds))(
+        *(lib.ScheduleParameter(name.encode(), sizes[name], kind == "mild") for name, kind in kinds.items())
+    )
     handle = ctypes.c_void_p()
     lib.call("tagc_schedule_create", ctypes.byref(fields), parameters, len(kinds), ctypes.byref(handle))
     return handle
@@ -271,7 +336,7 @@ def _empty(options: Options) -> bytes:
     schedule, n, text = _made({}, {}, options), ctypes.c_size_t(), ctypes.create_string_buffer(256)
     lib.call("tagc_schedule_save", schedule, False, text, len(text), ctypes.byref(n))
     lib.load().tagc_schedule_destroy(schedule)
-    return text.raw[:n.value]
+    return text.raw[: n.value]
 
 
 def _pooled(comm: Comm, mine: bytes) -> list[float]:
