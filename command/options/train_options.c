@@ -53,7 +53,7 @@ LACKS(lacks_selection, tagc_train_compresses(o) && o->sparsity > 0.75,
       "compressed gradients with --sparsity above 0.75" HERE)
 LACKS(lacks_residual, tagc_train_compresses(o) && o->sparsity > 0,
       "compressed gradients with --sparsity above 0" HERE)
-LACKS(lacks_wsd, o->schedule == TAGC_SCHEDULE_WSD, "--schedule wsd" HERE)
+LACKS(lacks_wsd, o->schedule == TAGC_RATE_WSD, "--schedule wsd" HERE)
 LACKS(lacks_fork, o->schedule_from == 0 || o->fork || o->resume, "--fork" HERE)
 LACKS(lacks_trace, o->trace != NULL, "--trace" HERE)
 LACKS(lacks_out, o->out != NULL, "--out" HERE)

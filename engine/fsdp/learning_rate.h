@@ -4,14 +4,14 @@
 
 #include <stdint.h>
 
-typedef enum tagc_schedule {
-    TAGC_SCHEDULE_COSINE = 0, /* half a cosine */
-    TAGC_SCHEDULE_WSD = 1     /* warm-up, stable, decay: a straight line over the last n_decay steps */
-} tagc_schedule;
+typedef enum tagc_rate_schedule {
+    TAGC_RATE_COSINE = 0, /* half a cosine */
+    TAGC_RATE_WSD = 1     /* warm-up, stable, decay: a straight line over the last n_decay steps */
+} tagc_rate_schedule;
 
 typedef struct tagc_learning_rate {
-    tagc_schedule schedule; /* of the fall from `highest` to `last` after the warm-up */
-    uint64_t n_warmup;      /* steps of a straight line from 0 to `highest` */
+    tagc_rate_schedule schedule; /* of the fall from `highest` to `last` after the warm-up */
+    uint64_t n_warmup;           /* steps of a straight line from 0 to `highest` */
     uint64_t n_decay;
     uint64_t n_steps;
     double highest;

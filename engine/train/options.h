@@ -18,7 +18,7 @@ typedef struct tagc_train_options {
     int tied;                                                /* 0 the preset's, 1 yes, 2 no */
     int64_t batch_size, seq_len, accumulate, steps, warmup, decay_steps,
         seed;     /* decay_steps 0: a tenth of the steps */
-    int schedule; /* tagc_schedule */
+    int schedule; /* tagc_rate_schedule */
     double lr, min_lr, weight_decay, beta1, compressed_beta1, beta2, compressed_beta2, clip;
     const char *preset, *levels;
     int sharding, wrap, gather, exchange_each_micro_step;

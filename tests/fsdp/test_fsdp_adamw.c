@@ -83,7 +83,7 @@ static void sums_squares_in_double(void **state) {
     free(x);
 }
 
-static double rate_of(tagc_schedule schedule, uint64_t step, uint64_t n_warmup, uint64_t n_decay,
+static double rate_of(tagc_rate_schedule schedule, uint64_t step, uint64_t n_warmup, uint64_t n_decay,
                       uint64_t n_steps, double last) {
     tagc_learning_rate rate = {schedule, n_warmup, n_decay, n_steps, 1.0, last};
     return tagc_learning_rate_at(&rate, step);
@@ -91,11 +91,11 @@ static double rate_of(tagc_schedule schedule, uint64_t step, uint64_t n_warmup, 
 
 /* Of 100 steps, 20 of them warm-up. */
 static double cosine_at(uint64_t step) {
-    return rate_of(TAGC_SCHEDULE_COSINE, step, 20, 0, 100, 0.1);
+    return rate_of(TAGC_RATE_COSINE, step, 20, 0, 100, 0.1);
 }
 
 static double wsd_at(uint64_t step) {
-    return rate_of(TAGC_SCHEDULE_WSD, step, 20, 10, 100, 0.1);
+    return rate_of(TAGC_RATE_WSD, step, 20, 10, 100, 0.1);
 }
 
 static void schedule_rises_and_falls(void **state) {
@@ -111,11 +111,11 @@ static void schedule_rises_and_falls(void **state) {
     for (uint64_t step = 21; step <= 90; step++) assert_true(wsd_at(step) == 1.0);
     assert_true(fabs(wsd_at(91) - 0.91) < 1e-12 && fabs(wsd_at(99) - 0.19) < 1e-12 && wsd_at(100) == 0.1);
     /* No warm-up, all warm-up, and more decay than there are steps behind the warm-up. */
-    assert_true(rate_of(TAGC_SCHEDULE_WSD, 1, 0, 10, 100, 0.1) == 1.0);
-    assert_true(rate_of(TAGC_SCHEDULE_COSINE, 1, 0, 0, 100, 0.1) > 0.999);
-    assert_true(fabs(rate_of(TAGC_SCHEDULE_COSINE, 5, 10, 0, 10, 0.1) - 5.0 / 11) < 1e-12);
-    assert_true(fabs(rate_of(TAGC_SCHEDULE_WSD, 60, 20, 500, 100, 0.1) - 0.55) < 1e-12);
-    assert_true(rate_of(TAGC_SCHEDULE_COSINE, 1, 0, 0, 1, 0.1) == 0.1); /* one step is the last */
+    assert_true(rate_of(TAGC_RATE_WSD, 1, 0, 10, 100, 0.1) == 1.0);
+    assert_true(rate_of(TAGC_RATE_COSINE, 1, 0, 0, 100, 0.1) > 0.999);
+    assert_true(fabs(rate_of(TAGC_RATE_COSINE, 5, 10, 0, 10, 0.1) - 5.0 / 11) < 1e-12);
+    assert_true(fabs(rate_of(TAGC_RATE_WSD, 60, 20, 500, 100, 0.1) - 0.55) < 1e-12);
+    assert_true(rate_of(TAGC_RATE_COSINE, 1, 0, 0, 1, 0.1) == 0.1); /* one step is the last */
 }
 
 int main(void) {
