@@ -12,7 +12,7 @@ SANITIZE = -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS="-O1 -g1"
 # of ctest's slots, one that mostly waits takes one (tests/CMakeLists.txt).
 CTEST = ctest --output-on-failure --no-tests=error -j$$((2 * $(JOBS) + 2))
 # Tests whose threads others have, too, or which have none: the thread sanitizer leaves them out.
-NO_NEW_THREADS = ^test_(cli_(auto|auto_turns|bench|buckets|commands|corrupt|folder|fork|full_disk|guard|hosts|options|paper|plan|resume|supervise|wire)|fsdp_gentle|codec_(bitmap|delta|values)|paper_(nibble|pack|peel|sketch)|exchange_volume)$$
+NO_NEW_THREADS = ^test_(cli_(auto|auto_turns|bench|buckets|commands|corrupt|folder|fork|full_disk|levels|hosts|options|paper|plan|resume|supervise|wire)|fsdp_levels|codec_(bitmap|delta|values)|paper_(nibble|pack|peel|sketch)|exchange_volume)$$
 .DEFAULT_GOAL := all
 .PHONY: help all build setup demo report check test python asan asan-build tsan tsan-build fences fences-build aarch64 aarch64-build wheels bench format lint install clean
 

@@ -130,9 +130,6 @@ class Quality:
         run["wall_s"] = self.runner.run_command([*words, "--quiet", f"--out={folder}"])
         run |= results.run_summary(folder / "metrics.jsonl")
         _, steps, _ = results.read_metrics(folder / "metrics.jsonl")
-        factors = [step["kept_factor"] for step in steps if "kept_factor" in step]
-        if factors:
-            run["guard_share"] = sum(factor > 1 for factor in factors) / len(factors)
         return run
 
     def _told(self, done, todo, run):

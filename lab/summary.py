@@ -37,10 +37,8 @@ OFF = {
     "codec-threads": "1",
     "exchange-each-micro-step": "no",
     "gather-check-every": "never",
-    "guard": "off",
     "ranks-per-host": "1",
     "rotate": "no",
-    "sparsity-warmup": "0",
     "two-level": "no",
 }
 # which no time depends on
@@ -52,8 +50,6 @@ OF_COMPRESSION = (
     "mild",
     "mild-sparsity",
     "sparsity",
-    "sparsity-warmup",
-    "guard",
     "compressed-beta1",
     "compressed-beta2",
 )

@@ -15,7 +15,6 @@ static tagc_status open_fork(tagc_rank *rank, const tagc_parsed *parsed, tagc_be
     TAGC_TRY(tagc_saved_merge_model(&from->saved, parsed, &from->options));
     from->saved.fork_step = from->step = from->saved.step;
     from->saved.position = 0;
-    from->saved.guard = (tagc_guard){0};
     from->saved.best_val_loss = (double)INFINITY;
     if ((uint64_t)from->options.steps < from->step)
         return tagc_fail(TAGC_ERR_ARGUMENT,

@@ -77,6 +77,7 @@ static void say_chosen(tagc_trainer *t, const tagc_parsed *parsed, int is_defaul
             (i == 6 && t->options.gentle != 1))
             continue;
         tagc_options_get(parsed->command, &t->options, row, text, sizeof text);
+        if (strcmp(text, "auto") == 0) continue; /* the schedule chooses */
         snprintf(line + n, sizeof line - n, " --%s %s", names[i], text);
     }
     if (*line)
@@ -84,24 +85,12 @@ static void say_chosen(tagc_trainer *t, const tagc_parsed *parsed, int is_defaul
                           is_direct ? "least loss for its bytes, docs/guide/choosing.md" : "as published");
 }
 
-/* A fork's units are as far as they were in its origin. */
 static void say_beginning(tagc_trainer *t) {
-    const tagc_train_options *o = &t->options;
-    int is_gentle = tagc_fsdp_n_gentle(t->training.fsdp) > 0;
-    int selects = (tagc_fsdp_n_compressed(t->training.fsdp) > 0 && o->sparsity > 0) ||
-                  (tagc_fsdp_n_mild(t->training.fsdp) > 0 && o->mild_sparsity > 0);
-    char first[64] = "";
-    if (o->resume || (!is_gentle && !(o->fork && o->gentle == 1 && selects))) return;
-    if (!o->init_from && !o->fork)
-        snprintf(first, sizeof first, "every value in 8 bits for %d steps, then ", TAGC_FRESH_UPDATES);
-    if (is_gentle)
-        tagc_progress_say(&t->progress,
-                          "at first: %severy value in 4 bits until gradients are mostly noise%s", first,
-                          o->fork ? ", in units that had not come to that" : "");
-    else
-        tagc_progress_say(&t->progress,
-                          "at first: by --sparsity at once: in %s the gentle start is over, or it had none",
-                          o->fork);
+    int n_flats[TAGC_N_LEVELS];
+    tagc_fsdp_levels(t->training.fsdp, n_flats);
+    if (t->options.resume || tagc_fsdp_n_below_last(n_flats) == 0) return;
+    tagc_progress_say(&t->progress, "at first: every value in %s until gradients are mostly noise",
+                      n_flats[TAGC_LEVEL_FRESH] > 0 ? "8 bits, then in 4 bits" : "4 bits");
 }
 
 static void say_parameters(tagc_trainer *t) {

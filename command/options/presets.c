@@ -30,9 +30,9 @@ static const struct {
      "the same; parameters and dense gradients as bf16"},
     {"zero2-direct", "--sharding=grad --wire=bf16 --gather=bf16 --exchange=direct",
      "direct gradients with ZeRO-2; parameters and dense gradients as bf16"},
-    {"all-legs", "--sharding=grad --wire=bf16 --gather=delta4 --exchange=direct --guard=20",
+    {"all-legs", "--sharding=grad --wire=bf16 --gather=delta4 --exchange=direct",
      "direct gradients with ZeRO-2; parameters as 4-bit deltas once per step"},
-    {"all-legs-2bit", "--sharding=grad --wire=bf16 --gather=delta2 --exchange=direct --guard=20",
+    {"all-legs-2bit", "--sharding=grad --wire=bf16 --gather=delta2 --exchange=direct",
      "the same with 2-bit deltas"},
     {"ddp-direct", "--sharding=none --wire=bf16 --exchange=direct", "direct gradients with replicas"},
 };

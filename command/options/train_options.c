@@ -49,10 +49,6 @@ LACKS(lacks_levels,
 LACKS(lacks_hosts, o->sharding == TAGC_SHARD_HYBRID || o->two_level, "--sharding hybrid and --two-level" HERE)
 LACKS(lacks_sharding, o->sharding != TAGC_SHARD_NONE, "sharded parameters" HERE)
 LACKS(lacks_deltas, o->gather >= TAGC_GATHER_DELTA8, "--gather delta8, delta4 and delta2" HERE)
-LACKS(lacks_selection, tagc_train_compresses(o) && o->sparsity > 0.75,
-      "compressed gradients with --sparsity above 0.75" HERE)
-LACKS(lacks_residual, tagc_train_compresses(o) && o->sparsity > 0,
-      "compressed gradients with --sparsity above 0" HERE)
 LACKS(lacks_wsd, o->schedule == TAGC_RATE_WSD, "--schedule wsd" HERE)
 LACKS(lacks_fork, o->schedule_from == 0 || o->fork || o->resume, "--fork" HERE)
 LACKS(lacks_trace, o->trace != NULL, "--trace" HERE)
@@ -123,12 +119,13 @@ static const tagc_option rows[] = {
     {REAL(NULL, "weight-decay", FREE, weight_decay, 0, 10, NULL, "0.1", "of matrices; norms and biases have none")},
     {REAL(NULL, "beta1", FREE, beta1, 0, 0.999999, NULL, "0.9", "decay of the first moment")},
     {REAL(NULL, "compressed-beta1", FREE, compressed_beta1, 0, 0.999999, "auto=-1", "auto",
-         "decay of the first moment of compressed tensors; auto: 0 for direct above --sparsity 0, whose residual averages"
-         " already, else --beta1"), .lacks = lacks_policy},
+         "decay of the first moment of compressed tensors; auto: 0.5 or a smaller --beta1 for direct above --sparsity 0, whose"
+         " residual averages already, else --beta1. With --gentle, --beta1 falls to it step by step"), .lacks = lacks_policy},
     {REAL(NULL, "beta2", FREE, beta2, 0, 0.999999, NULL, "0.95", "decay of the second moment")},
     {REAL(NULL, "compressed-beta2", FREE, compressed_beta2, 0, 0.9999999, "auto=-1", "auto",
-         "decay of the second moment of compressed tensors, and of mild ones above --mild-sparsity 0, reached as the run grows;"
-         " auto: for direct above --sparsity 0 its distance from 1 is a tenth of --beta2's, because values come seldom, else --beta2"), .lacks = lacks_policy},
+         "decay of the second moment of compressed tensors, and of mild ones above --mild-sparsity 0, reached step by step once"
+         " values are selected; auto: for direct above --sparsity 0 its distance from 1 becomes a tenth of --beta2's, because values"
+         " come seldom, else --beta2"), .lacks = lacks_policy},
     {REAL(NULL, "clip", FREE, clip, 0, 1e9, NULL, "1", "largest norm of the gradient; 0 does not clip")},
 
     {TEXT("Sharding", "preset", LOCAL, preset, NULL, NULL, "ARM",
@@ -194,14 +191,9 @@ static const tagc_option rows[] = {
     {CHOICE(NULL, "wire", FREE, wire, "fp32|bf16", "fp32", "how dense gradients travel; sums are fp32")},
 
     {CHOICE("Error feedback", "gentle", FREE, gentle, "auto|yes|no", "auto",
-           "direct: begin with every value in 4 bits, random weights in 8 bits for 60 steps before, and go on to --sparsity and"
-           " --mild-sparsity, unit by unit, when gradients are mostly noise; auto: where neither --sparsity nor --sparsity-warmup"
-           " is given"), .lacks = lacks_direct},
-    {INT(NULL, "sparsity-warmup", FREE, sparsity_warmup, 0, 1000000000, NULL, "0",
-        "steps, from where this run starts or forks, over which what is kept falls from 25 % to what --sparsity leaves"), .lacks = lacks_selection},
-    {REAL(NULL, "guard", FREE, guard, 0, 1e9, "off", "off",
-         "send twice as much, for a while, when the residual's norm is above this many times the gradient's, or the loss"
-         " jumps"), .lacks = lacks_residual},
+           "direct: follow the schedule of tagc/schedule.h: begin with every value, come unit by unit to --sparsity and"
+           " --mild-sparsity when gradients are mostly noise, and go back to every value where compression falls behind; auto: where"
+           " --sparsity is not given"), .lacks = lacks_direct},
 
     {INT("Ranks and machine", "ranks", LOCAL, ranks, 1, TAGC_TRAIN_MAX_RANKS, NULL, "1",
         "ranks as threads of this process; under mpirun every process is a rank and this is not needed; resuming, as many as saved")},

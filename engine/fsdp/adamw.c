@@ -24,8 +24,8 @@ typedef struct factors {
 static void update_block(const factors *f, float *restrict master, float *restrict moment1,
                          float *restrict moment2, const float *restrict gradient, size_t n) {
     float scaled[BLOCK_ELEMS], root[BLOCK_ELEMS];
-    const float *mean = scaled; /* the gradient itself if beta1 is 0 */
-    if (f->weight1 < 1.0f) {
+    const float *mean = scaled; /* without a first moment, the gradient itself */
+    if (moment1 != NULL) {
         mean = moment1;
         for (size_t i = 0; i < n; i++) {
             float g = gradient[i] * f->scale,

@@ -10,7 +10,7 @@ typedef struct tagc_adamw {
     double gradient_scale; /* clipping and the mean over micro-steps */
     uint64_t n_updates;    /* including this one */
 } tagc_adamw;
-/* If beta1 is 0, moment1 is neither read nor written, and may be NULL. */
+/* moment1 may be NULL if beta1 is 0. */
 void tagc_adamw_update(const tagc_adamw *adamw, float *master, float *moment1, float *moment2,
                        const float *gradient, size_t n);
 double tagc_sum_of_squares(const float *x, size_t n); /* in double, in a fixed order */

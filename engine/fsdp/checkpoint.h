@@ -22,13 +22,15 @@ tagc_status tagc_checkpoint_find(tagc_comm *comm, const char *dir, char *path, s
 /* Local: the highest step under `dir`. *found is 0 if there is none. */
 tagc_status tagc_checkpoint_newest(const char *dir, uint64_t *step, int *found);
 
-/* Collective. Loads parameters, moments and residuals, bit-exact for the same world size. For another world size it
- * reshards parameters and moments, and keeps the sum of the residuals over ranks (times the averaging factor).
+/* Collective. Loads parameters, moments, residuals and the schedule, bit-exact for the same world size. For another world
+ * size it reshards parameters and moments, keeps the sum of the residuals over ranks (times the averaging factor), and begins
+ * the schedule's windows anew. An engine goes on without a schedule if the checkpoint has none.
  * *extra is malloc'ed. It changes nothing unless every file of every rank is intact. */
 tagc_status tagc_checkpoint_load(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, uint64_t *step,
                                  char **extra);
 
-/* As _load, but residuals start at zero, so that a new run may compress other tensors. */
+/* As _load, but residuals start at zero, so that a new run may compress other tensors, and the schedule begins as in a model
+ * that has been trained. */
 tagc_status tagc_checkpoint_fork(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, uint64_t *step,
                                  char **extra);
 

@@ -8,6 +8,8 @@
  *                   then per flat, fp32: master (n_owned), first moment (n_owned; none if beta1 is 0), second moment
  *                   (n_owned), residual (n_residual). If parameters travel as deltas, the replica (n_owned) precedes the
  *                   residual, in bf16, padded with zeros to a multiple of 4 bytes
+ *                   then the state of the schedule, as tagc_schedule_save writes it (n_schedule bytes of the manifest): the
+ *                   same on all ranks, but for the windows under way and the losses of this rank
  *
  * Sharded: n_owned = n_padded / W. With L ranks per host (hybrid; else L = W), rank R = h * L + l holds the n_owned
  * values of every flat from l * n_padded / L + h * n_owned on.
@@ -33,11 +35,9 @@ typedef struct tagc_manifest_tensor {
 
 typedef struct tagc_manifest_flat {
     uint64_t n_elems, n_padded;
-    uint64_t n_residual;  /* n_padded, n_padded / ranks per host, or 0 if the exchange keeps none */
-    uint64_t n_gathers;   /* gathers that made the replica; 0: no replica is saved */
+    uint64_t n_residual; /* n_padded, n_padded / ranks per host, or 0 if the exchange keeps none */
+    uint64_t n_gathers;  /* gathers that made the replica; 0: no replica is saved */
     int has_moment1;
-    tagc_gentle gentle;   /* stage of its gentle start; OVER if the manifest lacks it */
-    uint64_t noise_since; /* as in tagc_flat */
 } tagc_manifest_flat;
 
 typedef struct tagc_manifest_file {
@@ -47,6 +47,7 @@ typedef struct tagc_manifest_file {
 
 typedef struct tagc_manifest {
     uint64_t step, n_updates;
+    uint64_t n_schedule; /* bytes of the schedule's state; 0: the run followed none */
     int world_size, sharded, n_tensors, n_flats;
     int n_owners; /* ranks that hold one copy together: the world size, less if hybrid */
     tagc_manifest_tensor *tensors;
@@ -87,8 +88,9 @@ typedef struct tagc_cover {
 } tagc_cover;
 tagc_cover tagc_residual_cover(uint64_t n_padded, uint64_t n_residual, int world_size, int n_owners, int rank,
                                uint64_t position);
-/* Byte offset of a section; the size of the file if flat = n_flats. */
+/* Byte offset of a section; that of the schedule if flat = n_flats. */
 uint64_t tagc_rank_file_offset(const tagc_manifest *manifest, int rank, int flat, tagc_section section);
+uint64_t tagc_rank_file_bytes(const tagc_manifest *manifest, int rank);
 void tagc_rank_file_header(const tagc_manifest *manifest, int rank,
                            unsigned char header[TAGC_RANK_HEADER_BYTES]);
 /* Checks that this is the file of `rank` that the manifest describes: header and size, and with verify the checksum. */

@@ -222,19 +222,15 @@ static tagc_status load_replicas(const tagc_load *load) {
     return TAGC_OK;
 }
 
-/* If this flat's tensors were in flats of different stages, the last stage counts. What forks is not fresh. */
-static tagc_status load_gentle(const tagc_load *load, int index) {
+/* Windows are those of one rank's gradients, which another number of ranks cannot use. */
+static tagc_status load_schedule(const tagc_load *load) {
     tagc_fsdp *f = load->fsdp;
     const tagc_manifest *m = load->manifest;
-    const tagc_flat *flat = &f->tables.flats[index];
-    tagc_gentle stage = load->forks ? TAGC_GENTLE_4_BITS : TAGC_GENTLE_FRESH;
-    uint64_t noise_since = UINT64_MAX;
-    for (int i = flat->first_member; i < flat->first_member + flat->n_members; i++) {
-        const tagc_manifest_flat *old = &m->flats[m->tensors[f->tables.members[i]].flat];
-        if (old->gentle < stage) stage = old->gentle;
-        if (old->noise_since < noise_since) noise_since = old->noise_since; /* 0 if one was not noise */
-    }
-    return tagc_fsdp_load_gentle(f, index, stage, noise_since);
+    int is_same = m->world_size == f->world_size, rank = is_same ? f->rank : 0;
+    if (load->forks) return tagc_fsdp_begin_anew(f);
+    return tagc_fsdp_load_schedule(
+        f, load->files[rank].bytes + tagc_rank_file_offset(m, rank, m->n_flats, TAGC_SECTION_MASTER),
+        m->n_schedule, is_same);
 }
 
 static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, int forks,
@@ -243,7 +239,7 @@ static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char 
     *extra = NULL;
     tagc_status status = tagc_agree(comm, stage(&load));
     if (status == TAGC_OK) status = tagc_fsdp_renew(fsdp);
-    for (int i = 0; status == TAGC_OK && i < fsdp->tables.n_flats; i++) status = load_gentle(&load, i);
+    if (status == TAGC_OK) status = load_schedule(&load);
     if (status == TAGC_OK) {
         load_values(&load);
         for (int i = 0; status == TAGC_OK && i < fsdp->tables.n_flats; i++) status = load_residual(&load, i);

@@ -33,11 +33,14 @@ static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
     for (int i = 0; i < f->tables.n_flats; i++) {
         m->flats[i].n_elems = f->tables.flats[i].n_elems;
         m->flats[i].n_padded = f->tables.flats[i].n_padded;
-        m->flats[i].gentle = f->tables.flats[i].gentle;
-        m->flats[i].noise_since = f->tables.flats[i].noise_since;
         tagc_fsdp_residual(&f->tables.flats[i], &m->flats[i].n_residual);
         m->flats[i].n_gathers = tagc_fsdp_replica_gathers(f, i);
         m->flats[i].has_moment1 = f->tables.flats[i].moment1 != NULL;
+    }
+    if (f->follow.schedule != NULL) {
+        size_t n_bytes;
+        TAGC_TRY(tagc_schedule_save(f->follow.schedule, 1, NULL, 0, &n_bytes));
+        m->n_schedule = n_bytes;
     }
     for (int i = 0; i < f->tables.n_tensors; i++) {
         tagc_manifest_tensor *t = &m->tensors[i];
@@ -84,6 +87,17 @@ static tagc_status write_replica(int fd, const float *values, uint64_t n, XXH3_s
     return TAGC_OK;
 }
 
+static tagc_status write_schedule(const tagc_save *save, int fd, XXH3_state_t *hash, const char *path) {
+    size_t n_bytes = save->manifest->n_schedule;
+    if (n_bytes == 0) return TAGC_OK;
+    void *bytes = malloc(n_bytes);
+    if (bytes == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for %zu bytes of the schedule", n_bytes);
+    tagc_status status = tagc_schedule_save(save->fsdp->follow.schedule, 1, bytes, n_bytes, &n_bytes);
+    if (status == TAGC_OK) status = write_bytes(fd, bytes, n_bytes, hash, path);
+    free(bytes);
+    return status;
+}
+
 static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, const char *path) {
     const tagc_fsdp *f = save->fsdp;
     unsigned char header[TAGC_RANK_HEADER_BYTES];
@@ -103,7 +117,7 @@ static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, c
             TAGC_TRY(write_replica(fd, flat->full + first, n_owned, hash, path));
         TAGC_TRY(write_bytes(fd, residual, n_residual * sizeof(float), hash, path));
     }
-    return TAGC_OK;
+    return write_schedule(save, fd, hash, path);
 }
 
 /* Syncs and closes the file; keeps the first failure. */
@@ -126,7 +140,7 @@ static tagc_status write_rank_file(tagc_save *save, tagc_manifest_file *file) {
     tagc_status status =
         fd >= 0 ? TAGC_OK : tagc_fail(TAGC_ERR_IO, "cannot create %s: %s", path, strerror(errno));
     if (fd >= 0) status = close_file(fd, write_sections(save, fd, hash, path), path);
-    file->n_bytes = tagc_rank_file_offset(save->manifest, f->rank, f->tables.n_flats, TAGC_SECTION_MASTER);
+    file->n_bytes = tagc_rank_file_bytes(save->manifest, f->rank);
     file->checksum = XXH3_64bits_digest(hash);
     tagc_fsdp_gathered(f, &file->gather_sent, &file->gather_received);
     XXH3_freeState(hash);

@@ -1,4 +1,4 @@
-/* Which exchange each flat uses: that of the engine's options, or the one set since by tagc_fsdp_set_exchange.
+/* Which exchange each flat uses: that of the engine's options, that of its plan, or the one set by tagc_fsdp_set_exchange.
  *
  * A change of exchange loses nothing of a residual. If the new exchange has one of the same layout, it gets the values.
  * Otherwise the flat keeps them (`carry`) and adds them to the next gradient. */
@@ -45,7 +45,7 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_r
         r->exchange = TAGC_EXCHANGE_DENSE;
         r->format = f->options.dense_format;
     }
-    tagc_fsdp_gentle_options(flat->gentle, r);
+    if (flat->is_followed) tagc_fsdp_plan_options(&flat->plan, r);
     tagc_layout_own_fields(&f->options, flat->n_padded, flat->unit, r);
     tagc_gatherer_options_init(g);
     g->n_elems = flat->n_padded;
@@ -62,16 +62,11 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_r
 tagc_status tagc_fsdp_make_exchange(tagc_fsdp *f, tagc_flat *flat) {
     tagc_reducer_options r;
     tagc_gatherer_options g;
-    flat->gentle = !tagc_fsdp_can_be_gentle(f, flat) ? TAGC_GENTLE_OVER
-                   : f->options.fresh                ? TAGC_GENTLE_FRESH
-                                                     : TAGC_GENTLE_4_BITS;
     int is_gathered = tagc_fsdp_exchange_options(f, flat, &r, &g);
     TAGC_TRY(tagc_reducer_create(f->comm, &r, &flat->reducer));
-    f->n_gentle += flat->gentle != TAGC_GENTLE_OVER;
     flat->ranks_per_host = r.ranks_per_host;
     uint64_t n_residual = 0;
     tagc_reducer_residual(flat->reducer, &n_residual);
-    flat->sparsity = -1;
     f->memory.residuals += n_residual * sizeof(float);
     return is_gathered ? tagc_gatherer_create(f->comm, &g, &flat->gatherer) : TAGC_OK;
 }
@@ -180,13 +175,11 @@ tagc_status tagc_fsdp_change_exchange(tagc_fsdp *f, int index, const tagc_flat *
     tagc_reducer_destroy(flat->reducer);
     f->memory.residuals += (n_after + (is_carried ? flat->n_padded : 0)) * sizeof(float);
     f->memory.residuals -= n_before * sizeof(float);
-    f->n_gentle += (changed.gentle != TAGC_GENTLE_OVER) - (flat->gentle != TAGC_GENTLE_OVER);
     *flat = changed;
     flat->reducer = fresh;
-    flat->sparsity = -1;
     flat->carry = is_carried ? values : NULL;
     if (!is_carried) free(values);
-    if (!flat->gentle) tagc_fsdp_drop_moment(f, flat);
+    if (!flat->is_followed) tagc_fsdp_drop_moment(f, flat);
     return TAGC_OK;
 }
 
@@ -196,7 +189,6 @@ tagc_status tagc_fsdp_set_exchange(tagc_fsdp *f, int index, const tagc_reducer_o
     tagc_flat changed = f->tables.flats[index];
     changed.asked = *options;
     changed.is_asked = 1;
-    changed.gentle = TAGC_GENTLE_OVER;
-    changed.noise_since = 0;
+    changed.is_followed = 0;
     return tagc_fsdp_change_exchange(f, index, &changed);
 }

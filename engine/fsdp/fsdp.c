@@ -23,9 +23,7 @@ static tagc_status prepare(tagc_fsdp *f, const tagc_tensor_info *tensors, int n_
         f->options.names = f->names;
     }
     TAGC_TRY(tagc_fsdp_layout(f, tensors, n_tensors));
-    for (int i = 0; i < f->tables.n_flats; i++) f->n_parts += tagc_fsdp_n_parts(f, &f->tables.flats[i]);
-    f->coherences = calloc((size_t)(f->world_size + 2) * (size_t)f->n_parts, 2 * sizeof *f->coherences);
-    if (f->coherences == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for the engine");
+    TAGC_TRY(tagc_fsdp_open_follow(f));
     TAGC_TRY(make_order(f));
     return tagc_fsdp_place(f);
 }
@@ -78,7 +76,6 @@ tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, i
         f->rank = tagc_comm_rank(comm);
         f->world_size = tagc_comm_world_size(comm);
         f->account.span_unit = -1;
-        f->kept_factor = 1;
         status = prepare(f, tensors, n_tensors, options);
     }
     status = tagc_agree(comm, status);
@@ -108,7 +105,7 @@ void tagc_fsdp_destroy(tagc_fsdp *f) {
     tagc_memory_destroy(f->values_memory);
     tagc_memory_destroy(f->tables_memory);
     tagc_order_destroy(&f->order);
-    free(f->coherences);
+    tagc_fsdp_close_follow(f);
     free(f->names);
     free(f);
 }
@@ -185,10 +182,6 @@ uint64_t tagc_fsdp_n_compressed(const tagc_fsdp *f) {
 
 uint64_t tagc_fsdp_n_mild(const tagc_fsdp *f) {
     return n_of_class(f, TAGC_CLASS_MILD);
-}
-
-int tagc_fsdp_n_gentle(const tagc_fsdp *f) {
-    return f->n_gentle;
 }
 
 int tagc_fsdp_n_units(const tagc_fsdp *f) {

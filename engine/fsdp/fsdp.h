@@ -14,7 +14,7 @@
 #include "fsdp/trace.h"
 #include "model/tensor.h"
 #include "tagc/paper.h"
-#include "tagc/tagc.h"
+#include "tagc/schedule.h"
 
 typedef struct tagc_fsdp tagc_fsdp;
 
@@ -31,7 +31,7 @@ typedef enum tagc_wrap {
 } tagc_wrap;
 
 #define TAGC_MOST_BUCKET_ELEMS ((uint64_t)1 << 40)
-#define TAGC_FRESH_UPDATES 60
+#define TAGC_N_LEVELS (TAGC_LEVEL_LAST + 1)
 
 typedef enum tagc_policy {
     TAGC_POLICY_NONE = 0,                 /* nothing is compressed */
@@ -75,23 +75,21 @@ typedef struct tagc_fsdp_options {
     int n_micro_steps;   /* [1, 65536], default 1: per optimizer step */
     int exchange_each_micro_step; /* 0 (default): only the last one; 1: each, as the published loop does */
     double beta1, beta2, epsilon; /* AdamW, defaults 0.9, 0.95, 1e-8 */
-    /* Of compressed flats, [0, 1). -1 (default): 0 for DIRECT above sparsity 0, because its residual averages already; else
-     * beta1. */
+    /* Of compressed flats, [0, 1). -1 (default): the smaller of 0.5 and beta1 for DIRECT above sparsity 0, because its
+     * residual averages already; else beta1. With `gentle` beta1 falls to it as tagc/schedule.h says. */
     double beta1_compressed;
-    /* Of compressed flats, and of mild ones above sparsity 0, [0, 1). -1 (default): for DIRECT above sparsity 0 that whose
-     * distance from 1 is a tenth of beta2's, because values come seldom; else beta2. A value above beta2 is reached when
-     * 3 / (1 - value) updates are over (tagc_fsdp_beta2). A flat that _set_exchange makes send every value has beta2. */
+    /* Of compressed flats, and of mild ones above sparsity 0, [0, 1). -1 (default): as tagc_schedule_betas says for DIRECT
+     * above sparsity 0, because values come seldom; else beta2. A value above beta2 is reached when values have been selected
+     * in 3 / (1 - value) updates. A flat that _set_exchange makes send every value has beta2. */
     double beta2_compressed;
     double weight_decay; /* >= 0, default 0.1; only for tensors with `decay` */
     double clip_norm;    /* >= 0, default 1.0; 0 is off */
-    /* 1: the gentle start (gentle.c). Flats of DIRECT above sparsity 0 first send every value in 4 bits, with beta1 as
-     * elsewhere. They change to the options above when their gradients are mostly noise. 0 (default): the options hold
-     * from the first step. Not together with sparsity_warmup. */
+    /* 1: flats of DIRECT above sparsity 0 follow the schedule (tagc/schedule.h): they first send every value, and come to the
+     * options above when their gradients are noise. 0 (default): the options hold from the first step. */
     int gentle;
-    /* 1: the weights that _fill gets are random. A gentle start then sends 8 bits for TAGC_FRESH_UPDATES first. 0 (default):
-     * they have been trained. If a checkpoint is loaded, it says where its run was. */
+    /* 1: the weights that _fill gets are random, and the schedule begins at TAGC_LEVEL_FRESH. 0 (default): they have been
+     * trained. If a checkpoint is loaded, it says where its run was. */
     int fresh;
-    int sparsity_warmup; /* >= 0, default 0: steps in which the kept share of compressed flats falls from 25 % to its target */
 } tagc_fsdp_options;
 
 /* The defaults are those that lost least for their bytes when measured (docs/guide/choosing.md). */
@@ -152,7 +150,7 @@ typedef struct tagc_fsdp_stats {
     uint64_t n_kept, n_union, n_unpeeled, n_lost, n_compressed;
     uint64_t n_mild, n_mild_kept;                /* over the mild flats */
     uint64_t n_class_bytes_sent[TAGC_N_CLASSES]; /* of gradients, over all legs */
-    int n_gentle;                                /* flats that are still in their gentle start */
+    int n_at_level[TAGC_N_LEVELS];               /* flats that follow the schedule, by their level */
     double load;                                 /* largest of any sketch */
     int peel_rounds;                             /* largest */
 } tagc_fsdp_stats;
@@ -161,22 +159,22 @@ typedef struct tagc_fsdp_stats {
  * The model adds gradients of its mean loss; the engine takes the mean over ranks and micro-steps. */
 tagc_status tagc_fsdp_step(tagc_fsdp *fsdp, double lr, tagc_fsdp_stats *stats);
 
-/* ---- backing off ---- */
+/* ---- the schedule ---- */
 
-/* Collective: root of the mean over ranks of the squared norm of a rank's residuals. If the ranks of a host share the
- * residual of their sum, its norm divided by their number counts, and the mean is over hosts. */
-tagc_status tagc_fsdp_residual_norm(tagc_fsdp *fsdp, double *norm);
-/* From the next step on, compressed flats keep `factor` times their share, at most all. All ranks must pass the same. */
-void tagc_fsdp_set_kept_factor(tagc_fsdp *fsdp, double factor);
-/* For a resumed run: so many steps of sparsity_warmup are over. All ranks must pass the same. */
-void tagc_fsdp_set_steps_begun(tagc_fsdp *fsdp, uint64_t n_steps);
+/* Local: hands over a loss of this rank, once per step, before _step. */
+void tagc_fsdp_watch_loss(tagc_fsdp *fsdp, double loss);
+/* Flats that follow the schedule, by their level. */
+void tagc_fsdp_levels(const tagc_fsdp *fsdp, int n_flats[TAGC_N_LEVELS]);
+/* How many of these are below TAGC_LEVEL_LAST. */
+int tagc_fsdp_n_below_last(const int n_flats[TAGC_N_LEVELS]);
+/* For plans and alarms; NULL: no flat follows one. Its parameters are the tensors of the flats that do. */
+tagc_schedule *tagc_fsdp_schedule(tagc_fsdp *fsdp);
 
 /* ---- the layout ---- */
 
 uint64_t tagc_fsdp_n_params(const tagc_fsdp *fsdp);     /* of the whole model, without padding */
 uint64_t tagc_fsdp_n_compressed(const tagc_fsdp *fsdp); /* of these, in compressed flats */
 uint64_t tagc_fsdp_n_mild(const tagc_fsdp *fsdp);       /* of these, in mild flats */
-int tagc_fsdp_n_gentle(const tagc_fsdp *fsdp);          /* flats in their gentle start */
 int tagc_fsdp_n_units(const tagc_fsdp *fsdp);
 const char *tagc_fsdp_unit_name(const tagc_fsdp *fsdp, int unit);
 

@@ -14,6 +14,21 @@
 /* The published runs wrapped and compressed matrices with more elements than this. */
 #define TAGC_LARGE_MATRIX_ELEMS 2000000u
 
+/* The schedule, and the work memory of those who follow it. */
+typedef struct tagc_follow {
+    tagc_schedule *schedule;            /* NULL: no flat follows it */
+    void *memory;                       /* behind the arrays */
+    size_t n;                           /* parameters */
+    tagc_schedule_parameter *described; /* (n,) */
+    uint32_t *parameters;               /* (n,) 0, 1, 2 ... */
+    uint32_t *counts;                   /* (n,) samples of each */
+    uint64_t *positions;                /* of all samples, in the gradient of their flat */
+    float *values;                      /* samples of one flat */
+    uint32_t *full; /* (n,), n_full in use: parameters whose windows became full in this step */
+    size_t n_full;
+    double *own, *all; /* a message of sums, and those of all ranks */
+} tagc_follow;
+
 struct tagc_fsdp {
     tagc_comm *comm;   /* the caller's */
     tagc_trace *trace; /* may be NULL */
@@ -27,15 +42,11 @@ struct tagc_fsdp {
     tagc_account account;
     void *tables_memory, *values_memory; /* behind the tables, and behind their arrays of floats */
     double *norms;                       /* (W) */
-    double *coherences;                  /* (2 + W, n_parts, 2) */
-    int n_parts;                         /* parts of all flats: a flat has one per stage */
-    int n_gentle;                        /* flats */
+    tagc_follow follow;
     tagc_fsdp_memory memory;
 
-    uint64_t n_updates;     /* optimizer steps taken, for the bias correction */
-    uint64_t n_steps_begun; /* by this engine */
-    double kept_factor;     /* compressed flats keep their share times this */
-    tagc_status deferred;   /* a failure in _done, which cannot return one */
+    uint64_t n_updates;   /* optimizer steps taken, for the bias correction */
+    tagc_status deferred; /* a failure in _done, which cannot return one */
     char deferred_text[TAGC_ERROR_TEXT_BYTES];
 };
 
@@ -52,7 +63,7 @@ void tagc_fsdp_owned(const tagc_fsdp *fsdp, uint64_t n_padded, int rank, uint64_
 uint64_t tagc_fsdp_own_part(uint64_t n_padded, int world_size, int n_owners, int rank);
 tagc_status tagc_fsdp_layout(tagc_fsdp *fsdp, const tagc_tensor_info *tensors, int n_tensors); /* tables */
 tagc_status tagc_fsdp_place(tagc_fsdp *fsdp);                                                  /* arrays */
-/* Frees the first moment that a flat had while it was gentle. */
+/* Frees a first moment whose beta1 has fallen to 0 for good. */
 void tagc_fsdp_drop_moment(tagc_fsdp *fsdp, tagc_flat *flat);
 /* The bytes that _place would allocate at once; sets fsdp->memory. */
 tagc_status tagc_fsdp_measure(tagc_fsdp *fsdp, size_t *n_bytes);
@@ -72,17 +83,21 @@ const float *tagc_fsdp_residual(const tagc_flat *flat, uint64_t *n_elems);
  * the flat is unchanged. */
 tagc_status tagc_fsdp_change_exchange(tagc_fsdp *fsdp, int index, const tagc_flat *changed);
 
-/* ---- gentle.c ---- */
-int tagc_fsdp_can_be_gentle(const tagc_fsdp *fsdp, const tagc_flat *flat);
-/* Changes what a flat in that stage sends otherwise. */
-void tagc_fsdp_gentle_options(tagc_gentle stage, tagc_reducer_options *options);
-int tagc_fsdp_n_parts(const tagc_fsdp *fsdp, const tagc_flat *flat);
-tagc_status tagc_fsdp_begin_gentle(tagc_fsdp *fsdp); /* collective, before the first gather of a step */
-/* Collective: takes over a checkpoint's stage of the gentle start. A flat that has ended it does not begin again. */
-tagc_status tagc_fsdp_load_gentle(tagc_fsdp *fsdp, int index, tagc_gentle stage, uint64_t noise_since);
-
-/* ---- kept.c ---- */
-tagc_status tagc_fsdp_begin_kept(tagc_fsdp *fsdp); /* before the first gather of a step */
+/* ---- follow.c ---- */
+/* Whether the options let the schedule decide what this flat sends. */
+int tagc_fsdp_has_levels(const tagc_fsdp *fsdp, const tagc_flat *flat);
+/* Changes the options of a flat's last level into those of its plan. */
+void tagc_fsdp_plan_options(const tagc_schedule_plan *plan, tagc_reducer_options *options);
+tagc_status tagc_fsdp_open_follow(tagc_fsdp *fsdp);
+void tagc_fsdp_close_follow(tagc_fsdp *fsdp);
+/* Local: call it when this rank's gradient of the flat is complete, right before it is exchanged. */
+tagc_status tagc_fsdp_sample(tagc_fsdp *fsdp, tagc_flat *flat);
+/* Collective: decides, when all gradients of a step have been exchanged, and takes up what has been decided. */
+tagc_status tagc_fsdp_follow(tagc_fsdp *fsdp);
+/* Collective: goes on from a saved state. n_bytes 0: what is loaded followed no schedule, and goes on so. */
+tagc_status tagc_fsdp_load_schedule(tagc_fsdp *fsdp, const void *bytes, size_t n_bytes, int with_windows);
+/* Collective: every flat that follows the schedule begins anew, as in a model that has been trained. */
+tagc_status tagc_fsdp_begin_anew(tagc_fsdp *fsdp);
 
 /* ---- pass.c ---- */
 extern const tagc_order_calls tagc_fsdp_order_calls;
@@ -94,11 +109,5 @@ void tagc_fsdp_set_gathered(tagc_fsdp *fsdp, uint64_t sent, uint64_t received);
 /* Call it before masters change from outside, or if later gathers must not depend on earlier ones. It waits for gathers
  * under way; the next ones send whole values. */
 tagc_status tagc_fsdp_renew(tagc_fsdp *fsdp);
-
-/* ---- optimizer ---- */
-/* beta1 of the tensors in that flat. */
-double tagc_fsdp_beta1(const tagc_fsdp_options *options, const tagc_flat *flat);
-/* beta2 of them at that update, the first of which is 1. */
-double tagc_fsdp_beta2(const tagc_fsdp_options *options, const tagc_flat *flat, uint64_t n_updates);
 
 #endif

@@ -329,13 +329,13 @@ tagc_status tagc_fsdp_layout(tagc_fsdp *f, const tagc_tensor_info *tensors, int 
 }
 
 /* How long a flat has a first moment. */
-typedef enum { MOMENT_NEVER, MOMENT_WHILE_GENTLE, MOMENT_ALWAYS } moment_span;
+typedef enum { MOMENT_NEVER, MOMENT_FADES, MOMENT_ALWAYS } moment_span;
 
 static moment_span span_of_moment(const tagc_fsdp *f, const tagc_flat *flat) {
-    tagc_flat later = *flat;
-    later.gentle = TAGC_GENTLE_OVER;
-    if (tagc_fsdp_beta1(&f->options, &later) > 0) return MOMENT_ALWAYS;
-    return tagc_fsdp_can_be_gentle(f, flat) ? MOMENT_WHILE_GENTLE : MOMENT_NEVER;
+    const tagc_fsdp_options *o = &f->options;
+    double least = flat->class_ == TAGC_CLASS_COMPRESSED ? o->beta1_compressed : o->beta1;
+    if (least > 0) return MOMENT_ALWAYS;
+    return tagc_fsdp_has_levels(f, flat) && o->beta1 > 0 ? MOMENT_FADES : MOMENT_NEVER;
 }
 
 static void place_values(tagc_fsdp *f, tagc_arena *arena) {
@@ -358,15 +358,15 @@ static void place_values(tagc_fsdp *f, tagc_arena *arena) {
     }
     f->memory.gradients = arena->n_bytes - before;
     before = arena->n_bytes;
-    size_t n_gentle = 0;
+    size_t n_fading = 0;
     for (int i = 0; i < f->tables.n_flats; i++) {
         tagc_flat *flat = &f->tables.flats[i];
         moment_span span = span_of_moment(f, flat);
         flat->moment1 = span == MOMENT_ALWAYS ? tagc_arena_take(arena, flat->n_owned, sizeof(float)) : NULL;
         flat->moment2 = tagc_arena_take(arena, flat->n_owned, sizeof(float));
-        if (span == MOMENT_WHILE_GENTLE) n_gentle += flat->n_owned * sizeof(float);
+        if (span == MOMENT_FADES) n_fading += flat->n_owned * sizeof(float);
     }
-    f->memory.optimizer = arena->n_bytes - before + n_gentle;
+    f->memory.optimizer = arena->n_bytes - before + n_fading;
 }
 
 tagc_status tagc_fsdp_measure(tagc_fsdp *f, size_t *n_bytes) {
@@ -386,10 +386,10 @@ tagc_status tagc_fsdp_place(tagc_fsdp *f) {
     for (int i = 0; i < f->tables.n_flats; i++) {
         tagc_flat *flat = &f->tables.flats[i];
         const tagc_layout_unit *u = &f->tables.units[flat->unit];
-        if (span_of_moment(f, flat) == MOMENT_WHILE_GENTLE) {
+        if (span_of_moment(f, flat) == MOMENT_FADES) {
             TAGC_TRY(
-                tagc_memory_create(flat->n_owned * sizeof(float), "a first moment", &flat->gentle_moment1));
-            flat->moment1 = flat->gentle_moment1;
+                tagc_memory_create(flat->n_owned * sizeof(float), "a first moment", &flat->fading_moment1));
+            flat->moment1 = flat->fading_moment1;
         }
         flat->full =
             f->tables.n_slots == 0 ? flat->master : f->tables.slots[u->slot].values + flat->unit_offset;
@@ -399,9 +399,9 @@ tagc_status tagc_fsdp_place(tagc_fsdp *f) {
 }
 
 void tagc_fsdp_drop_moment(tagc_fsdp *f, tagc_flat *flat) {
-    if (flat->gentle_moment1 == NULL) return;
-    tagc_memory_destroy(flat->gentle_moment1);
-    flat->gentle_moment1 = NULL;
+    if (flat->fading_moment1 == NULL) return;
+    tagc_memory_destroy(flat->fading_moment1);
+    flat->fading_moment1 = NULL;
     flat->moment1 = NULL;
     f->memory.optimizer -= flat->n_owned * sizeof(float);
 }

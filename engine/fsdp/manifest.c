@@ -11,6 +11,7 @@
 #define MAX_ELEMS ((uint64_t)1 << 44) /* of a flat: far above any model, far below overflow */
 #define MAX_ENTRIES 1000000
 #define MAX_RANKS 65536
+#define MAX_FILE_BYTES (INT64_MAX / 2)
 #define FORMAT "tagc checkpoint"
 
 tagc_status tagc_manifest_create(int world_size, int n_tensors, int n_flats, tagc_manifest **out) {
@@ -54,10 +55,6 @@ static json_t *content_of(const tagc_manifest *m) {
         const tagc_manifest_flat *f = &m->flats[i];
         json_t *flat = json_pack("{s:I, s:I, s:I}", "n_elems", (json_int_t)f->n_elems, "n_padded",
                                  (json_int_t)f->n_padded, "n_residual", (json_int_t)f->n_residual);
-        if (f->gentle != TAGC_GENTLE_OVER) json_object_set_new(flat, "gentle", json_true());
-        if (f->gentle == TAGC_GENTLE_FRESH) json_object_set_new(flat, "fresh", json_true());
-        if (f->noise_since)
-            json_object_set_new(flat, "noise_since", json_integer((json_int_t)f->noise_since));
         json_object_set_new(flat, "moment1", json_boolean(f->has_moment1));
         if (f->n_gathers) json_object_set_new(flat, "gathers", json_integer((json_int_t)f->n_gathers));
         json_array_append_new(flats, flat);
@@ -70,11 +67,13 @@ static json_t *content_of(const tagc_manifest *m) {
                                                "gathered", "sent", (json_int_t)m->files[i].gather_sent,
                                                "received", (json_int_t)m->files[i].gather_received));
     }
-    return json_pack("{s:s, s:i, s:I, s:I, s:i, s:b, s:i, s:o, s:o, s:o, s:s}", "format", FORMAT, "version",
-                     TAGC_CHECKPOINT_VERSION, "step", (json_int_t)m->step, "n_updates",
-                     (json_int_t)m->n_updates, "world_size", m->world_size, "sharded", m->sharded, "owners",
-                     m->n_owners, "tensors", tensors, "flats", flats, "files", files, "extra",
-                     m->extra != NULL ? m->extra : "");
+    json_t *content =
+        json_pack("{s:s, s:i, s:I, s:I, s:i, s:b, s:i, s:o, s:o, s:o, s:s}", "format", FORMAT, "version",
+                  TAGC_CHECKPOINT_VERSION, "step", (json_int_t)m->step, "n_updates", (json_int_t)m->n_updates,
+                  "world_size", m->world_size, "sharded", m->sharded, "owners", m->n_owners, "tensors",
+                  tensors, "flats", flats, "files", files, "extra", m->extra != NULL ? m->extra : "");
+    if (m->n_schedule) json_object_set_new(content, "schedule", json_integer((json_int_t)m->n_schedule));
+    return content;
 }
 
 static int hash_content(const json_t *content, char hex[20]) {
@@ -126,11 +125,6 @@ static tagc_status parse_flat(const json_t *json, const tagc_manifest *m, tagc_m
     TAGC_TRY(get_number(json, "n_elems", MAX_ELEMS, &f->n_elems));
     TAGC_TRY(get_number(json, "n_padded", MAX_ELEMS, &f->n_padded));
     TAGC_TRY(get_number(json, "n_residual", MAX_ELEMS, &f->n_residual));
-    f->gentle = !json_is_true(json_object_get(json, "gentle")) ? TAGC_GENTLE_OVER
-                : json_is_true(json_object_get(json, "fresh")) ? TAGC_GENTLE_FRESH
-                                                               : TAGC_GENTLE_4_BITS;
-    if (json_object_get(json, "noise_since"))
-        TAGC_TRY(get_number(json, "noise_since", INT64_MAX, &f->noise_since));
     const json_t *moment1 = json_object_get(json, "moment1");
     if (!json_is_boolean(moment1)) return corrupt("a flat's moment1 is neither true nor false");
     f->has_moment1 = json_is_true(moment1);
@@ -182,11 +176,11 @@ static tagc_status parse_tables(const json_t *content, tagc_manifest *m) {
         TAGC_TRY(parse_tensor(json_array_get(tensors, (size_t)i), m, &m->tensors[i]));
     uint64_t n_bytes = TAGC_RANK_HEADER_BYTES; /* largest possible file: no offset below can overflow */
     for (int i = 0; i < m->n_flats; i++)
-        if (__builtin_add_overflow(n_bytes, m->flats[i].n_padded * 20, &n_bytes) || n_bytes > INT64_MAX)
+        if (__builtin_add_overflow(n_bytes, m->flats[i].n_padded * 20, &n_bytes) || n_bytes > MAX_FILE_BYTES)
             return corrupt("the flats are larger than any file");
     for (int i = 0; i < m->world_size; i++) {
         TAGC_TRY(parse_file(json_array_get(files, (size_t)i), &m->files[i]));
-        if (m->files[i].n_bytes != tagc_rank_file_offset(m, i, m->n_flats, TAGC_SECTION_MASTER))
+        if (m->files[i].n_bytes != tagc_rank_file_bytes(m, i))
             return corrupt("the size of a file contradicts what it holds");
     }
     return TAGC_OK;
@@ -220,6 +214,8 @@ static tagc_status parse_content(const json_t *content, tagc_manifest **out) {
     m->sharded = json_is_true(sharded);
     m->extra = strdup(json_string_value(extra));
     tagc_status status = m->extra != NULL ? TAGC_OK : tagc_fail(TAGC_ERR_MEMORY, "no memory for extra");
+    if (status == TAGC_OK && json_object_get(content, "schedule"))
+        status = get_number(content, "schedule", MAX_FILE_BYTES, &m->n_schedule);
     if (status == TAGC_OK) status = parse_tables(content, m);
     if (status != TAGC_OK) {
         tagc_manifest_destroy(m);
@@ -296,6 +292,10 @@ uint64_t tagc_rank_file_offset(const tagc_manifest *m, int rank, int flat, tagc_
     return TAGC_RANK_HEADER_BYTES + n_elems * sizeof(float);
 }
 
+uint64_t tagc_rank_file_bytes(const tagc_manifest *m, int rank) {
+    return tagc_rank_file_offset(m, rank, m->n_flats, TAGC_SECTION_MASTER) + m->n_schedule;
+}
+
 /* A hash that ties a rank's file to the tables of its layout. */
 static uint64_t layout_hash(const tagc_manifest *m) {
     uint64_t sharding[] = {(uint64_t)m->sharded, (uint64_t)m->n_owners};
@@ -328,7 +328,7 @@ void tagc_rank_file_header(const tagc_manifest *m, int rank, unsigned char heade
     put(header + 20, (uint64_t)m->n_flats, 4);
     put(header + 24, m->step, 8);
     put(header + 32, layout_hash(m), 8);
-    put(header + 40, tagc_rank_file_offset(m, rank, m->n_flats, TAGC_SECTION_MASTER), 8);
+    put(header + 40, tagc_rank_file_bytes(m, rank), 8);
 }
 
 tagc_status tagc_rank_file_check(const tagc_manifest *m, int rank, const void *bytes, size_t n_bytes,

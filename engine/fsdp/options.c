@@ -6,10 +6,6 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define MILD_FORMAT TAGC_FORMAT_INT4
-#define MILD_SPARSITY 0.85
-#define SELDOM 10.0 /* times the memory of the second moment where values are selected */
-
 void tagc_fsdp_options_init(tagc_fsdp_options *options) {
     *options = (tagc_fsdp_options){
         .sharding = TAGC_SHARD_FULL,
@@ -37,15 +33,19 @@ void tagc_fsdp_options_init(tagc_fsdp_options *options) {
 
 void tagc_fsdp_options_resolve(tagc_fsdp_options *o) {
     tagc_reducer_options *mild = &o->mild;
+    tagc_schedule_options schedule;
+    tagc_schedule_options_init(&schedule);
     int is_direct = o->policy != TAGC_POLICY_NONE && o->reducer.exchange == TAGC_EXCHANGE_DIRECT;
     tagc_reducer_options_resolve(&o->reducer);
     if (mild->exchange == -1) mild->exchange = is_direct ? TAGC_EXCHANGE_DIRECT : TAGC_EXCHANGE_DENSE;
     if (mild->sparsity == -1)
-        mild->sparsity = mild->exchange == TAGC_EXCHANGE_DENSE ? 0 : fmin(MILD_SPARSITY, o->reducer.sparsity);
-    if (mild->format == -1 && mild->exchange == TAGC_EXCHANGE_DIRECT) mild->format = MILD_FORMAT;
+        mild->sparsity =
+            mild->exchange == TAGC_EXCHANGE_DENSE ? 0 : fmin(schedule.mild_sparsity, o->reducer.sparsity);
+    if (mild->format == -1 && mild->exchange == TAGC_EXCHANGE_DIRECT) mild->format = schedule.mild_format;
     int selects = is_direct && o->reducer.sparsity > 0;
-    if (o->beta1_compressed == -1) o->beta1_compressed = selects ? 0 : o->beta1;
-    if (o->beta2_compressed == -1) o->beta2_compressed = selects ? 1 - (1 - o->beta2) / SELDOM : o->beta2;
+    if (o->beta1_compressed == -1)
+        o->beta1_compressed = selects ? fmin(schedule.short_beta1, o->beta1) : o->beta1;
+    if (o->beta2_compressed == -1 && !selects) o->beta2_compressed = o->beta2;
 }
 
 static tagc_status check_int(const char *name, int value, int min, int max) {
@@ -89,12 +89,8 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     TAGC_TRY(check_int("grads_in_flight", o->grads_in_flight, 1, 8));
     TAGC_TRY(check_int("n_micro_steps", o->n_micro_steps, 1, 65536));
     TAGC_TRY(check_int("exchange_each_micro_step", o->exchange_each_micro_step, 0, 1));
-    TAGC_TRY(check_int("sparsity_warmup", o->sparsity_warmup, 0, 2147483647));
     TAGC_TRY(check_int("gentle", o->gentle, 0, 1));
     TAGC_TRY(check_int("fresh", o->fresh, 0, 1));
-    if (o->gentle && o->sparsity_warmup > 0)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "gentle is 1 and sparsity_warmup is %d, allowed is one of them",
-                         o->sparsity_warmup);
     TAGC_TRY(check_real("beta1", o->beta1, o->beta1 >= 0 && o->beta1 < 1, "[0, 1)"));
     TAGC_TRY(check_real("beta1_compressed", o->beta1_compressed,
                         o->beta1_compressed == -1 || (o->beta1_compressed >= 0 && o->beta1_compressed < 1),
@@ -143,11 +139,10 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
              "exchange_each_micro_step=%d "
              "beta1=%.17g beta1_compressed=%.17g "
              "beta2=%.17g beta2_compressed=%.17g epsilon=%.17g weight_decay=%.17g clip_norm=%.17g "
-             "sparsity_warmup=%d gentle=%d fresh=%d",
+             "gentle=%d fresh=%d",
              fsdp->tables.n_tensors, (unsigned long long)tensors, o->sharding, o->wrap,
              (unsigned long long)o->bucket_elems, o->policy, (unsigned long long)names, o->reducer.exchange,
              o->mild.exchange, o->dense_format, o->gather, o->ranks_per_host, o->two_level, o->prefetch,
              o->grads_in_flight, o->n_micro_steps, o->exchange_each_micro_step, o->beta1, o->beta1_compressed,
-             o->beta2, o->beta2_compressed, o->epsilon, o->weight_decay, o->clip_norm, o->sparsity_warmup,
-             o->gentle, o->fresh);
+             o->beta2, o->beta2_compressed, o->epsilon, o->weight_decay, o->clip_norm, o->gentle, o->fresh);
 }

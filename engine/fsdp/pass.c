@@ -78,7 +78,10 @@ static void add_carry(const tagc_fsdp *f, tagc_flat *flat) {
 static tagc_status begin_exchange(void *context, int unit) {
     tagc_fsdp *f = context;
     const tagc_layout_unit *u = &f->tables.units[unit];
-    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) add_carry(f, &f->tables.flats[i]);
+    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
+        TAGC_TRY(tagc_fsdp_sample(f, &f->tables.flats[i]));
+        add_carry(f, &f->tables.flats[i]);
+    }
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         tagc_flat *flat = &f->tables.flats[i];
         float *output = flat->received != NULL ? flat->received : flat->gradient;
@@ -155,7 +158,8 @@ static tagc_status begin_step(tagc_fsdp *f) {
         f->account.received_before[TAGC_LEG_GATHER] = received;
     }
     for (int i = 0; i < f->tables.n_units; i++) f->tables.units[i].n_exchanged = 0;
-    return tagc_fsdp_begin_kept(f);
+    f->follow.n_full = 0; /* of a step that was given up */
+    return TAGC_OK;
 }
 
 tagc_status tagc_fsdp_forward_begin(tagc_fsdp *f, int training) {

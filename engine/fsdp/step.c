@@ -26,27 +26,29 @@ static tagc_status global_norm(tagc_fsdp *f, double *norm) {
     return TAGC_OK;
 }
 
-double tagc_fsdp_beta1(const tagc_fsdp_options *options, const tagc_flat *flat) {
-    return flat->class_ == TAGC_CLASS_COMPRESSED && !flat->gentle ? options->beta1_compressed
-                                                                  : options->beta1;
+/* Updates so far whose values were selected, for flats that come seldom; else 0. The sparsity of compressed flats has chosen
+ * beta2_compressed; mild ones have their own, and so have those for which an exchange was asked since. */
+static uint64_t n_selected(const tagc_fsdp *f, const tagc_flat *flat) {
+    int selects = flat->class_ == TAGC_CLASS_COMPRESSED || f->options.mild.sparsity > 0;
+    if (flat->class_ == TAGC_CLASS_DENSE) return 0;
+    if (flat->is_followed) return flat->plan.n_selected < f->n_updates ? flat->plan.n_selected : f->n_updates;
+    if (flat->is_asked) selects = flat->asked.exchange != TAGC_EXCHANGE_DENSE && flat->asked.sparsity != 0;
+    return selects ? f->n_updates : 0;
 }
 
-/* Whether values come seldom. The sparsity of compressed flats has chosen beta2_compressed; mild ones have their own, and so
- * have those for which an exchange was asked since. */
-static int selects(const tagc_fsdp_options *options, const tagc_flat *flat) {
-    if (flat->class_ == TAGC_CLASS_DENSE || flat->gentle) return 0;
-    if (flat->is_asked) return flat->asked.exchange != TAGC_EXCHANGE_DENSE && flat->asked.sparsity != 0;
-    return flat->class_ == TAGC_CLASS_COMPRESSED || options->mild.sparsity > 0;
-}
-
-/* A value that is selected every 20 steps brings the sum of 20 gradients. With a beta2 of 0.95 its square makes up most of the
- * second moment at once, and the step that it takes is too short: the rarer an element comes, the shorter. A longer memory
- * takes that away. It is at most a third of the updates so far. AdamW divides by 1 - beta2^t, as if beta2 had been the same since
- * the first update. In a gentle start it was smaller. With at most 1 - 3 / t the divisor is at least 0.95, and so the error small. */
-double tagc_fsdp_beta2(const tagc_fsdp_options *options, const tagc_flat *flat, uint64_t n_updates) {
-    double target = options->beta2_compressed, reached = 1 - 3.0 / (double)n_updates;
-    if (!selects(options, flat)) return options->beta2;
-    return target <= options->beta2 ? target : fmax(options->beta2, fmin(target, reached));
+/* beta1 is short where nothing makes it so step by step. beta2 is the schedule's, or reaches one that was asked for as
+ * slowly as that would. */
+static void choose_betas(const tagc_fsdp *f, const tagc_flat *flat, tagc_adamw *adamw) {
+    const tagc_fsdp_options *o = &f->options;
+    uint64_t n = n_selected(f, flat);
+    double asked = o->beta2_compressed, shortest = o->beta1_compressed;
+    tagc_schedule_betas(f->follow.schedule, flat->is_followed ? flat->plan.moment : 1, n, o->beta1, o->beta2,
+                        &adamw->beta1, &adamw->beta2);
+    if (flat->class_ == TAGC_CLASS_COMPRESSED && (!flat->is_followed || shortest >= o->beta1))
+        adamw->beta1 = shortest;
+    if (flat->moment1 == NULL) adamw->beta1 = 0;
+    if (n > 0 && asked >= 0)
+        adamw->beta2 = asked <= o->beta2 ? asked : fmax(o->beta2, fmin(asked, 1 - 3.0 / (double)n));
 }
 
 /* Unit by unit in the order of the forward pass. With sharding GRAD a unit's gather begins as soon as its owners have
@@ -62,8 +64,7 @@ static tagc_status update(tagc_fsdp *f, double lr, double clip) {
         const tagc_layout_unit *u = &f->tables.units[unit];
         for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
             const tagc_flat *flat = &f->tables.flats[i];
-            adamw.beta1 = tagc_fsdp_beta1(o, flat); /* 0 where there is no first moment */
-            adamw.beta2 = tagc_fsdp_beta2(o, flat, f->n_updates);
+            choose_betas(f, flat, &adamw);
             for (int member = flat->first_member; member < flat->first_member + flat->n_members; member++) {
                 int tensor = f->tables.members[member];
                 const tagc_place *p = &f->tables.places[tensor];
@@ -105,10 +106,11 @@ tagc_status tagc_fsdp_step(tagc_fsdp *f, double lr, tagc_fsdp_stats *stats) {
     double norm;
     double start_s = tagc_time_s(), waited_s = f->account.stats.wait_reduce_s;
     TAGC_TRY(global_norm(f, &norm));
+    tagc_fsdp_levels(f, f->account.stats.n_at_level);
+    TAGC_TRY(tagc_fsdp_follow(f));
     double update_s = tagc_time_s();
     f->account.stats.grad_norm = norm;
     f->account.stats.skipped = !isfinite(norm);
-    f->account.stats.n_gentle = f->n_gentle;
     double clip_norm = f->options.clip_norm;
     double clip = clip_norm > 0 && clip_norm < norm + 1e-6 ? clip_norm / (norm + 1e-6) : 1.0;
     count_bytes(f);

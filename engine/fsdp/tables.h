@@ -6,8 +6,8 @@
  *   slots      parameters (n_padded) of the gathered units; absent for SHARD_NONE, whose master is the whole flat
  *   slots      gradients (W, shard) of the units in backward or under way
  *
- * If beta1 is 0, a flat has no first moment. If it has one only while it is gentle, the moment lies in memory of its own, which is
- * freed when the flat moves on.
+ * If beta1 is 0, a flat has no first moment. If the schedule lets it fall to 0, the moment lies in memory of its own, which is
+ * freed then.
  *
  * A unit's slot never changes. Units of one stage take turns with a few slots, so that neighbours have different ones.
  * A unit that spans several stages has a slot of its own, and so have all units if nothing is released. */
@@ -16,6 +16,7 @@
 
 #include "fsdp/fsdp.h"
 #include "fsdp/layout.h"
+#include "tagc/schedule.h"
 
 /* The place of a tensor, and the part that this rank owns: elements [first, first + n) of the tensor are elements
  * [at, at + n) of the owned part of the flat. */
@@ -25,13 +26,6 @@ typedef struct tagc_place {
     uint64_t first, at, n;
 } tagc_place;
 
-/* Stages of the gentle start (gentle.c). A flat goes from the largest to the smallest. */
-typedef enum tagc_gentle {
-    TAGC_GENTLE_OVER = 0,
-    TAGC_GENTLE_4_BITS = 1, /* every value */
-    TAGC_GENTLE_FRESH = 2   /* every value in 8 bits: weights were random a moment ago */
-} tagc_gentle;
-
 typedef struct tagc_flat {
     int unit, class_;            /* tagc_class */
     int first_member, n_members; /* in tagc_fsdp.members */
@@ -40,16 +34,23 @@ typedef struct tagc_flat {
     uint64_t unit_offset;                                    /* in the unit's slots */
     float *full, *full_gradient;                             /* (n_padded), in the slots */
     float *master, *moment1, *moment2, *gradient, *received; /* (n_owned); moment1 NULL: beta1 is 0 */
-    void *gentle_moment1; /* where moment1 lies, if only while it is gentle */
+    void *fading_moment1; /* where moment1 lies, if the schedule lets beta1 fall to 0 */
     tagc_reducer *reducer;
     tagc_gatherer *gatherer;
     tagc_reducer_options asked; /* if is_asked: set by _set_exchange, instead of the engine's options */
     int is_asked, carry_sent;
-    tagc_gentle gentle;
-    uint64_t noise_since; /* n_updates at the first of the looks in a row that found noise; else 0 */
-    int ranks_per_host;   /* that add before they select: each rank selects from one part in so many */
-    float *carry;         /* (n_padded) or NULL: residual of a former exchange; the next gradient adds it */
-    double sparsity;      /* in use, or -1: that of the options */
+    int ranks_per_host; /* that add before they select: each rank selects from one part in so many */
+    float *carry;       /* (n_padded) or NULL: residual of a former exchange; the next gradient adds it */
+
+    /* If it follows the schedule (follow.c): the plan in use; its members are parameters of the schedule from
+     * first_parameter on, and their samples lie from first_sample on. */
+    int is_followed;
+    tagc_schedule_plan plan;
+    size_t first_parameter;
+    uint64_t first_sample, n_samples;
+    /* In this step: its members whose windows are full, in tagc_follow.full, and the squared norm of its gradient. */
+    size_t first_full, n_full;
+    double squares;
 } tagc_flat;
 
 typedef struct tagc_slot {

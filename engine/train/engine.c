@@ -124,6 +124,7 @@ tagc_status tagc_training_step(const tagc_training *t, double lr, double *loss, 
         sum += micro_loss;
     }
     *loss = sum / (double)t->options->accumulate;
+    tagc_fsdp_watch_loss(t->fsdp, *loss);
     TAGC_TRY(tagc_fsdp_step(t->fsdp, lr, stats));
     tagc_busy_take(t->rank->busy, busy);
     return TAGC_OK;

@@ -196,6 +196,18 @@ static void add_codec(json_t *line, const tagc_fsdp_stats *stats) {
     json_object_set_new(line, "peel_rounds", json_integer(stats->peel_rounds));
 }
 
+/* Nothing, if no unit follows the schedule. */
+static void add_levels(json_t *line, const int n_flats[TAGC_N_LEVELS]) {
+    json_t *levels = json_object();
+    int n = 0;
+    for (int level = 0; level < TAGC_N_LEVELS; level++) {
+        json_object_set_new(levels, tagc_level_name(level), json_integer(n_flats[level]));
+        n += n_flats[level];
+    }
+    if (n > 0) json_object_set(line, "levels", levels);
+    json_decref(levels);
+}
+
 tagc_status tagc_metrics_step(tagc_metrics *metrics, const tagc_step_report *report) {
     const tagc_fsdp_stats *stats = &report->stats;
     json_t *line = json_object();
@@ -211,10 +223,7 @@ tagc_status tagc_metrics_step(tagc_metrics *metrics, const tagc_step_report *rep
     json_object_set_new(line, "n_bytes_received", tagc_json_leg_bytes(stats->n_bytes_received));
     json_object_set_new(line, "bits_sent_per_param", tagc_json_leg_reals(stats->bits_per_param));
     add_codec(line, stats);
-    if (report->kept_factor > 0) {
-        json_object_set_new(line, "kept_factor", tagc_json_real(report->kept_factor));
-        json_object_set_new(line, "residual_norm", tagc_json_real(report->residual_norm));
-    }
+    add_levels(line, stats->n_at_level);
     return write_line(metrics, line);
 }
 

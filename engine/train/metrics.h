@@ -2,7 +2,7 @@
  * its end.
  *
  *   {"type": "run", ...}   model, options, world size; one per start or resume
- *   {"type": "step", "step": 1, "loss": ..., ...}
+ *   {"type": "step", "step": 1, "loss": ..., ...}   "levels": units at each level of the schedule; absent if none follows it
  *   {"type": "eval", "step": 100, "val_loss": ...} */
 #ifndef TAGC_TRAIN_METRICS_H
 #define TAGC_TRAIN_METRICS_H

@@ -71,9 +71,7 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->weight_decay = options->weight_decay;
     out->clip_norm = options->clip;
     out->reducer.exchange = options->exchange;
-    out->sparsity_warmup = (int)options->sparsity_warmup;
-    int is_gentle =
-        options->gentle == 0 ? options->sparsity < 0 && options->sparsity_warmup == 0 : options->gentle == 1;
+    int is_gentle = options->gentle == 0 ? options->sparsity < 0 : options->gentle == 1;
     out->gentle = is_gentle && options->exchange == TAGC_EXCHANGE_DIRECT;
     out->reducer.sparsity = options->sparsity;
     if (options->exchange == TAGC_EXCHANGE_DENSE)

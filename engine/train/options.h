@@ -30,8 +30,6 @@ typedef struct tagc_train_options {
     double sparsity, ratio;
     int values, mild, rotate;
     double mild_sparsity;
-    double guard;
-    int64_t sparsity_warmup;
     int gentle; /* auto, yes, no */
     int64_t block;
     int64_t ranks, codec_threads, blas_threads;

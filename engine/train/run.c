@@ -17,32 +17,26 @@ static tagc_status agree_on_step(tagc_trainer *t, double *loss, int *interrupted
     return TAGC_OK;
 }
 
-/* Loss and norms are the same on all ranks, and so is what is made of them. */
-static tagc_status watch(tagc_trainer *t, tagc_step_report *report) {
-    static const char *const reasons[] = {"", "the residual has outgrown the gradient", "the loss has jumped",
-                                          "calm again"};
-    if (t->options.guard <= 0) return TAGC_OK;
-    TAGC_TRY(tagc_fsdp_residual_norm(t->training.fsdp, &report->residual_norm));
-    tagc_guard_change change =
-        tagc_guard_update(&t->guard, report->loss, report->stats.grad_norm, report->residual_norm);
-    report->kept_factor = t->guard.factor;
-    if (change == TAGC_GUARD_SAME) return TAGC_OK;
-    tagc_fsdp_set_kept_factor(t->training.fsdp, t->guard.factor);
-    tagc_progress_say(&t->progress, "step %llu  guard: %s; sends %g times what it would",
-                      (unsigned long long)t->step, reasons[change], t->guard.factor);
-    return TAGC_OK;
-}
-
-static void say_gentle(tagc_trainer *t, const tagc_step_report *report) {
-    char bytes[16];
+/* What has begun anew, and when nothing is below its last level any more. */
+static void say_levels(tagc_trainer *t, const tagc_step_report *report) {
+    tagc_schedule *schedule = tagc_fsdp_schedule(t->training.fsdp);
+    tagc_alarm alarms[TAGC_N_ALARM_KINDS];
+    size_t n_alarms = 0;
+    char bytes[16], text[512];
     tagc_fsdp_memory memory;
     tagc_fsdp_memory_used(t->training.fsdp, &memory);
-    if (t->n_gentle > 0 && report->stats.n_gentle == 0)
+    if (schedule) tagc_schedule_take_alarms(schedule, alarms, &n_alarms);
+    for (size_t i = 0; i < n_alarms; i++) {
+        tagc_schedule_alarm_text(schedule, &alarms[i], text, sizeof text);
+        tagc_progress_say(&t->progress, "step %llu  %s", (unsigned long long)t->step, text);
+    }
+    int n_below = tagc_fsdp_n_below_last(report->stats.n_at_level);
+    if (t->n_below > 0 && n_below == 0)
         tagc_progress_say(&t->progress,
                           "step %llu  gradients are mostly noise: they go on by --sparsity; memory of the"
                           " optimizer: %s",
                           (unsigned long long)t->step, tagc_human_bytes((double)memory.optimizer, bytes));
-    t->n_gentle = report->stats.n_gentle;
+    t->n_below = n_below;
 }
 
 static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *interrupted) {
@@ -57,8 +51,7 @@ static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *inte
                        (uint64_t)t->options.accumulate * (uint64_t)t->training.n_tokens;
     t->saved.n_tokens += report->n_tokens;
     TAGC_TRY(agree_on_step(t, &report->loss, interrupted));
-    TAGC_TRY(watch(t, report));
-    say_gentle(t, report);
+    say_levels(t, report);
     report->wall_s = tagc_clock_s() - start_s;
     return TAGC_OK;
 }

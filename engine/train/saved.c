@@ -23,11 +23,6 @@ typedef struct field {
 static const field model_fields[] = {{INT, AT(n_layer)},    {INT, AT(n_head)},     {INT, AT(n_embd)},
                                      {INT, AT(block_size)}, {INT, AT(vocab_size)}, {INT, AT(tied)}};
 #undef AT
-#define AT(field_) #field_, offsetof(tagc_guard, field_), MOST
-static const field guard_fields[] = {{REAL, AT(factor)},  {REAL, AT(residual_norm)}, {REAL, AT(grad_norm)},
-                                     {REAL, AT(loss)},    {REAL, AT(spread)},        {COUNT, AT(n_seen)},
-                                     {COUNT, AT(n_calm)}, {COUNT, AT(n_since)}};
-#undef AT
 #define AT(field_) #field_, offsetof(tagc_saved, field_)
 static const field saved_fields[] = {{INT, AT(world_size), 1 << 20},
                                      {COUNT, AT(position), MOST},
@@ -77,31 +72,21 @@ json_t *tagc_saved_model(const tagc_gpt2_config *config) {
     return object;
 }
 
-/* A guard that had seen a loss that is no number starts again. */
-static tagc_status read_guard(const json_t *object, tagc_guard *out) {
-    for (int i = 0; i < LENGTH(guard_fields); i++)
-        if (guard_fields[i].kind == REAL && !json_object_get(object, guard_fields[i].name)) return TAGC_OK;
-    return read_fields(object, out, guard_fields, LENGTH(guard_fields));
-}
-
 /* ---- all of it ---- */
 
 char *tagc_saved_write(const tagc_saved *saved, json_t *options) {
     char hash[17];
-    json_t *root = json_object(), *guard = json_object();
+    json_t *root = json_object();
     json_object_set_new(root, "tagc", json_string(tagc_version()));
     json_object_set_new(root, "model", tagc_saved_model(&saved->model));
     json_object_set(root, "options", options);
     write_fields(root, saved, saved_fields, LENGTH(saved_fields));
-    write_fields(guard, &saved->guard, guard_fields, LENGTH(guard_fields));
-    if (saved->guard.n_seen > 0) json_object_set(root, "guard", guard);
     json_object_set_new(root, "best_val_loss",
                         isfinite(saved->best_val_loss) ? json_real(saved->best_val_loss) : json_null());
     json_object_set_new(root, "tokenizer", json_string(saved->tokenizer));
     snprintf(hash, sizeof hash, "%016" PRIx64, saved->data_hash);
     json_object_set_new(root, "data_hash", json_string(hash));
     char *text = json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17));
-    json_decref(guard);
     json_decref(root);
     return text;
 }
@@ -111,7 +96,6 @@ static tagc_status read_root(const json_t *root, tagc_saved *out) {
     TAGC_TRY(read_fields(json_object_get(root, "model"), &out->model, model_fields, LENGTH(model_fields)));
     TAGC_TRY(tagc_gpt2_config_check(&out->model));
     TAGC_TRY(read_fields(root, out, saved_fields, LENGTH(saved_fields)));
-    TAGC_TRY(read_guard(json_object_get(root, "guard"), &out->guard));
     out->best_val_loss = json_is_real(best) ? json_real_value(best) : (double)INFINITY;
     const char *tokenizer = json_string_value(json_object_get(root, "tokenizer"));
     if (!tokenizer)

@@ -4,7 +4,6 @@
 
 #include "disk/paths.h"
 #include "fsdp/fsdp.h"
-#include "fsdp/guard.h"
 #include "gpt2/gpt2.h"
 #include <jansson.h>
 
@@ -15,7 +14,6 @@ typedef struct tagc_saved {
     int world_size;
     uint64_t fork_step;                /* where this run left another one; 0: it did not */
     double best_val_loss;              /* infinity before the first evaluation */
-    tagc_guard guard;                  /* n_seen is 0 without one; its limits are the options' */
     char tokenizer[64];                /* of the token file, "" when it does not say */
     uint64_t data_n_tokens, data_hash; /* of the training tokens */
     json_t *options;                   /* {name: text}; texts of merged options live here */

@@ -14,7 +14,6 @@ typedef struct tagc_step_report {
     int world_size;
     tagc_fsdp_stats stats;
     tagc_busy_times busy;
-    double kept_factor, residual_norm; /* of the guard, at the end of the step; 0 and 0 without one */
 } tagc_step_report;
 
 #endif

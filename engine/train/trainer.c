@@ -151,8 +151,6 @@ static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
         char *extra = NULL;
         TAGC_TRY(tagc_checkpoint_load(t->training.fsdp, t->rank->comm, checkpoint, &t->step, &extra));
         free(extra);
-        if (t->saved.fork_step < t->step)
-            tagc_fsdp_set_steps_begun(t->training.fsdp, t->step - t->saved.fork_step);
         return tagc_loader_seek(t->loader, t->saved.position);
     }
     if (t->options.fork) {
@@ -184,14 +182,6 @@ static tagc_status begin_metrics(tagc_trainer *t) {
     json_object_set_new(run, "n_mild", json_integer((json_int_t)tagc_fsdp_n_mild(t->training.fsdp)));
     json_object_set_new(run, "from_step", json_integer((json_int_t)t->step));
     return tagc_metrics_run(t->metrics, run);
-}
-
-static void open_guard(tagc_trainer *t) {
-    if (t->options.guard <= 0) return;
-    tagc_guard_init(&t->guard, t->options.guard, 1 - t->options.sparsity);
-    if (t->saved.guard.n_seen == 0) return;
-    tagc_guard_resume(&t->guard, &t->saved.guard);
-    tagc_fsdp_set_kept_factor(t->training.fsdp, t->guard.factor);
 }
 
 /* Groups of ranks must be on the hosts that they say. */
@@ -253,7 +243,6 @@ tagc_status tagc_trainer_open(tagc_rank *rank, tagc_beginning *from, tagc_traine
     TAGC_TRY(open_out(t, from->checkpoint));
     TAGC_TRY(open_weights(t, from->checkpoint));
     TAGC_TRY(begin_metrics(t));
-    open_guard(t);
     return TAGC_OK;
 }
 
@@ -266,7 +255,6 @@ void tagc_beginning_close(tagc_beginning *from) {
 tagc_status tagc_trainer_save(tagc_trainer *t) {
     if (!t->options.out) return TAGC_OK;
     t->saved.position = tagc_loader_position(t->loader);
-    t->saved.guard = t->guard;
     char *extra = tagc_saved_write(&t->saved, t->texts);
     if (!extra) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a checkpoint");
     tagc_status status =

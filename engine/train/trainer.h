@@ -2,7 +2,6 @@
 #ifndef TAGC_TRAIN_TRAINER_H
 #define TAGC_TRAIN_TRAINER_H
 
-#include "fsdp/guard.h"
 #include "train/engine.h"
 #include "train/metrics.h"
 #include "train/progress.h"
@@ -38,8 +37,7 @@ typedef struct tagc_trainer {
     uint64_t n_done, n_skipped,
         n_skipped_in_row; /* steps of this process; skipped: the gradient was not finite */
     uint64_t trace_first, trace_last;
-    tagc_guard guard; /* with --guard only */
-    int n_gentle;     /* flats in their gentle beginning at the last step */
+    int n_below; /* flats below their last level at the last step */
 } tagc_trainer;
 
 /* Before MPI starts: opens what tagc_trainer_open would open first (data, model, --out) and closes it again. So an error that

@@ -343,7 +343,7 @@ static void disagree(tagc_comm *comm, void *arg) {
             options.mild.exchange = TAGC_EXCHANGE_DENSE;
             break;
         case 6:
-            options.beta1_compressed = 0.5;
+            options.beta1_compressed = 0.25;
             break;
         case 7:
             model.tensors[model.n_tensors - 1].stage--;
@@ -373,7 +373,7 @@ static void ranks_must_agree(void **state) {
                                         "rank 1 with tensors=",
                                         "rank 0 was started with n_tensors=14",
                                         "mild=3, rank 1 with mild=0",
-                                        "beta1_compressed=0",
+                                        "beta1_compressed=0.5, rank 1 with beta1_compressed=0.25",
                                         "rank 1 with tensors=",
                                         "rank 1 with tensors=",
                                         "rank 1 with tensors=",

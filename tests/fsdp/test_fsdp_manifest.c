@@ -12,11 +12,10 @@
 #include "fsdp/checkpoint_format.h"
 #include "tagc/tagc.h"
 
-enum { N_CONTRADICTIONS = 15, N_LAYOUTS = 12 };
+enum { N_CONTRADICTIONS = 17, N_LAYOUTS = 12 };
 
 static void set_sizes(tagc_manifest *m) {
-    for (int rank = 0; rank < m->world_size; rank++)
-        m->files[rank].n_bytes = tagc_rank_file_offset(m, rank, m->n_flats, TAGC_SECTION_MASTER);
+    for (int rank = 0; rank < m->world_size; rank++) m->files[rank].n_bytes = tagc_rank_file_bytes(m, rank);
 }
 
 /* Four ranks; the second flat's residual is shared by two ranks of a host. */
@@ -26,6 +25,7 @@ static tagc_manifest *make(void) {
     m->step = 77;
     m->n_updates = 76;
     m->sharded = 1;
+    m->n_schedule = 101;
     m->flats[0] = (tagc_manifest_flat){.n_elems = 10, .n_padded = 12, .n_residual = 12, .has_moment1 = 1};
     m->flats[1] = (tagc_manifest_flat){.n_elems = 7, .n_padded = 8, .n_residual = 4, .has_moment1 = 1};
     m->tensors[0] = (tagc_manifest_tensor){.name = "a", .n_rows = 2, .n_cols = 3};
@@ -35,10 +35,10 @@ static tagc_manifest *make(void) {
     return m;
 }
 
-/* One change each; returns 0 behind the last. The size of the files fits, but in the first case. */
+/* One change each; returns 0 behind the last. The size of the files fits, but in the first and in the last case. */
 static int contradict(tagc_manifest *m, int change) {
-    int has_sizes = change == 0;
-    if (has_sizes) m->files[3].n_bytes += 4;
+    int has_sizes = change == 0 || change == 16;
+    if (change == 0) m->files[3].n_bytes += 4;
     if (change == 1) m->n_owners = 3;
     if (change == 2) m->n_owners = 0;
     if (change == 3) m->flats[0].n_padded = 13;
@@ -54,6 +54,8 @@ static int contradict(tagc_manifest *m, int change) {
     if (change == 12) m->tensors[0].name[0] = 0;
     if (change == 13) m->step = (uint64_t)1 << 63;
     if (change == 14) m->flats[1].n_gathers = UINT64_MAX;
+    if (change == 15) m->n_schedule = (uint64_t)1 << 62;
+    if (change == 16) m->n_schedule++;
     if (change >= N_CONTRADICTIONS) return 0;
     if (!has_sizes && m->n_owners > 0) set_sizes(m);
     return 1;
