@@ -1,0 +1,294 @@
+#!/usr/bin/env python3
+"""Reads all #includes of C and imports of Python, and holds them to the order of folders below.
+
+    check_layout.py ROOT             checks the tree at ROOT
+    check_layout.py ROOT --planted   checks that what is planted into copies of it is found
+
+A line that breaks a rule is printed; the exit status is 1 then. To add a folder, give it a place in
+C_ORDER or PYTHON_ORDER.
+"""
+
+import ast
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+
+# A file includes files of its own folder and of folders in the lines before it, never of another one in the
+# same line.
+C_ORDER = [
+    ["include/tagc"],
+    ["lib/core"],
+    ["lib/codec", "lib/schedule", "lib/transport"],
+    ["lib/exchange"],
+    ["lib/paper", "lib/gpu"],
+    ["lib"],  # lib/fences.c alone
+    ["engine/model", "engine/disk"],
+    ["engine/data", "engine/files", "engine/fsdp", "engine/gpt2"],
+    ["engine/launch"],
+    ["engine/train"],
+    ["planning/plan"],
+    ["planning/measure"],
+    ["command/options"],
+    ["command/bench"],
+    ["command/cli"],
+]
+# Only the folder itself, lib/fences.c and other products include these public headers.
+FENCES = {"lib/paper": ["include/tagc/paper.h"], "lib/gpu": ["include/tagc/device.h", "include/tagc/slots.h"]}
+# Includes that name no file of the tree.
+ELSEWHERE = {"tagc_commit.h": "made by CMake", "harness.h": "tests/gpu/cuda, in place of CUDA's header"}
+
+# A name with a star is a folder with all that it holds; others are one file.
+PYTHON_ORDER = [
+    ["tagc._library"],
+    ["tagc.__init__"],
+    ["tagc.torch.exchange.*"],
+    ["tagc.torch.schedule.*"],
+    ["tagc.torch.state", "tagc.torch.statistics"],
+    ["tagc.torch.passes"],
+    ["tagc.torch.handle"],
+    ["tagc.torch.hooks.*"],
+    ["tagc.torch.local.*", "tagc.torch.advise.*"],
+    ["tagc.torch.quorum.*"],
+    ["tagc.torch.compress"],
+    ["tagc.torch.__init__"],
+    ["tagc.integrations.*"],
+    ["tagc.report.*"],
+]
+# The page of a result needs no torch and no libtagc.
+ALONE = ["tagc.report.*"]
+
+HERE = "tests/layout/check_layout.py"
+C_SUFFIXES = (".c", ".h", ".cu", ".cuh")
+PRODUCTS = ["include", "lib", "engine", "planning", "command"]
+
+
+def level_of(name, order):
+    """Returns the number of the line of `order` that has the name, and the entry."""
+    for level, entries in enumerate(order):
+        if name in entries:
+            return level, name
+    return None, None
+
+
+def circles(arrows):
+    """Returns the sets of names that lead to each other."""
+    number, low, stack, found = {}, {}, [], []
+
+    def visit(name):
+        number[name] = low[name] = len(number)
+        stack.append(name)
+        for to in arrows.get(name, ()):
+            if to not in number:
+                visit(to)
+            if to in stack:
+                low[name] = min(low[name], low[to])
+        if low[name] == number[name]:
+            together = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(together) > 1:
+                found.append(sorted(together))
+
+    for name in arrows:
+        if name not in number:
+            visit(name)
+    return found
+
+
+# ---- C ----
+
+
+def folder_of(path):
+    """Returns the entry of C_ORDER that a file belongs to."""
+    parts = path.split("/")
+    return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
+
+
+def check_c(root):
+    """Returns the broken rules of C, and how many includes were read."""
+    paths = [p for product in PRODUCTS for p in (root / product).rglob("*") if p.suffix in C_SUFFIXES]
+    files = sorted(p.relative_to(root).as_posix() for p in paths)
+    by_name, broken, arrows, n = {}, [], {}, 0
+    for path in files:
+        name = path.split("/", 1)[1]
+        if name in by_name:
+            broken.append(f'{path} and {by_name[name]} are included by one name, "{name}"')
+        by_name[name] = path
+    for path in files:
+        level, folder = level_of(folder_of(path), C_ORDER)
+        if level is None:
+            broken.append(f"{path}: {folder_of(path)} has no place in C_ORDER of {HERE}")
+            continue
+        for number, line in enumerate((root / path).read_text().splitlines(), 1):
+            named = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+            if not named or named[1] in ELSEWHERE:
+                continue
+            n += 1
+            target = by_name.get(named[1])
+            if target is None:
+                broken.append(f'{path}:{number}: "{named[1]}" is no file of {", ".join(PRODUCTS)}')
+                continue
+            arrows.setdefault(path, set()).add(target)
+            to_level, to_folder = level_of(folder_of(target), C_ORDER)
+            if to_level is not None and folder != to_folder and to_level >= level:
+                broken.append(f"{path}:{number}: {folder} includes {target}, from above or beside it")
+            for fence, headers in FENCES.items():
+                if target in headers and path.startswith("lib/") and folder not in (fence, "lib"):
+                    broken.append(f"{path}:{number}: {folder} includes {target}, which belongs to {fence}")
+    broken += [f"these include each other in a circle: {', '.join(circle)}" for circle in circles(arrows)]
+    return broken, n
+
+
+# ---- Python ----
+
+
+def entry_of(module):
+    """Returns the entry of PYTHON_ORDER that a module belongs to, or the module itself."""
+    for entries in PYTHON_ORDER:
+        for entry in entries:
+            if entry == module or (entry.endswith(".*") and module.startswith(entry[:-1])):
+                return entry
+    return module
+
+
+def imports_of(tree, module):
+    """Yields (line, dotted name) of all imports, inside functions and for types, too."""
+    package = module.split(".")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join(base + ([node.module] if node.module else []))
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+
+
+def check_python(root):
+    """Returns the broken rules of Python, and how many imports were read."""
+    package = root / "python"
+    paths = sorted(package.rglob("*.py"))
+    modules = {".".join(p.relative_to(package).with_suffix("").parts): p for p in paths}
+    experiments = {"experiments"} | {p.stem for p in (root / "experiments").glob("*")}
+    broken, arrows, n = [], {}, 0
+
+    def module_of(name):
+        while name:
+            for found in (name, f"{name}.__init__"):
+                if found in modules:
+                    return found
+            name = name.rpartition(".")[0]
+        return None
+
+    for module, path in modules.items():
+        where = path.relative_to(root).as_posix()
+        level, entry = level_of(entry_of(module), PYTHON_ORDER)
+        if level is None:
+            broken.append(f"{where}: {module} has no place in PYTHON_ORDER of {HERE}")
+            continue
+        for line, name in imports_of(ast.parse(path.read_text()), module):
+            if name.split(".")[0] in experiments:
+                broken.append(f"{where}:{line}: imports {name}, and nothing imports experiments/")
+            target = module_of(name) if name.split(".")[0] == "tagc" else None
+            if target is None or target == module:
+                continue
+            n += 1
+            arrows.setdefault(module, set()).add(target)
+            to_level, to_entry = level_of(entry_of(target), PYTHON_ORDER)
+            if to_level is None or entry == to_entry:
+                continue
+            if to_level >= level:
+                broken.append(f"{where}:{line}: {entry} imports {target}, from above or beside it")
+            elif entry in ALONE:
+                broken.append(f"{where}:{line}: {entry} imports {target}, and stands alone")
+    broken += [f"these import each other in a circle: {', '.join(circle)}" for circle in circles(arrows)]
+    return broken, n
+
+
+def check(root):
+    """Returns the broken rules, and how many lines were read."""
+    (c, n_c), (python, n_python) = check_c(root), check_python(root)
+    return c + python, n_c + n_python
+
+
+# ---- what must be found ----
+
+
+def planted(root):
+    """Yields the lines to plant ({file: line}), and what must then be printed."""
+    # a product above, modules above and beside, a header of the command
+    yield {"lib/core/status.c": '#include "fsdp/fsdp.h"'}, "lib/core includes engine/fsdp/fsdp.h"
+    yield {"lib/core/pool.h": '#include "exchange/step.h"'}, "lib/core includes lib/exchange/step.h"
+    yield {"lib/codec/bf16.c": '#include "transport/comm.h"'}, "lib/codec includes lib/transport/comm.h"
+    yield {"engine/train/run.c": '#include "options/options.h"'}, "engine/train includes command/options"
+    # fences, by their own headers and by the public ones
+    yield {"lib/exchange/step.c": '#include "gpu/kernels.h"'}, "lib/exchange includes lib/gpu/kernels.h"
+    yield {"lib/gpu/direct.c": '#include "paper/peel.h"'}, "lib/gpu includes lib/paper/peel.h"
+    yield {"lib/exchange/wire.c": '#include "tagc/paper.h"'}, "lib/exchange includes include/tagc/paper.h"
+    # what the rules cannot place
+    yield {"lib/core/clock.c": '#include "core/calendar.h"'}, '"core/calendar.h" is no file'
+    yield {"lib/new/new.c": "int nothing;"}, "lib/new has no place"
+    yield {"engine/core/status.h": ""}, 'by one name, "core/status.h"'
+    yield {"lib/core/status.h": '#include "core/sized.h"'}, "circle: lib/core/sized.h, lib/core/status.h"
+    # Python: from above, inside a function, for a type, from beside, the package, and what stands alone
+    low = "python/tagc/torch/exchange/unit.py"
+    types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
+    local = "python/tagc/torch/local/steps.py"
+    yield {low: "from tagc.torch import handle"}, "exchange.* imports tagc.torch.handle"
+    yield {low: "def f():\n    from tagc.torch import state"}, "exchange.* imports tagc.torch.state"
+    yield {low: types + "import tagc.torch.hooks.ddp"}, "exchange.* imports tagc.torch.hooks.ddp"
+    yield {local: "from tagc.torch.advise.links import plan"}, "imports tagc.torch.advise.links"
+    yield {"python/tagc/torch/handle.py": "import tagc.torch"}, "imports tagc.torch.__init__"
+    yield {"python/tagc/report/command.py": "import tagc.torch.handle"}, "tagc.torch.handle, and stands alone"
+    yield {low: "from lab import tables", "experiments/lab/tables.py": ""}, "nothing imports experiments/"
+    yield {"python/tagc/new.py": "nothing = None"}, "tagc.new has no place"
+    yield (
+        {
+            "python/tagc/torch/exchange/one.py": "from tagc.torch.exchange import other",
+            "python/tagc/torch/exchange/other.py": "from . import one",
+        },
+        "in a circle: tagc.torch.exchange.one, tagc.torch.exchange.other",
+    )
+
+
+def check_planted(root):
+    """Returns the plants that were not found, and how many there were."""
+    missed, n = [], 0
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = pathlib.Path(scratch)
+        for folder in [*PRODUCTS, "python"]:
+            for path in (root / folder).rglob("*"):
+                if path.suffix in (*C_SUFFIXES, ".py"):
+                    (copy / path.relative_to(root)).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, copy / path.relative_to(root))
+        for n, (lines, expected) in enumerate(planted(copy), 1):
+            paths = [copy / name for name in lines]
+            before = {path: path.read_text() if path.exists() else None for path in paths}
+            for (path, text), line in zip(before.items(), lines.values()):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(f"{text or ''}\n{line}\n")
+            look = check_c if paths[0].suffix in C_SUFFIXES else check_python
+            if not any(expected in line for line in look(copy)[0]):
+                missed.append(f"planted in {', '.join(lines)}, and not found: {expected}")
+            for path, text in before.items():
+                path.unlink() if text is None else path.write_text(text)
+    return missed, n
+
+
+def main():
+    root = pathlib.Path(sys.argv[1])
+    if sys.argv[2:] == ["--planted"]:
+        broken, n = check_planted(root)
+        print("\n".join(broken) or f"{n} broken rules planted, all found")
+    else:
+        broken, n = check(root)
+        if n < 1000:
+            broken.append(f"only {n} includes and imports were found in {root}")
+        print("\n".join(broken) or f"{n} includes and imports, no rule broken")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
