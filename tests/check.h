@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A failed check in a rank's thread: cmocka's jump belongs to the main thread, so say where and stop. */
+/* Says where a check in a rank's thread failed, and ends the process: cmocka's jump belongs to the main thread. */
 #define CHECK(condition)                                                                                     \
     do {                                                                                                     \
         if (!(condition)) {                                                                                  \

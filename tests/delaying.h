@@ -23,10 +23,10 @@ enum { DELAYING_LANES = 8 };
 typedef struct delaying_options {
     int world_size;
     double latency_s;   /* one way */
-    double jitter_s;    /* and so much more at most, drawn for each message */
+    double jitter_s;    /* most that is added to it, drawn for each message */
     double bytes_per_s; /* what a rank sends, all its peers together; 0: no limit */
     int n_first;        /* a rank receives nothing before it has begun so many transfers */
-    int has_lanes;      /* 0: over tagc_comm_create_callback, one blocking call after the other */
+    int has_lanes;      /* 0: made by tagc_comm_create_callback, one blocking call after the other */
     int is_echo;        /* 1: only rank 0 is real */
 } delaying_options;
 
@@ -94,7 +94,7 @@ static inline delaying_network *delaying_create(const delaying_options *options)
     return network;
 }
 
-/* After its comms. */
+/* Frees the network, whose comms have been destroyed before. */
 static inline void delaying_destroy(delaying_network *network) {
     int n_real = network->options.is_echo ? 1 : network->options.world_size;
     for (int r = 0; r < n_real; r++) {
@@ -111,7 +111,7 @@ static inline void delaying_destroy(delaying_network *network) {
 
 /* ---- one message ---- */
 
-/* What an echoing rank says of itself: its own number, where rank 0 gave its. */
+/* Replaces rank 0's number in a header by that of the echoing rank. */
 static inline void delaying_rename(unsigned char *bytes, uint64_t n_bytes, int rank) {
     tagc_wire_header header;
     if (n_bytes < TAGC_WIRE_HEADER_BYTES || memcmp(bytes, "TAGC", 4) != 0) return;
@@ -128,7 +128,7 @@ static inline double delaying_jitter(const delaying_rank *self) {
     return self->network->options.jitter_s * (double)(draw >> 40) / 16777216.0;
 }
 
-/* With the lock. */
+/* Puts a message into the receiver's queue. The caller holds the lock. */
 static inline void delaying_send(delaying_rank *self, int to, int lane, const void *bytes, uint64_t n_bytes) {
     delaying_network *network = self->network;
     int is_echo = network->options.is_echo;
@@ -148,7 +148,7 @@ static inline void delaying_send(delaying_rank *self, int to, int lane, const vo
     self->n_messages++;
 }
 
-/* With the lock. 1 when it has arrived, and is in its place. */
+/* Returns 1 when the message has arrived and is in its place. The caller holds the lock. */
 static inline int delaying_take(delaying_rank *self, int lane, const delaying_receive *receive) {
     delaying_queue *queue = &self->queues[receive->from * DELAYING_LANES + lane];
     delaying_message *m = queue->first;
@@ -169,8 +169,8 @@ static inline int delaying_take(delaying_rank *self, int lane, const delaying_re
     return 1;
 }
 
-/* With the lock. An echoing rank answers with what rank 0 sends in the same place: the i-th part to arrive is the i-th
- * that leaves. */
+/* Sends all parts of a transfer. An echoing rank answers with what rank 0 sends in the same place: the i-th part to arrive is
+ * the i-th that leaves. The caller holds the lock. */
 static inline void delaying_send_all(delaying_rank *self, const tagc_transfer *t) {
     int is_echo = self->network->options.is_echo;
     for (uint32_t i = 0; i < t->n_sends && (!is_echo || i < t->n_receives); i++) {
@@ -243,7 +243,7 @@ static inline void delaying_leave(void *context) {
     (void)context;
 }
 
-/* Over the callback transport: one call, which waits. */
+/* Exchanges in one call, which waits: for the callback transport. */
 static inline tagc_status delaying_exchange(void *context, const tagc_transfer *transfer) {
     void *request;
     tagc_status status = delaying_start(context, transfer, &request);

@@ -11,7 +11,7 @@
 #define REPEATS(released, address, thread) (released)
 #endif
 
-/* At the beginning of a test of one thread, which the thread sanitizer has nothing to say about. */
+/* Leaves a test out under the thread sanitizer. It is the first line of a test of one thread, in which that finds nothing. */
 #define HAS_ONE_THREAD()                                                                                     \
     do {                                                                                                     \
         if (REPEATS(0, 0, 1)) skip();                                                                        \

@@ -1,4 +1,4 @@
-/* What networks of tests are made of: one message, from one rank's transfer into another's. */
+/* One message, from one rank's transfer into another's: the part that the networks of tests share. */
 #ifndef TAGC_TESTS_TAKE_FROM_H
 #define TAGC_TESTS_TAKE_FROM_H
 

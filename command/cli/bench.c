@@ -18,18 +18,18 @@
 static const tagc_option own[] = {
     {"What to measure", "arms", TAGC_OPTION_TEXT, TAGC_ROLE_RUN, AT(arms), 0, 0, NULL,
      "fsdp,fsdp-bf16,zero2-bf16,tagc-10x,packed,zero2-packed,zero2-direct,all-legs", "LIST",
-     "what to train, the first being what the others are compared with: names of the table below or config files,"
-     " each with options behind it, as in packed+sparsity=0.95+gather=bf16"},
+     "ways to train, which are compared with the first of them: names of the table below or config files, each with"
+     " options behind it, as in packed+sparsity=0.95+gather=bf16"},
     {NULL, "only", TAGC_OPTION_TEXT, TAGC_ROLE_RUN, AT(only), 0, 0, NULL, NULL, "LIST",
-     "some parts alone, of link, exchanges, floor, codec, arms"},
+     "parts to measure, of link, exchanges, floor, codec, arms; without it all of them"},
     {NULL, "rounds", TAGC_OPTION_INT, TAGC_ROLE_RUN, AT(rounds), 1, 1000, NULL, "3", "N",
      "turns of each arm, every other one in the opposite order"},
     {NULL, "warmup-steps", TAGC_OPTION_INT, TAGC_ROLE_RUN, AT(warmup_steps), 0, 1000, NULL, "1", "N",
-     "steps of a turn that are not counted: the first brings pages of memory in"},
+     "steps at the beginning of a turn that are not counted: the first one touches new memory"},
     {NULL, "steps-per-round", TAGC_OPTION_INT, TAGC_ROLE_RUN, AT(steps_per_round), 1, 1000, NULL, "3", "N",
-     "steps of a turn that are"},
+     "steps of a turn that are counted"},
     {NULL, "json", TAGC_OPTION_TEXT, TAGC_ROLE_PLACE, AT(json), 0, 0, NULL, NULL, "FILE",
-     "the figures, for tagc plan and tagc-report"},
+     "file for the figures, which tagc plan and tagc-report read"},
 };
 /* clang-format on */
 enum { N_OWN = sizeof own / sizeof own[0] };

@@ -22,9 +22,8 @@ static const tagc_option rows[] = {
     {"What", "curves", TAGC_OPTION_FLAG, TAGC_ROLE_LOCAL, offsetof(compare_options, curves), 0, 0, NULL,
      "yes", NULL, "loss curves below the table: validation if every run has it, otherwise training"},
     {NULL, "csv", TAGC_OPTION_TEXT, 0, offsetof(compare_options, csv), 0, 0, NULL, NULL, "FILE",
-     "the runs as CSV, too: a header, then one row per run and step with losses, learning rate, gradient "
-     "norm, seconds and"
-     " bits sent per parameter"},
+     "file for the runs as CSV: a header, then one row per run and step with losses, learning rate, gradient "
+     "norm, seconds and bits sent per parameter"},
     {NULL, "svg", TAGC_OPTION_TEXT, 0, offsetof(compare_options, svg), 0, 0, NULL, NULL, "FILE",
      "moved: tagc-report --svg loss=FILE RUN_DIR... draws the picture"},
 };
@@ -148,7 +147,7 @@ static void print_table(const tagc_runlog *runs, int n_runs) {
         snprintf(text, sizeof text, "%.0f x %d", runs[i].steps[runs[i].n_steps - 1].step, runs[i].world_size);
         printf("  %*s", RUN_COLUMN - 2, text);
     }
-    printf("\n%s\n", same_steps(runs, n_runs) ? "" : "note: runs of different numbers of steps\n");
+    printf("\n%s\n", same_steps(runs, n_runs) ? "" : "note: the runs have different numbers of steps\n");
     print_losses(runs, n_runs);
     print_times(runs, n_runs);
     print_bits(runs, n_runs);
@@ -186,7 +185,7 @@ static tagc_status read_runs(const tagc_parsed *parsed, tagc_runlog *runs, int *
         return tagc_fail(TAGC_ERR_ARGUMENT, "%d runs are named, allowed: 1 to %d", n_left, MAX_RUNS);
     for (int i = 0; i < parsed->n_words; i++) {
         if (n_left > 0 && is_other_folder(parsed->words[i])) {
-            fprintf(stderr, "note: %s holds no metrics.jsonl and is left out\n", parsed->words[i]);
+            fprintf(stderr, "note: tagc compare leaves out %s, which holds no metrics.jsonl\n", parsed->words[i]);
             continue;
         }
         TAGC_TRY(tagc_runlog_read(parsed->words[i], &runs[*n_runs]));

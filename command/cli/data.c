@@ -19,7 +19,7 @@ typedef struct data_options {
 #define AT(field) offsetof(data_options, field)
 /* clang-format off */
 static const tagc_option rows[] = {
-    {"What", "out", TAGC_OPTION_TEXT, 0, AT(out), 0, 0, NULL, NULL, "DIR", "gets train.bin and val.bin; made when missing"},
+    {"What", "out", TAGC_OPTION_TEXT, 0, AT(out), 0, 0, NULL, NULL, "DIR", "folder for train.bin and val.bin; tagc data makes it if it is missing"},
     {NULL, "val-share", TAGC_OPTION_REAL, 0, AT(val_share), 0, 0.5, NULL, "0.1", "X",
      "share of the text kept for validation: whole documents where there are many, else the end of each"},
     {NULL, "lossy", TAGC_OPTION_FLAG, 0, AT(lossy), 0, 0, NULL, "no", NULL,
@@ -45,7 +45,7 @@ static const tagc_command command = {
     .options = rows,
     .n_options = sizeof rows / sizeof rows[0],
     .needs = "out",
-    .positionals = "which text? Name files or folders"};
+    .positionals = "no text is named; name files or folders"};
 
 typedef struct data_progress {
     int is_terminal;

@@ -13,7 +13,7 @@ static const tagc_option rows[] = {
     {"What", "from", TAGC_OPTION_TEXT, 0, offsetof(export_options, from), 0, 0, NULL, NULL, "PATH",
      "a run's folder (its newest checkpoint) or one checkpoint"},
     {NULL, "out", TAGC_OPTION_TEXT, 0, offsetof(export_options, out), 0, 0, NULL, NULL, "DIR",
-     "gets model.safetensors and config.json"},
+     "folder for model.safetensors and config.json"},
 };
 
 static const tagc_command command = {

@@ -21,11 +21,11 @@ static const tagc_option rows[] = {
     {NULL, "model", TAGC_OPTION_TEXT, 0, AT(model), 0, 0, NULL, NULL, "PRESET",
      "shape of a .safetensors file that has no config.json beside it"},
     {NULL, "prompt", TAGC_OPTION_TEXT, 0, AT(prompt), 0, 0, NULL, NULL, "TEXT",
-     "the beginning; without it, the model begins a text of its own"},
+     "beginning of the text; without it the model begins a text of its own"},
     {NULL, "n-tokens", TAGC_OPTION_INT, 0, AT(n_tokens), 1, 1e9, NULL, "200", "N", "most tokens to add"},
     {"Sampling", "temperature", TAGC_OPTION_REAL, 0, AT(temperature), 0, 100, NULL, "0.8", "X",
-     "0 always takes the likeliest token; 1 samples as the model thinks"},
-    {NULL, "top-k", TAGC_OPTION_INT, 0, AT(top_k), 1, 16777216, "all", "all", "N", "only the N likeliest tokens"},
+     "randomness: 0 always takes the likeliest token, 1 samples with the model's probabilities"},
+    {NULL, "top-k", TAGC_OPTION_INT, 0, AT(top_k), 1, 16777216, "all", "all", "N", "number of the likeliest tokens that are sampled from"},
     {NULL, "seed", TAGC_OPTION_INT, 0, AT(seed), 0, 4294967295.0, NULL, "0", "N", "the same seed gives the same text"},
     {"Tokens", "vocab", TAGC_OPTION_TEXT, 0, AT(vocab), 0, 0, NULL, NULL, "FILE",
      "vocab.json of GPT-2's byte pair encoding; without it tokens are bytes"},
@@ -71,8 +71,8 @@ static tagc_status encode_prompt(const generate_options *options, generate_state
     return TAGC_OK;
 }
 
-/* Text for people: to a terminal goes no control character but newline and tab, which a model that has not
- * learned enough makes at random. *last is the byte before, 0 at the start. */
+/* Prints text for people. A model that has learnt little makes control characters at random; a terminal gets only newlines and
+ * tabs of them. *last is the byte before, 0 at the start. */
 static void print_text(const char *text, size_t n_bytes, int to_terminal, unsigned char *last) {
     for (size_t i = 0; i < n_bytes; i++) {
         unsigned char c = (unsigned char)text[i];

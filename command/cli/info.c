@@ -27,7 +27,7 @@ static const tagc_command command = {
                 "  tagc info data/books/train.bin runs/first model.safetensors --tensors\n",
     .options = rows,
     .n_options = sizeof rows / sizeof rows[0],
-    .positionals = "of what? Name a file, a folder or a preset",
+    .positionals = "nothing is named; name a file, a folder or a preset",
 };
 
 static void print_tensor(const tagc_tensor_info *tensor) {
@@ -142,7 +142,7 @@ static int describe(const char *what, int with_tensors) {
     tagc_trained trained;
     if (!tagc_path_exists(what)) {
         if (tagc_gpt2_preset(what, &config) != TAGC_OK) {
-            return tagc_command_end(tagc_fail_in(TAGC_ERR_ARGUMENT, "%s is no file, and no preset", what));
+            return tagc_command_end(tagc_fail_in(TAGC_ERR_ARGUMENT, "%s is neither a file nor a preset", what));
         }
         printf("%s: preset\n", what);
         print_model(&config, with_tensors);

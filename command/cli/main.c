@@ -89,7 +89,7 @@ int main(int argc, char **argv) {
     int code = run(argc, argv);
     /* A table sent to a full disk is no success. */
     if ((fflush(stdout) != 0 || ferror(stdout)) && code == TAGC_EXIT_OK) {
-        tagc_ranks_complain(tagc_ranks_launcher_rank(), "what was to be printed could not be written");
+        tagc_ranks_complain(tagc_ranks_launcher_rank(), "tagc could not write its output");
         code = TAGC_EXIT_FAILURE;
     }
     return code;

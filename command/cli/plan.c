@@ -32,30 +32,30 @@ static const tagc_option own[] = {
          " several make a row each"),
     TEXT(NULL, "config-json", config_json, NULL, "FILE", "the model of a GPT-2's config.json, instead of --model"),
     TEXT(NULL, "world-size", world_size, "2", "LIST", "ranks, as in 2,8,64"),
-    INT(NULL, "hosts", hosts, "that the ranks are on; auto: one rank per host"),
-    INT(NULL, "ranks-per-host", ranks_per_host, "the same, said otherwise"),
+    INT(NULL, "hosts", hosts, "hosts that the ranks are on; auto: one rank per host"),
+    INT(NULL, "ranks-per-host", ranks_per_host, "ranks on each host, instead of --hosts"),
     REAL(NULL, "union-density", union_density, 1, "auto", "auto",
-         "share of elements that any rank keeps; auto: as in --profile, else as if ranks chose independently"),
+         "share of elements that at least one rank keeps; auto: as in --profile, else as if ranks chose independently"),
     TEXT("The network", "link-rate", link_rate, NULL, "LIST",
-         "of a host, each direction, as in 1gbit,10gbit; or up and down, as in 110mbit/500mbit: hosts send as much as"
+         "rate of a host in each direction, as in 1gbit,10gbit; or up and down, as in 110mbit/500mbit: hosts send as much as"
          " they get, so the slower one counts. TCP's payload is taken as 94 % of it"),
-    REAL(NULL, "bytes-per-s", bytes_per_s, 1e15, "auto", "auto", "the payload itself, instead of --link-rate"),
+    REAL(NULL, "bytes-per-s", bytes_per_s, 1e15, "auto", "auto", "payload of a host's link in bytes per second, instead of --link-rate"),
     TEXT(NULL, "latency", latency, NULL, "LIST",
-         "one way, as in 50us or 1ms,10ms; without it the profile's, else 0. Several go with each rate. A large message"
-         " takes as many times this as the profile says, else 3: MPI asks before it sends one"),
-    TEXT(NULL, "host-rate", host_rate, NULL, "RATE", "between ranks of one host; without it that takes no time"),
+         "latency one way, as in 50us or 1ms,10ms; without it the profile's, else 0. Each rate is planned with each of them."
+         " A large message takes it as many times as the profile says, else 3: MPI asks before it sends one"),
+    TEXT(NULL, "host-rate", host_rate, NULL, "RATE", "rate between ranks of one host; without it their exchange takes no time"),
     TEXT("What things cost", "profile", profile, NULL, "FILES",
-         "results of tagc bench or the lab, to which costs are fitted, with commas between; FILE:2 is case 2 of a lab's."
-         " Model and batch are its, too, unless given"),
+         "results of tagc bench or the lab, to which costs are fitted, with commas between; FILE:2 is case 2 of a lab result."
+         " Model and batch are taken from it, too, unless they are given"),
     TEXT(NULL, "fit-arms", fit_arms, NULL, "LIST", "arms of the profile to fit to; others are held out"),
-    TEXT(NULL, "check", check, NULL, "FILES", "more such results: simulated against measured, point by point"),
+    TEXT(NULL, "check", check, NULL, "FILES", "more such results, whose measured times are compared with simulated ones, point by point"),
     REAL(NULL, "compute-s", compute_s, 1e6, "auto", "auto",
          "without a profile: seconds of one forward and backward pass"),
     REAL(NULL, "codec-ns", codec_ns, 1e6, "auto", "auto",
-         "without a profile: of all phases of a compressed exchange, per element"),
-    REAL(NULL, "optimizer-ns", optimizer_ns, 1e6, "none", "none", "without a profile: of the update, per element"),
+         "without a profile: nanoseconds per element of all phases of a compressed exchange"),
+    REAL(NULL, "optimizer-ns", optimizer_ns, 1e6, "none", "none", "without a profile: nanoseconds per element of the update"),
     {"Result", "json", TAGC_OPTION_TEXT, TAGC_ROLE_PLACE, AT(json), 0, 0, NULL, NULL, "FILE",
-     "the plan, for tagc-report; several world sizes or rates make a list of plans"},
+     "file for the plan, which tagc-report reads; several world sizes or rates make a list of plans"},
 };
 /* clang-format on */
 enum { N_OWN = sizeof own / sizeof own[0] };

@@ -46,7 +46,7 @@ static void print_checks(const tagc_points *points, const tagc_plan_checked *che
                100 * checked[i].error, p->place, checked[i].is_fitted ? " (fitted)" : "");
     }
     if (accuracy->n_places > 0) {
-        printf("the arm that is simulated to be fastest was the fastest in %d of %d places",
+        printf("the arm that the simulation calls fastest was the fastest in %d of %d places",
                accuracy->n_right, accuracy->n_places);
         if (accuracy->n_right < accuracy->n_places)
             printf("; in the others it took up to %.0f %% longer", 100 * accuracy->most_slower);

@@ -103,7 +103,7 @@ static const tagc_option rows[] = {
         "sequences per rank and micro-step; a step sees batch-size x ranks x accumulate of them")},
     {INT(NULL, "seq-len", FREE, seq_len, 1, 1048576, "block-size", "block-size", "tokens per sequence")},
     {INT(NULL, "accumulate", FREE, accumulate, 1, 65536, NULL, "1", "micro-steps per optimizer step")},
-    {INT(NULL, "seed", FIXED, seed, 0, 4294967295.0, NULL, "0", "of the initial weights and the order of the data")},
+    {INT(NULL, "seed", FIXED, seed, 0, 4294967295.0, NULL, "0", "seed of the initial weights and of the order of the data")},
 
     {REAL("Optimizer (AdamW)", "lr", FREE, lr, 0, 10, NULL, "6e-4", "highest learning rate")},
     {REAL(NULL, "min-lr", FREE, min_lr, 0, 10, NULL, "6e-5", "learning rate at the last step")},
@@ -116,7 +116,7 @@ static const tagc_option rows[] = {
     {CHOICE(NULL, "schedule-from", FREE, schedule_from, "start|fork", "start",
            "where the warm-up and the schedule begin: at step 0, so that a fork with the options of its origin goes on along the same"
            " curve, or at the fork; either ends at --steps. A constant rate: --min-lr equal to --lr"), .lacks = lacks_fork},
-    {REAL(NULL, "weight-decay", FREE, weight_decay, 0, 10, NULL, "0.1", "of matrices; norms and biases have none")},
+    {REAL(NULL, "weight-decay", FREE, weight_decay, 0, 10, NULL, "0.1", "weight decay of matrices; norms and biases have none")},
     {REAL(NULL, "beta1", FREE, beta1, 0, 0.999999, NULL, "0.9", "decay of the first moment")},
     {REAL(NULL, "compressed-beta1", FREE, compressed_beta1, 0, 0.999999, "auto=-1", "auto",
          "decay of the first moment of compressed tensors; auto: 0.5 or a smaller --beta1 for direct above --sparsity 0, whose"
@@ -174,14 +174,14 @@ static const tagc_option rows[] = {
            "how the matrices travel that --compress leaves out (attention, positions): dense, or direct with these values;"
            " auto: dense for dense, sketch and packed, else low-bit values as they measured best"), .lacks = lacks_matrices},
     {REAL(NULL, "mild-sparsity", FREE, mild_sparsity, 0, 1, "auto=-1", "auto",
-         "of those; 0 sends every element; auto: 0.85, or --sparsity where that is less"), .lacks = lacks_mild},
+         "sparsity of the matrices that --mild is about; 0 sends every element; auto: 0.85, or --sparsity where that is less"), .lacks = lacks_mild},
     {REAL(NULL, "sparsity", FREE, sparsity, 0, 1, "auto=-1", "auto",
          "least share of a gradient that stays behind as residual; auto: 0.95 for direct, 0.9875 for sketch and packed;"
          " sketch at ratio 2, 4, 10 is made for 0.8, 0.9, 0.9875"), .lacks = lacks_compression},
     {REAL(NULL, "ratio", FREE, ratio, 1, 1000, "auto", "auto",
          "sketch: values per cell; auto takes as many cells as the index says are needed"), .lacks = lacks_sketch},
     {CHOICE(NULL, "index", FREE, index, "or|sum4|sum1", "or",
-           "1 bit per element and a true OR; LHC's 4 bits, summed; sum1 reproduces a LOSSY published index"), .lacks = lacks_index},
+           "or: 1 bit per element and a true OR; sum4: LHC's 4 bits, summed; sum1 reproduces a LOSSY published index"), .lacks = lacks_index},
     {CHOICE(NULL, "cells", FREE, cells, "fp32|fixed", "fp32", "sketch: fixed point peels without any rounding"), .lacks = lacks_sketch},
     {CHOICE(NULL, "unpeeled", FREE, unpeeled, "packed|residual|estimate", "packed",
            "sketch: values it cannot give back are sent plainly, stay in the residual, or are estimated (the paper,"
@@ -205,7 +205,7 @@ static const tagc_option rows[] = {
         " the last bits; a checkpoint records it")},
 
     {TEXT("The run", "out", RUN, out, NULL, NULL, "DIR",
-         "gets metrics.jsonl and checkpoints; without it nothing is written")},
+         "folder for metrics.jsonl and checkpoints; without it the run writes nothing")},
     {INT(NULL, "eval-every", FREE, eval_every, 1, 1000000000, "never", "100", "steps between validation losses")},
     {INT(NULL, "eval-batches", FREE, eval_batches, 1, 1000000, NULL, "20", "batches per rank and validation loss")},
     {INT(NULL, "save-every", FREE, save_every, 1, 1000000000, "end", "end", "steps between checkpoints"), .lacks = lacks_out},

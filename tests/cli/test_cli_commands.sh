@@ -153,8 +153,8 @@ says "no-folder/all.csv"
 # What is no run's folder is left out, as long as one is left.
 mkdir empty
 run 0 compare empty a c
-grep -q "note: empty holds no metrics.jsonl" err || fail "no note about a folder that is no run's"
-grep -q "note: runs of different numbers of steps" out || fail "no note about the numbers of steps"
+grep -q "note: tagc compare leaves out empty, which holds no metrics.jsonl" err || fail "no note about a folder that is no run's"
+grep -q "note: the runs have different numbers of steps" out || fail "no note about the numbers of steps"
 run 1 compare empty
 says "empty/metrics.jsonl"
 run 1 compare a nowhere
@@ -182,7 +182,7 @@ cmp d4/train.bin was.bin && cmp d4/val.bin data/val.bin || fail "a refused build
 run 0 data --out d4 --force --quiet text/a.txt
 cmp d4/train.bin was.bin && cmp d4/val.bin data/val.bin || fail "--force made something else"
 run 2 data --out d3
-says "which text"
+says "no text is named"
 run 1 data --out d3 absent.txt
 says "absent.txt"
 

@@ -103,7 +103,7 @@ if "$tagc" help | grep -q ' bench '; then
         --link-rate 1gbit --json plan.json
     grep -q "Costs fitted to 2 measured arms" out || fail "costs are not shown"
     grep -q "held out from the fit: 1 points" out || fail "held-out points are not told"
-    grep -q "^the arm that is simulated to be fastest was the fastest in [01] of 1 places" out || fail "who was chosen"
+    grep -q "^the arm that the simulation calls fastest was the fastest in [01] of 1 places" out || fail "who was chosen"
     [ "$(json '[c["is_held_out"] for c in p[0]["checks"]]')" = "[False, True, False]" ] || fail "which were held out"
     [ "$(json 'p[0]["rows"][4]["union_source"]')" = profile ] || fail "the union is not the measured one"
     # What was measured is what is planned, unless another model is named.

@@ -17,7 +17,7 @@ static inline uint64_t random_u64(void) {
     return x ^ (x >> 31);
 }
 
-/* The draws of one trial of one test. */
+/* Begins the draws of one trial of one test. */
 static inline void random_begin(uint64_t test, uint64_t trial) {
     random_state = RANDOM_SEED;
     random_state = random_u64() + test;

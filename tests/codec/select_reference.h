@@ -14,7 +14,7 @@ static size_t count_at_least(const float *gradient, const float *residual, size_
     return count;
 }
 
-/* tagc_select without scratch, in 33 sweeps over the inputs. */
+/* Selects as tagc_select does, without scratch, in 33 sweeps over the inputs. */
 static void select_reference(const float *gradient, const float *residual_in, float *residual_out, size_t n,
                              size_t k, uint32_t *indices, float *values, tagc_selection *result) {
     *result = (tagc_selection){.n_passes = 1};

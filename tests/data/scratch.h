@@ -24,7 +24,7 @@
         if (status_ != TAGC_OK) fail_msg("%s: %s", tagc_status_name(status_), tagc_last_error());            \
     } while (0)
 
-/* The call must fail with this status and a text that has `part` in it. */
+/* Fails the test unless the call failed with this status and a text that has `part` in it. */
 #define assert_fails(call, expected, part)                                                                   \
     do {                                                                                                     \
         assert_int_equal(call, expected);                                                                    \
@@ -53,7 +53,7 @@ static inline int scratch_remove(void **state) {
     return 0;
 }
 
-/* folder/name in one of eight buffers that take turns. */
+/* Returns folder/name in one of eight buffers that take turns. */
 static inline const char *scratch_path(const void *folder, const char *name) {
     static char paths[8][2048];
     static int turn;

@@ -32,7 +32,7 @@ static inline direct_model direct_model_of(const tagc_reducer_options *o, int wo
     return m;
 }
 
-/* Values of a rank's residual and of its output. */
+/* Return how many values a rank's residual and its output have. */
 static inline size_t direct_residual(const direct_model *m) {
     return m->carries ? m->n / m->per_host : 0;
 }
@@ -41,7 +41,7 @@ static inline size_t direct_output(const direct_model *m) {
     return all == 1 ? m->n : all == 2 ? m->n / m->per_host : m->shard;
 }
 
-/* First element of the unit that the rank `local` of `host` owns. */
+/* Returns the first element of the unit that the rank `local` of `host` owns. */
 static inline size_t direct_begin(const direct_model *m, size_t host, size_t local) {
     size_t row = m->options.output == 2 ? local * m->n_hosts + host : host * m->per_host + local;
     return row * m->shard;
@@ -55,7 +55,7 @@ static inline float direct_narrowed(const direct_model *m, float x) {
     return x;
 }
 
-/* What the rank (host, local) has for an owner's elements: the sum over its host. */
+/* Writes what the rank (host, local) has for an owner's elements: the sum over its host. */
 static inline void direct_host_sum(const direct_model *m, const float *gradients, size_t host, size_t local,
                                    size_t begin, float *sum) {
     for (size_t i = 0; i < m->shard; i++)
@@ -78,7 +78,7 @@ static inline tagc_code_options direct_code(const direct_model *m, int of_sums) 
                                .rotate = m->options.rotate};
 }
 
-/* values (shard) = what a receiver gets of gradient + residual; the residual (NULL where nothing is carried) follows. */
+/* Writes what a receiver gets of gradient + residual to values (shard), and updates the residual (NULL: there is none). */
 static inline void direct_code_fragment(const direct_model *m, const float *gradient, float *residual,
                                         float *values, uint64_t *n_kept) {
     tagc_code_options o = direct_code(m, 0);
@@ -108,7 +108,7 @@ static inline void direct_code_sums(const direct_model *m, float *sums, float *e
     free(scratch);
 }
 
-/* The owned sums of the rank (host, local), from contributions (hosts, shard). */
+/* Writes the owned sums of the rank (host, local), from contributions (hosts, shard). */
 static inline void direct_owner(const direct_model *m, const float *contributions, float *error,
                                 float *sums) {
     for (size_t i = 0; i < m->shard; i++) {
@@ -120,7 +120,7 @@ static inline void direct_owner(const direct_model *m, const float *contribution
     if (m->options.output && is_finite) direct_code_sums(m, sums, error);
 }
 
-/* One host: dense. */
+/* Writes the owned sums where there is one host, whose exchange is dense. */
 static inline void direct_dense_owner(const direct_model *m, const float *gradients, size_t local,
                                       size_t begin, float *sums) {
     direct_host_sum(m, gradients, 0, local, begin, sums);
@@ -157,7 +157,7 @@ static inline void direct_step(const direct_model *m, const float *gradients, fl
     free(contributions);
 }
 
-/* output (direct_output) of one rank, from all owners' sums. */
+/* Writes the output (direct_output) of one rank, from all owners' sums. */
 static inline void direct_expected(const direct_model *m, size_t rank, const float *owned, float *output) {
     size_t host = rank / m->per_host, local = rank % m->per_host, n = direct_output(m);
     size_t begin = m->options.output == 0   ? direct_begin(m, host, local)

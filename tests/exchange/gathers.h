@@ -25,7 +25,7 @@ static inline float to_bf16(float x) {
     return low & 0x10000u ? b : a;
 }
 
-/* decoded (n): what is left of x after its blocks were rounded. */
+/* Writes what is left of x after its blocks were rounded to decoded (n). */
 static inline void naive_round(int bits, const float *x, size_t n, float *decoded) {
     for (size_t at = 0; at < n; at += BLOCK) {
         size_t m = n - at < BLOCK ? n - at : BLOCK;
@@ -152,7 +152,7 @@ static inline void close_view(view *v) {
     free(v->full);
 }
 
-/* They stay about as large as they are. */
+/* Changes the masters, which stay about as large as they are. */
 static inline void move_masters(view *v, int step) {
     for (size_t i = 0; i < v->n; i++)
         v->masters[i] =

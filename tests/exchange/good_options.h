@@ -1,4 +1,4 @@
-/* Options of a small reducer that any number of ranks can make. */
+/* Options of a small reducer, valid for any number of ranks. */
 #ifndef TAGC_TESTS_EXCHANGE_GOOD_OPTIONS_H
 #define TAGC_TESTS_EXCHANGE_GOOD_OPTIONS_H
 

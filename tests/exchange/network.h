@@ -12,7 +12,7 @@
 
 /* ---- a network of the test's own, which damages what it is told to ---- */
 
-/* Only in the call that was asked for, and only where `from` sends anything to `to`. */
+/* Damages a message only in the call that was asked for, and only where `from` sends anything to `to`. */
 typedef void (*damage_fn)(uint8_t *bytes, uint64_t n_bytes, uint64_t where);
 
 typedef struct network {
@@ -22,7 +22,7 @@ typedef struct network {
     uint64_t round;
     const tagc_transfer *transfers[MAX_RANKS];
     /* what to damage: the n-th call of rank `to`, in what `from` sends */
-    int call, n_more, from, to; /* and so many calls after it */
+    int call, n_more, from, to; /* n_more: calls after it that are damaged, too */
     uint64_t where;
     damage_fn damage;
     int n_damaged, is_message; /* it was a header without a body */

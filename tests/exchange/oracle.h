@@ -26,7 +26,7 @@ static inline int oracle_order(const void *a, const void *b) {
     return x->position < y->position ? -1 : 1;
 }
 
-/* kept (n) = 1 at the k largest, zeros only when k == n. */
+/* Sets kept (n) to 1 at the k largest, at zeros only when k == n. */
 static inline void oracle_select(const float *acc, size_t n, size_t k, uint8_t *kept) {
     if (k == n) {
         memset(kept, 1, n);

@@ -50,7 +50,7 @@ static inline void set_number(both *b, const option_field *field, double value, 
            field->is_double ? sizeof value : sizeof as_int);
 }
 
-/* *is_paper: it is one of tagc_paper_options. */
+/* Sets a field by its name. *is_paper: it is one of tagc_paper_options. */
 static inline void set_field(both *b, const char *name, double value, int *is_paper) {
     *is_paper = 1;
     if (!strcmp(name, "paper")) return;

@@ -79,7 +79,7 @@ static inline tagc_status rounds_start(void *context, const tagc_transfer *t, vo
     return TAGC_OK;
 }
 
-/* The workers wait, nothing is posted, and all that could arrive has. */
+/* Returns 1 when the workers wait, nothing is posted, and all that could arrive has. */
 static inline int rounds_is_still(rounds *net) {
     pthread_mutex_lock(&net->comm->lock);
     const tagc_comm *comm = net->comm;

@@ -145,7 +145,7 @@ static inline float toy_stiffness(int tensor) {
     return 0.5f + 0.25f * (float)(tensor % 5);
 }
 
-/* What an element costs at p, and how hard that pulls. Unused ones are pulled the same way for ever, and ever more faintly. */
+/* The loss of an element at p, and its slope. Unused elements are pulled the same way for ever, and ever more faintly. */
 static inline int toy_is_unused(const toy_model *m, int tensor, size_t i) {
     return tensor == 0 && i + (size_t)m->n_unused_rows * m->tensors[0].n_cols >= m->tensors[0].n_elems;
 }
@@ -167,8 +167,8 @@ static inline int toy_uses(const toy_model *m, int tensor, int stage) {
     return m->tensors[tensor].stage == stage || m->tensors[tensor].last_stage == stage;
 }
 
-/* Samples [first, first + n) on one rank. A shared tensor pulls half in each of its two stages. Returns the
- * loss. */
+/* Runs the samples [first, first + n) on one rank, and returns their loss. A shared tensor pulls half in each of its two
+ * stages. */
 static inline double toy_forward(const toy_model *m, tagc_fsdp *f, int training, uint64_t first, int n) {
     double loss = 0;
     CHECK_OK(tagc_fsdp_forward_begin(f, training));
@@ -221,7 +221,7 @@ static inline void toy_backward(const toy_model *m, tagc_fsdp *f, uint64_t first
             }
 }
 
-/* One optimizer step over the global batch: micro-step by micro-step, rank by rank. */
+/* Takes one optimizer step over the global batch: micro-step by micro-step, rank by rank. */
 static inline double toy_step(const toy_model *m, tagc_comm *comm, tagc_fsdp *f, int n_micro, uint64_t step,
                               double lr, tagc_fsdp_stats *stats) {
     int world_size = tagc_comm_world_size(comm), n = m->n_samples / (world_size * n_micro);
@@ -299,7 +299,7 @@ static inline void toy_oracle_step(toy_oracle *o, const toy_model *m, const tagc
     }
 }
 
-/* All tensors end to end; values (oracle n). Collective. */
+/* Writes all tensors end to end to values (oracle n). Collective. */
 static inline void toy_read(const toy_model *m, tagc_fsdp *f, float *values) {
     for (int t = 0; t < m->n_tensors; t++) {
         CHECK_OK(tagc_fsdp_read_tensor(f, t, values));

@@ -96,7 +96,7 @@ block *block_of(const void *address);
 block *map(size_t n_bytes, int is_pinned);
 void unmap(void *memory, int is_pinned);
 void unmap_all(void);
-/* What the device sees at an address that copies use; NULL with a mistake. */
+/* Returns what the device sees at an address that copies use; NULL, and a mistake is recorded, if it sees nothing. */
 char *seen(const void *address, size_t n_bytes, int is_pinned);
 
 #endif

@@ -24,15 +24,15 @@ typedef enum fake_pace {
     FAKE_EAGER = 1, /* work runs by itself, at random times */
 } fake_pace;
 
-/* Begins anew: no streams, no memory, no mistakes. Nothing of before may be in use. */
+/* Forgets all streams, memory and mistakes. Nothing of before may be in use. */
 FAKE_API void fake_reset(uint64_t seed, int n_devices, fake_pace pace, int one_host_thread);
 
 /* ---- memory of the current device ---- */
 FAKE_API void *fake_alloc(size_t n_bytes);
 FAKE_API void fake_free(void *memory);
-/* What a kernel sees of it. A mistake outside of kernels. */
+/* Returns what a kernel sees of it. A call outside of kernels is a mistake. */
 FAKE_API void *fake_view(void *memory);
-/* From now on, addresses that were never allocated count as memory of device 0: for tests with tensors in host memory. */
+/* Takes addresses that were never allocated for memory of device 0 from now on: for tests with tensors in host memory. */
 FAKE_API void fake_take_host_as_device(void);
 
 /* ---- work ---- */
@@ -43,17 +43,17 @@ FAKE_API int fake_launch(void *stream, void (*kernel)(void *arg), void *arg);
  * come to the number of host functions under way. */
 FAKE_API void fake_settle(int (*n_sleeping)(void *context), void *context);
 
-/* Whether nothing of that device can run, and how many host functions are under way. */
+/* Returns 1 if nothing of that device can run, and counts the host functions under way. */
 FAKE_API int fake_is_idle(int device, int *n_host_functions);
 
 /* ---- failures ---- */
 
-/* The n-th call (from 1) of that function from now on returns `code`, and does nothing. */
+/* Lets the n-th call (from 1) of that function from now on return `code` and do nothing. */
 FAKE_API void fake_fail(const char *function, int n, int code);
-/* As after a kernel's bad access: the device does nothing any more, and every call returns `code`. */
+/* Breaks the device, as a kernel's bad access does: it does nothing any more, and every call returns `code`. */
 FAKE_API void fake_break(int device, int code);
 FAKE_API void fake_set_version(int version);
-/* The stream is captured into a graph from now on; NULL: none is. What is put into it then is a mistake. */
+/* Has the stream captured into a graph from now on; NULL: none. What is put into it then is a mistake. */
 FAKE_API void fake_capture(void *stream);
 
 /* ---- what was found ---- */

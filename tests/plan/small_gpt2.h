@@ -57,7 +57,7 @@ static inline tagc_status small_fill(void *context, int tensor, size_t first, si
     return TAGC_OK;
 }
 
-/* Sequence `index` of the run: a walk with some structure, the next token as target. */
+/* Makes sequence `index` of the run: a walk with some structure, the next token as target. */
 static inline void small_sequence(const small_run *run, uint64_t index, int *tokens, int *targets) {
     int vocab = run->config.vocab_size, token = (int)(mix(index) % (uint64_t)vocab);
     for (int t = 0; t < run->n_tokens; t++) {

@@ -25,7 +25,7 @@ def test_one_line_or_none():
     assert "2 ranks are on one host" in near and near.endswith("tagc.advise(model) measures what to expect")
     fast = line([{"host": "a", "mbit": 25_000}, {"host": "b", "mbit": 100_000}], False, True)
     assert "does 25 Gbit/s" in fast and "host" not in fast
-    assert "every value travels" in line(far, True, True) and "without sparsity=" in line(far, True, False)
+    assert "tagc sends every value" in line(far, True, True) and "without sparsity=" in line(far, True, False)
     assert "\n" not in line([{"host": "a", "mbit": 0}] * 2, True, True)
 
 

@@ -251,15 +251,16 @@ def others_are_left_alone(rank, world_size):
         said = [str(warning.message) for warning in seen if "is not an Adam" in str(warning.message)]
         return [p.detach().clone() for p in model.parameters()], handle, said, optimizer
 
-    stays, goes = (
-        "is left as it is, and what it steps goes on with every value in 4 bits",
-        "goes with selection, and is left as it is",
-    )
+    stays = "tagc leaves it as it is, and sends what it steps with every value in 4 bits"
+    goes = "tagc leaves it as it is, because selection works with its first moment"
     for make, words in (
         (lambda p: Unknown(p, lr=1e-3), stays),
         (lambda p: Lion(p, lr=1e-3), goes),
         (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), goes),
-        (lambda p: torch.optim.Adafactor(p), "has no first moment, or a short one, and is left as it is"),
+        (
+            lambda p: torch.optim.Adafactor(p),
+            "tagc leaves it as it is, because it has no first moment, or a short one",
+        ),
     ):
         plain, *_ = trained(make, "plain")
         for how in ("given", "groups"):
@@ -310,7 +311,7 @@ def several_share_a_model(rank, world_size):
         optimizers = [Unknown([inner.one]), torch.optim.AdamW([inner.two])]
         handle = tagc.compress(wrapped, optimizers, verbose=False)
         assert (
-            "Unknown: is left as it is" in handle.state.moments.words
+            "Unknown: tagc leaves it as it is" in handle.state.moments.words
             and "AdamW: beta1 is 0.5" in handle.state.moments.words
         )
         random = torch.Generator().manual_seed(rank)

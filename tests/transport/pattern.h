@@ -97,7 +97,7 @@ static inline uint64_t pattern_received(const pattern *p) {
     return pattern_total(p->receives, p->ticket.transfer.n_receives);
 }
 
-/* 1 when exactly what the others sent has arrived, and the counters say so. */
+/* Returns 1 when exactly what the others sent has arrived, and the counters say so. */
 static inline int pattern_arrived(const pattern *p) {
     return memcmp(p->recv, p->expected, p->n_recv) == 0 && p->ticket.n_bytes_sent == pattern_sent(p) &&
            p->ticket.n_bytes_received == pattern_received(p);

@@ -184,14 +184,14 @@ def words(
             lines.append(f"{name}: beta1 is {BETA1:g} for what is compressed{when}")
         elif none:
             is_so = is_short(optimizer, optimizer.param_groups[0])
-            lines.append(
-                f"{name}: {'has no first moment, or a short one' if is_so else 'goes with selection'}, and "
-                "is left as it is"
+            why = (
+                "it has no first moment, or a short one" if is_so else "selection works with its first moment"
             )
+            lines.append(f"{name}: tagc leaves it as it is, because {why}")
         else:
             lines.append(
-                f"{name}: is left as it is"
-                + (", and what it steps goes on with every value in 4 bits" if options.gentle else "")
+                f"{name}: tagc leaves it as it is"
+                + (", and sends what it steps with every value in 4 bits" if options.gentle else "")
             )
     return "\n".join(lines)
 
