@@ -1,5 +1,5 @@
 # A thin front door: each target is one line of what a person would type. `make help` lists them.
-# Variables: BUILD_TYPE=Release, PREFIX=/usr/local, JOBS=number of cores, MPI=AUTO|ON|OFF
+# Variables: BUILD_TYPE=Release, PREFIX=/usr/local, JOBS=number of cores, MPI=AUTO|ON|OFF, MODULE= and TEST= of quick and test
 
 BUILD_TYPE ?= Release
 PREFIX ?= /usr/local
@@ -14,16 +14,18 @@ CTEST = ctest --output-on-failure --no-tests=error -j$$((2 * $(JOBS) + 2))
 # Tests whose threads others have, too, or which have none: the thread sanitizer leaves them out.
 NO_NEW_THREADS = ^test_(cli_(auto|auto_turns|bench|buckets|commands|corrupt|folder|fork|full_disk|levels|hosts|options|paper|plan|resume|supervise|wire)|fsdp_levels|codec_(bitmap|delta|values)|paper_(nibble|pack|peel|sketch)|exchange_volume)$$
 .DEFAULT_GOAL := all
-.PHONY: help all build setup demo report check test python asan asan-build tsan tsan-build fences fences-build aarch64 aarch64-build wheels bench format lint install clean
+.PHONY: help all configure build setup demo report check test quick python asan asan-build tsan tsan-build fences fences-build aarch64 aarch64-build wheels bench format format-check lint analyze install clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 all: build ## same as build
 
-build: ## configure and compile into build/
+configure:
 	@$(CMAKE) -S . -B build -DCMAKE_BUILD_TYPE=$(BUILD_TYPE) >build.log 2>&1 || { cat build.log; rm -f build.log; exit 1; }
 	@rm -f build.log
+
+build: configure ## configure and compile into build/
 	@cmake --build build -j$(JOBS)
 
 setup: ## install what is missing (apt), or print the one line that does
@@ -37,16 +39,23 @@ report: ## the page of the demo, runs/demo/report.html; needs Python
 	@scripts/report.sh --make
 	@scripts/report.sh --out runs/demo/report.html --title "tagc: the demo" runs/demo/fsdp runs/demo/tagc-10x runs/demo/all-legs runs/demo/*.trace.json
 
-test: build ## compile and run the tests
+ifeq ($(origin TEST),command line)
+test: quick
+else
+test: build ## compile and run the tests; TEST=test_codec_select: one of them
 	@cd build && $(CTEST)
 	@scripts/python.sh say
+endif
+
+quick: configure ## the tests of what you changed: MODULE=codec, MODULE=python/hooks, or TEST=test_codec_select
+	@JOBS=$(JOBS) scripts/quick.sh $(if $(TEST),test '$(TEST)',module '$(MODULE)')
 
 python: ## the environment (torch, pytest) of the Python tests, made once in ~/.cache/tagc
 	@scripts/setup.sh python
 	@scripts/python.sh make
 
-check: ## what CI runs: setup of everything that tests use, tests, then both sanitizers
-	@scripts/setup.sh build lab browser abi aarch64 python
+check: ## what CI runs: setup of everything that tests use, lint, tests, then both sanitizers
+	@scripts/setup.sh build lint lab browser abi aarch64 python
 	@scripts/python.sh make || test $$? -eq 77
 	@scripts/check.sh
 
@@ -98,12 +107,17 @@ bench: build ## codec and exchange against the memory floor
 	done
 
 format: ## clang-format and ruff over all sources
-	@git ls-files '*.c' '*.h' | xargs clang-format -i
-	@scripts/python.sh run -m ruff format -q .
+	@JOBS=$(JOBS) scripts/lint.sh fix
 
-lint: build ## clang-tidy with the settings of .clang-tidy, and ruff
-	@git ls-files 'lib/*.c' 'engine/*.c' 'planning/*.c' 'command/*.c' | xargs -P$(JOBS) -n4 clang-tidy -p build --quiet
-	@scripts/python.sh run -m ruff check -q .
+format-check: ## what make format would change; changes nothing
+	@JOBS=$(JOBS) scripts/lint.sh format
+
+lint: configure ## format-check, ruff's rules, and clang-tidy without its analyzer, in under a minute
+	@cmake --build build --target tagc_commit >/dev/null
+	@JOBS=$(JOBS) scripts/lint.sh
+
+analyze: build ## clang-tidy with clang's analyzer, which takes minutes
+	@JOBS=$(JOBS) scripts/lint.sh analyze
 
 install: build ## library, headers, pkg-config and CMake package, the tagc command, to PREFIX
 	@cmake --install build --prefix $(PREFIX)

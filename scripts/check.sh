@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# All tests three times: as released (the codec and the exchanges at each level of the processor), under
+# Lint, then all tests three times: as released (the codec and the exchanges at each level of the processor), under
 # address+undefined sanitizers, and the threaded ones under the thread sanitizer; then those of libtagc without lib/paper and
-# lib/gpu. Prints a heading per stage and ends with what each stage's ctest said.
+# lib/gpu. Prints a heading per stage and ends with what each stage's ctest said, and with the seconds of each.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -22,23 +22,26 @@ stage() { # <heading> <make target> [<target of what the next stage compiles>]
         echo "check: FAILED in: $1" >&2
         exit 1
     fi
-    summary+=("$1: $(grep 'tests passed' "$log" | tail -n 1) ($((SECONDS - start)) s)")
+    summary+=("$1: $(grep 'tests passed' "$log" | tail -n 1 || true) ($((SECONDS - start)) s)")
     rm -f "$log"
 }
 trap '[ -z "$next" ] || kill "$next" 2>/dev/null || true' EXIT
 
+stage "format and lint" lint
+start=$SECONDS
 make --no-print-directory build
-summary+=("release build: $SECONDS s")
+summary+=("release build: $((SECONDS - start)) s")
 stage "tests as released" test asan-build
 summary+=("codec and exchange ran at the levels: $(build/tests/test_core_cpu --levels)")
 stage "address and undefined behaviour sanitizers" asan tsan-build
 stage "thread sanitizer" tsan fences-build
 stage "without lib/paper and lib/gpu" fences aarch64-build
 wait "$next" || true
-next= code=0
+next= code=0 start=$SECONDS
 scripts/aarch64.sh 2>&1 | tee build/aarch64.log || code=${PIPESTATUS[0]}
 [ "$code" = 0 ] || [ "$code" = 77 ] || { echo "check: FAILED in: aarch64 under qemu" >&2; exit 1; }
-summary+=("aarch64 under qemu: $(grep -E 'tests passed|skipped:' build/aarch64.log | tr '\n' ' ')")
+summary+=("aarch64 under qemu: $(grep -E 'tests passed|skipped:' build/aarch64.log | tr '\n' ' ')($((SECONDS - start)) s)")
+summary+=("all: $((SECONDS / 60)) min $((SECONDS % 60)) s")
 echo
 printf '%s\n' "${summary[@]}"
 scripts/python.sh say

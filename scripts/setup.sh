@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Installs what is missing of the groups asked for: build (default), lab (the lab's hosts and links), browser (the test
+# Installs what is missing of the groups asked for: build (default), lint (clang-format and clang-tidy), lab (the lab's hosts and links), browser (the test
 # that opens a report), abi (the tests of libtagc's interface against older versions and with LLVM's linker), aarch64 (cross
 # compiler and qemu for scripts/aarch64.sh), python (what scripts/python.sh makes its environment with). Says nothing when
-# nothing is missing. Without root and without passwordless sudo it prints the one line to run, and fails. Where a browser,
+# nothing is missing. Without root and without passwordless sudo it prints the one line to run, and fails. Where lint, a browser,
 # abidiff and lld, the aarch64 packages or Python's part cannot be had, it says so and goes on: their tests are skipped.
 set -euo pipefail
 
 build=(build-essential cmake ninja-build pkg-config libopenblas-dev libopenmpi-dev openmpi-bin libcmocka-dev
        libxxhash-dev libjansson-dev zlib1g-dev perl-doc python3)
+lint=(clang-format-14 clang-tidy-14)
 abi=(abigail-tools lld)
 lab=(iproute2 iperf3 iputils-ping python3 openmpi-bin)
 browser=(chromium poppler-utils)
@@ -58,6 +59,7 @@ install_group() { # <packages...>
 for group in "${@:-build}"; do
     case $group in
     build) install_group "${build[@]}" ;;
+    lint) install_group "${lint[@]}" || echo "setup: going on without clang-format and clang-tidy" >&2 ;;
     lab) install_group "${lab[@]}" ;;
     browser) install_group "${browser[@]}" || echo "setup: going on without a browser" >&2 ;;
     abi) install_group "${abi[@]}" || echo "setup: going on without abidiff and lld" >&2 ;;
@@ -66,6 +68,6 @@ for group in "${@:-build}"; do
         python3 -c 'import ensurepip, venv' 2>/dev/null || install_group "${python[@]}" ||
             echo "setup: going on without venv" >&2
         ;;
-    *) echo "setup: \"$group\" is no group; known: build, lab, browser, abi, aarch64, python" >&2; exit 2 ;;
+    *) echo "setup: \"$group\" is no group; known: build, lint, lab, browser, abi, aarch64, python" >&2; exit 2 ;;
     esac
 done

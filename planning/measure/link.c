@@ -174,7 +174,8 @@ static tagc_status measure_rate(tagc_wire *wire, pattern kind, int a, int b, dou
         double whole_s, quarter_s;
         TAGC_TRY(timed(wire, kind, a, b, n_bytes, n_times, &whole_s));
         TAGC_TRY(timed(wire, kind, a, b, n_bytes / 4, n_times, &quarter_s));
-        double n_more = (double)(n_bytes - n_bytes / 4) * n_times;
+        uint64_t three_quarters = n_bytes - n_bytes / 4;
+        double n_more = (double)three_quarters * n_times;
         rates[i] = whole_s > quarter_s ? n_more / (whole_s - quarter_s) : (double)n_bytes * n_times / whole_s;
     }
     *out = tagc_result_spread_of(rates, N_TURNS).median;

@@ -273,7 +273,7 @@ static void send_fragments(direct_builder *d) {
 
 /* The sums that return. Those of small units are in one message with their headers. */
 static void return_results(builder *b, const tagc_reduction *r, double headers, double results) {
-    double n_peers = r->n_ranks / r->options.ranks_per_host - 1;
+    int n_peers = r->n_ranks / r->options.ranks_per_host - 1;
     if (n_peers == 0) n_peers = r->n_ranks - 1; /* within the host, no headers */
     if (r->volume.eager_bytes > 0 || headers == 0) {
         wait(b, post(b, RESULTS, headers + results, n_peers));
