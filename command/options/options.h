@@ -36,9 +36,9 @@ typedef struct tagc_option {
     tagc_option_role role;
     size_t offset; /* of the value in the command's struct */
     double min, max;
-    const char *words;   /* CHOICE: "full/zero3|grad/zero2", aliases behind slashes. INT, REAL: a word for 0,
-                            or as "auto=-1" for another number.
-                            TEXT:   what a bare --name means */
+    /* CHOICE: "full/zero3|grad/zero2", aliases behind slashes. INT, REAL: a word for 0, or as "auto=-1" for another number.
+     * TEXT: what a bare --name means. */
+    const char *words;
     const char *initial; /* default; NULL: none */
     const char *value;   /* what the help calls the value */
     const char *help;

@@ -22,8 +22,8 @@ void tagc_bpe_destroy(tagc_bpe *bpe); /* accepts NULL */
 
 int tagc_bpe_vocab_size(const tagc_bpe *bpe);  /* the largest token + 1 */
 int tagc_bpe_end_of_text(const tagc_bpe *bpe); /* -1 when there is none */
-const char *tagc_bpe_piece(const tagc_bpe *bpe, int token,
-                           size_t *n_bytes); /* NULL for a number without a piece */
+/* NULL for a number without a piece. */
+const char *tagc_bpe_piece(const tagc_bpe *bpe, int token, size_t *n_bytes);
 
 /* tokens (n_bytes); n_bytes at most 2^30. */
 tagc_status tagc_bpe_encode(tagc_bpe *bpe, const uint8_t *text, size_t n_bytes, int *tokens,

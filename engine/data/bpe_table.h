@@ -30,7 +30,7 @@ struct tagc_bpe {
     tagc_bpe_pair *heap;               /* (3 * capacity) */
 };
 
-uint32_t tagc_bpe_slot(const tagc_bpe *bpe, uint32_t left,
-                       uint32_t right); /* of the pair, or the free one for it */
+/* Of the pair, or the free one for it. */
+uint32_t tagc_bpe_slot(const tagc_bpe *bpe, uint32_t left, uint32_t right);
 
 #endif

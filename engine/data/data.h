@@ -121,10 +121,10 @@ typedef struct tagc_data_options {
     const char *out_dir;       /* receives train.bin and val.bin; created if missing. No default */
     tagc_tokenizer *tokenizer; /* default NULL: bytes */
     double val_share;          /* [0, 0.5], default 0.1; 0 writes no val.bin */
-    int lossy; /* default 0: bytes that are not UTF-8 (or 0 if that ends a text) are an error; 1: they are
-                  kept as they are */
-    int (*progress)(void *context,
-                    const tagc_data_report *so_far); /* default NULL; non-zero stops the build */
+    /* 0 (default): bytes that are not UTF-8 (or 0 if that ends a text) are an error; 1: they are kept as they are. */
+    int lossy;
+    /* Default NULL. If it returns non-zero, the build stops. */
+    int (*progress)(void *context, const tagc_data_report *so_far);
     void *progress_context;
 } tagc_data_options;
 
@@ -154,8 +154,9 @@ typedef struct tagc_loader_options {
     int rank;            /* [0, world_size), default 0 */
     int world_size;      /* [1, 65536], default 1 */
     uint32_t vocab_size; /* tokens must be below, [1, 2^31 - 1]. No default */
-    int shuffle;   /* 1 (default): each epoch in an order and from an offset below T drawn from (seed, epoch);
-                      0: in the order of the file from its first token, for evaluation */
+    /* 1 (default): each epoch in an order and from an offset below T drawn from (seed, epoch); 0: in the order of the file
+     * from its first token, for evaluation. */
+    int shuffle;
     uint64_t seed; /* default 0 */
 } tagc_loader_options;
 

@@ -10,8 +10,8 @@ typedef struct tagc_account {
     double step_start_s;
     int span_unit; /* of the compute span now open, or -1 */
     double span_start_s;
-    uint64_t sent_before[TAGC_N_LEGS],
-        received_before[TAGC_N_LEGS]; /* sharding GRAD: by gathers since the last update */
+    /* Sharding GRAD: by gathers since the last update. */
+    uint64_t sent_before[TAGC_N_LEGS], received_before[TAGC_N_LEGS];
     tagc_fsdp_stats stats;
 } tagc_account;
 

@@ -58,8 +58,8 @@ typedef struct tagc_fsdp_options {
     uint64_t bucket_elems;
     int policy;        /* tagc_policy, default NON_ATTENTION_LINEAR */
     const char *names; /* POLICY_NAMES: shell patterns, separated by commas, e.g. "h.*.mlp.*,wte.*" */
-    tagc_reducer_options
-        reducer;              /* of compressed flats; the engine sets n_elems, tag, op, output and paper */
+    /* Of compressed flats; the engine sets n_elems, tag, op, output and paper. */
+    tagc_reducer_options reducer;
     int dense_format;         /* tagc_format of dense flats: FP32 (default) or BF16 */
     tagc_paper_options paper; /* of flats that use sketch or packed */
     /* Of mild flats. exchange: DENSE (no flat is mild), DIRECT, or -1 (default): DIRECT if the reducer's is, else DENSE.
@@ -68,9 +68,10 @@ typedef struct tagc_fsdp_options {
     int gather; /* tagc_gather_kind of parameter gathers, default FP32; deltas need sharding GRAD */
     int gather_check_every; /* tagc_gatherer_options.check_every, default 0 */
     int ranks_per_host;     /* [1, W], divides W, default 1: used by hybrid sharding and two_level */
-    int two_level; /* 1: the ranks of a host add direct flats before they are encoded, and parameters are sent
-                            once to each other host (FULL and GRAD); default 0 */
-    int prefetch;  /* [0, 64], default 1: units gathered ahead of use */
+    /* 1: the ranks of a host add direct flats before they are encoded, and parameters are sent once to each other host (FULL
+     * and GRAD). Default 0. */
+    int two_level;
+    int prefetch;        /* [0, 64], default 1: units gathered ahead of use */
     int grads_in_flight; /* [1, 8], default 2: full gradients in memory at once if each backward exchanges */
     int n_micro_steps;   /* [1, 65536], default 1: per optimizer step */
     int exchange_each_micro_step; /* 0 (default): only the last one; 1: each, as the published loop does */
@@ -144,8 +145,9 @@ typedef struct tagc_fsdp_stats {
     uint64_t n_bytes_received[TAGC_N_LEGS];
     double bits_per_param[TAGC_N_LEGS]; /* n_bytes_sent * 8 / n_params */
     double grad_norm;                   /* of the averaged gradient, before clipping */
-    int skipped; /* a gradient was not finite: parameters, moments, and the residuals of the flats that held
-                                it are as before (other flats were already sent) */
+    /* 1: a gradient was not finite. Parameters, moments, and the residuals of the flats that held it are as before; other
+     * flats were already sent. */
+    int skipped;
     /* Over the compressed flats. If the ranks of a host add first, n_kept extrapolates from this rank's part to all. */
     uint64_t n_kept, n_union, n_unpeeled, n_lost, n_compressed;
     uint64_t n_mild, n_mild_kept;                /* over the mild flats */

@@ -96,8 +96,8 @@ tagc_status tagc_order_end_gathers(tagc_gather_order *order);   /* waits for all
 void tagc_order_make_absent(
     tagc_gather_order *order); /* gathered parameters are out of date; call it while no gather is under way */
 tagc_status tagc_order_begin_gather(tagc_gather_order *order, int unit);
-void tagc_order_make_present(tagc_gather_order *order,
-                             int unit); /* its slot already holds the current parameters */
+/* Its slot already holds the current parameters. */
+void tagc_order_make_present(tagc_gather_order *order, int unit);
 void tagc_order_end_step(tagc_gather_order *order);
 
 #endif

@@ -17,8 +17,8 @@ typedef struct tagc_busy_times {
 
 tagc_status tagc_busy_create(tagc_trace *trace, tagc_busy **out); /* trace may be NULL */
 void tagc_busy_destroy(tagc_busy *busy);
-void tagc_busy_event(void *busy, const tagc_event *event);  /* a tagc_trace_fn */
-void tagc_busy_take(tagc_busy *busy, tagc_busy_times *out); /* since the last take; NaN if the
-                                                               table was full */
+void tagc_busy_event(void *busy, const tagc_event *event); /* a tagc_trace_fn */
+/* Writes what was measured since the last take; NaN if the table was full. */
+void tagc_busy_take(tagc_busy *busy, tagc_busy_times *out);
 
 #endif

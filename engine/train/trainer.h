@@ -34,8 +34,8 @@ typedef struct tagc_trainer {
     tagc_evaluation evaluation; /* its loader NULL: no validation */
     tagc_training training;
     uint64_t step; /* done so far */
-    uint64_t n_done, n_skipped,
-        n_skipped_in_row; /* steps of this process; skipped: the gradient was not finite */
+    /* Steps of this process; skipped: the gradient was not finite. */
+    uint64_t n_done, n_skipped, n_skipped_in_row;
     uint64_t trace_first, trace_last;
     int n_below; /* flats below their last level at the last step */
 } tagc_trainer;

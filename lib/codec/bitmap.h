@@ -31,8 +31,8 @@ size_t tagc_bitmap_indices(const uint8_t *bits, size_t n, uint32_t *indices);
 /* The same two without vector instructions, for tests. */
 size_t tagc_bitmap_count_reference(const uint8_t *bits, size_t n);
 size_t tagc_bitmap_indices_reference(const uint8_t *bits, size_t n, uint32_t *indices);
-int tagc_bitmap_valid(const uint8_t *bits,
-                      size_t n); /* Returns 1 if all bits past n, up to the padding, are zero. */
+/* Returns 1 if all bits past n, up to the padding, are zero. */
+int tagc_bitmap_valid(const uint8_t *bits, size_t n);
 
 /* The published 1-bit sum: bitmaps added byte by byte modulo 256, so that equal bits carry. LOSSY, as published. */
 void tagc_bitmap_add_bytes(uint8_t *into, const uint8_t *from, size_t n);

@@ -11,12 +11,11 @@
 typedef struct tagc_volume_data {
     const uint64_t *n_union; /* (W,) elements of each shard's union; NULL: union_density of each shard */
     double union_density;    /* [0, 1]; direct: of the sums that are sent back */
-    const uint64_t
-        *n_left; /* (W,) items of each shard that cannot be recovered from its sketch; NULL: none */
+    /* (W,) items of each shard that cannot be recovered from its sketch; NULL: none. */
+    const uint64_t *n_left;
     /* direct with positions */
-    const tagc_encoded
-        *bodies; /* (W,) bytes that `rank` sends to each owner; NULL: the expected size for kept_density
-                                   and independent positions */
+    /* (W,) bytes that `rank` sends to each owner; NULL: the expected size for kept_density and independent positions. */
+    const tagc_encoded *bodies;
     double kept_density;      /* [0, 1] */
     const tagc_encoded *sums; /* bytes of `rank`'s sums; NULL: the expected size for union_density */
 } tagc_volume_data;

@@ -33,8 +33,8 @@ typedef struct tagc_runtime {
     int (*StreamDestroy)(void *stream);
     int (*StreamQuery)(void *stream); /* see tagc_runtime_answer */
     int (*StreamSynchronize)(void *stream);
-    int (*StreamWaitEvent)(void *stream, void *event,
-                           unsigned flags);              /* one never recorded is over already */
+    /* One never recorded is over already. */
+    int (*StreamWaitEvent)(void *stream, void *event, unsigned flags);
     int (*StreamIsCapturing)(void *stream, int *status); /* not 0: its work goes into a graph */
 
     int (*EventCreateWithFlags)(void **event, unsigned flags);

@@ -40,8 +40,8 @@ struct tagc_stager {
     int n_slots;
     size_t n_bytes_in, n_bytes_out; /* of every slot */
 
-    pthread_mutex_t
-        launch;       /* held while work is enqueued, so that streams get exchanges in the order of tickets */
+    /* Held while work is enqueued, so that streams get exchanges in the order of tickets. */
+    pthread_mutex_t launch;
     uint64_t retired; /* with `launch` */
 
     pthread_mutex_t lock; /* guards what follows; never held over a call of the runtime */

@@ -21,8 +21,8 @@ typedef struct tagc_located {
 } tagc_located;
 
 void tagc_locator_init(tagc_locator *locator, const tagc_sketch *sketch);
-void tagc_locate(const tagc_locator *locator, const uint32_t *indices, size_t n,
-                 tagc_located *out); /* n <= chunk */
+/* n <= chunk. */
+void tagc_locate(const tagc_locator *locator, const uint32_t *indices, size_t n, tagc_located *out);
 /* The plain version, and the one for processors without AVX-512 (returns 1 if this processor can run it). Tests compare
  * them. */
 void tagc_locate_reference(const tagc_locator *locator, const uint32_t *indices, size_t n, tagc_located *out);

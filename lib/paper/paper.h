@@ -65,8 +65,8 @@ typedef struct tagc_paper {
     char *index_send; /* (W, index_bytes): row d goes to d; row `rank` becomes the union of the own shard */
     char *index_recv; /* (W, index_bytes): indices from each rank, then the unions from each rank */
     char *value_send; /* (W, value_bytes): row d goes to d; row `rank` is the own contribution */
-    char *
-        value_recv; /* (W, value_bytes): row r comes from r; row `rank` holds the sums in the order of the union */
+    /* (W, value_bytes): row r comes from r; row `rank` holds the sums in the order of the union. */
+    char *value_recv;
     uint32_t *kept_indices;    /* (W, k) */
     float *kept_values;        /* (W, k) */
     uint32_t *own_positions;   /* (max_union) of the own union */

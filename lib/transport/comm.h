@@ -48,10 +48,10 @@ typedef struct tagc_ticket {
     struct tagc_ticket *next;
 } tagc_ticket;
 
-void tagc_comm_post(tagc_comm *comm, tagc_lane lane,
-                    tagc_ticket *ticket); /* never blocks, never fails: see wait */
-tagc_status tagc_comm_wait(tagc_comm *comm,
-                           tagc_ticket *ticket); /* blocks; sets the caller's text of the failure */
+/* Never blocks, never fails: see wait. */
+void tagc_comm_post(tagc_comm *comm, tagc_lane lane, tagc_ticket *ticket);
+/* Blocks; sets the caller's text of the failure. */
+tagc_status tagc_comm_wait(tagc_comm *comm, tagc_ticket *ticket);
 int tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket); /* 1 when _wait would not block */
 /* Moves bytes of a complete ticket to another leg. */
 void tagc_comm_recount(tagc_comm *comm, tagc_leg from, tagc_leg to, uint64_t sent, uint64_t received);
@@ -73,10 +73,10 @@ typedef struct tagc_job {
     tagc_status (*run)(void *arg);
     int (*is_ready)(void *arg); /* NULL: `run` is called once, and may post on any lane */
     void *arg;
-    uint32_t next_lanes,
-        later_lanes; /* sets of lanes; set before _submit and by every run that sets `more` */
-    int more;        /* set by a run that returns TAGC_OK: another one follows */
-    double idle_s;   /* set by the comm: how long the worker was idle before this run */
+    /* Sets of lanes; set before _submit and by every run that sets `more`. */
+    uint32_t next_lanes, later_lanes;
+    int more;      /* set by a run that returns TAGC_OK: another one follows */
+    double idle_s; /* set by the comm: how long the worker was idle before this run */
     /* filled by the comm: */
     tagc_status status;
     char error[TAGC_ERROR_TEXT_BYTES];
@@ -88,13 +88,14 @@ void tagc_comm_submit(tagc_comm *comm, tagc_job *job);
 /* Like _submit, but if the comm has lanes the job runs on a second worker, so that gathers and reducers do not wait for
  * each other's codec. Its jobs post on TAGC_LANE_GATHER and TAGC_LANE_RELAY only. */
 void tagc_comm_submit_gather(tagc_comm *comm, tagc_job *job);
-tagc_status tagc_comm_join(tagc_comm *comm,
-                           tagc_job *job); /* returns the job's status; sets the caller's text */
+/* Returns the job's status; sets the caller's text. */
+tagc_status tagc_comm_join(tagc_comm *comm, tagc_job *job);
 int tagc_comm_has_ended(tagc_comm *comm, const tagc_job *job); /* 1 when _join would not block */
 
 int tagc_comm_has_lanes(const tagc_comm *comm);
+/* Does nothing if no trace function is set. */
 void tagc_comm_trace(tagc_comm *comm, const char *stream, const char *name, double start_s, double end_s,
-                     uint64_t n_bytes, uint64_t tag); /* does nothing if no trace function is set */
+                     uint64_t n_bytes, uint64_t tag);
 
 /* Spare residuals. A reducer writes its new residual into a spare of the same size. It swaps the two when the step has
  * succeeded on all ranks, so a failed or non-finite step changes nothing. A step that finds no spare waits. Reducers of

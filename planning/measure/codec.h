@@ -48,8 +48,8 @@ typedef struct tagc_codec_bench {
 } tagc_codec_bench;
 
 typedef struct tagc_codec_setup {
-    uint64_t n_params, n_most,
-        n_most_gathered;   /* elements: of the model, of a unit, of a unit in codes of few bits */
+    /* Elements: of the model, of a unit, of a unit in codes of few bits. */
+    uint64_t n_params, n_most, n_most_gathered;
     int n_threads, n_here; /* ranks on this rank's host */
 } tagc_codec_setup;
 

@@ -12,8 +12,8 @@
 
 typedef struct tagc_sim_machine { /* as one rank sees it */
     double latency_s;             /* one way */
-    double
-        large_latency_s; /* of messages above large_bytes, which MPI announces before it sends; at least latency_s */
+    /* Of messages above large_bytes, which MPI announces before it sends; at least latency_s. */
+    double large_latency_s;
     double large_bytes;
     double remote_bytes_per_s; /* to other hosts, each direction */
     double local_bytes_per_s;  /* to ranks of the same host; INFINITY: takes no time */

@@ -40,9 +40,9 @@ typedef struct tagc_setup {
     /* (n_flats of the layout) The exchange of each flat, as after tagc_fsdp_set_exchange; NULL: that of the engine's
      * options. */
     const tagc_reducer_options *flat_reducers; /* (n_flats) */
-    double
-        union_density; /* of the union of what ranks keep, in flats with the engine's sparsity; < 0: as if each
-                             rank kept 1 - sparsity, independently of the others */
+    /* Density of the union of what ranks keep, in flats with the engine's sparsity; < 0: as if each rank kept 1 - sparsity,
+     * independently of the others. */
+    double union_density;
     double kept_density; /* of what direct keeps in the same flats; 0: 1 - sparsity */
 } tagc_setup;
 

@@ -25,8 +25,8 @@ typedef struct tagc_plan_inputs {
     double line_bits_per_s[TAGC_PLAN_MAX_LIST]; /* 0: the rate of the payload was given, or measured */
     int n_links;
     int has_host_rate;
-    double
-        union_density; /* of the union of what ranks keep; 0: as in the profile, else as if they chose independently */
+    /* Of the union of what ranks keep; 0: as in the profile, else as if they chose independently. */
+    double union_density;
 } tagc_plan_inputs;
 
 /* One arm in one placement. The caller sets the fields up to `setup`, but not the densities of the setup. */

@@ -34,8 +34,8 @@ typedef struct small_run {
     tagc_fsdp_options options;
     int world_size, n_sequences, n_tokens, n_steps; /* n_sequences: of the global batch of a step */
     double lr;
-    const tagc_reducer_options
-        *flat_reducers; /* (n_flats) or NULL: given to each flat before the first step */
+    /* (n_flats) or NULL: given to each flat before the first step. */
+    const tagc_reducer_options *flat_reducers;
     void (*watch)(tagc_fsdp *fsdp, int rank); /* NULL, or told of each engine before the first step */
     /* results */
     tagc_fsdp_stats stats[MAX_RANKS]; /* of the last step */

@@ -44,8 +44,9 @@ typedef struct tagc_direct {
     int is_small; /* one batch, with the front of every body beside its header */
     int batch;    /* fragments per message */
     int n_batches;
-    int n_slots; /* batches in progress: as many as slots_bytes hold, so that waiting for a header costs less
-                           than moving the others meanwhile; at least 4 */
+    /* Batches in progress, at least 4: as many as slots_bytes hold, so that waiting for a header costs less than moving the
+     * others meanwhile. */
+    int n_slots;
     size_t slots_bytes; /* 0: the default */
     size_t eager[2];    /* size of the front of a body, and of a body of sums; the same on all ranks */
     int has_agreed;
@@ -73,8 +74,8 @@ typedef struct tagc_direct {
     int n_row_slots;       /* stages under way within the host */
     int are_rows_together; /* all of them in one message */
     tagc_message *rows_in; /* (n_row_slots) */
-    char *
-        rows_send; /* (per_host, n_row_slots, shard) bf16, or fp32 together; else rows are sent from the gradient */
+    /* (per_host, n_row_slots, shard) bf16, or fp32 together; else rows are sent from the gradient. */
+    char *rows_send;
     char *rows_recv; /* (per_host, n_row_slots, shard) bf16, or fp32 */
     float *host_sum; /* (shard) */
 } tagc_direct;
