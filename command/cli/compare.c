@@ -185,7 +185,8 @@ static tagc_status read_runs(const tagc_parsed *parsed, tagc_runlog *runs, int *
         return tagc_fail(TAGC_ERR_ARGUMENT, "%d runs are named, allowed: 1 to %d", n_left, MAX_RUNS);
     for (int i = 0; i < parsed->n_words; i++) {
         if (n_left > 0 && is_other_folder(parsed->words[i])) {
-            fprintf(stderr, "note: tagc compare leaves out %s, which holds no metrics.jsonl\n", parsed->words[i]);
+            fprintf(stderr, "note: tagc compare leaves out %s, which holds no metrics.jsonl\n",
+                    parsed->words[i]);
             continue;
         }
         TAGC_TRY(tagc_runlog_read(parsed->words[i], &runs[*n_runs]));

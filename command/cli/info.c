@@ -142,7 +142,8 @@ static int describe(const char *what, int with_tensors) {
     tagc_trained trained;
     if (!tagc_path_exists(what)) {
         if (tagc_gpt2_preset(what, &config) != TAGC_OK) {
-            return tagc_command_end(tagc_fail_in(TAGC_ERR_ARGUMENT, "%s is neither a file nor a preset", what));
+            return tagc_command_end(
+                tagc_fail_in(TAGC_ERR_ARGUMENT, "%s is neither a file nor a preset", what));
         }
         printf("%s: preset\n", what);
         print_model(&config, with_tensors);

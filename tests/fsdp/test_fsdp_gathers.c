@@ -252,10 +252,8 @@ static void units_gathered_ahead_make_way(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_wires_train_alike),
-        cmocka_unit_test(what_comes_between_changes_nothing),
-        cmocka_unit_test(bytes_belong_to_steps),
-        cmocka_unit_test(only_some_shardings_take_deltas),
+        cmocka_unit_test(all_wires_train_alike),         cmocka_unit_test(what_comes_between_changes_nothing),
+        cmocka_unit_test(bytes_belong_to_steps),         cmocka_unit_test(only_some_shardings_take_deltas),
         cmocka_unit_test(units_gathered_ahead_make_way),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,9 +4,9 @@
 
 #include "gpu/cuda/device.cuh"
 extern "C" {
-#include "gpu/batch.h"
 #include "core/memory.h"
 #include "core/status.h"
+#include "gpu/batch.h"
 }
 
 namespace tagc_cuda {
@@ -26,8 +26,7 @@ template <typename T> void take_table(char *image, tagc_arena *arena, table<T> *
     t->host = image ? reinterpret_cast<T *>(image + at) : nullptr;
 }
 
-inline uint32_t parts_of(size_t n,
-                         size_t part) { /* at least one block, also for a row without elements */
+inline uint32_t parts_of(size_t n, size_t part) { /* at least one block, also for a row without elements */
     return n ? (uint32_t)((n + part - 1) / part) : 1;
 }
 

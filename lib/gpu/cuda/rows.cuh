@@ -91,7 +91,7 @@ struct body_state {
     uint32_t n_items;
     int bits;
     int front_damage; /* of its header, chunk table and length; see damage_rank */
-    int damage; /* of the whole body */
+    int damage;       /* of the whole body */
     unsigned ticket;
     unsigned long long n_index_bytes;
 };

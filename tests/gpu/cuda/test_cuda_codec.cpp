@@ -8,10 +8,10 @@
 #include <cuda_runtime.h>
 #endif
 extern "C" {
-#include "gpu/batch.h"
 #include "codec/delta.h"
 #include "codec/select.h"
 #include "core/memory.h"
+#include "gpu/batch.h"
 const tagc_batch_maker *tagc_cuda_batch_maker(void);
 }
 

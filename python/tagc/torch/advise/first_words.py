@@ -59,10 +59,12 @@ def line(hosts: Sequence[Mapping[str, Any]], is_fresh: bool, is_gentle: bool | N
         )
     if is_fresh and is_gentle:
         parts.append(
-            "the weights look fresh: tagc sends every value for some hundred steps, until gradients are mostly noise"
+            "the weights look fresh: tagc sends every value for some hundred steps, until gradients are "
+            "mostly noise"
         )
     elif is_fresh:
         parts.append(
-            "the weights look fresh, and selection costs a model that has just begun some of its loss: without sparsity= tagc begins gently"
+            "the weights look fresh, and selection costs a model that has just begun some of its loss: "
+            "without sparsity= tagc begins gently"
         )
     return f"tagc: {'; '.join(parts)}; tagc.advise(model) measures what to expect" if parts else ""
