@@ -19,9 +19,9 @@ from tagc._library import Error
 from tagc.torch.exchange import group, runner, staging, streams
 from tagc.torch.hooks.gathers import Gathering
 
-LIBRARY = pathlib.Path(os.environ["TAGC_LIBRARY"]).parent / "tests" / "device" / "libcudart.so.13"
+LIBRARY = pathlib.Path(os.environ["TAGC_LIBRARY"]).parent / "tests" / "gpu" / "libcudart.so.13"
 # executed on the processor, in the order of the fake device's streams
-KERNELS = LIBRARY.parent.parent / "cuda" / "libtagc-cuda-harness.so"
+KERNELS = LIBRARY.parent / "cuda" / "libtagc-cuda-harness.so"
 
 
 class FakeDevice:
