@@ -31,7 +31,7 @@ static const double NOISE = 1.0;
 /* kinds: a letter for each parameter, "c" compressed, "m" mild; their names are p0, p1, ... */
 static inline tagc_schedule *made(const char *kinds, const tagc_schedule_options *options) {
     tagc_schedule_parameter parameters[MOST_MADE];
-    char names[MOST_MADE][8];
+    char names[MOST_MADE][24];
     size_t n = strlen(kinds);
     assert_true(n <= MOST_MADE);
     for (size_t i = 0; i < n; i++) {

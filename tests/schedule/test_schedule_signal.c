@@ -152,7 +152,7 @@ static void shares_make_units_select_as_one(void **state) {
     for (int trial = 0; trial < 200; trial++) {
         enum { N = 5 };
         tagc_schedule_parameter parameters[N];
-        char names[N][4];
+        char names[N][16];
         double squares[N], sizes[N], shares[N];
         for (int i = 0; i < N; i++) {
             squares[i] = (i > 0 ? squares[i - 1] : 0.01) * pow(10, uniform());
