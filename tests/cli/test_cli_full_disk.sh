@@ -53,6 +53,6 @@ if [ -e /dev/full ]; then
         code=0
         "$tagc" $words >/dev/full 2>err || code=$?
         [ $code = 1 ] || fail "tagc $words: exit code $code instead of 1 where nothing could be printed"
-        grep -q 'could not be written\|cannot be printed' err || fail "tagc $words: $(cat err)"
+        grep -q 'could not write\|could not be written\|cannot be printed' err || fail "tagc $words: $(cat err)"
     done
 fi
