@@ -107,8 +107,8 @@ static void the_largest_are_sent_and_the_rest_stays(void **state) {
 
 typedef struct growths {
     script s;
-    double of_ranks[TOY_MAX_RANKS]
-                   [64]; /* of each parameter of the schedule: residual's norm in gradients' norms */
+    /* Of each parameter of the schedule: its residual's norm in gradients' norms. */
+    double of_ranks[TOY_MAX_RANKS][64];
     size_t n;
 } growths;
 
@@ -128,7 +128,7 @@ static void fill_a_window(tagc_comm *comm, void *arg) {
     const tagc_schedule_sums *sums = (const tagc_schedule_sums *)(const void *)(f->follow.own + 3);
     for (size_t i = 0; i < f->follow.n; i++)
         g->of_ranks[tagc_comm_rank(comm)][f->follow.full[i]] = sqrt(sums[i].residual / sums[i].gradient);
-    g->n = f->follow.n;
+    if (tagc_comm_rank(comm) == 0) g->n = f->follow.n;
     tagc_fsdp_destroy(f);
 }
 
