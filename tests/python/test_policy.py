@@ -143,8 +143,7 @@ def test_min_elems_is_a_choice():
 
 
 @pytest.mark.parametrize("prefix", [
-    "module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod.", "_fsdp_wrapped_module.",
-    "module._fsdp_wrapped_module._checkpoint_wrapped_module.",
+    "_orig_mod.", "_fsdp_wrapped_module.", "_fsdp_wrapped_module._checkpoint_wrapped_module._orig_mod.",
 ])  # fmt: skip
 def test_wrappers_change_nothing(prefix):
     for family in FAMILIES.values():
@@ -156,8 +155,14 @@ def test_wrappers_change_nothing(prefix):
 
 
 def test_a_module_of_the_users_that_is_called_module_keeps_its_name():
-    assert clean_name("encoder.module.weight") == "encoder.module.weight"
-    assert clean_name("module") == "module"
+    """What DDP adds, named_parameters() removes: test_names.py."""
+    for name in ("encoder.module.weight", "module.weight", "module"):
+        assert clean_name(name) == name
+
+
+def test_equal_names_are_refused():
+    with pytest.raises(Error, match="two parameters are called a.weight"):
+        classify([("a.weight", (D, D)), ("b.weight", (D, D)), ("a._orig_mod.weight", (D, D))])
 
 
 def test_all_and_none():
@@ -173,7 +178,7 @@ def test_rules_come_first_and_in_order():
     rows = classify(parameters, rules=rules)
     assert [row.class_ for row in rows] == [N, M, C]
     assert [row.reason for row in rows] == ["rule h.0.*", "rule *.a.weight", "rule *.ln.*"]
-    wrapped = [("module." + name, shape) for name, shape in parameters]
+    wrapped = [("_orig_mod." + name, shape) for name, shape in parameters]
     assert [row.class_ for row in classify(wrapped, rules=rules)] == [N, M, C]
 
 
@@ -184,7 +189,7 @@ def test_a_callable_sees_name_and_what_was_given():
         seen.append((name, parameter))
         return "mild"
 
-    assert classes_of([("module.a", (D, D)), ("b", (3,))], layers=layers, rules={"b": "dense"}) == {
+    assert classes_of([("_orig_mod.a", (D, D)), ("b", (3,))], layers=layers, rules={"b": "dense"}) == {
         "a": M,
         "b": N,
     }

@@ -37,7 +37,7 @@ class TagcCallback(transformers.TrainerCallback):  # type: ignore[misc]  # trans
         if (
             self.handle is None
             or self.handle.is_closed
-            or self.handle.model is not internals.uncompiled(model)
+            or self.handle.model is not internals.unwrapped(model)
         ):
             self.handle = tagc.compress(model, kwargs["optimizer"], **self._options)
         if (scaler := getattr(self._trainer.accelerator, "scaler", None)) is not None:

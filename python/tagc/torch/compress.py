@@ -173,7 +173,7 @@ def param_groups(
 
     For DDP, which keeps the model's parameters. fully_shard() replaces them: call this on the sharded
     model."""
-    named = [(policy.clean_name(name), parameter) for name, parameter in model.named_parameters()]
+    named = list(policy.named_parameters(internals.unwrapped(model)))
     classes = {row.name: row.class_ for row in policy.classify(named, layers, rules)}
     compressed = {id(p): name for name, p in named if classes[name] == "compressed" and p.requires_grad}
     if groups is None:
@@ -193,7 +193,7 @@ def _prepare(
 ) -> tuple[Compressed, Wrapper]:
     """Returns a Compressed without its hooks, and the wrapper that has them. unknown: the error text on an
     unknown option, or None. Collective."""
-    model = internals.uncompiled(model)  # torch.compile()'s wrapper
+    model = internals.unwrapped(model)
     staging: Staging | None = None
     group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
     wrapper: Wrapper | None = None
@@ -231,9 +231,7 @@ def _prepare(
         group = None if isinstance(wrapper, managed.Wrapper) else _all_of(wrapper)
         mine = _describe(model, wrapper, options)
         mine["options"]["optimizer is given"] = optimizer is not None
-        mine["fresh"] = first_words.look_fresh(
-            mine["rows"], ((policy.clean_name(name), p) for name, p in model.named_parameters())
-        )
+        mine["fresh"] = first_words.look_fresh(mine["rows"], policy.named_parameters(model))
         settings = Options(**options)
         if wrapper.is_managed and settings.parameters is not None:
             raise Error(
@@ -361,9 +359,7 @@ def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any])
 def _named(model: torch.nn.Module, wrapper: Wrapper) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields (name, parameter) of all parameters. FSDP1 only has pieces; meta tensors of the whole shape
     replace them."""
-    real: dict[str, torch.Tensor] = {
-        policy.clean_name(name): parameter for name, parameter in model.named_parameters()
-    }
+    real: dict[str, torch.Tensor] = dict(policy.named_parameters(model))
     for parameter in wrapper.parameters():
         whole = real.get(parameter.name)
         if whole is None or tuple(whole.shape) != parameter.shape:

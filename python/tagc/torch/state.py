@@ -382,7 +382,7 @@ def _about(state: State) -> dict[str, Any]:
 def _keepers(state: State, saved: Set[str] = frozenset()) -> list[Keeper]:
     """Returns keepers of trainable parameters, and of frozen ones that still have a residual, here or in the
     checkpoint."""
-    frozen = {policy.clean_name(name) for name, p in state.model.named_parameters() if not p.requires_grad}
+    frozen = {name for name, p in policy.named_parameters(state.model) if not p.requires_grad}
     found = []
     for unit, parameters, n_chunks, place in state.keepers():
         held = saved | unit.names_of_residuals() if frozen else ()

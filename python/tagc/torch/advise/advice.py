@@ -59,7 +59,7 @@ def advise(
     elements they should have, and what to write), "reason", "text", "rows" (each way to communicate: seconds
     of gradients, parameters, and a step), "link", "codec", "measured", and "local" (with `every`: "choice",
     "verdict", "every", "bits" per parameter and step, "exchange_s", "step_s", "reason"; else None)."""
-    model = internals.uncompiled(model)  # torch.compile()'s wrapper
+    model = internals.unwrapped(model)
     group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
     failure: Exception | None = None
     mine: dict[str, Any] = {}

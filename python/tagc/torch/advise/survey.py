@@ -141,7 +141,9 @@ def look(model: Any, kind: str, between: dist.ProcessGroup | None = None) -> tup
         gather = _short(model.mixed_precision.param_dtype)
     else:
         trained: Named = [
-            (name, parameter.shape) for name, parameter in model.named_parameters() if parameter.requires_grad
+            (name, parameter.shape)
+            for name, parameter in policy.named_parameters(model)
+            if parameter.requires_grad
         ]
         units, group, reduce, gather = _shared_out(trained, BUCKET_BYTES), model.process_group, None, None
         n_gathers = [0] * len(units)

@@ -388,9 +388,17 @@ def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> Any:
         return None
 
 
-def uncompiled(model: Any) -> Any:
-    """Returns the model within torch.compile()'s wrapper."""
-    return _find(model, "OptimizedModule._orig_mod", model)
+def unwrapped(model: Any) -> Any:
+    """Returns the model within the wrappers of torch.compile() and of Lightning's Fabric, which exchange
+    nothing."""
+    while True:
+        kind = type(model).__name__
+        if kind == "OptimizedModule":
+            model = _get(model, "OptimizedModule._orig_mod")
+        elif kind == "_FabricModule":  # Fabric has no public name for what it calls
+            model = model._forward_module
+        else:
+            return model
 
 
 def n_changes(tensor: torch.Tensor) -> int:

@@ -342,12 +342,10 @@ class Wrapper(AnyWrapper):
             )
         self._parameters: dict[int, layouts.Parameter] = {}  # by id of the model's
         self._frozen: dict[int, layouts.Parameter] = {}
-        for name, parameter in model.named_parameters():
+        for name, parameter in policy.named_parameters(model):
             if not internals.is_ignored_by_ddp(parameter):
                 found = self._parameters if parameter.requires_grad else self._frozen
-                found[id(parameter)] = layouts.Parameter(
-                    policy.clean_name(name), tuple(parameter.shape), "dense"
-                )
+                found[id(parameter)] = layouts.Parameter(name, tuple(parameter.shape), "dense")
 
     def _is_known(self, _state: Any) -> bool:
         """Returns whether that is the state of a hook that tagc replaces."""

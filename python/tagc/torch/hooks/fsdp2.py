@@ -40,7 +40,7 @@ class Module:
     def name_parameters(self, names: Mapping[int, str]) -> None:
         """Names the parameters. names: id of a parameter of the model -> its name."""
         self.parameters = [
-            parameter._replace(name=policy.clean_name(names[id(sharded)]))
+            parameter._replace(name=names[id(sharded)])
             for parameter, sharded in zip(self.parameters, self.group.sharded_parameters)
         ]
 
@@ -203,7 +203,7 @@ def modules_of(model: torch.nn.Module) -> list[Module]:
         for _, module in modules:
             # after a forward pass alone the root's parameters are still whole, and not the optimizer's
             module.reshard()
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in policy.named_parameters(model)}
     for modules in lists.values():
         name, groups = (
             "-".join(dict.fromkeys((modules[0][0], modules[-1][0]))),

@@ -150,7 +150,7 @@ class Site:
                 )
 
     def _find_trained(self) -> list[Trained]:
-        names = {id(parameter): policy.clean_name(name) for name, parameter in self.model.named_parameters()}
+        names = {id(parameter): name for name, parameter in policy.named_parameters(self.model)}
         stepped = self._stepped()
         if strange := sum(key not in names for key in stepped):
             raise Error(
@@ -187,11 +187,7 @@ class Site:
     def check_trained(self) -> None:
         """Raises Error where another parameter is trained by now."""
         if new := self._stepped() - {id(one.parameter) for one in self.trained}:
-            names = [
-                policy.clean_name(name)
-                for name, parameter in self.model.named_parameters()
-                if id(parameter) in new
-            ]
+            names = [name for name, one in policy.named_parameters(self.model) if id(one) in new]
             raise Error(
                 "state",
                 f"{', '.join(sorted(names)[:3]) or 'a parameter'} was not trained when LocalSteps was made, "

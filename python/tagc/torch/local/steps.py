@@ -110,7 +110,7 @@ class LocalSteps:
             "timeout_s": timeout_s,
         }
         said = options.unknown_option(LocalSteps, unknown)
-        self.model: torch.nn.Module = internals.uncompiled(model)
+        self.model: torch.nn.Module = internals.unwrapped(model)
         mine = self._prepare(optimizer, between, manager, chosen, on_exchange, said)
         rows = mine["rows"]
         self._kinds = {row.name: row.class_ for row in rows}

@@ -127,15 +127,15 @@ class Moments:
         """Returns id -> name of those of that class that are trained."""
         kinds = {parameter.name: parameter.kind for parameter in self._wrapper.parameters()}
         found = {}
-        for name, parameter in self._model.named_parameters():
-            if policy.clean_name(name) not in kinds and self._wrapper.name == "fsdp1":
+        for name, parameter in policy.named_parameters(self._model):
+            if name not in kinds and self._wrapper.name == "fsdp1":
                 raise Error(
                     "unsupported",
                     f"{name} holds parameters of several kinds: wrap the model with use_orig_params=True "
                     "for parameter groups",
                 )
-            if kinds.get(policy.clean_name(name)) == kind and parameter.requires_grad:
-                found[id(parameter)] = policy.clean_name(name)
+            if kinds.get(name) == kind and parameter.requires_grad:
+                found[id(parameter)] = name
         return found
 
     def _is_long_after_all(self, optimizer: torch.optim.Optimizer, ids: set[int]) -> None:

@@ -11,11 +11,14 @@ Names are read from the innermost module outwards. So `layers.0.self_attn.o_proj
 
 from __future__ import annotations
 
+import collections
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
+
+import torch
 
 from tagc import Error
 
@@ -28,7 +31,7 @@ LAYERS = ("non-attention-linear", "all", "none")
 # of width 32 are larger than this.
 MIN_ELEMS = 4096
 
-# Parts of names that FSDP1, activation checkpointing and torch.compile insert. DDP prepends "module".
+# Parts of names that FSDP1, activation checkpointing and torch.compile insert.
 _WRAPPERS = {"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"}
 
 _WEIGHT = re.compile(r"^(weight(_[gv])?|kernel|original\d?|parametrizations)$")
@@ -67,11 +70,16 @@ class Row(NamedTuple):
 
 
 def clean_name(name: str) -> str:
-    """Returns the parameter's name in the model itself, without wrappers."""
-    words = [word for word in name.split(".") if word not in _WRAPPERS]
-    while len(words) > 1 and words[0] == "module":
-        words.pop(0)
-    return ".".join(words) or name
+    """Returns the name without the parts that _WRAPPERS lists."""
+    return ".".join(word for word in name.split(".") if word not in _WRAPPERS) or name
+
+
+def named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yields (name, parameter) of all parameters of a model, with their names in the model itself. DDP puts
+    "module." before each; where it did not, a "module" is the user's own."""
+    prefix = "module." if isinstance(model, torch.nn.parallel.DistributedDataParallel) else ""
+    for name, parameter in model.named_parameters():
+        yield clean_name(name.removeprefix(prefix)), parameter
 
 
 def classify(
@@ -85,6 +93,7 @@ def classify(
     `rules`, {pattern: class}, are tried first, in order; then `layers`: one of LAYERS or a callable (name,
     parameter) -> class. An Error names what is not allowed, including a rule without effect."""
     named = [(_name(name), what, _shape(name, what)) for name, what in parameters]
+    _check_unique([name for name, _, _ in named])
     if not callable(layers) and layers not in LAYERS:
         raise Error(
             "argument",
@@ -124,6 +133,17 @@ def _name(name: str) -> str:
             "argument", f"the name of a parameter is {name!r}, it has to be a string with something in it"
         )
     return clean_name(name)
+
+
+def _check_unique(names: list[str]) -> None:
+    """Raises an Error if two parameters have one name, by which residuals and checkpoints know them."""
+    if twice := next((name for name, n in collections.Counter(names).items() if n > 1), None):
+        raise Error(
+            "argument",
+            f"two parameters are called {twice} once tagc leaves out the parts of names that torch's "
+            f"wrappers insert ({', '.join(sorted(_WRAPPERS))}): rename the module of yours that is called "
+            "like one",
+        )
 
 
 def _shape(name: str, what: Any) -> tuple[int, ...]:
