@@ -25,6 +25,8 @@
  *   - Functions that return tagc_status report errors through it. After a failure, tagc_last_error() describes
  *     the argument, its value and what is allowed. It is per thread.
  *   - When a _create function fails, *out is NULL. Each _destroy function accepts NULL.
+ *   - A comm, its reducers, its gatherers and its local group may be destroyed in any order. tagc_comm_destroy says what
+ *     is left of a reducer whose comm is gone. The objects of tagc/device.h have an order, which that file gives.
  *   - Objects are not locked. Only one thread at a time may use an object. Different threads may use different
  *     objects of one comm if the transport has TAGC_TRANSPORT_LANES.
  *   - Structs of options and statistics start with struct_bytes, their size in the caller's header. Always call
@@ -156,7 +158,7 @@ TAGC_API void tagc_comm_options_init_sized(tagc_comm_options *options, size_t st
 #define tagc_comm_options_init(options) tagc_comm_options_init_sized((options), sizeof *(options))
 
 /* Ranks that are threads of one process. One thread creates the group; then each thread creates its own comm.
- * world_size is in [1, 1024]. Destroy the group after its comms. */
+ * world_size is in [1, 1024]. If the group is destroyed before its comms, they go on as before. */
 typedef struct tagc_local_group tagc_local_group;
 TAGC_API tagc_status tagc_local_group_create(int world_size, tagc_local_group **out);
 TAGC_API void tagc_local_group_destroy(tagc_local_group *group);
@@ -183,7 +185,12 @@ TAGC_API tagc_status tagc_comm_barrier(tagc_comm *comm);
  * whole job (MPI_Abort). Afterwards the comm can only be destroyed. */
 TAGC_API void tagc_comm_abort(tagc_comm *comm, const char *reason);
 
-/* Destroy the comm's reducers and gatherers first. */
+/* Waits for the steps and gathers that are in progress, then ends the threads and the connection. When it returns, the
+ * transport no longer uses what the caller gave it: the context of a callback, the MPI communicator.
+ *
+ * Reducers and gatherers of the comm may still exist. Their _end returns the result of a step that was in progress, the
+ * residual and the replica can be read, saved and loaded, and _destroy works as before. Their _begin returns
+ * TAGC_ERR_STATE. The comm itself must not be used any more. */
 TAGC_API void tagc_comm_destroy(tagc_comm *comm);
 
 /* Returns the time of the monotonic clock that events and statistics use. */

@@ -94,9 +94,8 @@ static tagc_status make_residual(tagc_reducer *r) {
 
 static tagc_status check_beside(const tagc_reducer *r) {
     if (!r->exchange->takes_beside)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %d (%s), and %s %d (%s) alone",
-                         r->options.exchange, tagc_exchange_names[r->options.exchange], r->beside->only,
-                         TAGC_EXCHANGE_DIRECT, tagc_exchange_names[TAGC_EXCHANGE_DIRECT]);
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %s, but %s support only direct",
+                         tagc_exchange_names[r->options.exchange], r->beside->name);
     if (r->options.ranks_per_host != 1)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "ranks_per_host is %d, must be 1 with %s",
                          r->options.ranks_per_host, r->beside->name);
@@ -115,6 +114,7 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_beside *beside, ta
     TAGC_TRY(tagc_memory_create(sizeof(tagc_reducer), "reducer", &memory));
     tagc_reducer *r = *out = memory;
     r->comm = comm;
+    tagc_comm_hold(comm);
     r->arrays = arrays;
     r->beside = beside;
     r->options = checked;
@@ -156,6 +156,7 @@ void tagc_reducer_destroy(tagc_reducer *r) {
     destroy_residual(r);
     tagc_pool_destroy(r->pool);
     destroy_state(r);
+    tagc_comm_let_go(r->comm);
     tagc_memory_destroy(r);
 }
 
@@ -268,6 +269,7 @@ tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *ou
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
     TAGC_TRY(check_not_by_caller(r));
     TAGC_TRY(tagc_reducer_check_arrays(r, gradient, output));
+    TAGC_TRY(tagc_comm_check_open(r->comm));
     r->now.gradient = gradient;
     r->now.output = output;
     r->now.number++;
@@ -313,8 +315,8 @@ tagc_status tagc_reducer_set_sparsity(tagc_reducer *r, double sparsity) {
     if (!(sparsity >= 0 && sparsity <= 1))
         return tagc_fail(TAGC_ERR_ARGUMENT, "sparsity is %.10g, must be in [0, 1]", sparsity);
     if (sparsity > 0 && r->options.exchange == TAGC_EXCHANGE_DENSE)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "sparsity is %.10g, and exchange %d (dense) has only 0",
-                         sparsity, TAGC_EXCHANGE_DENSE);
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "sparsity is %.10g, but exchange dense supports only 0",
+                         sparsity);
     if (sparsity > 0 && r->options.rotate)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "sparsity is %.10g and rotate is 1, which needs sparsity 0",
                          sparsity);

@@ -205,7 +205,7 @@ static void *comm_main(void *arg) {
     double moved_s = 0; /* bytes, of any transfer */
     pthread_mutex_lock(&comm->lock);
     for (;;) {
-        while (!comm->posted && !waiting && !active && !comm->stopping)
+        while (!comm->posted && !waiting && !active && !comm->has_last_ticket)
             pthread_cond_wait(&comm->wake, &comm->lock);
         if (!comm->posted && !waiting && !active) break;
         take_posted(comm, &waiting);
@@ -335,7 +335,7 @@ static void init_locks(tagc_comm *comm) {
     pthread_condattr_destroy(&monotonic);
 }
 
-/* End the jobs first: they may still wait for tickets. */
+/* The jobs end first: they may still post tickets and wait for them. */
 static void stop_threads(tagc_comm *comm) {
     pthread_mutex_lock(&comm->lock);
     comm->stopping = 1;
@@ -344,6 +344,7 @@ static void stop_threads(tagc_comm *comm) {
     for (int i = 0; i < TAGC_N_WORKERS; i++)
         if (comm->workers[i].is_started) pthread_join(comm->workers[i].thread, NULL);
     pthread_mutex_lock(&comm->lock);
+    comm->has_last_ticket = 1;
     pthread_cond_signal(&comm->wake);
     pthread_mutex_unlock(&comm->lock);
     if (comm->is_started) pthread_join(comm->comm_thread, NULL);
@@ -424,9 +425,34 @@ void tagc_comm_abort(tagc_comm *comm, const char *reason) {
     comm->ops->abort(comm->context, reason);
 }
 
+void tagc_comm_hold(tagc_comm *comm) {
+    pthread_mutex_lock(&comm->lock);
+    comm->n_users++;
+    pthread_mutex_unlock(&comm->lock);
+}
+
+void tagc_comm_let_go(tagc_comm *comm) {
+    pthread_mutex_lock(&comm->lock);
+    int is_last = --comm->n_users == 0 && comm->is_closed;
+    pthread_mutex_unlock(&comm->lock);
+    if (is_last) release(comm);
+}
+
+tagc_status tagc_comm_check_open(tagc_comm *comm) {
+    pthread_mutex_lock(&comm->lock);
+    int is_closed = comm->is_closed;
+    pthread_mutex_unlock(&comm->lock);
+    return is_closed ? tagc_fail(TAGC_ERR_STATE, "begin after tagc_comm_destroy: the comm is gone") : TAGC_OK;
+}
+
+/* The transport ends here in any case, because the caller may free what it uses. */
 void tagc_comm_destroy(tagc_comm *comm) {
     if (!comm) return;
     stop_threads(comm);
     comm->ops->destroy(comm->context);
-    release(comm);
+    pthread_mutex_lock(&comm->lock);
+    comm->is_closed = 1;
+    int is_last = comm->n_users == 0;
+    pthread_mutex_unlock(&comm->lock);
+    if (is_last) release(comm);
 }

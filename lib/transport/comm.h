@@ -92,6 +92,13 @@ void tagc_comm_submit_gather(tagc_comm *comm, tagc_job *job);
 tagc_status tagc_comm_join(tagc_comm *comm, tagc_job *job);
 int tagc_comm_has_ended(tagc_comm *comm, const tagc_job *job); /* 1 when _join would not block */
 
+/* A reducer or gatherer holds its comm, so that the caller may destroy them in any order. After tagc_comm_destroy the
+ * comm is closed: it has no threads and no transport, and the last _let_go frees it. */
+void tagc_comm_hold(tagc_comm *comm);
+void tagc_comm_let_go(tagc_comm *comm);
+/* TAGC_ERR_STATE if the comm is closed: a job that is submitted now would never run. */
+tagc_status tagc_comm_check_open(tagc_comm *comm);
+
 int tagc_comm_has_lanes(const tagc_comm *comm);
 /* Does nothing if no trace function is set. */
 void tagc_comm_trace(tagc_comm *comm, const char *stream, const char *name, double start_s, double end_s,

@@ -40,8 +40,12 @@ struct tagc_comm {
     uint64_t n_done; /* tickets */
     tagc_spares *spares;
 
-    int stopping;
-    int is_started; /* the comm thread; the creator's */
+    int n_users; /* reducers and gatherers made from it */
+    int is_closed; /* destroyed by the caller: threads and transport are gone, and n_users still need the rest */
+
+    int stopping;        /* of the workers: no more jobs come */
+    int has_last_ticket; /* of the comm thread: the workers have ended, so that no more tickets come */
+    int is_started;      /* the comm thread; the creator's */
     pthread_t comm_thread;
 
     /* The caller's collective call, of which there is one at a time; not guarded. */

@@ -45,6 +45,8 @@ typedef struct local_rank {
 struct tagc_local_group {
     int world_size;
     pthread_mutex_t lock;
+    int n_comms;           /* that exist */
+    int is_destroyed;      /* by the caller; its last comm frees it */
     pthread_cond_t copied; /* a request's n_copying fell to 0 */
     int broken;            /* for good, by `error` */
     char error[TAGC_ERROR_TEXT_BYTES];
@@ -243,16 +245,25 @@ static void local_abort(void *context, const char *reason) {
     pthread_mutex_unlock(&self->group->lock);
 }
 
+static void free_group(tagc_local_group *group) {
+    pthread_cond_destroy(&group->copied);
+    pthread_mutex_destroy(&group->lock);
+    tagc_memory_destroy(group);
+}
+
 static void local_destroy(void *context) {
     local_rank *self = context;
-    pthread_mutex_lock(&self->group->lock);
-    self->left = 1;
-    pthread_mutex_unlock(&self->group->lock);
+    tagc_local_group *group = self->group;
     for (request *next, *pooled = self->pool; pooled; pooled = next) {
         next = pooled->next;
         tagc_memory_destroy(pooled);
     }
     self->pool = NULL;
+    pthread_mutex_lock(&group->lock);
+    self->left = 1;
+    int is_last = --group->n_comms == 0 && group->is_destroyed;
+    pthread_mutex_unlock(&group->lock);
+    if (is_last) free_group(group);
 }
 
 static const tagc_transport_ops local_ops = {
@@ -290,9 +301,11 @@ tagc_status tagc_local_group_create(int world_size, tagc_local_group **out) {
 
 void tagc_local_group_destroy(tagc_local_group *group) {
     if (!group) return;
-    pthread_cond_destroy(&group->copied);
-    pthread_mutex_destroy(&group->lock);
-    tagc_memory_destroy(group);
+    pthread_mutex_lock(&group->lock);
+    group->is_destroyed = 1;
+    int is_last = group->n_comms == 0;
+    pthread_mutex_unlock(&group->lock);
+    if (is_last) free_group(group);
 }
 
 tagc_status tagc_comm_create_local(tagc_local_group *group, int rank, const tagc_comm_options *options,
@@ -306,12 +319,14 @@ tagc_status tagc_comm_create_local(tagc_local_group *group, int rank, const tagc
     pthread_mutex_lock(&group->lock);
     int taken = self->attached;
     self->attached = 1;
+    group->n_comms += !taken;
     pthread_mutex_unlock(&group->lock);
     if (taken) return tagc_fail(TAGC_ERR_STATE, "rank %d of this group already has a comm", rank);
     tagc_status status = tagc_comm_create(&local_ops, self, rank, group->world_size, options, out);
     if (status == TAGC_OK) return TAGC_OK;
     pthread_mutex_lock(&group->lock);
     self->attached = 0;
+    group->n_comms--;
     pthread_mutex_unlock(&group->lock);
     return status;
 }

@@ -74,6 +74,7 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_gather_beside *bes
     TAGC_TRY(tagc_memory_create(sizeof(tagc_gatherer), "gatherer", &memory));
     tagc_gatherer *g = *out = memory;
     g->comm = comm;
+    tagc_comm_hold(comm);
     tagc_arena arena = {0};
     TAGC_TRY(tagc_gatherer_lay_out(g, options, tagc_comm_world_size(comm), tagc_comm_rank(comm), &arena));
     TAGC_TRY(tagc_memory_create(arena.n_bytes, "gatherer buffer", &g->arena));
@@ -227,6 +228,7 @@ tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, float *ful
         TAGC_TRY(g->arrays->check(g->arrays->heap.context, shard, "shard"));
         TAGC_TRY(g->arrays->check(g->arrays->heap.context, full, "full"));
     }
+    TAGC_TRY(tagc_comm_check_open(g->comm));
     g->own = shard;
     g->full = full;
     g->begun = 1;
@@ -287,6 +289,7 @@ void tagc_gatherer_destroy(tagc_gatherer *g) {
     if (g->begun) (void)tagc_gatherer_end(g);
     if (g->beside) g->beside->end(g);
     tagc_pool_destroy(g->pool);
+    tagc_comm_let_go(g->comm);
     tagc_memory_destroy(g->arena);
     tagc_memory_destroy(g);
 }

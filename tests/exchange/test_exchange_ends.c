@@ -1,0 +1,219 @@
+/* A comm, what was made of it, and its group end in any order: what a reducer and a gatherer still do without their comm, and
+ * that nothing of a transport is used any more. Sanitizers see the memory. */
+#include "../meeting.h"
+#include "paper.h"
+#include "ranks.h"
+
+enum { SHARD = 256 };
+
+/* What is under way when the comm is destroyed, and whether it is ended before its reducer is destroyed. */
+typedef enum ends_moment { AT_REST, UNDER_WAY, UNDER_WAY_NOT_ENDED, N_MOMENTS } ends_moment;
+
+typedef struct ends_case {
+    int exchange, delta;
+    ends_moment moment;
+} ends_case;
+
+typedef struct arrays {
+    float *gradient, *full; /* (W, SHARD) */
+    float *output, *expected, *shard;
+} arrays;
+
+static void make_arrays(const rank_run *run, arrays *a) {
+    size_t n = (size_t)run->world_size * SHARD;
+    *a = (arrays){malloc(n * sizeof(float)), calloc(n, sizeof(float)), calloc(SHARD, sizeof(float)),
+                  calloc(SHARD, sizeof(float)), calloc(SHARD, sizeof(float))};
+    for (size_t i = 0; i < n; i++) a->gradient[i] = random_gradient(1, run->rank, i);
+    for (size_t i = 0; i < SHARD; i++) a->shard[i] = random_gradient(2, run->rank, i);
+}
+
+static void free_arrays(arrays *a) {
+    free(a->gradient);
+    free(a->full);
+    free(a->output);
+    free(a->expected);
+    free(a->shard);
+}
+
+/* ---- reducers ---- */
+
+static void check_reducer_alone(rank_run *run, tagc_reducer *reducer, const arrays *a) {
+    uint64_t n, n_bytes = tagc_reducer_state_bytes(reducer);
+    int done;
+    CHECK(run, tagc_reducer_begin(reducer, a->gradient, a->output) == TAGC_ERR_STATE);
+    CHECK(run, strstr(tagc_last_error(), "begin after tagc_comm_destroy"));
+    CHECK(run, tagc_reducer_run(reducer, a->gradient, a->output, NULL) == TAGC_ERR_STATE);
+    CHECK(run, tagc_reducer_end(reducer, NULL) == TAGC_ERR_STATE); /* nothing has begun */
+    CHECK(run, tagc_reducer_test(reducer, &done) == TAGC_ERR_STATE);
+    if (!tagc_reducer_residual(reducer, &n)) return;
+    float first = tagc_reducer_residual(reducer, &n)[0];
+    char *saved = malloc(n_bytes);
+    CHECK(run, tagc_reducer_state_save(reducer, saved, n_bytes) == TAGC_OK);
+    CHECK(run, tagc_reducer_scale_residual(reducer, 0.5) == TAGC_OK);
+    CHECK(run, tagc_reducer_state_load(reducer, saved, n_bytes) == TAGC_OK);
+    CHECK(run, tagc_reducer_residual(reducer, &n)[0] == first);
+    CHECK(run, tagc_reducer_set_sparsity(reducer, 0.5) == TAGC_OK);
+    free(saved);
+}
+
+static void reducer_body(rank_run *run) {
+    const ends_case *c = run->shared;
+    tagc_reducer *reducer = NULL, *other = NULL;
+    tagc_reducer_options options;
+    arrays a;
+    make_arrays(run, &a);
+    tagc_reducer_options_init(&options);
+    options.n_elems = (uint64_t)run->world_size * SHARD;
+    options.exchange = c->exchange;
+    options.n_threads = 2;
+    CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK);
+    CHECK(run, tagc_reducer_create(run->comm, &options, &other) == TAGC_OK); /* shares its spares */
+    CHECK(run, tagc_reducer_run(other, a.gradient, a.expected, NULL) == TAGC_OK);
+    if (c->moment != AT_REST) CHECK(run, tagc_reducer_begin(reducer, a.gradient, a.output) == TAGC_OK);
+    tagc_comm_destroy(run->comm);
+    run->comm = NULL;
+    if (c->moment == UNDER_WAY) {
+        CHECK(run, tagc_reducer_end(reducer, NULL) == TAGC_OK);
+        CHECK(run, memcmp(a.output, a.expected, SHARD * sizeof(float)) == 0);
+    }
+    if (c->moment != UNDER_WAY_NOT_ENDED) check_reducer_alone(run, reducer, &a);
+    tagc_reducer_destroy(reducer);
+    check_reducer_alone(run, other, &a);
+    tagc_reducer_destroy(other);
+    free_arrays(&a);
+}
+
+static void test_reducers_after_their_comm(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    static const int exchanges[] = {TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_PACKED};
+    for (size_t i = 0; i < sizeof exchanges / sizeof exchanges[0]; i++)
+        for (ends_moment moment = AT_REST; moment < N_MOMENTS; moment++) {
+            ends_case c = {.exchange = exchanges[i], .moment = moment};
+            run_ranks(1, reducer_body, &c, NULL, runs);
+            run_ranks(3, reducer_body, &c, NULL, runs);
+        }
+}
+
+/* ---- gatherers ---- */
+
+static void gatherer_body(rank_run *run) {
+    const ends_case *c = run->shared;
+    tagc_gatherer *gatherer = NULL;
+    tagc_gatherer_options options;
+    uint64_t n_gathers;
+    arrays a;
+    make_arrays(run, &a);
+    tagc_gatherer_options_init(&options);
+    options.n_elems = (uint64_t)run->world_size * SHARD;
+    options.delta = c->delta;
+    options.format = c->delta ? TAGC_FORMAT_INT4 : TAGC_FORMAT_FP32;
+    options.n_threads = 2;
+    CHECK(run, tagc_gatherer_create(run->comm, &options, &gatherer) == TAGC_OK);
+    CHECK(run, tagc_gatherer_begin(gatherer, a.shard, a.full) == TAGC_OK);
+    if (c->moment == AT_REST) CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
+    tagc_comm_destroy(run->comm);
+    run->comm = NULL;
+    if (c->moment == UNDER_WAY) CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
+    if (c->moment != UNDER_WAY_NOT_ENDED) {
+        CHECK(run, tagc_gatherer_begin(gatherer, a.shard, a.full) == TAGC_ERR_STATE);
+        CHECK(run, strstr(tagc_last_error(), "begin after tagc_comm_destroy"));
+        CHECK(run, tagc_gatherer_replica(gatherer, &n_gathers) == (c->delta ? a.full : NULL));
+        CHECK(run, n_gathers == (c->delta ? 1 : 0));
+        if (!c->delta) CHECK(run, a.full[run->rank * SHARD + 7] == a.shard[7]);
+    }
+    tagc_gatherer_destroy(gatherer);
+    free_arrays(&a);
+}
+
+static void test_gatherers_after_their_comm(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    for (int delta = 0; delta < 2; delta++)
+        for (ends_moment moment = AT_REST; moment < N_MOMENTS; moment++) {
+            ends_case c = {.delta = delta, .moment = moment};
+            run_ranks(1, gatherer_body, &c, NULL, runs);
+            run_ranks(3, gatherer_body, &c, NULL, runs);
+        }
+}
+
+/* ---- what transports use ---- */
+
+typedef struct seats {
+    meeting meeting;
+    pthread_t threads[2];
+    rank_run runs[2];
+} seats;
+
+/* The caller frees the context of its function between its comm and its reducer. */
+static void *seat_main(void *arg) {
+    rank_run *run = arg;
+    seats *all = run->shared;
+    seat *own = malloc(sizeof *own);
+    *own = (seat){&all->meeting, run->rank, 2};
+    tagc_reducer *reducer = NULL;
+    tagc_reducer_options options;
+    arrays a;
+    make_arrays(run, &a);
+    tagc_reducer_options_init(&options);
+    options.n_elems = 2 * SHARD;
+    CHECK(run, tagc_comm_create_callback(&meeting_ops, own, run->rank, 2, NULL, &run->comm) == TAGC_OK);
+    CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK);
+    CHECK(run, tagc_reducer_begin(reducer, a.gradient, a.output) == TAGC_OK);
+    tagc_comm_destroy(run->comm);
+    free(own);
+    CHECK(run, tagc_reducer_end(reducer, NULL) == TAGC_OK);
+    check_reducer_alone(run, reducer, &a);
+    tagc_reducer_destroy(reducer);
+    free_arrays(&a);
+    return NULL;
+}
+
+static void test_a_callback_is_not_called_again(void **state) {
+    (void)state;
+    seats all;
+    pthread_barrier_init(&all.meeting.barrier, NULL, 2);
+    for (int r = 0; r < 2; r++) {
+        all.runs[r] = (rank_run){.rank = r, .world_size = 2, .shared = &all};
+        assert_int_equal(pthread_create(&all.threads[r], NULL, seat_main, &all.runs[r]), 0);
+    }
+    for (int r = 0; r < 2; r++) pthread_join(all.threads[r], NULL);
+    for (int r = 0; r < 2; r++) assert_string_equal(all.runs[r].failure, "");
+    pthread_barrier_destroy(&all.meeting.barrier);
+}
+
+/* The group goes first, and its comms work on; the last of them takes the group with it. */
+static void test_a_group_before_its_comms(void **state) {
+    (void)state;
+    tagc_local_group *group;
+    tagc_comm *comms[2];
+    tagc_reducer *reducer;
+    tagc_reducer_options options;
+    float gradient[SHARD] = {1}, output[SHARD];
+    assert_int_equal(tagc_local_group_create(2, &group), TAGC_OK);
+    for (int r = 0; r < 2; r++) assert_int_equal(tagc_comm_create_local(group, r, NULL, &comms[r]), TAGC_OK);
+    tagc_local_group_destroy(group);
+    for (int r = 0; r < 2; r++) tagc_comm_destroy(comms[r]);
+
+    assert_int_equal(tagc_local_group_create(1, &group), TAGC_OK);
+    assert_int_equal(tagc_comm_create_local(group, 0, NULL, &comms[0]), TAGC_OK);
+    tagc_local_group_destroy(group);
+    tagc_reducer_options_init(&options);
+    options.n_elems = SHARD;
+    options.exchange = TAGC_EXCHANGE_DENSE;
+    assert_int_equal(tagc_reducer_create(comms[0], &options, &reducer), TAGC_OK);
+    assert_int_equal(tagc_reducer_run(reducer, gradient, output, NULL), TAGC_OK);
+    assert_true(output[0] == 1);
+    tagc_comm_destroy(comms[0]);
+    tagc_reducer_destroy(reducer);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reducers_after_their_comm),
+        cmocka_unit_test(test_gatherers_after_their_comm),
+        cmocka_unit_test(test_a_callback_is_not_called_again),
+        cmocka_unit_test(test_a_group_before_its_comms),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
