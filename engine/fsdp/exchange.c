@@ -110,8 +110,8 @@ static tagc_status check_change(const tagc_fsdp *f, int flat, const tagc_reducer
     if (f->options.sharding == TAGC_SHARD_HYBRID && options->exchange != TAGC_EXCHANGE_DENSE &&
         options->exchange != TAGC_EXCHANGE_DIRECT)
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "exchange is %d, hybrid sharding has %d (dense) and %d (direct)", options->exchange,
-                         TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT);
+                         "exchange is %d, but hybrid sharding supports only dense (%d) and direct (%d)",
+                         options->exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT);
     return TAGC_OK;
 }
 

@@ -53,35 +53,52 @@ static tagc_status check_int(const char *name, int value, int min, int max) {
     return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %d, allowed is %d to %d", name, value, min, max);
 }
 
+/* Of an enum whose values 0, 1, ... are called names (n). */
+static tagc_status check_choice(const char *name, int value, const char *const *names, int n) {
+    char allowed[160];
+    int n_chars = 0;
+    if (value >= 0 && value < n) return TAGC_OK;
+    for (int i = 0; i < n && n_chars < (int)sizeof allowed; i++)
+        n_chars += snprintf(allowed + n_chars, sizeof allowed - (size_t)n_chars, "%s%s (%d)",
+                            i == 0       ? ""
+                            : i == n - 1 ? " or "
+                                         : ", ",
+                            names[i], i);
+    return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %d, allowed is %s", name, value, allowed);
+}
+
 static tagc_status check_real(const char *name, double value, int allowed, const char *range) {
     if (isfinite(value) && allowed) return TAGC_OK;
     return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %g, allowed is %s", name, value, range);
 }
 
 tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
-    TAGC_TRY(check_int("sharding", o->sharding, TAGC_SHARD_FULL, TAGC_SHARD_HYBRID));
+    static const char *const shardings[] = {"full", "grad", "none", "hybrid"};
+    static const char *const wraps[] = {"stage", "matrix"};
+    static const char *const policies[] = {"none", "non_attention_linear", "paper", "all", "names"};
+    static const char *const gathers[] = {"fp32", "bf16", "int8", "delta8", "delta4", "delta2"};
+    TAGC_TRY(check_choice("sharding", o->sharding, shardings, TAGC_SHARD_HYBRID + 1));
     if (o->mild.exchange != -1 && o->mild.exchange != TAGC_EXCHANGE_DENSE &&
         o->mild.exchange != TAGC_EXCHANGE_DIRECT)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "mild.exchange is %d, allowed is -1 (as the reducer's), %d (dense) or %d (direct)",
                          o->mild.exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT);
-    TAGC_TRY(check_int("wrap", o->wrap, TAGC_WRAP_STAGE, TAGC_WRAP_MATRIX));
+    TAGC_TRY(check_choice("wrap", o->wrap, wraps, TAGC_WRAP_MATRIX + 1));
     if (o->bucket_elems > TAGC_MOST_BUCKET_ELEMS)
         return tagc_fail(TAGC_ERR_ARGUMENT, "bucket_elems is %llu, allowed is 0 (off) to %llu",
                          (unsigned long long)o->bucket_elems, (unsigned long long)TAGC_MOST_BUCKET_ELEMS);
     if (o->bucket_elems > 0 && o->wrap != TAGC_WRAP_STAGE)
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "bucket_elems is %llu with wrap %d (matrix), allowed is 0: only stages form buckets",
-                         (unsigned long long)o->bucket_elems, o->wrap);
-    TAGC_TRY(check_int("policy", o->policy, TAGC_POLICY_NONE, TAGC_POLICY_NAMES));
-    TAGC_TRY(check_int("dense_format", o->dense_format, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16));
-    TAGC_TRY(check_int("gather", o->gather, TAGC_GATHER_FP32, TAGC_GATHER_DELTA2));
+                         "bucket_elems is %llu with wrap matrix, allowed is 0: only stages form buckets",
+                         (unsigned long long)o->bucket_elems);
+    TAGC_TRY(check_choice("policy", o->policy, policies, TAGC_POLICY_NAMES + 1));
+    TAGC_TRY(check_choice("dense_format", o->dense_format, tagc_format_names, TAGC_FORMAT_BF16 + 1));
+    TAGC_TRY(check_choice("gather", o->gather, gathers, TAGC_GATHER_DELTA2 + 1));
     if (o->gather >= TAGC_GATHER_DELTA8 && o->sharding != TAGC_SHARD_GRAD)
         return tagc_fail(
             TAGC_ERR_ARGUMENT,
-            "gather is %d (a delta), which sharding %d does not allow: deltas need sharding %d (grad),"
-            " others have %d (fp32), %d (bf16) or %d (int8)",
-            o->gather, o->sharding, TAGC_SHARD_GRAD, TAGC_GATHER_FP32, TAGC_GATHER_BF16, TAGC_GATHER_INT8);
+            "gather is %s, which needs sharding grad, but sharding is %s: allowed is fp32, bf16 or int8",
+            gathers[o->gather], shardings[o->sharding]);
     TAGC_TRY(check_int("gather_check_every", o->gather_check_every, 0, 2147483647));
     TAGC_TRY(check_int("ranks_per_host", o->ranks_per_host, 1, 65536));
     TAGC_TRY(check_int("two_level", o->two_level, 0, 1));
@@ -103,13 +120,14 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     TAGC_TRY(check_real("weight_decay", o->weight_decay, o->weight_decay >= 0, "0 or more"));
     TAGC_TRY(check_real("clip_norm", o->clip_norm, o->clip_norm >= 0, "0 (off) or more"));
     int exchange = o->policy == TAGC_POLICY_NONE ? TAGC_EXCHANGE_DENSE : o->reducer.exchange;
+    TAGC_TRY(check_choice("exchange", exchange, tagc_exchange_names, TAGC_EXCHANGE_DIRECT + 1));
     if (o->sharding == TAGC_SHARD_HYBRID && exchange != TAGC_EXCHANGE_DENSE &&
         exchange != TAGC_EXCHANGE_DIRECT)
         return tagc_fail(
             TAGC_ERR_UNSUPPORTED,
-            "exchange is %d, hybrid sharding has %d (dense) and %d (direct): only direct adds within"
+            "exchange is %s, but hybrid sharding supports only dense and direct: no other adds within"
             " hosts first",
-            exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT);
+            tagc_exchange_names[exchange]);
     if (o->policy == TAGC_POLICY_NAMES && (o->names == NULL || o->names[0] == 0))
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "names is empty, policy by names needs patterns such as h.*.mlp.*");

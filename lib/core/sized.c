@@ -28,8 +28,8 @@ void tagc_sized_init(const tagc_sized *type, void *to, size_t struct_bytes) {
 tagc_status tagc_sized_check(const tagc_sized *type, const void *to) {
     size_t n_bytes = bytes_of(to);
     if (n_bytes >= type->least_bytes && n_bytes <= MOST_BYTES) return TAGC_OK;
-    return tagc_fail(TAGC_ERR_ARGUMENT, "struct_bytes is %zu, of %s must be in [%zu, %d]: call %s_init first",
-                     n_bytes, type->name, type->least_bytes, MOST_BYTES, type->name);
+    return tagc_fail(TAGC_ERR_ARGUMENT, "struct_bytes of %s is %zu, must be in [%zu, %d]: call %s_init first",
+                     type->name, n_bytes, type->least_bytes, MOST_BYTES, type->name);
 }
 
 tagc_status tagc_sized_read(const tagc_sized *type, const void *from, void *to) {
@@ -37,11 +37,11 @@ tagc_status tagc_sized_read(const tagc_sized *type, const void *from, void *to) 
     size_t n_bytes = bytes_of(from);
     for (size_t i = type->n_bytes; i < n_bytes; i++)
         if (((const char *)from)[i] != 0)
-            return tagc_fail(
-                TAGC_ERR_ARGUMENT,
-                "%s is set at byte %zu of %zu, and libtagc %s knows %zu: the caller was compiled "
-                "for a newer one, or did not call %s_init",
-                type->name, i, n_bytes, tagc_version(), type->n_bytes, type->name);
+            return tagc_fail(TAGC_ERR_ARGUMENT,
+                             "%s has %zu bytes and is not zero at byte %zu, but libtagc %s knows only %zu "
+                             "bytes of it: the "
+                             "caller was compiled for a newer libtagc, or did not call %s_init",
+                             type->name, n_bytes, i, tagc_version(), type->n_bytes, type->name);
     memcpy(to, type->defaults, type->n_bytes);
     fill(type, from, to, n_bytes < type->n_bytes ? n_bytes : type->n_bytes);
     memcpy(to, &type->n_bytes, sizeof type->n_bytes);

@@ -21,8 +21,8 @@ struct tagc_gatherer;
 
 /* Beside a direct reducer. A failure is noted in the step (tagc_note_failure). */
 typedef struct tagc_beside {
-    /* For messages: "slots", and "slots are for". */
-    const char *name, *only;
+    /* For messages: "slots". */
+    const char *name;
     /* 1: the caller carries the messages. No phase runs, and nothing below _end is called. */
     int by_caller;
     /* Made when the reducer is laid out, and ended with that layout. _end accepts what is half-made. */

@@ -16,6 +16,8 @@ typedef struct tagc_field {
     /* Bits 1 << tagc_exchange: with these the field means something. With others it must keep its default. */
     int exchanges;
     double min, max, initial;
+    /* Of an enum: what its values 0, 1, ... are called in messages; -1 is the default. Else NULL. */
+    const char *const *names;
 } tagc_field;
 
 #define TAGC_FIELD_MAX_U64 18446744073709551615.0
@@ -30,6 +32,17 @@ typedef struct tagc_own_options {
     /* Replaces defaults that depend on other fields. */
     void (*resolve)(const tagc_reducer_options *options, void *own);
 } tagc_own_options;
+
+/* The value of a field as 8 bytes that are equal if the values are, and these as a number. */
+uint64_t tagc_field_raw(const tagc_field *field, const void *options);
+double tagc_field_number(const tagc_field *field, uint64_t raw);
+
+/* The value as a message shows it: a name where it has one. */
+enum { TAGC_FIELD_TEXT_BYTES = 32 };
+void tagc_field_text(const tagc_field *field, uint64_t raw, char text[TAGC_FIELD_TEXT_BYTES]);
+
+/* TAGC_ERR_ARGUMENT, with the name, the value and what is allowed, for the first field that is out of its range. */
+tagc_status tagc_fields_check(const tagc_field *fields, int n_fields, const void *options);
 
 enum { TAGC_OWN_MAX_FIELDS = 6, TAGC_OWN_MAX_BYTES = 64 };
 

@@ -22,31 +22,39 @@ enum {
 #define MAX_UNIT_ELEMS (65536.0 * (4294967296.0 - 64.0)) /* at the largest world size */
 #define MAX_SHARD (UINT32_MAX - 63)
 
+const char *const tagc_exchange_names[] = {"dense", "sketch", "packed", "direct"};
+const char *const tagc_format_names[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
+static const char *const op_names[] = {"avg", "sum"};
+static const char *const output_names[] = {"shard", "unit", "host_shard"};
+
 /* clang-format off */
 #define REDUCER(name) #name, offsetof(tagc_reducer_options, name)
 static const tagc_field reducer_fields[] = {
-    {REDUCER(n_elems), TAGC_FIELD_U64, 1, ALL, 1, MAX_UNIT_ELEMS, 0},
-    {REDUCER(tag), TAGC_FIELD_U64, 0, ALL, 0, TAGC_FIELD_MAX_U64, TAGC_FIELD_MAX_U64},
-    {REDUCER(exchange), TAGC_FIELD_INT, 1, ALL, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_DIRECT},
-    {REDUCER(format), TAGC_FIELD_INT, 1, ALL, -1, TAGC_FORMAT_SIGN, -1},
-    {REDUCER(sparsity), TAGC_FIELD_DOUBLE, 1, SKETCH | PACKED | DIRECT, -1, 1, -1},
-    {REDUCER(op), TAGC_FIELD_INT, 1, ALL, TAGC_OP_AVG, TAGC_OP_SUM, TAGC_OP_AVG},
-    {REDUCER(output), TAGC_FIELD_INT, 1, ALL, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD, TAGC_OUTPUT_SHARD},
-    {REDUCER(block), TAGC_FIELD_INT, 1, DIRECT, 0, 4096, 0},
-    {REDUCER(rotate), TAGC_FIELD_INT, 1, DIRECT, 0, 1, 0},
-    {REDUCER(ranks_per_host), TAGC_FIELD_INT, 1, DIRECT, 1, 65536, 1},
-    {REDUCER(n_threads), TAGC_FIELD_INT, 0, ALL, 1, 256, 1},
+    {REDUCER(n_elems), TAGC_FIELD_U64, 1, ALL, 1, MAX_UNIT_ELEMS, 0, NULL},
+    {REDUCER(tag), TAGC_FIELD_U64, 0, ALL, 0, TAGC_FIELD_MAX_U64, TAGC_FIELD_MAX_U64, NULL},
+    {REDUCER(exchange), TAGC_FIELD_INT, 1, ALL, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_DIRECT,
+     tagc_exchange_names},
+    {REDUCER(format), TAGC_FIELD_INT, 1, ALL, -1, TAGC_FORMAT_SIGN, -1, tagc_format_names},
+    {REDUCER(sparsity), TAGC_FIELD_DOUBLE, 1, SKETCH | PACKED | DIRECT, -1, 1, -1, NULL},
+    {REDUCER(op), TAGC_FIELD_INT, 1, ALL, TAGC_OP_AVG, TAGC_OP_SUM, TAGC_OP_AVG, op_names},
+    {REDUCER(output), TAGC_FIELD_INT, 1, ALL, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD, TAGC_OUTPUT_SHARD,
+     output_names},
+    {REDUCER(block), TAGC_FIELD_INT, 1, DIRECT, 0, 4096, 0, NULL},
+    {REDUCER(rotate), TAGC_FIELD_INT, 1, DIRECT, 0, 1, 0, NULL},
+    {REDUCER(ranks_per_host), TAGC_FIELD_INT, 1, DIRECT, 1, 65536, 1, NULL},
+    {REDUCER(n_threads), TAGC_FIELD_INT, 0, ALL, 1, 256, 1, NULL},
 };
 #define GATHERER(name) #name, offsetof(tagc_gatherer_options, name)
 static const tagc_field gatherer_fields[] = {
-    {GATHERER(n_elems), TAGC_FIELD_U64, 1, ALL, 1, MAX_UNIT_ELEMS, 0},
-    {GATHERER(tag), TAGC_FIELD_U64, 0, ALL, 0, TAGC_FIELD_MAX_U64, TAGC_FIELD_MAX_U64},
-    {GATHERER(format), TAGC_FIELD_INT, 1, ALL, TAGC_FORMAT_FP32, TAGC_FORMAT_SIGN, TAGC_FORMAT_FP32},
-    {GATHERER(delta), TAGC_FIELD_INT, 1, ALL, 0, 1, 0},
-    {GATHERER(ranks_per_host), TAGC_FIELD_INT, 1, ALL, 0, 65536, 0},
-    {GATHERER(two_level), TAGC_FIELD_INT, 1, ALL, 0, 1, 0},
-    {GATHERER(check_every), TAGC_FIELD_U64, 1, ALL, 0, 2147483647.0, 0},
-    {GATHERER(n_threads), TAGC_FIELD_U64, 0, ALL, 1, 256, 1},
+    {GATHERER(n_elems), TAGC_FIELD_U64, 1, ALL, 1, MAX_UNIT_ELEMS, 0, NULL},
+    {GATHERER(tag), TAGC_FIELD_U64, 0, ALL, 0, TAGC_FIELD_MAX_U64, TAGC_FIELD_MAX_U64, NULL},
+    {GATHERER(format), TAGC_FIELD_INT, 1, ALL, TAGC_FORMAT_FP32, TAGC_FORMAT_SIGN, TAGC_FORMAT_FP32,
+     tagc_format_names},
+    {GATHERER(delta), TAGC_FIELD_INT, 1, ALL, 0, 1, 0, NULL},
+    {GATHERER(ranks_per_host), TAGC_FIELD_INT, 1, ALL, 0, 65536, 0, NULL},
+    {GATHERER(two_level), TAGC_FIELD_INT, 1, ALL, 0, 1, 0, NULL},
+    {GATHERER(check_every), TAGC_FIELD_U64, 1, ALL, 0, 2147483647.0, 0, NULL},
+    {GATHERER(n_threads), TAGC_FIELD_U64, 0, ALL, 1, 256, 1, NULL},
 };
 /* clang-format on */
 enum {
@@ -108,9 +116,6 @@ void tagc_reducer_options_prune(tagc_reducer_options *options) {
 
 /* ---- names ---- */
 
-const char *const tagc_exchange_names[] = {"dense", "sketch", "packed", "direct"};
-const char *const tagc_format_names[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
-
 const tagc_gather_choice tagc_gather_choices[] = {
     {"fp32", TAGC_FORMAT_FP32, 0},   {"bf16", TAGC_FORMAT_BF16, 0},   {"int8", TAGC_FORMAT_INT8, 0},
     {"delta8", TAGC_FORMAT_INT8, 1}, {"delta4", TAGC_FORMAT_INT4, 1}, {"delta2", TAGC_FORMAT_INT2, 1},
@@ -168,49 +173,6 @@ uint64_t tagc_padded_elems(uint64_t n, int world_size) {
 
 /* ---- what one rank can see ---- */
 
-/* The value of a field as 8 bytes that are equal if the values are. */
-static uint64_t raw_value(const tagc_field *f, const void *options) {
-    const char *at = (const char *)options + f->offset;
-    int as_int;
-    uint64_t raw;
-    if (f->type != TAGC_FIELD_INT) {
-        memcpy(&raw, at, sizeof raw);
-        return raw;
-    }
-    memcpy(&as_int, at, sizeof as_int);
-    return (uint64_t)(int64_t)as_int;
-}
-
-static double as_double(const tagc_field *f, uint64_t raw) {
-    double value;
-    if (f->type == TAGC_FIELD_INT) return (double)(int64_t)raw;
-    if (f->type == TAGC_FIELD_U64) return (double)raw;
-    memcpy(&value, &raw, sizeof value);
-    return value;
-}
-
-static void print_value(const tagc_field *f, uint64_t raw, char *text, size_t n_bytes) {
-    if (f->type == TAGC_FIELD_DOUBLE)
-        snprintf(text, n_bytes, "%.10g", as_double(f, raw));
-    else if (f->type == TAGC_FIELD_INT)
-        snprintf(text, n_bytes, "%lld", (long long)raw);
-    else
-        snprintf(text, n_bytes, "%llu", (unsigned long long)raw);
-}
-
-static tagc_status check_ranges(const tagc_field *fields, int n_fields, const void *options) {
-    for (int f = 0; f < n_fields; f++) {
-        uint64_t raw = raw_value(&fields[f], options);
-        double value = as_double(&fields[f], raw);
-        if (value >= fields[f].min && value <= fields[f].max) continue;
-        char text[32];
-        print_value(&fields[f], raw, text, sizeof text);
-        return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %s, must be in [%.10g, %.15g]", fields[f].name, text,
-                         fields[f].min, fields[f].max);
-    }
-    return TAGC_OK;
-}
-
 static tagc_status check_shape(uint64_t n_elems, int world_size, uint64_t max_shard) {
     uint64_t n_ranks = (uint64_t)world_size;
     if (n_elems % n_ranks != 0)
@@ -228,7 +190,7 @@ static tagc_status check_numbers(const tagc_reducer_options *options, int world_
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "sparsity is %.10g, must be in [0, 1], or -1 for the exchange's own",
                          options->sparsity);
-    TAGC_TRY(check_ranges(reducer_fields, N_REDUCER_FIELDS, options));
+    TAGC_TRY(tagc_fields_check(reducer_fields, N_REDUCER_FIELDS, options));
     TAGC_TRY(check_shape(options->n_elems, world_size, MAX_SHARD));
     if (options->block != 0 && (options->block < 16 || (options->block & (options->block - 1))))
         return tagc_fail(TAGC_ERR_ARGUMENT, "block is %d, must be 0 (%d) or a power of two in [16, 4096]",
@@ -244,16 +206,19 @@ static tagc_status check_known(const tagc_field *fields, int n_fields, const voi
                                const tagc_reducer_options *options) {
     for (int f = 0; f < n_fields; f++) {
         const tagc_field *at = &fields[f];
-        uint64_t raw = raw_value(at, values);
-        if (at->exchanges >> options->exchange & 1 || as_double(at, raw) == at->initial) continue;
+        uint64_t raw = tagc_field_raw(at, values);
+        if (at->exchanges >> options->exchange & 1 || tagc_field_number(at, raw) == at->initial) continue;
         if (values == options && at->offset == offsetof(tagc_reducer_options, sparsity) &&
             options->sparsity == 0)
             continue; /* dense: all of them, as it is */
-        char text[32];
-        print_value(at, raw, text, sizeof text);
+        char text[TAGC_FIELD_TEXT_BYTES], initial[TAGC_FIELD_TEXT_BYTES];
+        tagc_field_text(at, raw, text);
+        snprintf(initial, sizeof initial, "%.10g", at->initial);
+        if (at->names && at->initial >= 0)
+            snprintf(initial, sizeof initial, "%s", at->names[(int)at->initial]);
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "%s is %s, which exchange %d (%s) does not have: leave it at %.10g", at->name, text,
-                         options->exchange, tagc_exchange_names[options->exchange], at->initial);
+                         "%s is %s, but exchange %s has no %s: leave it at its default, %s", at->name, text,
+                         tagc_exchange_names[options->exchange], at->name, initial);
     }
     return TAGC_OK;
 }
@@ -263,12 +228,13 @@ static tagc_status read_own(const tagc_reducer_options *options, int world_size,
     const tagc_own_options *o = own_options_of(options->exchange);
     if (!o && options->paper)
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "paper is set, which exchange %d (%s) does not have: leave it NULL",
-                         options->exchange, tagc_exchange_names[options->exchange]);
+                         "paper is set, but exchange %s has no options of its own: leave it at its default, "
+                         "NULL",
+                         tagc_exchange_names[options->exchange]);
     if (!o) return TAGC_OK;
     memcpy(own, o->type->defaults, o->type->n_bytes);
     if (options->paper) TAGC_TRY(tagc_sized_read(o->type, options->paper, own));
-    TAGC_TRY(check_ranges(o->fields, o->n_fields, own));
+    TAGC_TRY(tagc_fields_check(o->fields, o->n_fields, own));
     TAGC_TRY(o->check(own, world_size));
     return check_known(o->fields, o->n_fields, own, options);
 }
@@ -280,24 +246,21 @@ static tagc_status check_together(const tagc_reducer_options *options, const tag
                                                        : TAGC_FORMAT_FP32;
     const char *exchange = tagc_exchange_names[full->exchange], *format = tagc_format_names[full->format];
     if (full->format > most)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "format is %d (%s), and exchange %d (%s) has %s%s",
-                         full->format, format, full->exchange, exchange, tagc_format_names[0],
-                         most > 0 ? " and bf16" : " alone");
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "format is %s, but exchange %s supports only %s%s", format,
+                         exchange, tagc_format_names[0], most > 0 ? " and bf16" : "");
     if (full->output == TAGC_OUTPUT_HOST_SHARD && full->exchange != TAGC_EXCHANGE_DIRECT)
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "output is %d (host shard), which exchange %d (%s) does not have", full->output,
-                         full->exchange, exchange);
+                         "output is host_shard, but exchange %s supports only shard and unit", exchange);
     if (options->block != 0 && !is_blocks(full))
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "block is %d, and format %d (%s) has no scales: leave it at 0, or choose an integer "
+                         "block is %d, but format %s has no blocks: leave block at 0, or choose an integer "
                          "format",
-                         options->block, full->format, format);
+                         options->block, format);
     if (full->rotate && !(is_blocks(full) && full->sparsity == 0))
         return tagc_fail(
             TAGC_ERR_UNSUPPORTED,
-            "rotate is 1, which needs sparsity 0 and an integer format: sparsity is %.10g, format "
-            "%d (%s)",
-            full->sparsity, full->format, format);
+            "rotate is 1, which needs sparsity 0 and an integer format: sparsity is %.10g, format is %s",
+            full->sparsity, format);
     return TAGC_OK;
 }
 
@@ -309,9 +272,9 @@ tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int 
     TAGC_TRY(check_numbers(&read, world_size));
     if (!tagc_exchange_of(read.exchange))
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "exchange is %d (%s), and this libtagc was built without it: cmake -DTAGC_PAPER=ON "
+                         "exchange is %s, but this libtagc was built without it: cmake -DTAGC_PAPER=ON "
                          "builds one with it",
-                         read.exchange, tagc_exchange_names[read.exchange]);
+                         tagc_exchange_names[read.exchange]);
     TAGC_TRY(read_own(&read, world_size, own));
     TAGC_TRY(check_known(reducer_fields, N_REDUCER_FIELDS, &read, &read));
     *out = read;
@@ -329,7 +292,7 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
                                         tagc_gatherer_options *out) {
     if (!options) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
     TAGC_TRY(tagc_sized_read(&gatherer_struct, options, out));
-    TAGC_TRY(check_ranges(gatherer_fields, N_GATHERER_FIELDS, out));
+    TAGC_TRY(tagc_fields_check(gatherer_fields, N_GATHERER_FIELDS, out));
     if (out->ranks_per_host == 0) out->ranks_per_host = world_size;
     if (world_size % out->ranks_per_host != 0)
         return tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, must divide the world size %d",
@@ -337,14 +300,16 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
     TAGC_TRY(check_shape(out->n_elems, out->two_level ? world_size : out->ranks_per_host, MAX_SHARD));
     const tagc_gather_choice *found = &tagc_gather_choices[tagc_gatherer_options_kind(out)];
     if (found->format != out->format || found->delta != out->delta)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "format is %d (%s), and %s", out->format,
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "format is %s, but a gather of %s supports only %s",
                          tagc_format_names[out->format],
-                         out->delta ? "a gather of deltas (delta is 1) has int8, int4 and int2"
-                                    : "a whole gather (delta is 0) has fp32, bf16 and int8");
+                         out->delta ? "deltas (delta is 1)" : "whole parameters (delta is 0)",
+                         out->delta ? "int8, int4 and int2" : "fp32, bf16 and int8");
     if (out->check_every != 0 && !out->delta)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "check_every is %llu, which only deltas have: leave it at 0, or set delta",
-                         (unsigned long long)out->check_every);
+        return tagc_fail(
+            TAGC_ERR_UNSUPPORTED,
+            "check_every is %llu, but only replicas of deltas are compared: leave it at 0, or set "
+            "delta to 1",
+            (unsigned long long)out->check_every);
     return TAGC_OK;
 }
 
@@ -359,7 +324,7 @@ typedef struct report {
 } report;
 
 static void write_values(const tagc_field *fields, int n_fields, const void *options, uint64_t *values) {
-    for (int f = 0; f < n_fields; f++) values[f] = raw_value(&fields[f], options);
+    for (int f = 0; f < n_fields; f++) values[f] = tagc_field_raw(&fields[f], options);
 }
 
 /* Compares n_fields values from `first` on with those of rank 0. */
@@ -368,9 +333,9 @@ static tagc_status compare_values(const tagc_field *fields, int n_fields, int fi
     const uint64_t *own = reports[rank].values + first, *other = reports[0].values + first;
     for (int f = 0; f < n_fields; f++) {
         if (!fields[f].shared || own[f] == other[f]) continue;
-        char here[32], there[32];
-        print_value(&fields[f], own[f], here, sizeof here);
-        print_value(&fields[f], other[f], there, sizeof there);
+        char here[TAGC_FIELD_TEXT_BYTES], there[TAGC_FIELD_TEXT_BYTES];
+        tagc_field_text(&fields[f], own[f], here);
+        tagc_field_text(&fields[f], other[f], there);
         return tagc_fail(TAGC_ERR_MISMATCH, "%s: rank %d has %s, rank 0 has %s", fields[f].name, rank, here,
                          there);
     }

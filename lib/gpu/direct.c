@@ -362,7 +362,6 @@ static void on_decode_sums(tagc_reducer *r, const tagc_body *bodies) {
 }
 
 static const tagc_beside kernels = {.name = "kernels",
-                                    .only = "kernels have",
                                     .make = make,
                                     .end = end,
                                     .encode = on_encode,

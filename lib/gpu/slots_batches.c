@@ -219,8 +219,7 @@ static tagc_status reserve(tagc_reducer *r) {
 
 static tagc_status make(tagc_reducer *r) {
     if (r->options.output == TAGC_OUTPUT_HOST_SHARD)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "output is %d (host shard), must be %d or %d with slots",
-                         r->options.output, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_UNIT);
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "output is host_shard, but slots support only shard and unit");
     tagc_arena lists = {0}, memory = {0};
     void *block;
     TAGC_TRY(tagc_memory_create(sizeof(tagc_direct_slots), "reducer by slots", &block));
@@ -255,5 +254,4 @@ static void end(tagc_reducer *r) {
     d->beside = NULL;
 }
 
-const tagc_beside tagc_direct_slots_beside = {
-    .name = "slots", .only = "slots are for", .by_caller = 1, .make = make, .end = end};
+const tagc_beside tagc_direct_slots_beside = {.name = "slots", .by_caller = 1, .make = make, .end = end};

@@ -5,15 +5,21 @@
 
 enum { SKETCH = 1 << TAGC_EXCHANGE_SKETCH, PACKED = 1 << TAGC_EXCHANGE_PACKED };
 
+static const char *const index_names[] = {"or", "sum4", "sum1"};
+static const char *const cells_names[] = {"fp32", "fixed"};
+static const char *const unpeeled_names[] = {"packed", "residual", "estimate"};
+
 /* clang-format off */
 #define PAPER(name) #name, offsetof(tagc_paper_options, name)
 static const tagc_field fields[] = {
-    {PAPER(index), TAGC_FIELD_INT, 1, SKETCH | PACKED, TAGC_INDEX_OR, TAGC_INDEX_SUM1, TAGC_INDEX_OR},
-    {PAPER(fill_union), TAGC_FIELD_INT, 1, SKETCH | PACKED, -1, 1, -1},
-    {PAPER(ratio), TAGC_FIELD_DOUBLE, 1, SKETCH, 0, 1000, 0},
-    {PAPER(cells), TAGC_FIELD_INT, 1, SKETCH, TAGC_CELLS_FP32, TAGC_CELLS_FIXED, TAGC_CELLS_FP32},
-    {PAPER(unpeeled), TAGC_FIELD_INT, 1, SKETCH, TAGC_UNPEELED_PACKED, TAGC_UNPEELED_ESTIMATE, TAGC_UNPEELED_PACKED},
-    {PAPER(seed), TAGC_FIELD_U64, 1, SKETCH, 0, TAGC_FIELD_MAX_U64, 0},
+    {PAPER(index), TAGC_FIELD_INT, 1, SKETCH | PACKED, TAGC_INDEX_OR, TAGC_INDEX_SUM1, TAGC_INDEX_OR,
+     index_names},
+    {PAPER(fill_union), TAGC_FIELD_INT, 1, SKETCH | PACKED, -1, 1, -1, NULL},
+    {PAPER(ratio), TAGC_FIELD_DOUBLE, 1, SKETCH, 0, 1000, 0, NULL},
+    {PAPER(cells), TAGC_FIELD_INT, 1, SKETCH, TAGC_CELLS_FP32, TAGC_CELLS_FIXED, TAGC_CELLS_FP32, cells_names},
+    {PAPER(unpeeled), TAGC_FIELD_INT, 1, SKETCH, TAGC_UNPEELED_PACKED, TAGC_UNPEELED_ESTIMATE, TAGC_UNPEELED_PACKED,
+     unpeeled_names},
+    {PAPER(seed), TAGC_FIELD_U64, 1, SKETCH, 0, TAGC_FIELD_MAX_U64, 0, NULL},
 };
 /* clang-format on */
 enum { N_FIELDS = sizeof fields / sizeof fields[0] };
@@ -37,11 +43,11 @@ static tagc_status check(const void *own, int world_size) {
                          paper->ratio);
     if (paper->index == TAGC_INDEX_SUM4 && world_size > 15)
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "index is %d (sum4), which counts to 15 ranks in 4 bits: the world size is %d",
-                         paper->index, world_size);
+                         "index is sum4, which counts to 15 ranks in 4 bits, but the world size is %d",
+                         world_size);
     if (paper->fill_union == 1 && paper->index != TAGC_INDEX_OR)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "fill_union is 1, which needs index %d (or): index is %d",
-                         TAGC_INDEX_OR, paper->index);
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "fill_union is 1, which needs index or: index is %s",
+                         index_names[paper->index]);
     return TAGC_OK;
 }
 

@@ -36,13 +36,20 @@ static tagc_status check_range(const char *name, double value, double most) {
     return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %g, must be in [0, %g]", name, value, most);
 }
 
+static tagc_status check_format(const char *name, tagc_format format) {
+    if ((int)format >= TAGC_FORMAT_FP32 && format <= TAGC_FORMAT_SIGN) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT,
+                     "%s is %d, must be fp32 (0), bf16 (1), int8 (2), int4 (3), int2 (4) or sign (5)", name,
+                     (int)format);
+}
+
 static tagc_status check_options(const tagc_schedule_options *o) {
     TAGC_TRY(check_range("gentle", o->gentle, 1));
     TAGC_TRY(check_range("fresh", o->fresh, 1));
     TAGC_TRY(check_range("sparsity", o->sparsity, 1));
     TAGC_TRY(check_range("mild_sparsity", o->mild_sparsity, 1));
-    TAGC_TRY(check_range("format", (int)o->format, TAGC_FORMAT_SIGN));
-    TAGC_TRY(check_range("mild_format", (int)o->mild_format, TAGC_FORMAT_SIGN));
+    TAGC_TRY(check_format("format", o->format));
+    TAGC_TRY(check_format("mild_format", o->mild_format));
     if (!(o->short_beta1 >= 0) || !(o->short_beta1 < 1))
         return tagc_fail(TAGC_ERR_ARGUMENT, "short_beta1 is %g, must be in [0, 1)", o->short_beta1);
     return TAGC_OK;

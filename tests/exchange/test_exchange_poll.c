@@ -186,7 +186,7 @@ static void stats_body(rank_run *run) {
         if (run->rank == 1) {
             stats.struct_bytes = (size_t[]){0, 100, 1u << 20}[step];
             CHECK(run, tagc_reducer_end(reducer, &stats) == TAGC_ERR_ARGUMENT);
-            CHECK(run, strstr(tagc_last_error(), "struct_bytes is"));
+            CHECK(run, strstr(tagc_last_error(), "struct_bytes of tagc_reducer_stats is"));
             CHECK(run, tagc_reducer_begin(reducer, gradient, output) == TAGC_ERR_STATE); /* still under way */
         }
         tagc_reducer_stats_init(&stats);

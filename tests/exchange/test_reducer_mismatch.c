@@ -12,18 +12,20 @@ typedef struct difference {
 
 static const difference differences[] = {
     {"n_elems", TAGC_EXCHANGE_PACKED, 0, NULL}, /* twice as many */
-    {"exchange", TAGC_EXCHANGE_PACKED, TAGC_EXCHANGE_SKETCH, NULL},
+    {"exchange", TAGC_EXCHANGE_PACKED, TAGC_EXCHANGE_SKETCH,
+     "exchange: rank 2 has sketch, rank 0 has packed"},
     {"index", TAGC_EXCHANGE_PACKED, TAGC_INDEX_SUM4, "rank 2 has"}, /* it also decides fill_union */
     {"sparsity", TAGC_EXCHANGE_PACKED, 0.9, "sparsity: rank 2 has 0.9, rank 0 has 0.9875"},
     {"ratio", TAGC_EXCHANGE_SKETCH, 10, NULL},
-    {"cells", TAGC_EXCHANGE_SKETCH, TAGC_CELLS_FIXED, NULL},
-    {"unpeeled", TAGC_EXCHANGE_SKETCH, TAGC_UNPEELED_ESTIMATE, NULL},
+    {"cells", TAGC_EXCHANGE_SKETCH, TAGC_CELLS_FIXED, "cells: rank 2 has fixed, rank 0 has fp32"},
+    {"unpeeled", TAGC_EXCHANGE_SKETCH, TAGC_UNPEELED_ESTIMATE,
+     "unpeeled: rank 2 has estimate, rank 0 has packed"},
     {"fill_union", TAGC_EXCHANGE_PACKED, 0, NULL},
-    {"op", TAGC_EXCHANGE_PACKED, TAGC_OP_SUM, NULL},
-    {"output", TAGC_EXCHANGE_PACKED, TAGC_OUTPUT_UNIT, NULL},
+    {"op", TAGC_EXCHANGE_PACKED, TAGC_OP_SUM, "op: rank 2 has sum, rank 0 has avg"},
+    {"output", TAGC_EXCHANGE_PACKED, TAGC_OUTPUT_UNIT, "output: rank 2 has unit, rank 0 has shard"},
     {"seed", TAGC_EXCHANGE_SKETCH, 1, NULL},
     {"format", TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_SIGN, NULL},
-    {"format", TAGC_EXCHANGE_DENSE, TAGC_FORMAT_BF16, "format: rank 2 has 1, rank 0 has 0"},
+    {"format", TAGC_EXCHANGE_DENSE, TAGC_FORMAT_BF16, "format: rank 2 has bf16, rank 0 has fp32"},
     {"block", TAGC_EXCHANGE_DIRECT, 64, NULL},
     {"ranks_per_host", TAGC_EXCHANGE_DIRECT, 2, NULL},
 };

@@ -29,27 +29,28 @@ static const struct {
     const char *text;
 } meanings[] = {
     {"format", TAGC_FORMAT_FP32, ALL, ""},
-    {"format", TAGC_FORMAT_BF16, DENSE | DIRECT, "format is 1 (bf16), and exchange"},
-    {"format", TAGC_FORMAT_INT8, DIRECT, "format is 2 (int8), and exchange"},
-    {"format", TAGC_FORMAT_INT4, DIRECT, "format is 3 (int4), and exchange"},
-    {"format", TAGC_FORMAT_INT2, DIRECT, "format is 4 (int2), and exchange"},
-    {"format", TAGC_FORMAT_SIGN, DIRECT, "format is 5 (sign), and exchange"},
+    {"format", TAGC_FORMAT_BF16, DENSE | DIRECT, "format is bf16, but exchange"},
+    {"format", TAGC_FORMAT_INT8, DIRECT, "format is int8, but exchange"},
+    {"format", TAGC_FORMAT_INT4, DIRECT, "format is int4, but exchange"},
+    {"format", TAGC_FORMAT_INT2, DIRECT, "format is int2, but exchange"},
+    {"format", TAGC_FORMAT_SIGN, DIRECT, "format is sign, but exchange"},
     {"sparsity", 0, ALL, ""},
-    {"sparsity", 0.5, SKETCH | PACKED | DIRECT, "sparsity is 0.5, which exchange 0 (dense)"},
+    {"sparsity", 0.5, SKETCH | PACKED | DIRECT, "sparsity is 0.5, but exchange dense has no sparsity"},
     {"op", TAGC_OP_SUM, ALL, ""},
     {"output", TAGC_OUTPUT_UNIT, ALL, ""},
-    {"output", TAGC_OUTPUT_HOST_SHARD, DIRECT, "output is 2 (host shard), which exchange"},
-    {"block", 64, DIRECT, "block is 64, which exchange"},
-    {"rotate", 1, 0, "rotate is 1, which "},
-    {"ranks_per_host", 2, DIRECT, "ranks_per_host is 2, which exchange"},
+    {"output", TAGC_OUTPUT_HOST_SHARD, DIRECT, "output is host_shard, but exchange"},
+    {"block", 64, DIRECT, "block is 64, but exchange"},
+    {"rotate", 1, 0, "rotate is 1, "},
+    {"ranks_per_host", 2, DIRECT, "ranks_per_host is 2, but exchange"},
     {"n_threads", 2, ALL, ""},
-    {"paper", 0, SKETCH | PACKED, "paper is set, which exchange"},
-    {"index", TAGC_INDEX_SUM4, SKETCH | PACKED, "paper is set, which exchange"},
-    {"fill_union", 1, SKETCH | PACKED, "paper is set, which exchange"},
-    {"ratio", 10, SKETCH, "ratio is 10, which exchange 2 (packed)"},
-    {"cells", TAGC_CELLS_FIXED, SKETCH, "cells is 1, which exchange 2 (packed)"},
-    {"unpeeled", TAGC_UNPEELED_RESIDUAL, SKETCH, "unpeeled is 1, which exchange 2 (packed)"},
-    {"seed", 7, SKETCH, "seed is 7, which exchange 2 (packed)"},
+    {"paper", 0, SKETCH | PACKED, "paper is set, but exchange"},
+    {"index", TAGC_INDEX_SUM4, SKETCH | PACKED, "paper is set, but exchange"},
+    {"fill_union", 1, SKETCH | PACKED, "paper is set, but exchange"},
+    {"ratio", 10, SKETCH, "ratio is 10, but exchange packed has no ratio"},
+    {"cells", TAGC_CELLS_FIXED, SKETCH,
+     "cells is fixed, but exchange packed has no cells: leave it at its default, fp32"},
+    {"unpeeled", TAGC_UNPEELED_RESIDUAL, SKETCH, "unpeeled is residual, but exchange packed"},
+    {"seed", 7, SKETCH, "seed is 7, but exchange packed"},
 };
 
 /* Options in which one field has a value of `meanings`. *is_paper: it is one of tagc_paper_options. */
@@ -71,7 +72,7 @@ static void check_meaning(rank_run *run, size_t i, int exchange) {
         tagc_reducer_destroy(reducer);
     } else {
         expect_refusal(run, &b.options, TAGC_ERR_UNSUPPORTED,
-                       is_paper && !has_paper ? "paper is set, which exchange" : meanings[i].text);
+                       is_paper && !has_paper ? "paper is set, but exchange" : meanings[i].text);
     }
 }
 
@@ -102,6 +103,31 @@ static void bad_numbers(rank_run *run) {
         }
 }
 
+/* A number that an enum does not have: the text lists what it has, by the names in tagc.h and paper.h. */
+static void bad_enums(rank_run *run) {
+    static const struct {
+        const char *field, *text;
+    } enums[] = {
+        {"exchange", "exchange is 9, must be dense (0), sketch (1), packed (2) or direct (3)"},
+        {"format",
+         "format is 9, must be -1 (the default), fp32 (0), bf16 (1), int8 (2), int4 (3), int2 (4) or "
+         "sign (5)"},
+        {"op", "op is 9, must be avg (0) or sum (1)"},
+        {"output", "output is 9, must be shard (0), unit (1) or host_shard (2)"},
+        {"index", "index is 9, must be or (0), sum4 (1) or sum1 (2)"},
+        {"cells", "cells is 9, must be fp32 (0) or fixed (1)"},
+        {"unpeeled", "unpeeled is 9, must be packed (0), residual (1) or estimate (2)"},
+    };
+    for (size_t i = 0; i < sizeof enums / sizeof enums[0]; i++) {
+        both b = {.options = good_options(run->world_size)};
+        int is_paper;
+        tagc_paper_options_init(&b.paper);
+        set_field(&b, enums[i].field, 9, &is_paper);
+        if (is_paper) b.options.paper = &b.paper;
+        expect_refusal(run, &b.options, TAGC_ERR_ARGUMENT, enums[i].text);
+    }
+}
+
 static void bad_sizes(rank_run *run) {
     tagc_reducer_options options = good_options(run->world_size);
     options.n_elems = 0;
@@ -112,7 +138,8 @@ static void bad_sizes(rank_run *run) {
     expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "n_elems is");
     options = good_options(run->world_size);
     options.struct_bytes = 8;
-    expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "struct_bytes is 8");
+    expect_refusal(run, &options, TAGC_ERR_ARGUMENT,
+                   "struct_bytes of tagc_reducer_options is 8, must be in [");
 }
 
 static void bad_paper(rank_run *run) {
@@ -145,7 +172,7 @@ static void bad_combinations(rank_run *run) {
     expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "rotate is 1, which needs sparsity 0 and an integer");
     options.rotate = 0;
     options.block = 64;
-    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "block is 64, and format 1 (bf16) has no scales");
+    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "block is 64, but format bf16 has no blocks");
     options = direct;
     options.ranks_per_host = 3;
     expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "ranks_per_host is 3, must divide the world size");
@@ -159,6 +186,7 @@ static void bad_pointers(rank_run *run) {
 
 static void bad_values(rank_run *run) {
     bad_numbers(run);
+    bad_enums(run);
     bad_sizes(run);
     bad_paper(run);
     bad_combinations(run);

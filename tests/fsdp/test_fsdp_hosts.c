@@ -333,7 +333,8 @@ static void nonsense_is_refused(void **state) {
         {4, TAGC_SHARD_HYBRID, 3, TAGC_EXCHANGE_DIRECT, TAGC_ERR_ARGUMENT, "ranks_per_host is 3"},
         {2, TAGC_SHARD_FULL, 4, TAGC_EXCHANGE_DIRECT, TAGC_ERR_ARGUMENT, "ranks_per_host is 4"},
         {2, TAGC_SHARD_FULL, 0, TAGC_EXCHANGE_DIRECT, TAGC_ERR_ARGUMENT, "ranks_per_host is 0"},
-        {4, TAGC_SHARD_HYBRID, 2, TAGC_EXCHANGE_PACKED, TAGC_ERR_UNSUPPORTED, "hybrid sharding has"},
+        {4, TAGC_SHARD_HYBRID, 2, TAGC_EXCHANGE_PACKED, TAGC_ERR_UNSUPPORTED,
+         "exchange is packed, but hybrid sharding supports only dense and direct"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         refusal r = {0};
