@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # gpu.sh [folder for results]: on a machine with nvcc and a GPU, in less than eight minutes, the most important first: the tests of the kernels
 # on the device; reducers with kernels against those of the processor, bits and times (bench_device); where a Python has torch with
-# CUDA, bench/torch_gpu.py: two processes that share the GPU over gloo, with each codec and with transport="group"; the bench of the kernels; the tests again under
-# compute-sanitizer (memcheck and racecheck) where that is there. gpu.json and the table gpu.txt are written as parts end.
+# CUDA, experiments/studies/torch_gpu.py: two processes that share the GPU over gloo, with each codec and with transport="group"; the bench of
+# the kernels; the tests again under compute-sanitizer (memcheck and racecheck) where that is there. gpu.json and the table gpu.txt are written as parts end.
 # TAGC_PYTHON: the Python (python3). A part that fails or runs out of time is named, the others go on, and the script exits with 1.
 # Exits with 77, and says why, where nvcc or a GPU is missing; without a GPU it compiles all of it first.
 # gpu.sh --architectures: compiles the kernels for all devices from sm_75 to sm_121 instead; no GPU needed (cuda_architectures.sh).
@@ -89,7 +89,7 @@ all() {
     part tests "" 100 build-gpu/test_cuda_codec
     part reducers reducers.json 100 build-gpu/bench_device --required --json "$out/reducers.json"
     if [ -z "$why_no_torch" ]; then
-        TAGC_LIBRARY=$PWD/build-gpu/libtagc.so part torch torch.json 200 "$python" bench/torch_gpu.py --json "$out/torch.json"
+        TAGC_LIBRARY=$PWD/build-gpu/libtagc.so part torch torch.json 200 "$python" experiments/studies/torch_gpu.py --json "$out/torch.json"
     else
         note torch "skipped: $python: $(tr -d '"\\' <<<"$why_no_torch")" 0
     fi

@@ -3,7 +3,7 @@
  *   ARM = NAME[+option=value]...     NAME is a preset (options/presets.h), or a config file of tagc train (it has a slash or ends
  *                                    in .conf)
  *
- * Example: "fsdp,packed,packed+sparsity=0.9,configs/mine.conf". `option` is any option of tagc train. */
+ * Example: "fsdp,packed,packed+sparsity=0.9,mine.conf". `option` is any option of tagc train. */
 #ifndef TAGC_BENCH_ARMS_H
 #define TAGC_BENCH_ARMS_H
 

@@ -7,8 +7,8 @@ import re
 import shutil
 import subprocess
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-LAB = ROOT / "lab"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LAB = pathlib.Path(__file__).resolve().parent
 RATE_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# How long mpirun lives on after the link between two hosts has died: sudo lab/dead_link.sh [tagc [mpirun's options]]
+# How long mpirun lives on after the link between two hosts has died: sudo experiments/lab/dead_link.sh [tagc [mpirun's options]]
 # Two network namespaces, a rank in each, and in the middle of the run one end of the link goes down. RETRIES=5 sets
 # net.ipv4.tcp_retries2 in both; the kernel's default is 15. LIMIT: seconds after which mpirun is killed (60).
 set -uo pipefail

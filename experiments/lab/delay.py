@@ -1,4 +1,4 @@
-"""Latency of the lab's links: the program tagc-lab-latency (lab/latency.c), which connects two TAP devices
+"""Latency of the lab's links: the program tagc-lab-latency (latency.c), which connects two TAP devices
 and delays each frame; and a check of the delay by ping."""
 
 import json

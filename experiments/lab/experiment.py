@@ -174,8 +174,8 @@ class Experiment:
 
 
 def split_arm(arm):
-    """(label, what it begins with, words) of "configs/packed.conf+sparsity=0.9", whose label is made as by
-    tagc bench, or of "NAME: configs/packed.conf+sparsity=0.9"."""
+    """Returns (label, what it begins with, words) of "experiments/configs/packed.conf+sparsity=0.9", whose
+    label is made as by tagc bench, or of "NAME: experiments/configs/packed.conf+sparsity=0.9"."""
     named, _, rest = arm.rpartition(": ")
     begin, *extras = rest.split("+")
     label = named.strip() or "+".join([pathlib.Path(begin).name.removesuffix(".conf"), *extras])
@@ -284,7 +284,7 @@ def _check_whole(path, settings, cases):
             if not split_arm(arm)[1].endswith(".conf"):
                 raise LabError(
                     f'{path}: arms has "{arm}", allowed for kind = "train": config files, as in '
-                    '"configs/packed.conf+sparsity=0.9", and NAME: before one if wanted'
+                    '"experiments/configs/packed.conf+sparsity=0.9", and NAME: before one if wanted'
                 )
     labels = [split_arm(arm)[0] for arm in sum(lists, [])]
     for label in sum(settings.get("pairs", []), []):

@@ -219,7 +219,7 @@ static int read_request(int argc, char **argv, request *r) {
         fprintf(
             stderr,
             "usage: tagc-lab-latency --one-way-us N --queue-bytes N NAMESPACE:DEVICE=NAMESPACE:DEVICE...\n"
-            "1 to %d wires; lab/README.md says what for\n",
+            "1 to %d wires; experiments/lab/README.md says what for\n",
             MAX_WIRES);
         return -1;
     }

@@ -3,7 +3,6 @@
 import pathlib
 import subprocess
 
-import plans
 from common import ROOT, LabError
 
 import results
@@ -27,12 +26,14 @@ def draw(path):
     """Draws NAME.svg in the folder of the result NAME.json; returns its path, or None if the result has no
     picture."""
     path = pathlib.Path(path)
-    if not plans.read(path) and results.read(path)["settings"].get("table") == "torch":
+    is_plan = results.load(path)[0] == "plan"
+    if not is_plan and results.read(path)["settings"].get("table") == "torch":
         return None
-    figure, units = ("plan", []) if plans.read(path) else figure_of(path)
+    figure, units = ("plan", []) if is_plan else figure_of(path)
     if figure == "window" and not all(file.exists() for file in traces_of(path)):
         raise LabError(
-            f"no picture of {path}: its traces are not beside it; lab/lab run {path.stem} makes them anew"
+            f"no picture of {path}: its traces are not beside it; "
+            f"experiments/lab/lab run {path.stem} makes them anew"
         )
     picture = path.with_suffix(".svg")
     words = [str(ROOT / "scripts" / "report.sh"), "--quiet", f"--svg={figure}={picture}", *units, str(path)]

@@ -1,23 +1,8 @@
 """Tables of what `tagc plan --json` simulated."""
 
-import json
 import pathlib
 
 from common import LabError
-
-
-def read(path):
-    """The plans in a file, or None where it holds something else."""
-    try:
-        found = json.loads(pathlib.Path(path).read_text())
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
-        return None  # the next reader reports the error
-    plans = found if isinstance(found, list) else [found]
-    return (
-        plans
-        if plans and all(isinstance(plan, dict) and plan.get("type") == "plan" for plan in plans)
-        else None
-    )
 
 
 def markdown(plans, grid):

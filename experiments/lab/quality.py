@@ -16,7 +16,7 @@ from experiment import split_arm
 import results
 
 CACHE = ROOT / "runs" / "lab" / "cache"
-BASE_CONFIG = "configs/fsdp.conf"
+BASE_CONFIG = "experiments/configs/fsdp.conf"
 
 
 def _digest(path):

@@ -131,15 +131,24 @@ def write(path, result):
     write_atomically(path, laid_out(result) + "\n")
 
 
-def read(path):
-    """A lab's result, or an error that names the file."""
+def load(path):
+    """Returns what the file says that it holds, and that: "lab", "plan" (always a list), "torch-quality",
+    another word, or None."""
     try:
-        result = json.loads(pathlib.Path(path).read_text())
+        found = json.loads(pathlib.Path(path).read_text())
     except OSError as error:
         raise LabError(f"{path}: {error.strerror}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise LabError(f"{path} is no JSON: {error}") from None
-    if not isinstance(result, dict) or result.get("type") != "lab":
+    first = found[0] if isinstance(found, list) and found else found
+    kind = first.get("type") if isinstance(first, dict) else None
+    return kind, [found] if kind == "plan" and found is first else found
+
+
+def read(path):
+    """Returns a result of the lab, or raises an error that names the file."""
+    kind, result = load(path)
+    if kind != "lab" or not isinstance(result, dict):
         raise LabError(f'{path} is no result of the lab: its "type" is not "lab"')
     if result.get("format") != 1:
         raise LabError(f'{path}: "format" is {result.get("format")!r}, allowed: 1')

@@ -3,8 +3,6 @@ every sample."""
 
 import statistics
 
-import plans
-
 import results
 
 MOST_POINTS = 50  # of a curve of losses
@@ -136,7 +134,7 @@ def arm(found):
 
 
 def bench(found):
-    """Returns the summary of what `tagc bench` or bench/torch_bench.py measured."""
+    """Returns the summary of what `tagc bench` or experiments/studies/torch_bench.py measured."""
     arms = [
         arm(item) | ({"options": options(item["options"], *OF_LEARNING)} if "options" in item else {})
         for item in found["arms"] or []
@@ -197,8 +195,8 @@ def plan(found):
 
 def keep(path):
     """Rewrites a result of the lab or of `tagc plan --json` in its small form."""
-    found = plans.read(path)
-    if found:
+    kind, found = results.load(path)
+    if kind == "plan":
         made = [plan(item) for item in found]
         made[1:] = [
             without(item, "origin", "model", "costs")

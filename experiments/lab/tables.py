@@ -14,6 +14,7 @@ from common import LAB, LabError, read_toml, write_atomically
 
 import results
 
+KINDS = ("lab", "plan", "torch-quality")
 MOST_COLUMNS = 6  # of places; with more each has a row
 GRADIENT_LEGS = ("index", "values", "leftover", "result")
 
@@ -565,7 +566,7 @@ def origin_text(result):
     if about.get("is_busy"):
         notes += f", while other work kept {100 * about['busy_before']:.0f} % of the cores busy"
     return (
-        f"`lab/lab run {result['experiment']}`, {about['machine']['n_cpus']} cores of "
+        f"`experiments/lab/lab run {result['experiment']}`, {about['machine']['n_cpus']} cores of "
         f"{about['machine']['cpu']}, commit {about['commit'] or 'unknown'}, {about['date'][:10]}{notes}.\n"
     )
 
@@ -592,22 +593,22 @@ def put_into(path, made):
 
 
 def from_paths(paths):
-    """name -> markdown for result files, and for all results in folders."""
+    """Returns name -> markdown for result files, and for all results in folders; skips other files there."""
     files = []
     for path in map(pathlib.Path, paths):
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
-        files += [file for file in inside if not file.name.endswith(".trace.json")]
+        inside = [file for file in inside if not file.name.endswith(".trace.json")]
+        files += [file for file in inside if not path.is_dir() or results.load(file)[0] in KINDS]
     if not files:
-        raise LabError(f"no results in {', '.join(map(str, paths))}; lab/lab run NAME makes them")
+        raise LabError(f"no results in {', '.join(map(str, paths))}; experiments/lab/lab run NAME makes them")
     made = {}
     for file in files:
-        planned = plans.read(file)
-        if planned:
-            made[file.stem] = plans.markdown(planned, grid)
-            continue
-        if quality := torchquality.read(file):
-            made[file.stem] = torchquality.markdown(quality, grid, number)
-            continue
-        result = results.read(file)
-        made[result["experiment"]] = markdown(result)
+        kind, found = results.load(file)
+        if kind == "plan":
+            made[file.stem] = plans.markdown(found, grid)
+        elif kind == "torch-quality":
+            made[file.stem] = torchquality.markdown(found, grid, number)
+        else:
+            result = results.read(file)
+            made[result["experiment"]] = markdown(result)
     return made

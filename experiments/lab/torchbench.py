@@ -1,5 +1,5 @@
-"""Kind "torch": bench/torch_bench.py as one process for each rank, inside the hosts; and the table of what it
-found."""
+"""Kind "torch": studies/torch_bench.py as one process for each rank, inside the hosts; and the table of
+what it found."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from common import ROOT, LabError
 
 import results
 
-BENCH = ROOT / "bench" / "torch_bench.py"
+BENCH = ROOT / "experiments" / "studies" / "torch_bench.py"
 PORT = 29500  # of rank 0's host, whose ports are its own
 FILLED = 0.85  # what an exchange should reach of plain TCP, or a ratio to it flatters
 

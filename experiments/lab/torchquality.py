@@ -1,19 +1,8 @@
-"""The table of what bench/torch_quality.py found."""
+"""The table of what experiments/studies/torch_quality.py found."""
 
-import json
-import pathlib
 import statistics
 
 from common import LabError
-
-
-def read(path):
-    """The result in a file, or None where it holds something else."""
-    try:
-        found = json.loads(pathlib.Path(path).read_text())
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
-        return None  # the next reader reports the error
-    return found if isinstance(found, dict) and found.get("type") == "torch-quality" else None
 
 
 def markdown(result, grid, number):

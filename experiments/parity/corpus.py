@@ -1,7 +1,7 @@
 """Text to train on: what Debian's documentation packages say in English, as tokens of a BPE vocabulary made
 from it.
 
-    python bench/parity/parity.py corpus
+    python experiments/parity/parity.py corpus
 
 Packages are downloaded and unpacked into the cache, never installed. A paragraph of 40 characters or more
 counts once: the same licence, menu or warning on a thousand pages would be learnt by heart. Documents, not

@@ -1,14 +1,12 @@
 """tagc and its peers at equal bits and equal simulated time: one command per table.
 
-    python -m pip install -r bench/parity/requirements.txt       # beside torch; the library: make build
-    python bench/parity/parity.py tiny                           # every arm, 0.2 M parameters, 240 steps
-    python bench/parity/parity.py tiny-long                      # 15 arms, 0.2 M parameters, 10 tokens per
-                                                                 parameter
-    python bench/parity/parity.py tiny-untied                    # fewer arms, the head has a matrix of its
-                                                                 own
-    python bench/parity/parity.py tiny-no-bias                   # likewise without biases, which stay in fp32
-    python bench/parity/parity.py 3m                             # the finalists, to 10 tokens per parameter
-    python bench/parity/parity.py 10m                            # a few of them, a shorter stretch
+    python -m pip install -r experiments/parity/requirements.txt  # beside torch; the library: make build
+    python experiments/parity/parity.py tiny            # every arm, 0.2 M parameters, 240 steps
+    python experiments/parity/parity.py tiny-long       # 15 arms, 0.2 M parameters, 10 tokens per parameter
+    python experiments/parity/parity.py tiny-untied     # fewer arms, the head has a matrix of its own
+    python experiments/parity/parity.py tiny-no-bias    # likewise without biases, which stay in fp32
+    python experiments/parity/parity.py 3m              # the finalists, to 10 tokens per parameter
+    python experiments/parity/parity.py 10m             # a few of them, a shorter stretch
 
 Ctrl-C or --minutes ends it, the same command goes on, on another machine with --take-over; the table has a
 row for whatever is there. results/parity/NAME.json and .md are written after each run, NAME.svg at the end;
@@ -74,7 +72,7 @@ def main():
 
     def write():
         found = runner.result(
-            setting, text, runner.read(folder, is_whole=False), ["bench/parity/parity.py", args.what]
+            setting, text, runner.read(folder, is_whole=False), ["experiments/parity/parity.py", args.what]
         )
         args.out.mkdir(parents=True, exist_ok=True)
         kept = found | {"runs": [runner.small(run) for run in found["runs"]]}

@@ -1,7 +1,7 @@
 """What each rule of the schedule is worth: libtagc is built once for each rule that is left out, and the
 first-try set-ups run with it.
 
-    bench/schedule_ablation.py --out build/ablation --setups untied "llama bpe" --seeds 1
+    experiments/studies/schedule_ablation.py --out build/ablation --setups untied "llama bpe" --seeds 1
 
 A run that was broken off goes on where it stopped. The table has the gap of each variant to all rules, of the
 same set-up and seed; the first line is how far two dense runs scatter that differ by a millionth of their
@@ -14,7 +14,7 @@ import pathlib
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 ARM = "with the optimizer"
 
 # Name of a variant -> macros of schedule/constants.h that leave the rule out.
@@ -70,7 +70,7 @@ def run(name: str, out: pathlib.Path, arms: list[str], args: argparse.Namespace)
             "--standalone",
             "--nproc-per-node",
             "2",
-            ROOT / "bench" / "torch_first_try.py",
+            ROOT / "experiments" / "studies" / "torch_first_try.py",
             "--arms",
             *arms,
             "--setups",

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A long run of the command, looked at from outside: does memory grow, do descriptors, do replicas stay the same, does it learn?
-#   bench/soak.sh MINUTES [tagc [options of tagc train]]
+#   experiments/studies/soak.sh MINUTES [tagc [options of tagc train]]
 # Four ranks under mpirun, direct gradients, 4-bit deltas of the parameters whose replicas are compared by checksum every 100 gathers
 # (a difference ends the run). Every 10 seconds the memory (VmRSS) and open descriptors of each rank are written down. It fails when the run
 # ends, when the largest rank's memory in the last tenth is more than 4 MB above that of the second tenth, when a rank has more
@@ -18,7 +18,7 @@ end() {
     rm -rf "$folder"
 }
 trap end EXIT
-root=$(realpath "$(dirname "$0")/..")
+root=$(realpath "$(dirname "$0")/../..")
 "$tagc" data --quiet --out "$folder/data" "$root/lib" "$root/engine" "$root/docs" || exit 1
 mpirun --oversubscribe -n 4 "$tagc" train --data "$folder/data" --model tiny --steps 1000000000 --warmup 100 --lr 1e-3 --min-lr 1e-3 \
     --sharding grad --exchange direct --gather delta4 --eval-every 100 --save-every 100 --timeout 600 --quiet --out "$folder/run" "$@" \

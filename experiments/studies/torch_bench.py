@@ -1,8 +1,9 @@
 """Time per iteration and bytes of a GPT under PyTorch, torch's own ways to communicate against tagc's. Arms
 take turns in one run, so that ratios are between neighbours in time.
 
-    torchrun --standalone --nproc-per-node 2 bench/torch_bench.py --model small --arms fsdp2,fsdp2-tagc
-    sudo lab/lab run torch        # over links as slow as asked for
+    torchrun --standalone --nproc-per-node 2 experiments/studies/torch_bench.py --model small \\
+        --arms fsdp2,fsdp2-tagc
+    sudo experiments/lab/lab run torch        # over links as slow as asked for
 
 docs/reference/results-format.md describes the output of --json."""
 
@@ -25,7 +26,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python")]
 from gpt import GPT, Config
 
@@ -394,7 +395,7 @@ class Bench:
             "version": tagc.version(),
             "commit": (head + ("-dirty" if is_changed else "")) if head else None,
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "command": ["bench/torch_bench.py", *sys.argv[1:]],
+            "command": ["experiments/studies/torch_bench.py", *sys.argv[1:]],
             "machine": {
                 "cpu": cpu,
                 "n_cpus": os.cpu_count(),
@@ -482,7 +483,7 @@ def parse():
     if "RANK" not in os.environ:
         parser.error(
             "the ranks are missing: start it as torchrun --standalone --nproc-per-node 2 "
-            "bench/torch_bench.py ..."
+            "experiments/studies/torch_bench.py ..."
         )
     args.arms = args.arms.split(",")
     known = arms_of(0.95, 1)

@@ -1,10 +1,11 @@
 """Replicas under torchft with tagc, while they are killed, stopped and cut off: does the run end where an
 undisturbed one does?
 
-    python bench/torch_chaos.py --steps 300                       # a few minutes
-    python bench/torch_chaos.py --steps 800 --seeds 1 --every 20  # an hour or two on two busy cores
-    sudo python bench/torch_chaos.py --links                      # each replica in a network namespace, whose
-                                                                  link goes down, too
+    # a few minutes; an hour or two on two busy cores; each replica in a network namespace, whose link goes
+    # down, too
+    python experiments/studies/torch_chaos.py --steps 300
+    python experiments/studies/torch_chaos.py --steps 800 --seeds 1 --every 20
+    sudo python experiments/studies/torch_chaos.py --links
 
 Needs torchft (pip install torchft==0.2.0) and libtagc (make build). A small GPT learns the sources of tagc in
 so many steps, without disturbance with each of --seeds, then with it. Every few seconds one of the replicas
@@ -35,7 +36,7 @@ import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "examples" / "pytorch")]
 os.environ.setdefault("TAGC_LIBRARY", str(ROOT / "build" / "libtagc.so"))
 

@@ -2,7 +2,7 @@
 from, dense and with one line added. Several models, texts and loops; the same data in the same order for all
 arms of a set-up.
 
-    torchrun --standalone --nproc-per-node 2 bench/torch_first_try.py --json first-try.json
+    torchrun --standalone --nproc-per-node 2 experiments/studies/torch_first_try.py --json first-try.json
 
 Rows that the JSON file has are kept and not run again, so a broken run goes on where it stopped."""
 
@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python")]
 
 import gpt

@@ -2,8 +2,8 @@
 runs on the processor, the time of a step with and without tagc, and torch.topk of the arrays of
 bench_cuda.cu. scripts/gpu.sh runs it.
 
-    python bench/torch_gpu.py --json torch_gpu.json
-    python bench/torch_gpu.py --device cpu             # the same on a machine without a GPU, small
+    python experiments/studies/torch_gpu.py --json torch_gpu.json
+    python experiments/studies/torch_gpu.py --device cpu    # the same on a machine without a GPU, small
 
 On a CPU the weights of the second run of each pair differ by one part in 10^6, to imitate a device that
 rounds otherwise."""
@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python")]
 from gpt import GPT, Config
 

@@ -1,8 +1,8 @@
 """What local steps cost in loss: LocalSteps beside an exchange in every step, on a small GPT from random
 weights.
 
-    python bench/torch_local.py --sites 2 4 8 --out local.jsonl      # goes on where it was broken off
-    python bench/torch_local.py --out local.jsonl --table             # the table of what is there
+    python experiments/studies/torch_local.py --sites 2 4 8 --out local.jsonl  # goes on where it broke off
+    python experiments/studies/torch_local.py --out local.jsonl --table          # the table of what is there
 
 Needs libtagc (make build). Sites are processes on this machine, joined by gloo, and use LocalSteps and
 compress() as they are. All arms begin with the same weights. A step has the same --rows sequences whatever
@@ -22,7 +22,7 @@ import sys
 import time
 import zlib
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "examples" / "pytorch")]
 os.environ.setdefault("TAGC_LIBRARY", str(ROOT / "build" / "libtagc.so"))
 

@@ -2,7 +2,7 @@
 per optimizer dense, with every value in 4 bits, and going on to selection with its first moment kept and
 taken off.
 
-    torchrun --standalone --nproc-per-node 2 bench/torch_optimizers.py --json optimizers.json
+    torchrun --standalone --nproc-per-node 2 experiments/studies/torch_optimizers.py --json optimizers.json
 
 Rows that the JSON file has are kept and not run again. lion and schedule-free want the packages lion-pytorch
 and schedulefree."""

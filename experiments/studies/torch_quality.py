@@ -2,8 +2,9 @@
 see the data in the same orders. Runs from random weights differ by more between seeds than most arms do from
 each other.
 
-    scripts/corpus.sh data/corpus torchrun --standalone --nproc-per-node 2 bench/torch_quality.py --data
-    data/corpus --json results/torch-quality.json"""
+    scripts/corpus.sh data/corpus
+    torchrun --standalone --nproc-per-node 2 experiments/studies/torch_quality.py --data data/corpus \\
+        --json results/torch-quality.json"""
 
 import argparse
 import copy
@@ -17,8 +18,8 @@ import time
 import torch
 import torch.distributed as dist
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "lab")]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "experiments" / "lab")]
 
 import tables
 import torchquality

@@ -8,7 +8,7 @@ assert (result["type"], result["format"], result["experiment"]) == ("lab", 1, "s
 for member in ("version", "commit", "date", "command", "machine"):
     assert member in result["origin"], member
 assert result["origin"]["machine"]["hosts"] == ["h1", "h2"]
-assert result["settings"]["arms"] == ["configs/fsdp.conf", "configs/packed.conf"]
+assert result["settings"]["arms"] == ["experiments/configs/fsdp.conf", "experiments/configs/packed.conf"]
 (case,) = result["cases"]
 assert (case["hosts"], case["ranks_per_host"]) == (2, 1)
 link = case["link"]

@@ -6,7 +6,7 @@ set -uo pipefail
 tagc=$(realpath "$1")
 scratch=$2
 root=$(realpath "$(dirname "$0")/../..")
-lab=$root/lab/lab
+lab=$root/experiments/lab/lab
 rm -rf "$scratch"
 mkdir -p "$scratch"
 cd "$scratch" || exit 1
@@ -46,11 +46,11 @@ grep -qa '__[at]san_init' "$tagc" && { echo "skipped: the lab is tested with a p
 
 # ---- wrong input: no hosts are needed for this ----
 # A lab of its own, so that broken experiment files can be put there.
-mkdir -p copy && cp -r "$root/lab" "$root/configs" "$root/scripts" "$root/python" copy/
+mkdir -p copy/experiments && cp -r "$root/experiments/lab" "$root/experiments/configs" copy/experiments/ && cp -r "$root/scripts" "$root/python" copy/
 n_broken=0
 broken() { # <text in the file> <what it says>...
     n_broken=$((n_broken + 1))
-    printf '%s\n' "$1" >copy/lab/experiments/broken$n_broken.toml
+    printf '%s\n' "$1" >copy/experiments/lab/experiments/broken$n_broken.toml
     shift
     printf '%s\n' "$@" >broken$n_broken.said
 }
@@ -58,7 +58,7 @@ good='title = "t"
 kind = "train"
 table = "bits"
 minutes = 1
-arms = ["configs/fsdp.conf"]'
+arms = ["experiments/configs/fsdp.conf"]'
 broken "$good
 rates = [1e-3]" 'rates has no meaning without base'
 broken "${good/bits/quality}" 'table = "quality" needs base and seeds'
@@ -95,11 +95,11 @@ broken "$good
 pairs = [[\"a\", \"b\"]]" 'pairs has no meaning for kind = "train"'
 broken "${good/train/bench}
 pairs = [[\"fsdp\", \"pakced\"]]" 'pairs has "pakced"' 'the arms are: fsdp'
-broken "${good/\"]/\", \"configs/fsdp.conf\"]}" 'two arms of one name'
+broken "${good/\"]/\", \"experiments/configs/fsdp.conf\"]}" 'two arms of one name'
 broken "${good/train/watch}" "kind is 'watch', allowed: bench or train or torch"
 broken "${good/train/torch}" 'kind = "torch" and table = "torch" go together'
 broken "${good/minutes = 1/}" 'minutes is missing'
-broken "${good/configs\/fsdp.conf/fsdp}" 'arms has "fsdp"' 'config files'
+broken "${good/experiments\/configs\/fsdp.conf/fsdp}" 'arms has "fsdp"' 'config files'
 broken "$good
 [options]
 Steps = 1" 'options is'
@@ -110,7 +110,7 @@ broken "$good
 = 1" 'Invalid'
 broken '' 'title is missing'
 # All in one process: starting Python takes longer than the rest.
-python3 - copy/lab $n_broken >out 2>err <<'END' || fail "broken files"
+python3 - copy/experiments/lab $n_broken >out 2>err <<'END' || fail "broken files"
 import contextlib, io, pathlib, runpy, sys
 lab, n_broken = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 sys.path.insert(0, str(lab))
@@ -123,7 +123,7 @@ for i in range(1, n_broken + 1):
     missing = [text for text in texts if text not in said.getvalue()]
     assert code == 1 and not missing, (i, code, missing, said.getvalue())
 END
-rm copy/lab/experiments/broken*.toml
+rm copy/experiments/lab/experiments/broken*.toml
 
 lab 1 run smoek
 says 'no experiment "smoek"' 'did you mean "smoke"?' known:
@@ -138,8 +138,8 @@ says "no/python cannot be used as a Python with torch: no program"
 touch file
 lab 1 run figure4 --quick --tagc "$tagc" --out file
 says "--out file: "
-sed 's/^minutes.*/&\nmemory_gb = 10000/' "$root/lab/experiments/figure4.toml" >copy/lab/experiments/large.toml
-copy/lab/lab run large --quick --tagc "$tagc" --out results >out 2>err && fail "more memory than there is"
+sed 's/^minutes.*/&\nmemory_gb = 10000/' "$root/experiments/lab/experiments/figure4.toml" >copy/experiments/lab/experiments/large.toml
+copy/experiments/lab/lab run large --quick --tagc "$tagc" --out results >out 2>err && fail "more memory than there is"
 says "large needs 10000 GB of memory"
 lab 1 tables nowhere.json
 says "nowhere.json: No such file"
@@ -150,7 +150,7 @@ echo '{"type": "bench"}' >other.json
 lab 1 tables other.json
 says "other.json is no result of the lab"
 # Every experiment, in one process as well.
-python3 - "$root/lab" >out 2>err <<'END' || fail "show"
+python3 - "$root/experiments/lab" >out 2>err <<'END' || fail "show"
 import contextlib, io, pathlib, runpy, sys
 lab = pathlib.Path(sys.argv[1])
 sys.path.insert(0, str(lab))
@@ -166,16 +166,16 @@ END
 lab 0 show smoke
 lab 0 list
 if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
-    chmod -R a+rX "$root/lab" 2>/dev/null
+    chmod -R a+rX "$root/experiments/lab" 2>/dev/null
     setpriv --reuid 65534 --clear-groups "$lab" check >out 2>err && fail "check without root"
     grep -q Permission err || says "need root" "Nothing else in the project needs root"
 fi
 
 # ---- tables of hand-made results, against figures worked out by hand ----
-python3 "$root/tests/lab/check_tables.py" "$root/lab" || fail "tables"
+python3 "$root/tests/lab/check_tables.py" "$root/experiments/lab" || fail "tables"
 
 # ---- forks of one trained state: no root ----
-cat >copy/lab/experiments/forks.toml <<'END'
+cat >copy/experiments/lab/experiments/forks.toml <<'END'
 title = "t"
 kind = "train"
 table = "quality"
@@ -184,7 +184,7 @@ ranks_per_host = 2
 data = "words"
 seeds = [1, 2]
 rates = [1e-9, 3e-3]
-arms = ["dense: configs/fsdp.conf", "half: configs/packed.conf+sparsity=0.5", "own rate: configs/packed.conf+lr=1e-3"]
+arms = ["dense: experiments/configs/fsdp.conf", "half: experiments/configs/packed.conf+sparsity=0.5", "own rate: experiments/configs/packed.conf+lr=1e-3"]
 [base]
 model = "tiny"
 ranks = 2
@@ -202,19 +202,19 @@ link-rate = "1gbit,10gbit"
 compute-s = 0.25
 codec-ns = 0.1
 END
-timeout 60 copy/lab/lab run forks --tagc "$tagc" --out results >out 2>err || fail "forks"
+timeout 60 copy/experiments/lab/lab run forks --tagc "$tagc" --out results >out 2>err || fail "forks"
 grep -q '^base: --model=tiny' out || fail "no base was trained"
 python3 "$root/tests/lab/check_forks.py" results/forks.json || fail "the result of forks"
 grep -q '^| `half` |' out || fail "no table of forks"
 can_draw=yes
 grep -q 'has altair and vl-convert-python' err && can_draw=no # then the result is there all the same
 [ $can_draw = no ] || grep -q '</svg>' results/forks.svg || fail "no picture of forks"
-timeout 60 copy/lab/lab run forks --tagc "$tagc" --out results >out 2>err || fail "forks again"
+timeout 60 copy/experiments/lab/lab run forks --tagc "$tagc" --out results >out 2>err || fail "forks again"
 grep -q '^base: from runs/lab/cache/' out || fail "the base is trained anew"
-sed -i 's/^steps = 12/steps = 6/' copy/lab/experiments/forks.toml
-timeout 60 copy/lab/lab run forks --tagc "$tagc" --out results >out 2>err && fail "forks without a step"
+sed -i 's/^steps = 12/steps = 6/' copy/experiments/lab/experiments/forks.toml
+timeout 60 copy/experiments/lab/lab run forks --tagc "$tagc" --out results >out 2>err && fail "forks without a step"
 says "steps is 6, allowed: more than the base's 6"
-rm copy/lab/experiments/forks.toml
+rm copy/experiments/lab/experiments/forks.toml
 
 # ---- two hosts ----
 "$tagc" version | grep -q 'with MPI' || { echo "skipped from here: tagc is built without MPI"; exit 77; }
@@ -229,6 +229,7 @@ if [ $can_draw = yes ]; then
     grep -q '</svg>' results/smoke.svg || fail "no picture"
     lab 0 pictures results/smoke.json
 fi
+cp other.json results/
 lab 0 tables results
 grep -q '^| `packed` |' out || fail "no table"
 printf 'before\n<!-- table smoke -->\nold\n<!-- end -->\nafter\n' >page.md
@@ -257,7 +258,7 @@ refused 'usage:' --one-way-us 1 a:b=c:d
 says "nowhere:eth0: there is no such network namespace"
 if [ ! -w /dev/net/tun ] || ! command -v ping >/dev/null; then
     echo "latency is not tested: no /dev/net/tun, or no ping"
-elif ! python3 - "$root/lab" "$tagc" >out 2>err <<'END'; then
+elif ! python3 - "$root/experiments/lab" "$tagc" >out 2>err <<'END'; then
 import sys
 sys.path.insert(0, sys.argv[1])
 sys.dont_write_bytecode = True
@@ -268,9 +269,9 @@ with hosts.Network(case, sys.argv[2]):
 END
     echo "latency is not tested: $(tail -n 1 err)"
 else
-    python3 "$root/tests/lab/check_latency.py" "$root/lab" "$tagc" || fail "frames over links with latency"
-    sed 's/^hosts = 2/&\nlatency = "20ms"/' copy/lab/experiments/smoke.toml >copy/lab/experiments/distant.toml
-    lab=copy/lab/lab
+    python3 "$root/tests/lab/check_latency.py" "$root/experiments/lab" "$tagc" || fail "frames over links with latency"
+    sed 's/^hosts = 2/&\nlatency = "20ms"/' copy/experiments/lab/experiments/smoke.toml >copy/experiments/lab/experiments/distant.toml
+    lab=copy/experiments/lab/lab
     lab 0 run distant --quick --tagc "$tagc" --out results
     python3 - results/distant.json <<'END' || fail "the result of a run with latency"
 import json, sys
@@ -285,8 +286,8 @@ assert all(run["total_s"]["min"] > 0.08 for run in case["runs"]), [run["total_s"
 END
     no_leftovers "$ended" "after a run with latency"
     # Its link goes away in the middle.
-    sed -i 's/^steps = .*/steps = 100000/' copy/lab/experiments/distant.toml
-    copy/lab/lab run distant --quick --tagc "$tagc" --out nothing >out 2>err &
+    sed -i 's/^steps = .*/steps = 100000/' copy/experiments/lab/experiments/distant.toml
+    copy/experiments/lab/lab run distant --quick --tagc "$tagc" --out nothing >out 2>err &
     ended=$!
     for _ in $(seq 400); do pgrep -f "$tagc train.*tagc-lab-$ended-" >/dev/null && break; sleep 0.1; done
     pkill -KILL -f "tagc-lab-latency .*tagc-lab-$ended-h1:eth0" || fail "no program to kill"
@@ -296,23 +297,23 @@ END
     says "tagc-lab-latency was ended by signal 9 while its links were in use"
     [ -e nothing/distant.json ] && fail "a result of a run without its link"
     no_leftovers "$ended" "after the link went away"
-    lab=$root/lab/lab
+    lab=$root/experiments/lab/lab
 fi
 
 # A run that fails: a step that needs more positions than the model has.
-cp copy/lab/experiments/smoke.toml copy/lab/experiments/failing.toml
-sed -i 's/^steps = .*/seq-len = 9999/' copy/lab/experiments/failing.toml
-lab=copy/lab/lab
+cp copy/experiments/lab/experiments/smoke.toml copy/experiments/lab/experiments/failing.toml
+sed -i 's/^steps = .*/seq-len = 9999/' copy/experiments/lab/experiments/failing.toml
+lab=copy/experiments/lab/lab
 lab 1 run failing --quick --tagc "$tagc" --out results
 says "exit status" "mpirun" "--seq-len is 9999"
 [ -e results/failing.json ] && fail "a result of a failed run"
 no_leftovers "$ended" "after a failed run"
 
 # A lab that is ended in the middle: by a signal it cleans up itself; by SIGKILL the next one does.
-cp copy/lab/experiments/smoke.toml copy/lab/experiments/long.toml
-sed -i 's/^steps = .*/steps = 100000/' copy/lab/experiments/long.toml
+cp copy/experiments/lab/experiments/smoke.toml copy/experiments/lab/experiments/long.toml
+sed -i 's/^steps = .*/steps = 100000/' copy/experiments/lab/experiments/long.toml
 ended_by() { # <signal> <exit code>
-    copy/lab/lab run long --quick --tagc "$tagc" --out results >out 2>err &
+    copy/experiments/lab/lab run long --quick --tagc "$tagc" --out results >out 2>err &
     local pid=$! code=0
     for _ in $(seq 400); do
         pgrep -f "$tagc train.*tagc-lab-$pid-" >/dev/null && break

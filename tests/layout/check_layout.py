@@ -58,6 +58,8 @@ PYTHON_ORDER = [
 ]
 # The page of a result needs no torch and no libtagc.
 ALONE = ["tagc.report.*"]
+# Python outside of the package that imports nothing of experiments/, either.
+BESIDE = ["bench", "cmake", "examples", "fuzz", "scripts"]
 
 HERE = "tests/layout/check_layout.py"
 C_SUFFIXES = (".c", ".h", ".cu", ".cuh")
@@ -166,13 +168,27 @@ def imports_of(tree, module):
                 yield node.lineno, f"{base}.{alias.name}"
 
 
+def check_experiments(root):
+    """Returns the imports of experiments/ by files outside of it. Its programs import each other by the names
+    of their files, so these names count, too, unless the importer has a neighbour of that name."""
+    folder = root / "experiments"
+    names = {"experiments"} | {p.stem for p in folder.rglob("*") if p.is_dir() or p.suffix == ".py"}
+    broken = []
+    for path in sorted(p for beside in ["python", *BESIDE] for p in (root / beside).rglob("*.py")):
+        for line, name in imports_of(ast.parse(path.read_text()), path.stem):
+            first = name.split(".")[0]
+            if first in names and not (path.parent / f"{first}.py").exists():
+                where = path.relative_to(root).as_posix()
+                broken.append(f"{where}:{line}: imports {name}, and nothing imports experiments/")
+    return broken
+
+
 def check_python(root):
     """Returns the broken rules of Python, and how many imports were read."""
     package = root / "python"
     paths = sorted(package.rglob("*.py"))
     modules = {".".join(p.relative_to(package).with_suffix("").parts): p for p in paths}
-    experiments = {"experiments"} | {p.stem for p in (root / "experiments").glob("*")}
-    broken, arrows, n = [], {}, 0
+    broken, arrows, n = check_experiments(root), {}, 0
 
     def module_of(name):
         while name:
@@ -189,8 +205,6 @@ def check_python(root):
             broken.append(f"{where}: {module} has no place in PYTHON_ORDER of {HERE}")
             continue
         for line, name in imports_of(ast.parse(path.read_text()), module):
-            if name.split(".")[0] in experiments:
-                broken.append(f"{where}:{line}: imports {name}, and nothing imports experiments/")
             target = module_of(name) if name.split(".")[0] == "tagc" else None
             if target is None or target == module:
                 continue
@@ -242,7 +256,12 @@ def planted(root):
     yield {local: "from tagc.torch.advise.links import plan"}, "imports tagc.torch.advise.links"
     yield {"python/tagc/torch/handle.py": "import tagc.torch"}, "imports tagc.torch.__init__"
     yield {"python/tagc/report/command.py": "import tagc.torch.handle"}, "tagc.torch.handle, and stands alone"
-    yield {low: "from lab import tables", "experiments/lab/tables.py": ""}, "nothing imports experiments/"
+    # experiments/, by its folders, by its files, and by a program beside the package
+    lab = {"experiments/lab/tables.py": ""}
+    yield {low: "from experiments.lab import tables", **lab}, "imports experiments.lab.tables, and nothing"
+    yield {low: "from lab import tables", **lab}, "imports lab.tables, and nothing imports"
+    yield {"scripts/new.py": "import tables", **lab}, "scripts/new.py:2: imports tables, and nothing imports"
+    yield {low: "def f():\n    import tables", **lab}, "imports tables, and nothing imports"
     yield {"python/tagc/new.py": "nothing = None"}, "tagc.new has no place"
     yield (
         {

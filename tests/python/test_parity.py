@@ -1,5 +1,5 @@
-"""The peers of bench/parity against what their papers promise: nothing is lost that error feedback keeps, the
-codes are what they say, sizes are those of real bytes. And the rule by which arms are tuned."""
+"""The peers of experiments/parity against what their papers promise: nothing is lost that error feedback
+keeps, the codes are what they say, sizes are those of real bytes. And the rule by which arms are tuned."""
 
 import copy
 import dataclasses
@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench" / "parity"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "experiments" / "parity"))
 
 import arms
 import corpus

@@ -35,8 +35,8 @@ BETA1 = 0.5  # of what is compressed, once its gradient is noise; a smaller one 
 _ADAM = re.compile(r"^_?(Paged|Fused|CPU|DeepSpeedCPU)?[NR]?Adam(W|_?Base)?(_?(4|8|32)bit|Fp8)?$")
 
 
-# Whose momentum goes on with selection at no cost that bench/torch_optimizers.py shows: a sum of gradients,
-# or a sign of it.
+# Whose momentum goes on with selection at no cost that experiments/studies/torch_optimizers.py shows: a sum
+# of gradients, or a sign of it.
 _KEEPS_PACE = ("SGD", "SGD8bit", "PagedSGD8bit", "Lion", "Lion8bit", "PagedLion8bit")
 
 

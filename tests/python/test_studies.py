@@ -1,4 +1,4 @@
-"""What the programs in bench/ refuse, by name, before they train."""
+"""What the programs in experiments/studies refuse, by name, before they train."""
 
 import os
 import pathlib
@@ -25,16 +25,17 @@ def refused(*words):
 
 
 def test_torch_bench_skips_exchanges_or_not():
-    said = refused("bench/torch_bench.py", "--skip-exchanges=ture")
+    program = "experiments/studies/torch_bench.py"
+    said = refused(program, "--skip-exchanges=ture")
     assert all(word in said for word in ("--skip-exchanges", "'ture'", "true", "false")), said
     assert "the ranks are missing" in refused(
-        "bench/torch_bench.py", "--skip-exchanges", "--skip-exchanges=true", "--skip-exchanges=false"
+        program, "--skip-exchanges", "--skip-exchanges=true", "--skip-exchanges=false"
     )
 
 
 def test_torch_chaos_leaves_an_older_run_alone(tmp_path):
     (tmp_path / "text").write_text("an older run's")
-    said = refused("bench/torch_chaos.py", "--out", tmp_path)
+    said = refused("experiments/studies/torch_chaos.py", "--out", tmp_path)
     assert "--out" in said and str(tmp_path) in said and "not empty" in said, said
     assert (tmp_path / "text").read_text() == "an older run's"
-    assert "not empty" in refused("bench/torch_chaos.py", "--out", tmp_path / "text")
+    assert "not empty" in refused("experiments/studies/torch_chaos.py", "--out", tmp_path / "text")
