@@ -257,7 +257,11 @@ def _prepare(
         failure = problem
     try:
         everyone = agree_all(
-            group, mine | {"about host": first_words.about_host()}, failure, options.get("timeout_s")
+            group,
+            mine | {"about host": first_words.about_host()},
+            failure,
+            options.get("timeout_s"),
+            f"{'ddp_state' if only else 'compress'}()",
         )
     except BaseException:
         if staging is not None:

@@ -108,7 +108,7 @@ def advise(
         }
     except Exception as problem:
         failure = problem
-    agree_all(group, mine, failure)
+    agree_all(group, mine, failure, timeout_s, "advise()")
     assert group is not None  # or that has raised
     if step is not None:
         try:

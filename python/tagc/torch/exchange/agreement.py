@@ -9,14 +9,22 @@ from typing import Any
 import torch.distributed as dist
 
 from tagc._library import Error
+from tagc.torch.exchange.arrivals import meet
 from tagc.torch.exchange.comm import share
+
+TIMEOUT_S = 300.0  # where the user's is not known
 
 
 def agree_all(
-    group: dist.ProcessGroup | None, mine: dict[str, Any], failure: Exception | None, timeout_s: Any = None
+    group: dist.ProcessGroup | None,
+    mine: dict[str, Any],
+    failure: Exception | None,
+    timeout_s: Any = None,
+    call: str = "",
 ) -> list[dict[str, Any]]:
     """Returns the object of each rank if all ranks have equal settings and no failure; else all raise the
-    same Error. Collective."""
+    same Error. Collective. call: what the users of all ranks must have called, if it is not known yet that
+    they have."""
     if group is None:
         if failure is not None:
             raise failure
@@ -24,11 +32,24 @@ def agree_all(
     status = failure.status if isinstance(failure, Error) else "argument"
     # not compared yet if there was a failure
     is_number = isinstance(timeout_s, (int, float)) and 0 < timeout_s <= 1e6
+    wait_s = float(timeout_s) if is_number else TIMEOUT_S
+    if call:
+        try:
+            meet(group, call, wait_s)
+        except Error as silence:
+            raise failure or silence from None
     everyone = share(
         group,
-        {"failure": (status, f"{failure}") if failure else None, **mine},
-        *([datetime.timedelta(seconds=timeout_s)] if is_number else []),
+        {"failure": (status, f"{failure}") if failure else None, "call": call, **mine},
+        datetime.timedelta(seconds=wait_s),
     )
+    for rank, theirs in enumerate(everyone):
+        if theirs["call"] != everyone[0]["call"]:
+            raise Error(
+                "mismatch",
+                f"ranks do not agree: rank 0 has called {everyone[0]['call']}, and rank {rank} has called "
+                f"{theirs['call']}",
+            )
     for rank, theirs in enumerate(everyone):
         if theirs["failure"]:
             status, text = theirs["failure"]

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange import internals
-from tagc.torch.exchange.waits import SOON, disconnect, soon, within
+from tagc.torch.exchange.waits import SOON, disconnect, soon, unheard, within
 
 _TRANSPORT = lib.STATUSES.index("transport")
 _MEMORY = ctypes.c_char * (1 << 47)  # any address; the views below have the lengths
@@ -142,13 +142,12 @@ class Comm:
         try:
             self._group.alltoall_base(target, source, expected, lengths).wait(self._timeout)
         except RuntimeError as failure:
-            is_late, unheard = self._is_late(begin), self._unheard()
-            ranks = f"rank {', '.join(map(str, sorted(unheard)))}" if unheard else ""
+            is_late, ranks = self._is_late(begin), unheard(self._store, self.rank, range(self.world_size))
             if not is_late:
                 raise Gone(
                     f"{ranks or 'a rank'} ended or cannot be reached any more ({failure})"
                 ) from failure
-            words = f", and no word from {ranks}" if unheard else ""
+            words = f", and no word from {ranks}" if ranks else ""
             raise Silence(f"no answer within {self._timeout.total_seconds():g} s{words}") from failure
         at = target.data_ptr()
         for part in transfer.receives[: transfer.n_receives]:
@@ -205,19 +204,6 @@ class Comm:
         def ask() -> str:
             self._store.wait(["gave up"], SOON)
             return self._store.get("gave up").decode(errors="replace")
-
-        return soon(ask)
-
-    def _unheard(self) -> set[int] | None:
-        """Returns ranks that do not report soon that they are waiting, too."""
-
-        def ask() -> set[int]:
-            self._store.set(f"waits {self.rank}", "")
-            others, end = set(range(self.world_size)) - {self.rank}, time.monotonic() + SOON.total_seconds()
-            while others and time.monotonic() < end:
-                others = {rank for rank in others if not self._store.check([f"waits {rank}"])}
-                time.sleep(0.05)
-            return others
 
         return soon(ask)
 

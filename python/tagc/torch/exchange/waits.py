@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -37,6 +37,22 @@ def soon(ask: Callable[[], T]) -> T | None:
     return answers[0] if answers else None
 
 
+def unheard(store: dist.Store, own: int, ranks: Iterable[int]) -> str:
+    """Returns "rank 1, 3": those that do not report soon that they are waiting, too. "" if all do, or if the
+    store does not answer."""
+
+    def ask() -> set[int]:
+        store.set(f"waits {own}", "")
+        others, end = set(ranks) - {own}, time.monotonic() + SOON.total_seconds()
+        while others and time.monotonic() < end:
+            others = {rank for rank in others if not store.check([f"waits {rank}"])}
+            time.sleep(0.05)
+        return others
+
+    silent = soon(ask)
+    return f"rank {', '.join(map(str, sorted(silent)))}" if silent else ""
+
+
 def gloo_of(group: dist.ProcessGroup | None) -> dist.ProcessGroupGloo | None:
     """Returns the gloo backend of a group for CPU tensors; None if it has another."""
     backend = internals.backend_of(dist.group.WORLD if group is None else group, torch.device("cpu"))
@@ -58,19 +74,26 @@ def disconnect(gloo: dist.ProcessGroupGloo | None) -> None:
 
 
 def _lost(
-    gloo: dist.ProcessGroupGloo,
+    group: dist.ProcessGroup | None,
     what: str,
     timeout: datetime.timedelta,
     begin: float,
     failure: Exception | None,
 ) -> Error:
     """Returns the Error for a failed wait. It ends what is still under way; otherwise the process could not
-    exit."""
-    disconnect(gloo)
+    exit. It names ranks that are silent: the others report in torch's store that they have failed, too."""
     is_late = time.monotonic() - begin >= 0.99 * timeout.total_seconds()
-    return Error(
-        "transport", f"{what}: {f'no answer within {timeout.total_seconds():g} s' if is_late else failure}"
-    )
+    disconnect(gloo_of(group))
+    group = dist.group.WORLD if group is None else group
+    assert group is not None  # a collective of it has failed
+    ranks = dist.get_process_group_ranks(group)
+    store = dist.PrefixStore(f"tagc/{','.join(map(str, ranks))}", internals.default_store())
+    silent = unheard(store, dist.get_rank(), ranks)
+    if is_late:
+        why = f"no answer{f' from {silent}' if silent else ''} within {timeout.total_seconds():g} s"
+    else:
+        why = f"{silent or 'a rank'} ended or cannot be reached any more ({failure})"
+    return Error("transport", f"{what}: {why}")
 
 
 def within(
@@ -78,8 +101,7 @@ def within(
 ) -> None:
     """Runs collective(), a blocking one of torch's over `group`; Error if it does not end in time. If CPU
     tensors do not use gloo, the group's own time-out applies."""
-    gloo = gloo_of(group)
-    if gloo is None:
+    if gloo_of(group) is None:
         collective()
         return
     failures: list[Exception] = []
@@ -95,7 +117,7 @@ def within(
     thread.start()
     thread.join(timeout.total_seconds())
     if thread.is_alive() or failures:
-        raise _lost(gloo, what, timeout, begin, failures[0] if failures else None) from (
+        raise _lost(group, what, timeout, begin, failures[0] if failures else None) from (
             failures[0] if failures else None
         )
 
@@ -104,17 +126,17 @@ class _Work(dist.Work):
     """A torch Work whose waits end at the time-out."""
 
     def __init__(
-        self, work: dist.Work, gloo: dist.ProcessGroupGloo, what: str, timeout: datetime.timedelta
+        self, work: dist.Work, group: dist.ProcessGroup, what: str, timeout: datetime.timedelta
     ) -> None:
         super().__init__()
-        self._work, self._gloo, self._what, self._timeout = work, gloo, what, timeout
+        self._work, self._group, self._what, self._timeout = work, group, what, timeout
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         begin = time.monotonic()
         try:
             return self._work.wait(self._timeout)
         except RuntimeError as failure:
-            raise _lost(self._gloo, self._what, self._timeout, begin, failure) from failure
+            raise _lost(self._group, self._what, self._timeout, begin, failure) from failure
 
     def is_completed(self) -> bool:
         return self._work.is_completed()
@@ -134,12 +156,11 @@ class _Comm:
     def _start(
         self, what: str, begin: Callable[[bool], dist.Work | None], group: dist.ProcessGroup, async_op: bool
     ) -> dist.Work | None:
-        gloo = gloo_of(group)
-        if gloo is None:
+        if gloo_of(group) is None:
             return begin(async_op)
         begun = begin(True)
         assert begun is not None  # this rank is in the group
-        work = _Work(begun, gloo, f"{what} of {self._name}", self._timeout)
+        work = _Work(begun, group, f"{what} of {self._name}", self._timeout)
         if async_op:
             return work
         work.wait()

@@ -218,7 +218,7 @@ class LocalSteps:
             failure = problem
         for group in groups:
             try:
-                agree_all(group, mine, failure, chosen["timeout_s"])
+                agree_all(group, mine, failure, chosen["timeout_s"], "LocalSteps()")
             except Exception as problem:
                 failure = problem
         if failure is not None:

@@ -1,0 +1,161 @@
+"""compress(), advise() and LocalSteps() on some ranks only: the others hear which, soon, and nothing of
+torch's is touched."""
+
+import os
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import ranks
+import torch.distributed as dist
+from models import Even, batch_of, loss_of
+from test_state import wrapped
+
+TIMEOUT_S = 3
+
+
+def calls_of(kind):
+    """What a user calls, by its name in the message."""
+    import tagc.torch as tagc
+
+    options = dict(verbose=False, timeout_s=TIMEOUT_S)
+    if kind == "plain":
+        model = Even()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return {"LocalSteps()": lambda: tagc.LocalSteps(model, optimizer, **options)}, model
+    model = wrapped(kind)
+    calls = {
+        "compress()": lambda: tagc.compress(model, **options),
+        "advise()": lambda: tagc.advise(model, **options),
+    }
+    return calls | ({"ddp_state()": lambda: tagc.ddp_state(model, **options)} if kind == "ddp" else {}), model
+
+
+def one_does_not_call(rank, world_size, kind):
+    """Rank 1 goes on to its forward pass instead, whose collectives meet nothing of tagc's. When the others
+    have given up, they come to the same, and training goes on without tagc."""
+    import tagc.torch as tagc
+
+    calls, model = calls_of(kind)
+    silent = world_size - 1
+    for name, call in calls.items():
+        if rank != silent:
+            begin = time.monotonic()
+            with pytest.raises(tagc.Error) as raised:
+                call()
+            assert str(raised.value).startswith(f"rank {silent} has not called {name} within 3 s: every rank")
+            assert raised.value.status == "transport" and time.monotonic() - begin < 30
+        if kind == "plain":
+            dist.barrier()
+        else:
+            loss_of(model, batch_of(rank)).backward()
+    for name, call in calls.items():  # and called on all of them, each works
+        if name != "compress()":
+            handle = call()
+            if name == "LocalSteps()":
+                handle.close()
+            if name == "ddp_state()":
+                handle.handle.close()
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "ddp", "plain"])
+def test_one_does_not_call(kind):
+    ranks.run(one_does_not_call, 2, kind)
+
+
+@pytest.mark.slow
+def test_one_of_three_does_not_call():
+    ranks.run(one_does_not_call, 3, "ddp")
+
+
+def late(rank, world_size):
+    """A rank that comes after the others have given up waits for them to call again."""
+    import tagc.torch as tagc
+
+    model = wrapped("fsdp2")
+    if rank == 0:
+        with pytest.raises(tagc.Error, match="^rank 1 has not called compress"):
+            tagc.compress(model, verbose=False, timeout_s=1)
+        tagc.compress(model, verbose=False, timeout_s=60).close()
+    else:
+        time.sleep(3)
+        tagc.compress(model, verbose=False, timeout_s=60).close()
+
+
+def different_calls(rank, world_size):
+    import tagc.torch as tagc
+
+    model = wrapped("ddp")
+    with pytest.raises(tagc.Error, match=r"rank 0 has called compress\(\), and rank 1 has called advise\(\)"):
+        (tagc.advise if rank else tagc.compress)(model, verbose=False)
+
+
+def again_and_again(rank, world_size):
+    """Ranks do not wait for each other at the end of a call, so one may be a call ahead."""
+    from tagc.torch.exchange.arrivals import meet
+
+    for call in range(200):
+        if rank == call % world_size:
+            time.sleep(0.002)
+        meet(dist.group.WORLD, "it", 20)
+
+
+def own_failure_first(rank, world_size):
+    """Where one rank fails and the others never come, it raises what was wrong on itself."""
+    import tagc.torch as tagc
+
+    if rank == 0:
+        with pytest.raises(tagc.Error, match="^sparsity is 7"):
+            tagc.compress(wrapped("ddp"), sparsity=7, timeout_s=1)
+    else:
+        wrapped("ddp")
+    dist.barrier()
+
+
+def a_warning_comes_first(rank, world_size, patience_s=0.1):
+    import tagc.torch as tagc
+    from tagc.torch.exchange import arrivals
+
+    arrivals.PATIENCE_S, model = patience_s, wrapped("ddp")
+    if rank == 1:
+        time.sleep(5)
+        tagc.compress(model, verbose=False).close()
+    else:
+        with pytest.warns(UserWarning, match=r"rank 1 has not called compress\(\) yet; .* up to 300 s"):
+            tagc.compress(model, verbose=False).close()
+
+
+def test_two_ranks():
+    ranks.run_each([late, different_calls, again_and_again, own_failure_first, a_warning_comes_first], 2)
+
+
+def test_three_ranks_again_and_again():
+    ranks.run(again_and_again, 3)
+
+
+# ---- ranks that end within torch's own collectives ----
+
+
+def ends_in_a_gather(rank, world_size):
+    import tagc.torch as tagc
+
+    model = wrapped("fsdp2")
+    tagc.compress(model, verbose=False, timeout_s=5)
+    loss_of(model, batch_of(rank)).backward()
+    if rank == 1:
+        os._exit(0)
+    with pytest.raises(
+        tagc.Error, match="torch's all-gather of .*: rank 1 ended or cannot be reached any more"
+    ) as it:
+        for step in range(3):
+            loss_of(model, batch_of(rank, step)).backward()
+    assert it.value.status == "transport"
+    time.sleep(2)  # rank 0 has the store
+    os._exit(0)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_rank_that_ends_is_named(world_size):
+    outcomes = ranks.attempt(ends_in_a_gather, world_size)
+    assert outcomes == [(None, "ended with 0")] * world_size, outcomes
