@@ -6,7 +6,7 @@ import statistics
 import results
 
 MOST_POINTS = 50  # of a curve of losses
-DIGITS = 7
+DIGITS, DIGITS_OF_LOSS = 7, 10  # of a loss, tables show small differences
 # Options of a run that say where and for how long, and not what is measured; and what an option says that was
 # not given.
 NO_MATTER = (
@@ -39,6 +39,8 @@ OFF = {
     "rotate": "no",
     "two-level": "no",
 }
+# what the bench says once for all arms
+OF_THE_BENCH = ("model", "n-layer", "n-head", "n-embd", "block-size", "vocab-size", "batch-size", "seq-len")
 # which no time depends on
 OF_LEARNING = ("steps", "lr", "min-lr", "warmup", "schedule-from", "weight-decay", "clip")
 OF_COMPRESSION = (
@@ -56,16 +58,17 @@ OF_A_STEP = ("total_s", "compute_s", "wait_gather_s", "wait_reduce_s", "optimize
 OF_A_ROW = ("arm", "placement", "iteration_s", "exposed_s")  # of a plan
 
 
-def rounded(value):
+def rounded(value, digits=DIGITS):
     """Returns the value with a few significant digits in each of its numbers."""
     if isinstance(value, float):
-        short = float(f"{value:.{DIGITS}g}")
+        short = float(f"{value:.{digits}g}")
         return int(short) if short.is_integer() else short
     if isinstance(value, list):
         return [rounded(item) for item in value]
     if isinstance(value, dict):
+        digits_of = {"val_loss": DIGITS_OF_LOSS}
         return {
-            name: item if name == "val_loss" else sent(item) if name == "bits_per_param" else rounded(item)
+            name: sent(item) if name == "bits_per_param" else rounded(item, digits_of.get(name, DIGITS))
             for name, item in value.items()
         }
     return value
@@ -136,7 +139,8 @@ def arm(found):
 def bench(found):
     """Returns the summary of what `tagc bench` or experiments/studies/torch_bench.py measured."""
     arms = [
-        arm(item) | ({"options": options(item["options"], *OF_LEARNING)} if "options" in item else {})
+        arm(item)
+        | ({"options": options(item["options"], *OF_THE_BENCH, *OF_LEARNING)} if "options" in item else {})
         for item in found["arms"] or []
     ]
     about = found["origin"]  # the rest of it is that of the whole result

@@ -226,6 +226,8 @@ def check_summary():
         "values": "int2",
         "rotate": "no",
         "n-head": "preset",
+        "n-embd": "256",
+        "batch-size": "2",
     }
     found = {
         "arms": [
@@ -266,7 +268,8 @@ def check_summary():
         ({"wire": "bf16"}, [{"lr": "1"}, None, {"lr": "2"}, None]),
     )
     thin = made["runs"][0]["evals"]
-    equal((len(thin), thin[0], thin[-1]), (summary.MOST_POINTS, curve[0], curve[-1]))
+    loss = {"val_loss": 0.3333333333}
+    equal((len(thin), thin[0], thin[-1]), (summary.MOST_POINTS, curve[0] | loss, curve[-1] | loss))
     equal(summary.case(made), made)
     # One member a line where all are too long for one.
     text = results.laid_out({"a": ["x" * 2000, "y" * 2000], "b": {"c": 1}})
