@@ -199,16 +199,6 @@ def scheduler(take):
 
 
 @provides
-def matrices(take):
-    return [parameter for parameter in take("model").parameters() if parameter.ndim == 2]
-
-
-@provides
-def norms_and_biases(take):
-    return [parameter for parameter in take("model").parameters() if parameter.ndim != 2]
-
-
-@provides
 def path(take):
     return str(take.folder / "checkpoint")
 
@@ -415,12 +405,6 @@ def has_all_parameters(take, names):
     own = {id(parameter) for group in names["optimizer"].param_groups for parameter in group["params"]}
     assert own == {id(parameter) for parameter in take("model").parameters()}
     assert {group["betas"][0] for group in names["optimizer"].param_groups} == {0.5, 0.9}
-
-
-@after("tagc.buckets")
-def has_fewer_units(take, names):
-    names["tagc"].compress(names["model"], verbose=False)
-    backward(names["model"], take.rank, 0)
 
 
 @after("add_scalar")
