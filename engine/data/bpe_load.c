@@ -88,15 +88,41 @@ static tagc_status fill_pieces(loader *l) {
     return TAGC_OK;
 }
 
+/* Other files of a tokenizer's folder, which are given in place of vocab.json or merges.txt. */
+static tagc_status refuse_other_vocab(const loader *l) {
+    const char *name = l->vocab->name;
+    if (json_is_object(json_object_get(l->tokens, "model")))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "%s: this is a tokenizer of Hugging Face in one file. --vocab and --merges take "
+                         "GPT-2's vocab.json and "
+                         "merges.txt; in Python, "
+                         "GPT2TokenizerFast.from_pretrained(FOLDER).save_vocabulary(FOLDER) writes both",
+                         name);
+    if (json_is_string(json_object_get(l->tokens, "tokenizer_class")) ||
+        json_is_string(json_object_get(l->tokens, "model_type")))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "%s: this is a configuration and no vocabulary: --vocab takes vocab.json", name);
+    return TAGC_OK;
+}
+
+static int starts_with(const tagc_blob *blob, const char *start) {
+    return blob->n_bytes >= strlen(start) && memcmp(blob->bytes, start, strlen(start)) == 0;
+}
+
 static tagc_status load_vocab(loader *l) {
     json_error_t error;
     l->tokens = json_loadb(l->vocab->bytes, l->vocab->n_bytes, JSON_REJECT_DUPLICATES, &error);
+    if (!l->tokens && starts_with(l->vocab, "#version"))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "%s: this is a list of merges: give it to --merges, and vocab.json to --vocab",
+                         l->vocab->name);
     if (!l->tokens)
         return tagc_fail(TAGC_ERR_CORRUPT, "%s: not JSON, byte %d: %s", l->vocab->name, error.position,
                          error.text);
     if (!json_is_object(l->tokens))
         return tagc_fail(TAGC_ERR_CORRUPT, "%s: must be one JSON object, piece to token", l->vocab->name);
 
+    TAGC_TRY(refuse_other_vocab(l));
     tagc_bpe *bpe = l->bpe;
     int max_token;
     size_t n_piece_bytes;
@@ -149,6 +175,9 @@ static tagc_status add_merge(loader *l, const char *text, size_t n_bytes, unsign
 static tagc_status load_merges(loader *l) {
     const char *text = l->merges->bytes, *end = text + l->merges->n_bytes;
     size_t n_lines = 1, n_longest = 0, n_run = 0;
+    if (starts_with(l->merges, "{\"") || starts_with(l->merges, "{\n"))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "%s: this is JSON: --merges takes GPT-2's merges.txt",
+                         l->merges->name);
     for (const char *p = text; p < end; p++) {
         n_run = *p == '\n' ? 0 : n_run + 1;
         n_lines += *p == '\n';

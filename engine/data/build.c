@@ -2,10 +2,12 @@
 #include "core/status.h"
 #include "data/data.h"
 #include "data/files.h"
+#include "data/jsonl.h"
 #include "data/source.h"
 #include "data/split.h"
 #include "data/token_writer.h"
 #include "data/utf8.h"
+#include "disk/file_kind.h"
 #include "disk/paths.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -27,8 +29,16 @@ typedef struct builder {
     int *tokens;   /* (CHUNK_BYTES) */
 } builder;
 
+/* What a document is read from: a file, or a field of a line that is in memory. */
+typedef struct text_from {
+    tagc_source *source;
+    const char *text; /* n_left bytes of it, if source is NULL */
+    size_t n_left;
+    unsigned long line;
+} text_from;
+
 void tagc_data_options_init(tagc_data_options *options) {
-    *options = (tagc_data_options){.val_share = 0.1};
+    *options = (tagc_data_options){.val_share = 0.1, .text_field = "text"};
 }
 
 static tagc_status check_options(const tagc_data_options *options) {
@@ -81,16 +91,58 @@ static uint64_t count_invalid(const builder *b, const uint8_t *text, size_t n_by
     return n;
 }
 
-/* `offset` is that of text[0] in its file. */
-static tagc_status check_text(const builder *b, const tagc_source *source, uint64_t offset, size_t n_bytes,
+/* `offset` is that of b->text[0] in its document. */
+static tagc_status check_text(const builder *b, const text_from *from, uint64_t offset, size_t n_bytes,
                               int at_end) {
     size_t at = find_invalid(b, b->text, n_bytes, at_end);
+    char where[64] = "";
     if (at == n_bytes) return TAGC_OK;
+    if (!from->source) snprintf(where, sizeof where, " line %lu: the text's", from->line);
+    if (b->text[at] == 0)
+        return tagc_fail(
+            TAGC_ERR_CORRUPT,
+            "%s%s byte %" PRIu64
+            "%s is 0x00, which is no text: it ends a text of byte tokens (--lossy keeps such bytes as "
+            "they are)",
+            b->report.file, from->source ? ":" : where, offset + at,
+            from->source && tagc_source_compressed(from->source) ? " of the decompressed text" : "");
     return tagc_fail(
-        TAGC_ERR_CORRUPT, "%s: byte %" PRIu64 "%s is 0x%02x, %s (--lossy keeps such bytes as they are)",
-        b->report.file, offset + at, tagc_source_compressed(source) ? " of the decompressed text" : "",
-        b->text[at],
-        b->text[at] ? "which is not UTF-8 there" : "which is no text: it ends a text of byte tokens");
+        TAGC_ERR_CORRUPT,
+        "%s: byte %" PRIu64
+        "%s is 0x%02x, which is not UTF-8 there (iconv converts other encodings; --lossy keeps such "
+        "bytes as they are)",
+        b->report.file, offset + at,
+        from->source && tagc_source_compressed(from->source) ? " of the decompressed text" : "", b->text[at]);
+}
+
+/* Refuses what is no text, by the first n_bytes in b->text. A text may begin with the letters by which a file of another kind
+ * is known, so there must be bytes that a text has not. */
+static tagc_status check_kind(const builder *b, size_t n_bytes) {
+    const char *file = b->report.file;
+    if (tagc_utf8_valid_prefix(b->text, n_bytes) + 4 > n_bytes && !memchr(b->text, 0, n_bytes))
+        return TAGC_OK;
+    const tagc_file_kind *kind = tagc_file_kind_of(b->text, n_bytes);
+    if (!kind) return TAGC_OK;
+    switch (kind->group) {
+    case TAGC_FILE_ENCODED:
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "%s is %s, and tagc data reads UTF-8: iconv -f %s -t UTF-8 %s > NEW.txt converts it",
+                         file, kind->what, kind->tool, file);
+    case TAGC_FILE_PACKED:
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "%s is %s, and tagc data reads plain text and gzip: %s %s unpacks it", file,
+                         kind->what, kind->tool, file);
+    case TAGC_FILE_TABLE:
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "%s is %s, and tagc data reads plain text and JSON lines: in Python, "
+                         "pandas.%s(...).to_json(\"NEW.jsonl\", orient=\"records\", lines=True) converts it",
+                         file, kind->what, kind->tool);
+    case TAGC_FILE_PICKLE:
+    case TAGC_FILE_DOCUMENT:
+        break;
+    }
+    return tagc_fail(TAGC_ERR_UNSUPPORTED, "%s is %s, and tagc data reads plain text and JSON lines", file,
+                     kind->what);
 }
 
 static tagc_status append_text(builder *b, tagc_token_writer *writer, size_t n_bytes) {
@@ -101,17 +153,40 @@ static tagc_status append_text(builder *b, tagc_token_writer *writer, size_t n_b
     return tagc_token_writer_append(writer, b->tokens, n_tokens);
 }
 
-static tagc_status read_document(builder *b, tagc_source *source, tagc_token_writer *writer,
+static tagc_status read_some(text_from *from, uint8_t *bytes, size_t capacity, size_t *n_read) {
+    if (from->source) return tagc_source_read(from->source, bytes, capacity, n_read);
+    *n_read = from->n_left < capacity ? from->n_left : capacity;
+    memcpy(bytes, from->text, *n_read);
+    from->text += *n_read;
+    from->n_left -= *n_read;
+    return TAGC_OK;
+}
+
+/* A byte order mark is of the file and not of its text. */
+static size_t drop_mark(uint8_t *text, size_t n_bytes) {
+    if (n_bytes < 3 || memcmp(text, "\xef\xbb\xbf", 3) != 0) return n_bytes;
+    memmove(text, text + 3, n_bytes - 3);
+    return n_bytes - 3;
+}
+
+static tagc_status read_document(builder *b, text_from *from, tagc_token_writer *writer,
                                  uint64_t *n_text_bytes) {
     size_t n_held = 0; /* bytes in b->text that are not encoded yet */
     *n_text_bytes = 0;
-    for (int at_end = 0; !at_end;) {
+    for (int at_end = 0, is_first = from->source != NULL; !at_end; is_first = 0) {
         size_t n_read;
-        TAGC_TRY(tagc_source_read(source, b->text + n_held, CHUNK_BYTES - n_held, &n_read));
+        TAGC_TRY(read_some(from, b->text + n_held, CHUNK_BYTES - n_held, &n_read));
         at_end = n_read < CHUNK_BYTES - n_held;
         n_held += n_read;
+        if (is_first) {
+            if (!b->options->lossy) TAGC_TRY(check_kind(b, n_held));
+            const char *field = b->options->text_field;
+            if (field && !*b->report.json_like && tagc_jsonl_looks_like(b->text, n_held, field))
+                snprintf(b->report.json_like, sizeof b->report.json_like, "%.255s", b->report.file);
+            n_held = drop_mark(b->text, n_held);
+        }
         if (n_held == 0) break;
-        if (!b->options->lossy) TAGC_TRY(check_text(b, source, *n_text_bytes, n_held, at_end));
+        if (!b->options->lossy) TAGC_TRY(check_text(b, from, *n_text_bytes, n_held, at_end));
         size_t n_whole = at_end ? n_held : tagc_split_safe(b->text, n_held);
         TAGC_TRY(append_text(b, writer, n_whole));
         *n_text_bytes += n_whole;
@@ -127,31 +202,77 @@ static tagc_status end_text(const builder *b, tagc_token_writer *writer) {
     return end < 0 ? TAGC_OK : tagc_token_writer_append(writer, &end, 1);
 }
 
-static tagc_status add_document(builder *b, const char *path) {
+/* by_document: whole documents go to validation, else the tail of each. */
+static tagc_status add_document(builder *b, text_from *from, int by_document) {
     uint64_t n_train = tagc_token_writer_n(b->train), n_val = b->val ? tagc_token_writer_n(b->val) : 0;
     /* Decided before the document is read, so that its size does not bias the choice. */
-    int to_val = b->by_document && (double)n_val < b->options->val_share * (double)(n_train + n_val);
+    int to_val = b->val && by_document && (double)n_val < b->options->val_share * (double)(n_train + n_val);
     tagc_token_writer *writer = to_val ? b->val : b->train;
-    tagc_source *source;
     uint64_t n_text_bytes;
-    b->report.file = path;
-    TAGC_TRY(tell_progress(b));
-    TAGC_TRY(tagc_source_open(path, &source));
-    tagc_status status = read_document(b, source, writer, &n_text_bytes);
-    tagc_source_close(source);
-    TAGC_TRY(status);
-    b->report.n_files++;
+    TAGC_TRY(read_document(b, from, writer, &n_text_bytes));
     if (n_text_bytes == 0) {
-        b->report.n_empty_files++;
+        b->report.n_empty++;
         return TAGC_OK;
     }
-    if (b->val && !b->by_document) {
+    b->report.n_documents++;
+    if (b->val && !by_document) {
         uint64_t n_tokens = tagc_token_writer_n(b->train) - n_train;
         uint64_t n_tail = (uint64_t)(b->options->val_share * (double)n_tokens);
         TAGC_TRY(tagc_token_writer_move_tail(b->train, b->val, n_tail));
         if (n_tail > 0) TAGC_TRY(end_text(b, b->val));
     }
     return end_text(b, writer);
+}
+
+static tagc_status add_lines(builder *b, tagc_source *source) {
+    tagc_jsonl *lines;
+    text_from from = {0};
+    TAGC_TRY(tagc_jsonl_open(source, b->report.file, b->options->text_field, &lines));
+    tagc_status status;
+    while ((status = tagc_jsonl_next(lines, &from.text, &from.n_left)) == TAGC_OK && from.text) {
+        from.line = tagc_jsonl_line(lines);
+        status = add_document(b, &from, 1);
+        if (status != TAGC_OK) break;
+    }
+    tagc_jsonl_close(lines);
+    return status;
+}
+
+static int has_ending(const char *path, const char *ending) {
+    size_t n = strlen(path), n_ending = strlen(ending);
+    if (n > 3 && strcmp(path + n - 3, ".gz") == 0) n -= 3;
+    return n > n_ending && memcmp(path + n - n_ending, ending, n_ending) == 0;
+}
+
+/* *is_lines: whether the file is JSON lines. A file named so may be something else, which reading it as text will say. */
+static tagc_status find_lines(builder *b, const char *path, int *is_lines) {
+    const char *field = b->options->text_field;
+    int is_json = field && has_ending(path, ".json");
+    *is_lines = field && (has_ending(path, ".jsonl") || has_ending(path, ".ndjson"));
+    if (!is_json && !*is_lines) return TAGC_OK;
+    tagc_source *source;
+    size_t n_read;
+    TAGC_TRY(tagc_source_open(path, &source));
+    tagc_status status = tagc_source_read(source, b->text, CHUNK_BYTES, &n_read);
+    tagc_source_close(source);
+    TAGC_TRY(status);
+    if (is_json) *is_lines = tagc_jsonl_looks_like(b->text, n_read, field);
+    if (tagc_file_kind_of(b->text, n_read)) *is_lines = 0;
+    return TAGC_OK;
+}
+
+static tagc_status add_file(builder *b, const char *path) {
+    tagc_source *source;
+    int is_lines;
+    b->report.file = path;
+    TAGC_TRY(tell_progress(b));
+    TAGC_TRY(find_lines(b, path, &is_lines));
+    TAGC_TRY(tagc_source_open(path, &source));
+    text_from from = {.source = source};
+    tagc_status status = is_lines ? add_lines(b, source) : add_document(b, &from, b->by_document);
+    tagc_source_close(source);
+    b->report.n_files += status == TAGC_OK;
+    return status;
 }
 
 static tagc_status prepare(builder *b) {
@@ -183,7 +304,7 @@ static tagc_status prepare(builder *b) {
 
 static tagc_status build(builder *b) {
     TAGC_TRY(prepare(b));
-    for (size_t i = 0; i < b->files.n; i++) TAGC_TRY(add_document(b, b->files.paths[i]));
+    for (size_t i = 0; i < b->files.n; i++) TAGC_TRY(add_file(b, b->files.paths[i]));
     b->report.file = NULL;
     TAGC_TRY(tell_progress(b));
     if (b->report.n_text_bytes == 0)

@@ -105,14 +105,17 @@ tagc_status tagc_tokenizer_decode(const tagc_tokenizer *tokenizer, const int *to
 /* ---- corpus: files and folders of text into train.bin and val.bin ---- */
 
 typedef struct tagc_data_report {
-    uint64_t n_files;         /* read so far, one document each */
-    uint64_t n_empty_files;   /* left out */
+    uint64_t n_files;         /* read so far */
+    uint64_t n_documents;     /* with text: the files, and the lines of JSON lines */
+    uint64_t n_empty;         /* documents without text, which are left out */
     uint64_t n_total_files;   /* found */
     uint64_t n_text_bytes;    /* after decompression */
     uint64_t n_invalid_bytes; /* not UTF-8, or 0 if that ends a text; above 0 only with lossy */
     uint64_t n_train_tokens;
     uint64_t n_val_tokens;
     const char *file; /* being read; NULL at the end */
+    /* The first file that was taken as plain text, but looks like JSON lines with that field; "": none. */
+    char json_like[256];
 } tagc_data_report;
 
 typedef struct tagc_data_options {
@@ -123,6 +126,8 @@ typedef struct tagc_data_options {
     double val_share;          /* [0, 0.5], default 0.1; 0 writes no val.bin */
     /* 0 (default): bytes that are not UTF-8 (or 0 if that ends a text) are an error; 1: they are kept as they are. */
     int lossy;
+    /* The field that holds the text in JSON lines, default "text"; NULL: such files are plain text. */
+    const char *text_field;
     /* Default NULL. If it returns non-zero, the build stops. */
     int (*progress)(void *context, const tagc_data_report *so_far);
     void *progress_context;
@@ -131,11 +136,15 @@ typedef struct tagc_data_options {
 void tagc_data_options_init(tagc_data_options *options);
 
 /* Reads the inputs in the given order, folders recursively in byte order of names. It skips hidden names, links to folders,
- * and what is not a file. A file that two inputs reach is read twice. A file that starts like gzip is decompressed. Each file
- * becomes one document, followed by end_of_text.
+ * and what is not a file. A file that two inputs reach is read twice. A file that starts like gzip is decompressed, and a
+ * byte order mark of UTF-8 is left out. Each file becomes one document, followed by end_of_text.
  *
- * Validation: with at least 2 / val_share files, a whole document goes there whenever it has less than its share. With
- * fewer, the tail of each document. The same inputs give the same files, byte for byte.
+ * JSON lines are files named *.jsonl or *.ndjson, and *.json if the first line is an object with that field; with .gz
+ * behind it, too. Each line becomes a document. Without lossy, a file that is of a known kind other than text (UTF-16,
+ * zstd, Parquet and so on) is TAGC_ERR_UNSUPPORTED with what to do about it.
+ *
+ * Validation: with at least 2 / val_share files, and of JSON lines, a whole document goes there whenever it has less than
+ * its share. Else the tail of each document. The same inputs give the same files, byte for byte.
  *
  * Both files appear only when both are complete and on disk. After a failure, older files are as they were. report may be
  * NULL. */

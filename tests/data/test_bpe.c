@@ -297,6 +297,34 @@ static void expect_refusal(const char *vocab_text, size_t n_vocab, const char *m
     assert_null(bpe);
 }
 
+/* Other files of a tokenizer's folder. */
+static void names_files_that_it_does_not_take(void **state) {
+    (void)state;
+    static char vocab[16384];
+    naive rules = {.n = 4, .piece = {"a", "b", "c", "ab"}};
+    size_t n = write_vocab(vocab, &rules, -1);
+    static const char one[] =
+        "{\n \"version\": \"1.0\", \"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}}}",
+                      config[] = "{\"tokenizer_class\": \"GPT2Tokenizer\"}",
+                      model[] = "{\"model_type\": \"gpt2\"}", merges[] = "#version: 0.2\na b\n";
+    static const struct {
+        const char *vocab, *merges, *message;
+    } cases[] = {{one, merges, "v.json: this is a tokenizer of Hugging Face in one file"},
+                 {config, merges, "v.json: this is a configuration and no vocabulary"},
+                 {model, merges, "v.json: this is a configuration and no vocabulary"},
+                 {merges, merges, "v.json: this is a list of merges: give it to --merges"},
+                 {NULL, one, "m.txt: this is JSON: --merges takes GPT-2's merges.txt"},
+                 {NULL, "{\"a\":0}", "m.txt: this is JSON"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *text = cases[i].vocab;
+        tagc_blob v = {"v.json", text ? text : vocab, text ? strlen(text) : n};
+        tagc_blob m = {"m.txt", cases[i].merges, strlen(cases[i].merges)};
+        tagc_bpe *bpe;
+        assert_fails(tagc_bpe_create(&v, &m, &bpe), TAGC_ERR_UNSUPPORTED, cases[i].message);
+        assert_null(bpe);
+    }
+}
+
 static void refuses_bad_vocabularies(void **state) {
     (void)state;
     static char vocab[16384];
@@ -332,9 +360,13 @@ static void refuses_bad_vocabularies(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(equals_other_encoders),           cmocka_unit_test(says_what_it_is),
-        cmocka_unit_test(equals_the_rule_applied_naively), cmocka_unit_test(long_words_are_no_trap),
-        cmocka_unit_test(random_bytes_and_safe_cuts),      cmocka_unit_test(utf8_is_exact),
+        cmocka_unit_test(equals_other_encoders),
+        cmocka_unit_test(says_what_it_is),
+        cmocka_unit_test(equals_the_rule_applied_naively),
+        cmocka_unit_test(long_words_are_no_trap),
+        cmocka_unit_test(random_bytes_and_safe_cuts),
+        cmocka_unit_test(utf8_is_exact),
+        cmocka_unit_test(names_files_that_it_does_not_take),
         cmocka_unit_test(refuses_bad_vocabularies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

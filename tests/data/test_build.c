@@ -102,7 +102,7 @@ static void reads_folders_files_and_gzip_in_order(void **state) {
     assert_int_equal(scratch_n_entries(out), 1);
     assert_int_equal(report.n_files, 7);
     assert_int_equal(report.n_total_files, 7);
-    assert_int_equal(report.n_empty_files, 1);
+    assert_int_equal(report.n_empty, 1);
     assert_int_equal(report.n_text_bytes, 31);
     assert_int_equal(report.n_train_tokens, 37);
     assert_int_equal(report.n_val_tokens, 0);
