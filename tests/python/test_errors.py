@@ -263,6 +263,43 @@ def within_backward(rank, world_size):
         assert it.value.status == "mismatch" and time.monotonic() - begin < 15
 
 
+class Experts(nn.Module):
+    def __init__(self, n=3):
+        super().__init__()
+        self.embed = nn.Linear(7, 64)
+        self.experts = nn.ModuleList(nn.Linear(64, 64) for _ in range(n))
+
+    def forward(self, x, which):
+        x = self.embed(x)
+        return x + sum(self.experts[i](x) for i in which)
+
+
+def different_units(rank, world_size):
+    """An expert of its own unit that runs on one rank only: torch itself pairs its gathers with those of
+    another one. The message names both. With `parameters`, tagc sees it in the gather."""
+    from torch.distributed.fsdp import fully_shard
+
+    import tagc.torch as tagc
+
+    for options, words in (
+        ({}, "rank 0 comes with gradients of experts.1, and rank 1 with gradients of experts.2: every"),
+        (
+            {"parameters": "bf16"},
+            "rank 0 comes with parameters of experts.1, and rank 1 with parameters of experts.2: every",
+        ),
+    ):
+        model = Experts()
+        for expert in model.experts:
+            fully_shard(expert)
+        fully_shard(model)
+        with tagc.compress(model, verbose=False, timeout_s=20, **options):
+            x, _ = batch_of(rank)
+            model(x, [0, 1, 2]).square().mean().backward()
+            with pytest.raises(tagc.Error, match=words) as raised:
+                model(x, [0, 1 + rank]).square().mean().backward()
+            assert raised.value.status == "mismatch"
+
+
 class Quit(torch.autograd.Function):
     """Ends, or stops, one rank in the middle of its backward pass."""
 
@@ -306,7 +343,15 @@ def quits(rank, world_size, kind, how):
     os._exit(10)
 
 
-CHECKS = [no_library, bad_values, function_of_an_object, one_rank_differs, bad_calls, within_backward]
+CHECKS = [
+    no_library,
+    bad_values,
+    function_of_an_object,
+    one_rank_differs,
+    bad_calls,
+    within_backward,
+    different_units,
+]
 
 
 def test_two_ranks():

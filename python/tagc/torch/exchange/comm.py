@@ -219,28 +219,35 @@ class Comm:
     def agree(
         self, what: str, numbers: Mapping[str, Any], failure: BaseException | None = None, vote: int = 0
     ) -> list[int]:
-        """Compares. Collective: if all ranks have equal `numbers` (up to six; name: integer, or anything with
-        a unique repr()) and none has a `failure` (an exception), returns the `vote` (an integer) of every
-        rank. Otherwise all raise the same Error, which names a rank that differs."""
+        """Compares. Collective: if all ranks agree on the same `what`, have equal `numbers` (up to six; name:
+        integer, or anything with a unique repr()) and none has a `failure` (an exception), returns the `vote`
+        (an integer) of every rank. Otherwise all raise the same Error, which names a rank that differs."""
         status = failure.status if isinstance(failure, Error) else "argument"
         values = [
             value if isinstance(value, int) else zlib.crc32(repr(value).encode())
             for value in numbers.values()
         ]
-        mine = struct.pack(
-            "<8q", lib.STATUSES.index(status) if failure else 0, *values, *[0] * (6 - len(values)), vote
-        )
+        begin = (lib.STATUSES.index(status) if failure else 0) | zlib.crc32(what.encode()) << 8
+        mine = struct.pack("<8q", begin, *values, *[0] * (6 - len(values)), vote)
         text = str(failure) if failure else ", ".join(f"{name} {value}" for name, value in numbers.items())
         with self._lock:
             everyone = self.all_gather(mine)
             if not failure and all(other[:-8] == mine[:-8] for other in everyone):
                 return [struct.unpack_from("<q", other, 56)[0] for other in everyone]
-            said = self.all_gather(text.encode(errors="replace")[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"))
-        texts = [text.rstrip(b"\0").decode(errors="replace") for text in said]
+            said = self.all_gather(_padded(what, _TEXT_BYTES // 4) + _padded(text, _TEXT_BYTES))
+        whats, texts = zip(
+            *((_text(one[: _TEXT_BYTES // 4]), _text(one[_TEXT_BYTES // 4 :])) for one in said)
+        )
         for rank, other in enumerate(everyone):
-            if status := struct.unpack_from("<q", other)[0]:
-                raise Error(status, f"{what}: rank {rank}: {texts[rank]}") from failure
+            if status := struct.unpack_from("<q", other)[0] & 0xFF:
+                raise Error(status, f"{whats[rank]}: rank {rank}: {texts[rank]}") from failure
         odd = next(rank for rank, other in enumerate(everyone) if other[:-8] != everyone[0][:-8])
+        if whats[odd] != whats[0]:
+            raise Error(
+                "mismatch",
+                f"ranks do not agree: rank 0 comes with {whats[0]}, and rank {odd} with {whats[odd]}: every "
+                "rank must use the same modules, in the same order",
+            )
         raise Error(
             "mismatch", f"{what}: ranks do not agree: rank 0 has {texts[0]}; rank {odd} has {texts[odd]}"
         )
@@ -272,6 +279,14 @@ class Comm:
             lib.load().tagc_comm_destroy(self._handle)
             self._handle = ctypes.c_void_p()
             self._group = None
+
+
+def _padded(text: str, n_bytes: int) -> bytes:
+    return text.encode(errors="replace")[:n_bytes].ljust(n_bytes, b"\0")
+
+
+def _text(padded: bytes) -> str:
+    return padded.rstrip(b"\0").decode(errors="replace")
 
 
 class Silence(Exception):

@@ -163,6 +163,19 @@ class FsdpGroup:
             return 0
         return 1 if _get(self._group, "FSDPParamGroup.post_forward_mesh_info") is None else 2
 
+    def gather_dtypes(self) -> set[torch.dtype | None]:
+        """Returns the dtypes that a gather has to send: None where a tensor's own extension chooses. Torch
+        sends several as bytes."""
+        param_dtype = self.dtypes()[1]
+        found: set[torch.dtype | None] = set()
+        for parameter in self.sharded_parameters:
+            local = parameter.to_local()
+            casts = param_dtype is not None and local.is_floating_point()
+            found.add(
+                None if hasattr(local, "fsdp_pre_all_gather") else param_dtype if casts else local.dtype
+            )
+        return found
+
     def dtypes(self) -> tuple[torch.dtype | None, torch.dtype | None]:
         """Returns the dtypes of exchanged gradients and parameters in MixedPrecisionPolicy; None for the
         parameters' own."""

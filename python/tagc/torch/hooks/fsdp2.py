@@ -21,7 +21,7 @@ from tagc._library import Error
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.interfaces import Exchanged, Kinds, Replica
-from tagc.torch.exchange.unit import Unit
+from tagc.torch.exchange.unit import DTYPES, Unit
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.gathers import AllGather, FsdpComm
 from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
@@ -64,6 +64,11 @@ class Module:
     def own(self) -> list[torch.Tensor]:
         """Returns what this rank owns of the parameters, as the optimizer has it."""
         return [parameter.detach().to_local() for parameter in self.group.sharded_parameters]
+
+    def gathers_one_dtype(self) -> bool:
+        """Returns whether tagc can gather the parameters: those of several dtypes are bytes to torch."""
+        found = self.group.gather_dtypes()
+        return len(found) == 1 and found <= set(DTYPES)
 
     def set_kinds(self, kinds: Kinds) -> None:
         changed = [parameter._replace(**kinds[parameter.name]) for parameter in self.parameters]
@@ -311,6 +316,8 @@ class Wrapper(AnyWrapper):
                 )
             module.group.set_comms(*comms)
         self._warn_of_outsiders()
+        if handle.state.options.parameters is not None:
+            self._say_what_torch_gathers(handle)
         if self._gathers:
             loaded = self._model.register_load_state_dict_post_hook(lambda *_: self._parameters_loaded())
             handle.passes.undo.append(loaded.remove)
@@ -336,7 +343,7 @@ class Wrapper(AnyWrapper):
         gather: waits.AllGather | AllGather | None = (
             waits.AllGather(name, timeout_s) if module.group.gathers_by_default else None
         )
-        if handle.state.options.parameters is not None:
+        if handle.state.options.parameters is not None and module.gathers_one_dtype():
             gather = AllGather(
                 handle, name, (shards, module.n_shard(), module.own), handle.state.options.parameters, tag
             )
@@ -350,6 +357,17 @@ class Wrapper(AnyWrapper):
         """Returns the hook that sums shards."""
         assert self.between is not None
         return AllReduce(handle, unit, module, self.between)
+
+    def _say_what_torch_gathers(self, handle: Compressed) -> None:
+        """Says which units torch gathers although the user has chosen a format."""
+        torchs = [module for module in self.modules if not module.gathers_one_dtype()]
+        if torchs:
+            dtypes = sorted(str(dtype or "its own format") for dtype in torchs[0].group.gather_dtypes())
+            handle.state.say(
+                f"tagc: torch gathers {len(torchs)} of {len(self.modules)} units as it does without tagc, "
+                f"such as {torchs[0].name}, which has {' and '.join(dtypes)}: with parameters="
+                f"{handle.state.options.parameters!r} tagc gathers units of one dtype, fp32, bf16 or fp16"
+            )
 
     def _warn_of_outsiders(self) -> None:
         inside = {id(sharded) for module in self.modules for sharded in module.group.sharded_parameters}
