@@ -2,7 +2,7 @@
 # Builds what a release uploads, into dist/: the source distribution, and wheels made of it for glibc and musl on x86-64 and aarch64.
 # zig is the compiler of all, so that any Linux machine makes them; each wheel is checked before it gets there:
 #   - auditwheel finds nothing in it that its name does not promise
-#   - libtagc.so needs libc and libm only
+#   - libtagc.so and libtagc-plan.so need libc and libm only
 #   - tests/wheels/exchange.c runs with it, at every level that this processor has (qemu-user is the processor where this is none
 #     of that kind), and all wheels give the same bits
 #   - pip installs the wheel for this machine, and Python loads it
@@ -80,13 +80,13 @@ build() { # <target> <tag> <TAGC_GPU: HOST or ON>
     local settings=(-C "cmake.define.CMAKE_TOOLCHAIN_FILE=$root/cmake/zig.cmake" -C "cmake.define.TAGC_GPU=$3"
                     -C "cmake.define.CMAKE_C_FLAGS_RELEASE=-O3" -C "cmake.define.CMAKE_SHARED_LINKER_FLAGS=-Wl,-s"
                     -C install.strip=false -C "build-dir=$here/build" -C "wheel.tags=py3-none-$2")
-    TAGC_ZIG_TARGET=$1 quietly "$2" python -m build --wheel --no-isolation --outdir "$here" "${settings[@]}" "$work/tagc-$version"
+    TAGC_ZIG_TARGET=$1 quietly "$2" python -m build --wheel --no-isolation --outdir "$here" "${settings[@]}" "$work/tagc_train-$version"
     python -m wheel unpack --dest "$here" "$here"/*.whl >/dev/null
-    content=$here/tagc-$version library=$content/tagc/lib/libtagc.so
+    content=$here/tagc_train-$version library=$content/tagc/lib/libtagc.so
     # musl's loader takes any libc.so for itself; auditwheel knows it by Alpine's name.
-    [[ $1 != *-musl ]] || patchelf --replace-needed libc.so "libc.musl-${1%%-*}.so.1" "$library"
+    [[ $1 != *-musl ]] || patchelf --replace-needed libc.so "libc.musl-${1%%-*}.so.1" "$library" "${library%.so}-plan.so"
     python -m wheel pack --dest-dir "$here/packed" "$content" >/dev/null
-    wheel=$here/packed/tagc-$version-py3-none-$2.whl
+    wheel=$here/packed/tagc_train-$version-py3-none-$2.whl
     [ -e "$wheel" ] || fail "not $wheel: $(ls "$here/packed")"
 }
 
@@ -97,7 +97,7 @@ check_contents() { # <target> <tag> <TAGC_GPU>
         { cat "$work/auditwheel.log"; fail "auditwheel failed"; }
     python -c 'import json, sys; said = json.loads(sys.argv[1]); sys.exit(said["overall_tag"] != sys.argv[2] or said["unsupported_isa"])' \
         "$said" "$2" || fail "auditwheel finds that $wheel is not $2: $said"
-    needed=$(readelf -d "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
+    needed=$(readelf -d "$library" "${library%.so}-plan.so" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
         grep -vE '^(libc|libc\.musl-.*|libm|libpthread|libdl)\.so|^ld-linux' || true)
     [ -z "$needed" ] || fail "$library needs $needed"
     cmp -s <(cd "$content" && find tagc -name '*.py' | sort) <(cd python && find tagc -name '*.py' | sort) ||
@@ -162,10 +162,12 @@ install_it() { # as a user does, in an environment of its own, with each Python 
         rm -rf "$work/env"
         "$python" -m venv "$work/env" >/dev/null 2>&1 || continue
         quietly "install-$name" "$work/env/bin/python" -m pip install --disable-pip-version-check --no-index --no-deps \
-            --find-links "$dist" "tagc==$version"
+            --find-links "$dist" "tagc-train==$version"
         (cd / && "$work/env/bin/python" -W error -c "import compileall, sys, tagc
 assert tagc.__version__ == '$version', tagc.__version__
-sys.exit(not compileall.compile_dir(tagc.__path__[0], quiet=1, force=True))") || fail "$name"
+from tagc.commands.main import main
+assert main(['plan', '--link', '1gbit', '--codec-ns', '1']) == 0
+sys.exit(not compileall.compile_dir(tagc.__path__[0], quiet=1, force=True))") >/dev/null || fail "$name"
         pythons+="${pythons:+, }${name#python}"
     done
     [ -n "$pythons" ] || fail "no Python from 3.10 on with venv to try them with"
@@ -179,8 +181,8 @@ for target in "${targets[@]}"; do tag_of "$target" >/dev/null; done
 mkdir -p "$work" "$dist"
 make_tools
 quietly sdist python -m build --sdist --no-isolation --outdir "$work" .
-tar xf "$work/tagc-$version.tar.gz" -C "$work"
-cp "$work/tagc-$version.tar.gz" "$dist/"
+tar xf "$work/tagc_train-$version.tar.gz" -C "$work"
+cp "$work/tagc_train-$version.tar.gz" "$dist/"
 
 checksum= table=
 make_wheel() { # <target> <TAGC_GPU>
@@ -205,4 +207,4 @@ echo "in dist/, with the levels of the processor at which two ranks have exchang
 echo "$(basename "$dist"/*.tar.gz)"
 printf '%s' "$table"
 echo "installed and loaded by Python $pythons"
-! grep -q '\.example"' pyproject.toml || echo "not yet for PyPI: pyproject.toml names no address of the repository, but $(grep -m1 -o 'https://[^"]*\.example' pyproject.toml)"
+grep -q '^\[project.urls\]' pyproject.toml || echo "not yet for PyPI: pyproject.toml has no [project.urls] (CONTRIBUTING.md, A release)"

@@ -35,14 +35,20 @@ void tagc_clock_post(tagc_clock *clock, tagc_sim_transfer *t) {
     clock->active = t;
 }
 
+/* What rounding leaves is nothing: the time that it would take is too short to move a clock. */
+static double after(double left, double bytes_per_s, double s) {
+    double rest = isfinite(bytes_per_s) ? left - bytes_per_s * s : 0;
+    return rest > little_bytes ? rest : 0;
+}
+
 static void advance_transfers(tagc_clock *clock, const speeds *v, double s) {
     for (tagc_sim_transfer *t = clock->active; t; t = t->next) {
         if (t->state == TAIL) {
             t->tail_s -= s;
             continue;
         }
-        t->remote_left = isfinite(v->remote) ? t->remote_left - v->remote * s : 0;
-        t->local_left = isfinite(v->local) ? t->local_left - v->local * s : 0;
+        t->remote_left = after(t->remote_left, v->remote, s);
+        t->local_left = after(t->local_left, v->local, s);
     }
 }
 

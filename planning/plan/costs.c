@@ -32,20 +32,8 @@ tagc_status tagc_plan_fit_costs(tagc_plan_inputs *inputs, const char *arms) {
 
 void tagc_plan_take_costs(tagc_plan_inputs *inputs, const tagc_setup *setup, double compute_s,
                           double codec_ns, double optimizer_ns) {
-    tagc_costs *c = &inputs->costs;
-    tagc_costs_init(c);
-    c->flop_s = compute_s / tagc_setup_flops(setup);
-    c->optimizer_s = 1e-9 * optimizer_ns;
-    static const tagc_codec_cost kinds[] = {{.exchange = TAGC_EXCHANGE_PACKED, .sparsity = 0.9875},
-                                            {.exchange = TAGC_EXCHANGE_SKETCH, .sparsity = 0.9875},
-                                            {.exchange = TAGC_EXCHANGE_DIRECT, .sparsity = 0.9875},
-                                            {.exchange = TAGC_EXCHANGE_DIRECT, .sparsity = 0}};
-    for (size_t i = 0; codec_ns > 0 && i < sizeof kinds / sizeof kinds[0]; i++) {
-        tagc_codec_cost *codec = &c->codec[c->n_codec++];
-        *codec = kinds[i];
-        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
-            codec->elem_s[phase] = 1e-9 * codec_ns / TAGC_PHASE_WAIT;
-    }
+    tagc_costs_give(&inputs->costs, compute_s / tagc_setup_flops(setup), codec_ns > 0 ? 1e-9 * codec_ns : -1,
+                    1e-9 * optimizer_ns);
     inputs->has_costs = 1;
 }
 

@@ -118,6 +118,9 @@ typedef struct tagc_costs {
 
 /* Costs without a measurement: everything is free, one core per rank. */
 void tagc_costs_init(tagc_costs *costs);
+/* Costs that are given: of a product, of all phases of any compressed exchange per element (below 0: unknown), and of the update
+ * per element. All else is free. */
+void tagc_costs_give(tagc_costs *costs, double flop_s, double codec_s, double optimizer_s);
 
 /* ---- forecast ---- */
 

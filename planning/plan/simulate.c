@@ -304,6 +304,22 @@ void tagc_costs_init(tagc_costs *costs) {
     *costs = (tagc_costs){.codec_factor = 1, .link_share = 1, .cores = 1e9};
 }
 
+void tagc_costs_give(tagc_costs *costs, double flop_s, double codec_s, double optimizer_s) {
+    static const tagc_codec_cost kinds[] = {{.exchange = TAGC_EXCHANGE_PACKED, .sparsity = 0.9875},
+                                            {.exchange = TAGC_EXCHANGE_SKETCH, .sparsity = 0.9875},
+                                            {.exchange = TAGC_EXCHANGE_DIRECT, .sparsity = 0.9875},
+                                            {.exchange = TAGC_EXCHANGE_DIRECT, .sparsity = 0}};
+    tagc_costs_init(costs);
+    costs->flop_s = flop_s;
+    costs->optimizer_s = optimizer_s;
+    for (size_t i = 0; codec_s >= 0 && i < sizeof kinds / sizeof kinds[0]; i++) {
+        tagc_codec_cost *codec = &costs->codec[costs->n_codec++];
+        *codec = kinds[i];
+        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
+            codec->elem_s[phase] = codec_s / TAGC_PHASE_WAIT;
+    }
+}
+
 tagc_status tagc_plan_simulate(const tagc_setup *setup, const tagc_costs *costs, const tagc_plan_link *link,
                                tagc_forecast *out) {
     tagc_deployment d;

@@ -178,6 +178,9 @@ _FUNCTIONS = {
     "tagc_verdict_of": ([c_double, c_double, c_double], c_uint32),
     "tagc_verdict_name": ([c_int], c_char_p),
     "tagc_comm_options_init_sized": ([POINTER(CommOptions), c_size_t], None),
+    "tagc_local_group_create": ([c_int, POINTER(c_void_p)], c_int),
+    "tagc_local_group_destroy": ([c_void_p], None),
+    "tagc_comm_create_local": ([c_void_p, c_int, POINTER(CommOptions), POINTER(c_void_p)], c_int),
     "tagc_comm_create_callback": (
         [POINTER(CallbackOps), c_void_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)],
         c_int,

@@ -55,6 +55,8 @@ PYTHON_ORDER = [
     ["tagc.torch.__init__"],
     ["tagc.integrations.*"],
     ["tagc.report.*"],
+    ["tagc.commands.*"],
+    ["tagc.__main__"],
 ]
 # The page of a result needs no torch and no libtagc.
 ALONE = ["tagc.report.*"]

@@ -398,15 +398,16 @@ def test_signatures():
     }
 
 
-def test_without_torch():
+@pytest.mark.parametrize("name, words", [("torch", "needs PyTorch"), ("numpy", "needs NumPy")])
+def test_without_what_it_needs(name, words):
     script = (
-        "import sys; sys.modules['torch'] = None\ntry: import tagc.torch\nexcept ModuleNotFoundError "
+        f"import sys; sys.modules['{name}'] = None\ntry: import tagc.torch\nexcept ModuleNotFoundError "
         "as missing: print(missing, missing.name)"
     )
     said = subprocess.run(
-        [sys.executable, "-c", script], check=True, text=True, stdout=subprocess.PIPE
+        [sys.executable, "-W", "ignore", "-c", script], check=True, text=True, stdout=subprocess.PIPE
     ).stdout
-    assert "needs PyTorch" in said and 'pip install "tagc[torch]" torch' in said, said
+    assert words in said and f'pip install "tagc-train[torch]" {name}' in said, said
 
 
 def test_without_torch_distributed():

@@ -24,7 +24,7 @@ pip install --target tools "$backend" hatch-fancy-pypi-readme >tools.log 2>&1 ||
 (cd "$source" && PYTHONPATH=$scratch/tools "$python" -c \
     "from scikit_build_core.build import build_sdist; build_sdist('$scratch/dist')") >sdist.log 2>&1 ||
     { cat sdist.log; fail "no sdist"; }
-sdist=dist/tagc-$version.tar.gz
+sdist=dist/tagc_train-$version.tar.gz
 [ -e "$sdist" ] || fail "not $sdist: $(ls dist)"
 ! tar tf "$sdist" | cut -d/ -f2 | sort -u | grep -E '^(build.*|results|runs|data|tests|experiments)$' || fail "the above in the sdist"
 
@@ -33,16 +33,17 @@ export SKBUILD_CMAKE_BUILD_TYPE=None SKBUILD_CMAKE_DEFINE=TAGC_CUDA_ARCHITECTURE
 # No cache, for pip keeps wheels of files that it has seen.
 pip wheel --no-deps --no-cache-dir -w wheels "$sdist" >wheel.log 2>&1 || { cat wheel.log; fail "no wheel"; }
 wheel=$(echo wheels/*)
-[[ $wheel == wheels/tagc-$version-py3-none-* ]] || fail "name of the wheel: $wheel"
-# What PyPI shows: links that lead somewhere from there, to the same version.
+[[ $wheel == wheels/tagc_train-$version-py3-none-* ]] || fail "name of the wheel: $wheel"
+# What PyPI shows: links that lead somewhere from there, and no address that nobody has registered.
 "$python" -m zipfile -e "$wheel" content
-metadata=content/tagc-$version.dist-info/METADATA
+metadata=content/tagc_train-$version.dist-info/METADATA
 ! grep -oE '\]\([^)]*\)' "$metadata" | grep -vE '^\]\((https?://|#)' || fail "the above links of the README are not addresses"
-grep -q "](https://[^)]*/blob/v$version/docs/guide/pytorch.md)" "$metadata" || fail "no address of docs/guide/pytorch.md in the README"
-grep -q "](https://[^)]*/raw/v$version/results/speed.svg)" "$metadata" || fail "no address of the README's graph"
-grep -q '^Provides-Extra: torch$' "$metadata" && grep -q "^Requires-Dist: torch>=2.9; extra == .torch." "$metadata" || fail "no extra for torch"
-[ "$(grep -E '^Project-URL|\]\(https://.*/(blob|raw)/v' "$metadata" | grep -oE 'https://[a-z0-9./_-]*' | sed -E 's|/(blob\|raw\|issues).*||' |
-    grep -vE 'doi.org|perfetto' | sort -u | wc -l)" = 1 ] || fail "the repository has several addresses in pyproject.toml"
+! grep -nE '!\[|\.example' "$metadata" || fail "the above in the README of the wheel"
+grep -q '^Name: tagc-train$' "$metadata" || fail "its name is $(grep '^Name:' "$metadata")"
+grep -q '^Provides-Extra: torch$' "$metadata" || fail "no extra for torch"
+for needed in torch numpy; do
+    grep -q "^Requires-Dist: $needed.*; extra == .torch." "$metadata" || fail "the extra for torch does not ask for $needed"
+done
 [ -e content/tagc/py.typed ] || fail "no py.typed"
 [ -e content/tagc/report/page.css ] && grep -q "^tagc-report *= *tagc.report.command:main" content/*.dist-info/entry_points.txt ||
     fail "no tagc-report"
@@ -50,9 +51,10 @@ grep -q '^Provides-Extra: torch$' "$metadata" && grep -q "^Requires-Dist: torch>
 site=$(env/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 pip install --no-deps --no-index --target "$site" "$wheel" >install.log 2>&1 || { cat install.log; fail "no install"; }
 "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/torch.pth"
-libraries=$(find "$site" -name '*tagc*.so*' ! -name libtagc-cuda.so)
-[ "$libraries" = "$site/tagc/lib/libtagc.so" ] || fail "installed libraries: $libraries"
-! ldd "$libraries" | grep -vE 'linux-vdso|libc\.so|libm\.so|libpthread|ld-linux' || fail "the above is needed to run"
+library=$site/tagc/lib/libtagc.so
+libraries=$(find "$site" -name '*tagc*.so*' ! -name libtagc-cuda.so | sort)
+[ "$libraries" = "$site/tagc/lib/libtagc-plan.so"$'\n'"$library" ] || fail "installed libraries: $libraries"
+! ldd $libraries | grep -vE '^/.*:$' | grep -vE 'linux-vdso|libc\.so|libm\.so|libpthread|ld-linux' || fail "the above is needed to run"
 # Kernels are in the wheel where nvcc made them, and need no CUDA to be loaded.
 kernels=$site/tagc/lib/libtagc-cuda.so
 if [ -e "$kernels" ]; then
@@ -62,8 +64,11 @@ fi
 user() { # as in a new shell
     (cd / && timeout 200 env -i PATH=/usr/bin:/bin HOME="${HOME:-/}" "$scratch/env/bin/python" "$@")
 }
-said=$(user -c 'import importlib.metadata as m, tagc; print(tagc.__version__, m.version("tagc"), tagc.library_path())')
-[ "$said" = "$version $version $libraries" ] || fail "version: $said"
+said=$(user -c 'import importlib.metadata as m, tagc; print(tagc.__version__, m.version("tagc-train"), tagc.library_path())')
+[ "$said" = "$version $version $library" ] || fail "version: $said"
+
+said=$(user -m tagc plan --link 1gbit) || fail "python -m tagc plan"
+grep -q "^1 Gbit/s: " <<<"$said" || { echo "$said"; fail "no answer of python -m tagc plan"; }
 
 cat >train.py <<'EOF'
 import torch, torch.distributed as dist

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from tagc.report import inputs, summary
 from tagc.report.model import Report, Units
+from tagc.report.parser import Parser, UsageError, meant
 from tagc.report.reading import ReportError, clean
 from tagc.report.traces import backward_shares
 
@@ -25,12 +26,8 @@ _EXAMPLES = """examples:
 _OK, _FAILED, _USAGE = 0, 1, 2
 
 
-class _UsageError(Exception):
-    pass
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="tagc-report", usage="%(prog)s [--out report.html] PATH...", epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="A page and pictures of measurements. All arms are compared with the first.")  # fmt: skip
@@ -72,11 +69,11 @@ def _pictures(lists: Sequence[str]) -> list[tuple[str, str]]:
     for item in (item for each in lists for item in each.split(",")):
         name, equals, path = item.partition("=")
         if not equals or not path:
-            raise _UsageError(f'--svg: "{item}" is not of the form FIGURE=FILE')
+            raise UsageError(f'--svg: "{item}" is not of the form FIGURE=FILE')
         if name not in known:
-            raise _UsageError(f'--svg: "{name}" is not a figure, allowed: {_FIGURES}')
+            raise UsageError(f'--svg: "{name}" is not a figure, allowed: {_FIGURES}{meant(name, known)}')
         if not path.lower().endswith((".svg", ".png")):
-            raise _UsageError(f'--svg: "{path}" ends in neither .svg nor .png')
+            raise UsageError(f'--svg: "{path}" ends in neither .svg nor .png')
         pairs.append((name, path))
     return pairs
 
@@ -86,10 +83,10 @@ def _check_units(report: Report, units: Units) -> None:
     if units is None:
         return
     if not report.traces:
-        raise _UsageError("--units needs a timeline among the files: tagc train --trace makes one")
+        raise UsageError("--units needs a timeline among the files: tagc train --trace makes one")
     if not any(backward_shares(trace, units).n for trace in report.traces):
         known = ", ".join(report.traces[0].units)
-        raise _UsageError(
+        raise UsageError(
             f'--units: no backward pass of "{",".join(units)[:100]}" in a timeline; they hold {known[:200]}'
         )
 
@@ -113,7 +110,7 @@ def _make(arguments: argparse.Namespace) -> None:
     wanted = _pictures(arguments.svg)
     units = [name for name in arguments.units.split(",") if name] if arguments.units is not None else None
     if not arguments.paths:
-        raise _UsageError("no input: name runs, timelines or results")
+        raise UsageError("no input: name runs, timelines or results")
     if arguments.out or wanted or arguments.svg_dir:
         _need_charts()
     report = inputs.read_report(arguments.paths)
@@ -142,8 +139,9 @@ def _need_charts() -> None:
 
         del altair
     except ImportError as error:
-        raise _UsageError(
-            f'a page and pictures need altair and vl-convert-python ({error}): pip install "tagc[report]"'
+        raise UsageError(
+            f"a page and pictures need altair and vl-convert-python ({error}): "
+            'pip install "tagc-train[report]"'
         ) from None
 
 
@@ -158,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _make(_parser().parse_args(arguments))
         sys.stdout.flush()
         return _OK
-    except _UsageError as error:
+    except UsageError as error:
         print(f"tagc-report: {clean(str(error))}\ntagc-report --help explains the options", file=sys.stderr)
         return _USAGE
     except ReportError as error:

@@ -11,13 +11,20 @@ ctypes. In this folder a file names no file of a folder to the right of it:
 
 from __future__ import annotations
 
+import importlib.util
+
 try:
     import torch  # noqa: F401
+
+    if importlib.util.find_spec("numpy") is None:  # torch does not ask for it
+        raise ModuleNotFoundError(name="numpy")
 except ModuleNotFoundError as missing:
-    if missing.name != "torch":
+    if missing.name not in ("torch", "numpy"):
         raise
+    what = "PyTorch" if missing.name == "torch" else "NumPy, which torch's collectives of objects use"
     raise ModuleNotFoundError(
-        'tagc.torch needs PyTorch, and this Python has none: pip install "tagc[torch]"', name="torch"
+        f'tagc.torch needs {what}, and this Python has none: pip install "tagc-train[torch]"',
+        name=missing.name,
     ) from missing
 
 from tagc._library import Error

@@ -116,7 +116,33 @@ def advise(
         except Exception as problem:
             failure = problem
         agree_all(group, {"versions": {}, "options": {}, "rows": []}, failure)
-    with Survey(group, shape, threads, timeout_s, on, transports) as survey:
+    n_reducers = 1 + sum(parameter.requires_grad and parameter.ndim > 1 for parameter in model.parameters())
+    return advise_shape(
+        group,
+        shape,
+        Survey(group, shape, threads, timeout_s, on, transports),
+        step_s=step_s,
+        seconds=seconds,
+        every=every,
+        n_reducers=n_reducers,
+        verbose=verbose,
+    )
+
+
+def advise_shape(
+    group: dist.ProcessGroup,
+    shape: Shape,
+    survey: Survey,
+    *,
+    step_s: float | None,
+    seconds: float,
+    every: int | str | None,
+    n_reducers: int,
+    verbose: bool,
+) -> dict[str, Any]:
+    """Returns what advise() returns, of a model of that shape that need not be there. Collective over the
+    group. n_reducers: exchanges of local steps, one after the other."""
+    with survey:
         survey.run(seconds, every is not None)
         found = survey.found()
     if step_s is not None:
@@ -134,7 +160,6 @@ def advise(
         "measured": found["seconds"],
     }
     advice["bucket"] = bucket_of(shape, found, step_s, advice["name"])
-    n_reducers = 1 + sum(parameter.requires_grad and parameter.ndim > 1 for parameter in model.parameters())
     advice["local"] = None if every is None else local_of(shape, found, advice, every, n_reducers)
     advice["text"] = text_of(advice)
     if verbose and dist.get_rank() == 0:

@@ -1,0 +1,8 @@
+"""What `python -m tagc` does: commands that need neither the C command nor, but for advise, torch.
+
+main.py      the first word, and what is printed if it is wrong
+plan.py      memory, bytes and time of a cluster that need not be there
+planner.py   libtagc-plan.so, the planner of the C command
+codec.py     what compressing costs on this processor
+advise.py    what compressing is worth on the link between the ranks that run it
+info.py      what this installation has"""

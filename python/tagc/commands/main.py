@@ -1,0 +1,83 @@
+"""The first word of `python -m tagc`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from tagc import _library as lib
+from tagc.commands import info, plan
+from tagc.report import parser
+
+_OK, _FAILED, _USAGE = 0, 1, 2
+
+
+def _advise(words: Sequence[str]) -> int:
+    from tagc.commands import advise  # which needs torch
+
+    return advise.run(words)
+
+
+def _report(words: Sequence[str]) -> int:
+    from tagc.report import command
+
+    return command.main(words)
+
+
+def _version(words: Sequence[str]) -> int:
+    parser.Parser(prog="python -m tagc version", description="The version of libtagc.").parse_args(
+        list(words)
+    )
+    print(f"tagc {lib.version()}")
+    return _OK
+
+
+COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
+    "plan": (
+        "whether compression pays for a model on a cluster, and its memory; nothing is trained",
+        plan.run,
+    ),
+    "advise": ("the same, measured over the link between the ranks that run it (needs torch)", _advise),
+    "report": ("a page and pictures of runs and measurements, as tagc-report", _report),
+    "info": ("what this installation has, and how fast its codec is here", info.run),
+    "version": ("the version", _version),
+}
+
+
+def _help() -> str:
+    rows = "\n".join(f"  {name:8} {about}" for name, (about, _) in COMMANDS.items())
+    return (
+        "tagc: compressed gradient exchange for sharded and data parallel training\n\n"
+        f"usage: python -m tagc COMMAND [options]\n\n{rows}\n\n"
+        "python -m tagc COMMAND --help explains a command."
+    )
+
+
+def main(words: Sequence[str]) -> int:
+    """Returns the exit code: 0; 1 for a failure; 2 for a mistake in the command."""
+    word = words[0] if words else ""
+    if word in ("help", "--help", "-h"):
+        if len(words) > 1 and words[1] in COMMANDS:
+            return main([words[1], "--help"])
+        print(_help())
+        return _OK
+    if word == "--version":
+        word = "version"
+    if word not in COMMANDS:
+        if not word:
+            print(_help(), file=sys.stderr)
+        else:
+            print(
+                f'tagc: "{word[:64]}" is no command{parser.meant(word, COMMANDS)}\n'
+                f"tagc: allowed: {', '.join(COMMANDS)}",
+                file=sys.stderr,
+            )
+        return _USAGE
+    try:
+        return COMMANDS[word][1](words[1:])
+    except parser.UsageError as failure:
+        print(f"tagc: {failure}\npython -m tagc {word} --help explains the options", file=sys.stderr)
+        return _USAGE
+    except (lib.Error, OSError, ModuleNotFoundError) as failure:
+        print(f"tagc: {failure}", file=sys.stderr)
+        return _FAILED

@@ -1,0 +1,74 @@
+"""libtagc-plan.so by ctypes: the planner of the C command. planning/plan/ask.h describes the fields."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, byref, c_char, c_double, c_int, c_size_t, c_uint64, sizeof
+from typing import Any, NamedTuple
+
+from tagc import _library as lib
+from tagc._library import Error
+
+FULL, GRAD, NONE, HYBRID = range(4)  # tagc_sharding
+GATHERS = {"fp32": 0, "bf16": 1, "int8": 2, "delta8": 3, "delta4": 4, "delta2": 5}  # tagc_gather_kind
+
+
+class _Question(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("n_layer", c_int), ("n_embd", c_int), ("n_vocab", c_int),
+        ("n_batch", c_int),
+        ("n_tokens", c_int), ("n_micro_steps", c_int), ("world_size", c_int), ("ranks_per_host", c_int),
+        ("sharding", c_int), ("gather", c_int), ("format", c_int), ("sparsity", c_double),
+        ("link_bytes_per_s", c_double), ("latency_s", c_double), ("host_bytes_per_s", c_double),
+        ("flops_per_s", c_double), ("codec_s", c_double), ("optimizer_s", c_double),
+    ]  # fmt: skip
+
+
+class _Reply(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("n_params", c_uint64), ("step_s", c_double), ("compute_s", c_double),
+        ("exposed_s", c_double), ("gradient_bytes", c_double), ("gather_bytes", c_double),
+        ("state_bytes", c_uint64), ("residual_bytes", c_uint64), ("why", c_char * 256),
+    ]  # fmt: skip
+
+
+class Forecast(NamedTuple):
+    """Of one optimizer step. gradient_bytes and gather_bytes are what a host sends to others; state_bytes and
+    residual_bytes are memory of a rank."""
+
+    n_params: int
+    step_s: float
+    compute_s: float
+    exposed_s: float
+    gradient_bytes: float
+    gather_bytes: float
+    state_bytes: int
+    residual_bytes: int
+
+
+_loaded: ctypes.CDLL | None = None
+
+
+def _load() -> ctypes.CDLL:
+    global _loaded
+    if _loaded is None:
+        path = lib.library_path().with_name("libtagc-plan.so")
+        if not path.is_file():
+            raise Error("io", f"the planner is not at {path}: install the package with pip")
+        library = ctypes.CDLL(str(path))
+        library.tagc_plan_ask.argtypes = [POINTER(_Question), POINTER(_Reply)]
+        library.tagc_plan_ask.restype = c_int
+        _loaded = library
+    return _loaded
+
+
+def ask(gather: str, values: str, **numbers: Any) -> Forecast:
+    """Returns the forecast of one way to train. numbers: the other fields of tagc_plan_question."""
+    question = _Question(
+        struct_bytes=sizeof(_Question), gather=GATHERS[gather], format=lib.FORMATS[values], **numbers
+    )
+    reply = _Reply(struct_bytes=sizeof(_Reply))
+    status = _load().tagc_plan_ask(byref(question), byref(reply))
+    if status:
+        raise Error(status, reply.why.decode(errors="replace") or "libtagc-plan.so is of another version")
+    return Forecast(*(getattr(reply, name) for name in Forecast._fields))

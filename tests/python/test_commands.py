@@ -1,0 +1,149 @@
+"""python -m tagc: what a user who has only run pip finds."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tagc import _library as lib
+from tagc.commands import codec, main, plan, planner
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def tagc(capsys, code, *words):
+    """Returns what the command prints."""
+    assert main.main([str(word) for word in words]) == code
+    said = capsys.readouterr()
+    return said.out if code == 0 else said.err
+
+
+def planned(capsys, *words):
+    return json.loads(tagc(capsys, 0, "plan", "--json", "-", *words))
+
+
+def test_mistakes_are_answered_with_what_was_meant(capsys):
+    assert 'did you mean "plan"?' in tagc(capsys, 2, "paln")
+    assert 'did you mean "version"?' in tagc(capsys, 2, "verison")
+    assert "did you mean" not in tagc(capsys, 2, "xyzzy")
+    assert "allowed: plan, advise, report, info, version" in tagc(capsys, 2, "xyzzy")
+    assert '--parms is no option of python -m tagc plan; did you mean "--params"?' in tagc(
+        capsys, 2, "plan", "--parms", "1b"
+    )
+    assert 'did you mean "--gpus-per-host"?' in tagc(capsys, 2, "plan", "--gpu-per-hosts=3")
+    for words, text in (
+        (("--link", "10gbit,x"), '"x", allowed: a rate above 0 in kbit, mbit, gbit or tbit'),
+        (("--params", "-1"), "--params"),
+        (("--params", "1000"), "--params is 1000, allowed: 1e+07 or more"),
+        (("--hosts", "1"), '"1", allowed: 2 to 8192'),
+        (("--latency", "50"), '"50", allowed: a number above 0 with us, ms or s'),
+        (("--codec-ns", "nan"), '"nan", allowed: 0 to 1e+06'),
+    ):
+        assert text in tagc(capsys, 2, "plan", *words), words
+    assert "start it by torchrun" in tagc(capsys, 2, "advise")
+    assert 'did you mean "--title"?' in tagc(capsys, 2, "report", "--titel", "x")
+
+
+def test_help_names_every_command(capsys):
+    said = tagc(capsys, 0, "help")
+    assert all(f"  {name} " in said for name in main.COMMANDS)
+    assert (
+        f"tagc {lib.version()}" == tagc(capsys, 0, "version").strip() == tagc(capsys, 0, "--version").strip()
+    )
+
+
+def test_info_measures_the_codec(capsys):
+    said = tagc(capsys, 0, "info")
+    measured = [float(number) for number in re.findall(r"codec here.*: (\S+) ns per element", said)]
+    assert len(measured) == len(plan_settings()) and all(0.05 < ns < 1000 for ns in measured), said
+
+
+def plan_settings():
+    from tagc.commands.info import CODEC_SETTINGS
+
+    return CODEC_SETTINGS
+
+
+def test_bytes_are_those_that_anyone_can_count(capsys):
+    """FSDP2 in bf16 gathers parameters twice and scatters gradients once, 16 bits each, times (W-1)/W."""
+    made = planned(capsys, "--params", "1b", "--codec-ns", 1, "--link", "10gbit")
+    full, kept, four, _ = made["rows"]
+    n, part = made["n_params"], 3 / 4
+    assert abs(n / 1e9 - 1) < 0.05
+    # the embedding is not read by the backward pass, and so gathered once
+    embedding = 32_000 * plan.shape_of(1e9)[1]
+    assert full["gradient_bytes"] == pytest.approx(2 * n * part, rel=0.01)
+    assert full["parameter_bytes"] == pytest.approx(2 * (2 * n - embedding) * part, rel=0.03)
+    assert kept["parameter_bytes"] == pytest.approx(2 * n * part, rel=0.01)
+    assert four["gradient_bytes"] == pytest.approx(4.13 / 8 * n * part, rel=0.02)
+    assert four["parameter_bytes"] == pytest.approx(4.06 / 8 * n * part, rel=0.02)
+    # parameters, gradients and two moments in fp32 of an owned value; a bf16 copy; an fp32 copy and residuals
+    assert full["memory_bytes"] == pytest.approx(16 * n / 4, rel=0.01)
+    assert kept["memory_bytes"] == pytest.approx((16 / 4 + 2) * n, rel=0.01)
+    assert four["memory_bytes"] == pytest.approx((16 / 4 + 4 + 4) * n, rel=0.01)
+    # no step is shorter than its bytes on the link, or its products
+    bytes_per_s = 10e9 / 8 * 1448 / 1538
+    for row in made["rows"]:
+        sent = row["gradient_bytes"] + row["parameter_bytes"]
+        assert row["step_s"][0] >= max(sent / bytes_per_s, 6 * n * 16_384 * 0.9 / 150e12)
+
+
+def test_hosts_with_several_gpus_share_their_card(capsys):
+    made = planned(capsys, "--params", "1b", "--gpus-per-host", 8, "--codec-ns", 1)
+    full, hybrid, four, _ = made["rows"]
+    n, part = made["n_params"], 3 / 4
+    assert full["gradient_bytes"] == pytest.approx(2 * n * part, rel=0.02)  # once per host and not per GPU
+    assert hybrid["parameter_bytes"] == 0  # gathers stay within the host
+    assert hybrid["gradient_bytes"] == pytest.approx(2 * 2 * n * part, rel=0.02)  # there and back
+    assert full["memory_bytes"] == pytest.approx(16 * n / 32, rel=0.01)
+    assert hybrid["memory_bytes"] == pytest.approx(16 * n / 8, rel=0.01)
+    assert four["memory_bytes"] == pytest.approx((16 + 4) * n / 8, rel=0.01)
+
+
+def test_off_comes_first_where_compression_loses(capsys):
+    slow_codec = tagc(capsys, 0, "plan", "--link", "25gbit", "--codec-ns", 20)
+    assert slow_codec.startswith("25 Gbit/s: off. ")
+    slow_link = tagc(capsys, 0, "plan", "--link", "1gbit", "--codec-ns", 1)
+    assert slow_link.startswith("1 Gbit/s: compress. ")
+    assert plan.GPU_NOTE in slow_link and "simulated" in slow_link
+
+
+def test_the_codec_is_measured_where_it_is_not_given(capsys, monkeypatch):
+    monkeypatch.setattr(codec, "measure", lambda *_: 123.0)
+    assert "codec: 123 ns per element, measured here" in tagc(capsys, 0, "plan", "--link", "1gbit")
+
+
+def test_a_slower_codec_never_makes_a_faster_step(capsys):
+    steps = [planned(capsys, "--link", "10gbit", "--codec-ns", ns)["rows"] for ns in (0, 1, 4)]
+    for free, fast, slow in zip(*steps):
+        if free["compresses"]:
+            assert free["step_s"] < fast["step_s"] < slow["step_s"]
+        else:
+            assert free["step_s"] == fast["step_s"] == slow["step_s"]
+
+
+def test_what_the_planner_refuses_is_said():
+    ways = dict(n_layer=2, n_embd=64, n_vocab=256, n_batch=1, n_tokens=64, n_micro_steps=1, world_size=4,
+                ranks_per_host=1, sharding=0, sparsity=0.0, link_bytes_per_s=1e8, latency_s=0.0,
+                host_bytes_per_s=1e9, flops_per_s=1e12, codec_s=0.0, optimizer_s=0.0)  # fmt: skip
+    assert planner.ask("bf16", "bf16", **ways).step_s > 0
+    for name, value, words in (
+        ("ranks_per_host", 3, "ranks per host is 3, which does not divide the world size of 4"),
+        ("sharding", 9, "sharding is 9, allowed: 0 to 3"),
+        ("flops_per_s", 0.0, "flops_per_s is 0, allowed: above 0"),
+        ("sparsity", 0.5, "sparsity is 0.5, allowed with this format: 0"),
+    ):
+        with pytest.raises(lib.Error, match=words):
+            planner.ask("bf16", "bf16", **ways | {name: value})
+
+
+def test_advise_runs_without_a_model():
+    said = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tagc",
+         "advise", "--params", "10m", "--seconds", "0.2", "--wrap", "ddp"],
+        check=True, text=True, stdout=subprocess.PIPE, timeout=200).stdout  # fmt: skip
+    assert said.startswith("ddp, 2 ranks, ") and "in every" not in said
+    assert "of" in said and "tagc, 95 % zero" in said
