@@ -5,7 +5,7 @@
  * one body that is added, and both; for 162 M values in one batch, and summed over the units of GPT-2 with 162 M parameters,
  * one batch each; beside them what others do on as many values: cuda_peers.cuh. torch.topk is in torch_gpu.py. */
 #include "gpu/cuda/host.cuh"
-extern "C" const tagc_batch_maker *tagc_cuda_batch_maker(void);
+extern "C" const tagc_maker *tagc_cuda_maker(void);
 
 #include "cuda_measure.cuh"
 #include "cuda_peers.cuh"
@@ -14,7 +14,7 @@ enum { N_RANKS = 8 };
 
 static void check_tagc(tagc_status status, const char *what) {
     if (status == TAGC_OK) return;
-    fprintf(stderr, "bench_cuda: %s: %s\n", what, tagc_cuda_batch_maker()->last_error());
+    fprintf(stderr, "bench_cuda: %s: %s\n", what, tagc_cuda_maker()->batches->last_error());
     exit(1);
 }
 
@@ -29,7 +29,7 @@ struct times {
 
 static times measure(cudaStream_t stream, const std::vector<unit> &units, double sparsity, int values,
                      const float *gradient, float *residual, float *sums) {
-    const tagc_batch_maker *maker = tagc_cuda_batch_maker();
+    const tagc_batch_maker *maker = tagc_cuda_maker()->batches;
     std::vector<tagc_batch_row> rows;
     std::vector<uint8_t *> bodies;
     size_t at = 0;

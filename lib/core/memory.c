@@ -47,3 +47,13 @@ tagc_status tagc_memory_create(size_t n_bytes, const char *what, void **out) {
 void tagc_memory_destroy(void *memory) {
     free(memory);
 }
+
+tagc_status tagc_heap_create(void *context, size_t n_bytes, const char *what, void **out) {
+    (void)context;
+    return tagc_memory_create(n_bytes, what, out);
+}
+
+void tagc_heap_destroy(void *context, void *memory, size_t n_bytes) {
+    (void)context, (void)n_bytes;
+    tagc_memory_destroy(memory);
+}

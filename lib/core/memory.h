@@ -27,12 +27,17 @@ void *tagc_arena_take(tagc_arena *arena, size_t n, size_t item_bytes);
 tagc_status tagc_memory_create(size_t n_bytes, const char *what, void **out);
 void tagc_memory_destroy(void *memory); /* accepts NULL */
 
-/* Memory outside the process, such as a device's, for arrays that only their owner reads. The initial content is
- * undefined. */
+/* Memory for large arrays: the process's, or a device's, which only its owner reads. The initial content is undefined. */
 typedef struct tagc_heap {
     void *context;
     tagc_status (*create)(void *context, size_t n_bytes, const char *what, void **out);
     void (*destroy)(void *context, void *memory, size_t n_bytes); /* accepts NULL */
 } tagc_heap;
+
+/* The process's own memory as a heap. */
+tagc_status tagc_heap_create(void *context, size_t n_bytes, const char *what, void **out);
+void tagc_heap_destroy(void *context, void *memory, size_t n_bytes);
+#define TAGC_HOST_HEAP                                                                                       \
+    { .create = tagc_heap_create, .destroy = tagc_heap_destroy }
 
 #endif

@@ -1,31 +1,32 @@
 /* The table of exchanges. It is all that reducer.c, step.c and volume.c know of an exchange.
  *
- * A step is a sequence of phases. A phase posts messages, and calls tagc_then to name the next phase and the messages that it waits
- * for. Meanwhile the worker runs phases of other steps. */
+ * A step is a sequence of actions. An action posts messages, and calls tagc_then to name the next action and the messages that it
+ * waits for. Meanwhile the worker runs actions of other steps. */
 #ifndef TAGC_EXCHANGE_EXCHANGE_H
 #define TAGC_EXCHANGE_EXCHANGE_H
 
 #include "core/memory.h"
 #include "exchange/fields.h"
+#include "exchange/runner.h"
 #include "exchange/volume.h"
 
 struct tagc_reducer;
 
-typedef tagc_status (*tagc_phase_fn)(struct tagc_reducer *r);
+typedef tagc_status (*tagc_action_fn)(struct tagc_reducer *r);
 
 typedef struct tagc_exchange_table {
-    int id;             /* tagc_exchange */
-    size_t state_bytes; /* size of its own state, r->state, which is zeroed when a reducer is made */
-    int is_selective;   /* 1: sparsity means something */
-    int takes_beside;   /* 1: a tagc_beside can stand in for parts of it */
+    int id;                    /* tagc_exchange */
+    size_t state_bytes;        /* size of its own state, r->state, which is zeroed when a reducer is made */
+    int is_selective;          /* 1: sparsity means something */
+    const tagc_runner *runner; /* of arrays in host memory; NULL: it has none, and takes no other */
     const tagc_own_options *own_options; /* NULL: tagc_reducer_options are all */
     /* From checked options: the number of values of the residual, 0 if there is none, and of the output. */
     uint64_t (*residual_elems)(const tagc_reducer_options *options, int world_size);
     uint64_t (*output_elems)(const tagc_reducer_options *options, int world_size);
     /* Computes sizes and lays out buffers; called twice, see tagc_arena. r->comm is NULL if only sizes are needed. */
     void (*place)(struct tagc_reducer *r, tagc_arena *arena);
-    /* Starts a step: posts nothing, but names the first phase. The last phase returns without tagc_then. */
-    tagc_phase_fn start;
+    /* Starts a step: posts nothing, but names the first action. The last one returns without tagc_then. */
+    tagc_action_fn start;
     /* Called when the step has ended on all ranks and no message is in progress; may be NULL. */
     void (*end)(struct tagc_reducer *r, int succeeded);
     /* What the rank of a laid-out reducer sends in a step. */

@@ -30,14 +30,10 @@ void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
 
 /* Destroys the state and its memory beside the arena. */
 static void destroy_state(tagc_reducer *r) {
-    if (r->state && r->beside) r->beside->end(r);
+    if (r->state && r->runner) r->runner->end(r);
     tagc_memory_destroy(r->state);
     tagc_memory_destroy(r->arena);
     r->state = r->arena = NULL;
-}
-
-static const tagc_heap *heap_of(const tagc_reducer *r) {
-    return r->arrays ? &r->arrays->heap : NULL;
 }
 
 /* Makes buffers, and a state that continues r->state, which stays. */
@@ -57,16 +53,13 @@ static tagc_status lay_out(tagc_reducer *r) {
     if (status != TAGC_OK) return status;
     arena = (tagc_arena){.base = memory};
     tagc_reducer_place(r, &arena);
-    return r->beside ? r->beside->make(r) : TAGC_OK;
+    return r->runner ? r->runner->make(r) : TAGC_OK;
 }
 
 static void destroy_residual(tagc_reducer *r) {
-    const tagc_heap *heap = heap_of(r);
+    const tagc_heap *heap = &r->arrays->heap;
     if (r->spares) tagc_comm_spares_release(r->comm, r->spares);
-    if (heap)
-        heap->destroy(heap->context, r->residual, (size_t)r->n_residual * sizeof(float));
-    else
-        tagc_memory_destroy(r->residual);
+    heap->destroy(heap->context, r->residual, (size_t)r->n_residual * sizeof(float));
     r->spares = NULL;
     r->residual = NULL;
     r->n_residual = 0;
@@ -79,31 +72,29 @@ static tagc_status make_residual(tagc_reducer *r) {
     if (n > SIZE_MAX / sizeof(float))
         return tagc_fail(TAGC_ERR_MEMORY, "n_elems is %llu: the residual does not fit into the address space",
                          (unsigned long long)r->options.n_elems);
-    const tagc_heap *heap = heap_of(r);
-    size_t n_bytes = (size_t)n * sizeof(float);
-    TAGC_TRY(heap ? heap->create(heap->context, n_bytes, "residual", &memory)
-                  : tagc_memory_create(n_bytes, "residual", &memory));
+    const tagc_heap *heap = &r->arrays->heap;
+    TAGC_TRY(heap->create(heap->context, (size_t)n * sizeof(float), "residual", &memory));
     tagc_status status = tagc_comm_spares_acquire(r->comm, n, heap, &r->spares);
     r->residual = memory;
     r->n_residual = n;
-    if (status == TAGC_OK && heap) status = r->arrays->fill(heap->context, memory, TAGC_ZERO_RESIDUAL, n);
-    for (uint64_t i = 0; i < n && !heap; i++) r->residual[i] = TAGC_ZERO_RESIDUAL;
+    if (status == TAGC_OK) status = r->arrays->fill(heap->context, memory, TAGC_ZERO_RESIDUAL, n);
     if (status != TAGC_OK) destroy_residual(r);
     return status;
 }
 
-static tagc_status check_beside(const tagc_reducer *r) {
-    if (!r->exchange->takes_beside)
+/* TAGC_ERR_UNSUPPORTED unless this runner can stand in for that of the exchange. */
+static tagc_status check_runner(const tagc_reducer *r, const tagc_runner *runner) {
+    if (!r->exchange->runner)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %s, but %s support only direct",
-                         tagc_exchange_names[r->options.exchange], r->beside->name);
+                         tagc_exchange_names[r->options.exchange], runner->name);
     if (r->options.ranks_per_host != 1)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "ranks_per_host is %d, must be 1 with %s",
-                         r->options.ranks_per_host, r->beside->name);
+                         r->options.ranks_per_host, runner->name);
     return TAGC_OK;
 }
 
 /* The part of _create that does not communicate. On failure *out may be half-made. */
-static tagc_status make(const tagc_arrays *arrays, const tagc_beside *beside, tagc_comm *comm,
+static tagc_status make(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,
                         const tagc_reducer_options *options, tagc_reducer **out) {
     tagc_reducer_options checked;
     _Alignas(8) char own[TAGC_OWN_MAX_BYTES];
@@ -116,24 +107,27 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_beside *beside, ta
     r->comm = comm;
     tagc_comm_hold(comm);
     r->arrays = arrays;
-    r->beside = beside;
     r->options = checked;
     memcpy(r->own_options, own, sizeof own);
     r->exchange = tagc_exchange_of(checked.exchange);
+    r->runner = r->exchange->runner;
     r->rank = tagc_comm_rank(comm);
     r->world_size = tagc_comm_world_size(comm);
     r->shard = (size_t)(checked.n_elems / (uint64_t)r->world_size);
     r->scale = checked.op == TAGC_OP_AVG ? 1.0f / (float)r->world_size : 1.0f;
-    if (beside) TAGC_TRY(check_beside(r));
+    if (runner) {
+        TAGC_TRY(check_runner(r, runner));
+        r->runner = runner;
+    }
     TAGC_TRY(make_residual(r));
     if (checked.n_threads > 1) TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
     return lay_out(r);
 }
 
-tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_beside *beside, tagc_comm *comm,
+tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,
                               const tagc_reducer_options *options, tagc_reducer **out) {
     tagc_reducer *r;
-    tagc_status status = make(arrays, beside, comm, options, &r);
+    tagc_status status = make(arrays, runner, comm, options, &r);
     status = tagc_reducer_options_agree(comm, status, r ? &r->options : NULL, r ? r->own_options : NULL);
     if (status != TAGC_OK) {
         tagc_reducer_destroy(r);
@@ -147,7 +141,7 @@ tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *opt
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
     if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
-    return tagc_reducer_make(NULL, NULL, comm, options, out);
+    return tagc_reducer_make(&tagc_host_arrays, NULL, comm, options, out);
 }
 
 void tagc_reducer_destroy(tagc_reducer *r) {
@@ -169,8 +163,7 @@ static void start(tagc_reducer *r) {
     r->now.longest[0] = r->now.longest[1] = 0;
 }
 
-/* Swaps in the new residual, or discards it. */
-static void settle_residual(tagc_reducer *r, int is_taken) {
+void tagc_reducer_settle_residual(tagc_reducer *r, int is_taken) {
     float *other = r->now.residual;
     if (!other) return;
     if (is_taken) {
@@ -191,7 +184,7 @@ void tagc_reducer_write_stats(const tagc_reducer *r, tagc_reducer_stats *stats) 
 
 static void finish(tagc_reducer *r) {
     tagc_reducer_stats *stats = &r->now.stats;
-    settle_residual(r, !stats->nonfinite);
+    tagc_reducer_settle_residual(r, !stats->nonfinite);
     if (r->exchange->end) r->exchange->end(r, 1);
     uint64_t n_selected_from = r->options.n_elems / (uint64_t)r->options.ranks_per_host;
     stats->sparsity = 1.0 - (double)stats->n_kept / (double)n_selected_from;
@@ -203,12 +196,12 @@ static tagc_status fail(tagc_reducer *r, tagc_status status) {
     char text[TAGC_ERROR_TEXT_BYTES];
     memcpy(text, tagc_last_error(), sizeof text);
     tagc_messages_drain(r); /* their failures are this one's echoes */
-    settle_residual(r, 0);
+    tagc_reducer_settle_residual(r, 0);
     if (r->exchange->end) r->exchange->end(r, 0);
     return tagc_fail(status, "%s", text);
 }
 
-/* The first phase waits for a spare for the new residual, the others for messages. */
+/* The first action waits for a spare for the new residual, the others for messages. */
 static int is_ready(void *arg) {
     tagc_reducer *r = arg;
     tagc_step *step = &r->now;
@@ -221,10 +214,10 @@ static int is_ready(void *arg) {
     return 1;
 }
 
-static tagc_status run_phase(void *arg) {
+static tagc_status run_action(void *arg) {
     tagc_reducer *r = arg;
     tagc_step *step = &r->now;
-    tagc_phase_fn phase = step->next ? step->next : r->exchange->start;
+    tagc_action_fn action = step->next ? step->next : r->exchange->start;
     if (!step->next)
         start(r);
     else if (step->job.idle_s > 0)
@@ -235,7 +228,7 @@ static tagc_status run_phase(void *arg) {
         if (status != TAGC_OK) return fail(r, status);
     }
     step->n_awaited = 0;
-    tagc_status status = phase(r);
+    tagc_status status = action(r);
     if (status != TAGC_OK) return fail(r, status);
     step->job.more = step->next != NULL;
     if (!step->next) finish(r);
@@ -254,7 +247,6 @@ tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const float *gradie
         return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
     if (overlap(gradient, r->options.n_elems, output, r->exchange->output_elems(&r->options, r->world_size)))
         return tagc_fail(TAGC_ERR_ARGUMENT, "output overlaps gradient, must lie apart");
-    if (!r->arrays) return TAGC_OK;
     TAGC_TRY(r->arrays->check(r->arrays->heap.context, gradient, "gradient"));
     return r->arrays->check(r->arrays->heap.context, output, "output");
 }
@@ -274,7 +266,7 @@ tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *ou
     r->now.output = output;
     r->now.number++;
     r->now.begun = 1;
-    r->now.job = (tagc_job){.run = run_phase, .is_ready = is_ready, .arg = r};
+    r->now.job = (tagc_job){.run = run_action, .is_ready = is_ready, .arg = r};
     tagc_then(r, NULL, NULL, 0, 0, -1); /* the exchange's start decides where it posts */
     tagc_comm_submit(r->comm, &r->now.job);
     return TAGC_OK;

@@ -1,19 +1,19 @@
-/* Inside of a reducer: what all exchanges share. reducer.c (life, begin and end), state.c (the residual), step.h (messages, phases,
+/* Inside of a reducer: what all exchanges share. reducer.c (life, begin and end), state.c (the residual), step.h (messages, actions,
  * agreement) and the exchanges, each with a state of its own, see exchange.h. */
 #ifndef TAGC_EXCHANGE_REDUCER_H
 #define TAGC_EXCHANGE_REDUCER_H
 
 #include "codec/select.h"
 #include "core/pool.h"
-#include "exchange/beside.h"
 #include "exchange/exchange.h"
+#include "exchange/runner.h"
 #include "exchange/step.h"
 
 struct tagc_reducer {
     tagc_comm *comm;
-    const tagc_arrays *arrays; /* where gradient, output and residual are; NULL: host memory */
-    const tagc_beside *beside; /* NULL: nothing stands in for parts of the exchange */
+    const tagc_arrays *arrays; /* where gradient, output and residual are */
     const tagc_exchange_table *exchange;
+    const tagc_runner *runner;                        /* of its batches; NULL if the exchange has none */
     tagc_reducer_options options;                     /* defaults resolved */
     _Alignas(8) char own_options[TAGC_OWN_MAX_BYTES]; /* as well; see tagc_own_options */
     int rank, world_size;
@@ -36,17 +36,20 @@ struct tagc_reducer {
     tagc_step now; /* the step under way */
 };
 
-/* tagc_reducer_create and its like. */
-tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_beside *beside, tagc_comm *comm,
+/* tagc_reducer_create and its like. runner: NULL for that of the exchange. */
+tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,
                               const tagc_reducer_options *options, tagc_reducer **out);
 
-/* 1: the caller carries the messages. */
+/* 1: the caller sends the messages. */
 static inline int tagc_reducer_is_by_caller(const tagc_reducer *r) {
-    return r->beside && r->beside->by_caller;
+    return r->runner && r->runner->by_caller;
 }
 
 /* TAGC_ERR_ARGUMENT unless a step can use these arrays. */
 tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const float *gradient, const float *output);
+
+/* Swaps in the new residual of the step under way, or discards it. */
+void tagc_reducer_settle_residual(tagc_reducer *r, int is_taken);
 
 /* Whether a caller's struct, which may be NULL, can be written; and writes now.stats to it. */
 tagc_status tagc_reducer_check_stats(const tagc_reducer_stats *stats);

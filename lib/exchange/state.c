@@ -11,17 +11,11 @@ const float *tagc_reducer_residual(const tagc_reducer *r, uint64_t *n_elems) {
 }
 
 static tagc_status read_residual(const tagc_reducer *r, void *to, uint64_t n) {
-    if (r->arrays)
-        return r->arrays->read(r->arrays->heap.context, to, r->residual, (size_t)n * sizeof(float));
-    memcpy(to, r->residual, (size_t)n * sizeof(float));
-    return TAGC_OK;
+    return r->arrays->read(r->arrays->heap.context, to, r->residual, (size_t)n * sizeof(float));
 }
 
 static tagc_status write_residual(tagc_reducer *r, const void *from, uint64_t n) {
-    if (r->arrays)
-        return r->arrays->write(r->arrays->heap.context, r->residual, from, (size_t)n * sizeof(float));
-    memcpy(r->residual, from, (size_t)n * sizeof(float));
-    return TAGC_OK;
+    return r->arrays->write(r->arrays->heap.context, r->residual, from, (size_t)n * sizeof(float));
 }
 
 static tagc_status check_idle(const tagc_reducer *r, const char *what) {
@@ -65,7 +59,7 @@ tagc_status tagc_reducer_scale_residual(tagc_reducer *r, double factor) {
     TAGC_TRY(check_idle(r, "scale_residual"));
     if (!(factor >= 0) || isinf(factor))
         return tagc_fail(TAGC_ERR_ARGUMENT, "factor is %g, must be finite and not negative", factor);
-    if (r->arrays) return scale_there(r, factor);
+    if (!r->arrays->is_here) return scale_there(r, factor);
     TAGC_TRY(check_factor(r->residual, r->n_residual, factor));
     scale(r->residual, r->n_residual, factor);
     return TAGC_OK;

@@ -1,4 +1,4 @@
-/* Phases of a step and its messages. */
+/* Actions of a step and its messages. */
 #include "exchange/step.h"
 #include "core/clock.h"
 #include "exchange/reducer.h"
@@ -29,7 +29,7 @@ static uint32_t lanes_of(int low, int high) {
     return lanes;
 }
 
-void tagc_then(tagc_reducer *r, tagc_phase_fn next, tagc_message *awaited, int n, int low, int high) {
+void tagc_then(tagc_reducer *r, tagc_action_fn next, tagc_message *awaited, int n, int low, int high) {
     r->now.next = next;
     r->now.awaited = awaited;
     r->now.n_awaited = n;

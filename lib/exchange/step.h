@@ -1,4 +1,4 @@
-/* A step in progress: its phases, its messages, its statistics, and the agreement that it succeeded.
+/* A step in progress: its actions, its messages, its statistics, and the agreement that it succeeded.
  *
  * Rounds. A step sends its messages in up to five rounds, each on a lane of its own. When a step will post nothing more in a
  * round, the next step may. So several steps are in progress at once, and all ranks post the messages of a lane in the same
@@ -43,17 +43,17 @@ typedef struct tagc_step {
     uint32_t longest
         [2]; /* longest body, and body of sums, that this rank sent; after the agreement, of all ranks */
 
-    tagc_phase_fn next; /* NULL: the step is over */
+    tagc_action_fn next; /* NULL: the step is over */
     tagc_message *awaited;
     int n_awaited;
 } tagc_step;
 
-/* ---- phases ---- */
+/* ---- actions ---- */
 
 /* Runs `next` when the n messages from `awaited` on have arrived. It posts in rounds `low` to `high`. Neither it nor later
- * phases post in rounds before `low`. TAGC_NO_ROUND as low: they post nothing. */
-void tagc_then(tagc_reducer *r, tagc_phase_fn next, tagc_message *awaited, int n, int low, int high);
-/* Ends a stretch of work of one phase that began at start_s: updates statistics and trace. Returns the time now. */
+ * actions post in rounds before `low`. TAGC_NO_ROUND as low: they post nothing. */
+void tagc_then(tagc_reducer *r, tagc_action_fn next, tagc_message *awaited, int n, int low, int high);
+/* Ends codec work of one phase that began at start_s: updates statistics and trace. Returns the time now. */
 double tagc_phase_end(tagc_reducer *r, tagc_phase phase, double start_s);
 
 /* ---- messages ---- */
@@ -81,7 +81,7 @@ int tagc_message_done(const tagc_reducer *r, const tagc_message *message);
 /* Waits for all messages in progress after a failure. */
 void tagc_messages_drain(tagc_reducer *r);
 
-/* The s-th partner of this rank, and the rank whose s-th partner it is. In each stage all links are in use. */
+/* The s-th partner of this rank, and the rank whose s-th partner it is. For each s all links are in use. */
 int tagc_partner_to(const tagc_reducer *r, int s);
 int tagc_partner_from(const tagc_reducer *r, int s);
 /* The s with tagc_partner_from(r, s) == from. */

@@ -19,12 +19,13 @@ void tagc_volume_add_within(tagc_volume *v, tagc_leg leg, double n_bytes) {
 /* Lays out a reducer without memory. The caller destroys r->state. *arena receives the bytes of its buffers. */
 static tagc_status lay_out(const tagc_reducer_options *options, int world_size, int rank, tagc_reducer *r,
                            tagc_arena *arena) {
-    *r = (tagc_reducer){.rank = rank};
+    *r = (tagc_reducer){.rank = rank, .arrays = &tagc_host_arrays};
     *arena = (tagc_arena){0};
     TAGC_TRY(tagc_reducer_options_check(options, world_size, &r->options, r->own_options));
     r->world_size = world_size;
     r->shard = (size_t)(r->options.n_elems / (uint64_t)world_size);
     r->exchange = tagc_exchange_of(options->exchange);
+    r->runner = r->exchange->runner;
     tagc_status status = tagc_memory_create(r->exchange->state_bytes, "shape of a reducer", &r->state);
     if (status == TAGC_OK) {
         tagc_reducer_place(r, arena);

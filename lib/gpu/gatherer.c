@@ -17,7 +17,7 @@
 enum { PIECE_ELEMS = 1 << 16 };
 enum { ENCODE, APPLY_ONE, APPLY_OTHERS, N_BATCHES };
 
-typedef struct tagc_gatherer_on {
+typedef struct gatherer_on {
     tagc_delta_batch *batches[N_BATCHES]; /* NULL: not needed */
     uint64_t n_moves;                     /* of kernels->work when they were made */
     size_t stride;
@@ -26,17 +26,17 @@ typedef struct tagc_gatherer_on {
     tagc_delta_row *rows; /* (n_rows) */
     float *piece;         /* (PIECE_ELEMS) */
     void *arena;
-} tagc_gatherer_on;
+} gatherer_on;
 
-static tagc_gatherer_on *on_of(const tagc_gatherer *g) {
-    return g->on;
+static gatherer_on *on_of(const tagc_gatherer *g) {
+    return g->on_device;
 }
 
 static tagc_kernels *kernels_of(const tagc_gatherer *g) {
     return tagc_kernels_of(g->arrays);
 }
 
-static int *results_of(const tagc_gatherer_on *on) {
+static int *results_of(const gatherer_on *on) {
     return (int *)(void *)on->memory;
 }
 
@@ -66,7 +66,7 @@ static tagc_delta_row row_of(const tagc_gatherer *g, int row) {
 
 static void destroy_batches(tagc_gatherer *g) {
     for (int b = 0; b < N_BATCHES; b++) {
-        kernels_of(g)->maker->delta_destroy(on_of(g)->batches[b]);
+        kernels_of(g)->maker->deltas->destroy(on_of(g)->batches[b]);
         on_of(g)->batches[b] = NULL;
     }
 }
@@ -82,15 +82,15 @@ static size_t shape_rows(const tagc_gatherer *g, int batch) {
 
 /* Call after entering. Makes the batches again if another object made their memory grow. */
 static tagc_status make_batches(tagc_gatherer *g) {
-    tagc_gatherer_on *on = on_of(g);
+    gatherer_on *on = on_of(g);
     tagc_kernels *k = kernels_of(g);
     if (on->batches[ENCODE] && on->n_moves == k->n_moves) return TAGC_OK;
     destroy_batches(g);
     for (int b = 0; b < N_BATCHES; b++) {
         size_t n = shape_rows(g, b);
         if (n == 0) continue;
-        TAGC_TRY(tagc_kernels_check(k, k->maker->delta_create(kinds[b], on->rows, n, results_of(on), k->work,
-                                                              k->stream, &on->batches[b])));
+        TAGC_TRY(tagc_kernels_check(k, k->maker->deltas->create(kinds[b], on->rows, n, results_of(on),
+                                                                k->work, k->stream, &on->batches[b])));
     }
     on->n_moves = k->n_moves;
     return TAGC_OK;
@@ -107,8 +107,8 @@ static tagc_status make(tagc_gatherer *g) {
     void *memory;
     if (!g->is_delta)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "delta is 0, and kernels have gathers of deltas alone");
-    TAGC_TRY(tagc_memory_create(sizeof(tagc_gatherer_on), "gatherer on a device", &memory));
-    tagc_gatherer_on *on = g->on = memory;
+    TAGC_TRY(tagc_memory_create(sizeof(gatherer_on), "gatherer on a device", &memory));
+    gatherer_on *on = g->on_device = memory;
     place(g, &arena);
     TAGC_TRY(tagc_memory_create(arena.n_bytes, "gatherer on a device", &on->arena));
     arena = (tagc_arena){.base = on->arena};
@@ -119,7 +119,7 @@ static tagc_status make(tagc_gatherer *g) {
     on->memory = memory;
     size_t work_bytes = 0;
     for (int b = 0; b < N_BATCHES; b++) {
-        size_t n = shape_rows(g, b), n_bytes = n ? k->maker->delta_work_bytes(on->rows, n) : 0;
+        size_t n = shape_rows(g, b), n_bytes = n ? k->maker->deltas->work_bytes(on->rows, n) : 0;
         if (n_bytes > work_bytes) work_bytes = n_bytes;
     }
     TAGC_TRY(tagc_kernels_enter(k));
@@ -131,7 +131,7 @@ static tagc_status make(tagc_gatherer *g) {
 }
 
 static void end(tagc_gatherer *g) {
-    tagc_gatherer_on *on = on_of(g);
+    gatherer_on *on = on_of(g);
     if (!on) return;
     destroy_batches(g);
     g->arrays->heap.destroy(g->arrays->heap.context, on->memory, on->n_bytes);
@@ -142,10 +142,10 @@ static void end(tagc_gatherer *g) {
 /* ---- runs; having entered ---- */
 
 static tagc_status run(tagc_gatherer *g, int batch) {
-    const tagc_batch_maker *maker = kernels_of(g)->maker;
+    const tagc_delta_maker *maker = kernels_of(g)->maker->deltas;
     tagc_delta_batch *b = on_of(g)->batches[batch];
-    TAGC_TRY(tagc_kernels_check(kernels_of(g), maker->delta_point(b, on_of(g)->rows, results_of(on_of(g)))));
-    return tagc_kernels_check(kernels_of(g), maker->delta_run(b));
+    TAGC_TRY(tagc_kernels_check(kernels_of(g), maker->point(b, on_of(g)->rows, results_of(on_of(g)))));
+    return tagc_kernels_check(kernels_of(g), maker->run(b));
 }
 
 static tagc_status encode_delta(tagc_gatherer *g, uint8_t *body, int *nonfinite) {
@@ -265,7 +265,7 @@ static uint64_t on_checksum(tagc_gatherer *g, int row) {
     return XXH3_64bits_digest(&state);
 }
 
-static const tagc_gather_beside kernels = {.make = make,
+static const tagc_gather_runner kernels = {.make = make,
                                            .end = end,
                                            .encode_row = on_encode_row,
                                            .decode_rows = on_decode_rows,

@@ -28,7 +28,7 @@ void tagc_kernels_leave(tagc_kernels *k) {
 }
 
 tagc_status tagc_kernels_check(const tagc_kernels *k, tagc_status status) {
-    return status == TAGC_OK ? TAGC_OK : tagc_fail(status, "%s", k->maker->last_error());
+    return status == TAGC_OK ? TAGC_OK : tagc_fail(status, "%s", k->maker->batches->last_error());
 }
 
 /* ---- memory ---- */
@@ -181,12 +181,13 @@ static tagc_status try_out(tagc_kernels *k) {
     return tagc_kernels_wait(k);
 }
 
-tagc_status tagc_kernels_create(tagc_device *device, const tagc_batch_maker *maker, tagc_kernels **out) {
+tagc_status tagc_kernels_create(tagc_device *device, const tagc_maker *maker, tagc_kernels **out) {
     tagc_kernels *k;
     *out = NULL;
     TAGC_TRY(tagc_memory_create(sizeof *k, "kernels", (void **)&k));
     *k = (tagc_kernels){.device = device, .maker = maker};
     k->arrays = (tagc_arrays){.heap = {.context = k, .create = heap_create, .destroy = heap_destroy},
+                              .maker = maker->batches,
                               .check = check_place,
                               .read = read_array,
                               .write = write_array,
@@ -208,11 +209,11 @@ tagc_status tagc_kernels_create(tagc_device *device, const tagc_batch_maker *mak
 }
 
 tagc_status tagc_kernels_open(tagc_device *device, tagc_kernels **out) {
-    const tagc_batch_maker *maker;
+    const tagc_maker *maker;
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
     if (!device) return tagc_fail(TAGC_ERR_ARGUMENT, "device is NULL");
-    TAGC_TRY(tagc_batch_maker_of("cuda", &maker));
+    TAGC_TRY(tagc_maker_load(&maker));
     return tagc_kernels_create(device, maker, out);
 }
 

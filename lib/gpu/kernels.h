@@ -1,4 +1,4 @@
-/* Kernels of a device, for reducers: batches of the codec (gpu/batch.h), the memory that they use, and small copies between it
+/* Kernels of a device, for reducers: batches of the codec (codec/batch.h), the memory that they use, and small copies between it
  * and the host.
  *
  * A tagc_kernels has one stream. So its reducers can share the memory of batches and the pinned memory: the
@@ -12,15 +12,15 @@
 #define TAGC_GPU_KERNELS_H
 
 #include "core/memory.h"
-#include "exchange/beside.h"
-#include "gpu/batch.h"
+#include "exchange/runner.h"
+#include "gpu/maker.h"
 #include "gpu/runtime.h"
 
 #include <pthread.h>
 
 struct tagc_kernels {
     tagc_device *device;
-    const tagc_batch_maker *maker;
+    const tagc_maker *maker;
     void *stream;
     tagc_arrays arrays;    /* in memory of the device; each of its functions enters */
     uint64_t n_live_bytes; /* of the device, with `lock` */
@@ -41,11 +41,16 @@ static inline tagc_kernels *tagc_kernels_of(const tagc_arrays *arrays) {
 }
 
 /* tagc_kernels_open for any device and maker. */
-tagc_status tagc_kernels_create(tagc_device *device, const tagc_batch_maker *maker, tagc_kernels **out);
+tagc_status tagc_kernels_create(tagc_device *device, const tagc_maker *maker, tagc_kernels **out);
 
 /* One thread at a time. On failure it has not entered. */
 tagc_status tagc_kernels_enter(tagc_kernels *kernels);
+/* The same for a run of a reducer's batches: makes them anew if the memory that they work in has moved. */
+tagc_status tagc_kernels_enter_for(struct tagc_reducer *reducer);
 void tagc_kernels_leave(tagc_kernels *kernels);
+
+/* Makes a reducer's batches, whose results are set, and room for pinned_bytes. Does not enter before. */
+tagc_status tagc_kernels_make_batches(struct tagc_reducer *reducer, size_t pinned_bytes);
 
 /* ---- having entered ---- */
 

@@ -1,5 +1,5 @@
 /* Slots on a processor. */
-#include "gpu/batch.h"
+#include "gpu/maker.h"
 
 #include <math.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  *
  *   | header (TAGC_SLOT_HEADER_BYTES) | body | what lay there before, up to the stride |
  *
- * The functions here are those of both makers of batches (gpu/batch.h): the processor's and the kernels'. docs/reference/wire-format.md
+ * The functions here are those of both makers of batches (gpu/maker.h): the processor's and the kernels'. docs/reference/wire-format.md
  * draws the header. */
 #ifndef TAGC_GPU_SLOT_H
 #define TAGC_GPU_SLOT_H

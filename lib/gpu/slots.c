@@ -7,31 +7,145 @@
  *   _settle   if the ranks' verdict is that the step does not count, the new residual gets the values from before the step
  *
  * The host swaps the two residuals in any case, so it can begin the next step without knowing how this one ended. `lengths` and
- * `stop` tell a batch which bodies are damaged or missing and must not be read. */
-#include "gpu/slots_private.h"
-
+ * `stop` tell a batch which bodies are damaged or missing and must not be read.
+ *
+ * Memory beside the arrays: | results (W) | lengths (W) | stop | sums of checksums |. */
+#include "tagc/slots.h"
 #include "core/clock.h"
+#include "exchange/direct/direct.h"
+#include "gpu/kernels.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+
+/* The last call of the step under way. */
+typedef enum last_call { IDLE, ENCODED, ADDED, DECODED, SETTLED } last_call;
+
+typedef struct direct_slots {
+    const tagc_slots_maker *maker;
+    char *memory;
+    size_t n_bytes;
+    uint64_t *lengths, *partial_sums;
+    int *stop;
+
+    last_call last;
+    char *send, *sums; /* of the caller: what goes out */
+    const char *received;
+    tagc_slots_verdict *verdict;
+} direct_slots;
+
+static direct_slots *slots_of(const tagc_reducer *r) {
+    return tagc_direct_of(r)->on_device;
+}
+
+/* NULL: in host memory. */
+static tagc_kernels *kernels_of(const tagc_reducer *r) {
+    return tagc_kernels_of(r->arrays);
+}
+
+static void *stream_of(const tagc_reducer *r) {
+    return tagc_direct_of(r)->batches.stream;
+}
+
+/* ---- shapes ---- */
+
+/* 1 for an all-reduce, whose sums are encoded and returned. */
+static int has_sums(const tagc_reducer *r) {
+    return r->options.output == TAGC_OUTPUT_UNIT;
+}
+
+static const tagc_code_options *options_of(const tagc_reducer *r, int is_sums) {
+    const tagc_direct *d = tagc_direct_of(r);
+    return is_sums ? &d->sums : &d->fragment;
+}
+
+static size_t most_bytes(const tagc_reducer *r, int is_sums) {
+    const tagc_code_options *o = options_of(r, is_sums);
+    return tagc_code_of(o)->max_bytes(o);
+}
+
+uint64_t tagc_slots_bytes(const tagc_reducer *r, int is_sums) {
+    if (!r || !tagc_reducer_is_by_caller(r) || (is_sums && !has_sums(r))) return 0;
+    return tagc_aligned(TAGC_SLOT_HEADER_BYTES + most_bytes(r, is_sums));
+}
+
+/* The layout of n slots: of fragments, or of sums. */
+static tagc_slots_form form_of(const tagc_reducer *r, int is_sums, int n) {
+    const tagc_code_options *o = options_of(r, is_sums);
+    return (tagc_slots_form){.stride = (size_t)tagc_slots_bytes(r, is_sums),
+                             .most_bytes = most_bytes(r, is_sums),
+                             .n_slots = (uint32_t)n,
+                             .most_items = (uint32_t)(o->sparse ? o->k : o->n),
+                             .kind = is_sums ? TAGC_SLOT_SUMS : TAGC_SLOT_FRAGMENT,
+                             .coding = (uint32_t)r->options.format,
+                             .block = (uint32_t)r->options.block,
+                             .rank = (uint32_t)r->rank,
+                             .k = (uint32_t)r->k,
+                             .n_elems = r->shard,
+                             .step = r->now.number};
+}
+
+static const uint8_t *body_at(const char *slots, const tagc_slots_form *form, int i) {
+    return slots ? (const uint8_t *)slots + (size_t)i * form->stride + TAGC_SLOT_HEADER_BYTES : NULL;
+}
+
+/* ---- life ---- */
+
+static void place(direct_slots *s, tagc_reducer *r, tagc_arena *arena) {
+    tagc_batches *b = &tagc_direct_of(r)->batches;
+    size_t n = (size_t)r->world_size;
+    b->results = tagc_arena_take(arena, n, sizeof *b->results);
+    s->lengths = tagc_arena_take(arena, n, sizeof *s->lengths);
+    s->stop = tagc_arena_take(arena, 1, sizeof *s->stop);
+    s->partial_sums = tagc_arena_take(arena, s->maker->work_bytes((uint32_t)n), 1);
+}
+
+static tagc_status make(tagc_reducer *r) {
+    if (r->options.output == TAGC_OUTPUT_HOST_SHARD)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "output is host_shard, but slots support only shard and unit");
+    const tagc_heap *heap = &r->arrays->heap;
+    tagc_arena arena = {0};
+    void *memory;
+    TAGC_TRY(tagc_memory_create(sizeof(direct_slots), "reducer by slots", &tagc_direct_of(r)->on_device));
+    direct_slots *s = slots_of(r);
+    s->maker = kernels_of(r) ? kernels_of(r)->maker->slots : &tagc_slots_cpu;
+    place(s, r, &arena);
+    s->n_bytes = arena.n_bytes;
+    TAGC_TRY(heap->create(heap->context, s->n_bytes, "slots", &memory));
+    s->memory = memory;
+    arena = (tagc_arena){.base = memory};
+    place(s, r, &arena);
+    return kernels_of(r) ? tagc_kernels_make_batches(r, 0) : tagc_batches_make(r);
+}
+
+static void end(tagc_reducer *r) {
+    tagc_direct *d = tagc_direct_of(r);
+    direct_slots *s = slots_of(r);
+    if (!s) return;
+    tagc_batches_end(r);
+    r->arrays->heap.destroy(r->arrays->heap.context, s->memory, s->n_bytes);
+    tagc_memory_destroy(s);
+    d->on_device = NULL;
+}
+
+static const tagc_runner runner = {.name = "slots", .by_caller = 1, .is_whole = 1, .make = make, .end = end};
 
 tagc_status tagc_slots_create(tagc_kernels *kernels, tagc_comm *comm, const tagc_reducer_options *options,
                               tagc_reducer **out) {
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
     if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
-    return tagc_reducer_make(kernels ? &kernels->arrays : NULL, &tagc_direct_slots_beside, comm, options,
-                             out);
+    return tagc_reducer_make(kernels ? &kernels->arrays : &tagc_host_arrays, &runner, comm, options, out);
 }
 
 /* ---- a step ---- */
 
-static tagc_status check_call(const tagc_reducer *r, const char *what, tagc_slots_stage wanted) {
+static tagc_status check_call(const tagc_reducer *r, const char *what, last_call wanted) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
     if (!tagc_reducer_is_by_caller(r))
         return tagc_fail(TAGC_ERR_STATE, "%s: this reducer was not made by tagc_slots_create", what);
-    if (tagc_direct_slots_of(r)->stage != wanted)
+    if (slots_of(r)->last != wanted)
         return tagc_fail(TAGC_ERR_STATE, "%s is not what comes next in this step", what);
     return TAGC_OK;
 }
@@ -41,87 +155,117 @@ static tagc_status check_slots(const tagc_reducer *r, const void *slots, const c
     if ((uintptr_t)slots % TAGC_ALIGNMENT)
         return tagc_fail(TAGC_ERR_ARGUMENT, "%s is at %p, must be at a multiple of %d bytes", what, slots,
                          TAGC_ALIGNMENT);
-    return r->arrays ? tagc_device_check_place(tagc_direct_slots_kernels(r)->device, slots, what) : TAGC_OK;
+    return r->arrays->check(r->arrays->heap.context, slots, what);
 }
 
-static void *stream_of(const tagc_reducer *r) {
-    return r->arrays ? tagc_direct_slots_kernels(r)->stream : NULL;
-}
-
-static tagc_status run(const tagc_reducer *r, int batch) {
-    tagc_direct_slots *s = tagc_direct_slots_of(r);
-    if (tagc_direct_slots_rows(r, batch) == 0) return TAGC_OK;
-    TAGC_TRY(tagc_direct_slots_check(r, s->maker->point(s->batches[batch], s->rows, s->results)));
-    return tagc_direct_slots_check(r, s->maker->run(s->batches[batch]));
-}
+/* ---- what a call consists of ---- */
 
 static tagc_status seal(const tagc_reducer *r, int is_sums) {
-    tagc_direct_slots *s = tagc_direct_slots_of(r);
-    tagc_slots_form form = tagc_direct_slots_form(r, is_sums, is_sums ? 1 : r->world_size);
-    return tagc_direct_slots_check(r, s->maker->slots->seal(&form, (uint8_t *)(is_sums ? s->sums : s->send),
-                                                            s->results, s->verdict, s->partial_sums,
-                                                            stream_of(r)));
+    direct_slots *s = slots_of(r);
+    tagc_slots_form form = form_of(r, is_sums, is_sums ? 1 : r->world_size);
+    return tagc_batches_check(r, s->maker->seal(&form, (uint8_t *)(is_sums ? s->sums : s->send),
+                                                tagc_direct_of(r)->batches.results, s->verdict,
+                                                s->partial_sums, stream_of(r)));
 }
 
 static tagc_status judge(const tagc_reducer *r, const tagc_slots_form *form, size_t n,
                          const uint64_t *lengths) {
-    tagc_direct_slots *s = tagc_direct_slots_of(r);
-    return tagc_direct_slots_check(
-        r, s->maker->slots->judge(form, s->results, (uint32_t)n, lengths, s->verdict, s->stop, stream_of(r)));
+    direct_slots *s = slots_of(r);
+    return tagc_batches_check(r, s->maker->judge(form, tagc_direct_of(r)->batches.results, (uint32_t)n,
+                                                 lengths, s->verdict, s->stop, stream_of(r)));
+}
+
+/* The received body of rank q; its length is read when the batch runs. */
+static const tagc_body *body_from(const tagc_reducer *r, const tagc_slots_form *form, int q) {
+    tagc_body *body = &tagc_direct_of(r)->batches.bodies[q];
+    *body = (tagc_body){body_at(slots_of(r)->received, form, q), 0};
+    return body;
+}
+
+static tagc_status check_bodies(tagc_reducer *r, const tagc_slots_form *form, int is_sums) {
+    tagc_batch_row *rows = tagc_direct_of(r)->batches.rows;
+    for (int q = 0; q < r->world_size; q++)
+        rows[q] = (tagc_batch_row){.options = *options_of(r, is_sums),
+                                   .bodies = body_from(r, form, q),
+                                   .n_bodies = 1,
+                                   .lengths = &slots_of(r)->lengths[q]};
+    return tagc_batches_run(r, is_sums ? TAGC_CHECK_SUMS : TAGC_CHECK);
+}
+
+static tagc_status add_bodies(tagc_reducer *r) {
+    const tagc_batches *b = &tagc_direct_of(r)->batches; /* whose bodies are those that were checked */
+    b->rows[0] = tagc_add_row(r, b->bodies, r->world_size, 0);
+    b->rows[0].lengths = slots_of(r)->lengths;
+    b->rows[0].stop = slots_of(r)->stop;
+    return tagc_batches_run(r, TAGC_ADD);
+}
+
+/* Of all ranks but this one, which already has its own sums as they decode. */
+static tagc_status decode_bodies(tagc_reducer *r) {
+    const tagc_batches *b = &tagc_direct_of(r)->batches;
+    size_t n = 0;
+    for (int q = 0; q < r->world_size; q++) {
+        if (q == r->rank) continue;
+        b->rows[n] = tagc_decode_sums_row(r, (size_t)q, &b->bodies[q]);
+        b->rows[n].lengths = &slots_of(r)->lengths[q];
+        b->rows[n++].stop = slots_of(r)->stop;
+    }
+    return tagc_batches_run(r, TAGC_DECODE_SUMS);
 }
 
 /* Validates the received slots, then decodes them. */
 static tagc_status take(tagc_reducer *r, int is_sums) {
-    tagc_direct_slots *s = tagc_direct_slots_of(r);
-    tagc_slots_form form = tagc_direct_slots_form(r, is_sums, r->world_size);
-    int batch = is_sums ? TAGC_SLOTS_DECODE_SUMS : TAGC_SLOTS_ADD;
+    direct_slots *s = slots_of(r);
+    tagc_slots_form form = form_of(r, is_sums, r->world_size);
     size_t n_decoded = is_sums ? (size_t)r->world_size - 1 : 1;
-    TAGC_TRY(tagc_direct_slots_check(r, s->maker->slots->open(&form, (const uint8_t *)s->received, s->lengths,
-                                                              s->verdict, s->partial_sums, stream_of(r))));
-    TAGC_TRY(run(r, is_sums ? TAGC_SLOTS_CHECK_SUMS : TAGC_SLOTS_CHECK));
+    TAGC_TRY(tagc_batches_check(r, s->maker->open(&form, (const uint8_t *)s->received, s->lengths, s->verdict,
+                                                  s->partial_sums, stream_of(r))));
+    TAGC_TRY(check_bodies(r, &form, is_sums));
     TAGC_TRY(judge(r, &form, (size_t)r->world_size, s->lengths));
-    TAGC_TRY(run(r, batch));
+    TAGC_TRY(is_sums ? decode_bodies(r) : add_bodies(r));
     return judge(r, &form, n_decoded, NULL);
 }
 
-/* The frame of every call: runs `what` unless this rank has failed, and notes its failure. */
+/* Around every call: runs `what` unless this rank has failed, and notes its failure. */
 static tagc_status work(tagc_reducer *r, tagc_status (*what)(tagc_reducer *r), tagc_phase phase,
-                        tagc_slots_stage next) {
+                        last_call next) {
     double start_s = tagc_clock_s();
-    tagc_direct_slots_of(r)->stage = next;
-    tagc_status status = r->now.failure == TAGC_OK ? tagc_direct_slots_enter(r) : TAGC_OK;
-    if (status == TAGC_OK && r->now.failure == TAGC_OK) {
-        status = tagc_direct_slots_make_batches(r);
-        if (status == TAGC_OK) status = what(r);
-        tagc_direct_slots_leave(r);
+    slots_of(r)->last = next;
+    int has_failed = r->now.failure != TAGC_OK;
+    tagc_status status = !has_failed && kernels_of(r) ? tagc_kernels_enter_for(r) : TAGC_OK;
+    if (status == TAGC_OK && !has_failed) {
+        status = what(r);
+        if (kernels_of(r)) tagc_kernels_leave(kernels_of(r));
     }
     tagc_note_failure(r, status);
-    if (!r->arrays) tagc_phase_end(r, phase, start_s);
+    if (r->arrays->is_here) tagc_phase_end(r, phase, start_s);
     return status;
 }
 
 static tagc_status encode(tagc_reducer *r) {
-    TAGC_TRY(run(r, TAGC_SLOTS_ENCODE));
+    tagc_slots_form form = form_of(r, 0, r->world_size);
+    for (int q = 0; q < r->world_size; q++)
+        tagc_direct_of(r)->batches.rows[q] =
+            tagc_encode_row(r, q, (uint8_t *)(size_t)body_at(slots_of(r)->send, &form, q));
+    TAGC_TRY(tagc_batches_run(r, TAGC_ENCODE));
     return seal(r, 0);
 }
 
 tagc_status tagc_slots_encode(tagc_reducer *r, const float *gradient, float *output, void *send,
                               tagc_slots_verdict *verdict) {
-    TAGC_TRY(check_call(r, "encode", TAGC_SLOTS_IDLE));
+    TAGC_TRY(check_call(r, "encode", IDLE));
     r->now.number++; /* also if it fails: peers count the step, too */
     TAGC_TRY(tagc_reducer_check_arrays(r, gradient, output));
     TAGC_TRY(check_slots(r, send, "send"));
     if (!verdict) return tagc_fail(TAGC_ERR_ARGUMENT, "verdict is NULL");
-    if (r->arrays)
-        TAGC_TRY(tagc_device_check_place(tagc_direct_slots_kernels(r)->device, verdict, "verdict"));
-    tagc_direct_slots *s = tagc_direct_slots_of(r);
+    TAGC_TRY(r->arrays->check(r->arrays->heap.context, verdict, "verdict"));
+    direct_slots *s = slots_of(r);
     if (r->spares) {
-        s->residual = tagc_comm_spare_take(r->comm, r->spares);
-        if (!s->residual)
+        r->now.residual = tagc_comm_spare_take(r->comm, r->spares);
+        if (!r->now.residual)
             return tagc_fail(TAGC_ERR_STATE,
                              "encode: more reducers of this size are between encode and settle than "
                              "there are spare residuals");
-        r->now.residual = r->residual; /* the one before */
     }
     r->now.begun = 1;
     r->now.start_s = tagc_clock_s();
@@ -131,24 +275,26 @@ tagc_status tagc_slots_encode(tagc_reducer *r, const float *gradient, float *out
     r->now.output = output;
     s->send = send;
     s->verdict = verdict;
-    return work(r, encode, TAGC_PHASE_SELECT, TAGC_SLOTS_ENCODED);
+    return work(r, encode, TAGC_PHASE_SELECT, ENCODED);
 }
 
 static tagc_status add(tagc_reducer *r) {
     TAGC_TRY(take(r, 0));
-    if (!tagc_direct_slots_has_sums(r)) return TAGC_OK;
-    TAGC_TRY(run(r, TAGC_SLOTS_ENCODE_SUMS));
+    if (!has_sums(r)) return TAGC_OK;
+    tagc_slots_form form = form_of(r, 1, 1);
+    tagc_direct_of(r)->batches.rows[0] =
+        tagc_encode_sums_row(r, (uint8_t *)(size_t)body_at(slots_of(r)->sums, &form, 0));
+    TAGC_TRY(tagc_batches_run(r, TAGC_ENCODE_SUMS));
     return seal(r, 1);
 }
 
 tagc_status tagc_slots_add(tagc_reducer *r, const void *received, void *sums) {
-    TAGC_TRY(check_call(r, "add", TAGC_SLOTS_ENCODED));
+    TAGC_TRY(check_call(r, "add", ENCODED));
     TAGC_TRY(check_slots(r, received, "received"));
-    if (tagc_direct_slots_has_sums(r)) TAGC_TRY(check_slots(r, sums, "sums"));
-    tagc_direct_slots_of(r)->received = received;
-    tagc_direct_slots_of(r)->sums = sums;
-    return work(r, add, TAGC_PHASE_DECODE,
-                tagc_direct_slots_has_sums(r) ? TAGC_SLOTS_ADDED : TAGC_SLOTS_DECODED);
+    if (has_sums(r)) TAGC_TRY(check_slots(r, sums, "sums"));
+    slots_of(r)->received = received;
+    slots_of(r)->sums = sums;
+    return work(r, add, TAGC_PHASE_DECODE, has_sums(r) ? ADDED : DECODED);
 }
 
 static tagc_status decode(tagc_reducer *r) {
@@ -156,37 +302,29 @@ static tagc_status decode(tagc_reducer *r) {
 }
 
 tagc_status tagc_slots_decode(tagc_reducer *r, const void *received) {
-    TAGC_TRY(check_call(r, "decode", TAGC_SLOTS_ADDED));
+    TAGC_TRY(check_call(r, "decode", ADDED));
     TAGC_TRY(check_slots(r, received, "received"));
-    tagc_direct_slots_of(r)->received = received;
-    return work(r, decode, TAGC_PHASE_DECODE, TAGC_SLOTS_DECODED);
+    slots_of(r)->received = received;
+    return work(r, decode, TAGC_PHASE_DECODE, DECODED);
 }
 
 static tagc_status settle(tagc_reducer *r) {
-    tagc_direct_slots *s = tagc_direct_slots_of(r);
+    direct_slots *s = slots_of(r);
     size_t n_output = (size_t)r->exchange->output_elems(&r->options, r->world_size);
-    return tagc_direct_slots_check(r, s->maker->slots->settle(s->verdict, r->now.residual, s->residual,
-                                                              (size_t)r->n_residual, r->now.output, n_output,
-                                                              stream_of(r)));
+    return tagc_batches_check(r,
+                              s->maker->settle(s->verdict, r->residual, r->now.residual,
+                                               (size_t)r->n_residual, r->now.output, n_output, stream_of(r)));
 }
 
 /* If this rank failed, its kernels may not have run, so it keeps the residual from before the step. */
 tagc_status tagc_slots_settle(tagc_reducer *r) {
-    if (r && tagc_reducer_is_by_caller(r) &&
-        (tagc_direct_slots_of(r)->stage == TAGC_SLOTS_ENCODED ||
-         tagc_direct_slots_of(r)->stage == TAGC_SLOTS_ADDED)) {
+    if (r && tagc_reducer_is_by_caller(r) && (slots_of(r)->last == ENCODED || slots_of(r)->last == ADDED)) {
         tagc_note_failure(r, tagc_fail(TAGC_ERR_STATE, "the step was given up before its end"));
-        tagc_direct_slots_of(r)->stage = TAGC_SLOTS_DECODED;
+        slots_of(r)->last = DECODED;
     }
-    TAGC_TRY(check_call(r, "settle", TAGC_SLOTS_DECODED));
-    tagc_direct_slots *s = tagc_direct_slots_of(r);
-    tagc_status status = work(r, settle, TAGC_PHASE_DECODE, TAGC_SLOTS_SETTLED);
-    if (s->residual) {
-        float *other = r->now.failure == TAGC_OK ? r->now.residual : s->residual;
-        r->residual = other == s->residual ? r->now.residual : s->residual;
-        tagc_comm_spare_give(r->comm, r->spares, other);
-    }
-    s->residual = r->now.residual = NULL;
+    TAGC_TRY(check_call(r, "settle", DECODED));
+    tagc_status status = work(r, settle, TAGC_PHASE_DECODE, SETTLED);
+    tagc_reducer_settle_residual(r, r->now.failure == TAGC_OK);
     r->now.gradient = r->now.output = NULL;
     return status;
 }
@@ -240,10 +378,10 @@ static void count(tagc_reducer *r, const tagc_slots_verdict *agreed) {
 }
 
 tagc_status tagc_slots_end(tagc_reducer *r, const tagc_slots_verdict *agreed, tagc_reducer_stats *stats) {
-    TAGC_TRY(check_call(r, "end", TAGC_SLOTS_SETTLED));
+    TAGC_TRY(check_call(r, "end", SETTLED));
     if (!agreed) return tagc_fail(TAGC_ERR_ARGUMENT, "agreed is NULL");
     TAGC_TRY(tagc_reducer_check_stats(stats));
-    tagc_direct_slots_of(r)->stage = TAGC_SLOTS_IDLE;
+    slots_of(r)->last = IDLE;
     r->now.begun = 0;
     if (agreed->failure) return fail_of(r, agreed->failure);
     /* A rank whose own failure is not in the verdict has a copy of another step's. */

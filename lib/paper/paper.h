@@ -33,7 +33,7 @@ typedef struct tagc_carrier {
     /* Adds the contribution of rank q for a union of n elements; called in rank order. */
     void (*add)(tagc_reducer *r, int q, size_t n);
     /* Decodes what was added to tagc_paper_sums. A phase; its last one is tagc_paper_sums_ready. */
-    tagc_phase_fn decode;
+    tagc_action_fn decode;
     int posts;           /* 1: decode posts in TAGC_ROUND_LAST */
     int needs_positions; /* 1: of every union, to encode */
 } tagc_carrier;

@@ -113,7 +113,7 @@ void tagc_comm_trace(tagc_comm *comm, const char *stream, const char *name, doub
 #define TAGC_MOST_SPARES 64
 typedef struct tagc_spares {
     uint64_t n_elems;
-    const tagc_heap *heap; /* NULL: the process's memory */
+    const tagc_heap *heap;
     int n_users, n_made, n_free;
     float *free[TAGC_MOST_SPARES];
     struct tagc_spares *next;

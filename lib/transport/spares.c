@@ -13,15 +13,11 @@ static tagc_status make_values(uint64_t n_elems, const tagc_heap *heap, void **o
         return tagc_fail(TAGC_ERR_MEMORY, "a spare residual of %llu elements does not fit into memory",
                          (unsigned long long)n_elems);
     size_t n_bytes = (size_t)n_elems * sizeof(float);
-    return heap ? heap->create(heap->context, n_bytes, "spare residual", out)
-                : tagc_memory_create(n_bytes, "spare residual", out);
+    return heap->create(heap->context, n_bytes, "spare residual", out);
 }
 
 static void destroy_values(uint64_t n_elems, const tagc_heap *heap, void *values) {
-    if (heap)
-        heap->destroy(heap->context, values, (size_t)n_elems * sizeof(float));
-    else
-        tagc_memory_destroy(values);
+    heap->destroy(heap->context, values, (size_t)n_elems * sizeof(float));
 }
 
 /* With the lock. */

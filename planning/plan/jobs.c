@@ -287,7 +287,7 @@ static void return_results(builder *b, const tagc_reduction *r, double headers, 
 static void direct_step(builder *b, const tagc_reduction *r, const phase_work *w) {
     const double *n_bytes = r->volume.n_bytes, *n_within = r->volume.n_within_bytes;
     int n_hosts = r->n_ranks / r->options.ranks_per_host, n_others = n_hosts - 1;
-    int n = r->volume.n_batches < MAX_PEERS ? r->volume.n_batches : MAX_PEERS;
+    int n = r->volume.n_parcels < MAX_PEERS ? r->volume.n_parcels : MAX_PEERS;
     double agreement = (double)(r->n_ranks - 1) * TAGC_WIRE_HEADER_BYTES;
     double headers = (double)n_others * TAGC_WIRE_HEADER_BYTES, within = n_within[TAGC_LEG_VALUES];
     direct_builder d = {.b = b, .r = r, .w = w, .n = n, .n_stages = n + 1, .own = 1.0 / n_hosts};

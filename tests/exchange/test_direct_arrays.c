@@ -1,5 +1,5 @@
-/* The arrays of a direct reducer belong to its codes: while no code is at work, gradient, output, residual and spare lie in
- * protected pages. What another device would need (lib/gpu/README.md) is then in one table. */
+/* The arrays of a direct reducer belong to its batches: while no batch runs, gradient, output, residual and spare lie in protected
+ * pages. So what another device needs is all in one maker of batches (codec/batch.h). */
 #include "exchange/direct/direct.h"
 #include "ranks.h"
 
@@ -8,7 +8,7 @@
 
 enum { N_STEPS = 3, N_ARRAYS = 4 };
 
-/* ---- memory that opens while a code runs ---- */
+/* ---- memory that opens while a batch runs ---- */
 
 typedef struct arrays {
     tagc_reducer *reducer;
@@ -27,75 +27,48 @@ static void protect(const arrays *a, int how) {
         if (mprotect(a->of[i], a->n_bytes, how) != 0) abort();
 }
 
-/* Codes get their options out of the reducer. */
 static arrays all[MAX_RANKS];
 
-static int is_of(const tagc_direct *d, const tagc_code_options *options) {
-    return options == &d->fragment || options == &d->sums;
+static int is_of(const tagc_reducer *r, const tagc_batch *batch) {
+    for (int i = 0; i < TAGC_N_BATCHES; i++)
+        if (tagc_direct_of(r)->batches.made[i] == batch) return 1;
+    return 0;
 }
 
-static arrays *open_arrays(const tagc_code_options *options) {
+static arrays *arrays_of(const tagc_batch *batch) {
     for (int r = 0; r < MAX_RANKS; r++) {
         const tagc_reducer *reducer = __atomic_load_n(&all[r].reducer, __ATOMIC_ACQUIRE);
-        if (!reducer || !is_of(tagc_direct_of(reducer), options)) continue;
-        all[r].n_opened++;
-        protect(&all[r], PROT_READ | PROT_WRITE);
-        return &all[r];
+        if (reducer && is_of(reducer, batch)) return &all[r];
     }
     abort();
 }
 
-static void close_arrays(const arrays *a) {
+static tagc_status point(tagc_batch *batch, const tagc_batch_row *rows, tagc_batch_result *results) {
+    return tagc_batch_cpu.point(batch, rows, results);
+}
+
+static tagc_status run_open(tagc_batch *batch) {
+    arrays *a = arrays_of(batch);
+    a->n_opened++;
+    protect(a, PROT_READ | PROT_WRITE);
+    tagc_status status = tagc_batch_cpu.run(batch);
     protect(a, PROT_NONE);
+    return status;
 }
 
-static size_t max_bytes(const tagc_code_options *o) {
-    return tagc_code_of(o)->max_bytes(o);
+static const tagc_batch_maker maker = {.point = point, .run = run_open};
+
+static tagc_status check(void *context, const void *array, const char *what) {
+    (void)context, (void)array, (void)what;
+    return TAGC_OK;
 }
 
-static size_t scratch_bytes(const tagc_code_options *o, int n_threads) {
-    return tagc_code_of(o)->scratch_bytes(o, n_threads);
-}
-
-static tagc_status validate(const tagc_code_options *o, const uint8_t *body, size_t n_bytes) {
-    return tagc_code_of(o)->validate(o, body, n_bytes);
-}
-
-static void encode(const tagc_code_options *o, const float *gradient, const float *residual_in,
-                   float *residual_out, uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out) {
-    arrays *a = open_arrays(o);
-    tagc_code_of(o)->encode(o, gradient, residual_in, residual_out, body, scratch, pool, out);
-    close_arrays(a);
-}
-
-static void encode_sums(const tagc_code_options *o, float *sums, float *error, float unscale, uint8_t *body,
-                        void *scratch, tagc_pool *pool, tagc_encoded *out) {
-    arrays *a = open_arrays(o);
-    tagc_code_of(o)->encode_sums(o, sums, error, unscale, body, scratch, pool, out);
-    close_arrays(a);
-}
-
-static int decode(const tagc_code_options *o, const tagc_body *bodies, int n_bodies, int add, float scale,
-                  float *sums, void *scratch, tagc_pool *pool) {
-    arrays *a = open_arrays(o);
-    int nonfinite = tagc_code_of(o)->decode(o, bodies, n_bodies, add, scale, sums, scratch, pool);
-    close_arrays(a);
-    return nonfinite;
-}
-
-static const tagc_code guarded = {.max_bytes = max_bytes,
-                                  .scratch_bytes = scratch_bytes,
-                                  .encode = encode,
-                                  .encode_sums = encode_sums,
-                                  .validate = validate,
-                                  .decode = decode};
+static const tagc_arrays guarded = {.maker = &maker, .check = check}; /* all that a step needs */
 
 /* ---- the same steps with and without ---- */
 
-static void put(tagc_reducer *r, const tagc_code *fragment_code, const tagc_code *sums_code, float *residual,
-                float *spare) {
-    tagc_direct_of(r)->fragment_code = fragment_code;
-    tagc_direct_of(r)->sums_code = sums_code;
+static void put(tagc_reducer *r, const tagc_arrays *in, float *residual, float *spare) {
+    r->arrays = in;
     if (!r->residual) return;
     r->residual = residual;
     r->spares->free[r->spares->n_free - 1] = spare; /* the next to be taken */
@@ -122,17 +95,15 @@ static void body(rank_run *run) {
 
         float *residual = reducer->residual,
               *spare = reducer->spares ? reducer->spares->free[reducer->spares->n_free - 1] : NULL;
-        const tagc_code *codes[] = {tagc_direct_of(reducer)->fragment_code,
-                                    tagc_direct_of(reducer)->sums_code};
         if (residual) memcpy(a->of[2], residual, n * sizeof *residual);
-        put(reducer, &guarded, &guarded, a->of[2], a->of[3]);
+        put(reducer, &guarded, a->of[2], a->of[3]);
         __atomic_store_n(&a->reducer, reducer, __ATOMIC_RELEASE);
         protect(a, PROT_NONE);
         CHECK(run, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
         protect(a, PROT_READ | PROT_WRITE);
         __atomic_store_n(&a->reducer, NULL, __ATOMIC_RELEASE);
         if (residual) memcpy(residual, reducer->residual, n * sizeof *residual);
-        put(reducer, codes[0], codes[1], residual, spare);
+        put(reducer, &tagc_host_arrays, residual, spare);
 
         CHECK(run, memcmp(output, expected, n_output * sizeof *output) == 0);
         if (residual) CHECK(run, memcmp(residual, plain->residual, n * sizeof *residual) == 0);
@@ -145,7 +116,7 @@ static void body(rank_run *run) {
     free(expected), free(copy);
 }
 
-static void test_codes_alone_touch_the_arrays(void **state) {
+static void test_batches_alone_touch_the_arrays(void **state) {
     (void)state;
     for (int variant = 0; variant < 24; variant++) {
         int world_size = 1 + variant % 4;
@@ -163,6 +134,6 @@ static void test_codes_alone_touch_the_arrays(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_codes_alone_touch_the_arrays)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_batches_alone_touch_the_arrays)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -58,7 +58,7 @@ libraries=$(find "$site" -name '*tagc*.so*' ! -name libtagc-cuda.so | sort)
 # Kernels are in the wheel where nvcc made them, and need no CUDA to be loaded.
 kernels=$site/tagc/lib/libtagc-cuda.so
 if [ -e "$kernels" ]; then
-    "$python" -c "import ctypes, sys; ctypes.CDLL(sys.argv[1]).tagc_cuda_batch_maker" "$kernels" || fail "$kernels does not load"
+    "$python" -c "import ctypes, sys; ctypes.CDLL(sys.argv[1]).tagc_cuda_maker" "$kernels" || fail "$kernels does not load"
 fi
 
 user() { # as in a new shell

@@ -1,6 +1,6 @@
 /* The exchange direct: sizes, and the course of a step.
  *
- *   worker | encode batch 0 | batch 1 | ... own | add in rank order | agreement
+ *   worker | encode parcel 0 | parcel 1 | ... own | add in rank order | agreement
  *   wire                    | headers 0 | headers 1, bodies 0 | headers 2, bodies 1 ...
  *
  * Fragment 0 is the next rank's, and so on, so that no two ranks send to one owner at the same time. The own one comes last, during
@@ -63,67 +63,149 @@ static void choose_codes(tagc_reducer *r) {
 
 static void place(tagc_reducer *r, tagc_arena *arena) {
     tagc_direct *d = tagc_direct_of(r);
-    d->beside = NULL; /* that of a layout before belongs to it */
+    d->on_device = NULL; /* that of a layout before belongs to it */
     d->per_host = r->options.ranks_per_host;
     d->n_hosts = r->world_size / d->per_host;
     d->host = r->rank / d->per_host;
     d->local = r->rank % d->per_host;
     d->coded = is_coded(&r->options, r->world_size);
     choose_codes(r);
+    tagc_batches_place(r, arena);
     tagc_hosts_shape(r);
     tagc_fragments_place(r, arena);
     if (d->per_host > 1) tagc_hosts_place(r, arena);
 }
 
-/* ---- a step ---- */
+/* ---- the course of a step, from top to bottom ----
+ *
+ * Each action does its part as far as it can without waiting. Then it names the action that goes on, which is often the same one. */
 
-static tagc_status finish(tagc_reducer *r) {
-    TAGC_TRY(tagc_agree_end(r, NULL, NULL));
-    size_t n_output = (size_t)output_elems(&r->options, r->world_size);
-    if (!r->now.stats.nonfinite) return TAGC_OK;
-    if (r->arrays) return r->arrays->fill(r->arrays->heap.context, r->now.output, NAN, n_output);
-    for (size_t i = 0; i < n_output; i++) r->now.output[i] = NAN;
+static tagc_status post_rows(tagc_reducer *r);
+static tagc_status sum_rows(tagc_reducer *r);
+static tagc_status take_shared(tagc_reducer *r);
+static tagc_status encode(tagc_reducer *r);
+static tagc_status send_rests(tagc_reducer *r);
+static tagc_status add(tagc_reducer *r);
+static tagc_status send_results(tagc_reducer *r);
+static tagc_status send_result_rests(tagc_reducer *r);
+static tagc_status hand_headers(tagc_reducer *r);
+static tagc_status hand_bodies(tagc_reducer *r);
+static tagc_status decode_results(tagc_reducer *r);
+static tagc_status agree(tagc_reducer *r);
+static tagc_status finish(tagc_reducer *r);
+
+static tagc_status then(tagc_reducer *r, tagc_action_fn next, const tagc_pause *wait) {
+    tagc_then(r, next, wait->awaited, wait->n, wait->low, wait->high);
     return TAGC_OK;
 }
 
-tagc_status tagc_direct_agree(tagc_reducer *r) {
+/* In results' round, or if nothing is sent any more in the agreement's. */
+static tagc_status then_in(tagc_reducer *r, tagc_action_fn next, tagc_message *awaited, int n, int round) {
+    tagc_then(r, next, awaited, n, round, round);
+    return TAGC_OK;
+}
+
+/* With several parcels, bodies of one are sent before headers of another. */
+static int first_high(const tagc_direct *d) {
+    return d->n_parcels > 1 ? TAGC_ROUND_BODIES : TAGC_ROUND_HEADERS;
+}
+
+static tagc_status start(tagc_reducer *r) {
+    tagc_direct *d = tagc_direct_of(r);
+    d->n_encoded = d->n_parcels_out = d->n_added = 0;
+    if (d->per_host > 1) return then_in(r, post_rows, NULL, 0, TAGC_ROUND_ROWS);
+    tagc_then(r, encode, NULL, 0, TAGC_ROUND_HEADERS, first_high(d));
+    return TAGC_OK;
+}
+
+/* The ranks of a host send each other their rows. */
+static tagc_status post_rows(tagc_reducer *r) {
     const tagc_direct *d = tagc_direct_of(r);
-    if (!d->coded || r->k == r->shard) r->now.stats.n_union = r->options.n_elems;
+    int are_all_out = d->row_window == d->n_hosts;
+    tagc_hosts_post_first(r);
+    if (d->coded)
+        tagc_then(r, encode, tagc_hosts_rows(r, 0), 1, are_all_out ? TAGC_ROUND_HEADERS : TAGC_ROUND_ROWS,
+                  first_high(d));
+    else
+        tagc_then(r, sum_rows, tagc_hosts_rows(r, 0), 1, TAGC_ROUND_RESULTS, TAGC_ROUND_DIRECT_AGREEMENT);
+    return TAGC_OK;
+}
+
+/* One host: a dense reduce-scatter, and for the whole unit an all-gather. */
+static tagc_status sum_rows(tagc_reducer *r) {
+    TAGC_TRY(tagc_hosts_sum(r));
+    if (r->options.output != TAGC_OUTPUT_UNIT) return agree(r);
+    return then_in(r, take_shared, tagc_hosts_share(r), 1, TAGC_ROUND_DIRECT_AGREEMENT);
+}
+
+static tagc_status take_shared(tagc_reducer *r) {
+    tagc_hosts_take(r);
+    return agree(r);
+}
+
+/* Several hosts: encodes the fragments, and sends parcels of headers with fronts, and bodies meanwhile. */
+static tagc_status encode(tagc_reducer *r) {
+    tagc_pause wait;
+    TAGC_TRY(tagc_fragments_encode(r, &wait));
+    return then(r, wait.is_done ? send_rests : encode, &wait);
+}
+
+static tagc_status send_rests(tagc_reducer *r) {
+    tagc_pause wait;
+    TAGC_TRY(tagc_fragments_send(r, &wait));
+    return then(r, wait.is_done ? add : send_rests, &wait);
+}
+
+/* Adds fragments in the order of hosts. */
+static tagc_status add(tagc_reducer *r) {
+    tagc_pause wait;
+    TAGC_TRY(tagc_fragments_add(r, &wait));
+    if (!wait.is_done) return then(r, add, &wait);
+    return r->options.output == TAGC_OUTPUT_SHARD ? agree(r) : send_results(r);
+}
+
+/* All-reduce: owners send their sums to all. */
+static tagc_status send_results(tagc_reducer *r) {
+    return then_in(r, send_result_rests, tagc_results_send(r), 1, TAGC_ROUND_RESULTS);
+}
+
+static tagc_status send_result_rests(tagc_reducer *r) {
+    tagc_message *rests;
+    TAGC_TRY(tagc_results_send_rest(r, &rests));
+    return tagc_results_are_handed_on(r) ? then_in(r, hand_headers, rests, 1, TAGC_ROUND_RESULTS)
+                                         : then_in(r, decode_results, rests, 1, TAGC_ROUND_DIRECT_AGREEMENT);
+}
+
+static tagc_status hand_headers(tagc_reducer *r) {
+    tagc_message *headers;
+    TAGC_TRY(tagc_results_hand_headers(r, &headers));
+    return then_in(r, hand_bodies, headers, tagc_direct_of(r)->n_hosts, TAGC_ROUND_RESULTS);
+}
+
+static tagc_status hand_bodies(tagc_reducer *r) {
+    tagc_message *bodies;
+    TAGC_TRY(tagc_results_hand_bodies(r, &bodies));
+    return then_in(r, decode_results, bodies, tagc_direct_of(r)->n_hosts, TAGC_ROUND_DIRECT_AGREEMENT);
+}
+
+static tagc_status decode_results(tagc_reducer *r) {
+    tagc_results_decode(r);
+    return agree(r);
+}
+
+/* All ranks learn whether the step succeeded. */
+static tagc_status agree(tagc_reducer *r) {
+    if (!tagc_direct_of(r)->coded || r->k == r->shard) r->now.stats.n_union = r->options.n_elems;
     tagc_agree_begin(r, TAGC_ROUND_DIRECT_AGREEMENT, 0);
     tagc_then(r, finish, r->agreement, 1, TAGC_NO_ROUND, 0);
     return TAGC_OK;
 }
 
-tagc_status tagc_direct_added(tagc_reducer *r) {
-    return r->options.output != TAGC_OUTPUT_SHARD ? tagc_direct_results(r) : tagc_direct_agree(r);
-}
-
-/* With several batches, bodies of one are sent before headers of another. */
-static int first_high(const tagc_direct *d) {
-    return d->n_batches > 1 ? TAGC_ROUND_BODIES : TAGC_ROUND_HEADERS;
-}
-
-static tagc_status post_rows(tagc_reducer *r) {
-    const tagc_direct *d = tagc_direct_of(r);
-    tagc_hosts_post_first(r);
-    int are_all_out = d->n_row_slots == d->n_hosts;
-    if (!d->coded)
-        tagc_then(r, tagc_hosts_step, tagc_hosts_rows(r, 0), 1, TAGC_ROUND_RESULTS,
-                  TAGC_ROUND_DIRECT_AGREEMENT);
-    else
-        tagc_then(r, tagc_fragments_send, tagc_hosts_rows(r, 0), 1,
-                  are_all_out ? TAGC_ROUND_HEADERS : TAGC_ROUND_ROWS, first_high(d));
-    return TAGC_OK;
-}
-
-static tagc_status start(tagc_reducer *r) {
-    tagc_direct *d = tagc_direct_of(r);
-    d->n_encoded = d->n_batches_out = d->n_added = 0;
-    if (d->per_host > 1)
-        tagc_then(r, post_rows, NULL, 0, TAGC_ROUND_ROWS, TAGC_ROUND_ROWS);
-    else
-        tagc_then(r, tagc_fragments_send, NULL, 0, TAGC_ROUND_HEADERS, first_high(d));
-    return TAGC_OK;
+static tagc_status finish(tagc_reducer *r) {
+    TAGC_TRY(tagc_agree_end(r, NULL, NULL));
+    if (!r->now.stats.nonfinite) return TAGC_OK;
+    return r->arrays->fill(r->arrays->heap.context, r->now.output, NAN,
+                           output_elems(&r->options, r->world_size));
 }
 
 static void end(tagc_reducer *r, int succeeded) {
@@ -135,7 +217,7 @@ const tagc_exchange_table tagc_exchange_direct = {
     .id = TAGC_EXCHANGE_DIRECT,
     .state_bytes = sizeof(tagc_direct),
     .is_selective = 1,
-    .takes_beside = 1,
+    .runner = &tagc_direct_on_host,
     .residual_elems = residual_elems,
     .output_elems = output_elems,
     .place = place,

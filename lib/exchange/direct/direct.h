@@ -10,11 +10,14 @@
  *
  * Only the encoder knows the length of a body. So a fragment travels as its header with the front of the body, the first `eager`
  * bytes, and then the rest, when both sides know its length. Small fragments fit into the front. For large ones, and on
- * transports without lanes, eager is 0. Fragments travel in batches, one message per batch; small ones are one batch. */
+ * transports without lanes, eager is 0. Fragments travel in parcels, one message per parcel; small ones are one parcel.
+ *
+ * direct.c has the course of a step. The other files each do one part of it and return; batches.c has the calls of the codec. */
 #ifndef TAGC_EXCHANGE_DIRECT_DIRECT_H
 #define TAGC_EXCHANGE_DIRECT_DIRECT_H
 
 #include "codec/code.h"
+#include "exchange/direct/batches.h"
 #include "exchange/reducer.h"
 
 enum {
@@ -34,61 +37,68 @@ typedef struct tagc_fragment {
 } tagc_fragment;
 
 typedef struct tagc_direct {
-    void *beside; /* what r->beside has made for this layout, else NULL */
+    void *on_device; /* what a runner of lib/gpu has made for this layout, else NULL */
     int n_hosts, per_host, host, local;
     int coded; /* 0: all ranks are on one host, and nothing is encoded */
     tagc_code_options fragment, sums;
     const tagc_code *fragment_code, *sums_code;
+    tagc_batches batches;
     /* How fragments travel, the same on all ranks. So it follows from the options that they agreed on when the reducer was
      * made, and from the last step that succeeded; this rank's k may have changed since. */
-    int is_small; /* one batch, with the front of every body beside its header */
-    int batch;    /* fragments per message */
-    int n_batches;
-    /* Batches in progress, at least 4: as many as slots_bytes hold, so that waiting for a header costs less than moving the
-     * others meanwhile. */
-    int n_slots;
-    size_t slots_bytes; /* 0: the default */
-    size_t eager[2];    /* size of the front of a body, and of a body of sums; the same on all ranks */
+    int is_small; /* one parcel, with the front of every body beside its header */
+    int parcel;   /* fragments per message */
+    int n_parcels;
+    /* Parcels under way at once, at least 4: as many as window_bytes hold, so that waiting for a header costs less than moving
+     * the others meanwhile. */
+    int window;
+    size_t window_bytes; /* 0: the default */
+    size_t eager[2];     /* size of the front of a body, and of a body of sums; the same on all ranks */
     int has_agreed;
     size_t stride;   /* size of a row: a header and the largest body */
     size_t capacity; /* of a body in a row */
     size_t n_rows;   /* rows received: hosts, or ranks if results of other local indices come, too */
 
-    tagc_message *header_out, *body_out; /* (n_slots) */
+    tagc_message *header_out, *body_out; /* (window) */
     tagc_message *result_out;            /* (2) headers, bodies */
     tagc_message *hand_out;              /* (2, n_hosts) headers, bodies; TAGC_OUTPUT_UNIT with hosts */
-    char *send;                          /* (n_slots * batch + 1, stride); the last is the own host's */
+    char *send;                          /* (window * parcel + 1, stride); the last is the own host's */
     char *recv;                          /* (n_rows, stride) */
-    tagc_fragment *sent;                 /* (n_slots * batch + 1) */
+    tagc_fragment *sent;                 /* (window * parcel + 1) */
     tagc_fragment *received;             /* (n_rows,) */
-    tagc_body *bodies;                   /* (hosts,) to be decoded together */
-    void *scratch;
+    tagc_body *bodies;                   /* (n_rows) to be decoded; bytes are NULL if a body does not count */
 
     /* the step under way */
-    int n_encoded, n_batches_out; /* stages; batches whose bodies are under way */
+    int n_encoded, n_parcels_out; /* turns; parcels whose bodies are under way */
     int n_added;                  /* hosts */
     size_t *rows;                 /* (n_rows) that a message brings */
     void *discarded; /* of a step that fails: a list of blocks for bodies that are too long for their rows */
 
     /* more than one rank per host */
-    int n_row_slots;       /* stages under way within the host */
+    int row_window;        /* turns under way within the host */
     int are_rows_together; /* all of them in one message */
-    tagc_message *rows_in; /* (n_row_slots) */
-    /* (per_host, n_row_slots, shard) bf16, or fp32 together; else rows are sent from the gradient. */
+    tagc_message *rows_in; /* (row_window) */
+    /* (per_host, row_window, shard) bf16, or fp32 together; else rows are sent from the gradient. */
     char *rows_send;
-    char *rows_recv; /* (per_host, n_row_slots, shard) bf16, or fp32 */
+    char *rows_recv; /* (per_host, row_window, shard) bf16, or fp32 */
     float *host_sum; /* (shard) */
 } tagc_direct;
+
+/* What the next action waits for, and the rounds in which it posts, as in tagc_then. */
+typedef struct tagc_pause {
+    int is_done; /* 1: the next action is another part of the step; 0: the same one goes on */
+    tagc_message *awaited;
+    int n, low, high;
+} tagc_pause;
 
 static inline tagc_direct *tagc_direct_of(const tagc_reducer *r) {
     return r->state;
 }
-/* The host that stage s sends to, and the one it receives from. The last stage is the own host. */
-static inline int tagc_host_to(const tagc_direct *d, int s) {
-    return (d->host + 1 + s) % d->n_hosts;
+/* The host that turn t sends to, and the one it receives from. The last turn is the own host's. */
+static inline int tagc_host_to(const tagc_direct *d, int t) {
+    return (d->host + 1 + t) % d->n_hosts;
 }
-static inline int tagc_host_from(const tagc_direct *d, int s) {
-    return (d->host + 2 * d->n_hosts - 1 - s) % d->n_hosts;
+static inline int tagc_host_from(const tagc_direct *d, int t) {
+    return (d->host + 2 * d->n_hosts - 1 - t) % d->n_hosts;
 }
 static inline int tagc_rank_of(const tagc_direct *d, int host, int local) {
     return host * d->per_host + local;
@@ -97,18 +107,32 @@ static inline int tagc_rank_of(const tagc_direct *d, int host, int local) {
 const tagc_code *tagc_direct_code(const tagc_direct *d, const tagc_code_options *options);
 /* Row of the unit that the rank `local` of `host` owns. */
 size_t tagc_direct_row(const tagc_reducer *r, int host, int local);
-/* The place of the sums of the own row. */
+/* Where the sums of the own row go. */
 float *tagc_direct_sums(const tagc_reducer *r);
+
+/* The processor's runner. */
+extern const tagc_runner tagc_direct_on_host;
 
 /* ---- fragments.c ---- */
 
 void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena);
-/* A phase: sends all fragments and adds those that arrive, up to tagc_direct_added. */
-tagc_status tagc_fragments_send(tagc_reducer *r);
+/* Each does what can be done without waiting: encodes fragments and sends parcels of headers; sends the rests of bodies; adds the
+ * bodies that have arrived. */
+tagc_status tagc_fragments_encode(tagc_reducer *r, tagc_pause *wait);
+tagc_status tagc_fragments_send(tagc_reducer *r, tagc_pause *wait);
+tagc_status tagc_fragments_add(tagc_reducer *r, tagc_pause *wait);
 
 /* Writes the header of a body that is already behind it, and zeros if the body is shorter than the front. */
 void tagc_fragment_finish(tagc_reducer *r, char *row, const tagc_encoded *encoded, size_t eager,
                           tagc_fragment *out);
+/* Call when no message of the step is in progress. */
+void tagc_fragments_end(tagc_reducer *r);
+/* Where the fragment of turn t is sent from, and the turn after the last one of parcel p. */
+char *tagc_direct_row_out(const tagc_direct *d, int t);
+int tagc_direct_parcel_end(const tagc_direct *d, int p);
+
+/* ---- received.c: rows that arrive, and what their headers say ---- */
+
 /* Reads the header in row `row`, sent by `from`. If it is readable but wrong, notes that and ignores its body. If it is not
  * readable, the comm breaks, because the length of what follows is unknown. */
 tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const tagc_code_options *options);
@@ -132,16 +156,8 @@ void tagc_rests_add(const tagc_reducer *r, tagc_rests *rests, tagc_message *mess
 static inline uint64_t tagc_rest_index(const tagc_fragment *fragment, size_t eager) {
     return fragment->index_bytes > eager ? fragment->index_bytes - eager : 0;
 }
-/* Call when no message of the step is in progress. */
-void tagc_fragments_end(tagc_reducer *r);
-/* Returns 1 if the body in row `row` can be decoded; notes what is wrong with it. */
-int tagc_fragment_is_sound(tagc_reducer *r, size_t row, int from, const tagc_code_options *options);
-/* The received row `row`, for the codes. */
-tagc_body tagc_fragment_body(const tagc_reducer *r, size_t row);
-
-/* Where the fragment of stage s is sent from, and the stage after the last one of batch b. */
-char *tagc_direct_row_out(const tagc_direct *d, int s);
-int tagc_direct_batch_end(const tagc_direct *d, int b);
+/* The body in row `row`, or if it cannot be decoded one without bytes; notes what is wrong with it. */
+tagc_body tagc_fragment_body(tagc_reducer *r, size_t row, int from, const tagc_code_options *options);
 
 /* ---- lengths.c ---- */
 
@@ -164,22 +180,34 @@ void tagc_direct_choose_eager(tagc_reducer *r);
 
 void tagc_hosts_shape(tagc_reducer *r);
 void tagc_hosts_place(tagc_reducer *r, tagc_arena *arena);
-/* Rows of the first stages. */
+/* Posts rows of the first turns. */
 void tagc_hosts_post_first(tagc_reducer *r);
-/* Of stage s: what its rows come in. */
-tagc_message *tagc_hosts_rows(const tagc_reducer *r, int s);
-/* Writes the host's sum for stage s, whose rows are here, to host_sum. Posts the rows of a later stage. */
-tagc_status tagc_hosts_add(tagc_reducer *r, int s);
-/* A phase: the whole step if all ranks are on one host and rows are here, up to tagc_direct_agree. */
-tagc_status tagc_hosts_step(tagc_reducer *r);
+/* Of turn t: what its rows come in. */
+tagc_message *tagc_hosts_rows(const tagc_reducer *r, int t);
+/* Writes the host's sum for turn t, whose rows are here, to host_sum. Posts the rows of a later turn. */
+tagc_status tagc_hosts_add(tagc_reducer *r, int t);
+/* If all ranks are on one host: writes the sums of the rows, which are here, to the output. */
+tagc_status tagc_hosts_sum(tagc_reducer *r);
+/* Sends these sums to all, in the format of the rows; and writes those that have come to the output. */
+tagc_message *tagc_hosts_share(tagc_reducer *r);
+void tagc_hosts_take(tagc_reducer *r);
 
-/* ---- direct.c, results.c, volume.c ---- */
+/* ---- results.c ---- */
 
-/* The sums are in the output: sends results if the output needs them, then agrees. */
-tagc_status tagc_direct_added(tagc_reducer *r);
-tagc_status tagc_direct_agree(tagc_reducer *r);
-/* A phase: sends the sums and receives those of others, up to tagc_direct_agree. */
-tagc_status tagc_direct_results(tagc_reducer *r);
+/* The row of received bodies, and of the output, that has the own sums. */
+size_t tagc_direct_own_row(const tagc_reducer *r);
+/* Encodes the sums and sends their header and front; then sends the rest. Each returns what it posted. */
+tagc_message *tagc_results_send(tagc_reducer *r);
+tagc_status tagc_results_send_rest(tagc_reducer *r, tagc_message **out);
+/* 1 if the ranks of a host pass the bodies that they have received to each other. */
+int tagc_results_are_handed_on(const tagc_reducer *r);
+/* Passes on headers, then bodies: n_hosts messages. */
+tagc_status tagc_results_hand_headers(tagc_reducer *r, tagc_message **out);
+tagc_status tagc_results_hand_bodies(tagc_reducer *r, tagc_message **out);
+void tagc_results_decode(tagc_reducer *r);
+
+/* ---- volume.c ---- */
+
 tagc_status tagc_direct_volume(tagc_reducer *r, const tagc_volume_data *data, tagc_volume *out);
 
 #endif

@@ -11,7 +11,7 @@ static size_t row_of(const tagc_reducer *r, int host, int local) {
                                                           : host);
 }
 
-static size_t own_row(const tagc_reducer *r) {
+size_t tagc_direct_own_row(const tagc_reducer *r) {
     const tagc_direct *d = tagc_direct_of(r);
     return row_of(r, d->host, d->local);
 }
@@ -20,18 +20,12 @@ static size_t own_row(const tagc_reducer *r) {
  * fragment. */
 static void encode_sums(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
-    size_t own = own_row(r);
+    size_t own = tagc_direct_own_row(r);
     char *row = d->recv + own * d->stride;
-    float *error = r->residual ? r->now.residual + (size_t)d->host * r->shard : NULL;
     tagc_encoded encoded = {0};
     double start_s = tagc_clock_s();
     if (r->now.failure == TAGC_OK && !r->now.stats.nonfinite) {
-        uint8_t *body = (uint8_t *)row + TAGC_WIRE_HEADER_BYTES;
-        if (r->beside)
-            r->beside->encode_sums(r, body, &encoded);
-        else
-            d->sums_code->encode_sums(&d->sums, tagc_direct_sums(r), error, 1.0f / r->scale, body, d->scratch,
-                                      r->pool, &encoded);
+        r->runner->encode_sums(r, (uint8_t *)row + TAGC_WIRE_HEADER_BYTES, &encoded);
         r->now.stats.nonfinite |= encoded.nonfinite;
     }
     tagc_fragment_finish(r, row, &encoded, d->eager[1], &d->received[own]);
@@ -39,30 +33,19 @@ static void encode_sums(tagc_reducer *r) {
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
 
-static tagc_status decode_results(tagc_reducer *r) {
+void tagc_results_decode(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
     int is_whole = r->options.output == TAGC_OUTPUT_UNIT;
-    size_t own = own_row(r);
+    size_t own = tagc_direct_own_row(r);
     double start_s = tagc_clock_s();
     for (size_t row = 0; row < d->n_rows; row++) {
         int from = is_whole ? (int)row : tagc_rank_of(d, (int)row, d->local);
         if (is_whole || d->per_host == 1)
             r->now.stats.n_union += d->sums.sparse ? d->received[row].n_items : r->shard;
-        if (row == own) {
-            if (r->beside) d->bodies[row] = (tagc_body){0};
-            continue;
-        }
-        tagc_body body = tagc_fragment_body(r, row);
-        int n = tagc_fragment_is_sound(r, row, from, &d->sums);
-        if (r->beside) {
-            d->bodies[row] = n ? body : (tagc_body){0};
-            continue;
-        }
-        d->sums_code->decode(&d->sums, &body, n, 0, 1, r->now.output + row * r->shard, d->scratch, r->pool);
+        d->bodies[row] = row == own ? (tagc_body){0} : tagc_fragment_body(r, row, from, &d->sums);
     }
-    if (r->beside) r->beside->decode_sums(r, d->bodies);
+    r->runner->decode_sums(r);
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
-    return tagc_direct_agree(r);
 }
 
 /* ---- within a host ---- */
@@ -78,7 +61,7 @@ static tagc_status hand_row(tagc_reducer *r, int of, int is_body) {
     for (int l = 0; l < d->per_host; l++)
         if (l != d->local) d->rows[n++] = row_of(r, of, l);
     if (is_body && d->received[own].n_bytes > d->capacity) {
-        /* The body was not kept, and the other ranks of this host know. */
+        /* The body was discarded, and the other ranks of this host know. */
         tagc_comm_abort(r->comm, "a body of another sparsity cannot be handed on");
         return tagc_fail(TAGC_ERR_TRANSPORT, "the body from rank %d is too long to be handed on",
                          tagc_rank_of(d, of, d->local));
@@ -101,33 +84,54 @@ static tagc_status hand_row(tagc_reducer *r, int of, int is_body) {
     return TAGC_OK;
 }
 
-static tagc_status hand_bodies(tagc_reducer *r) {
+int tagc_results_are_handed_on(const tagc_reducer *r) {
+    return r->options.output == TAGC_OUTPUT_UNIT && tagc_direct_of(r)->per_host > 1;
+}
+
+tagc_status tagc_results_hand_headers(tagc_reducer *r, tagc_message **out) {
+    tagc_direct *d = tagc_direct_of(r);
+    for (int host = 0; host < d->n_hosts; host++) TAGC_TRY(hand_row(r, host, 0));
+    *out = d->hand_out;
+    return TAGC_OK;
+}
+
+tagc_status tagc_results_hand_bodies(tagc_reducer *r, tagc_message **out) {
     tagc_direct *d = tagc_direct_of(r);
     for (size_t row = 0; row < d->n_rows; row++)
         if ((int)row % d->per_host != d->local) TAGC_TRY(tagc_fragment_announced(r, row, (int)row, &d->sums));
     for (int host = 0; host < d->n_hosts; host++) TAGC_TRY(hand_row(r, host, 1));
-    tagc_then(r, decode_results, d->hand_out + d->n_hosts, d->n_hosts, TAGC_ROUND_DIRECT_AGREEMENT,
-              TAGC_ROUND_DIRECT_AGREEMENT);
-    return TAGC_OK;
-}
-
-static tagc_status hand_headers(tagc_reducer *r) {
-    tagc_direct *d = tagc_direct_of(r);
-    if (r->options.output != TAGC_OUTPUT_UNIT || d->per_host == 1) return decode_results(r);
-    for (int host = 0; host < d->n_hosts; host++) TAGC_TRY(hand_row(r, host, 0));
-    tagc_then(r, hand_bodies, d->hand_out, d->n_hosts, TAGC_ROUND_RESULTS, TAGC_ROUND_RESULTS);
+    *out = d->hand_out + d->n_hosts;
     return TAGC_OK;
 }
 
 /* ---- across hosts ---- */
 
-/* Receives the rest of every body whose front is here. */
-static tagc_status post_bodies(tagc_reducer *r) {
+/* Sends the own header and front to the ranks with the own local index on all hosts. */
+tagc_message *tagc_results_send(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
-    tagc_message *message = &d->result_out[1];
-    size_t own = own_row(r), eager = d->eager[1];
+    tagc_message *message = &d->result_out[0];
+    encode_sums(r);
+    size_t n_bytes = TAGC_WIRE_HEADER_BYTES + d->eager[1];
+    uint64_t n_headers = (uint64_t)(d->n_hosts - 1) * TAGC_WIRE_HEADER_BYTES;
+    tagc_message_clear(message);
+    for (int host = 0; host < d->n_hosts; host++) {
+        int peer = tagc_rank_of(d, host, d->local);
+        if (host == d->host) continue;
+        tagc_message_to(message, peer, n_bytes, tagc_direct_own_row(r) * d->stride);
+        tagc_message_from(message, peer, n_bytes, row_of(r, host, d->local) * d->stride);
+    }
+    tagc_message_post_parts(r, message, TAGC_ROUND_RESULTS, TAGC_LEG_RESULT, d->recv, d->recv,
+                            TAGC_LEG_CONTROL, n_headers, n_headers);
+    return message;
+}
+
+/* Receives the rest of every body whose front is here. */
+tagc_status tagc_results_send_rest(tagc_reducer *r, tagc_message **out) {
+    tagc_direct *d = tagc_direct_of(r);
+    tagc_message *message = *out = &d->result_out[1];
+    size_t own = tagc_direct_own_row(r), eager = d->eager[1];
     uint64_t rest = tagc_fragment_rest(&d->received[own], eager);
-    int n = 0, hands_on = r->options.output == TAGC_OUTPUT_UNIT && d->per_host > 1;
+    int n = 0;
     tagc_rests rests;
     for (int host = 0; host < d->n_hosts; host++) {
         if (host == d->host) continue;
@@ -144,29 +148,5 @@ static tagc_status post_bodies(tagc_reducer *r) {
         tagc_rests_add(r, &rests, message, peer, row_of(r, host, d->local), eager);
     }
     tagc_message_post(r, message, TAGC_ROUND_RESULTS, TAGC_LEG_RESULT, d->recv, rests.to);
-    if (hands_on)
-        tagc_then(r, hand_headers, message, 1, TAGC_ROUND_RESULTS, TAGC_ROUND_RESULTS);
-    else
-        tagc_then(r, hand_headers, message, 1, TAGC_ROUND_DIRECT_AGREEMENT, TAGC_ROUND_DIRECT_AGREEMENT);
-    return TAGC_OK;
-}
-
-/* Sends the own header and front to the ranks with the own local index on all hosts. */
-tagc_status tagc_direct_results(tagc_reducer *r) {
-    tagc_direct *d = tagc_direct_of(r);
-    tagc_message *message = &d->result_out[0];
-    encode_sums(r);
-    size_t n_bytes = TAGC_WIRE_HEADER_BYTES + d->eager[1];
-    uint64_t n_headers = (uint64_t)(d->n_hosts - 1) * TAGC_WIRE_HEADER_BYTES;
-    tagc_message_clear(message);
-    for (int host = 0; host < d->n_hosts; host++) {
-        int peer = tagc_rank_of(d, host, d->local);
-        if (host == d->host) continue;
-        tagc_message_to(message, peer, n_bytes, own_row(r) * d->stride);
-        tagc_message_from(message, peer, n_bytes, row_of(r, host, d->local) * d->stride);
-    }
-    tagc_message_post_parts(r, message, TAGC_ROUND_RESULTS, TAGC_LEG_RESULT, d->recv, d->recv,
-                            TAGC_LEG_CONTROL, n_headers, n_headers);
-    tagc_then(r, post_bodies, message, 1, TAGC_ROUND_RESULTS, TAGC_ROUND_RESULTS);
     return TAGC_OK;
 }

@@ -35,9 +35,9 @@ static void add_fragments(const tagc_reducer *r, const tagc_volume_data *data, t
         v->n_bytes[TAGC_LEG_VALUES] += rest_of(body.index + body.values, eager) - body.index;
     }
     v->eager_bytes = eager;
-    v->n_batches = d->n_batches;
-    v->n_transfers[TAGC_LEG_CONTROL] += (uint64_t)d->n_batches;
-    v->n_transfers[TAGC_LEG_VALUES] += (uint64_t)d->n_batches;
+    v->n_parcels = d->n_parcels;
+    v->n_transfers[TAGC_LEG_CONTROL] += (uint64_t)d->n_parcels;
+    v->n_transfers[TAGC_LEG_VALUES] += (uint64_t)d->n_parcels;
 }
 
 /* Relayed sums of other hosts are assumed to be as long as the own. */

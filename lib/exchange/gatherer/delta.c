@@ -10,7 +10,6 @@
 #include "exchange/wire.h"
 
 #include <string.h>
-#include <xxhash.h>
 
 enum { CODING_WHOLE = 0, CODING_DELTA = 1 };
 
@@ -48,8 +47,7 @@ void tagc_gatherer_delta_begin(tagc_gatherer *g) {
 
 static void put_checksums(tagc_gatherer *g, uint8_t *to) {
     for (int r = 0; r < g->n_rows; r++, to += sizeof(uint64_t)) {
-        uint64_t sum = g->beside ? g->beside->checksum(g, r)
-                                 : XXH3_64bits(g->full + (size_t)r * g->shard, g->shard * sizeof(float));
+        uint64_t sum = g->runner->checksum(g, r);
         memcpy(to, &sum, sizeof sum);
     }
 }
@@ -60,7 +58,7 @@ void tagc_gatherer_delta_encode(tagc_gatherer *g) {
         put_checksums(g, body);
         body += checksum_bytes(g->n_rows);
     }
-    g->is_void = tagc_gatherer_encode_row(g, body) || g->device_failure != TAGC_OK;
+    g->is_void = g->runner->encode_row(g, body) || g->device_failure != TAGC_OK;
     if (g->failure == TAGC_OK) g->failure = g->device_failure; /* this message reports it */
     tagc_wire_header header = {
         .kind = TAGC_WIRE_PARAMETERS,
@@ -146,7 +144,7 @@ tagc_status tagc_gatherer_delta_decode(tagc_gatherer *g) {
         }
         if (row != g->row) g->decoded[n_sound++] = tagc_gatherer_delta_row(g, row, is_void);
     }
-    tagc_gatherer_decode_rows(g, n_sound);
+    g->runner->decode_rows(g, n_sound);
     g->failure = TAGC_OK;
     if (g->device_failure != TAGC_OK) {
         if (encode_failure == TAGC_OK)

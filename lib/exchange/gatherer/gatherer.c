@@ -66,7 +66,7 @@ tagc_status tagc_gatherer_lay_out(tagc_gatherer *g, const tagc_gatherer_options 
                      (unsigned long long)g->options.n_elems);
 }
 
-static tagc_status make(const tagc_arrays *arrays, const tagc_gather_beside *beside, tagc_comm *comm,
+static tagc_status make(const tagc_arrays *arrays, const tagc_gather_runner *runner, tagc_comm *comm,
                         const tagc_gatherer_options *options, tagc_gatherer **out) {
     void *memory;
     *out = NULL;
@@ -81,15 +81,15 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_gather_beside *bes
     arena = (tagc_arena){.base = g->arena};
     place(g, &arena);
     g->arrays = arrays;
-    g->beside = beside;
-    if (beside) TAGC_TRY(beside->make(g));
+    g->runner = runner;
+    TAGC_TRY(runner->make(g));
     return g->options.n_threads > 1 ? tagc_pool_create((int)g->options.n_threads, &g->pool) : TAGC_OK;
 }
 
-tagc_status tagc_gatherer_make(const tagc_arrays *arrays, const tagc_gather_beside *beside, tagc_comm *comm,
+tagc_status tagc_gatherer_make(const tagc_arrays *arrays, const tagc_gather_runner *runner, tagc_comm *comm,
                                const tagc_gatherer_options *options, tagc_gatherer **out) {
     tagc_gatherer *g;
-    tagc_status status = make(arrays, beside, comm, options, &g);
+    tagc_status status = make(arrays, runner, comm, options, &g);
     status = tagc_gatherer_options_agree(comm, status, status == TAGC_OK ? &g->options : NULL);
     if (status != TAGC_OK) {
         tagc_gatherer_destroy(g);
@@ -103,7 +103,7 @@ tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_options *o
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
     if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
-    return tagc_gatherer_make(NULL, NULL, comm, options, out);
+    return tagc_gatherer_make(&tagc_host_arrays, &tagc_host_gathers, comm, options, out);
 }
 
 /* The own row as it travels. */
@@ -113,7 +113,7 @@ static const void *encode(tagc_gatherer *g) {
     if (g->is_delta)
         tagc_gatherer_delta_encode(g);
     else
-        (void)tagc_gatherer_encode_row(g, row); /* NaN and Inf travel */
+        (void)g->runner->encode_row(g, row); /* NaN and Inf travel */
     return row;
 }
 
@@ -131,7 +131,7 @@ static void put_own(tagc_gatherer *g) {
     }
     g->decoded[0] = g->is_delta ? tagc_gatherer_delta_row(g, g->row, g->is_void)
                                 : (tagc_row){.body = tagc_gatherer_row(g, g->row), .values = to};
-    tagc_gatherer_decode_rows(g, 1);
+    g->runner->decode_rows(g, 1);
 }
 
 static void post(tagc_gatherer *g) {
@@ -182,7 +182,7 @@ static tagc_status finish(tagc_gatherer *g) {
         if (r != g->row)
             g->decoded[n++] =
                 (tagc_row){.body = tagc_gatherer_row(g, r), .values = g->full + (size_t)r * g->shard};
-    tagc_gatherer_decode_rows(g, n);
+    g->runner->decode_rows(g, n);
     return TAGC_OK;
 }
 
@@ -224,10 +224,8 @@ tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, float *ful
     if (!full) return tagc_fail(TAGC_ERR_ARGUMENT, "full is NULL");
     if (g->begun) return tagc_fail(TAGC_ERR_STATE, "begin after begin: a gather is under way, end it first");
     if (g->is_delta) TAGC_TRY(check_replica(g, shard, full));
-    if (g->arrays) {
-        TAGC_TRY(g->arrays->check(g->arrays->heap.context, shard, "shard"));
-        TAGC_TRY(g->arrays->check(g->arrays->heap.context, full, "full"));
-    }
+    TAGC_TRY(g->arrays->check(g->arrays->heap.context, shard, "shard"));
+    TAGC_TRY(g->arrays->check(g->arrays->heap.context, full, "full"));
     TAGC_TRY(tagc_comm_check_open(g->comm));
     g->own = shard;
     g->full = full;
@@ -287,7 +285,7 @@ tagc_status tagc_gatherer_set_replica(tagc_gatherer *g, float *full, uint64_t n_
 void tagc_gatherer_destroy(tagc_gatherer *g) {
     if (!g) return;
     if (g->begun) (void)tagc_gatherer_end(g);
-    if (g->beside) g->beside->end(g);
+    if (g->runner) g->runner->end(g);
     tagc_pool_destroy(g->pool);
     tagc_comm_let_go(g->comm);
     tagc_memory_destroy(g->arena);

@@ -6,7 +6,7 @@
 #include "core/memory.h"
 #include "core/pool.h"
 #include "core/status.h"
-#include "exchange/beside.h"
+#include "exchange/runner.h"
 #include "transport/comm.h"
 
 #include <stdatomic.h>
@@ -21,10 +21,10 @@ typedef struct tagc_row {
 
 struct tagc_gatherer {
     tagc_comm *comm;
-    const tagc_arrays *arrays;        /* where the values are; NULL: host memory */
-    const tagc_gather_beside *beside; /* not NULL where `arrays` is not */
-    void *on;                         /* what `beside` has made */
-    tagc_status device_failure;       /* of this gather */
+    const tagc_arrays *arrays; /* where the values are */
+    const tagc_gather_runner *runner;
+    void *on_device;            /* what a runner of lib/gpu has made, else NULL */
+    tagc_status device_failure; /* of this gather */
     char device_text[TAGC_ERROR_TEXT_BYTES];
     tagc_gatherer_options options; /* ranks_per_host resolved */
     int rank, world_size;
@@ -76,13 +76,8 @@ size_t tagc_gatherer_message_bytes(const tagc_gatherer *gatherer);
 /* Posts the relays of a posted gather: rows of n_bytes, `stride` bytes apart. */
 void tagc_gatherer_post_relays(tagc_gatherer *gatherer, uint64_t n_bytes, uint64_t stride, uint8_t *rows);
 
-/* Encodes the own row, piece by piece, in this gather's format. Returns 1 if something is not finite. */
-int tagc_gatherer_encode_row(tagc_gatherer *gatherer, uint8_t *body);
-/* The first n_rows of gatherer->decoded. */
-void tagc_gatherer_decode_rows(tagc_gatherer *gatherer, int n_rows);
-
 /* tagc_gatherer_create and its like. */
-tagc_status tagc_gatherer_make(const tagc_arrays *arrays, const tagc_gather_beside *beside, tagc_comm *comm,
+tagc_status tagc_gatherer_make(const tagc_arrays *arrays, const tagc_gather_runner *runner, tagc_comm *comm,
                                const tagc_gatherer_options *options, tagc_gatherer **out);
 
 /* Decides what this gather sends. Call it before the message is written. */

@@ -5,23 +5,23 @@
 #include "exchange/gatherer/gatherer.h"
 
 #include <math.h>
-#include <string.h>
+#include <xxhash.h>
 
 enum { PIECE_BLOCKS = 64, PIECE_ELEMS = PIECE_BLOCKS * TAGC_DELTA_BLOCK }; /* 64 KiB of fp32 */
 
-typedef struct rows_job {
+typedef struct rows_work {
     const tagc_gatherer *g;
     const tagc_row *rows; /* (n_rows) */
     int n_rows;
     void (*piece)(const tagc_gatherer *g, const tagc_row *row, size_t at, size_t n);
-} rows_job;
+} rows_work;
 
 static void work(void *arg, int index, int n_threads) {
-    const rows_job *job = arg;
-    size_t shard = job->g->shard, n_pieces = (shard + PIECE_ELEMS - 1) / PIECE_ELEMS;
-    for (size_t i = (size_t)index; i < n_pieces * (size_t)job->n_rows; i += (size_t)n_threads) {
+    const rows_work *w = arg;
+    size_t shard = w->g->shard, n_pieces = (shard + PIECE_ELEMS - 1) / PIECE_ELEMS;
+    for (size_t i = (size_t)index; i < n_pieces * (size_t)w->n_rows; i += (size_t)n_threads) {
         size_t at = i % n_pieces * PIECE_ELEMS;
-        job->piece(job->g, &job->rows[i / n_pieces], at, shard - at < PIECE_ELEMS ? shard - at : PIECE_ELEMS);
+        w->piece(w->g, &w->rows[i / n_pieces], at, shard - at < PIECE_ELEMS ? shard - at : PIECE_ELEMS);
     }
 }
 
@@ -54,20 +54,31 @@ static void decode_piece(const tagc_gatherer *g, const tagc_row *row, size_t at,
         tagc_delta_decode_part(g->bits, row->body, row->values, g->shard, at, n);
 }
 
-int tagc_gatherer_encode_row(tagc_gatherer *g, uint8_t *body) {
-    if (g->beside) return g->beside->encode_row(g, body);
+static int encode_row(tagc_gatherer *g, uint8_t *body) {
     atomic_int nonfinite = 0;
     tagc_row row = {.body = body, .nonfinite = &nonfinite};
-    rows_job job = {g, &row, 1, encode_piece};
-    tagc_pool_run(g->pool, work, &job);
+    rows_work rows = {g, &row, 1, encode_piece};
+    tagc_pool_run(g->pool, work, &rows);
     return atomic_load(&nonfinite);
 }
 
-void tagc_gatherer_decode_rows(tagc_gatherer *g, int n_rows) {
-    if (g->beside) {
-        g->beside->decode_rows(g, n_rows);
-        return;
-    }
-    rows_job job = {g, g->decoded, n_rows, decode_piece};
-    tagc_pool_run(g->pool, work, &job);
+static void decode_rows(tagc_gatherer *g, int n_rows) {
+    rows_work rows = {g, g->decoded, n_rows, decode_piece};
+    tagc_pool_run(g->pool, work, &rows);
 }
+
+static uint64_t checksum(tagc_gatherer *g, int row) {
+    return XXH3_64bits(g->full + (size_t)row * g->shard, g->shard * sizeof(float));
+}
+
+static tagc_status make(tagc_gatherer *g) {
+    (void)g;
+    return TAGC_OK;
+}
+
+static void end(tagc_gatherer *g) {
+    (void)g;
+}
+
+const tagc_gather_runner tagc_host_gathers = {
+    .make = make, .end = end, .encode_row = encode_row, .decode_rows = decode_rows, .checksum = checksum};

@@ -1,4 +1,4 @@
-/* The maker "cuda" of gpu/batch.h: lays out the memory of a batch, copies its tables to the device, and launches kernels.
+/* The maker of gpu/maker.h, and its batches: lays out the memory of a batch, copies its tables to the device, and launches kernels.
  *
  * A run takes eight launches to encode fragments of code topk, two for those of code blocks, two to validate, and three or
  * four to decode, whatever the number of rows. A run allocates nothing, and the host reads nothing back. */
@@ -367,13 +367,12 @@ static tagc_status cuda_prepare(void) {
     return cuda_delta_prepare();
 }
 
-static const tagc_batch_maker maker = {
-    TAGC_BATCH_ABI,    "cuda",           cuda_prepare,   cuda_work_bytes,    cuda_create,
-    cuda_point,        cuda_run,         cuda_destroy,   tagc_last_error,    cuda_delta_work_bytes,
-    cuda_delta_create, cuda_delta_point, cuda_delta_run, cuda_delta_destroy, &cuda_slots,
-};
+static const tagc_batch_maker batches = {cuda_work_bytes, cuda_create,  cuda_point,
+                                         cuda_run,        cuda_destroy, tagc_last_error};
 
-extern "C" TAGC_API const tagc_batch_maker *tagc_cuda_batch_maker(void);
-const tagc_batch_maker *tagc_cuda_batch_maker(void) {
+static const tagc_maker maker = {TAGC_MAKER_ABI, cuda_prepare, &batches, &cuda_deltas, &cuda_slots};
+
+extern "C" TAGC_API const tagc_maker *tagc_cuda_maker(void);
+const tagc_maker *tagc_cuda_maker(void) {
     return &maker;
 }

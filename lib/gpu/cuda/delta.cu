@@ -33,13 +33,13 @@ tagc_status tagc_cuda::cuda_delta_prepare(void) {
     return load_kernel(run_deltas);
 }
 
-size_t tagc_cuda::cuda_delta_work_bytes(const tagc_delta_row *rows, size_t n_rows) {
+static size_t delta_work_bytes(const tagc_delta_row *rows, size_t n_rows) {
     tagc_delta_batch b = {};
     b.n_rows = n_rows;
     return lay_out(&b, rows);
 }
 
-tagc_status tagc_cuda::cuda_delta_point(tagc_delta_batch *b, const tagc_delta_row *rows, int *results) {
+static tagc_status delta_point(tagc_delta_batch *b, const tagc_delta_row *rows, int *results) {
     uint32_t first = 0;
     for (size_t i = 0; i < b->n_rows; i++) {
         delta_row *row = &b->rows.host[i];
@@ -52,8 +52,14 @@ tagc_status tagc_cuda::cuda_delta_point(tagc_delta_batch *b, const tagc_delta_ro
     return copy_to_device(b->work, b->image, b->image_bytes, b->stream);
 }
 
-tagc_status tagc_cuda::cuda_delta_create(tagc_delta_kind kind, const tagc_delta_row *rows, size_t n_rows,
-                                         int *results, void *work, void *stream, tagc_delta_batch **out) {
+static void delta_destroy(tagc_delta_batch *b) {
+    if (!b) return;
+    free(b->image);
+    delete b;
+}
+
+static tagc_status delta_create(tagc_delta_kind kind, const tagc_delta_row *rows, size_t n_rows, int *results,
+                                void *work, void *stream, tagc_delta_batch **out) {
     *out = nullptr;
     tagc_delta_batch *b = new (std::nothrow) tagc_delta_batch();
     if (!b) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a batch of %zu deltas", n_rows);
@@ -69,15 +75,15 @@ tagc_status tagc_cuda::cuda_delta_create(tagc_delta_kind kind, const tagc_delta_
                          n_bytes);
     }
     lay_out(b, rows);
-    tagc_status status = cuda_delta_point(b, rows, results);
+    tagc_status status = delta_point(b, rows, results);
     if (status == TAGC_OK)
         *out = b;
     else
-        cuda_delta_destroy(b);
+        delta_destroy(b);
     return status;
 }
 
-tagc_status tagc_cuda::cuda_delta_run(tagc_delta_batch *b) {
+static tagc_status delta_run(tagc_delta_batch *b) {
     const work_of<delta_row> work = {b->rows.device, b->row_of_block.device};
     const delta_row *rows = b->rows.device;
     const unsigned n_rows = (unsigned)b->n_rows;
@@ -87,8 +93,5 @@ tagc_status tagc_cuda::cuda_delta_run(tagc_delta_batch *b) {
     return check_launches();
 }
 
-void tagc_cuda::cuda_delta_destroy(tagc_delta_batch *b) {
-    if (!b) return;
-    free(b->image);
-    delete b;
-}
+const tagc_delta_maker tagc_cuda::cuda_deltas = {delta_work_bytes, delta_create, delta_point, delta_run,
+                                                 delta_destroy};

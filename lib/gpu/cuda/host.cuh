@@ -6,7 +6,7 @@
 extern "C" {
 #include "core/memory.h"
 #include "core/status.h"
-#include "gpu/batch.h"
+#include "gpu/maker.h"
 }
 
 namespace tagc_cuda {
@@ -62,13 +62,8 @@ template <typename Kernel> tagc_status load_kernel(Kernel *kernel) {
 #endif
 
 /* Deltas: delta.cu. */
+extern const tagc_delta_maker cuda_deltas;
 tagc_status cuda_delta_prepare(void);
-size_t cuda_delta_work_bytes(const tagc_delta_row *rows, size_t n_rows);
-tagc_status cuda_delta_create(tagc_delta_kind kind, const tagc_delta_row *rows, size_t n_rows, int *results,
-                              void *work, void *stream, tagc_delta_batch **out);
-tagc_status cuda_delta_point(tagc_delta_batch *batch, const tagc_delta_row *rows, int *results);
-tagc_status cuda_delta_run(tagc_delta_batch *batch);
-void cuda_delta_destroy(tagc_delta_batch *batch);
 
 /* Slots: slots.cu. */
 extern const tagc_slots_maker cuda_slots;

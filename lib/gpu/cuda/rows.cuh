@@ -5,7 +5,7 @@
 
 #include "gpu/cuda/device.cuh"
 extern "C" {
-#include "gpu/batch.h"
+#include "gpu/maker.h"
 }
 
 namespace tagc_cuda {

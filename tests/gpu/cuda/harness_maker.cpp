@@ -4,7 +4,7 @@ extern "C" {
 #include "../fake_runtime.h"
 #include "core/status.h"
 #include "tagc/device.h"
-const tagc_batch_maker *tagc_cuda_batch_maker(void);
+const tagc_maker *tagc_cuda_maker(void);
 }
 
 #include <memory>
@@ -62,7 +62,7 @@ struct launch {
 /* Its tables come to the device with it: the copies of _create and _point are in the stream's order, too. */
 void run_launch(void *arg) {
     std::unique_ptr<launch> one(static_cast<launch *>(arg));
-    const tagc_batch_maker *real = tagc_cuda_batch_maker();
+    const tagc_batch_maker *real = tagc_cuda_maker()->batches;
     tagc_batch *batch;
     one->made.see_all(), one->now.see_all();
     harness::configure(seed++, n_resident);
@@ -98,19 +98,19 @@ struct delta_launch {
 
 void run_deltas(void *arg) {
     std::unique_ptr<delta_launch> one(static_cast<delta_launch *>(arg));
-    const tagc_batch_maker *real = tagc_cuda_batch_maker();
+    const tagc_delta_maker *real = tagc_cuda_maker()->deltas;
     tagc_delta_batch *batch;
     one->made.see_all(), one->now.see_all();
     harness::configure(seed++, n_resident);
-    if (real->delta_create(one->kind, one->made.rows.data(), one->made.rows.size(), one->made.results,
-                           fake_view(one->work), nullptr, &batch) ||
-        real->delta_point(batch, one->now.rows.data(), one->now.results) || real->delta_run(batch))
-        harness::stop("a batch of deltas: %s", real->last_error());
-    real->delta_destroy(batch);
+    if (real->create(one->kind, one->made.rows.data(), one->made.rows.size(), one->made.results,
+                     fake_view(one->work), nullptr, &batch) ||
+        real->point(batch, one->now.rows.data(), one->now.results) || real->run(batch))
+        harness::stop("a batch of deltas: %s", tagc_cuda_maker()->batches->last_error());
+    real->destroy(batch);
 }
 
 tagc_status prepare() {
-    return tagc_cuda_batch_maker()->prepare();
+    return tagc_cuda_maker()->prepare();
 }
 
 tagc_status create(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows,
@@ -185,7 +185,7 @@ template <typename F> struct later {
     static void run(void *arg) {
         std::unique_ptr<later> one(static_cast<later *>(arg));
         harness::configure(seed++, n_resident);
-        if (one->call()) harness::stop("slots: %s", tagc_cuda_batch_maker()->last_error());
+        if (one->call()) harness::stop("slots: %s", tagc_cuda_maker()->batches->last_error());
     }
 };
 
@@ -203,7 +203,7 @@ template <typename T> T *seen(T *pointer) {
 }
 
 const tagc_slots_maker *real_slots() {
-    return tagc_cuda_batch_maker()->slots;
+    return tagc_cuda_maker()->slots;
 }
 
 tagc_status slots_seal(const tagc_slots_form *form, uint8_t *slots, const tagc_batch_result *results,
@@ -250,32 +250,19 @@ void harness_maker_configure(uint64_t first, unsigned n) {
     n_resident = n;
 }
 
-static tagc_batch_maker make() {
-    tagc_batch_maker maker = *tagc_cuda_batch_maker();
-    maker.name = "harness";
-    maker.prepare = prepare;
-    maker.create = create;
-    maker.point = point;
-    maker.run = run;
-    maker.destroy = destroy;
-    maker.last_error = tagc_last_error;
-    maker.delta_create = delta_create;
-    maker.delta_point = delta_point;
-    maker.delta_run = delta_run;
-    maker.delta_destroy = delta_destroy;
-    maker.slots = &harness_slots;
-    return maker;
-}
-
-const tagc_batch_maker *harness_maker(void) {
-    static const tagc_batch_maker maker = make();
+const tagc_maker *harness_maker(void) {
+    static const tagc_batch_maker batches = {
+        tagc_cuda_maker()->batches->work_bytes, create, point, run, destroy, tagc_last_error};
+    static const tagc_delta_maker deltas = {tagc_cuda_maker()->deltas->work_bytes, delta_create, delta_point,
+                                            delta_run, delta_destroy};
+    static const tagc_maker maker = {TAGC_MAKER_ABI, prepare, &batches, &deltas, &harness_slots};
     return &maker;
 }
 
 #ifdef HARNESS_LIBRARY
-#undef tagc_cuda_batch_maker
-extern "C" TAGC_API const tagc_batch_maker *tagc_cuda_batch_maker(void);
-const tagc_batch_maker *tagc_cuda_batch_maker(void) {
+#undef tagc_cuda_maker
+extern "C" TAGC_API const tagc_maker *tagc_cuda_maker(void);
+const tagc_maker *tagc_cuda_maker(void) {
     return harness_maker();
 }
 #endif

@@ -11,8 +11,8 @@ extern "C" {
 #include "codec/delta.h"
 #include "codec/select.h"
 #include "core/memory.h"
-#include "gpu/batch.h"
-const tagc_batch_maker *tagc_cuda_batch_maker(void);
+#include "gpu/maker.h"
+const tagc_maker *tagc_cuda_maker(void);
 }
 
 #include <float.h>
@@ -281,7 +281,7 @@ static std::vector<tagc_batch_row> rows_of(const batch_case *c, const std::vecto
 static void check_encode(batch_case *c, std::vector<tagc_batch_result> *results) {
     now = "encode";
     *results = run_batch(&tagc_batch_cpu, TAGC_BATCH_ENCODE, rows_of(c, c->cpu));
-    auto own = run_batch(tagc_cuda_batch_maker(), TAGC_BATCH_ENCODE, rows_of(c, c->cuda));
+    auto own = run_batch(tagc_cuda_maker()->batches, TAGC_BATCH_ENCODE, rows_of(c, c->cuda));
     for (size_t i = 0; i < c->options.size(); i++) {
         check_encoded(&(*results)[i].encoded, &own[i].encoded, &c->cpu[i], &c->cuda[i]);
         CHECK(c->cpu[i].gradient.equals(c->cuda[i].gradient));
@@ -322,7 +322,7 @@ static void check_sums(size_t n_rows, size_t most) {
         cuda.push_back(sums_row_of(o, &c.cuda[i], unscale, has_error));
     }
     auto expected = run_batch(&tagc_batch_cpu, TAGC_BATCH_ENCODE_SUMS, cpu);
-    auto own = run_batch(tagc_cuda_batch_maker(), TAGC_BATCH_ENCODE_SUMS, cuda);
+    auto own = run_batch(tagc_cuda_maker()->batches, TAGC_BATCH_ENCODE_SUMS, cuda);
     for (size_t i = 0; i < n_rows; i++) {
         check_encoded(&expected[i].encoded, &own[i].encoded, &c.cpu[i], &c.cuda[i]);
         if (own[i].encoded.nonfinite) continue;
@@ -377,7 +377,7 @@ static void check_decode(const batch_case *c, const std::vector<tagc_batch_resul
         cuda.push_back(row);
     }
     auto expected = run_batch(&tagc_batch_cpu, TAGC_BATCH_DECODE, cpu);
-    auto own = run_batch(tagc_cuda_batch_maker(), TAGC_BATCH_DECODE, cuda);
+    auto own = run_batch(tagc_cuda_maker()->batches, TAGC_BATCH_DECODE, cuda);
     for (size_t i = 0; i < n_rows; i++) {
         CHECK(expected[i].nonfinite == own[i].nonfinite);
         CHECK(a[i].sums.equals(b[i].sums));
@@ -426,7 +426,7 @@ static void check_validate(const batch_case *c, const std::vector<tagc_batch_res
         rows.push_back(row);
     }
     auto expected = run_batch(&tagc_batch_cpu, TAGC_BATCH_VALIDATE, rows);
-    auto own = run_batch(tagc_cuda_batch_maker(), TAGC_BATCH_VALIDATE, rows);
+    auto own = run_batch(tagc_cuda_maker()->batches, TAGC_BATCH_VALIDATE, rows);
     for (size_t i = 0; i < rows.size(); i++) {
         const tagc_code *code = tagc_code_of(&rows[i].options);
         CHECK(expected[i].damage == own[i].damage);
@@ -539,17 +539,30 @@ static void test_many_chunks(int trial) {
 
 /* ---- deltas ---- */
 
-static std::vector<int> run_deltas(const tagc_batch_maker *maker, tagc_delta_kind kind,
-                                   const std::vector<tagc_delta_row> &rows) {
+/* The processor's way: one array after the other. */
+static std::vector<int> run_deltas_here(tagc_delta_kind kind, const std::vector<tagc_delta_row> &rows) {
+    std::vector<int> results(rows.size(), 0);
+    for (size_t i = 0; i < rows.size(); i++) {
+        const tagc_delta_row *row = &rows[i];
+        if (kind == TAGC_DELTA_ENCODE)
+            results[i] = tagc_delta_encode(row->bits, row->values, row->base, row->n, row->body);
+        else
+            tagc_delta_apply(row->bits, row->body, row->out, row->n);
+    }
+    return results;
+}
+
+static std::vector<int> run_deltas(tagc_delta_kind kind, const std::vector<tagc_delta_row> &rows) {
+    const tagc_delta_maker *maker = tagc_cuda_maker()->deltas;
     array<char> work;
     array<int> results;
     tagc_delta_batch *batch;
     results.make(rows.size(), 0);
-    work.make(maker->delta_work_bytes(rows.data(), rows.size()) + TAGC_ALIGNMENT, 0);
-    CHECK(maker->delta_create(kind, rows.data(), rows.size(), results.at(), aligned(work.at()), nullptr,
-                              &batch) == TAGC_OK);
-    CHECK(maker->delta_run(batch) == TAGC_OK && has_run());
-    maker->delta_destroy(batch);
+    work.make(maker->work_bytes(rows.data(), rows.size()) + TAGC_ALIGNMENT, 0);
+    CHECK(maker->create(kind, rows.data(), rows.size(), results.at(), aligned(work.at()), nullptr, &batch) ==
+          TAGC_OK);
+    CHECK(maker->run(batch) == TAGC_OK && has_run());
+    maker->destroy(batch);
     return std::vector<int>(results.at(), results.at() + rows.size());
 }
 
@@ -598,8 +611,7 @@ static void test_deltas(int trial) {
         row.body = own_body[i].at();
         cuda[i] = row;
     }
-    const tagc_batch_maker *maker = tagc_cuda_batch_maker();
-    CHECK(run_deltas(&tagc_batch_cpu, TAGC_DELTA_ENCODE, cpu) == run_deltas(maker, TAGC_DELTA_ENCODE, cuda));
+    CHECK(run_deltas_here(TAGC_DELTA_ENCODE, cpu) == run_deltas(TAGC_DELTA_ENCODE, cuda));
     for (size_t i = 0; i < n_rows; i++) {
         CHECK(deltas_equal(&cpu[i], body[i], own_body[i]));
         sound[i].copy(body[i]);
@@ -616,8 +628,8 @@ static void test_deltas(int trial) {
         memcpy(body[i].at(), sound[i].at(), sound[i].n);
         memcpy(own_body[i].at(), sound[i].at(), sound[i].n);
     }
-    run_deltas(&tagc_batch_cpu, TAGC_DELTA_APPLY, cpu);
-    run_deltas(maker, TAGC_DELTA_APPLY, cuda);
+    run_deltas_here(TAGC_DELTA_APPLY, cpu);
+    run_deltas(TAGC_DELTA_APPLY, cuda);
     for (size_t i = 0; i < n_rows; i++) CHECK(out[i].equals(own_out[i]));
 }
 
@@ -625,7 +637,7 @@ static void test_deltas(int trial) {
 static void test_again(void) {
     now = "again";
     begin(4, 0);
-    const tagc_batch_maker *maker = tagc_cuda_batch_maker();
+    const tagc_batch_maker *maker = tagc_cuda_maker()->batches;
     batch_case c(3);
     array<char> work;
     tagc_batch *batch = nullptr;

@@ -1,8 +1,8 @@
-/* Batches of the processor are its codes, row by row; makers are found by name, and what is missing is said. */
+/* Batches of the processor are its codes, row by row. */
 #define RANDOM_SEED 41
-#include "../codec/random.h"
+#include "codec/batch.h"
 #include "core/memory.h"
-#include "gpu/batch.h"
+#include "random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -77,48 +77,7 @@ static void test_rows(void **state) {
     tagc_memory_destroy(work);
 }
 
-static void test_makers(void **state) {
-    (void)state;
-    const tagc_batch_maker *maker;
-    assert_int_equal(tagc_batch_maker_of("cpu", &maker), TAGC_OK);
-    assert_ptr_equal(maker, &tagc_batch_cpu);
-    assert_int_equal(tagc_batch_maker_of("abacus", &maker), TAGC_ERR_ARGUMENT);
-    assert_non_null(strstr(tagc_last_error(), "\"abacus\": cpu or cuda"));
-    assert_null(maker);
-    setenv("TAGC_CUDA_LIBRARY", "/nowhere/libtagc-cuda.so", 1);
-    assert_int_equal(tagc_batch_maker_of("cuda", &maker), TAGC_ERR_UNSUPPORTED);
-    assert_non_null(strstr(tagc_last_error(), "kernels for CUDA are missing: /nowhere/libtagc-cuda.so"));
-    setenv("TAGC_CUDA_LIBRARY", "libm.so.6", 1);
-    assert_int_equal(tagc_batch_maker_of("cuda", &maker), TAGC_ERR_UNSUPPORTED);
-    assert_non_null(strstr(tagc_last_error(), "libm.so.6 has batches of version 0"));
-    assert_null(maker);
-}
-
-/* The library of kernels if there is nvcc, else the tests' own, whose kernels run on the processor. Neither call needs a GPU. */
-static void test_cuda(void **state) {
-    (void)state;
-    const tagc_batch_maker *maker;
-    const char *library = getenv("TAGC_TEST_CUDA_LIBRARY");
-    if (!library || !*library) skip();
-    setenv("TAGC_CUDA_LIBRARY", library, 1);
-    assert_int_equal(tagc_batch_maker_of("cuda", &maker), TAGC_OK);
-    assert_int_equal(maker->abi, TAGC_BATCH_ABI);
-    assert_ptr_not_equal(maker, &tagc_batch_cpu);
-    tagc_batch_row row = {.options = {.n = 100, .k = 101, .sparse = 1, .values = 2, .block = 128}};
-    tagc_batch *batch;
-    assert_int_equal(maker->create(TAGC_BATCH_ENCODE, &row, 1, NULL, NULL, NULL, NULL, &batch),
-                     TAGC_ERR_ARGUMENT);
-    assert_non_null(strstr(maker->last_error(), "n is 100 and k 101"));
-    row.options.k = 10;
-    assert_true(maker->work_bytes(TAGC_BATCH_ENCODE, &row, 1, 1) > 0);
-    unsetenv("TAGC_CUDA_LIBRARY");
-}
-
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_makers),
-        cmocka_unit_test(test_cuda),
-    };
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

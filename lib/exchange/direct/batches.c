@@ -1,0 +1,146 @@
+/* See batches.h. */
+#include "exchange/direct/direct.h"
+
+static const tagc_batch_kind kinds[TAGC_N_BATCHES] = {
+    [TAGC_ENCODE] = TAGC_BATCH_ENCODE,           [TAGC_ADD] = TAGC_BATCH_DECODE,
+    [TAGC_ENCODE_SUMS] = TAGC_BATCH_ENCODE_SUMS, [TAGC_DECODE_SUMS] = TAGC_BATCH_DECODE,
+    [TAGC_CHECK] = TAGC_BATCH_VALIDATE,          [TAGC_CHECK_SUMS] = TAGC_BATCH_VALIDATE};
+
+/* ---- rows; arrays are NULL where no step is under way ---- */
+
+static float *at(const float *values, size_t n) {
+    return values ? (float *)(size_t)values + n : NULL;
+}
+
+static float *sums_of(const tagc_reducer *r) {
+    return r->now.output ? tagc_direct_sums(r) : NULL;
+}
+
+tagc_batch_row tagc_encode_row(const tagc_reducer *r, int host, uint8_t *body) {
+    const tagc_direct *d = tagc_direct_of(r);
+    size_t row = tagc_direct_row(r, host, d->local) * r->shard, kept = (size_t)host * r->shard;
+    return (tagc_batch_row){.options = d->fragment,
+                            .gradient = d->per_host > 1 ? d->host_sum : at(r->now.gradient, row),
+                            .residual_in = at(r->residual, kept),
+                            .residual_out = at(r->now.residual, kept),
+                            .body = body};
+}
+
+tagc_batch_row tagc_add_row(const tagc_reducer *r, const tagc_body *bodies, int n_bodies, int add) {
+    return (tagc_batch_row){.options = tagc_direct_of(r)->fragment,
+                            .sums = sums_of(r),
+                            .scale = r->scale,
+                            .bodies = bodies,
+                            .n_bodies = n_bodies,
+                            .add = add};
+}
+
+tagc_batch_row tagc_encode_sums_row(const tagc_reducer *r, uint8_t *body) {
+    const tagc_direct *d = tagc_direct_of(r);
+    return (tagc_batch_row){.options = d->sums,
+                            .sums = sums_of(r),
+                            .error = at(r->now.residual, (size_t)d->host * r->shard),
+                            .scale = 1.0f / r->scale,
+                            .body = body};
+}
+
+tagc_batch_row tagc_decode_sums_row(const tagc_reducer *r, size_t row, const tagc_body *body) {
+    return (tagc_batch_row){.options = tagc_direct_of(r)->sums,
+                            .sums = at(r->now.output, row * r->shard),
+                            .scale = 1,
+                            .bodies = body,
+                            .n_bodies = body->bytes != NULL};
+}
+
+/* ---- life ---- */
+
+static int is_needed(const tagc_reducer *r, int which) {
+    int is_of_sums = which == TAGC_ENCODE_SUMS || which == TAGC_DECODE_SUMS || which == TAGC_CHECK_SUMS;
+    if (!tagc_direct_of(r)->coded || (is_of_sums && r->options.output == TAGC_OUTPUT_SHARD)) return 0;
+    return kinds[which] != TAGC_BATCH_VALIDATE || r->runner->by_caller;
+}
+
+static size_t n_rows(const tagc_reducer *r, int which) {
+    size_t n = r->runner->is_whole ? (size_t)tagc_direct_of(r)->n_hosts : 1;
+    if (which == TAGC_ADD || which == TAGC_ENCODE_SUMS) return 1;
+    return which == TAGC_DECODE_SUMS && r->runner->is_whole ? n - 1 : n;
+}
+
+/* As large as a row can be. */
+static tagc_batch_row largest(const tagc_reducer *r, int which) {
+    const tagc_direct *d = tagc_direct_of(r);
+    int is_of_fragments = which == TAGC_ENCODE || which == TAGC_ADD || which == TAGC_CHECK;
+    return (tagc_batch_row){.options = is_of_fragments ? d->fragment : d->sums,
+                            .bodies = d->batches.bodies,
+                            .n_bodies = which == TAGC_ADD ? d->n_hosts : 1};
+}
+
+/* Fills the list of rows; returns their number. */
+static size_t shape(tagc_reducer *r, int which) {
+    size_t n = is_needed(r, which) ? n_rows(r, which) : 0;
+    for (size_t i = 0; i < n; i++) tagc_direct_of(r)->batches.rows[i] = largest(r, which);
+    return n;
+}
+
+void tagc_batches_place(tagc_reducer *r, tagc_arena *arena) {
+    const tagc_direct *d = tagc_direct_of(r);
+    tagc_batches *b = &tagc_direct_of(r)->batches;
+    size_t n_hosts = (size_t)d->n_hosts, work_bytes = 0;
+    *b = (tagc_batches){0}; /* that of a layout before belongs to it */
+    if (!d->coded) return;
+    b->rows = tagc_arena_take(arena, n_hosts, sizeof *b->rows);
+    b->bodies = tagc_arena_take(arena, n_hosts, sizeof *b->bodies);
+    if (!r->arrays->is_here) return;
+    /* The processor works row after row, so one row of each batch tells how much memory it needs. */
+    for (int which = 0; which < TAGC_N_BATCHES; which++) {
+        tagc_batch_row row = largest(r, which);
+        size_t n = is_needed(r, which)
+                       ? r->arrays->maker->work_bytes(kinds[which], &row, 1, r->options.n_threads)
+                       : 0;
+        if (n > work_bytes) work_bytes = n;
+    }
+    b->results = tagc_arena_take(arena, n_hosts, sizeof *b->results);
+    b->work = tagc_arena_take(arena, work_bytes, 1);
+}
+
+size_t tagc_batches_work_bytes(tagc_reducer *r) {
+    size_t most = 0;
+    for (int which = 0; which < TAGC_N_BATCHES; which++) {
+        size_t n = shape(r, which), n_bytes = 0;
+        if (n)
+            n_bytes = r->arrays->maker->work_bytes(kinds[which], tagc_direct_of(r)->batches.rows, n,
+                                                   r->options.n_threads);
+        if (n_bytes > most) most = n_bytes;
+    }
+    return most;
+}
+
+tagc_status tagc_batches_make(tagc_reducer *r) {
+    tagc_batches *b = &tagc_direct_of(r)->batches;
+    for (int which = 0; which < TAGC_N_BATCHES; which++) {
+        size_t n = shape(r, which);
+        if (n == 0) continue;
+        TAGC_TRY(tagc_batches_check(r, r->arrays->maker->create(kinds[which], b->rows, n, b->results, b->work,
+                                                                r->pool, b->stream, &b->made[which])));
+    }
+    return TAGC_OK;
+}
+
+void tagc_batches_end(tagc_reducer *r) {
+    tagc_batches *b = &tagc_direct_of(r)->batches;
+    for (int which = 0; which < TAGC_N_BATCHES; which++) {
+        r->arrays->maker->destroy(b->made[which]);
+        b->made[which] = NULL;
+    }
+}
+
+tagc_status tagc_batches_run(tagc_reducer *r, int which) {
+    const tagc_batches *b = &tagc_direct_of(r)->batches;
+    if (!b->made[which]) return TAGC_OK; /* it would have no rows */
+    TAGC_TRY(tagc_batches_check(r, r->arrays->maker->point(b->made[which], b->rows, b->results)));
+    return tagc_batches_check(r, r->arrays->maker->run(b->made[which]));
+}
+
+tagc_status tagc_batches_check(const tagc_reducer *r, tagc_status status) {
+    return status == TAGC_OK ? TAGC_OK : tagc_fail(status, "%s", r->arrays->maker->last_error());
+}

@@ -1,0 +1,61 @@
+/* The batches of a direct exchange, over any maker (codec/batch.h): their rows, life and runs. The processor (host.c), kernels
+ * (lib/gpu/direct.c) and frames (lib/gpu/frames.c) use them.
+ *
+ *   ENCODE        own rows -> fragments           a row for each host
+ *   ADD           fragments -> own sums           one row, with a body from each host
+ *   ENCODE_SUMS   own sums -> body                one row
+ *   DECODE_SUMS   bodies -> sums of the others    a row for each other host
+ *   CHECK, CHECK_SUMS   received bodies           a row for each host
+ *
+ * If the runner is not whole, each has one row, and runs once for each host. */
+#ifndef TAGC_EXCHANGE_DIRECT_BATCHES_H
+#define TAGC_EXCHANGE_DIRECT_BATCHES_H
+
+#include "codec/batch.h"
+#include "core/memory.h"
+
+struct tagc_reducer;
+
+enum {
+    TAGC_ENCODE,
+    TAGC_ADD,
+    TAGC_ENCODE_SUMS,
+    TAGC_DECODE_SUMS,
+    TAGC_CHECK,
+    TAGC_CHECK_SUMS,
+    TAGC_N_BATCHES
+};
+
+typedef struct tagc_batches {
+    tagc_batch_row *rows;             /* (hosts) of the next run */
+    tagc_body *bodies;                /* (hosts) for these rows to name */
+    tagc_batch_result *results;       /* (hosts) of the last run, where the maker works */
+    void *work;                       /* of the maker; shared, since one batch runs at a time */
+    uint64_t n_moves;                 /* of `work`, when the batches were made */
+    void *stream;                     /* of the maker, or NULL */
+    tagc_batch *made[TAGC_N_BATCHES]; /* NULL: not needed, or not made yet */
+} tagc_batches;
+
+/* Part of the arena: the lists, and if the arrays are here, results and work. */
+void tagc_batches_place(struct tagc_reducer *r, tagc_arena *arena);
+/* Bytes of `work` in a memory that is not here. */
+size_t tagc_batches_work_bytes(struct tagc_reducer *r);
+/* Makes those that the output needs. Call it when results, work and stream are set. */
+tagc_status tagc_batches_make(struct tagc_reducer *r);
+/* Accepts what is half-made. */
+void tagc_batches_end(struct tagc_reducer *r);
+/* Runs one with the rows that the caller has filled. */
+tagc_status tagc_batches_run(struct tagc_reducer *r, int which);
+/* A status of the maker as this library's. */
+tagc_status tagc_batches_check(const struct tagc_reducer *r, tagc_status status);
+
+/* ---- one row, of the step under way ---- */
+
+tagc_batch_row tagc_encode_row(const struct tagc_reducer *r, int host, uint8_t *body);
+/* As one of several that are added, or if `add` is 1, to what is there. */
+tagc_batch_row tagc_add_row(const struct tagc_reducer *r, const tagc_body *bodies, int n_bodies, int add);
+tagc_batch_row tagc_encode_sums_row(const struct tagc_reducer *r, uint8_t *body);
+/* For row `row` of the output. If the body's bytes are NULL, the sums become zeros. */
+tagc_batch_row tagc_decode_sums_row(const struct tagc_reducer *r, size_t row, const tagc_body *body);
+
+#endif

@@ -1,0 +1,44 @@
+/* Runs the batches of a direct exchange on the processor: one row at a time, so that a fragment is on the wire while the next one is
+ * encoded. Bodies are written to and read from the rows of messages. */
+#include "exchange/direct/direct.h"
+
+/* Runs a batch of one row. */
+static const tagc_batch_result *run(tagc_reducer *r, int which, tagc_batch_row row) {
+    tagc_batches *b = &tagc_direct_of(r)->batches;
+    b->rows[0] = row;
+    tagc_note_failure(r, tagc_batches_run(r, which));
+    return &b->results[0];
+}
+
+static void encode(tagc_reducer *r, int t, tagc_encoded *out) {
+    const tagc_direct *d = tagc_direct_of(r);
+    uint8_t *body = (uint8_t *)tagc_direct_row_out(d, t) + TAGC_WIRE_HEADER_BYTES;
+    *out = run(r, TAGC_ENCODE, tagc_encode_row(r, tagc_host_to(d, t), body))->encoded;
+}
+
+static void add(tagc_reducer *r, int first, int end) {
+    const tagc_direct *d = tagc_direct_of(r);
+    int n = 0;
+    for (int host = first; host < end; host++)
+        if (d->bodies[host].bytes) d->batches.bodies[n++] = d->bodies[host];
+    r->now.stats.nonfinite |= run(r, TAGC_ADD, tagc_add_row(r, d->batches.bodies, n, first > 0))->nonfinite;
+}
+
+static void encode_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out) {
+    *out = run(r, TAGC_ENCODE_SUMS, tagc_encode_sums_row(r, body))->encoded;
+}
+
+static void decode_sums(tagc_reducer *r) {
+    const tagc_direct *d = tagc_direct_of(r);
+    for (size_t row = 0; row < d->n_rows; row++)
+        if (row != tagc_direct_own_row(r))
+            run(r, TAGC_DECODE_SUMS, tagc_decode_sums_row(r, row, &d->bodies[row]));
+}
+
+const tagc_runner tagc_direct_on_host = {.name = "the processor",
+                                         .make = tagc_batches_make,
+                                         .end = tagc_batches_end,
+                                         .encode = encode,
+                                         .add = add,
+                                         .encode_sums = encode_sums,
+                                         .decode_sums = decode_sums};

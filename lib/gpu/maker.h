@@ -1,0 +1,75 @@
+/* What libtagc-cuda.so has, or a test in its place: kernels for batches of the codes (codec/batch.h), for deltas, and for slots. All
+ * give the same bytes and sums as the processor. */
+#ifndef TAGC_GPU_MAKER_H
+#define TAGC_GPU_MAKER_H
+
+#include "codec/batch.h"
+#include "gpu/slot.h"
+
+#define TAGC_MAKER_ABI 1u
+
+/* Deltas (delta.h) over many arrays at once. */
+typedef enum tagc_delta_kind {
+    TAGC_DELTA_ENCODE = 0, /* values, base -> body */
+    TAGC_DELTA_APPLY = 1,  /* body, out: the replica */
+} tagc_delta_kind;
+
+typedef struct tagc_delta_row {
+    int bits; /* 8, 4 or 2 */
+    size_t n;
+    const float *values, *base; /* (n); base may be NULL */
+    float *out;                 /* (n) */
+    uint8_t *body;              /* tagc_delta_bytes(bits, n), which apply only reads */
+} tagc_delta_row;
+
+typedef struct tagc_delta_batch tagc_delta_batch;
+
+/* As in tagc_batch_maker. results (n_rows): of encode 1 where a difference is not finite, whose block of 256 then has a scale of NaN
+ * and any codes; else 0. */
+typedef struct tagc_delta_maker {
+    size_t (*work_bytes)(const tagc_delta_row *rows, size_t n_rows);
+    tagc_status (*create)(tagc_delta_kind kind, const tagc_delta_row *rows, size_t n_rows, int *results,
+                          void *work, void *stream, tagc_delta_batch **out);
+    tagc_status (*point)(tagc_delta_batch *batch, const tagc_delta_row *rows, int *results);
+    tagc_status (*run)(tagc_delta_batch *batch);
+    void (*destroy)(tagc_delta_batch *batch); /* accepts NULL */
+} tagc_delta_maker;
+
+/* Headers of slots (slots.h). Whatever the arguments point to is where the arrays are. The order of a step: _seal; and
+ * on their owner's rank _open, a batch that validates, _judge, a batch that decodes, _judge. */
+typedef struct tagc_slots_maker {
+    size_t (*work_bytes)(uint32_t n_slots);
+    /* In front of bodies of which results (n_slots) tell. Fragments begin the verdict anew; a body of sums is left out where the
+     * verdict says that nothing counts. */
+    tagc_status (*seal)(const tagc_slots_form *form, uint8_t *slots, const tagc_batch_result *results,
+                        tagc_slots_verdict *verdict, void *work, void *stream);
+    /* Slot i is of rank i. lengths (n_slots): of bodies that count, else 0. */
+    tagc_status (*open)(const tagc_slots_form *form, const uint8_t *slots, uint64_t *lengths,
+                        tagc_slots_verdict *verdict, void *work, void *stream);
+    /* Damages, of bodies whose length is not 0 (lengths NULL: of all), and what is not finite. stop: 1 where the verdict says that nothing
+     * counts. */
+    tagc_status (*judge)(const tagc_slots_form *form, const tagc_batch_result *results, uint32_t n,
+                         const uint64_t *lengths, tagc_slots_verdict *verdict, int *stop, void *stream);
+    /* Nothing, unless the verdict says that nothing counts: then residual becomes `before`, and output NaN. */
+    tagc_status (*settle)(const tagc_slots_verdict *agreed, const float *before, float *residual,
+                          size_t n_residual, float *output, size_t n_output, void *stream);
+} tagc_slots_maker;
+
+typedef struct tagc_maker {
+    unsigned abi; /* TAGC_MAKER_ABI */
+    /* Loads all kernels on the current device. A runtime may otherwise load a kernel at its first launch and first wait for all
+     * earlier work of the device. If that work waits for the thread that launches, neither ends. */
+    tagc_status (*prepare)(void);
+    const tagc_batch_maker *batches; /* its last_error is that of all calls */
+    const tagc_delta_maker *deltas;
+    const tagc_slots_maker *slots;
+} tagc_maker;
+
+/* Slots on the processor. */
+extern const tagc_slots_maker tagc_slots_cpu;
+
+/* The maker of libtagc-cuda.so, which is looked for in the file that TAGC_CUDA_LIBRARY names, else beside libtagc, else where the
+ * system looks for libraries. TAGC_ERR_UNSUPPORTED, with what is missing, if this machine does not have it. */
+tagc_status tagc_maker_load(const tagc_maker **out);
+
+#endif
