@@ -2,7 +2,7 @@
 #include "cli/commands.h"
 #include "cli/trained.h"
 #include "core/status.h"
-#include "gpt2/safetensors.h"
+#include "gpt2/shards.h"
 #include "launch/human.h"
 #include "launch/over_ranks.h"
 #include "launch/ranks.h"
@@ -91,20 +91,22 @@ static tagc_status info_tokens(const char *data, tagc_data_part part) {
 }
 
 static tagc_status info_weights(const char *path, int with_tensors) {
-    tagc_safetensors *file = NULL;
+    tagc_shards *file = NULL;
     tagc_gpt2_config config;
-    TAGC_TRY(tagc_safetensors_open(path, &file));
-    int n = tagc_safetensors_n_entries(file);
-    printf("%s: safetensors, %d tensors\n", path, n);
+    TAGC_TRY(tagc_shards_open(path, &file));
+    int n = tagc_shards_n_entries(file), n_files = tagc_shards_n_files(file);
+    char files[32] = "";
+    if (n_files > 1) snprintf(files, sizeof files, " in %d files", n_files);
+    printf("%s: safetensors, %d tensors%s\n", path, n, files);
     if (tagc_trained_shape(path, NULL, &config) == TAGC_OK) print_model(&config, 0);
     for (int i = 0; with_tensors && i < n; i++) {
         tagc_safetensors_entry entry;
-        tagc_safetensors_entry_at(file, i, &entry);
+        tagc_shards_entry_at(file, i, &entry);
         printf("  %-40s %-5s", entry.name, entry.dtype);
         for (int dim = 0; dim < entry.n_dims; dim++) printf(" %llu", (unsigned long long)entry.dims[dim]);
         printf("\n");
     }
-    tagc_safetensors_close(file);
+    tagc_shards_close(file);
     return TAGC_OK;
 }
 
@@ -133,8 +135,11 @@ static tagc_status info_checkpoint(const char *from, int with_tensors) {
 }
 
 static int is_weights(const char *path) {
-    size_t n = strlen(path), suffix = strlen(".safetensors");
-    return n > suffix && strcmp(path + n - suffix, ".safetensors") == 0;
+    static const char *const endings[] = {".safetensors", ".safetensors.index.json"};
+    size_t n = strlen(path);
+    for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++)
+        if (n > strlen(endings[i]) && strcmp(path + n - strlen(endings[i]), endings[i]) == 0) return 1;
+    return 0;
 }
 
 static int describe(const char *what, int with_tensors) {

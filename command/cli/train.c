@@ -92,7 +92,9 @@ static tagc_status complete(tagc_parsed *parsed, tagc_train_options *options) {
 static int run(tagc_parsed *parsed) {
     tagc_train_options *options = parsed->values;
     int is_local = tagc_ranks_is_local(options->transport);
-    if (complete(parsed, options) != TAGC_OK || tagc_train_check(options) != TAGC_OK)
+    tagc_status completed = complete(parsed, options);
+    if (completed != TAGC_OK && completed != TAGC_ERR_ARGUMENT) return tagc_command_end(completed);
+    if (completed != TAGC_OK || tagc_train_check(options) != TAGC_OK)
         return tagc_command_refuse(&tagc_train_command);
     if (!is_local) {
         tagc_status status = rehearse(parsed);

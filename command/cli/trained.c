@@ -3,7 +3,7 @@
 
 #include "core/status.h"
 #include "fsdp/checkpoint.h"
-#include "gpt2/safetensors.h"
+#include "gpt2/shards.h"
 #include "options/saved_options.h"
 #include "options/train_options.h"
 #include "train/engine.h"
@@ -29,15 +29,13 @@ tagc_status tagc_trained_find(const char *from, tagc_trained *out) {
     }
     TAGC_TRY(tagc_path_join(from, "manifest.json", out->path));
     out->is_checkpoint = tagc_path_exists(out->path) || has_steps(from);
+    if (!out->is_checkpoint) return tagc_weights_find(from, out->path);
     TAGC_TRY(tagc_path_join(from, "model.safetensors", out->path));
-    if (tagc_path_exists(out->path) && out->is_checkpoint) /* one may be older, and no file says which */
+    if (tagc_path_exists(out->path)) /* one may be older, and no file says which */
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "%s holds checkpoints and model.safetensors: name the file, or a step-* folder",
                          from);
-    if (tagc_path_exists(out->path)) return TAGC_OK;
     snprintf(out->path, sizeof out->path, "%s", from);
-    if (!out->is_checkpoint)
-        return tagc_fail(TAGC_ERR_IO, "%s holds neither a checkpoint nor model.safetensors", from);
     return TAGC_OK;
 }
 
@@ -45,6 +43,11 @@ tagc_status tagc_trained_shape(const char *weights, const char *preset, tagc_gpt
     char path[TAGC_PATH_BYTES];
     if (preset) return tagc_gpt2_preset(preset, out);
     TAGC_TRY(tagc_path_beside(weights, "config.json", path));
+    if (!tagc_path_exists(path)) { /* a file of another kind is named as such */
+        tagc_shards *file;
+        TAGC_TRY(tagc_shards_open(weights, &file));
+        tagc_shards_close(file);
+    }
     if (!tagc_path_exists(path))
         return tagc_fail(TAGC_ERR_IO, "%s has no config.json beside it with its shape; name one with --model",
                          weights);
@@ -60,14 +63,14 @@ static tagc_status open_checkpoint(tagc_rank *rank, const char *from, tagc_train
     TAGC_TRY(tagc_options_parse(&tagc_train_command, 0, NULL, &options, &trained->parsed));
     TAGC_TRY(tagc_saved_merge(&trained->saved, &trained->parsed, &options, &silent));
     trained->model = trained->saved.model;
-    /* Parameters travel as in training; of gradients there are none, and these ranks are on other hosts. */
+    /* The owners' values, whole, as tagc export writes them: training's ranks compute with what --gather makes of them. Of
+     * gradients there are none, and these ranks are on other hosts. */
     tagc_train_fsdp(&options, &engine);
     tagc_fsdp_options plain;
     tagc_fsdp_options_init(&plain);
     plain.policy = TAGC_POLICY_NONE;
     plain.sharding = engine.sharding == TAGC_SHARD_HYBRID ? TAGC_SHARD_FULL : engine.sharding;
     plain.wrap = engine.wrap;
-    plain.gather = engine.gather;
     plain.prefetch = engine.prefetch;
     TAGC_TRY(tagc_engine_create(rank, &trained->model, &plain, &trained->fsdp));
     TAGC_TRY(tagc_checkpoint_fork(trained->fsdp, rank->comm, trained->path, &trained->saved.step, &extra));

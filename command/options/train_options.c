@@ -3,7 +3,7 @@
 
 #include "disk/paths.h"
 #include "exchange/options.h"
-#include "gpt2/safetensors.h"
+#include "gpt2/shards.h"
 
 static int is_direct(const tagc_train_options *o) {
     return tagc_train_compresses(o) && o->exchange == TAGC_EXCHANGE_DIRECT;
@@ -94,8 +94,9 @@ static const tagc_option rows[] = {
     {INT(NULL, "block-size", FIXED, block_size, 1, 1048576, "preset", "preset", "most positions in a sequence")},
     {INT(NULL, "vocab-size", FIXED, vocab_size, 1, 16777216, "preset", "preset", "tokens the model knows")},
     {CHOICE(NULL, "tied", FIXED, tied, "preset|yes|no", "preset", "whether the head shares the token embedding")},
-    {TEXT(NULL, "init-from", PLACE, init_from, NULL, NULL, "FILE",
-         "start from these weights (safetensors, Hugging Face's GPT-2 names) instead of random ones; the model is that of the"
+    {TEXT(NULL, "init-from", PLACE, init_from, NULL, NULL, "FILE|DIR",
+         "start from these weights (safetensors, Hugging Face's GPT-2 names, in one file or in several with an index) instead of"
+         " random ones; the model is that of the"
          " config.json beside them, where there is one and --model is not given")},
 
     {INT("Steps", "steps", FREE, steps, 0, 1000000000, NULL, "1000", "optimizer steps, from the very start of the run")},
@@ -280,9 +281,10 @@ void tagc_train_set_shape(const tagc_parsed *parsed, const tagc_gpt2_config *con
 }
 
 tagc_status tagc_train_take_shape(const tagc_parsed *parsed, tagc_train_options *options) {
-    char path[TAGC_PATH_BYTES];
+    char weights[TAGC_PATH_BYTES], path[TAGC_PATH_BYTES];
     tagc_gpt2_config config;
-    TAGC_TRY(tagc_path_beside(options->init_from, "config.json", path));
+    TAGC_TRY(tagc_weights_find(options->init_from, weights));
+    TAGC_TRY(tagc_path_beside(weights, "config.json", path));
     if (!tagc_path_exists(path)) return TAGC_OK;
     TAGC_TRY(tagc_gpt2_config_read(path, &config));
     tagc_train_set_shape(parsed, &config, options);

@@ -3,6 +3,7 @@
 #include "data/token_format.h"
 
 #include "core/status.h"
+#include "disk/file_kind.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -159,6 +160,13 @@ static tagc_status parse_llmc(const uint8_t *data, uint64_t n_at_hand, uint64_t 
     return check_payload(info, n_bytes, name);
 }
 
+/* Weights of PyTorch are named *.bin, too. */
+static tagc_status check_raw16(const uint8_t *data, uint64_t n_at_hand, const char *name) {
+    const tagc_file_kind *kind = tagc_file_kind_of(data, (size_t)n_at_hand);
+    if (!kind || (kind->group != TAGC_FILE_PACKED && kind->group != TAGC_FILE_PICKLE)) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_UNSUPPORTED, "%s is %s, and no raw uint16 tokens", name, kind->what);
+}
+
 static tagc_status parse_raw16(uint64_t n_bytes, const char *name, tagc_tokens_info *info) {
     if (n_bytes == 0 || n_bytes % 2)
         return tagc_fail(TAGC_ERR_CORRUPT,
@@ -173,6 +181,7 @@ tagc_status tagc_token_format_parse(const void *data, uint64_t n_at_hand, uint64
                                     tagc_tokens_format format, const char *name, tagc_tokens_info *out) {
     *out = (tagc_tokens_info){.end_of_text = -1};
     if (format == TAGC_TOKENS_AUTO) format = detect(data, n_at_hand, name);
+    if (format == TAGC_TOKENS_RAW16) TAGC_TRY(check_raw16(data, n_at_hand, name));
     out->format = (int)format;
     switch (format) {
     case TAGC_TOKENS_TAGC:

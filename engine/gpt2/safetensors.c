@@ -2,6 +2,7 @@
  * must fill the data part without gap or overlap. */
 #include "gpt2/safetensors.h"
 
+#include "disk/file_kind.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -184,6 +185,18 @@ static tagc_status read_header(tagc_safetensors *file) {
     return status == TAGC_OK ? parse_header(file) : status;
 }
 
+/* A file that is no safetensors file may be weights of another kind. Replaces the text of that failure. */
+static tagc_status refuse_kind(const char *path, tagc_status status) {
+    const tagc_file_kind *kind = status == TAGC_ERR_CORRUPT ? tagc_file_kind_at(path) : NULL;
+    if (!kind || kind->group == TAGC_FILE_ENCODED || kind->group == TAGC_FILE_TABLE) return status;
+    int is_torch = kind->group == TAGC_FILE_PICKLE || strcmp(kind->what, "a zip archive") == 0;
+    return tagc_fail(TAGC_ERR_UNSUPPORTED, "%s is %s, and tagc reads safetensors%s", path, kind->what,
+                     is_torch
+                         ? ": in Python, safetensors.torch.save_file(torch.load(FILE), NEW) converts what "
+                           "torch.save has written"
+                         : "");
+}
+
 tagc_status tagc_safetensors_open(const char *path, tagc_safetensors **out) {
     *out = NULL;
     tagc_safetensors *file = calloc(1, sizeof *file);
@@ -196,7 +209,7 @@ tagc_status tagc_safetensors_open(const char *path, tagc_safetensors **out) {
     else if (file->fd < 0)
         status = tagc_fail(TAGC_ERR_IO, "%s: %s", path, strerror(errno));
     else
-        status = read_header(file);
+        status = refuse_kind(path, read_header(file));
     if (status == TAGC_OK)
         *out = file;
     else
@@ -241,6 +254,18 @@ static float from_half(uint16_t half) {
     return sign ? -value : value;
 }
 
+static tagc_status read_doubles(tagc_safetensors *file, const entry *e, uint64_t first, uint64_t n,
+                                float *out) {
+    double values[1024] = {0};
+    const uint64_t n_values = sizeof values / sizeof values[0];
+    for (uint64_t i = 0; i < n; i += n_values) {
+        uint64_t n_now = n - i < n_values ? n - i : n_values;
+        TAGC_TRY(read_fully(file, values, n_now * 8, e->begin + (first + i) * 8));
+        for (uint64_t j = 0; j < n_now; j++) out[i + j] = (float)values[j];
+    }
+    return TAGC_OK;
+}
+
 tagc_status tagc_safetensors_read(tagc_safetensors *file, int index, uint64_t first, uint64_t n, float *out) {
     if (index < 0 || index >= file->n_entries)
         return tagc_fail(TAGC_ERR_ARGUMENT, "%s: entry is %d, allowed is 0 to %d", file->path, index,
@@ -252,10 +277,11 @@ tagc_status tagc_safetensors_read(tagc_safetensors *file, int index, uint64_t fi
                          e->shown.name, (unsigned long long)first, (unsigned long long)n,
                          (unsigned long long)e->shown.n_elems);
     if (strcmp(e->shown.dtype, "F32") == 0) return read_fully(file, out, n * 4, e->begin + first * 4);
+    if (strcmp(e->shown.dtype, "F64") == 0) return read_doubles(file, e, first, n, out);
     int is_half = strcmp(e->shown.dtype, "F16") == 0;
     if (!is_half && strcmp(e->shown.dtype, "BF16") != 0)
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "%s: tensor \"%.80s\": dtype is %s, F32, F16 and BF16 can be read", file->path,
+                         "%s: tensor \"%.80s\": dtype is %s, F64, F32, F16 and BF16 can be read", file->path,
                          e->shown.name, e->shown.dtype);
     uint16_t halves[4096] = {0};
     const uint64_t n_halves = sizeof halves / sizeof halves[0];

@@ -18,7 +18,7 @@ typedef struct tagc_safetensors_entry {
     int n_dims;       /* 0 .. 8 */
     uint64_t dims[8];
     uint64_t n_elems;
-    const char *dtype; /* "F32", "F16", "BF16" can be read; others are listed only */
+    const char *dtype; /* "F64", "F32", "F16", "BF16" can be read; others are listed only */
 } tagc_safetensors_entry;
 
 /* Checks the whole header: every size, offset and shape, no overlap, no gap. TAGC_ERR_IO or TAGC_ERR_CORRUPT.
@@ -34,8 +34,10 @@ tagc_status tagc_safetensors_read(tagc_safetensors *file, int entry, uint64_t fi
 
 /* ---- GPT-2 checkpoints ---- */
 
-/* A safetensors file as the tensors of one config. Names may start with "transformer.", attention mask buffers are ignored,
- * and shapes are checked. If the file has no lm_head.weight, wte.weight replaces it. */
+/* Safetensors as the tensors of one config. path: a file, an index of several (gpt2/shards.h), or a folder with either. Names
+ * may start with "transformer.", and may have what DDP, FSDP, torch.compile and checkpointing put into them ("module.",
+ * "_orig_mod."). Attention mask buffers are ignored, and shapes are checked. If there is no lm_head.weight, wte.weight
+ * replaces it. */
 typedef struct tagc_gpt2_weights tagc_gpt2_weights;
 tagc_status tagc_gpt2_weights_open(const char *path, const tagc_gpt2_config *config, tagc_gpt2_weights **out);
 void tagc_gpt2_weights_close(tagc_gpt2_weights *weights); /* accepts NULL */

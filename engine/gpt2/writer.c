@@ -129,12 +129,9 @@ static tagc_status read_int(const json_t *json, const char *field, int *out) {
 
 /* Variants of GPT-2 that this model does not support. An absent field has GPT-2's value. */
 static tagc_status check_arithmetic(const json_t *json, int n_embd) {
-    const json_t *type = json_object_get(json, "model_type"),
-                 *gelu = json_object_get(json, "activation_function");
+    const json_t *gelu = json_object_get(json, "activation_function");
     const json_t *epsilon = json_object_get(json, "layer_norm_epsilon"),
                  *inner = json_object_get(json, "n_inner");
-    if (type && strcmp(json_is_string(type) ? json_string_value(type) : "", "gpt2") != 0)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "model_type must be \"gpt2\"");
     if (gelu) {
         const char *name = json_is_string(gelu) ? json_string_value(gelu) : "";
         if (strcmp(name, "gelu_new") != 0 && strcmp(name, "gelu_pytorch_tanh") != 0)
@@ -152,8 +149,20 @@ static tagc_status check_arithmetic(const json_t *json, int n_embd) {
     return TAGC_OK;
 }
 
+/* First, because other models have other fields. */
+static tagc_status check_type(const json_t *json) {
+    const json_t *type = json_object_get(json, "model_type");
+    if (!json_is_object(json)) return tagc_fail(TAGC_ERR_CORRUPT, "must be a JSON object");
+    if (!type || (json_is_string(type) && strcmp(json_string_value(type), "gpt2") == 0)) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                     "model_type is \"%.40s\", allowed is \"gpt2\": the command computes no other models "
+                     "(tagc.torch exchanges gradients of any)",
+                     json_is_string(type) ? json_string_value(type) : "?");
+}
+
 static tagc_status parse_config(const json_t *json, tagc_gpt2_config *config) {
     *config = (tagc_gpt2_config){0};
+    TAGC_TRY(check_type(json));
     TAGC_TRY(read_int(json, "n_layer", &config->n_layer));
     TAGC_TRY(read_int(json, "n_head", &config->n_head));
     TAGC_TRY(read_int(json, "n_embd", &config->n_embd));
