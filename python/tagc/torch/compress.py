@@ -3,6 +3,7 @@ do, and install hooks."""
 
 from __future__ import annotations
 
+import inspect
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -113,25 +114,7 @@ def compress(
     return handle
 
 
-def ddp_state(
-    model: torch.nn.parallel.DistributedDataParallel,
-    *,
-    sparsity: float | None = None,
-    gentle: bool | None = None,
-    values: str | None = None,
-    layers: Layers = "non-attention-linear",
-    rules: Mapping[str, str] | None = None,
-    mild: str | None = None,
-    mild_sparsity: float | None = None,
-    exchange: str = "direct",
-    codec: str | None = "host",
-    transport: str = "host",
-    threads: int = 1,
-    timeout_s: float | None = None,
-    on_step: Callable[[dict[str, Any]], object] | None = None,
-    verbose: bool = True,
-    **unknown: NoReturn,
-) -> ddp.State:
+def ddp_state(model: torch.nn.parallel.DistributedDataParallel, **options: Any) -> ddp.State:
     """Returns the state for loops that register DDP's hooks themselves, with or without one of torch's
     wrappers around them:
 
@@ -139,23 +122,21 @@ def ddp_state(
         model.register_comm_hook(state, tagc.ddp_hook)
 
     Takes the options of compress(). The handle is state.handle; pass an optimizer to state.handle.adapt()."""
-    options = {
-        "sparsity": sparsity,
-        "gentle": gentle,
-        "values": values,
-        "layers": layers,
-        "rules": rules,
-        "mild": mild,
-        "mild_sparsity": mild_sparsity,
-        "exchange": exchange,
-        "codec": codec,
-        "transport": transport,
-        "threads": threads,
-        "timeout_s": timeout_s,
-    }
-    return ddp.State.of(
-        _prepare(model, None, on_step, verbose, options, unknown_option(ddp_state, unknown), only="ddp")[0]
-    )
+    unknown = unknown_option(ddp_state, options.keys() - _OF_DDP.keys())
+    given = {name: options.get(name, option.default) for name, option in _OF_DDP.items()}
+    on_step, verbose = given.pop("on_step"), given.pop("verbose")
+    return ddp.State.of(_prepare(model, None, on_step, verbose, given, unknown, only="ddp")[0])
+
+
+_OF_DDP = {
+    name: option
+    for name, option in inspect.signature(compress).parameters.items()
+    if option.kind is option.KEYWORD_ONLY and name not in ("parameters", "between")
+}
+# what help() and unknown_option() show
+ddp_state.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD), *_OF_DDP.values()]
+)
 
 
 def param_groups(

@@ -11,11 +11,8 @@ from tagc._library import Error
 from tagc.torch.exchange import internals
 
 
-def kind_of(model: Any, between: dist.ProcessGroup | None, only: str | None = None) -> str:
-    """Returns the model's wrapper: "fsdp2", "ddp" or "fsdp1"."""
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-    from torch.nn.parallel import DistributedDataParallel
-
+def check_model(model: Any) -> None:
+    """Raises an Error unless this torch is new enough and the model is a module."""
     if internals.version() < internals.OLDEST:
         raise Error(
             "unsupported",
@@ -23,6 +20,14 @@ def kind_of(model: Any, between: dist.ProcessGroup | None, only: str | None = No
         )
     if not isinstance(model, torch.nn.Module):
         raise Error("argument", f"model is a {type(model).__name__}, must be a torch.nn.Module")
+
+
+def kind_of(model: Any, between: dist.ProcessGroup | None, only: str | None = None) -> str:
+    """Returns the model's wrapper: "fsdp2", "ddp" or "fsdp1"."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.nn.parallel import DistributedDataParallel
+
+    check_model(model)
     if internals.composable_ddp_within(model) is not None:
         raise Error(
             "unsupported",

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from tagc._library import Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange.unit import DTYPES
+from tagc.torch.hooks.kinds import check_model
 from tagc.torch.schedule import policy
 
 
@@ -199,13 +200,7 @@ class Site:
 def _kind(model: torch.nn.Module) -> str:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    if internals.version() < internals.OLDEST:
-        raise Error(
-            "unsupported",
-            f"torch is {torch.__version__}, must be {'.'.join(map(str, internals.OLDEST))} or newer",
-        )
-    if not isinstance(model, torch.nn.Module):
-        raise Error("argument", f"model is a {type(model).__name__}, must be a torch.nn.Module")
+    check_model(model)
     is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
     is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
