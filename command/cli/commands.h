@@ -14,6 +14,13 @@ typedef struct tagc_entry {
 extern const tagc_entry tagc_entry_train, tagc_entry_bench, tagc_entry_compare, tagc_entry_plan,
     tagc_entry_eval, tagc_entry_generate, tagc_entry_data, tagc_entry_export, tagc_entry_info;
 
+/* A row that several commands have. */
+#define TAGC_ROW_CONFIG(at)                                                                                  \
+    {                                                                                                        \
+        NULL, "config", TAGC_OPTION_TEXT, TAGC_ROLE_LOCAL, at, 0, 0, NULL, NULL, "FILE",                     \
+            "lines of name = value, # before comments; the command line wins"                                \
+    }
+
 /* Parses the words, calls the command's `run` and returns its exit code; or prints help, or what is wrong with the words. */
 int tagc_entry_run(const tagc_entry *entry, int argc, char **argv);
 

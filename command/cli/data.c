@@ -35,8 +35,7 @@ static const tagc_option rows[] = {
      "vocab.json of GPT-2's byte pair encoding; without it each byte is a token"},
     {NULL, "merges", TAGC_OPTION_TEXT, 0, AT(merges), 0, 0, NULL, NULL, "FILE", "merges.txt that goes with it"},
     {"Other", "quiet", TAGC_OPTION_FLAG, TAGC_ROLE_LOCAL, AT(quiet), 0, 0, NULL, "no", NULL, "print nothing but failures"},
-    {NULL, "config", TAGC_OPTION_TEXT, TAGC_ROLE_LOCAL, AT(config), 0, 0, NULL, NULL, "FILE",
-     "lines of name = value, # before comments; the command line wins"},
+    TAGC_ROW_CONFIG(AT(config)),
 };
 /* clang-format on */
 

@@ -18,10 +18,8 @@ typedef struct eval_options {
 #define AT(field) offsetof(eval_options, field)
 /* clang-format off */
 static const tagc_option rows[] = {
-    {"What", "from", TAGC_OPTION_TEXT, 0, AT(from), 0, 0, NULL, NULL, "PATH",
-     "a run's folder (its newest checkpoint), one checkpoint, a .safetensors file or a folder with one"},
-    {NULL, "model", TAGC_OPTION_TEXT, 0, AT(model), 0, 0, NULL, NULL, "PRESET",
-     "shape of a .safetensors file that has no config.json beside it"},
+    TAGC_ROW_FROM(AT(from)),
+    TAGC_ROW_MODEL(AT(model)),
     {NULL, "data", TAGC_OPTION_TEXT, TAGC_ROLE_PLACE, AT(data), 0, 0, NULL, NULL, "DIR|FILE",
      "tokens: a folder with val.bin, or one file"},
     {"How", "batches", TAGC_OPTION_INT, 0, AT(n_batches), 1, 1e9, "all", "all", "N",
@@ -38,8 +36,7 @@ static const tagc_option rows[] = {
      "seconds after which a silent peer counts as dead"},
     {NULL, "blas-threads", TAGC_OPTION_INT, TAGC_ROLE_LOCAL, AT(blas_threads), 1, 256, "auto", "auto", "N",
      "threads of a matrix product, per process"},
-    {NULL, "config", TAGC_OPTION_TEXT, TAGC_ROLE_LOCAL, AT(config), 0, 0, NULL, NULL, "FILE",
-     "lines of name = value, # before comments; the command line wins"},
+    TAGC_ROW_CONFIG(AT(config)),
 };
 /* clang-format on */
 

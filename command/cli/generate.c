@@ -16,10 +16,8 @@ typedef struct generate_options {
 #define AT(field) offsetof(generate_options, field)
 /* clang-format off */
 static const tagc_option rows[] = {
-    {"What", "from", TAGC_OPTION_TEXT, 0, AT(from), 0, 0, NULL, NULL, "PATH",
-     "a run's folder (its newest checkpoint), one checkpoint, a .safetensors file or a folder with one"},
-    {NULL, "model", TAGC_OPTION_TEXT, 0, AT(model), 0, 0, NULL, NULL, "PRESET",
-     "shape of a .safetensors file that has no config.json beside it"},
+    TAGC_ROW_FROM(AT(from)),
+    TAGC_ROW_MODEL(AT(model)),
     {NULL, "prompt", TAGC_OPTION_TEXT, 0, AT(prompt), 0, 0, NULL, NULL, "TEXT",
      "beginning of the text; without it the model begins a text of its own"},
     {NULL, "n-tokens", TAGC_OPTION_INT, 0, AT(n_tokens), 1, 1e9, NULL, "200", "N", "most tokens to add"},
@@ -32,8 +30,7 @@ static const tagc_option rows[] = {
     {NULL, "merges", TAGC_OPTION_TEXT, 0, AT(merges), 0, 0, NULL, NULL, "FILE", "merges.txt that goes with it"},
     {"Machine", "blas-threads", TAGC_OPTION_INT, TAGC_ROLE_LOCAL, AT(blas_threads), 1, 256, "auto", "auto", "N",
      "threads of a matrix product"},
-    {NULL, "config", TAGC_OPTION_TEXT, TAGC_ROLE_LOCAL, AT(config), 0, 0, NULL, NULL, "FILE",
-     "lines of name = value, # before comments; the command line wins"},
+    TAGC_ROW_CONFIG(AT(config)),
 };
 /* clang-format on */
 

@@ -10,6 +10,19 @@
 #include "options/options.h"
 #include "train/saved.h"
 
+/* Rows of the commands that open one. */
+#define TAGC_ROW_FROM(at)                                                                                    \
+    {                                                                                                        \
+        "What", "from", TAGC_OPTION_TEXT, 0, at, 0, 0, NULL, NULL, "PATH",                                   \
+            "a run's folder (its newest checkpoint), one checkpoint, a .safetensors file or a folder with "  \
+            "one"                                                                                            \
+    }
+#define TAGC_ROW_MODEL(at)                                                                                   \
+    {                                                                                                        \
+        NULL, "model", TAGC_OPTION_TEXT, 0, at, 0, 0, NULL, NULL, "PRESET",                                  \
+            "shape of a .safetensors file that has no config.json beside it"                                 \
+    }
+
 typedef struct tagc_trained {
     tagc_gpt2_config model;
     char path[TAGC_PATH_BYTES]; /* what was opened in the end */

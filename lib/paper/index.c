@@ -434,26 +434,13 @@ static uint64_t output_elems(const tagc_reducer_options *options, int world_size
     return options->output != TAGC_OUTPUT_SHARD ? options->n_elems : options->n_elems / (uint64_t)world_size;
 }
 
-const tagc_exchange_table tagc_exchange_packed = {
-    .id = TAGC_EXCHANGE_PACKED,
-    .state_bytes = sizeof(tagc_paper),
-    .is_selective = 1,
-    .own_options = &tagc_paper_own_options,
-    .residual_elems = residual_elems,
-    .output_elems = output_elems,
-    .place = place,
-    .start = start,
-    .volume = tagc_paper_volume,
-};
+/* They differ in what carries the values (choose_carrier), and in nothing else. */
+#define TABLE(exchange)                                                                                      \
+    {                                                                                                        \
+        .id = (exchange), .state_bytes = sizeof(tagc_paper), .is_selective = 1,                              \
+        .own_options = &tagc_paper_own_options, .residual_elems = residual_elems,                            \
+        .output_elems = output_elems, .place = place, .start = start, .volume = tagc_paper_volume            \
+    }
 
-const tagc_exchange_table tagc_exchange_sketch = {
-    .id = TAGC_EXCHANGE_SKETCH,
-    .state_bytes = sizeof(tagc_paper),
-    .is_selective = 1,
-    .own_options = &tagc_paper_own_options,
-    .residual_elems = residual_elems,
-    .output_elems = output_elems,
-    .place = place,
-    .start = start,
-    .volume = tagc_paper_volume,
-};
+const tagc_exchange_table tagc_exchange_packed = TABLE(TAGC_EXCHANGE_PACKED);
+const tagc_exchange_table tagc_exchange_sketch = TABLE(TAGC_EXCHANGE_SKETCH);
