@@ -141,25 +141,7 @@ class Network:
         if len(self.hosts) > 2:
             self._make_bridge()
         elif not latency_program:
-            call(
-                "ip",
-                "-n",
-                self.namespace(1),
-                "link",
-                "add",
-                "eth0",
-                "mtu",
-                self.case.mtu,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "eth0",
-                "mtu",
-                self.case.mtu,
-                "netns",
-                self.namespace(2),
-            )
+            self._make_veth(self.namespace(1), "eth0", self.namespace(2))
         for host in self.hosts:
             name = self.namespace(host)
             own = wireguard.outer_address(host) if self.case.wireguard else address(host)
@@ -179,6 +161,12 @@ class Network:
             )
         self.lost_before = self._dropped()  # a frame that waited when a shaper came in
 
+    def _make_veth(self, namespace, device, other):
+        """Joins a device of one namespace with eth0 of another."""
+        mtu = ("mtu", self.case.mtu)
+        end = ("peer", "name", "eth0", *mtu, "netns", other)
+        call("ip", "-n", namespace, "link", "add", device, *mtu, "type", "veth", *end)
+
     def _make_wires(self, program):
         """A frame passes one wire between two hosts, and two when there is a switch between them."""
         devices, n = self._devices(), len(self.hosts)
@@ -196,25 +184,7 @@ class Network:
         call("ip", "-n", switch, "link", "set", "bridge0", "up")
         for host in self.hosts:
             if not self.case.latency:
-                call(
-                    "ip",
-                    "-n",
-                    switch,
-                    "link",
-                    "add",
-                    f"port{host}",
-                    "mtu",
-                    self.case.mtu,
-                    "type",
-                    "veth",
-                    "peer",
-                    "name",
-                    "eth0",
-                    "mtu",
-                    self.case.mtu,
-                    "netns",
-                    self.namespace(host),
-                )
+                self._make_veth(switch, f"port{host}", self.namespace(host))
             call("ip", "-n", switch, "link", "set", f"port{host}", "master", "bridge0", "up")
             self._shape(switch, f"port{host}", self.case.down(host))
 
