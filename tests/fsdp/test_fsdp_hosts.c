@@ -1,20 +1,10 @@
 /* Ranks in hosts, and three classes of tensors: hybrid sharding and two levels against the oracle in double, replicas
  * alike to the last bit, and the bytes of every class where they belong. */
 #include "../repeats.h"
-#include "toy.h"
+#include "toy_runs.h"
 
 #include "fsdp/internal.h"
 #include "fsdp/layout.h"
-
-typedef struct run {
-    const toy_model *model;
-    tagc_fsdp_options options;
-    int n_steps, n_done;
-    float *result; /* (n_params), the same on all ranks */
-    double norm;
-    tagc_fsdp_stats stats; /* of rank 0's last step */
-    pthread_mutex_t lock;
-} run;
 
 /* Masters and moments of this rank are those of the same rank of every other host. */
 static void compare_replicas(tagc_comm *comm, const tagc_fsdp *f) {
@@ -33,52 +23,6 @@ static void compare_replicas(tagc_comm *comm, const tagc_fsdp *f) {
     }
 }
 
-static void train(tagc_comm *comm, void *arg) {
-    run *r = arg;
-    size_t n = toy_n_params(r->model);
-    tagc_fsdp *f;
-    CHECK_OK(tagc_fsdp_create(comm, r->model->tensors, r->model->n_tensors, &r->options, NULL, &f));
-    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
-    tagc_fsdp_stats stats = {0};
-    for (int step = 0; step < r->n_steps; step++) {
-        if (step == 1) toy_forward(r->model, f, 0, 0, 1);
-        toy_step(r->model, comm, f, r->options.n_micro_steps, (uint64_t)step, 0.01, &stats);
-        CHECK(!stats.skipped);
-    }
-    compare_replicas(comm, f);
-    float *values = malloc(n * sizeof *values);
-    toy_read(r->model, f, values);
-    pthread_mutex_lock(&r->lock);
-    if (r->n_done++ == 0) {
-        memcpy(r->result, values, n * sizeof *values);
-        r->norm = stats.grad_norm;
-    }
-    CHECK(memcmp(r->result, values, n * sizeof *values) == 0 && r->norm == stats.grad_norm);
-    if (f->rank == 0) r->stats = stats;
-    pthread_mutex_unlock(&r->lock);
-    free(values);
-    tagc_fsdp_destroy(f);
-}
-
-static void run_one(run *r, int world_size) {
-    r->n_done = 0;
-    pthread_mutex_init(&r->lock, NULL);
-    toy_run(world_size, train, r);
-    pthread_mutex_destroy(&r->lock);
-    assert_int_equal(r->n_done, world_size);
-}
-
-static void compare(const run *r, const toy_oracle *oracle, int world_size) {
-    double worst = 0;
-    for (size_t i = 0; i < oracle->n; i++) worst = fmax(worst, fabs((double)r->result[i] - oracle->p[i]));
-    if (!(worst <= 2e-5))
-        print_error("W %d of hosts of %d, sharding %d micro %d each %d: off by %g\n", world_size,
-                    r->options.ranks_per_host, r->options.sharding, r->options.n_micro_steps,
-                    r->options.exchange_each_micro_step, worst);
-    assert_true(worst <= 2e-5);
-    assert_true(fabs(r->norm - oracle->norm) <= 1e-5 * oracle->norm);
-}
-
 static const int worlds[][2] = {{1, 1}, {2, 1}, {2, 2}, {4, 2}, {6, 3}, {6, 2}, {8, 4}, {8, 2}};
 enum {
     N_WORLDS = REPEATS(8, 4, 4),
@@ -92,7 +36,10 @@ enum {
 static void check_exact(int sharding, int two_level, int policy) {
     toy_model model;
     toy_gpt(&model, 2, 5, 1);
-    run r = {.model = &model, .n_steps = 4, .result = malloc(toy_n_params(&model) * sizeof(float))};
+    toy_exact r = {.check = compare_replicas,
+                   .model = &model,
+                   .n_steps = 4,
+                   .result = malloc(toy_n_params(&model) * sizeof(float))};
     tagc_fsdp_options_init(&r.options);
     r.options.sharding = sharding;
     r.options.two_level = two_level;
@@ -114,8 +61,8 @@ static void check_exact(int sharding, int two_level, int policy) {
             r.options.prefetch = variant;
             r.options.n_micro_steps = variant == 0 ? 1 : worlds[w][0] == 8 ? 3 : 2;
             r.options.exchange_each_micro_step = variant == 2;
-            run_one(&r, worlds[w][0]);
-            compare(&r, &oracle, worlds[w][0]);
+            toy_exact_run(&r, worlds[w][0]);
+            toy_exact_compare(&r, &oracle, worlds[w][0]);
         }
     toy_oracle_free(&oracle);
     free(r.result);
@@ -131,17 +78,6 @@ static void two_levels_are_exact(void **state) {
     (void)state;
     for (int sharding = 0; sharding < 3; sharding++)
         check_exact(sharding, 1, TAGC_POLICY_NON_ATTENTION_LINEAR);
-}
-
-static double distance(const toy_model *m, const float *params) { /* the targets' mean is 0 */
-    double start = 0, end = 0;
-    size_t at = 0;
-    for (int t = 0; t < m->n_tensors; t++)
-        for (size_t i = 0; i < m->tensors[t].n_elems; i++, at++) {
-            start += pow((double)toy_initial(t, i), 2);
-            end += pow((double)params[at], 2);
-        }
-    return end / start;
 }
 
 static void recipe(tagc_fsdp_options *o) {
@@ -161,7 +97,10 @@ static void low_bits_train_in_hosts(void **state) {
     (void)state;
     toy_model model;
     toy_gpt(&model, 2, 12, 0);
-    run r = {.model = &model, .n_steps = TRAIN_STEPS, .result = malloc(toy_n_params(&model) * sizeof(float))};
+    toy_exact r = {.check = compare_replicas,
+                   .model = &model,
+                   .n_steps = TRAIN_STEPS,
+                   .result = malloc(toy_n_params(&model) * sizeof(float))};
     recipe(&r.options);
     static const int hosts[][2] = {{4, 2}, {4, 1}};
     for (int h = 0; h < N_HOSTS; h++)
@@ -169,15 +108,15 @@ static void low_bits_train_in_hosts(void **state) {
             r.options.sharding = sharding;
             r.options.ranks_per_host = hosts[h][1];
             r.options.two_level = sharding != TAGC_SHARD_HYBRID;
-            run_one(&r, hosts[h][0]);
-            assert_true(distance(&model, r.result) < 0.4);
+            toy_exact_run(&r, hosts[h][0]);
+            assert_true(toy_distance(&model, r.result) < 0.4);
         }
     r.options.dense_format = TAGC_FORMAT_BF16;
     r.options.gather = TAGC_GATHER_BF16;
     r.options.sharding = TAGC_SHARD_HYBRID;
     r.options.ranks_per_host = LARGEST / 2;
-    run_one(&r, LARGEST);
-    assert_true(distance(&model, r.result) < 0.4);
+    toy_exact_run(&r, LARGEST);
+    assert_true(toy_distance(&model, r.result) < 0.4);
     free(r.result);
 }
 
@@ -186,13 +125,16 @@ static void classes_are_counted(void **state) {
     (void)state;
     toy_model model;
     toy_gpt(&model, 2, 32, 0);
-    run r = {.model = &model, .n_steps = 3, .result = malloc(toy_n_params(&model) * sizeof(float))};
+    toy_exact r = {.check = compare_replicas,
+                   .model = &model,
+                   .n_steps = 3,
+                   .result = malloc(toy_n_params(&model) * sizeof(float))};
     recipe(&r.options);
     r.options.sharding = TAGC_SHARD_GRAD;
     uint64_t n[TAGC_N_CLASSES] = {0}, n_sent = 0, n_class = 0;
     for (int t = 0; t < model.n_tensors; t++)
         n[tagc_fsdp_class(&r.options, &model.tensors[t])] += model.tensors[t].n_elems;
-    run_one(&r, 2);
+    toy_exact_run(&r, 2);
     const tagc_fsdp_stats *s = &r.stats;
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) n_sent += leg != TAGC_LEG_GATHER ? s->n_bytes_sent[leg] : 0;
     for (int c = 0; c < TAGC_N_CLASSES; c++) n_class += s->n_class_bytes_sent[c];
@@ -215,13 +157,16 @@ static void gathers_stay_in_the_host(void **state) {
     (void)state;
     toy_model model;
     toy_gpt(&model, 2, 8, 0);
-    run r = {.model = &model, .n_steps = 2, .result = malloc(toy_n_params(&model) * sizeof(float))};
+    toy_exact r = {.check = compare_replicas,
+                   .model = &model,
+                   .n_steps = 2,
+                   .result = malloc(toy_n_params(&model) * sizeof(float))};
     recipe(&r.options);
     r.options.sharding = TAGC_SHARD_HYBRID;
     uint64_t n_bytes[2];
     for (int i = 0; i < 2; i++) {
         r.options.ranks_per_host = i + 1;
-        run_one(&r, 4);
+        toy_exact_run(&r, 4);
         n_bytes[i] = r.stats.n_bytes_sent[TAGC_LEG_GATHER];
     }
     assert_int_equal(n_bytes[0], 0);
@@ -237,7 +182,8 @@ static void gathers_in_two_levels_change_no_bit(void **state) {
     toy_model model;
     toy_gpt(&model, 2, 8, 1);
     size_t n = toy_n_params(&model);
-    run r = {.model = &model, .n_steps = 4, .result = malloc(n * sizeof(float))};
+    toy_exact r = {
+        .check = compare_replicas, .model = &model, .n_steps = 4, .result = malloc(n * sizeof(float))};
     float *one_level = malloc(n * sizeof *one_level);
     for (int variant = 0; variant < 2 * (TAGC_GATHER_DELTA2 + 1); variant++) {
         const int *world = worlds[variant % 3 == 2 ? 4 : 3]; /* 4 ranks in hosts of 2, 6 in hosts of 3 */
@@ -251,11 +197,11 @@ static void gathers_in_two_levels_change_no_bit(void **state) {
         r.options.ranks_per_host = world[1];
         r.options.prefetch = variant % 4;
         r.options.n_micro_steps = 1 + variant / 2 % 2;
-        run_one(&r, world[0]);
+        toy_exact_run(&r, world[0]);
         memcpy(one_level, r.result, n * sizeof *one_level);
         tagc_fsdp_stats before = r.stats;
         r.options.two_level = 1;
-        run_one(&r, world[0]);
+        toy_exact_run(&r, world[0]);
         assert_memory_equal(one_level, r.result, n * sizeof *one_level);
         assert_true(r.stats.grad_norm == before.grad_norm);
         assert_memory_equal(r.stats.n_bytes_sent, before.n_bytes_sent, sizeof before.n_bytes_sent);

@@ -1,68 +1,10 @@
 /* The engine against one process in double: every sharding, wrap, world size and way of accumulating must
  * give the same parameters. */
 #include "../repeats.h"
-#include "toy.h"
-
-typedef struct run {
-    const toy_model *model;
-    tagc_fsdp_options options;
-    int n_steps;
-    float *result;         /* (n_params) of rank 0 */
-    double norm, loss;     /* of the last step */
-    double max_difference; /* of other ranks' results from rank 0's */
-    pthread_mutex_t lock;
-    int n_done;
-} run;
-
-static void train(tagc_comm *comm, void *arg) {
-    run *r = arg;
-    tagc_fsdp *f;
-    CHECK_OK(tagc_fsdp_create(comm, r->model->tensors, r->model->n_tensors, &r->options, NULL, &f));
-    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
-    tagc_fsdp_stats stats = {0};
-    for (int step = 0; step < r->n_steps; step++) {
-        if (step == 1) toy_forward(r->model, f, 0, 0, 1); /* an evaluation in between changes nothing */
-        toy_step(r->model, comm, f, r->options.n_micro_steps, (uint64_t)step, 0.01, &stats);
-        CHECK(!stats.skipped);
-    }
-    double seen = toy_forward(r->model, f, 0, 0, 1);
-    float *values = malloc(toy_n_params(r->model) * sizeof *values);
-    toy_read(r->model, f, values);
-    pthread_mutex_lock(&r->lock);
-    if (r->n_done++ == 0) {
-        memcpy(r->result, values, toy_n_params(r->model) * sizeof *values);
-        r->norm = stats.grad_norm;
-        r->loss = seen;
-    } else {
-        CHECK(memcmp(r->result, values, toy_n_params(r->model) * sizeof *values) == 0);
-        CHECK(r->norm == stats.grad_norm && r->loss == seen);
-    }
-    pthread_mutex_unlock(&r->lock);
-    free(values);
-    tagc_fsdp_destroy(f);
-}
-
-static void run_one(run *r, int world_size) {
-    r->n_done = 0;
-    pthread_mutex_init(&r->lock, NULL);
-    toy_run(world_size, train, r);
-    pthread_mutex_destroy(&r->lock);
-    assert_int_equal(r->n_done, world_size);
-}
-
-static void compare(const run *r, const toy_oracle *oracle, double tolerance) {
-    double worst = 0;
-    for (size_t i = 0; i < oracle->n; i++) worst = fmax(worst, fabs((double)r->result[i] - oracle->p[i]));
-    if (worst > tolerance)
-        print_error("sharding %d wrap %d prefetch %d micro %d each %d: off by %g\n", r->options.sharding,
-                    r->options.wrap, r->options.prefetch, r->options.n_micro_steps,
-                    r->options.exchange_each_micro_step, worst);
-    assert_true(worst <= tolerance);
-    assert_true(fabs(r->norm - oracle->norm) <= 1e-5 * oracle->norm);
-}
+#include "toy_runs.h"
 
 static void check_all(const toy_model *model, int max_world) {
-    run r = {.model = model, .n_steps = 4, .result = malloc(toy_n_params(model) * sizeof(float))};
+    toy_exact r = {.model = model, .n_steps = 4, .result = malloc(toy_n_params(model) * sizeof(float))};
     tagc_fsdp_options_init(&r.options);
     r.options.policy = TAGC_POLICY_NONE;
     r.options.clip_norm = 2.0; /* the norm starts above and ends below */
@@ -78,8 +20,8 @@ static void check_all(const toy_model *model, int max_world) {
             r.options.n_micro_steps = accumulation == 0 ? 1 : 2;
             r.options.exchange_each_micro_step = accumulation == 2;
             r.options.grads_in_flight = 1 + variant % 3;
-            run_one(&r, world_size);
-            compare(&r, &oracle, 2e-5);
+            toy_exact_run(&r, world_size);
+            toy_exact_compare(&r, &oracle, world_size);
         }
     toy_oracle_free(&oracle);
     free(r.result);
@@ -93,7 +35,7 @@ static void compressed_betas_are_their_own(void **state) {
     static const double betas[][2] = {{0, 0.8}, {0.5, 0.7}, {0.97, 0.2}};
     toy_model model;
     toy_gpt(&model, 2, 5, 0);
-    run r = {.model = &model, .n_steps = 18, .result = malloc(toy_n_params(&model) * sizeof(float))};
+    toy_exact r = {.model = &model, .n_steps = 18, .result = malloc(toy_n_params(&model) * sizeof(float))};
     tagc_fsdp_options_init(&r.options);
     r.options.reducer.exchange = TAGC_EXCHANGE_DENSE;
     r.options.mild.exchange = TAGC_EXCHANGE_DIRECT;
@@ -109,8 +51,8 @@ static void compressed_betas_are_their_own(void **state) {
             toy_oracle_step(&oracle, &model, &r.options, (uint64_t)step, 0.01);
         for (int sharding = 0; sharding < 3; sharding++) {
             r.options.sharding = sharding;
-            run_one(&r, 2);
-            compare(&r, &oracle, 2e-5);
+            toy_exact_run(&r, 2);
+            toy_exact_compare(&r, &oracle, 2);
         }
         toy_oracle_free(&oracle);
     }
@@ -150,7 +92,8 @@ static void large_matrices_alone(void **state) {
     toy_add(&model, "h.0.mlp.c_fc.bias", 2001, 1, TAGC_TENSOR_BIAS, 1);
     toy_add(&model, "h.0.mlp.c_proj.weight", 2003, 1000, TAGC_TENSOR_MLP, 1);
     toy_add(&model, "ln_f.weight", 3, 1, TAGC_TENSOR_NORM, 2);
-    run r = {.model = &model, .n_steps = LARGE_STEPS, .result = malloc(toy_n_params(&model) * sizeof(float))};
+    toy_exact r = {
+        .model = &model, .n_steps = LARGE_STEPS, .result = malloc(toy_n_params(&model) * sizeof(float))};
     tagc_fsdp_options_init(&r.options);
     r.options.wrap = TAGC_WRAP_MATRIX;
     r.options.policy = TAGC_POLICY_NONE;
@@ -161,8 +104,8 @@ static void large_matrices_alone(void **state) {
     for (int sharding = 0; sharding < LARGE_SHARDINGS; sharding++) {
         r.options.sharding = sharding;
         r.options.prefetch = sharding == 0 ? 1 : 0;
-        run_one(&r, 2);
-        compare(&r, &oracle, 2e-5);
+        toy_exact_run(&r, 2);
+        toy_exact_compare(&r, &oracle, 2);
     }
     toy_oracle_free(&oracle);
     free(r.result);
@@ -176,7 +119,7 @@ static void compressed_trains(void **state) {
     toy_gpt(&model, 2, 12, 0);
     size_t n = toy_n_params(&model);
     float *first = malloc(n * sizeof *first);
-    run r = {.model = &model, .n_steps = 120, .result = malloc(n * sizeof(float))};
+    toy_exact r = {.model = &model, .n_steps = 120, .result = malloc(n * sizeof(float))};
     for (int variant = 0; variant < 6; variant += VARIANT_STRIDE) {
         tagc_fsdp_options_init(&r.options);
         r.options.reducer.exchange = TAGC_EXCHANGE_PACKED;
@@ -185,19 +128,12 @@ static void compressed_trains(void **state) {
         r.options.reducer.sparsity = 0.9;
         r.options.weight_decay = 0;
         r.options.clip_norm = 0;
-        run_one(&r, 2);
-        double start = 0, end = 0; /* the targets' mean is 0 */
-        size_t at = 0;
-        for (int t = 0; t < model.n_tensors; t++)
-            for (size_t i = 0; i < model.tensors[t].n_elems; i++, at++) {
-                start += pow((double)toy_initial(t, i), 2);
-                end += pow((double)r.result[at], 2);
-            }
-        assert_true(end < 0.2 * start);
+        toy_exact_run(&r, 2);
+        assert_true(toy_distance(&model, r.result) < 0.2);
         for (size_t i = 0; i < n; i++) assert_true(isfinite(r.result[i]));
         memcpy(first, r.result, n * sizeof *first);
         r.options.reducer.n_threads = 3;
-        run_one(&r, 2);
+        toy_exact_run(&r, 2);
         assert_memory_equal(first, r.result, n * sizeof *first);
     }
     free(first);
@@ -209,7 +145,7 @@ static void bf16_gathers_are_close(void **state) {
     (void)state;
     toy_model model;
     toy_gpt(&model, 2, 5, 0);
-    run r = {.model = &model, .n_steps = 4, .result = malloc(toy_n_params(&model) * sizeof(float))};
+    toy_exact r = {.model = &model, .n_steps = 4, .result = malloc(toy_n_params(&model) * sizeof(float))};
     tagc_fsdp_options_init(&r.options);
     r.options.policy = TAGC_POLICY_NONE;
     r.options.gather = TAGC_FORMAT_BF16;
@@ -220,7 +156,7 @@ static void bf16_gathers_are_close(void **state) {
         toy_oracle_step(&oracle, &model, &r.options, (uint64_t)step, 0.01);
     for (int sharding = 0; sharding < 2; sharding++) {
         r.options.sharding = sharding;
-        run_one(&r, 2);
+        toy_exact_run(&r, 2);
         double sum = 0, changed = 0;
         for (size_t i = 0; i < oracle.n; i++) {
             sum += fabs((double)r.result[i] - oracle.p[i]);

@@ -48,6 +48,33 @@ def check_equal(found, expected, what=""):
         )
 
 
+def mix_of_classes(name, parameter):
+    return {"attn": "mild", "mlp": "compressed", "head": "compressed"}.get(
+        name.split(".")[-2] if "." in name else "", "dense"
+    )
+
+
+def check_conserved(handle, received, given):
+    """What came out and the mean of what is held back is what was given."""
+    residuals, held = {}, 0
+    for unit in handle.state.units.values():
+        residuals |= unit.residuals_on_the_wire()
+    for parameter in handle.wrapper.parameters():
+        total = received[parameter.name]
+        if parameter.name in residuals:
+            mean = sum_over_ranks(residuals[parameter.name]) / dist.get_world_size()
+            total = total + mean.view(parameter.shape)
+            held += mean.count_nonzero().item()
+        torch.testing.assert_close(
+            total.double(),
+            given[parameter.name].double(),
+            rtol=1e-5,
+            atol=1e-6,
+            msg=lambda text: f"{parameter.name}: {text}",
+        )
+    return held
+
+
 def check_error(function, pattern, same=True):
     """It raises a tagc.Error that says so; the same text on all ranks."""
     import tagc.torch as tagc

@@ -9,11 +9,13 @@ torch = pytest.importorskip("torch")
 import ranks
 from models import Block, Even, EvenBlock, Odd, Tied, batch_of, loss_of
 from oracles import (
+    check_conserved,
     check_equal,
     check_error,
     check_loss_of_a_rank,
     full_gradients,
     lose_a_rank,
+    mix_of_classes,
     sum_over_ranks,
 )
 
@@ -111,33 +113,6 @@ def sparsity_zero(rank, world_size):
                     )
                 assert handle.n_steps == handle.stats()["step"] == 2
                 assert handle.stats()["n_units"] == (1 if mode.get("blocks") == () else 3)
-
-
-def mix_of_classes(name, parameter):
-    return {"attn": "mild", "mlp": "compressed", "head": "compressed"}.get(
-        name.split(".")[-2] if "." in name else "", "dense"
-    )
-
-
-def check_conserved(handle, received, given):
-    """What came out and the mean of what is held back is what was given."""
-    residuals, held = {}, 0
-    for unit in handle.state.units.values():
-        residuals |= unit.residuals_on_the_wire()
-    for parameter in handle.wrapper.parameters():
-        total = received[parameter.name]
-        if parameter.name in residuals:
-            mean = sum_over_ranks(residuals[parameter.name]) / torch.distributed.get_world_size()
-            total = total + mean.view(parameter.shape)
-            held += mean.count_nonzero().item()
-        torch.testing.assert_close(
-            total.double(),
-            given[parameter.name].double(),
-            rtol=1e-5,
-            atol=1e-6,
-            msg=lambda text: f"{parameter.name}: {text}",
-        )
-    return held
 
 
 def conservation(rank, world_size):

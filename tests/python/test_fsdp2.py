@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 import ranks
 import torch.distributed as dist
 from models import Even, Odd, Tied, batch_of, loss_of
-from oracles import check_alike, check_equal, check_error, full_gradients
+from oracles import check_alike, check_equal, check_error, full_gradients, mix_of_classes
 from torch import nn
 
 # ---- oracles ----
@@ -86,12 +86,6 @@ def sparsity_zero(rank, world_size):
                 assert torch.equal(spy.last[1], expected), "not the bits of a sum in rank order"
             check_equal(gradients(model), full_gradients(Odd, world_size))
             assert handle.stats()["n_units"] == 3
-
-
-def mix_of_classes(name, parameter):
-    return {"attn": "mild", "mlp": "compressed", "head": "compressed"}.get(
-        name.split(".")[-2] if "." in name else "", "dense"
-    )
 
 
 def conservation(rank, world_size):
