@@ -25,11 +25,7 @@ def read(path):
 def write(path, tensors):
     header, body = {}, b""
     for name, (dtype, shape, data) in tensors.items():
-        header[name] = {
-            "dtype": dtype,
-            "shape": shape,
-            "data_offsets": [len(body), len(body) + len(data)],
-        }
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(data)]}
         body += data
     text = json.dumps(header).encode()
     with open(path, "wb") as file:

@@ -535,6 +535,7 @@ def anchors_of(text):
 def broken_links(page, text, exists, read):
     """Returns the relative links of a page that lead nowhere: to no file, or to no heading of a page."""
     text, broken = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), []
+    text = re.sub(r"`[^`\n]*`", "", text)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:", target):
             continue
@@ -576,7 +577,7 @@ def test_broken_links_are_found():
     other = {"docs/b.md": "# One heading\n## `code`, and more\n## `code`, and more\n"}
     text = (
         "# Own\n[a](b.md) [b](b.md#one-heading) [c](b.md#code-and-more-1) [d](#own) "
-        "[e](https://x.y/z)\n```\n[in](a fence.md)\n```\n"
+        "[e](https://x.y/z) `[in](code.md)`\n```\n[in](a-fence.md)\n```\n"
     )
     # docs/a.md is not there
     assert broken_links("docs/a.md", text, other.__contains__, other.__getitem__) == ["#own"]
