@@ -12,6 +12,7 @@ from models import Even, batch_of, loss_of
 
 from tagc import _library as lib
 from tagc.torch.advise import advice, links, survey
+from tagc.torch.advise.shape import _shared_out
 
 MEAN = 4_000_000
 
@@ -137,6 +138,9 @@ def test_slow_link_is_compressed(wrap):
     assert min(row["step_s"] for row in rows if row["options"] == chosen["options"]) <= 1.05 * fastest
 
 
+AS_IT_IS = {wrap: f"{wrap.upper()} in fp32, as it is" for wrap in ("fsdp2", "ddp", "fsdp1")}
+
+
 def found_far(latency_s, bytes_per_s=12.5e6):
     """As found_on(); every call takes so long before its first byte."""
     return found_on(bytes_per_s, latency_s=latency_s)
@@ -151,7 +155,7 @@ def test_small_units_are_joined(wrap):
         [0 if wrap == "ddp" else 2] * 64,
         all_reduce=wrap == "ddp",
     )
-    bucket = advice.bucket_of(shape, found_far(1e-2), None, "off")
+    bucket = advice.bucket_of(shape, found_far(1e-2), None, AS_IT_IS[wrap])
     assert (
         bucket["elems"] & (bucket["elems"] - 1) == 0
         and bucket["n_units"] < 16
@@ -159,7 +163,9 @@ def test_small_units_are_joined(wrap):
     )
     assert (
         bucket["now_s"]
-        == next(row for row in advice.forecast(shape, found_far(1e-2)) if row["name"] == "off")["comm_s"]
+        == next(row for row in advice.forecast(shape, found_far(1e-2)) if row["name"] == AS_IT_IS[wrap])[
+            "comm_s"
+        ]
     )
     word = {
         "fsdp2": f"tagc.buckets(layers, {bucket['elems']})",
@@ -167,18 +173,18 @@ def test_small_units_are_joined(wrap):
         "fsdp1": f"min_num_params={bucket['elems']}",
     }[wrap]
     assert word in bucket["how"]
-    smaller = advice.bucket_of(shape, found_far(1e-3), None, "off")
+    smaller = advice.bucket_of(shape, found_far(1e-3), None, AS_IT_IS[wrap])
     assert smaller["elems"] < bucket["elems"] and smaller["n_units"] > bucket["n_units"]
 
 
 def test_units_that_are_large_enough_stay():
-    assert advice.bucket_of(shape_of(), found_far(1e-3), None, "off") is None
-    assert advice.bucket_of(shape_of(n_units=1), found_far(1.0), None, "off") is None
+    assert advice.bucket_of(shape_of(), found_far(1e-3), None, AS_IT_IS["fsdp2"]) is None
+    assert advice.bucket_of(shape_of(n_units=1), found_far(1.0), None, AS_IT_IS["fsdp2"]) is None
     small = survey.Shape("fsdp2", 2, [{"dense": 4000}] * 64, [2] * 64)
-    assert advice.bucket_of(small, found_far(1e-2), 1e-9, "off") is not None
+    assert advice.bucket_of(small, found_far(1e-2), 1e-9, AS_IT_IS["fsdp2"]) is not None
     # of a step, communication is next to nothing
-    assert advice.bucket_of(small, found_far(1e-2), 1000.0, "off") is None
-    assert advice.bucket_of(small, found_far(0.0), None, "off") is None
+    assert advice.bucket_of(small, found_far(1e-2), 1000.0, AS_IT_IS["fsdp2"]) is None
+    assert advice.bucket_of(small, found_far(0.0), None, AS_IT_IS["fsdp2"]) is None
 
 
 def test_joined_units_keep_what_they_have():
@@ -262,7 +268,7 @@ def test_bf16_comes_first():
     assert (
         chosen["choice"] == "off"
         and chosen["torch"] == {"reduce": "bf16"}
-        and "leave tagc off, use bf16" in chosen["reason"]
+        and "leave tagc off, use DDP in fp32 with gradients in bf16, tagc costs" in chosen["reason"]
     )
     # Where it is chosen already it is what "off" means.
     chosen, rows = choice(shape_of("ddp", reduce="bf16"), found)
@@ -295,7 +301,7 @@ def test_forecast_adds_up():
 
 def test_buckets_and_shards():
     named = [(f"layers.{i}.weight", torch.Size((1024, 1024))) for i in range(14)]
-    buckets = survey._shared_out(named, 25 << 20)
+    buckets = _shared_out(named, 25 << 20)
     assert [len(bucket) for bucket in buckets] == [7, 7]  # the seventh fills one
     assert buckets[0][0][0] == "layers.13.weight"
 

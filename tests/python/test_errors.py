@@ -89,6 +89,11 @@ def bad_values(rank, world_size):
         nn.parallel.DistributedDataParallel(empty, init_sync=False),
         "argument",
     )
+    with torch.device("meta"):
+        sharded = wrapped("fsdp2")
+    refused("weight is on the meta device.*to_empty.*before compress", sharded, "argument")
+    sharded.to_empty(device="cpu")
+    works(sharded)
     replicas = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicate", "shard"))
     refused("sharded over 1 rank and replicated over 2", wrapped("fsdp2", mesh=replicas), "unsupported")
     works(model)
@@ -118,6 +123,35 @@ def works(model):
     with tagc.compress(model, sparsity=0.9, verbose=False):
         model.zero_grad()
         loss_of(model, batch_of(dist.get_rank())).backward()
+
+
+def raw_mistakes(rank, world_size):
+    """Of methods: Errors that name the argument, and not what Python finds somewhere within."""
+    import tagc.torch as tagc
+
+    model = wrapped("ddp")
+    with pytest.raises(tagc.Error, match="advise.. has no option 'sparsity'.* it has between, step_s"):
+        tagc.advise(model, sparsity=0.9)
+    with pytest.raises(tagc.Error, match="model is a Even, none of them.*before advise"):
+        tagc.advise(Even())
+    with tagc.compress(model, verbose=False) as handle:
+        for call, words in (
+            (lambda: handle.watch("x"), "loss is 'x', must be a number or a tensor"),
+            (lambda: handle.watch(None), "loss is None, must be a number or a tensor"),
+            (lambda: handle.follow(3), "scaler is a int, must have get_scale"),
+            (lambda: handle.loss_scale("1"), "loss scale is '1', must be above 0"),
+            (lambda: handle.adapt("adam"), "optimizer is a str, must be a torch.optim.Optimizer"),
+            (lambda: handle.save(None), "folder is None, must be a path"),
+            (lambda: handle.load(3), "folder is 3, must be a path"),
+            (lambda: handle.at(None), "checkpoint_id is None, must be a path"),
+            (lambda: handle.load_state_dict(3), "is a int, must be what state_dict"),
+        ):
+            with pytest.raises(tagc.Error, match=words) as raised:
+                call()
+            assert raised.value.status == "argument"
+        handle.watch(0.5)
+        handle.watch(torch.tensor(0.5))
+        handle.watch(1)
 
 
 def one_rank_differs(rank, world_size):
@@ -347,6 +381,7 @@ CHECKS = [
     no_library,
     bad_values,
     function_of_an_object,
+    raw_mistakes,
     one_rank_differs,
     bad_calls,
     within_backward,

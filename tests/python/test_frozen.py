@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import ranks
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -88,3 +89,135 @@ def who_gathers_what_is_said(rank, world_size):
 
 def test_units_of_several_dtypes():
     ranks.run_each([units_of_several_dtypes, who_gathers_what_is_said], 2)
+
+
+# ---- advise() ----
+
+
+def what_is_counted(rank, world_size):
+    """The shape that advise() forecasts from is what torch gathers and reduces in a step."""
+    from tagc.torch.advise.shape import held_bytes, look
+
+    sent = {"gathered": 0, "reduced": 0}
+
+    def counted(newer, older, what):
+        """Counts the whole tensor of each call of torch's collective, which has another name since 2.13."""
+        name = newer if hasattr(dist, newer) else older
+        real = getattr(dist, name)
+
+        def spy(*arguments, **options):
+            tensors = [one for one in (*arguments, *options.values()) if isinstance(one, torch.Tensor)]
+            sent[what] += max(one.nbytes if what == "gathered" else one.numel() for one in tensors)
+            return real(*arguments, **options)
+
+        setattr(dist, name, spy)
+        return lambda: setattr(dist, name, real)
+
+    for bases, options in (
+        ([torch.float32, torch.bfloat16, torch.int8], {}),
+        (
+            [torch.bfloat16, torch.bfloat16],
+            {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)},
+        ),
+    ):
+        model = sharded(*bases, **options)
+        backward(model, rank)  # and the first names the parameters of the root
+        sent |= {"gathered": 0, "reduced": 0}
+        undo = [
+            counted("all_gather_single", "all_gather_into_tensor", "gathered"),
+            counted("reduce_scatter_single", "reduce_scatter_tensor", "reduced"),
+        ]
+        backward(model, rank)
+        for one in undo:
+            one()
+        shape, _ = look(model, "fsdp2")
+        assert sent["gathered"] == sum(n * held_bytes(held) for n, held in zip(shape.n_gathers, shape.held))
+        assert sent["reduced"] == shape.n_elems == sum(shape.reduced) == len(bases) * 2 * 8 * N
+        assert shape.n_params == sum(p.numel() for p in model.parameters())
+        assert (shape.reduce, shape.gather) == ("fp32", "bf16" if options else "fp32")
+
+
+def each_wrap_is_measured(rank, world_size):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    import tagc.torch as tagc
+
+    n_trained, n = 2 * 8 * N, N * N
+    ddp = nn.parallel.DistributedDataParallel(nn.Sequential(Adapted(torch.bfloat16)))
+    fsdp1 = FullyShardedDataParallel(
+        nn.Sequential(Adapted(torch.float32)), use_orig_params=True, device_id=torch.device("cpu")
+    )
+    for model in (sharded(torch.int8, torch.float32), ddp, fsdp1):
+        found = tagc.advise(model, seconds=0.5, verbose=False)
+        n_units = 2 if found["wrap"] == "fsdp2" else 1
+        assert (found["n_elems"], found["n_params"]) == (n_units * n_trained, n_units * (n_trained + n))
+        assert f"{found['n_elems'] / 1e6:.3g} M of them trained" in found["text"]
+        assert all((row["parameters_s"] > 0) == (found["wrap"] != "ddp") for row in found["rows"])
+
+
+def test_advice():
+    ranks.run_each([what_is_counted, each_wrap_is_measured], 2)
+
+
+def shape_of(held, n_gathers=2, units=None):
+    from tagc.torch.advise.shape import Shape
+
+    return Shape(
+        "fsdp2", 2, units or [{"compressed": 20_000}] * len(held), [n_gathers] * len(held), held=held
+    )
+
+
+def test_a_frozen_base_decides_the_advice():
+    """By hand, on a link of 100 MB/s: gathers of the base take most of a step, in bytes of its own dtype."""
+    from test_advice import found_on
+
+    from tagc.torch.advise import advice
+
+    found = found_on(100e6, codec_s_per_elem=0, latency_s=0)
+    n = 1_000_000
+
+    def seconds_of(shape):
+        return {row["name"]: row["parameters_s"] for row in advice.forecast(shape, found)}
+
+    # half of what is gathered comes from the other rank
+    whole = seconds_of(shape_of([{"fp32": n}] * 3))
+    assert whole["FSDP2 in fp32, as it is"] == pytest.approx(3 * 2 * 4 * n / 2 / 100e6)
+    assert whole["FSDP2 in bf16"] == pytest.approx(3 * 2 * 2 * n / 2 / 100e6)
+    assert whole["tagc, sparsity 0.95, parameters bf16"] == pytest.approx(3 * 2 * 2 * n / 2 / 100e6)
+    # a base in int8 with adapters in fp32 is torch's to gather, in any format
+    mixed = seconds_of(shape_of([{"other": n, "fp32": 20_000}] * 3))
+    as_it_is = 3 * 2 * (n + 80_000) / 2 / 100e6
+    assert mixed["FSDP2 in fp32, as it is"] == pytest.approx(as_it_is)
+    assert mixed["FSDP2 in bf16"] == pytest.approx(3 * 2 * (n + 40_000) / 2 / 100e6)
+    assert not any("parameters" in name for name in mixed)
+    # with one unit that tagc can gather, the others still take torch's time
+    both = seconds_of(shape_of([{"other": n, "fp32": 20_000}, {"fp32": n}]))
+    assert both["tagc, sparsity 0.95, parameters bf16"] == pytest.approx(as_it_is / 3 + 2 * 2 * n / 2 / 100e6)
+    # a unit without trained parameters sends no delta, and no gradient
+    still = shape_of([{"fp32": n}] * 2, units=[{}, {"compressed": n}])
+    rows = {row["name"]: row for row in advice.forecast(still, found)}
+    moving = {
+        row["name"]: row for row in advice.forecast(shape_of([{"fp32": n}], units=[{"compressed": n}]), found)
+    }
+    name = "tagc, sparsity 0.95, parameters delta4"
+    assert rows[name]["parameters_s"] == pytest.approx(moving[name]["parameters_s"] + 2 * n * 1e-10)
+    assert rows[name]["gradients_s"] == pytest.approx(moving[name]["gradients_s"])
+
+
+def test_units_are_joined_by_what_is_gathered():
+    """As buckets() counts, all parameters; DDP's buckets have those that are trained."""
+    shape = shape_of([{"fp32": 100, "other": 50}] * 8)
+    assert [len(shape.joined(n).units) for n in (150, 151, 300, 400)] == [8, 4, 4, 2]
+    assert shape.joined(300).held == [{"fp32": 200, "other": 100}] * 4
+
+
+def alone(rank, world_size):
+    import tagc.torch as tagc
+
+    found = tagc.advise(sharded(torch.int8), verbose=False)
+    assert found["choice"] == "off" and found["options"] == {} and "one rank" in found["text"]
+    tagc.compress(sharded(torch.int8), verbose=False).close()
+
+
+def test_one_rank_is_told_to_leave_it_off():
+    ranks.run(alone, 1)

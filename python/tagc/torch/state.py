@@ -37,6 +37,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import pathlib
 import pickle
 import threading
@@ -228,7 +229,7 @@ def load(state: State, saved: Any, is_selected: bool = False) -> None:
 
 def save_files(state: State, folder: Any) -> None:
     """Writes this rank's file of a folder. Local."""
-    folder = pathlib.Path(folder)
+    folder = _folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = _file(folder, _place(state)[0])
     part = path.with_suffix(".part")
@@ -239,12 +240,18 @@ def save_files(state: State, folder: Any) -> None:
 def load_files(state: State, folder: Any) -> None:
     """Reads this rank's file, or those of all ranks if their number has changed. Local."""
     rank, world_size = _place(state)
-    folder = pathlib.Path(folder)
+    folder = _folder(folder)
     first = rank if _file(folder, rank).exists() else 0
     mine = _read(folder, first)
     n_saved = next(iter(_ranks(mine).values()))[0]["world_size"]
     alike = first == rank and n_saved == world_size
     load(state, mine if alike else [mine if r == first else _read(folder, r) for r in range(n_saved)])
+
+
+def _folder(folder: Any, name: str = "folder") -> pathlib.Path:
+    if not isinstance(folder, (str, os.PathLike)):
+        raise Error("argument", f"{name} is {folder!r}, must be a path")
+    return pathlib.Path(folder)
 
 
 def _file(folder: pathlib.Path, rank: int) -> pathlib.Path:
@@ -274,7 +281,7 @@ class Reader:
         from torch.distributed.checkpoint import FileSystemReader
 
         self._state, self._where = state, f"checkpoint {checkpoint_id}"
-        reader = storage_reader or FileSystemReader(checkpoint_id)
+        reader = storage_reader or FileSystemReader(_folder(checkpoint_id, "checkpoint_id"))
         try:
             self._metadata: Any = reader.read_metadata()
         except (OSError, EOFError, ValueError) as failure:

@@ -9,7 +9,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -17,14 +17,20 @@ import torch.distributed as dist
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.advise import links
-from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, Shape, Survey, in_ways, look, name_of
+from tagc.torch.advise.shape import Held, Shape, held_bytes, is_one, look
+from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, Survey, in_ways, name_of
 from tagc.torch.exchange import internals, streams
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import share
 from tagc.torch.hooks.kinds import kind_of
-from tagc.torch.schedule.options import TRANSPORTS, Options
+from tagc.torch.schedule.options import TRANSPORTS, Options, unknown_option
 
 BACKWARD = 2 / 3  # of computing, which DDP's exchange overlaps
+_UNITS = {
+    "fsdp2": "units (modules with fully_shard())",
+    "fsdp1": "units (FullyShardedDataParallel modules)",
+    "ddp": "buckets",
+}
 
 
 def advise(
@@ -39,6 +45,7 @@ def advise(
     transports: Collection[str] | None = None,
     every: int | str | None = None,
     verbose: bool = True,
+    **unknown: NoReturn,
 ) -> dict[str, Any]:
     """Measures this model's communication and says what to choose. Collective over the ranks that train it,
     before or after compress(); leaves model, gradients, residuals and random numbers as they are.
@@ -54,11 +61,13 @@ def advise(
 
     Returns a dict for JSON, the same on every rank: "choice" ("off" or "compress"), "verdict" (compression
     "pays", "makes no difference" or "costs", by tagc_verdict_of, as tagc bench and tagc plan have it),
-    "options" (for compress(); among them may be exchange="dense", which loses nothing), "torch" (for torch's
-    own mixed precision, where that is enough), "bucket" (where units are too small for this link: how many
-    elements they should have, and what to write), "reason", "text", "rows" (each way to communicate: seconds
-    of gradients, parameters, and a step), "link", "codec", "measured", and "local" (with `every`: "choice",
-    "verdict", "every", "bits" per parameter and step, "exchange_s", "step_s", "reason"; else None)."""
+    "baseline" (name of the fastest row without tagc, with which all is compared), "gain" (how many times as
+    fast as the baseline the choice is), "name" (of its row), "options" (for compress(); among them may be
+    exchange="dense", which loses nothing), "torch" (for torch's own mixed precision, where that is enough),
+    "bucket" (where units are too small for this link: how many elements they should have, and what to write),
+    "reason", "text", "rows" (each way to communicate: seconds of gradients, parameters, and a step), "link",
+    "codec", "measured", and "local" (with `every`: "choice", "verdict", "every", "bits" per parameter and
+    step, "exchange_s", "step_s", "reason"; else None)."""
     model = internals.unwrapped(model)
     group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
     failure: Exception | None = None
@@ -68,7 +77,9 @@ def advise(
         if group is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
         lib.load()
-        shape, group = look(model, kind_of(model, between), between)
+        if (said := unknown_option(advise, unknown)) is not None:
+            raise Error("argument", said)
+        shape, group = look(model, kind_of(model, between, call="advise()"), between)
         for name, value, most in (("step_s", step_s, 1e6), ("seconds", seconds, 3600)):
             if value is not None and not (isinstance(value, (int, float)) and 0 < value <= most):
                 raise Error("argument", f"{name} is {value!r}, must be a number above 0, at most {most:g}")
@@ -89,11 +100,8 @@ def advise(
             raise Error("argument", f'every is {every!r}, must be "auto", or an integer of 2 to 1000000')
         on = streams.of(streams.device_of(model))
         Options(threads=threads, timeout_s=timeout_s)  # which checks them
-        if group.size() < 2 or not shape.n_elems:
-            raise Error(
-                "argument",
-                f"{group.size()} ranks with {shape.n_elems} parameters: there is nothing to exchange",
-            )
+        if not shape.n_elems:
+            raise Error("argument", "this model has no trained parameters: there is nothing to exchange")
         mine = {
             "versions": {"libtagc": lib.version(), "torch": torch.__version__},
             "options": {
@@ -110,6 +118,8 @@ def advise(
         failure = problem
     agree_all(group, mine, failure, timeout_s, "advise()")
     assert group is not None  # or that has raised
+    if group.size() == 1:
+        return _said(_alone(shape, step_s), verbose)
     if step is not None:
         try:
             step_s = _seconds_of(model, step)
@@ -151,6 +161,7 @@ def advise_shape(
     advice = choose(rows) | {
         "wrap": shape.wrap,
         "world_size": shape.world_size,
+        "n_params": shape.n_params,
         "n_elems": shape.n_elems,
         "n_units": len(shape.units),
         "compute_s": step_s,
@@ -162,9 +173,42 @@ def advise_shape(
     advice["bucket"] = bucket_of(shape, found, step_s, advice["name"])
     advice["local"] = None if every is None else local_of(shape, found, advice, every, n_reducers)
     advice["text"] = text_of(advice)
+    return _said(advice, verbose)
+
+
+def _said(advice: dict[str, Any], verbose: bool) -> dict[str, Any]:
     if verbose and dist.get_rank() == 0:
         print(advice["text"], flush=True)
     return advice
+
+
+def _alone(shape: Shape, step_s: float | None) -> dict[str, Any]:
+    """Returns the advice for one rank."""
+    name = torch_name(shape) + ", as it is"
+    reason = "leave it off: gradients are exchanged over one rank here, which sends nothing"
+    return {
+        "choice": "off",
+        "options": {},
+        "torch": {},
+        "name": name,
+        "verdict": "makes no difference",
+        "baseline": name,
+        "gain": 1.0,
+        "reason": reason,
+        "wrap": shape.wrap,
+        "world_size": 1,
+        "n_params": shape.n_params,
+        "n_elems": shape.n_elems,
+        "n_units": len(shape.units),
+        "compute_s": step_s,
+        "rows": [],
+        "link": {},
+        "codec": {},
+        "measured": {},
+        "bucket": None,
+        "local": None,
+        "text": reason,
+    }
 
 
 def _seconds_of(model: torch.nn.Module, step: Callable[[], object]) -> float:
@@ -202,19 +246,11 @@ def forecast(shape: Shape, found: Mapping[str, Any], step_s: float | None = None
     """Returns a row for each way to communicate, from the mildest to the strongest: seconds in a step."""
     sizes = [sum(unit.values()) for unit in shape.units]
     agree_s = cost(found, "agree", 0)
+    gathers = Gathers(shape, found, agree_s)
     rows: list[dict[str, Any]] = []
 
-    def total(what: str, extra_s: float = 0.0, counts: Sequence[int] | None = None) -> float:
-        return sum(
-            times * (cost(found, what, n) + extra_s) for n, times in zip(sizes, counts or [1] * len(sizes))
-        )
-
-    def copies(dtype: str, n_out: int, n_back: int) -> float:
-        """Returns seconds from a device to the host and back; 0 where tensors are in CPU memory."""
-        if "copy out" not in found["seconds"]:
-            return 0.0
-        size = 0.5 if dtype == "bf16" else 1.0  # of an fp32 value, which is what was copied
-        return cost(found, "copy out", size * n_out) + cost(found, "copy back", size * n_back)
+    def total(what: str, extra_s: float = 0.0, of: Sequence[int] = sizes) -> float:
+        return sum(cost(found, what, n) + extra_s for n in of if n)
 
     def add(
         name: str,
@@ -242,95 +278,148 @@ def forecast(shape: Shape, found: Mapping[str, Any], step_s: float | None = None
             row["step_s"] = step_s + row["exposed_s"]
         rows.append(row)
 
-    def torch_gathers(dtype: str) -> float:
-        return total(f"torch gather {dtype}", counts=shape.n_gathers) if any(shape.n_gathers) else 0.0
+    def torch_reduces(dtype: str) -> float:
+        return total(f"torch reduce {dtype}", of=shape.reduced)
 
-    staged_s = sum(copies(shape.reduce, n, n if shape.all_reduce else n // shape.world_size) for n in sizes)
-    staged_gathers_s = sum(
-        times * copies(shape.gather, n // shape.world_size, n) for n, times in zip(sizes, shape.n_gathers)
+    copies_s = sum(
+        copies(found, shape.reduce, n, n if shape.all_reduce else n // shape.world_size) for n in sizes
     )
-    add("off", "off", total(f"torch reduce {shape.reduce}"), torch_gathers(shape.gather))
+    add(torch_name(shape) + ", as it is", "off", torch_reduces(shape.reduce), gathers.by_torch())
     if shape.reduce != "bf16":
         add(
-            "bf16 gradients, torch's own",
+            torch_name(shape, reduce="bf16"),
             "off",
-            total("torch reduce bf16"),
-            torch_gathers(shape.gather),
+            torch_reduces("bf16"),
+            gathers.by_torch(),
             torch={"reduce": "bf16"},
         )
-    if shape.gather != "bf16" and any(shape.n_gathers):
+    if gathers.has_fp32:
         add(
-            "bf16 gradients and parameters, torch's own",
+            torch_name(shape, reduce="bf16", gather="bf16"),
             "off",
-            total("torch reduce bf16"),
-            torch_gathers("bf16"),
+            torch_reduces("bf16"),
+            gathers.by_torch(in_bf16=True),
             torch={"reduce": "bf16", "param": "bf16"},
         )
     for options in itertools.chain(*map(in_ways, GRADIENTS)):
         if name_of(options) not in found["seconds"]:
             continue
         is_in_group, is_on_device = "transport" in options, "codec" in options
-        gradients_s = total(name_of(options), agree_s) + (0.0 if is_in_group or is_on_device else staged_s)
+        gradients_s = total(name_of(options), agree_s) + (0.0 if is_in_group or is_on_device else copies_s)
         others: tuple[str, ...] = (
             (shape.gather,) if options.get("exchange") == "dense" else ("bf16", "delta4")
         )
         # torch's own gathers are in the model's group, too
-        if is_in_group or shape.wrap != "fsdp2" or not any(shape.n_gathers):
+        if is_in_group or not gathers.some_by_tagc:
             others = ()
         for parameters in (None, *others):
-            if parameters is None:
-                parameters_s = torch_gathers(shape.gather)
-            elif parameters.startswith("delta"):
-                again = [count - 1 for count in shape.n_gathers]
-                parameters_s = total(f"gather {parameters}", agree_s) + total(
-                    f"gather {parameters} again", agree_s, again
-                )
-            else:
-                parameters_s = total(f"gather {parameters}", agree_s, shape.n_gathers)
-            parameters_s += staged_gathers_s if parameters else 0.0
+            parameters_s = gathers.by_torch() if parameters is None else gathers.by_tagc(parameters)
             chosen = options | ({"parameters": parameters} if parameters else {})
             add(name_of(chosen), "compress", gradients_s, parameters_s, chosen)
     return rows
 
 
+def torch_name(shape: Shape, reduce: str | None = None, gather: str | None = None) -> str:
+    """Returns what torch sends without tagc, in words: now, or with gradients and parameters in other
+    dtypes."""
+    own = gather or (shape.gather if any(shape.n_gathers) else shape.reduce)
+    differ = f" with gradients in {reduce or shape.reduce}" if (reduce or shape.reduce) != own else ""
+    return f"{shape.wrap.upper()} in {own}{differ}"
+
+
+def copies(found: Mapping[str, Any], dtype: str, n_out: int, n_back: int) -> float:
+    """Returns seconds from a device to the host and back; 0 where tensors are in CPU memory."""
+    if "copy out" not in found["seconds"]:
+        return 0.0
+    size = 0.5 if dtype == "bf16" else 1.0  # of an fp32 value, which is what was copied
+    return cost(found, "copy out", size * n_out) + cost(found, "copy back", size * n_back)
+
+
+class Gathers:
+    """Seconds of a step's gathers of parameters, those that are not trained included."""
+
+    def __init__(self, shape: Shape, found: Mapping[str, Any], agree_s: float) -> None:
+        self._shape, self._found, self._agree_s = shape, found, agree_s
+        self._units = [
+            (held, times, any(unit.values()))
+            for held, times, unit in zip(shape.held, shape.n_gathers, shape.units)
+            if times
+        ]
+        self.has_fp32 = any("fp32" in held for held, _, _ in self._units)
+        self.some_by_tagc = shape.wrap == "fsdp2" and any(is_one(held) for held, _, _ in self._units)
+
+    def by_torch(self, in_bf16: bool = False) -> float:
+        return sum(times * self._torch_s(held, in_bf16) for held, times, _ in self._units)
+
+    def _torch_s(self, held: Held, in_bf16: bool = False) -> float:
+        if is_one(held):
+            (dtype,) = held
+            return cost(self._found, f"torch gather {'bf16' if in_bf16 else dtype}", held[dtype])
+        return cost(self._found, "torch gather fp32", held_bytes(held, in_bf16) / 4)
+
+    def by_tagc(self, parameters: str) -> float:
+        """Returns seconds where tagc gathers units of one dtype, in that format, and torch the others."""
+        seconds = 0.0
+        for held, times, is_trained in self._units:
+            if not is_one(held):
+                seconds += times * self._torch_s(held)
+                continue
+            ((dtype, n),) = held.items()
+            seconds += times * copies(self._found, dtype, n // self._shape.world_size, n)
+            # deltas of values that have not changed are not sent
+            n_first = int(is_trained) if parameters.startswith("delta") else times
+            seconds += n_first * (cost(self._found, f"gather {parameters}", n) + self._agree_s)
+            if times > n_first:
+                again_s = cost(self._found, f"gather {parameters} again", n) + self._agree_s
+                seconds += (times - n_first) * again_s
+        return seconds
+
+
 def choose(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns what to take, and why, in words: compression, if it pays beside the fastest way without it.
-    Among the rows with compression, and among those without, it takes the mildest beside which the fastest
-    makes no difference. Where computing is not known, communication alone is compared."""
+    """Returns what to take, and why, in words: compression, if it pays against the fastest way without it,
+    the baseline. Among the rows with compression, and among those without, it takes the mildest beside which
+    the fastest makes no difference. Where computing is not known, communication alone is compared."""
     of, off = "comm_s" if rows[0]["step_s"] is None else "step_s", rows[0]
     plain_rows, packed_rows = (
         [row for row in rows if (row["choice"] == "compress") == is_packed] for is_packed in (False, True)
     )
     plain, packed = links.mildest(plain_rows, of), links.mildest(packed_rows, of)
-    fastest_plain, fastest_packed = (min(row[of] for row in some) for some in (plain_rows, packed_rows))
-    gain = fastest_plain / packed[of] if packed[of] > 0 else 1.0
-    verdict = lib.verdict(fastest_plain, packed[of])
+    baseline, strongest = (min(some, key=lambda row: row[of]) for some in (plain_rows, packed_rows))
+    verdict = lib.verdict(baseline[of], packed[of])
     chosen = packed if verdict == "pays" else plain
-    text = f"{'a step' if of == 'step_s' else 'communication'} takes {seconds_text(off[of])} as it is"
-    if of == "step_s":
-        text += f", {100 * off['exposed_s'] / off[of]:.0f} % of it communication that nothing hides"
-    if plain is not off:
-        text += f"; {seconds_text(plain[of])} with {plain['name']}"
-    text += f"; {seconds_text(packed[of])} with {packed['name']}"
+    what = "a step" if of == "step_s" else "communication"
+    now = "" if off is baseline else f" (it takes {seconds_text(off[of])} now)"
+    text = (
+        f"{what} takes {seconds_text(packed[of])} with {packed['name']}, and {seconds_text(baseline[of])} "
+        f"with {baseline['name']}, the fastest without tagc{now}: {factor_of(baseline, packed, of):.2f} "
+        "times as fast"
+    )
     if chosen is packed:
         is_lossless = packed["options"].get("exchange") == "dense"
-        text = (
-            f"{'use tagc, uncompressed' if is_lossless else 'compress'}, it pays: {text}, {gain:.2f} "
-            "times as fast"
-        )
-        if packed[of] > fastest_packed:
-            text += f" (the strongest setting would take {seconds_text(fastest_packed)})"
+        text = f"{'use tagc, uncompressed' if is_lossless else 'compress'}, it pays: {text}"
+        if packed[of] > strongest[of]:
+            text += f" (with {strongest['name']} it would take {seconds_text(strongest[of])})"
         text += "" if is_lossless else "; what it costs in loss, only training shows"
     else:
-        what = "leave it off" if chosen is off else f"leave tagc off, use {chosen['name']}"
-        text = f"{what}, tagc {verdict}: {text}, {gain:.2f} times as fast"
-    if of == "comm_s":
+        what_else = "leave it off" if chosen is off else f"leave tagc off, use {chosen['name']}"
+        text = f"{what_else}, tagc {verdict}: {text}"
+    if of == "step_s":
+        text += (
+            f"; {100 * off['exposed_s'] / off[of]:.0f} % of a step is now communication that nothing hides"
+        )
+    else:
         text += "; how much of a step that is, step= or step_s= shows"
     return {key: chosen[key] for key in ("choice", "options", "torch", "name")} | {
         "verdict": verdict,
-        "gain": gain,
+        "baseline": baseline["name"],
+        "gain": factor_of(baseline, chosen, of),
         "reason": text,
     }
+
+
+def factor_of(baseline: Mapping[str, Any], row: Mapping[str, Any], of: str) -> float:
+    """Returns how many times as fast as the baseline a row is."""
+    return float(baseline[of] / row[of]) if row[of] > 0 else 1.0
 
 
 def bucket_of(
@@ -420,29 +509,36 @@ def link_of(shape: Shape, found: Mapping[str, Any]) -> dict[str, float]:
 
 
 def text_of(advice: Mapping[str, Any]) -> str:
-    link = advice["link"]
+    link, rows = advice["link"], advice["rows"]
+    baseline = next(row for row in rows if row["name"] == advice["baseline"])
+    of = "comm_s" if baseline["step_s"] is None else "step_s"
+    n_frozen = advice["n_params"] - advice["n_elems"]
     lines = [
-        f"{advice['wrap']}, {advice['world_size']} ranks, {advice['n_elems'] / 1e6:.1f} M parameters in "
-        f"{advice['n_units']} "
-        f"units; link {8 * link['bytes_per_s'] / 1e6:.0f} Mbit/s per rank, torch's own reduction "
-        f"{8 * link['torch_bytes_per_s'] / 1e6:.0f}; {seconds_text(link['agree_s'])} to agree"
-        + _copies_text(link),
-        f"{'seconds in a step':48} {'gradients':>10} {'parameters':>10} {'together':>10} {'step':>10}",
+        f"{advice['wrap'].upper()}, {advice['world_size']} ranks, {advice['n_params'] / 1e6:.1f} M parameters"
+        + (f", {advice['n_elems'] / 1e6:.3g} M of them trained" if n_frozen else "")
+        + f", {advice['n_units']} {_UNITS[advice['wrap']]}",
+        f"each rank sends {8 * link['bytes_per_s'] / 1e6:.0f} Mbit/s through tagc and "
+        f"{8 * link['torch_bytes_per_s'] / 1e6:.0f} in torch's own reduction; an empty message takes "
+        f"{seconds_text(link['agree_s'])}" + _copies_text(link),
+        f"{'seconds in a step':48} {'gradients':>10} {'parameters':>10} {'together':>10} {'step':>10} "
+        f"{'factor':>7}",
     ]
-    for row in advice["rows"]:
+    for row in rows:
         cells = [row["gradients_s"], row["parameters_s"], row["comm_s"], row["step_s"]]
         lines.append(
-            f"{row['name']:48} " + " ".join(f"{'-' if s is None else seconds_text(s):>10}" for s in cells)
+            f"{row['name']:48} "
+            + " ".join(f"{'-' if s is None else seconds_text(s):>10}" for s in cells)
+            + f" {factor_of(baseline, row, of):7.2f}"
         )
+    lines.append(f"factor: times as fast as {baseline['name']}, the fastest without tagc")
     lines.append(advice["reason"])
     if advice["bucket"]:
         bucket = advice["bucket"]
         lines.append(
             f"units are small for this link: communication would take {seconds_text(bucket['comm_s'])} "
-            "instead of "
-            f"{seconds_text(bucket['now_s'])} with {bucket['n_units']} units of {bucket['elems']} "
-            "parameters or more: "
-            f"{bucket['how']}; what is in one unit is in memory together"
+            f"instead of {seconds_text(bucket['now_s'])} with {bucket['n_units']} units of "
+            f"{bucket['elems']} parameters or more: {bucket['how']}; the parameters of a unit are in memory "
+            "together"
         )
     if advice["local"]:
         local = advice["local"]

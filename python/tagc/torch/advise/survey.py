@@ -1,4 +1,4 @@
-"""The measurements of advise(): the shape of a model, and the time of its communication here.
+"""The measurements of advise(): the time of a model's communication here.
 
 It measures what training would run: torch's collectives on the model's own group, and tagc's exchange and
 gather of a unit with this model's mix of classes, over a connection of its own. It does not change the
@@ -6,19 +6,17 @@ model."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tagc import _library as lib
-from tagc._library import Error
+from tagc.torch.advise.shape import Shape, n_of
 from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.comm import Comm, share
@@ -27,12 +25,10 @@ from tagc.torch.exchange.reducer import Gatherer, OwnWay, Way
 from tagc.torch.exchange.staging import Kernels, Staging
 from tagc.torch.exchange.streams import Cuda
 from tagc.torch.exchange.unit import Stats, Unit
-from tagc.torch.schedule import policy
 from tagc.torch.schedule.options import Options
 
 N_SMALL = 4096
 N_RUNS = 3
-BUCKET_BYTES = 25 << 20  # DDP's
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -66,153 +62,11 @@ def name_of(options: Mapping[str, Any]) -> str:
     if options.get("exchange") == "dense":
         what = "uncompressed"
     else:
-        what = "every value as int8" if options["sparsity"] == 0 else f"{100 * options['sparsity']:g} % zero"
+        what = "every value as int8" if options["sparsity"] == 0 else f"sparsity {options['sparsity']:g}"
     parameters = f", parameters {options['parameters']}" if options.get("parameters") else ""
     on_device = ", codec on the device" if options.get("codec") == "device" else ""
     in_group = ", in the model's own group" if options.get("transport") == "group" else ""
     return f"tagc, {what}{on_device}{in_group}{parameters}"
-
-
-@dataclasses.dataclass
-class Shape:
-    """The properties of a model that determine its communication."""
-
-    wrap: str  # "fsdp2", "fsdp1" or "ddp"
-    world_size: int
-    units: list[dict[str, int]]  # elements of each exchange, by class
-    n_gathers: list[int]  # of each unit in a step
-    reduce: str = "fp32"  # dtype of exchanged gradients now
-    gather: str = "fp32"  # and parameters
-    all_reduce: bool = False  # gradients go to every rank
-
-    @property
-    def n_elems(self) -> int:
-        return sum(sum(unit.values()) for unit in self.units)
-
-    def joined(self, elems: int) -> Shape:
-        """Returns the shape with neighbouring units joined up to so many elements, as buckets() does. A
-        unit that is gathered more or less often than the one before it, such as the root module, starts a
-        new one."""
-        units: list[dict[str, int]] = []
-        n_gathers: list[int] = []
-        sizes = [sum(unit.values()) for unit in self.units]
-        for i, unit in enumerate(self.units):
-            rest = sum(
-                sizes[
-                    i : next(
-                        (k for k in range(i, len(sizes)) if self.n_gathers[k] != self.n_gathers[i]),
-                        len(sizes),
-                    )
-                ]
-            )
-            joins = (
-                units
-                and n_gathers[-1] == self.n_gathers[i]
-                and (sum(units[-1].values()) < elems or rest < elems)
-            )
-            if joins:
-                units[-1] = {kind: units[-1].get(kind, 0) + unit.get(kind, 0) for kind in (*units[-1], *unit)}
-            else:
-                units.append(unit)
-                n_gathers.append(self.n_gathers[i])
-        return dataclasses.replace(self, units=units, n_gathers=n_gathers)
-
-    @property
-    def mix(self) -> dict[str, float]:
-        """Class -> its share of all elements."""
-        return {
-            kind: sum(unit.get(kind, 0) for unit in self.units) / max(1, self.n_elems)
-            for kind in policy.CLASSES
-        }
-
-
-Named = list[tuple[str, Sequence[int]]]  # (name, shape) of each parameter of a unit
-
-
-def look(model: Any, kind: str, between: dist.ProcessGroup | None = None) -> tuple[Shape, dist.ProcessGroup]:
-    """Returns (Shape, process group of the gradients' exchange) of a model; kind: its wrapper."""
-    group: dist.ProcessGroup
-    if kind == "fsdp2":
-        units, n_gathers, dtypes, group = _fsdp2(model)
-        reduce, gather = map(_short, dtypes)
-    elif kind == "fsdp1":
-        units, n_gathers, group = _fsdp1(model)
-        reduce = _short(model.mixed_precision.reduce_dtype) or _short(model.mixed_precision.param_dtype)
-        gather = _short(model.mixed_precision.param_dtype)
-    else:
-        trained: Named = [
-            (name, parameter.shape)
-            for name, parameter in policy.named_parameters(model)
-            if parameter.requires_grad
-        ]
-        units, group, reduce, gather = _shared_out(trained, BUCKET_BYTES), model.process_group, None, None
-        n_gathers = [0] * len(units)
-    divided_by = 1
-    if between is not None:  # only shards, over another group; legs inside a host do not change
-        divided_by, group, n_gathers = group.size(), between, [0] * len(units)
-    sizes = []
-    for named in units:
-        size: dict[str, int] = {}
-        for row in policy.classify(named):
-            size[row.class_] = size.get(row.class_, 0) + -(-row.n_elems // divided_by)
-        sizes.append(size)
-    all_reduce = between is not None or not any(n_gathers)
-    return Shape(kind, group.size(), sizes, n_gathers, reduce or "fp32", gather or "fp32", all_reduce), group
-
-
-def _fsdp2(
-    model: torch.nn.Module,
-) -> tuple[list[Named], list[int], tuple[torch.dtype | None, torch.dtype | None], dist.ProcessGroup]:
-    from tagc.torch.hooks.fsdp2 import modules_of
-
-    modules = modules_of(model)
-    if not modules:
-        raise Error("argument", "this model has no parameters")
-    units: list[Named] = [
-        [(parameter.name, parameter.shape) for parameter in one.trainable()] for one in modules
-    ]
-    group = max((one.exchange_group() for one in modules), key=lambda group: group.size())
-    return units, [one.group.n_gathers for one in modules], modules[-1].group.dtypes(), group
-
-
-def _fsdp1(model: Any) -> tuple[list[Named], list[int], dist.ProcessGroup]:
-    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
-
-    n_gathers_of = {
-        ShardingStrategy.FULL_SHARD: 2,
-        ShardingStrategy.SHARD_GRAD_OP: 1,
-        ShardingStrategy.NO_SHARD: 0,
-    }
-    units: list[Named] = []
-    n_gathers = []
-    for name, module in model.named_modules():
-        if isinstance(module, FullyShardedDataParallel) and (flat := internals.flat_of(module)) is not None:
-            if module.sharding_strategy not in n_gathers_of:
-                raise Error("unsupported", f"FSDP1 with {module.sharding_strategy}: tagc has no hook for it")
-            units.append([(f"{name}.{fqn}" if name else fqn, shape) for fqn, shape in flat.shapes()])
-            n_gathers.append(n_gathers_of[module.sharding_strategy])
-    return units, n_gathers, model.process_group
-
-
-def _short(dtype: torch.dtype | None) -> str | None:
-    return (
-        None
-        if dtype is None
-        else {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "bf16"}.get(dtype)
-    )
-
-
-def _shared_out(named: Named, n_bytes: int) -> list[Named]:
-    """Returns buckets of about n_bytes of fp32, starting with the last parameter."""
-    groups: list[Named] = []
-    room = 0
-    for name, shape in reversed(named):
-        if room <= 0 or not groups:
-            groups.append([])
-            room = n_bytes
-        groups[-1].append((name, shape))
-        room -= 4 * math.prod(shape)
-    return groups
 
 
 # ---- measuring ----
@@ -326,7 +180,8 @@ class Survey:
 
     def _size(self, seconds: float) -> int:
         """Returns a unit's typical size, or less if the link is slow."""
-        mean = self.shape.n_elems // max(1, len(self.shape.units))
+        n_gathered = sum(map(n_of, self.shape.held)) if any(self.shape.n_gathers) else 0
+        mean = max(self.shape.n_elems, n_gathered) // max(1, len(self.shape.units))
         probe = self._rounded(min(mean, 1 << 16))
         torch_s = self.torch_reduce(probe, "fp32", self.shape.all_reduce)
         slowest_s = max(share(self.group, statistics.median(torch_s)))

@@ -163,15 +163,15 @@ class FsdpGroup:
             return 0
         return 1 if _get(self._group, "FSDPParamGroup.post_forward_mesh_info") is None else 2
 
-    def gather_dtypes(self) -> set[torch.dtype | None]:
-        """Returns the dtypes that a gather has to send: None where a tensor's own extension chooses. Torch
+    def gather_dtypes(self) -> list[torch.dtype | None]:
+        """Returns the dtype of each parameter in a gather: None where a tensor's own extension chooses. Torch
         sends several as bytes."""
         param_dtype = self.dtypes()[1]
-        found: set[torch.dtype | None] = set()
+        found: list[torch.dtype | None] = []
         for parameter in self.sharded_parameters:
             local = parameter.to_local()
             casts = param_dtype is not None and local.is_floating_point()
-            found.add(
+            found.append(
                 None if hasattr(local, "fsdp_pre_all_gather") else param_dtype if casts else local.dtype
             )
         return found
@@ -303,6 +303,12 @@ class FlatParameter:
             )
         )
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in which it is sharded."""
+        dtype: torch.dtype = self._flat.dtype
+        return dtype
+
     def starts(self) -> tuple[list[int], int]:
         """Returns the start of each parameter, and the number of all elements with padding between them."""
         starts, at = [], 0
@@ -318,7 +324,9 @@ class FlatParameter:
     def trained(self) -> list[bool]:
         """Returns whether each parameter is trained."""
         own = _get(self._flat, "FlatParameter._params")
-        return [True] * len(self.shapes()) if own is None else [parameter.requires_grad for parameter in own]
+        if own is None:
+            return [bool(self._flat.requires_grad)] * len(self.shapes())
+        return [parameter.requires_grad for parameter in own]
 
 
 def fsdp1_hook(module: torch.nn.Module) -> Any:

@@ -67,7 +67,7 @@ class Module:
 
     def gathers_one_dtype(self) -> bool:
         """Returns whether tagc can gather the parameters: those of several dtypes are bytes to torch."""
-        found = self.group.gather_dtypes()
+        found = set(self.group.gather_dtypes())
         return len(found) == 1 and found <= set(DTYPES)
 
     def set_kinds(self, kinds: Kinds) -> None:
@@ -362,7 +362,7 @@ class Wrapper(AnyWrapper):
         """Says which units torch gathers although the user has chosen a format."""
         torchs = [module for module in self.modules if not module.gathers_one_dtype()]
         if torchs:
-            dtypes = sorted(str(dtype or "its own format") for dtype in torchs[0].group.gather_dtypes())
+            dtypes = sorted({str(dtype or "its own format") for dtype in torchs[0].group.gather_dtypes()})
             handle.state.say(
                 f"tagc: torch gathers {len(torchs)} of {len(self.modules)} units as it does without tagc, "
                 f"such as {torchs[0].name}, which has {' and '.join(dtypes)}: with parameters="

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch.exchange import internals
+from tagc.torch.schedule import policy
 
 
 def check_model(model: Any) -> None:
@@ -22,8 +23,10 @@ def check_model(model: Any) -> None:
         raise Error("argument", f"model is a {type(model).__name__}, must be a torch.nn.Module")
 
 
-def kind_of(model: Any, between: dist.ProcessGroup | None, only: str | None = None) -> str:
-    """Returns the model's wrapper: "fsdp2", "ddp" or "fsdp1"."""
+def kind_of(
+    model: Any, between: dist.ProcessGroup | None, only: str | None = None, call: str = "compress()"
+) -> str:
+    """Returns the model's wrapper: "fsdp2", "ddp" or "fsdp1". call: what the user has called."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.nn.parallel import DistributedDataParallel
 
@@ -46,17 +49,18 @@ def kind_of(model: Any, between: dist.ProcessGroup | None, only: str | None = No
         raise Error(
             "argument",
             f"model is a {type(model).__name__}, {how}: it must be fully_shard()-ed, or wrapped in "
-            "DistributedDataParallel or FullyShardedDataParallel, before compress()",
+            f"DistributedDataParallel or FullyShardedDataParallel, before {call}",
         )
-    if (
-        found == ["ddp"]
-        and (name := next((name for name, p in model.named_parameters() if p.is_meta), None)) is not None
-    ):
+    if (name := next((name for name, p in policy.named_parameters(model) if p.is_meta), None)) is not None:
         raise Error(
             "argument",
-            f"{name} is on the meta device, and DistributedDataParallel keeps the parameters that it was "
-            "made with: "
-            "give them memory with to_empty() and values before wrapping",
+            f"{name} is on the meta device, where it has no values: "
+            + (
+                "DistributedDataParallel keeps the parameters that it was made with, so give them memory "
+                "with to_empty(), and values, before wrapping"
+                if found == ["ddp"]
+                else f"give it memory with to_empty(), and values, before {call}"
+            ),
         )
     if only is not None and found != [only]:
         raise Error("argument", f"ddp_state() is for DistributedDataParallel; this model is {found[0]}")

@@ -174,6 +174,8 @@ class Schedule:
         self.set_moments((), self.moments)
 
     def watch_loss(self, loss: float | torch.Tensor) -> None:
+        if not isinstance(loss, (int, float, torch.Tensor)) or isinstance(loss, bool):
+            raise Error("argument", f"loss is {loss!r}, must be a number or a tensor")
         if self._kinds:
             self._losses.append(torch.as_tensor(loss).detach().float().mean())
 
