@@ -48,11 +48,9 @@ typedef struct setting {
     tagc_encoded encoded[W];
 } setting;
 
-static setting setting_of(const bench *b, double sparsity, int values, int rotate) {
+static setting setting_of(const bench *b, double sparsity, int values) {
     size_t k = tagc_select_count(b->shard, sparsity);
-    setting s = {
-        .options = {
-            .n = b->shard, .k = k, .sparse = sparsity > 0, .values = values, .block = 128, .rotate = rotate}};
+    setting s = {.options = {.n = b->shard, .k = k, .sparse = sparsity > 0, .values = values, .block = 128}};
     s.code = tagc_code_of(&s.options);
     for (int d = 0; d < W; d++) s.bodies[d] = take(s.code->max_bytes(&s.options), 1, "body");
     s.scratch = take(s.code->scratch_bytes(&s.options, b->o.n_threads) + 1, 1, "scratch");
@@ -116,9 +114,9 @@ static void time_turn(const bench *b, setting *s, double times[N_QUANTITIES]) {
     for (int q = 0; q < N_QUANTITIES; q++) times[q] = start_s[q + 1] - start_s[q];
 }
 
-static void run(const bench *b, double sparsity, int values, int rotate) {
+static void run(const bench *b, double sparsity, int values) {
     static double times[MAX_REPEATS][N_QUANTITIES], ratios[N_QUANTITIES + 1][MAX_REPEATS];
-    setting s = setting_of(b, sparsity, values, rotate);
+    setting s = setting_of(b, sparsity, values);
     time_turn(b, &s, times[0]); /* warm up */
     for (int i = 0; i < b->o.n_repeats; i++) {
         time_turn(b, &s, times[i]);
@@ -134,10 +132,9 @@ static void run(const bench *b, double sparsity, int values, int rotate) {
         medians[q] = here.median;
         all = here;
     }
-    printf("%6.2f %% %-5s%-7s %8.2f %7.3f %7.3f %7.3f %7.3f %7.3f %7.3f (%.3f - %.3f)", 100 * sparsity,
-           value_names[values], rotate ? "rotated" : "", 1e3 * medians[FLOOR], medians[CLEAR],
-           medians[SELECT], medians[ENCODE], medians[VALIDATE], medians[DECODE], medians[N_QUANTITIES],
-           all.quarter, all.three_quarters);
+    printf("%6.2f %% %-5s %8.2f %7.3f %7.3f %7.3f %7.3f %7.3f %7.3f (%.3f - %.3f)", 100 * sparsity,
+           value_names[values], 1e3 * medians[FLOOR], medians[CLEAR], medians[SELECT], medians[ENCODE],
+           medians[VALIDATE], medians[DECODE], medians[N_QUANTITIES], all.quarter, all.three_quarters);
     printf(" %8.3f", 8.0 * (double)s.encoded[0].n_bytes / (double)b->shard);
     if (s.options.sparse) {
         double p = n_kept / (double)b->shard, entropy = -(p * log2(p) + (1 - p) * log2(1 - p)) / p;
@@ -202,16 +199,14 @@ int main(int argc, char **argv) {
            "selection\n",
            level_in_use(), W * b.shard, b.o.n_threads, b.o.n_threads == 1 ? "" : "s", b.o.n_repeats,
            b.o.cpu ? ", processor time" : "");
-    printf(
-        "  theta  values       floor/ms   clear  select  encode   check  decode  encode + decode           "
-        "bits/el  bits/pos  entropy\n");
+    printf("  theta  values floor/ms   clear  select  encode   check  decode  encode + decode           "
+           "bits/el  bits/pos  entropy\n");
     for (size_t i = 0; i < sizeof sparsities / sizeof *sparsities; i++) {
-        run(&b, sparsities[i], TAGC_FORMAT_FP32, 0);
-        run(&b, sparsities[i], TAGC_FORMAT_INT4, 0);
-        run(&b, sparsities[i], TAGC_FORMAT_INT2, 0);
+        run(&b, sparsities[i], TAGC_FORMAT_FP32);
+        run(&b, sparsities[i], TAGC_FORMAT_INT4);
+        run(&b, sparsities[i], TAGC_FORMAT_INT2);
     }
-    for (int values = TAGC_FORMAT_FP32; values <= TAGC_FORMAT_SIGN; values++)
-        for (int rotate = 0; rotate <= (values >= TAGC_FORMAT_INT8); rotate++) run(&b, 0, values, rotate);
+    for (int values = TAGC_FORMAT_FP32; values <= TAGC_FORMAT_SIGN; values++) run(&b, 0, values);
     tagc_pool_destroy(b.pool);
     return 0;
 }

@@ -1,5 +1,5 @@
 /* What the owner of a shard does with fragments from other ranks: bytes that validate must decode within bounds, to
- * finite values, alike on every instruction set that this processor has. Input: 1 byte code (bit 0: topk, bit 1: rotate,
+ * finite values, alike on every instruction set that this processor has. Input: 1 byte code (bit 0: topk,
  * bit 2: the bytes are laid over a real body instead), 1 format, 1 block, 2 n, 2 k, then the body. */
 #include "codec/code.h"
 #include "codec/gaps.h"
@@ -88,7 +88,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     tagc_code_options o = {.n = n,
                            .k = (data[5] | (size_t)data[6] << 8) % (n + 1),
                            .sparse = data[0] & 1,
-                           .rotate = data[0] >> 1 & 1,
                            .values = data[1] % 6,
                            .block = 16 << data[2] % 9};
     const tagc_code *code = tagc_code_of(&o);

@@ -87,8 +87,7 @@ static int same_exchange(const tagc_reducer_options *a, const tagc_reducer_optio
     if (a->exchange != b->exchange || a->output != b->output || a->n_threads != b->n_threads) return 0;
     if (a->exchange == TAGC_EXCHANGE_DENSE) return a->format == b->format;
     if (a->exchange == TAGC_EXCHANGE_DIRECT)
-        return a->format == b->format && a->sparsity == b->sparsity && a->block == b->block &&
-               a->rotate == b->rotate;
+        return a->format == b->format && a->sparsity == b->sparsity && a->block == b->block;
     const tagc_paper_options *p = a->paper, *q = b->paper;
     if (p->index != q->index || a->sparsity != b->sparsity || p->fill_union != q->fill_union) return 0;
     return a->exchange == TAGC_EXCHANGE_PACKED ||
@@ -147,7 +146,7 @@ static void describe(const tagc_reducer_options *o, char what[48]) {
     if (o->exchange == TAGC_EXCHANGE_DENSE)
         snprintf(what, 48, "dense %s%s", tagc_format_names[o->format], all);
     else if (o->exchange == TAGC_EXCHANGE_DIRECT)
-        snprintf(what, 48, "direct %s%s%s", tagc_format_names[o->format], o->rotate ? " rotated" : "", all);
+        snprintf(what, 48, "direct %s%s", tagc_format_names[o->format], all);
     else if (o->exchange == TAGC_EXCHANGE_SKETCH && o->paper->ratio > 0)
         snprintf(what, 48, "sketch %.4gx %s%s", o->paper->ratio, indexes[o->paper->index], all);
     else

@@ -37,8 +37,6 @@ LACKS(lacks_index,
       tagc_train_compresses(o) ? "--exchange sketch and packed" HERE : lacks_compression(f))
 LACKS(lacks_direct, is_direct(o), "--exchange direct" HERE)
 LACKS(lacks_coded, tagc_train_is_coded(f), "--exchange direct and --mild" HERE)
-LACKS(lacks_blocks, (is_direct(o) && o->sparsity == 0) || (f->has_mild && o->mild_sparsity == 0),
-      "direct exchanges of every element, --sparsity 0 or --mild-sparsity 0," HERE)
 LACKS(lacks_matrices, f->has_mild || o->mild == 0, "matrices that --compress leaves out" HERE)
 LACKS(lacks_mild, f->has_mild, "--mild" HERE)
 LACKS(lacks_levels,
@@ -170,7 +168,6 @@ static const tagc_option rows[] = {
            "direct: how a value travels; what rounding loses stays in the residual; auto: the best measured, which the"
            " run prints as it begins"), .lacks = lacks_direct},
     {INT(NULL, "block", FREE, block, 16, 4096, NULL, "128", "direct: values that share a scale; a power of two"), .lacks = lacks_coded},
-    {FLAG(NULL, "rotate", FREE, rotate, "no", "direct at --sparsity 0: a Hadamard transform of each block before rounding"), .lacks = lacks_blocks},
     {CHOICE(NULL, "mild", FIXED, mild, "dense|bf16|int8|int4|int2|sign|auto", "auto",
            "how the matrices travel that --compress leaves out (attention, positions): dense, or direct with these values;"
            " auto: dense for dense, sketch and packed, else low-bit values as they measured best"), .lacks = lacks_matrices},

@@ -24,10 +24,6 @@ tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config
     return tagc_gpt2_config_check(out);
 }
 
-static int is_dense_blocks(const tagc_reducer_options *o) {
-    return o->exchange == TAGC_EXCHANGE_DIRECT && o->sparsity == 0;
-}
-
 static void set_paper(const tagc_train_options *options, tagc_paper_options *out) {
     out->index = options->index;
     out->fill_union = options->fill_union == 0 ? -1 : options->fill_union == 1;
@@ -89,8 +85,6 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     mild.sparsity = options->mild_sparsity;
     out->mild = mild;
     tagc_fsdp_options_resolve(out);
-    out->reducer.rotate = options->rotate && is_dense_blocks(&out->reducer);
-    out->mild.rotate = options->rotate && is_dense_blocks(&out->mild);
 }
 
 tagc_status tagc_train_trace_steps(const char *text, uint64_t *first, uint64_t *last) {

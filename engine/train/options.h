@@ -28,7 +28,7 @@ typedef struct tagc_train_options {
     const char *compress_names;
     int exchange, index, cells, unpeeled, fill_union, wire;
     double sparsity, ratio;
-    int values, mild, rotate;
+    int values, mild;
     double mild_sparsity;
     int gentle; /* auto, yes, no */
     int64_t block;

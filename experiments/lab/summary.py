@@ -36,7 +36,6 @@ OFF = {
     "exchange-each-micro-step": "no",
     "gather-check-every": "never",
     "ranks-per-host": "1",
-    "rotate": "no",
     "two-level": "no",
 }
 # what the bench says once for all arms
@@ -46,7 +45,6 @@ OF_LEARNING = ("steps", "lr", "min-lr", "warmup", "schedule-from", "weight-decay
 OF_COMPRESSION = (
     "values",
     "block",
-    "rotate",
     "mild",
     "mild-sparsity",
     "sparsity",

@@ -257,9 +257,6 @@ typedef struct tagc_reducer_options {
     int output;
     /* Values per scale: a power of two in [16, 4096]. Default 0: 128. For direct with an integer format. */
     int block;
-    /* 1: apply a Hadamard transform to each block before rounding. Default 0. For direct at sparsity 0 with an
-     * integer format. */
-    int rotate;
     /* Above 1, the ranks of a host first add their gradients: they send bf16, or fp32 if format is FP32, and add in
      * fp32. Only the sums of the hosts are encoded. The residual then has n_elems / ranks_per_host values.
      * In [1, W], a divisor of W, default 1. For direct. */
@@ -363,8 +360,7 @@ TAGC_API tagc_status tagc_reducer_run(tagc_reducer *reducer, const float *gradie
 /* Collective in effect. Sets the sparsity, [0, 1], of the following steps. Do not call it between _begin and _end. It
  * allocates new buffers if the sparsity changes. After a failure nothing has changed. If ranks set different values,
  * the next step fails on all ranks with TAGC_ERR_MISMATCH and the comm stays usable. (An all-reduce with
- * ranks_per_host > 1 may fail with TAGC_ERR_TRANSPORT instead.) Above 0, TAGC_ERR_UNSUPPORTED for dense and with
- * `rotate`. */
+ * ranks_per_host > 1 may fail with TAGC_ERR_TRANSPORT instead.) Above 0, TAGC_ERR_UNSUPPORTED for dense. */
 TAGC_API tagc_status tagc_reducer_set_sparsity(tagc_reducer *reducer, double sparsity);
 
 /* Returns the residual and its size. It is (n_elems / ranks_per_host,), and the next _begin invalidates the pointer.

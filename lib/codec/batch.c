@@ -52,7 +52,7 @@ static tagc_status cpu_create(tagc_batch_kind kind, const tagc_batch_row *rows, 
 }
 
 static tagc_damage damage_of(const tagc_code_options *o, const tagc_body *body) {
-    tagc_value_format format = tagc_values_format(o->values, o->block, o->sparse, !o->sparse && o->rotate);
+    tagc_value_format format = tagc_values_format(o->values, o->block, o->sparse);
     size_t n_items = o->n, n_index_bytes = 0;
     if (o->sparse) {
         tagc_gaps gaps;

@@ -22,9 +22,8 @@ typedef struct job {
 } job;
 
 static job job_of(const tagc_code_options *o) {
-    return (job){.format = tagc_values_format(o->values, o->block, 0, o->rotate),
-                 .n = o->n,
-                 .n_runs = (o->n + RUN - 1) / RUN};
+    return (job){
+        .format = tagc_values_format(o->values, o->block, 0), .n = o->n, .n_runs = (o->n + RUN - 1) / RUN};
 }
 
 static size_t run_elems(const job *j, size_t run) {

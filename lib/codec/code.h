@@ -19,7 +19,6 @@ typedef struct tagc_code_options {
     int sparse; /* 1: topk, 0: blocks */
     int values; /* tagc_format */
     int block;  /* values per scale, a power of two in [16, 4096]; integer formats */
-    int rotate; /* blocks: 1 to apply a Hadamard transform to each block before its scale is taken */
 } tagc_code_options;
 
 typedef struct tagc_encoded {

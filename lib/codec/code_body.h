@@ -272,53 +272,11 @@ KERNEL void NAME(widen)(int values, float level, const uint8_t *scales, int bloc
         NAME(widen_as)(TAGC_FORMAT_SIGN, 1, level, scales, block, packed, first, n, out);
 }
 
-/* A transform may have made -0.0f, so test the result. */
-KERNEL void NAME(subtract)(const float *wanted, const float *decoded, float *errors, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        float error = wanted[i] - decoded[i];
-        errors[i] = error == 0 ? -0.0f : error;
-    }
-}
-
 KERNEL void NAME(add)(float *sums, const float *x, float scale, size_t n) {
     size_t i = 0;
     for (; i + WIDTH <= n; i += WIDTH)
         NAME(store)(sums + i, NAME(load)(sums + i) + NAME(load)(x + i) * scale);
     for (; i < n; i++) sums[i] += x[i] * scale;
-}
-
-/* ---- the transform: sums and differences of elements 1, 2, 4, ... apart, then one factor ---- */
-
-/* Within a vector: subtracts the lane's own value if its bit is set, else adds it. */
-INLINE VEC NAME(transform_lanes)(VEC v) {
-    UVEC lanes;
-    for (unsigned i = 0; i < WIDTH; i++) lanes[i] = i;
-    v = PARTNERS(v, 1) + (VEC)((UVEC)v ^ (lanes & 1u) << 31);
-    v = PARTNERS(v, 2) + (VEC)((UVEC)v ^ (lanes & 2u) << 30);
-#if WIDTH >= 8
-    v = PARTNERS(v, 4) + (VEC)((UVEC)v ^ (lanes & 4u) << 29);
-#endif
-#if WIDTH >= 16
-    v = PARTNERS(v, 8) + (VEC)((UVEC)v ^ (lanes & 8u) << 28);
-#endif
-    return v;
-}
-
-KERNEL void NAME(transform)(float *x, size_t n) {
-    float norm = 1.0f / sqrtf((float)n);
-    for (size_t i = 0; i < n; i += WIDTH) {
-        VEC v = NAME(transform_lanes)(NAME(load)(x + i));
-        NAME(store)(x + i, n == WIDTH ? v * norm : v);
-    }
-    for (size_t half = WIDTH; half < n; half *= 2) {
-        float factor = 2 * half == n ? norm : 1; /* a factor of 1 changes no bits */
-        for (size_t i = 0; i < n; i += 2 * half)
-            for (size_t j = i; j < i + half; j += WIDTH) {
-                VEC a = NAME(load)(x + j), b = NAME(load)(x + j + half);
-                NAME(store)(x + j, (a + b) * factor);
-                NAME(store)(x + j + half, (a - b) * factor);
-            }
-    }
 }
 
 /* ---- gaps ---- */

@@ -41,9 +41,6 @@ typedef struct tagc_code_kernels {
     /* Values [first, first + n) of an integer format; first a multiple of LANES. */
     void (*widen)(int values, float level, const uint8_t *scales, int block, const uint8_t *packed,
                   size_t first, size_t n, float *out);
-    /* errors = wanted - decoded (n), zeros as -0.0f. */
-    void (*subtract)(const float *wanted, const float *decoded, float *errors, size_t n);
-    void (*transform)(float *x, size_t n); /* Hadamard, orthonormal; n a power of two from 16 to 4096 */
     void (*add)(float *sums, const float *x, float scale, size_t n); /* sums += scale * x */
     void (*copy_around)(float *to, const float *from, size_t n);     /* past the cache where that can be */
 } tagc_code_kernels;

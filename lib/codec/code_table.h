@@ -41,8 +41,6 @@ const tagc_code_kernels TABLE = {
     .narrow = NAME(narrow),
     .widen_halves = NAME(widen_halves),
     .widen = NAME(widen),
-    .subtract = NAME(subtract),
-    .transform = NAME(transform),
     .add = NAME(add),
     .copy_around = NAME(copy_around),
 };

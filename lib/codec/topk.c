@@ -32,7 +32,7 @@ static size_t max_of(size_t a, size_t b) {
 }
 
 static void lay_out(const tagc_code_options *o, int n_threads, tagc_arena *arena, topk *t) {
-    *t = (topk){.format = tagc_values_format(o->values, o->block, 1, 0)};
+    *t = (topk){.format = tagc_values_format(o->values, o->block, 1)};
     tagc_gaps_init(&t->gaps, o->n, o->k);
     t->indices = tagc_arena_take(arena, o->k, sizeof *t->indices);
     t->values = tagc_arena_take(arena, o->k, sizeof *t->values);
@@ -143,7 +143,7 @@ static void topk_encode_sums(const tagc_code_options *options, float *sums, floa
 /* ---- decode ---- */
 
 static tagc_status topk_validate(const tagc_code_options *options, const uint8_t *body, size_t n_bytes) {
-    tagc_value_format format = tagc_values_format(options->values, options->block, 1, 0);
+    tagc_value_format format = tagc_values_format(options->values, options->block, 1);
     tagc_gaps gaps;
     size_t n_items;
     tagc_gaps_init(&gaps, options->n, options->k);
@@ -183,7 +183,7 @@ typedef struct decode_job {
 
 static void place_decode(const tagc_code_options *o, int n_threads, tagc_arena *arena, decode_job *job) {
     job->options = o;
-    job->format = tagc_values_format(o->values, o->block, 1, 0);
+    job->format = tagc_values_format(o->values, o->block, 1);
     tagc_gaps_init(&job->gaps, o->n, o->k);
     size_t chunk = job->gaps.chunk;
     job->rooms = tagc_arena_take(arena, (size_t)n_threads, sizeof *job->rooms);

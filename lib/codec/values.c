@@ -18,9 +18,6 @@
 
 enum { N_REFITS = 2, PIECE = 1024, INF_BITS = 0x7f800000 };
 
-/* A block with larger values is not sent, because its transform might overflow. */
-#define TRANSFORM_LIMIT 0x1p100f
-
 /* ---- formats ---- */
 
 static int bits_per_value(int values) {
@@ -67,19 +64,10 @@ static uint32_t bf16_below(float x) {
     return tagc_float_bits(x) >> 16;
 }
 
-/* A transform divides the sum of up to `block` values by the root of `block`; its partial sums reach that of all. */
-static uint32_t largest_scale(const tagc_value_format *format) {
-    float room = format->rotate ? TAGC_VALUES_MAX_BLOCK : 1;
-    return bf16_below(FLT_MAX / room / largest_multiple(format));
-}
-
-tagc_value_format tagc_values_format(int values, int block, int sparse, int rotate) {
-    tagc_value_format format = {.values = values,
-                                .block = block,
-                                .sparse = sparse,
-                                .rotate = rotate && has_scales(values),
-                                .kernels = tagc_code_best()};
-    format.largest_scale = largest_scale(&format);
+tagc_value_format tagc_values_format(int values, int block, int sparse) {
+    tagc_value_format format = {
+        .values = values, .block = block, .sparse = sparse, .kernels = tagc_code_best()};
+    format.largest_scale = bf16_below(FLT_MAX / largest_multiple(&format));
     return format;
 }
 
@@ -123,29 +111,14 @@ static void send_nothing(const float *values, float *decoded, float *errors, siz
 
 static void encode_block(const tagc_value_format *format, const float *values, float *decoded, float *errors,
                          size_t n, uint8_t *scale_bytes, uint8_t *packed) {
-    const tagc_code_kernels *k = format->kernels;
-    float rotated[TAGC_VALUES_MAX_BLOCK];
-    const float *x = values;
-    int rotate = format->rotate && n == (size_t)format->block;
-    int too_large = format->rotate && tagc_bits_float(k->largest(values, n)) >= TRANSFORM_LIMIT;
-    if (rotate && !too_large) {
-        memcpy(rotated, values, n * sizeof *values);
-        k->transform(rotated, n);
-        x = rotated;
-    }
-    uint32_t scale_bits = too_large ? 0 : scale_of(format, x, n);
-    float level = level_of_int2(format), scale = tagc_bits_float(TAGC_BF16_WIDE(scale_bits));
+    uint32_t scale_bits = scale_of(format, values, n);
+    float scale = tagc_bits_float(TAGC_BF16_WIDE(scale_bits));
     tagc_store16(scale_bytes, scale_bits);
-    if (scale_bits == 0) {
+    if (scale_bits == 0)
         send_nothing(values, decoded, errors, n, packed, packed_bytes(format, n));
-    } else if (rotate) {
-        k->round(format->values, level, scale, rotated, n, rotated, NULL, packed);
-        k->transform(rotated, n);
-        if (errors) k->subtract(values, rotated, errors, n);
-        if (decoded) memcpy(decoded, rotated, n * sizeof *decoded);
-    } else {
-        k->round(format->values, level, scale, values, n, decoded, errors, packed);
-    }
+    else
+        format->kernels->round(format->values, level_of_int2(format), scale, values, n, decoded, errors,
+                               packed);
 }
 
 void tagc_values_encode(const tagc_value_format *format, const float *values, float *decoded, float *errors,
@@ -198,7 +171,6 @@ int tagc_values_valid(const tagc_value_format *format, const uint8_t *bytes, siz
 
 void tagc_values_decode(const tagc_value_format *format, const uint8_t *bytes, size_t first, size_t n,
                         size_t n_all, float *values) {
-    size_t block = (size_t)format->block;
     if (format->values == TAGC_FORMAT_FP32) {
         memcpy(values, bytes + 4 * first, 4 * n);
         return;
@@ -209,6 +181,4 @@ void tagc_values_decode(const tagc_value_format *format, const uint8_t *bytes, s
     }
     format->kernels->widen(format->values, level_of_int2(format), bytes, format->block,
                            bytes + 2 * n_blocks(format, n_all), first, n, values);
-    if (format->rotate)
-        for (size_t i = 0; i + block <= n; i += block) format->kernels->transform(values + i, block);
 }

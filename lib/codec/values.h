@@ -11,8 +11,8 @@
  *   int2    bit 1 is the sign (1: negative), bit 0 the magnitude: scale * 1 or scale * 4 (sparse: * 2)
  *   sign    1: negative; magnitude = scale
  *
- * The product is one fp32 multiplication. Scales are 0 or normal numbers, and small enough that no value, and no transformed
- * block, comes near Inf. If a block cannot meet that, its scale is 0, and all of it stays in the sender's residual. */
+ * The product is one fp32 multiplication. Scales are 0 or normal numbers, and small enough that no value comes near
+ * Inf. If a block cannot meet that, its scale is 0, and all of it stays in the sender's residual. */
 #ifndef TAGC_CODEC_VALUES_H
 #define TAGC_CODEC_VALUES_H
 
@@ -24,15 +24,14 @@
 #define TAGC_VALUES_MAX_BLOCK 4096
 
 typedef struct tagc_value_format {
-    int values; /* tagc_format */
-    int block;  /* a power of two in [16, 4096] */
-    int sparse; /* the values are the largest of many, so none is near zero */
-    int rotate; /* integers: apply a Hadamard transform (orthonormal) to each whole block, not to a shorter last one */
+    int values;                       /* tagc_format */
+    int block;                        /* a power of two in [16, 4096] */
+    int sparse;                       /* the values are the largest of many, so none is near zero */
     uint32_t largest_scale;           /* bits of a bf16 */
     const tagc_code_kernels *kernels; /* the best; tests put another here */
 } tagc_value_format;
 
-tagc_value_format tagc_values_format(int values, int block, int sparse, int rotate);
+tagc_value_format tagc_values_format(int values, int block, int sparse);
 
 size_t tagc_values_bytes(const tagc_value_format *format, size_t n);
 
@@ -45,8 +44,7 @@ void tagc_values_encode(const tagc_value_format *format, const float *values, fl
 /* Returns 1 if all values of these tagc_values_bytes(n) are finite and well-formed. */
 int tagc_values_valid(const tagc_value_format *format, const uint8_t *bytes, size_t n);
 
-/* values [first, first + n) of n_all; first a multiple of TAGC_CODE_LANES. With rotate, first is a multiple of block, and
- * so is n unless it ends at n_all. */
+/* values [first, first + n) of n_all; first a multiple of TAGC_CODE_LANES. */
 void tagc_values_decode(const tagc_value_format *format, const uint8_t *bytes, size_t first, size_t n,
                         size_t n_all, float *values);
 

@@ -40,7 +40,6 @@ static const tagc_field reducer_fields[] = {
     {REDUCER(output), TAGC_FIELD_INT, 1, ALL, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD, TAGC_OUTPUT_SHARD,
      output_names},
     {REDUCER(block), TAGC_FIELD_INT, 1, DIRECT, 0, 4096, 0, NULL},
-    {REDUCER(rotate), TAGC_FIELD_INT, 1, DIRECT, 0, 1, 0, NULL},
     {REDUCER(ranks_per_host), TAGC_FIELD_INT, 1, DIRECT, 1, 65536, 1, NULL},
     {REDUCER(n_threads), TAGC_FIELD_INT, 0, ALL, 1, 256, 1, NULL},
 };
@@ -111,7 +110,6 @@ void tagc_reducer_options_prune(tagc_reducer_options *options) {
     tagc_reducer_options resolved = *options;
     tagc_reducer_options_resolve(&resolved);
     if (!is_blocks(&resolved)) options->block = 0;
-    if (!is_blocks(&resolved) || resolved.sparsity != 0) options->rotate = 0;
 }
 
 /* ---- names ---- */
@@ -256,11 +254,6 @@ static tagc_status check_together(const tagc_reducer_options *options, const tag
                          "block is %d, but format %s has no blocks: leave block at 0, or choose an integer "
                          "format",
                          options->block, format);
-    if (full->rotate && !(is_blocks(full) && full->sparsity == 0))
-        return tagc_fail(
-            TAGC_ERR_UNSUPPORTED,
-            "rotate is 1, which needs sparsity 0 and an integer format: sparsity is %.10g, format is %s",
-            full->sparsity, format);
     return TAGC_OK;
 }
 

@@ -309,9 +309,6 @@ tagc_status tagc_reducer_set_sparsity(tagc_reducer *r, double sparsity) {
     if (sparsity > 0 && r->options.exchange == TAGC_EXCHANGE_DENSE)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "sparsity is %.10g, but exchange dense supports only 0",
                          sparsity);
-    if (sparsity > 0 && r->options.rotate)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "sparsity is %.10g and rotate is 1, which needs sparsity 0",
-                         sparsity);
     if (sparsity == r->options.sparsity) return TAGC_OK;
     if (!r->exchange->is_selective) {
         r->options.sparsity = sparsity;

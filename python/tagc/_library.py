@@ -75,7 +75,7 @@ class ReducerOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("exchange", c_int), ("format",
             c_int),
-        ("sparsity", c_double), ("op", c_int), ("output", c_int), ("block", c_int), ("rotate", c_int),
+        ("sparsity", c_double), ("op", c_int), ("output", c_int), ("block", c_int),
         ("ranks_per_host", c_int), ("n_threads", c_int), ("paper", c_void_p),
     ]  # fmt: skip
 

@@ -165,20 +165,6 @@ static void defaults_follow_the_exchange(void **state) {
     assert_true(init.mild.format == arm.mild.format && init.policy == arm.policy);
 }
 
-/* rotate goes where every element is sent, and nowhere else. */
-static void rotate_is_for_dense_blocks(void **state) {
-    (void)state;
-    tagc_fsdp_options o;
-    read_arm("direct+rotate=yes", &o);
-    assert_true(!o.reducer.rotate && !o.mild.rotate);
-    read_arm("direct+rotate=yes+mild-sparsity=0", &o);
-    assert_true(!o.reducer.rotate && o.mild.rotate);
-    read_arm("direct+rotate=yes+sparsity=0+mild-sparsity=0.8", &o);
-    assert_true(o.reducer.rotate && !o.mild.rotate);
-    read_arm("packed+rotate=yes+sparsity=0", &o);
-    assert_true(!o.reducer.rotate);
-}
-
 /* What would stand in an arm's name and change nothing of what is measured. */
 static void arms_have_what_changes_them(void **state) {
     (void)state;
@@ -201,7 +187,6 @@ int main(void) {
         cmocka_unit_test(arms_are_their_files),
         cmocka_unit_test(files_come_to),
         cmocka_unit_test(defaults_follow_the_exchange),
-        cmocka_unit_test(rotate_is_for_dense_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

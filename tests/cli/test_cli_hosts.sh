@@ -94,8 +94,8 @@ run 2 train "${tiny[@]}" --exchange direct --block 100
 says "--block is 100" "power of two"
 run 1 train "${tiny[@]}" --two-level --exchange direct --ranks 4 --ranks-per-host 3 --steps 1
 says "ranks_per_host is 3"
-run 0 train "${tiny[@]}" --no-quiet --steps 1 --exchange packed --values int8 --mild-sparsity 0.5 --ranks-per-host 1 --rotate --gather-check-every 3
-for option in values mild-sparsity ranks-per-host rotate gather-check-every; do
+run 0 train "${tiny[@]}" --no-quiet --steps 1 --exchange packed --values int8 --mild-sparsity 0.5 --ranks-per-host 1 --gather-check-every 3
+for option in values mild-sparsity ranks-per-host gather-check-every; do
     grep -q "^note: --$option is for .* and has no effect here" out || fail "no note about --$option: $(cat out)"
 done
 run 0 train "${tiny[@]}" --no-quiet --steps 1 --two-level

@@ -102,16 +102,6 @@ static uint32_t naive_load(const uint8_t *bytes, int n_bytes) {
     return value;
 }
 
-static void naive_transform(float *x, size_t n) {
-    float *y = bytes_of(n * sizeof *y);
-    for (size_t half = 1; half < n; half *= 2) {
-        for (size_t i = 0; i < n; i++) y[i] = i & half ? x[i ^ half] - x[i] : x[i] + x[i ^ half];
-        memcpy(x, y, n * sizeof *x);
-    }
-    for (size_t i = 0; i < n; i++) x[i] *= 1.0f / sqrtf((float)n);
-    free(y);
-}
-
 static size_t naive_values(const tagc_code_options *o, const uint8_t *bytes, size_t n, float *out) {
     static const int widths[] = {32, 16, 8, 4, 2, 1};
     int width = widths[o->values];
@@ -138,8 +128,6 @@ static size_t naive_values(const tagc_code_options *o, const uint8_t *bytes, siz
             out[i] = code ? -scale : scale;
         }
     }
-    if (o->rotate && n_scales && !o->sparse)
-        for (size_t i = 0; i + block <= n; i += block) naive_transform(out + i, block);
     return 2 * n_scales + (r.at + 7) / 8;
 }
 
@@ -226,9 +214,6 @@ static void check_naive(const fragment *f) {
 
 static void check_conserved(const fragment *f) {
     int is_exact = f->options.values == TAGC_FORMAT_FP32;
-    float largest = 0;
-    for (size_t i = 0; i < f->options.n; i++)
-        largest = fmaxf(largest, fabsf(f->gradient[i] + f->residual_in[i]));
     for (size_t i = 0; i < f->options.n; i++) {
         float acc = f->gradient[i] + f->residual_in[i], sum = f->decoded[i] + f->residual_out[i];
         assert_true(isfinite(f->residual_out[i]));
@@ -236,8 +221,7 @@ static void check_conserved(const fragment *f) {
         if (is_exact)
             assert_true(acc == sum);
         else
-            assert_true(fabsf(acc - sum) <=
-                        1e-6f * (f->options.rotate ? largest : fmaxf(fabsf(acc), fabsf(f->decoded[i]))));
+            assert_true(fabsf(acc - sum) <= 1e-6f * fmaxf(fabsf(acc), fabsf(f->decoded[i])));
     }
 }
 
@@ -250,9 +234,6 @@ static void each_shape(void (*check)(const tagc_code_options *options)) {
             size_t n = i < N_SMALL ? 16 + random_below(185) : large[i - N_SMALL];
             tagc_code_options o = {.n = n, .k = n, .values = values, .block = blocks[i % 3]};
             check(&o);
-            o.rotate = values >= TAGC_FORMAT_INT8;
-            if (o.rotate) check(&o);
-            o.rotate = 0;
             o.sparse = 1;
             for (size_t d = 0; d < 6; d++) {
                 o.k = tagc_select_count(n, 1 - densities[d]);
@@ -291,7 +272,6 @@ static tagc_code_options random_options(size_t most) {
     tagc_code_options o = {.n = n, .k = n, .values = (int)random_below(6), .block = blocks[random_below(3)]};
     o.sparse = (int)random_below(2);
     if (o.sparse) o.k = random_below(random_below(4) ? n / 4 + 1 : n + 1);
-    o.rotate = !o.sparse && random_below(2);
     return o;
 }
 

@@ -59,8 +59,7 @@ static void fill(int kind, float *x, size_t n) {
 
 static tagc_value_format random_format(void) {
     static const int blocks[] = {16, 32, 128, 1024, 4096};
-    return tagc_values_format((int)random_below(6), blocks[random_below(5)], (int)random_below(2),
-                              (int)random_below(2));
+    return tagc_values_format((int)random_below(6), blocks[random_below(5)], (int)random_below(2));
 }
 
 /* ---- every table ---- */
@@ -132,9 +131,8 @@ static void test_parts(void **state) {
         }
         assert_memory_equal(bytes, r.bytes, n_bytes);
         assert_memory_equal(part, trial % 3 == 0 ? r.decoded : trial % 3 == 1 ? r.errors : values, 4 * n);
-        size_t unit = format.rotate ? block : TAGC_CODE_LANES, begin = random_below(n / unit + 1) * unit,
-               end = format.rotate ? begin + random_below((n - begin) / unit + 1) * unit
-                                   : begin + random_below(n - begin + 1);
+        size_t begin = random_below(n / TAGC_CODE_LANES + 1) * TAGC_CODE_LANES,
+               end = begin + random_below(n - begin + 1);
         float *received = bytes_of(4 * (end - begin));
         tagc_values_decode(&format, bytes, begin, end - begin, n, received);
         if (end > begin) assert_memory_equal(received, r.received + begin, 4 * (end - begin));
@@ -145,11 +143,11 @@ static void test_parts(void **state) {
 
 /* ---- what a block is worth ---- */
 
-static double error_energy(int values, int sparse, int rotate, int kind) {
+static double error_energy(int values, int sparse, int kind) {
     enum { N = 1 << 15 };
     static float x[N], errors[N];
     static uint8_t bytes[4 * N];
-    tagc_value_format format = tagc_values_format(values, 128, sparse, rotate);
+    tagc_value_format format = tagc_values_format(values, 128, sparse);
     double energy = 0, lost = 0;
     fill(kind, x, N);
     for (size_t i = 0; sparse && i < N; i++) x[i] = copysignf(2 + fabsf(x[i]), x[i]);
@@ -162,19 +160,18 @@ static double error_energy(int values, int sparse, int rotate, int kind) {
 static void test_errors(void **state) {
     (void)state;
     static const struct {
-        int values, sparse, rotate, kind;
+        int values, sparse, kind;
         double most;
     } cases[] = {
-        {TAGC_FORMAT_BF16, 0, 0, NORMAL, 3e-6}, {TAGC_FORMAT_INT8, 0, 0, NORMAL, 5e-5},
-        {TAGC_FORMAT_INT8, 0, 0, HEAVY, 3e-4},  {TAGC_FORMAT_INT4, 0, 0, NORMAL, 0.015},
-        {TAGC_FORMAT_INT4, 0, 0, HEAVY, 0.06},  {TAGC_FORMAT_INT4, 0, 1, HEAVY, 0.016},
-        {TAGC_FORMAT_INT4, 1, 0, NORMAL, 0.01}, {TAGC_FORMAT_INT2, 0, 0, NORMAL, 0.14},
-        {TAGC_FORMAT_INT2, 0, 0, HEAVY, 0.40},  {TAGC_FORMAT_INT2, 0, 1, HEAVY, 0.14},
-        {TAGC_FORMAT_INT2, 1, 0, NORMAL, 0.05}, {TAGC_FORMAT_SIGN, 0, 0, NORMAL, 0.38},
-        {TAGC_FORMAT_SIGN, 0, 1, HEAVY, 0.38},  {TAGC_FORMAT_SIGN, 1, 0, NORMAL, 0.06},
+        {TAGC_FORMAT_BF16, 0, NORMAL, 3e-6}, {TAGC_FORMAT_INT8, 0, NORMAL, 5e-5},
+        {TAGC_FORMAT_INT8, 0, HEAVY, 3e-4},  {TAGC_FORMAT_INT4, 0, NORMAL, 0.015},
+        {TAGC_FORMAT_INT4, 0, HEAVY, 0.06},  {TAGC_FORMAT_INT4, 1, NORMAL, 0.01},
+        {TAGC_FORMAT_INT2, 0, NORMAL, 0.14}, {TAGC_FORMAT_INT2, 0, HEAVY, 0.40},
+        {TAGC_FORMAT_INT2, 1, NORMAL, 0.05}, {TAGC_FORMAT_SIGN, 0, NORMAL, 0.38},
+        {TAGC_FORMAT_SIGN, 1, NORMAL, 0.06},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        double energy = error_energy(cases[i].values, cases[i].sparse, cases[i].rotate, cases[i].kind);
+        double energy = error_energy(cases[i].values, cases[i].sparse, cases[i].kind);
         if (energy > cases[i].most) print_message("case %zu: %g\n", i, energy);
         assert_true(energy <= cases[i].most);
     }
@@ -190,7 +187,7 @@ static void test_scales(void **state) {
         fill(trial % 2 ? NORMAL : HEAVY, x, 128);
         for (int i = 0; i < 128; i++) sum += fabs(x[i]), largest = fmax(largest, fabs(x[i]));
         for (int values = TAGC_FORMAT_INT8; values <= TAGC_FORMAT_SIGN; values++) {
-            tagc_value_format format = tagc_values_format(values, 128, 0, 0);
+            tagc_value_format format = tagc_values_format(values, 128, 0);
             tagc_values_encode(&format, x, decoded, NULL, 0, 128, 128, bytes);
             float scale = tagc_bits_float(tagc_load16(bytes) << 16);
             int most = values == TAGC_FORMAT_INT8 ? 127 : 7;
@@ -201,28 +198,6 @@ static void test_scales(void **state) {
             for (int i = 0; i < 128; i++)
                 assert_true(fabsf(x[i] - decoded[i]) <= scale * (0.5001f + 0.004f * (float)most));
         }
-    }
-}
-
-/* ---- the transform ---- */
-
-static void test_transform(void **state) {
-    (void)state;
-    const tagc_code_kernels *k = tagc_code_best();
-    for (size_t n = 16; n <= TAGC_VALUES_MAX_BLOCK; n *= 2) {
-        float *x = bytes_of(4 * n), *y = bytes_of(4 * n);
-        fill(NORMAL, x, n);
-        memcpy(y, x, 4 * n);
-        k->transform(y, n);
-        for (int trial = 0; trial < 20; trial++) {
-            size_t row = random_below(n);
-            double sum = 0;
-            for (size_t i = 0; i < n; i++) sum += __builtin_popcountll(i & row) % 2 ? -x[i] : x[i];
-            assert_true(fabs(sum / sqrt((double)n) - y[row]) < 1e-4);
-        }
-        k->transform(y, n);
-        for (size_t i = 0; i < n; i++) assert_true(fabsf(x[i] - y[i]) < 1e-5f);
-        free(x), free(y);
     }
 }
 
@@ -237,26 +212,25 @@ static void check_finite(const tagc_value_format *format, const uint8_t *bytes, 
 
 static void test_any_scale(void **state) {
     (void)state;
-    for (int values = TAGC_FORMAT_BF16; values <= TAGC_FORMAT_SIGN; values++)
-        for (int rotate = 0; rotate < 2; rotate++) {
-            tagc_value_format format = tagc_values_format(values, 4096, 0, rotate);
-            size_t n = 4096, n_bytes = tagc_values_bytes(&format, n), n_good = 0;
-            uint8_t *bytes = bytes_of(n_bytes);
-            for (int pattern = 0; pattern < 3; pattern++) {
-                for (size_t i = 0; i < n_bytes; i++)
-                    bytes[i] = (uint8_t)(pattern == 0 ? 0 : pattern == 1 ? 0x88 : random_u64());
-                if (values == TAGC_FORMAT_BF16) memset(bytes, 0, n_bytes);
-                for (uint32_t scale = 0; scale < 65536; scale += SCALE_STEP) {
-                    tagc_store16(bytes, scale);
-                    if (!tagc_values_valid(&format, bytes, n)) continue;
-                    n_good++;
-                    assert_true((scale & 0x7f80u) != 0x7f80u);
-                    if (scale % 61 == 0 || scale > 0x7000u) check_finite(&format, bytes, n);
-                }
+    for (int values = TAGC_FORMAT_BF16; values <= TAGC_FORMAT_SIGN; values++) {
+        tagc_value_format format = tagc_values_format(values, 4096, 0);
+        size_t n = 4096, n_bytes = tagc_values_bytes(&format, n), n_good = 0;
+        uint8_t *bytes = bytes_of(n_bytes);
+        for (int pattern = 0; pattern < 3; pattern++) {
+            for (size_t i = 0; i < n_bytes; i++)
+                bytes[i] = (uint8_t)(pattern == 0 ? 0 : pattern == 1 ? 0x88 : random_u64());
+            if (values == TAGC_FORMAT_BF16) memset(bytes, 0, n_bytes);
+            for (uint32_t scale = 0; scale < 65536; scale += SCALE_STEP) {
+                tagc_store16(bytes, scale);
+                if (!tagc_values_valid(&format, bytes, n)) continue;
+                n_good++;
+                assert_true((scale & 0x7f80u) != 0x7f80u);
+                if (scale % 61 == 0 || scale > 0x7000u) check_finite(&format, bytes, n);
             }
-            assert_true(n_good > 0);
-            free(bytes);
         }
+        assert_true(n_good > 0);
+        free(bytes);
+    }
 }
 
 static void test_hostile(void **state) {
@@ -284,10 +258,8 @@ static void test_hostile(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_table), cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_errors),      cmocka_unit_test(test_scales),
-        cmocka_unit_test(test_transform),   cmocka_unit_test(test_any_scale),
-        cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_every_table), cmocka_unit_test(test_parts),     cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_scales),      cmocka_unit_test(test_any_scale), cmocka_unit_test(test_hostile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

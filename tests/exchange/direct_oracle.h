@@ -70,12 +70,8 @@ static inline tagc_code_options direct_code(const direct_model *m, int of_sums) 
     size_t k = tagc_select_count(m->shard, m->options.sparsity);
     int sparse = k < m->shard; /* sums, too */
     if (of_sums) k = k * m->n_hosts < m->shard ? k * m->n_hosts : m->shard;
-    return (tagc_code_options){.n = m->shard,
-                               .k = k,
-                               .sparse = sparse,
-                               .values = m->options.format,
-                               .block = m->options.block,
-                               .rotate = m->options.rotate};
+    return (tagc_code_options){
+        .n = m->shard, .k = k, .sparse = sparse, .values = m->options.format, .block = m->options.block};
 }
 
 /* Writes what a receiver gets of gradient + residual to values (shard), and updates the residual (NULL: there is none). */

@@ -25,7 +25,6 @@ static const option_field option_fields[] = {
     INT_FIELD(op, -1, 2),
     INT_FIELD(output, -1, 3),
     INT_FIELD(block, -1, 4097),
-    INT_FIELD(rotate, -1, 2),
     INT_FIELD(ranks_per_host, 0, 65537),
     INT_FIELD(n_threads, 0, 257),
     PAPER_FIELD(index, -1, 3),

@@ -51,7 +51,7 @@ static float draw_value(trial *t, int kind) {
     }
 }
 
-/* What direct has of its own; rotation only where no step has positions. */
+/* What direct has of its own. */
 static void draw_direct(trial *t, unit *x) {
     tagc_reducer_options *o = &x->options;
     o->exchange = TAGC_EXCHANGE_DIRECT;
@@ -60,8 +60,6 @@ static void draw_direct(trial *t, unit *x) {
     o->output = (int)draw(t, 3);
     do o->ranks_per_host = 1 + (int)draw(t, (uint64_t)t->world_size);
     while (t->world_size % o->ranks_per_host);
-    o->rotate = draw(t, 4) == 0;
-    for (int step = 0; step < N_STEPS && o->rotate; step++) x->sparsity[step] = 0;
     o->sparsity = x->sparsity[0];
     tagc_reducer_options_prune(o); /* no scales, no blocks */
 }

@@ -92,24 +92,6 @@ static void test_order(void **state) {
 
 /* ---- direct ---- */
 
-static void rotate_body(rank_run *run) {
-    caller c = new_caller(run, TAGC_EXCHANGE_DIRECT);
-    c.options.rotate = 1;
-    c.options.sparsity = 0;
-    if (!make(&c)) return;
-    CHECK(run, tagc_reducer_set_sparsity(c.reducer, 0.5) == TAGC_ERR_UNSUPPORTED);
-    CHECK(run, strstr(tagc_last_error(), "rotate"));
-    CHECK(run, tagc_reducer_set_sparsity(c.reducer, 0) == TAGC_OK);
-    CHECK(run, step(&c, NULL) == TAGC_OK);
-    tagc_reducer_destroy(c.reducer);
-}
-
-static void test_rotate(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
-    run_ranks(4, rotate_body, NULL, NULL, runs);
-}
-
 /* bf16 at sparsity 0 sends everything exactly and needs no residual. */
 static void get_a_residual(caller *c) {
     rank_run *run = c->run;
@@ -182,8 +164,7 @@ static void test_hosts_order(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order), cmocka_unit_test(test_rotate),
-                                       cmocka_unit_test(test_direct_order),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order), cmocka_unit_test(test_direct_order),
                                        cmocka_unit_test(test_hosts_order)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

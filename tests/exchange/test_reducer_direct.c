@@ -147,7 +147,6 @@ static void test_formats(void **state) {
                 x.options.sparsity = sparsities[i];
                 x.options.block = 16 << (values + i) % 4;
                 x.options.op = (w + values + i) % 2;
-                x.options.rotate = sparsities[i] == 0 && values % 2;
                 tagc_reducer_options_prune(&x.options);
                 assert_as_oracle(&x);
                 destroy_experiment(&x);
@@ -167,7 +166,6 @@ static void test_all_reduce(void **state) {
                 x.options.sparsity = sparsities[i];
                 x.options.block = 16 << i % 4;
                 x.options.op = (w + values) % 2;
-                x.options.rotate = sparsities[i] == 0 && i % 2;
                 tagc_reducer_options_prune(&x.options);
                 assert_as_oracle(&x);
                 if (i == 1)

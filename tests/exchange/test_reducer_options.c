@@ -40,7 +40,6 @@ static const struct {
     {"output", TAGC_OUTPUT_UNIT, ALL, ""},
     {"output", TAGC_OUTPUT_HOST_SHARD, DIRECT, "output is host_shard, but exchange"},
     {"block", 64, DIRECT, "block is 64, but exchange"},
-    {"rotate", 1, 0, "rotate is 1, "},
     {"ranks_per_host", 2, DIRECT, "ranks_per_host is 2, but exchange"},
     {"n_threads", 2, ALL, ""},
     {"paper", 0, SKETCH | PACKED, "paper is set, but exchange"},
@@ -165,12 +164,8 @@ static void bad_combinations(rank_run *run) {
     options.block = 8;
     expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "block is 8, must be 0 (128) or a power of two");
     options = direct;
-    options.rotate = 1;
-    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "rotate is 1, which needs sparsity 0");
     options.sparsity = 0;
     options.format = TAGC_FORMAT_BF16;
-    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "rotate is 1, which needs sparsity 0 and an integer");
-    options.rotate = 0;
     options.block = 64;
     expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "block is 64, but format bf16 has no blocks");
     options = direct;
@@ -261,7 +256,6 @@ static void check_pruned(const struct prune_case *c, int selects) {
     o->format = c->format;
     o->sparsity = selects ? 0.9 : 0;
     o->block = 64;
-    o->rotate = 1;
     o->ranks_per_host = 2;
     o->paper = &b.paper;
     tagc_reducer_options_prune(o);
@@ -269,7 +263,6 @@ static void check_pruned(const struct prune_case *c, int selects) {
     assert_int_equal(o->format, c->kept_format);
     assert_true(o->sparsity == (selects && !is_dense ? 0.9 : 0));
     assert_int_equal(o->block, c->keeps_block ? 64 : 0);
-    assert_int_equal(o->rotate, c->keeps_block && !selects);
     assert_int_equal(o->ranks_per_host, is_direct ? 2 : 1);
     assert_ptr_equal(o->paper, is_direct || is_dense ? NULL : &b.paper);
 }

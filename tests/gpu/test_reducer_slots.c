@@ -16,7 +16,7 @@ enum { N_TRIALS = REPEATS(40, 40, 14) };
 /* ---- the same steps twice ---- */
 
 static void change_sparsity(both *b) {
-    if (b->t->options.sparsity == 0 || b->t->options.rotate) return;
+    if (b->t->options.sparsity == 0) return;
     CHECK(b->run, tagc_reducer_set_sparsity(b->plain, 0.97) == TAGC_OK);
     CHECK(b->run, tagc_reducer_set_sparsity(b->reducer, 0.97) == TAGC_OK);
     CHECK(b->run, tagc_slots_bytes(b->reducer, 0) <= b->slot_bytes);

@@ -224,7 +224,6 @@ def check_summary():
         "lr": "1",
         "out": "x",
         "values": "int2",
-        "rotate": "no",
         "n-head": "preset",
         "n-embd": "256",
         "batch-size": "2",

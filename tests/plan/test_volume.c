@@ -304,7 +304,6 @@ static void direct_blocks(void **state) {
         run.options.reducer.sparsity = 0;
         run.options.reducer.format = variant % 6;
         run.options.reducer.block = 16 << variant % 3;
-        run.options.reducer.rotate = variant % 5 == 0;
         run.options.two_level = variant % 3 == 0;
         if (run.options.two_level || run.options.sharding == TAGC_SHARD_HYBRID)
             run.options.ranks_per_host = per_host[k];
@@ -315,7 +314,6 @@ static void direct_blocks(void **state) {
         }
         if (mild && variant % 2) {
             run.options.reducer.exchange = TAGC_EXCHANGE_DENSE;
-            run.options.reducer.rotate = 0;
         }
         if (variant % STRIDE == 0) compare(&run, "direct blocks");
     }

@@ -52,8 +52,7 @@ static void choose_codes(tagc_reducer *r) {
                                                 .k = r->k,
                                                 .sparse = r->k < r->shard,
                                                 .values = r->options.format,
-                                                .block = r->options.block,
-                                                .rotate = r->options.rotate};
+                                                .block = r->options.block};
     /* topk even if sums could have every element: in 2 bits or 1, `blocks` has no code for zero, which is what padding is. */
     uint64_t most = (uint64_t)r->k * (uint64_t)d->n_hosts;
     d->sums.k = most < r->shard ? (size_t)most : r->shard;

@@ -21,8 +21,7 @@ static double expected_gaps(const tagc_code_options *o, double density) {
 }
 
 tagc_body_bytes tagc_expected_body(const tagc_code_options *o, double density) {
-    tagc_value_format format = {
-        .values = o->values, .block = o->block, .sparse = o->sparse, .rotate = o->rotate};
+    tagc_value_format format = {.values = o->values, .block = o->block, .sparse = o->sparse};
     if (!o->sparse) return (tagc_body_bytes){0, (double)tagc_values_bytes(&format, o->n)};
     double n_items = density * (double)o->n;
     return (tagc_body_bytes){expected_gaps(o, density),

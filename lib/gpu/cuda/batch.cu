@@ -31,8 +31,8 @@ struct tagc_batch {
 /* ---- shapes ---- */
 
 static value_format format_of(const tagc_code_options *o) {
-    tagc_value_format f = tagc_values_format(o->values, o->block, o->sparse, o->sparse ? 0 : o->rotate);
-    value_format format = {f.values, f.block, 0, f.sparse, f.rotate, f.largest_scale};
+    tagc_value_format f = tagc_values_format(o->values, o->block, o->sparse);
+    value_format format = {f.values, f.block, 0, f.sparse, f.largest_scale};
     while (1 << format.shift < f.block) format.shift++;
     return format;
 }
@@ -337,8 +337,7 @@ static void run_bodies(const tagc_batch *b) {
     }
     TAGC_LAUNCH(clear_results, no_shared, parts_of(n_rows, THREADS) * (n_rows > 0), stream, rows, n_rows);
     if (b->n_sparse) TAGC_LAUNCH(add_topk, add_shared, b->row_of_chunk.n, stream, work, bodies);
-    if (b->n_sparse < b->n_rows)
-        TAGC_LAUNCH(add_blocks, add_run_shared, b->row_of_chunk.n, stream, work, bodies);
+    if (b->n_sparse < b->n_rows) TAGC_LAUNCH(add_blocks, no_shared, b->row_of_chunk.n, stream, work, bodies);
 }
 
 static tagc_status cuda_run(tagc_batch *b) {

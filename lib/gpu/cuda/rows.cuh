@@ -24,8 +24,8 @@ constexpr unsigned NO_BOUND = 0x80000000u;             /* above the bits of any 
 
 /* Formats of values (codec/values.h). */
 struct value_format {
-    int values, block, shift, sparse, rotate; /* block: 1 << shift */
-    uint32_t largest_scale;                   /* bits of a bf16 */
+    int values, block, shift, sparse; /* block: 1 << shift */
+    uint32_t largest_scale;           /* bits of a bf16 */
 };
 
 /* The place of a span's candidates among those of its row. */

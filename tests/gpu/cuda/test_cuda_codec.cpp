@@ -161,7 +161,6 @@ static tagc_code_options random_options(size_t most) {
     o.block = blocks[random_below(random_below(4) ? 3 : 5)];
     o.sparse = random_below(3) != 0;
     if (o.sparse && random_below(12)) o.k = random_below(random_below(4) ? o.n / 10 + 1 : o.n + 1);
-    o.rotate = !o.sparse && random_below(2);
     return o;
 }
 

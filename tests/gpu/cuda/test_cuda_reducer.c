@@ -173,7 +173,6 @@ static trial make_trial(int seed, int world_size, size_t shard) {
     t.options.n_elems = (uint64_t)world_size * shard;
     t.options.format = seed % 6;
     t.options.sparsity = seed % 4 == 3 ? 0 : seed % 4 == 2 ? 0.8 : 0.95;
-    t.options.rotate = t.options.sparsity == 0 && t.options.format >= TAGC_FORMAT_INT8 && seed % 8 == 3;
     t.options.op = seed % 3 ? TAGC_OP_AVG : TAGC_OP_SUM;
     t.options.output = seed % 5 < 3 ? TAGC_OUTPUT_SHARD : TAGC_OUTPUT_UNIT;
     return t;
@@ -411,7 +410,6 @@ static void test_dropped_waits_are_found(void **state) {
             t.options.output = output;
             t.options.sparsity = 0.9;
             t.options.format = TAGC_FORMAT_INT4;
-            t.options.rotate = 0;
             t.dropped = n;
             fake_reset((uint64_t)seed, 1, FAKE_LATE, 1);
             run_ranks(2, rank_drops, &t, NULL, runs);
