@@ -145,5 +145,5 @@ def test_advise_runs_without_a_model():
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tagc",
          "advise", "--params", "10m", "--seconds", "0.2", "--wrap", "ddp"],
         check=True, text=True, stdout=subprocess.PIPE, timeout=200).stdout  # fmt: skip
-    assert said.startswith("ddp, 2 ranks, ") and "in every" not in said
+    assert said.startswith("DDP, 2 ranks, ") and "in every" not in said
     assert "of" in said and "tagc, 95 % zero" in said

@@ -183,7 +183,7 @@ def test_a_frozen_base_decides_the_advice():
     whole = seconds_of(shape_of([{"fp32": n}] * 3))
     assert whole["FSDP2 in fp32, as it is"] == pytest.approx(3 * 2 * 4 * n / 2 / 100e6)
     assert whole["FSDP2 in bf16"] == pytest.approx(3 * 2 * 2 * n / 2 / 100e6)
-    assert whole["tagc, sparsity 0.95, parameters bf16"] == pytest.approx(3 * 2 * 2 * n / 2 / 100e6)
+    assert whole["tagc, 95 % zero, parameters bf16"] == pytest.approx(3 * 2 * 2 * n / 2 / 100e6)
     # a base in int8 with adapters in fp32 is torch's to gather, in any format
     mixed = seconds_of(shape_of([{"other": n, "fp32": 20_000}] * 3))
     as_it_is = 3 * 2 * (n + 80_000) / 2 / 100e6
@@ -192,14 +192,14 @@ def test_a_frozen_base_decides_the_advice():
     assert not any("parameters" in name for name in mixed)
     # with one unit that tagc can gather, the others still take torch's time
     both = seconds_of(shape_of([{"other": n, "fp32": 20_000}, {"fp32": n}]))
-    assert both["tagc, sparsity 0.95, parameters bf16"] == pytest.approx(as_it_is / 3 + 2 * 2 * n / 2 / 100e6)
+    assert both["tagc, 95 % zero, parameters bf16"] == pytest.approx(as_it_is / 3 + 2 * 2 * n / 2 / 100e6)
     # a unit without trained parameters sends no delta, and no gradient
     still = shape_of([{"fp32": n}] * 2, units=[{}, {"compressed": n}])
     rows = {row["name"]: row for row in advice.forecast(still, found)}
     moving = {
         row["name"]: row for row in advice.forecast(shape_of([{"fp32": n}], units=[{"compressed": n}]), found)
     }
-    name = "tagc, sparsity 0.95, parameters delta4"
+    name = "tagc, 95 % zero, parameters delta4"
     assert rows[name]["parameters_s"] == pytest.approx(moving[name]["parameters_s"] + 2 * n * 1e-10)
     assert rows[name]["gradients_s"] == pytest.approx(moving[name]["gradients_s"])
 

@@ -62,7 +62,8 @@ def run(words: Sequence[str]) -> int:
         import torch.distributed as dist
 
         from tagc.torch.advise.advice import advise_shape
-        from tagc.torch.advise.survey import Shape, Survey
+        from tagc.torch.advise.shape import Shape
+        from tagc.torch.advise.survey import Survey
     except ModuleNotFoundError as missing:
         raise Error("unsupported", f'{missing}: pip install "tagc-train[torch]"') from None
 

@@ -62,7 +62,7 @@ def name_of(options: Mapping[str, Any]) -> str:
     if options.get("exchange") == "dense":
         what = "uncompressed"
     else:
-        what = "every value as int8" if options["sparsity"] == 0 else f"sparsity {options['sparsity']:g}"
+        what = "every value as int8" if options["sparsity"] == 0 else f"{100 * options['sparsity']:g} % zero"
     parameters = f", parameters {options['parameters']}" if options.get("parameters") else ""
     on_device = ", codec on the device" if options.get("codec") == "device" else ""
     in_group = ", in the model's own group" if options.get("transport") == "group" else ""
