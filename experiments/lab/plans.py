@@ -2,13 +2,14 @@
 
 import pathlib
 
+import cells
 from common import LabError
 
 
-def markdown(plans, grid):
+def markdown(plans):
     """Iterations over worlds and links, and beside measured ones where the plan was checked."""
     try:
-        return simulated(plans, grid) + checked(plans, grid) + origin(plans[0])
+        return simulated(plans) + checked(plans) + origin(plans[0])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise LabError(f"the plan is damaged: {error!r}") from None
 
@@ -40,7 +41,7 @@ def latency(seconds):
     return f", {1e3 * seconds:.3g} ms" if seconds >= 5e-4 else ""
 
 
-def simulated(plans, grid):
+def simulated(plans):
     """A table per world size. Rows of one arm under several placements carry theirs in the name."""
     keys = list(dict.fromkeys(key_of(row) for plan in plans for row in plan["rows"]))
     names = [arm for arm, _ in keys]
@@ -52,11 +53,11 @@ def simulated(plans, grid):
             name, placement = key
             shown = name if names.count(name) == 1 else f"{name}, {placement}"
             rows.append([f"`{shown}`"] + [cell(plan, key) for plan in same])
-        text += grid([f"simulated, {world_size} ranks"] + [rate(plan) for plan in same], rows) + "\n"
+        text += cells.grid([f"simulated, {world_size} ranks"] + [rate(plan) for plan in same], rows) + "\n"
     return text
 
 
-def checked(plans, grid):
+def checked(plans):
     checks = plans[0].get("checks") or []
     held_out = [check for check in checks if check["is_held_out"]]
     if not held_out:
@@ -75,7 +76,7 @@ def checked(plans, grid):
     errors = [abs(check["error"]) for check in held_out]
     return (
         "\n"
-        + grid(["not seen by the fit", "place", "measured", "simulated", "error"], rows)
+        + cells.grid(["not seen by the fit", "place", "measured", "simulated", "error"], rows)
         + f"\nLargest error {100 * max(errors):.1f} %, mean {100 * sum(errors) / len(errors):.1f} %.\n"
     )
 

@@ -7,8 +7,8 @@ import pathlib
 import socket
 import subprocess
 
+import cells
 import hosts
-import tables
 from common import ROOT, LabError
 
 import results
@@ -103,7 +103,7 @@ def markdown(result):
     parts = []
     for case in result["cases"]:
         text = _arms(result, case) + "\n" + _exchanges(case)
-        parts.append((f"**{tables.case_text(case)}**\n\n" if many else "") + text)
+        parts.append((f"**{cells.case_text(case)}**\n\n" if many else "") + text)
     return "\n".join(parts)
 
 
@@ -112,39 +112,39 @@ def _arms(result, case):
     arms = {arm["name"]: arm for arm in found["arms"]}
     rows, forecasts = [], _forecasts(found)
     for arm in arms.values():
-        needed = tables.number(arm["n_bytes_needed"] and arm["n_bytes_needed"] / 1e6, 2)
+        needed = cells.number(arm["n_bytes_needed"] and arm["n_bytes_needed"] / 1e6, 2)
         rows.append(
             [
                 f"`{arm['name']}`: {arm['about']}",
-                tables.seconds(arm["total_s"]),
-                tables.number(forecasts.get(arm["name"]), 2, " s"),
-                tables.number(arm["n_bytes_sent"] and arm["n_bytes_sent"] / 1e6, 2),
+                cells.seconds(arm["total_s"]),
+                cells.number(forecasts.get(arm["name"]), 2, " s"),
+                cells.number(arm["n_bytes_sent"] and arm["n_bytes_sent"] / 1e6, 2),
                 needed,
             ]
         )
     head = ["arm", "iteration", "forecast by advise()", "MB sent by a rank, counted", "that torch must send"]
-    text = tables.grid(head, rows)
+    text = cells.grid(head, rows)
     pairs = result["settings"].get("pairs") or [[next(iter(arms)), name] for name in list(arms)[1:]]
     rows = []
     for slow, fast in pairs:
         if slow in arms and fast in arms:
-            samples = tables.ratios(arms[slow], arms[fast])
+            samples = cells.ratios(arms[slow], arms[fast])
             rows.append(
                 [
                     f"`{fast}` against `{slow}`",
-                    tables.spread_text(results.spread(samples), 2, "x"),
-                    tables.verdict(samples),
+                    cells.spread_text(results.spread(samples), 2, "x"),
+                    cells.verdict(samples),
                 ]
             )
-    text += "\n" + tables.grid(["pair", "how many times as fast, per round", ""], rows)
+    text += "\n" + cells.grid(["pair", "how many times as fast, per round", ""], rows)
     model = found["model"]
     text += (
-        f"\n{tables.case_text(case)}; GPT of {model['n_params'] / 1e6:.1f} M parameters, {found['seq_len']} "
+        f"\n{cells.case_text(case)}; GPT of {model['n_params'] / 1e6:.1f} M parameters, {found['seq_len']} "
         "tokens a rank and "
         f"step, computing alone {1e3 * found['compute_s']:.0f} ms; sparsity {100 * found['sparsity']:g} %; "
         f"torch {found['torch']}, gloo."
     )
-    text += f" {tables.link_text(case['link'])}.\n" if case["link"] else "\n"
+    text += f" {cells.link_text(case['link'])}.\n" if case["link"] else "\n"
     return text + (f"\nadvise(): {found['advice']['reason']}.\n" if found["advice"] else "")
 
 
@@ -173,14 +173,14 @@ def _exchanges(case):
     rows, notes = [], []
     for item in found:
         rate, sent = 8 * item["bytes_per_s"], item["n_bytes_sent"]
-        megabytes = [tables.number(n and n / 1e6, 2) for n in (item["n_bytes_needed"], sent)]
+        megabytes = [cells.number(n and n / 1e6, 2) for n in (item["n_bytes_needed"], sent)]
         rows.append(
             [
                 item["name"],
-                tables.seconds(tables.only(item["total_s"]["median"])),
+                cells.seconds(cells.only(item["total_s"]["median"])),
                 *megabytes,
                 f"{rate / 1e6:.0f}",
-                tables.number(plain and 100 * rate / plain, 0, " %"),
+                cells.number(plain and 100 * rate / plain, 0, " %"),
             ]
         )
         if plain and item["name"].startswith("torch"):
@@ -188,7 +188,7 @@ def _exchanges(case):
                 notes.append(f"{item['name']} fills {100 * rate / plain:.0f} % of what plain TCP gets")
             if sent and sent > 1.2 * item["n_bytes_needed"]:
                 notes.append(f"{item['name']} sends {sent / item['n_bytes_needed']:.1f} times what it must")
-    text = tables.grid(
+    text = cells.grid(
         ["one exchange at a time", "seconds", "MB needed", "MB sent", "Mbit/s", "of plain TCP"], rows
     )
     if notes:

@@ -2,17 +2,18 @@
 
 import statistics
 
+import cells
 from common import LabError
 
 
-def markdown(result, grid, number):
+def markdown(result):
     try:
-        return _rows(result, grid, number) + _origin(result)
+        return _rows(result) + _origin(result)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LabError(f"the result is damaged: {error!r}") from None
 
 
-def _rows(result, grid, number):
+def _rows(result):
     """Mean over the orders of the data; gaps to dense order by order."""
     runs = result["runs"]
     dense = {run["order"]: run["loss"] for run in runs if run["arm"] == "dense"}
@@ -30,10 +31,10 @@ def _rows(result, grid, number):
                 f"{mean:.4f}",
                 gap,
                 f"{statistics.mean(run['bits'] for run in own):.2f}",
-                number(own[0]["gather_bits"] and statistics.mean(run["gather_bits"] for run in own), 2),
+                cells.number(own[0]["gather_bits"] and statistics.mean(run["gather_bits"] for run in own), 2),
             ]
         )
-    return grid(
+    return cells.grid(
         [
             "arm",
             "validation loss",

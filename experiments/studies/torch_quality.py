@@ -21,7 +21,6 @@ import torch.distributed as dist
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "experiments" / "lab")]
 
-import tables
 import torchquality
 import train_gpt
 from gpt import GPT, Config
@@ -173,7 +172,7 @@ def main():
             "steps": args.steps,
             "runs": runs,
         }
-        print(torchquality.markdown(result, tables.grid, tables.number))
+        print(torchquality.markdown(result))
         if args.json:
             results.write(args.json, result)
     dist.destroy_process_group()

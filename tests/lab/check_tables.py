@@ -5,6 +5,7 @@ import tempfile
 
 sys.path.insert(0, sys.argv[1])
 sys.dont_write_bytecode = True
+import cells
 import delay
 import experiment
 import formulas
@@ -120,9 +121,9 @@ def check_times():
         ["`fast` against `fsdp`", "1.750x (1.500 to 2.000)", "faster", "2.000x", "-"],
     )
     equal(row_of(text, "`mixed` against")[1:3], ["1.000x (0.800 to 1.200)", "within the spread"])
-    equal(tables.verdict([1.001, 1.01, 1.2]), "within the spread")
-    equal(tables.verdict([1.02, 1.03, 1.04]), "faster")
-    equal(tables.verdict([0.5, 0.95, 0.99]), "within the spread")
+    equal(cells.verdict([1.001, 1.01, 1.2]), "within the spread")
+    equal(cells.verdict([1.02, 1.03, 1.04]), "faster")
+    equal(cells.verdict([0.5, 0.95, 0.99]), "within the spread")
     assert "0.97 Gbit/s one way, 0.95 in both directions" in text
     assert "commit abc1234, 2026-01-02" in text
     sweep = tables.markdown(lab("links", "times", [case(bench=bench), case(bench=bench, hosts=4)]))
@@ -483,7 +484,7 @@ def check_latency():
     far = case(
         link=LINK | {"latency": {"asked": "10ms", "one_way_s": 0.01, "ping_round_trip_s": [0.0202, 0.0204]}}
     )
-    equal(tables.case_text(far), "2 ranks, 1 Gbit/s, 10 ms")
+    equal(cells.case_text(far), "2 ranks, 1 Gbit/s, 10 ms")
     equal(experiment.numbers("0,3-5,4", 6), [0, 3, 4, 5])
     bench = {
         "world_size": 2,
