@@ -24,6 +24,15 @@ def refused(*words):
     return done.stderr.splitlines()[-1]
 
 
+def test_all_find_what_they_import():
+    """In one process: torch is imported once. Programs of experiments/ import each other by their names."""
+    paths = sorted(map(str, (ROOT / "experiments" / "studies").glob("*.py")))
+    assert len(paths) > 5
+    script = "import runpy, sys\nfor path in sys.argv[1:]: runpy.run_path(path)"
+    done = subprocess.run([sys.executable, "-c", script, *paths], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_torch_bench_skips_exchanges_or_not():
     program = "experiments/studies/torch_bench.py"
     said = refused(program, "--skip-exchanges=ture")
