@@ -31,7 +31,7 @@ cmake -S . -B build-gpu -DCMAKE_BUILD_TYPE=Release -DTAGC_GPU=HOST -DTAGC_MPI=OF
 cmake --build build-gpu -j"$(nproc)" --target "${targets[@]}"
 libraries=(build-gpu/libmodule_gpu.a build-gpu/libmodule_codec.a build-gpu/libmodule_core.a)
 flags=(-std=c++17 -O3 -lineinfo -fmad=false "-arch=$arch" -Iinclude -Ilib)
-kernels=(lib/gpu/cuda/batch.cu lib/gpu/cuda/delta.cu lib/gpu/cuda/slots.cu)
+kernels=(lib/gpu/cuda/batch.cu lib/gpu/cuda/delta.cu lib/gpu/cuda/frames.cu)
 "$nvcc" "${flags[@]}" -DTAGC_CUDA_THREADS=256 -DTAGC_CUDA_LINES=512 -o build-gpu/test_cuda_codec tests/gpu/cuda/test_cuda_codec.cpp \
     "${kernels[@]}" "${libraries[@]}" &
 jobs=($!)

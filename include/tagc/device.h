@@ -1,24 +1,24 @@
 /* Exchanges of arrays in a device's memory.
  *
  *   device   the device and its runtime library, loaded when the process runs; libtagc is built without it
- *   stager   the exchanges of one device: its streams and its slots of pinned host memory
- *   stage    one unit of a stager
- *   kernels  the codec on the device. Reducers and gatherers with kernels need no stager.
+ *   queue    the exchanges of one device: its streams and its buffers of pinned host memory
+ *   job      one unit of a queue
+ *   kernels  the codec on the device. Reducers and gatherers with kernels need no queue.
  *
- * A stager exchanges device arrays with a reducer that computes on the processor. tagc_stage_enqueue puts four pieces of
+ * A queue exchanges device arrays with a reducer that computes on the processor. tagc_job_enqueue puts four pieces of
  * work into streams and returns: copy the input to the host, hand it over, wait for the result, copy the result back.
  * One thread of the caller's takes what is handed over and exchanges it:
  *
- *   while (tagc_stager_next(stager, &ticket, &tag, &input, &output), ticket) {
+ *   while (tagc_queue_next(queue, &ticket, &tag, &input, &output), ticket) {
  *       status = input ? tagc_reducer_run(reducer[tag], input, output, NULL) : TAGC_ERR_DEVICE;
- *       tagc_stager_finish(stager, ticket, status, tagc_last_error());
+ *       tagc_queue_finish(queue, ticket, status, tagc_last_error());
  *   }
  *
  * All ranks must enqueue the same exchanges in the same order. If a rank's device fails, its thread gets the ticket
  * without an input. A tagc exchange needs all ranks, so the ranks must agree, by a message of their own before each
  * exchange, whether to run it.
  *
- * TAGC_ERR_DEVICE means that the runtime reported a failure. After the first one, the stager hands out every ticket
+ * TAGC_ERR_DEVICE means that the runtime reported a failure. After the first one, the queue hands out every ticket
  * with that failure. */
 #ifndef TAGC_DEVICE_H
 #define TAGC_DEVICE_H
@@ -42,72 +42,72 @@ TAGC_API tagc_status tagc_device_open(const char *maker, const char *library, in
 /* Returns a description such as "cuda runtime 13.0, libcudart.so.13". It is valid until _close. */
 TAGC_API const char *tagc_device_text(const tagc_device *device);
 
-/* Destroy its stagers and close its kernels first. */
+/* Destroy its queues and close its kernels first. */
 TAGC_API void tagc_device_close(tagc_device *device);
 
-/* ---- stager ---- */
+/* ---- queue ---- */
 
-typedef struct tagc_stager tagc_stager;
+typedef struct tagc_queue tagc_queue;
 
-/* n_slots is in [1, 16]: the number of slots, pieces of pinned memory that each hold one exchange. With 3, one exchange
+/* n_buffers is in [1, 16]: the number of buffers, pieces of pinned memory that each hold one exchange. With 3, one exchange
  * can be copied to the host, one exchanged and one copied back at the same time. */
-TAGC_API tagc_status tagc_stager_create(tagc_device *device, int n_slots, tagc_stager **out);
+TAGC_API tagc_status tagc_queue_create(tagc_device *device, int n_buffers, tagc_queue **out);
 
 /* Waits until the input of the next exchange is in host memory. Exchanges come in the order in which they were enqueued.
  * Only one thread at a time may call it.
  *
- * *ticket is the number of the exchange, or 0 if the stager is closed; then nothing else is written. *tag is the tag of
- * its stage. *input and *output are its pinned memory, which this thread may use until _finish. If the device failed,
+ * *ticket is the number of the exchange, or 0 if the queue is closed; then nothing else is written. *tag is the tag of
+ * its job. *input and *output are its pinned memory, which this thread may use until _finish. If the device failed,
  * they are NULL and the function returns the failure; call _finish for the ticket all the same. */
-TAGC_API tagc_status tagc_stager_next(tagc_stager *stager, uint64_t *ticket, uint64_t *tag,
-                                      const void **input, void **output);
+TAGC_API tagc_status tagc_queue_next(tagc_queue *queue, uint64_t *ticket, uint64_t *tag, const void **input,
+                                     void **output);
 
 /* Ends the exchange of a ticket. If `status` is not TAGC_OK, the whole output becomes NaN (all bits set) and `text` is
  * the reason. Finish the tickets in order. */
-TAGC_API tagc_status tagc_stager_finish(tagc_stager *stager, uint64_t ticket, tagc_status status,
-                                        const char *text);
+TAGC_API tagc_status tagc_queue_finish(tagc_queue *queue, uint64_t ticket, tagc_status status,
+                                       const char *text);
 
 /* Blocks until all exchanges up to `ticket` are finished. Their results may still be on the way to the device. Returns
  * the first failure among the exchanges since the last call. */
-TAGC_API tagc_status tagc_stager_wait(tagc_stager *stager, uint64_t ticket);
+TAGC_API tagc_status tagc_queue_wait(tagc_queue *queue, uint64_t ticket);
 
 /* Never blocks. Returns the highest ticket t such that the device no longer uses the arrays of any exchange up to t. */
-TAGC_API uint64_t tagc_stager_retired(tagc_stager *stager);
+TAGC_API uint64_t tagc_queue_retired(tagc_queue *queue);
 
 /* Returns the stream that copies results back. Work that you add to it runs after the last enqueued exchange. */
-TAGC_API void *tagc_stager_stream(const tagc_stager *stager);
+TAGC_API void *tagc_queue_stream(const tagc_queue *queue);
 
-/* Ends all waiting: tagc_stager_next returns ticket 0, and unfinished exchanges fail with TAGC_ERR_STATE. Any thread may
+/* Ends all waiting: tagc_queue_next returns ticket 0, and unfinished exchanges fail with TAGC_ERR_STATE. Any thread may
  * call it. */
-TAGC_API void tagc_stager_close(tagc_stager *stager);
+TAGC_API void tagc_queue_close(tagc_queue *queue);
 
-/* Closes the stager and waits for its copies. First destroy its stages and end the thread that exchanges. */
-TAGC_API void tagc_stager_destroy(tagc_stager *stager);
+/* Closes the queue and waits for its copies. First destroy its jobs and end the thread that exchanges. */
+TAGC_API void tagc_queue_destroy(tagc_queue *queue);
 
-/* ---- stage ---- */
+/* ---- job ---- */
 
-typedef struct tagc_stage tagc_stage;
+typedef struct tagc_job tagc_job;
 
-/* tag: identifies the unit in tagc_stager_next.
- * n_bytes_in, n_bytes_out: sizes of input and output. If both are 0, nothing is copied: tagc_stager_next returns the
+/* tag: identifies the unit in tagc_queue_next.
+ * n_bytes_in, n_bytes_out: sizes of input and output. If both are 0, nothing is copied: tagc_queue_next returns the
  * device arrays themselves, and the caller marks the output of a failed exchange.
  *
- * The stages of a stager share its slots, which are as large as the largest stage needs. If they have to grow, the call
+ * The jobs of a queue share its buffers, which are as large as the largest job needs. If they have to grow, the call
  * waits for all enqueued exchanges. Do not call it from the thread that exchanges. */
-TAGC_API tagc_status tagc_stage_create(tagc_stager *stager, uint64_t tag, size_t n_bytes_in,
-                                       size_t n_bytes_out, tagc_stage **out);
+TAGC_API tagc_status tagc_job_create(tagc_queue *queue, uint64_t tag, size_t n_bytes_in, size_t n_bytes_out,
+                                     tagc_job **out);
 
 /* Enqueues the exchange of `input` (n_bytes_in) into `output` (n_bytes_out). Both are in the device's memory and may be
  * the same array. The exchange starts after the work that `stream` has so far. The arrays must stay valid and unchanged
- * until tagc_stager_retired() returns the ticket. If `waits` is 1, later work of `stream` waits for the result.
+ * until tagc_queue_retired() returns the ticket. If `waits` is 1, later work of `stream` waits for the result.
  *
  * Returns at once, except that it blocks while 1024 exchanges are in progress. If the exchange cannot be started, there
  * is a ticket all the same, and _next and _wait return the failure. TAGC_ERR_ARGUMENT, without a ticket, if an argument
  * is NULL. */
-TAGC_API tagc_status tagc_stage_enqueue(tagc_stage *stage, const void *input, void *output, void *stream,
-                                        int waits, uint64_t *ticket);
+TAGC_API tagc_status tagc_job_enqueue(tagc_job *job, const void *input, void *output, void *stream, int waits,
+                                      uint64_t *ticket);
 
-TAGC_API void tagc_stage_destroy(tagc_stage *stage);
+TAGC_API void tagc_job_destroy(tagc_job *job);
 
 /* ---- kernels ---- */
 

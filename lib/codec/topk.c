@@ -60,7 +60,7 @@ typedef struct value_job {
 } value_job;
 
 /* Prefetches the lines of the residual, which are far apart and have left the cache. The outer cache can fetch many
- * at once; the inner one has fewer slots for misses. n_known indices are known, of which n are written. */
+ * at once; the inner one has less room for misses. n_known indices are known, of which n are written. */
 static void put_errors(const uint32_t *indices, const float *errors, size_t n, size_t n_known,
                        float *residual) {
     for (size_t i = 0; i < n; i++) {

@@ -39,11 +39,11 @@ static inline void tagc_fill_gradient(float *gradient, size_t n, uint64_t *state
 
 /* ---- the floor: read gradient and residual, write the sum; 12 bytes per element ---- */
 
-typedef struct tagc_floor_job {
+typedef struct tagc_floor_arrays {
     const float *gradient, *residual; /* (n) */
     float *next;                      /* (n); residual itself or another array */
     size_t n;
-} tagc_floor_job;
+} tagc_floor_arrays;
 
 static inline void tagc_floor_add_plain(float *next, const float *residual, const float *gradient, size_t n) {
     for (size_t i = 0; i < n; i++) next[i] = residual[i] + gradient[i];
@@ -87,9 +87,9 @@ __attribute__((target("avx2"))) static inline void tagc_floor_add_avx2(float *ne
 #endif
 
 static inline void tagc_floor_work(void *arg, int index, int n_threads) {
-    const tagc_floor_job *job = arg;
-    size_t n_lines = job->n / 16, begin = n_lines * (size_t)index / (size_t)n_threads * 16;
-    size_t end = index + 1 == n_threads ? job->n : n_lines * (size_t)(index + 1) / (size_t)n_threads * 16;
+    const tagc_floor_arrays *a = arg;
+    size_t n_lines = a->n / 16, begin = n_lines * (size_t)index / (size_t)n_threads * 16;
+    size_t end = index + 1 == n_threads ? a->n : n_lines * (size_t)(index + 1) / (size_t)n_threads * 16;
     void (*add)(float *, const float *, const float *, size_t) = tagc_floor_add_plain;
 #if defined(__x86_64__)
     if (tagc_cpu_has(TAGC_CPU_AVX512))
@@ -97,15 +97,15 @@ static inline void tagc_floor_work(void *arg, int index, int n_threads) {
     else if (tagc_cpu_has(TAGC_CPU_AVX2))
         add = tagc_floor_add_avx2;
 #endif
-    add(job->next + begin, job->residual + begin, job->gradient + begin, end - begin);
+    add(a->next + begin, a->residual + begin, a->gradient + begin, end - begin);
 }
 
 /* Seconds. */
 static inline double tagc_time_floor(tagc_pool *pool, const float *gradient, const float *residual,
                                      float *next, size_t n) {
-    tagc_floor_job job = {.gradient = gradient, .residual = residual, .next = next, .n = n};
+    tagc_floor_arrays a = {.gradient = gradient, .residual = residual, .next = next, .n = n};
     double start_s = tagc_clock_s();
-    tagc_pool_run(pool, tagc_floor_work, &job);
+    tagc_pool_run(pool, tagc_floor_work, &a);
     return tagc_clock_s() - start_s;
 }
 

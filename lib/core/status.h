@@ -1,8 +1,8 @@
 /* Failures: functions return a status, and record a text for people.
  *
  * The text is per thread, so that two ranks in one process do not overwrite each other's. A thread that works for
- * another (the comm thread, a worker) copies its text into the job, and the job's owner restores it when it collects
- * the job. */
+ * another (the comm thread, a worker) copies its text into the task, and the task's owner restores it when it collects
+ * the task. */
 #ifndef TAGC_CORE_STATUS_H
 #define TAGC_CORE_STATUS_H
 

@@ -81,54 +81,54 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
 
     tagc_messages_place(r, arena, &(tagc_room){2 * DEPTH, r->world_size - 1}, 1);
     d->moving = r->messages;
-    size_t n_slots = DEPTH * n_ranks * d->chunk;
+    size_t n_values = DEPTH * n_ranks * d->chunk;
     int is_bf16 = is_half(r), is_all = r->options.output != TAGC_OUTPUT_SHARD;
-    d->recv_chunks = tagc_arena_take(arena, is_bf16 ? 0 : n_slots, sizeof *d->recv_chunks);
-    d->send_halves = tagc_arena_take(arena, is_bf16 ? n_slots : 0, sizeof *d->send_halves);
-    d->recv_halves = tagc_arena_take(arena, is_bf16 ? n_slots : 0, sizeof *d->recv_halves);
+    d->recv_chunks = tagc_arena_take(arena, is_bf16 ? 0 : n_values, sizeof *d->recv_chunks);
+    d->send_halves = tagc_arena_take(arena, is_bf16 ? n_values : 0, sizeof *d->send_halves);
+    d->recv_halves = tagc_arena_take(arena, is_bf16 ? n_values : 0, sizeof *d->recv_halves);
     d->sum_halves = tagc_arena_take(arena, is_bf16 && is_all ? DEPTH * d->chunk : 0, sizeof *d->sum_halves);
-    d->sums_recv = tagc_arena_take(arena, is_bf16 && is_all ? n_slots : 0, sizeof *d->sums_recv);
+    d->sums_recv = tagc_arena_take(arena, is_bf16 && is_all ? n_values : 0, sizeof *d->sums_recv);
 }
 
 /* Adds one chunk, piece by piece, on the threads of the pool. Elements are independent, so the number of threads changes no
  * result. */
-typedef struct chunk_job {
+typedef struct chunk_work {
     const tagc_reducer *r;
     size_t c;
     float *out;            /* adding: (chunk elements) */
     atomic_int *nonfinite; /* adding: a thread that sees NaN or Inf sets it to 1 */
-} chunk_job;
+} chunk_work;
 
 static size_t piece_elems(size_t n, size_t at) {
     return n - at < PIECE_ELEMS ? n - at : PIECE_ELEMS;
 }
 
 static void narrow_work(void *arg, int index, int n_threads) {
-    const chunk_job *job = arg;
-    const tagc_reducer *r = job->r;
+    const chunk_work *w = arg;
+    const tagc_reducer *r = w->r;
     const dense *d = of(r);
-    size_t n_ranks = (size_t)r->world_size, slot = job->c % DEPTH, n = chunk_elems(r, job->c);
+    size_t n_ranks = (size_t)r->world_size, buffer = w->c % DEPTH, n = chunk_elems(r, w->c);
     for (size_t q = 0; q < n_ranks; q++) {
-        size_t begin = chunk_begin(r, q, job->c);
+        size_t begin = chunk_begin(r, q, w->c);
         for (size_t at = (size_t)index * PIECE_ELEMS; at < n; at += (size_t)n_threads * PIECE_ELEMS)
             tagc_bf16_narrow(r->now.gradient + begin + at,
-                             d->send_halves + (slot * n_ranks + q) * d->chunk + at, piece_elems(n, at));
+                             d->send_halves + (buffer * n_ranks + q) * d->chunk + at, piece_elems(n, at));
     }
 }
 
 /* Sends contributions to chunk c: straight from the gradient, or rounded first. */
 static void post_in(tagc_reducer *r, size_t c) {
     const dense *d = of(r);
-    size_t n = chunk_elems(r, c), slot = c % DEPTH, n_ranks = (size_t)r->world_size;
+    size_t n = chunk_elems(r, c), buffer = c % DEPTH, n_ranks = (size_t)r->world_size;
     tagc_message *message = &in_of(r, c)[0];
     tagc_message_clear(message);
     int is_bf16 = is_half(r);
     size_t width = is_bf16 ? sizeof(uint16_t) : sizeof(float);
     message->round_bytes = n * width;
-    uint16_t *halves = is_bf16 ? d->send_halves + slot * n_ranks * d->chunk : NULL;
+    uint16_t *halves = is_bf16 ? d->send_halves + buffer * n_ranks * d->chunk : NULL;
     double start_s = tagc_clock_s();
-    chunk_job job = {.r = r, .c = c};
-    if (is_bf16) tagc_pool_run(r->pool, narrow_work, &job);
+    chunk_work w = {.r = r, .c = c};
+    if (is_bf16) tagc_pool_run(r->pool, narrow_work, &w);
     for (size_t q = 0; q < n_ranks; q++) {
         if ((int)q == r->rank) continue;
         size_t at = is_bf16 ? q * d->chunk : chunk_begin(r, q, c);
@@ -136,25 +136,25 @@ static void post_in(tagc_reducer *r, size_t c) {
         tagc_message_from(message, (int)q, n * width, q * d->chunk * width);
     }
     if (is_bf16) tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
-    void *recv = is_bf16 ? (void *)(d->recv_halves + slot * n_ranks * d->chunk)
-                         : (void *)(d->recv_chunks + slot * n_ranks * d->chunk);
+    void *recv = is_bf16 ? (void *)(d->recv_halves + buffer * n_ranks * d->chunk)
+                         : (void *)(d->recv_chunks + buffer * n_ranks * d->chunk);
     tagc_message_post(r, message, ROUND_IN, TAGC_LEG_VALUES,
                       is_bf16 ? (const void *)halves : (const void *)r->now.gradient, recv);
 }
 
-static void add_piece(const chunk_job *job, size_t at, size_t n) {
-    const tagc_reducer *r = job->r;
+static void add_piece(const chunk_work *w, size_t at, size_t n) {
+    const tagc_reducer *r = w->r;
     const dense *d = of(r);
-    size_t n_ranks = (size_t)r->world_size, slot = job->c % DEPTH * n_ranks * d->chunk;
-    float widened[PIECE_ELEMS], *out = job->out + at;
+    size_t n_ranks = (size_t)r->world_size, buffer = w->c % DEPTH * n_ranks * d->chunk;
+    float widened[PIECE_ELEMS], *out = w->out + at;
     for (size_t q = 0; q < n_ranks; q++) {
         int own = (int)q == r->rank;
-        size_t arrived = slot + q * d->chunk + at;
+        size_t arrived = buffer + q * d->chunk + at;
         const float *from = widened;
         if (is_half(r))
             tagc_bf16_widen((own ? d->send_halves : d->recv_halves) + arrived, widened, n);
         else
-            from = own ? r->now.gradient + chunk_begin(r, q, job->c) + at : d->recv_chunks + arrived;
+            from = own ? r->now.gradient + chunk_begin(r, q, w->c) + at : d->recv_chunks + arrived;
         if (q == 0)
             memcpy(out, from, n * sizeof *out);
         else
@@ -163,34 +163,34 @@ static void add_piece(const chunk_job *job, size_t at, size_t n) {
     if (r->scale != 1.0f)
         for (size_t i = 0; i < n; i++) out[i] *= r->scale;
     /* Test for NaN and Inf here, while the sums are in the cache. */
-    if (tagc_holds_nonfinite(out, n)) atomic_store_explicit(job->nonfinite, 1, memory_order_relaxed);
+    if (tagc_holds_nonfinite(out, n)) atomic_store_explicit(w->nonfinite, 1, memory_order_relaxed);
 }
 
 static void add_work(void *arg, int index, int n_threads) {
-    const chunk_job *job = arg;
-    size_t n = chunk_elems(job->r, job->c);
+    const chunk_work *w = arg;
+    size_t n = chunk_elems(w->r, w->c);
     for (size_t at = (size_t)index * PIECE_ELEMS; at < n; at += (size_t)n_threads * PIECE_ELEMS)
-        add_piece(job, at, piece_elems(n, at));
+        add_piece(w, at, piece_elems(n, at));
 }
 
 /* Adds chunk c of all ranks, in rank order. */
 static void add_chunk(tagc_reducer *r, size_t c, float *out) {
     atomic_int nonfinite = 0;
-    chunk_job job = {r, c, out, &nonfinite};
-    tagc_pool_run(r->pool, add_work, &job);
+    chunk_work w = {r, c, out, &nonfinite};
+    tagc_pool_run(r->pool, add_work, &w);
     r->now.stats.nonfinite |= atomic_load(&nonfinite);
 }
 
 /* Sends the sums of chunk c to all ranks. With a bf16 wire, the owner also uses the rounded sums. */
 static void post_out(tagc_reducer *r, size_t c, float *out) {
     const dense *d = of(r);
-    size_t n = chunk_elems(r, c), slot = c % DEPTH, n_ranks = (size_t)r->world_size;
+    size_t n = chunk_elems(r, c), buffer = c % DEPTH, n_ranks = (size_t)r->world_size;
     tagc_message *message = &in_of(r, c)[1];
     tagc_message_clear(message);
     int is_bf16 = is_half(r);
     size_t width = is_bf16 ? sizeof(uint16_t) : sizeof(float);
     message->round_bytes = n * width;
-    uint16_t *halves = is_bf16 ? d->sum_halves + slot * d->chunk : NULL;
+    uint16_t *halves = is_bf16 ? d->sum_halves + buffer * d->chunk : NULL;
     for (size_t q = 0; q < n_ranks; q++) {
         if ((int)q == r->rank) continue;
         tagc_message_to(message, (int)q, n * width, 0);
@@ -202,21 +202,21 @@ static void post_out(tagc_reducer *r, size_t c, float *out) {
         tagc_bf16_widen(halves, out, n);
         r->now.stats.nonfinite |= tagc_holds_nonfinite(out, n); /* rounding up can overflow */
     }
-    void *recv = is_bf16 ? (void *)(d->sums_recv + slot * n_ranks * d->chunk) : (void *)r->now.output;
+    void *recv = is_bf16 ? (void *)(d->sums_recv + buffer * n_ranks * d->chunk) : (void *)r->now.output;
     tagc_message_post(r, message, ROUND_OUT, TAGC_LEG_RESULT,
                       is_bf16 ? (const void *)halves : (const void *)out, recv);
 }
 
 static void widen_work(void *arg, int index, int n_threads) {
-    const chunk_job *job = arg;
-    const tagc_reducer *r = job->r;
+    const chunk_work *w = arg;
+    const tagc_reducer *r = w->r;
     const dense *d = of(r);
-    size_t n_ranks = (size_t)r->world_size, slot = job->c % DEPTH, n = chunk_elems(r, job->c);
+    size_t n_ranks = (size_t)r->world_size, buffer = w->c % DEPTH, n = chunk_elems(r, w->c);
     for (size_t q = 0; q < n_ranks; q++) {
         if ((int)q == r->rank) continue;
-        size_t begin = chunk_begin(r, q, job->c);
+        size_t begin = chunk_begin(r, q, w->c);
         for (size_t at = (size_t)index * PIECE_ELEMS; at < n; at += (size_t)n_threads * PIECE_ELEMS)
-            tagc_bf16_widen(d->sums_recv + (slot * n_ranks + q) * d->chunk + at, r->now.output + begin + at,
+            tagc_bf16_widen(d->sums_recv + (buffer * n_ranks + q) * d->chunk + at, r->now.output + begin + at,
                             piece_elems(n, at));
     }
 }
@@ -225,8 +225,8 @@ static void widen_work(void *arg, int index, int n_threads) {
 static void finish_out(tagc_reducer *r, size_t c) {
     if (!is_half(r)) return;
     double start_s = tagc_clock_s();
-    chunk_job job = {.r = r, .c = c};
-    tagc_pool_run(r->pool, widen_work, &job);
+    chunk_work w = {.r = r, .c = c};
+    tagc_pool_run(r->pool, widen_work, &w);
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
 }
 

@@ -1,4 +1,4 @@
-/* Creates and destroys reducers, and runs each step as one job. A reducer allocates all its memory when it is made.
+/* Creates and destroys reducers, and runs each step as one task. A reducer allocates all its memory when it is made.
  *
  * Its memory is the state of its exchange, the residual, a share in spares (transport/comm.h) and one arena,
  *
@@ -146,7 +146,7 @@ tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *opt
 
 void tagc_reducer_destroy(tagc_reducer *r) {
     if (!r) return;
-    if (r->now.begun && !tagc_reducer_is_by_caller(r)) (void)tagc_comm_join(r->comm, &r->now.job);
+    if (r->now.begun && !tagc_reducer_is_by_caller(r)) (void)tagc_comm_join(r->comm, &r->now.task);
     destroy_residual(r);
     tagc_pool_destroy(r->pool);
     destroy_state(r);
@@ -220,8 +220,8 @@ static tagc_status run_action(void *arg) {
     tagc_action_fn action = step->next ? step->next : r->exchange->start;
     if (!step->next)
         start(r);
-    else if (step->job.idle_s > 0)
-        tagc_phase_end(r, TAGC_PHASE_WAIT, tagc_clock_s() - step->job.idle_s);
+    else if (step->task.idle_s > 0)
+        tagc_phase_end(r, TAGC_PHASE_WAIT, tagc_clock_s() - step->task.idle_s);
     step->next = NULL;
     for (int m = 0; m < step->n_awaited; m++) {
         tagc_status status = tagc_message_wait(r, &step->awaited[m]);
@@ -230,7 +230,7 @@ static tagc_status run_action(void *arg) {
     step->n_awaited = 0;
     tagc_status status = action(r);
     if (status != TAGC_OK) return fail(r, status);
-    step->job.more = step->next != NULL;
+    step->task.more = step->next != NULL;
     if (!step->next) finish(r);
     return TAGC_OK;
 }
@@ -253,7 +253,7 @@ tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const float *gradie
 
 static tagc_status check_not_by_caller(const tagc_reducer *r) {
     return tagc_reducer_is_by_caller(r)
-               ? tagc_fail(TAGC_ERR_STATE, "this reducer's steps are those of tagc_slots_encode")
+               ? tagc_fail(TAGC_ERR_STATE, "this reducer's steps are those of tagc_frames_encode")
                : TAGC_OK;
 }
 
@@ -266,9 +266,9 @@ tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *ou
     r->now.output = output;
     r->now.number++;
     r->now.begun = 1;
-    r->now.job = (tagc_job){.run = run_action, .is_ready = is_ready, .arg = r};
+    r->now.task = (tagc_task){.run = run_action, .is_ready = is_ready, .arg = r};
     tagc_then(r, NULL, NULL, 0, 0, -1); /* the exchange's start decides where it posts */
-    tagc_comm_submit(r->comm, &r->now.job);
+    tagc_comm_submit(r->comm, &r->now.task);
     return TAGC_OK;
 }
 
@@ -277,7 +277,7 @@ tagc_status tagc_reducer_end(tagc_reducer *r, tagc_reducer_stats *stats) {
     TAGC_TRY(check_not_by_caller(r));
     if (!r->now.begun) return tagc_fail(TAGC_ERR_STATE, "end without begin: no step is under way");
     if (stats) TAGC_TRY(tagc_sized_check(&stats_struct, stats)); /* while the step can still be ended */
-    tagc_status status = tagc_comm_join(r->comm, &r->now.job);
+    tagc_status status = tagc_comm_join(r->comm, &r->now.task);
     r->now.begun = 0;
     if (status == TAGC_OK && stats) tagc_sized_write(&stats_struct, &r->now.stats, stats);
     return status;
@@ -289,7 +289,7 @@ tagc_status tagc_reducer_test(tagc_reducer *r, int *done) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
     TAGC_TRY(check_not_by_caller(r));
     if (!r->now.begun) return tagc_fail(TAGC_ERR_STATE, "test without begin: no step is under way");
-    *done = tagc_comm_has_ended(r->comm, &r->now.job);
+    *done = tagc_comm_has_ended(r->comm, &r->now.task);
     return TAGC_OK;
 }
 

@@ -33,8 +33,8 @@ void tagc_then(tagc_reducer *r, tagc_action_fn next, tagc_message *awaited, int 
     r->now.next = next;
     r->now.awaited = awaited;
     r->now.n_awaited = n;
-    r->now.job.next_lanes = lanes_of(low, high);
-    r->now.job.later_lanes = lanes_of(low, TAGC_N_ROUNDS - 1);
+    r->now.task.next_lanes = lanes_of(low, high);
+    r->now.task.later_lanes = lanes_of(low, TAGC_N_ROUNDS - 1);
 }
 
 /* ---- messages ---- */

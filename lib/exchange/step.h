@@ -29,7 +29,7 @@ typedef struct tagc_room {
 } tagc_room;
 
 typedef struct tagc_step {
-    tagc_job job;
+    tagc_task task;
     int begun;
     uint64_t number; /* from 1 */
     double start_s;

@@ -1,7 +1,7 @@
 /* See kernels.h. */
 #include "gpu/kernels.h"
 #include "core/status.h"
-#include "tagc/slots.h"
+#include "tagc/frames.h"
 
 #include <string.h>
 

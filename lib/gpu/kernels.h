@@ -5,7 +5,7 @@
  * reducer that has entered has both until it leaves.
  *
  * No call here waits for other streams. A stream of the caller's may sleep in a host function until an exchange is over
- * (stager.c), and the call may be part of that exchange. So device memory is allocated and freed in the order of the stream,
+ * (queue.c), and the call may be part of that exchange. So device memory is allocated and freed in the order of the stream,
  * pinned memory is freed only at the end, and all kernels are loaded at the start: a runtime may load a kernel at its first
  * launch, and then waits for the device. */
 #ifndef TAGC_GPU_KERNELS_H

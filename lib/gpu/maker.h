@@ -1,10 +1,10 @@
-/* What libtagc-cuda.so has, or a test in its place: kernels for batches of the codes (codec/batch.h), for deltas, and for slots. All
+/* What libtagc-cuda.so has, or a test in its place: kernels for batches of the codes (codec/batch.h), for deltas, and for frames. All
  * give the same bytes and sums as the processor. */
 #ifndef TAGC_GPU_MAKER_H
 #define TAGC_GPU_MAKER_H
 
 #include "codec/batch.h"
-#include "gpu/slot.h"
+#include "gpu/frame.h"
 
 #define TAGC_MAKER_ABI 1u
 
@@ -35,25 +35,25 @@ typedef struct tagc_delta_maker {
     void (*destroy)(tagc_delta_batch *batch); /* accepts NULL */
 } tagc_delta_maker;
 
-/* Headers of slots (slots.h). Whatever the arguments point to is where the arrays are. The order of a step: _seal; and
+/* Headers of frames (frames.h). Whatever the arguments point to is where the arrays are. The order of a step: _seal; and
  * on their owner's rank _open, a batch that validates, _judge, a batch that decodes, _judge. */
-typedef struct tagc_slots_maker {
-    size_t (*work_bytes)(uint32_t n_slots);
-    /* In front of bodies of which results (n_slots) tell. Fragments begin the verdict anew; a body of sums is left out where the
+typedef struct tagc_frames_maker {
+    size_t (*work_bytes)(uint32_t n_frames);
+    /* In front of bodies of which results (n_frames) tell. Fragments begin the verdict anew; a body of sums is left out where the
      * verdict says that nothing counts. */
-    tagc_status (*seal)(const tagc_slots_form *form, uint8_t *slots, const tagc_batch_result *results,
-                        tagc_slots_verdict *verdict, void *work, void *stream);
-    /* Slot i is of rank i. lengths (n_slots): of bodies that count, else 0. */
-    tagc_status (*open)(const tagc_slots_form *form, const uint8_t *slots, uint64_t *lengths,
-                        tagc_slots_verdict *verdict, void *work, void *stream);
+    tagc_status (*seal)(const tagc_frames_form *form, uint8_t *frames, const tagc_batch_result *results,
+                        tagc_frames_verdict *verdict, void *work, void *stream);
+    /* Frame i is of rank i. lengths (n_frames): of bodies that count, else 0. */
+    tagc_status (*open)(const tagc_frames_form *form, const uint8_t *frames, uint64_t *lengths,
+                        tagc_frames_verdict *verdict, void *work, void *stream);
     /* Damages, of bodies whose length is not 0 (lengths NULL: of all), and what is not finite. stop: 1 where the verdict says that nothing
      * counts. */
-    tagc_status (*judge)(const tagc_slots_form *form, const tagc_batch_result *results, uint32_t n,
-                         const uint64_t *lengths, tagc_slots_verdict *verdict, int *stop, void *stream);
+    tagc_status (*judge)(const tagc_frames_form *form, const tagc_batch_result *results, uint32_t n,
+                         const uint64_t *lengths, tagc_frames_verdict *verdict, int *stop, void *stream);
     /* Nothing, unless the verdict says that nothing counts: then residual becomes `before`, and output NaN. */
-    tagc_status (*settle)(const tagc_slots_verdict *agreed, const float *before, float *residual,
+    tagc_status (*settle)(const tagc_frames_verdict *agreed, const float *before, float *residual,
                           size_t n_residual, float *output, size_t n_output, void *stream);
-} tagc_slots_maker;
+} tagc_frames_maker;
 
 typedef struct tagc_maker {
     unsigned abi; /* TAGC_MAKER_ABI */
@@ -62,11 +62,11 @@ typedef struct tagc_maker {
     tagc_status (*prepare)(void);
     const tagc_batch_maker *batches; /* its last_error is that of all calls */
     const tagc_delta_maker *deltas;
-    const tagc_slots_maker *slots;
+    const tagc_frames_maker *frames;
 } tagc_maker;
 
-/* Slots on the processor. */
-extern const tagc_slots_maker tagc_slots_cpu;
+/* Frames on the processor. */
+extern const tagc_frames_maker tagc_frames_cpu;
 
 /* The maker of libtagc-cuda.so, which is looked for in the file that TAGC_CUDA_LIBRARY names, else beside libtagc, else where the
  * system looks for libraries. TAGC_ERR_UNSUPPORTED, with what is missing, if this machine does not have it. */

@@ -335,7 +335,7 @@ static void init_locks(tagc_comm *comm) {
     pthread_condattr_destroy(&monotonic);
 }
 
-/* The jobs end first: they may still post tickets and wait for them. */
+/* The tasks end first: they may still post tickets and wait for them. */
 static void stop_threads(tagc_comm *comm) {
     pthread_mutex_lock(&comm->lock);
     comm->stopping = 1;
@@ -403,7 +403,7 @@ tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int r
     comm->posted_end = &comm->posted;
     for (int i = 0; i < TAGC_N_WORKERS; i++) {
         comm->workers[i].comm = comm;
-        comm->workers[i].jobs_end = &comm->workers[i].jobs;
+        comm->workers[i].tasks_end = &comm->workers[i].tasks;
     }
     init_locks(comm);
     tagc_status status = start_threads(comm);

@@ -1,6 +1,6 @@
-/* Inside of a comm: lanes, tickets and jobs. Reducers and gatherers are built on them.
+/* Inside of a comm: lanes, tickets and tasks. Reducers and gatherers are built on them.
  *
- *   caller ---submit job---> worker thread (codec) ---post ticket---> comm thread (transport)
+ *   caller ---submit task---> worker thread (codec) ---post ticket---> comm thread (transport)
  *   caller --------------------------------------------post ticket---> comm thread
  *
  * Only the comm thread calls the transport. It starts the tickets of a lane in the order of posting and polls all started
@@ -12,7 +12,7 @@
 #include "core/status.h"
 #include "tagc/transport.h"
 
-/* The lanes. On a transport without TAGC_TRANSPORT_LANES all of them are lane 0, and only jobs on the worker may post, so
+/* The lanes. On a transport without TAGC_TRANSPORT_LANES all of them are lane 0, and only tasks on the worker may post, so
  * that the order is that of submission. */
 typedef enum tagc_lane {
     TAGC_LANE_REDUCE = 0,
@@ -59,17 +59,17 @@ void tagc_comm_recount(tagc_comm *comm, tagc_leg from, tagc_leg to, uint64_t sen
 tagc_status tagc_comm_all_gather_as(tagc_comm *comm, tagc_leg leg, const void *send, size_t n_bytes,
                                     void *recv);
 
-/* Work for the worker thread. The submitter keeps the memory until the job was waited for.
+/* Work for the worker thread. The submitter keeps the memory until the task was waited for.
  *
- * A job without `is_ready` is one call of `run`, which may block. A job with `is_ready` is a sequence of calls. Each
+ * A task without `is_ready` is one call of `run`, which may block. A task with `is_ready` is a sequence of calls. Each
  * posts what it can and sets `more` if another follows; `is_ready` tells whether that one would not block. The
- * worker runs any submitted job that can go on, the oldest first, so that several jobs wait at the same time.
+ * worker runs any submitted task that can go on, the oldest first, so that several tasks wait at the same time.
  *
- * All ranks must post the tickets of a lane in the same order. So a job declares on which lanes its next run may post,
- * and on which its next and all later runs may. It runs only if no older job may still post on a lane of the first set.
- * Within a job the program's order decides. Without lanes, every set that is not empty is lane 0: a job starts to
+ * All ranks must post the tickets of a lane in the same order. So a task declares on which lanes its next run may post,
+ * and on which its next and all later runs may. It runs only if no older task may still post on a lane of the first set.
+ * Within a task the program's order decides. Without lanes, every set that is not empty is lane 0: a task starts to
  * post when the one before it has posted its last ticket. */
-typedef struct tagc_job {
+typedef struct tagc_task {
     tagc_status (*run)(void *arg);
     int (*is_ready)(void *arg); /* NULL: `run` is called once, and may post on any lane */
     void *arg;
@@ -81,22 +81,22 @@ typedef struct tagc_job {
     tagc_status status;
     char error[TAGC_ERROR_TEXT_BYTES];
     int state; /* private */
-    struct tagc_job *next;
-} tagc_job;
+    struct tagc_task *next;
+} tagc_task;
 
-void tagc_comm_submit(tagc_comm *comm, tagc_job *job);
-/* Like _submit, but if the comm has lanes the job runs on a second worker, so that gathers and reducers do not wait for
- * each other's codec. Its jobs post on TAGC_LANE_GATHER and TAGC_LANE_RELAY only. */
-void tagc_comm_submit_gather(tagc_comm *comm, tagc_job *job);
-/* Returns the job's status; sets the caller's text. */
-tagc_status tagc_comm_join(tagc_comm *comm, tagc_job *job);
-int tagc_comm_has_ended(tagc_comm *comm, const tagc_job *job); /* 1 when _join would not block */
+void tagc_comm_submit(tagc_comm *comm, tagc_task *task);
+/* Like _submit, but if the comm has lanes the task runs on a second worker, so that gathers and reducers do not wait for
+ * each other's codec. Its tasks post on TAGC_LANE_GATHER and TAGC_LANE_RELAY only. */
+void tagc_comm_submit_gather(tagc_comm *comm, tagc_task *task);
+/* Returns the task's status; sets the caller's text. */
+tagc_status tagc_comm_join(tagc_comm *comm, tagc_task *task);
+int tagc_comm_has_ended(tagc_comm *comm, const tagc_task *task); /* 1 when _join would not block */
 
 /* A reducer or gatherer holds its comm, so that the caller may destroy them in any order. After tagc_comm_destroy the
  * comm is closed: it has no threads and no transport, and the last _let_go frees it. */
 void tagc_comm_hold(tagc_comm *comm);
 void tagc_comm_let_go(tagc_comm *comm);
-/* TAGC_ERR_STATE if the comm is closed: a job that is submitted now would never run. */
+/* TAGC_ERR_STATE if the comm is closed: a task that is submitted now would never run. */
 tagc_status tagc_comm_check_open(tagc_comm *comm);
 
 int tagc_comm_has_lanes(const tagc_comm *comm);

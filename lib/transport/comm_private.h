@@ -1,4 +1,4 @@
-/* The comm object, shared by comm.c (life, tickets), worker.c (jobs), spares.c, control.c (direct calls of the caller)
+/* The comm object, shared by comm.c (life, tickets), worker.c (tasks), spares.c, control.c (direct calls of the caller)
  * and transfer.c (checks of transfers). */
 #ifndef TAGC_TRANSPORT_COMM_PRIVATE_H
 #define TAGC_TRANSPORT_COMM_PRIVATE_H
@@ -6,15 +6,15 @@
 #include "transport/comm.h"
 #include <pthread.h>
 
-/* A thread that runs jobs. */
+/* A thread that runs tasks. */
 typedef struct tagc_worker {
     tagc_comm *comm;
-    pthread_cond_t work;        /* signalled when a job was submitted, a ticket is done, or the comm stops */
-    tagc_job *jobs, **jobs_end; /* submitted jobs that the worker has not seen yet */
+    pthread_cond_t work; /* signalled when a task was submitted, a ticket is done, or the comm stops */
+    tagc_task *tasks, **tasks_end; /* submitted tasks that the worker has not seen yet */
     pthread_t thread;
     int is_started;     /* the creator's */
     int is_idle;        /* nothing to do */
-    int awaits_tickets; /* idle, with jobs of which none could go on when so many tickets were done: */
+    int awaits_tickets; /* idle, with tasks of which none could go on when so many tickets were done: */
     uint64_t n_done_seen;
 } tagc_worker;
 
@@ -29,7 +29,7 @@ struct tagc_comm {
     pthread_mutex_t lock; /* guards everything below, except where said */
     pthread_cond_t wake;  /* of the comm thread: signalled on post, break and stop; monotonic clock */
     pthread_cond_t done;  /* those of n_waiters wait on it; signalled when a ticket is done */
-    pthread_cond_t ended; /* of waiters: a job is done */
+    pthread_cond_t ended; /* of waiters: a task is done */
     int n_waiters;
     tagc_ticket *posted, **posted_end;
     uint64_t n_bytes_sent[TAGC_N_LEGS], n_bytes_received[TAGC_N_LEGS];
@@ -43,7 +43,7 @@ struct tagc_comm {
     int n_users; /* reducers and gatherers made from it */
     int is_closed; /* destroyed by the caller: threads and transport are gone, and n_users still need the rest */
 
-    int stopping;        /* of the workers: no more jobs come */
+    int stopping;        /* of the workers: no more tasks come */
     int has_last_ticket; /* of the comm thread: the workers have ended, so that no more tickets come */
     int is_started;      /* the comm thread; the creator's */
     pthread_t comm_thread;

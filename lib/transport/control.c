@@ -87,7 +87,7 @@ static tagc_status gather(void *arg) {
     return tagc_comm_wait(comm, &ticket);
 }
 
-/* Without lanes only the worker may post, so the gather becomes a job in the caller's order. */
+/* Without lanes only the worker may post, so the gather becomes a task in the caller's order. */
 tagc_status tagc_comm_all_gather_as(tagc_comm *comm, tagc_leg leg, const void *send, size_t n_bytes,
                                     void *recv) {
     if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
@@ -101,9 +101,9 @@ tagc_status tagc_comm_all_gather_as(tagc_comm *comm, tagc_leg leg, const void *s
     gather_call call = {comm, send, n_bytes, recv, leg};
     if (tagc_comm_has_lanes(comm) || pthread_equal(pthread_self(), comm->workers[TAGC_WORKER_REDUCE].thread))
         return gather(&call);
-    tagc_job job = {.run = gather, .arg = &call};
-    tagc_comm_submit(comm, &job);
-    return tagc_comm_join(comm, &job);
+    tagc_task task = {.run = gather, .arg = &call};
+    tagc_comm_submit(comm, &task);
+    return tagc_comm_join(comm, &task);
 }
 
 tagc_status tagc_comm_all_gather(tagc_comm *comm, const void *send, size_t n_bytes, void *recv) {

@@ -251,14 +251,14 @@ _FUNCTIONS = {
         [c_void_p, c_char_p, c_size_t, c_int, POINTER(c_size_t), POINTER(c_size_t)],
         c_int,
     ),
-    "tagc_slots_create": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
-    "tagc_slots_bytes": ([c_void_p, c_int], c_uint64),
-    "tagc_slots_encode": ([c_void_p, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
-    "tagc_slots_add": ([c_void_p, c_void_p, c_void_p], c_int),
-    "tagc_slots_decode": ([c_void_p, c_void_p], c_int),
-    "tagc_slots_settle": ([c_void_p], c_int),
-    "tagc_slots_end": ([c_void_p, c_void_p, POINTER(ReducerStats)], c_int),
-    "tagc_slots_failure": ([c_void_p, c_int], c_int64),
+    "tagc_frames_create": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
+    "tagc_frames_bytes": ([c_void_p, c_int], c_uint64),
+    "tagc_frames_encode": ([c_void_p, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
+    "tagc_frames_add": ([c_void_p, c_void_p, c_void_p], c_int),
+    "tagc_frames_decode": ([c_void_p, c_void_p], c_int),
+    "tagc_frames_settle": ([c_void_p], c_int),
+    "tagc_frames_end": ([c_void_p, c_void_p, POINTER(ReducerStats)], c_int),
+    "tagc_frames_failure": ([c_void_p, c_int], c_int64),
     "tagc_kernels_stream": ([c_void_p], c_void_p),
     "tagc_device_open": ([c_char_p, c_char_p, c_int, POINTER(c_void_p)], c_int),
     "tagc_device_text": ([c_void_p], c_char_p),
@@ -266,26 +266,27 @@ _FUNCTIONS = {
     "tagc_kernels_open": ([c_void_p, POINTER(c_void_p)], c_int),
     "tagc_kernels_bytes": ([c_void_p], c_uint64),
     "tagc_kernels_close": ([c_void_p], None),
-    "tagc_stager_create": ([c_void_p, c_int, POINTER(c_void_p)], c_int),
-    "tagc_stager_next": (
+    "tagc_queue_create": ([c_void_p, c_int, POINTER(c_void_p)], c_int),
+    "tagc_queue_next": (
         [c_void_p, POINTER(c_uint64), POINTER(c_uint64), POINTER(c_void_p), POINTER(c_void_p)],
         c_int,
     ),
-    "tagc_stager_finish": ([c_void_p, c_uint64, c_int, c_char_p], c_int),
-    "tagc_stager_retired": ([c_void_p], c_uint64),
-    "tagc_stager_stream": ([c_void_p], c_void_p),
-    "tagc_stager_close": ([c_void_p], None),
-    "tagc_stager_destroy": ([c_void_p], None),
-    "tagc_stage_create": ([c_void_p, c_uint64, c_size_t, c_size_t, POINTER(c_void_p)], c_int),
-    "tagc_stage_enqueue": ([c_void_p, c_void_p, c_void_p, c_void_p, c_int, POINTER(c_uint64)], c_int),
-    "tagc_stage_destroy": ([c_void_p], None),
+    "tagc_queue_finish": ([c_void_p, c_uint64, c_int, c_char_p], c_int),
+    "tagc_queue_retired": ([c_void_p], c_uint64),
+    "tagc_queue_stream": ([c_void_p], c_void_p),
+    "tagc_queue_close": ([c_void_p], None),
+    "tagc_queue_destroy": ([c_void_p], None),
+    "tagc_job_create": ([c_void_p, c_uint64, c_size_t, c_size_t, POINTER(c_void_p)], c_int),
+    "tagc_job_enqueue": ([c_void_p, c_void_p, c_void_p, c_void_p, c_int, POINTER(c_uint64)], c_int),
+    "tagc_job_destroy": ([c_void_p], None),
 }
 
 _GPU = (
     "tagc_device_",
-    "tagc_stage",
+    "tagc_queue_",
+    "tagc_job_",
     "tagc_kernels_",
-    "tagc_slots_",
+    "tagc_frames_",
     "tagc_reducer_create_on",
     "tagc_gatherer_create_on",
 )
@@ -322,7 +323,7 @@ def _load(path: pathlib.Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
         for name, (arguments, result) in _FUNCTIONS.items():
             if name.startswith(_GPU) and not hasattr(library, name):
-                continue  # built without lib/gpu: tagc_device_open and tagc_slots_create say so
+                continue  # built without lib/gpu: tagc_device_open and tagc_frames_create say so
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, result
     except (OSError, AttributeError) as failure:

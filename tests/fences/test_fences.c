@@ -1,6 +1,6 @@
 /* What is behind a fence is there, or asking for it names the option that builds it. */
+#include "tagc/frames.h"
 #include "tagc/paper.h"
-#include "tagc/slots.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -47,7 +47,7 @@ static void exchanges_as_published(void **state) {
     tagc_local_group_destroy(group);
 }
 
-static void devices_and_slots(void **state) {
+static void devices_and_frames(void **state) {
     (void)state;
     tagc_local_group *group;
     tagc_comm *comm = alone(&group);
@@ -60,7 +60,7 @@ static void devices_and_slots(void **state) {
     tagc_reducer *reducer;
     tagc_reducer_options_init(&options);
     options.n_elems = 64;
-    status = tagc_slots_create(NULL, comm, &options, &reducer);
+    status = tagc_frames_create(NULL, comm, &options, &reducer);
     if (TAGC_HAS_GPU)
         assert_int_equal(status, TAGC_OK);
     else
@@ -72,6 +72,6 @@ static void devices_and_slots(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(exchanges_as_published),
-                                       cmocka_unit_test(devices_and_slots)};
+                                       cmocka_unit_test(devices_and_frames)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

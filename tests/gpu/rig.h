@@ -1,8 +1,8 @@
-/* One rank with a device of the fake runtime: units whose gradients a kernel writes, a stager, and a thread
+/* One rank with a device of the fake runtime: units whose gradients a kernel writes, a queue, and a thread
  * that exchanges.
  *
  * A caller's stream gets, for each step and unit: write the gradient | staged exchange | note the result. A
- * pipelined caller writes all gradients of a step without waiting. `saboteur` stands between the stager and
+ * pipelined caller writes all gradients of a step without waiting. `saboteur` stands between the queue and
  * the runtime, and leaves out or misdirects one call of each exchange. */
 #ifndef TAGC_TESTS_DEVICE_RIG_H
 #define TAGC_TESTS_DEVICE_RIG_H
@@ -19,7 +19,7 @@
 #include <cmocka.h>
 
 #include "fake_runtime.h"
-#include "gpu/stager_private.h"
+#include "gpu/queue_private.h"
 
 enum { RIG_UNITS = 5, RIG_STEPS = 4, RIG_MAX_ELEMS = 4096 };
 
@@ -35,7 +35,7 @@ typedef struct saboteur {
     sabotage kind;
     int n;                  /* which call of an exchange */
     int n_waits, n_records; /* of this exchange so far */
-    void *streams[2];       /* of the stager: out, back */
+    void *streams[2];       /* of the queue: out, back */
     int n_streams;
 } saboteur;
 
@@ -48,8 +48,8 @@ typedef struct rig_kernel {
 typedef struct device_rig {
     saboteur saboteur;
     tagc_device *device;
-    tagc_stager *stager;
-    tagc_stage *stages[RIG_UNITS];
+    tagc_queue *queue;
+    tagc_job *jobs[RIG_UNITS];
     rig_kernel kernels[RIG_STEPS][RIG_UNITS];
     void *caller; /* stream */
     uint64_t seed, last;
@@ -66,28 +66,28 @@ typedef struct device_rig {
     void *step_over; /* event */
 } device_rig;
 
-/* ---- what it asks a stager ---- */
+/* ---- what it asks a queue ---- */
 
 /* Host functions that sleep until their exchange is finished. */
-static inline int rig_n_waiting(tagc_stager *stager) {
-    pthread_mutex_lock(&stager->lock);
+static inline int rig_n_waiting(tagc_queue *queue) {
+    pthread_mutex_lock(&queue->lock);
     int n = 0;
-    for (uint64_t i = stager->n_finished + 1; i <= stager->n_enqueued && !stager->is_closed; i++)
-        n += ticket_of(stager, i)->is_slept_for;
-    pthread_mutex_unlock(&stager->lock);
+    for (uint64_t i = queue->n_finished + 1; i <= queue->n_enqueued && !queue->is_closed; i++)
+        n += ticket_of(queue, i)->is_slept_for;
+    pthread_mutex_unlock(&queue->lock);
     return n;
 }
 
-/* Exchanges that tagc_stager_next would give at once. */
-static inline uint64_t rig_n_ready(tagc_stager *stager) {
-    pthread_mutex_lock(&stager->lock);
+/* Exchanges that tagc_queue_next would give at once. */
+static inline uint64_t rig_n_ready(tagc_queue *queue) {
+    pthread_mutex_lock(&queue->lock);
     uint64_t n = 0;
-    while (stager->n_taken + n < stager->n_enqueued) {
-        const ticket *one = ticket_of(stager, stager->n_taken + n + 1);
+    while (queue->n_taken + n < queue->n_enqueued) {
+        const ticket *one = ticket_of(queue, queue->n_taken + n + 1);
         if (!one->enqueued || !one->input_came) break;
         n++;
     }
-    pthread_mutex_unlock(&stager->lock);
+    pthread_mutex_unlock(&queue->lock);
     return n;
 }
 
@@ -164,7 +164,7 @@ static inline int rig_n_sleeping(void *context) {
 
 /* Everything else comes first, as far as the streams let it. */
 static inline void rig_be_late(device_rig *rig) {
-    if (rig->is_late) fake_settle(rig_n_sleeping, rig->stager);
+    if (rig->is_late) fake_settle(rig_n_sleeping, rig->queue);
 }
 
 static inline void *rig_exchange_main(void *arg) {
@@ -176,12 +176,12 @@ static inline void *rig_exchange_main(void *arg) {
     real->SetDevice(rig->device->ordinal);
     for (;;) {
         rig_be_late(rig);
-        if (rig->is_late && !rig_n_ready(rig->stager)) {
+        if (rig->is_late && !rig_n_ready(rig->queue)) {
             rig->is_stuck = 1;
-            tagc_stager_close(rig->stager);
+            tagc_queue_close(rig->queue);
             return NULL;
         }
-        tagc_status status = tagc_stager_next(rig->stager, &number, &tag, &input, &output);
+        tagc_status status = tagc_queue_next(rig->queue, &number, &tag, &input, &output);
         if (!number) return NULL;
         if (status == TAGC_OK) {
             rig_be_late(rig);
@@ -189,14 +189,14 @@ static inline void *rig_exchange_main(void *arg) {
             status = rig->exchange(rig, (int)tag, read, output);
             rig_be_late(rig);
         }
-        tagc_stager_finish(rig->stager, number, status, tagc_last_error());
+        tagc_queue_finish(rig->queue, number, status, tagc_last_error());
         if (rig->is_late && number == rig->last) return NULL;
     }
 }
 
 /* ---- life ---- */
 
-static inline tagc_status rig_make(device_rig *rig, int rank, int ordinal, uint64_t seed, int n_slots) {
+static inline tagc_status rig_make(device_rig *rig, int rank, int ordinal, uint64_t seed, int n_buffers) {
     rig->rank = rank;
     rig->seed = seed;
     for (int s = 0; s < RIG_STEPS; s++)
@@ -217,14 +217,14 @@ static inline tagc_status rig_make(device_rig *rig, int rank, int ordinal, uint6
         return status;
     }
     between->real.SetDevice(ordinal);
-    if ((status = tagc_stager_create(rig->device, n_slots, &rig->stager)) != TAGC_OK) return status;
+    if ((status = tagc_queue_create(rig->device, n_buffers, &rig->queue)) != TAGC_OK) return status;
     for (int u = RIG_UNITS - 1; u >= 0; u--) { /* the largest first: no growing with work under way */
         rig->n_elems[u] = 64 << u;
         size_t n_bytes = (size_t)rig->n_elems[u] * sizeof(float);
         rig->gradients[u] = fake_alloc(n_bytes);
         rig->outputs[u] = fake_alloc(n_bytes);
         for (int s = 0; s < RIG_STEPS; s++) rig->results[s][u] = calloc(1, n_bytes);
-        status = tagc_stage_create(rig->stager, (uint64_t)u, n_bytes, n_bytes, &rig->stages[u]);
+        status = tagc_job_create(rig->queue, (uint64_t)u, n_bytes, n_bytes, &rig->jobs[u]);
         if (status != TAGC_OK) return status;
     }
     if (between->real.EventCreateWithFlags(&rig->step_over, TAGC_EVENT_WITHOUT_TIMING))
@@ -235,15 +235,15 @@ static inline tagc_status rig_make(device_rig *rig, int rank, int ordinal, uint6
 /* Enqueues one exchange with the kernels around it. */
 static inline tagc_status rig_enqueue(device_rig *rig, int step, int unit) {
     const tagc_runtime *real = &rig->saboteur.real;
-    void *back = tagc_stager_stream(rig->stager);
+    void *back = tagc_queue_stream(rig->queue);
     rig_between = &rig->saboteur;
     if (rig->is_pipelined && unit == 0) { /* gradients of the last step are noted, and can be written again */
         real->EventRecord(rig->step_over, back);
         real->StreamWaitEvent(rig->caller, rig->step_over, 0);
     }
     rig_launch(rig, rig->caller, rig_write_gradient, step, unit);
-    tagc_status status = tagc_stage_enqueue(rig->stages[unit], rig->gradients[unit], rig->outputs[unit],
-                                            rig->caller, !rig->is_pipelined, &rig->last);
+    tagc_status status = tagc_job_enqueue(rig->jobs[unit], rig->gradients[unit], rig->outputs[unit],
+                                          rig->caller, !rig->is_pipelined, &rig->last);
     rig_launch(rig, rig->is_pipelined ? back : rig->caller, rig_note_result, step, unit);
     return status;
 }
@@ -255,18 +255,18 @@ static inline void rig_start(device_rig *rig) {
 static inline int rig_synchronize(device_rig *rig) {
     tagc_runtime *real = &rig->saboteur.real;
     int code = real->StreamSynchronize(rig->caller);
-    return code ? code : real->StreamSynchronize(tagc_stager_stream(rig->stager));
+    return code ? code : real->StreamSynchronize(tagc_queue_stream(rig->queue));
 }
 
 static inline void rig_join(device_rig *rig) {
-    tagc_stager_close(rig->stager);
+    tagc_queue_close(rig->queue);
     pthread_join(rig->thread, NULL);
 }
 
 static inline void rig_end(device_rig *rig) {
     tagc_runtime *real = &rig->saboteur.real;
-    for (int u = 0; u < RIG_UNITS; u++) tagc_stage_destroy(rig->stages[u]);
-    tagc_stager_destroy(rig->stager);
+    for (int u = 0; u < RIG_UNITS; u++) tagc_job_destroy(rig->jobs[u]);
+    tagc_queue_destroy(rig->queue);
     real->StreamSynchronize(rig->caller); /* its kernels know the arrays */
     for (int u = 0; u < RIG_UNITS; u++) {
         for (int s = 0; s < RIG_STEPS; s++) free(rig->results[s][u]);

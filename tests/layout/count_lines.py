@@ -29,11 +29,11 @@ MUST_READ = {
     "to work on compress()": [
         *(f"python/tagc/torch/{name}.py" for name in ("compress", "handle", "passes", "state", "statistics")),
         *(f"python/tagc/torch/{name}" for name in ("exchange", "hooks", "schedule")),
-        *(f"include/tagc/{name}.h" for name in ("tagc", "transport", "schedule", "device", "slots")),
+        *(f"include/tagc/{name}.h" for name in ("tagc", "transport", "schedule", "device", "frames")),
     ],
 }
 WITHOUT["to work on libtagc"] = [
-    "lib/gpu", "lib/paper", *(f"include/tagc/{name}.h" for name in ("device", "slots", "paper"))
+    "lib/gpu", "lib/paper", *(f"include/tagc/{name}.h" for name in ("device", "frames", "paper"))
 ]  # fmt: skip
 # A little above what there is: whoever adds more says so here.
 LIMITS = {"to work on libtagc": 14_000, "to work on compress()": 9_000, "bytes of results/": 1_000_000}

@@ -137,8 +137,8 @@ class Installed:
             finish_and_wait,
             run_late,
         )
-        self._slots = group.SlotReducer._try, group.SlotReducer._settle
-        attempt = self._slots[0]
+        self._frames = group.FrameReducer._try, group.FrameReducer._settle
+        attempt = self._frames[0]
 
         def try_and_wait(self, *arguments):  # torch's own work comes next, and is done at once
             attempt(self, *arguments)
@@ -148,15 +148,15 @@ class Installed:
             if self._failure is not None:
                 output.fill_(float("nan"))
             with contextlib.suppress(Error):
-                lib.call("tagc_slots_settle", self._handle)
+                lib.call("tagc_frames_settle", self._handle)
             device._synchronize(self._kernels.stream)
             self._copy.copy_(self._verdict)
 
-        group.SlotReducer._try, group.SlotReducer._settle = try_and_wait, copy_late
+        group.FrameReducer._try, group.FrameReducer._settle = try_and_wait, copy_late
         return device
 
     def __exit__(self, *_):
         self.device.join()
         del os.environ["TAGC_CUDA_LIBRARY"]
         streams.of, runner.Staged.run, staging.Staging.finish, staging.Staging._run = self._before
-        group.SlotReducer._try, group.SlotReducer._settle = self._slots
+        group.FrameReducer._try, group.FrameReducer._settle = self._frames

@@ -61,16 +61,16 @@ class Library:
         return output, 0
 
     def bodies(self, gradient, residual, level):
-        """Returns what libtagc sends to each rank, taken from the slots of transport="group"."""
-        from tagc.torch.exchange.group import Link, SlotReducer
+        """Returns what libtagc sends to each rank, taken from the frames of transport="group"."""
+        from tagc.torch.exchange.group import Link, FrameReducer
 
         link = Link(dist.group.WORLD, self.comm, None, 60)
-        reducer = SlotReducer(link, self.n_elems, **self.options(level))
+        reducer = FrameReducer(link, self.n_elems, **self.options(level))
         sent, all_to_all = [], dist.all_to_all_single
 
-        def listen(received, slots, **how):
-            sent.append(slots.clone())
-            return all_to_all(received, slots, **how)
+        def listen(received, frames, **how):
+            sent.append(frames.clone())
+            return all_to_all(received, frames, **how)
 
         dist.all_to_all_single = listen
         try:
@@ -80,10 +80,10 @@ class Library:
         finally:
             dist.all_to_all_single = all_to_all
             reducer.close()
-        slots = sent[0].view(dist.get_world_size(), -1)
-        # docs/reference/wire-format.md, "Slots"
-        lengths = slots[:, 32:40].clone().view(torch.int64).flatten().tolist()
-        return [slot[64 : 64 + length] for slot, length in zip(slots, lengths)]
+        frames = sent[0].view(dist.get_world_size(), -1)
+        # docs/reference/wire-format.md, "Frames"
+        lengths = frames[:, 32:40].clone().view(torch.int64).flatten().tolist()
+        return [frame[64 : 64 + length] for frame, length in zip(frames, lengths)]
 
     def close(self):
         for reducer in self._reducers.values():

@@ -89,7 +89,7 @@ def with_kernels(rank, world_size):
 
 
 def statistics(rank, world_size):
-    """Bytes are those that the collectives took, all slots in whole: more than without, and no more than a
+    """Bytes are those that the collectives took, all frames in whole: more than without, and no more than a
     little."""
     import tagc.torch as tagc
 
@@ -138,7 +138,7 @@ def damages_are_errors(rank, world_size):
             try:
                 check_error(
                     lambda: loss_of(model, batch_of(rank)).backward(),
-                    f"the slot from rank {world_size - 1} that rank 0 got {words}",
+                    f"the frame from rank {world_size - 1} that rank 0 got {words}",
                 )
             finally:
                 waits.Collectives.all_to_all = carry
@@ -159,7 +159,7 @@ def failures_are_errors(rank, world_size):
     from tagc import _library as lib
 
     real = lib.call
-    for name in ("tagc_slots_encode", "tagc_slots_add", "tagc_slots_decode"):
+    for name in ("tagc_frames_encode", "tagc_frames_add", "tagc_frames_decode"):
         model = wrapped("ddp")
         handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5, transport="group")
         for step in range(2):

@@ -370,7 +370,7 @@ def failure_of_a_device(rank, world_size):
                     if way == "broken":
                         device.break_down(700)
                     elif way == "memory":
-                        handle.passes.runners.staging._stages.clear()
+                        handle.passes.runners.staging._handles.clear()
                         device.is_broken = True
                         device.fail("StreamIsCapturing", 2, 2)
                     else:
@@ -401,7 +401,7 @@ def misuse(rank, world_size):
         handle = tagc.compress(model, verbose=False)
         assert "cuda runtime 13.0" in handle.passes.runners.staging.text
         handle.close()
-        assert not [thread for thread in threading.enumerate() if thread.name == "tagc-stage"]
+        assert not [thread for thread in threading.enumerate() if thread.name == "tagc-jobs"]
 
 
 def memory(rank, world_size):
@@ -440,9 +440,9 @@ def order_of_calls(rank, world_size):
                 def __getattr__(self, name):
                     return getattr(library, name)
 
-                def tagc_stage_enqueue(self, stage, source, target, stream, waits, ticket):
+                def tagc_job_enqueue(self, job, source, target, stream, waits, ticket):
                     calls.append(("enqueue", stream, waits))
-                    return library.tagc_stage_enqueue(stage, source, target, stream, waits, ticket)
+                    return library.tagc_job_enqueue(job, source, target, stream, waits, ticket)
 
             model = wrapped(kind)
             handle = tagc.compress(model, verbose=False, layers="all")

@@ -96,7 +96,7 @@ static void test_barrier(void **state) {
     tagc_local_group_destroy(shared.group);
 }
 
-/* ---- jobs and spares ---- */
+/* ---- tasks and spares ---- */
 
 static tagc_comm *lonely_comm(const tagc_comm_options *options, tagc_local_group **group) {
     tagc_comm *comm;
@@ -105,15 +105,15 @@ static tagc_comm *lonely_comm(const tagc_comm_options *options, tagc_local_group
     return comm;
 }
 
-typedef struct order_job {
-    tagc_job job;
+typedef struct order_task {
+    tagc_task task;
     int index, *log, *n_logged;
-} order_job;
+} order_task;
 
-static tagc_status log_job(void *arg) {
-    order_job *self = arg;
+static tagc_status log_task(void *arg) {
+    order_task *self = arg;
     self->log[(*self->n_logged)++] = self->index;
-    if (self->index % 10 == 3) return tagc_fail(TAGC_ERR_IO, "job %d went wrong", self->index);
+    if (self->index % 10 == 3) return tagc_fail(TAGC_ERR_IO, "task %d went wrong", self->index);
     return TAGC_OK;
 }
 
@@ -122,83 +122,83 @@ static void test_jobs(void **state) {
     enum { N = 100 };
     tagc_local_group *group;
     tagc_comm *comm = lonely_comm(NULL, &group);
-    static order_job jobs[N];
+    static order_task tasks[N];
     int log[N + 1], n_logged = 0;
     for (int i = 0; i < N; i++) {
-        jobs[i] = (order_job){
-            .job = {.run = log_job, .arg = &jobs[i]}, .index = i, .log = log, .n_logged = &n_logged};
-        tagc_comm_submit(comm, &jobs[i].job);
+        tasks[i] = (order_task){
+            .task = {.run = log_task, .arg = &tasks[i]}, .index = i, .log = log, .n_logged = &n_logged};
+        tagc_comm_submit(comm, &tasks[i].task);
     }
     for (int i = N - 1; i >= 0; i--) {
-        tagc_status status = tagc_comm_join(comm, &jobs[i].job);
+        tagc_status status = tagc_comm_join(comm, &tasks[i].task);
         assert_int_equal(status, i % 10 == 3 ? TAGC_ERR_IO : TAGC_OK);
         if (status == TAGC_OK) continue;
         char text[64];
-        snprintf(text, sizeof text, "job %d went wrong", i);
+        snprintf(text, sizeof text, "task %d went wrong", i);
         assert_string_equal(tagc_last_error(), text);
     }
     assert_int_equal(n_logged, N);
     for (int i = 0; i < N; i++) assert_int_equal(log[i], i);
 
-    tagc_comm_submit(comm, &jobs[5].job); /* a job can be used again, and destroy waits for it */
+    tagc_comm_submit(comm, &tasks[5].task); /* a task can be used again, and destroy waits for it */
     tagc_comm_destroy(comm);
     assert_int_equal(n_logged - 1, N);
     tagc_local_group_destroy(group);
 }
 
-/* A job of phases that writes down what it does; each phase waits for a word of the test's. */
-typedef struct phased_job {
-    tagc_job job;
+/* A task of phases that writes down what it does; each phase waits for a word of the test's. */
+typedef struct phased_task {
+    tagc_task task;
     const char *phases;    /* a letter per phase */
     const uint32_t *lanes; /* (phases) what each may post on; after the last of them 0 */
     int n_run, fails_at;   /* -1: never */
-    int *may_go;           /* so many phases of this job, or fewer, are ready */
+    int *may_go;           /* so many phases of this task, or fewer, are ready */
     char *log;             /* shared by all */
-} phased_job;
+} phased_task;
 
-static void announce(phased_job *self) {
+static void announce(phased_task *self) {
     size_t n = strlen(self->phases);
-    self->job.next_lanes = self->lanes[self->n_run];
-    self->job.later_lanes = 0;
-    for (size_t i = (size_t)self->n_run; i < n; i++) self->job.later_lanes |= self->lanes[i];
+    self->task.next_lanes = self->lanes[self->n_run];
+    self->task.later_lanes = 0;
+    for (size_t i = (size_t)self->n_run; i < n; i++) self->task.later_lanes |= self->lanes[i];
 }
 
 static int is_phase_ready(void *arg) {
-    phased_job *self = arg;
+    phased_task *self = arg;
     return __atomic_load_n(self->may_go, __ATOMIC_ACQUIRE) > self->n_run;
 }
 
 static tagc_status run_phase(void *arg) {
-    phased_job *self = arg;
+    phased_task *self = arg;
     size_t n = strlen(self->log);
     self->log[n] = self->phases[self->n_run];
     self->log[n + 1] = 0;
     if (self->n_run++ == self->fails_at) return tagc_fail(TAGC_ERR_IO, "phase %c went wrong", self->log[n]);
-    self->job.more = self->phases[self->n_run] != 0;
-    if (self->job.more) announce(self);
+    self->task.more = self->phases[self->n_run] != 0;
+    if (self->task.more) announce(self);
     return TAGC_OK;
 }
 
-static phased_job phased(const char *phases, const uint32_t *lanes, int fails_at, int *may_go, char *log) {
-    phased_job made = {.job = {.run = run_phase, .is_ready = is_phase_ready},
-                       .phases = phases,
-                       .lanes = lanes,
-                       .fails_at = fails_at,
-                       .may_go = may_go,
-                       .log = log};
+static phased_task phased(const char *phases, const uint32_t *lanes, int fails_at, int *may_go, char *log) {
+    phased_task made = {.task = {.run = run_phase, .is_ready = is_phase_ready},
+                        .phases = phases,
+                        .lanes = lanes,
+                        .fails_at = fails_at,
+                        .may_go = may_go,
+                        .log = log};
     announce(&made);
     return made;
 }
 
 /* The worker looks again when something is submitted. */
 static void nudge(tagc_comm *comm) {
-    phased_job dummy = phased(".", (uint32_t[]){0, 0}, -1, (int[]){1}, (char[8]){""});
-    dummy.job.arg = &dummy;
-    tagc_comm_submit(comm, &dummy.job);
-    assert_int_equal(tagc_comm_join(comm, &dummy.job), TAGC_OK);
+    phased_task dummy = phased(".", (uint32_t[]){0, 0}, -1, (int[]){1}, (char[8]){""});
+    dummy.task.arg = &dummy;
+    tagc_comm_submit(comm, &dummy.task);
+    assert_int_equal(tagc_comm_join(comm, &dummy.task), TAGC_OK);
 }
 
-/* Three phases of a job post on lanes 0, 4 and 7. A younger one goes on as far as the older has left the lanes, whatever is
+/* Three phases of a task post on lanes 0, 4 and 7. A younger one goes on as far as the older has left the lanes, whatever is
  * ready; where the older fails, all lanes are free. */
 static void test_job_phases(void **state) {
     (void)state;
@@ -212,20 +212,20 @@ static void test_job_phases(void **state) {
         tagc_comm *comm = lonely_comm(NULL, &group);
         char log[32] = "";
         int older = 0, younger = 3;
-        phased_job first = phased("abc", lanes, cases[i].fails_at, &older, log),
-                   second = phased("ABC", lanes, -1, &younger, log);
-        first.job.arg = &first;
-        second.job.arg = &second;
-        tagc_comm_submit(comm, &first.job);
-        tagc_comm_submit(comm, &second.job);
+        phased_task first = phased("abc", lanes, cases[i].fails_at, &older, log),
+                    second = phased("ABC", lanes, -1, &younger, log);
+        first.task.arg = &first;
+        second.task.arg = &second;
+        tagc_comm_submit(comm, &first.task);
+        tagc_comm_submit(comm, &second.task);
         for (int n = 0; n <= 3; n++) {
             __atomic_store_n(&older, n, __ATOMIC_RELEASE);
             nudge(comm);
             nudge(comm); /* what the first made possible has happened by the end of the second */
             assert_string_equal(log, cases[i].logs[n]);
         }
-        assert_int_equal(tagc_comm_join(comm, &second.job), TAGC_OK);
-        assert_int_equal(tagc_comm_join(comm, &first.job), i ? TAGC_ERR_IO : TAGC_OK);
+        assert_int_equal(tagc_comm_join(comm, &second.task), TAGC_OK);
+        assert_int_equal(tagc_comm_join(comm, &first.task), i ? TAGC_ERR_IO : TAGC_OK);
         if (i) assert_string_equal(tagc_last_error(), "phase b went wrong");
         tagc_comm_destroy(comm);
         tagc_local_group_destroy(group);
@@ -353,7 +353,7 @@ static tagc_status table_exchange(void *context, const tagc_transfer *mine) {
 static const tagc_callback_ops table_ops = {.abi = TAGC_TRANSPORT_ABI, .exchange = table_exchange};
 
 typedef struct storm_job {
-    tagc_job job;
+    tagc_task task;
     tagc_comm *comm;
     uint64_t seed;
     int n_bad;
@@ -363,7 +363,7 @@ static tagc_status run_storm_job(void *arg) {
     storm_job *self = arg;
     int here = 1, all[8] = {0};
     self->n_bad = pattern_storm(self->comm, self->seed, 4, 3000);
-    /* A gather from within a job must not wait for the worker it runs on. */
+    /* A gather from within a task must not wait for the worker it runs on. */
     TAGC_TRY(tagc_comm_all_gather(self->comm, &here, sizeof here, all));
     for (int r = 0; r < tagc_comm_world_size(self->comm); r++) self->n_bad += all[r] != 1;
     return TAGC_OK;
@@ -374,16 +374,16 @@ static void callback_body(rank_run *run) {
     tagc_comm *comm;
     CHECK(run,
           tagc_comm_create_callback(&table_ops, &self, run->rank, run->world_size, NULL, &comm) == TAGC_OK);
-    storm_job first = {.job = {.run = run_storm_job, .arg = &first}, .comm = comm, .seed = 1};
-    storm_job second = {.job = {.run = run_storm_job, .arg = &second}, .comm = comm, .seed = 2};
-    tagc_comm_submit(comm, &first.job);
+    storm_job first = {.task = {.run = run_storm_job, .arg = &first}, .comm = comm, .seed = 1};
+    storm_job second = {.task = {.run = run_storm_job, .arg = &second}, .comm = comm, .seed = 2};
+    tagc_comm_submit(comm, &first.task);
     int mine = 50 + run->rank, all[8];
     CHECK(run, tagc_comm_all_gather(comm, &mine, sizeof mine, all) == TAGC_OK); /* goes between the two */
     for (int r = 0; r < run->world_size; r++) CHECK(run, all[r] == 50 + r);
-    tagc_comm_submit(comm, &second.job);
+    tagc_comm_submit(comm, &second.task);
     CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
-    CHECK(run, tagc_comm_join(comm, &first.job) == TAGC_OK && first.n_bad == 0);
-    CHECK(run, tagc_comm_join(comm, &second.job) == TAGC_OK && second.n_bad == 0);
+    CHECK(run, tagc_comm_join(comm, &first.task) == TAGC_OK && first.n_bad == 0);
+    CHECK(run, tagc_comm_join(comm, &second.task) == TAGC_OK && second.n_bad == 0);
     tagc_comm_destroy(comm);
 }
 

@@ -1,8 +1,8 @@
 /* Gathers parameters from their owners to all ranks.
  *
- * A gather is a job of two halves: encode and post; then, when all rows are here, decode. With lanes, the jobs run on the comm's
- * second worker, beside the reducers' jobs, and the next gather is encoded while this one is on the wire. Without lanes they
- * run among the reducers' jobs, so that all ranks post in one order.
+ * A gather is a task of two halves: encode and post; then, when all rows are here, decode. With lanes, the tasks run on the comm's
+ * second worker, beside the reducers' tasks, and the next gather is encoded while this one is on the wire. Without lanes they
+ * run among the reducers' tasks, so that all ranks post in one order.
  *
  * In two levels, a row crosses to another host once. The rank of the same local index receives it and relays it unchanged to the
  * other ranks of its host. The comm starts the relays when the rows are here:
@@ -198,8 +198,8 @@ static tagc_status run(void *arg) {
     tagc_gatherer *g = arg;
     if (g->is_posted) return finish(g);
     post(g);
-    g->is_posted = g->job.more = 1;
-    g->job.next_lanes = g->job.later_lanes = 0;
+    g->is_posted = g->task.more = 1;
+    g->task.next_lanes = g->task.later_lanes = 0;
     return TAGC_OK;
 }
 
@@ -233,9 +233,9 @@ tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, float *ful
     if (g->is_delta) tagc_gatherer_delta_begin(g);
     g->is_posted = 0;
     uint32_t lanes = 1u << TAGC_LANE_GATHER | 1u << TAGC_LANE_RELAY;
-    g->job =
-        (tagc_job){.run = run, .is_ready = is_ready, .arg = g, .next_lanes = lanes, .later_lanes = lanes};
-    tagc_comm_submit_gather(g->comm, &g->job);
+    g->task =
+        (tagc_task){.run = run, .is_ready = is_ready, .arg = g, .next_lanes = lanes, .later_lanes = lanes};
+    tagc_comm_submit_gather(g->comm, &g->task);
     return TAGC_OK;
 }
 
@@ -243,7 +243,7 @@ tagc_status tagc_gatherer_end(tagc_gatherer *g) {
     if (!g) return tagc_fail(TAGC_ERR_ARGUMENT, "gatherer is NULL");
     if (!g->begun) return tagc_fail(TAGC_ERR_STATE, "end without begin: no gather is under way");
     g->begun = 0;
-    return tagc_comm_join(g->comm, &g->job);
+    return tagc_comm_join(g->comm, &g->task);
 }
 
 tagc_status tagc_gatherer_test(tagc_gatherer *g, int *done) {
@@ -251,7 +251,7 @@ tagc_status tagc_gatherer_test(tagc_gatherer *g, int *done) {
     *done = 0;
     if (!g) return tagc_fail(TAGC_ERR_ARGUMENT, "gatherer is NULL");
     if (!g->begun) return tagc_fail(TAGC_ERR_STATE, "test without begin: no gather is under way");
-    *done = tagc_comm_has_ended(g->comm, &g->job);
+    *done = tagc_comm_has_ended(g->comm, &g->task);
     return TAGC_OK;
 }
 

@@ -34,13 +34,13 @@ struct tagc_gatherer {
     int is_delta;
     size_t shard;
     int begun;
-    int is_posted;    /* the first half of the job is done */
+    int is_posted;    /* the first half of the task is done */
     const float *own; /* (shard) */
     float *full;      /* (n_rows, shard) */
     tagc_ticket ticket;
     int n_relays;        /* two levels: one for each other host */
     tagc_ticket *relays; /* (n_relays) */
-    tagc_job job;
+    tagc_task task;
     tagc_pool *pool; /* NULL with one thread */
 
     /* deltas */

@@ -65,9 +65,9 @@ template <typename Kernel> tagc_status load_kernel(Kernel *kernel) {
 extern const tagc_delta_maker cuda_deltas;
 tagc_status cuda_delta_prepare(void);
 
-/* Slots: slots.cu. */
-extern const tagc_slots_maker cuda_slots;
-tagc_status cuda_slots_prepare(void);
+/* Frames: frames.cu. */
+extern const tagc_frames_maker cuda_frames;
+tagc_status cuda_frames_prepare(void);
 
 } // namespace tagc_cuda
 

@@ -83,7 +83,7 @@ fibre *waiting[MAX_FIBRES]; /* who can go on */
 unsigned n_waiting;
 fibre *current;
 context host;
-block slots[MAX_RESIDENT];
+block running[MAX_RESIDENT];
 
 /* the launch */
 const char *kernel_name;
@@ -219,14 +219,14 @@ fibre *fibre_of(const block *b, unsigned thread) {
     return &fibres[b->first_fibre + (turned < n_threads ? turned : turned - n_threads)];
 }
 
-void begin_block(unsigned slot) {
-    block *b = &slots[slot];
+void begin_block(unsigned place) {
+    block *b = &running[place];
     b->index = order_of_blocks[n_begun++];
     b->n_done = b->n_at_barrier = 0;
     b->shared = shared_of[b->index];
     for (unsigned w = 0; w < MAX_WARPS; w++)
         for (unsigned m = 0; m < MAX_MEETINGS; m++) b->meetings[w][m].mask = b->meetings[w][m].arrived = 0;
-    b->first_fibre = slot * n_threads;
+    b->first_fibre = place * n_threads;
     b->turn = random_below(n_threads); /* the sanitizer takes what one fibre does for ordered */
     for (unsigned t = 0; t < n_threads; t++) {
         fibre *f = fibre_of(b, t);
@@ -258,7 +258,7 @@ void end_thread() {
              n_shared_bytes);
     for (unsigned i = 0; i < n_threads; i++) fibres[b->first_fibre + i].home = nullptr;
     n_ended++;
-    if (n_begun < n_blocks) begin_block((unsigned)(b - slots));
+    if (n_begun < n_blocks) begin_block((unsigned)(b - running));
 }
 
 [[noreturn]] void live() {
@@ -456,9 +456,9 @@ void run(const char *name, unsigned blocks, unsigned threads, size_t shared_byte
         order_of_blocks[j] = order_of_blocks[i - 1];
         order_of_blocks[i - 1] = swapped;
     }
-    unsigned n_slots = blocks < n_resident ? blocks : n_resident;
-    for (; n_fibres < n_slots * threads; n_fibres++) make_fibre(&fibres[n_fibres]);
-    for (unsigned s = 0; s < n_slots; s++) begin_block(s);
+    unsigned n_here = blocks < n_resident ? blocks : n_resident;
+    for (; n_fibres < n_here * threads; n_fibres++) make_fibre(&fibres[n_fibres]);
+    for (unsigned s = 0; s < n_here; s++) begin_block(s);
     release(&launch_order);
 #if defined(HARNESS_THREAD_SANITIZER)
     host.fibre = __tsan_get_current_fiber();

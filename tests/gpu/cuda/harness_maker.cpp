@@ -175,7 +175,7 @@ void delta_destroy(tagc_delta_batch *b) {
 
 } // namespace
 
-/* ---- slots ---- */
+/* ---- frames ---- */
 
 namespace {
 
@@ -185,7 +185,7 @@ template <typename F> struct later {
     static void run(void *arg) {
         std::unique_ptr<later> one(static_cast<later *>(arg));
         harness::configure(seed++, n_resident);
-        if (one->call()) harness::stop("slots: %s", tagc_cuda_maker()->batches->last_error());
+        if (one->call()) harness::stop("frames: %s", tagc_cuda_maker()->batches->last_error());
     }
 };
 
@@ -202,46 +202,47 @@ template <typename T> T *seen(T *pointer) {
     return pointer;
 }
 
-const tagc_slots_maker *real_slots() {
-    return tagc_cuda_maker()->slots;
+const tagc_frames_maker *real_frames() {
+    return tagc_cuda_maker()->frames;
 }
 
-tagc_status slots_seal(const tagc_slots_form *form, uint8_t *slots, const tagc_batch_result *results,
-                       tagc_slots_verdict *verdict, void *work, void *stream) {
+tagc_status frames_seal(const tagc_frames_form *form, uint8_t *frames, const tagc_batch_result *results,
+                        tagc_frames_verdict *verdict, void *work, void *stream) {
     return launch_later(stream, [=, f = *form] {
-        return real_slots()->seal(&f, seen(slots), seen(results), seen(verdict),
-                                  seen(static_cast<char *>(work)), nullptr);
+        return real_frames()->seal(&f, seen(frames), seen(results), seen(verdict),
+                                   seen(static_cast<char *>(work)), nullptr);
     });
 }
 
-tagc_status slots_open(const tagc_slots_form *form, const uint8_t *slots, uint64_t *lengths,
-                       tagc_slots_verdict *verdict, void *work, void *stream) {
+tagc_status frames_open(const tagc_frames_form *form, const uint8_t *frames, uint64_t *lengths,
+                        tagc_frames_verdict *verdict, void *work, void *stream) {
     return launch_later(stream, [=, f = *form] {
-        return real_slots()->open(&f, seen(slots), seen(lengths), seen(verdict),
-                                  seen(static_cast<char *>(work)), nullptr);
+        return real_frames()->open(&f, seen(frames), seen(lengths), seen(verdict),
+                                   seen(static_cast<char *>(work)), nullptr);
     });
 }
 
-tagc_status slots_judge(const tagc_slots_form *form, const tagc_batch_result *results, uint32_t n,
-                        const uint64_t *lengths, tagc_slots_verdict *verdict, int *stop, void *stream) {
+tagc_status frames_judge(const tagc_frames_form *form, const tagc_batch_result *results, uint32_t n,
+                         const uint64_t *lengths, tagc_frames_verdict *verdict, int *stop, void *stream) {
     return launch_later(stream, [=, f = *form] {
-        return real_slots()->judge(&f, seen(results), n, seen(lengths), seen(verdict), seen(stop), nullptr);
+        return real_frames()->judge(&f, seen(results), n, seen(lengths), seen(verdict), seen(stop), nullptr);
     });
 }
 
-tagc_status slots_settle(const tagc_slots_verdict *agreed, const float *before, float *residual,
-                         size_t n_residual, float *output, size_t n_output, void *stream) {
+tagc_status frames_settle(const tagc_frames_verdict *agreed, const float *before, float *residual,
+                          size_t n_residual, float *output, size_t n_output, void *stream) {
     return launch_later(stream, [=] {
-        return real_slots()->settle(seen(agreed), seen(before), seen(residual), n_residual, seen(output),
-                                    n_output, nullptr);
+        return real_frames()->settle(seen(agreed), seen(before), seen(residual), n_residual, seen(output),
+                                     n_output, nullptr);
     });
 }
 
-size_t slots_work_bytes(uint32_t n_slots) {
-    return real_slots()->work_bytes(n_slots);
+size_t frames_work_bytes(uint32_t n_frames) {
+    return real_frames()->work_bytes(n_frames);
 }
 
-const tagc_slots_maker harness_slots = {slots_work_bytes, slots_seal, slots_open, slots_judge, slots_settle};
+const tagc_frames_maker harness_frames = {frames_work_bytes, frames_seal, frames_open, frames_judge,
+                                          frames_settle};
 
 } // namespace
 
@@ -255,7 +256,7 @@ const tagc_maker *harness_maker(void) {
         tagc_cuda_maker()->batches->work_bytes, create, point, run, destroy, tagc_last_error};
     static const tagc_delta_maker deltas = {tagc_cuda_maker()->deltas->work_bytes, delta_create, delta_point,
                                             delta_run, delta_destroy};
-    static const tagc_maker maker = {TAGC_MAKER_ABI, prepare, &batches, &deltas, &harness_slots};
+    static const tagc_maker maker = {TAGC_MAKER_ABI, prepare, &batches, &deltas, &harness_frames};
     return &maker;
 }
 

@@ -1,8 +1,8 @@
-"""transport="group": sends gradients in the caller's own process group, in slots of a fixed size
-(include/tagc/slots.h): one all-to-all of bytes, for an all-reduce one all-gather of bytes, and one maximum
+"""transport="group": sends gradients in the caller's own process group, in frames of a fixed size
+(include/tagc/frames.h): one all-to-all of bytes, for an all-reduce one all-gather of bytes, and one maximum
 over ranks of two numbers.
 
-    hook     all ranks agree on the exchange (comm.py, on the host) -> Unit.reduce() -> SlotReducer.begin():
+    hook     all ranks agree on the exchange (comm.py, on the host) -> Unit.reduce() -> FrameReducer.begin():
              enqueues the whole step in the kernels' stream, including the group's collectives; the caller's
              stream waits for the result
     end of   runner.Group.finish(): reads the outcome of each exchange, and raises the first failure, the same
@@ -29,11 +29,11 @@ from tagc.torch.exchange.reducer import Reducer
 from tagc.torch.exchange.staging import Kernels
 from tagc.torch.exchange.waits import Collectives
 
-_WORDS = 4  # of tagc_slots_verdict; all ranks take the maximum of the first two
+_WORDS = 4  # of tagc_frames_verdict; all ranks take the maximum of the first two
 
 
 class Link:
-    """The Way by the caller's own group: its collectives for tensors on one device, and memory for slots.
+    """The Way by the caller's own group: its collectives for tensors on one device, and memory for frames.
     Exchanges run one after the other, so they share that memory. kernels: of the device where tensors are;
     None: in CPU memory."""
 
@@ -46,7 +46,7 @@ class Link:
         self._sent = self._received = torch.empty(0, dtype=torch.uint8, device=self.device)
 
     def reducer(self, n_elems: int, options: Mapping[str, Any]) -> Reducer:
-        return SlotReducer(self, n_elems, **options)
+        return FrameReducer(self, n_elems, **options)
 
     def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
         """Returns a context that enqueues torch's work in the kernels' stream, after the current stream's
@@ -66,13 +66,13 @@ class Link:
         return self._sent, self._received
 
 
-class SlotReducer(Reducer):
+class FrameReducer(Reducer):
     """A Reducer that sends by a Link. begin() enqueues the whole step, inside turn(); end(), which returns
     its outcome, is called when the stream has run it."""
 
     def __init__(self, link: Link, n_elems: int, **options: Any) -> None:
         self._link, self._factor = link, 1.0
-        # slots use direct: every value in fp32, and the mean taken of the sum, as in dense
+        # frames use direct: every value in fp32, and the mean taken of the sum, as in dense
         if options["exchange"] == lib.EXCHANGES["dense"]:
             options |= {"exchange": lib.EXCHANGES["direct"], "sparsity": 0.0}
             if options.get("op", lib.OPS["avg"]) == lib.OPS["avg"]:
@@ -84,15 +84,15 @@ class SlotReducer(Reducer):
 
     def _create(self, fields: lib.ReducerOptions) -> None:
         lib.call(
-            "tagc_slots_create",
+            "tagc_frames_create",
             self._kernels.handle if self._kernels else None,
             self._comm.handle,
             ctypes.byref(fields),
             ctypes.byref(self._handle),
         )
 
-    def _slot_bytes(self, is_sums: bool) -> int:
-        return lib.load().tagc_slots_bytes(self._handle, int(is_sums))
+    def _frame_bytes(self, is_sums: bool) -> int:
+        return lib.load().tagc_frames_bytes(self._handle, int(is_sums))
 
     def _try(self, name: str, *arguments: Any) -> None:
         """Calls a function of libtagc, unless one failed before. This rank then still calls the collectives,
@@ -104,20 +104,20 @@ class SlotReducer(Reducer):
                 self._failure = failure
 
     def begin(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
-        n_ranks, collectives, n_sums = self._link.size, self._link.collectives, self._slot_bytes(True)
-        n_bytes = n_ranks * self._slot_bytes(False)
+        n_ranks, collectives, n_sums = self._link.size, self._link.collectives, self._frame_bytes(True)
+        n_bytes = n_ranks * self._frame_bytes(False)
         sent, received = self._link.reserve(max(n_bytes, n_ranks * n_sums))
         self._failure, self._under_way = None, (gradient, output)
         pointers = self._pointers(gradient, output)
-        self._try("tagc_slots_encode", *pointers, sent.data_ptr(), self._verdict.data_ptr())
+        self._try("tagc_frames_encode", *pointers, sent.data_ptr(), self._verdict.data_ptr())
         self._zero(sent)
         try:
             collectives.all_to_all(received[:n_bytes], sent[:n_bytes])
-            self._try("tagc_slots_add", received.data_ptr(), sent.data_ptr() if n_sums else None)
+            self._try("tagc_frames_add", received.data_ptr(), sent.data_ptr() if n_sums else None)
             if n_sums:
                 self._zero(sent)
                 collectives.all_gather(received[: n_ranks * n_sums], sent[:n_sums])
-                self._try("tagc_slots_decode", received.data_ptr())
+                self._try("tagc_frames_decode", received.data_ptr())
             self._say()
             collectives.largest(self._verdict[:2])
         except Error as failure:  # the group is lost: nothing counts on this rank
@@ -136,13 +136,13 @@ class SlotReducer(Reducer):
     def _say(self) -> None:
         if self._failure is not None:
             status = lib.STATUSES.index(self._failure.status)
-            self._verdict[0] = lib.load().tagc_slots_failure(self._handle, status)
+            self._verdict[0] = lib.load().tagc_frames_failure(self._handle, status)
 
     def _settle(self, output: torch.Tensor) -> None:
         if self._failure is not None:
             output.fill_(float("nan"))  # not used for training
         with contextlib.suppress(Error):  # the device failed; report the first failure
-            lib.call("tagc_slots_settle", self._handle)
+            lib.call("tagc_frames_settle", self._handle)
         if self._copy is not self._verdict:
             self._copy.copy_(self._verdict, non_blocking=True)
 
@@ -153,7 +153,7 @@ class SlotReducer(Reducer):
         stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
         self._under_way, failure, self._failure = (), self._failure, None
         try:
-            lib.call("tagc_slots_end", self._handle, self._copy.data_ptr(), ctypes.byref(stats))
+            lib.call("tagc_frames_end", self._handle, self._copy.data_ptr(), ctypes.byref(stats))
         except Error as problem:
             raise (
                 failure if failure is not None and problem.status in ("state", failure.status) else problem

@@ -44,11 +44,11 @@ Run = Callable[["torch.Tensor | None", "torch.Tensor | None", "BaseException | N
 N_BUFFERS = 3  # buffers of pinned memory: one is copied out, one exchanged, one copied back
 
 
-def _let_go(stager: ctypes.c_void_p, process: int) -> None:
+def _let_go(queue: ctypes.c_void_p, process: int) -> None:
     """Runs at the end of a process that did not close its handles, because the driver would wait for an
     exchange. Not in forks."""
     if process == os.getpid():
-        lib.load().tagc_stager_close(stager)
+        lib.load().tagc_queue_close(queue)
 
 
 def _spoil(target: torch.Tensor) -> None:
@@ -97,13 +97,13 @@ class Staging:
 
     def __init__(self, streams: Cuda, codec: str | None = "host", n_buffers: int = N_BUFFERS) -> None:
         self.streams = streams
-        self._device, self._stager = ctypes.c_void_p(), ctypes.c_void_p()
+        self._device, self._queue = ctypes.c_void_p(), ctypes.c_void_p()
         library = streams.library.encode() if streams.library else None
         lib.call(
             "tagc_device_open", streams.maker.encode(), library, streams.ordinal, ctypes.byref(self._device)
         )
         self.text = lib.load().tagc_device_text(self._device).decode()
-        self._stages: dict[tuple[int, int], ctypes.c_void_p] = {}  # (bytes in, bytes out) -> tagc_stage
+        self._handles: dict[tuple[int, int], ctypes.c_void_p] = {}  # (bytes in, bytes out) -> tagc_job
         self._launch = threading.Lock()
         self._jobs: collections.deque[_Job] = collections.deque()  # in the order of tickets
         # (ticket, tensors) that the device may still use
@@ -116,15 +116,15 @@ class Staging:
         self.why_host: Error | None = None
         try:
             self._open_kernels(codec)
-            lib.call("tagc_stager_create", self._device, n_buffers, ctypes.byref(self._stager))
+            lib.call("tagc_queue_create", self._device, n_buffers, ctypes.byref(self._queue))
             # has an address, unlike an empty tensor
             self._nothing = torch.zeros(16, dtype=torch.uint8, device=streams.device)
         except BaseException:
             self._destroy()
             self.free()
             raise
-        self._at_exit = weakref.finalize(self, _let_go, self._stager, os.getpid())
-        self._thread = threading.Thread(target=self._work, name="tagc-stage", daemon=True)
+        self._at_exit = weakref.finalize(self, _let_go, self._queue, os.getpid())
+        self._thread = threading.Thread(target=self._work, name="tagc-jobs", daemon=True)
         self._thread.start()
 
     def _open_kernels(self, codec: str | None) -> None:
@@ -139,7 +139,7 @@ class Staging:
     @property
     def stream(self) -> int:
         """The handle of the stream that copies results back."""
-        return lib.load().tagc_stager_stream(self._stager)
+        return lib.load().tagc_queue_stream(self._queue)
 
     # ---- for hooks ----
 
@@ -160,13 +160,13 @@ class Staging:
             self._release()
             if failure is None:
                 try:
-                    stage = self._stage(source, target, stays)
+                    handle = self._handle(source, target, stays)
                 except Error as problem:
                     failure = problem
             if failure is not None:
                 _spoil(target)
                 source, target, stays = self._nothing, self._nothing, False
-                stage = self._stage(source, target)
+                handle = self._handle(source, target)
             job = _Job(run, source, target, failure, stays)
             pointers = [
                 tensor.data_ptr() if tensor.numel() else self._nothing.data_ptr()
@@ -176,8 +176,8 @@ class Staging:
             with self._changed:
                 self._n_enqueued += 1
             self._jobs.append(job)  # the thread may read it before the next call returns
-            if lib.load().tagc_stage_enqueue(
-                stage, *pointers, self.streams.current(), int(waits), ctypes.byref(ticket)
+            if lib.load().tagc_job_enqueue(
+                handle, *pointers, self.streams.current(), int(waits), ctypes.byref(ticket)
             ):
                 _spoil(target)  # the thread gets the failure with the ticket
             self._in_use.append((ticket.value, source, target))
@@ -206,14 +206,14 @@ class Staging:
             self.is_closed = True
             self._changed.notify_all()
         self._at_exit.detach()
-        lib.load().tagc_stager_close(self._stager)
+        lib.load().tagc_queue_close(self._queue)
         if threading.current_thread() is not self._thread:  # else the garbage collector runs in that thread
             self._thread.join()
 
     # ---- private ----
 
-    def _stage(self, source: torch.Tensor, target: torch.Tensor, stays: bool = False) -> ctypes.c_void_p:
-        """Returns the stage for these sizes. Making one waits for all exchanges under way."""
+    def _handle(self, source: torch.Tensor, target: torch.Tensor, stays: bool = False) -> ctypes.c_void_p:
+        """Returns the tagc_job for these sizes. Making one waits for all exchanges under way."""
         for tensor in (source, target):
             if not tensor.is_contiguous():
                 raise Error(
@@ -221,15 +221,15 @@ class Staging:
                     f"a tensor of strides {tensor.stride()} on {tensor.device}: must be contiguous",
                 )
         sizes = (0, 0) if stays else (max(1, source.nbytes), max(1, target.nbytes))
-        if sizes not in self._stages:
-            stage = ctypes.c_void_p()
-            lib.call("tagc_stage_create", self._stager, 0, *sizes, ctypes.byref(stage))
-            self._stages[sizes] = stage
-        return self._stages[sizes]
+        if sizes not in self._handles:
+            handle = ctypes.c_void_p()
+            lib.call("tagc_job_create", self._queue, 0, *sizes, ctypes.byref(handle))
+            self._handles[sizes] = handle
+        return self._handles[sizes]
 
     def _release(self) -> None:
         """Releases tensors that the device no longer uses."""
-        retired = lib.load().tagc_stager_retired(self._stager)
+        retired = lib.load().tagc_queue_retired(self._queue)
         while self._in_use and self._in_use[0][0] <= retired:
             self._in_use.popleft()
 
@@ -247,7 +247,7 @@ class Staging:
         )
         outputs = [ctypes.byref(each) for each in (ticket, tag, source, target)]
         while True:
-            status = library.tagc_stager_next(self._stager, *outputs)
+            status = library.tagc_queue_next(self._queue, *outputs)
             if not ticket.value:
                 self._destroy()
                 return
@@ -256,7 +256,7 @@ class Staging:
             )
             failure = self._run(self._jobs.popleft(), failure, source.value, target.value)
             status = 0 if failure is None else lib.STATUSES.index(getattr(failure, "status", "state"))
-            library.tagc_stager_finish(self._stager, ticket, status, str(failure).encode(errors="replace"))
+            library.tagc_queue_finish(self._queue, ticket, status, str(failure).encode(errors="replace"))
             del failure
             with self._changed:
                 self._n_finished += 1
@@ -288,9 +288,9 @@ class Staging:
 
     def _destroy(self) -> None:
         library = lib.load()
-        for stage in self._stages.values():
-            library.tagc_stage_destroy(stage)
-        library.tagc_stager_destroy(self._stager)
+        for handle in self._handles.values():
+            library.tagc_job_destroy(handle)
+        library.tagc_queue_destroy(self._queue)
         self._in_use.clear()
         self._jobs.clear()
 

@@ -1,23 +1,23 @@
-/* The stager on a runtime that runs work as late, and in as random an order, as its streams allow: the same
+/* The queue on a runtime that runs work as late, and in as random an order, as its streams allow: the same
  * bits as without a device, and every planted mistake is found. */
 #include "rig.h"
 
 #include "tagc/tagc.h"
 
 /* All steps are enqueued before the first exchange. Returns whether anything went wrong. */
-static int run_late(saboteur plan, uint64_t seed, int n_slots, int one_host_thread, int is_pipelined) {
+static int run_late(saboteur plan, uint64_t seed, int n_buffers, int one_host_thread, int is_pipelined) {
     fake_reset(seed, 1, FAKE_LATE, one_host_thread);
     device_rig rig = {.saboteur = plan, .is_late = 1, .is_pipelined = is_pipelined};
-    assert_int_equal(rig_make(&rig, 0, 0, seed, n_slots), TAGC_OK);
+    assert_int_equal(rig_make(&rig, 0, 0, seed, n_buffers), TAGC_OK);
     uint64_t n_allocs = fake_n_allocs();
     for (int s = 0; s < RIG_STEPS; s++)
         for (int u = 0; u < RIG_UNITS; u++) assert_int_equal(rig_enqueue(&rig, s, u), TAGC_OK);
-    assert_int_equal(tagc_stager_retired(rig.stager), 0);
+    assert_int_equal(tagc_queue_retired(rig.queue), 0);
     rig_start(&rig);
-    tagc_status status = tagc_stager_wait(rig.stager, rig.last);
+    tagc_status status = tagc_queue_wait(rig.queue, rig.last);
     assert_int_equal(rig_synchronize(&rig), 0);
     int found = rig.is_stuck || status != TAGC_OK;
-    if (!found) assert_int_equal(tagc_stager_retired(rig.stager), rig.last);
+    if (!found) assert_int_equal(tagc_queue_retired(rig.queue), rig.last);
     rig_join(&rig);
     for (int s = 0; s < RIG_STEPS; s++)
         for (int u = 0; u < RIG_UNITS; u++)
@@ -50,7 +50,7 @@ static void test_planted(void **state) {
         int is_pipelined;
     } planted[] = {
         {"the copy to the host does not wait for the gradient", {.kind = DROP_WAIT, .n = 0}, 0},
-        {"a slot is used again before its last exchange is over", {.kind = DROP_WAIT, .n = 1}, 1},
+        {"a buffer is used again before its last exchange is over", {.kind = DROP_WAIT, .n = 1}, 1},
         {"the result is waited for before the input is handed over", {.kind = DROP_WAIT, .n = 2}, 0},
         {"the caller does not wait for the result", {.kind = DROP_WAIT, .n = 3}, 0},
         {"the gradient's event is recorded on another stream", {.kind = RECORD_ELSEWHERE, .n = 0}, 0},
@@ -133,7 +133,7 @@ static void *rank_main(void *arg) {
     rig->is_pipelined = world->seed > 3;
     if (rig_make(rig, rank, rank, world->seed, 1 + (rank + (int)world->seed) % 3) != TAGC_OK) abort();
     for (int u = 0; u < RIG_UNITS; u++) { /* the unit of a reducer is N_RANKS rows */
-        tagc_stage_destroy(rig->stages[u]);
+        tagc_job_destroy(rig->jobs[u]);
         fake_free(rig->gradients[u]);
         fake_free(rig->outputs[u]);
         rig->n_elems[u] *= N_RANKS;
@@ -144,15 +144,14 @@ static void *rank_main(void *arg) {
             free(rig->results[s][u]);
             rig->results[s][u] = calloc(1, n_bytes);
         }
-        if (tagc_stage_create(rig->stager, (uint64_t)u, n_bytes, n_bytes, &rig->stages[u]) != TAGC_OK)
-            abort();
+        if (tagc_job_create(rig->queue, (uint64_t)u, n_bytes, n_bytes, &rig->jobs[u]) != TAGC_OK) abort();
     }
     if (!rig->is_late) rig_start(rig);
     for (int s = 0; s < RIG_STEPS; s++)
         for (int u = 0; u < RIG_UNITS; u++)
             if (rig_enqueue(rig, s, u) != TAGC_OK) abort();
     if (rig->is_late) rig_start(rig);
-    if (tagc_stager_wait(rig->stager, rig->last) != TAGC_OK) abort();
+    if (tagc_queue_wait(rig->queue, rig->last) != TAGC_OK) abort();
     if (rig_synchronize(rig)) abort();
     rig_join(rig);
     make_reducers(comm, world->plain[rank]);
@@ -191,7 +190,7 @@ static void test_ranks(void **state) {
     }
 }
 
-/* ---- stages without copies ---- */
+/* ---- jobs without copies ---- */
 
 typedef struct doubling {
     float *from, *to;
@@ -229,8 +228,8 @@ static int n_wrong_without_copies(uint64_t seed, int waits) {
     assert_int_equal(rig_make(&rig, 0, 0, seed, 2), TAGC_OK);
     uint64_t n_allocs = fake_n_allocs();
     for (int u = 0; u < RIG_UNITS; u++) {
-        tagc_stage_destroy(rig.stages[u]);
-        assert_int_equal(tagc_stage_create(rig.stager, (uint64_t)u, 0, 0, &rig.stages[u]), TAGC_OK);
+        tagc_job_destroy(rig.jobs[u]);
+        assert_int_equal(tagc_job_create(rig.queue, (uint64_t)u, 0, 0, &rig.jobs[u]), TAGC_OK);
     }
     assert_int_equal(fake_n_allocs(), n_allocs);
     there.n = 0;
@@ -239,7 +238,7 @@ static int n_wrong_without_copies(uint64_t seed, int waits) {
     rig_start(&rig);
     for (int s = 0; s < RIG_STEPS; s++)
         for (int u = 0; u < RIG_UNITS; u++) assert_int_equal(rig_enqueue(&rig, s, u), TAGC_OK);
-    assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_OK);
+    assert_int_equal(tagc_queue_wait(rig.queue, rig.last), TAGC_OK);
     assert_int_equal(rig_synchronize(&rig), 0);
     for (int s = 0; s < RIG_STEPS; s++)
         for (int u = 0; u < RIG_UNITS; u++)
@@ -261,7 +260,7 @@ static void test_without_copies(void **state) {
     assert_true(n_wrong > 0);
 }
 
-/* Nothing of an exchange goes into a graph, and the stager lives on. */
+/* Nothing of an exchange goes into a graph, and the queue lives on. */
 static void test_capture(void **state) {
     (void)state;
     fake_reset(3, 1, FAKE_EAGER, 1);
@@ -272,13 +271,13 @@ static void test_capture(void **state) {
     assert_int_equal(rig_synchronize(&rig), 0);
     fake_capture(rig.caller);
     assert_int_equal(
-        tagc_stage_enqueue(rig.stages[0], rig.gradients[0], rig.outputs[0], rig.caller, 1, &rig.last),
+        tagc_job_enqueue(rig.jobs[0], rig.gradients[0], rig.outputs[0], rig.caller, 1, &rig.last),
         TAGC_ERR_UNSUPPORTED);
     assert_non_null(strstr(tagc_last_error(), "captured into a graph (cudaStreamIsCapturing says so)"));
     fake_capture(NULL);
-    assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_ERR_UNSUPPORTED); /* its peers are told */
+    assert_int_equal(tagc_queue_wait(rig.queue, rig.last), TAGC_ERR_UNSUPPORTED); /* its peers are told */
     assert_int_equal(rig_enqueue(&rig, 0, 2), TAGC_OK);
-    assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_OK);
+    assert_int_equal(tagc_queue_wait(rig.queue, rig.last), TAGC_OK);
     assert_int_equal(rig_synchronize(&rig), 0);
     for (int i = 0; i < rig.n_elems[2]; i++)
         assert_true(rig.results[0][2][i] == 2 * rig_value(&rig, 0, 2, i));
@@ -295,17 +294,17 @@ static void test_many(void **state) {
     assert_int_equal(rig_make(&rig, 0, 0, 5, 2), TAGC_OK);
     rig_start(&rig);
     for (int i = 0; i < 1500; i++) assert_int_equal(rig_enqueue(&rig, i % RIG_STEPS, i % RIG_UNITS), TAGC_OK);
-    tagc_stage *larger;
+    tagc_job *larger;
     uint64_t n_allocs = fake_n_allocs();
-    assert_int_equal(tagc_stage_create(rig.stager, 0, 1 << 16, 1 << 17, &larger), TAGC_OK);
+    assert_int_equal(tagc_job_create(rig.queue, 0, 1 << 16, 1 << 17, &larger), TAGC_OK);
     assert_int_equal(fake_n_allocs(), n_allocs + 4);
     for (int u = 0; u < RIG_UNITS; u++) assert_int_equal(rig_enqueue(&rig, 0, u), TAGC_OK);
-    assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_OK);
+    assert_int_equal(tagc_queue_wait(rig.queue, rig.last), TAGC_OK);
     assert_int_equal(rig_synchronize(&rig), 0);
     for (int u = 0; u < RIG_UNITS; u++)
         for (int i = 0; i < rig.n_elems[u]; i++)
             assert_true(rig.results[0][u][i] == 2 * rig_value(&rig, 0, u, i));
-    tagc_stage_destroy(larger);
+    tagc_job_destroy(larger);
     rig_join(&rig);
     rig_end(&rig);
     assert_int_equal(fake_n_mistakes(), 0);

@@ -20,9 +20,9 @@ static void test_exchange_fails(void **state) {
     assert_int_equal(rig_make(&rig, 0, 0, 2, 3), TAGC_OK);
     rig_start(&rig);
     for (int u = 0; u < RIG_UNITS; u++) assert_int_equal(rig_enqueue(&rig, 0, u), TAGC_OK);
-    assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_ERR_MISMATCH);
+    assert_int_equal(tagc_queue_wait(rig.queue, rig.last), TAGC_ERR_MISMATCH);
     for (int u = 0; u < RIG_UNITS; u++) assert_int_equal(rig_enqueue(&rig, 1, u), TAGC_OK);
-    assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_OK); /* told once */
+    assert_int_equal(tagc_queue_wait(rig.queue, rig.last), TAGC_OK); /* told once */
     assert_int_equal(rig_synchronize(&rig), 0);
     for (int u = 0; u < RIG_UNITS; u++)
         for (int i = 0; i < rig.n_elems[u]; i++) {
@@ -58,16 +58,16 @@ static void test_each_call_fails(void **state) {
                 uint64_t number, tag;
                 const void *input;
                 void *output;
-                tagc_status status = tagc_stager_next(rig.stager, &number, &tag, &input, &output);
+                tagc_status status = tagc_queue_next(rig.queue, &number, &tag, &input, &output);
                 assert_int_equal(number, u + 1);
                 assert_int_equal(tag, u);
                 assert_true(status == TAGC_OK || status == TAGC_ERR_DEVICE);
                 if (u >= 2) assert_int_equal(status, TAGC_ERR_DEVICE);
                 assert_true((status == TAGC_OK) == (input != NULL && output != NULL));
                 if (status == TAGC_OK) rig_double(&rig, u, input, output);
-                assert_int_equal(tagc_stager_finish(rig.stager, number, status, tagc_last_error()), TAGC_OK);
+                assert_int_equal(tagc_queue_finish(rig.queue, number, status, tagc_last_error()), TAGC_OK);
             }
-            assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_ERR_DEVICE);
+            assert_int_equal(tagc_queue_wait(rig.queue, rig.last), TAGC_ERR_DEVICE);
             rig_end(&rig);
             assert_int_equal(fake_n_live(), 1); /* the caller's stream */
             assert_int_equal(fake_n_mistakes(), 0);
@@ -82,13 +82,13 @@ static void test_device_breaks(void **state) {
         device_rig rig = {.is_late = 0};
         assert_int_equal(rig_make(&rig, 0, 0, 4, 2), TAGC_OK);
         for (int u = 0; u < RIG_UNITS; u++) assert_int_equal(rig_enqueue(&rig, 0, u), TAGC_OK);
-        if (n_before) fake_settle(rig_n_sleeping, rig.stager); /* as many as there are slots come */
+        if (n_before) fake_settle(rig_n_sleeping, rig.queue); /* as many as there are buffers come */
         fake_break(0, 700);
         rig_start(&rig);
-        assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_ERR_DEVICE);
+        assert_int_equal(tagc_queue_wait(rig.queue, rig.last), TAGC_ERR_DEVICE);
         assert_non_null(strstr(tagc_last_error(), "an illegal memory access was encountered (700)"));
         assert_int_equal(rig_enqueue(&rig, 1, 0), TAGC_ERR_DEVICE);
-        assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_ERR_DEVICE);
+        assert_int_equal(tagc_queue_wait(rig.queue, rig.last), TAGC_ERR_DEVICE);
         rig_join(&rig);
         rig_end(&rig);
     }
@@ -103,41 +103,41 @@ static void test_arguments(void **state) {
     rig_start(&rig);
     float here[64];
     uint64_t number = 0;
-    assert_int_equal(tagc_stage_enqueue(rig.stages[0], here, rig.outputs[0], rig.caller, 1, &number),
+    assert_int_equal(tagc_job_enqueue(rig.jobs[0], here, rig.outputs[0], rig.caller, 1, &number),
                      TAGC_ERR_ARGUMENT);
     assert_non_null(strstr(tagc_last_error(), "input is not in the device's memory"));
     assert_int_equal(number, 1);
-    assert_int_equal(tagc_stage_enqueue(rig.stages[0], rig.gradients[0], here, rig.caller, 1, &number),
+    assert_int_equal(tagc_job_enqueue(rig.jobs[0], rig.gradients[0], here, rig.caller, 1, &number),
                      TAGC_ERR_ARGUMENT);
     assert_non_null(strstr(tagc_last_error(), "output is not"));
     rig.saboteur.real.SetDevice(1);
     void *elsewhere = fake_alloc(256);
-    assert_int_equal(tagc_stage_enqueue(rig.stages[0], elsewhere, rig.outputs[0], rig.caller, 1, &number),
+    assert_int_equal(tagc_job_enqueue(rig.jobs[0], elsewhere, rig.outputs[0], rig.caller, 1, &number),
                      TAGC_ERR_ARGUMENT);
     assert_non_null(strstr(tagc_last_error(), "input is on device 1, must be on device 0"));
     int current = -1;
     rig.saboteur.real.GetDevice(&current);
     assert_int_equal(current, 1); /* the caller's, as it was */
     rig.saboteur.real.SetDevice(0);
-    assert_int_equal(tagc_stager_wait(rig.stager, number), TAGC_ERR_ARGUMENT);
+    assert_int_equal(tagc_queue_wait(rig.queue, number), TAGC_ERR_ARGUMENT);
     assert_int_equal(rig_enqueue(&rig, 0, 0), TAGC_OK);
-    assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_OK);
-    assert_int_equal(tagc_stage_enqueue(NULL, here, here, NULL, 0, &number), TAGC_ERR_ARGUMENT);
-    assert_int_equal(tagc_stage_enqueue(rig.stages[0], NULL, here, NULL, 0, &number), TAGC_ERR_ARGUMENT);
-    assert_int_equal(tagc_stager_finish(rig.stager, 77, TAGC_OK, NULL), TAGC_ERR_STATE);
-    tagc_stage *stage = (tagc_stage *)1;
-    assert_int_equal(tagc_stage_create(rig.stager, 0, 0, 4, &stage), TAGC_ERR_ARGUMENT);
-    assert_null(stage);
-    tagc_stager *stager = (tagc_stager *)1;
-    assert_int_equal(tagc_stager_create(rig.device, 17, &stager), TAGC_ERR_ARGUMENT);
-    assert_null(stager);
+    assert_int_equal(tagc_queue_wait(rig.queue, rig.last), TAGC_OK);
+    assert_int_equal(tagc_job_enqueue(NULL, here, here, NULL, 0, &number), TAGC_ERR_ARGUMENT);
+    assert_int_equal(tagc_job_enqueue(rig.jobs[0], NULL, here, NULL, 0, &number), TAGC_ERR_ARGUMENT);
+    assert_int_equal(tagc_queue_finish(rig.queue, 77, TAGC_OK, NULL), TAGC_ERR_STATE);
+    tagc_job *job = (tagc_job *)1;
+    assert_int_equal(tagc_job_create(rig.queue, 0, 0, 4, &job), TAGC_ERR_ARGUMENT);
+    assert_null(job);
+    tagc_queue *queue = (tagc_queue *)1;
+    assert_int_equal(tagc_queue_create(rig.device, 17, &queue), TAGC_ERR_ARGUMENT);
+    assert_null(queue);
     rig_join(&rig);
     assert_int_equal(rig_enqueue(&rig, 0, 0), TAGC_ERR_STATE); /* closed */
     rig_end(&rig);
     fake_free(elsewhere);
-    tagc_stager_destroy(NULL);
-    tagc_stager_close(NULL);
-    tagc_stage_destroy(NULL);
+    tagc_queue_destroy(NULL);
+    tagc_queue_close(NULL);
+    tagc_job_destroy(NULL);
     assert_int_equal(fake_n_mistakes(), 0);
 }
 
@@ -148,10 +148,10 @@ static void test_close(void **state) {
     device_rig rig = {0};
     assert_int_equal(rig_make(&rig, 0, 0, 6, 2), TAGC_OK);
     for (int u = 0; u < RIG_UNITS; u++) assert_int_equal(rig_enqueue(&rig, 0, u), TAGC_OK);
-    while (!rig_n_waiting(rig.stager)) {
+    while (!rig_n_waiting(rig.queue)) {
     }
-    tagc_stager_close(rig.stager);
-    assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_ERR_STATE);
+    tagc_queue_close(rig.queue);
+    assert_int_equal(tagc_queue_wait(rig.queue, rig.last), TAGC_ERR_STATE);
     assert_int_equal(rig_synchronize(&rig), 0);
     rig_end(&rig);
     assert_int_equal(fake_n_live(), 1);
@@ -170,20 +170,20 @@ static void test_making_fails(void **state) {
             tagc_device *device;
             assert_int_equal(tagc_device_open("cuda", NULL, 0, &device), TAGC_OK);
             fake_fail(calls[c], n, 2);
-            tagc_stager *stager = NULL;
-            tagc_stage *stage = NULL;
-            tagc_status status = tagc_stager_create(device, 2, &stager);
-            if (status == TAGC_OK) status = tagc_stage_create(stager, 0, 64, 32, &stage);
+            tagc_queue *queue = NULL;
+            tagc_job *job = NULL;
+            tagc_status status = tagc_queue_create(device, 2, &queue);
+            if (status == TAGC_OK) status = tagc_job_create(queue, 0, 64, 32, &job);
             n_failed += status != TAGC_OK;
             if (status != TAGC_OK) {
                 assert_int_equal(status, TAGC_ERR_DEVICE);
                 assert_non_null(strstr(tagc_last_error(), "a fake error (2)"));
-                assert_null(stage);
+                assert_null(job);
             }
-            if (stager && status != TAGC_OK) /* once more, and it goes */
-                assert_int_equal(tagc_stage_create(stager, 0, 64, 32, &stage), TAGC_OK);
-            tagc_stage_destroy(stage);
-            tagc_stager_destroy(stager);
+            if (queue && status != TAGC_OK) /* once more, and it goes */
+                assert_int_equal(tagc_job_create(queue, 0, 64, 32, &job), TAGC_OK);
+            tagc_job_destroy(job);
+            tagc_queue_destroy(queue);
             tagc_device_close(device);
             assert_int_equal(fake_n_live(), 0);
             assert_int_equal(fake_n_mistakes(), 0);

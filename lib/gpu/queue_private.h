@@ -1,22 +1,22 @@
-/* Inside of the stager. stager.c has its life and the calls of the exchanging thread, stage.c the work in streams. */
-#ifndef TAGC_GPU_STAGER_PRIVATE_H
-#define TAGC_GPU_STAGER_PRIVATE_H
+/* Inside of the queue. queue.c has its life and the calls of the exchanging thread, job.c the work in streams. */
+#ifndef TAGC_GPU_QUEUE_PRIVATE_H
+#define TAGC_GPU_QUEUE_PRIVATE_H
 
 #include "gpu/runtime.h"
 
 #include <pthread.h>
 
-enum { N_TICKETS = 1024, MAX_SLOTS = 16, TEXT_BYTES = 256, LOOK_MS = 50 };
+enum { N_TICKETS = 1024, MAX_BUFFERS = 16, TEXT_BYTES = 256, LOOK_MS = 50 };
 
 /* One exchange under way. */
 typedef struct ticket {
-    tagc_stager *stager;
+    tagc_queue *queue;
     uint64_t number; /* 0: free */
     uint64_t tag;
-    const void *input;  /* of a stage without copies: the arrays of the device */
+    const void *input;  /* of a job without copies: the arrays of the device */
     void *output;       /* likewise; else NULL */
     size_t n_bytes_out; /* 0: nothing is copied */
-    int slot;
+    int buffer;
     int enqueued;   /* all work is enqueued, or as much of it as was possible */
     int input_came; /* or never will */
     int is_awaited; /* wait_for_result was enqueued */
@@ -27,18 +27,18 @@ typedef struct ticket {
     char text[TEXT_BYTES];
 } ticket;
 
-typedef struct slot {
+typedef struct buffer {
     void *in, *out;                 /* pinned */
     void *came, *copied_out, *back; /* events */
     uint64_t last;                  /* ticket that recorded `back` last; 0: none */
-} slot;
+} buffer;
 
-struct tagc_stager {
+struct tagc_queue {
     tagc_device *device;
     void *out, *back; /* streams */
-    slot slots[MAX_SLOTS];
-    int n_slots;
-    size_t n_bytes_in, n_bytes_out; /* of every slot */
+    buffer buffers[MAX_BUFFERS];
+    int n_buffers;
+    size_t n_bytes_in, n_bytes_out; /* of every buffer */
 
     /* Held while work is enqueued, so that streams get exchanges in the order of tickets. */
     pthread_mutex_t launch;
@@ -55,28 +55,28 @@ struct tagc_stager {
     char first_text[TEXT_BYTES];
 };
 
-struct tagc_stage {
-    tagc_stager *stager;
+struct tagc_job {
+    tagc_queue *queue;
     uint64_t tag;
     size_t n_bytes_in, n_bytes_out;
 };
 
-static inline const tagc_runtime *runtime_of(const tagc_stager *stager) {
-    return &stager->device->runtime;
+static inline const tagc_runtime *runtime_of(const tagc_queue *queue) {
+    return &queue->device->runtime;
 }
 
-static inline ticket *ticket_of(tagc_stager *stager, uint64_t number) {
-    return &stager->tickets[number % N_TICKETS];
+static inline ticket *ticket_of(tagc_queue *queue, uint64_t number) {
+    return &queue->tickets[number % N_TICKETS];
 }
 
-/* ---- stager.c ---- */
+/* ---- queue.c ---- */
 
 /* Host functions of an exchange. The first notes that its input is in pinned memory, the second sleeps until it is
  * finished. arg: its ticket. */
-void tagc_stager_input_came(void *arg);
-void tagc_stager_wait_for_result(void *arg);
+void tagc_queue_input_came(void *arg);
+void tagc_queue_wait_for_result(void *arg);
 /* Call with the lock. The first notes a ticket's first failure, the second that the runtime failed. */
-void tagc_stager_fail_ticket(ticket *one, tagc_status status, const char *text);
-void tagc_stager_break_down(tagc_stager *stager, tagc_status status, const char *text);
+void tagc_queue_fail_ticket(ticket *one, tagc_status status, const char *text);
+void tagc_queue_break_down(tagc_queue *queue, tagc_status status, const char *text);
 
 #endif

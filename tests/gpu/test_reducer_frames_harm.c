@@ -1,6 +1,6 @@
-/* Whatever is wrong with a slot on one rank is the same error on all ranks, and changes nothing. Also built
- * with kernels: slots_ranks.h says how. */
-#include "slots_ranks.h"
+/* Whatever is wrong with a frame on one rank is the same error on all ranks, and changes nothing. Also built
+ * with kernels: frames_ranks.h says how. */
+#include "frames_ranks.h"
 
 #if defined(HARNESS_THREAD_SANITIZER)
 enum { N_HARMED = 9 };
@@ -21,8 +21,8 @@ static void rank_is_harmed(rank_run *run) {
     run_both(&b, 0);
     put_gradient(&b, 1);
     if (is_odd) CHECK(run, tagc_reducer_set_sparsity(b.reducer, t->options.sparsity + 1e-4) == TAGC_OK);
-    CHECK(run, tagc_slots_bytes(b.reducer, 0) == b.slot_bytes); /* or there were no telling */
-    tagc_status status = step_by_slots(&b, 1, NULL);
+    CHECK(run, tagc_frames_bytes(b.reducer, 0) == b.frame_bytes); /* or there were no telling */
+    tagc_status status = step_by_frames(&b, 1, NULL);
     t->statuses[run->rank] = status;
     snprintf(t->texts[run->rank], TEXT_BYTES, "%s", tagc_last_error());
     CHECK(run, status != TAGC_OK);
@@ -50,14 +50,14 @@ static void check_errors(const trial *t, int world_size) {
     if (t->statuses[0] != wanted)
         fail_msg("harm %d: status %d, \"%s\"", t->harm, t->statuses[0], t->texts[0]);
     char who[80];
-    snprintf(who, sizeof who, "the slot from rank %d that rank 0 got", world_size - 1);
+    snprintf(who, sizeof who, "the frame from rank %d that rank 0 got", world_size - 1);
     if (wanted == TAGC_ERR_CORRUPT && !strstr(t->texts[1], who))
         fail_msg("harm %d: \"%s\"", t->harm, t->texts[1]);
     if (wanted == TAGC_ERR_DEVICE && !strstr(t->texts[1], "rank 0 failed in this step"))
         fail_msg("\"%s\"", t->texts[1]);
 }
 
-/* What cannot be told from a right slot is replaced by another harm. */
+/* What cannot be told from a right frame is replaced by another harm. */
 static harm harm_of(const trial *t, int i) {
     harm wanted = (harm)(1 + i % (N_HARMS - 1));
     int is_dense = t->options.sparsity == 0;

@@ -1,7 +1,7 @@
-/* Steps whose messages the caller sends, in slots (tagc/slots.h). With kernels, all work is enqueued in their stream, and the host
+/* Steps whose messages the caller sends, in frames (tagc/frames.h). With kernels, all work is enqueued in their stream, and the host
  * reads nothing.
  *
- *   _encode   batch: all fragments, into their slots | headers
+ *   _encode   batch: all fragments, into their frames | headers
  *   _add      headers, checksums | batch: validate bodies | batch: add them in rank order; for an all-reduce | batch: encode sums | header
  *   _decode   headers, checksums | batch: validate bodies | batch: decode those of the others
  *   _settle   if the ranks' verdict is that the step does not count, the new residual gets the values from before the step
@@ -10,7 +10,7 @@
  * `stop` tell a batch which bodies are damaged or missing and must not be read.
  *
  * Memory beside the arrays: | results (W) | lengths (W) | stop | sums of checksums |. */
-#include "tagc/slots.h"
+#include "tagc/frames.h"
 #include "core/clock.h"
 #include "exchange/direct/direct.h"
 #include "gpu/kernels.h"
@@ -22,8 +22,8 @@
 /* The last call of the step under way. */
 typedef enum last_call { IDLE, ENCODED, ADDED, DECODED, SETTLED } last_call;
 
-typedef struct direct_slots {
-    const tagc_slots_maker *maker;
+typedef struct direct_frames {
+    const tagc_frames_maker *maker;
     char *memory;
     size_t n_bytes;
     uint64_t *lengths, *partial_sums;
@@ -32,10 +32,10 @@ typedef struct direct_slots {
     last_call last;
     char *send, *sums; /* of the caller: what goes out */
     const char *received;
-    tagc_slots_verdict *verdict;
-} direct_slots;
+    tagc_frames_verdict *verdict;
+} direct_frames;
 
-static direct_slots *slots_of(const tagc_reducer *r) {
+static direct_frames *frames_of(const tagc_reducer *r) {
     return tagc_direct_of(r)->on_device;
 }
 
@@ -65,34 +65,34 @@ static size_t most_bytes(const tagc_reducer *r, int is_sums) {
     return tagc_code_of(o)->max_bytes(o);
 }
 
-uint64_t tagc_slots_bytes(const tagc_reducer *r, int is_sums) {
+uint64_t tagc_frames_bytes(const tagc_reducer *r, int is_sums) {
     if (!r || !tagc_reducer_is_by_caller(r) || (is_sums && !has_sums(r))) return 0;
-    return tagc_aligned(TAGC_SLOT_HEADER_BYTES + most_bytes(r, is_sums));
+    return tagc_aligned(TAGC_FRAME_HEADER_BYTES + most_bytes(r, is_sums));
 }
 
-/* The layout of n slots: of fragments, or of sums. */
-static tagc_slots_form form_of(const tagc_reducer *r, int is_sums, int n) {
+/* The layout of n frames: of fragments, or of sums. */
+static tagc_frames_form form_of(const tagc_reducer *r, int is_sums, int n) {
     const tagc_code_options *o = options_of(r, is_sums);
-    return (tagc_slots_form){.stride = (size_t)tagc_slots_bytes(r, is_sums),
-                             .most_bytes = most_bytes(r, is_sums),
-                             .n_slots = (uint32_t)n,
-                             .most_items = (uint32_t)(o->sparse ? o->k : o->n),
-                             .kind = is_sums ? TAGC_SLOT_SUMS : TAGC_SLOT_FRAGMENT,
-                             .coding = (uint32_t)r->options.format,
-                             .block = (uint32_t)r->options.block,
-                             .rank = (uint32_t)r->rank,
-                             .k = (uint32_t)r->k,
-                             .n_elems = r->shard,
-                             .step = r->now.number};
+    return (tagc_frames_form){.stride = (size_t)tagc_frames_bytes(r, is_sums),
+                              .most_bytes = most_bytes(r, is_sums),
+                              .n_frames = (uint32_t)n,
+                              .most_items = (uint32_t)(o->sparse ? o->k : o->n),
+                              .kind = is_sums ? TAGC_FRAME_SUMS : TAGC_FRAME_FRAGMENT,
+                              .coding = (uint32_t)r->options.format,
+                              .block = (uint32_t)r->options.block,
+                              .rank = (uint32_t)r->rank,
+                              .k = (uint32_t)r->k,
+                              .n_elems = r->shard,
+                              .step = r->now.number};
 }
 
-static const uint8_t *body_at(const char *slots, const tagc_slots_form *form, int i) {
-    return slots ? (const uint8_t *)slots + (size_t)i * form->stride + TAGC_SLOT_HEADER_BYTES : NULL;
+static const uint8_t *body_at(const char *frames, const tagc_frames_form *form, int i) {
+    return frames ? (const uint8_t *)frames + (size_t)i * form->stride + TAGC_FRAME_HEADER_BYTES : NULL;
 }
 
 /* ---- life ---- */
 
-static void place(direct_slots *s, tagc_reducer *r, tagc_arena *arena) {
+static void place(direct_frames *s, tagc_reducer *r, tagc_arena *arena) {
     tagc_batches *b = &tagc_direct_of(r)->batches;
     size_t n = (size_t)r->world_size;
     b->results = tagc_arena_take(arena, n, sizeof *b->results);
@@ -103,16 +103,17 @@ static void place(direct_slots *s, tagc_reducer *r, tagc_arena *arena) {
 
 static tagc_status make(tagc_reducer *r) {
     if (r->options.output == TAGC_OUTPUT_HOST_SHARD)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "output is host_shard, but slots support only shard and unit");
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "output is host_shard, but frames support only shard and unit");
     const tagc_heap *heap = &r->arrays->heap;
     tagc_arena arena = {0};
     void *memory;
-    TAGC_TRY(tagc_memory_create(sizeof(direct_slots), "reducer by slots", &tagc_direct_of(r)->on_device));
-    direct_slots *s = slots_of(r);
-    s->maker = kernels_of(r) ? kernels_of(r)->maker->slots : &tagc_slots_cpu;
+    TAGC_TRY(tagc_memory_create(sizeof(direct_frames), "reducer by frames", &tagc_direct_of(r)->on_device));
+    direct_frames *s = frames_of(r);
+    s->maker = kernels_of(r) ? kernels_of(r)->maker->frames : &tagc_frames_cpu;
     place(s, r, &arena);
     s->n_bytes = arena.n_bytes;
-    TAGC_TRY(heap->create(heap->context, s->n_bytes, "slots", &memory));
+    TAGC_TRY(heap->create(heap->context, s->n_bytes, "frames", &memory));
     s->memory = memory;
     arena = (tagc_arena){.base = memory};
     place(s, r, &arena);
@@ -121,7 +122,7 @@ static tagc_status make(tagc_reducer *r) {
 
 static void end(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
-    direct_slots *s = slots_of(r);
+    direct_frames *s = frames_of(r);
     if (!s) return;
     tagc_batches_end(r);
     r->arrays->heap.destroy(r->arrays->heap.context, s->memory, s->n_bytes);
@@ -129,10 +130,10 @@ static void end(tagc_reducer *r) {
     d->on_device = NULL;
 }
 
-static const tagc_runner runner = {.name = "slots", .by_caller = 1, .is_whole = 1, .make = make, .end = end};
+static const tagc_runner runner = {.name = "frames", .by_caller = 1, .is_whole = 1, .make = make, .end = end};
 
-tagc_status tagc_slots_create(tagc_kernels *kernels, tagc_comm *comm, const tagc_reducer_options *options,
-                              tagc_reducer **out) {
+tagc_status tagc_frames_create(tagc_kernels *kernels, tagc_comm *comm, const tagc_reducer_options *options,
+                               tagc_reducer **out) {
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
     if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
@@ -144,59 +145,59 @@ tagc_status tagc_slots_create(tagc_kernels *kernels, tagc_comm *comm, const tagc
 static tagc_status check_call(const tagc_reducer *r, const char *what, last_call wanted) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
     if (!tagc_reducer_is_by_caller(r))
-        return tagc_fail(TAGC_ERR_STATE, "%s: this reducer was not made by tagc_slots_create", what);
-    if (slots_of(r)->last != wanted)
+        return tagc_fail(TAGC_ERR_STATE, "%s: this reducer was not made by tagc_frames_create", what);
+    if (frames_of(r)->last != wanted)
         return tagc_fail(TAGC_ERR_STATE, "%s is not what comes next in this step", what);
     return TAGC_OK;
 }
 
-static tagc_status check_slots(const tagc_reducer *r, const void *slots, const char *what) {
-    if (!slots) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL", what);
-    if ((uintptr_t)slots % TAGC_ALIGNMENT)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "%s is at %p, must be at a multiple of %d bytes", what, slots,
+static tagc_status check_frames(const tagc_reducer *r, const void *frames, const char *what) {
+    if (!frames) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL", what);
+    if ((uintptr_t)frames % TAGC_ALIGNMENT)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s is at %p, must be at a multiple of %d bytes", what, frames,
                          TAGC_ALIGNMENT);
-    return r->arrays->check(r->arrays->heap.context, slots, what);
+    return r->arrays->check(r->arrays->heap.context, frames, what);
 }
 
 /* ---- what a call consists of ---- */
 
 static tagc_status seal(const tagc_reducer *r, int is_sums) {
-    direct_slots *s = slots_of(r);
-    tagc_slots_form form = form_of(r, is_sums, is_sums ? 1 : r->world_size);
+    direct_frames *s = frames_of(r);
+    tagc_frames_form form = form_of(r, is_sums, is_sums ? 1 : r->world_size);
     return tagc_batches_check(r, s->maker->seal(&form, (uint8_t *)(is_sums ? s->sums : s->send),
                                                 tagc_direct_of(r)->batches.results, s->verdict,
                                                 s->partial_sums, stream_of(r)));
 }
 
-static tagc_status judge(const tagc_reducer *r, const tagc_slots_form *form, size_t n,
+static tagc_status judge(const tagc_reducer *r, const tagc_frames_form *form, size_t n,
                          const uint64_t *lengths) {
-    direct_slots *s = slots_of(r);
+    direct_frames *s = frames_of(r);
     return tagc_batches_check(r, s->maker->judge(form, tagc_direct_of(r)->batches.results, (uint32_t)n,
                                                  lengths, s->verdict, s->stop, stream_of(r)));
 }
 
 /* The received body of rank q; its length is read when the batch runs. */
-static const tagc_body *body_from(const tagc_reducer *r, const tagc_slots_form *form, int q) {
+static const tagc_body *body_from(const tagc_reducer *r, const tagc_frames_form *form, int q) {
     tagc_body *body = &tagc_direct_of(r)->batches.bodies[q];
-    *body = (tagc_body){body_at(slots_of(r)->received, form, q), 0};
+    *body = (tagc_body){body_at(frames_of(r)->received, form, q), 0};
     return body;
 }
 
-static tagc_status check_bodies(tagc_reducer *r, const tagc_slots_form *form, int is_sums) {
+static tagc_status check_bodies(tagc_reducer *r, const tagc_frames_form *form, int is_sums) {
     tagc_batch_row *rows = tagc_direct_of(r)->batches.rows;
     for (int q = 0; q < r->world_size; q++)
         rows[q] = (tagc_batch_row){.options = *options_of(r, is_sums),
                                    .bodies = body_from(r, form, q),
                                    .n_bodies = 1,
-                                   .lengths = &slots_of(r)->lengths[q]};
+                                   .lengths = &frames_of(r)->lengths[q]};
     return tagc_batches_run(r, is_sums ? TAGC_CHECK_SUMS : TAGC_CHECK);
 }
 
 static tagc_status add_bodies(tagc_reducer *r) {
     const tagc_batches *b = &tagc_direct_of(r)->batches; /* whose bodies are those that were checked */
     b->rows[0] = tagc_add_row(r, b->bodies, r->world_size, 0);
-    b->rows[0].lengths = slots_of(r)->lengths;
-    b->rows[0].stop = slots_of(r)->stop;
+    b->rows[0].lengths = frames_of(r)->lengths;
+    b->rows[0].stop = frames_of(r)->stop;
     return tagc_batches_run(r, TAGC_ADD);
 }
 
@@ -207,16 +208,16 @@ static tagc_status decode_bodies(tagc_reducer *r) {
     for (int q = 0; q < r->world_size; q++) {
         if (q == r->rank) continue;
         b->rows[n] = tagc_decode_sums_row(r, (size_t)q, &b->bodies[q]);
-        b->rows[n].lengths = &slots_of(r)->lengths[q];
-        b->rows[n++].stop = slots_of(r)->stop;
+        b->rows[n].lengths = &frames_of(r)->lengths[q];
+        b->rows[n++].stop = frames_of(r)->stop;
     }
     return tagc_batches_run(r, TAGC_DECODE_SUMS);
 }
 
-/* Validates the received slots, then decodes them. */
+/* Validates the received frames, then decodes them. */
 static tagc_status take(tagc_reducer *r, int is_sums) {
-    direct_slots *s = slots_of(r);
-    tagc_slots_form form = form_of(r, is_sums, r->world_size);
+    direct_frames *s = frames_of(r);
+    tagc_frames_form form = form_of(r, is_sums, r->world_size);
     size_t n_decoded = is_sums ? (size_t)r->world_size - 1 : 1;
     TAGC_TRY(tagc_batches_check(r, s->maker->open(&form, (const uint8_t *)s->received, s->lengths, s->verdict,
                                                   s->partial_sums, stream_of(r))));
@@ -230,7 +231,7 @@ static tagc_status take(tagc_reducer *r, int is_sums) {
 static tagc_status work(tagc_reducer *r, tagc_status (*what)(tagc_reducer *r), tagc_phase phase,
                         last_call next) {
     double start_s = tagc_clock_s();
-    slots_of(r)->last = next;
+    frames_of(r)->last = next;
     int has_failed = r->now.failure != TAGC_OK;
     tagc_status status = !has_failed && kernels_of(r) ? tagc_kernels_enter_for(r) : TAGC_OK;
     if (status == TAGC_OK && !has_failed) {
@@ -243,23 +244,23 @@ static tagc_status work(tagc_reducer *r, tagc_status (*what)(tagc_reducer *r), t
 }
 
 static tagc_status encode(tagc_reducer *r) {
-    tagc_slots_form form = form_of(r, 0, r->world_size);
+    tagc_frames_form form = form_of(r, 0, r->world_size);
     for (int q = 0; q < r->world_size; q++)
         tagc_direct_of(r)->batches.rows[q] =
-            tagc_encode_row(r, q, (uint8_t *)(size_t)body_at(slots_of(r)->send, &form, q));
+            tagc_encode_row(r, q, (uint8_t *)(size_t)body_at(frames_of(r)->send, &form, q));
     TAGC_TRY(tagc_batches_run(r, TAGC_ENCODE));
     return seal(r, 0);
 }
 
-tagc_status tagc_slots_encode(tagc_reducer *r, const float *gradient, float *output, void *send,
-                              tagc_slots_verdict *verdict) {
+tagc_status tagc_frames_encode(tagc_reducer *r, const float *gradient, float *output, void *send,
+                               tagc_frames_verdict *verdict) {
     TAGC_TRY(check_call(r, "encode", IDLE));
     r->now.number++; /* also if it fails: peers count the step, too */
     TAGC_TRY(tagc_reducer_check_arrays(r, gradient, output));
-    TAGC_TRY(check_slots(r, send, "send"));
+    TAGC_TRY(check_frames(r, send, "send"));
     if (!verdict) return tagc_fail(TAGC_ERR_ARGUMENT, "verdict is NULL");
     TAGC_TRY(r->arrays->check(r->arrays->heap.context, verdict, "verdict"));
-    direct_slots *s = slots_of(r);
+    direct_frames *s = frames_of(r);
     if (r->spares) {
         r->now.residual = tagc_comm_spare_take(r->comm, r->spares);
         if (!r->now.residual)
@@ -281,19 +282,19 @@ tagc_status tagc_slots_encode(tagc_reducer *r, const float *gradient, float *out
 static tagc_status add(tagc_reducer *r) {
     TAGC_TRY(take(r, 0));
     if (!has_sums(r)) return TAGC_OK;
-    tagc_slots_form form = form_of(r, 1, 1);
+    tagc_frames_form form = form_of(r, 1, 1);
     tagc_direct_of(r)->batches.rows[0] =
-        tagc_encode_sums_row(r, (uint8_t *)(size_t)body_at(slots_of(r)->sums, &form, 0));
+        tagc_encode_sums_row(r, (uint8_t *)(size_t)body_at(frames_of(r)->sums, &form, 0));
     TAGC_TRY(tagc_batches_run(r, TAGC_ENCODE_SUMS));
     return seal(r, 1);
 }
 
-tagc_status tagc_slots_add(tagc_reducer *r, const void *received, void *sums) {
+tagc_status tagc_frames_add(tagc_reducer *r, const void *received, void *sums) {
     TAGC_TRY(check_call(r, "add", ENCODED));
-    TAGC_TRY(check_slots(r, received, "received"));
-    if (has_sums(r)) TAGC_TRY(check_slots(r, sums, "sums"));
-    slots_of(r)->received = received;
-    slots_of(r)->sums = sums;
+    TAGC_TRY(check_frames(r, received, "received"));
+    if (has_sums(r)) TAGC_TRY(check_frames(r, sums, "sums"));
+    frames_of(r)->received = received;
+    frames_of(r)->sums = sums;
     return work(r, add, TAGC_PHASE_DECODE, has_sums(r) ? ADDED : DECODED);
 }
 
@@ -301,15 +302,15 @@ static tagc_status decode(tagc_reducer *r) {
     return take(r, 1);
 }
 
-tagc_status tagc_slots_decode(tagc_reducer *r, const void *received) {
+tagc_status tagc_frames_decode(tagc_reducer *r, const void *received) {
     TAGC_TRY(check_call(r, "decode", ADDED));
-    TAGC_TRY(check_slots(r, received, "received"));
-    slots_of(r)->received = received;
+    TAGC_TRY(check_frames(r, received, "received"));
+    frames_of(r)->received = received;
     return work(r, decode, TAGC_PHASE_DECODE, DECODED);
 }
 
 static tagc_status settle(tagc_reducer *r) {
-    direct_slots *s = slots_of(r);
+    direct_frames *s = frames_of(r);
     size_t n_output = (size_t)r->exchange->output_elems(&r->options, r->world_size);
     return tagc_batches_check(r,
                               s->maker->settle(s->verdict, r->residual, r->now.residual,
@@ -317,10 +318,10 @@ static tagc_status settle(tagc_reducer *r) {
 }
 
 /* If this rank failed, its kernels may not have run, so it keeps the residual from before the step. */
-tagc_status tagc_slots_settle(tagc_reducer *r) {
-    if (r && tagc_reducer_is_by_caller(r) && (slots_of(r)->last == ENCODED || slots_of(r)->last == ADDED)) {
+tagc_status tagc_frames_settle(tagc_reducer *r) {
+    if (r && tagc_reducer_is_by_caller(r) && (frames_of(r)->last == ENCODED || frames_of(r)->last == ADDED)) {
         tagc_note_failure(r, tagc_fail(TAGC_ERR_STATE, "the step was given up before its end"));
-        slots_of(r)->last = DECODED;
+        frames_of(r)->last = DECODED;
     }
     TAGC_TRY(check_call(r, "settle", DECODED));
     tagc_status status = work(r, settle, TAGC_PHASE_DECODE, SETTLED);
@@ -331,42 +332,42 @@ tagc_status tagc_slots_settle(tagc_reducer *r) {
 
 /* ---- the outcome ---- */
 
-int64_t tagc_slots_failure(const tagc_reducer *r, tagc_status status) {
+int64_t tagc_frames_failure(const tagc_reducer *r, tagc_status status) {
     return r && status != TAGC_OK
-               ? tagc_slot_failure(TAGC_SLOT_RANK_FAILED, (uint32_t)r->rank, (uint32_t)status)
+               ? tagc_frame_failure(TAGC_FRAME_RANK_FAILED, (uint32_t)r->rank, (uint32_t)status)
                : 0;
 }
 
 static tagc_status fail_of(tagc_reducer *r, int64_t failure) {
-    static const char *const texts[] = {[TAGC_SLOT_VOID] = "says that its sender has failed",
-                                        [TAGC_SLOT_BAD_VALUES] = "has values that are damaged",
-                                        [TAGC_SLOT_BAD_LENGTH] = "has a body of a wrong length",
-                                        [TAGC_SLOT_BAD_POSITIONS] = "has positions that are damaged",
-                                        [TAGC_SLOT_BAD_SUM] = "has a wrong checksum",
-                                        [TAGC_SLOT_BAD_HEADER] = "has a damaged header",
-                                        [TAGC_SLOT_OTHER_STEP] = "is not one of this step of this unit",
-                                        [TAGC_SLOT_OTHER_K] = "is of another sparsity"};
+    static const char *const texts[] = {[TAGC_FRAME_VOID] = "says that its sender has failed",
+                                        [TAGC_FRAME_BAD_VALUES] = "has values that are damaged",
+                                        [TAGC_FRAME_BAD_LENGTH] = "has a body of a wrong length",
+                                        [TAGC_FRAME_BAD_POSITIONS] = "has positions that are damaged",
+                                        [TAGC_FRAME_BAD_SUM] = "has a wrong checksum",
+                                        [TAGC_FRAME_BAD_HEADER] = "has a damaged header",
+                                        [TAGC_FRAME_OTHER_STEP] = "is not one of this step of this unit",
+                                        [TAGC_FRAME_OTHER_K] = "is of another sparsity"};
     uint64_t bits = (uint64_t)failure;
     unsigned fault = (unsigned)(bits >> 48), rank = (unsigned)(bits >> 24) & 0xffffff,
              from = (unsigned)bits & 0xffffff;
-    if (fault == TAGC_SLOT_RANK_FAILED && from <= TAGC_LAST_STATUS) {
+    if (fault == TAGC_FRAME_RANK_FAILED && from <= TAGC_LAST_STATUS) {
         if (rank == (unsigned)r->rank && r->now.failure == (tagc_status)from)
             return tagc_fail(r->now.failure, "%s", r->now.failure_text);
         return tagc_fail((tagc_status)from, "rank %u failed in this step: %s", rank,
                          tagc_status_name((int)from));
     }
-    if (fault == TAGC_SLOT_SOUND || fault >= TAGC_SLOT_RANK_FAILED || failure < 0)
+    if (fault == TAGC_FRAME_SOUND || fault >= TAGC_FRAME_RANK_FAILED || failure < 0)
         return tagc_fail(TAGC_ERR_CORRUPT, "the ranks' verdict is damaged: failure is %lld",
                          (long long)failure);
-    return tagc_fail(fault == TAGC_SLOT_OTHER_K ? TAGC_ERR_MISMATCH : TAGC_ERR_CORRUPT,
-                     "the slot from rank %u that rank %u got %s", from, rank, texts[fault]);
+    return tagc_fail(fault == TAGC_FRAME_OTHER_K ? TAGC_ERR_MISMATCH : TAGC_ERR_CORRUPT,
+                     "the frame from rank %u that rank %u got %s", from, rank, texts[fault]);
 }
 
-static void count(tagc_reducer *r, const tagc_slots_verdict *agreed) {
+static void count(tagc_reducer *r, const tagc_frames_verdict *agreed) {
     tagc_reducer_stats *stats = &r->now.stats;
     uint64_t n_peers = (uint64_t)(r->world_size - 1);
-    uint64_t n_bytes[TAGC_N_LEGS] = {[TAGC_LEG_VALUES] = n_peers * tagc_slots_bytes(r, 0),
-                                     [TAGC_LEG_RESULT] = n_peers * tagc_slots_bytes(r, 1),
+    uint64_t n_bytes[TAGC_N_LEGS] = {[TAGC_LEG_VALUES] = n_peers * tagc_frames_bytes(r, 0),
+                                     [TAGC_LEG_RESULT] = n_peers * tagc_frames_bytes(r, 1),
                                      [TAGC_LEG_CONTROL] = n_peers * 2 * sizeof(int64_t)};
     for (int leg = 0; leg < TAGC_N_LEGS; leg++)
         stats->n_bytes_sent[leg] = stats->n_bytes_received[leg] = n_bytes[leg];
@@ -377,11 +378,11 @@ static void count(tagc_reducer *r, const tagc_slots_verdict *agreed) {
     stats->total_s = tagc_clock_s() - r->now.start_s;
 }
 
-tagc_status tagc_slots_end(tagc_reducer *r, const tagc_slots_verdict *agreed, tagc_reducer_stats *stats) {
+tagc_status tagc_frames_end(tagc_reducer *r, const tagc_frames_verdict *agreed, tagc_reducer_stats *stats) {
     TAGC_TRY(check_call(r, "end", SETTLED));
     if (!agreed) return tagc_fail(TAGC_ERR_ARGUMENT, "agreed is NULL");
     TAGC_TRY(tagc_reducer_check_stats(stats));
-    slots_of(r)->last = IDLE;
+    frames_of(r)->last = IDLE;
     r->now.begun = 0;
     if (agreed->failure) return fail_of(r, agreed->failure);
     /* A rank whose own failure is not in the verdict has a copy of another step's. */

@@ -1,15 +1,15 @@
-/* Steps by slots beside those that libtagc carries, on every rank of a test, which carries the slots as a
+/* Steps by frames beside those that libtagc carries, on every rank of a test, which carries the frames as a
  * caller does. A step may be harmed on the way.
  *
  * For tests that are built twice: with all ranks on the processor, and in tests/gpu/cuda with all ranks or some of
  * them on a device of the fake runtime, whose kernels the harness executes. */
-#ifndef TAGC_TESTS_EXCHANGE_SLOTS_RANKS_H
-#define TAGC_TESTS_EXCHANGE_SLOTS_RANKS_H
+#ifndef TAGC_TESTS_EXCHANGE_FRAMES_RANKS_H
+#define TAGC_TESTS_EXCHANGE_FRAMES_RANKS_H
 
 #ifdef WITH_KERNELS
 #include "cuda/sides.h"
-#define take_bytes(own, n) slots_take(own, n)
-static inline void *slots_take(side *own, size_t n) {
+#define take_bytes(own, n) frames_take(own, n)
+static inline void *frames_take(side *own, size_t n) {
     return own->kernels ? (void *)take(own, (n + 3) / 4) : aligned_alloc(64, (n + 63) / 64 * 64);
 }
 static inline void give_bytes(side *own, void *memory, size_t n) {
@@ -31,21 +31,21 @@ static inline int read_bytes(side *own, void *to, const void *from, size_t n) {
 
 #include "../repeats.h"
 #include "exchange/direct/direct.h"
-#include "gpu/slot.h"
-#include "tagc/slots.h"
+#include "gpu/frame.h"
+#include "tagc/frames.h"
 
 #include <math.h>
 
 enum { STEP_NOT_FINITE = 2, STEP_HUGE = 4, TEXT_BYTES = 400 };
 
-/* What is done to a slot between two ranks, or to a rank. */
+/* What is done to a frame between two ranks, or to a rank. */
 typedef enum harm {
     HARM_NONE,
     HARM_BIT,      /* one bit of header or body; the caller says which */
     HARM_ZEROS,    /* nothing came */
-    HARM_OLD,      /* the slot of the step before */
+    HARM_OLD,      /* the frame of the step before */
     HARM_SWAPPED,  /* another rank's */
-    HARM_LENGTH,   /* a length beyond the slot, with right checksums: made up */
+    HARM_LENGTH,   /* a length beyond the frame, with right checksums: made up */
     HARM_VALUES,   /* a body that is none, with right checksums */
     HARM_SPARSITY, /* a rank that keeps another share */
     HARM_DEVICE,   /* a call of the runtime fails; with kernels */
@@ -57,7 +57,7 @@ typedef struct trial {
     unsigned on_device;
     int seed;
     harm harm;
-    int in_sums; /* the slot is one with sums */
+    int in_sums; /* the frame is one with sums */
     uint64_t bit;
     tagc_status statuses[MAX_RANKS];
     char texts[MAX_RANKS][TEXT_BYTES];
@@ -68,12 +68,12 @@ typedef struct both {
     trial *t;
     side own;
     tagc_reducer *plain, *reducer;
-    size_t n, n_output, slot_bytes, sum_bytes;
+    size_t n, n_output, frame_bytes, sum_bytes;
     float *gradient, *expected, *output, *residuals[2]; /* on the host */
     float *there, *result;                              /* where the reducer's arrays are */
     char *send, *received, *sums, *received_sums;
-    tagc_slots_verdict *verdict;
-    char *here, *everyone, *old; /* (W, slot), (W, W, slot), (W, slot) on the host */
+    tagc_frames_verdict *verdict;
+    char *here, *everyone, *old; /* (W, frame), (W, W, frame), (W, frame) on the host */
 } both;
 
 static inline void fill_gradient(const both *b, int step) {
@@ -98,47 +98,47 @@ static inline int same_residual(both *b) {
 
 /* ---- collectives ---- */
 
-static inline void seal_again(char *slot, size_t stride) {
-    tagc_slot_header *header = (tagc_slot_header *)(void *)slot;
+static inline void seal_again(char *frame, size_t stride) {
+    tagc_frame_header *header = (tagc_frame_header *)(void *)frame;
     if (header->body_bytes <=
-        stride - TAGC_SLOT_HEADER_BYTES) /* a sum of what is not there would fit nothing */
-        header->body_sum = tagc_slot_sum((const uint8_t *)(header + 1), header->body_bytes);
-    header->sum = tagc_slot_header_sum(header);
+        stride - TAGC_FRAME_HEADER_BYTES) /* a sum of what is not there would fit nothing */
+        header->body_sum = tagc_frame_sum((const uint8_t *)(header + 1), header->body_bytes);
+    header->sum = tagc_frame_header_sum(header);
 }
 
 /* What rank 0 gets from the last one. */
-static inline void do_harm(both *b, char *slots, size_t stride) {
+static inline void do_harm(both *b, char *frames, size_t stride) {
     trial *t = b->t;
-    char *slot = slots + (size_t)(b->run->world_size - 1) * stride;
-    tagc_slot_header *header = (tagc_slot_header *)(void *)slot;
-    uint64_t n_bits = 8 * (TAGC_SLOT_HEADER_BYTES + header->body_bytes);
-    if (t->harm == HARM_BIT) slot[t->bit % n_bits / 8] ^= (char)(1 << t->bit % 8);
-    if (t->harm == HARM_ZEROS) memset(slot, 0, stride);
-    if (t->harm == HARM_OLD) memcpy(slot, b->old + (size_t)(b->run->world_size - 1) * stride, stride);
-    if (t->harm == HARM_SWAPPED) memcpy(slot, slots, stride);
+    char *frame = frames + (size_t)(b->run->world_size - 1) * stride;
+    tagc_frame_header *header = (tagc_frame_header *)(void *)frame;
+    uint64_t n_bits = 8 * (TAGC_FRAME_HEADER_BYTES + header->body_bytes);
+    if (t->harm == HARM_BIT) frame[t->bit % n_bits / 8] ^= (char)(1 << t->bit % 8);
+    if (t->harm == HARM_ZEROS) memset(frame, 0, stride);
+    if (t->harm == HARM_OLD) memcpy(frame, b->old + (size_t)(b->run->world_size - 1) * stride, stride);
+    if (t->harm == HARM_SWAPPED) memcpy(frame, frames, stride);
     if (t->harm == HARM_LENGTH) header->body_bytes = stride + t->bit % 1000;
     if (t->harm == HARM_VALUES) memset(header + 1, 0xff, header->body_bytes);
-    if (t->harm == HARM_LENGTH || t->harm == HARM_VALUES) seal_again(slot, stride);
+    if (t->harm == HARM_LENGTH || t->harm == HARM_VALUES) seal_again(frame, stride);
 }
 
-/* Every rank's `from` (n_slots, stride) to all; slot q of mine is what rank q meant for me. */
-static inline void carry(both *b, char *to, const char *from, size_t stride, int n_slots, int may_harm) {
-    int w = b->run->world_size, mine = n_slots == 1 ? 0 : b->run->rank;
-    char *slots = b->here;
-    CHECK(b->run, read_bytes(&b->own, slots, from, (size_t)n_slots * stride));
+/* Every rank's `from` (n_frames, stride) to all; frame q of mine is what rank q meant for me. */
+static inline void carry(both *b, char *to, const char *from, size_t stride, int n_frames, int may_harm) {
+    int w = b->run->world_size, mine = n_frames == 1 ? 0 : b->run->rank;
+    char *frames = b->here;
+    CHECK(b->run, read_bytes(&b->own, frames, from, (size_t)n_frames * stride));
     CHECK(b->run,
-          tagc_comm_all_gather(b->run->comm, slots, (size_t)n_slots * stride, b->everyone) == TAGC_OK);
+          tagc_comm_all_gather(b->run->comm, frames, (size_t)n_frames * stride, b->everyone) == TAGC_OK);
     for (int q = 0; q < w; q++)
-        memcpy(slots + (size_t)q * stride,
-               b->everyone + ((size_t)q * (size_t)n_slots + (size_t)mine) * stride, stride);
-    if (may_harm && b->run->rank == 0) do_harm(b, slots, stride);
-    if (!may_harm && b->t->in_sums == (n_slots == 1)) memcpy(b->old, slots, (size_t)w * stride);
-    CHECK(b->run, write_bytes(&b->own, to, slots, (size_t)w * stride));
+        memcpy(frames + (size_t)q * stride,
+               b->everyone + ((size_t)q * (size_t)n_frames + (size_t)mine) * stride, stride);
+    if (may_harm && b->run->rank == 0) do_harm(b, frames, stride);
+    if (!may_harm && b->t->in_sums == (n_frames == 1)) memcpy(b->old, frames, (size_t)w * stride);
+    CHECK(b->run, write_bytes(&b->own, to, frames, (size_t)w * stride));
 }
 
 /* The maximum over ranks of the first two words, in place; and a copy for the host. */
-static inline void agree(both *b, tagc_slots_verdict *host) {
-    tagc_slots_verdict all[MAX_RANKS];
+static inline void agree(both *b, tagc_frames_verdict *host) {
+    tagc_frames_verdict all[MAX_RANKS];
     CHECK(b->run, read_bytes(&b->own, host, b->verdict, sizeof *host));
     CHECK(b->run, tagc_comm_all_gather(b->run->comm, host, sizeof *host, all) == TAGC_OK);
     for (int q = 0; q < b->run->world_size; q++) {
@@ -156,48 +156,48 @@ static inline void send_zeros(both *b) {
 
 static inline tagc_status add_and_decode(both *b, int is_harmed, tagc_status status) {
     int has_sums = b->sum_bytes > 0;
-    if (status == TAGC_OK) status = tagc_slots_add(b->reducer, b->received, has_sums ? b->sums : NULL);
+    if (status == TAGC_OK) status = tagc_frames_add(b->reducer, b->received, has_sums ? b->sums : NULL);
     if (!has_sums) return status;
     if (status != TAGC_OK) send_zeros(b);
     carry(b, b->received_sums, b->sums, b->sum_bytes, 1, is_harmed && b->t->in_sums);
-    return status == TAGC_OK ? tagc_slots_decode(b->reducer, b->received_sums) : status;
+    return status == TAGC_OK ? tagc_frames_decode(b->reducer, b->received_sums) : status;
 }
 
 /* A caller's step: it goes on where a call fails. */
-static inline tagc_status step_by_slots(both *b, int is_harmed, tagc_reducer_stats *stats) {
+static inline tagc_status step_by_frames(both *b, int is_harmed, tagc_reducer_stats *stats) {
     trial *t = b->t;
-    tagc_slots_verdict host;
+    tagc_frames_verdict host;
     int fails = is_harmed && t->harm == HARM_DEVICE && b->run->rank == 0;
-    tagc_status status = tagc_slots_encode(b->reducer, b->there, b->result, b->send, b->verdict);
-    carry(b, b->received, b->send, b->slot_bytes, b->run->world_size, is_harmed && !t->in_sums);
+    tagc_status status = tagc_frames_encode(b->reducer, b->there, b->result, b->send, b->verdict);
+    carry(b, b->received, b->send, b->frame_bytes, b->run->world_size, is_harmed && !t->in_sums);
 #ifdef WITH_KERNELS
     if (fails) fake_fail("LaunchKernel", 1 + t->seed % 3, 700);
 #endif
     status = add_and_decode(b, is_harmed, status);
     if (fails) CHECK(b->run, status == TAGC_ERR_DEVICE);
     if (status != TAGC_OK) {
-        host = (tagc_slots_verdict){.failure = tagc_slots_failure(b->reducer, status)};
+        host = (tagc_frames_verdict){.failure = tagc_frames_failure(b->reducer, status)};
         CHECK(b->run, write_bytes(&b->own, b->verdict, &host, sizeof host));
     }
     agree(b, &host);
-    CHECK(b->run, tagc_slots_settle(b->reducer) == TAGC_OK);
-    CHECK(b->run, tagc_slots_settle(b->reducer) == TAGC_ERR_STATE || status != TAGC_OK);
-    return tagc_slots_end(b->reducer, &host, stats);
+    CHECK(b->run, tagc_frames_settle(b->reducer) == TAGC_OK);
+    CHECK(b->run, tagc_frames_settle(b->reducer) == TAGC_ERR_STATE || status != TAGC_OK);
+    return tagc_frames_end(b->reducer, &host, stats);
 }
 
 /* ---- life ---- */
 
 static inline void allocate(both *b) {
     size_t w = (size_t)b->run->world_size;
-    size_t stride = b->slot_bytes > b->sum_bytes ? b->slot_bytes : b->sum_bytes;
+    size_t stride = b->frame_bytes > b->sum_bytes ? b->frame_bytes : b->sum_bytes;
     b->gradient = malloc(b->n * sizeof(float));
     b->expected = malloc(b->n * sizeof(float));
     b->output = malloc(b->n * sizeof(float));
     for (int i = 0; i < 2; i++) b->residuals[i] = malloc(b->n * sizeof(float));
     b->there = take_bytes(&b->own, b->n * sizeof(float));
     b->result = take_bytes(&b->own, b->n_output * sizeof(float));
-    b->send = take_bytes(&b->own, w * b->slot_bytes);
-    b->received = take_bytes(&b->own, w * b->slot_bytes);
+    b->send = take_bytes(&b->own, w * b->frame_bytes);
+    b->received = take_bytes(&b->own, w * b->frame_bytes);
     b->sums = take_bytes(&b->own, b->sum_bytes + 64);
     b->received_sums = take_bytes(&b->own, w * b->sum_bytes + 64);
     b->verdict = take_bytes(&b->own, 64);
@@ -213,11 +213,11 @@ static inline void make(rank_run *run, trial *t, both *b) {
     if (t->on_device >> run->rank & 1 && !open_device(run, &b->own, run->rank)) return;
 #endif
     CHECK(run, tagc_reducer_create(run->comm, &t->options, &b->plain) == TAGC_OK);
-    CHECK(run, tagc_slots_create(b->own.kernels, run->comm, &t->options, &b->reducer) == TAGC_OK);
+    CHECK(run, tagc_frames_create(b->own.kernels, run->comm, &t->options, &b->reducer) == TAGC_OK);
     b->n_output = t->options.output == TAGC_OUTPUT_SHARD ? b->n / w : b->n;
-    b->slot_bytes = (size_t)tagc_slots_bytes(b->reducer, 0);
-    b->sum_bytes = (size_t)tagc_slots_bytes(b->reducer, 1);
-    CHECK(run, b->slot_bytes > 0 && b->slot_bytes % 64 == 0);
+    b->frame_bytes = (size_t)tagc_frames_bytes(b->reducer, 0);
+    b->sum_bytes = (size_t)tagc_frames_bytes(b->reducer, 1);
+    CHECK(run, b->frame_bytes > 0 && b->frame_bytes % 64 == 0);
     CHECK(run, (b->sum_bytes > 0) == (t->options.output == TAGC_OUTPUT_UNIT));
     allocate(b);
 }
@@ -226,8 +226,8 @@ static inline void free_all(both *b) {
     size_t w = (size_t)b->run->world_size;
     give_bytes(&b->own, b->there, b->n * sizeof(float));
     give_bytes(&b->own, b->result, b->n_output * sizeof(float));
-    give_bytes(&b->own, b->send, w * b->slot_bytes);
-    give_bytes(&b->own, b->received, w * b->slot_bytes);
+    give_bytes(&b->own, b->send, w * b->frame_bytes);
+    give_bytes(&b->own, b->received, w * b->frame_bytes);
     give_bytes(&b->own, b->sums, b->sum_bytes + 64);
     give_bytes(&b->own, b->received_sums, w * b->sum_bytes + 64);
     give_bytes(&b->own, b->verdict, 64);
@@ -260,7 +260,7 @@ static inline void check_outputs(both *b, int step, const tagc_reducer_stats *ex
 static inline void check_bytes(both *b, const tagc_reducer_stats *found) {
     rank_run *run = b->run;
     uint64_t n_peers = (uint64_t)run->world_size - 1;
-    CHECK(run, found->n_bytes_sent[TAGC_LEG_VALUES] == n_peers * b->slot_bytes);
+    CHECK(run, found->n_bytes_sent[TAGC_LEG_VALUES] == n_peers * b->frame_bytes);
     CHECK(run, found->n_bytes_received[TAGC_LEG_RESULT] == n_peers * b->sum_bytes);
     CHECK(run, found->n_bytes_sent[TAGC_LEG_CONTROL] == n_peers * 16);
     CHECK(run, found->n_bytes_sent[TAGC_LEG_INDEX] == 0);
@@ -278,7 +278,7 @@ static inline void run_both(both *b, int step) {
     tagc_reducer_stats_init(&found);
     put_gradient(b, step);
     CHECK(run, tagc_reducer_run(b->plain, b->gradient, b->expected, &expected) == TAGC_OK);
-    CHECK(run, step_by_slots(b, 0, &found) == TAGC_OK);
+    CHECK(run, step_by_frames(b, 0, &found) == TAGC_OK);
     check_outputs(b, step, &expected, &found);
     check_bytes(b, &found);
     CHECK(run, read_bytes(&b->own, b->output, b->there, b->n * sizeof(float)) &&

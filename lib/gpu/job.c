@@ -1,0 +1,198 @@
+/* What a job puts into streams, and pinned memory that grows with it. queue.c explains the order. */
+#include "core/memory.h"
+#include "core/status.h"
+#include "gpu/queue_private.h"
+
+#include <string.h>
+
+/* ---- enqueueing ---- */
+
+/* The next ticket's record. Call with the launch lock. Waits while another exchange still uses it. */
+static ticket *issue(tagc_job *job) {
+    tagc_queue *queue = job->queue;
+    pthread_mutex_lock(&queue->lock);
+    uint64_t number = queue->n_enqueued + 1;
+    ticket *one = ticket_of(queue, number);
+    while (one->number && !(one->finished && (one->left || !one->is_awaited || queue->broken != TAGC_OK)) &&
+           !queue->is_closed)
+        pthread_cond_wait(&queue->changed, &queue->lock);
+    *one = (ticket){.queue = queue,
+                    .number = number,
+                    .tag = job->tag,
+                    .n_bytes_out = job->n_bytes_out,
+                    .buffer = (int)(number % (uint64_t)queue->n_buffers)};
+    if (queue->is_closed) tagc_queue_fail_ticket(one, TAGC_ERR_STATE, "the queue is closed");
+    if (queue->broken != TAGC_OK) tagc_queue_fail_ticket(one, queue->broken, queue->why);
+    queue->n_enqueued = number;
+    pthread_mutex_unlock(&queue->lock);
+    return one;
+}
+
+/* When this fails, no stream has any work yet, so the queue stays usable. */
+static tagc_status check_arrays(const tagc_job *job, const void *input, const void *output, void *stream) {
+    const tagc_device *device = job->queue->device;
+    const tagc_runtime *runtime = &device->runtime;
+    int is_capturing = 0;
+    TAGC_TRY(tagc_device_check(device, runtime->StreamIsCapturing(stream, &is_capturing),
+                               "asking for the stream's state"));
+    if (is_capturing)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "the stream is being captured into a graph (cudaStreamIsCapturing says so), and a "
+                         "graph cannot exchange anything "
+                         "when it is replayed: capture without this exchange, or run it as it is");
+    TAGC_TRY(tagc_device_check_place(device, input, "input"));
+    return tagc_device_check_place(device, output, "output");
+}
+
+/* In a stream of the queue's. A job without copies does nothing. */
+static tagc_status put_copy(const tagc_job *job, void *to, const void *from, size_t n_bytes, tagc_copy kind,
+                            void *stream) {
+    const tagc_device *device = job->queue->device;
+    const tagc_runtime *runtime = &device->runtime;
+    if (n_bytes == 0) return TAGC_OK;
+    return tagc_device_check(device, runtime->MemcpyAsync(to, from, n_bytes, kind, stream),
+                             kind == TAGC_COPY_TO_HOST ? "copying to the host" : "copying back");
+}
+
+/* The sequence drawn at the top of queue.c. */
+static tagc_status put_into_streams(tagc_job *job, ticket *one, const void *input, void *output, void *stream,
+                                    int waits) {
+    tagc_queue *queue = job->queue;
+    const tagc_device *device = queue->device;
+    const tagc_runtime *runtime = &device->runtime;
+    buffer *own = &queue->buffers[one->buffer];
+    const char *out = "copying to the host", *back = "copying back";
+    TAGC_TRY(tagc_device_check(device, runtime->EventRecord(own->came, stream), out));
+    TAGC_TRY(tagc_device_check(device, runtime->StreamWaitEvent(queue->out, own->came, 0), out));
+    TAGC_TRY(tagc_device_check(device, runtime->StreamWaitEvent(queue->out, own->back, 0), out));
+    TAGC_TRY(put_copy(job, own->in, input, job->n_bytes_in, TAGC_COPY_TO_HOST, queue->out));
+    TAGC_TRY(tagc_device_check(device, runtime->LaunchHostFunc(queue->out, tagc_queue_input_came, one), out));
+    TAGC_TRY(tagc_device_check(device, runtime->EventRecord(own->copied_out, queue->out), out));
+
+    TAGC_TRY(tagc_device_check(device, runtime->StreamWaitEvent(queue->back, own->copied_out, 0), back));
+    TAGC_TRY(tagc_device_check(device, runtime->LaunchHostFunc(queue->back, tagc_queue_wait_for_result, one),
+                               back));
+    pthread_mutex_lock(&queue->lock);
+    one->is_awaited = 1;
+    pthread_mutex_unlock(&queue->lock);
+    TAGC_TRY(put_copy(job, output, own->out, job->n_bytes_out, TAGC_COPY_TO_DEVICE, queue->back));
+    TAGC_TRY(tagc_device_check(device, runtime->EventRecord(own->back, queue->back), back));
+    own->last = one->number;
+    if (!waits) return TAGC_OK;
+    return tagc_device_check(device, runtime->StreamWaitEvent(stream, own->back, 0),
+                             "waiting for the result");
+}
+
+static void settle(ticket *one, tagc_status status, int is_the_device) {
+    tagc_queue *queue = one->queue;
+    pthread_mutex_lock(&queue->lock);
+    if (status != TAGC_OK) tagc_queue_fail_ticket(one, status, tagc_last_error());
+    if (status != TAGC_OK && is_the_device) tagc_queue_break_down(queue, status, one->text);
+    if (one->status != TAGC_OK) one->input_came = 1;
+    one->enqueued = 1;
+    pthread_cond_broadcast(&queue->changed);
+    pthread_mutex_unlock(&queue->lock);
+}
+
+tagc_status tagc_job_enqueue(tagc_job *job, const void *input, void *output, void *stream, int waits,
+                             uint64_t *number) {
+    if (!job || !input || !output || !number)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "job, input, output or ticket is NULL");
+    tagc_queue *queue = job->queue;
+    pthread_mutex_lock(&queue->launch);
+    ticket *one = issue(job);
+    one->input = input;
+    one->output = output;
+    *number = one->number;
+    tagc_status status = one->status;
+    int before = 0, is_the_device = 0;
+    if (status == TAGC_OK) {
+        status = tagc_device_enter(queue->device, &before);
+        is_the_device = status != TAGC_OK;
+        if (status == TAGC_OK) {
+            status = check_arrays(job, input, output, stream);
+            is_the_device = status == TAGC_ERR_DEVICE;
+            if (status == TAGC_OK) {
+                status = put_into_streams(job, one, input, output, stream, waits);
+                is_the_device = status != TAGC_OK;
+            }
+            tagc_device_leave(queue->device, before);
+        }
+    } else {
+        tagc_fail(status, "%s", one->text);
+    }
+    settle(one, status, is_the_device);
+    pthread_mutex_unlock(&queue->launch);
+    return status;
+}
+
+/* ---- jobs ---- */
+
+/* Replaces *memory by pinned memory of n_bytes. */
+static tagc_status replace(tagc_queue *queue, void **memory, size_t n_bytes) {
+    const tagc_runtime *runtime = runtime_of(queue);
+    void *larger = NULL;
+    TAGC_TRY(tagc_device_check(queue->device, runtime->HostAlloc(&larger, n_bytes, TAGC_PINNED_PORTABLE),
+                               "allocating pinned memory"));
+    void *old = *memory;
+    *memory = larger;
+    return old ? tagc_device_check(queue->device, runtime->FreeHost(old), "freeing pinned memory") : TAGC_OK;
+}
+
+static tagc_status grow(tagc_queue *queue, size_t n_bytes_in, size_t n_bytes_out) {
+    const tagc_runtime *runtime = runtime_of(queue);
+    TAGC_TRY(tagc_device_check(queue->device, runtime->StreamSynchronize(queue->out), "waiting for copies"));
+    TAGC_TRY(tagc_device_check(queue->device, runtime->StreamSynchronize(queue->back), "waiting for copies"));
+    for (int i = 0; i < queue->n_buffers; i++) {
+        if (n_bytes_in > queue->n_bytes_in) TAGC_TRY(replace(queue, &queue->buffers[i].in, n_bytes_in));
+        if (n_bytes_out > queue->n_bytes_out) TAGC_TRY(replace(queue, &queue->buffers[i].out, n_bytes_out));
+    }
+    if (n_bytes_in > queue->n_bytes_in) queue->n_bytes_in = n_bytes_in;
+    if (n_bytes_out > queue->n_bytes_out) queue->n_bytes_out = n_bytes_out;
+    return TAGC_OK;
+}
+
+/* Waits until nothing is in progress and no failed exchange uses pinned memory. */
+static tagc_status wait_for_all(tagc_queue *queue) {
+    pthread_mutex_lock(&queue->lock);
+    while (queue->n_finished < queue->n_enqueued && !queue->is_closed)
+        pthread_cond_wait(&queue->changed, &queue->lock);
+    tagc_status status = queue->broken;
+    if (status != TAGC_OK) tagc_fail(status, "%s", queue->why);
+    if (queue->is_closed) status = tagc_fail(TAGC_ERR_STATE, "the queue is closed");
+    pthread_mutex_unlock(&queue->lock);
+    return status;
+}
+
+tagc_status tagc_job_create(tagc_queue *queue, uint64_t tag, size_t n_bytes_in, size_t n_bytes_out,
+                            tagc_job **out) {
+    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
+    *out = NULL;
+    if (!queue) return tagc_fail(TAGC_ERR_ARGUMENT, "queue is NULL");
+    if (!n_bytes_in != !n_bytes_out)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "n_bytes_in is %zu and n_bytes_out %zu, must be at least 1, or both 0", n_bytes_in,
+                         n_bytes_out);
+    tagc_status status = TAGC_OK;
+    pthread_mutex_lock(&queue->launch);
+    if (n_bytes_in > queue->n_bytes_in || n_bytes_out > queue->n_bytes_out) {
+        int before = 0;
+        status = wait_for_all(queue);
+        if (status == TAGC_OK) status = tagc_device_enter(queue->device, &before);
+        if (status == TAGC_OK) {
+            status = grow(queue, n_bytes_in, n_bytes_out);
+            tagc_device_leave(queue->device, before);
+        }
+    }
+    tagc_job *job = NULL;
+    if (status == TAGC_OK) status = tagc_memory_create(sizeof *job, "a job", (void **)&job);
+    pthread_mutex_unlock(&queue->launch);
+    if (status != TAGC_OK) return status;
+    *job = (tagc_job){.queue = queue, .tag = tag, .n_bytes_in = n_bytes_in, .n_bytes_out = n_bytes_out};
+    *out = job;
+    return TAGC_OK;
+}
+
+void tagc_job_destroy(tagc_job *job) {
+    tagc_memory_destroy(job);
+}
