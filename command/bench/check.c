@@ -3,18 +3,9 @@
 
 #include "core/status.h"
 #include "disk/paths.h"
-#include "plan/plan.h"
+#include "measure/memory.h"
 #include "train/engine.h"
 #include <stdio.h>
-
-/* Activations of the model, within a few per cent: those kept for each block, and the logits. */
-static uint64_t activation_bytes(const tagc_bench *bench) {
-    const tagc_gpt2_config *model = &bench->plan->model;
-    uint64_t rows = (uint64_t)bench->plan->options.train.batch_size * (uint64_t)bench->plan->n_tokens;
-    uint64_t per_row = (uint64_t)model->n_layer * 10 * (uint64_t)model->n_embd + 20 * (uint64_t)model->n_embd;
-    uint64_t logits = rows * (uint64_t)model->vocab_size, most = (uint64_t)1 << 27;
-    return (rows * per_row + (logits < most ? logits : most)) * sizeof(float);
-}
 
 /* The memory of a rank, and whether --compress-names matches a tensor. */
 static tagc_status check_arm(const tagc_bench *bench, const tagc_arm *arm) {
@@ -26,17 +17,16 @@ static tagc_status check_arm(const tagc_bench *bench, const tagc_arm *arm) {
                         .n_tokens = plan->n_tokens,
                         .union_density = -1};
     tagc_plan_volume volume;
-    tagc_plan_memory memory;
     char what[TAGC_ARM_NAME_BYTES + 8];
     tagc_train_fsdp(&arm->options, &setup.engine);
     setup.placement = tagc_placement_of_sharding(setup.engine.sharding);
-    tagc_status status = tagc_plan_count(&setup, &volume, &memory);
+    tagc_status status = tagc_plan_count(&setup, &volume, NULL);
     if (status != TAGC_OK) return tagc_fail_in(status, "arm %s", arm->name);
     if (arm->options.compress_names && volume.n_compressed == 0)
         return tagc_fail(TAGC_ERR_ARGUMENT, "arm %s: --compress-names is \"%.100s\", which matches no tensor",
                          arm->name, arm->options.compress_names);
     snprintf(what, sizeof what, "arm %s", arm->name);
-    return tagc_check_memory(what, memory.total + activation_bytes(bench), bench->hosts.n_here);
+    return tagc_memory_check_setup(what, &setup, bench->hosts.n_here);
 }
 
 tagc_status tagc_bench_open_tokens(const tagc_bench_plan *plan, tagc_tokens **out) {

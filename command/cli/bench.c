@@ -232,6 +232,15 @@ static tagc_status make_plan(tagc_bench_plan *plan, tagc_parsed *parsed) {
     return TAGC_OK;
 }
 
+/* Ranks as threads are all on this host, so that arms too large for it are refused before there are threads. */
+static tagc_status check_threads(const tagc_bench_plan *plan, const tagc_launch *launch) {
+    int n_ranks = launch->n_ranks ? launch->n_ranks : launch->n_local_ranks;
+    if (!(plan->parts & TAGC_BENCH_ARMS) || !tagc_ranks_is_local(launch->transport)) return TAGC_OK;
+    tagc_rank rank = {.world_size = n_ranks};
+    tagc_bench bench = {.plan = plan, .rank = &rank, .hosts = {.n_here = n_ranks}};
+    return tagc_bench_arms_check(&bench);
+}
+
 static int run(tagc_parsed *parsed) {
     tagc_bench_plan *plan = parsed->values;
     const tagc_train_options *options = &plan->options.train;
@@ -242,8 +251,11 @@ static int run(tagc_parsed *parsed) {
                           .timeout_s = options->timeout,
                           .blas_threads = (int)options->blas_threads};
     /* bench writes nothing before its end, so a signal may end it at any point. */
-    int code = make_plan(plan, parsed) == TAGC_OK ? tagc_ranks_run(&launch, bench_rank, plan)
-                                                  : tagc_command_refuse(&command);
+    int code;
+    if (make_plan(plan, parsed) != TAGC_OK)
+        code = tagc_command_refuse(&command);
+    else if ((code = tagc_command_end(check_threads(plan, &launch))) == TAGC_EXIT_OK)
+        code = tagc_ranks_run(&launch, bench_rank, plan);
     tagc_arms_destroy(plan->arms, plan->n_arms);
     return code;
 }

@@ -2,6 +2,7 @@
 #include "cli/commands.h"
 #include "cli/trained.h"
 #include "core/status.h"
+#include "launch/hosts.h"
 #include "train/engine.h"
 #include <inttypes.h>
 #include <jansson.h>
@@ -102,6 +103,11 @@ static tagc_status evaluate(tagc_rank *rank, const eval_options *options, eval_s
                          n_tokens, state->trained.model.block_size);
     TAGC_TRY(open_tokens(rank, options, n_tokens, state));
     const tagc_evaluation *e = &state->evaluation;
+    uint64_t n_bytes;
+    int n_here;
+    TAGC_TRY(tagc_gpt2_activation_bytes(&state->trained.model, e->n_batch, n_tokens, &n_bytes));
+    TAGC_TRY(tagc_ranks_here(rank, &n_here));
+    TAGC_TRY(tagc_check_memory("a batch", n_bytes, n_here));
     TAGC_TRY(tagc_workspace_open(&state->trained.model, e->n_batch, n_tokens, &state->workspace));
     double loss = 0;
     TAGC_TRY(tagc_evaluate(rank, state->trained.fsdp, &state->workspace, e, &loss));

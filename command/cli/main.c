@@ -21,6 +21,40 @@ static const tagc_entry *find_entry(const char *name) {
     return NULL;
 }
 
+/* What other programs call it. */
+static const struct {
+    const char *theirs, *ours;
+} synonyms[] = {{"benchmark", "bench"}, {"measure", "bench"},   {"evaluate", "eval"}, {"validate", "eval"},
+                {"test", "eval"},       {"sample", "generate"}, {"prepare", "data"},  {"tokenize", "data"},
+                {"convert", "export"},  {"diff", "compare"},    {"resume", "train"},  {"finetune", "train"},
+                {"inspect", "info"},    {"show", "info"},       {"advise", "bench"},  {"forecast", "plan"}};
+enum { N_SYNONYMS = sizeof synonyms / sizeof synonyms[0] };
+
+/* Another program's word for a command, else the nearest name; NULL: none is near. */
+static const char *meant(const char *word) {
+    static const char *const others[] = {"help", "version"};
+    const char *nearest = NULL;
+    int least = -1;
+    for (int i = 0; i < N_SYNONYMS; i++)
+        if (strcmp(word, synonyms[i].theirs) == 0) return synonyms[i].ours;
+    for (int i = 0; i < N_ENTRIES; i++)
+        if (tagc_options_is_nearer(word, entries[i]->command->name, &least))
+            nearest = entries[i]->command->name;
+    for (int i = 0; i < 2; i++)
+        if (tagc_options_is_nearer(word, others[i], &least)) nearest = others[i];
+    return nearest;
+}
+
+/* A word that is no command. */
+static void refuse(const char *word) {
+    const char *command = meant(word + strspn(word, "-"));
+    if (command)
+        fprintf(stderr, "tagc: \"%.64s\" is no command; did you mean tagc %s? tagc help lists all\n", word,
+                command);
+    else
+        fprintf(stderr, "tagc: \"%.64s\" is no command; tagc help lists them\n", word);
+}
+
 static void print_help(FILE *out) {
     fprintf(out, "tagc: sharded training of GPT-2 with compressed gradient exchange\n\nusage: tagc COMMAND "
                  "[options]\n\n");
@@ -77,7 +111,7 @@ static int run(int argc, char **argv) {
         return TAGC_EXIT_OK;
     }
     if (*word)
-        fprintf(stderr, "tagc: \"%.64s\" is no command; tagc help lists them\n", word);
+        refuse(word);
     else
         print_help(stderr);
     return TAGC_EXIT_USAGE;

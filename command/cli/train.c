@@ -5,16 +5,45 @@
 #include "core/clock.h"
 #include "core/status.h"
 #include "disk/paths.h"
+#include "launch/hosts.h"
 #include "launch/human.h"
 #include "launch/interrupt.h"
 #include "launch/over_ranks.h"
+#include "measure/memory.h"
 #include "options/presets.h"
 #include "options/train_options.h"
 #include <stdlib.h>
 #include <string.h>
 
+typedef struct train_job {
+    const tagc_parsed *parsed;
+    tagc_gpt2_config model; /* as the rehearsal found it */
+} train_job;
+
+static tagc_status check_memory(const tagc_train_options *options, const tagc_gpt2_config *model,
+                                int world_size, int n_here) {
+    tagc_setup setup = {.model = *model,
+                        .world_size = world_size,
+                        .n_hosts = 1,
+                        .n_batch = (int)options->batch_size,
+                        .n_tokens = options->seq_len ? (int)options->seq_len : model->block_size,
+                        .union_density = -1};
+    tagc_train_fsdp(options, &setup.engine);
+    setup.placement = tagc_placement_of_sharding(setup.engine.sharding);
+    return tagc_memory_check_setup("this run", &setup, n_here);
+}
+
+/* Ranks as threads have been checked before they started. */
+static tagc_status check_host(tagc_rank *rank, const train_job *job, const tagc_beginning *from) {
+    int n_here;
+    if (tagc_ranks_is_local(from->options.transport)) return TAGC_OK;
+    TAGC_TRY(tagc_ranks_here(rank, &n_here));
+    return check_memory(&from->options, &job->model, rank->world_size, n_here);
+}
+
 static tagc_status train_rank(tagc_rank *rank, void *context) {
-    const tagc_parsed *parsed = context;
+    const train_job *job = context;
+    const tagc_parsed *parsed = job->parsed;
     const tagc_train_options *options = parsed->values;
     tagc_trainer trainer = {0};
     tagc_beginning from;
@@ -22,6 +51,7 @@ static tagc_status train_rank(tagc_rank *rank, void *context) {
     double start_s = tagc_clock_s();
     tagc_status status =
         tagc_begin(rank, parsed, options->quiet || rank->rank != 0, &from, &is_default_preset);
+    if (status == TAGC_OK) status = check_host(rank, job, &from);
     if (status == TAGC_OK) status = tagc_trainer_open(rank, &from, &trainer);
     if (status == TAGC_OK) tagc_greet(&trainer, parsed, is_default_preset);
     if (status == TAGC_OK) status = tagc_trainer_run(&trainer);
@@ -43,17 +73,20 @@ static tagc_status train_rank(tagc_rank *rank, void *context) {
     return status;
 }
 
-/* Before MPI starts: so an error that every rank finds ends each rank by itself. */
-static tagc_status rehearse(const tagc_parsed *parsed) {
+/* Before ranks start, so that an error that every rank finds ends the process, or each process by itself. n_local: ranks as
+ * threads; 0: over MPI. */
+static tagc_status rehearse(train_job *job, int n_local) {
     tagc_alone alone;
     tagc_status status = tagc_alone_open(&alone);
     if (status == TAGC_OK) {
-        tagc_rank rank = {
-            .rank = tagc_ranks_launcher_rank(), .world_size = tagc_ranks_launcher_size(), .comm = alone.comm};
+        tagc_rank rank = {.rank = n_local ? 0 : tagc_ranks_launcher_rank(),
+                          .world_size = n_local ? n_local : tagc_ranks_launcher_size(),
+                          .comm = alone.comm};
         tagc_beginning from;
         int is_default_preset;
-        status = tagc_begin(&rank, parsed, 1, &from, &is_default_preset);
-        if (status == TAGC_OK) status = tagc_trainer_rehearse(&rank, &from);
+        status = tagc_begin(&rank, job->parsed, 1, &from, &is_default_preset);
+        if (status == TAGC_OK) status = tagc_trainer_rehearse(&rank, &from, &job->model);
+        if (status == TAGC_OK && n_local) status = check_memory(&from.options, &job->model, n_local, n_local);
         tagc_beginning_close(&from);
     }
     tagc_alone_close(&alone);
@@ -92,22 +125,21 @@ static tagc_status complete(tagc_parsed *parsed, tagc_train_options *options) {
 static int run(tagc_parsed *parsed) {
     tagc_train_options *options = parsed->values;
     int is_local = tagc_ranks_is_local(options->transport);
+    tagc_interrupt_watch(); /* before anything that takes time */
     tagc_status completed = complete(parsed, options);
     if (completed != TAGC_OK && completed != TAGC_ERR_ARGUMENT) return tagc_command_end(completed);
     if (completed != TAGC_OK || tagc_train_check(options) != TAGC_OK)
         return tagc_command_refuse(&tagc_train_command);
-    if (!is_local) {
-        tagc_status status = rehearse(parsed);
-        if (status != TAGC_OK) return tagc_command_end(status);
-    }
     tagc_launch launch = {.n_ranks = tagc_options_given(parsed, "ranks") ? (int)options->ranks : 0,
                           .n_local_ranks = is_local ? saved_ranks(options) : 0,
                           .transport = options->transport,
                           .timeout_s = options->timeout,
                           .blas_threads = (int)options->blas_threads,
                           .trace = options->trace != NULL};
-    tagc_interrupt_watch();
-    return tagc_ranks_run(&launch, train_rank, parsed);
+    int n_ranks = launch.n_ranks ? launch.n_ranks : launch.n_local_ranks ? launch.n_local_ranks : 1;
+    train_job job = {.parsed = parsed};
+    tagc_status status = rehearse(&job, is_local ? n_ranks : 0);
+    return status == TAGC_OK ? tagc_ranks_run(&launch, train_rank, &job) : tagc_command_end(status);
 }
 
 const tagc_entry tagc_entry_train = {&tagc_train_command, sizeof(tagc_train_options), run, NULL};

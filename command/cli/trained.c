@@ -4,6 +4,8 @@
 #include "core/status.h"
 #include "fsdp/checkpoint.h"
 #include "gpt2/shards.h"
+#include "launch/hosts.h"
+#include "measure/memory.h"
 #include "options/saved_options.h"
 #include "options/train_options.h"
 #include "train/engine.h"
@@ -54,6 +56,20 @@ tagc_status tagc_trained_shape(const char *weights, const char *preset, tagc_gpt
     return tagc_gpt2_config_read(path, out);
 }
 
+/* Makes the engine, if this host has the memory for it. */
+static tagc_status create_engine(tagc_rank *rank, const tagc_fsdp_options *engine, tagc_trained *trained) {
+    int n_here;
+    tagc_setup setup = {.model = trained->model,
+                        .world_size = rank->world_size,
+                        .n_hosts = 1,
+                        .placement = tagc_placement_of_sharding(engine->sharding),
+                        .engine = *engine,
+                        .union_density = -1};
+    TAGC_TRY(tagc_ranks_here(rank, &n_here));
+    TAGC_TRY(tagc_memory_check_setup(trained->path, &setup, n_here));
+    return tagc_engine_create(rank, &trained->model, engine, &trained->fsdp);
+}
+
 static tagc_status open_checkpoint(tagc_rank *rank, const char *from, tagc_trained *trained) {
     char *extra = NULL;
     tagc_train_options options;
@@ -72,7 +88,7 @@ static tagc_status open_checkpoint(tagc_rank *rank, const char *from, tagc_train
     plain.sharding = engine.sharding == TAGC_SHARD_HYBRID ? TAGC_SHARD_FULL : engine.sharding;
     plain.wrap = engine.wrap;
     plain.prefetch = engine.prefetch;
-    TAGC_TRY(tagc_engine_create(rank, &trained->model, &plain, &trained->fsdp));
+    TAGC_TRY(create_engine(rank, &plain, trained));
     TAGC_TRY(tagc_checkpoint_fork(trained->fsdp, rank->comm, trained->path, &trained->saved.step, &extra));
     free(extra);
     return TAGC_OK;
@@ -85,7 +101,7 @@ tagc_status tagc_trained_open(tagc_rank *rank, const char *from, const char *pre
     tagc_fsdp_options_init(&engine);
     engine.policy = TAGC_POLICY_NONE;
     TAGC_TRY(tagc_trained_shape(trained->path, preset, &trained->model));
-    TAGC_TRY(tagc_engine_create(rank, &trained->model, &engine, &trained->fsdp));
+    TAGC_TRY(create_engine(rank, &engine, trained));
     return tagc_engine_init_file(trained->fsdp, &trained->model, trained->path);
 }
 

@@ -71,19 +71,23 @@ static const struct {
 };
 enum { N_SYNONYMS = sizeof synonyms / sizeof synonyms[0] };
 
+int tagc_options_is_nearer(const char *name, const char *word, int *least) {
+    int distance = edit_distance(name, word);
+    if (*least < 0) *least = (int)strlen(name) / 2 + 1;
+    if (distance >= *least) return 0;
+    *least = distance;
+    return 1;
+}
+
 /* Another trainer's word for one of the command's options, else the nearest name; NULL: none is near. */
 static const char *meant(const tagc_command *command, const char *name) {
     const char *nearest = NULL;
-    int least = (int)strlen(name) / 2 + 1;
+    int least = -1;
     for (int i = 0; i < N_SYNONYMS; i++)
         if (strcmp(name, synonyms[i].theirs) == 0 && tagc_options_find(command, synonyms[i].ours) >= 0)
             return synonyms[i].ours;
-    for (int i = 0; i < command->n_options; i++) {
-        int distance = edit_distance(name, command->options[i].name);
-        if (distance >= least) continue;
-        least = distance;
-        nearest = command->options[i].name;
-    }
+    for (int i = 0; i < command->n_options; i++)
+        if (tagc_options_is_nearer(name, command->options[i].name, &least)) nearest = command->options[i].name;
     return nearest;
 }
 

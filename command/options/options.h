@@ -100,6 +100,8 @@ tagc_status tagc_options_set(const tagc_command *command, void *values, int opti
 double tagc_option_word(const tagc_option *option, char word[TAGC_OPTION_WORD_BYTES]);
 int tagc_options_find(const tagc_command *command, const char *name); /* -1 when there is none */
 int tagc_options_given(const tagc_parsed *parsed, const char *name);
+/* For suggestions: 1 if `word` is like `name`, and by fewer edits than *least, which it then lowers. *least begins as -1. */
+int tagc_options_is_nearer(const char *name, const char *word, int *least);
 
 /* The value as text that _set reads back; "" for an absent text. */
 void tagc_options_get(const tagc_command *command, const void *values, int option, char *text,

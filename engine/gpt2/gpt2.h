@@ -42,6 +42,9 @@ typedef struct tagc_gpt2 tagc_gpt2;
 /* Activations and scratch for up to max_batch sequences of up to max_tokens <= block_size positions. */
 tagc_status tagc_gpt2_create(const tagc_gpt2_config *config, int max_batch, int max_tokens, tagc_gpt2 **out);
 void tagc_gpt2_destroy(tagc_gpt2 *model); /* accepts NULL */
+/* What _create would allocate; UINT64_MAX: more than can be addressed. It fails as _create does. */
+tagc_status tagc_gpt2_activation_bytes(const tagc_gpt2_config *config, int max_batch, int max_tokens,
+                                       uint64_t *n_bytes);
 
 /* tokens (B, T). With targets (B, T): *mean_loss is the mean cross-entropy in nats over all B * T positions,
  * and a backward may follow. With NULL: only the last position of each sequence goes through the head (see

@@ -73,24 +73,46 @@ tagc_status tagc_gpt2_create(const tagc_gpt2_config *config, int max_batch, int 
     return tagc_gpt2_create_bounded(config, max_batch, max_tokens, MAX_LOGITS_BYTES, out);
 }
 
-tagc_status tagc_gpt2_create_bounded(const tagc_gpt2_config *config, int max_batch, int max_tokens,
-                                     size_t max_logits_bytes, tagc_gpt2 **out) {
-    *out = NULL;
+/* A model without memory. */
+static tagc_status begin(const tagc_gpt2_config *config, int max_batch, int max_tokens,
+                         size_t max_logits_bytes, tagc_gpt2 *model) {
+    *model = (tagc_gpt2){0};
     TAGC_TRY(tagc_gpt2_config_check(config));
     if (max_tokens < 1 || max_tokens > config->block_size)
         return tagc_fail(TAGC_ERR_ARGUMENT, "max_tokens is %d, allowed is 1 to block_size %d", max_tokens,
                          config->block_size);
     int most = INT_MAX / 4 / max_tokens; /* keeps row counts and their offsets far from overflow */
     if (max_batch < 1 || max_batch > most)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "max_batch is %d, allowed is 1 to %d", max_batch, most);
-
-    tagc_gpt2 *model = calloc(1, sizeof *model);
-    if (!model) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a model");
+        return tagc_fail(
+            TAGC_ERR_ARGUMENT,
+            "a batch of %d sequences of %d tokens is more than the model can compute: at most %d", max_batch,
+            max_tokens, most);
     model->config = *config;
     model->kernels = tagc_kernels_best();
     model->max_batch = max_batch;
     model->max_tokens = max_tokens;
     model->chunk_rows = head_rows(model, max_logits_bytes);
+    return TAGC_OK;
+}
+
+tagc_status tagc_gpt2_activation_bytes(const tagc_gpt2_config *config, int max_batch, int max_tokens,
+                                       uint64_t *n_bytes) {
+    tagc_gpt2 model;
+    tagc_arena arena = {0};
+    TAGC_TRY(begin(config, max_batch, max_tokens, MAX_LOGITS_BYTES, &model));
+    lay_out(&model, &arena);
+    *n_bytes = arena.overflow ? UINT64_MAX : arena.n_bytes;
+    return TAGC_OK;
+}
+
+tagc_status tagc_gpt2_create_bounded(const tagc_gpt2_config *config, int max_batch, int max_tokens,
+                                     size_t max_logits_bytes, tagc_gpt2 **out) {
+    tagc_gpt2 made;
+    *out = NULL;
+    TAGC_TRY(begin(config, max_batch, max_tokens, max_logits_bytes, &made));
+    tagc_gpt2 *model = calloc(1, sizeof *model);
+    if (!model) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a model");
+    *model = made;
     tagc_arena arena = {0};
     lay_out(model, &arena);
     tagc_status status =

@@ -68,6 +68,18 @@ void tagc_hosts_destroy(tagc_hosts *hosts) {
     *hosts = (tagc_hosts){0};
 }
 
+tagc_status tagc_ranks_here(const tagc_rank *rank, int *n_here) {
+    tagc_hosts hosts;
+    if (rank->job) { /* threads of one process */
+        *n_here = rank->world_size;
+        return TAGC_OK;
+    }
+    tagc_status status = tagc_hosts_find(rank->comm, &hosts);
+    *n_here = hosts.n_here;
+    tagc_hosts_destroy(&hosts);
+    return status;
+}
+
 /* ---- groups of ranks against the hosts that they are on ---- */
 
 /* The number of ranks on each host, if all hosts have as many and their ranks are neighbours; else 0. */
@@ -140,12 +152,18 @@ static double number_in(const char *path, const char *name) {
 static double free_bytes(void) {
     double free_kib = number_in("/proc/meminfo", "MemAvailable:"),
            least = free_kib < 0 ? -1 : 1024 * free_kib;
-    double max = number_in("/sys/fs/cgroup/memory.max", NULL);
-    double used = number_in("/sys/fs/cgroup/memory.current", NULL);
-    double given_back = number_in("/sys/fs/cgroup/memory.stat", "inactive_file ");
-    if (max > 0 && used >= 0) {
+    static const struct {
+        const char *max, *used, *stat, *given_back;
+    } groups[] = {{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat",
+                   "inactive_file "},
+                  {"/sys/fs/cgroup/memory/memory.limit_in_bytes",
+                   "/sys/fs/cgroup/memory/memory.usage_in_bytes", "/sys/fs/cgroup/memory/memory.stat",
+                   "total_inactive_file "}}; /* of version 2, and of 1 */
+    for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++) {
+        double max = number_in(groups[i].max, NULL), used = number_in(groups[i].used, NULL);
+        double given_back = number_in(groups[i].stat, groups[i].given_back);
         double left = max - used + (given_back > 0 ? given_back : 0);
-        if (least < 0 || left < least) least = left;
+        if (max > 0 && used >= 0 && (least < 0 || left < least)) least = left;
     }
     return least;
 }
@@ -155,10 +173,18 @@ tagc_status tagc_check_memory(const char *what, uint64_t n_bytes, int n_here) {
     if (available < 0 || needed <= available) return TAGC_OK;
     char each[16], all[16], has[16], host[TAGC_HOST_NAME_BYTES];
     tagc_origin_host(host, sizeof host);
-    return tagc_fail(
-        TAGC_ERR_MEMORY,
-        "%s needs about %s per rank, %s for the %d ranks of host %s, which has %s free: take a smaller"
-        " model, a shorter --seq-len or fewer ranks per host",
-        what, tagc_human_bytes((double)n_bytes, each), tagc_human_bytes(needed, all), n_here, host,
-        tagc_human_bytes(available, has));
+    tagc_human_bytes((double)n_bytes, each);
+    tagc_human_bytes(needed, all);
+    tagc_human_bytes(available, has);
+    if (n_here == 1)
+        return tagc_fail(
+            TAGC_ERR_MEMORY,
+            "%s needs about %s, and host %s has %s free: take a smaller model, a smaller --batch-size "
+            "or a shorter --seq-len",
+            what, all, host, has);
+    return tagc_fail(TAGC_ERR_MEMORY,
+                     "%s needs about %s per rank, %s for the %d ranks of host %s, which has %s free: take "
+                     "fewer ranks per host,"
+                     " a smaller model, a smaller --batch-size or a shorter --seq-len",
+                     what, each, all, n_here, host, has);
 }

@@ -2,7 +2,7 @@
 #ifndef TAGC_LAUNCH_HOSTS_H
 #define TAGC_LAUNCH_HOSTS_H
 
-#include "tagc/tagc.h"
+#include "launch/ranks.h"
 
 enum { TAGC_HOST_NAME_BYTES = 64, TAGC_HOSTS_NOTE_BYTES = 192 };
 
@@ -22,6 +22,9 @@ void tagc_hosts_destroy(tagc_hosts *hosts);
  * ranks. note: a text on the effect if several such groups share a host, else "". Ranks that are threads may
  * simulate any hosts; do not check them. */
 tagc_status tagc_hosts_check_groups(tagc_comm *comm, int ranks_per_host, char note[TAGC_HOSTS_NOTE_BYTES]);
+
+/* Collective. The number of ranks on this rank's host. */
+tagc_status tagc_ranks_here(const tagc_rank *rank, int *n_here);
 
 /* Local: TAGC_ERR_MEMORY, naming `what`, if n_bytes for each of the n_here ranks of this host exceed its free memory. */
 tagc_status tagc_check_memory(const char *what, uint64_t n_bytes, int n_here);

@@ -14,11 +14,14 @@ static void on_signal(int number) {
 }
 
 void tagc_interrupt_watch(void) {
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, before;
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);
+    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) /* by nohup */
+        sigaction(SIGHUP, &action, NULL);
+    signal(SIGPIPE, SIG_IGN); /* a run goes on when nobody reads its progress any more */
 }
 
 int tagc_interrupt_asked(void) {

@@ -2,7 +2,8 @@
 #ifndef TAGC_LAUNCH_INTERRUPT_H
 #define TAGC_LAUNCH_INTERRUPT_H
 
-/* From now on SIGINT, SIGTERM and SIGUSR1 (used by batch systems; mpirun passes it on) set the flag. */
+/* From now on SIGINT, SIGTERM, SIGUSR1 (used by batch systems; mpirun passes it on) and SIGHUP (the terminal is gone; not
+ * under nohup) set the flag, and SIGPIPE does nothing. */
 void tagc_interrupt_watch(void);
 int tagc_interrupt_asked(void);
 

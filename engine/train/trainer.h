@@ -42,7 +42,7 @@ typedef struct tagc_trainer {
 
 /* Before MPI starts: opens what tagc_trainer_open would open first (data, model, --out) and closes it again. So an error that
  * every rank finds ends each rank by itself, without MPI_Abort. Makes no files. */
-tagc_status tagc_trainer_rehearse(tagc_rank *rank, tagc_beginning *from);
+tagc_status tagc_trainer_rehearse(tagc_rank *rank, tagc_beginning *from, tagc_gpt2_config *model);
 
 /* Collective. *out can be closed after success and failure alike. */
 tagc_status tagc_trainer_open(tagc_rank *rank, tagc_beginning *from, tagc_trainer *out);

@@ -263,6 +263,14 @@ void tagc_deployment_memory(const tagc_deployment *d, tagc_plan_memory *out) {
                  out->engine.residuals + out->buffers;
 }
 
+tagc_status tagc_plan_memory_of(const tagc_setup *setup, tagc_plan_memory *out) {
+    tagc_deployment d;
+    TAGC_TRY(tagc_deployment_create(setup, &d));
+    tagc_deployment_memory(&d, out);
+    tagc_deployment_destroy(&d);
+    return TAGC_OK;
+}
+
 /* Mean over all sketches, weighted by their items. */
 static void find_unpeeled(const tagc_deployment *d, tagc_plan_volume *volume) {
     double n = 0;

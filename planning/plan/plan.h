@@ -78,6 +78,7 @@ typedef struct tagc_plan_memory {
     uint64_t state;          /* part of total: parameters, gradients and moments that outlive a pass */
 } tagc_plan_memory;
 
+tagc_status tagc_plan_memory_of(const tagc_setup *setup, tagc_plan_memory *out);
 tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, tagc_plan_memory *memory);
 
 /* ---- costs ---- */

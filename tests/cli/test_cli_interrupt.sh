@@ -23,6 +23,42 @@ wait $pid || code=$?
 says "interrupted after step" "saved in broken"
 ls broken | grep -q '^step-' || fail "no checkpoint"
 
+# The same where the terminal is gone, unless nohup has asked to go on without it.
+"$tagc" train "${options[@]}" --steps 100000 --out hung >out 2>err &
+pid=$!
+reaches 3 hung
+kill -HUP $pid
+code=0
+wait $pid || code=$?
+[ $code = 130 ] || fail "exit code $code instead of 130 after SIGHUP"
+says "interrupted after step" "saved in hung"
+(trap '' HUP && exec "$tagc" train "${options[@]}" --steps 100000 --out nohup) >out 2>err &
+pid=$!
+reaches 3 nohup
+kill -HUP $pid
+reaches $(($(grep -c '"type":"step"' nohup/metrics.jsonl) + 3)) nohup
+kill -INT $pid
+wait $pid
+
+# A signal before the first step is kept until after it. Here the run waits for the shape of its weights.
+run 0 export --from broken --out weights
+mv weights/config.json shape.json
+mkfifo weights/config.json
+"$tagc" train --data data --quiet --init-from weights --batch-size 1 --steps 100000 --out early >out 2>err &
+pid=$!
+sleep 0.5
+kill -TERM $pid
+sleep 0.2
+timeout 20 cp shape.json weights/config.json || fail "it does not wait for the shape any more"
+code=0
+wait $pid || code=$?
+[ $code = 130 ] || fail "exit code $code instead of 130 after SIGTERM before the first step"
+says "interrupted after step 1 " "saved in early"
+
+# A reader of its progress that goes away does not end it.
+("$tagc" train "${options[@]}" --no-quiet --steps 40 --out piped 2>/dev/null; true) | head -n 1 >/dev/null
+[ "$(column piped loss | wc -l)" = 40 ] || fail "a run ended with the reader of its progress: $(column piped loss | wc -l) steps"
+
 # Where it stopped is where it goes on: as a run of as many steps that was never stopped. The rate stays, whatever --steps says.
 steady=("${options[@]}" --lr 1e-3 --min-lr 1e-3 --warmup 0 --eval-every never)
 for how in "--sharding full" "--sharding grad --exchange direct --sparsity 0.9 --gather delta4"; do

@@ -35,7 +35,17 @@ done
 run 0 version
 run 2
 run 2 trian
-says '"trian" is no command'
+says '"trian" is no command; did you mean tagc train?'
+run 2 help trian
+says 'did you mean tagc train?'
+run 2 --versoin
+says '"--versoin" is no command; did you mean tagc version?'
+run 2 benchmark
+says 'did you mean tagc bench?'
+run 2 tokenize
+says 'did you mean tagc data?'
+run 2 xylophone
+says '"xylophone" is no command; tagc help lists them'
 run 2 train --sparsty 0.5
 says "unknown option --sparsty" "did you mean --sparsity"
 run 2 train --learning-rate 1e-3

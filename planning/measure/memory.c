@@ -1,0 +1,17 @@
+/* See memory.h. */
+#include "measure/memory.h"
+
+#include "core/status.h"
+#include "launch/hosts.h"
+
+/* What a rank takes beside engine and activations: its threads, their stacks and pools, tables of the comm. */
+enum { RANK_BYTES = 2 << 20 };
+
+tagc_status tagc_memory_check_setup(const char *what, const tagc_setup *setup, int n_here) {
+    tagc_plan_memory memory;
+    uint64_t activations = 0;
+    TAGC_TRY(tagc_plan_memory_of(setup, &memory));
+    if (setup->n_batch > 0)
+        TAGC_TRY(tagc_gpt2_activation_bytes(&setup->model, setup->n_batch, setup->n_tokens, &activations));
+    return tagc_check_memory(what, memory.total + activations + RANK_BYTES, n_here);
+}
