@@ -118,6 +118,8 @@ static void say_headline(const tagc_bench *bench) {
                    bench->rank->world_size, bench->hosts.n_hosts, bench->hosts.n_hosts > 1 ? "s" : "", names);
     if (!bench->is_mpi)
         tagc_bench_say(bench, "ranks are threads of one process: memory takes the place of a network\n");
+    else if (bench->hosts.n_hosts == 1)
+        tagc_bench_say(bench, "all ranks are on one host: its memory takes the place of a network\n");
     say_binding(bench);
 }
 
@@ -149,10 +151,13 @@ static tagc_status open_rank(tagc_bench *bench) {
     const tagc_bench_plan *plan = bench->plan;
     tagc_rank *rank = bench->rank;
     TAGC_TRY(tagc_agree_options(rank->comm, &command, &plan->options));
+    char mpirun[TAGC_MPIRUN_BYTES];
+    tagc_ranks_mpirun(2, mpirun);
     if (rank->world_size < 2)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "tagc bench needs at least 2 ranks to exchange anything, and this is 1:"
-                         " mpirun -n 2, or --ranks 2");
+                         " %s, or --ranks 2",
+                         mpirun);
     if (rank->rank == 0 && plan->options.json) TAGC_TRY(tagc_new_file_check(plan->options.json));
     TAGC_TRY(tagc_hosts_find(rank->comm, &bench->hosts));
     if (plan->parts & TAGC_BENCH_ARMS) TAGC_TRY(tagc_bench_arms_check(bench));

@@ -74,7 +74,42 @@ static void print_losses(const tagc_runlog *runs, int n_runs) {
     print_row("validation loss, last", "%.4f", last, n_runs);
     print_row(name, "%+.2f %%", against, n_runs);
     print_row("validation loss, best", "%.4f", best, n_runs);
+    printf("%s\n",
+           n_runs > 1 ? "(one run each: how far apart the losses of two seeds are is not known)\n" : "");
+}
+
+/* How many times as fast as the first run; "in the spread" if the middle 80 % of the steps of both overlap. */
+static void print_speeds(const tagc_runlog *runs, int n_runs) {
+    size_t wall = offsetof(tagc_runlog_step, wall_s);
+    tagc_result_spread first = tagc_runlog_middle(&runs[0], wall);
+    char name[96], text[64];
+    int n_in_spread = 0;
+    print_name("  middle 80 % of the steps");
+    for (int i = 0; i < n_runs; i++) {
+        tagc_result_spread own = tagc_runlog_middle(&runs[i], wall);
+        snprintf(text, sizeof text, "-");
+        if (own.n > 1) snprintf(text, sizeof text, "%.4g to %.4g", 1000 * own.min, 1000 * own.max);
+        printf("  %*s", RUN_COLUMN - 2, text);
+    }
     printf("\n");
+    if (n_runs < 2) return;
+    snprintf(name, sizeof name, "  times as fast as %.15s", runs[0].label);
+    print_name(name);
+    for (int i = 0; i < n_runs; i++) {
+        tagc_result_spread own = tagc_runlog_middle(&runs[i], wall);
+        double ratio = i > 0 ? first.median / own.median : (double)NAN;
+        int in_spread = i > 0 && own.min <= first.max && own.max >= first.min;
+        snprintf(text, sizeof text, "-");
+        if (isfinite(ratio)) snprintf(text, sizeof text, in_spread ? "%.2f?" : "%.2f", ratio);
+        n_in_spread += isfinite(ratio) && in_spread;
+        printf("  %*s", RUN_COLUMN - 2, text);
+    }
+    printf("\n");
+    if (n_in_spread > 0)
+        printf("  ?: within the spread, since the middle 80 %% of the steps overlap with those of %s: chance "
+               "or other load\n"
+               "     may be all of it\n",
+               runs[0].label);
 }
 
 static void print_times(const tagc_runlog *runs, int n_runs) {
@@ -100,9 +135,14 @@ static void print_times(const tagc_runlog *runs, int n_runs) {
             if (rows_of_times[row].offset == AT(overlap) && runs[i].world_size == 1) values[i] = (double)NAN;
         }
         print_row(rows_of_times[row].name, rows_of_times[row].format, values, n_runs);
+        if (row == 0) print_speeds(runs, n_runs);
     }
 #undef AT
-    printf("(times are medians; parts need not add up)\n\n");
+    printf(
+        "(times are medians; parts need not add up%s)\n\n",
+        n_runs > 1
+            ? "; runs were made one after the other: tagc bench, whose arms take turns, compares times better"
+            : "");
 }
 
 static void print_bits(const tagc_runlog *runs, int n_runs) {

@@ -142,16 +142,44 @@ static int first_step(const tagc_runlog *log) {
     return log->n_steps > 4 ? 2 : 0;
 }
 
-double tagc_runlog_median(const tagc_runlog *log, size_t offset) {
-    int n = 0;
+/* The finite values of the field, malloc'ed; NULL and 0 if there is no memory. */
+static double *values_of(const tagc_runlog *log, size_t offset, int *n) {
     double *values = malloc(((size_t)log->n_steps + 1) * sizeof *values);
-    for (int i = first_step(log); values && i < log->n_steps; i++) {
+    *n = 0;
+    if (!values) return NULL;
+    values[0] = (double)NAN;
+    for (int i = first_step(log); i < log->n_steps; i++) {
         double value = *(const double *)((const char *)&log->steps[i] + offset);
-        if (isfinite(value)) values[n++] = value;
+        if (isfinite(value)) values[(*n)++] = value;
     }
+    return values;
+}
+
+double tagc_runlog_median(const tagc_runlog *log, size_t offset) {
+    int n;
+    double *values = values_of(log, offset, &n);
     double median = tagc_result_spread_of(values, n).median;
     free(values);
     return median;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+tagc_result_spread tagc_runlog_middle(const tagc_runlog *log, size_t offset) {
+    int n;
+    double *values = values_of(log, offset, &n);
+    tagc_result_spread spread = tagc_result_spread_of(values, n);
+    if (values && n > 0) {
+        qsort(values, (size_t)n, sizeof *values, by_value);
+        int n_left_out = (n - 1) / 10; /* at each end */
+        spread.min = values[n_left_out];
+        spread.max = values[n - 1 - n_left_out];
+    }
+    free(values);
+    return spread;
 }
 
 double tagc_runlog_mean(const tagc_runlog *log, size_t offset) {

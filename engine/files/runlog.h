@@ -2,7 +2,7 @@
 #ifndef TAGC_FILES_RUNLOG_H
 #define TAGC_FILES_RUNLOG_H
 
-#include "tagc/tagc.h"
+#include "files/result_file.h"
 #include <jansson.h>
 
 typedef struct tagc_runlog_step {
@@ -43,6 +43,8 @@ tagc_status tagc_runlog_write_csv(const tagc_runlog *runs, int n, const char *pa
 
 /* Median and mean of the field at `offset` over all steps but the first two, which warm up caches. */
 double tagc_runlog_median(const tagc_runlog *log, size_t offset);
+/* The median, and the least and largest of the middle 80 % of these steps, in which tagc-report compares runs, too. */
+tagc_result_spread tagc_runlog_middle(const tagc_runlog *log, size_t offset);
 double tagc_runlog_mean(const tagc_runlog *log, size_t offset);
 
 #endif

@@ -168,6 +168,16 @@ static int run_local(const tagc_launch *launch, tagc_rank_fn run, void *context)
 
 /* ---- ranks as processes ---- */
 
+void tagc_ranks_mpirun(int n_ranks, char text[TAGC_MPIRUN_BYTES]) {
+    int is_root = 0, is_crowded = 0;
+#if defined(OPEN_MPI) /* which refuses both */
+    is_root = geteuid() == 0;
+    is_crowded = n_ranks > sysconf(_SC_NPROCESSORS_ONLN);
+#endif
+    snprintf(text, TAGC_MPIRUN_BYTES, "mpirun%s%s -n %d", is_root ? " --allow-run-as-root" : "",
+             is_crowded ? " --oversubscribe" : "", n_ranks);
+}
+
 #if TAGC_HAVE_MPI
 /* Prints the failure and ends the job. Returns only after an interruption or a failure that all ranks have. */
 static tagc_status finish_mpi(tagc_rank *rank, tagc_status status) {
@@ -185,13 +195,14 @@ static tagc_status finish_mpi(tagc_rank *rank, tagc_status status) {
 
 /* Called while MPI is not running, so that the process can exit without MPI_Abort's banner. */
 static int refuse_ranks(int rank, int n_asked, int n_started, int is_launched) {
-    char text[160];
+    char text[160], mpirun[TAGC_MPIRUN_BYTES];
+    tagc_ranks_mpirun(n_asked, mpirun);
     if (is_launched)
         snprintf(text, sizeof text, "--ranks is %d, allowed under mpirun: nothing, or %d as it started",
                  n_asked, n_started);
     else
-        snprintf(text, sizeof text, "--ranks is %d, but this process is alone: start it with mpirun -n %d",
-                 n_asked, n_asked);
+        snprintf(text, sizeof text, "--ranks is %d, but this process is alone: start it with %s", n_asked,
+                 mpirun);
     tagc_ranks_complain(rank, text);
     return TAGC_EXIT_USAGE;
 }

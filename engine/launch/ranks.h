@@ -50,6 +50,11 @@ int tagc_ranks_launcher_rank(void);
 /* The number of ranks from there; 1 without a launcher. */
 int tagc_ranks_launcher_size(void);
 
+/* The command that starts so many ranks on this host: "mpirun -n 2", with what Open MPI wants as root and for more ranks than
+ * processors. */
+enum { TAGC_MPIRUN_BYTES = 80 };
+void tagc_ranks_mpirun(int n_ranks, char text[TAGC_MPIRUN_BYTES]);
+
 /* 1 if stdout is a terminal on which a line can be overwritten. 0 under a launcher: mpirun gives its processes a terminal
  * even if its own output is a file. */
 int tagc_ranks_on_terminal(void);

@@ -108,7 +108,7 @@ def sweep(result):
     ]
     return (
         text
-        + f"\nMedian iteration; in brackets, the speed-up over `{names[0]}`, and over the best arm without "
+        + f"\nMedian iteration; in brackets, how many times as fast as `{names[0]}`, and as the best arm without "
         "compression.\n" + "".join(f"\n{note}.\n" for note in notes)
     )
 
@@ -132,9 +132,8 @@ def long_sweep(cases, names):
             ["place", *(f"`{name}`" for name in names), "round trip by ping", "plain TCP, both directions"],
             rows,
         )
-        + f"\nMedian iteration (least to most), then the speed-up over `{names[0]}`, and over the best arm "
-        "without "
-        "compression.\n"
+        + f"\nMedian iteration (least to most), then how many times as fast as `{names[0]}`, and as the best arm "
+        "without compression.\n"
     )
 
 
@@ -152,7 +151,8 @@ def sweep_cell(case, name):
     if is_dense(arm):
         return f"{text} ({against:.2f}x)"
     gain = cells.ratios(best, arm)
-    return f"{text} ({against:.2f}x, {statistics.median(gain):.2f}x {cells.verdict(gain)})"
+    sure = {"faster": "", "slower": ""}.get(said := cells.verdict(gain), f", {said}")
+    return f"{text} ({against:.2f}x, {statistics.median(gain):.2f}x as fast{sure})"
 
 
 def exchanges(result):

@@ -16,10 +16,30 @@ arms=fsdp,fsdp-bf16,zero2-packed,ddp-packed,packed+steps=3,tagc-10x+steps=3+spar
 run 0 bench "${quick[@]}" --data data --arms $arms --json local.json
 check local.json local
 grep -q '^Recommendation: ' out || fail "no recommendation"
+# One rate for one kind of traffic: between two ranks, all to all is both ways at once. Where the messages of the exchanges find
+# another rate than the link's own, the text says which counts, and why both are none of a network.
+grep -q "all ranks to all" out && fail "a second rate for both ways at once: $(cat out)"
+grep -q "^ranks are threads of one process: memory takes the place of a network" out || fail "no word about the network that is not there"
+check_rates() { # <output> <result>
+    python3 - "$@" <<'PY' || fail "rates of $2: $(grep -A3 -e '^Link' -e 'note: plain' "$1")"
+import json, sys
+text, link = open(sys.argv[1]).read(), json.load(open(sys.argv[2]))["link"]
+ratio = link["all_to_all_bytes_per_s"] / link["both_ways_bytes_per_s"]
+has_note = "note: plain messages of this size go at" in text
+assert has_note == (max(ratio, 1 / ratio) >= 1.25), (ratio, text)
+assert not has_note or "All ranks are on one host: both are rates of its memory" in text, text
+PY
+}
+check_rates out local.json
 # Every other round goes backwards.
 sed -n 's/^ *round \([0-9]\) of 2  \([^ ]*\).*/\1 \2/p' out >turns
 { echo $arms | tr , '\n' | sed 's/^/1 /'; echo $arms | tr , '\n' | tac | sed 's/^/2 /'; } | diff - turns ||
     fail "the order of the turns"
+run 0 bench --model tiny --only link --json link.json
+python3 -c 'import json; l = json.load(open("link.json"))["link"]; assert l["all_to_all_bytes_per_s"] == l["both_ways_bytes_per_s"]' ||
+    fail "two rates for one kind of traffic: $(cat out)"
+run 0 bench --model tiny --only link --ranks 3
+grep -q "^  all ranks to all: .* sent by each$" out || fail "no rate of three ranks: $(cat out)"
 
 # same_as_training <result> <arm> <run>: steps 2 and 3 of the run are what was measured.
 same_as_training() {

@@ -110,6 +110,28 @@ run 0 generate --from a --prompt "$(printf 'x%.0s' $(seq 200))" --n-tokens 5 --t
 run 0 compare a b
 grep -q "validation loss, last" out || fail "no table"
 grep -q "against a" out || fail "no difference"
+# Times within the spread are marked by the rule of tagc-report: the middle 80 % of the steps overlap. Steps of given times:
+times() { # <run> <milliseconds>...: a run whose steps took so long
+    local run=$1 n=0 ms
+    shift
+    mkdir -p "$run"
+    echo '{"type":"run","world_size":2,"n_params":100,"n_compressed":50}' >"$run/metrics.jsonl"
+    for ms; do
+        n=$((n + 1))
+        echo "{\"type\":\"step\",\"step\":$n,\"loss\":3.0,\"wall_s\":$(awk -v ms="$ms" 'BEGIN { printf "%.4f", ms / 1000 }')}" >>"$run/metrics.jsonl"
+    done
+}
+# two steps of warm-up, then eleven, of which the least and the largest are left out
+times slow 9000 9000 100 101 102 103 104 105 106 107 108 109 900
+times fast 9000 9000 50 51 52 53 54 55 56 57 58 59 400
+times like 9000 9000 97 98 99 100 101 102 103 104 105 106 107
+run 0 compare --no-curves slow fast like
+grep -qE '^  middle 80 % of the steps +101 to 109 +51 to 59 +98 to 106$' out || fail "the spread of times: $(cat out)"
+grep -qE '^  times as fast as slow +- +1\.91 +1\.03\?$' out || fail "which times differ: $(cat out)"
+grep -q '?: within the spread, since the middle 80 % of the steps overlap with those of slow' out || fail "the mark is not explained"
+run 0 compare --no-curves slow fast
+grep -q '?: within' out && fail "a mark is explained that is not there"
+run 0 compare a b
 sed -n '/^validation loss (nats per token)$/,$p' out >curves
 [ "$(wc -l <curves)" = 22 ] && grep -q ' |.*o' curves && grep -q ' |.*x' curves && grep -q '^ *o a   x b$' curves || fail "no curves: $(cat curves)"
 run 0 compare --no-curves a b

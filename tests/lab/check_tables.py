@@ -128,7 +128,8 @@ def check_times():
     assert "commit abc1234, 2026-01-02" in text
     sweep = tables.markdown(lab("links", "times", [case(bench=bench), case(bench=bench, hosts=4)]))
     equal(row_of(sweep, "arm"), ["arm", "2 ranks, 1 Gbit/s", "4 ranks, 1 Gbit/s"])
-    equal(row_of(sweep, "`fast`")[1], "3.00 s (1.75x, 1.75x faster)")
+    equal(row_of(sweep, "`fast`")[1], "3.00 s (1.75x, 1.75x as fast)")
+    equal(row_of(sweep, "`mixed`")[1], "5.00 s (1.00x, 1.00x as fast, within the spread)")
     slow = {
         "world_size": 2,
         "arms": [
@@ -139,7 +140,7 @@ def check_times():
     }
     sweep = tables.markdown(lab("links", "times", [case(bench=slow), case(bench=slow)]))
     equal(row_of(sweep, "`zero2`")[1], "1.00 s (2.00x)")
-    equal(row_of(sweep, "`packed`")[1], "1.25 s (1.60x, 0.80x slower)")
+    equal(row_of(sweep, "`packed`")[1], "1.25 s (1.60x, 0.80x as fast)")
 
 
 def run(label, seed=0, **members):
@@ -503,7 +504,7 @@ def check_latency():
             "2 ranks, 1 Gbit/s, 10 ms",
             "2.00 s (2.00 to 4.00)",
             "1.00 s (1.00 to 2.00) (2.00x)",
-            "500.0 ms (500.0 to 1000.0) (4.00x, 2.00x faster)",
+            "500.0 ms (500.0 to 1000.0) (4.00x, 2.00x as fast)",
             "20.3 ms",
             "0.95 Gbit/s",
         ],
