@@ -899,7 +899,7 @@ def test_a_lost_site(tmp_path, dies):
     for rank in range(2):
         failure, in_time, kept, again = (tmp_path / str(rank)).read_text().split("\n")
         assert failure.startswith("transport: ") and "rank 2" in failure and in_time == "True", failure
-        assert kept == "True 10 2"
+        assert kept == "True 8 1"  # where they meet for the second exchange
         assert again.startswith("state: an exchange failed (") and "make LocalSteps anew" in again
 
 

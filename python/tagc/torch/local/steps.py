@@ -2,9 +2,14 @@
 
     step, step, step, ...   each site's own; its ranks exchange gradients among themselves as they do without
                             tagc
-    a fragment is due       Flight.begin(): base - parameter; the reducers of libtagc start and run on threads
-                            of their own
-    `delay` steps later     wait for them; all ranks agree that all have it; the outer step; parameters change
+    a fragment is due       sites meet; Flight.begin(): base - parameter; the reducers of libtagc start, and
+                            run on threads of their own
+    `delay` steps later     sites meet; the reducers end; all ranks agree that all have it; the outer step;
+                            parameters change
+
+Each site counts its own steps. Sites meet before an exchange and say what they have come for: a fragment that
+is due, or synchronize(). One in synchronize() takes part in what is due elsewhere until all sites are in it.
+So a site may have fewer batches, or a step that its loss scaler skipped.
 
 Whatever fails is agreed upon before anything changes, so that all sites raise at the same exchange. The
 agreement has connections of its own: over that of the reducers it would wait for fragments under way."""
@@ -18,7 +23,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -39,6 +44,27 @@ from tagc.torch.local.statistics import Recorder
 from tagc.torch.schedule import adapt, options, policy
 from tagc.torch.schedule.options import Layers
 
+BEGINS, LANDS, SYNCHRONIZES = range(3)  # what a site comes for
+_DOES = ("begins fragment {}", "applies fragment {}", "synchronizes")
+
+
+class Call(NamedTuple):
+    """What a site has come for. step: that it has taken; of LANDS, when the fragment began."""
+
+    kind: int
+    step: int
+    fragment: int = 0
+
+    def vote(self) -> int:
+        return (self.step << 21 | self.fragment) << 2 | self.kind
+
+    @staticmethod
+    def of(vote: int) -> Call:
+        return Call(vote & 3, vote >> 23, vote >> 2 & 2**21 - 1)
+
+    def __str__(self) -> str:
+        return f"{_DOES[self.kind].format(self.fragment)} of step {self.step}"
+
 
 class LocalSteps:
     """Sites that each train `model` by themselves, and exchange how far their parameters moved every `every`
@@ -47,7 +73,8 @@ class LocalSteps:
         handle = tagc.LocalSteps(model, optimizer, every=30)
 
     The loop stays as it is: optimizer.step() does the rest. Collective over the ranks of all sites, after
-    wrapping. Sites begin with the same parameters, and take the same number of steps.
+    wrapping. Sites begin with the same parameters. Each counts the steps that its optimizer takes: one that a
+    loss scaler skips does not count. A site that has no more batches calls synchronize().
 
     model: plain (each process is a site), DistributedDataParallel over the ranks of a site, or
         fully_shard()-ed over them.
@@ -120,6 +147,7 @@ class LocalSteps:
         self.is_open = False  # whether there is an anchor, and all sites have the same
         self.has_anchor = False
         self._failure: Exception | None = None
+        self._n_control, self._meet_s = 0, 0.0  # bytes of agreements, and waits, since the last exchange
         self._process = os.getpid()
         self._recorder = Recorder(self.site.n_sites)
         self._due = self.settings.due()
@@ -333,16 +361,20 @@ class LocalSteps:
             numbers,
         )
         self.is_open = self.has_anchor = True
+        self._n_control = 0
         for flight in self.flying:
             self._launch(flight)
 
     @torch.no_grad()
-    def _begin(self, fragment: Fragment) -> None:
+    def _begin(self, fragment: Fragment, meets: bool = True) -> None:
+        """meets: whether sites have yet to meet for it."""
+        if meets:
+            self._meet(Call(BEGINS, self.n_steps, fragment.index))
         flight = self._free_flights.pop()
         flight.begin(fragment, self.n_steps)
         self.flying.append(flight)
-        self._launch(flight)
         self.n_exchanges += 1
+        self._launch(flight)
 
     def _launch(self, flight: Flight) -> None:
         """Launches a flight. The other sites hear of a failure when it is applied."""
@@ -356,12 +388,42 @@ class LocalSteps:
             self._comm.abort(str(problem))
             flight.failure = problem
 
-    @torch.no_grad()
+    def _meet(self, mine: Call) -> list[Call]:
+        """Returns what each site has come for. Error if two have come for different fragments."""
+        begin = time.perf_counter()
+        what = f"exchange {self.n_exchanges - len(self.flying) + 1} between sites"
+        try:
+            votes = self._agree(what, {}, vote=mine.vote())
+        except BaseException as problem:
+            if not isinstance(problem, Error) or problem.status == "transport":
+                self._give_up(problem)
+            raise
+        self._meet_s += time.perf_counter() - begin
+        calls = [Call.of(vote) for vote in votes]
+        due = [(site, call) for site, call in enumerate(calls) if call.kind != SYNCHRONIZES]
+        for site, call in due:
+            if call != due[0][1]:
+                raise Error(
+                    "mismatch",
+                    f"{what}: site {due[0][0]} {due[0][1]}, and site {site} {call}: load one checkpoint on "
+                    "all sites",
+                )
+        return calls
+
     def _apply(self) -> None:
+        """Applies the exchange that began first. Where that was some steps ago, sites meet for it."""
+        if self.settings.delay:
+            flight = self.flying[0]
+            self._meet(Call(LANDS, flight.step, flight.fragment.index))
+        self._finish()
+
+    @torch.no_grad()
+    def _finish(self) -> None:
         """Waits for the exchange that began first, and applies it on all ranks or on none."""
         begin = time.perf_counter()
         flight = self.flying.pop(0)
         fragment, number = flight.fragment, self.n_exchanges - len(self.flying)
+        meet_s, self._meet_s = self._meet_s, 0.0
         stats: list[tuple[Part, lib.ReducerStats]] = []
         try:
             try:
@@ -387,7 +449,7 @@ class LocalSteps:
             flight,
             flight.step == self.n_steps,
             stats,
-            {"wait_s": waited - begin, "agree_s": time.perf_counter() - waited},
+            {"wait_s": waited - begin + meet_s, "agree_s": time.perf_counter() - waited},
             number,
         )
 
@@ -407,10 +469,9 @@ class LocalSteps:
         fragment = flight.fragment
         fragment.decay_residual(self.settings.residual_decay)
         fragment.apply(flight, is_now)
-        n_bytes = sum(
-            comm.agreement_bytes
-            for comm in (self._agreement if self.managed is None else [self.managed.connection()])
-        )
+        n_bytes, self._n_control = self._n_control, 0
+        if self.managed is not None:
+            n_bytes = self.managed.connection().agreement_bytes
         said = self._recorder.add(
             stats,
             n_bytes,
@@ -426,9 +487,13 @@ class LocalSteps:
         if self.on_exchange is not None:
             self.on_exchange(said)
 
-    def _agree(self, what: str, numbers: Mapping[str, Any], failure: Exception | None = None) -> None:
-        """Raises on all ranks where one has a failure, or other numbers than its peers. Collective over all
-        ranks."""
+    def _agree(
+        self, what: str, numbers: Mapping[str, Any], failure: Exception | None = None, vote: int = 0
+    ) -> list[int]:
+        """Returns the vote of each site. Raises on all ranks where one has a failure, or other numbers than
+        its peers. Collective over all ranks."""
+        votes: list[int] = []
+        self._n_control += sum(comm.agreement_bytes for comm in self._agreement)
         # they need not wait, too, for whom it waited
         if isinstance(failure, Error) and failure.status == "transport":
             for comm in self._agreement:
@@ -436,7 +501,10 @@ class LocalSteps:
             raise failure
         for i, comm in enumerate(self._agreement):
             try:
-                comm.agree(what if i == 0 else "within this site", numbers if i == 0 else {}, failure)
+                if i == 0:
+                    votes = comm.agree(what, numbers, failure, vote)
+                else:
+                    comm.agree("within this site", {"call": vote}, failure)
             except Error as problem:
                 failure = problem
                 if problem.status == "transport":
@@ -445,6 +513,7 @@ class LocalSteps:
                     raise failure from problem
         if failure is not None:
             raise failure
+        return votes
 
     def _give_up(self, problem: BaseException) -> None:
         """Gives up: there are no connections any more. What is under way has failed, too."""
@@ -471,19 +540,36 @@ class LocalSteps:
 
     def synchronize(self) -> None:
         """Exchanges everything now: waits for what is under way, then exchanges all fragments. Parameters
-        have the same bits on all sites afterwards. Collective, at the same step of all sites; at the end of
-        training, or before an evaluation of the common model."""
+        have the same bits on all sites afterwards. Collective; at the end of training, or before an
+        evaluation of the common model. Until the last site has called it, this one takes part in the
+        exchanges that are due there, and awaits each for timeout_s. n_steps becomes that of the site with the
+        most steps."""
         self._before_step()
         with self.lock:
             self._check_usable()
-            while self.flying:
-                self._apply()
             if self.managed is not None:
                 self.managed.run_all()
                 return
+            steps = self._take_part()
+            while self.flying:
+                self._finish()
             for fragment in self.fragments:
-                self._begin(fragment)
-                self._apply()
+                self._begin(fragment, meets=False)
+                self._finish()
+            self.n_steps = steps
+
+    def _take_part(self) -> int:
+        """Takes part in exchanges that are due on other sites, until all sites are in synchronize(). Returns
+        the steps of the site with the most."""
+        while True:
+            calls = self._meet(Call(SYNCHRONIZES, self.n_steps))
+            due = next((call for call in calls if call.kind != SYNCHRONIZES), None)
+            if due is None:
+                return max(call.step for call in calls)
+            if due.kind == BEGINS:
+                self._begin(self.fragments[due.fragment], meets=False)
+            if due.kind == LANDS or not self.settings.delay:
+                self._finish()
 
     def stats(self) -> dict[str, Any]:
         """Returns numbers of the last exchange that was applied, on this rank: a new dict, with dicts in it.
