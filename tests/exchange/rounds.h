@@ -87,7 +87,7 @@ static inline int rounds_is_still(rounds *net) {
     for (int i = 0; i < TAGC_N_WORKERS; i++) {
         const tagc_worker *worker = &comm->workers[i];
         int has_seen_all = !worker->awaits_tickets || comm->n_done == worker->n_done_seen;
-        is_still &= worker->is_idle && has_seen_all && !worker->jobs;
+        is_still &= worker->is_idle && has_seen_all && !worker->tasks;
     }
     pthread_mutex_unlock(&net->comm->lock);
     return is_still && net->n_deliverable == 0 && !__atomic_load_n(&net->is_held, __ATOMIC_ACQUIRE);
