@@ -54,6 +54,7 @@ def arguments():
         choices=["bf16", "int8", "delta8", "delta4", "delta2"],
         help="fsdp2: how parameters travel",
     )
+    add("--record", help="file for statistics of each step, which tagc-report draws")
     add("--bf16", action=switch, default=False, help="compute in bf16, gradients and optimizer in fp32")
     add("--checkpoint-activations", action=switch, default=False)
     add("--tied", action=switch, default=False, help="one matrix for token embedding and head")
@@ -136,7 +137,10 @@ def wrap(model, args):
 def compress(model, args):
     import tagc.torch as tagc
 
-    return tagc.compress(model, sparsity=args.sparsity, parameters=args.parameters)
+    handle = tagc.compress(model, sparsity=args.sparsity, parameters=args.parameters)
+    if args.record:
+        handle.record(args.record)
+    return handle
 
 
 def optimizer_of(model, handle, args):
@@ -239,6 +243,8 @@ def main():
                     micro_loss = model(*batch(train, args, step, micro, rank)) / args.accumulate
                 micro_loss.backward()
             loss += micro_loss.item()
+        if handle and args.record:
+            handle.watch(loss)
         clip(model, args.clip)
         optimizer.step()
         optimizer.zero_grad()

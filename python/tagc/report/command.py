@@ -14,7 +14,7 @@ from tagc.report.reading import ReportError, clean
 from tagc.report.traces import backward_shares
 
 _FIGURES = (
-    "loss, loss-time, loss-bits, gap, pareto, pareto-all, loss-slow, loss-fast, time, bits, "
+    "loss, loss-time, loss-bits, gap, pareto, pareto-all, loss-slow, loss-fast, levels, time, bits, "
     "timeline, window, memory, codec, link, plan, "
     "plan-world"
 )

@@ -106,6 +106,14 @@ FIGURES = (
         _one(figures_loss.loss_fast),
     ),
     Figure(
+        "levels",
+        "Level of each group of parameters",
+        "What the schedule lets each group send: every value in 8 bits, every value in 4 bits, the "
+        "largest, and fewer. The mean over the parameters of a group, by their sizes.",
+        "runs that PyTorch's handle.record() wrote",
+        _many(figures_loss.levels),
+    ),
+    Figure(
         "time",
         "Where the time of a step goes",
         "Exposed: compute waits for the network. At the end of a bar: the median, and the speed-up over "

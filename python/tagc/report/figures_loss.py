@@ -15,6 +15,7 @@ from tagc.report import pareto, style, units
 from tagc.report.groups import group_gap
 from tagc.report.model import Group, Report, Run, Spread, spread_of
 
+MOST_RUNS_OF_LEVELS = 4
 MOST_GROUPS, MOST_POINTS = 64, 400  # points of a line of training losses; a page cannot show more
 X = Callable[[Run], Callable[[float], float]]  # of a run: a step's position on the axis
 
@@ -259,6 +260,47 @@ def gap(report: Report) -> style.Drawing | None:
         "validation loss against the first arm (%)",
         is_gap=True,
     )
+
+
+# ---- levels ----
+
+LEVELS = ("8 bits (FRESH)", "4 bits (EVERY)", "the largest (LARGEST)", "fewer (LAST)")
+
+
+def levels(report: Report) -> list[style.Drawing]:
+    """Draws the level of each group of parameters, a drawing per run."""
+    drawings = []
+    for run in [run for run in report.runs if run.levels][:MOST_RUNS_OF_LEVELS]:
+        names = sorted(run.levels)
+        every = max(1, math.ceil(max(map(len, run.levels.values())) / MOST_POINTS))
+        rows = [
+            # groups at one level are drawn beside each other
+            {"arm": name, "x": step, "level": level, "y": round(level + 0.06 * (k - (len(names) - 1) / 2), 4)}
+            for k, name in enumerate(names)
+            for i, (step, level) in enumerate(run.levels[name])
+            if math.isfinite(level) and (i % every == 0 or i == len(run.levels[name]) - 1)
+        ]
+        color = style.arm_color(names, [style.line_color(i) for i in range(len(names))])
+        axis = alt.Axis(values=[0, 1, 2, 3], labelExpr=f"{list(LEVELS)}[datum.value]", title=None)
+        chart = (
+            alt.Chart(style.data("levels"))
+            .mark_line(interpolate="step-after", strokeWidth=2.5)
+            .encode(
+                x=alt.X("x:Q", title=f"step of {run.label}", scale=alt.Scale(nice=False, zero=False)),
+                y=alt.Y("y:Q", axis=axis, scale=alt.Scale(domain=[-0.3, 3.3], nice=False)),
+                color=color,
+                tooltip=[
+                    alt.Tooltip("arm:N", title="group"),
+                    alt.Tooltip("x:Q", title="step"),
+                    alt.Tooltip("level:Q", title="level"),
+                ],
+            )
+            .properties(
+                width=style.WIDTH, height=220, autosize=alt.AutoSizeParams(type="fit", contains="padding")
+            )
+        )
+        drawings.append(style.Drawing(chart, {"levels": rows}))
+    return drawings
 
 
 # ---- over simulated time ----

@@ -21,6 +21,11 @@ def _add_run(report: Report, path: str) -> None:
     report.sources.append(Source(path, "run", origin if isinstance(origin, dict) else {}, run))
     if run.is_torn:
         report.notes.append(f"the last line of the run {run.label} is incomplete and was ignored")
+    if run.is_torch:
+        report.notes.append(
+            f"{run.label} is a PyTorch run: its exposed time is the time in exchanges and gathers, also "
+            "where computing hides it; other time is computing and all else"
+        )
 
 
 def _add_trace(report: Report, root: object, path: str, label: str) -> None:

@@ -89,6 +89,9 @@ class Run:
     about: dict[str, Any] = field(default_factory=dict)  # the first entry of type "run"
     steps: list[Step] = field(default_factory=list)
     evals: list[tuple[float, float]] = field(default_factory=list)  # (step, validation loss)
+    is_torch: bool = False  # of PyTorch: handle.record() or on_step wrote it
+    # of PyTorch: by group of parameters, (step, mean level)
+    levels: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     place: int = 0  # of the lab: its case, from 1; of a folder: 0
     bits: list[float] = field(default_factory=lambda: [math.nan] * len(LEGS))  # of the lab: mean over steps
     total_s: Spread = Spread()  # of the lab: of a step

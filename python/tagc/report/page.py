@@ -16,6 +16,7 @@ from tagc.report.tables import escaped
 
 _SECTIONS = (
     ("loss", "Loss", ("loss", "loss-time", "loss-bits", "gap")),
+    ("levels", "Levels", ("levels",)),
     ("quality", "Loss against bits", ("pareto", "pareto-all", "loss-slow", "loss-fast")),
     ("time", "Time of a step", ("time",)),
     ("bits", "Bytes on the wire", ("bits",)),

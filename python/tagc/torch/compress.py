@@ -257,6 +257,7 @@ def _prepare(
     is_fresh = bool(known) and all(known)
     handle = Compressed(model, wrapper, settings, table, staging, is_fresh)
     handle.passes.on_step = on_step
+    handle.passes.groups = {row.name: row.reason for row in rows}
     if isinstance(wrapper, managed.Managed):  # replicas compare options when they connect
         wrapper.start(
             options["timeout_s"],

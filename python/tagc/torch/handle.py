@@ -15,6 +15,7 @@ from tagc.torch import state
 from tagc.torch.exchange.interfaces import Wrapped
 from tagc.torch.exchange.runner import Runners
 from tagc.torch.exchange.staging import Staging
+from tagc.torch.log import Log
 from tagc.torch.passes import Passes
 from tagc.torch.schedule.options import Options
 
@@ -33,6 +34,7 @@ class Compressed:
     ) -> None:
         self.model, self.wrapper, self._table, self._process = model, wrapper, table, os.getpid()
         self.state = state.State(model, wrapper, options, is_fresh)
+        self._log: Log | None = None
         self.passes = Passes(
             self.state, Runners(staging, options.codec_on(), options.transport == "group", options.timeout_s)
         )
@@ -92,6 +94,14 @@ class Compressed:
                              of each"""
         return self.passes.recorder.last
 
+    def record(self, path: Any) -> None:
+        """Writes a line of JSON to that file after each step, on rank 0, for `tagc-report`: stats(), the
+        seconds since the last step, the level of each group of parameters, and the loss if watch() gets it. A
+        resumed run continues its file. Local."""
+        self._log = Log(path, self.state, self.passes.groups)
+        self.passes.frees.append(self._log.close)
+        self.passes.recorded = self._log.step
+
     def table(self) -> str:
         """Returns the table of compressed and other parameters, as printed at the start."""
         return self._table
@@ -149,6 +159,8 @@ class Compressed:
                 "decide differently from the loss: do not call watch()",
             )
         self.state.schedule.watch_loss(loss)
+        if self._log is not None:
+            self._log.see(loss)
 
     def param_groups(
         self,

@@ -34,6 +34,8 @@ class Passes:
         self.ends: list[Callable[[], object]] = []
         self.scaler: Any = None  # torch's, which knows the loss scale
         self.on_step: Callable[[dict[str, Any]], object] | None = None
+        self.recorded: Callable[[dict[str, Any]], object] | None = None  # by handle.record()
+        self.groups: dict[str, str] = {}  # name of a parameter -> why it is in its class
         self._unknown = UnknownLayouts()
         self._comms: dict[tuple[int, ...], Comm] = {}  # by ranks
         self._loss_scale = 1.0  # of the pass whose hooks run; state.loss_scale is that of residuals
@@ -221,6 +223,8 @@ class Passes:
                     f"tagc: {state.schedule} since exchange {state.n_steps}; "
                     f"{stats['mean_bits_per_param']:.3g} bits per element until then"
                 )
+        if self.recorded:
+            self.recorded(stats)
         if self.on_step:
             self.on_step(stats)
 
