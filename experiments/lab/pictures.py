@@ -11,7 +11,7 @@ FIGURES = {
     "times": "time",
     "exchanges": "link",
     "bits": "bits",
-    "losses": "loss",
+    "losses": "pareto",
     "quality": "pareto-all",
     "timeline": "window",
 }

@@ -1,10 +1,30 @@
-"""Loss against bits, and against simulated time over three links, as one SVG."""
+"""Loss against bits, and against simulated time over three links, as one SVG.
+
+    python experiments/parity/pictures.py results/parity/NAME.json...     draws NAME.svg from what was kept
+
+It shows the arms of COLOURS, which have the same colour in every picture. The table has all arms."""
 
 import io
+import json
+import pathlib
 import re
+import sys
 
+import runner
 import simulate
 import tables
+
+COLOURS = {
+    "dense": "#222222",
+    "bf16": "#8a8f98",
+    "tagc": "#56b4e9",
+    "tagc-optimizer": "#0072b2",
+    "tagc-all-95": "#009e73",
+    "tagc-all-optimizer": "#6f58b8",
+    "powersgd-4": "#d55e00",
+    "demo-32": "#e69f00",
+    "diloco": "#b3568f",
+}
 
 
 def draw(found, stem):
@@ -20,11 +40,12 @@ def draw(found, stem):
         f"seconds over {name}, simulated": tables.time_of(rate) for name, rate in simulate.LINKS.items()
     }
     figure, grid = plt.subplots(2, 2, figsize=(11, 8), sharey=True)
-    colours = plt.get_cmap("tab20").colors
+    n_arms = len(rows)
+    rows = [row for row in rows if row["arm"].name in COLOURS]
     for axes, (label, x) in zip(grid.flat, axes_of.items()):
-        for i, row in enumerate(rows):
+        for row in rows:
             runs = list(row["runs"].values())
-            style = {"color": colours[i % 20], "linestyle": ["-", "--"][i // 20], "linewidth": 1}
+            style = {"color": COLOURS[row["arm"].name], "linewidth": 1.4}
             mean = tables._mean_curve(setting, row, x)[1:]
             mean = [point for point in mean if point[0] > 0]
             axes.plot(*zip(*mean), label=row["arm"].name, **style) if mean else None
@@ -50,7 +71,8 @@ def draw(found, stem):
     for axes in grid[:, 0]:
         axes.set_ylabel("validation loss, nats per token")
     handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="center right", fontsize=8)
+    title = f"{len(rows)} of {n_arms} arms" if len(rows) < n_arms else None
+    figure.legend(handles, labels, loc="center right", fontsize=8, title=title)
     figure.tight_layout(rect=(0, 0, 0.87, 1))
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
@@ -90,3 +112,9 @@ def relative(places):
     steps = [f"{x1 - x0:.1f} {y1 - y0:.1f}" for (x0, y0), (x1, y1) in zip(points, points[1:])]
     start, short = "{:g} {:g}".format(*points[0]), " ".join(steps).replace(".0", "").replace(" -", "-")
     return f"M{start}l{short}" + ("z" if "z" in places else "")
+
+
+if __name__ == "__main__":
+    for name in map(pathlib.Path, sys.argv[1:]):
+        kept = json.loads(name.read_text())
+        draw(kept | {"runs": [runner.whole(run) for run in kept["runs"]]}, name.with_suffix(""))

@@ -17,7 +17,7 @@ pytest.importorskip("vl_convert", reason="vl-convert-python is not installed")
 
 import vl_convert
 
-from tagc.report import command, figures, figures_bars, inputs, page, pictures, style
+from tagc.report import command, figures, figures_bars, groups, inputs, page, pictures, style
 from tagc.report.reading import ReportError
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -65,6 +65,42 @@ def test_quality(tmp_path):
     figure = figures.find("pareto")
     svg = pictures.render(figure.draw(report, None), figure, False)
     assert marks(svg, "symbol") == 6 and marks(svg, "line") == 1
+
+
+def test_a_lower_loss_than_dense_is_beaten_by_none(tmp_path):
+    """Of two arms below the first, the one with the lower loss is not beaten by the one with fewer bits."""
+    paths = [files.a_run(tmp_path / "fsdp", "dense", 1, 1.0, 2.0)]
+    for name, bits, loss in (("cheap", 1, 1.99), ("better", 9, 1.98), ("worse", 10, 1.985)):
+        lines = [
+            files.head(name),
+            files.step(1, bits_sent_per_param=files.legs(values=bits)),
+            files.evaluation(12, loss),
+        ]
+        paths.append(files.run(tmp_path / name, lines))
+    points = {row["n"]: row["k"] for row in draw(inputs.read_report(paths), "pareto")["points"]}
+    assert points == {"fsdp": "the first arm", "cheap": "nothing beats it", "better": "nothing beats it",
+                      "worse": "others"}  # fmt: skip
+
+
+def test_known_arms_keep_their_colours():
+    assert groups.colors_of(["b", "all-legs", "a", "fsdp"]) == {"b": 1, "all-legs": 2, "a": 3, "fsdp": 0}
+    assert groups.colors_of(["fsdp", "dense"]) == {"fsdp": 0, "dense": 1}  # one colour for one arm
+    many = groups.colors_of([*groups.KNOWN, *"abc"])
+    assert len(set(many.values())) == len(many)
+
+
+def test_a_long_name_is_whole(tmp_path):
+    name = "fsdp-bf16+prefetch=16+grads-in-flight=8+bucket-elems=524288"
+    one = {"total_s": files.spread(1.0), "exposed_s": files.spread(0.5), "speedup": files.spread(1.0),
+           "iterations": [], "bits_per_param": files.legs(values=1), "memory_bytes": {}, "n_params": 10,
+           "options": {}}  # fmt: skip
+    arms = [one | {"name": arm} for arm in ("fsdp", name)]
+    bench = files.bench(arms)
+    report = inputs.read_report([files.write(tmp_path / "a.json", bench)])
+    figure = figures.find("time")
+    svg = pictures.render(figure.draw(report, None), figure, False).decode()
+    words = "".join(ElementTree.fromstring(svg).itertext())
+    assert name in words and "…" not in words
 
 
 def test_the_edge_ends_at_a_better_first_arm(tmp_path):
@@ -134,7 +170,9 @@ def test_bars(tmp_path):
             0.125), ("fsdp", "other", 0.125),
         ("half", "compute", 0.125), ("half", "exposed: parameters", 0.25), ("half", "exposed: gradients",
             0.0625), ("half", "other", 0.0625)]  # fmt: skip
-    assert data["parts"][-1]["e"] == "500 ms, 2.00x" and data["whiskers"][1] == {"r": 1, "a": 0.45, "b": 1.0}
+    assert data["parts"][-1]["e"] == "500 ms, 2.00x" and data["whiskers"][1] == {"r": 2, "a": 0.45, "b": 1.0}
+    assert [row["t"].endswith("; 1.00x: fsdp") for row in data["heads"]] == [True]  # whose factors these are
+    assert "whiskers least to most" in json.dumps(figures.find("time").draw(report, None)[0].spec())
     assert [row["v"] for row in draw(report, "bits")["parts"]] == [32, 64, 16, 64]
     figure = figures.find("time")
     # and the ends of whiskers

@@ -32,6 +32,15 @@ class Bar:
     high: float = math.nan
 
 
+def _lines_of(label: str) -> list[str]:
+    """Returns a name in one line or, if it is too long for one, in two, cut behind a plus or comma."""
+    cuts = [i + 1 for i, letter in enumerate(label) if letter in "+,"]
+    if style.text_width(label, 12) <= style.LABEL_WIDTH or not cuts:
+        return [label]
+    cut = min(cuts, key=lambda at: abs(at - len(label) / 2))
+    return [label[:cut], label[cut:].lstrip()]
+
+
 def _bars(rows: list[Bar], names: Sequence[str], colors: Sequence[str], x_title: str, scale: float,
           words: Callable[[float], str],
           mark: float | None = None) -> style.Drawing:  # fmt: skip
@@ -63,8 +72,9 @@ def _bars(rows: list[Bar], names: Sequence[str], colors: Sequence[str], x_title:
         if math.isfinite(row.low) and math.isfinite(row.high):
             whiskers.append({"r": r, "a": row.low / scale, "b": row.high / scale})
     met = [name for name in names if any(part["p"] == name for part in parts)]
-    labels = [row.label if row.parts else "" for row in rows]
-    longest = min(style.LABEL_WIDTH, max((style.text_width(label, 12) for label in labels), default=0.0))
+    labels = [_lines_of(row.label) if row.parts else [""] for row in rows]
+    longest = max((style.text_width(line, 12) for lines in labels for line in lines), default=0.0)
+    longest = min(style.LABEL_WIDTH, longest)
     share = min(0.6, (max(style.text_width(row.end) for row in rows) + 14) / (style.WIDTH - longest - 20))
     shown = style.legend_param("shown", "p", met)
     x = alt.X(
@@ -139,6 +149,7 @@ class View:
     unit: Callable[[float], tuple[str, float]]  # from the longest bar: title and scale of the axis
     words: Callable[[float], str]
     end: Callable[[Result], str]
+    heading: Callable[[ArmSet], str] = lambda arms: ""  # added to the heading of a set
     has_plans: bool = False
     leaves_out_repeats: bool = False
     spread: Callable[[Result], tuple[float, float]] = lambda result: (math.nan, math.nan)
@@ -179,8 +190,8 @@ def _draw_sets(report: Report, view: View) -> list[style.Drawing]:
     for chart in charts:
         rows: list[Bar] = []
         for arms in chart:
-            if len(drawn) > 1 or arms.kind == "plan":
-                rows.append(Bar(arms.title))
+            if len(drawn) > 1 or arms.kind == "plan" or view.heading(arms):
+                rows.append(Bar(arms.title + view.heading(arms)))
             rows += [
                 Bar(result.name, view.parts(result), view.end(result), *view.spread(result))
                 for result in arms.results
@@ -196,17 +207,22 @@ def time(report: Report) -> list[style.Drawing]:
         return f"{total}, {units.ratio(result.speedup.middle)}x" if result.speedup.n else total
 
     def unit(most: float) -> tuple[str, float]:
-        return (
-            ("time of an optimizer step, median (ms)", 1e-3)
-            if most < 1
-            else ("time of an optimizer step, median (s)", 1.0)
-        )
+        name, scale = ("ms", 1e-3) if most < 1 else ("s", 1.0)
+        return f"time of an optimizer step: median, and in whiskers least to most ({name})", scale
+
+    def heading(arms: ArmSet) -> str:
+        if len(arms.results) < 2 or not arms.results[0].total_s.n:
+            return ""
+        return f"; 1.00x: {arms.results[0].name}"
 
     def spread(result: Result) -> tuple[float, float]:
         return (result.total_s.least, result.total_s.most) if result.total_s.n > 1 else (math.nan, math.nan)
 
     return _draw_sets(
-        report, View(lambda result: result.part_s, PARTS, _TIME_COLORS, unit, units.time, end, spread=spread)
+        report,
+        View(
+            lambda result: result.part_s, PARTS, _TIME_COLORS, unit, units.time, end, heading, spread=spread
+        ),
     )
 
 
@@ -218,8 +234,8 @@ def bits(report: Report) -> list[style.Drawing]:
     title = "bits per parameter, rank and step, before (W-1)/W"
     return _draw_sets(report, View(lambda result: result.bits, LEGS, _LEG_COLORS, lambda most: (title, 1.0),
                                    _bits_words,
-                                   lambda result: units.fixed(finite_sum(result.bits), 2), True,
-                                   True))  # fmt: skip
+                                   lambda result: units.fixed(finite_sum(result.bits), 2), has_plans=True,
+                                   leaves_out_repeats=True))  # fmt: skip
 
 
 def memory(report: Report) -> list[style.Drawing]:
@@ -228,8 +244,8 @@ def memory(report: Report) -> list[style.Drawing]:
 
     return _draw_sets(report, View(lambda result: result.memory, MEMORIES, _MEMORY_COLORS, unit,
                                    units.n_bytes,
-                                   lambda result: units.n_bytes(finite_sum(result.memory)), True,
-                                   True))  # fmt: skip
+                                   lambda result: units.n_bytes(finite_sum(result.memory)), has_plans=True,
+                                   leaves_out_repeats=True))  # fmt: skip
 
 
 def plan(report: Report) -> list[style.Drawing]:

@@ -112,7 +112,9 @@ def _lines(report: Report, is_over_rate: bool) -> style.Drawing | None:
     )
     most = max(row["y"] for row in rows + dots)
     y = alt.Y(
-        "y:Q", title="time of an optimizer step (s)", scale=alt.Scale(domain=[0, 1.05 * most], nice=False)
+        "y:Q",
+        title="simulated time of an optimizer step (s)",
+        scale=alt.Scale(domain=[0, 1.05 * most], nice=False),
     )
 
     def tip(kind: str) -> list[alt.Tooltip]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import os
@@ -161,6 +162,24 @@ def _make_sets(report: Report) -> None:
         result.speedup = only(divided(arms.results[0].total_s.middle, result.total_s.middle))
 
 
+# Arms that many pictures show have the same colour in all of them.
+KNOWN = {"fsdp": 0, "dense": 0, "tagc-10x": 1, "paper": 1, "all-legs": 2, "packed": 3, "zero2-bf16": 4,
+         "fsdp-bf16": 5, "zero2-direct": 6, "all-legs-2bit": 7}  # fmt: skip
+
+
+def colors_of(names: Sequence[str]) -> dict[str, int]:
+    """Returns name -> colour. What is not known gets those that are left, and then further ones."""
+    colors: dict[str, int] = {}
+    for name in names:
+        if name in KNOWN and KNOWN[name] not in colors.values():
+            colors[name] = KNOWN[name]
+    left = (color for color in itertools.count() if color not in colors.values())
+    for name in names:
+        if name not in colors:
+            colors[name] = next(left)
+    return {name: colors[name] for name in names}
+
+
 def finish(report: Report) -> None:
     """Groups runs and compares arms. Call it after the last input."""
     _make_groups(report)
@@ -179,5 +198,5 @@ def finish(report: Report) -> None:
                     0.0,
                 )
     # Runs get the first colours: only eight differ, and lines of runs need them most.
-    names = [group.name for group in report.groups] + list(report.names)
-    report.names = {name: color for color, name in enumerate(dict.fromkeys(names))}
+    names = dict.fromkeys([*(group.name for group in report.groups), *report.names])
+    report.names = colors_of(list(names))

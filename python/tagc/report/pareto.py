@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tagc.report.model import CONTROL, GATHER, ArmSet, Report, Result, Spread, finite_sum
 
-FLOOR = 0.01  # percent: gaps below count as this
+FLOOR = 0.01  # percent: on a logarithmic axis, gaps below are drawn here
 MOST_POINTS = 128
 
 
@@ -22,7 +22,7 @@ class Point:
 
 
 def _beats(a: Point, b: Point) -> bool:
-    x, y = max(a.gap.middle, FLOOR), max(b.gap.middle, FLOOR)
+    x, y = a.gap.middle, b.gap.middle
     return a.bits <= b.bits and x <= y and (a.bits < b.bits or x < y)
 
 

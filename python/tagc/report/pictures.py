@@ -76,7 +76,7 @@ def _shrink(node: ElementTree.Element) -> None:
             at = list(node).index(child)
             node[at : at + 1] = list(child)
         elif (child.tag == f"{_SPACE}g" and not len(child)) or (
-            child.tag == f"{_SPACE}text" and not child.text
+            child.tag == f"{_SPACE}text" and not child.text and not len(child)
         ):
             node.remove(child)
     for name, value in list(node.attrib.items()):
