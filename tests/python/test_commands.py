@@ -147,3 +147,35 @@ def test_advise_runs_without_a_model():
         check=True, text=True, stdout=subprocess.PIPE, timeout=200).stdout  # fmt: skip
     assert said.startswith("DDP, 2 ranks, ") and "in every" not in said
     assert "of" in said and "tagc, 95 % zero" in said
+
+
+def cells_of_readme():
+    """Returns (words, cells) of each row of the README's table, and the two commands below it."""
+    text = (ROOT / "README.md").read_text()
+    text = text[text.index("## Is it for me?") : text.index("## How it works")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "| **" in line
+    ]
+    commands = re.findall(r"^python -m tagc (plan .*?) +#", text, re.M)
+    return rows, [command.split() for command in commands]
+
+
+def told(link):
+    return f"{link['factor']:.1f}" if link["choice"] == "compress" else "off"
+
+
+def test_the_readme_says_what_its_commands_say(capsys):
+    rows, commands = cells_of_readme()
+    assert len(commands) == 2 and [(row[0], row[1]) for row in rows] == [
+        (f"**{params} B**", gpus) for params in "17" for gpus in "18"
+    ]
+    for params, gpus, *cells in rows:
+        made = []
+        for command in commands:
+            words = [*command, "--params", f"{params.strip('*')[0]}b", "--gpus-per-host", gpus]
+            made.append(json.loads(tagc(capsys, 0, *words, "--json", "-")))
+        slow, free = (one["links"] for one in made)
+        expected = [told(a) if told(a) == told(b) else f"{told(a)} to {told(b)}" for a, b in zip(slow, free)]
+        packed = made[0]["rows"][-1]["memory_bytes"]
+        expected += [plan.bytes_text(made[0]["rows"][1]["memory_bytes"]), plan.bytes_text(packed)]
+        assert cells == expected, (params, gpus)

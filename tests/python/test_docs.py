@@ -514,7 +514,7 @@ def test_all_are_found():
         text = (ROOT / page).read_text()
         assert (
             len(snippets_of(page))
-            == len(re.findall(r"^\s*(```|~~~)+\s*(?:python|py|Python)\b", text, re.M))
+            == len(re.findall(r"^\s*(```|~~~)+[ \t]*(?:python|py|Python)\b", text, re.M))
             > 0
         ), page
 
