@@ -1,6 +1,7 @@
 /* Fragment codes: what goes in comes out of body and residual together, a decoder written here from the documented layout
  * sees the same values, and no bytes make a decoder do harm. */
 #define RANDOM_SEED 7
+#include "../bits.h"
 #include "../repeats.h"
 #include "codec/code.h"
 #include "codec/select.h"
@@ -23,18 +24,6 @@ enum { N_SMALL = 4, N_BIG = 3, N_THREADED = 6, HUGE_EVERY = 60 };
 #else
 enum { N_SMALL = 16, N_BIG = 5, N_THREADED = 24, HUGE_EVERY = 10 };
 #endif
-
-static float float_of(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static uint32_t bits_of(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
 
 /* Exactly so many bytes, unaligned when offset is odd: ASan sees a step over either end. */
 static void *bytes_of(size_t n_bytes) {

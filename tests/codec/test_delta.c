@@ -10,17 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../bits.h"
 #include "codec/delta.h"
 #include "codec/delta_kernels.h"
 #include "core/measure.h"
 
 enum { BLOCK = 256, MAX_N = 5 * BLOCK };
-
-static uint32_t bits_of(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
 
 static float to_bf16(float x) {
     uint32_t bits = bits_of(x), low = bits & 0xffff0000u, high = low + 0x10000u;

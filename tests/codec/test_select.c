@@ -2,6 +2,7 @@
  * they are and on arrays made to mislead the sample, the bounds or the ends of loops. The reference itself is
  * checked against a sort. */
 #define RANDOM_SEED 1
+#include "../bits.h"
 #include "../repeats.h"
 #include "codec/select.h"
 #include "codec/select_kernels.h"
@@ -31,18 +32,6 @@ enum { GUARD = 64, MAX_OFFSET = 20 };
 
 static float random_heavy(void) {
     return random_normal() * expf(random_normal());
-}
-
-static float float_of(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static uint32_t bits_of(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
 }
 
 /* ---- inputs ---- */

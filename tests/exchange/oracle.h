@@ -2,6 +2,7 @@
 #ifndef TAGC_TESTS_EXCHANGE_ORACLE_H
 #define TAGC_TESTS_EXCHANGE_ORACLE_H
 
+#include "../bits.h"
 #include "codec/select.h"
 #include "paper/sketch.h"
 #include "tagc/tagc.h"
@@ -9,12 +10,6 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-static inline uint32_t bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
 
 typedef struct oracle_item {
     uint32_t size, position; /* |acc| as bits */

@@ -1,5 +1,6 @@
 /* Packing against looking each position up, and unpacking against writing each one out. */
 #define RANDOM_SEED 2
+#include "../bits.h"
 #include "../codec/random.h"
 #include "codec/select.h"
 #include "codec/sum.h"
@@ -14,12 +15,6 @@
 
 static float next_value(void) {
     return (float)(2 * random_uniform() - 1);
-}
-
-static uint32_t bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
 }
 
 /* A union over n elements, one rank's part of it, and a residual as selection leaves it: nothing where it
