@@ -87,7 +87,8 @@ static const char *meant(const tagc_command *command, const char *name) {
         if (strcmp(name, synonyms[i].theirs) == 0 && tagc_options_find(command, synonyms[i].ours) >= 0)
             return synonyms[i].ours;
     for (int i = 0; i < command->n_options; i++)
-        if (tagc_options_is_nearer(name, command->options[i].name, &least)) nearest = command->options[i].name;
+        if (tagc_options_is_nearer(name, command->options[i].name, &least))
+            nearest = command->options[i].name;
     return nearest;
 }
 

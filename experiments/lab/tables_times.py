@@ -108,8 +108,8 @@ def sweep(result):
     ]
     return (
         text
-        + f"\nMedian iteration; in brackets, how many times as fast as `{names[0]}`, and as the best arm without "
-        "compression.\n" + "".join(f"\n{note}.\n" for note in notes)
+        + f"\nMedian iteration; in brackets, how many times as fast as `{names[0]}`, and as the best arm "
+        "without compression.\n" + "".join(f"\n{note}.\n" for note in notes)
     )
 
 
@@ -132,8 +132,8 @@ def long_sweep(cases, names):
             ["place", *(f"`{name}`" for name in names), "round trip by ping", "plain TCP, both directions"],
             rows,
         )
-        + f"\nMedian iteration (least to most), then how many times as fast as `{names[0]}`, and as the best arm "
-        "without compression.\n"
+        + f"\nMedian iteration (least to most), then how many times as fast as `{names[0]}`, and as the best "
+        "arm without compression.\n"
     )
 
 

@@ -62,7 +62,7 @@ class Library:
 
     def bodies(self, gradient, residual, level):
         """Returns what libtagc sends to each rank, taken from the frames of transport="group"."""
-        from tagc.torch.exchange.group import Link, FrameReducer
+        from tagc.torch.exchange.group import FrameReducer, Link
 
         link = Link(dist.group.WORLD, self.comm, None, 60)
         reducer = FrameReducer(link, self.n_elems, **self.options(level))
