@@ -10,7 +10,8 @@ enum { RANK_BYTES = 2 << 20 };
 tagc_status tagc_memory_check_setup(const char *what, const tagc_setup *setup, int n_here) {
     tagc_plan_memory memory;
     uint64_t activations = 0;
-    TAGC_TRY(tagc_plan_memory_of(setup, &memory));
+    tagc_status status = tagc_plan_memory_of(setup, &memory);
+    if (status != TAGC_OK) return tagc_fail_in(status, "%s: a unit of this model", what);
     if (setup->n_batch > 0)
         TAGC_TRY(tagc_gpt2_activation_bytes(&setup->model, setup->n_batch, setup->n_tokens, &activations));
     return tagc_check_memory(what, memory.total + activations + RANK_BYTES, n_here);

@@ -187,6 +187,27 @@ printf 'garbage\n' >>b/metrics.jsonl
 run 1 compare a b
 says "b/metrics.jsonl line"
 
+# JSON lines: a document per line, of which one field is the text.
+printf '{"text": "one", "body": "eins"}\n{"text": "two", "body": "zwei"}\n{"text": null}\n' >lines.jsonl
+run 0 data --out lines lines.jsonl
+grep -q "^1 file, 2 documents, 6 B of text -> lines" out && grep -qx "1 empty document was left out" out || fail "JSON lines: $(cat out)"
+[ "$(tail -c 4 lines/train.bin | tr '\0' '|')$(tail -c 4 lines/val.bin | tr '\0' '|')" = "one|two|" ] || fail "the texts of JSON lines"
+run 1 data --out lines --force --text-field body lines.jsonl
+says 'lines.jsonl line 3: no field "body"; it has "text".'
+run 1 data --out lines-2 --text-field content lines.jsonl
+says 'lines.jsonl line 1: no field "content"; it has "text", "body". --text-field NAME takes another'
+run 0 data --out lines-3 --text-field none lines.jsonl
+grep -q "^1 file, [0-9]* B of text" out || fail "--text-field none: $(cat out)"
+cp lines.jsonl lines.txt
+run 0 data --out lines-4 lines.txt
+grep -q '^note: lines.txt has JSON lines and was taken as plain text; if its name ended in .jsonl, the field "text"' out || fail "no note: $(cat out)"
+printf '\377\376h\0i\0' >utf16.txt
+run 1 data --out lines-5 utf16.txt
+says "utf16.txt is UTF-16 text, and tagc data reads UTF-8: iconv -f UTF-16 -t UTF-8 utf16.txt > NEW.txt converts it"
+printf '{"model": {"type": "BPE"}}' >tokenizer.json
+run 1 data --out lines-6 --vocab tokenizer.json --merges "$here/../data/tiny_merges.txt" text
+says "tokenizer.json: this is a tokenizer of Hugging Face in one file" "save_vocabulary"
+
 # Data: what is not text is refused with its place, unless asked for.
 printf 'abc\377def\n' >bad.txt
 run 1 data --out d2 bad.txt

@@ -54,6 +54,7 @@ refuses incomplete 'there is no tensor "h.1.ln_2.weight"; the first of 27 is "'
 refuses absent 'model.safetensors.index.json: names the file model-00002-of-00003.safetensors, which is not beside it'
 refuses lies 'tensor "transformer.wpe.weight" is not in model-0000' 'where the index says it is'
 refuses outside 'the file "../sharded/model-0000' 'must be one beside the index'
+refuses deeper 'the file "more/model-0000' 'must be one beside the index'
 refuses short 'there is no tensor "wpe.weight"'
 for model in llama mistral qwen2 gpt_neox; do
     run 1 eval --from made/$model --data data

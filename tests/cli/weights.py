@@ -99,6 +99,8 @@ def main():
     maker.shards("absent", leave_out=1)
     maker.shards("lies", lambda names: names.update({wpe: second if names[wpe] == first else first}))
     maker.shards("outside", lambda names: names.update({wpe: "../sharded/" + names[wpe]}))
+    maker.shards("deeper", lambda names: names.update({wpe: "more/" + names[wpe]}))
+    shutil.copytree(f"{maker.root}/sharded", f"{maker.root}/deeper/more")
     maker.shards("short", lambda names: names.pop(wpe))
     for model in "llama", "mistral", "qwen2", "gpt_neox":
         folder = maker.folder(model, has_config=False)
