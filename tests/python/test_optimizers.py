@@ -32,6 +32,41 @@ def own_groups(model):
     ]
 
 
+def sharded_over_ranks(rank, world_size):
+    """A ZeroRedundancyOptimizer is what it has inside, and trains as that does: each rank steps a share of
+    the parameters with betas of its own, and the groups are as they were."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    import tagc.torch as tagc
+
+    def trained(make, words, **options):
+        model = DistributedDataParallel(Small())
+        optimizer = make(model)
+        with tagc.compress(model, optimizer, verbose=False, **options) as handle:
+            assert words in handle.state.moments.words, handle.state.moments.words
+            for step in range(6):
+                backward(model, rank, step)
+                optimizer.step()
+            return [p.detach().clone() for p in model.parameters()], optimizer, handle.state.schedule.moments
+
+    for kind, options, words in (
+        (torch.optim.AdamW, {"lr": 0.02}, "beta1 is 0.5"),
+        (torch.optim.SGD, {"lr": 0.02, "momentum": 0.9}, "selection works"),
+    ):
+        for chosen in ({"sparsity": 0.9}, {}):
+            expected, _, moments = trained(lambda model: kind(model.parameters(), **options), words, **chosen)
+            found, optimizer, found_moments = trained(
+                lambda model: ZeroRedundancyOptimizer(model.parameters(), optimizer_class=kind, **options),
+                f"ZeroRedundancyOptimizer of {kind.__name__}: ",
+                **chosen,
+            )
+            assert found_moments == moments
+            for one, other in zip(found, expected):
+                torch.testing.assert_close(one, other)
+            assert len(optimizer.param_groups) == len(optimizer.optim.param_groups) == 1
+            assert optimizer.param_groups[0].get("betas") in (None, (0.9, 0.999))
+
+
 def backward(model, rank, step):
     random = torch.Generator().manual_seed(1000 * step + rank)
     model.zero_grad()
@@ -334,6 +369,7 @@ def test_optimizers_and_schedulers():
             groups_of_an_unwrapped_model,
             others_are_left_alone,
             several_share_a_model,
+            sharded_over_ranks,
         ),
         2,
     )

@@ -62,9 +62,22 @@ def inner(optimizer: Any) -> list[torch.optim.Optimizer]:
     return [optimizer]
 
 
+def stepper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Returns what steps the parameters on this rank: within a ZeroRedundancyOptimizer, whose groups have
+    those of all ranks, an optimizer of the user's class for this rank's share."""
+    if any(cls.__name__ == "ZeroRedundancyOptimizer" for cls in type(optimizer).__mro__):
+        return getattr(optimizer, "optim", optimizer)  # made late where it overlaps with DDP
+    return optimizer
+
+
+def name_of(optimizer: torch.optim.Optimizer) -> str:
+    own, name = type(stepper(optimizer)).__name__, type(optimizer).__name__
+    return name if own == name else f"{name} of {own}"
+
+
 def is_adam(optimizer: torch.optim.Optimizer) -> bool:
     """Returns whether its first moment is what betas[0] says."""
-    names = [cls.__name__ for cls in type(optimizer).__mro__]
+    names = [cls.__name__ for cls in type(stepper(optimizer)).__mro__]
     if any("ScheduleFree" in name for name in names) or not any(_ADAM.match(name) for name in names):
         return False
     return all(_is_pair(group.get("betas")) for group in optimizer.param_groups)
@@ -114,7 +127,7 @@ def doubled(n: float) -> int:
 def is_short(optimizer: torch.optim.Optimizer, group: Group) -> bool:
     """Returns whether steps of that group are of the gradient that comes, or of a mean that is short
     enough."""
-    name = type(optimizer).__name__
+    name = type(stepper(optimizer)).__name__
     if name in (*_KEEPS_PACE, "RMSprop"):
         return group.get("momentum") == 0
     if name == "Adafactor":  # torch's has none, transformers' none unless it gets a beta1
@@ -128,7 +141,7 @@ def _is_pair(betas: object) -> TypeGuard[tuple[Any, Any]]:
 
 def may_keep_it(optimizer: torch.optim.Optimizer, group: Group) -> bool:
     """Returns whether selection works with the first moment of that group, if it has one."""
-    return type(optimizer).__name__ in _KEEPS_PACE or is_short(optimizer, group)
+    return type(stepper(optimizer)).__name__ in _KEEPS_PACE or is_short(optimizer, group)
 
 
 def kinds(
@@ -172,7 +185,7 @@ def words(
     for optimizer in optimizers:
         can, none = kinds([optimizer], compressed)
         n = sum(id(p) in compressed for group in optimizer.param_groups for p in group["params"])
-        name = type(optimizer).__name__
+        name = name_of(optimizer)
         if not n:
             continue
         if can:

@@ -83,7 +83,7 @@ class Moments:
         for key, one in known.items():
             # one of attention alone, too: its beta2
             if can and key not in self._adams and adapt.kinds([one], self._selected)[0]:
-                self._adams[key] = adapt.OwnBetas(one, self.memories)
+                self._adams[key] = adapt.OwnBetas(adapt.stepper(one), self.memories)
                 self._removes.append(self._adams[key].remove)
         self._schedule.set_moments(can, none)
         self._follow()
@@ -146,13 +146,12 @@ class Moments:
         self._schedule.set_moments((), set(compressed.values()) - self._others)
         if self._wrapper.speaks:
             then = (
-                ", and what it steps goes on with every value in 4 bits"
+                ", and sends every value of its parameters in 4 bits"
                 if stays and self._options.gentle
                 else ""
             )
             warnings.warn(
-                f"tagc: {type(optimizer).__name__} is not an Adam, whose beta1 param_groups() makes small: "
-                "it has its own "
-                f"betas again{then}",
+                f"tagc: {adapt.name_of(optimizer)} is not an Adam, so tagc gives it back its own betas, in "
+                f"place of those that param_groups() set{then}",
                 stacklevel=2,
             )
