@@ -435,8 +435,7 @@ def between_sites(rank, world_size):
             model.set_requires_gradient_sync(step == 2)
             loss_of(model, batch_of(rank, step)).backward()
         assert handle.n_steps == 1
-        with pytest.raises(tagc.Error, match="decide differently"):
-            handle.watch(1.0)
+        handle.watch(1.0)
         for parameter in model.parameters():  # hosts must stay replicas of each other, bit for bit
             check_alike(parameter.grad.to_local(), "a shard", between)
     flat = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))

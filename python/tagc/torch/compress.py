@@ -264,7 +264,7 @@ def _prepare(
             mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())},
         )
     else:
-        for group in wrapper.groups():
+        for group in [*wrapper.groups(), *(wrapper.deciders() or ())]:
             handle.passes.comm(group)
     if optimizer is not None:
         try:
@@ -343,12 +343,12 @@ def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any])
 
 
 def _named(model: torch.nn.Module, wrapper: Wrapper) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, parameter) of all parameters. FSDP1 only has pieces; meta tensors of the whole shape
-    replace them."""
+    """Yields (name, parameter) of all parameters, of their whole shapes. FSDP1 only has pieces; meta tensors
+    of the shape that its units have replace them."""
     real: dict[str, torch.Tensor] = dict(policy.named_parameters(model))
     for parameter in wrapper.parameters():
         whole = real.get(parameter.name)
-        if whole is None or tuple(whole.shape) != parameter.shape:
+        if whole is None or not parameter.n_whole and tuple(whole.shape) != parameter.shape:
             whole = torch.empty(parameter.shape, device="meta")
         yield parameter.name, whole
 

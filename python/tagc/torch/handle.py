@@ -152,10 +152,10 @@ class Compressed:
         its mean over 20 exchanges and all ranks has risen by 2 % and by 4 standard errors, twice in a row,
         rank 0 warns, and every value travels until gradients are noise again, each time for twice as long.
         Local."""
-        if any(group.size() != self.wrapper.n_ranks() for group in self.wrapper.groups()):
+        if self.wrapper.deciders() is None:
             raise Error(
                 "unsupported",
-                "torch or `between` sums this model's gradients over replicas as well, and their ranks could "
+                "ranks of this model exchange different parameters, no mesh has all of them, and they could "
                 "decide differently from the loss: do not call watch()",
             )
         self.state.schedule.watch_loss(loss)

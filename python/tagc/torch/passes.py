@@ -19,6 +19,7 @@ from tagc.torch.exchange.layout import Layout
 from tagc.torch.exchange.runner import Runner, Runners
 from tagc.torch.exchange.unit import Stats
 from tagc.torch.exchange.unknown import UnknownLayouts
+from tagc.torch.schedule.schedule import WINDOW
 from tagc.torch.state import State
 from tagc.torch.statistics import Recorder
 
@@ -105,10 +106,9 @@ class Passes:
             call.opens_step = self._opens_step(unit)
             self._loss_scale = call.loss_scale
             runner.run(call, source, target)
-            # nothing else will end this step
-            if not self._step_open or self._is_outside and not self._is_left_open():
-                self.synchronize()
-                self.end_step()
+            # after the last unit of finalize_backward() nothing else ends this step
+            if self._is_outside and self.state.wrapper.is_ended_by_hand():
+                self.end_backward()
         except BaseException:
             self.give_up()
             raise
@@ -186,18 +186,14 @@ class Passes:
         self._is_outside = False
         if wrapper.name != "ddp":  # there the last bucket ends the step
             try:
-                internals.at_end_of_backward(self._end_backward)
-            except RuntimeError:  # the hook was called outside a backward pass
-                if not wrapper.is_ended_by_hand():  # the next call is a step of its own
-                    self._units_of_step.clear()
-                    return True
+                internals.at_end_of_backward(self.end_backward)
+            except RuntimeError:  # outside of any backward pass, as in a pipeline
                 self._is_outside = True
         was_open, self._step_open = self._step_open, True
         return not was_open
 
-    def _end_backward(self) -> None:
-        """Ends the step. Called for each unit at the end of its pass. Reentrant checkpointing has passes
-        within the pass."""
+    def end_backward(self) -> None:
+        """Ends the step, at the end of a pass. Reentrant checkpointing has passes within the pass."""
         if self._step_open and not self.state.wrapper.is_in_backward() and not self._is_left_open():
             self.synchronize()
             self.end_step()
@@ -213,6 +209,8 @@ class Passes:
         with state.lock:
             self._step_open = False
             self._units_of_step.clear()
+            if (deciders := state.wrapper.deciders()) and state.n_steps % WINDOW == 0:
+                self.recorder.add_control(state.schedule.pool([self.comm(group) for group in deciders]))
             is_through = state.moments.go_on()
             stats = self.recorder.end(state.n_steps, state.loss_scale)
             for alarm in state.schedule.take_alarms():

@@ -94,6 +94,11 @@ class Recorder:
         now["bytes_received"] += n_bytes
         now["agree_s"] += seconds
 
+    def add_control(self, n_bytes: int) -> None:
+        """Counts n_bytes by which all ranks decide together, sent and received."""
+        with self._lock:
+            self._agreed(self._open(), n_bytes, 0.0)
+
     def drop(self) -> None:
         """Drops the exchange under way, which failed."""
         with self._lock:

@@ -41,6 +41,17 @@ class Wrapped:
         """Returns the number of ranks that train the model."""
         return self.groups()[0].size()
 
+    def n_batches(self) -> int:
+        """Returns the number of ranks whose batches differ: not all, where several compute one model."""
+        return self.n_ranks()
+
+    def deciders(self) -> list[dist.ProcessGroup] | None:
+        """Returns groups: sums over one after the other are sums over all ranks. An empty list if every
+        exchange is over all ranks. None if ranks that exchange different parameters have no way to decide
+        alike."""
+        n_ranks = self.n_ranks()
+        return [] if all(group.size() == n_ranks for group in self.groups()) else None
+
     @property
     def speaks(self) -> bool:
         """Whether this rank prints messages that concern all ranks."""

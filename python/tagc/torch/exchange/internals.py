@@ -5,6 +5,7 @@ newer torch has moved one, the Error names it and the version; this module is th
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ SEEN = {
     "FSDPState._fsdp_param_groups": "2.12 to 2.15",
     "FSDPState._fsdp_param_group": ALL,
     "FSDPState._state_ctx": ALL,
+    "FSDPState._root_post_backward_final_callback": "2.13",
     "FSDPStateContext.post_backward_final_callback_queued": ALL,
     "FSDPStateContext.manual_backward_finalization_active": "2.15",
     "FSDPParamGroup.fsdp_params": ALL,
@@ -43,6 +45,7 @@ SEEN = {
     "FSDPParam.fsdp_placement": ALL,
     "FSDPParam.mp_policy": ALL,
     "FSDPMeshInfo.shard_process_group": ALL,
+    "FSDPMeshInfo.mesh": ALL,
     "DDPMeshInfo.replicate_process_group": ALL,
     "DistributedDataParallel._comm_hooks": ALL,
     "DistributedDataParallel._remove_autograd_hooks": "2.13",
@@ -125,6 +128,28 @@ class FsdpGroup:
             (tuple(_get(param, "FSDPParam._orig_size")), _get(param, "FSDPParam.fsdp_placement").dim)
             for param in self._params
         ]
+
+    def splits(self) -> list[tuple[str, ...]]:
+        """Returns, of each parameter, the dimensions of its mesh that cut it beside those of fully_shard(),
+        as tensor and expert parallelism do."""
+        own = set(self.data_ranks)
+        found = []
+        for sharded in self.sharded_parameters:
+            mesh = sharded.device_mesh
+            found.append(
+                tuple(
+                    mesh.mesh_dim_names[i] if mesh.mesh_dim_names else str(i)
+                    for i, placement in enumerate(sharded.placements)
+                    if not placement.is_replicate()
+                    and not own.issuperset(dist.get_process_group_ranks(mesh.get_group(i)))
+                )
+            )
+        return found
+
+    @property
+    def data_ranks(self) -> tuple[int, ...]:
+        """The ranks of fully_shard()'s mesh, over which gradients are averaged."""
+        return tuple(_get(self._mesh, "FSDPMeshInfo.mesh").mesh.flatten().tolist())
 
     def reduced(self) -> list[int]:
         """Returns, for a hook, the places of the trained parameters in the order of a reduction. Torch 2.15
@@ -280,6 +305,22 @@ def is_ended_by_hand(module: FSDPModule) -> bool:
     gradients, too."""
     context = _get(fsdp_state(module), "FSDPState._state_ctx")
     return bool(_find(context, "FSDPStateContext.manual_backward_finalization_active"))
+
+
+def call_after_reductions(state: Any, function: Callable[[], object]) -> Callable[[], None]:
+    """Calls function() each time that FSDP2 has reduced all gradients of a pass, also where a pipeline
+    reduces them, outside of any backward pass. state: of fsdp_state(). Returns a function that undoes it."""
+    name = "FSDPState._root_post_backward_final_callback"
+    own = _find(state, name)
+    if own is None:  # then a unit that comes again ends the step before
+        return lambda: None
+
+    def call() -> None:
+        own()
+        function()
+
+    state._root_post_backward_final_callback = call
+    return functools.partial(state.__dict__.pop, "_root_post_backward_final_callback", None)
 
 
 # ---- FSDP1 ----

@@ -4,9 +4,9 @@
     part "compressed" | a.row0 c.row0 | a.row1 c.row1 |                    (W, shard)
     part "dense"      | b.row0 | b.row1 |
 
-A part is the data of one reducer: the pieces of all parameters of one class and level. Rank r owns row r. All
-rows of a part have the length of the longest; shorter ones are padded with zeros. An all-reduce has one row,
-without an owner.
+A part is the data of one reducer: the pieces of all parameters of one class, level and split. Rank r owns
+row r. All rows of a part have the length of the longest; shorter ones are padded with zeros. An all-reduce
+has one row, without an owner.
 
 A parameter's residual is in wire order: the order of its elements in the rows."""
 
@@ -27,6 +27,9 @@ class Parameter(NamedTuple):
     dim: int = 0  # along which it is sharded
     level: int = LAST  # of the schedule
     sparsity: float = 0.0  # that the schedule gives it there, as all ranks must know it
+    # dimensions of its mesh over which this piece was cut out of the parameter, beside those of the exchange
+    split: tuple[str, ...] = ()
+    n_whole: int = 0  # elements of the parameter that this is a piece of; 0: it is no piece
 
     @property
     def numel(self) -> int:
@@ -100,16 +103,19 @@ class Layout:
         self.all_reduce = n_rows == 1
         self.has_gaps = sum(piece.length for piece in pieces) < n_elems
         self._pieces: list[list[Piece]] = [[] for _ in self.parameters]
-        kinds: dict[tuple[str, int], list[list[Piece]]] = {}
+        kinds: dict[tuple[str, int, tuple[str, ...]], list[list[Piece]]] = {}
         for piece in sorted(pieces, key=lambda piece: piece.start):
             parameter = self.parameters[piece.parameter]
-            rows = kinds.setdefault((parameter.kind, parameter.level), [[] for _ in range(n_rows)])
+            # What tensor parallelism replicates must stay equal on its ranks, so it is not selected together
+            # with what it splits. Where all values travel, nothing is selected.
+            split = () if parameter.kind == "dense" else parameter.split
+            rows = kinds.setdefault((parameter.kind, parameter.level, split), [[] for _ in range(n_rows)])
             rows[piece.start // self.row].append(piece)
             self._pieces[piece.parameter].append(piece)
         n_rows_of_output = world_size if self.all_reduce else 0
         self.parts = [
             Part(kind, level, rows, n_rows_of_output, self.parameters)
-            for (kind, level), rows in sorted(kinds.items())
+            for (kind, level, _), rows in sorted(kinds.items())
         ]
 
     def pieces_of(self, parameter: int) -> list[Piece]:

@@ -34,7 +34,10 @@ class Module:
 
     def __init__(self, module: FSDPModule, name: str, group: internals.FsdpGroup) -> None:
         self.module, self.name, self.group = module, name, group
-        self.parameters = [layouts.Parameter("", shape, "dense", dim) for shape, dim in group.shapes()]
+        self.parameters = [
+            layouts.Parameter("", shape, "dense", dim, split=split, n_whole=sharded.numel())
+            for (shape, dim), split, sharded in zip(group.shapes(), group.splits(), group.sharded_parameters)
+        ]
         self._layouts: dict[Any, layouts.Layout] = {}  # by key
 
     def name_parameters(self, names: Mapping[int, str]) -> None:
@@ -44,8 +47,10 @@ class Module:
             for parameter, sharded in zip(self.parameters, self.group.sharded_parameters)
         ]
 
-    def mesh(self) -> DeviceMesh:
-        return self.group.sharded_parameters[0].device_mesh
+    def meshes(self) -> list[DeviceMesh]:
+        """Returns those of its parameters: that of fully_shard(), and where tensors are parallel, larger
+        ones."""
+        return [parameter.device_mesh for parameter in self.group.sharded_parameters]
 
     def exchange_group(self) -> dist.ProcessGroup:
         """Returns the group over which gradients are exchanged. The mesh may have a dimension of replicas,
@@ -253,7 +258,7 @@ class Wrapper(AnyWrapper):
                     "DistributedDataParallel, "
                     "or fully_shard() over all ranks, or over a mesh inside each host with between=",
                 )
-        if self.sums_shards and any(module.mesh().ndim > 1 for module in self.modules):
+        if self.sums_shards and any(mesh.ndim > 1 for mesh in self._meshes()):
             raise Error(
                 "unsupported",
                 "between wants fully_shard() over a mesh of one dimension, inside each host; this model's "
@@ -271,14 +276,37 @@ class Wrapper(AnyWrapper):
             [self.between] if self.between is not None else []
         )
 
+    def _meshes(self) -> list[DeviceMesh]:
+        """Returns the meshes of all parameters, each once."""
+        return list(dict.fromkeys(mesh for module in self.modules for mesh in module.meshes()))
+
+    def _ranks(self) -> set[int]:
+        """Returns all ranks of the meshes: those of this host with `between`."""
+        return {rank for mesh in self._meshes() for rank in mesh.mesh.flatten().tolist()}
+
+    def _n_hosts(self) -> int:
+        return 1 if self.between is None else self.between.size()
+
     def n_ranks(self) -> int:
-        return max(module.mesh().size() for module in self.modules) * (
-            1 if self.between is None else self.between.size()
-        )
+        return len(self._ranks()) * self._n_hosts()
+
+    def n_batches(self) -> int:
+        return max(len(module.group.data_ranks) for module in self.modules) * self._n_hosts()
+
+    def deciders(self) -> list[dist.ProcessGroup] | None:
+        if (alike := super().deciders()) is not None:
+            return alike
+        ranks = self._ranks()
+        whole = next((mesh for mesh in self._meshes() if mesh.size() == len(ranks)), None)
+        if whole is None:
+            return None
+        groups = [group for group in whole.get_all_groups() if group.size() > 1]
+        return groups + ([] if self.between is None else [self.between])
 
     @property
     def has_several_meshes(self) -> bool:
-        return any(module.mesh() != self.modules[0].mesh() for module in self.modules)
+        """Whether gradients of some parameters are averaged over other ranks than those of others."""
+        return len({module.group.data_ranks for module in self.modules}) > 1
 
     @property
     def gathers(self) -> bool:
@@ -315,6 +343,10 @@ class Wrapper(AnyWrapper):
                     "handle.close() puts it back"
                 )
             module.group.set_comms(*comms)
+        # of those without parameters, too: torch calls that of the root, or of the module that came first
+        modules = [module for module in self._model.modules() if isinstance(module, FSDPModule)]
+        for state in dict.fromkeys(map(internals.fsdp_state, modules)):
+            handle.passes.undo.append(internals.call_after_reductions(state, handle.passes.end_backward))
         self._warn_of_outsiders()
         if handle.state.options.parameters is not None:
             self._say_what_torch_gathers(handle)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch.exchange import internals
-from tagc.torch.exchange.interfaces import Exchanged
+from tagc.torch.exchange.interfaces import Exchanged, Wrapped
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks import fsdp2
 from tagc.torch.quorum.managed import Managed
@@ -73,6 +73,9 @@ class Wrapper(Managed, fsdp2.Wrapper):
 
     def n_ranks(self) -> int:
         return super().n_ranks() * (1 if self._quorum is None else self._quorum.size())
+
+    def deciders(self) -> list[Any] | None:
+        return Wrapped.deciders(self)  # replicas change, and no connection is over all ranks of all of them
 
     def install(self, handle: Compressed) -> None:
         super().install(handle)

@@ -64,14 +64,10 @@ class Moments:
         known = {**self._optimizers, **{id(one): one for one in optimizers}}
         adapt.check_complete(known.values(), compressed)
         can, none = adapt.kinds(known.values(), compressed)
-        if (
-            can
-            and self._options.gentle
-            and any(group.size() != self._wrapper.n_ranks() for group in self._wrapper.groups())
-        ):
+        if can and self._options.gentle and self._wrapper.deciders() is None:
             raise Error(
                 "unsupported",
-                "torch or `between` sums this model's gradients over replicas as well, and their ranks could "
+                "ranks of this model exchange different parameters, no mesh has all of them, and they could "
                 "change beta1 at different steps: give compress() no optimizer, and make it from "
                 "handle.param_groups()",
             )

@@ -9,7 +9,7 @@ import base64
 import binascii
 import ctypes
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -55,10 +55,17 @@ class _Wrapper(Protocol):
 
     def set_kinds(self, kinds: Kinds) -> None: ...
 
+    def n_ranks(self) -> int: ...
+
+    def n_batches(self) -> int: ...
+
+    def deciders(self) -> list[Any] | None: ...
+
 
 class Schedule:
-    """Of one model. Ranks that exchange a parameter decide alike, because they decide from sums over these
-    ranks."""
+    """Of one model. All its ranks decide alike, because they decide from sums over all of them: in look(),
+    where every exchange is over all ranks, else in pool(). (Without a way to add up over all ranks, those
+    that exchange a parameter decide on it.)"""
 
     def __init__(self, wrapper: _Wrapper, options: Options, is_fresh: bool = False) -> None:
         """is_fresh: whether the model has random weights; the same on all ranks."""
@@ -71,13 +78,16 @@ class Schedule:
         self._numbers = {name: i for i, name in enumerate(self._names)}
         self._samples = Samples({name: i for name, i in self._numbers.items() if self._has_levels[name]})
         self._groups: dict[tuple[int, ...], int] = {}  # ranks -> their number
+        self._pools = bool(wrapper.deciders())
+        self._seen: dict[int, lib.ScheduleSums] = {}  # number of a parameter -> sums that wait for pool()
         self.moments = dict.fromkeys(
             (name for name, kind in self._kinds.items() if kind == "compressed"), STAYS
         )
         self.epoch = 0  # counts what may change a plan
         # of this rank, not handed over yet: reading one may wait for a device
         self._losses: list[torch.Tensor] = []
-        self._handle = _made(self._kinds, {p.name: p.numel for p in wrapper.parameters()}, options, is_fresh)
+        sizes = {p.name: p.n_whole or p.numel for p in wrapper.parameters()}
+        self._handle = _made(self._kinds, sizes, options, is_fresh)
         self._put()
 
     def __del__(self) -> None:
@@ -180,8 +190,8 @@ class Schedule:
             self._losses.append(torch.as_tensor(loss).detach().float().mean())
 
     def look(self, comm: Comm, layout: Layout, gradient: torch.Tensor, unit: Exchanged) -> int:
-        """Looks at a gradient before unit.reduce() of it. Collective when a window is full. Returns the bytes
-        that this rank sent."""
+        """Looks at a gradient before unit.reduce() of it. Collective when a window is full, where pool() is
+        not to be called. Returns the bytes that this rank sent."""
         full = self._add(layout, gradient)
         if not full:
             return 0
@@ -192,9 +202,34 @@ class Schedule:
             for name in part.weights:
                 if (found := own.get(self._numbers.get(name, -1))) is not None:
                     found.residual, found.gradient = residual, squared
-        mine = bytes(self._take_losses()) + bytes(sums)
-        self._see(comm, full, _pooled(comm, mine))
-        return len(mine) * (comm.world_size - 1)
+        if self._pools:
+            self._seen |= own
+            return 0
+        losses = self._take_losses()
+        pooled = _pooled(comm, [losses.sum, losses.squares, losses.n, *_numbers(sums)])
+        group = self._groups.setdefault(tuple(comm.ranks), len(self._groups))
+        self._see(full, pooled, group)
+        return 8 * len(pooled) * (comm.world_size - 1)
+
+    def pool(self, comms: Sequence[Comm]) -> int:
+        """Adds up what all ranks have seen since the last call. comms: of the deciders. Collective: call it
+        after the same exchanges on all ranks. Returns the bytes that this rank sent."""
+        if not self._names:
+            return 0
+        losses, share = self._take_losses(), self._wrapper.n_batches() / self._wrapper.n_ranks()
+        mine = [share * losses.sum, share * losses.squares, share * losses.n]
+        for number in range(len(self._names)):
+            seen = self._seen.get(number)
+            mine += [0.0 if seen is None else 1.0, *_numbers([seen or lib.ScheduleSums()])]
+        self._seen, n_bytes = {}, 0
+        for comm in comms:
+            mine = _pooled(comm, mine)
+            n_bytes += 8 * len(mine) * (comm.world_size - 1)
+        n = 1 + len(lib.ScheduleSums._fields_)
+        rows = [mine[at : at + n] for at in range(3, len(mine), n)]
+        full = [number for number, row in enumerate(rows) if row[0]]
+        self._see(full, mine[:3] + [value for number in full for value in rows[number][1:]], 0)
+        return n_bytes
 
     def _add(self, layout: Layout, gradient: torch.Tensor) -> list[int]:
         """Adds samples of one exchange. Returns the numbers of parameters whose windows are full."""
@@ -224,14 +259,13 @@ class Schedule:
         lib.load().tagc_schedule_take_losses(self._handle, ctypes.byref(found))
         return found
 
-    def _see(self, comm: Comm, full: list[int], pooled: list[float]) -> None:
+    def _see(self, full: list[int], pooled: list[float], group: int) -> None:
         losses = lib.ScheduleLosses(*pooled[:3])
         lib.call("tagc_schedule_see_losses", self._handle, ctypes.byref(losses))
         n_fields = len(lib.ScheduleSums._fields_)
         sums = (lib.ScheduleSums * len(full))(
             *(lib.ScheduleSums(*pooled[at : at + n_fields]) for at in range(3, len(pooled), n_fields))
         )
-        group = self._groups.setdefault(tuple(comm.ranks), len(self._groups))
         lib.call(
             "tagc_schedule_see", self._handle, (ctypes.c_uint32 * len(full))(*full), len(full), sums, group
         )
@@ -249,6 +283,9 @@ class Schedule:
     def scale(self, factor: float) -> None:
         """Multiplies what is known of gradients, which are multiplied with that from now on."""
         lib.call("tagc_schedule_scale", self._handle, factor)
+        for sums in self._seen.values():
+            for field in ("square", "residual", "gradient"):
+                setattr(sums, field, getattr(sums, field) * factor**2)
 
     def _put(self) -> None:
         """Gives every parameter its level, and its sparsity, by which ranks notice that they differ."""
@@ -294,7 +331,7 @@ class Schedule:
             ctypes.byref(n),
             ctypes.byref(first),
         )
-        self._losses = []
+        self._losses, self._seen = [], {}
         self.epoch += 1
         self._put()
         return (self._names[first.value], n.value) if n.value else ("", 0)
@@ -341,8 +378,12 @@ def _empty(options: Options) -> bytes:
     return text.raw[: n.value]
 
 
-def _pooled(comm: Comm, mine: bytes) -> list[float]:
-    """Returns the sums over ranks of doubles, of which every rank has as many. Collective."""
-    n = len(mine) // 8
-    packed = [struct.unpack(f"={n}d", data) for data in comm.all_gather(mine)]
-    return [sum(values) for values in zip(*packed)]
+def _numbers(sums: Iterable[lib.ScheduleSums]) -> list[float]:
+    return [getattr(each, name) for each in sums for name, *_ in lib.ScheduleSums._fields_]
+
+
+def _pooled(comm: Comm, mine: Sequence[float]) -> list[float]:
+    """Returns the sums over ranks of numbers, of which every rank has as many. Collective."""
+    layout = f"={len(mine)}d"
+    everyone = [struct.unpack(layout, data) for data in comm.all_gather(struct.pack(layout, *mine))]
+    return [sum(values) for values in zip(*everyone)]

@@ -1,0 +1,379 @@
+"""Models on meshes of several dimensions: tensor parallel, expert parallel, replicated over hosts. What
+several ranks hold stays equal on them bit by bit, and all ranks decide alike, whatever each of them sees."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import ranks
+import torch.distributed as dist
+from oracles import check_alike
+from torch import nn
+
+
+def mesh_of(*names, sizes=(2, 2)):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", sizes, mesh_dim_names=names)
+
+
+class Matrix(nn.Module):
+    """One matrix, whose gradient is what forward() gets."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(*shape))
+
+    def forward(self, gradient):
+        weight = self.weight.to_local() if hasattr(self.weight, "to_local") else self.weight
+        return (weight * gradient).sum()
+
+
+class Given(nn.Module):
+    """Matrices whose gradients are given, by name; a missing one is not used."""
+
+    def __init__(self, **shapes):
+        super().__init__()
+        torch.manual_seed(4)
+        self.of = nn.ModuleDict({name: Matrix(*shape) for name, shape in shapes.items()})
+
+    def forward(self, gradients):
+        return sum(self.of[name](gradient) for name, gradient in gradients.items())
+
+
+def noise(*key, shape):
+    """Another gradient for each key."""
+    seed = sum(number * 1009**i for i, number in enumerate(key))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def split_over(matrix, mesh):
+    """Cuts it along its rows over that mesh, as tensor and expert parallelism do."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    matrix.weight = nn.Parameter(distribute_tensor(matrix.weight.data, mesh, [Shard(0)]))
+
+
+def train(model, optimizer, gradients_at, n_steps):
+    for step in range(n_steps):
+        optimizer.zero_grad()
+        model(gradients_at(step)).backward()
+        optimizer.step()
+
+
+def local(parameter):
+    values = parameter.detach()
+    return values.to_local() if hasattr(values, "to_local") else values
+
+
+def levels_alike(handle):
+    """The levels, which must be those of all ranks."""
+    levels, everyone = handle.state.schedule.levels(), [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, levels)
+    assert all(other == levels for other in everyone), everyone
+    return levels
+
+
+# ---- tensor parallel x FSDP2 ----
+
+
+def tensor_parallel(mesh):
+    from torch.distributed.fsdp import fully_shard
+
+    model = Given(split=(96, 64), whole=(80, 64), other=(64, 80))
+    split_over(model.of["split"], mesh["tp"])
+    return fully_shard(model, mesh=mesh["dp"])
+
+
+def tensor_parallel_gradients(mesh):
+    """Of `split`, the first half is noise and the second one points one way. What is whole has the same
+    gradient on both ranks that have it."""
+    dp, tp = mesh["dp"].get_local_rank(), mesh["tp"].get_local_rank()
+
+    def at(step):
+        split = noise(0, shape=(48, 64)) if tp else 0.01 * noise(step, dp, 1, shape=(48, 64))
+        return {
+            "split": split,
+            "whole": noise(step, dp, 2, shape=(80, 64)),
+            "other": 3 * noise(step, dp, 3, shape=(64, 80)),
+        }
+
+    return at
+
+
+def replicas_stay_equal(rank, world_size):
+    """Of what is whole on both tensor-parallel ranks, these select the same values, and as many of them,
+    though the halves of another matrix of their unit have other gradients."""
+    import tagc.torch as tagc
+
+    mesh = mesh_of("dp", "tp")
+    for options in (dict(sparsity=0.9), dict(sparsity=0.9, gentle=True)):
+        model = tensor_parallel(mesh)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with tagc.compress(model, optimizer, verbose=False, **options) as handle:
+            n_steps = 45 if "gentle" in options else 3
+            train(model, optimizer, tensor_parallel_gradients(mesh), n_steps)
+            for name in ("whole", "other"):
+                check_alike(local(model.of[name].weight), name, mesh["tp"].get_group())
+            if "gentle" in options:
+                found = levels_alike(handle)
+                assert found == {"of.split.weight": 1, "of.whole.weight": 3, "of.other.weight": 3}, found
+                shares = [handle.state.schedule.plan({name: 1}).sparsity for name in found]
+                assert len(set(shares)) == 3, f"{shares}: this test shows nothing if shares are equal"
+            assert handle.stats()["n_units"] == 1 and handle.stats()["world_size"] == 2
+
+
+def classes_are_of_whole_matrices(rank, world_size):
+    """A half of `split` would be below the least size of a matrix that is compressed."""
+    import tagc.torch as tagc
+
+    seen = {}
+    with tagc.compress(
+        tensor_parallel(mesh_of("dp", "tp")),
+        layers=lambda name, p: (seen.setdefault(name, tuple(p.shape)), "dense")[1],
+        verbose=False,
+    ):
+        assert seen["of.split.weight"] == (96, 64), seen
+    with tagc.compress(tensor_parallel(mesh_of("dp", "tp")), verbose=False) as handle:
+        assert "16,384 of 16,384 elements compressed" in handle.table(), handle.table()
+        assert "(fsdp2, 4 ranks)" in repr(handle)
+
+
+def equal_to_dense(make, gradients_at, n_steps=3):
+    """With every value as it is, tagc changes nothing but the order of sums."""
+    import tagc.torch as tagc
+
+    found = []
+    for compresses in (False, True):
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01, foreach=False)
+        handle = (
+            tagc.compress(model, optimizer, sparsity=0, values="fp32", verbose=False) if compresses else None
+        )
+        train(model, optimizer, gradients_at, n_steps)
+        found.append({name: local(p).clone() for name, p in model.named_parameters()})
+        if handle is not None:
+            handle.close()
+    for name, dense in found[0].items():
+        torch.testing.assert_close(found[1][name], dense, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def tensor_parallel_oracle(rank, world_size):
+    mesh = mesh_of("dp", "tp")
+    equal_to_dense(lambda: tensor_parallel(mesh), tensor_parallel_gradients(mesh))
+
+
+def losses_count_once(rank, world_size):
+    """Both tensor-parallel ranks see the same loss: together they count as one."""
+    import tagc.torch as tagc
+    from tagc import _library as lib
+
+    mesh, seen = mesh_of("dp", "tp"), []
+    model = tensor_parallel(mesh)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = lib.call
+
+    def spy(name, *arguments):
+        if name == "tagc_schedule_see_losses":
+            seen.append(arguments[1]._obj.n)
+        return call(name, *arguments)
+
+    gradients_at = tensor_parallel_gradients(mesh)
+    with tagc.compress(model, optimizer, verbose=False) as handle:
+        lib.call = spy
+        try:
+            for step in range(20):
+                handle.watch(1.0 + mesh["dp"].get_local_rank())
+                train(model, optimizer, lambda _: gradients_at(step), 1)
+        finally:
+            lib.call = call
+    assert seen == [40.0], seen  # 20 steps of two data-parallel ranks
+
+
+# ---- replicas that torch adds up, or tagc by `between` ----
+
+
+def replicated_over_hosts(rank, world_size):
+    """Where torch averages over replicas of the shards, or tagc does, all ranks change an Adam's beta1 at the
+    same steps, though what they exchange differs."""
+    from torch.distributed.fsdp import fully_shard
+
+    import tagc.torch as tagc
+
+    mesh = mesh_of("host", "local")
+    host, place = mesh["host"].get_local_rank(), mesh["local"].get_local_rank()
+
+    def gradients_at(step):
+        steady = noise(7, shape=(80, 64))
+        return {
+            "one": steady if host else noise(step, place, 1, shape=(80, 64)),
+            "two": noise(step, rank, 2, shape=(64, 96)),
+        }
+
+    for of_torch in (True, False):
+
+        def make():
+            model = Given(one=(80, 64), two=(64, 96))
+            return fully_shard(model, mesh=mesh if of_torch else mesh["local"])
+
+        options = {} if of_torch else {"between": mesh["host"]}
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.001, foreach=False)
+        with tagc.compress(model, optimizer, verbose=False, **options) as handle:
+            train(model, optimizer, gradients_at, 65)
+            found = levels_alike(handle)
+            assert found["of.one.weight"] == 1 < found["of.two.weight"], found
+            memories = [str(sorted(handle.state.schedule.memories().items()))]
+            everyone = [None] * world_size
+            dist.all_gather_object(everyone, memories)
+            assert all(other == memories for other in everyone) and "two" in memories[0], everyone
+            for name, parameter in model.named_parameters():
+                check_alike(local(parameter), name, mesh["host"].get_group())
+            handle.watch(1.0)
+        if of_torch:
+            equal_to_dense(make, gradients_at)
+
+
+# ---- expert parallel ----
+
+
+def expert_parallel(meshes):
+    from torch.distributed.fsdp import fully_shard
+
+    dense, experts = meshes
+    model = Given(experts=(96, 64), whole=(80, 64), other=(64, 80))
+    split_over(model.of["experts"], experts["ep"])
+    fully_shard(model.of["experts"], mesh=experts["efsdp"])
+    return fully_shard(model, mesh=dense)
+
+
+def expert_parallel_gradients(rank, starve):
+    """The second half of the experts points one way, and is not used at all now and then."""
+    second = rank % 2
+
+    def at(step):
+        found = {"whole": noise(step, rank, 2, shape=(80, 64)), "other": noise(step, rank, 3, shape=(64, 80))}
+        if not (second and starve and step % 3 == 1):
+            found["experts"] = noise(0, shape=(48, 64)) if second else noise(step, rank, 1, shape=(48, 64))
+        return found
+
+    return at
+
+
+def experts_of_other_ranks(rank, world_size):
+    """Ranks that exchange what all of them have decide alike on it, whatever happens to experts that only
+    some of them have; and these are exchanged over their own ranks."""
+    import tagc.torch as tagc
+
+    meshes = mesh_of("dp", sizes=(4,)), mesh_of("efsdp", "ep")
+    for starve in (False, True):
+        model = expert_parallel(meshes)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        seen = []
+        with tagc.compress(
+            model, optimizer, verbose=False, on_step=lambda stats: seen.append(stats["n_units"])
+        ) as handle:
+            train(model, optimizer, expert_parallel_gradients(rank, starve), 65)
+            found = levels_alike(handle)
+            assert found["of.experts.weight"] == 1 and found["of.whole.weight"] == 3, found
+            assert handle.n_steps == 65 == len(seen) and set(seen) <= {1, 2}, seen
+            assert "(fsdp2, 4 ranks)" in repr(handle)
+    equal_to_dense(lambda: expert_parallel(meshes), expert_parallel_gradients(rank, True))
+
+
+# ---- pipelines ----
+
+
+class Stage(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        torch.manual_seed(n)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 8)) for _ in "ab"
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def pipeline(rank, n_stages, compresses, n_steps=3):
+    """Trains stages on two pipeline ranks, each of two data-parallel ones. Returns (parameters of this rank,
+    what on_step got of each of its stages, and their n_steps)."""
+    from torch.distributed import pipelining
+    from torch.distributed.fsdp import fully_shard
+
+    import tagc.torch as tagc
+
+    mesh = mesh_of("pp", "dp")
+    pp, dp = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
+    stages, models, optimizers, seen, handles = [], [], [], [], []
+    for i in range(pp, n_stages, 2):
+        model = Stage(i)
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh["dp"], reshard_after_forward=False)
+        fully_shard(model, mesh=mesh["dp"], reshard_after_forward=False)
+        models.append(model)
+        optimizers.append(torch.optim.SGD(model.parameters(), 0.1))
+        if compresses:
+            seen.append([])
+            handles.append(
+                tagc.compress(
+                    model, sparsity=0, values="fp32", layers="all", verbose=False, on_step=seen[-1].append
+                )
+            )
+        stages.append(
+            pipelining.PipelineStage(model, i, n_stages, torch.device("cpu"), group=mesh["pp"].get_group())
+        )
+    made = pipelining.Schedule1F1B if len(stages) == 1 else pipelining.ScheduleInterleaved1F1B
+    schedule = made(
+        stages if len(stages) > 1 else stages[0], n_microbatches=4, loss_fn=nn.functional.mse_loss
+    )
+    for step in range(n_steps):
+        x = noise(step, dp, shape=(8, 8))
+        arguments, target = (x,) if pp == 0 else (), {"target": x.flip(1)} if pp == 1 else {}
+        schedule.step(*arguments, **target)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    parameters = [local(p).clone() for model in models for p in model.parameters()]
+    numbers = [handle.n_steps for handle in handles]
+    for handle in handles:
+        handle.close()
+    return parameters, seen, numbers
+
+
+def steps_of_a_pipeline(rank, world_size):
+    """One step of the schedule is one step of each stage, with all units of the stage in it."""
+    for n_stages in (2, 4):
+        dense = pipeline(rank, n_stages, False)[0]
+        found, seen, numbers = pipeline(rank, n_stages, True)
+        for ours, theirs in zip(found, dense):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        assert numbers == [3] * (n_stages // 2), numbers
+        for stage in seen:
+            assert [stats["step"] for stats in stage] == [1, 2, 3], stage
+            assert {stats["n_units"] for stats in stage} == {2}, stage
+            assert {stats["n_elems"] for stats in stage} == {2 * (8 * 64 * 2 + 64 + 8)}, stage
+
+
+@pytest.mark.slow
+def test_tensor_parallel():
+    ranks.run_each(
+        [replicas_stay_equal, classes_are_of_whole_matrices, tensor_parallel_oracle, losses_count_once], 4
+    )
+
+
+@pytest.mark.slow
+def test_replicas_over_hosts():
+    ranks.run(replicated_over_hosts, 4)
+
+
+@pytest.mark.slow
+def test_expert_parallel():
+    ranks.run(experts_of_other_ranks, 4)
+
+
+@pytest.mark.slow
+def test_pipeline():
+    ranks.run(steps_of_a_pipeline, 4)
