@@ -22,7 +22,9 @@ def test_one_line_or_none():
         == ""
     )
     near = line([{"host": "a", "mbit": 0}] * 2, False, True)
-    assert "2 ranks are on one host" in near and near.endswith("tagc.advise(model) measures what to expect")
+    assert "all 2 ranks that exchange gradients are on one host" in near and near.endswith(
+        "tagc.advise(model) measures what to expect"
+    )
     fast = line([{"host": "a", "mbit": 25_000}, {"host": "b", "mbit": 100_000}], False, True)
     assert "does 25 Gbit/s" in fast and "host" not in fast
     assert "tagc sends every value" in line(far, True, True) and "without sparsity=" in line(far, True, False)
@@ -82,7 +84,11 @@ def said(rank, world_size):
         with contextlib.redirect_stdout(io.StringIO()) as output:
             tagc.compress(DistributedDataParallel(model))
         lines = output.getvalue().splitlines()
-        own = [text for text in lines if text.startswith("tagc: all 2 ranks are on one host")]
+        own = [
+            text
+            for text in lines
+            if text.startswith("tagc: all 2 ranks that exchange gradients are on one host")
+        ]
         assert len(own) == (rank == 0), lines
         if rank == 0:
             assert (

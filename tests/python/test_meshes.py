@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import ranks
 import torch.distributed as dist
-from oracles import check_alike
+from oracles import check_alike, check_error
 from torch import nn
 
 
@@ -357,6 +357,95 @@ def steps_of_a_pipeline(rank, world_size):
             assert {stats["n_elems"] for stats in stage} == {2 * (8 * 64 * 2 + 64 + 8)}, stage
 
 
+# ---- checkpoints ----
+
+
+def stage_of(pp, mesh, wrap):
+    """A stage whose names are those of all stages, with a residual that tells the ranks apart."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(pp)
+    model = Given(one=(80, 64), two=(64, 96))
+    if wrap == "ddp":
+        return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group())
+    return fully_shard(model, mesh=mesh)
+
+
+def residuals_of(handle):
+    return next(iter(handle.state_dict().values()))["residuals"]
+
+
+def save_stages(rank, world_size, folder):
+    """On 2 x 2 ranks. Returns the residuals of this one."""
+    import tagc.torch as tagc
+
+    mesh, found = mesh_of("pp", "dp"), []
+    for wrap in ("fsdp2", "ddp"):
+        model = stage_of(mesh["pp"].get_local_rank(), mesh["dp"], wrap)
+        handle = tagc.compress(model, sparsity=0.9, verbose=False)
+        model({"one": noise(rank, 1, shape=(80, 64)), "two": noise(rank, 2, shape=(64, 96))}).backward()
+        handle.save(f"{folder}/{wrap}")
+        found.append(residuals_of(handle))
+        handle.close()
+    return found
+
+
+def load_stages(rank, world_size, folder, saved):
+    """Another number of data-parallel ranks gets the residuals of its own stage; other stages are refused."""
+    import tagc.torch as tagc
+
+    for sizes in ((2, 1), (2, 2), (1, 2), (1, 4), (4, 1)):
+        if sizes[0] * sizes[1] != world_size:
+            continue
+        mesh = mesh_of("pp", "dp", sizes=sizes)
+        pp, dp = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
+        model = stage_of(pp, mesh["dp"], "fsdp2")
+        with tagc.compress(model, sparsity=0.9, verbose=False) as handle:
+            if sizes[0] != 2:
+                check_error(
+                    lambda: handle.load(f"{folder}/fsdp2"),
+                    r"saved by 4 ranks, of which rank 0 had place 0 of 2 of 'pp'.*no saved rank had the same",
+                    same=False,
+                )
+                continue
+            handle.load(f"{folder}/fsdp2")
+            for name, values in residuals_of(handle).items():
+                own = [saved[2 * pp + other][0][name] for other in range(2)]
+                expected = own[dp] if sizes[1] == 2 else sum(own) / 2
+                assert own[0].any()
+                torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-7)
+    mesh = mesh_of("pp", "dp", sizes=(2, world_size // 2))
+    if world_size == 4:  # a process group without a mesh: the same ranks get their own again
+        model = stage_of(mesh["pp"].get_local_rank(), mesh["dp"], "ddp")
+        with tagc.compress(model, sparsity=0.9, verbose=False) as handle:
+            handle.load(f"{folder}/ddp")
+            for name, values in residuals_of(handle).items():
+                assert torch.equal(values, saved[rank][1][name])
+        mesh = mesh_of("dp", "pp")
+        model = stage_of(mesh["pp"].get_local_rank(), mesh["dp"], "ddp")
+        with tagc.compress(model, sparsity=0.9, verbose=False) as handle:
+            check_error(
+                lambda: handle.load(f"{folder}/ddp"),
+                r"of the process group \[0, 1\], which has no mesh.*no saved rank had the same",
+                same=False,
+            )
+
+
+def two_handles_one_folder(rank, world_size, folder):
+    """Stages of one rank would overwrite each other."""
+    import tagc.torch as tagc
+
+    handles = [
+        tagc.compress(stage_of(i, mesh_of("dp", sizes=(2,)), "fsdp2"), sparsity=0.9, verbose=False)
+        for i in range(2)
+    ]
+    for _ in range(2):
+        handles[0].save(folder)
+    check_error(lambda: handles[1].save(folder), "another open handle.*a folder of its own", same=False)
+    handles[0].close()
+    handles[1].save(folder)
+
+
 @pytest.mark.slow
 def test_tensor_parallel():
     ranks.run_each(
@@ -377,3 +466,14 @@ def test_expert_parallel():
 @pytest.mark.slow
 def test_pipeline():
     ranks.run(steps_of_a_pipeline, 4)
+
+
+@pytest.mark.slow
+def test_checkpoints_of_stages(tmp_path):
+    saved = ranks.run(save_stages, 4, str(tmp_path))
+    ranks.run(load_stages, 4, str(tmp_path), saved)
+    ranks.run(load_stages, 2, str(tmp_path), saved)
+
+
+def test_a_folder_for_each_handle(tmp_path):
+    ranks.run(two_handles_one_folder, 2, str(tmp_path))

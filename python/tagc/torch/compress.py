@@ -176,7 +176,7 @@ def _prepare(
     unknown option, or None. Collective."""
     model = internals.unwrapped(model)
     staging: Staging | None = None
-    group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
+    groups: list[dist.ProcessGroup | None] = [dist.group.WORLD if dist.is_initialized() else None]
     wrapper: Wrapper | None = None
     failure: Exception | None = None
     mine: dict[str, Any] = {}
@@ -192,7 +192,7 @@ def _prepare(
                     ),
                 )
             manager, between = between, None
-        if group is None and manager is None:
+        if groups == [None] and manager is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
         if on_step is not None and not callable(on_step):
             raise Error("argument", f"on_step is {on_step!r}, must be a function of a dict")
@@ -209,7 +209,7 @@ def _prepare(
                 "fully_shard() with between=manager",
             )
         wrapper = _wrapper(model, between, only) if manager is None else _managed_wrapper(model, manager)
-        group = None if isinstance(wrapper, managed.Wrapper) else _all_of(wrapper)
+        groups = [None] if isinstance(wrapper, managed.Wrapper) else _all_of(wrapper)
         mine = _describe(model, wrapper, options)
         mine["options"]["optimizer is given"] = optimizer is not None
         mine["fresh"] = first_words.look_fresh(mine["rows"], policy.named_parameters(model))
@@ -237,13 +237,9 @@ def _prepare(
     except Exception as problem:
         failure = problem
     try:
-        everyone = agree_all(
-            group,
-            mine | {"about host": first_words.about_host()},
-            failure,
-            options.get("timeout_s"),
-            f"{'ddp_state' if only else 'compress'}()",
-        )
+        mine["about host"] = first_words.about_host()
+        call = f"{'ddp_state' if only else 'compress'}()"
+        is_fresh, hosts = _agree(groups, mine, failure, options.get("timeout_s"), call)
     except BaseException:
         if staging is not None:
             staging.close()
@@ -253,8 +249,6 @@ def _prepare(
     settings, rows = Options(**options), mine["rows"]
     wrapper.set_kinds({row.name: {"kind": row.class_} for row in rows})
     table = _table(rows, settings)
-    known = [rank["fresh"] for rank in everyone if rank["fresh"] is not None]
-    is_fresh = bool(known) and all(known)
     handle = Compressed(model, wrapper, settings, table, staging, is_fresh)
     handle.passes.on_step = on_step
     handle.passes.groups = {row.name: row.reason for row in rows}
@@ -283,7 +277,11 @@ def _prepare(
         expect = (
             ""
             if wrapper.is_managed
-            else first_words.line([rank["about host"] for rank in everyone], is_fresh, settings.gentle)
+            else first_words.line(
+                [about for rank, about in hosts.items() if rank in wrapper.exchanging()],
+                is_fresh,
+                settings.gentle,
+            )
         )
         print(
             table,
@@ -353,14 +351,41 @@ def _named(model: torch.nn.Module, wrapper: Wrapper) -> Iterator[tuple[str, torc
         yield parameter.name, whole
 
 
-def _all_of(wrapper: Wrapper) -> dist.ProcessGroup:
-    """Returns a group of the ranks that must agree. If these are all ranks, the world, because a rank with a
-    wrong model does not know another group."""
+def _all_of(wrapper: Wrapper) -> list[dist.ProcessGroup | None]:
+    """Returns groups over which, one after the other, all ranks of the model agree. If these are all ranks,
+    the world, because a rank with a wrong model does not know another group."""
     groups = wrapper.groups()
     if not groups:
         raise Error("argument", "this model has no parameters")
     world = dist.group.WORLD
-    return world if world is not None and wrapper.n_ranks() == dist.get_world_size() else groups[0]
+    if world is not None and wrapper.n_ranks() == dist.get_world_size():
+        return [world]
+    return [*(wrapper.deciders() or groups[:1])]
+
+
+def _agree(
+    groups: list[dist.ProcessGroup | None],
+    mine: dict[str, Any],
+    failure: Exception | None,
+    timeout_s: Any,
+    call: str,
+) -> tuple[bool, dict[int, Any]]:
+    """Makes all ranks agree. Returns (whether the weights look fresh on all of them, {rank: what it says of
+    its host}). No rank leaves before the last group has met, because others wait there. Collective."""
+    hosts: dict[int, Any] = {}
+    for group in groups:
+        try:
+            everyone = agree_all(group, mine, failure, timeout_s, call)
+        except Error as problem:
+            failure = failure or problem
+            continue
+        known = [theirs["fresh"] for theirs in everyone if theirs["fresh"] is not None]
+        mine["fresh"] = all(known) if known else None
+        of_group = [0] if group is None else dist.get_process_group_ranks(group)
+        hosts |= {rank: theirs["about host"] for rank, theirs in zip(of_group, everyone)}
+    if failure is not None:
+        raise failure
+    return bool(mine["fresh"]), hosts
 
 
 def _table(rows: list[policy.Row], settings: Options) -> str:

@@ -11,7 +11,12 @@ has its own residuals and DCP writes only one of several equal keys.
     about["world_size"], ["rank"]     of torch.distributed
     about["managed"]                  1 under torchft
     about["replica"], ["replicas"]    the residuals of all replicas add up to the unsent gradient: every rank
-                                      is a replica, or with `between` every host
+                                      that averages gradients with this one is a replica, or with `between`
+                                      every host
+    about["where"]                    {dimension of the mesh: [place, size]} of those that tell this rank from
+                                      ranks with other parameters or pieces of them, as of a pipeline or of
+                                      tensor parallelism; {"ranks": those of the process group} where it has
+                                      no mesh. Residuals go only to ranks with the same
     about["place"], ["places"]        with `between` a residual is chunk `place` of `places` chunks of a
                                       parameter, in wire order with padding; else 0 of 1, with the parameter's
                                       shape
@@ -41,6 +46,7 @@ import os
 import pathlib
 import pickle
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, NamedTuple, TypeVar
 
@@ -75,6 +81,13 @@ _NUMBERS = {
     "step": 0,
     "loss_scale": 0,
 }
+
+
+# path of a file that save_files() has written -> what it is of
+_writers: dict[str, weakref.ref[State]] = {}
+
+
+_PLACE = ("replica", "place", "where")  # of a rank, in "about"
 
 
 class Keeper(NamedTuple):
@@ -195,20 +208,19 @@ def load(state: State, saved: Any, is_selected: bool = False) -> None:
                     "parts of the mean gradient: "
                     f"load it {'there' if about['managed'] else 'elsewhere'}"
                 )
+        n_saved = next(iter(old.values()))[0]["world_size"]
+        if state.wrapper.has_several_meshes and n_saved != mine["world_size"]:
+            raise Error(
+                "unsupported",
+                f"tagc state: was saved by {n_saved} ranks, and there are {mine['world_size']} now; gradients "
+                "of some parameters of this model are averaged over other ranks than those of others, and "
+                "which ranks have the same of them is not known: load it with as many ranks, or leave it out",
+            )
         wanted = _sources(mine, {rank: about for rank, (about, _) in old.items()}, is_selected)
         keepers = _keepers(state, {name for rank in wanted for name in old[rank][1]})
         for rank in wanted:
             _check(keepers, rank, *old[rank])
         sources = [_Source(*old[rank], factor) for rank, factor in wanted.items()]
-        if sources[0].factor is not None and state.wrapper.has_several_meshes:
-            raise Error(
-                "unsupported",
-                f"tagc state: was saved by {sources[0].about['world_size']} ranks, and there are "
-                f"{mine['world_size']} "
-                "now; parameters of this model are on several meshes, and which ranks have the same of them "
-                "is not known: load it "
-                "with as many ranks, or leave it out",
-            )
         about, is_alike = sources[0].about, sources[0].factor is None
         replicas = _replicas(state, saved, about) if is_alike else {}
         for keeper in keepers:
@@ -232,6 +244,14 @@ def save_files(state: State, folder: Any) -> None:
     folder = _folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = _file(folder, _place(state)[0])
+    other = _writers.get(str(path.resolve()), lambda: None)()
+    if other is not None and other is not state and not other.is_closed:
+        raise Error(
+            "argument",
+            f"{path} was saved by another open handle of this process: give each handle, as of each stage of a "
+            "pipeline, a folder of its own",
+        )
+    _writers[str(path.resolve())] = weakref.ref(state)
     part = path.with_suffix(".part")
     torch.save(save(state), part)
     part.replace(path)
@@ -239,12 +259,13 @@ def save_files(state: State, folder: Any) -> None:
 
 def load_files(state: State, folder: Any) -> None:
     """Reads this rank's file, or those of all ranks if their number has changed. Local."""
-    rank, world_size = _place(state)
+    rank = _place(state)[0]
     folder = _folder(folder)
     first = rank if _file(folder, rank).exists() else 0
     mine = _read(folder, first)
-    n_saved = next(iter(_ranks(mine).values()))[0]["world_size"]
-    alike = first == rank and n_saved == world_size
+    saved, own = next(iter(_ranks(mine).values()))[0], _about(state)
+    n_saved = saved["world_size"]
+    alike = first == rank and all(saved[key] == own[key] for key in ("world_size", *_PLACE))
     load(state, mine if alike else [mine if r == first else _read(folder, r) for r in range(n_saved)])
 
 
@@ -365,24 +386,21 @@ def _about(state: State) -> dict[str, Any]:
         "managed": int(state.wrapper.is_managed),
         "replica": rank,
         "replicas": world_size,
+        "where": {},
         "place": 0,
         "places": 1,
         "chunks": 0,
         "step": state.n_steps,
         "loss_scale": state.loss_scale,
     } | state.schedule.state()
+    if not state.wrapper.is_managed:
+        about |= state.wrapper.place()._asdict()
     if state.wrapper.is_managed and state.keepers()[0][3] is not None:
         about |= {"replica": 0, "replicas": 1, "place": rank, "places": world_size, "chunks": 1}
     between = state.wrapper.between
     if between is not None:
         _, _, n_chunks, place = state.keepers()[0]
-        about |= {
-            "replica": dist.get_rank(between),
-            "replicas": dist.get_world_size(between),
-            "place": place,
-            "places": n_chunks,
-            "chunks": 1,
-        }
+        about |= {"place": place, "places": n_chunks, "chunks": 1}
     return about
 
 
@@ -475,6 +493,7 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
             )
             and about["replica"] < about["replicas"]
             and about["place"] < about["places"]
+            and _is_where(about["where"])
         )
         fits = fits and 0 < about["loss_scale"] < math.inf and schedule.fits(about)
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -503,14 +522,22 @@ def _sources(
         own = mine["rank"]
         if own not in abouts:
             raise _bad(f"has {_listed(abouts)}, and this is rank {own}")
-        if all(abouts[own][key] == mine[key] for key in ("replica", "place")):
+        if all(abouts[own][key] == mine[key] for key in _PLACE):
             return {own: None}
+    same = {rank: about for rank, about in abouts.items() if about["where"] == mine["where"]}
+    if not same:
+        raise _bad(
+            f"was saved by {first['world_size']} ranks, of which rank {first['rank']} had place "
+            f"{_where(first)}; this one of {mine['world_size']} ranks has place {_where(mine)}, and no saved "
+            "rank had the same: residuals of other stages or pieces do not fit. Load it with the same mesh "
+            "but for the dimension that averages gradients, or leave it out"
+        )
     old, new = first["replicas"], mine["replicas"]
     congruent = range(mine["replica"] % old if new > old else mine["replica"], old, min(old, new))
     n_heirs = len(range(mine["replica"] % old, new, old)) if new > old else 1
     found = sorted(
         (about["replica"], about["place"], rank)
-        for rank, about in abouts.items()
+        for rank, about in same.items()
         if about["replica"] in congruent
     )
     wanted = {rank: new / old / n_heirs for _, _, rank in found}
@@ -527,6 +554,24 @@ def _sources(
             "torch.distributed.checkpoint handle.at(path) instead of handle"
         )
     return wanted
+
+
+def _is_where(where: Any) -> bool:
+    return isinstance(where, dict) and all(
+        isinstance(name, str)
+        and isinstance(numbers, list)
+        and all(isinstance(number, int) for number in numbers)
+        and (name == "ranks" or len(numbers) == 2)
+        for name, numbers in where.items()
+    )
+
+
+def _where(about: Mapping[str, Any]) -> str:
+    """Returns where a rank was, as text."""
+    if "ranks" in about["where"]:
+        return f"{about['replica']} of the process group {about['where']['ranks']}, which has no mesh"
+    places = [f"{place} of {size} of {name!r}" for name, (place, size) in about["where"].items()]
+    return ", ".join(places) or f"{about['replica']} of {about['replicas']} that average gradients"
 
 
 def _listed(ranks: Iterable[int]) -> str:

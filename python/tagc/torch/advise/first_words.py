@@ -52,7 +52,9 @@ def line(hosts: Sequence[Mapping[str, Any]], is_fresh: bool, is_gentle: bool | N
     """Returns the notes, or "". hosts: about_host() of each rank."""
     parts, rates = [], [host["mbit"] for host in hosts]
     if len(hosts) > 1 and len({host["host"] for host in hosts}) == 1:
-        parts.append(f"all {len(hosts)} ranks are on one host, where compression seldom pays")
+        parts.append(
+            f"all {len(hosts)} ranks that exchange gradients are on one host, where compression seldom pays"
+        )
     elif min(rates) >= FAST_MBIT:
         parts.append(
             f"the slowest network card does {min(rates) / 1000:g} Gbit/s, where compression seldom pays"

@@ -3,12 +3,14 @@ classes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
+from tagc.torch.exchange import internals
 from tagc.torch.exchange.layout import Layout, Parameter, Part
 from tagc.torch.exchange.reducer import Way
 from tagc.torch.exchange.unit import Stats
@@ -26,6 +28,38 @@ class Replica(NamedTuple):
     parameters: str  # and of what it owned when the replica was saved
 
 
+class Place(NamedTuple):
+    """Of a rank among those that average gradients, for checkpoints: number `replica` of `replicas`. where:
+    what tells it from ranks with other parameters, or other pieces of them, as {dimension of the mesh: [place,
+    size]}."""
+
+    replica: int
+    replicas: int
+    where: dict[str, list[int]]
+
+
+def place_of(ranks: Sequence[int], mesh: DeviceMesh | None = None, others: Sequence[int] = ()) -> Place:
+    """Returns the place of this rank among `ranks`, which average gradients. mesh: that is theirs. others:
+    more ranks with the same parameters, as over `between`."""
+    replica, replicas = list(ranks).index(dist.get_rank()), len(ranks)
+    if len(ranks) == dist.get_world_size():
+        return Place(replica, replicas, {})
+    root = None if mesh is None else internals.root_mesh(mesh)
+    own = root.get_coordinate() if root is not None and root.size() == dist.get_world_size() else None
+    if root is None or own is None:  # which ranks have the same is known of this very set of ranks only
+        return Place(replica, replicas, {"ranks": list(ranks)})
+    alike = {*ranks, *others}
+    return Place(
+        replica,
+        replicas,
+        {
+            name: [own[i], root.size(i)]
+            for i, name in enumerate(root.mesh_dim_names or map(str, range(root.ndim)))
+            if not alike.issuperset(dist.get_process_group_ranks(root.get_group(i)))
+        },
+    )
+
+
 class Wrapped:
     """A wrapped model. It knows torch's units."""
 
@@ -41,6 +75,11 @@ class Wrapped:
         """Returns the number of ranks that train the model."""
         return self.groups()[0].size()
 
+    def exchanging(self) -> set[int]:
+        """Returns the ranks with which this one exchanges gradients through tagc."""
+        groups = self.groups() if self.between is None else [self.between]
+        return {rank for group in groups for rank in dist.get_process_group_ranks(group)}
+
     def n_batches(self) -> int:
         """Returns the number of ranks whose batches differ: not all, where several compute one model."""
         return self.n_ranks()
@@ -51,6 +90,10 @@ class Wrapped:
         alike."""
         n_ranks = self.n_ranks()
         return [] if all(group.size() == n_ranks for group in self.groups()) else None
+
+    def place(self) -> Place:
+        """Returns this rank's place among those that average gradients."""
+        return place_of(dist.get_process_group_ranks(self.groups()[0]))
 
     @property
     def speaks(self) -> bool:

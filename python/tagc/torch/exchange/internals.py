@@ -147,9 +147,15 @@ class FsdpGroup:
         return found
 
     @property
+    def data_mesh(self) -> DeviceMesh:
+        """fully_shard()'s mesh, over which gradients are averaged."""
+        mesh: DeviceMesh = _get(self._mesh, "FSDPMeshInfo.mesh")
+        return mesh
+
+    @property
     def data_ranks(self) -> tuple[int, ...]:
-        """The ranks of fully_shard()'s mesh, over which gradients are averaged."""
-        return tuple(_get(self._mesh, "FSDPMeshInfo.mesh").mesh.flatten().tolist())
+        """The ranks of that mesh."""
+        return tuple(self.data_mesh.mesh.flatten().tolist())
 
     def reduced(self) -> list[int]:
         """Returns, for a hook, the places of the trained parameters in the order of a reduction. Torch 2.15

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tagc._library import Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.interfaces import ExchangeOptions, Kinds
+from tagc.torch.exchange.interfaces import ExchangeOptions, Kinds, Place, place_of
 from tagc.torch.exchange.reducer import Way
 from tagc.torch.exchange.unit import Stats, Unit
 from tagc.torch.handle import Compressed
@@ -378,6 +378,10 @@ class Wrapper(AnyWrapper):
 
     def groups(self) -> list[dist.ProcessGroup]:
         return [self._model.process_group]
+
+    def place(self) -> Place:
+        group = self._model.process_group
+        return place_of(dist.get_process_group_ranks(group), getattr(self._model, "device_mesh", None))
 
     def parameters(self) -> list[layouts.Parameter]:
         return list(self._parameters.values())

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 from tagc._library import Error
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.interfaces import Exchanged, Kinds, Replica
+from tagc.torch.exchange.interfaces import Exchanged, Kinds, Place, Replica, place_of
 from tagc.torch.exchange.unit import DTYPES, Unit
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.gathers import AllGather, FsdpComm
@@ -302,6 +302,16 @@ class Wrapper(AnyWrapper):
             return None
         groups = [group for group in whole.get_all_groups() if group.size() > 1]
         return groups + ([] if self.between is None else [self.between])
+
+    def place(self) -> Place:
+        group = self.modules[0].group
+        if self.between is None:
+            return place_of(group.data_ranks, group.data_mesh)
+        if self.n_ranks() == dist.get_world_size():
+            return Place(self.between.rank(), self.between.size(), {})
+        others = dist.get_process_group_ranks(self.between)
+        where = place_of(group.data_ranks, group.data_mesh, others).where
+        return Place(self.between.rank(), self.between.size(), where)
 
     @property
     def has_several_meshes(self) -> bool:
