@@ -124,7 +124,8 @@ TAGC_API tagc_status tagc_schedule_create(const tagc_schedule_options *options,
 TAGC_API void tagc_schedule_destroy(tagc_schedule *schedule);
 
 /* Says what the optimizer has of a parameter: for a compressed one; of a mild one it means nothing. The default is STAYS.
- * May be called again whenever that changes. */
+ * May be called again whenever that changes. If values of the parameter are selected and its moment was short, it begins
+ * anew at EVERY with STAYS, and its moment is short at once with SHORTENS. */
 TAGC_API tagc_status tagc_schedule_set_moment(tagc_schedule *schedule, size_t parameter, tagc_moment moment);
 
 /* ---- the signal ---- */

@@ -20,6 +20,25 @@ static void noise_goes_on_when_its_moment_is_short(void **state) {
     tagc_schedule_destroy(s);
 }
 
+static void a_moment_that_becomes_long_spoils_no_selection(void **state) {
+    (void)state;
+    tagc_schedule *s = made("ccc", NULL);
+    set_all(s, 3, TAGC_MOMENT_NONE);
+    const double noise[] = {NOISE, NOISE, NOISE};
+    for (int w = 0; w < 2; w++) window(s, noise, 3);
+    OK(tagc_schedule_set_moment(s, 0, TAGC_MOMENT_SHORTENS)); /* short at once */
+    OK(tagc_schedule_set_moment(s, 1, TAGC_MOMENT_STAYS));    /* nobody can make it short */
+    assert_int_equal(level_of(s, 1), TAGC_LEVEL_LAST);        /* until the end of this exchange */
+    for (int w = 0; w < 3; w++) {
+        OK(tagc_schedule_step(s, NULL, NULL));
+        assert_int_equal(level_of(s, 0), TAGC_LEVEL_LAST);
+        assert_near(plan_of(s, 0).moment, 0, 0);
+        assert_int_equal(level_of(s, 1), TAGC_LEVEL_EVERY);
+        assert_int_equal(level_of(s, 2), TAGC_LEVEL_LAST);
+    }
+    tagc_schedule_destroy(s);
+}
+
 static void plans_say_what_travels(void **state) {
     (void)state;
     tagc_schedule_options o;
@@ -334,6 +353,7 @@ static void those_exchanged_as_one_are_as_careful_as_the_most_careful(void **sta
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(noise_goes_on_when_its_moment_is_short),
+        cmocka_unit_test(a_moment_that_becomes_long_spoils_no_selection),
         cmocka_unit_test(plans_say_what_travels),
         cmocka_unit_test(a_direction_holds_back_and_a_weak_one_follows),
         cmocka_unit_test(what_has_a_direction_again_begins_anew_and_waits_longer),

@@ -212,9 +212,9 @@ def load(state: State, saved: Any, is_selected: bool = False) -> None:
         if state.wrapper.has_several_meshes and n_saved != mine["world_size"]:
             raise Error(
                 "unsupported",
-                f"tagc state: was saved by {n_saved} ranks, and there are {mine['world_size']} now; gradients "
-                "of some parameters of this model are averaged over other ranks than those of others, and "
-                "which ranks have the same of them is not known: load it with as many ranks, or leave it out",
+                f"tagc state: was saved by {n_saved} ranks, and there are {mine['world_size']} now; "
+                "gradients of some parameters of this model are averaged over other ranks than those of others, and "
+                "which ranks have the same is not known: load it with as many ranks, or leave it out",
             )
         wanted = _sources(mine, {rank: about for rank, (about, _) in old.items()}, is_selected)
         keepers = _keepers(state, {name for rank in wanted for name in old[rank][1]})
@@ -248,8 +248,8 @@ def save_files(state: State, folder: Any) -> None:
     if other is not None and other is not state and not other.is_closed:
         raise Error(
             "argument",
-            f"{path} was saved by another open handle of this process: give each handle, as of each stage of a "
-            "pipeline, a folder of its own",
+            f"{path} was saved by another open handle of this process: give each handle, as of each stage of "
+            "a pipeline, a folder of its own",
         )
     _writers[str(path.resolve())] = weakref.ref(state)
     part = path.with_suffix(".part")

@@ -30,7 +30,7 @@ class Replica(NamedTuple):
 
 class Place(NamedTuple):
     """Of a rank among those that average gradients, for checkpoints: number `replica` of `replicas`. where:
-    what tells it from ranks with other parameters, or other pieces of them, as {dimension of the mesh: [place,
+    what tells it from ranks with other parameters or other pieces of them, {dimension of the mesh: [place,
     size]}."""
 
     replica: int
@@ -116,6 +116,15 @@ class Wrapped:
     def parameters(self) -> list[Parameter]:
         """Returns all that are exchanged."""
         raise NotImplementedError
+
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """Returns the names and parameters of the model, as optimizers have them, at any time."""
+        raise NotImplementedError
+
+    def exchanged(self) -> set[int] | None:
+        """Returns ids of the model's parameters whose gradients torch hands to a hook, or is told to ignore;
+        None if that is not known."""
+        return None
 
     def set_kinds(self, kinds: Kinds) -> None:
         raise NotImplementedError

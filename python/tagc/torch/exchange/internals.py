@@ -122,6 +122,14 @@ class FsdpGroup:
         """The optimizer's parameters, in FSDP2's order."""
         return [_get(param, "FSDPParam.sharded_param") for param in self._params]
 
+    def ids(self) -> set[int]:
+        """Returns ids of these parameters, sharded and whole."""
+        return {
+            id(found)
+            for param in self._params
+            for found in (_get(param, "FSDPParam.sharded_param"), _find(param, "FSDPParam._unsharded_param"))
+        }
+
     def shapes(self) -> list[tuple[tuple[int, ...], int]]:
         """Returns (shape of the whole parameter, dimension along which it is sharded) of each."""
         return [

@@ -341,11 +341,9 @@ class Wrapper(AnyWrapper):
                 ),
             )
         self._parameters: dict[int, layouts.Parameter] = {}  # by id of the model's
-        self._frozen: dict[int, layouts.Parameter] = {}
         for name, parameter in policy.named_parameters(model):
             if not internals.is_ignored_by_ddp(parameter):
-                found = self._parameters if parameter.requires_grad else self._frozen
-                found[id(parameter)] = layouts.Parameter(name, tuple(parameter.shape), "dense")
+                self._parameters[id(parameter)] = layouts.Parameter(name, tuple(parameter.shape), "dense")
 
     def _is_known(self, _state: Any) -> bool:
         """Returns whether that is the state of a hook that tagc replaces."""
@@ -379,6 +377,10 @@ class Wrapper(AnyWrapper):
     def groups(self) -> list[dist.ProcessGroup]:
         return [self._model.process_group]
 
+    def exchanged(self) -> set[int]:
+        ignored = {id(p) for p in self._model.parameters() if internals.is_ignored_by_ddp(p)}
+        return ignored | self._parameters.keys()
+
     def place(self) -> Place:
         group = self._model.process_group
         return place_of(dist.get_process_group_ranks(group), getattr(self._model, "device_mesh", None))
@@ -393,8 +395,7 @@ class Wrapper(AnyWrapper):
 
     def parameter(self, tensor: torch.Tensor) -> layouts.Parameter:
         """Returns the layouts.Parameter of one of the model's."""
-        # DDP has those frozen since it was made
-        found = self._parameters.get(id(tensor)) or self._frozen.get(id(tensor))
+        found = self._parameters.get(id(tensor))
         if found is None:
             raise Error("state", f"a parameter of shape {tuple(tensor.shape)} came after compress()")
         return found

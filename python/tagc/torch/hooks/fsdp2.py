@@ -331,6 +331,16 @@ class Wrapper(AnyWrapper):
     def parameters(self) -> list[layouts.Parameter]:
         return [parameter for module in self.modules for parameter in module.parameters]
 
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        return [
+            (parameter.name, sharded)
+            for module in self.modules
+            for parameter, sharded in zip(module.parameters, module.group.sharded_parameters)
+        ]
+
+    def exchanged(self) -> set[int]:
+        return set().union(*(module.group.ids() for module in self.modules))
+
     def set_kinds(self, kinds: Kinds) -> None:
         for module in self.modules:
             module.set_kinds(kinds)

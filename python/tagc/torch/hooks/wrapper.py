@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import torch
+
 from tagc.torch.exchange.interfaces import Wrapped
 from tagc.torch.handle import Compressed
+from tagc.torch.schedule import policy
 
 
 class Wrapper(Wrapped):
     """A wrapped model, for compress()."""
+
+    _model: torch.nn.Module
+
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        return [*policy.named_parameters(self._model)]
 
     def install(self, handle: Compressed) -> None:
         """Installs tagc's hooks. Collective."""

@@ -144,6 +144,11 @@ def may_keep_it(optimizer: torch.optim.Optimizer, group: Group) -> bool:
     return type(stepper(optimizer)).__name__ in _KEEPS_PACE or is_short(optimizer, group)
 
 
+def traits(optimizer: torch.optim.Optimizer, group: Group) -> tuple[bool, bool]:
+    """Returns what kinds() looks at."""
+    return may_keep_it(optimizer, group), is_adam(optimizer)
+
+
 def kinds(
     optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, str]
 ) -> tuple[set[str], set[str]]:
@@ -161,11 +166,13 @@ def kinds(
     return can, none
 
 
+def stepped(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
+    """Returns ids of all parameters that these have."""
+    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+
+
 def check_complete(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, str]) -> None:
-    optimizers = list(optimizers)
-    missing = compressed.keys() - {
-        id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
-    }
+    missing = compressed.keys() - stepped(optimizers)
     if missing:
         what = "has none" if len(missing) == len(compressed) else f"lacks {len(missing)}"
         raise Error(
@@ -311,15 +318,13 @@ def split_groups(
 
 class Awaited:
     """Until the first step of the optimizers that groups of split_groups() went to. An Adam gets its own
-    beta2 where the user gave none; one that is not an Adam gets its own betas back, or the user's, and
-    on_other(optimizer, ids of parameters) is called."""
+    beta2 where the user gave none; one that is not an Adam gets its own betas back, or the user's.
+    on_known(optimizer) is called for each."""
 
     def __init__(
-        self,
-        given: Mapping[int, tuple[Any, Any] | None],
-        on_other: Callable[[torch.optim.Optimizer, set[int]], object],
+        self, given: Mapping[int, tuple[Any, Any] | None], on_known: Callable[[torch.optim.Optimizer], object]
     ) -> None:
-        self._given, self._on_other = given, on_other
+        self._given, self._on_known = given, on_known
         self._waiting = set(given)
         self._hook = register_optimizer_step_pre_hook(lambda optimizer, *_: self._look(optimizer))
 
@@ -330,7 +335,7 @@ class Awaited:
         # the hook stays until remove(): torch walks through all models' hooks, and none may go meanwhile
         if not self._waiting:
             return
-        seen: set[int] = set()
+        is_known = False
         for group in optimizer.param_groups:
             own = self._waiting.intersection(map(id, group["params"]))
             if not own:
@@ -340,10 +345,10 @@ class Awaited:
                 group.pop("betas", None)
             else:
                 group["betas"] = SHORT.betas(betas) if is_adam(optimizer) else betas
-            seen |= own if not is_short(optimizer, group) else set()
+            is_known = True
             self._waiting -= own
-        if seen:
-            self._on_other(optimizer, seen)
+        if is_known:
+            self._on_known(optimizer)
 
 
 def _checked_groups(groups: Iterable[Any]) -> Iterator[Group]:

@@ -26,10 +26,13 @@ class Moments:
         self._model, self._wrapper, self._options, self._schedule = model, wrapper, options, schedule
         self._optimizers: dict[int, torch.optim.Optimizer] = {}  # of adapt(), by id
         self._adams: dict[int, adapt.OwnBetas] = {}  # of these, by id
-        self._compressed: dict[int, str] = {}  # id of a parameter -> name
-        self._selected: dict[int, str] = {}  # the same with attention and positions
-        # names of parameters that an optimizer other than Adam got from param_groups()
-        self._others: set[str] = set()
+        # id of a parameter -> name, of what is compressed, and of attention and positions
+        self._selected: dict[int, str] = {}
+        # names of parameters in groups of param_groups() that no optimizer has stepped yet
+        self._promised: set[str] = set()
+        self._seen: object = None  # what _look() saw last
+        self._missing: set[str] = set()  # names that are trained and in no known optimizer
+        self._outside: set[str] | None = None  # names of parameters that no hook gets; None: not looked yet
         self._epoch = -1  # of the schedule, when `memories` was made
         self._removes: list[Callable[[], None]] = []
         # id of a parameter that an Adam steps with betas of its own -> what makes them
@@ -39,6 +42,8 @@ class Moments:
     def go_on(self) -> bool:
         """Goes on after an exchange of the whole model. Returns whether all parameters have just come to
         their last level."""
+        if self._optimizers or self._promised:
+            self._look()
         is_through = self._schedule.step()
         self._follow()
         return is_through
@@ -60,30 +65,86 @@ class Moments:
 
     def adapt(self, optimizer: Any) -> None:
         """Does what Compressed.adapt() says."""
-        optimizers, compressed = adapt.inner(optimizer), self._ids("compressed")
-        known = {**self._optimizers, **{id(one): one for one in optimizers}}
+        known = {**self._optimizers, **{id(one): one for one in adapt.inner(optimizer)}}
+        compressed = self._ids("compressed")
         adapt.check_complete(known.values(), compressed)
-        can, none = adapt.kinds(known.values(), compressed)
-        if can and self._options.gentle and self._wrapper.deciders() is None:
+        if (
+            self._options.gentle
+            and self._wrapper.deciders() is None
+            and adapt.kinds(known.values(), compressed)[0]
+        ):
             raise Error(
                 "unsupported",
                 "ranks of this model exchange different parameters, no mesh has all of them, and they could "
                 "change beta1 at different steps: give compress() no optimizer, and make it from "
                 "handle.param_groups()",
             )
-        self._optimizers, self._compressed, self._selected = (
-            known,
-            compressed,
-            {**compressed, **self._ids("mild")},
-        )
-        for key, one in known.items():
-            # one of attention alone, too: its beta2
-            if can and key not in self._adams and adapt.kinds([one], self._selected)[0]:
-                self._adams[key] = adapt.OwnBetas(adapt.stepper(one), self.memories)
-                self._removes.append(self._adams[key].remove)
-        self._schedule.set_moments(can, none)
+        self._optimizers = known
+        self._look()
         self._follow()
         self.words = adapt.words(known.values(), compressed, self._options)
+
+    def _look(self) -> None:
+        """Looks at what the optimizers and the model have now: while training runs, a user may unfreeze
+        parameters, add or edit groups, or replace parameters."""
+        named, known = self._wrapper.named_parameters(), self._optimizers.values()
+        seen = (
+            [id(parameter) for _, parameter in named if parameter.requires_grad],
+            [
+                (adapt.traits(optimizer, group), *map(id, group["params"]))
+                for optimizer in known
+                for group in optimizer.param_groups
+            ],
+        )
+        if seen == self._seen:
+            self._warn_of_missing()
+            return
+        self._seen = seen
+        compressed = self._ids("compressed", with_frozen=True)
+        self._selected = {**compressed, **self._ids("mild", with_frozen=True)}
+        can, none = adapt.kinds(known, compressed)
+        if self._wrapper.deciders() is None and self._options.gentle:
+            can = set()  # its ranks could change beta1 at different steps
+        for key, optimizer in self._optimizers.items():
+            # one of attention alone, too: its beta2
+            if can and key not in self._adams and adapt.kinds([optimizer], self._selected)[0]:
+                self._adams[key] = adapt.OwnBetas(adapt.stepper(optimizer), self.memories)
+                self._removes.append(self._adams[key].remove)
+        stepped = adapt.stepped(known)
+        self._promised -= {name for key, name in compressed.items() if key in stepped}
+        self._missing = set(self._ids("compressed").values()) - self._promised if known else set()
+        self._missing -= {name for key, name in compressed.items() if key in stepped}
+        self._schedule.set_moments(can, none | self._promised)
+        self._warn_of_outsiders()
+
+    def _warn_of_missing(self) -> None:
+        """Warns, at a second exchange, of parameters that are trained and in no known optimizer."""
+        missing, self._missing = sorted(self._missing), set()
+        if missing and self._options.gentle and self._wrapper.speaks:
+            who = f"{missing[0]} and {n} more are" if (n := len(missing) - 1) else f"{missing[0]} is"
+            warnings.warn(
+                f"tagc: {who} trained, and in no optimizer that tagc was given: every value travels in 4 "
+                "bits. Pass the other optimizer to handle.adapt()",
+                stacklevel=4,
+            )
+
+    def _warn_of_outsiders(self) -> None:
+        """Warns of parameters that no hook gets, other than those of the beginning."""
+        if (exchanged := self._wrapper.exchanged()) is None:
+            return
+        outside = {
+            name
+            for name, parameter in policy.named_parameters(self._model)
+            if parameter.requires_grad and id(parameter) not in exchanged
+        }
+        known, self._outside = self._outside, outside
+        if known is not None and (new := sorted(outside - known)) and self._wrapper.speaks:
+            more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+            warnings.warn(
+                f"tagc: {new[0]}{more} came into the model after it was wrapped: neither torch nor tagc sums "
+                "the gradient over ranks. Wrap the model anew, and call compress() again",
+                stacklevel=4,
+            )
 
     def param_groups(
         self,
@@ -98,14 +159,17 @@ class Moments:
                 {"params": [parameter for parameter in self._model.parameters() if parameter.requires_grad]}
             ]
         split, given = adapt.split_groups(groups, compressed, betas, options)
-        self._schedule.none_is_long()
+        self._promised |= {compressed[key] for key in given}
+        self._seen = None
+        self._look()
+        self._follow()
         itself = weakref.ref(self)  # torch keeps the hook
 
-        def on_other(optimizer: torch.optim.Optimizer, ids: set[int]) -> None:
+        def on_known(optimizer: torch.optim.Optimizer) -> None:
             if (moments := itself()) is not None:
-                moments._is_long_after_all(optimizer, ids)
+                moments._know(optimizer)
 
-        self._removes.append(adapt.Awaited(given, on_other).remove)
+        self._removes.append(adapt.Awaited(given, on_known).remove)
         return split
 
     def close(self) -> None:
@@ -119,27 +183,31 @@ class Moments:
         self.memories.clear()
         self.memories.update({key: found[name] for key, name in self._selected.items() if name in found})
 
-    def _ids(self, kind: str) -> dict[int, str]:
+    def _ids(self, kind: str, with_frozen: bool = False) -> dict[int, str]:
         """Returns id -> name of those of that class that are trained."""
         kinds = {parameter.name: parameter.kind for parameter in self._wrapper.parameters()}
         found = {}
-        for name, parameter in policy.named_parameters(self._model):
+        for name, parameter in self._wrapper.named_parameters():
             if name not in kinds and self._wrapper.name == "fsdp1":
                 raise Error(
                     "unsupported",
                     f"{name} holds parameters of several kinds: wrap the model with use_orig_params=True "
                     "for parameter groups",
                 )
-            if kinds.get(name) == kind and parameter.requires_grad:
+            if kinds.get(name) == kind and (parameter.requires_grad or with_frozen):
                 found[id(parameter)] = name
         return found
 
-    def _is_long_after_all(self, optimizer: torch.optim.Optimizer, ids: set[int]) -> None:
-        """Notes that parameters of param_groups() went to an optimizer that is not an Adam."""
-        compressed = self._ids("compressed")
+    def _know(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes the optimizer that groups of param_groups() went to, at its first step."""
+        self._optimizers[id(optimizer)] = optimizer
+        self._look()
+        self._follow()
+        if adapt.is_adam(optimizer) or all(
+            adapt.is_short(optimizer, group) for group in optimizer.param_groups
+        ):
+            return
         stays = not all(adapt.may_keep_it(optimizer, group) for group in optimizer.param_groups)
-        self._others |= {compressed[key] for key in ids if stays and key in compressed}
-        self._schedule.set_moments((), set(compressed.values()) - self._others)
         if self._wrapper.speaks:
             then = (
                 ", and sends every value of its parameters in 4 bits"

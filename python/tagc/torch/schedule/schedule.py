@@ -179,10 +179,6 @@ class Schedule:
             lib.call("tagc_schedule_set_moment", self._handle, self._numbers[name], moment)
         self.epoch += 1
 
-    def none_is_long(self) -> None:
-        """Notes that no first moment of what is compressed is long."""
-        self.set_moments((), self.moments)
-
     def watch_loss(self, loss: float | torch.Tensor) -> None:
         if not isinstance(loss, (int, float, torch.Tensor)) or isinstance(loss, bool):
             raise Error("argument", f"loss is {loss!r}, must be a number or a tensor")
