@@ -213,8 +213,9 @@ def load(state: State, saved: Any, is_selected: bool = False) -> None:
             raise Error(
                 "unsupported",
                 f"tagc state: was saved by {n_saved} ranks, and there are {mine['world_size']} now; "
-                "gradients of some parameters of this model are averaged over other ranks than those of others, and "
-                "which ranks have the same is not known: load it with as many ranks, or leave it out",
+                "gradients of some parameters of this model are averaged over other ranks than those of "
+                "others, and which ranks have the same is not known: load it with as many ranks, or leave "
+                "it out",
             )
         wanted = _sources(mine, {rank: about for rank, (about, _) in old.items()}, is_selected)
         keepers = _keepers(state, {name for rank in wanted for name in old[rank][1]})
