@@ -558,11 +558,54 @@ def failures_and_after(rank, world_size):
     check_equal(gradients(model), full_gradients(Odd, world_size))
 
 
-def sparse_gradients(rank, world_size):
-    model = wrapped(lambda: nn.EmbeddingBag(9, 4, mode="sum", sparse=True), small_buckets=False)
-    with compress(model):
-        check_error(
-            lambda: model(torch.tensor([[1, 2]])).sum().backward(), "sparse gradients: tagc takes dense ones"
+class Unusual(nn.Module):
+    """An embedding with sparse gradients, a matrix of doubles, complex numbers, and an ordinary matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.EmbeddingBag(9, 64, mode="sum", sparse=True)
+        self.wide = nn.Parameter(torch.randn(64, 64, dtype=torch.float64))
+        self.turn = nn.Parameter(torch.randn(64, dtype=torch.complex64))
+        self.usual = nn.Linear(64, 64)
+
+    def forward(self, words):
+        x = self.usual(self.table(words))
+        return (x.double() @ self.wide).float() * self.turn.abs()
+
+
+def left_to_torch(rank, world_size):
+    """compress() says what tagc does not exchange, and torch does that as without tagc."""
+    words = torch.tensor([[1, 2 + rank], [3, 4]])
+    found = []
+    for compresses in (False, True):
+        model = wrapped(Unusual, small_buckets=False)
+        seen = []
+        if compresses:
+            handle = compress(
+                model, sparsity=0, on_step=lambda stats: seen.append((stats["step"], stats["n_units"]))
+            )
+            rows = handle.table()
+            for name, why in (
+                ("table.weight", "sparse gradient"),
+                ("wide", "float64"),
+                ("turn", "complex64"),
+            ):
+                assert any(name in line and why in line for line in rows.splitlines()), rows
+        for _ in range(2):
+            model.zero_grad()
+            model(words).square().mean().backward()
+        found.append({name: p.grad for name, p in model.named_parameters()})
+        if compresses:
+            assert [step for step, _ in seen] == [1, 2] and seen[1][1] >= 4, seen
+            assert handle.stats()["bytes_sent"] > 64 * 64 * 8
+            handle.close()
+    for name, gradient in found[0].items():
+        assert gradient.is_sparse == found[1][name].is_sparse == ("table" in name)
+        torch.testing.assert_close(
+            found[1][name].to_dense() if gradient.is_sparse else found[1][name],
+            gradient.to_dense() if gradient.is_sparse else gradient,
+            rtol=1e-5,
+            atol=1e-6,
         )
 
 
@@ -581,7 +624,7 @@ CHECKS = [
     overlap,
     misuse,
     failures_and_after,
-    sparse_gradients,
+    left_to_torch,
     copies,
     end_of_life,
     training,

@@ -316,6 +316,8 @@ def others_are_left_alone(rank, world_size):
     backward(model, rank, 0)
     optimizer.step()
     assert [group["betas"] for group in optimizer.param_groups] == [(0.5, 0.95), (0.8, 0.95)]
+    handle.close()
+    handle = tagc.compress(model, verbose=False)
     given = torch.optim.AdamW(own_groups(Small()))
     for wrong, text in (
         (3, "must be a torch.optim.Optimizer"),

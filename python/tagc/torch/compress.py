@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NoReturn
 
 import torch
@@ -248,7 +248,8 @@ def _prepare(
     assert wrapper is not None  # or agree_all() has raised
     settings, rows = Options(**options), mine["rows"]
     wrapper.set_kinds({row.name: {"kind": row.class_} for row in rows})
-    table = _table(rows, settings)
+    named = list(policy.named_parameters(model))
+    table = _table(rows, settings, {name for name, parameter in named if not parameter.requires_grad})
     handle = Compressed(model, wrapper, settings, table, staging, is_fresh)
     handle.passes.on_step = on_step
     handle.passes.groups = {row.name: row.reason for row in rows}
@@ -333,6 +334,8 @@ def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any])
             f"{'has replicate()' if wrapper.name == 'fsdp2' else f'is {wrapper.name}'}: must be None",
         )
     rows = policy.classify(_named(model, wrapper), settings.layers, settings.rules)
+    why = wrapper.left_to_torch()
+    rows = [row._replace(class_="dense", reason=why[row.name]) if row.name in why else row for row in rows]
     return {
         "versions": {"libtagc": _library.version(), "torch": torch.__version__},
         "options": wrapper.fingerprint() | settings.fingerprint(),
@@ -388,5 +391,9 @@ def _agree(
     return bool(mine["fresh"]), hosts
 
 
-def _table(rows: list[policy.Row], settings: Options) -> str:
-    return policy.table(rows, {kind: (settings.travels(kind), None) for kind in policy.CLASSES})
+def _table(rows: list[policy.Row], settings: Options, frozen: Set[str]) -> str:
+    """Returns the table of what is trained. frozen: names of what is not."""
+    trained = [row for row in rows if row.name not in frozen]
+    table = policy.table(trained, {kind: (settings.travels(kind), None) for kind in policy.CLASSES})
+    n_frozen = sum(row.n_elems for row in rows if row.name in frozen)
+    return f"frozen, not exchanged: {n_frozen:,} elements\n{table}" if n_frozen else table

@@ -3,6 +3,7 @@ whole model."""
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tagc._library import Error
-from tagc.torch.exchange import internals
+from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange.call import FindLayout, Record, Reduction
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.interfaces import Exchanged
@@ -86,6 +87,9 @@ class Passes:
                 "this tagc handle is closed, but torch still calls its hook: call compress() "
                 "again, or wrap the model anew",
             )
+        if self.state.is_left_to_torch(source) and isinstance(group, dist.ProcessGroup):
+            self._leave_to_torch(unit, group, source, target, op)
+            return
         comm = self.comm(group)
         runner, failure = self.runner_for(source)
         call = Reduction(
@@ -107,6 +111,28 @@ class Passes:
             self._loss_scale = call.loss_scale
             runner.run(call, source, target)
             # after the last unit of finalize_backward() nothing else ends this step
+            if self._is_outside and self.state.wrapper.is_ended_by_hand():
+                self.end_backward()
+        except BaseException:
+            self.give_up()
+            raise
+
+    def _leave_to_torch(
+        self, unit: Exchanged, group: dist.ProcessGroup, source: torch.Tensor, target: torch.Tensor, op: Any
+    ) -> None:
+        """Exchanges a gradient of a dtype that tagc does not know, or a sparse one. Collective."""
+        comm, begin = self.comm(group), time.perf_counter()
+        try:
+            if self._opens_step(unit):
+                self.state.begin_step(self._find_loss_scale(source)())
+            comm.agree(
+                f"gradients of {unit.name}", {"dtype": source.dtype, "sparse": source.layout != torch.strided}
+            )
+            n_elems = source._nnz() * source[0].numel() if source.is_sparse else source.numel()  # type: ignore[no-untyped-call]
+            is_all_reduce = source.is_sparse or source.numel() == target.numel()
+            waits.add_up(source, target, op, group, unit.name, self.state.options.timeout_s)
+            n_bytes = (1 + is_all_reduce) * n_elems * source.element_size() * (comm.world_size - 1)
+            self.recorder.add_torchs(n_bytes // comm.world_size, n_elems, comm, time.perf_counter() - begin)
             if self._is_outside and self.state.wrapper.is_ended_by_hand():
                 self.end_backward()
         except BaseException:

@@ -56,6 +56,7 @@ import torch.distributed as dist
 from tagc._library import Error
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.interfaces import ExchangeOptions, Replica, Residuals, Wrapped
+from tagc.torch.exchange.unit import DTYPES
 from tagc.torch.schedule import policy, schedule
 from tagc.torch.schedule.moments import Moments
 from tagc.torch.schedule.options import Options
@@ -117,6 +118,7 @@ class State:
         self.lock = threading.RLock()  # held while any of it changes
         self.is_closed = self.is_verbose = False
         self._said: set[str] = set()  # by say_once()
+        self._left = set(wrapper.left_to_torch().values())  # reasons
 
     def add_unit(
         self,
@@ -162,6 +164,14 @@ class State:
     def resume(self, n_steps: int, loss_scale: float) -> None:
         """Continues after n_steps exchanges, with residuals of gradients times loss_scale."""
         self.n_steps, self.loss_scale = n_steps, float(loss_scale)
+
+    def is_left_to_torch(self, gradient: torch.Tensor) -> bool:
+        """Returns whether compress() has found parameters with such gradients, and left them to torch."""
+        if gradient.dtype in DTYPES and gradient.layout == torch.strided:
+            return False
+        dtype = str(gradient.dtype).removeprefix("torch.")
+        # DDP's buckets have complex128 as float64
+        return bool(self._left & {"sparse gradient", dtype, dtype.replace("float64", "complex128")})
 
     def say(self, text: str) -> None:
         if self.is_verbose and self.wrapper.speaks:

@@ -94,6 +94,21 @@ class Recorder:
         now["bytes_received"] += n_bytes
         now["agree_s"] += seconds
 
+    def add_torchs(self, n_bytes: int, n_elems: int, comm: Comm, exchange_s: float) -> None:
+        """Counts an exchange of one unit that was left to torch. n_bytes: that it sends."""
+        with self._lock:
+            now = self._open()
+            now["world_size"] = comm.world_size
+            now["n_units"] += 1
+            now["n_elems"] += n_elems
+            now["exchange_s"] += exchange_s
+            now["dense_bytes"] += n_bytes
+            now["_gradient_bytes"] += n_bytes
+            now["_share"] = (comm.world_size - 1) / comm.world_size
+            now["bytes_by_leg"]["values"] += n_bytes
+            now["bytes_sent"] += n_bytes
+            now["bytes_received"] += n_bytes
+
     def add_control(self, n_bytes: int) -> None:
         """Counts n_bytes by which all ranks decide together, sent and received."""
         with self._lock:

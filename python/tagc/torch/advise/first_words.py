@@ -34,13 +34,18 @@ def card_mbit(
 
 
 def look_fresh(rows: Iterable[Row], named: Iterable[tuple[str, torch.Tensor]]) -> bool | None:
-    """Returns whether no norm has learnt yet: all elements of each are equal. rows: of policy; named: (name,
-    parameter), of which it reads this rank's shards. None if this rank has none."""
+    """Returns whether no trained norm has learnt yet: all elements of each are equal. rows: of policy;
+    named: (name, parameter), of which it reads this rank's shards. None if this rank has none."""
     norms = {row.name for row in rows if row.reason == "norm"}
     seen = False
     for name, parameter in named:
         local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-        if name not in norms or local.device.type == "meta" or local.numel() < 2:
+        if (
+            name not in norms
+            or not parameter.requires_grad
+            or local.device.type == "meta"
+            or local.numel() < 2
+        ):
             continue
         if not bool((local.detach() == local.detach().flatten()[0]).all()):
             return False

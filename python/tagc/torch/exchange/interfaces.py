@@ -121,6 +121,11 @@ class Wrapped:
         """Returns the names and parameters of the model, as optimizers have them, at any time."""
         raise NotImplementedError
 
+    def left_to_torch(self) -> dict[str, str]:
+        """Returns {name of a parameter: why tagc does not exchange its gradient}: torch does that itself, or
+        nobody has to."""
+        return {}
+
     def exchanged(self) -> set[int] | None:
         """Returns ids of the model's parameters whose gradients torch hands to a hook, or is told to ignore;
         None if that is not known."""

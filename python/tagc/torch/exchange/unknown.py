@@ -52,6 +52,9 @@ class UnknownLayouts:
             "gradients are sent "
             "uncompressed until they all have one "
             f"again{f', with the residuals of {held} kept' if held else ''}. "
-            "Call fully_shard() on the module that is not always used, or set its requires_grad to False",
+            "Call model.set_reduce_scatter_unused_params(True) (torch 2.13 or newer): then all are in what "
+            "comes. Without it, torch adds up gradients of different parameters if ranks leave out different "
+            "ones, as experts that only some ranks use. If all ranks leave out the same module, its own "
+            "fully_shard() or requires_grad = False will do, too",
             stacklevel=2,
         )

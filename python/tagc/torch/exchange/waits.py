@@ -208,6 +208,28 @@ class ReduceScatter(_Comm):
         )
 
 
+def add_up(
+    source: torch.Tensor, target: torch.Tensor, op: Any, group: dist.ProcessGroup, name: str, timeout_s: float
+) -> None:
+    """Lets torch exchange gradients that tagc does not know, of unusual dtypes or sparse ones: an all-reduce
+    if target is as large as source, else a reduce-scatter."""
+    if target.layout == torch.strided and target.numel() < source.numel():
+        ReduceScatter(name, timeout_s)(target, source, group, op)
+        return
+    mean = op == dist.ReduceOp.AVG
+    target.copy_(source)
+    _Comm(name, timeout_s)._start(
+        "torch's all-reduce of the gradients",
+        lambda is_async: dist.all_reduce(
+            target, dist.ReduceOp.SUM if mean else op, group=group, async_op=is_async
+        ),
+        group,
+        False,
+    )
+    if mean:  # which gloo does not have
+        target.div_(group.size())
+
+
 class Collectives(_Comm):
     """What exchanges by the caller's own group ask of it."""
 

@@ -22,7 +22,7 @@ from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.interfaces import ExchangeOptions, Kinds, Place, place_of
 from tagc.torch.exchange.reducer import Way
-from tagc.torch.exchange.unit import Stats, Unit
+from tagc.torch.exchange.unit import DTYPES, Stats, Unit
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
 from tagc.torch.schedule import policy
@@ -225,7 +225,7 @@ class State:
                 if index == 0:
                     wrapper.begin(handle)
                 wrapper.prepare(source)
-                result = torch.empty_like(source)
+                result = source.clone() if source.is_sparse else torch.empty_like(source)
                 bucket, layout = self._find(handle, index, tensors)
                 _exchange(handle, bucket, layout, source, result)
                 wrapper.goes_on([parameter.name for parameter in layout.parameters])
@@ -270,10 +270,6 @@ def _exchange(
     handle: Compressed, bucket: _Bucket, layout: layouts.Layout, source: torch.Tensor, result: torch.Tensor
 ) -> None:
     def find_layout() -> layouts.Layout:
-        if source.layout != torch.strided:
-            raise Error(
-                "unsupported", "sparse gradients: tagc takes dense ones; say sparse=False to the embedding"
-            )
         if layout.n_elems != source.numel():
             raise Error(
                 "unsupported", f"the bucket has {source.numel()} elements, its parameters {layout.n_elems}"
@@ -343,7 +339,9 @@ class Wrapper(AnyWrapper):
         self._parameters: dict[int, layouts.Parameter] = {}  # by id of the model's
         for name, parameter in policy.named_parameters(model):
             if not internals.is_ignored_by_ddp(parameter):
-                self._parameters[id(parameter)] = layouts.Parameter(name, tuple(parameter.shape), "dense")
+                # DDP's buckets have a complex number as two real ones
+                shape = (*parameter.shape, 2) if parameter.is_complex() else tuple(parameter.shape)
+                self._parameters[id(parameter)] = layouts.Parameter(name, shape, "dense")
 
     def _is_known(self, _state: Any) -> bool:
         """Returns whether that is the state of a hook that tagc replaces."""
@@ -376,6 +374,20 @@ class Wrapper(AnyWrapper):
 
     def groups(self) -> list[dist.ProcessGroup]:
         return [self._model.process_group]
+
+    def left_to_torch(self) -> dict[str, str]:
+        sparse = {
+            id(module.weight)
+            for module in self._model.modules()
+            if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse
+        }
+        found = {}
+        for name, parameter in policy.named_parameters(self._model):
+            if id(parameter) in sparse:
+                found[name] = "sparse gradient"
+            elif parameter.dtype not in DTYPES:
+                found[name] = str(parameter.dtype).removeprefix("torch.")
+        return found
 
     def exchanged(self) -> set[int]:
         ignored = {id(p) for p in self._model.parameters() if internals.is_ignored_by_ddp(p)}

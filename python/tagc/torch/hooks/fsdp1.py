@@ -8,6 +8,8 @@ registration."""
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
@@ -17,7 +19,7 @@ from tagc._library import Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.interfaces import Exchanged, Kinds
-from tagc.torch.exchange.unit import Unit
+from tagc.torch.exchange.unit import DTYPES, Unit
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
 from tagc.torch.schedule import policy
@@ -60,6 +62,11 @@ class _Flat:
         if changed != self.parameters:  # else its reducers stay
             self.parameters = changed
             self._layouts.clear()
+
+    def dtype(self) -> torch.dtype:
+        """Returns that of its gradient when it is exchanged."""
+        mixed = self.module.mixed_precision
+        return mixed.reduce_dtype or mixed.param_dtype or self._flat.dtype
 
     def layout(self, n_elems: int, world_size: int) -> layouts.Layout:
         trainable = self._flat.trained()
@@ -119,6 +126,19 @@ class Wrapper(AnyWrapper):
         ]
         if not self._flats:
             raise Error("argument", "this FullyShardedDataParallel model has no parameters")
+        self._warn_of_one_rank()
+
+    def _warn_of_one_rank(self) -> None:
+        """Warns of what FSDP1 makes of hybrid sharding where the shard group has one rank."""
+        alone = [flat.name for flat in self._flats if flat.group.size() == 1]
+        if alone and dist.get_rank() == 0 and dist.get_world_size() > 1:
+            warnings.warn(
+                f"tagc: {alone[0]} is FullyShardedDataParallel over 1 rank of {dist.get_world_size()}, so "
+                "its gradients are not averaged with those of other ranks, with tagc or without, and the "
+                "ranks train models of their own. FSDP1 does that with HYBRID_SHARD if a shard group has one "
+                "rank: take DistributedDataParallel, or fully_shard() over all ranks",
+                stacklevel=5,
+            )
 
     def groups(self) -> list[dist.ProcessGroup]:
         return [flat.group for flat in self._flats]
@@ -129,6 +149,13 @@ class Wrapper(AnyWrapper):
     def set_kinds(self, kinds: Kinds) -> None:
         for flat in self._flats:
             flat.set_kinds(kinds)
+
+    def left_to_torch(self) -> dict[str, str]:
+        found = {}
+        for flat in self._flats:
+            if (dtype := flat.dtype()) not in DTYPES:
+                found |= {p.name: str(dtype).removeprefix("torch.") for p in flat.parameters}
+        return found
 
     def is_in_backward(self) -> bool:
         return internals.is_in_fsdp1_backward(self._model)

@@ -338,6 +338,20 @@ class Wrapper(AnyWrapper):
             for parameter, sharded in zip(module.parameters, module.group.sharded_parameters)
         ]
 
+    def left_to_torch(self) -> dict[str, str]:
+        found = {}
+        for module in self.modules:
+            given = module.group.dtypes()[0]
+            for name, sharded in zip(
+                (parameter.name for parameter in module.parameters), module.group.sharded_parameters
+            ):
+                dtype = given or sharded.dtype
+                if dtype not in DTYPES:
+                    found[name] = str(dtype).removeprefix("torch.")
+                elif module.exchange_group().size() == 1 and not self.sums_shards:
+                    found[name] = "on one rank only"
+        return found
+
     def exchanged(self) -> set[int]:
         return set().union(*(module.group.ids() for module in self.modules))
 

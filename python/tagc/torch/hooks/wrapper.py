@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tagc.torch.exchange.interfaces import Wrapped
@@ -12,7 +14,7 @@ from tagc.torch.schedule import policy
 class Wrapper(Wrapped):
     """A wrapped model, for compress()."""
 
-    _model: torch.nn.Module
+    _model: Any  # a torch.nn.Module, of the wrapper's class
 
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
         return [*policy.named_parameters(self._model)]

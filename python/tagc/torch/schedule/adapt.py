@@ -234,6 +234,11 @@ class OwnBetas:
             optimizer.register_load_state_dict_pre_hook(lambda *_: self._before_load()),
         ]
 
+    @property
+    def is_split(self) -> bool:
+        """Whether a step is under way, whose groups are not the user's."""
+        return bool(self._undo)
+
     def remove(self) -> None:
         self._join()
         for hook in self._hooks:

@@ -65,9 +65,10 @@ class Moments:
 
     def adapt(self, optimizer: Any) -> None:
         """Does what Compressed.adapt() says."""
-        known = {**self._optimizers, **{id(one): one for one in adapt.inner(optimizer)}}
-        compressed = self._ids("compressed")
-        adapt.check_complete(known.values(), compressed)
+        given, compressed = adapt.inner(optimizer), self._ids("compressed")
+        known = {**self._optimizers, **{id(one): one for one in given}}
+        has_some = adapt.stepped(given) & {id(parameter) for _, parameter in self._wrapper.named_parameters()}
+        adapt.check_complete(known.values() if has_some else given, compressed)
         if (
             self._options.gentle
             and self._wrapper.deciders() is None
@@ -87,6 +88,8 @@ class Moments:
     def _look(self) -> None:
         """Looks at what the optimizers and the model have now: while training runs, a user may unfreeze
         parameters, add or edit groups, or replace parameters."""
+        if any(own.is_split for own in self._adams.values()):
+            return  # in a closure of an optimizer's step
         named, known = self._wrapper.named_parameters(), self._optimizers.values()
         seen = (
             [id(parameter) for _, parameter in named if parameter.requires_grad],
