@@ -52,6 +52,34 @@ def test_the_card_with_the_default_route(tmp_path):
     assert card_mbit(route, tmp_path) == 0 == card_mbit(tmp_path / "none", tmp_path)
 
 
+def frozen_base(rank, world_size):
+    """The table is of what is trained, and norms that are frozen say nothing of it."""
+    from torch.distributed.fsdp import fully_shard
+
+    import tagc.torch as tagc
+
+    model = nn.Sequential()
+    model.base, model.norm = nn.Linear(100, 64), nn.LayerNorm(64)
+    model.lora, model.own_norm = nn.Linear(64, 80, bias=False), nn.LayerNorm(80)
+    for part in (model.base, model.norm):
+        part.requires_grad_(False)
+    torch.nn.init.normal_(model.own_norm.weight)
+    fully_shard(model)
+    with tagc.compress(model, verbose=False) as handle:
+        table = handle.table().splitlines()
+        assert table[0] == "frozen, not exchanged: 6,592 elements" and "base" not in handle.table(), table
+        assert table[-1] == "5,120 of 5,280 elements compressed (97.0 %)", table
+        assert set(handle.state.schedule.levels().values()) == {1}, "the norm that is trained is not fresh"
+    torch.nn.init.ones_(model.own_norm.weight)
+    torch.nn.init.normal_(model.norm.weight)
+    with tagc.compress(model, verbose=False) as handle:
+        assert set(handle.state.schedule.levels().values()) == {0}, "the norm that is trained is fresh"
+
+
+def test_frozen_parameters():
+    ranks.run(frozen_base, 2)
+
+
 def test_weights_that_look_fresh():
     from tagc.torch.advise.first_words import look_fresh
     from tagc.torch.schedule import policy

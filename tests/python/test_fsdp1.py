@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ranks
+import torch.distributed as dist
 from models import Block, Even, EvenBlock, Odd, Tied, batch_of, loss_of
 from oracles import (
     check_conserved,
@@ -357,7 +358,26 @@ def training(rank, world_size):
         )
 
 
+def over_one_rank(rank, world_size):
+    """FSDP1 makes hybrid sharding whose shard group has one rank into no sharding over that rank."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    import tagc.torch as tagc
+
+    alone = [dist.new_group([other]) for other in range(world_size)][rank]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model = FullyShardedDataParallel(
+            Even(), process_group=(alone, dist.group.WORLD), sharding_strategy=ShardingStrategy.HYBRID_SHARD
+        )
+        tagc.compress(model, verbose=False).close()
+    texts = [str(each.message) for each in said if "tagc: " in str(each.message)]
+    assert len(texts) == (rank == 0), texts
+    assert all(f"over 1 rank of {world_size}" in text and "HYBRID_SHARD" in text for text in texts), texts
+
+
 CHECKS = [
+    over_one_rank,
     sparsity_zero,
     conservation,
     parameters_that_differ,

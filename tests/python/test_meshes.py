@@ -280,6 +280,46 @@ def experts_of_other_ranks(rank, world_size):
     equal_to_dense(lambda: expert_parallel(meshes), expert_parallel_gradients(rank, True))
 
 
+class OwnExpert(nn.Module):
+    """Each rank has an expert of its own name."""
+
+    def __init__(self, rank):
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared = nn.Linear(64, 80)
+        setattr(self, f"expert{rank}", nn.Linear(80, 64))
+        self.rank = rank
+
+    def forward(self, x):
+        return getattr(self, f"expert{self.rank}")(self.shared(x))
+
+
+def experts_of_one_rank(rank, world_size):
+    """What only one rank has is exchanged with nobody, and the others need not have it."""
+    from torch.distributed.fsdp import fully_shard
+
+    import tagc.torch as tagc
+
+    mesh, alone = mesh_of("dp", sizes=(2,)), mesh_of("ep", "one", sizes=(2, 1))["one"]
+    found = []
+    for compresses in (False, True):
+        model = OwnExpert(rank)
+        fully_shard(getattr(model, f"expert{rank}"), mesh=alone)
+        fully_shard(model, mesh=mesh)
+        if compresses:
+            handle = tagc.compress(model, sparsity=0, layers="all", verbose=False)
+            assert f"expert{rank}.weight" in handle.table() and "on one rank only" in handle.table()
+            assert "5,200 of 10,384 elements compressed" in handle.table(), handle.table()
+        for step in range(2):
+            model.zero_grad()
+            model(noise(step, rank, shape=(4, 64))).square().mean().backward()
+        found.append({name: local(p.grad) for name, p in model.named_parameters()})
+    assert handle.n_steps == 2 and handle.stats()["n_elems"] == 5200
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-5, atol=1e-6, msg=name)
+    handle.load_state_dict(handle.state_dict())
+
+
 # ---- pipelines ----
 
 
@@ -473,6 +513,10 @@ def test_checkpoints_of_stages(tmp_path):
     saved = ranks.run(save_stages, 4, str(tmp_path))
     ranks.run(load_stages, 4, str(tmp_path), saved)
     ranks.run(load_stages, 2, str(tmp_path), saved)
+
+
+def test_experts_of_one_rank():
+    ranks.run(experts_of_one_rank, 2)
 
 
 def test_a_folder_for_each_handle(tmp_path):

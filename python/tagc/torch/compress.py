@@ -17,6 +17,7 @@ from tagc._library import Error
 from tagc.torch.advise import first_words
 from tagc.torch.exchange import internals, streams
 from tagc.torch.exchange.agreement import agree_all
+from tagc.torch.exchange.interfaces import ALONE
 from tagc.torch.exchange.staging import Staging
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks import ddp, torchft
@@ -246,7 +247,7 @@ def _prepare(
             staging.free()
         raise
     assert wrapper is not None  # or agree_all() has raised
-    settings, rows = Options(**options), mine["rows"]
+    settings, rows = Options(**options), mine["rows"] + mine["rows of one rank"]
     wrapper.set_kinds({row.name: {"kind": row.class_} for row in rows})
     named = list(policy.named_parameters(model))
     table = _table(rows, settings, {name for name, parameter in named if not parameter.requires_grad})
@@ -339,7 +340,8 @@ def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any])
     return {
         "versions": {"libtagc": _library.version(), "torch": torch.__version__},
         "options": wrapper.fingerprint() | settings.fingerprint(),
-        "rows": rows,
+        "rows": [row for row in rows if row.reason != ALONE],
+        "rows of one rank": [row for row in rows if row.reason == ALONE],  # which others need not have
     }
 
 

@@ -19,6 +19,9 @@ ExchangeOptions = Callable[[Part, torch.dtype], dict[str, Any]]  # -> fields of 
 Kinds = Mapping[str, Mapping[str, Any]]  # name of a parameter -> changed fields of its layout.Parameter
 
 
+ALONE = "on one rank only"  # why a gradient is left to torch
+
+
 class Replica(NamedTuple):
     """What a gather of deltas left on every rank: its state for a checkpoint."""
 

@@ -151,7 +151,7 @@ class Wrapper(AnyWrapper):
             flat.set_kinds(kinds)
 
     def left_to_torch(self) -> dict[str, str]:
-        found = {}
+        found: dict[str, str] = {}
         for flat in self._flats:
             if (dtype := flat.dtype()) not in DTYPES:
                 found |= {p.name: str(dtype).removeprefix("torch.") for p in flat.parameters}

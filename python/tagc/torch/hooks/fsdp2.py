@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 from tagc._library import Error
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.interfaces import Exchanged, Kinds, Place, Replica, place_of
+from tagc.torch.exchange.interfaces import ALONE, Exchanged, Kinds, Place, Replica, place_of
 from tagc.torch.exchange.unit import DTYPES, Unit
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.gathers import AllGather, FsdpComm
@@ -349,7 +349,7 @@ class Wrapper(AnyWrapper):
                 if dtype not in DTYPES:
                     found[name] = str(dtype).removeprefix("torch.")
                 elif module.exchange_group().size() == 1 and not self.sums_shards:
-                    found[name] = "on one rank only"
+                    found[name] = ALONE
         return found
 
     def exchanged(self) -> set[int]:
