@@ -368,7 +368,10 @@ def over_one_rank(rank, world_size):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         model = FullyShardedDataParallel(
-            Even(), process_group=(alone, dist.group.WORLD), sharding_strategy=ShardingStrategy.HYBRID_SHARD
+            Even(),
+            process_group=(alone, dist.group.WORLD),
+            sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+            device_id=torch.device("cpu"),
         )
         tagc.compress(model, verbose=False).close()
     texts = [str(each.message) for each in said if "tagc: " in str(each.message)]

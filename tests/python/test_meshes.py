@@ -475,10 +475,8 @@ def two_handles_one_folder(rank, world_size, folder):
     """Stages of one rank would overwrite each other."""
     import tagc.torch as tagc
 
-    handles = [
-        tagc.compress(stage_of(i, mesh_of("dp", sizes=(2,)), "fsdp2"), sparsity=0.9, verbose=False)
-        for i in range(2)
-    ]
+    mesh = mesh_of("pp", "dp", sizes=(2, 1))["dp"]
+    handles = [tagc.compress(stage_of(i, mesh, "fsdp2"), sparsity=0.9, verbose=False) for i in range(2)]
     for _ in range(2):
         handles[0].save(folder)
     check_error(lambda: handles[1].save(folder), "another open handle.*a folder of its own", same=False)

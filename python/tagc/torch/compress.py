@@ -378,18 +378,19 @@ def _agree(
     """Makes all ranks agree. Returns (whether the weights look fresh on all of them, {rank: what it says of
     its host}). No rank leaves before the last group has met, because others wait there. Collective."""
     hosts: dict[int, Any] = {}
+    raised: Exception | None = None
     for group in groups:
         try:
             everyone = agree_all(group, mine, failure, timeout_s, call)
         except Error as problem:
-            failure = failure or problem
+            raised, failure = raised or problem, failure or problem
             continue
         known = [theirs["fresh"] for theirs in everyone if theirs["fresh"] is not None]
         mine["fresh"] = all(known) if known else None
         of_group = [0] if group is None else dist.get_process_group_ranks(group)
         hosts |= {rank: theirs["about host"] for rank, theirs in zip(of_group, everyone)}
-    if failure is not None:
-        raise failure
+    if raised is not None:
+        raise raised
     return bool(mine["fresh"]), hosts
 
 

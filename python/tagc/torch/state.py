@@ -256,7 +256,9 @@ def save_files(state: State, folder: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = _file(folder, _place(state)[0])
     other = _writers.get(str(path.resolve()), lambda: None)()
-    if other is not None and other is not state and not other.is_closed:
+    # elsewhere, a second handle is a later one of the same model
+    has_stages = not state.wrapper.is_managed and bool(state.wrapper.place().where)
+    if other is not None and other is not state and not other.is_closed and has_stages:
         raise Error(
             "argument",
             f"{path} was saved by another open handle of this process: give each handle, as of each stage of "

@@ -376,11 +376,6 @@ class FlatParameter:
             at += numel
         return starts, at
 
-    @property
-    def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self._flat.dtype
-        return dtype
-
     def trained(self) -> list[bool]:
         """Returns whether each parameter is trained."""
         own = _get(self._flat, "FlatParameter._params")
