@@ -55,7 +55,7 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.interfaces import ExchangeOptions, Replica, Residuals, Wrapped
+from tagc.torch.exchange.interfaces import ALONE, ExchangeOptions, Replica, Residuals, Wrapped
 from tagc.torch.exchange.unit import DTYPES
 from tagc.torch.schedule import policy, schedule
 from tagc.torch.schedule.moments import Moments
@@ -228,6 +228,10 @@ def load(state: State, saved: Any, is_selected: bool = False) -> None:
                 "it out",
             )
         wanted = _sources(mine, {rank: about for rank, (about, _) in old.items()}, is_selected)
+        if alone := {name for name, why in state.wrapper.left_to_torch().items() if why == ALONE}:
+            for about, residuals in old.values():
+                old[about["rank"]] = about, {n: values for n, values in residuals.items() if n not in alone}
+            state.say("tagc: residuals of what one rank trains alone now are left out of what was loaded")
         keepers = _keepers(state, {name for rank in wanted for name in old[rank][1]})
         for rank in wanted:
             _check(keepers, rank, *old[rank])

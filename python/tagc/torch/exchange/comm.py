@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.exchange import internals
+from tagc.torch.exchange import endings, internals
 from tagc.torch.exchange.waits import SOON, disconnect, soon, unheard, within
 
 _TRANSPORT = lib.STATUSES.index("transport")
@@ -69,6 +69,8 @@ class Comm:
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._connect(group)
         self._lock = threading.RLock()
+        self._is_idle = threading.Event()  # whether libtagc's comm thread is in no call of torch
+        self._is_idle.set()
         self._handle = ctypes.c_void_p()
         # They must live as long as the comm.
         self._ops = lib.CallbackOps(
@@ -86,6 +88,7 @@ class Comm:
             ctypes.byref(options),
             ctypes.byref(self._handle),
         )
+        endings.add(self)
         try:
             self.all_gather(b"\0")  # closing before a peer has connected to all ranks would fail there
         except BaseException:
@@ -106,6 +109,7 @@ class Comm:
     # ---- what libtagc's comm thread calls ----
 
     def _on_exchange(self, _context: int | None, transfer: Any) -> int:
+        self._is_idle.clear()
         try:
             self._move(transfer.contents)
             return 0
@@ -118,6 +122,8 @@ class Comm:
             reason = self._hear()
             text = text if reason is None or reason == self._told(mine) else reason
             return lib.load().tagc_report(_TRANSPORT, text.encode(errors="replace"))
+        finally:
+            self._is_idle.set()
 
     def _move(self, transfer: lib.Transfer) -> None:
         """Moves the messages of a transfer. All ranks choose the same way, because round_bytes is the same on
@@ -272,6 +278,14 @@ class Comm:
     def abort(self, reason: str) -> None:
         """Makes all of its exchanges fail on all ranks, so that none waits."""
         lib.load().tagc_comm_abort(self.handle, reason.encode(errors="replace"))
+
+    def give_up(self) -> None:
+        """Ends what is under way, if anything is, before the process ends."""
+        if self._handle and not self._is_idle.is_set():
+            self.abort("its process ends")
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._is_idle.wait(timeout_s)
 
     def close(self) -> None:
         """Closes the connection. Call it after all its reducers and gatherers are closed."""

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tagc._library import Error
-from tagc.torch.exchange import streams
+from tagc.torch.exchange import endings, streams
 from tagc.torch.exchange.call import Call
 from tagc.torch.exchange.group import Link
 from tagc.torch.exchange.reducer import OwnWay
@@ -75,7 +74,9 @@ class Host(Runner):
             return future
         if self._jobs is None:
             self._jobs = queue.SimpleQueue()
-            threading.Thread(target=_take_jobs, args=(self._jobs,), name="tagc-host", daemon=True).start()
+            jobs = self._jobs
+            endings.start(lambda: _take_jobs(jobs), "tagc-host")
+            endings.add(self)
         self._jobs.put(job)
         return future
 
@@ -83,6 +84,11 @@ class Host(Runner):
         self._is_closed = True
         if self._jobs is not None:
             self._jobs.put(None)
+
+    give_up = close
+
+    def wait(self, timeout_s: float) -> bool:
+        return True  # the thread itself is waited for
 
 
 def _take_jobs(jobs: queue.SimpleQueue[Callable[[], object] | None]) -> None:

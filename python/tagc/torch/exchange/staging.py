@@ -35,6 +35,7 @@ import torch
 
 from tagc import _library as lib
 from tagc._library import Error
+from tagc.torch.exchange import endings
 from tagc.torch.exchange.comm import tensor_at
 from tagc.torch.exchange.streams import Cuda
 
@@ -124,8 +125,7 @@ class Staging:
             self.free()
             raise
         self._at_exit = weakref.finalize(self, _let_go, self._queue, os.getpid())
-        self._thread = threading.Thread(target=self._work, name="tagc-jobs", daemon=True)
-        self._thread.start()
+        self._thread = endings.start(self._work, "tagc-jobs")
 
     def _open_kernels(self, codec: str | None) -> None:
         try:

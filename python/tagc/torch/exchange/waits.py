@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tagc._library import Error
-from tagc.torch.exchange import internals
+from tagc.torch.exchange import endings, internals
 
 SOON = datetime.timedelta(seconds=1)
 _NEVER_SENT = 2**31 - 1  # a tag
@@ -31,8 +30,7 @@ def soon(ask: Callable[[], T]) -> T | None:
         except Exception:
             pass  # no answer
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    thread = endings.start(run, "tagc-asks")
     thread.join(1.5 * SOON.total_seconds())
     return answers[0] if answers else None
 
@@ -113,8 +111,7 @@ def within(
             failures.append(failure)
 
     begin = time.monotonic()
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    thread = endings.start(run, "tagc-waits")
     thread.join(timeout.total_seconds())
     if thread.is_alive() or failures:
         raise _lost(group, what, timeout, begin, failures[0] if failures else None) from (
