@@ -124,7 +124,7 @@ static void count_bytes(tagc_comm *comm) {
 static void require_refusal(tagc_status status, void *const *object, const char *struct_name) {
     REQUIRE(*object == NULL);
     require(status == TAGC_ERR_ARGUMENT && strstr(tagc_last_error(), struct_name) &&
-                strstr(tagc_last_error(), "compiled for a newer one"),
+                strstr(tagc_last_error(), "compiled for a newer libtagc"),
             struct_name, __LINE__);
 }
 
