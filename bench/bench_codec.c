@@ -1,7 +1,7 @@
 /* What compressing a gradient costs beside the floor of its memory traffic: reading the gradient and the
  * residual and writing the residual once, in place or into another array. First selection alone, over the
  * whole gradient; then the computing of one rank of two in a whole step, phase by phase, with packed values
- * and with the sketch as the carrier.
+ * and with the sketch as the coder.
  *
  * Everything takes turns in one process, so that a busy machine slows all alike: a ratio is the median over
  * the turns of time / floor of the same turn. The two ranks' gradients are independent, so that their union
@@ -83,12 +83,12 @@ typedef struct bench {
     uint32_t *indices;                                  /* (max(k, W * k_shard)): row d at d * k_shard */
     float *values;                                      /* the same */
     void *select_scratch;
-    size_t n_kept[W];
+    size_t n_sent[W];
     float max_abs;
     uint8_t *bits[W], *peer_bits[W], *unions[W]; /* (bitmap of a shard) */
     uint32_t *peer_indices[W], *list;            /* (k_shard); (max_union) */
     float *peer_values[W];                       /* (k_shard) */
-    size_t n_peer_kept[W], n_union[W], max_union;
+    size_t n_peer_sent[W], n_union[W], max_union;
     float *packed[W], *peer_packed, *sums; /* (max_union) */
     float *output;                         /* (shard) */
     tagc_sketch sketch;
@@ -114,12 +114,12 @@ static tagc_selection select_range(bench *b, const float *residual, float *next,
 static void select_shard(bench *b, int d) {
     tagc_selection result = select_range(b, b->residual, b->next, (size_t)d * b->shard, b->shard, b->k_shard,
                                          (size_t)d * b->k_shard);
-    b->n_kept[d] = result.n_kept;
+    b->n_sent[d] = result.n_sent;
     if (d == OWN) b->max_abs = result.max_abs;
 }
 
 static void make_index(bench *b, int d) {
-    tagc_bitmap_make(b->bits[d], b->shard, b->indices + (size_t)d * b->k_shard, b->n_kept[d]);
+    tagc_bitmap_make(b->bits[d], b->shard, b->indices + (size_t)d * b->k_shard, b->n_sent[d]);
 }
 
 /* Leaves a gradient with the residual of a running training, and what is selected of them. */
@@ -135,9 +135,9 @@ static void run_steps(bench *b, uint64_t seed) {
 
 static void remember_peer(bench *b) {
     for (int d = 0; d < W; d++) {
-        b->n_peer_kept[d] = b->n_kept[d];
-        memcpy(b->peer_indices[d], b->indices + (size_t)d * b->k_shard, b->n_kept[d] * sizeof(uint32_t));
-        memcpy(b->peer_values[d], b->values + (size_t)d * b->k_shard, b->n_kept[d] * sizeof(float));
+        b->n_peer_sent[d] = b->n_sent[d];
+        memcpy(b->peer_indices[d], b->indices + (size_t)d * b->k_shard, b->n_sent[d] * sizeof(uint32_t));
+        memcpy(b->peer_values[d], b->values + (size_t)d * b->k_shard, b->n_sent[d] * sizeof(float));
         memcpy(b->peer_bits[d], b->bits[d], tagc_bitmap_bytes(b->shard));
     }
 }
@@ -208,10 +208,10 @@ static void bench_make(bench *b, const options *o, size_t n, double sparsity, do
         b->n_union[d] = tagc_bitmap_count(b->unions[d], b->shard);
     }
     tagc_bitmap_indices(b->unions[OWN], b->shard, b->list);
-    tagc_pack(b->list, b->n_union[OWN], b->peer_indices[OWN], b->peer_values[OWN], b->n_peer_kept[OWN], NULL,
+    tagc_pack(b->list, b->n_union[OWN], b->peer_indices[OWN], b->peer_values[OWN], b->n_peer_sent[OWN], NULL,
               b->peer_packed);
     tagc_sketch_encode(TAGC_CELLS_FP32, &b->sketch, b->peer_indices[OWN], b->peer_values[OWN],
-                       b->n_peer_kept[OWN], b->peer_cells);
+                       b->n_peer_sent[OWN], b->peer_cells);
     b->n_two_passes = 0;
 }
 
@@ -247,7 +247,7 @@ static void time_packed(bench *b, int turn) {
     for (int d = W - 1; d >= 0; d--) {
         list_union(b, d, PACKED_LIST, turn, &now_s);
         tagc_pack(b->list, b->n_union[d], b->indices + (size_t)d * b->k_shard,
-                  b->values + (size_t)d * b->k_shard, b->n_kept[d], b->next + (size_t)d * b->shard,
+                  b->values + (size_t)d * b->k_shard, b->n_sent[d], b->next + (size_t)d * b->shard,
                   b->packed[d]);
         lap(b, PACKED_PACK, turn, &now_s);
     }
@@ -268,7 +268,7 @@ static void time_sketch(bench *b, int turn) {
         if (d == OWN) list_union(b, d, SKETCH_LIST, turn, &now_s);
         memset(b->cells[d], 0, b->sketch.n_cells * sizeof(float));
         tagc_sketch_encode(TAGC_CELLS_FP32, &b->sketch, b->indices + (size_t)d * b->k_shard,
-                           b->values + (size_t)d * b->k_shard, b->n_kept[d], b->cells[d]);
+                           b->values + (size_t)d * b->k_shard, b->n_sent[d], b->cells[d]);
         lap(b, SKETCH_ENCODE, turn, &now_s);
     }
     tagc_sum_add(b->cells[OWN], b->peer_cells, b->sketch.n_cells);

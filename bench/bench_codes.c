@@ -125,7 +125,7 @@ static void run(const bench *b, double sparsity, int values) {
         ratios[N_QUANTITIES][i] = ratios[ENCODE][i] + ratios[DECODE][i];
         ratios[FLOOR][i] = times[i][FLOOR];
     }
-    double medians[N_QUANTITIES + 1], n_kept = (double)s.encoded[0].n_kept;
+    double medians[N_QUANTITIES + 1], n_sent = (double)s.encoded[0].n_sent;
     spread all = {0};
     for (int q = 0; q <= N_QUANTITIES; q++) {
         spread here = spread_of(ratios[q], b->o.n_repeats);
@@ -137,8 +137,8 @@ static void run(const bench *b, double sparsity, int values) {
            medians[VALIDATE], medians[DECODE], medians[N_QUANTITIES], all.quarter, all.three_quarters);
     printf(" %8.3f", 8.0 * (double)s.encoded[0].n_bytes / (double)b->shard);
     if (s.options.sparse) {
-        double p = n_kept / (double)b->shard, entropy = -(p * log2(p) + (1 - p) * log2(1 - p)) / p;
-        double bits = 8.0 * (double)s.encoded[0].n_index_bytes / n_kept;
+        double p = n_sent / (double)b->shard, entropy = -(p * log2(p) + (1 - p) * log2(1 - p)) / p;
+        double bits = 8.0 * (double)s.encoded[0].n_index_bytes / n_sent;
         printf(" %8.3f %8.3f %+6.1f %%", bits, entropy, 100 * (bits / entropy - 1));
     }
     printf("\n");

@@ -29,7 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     if (tagc_points_read(&points, path, read_engine) == TAGC_OK)
         for (int i = 0; i < points.n_points; i++) {
             const tagc_point *p = &points.points[i];
-            if (!(p->total_s > 0) || !(p->union_density <= 1) || !(p->setup.kept_density <= 1) ||
+            if (!(p->total_s > 0) || !(p->union_density <= 1) || !(p->setup.sent_density <= 1) ||
                 p->setup.world_size < 1 || p->setup.world_size % p->setup.n_hosts != 0 ||
                 tagc_gpt2_config_check(&p->setup.model) != TAGC_OK)
                 abort();

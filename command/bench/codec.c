@@ -186,8 +186,8 @@ static void report(codec_table *c, const setting *s, int n_flats, const tagc_cod
         o->paper ? indexes[o->paper->index] : "none", "all_reduce", o->output != TAGC_OUTPUT_SHARD,
         "sparsity", is_dense ? 0.0 : o->sparsity, "ratio", o->paper ? o->paper->ratio : 0.0, "values",
         is_direct ? json_string(tagc_format_names[o->format]) : json_null(), "block",
-        is_direct && o->format > TAGC_FORMAT_BF16 ? json_integer(o->block) : json_null(), "n_kept",
-        json_integer((json_int_t)(r->n_kept + 0.5)), "n_union",
+        is_direct && o->format > TAGC_FORMAT_BF16 ? json_integer(o->block) : json_null(), "n_sent",
+        json_integer((json_int_t)(r->n_sent + 0.5)), "n_union",
         r->n_union > 0 ? json_integer((json_int_t)r->n_union) : json_null());
     add_entry(c, what, sparsity, n_flats, r, about);
 }
@@ -231,7 +231,7 @@ static tagc_status time_gather(codec_table *c, int kind, const flat_size *size) 
     json_t *about =
         json_pack("{s:s, s:s, s:s, s:b, s:f, s:f, s:n, s:n, s:I, s:n}", "exchange", "gather", "wire",
                   tagc_gather_choices[kind].name, "index", "none", "all_reduce", 0, "sparsity", 0.0, "ratio",
-                  0.0, "values", "block", "n_kept", (json_int_t)size->n_elems, "n_union");
+                  0.0, "values", "block", "n_sent", (json_int_t)size->n_elems, "n_union");
     add_entry(c, what, "-", size->n_flats, &time, about);
     return TAGC_OK;
 }

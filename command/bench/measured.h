@@ -19,7 +19,7 @@ typedef struct tagc_measured_arm {
     tagc_bench_iteration *iterations; /* (rounds, steps) */
     double *round_s, *speedups;       /* (rounds) medians, and those of the first arm over them */
     uint64_t n_params, n_compressed, n_mild;
-    double n_kept, n_union, n_bytes[TAGC_N_LEGS]; /* of rank 0, summed over n_steps */
+    double n_sent, n_union, n_bytes[TAGC_N_LEGS]; /* of rank 0, summed over n_steps */
     int n_steps;
     tagc_fsdp_memory memory;
     tagc_result_spread total, exposed, speedup;

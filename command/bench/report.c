@@ -117,7 +117,7 @@ static json_t *arm_json(const tagc_measured_arms *b, const tagc_measured_arm *a)
                      a->arm->name, "options", tagc_saved_options(&tagc_train_command, &a->arm->options),
                      "n_params", (json_int_t)a->n_params, "n_compressed", (json_int_t)a->n_compressed,
                      "n_mild", (json_int_t)a->n_mild, "n_union", (json_int_t)(a->n_union / a->n_steps + 0.5),
-                     "n_kept", (json_int_t)(a->n_kept / a->n_steps + 0.5), "n_bytes_sent",
+                     "n_sent", (json_int_t)(a->n_sent / a->n_steps + 0.5), "n_bytes_sent",
                      tagc_json_leg_bytes(n_bytes), "bits_per_param", tagc_json_leg_reals(n_bits),
                      "iterations", iterations, "total_s", tagc_json_spread(&a->total), "exposed_s",
                      tagc_json_spread(&a->exposed), "speedup", tagc_json_spread(&a->speedup), "memory_bytes",

@@ -124,7 +124,7 @@ static tagc_status one_step(turn *t, tagc_fsdp_stats *stats, tagc_busy_times *bu
 
 static void keep_counts(tagc_measured_arm *a, const tagc_fsdp_stats *stats) {
     a->n_steps++;
-    a->n_kept += (double)stats->n_kept;
+    a->n_sent += (double)stats->n_sent;
     a->n_union += (double)stats->n_union;
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) a->n_bytes[leg] += (double)stats->n_bytes_sent[leg];
 }

@@ -37,12 +37,12 @@ const char *tagc_bpe_piece(const tagc_bpe *bpe, int token, size_t *n_bytes) {
     return bpe->pieces + bpe->piece_start[token];
 }
 
-uint32_t tagc_bpe_slot(const tagc_bpe *bpe, uint32_t left, uint32_t right) {
-    uint32_t slot = (uint32_t)tagc_mix64((uint64_t)left << 32 | right) & (bpe->n_slots - 1);
-    while (bpe->merges[slot].rank != NONE &&
-           (bpe->merges[slot].left != left || bpe->merges[slot].right != right))
-        slot = (slot + 1) & (bpe->n_slots - 1);
-    return slot;
+uint32_t tagc_bpe_cell(const tagc_bpe *bpe, uint32_t left, uint32_t right) {
+    uint32_t cell = (uint32_t)tagc_mix64((uint64_t)left << 32 | right) & (bpe->n_cells - 1);
+    while (bpe->merges[cell].rank != NONE &&
+           (bpe->merges[cell].left != left || bpe->merges[cell].right != right))
+        cell = (cell + 1) & (bpe->n_cells - 1);
+    return cell;
 }
 
 static int before(const tagc_bpe_pair *a, const tagc_bpe_pair *b) {
@@ -70,7 +70,7 @@ static tagc_bpe_pair heap_pop(tagc_bpe_pair *heap, size_t *n) {
 static void push_pair(tagc_bpe *bpe, size_t *n_heap, uint32_t at) {
     if (at == NONE || bpe->next[at] == NONE) return;
     uint32_t left = bpe->token[at], right = bpe->token[bpe->next[at]];
-    const tagc_bpe_merge *merge = &bpe->merges[tagc_bpe_slot(bpe, left, right)];
+    const tagc_bpe_merge *merge = &bpe->merges[tagc_bpe_cell(bpe, left, right)];
     if (merge->rank == NONE) return;
     heap_push(bpe->heap, n_heap, (tagc_bpe_pair){merge->rank, at, left, right, merge->joined});
 }

@@ -165,10 +165,10 @@ static tagc_status add_merge(loader *l, const char *text, size_t n_bytes, unsign
     TAGC_TRY(token_of(l, right, line, &merge.right));
     memmove(right - 1, right, strlen(right) + 1);
     TAGC_TRY(token_of(l, spelling, line, &merge.joined));
-    tagc_bpe_merge *slot = &l->bpe->merges[tagc_bpe_slot(l->bpe, merge.left, merge.right)];
-    if (slot->rank != UINT32_MAX)
+    tagc_bpe_merge *cell = &l->bpe->merges[tagc_bpe_cell(l->bpe, merge.left, merge.right)];
+    if (cell->rank != UINT32_MAX)
         return tagc_fail(TAGC_ERR_CORRUPT, "%s line %lu: the pair was listed before", l->merges->name, line);
-    *slot = merge;
+    *cell = merge;
     return TAGC_OK;
 }
 
@@ -183,17 +183,17 @@ static tagc_status load_merges(loader *l) {
         n_lines += *p == '\n';
         if (n_run > n_longest) n_longest = n_run;
     }
-    uint64_t n_slots = 2;
-    while (n_slots < 2 * (uint64_t)n_lines) n_slots *= 2;
-    if (n_slots > UINT32_MAX) return tagc_fail(TAGC_ERR_UNSUPPORTED, "%s: over 2^30 lines", l->merges->name);
-    l->bpe->n_slots = (uint32_t)n_slots;
-    l->bpe->merges = malloc((size_t)n_slots * sizeof *l->bpe->merges);
+    uint64_t n_cells = 2;
+    while (n_cells < 2 * (uint64_t)n_lines) n_cells *= 2;
+    if (n_cells > UINT32_MAX) return tagc_fail(TAGC_ERR_UNSUPPORTED, "%s: over 2^30 lines", l->merges->name);
+    l->bpe->n_cells = (uint32_t)n_cells;
+    l->bpe->merges = malloc((size_t)n_cells * sizeof *l->bpe->merges);
     char *spelling = malloc(n_longest + 1);
     if (!l->bpe->merges || !spelling) {
         free(spelling);
         return no_memory(l);
     }
-    memset(l->bpe->merges, 0xff, (size_t)n_slots * sizeof *l->bpe->merges);
+    memset(l->bpe->merges, 0xff, (size_t)n_cells * sizeof *l->bpe->merges);
 
     tagc_status status = TAGC_OK;
     uint32_t rank = 0;

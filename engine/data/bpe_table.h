@@ -6,7 +6,7 @@
 
 typedef struct tagc_bpe_merge {
     uint32_t left, right; /* tokens */
-    uint32_t rank;        /* place in merges.txt; UINT32_MAX: this slot of the table is free */
+    uint32_t rank;        /* place in merges.txt; UINT32_MAX: this cell of the table is free */
     uint32_t joined;      /* token */
 } tagc_bpe_merge;
 
@@ -21,8 +21,8 @@ struct tagc_bpe {
     uint32_t *piece_start; /* (vocab_size) in pieces */
     uint32_t *piece_bytes; /* (vocab_size), 0: no such token */
     uint32_t byte_token[256];
-    tagc_bpe_merge *merges; /* (n_slots) hash table, open addressing */
-    uint32_t n_slots;       /* a power of two */
+    tagc_bpe_merge *merges; /* (n_cells) hash table, open addressing */
+    uint32_t n_cells;       /* a power of two */
 
     /* Scratch for words of up to `capacity` bytes: a list of tokens by place, and the heap of pairs. */
     size_t capacity;
@@ -31,6 +31,6 @@ struct tagc_bpe {
 };
 
 /* Of the pair, or the free one for it. */
-uint32_t tagc_bpe_slot(const tagc_bpe *bpe, uint32_t left, uint32_t right);
+uint32_t tagc_bpe_cell(const tagc_bpe *bpe, uint32_t left, uint32_t right);
 
 #endif

@@ -167,7 +167,7 @@ static tagc_status load_residual(const tagc_load *load, int index) {
     tagc_fsdp *f = load->fsdp;
     tagc_flat *flat = &f->tables.flats[index];
     uint64_t n_residual;
-    tagc_fsdp_drop_carry(f, flat);
+    tagc_fsdp_drop_former(f, flat);
     tagc_reducer_residual(flat->reducer, &n_residual);
     if (n_residual == 0) return TAGC_OK;
     if (load->forks) return tagc_reducer_scale_residual(flat->reducer, 0);

@@ -1,7 +1,7 @@
 /* Which exchange each flat uses: that of the engine's options, that of its plan, or the one set by tagc_fsdp_set_exchange.
  *
  * A change of exchange loses nothing of a residual. If the new exchange has one of the same layout, it gets the values.
- * Otherwise the flat keeps them (`carry`) and adds them to the next gradient. */
+ * Otherwise the flat keeps them (`former`) and adds them to the next gradient. */
 #include "exchange/options.h"
 #include "fsdp/checkpoint_format.h"
 #include "fsdp/internal.h"
@@ -73,19 +73,19 @@ tagc_status tagc_fsdp_make_exchange(tagc_fsdp *f, tagc_flat *flat) {
 
 /* ---- a change between steps ---- */
 
-void tagc_fsdp_drop_carry(tagc_fsdp *f, tagc_flat *flat) {
-    if (flat->carry == NULL) return;
-    free(flat->carry);
-    flat->carry = NULL;
-    flat->carry_sent = 0;
+void tagc_fsdp_drop_former(tagc_fsdp *f, tagc_flat *flat) {
+    if (flat->former == NULL) return;
+    free(flat->former);
+    flat->former = NULL;
+    flat->former_sent = 0;
     f->memory.residuals -= flat->n_padded * sizeof(float);
 }
 
 const float *tagc_fsdp_residual(const tagc_flat *flat, uint64_t *n_elems) {
     const float *residual = tagc_reducer_residual(flat->reducer, n_elems);
-    if (flat->carry == NULL) return residual;
+    if (flat->former == NULL) return residual;
     *n_elems = flat->n_padded;
-    return flat->carry;
+    return flat->former;
 }
 
 /* The values of this flat that this rank has not sent yet, laid out as its gradient. values (n_padded). */
@@ -126,26 +126,26 @@ static tagc_status agree_on_flat(tagc_fsdp *f, int flat) {
     return TAGC_OK;
 }
 
-/* Puts the unsent values into `fresh`. If that is not possible, sets *is_carried: the next gradient gets them. */
+/* Puts the unsent values into `fresh`. If that is not possible, sets *is_former: the next gradient gets them. */
 static tagc_status hand_over(const tagc_flat *flat, tagc_reducer *fresh, const float *values,
-                             int *is_carried) {
+                             int *is_former) {
     uint64_t n_before, n_after;
     const float *before = tagc_reducer_residual(flat->reducer, &n_before);
     tagc_reducer_residual(fresh, &n_after);
-    *is_carried = flat->carry != NULL || n_before > 0;
-    if (*is_carried && n_after == flat->n_padded) {
-        *is_carried = 0;
+    *is_former = flat->former != NULL || n_before > 0;
+    if (*is_former && n_after == flat->n_padded) {
+        *is_former = 0;
         return tagc_reducer_set_residual(fresh, values, n_after);
     }
     if (n_before == 0 || n_before != n_after) return TAGC_OK;
-    *is_carried = flat->carry != NULL; /* then the reducer's own residual is zero */
+    *is_former = flat->former != NULL; /* then the reducer's own residual is zero */
     return tagc_reducer_set_residual(fresh, before, n_after);
 }
 
 tagc_status tagc_fsdp_change_exchange(tagc_fsdp *f, int index, const tagc_flat *wanted) {
     tagc_flat *flat = &f->tables.flats[index], changed = *wanted;
     tagc_reducer *fresh = NULL;
-    int is_carried = 0;
+    int is_former = 0;
     float *values = malloc(flat->n_padded * sizeof *values);
     tagc_status status = TAGC_OK;
     if (values == NULL)
@@ -161,7 +161,7 @@ tagc_status tagc_fsdp_change_exchange(tagc_fsdp *f, int index, const tagc_flat *
     }
     if (status == TAGC_OK) {
         spread_residual(f, flat, values);
-        status = tagc_agree(f->comm, hand_over(flat, fresh, values, &is_carried));
+        status = tagc_agree(f->comm, hand_over(flat, fresh, values, &is_former));
     }
     if (status != TAGC_OK) {
         tagc_reducer_destroy(fresh);
@@ -171,14 +171,14 @@ tagc_status tagc_fsdp_change_exchange(tagc_fsdp *f, int index, const tagc_flat *
     uint64_t n_before, n_after;
     tagc_reducer_residual(flat->reducer, &n_before);
     tagc_reducer_residual(fresh, &n_after);
-    tagc_fsdp_drop_carry(f, flat);
+    tagc_fsdp_drop_former(f, flat);
     tagc_reducer_destroy(flat->reducer);
-    f->memory.residuals += (n_after + (is_carried ? flat->n_padded : 0)) * sizeof(float);
+    f->memory.residuals += (n_after + (is_former ? flat->n_padded : 0)) * sizeof(float);
     f->memory.residuals -= n_before * sizeof(float);
     *flat = changed;
     flat->reducer = fresh;
-    flat->carry = is_carried ? values : NULL;
-    if (!is_carried) free(values);
+    flat->former = is_former ? values : NULL;
+    if (!is_former) free(values);
     if (!flat->is_followed) tagc_fsdp_drop_moment(f, flat);
     return TAGC_OK;
 }

@@ -4,7 +4,7 @@
 #include <string.h>
 
 static tagc_status make_order(tagc_fsdp *f) {
-    TAGC_TRY(tagc_order_create(&tagc_fsdp_order_calls, f, &f->options, f->tables.n_units, f->tables.n_slots,
+    TAGC_TRY(tagc_order_create(&tagc_fsdp_order_calls, f, &f->options, f->tables.n_units, f->tables.n_buffers,
                                f->tables.backward_order, &f->order));
     for (int i = 0; i < f->tables.n_units; i++) tagc_order_set_unit(&f->order, i, &f->tables.units[i]);
     return TAGC_OK;
@@ -99,7 +99,7 @@ void tagc_fsdp_destroy(tagc_fsdp *f) {
         if (flat->gatherer != NULL && f->order.units[flat->unit].residency == TAGC_COMING)
             tagc_gatherer_end(flat->gatherer);
         tagc_gatherer_destroy(flat->gatherer);
-        tagc_fsdp_drop_carry(f, flat);
+        tagc_fsdp_drop_former(f, flat);
         tagc_fsdp_drop_moment(f, flat);
     }
     tagc_memory_destroy(f->values_memory);

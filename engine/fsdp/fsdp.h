@@ -148,9 +148,9 @@ typedef struct tagc_fsdp_stats {
     /* 1: a gradient was not finite. Parameters, moments, and the residuals of the flats that held it are as before; other
      * flats were already sent. */
     int skipped;
-    /* Over the compressed flats. If the ranks of a host add first, n_kept extrapolates from this rank's part to all. */
-    uint64_t n_kept, n_union, n_unpeeled, n_lost, n_compressed;
-    uint64_t n_mild, n_mild_kept;                /* over the mild flats */
+    /* Over the compressed flats. If the ranks of a host add first, n_sent extrapolates from this rank's part to all. */
+    uint64_t n_sent, n_union, n_unpeeled, n_lost, n_compressed;
+    uint64_t n_mild, n_mild_sent;                /* over the mild flats */
     uint64_t n_class_bytes_sent[TAGC_N_CLASSES]; /* of gradients, over all legs */
     int n_at_level[TAGC_N_LEVELS];               /* flats that follow the schedule, by their level */
     double load;                                 /* largest of any sketch */

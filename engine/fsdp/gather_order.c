@@ -6,13 +6,13 @@
 #include <stdlib.h>
 
 tagc_status tagc_order_create(const tagc_order_calls *calls, void *context, const tagc_fsdp_options *options,
-                              int n_units, int n_slots, const int *backward_order, tagc_gather_order *out) {
+                              int n_units, int n_buffers, const int *backward_order, tagc_gather_order *out) {
     size_t n = (size_t)n_units;
     *out = (tagc_gather_order){.calls = calls,
                                .context = context,
                                .options = *options,
                                .n_units = n_units,
-                               .n_slots = n_slots,
+                               .n_buffers = n_buffers,
                                .backward_order = backward_order,
                                .pass = TAGC_PASS_NONE};
     out->units = calloc(n, sizeof *out->units);
@@ -31,8 +31,8 @@ void tagc_order_set_unit(tagc_gather_order *o, int unit, const tagc_layout_unit 
                                        .n_uses = u->n_uses,
                                        .n_tensors = u->n_tensors,
                                        .spans = u->spans,
-                                       .slot = u->slot,
-                                       .gradient_slot = u->gradient_slot};
+                                       .buffer = u->buffer,
+                                       .gradient_buffer = u->gradient_buffer};
 }
 
 void tagc_order_destroy(tagc_gather_order *o) {
@@ -53,7 +53,7 @@ static void see(const tagc_gather_order *o, tagc_order_event event, int unit) {
 
 tagc_status tagc_order_begin_gather(tagc_gather_order *o, int unit) {
     tagc_order_unit *u = &o->units[unit];
-    o->holders[u->slot] = unit;
+    o->holders[u->buffer] = unit;
     u->residency = TAGC_COMING;
     see(o, TAGC_ORDER_BEGIN_GATHER, unit);
     return o->calls->begin_gather(o->context, unit);
@@ -93,25 +93,25 @@ static void reach_from(tagc_gather_order *o, int position) {
     if (position > o->gather_reach) o->gather_reach = position;
 }
 
-/* Begins gathers in the order of the pass as far as they may reach, and as slots are free. */
+/* Begins gathers in the order of the pass as far as they may reach, and as buffers are free. */
 static tagc_status gather_ahead(tagc_gather_order *o) {
     for (; o->gather_next < o->n_units && o->gather_next <= o->gather_reach; o->gather_next++) {
         int unit = unit_at(o, o->gather_next);
         const tagc_order_unit *u = &o->units[unit];
         if (u->residency != TAGC_ABSENT || !comes_ahead(o, u) || is_finished(o, u)) continue;
-        if (o->holders[u->slot] >= 0) return TAGC_OK;
+        if (o->holders[u->buffer] >= 0) return TAGC_OK;
         TAGC_TRY(tagc_order_begin_gather(o, unit));
     }
     return TAGC_OK;
 }
 
 /* Releases a unit that was gathered ahead and not used yet. It is gathered again when it is needed. */
-static tagc_status make_way(tagc_gather_order *o, int slot) {
-    int holder = o->holders[slot];
+static tagc_status make_way(tagc_gather_order *o, int buffer) {
+    int holder = o->holders[buffer];
     if (holder < 0 || o->units[holder].n_in_use > 0 || o->units[holder].n_done > 0) return TAGC_OK;
     TAGC_TRY(end_gather(o, holder));
     o->units[holder].residency = TAGC_ABSENT;
-    o->holders[slot] = -1;
+    o->holders[buffer] = -1;
     return TAGC_OK;
 }
 
@@ -119,8 +119,8 @@ static tagc_status need(tagc_gather_order *o, int unit) {
     const tagc_order_unit *u = &o->units[unit];
     reach_from(o, u->position[o->pass]);
     if (u->residency == TAGC_ABSENT) {
-        TAGC_TRY(make_way(o, u->slot));
-        int holder = o->holders[u->slot];
+        TAGC_TRY(make_way(o, u->buffer));
+        int holder = o->holders[u->buffer];
         if (holder >= 0)
             return tagc_fail(TAGC_ERR_STATE,
                              "unit %s is used while %s is in its place: prefetch %d is too small for the "
@@ -139,13 +139,13 @@ static tagc_status release(tagc_gather_order *o, int unit) {
     if (u->spans && o->pass == TAGC_PASS_FORWARD && o->training) return TAGC_OK;
     TAGC_TRY(end_gather(o, unit)); /* if the gather was not needed */
     u->residency = TAGC_ABSENT;
-    o->holders[u->slot] = -1;
+    o->holders[u->buffer] = -1;
     reach_from(o, u->position[o->pass] + 1); /* the next unit is about to be used */
     return gather_ahead(o);
 }
 
 void tagc_order_make_absent(tagc_gather_order *o) {
-    for (int i = 0; o->n_slots > 0 && i < o->n_units; i++) {
+    for (int i = 0; o->n_buffers > 0 && i < o->n_units; i++) {
         o->units[i].residency = TAGC_ABSENT;
         o->holders[i] = -1;
     }
@@ -153,7 +153,7 @@ void tagc_order_make_absent(tagc_gather_order *o) {
 
 void tagc_order_make_present(tagc_gather_order *o, int unit) {
     o->units[unit].residency = TAGC_PRESENT;
-    o->holders[o->units[unit].slot] = unit;
+    o->holders[o->units[unit].buffer] = unit;
 }
 
 /* ---- gradients ---- */
@@ -168,7 +168,7 @@ static tagc_status end_exchange(tagc_gather_order *o, int unit) {
     see(o, TAGC_ORDER_END_EXCHANGE, unit);
     TAGC_TRY(o->calls->end_exchange(o->context, unit));
     u->exchanging = 0;
-    o->gradient_holders[u->gradient_slot] = -1;
+    o->gradient_holders[u->gradient_buffer] = -1;
     return TAGC_OK;
 }
 
@@ -177,10 +177,10 @@ tagc_status tagc_order_end_exchanges(tagc_gather_order *o) {
     return TAGC_OK;
 }
 
-/* Gives the unit its gradient slot: ends the exchange that still reads it, and clears it. */
+/* Gives the unit its gradient buffer: ends the exchange that still reads it, and clears it. */
 tagc_status tagc_order_grad(tagc_gather_order *o, int unit) {
     tagc_order_unit *u = &o->units[unit];
-    int *holder = &o->gradient_holders[u->gradient_slot];
+    int *holder = &o->gradient_holders[u->gradient_buffer];
     if (u->gradients_open) return TAGC_OK;
     if (*holder >= 0) TAGC_TRY(end_exchange(o, *holder));
     if (*holder >= 0 && *holder != unit)
@@ -231,7 +231,7 @@ static tagc_status begin_pass(tagc_gather_order *o, tagc_pass pass) {
         /* In forward, the last step began the gathers that are under way. */
         u->stays = u->residency == TAGC_PRESENT || (u->residency == TAGC_COMING && pass == TAGC_PASS_FORWARD);
     }
-    if (o->n_slots == 0) return TAGC_OK;
+    if (o->n_buffers == 0) return TAGC_OK;
     reach_from(o, 0);
     return gather_ahead(o);
 }
@@ -265,7 +265,7 @@ void tagc_order_end_step(tagc_gather_order *o) {
 
 /* ---- the four calls of a model ---- */
 
-/* Frees the slot of a unit that has nothing left to do in this pass. */
+/* Frees the buffer of a unit that has nothing left to do in this pass. */
 static tagc_status finish_unit(tagc_gather_order *o, int unit) {
     const tagc_order_unit *u = &o->units[unit];
     if (!is_finished(o, u) || u->n_in_use > 0) return TAGC_OK;
@@ -274,7 +274,7 @@ static tagc_status finish_unit(tagc_gather_order *o, int unit) {
 }
 
 tagc_status tagc_order_use(tagc_gather_order *o, int unit) {
-    if (o->n_slots > 0) TAGC_TRY(need(o, unit));
+    if (o->n_buffers > 0) TAGC_TRY(need(o, unit));
     o->units[unit].n_in_use++;
     return TAGC_OK;
 }

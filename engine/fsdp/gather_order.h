@@ -15,8 +15,8 @@ typedef struct tagc_order_unit {
     int position[2]; /* in the order of the forward and of the backward pass */
     int n_uses;      /* expected in a forward pass */
     int n_tensors;
-    int spans;               /* its tensors are used in more than one stage */
-    int slot, gradient_slot; /* two units of one slot cannot be gathered, or in backward, at once */
+    int spans;                   /* its tensors are used in more than one stage */
+    int buffer, gradient_buffer; /* two units of one buffer cannot be gathered, or in backward, at once */
     /* state, private to the order: */
     tagc_residency residency;
     int stays;         /* it was gathered when the pass began */
@@ -55,10 +55,10 @@ typedef struct tagc_gather_order {
     void *context;
     tagc_order_observer observer;
     tagc_fsdp_options options;
-    int n_units, n_slots;      /* n_slots 0: every rank has all parameters */
+    int n_units, n_buffers;    /* n_buffers 0: every rank has all parameters */
     const int *backward_order; /* (n_units), the caller's */
     tagc_order_unit *units;
-    int *holders, *gradient_holders; /* (n_units) of each slot: a unit, or -1 */
+    int *holders, *gradient_holders; /* (n_units) of each buffer: a unit, or -1 */
     int pass, training;
     int micro_step;                /* backward passes begun in this step */
     int gather_next, gather_reach; /* positions: the next unit to gather, and the last that may be */
@@ -67,7 +67,7 @@ typedef struct tagc_gather_order {
 
 /* The caller fills `units` before the first pass. On failure nothing stays allocated. */
 tagc_status tagc_order_create(const tagc_order_calls *calls, void *context, const tagc_fsdp_options *options,
-                              int n_units, int n_slots, const int *backward_order, tagc_gather_order *out);
+                              int n_units, int n_buffers, const int *backward_order, tagc_gather_order *out);
 void tagc_order_set_unit(tagc_gather_order *order, int unit, const tagc_layout_unit *layout);
 void tagc_order_destroy(tagc_gather_order *order);
 
@@ -96,7 +96,7 @@ tagc_status tagc_order_end_gathers(tagc_gather_order *order);   /* waits for all
 void tagc_order_make_absent(
     tagc_gather_order *order); /* gathered parameters are out of date; call it while no gather is under way */
 tagc_status tagc_order_begin_gather(tagc_gather_order *order, int unit);
-/* Its slot already holds the current parameters. */
+/* Its buffer already holds the current parameters. */
 void tagc_order_make_present(tagc_gather_order *order, int unit);
 void tagc_order_end_step(tagc_gather_order *order);
 

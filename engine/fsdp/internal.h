@@ -74,8 +74,8 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *fsdp, const tagc_flat *flat, tag
                                tagc_gatherer_options *gatherer);
 
 tagc_status tagc_fsdp_make_exchange(tagc_fsdp *fsdp, tagc_flat *flat);
-void tagc_fsdp_drop_carry(tagc_fsdp *fsdp, tagc_flat *flat);
-/* This rank's unsent gradients: the carry if there is one (the reducer's residual is then zero), else the reducer's
+void tagc_fsdp_drop_former(tagc_fsdp *fsdp, tagc_flat *flat);
+/* This rank's unsent gradients: `former` if there is one (the reducer's residual is then zero), else the reducer's
  * residual. */
 const float *tagc_fsdp_residual(const tagc_flat *flat, uint64_t *n_elems);
 

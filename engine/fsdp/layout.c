@@ -1,5 +1,5 @@
 /* The layout: the wrap assigns tensors to units, the policy assigns them to one flat per unit and class, and the order of
- * units assigns slots. It is a pure function of table, options, rank and world size. */
+ * units assigns buffers. It is a pure function of table, options, rank and world size. */
 #include "fsdp/internal.h"
 #include <fnmatch.h>
 #include <stdio.h>
@@ -66,8 +66,8 @@ static void place_tables(tagc_fsdp *f, tagc_arena *arena) {
     f->tables.units = tagc_arena_take(arena, n, sizeof *f->tables.units);
     f->tables.backward_order = tagc_arena_take(arena, n, sizeof *f->tables.backward_order);
     f->tables.flats = tagc_arena_take(arena, n + 1, sizeof *f->tables.flats); /* one spare, to try a tensor */
-    f->tables.slots = tagc_arena_take(arena, n, sizeof *f->tables.slots);
-    f->tables.gradient_slots = tagc_arena_take(arena, n, sizeof *f->tables.gradient_slots);
+    f->tables.buffers = tagc_arena_take(arena, n, sizeof *f->tables.buffers);
+    f->tables.gradient_buffers = tagc_arena_take(arena, n, sizeof *f->tables.gradient_buffers);
     f->norms = tagc_arena_take(arena, (size_t)f->world_size, sizeof *f->norms);
 }
 
@@ -274,21 +274,21 @@ static void find_owned(tagc_fsdp *f) {
     }
 }
 
-/* Units of one stage share slots [0, n_shared) in turn. Every other unit has a slot of its own. */
-static int assign_slots(tagc_fsdp *f, tagc_slot *slots, int n_shared, int gradients) {
-    int n_slots = 0, n_transient = 0;
+/* Units of one stage share buffers [0, n_shared) in turn. Every other unit has a buffer of its own. */
+static int assign_buffers(tagc_fsdp *f, tagc_buffer *buffers, int n_shared, int gradients) {
+    int n_buffers = 0, n_transient = 0;
     for (int unit = 0; unit < f->tables.n_units; unit++)
         n_transient += n_shared > 0 && !f->tables.units[unit].spans;
     n_shared = n_shared < n_transient ? n_shared : n_transient;
-    n_slots = n_shared;
+    n_buffers = n_shared;
     n_transient = 0;
     for (int unit = 0; unit < f->tables.n_units; unit++) {
         tagc_layout_unit *u = &f->tables.units[unit];
-        int slot = n_shared > 0 && !u->spans ? n_transient++ % n_shared : n_slots++;
-        *(gradients ? &u->gradient_slot : &u->slot) = slot;
-        if (slots[slot].n_elems < u->n_padded) slots[slot].n_elems = u->n_padded;
+        int buffer = n_shared > 0 && !u->spans ? n_transient++ % n_shared : n_buffers++;
+        *(gradients ? &u->gradient_buffer : &u->buffer) = buffer;
+        if (buffers[buffer].n_elems < u->n_padded) buffers[buffer].n_elems = u->n_padded;
     }
-    return n_slots;
+    return n_buffers;
 }
 
 tagc_status tagc_fsdp_layout(tagc_fsdp *f, const tagc_tensor_info *tensors, int n_tensors) {
@@ -322,9 +322,10 @@ tagc_status tagc_fsdp_layout(tagc_fsdp *f, const tagc_tensor_info *tensors, int 
     find_owned(f);
     int accumulates = o->n_micro_steps > 1 && !o->exchange_each_micro_step;
     if (o->sharding != TAGC_SHARD_NONE)
-        f->tables.n_slots = assign_slots(f, f->tables.slots, tagc_order_releases(o) ? o->prefetch + 1 : 0, 0);
-    f->tables.n_gradient_slots =
-        assign_slots(f, f->tables.gradient_slots, accumulates ? 0 : o->grads_in_flight, 1);
+        f->tables.n_buffers =
+            assign_buffers(f, f->tables.buffers, tagc_order_releases(o) ? o->prefetch + 1 : 0, 0);
+    f->tables.n_gradient_buffers =
+        assign_buffers(f, f->tables.gradient_buffers, accumulates ? 0 : o->grads_in_flight, 1);
     return TAGC_OK;
 }
 
@@ -342,15 +343,15 @@ static void place_values(tagc_fsdp *f, tagc_arena *arena) {
     const tagc_fsdp_options *o = &f->options;
     int each = o->exchange_each_micro_step && o->n_micro_steps > 1;
     size_t before = arena->n_bytes;
-    for (int i = 0; i < f->tables.n_slots; i++)
-        f->tables.slots[i].values = tagc_arena_take(arena, f->tables.slots[i].n_elems, sizeof(float));
+    for (int i = 0; i < f->tables.n_buffers; i++)
+        f->tables.buffers[i].values = tagc_arena_take(arena, f->tables.buffers[i].n_elems, sizeof(float));
     for (int i = 0; i < f->tables.n_flats; i++)
         f->tables.flats[i].master = tagc_arena_take(arena, f->tables.flats[i].n_owned, sizeof(float));
     f->memory.parameters = arena->n_bytes - before;
     before = arena->n_bytes;
-    for (int i = 0; i < f->tables.n_gradient_slots; i++)
-        f->tables.gradient_slots[i].values =
-            tagc_arena_take(arena, f->tables.gradient_slots[i].n_elems, sizeof(float));
+    for (int i = 0; i < f->tables.n_gradient_buffers; i++)
+        f->tables.gradient_buffers[i].values =
+            tagc_arena_take(arena, f->tables.gradient_buffers[i].n_elems, sizeof(float));
     for (int i = 0; i < f->tables.n_flats; i++) {
         f->tables.flats[i].gradient = tagc_arena_take(arena, f->tables.flats[i].n_owned, sizeof(float));
         f->tables.flats[i].received =
@@ -392,8 +393,8 @@ tagc_status tagc_fsdp_place(tagc_fsdp *f) {
             flat->moment1 = flat->fading_moment1;
         }
         flat->full =
-            f->tables.n_slots == 0 ? flat->master : f->tables.slots[u->slot].values + flat->unit_offset;
-        flat->full_gradient = f->tables.gradient_slots[u->gradient_slot].values + flat->unit_offset;
+            f->tables.n_buffers == 0 ? flat->master : f->tables.buffers[u->buffer].values + flat->unit_offset;
+        flat->full_gradient = f->tables.gradient_buffers[u->gradient_buffer].values + flat->unit_offset;
     }
     return TAGC_OK;
 }

@@ -1,4 +1,4 @@
-/* The layout of an engine without the engine: units, flats, slots and memory of any model, world size and options, computed
+/* The layout of an engine without the engine: units, flats, buffers and memory of any model, world size and options, computed
  * by the code that lays out a real engine. For planning. */
 #ifndef TAGC_FSDP_LAYOUT_H
 #define TAGC_FSDP_LAYOUT_H
@@ -8,17 +8,17 @@
 typedef struct tagc_layout_unit {
     char name[TAGC_TENSOR_NAME_BYTES];
     int first_flat, n_flats, n_tensors;
-    int n_uses;                 /* in a forward pass */
-    int spans;                  /* used in more than one stage: stays gathered between forward and backward */
-    int position[2];            /* in the order of the forward and of the backward pass */
-    int slot, gradient_slot;    /* two units of one slot cannot be gathered, or in backward, at once */
-    uint64_t n_elems, n_padded; /* without and with padding */
-    uint64_t backward_key;      /* descends in the order of the backward pass */
-    int n_exchanged;            /* of an engine: in this step */
+    int n_uses;      /* in a forward pass */
+    int spans;       /* used in more than one stage: stays gathered between forward and backward */
+    int position[2]; /* in the order of the forward and of the backward pass */
+    int buffer, gradient_buffer; /* two units of one buffer cannot be gathered, or in backward, at once */
+    uint64_t n_elems, n_padded;  /* without and with padding */
+    uint64_t backward_key;       /* descends in the order of the backward pass */
+    int n_exchanged;             /* of an engine: in this step */
 } tagc_layout_unit;
 
 typedef struct tagc_layout {
-    int world_size, n_tensors, n_units, n_flats, n_slots, n_gradient_slots;
+    int world_size, n_tensors, n_units, n_flats, n_buffers, n_gradient_buffers;
     int *unit_of_tensor; /* (n_tensors) */
     int *backward_order; /* (n_units) */
     tagc_layout_unit *units;

@@ -29,15 +29,15 @@ static tagc_status end_gather(void *context, int unit) {
 static void add_stats(tagc_fsdp *f, const tagc_flat *flat, const tagc_reducer_stats *s) {
     tagc_fsdp_stats *sum = &f->account.stats;
     for (int phase = 0; phase < TAGC_N_PHASES; phase++) sum->phase_s[phase] += s->time_s[phase];
-    uint64_t n_kept = s->n_kept * (uint64_t)flat->ranks_per_host;
+    uint64_t n_sent = s->n_sent * (uint64_t)flat->ranks_per_host;
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) sum->n_class_bytes_sent[flat->class_] += s->n_bytes_sent[leg];
     if (flat->class_ == TAGC_CLASS_MILD) {
         sum->n_mild += flat->n_elems;
-        sum->n_mild_kept += n_kept;
+        sum->n_mild_sent += n_sent;
     }
     if (flat->class_ != TAGC_CLASS_COMPRESSED) return;
     sum->n_compressed += flat->n_elems;
-    sum->n_kept += n_kept;
+    sum->n_sent += n_sent;
     sum->n_union += s->n_union;
     sum->n_unpeeled += s->n_unpeeled;
     sum->n_lost += s->n_lost;
@@ -54,8 +54,8 @@ static tagc_status end_exchange(void *context, int unit) {
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         TAGC_TRY(tagc_reducer_end(f->tables.flats[i].reducer, &stats));
         add_stats(f, &f->tables.flats[i], &stats);
-        if (f->tables.flats[i].carry_sent && !stats.nonfinite) tagc_fsdp_drop_carry(f, &f->tables.flats[i]);
-        f->tables.flats[i].carry_sent = 0;
+        if (f->tables.flats[i].former_sent && !stats.nonfinite) tagc_fsdp_drop_former(f, &f->tables.flats[i]);
+        f->tables.flats[i].former_sent = 0;
     }
     tagc_account_blocked(&f->account, start_s, &f->account.stats.wait_reduce_s, unit, f->order.pass);
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
@@ -69,10 +69,10 @@ static tagc_status end_exchange(void *context, int unit) {
 }
 
 /* Once per step, in the micro-step whose gradient the optimizer gets. */
-static void add_carry(const tagc_fsdp *f, tagc_flat *flat) {
-    if (flat->carry == NULL || f->order.micro_step != f->options.n_micro_steps) return;
-    for (uint64_t i = 0; i < flat->n_padded; i++) flat->full_gradient[i] += flat->carry[i];
-    flat->carry_sent = 1;
+static void add_former(const tagc_fsdp *f, tagc_flat *flat) {
+    if (flat->former == NULL || f->order.micro_step != f->options.n_micro_steps) return;
+    for (uint64_t i = 0; i < flat->n_padded; i++) flat->full_gradient[i] += flat->former[i];
+    flat->former_sent = 1;
 }
 
 static tagc_status begin_exchange(void *context, int unit) {
@@ -80,7 +80,7 @@ static tagc_status begin_exchange(void *context, int unit) {
     const tagc_layout_unit *u = &f->tables.units[unit];
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         TAGC_TRY(tagc_fsdp_sample(f, &f->tables.flats[i]));
-        add_carry(f, &f->tables.flats[i]);
+        add_former(f, &f->tables.flats[i]);
     }
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         tagc_flat *flat = &f->tables.flats[i];

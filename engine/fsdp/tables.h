@@ -3,14 +3,14 @@
  * One arena holds everything that a rank keeps:
  *
  *   per flat   master [| first moment] | second moment | gradient [| received]   (n_owned) each
- *   slots      parameters (n_padded) of the gathered units; absent for SHARD_NONE, whose master is the whole flat
- *   slots      gradients (W, shard) of the units in backward or under way
+ *   buffers      parameters (n_padded) of the gathered units; absent for SHARD_NONE, whose master is the whole flat
+ *   buffers      gradients (W, shard) of the units in backward or under way
  *
  * If beta1 is 0, a flat has no first moment. If the schedule lets it fall to 0, the moment lies in memory of its own, which is
  * freed then.
  *
- * A unit's slot never changes. Units of one stage take turns with a few slots, so that neighbours have different ones.
- * A unit that spans several stages has a slot of its own, and so have all units if nothing is released. */
+ * A unit's buffer never changes. Units of one stage take turns with a few buffers, so that neighbours have different ones.
+ * A unit that spans several stages has a buffer of its own, and so have all units if nothing is released. */
 #ifndef TAGC_FSDP_TABLES_H
 #define TAGC_FSDP_TABLES_H
 
@@ -31,16 +31,16 @@ typedef struct tagc_flat {
     int first_member, n_members; /* in tagc_fsdp.members */
     uint64_t n_elems, n_padded;  /* without and with padding */
     uint64_t first_owned, n_owned;
-    uint64_t unit_offset;                                    /* in the unit's slots */
-    float *full, *full_gradient;                             /* (n_padded), in the slots */
+    uint64_t unit_offset;                                    /* in the unit's buffers */
+    float *full, *full_gradient;                             /* (n_padded), in the buffers */
     float *master, *moment1, *moment2, *gradient, *received; /* (n_owned); moment1 NULL: beta1 is 0 */
     void *fading_moment1; /* where moment1 lies, if the schedule lets beta1 fall to 0 */
     tagc_reducer *reducer;
     tagc_gatherer *gatherer;
     tagc_reducer_options asked; /* if is_asked: set by _set_exchange, instead of the engine's options */
-    int is_asked, carry_sent;
+    int is_asked, former_sent;
     int ranks_per_host; /* that add before they select: each rank selects from one part in so many */
-    float *carry;       /* (n_padded) or NULL: residual of a former exchange; the next gradient adds it */
+    float *former;      /* (n_padded) or NULL: residual of a former exchange; the next gradient adds it */
 
     /* If it follows the schedule (follow.c): the plan in use; its members are parameters of the schedule from
      * first_parameter on, and their samples lie from first_sample on. */
@@ -53,20 +53,20 @@ typedef struct tagc_flat {
     double squares;
 } tagc_flat;
 
-typedef struct tagc_slot {
+typedef struct tagc_buffer {
     float *values;
     uint64_t n_elems; /* of its largest unit */
-} tagc_slot;
+} tagc_buffer;
 
 typedef struct tagc_tables {
-    int n_tensors, n_units, n_flats, n_slots, n_gradient_slots;
+    int n_tensors, n_units, n_flats, n_buffers, n_gradient_buffers;
     tagc_tensor_info *tensors; /* (n_tensors) */
     tagc_place *places;        /* (n_tensors) */
     int *members;              /* (n_tensors) tensors, flat by flat */
     tagc_layout_unit *units;   /* in the order of the forward pass */
     int *backward_order;       /* (n_units) */
     tagc_flat *flats;
-    tagc_slot *slots, *gradient_slots;
+    tagc_buffer *buffers, *gradient_buffers;
 } tagc_tables;
 
 #endif

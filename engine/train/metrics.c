@@ -176,15 +176,15 @@ static void add_codec(json_t *line, const tagc_fsdp_stats *stats) {
     double n = (double)stats->n_compressed;
     /* Where everything travels, padding is counted with it. */
     json_object_set_new(line, "sparsity",
-                        n > 0 ? tagc_json_real(fmax(1 - (double)stats->n_kept / n, 0)) : json_null());
+                        n > 0 ? tagc_json_real(fmax(1 - (double)stats->n_sent / n, 0)) : json_null());
     json_object_set_new(line, "union_density",
                         stats->n_union > 0 ? tagc_json_real(fmin((double)stats->n_union / n, 1))
                                            : json_null());
     json_object_set_new(line, "n_compressed", json_integer((json_int_t)stats->n_compressed));
-    json_object_set_new(line, "n_kept", json_integer((json_int_t)stats->n_kept));
+    json_object_set_new(line, "n_sent", json_integer((json_int_t)stats->n_sent));
     json_object_set_new(line, "n_union", json_integer((json_int_t)stats->n_union));
     json_object_set_new(line, "n_mild", json_integer((json_int_t)stats->n_mild));
-    json_object_set_new(line, "n_mild_kept", json_integer((json_int_t)stats->n_mild_kept));
+    json_object_set_new(line, "n_mild_sent", json_integer((json_int_t)stats->n_mild_sent));
     json_object_set_new(line, "n_class_bytes_sent",
                         json_pack("{s:I, s:I, s:I}", "compressed",
                                   (json_int_t)stats->n_class_bytes_sent[TAGC_CLASS_COMPRESSED], "mild",

@@ -30,7 +30,7 @@ extern "C" {
 typedef struct tagc_frames_verdict {
     int64_t failure;   /* 0, or what is wrong: for _end to put into words */
     int64_t nonfinite; /* 1: a gradient or a sum is NaN or Inf */
-    int64_t n_kept;    /* of this rank: values that it sent */
+    int64_t n_sent;    /* of this rank: values that it sent */
     int64_t n_items;   /* of this rank: values in the sums of all, of an all-reduce */
 } tagc_frames_verdict;
 

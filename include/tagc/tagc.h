@@ -312,11 +312,11 @@ typedef struct tagc_reducer_stats {
     /* Time from the start of the step on tagc's thread to its end. */
     double total_s;
     /* Elements in the unit that this rank selected. */
-    uint64_t n_kept;
+    uint64_t n_sent;
     /* Elements in the unit that at least one rank selected, or 0 if unknown. direct knows it at sparsity 0, and
      * when the output is the whole unit; then it leaves out elements whose sum is zero. */
     uint64_t n_union;
-    /* The sparsity that was reached: 1 - n_kept * ranks_per_host / n_elems. */
+    /* The sparsity that was reached: 1 - n_sent * ranks_per_host / n_elems. */
     double sparsity;
     /* sketch: the number of cells in the shard's sketch, and the items per cell. */
     uint64_t n_cells;

@@ -71,7 +71,7 @@ static void encode_work(void *arg, int index, int n_threads) {
 static void finish(const job *j, tagc_encoded *out) {
     *out = (tagc_encoded){.nonfinite = j->nonfinite};
     if (j->nonfinite) return;
-    out->n_kept = j->n;
+    out->n_sent = j->n;
     out->n_bytes = tagc_values_bytes(&j->format, j->n);
 }
 

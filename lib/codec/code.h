@@ -15,7 +15,7 @@
 
 typedef struct tagc_code_options {
     size_t n;   /* elements of the fragment, < 2^32 */
-    size_t k;   /* topk: kept at most, <= n */
+    size_t k;   /* topk: sent at most, <= n */
     int sparse; /* 1: topk, 0: blocks */
     int values; /* tagc_format */
     int block;  /* values per scale, a power of two in [16, 4096]; integer formats */
@@ -24,7 +24,7 @@ typedef struct tagc_code_options {
 typedef struct tagc_encoded {
     size_t n_bytes;       /* of the body, at most max_bytes */
     size_t n_index_bytes; /* topk: the length of the positions at the start of the body; values follow */
-    size_t n_kept;        /* topk: k or fewer; blocks: n */
+    size_t n_sent;        /* topk: k or fewer; blocks: n */
     int nonfinite; /* some gradient + residual is NaN or Inf: body and residual are undefined, n_bytes is 0 */
 } tagc_encoded;
 
@@ -38,7 +38,7 @@ typedef struct tagc_code {
     size_t (*max_bytes)(const tagc_code_options *options);
     size_t (*scratch_bytes)(const tagc_code_options *options, int n_threads);
     /* gradient, residual_in, residual_out (n) as in tagc_select. residual_out = gradient + residual_in - decoded body; it
-     * is exact if the format is. For blocks both residuals may be NULL: then nothing is carried over. */
+     * is exact if the format is. For blocks both residuals may be NULL: then there is no residual. */
     void (*encode)(const tagc_code_options *options, const float *gradient, const float *residual_in,
                    float *residual_out, uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out);
     /* Encodes sums (n): topk every non-zero one (there are at most k), blocks all. `sums` becomes what a receiver

@@ -1,7 +1,7 @@
 /* Exact top-k in one sweep over memory. A sample of lines predicts two bounds around the k-th largest |acc|:
  *
  *        0 ........ t_lo ....(k-th is here)....  t_hi ........ Inf
- *        residual       band                         kept
+ *        residual       band                         sent
  *
  * The sweep writes the residual and collects everything from t_lo up as candidates. The exact threshold is then found
  * in the band alone. A last sweep over the candidates keeps k of them and puts the others back. If the sample was
@@ -31,7 +31,7 @@ typedef struct block {
     uint32_t owner;                         /* the thread that streamed it */
     uint32_t candidate_begin, n_candidates; /* in the lists of its owner */
     uint32_t band_begin, n_band;
-    uint32_t n_kept, n_ties; /* certainly above the threshold, and equal to it */
+    uint32_t n_sent, n_ties; /* certainly above the threshold, and equal to it */
     uint32_t out_begin;      /* in the caller's indices and values */
 } block;
 
@@ -61,7 +61,7 @@ typedef struct selector {
     block *blocks;              /* (n_blocks) */
     share *shares;              /* (n_threads) */
     size_t most_in_block;       /* elements */
-    size_t n_room;              /* candidates of one thread; 0 where none can be kept, or all are */
+    size_t n_room;              /* candidates of one thread; 0 where none can be sent, or all are */
     atomic_size_t next_block;
 
     uint32_t t_lo, t_hi; /* predicted */
@@ -117,14 +117,14 @@ size_t tagc_select_scratch_bytes(size_t n, size_t k, int n_threads) {
     return arena.n_bytes;
 }
 
-/* ---- the stages that threads share ---- */
+/* ---- work that threads share ---- */
 
 static size_t block_elems(const selector *s, size_t b) {
     return size_min(s->n - b * BLOCK, BLOCK);
 }
 
 /* Takes blocks until none is left or this thread's room is full. */
-static void stream_stage(void *arg, int index, int n_threads) {
+static void stream_work(void *arg, int index, int n_threads) {
     selector *s = arg;
     share *own = &s->shares[index];
     (void)n_threads;
@@ -152,7 +152,7 @@ static void stream_stage(void *arg, int index, int n_threads) {
 }
 
 /* For blocks that no room had space for: writes acc to the residual, where the second pass looks for it. */
-static void sum_stage(void *arg, int index, int n_threads) {
+static void sum_work(void *arg, int index, int n_threads) {
     selector *s = arg;
     (void)n_threads;
     uint32_t nowhere_indices[TAGC_SELECT_SLACK];
@@ -166,7 +166,7 @@ static void sum_stage(void *arg, int index, int n_threads) {
     if (s->bypass) s->kernels->fence();
 }
 
-static void restore_stage(void *arg, int index, int n_threads) {
+static void restore_work(void *arg, int index, int n_threads) {
     selector *s = arg;
     (void)n_threads;
     const share *own = &s->shares[index];
@@ -182,7 +182,7 @@ static void add_digits(const selector *s, const float *values, size_t n, uint32_
     }
 }
 
-static void radix_stage(void *arg, int index, int n_threads) {
+static void radix_work(void *arg, int index, int n_threads) {
     selector *s = arg;
     share *own = &s->shares[index];
     memset(own->radix, 0, N_RADIX * sizeof *own->radix);
@@ -199,7 +199,7 @@ static int is_mine(const selector *s, size_t b, int index, int n_threads) {
     return s->from_residual ? b % (size_t)n_threads == (size_t)index : s->blocks[b].owner == (uint32_t)index;
 }
 
-static void count_stage(void *arg, int index, int n_threads) {
+static void count_work(void *arg, int index, int n_threads) {
     selector *s = arg;
     const share *own = &s->shares[index];
     for (size_t b = 0; b < s->n_blocks; b++) {
@@ -213,7 +213,7 @@ static void count_stage(void *arg, int index, int n_threads) {
         } else {
             n_certain = here->n_candidates - here->n_band;
         }
-        here->n_kept = (uint32_t)(n_certain + s->kernels->count(among, n, s->threshold, &n_ties));
+        here->n_sent = (uint32_t)(n_certain + s->kernels->count(among, n, s->threshold, &n_ties));
         here->n_ties = (uint32_t)n_ties;
     }
 }
@@ -231,7 +231,7 @@ static void keep_from_residual(selector *s, const block *here, size_t begin, siz
     }
 }
 
-static void keep_stage(void *arg, int index, int n_threads) {
+static void pick_work(void *arg, int index, int n_threads) {
     selector *s = arg;
     const share *own = &s->shares[index];
     for (size_t b = 0; b < s->n_blocks; b++) {
@@ -243,13 +243,13 @@ static void keep_stage(void *arg, int index, int n_threads) {
             s->kernels->keep(own->candidate_indices + here->candidate_begin,
                              own->candidate_values + here->candidate_begin, here->n_candidates, s->threshold,
                              here->n_ties, s->leave ? NULL : s->residual_out, s->beyond_cache,
-                             s->indices + here->out_begin, s->values + here->out_begin, here->n_kept);
+                             s->indices + here->out_begin, s->values + here->out_begin, here->n_sent);
     }
     if (s->beyond_cache) s->kernels->fence();
 }
 
 /* k == n: zeros too, with their signs. */
-static void keep_all_stage(void *arg, int index, int n_threads) {
+static void pick_all_work(void *arg, int index, int n_threads) {
     selector *s = arg;
     share *own = &s->shares[index];
     own->max_bits = 0;
@@ -264,7 +264,7 @@ static void keep_all_stage(void *arg, int index, int n_threads) {
     }
 }
 
-/* ---- between the stages ---- */
+/* ---- in between ---- */
 
 /* The bits of the element of `rank` from the top (1: the largest) among those whose bits - base need n_bits.
  */
@@ -277,7 +277,7 @@ static uint32_t find_rank(selector *s, tagc_pool *pool, size_t rank, uint32_t ba
         s->shift = s->shift > RADIX_BITS ? s->shift - RADIX_BITS : 0;
         s->n_digits = 1u << (s->shift_prefix - s->shift);
         uint32_t digit = s->n_digits;
-        tagc_pool_run(pool, radix_stage, s);
+        tagc_pool_run(pool, radix_work, s);
         for (size_t n_here = 0; rank > n_here;) {
             rank -= n_here;
             digit--;
@@ -323,18 +323,18 @@ static int threshold_from_band(selector *s, tagc_pool *pool) {
     return 1;
 }
 
-/* Computes where each block's output begins and how many of its ties are kept: the first ones. Returns the number kept. */
+/* Computes where each block's output begins and how many of its ties are sent: the first ones. Returns the number sent. */
 static size_t share_out(selector *s) {
     size_t n_above = 0, n_out = 0;
-    for (size_t b = 0; b < s->n_blocks; b++) n_above += s->blocks[b].n_kept;
-    size_t n_ties_left = s->threshold ? s->k - n_above : 0; /* zeros are never kept */
+    for (size_t b = 0; b < s->n_blocks; b++) n_above += s->blocks[b].n_sent;
+    size_t n_ties_left = s->threshold ? s->k - n_above : 0; /* zeros are never sent */
     for (size_t b = 0; b < s->n_blocks; b++) {
         block *here = &s->blocks[b];
         here->n_ties = (uint32_t)size_min(here->n_ties, n_ties_left);
         n_ties_left -= here->n_ties;
-        here->n_kept += here->n_ties;
+        here->n_sent += here->n_ties;
         here->out_begin = (uint32_t)n_out;
-        n_out += here->n_kept;
+        n_out += here->n_sent;
     }
     return n_out;
 }
@@ -373,27 +373,27 @@ void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient,
     s.beyond_cache = n >= (size_t)1 << 21;
     s.bypass = s.beyond_cache && residual_out != residual_in;
     if (k == n) {
-        tagc_pool_run(pool, keep_all_stage, &s);
+        tagc_pool_run(pool, pick_all_work, &s);
         all_finite(&s, pool, result);
-        result->n_kept = n;
+        result->n_sent = n;
         return;
     }
     s.t_lo = k == 0 ? TAGC_SELECT_NONE : 1;
     s.t_hi = INF_BITS;
     tagc_sample_predict(&s.shape, gradient, residual_in, s.sample, s.buckets, &s.t_lo, &s.t_hi);
-    tagc_pool_run(pool, stream_stage, &s);
+    tagc_pool_run(pool, stream_work, &s);
     int overflow = atomic_load(&s.next_block) < s.n_blocks; /* every room is full */
-    if (overflow) tagc_pool_run(pool, sum_stage, &s);
+    if (overflow) tagc_pool_run(pool, sum_work, &s);
     if (!all_finite(&s, pool, result) || k == 0) return;
     if (overflow || !threshold_from_band(&s, pool)) {
         result->n_passes = 2;
-        if (!leave) tagc_pool_run(pool, restore_stage, &s);
+        if (!leave) tagc_pool_run(pool, restore_work, &s);
         s.from_residual = 1;
         s.threshold = find_rank(&s, pool, k, 0, 31);
     }
-    tagc_pool_run(pool, count_stage, &s);
-    result->n_kept = share_out(&s);
-    tagc_pool_run(pool, keep_stage, &s);
+    tagc_pool_run(pool, count_work, &s);
+    result->n_sent = share_out(&s);
+    tagc_pool_run(pool, pick_work, &s);
 }
 
 static const tagc_select_kernels *best(void) {

@@ -13,7 +13,7 @@
 #define TAGC_ZERO_RESIDUAL (-0.0f)
 
 typedef struct tagc_selection {
-    size_t n_kept; /* k, or fewer if acc has fewer than k non-zeros and k < n */
+    size_t n_sent; /* k, or fewer if acc has fewer than k non-zeros and k < n */
     float max_abs; /* largest |acc| of the fragment; undefined when nonfinite */
     int nonfinite; /* some acc is NaN or Inf: the other results and residual_out are undefined */
     int n_passes;  /* 1: the prediction held; 2: the histogram was needed */

@@ -159,39 +159,39 @@ INLINE void put_back(const uint32_t *indices, const float *values, size_t n, flo
 }
 
 TARGET static void avx2_keep(const uint32_t *indices, const float *values, size_t n, uint32_t threshold,
-                             size_t n_ties, float *residual, int bypass, uint32_t *kept_indices,
-                             float *kept_values, size_t n_kept) {
+                             size_t n_ties, float *residual, int bypass, uint32_t *sent_indices,
+                             float *sent_values, size_t n_sent) {
     const __m256i limit = _mm256_set1_epi32((int)threshold);
     /* unselected candidates are collected first, because a branch for each would be mispredicted */
     uint32_t lost_indices[LOST_ROOM];
     float lost_values[LOST_ROOM];
     size_t j = 0, i = 0, n_lost = 0;
-    for (; i + LANES <= n && j + LANES <= n_kept; i += LANES) {
+    for (; i + LANES <= n && j + LANES <= n_sent; i += LANES) {
         _mm_prefetch((const char *)(indices + i) + 2048,
                      _MM_HINT_T0); /* mostly the next block's candidates */
         _mm_prefetch((const char *)(values + i) + 2048, _MM_HINT_T0);
         __m256i index = _mm256_loadu_si256((const __m256i *)(const void *)(indices + i));
         __m256 v = _mm256_loadu_ps(values + i);
         __m256i bits = abs_bits(v);
-        uint32_t kept = lanes_of(_mm256_cmpgt_epi32(bits, limit));
+        uint32_t sent = lanes_of(_mm256_cmpgt_epi32(bits, limit));
         uint32_t ties = lanes_of(_mm256_cmpeq_epi32(bits, limit));
-        for (; ties && n_ties; ties &= ties - 1, n_ties--) kept |= ties & -ties;
-        __m256i order = compress_order(kept), lost_order = compress_order(~kept & 0xff);
-        _mm256_storeu_si256((__m256i *)(void *)(kept_indices + j), _mm256_permutevar8x32_epi32(index, order));
-        _mm256_storeu_ps(kept_values + j, _mm256_permutevar8x32_ps(v, order));
-        j += (size_t)_mm_popcnt_u32(kept);
+        for (; ties && n_ties; ties &= ties - 1, n_ties--) sent |= ties & -ties;
+        __m256i order = compress_order(sent), lost_order = compress_order(~sent & 0xff);
+        _mm256_storeu_si256((__m256i *)(void *)(sent_indices + j), _mm256_permutevar8x32_epi32(index, order));
+        _mm256_storeu_ps(sent_values + j, _mm256_permutevar8x32_ps(v, order));
+        j += (size_t)_mm_popcnt_u32(sent);
         if (!residual) continue;
         _mm256_storeu_si256((__m256i *)(void *)(lost_indices + n_lost),
                             _mm256_permutevar8x32_epi32(index, lost_order));
         _mm256_storeu_ps(lost_values + n_lost, _mm256_permutevar8x32_ps(v, lost_order));
-        n_lost += LANES - (size_t)_mm_popcnt_u32(kept);
+        n_lost += LANES - (size_t)_mm_popcnt_u32(sent);
         if (n_lost + LANES <= LOST_ROOM) continue;
         put_back(lost_indices, lost_values, n_lost, residual, bypass);
         n_lost = 0;
     }
     if (residual) put_back(lost_indices, lost_values, n_lost, residual, bypass);
     tagc_select_scalar.keep(indices + i, values + i, n - i, threshold, n_ties, residual, bypass,
-                            kept_indices + j, kept_values + j, n_kept - j);
+                            sent_indices + j, sent_values + j, n_sent - j);
 }
 
 const tagc_select_kernels tagc_select_avx2 = {

@@ -142,8 +142,8 @@ TARGET static inline void put_back(const uint32_t *indices, const float *values,
 }
 
 TARGET static void avx512_keep(const uint32_t *indices, const float *values, size_t n, uint32_t threshold,
-                               size_t n_ties, float *residual, int bypass, uint32_t *kept_indices,
-                               float *kept_values, size_t n_kept) {
+                               size_t n_ties, float *residual, int bypass, uint32_t *sent_indices,
+                               float *sent_values, size_t n_sent) {
     const __m512i limit = _mm512_set1_epi32((int)threshold);
     /* unselected candidates are collected first, because a branch for each would be mispredicted */
     uint32_t lost_indices[LOST_ROOM];
@@ -157,14 +157,14 @@ TARGET static void avx512_keep(const uint32_t *indices, const float *values, siz
         __m512i index = _mm512_maskz_loadu_epi32(lanes, indices + i);
         __m512 v = _mm512_maskz_loadu_ps(lanes, values + i);
         __m512i bits = abs_bits(v);
-        __mmask16 kept = _mm512_mask_cmpgt_epu32_mask(lanes, bits, limit);
+        __mmask16 sent = _mm512_mask_cmpgt_epu32_mask(lanes, bits, limit);
         __mmask16 ties = _mm512_mask_cmpeq_epu32_mask(lanes, bits, limit);
         if (ties) {
             ties = lowest_set(ties, n_ties);
             n_ties -= (size_t)_mm_popcnt_u32(ties);
-            kept |= ties;
+            sent |= ties;
         }
-        __mmask16 lost = (__mmask16)(lanes & ~kept);
+        __mmask16 lost = (__mmask16)(lanes & ~sent);
         _mm512_storeu_si512(lost_indices + n_lost, _mm512_maskz_compress_epi32(lost, index));
         _mm512_storeu_ps(lost_values + n_lost, _mm512_maskz_compress_ps(lost, v));
         n_lost += (size_t)_mm_popcnt_u32(lost);
@@ -172,15 +172,15 @@ TARGET static void avx512_keep(const uint32_t *indices, const float *values, siz
             put_back(lost_indices, lost_values, n_lost, residual, bypass);
             n_lost = 0;
         }
-        size_t n_here = (size_t)_mm_popcnt_u32(kept);
-        index = _mm512_maskz_compress_epi32(kept, index);
-        v = _mm512_maskz_compress_ps(kept, v);
-        if (j + LANES <= n_kept) {
-            _mm512_storeu_si512(kept_indices + j, index);
-            _mm512_storeu_ps(kept_values + j, v);
+        size_t n_here = (size_t)_mm_popcnt_u32(sent);
+        index = _mm512_maskz_compress_epi32(sent, index);
+        v = _mm512_maskz_compress_ps(sent, v);
+        if (j + LANES <= n_sent) {
+            _mm512_storeu_si512(sent_indices + j, index);
+            _mm512_storeu_ps(sent_values + j, v);
         } else {
-            _mm512_mask_storeu_epi32(kept_indices + j, first_lanes(n_here), index);
-            _mm512_mask_storeu_ps(kept_values + j, first_lanes(n_here), v);
+            _mm512_mask_storeu_epi32(sent_indices + j, first_lanes(n_here), index);
+            _mm512_mask_storeu_ps(sent_values + j, first_lanes(n_here), v);
         }
         j += n_here;
     }

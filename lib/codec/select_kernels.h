@@ -28,11 +28,11 @@ typedef struct tagc_select_kernels {
     /* Returns how many of values (n) have |value| > threshold, and in *n_ties how many are equal to it. */
     size_t (*count)(const float *values, size_t n, uint32_t threshold, size_t *n_ties);
 
-    /* Of candidates (n, ascending) keeps |value| > threshold and the first n_ties equal to it, exactly n_kept of them.
+    /* Of candidates (n, ascending) keeps |value| > threshold and the first n_ties equal to it, exactly n_sent of them.
      * Every other value goes back to residual[index] (with bypass around the cache if possible), or nowhere if
-     * residual is NULL. Writes nothing past n_kept. */
+     * residual is NULL. Writes nothing past n_sent. */
     void (*keep)(const uint32_t *indices, const float *values, size_t n, uint32_t threshold, size_t n_ties,
-                 float *residual, int bypass, uint32_t *kept_indices, float *kept_values, size_t n_kept);
+                 float *residual, int bypass, uint32_t *sent_indices, float *sent_values, size_t n_sent);
 } tagc_select_kernels;
 
 extern const tagc_select_kernels tagc_select_scalar;

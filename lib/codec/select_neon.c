@@ -108,26 +108,26 @@ static size_t neon_count(const float *values, size_t n, uint32_t threshold, size
 }
 
 static void neon_keep(const uint32_t *indices, const float *values, size_t n, uint32_t threshold,
-                      size_t n_ties, float *residual, int bypass, uint32_t *kept_indices, float *kept_values,
-                      size_t n_kept) {
+                      size_t n_ties, float *residual, int bypass, uint32_t *sent_indices, float *sent_values,
+                      size_t n_sent) {
     const uint32x4_t limit = vdupq_n_u32(threshold);
     size_t j = 0, i = 0;
-    for (; i + LANES <= n && j + LANES <= n_kept; i += LANES) {
+    for (; i + LANES <= n && j + LANES <= n_sent; i += LANES) {
         uint32x4_t index = vld1q_u32(indices + i);
         float32x4_t v = vld1q_f32(values + i);
         uint32x4_t bits = abs_bits(v);
-        uint32_t kept = lanes_of(vcgtq_u32(bits, limit)), ties = lanes_of(vceqq_u32(bits, limit));
-        for (; ties && n_ties; ties &= ties - 1, n_ties--) kept |= ties & -ties;
-        vst1q_u32(kept_indices + j, compress(index, kept));
-        store_compressed(kept_values + j, v, kept);
-        j += set_bits[kept];
-        for (uint32_t lost = residual ? ~kept & 15 : 0; lost; lost &= lost - 1) {
+        uint32_t sent = lanes_of(vcgtq_u32(bits, limit)), ties = lanes_of(vceqq_u32(bits, limit));
+        for (; ties && n_ties; ties &= ties - 1, n_ties--) sent |= ties & -ties;
+        vst1q_u32(sent_indices + j, compress(index, sent));
+        store_compressed(sent_values + j, v, sent);
+        j += set_bits[sent];
+        for (uint32_t lost = residual ? ~sent & 15 : 0; lost; lost &= lost - 1) {
             size_t at = i + (size_t)__builtin_ctz(lost);
             residual[indices[at]] = values[at];
         }
     }
     tagc_select_scalar.keep(indices + i, values + i, n - i, threshold, n_ties, residual, bypass,
-                            kept_indices + j, kept_values + j, n_kept - j);
+                            sent_indices + j, sent_values + j, n_sent - j);
 }
 
 const tagc_select_kernels tagc_select_neon = {

@@ -51,18 +51,18 @@ static size_t scalar_count(const float *values, size_t n, uint32_t threshold, si
 }
 
 static void scalar_keep(const uint32_t *indices, const float *values, size_t n, uint32_t threshold,
-                        size_t n_ties, float *residual, int bypass, uint32_t *kept_indices,
-                        float *kept_values, size_t n_kept) {
+                        size_t n_ties, float *residual, int bypass, uint32_t *sent_indices,
+                        float *sent_values, size_t n_sent) {
     (void)bypass;
-    (void)n_kept;
+    (void)n_sent;
     size_t j = 0;
     for (size_t i = 0; i < n; i++) {
         uint32_t bits = tagc_abs_bits(values[i]);
         int tie = bits == threshold && n_ties > 0;
         n_ties -= (size_t)tie;
         if (bits > threshold || tie) {
-            kept_indices[j] = indices[i];
-            kept_values[j++] = values[i];
+            sent_indices[j] = indices[i];
+            sent_values[j++] = values[i];
         } else if (residual) {
             residual[indices[i]] = values[i];
         }

@@ -53,7 +53,7 @@ static size_t topk_max_bytes(const tagc_code_options *options) {
 
 typedef struct value_job {
     topk *t;
-    size_t n_kept;
+    size_t n_sent;
     uint8_t *bytes;
     float *residual;               /* (n) gets the errors, or NULL */
     int keep_decoded, keep_errors; /* in t */
@@ -74,24 +74,24 @@ static void value_work(void *arg, int index, int n_threads) {
     const value_job *j = arg;
     const topk *t = j->t;
     size_t step = t->format.block < PIECE ? PIECE : (size_t)t->format.block;
-    for (size_t at = (size_t)index * step; at < j->n_kept; at += (size_t)n_threads * step) {
-        size_t n = j->n_kept - at < step ? j->n_kept - at : step;
+    for (size_t at = (size_t)index * step; at < j->n_sent; at += (size_t)n_threads * step) {
+        size_t n = j->n_sent - at < step ? j->n_sent - at : step;
         float *values = t->values + at, *errors = j->keep_errors ? t->errors + at : NULL;
-        tagc_values_encode(&t->format, values, j->keep_decoded ? values : NULL, errors, at, n, j->n_kept,
+        tagc_values_encode(&t->format, values, j->keep_decoded ? values : NULL, errors, at, n, j->n_sent,
                            j->bytes);
         if (j->residual)
-            put_errors(t->indices + at, errors, n, n_threads == 1 ? j->n_kept - at : n, j->residual);
+            put_errors(t->indices + at, errors, n, n_threads == 1 ? j->n_sent - at : n, j->residual);
     }
 }
 
-/* indices and values of n_kept are there; with keep_decoded values become what is decoded. */
-static void write_body(topk *t, size_t n_kept, float *residual, int keep_decoded, uint8_t *body,
+/* indices and values of n_sent are there; with keep_decoded values become what is decoded. */
+static void write_body(topk *t, size_t n_sent, float *residual, int keep_decoded, uint8_t *body,
                        tagc_pool *pool, tagc_encoded *out) {
-    out->n_kept = n_kept;
-    out->n_index_bytes = tagc_gaps_encode(&t->gaps, t->indices, n_kept, body, t->scratch, pool);
-    out->n_bytes = out->n_index_bytes + tagc_values_bytes(&t->format, n_kept);
-    value_job job = {t, n_kept, body + out->n_index_bytes, residual, keep_decoded, residual || keep_decoded};
-    tagc_pool_run(n_kept < WORTH_THREADS ? NULL : pool, value_work, &job);
+    out->n_sent = n_sent;
+    out->n_index_bytes = tagc_gaps_encode(&t->gaps, t->indices, n_sent, body, t->scratch, pool);
+    out->n_bytes = out->n_index_bytes + tagc_values_bytes(&t->format, n_sent);
+    value_job job = {t, n_sent, body + out->n_index_bytes, residual, keep_decoded, residual || keep_decoded};
+    tagc_pool_run(n_sent < WORTH_THREADS ? NULL : pool, value_work, &job);
 }
 
 static void topk_encode(const tagc_code_options *options, const float *gradient, const float *residual_in,
@@ -109,29 +109,29 @@ static void topk_encode(const tagc_code_options *options, const float *gradient,
                                                    &selection);
     out->nonfinite = selection.nonfinite;
     if (selection.nonfinite) return;
-    write_body(&t, selection.n_kept, is_exact ? NULL : residual_out, 0, body, pool, out);
+    write_body(&t, selection.n_sent, is_exact ? NULL : residual_out, 0, body, pool, out);
 }
 
 static void topk_encode_sums(const tagc_code_options *options, float *sums, float *error, float unscale,
                              uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out) {
     topk t;
     tagc_arena arena = {.base = scratch};
-    size_t n_kept = 0;
+    size_t n_sent = 0;
     lay_out(options, tagc_pool_n_threads(pool), &arena, &t);
     *out = (tagc_encoded){0};
     for (size_t at = 0; at < options->n; at += LOOK) {
         size_t end = options->n - at < LOOK ? options->n : at + LOOK;
         uint32_t largest = t.format.kernels->largest(sums + at, end - at);
         if (largest >= INF_BITS) out->nonfinite = 1;
-        for (size_t i = at; largest && i < end && n_kept < options->k; i++) {
-            t.indices[n_kept] = (uint32_t)i;
-            t.values[n_kept] = sums[i];
-            n_kept += sums[i] != 0; /* always written, counted only if it counts, to avoid a branch */
+        for (size_t i = at; largest && i < end && n_sent < options->k; i++) {
+            t.indices[n_sent] = (uint32_t)i;
+            t.values[n_sent] = sums[i];
+            n_sent += sums[i] != 0; /* always written, counted only if it counts, to avoid a branch */
         }
     }
     if (out->nonfinite) return;
-    write_body(&t, n_kept, NULL, 1, body, pool, out);
-    for (size_t i = 0; i < n_kept; i++) {
+    write_body(&t, n_sent, NULL, 1, body, pool, out);
+    for (size_t i = 0; i < n_sent; i++) {
         sums[t.indices[i]] = 0.0f + t.values[i]; /* what a receiver adds to its zero */
         if (!error) continue;
         error[t.indices[i]] += unscale * t.errors[i];
@@ -150,7 +150,7 @@ static tagc_status topk_validate(const tagc_code_options *options, const uint8_t
     size_t n_index_bytes = tagc_gaps_validate(&gaps, body, n_bytes, &n_items);
     if (n_index_bytes == 0)
         return tagc_fail(TAGC_ERR_CORRUPT,
-                         "positions of a fragment are damaged (body of %zu bytes, %zu of %zu kept)", n_bytes,
+                         "positions of a fragment are damaged (body of %zu bytes, %zu of %zu sent)", n_bytes,
                          options->k, options->n);
     size_t expected = n_index_bytes + tagc_values_bytes(&format, n_items);
     if (n_bytes != expected)

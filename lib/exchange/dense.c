@@ -234,11 +234,11 @@ static tagc_status finish(tagc_reducer *r) {
     size_t n = n_chunks(r);
     for (size_t c = n > DEPTH ? n - DEPTH : 0; r->options.output != TAGC_OUTPUT_SHARD && c < n; c++)
         finish_out(r, c);
-    r->now.stats.n_kept = r->now.stats.n_union = r->options.n_elems;
+    r->now.stats.n_sent = r->now.stats.n_union = r->options.n_elems;
     return tagc_agree_end(r, NULL, NULL);
 }
 
-/* The lowest and the highest round in which the phase that adds chunk c may post. */
+/* The lowest and the highest round in which the action that adds chunk c may post. */
 static int low_of(const tagc_reducer *r, size_t c) {
     int after = r->options.output != TAGC_OUTPUT_SHARD ? ROUND_OUT : ROUND_AGREEMENT;
     return c + DEPTH < n_chunks(r) ? ROUND_IN : after;

@@ -187,7 +187,7 @@ static void finish(tagc_reducer *r) {
     tagc_reducer_settle_residual(r, !stats->nonfinite);
     if (r->exchange->end) r->exchange->end(r, 1);
     uint64_t n_selected_from = r->options.n_elems / (uint64_t)r->options.ranks_per_host;
-    stats->sparsity = 1.0 - (double)stats->n_kept / (double)n_selected_from;
+    stats->sparsity = 1.0 - (double)stats->n_sent / (double)n_selected_from;
     stats->total_s = tagc_clock_s() - r->now.start_s;
 }
 

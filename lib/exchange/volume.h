@@ -14,9 +14,9 @@ typedef struct tagc_volume_data {
     /* (W,) items of each shard that cannot be recovered from its sketch; NULL: none. */
     const uint64_t *n_left;
     /* direct with positions */
-    /* (W,) bytes that `rank` sends to each owner; NULL: the expected size for kept_density and independent positions. */
+    /* (W,) bytes that `rank` sends to each owner; NULL: the expected size for sent_density and independent positions. */
     const tagc_encoded *bodies;
-    double kept_density;      /* [0, 1] */
+    double sent_density;      /* [0, 1] */
     const tagc_encoded *sums; /* bytes of `rank`'s sums; NULL: the expected size for union_density */
 } tagc_volume_data;
 

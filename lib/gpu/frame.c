@@ -18,14 +18,14 @@ static tagc_status seal(const tagc_frames_form *form, uint8_t *frames, const tag
                         tagc_frames_verdict *verdict, void *work, void *stream) {
     (void)work, (void)stream;
     int nonfinite = 0, flags;
-    int64_t n_kept = 0;
+    int64_t n_sent = 0;
     if (form->kind == TAGC_FRAME_FRAGMENT) *verdict = (tagc_frames_verdict){0};
     for (uint32_t i = 0; i < form->n_frames; i++) {
         nonfinite |= results[i].encoded.nonfinite;
-        n_kept += (int64_t)results[i].encoded.n_kept;
+        n_sent += (int64_t)results[i].encoded.n_sent;
     }
     find(verdict, 0, nonfinite);
-    if (form->kind == TAGC_FRAME_FRAGMENT && !nonfinite) verdict->n_kept = n_kept;
+    if (form->kind == TAGC_FRAME_FRAGMENT && !nonfinite) verdict->n_sent = n_sent;
     flags = (verdict->nonfinite ? TAGC_FRAME_NONFINITE : 0) | (verdict->failure ? TAGC_FRAME_FAILED : 0);
     for (uint32_t i = 0; i < form->n_frames; i++) {
         const tagc_encoded *encoded = &results[i].encoded;

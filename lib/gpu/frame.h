@@ -140,7 +140,7 @@ TAGC_FRAME_FN void tagc_frame_write(const tagc_frames_form *form, const tagc_enc
         form->rank,
         form->k,
         form->n_elems,
-        flags ? 0 : (uint32_t)encoded->n_kept,
+        flags ? 0 : (uint32_t)encoded->n_sent,
         form->block,
         flags ? 0 : encoded->n_bytes,
         form->step,

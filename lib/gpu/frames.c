@@ -371,10 +371,10 @@ static void count(tagc_reducer *r, const tagc_frames_verdict *agreed) {
                                      [TAGC_LEG_CONTROL] = n_peers * 2 * sizeof(int64_t)};
     for (int leg = 0; leg < TAGC_N_LEGS; leg++)
         stats->n_bytes_sent[leg] = stats->n_bytes_received[leg] = n_bytes[leg];
-    stats->n_kept = (uint64_t)agreed->n_kept;
+    stats->n_sent = (uint64_t)agreed->n_sent;
     stats->n_union = tagc_direct_of(r)->fragment.sparse ? (uint64_t)agreed->n_items : r->options.n_elems;
     stats->nonfinite = agreed->nonfinite != 0;
-    stats->sparsity = 1.0 - (double)stats->n_kept / (double)r->options.n_elems;
+    stats->sparsity = 1.0 - (double)stats->n_sent / (double)r->options.n_elems;
     stats->total_s = tagc_clock_s() - r->now.start_s;
 }
 

@@ -9,7 +9,7 @@
  *
  * Arena, in bytes per element of the unit at W = 2, θ = 98.75 % and index or:
  *
- *   | index_send 1/8 | index_recv 1/8 | value_send 0.1 | value_recv 0.1 | kept 0.1 |
+ *   | index_send 1/8 | index_recv 1/8 | value_send 0.1 | value_recv 0.1 | sent 0.1 |
  *   | positions, bits, scratch, plan: of one shard | counts per rank | */
 #include "codec/bitmap.h"
 #include "core/clock.h"
@@ -26,9 +26,9 @@ static size_t larger(size_t a, size_t b) {
 }
 
 /* With k = n a sketch would only be larger. */
-static const tagc_carrier *choose_carrier(const tagc_reducer *r) {
+static const tagc_coder *choose_coder(const tagc_reducer *r) {
     int is_sketch = r->options.exchange == TAGC_EXCHANGE_SKETCH && r->k < r->shard;
-    return is_sketch ? &tagc_carrier_sketch : &tagc_carrier_packed;
+    return is_sketch ? &tagc_coder_sketch : &tagc_coder_packed;
 }
 
 /* The same on all ranks, whatever their k. */
@@ -44,12 +44,12 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
     tagc_paper *p = tagc_paper_of(r);
     size_t n_ranks = (size_t)r->world_size;
     r->k = tagc_select_count(r->shard, r->options.sparsity);
-    p->carrier = choose_carrier(r);
+    p->coder = choose_coder(r);
     p->max_union = r->k < r->shard / n_ranks ? r->k * n_ranks : r->shard;
     p->index_bytes = TAGC_WIRE_HEADER_BYTES +
                      tagc_aligned(tagc_index_body_bytes(tagc_paper_options_of(r)->index, r->shard));
     p->value_bytes =
-        tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(p->max_union, p->carrier->max_words(r)) * sizeof(float));
+        tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(p->max_union, p->coder->max_words(r)) * sizeof(float));
     choose_batch(r);
     tagc_room rooms[] = {{1, r->world_size - 1}, {2 * p->n_batches, p->batch}};
     tagc_messages_place(r, arena, rooms, 2);
@@ -62,17 +62,17 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
     p->index_recv = tagc_arena_take(arena, n_ranks, p->index_bytes);
     p->value_send = tagc_arena_take(arena, n_ranks, p->value_bytes);
     p->value_recv = tagc_arena_take(arena, n_ranks, p->value_bytes);
-    p->kept_indices = tagc_arena_take(arena, n_ranks * r->k, sizeof *p->kept_indices);
-    p->kept_values = tagc_arena_take(arena, n_ranks * r->k, sizeof *p->kept_values);
+    p->sent_indices = tagc_arena_take(arena, n_ranks * r->k, sizeof *p->sent_indices);
+    p->sent_values = tagc_arena_take(arena, n_ranks * r->k, sizeof *p->sent_values);
     p->own_positions = tagc_arena_take(arena, p->max_union, sizeof *p->own_positions);
     p->other_positions = tagc_arena_take(arena, p->max_union, sizeof *p->other_positions);
     p->bits = tagc_arena_take(arena, tagc_bitmap_bytes(r->shard), 1);
     size_t select_bytes = tagc_select_scratch_bytes(r->shard, r->k, r->options.n_threads);
-    p->scratch = tagc_arena_take(arena, larger(select_bytes, p->carrier->scratch_bytes(r)), 1);
-    p->n_kept = tagc_arena_take(arena, n_ranks, sizeof *p->n_kept);
+    p->scratch = tagc_arena_take(arena, larger(select_bytes, p->coder->scratch_bytes(r)), 1);
+    p->n_sent = tagc_arena_take(arena, n_ranks, sizeof *p->n_sent);
     p->n_union = tagc_arena_take(arena, n_ranks, sizeof *p->n_union);
     p->sketch.attempt = tagc_arena_take(arena, n_ranks, sizeof *p->sketch.attempt);
-    p->carrier->place(r, arena);
+    p->coder->place(r, arena);
 }
 
 static char *index_body(char *rows, const tagc_reducer *r, int row) {
@@ -98,29 +98,29 @@ static tagc_wire_header header_of(const tagc_reducer *r, tagc_wire_kind kind, in
 
 static float select_shard(tagc_reducer *r, int d) {
     const tagc_paper *p = tagc_paper_of(r);
-    size_t row = (size_t)d * r->shard, kept = (size_t)d * r->k;
-    p->n_kept[d] = 0;
+    size_t row = (size_t)d * r->shard, sent = (size_t)d * r->k;
+    p->n_sent[d] = 0;
     if (r->now.stats.nonfinite) return 0; /* nothing of this step will count */
     tagc_selection selection;
     tagc_select(r->now.gradient + row, r->residual + row, r->now.residual + row, r->shard, r->k,
-                p->kept_indices + kept, p->kept_values + kept, p->scratch, r->pool, &selection);
+                p->sent_indices + sent, p->sent_values + sent, p->scratch, r->pool, &selection);
     if (selection.nonfinite) {
         r->now.stats.nonfinite = 1;
         return 0;
     }
-    p->n_kept[d] = selection.n_kept;
-    r->now.stats.n_kept += selection.n_kept;
-    return selection.n_kept ? selection.max_abs : 0;
+    p->n_sent[d] = selection.n_sent;
+    r->now.stats.n_sent += selection.n_sent;
+    return selection.n_sent ? selection.max_abs : 0;
 }
 
 static void make_index(tagc_reducer *r, int d) {
     const tagc_paper *p = tagc_paper_of(r);
     uint8_t *body = (uint8_t *)index_body(p->index_send, r, d);
-    const uint32_t *indices = p->kept_indices + (size_t)d * r->k;
+    const uint32_t *indices = p->sent_indices + (size_t)d * r->k;
     if (tagc_paper_options_of(r)->index == TAGC_INDEX_SUM4)
-        tagc_nibble_make(body, r->shard, indices, p->n_kept[d]);
+        tagc_nibble_make(body, r->shard, indices, p->n_sent[d]);
     else
-        tagc_bitmap_make(body, r->shard, indices, p->n_kept[d]);
+        tagc_bitmap_make(body, r->shard, indices, p->n_sent[d]);
 }
 
 /* Into its row, with a header. */
@@ -132,7 +132,7 @@ static void write_index(tagc_reducer *r, int d, float max_abs) {
         return;
     }
     tagc_wire_header header = header_of(r, TAGC_WIRE_INDEX, r->rank);
-    header.n_items = (uint32_t)p->n_kept[d];
+    header.n_items = (uint32_t)p->n_sent[d];
     header.max_abs = max_abs;
     tagc_wire_write(&header, p->index_send + (size_t)d * p->index_bytes);
 }
@@ -237,7 +237,7 @@ static void make_union(tagc_reducer *r) {
     p->n_union[r->rank] = n;
     tagc_union own = tagc_union_of(r, r->rank);
     start_s = tagc_phase_end(r, TAGC_PHASE_INDEX, start_s);
-    p->carrier->plan_early(r, &own);
+    p->coder->plan_early(r, &own);
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
 }
 
@@ -292,39 +292,39 @@ static tagc_status combine_next(tagc_reducer *r) {
 static void drop_lost(tagc_reducer *r, int d) {
     tagc_paper *p = tagc_paper_of(r);
     const uint8_t *bits = tagc_union_bits(r, d);
-    uint32_t *indices = p->kept_indices + (size_t)d * r->k;
-    float *values = p->kept_values + (size_t)d * r->k, *residual = r->now.residual + (size_t)d * r->shard;
+    uint32_t *indices = p->sent_indices + (size_t)d * r->k;
+    float *values = p->sent_values + (size_t)d * r->k, *residual = r->now.residual + (size_t)d * r->shard;
     size_t n_in = 0;
-    for (size_t j = 0; j < p->n_kept[d]; j++) {
+    for (size_t j = 0; j < p->n_sent[d]; j++) {
         uint32_t at = indices[j];
         int in_union = bits[at / 8] >> (at % 8) & 1;
         r->now.stats.n_lost += !in_union;
-        if (!in_union && p->carrier == &tagc_carrier_packed) {
+        if (!in_union && p->coder == &tagc_coder_packed) {
             residual[at] = values[j];
             continue;
         }
         indices[n_in] = at;
         values[n_in++] = values[j];
     }
-    p->n_kept[d] = n_in;
+    p->n_sent[d] = n_in;
 }
 
 static void encode(tagc_reducer *r, int d) {
-    const tagc_carrier *carrier = tagc_paper_of(r)->carrier;
+    const tagc_coder *coder = tagc_paper_of(r)->coder;
     double start_s = tagc_clock_s();
     if (tagc_paper_options_of(r)->index == TAGC_INDEX_SUM1) drop_lost(r, d);
     tagc_union of = {.n = tagc_paper_of(r)->n_union[d]};
     if (d == r->rank)
         of = tagc_own_union(r);
-    else if (carrier->needs_positions || tagc_paper_options_of(r)->fill_union)
+    else if (coder->needs_positions || tagc_paper_options_of(r)->fill_union)
         of = tagc_union_of(r, d);
-    carrier->encode(r, d, &of);
+    coder->encode(r, d, &of);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
 
 static uint64_t shard_bytes(const tagc_reducer *r, int d) {
     const tagc_paper *p = tagc_paper_of(r);
-    return p->carrier->shard_bytes(r, d, p->n_union[d]);
+    return p->coder->shard_bytes(r, d, p->n_union[d]);
 }
 
 static void post_values(tagc_reducer *r, int b) {
@@ -341,7 +341,7 @@ static void post_values(tagc_reducer *r, int b) {
 
 /* The round of the transfers that follow the values, if any. */
 static int round_after_values(const tagc_reducer *r) {
-    int posts = tagc_paper_of(r)->carrier->posts || r->options.output != TAGC_OUTPUT_SHARD ||
+    int posts = tagc_paper_of(r)->coder->posts || r->options.output != TAGC_OUTPUT_SHARD ||
                 tagc_paper_can_overflow(r);
     return posts ? TAGC_ROUND_LAST : TAGC_NO_ROUND;
 }
@@ -364,10 +364,10 @@ static tagc_status add_values(tagc_reducer *r) {
         }
         if (message) TAGC_TRY(tagc_message_wait(r, message));
         double start_s = tagc_clock_s();
-        p->carrier->add(r, p->n_done++, own.n);
+        p->coder->add(r, p->n_done++, own.n);
         tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     }
-    return p->carrier->decode(r);
+    return p->coder->decode(r);
 }
 
 /* All ranks have valid unions: encodes and sends shard after shard. */
@@ -382,7 +382,7 @@ static tagc_status send_values(tagc_reducer *r) {
     }
     tagc_union own = tagc_own_union(r);
     double start_s = tagc_clock_s();
-    p->carrier->plan(r, &own);
+    p->coder->plan(r, &own);
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     p->n_done = 0;
     tagc_then(r, add_values, contribution_of(r, 0), r->rank != 0, round_after_values(r), TAGC_ROUND_LAST);
@@ -434,7 +434,7 @@ static uint64_t output_elems(const tagc_reducer_options *options, int world_size
     return options->output != TAGC_OUTPUT_SHARD ? options->n_elems : options->n_elems / (uint64_t)world_size;
 }
 
-/* They differ in what carries the values (choose_carrier), and in nothing else. */
+/* They differ in how the values travel (choose_coder), and in nothing else. */
 #define TABLE(exchange)                                                                                      \
     {                                                                                                        \
         .id = (exchange), .state_bytes = sizeof(tagc_paper), .is_selective = 1,                              \

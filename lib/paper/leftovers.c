@@ -18,8 +18,8 @@ static float encoded_value(const tagc_reducer *r, int d, uint32_t position) {
     const tagc_paper *p = tagc_paper_of(r);
     size_t at = (size_t)d * r->shard + position;
     if (!tagc_paper_options_of(r)->fill_union) {
-        const uint32_t *indices = p->kept_indices + (size_t)d * r->k;
-        size_t low = 0, high = p->n_kept[d];
+        const uint32_t *indices = p->sent_indices + (size_t)d * r->k;
+        size_t low = 0, high = p->n_sent[d];
         while (low < high) {
             size_t middle = low + (high - low) / 2;
             if (indices[middle] < position)
@@ -27,7 +27,7 @@ static float encoded_value(const tagc_reducer *r, int d, uint32_t position) {
             else
                 high = middle;
         }
-        if (low == p->n_kept[d] || indices[low] != position) return TAGC_ZERO_RESIDUAL;
+        if (low == p->n_sent[d] || indices[low] != position) return TAGC_ZERO_RESIDUAL;
     }
     return r->now.gradient[at] + r->residual[at];
 }

@@ -6,14 +6,14 @@
 #include <stdint.h>
 
 /* For each of the n_union ascending positions `union_indices`, packed[j] is the selected value there (indices, values:
- * n_kept ascending pairs, a subset of the union). At other positions: if `residual` (n, as selection wrote it) is
+ * n_sent ascending pairs, a subset of the union). At other positions: if `residual` (n, as selection wrote it) is
  * given, the value found there, which becomes TAGC_ZERO_RESIDUAL; if it is NULL, -0.0f, which adds nothing. */
 void tagc_pack(const uint32_t *union_indices, size_t n_union, const uint32_t *indices, const float *values,
-               size_t n_kept, float *residual, float *packed);
+               size_t n_sent, float *residual, float *packed);
 
 /* The same without vector instructions, for tests. */
 void tagc_pack_reference(const uint32_t *union_indices, size_t n_union, const uint32_t *indices,
-                         const float *values, size_t n_kept, float *residual, float *packed);
+                         const float *values, size_t n_sent, float *residual, float *packed);
 
 /* out (n) = zero except out[union_indices[j]] = packed[j] * scale (one multiplication, none when scale == 1). */
 void tagc_unpack(const uint32_t *union_indices, size_t n_union, const float *packed, float scale, float *out,

@@ -1,6 +1,6 @@
 /* Inside of the two exchanges that send an index first: sketch (TAGC as published) and packed. See README.md.
  *
- * index.c runs the step and owns the unions; results.c ends it. The carrier, packed.c or sketch.c, decides how the values travel.
+ * index.c runs the step and owns the unions; results.c ends it. The coder, packed.c or sketch.c, decides how the values travel.
  * leftovers.c handles what cannot be recovered from a sketch. */
 #ifndef TAGC_PAPER_PAPER_H
 #define TAGC_PAPER_PAPER_H
@@ -11,13 +11,13 @@
 
 enum { TAGC_ROUND_INDEX, TAGC_ROUND_UNION, TAGC_ROUND_AGREE, TAGC_ROUND_VALUES, TAGC_ROUND_LAST };
 
-/* What any rank kept of a shard. */
+/* What any rank sent of a shard. */
 typedef struct tagc_union {
     size_t n;
     const uint32_t *positions; /* (n) ascending */
 } tagc_union;
 
-typedef struct tagc_carrier {
+typedef struct tagc_coder {
     /* From the options and k: the most 4-byte words of a shard's values, and scratch. */
     size_t (*max_words)(const tagc_reducer *r);
     size_t (*scratch_bytes)(const tagc_reducer *r);
@@ -32,13 +32,13 @@ typedef struct tagc_carrier {
     void (*plan)(tagc_reducer *r, const tagc_union *own);
     /* Adds the contribution of rank q for a union of n elements; called in rank order. */
     void (*add)(tagc_reducer *r, int q, size_t n);
-    /* Decodes what was added to tagc_paper_sums. A phase; its last one is tagc_paper_sums_ready. */
+    /* Decodes what was added to tagc_paper_sums. An action; its last one is tagc_paper_sums_ready. */
     tagc_action_fn decode;
     int posts;           /* 1: decode posts in TAGC_ROUND_LAST */
     int needs_positions; /* 1: of every union, to encode */
-} tagc_carrier;
+} tagc_coder;
 
-extern const tagc_carrier tagc_carrier_packed, tagc_carrier_sketch;
+extern const tagc_coder tagc_coder_packed, tagc_coder_sketch;
 
 /* Of the sketch alone. */
 typedef struct tagc_sketching {
@@ -53,7 +53,7 @@ typedef struct tagc_sketching {
 } tagc_sketching;
 
 typedef struct tagc_paper {
-    const tagc_carrier *carrier;
+    const tagc_coder *coder;
     size_t max_union;   /* elements of a shard's union at most */
     size_t index_bytes; /* header and body */
     size_t value_bytes; /* of one row of the value buffers */
@@ -67,13 +67,13 @@ typedef struct tagc_paper {
     char *value_send; /* (W, value_bytes): row d goes to d; row `rank` is the own contribution */
     /* (W, value_bytes): row r comes from r; row `rank` holds the sums in the order of the union. */
     char *value_recv;
-    uint32_t *kept_indices;    /* (W, k) */
-    float *kept_values;        /* (W, k) */
+    uint32_t *sent_indices;    /* (W, k) */
+    float *sent_values;        /* (W, k) */
     uint32_t *own_positions;   /* (max_union) of the own union */
     uint32_t *other_positions; /* (max_union) of another, valid until the next */
     uint8_t *bits;             /* (bitmap of a shard) for an index that is not a bitmap */
     void *scratch;             /* of selection, then of planning */
-    size_t *n_kept, *n_union;  /* (W,) */
+    size_t *n_sent, *n_union;  /* (W,) */
     tagc_sketching sketch;
 
     /* the step under way */
@@ -131,7 +131,7 @@ extern const tagc_own_options tagc_paper_own_options;
 
 /* Finite values can overflow when added, even if cells were exact. All ranks know whether that is possible. */
 int tagc_paper_can_overflow(const tagc_reducer *r);
-/* The last phase of a carrier's decode: ranks agree if sums may be non-finite, and finish. */
+/* The last action of a coder's decode: ranks agree if sums may be non-finite, and finish. */
 tagc_status tagc_paper_sums_ready(tagc_reducer *r);
 /* Writes the sums, or NaN if something was not finite, to the output. */
 tagc_status tagc_paper_finish(tagc_reducer *r);
@@ -139,7 +139,7 @@ tagc_status tagc_paper_volume(tagc_reducer *r, const tagc_volume_data *data, tag
 
 /* ---- leftovers.c ---- */
 
-/* All ranks know n_left of each shard, and one is not 0. A phase; its last one is tagc_sketch_to_values. */
+/* All ranks know n_left of each shard, and one is not 0. An action; its last one is tagc_sketch_to_values. */
 tagc_status tagc_settle_leftovers(tagc_reducer *r);
 /* Sums of fixed-point cells become values. */
 tagc_status tagc_sketch_to_values(tagc_reducer *r);

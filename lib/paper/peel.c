@@ -51,7 +51,7 @@ static size_t chunk_at(size_t begin, size_t end) {
 /* State of finding the order. remaining: (n_remaining) ascending item numbers. */
 typedef struct peeler peeler;
 typedef size_t split_fn(const peeler *p, const uint32_t *items, const tagc_located *at, size_t n,
-                        size_t found, size_t kept);
+                        size_t found, size_t left);
 struct peeler {
     tagc_peeling *peeling;
     split_fn *split;
@@ -80,7 +80,7 @@ static void count_items(peeler *p) {
 /* Appends those of the n items that are alone in a cell to the order, and puts the others back to remaining. Returns how
  * many were alone. There are no branches, because being alone is unpredictable: surplus writes are overwritten. */
 static size_t split_scalar(const peeler *p, const uint32_t *items, const tagc_located *at, size_t n,
-                           size_t found, size_t kept) {
+                           size_t found, size_t left) {
     size_t first = found;
     for (size_t k = 0; k < n; k++) {
         uint32_t item = items[k], c0 = at->cell[0][k], c1 = at->cell[1][k], c2 = at->cell[2][k];
@@ -88,9 +88,9 @@ static size_t split_scalar(const peeler *p, const uint32_t *items, const tagc_lo
         uint32_t alone = in0 | in1 | in2;
         p->peeling->order[found] = item;
         p->peeling->cell[found] = in0 ? c0 : in1 ? c1 : c2;
-        p->remaining[kept] = item;
+        p->remaining[left] = item;
         found += alone;
-        kept += 1 - alone;
+        left += 1 - alone;
     }
     return found - first;
 }
@@ -98,7 +98,7 @@ static size_t split_scalar(const peeler *p, const uint32_t *items, const tagc_lo
 #if defined(__x86_64__)
 __attribute__((target("avx512f,popcnt"))) static size_t split_avx512(const peeler *p, const uint32_t *items,
                                                                      const tagc_located *at, size_t n,
-                                                                     size_t found, size_t kept) {
+                                                                     size_t found, size_t left) {
     const __m512i low_byte = _mm512_set1_epi32(255), one = _mm512_set1_epi32(1);
     size_t first = found;
     for (size_t k = 0; k < n; k += 16) {
@@ -116,9 +116,9 @@ __attribute__((target("avx512f,popcnt"))) static size_t split_avx512(const peele
         __mmask16 head = (__mmask16)((1u << n_alone) - 1), tail = (__mmask16)((1u << (n_live - n_alone)) - 1);
         _mm512_mask_storeu_epi32(p->peeling->order + found, head, _mm512_maskz_compress_epi32(alone, item));
         _mm512_mask_storeu_epi32(p->peeling->cell + found, head, _mm512_maskz_compress_epi32(alone, cell));
-        _mm512_mask_storeu_epi32(p->remaining + kept, tail, _mm512_maskz_compress_epi32(live & ~alone, item));
+        _mm512_mask_storeu_epi32(p->remaining + left, tail, _mm512_maskz_compress_epi32(live & ~alone, item));
         found += n_alone;
-        kept += n_live - n_alone;
+        left += n_live - n_alone;
     }
     return found - first;
 }
@@ -141,18 +141,18 @@ static void take_out(const peeler *p, const uint32_t *items, size_t n) {
 static void sweep(peeler *p) {
     tagc_located at;
     uint32_t positions[TAGC_LOCATE_CHUNK];
-    size_t kept = 0, found = p->peeling->n_peeled;
+    size_t left = 0, found = p->peeling->n_peeled;
     for (size_t begin = 0, n; begin < p->n_remaining; begin += n) {
         n = chunk_at(begin, p->n_remaining);
         const uint32_t *items = p->remaining + begin;
         for (size_t k = 0; k < n; k++) positions[k] = p->indices[items[k]];
         tagc_locate(&p->locator, positions, n, &at);
-        size_t n_alone = p->split(p, items, &at, n, found, kept);
+        size_t n_alone = p->split(p, items, &at, n, found, left);
         take_out(p, p->peeling->order + found, n_alone);
         found += n_alone;
-        kept += n - n_alone;
+        left += n - n_alone;
     }
-    p->n_remaining = kept;
+    p->n_remaining = left;
     p->peeling->n_peeled = found;
 }
 

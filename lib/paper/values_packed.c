@@ -29,9 +29,9 @@ static void no_plan(tagc_reducer *r, const tagc_union *own) {
 
 static void encode(tagc_reducer *r, int d, const tagc_union *of) {
     const tagc_paper *p = tagc_paper_of(r);
-    size_t row = (size_t)d * r->shard, kept = (size_t)d * r->k;
+    size_t row = (size_t)d * r->shard, sent = (size_t)d * r->k;
     float *packed = (float *)(p->value_send + (size_t)d * p->value_bytes);
-    tagc_pack(of->positions, of->n, p->kept_indices + kept, p->kept_values + kept, p->n_kept[d],
+    tagc_pack(of->positions, of->n, p->sent_indices + sent, p->sent_values + sent, p->n_sent[d],
               tagc_paper_options_of(r)->fill_union ? r->now.residual + row : NULL, packed);
 }
 
@@ -44,7 +44,7 @@ static void add(tagc_reducer *r, int q, size_t n) {
         tagc_sum_add(sums, from, n);
 }
 
-const tagc_carrier tagc_carrier_packed = {
+const tagc_coder tagc_coder_packed = {
     .max_words = max_words,
     .scratch_bytes = scratch_bytes,
     .place = place,

@@ -1,4 +1,4 @@
-/* Carries values in a count sketch: cells instead of values. The owner peels it, and then handles what did not peel. The union
+/* Sends values in a count sketch: cells instead of values. The owner peels it, and then handles what did not peel. The union
  * alone decides whether it peels, so for a small union the owner searches a seed that works in advance.
  *
  * Cells and sums have 4 bytes each: fp32, or with fixed-point cells integers until tagc_sketch_to_values. */
@@ -108,9 +108,9 @@ static void encode(tagc_reducer *r, int d, const tagc_union *of) {
     const tagc_paper *p = tagc_paper_of(r);
     tagc_sketch sketch = sketch_of(r, d, of->n);
     void *cells = p->value_send + (size_t)d * p->value_bytes;
-    const uint32_t *indices = p->kept_indices + (size_t)d * r->k;
-    const float *values = p->kept_values + (size_t)d * r->k;
-    size_t n = p->n_kept[d];
+    const uint32_t *indices = p->sent_indices + (size_t)d * r->k;
+    const float *values = p->sent_values + (size_t)d * r->k;
+    size_t n = p->n_sent[d];
     if (tagc_paper_options_of(r)->fill_union) {
         float *filled = tagc_paper_sums(r); /* free until decoding */
         tagc_pack(of->positions, of->n, indices, values, n, r->now.residual + (size_t)d * r->shard, filled);
@@ -206,7 +206,7 @@ tagc_status tagc_sketch_to_values(tagc_reducer *r) {
     return tagc_paper_sums_ready(r);
 }
 
-const tagc_carrier tagc_carrier_sketch = {
+const tagc_coder tagc_coder_sketch = {
     .max_words = max_words,
     .scratch_bytes = scratch_bytes,
     .place = place,

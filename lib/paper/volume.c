@@ -7,8 +7,8 @@
 static double expected_bytes(tagc_reducer *r, const tagc_volume_data *data, int d) {
     const tagc_paper *p = tagc_paper_of(r);
     double n = data->n_union ? (double)data->n_union[d] : data->union_density * (double)r->shard;
-    if (p->carrier == &tagc_carrier_packed) return n * sizeof(float);
-    return (double)p->carrier->shard_bytes(r, d, (size_t)llround(n));
+    if (p->coder == &tagc_coder_packed) return n * sizeof(float);
+    return (double)p->coder->shard_bytes(r, d, (size_t)llround(n));
 }
 
 tagc_status tagc_paper_volume(tagc_reducer *r, const tagc_volume_data *data, tagc_volume *v) {
@@ -18,7 +18,7 @@ tagc_status tagc_paper_volume(tagc_reducer *r, const tagc_volume_data *data, tag
                          data ? data->union_density : -1.0);
     double n_others = r->world_size - 1, message = (double)tagc_index_bytes(r);
     double n_own = data->n_union ? (double)data->n_union[r->rank] : data->union_density * (double)r->shard;
-    v->sketching = p->carrier == &tagc_carrier_sketch;
+    v->sketching = p->coder == &tagc_coder_sketch;
     for (int b = 0; b < p->n_batches; b++) {
         double n_bytes = 0;
         for (int s = tagc_batch_begin(p, b); s < tagc_batch_end(r, b); s++)

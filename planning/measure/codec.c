@@ -68,8 +68,8 @@ tagc_status tagc_time_reducer(tagc_comm *comm, tagc_reducer *reducer, const floa
     memcpy(out->phase_s, stats.time_s, sizeof out->phase_s);
     out->wall_s = stats.total_s;
     out->n_union = stats.n_union;
-    out->n_kept = (double)stats.n_kept;
-    TAGC_TRY(tagc_mean_over_ranks(comm, &out->n_kept, 1));
+    out->n_sent = (double)stats.n_sent;
+    TAGC_TRY(tagc_mean_over_ranks(comm, &out->n_sent, 1));
     TAGC_TRY(tagc_mean_over_ranks(comm, out->phase_s, TAGC_N_PHASES));
     return tagc_max_over_ranks(comm, &out->wall_s, 1);
 }
@@ -103,7 +103,7 @@ static tagc_status time_reducer(tagc_codec_bench *c, tagc_reducer *reducer, tagc
     }
     result->total_to_floor = tagc_result_spread_of(ratios[TAGC_N_PHASES], n_turns).median;
     result->n_union = step.n_union;
-    result->n_kept = step.n_kept;
+    result->n_sent = step.n_sent;
     return TAGC_OK;
 }
 
@@ -140,7 +140,7 @@ static double time_gather(int kind, const float *values, float *replica, uint8_t
 tagc_status tagc_measure_gather(tagc_codec_bench *c, int kind, uint64_t n_elems, tagc_codec_time *out) {
     double times[2][N_TURNS], ratios[2][N_TURNS], total[N_TURNS];
     size_t n_unit = (size_t)n_elems, n_shard = n_unit / (size_t)c->rank->world_size;
-    *out = (tagc_codec_time){.n_elems = n_elems, .n_kept = (double)n_elems};
+    *out = (tagc_codec_time){.n_elems = n_elems, .n_sent = (double)n_elems};
     static const int phases[] = {TAGC_PHASE_ENCODE, TAGC_PHASE_DECODE};
     tagc_fill_gradient(c->gradient, n_elems, &c->seed);
     memset(c->output, 0, n_unit * sizeof *c->output);

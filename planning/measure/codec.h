@@ -26,7 +26,7 @@ typedef struct tagc_reducer_times {
     double phase_s[TAGC_N_PHASES]; /* mean over ranks */
     double wall_s;                 /* of the slowest rank */
     uint64_t n_union;
-    double n_kept; /* mean over ranks */
+    double n_sent; /* mean over ranks */
 } tagc_reducer_times;
 
 /* Collective: times one step of a reducer. gradient (n_elems of the reducer); output as the reducer requires. */
@@ -35,7 +35,7 @@ tagc_status tagc_time_reducer(tagc_comm *comm, tagc_reducer *reducer, const floa
 
 typedef struct tagc_codec_time {
     uint64_t n_elems, n_union; /* n_union: of the last step; 0 if the exchange does not count it */
-    double n_kept;             /* by one rank in that step, mean over ranks */
+    double n_sent;             /* by one rank in that step, mean over ranks */
     double phase_s[TAGC_N_PHASES], to_floor[TAGC_N_PHASES], total_to_floor;
 } tagc_codec_time;
 

@@ -79,16 +79,16 @@ static void settle_transfers(tagc_clock *clock) {
 /* Finds, from the last op to the first, the lanes on which an op and all after it may post. Later jobs only know the lowest
  * such lane, so all higher lanes count as well. */
 static void find_lanes(tagc_sim_job *job) {
-    unsigned phase = 0, later = 0;
+    unsigned action = 0, later = 0;
     for (int i = job->n_ops - 1; i >= 0; i--) {
         tagc_sim_op *op = &job->ops[i];
         if (op->kind == TAGC_SIM_POST) {
-            phase |= 1u << op->lane;
+            action |= 1u << op->lane;
             later |= ~0u << op->lane;
         }
-        op->phase_lanes = phase; /* for a wait: those of the phase after it */
+        op->action_lanes = action; /* for a wait: those of the action after it */
         op->later_lanes = later;
-        if (op->kind == TAGC_SIM_WAIT) phase = 0;
+        if (op->kind == TAGC_SIM_WAIT) action = 0;
     }
 }
 
@@ -116,7 +116,7 @@ static tagc_sim_job *find_ready(const tagc_clock *clock) {
     unsigned taken = 0; /* by older jobs */
     for (tagc_sim_job *job = clock->jobs; job; job = job->next) {
         const tagc_sim_op *op = job->at < job->n_ops ? &job->ops[job->at] : NULL;
-        if (!is_waiting(job) && !(op && (op->phase_lanes & taken))) return job;
+        if (!is_waiting(job) && !(op && (op->action_lanes & taken))) return job;
         if (op) taken |= op->later_lanes;
     }
     return NULL;
@@ -151,7 +151,7 @@ static void settle_worker(tagc_clock *clock) {
 }
 
 static int worker_works(const tagc_clock *clock) {
-    return clock->running != NULL; /* posts take no time, and waits end a phase */
+    return clock->running != NULL; /* posts take no time, and waits end an action */
 }
 
 /* ---- time ---- */

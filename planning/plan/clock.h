@@ -2,8 +2,8 @@
  * do the same at the same time, so one is simulated, and it receives as much as it sends.
  *
  *   caller    work, post, wait, submit, join: each advances the clock to where the real call would return
- *   worker    jobs, each a list of work, post and wait. A phase of a job lasts from one wait to the next. When a phase ends,
- *             the worker takes the oldest job that waits for nothing and whose phase posts on no lane on which an older
+ *   worker    jobs, each a list of work, post and wait. An action of a job lasts from one wait to the next. When an action ends,
+ *             the worker takes the oldest job that waits for nothing and whose action posts on no lane on which an older
  *             job may still post, as the worker of lib/transport does
  *   transfer  bytes at an equal share of the link among those under way, then a latency: that of a large message if one of
  *             its messages is large */
@@ -42,7 +42,7 @@ typedef struct tagc_sim_op {
     int transfer; /* in the job's array */
     int lane;     /* of a post: 0 to 31; a job's last posts are on its highest lane */
     /* private to the clock: sets of lanes, from this op on */
-    unsigned phase_lanes, later_lanes; /* up to the next wait, and to the end */
+    unsigned action_lanes, later_lanes; /* up to the next wait, and to the end */
 } tagc_sim_op;
 
 typedef struct tagc_sim_job {
@@ -63,7 +63,7 @@ typedef struct tagc_clock {
     /* private */
     tagc_sim_transfer *active;
     tagc_sim_job *jobs, **jobs_end; /* in order of submission */
-    tagc_sim_job *running;          /* in the middle of a phase, or NULL */
+    tagc_sim_job *running;          /* in the middle of an action, or NULL */
 } tagc_clock;
 
 /* The object must not be moved in memory. */

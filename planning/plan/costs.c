@@ -58,13 +58,13 @@ int tagc_plan_largest_seen(const tagc_plan_inputs *inputs) {
     return world_sizes[1];
 }
 
-int tagc_points_kept(const tagc_points *points, double sparsity, double *density) {
+int tagc_points_sent(const tagc_points *points, double sparsity, double *density) {
     double sum = 0;
     int n = 0;
     for (int i = 0; i < points->n_points; i++) {
         const tagc_setup *s = &points->points[i].setup;
-        if (s->kept_density <= 0 || fabs(s->engine.reducer.sparsity - sparsity) > 1e-9) continue;
-        sum += s->kept_density;
+        if (s->sent_density <= 0 || fabs(s->engine.reducer.sparsity - sparsity) > 1e-9) continue;
+        sum += s->sent_density;
         n++;
     }
     if (n > 0) *density = sum / n;

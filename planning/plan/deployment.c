@@ -98,7 +98,7 @@ double tagc_reduction_remote(const tagc_reduction *r, int leg) {
 }
 
 double tagc_reduction_decoded(const tagc_reduction *r) {
-    return r->kept_density + (r->options.output != TAGC_OUTPUT_SHARD ? r->union_density : 0);
+    return r->sent_density + (r->options.output != TAGC_OUTPUT_SHARD ? r->union_density : 0);
 }
 
 /* The mean number of other ranks in a rank's group that are on other hosts. Groups of neighbouring ranks may differ from
@@ -122,10 +122,10 @@ static void find_shares(const tagc_setup *s, int per_group, double *within, doub
 static tagc_status count_reduction(const tagc_setup *s, tagc_reduction *r) {
     int is_the_engines = r->options.sparsity == s->engine.reducer.sparsity;
     int n_senders = r->n_ranks / r->options.ranks_per_host;
-    r->kept_density = is_the_engines && s->kept_density > 0 ? s->kept_density : 1 - r->options.sparsity;
+    r->sent_density = is_the_engines && s->sent_density > 0 ? s->sent_density : 1 - r->options.sparsity;
     r->union_density =
-        is_the_engines && s->union_density >= 0 ? s->union_density : 1 - pow(1 - r->kept_density, n_senders);
-    tagc_volume_data data = {.union_density = r->union_density, .kept_density = r->kept_density};
+        is_the_engines && s->union_density >= 0 ? s->union_density : 1 - pow(1 - r->sent_density, n_senders);
+    tagc_volume_data data = {.union_density = r->union_density, .sent_density = r->sent_density};
     return tagc_reducer_volume(&r->options, r->n_ranks, 0, &data, &r->volume);
 }
 

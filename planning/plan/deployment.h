@@ -23,7 +23,7 @@ typedef struct tagc_reduction {
     double remote_share; /* share of bytes that leave the host; in two levels, of those between groups */
     double within_share; /* two levels: share of the bytes within groups of ranks_per_host */
     tagc_volume volume;  /* of one rank and step, mean over ranks */
-    double union_density, kept_density;
+    double union_density, sent_density;
     double load;     /* of a sketch: items of the union per cell; else 0 */
     double unpeeled; /* share of the union that peeling cannot recover */
 } tagc_reduction;

@@ -231,16 +231,16 @@ typedef struct direct_builder {
     builder *b;
     const tagc_reduction *r;
     const phase_work *w;
-    int n, n_stages;    /* batches of other hosts, merged; stages include the own host */
-    double each, own;   /* shares of the unit in a stage */
+    int n, n_turns;     /* parcels of other hosts, merged; turns include the own host */
+    double each, own;   /* shares of the unit in a turn */
     double front, rest; /* bytes of a batch: headers with the start of the bodies, and the rest */
     double peers;       /* of a batch */
-    double within;      /* bytes of a stage among the ranks of a host */
+    double within;      /* bytes of a turn among the ranks of a host */
     int front_out[MAX_PEERS], rest_out[MAX_PEERS], host_in[MAX_PEERS + 1];
 } direct_builder;
 
 static void post_host_rows(direct_builder *d, int s) {
-    if (d->within == 0 || s >= d->n_stages) return;
+    if (d->within == 0 || s >= d->n_turns) return;
     d->b->remote_share = d->r->within_share;
     work(d->b, (s < d->n ? d->each : d->own) * d->w->send_within_s);
     d->host_in[s] = post(d->b, ROWS, d->within, d->r->options.ranks_per_host - 1);
@@ -253,7 +253,7 @@ static void send_fragments(direct_builder *d) {
     const double *phase_s = d->w->phase_s;
     tagc_sim_transfer *transfers = d->b->job->transfers;
     double encode_s = phase_s[TAGC_PHASE_SELECT] + phase_s[TAGC_PHASE_INDEX] + phase_s[TAGC_PHASE_ENCODE];
-    for (int s = 0; s < d->n_stages; s++) {
+    for (int s = 0; s < d->n_turns; s++) {
         if (d->within > 0) {
             wait(d->b, d->host_in[s]);
             work(d->b, (s < d->n ? d->each : d->own) * d->w->add_within_s);
@@ -283,15 +283,15 @@ static void return_results(builder *b, const tagc_reduction *r, double headers, 
     wait(b, post(b, RESULTS, results, n_peers));
 }
 
-/* In two levels a stage begins with the sum over the ranks of the host. */
+/* In two levels a turn begins with the sum over the ranks of the host. */
 static void direct_step(builder *b, const tagc_reduction *r, const phase_work *w) {
     const double *n_bytes = r->volume.n_bytes, *n_within = r->volume.n_within_bytes;
     int n_hosts = r->n_ranks / r->options.ranks_per_host, n_others = n_hosts - 1;
     int n = r->volume.n_parcels < MAX_PEERS ? r->volume.n_parcels : MAX_PEERS;
     double agreement = (double)(r->n_ranks - 1) * TAGC_WIRE_HEADER_BYTES;
     double headers = (double)n_others * TAGC_WIRE_HEADER_BYTES, within = n_within[TAGC_LEG_VALUES];
-    direct_builder d = {.b = b, .r = r, .w = w, .n = n, .n_stages = n + 1, .own = 1.0 / n_hosts};
-    d.within = within / d.n_stages;
+    direct_builder d = {.b = b, .r = r, .w = w, .n = n, .n_turns = n + 1, .own = 1.0 / n_hosts};
+    d.within = within / d.n_turns;
     if (n > 0) {
         double eager = n_others * r->volume.eager_bytes;
         d.each = (1 - d.own) / n;
@@ -304,7 +304,7 @@ static void direct_step(builder *b, const tagc_reduction *r, const phase_work *w
     for (int s = 0; s < HOST_DEPTH; s++) post_host_rows(&d, s);
     send_fragments(&d);
     double results = n_bytes[TAGC_LEG_RESULT], others = n_bytes[TAGC_LEG_CONTROL] - agreement - headers;
-    double decode_s = w->phase_s[TAGC_PHASE_DECODE], first = r->kept_density / tagc_reduction_decoded(r);
+    double decode_s = w->phase_s[TAGC_PHASE_DECODE], first = r->sent_density / tagc_reduction_decoded(r);
     for (int s = 0; s < n; s++) {
         wait(b, d.rest_out[s]);
         work(b, first * decode_s * d.each);

@@ -107,17 +107,17 @@ static int ranks_per_sender(const tagc_fsdp_options *o, const tagc_reducer_optio
 static double touched(const tagc_point *point, int is_mild, const tagc_reducer_options *reducer) {
     if (reducer->exchange != TAGC_EXCHANGE_DIRECT) return point->union_density;
     const tagc_fsdp_options *o = &point->setup.engine;
-    double kept =
-        !is_mild && point->setup.kept_density > 0 ? point->setup.kept_density : 1 - reducer->sparsity;
+    double sent =
+        !is_mild && point->setup.sent_density > 0 ? point->setup.sent_density : 1 - reducer->sparsity;
     int n_senders = point->setup.world_size / ranks_per_sender(o, reducer);
-    return kept + (comes_back(o) ? 1 - pow(1 - kept, n_senders) : 0);
+    return sent + (comes_back(o) ? 1 - pow(1 - sent, n_senders) : 0);
 }
 
 /* For a bench that measured neither codec nor memory alone: reads the phases in the iterations of an arm. */
-static tagc_status read_phases(const reader *r, const json_t *arm, double n_compressed, tagc_point *point) {
+static tagc_status read_phases(const reader *r, const json_t *arm, double n_compressed, double n_mild,
+                               tagc_point *point) {
     const tagc_reducer_options *reducers[] = {&point->setup.engine.reducer, &point->setup.engine.mild};
-    double n_values[] = {n_compressed, fmax(json_number_value(json_object_get(arm, "n_mild")), 0)},
-           n_coded = 0;
+    double n_values[] = {n_compressed, fmax(n_mild, 0)}, n_coded = 0;
     for (int k = 0; k < 2; k++) n_coded += reducers[k]->exchange != TAGC_EXCHANGE_DENSE ? n_values[k] : 0;
 
     const json_t *iterations = json_object_get(arm, "iterations");
@@ -175,11 +175,11 @@ static tagc_status read_gather(const reader *r, const tagc_point *common, const 
     return TAGC_OK;
 }
 
-/* The share of values that direct decodes: all without sparsity; else the kept ones, and the sums that are returned. */
+/* The share of values that direct decodes: all without sparsity; else the sent ones, and the sums that are returned. */
 static double decoded(const json_t *entry, double sparsity, double n_elems, int n_ranks) {
-    double n_kept = json_number_value(json_object_get(entry, "n_kept"));
-    double kept = n_kept > 0 ? fmin(n_kept / n_elems, 1) : 1 - sparsity;
-    return kept + (json_is_true(json_object_get(entry, "all_reduce")) ? 1 - pow(1 - kept, n_ranks) : 0);
+    double n_sent = json_number_value(json_object_get(entry, "n_sent"));
+    double sent = n_sent > 0 ? fmin(n_sent / n_elems, 1) : 1 - sparsity;
+    return sent + (json_is_true(json_object_get(entry, "all_reduce")) ? 1 - pow(1 - sent, n_ranks) : 0);
 }
 
 /* Reads the seconds per element, over all measured sizes. */
@@ -325,14 +325,14 @@ static tagc_point *grow(tagc_points *points) {
     return &points->points[points->n_points++];
 }
 
-static void set_densities(double n_compressed, double n_union, double n_kept, tagc_point *point) {
+static void set_densities(double n_compressed, double n_union, double n_sent, tagc_point *point) {
     const tagc_fsdp_options *o = &point->setup.engine;
     int n_exchanges = o->exchange_each_micro_step ? o->n_micro_steps : 1;
     int is_direct = o->reducer.exchange == TAGC_EXCHANGE_DIRECT;
-    double n = n_compressed * n_exchanges, kept = n > 0 && is_direct ? n_kept / n : 0;
+    double n = n_compressed * n_exchanges, sent = n > 0 && is_direct ? n_sent / n : 0;
     int per_host = o->two_level || o->sharding == TAGC_SHARD_HYBRID ? o->ranks_per_host : 1;
-    if (per_host > 1 && per_host == point->setup.world_size) kept = 0; /* on one host nothing is encoded */
-    point->setup.kept_density = fmin(kept, 1);
+    if (per_host > 1 && per_host == point->setup.world_size) sent = 0; /* on one host nothing is encoded */
+    point->setup.sent_density = fmin(sent, 1);
     point->union_density = -1;
     if (n > 0 && !is_direct && o->reducer.exchange != TAGC_EXCHANGE_DENSE)
         point->union_density = fmin(n_union / n, 1);
@@ -342,7 +342,7 @@ static void set_densities(double n_compressed, double n_union, double n_kept, ta
 static tagc_status read_arm(const reader *r, const tagc_point *common, int has_codec, const json_t *arm) {
     const json_t *options = json_object_get(arm, "options"), *iterations = json_object_get(arm, "iterations");
     const char *name = json_string_value(json_object_get(arm, "name"));
-    double n_compressed = 0, n_union = 0;
+    double n_compressed = 0, n_mild = 0, n_union = 0, n_sent = 0;
     if (!name) return missing("arms", "name", "a text");
     if (!json_is_object(options)) return missing("arms", "options", "an object");
     tagc_point point = *common;
@@ -350,15 +350,17 @@ static tagc_status read_arm(const reader *r, const tagc_point *common, int has_c
     TAGC_TRY(median_of(iterations, NULL, "compute_s", &point.compute_s));
     TAGC_TRY(median_of(iterations, NULL, "optimizer_s", &point.optimizer_s));
     TAGC_TRY(number_of(arm, "arms", "n_compressed", &n_compressed));
+    TAGC_TRY(number_of(arm, "arms", "n_mild", &n_mild));
     TAGC_TRY(number_of(arm, "arms", "n_union", &n_union));
+    TAGC_TRY(number_of(arm, "arms", "n_sent", &n_sent));
     if (!(point.total_s > 0))
         return tagc_fail(TAGC_ERR_CORRUPT, "arm %.60s: total_s is %g, must be above 0", name, point.total_s);
     snprintf(point.arm, sizeof point.arm, "%s", name);
     tagc_status status = r->read_engine(options, &point.setup.engine);
     if (status != TAGC_OK) return tagc_fail_in(status, "arm %.60s", name);
     point.setup.placement = tagc_placement_of_sharding(point.setup.engine.sharding);
-    set_densities(n_compressed, n_union, json_number_value(json_object_get(arm, "n_kept")), &point);
-    if (!has_codec) TAGC_TRY(read_phases(r, arm, n_compressed, &point));
+    set_densities(n_compressed, n_union, n_sent, &point);
+    if (!has_codec) TAGC_TRY(read_phases(r, arm, n_compressed, n_mild, &point));
     tagc_point *to = grow(r->points);
     if (!to) return tagc_fail(TAGC_ERR_MEMORY, "no memory for points");
     *to = point;

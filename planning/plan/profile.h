@@ -45,7 +45,7 @@ void tagc_points_destroy(tagc_points *points);
 int tagc_points_union(const tagc_points *points, double sparsity, int n_ranks, double *density);
 
 /* 1 if a point of that sparsity shows what direct keeps, which is less if gradients are zero. */
-int tagc_points_kept(const tagc_points *points, double sparsity, double *density);
+int tagc_points_sent(const tagc_points *points, double sparsity, double *density);
 
 /* Costs with which the simulated iterations fit the measured ones, over all points that are not held out. *rms is the root
  * mean square of log(simulated / measured). TAGC_ERR_ARGUMENT if there is nothing to fit. */

@@ -14,11 +14,11 @@ static int has_union(const tagc_setup *setup) {
 }
 
 /* Measured, or as many as the sparsity lets. */
-static void find_kept(const tagc_plan_inputs *inputs, tagc_plan_row *row) {
+static void find_sent(const tagc_plan_inputs *inputs, tagc_plan_row *row) {
     tagc_setup *s = &row->setup;
     if (!compresses(s) || s->engine.reducer.exchange != TAGC_EXCHANGE_DIRECT) return;
-    s->kept_density = 1 - s->engine.reducer.sparsity;
-    (void)tagc_points_kept(&inputs->profile, s->engine.reducer.sparsity, &s->kept_density);
+    s->sent_density = 1 - s->engine.reducer.sparsity;
+    (void)tagc_points_sent(&inputs->profile, s->engine.reducer.sparsity, &s->sent_density);
 }
 
 /* Given, measured, or as if ranks chose independently of each other. */
@@ -56,7 +56,7 @@ static void forecast(const tagc_plan_inputs *inputs, tagc_plan_row *row) {
 }
 
 tagc_status tagc_plan_make_row(const tagc_plan_inputs *inputs, tagc_plan_row *row) {
-    find_kept(inputs, row);
+    find_sent(inputs, row);
     find_union(inputs, row);
     TAGC_TRY(tagc_setup_check(&row->setup));
     forecast(inputs, row);

@@ -39,7 +39,7 @@ static json_t *row_json(const tagc_plan_row *row, int link) {
         tagc_json_real(tagc_plan_bits(row, v->n_bytes_compressed, v->n_compressed)), "union_density",
         row->union_source ? tagc_json_real(row->setup.union_density) : json_null(), "union_source",
         row->union_source, "bucket_elems", (json_int_t)row->setup.engine.bucket_elems, "n_mild",
-        (json_int_t)v->n_mild, "kept_density", positive(row->setup.kept_density), "load", positive(v->load),
+        (json_int_t)v->n_mild, "sent_density", positive(row->setup.sent_density), "load", positive(v->load),
         "unpeeled", v->load > 0 ? tagc_json_real(v->unpeeled) : json_null(), "iteration_s",
         tagc_json_real(seen + f->iteration_s), "exposed_s",
         tagc_json_real(seen + f->wait_gather_s + f->wait_reduce_s), "compute_s",

@@ -207,7 +207,7 @@ static void find_used_backward(simulation *s) {
 
 static tagc_status make_order(simulation *s) {
     const tagc_layout *layout = s->layout;
-    TAGC_TRY(tagc_order_create(&order_calls, s, &s->options, layout->n_units, layout->n_slots,
+    TAGC_TRY(tagc_order_create(&order_calls, s, &s->options, layout->n_units, layout->n_buffers,
                                layout->backward_order, &s->order));
     s->order.observer = s->d->observer;
     for (int i = 0; i < layout->n_units; i++) tagc_order_set_unit(&s->order, i, &layout->units[i]);

@@ -61,7 +61,7 @@ static void init_all(void) {
     REQUIRE(reducer_options.it.tag == UINT64_MAX && reducer_options.it.paper == NULL);
     REQUIRE(paper_options.it.struct_bytes == sizeof paper_options.it && paper_options.it.fill_union == -1);
     REQUIRE(gatherer_options.it.struct_bytes == sizeof gatherer_options.it && gatherer_options.it.delta == 0);
-    REQUIRE(stats.it.struct_bytes == sizeof stats.it && stats.it.n_kept == 0);
+    REQUIRE(stats.it.struct_bytes == sizeof stats.it && stats.it.n_sent == 0);
 }
 
 /* One rank, so that nothing is lost on the way: what it must get is what it gave. */
@@ -76,7 +76,7 @@ static void reduce(tagc_comm *comm) {
     REQUIRE(tagc_reducer_create(comm, &reducer_options.it, &reducer) == TAGC_OK);
     REQUIRE(tagc_reducer_run(reducer, gradient, output, &stats.it) == TAGC_OK);
     REQUIRE(memcmp(gradient, output, sizeof output) == 0);
-    REQUIRE(stats.it.n_kept == SHARD && stats.it.sparsity == 0 && stats.it.total_s > 0 &&
+    REQUIRE(stats.it.n_sent == SHARD && stats.it.sparsity == 0 && stats.it.total_s > 0 &&
             !stats.it.nonfinite);
     REQUIRE(stats.it.struct_bytes == sizeof stats.it);
     REQUIRE_UNTOUCHED(stats);
@@ -92,7 +92,7 @@ static void reduce(tagc_comm *comm) {
     paper_options.it.seed = 3;
     REQUIRE(tagc_reducer_create(comm, &reducer_options.it, &reducer) == TAGC_OK);
     REQUIRE(tagc_reducer_run(reducer, gradient, output, &stats.it) == TAGC_OK);
-    REQUIRE(stats.it.n_kept == SHARD / 2 && stats.it.n_cells > 0 && stats.it.load > 0);
+    REQUIRE(stats.it.n_sent == SHARD / 2 && stats.it.n_cells > 0 && stats.it.load > 0);
     tagc_reducer_destroy(reducer);
 }
 
@@ -159,7 +159,7 @@ static void refuse_tomorrow(tagc_comm *comm) {
     stats.it.tomorrow = stats.it.and_after = 7;
     REQUIRE(tagc_reducer_create(comm, &reducer_options.it, &reducer) == TAGC_OK);
     REQUIRE(tagc_reducer_run(reducer, gradient, output, &stats.it) == TAGC_OK);
-    REQUIRE(stats.it.tomorrow == 0 && stats.it.and_after == 0 && stats.it.n_kept > 0);
+    REQUIRE(stats.it.tomorrow == 0 && stats.it.and_after == 0 && stats.it.n_sent > 0);
     REQUIRE_UNTOUCHED(stats);
     tagc_reducer_destroy(reducer);
 }

@@ -155,7 +155,7 @@ def check_codec(result):
                 "block",
                 "n_elems",
                 "n_tensors",
-                "n_kept",
+                "n_sent",
                 "n_union",
                 "phase_s",
                 "to_floor",
@@ -175,7 +175,7 @@ def check_codec(result):
         positive(c["n_tensors"], key)
         assert c["n_elems"] % (16 * result["world_size"]) == 0, c["n_elems"]
         kept = (1 - c["sparsity"]) * c["n_elems"]
-        assert kept * 0.99 - 16 <= c["n_kept"] <= kept + 16 * result["world_size"], (key, c["n_kept"], kept)
+        assert kept * 0.99 - 16 <= c["n_sent"] <= kept + 16 * result["world_size"], (key, c["n_sent"], kept)
         knows = c["exchange"] in ("dense", "sketch", "packed") or (
             c["exchange"] == "direct" and (c["all_reduce"] or c["sparsity"] == 0)
         )
@@ -213,7 +213,7 @@ def check_arms(result):
                 "n_compressed",
                 "n_mild",
                 "n_union",
-                "n_kept",
+                "n_sent",
                 "n_bytes_sent",
                 "bits_per_param",
                 "iterations",
@@ -236,10 +236,10 @@ def check_arms(result):
         ]:
             assert arm["options"][option] != "", (name, option)
         assert arm["n_params"] == result["model"]["n_params"], name
-        for value in ["n_compressed", "n_mild", "n_union", "n_kept"]:
+        for value in ["n_compressed", "n_mild", "n_union", "n_sent"]:
             count(arm[value], (name, value))
         knows = arm["options"]["exchange"] != "direct" or arm["options"]["sharding"] == "none"
-        assert arm["n_kept"] <= (arm["n_union"] if knows else arm["n_params"]) <= arm["n_params"] + 4096, name
+        assert arm["n_sent"] <= (arm["n_union"] if knows else arm["n_params"]) <= arm["n_params"] + 4096, name
         members(arm["n_bytes_sent"], LEGS, name)
         members(arm["bits_per_param"], LEGS, name)
         for leg in LEGS:

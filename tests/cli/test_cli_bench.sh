@@ -53,7 +53,7 @@ assert len(steps) == 2, steps
 mean = lambda values: int(sum(values) / 2 + 0.5)
 for leg, n_bytes in arm["n_bytes_sent"].items():
     assert n_bytes == mean([s["n_bytes_sent"][leg] for s in steps]), (leg, n_bytes, steps)
-for count in "n_kept", "n_union":
+for count in "n_sent", "n_union":
     assert arm[count] == mean([s[count] for s in steps]), (count, arm[count], steps)
 assert arm["n_bytes_sent"]["index"] > 0
 assert arm["n_bytes_sent"]["values"] > 0

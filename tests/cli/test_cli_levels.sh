@@ -30,7 +30,7 @@ grep -qx "at first: every value in 4 bits until gradients are mostly noise" out 
     fail "levels: $(levels grown | uniq -c)"
 [ "$(levels grown | tail -n 1)" = "\"levels\":{\"fresh\":0,\"every\":0,\"largest\":0,\"last\":$(levels grown | at every | head -n 1)}" ] ||
     fail "not at the end: $(levels grown | uniq -c)"
-paste <(levels grown | at last) <(column grown n_kept) | awk '$1 == 0 && n == 0 { n = $2 } { last = $2 }
+paste <(levels grown | at last) <(column grown n_sent) | awk '$1 == 0 && n == 0 { n = $2 } { last = $2 }
     END { exit !(last < 0.1 * n) }' || fail "what is kept does not follow the levels"
 # A fork begins anew; a resumed run does not.
 run 0 train "${common[@]}" --ranks 2 --fork grown --steps 481 "${recipe[@]}" --quiet --out anew
@@ -63,7 +63,7 @@ for way in "--ranks 1 --exchange direct" "--ranks 2" "--ranks 4 --sharding hybri
         rm -rf again && mkdir again && cp half/metrics.jsonl again && cp -r "$(printf half/step-%08d $step)" again
         run 0 train --out again --resume
         same_losses whole again
-        diff <(levels whole; column whole n_kept) <(levels again; column again n_kept) >differ ||
+        diff <(levels whole; column whole n_sent) <(levels again; column again n_sent) >differ ||
             fail "$way, from step $step: $(head -n 4 differ | tr '\n' ' ')"
     done
     [ "$(levels whole | uniq | wc -l)" -ge 3 ] || fail "$way: a schedule that does nothing: $(levels whole | uniq -c)"

@@ -38,8 +38,8 @@ static void select_reference(const float *gradient, const float *residual_in, fl
         int tie = bits == threshold && n_ties > 0;
         n_ties -= (size_t)tie;
         if (bits > threshold || tie) {
-            indices[result->n_kept] = (uint32_t)i;
-            values[result->n_kept++] = acc;
+            indices[result->n_sent] = (uint32_t)i;
+            values[result->n_sent++] = acc;
         }
         residual_out[i] = bits > threshold || tie || bits == 0 ? TAGC_ZERO_RESIDUAL : acc;
     }

@@ -49,7 +49,7 @@ static void test_rows(void **state) {
         alone = malloc(code->max_bytes(o));
         code->encode(o, gradient[i], residual[i], other, alone, scratch, NULL, &encoded);
         assert_int_equal(encoded.n_bytes, results[i].encoded.n_bytes);
-        assert_int_equal(encoded.n_kept, results[i].encoded.n_kept);
+        assert_int_equal(encoded.n_sent, results[i].encoded.n_sent);
         assert_memory_equal(alone, bodies[i], encoded.n_bytes);
         assert_memory_equal(other, next[i], o->n * sizeof(float));
 

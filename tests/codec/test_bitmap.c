@@ -85,11 +85,11 @@ static void summing_packed_bytes_loses_what_or_keeps(void **state) {
     tagc_bitmap_add_bytes(x, y, N);
     size_t lost = 0, spurious = 0;
     for (size_t i = 0; i < N; i++) {
-        int kept = a.is_set[i] || b.is_set[i];
-        n_union += (size_t)kept;
-        assert_int_equal(bit_of(both, i), kept);
-        lost += kept && !bit_of(x, i);
-        spurious += !kept && bit_of(x, i);
+        int sent = a.is_set[i] || b.is_set[i];
+        n_union += (size_t)sent;
+        assert_int_equal(bit_of(both, i), sent);
+        lost += sent && !bit_of(x, i);
+        spurious += !sent && bit_of(x, i);
     }
     assert_in_range(lost * 1000 / n_union, 160, 200);
     assert_in_range(spurious * 1000 / n_union, 140, 180);

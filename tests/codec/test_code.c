@@ -164,19 +164,19 @@ typedef struct fragment {
     tagc_encoded encoded;
 } fragment;
 
-static fragment encode(const tagc_code_options *options, int kind, int carry, tagc_pool *pool) {
+static fragment encode(const tagc_code_options *options, int kind, int with_residual, tagc_pool *pool) {
     size_t n = options->n, most;
     fragment f = {.options = *options, .code = tagc_code_of(options)};
     float **arrays[] = {&f.gradient, &f.residual_in, &f.residual_out, &f.decoded};
     for (size_t i = 0; i < 4; i++) *arrays[i] = bytes_of(n * sizeof(float));
     fill(kind, f.gradient, n);
     fill(kind == HUGE_ONES ? ZEROS : kind, f.residual_in, n);
-    carry |= options->sparse;
+    with_residual |= options->sparse;
     most = f.code->max_bytes(options);
     uint8_t *body = bytes_of(most);
     void *scratch = aligned_bytes(f.code->scratch_bytes(options, tagc_pool_n_threads(pool)));
-    f.code->encode(options, f.gradient, carry ? f.residual_in : NULL, carry ? f.residual_out : NULL, body,
-                   scratch, pool, &f.encoded);
+    f.code->encode(options, f.gradient, with_residual ? f.residual_in : NULL,
+                   with_residual ? f.residual_out : NULL, body, scratch, pool, &f.encoded);
     assert_false(f.encoded.nonfinite);
     assert_in_range(f.encoded.n_bytes, 0, most);
     assert_in_range(f.encoded.n_index_bytes, 0, f.encoded.n_bytes);
@@ -238,10 +238,10 @@ static void each_shape(void (*check)(const tagc_code_options *options)) {
 static void round_trip(const tagc_code_options *options) {
     for (int kind = 0; kind < N_FILLS; kind++) {
         if (options->n > 100000 && kind != HEAVY) continue;
-        for (int carry = options->sparse; carry < 2; carry++) {
-            fragment f = encode(options, kind, carry, NULL);
+        for (int with_residual = options->sparse; with_residual < 2; with_residual++) {
+            fragment f = encode(options, kind, with_residual, NULL);
             check_naive(&f);
-            if (carry) check_conserved(&f);
+            if (with_residual) check_conserved(&f);
             fragment_free(&f);
         }
     }
@@ -315,12 +315,12 @@ static void test_many(void **state) {
         tagc_code_options o = random_options(trial % 5 ? 500 : 20000);
         check_many(&o, trial == 0 ? 0 : trial == 1 ? 70 : 1 + trial % 4);
     }
-    static const size_t kept[] = {
+    static const size_t sent[] = {
         0, 50, 5}; /* all; one in so many: of a chunk few, then more than the decoder lists */
     for (size_t i = 0; i < 3; i++) {
         tagc_code_options o = {
-            .n = (1 << 21) + 77, .sparse = kept[i] > 0, .values = TAGC_FORMAT_INT4, .block = 128};
-        o.k = kept[i] > 0 ? o.n / kept[i] : o.n;
+            .n = (1 << 21) + 77, .sparse = sent[i] > 0, .values = TAGC_FORMAT_INT4, .block = 128};
+        o.k = sent[i] > 0 ? o.n / sent[i] : o.n;
         check_many(&o, 2);
     }
 }
@@ -350,7 +350,7 @@ static void test_sums(void **state) {
         tagc_encoded encoded;
         code->encode_sums(&o, sums, trial % 7 ? error : NULL, 2, body, scratch, NULL, &encoded);
         assert_false(encoded.nonfinite);
-        if (o.sparse) assert_int_equal(encoded.n_kept, n_non_zero);
+        if (o.sparse) assert_int_equal(encoded.n_sent, n_non_zero);
         assert_int_equal(code->validate(&o, body, encoded.n_bytes), TAGC_OK);
         tagc_body one = {body, encoded.n_bytes};
         code->decode(&o, &one, 1, 0, 1, received, scratch, NULL);
@@ -383,9 +383,9 @@ static void test_nonfinite(void **state) {
             gradient[at] = FLT_MAX, residual[at] = FLT_MAX;
         else
             gradient[at] = bad[trial % 3];
-        int carry = o.sparse || trial % 4 == 3 || random_below(2);
-        code->encode(&o, gradient, carry ? residual : NULL, carry ? next : NULL, body, scratch, NULL,
-                     &encoded);
+        int with_residual = o.sparse || trial % 4 == 3 || random_below(2);
+        code->encode(&o, gradient, with_residual ? residual : NULL, with_residual ? next : NULL, body,
+                     scratch, NULL, &encoded);
         assert_true(encoded.nonfinite);
         assert_int_equal(encoded.n_bytes, 0);
         if (trial % 4 != 3) {
@@ -508,7 +508,7 @@ static void test_unaligned(void **state) {
     }
 }
 
-/* Where nothing is carried over, blocks are those of a residual of zeros. */
+/* Where there is no residual, blocks are those of a residual of zeros. */
 static void test_alone(void **state) {
     (void)state;
     HAS_ONE_THREAD();

@@ -221,11 +221,11 @@ static int run_and_compare(const fixture *f, const tagc_select_kernels *kernels,
                      indices, values, scratch, pool, &result);
     assert_int_equal(result.nonfinite, expected->nonfinite);
     if (!expected->nonfinite) {
-        assert_int_equal(result.n_kept, expected->n_kept);
+        assert_int_equal(result.n_sent, expected->n_sent);
         assert_int_equal(bits_of(result.max_abs), bits_of(expected->max_abs));
-        assert_memory_equal(indices, f->expected_indices, result.n_kept * 4);
-        assert_memory_equal(values, f->expected_values, result.n_kept * 4);
-        for (size_t i = 0; leave && i < result.n_kept; i++) { /* it is there, and then as if it were not */
+        assert_memory_equal(indices, f->expected_indices, result.n_sent * 4);
+        assert_memory_equal(values, f->expected_values, result.n_sent * 4);
+        for (size_t i = 0; leave && i < result.n_sent; i++) { /* it is there, and then as if it were not */
             uint32_t left = bits_of(residual_out[indices[i]]), value = bits_of(values[i]);
             assert_int_equal(left, value << 1 ? value : bits_of(TAGC_ZERO_RESIDUAL));
             residual_out[indices[i]] = TAGC_ZERO_RESIDUAL;
@@ -289,24 +289,24 @@ static void reference_agrees_with_a_sort(void **state) {
         size_t n = random_below(N), k = random_k(n), n_expected = 0;
         fillers[random_below(N_FILLERS)](f.gradient, f.residual, n);
         ranked order[N];
-        unsigned char kept[N] = {0};
+        unsigned char sent[N] = {0};
         for (size_t i = 0; i < n; i++)
             order[i] = (ranked){bits_of(f.gradient[i] + f.residual[i]) & 0x7fffffff, (uint32_t)i};
         qsort(order, n, sizeof order[0], by_magnitude);
-        for (size_t j = 0; j < k; j++) kept[order[j].index] = order[j].bits != 0 || k == n;
+        for (size_t j = 0; j < k; j++) sent[order[j].index] = order[j].bits != 0 || k == n;
 
         tagc_selection result = expect(&f, n, k);
         assert_false(result.nonfinite);
         for (size_t i = 0; i < n; i++) {
             float acc = f.gradient[i] + f.residual[i];
-            if (kept[i]) {
+            if (sent[i]) {
                 assert_int_equal(f.expected_indices[n_expected], i);
                 assert_int_equal(bits_of(f.expected_values[n_expected++]), bits_of(acc));
             }
-            float left = kept[i] || acc == 0 ? -0.0f : acc;
+            float left = sent[i] || acc == 0 ? -0.0f : acc;
             assert_int_equal(bits_of(f.expected_residual[i]), bits_of(left));
         }
-        assert_int_equal(result.n_kept, n_expected);
+        assert_int_equal(result.n_sent, n_expected);
         if (n) assert_int_equal(bits_of(result.max_abs), order[0].bits);
     }
     fixture_free(&f);
@@ -472,7 +472,7 @@ static void non_finite_is_seen_anywhere(void **state) {
     fixture_free(&f);
 }
 
-/* What was kept and what is left make up what came in, and with nothing left a step returns the gradient's
+/* What was sent and what is left make up what came in, and with nothing left a step returns the gradient's
  * bits. */
 static void nothing_is_lost_over_steps(void **state) {
     (void)state;
@@ -495,7 +495,7 @@ static void nothing_is_lost_over_steps(void **state) {
         }
         tagc_selection result;
         tagc_select(gradient, before, after, N, k, indices, values, scratch, NULL, &result);
-        assert_int_equal(result.n_kept, k);
+        assert_int_equal(result.n_sent, k);
         for (size_t j = 0; j < k; j++) {
             assert_int_equal(bits_of(after[indices[j]]), bits_of(TAGC_ZERO_RESIDUAL));
             after[indices[j]] = values[j];
@@ -517,7 +517,7 @@ static void count_is_the_largest_allowed(void **state) {
     HAS_ONE_THREAD();
     assert_int_equal(tagc_select_count(10, 0.9), 1);
     assert_int_equal(tagc_select_count(80, 0.9875), 1);
-    assert_int_equal(tagc_select_count(79, 0.9875), 1); /* or none of them would ever be kept */
+    assert_int_equal(tagc_select_count(79, 0.9875), 1); /* or none of them would ever be sent */
     assert_int_equal(tagc_select_count(1, 0.5), 1);
     assert_int_equal(tagc_select_count(38633472, 0.9875), 482918); /* 1.25 % is 482918.4 */
     assert_int_equal(tagc_select_count(0, 0.5), 0);

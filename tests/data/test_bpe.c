@@ -272,7 +272,7 @@ static void utf8_is_exact(void **state) {
         for (uint32_t second = 0x80; second < 0xc0; second++) {
             c[1] = (uint8_t)second;
             uint8_t two = valid[lead << 16 | second << 8];
-            /* A third byte of 0 cannot be, so slot 0 is free for what two bytes are. */
+            /* A third byte of 0 cannot be, so cell 0 is free for what two bytes are. */
             assert_int_equal(tagc_utf8_decode(c, 2, &code), two == 1 ? 2 : two == 2 ? 0 : -1);
             for (uint32_t third = 0x80; third < 0xc0; third++) {
                 c[2] = (uint8_t)third;

@@ -15,7 +15,7 @@
 typedef struct direct_model {
     tagc_reducer_options options; /* defaults resolved */
     size_t n_ranks, n_hosts, per_host, n, shard;
-    int coded, carries;
+    int coded, has_residual;
     float scale;
 } direct_model;
 
@@ -27,14 +27,14 @@ static inline direct_model direct_model_of(const tagc_reducer_options *o, int wo
     m.n = (size_t)o->n_elems;
     m.shard = m.n / m.n_ranks;
     m.coded = m.n_hosts > 1 || m.per_host == 1;
-    m.carries = m.coded && (m.options.sparsity > 0 || m.options.format > TAGC_FORMAT_BF16);
+    m.has_residual = m.coded && (m.options.sparsity > 0 || m.options.format > TAGC_FORMAT_BF16);
     m.scale = o->op == TAGC_OP_AVG ? 1.0f / (float)world_size : 1.0f;
     return m;
 }
 
 /* Return how many values a rank's residual and its output have. */
 static inline size_t direct_residual(const direct_model *m) {
-    return m->carries ? m->n / m->per_host : 0;
+    return m->has_residual ? m->n / m->per_host : 0;
 }
 static inline size_t direct_output(const direct_model *m) {
     int all = m->options.output;
@@ -76,7 +76,7 @@ static inline tagc_code_options direct_code(const direct_model *m, int of_sums) 
 
 /* Writes what a receiver gets of gradient + residual to values (shard), and updates the residual (NULL: there is none). */
 static inline void direct_code_fragment(const direct_model *m, const float *gradient, float *residual,
-                                        float *values, uint64_t *n_kept) {
+                                        float *values, uint64_t *n_sent) {
     tagc_code_options o = direct_code(m, 0);
     const tagc_code *code = tagc_code_of(&o);
     uint8_t *body = malloc(code->max_bytes(&o) + 1);
@@ -87,7 +87,7 @@ static inline void direct_code_fragment(const direct_model *m, const float *grad
     tagc_body one = {body, encoded.n_bytes};
     code->decode(&o, &one, 1, 0, 1, values, scratch, NULL);
     if (residual) memcpy(residual, after, m->shard * sizeof *after);
-    *n_kept += encoded.n_kept;
+    *n_sent += encoded.n_sent;
     free(body);
     free(scratch);
     free(after);
@@ -127,9 +127,9 @@ static inline void direct_dense_owner(const direct_model *m, const float *gradie
 }
 
 /* gradients (W, n); residuals (W, n): of each rank the first direct_residual values, which become those after the step;
- * owned (n): the sums of all owners at their place in the unit; n_kept (W,) is added to. */
+ * owned (n): the sums of all owners at their place in the unit; n_sent (W,) is added to. */
 static inline void direct_step(const direct_model *m, const float *gradients, float *residuals, float *owned,
-                               uint64_t *n_kept) {
+                               uint64_t *n_sent) {
     size_t shard = m->shard;
     float *sum = malloc(shard * sizeof *sum), *contributions = malloc(m->n_hosts * shard * sizeof *sum);
     for (size_t local = 0; local < m->per_host; local++) {
@@ -137,12 +137,12 @@ static inline void direct_step(const direct_model *m, const float *gradients, fl
             size_t begin = direct_begin(m, to, local);
             for (size_t h = 0; m->coded && h < m->n_hosts; h++) {
                 size_t rank = h * m->per_host + local;
-                float *residual = m->carries ? residuals + rank * m->n + to * shard : NULL;
+                float *residual = m->has_residual ? residuals + rank * m->n + to * shard : NULL;
                 direct_host_sum(m, gradients, h, local, begin, sum);
-                direct_code_fragment(m, sum, residual, contributions + h * shard, &n_kept[rank]);
+                direct_code_fragment(m, sum, residual, contributions + h * shard, &n_sent[rank]);
             }
             size_t owner = to * m->per_host + local;
-            float *error = m->carries ? residuals + owner * m->n + to * shard : NULL;
+            float *error = m->has_residual ? residuals + owner * m->n + to * shard : NULL;
             if (m->coded)
                 direct_owner(m, contributions, error, owned + begin);
             else

@@ -21,18 +21,18 @@ static inline int oracle_order(const void *a, const void *b) {
     return x->position < y->position ? -1 : 1;
 }
 
-/* Sets kept (n) to 1 at the k largest, at zeros only when k == n. */
-static inline void oracle_select(const float *acc, size_t n, size_t k, uint8_t *kept) {
+/* Sets selected (n) to 1 at the k largest, at zeros only when k == n. */
+static inline void oracle_select(const float *acc, size_t n, size_t k, uint8_t *selected) {
     if (k == n) {
-        memset(kept, 1, n);
+        memset(selected, 1, n);
         return;
     }
     oracle_item *items = malloc((n + 1) * sizeof *items);
     for (size_t i = 0; i < n; i++) items[i] = (oracle_item){bits_of(acc[i]) & 0x7fffffffu, (uint32_t)i};
     qsort(items, n, sizeof *items, oracle_order);
-    memset(kept, 0, n);
+    memset(selected, 0, n);
     for (size_t j = 0; j < k; j++)
-        if (items[j].size != 0) kept[items[j].position] = 1;
+        if (items[j].size != 0) selected[items[j].position] = 1;
     free(items);
 }
 
@@ -48,24 +48,24 @@ static inline void oracle_step(const tagc_reducer_options *options, int world_si
     size_t k = tagc_select_count(shard, options->sparsity);
     float scale = options->op == TAGC_OP_AVG ? 1.0f / (float)world_size : 1.0f, max_abs = 0;
     float *acc = malloc(W * n * sizeof *acc);
-    uint8_t *kept = malloc(W * n + 1);
+    uint8_t *selected = malloc(W * n + 1);
     for (size_t r = 0; r < W; r++)
         for (size_t i = 0; i < n; i++) acc[r * n + i] = gradients[r * n + i] + residuals[r * n + i];
     for (size_t r = 0; r < W; r++)
         for (size_t d = 0; d < W; d++) {
-            oracle_select(acc + r * n + d * shard, shard, k, kept + r * n + d * shard);
+            oracle_select(acc + r * n + d * shard, shard, k, selected + r * n + d * shard);
             for (size_t i = d * shard; i < (d + 1) * shard; i++)
-                if (kept[r * n + i]) max_abs = fmaxf(max_abs, fabsf(acc[r * n + i]));
+                if (selected[r * n + i]) max_abs = fmaxf(max_abs, fabsf(acc[r * n + i]));
         }
     int exponent = tagc_sketch_scale_exponent(max_abs, world_size);
     for (size_t i = 0; i < n; i++) {
         int in_union = 0;
-        for (size_t r = 0; r < W; r++) in_union |= kept[r * n + i];
+        for (size_t r = 0; r < W; r++) in_union |= selected[r * n + i];
         float sum = 0;
         int64_t fixed_sum = 0;
         for (size_t r = 0; r < W; r++) {
-            float a = acc[r * n + i], sent = in_union && (fill || kept[r * n + i]) ? a : -0.0f;
-            int is_sent = in_union && (fill || kept[r * n + i]);
+            float a = acc[r * n + i], sent = in_union && (fill || selected[r * n + i]) ? a : -0.0f;
+            int is_sent = in_union && (fill || selected[r * n + i]);
             float left = is_sent ? -0.0f : a;
             if (is_fixed) {
                 int64_t fixed = (int64_t)rint(ldexp(sent, exponent));
@@ -78,7 +78,7 @@ static inline void oracle_step(const tagc_reducer_options *options, int world_si
         if (is_fixed) sum = (float)ldexp((double)(float)fixed_sum, -exponent);
         output[i] = in_union ? (scale == 1.0f ? sum : sum * scale) : 0.0f;
     }
-    free(kept);
+    free(selected);
     free(acc);
 }
 

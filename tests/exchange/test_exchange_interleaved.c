@@ -9,7 +9,7 @@
 
 enum { N_UNITS = 9, N_STEPS = 3, LARGE_UNIT = N_UNITS - 1 };
 
-/* Two of one size share spares; the last direct one has more ranks than fit into one batch, and few slots. */
+/* Two of one size share spares; the last direct one has more ranks than fit into one parcel, and few buffers. */
 static const struct {
     int exchange, output, per_host;
     uint64_t shard;
@@ -43,7 +43,7 @@ static tagc_reducer *make(rank_run *run, tagc_comm *comm, int u) {
     options.sparsity = plan[u].sparsity;
     options.n_elems = elems_of(u, run->world_size);
     if (!CHECK(run, tagc_reducer_create(comm, &options, &reducer) == TAGC_OK)) return NULL;
-    if (plan[u].shard == 0) { /* buffers are laid out again, with the fewest slots */
+    if (plan[u].shard == 0) { /* buffers are laid out again, with the smallest window */
         tagc_direct_of(reducer)->window_bytes = 1;
         CHECK(run, tagc_reducer_set_sparsity(reducer, 0.5) == TAGC_OK);
         CHECK(run, tagc_reducer_set_sparsity(reducer, options.sparsity) == TAGC_OK);
@@ -189,8 +189,8 @@ int __wrap_tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket) {
     return 0;
 }
 
-/* A large unit with few slots, all of which are used before the first header comes: the body of an older batch has to leave
- * before its slot is written again, however the news of its header fall between the questions. */
+/* A large unit with a small window, all of which are used before the first header comes: the body of an older parcel has to leave
+ * before its memory is written again, however the news of its header fall between the questions. */
 static void test_news_between_two_questions(void **state) {
     (void)state;
     enum { W = 7 };

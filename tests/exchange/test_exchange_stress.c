@@ -250,24 +250,25 @@ static int can_encode(const direct_model *m, const step_view *v, const float *be
             size_t host = rank / m->per_host, local = rank % m->per_host;
             direct_host_sum(m, v->gradients, host, local, direct_begin(m, to, local), sum);
             for (size_t i = 0; i < m->shard; i++)
-                is_finite &= isfinite(m->carries ? sum[i] + before[rank * m->n + to * m->shard + i] : sum[i]);
+                is_finite &=
+                    isfinite(m->has_residual ? sum[i] + before[rank * m->n + to * m->shard + i] : sum[i]);
         }
     free(sum);
     return is_finite;
 }
 
 /* before (W, n): residuals, which become those that must be there after the step. */
-static void check_direct(const step_view *v, float *before, int carried) {
+static void check_direct(const step_view *v, float *before, int had_residual) {
     tagc_reducer_options options = v->x->options;
     options.sparsity = v->x->sparsity[v->step];
     direct_model m = direct_model_of(&options, (int)v->W);
-    m.carries |= carried && m.coded;
+    m.has_residual |= had_residual && m.coded;
     float *expected = malloc(v->W * v->n * sizeof(float)), *owned = calloc(v->n, sizeof(float)),
           *output = malloc(v->n * sizeof(float));
-    uint64_t n_kept[MAX_RANKS] = {0};
+    uint64_t n_sent[MAX_RANKS] = {0};
     int is_finite = can_encode(&m, v, before);
     memcpy(expected, before, v->W * v->n * sizeof(float));
-    if (is_finite) direct_step(&m, v->gradients, expected, owned, n_kept);
+    if (is_finite) direct_step(&m, v->gradients, expected, owned, n_sent);
     for (size_t i = 0; i < v->n; i++) is_finite &= isfinite(owned[i]);
     if (is_finite) memcpy(before, expected, v->W * v->n * sizeof(float));
     for (size_t r = 0; r < v->W; r++) {
@@ -276,8 +277,8 @@ static void check_direct(const step_view *v, float *before, int carried) {
         direct_expected(&m, r, owned, output);
         for (size_t i = 0; i < direct_output(&m); i++)
             EXPECT(v, is_finite ? bits_of(out[i]) == bits_of(output[i]) : isnan(out[i]));
-        EXPECT(v, !m.carries || memcmp(before + r * v->n, v->after + r * v->n,
-                                       direct_residual(&m) * sizeof(float)) == 0);
+        EXPECT(v, !m.has_residual || memcmp(before + r * v->n, v->after + r * v->n,
+                                            direct_residual(&m) * sizeof(float)) == 0);
     }
     free(expected);
     free(owned);
@@ -287,7 +288,7 @@ static void check_direct(const step_view *v, float *before, int carried) {
 static void check_direct_unit(const trial *t, const unit *x) {
     size_t W = (size_t)t->world_size, n = (size_t)x->options.n_elems;
     float *before = malloc(W * n * sizeof(float));
-    int carried = x->options.format > TAGC_FORMAT_BF16;
+    int had_residual = x->options.format > TAGC_FORMAT_BF16;
     for (size_t i = 0; i < W * n; i++) before[i] = TAGC_ZERO_RESIDUAL;
     for (size_t step = 0; step < N_STEPS; step++) {
         size_t at = step * W * n;
@@ -295,8 +296,8 @@ static void check_direct_unit(const trial *t, const unit *x) {
         v.gradients = x->gradients + at;
         v.outputs = x->outputs + at;
         v.after = x->residuals + at;
-        carried |= x->sparsity[step] > 0;
-        check_direct(&v, before, carried);
+        had_residual |= x->sparsity[step] > 0;
+        check_direct(&v, before, had_residual);
     }
     free(before);
 }

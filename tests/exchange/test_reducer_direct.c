@@ -99,15 +99,15 @@ static void assert_as_oracle(experiment *x) {
     for (size_t i = 0; i < W * n; i++) residuals[i] = TAGC_ZERO_RESIDUAL;
     rank_run runs[MAX_RANKS];
     run_ranks(x->world_size, run_steps, x, NULL, runs);
-    int carried = 0; /* a residual that was made stays */
+    int had_residual = 0; /* a residual that was made stays */
     for (size_t step = 0; step < (size_t)x->n_steps; step++) {
         tagc_reducer_options options = x->options;
         if (x->sparsity[step] > 0) options.sparsity = x->sparsity[step];
         direct_model m = direct_model_of(&options, x->world_size);
-        m.carries |= carried;
-        carried = m.carries;
-        uint64_t n_kept[MAX_RANKS] = {0};
-        direct_step(&m, x->gradients + row_of(x, step, 0), residuals, owned, n_kept);
+        m.has_residual |= had_residual;
+        had_residual = m.has_residual;
+        uint64_t n_sent[MAX_RANKS] = {0};
+        direct_step(&m, x->gradients + row_of(x, step, 0), residuals, owned, n_sent);
         for (size_t r = 0; r < W; r++) {
             size_t row = row_of(x, step, r);
             direct_expected(&m, r, owned, output);
@@ -115,7 +115,7 @@ static void assert_as_oracle(experiment *x) {
             assert_same_bits(x->residuals + row, residuals + r * n, direct_residual(&m), x, "residual", step,
                              r);
             assert_int_equal(x->stats[step][r].nonfinite, 0);
-            if (m.coded) assert_int_equal(x->stats[step][r].n_kept, n_kept[r]);
+            if (m.coded) assert_int_equal(x->stats[step][r].n_sent, n_sent[r]);
             if (options.sparsity == 0) assert_int_equal(x->stats[step][r].n_union, n);
         }
     }
@@ -272,7 +272,7 @@ static void check_conserved(experiment *x, double tolerance) {
             if (x->options.output == 2) owned += host * m.shard;
             for (size_t i = 0; i < m.shard; i++) out[begin + i] += (double)owned[i] / (double)m.scale;
         }
-    for (size_t r = 0; r < W && m.carries; r++)
+    for (size_t r = 0; r < W && m.has_residual; r++)
         for (size_t to = 0; to < m.n_hosts; to++)
             for (size_t i = 0; i < m.shard; i++)
                 out[direct_begin(&m, to, r % m.per_host) + i] +=
@@ -296,9 +296,9 @@ static void test_conservation(void **state) {
         x.options.ranks_per_host = per_host;
         x.options.op = variant % 5 % 2;
         x.options.sparsity = variant % 7 ? 0.95 : 0;
-        /* exact, or to the rounding of sums; what is rounded where nothing is carried is lost */
+        /* exact, or to the rounding of sums; what is rounded without a residual is lost */
         direct_model m = direct_model_of(&x.options, world_size);
-        double tolerance = x.options.format == TAGC_FORMAT_FP32 ? 0 : m.carries ? 1e-4 : 0.5;
+        double tolerance = x.options.format == TAGC_FORMAT_FP32 ? 0 : m.has_residual ? 1e-4 : 0.5;
         check_conserved(&x, tolerance);
         destroy_experiment(&x);
     }
@@ -451,7 +451,7 @@ static void test_stats(void **state) {
     for (size_t i = 0; i < 2400; i++) n_union += x.outputs[i] != 0;
     for (int r = 0; r < 3; r++) {
         const tagc_reducer_stats *stats = &x.stats[0][r];
-        assert_int_equal(stats->n_kept, 3 * 40);
+        assert_int_equal(stats->n_sent, 3 * 40);
         assert_int_equal(stats->n_union, n_union);
         assert_true(stats->sparsity == 1 - 120.0 / 2400);
         /* Small fragments travel whole behind their headers, and a little of nothing. */

@@ -235,7 +235,7 @@ static void test_padded_elems(void **state) {
 /* ---- options without effect ---- */
 
 static const struct prune_case {
-    int exchange, format, kept_format, keeps_block;
+    int exchange, format, sent_format, keeps_block;
 } prune_cases[] = {
     {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_FP32, TAGC_FORMAT_FP32, 0},
     {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_BF16, TAGC_FORMAT_BF16, 0},
@@ -260,7 +260,7 @@ static void check_pruned(const struct prune_case *c, int selects) {
     o->paper = &b.paper;
     tagc_reducer_options_prune(o);
     assert_int_equal(o->exchange, c->exchange);
-    assert_int_equal(o->format, c->kept_format);
+    assert_int_equal(o->format, c->sent_format);
     assert_true(o->sparsity == (selects && !is_dense ? 0.9 : 0));
     assert_int_equal(o->block, c->keeps_block ? 64 : 0);
     assert_int_equal(o->ranks_per_host, is_direct ? 2 : 1);

@@ -244,7 +244,7 @@ static void expect_once(rank_run *run) {
         CHECK(run, tagc_reducer_run(reducer, gradient, output, &stats) == TAGC_OK);
     double density = 1 - e->options.sparsity;
     tagc_volume planned;
-    tagc_volume_data data = {.kept_density = density,
+    tagc_volume_data data = {.sent_density = density,
                              .union_density = 1 - pow(1 - density, tagc_direct_of(reducer)->n_hosts)};
     CHECK(run, tagc_reducer_volume(&e->options, run->world_size, run->rank, &data, &planned) == TAGC_OK);
     e->sent[run->rank] = e->planned[run->rank] = e->within[run->rank] = 0;

@@ -114,7 +114,7 @@ static void test_worked_fragment(void **state) {
                                .rank = 1,
                                .k = 6,
                                .n_elems = 64,
-                               .n_items = (uint32_t)encoded.n_kept,
+                               .n_items = (uint32_t)encoded.n_sent,
                                .body_sum = tagc_wire_sum(body, encoded.n_bytes),
                                .index_bytes = (uint32_t)encoded.n_index_bytes,
                                .body_bytes = encoded.n_bytes,

@@ -139,8 +139,8 @@ static void keep_accounts(tagc_comm *comm, void *arg) {
         for (int i = 0; i < f->tables.n_flats; i++) {
             uint64_t n_residual;
             tagc_reducer_residual(f->tables.flats[i].reducer, &n_residual);
-            n_residuals += n_residual + (f->tables.flats[i].carry != NULL ? f->tables.flats[i].n_padded : 0);
-            CHECK(stats.skipped || f->tables.flats[i].carry == NULL);
+            n_residuals += n_residual + (f->tables.flats[i].former != NULL ? f->tables.flats[i].n_padded : 0);
+            CHECK(stats.skipped || f->tables.flats[i].former == NULL);
         }
         CHECK(memory.residuals == n_residuals * sizeof(float));
         pthread_barrier_wait(&r->barrier);

@@ -167,8 +167,8 @@ static void units_cover_the_model(void **state) {
     assert_string_equal(tagc_fsdp_unit_name(&f, 4), "h.3");
     assert_string_equal(tagc_fsdp_unit_name(&f, 13), "ln_f+lm_head");
     for (int i = 0; i < 14; i++) assert_int_equal(f.tables.backward_order[i], 13 - i);
-    assert_int_equal(f.tables.n_slots, 2); /* prefetch 1 */
-    for (int i = 1; i < 14; i++) assert_int_not_equal(f.tables.units[i].slot, f.tables.units[i - 1].slot);
+    assert_int_equal(f.tables.n_buffers, 2); /* prefetch 1 */
+    for (int i = 1; i < 14; i++) assert_int_not_equal(f.tables.units[i].buffer, f.tables.units[i - 1].buffer);
     tagc_memory_destroy(f.tables_memory);
 
     assert_int_equal(lay_out(&f, &t, 0, 3, TAGC_WRAP_MATRIX, TAGC_POLICY_PAPER, NULL), TAGC_OK);
@@ -176,7 +176,7 @@ static void units_cover_the_model(void **state) {
     assert_string_equal(tagc_fsdp_unit_name(&f, 0), "wte.weight");
     assert_string_equal(tagc_fsdp_unit_name(&f, 1), "root");
     assert_true(f.tables.units[1].spans && !f.tables.units[2].spans);
-    assert_int_equal(f.tables.n_slots, 3); /* and the root's own */
+    assert_int_equal(f.tables.n_buffers, 3); /* and the root's own */
     tagc_memory_destroy(f.tables_memory);
 
     t.tensors[0].last_stage = 13; /* shared with the head */

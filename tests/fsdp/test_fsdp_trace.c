@@ -327,7 +327,7 @@ static void figures_add_up(void **state) {
             assert_true((s->n_bytes_sent[TAGC_LEG_RESULT] > 0) == (sharding == TAGC_SHARD_NONE));
             double sum = s->compute_s + s->wait_gather_s + s->wait_reduce_s + s->optimizer_s;
             assert_true(fabs(sum - s->total_s) < 1e-9 && s->compute_s > 0 && s->optimizer_s > 0);
-            assert_true(s->n_compressed == 0 && s->n_kept == 0);
+            assert_true(s->n_compressed == 0 && s->n_sent == 0);
         }
         for (int i = 0; i < 2; i++) tagc_trace_destroy(r.traces[i]);
     }
@@ -343,8 +343,8 @@ static void compressed_figures(void **state) {
     unlink(r.path);
     const tagc_fsdp_stats *s = &r.stats[1];
     assert_int_equal(s->n_compressed, toy_n_params(&r.model));
-    assert_true(s->n_kept > 0 && (double)s->n_kept <= 0.1 * 1.01 * (double)s->n_compressed);
-    assert_true(s->n_union >= s->n_kept && s->n_union <= 2 * s->n_kept + 64);
+    assert_true(s->n_sent > 0 && (double)s->n_sent <= 0.1 * 1.01 * (double)s->n_compressed);
+    assert_true(s->n_union >= s->n_sent && s->n_union <= 2 * s->n_sent + 64);
     assert_true(s->bits_per_param[TAGC_LEG_INDEX] > 0.9 && s->bits_per_param[TAGC_LEG_VALUES] < 32 * 0.2);
     for (int i = 0; i < 2; i++) tagc_trace_destroy(r.traces[i]);
 }

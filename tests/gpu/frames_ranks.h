@@ -1,4 +1,4 @@
-/* Steps by frames beside those that libtagc carries, on every rank of a test, which carries the frames as a
+/* Steps by frames beside those that libtagc sends, on every rank of a test, which passes on the frames as a
  * caller does. A step may be harmed on the way.
  *
  * For tests that are built twice: with all ranks on the processor, and in tests/gpu/cuda with all ranks or some of
@@ -122,7 +122,7 @@ static inline void do_harm(both *b, char *frames, size_t stride) {
 }
 
 /* Every rank's `from` (n_frames, stride) to all; frame q of mine is what rank q meant for me. */
-static inline void carry(both *b, char *to, const char *from, size_t stride, int n_frames, int may_harm) {
+static inline void pass_on(both *b, char *to, const char *from, size_t stride, int n_frames, int may_harm) {
     int w = b->run->world_size, mine = n_frames == 1 ? 0 : b->run->rank;
     char *frames = b->here;
     CHECK(b->run, read_bytes(&b->own, frames, from, (size_t)n_frames * stride));
@@ -159,7 +159,7 @@ static inline tagc_status add_and_decode(both *b, int is_harmed, tagc_status sta
     if (status == TAGC_OK) status = tagc_frames_add(b->reducer, b->received, has_sums ? b->sums : NULL);
     if (!has_sums) return status;
     if (status != TAGC_OK) send_zeros(b);
-    carry(b, b->received_sums, b->sums, b->sum_bytes, 1, is_harmed && b->t->in_sums);
+    pass_on(b, b->received_sums, b->sums, b->sum_bytes, 1, is_harmed && b->t->in_sums);
     return status == TAGC_OK ? tagc_frames_decode(b->reducer, b->received_sums) : status;
 }
 
@@ -169,7 +169,7 @@ static inline tagc_status step_by_frames(both *b, int is_harmed, tagc_reducer_st
     tagc_frames_verdict host;
     int fails = is_harmed && t->harm == HARM_DEVICE && b->run->rank == 0;
     tagc_status status = tagc_frames_encode(b->reducer, b->there, b->result, b->send, b->verdict);
-    carry(b, b->received, b->send, b->frame_bytes, b->run->world_size, is_harmed && !t->in_sums);
+    pass_on(b, b->received, b->send, b->frame_bytes, b->run->world_size, is_harmed && !t->in_sums);
 #ifdef WITH_KERNELS
     if (fails) fake_fail("LaunchKernel", 1 + t->seed % 3, 700);
 #endif
@@ -251,7 +251,7 @@ static inline void check_outputs(both *b, int step, const tagc_reducer_stats *ex
         for (size_t i = 0; i < b->n_output; i++) CHECK(run, isnan(b->output[i]) && isnan(b->expected[i]));
     else
         CHECK(run, !memcmp(b->output, b->expected, b->n_output * sizeof(float)) &&
-                       found->n_kept == expected->n_kept && found->n_union == expected->n_union &&
+                       found->n_sent == expected->n_sent && found->n_union == expected->n_union &&
                        found->sparsity == expected->sparsity);
     if (step != STEP_HUGE) CHECK(run, found->nonfinite == (step == STEP_NOT_FINITE));
     CHECK(run, same_residual(b));

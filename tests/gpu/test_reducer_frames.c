@@ -1,4 +1,4 @@
-/* Steps by frames have the outputs, residuals and counts of those that libtagc carries, bit for bit. Also built
+/* Steps by frames have the outputs, residuals and counts of those whose messages libtagc sends, bit for bit. Also built
  * with kernels: frames_ranks.h says how. */
 #include "frames_ranks.h"
 

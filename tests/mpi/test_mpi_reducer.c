@@ -81,15 +81,15 @@ static void compare_direct(const tagc_reducer_options *options) {
     assert_int_equal(tagc_reducer_create(comm, options, &reducer), TAGC_OK);
     for (size_t i = 0; i < W * n; i++) residuals[i] = -0.0f;
     for (int step = 0; step < 3; step++) {
-        uint64_t n_kept[64] = {0};
+        uint64_t n_sent[64] = {0};
         for (size_t r = 0; r < W; r++)
             for (size_t i = 0; i < n; i++) gradients[r * n + i] = gradient_of(step, (int)r, i);
-        direct_step(&m, gradients, residuals, owned, n_kept);
+        direct_step(&m, gradients, residuals, owned, n_sent);
         direct_expected(&m, (size_t)rank, owned, expected);
         assert_int_equal(tagc_reducer_run(reducer, gradients + (size_t)rank * n, output, NULL), TAGC_OK);
         assert_memory_equal(output, expected, direct_output(&m) * sizeof(float));
         const float *residual = tagc_reducer_residual(reducer, NULL);
-        if (m.carries)
+        if (m.has_residual)
             assert_memory_equal(residual, residuals + (size_t)rank * n, direct_residual(&m) * sizeof(float));
     }
     tagc_reducer_destroy(reducer);

@@ -12,15 +12,15 @@ static void nibbles_count_up_to_15_ranks(void **state) {
         unsigned *counts = calloc(n + 1, sizeof *counts);
         char *any = calloc(n + 1, 1);
         for (int rank = 0; rank < 15; rank++) {
-            set kept = set_make(n, rank < 5 ? 0.05 : rank < 8 ? 0.01 : 0.002);
-            if (n > 8 && !kept.is_set[n - 1]) { /* one element that all 15 keep: the largest count */
-                kept.indices = realloc(kept.indices, (kept.n_set + 1) * sizeof(uint32_t));
-                kept.indices[kept.n_set++] = (uint32_t)(n - 1);
+            set sent = set_make(n, rank < 5 ? 0.05 : rank < 8 ? 0.01 : 0.002);
+            if (n > 8 && !sent.is_set[n - 1]) { /* one element that all 15 keep: the largest count */
+                sent.indices = realloc(sent.indices, (sent.n_set + 1) * sizeof(uint32_t));
+                sent.indices[sent.n_set++] = (uint32_t)(n - 1);
             }
-            tagc_nibble_make(one, n, kept.indices, kept.n_set);
+            tagc_nibble_make(one, n, sent.indices, sent.n_set);
             tagc_nibble_add(sum, one, n);
-            for (size_t k = 0; k < kept.n_set; k++) counts[kept.indices[k]]++, any[kept.indices[k]] = 1;
-            set_free(&kept);
+            for (size_t k = 0; k < sent.n_set; k++) counts[sent.indices[k]]++, any[sent.indices[k]] = 1;
+            set_free(&sent);
         }
         for (size_t i = 0; i < n; i++) assert_int_equal(sum[i / 2] >> (4 * (i % 2)) & 15, counts[i]);
         if (n > 8) assert_int_equal(counts[n - 1], 15);

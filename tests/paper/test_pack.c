@@ -18,45 +18,45 @@ static float next_value(void) {
 }
 
 /* A union over n elements, one rank's part of it, and a residual as selection leaves it: nothing where it
- * kept. */
+ * sent. */
 typedef struct fixture {
-    size_t n, n_union, n_kept;
-    uint32_t *positions, *kept; /* exactly (n_union), (n_kept), so that ASan sees a step over */
-    float *values, *residual;   /* (n_kept), (n) */
+    size_t n, n_union, n_sent;
+    uint32_t *positions, *sent; /* exactly (n_union), (n_sent), so that ASan sees a step over */
+    float *values, *residual;   /* (n_sent), (n) */
 } fixture;
 
 static fixture fixture_make(size_t n, double density, double share) {
     fixture f = {.n = n, .residual = malloc(n * sizeof(float) + 1)};
-    uint32_t *positions = malloc(n * 4 + 1), *kept = malloc(n * 4 + 1);
+    uint32_t *positions = malloc(n * 4 + 1), *sent = malloc(n * 4 + 1);
     for (size_t i = 0; i < n; i++) {
         f.residual[i] = next_value();
         if (random_uniform() >= density) continue;
         positions[f.n_union++] = (uint32_t)i;
         if (random_uniform() >= share) continue;
-        kept[f.n_kept++] = (uint32_t)i;
+        sent[f.n_sent++] = (uint32_t)i;
         f.residual[i] = TAGC_ZERO_RESIDUAL;
     }
     f.positions = memcpy(malloc(f.n_union * 4 + 1), positions, f.n_union * 4);
-    f.kept = memcpy(malloc(f.n_kept * 4 + 1), kept, f.n_kept * 4);
-    f.values = malloc(f.n_kept * sizeof(float) + 1);
-    for (size_t k = 0; k < f.n_kept; k++) f.values[k] = next_value();
-    free(positions), free(kept);
+    f.sent = memcpy(malloc(f.n_sent * 4 + 1), sent, f.n_sent * 4);
+    f.values = malloc(f.n_sent * sizeof(float) + 1);
+    for (size_t k = 0; k < f.n_sent; k++) f.values[k] = next_value();
+    free(positions), free(sent);
     return f;
 }
 
 static void fixture_free(fixture *f) {
-    free(f->positions), free(f->kept), free(f->values), free(f->residual);
+    free(f->positions), free(f->sent), free(f->values), free(f->residual);
 }
 
 typedef void pack_fn(const uint32_t *union_indices, size_t n_union, const uint32_t *indices,
-                     const float *values, size_t n_kept, float *residual, float *packed);
+                     const float *values, size_t n_sent, float *residual, float *packed);
 
 static void check_pack(const fixture *f, pack_fn *pack, int fill) {
     float *residual = memcpy(malloc(f->n * 4 + 1), f->residual, f->n * 4);
     float *packed = malloc(f->n_union * 4 + 1), *kept_at = malloc(f->n * 4 + 1);
     char *is_kept = calloc(f->n + 1, 1), *in_union = calloc(f->n + 1, 1);
-    for (size_t k = 0; k < f->n_kept; k++) is_kept[f->kept[k]] = 1, kept_at[f->kept[k]] = f->values[k];
-    pack(f->positions, f->n_union, f->kept, f->values, f->n_kept, fill ? residual : NULL, packed);
+    for (size_t k = 0; k < f->n_sent; k++) is_kept[f->sent[k]] = 1, kept_at[f->sent[k]] = f->values[k];
+    pack(f->positions, f->n_union, f->sent, f->values, f->n_sent, fill ? residual : NULL, packed);
     for (size_t j = 0; j < f->n_union; j++) {
         uint32_t i = f->positions[j];
         in_union[i] = 1;
@@ -92,14 +92,14 @@ static void packs_runs(void **state) {
     (void)state;
     for (int trial = 0; trial < 200; trial++) {
         fixture f = fixture_make(700, 1, 1);
-        size_t n_kept = 0;
+        size_t n_sent = 0;
         int on = trial % 2;
         for (size_t i = 0; i < f.n; i++) {
             if (random_u64() % 20 == 0) on = !on;
             f.residual[i] = on ? TAGC_ZERO_RESIDUAL : next_value();
-            if (on) f.values[n_kept] = next_value(), f.kept[n_kept++] = (uint32_t)i;
+            if (on) f.values[n_sent] = next_value(), f.sent[n_sent++] = (uint32_t)i;
         }
-        f.n_kept = n_kept;
+        f.n_sent = n_sent;
         check_pack(&f, tagc_pack, 1);
         check_pack(&f, tagc_pack, 0);
         fixture_free(&f);
@@ -114,7 +114,7 @@ static void unpacks_and_clears_the_rest(void **state) {
                 fixture f = fixture_make(sizes[s], shares[d], 1);
                 float scale = scaled ? 1.0f / 3 : 1, *out = malloc(f.n * 4 + 1);
                 memset(out, 0xff, f.n * 4);
-                if (f.n_kept) f.values[0] = -0.0f;
+                if (f.n_sent) f.values[0] = -0.0f;
                 tagc_unpack(f.positions, f.n_union, f.values, scale, out, f.n);
                 for (size_t i = 0, j = 0; i < f.n; i++) {
                     float expected = 0;

@@ -218,7 +218,7 @@ static void packed_that_keeps_all_is_dense(void **state) {
         run.options.reducer.sparsity = 0;
         small_train(&run);
         assert_memory_equal(dense, run.params, n_bytes);
-        assert_int_equal(run.stats[0].n_kept, run.stats[0].n_union);
+        assert_int_equal(run.stats[0].n_sent, run.stats[0].n_union);
     }
     free(dense);
     free(run.params);

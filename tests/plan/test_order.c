@@ -66,7 +66,7 @@ static void compare(small_run *run, const char *what) {
                      describe(&plan_log, i, ours), describe(&engine_log, skipped + i, theirs));
 }
 
-/* tied: the embedding is used in the first and in the last stage. A prefetch beyond the free slots makes way. */
+/* tied: the embedding is used in the first and in the last stage. A prefetch beyond the free buffers makes way. */
 static void engine_and_simulator_agree(void **state) {
     static const int shardings[] = {TAGC_SHARD_FULL, TAGC_SHARD_GRAD, TAGC_SHARD_NONE, TAGC_SHARD_HYBRID};
     static const int prefetches[] = {0, 1, 3};

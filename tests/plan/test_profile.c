@@ -130,7 +130,7 @@ static json_t *make_distant(const tagc_costs *costs, int world_size, int n_hosts
         json_array_append_new(list,
                               json_pack("{s:s, s:{s:i}, s:f, s:f, s:f, s:f, s:o}", "name", arms[arm].name,
                                         "options", "arm", arm, "n_compressed", n_compressed, "n_union",
-                                        is_direct ? 0 : n_compressed * tagc_setup_union(&setup), "n_kept",
+                                        is_direct ? 0 : n_compressed * tagc_setup_union(&setup), "n_sent",
                                         n_compressed * (1 - arms[arm].sparsity), "n_mild", (double)v.n_mild,
                                         "iterations", iterations));
     }
@@ -355,6 +355,8 @@ static void what_is_missing_is_named(void **state) {
     refuse_without("arms", "options", "arms.options");
     refuse_without("arms", "iterations", "arms.iterations");
     refuse_without("arms", "n_union", "arms.n_union");
+    refuse_without("arms", "n_mild", "arms.n_mild");
+    refuse_without("arms", "n_sent", "arms.n_sent");
     refuse_without("codec", "phase_s", "codec.phase_s");
     refuse_without("codec", "exchange", "codec.exchange");
 }
@@ -420,7 +422,7 @@ static void set_phases(json_t *arm) {
     json_decref(phases);
 }
 
-/* What direct kept is told, and flats of both classes share what the phases took. */
+/* What direct sent is told, and flats of both classes share what the phases took. */
 static void direct_arms_are_read(void **state) {
     (void)state;
     tagc_costs hidden = hidden_costs();
@@ -431,16 +433,16 @@ static void direct_arms_are_read(void **state) {
     double n_compressed = json_number_value(json_object_get(arm, "n_compressed"));
     set_phases(arm);
     json_object_set_new(arm, "n_mild", json_real(n_compressed / 2));
-    json_object_set_new(arm, "n_kept", json_real(n_compressed * 0.04));
+    json_object_set_new(arm, "n_sent", json_real(n_compressed * 0.04));
     for (int i = 0; i < N_ARMS - 1; i++) json_array_remove(list, 0);
     json_object_set_new(bench, "codec", json_null());
     assert_int_equal(read_json(&points, bench, ""), TAGC_OK);
     assert_int_equal(points.n_points, 1);
-    assert_true(fabs(points.points[0].setup.kept_density - 0.04) < 1e-12);
+    assert_true(fabs(points.points[0].setup.sent_density - 0.04) < 1e-12);
     assert_true(points.points[0].union_density < 0);
-    assert_int_equal(tagc_points_kept(&points, 0.95, &density), 1);
+    assert_int_equal(tagc_points_sent(&points, 0.95, &density), 1);
     assert_true(fabs(density - 0.04) < 1e-12);
-    assert_int_equal(tagc_points_kept(&points, 0.9, &density), 0);
+    assert_int_equal(tagc_points_sent(&points, 0.9, &density), 0);
     assert_int_equal(tagc_points_union(&points, 0.95, 4, &density), 0);
     assert_int_equal(points.n_codec, 2); /* positions, and blocks of the mild flats */
     for (int c = 0; c < 2; c++) {

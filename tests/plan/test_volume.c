@@ -368,7 +368,7 @@ static void direct_positions(void **state) {
                             .engine = run.options,
                             .union_density = -1};
         tagc_plan_volume v;
-        setup.kept_density = (double)run.stats[0].n_kept / (double)run.stats[0].n_compressed;
+        setup.sent_density = (double)run.stats[0].n_sent / (double)run.stats[0].n_compressed;
         assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
         for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
             double counted = 0, planned = v.n_bytes[leg] * n_ranks;

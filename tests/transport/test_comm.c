@@ -117,7 +117,7 @@ static tagc_status log_task(void *arg) {
     return TAGC_OK;
 }
 
-static void test_jobs(void **state) {
+static void test_tasks(void **state) {
     (void)state;
     enum { N = 100 };
     tagc_local_group *group;
@@ -146,42 +146,43 @@ static void test_jobs(void **state) {
     tagc_local_group_destroy(group);
 }
 
-/* A task of phases that writes down what it does; each phase waits for a word of the test's. */
-typedef struct phased_task {
+/* A task of actions that writes down what it does; each action waits for a word of the test's. */
+typedef struct action_task {
     tagc_task task;
-    const char *phases;    /* a letter per phase */
-    const uint32_t *lanes; /* (phases) what each may post on; after the last of them 0 */
+    const char *actions;   /* a letter per action */
+    const uint32_t *lanes; /* (actions) what each may post on; after the last of them 0 */
     int n_run, fails_at;   /* -1: never */
-    int *may_go;           /* so many phases of this task, or fewer, are ready */
+    int *may_go;           /* so many actions of this task, or fewer, are ready */
     char *log;             /* shared by all */
-} phased_task;
+} action_task;
 
-static void announce(phased_task *self) {
-    size_t n = strlen(self->phases);
+static void announce(action_task *self) {
+    size_t n = strlen(self->actions);
     self->task.next_lanes = self->lanes[self->n_run];
     self->task.later_lanes = 0;
     for (size_t i = (size_t)self->n_run; i < n; i++) self->task.later_lanes |= self->lanes[i];
 }
 
-static int is_phase_ready(void *arg) {
-    phased_task *self = arg;
+static int is_action_ready(void *arg) {
+    action_task *self = arg;
     return __atomic_load_n(self->may_go, __ATOMIC_ACQUIRE) > self->n_run;
 }
 
-static tagc_status run_phase(void *arg) {
-    phased_task *self = arg;
+static tagc_status run_action(void *arg) {
+    action_task *self = arg;
     size_t n = strlen(self->log);
-    self->log[n] = self->phases[self->n_run];
+    self->log[n] = self->actions[self->n_run];
     self->log[n + 1] = 0;
-    if (self->n_run++ == self->fails_at) return tagc_fail(TAGC_ERR_IO, "phase %c went wrong", self->log[n]);
-    self->task.more = self->phases[self->n_run] != 0;
+    if (self->n_run++ == self->fails_at) return tagc_fail(TAGC_ERR_IO, "action %c went wrong", self->log[n]);
+    self->task.more = self->actions[self->n_run] != 0;
     if (self->task.more) announce(self);
     return TAGC_OK;
 }
 
-static phased_task phased(const char *phases, const uint32_t *lanes, int fails_at, int *may_go, char *log) {
-    phased_task made = {.task = {.run = run_phase, .is_ready = is_phase_ready},
-                        .phases = phases,
+static action_task with_actions(const char *actions, const uint32_t *lanes, int fails_at, int *may_go,
+                                char *log) {
+    action_task made = {.task = {.run = run_action, .is_ready = is_action_ready},
+                        .actions = actions,
                         .lanes = lanes,
                         .fails_at = fails_at,
                         .may_go = may_go,
@@ -192,28 +193,28 @@ static phased_task phased(const char *phases, const uint32_t *lanes, int fails_a
 
 /* The worker looks again when something is submitted. */
 static void nudge(tagc_comm *comm) {
-    phased_task dummy = phased(".", (uint32_t[]){0, 0}, -1, (int[]){1}, (char[8]){""});
+    action_task dummy = with_actions(".", (uint32_t[]){0, 0}, -1, (int[]){1}, (char[8]){""});
     dummy.task.arg = &dummy;
     tagc_comm_submit(comm, &dummy.task);
     assert_int_equal(tagc_comm_join(comm, &dummy.task), TAGC_OK);
 }
 
-/* Three phases of a task post on lanes 0, 4 and 7. A younger one goes on as far as the older has left the lanes, whatever is
+/* Three actions of a task post on lanes 0, 4 and 7. A younger one goes on as far as the older has left the lanes, whatever is
  * ready; where the older fails, all lanes are free. */
-static void test_job_phases(void **state) {
+static void test_task_actions(void **state) {
     (void)state;
     static const uint32_t lanes[] = {1u << 0, 1u << 4, 1u << 7, 0};
     static const struct {
         int fails_at;
-        const char *logs[4]; /* after so many phases of the older are ready, and all of the younger */
+        const char *logs[4]; /* after so many actions of the older are ready, and all of the younger */
     } cases[] = {{-1, {"", "aA", "aAbB", "aAbBcC"}}, {1, {"", "aA", "aAbBC", "aAbBC"}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         tagc_local_group *group;
         tagc_comm *comm = lonely_comm(NULL, &group);
         char log[32] = "";
         int older = 0, younger = 3;
-        phased_task first = phased("abc", lanes, cases[i].fails_at, &older, log),
-                    second = phased("ABC", lanes, -1, &younger, log);
+        action_task first = with_actions("abc", lanes, cases[i].fails_at, &older, log),
+                    second = with_actions("ABC", lanes, -1, &younger, log);
         first.task.arg = &first;
         second.task.arg = &second;
         tagc_comm_submit(comm, &first.task);
@@ -226,7 +227,7 @@ static void test_job_phases(void **state) {
         }
         assert_int_equal(tagc_comm_join(comm, &second.task), TAGC_OK);
         assert_int_equal(tagc_comm_join(comm, &first.task), i ? TAGC_ERR_IO : TAGC_OK);
-        if (i) assert_string_equal(tagc_last_error(), "phase b went wrong");
+        if (i) assert_string_equal(tagc_last_error(), "action b went wrong");
         tagc_comm_destroy(comm);
         tagc_local_group_destroy(group);
     }
@@ -429,9 +430,11 @@ static void test_names(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_local_storm), cmocka_unit_test(test_all_gather), cmocka_unit_test(test_barrier),
-        cmocka_unit_test(test_jobs),        cmocka_unit_test(test_job_phases), cmocka_unit_test(test_spares),
-        cmocka_unit_test(test_trace),       cmocka_unit_test(test_callback),   cmocka_unit_test(test_names),
+        cmocka_unit_test(test_local_storm),  cmocka_unit_test(test_all_gather),
+        cmocka_unit_test(test_barrier),      cmocka_unit_test(test_tasks),
+        cmocka_unit_test(test_task_actions), cmocka_unit_test(test_spares),
+        cmocka_unit_test(test_trace),        cmocka_unit_test(test_callback),
+        cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,7 +19,7 @@ typedef struct rank_state {
     double sparsity;
     float *gradient, *summed, *applied; /* (N): now; over steps; of the result, this rank's shard only */
     float *residual, *full;             /* (N) */
-    uint64_t n_kept;
+    uint64_t n_sent;
 } rank_state;
 
 static void must(tagc_status status, const char *what) {
@@ -62,7 +62,7 @@ static void *run(void *argument) {
         tagc_reducer_stats_init(&stats);
         must(tagc_reducer_begin(reducer, me->gradient, shard), "begin");
         must(tagc_reducer_end(reducer, &stats), "end");
-        me->n_kept += stats.n_kept;
+        me->n_sent += stats.n_sent;
         for (size_t i = 0; i < SHARD; i++) me->applied[(size_t)me->rank * SHARD + i] += shard[i];
     }
     uint64_t n = 0;
@@ -127,7 +127,7 @@ static uint64_t check(int exchange, int format, double sparsity, const char *nam
         worst = fmax(worst, fabs(put - found));
         norm = fmax(norm, fabs(put));
     }
-    double share = (double)ranks[0].n_kept / ((double)N * N_STEPS);
+    double share = (double)ranks[0].n_sent / ((double)N * N_STEPS);
     int is_kept = sparsity > 0 ? share > 0 && share <= 1 - sparsity + 1e-9 : share == 1;
     if (worst > 1e-5 * norm || !is_kept || memcmp(ranks[0].full, ranks[1].full, N * sizeof(float)) != 0) {
         fprintf(stderr, "%s: off by %g of %g, kept %g at sparsity %g\n", name, worst, norm, share, sparsity);

@@ -18,11 +18,11 @@ static float *sums_of(const tagc_reducer *r) {
 
 tagc_batch_row tagc_encode_row(const tagc_reducer *r, int host, uint8_t *body) {
     const tagc_direct *d = tagc_direct_of(r);
-    size_t row = tagc_direct_row(r, host, d->local) * r->shard, kept = (size_t)host * r->shard;
+    size_t row = tagc_direct_row(r, host, d->local) * r->shard, own = (size_t)host * r->shard;
     return (tagc_batch_row){.options = d->fragment,
                             .gradient = d->per_host > 1 ? d->host_sum : at(r->now.gradient, row),
-                            .residual_in = at(r->residual, kept),
-                            .residual_out = at(r->now.residual, kept),
+                            .residual_in = at(r->residual, own),
+                            .residual_out = at(r->now.residual, own),
                             .body = body};
 }
 

@@ -105,7 +105,7 @@ void tagc_fragment_finish(tagc_reducer *r, char *row, const tagc_encoded *encode
     size_t n_bytes = is_void ? 0 : encoded->n_bytes;
     *out = (tagc_fragment){.n_bytes = n_bytes,
                            .index_bytes = is_void ? 0 : encoded->n_index_bytes,
-                           .n_items = is_void ? 0 : encoded->n_kept,
+                           .n_items = is_void ? 0 : encoded->n_sent,
                            .sum = tagc_wire_sum(body, n_bytes),
                            .is_void = is_void};
     tagc_wire_header header = {.kind = TAGC_WIRE_FRAGMENT,
@@ -133,7 +133,7 @@ static void encode(tagc_reducer *r, int t) {
     if (r->now.failure == TAGC_OK && !r->now.stats.nonfinite) {
         r->runner->encode(r, t, &encoded);
         r->now.stats.nonfinite |= encoded.nonfinite;
-        if (!encoded.nonfinite) r->now.stats.n_kept += encoded.n_kept;
+        if (!encoded.nonfinite) r->now.stats.n_sent += encoded.n_sent;
     }
     start_s = tagc_phase_end(r, d->fragment.sparse ? TAGC_PHASE_SELECT : TAGC_PHASE_ENCODE, start_s);
     tagc_fragment_finish(r, tagc_direct_row_out(d, t), &encoded, d->eager[0], sent);

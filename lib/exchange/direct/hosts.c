@@ -177,7 +177,7 @@ tagc_status tagc_hosts_sum(tagc_reducer *r) {
     double start_s = tagc_clock_s();
     for (size_t i = 0; r->scale != 1.0f && i < r->shard; i++) sums[i] *= r->scale;
     r->now.stats.nonfinite |= tagc_holds_nonfinite(sums, r->shard);
-    r->now.stats.n_kept = r->options.n_elems / (uint64_t)r->options.ranks_per_host;
+    r->now.stats.n_sent = r->options.n_elems / (uint64_t)r->options.ranks_per_host;
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     return TAGC_OK;
 }

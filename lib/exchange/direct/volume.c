@@ -23,7 +23,7 @@ static double eager_of(const tagc_reducer *r, int i, int is_known, tagc_body_byt
 static void add_fragments(const tagc_reducer *r, const tagc_volume_data *data, tagc_volume *v) {
     const tagc_direct *d = tagc_direct_of(r);
     int is_known = data && data->bodies;
-    double density = data && !is_known ? data->kept_density : 1, n_partners = d->n_hosts - 1;
+    double density = data && !is_known ? data->sent_density : 1, n_partners = d->n_hosts - 1;
     tagc_body_bytes expected = tagc_expected_body(&d->fragment, density);
     double eager = eager_of(r, 0, is_known, expected);
     v->n_bytes[TAGC_LEG_CONTROL] += n_partners * TAGC_WIRE_HEADER_BYTES;
@@ -63,9 +63,9 @@ static int is_share(double x) {
 static tagc_status check_data(const tagc_reducer *r, const tagc_volume_data *data) {
     const tagc_direct *d = tagc_direct_of(r);
     if (!d->coded || !d->fragment.sparse) return TAGC_OK;
-    if (!data || !(data->bodies || is_share(data->kept_density)))
-        return tagc_fail(TAGC_ERR_ARGUMENT, "kept_density is %g, must be in [0, 1]",
-                         data ? data->kept_density : -1.0);
+    if (!data || !(data->bodies || is_share(data->sent_density)))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "sent_density is %g, must be in [0, 1]",
+                         data ? data->sent_density : -1.0);
     if (r->options.output != TAGC_OUTPUT_SHARD && !data->sums && !is_share(data->union_density))
         return tagc_fail(TAGC_ERR_ARGUMENT, "union_density is %g, must be in [0, 1]", data->union_density);
     return TAGC_OK;

@@ -18,7 +18,7 @@ __device__ __forceinline__ void finish_row(const blocks_row *row) {
     tagc_batch_result result = {};
     result.encoded.nonfinite = *row->nonfinite;
     if (!result.encoded.nonfinite) {
-        result.encoded.n_kept = row->n;
+        result.encoded.n_sent = row->n;
         result.encoded.n_bytes = row->n_bytes;
     }
     *row->result = result;

@@ -69,17 +69,17 @@ __global__ void __launch_bounds__(THREADS)
                 const unsigned long long *sums, tagc_frames_verdict *verdict) {
     TAGC_SHARED(verdict_shared, shared);
     int nonfinite = 0;
-    unsigned long long n_kept = 0;
+    unsigned long long n_sent = 0;
     if (form.kind == TAGC_FRAME_FRAGMENT && threadIdx.x == 0) *verdict = tagc_frames_verdict();
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < form.n_frames; i += THREADS) {
         nonfinite |= results[i].encoded.nonfinite;
-        n_kept += results[i].encoded.n_kept;
+        n_sent += results[i].encoded.n_sent;
     }
-    n_kept = block_sum(&shared.count, n_kept);
+    n_sent = block_sum(&shared.count, n_sent);
     const tagc_frames_verdict all = join(&shared, verdict, 0, nonfinite, 0);
     if (form.kind == TAGC_FRAME_FRAGMENT && threadIdx.x == 0)
-        verdict->n_kept = all.nonfinite ? 0 : (int64_t)n_kept;
+        verdict->n_sent = all.nonfinite ? 0 : (int64_t)n_sent;
     const int flags = (all.nonfinite ? TAGC_FRAME_NONFINITE : 0) | (all.failure ? TAGC_FRAME_FAILED : 0);
     for (uint32_t i = threadIdx.x; i < form.n_frames; i += THREADS)
         tagc_frame_write(&form, &results[i].encoded, flags,

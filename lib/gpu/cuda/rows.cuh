@@ -35,7 +35,7 @@ struct span {
 
 /* The progress of the search for the k-th largest, and what the blocks of a row share. */
 struct state {
-    uint32_t t_lo, t_hi;    /* lower bounds: of candidates; of elements certain to be kept */
+    uint32_t t_lo, t_hi;    /* lower bounds: of candidates; of elements certain to be sent */
     int is_dense;           /* 1: the bounds failed, so every element of acc is a candidate */
     int is_done;            /* 1: the threshold is known */
     int nonfinite, is_full; /* is_full: the candidates exceed n_room */
@@ -43,8 +43,8 @@ struct state {
         rank; /* searches bits in [base, limit); of bits - base, the digits above the
                                            current one (n_digit_bits at `shift`) are `prefix` */
     int shift, n_digit_bits;
-    uint32_t threshold; /* larger bits are kept, and the first n_ties equal ones */
-    uint32_t n_ties, n_kept;
+    uint32_t threshold; /* larger bits are sent, and the first n_ties equal ones */
+    uint32_t n_ties, n_sent;
     unsigned long long n_found; /* candidates; the upper half counts those of t_hi or more */
     unsigned tickets[8];
     int bits; /* width of codes of positions; 0: a bitmap */
@@ -53,7 +53,7 @@ struct state {
 
 struct chunk_state {
     uint32_t n_above, n_ties; /* items above the threshold, and equal to it */
-    uint32_t n_ties_kept, begin;
+    uint32_t n_ties_sent, begin;
     uint32_t codes[(N_WIDTHS + 1) / 2]; /* number of codes at each width, two per word */
     unsigned long long offset;          /* bit offset of its codes in the body */
 };

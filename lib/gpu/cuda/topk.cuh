@@ -1,6 +1,6 @@
 /* Makes bodies of code topk from the threshold of each row:
  *
- *   count    counts the kept elements of each chunk; the row's last block distributes ties, and places in the list of kept
+ *   count    counts the sent elements of each chunk; the row's last block distributes ties, and places in the list of sent
  *            elements
  *   gather   writes a bitmap per chunk, and indices and values in order, and counts the codes of each width; the row's last
  *            block chooses the best width, as the processor does, and writes the start of the body
@@ -16,7 +16,7 @@ namespace tagc_cuda {
 
 constexpr unsigned CHUNK_WORDS = MAX_CHUNK / 32, HEADER = 8, ENTRY = 4;
 
-/* Whether all elements, zeros too, are kept. */
+/* Whether all elements, zeros too, are sent. */
 __device__ __forceinline__ int keeps_all(const topk_row *row) {
     return !row->sums && row->k == row->n;
 }
@@ -36,23 +36,23 @@ __device__ __forceinline__ void share_out(const topk_row *row, count_shared *s) 
     for (uint32_t c = threadIdx.x; c < row->n_chunks; c += THREADS) n_above += row->chunks[c].n_above;
     n_above = block_sum(&s->scan, n_above);
     uint32_t n_left =
-        p->threshold && !row->sums && n_above < row->k ? row->k - n_above : 0; /* zeros are never kept */
+        p->threshold && !row->sums && n_above < row->k ? row->k - n_above : 0; /* zeros are never sent */
     for (uint32_t from = 0; from < row->n_chunks; from += THREADS) {
         const uint32_t c = from + threadIdx.x;
         chunk_state *chunk = &row->chunks[c < row->n_chunks ? c : 0];
         const uint32_t ties = c < row->n_chunks ? chunk->n_ties : 0,
                        above = c < row->n_chunks ? chunk->n_above : 0;
         const uint32_t before = block_before(&s->scan, ties, &n_ties);
-        const uint32_t kept = before < n_left ? smaller(ties, n_left - before) : 0;
-        const uint32_t begin = n_out + block_before(&s->scan, above + kept, &total);
+        const uint32_t sent = before < n_left ? smaller(ties, n_left - before) : 0;
+        const uint32_t begin = n_out + block_before(&s->scan, above + sent, &total);
         if (c < row->n_chunks) {
-            chunk->n_ties_kept = kept;
+            chunk->n_ties_sent = sent;
             chunk->begin = begin;
         }
         n_left -= smaller(n_left, n_ties);
         n_out += total;
     }
-    if (threadIdx.x == 0) p->n_kept = n_out;
+    if (threadIdx.x == 0) p->n_sent = n_out;
 }
 
 /* A block per chunk. */
@@ -84,7 +84,7 @@ static __global__ void __launch_bounds__(THREADS) count_rows(work_of<topk_row> w
 /* ---- gather ---- */
 
 struct gather_shared {
-    uint32_t kept[CHUNK_WORDS], ties[CHUNK_WORDS];
+    uint32_t sent[CHUNK_WORDS], ties[CHUNK_WORDS];
     uint32_t before[CHUNK_WORDS]; /* items in front of each word */
     scan_shared<uint32_t> scan;
     scan_shared<unsigned long long> wide;
@@ -107,15 +107,15 @@ __device__ __forceinline__ words words_of(uint32_t n_words) {
     return w;
 }
 
-/* Keeps the first n_kept of the ties. One block. */
-__device__ __forceinline__ void cut_ties(gather_shared *s, words w, uint32_t n_kept) {
+/* Keeps the first n_sent of the ties. One block. */
+__device__ __forceinline__ void cut_ties(gather_shared *s, words w, uint32_t n_sent) {
     uint32_t n = 0, total;
     for (uint32_t i = w.begin; i < w.end; i++) n += (uint32_t)__popc(s->ties[i]);
     uint32_t before = block_before(&s->scan, n, &total);
     for (uint32_t i = w.begin; i < w.end; i++) {
         uint32_t word = s->ties[i];
-        while (word && before < n_kept) {
-            s->kept[i] |= word & (0u - word);
+        while (word && before < n_sent) {
+            s->sent[i] |= word & (0u - word);
             word &= word - 1;
             before++;
         }
@@ -125,7 +125,7 @@ __device__ __forceinline__ void cut_ties(gather_shared *s, words w, uint32_t n_k
 /* Counts the codes of this thread's items at each width. last: the position of the item before them, plus 1. */
 __device__ __forceinline__ void count_codes(const gather_shared *s, words w, uint32_t last, uint32_t *codes) {
     for (uint32_t i = w.begin; i < w.end; i++)
-        for (uint32_t word = s->kept[i]; word; word &= word - 1) {
+        for (uint32_t word = s->sent[i]; word; word &= word - 1) {
             const uint32_t position = i * 32 + (uint32_t)__ffs((int)word) - 1, gap = position - last;
             last = position + 1;
             TAGC_UNROLL
@@ -176,7 +176,7 @@ __device__ __forceinline__ int choose_form(const topk_row *row, gather_shared *s
         if (lane_of() == 0) s->sampled[b] = n;
     }
     __syncthreads();
-    if (threadIdx.x == 0) s->bits = choose_bits(s, row->progress->n_kept, row->n);
+    if (threadIdx.x == 0) s->bits = choose_bits(s, row->progress->n_sent, row->n);
     __syncthreads();
     int bits = s->bits;
     unsigned long long n_bytes = all_bytes(row, s, bits), bitmap = ((unsigned long long)row->n + 7) / 8;
@@ -194,7 +194,7 @@ __device__ __forceinline__ uint32_t chunk_elems(uint32_t n, uint32_t chunk, uint
 /* The row's last block. */
 __device__ __forceinline__ void write_front(const topk_row *row, gather_shared *s) {
     state *p = row->progress;
-    const uint32_t n_kept = p->n_kept;
+    const uint32_t n_sent = p->n_sent;
     const int bits = choose_form(row, s);
     unsigned long long at = HEADER + (unsigned long long)ENTRY * row->n_chunks, total;
     for (uint32_t from = 0; from < row->n_chunks; from += THREADS) {
@@ -209,48 +209,48 @@ __device__ __forceinline__ void write_front(const topk_row *row, gather_shared *
         if (c < row->n_chunks) {
             row->chunks[c].offset = at + before;
             store16(row->body + HEADER + (size_t)ENTRY * c,
-                    row->chunks[c].n_above + row->chunks[c].n_ties_kept);
+                    row->chunks[c].n_above + row->chunks[c].n_ties_sent);
             store16(row->body + HEADER + (size_t)ENTRY * c + 2, n_codes);
         }
         at += total;
     }
     if (threadIdx.x != 0) return;
-    store32(row->body, n_kept);
+    store32(row->body, n_sent);
     store32(row->body + 4, (uint32_t)bits);
     p->bits = bits;
     p->n_index_bytes = at;
     tagc_batch_result result = {};
-    result.encoded.n_kept = n_kept;
+    result.encoded.n_sent = n_sent;
     result.encoded.n_index_bytes = at;
-    result.encoded.n_bytes = at + values_bytes(&row->format, n_kept);
+    result.encoded.n_bytes = at + values_bytes(&row->format, n_sent);
     *row->result = result;
 }
 
-/* The bitmap of the chunk's kept elements, in shared memory, and the number of items before each of its words. */
+/* The bitmap of the chunk's sent elements, in shared memory, and the number of items before each of its words. */
 __device__ __forceinline__ void make_bitmap(const chunk_of *c, gather_shared *s, words w, uint32_t n_words) {
     const topk_row *row = c->row;
-    const uint32_t threshold = row->progress->threshold, n_ties_kept = row->chunks[c->index].n_ties_kept;
+    const uint32_t threshold = row->progress->threshold, n_ties_sent = row->chunks[c->index].n_ties_sent;
     const int all = keeps_all(row);
     uint32_t n = 0, total;
-    for (uint32_t i = threadIdx.x; i < n_words; i += THREADS) s->kept[i] = s->ties[i] = 0;
+    for (uint32_t i = threadIdx.x; i < n_words; i += THREADS) s->sent[i] = s->ties[i] = 0;
     __syncthreads();
     each_candidate(c, [&](uint32_t position, float value) {
         const uint32_t bits = magnitude(value), bit = 1u << position % 32;
         if (bits > threshold || all)
-            atomicOr(&s->kept[position / 32], bit);
-        else if (bits == threshold && n_ties_kept)
+            atomicOr(&s->sent[position / 32], bit);
+        else if (bits == threshold && n_ties_sent)
             atomicOr(&s->ties[position / 32], bit);
     });
     __syncthreads();
-    if (n_ties_kept) {
-        cut_ties(s, w, n_ties_kept);
+    if (n_ties_sent) {
+        cut_ties(s, w, n_ties_sent);
         __syncthreads();
     }
-    for (uint32_t i = w.begin; i < w.end; i++) n += (uint32_t)__popc(s->kept[i]);
+    for (uint32_t i = w.begin; i < w.end; i++) n += (uint32_t)__popc(s->sent[i]);
     uint32_t before = block_before(&s->scan, n, &total);
     for (uint32_t i = w.begin; i < w.end; i++) {
         s->before[i] = before;
-        before += (uint32_t)__popc(s->kept[i]);
+        before += (uint32_t)__popc(s->sent[i]);
     }
     __syncthreads();
 }
@@ -273,9 +273,9 @@ static __global__ void __launch_bounds__(THREADS) gather_rows(work_of<topk_row> 
     const words w = words_of(n_words);
     make_bitmap(&c, s, w, n_words);
     uint32_t *bitmap = row->bitmap + c.begin / 32;
-    for (uint32_t i = threadIdx.x; i < n_words; i += THREADS) bitmap[i] = s->kept[i];
+    for (uint32_t i = threadIdx.x; i < n_words; i += THREADS) bitmap[i] = s->sent[i];
     each_candidate(&c, [&](uint32_t position, float value) {
-        const uint32_t word = s->kept[position / 32], bit = 1u << position % 32;
+        const uint32_t word = s->sent[position / 32], bit = 1u << position % 32;
         if (!(word & bit)) return;
         const uint32_t item = first_item + s->before[position / 32] + (uint32_t)__popc(word & (bit - 1));
         if (item >= row->k) return; /* sums may have more than k elements */
@@ -284,7 +284,7 @@ static __global__ void __launch_bounds__(THREADS) gather_rows(work_of<topk_row> 
     });
     uint32_t codes[(N_WIDTHS + 1) / 2] = {}, last = 0;
     for (uint32_t i = w.end; i > w.begin && last == 0; i--)
-        if (s->kept[i - 1]) last = i * 32 - (uint32_t)__clz((int)s->kept[i - 1]);
+        if (s->sent[i - 1]) last = i * 32 - (uint32_t)__clz((int)s->sent[i - 1]);
     if (threadIdx.x < (N_WIDTHS + 1) / 2) s->codes[threadIdx.x] = 0;
     last = block_largest_before(&s->scan, last);
     count_codes(s, w, last, codes);
@@ -302,7 +302,7 @@ static __global__ void __launch_bounds__(THREADS) gather_rows(work_of<topk_row> 
 constexpr unsigned WINDOW_WORDS = 2048;
 
 struct emit_shared {
-    uint32_t kept[CHUNK_WORDS];
+    uint32_t sent[CHUNK_WORDS];
     uint32_t window[WINDOW_WORDS]; /* bits of the body, before they are written */
     scan_shared<uint32_t> scan;
 };
@@ -324,7 +324,7 @@ __device__ __forceinline__ void put_codes(emit_shared *s, words w, uint32_t last
                                           uint32_t from) {
     const uint32_t escape = (1u << bits) - 1, end = from + WINDOW_WORDS * 32;
     for (uint32_t i = w.begin; i < w.end; i++)
-        for (uint32_t word = s->kept[i]; word; word &= word - 1) {
+        for (uint32_t word = s->sent[i]; word; word &= word - 1) {
             const uint32_t position = i * 32 + (uint32_t)__ffs((int)word) - 1, gap = position - last;
             const uint32_t n_escapes = gap / escape;
             last = position + 1;
@@ -342,11 +342,11 @@ __device__ __forceinline__ void write_codes(emit_shared *s, words w, int bits, u
     const uint32_t escape = (1u << bits) - 1;
     uint32_t last = 0, n_codes = 0, total;
     for (uint32_t i = w.end; i > w.begin && last == 0; i--)
-        if (s->kept[i - 1]) last = i * 32 - (uint32_t)__clz((int)s->kept[i - 1]);
+        if (s->sent[i - 1]) last = i * 32 - (uint32_t)__clz((int)s->sent[i - 1]);
     last = block_largest_before(&s->scan, last);
     uint32_t next = last;
     for (uint32_t i = w.begin; i < w.end; i++)
-        for (uint32_t word = s->kept[i]; word; word &= word - 1) {
+        for (uint32_t word = s->sent[i]; word; word &= word - 1) {
             const uint32_t position = i * 32 + (uint32_t)__ffs((int)word) - 1;
             n_codes += 1 + (position - next) / escape;
             next = position + 1;
@@ -377,7 +377,7 @@ __device__ __forceinline__ void emit_positions(const work_of<topk_row> *work, em
             to[i] = (uint8_t)(bitmap[i / 4] >> i % 4 * 8);
         return;
     }
-    for (uint32_t i = threadIdx.x; i < n_words; i += THREADS) s->kept[i] = bitmap[i];
+    for (uint32_t i = threadIdx.x; i < n_words; i += THREADS) s->sent[i] = bitmap[i];
     __syncthreads();
     write_codes(s, words_of(n_words), bits, to);
 }
@@ -397,7 +397,7 @@ __device__ __forceinline__ void settle(const topk_row *row, uint32_t item, float
     tagc_encoded *out = &row->result->encoded; /* several threads may set it */
     atomicExch((unsigned long long *)&out->n_bytes, 0ull);
     atomicExch((unsigned long long *)&out->n_index_bytes, 0ull);
-    atomicExch((unsigned long long *)&out->n_kept, 0ull);
+    atomicExch((unsigned long long *)&out->n_sent, 0ull);
     atomicOr(&out->nonfinite, 1);
 }
 
@@ -410,7 +410,7 @@ __host__ __device__ __forceinline__ uint32_t task_values(const value_format *f) 
 
 __device__ __forceinline__ void emit_values(const topk_row *row, uint32_t task) {
     const value_format *f = &row->format;
-    const uint32_t n = row->progress->n_kept, each = task_values(f);
+    const uint32_t n = row->progress->n_sent, each = task_values(f);
     if (row->progress->nonfinite || (size_t)task * each >= n) return;
     uint8_t *bytes = row->body + row->progress->n_index_bytes;
     const float *values = row->values;

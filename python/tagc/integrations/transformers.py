@@ -16,7 +16,7 @@ class TagcCallback(transformers.TrainerCallback):  # type: ignore[misc]  # trans
     """trainer.add_callback(TagcCallback(trainer)), with the options of tagc.compress(). `handle` exists
     during training.
 
-    Each checkpoint gets a folder `tagc` with residuals and stages. A resumed run restores them from
+    Each checkpoint gets a folder `tagc` with residuals and the schedule. A resumed run restores them from
     resume_from if that is given, else from the checkpoint of that step in the Trainer's output folder. The
     Trainer logs statistics as tagc/<name>."""
 

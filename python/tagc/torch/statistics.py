@@ -61,7 +61,7 @@ class Recorder:
                     now["time_s"][phase] += seconds
                 now["n_gentle"] += part.n_real if part.level <= EVERY and gentle(part.kind) else 0
                 if part.kind == "compressed":
-                    now["_sent"] += min(step.n_kept, part.n_real)
+                    now["_sent"] += min(step.n_sent, part.n_real)
                     now["n_compressed"] += part.n_real
                 if step.nonfinite:
                     now["nonfinite_units"][unit] = 1

@@ -188,7 +188,7 @@ static std::vector<tagc_batch_result> run_batch(const tagc_batch_maker *maker, t
 struct fragment {
     array<float> gradient, residual, next, sums, error;
     array<uint8_t> body;
-    int in_place = 0, carries = 1;
+    int in_place = 0, has_residual = 1;
 };
 
 static void copy(fragment *to, const fragment *from) {
@@ -199,7 +199,7 @@ static void copy(fragment *to, const fragment *from) {
     to->error.copy(from->error);
     to->body.copy(from->body);
     to->in_place = from->in_place;
-    to->carries = from->carries;
+    to->has_residual = from->has_residual;
 }
 
 static size_t random_offset() {
@@ -216,15 +216,15 @@ static void make_fragment(const tagc_code_options *o, int kind, fragment *f) {
     f->sums.copy(f->gradient);
     f->body.make(tagc_code_of(o)->max_bytes(o), random_below(8));
     f->in_place = random_below(2);
-    f->carries = o->sparse || random_below(4);
+    f->has_residual = o->sparse || random_below(4);
 }
 
 static tagc_batch_row encode_row(const tagc_code_options *o, const fragment *f) {
     tagc_batch_row row = {};
     row.options = *o;
     row.gradient = f->gradient.at();
-    row.residual_in = f->carries ? f->residual.at() : nullptr;
-    row.residual_out = f->carries ? (f->in_place ? f->residual.at() : f->next.at()) : nullptr;
+    row.residual_in = f->has_residual ? f->residual.at() : nullptr;
+    row.residual_out = f->has_residual ? (f->in_place ? f->residual.at() : f->next.at()) : nullptr;
     row.body = f->body.at();
     return row;
 }
@@ -232,7 +232,7 @@ static tagc_batch_row encode_row(const tagc_code_options *o, const fragment *f) 
 static void check_encoded(const tagc_encoded *a, const tagc_encoded *b, const fragment *fa,
                           const fragment *fb) {
     CHECK(a->nonfinite == b->nonfinite);
-    CHECK(a->n_kept == b->n_kept);
+    CHECK(a->n_sent == b->n_sent);
     CHECK(a->n_index_bytes == b->n_index_bytes);
     CHECK(a->n_bytes == b->n_bytes);
     CHECK(memcmp(fa->body.at(), fb->body.at(), a->n_bytes) == 0);

@@ -27,7 +27,7 @@ static tagc_status create(rank_run *run, side *own, const tagc_reducer_options *
 static int same_stats(const tagc_reducer_stats *a, const tagc_reducer_stats *b) {
     return !memcmp(a->n_bytes_sent, b->n_bytes_sent, sizeof a->n_bytes_sent) &&
            !memcmp(a->n_bytes_received, b->n_bytes_received, sizeof a->n_bytes_received) &&
-           a->n_kept == b->n_kept && a->n_union == b->n_union && a->nonfinite == b->nonfinite &&
+           a->n_sent == b->n_sent && a->n_union == b->n_union && a->nonfinite == b->nonfinite &&
            a->sparsity == b->sparsity;
 }
 

@@ -48,7 +48,7 @@ class Recorder:
                 now["time_s"][phase] += seconds
             now["exchange_s"] = max(now["exchange_s"], one.total_s)
             if part.kind == "compressed":
-                n_sent += min(one.n_kept, part.n_real)
+                n_sent += min(one.n_sent, part.n_real)
                 now["n_compressed"] += part.n_real
         now["sparsity"] = 1 - n_sent / now["n_compressed"] if now["n_compressed"] else 0.0
         now["bytes_sent"] = sum(now["bytes_by_leg"].values())
