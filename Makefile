@@ -47,7 +47,7 @@ test: build ## compile and run the tests; TEST=test_codec_select: one of them
 	@scripts/python.sh say
 endif
 
-quick: configure ## the tests of what you changed: MODULE=codec, MODULE=python/hooks, or TEST=test_codec_select
+quick: configure ## run the tests of one module (MODULE=codec, MODULE=python/hooks), or one test (TEST=test_codec_select)
 	@JOBS=$(JOBS) scripts/quick.sh $(if $(TEST),test '$(TEST)',module '$(MODULE)')
 
 python: ## the environment (torch, pytest) of the Python tests, made once in ~/.cache/tagc

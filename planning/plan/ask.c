@@ -93,7 +93,6 @@ static tagc_status answer(const tagc_plan_question *q, tagc_plan_reply *reply) {
     reply->gradient_bytes -= reply->gather_bytes;
     reply->state_bytes = memory.state;
     reply->residual_bytes = memory.engine.residuals;
-    if (is_plain(q)) reply->residual_bytes = 0; /* PyTorch's own reduction rounds and keeps no error */
     return TAGC_OK;
 }
 
