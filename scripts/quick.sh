@@ -37,6 +37,7 @@ test:?*)
     name=${name##*/} name=${name%.*} target=$name
     if ! has_target "$target"; then # a script
         case $name in
+        test_python_door) target=tagc ;;
         test_python_*) target=tests_of_python ;;
         test_cli_*) target=tagc ;;
         *) target=all ;;
