@@ -16,44 +16,44 @@ def compressed(spec: Any, **options: Any) -> Any:
     each of them is a model. `handles` of the spec is a list that is filled when the trainer is made;
     checkpointed(trainer) adds them to checkpoints."""
     handles: list[tagc.Compressed] = []
+    models: list[Any] = []
     parallelize = spec.parallelize_fn
 
     def parallelized(model: Any, *arguments: Any, **named: Any) -> Any:
-        wrapped = parallelize(model, *arguments, **named)
-        handles.append(tagc.compress(wrapped, **options))
-        return wrapped
+        models.append(parallelize(model, *arguments, **named))  # on the meta device yet
+        return models[-1]
 
-    def adapt(optimizers: Any) -> None:
-        for handle in handles:
-            own = {id(parameter) for parameter in handle.model.parameters()}
-            handle.adapt(
-                [
-                    one
-                    for one in optimizers.optimizers
-                    if any(id(p) in own for g in one.param_groups for p in g["params"])
-                ]
-            )
+    def compress(optimizers: Any) -> None:
+        for model in models:
+            own = {id(parameter) for parameter in model.parameters()}
+            steppers = [
+                one
+                for one in optimizers.optimizers
+                if any(id(p) in own for g in one.param_groups for p in g["params"])
+            ]
+            handles.append(tagc.compress(model, steppers, **options))
+        models.clear()
 
-    spec = dataclasses.replace(spec, parallelize_fn=parallelized, **_with_optimizers(spec, adapt))
+    spec = dataclasses.replace(spec, parallelize_fn=parallelized, **_with_optimizers(spec, compress))
     spec.handles = handles
     return spec
 
 
-def _with_optimizers(spec: Any, adapt: Callable[[Any], None]) -> dict[str, Any]:
-    """Returns the spec's field for optimizers, changed so that adapt(optimizers) is called with them."""
+def _with_optimizers(spec: Any, call: Callable[[Any], None]) -> dict[str, Any]:
+    """Returns the spec's field for optimizers, changed so that call(optimizers) is called with them."""
     if hasattr(spec, "build_optimizers_fn"):
         build = spec.build_optimizers_fn
 
         def build_optimizers(*arguments: Any, **named: Any) -> Any:
             optimizers = build(*arguments, **named)
-            adapt(optimizers)
+            call(optimizers)
             return optimizers
 
         return {"build_optimizers_fn": build_optimizers}
     built = spec.post_optimizer_build_fn
 
     def optimizers_built(optimizers: Any, model_parts: Any, *arguments: Any, **named: Any) -> None:
-        adapt(optimizers)
+        call(optimizers)
         if built is not None:
             built(optimizers, model_parts, *arguments, **named)
 
