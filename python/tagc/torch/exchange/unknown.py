@@ -49,12 +49,11 @@ class UnknownLayouts:
         held = ", ".join(sorted(unit.names_of_residuals()))
         warnings.warn(
             f"tagc: some parameters of {unit.name} got no gradient, and sizes do not show which; its "
-            "gradients are sent "
-            "uncompressed until they all have one "
-            f"again{f', with the residuals of {held} kept' if held else ''}. "
-            "Call model.set_reduce_scatter_unused_params(True) (torch 2.13 or newer): then all are in what "
-            "comes. Without it, torch adds up gradients of different parameters if ranks leave out different "
-            "ones, as experts that only some ranks use. If all ranks leave out the same module, its own "
-            "fully_shard() or requires_grad = False will do, too",
+            "gradients are sent uncompressed until they all have one again"
+            f"{f', with the residuals of {held} kept' if held else ''}. Call "
+            "model.set_reduce_scatter_unused_params(True) (torch 2.13 or newer). Without it, torch adds up "
+            "gradients of different parameters if ranks leave out different ones, as experts that only some "
+            "ranks use. If all ranks leave out the same module, its own fully_shard() or requires_grad = "
+            "False will do, too",
             stacklevel=2,
         )
