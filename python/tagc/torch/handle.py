@@ -141,7 +141,7 @@ class Compressed:
         Where values are selected, tagc raises beta2. Both happen inside step(): groups, state, learning rates
         and weight decay are unchanged, and checkpoints are those of a run without tagc. Other optimizers are
         not changed: if one has no first moment, tagc selects values; if it may have one, all values are sent
-        in 4 bits. Rank 0 prints which.
+        in 4 bits. Rank 0 prints which. What changes later in their groups and in requires_grad is followed.
 
         scheduler: accepted and not used."""
         self.state.moments.adapt(optimizer)
@@ -191,7 +191,8 @@ class Compressed:
 
     def save(self, folder: Any) -> None:
         """Writes state_dict() to a file of this rank in that folder, and makes the folder if it is missing.
-        Local; call it on every rank, between steps, with the same folder."""
+        Local; call it on every rank, between steps, with the same folder; each stage of a pipeline has a
+        folder of its own."""
         self.synchronize()
         state.save_files(self.state, folder)
 

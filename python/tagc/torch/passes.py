@@ -235,8 +235,9 @@ class Passes:
         with state.lock:
             self._step_open = False
             self._units_of_step.clear()
-            if (deciders := state.wrapper.deciders()) and state.n_steps % WINDOW == 0:
-                self.recorder.add_control(state.schedule.pool([self.comm(group) for group in deciders]))
+            if state.schedule.pools and state.n_steps % WINDOW == 0:
+                comms = [self.comm(group) for group in state.wrapper.deciders() or ()]
+                self.recorder.add_control(state.schedule.pool(comms))
             is_through = state.moments.go_on()
             stats = self.recorder.end(state.n_steps, state.loss_scale)
             for alarm in state.schedule.take_alarms():

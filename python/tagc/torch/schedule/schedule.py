@@ -78,7 +78,7 @@ class Schedule:
         self._numbers = {name: i for i, name in enumerate(self._names)}
         self._samples = Samples({name: i for name, i in self._numbers.items() if self._has_levels[name]})
         self._groups: dict[tuple[int, ...], int] = {}  # ranks -> their number
-        self._pools = bool(wrapper.deciders())
+        self.pools = bool(wrapper.deciders())  # whether pool() is to be called
         self._seen: dict[int, lib.ScheduleSums] = {}  # number of a parameter -> sums that wait for pool()
         self.moments = dict.fromkeys(
             (name for name, kind in self._kinds.items() if kind == "compressed"), STAYS
@@ -198,7 +198,7 @@ class Schedule:
             for name in part.weights:
                 if (found := own.get(self._numbers.get(name, -1))) is not None:
                     found.residual, found.gradient = residual, squared
-        if self._pools:
+        if self.pools:
             self._seen |= own
             return 0
         losses = self._take_losses()
