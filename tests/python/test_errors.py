@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import os
+import re
 import subprocess
 import sys
 import time
@@ -152,6 +153,23 @@ def raw_mistakes(rank, world_size):
         handle.watch(0.5)
         handle.watch(torch.tensor(0.5))
         handle.watch(1)
+
+
+def completion(rank, world_size):
+    """What users call is offered, and not what tagc's own modules share."""
+    import tagc.torch as tagc
+
+    def offered(handle):
+        return {name for name in dir(handle) if not name.startswith("_")}
+
+    model = Even()
+    with tagc.LocalSteps(model, torch.optim.SGD(model.parameters(), lr=0.1), verbose=False) as handle:
+        assert {"synchronize", "stats", "state_dict", "close", "n_steps"} <= offered(handle)
+        assert not {"flying", "fragments", "lock", "site", "land"} & offered(handle)
+    with tagc.compress(wrapped("ddp"), verbose=False) as handle:
+        assert not {"state", "passes", "wrapper"} & offered(handle)
+        words = set(re.findall(r"(\w+)\(|, (n_steps)", type(handle).__doc__))
+        assert 12 <= len(words) and {one or other for one, other in words} - {"compress"} <= offered(handle)
 
 
 def one_rank_differs(rank, world_size):
@@ -389,6 +407,7 @@ CHECKS = [
     bad_values,
     function_of_an_object,
     raw_mistakes,
+    completion,
     one_rank_differs,
     bad_calls,
     within_backward,
@@ -438,6 +457,23 @@ def test_signatures():
     assert named(tagc.ddp_state) == {
         name: value for name, value in named(tagc.compress).items() if name not in ("between", "parameters")
     }
+
+
+def test_literals():
+    """What a type checker takes is what is checked at run time."""
+    from typing import get_args
+
+    from tagc import _library as lib
+    from tagc.torch.schedule import options, policy
+
+    for literal, allowed in (
+        (options.Values, lib.FORMATS),
+        (options.Exchange, lib.EXCHANGES),
+        (options.Parameters, lib.GATHERS),
+        (options.Class, policy.CLASSES),
+        (get_args(options.Layers)[0], policy.LAYERS),
+    ):
+        assert set(get_args(literal)) == set(allowed)
 
 
 @pytest.mark.parametrize("name, words", [("torch", "needs PyTorch"), ("numpy", "needs NumPy")])

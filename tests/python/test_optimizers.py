@@ -286,7 +286,7 @@ def others_are_left_alone(rank, world_size):
         said = [str(warning.message) for warning in seen if "is not an Adam" in str(warning.message)]
         return [p.detach().clone() for p in model.parameters()], handle, said, optimizer
 
-    stays = "tagc leaves it as it is, and sends what it steps with every value in 4 bits"
+    stays = "tagc leaves it as it is, and sends every value of its parameters in 4 bits"
     goes = "tagc leaves it as it is, because selection works with its first moment"
     for make, words in (
         (lambda p: Unknown(p, lr=1e-3), stays),
@@ -321,8 +321,11 @@ def others_are_left_alone(rank, world_size):
     given = torch.optim.AdamW(own_groups(Small()))
     for wrong, text in (
         (3, "must be a torch.optim.Optimizer"),
-        (given, "has none of the model's compressed"),
-        (torch.optim.AdamW(list(model.parameters())[:1]), "lacks 1 of the model's .* give a list"),
+        (given, "has none of the parameters that tagc compresses.* make the optimizer after it"),
+        (
+            torch.optim.AdamW(list(model.parameters())[:1]),
+            "lacks 1 of the 2 parameters that tagc compresses.* give a list",
+        ),
     ):
         with pytest.raises(tagc.Error, match=text):
             handle.adapt(wrong)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,16 @@ from tagc.torch.hooks.wrapper import Wrapper
 from tagc.torch.local.sites import group_of
 from tagc.torch.quorum import managed
 from tagc.torch.schedule import adapt, policy
-from tagc.torch.schedule.options import Layers, Options, unknown_option
+from tagc.torch.schedule.options import (
+    Class,
+    Exchange,
+    Layers,
+    Mild,
+    Options,
+    Parameters,
+    Values,
+    unknown_option,
+)
 
 
 def compress(
@@ -35,16 +44,16 @@ def compress(
     *,
     sparsity: float | None = None,
     gentle: bool | None = None,
-    values: str | None = None,
+    values: Values | None = None,
     layers: Layers = "non-attention-linear",
-    rules: Mapping[str, str] | None = None,
-    mild: str | None = None,
+    rules: Mapping[str, Class] | None = None,
+    mild: Mild | None = None,
     mild_sparsity: float | None = None,
-    exchange: str = "direct",
-    parameters: str | None = None,
+    exchange: Exchange = "direct",
+    parameters: Parameters | None = None,
     between: dist.ProcessGroup | DeviceMesh | str | Any = None,
-    codec: str | None = "host",
-    transport: str = "host",
+    codec: Literal["host", "device"] | None = "host",
+    transport: Literal["host", "group"] = "host",
     threads: int = 1,
     timeout_s: float | None = None,
     on_step: Callable[[dict[str, Any]], object] | None = None,
@@ -52,7 +61,7 @@ def compress(
     **unknown: NoReturn,
 ) -> Compressed:
     """Makes tagc exchange the gradients of `model` from now on. Collective over the ranks that train it; call
-    it before the first backward pass.
+    it between two backward passes, best before the first, on all ranks at the same place.
 
     model: with fully_shard() (FSDP2), DistributedDataParallel or FullyShardedDataParallel (FSDP1).
     optimizer: of the model's parameters, or a list if several share them. An Adam then updates compressed
@@ -212,7 +221,7 @@ def _prepare(
         wrapper = _wrapper(model, between, only) if manager is None else _managed_wrapper(model, manager)
         groups = [None] if isinstance(wrapper, managed.Wrapper) else _all_of(wrapper)
         mine = _describe(model, wrapper, options)
-        mine["options"]["optimizer is given"] = optimizer is not None
+        mine["options"]["an optimizer was given to compress()"] = optimizer is not None
         mine["fresh"] = first_words.look_fresh(mine["rows"], policy.named_parameters(model))
         settings = Options(**options)
         if wrapper.is_managed and settings.parameters is not None:

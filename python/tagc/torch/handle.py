@@ -21,7 +21,16 @@ from tagc.torch.schedule.options import Options
 
 
 class Compressed:
-    """One model whose gradients tagc exchanges. compress() makes it."""
+    """One model whose gradients tagc exchanges. compress() makes it.
+
+    stats(), table(), n_steps    what was sent; what is compressed; exchanges so far
+    record(path)                 a line per step for tagc-report
+    watch(loss)                  guards the run
+    adapt(optimizer), param_groups(), follow(scaler)
+                                 for an optimizer or a scaler that is made after compress()
+    save(folder), load(folder), state_dict(), load_state_dict(), at(path)
+                                 residuals in checkpoints
+    close()                      ends it; `with` does so, too"""
 
     def __init__(
         self,
@@ -249,6 +258,10 @@ class Compressed:
             stacklevel=2,
         )
         return Copied, ()
+
+    def __dir__(self) -> list[str]:
+        """Returns what users call, for completion: not what tagc's own modules share."""
+        return [name for name in super().__dir__() if name not in ("state", "passes", "wrapper")]
 
     def __enter__(self) -> Compressed:
         return self

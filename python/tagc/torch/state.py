@@ -335,16 +335,14 @@ class Reader:
         found = {path[:-2] for path in self._paths() if path[-1] == ABOUT}
         fitting = {path for path in found if key in (None, path[-1], ".".join(map(str, path)))}
         if len(fitting) != 1:
-            names = ", ".join(sorted(repr(".".join(map(str, path))) for path in found)) or "none"
+            names = ", ".join(sorted(repr(".".join(map(str, path))) for path in found))
             raise Error(
                 "argument",
-                f"{self._where} has tagc states {names}: "
-                + (
-                    "key must name one of them"
-                    if found
-                    else "it was saved without a handle. Leave the handle out of dcp.load() then: "
-                    "its residuals begin at zero"
-                ),
+                f"{self._where} has the states of tagc handles under the keys {names}; key is {key!r}, must "
+                "be one of them"
+                if found
+                else f"{self._where} was saved without a tagc handle: leave the handle out of dcp.load(), "
+                "and its residuals begin at zero",
             )
         return fitting.pop()
 

@@ -66,13 +66,24 @@ def agree_all(
                         f"rank {rank}",
                     )
         if theirs["rows"] != everyone[0]["rows"]:
-            one, other = next(
-                (a, b) for a, b in zip(everyone[0]["rows"] + [None], theirs["rows"] + [None]) if a != b
-            )
-            one, other = (
-                f"{row.name} {row.shape}, {row.class_}" if row else "no more" for row in (one, other)
-            )
-            raise Error(
-                "mismatch", f"ranks do not agree on parameters: {one} on rank 0 and {other} on rank {rank}"
-            )
+            raise Error("mismatch", _rows_differ(everyone[0]["rows"], theirs["rows"], rank))
     return everyone
+
+
+def _rows_differ(rows: list[Any], theirs: list[Any], rank: int) -> str:
+    """Returns the first difference of two tables of parameters, of rank 0 and of that rank, in words. Rows
+    are of policy.Row, or of advise()'s units."""
+
+    def words(row: Any) -> str:
+        return f"{row.name} {row.shape}, {row.class_}" if hasattr(row, "class_") else f"{row[0]} {row[1]}"
+
+    for one, other in zip(rows, theirs):
+        if one != other:
+            return (
+                f"ranks do not agree on parameters: {words(one)} on rank 0 and {words(other)} on rank {rank}"
+            )
+    longer, shorter, more = (0, rank, rows) if len(rows) > len(theirs) else (rank, 0, theirs)
+    first = more[min(len(rows), len(theirs))]
+    return (
+        f"ranks do not agree on parameters: rank {longer} has {words(first)}, and rank {shorter} has it not"
+    )

@@ -62,7 +62,7 @@ def group_of(model: torch.nn.Module, between: Any) -> Any:
     root = internals.root_mesh(own)
     others = [name for name in root.mesh_dim_names or () if name not in (own.mesh_dim_names or ())]
     if between not in others:
-        names = ", ".join(map(repr, others)) or "none"
+        names = ", ".join(map(repr, others)) or "there is none, so give a process group"
         raise Error(
             "argument",
             (

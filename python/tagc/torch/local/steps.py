@@ -42,9 +42,23 @@ from tagc.torch.local.sites import Site, group_of
 from tagc.torch.local.state import Exchanges
 from tagc.torch.local.statistics import Recorder
 from tagc.torch.schedule import adapt, options, policy
-from tagc.torch.schedule.options import Layers
+from tagc.torch.schedule.options import Class, Layers, Values
 
 BEGINS, LANDS, SYNCHRONIZES = range(3)  # what a site comes for
+# of LocalSteps
+_FOR_USERS = {
+    "close",
+    "is_closed",
+    "load_state_dict",
+    "model",
+    "n_exchanges",
+    "n_steps",
+    "on_exchange",
+    "state_dict",
+    "stats",
+    "synchronize",
+    "table",
+}
 _DOES = ("begins fragment {}", "applies fragment {}", "synchronizes")
 
 
@@ -111,9 +125,9 @@ class LocalSteps:
         outer_momentum: float = 0.0,
         residual_decay: float = 1.0,
         sparsity: float = 0.0,
-        values: str = "int4",
+        values: Values = "int4",
         layers: Layers = "non-attention-linear",
-        rules: Mapping[str, str] | None = None,
+        rules: Mapping[str, Class] | None = None,
         between: dist.ProcessGroup | DeviceMesh | str | None = None,
         manager: Any = None,
         threads: int = 1,
@@ -676,6 +690,10 @@ class LocalSteps:
             f"<tagc local steps of a {model} ({self.site.kind}): {self._words()}; steps: {self.n_steps}, "
             f"exchanges: {self.n_exchanges}{sent}{broken}>"
         )
+
+    def __dir__(self) -> list[str]:
+        """Returns what users call, for completion: not what tagc's own modules share."""
+        return [name for name in super().__dir__() if name.startswith("_") or name in _FOR_USERS]
 
     def __enter__(self) -> LocalSteps:
         return self

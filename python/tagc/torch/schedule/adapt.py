@@ -174,13 +174,19 @@ def stepped(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
 def check_complete(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, str]) -> None:
     missing = compressed.keys() - stepped(optimizers)
     if missing:
-        what = "has none" if len(missing) == len(compressed) else f"lacks {len(missing)}"
+        name = min(compressed[key] for key in missing)
+        if len(missing) == len(compressed):
+            raise Error(
+                "argument",
+                f"the optimizer has none of the parameters that tagc compresses, such as {name}: it has "
+                "those of another model, or it was made before wrapping. fully_shard() replaces the "
+                "parameters: make the optimizer after it",
+            )
         raise Error(
             "argument",
-            f"the optimizer {what} of the model's compressed parameters, such as "
-            f"{min(compressed[key] for key in missing)}: it must have all of those of the wrapped model; "
-            "where several optimizers "
-            "share them, give a list",
+            f"the optimizer lacks {len(missing)} of the {len(compressed)} parameters that tagc compresses, "
+            f"such as {name}: give a list of all optimizers that share them, or freeze what none of them "
+            "steps (requires_grad_(False)) before compress()",
         )
 
 
@@ -211,7 +217,7 @@ def words(
         else:
             lines.append(
                 f"{name}: tagc leaves it as it is"
-                + (", and sends what it steps with every value in 4 bits" if options.gentle else "")
+                + (", and sends every value of its parameters in 4 bits" if options.gentle else "")
             )
     return "\n".join(lines)
 

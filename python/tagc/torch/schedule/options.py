@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,7 +19,13 @@ EVERY_VALUE_BLOCK = 32  # values that share a scale then; among more, small ones
 TRANSPORTS = ("host", "group")
 NOT_GIVEN: Any = None  # Options replaces it by a value
 
-Layers = str | Callable[[str, torch.Tensor], str]  # of policy.LAYERS, or (name, parameter) -> class
+# What users write, for their editors and type checkers; Options checks it at run time.
+Values = Literal["fp32", "bf16", "int8", "int4", "int2", "sign"]
+Mild = Literal["dense"] | Values
+Exchange = Literal["direct", "packed", "sketch", "dense"]
+Parameters = Literal["fp32", "bf16", "int8", "delta8", "delta4", "delta2"]
+Class = Literal["compressed", "mild", "dense"]
+Layers = Literal["non-attention-linear", "all", "none"] | Callable[[str, torch.Tensor], str]
 
 
 def unknown_option(function: Callable[..., object], names: Iterable[str]) -> str | None:

@@ -159,10 +159,9 @@ class Schedule:
             first = f"every value travels in 8 bits for {FRESH_EXCHANGES} exchanges, then in 4 bits"
         if set(self.moments.values()) == {STAYS}:
             return (
-                f"\nat first {first}; it stays so, because tagc does not know the optimizer, and a long "
-                "first moment spoils "
-                "selection.\nWith compress(model, optimizer), tagc goes on to the above when gradients are "
-                "mostly noise"
+                f"\nat first {first}; it stays so until tagc knows the optimizer, since selection costs loss "
+                "where the optimizer keeps a long mean of gradients.\nWith compress(model, optimizer), a "
+                "parameter goes on to the above when its gradient is mostly noise"
             )
         return f"\nat first {first}; a parameter goes on to the above when its gradient is mostly noise"
 
