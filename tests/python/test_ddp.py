@@ -169,6 +169,24 @@ def frozen_before_compress(rank, world_size):
     handle.close()
 
 
+def other_buckets_stay(rank, world_size):
+    """A parameter that changes its level changes the reducers of its own bucket."""
+    model = wrapped(Odd)
+    with compress(model, sparsity=0.5) as handle:
+        for step in range(2):  # then DDP has rebuilt its buckets
+            backward(model, rank, step)
+        state, (first, *others) = handle.wrapper.hooked(), buckets_of(handle)
+        before = dict(state._layouts)
+        assert others and first[0] in {p.name for p in handle.wrapper.parameters()}
+        handle.wrapper.set_kinds(
+            {p.name: {"level": 2} if p.name == first[0] else {} for p in handle.wrapper.parameters()}
+        )
+        assert first not in state._layouts
+        assert all(state._layouts[key] is before[key] for key in others)
+        backward(model, rank, 2)
+        assert [len(layout.parts) for key, layout in state._layouts.items() if key == first] == [2]
+
+
 class Sometimes(nn.Module):
     """A layer that some passes leave out, on some ranks or all."""
 
@@ -612,6 +630,7 @@ def left_to_torch(rank, world_size):
 
 
 CHECKS = [
+    other_buckets_stay,
     sparsity_zero,
     conservation,
     parameters_that_differ,

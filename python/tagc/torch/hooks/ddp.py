@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -189,9 +189,14 @@ class State:
     def is_of(self, model: DistributedDataParallel) -> bool:
         return self._model() is model
 
-    def forget_layouts(self) -> None:
-        """Drops the layouts, because parameters change to another class or level."""
-        self._layouts = {}
+    def forget_layouts(self, names: Set[str] | None = None) -> None:
+        """Drops the layouts of these parameters, None: all, because they change to another class or level.
+        Reducers of other buckets stay."""
+        self._layouts = {
+            key: layout
+            for key, layout in self._layouts.items()
+            if names is not None and names.isdisjoint(key)
+        }
 
     @staticmethod
     def of(handle: Compressed) -> State:
@@ -417,8 +422,9 @@ class Wrapper(AnyWrapper):
             self._parameters,
             {key: p._replace(**kinds[p.name]) for key, p in self._parameters.items()},
         )
-        if self._parameters != before and (state := self.hooked()) is not None:
-            state.forget_layouts()
+        changed = {p.name for key, p in self._parameters.items() if p != before[key]}
+        if changed and (state := self.hooked()) is not None:
+            state.forget_layouts(changed)
 
     def install(self, handle: Compressed) -> None:
         is_new = self.hooked() is None
