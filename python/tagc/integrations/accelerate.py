@@ -1,4 +1,4 @@
-"""accelerate: one line after prepare(). save_state() and load_state() then include residuals and the schedule."""
+"""accelerate: one line after prepare(). save_state() and load_state() then include residuals and schedule."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class TagcCallback(Callback):  # type: ignore[misc]  # Lightning may not be ther
     """Trainer(callbacks=[TagcCallback()]), with the options of tagc.compress(). `handle` exists from the
     start of fit().
 
-    Rank 0 puts the residuals of all ranks, and the schedule, into Lightning's checkpoints. Its memory must hold
+    Rank 0 puts the residuals of all ranks and the schedule into Lightning's checkpoints. Its memory must hold
     them: 4 bytes per compressed parameter and rank. Statistics are logged as tagc/<name>."""
 
     def __init__(self, **options: Any) -> None:
