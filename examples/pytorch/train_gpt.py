@@ -5,8 +5,8 @@
 
 On several hosts: torchrun --nnodes 2 --node-rank 0 or 1 --master-addr HOST ... as for any PyTorch program.
 With --resume newest it goes on from the last checkpoint in --save, with as many ranks as there are then
-(docs/guide/elastic.md). What tagc needs is in compress(), in optimizer_of(), and the word "tagc" in
-state_of() and resume()."""
+(docs/guide/elastic.md). What tagc needs is in compress(), and the word "tagc" in state_of() and
+resume()."""
 
 import argparse
 import contextlib
@@ -134,20 +134,19 @@ def wrap(model, args):
     return model
 
 
-def compress(model, args):
+def compress(model, optimizer, args):
     import tagc.torch as tagc
 
-    handle = tagc.compress(model, sparsity=args.sparsity, parameters=args.parameters)
+    handle = tagc.compress(model, optimizer, sparsity=args.sparsity, parameters=args.parameters)
     if args.record:
         handle.record(args.record)
     return handle
 
 
-def optimizer_of(model, handle, args):
-    options = dict(lr=args.lr, weight_decay=args.weight_decay)
-    if handle:  # a short first moment of what is compressed: error feedback has summed its gradients already
-        return torch.optim.AdamW(handle.param_groups(betas=(0.9, 0.95), **options))
-    return torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), **options)
+def dense_bits(args, n_ranks):
+    """Bits per parameter that torch alone sends for gradients, counted as tagc counts: before the factor
+    (W-1)/W. DDP's all-reduce sends everything twice."""
+    return 0 if n_ranks == 1 else 64 if args.wrap == "ddp" else 32
 
 
 def learning_rate(step, args):
@@ -224,8 +223,10 @@ def main():
         f"{args.wrap}"
     )
     model = wrap(model, args)
-    handle = compress(model, args) if args.compress else None
-    optimizer = optimizer_of(model, handle, args)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay
+    )
+    handle = compress(model, optimizer, args) if args.compress else None
     path = newest(args.save) if args.resume == "newest" else args.resume
     first = resume(path, model, optimizer, handle) if path else 0
     if path:
@@ -254,7 +255,7 @@ def main():
             bits = (
                 f"{handle.stats().get('bits_per_param', 0):.2f} bits per parameter"
                 if handle
-                else "32 bits per parameter"
+                else f"{dense_bits(args, n_ranks)} bits per parameter"
             )
             say(f"step {step:5d}  loss {mean_over_ranks(loss):.4f}  {ms:7.1f} ms  {bits}")
         if (step + 1) % args.eval_every == 0 or is_last:

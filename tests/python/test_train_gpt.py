@@ -99,6 +99,20 @@ def test_under_torchrun_without_tagc(text):
     assert len(losses(said)) == 3 and "32 bits per parameter" in said
 
 
+def test_what_it_prints_is_what_it_does(text):
+    """It gives tagc the optimizer, so no line says that tagc waits for it; and torch alone sends as many bits
+    as the documents count."""
+    ddp, fsdp2, said = ranks.run(
+        trained,
+        2,
+        *(["--data", text, "--steps", 1, "--no-compress", "--wrap", wrap] for wrap in ("ddp", "fsdp2")),
+        ["--data", text, "--steps", 1],
+    )[0]
+    assert " 64 bits per parameter" in ddp and " 32 bits per parameter" in fsdp2
+    assert "AdamW: beta1 is 0.5 for what is compressed" in said and "until tagc knows" not in said
+    assert "goes on to the above when its gradient is mostly noise" in said
+
+
 def test_with_one_rank(text):
     (said,) = ranks.run(trained, 1, ["--data", text, "--steps", 3])[0]
     assert len(losses(said)) == 3 and "0.00 bits per parameter" in said
