@@ -95,6 +95,16 @@ def bad_values(rank, world_size):
     refused("weight is on the meta device.*to_empty.*before compress", sharded, "argument")
     sharded.to_empty(device="cpu")
     works(sharded)
+    mesh = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("host", "local"))
+    inside = wrapped("fsdp2", mesh=mesh["local"])
+    if torch.__version__ >= "2.13":  # else a mesh does not know what it was cut from
+        refused(
+            "between is 'hosts', must be a dimension of the mesh .*: 'host'$",
+            inside,
+            "argument",
+            between="hosts",
+        )
+    refused("between is 7, must be a process group .*, its mesh of one dim", inside, "argument", between=7)
     replicas = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicate", "shard"))
     refused("sharded over 1 rank and replicated over 2", wrapped("fsdp2", mesh=replicas), "unsupported")
     works(model)

@@ -336,6 +336,21 @@ def with_lightning(rank, world_size):
 # ---- torchtitan ----
 
 
+def with_fabric(rank, world_size):
+    """Fabric's wrapper is looked through, and names are the model's."""
+    from lightning.fabric.wrappers import _FabricModule
+
+    import tagc.torch as tagc
+
+    inner = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    wrapped = _FabricModule(nn.parallel.DistributedDataParallel(inner), types.SimpleNamespace(), inner)
+    optimizer = torch.optim.AdamW(wrapped.parameters())
+    with tagc.compress(wrapped, optimizer, verbose=False) as handle:
+        wrapped._forward_module(torch.randn(4, 64)).square().mean().backward()
+        assert handle.n_steps == 1 and handle.stats()["n_units"] >= 1
+        assert {p.name for p in handle.wrapper.parameters()} == {name for name, _ in inner.named_parameters()}
+
+
 def with_torchtitan(rank, world_size):
     """Specs as torchtitan 0.3 and 0.2 have them; what their trainers call, in their order: parallelize_fn on
     meta, to_empty(), weights, optimizers."""
@@ -425,4 +440,4 @@ def test_transformers_and_accelerate():
 
 def test_lightning():
     pytest.importorskip("lightning")
-    ranks.run_each((with_lightning, recipe_of_lightning), 2, timeout_s=450)
+    ranks.run_each((with_fabric, with_lightning, recipe_of_lightning), 2, timeout_s=450)

@@ -23,7 +23,7 @@ from tagc.torch.handle import Compressed
 from tagc.torch.hooks import ddp, torchft
 from tagc.torch.hooks.kinds import kind_of
 from tagc.torch.hooks.wrapper import Wrapper
-from tagc.torch.local.sites import group_of
+from tagc.torch.local.sites import BETWEEN, group_of
 from tagc.torch.quorum import managed
 from tagc.torch.schedule import adapt, policy
 from tagc.torch.schedule.options import (
@@ -208,7 +208,7 @@ def _prepare(
             raise Error("argument", f"on_step is {on_step!r}, must be a function of a dict")
         between = group_of(model, between)
         if between is not None and not isinstance(between, dist.ProcessGroup):
-            raise Error("argument", f"between is {between!r}, must be a process group that this rank is in")
+            raise Error("argument", f"between is {between!r}, must be {BETWEEN}")
         if unknown is not None:
             raise Error("argument", unknown)
         if torchft.is_managed_group(between):

@@ -22,6 +22,9 @@ from tagc.torch.exchange.unit import DTYPES
 from tagc.torch.hooks.kinds import check_model
 from tagc.torch.schedule import policy
 
+# what `between` may be, for messages
+BETWEEN = "a process group that this rank is in, its mesh of one dimension, or the name of that dimension"
+
 
 class Trained(NamedTuple):
     """A parameter that an optimizer steps."""

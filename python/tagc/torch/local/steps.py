@@ -38,7 +38,7 @@ from tagc.torch.hooks import torchft
 from tagc.torch.local import state as local_state
 from tagc.torch.local.fragments import Flight, Fragment, Outer, Part, cut
 from tagc.torch.local.options import Settings
-from tagc.torch.local.sites import Site, group_of
+from tagc.torch.local.sites import BETWEEN, Site, group_of
 from tagc.torch.local.state import Exchanges
 from tagc.torch.local.statistics import Recorder
 from tagc.torch.schedule import adapt, options, policy
@@ -222,9 +222,7 @@ class LocalSteps:
                 raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
             between = group_of(self.model, between)
             if between is not None and not isinstance(between, dist.ProcessGroup):
-                raise Error(
-                    "argument", f"between is {between!r}, must be a process group that this rank is in"
-                )
+                raise Error("argument", f"between is {between!r}, must be {BETWEEN}")
             if on_exchange is not None and not callable(on_exchange):
                 raise Error("argument", f"on_exchange is {on_exchange!r}, must be a function of a dict")
             lib.load()
