@@ -203,7 +203,8 @@ static void only_some_shardings_take_deltas(void **state) {
             options.gather = wire;
             int allowed = wire < TAGC_GATHER_DELTA8 || sharding == TAGC_SHARD_GRAD;
             assert_int_equal(tagc_fsdp_options_check(&options), allowed ? TAGC_OK : TAGC_ERR_ARGUMENT);
-            if (!allowed) assert_non_null(strstr(tagc_last_error(), "which needs sharding grad, but sharding is "));
+            if (!allowed)
+                assert_non_null(strstr(tagc_last_error(), "which needs sharding grad, but sharding is "));
         }
 }
 
