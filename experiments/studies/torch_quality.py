@@ -87,10 +87,17 @@ def steps(args, model, optimizer, text, order, n, falls):
         optimizer.zero_grad()
 
 
+def optimizer_of(model, handle, args):
+    """handle: whose groups have a short first moment from the first step on; None: a plain AdamW."""
+    options = dict(lr=args.lr, weight_decay=args.weight_decay)
+    groups = model.parameters() if handle is None else handle.param_groups(betas=(0.9, 0.95), **options)
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95), **options)
+
+
 def trunk_of(args, text):
     """Weights, and Adam's moments by parameter, that all arms go on from."""
     model = wrapped(args)
-    optimizer = train_gpt.optimizer_of(model, None, args)
+    optimizer = optimizer_of(model, None, args)
     steps(args, model, optimizer, text, 0, args.trunk, False)
     return copy.deepcopy(model.state_dict()), {
         name: optimizer.state[p] for name, p in model.named_parameters()
@@ -114,7 +121,7 @@ def fork(args, arm, order, trunk, texts):
             on_step=lambda stats: bits.append((stats["bits_per_param"], stats["gather_bits"])),
             **options,
         )
-    optimizer = train_gpt.optimizer_of(model, None if keeps_adam else handle, args)
+    optimizer = optimizer_of(model, None if keeps_adam else handle, args)
     for name, parameter in model.named_parameters():
         optimizer.state[parameter] = copy.deepcopy(moments[name])
     begin = time.perf_counter()

@@ -67,7 +67,7 @@ train_gpt.resume, train_gpt.batch, train_gpt.dcp.save = (
     batch_until_something_happens,
     noted_save,
 )
-train_gpt.compress = lambda model, args: tagc.torch.compress(
+train_gpt.compress = lambda model, optimizer, args: tagc.torch.compress(
     model, sparsity=args.sparsity, timeout_s=TIMEOUT_S
 )
 train_gpt.main()

@@ -516,7 +516,7 @@ def saved_without_a_handle(rank, world_size):
     with pytest.raises(BaseException, match="where no tagc handle was saved, leave it out"):
         dcp.load({"tagc": run.handle}, checkpoint_id=folder)
     with pytest.raises(
-        tagc.Error, match="saved without a handle. Leave the handle out of dcp.load.*begin at zero"
+        tagc.Error, match="saved without a tagc handle: leave the handle out of dcp.load.*begin at zero"
     ):
         run.handle.at(folder)
 
