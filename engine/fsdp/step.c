@@ -31,7 +31,8 @@ static tagc_status global_norm(tagc_fsdp *f, double *norm) {
 static uint64_t n_selected(const tagc_fsdp *f, const tagc_flat *flat) {
     int selects = flat->class_ == TAGC_CLASS_COMPRESSED || f->options.mild.sparsity > 0;
     if (flat->class_ == TAGC_CLASS_DENSE) return 0;
-    if (flat->is_followed) return flat->plan.n_selected < f->n_updates ? flat->plan.n_selected : f->n_updates;
+    /* All updates, those before a fork as well: moments come with it. The plan counts from the fork. */
+    if (flat->is_followed) return flat->plan.n_selected > 0 ? f->n_updates : 0;
     if (flat->is_asked) selects = flat->asked.exchange != TAGC_EXCHANGE_DENSE && flat->asked.sparsity != 0;
     return selects ? f->n_updates : 0;
 }

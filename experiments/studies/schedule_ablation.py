@@ -28,6 +28,7 @@ VARIANTS = {
     "beta2 is the user's": {"TAGC_SELDOM": 1.0},
     "no alarm for a direction": {"TAGC_ALARM": 1e300},
     "no alarm for a residual": {"TAGC_MOST_GROWTH": 1e300},
+    "no alarm for the loss": {"TAGC_MOST_RISE": 1e300},
     "FRESH for one window": {"TAGC_FRESH_WINDOWS": 1},
 }
 

@@ -356,7 +356,9 @@ static void a_plan_becomes_options(void **state) {
 
 typedef struct adam_run {
     script *s;
-    int n_moments, n_selected; /* steps with a first moment on its way, and with a longer second one */
+    uint64_t n_before; /* updates before a fork */
+    /* Steps with a first moment on its way, with a longer second one, and with one of full length. */
+    int n_moments, n_selected, n_long;
 } adam_run;
 
 /* Each update against one by the betas of its plan. */
@@ -366,6 +368,7 @@ static void run_adam(tagc_comm *comm, void *arg) {
     tagc_fsdp *f;
     CHECK_OK(tagc_fsdp_create(comm, s->model.tensors, s->model.n_tensors, &s->options, NULL, &f));
     CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
+    f->n_updates = r->n_before;
     for (int i = 0; i < s->n_steps; i++) {
         float *master[16] = {0}, *moments[16] = {0};
         for (int k = 0; k < f->tables.n_flats; k++) {
@@ -382,15 +385,16 @@ static void run_adam(tagc_comm *comm, void *arg) {
             const tagc_flat *flat = &f->tables.flats[k];
             const tagc_schedule_plan *plan = &flat->plan;
             size_t n = flat->n_owned;
-            tagc_adamw adamw = {.lr = s->lr,
-                                .epsilon = s->options.epsilon,
-                                .gradient_scale = 1,
-                                .n_updates = (uint64_t)i + 1};
+            uint64_t n_updates = r->n_before + (uint64_t)i + 1;
+            int selects = flat->is_followed && plan->n_selected > 0;
+            tagc_adamw adamw = {
+                .lr = s->lr, .epsilon = s->options.epsilon, .gradient_scale = 1, .n_updates = n_updates};
             tagc_schedule_betas(tagc_fsdp_schedule(f), flat->is_followed ? plan->moment : 1,
-                                flat->is_followed ? plan->n_selected : 0, s->options.beta1, s->options.beta2,
-                                &adamw.beta1, &adamw.beta2);
+                                selects ? n_updates : 0, s->options.beta1, s->options.beta2, &adamw.beta1,
+                                &adamw.beta2);
             r->n_moments += adamw.beta1 < 0.89 && adamw.beta1 > 0.51;
-            r->n_selected += adamw.beta2 > 0.96;
+            r->n_selected += selects && adamw.beta2 > 0.96;
+            r->n_long += selects && adamw.beta2 > 0.9949;
             tagc_adamw_update(&adamw, master[k], moments[k], moments[k] + n, flat->gradient, n);
             CHECK(memcmp(master[k], flat->master, flat->n_elems * sizeof(float)) == 0);
             free(master[k]);
@@ -405,7 +409,17 @@ static void betas_are_those_of_the_plan(void **state) {
     adam_run r = {.s = make(1, 0.03, 260)};
     r.s->options.weight_decay = 0;
     toy_run(1, run_adam, &r);
-    assert_true(r.n_moments >= WINDOW && r.n_selected >= WINDOW);
+    assert_true(r.n_moments >= WINDOW && r.n_selected >= WINDOW && r.n_long == 0);
+    drop(r.s);
+}
+
+/* Moments come with a fork, so its second one may be long as soon as values are selected. */
+static void updates_before_a_fork_count(void **state) {
+    (void)state;
+    adam_run r = {.s = make(1, 0.03, 260), .n_before = 1000};
+    r.s->options.weight_decay = 0;
+    toy_run(1, run_adam, &r);
+    assert_true(r.n_selected >= WINDOW && r.n_long == r.n_selected);
     drop(r.s);
 }
 
@@ -685,6 +699,7 @@ int main(void) {
         cmocka_unit_test(ranks_must_agree_on_what_is_random),
         cmocka_unit_test(a_plan_becomes_options),
         cmocka_unit_test(betas_are_those_of_the_plan),
+        cmocka_unit_test(updates_before_a_fork_count),
         cmocka_unit_test(engine_and_pytorch_decide_alike),
         cmocka_unit_test(a_bucket_goes_on_when_all_of_it_may),
         cmocka_unit_test(what_fails_begins_anew),
