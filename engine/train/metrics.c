@@ -6,6 +6,7 @@
 #include "disk/paths.h"
 #include "files/result_file.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,6 +103,10 @@ tagc_status tagc_metrics_rewind(tagc_metrics *metrics, uint64_t step, char damag
     return status;
 }
 
+static tagc_status fail_busy(const char *dir) {
+    return tagc_fail(TAGC_ERR_IO, "%s: another run is writing there now; choose another --out", dir);
+}
+
 static tagc_status open_file(tagc_metrics *metrics, const char *dir) {
     TAGC_TRY(tagc_path_make_dirs(dir));
     TAGC_TRY(tagc_path_join(dir, "metrics.jsonl", metrics->path));
@@ -109,9 +114,17 @@ static tagc_status open_file(tagc_metrics *metrics, const char *dir) {
     if (access(dir, W_OK | X_OK) == 0) metrics->file = fopen(metrics->path, "a");
     if (!metrics->file) return tagc_fail(TAGC_ERR_IO, "%s: %s", metrics->path, strerror(errno));
     /* A file system without locks gives another error, and no protection. */
-    if (flock(fileno(metrics->file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return tagc_fail(TAGC_ERR_IO, "%s: another run is writing there now; choose another --out", dir);
+    if (flock(fileno(metrics->file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return fail_busy(dir);
     return TAGC_OK;
+}
+
+tagc_status tagc_metrics_check_free(const char *dir) {
+    char path[TAGC_PATH_BYTES];
+    TAGC_TRY(tagc_path_join(dir, "metrics.jsonl", path));
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int is_busy = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (fd >= 0) close(fd);
+    return is_busy ? fail_busy(dir) : TAGC_OK;
 }
 
 tagc_status tagc_metrics_open(const char *dir, tagc_metrics **out) {

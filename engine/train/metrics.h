@@ -16,6 +16,8 @@ typedef struct tagc_metrics tagc_metrics;
 /* Makes DIR and appends to what is there. Refuses a DIR that another process writes to now; it stays refused
  * to others until _close. */
 tagc_status tagc_metrics_open(const char *dir, tagc_metrics **out);
+/* Fails if a run has the folder open for writing, as _open does. Not for a process that has it open itself. */
+tagc_status tagc_metrics_check_free(const char *dir);
 /* Drops the lines past `step`, and those that are no records. Where one of these is not the last line, which a killed run
  * may leave torn, the file as it was is first copied to metrics.jsonl.damaged; damaged gets its path, else "". */
 tagc_status tagc_metrics_rewind(tagc_metrics *metrics, uint64_t step, char damaged[TAGC_PATH_BYTES]);

@@ -231,8 +231,12 @@ static tagc_status open_inputs(tagc_rank *rank, tagc_beginning *from, tagc_train
 tagc_status tagc_trainer_rehearse(tagc_rank *rank, tagc_beginning *from, tagc_gpt2_config *model) {
     tagc_trainer t;
     tagc_status status = open_inputs(rank, from, &t);
-    if (status == TAGC_OK && t.options.out && tagc_path_is_dir(t.options.out))
+    if (status == TAGC_OK && t.options.out && tagc_path_is_dir(t.options.out)) {
         status = tagc_run_folder_check(t.options.out, t.options.resume ? from->checkpoint : NULL, t.step);
+        /* What the folder holds may be from a run that still goes on. */
+        tagc_status others = status == TAGC_OK ? TAGC_OK : tagc_metrics_check_free(t.options.out);
+        if (others != TAGC_OK) status = others;
+    }
     *model = t.saved.model;
     tagc_trainer_close(&t);
     return status;
