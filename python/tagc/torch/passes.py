@@ -128,7 +128,7 @@ class Passes:
             comm.agree(
                 f"gradients of {unit.name}", {"dtype": source.dtype, "sparse": source.layout != torch.strided}
             )
-            n_elems = source._nnz() * source[0].numel() if source.is_sparse else source.numel()
+            n_elems = internals.n_stored(source)
             is_all_reduce = source.is_sparse or source.numel() == target.numel()
             waits.add_up(source, target, op, group, unit.name, self.state.options.timeout_s)
             n_bytes = (1 + is_all_reduce) * n_elems * source.element_size() * (comm.world_size - 1)

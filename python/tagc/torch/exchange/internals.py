@@ -70,6 +70,7 @@ SEEN = {
     "OptimizedModule._orig_mod": ALL,
     "DeviceMesh._get_root_mesh": "2.13",
     "Tensor._version": ALL,
+    "Tensor._nnz": ALL,
 }
 
 
@@ -475,6 +476,11 @@ def unwrapped(model: Any) -> Any:
             model = model._forward_module
         else:
             return model
+
+
+def n_stored(tensor: torch.Tensor) -> int:
+    """Returns how many elements a dense tensor has, or how many a sparse one holds."""
+    return _get(tensor, "Tensor._nnz")() * tensor[0].numel() if tensor.is_sparse else tensor.numel()
 
 
 def n_changes(tensor: torch.Tensor) -> int:
