@@ -19,7 +19,7 @@ static tagc_status check_exchange(const tagc_train_options *options) {
     if (options->bucket_elems != 0 && options->wrap == TAGC_WRAP_MATRIX)
         return tagc_fail(
             TAGC_ERR_ARGUMENT,
-            "--bucket-elems is %s, which needs --wrap stage: matrices that are units of their own do"
+            "--bucket-elems is %s, which needs --wrap block: matrices that are units of their own do"
             " not join",
             tagc_train_word(options, "bucket-elems"));
     if (is_hybrid && options->ranks_per_host < 2)

@@ -135,7 +135,7 @@ static const tagc_option rows[] = {
     {CHOICE(NULL, "sharding", FIXED, sharding, "full/zero3|grad/zero2|none/ddp|hybrid/hsdp", "full",
            "full: parameters, gradients and optimizer in parts (ZeRO-3); grad: gradients and optimizer (ZeRO-2);"
            " none: everything on every rank (DDP); hybrid: full inside each host, replicas across hosts")},
-    {CHOICE(NULL, "wrap", FIXED, wrap, "stage|matrix", "stage",
+    {CHOICE(NULL, "wrap", FIXED, wrap, "block|matrix", "block",
            "what is gathered together: a block, or as in the paper each matrix above 2 M elements alone")},
     {INT(NULL, "bucket-elems", FREE, bucket_elems, 0, 1099511627776.0, NULL, "0",
         "neighbouring blocks of less than N values share one unit, until it has N: fewer messages over far links")},

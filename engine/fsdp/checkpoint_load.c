@@ -84,7 +84,7 @@ static tagc_status map_file(tagc_load *load, int rank) {
     return status == TAGC_OK ? TAGC_OK : tagc_fail_in(status, "%s", path);
 }
 
-static tagc_status stage(tagc_load *load) {
+static tagc_status read_all(tagc_load *load) {
     if (load->fsdp->order.micro_step != 0)
         return tagc_fail(TAGC_ERR_STATE, "a checkpoint between a backward pass and its step");
     TAGC_TRY(tagc_manifest_read(load->path, &load->manifest));
@@ -237,7 +237,7 @@ static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char 
                                    uint64_t *step, char **extra) {
     tagc_load load = {.fsdp = fsdp, .path = path, .forks = forks};
     *extra = NULL;
-    tagc_status status = tagc_agree(comm, stage(&load));
+    tagc_status status = tagc_agree(comm, read_all(&load));
     if (status == TAGC_OK) status = tagc_fsdp_renew(fsdp);
     if (status == TAGC_OK) status = load_schedule(&load);
     if (status == TAGC_OK) {

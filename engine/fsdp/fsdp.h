@@ -3,7 +3,7 @@
  * what a layer computes.
  *
  *   tensor   one parameter of the model, reached through _use / _done / _grad / _grad_done
- *   unit     the tensors that are gathered and released together (a stage, a bucket of stages, or one large matrix)
+ *   unit     the tensors that are gathered and released together (a layer, a bucket of layers, or one large matrix)
  *   flat     the tensors of one class (compressed, mild, dense) of a unit, end to end, padded to (W, shard)
  *
  * A step: for each micro-step { _forward_begin, model forward, _backward_begin, model backward }, then _step. */
@@ -26,7 +26,7 @@ typedef enum tagc_sharding {
 } tagc_sharding;
 
 typedef enum tagc_wrap {
-    TAGC_WRAP_STAGE = 0, /* one unit per stage: embedding, each block, head */
+    TAGC_WRAP_BLOCK = 0, /* one unit per layer: embedding, each block, head */
     TAGC_WRAP_MATRIX = 1 /* as in the paper: each matrix above 2 M elements is a unit, the rest is one */
 } tagc_wrap;
 
@@ -52,9 +52,9 @@ typedef enum tagc_class {
 
 typedef struct tagc_fsdp_options {
     int sharding; /* tagc_sharding, default FULL */
-    int wrap;     /* tagc_wrap, default STAGE */
-    /* [0, 2^40], default 0 (off): neighbouring stages are joined into one unit, a bucket, until it has at least so many
-     * values. An embedding keeps a unit of its own. Only with WRAP_STAGE. */
+    int wrap;     /* tagc_wrap, default BLOCK */
+    /* [0, 2^40], default 0 (off): neighbouring layers are joined into one unit, a bucket, until it has at least so many
+     * values. An embedding keeps a unit of its own. Only with WRAP_BLOCK. */
     uint64_t bucket_elems;
     int policy;        /* tagc_policy, default NON_ATTENTION_LINEAR */
     const char *names; /* POLICY_NAMES: shell patterns, separated by commas, e.g. "h.*.mlp.*,wte.*" */

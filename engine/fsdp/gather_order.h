@@ -15,7 +15,7 @@ typedef struct tagc_order_unit {
     int position[2]; /* in the order of the forward and of the backward pass */
     int n_uses;      /* expected in a forward pass */
     int n_tensors;
-    int spans;                   /* its tensors are used in more than one stage */
+    int spans;                   /* its tensors are used in more than one layer */
     int buffer, gradient_buffer; /* two units of one buffer cannot be gathered, or in backward, at once */
     /* state, private to the order: */
     tagc_residency residency;

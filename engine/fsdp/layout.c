@@ -54,7 +54,7 @@ static tagc_status check_tensor(const tagc_tensor_info *t, int i) {
         t->n_elems % t->n_rows != 0)
         return tagc_fail(TAGC_ERR_ARGUMENT, "tensor %s has %zu elements in %zu x %zu", t->name, t->n_elems,
                          t->n_rows, t->n_cols);
-    if (t->stage < 0) return tagc_fail(TAGC_ERR_ARGUMENT, "tensor %s has stage %d", t->name, t->stage);
+    if (t->layer < 0) return tagc_fail(TAGC_ERR_ARGUMENT, "tensor %s has layer %d", t->name, t->layer);
     return TAGC_OK;
 }
 
@@ -77,7 +77,7 @@ static void assign_units(tagc_fsdp *f) {
         const tagc_tensor_info *t = &f->tables.tensors[i];
         int alone = f->options.wrap == TAGC_WRAP_MATRIX && is_large_matrix(t), unit = f->tables.n_units;
         for (int j = 0; j < i && !alone && unit == f->tables.n_units; j++) {
-            int together = f->options.wrap == TAGC_WRAP_STAGE ? f->tables.tensors[j].stage == t->stage
+            int together = f->options.wrap == TAGC_WRAP_BLOCK ? f->tables.tensors[j].layer == t->layer
                                                               : !is_large_matrix(&f->tables.tensors[j]);
             if (together) unit = f->tables.places[j].unit;
         }
@@ -133,7 +133,7 @@ static int stays_alone(const tagc_fsdp *f, int unit) {
     for (int i = 0; i < f->tables.n_tensors; i++) {
         const tagc_tensor_info *t = &f->tables.tensors[i];
         if (f->tables.places[i].unit != unit) continue;
-        if (t->kind == TAGC_TENSOR_EMBEDDING || t->last_stage != t->stage) return 1;
+        if (t->kind == TAGC_TENSOR_EMBEDDING || t->last_layer != t->layer) return 1;
     }
     return 0;
 }
@@ -152,7 +152,7 @@ static void join(tagc_fsdp *f, int to, int from) {
         if (f->tables.places[i].unit == from) f->tables.places[i].unit = to;
 }
 
-/* Buckets: a unit of fewer than bucket_elems values is joined with the next, if both are units of one stage. If the last
+/* Buckets: a unit of fewer than bucket_elems values is joined with the next, if both are units of one layer. If the last
  * bucket stays too small, it is joined with the one before. */
 static void join_neighbours(tagc_fsdp *f) {
     uint64_t least = f->options.bucket_elems;
@@ -177,29 +177,29 @@ static void join_neighbours(tagc_fsdp *f) {
 
 static void describe_unit(tagc_fsdp *f, int unit) {
     tagc_layout_unit *u = &f->tables.units[unit];
-    int first = -1, last = -1; /* stages */
+    int first = -1, last = -1; /* layers */
     for (int i = 0; i < f->tables.n_tensors; i++) {
         const tagc_tensor_info *t = &f->tables.tensors[i];
         if (f->tables.places[i].unit != unit) continue;
-        int is_shared = t->last_stage != t->stage;
+        int is_shared = t->last_layer != t->layer;
         u->n_uses += 1 + is_shared;
-        first = first < 0 || t->stage < first ? t->stage : first;
-        last = t->last_stage > last ? t->last_stage : last;
+        first = first < 0 || t->layer < first ? t->layer : first;
+        last = t->last_layer > last ? t->last_layer : last;
         u->spans |= is_shared;
     }
-    /* From its first to its last stage, a bucket is the only unit in use. */
-    if (f->options.wrap != TAGC_WRAP_STAGE) u->spans = first != last;
+    /* From its first to its last layer, a bucket is the only unit in use. */
+    if (f->options.wrap != TAGC_WRAP_BLOCK) u->spans = first != last;
     u->position[TAGC_PASS_FORWARD] = unit;
 }
 
 /* A backward pass reaches a unit first at its last use. A tensor shared with the head is used after all others of that
- * stage. */
+ * layer. */
 static uint64_t backward_key(const tagc_fsdp *f, int unit) {
     uint64_t key = 0, n = (uint64_t)f->tables.n_tensors;
     for (int i = 0; i < f->tables.n_tensors; i++) {
         if (f->tables.places[i].unit != unit) continue;
         const tagc_tensor_info *t = &f->tables.tensors[i];
-        uint64_t k = (uint64_t)t->last_stage * 2 * n + (t->last_stage != t->stage ? n : 0) + (uint64_t)i;
+        uint64_t k = (uint64_t)t->last_layer * 2 * n + (t->last_layer != t->layer ? n : 0) + (uint64_t)i;
         key = k > key ? k : key;
     }
     return key;
@@ -274,7 +274,7 @@ static void find_owned(tagc_fsdp *f) {
     }
 }
 
-/* Units of one stage share buffers [0, n_shared) in turn. Every other unit has a buffer of its own. */
+/* Units of one layer share buffers [0, n_shared) in turn. Every other unit has a buffer of its own. */
 static int assign_buffers(tagc_fsdp *f, tagc_buffer *buffers, int n_shared, int gradients) {
     int n_buffers = 0, n_transient = 0;
     for (int unit = 0; unit < f->tables.n_units; unit++)
@@ -310,8 +310,8 @@ tagc_status tagc_fsdp_layout(tagc_fsdp *f, const tagc_tensor_info *tensors, int 
     for (int i = 0; i < n_tensors; i++) {
         TAGC_TRY(check_tensor(&tensors[i], i));
         f->tables.tensors[i] = tensors[i];
-        if (f->tables.tensors[i].last_stage < f->tables.tensors[i].stage)
-            f->tables.tensors[i].last_stage = f->tables.tensors[i].stage;
+        if (f->tables.tensors[i].last_layer < f->tables.tensors[i].layer)
+            f->tables.tensors[i].last_layer = f->tables.tensors[i].layer;
     }
     assign_units(f);
     for (int unit = 0; unit < f->tables.n_units; unit++) name_unit(f, unit);

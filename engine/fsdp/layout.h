@@ -9,7 +9,7 @@ typedef struct tagc_layout_unit {
     char name[TAGC_TENSOR_NAME_BYTES];
     int first_flat, n_flats, n_tensors;
     int n_uses;      /* in a forward pass */
-    int spans;       /* used in more than one stage: stays gathered between forward and backward */
+    int spans;       /* used in more than one layer: stays gathered between forward and backward */
     int position[2]; /* in the order of the forward and of the backward pass */
     int buffer, gradient_buffer; /* two units of one buffer cannot be gathered, or in backward, at once */
     uint64_t n_elems, n_padded;  /* without and with padding */

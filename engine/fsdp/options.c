@@ -9,7 +9,7 @@
 void tagc_fsdp_options_init(tagc_fsdp_options *options) {
     *options = (tagc_fsdp_options){
         .sharding = TAGC_SHARD_FULL,
-        .wrap = TAGC_WRAP_STAGE,
+        .wrap = TAGC_WRAP_BLOCK,
         .policy = TAGC_POLICY_NON_ATTENTION_LINEAR,
         .dense_format = TAGC_FORMAT_FP32,
         .gather = TAGC_GATHER_FP32,
@@ -74,7 +74,7 @@ static tagc_status check_real(const char *name, double value, int allowed, const
 
 tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     static const char *const shardings[] = {"full", "grad", "none", "hybrid"};
-    static const char *const wraps[] = {"stage", "matrix"};
+    static const char *const wraps[] = {"block", "matrix"};
     static const char *const policies[] = {"none", "non_attention_linear", "paper", "all", "names"};
     static const char *const gathers[] = {"fp32", "bf16", "int8", "delta8", "delta4", "delta2"};
     TAGC_TRY(check_choice("sharding", o->sharding, shardings, TAGC_SHARD_HYBRID + 1));
@@ -87,9 +87,9 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     if (o->bucket_elems > TAGC_MOST_BUCKET_ELEMS)
         return tagc_fail(TAGC_ERR_ARGUMENT, "bucket_elems is %llu, allowed is 0 (off) to %llu",
                          (unsigned long long)o->bucket_elems, (unsigned long long)TAGC_MOST_BUCKET_ELEMS);
-    if (o->bucket_elems > 0 && o->wrap != TAGC_WRAP_STAGE)
+    if (o->bucket_elems > 0 && o->wrap != TAGC_WRAP_BLOCK)
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "bucket_elems is %llu with wrap matrix, allowed is 0: only stages form buckets",
+                         "bucket_elems is %llu with wrap matrix, allowed is 0: only layers form buckets",
                          (unsigned long long)o->bucket_elems);
     TAGC_TRY(check_choice("policy", o->policy, policies, TAGC_POLICY_NAMES + 1));
     TAGC_TRY(check_choice("dense_format", o->dense_format, tagc_format_names, TAGC_FORMAT_BF16 + 1));
@@ -143,8 +143,8 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
         uint64_t numbers[] = {t->n_rows,
                               t->n_cols,
                               (uint64_t)t->kind,
-                              (uint64_t)t->stage,
-                              (uint64_t)t->last_stage,
+                              (uint64_t)t->layer,
+                              (uint64_t)t->last_layer,
                               (uint64_t)t->decay,
                               XXH3_64bits(t->name, strlen(t->name))};
         tensors = XXH3_64bits_withSeed(numbers, sizeof numbers, tensors);

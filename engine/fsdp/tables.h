@@ -9,8 +9,8 @@
  * If beta1 is 0, a flat has no first moment. If the schedule lets it fall to 0, the moment lies in memory of its own, which is
  * freed then.
  *
- * A unit's buffer never changes. Units of one stage take turns with a few buffers, so that neighbours have different ones.
- * A unit that spans several stages has a buffer of its own, and so have all units if nothing is released. */
+ * A unit's buffer never changes. Units of one layer take turns with a few buffers, so that neighbours have different ones.
+ * A unit that spans several layers has a buffer of its own, and so have all units if nothing is released. */
 #ifndef TAGC_FSDP_TABLES_H
 #define TAGC_FSDP_TABLES_H
 

@@ -80,13 +80,13 @@ static const struct {
 };
 
 static void fill(tagc_tensor_info *out, const char *name, size_t n_rows, size_t n_cols, tagc_tensor_kind kind,
-                 int stage) {
+                 int layer) {
     snprintf(out->name, sizeof out->name, "%s", name);
     out->n_rows = n_rows;
     out->n_cols = n_cols;
     out->n_elems = n_rows * n_cols;
     out->kind = kind;
-    out->stage = out->last_stage = stage;
+    out->layer = out->last_layer = layer;
     out->decay = kind != TAGC_TENSOR_NORM && kind != TAGC_TENSOR_BIAS;
 }
 
@@ -96,7 +96,7 @@ void tagc_gpt2_tensor(const tagc_gpt2_config *config, int tensor, tagc_tensor_in
     switch (tensor) {
     case 0:
         fill(out, "wte.weight", n_vocab, n_embd, TAGC_TENSOR_EMBEDDING, 0);
-        if (config->tied) out->last_stage = head;
+        if (config->tied) out->last_layer = head;
         return;
     case 1:
         fill(out, "wpe.weight", (size_t)config->block_size, n_embd, TAGC_TENSOR_POSITION, 0);

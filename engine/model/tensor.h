@@ -26,8 +26,8 @@ typedef struct tagc_tensor_info {
     size_t n_rows, n_cols;             /* n_cols is 1 for vectors */
     size_t n_elems;                    /* n_rows * n_cols */
     tagc_tensor_kind kind;
-    int stage; /* 0 embedding, 1 .. n_layer blocks, n_layer + 1 head */
-    int last_stage; /* last stage that uses it: n_layer + 1 for a token embedding shared with the head, else stage */
+    int layer; /* 0 embedding, 1 .. n_layer blocks, n_layer + 1 head */
+    int last_layer; /* last layer that uses it: n_layer + 1 for a token embedding shared with the head, else layer */
     int decay; /* 1: weight decay applies (matrices) */
 } tagc_tensor_info;
 
@@ -40,7 +40,7 @@ typedef struct tagc_tensor_info {
  *   grad_done  nothing more will be added in this backward pass
  *
  * Forward uses tensors in ascending order, backward in descending order. Where the head shares the token
- * embedding, that tensor is used in the first and in the last stage, its grad is asked for in both, and its
+ * embedding, that tensor is used in the first and in the last layer, its grad is asked for in both, and its
  * grad_done comes once, at the very end. */
 typedef struct tagc_params {
     void *context;

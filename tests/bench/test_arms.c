@@ -68,22 +68,22 @@ static void files_come_to(void **state) {
     static const struct {
         const char *file, *words;
     } files[] = {
-        {"fsdp", "dense 0.9875 auto or packed 0.9 0.95 dense 0 none stage full"},
-        {"demo", "direct 0.95 auto or packed 0.5 auto * 0.85 non-attention-linear stage full"},
-        {"packed", "packed 0.9875 auto or packed 0.9 0.95 dense 0 non-attention-linear stage full"},
+        {"fsdp", "dense 0.9875 auto or packed 0.9 0.95 dense 0 none block full"},
+        {"demo", "direct 0.95 auto or packed 0.5 auto * 0.85 non-attention-linear block full"},
+        {"packed", "packed 0.9875 auto or packed 0.9 0.95 dense 0 non-attention-linear block full"},
         {"paper-gpt2-162m", "sketch 0.9875 10 or estimate 0.9 0.95 dense 0 paper matrix full"},
-        {"tagc-10x-or", "sketch 0.9875 10 or packed 0.9 0.95 dense 0 non-attention-linear stage full"},
-        {"tagc-10x-sum4", "sketch 0.9875 10 sum4 packed 0.9 0.95 dense 0 non-attention-linear stage full"},
-        {"tagc-4x-or", "sketch 0.9 4 or packed 0.9 0.95 dense 0 non-attention-linear stage full"},
-        {"tagc-4x-sum4", "sketch 0.9 4 sum4 packed 0.9 0.95 dense 0 non-attention-linear stage full"},
-        {"tagc-2x-or", "sketch 0.8 2 or packed 0.9 0.95 dense 0 non-attention-linear stage full"},
-        {"tagc-2x-sum4", "sketch 0.8 2 sum4 packed 0.9 0.95 dense 0 non-attention-linear stage full"},
-        {"direct", "direct 0.95 auto or packed 0.5 auto * 0.85 non-attention-linear stage full"},
-        {"direct-bf16", "direct 0.95 auto or packed 0.5 auto * 0.85 non-attention-linear stage full"},
-        {"zero2-direct", "direct 0.95 auto or packed 0.5 auto * 0.85 non-attention-linear stage grad"},
-        {"all-legs", "direct 0.95 auto or packed 0.5 auto * 0.85 non-attention-linear stage grad"},
-        {"all-legs-2bit", "direct 0.95 auto or packed 0.5 auto * 0.85 non-attention-linear stage grad"},
-        {"ddp-direct", "direct 0.95 auto or packed 0.5 auto * 0.85 non-attention-linear stage none"},
+        {"tagc-10x-or", "sketch 0.9875 10 or packed 0.9 0.95 dense 0 non-attention-linear block full"},
+        {"tagc-10x-sum4", "sketch 0.9875 10 sum4 packed 0.9 0.95 dense 0 non-attention-linear block full"},
+        {"tagc-4x-or", "sketch 0.9 4 or packed 0.9 0.95 dense 0 non-attention-linear block full"},
+        {"tagc-4x-sum4", "sketch 0.9 4 sum4 packed 0.9 0.95 dense 0 non-attention-linear block full"},
+        {"tagc-2x-or", "sketch 0.8 2 or packed 0.9 0.95 dense 0 non-attention-linear block full"},
+        {"tagc-2x-sum4", "sketch 0.8 2 sum4 packed 0.9 0.95 dense 0 non-attention-linear block full"},
+        {"direct", "direct 0.95 auto or packed 0.5 auto * 0.85 non-attention-linear block full"},
+        {"direct-bf16", "direct 0.95 auto or packed 0.5 auto * 0.85 non-attention-linear block full"},
+        {"zero2-direct", "direct 0.95 auto or packed 0.5 auto * 0.85 non-attention-linear block grad"},
+        {"all-legs", "direct 0.95 auto or packed 0.5 auto * 0.85 non-attention-linear block grad"},
+        {"all-legs-2bit", "direct 0.95 auto or packed 0.5 auto * 0.85 non-attention-linear block grad"},
+        {"ddp-direct", "direct 0.95 auto or packed 0.5 auto * 0.85 non-attention-linear block none"},
     };
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char path[1024], text[512] = "", word[64];

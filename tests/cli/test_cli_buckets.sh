@@ -44,7 +44,7 @@ says "--bucket-elems" "-3" "from 0"
 run 2 train "${deep[@]}" --bucket-elems many
 says "--bucket-elems" "many"
 run 2 train "${deep[@]}" --bucket-elems 5 --wrap matrix
-says "--bucket-elems is 5" "--wrap stage"
+says "--bucket-elems is 5" "--wrap block"
 run 2 train "${deep[@]}" --bucket-elems auto
 says "--bucket-elems" "auto"
 

@@ -1,4 +1,4 @@
-/* Buckets: neighbouring stages that share a unit. What they may not change is what is trained; a checkpoint goes on with
+/* Buckets: neighbouring layers that share a unit. What they may not change is what is trained; a checkpoint goes on with
  * other buckets; and parameters that the next unit needs leave before gradients. */
 #include "../meeting.h"
 #include "../repeats.h"
@@ -12,36 +12,36 @@ enum { LAYERS = 7, N_STEPS = 3 };
 
 /* ---- layout ---- */
 
-static uint64_t stage_elems(const toy_model *m, int stage) {
+static uint64_t layer_elems(const toy_model *m, int layer) {
     uint64_t n = 0;
-    for (int t = 0; t < m->n_tensors; t++) n += m->tensors[t].stage == stage ? m->tensors[t].n_elems : 0;
+    for (int t = 0; t < m->n_tensors; t++) n += m->tensors[t].layer == layer ? m->tensors[t].n_elems : 0;
     return n;
 }
 
-/* Units by another way: stage by stage, the embedding alone, what is left too small given to the last. unit_of
- * (n_stages); returns the number of units. */
+/* Units by another way: layer by layer, the embedding alone, what is left too small given to the last. unit_of
+ * (n_layers); returns the number of units. */
 static int expected_units(const toy_model *m, uint64_t least, int *unit_of) {
     int n_units = 1;
     uint64_t n_elems = 0; /* of the unit that is being filled */
     unit_of[0] = 0;
-    for (int stage = 1; stage < m->n_stages; stage++) {
+    for (int layer = 1; layer < m->n_layers; layer++) {
         uint64_t rest = 0;
-        for (int later = stage; later < m->n_stages; later++) rest += stage_elems(m, later);
-        int begins = stage == 1 || (n_elems >= least && rest >= least);
+        for (int later = layer; later < m->n_layers; later++) rest += layer_elems(m, later);
+        int begins = layer == 1 || (n_elems >= least && rest >= least);
         n_units += begins;
-        n_elems = (begins ? 0 : n_elems) + stage_elems(m, stage);
-        unit_of[stage] = n_units - 1;
+        n_elems = (begins ? 0 : n_elems) + layer_elems(m, layer);
+        unit_of[layer] = n_units - 1;
     }
     return n_units;
 }
 
-static void units_are_runs_of_stages(void **state) {
+static void units_are_runs_of_layers(void **state) {
     (void)state;
     int n_seen[LAYERS + 3] = {0};
     for (int tied = 0; tied < 2; tied++) {
         toy_model m;
         toy_gpt(&m, LAYERS, 12, tied);
-        uint64_t block = stage_elems(&m, 1);
+        uint64_t block = layer_elems(&m, 1);
         for (uint64_t least = 1; least < 10 * block; least += block / 7) {
             tagc_fsdp f = {.world_size = 3};
             int unit_of[LAYERS + 2];
@@ -52,7 +52,7 @@ static void units_are_runs_of_stages(void **state) {
             assert_int_equal(f.tables.n_units, n_units);
             n_seen[n_units]++;
             for (int t = 0; t < m.n_tensors; t++)
-                assert_int_equal(f.tables.places[t].unit, unit_of[m.tensors[t].stage]);
+                assert_int_equal(f.tables.places[t].unit, unit_of[m.tensors[t].layer]);
             int n_tensors = 0, n_uses = 0;
             for (int unit = 0; unit < n_units; unit++) {
                 const tagc_layout_unit *u = &f.tables.units[unit];
@@ -77,7 +77,7 @@ static void names_say_from_where_to_where(void **state) {
     toy_gpt(&m, LAYERS, 12, 0);
     tagc_fsdp f = {.world_size = 2};
     tagc_fsdp_options_init(&f.options);
-    f.options.bucket_elems = 3 * stage_elems(&m, 1);
+    f.options.bucket_elems = 3 * layer_elems(&m, 1);
     assert_int_equal(tagc_fsdp_layout(&f, m.tensors, m.n_tensors), TAGC_OK);
     assert_int_equal(f.tables.n_units, 3);
     assert_string_equal(tagc_fsdp_unit_name(&f, 0), "wte+wpe");
@@ -416,7 +416,7 @@ static void parameters_leave_before_gradients(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(units_are_runs_of_stages),
+        cmocka_unit_test(units_are_runs_of_layers),
         cmocka_unit_test(names_say_from_where_to_where),
         cmocka_unit_test(bad_sizes_are_refused),
         cmocka_unit_test(dense_training_is_the_same),

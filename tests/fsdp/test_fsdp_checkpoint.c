@@ -429,11 +429,11 @@ static void forks_keep_weights_and_moments(void **state) {
     snprintf(dir, sizeof dir, "%s/fork", (char *)*state);
     struct {
         int world_size, sharding, policy, wrap;
-    } variants[] = {{2, TAGC_SHARD_FULL, TAGC_POLICY_NON_ATTENTION_LINEAR, TAGC_WRAP_STAGE},
-                    {4, TAGC_SHARD_FULL, TAGC_POLICY_NON_ATTENTION_LINEAR, TAGC_WRAP_STAGE},
-                    {2, TAGC_SHARD_GRAD, TAGC_POLICY_NON_ATTENTION_LINEAR, TAGC_WRAP_STAGE},
+    } variants[] = {{2, TAGC_SHARD_FULL, TAGC_POLICY_NON_ATTENTION_LINEAR, TAGC_WRAP_BLOCK},
+                    {4, TAGC_SHARD_FULL, TAGC_POLICY_NON_ATTENTION_LINEAR, TAGC_WRAP_BLOCK},
+                    {2, TAGC_SHARD_GRAD, TAGC_POLICY_NON_ATTENTION_LINEAR, TAGC_WRAP_BLOCK},
                     {3, TAGC_SHARD_GRAD, TAGC_POLICY_NONE, TAGC_WRAP_MATRIX},
-                    {1, TAGC_SHARD_NONE, TAGC_POLICY_ALL, TAGC_WRAP_STAGE},
+                    {1, TAGC_SHARD_NONE, TAGC_POLICY_ALL, TAGC_WRAP_BLOCK},
                     {2, TAGC_SHARD_NONE, TAGC_POLICY_NON_ATTENTION_LINEAR, TAGC_WRAP_MATRIX}};
     float *before = NULL;
     size_t n = 0;

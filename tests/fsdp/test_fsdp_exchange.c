@@ -6,17 +6,17 @@
 #include "fsdp/checkpoint_format.h"
 #include "fsdp/internal.h"
 
-typedef struct stage {
+typedef struct setup {
     int exchange, format;
     double sparsity;
-} stage;
+} setup;
 
 typedef struct run {
     toy_model model;
     tagc_fsdp_options options;
-    const stage *stages;
-    int n_stages;
-    int poison_stage; /* -1: none */
+    const setup *setups;
+    int n_setups;
+    int poison_setup; /* -1: none */
     double tolerance;
     pthread_barrier_t barrier;
     pthread_mutex_t lock;
@@ -48,7 +48,7 @@ static void sum_pending(run *r, tagc_comm *comm, const tagc_fsdp *f) {
     pthread_barrier_wait(&r->barrier);
 }
 
-static void set_all(run *r, tagc_fsdp *f, const stage *s) {
+static void set_all(run *r, tagc_fsdp *f, const setup *s) {
     for (int i = 0; i < tagc_fsdp_n_flats(f); i++) {
         tagc_layout_flat info;
         CHECK_OK(tagc_fsdp_flat_info(f, i, &info));
@@ -99,7 +99,7 @@ static void compare(run *r, const float *params, uint64_t step, int world_size) 
             r->held = fmax(r->held, fabs(r->pending[at]));
         }
     if (!(worst <= r->tolerance))
-        print_error("W %d sharding %d two_level %d micro %d each %d stage %d: off by %g\n", world_size,
+        print_error("W %d sharding %d two_level %d micro %d each %d setup %d: off by %g\n", world_size,
                     r->options.sharding, r->options.two_level, r->options.n_micro_steps,
                     r->options.exchange_each_micro_step, (int)step, worst);
     CHECK(worst <= r->tolerance);
@@ -113,20 +113,20 @@ static void keep_accounts(tagc_comm *comm, void *arg) {
     tagc_fsdp *f;
     CHECK_OK(tagc_fsdp_create(comm, r->model.tensors, r->model.n_tensors, &r->options, NULL, &f));
     CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
-    for (int k = 0; k < r->n_stages; k++) {
+    for (int k = 0; k < r->n_setups; k++) {
         sum_pending(r, comm, f);
         if (is_first(comm)) memcpy(r->before, r->pending, n * sizeof *r->before);
-        set_all(r, f, &r->stages[k]);
+        set_all(r, f, &r->setups[k]);
         sum_pending(r, comm, f);
         for (size_t i = 0; i < n && is_first(comm); i++) CHECK(fabs(r->before[i] - r->pending[i]) <= 1e-6);
         toy_read(&r->model, f, params);
         if (is_first(comm)) memset(r->received, 0, n * sizeof *r->received);
         pthread_barrier_wait(&r->barrier);
         toy_model model = r->model;
-        if (k == r->poison_stage && is_first(comm)) model.poison = 1;
+        if (k == r->poison_setup && is_first(comm)) model.poison = 1;
         tagc_fsdp_stats stats;
         toy_step(&model, comm, f, r->options.n_micro_steps, (uint64_t)k, 0.003, &stats);
-        CHECK(stats.skipped == (k == r->poison_stage));
+        CHECK(stats.skipped == (k == r->poison_setup));
         if (!stats.skipped) sum_received(r, comm, f);
         sum_pending(r, comm, f);
         if (is_first(comm) && !stats.skipped) compare(r, params, (uint64_t)k, world_size);
@@ -163,8 +163,8 @@ static void run_one(run *r, int world_size) {
     free(r->pending);
 }
 
-static void run_init(run *r, const stage *stages, int n_stages) {
-    *r = (run){.stages = stages, .n_stages = n_stages, .poison_stage = -1, .tolerance = 4e-5};
+static void run_init(run *r, const setup *setups, int n_setups) {
+    *r = (run){.setups = setups, .n_setups = n_setups, .poison_setup = -1, .tolerance = 4e-5};
     toy_gpt(&r->model, 1, 9, 0);
     tagc_fsdp_options_init(&r->options);
     r->options.reducer.exchange = TAGC_EXCHANGE_PACKED;
@@ -185,7 +185,7 @@ static void run_init(run *r, const stage *stages, int n_stages) {
 
 static void nothing_is_lost(void **state) {
     (void)state;
-    static const stage stages[] = {PACKED,
+    static const setup setups[] = {PACKED,
                                    DIRECT(FP32, 0.95),
                                    DENSE,
                                    DIRECT(INT4, 0.9),
@@ -205,7 +205,7 @@ static void nothing_is_lost(void **state) {
     for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
         for (int variant = 0; variant < 9; variant++) {
             run r;
-            run_init(&r, stages, sizeof stages / sizeof *stages);
+            run_init(&r, setups, sizeof setups / sizeof *setups);
             r.options.sharding = variant % 3;
             r.options.n_micro_steps = variant < 3 ? 1 : worlds[w] == 8 ? 3 : 2;
             r.options.exchange_each_micro_step = variant >= 6;
@@ -216,11 +216,11 @@ static void nothing_is_lost(void **state) {
 /* Ranks of a host hold one residual together. Between fp32 values nothing is rounded, else rows within a host are. */
 static void hosts_lose_nothing(void **state) {
     (void)state;
-    static const stage exact[] = {
+    static const setup exact[] = {
         DIRECT(FP32, 0.9), DIRECT(FP32, 0.5), DENSE, DIRECT(FP32, 0.95), PACKED, DIRECT(FP32, 0), DENSE};
-    static const stage hosts_only[] = {DIRECT(FP32, 0.9), DIRECT(FP32, 0.5), DENSE, DIRECT(FP32, 0.95),
+    static const setup hosts_only[] = {DIRECT(FP32, 0.9), DIRECT(FP32, 0.5), DENSE, DIRECT(FP32, 0.95),
                                        DENSE};
-    static const stage rounded[] = {DIRECT(INT4, 0.9), DENSE, DIRECT(INT8, 0), DIRECT(SIGN, 0.5), DENSE};
+    static const setup rounded[] = {DIRECT(INT4, 0.9), DENSE, DIRECT(INT8, 0), DIRECT(SIGN, 0.5), DENSE};
 #ifdef __SANITIZE_THREAD__
     static const int worlds[][2] = {{2, 2}, {4, 2}};
 #else
@@ -249,12 +249,12 @@ static void hosts_lose_nothing(void **state) {
 /* What waits for the next gradient waits on when that was no number. */
 static void a_skipped_step_keeps_what_waits(void **state) {
     (void)state;
-    static const stage stages[] = {PACKED, DENSE, DENSE, PACKED, DENSE};
+    static const setup setups[] = {PACKED, DENSE, DENSE, PACKED, DENSE};
     for (int sharding = 0; sharding < 3; sharding++) {
         run r;
-        run_init(&r, stages, sizeof stages / sizeof *stages);
+        run_init(&r, setups, sizeof setups / sizeof *setups);
         r.options.sharding = sharding;
-        r.poison_stage = 1;
+        r.poison_setup = 1;
         run_one(&r, 2);
     }
 }

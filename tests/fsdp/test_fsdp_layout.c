@@ -10,9 +10,9 @@ typedef struct table {
     tagc_tensor_info tensors[160];
 } table;
 
-static void add(table *t, const char *name, size_t n_rows, size_t n_cols, tagc_tensor_kind kind, int stage) {
+static void add(table *t, const char *name, size_t n_rows, size_t n_cols, tagc_tensor_kind kind, int layer) {
     toy_model one = {0};
-    toy_add(&one, name, n_rows, n_cols, kind, stage);
+    toy_add(&one, name, n_rows, n_cols, kind, layer);
     t->tensors[t->n++] = one.tensors[0];
 }
 
@@ -66,7 +66,7 @@ static tagc_status lay_out(tagc_fsdp *f, const table *t, int rank, int world_siz
 
 static uint64_t count_compressed(const table *t, int policy, const char *names) {
     tagc_fsdp f;
-    assert_int_equal(lay_out(&f, t, 0, 2, TAGC_WRAP_STAGE, policy, names), TAGC_OK);
+    assert_int_equal(lay_out(&f, t, 0, 2, TAGC_WRAP_BLOCK, policy, names), TAGC_OK);
     uint64_t n = tagc_fsdp_n_compressed(&f), sum = 0;
     for (int i = 0; i < t->n; i++)
         if (f.tables.flats[f.tables.places[i].flat].class_ == TAGC_CLASS_COMPRESSED)
@@ -161,7 +161,7 @@ static void units_cover_the_model(void **state) {
     table t;
     make_gpt2_162m(&t);
     tagc_fsdp f;
-    assert_int_equal(lay_out(&f, &t, 0, 3, TAGC_WRAP_STAGE, TAGC_POLICY_PAPER, NULL), TAGC_OK);
+    assert_int_equal(lay_out(&f, &t, 0, 3, TAGC_WRAP_BLOCK, TAGC_POLICY_PAPER, NULL), TAGC_OK);
     assert_int_equal(f.tables.n_units, 14);
     assert_string_equal(tagc_fsdp_unit_name(&f, 0), "wte+wpe");
     assert_string_equal(tagc_fsdp_unit_name(&f, 4), "h.3");
@@ -179,9 +179,9 @@ static void units_cover_the_model(void **state) {
     assert_int_equal(f.tables.n_buffers, 3); /* and the root's own */
     tagc_memory_destroy(f.tables_memory);
 
-    t.tensors[0].last_stage = 13; /* shared with the head */
+    t.tensors[0].last_layer = 13; /* shared with the head */
     t.n--;
-    assert_int_equal(lay_out(&f, &t, 0, 3, TAGC_WRAP_STAGE, TAGC_POLICY_PAPER, NULL), TAGC_OK);
+    assert_int_equal(lay_out(&f, &t, 0, 3, TAGC_WRAP_BLOCK, TAGC_POLICY_PAPER, NULL), TAGC_OK);
     assert_true(f.tables.units[0].spans);
     assert_int_equal(f.tables.backward_order[0], 0);
     assert_int_equal(f.tables.backward_order[1], 13);
@@ -210,7 +210,7 @@ static void bad_tables_are_refused(void **state) {
             t.tensors[3].name[0] = 0;
             break;
         case 4:
-            t.tensors[3].stage = -1;
+            t.tensors[3].layer = -1;
             break;
         default:
             t.n = 0;
@@ -346,10 +346,10 @@ static void disagree(tagc_comm *comm, void *arg) {
             options.beta1_compressed = 0.25;
             break;
         case 7:
-            model.tensors[model.n_tensors - 1].stage--;
+            model.tensors[model.n_tensors - 1].layer--;
             break;
         case 8:
-            model.tensors[0].last_stage++;
+            model.tensors[0].last_layer++;
             break;
         case 9:
             model.tensors[2].decay = !model.tensors[2].decay;

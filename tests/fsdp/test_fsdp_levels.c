@@ -450,17 +450,17 @@ static void step_with(const chosen *c, tagc_fsdp *f, int rank, int step) {
     const toy_model *m = &c->model;
     const float *p;
     CHECK_OK(tagc_fsdp_forward_begin(f, 1));
-    for (int stage = 0; stage < m->n_stages; stage++)
+    for (int layer = 0; layer < m->n_layers; layer++)
         for (int t = 0; t < m->n_tensors; t++) {
-            if (m->tensors[t].stage != stage) continue;
+            if (m->tensors[t].layer != layer) continue;
             CHECK_OK(tagc_fsdp_use(f, t, &p));
             tagc_fsdp_done(f, t);
         }
     CHECK_OK(tagc_fsdp_backward_begin(f));
-    for (int stage = m->n_stages - 1; stage >= 0; stage--)
+    for (int layer = m->n_layers - 1; layer >= 0; layer--)
         for (int t = m->n_tensors - 1; t >= 0; t--) {
             float *g;
-            if (m->tensors[t].stage != stage) continue;
+            if (m->tensors[t].layer != layer) continue;
             CHECK_OK(tagc_fsdp_use(f, t, &p));
             CHECK_OK(tagc_fsdp_grad(f, t, &g));
             for (size_t i = 0; i < m->tensors[t].n_elems; i++) g[i] += gradient(c, rank, step, t, i);
@@ -631,10 +631,10 @@ static void engine_and_pytorch_decide_alike(void **state) {
 }
 
 static int but_one(const chosen *c, int tensor, int window) {
-    return c->model.tensors[tensor].stage == 2 && window < 12;
+    return c->model.tensors[tensor].layer == 2 && window < 12;
 }
 
-/* One stage that still learns holds its own flats back, and in a bucket those of the whole bucket. */
+/* One layer that still learns holds its own flats back, and in a bucket those of the whole bucket. */
 static void a_bucket_goes_on_when_all_of_it_may(void **state) {
     (void)state;
     for (int buckets = 0; buckets < 2; buckets++) {

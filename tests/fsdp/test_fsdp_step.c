@@ -84,7 +84,7 @@ static void all_ways_agree_tied(void **state) {
 /* Matrices above 2 M elements alone, the rest in one root unit. */
 static void large_matrices_alone(void **state) {
     (void)state;
-    toy_model model = {.n_samples = 2, .n_stages = 3};
+    toy_model model = {.n_samples = 2, .n_layers = 3};
     toy_add(&model, "wte.weight", 5, 3, TAGC_TENSOR_EMBEDDING, 0);
     toy_add(&model, "h.0.ln_1.weight", 11, 1, TAGC_TENSOR_NORM, 1);
     toy_add(&model, "h.0.attn.c_attn.weight", 1000, 2000, TAGC_TENSOR_ATTENTION, 1); /* not above */
@@ -177,8 +177,8 @@ typedef struct fickle_run {
 } fickle_run;
 
 static int is_left_out(const toy_model *m, int tensor, int step) {
-    int stage = m->tensors[tensor].stage;
-    return step == 1 && (stage == 2 || stage == 3);
+    int layer = m->tensors[tensor].layer;
+    return step == 1 && (layer == 2 || layer == 3);
 }
 
 static void train_fickle(tagc_comm *comm, void *arg) {

@@ -78,7 +78,7 @@ static inline void toy_run(int world_size, void (*run)(tagc_comm *, void *), voi
 /* ---- the model ---- */
 
 typedef struct toy_model {
-    int n_tensors, n_stages;
+    int n_tensors, n_layers;
     tagc_tensor_info tensors[TOY_MAX_TENSORS];
     int n_samples;  /* of the global batch of one optimizer step */
     int compute_us; /* that every use of a tensor takes at least, so that there is something to overlap with */
@@ -87,7 +87,7 @@ typedef struct toy_model {
 } toy_model;
 
 static inline void toy_add(toy_model *m, const char *name, size_t n_rows, size_t n_cols,
-                           tagc_tensor_kind kind, int stage) {
+                           tagc_tensor_kind kind, int layer) {
     tagc_tensor_info *t = &m->tensors[m->n_tensors++];
     memset(t, 0, sizeof *t);
     snprintf(t->name, sizeof t->name, "%s", name);
@@ -95,7 +95,7 @@ static inline void toy_add(toy_model *m, const char *name, size_t n_rows, size_t
     t->n_cols = n_cols;
     t->n_elems = n_rows * n_cols;
     t->kind = kind;
-    t->stage = t->last_stage = stage;
+    t->layer = t->last_layer = layer;
     t->decay = n_cols > 1;
 }
 
@@ -103,9 +103,9 @@ static inline void toy_add(toy_model *m, const char *name, size_t n_rows, size_t
 static inline void toy_gpt(toy_model *m, int n_layer, size_t width, int tied) {
     memset(m, 0, sizeof *m);
     m->n_samples = 24;
-    m->n_stages = n_layer + 2;
+    m->n_layers = n_layer + 2;
     toy_add(m, "wte.weight", 23, width, TAGC_TENSOR_EMBEDDING, 0);
-    if (tied) m->tensors[0].last_stage = n_layer + 1;
+    if (tied) m->tensors[0].last_layer = n_layer + 1;
     toy_add(m, "wpe.weight", 7, width, TAGC_TENSOR_POSITION, 0);
     for (int i = 0; i < n_layer; i++) {
         char name[40];
@@ -163,25 +163,25 @@ static inline tagc_status toy_fill(void *context, int tensor, size_t first, size
     return TAGC_OK;
 }
 
-static inline int toy_uses(const toy_model *m, int tensor, int stage) {
-    return m->tensors[tensor].stage == stage || m->tensors[tensor].last_stage == stage;
+static inline int toy_uses(const toy_model *m, int tensor, int layer) {
+    return m->tensors[tensor].layer == layer || m->tensors[tensor].last_layer == layer;
 }
 
 /* Runs the samples [first, first + n) on one rank, and returns their loss. A shared tensor pulls half in each of its two
- * stages. */
+ * layers. */
 static inline double toy_forward(const toy_model *m, tagc_fsdp *f, int training, uint64_t first, int n) {
     double loss = 0;
     CHECK_OK(tagc_fsdp_forward_begin(f, training));
-    for (int stage = 0; stage < m->n_stages; stage++)
-        for (int pass = 0; pass < 2; pass++) /* the shared tensor comes last in its last stage */
+    for (int layer = 0; layer < m->n_layers; layer++)
+        for (int pass = 0; pass < 2; pass++) /* the shared tensor comes last in its last layer */
             for (int t = 0; t < m->n_tensors; t++) {
                 const tagc_tensor_info *info = &m->tensors[t];
-                int late = info->last_stage != info->stage && info->last_stage == stage;
-                if (!toy_uses(m, t, stage) || late != pass) continue;
+                int late = info->last_layer != info->layer && info->last_layer == layer;
+                if (!toy_uses(m, t, layer) || late != pass) continue;
                 const float *p;
                 CHECK_OK(tagc_fsdp_use(f, t, &p));
                 if (m->compute_us) usleep((useconds_t)m->compute_us);
-                double share = info->last_stage != info->stage ? 0.5 : 1.0, sum = 0;
+                double share = info->last_layer != info->layer ? 0.5 : 1.0, sum = 0;
                 for (int s = 0; s < n; s++)
                     for (size_t i = 0; i < info->n_elems; i++)
                         sum += toy_cost(m, t, i, (double)p[i], first + (uint64_t)s);
@@ -198,7 +198,7 @@ static inline void toy_pull(const toy_model *m, tagc_fsdp *f, int t, uint64_t fi
     CHECK_OK(tagc_fsdp_use(f, t, &p));
     CHECK_OK(tagc_fsdp_grad(f, t, &g));
     if (m->compute_us) usleep((useconds_t)m->compute_us);
-    float share = info->last_stage != info->stage ? 0.5f : 1.0f;
+    float share = info->last_layer != info->layer ? 0.5f : 1.0f;
     for (size_t i = 0; i < info->n_elems; i++) {
         float sum = 0;
         for (int s = 0; s < n; s++) sum += toy_slope(m, t, i, p[i], first + (uint64_t)s);
@@ -210,14 +210,14 @@ static inline void toy_pull(const toy_model *m, tagc_fsdp *f, int t, uint64_t fi
 
 static inline void toy_backward(const toy_model *m, tagc_fsdp *f, uint64_t first, int n) {
     CHECK_OK(tagc_fsdp_backward_begin(f));
-    for (int stage = m->n_stages - 1; stage >= 0; stage--)
+    for (int layer = m->n_layers - 1; layer >= 0; layer--)
         for (int pass = 1; pass >= 0; pass--)
             for (int t = m->n_tensors - 1; t >= 0; t--) {
                 const tagc_tensor_info *info = &m->tensors[t];
-                int late = info->last_stage != info->stage && info->last_stage == stage;
-                if (!toy_uses(m, t, stage) || late != pass) continue;
+                int late = info->last_layer != info->layer && info->last_layer == layer;
+                if (!toy_uses(m, t, layer) || late != pass) continue;
                 toy_pull(m, f, t, first, n);
-                if (stage == info->stage) CHECK_OK(tagc_fsdp_grad_done(f, t));
+                if (layer == info->layer) CHECK_OK(tagc_fsdp_grad_done(f, t));
             }
 }
 

@@ -53,16 +53,16 @@ static void test_table(void **state) {
     for (int tied = 0; tied < 2; tied++) {
         tagc_gpt2_config config = {2, 2, 8, 16, 32, tied};
         tagc_tensor_info info, first, last;
-        int n = tagc_gpt2_n_tensors(&config), stage = 0;
+        int n = tagc_gpt2_n_tensors(&config), layer = 0;
         assert_int_equal(n, 2 + 24 + (tied ? 2 : 3));
         for (int i = 0; i < n; i++) {
             tagc_gpt2_tensor(&config, i, &info);
             assert_int_equal(info.n_elems, info.n_rows * info.n_cols);
-            assert_true(info.stage == stage || info.stage == stage + 1);
-            stage = info.stage;
+            assert_true(info.layer == layer || info.layer == layer + 1);
+            layer = info.layer;
             assert_int_equal(info.decay, info.n_cols > 1);
         }
-        assert_int_equal(stage, 3);
+        assert_int_equal(layer, 3);
         tagc_gpt2_tensor(&config, 0, &first);
         tagc_gpt2_tensor(&config, n - 1, &last);
         assert_string_equal(first.name, "wte.weight");

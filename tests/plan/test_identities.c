@@ -49,12 +49,12 @@ static void assert_near(double seen, double expected, double share) {
     if (!(fabs(seen - expected) <= share * fabs(expected))) fail_msg("%.6f instead of %.6f", seen, expected);
 }
 
-/* Parameters of the embeddings' stage, which backward does not read: gathered once. */
+/* Parameters of the embeddings' layer, which backward does not read: gathered once. */
 static double n_embeddings(const tagc_gpt2_config *c) {
     return (double)c->n_embd * (c->vocab_size + c->block_size);
 }
 
-/* ZeRO, section 5 and 7: state of a rank falls to a part in W; stages 1 and 2 move what an all-reduce moves, stage 3
+/* ZeRO, section 5 and 7: state of a rank falls to a part in W; layers 1 and 2 move what an all-reduce moves, layer 3
  * half as much again (a ring all-reduce moves every value twice; here, to its owner and back). */
 static void sharding_divides_state_and_costs_half_more(void **state) {
     (void)state;

@@ -162,8 +162,8 @@ static void check(const tagc_gpt2_config *config, int wrap, int n_sequences, int
 
 static void every_placement_gives_the_single_device(void **state) {
     (void)state;
-    check(&tiny, TAGC_WRAP_STAGE, 8, 4, "untied");
-    check(&tied, TAGC_WRAP_STAGE, 8, 4, "tied");
+    check(&tiny, TAGC_WRAP_BLOCK, 8, 4, "untied");
+    check(&tied, TAGC_WRAP_BLOCK, 8, 4, "tied");
     check(&tiny, TAGC_WRAP_MATRIX, 8, 4, "one unit");
     check(&large, TAGC_WRAP_MATRIX, 8, 2, "matrices alone");
 }

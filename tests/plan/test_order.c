@@ -66,7 +66,7 @@ static void compare(small_run *run, const char *what) {
                      describe(&plan_log, i, ours), describe(&engine_log, skipped + i, theirs));
 }
 
-/* tied: the embedding is used in the first and in the last stage. A prefetch beyond the free buffers makes way. */
+/* tied: the embedding is used in the first and in the last layer. A prefetch beyond the free buffers makes way. */
 static void engine_and_simulator_agree(void **state) {
     static const int shardings[] = {TAGC_SHARD_FULL, TAGC_SHARD_GRAD, TAGC_SHARD_NONE, TAGC_SHARD_HYBRID};
     static const int prefetches[] = {0, 1, 3};
@@ -86,11 +86,11 @@ static void engine_and_simulator_agree(void **state) {
         run.options.sharding = shardings[sharding];
         run.options.ranks_per_host = shardings[sharding] == TAGC_SHARD_HYBRID ? 2 : 1;
         run.options.prefetch = prefetches[variant / 4 % 3];
-        run.options.wrap = variant % 5 == 4 ? TAGC_WRAP_MATRIX : TAGC_WRAP_STAGE;
+        run.options.wrap = variant % 5 == 4 ? TAGC_WRAP_MATRIX : TAGC_WRAP_BLOCK;
         run.options.grads_in_flight = 1 + variant % 3;
         run.options.n_micro_steps = micro == 0 ? 1 : 3;
         run.options.exchange_each_micro_step = micro == 2;
-        if (variant % 7 == 3 && run.options.wrap == TAGC_WRAP_STAGE) run.options.bucket_elems = 20000;
+        if (variant % 7 == 3 && run.options.wrap == TAGC_WRAP_BLOCK) run.options.bucket_elems = 20000;
         snprintf(what, sizeof what,
                  "sharding %d, prefetch %d, wrap %d, %d micro-steps (%d), tied %d, bucket %d",
                  run.options.sharding, run.options.prefetch, run.options.wrap, run.options.n_micro_steps,

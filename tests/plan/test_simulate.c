@@ -89,7 +89,7 @@ static void nothing_but_bytes(void **state) {
         setup.placement = variant % 5 < 4 ? variant % 5 : TAGC_PLACE_ZERO3;
         setup.engine.n_micro_steps = 1 + variant / 5;
         setup.engine.dense_format = variant % 2;
-        setup.engine.wrap = variant % 5 == 4 ? TAGC_WRAP_MATRIX : TAGC_WRAP_STAGE;
+        setup.engine.wrap = variant % 5 == 4 ? TAGC_WRAP_MATRIX : TAGC_WRAP_BLOCK;
         tagc_costs costs;
         tagc_costs_init(&costs);
         tagc_forecast f = simulate(&setup, &costs, 1e6, 0);
