@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import time
 
-GUIDE = ("install", "pytorch", "command", "does-it-pay", "elastic", "choosing", "sites", "c")
+GUIDE = ("install", "pytorch", "trainers", "command", "does-it-pay", "elastic", "choosing", "sites", "c")
 PAGES = ("README.md", *(f"docs/guide/{name}.md" for name in GUIDE))
 
 SMALL = "--steps 2 --n-layer 1 --n-embd 32"

@@ -27,7 +27,13 @@ import torch.distributed as dist
 from torch import nn
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/guide/pytorch.md", "docs/guide/sites.md", "docs/guide/elastic.md")
+PAGES = (
+    "README.md",
+    "docs/guide/pytorch.md",
+    "docs/guide/trainers.md",
+    "docs/guide/sites.md",
+    "docs/guide/elastic.md",
+)
 # test_integrations.py runs theirs, in processes that have them anyway
 SLOW_TO_IMPORT = ("transformers", "accelerate", "lightning")
 

@@ -1,4 +1,4 @@
-"""Loops that others own: the recipes of docs/guide/pytorch.md in them, on two ranks; what comes out against
+"""Loops that others own: the recipes of docs/guide/trainers.md in them, on two ranks; what comes out against
 the same loop without tagc, and resumed runs against those that were not broken off."""
 
 import logging
@@ -419,7 +419,7 @@ def with_torchtitan(rank, world_size):
 
 
 def recipes(rank, world_size):
-    """As docs/guide/pytorch.md has them."""
+    """As docs/guide/trainers.md has them."""
     pretend_to_shard(False)
     test_docs.run_recipes(rank, world_size, "transformers", "accelerate")
 
