@@ -27,7 +27,10 @@ WITHOUT = {"python/tagc, the rest": ["python/tagc/torch"]}
 MUST_READ = {
     "to work on libtagc": ["include/tagc", "lib"],
     "to work on compress()": [
-        *(f"python/tagc/torch/{name}.py" for name in ("compress", "handle", "passes", "state", "statistics")),
+        *(
+            f"python/tagc/torch/{name}.py"
+            for name in ("checkpoint", "compress", "handle", "passes", "state", "statistics")
+        ),
         *(f"python/tagc/torch/{name}" for name in ("exchange", "hooks", "schedule")),
         *(f"include/tagc/{name}.h" for name in ("tagc", "transport", "schedule", "device", "frames")),
     ],

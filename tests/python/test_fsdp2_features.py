@@ -385,7 +385,7 @@ def several_meshes(rank, world_size):
     from torch.distributed.tensor import Shard
 
     import tagc.torch as tagc
-    from tagc.torch import state
+    from tagc.torch import checkpoint
 
     whole = init_device_mesh("cpu", (world_size,))
     pair = init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("expert", "shard"))["shard"]
@@ -431,13 +431,13 @@ def several_meshes(rank, world_size):
         assert set(next(iter(saved.values()))["residuals"]) == {name for name, _ in model.named_parameters()}
         (entry,), fewer = saved.values(), []
         for other in range(2):
-            about = json.loads(entry[state.ABOUT]) | {
+            about = json.loads(entry[checkpoint.ABOUT]) | {
                 "rank": other,
                 "replica": other,
                 "world_size": 2,
                 "replicas": 2,
             }
-            fewer.append({f"rank{other}": entry | {state.ABOUT: json.dumps(about)}})
+            fewer.append({f"rank{other}": entry | {checkpoint.ABOUT: json.dumps(about)}})
         check_error(
             lambda: handle.load_state_dict(fewer),
             "saved by 2 ranks, and there are 4 now; .* averaged over other ranks",

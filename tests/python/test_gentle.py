@@ -678,7 +678,7 @@ def attention_has_an_optimizer_of_its_own(rank, world_size):
 def resumes(rank, world_size):
     """In the middle of a window, and after: the same bits. A checkpoint of a run without levels is at the
     last one."""
-    from tagc.torch import state
+    from tagc.torch import checkpoint
     from tagc.torch.schedule.schedule import WINDOW
 
     for saved_at in (WINDOW - 6, WINDOW + 5):
@@ -698,16 +698,16 @@ def resumes(rank, world_size):
         )
         assert all(torch.equal(a, b) for a, b in zip(last, again))
     (entry,) = saved.values()
-    about = json.loads(entry[state.ABOUT])
+    about = json.loads(entry[checkpoint.ABOUT])
     import tagc.torch as tagc
 
     damaged = base64.b64encode(base64.b64decode(about["schedule"])[:-1]).decode()
     for wrong in (3, "", "?", damaged, about["schedule"] + "AAAA"):
-        entry[state.ABOUT] = json.dumps(about | {"schedule": wrong})
+        entry[checkpoint.ABOUT] = json.dumps(about | {"schedule": wrong})
         with pytest.raises(tagc.Error, match="about"):
             second.load_state_dict(saved)
     del about["schedule"]
-    entry[state.ABOUT] = json.dumps(about)
+    entry[checkpoint.ABOUT] = json.dumps(about)
     second.load_state_dict(saved)
     assert second.state.schedule.levels() == {"noisy": 3, "steady": 3, "attn.q_proj.weight": 3}
 

@@ -524,7 +524,7 @@ def saved_without_a_handle(rank, world_size):
 def other_versions(rank, world_size):
     """A state of another version, or of none, is refused: the Error names both, and nothing changes."""
     import tagc.torch as tagc
-    from tagc.torch import state
+    from tagc.torch import checkpoint
 
     run = Run().steps(0)
     saved = run.handle.state_dict()
@@ -533,11 +533,11 @@ def other_versions(rank, world_size):
     for version in (None, 0, 2, "1"):
         other = {}
         for name, entry in saved.items():
-            about = json.loads(entry[state.ABOUT])
+            about = json.loads(entry[checkpoint.ABOUT])
             assert about.pop("version") == 1
             other[name] = {
                 **entry,
-                state.ABOUT: json.dumps(about if version is None else {"version": version, **about}),
+                checkpoint.ABOUT: json.dumps(about if version is None else {"version": version, **about}),
             }
         with pytest.raises(
             tagc.Error, match=f"rank{rank} is of version {version!r}, this tagc reads version 1"

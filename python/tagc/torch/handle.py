@@ -11,13 +11,14 @@ from typing import Any, NoReturn
 import torch
 
 from tagc._library import Error
-from tagc.torch import state
+from tagc.torch import checkpoint
 from tagc.torch.exchange.interfaces import Wrapped
 from tagc.torch.exchange.runner import Runners
 from tagc.torch.exchange.staging import Staging
 from tagc.torch.log import Log
 from tagc.torch.passes import Passes
 from tagc.torch.schedule.options import Options
+from tagc.torch.state import State
 
 
 class Compressed:
@@ -42,7 +43,7 @@ class Compressed:
         is_fresh: bool = False,
     ) -> None:
         self.model, self.wrapper, self._table, self._process = model, wrapper, table, os.getpid()
-        self.state = state.State(model, wrapper, options, is_fresh)
+        self.state = State(model, wrapper, options, is_fresh)
         self._log: Log | None = None
         self.passes = Passes(
             self.state, Runners(staging, options.codec_on(), options.transport == "group", options.timeout_s)
@@ -189,35 +190,35 @@ class Compressed:
         """Copies of this rank's residuals, for torch.save() or torch.distributed.checkpoint. Each rank has
         its own. Local; call it between backward passes."""
         self.synchronize()
-        return state.save(self.state)
+        return checkpoint.save(self.state)
 
     def load_state_dict(self, saved: Any) -> None:
         """Loads what state_dict() returned. Local. saved: the state_dict() of this rank; if another number of
         ranks saved, a list of those of all ranks. If it does not fit, it raises Error and changes nothing.
         Residuals are scaled to the next loss scale."""
         self.synchronize()
-        state.load(self.state, saved)
+        checkpoint.load(self.state, saved)
 
     def save(self, folder: Any) -> None:
         """Writes state_dict() to a file of this rank in that folder, and makes the folder if it is missing.
         Local; call it on every rank, between steps, with the same folder; each stage of a pipeline has a
         folder of its own."""
         self.synchronize()
-        state.save_files(self.state, folder)
+        checkpoint.save_files(self.state, folder)
 
     def load(self, folder: Any) -> None:
         """Loads what save() wrote, also with another number of ranks. Local. If it does not fit, it raises
         Error and changes nothing."""
         self.synchronize()
-        state.load_files(self.state, folder)
+        checkpoint.load_files(self.state, folder)
 
-    def at(self, checkpoint_id: Any, key: str | None = None, storage_reader: Any = None) -> state.Reader:
+    def at(self, checkpoint_id: Any, key: str | None = None, storage_reader: Any = None) -> checkpoint.Reader:
         """Replaces the handle in a dcp.load() of a checkpoint that another number of ranks saved:
 
             dcp.load({"model": ..., "tagc": handle.at(path)}, checkpoint_id=path)
 
         key: the handle's key, if the checkpoint has several. Local; dcp.load() is collective."""
-        return state.Reader(self.state, checkpoint_id, key, storage_reader)
+        return checkpoint.Reader(self.state, checkpoint_id, key, storage_reader)
 
     def close(self) -> None:
         """Removes the hooks if torch allows it, and frees the residuals. Local."""

@@ -1,0 +1,594 @@
+"""What a checkpoint has of a handle's state: residuals, because a resumed run would lose the values that were
+not sent yet; and replicas, the base of deltas:
+
+    {"rank3": {"about...": json, "residuals": {name: (shape of the parameter), fp32}, "replicas...": {module:
+    (shard,), bf16}}}
+
+One form serves torch.save and torch.distributed.checkpoint (DCP). Keys contain the rank, because each rank
+has its own residuals and DCP writes only one of several equal keys.
+
+    about["version"]                  1, the only one that is read
+    about["world_size"], ["rank"]     of torch.distributed
+    about["managed"]                  1 under torchft
+    about["replica"], ["replicas"]    the residuals of all replicas add up to the unsent gradient: every rank
+                                      that averages gradients with this one is a replica, or with `between`
+                                      every host
+    about["where"]                    {dimension of the mesh: [place, size]} of those that tell this rank from
+                                      ranks with other parameters or pieces of them, as of a pipeline or of
+                                      tensor parallelism; {"ranks": those of the process group} where it has
+                                      no mesh. Residuals go only to ranks with the same
+    about["place"], ["places"]        with `between` a residual is chunk `place` of `places` chunks of a
+                                      parameter, in wire order with padding; else 0 of 1, with the parameter's
+                                      shape
+    about["chunks"]                   1 with `between`
+    about["step"], ["loss_scale"]     exchanges so far; factor by which gradients were multiplied
+    about["schedule"]                 tagc_schedule_save(), in base64; absent without levels. Open windows
+                                      count only for the same number of ranks
+    about["gathered"]                 of each module in "replicas": [gathers so far, checksum of this rank's
+                                      input to the last one, checksum of its shard when this was saved]; only
+                                      if `parameters` are deltas. With another number of ranks, or if
+                                      parameters differ from the saved ones, the first gather sends whole
+                                      values
+
+Another world size keeps 1/W times the sum over ranks: new rank r' of W' gets W'/W times the sum of all old r
+with r mod W' = r'. If W' > W, the new ranks that are r modulo W share an old residual equally. If one of them
+got all of it, its residual would be W'/W times too large for its gradients: selection would take little else
+for many steps, and the quantiser's scales would fit the residual and not the gradients. Shared, each residual
+has the usual size for W' ranks. (torch divides gradients that are reduced in fp16 by a power of two that
+depends on W, 2 for 4 ranks and 4 for 8. A change of that is not corrected.)"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import pathlib
+import pickle
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Set
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from tagc._library import Error
+from tagc.torch.exchange import layout as layouts
+from tagc.torch.exchange.interfaces import ALONE, Replica
+from tagc.torch.schedule import policy, schedule
+from tagc.torch.state import Keeper, State
+
+VERSION = 1
+# DCP's error contains only the first missing key, so the key contains the advice.
+ABOUT = (
+    "about (not there: where another number of ranks saved, load handle.at(path); where no tagc handle "
+    "was saved, leave it out)"
+)
+REPLICAS = "replicas (not there: saved without deltas, or by ranks that are others now: load handle.at(path))"
+_NUMBERS = {
+    "world_size": 1,
+    "rank": 0,
+    "managed": 0,
+    "replica": 0,
+    "replicas": 1,
+    "place": 0,
+    "places": 1,
+    "chunks": 0,
+    "step": 0,
+    "loss_scale": 0,
+}
+
+
+# path of a file that save_files() has written -> what it is of
+_writers: dict[str, weakref.ref[State]] = {}
+
+
+_PLACE = ("replica", "place", "where")  # of a rank, in "about"
+
+
+def save(state: State) -> dict[str, Any]:
+    """Copies of this rank's residuals and of its rows of replicas. Local."""
+    with state.lock:
+        _check_open(state)
+        residuals = {}
+        for keeper in _keepers(state):
+            held = keeper.unit.residuals_on_the_wire()
+            for parameter in keeper.parameters:
+                wire = held.pop(parameter.name, None)
+                if wire is None:
+                    wire = torch.full((_n_wire(parameter, keeper),), -0.0, dtype=torch.float32)
+                residuals[parameter.name] = _from_wire(wire, parameter, keeper)
+        about, entry = _about(state), {"residuals": residuals}
+        if replicas := state.wrapper.replicas():
+            about["gathered"] = {name: list(replica[1:]) for name, replica in replicas.items()}
+            entry[REPLICAS] = {name: replica.row for name, replica in replicas.items()}
+        return {f"rank{_place(state)[0]}": {ABOUT: json.dumps(about), **entry}}
+
+
+def load(state: State, saved: Any, is_selected: bool = False) -> None:
+    """Loads a checkpoint. saved: the result of save() on this rank; with another world size, a list of those
+    of all ranks (is_selected: only of ranks that this one needs). Local; changes nothing if it raises."""
+    with state.lock:
+        _check_open(state)
+        mine, old = _about(state), _ranks(saved)
+        for about, _ in old.values():
+            if bool(about["managed"]) != state.wrapper.is_managed:
+                raise _bad(
+                    f"was {'' if about['managed'] else 'not '}saved under torchft, where residuals are "
+                    "parts of the mean gradient: "
+                    f"load it {'there' if about['managed'] else 'elsewhere'}"
+                )
+        n_saved = next(iter(old.values()))[0]["world_size"]
+        if state.wrapper.has_several_meshes and n_saved != mine["world_size"]:
+            raise Error(
+                "unsupported",
+                f"tagc state: was saved by {n_saved} ranks, and there are {mine['world_size']} now; "
+                "gradients of some parameters of this model are averaged over other ranks than those of "
+                "others, and which ranks have the same is not known: load it with as many ranks, or leave "
+                "it out",
+            )
+        wanted = _sources(mine, {rank: about for rank, (about, _) in old.items()}, is_selected)
+        if alone := {name for name, why in state.wrapper.left_to_torch().items() if why == ALONE}:
+            for about, residuals in old.values():
+                old[about["rank"]] = about, {n: values for n, values in residuals.items() if n not in alone}
+            state.say("tagc: residuals of what one rank trains alone now are left out of what was loaded")
+        keepers = _keepers(state, {name for rank in wanted for name in old[rank][1]})
+        for rank in wanted:
+            _check(keepers, rank, *old[rank])
+        sources = [_Source(*old[rank], factor) for rank, factor in wanted.items()]
+        about, is_alike = sources[0].about, sources[0].factor is None
+        replicas = _replicas(state, saved, about) if is_alike else {}
+        for keeper in keepers:
+            keeper.unit.set_residuals_on_the_wire(
+                {p.name: _resharded(p, keeper, sources) for p in keeper.parameters}
+            )
+        if state.wrapper.replica_sizes():
+            state.wrapper.set_replicas(replicas)
+            if not replicas:
+                why = "it has no replicas" if is_alike else f"{about['world_size']} ranks saved it"
+                state.say(
+                    "tagc: the next gather sends all parameters whole, not what changed: this state was "
+                    f"loaded, and {why}"
+                )
+        state.resume(about["step"], about["loss_scale"])
+        state.moments.load(about, is_alike)
+
+
+def save_files(state: State, folder: Any) -> None:
+    """Writes this rank's file of a folder. Local."""
+    folder = _folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = _file(folder, _place(state)[0])
+    other = _writers.get(str(path.resolve()), lambda: None)()
+    # elsewhere, a second handle is a later one of the same model
+    has_stages = not state.wrapper.is_managed and bool(state.wrapper.place().where)
+    if other is not None and other is not state and not other.is_closed and has_stages:
+        raise Error(
+            "argument",
+            f"{path} was saved by another open handle of this process: give each handle, as of each stage of "
+            "a pipeline, a folder of its own",
+        )
+    _writers[str(path.resolve())] = weakref.ref(state)
+    part = path.with_suffix(".part")
+    torch.save(save(state), part)
+    part.replace(path)
+
+
+def load_files(state: State, folder: Any) -> None:
+    """Reads this rank's file, or those of all ranks if their number has changed. Local."""
+    rank = _place(state)[0]
+    folder = _folder(folder)
+    first = rank if _file(folder, rank).exists() else 0
+    mine = _read(folder, first)
+    saved, own = next(iter(_ranks(mine).values()))[0], _about(state)
+    n_saved = saved["world_size"]
+    alike = first == rank and all(saved[key] == own[key] for key in ("world_size", *_PLACE))
+    load(state, mine if alike else [mine if r == first else _read(folder, r) for r in range(n_saved)])
+
+
+def _folder(folder: Any, name: str = "folder") -> pathlib.Path:
+    if not isinstance(folder, (str, os.PathLike)):
+        raise Error("argument", f"{name} is {folder!r}, must be a path")
+    return pathlib.Path(folder)
+
+
+def _file(folder: pathlib.Path, rank: int) -> pathlib.Path:
+    return folder / f"rank{rank}.pt"
+
+
+def _read(folder: pathlib.Path, rank: int) -> Any:
+    path = _file(folder, rank)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as failure:
+        raise Error(
+            "io",
+            f"{path} cannot be read: {failure}; a folder that handle.save() wrote has a file of each rank, "
+            "and with another "
+            "number of ranks all of them are read",
+        ) from failure
+
+
+class Reader:
+    """handle.at(path): replaces the handle in a dcp.load() of a checkpoint that another number of ranks
+    saved. It loads the residuals that this rank takes over."""
+
+    def __init__(
+        self, state: State, checkpoint_id: Any, key: str | None = None, storage_reader: Any = None
+    ) -> None:
+        from torch.distributed.checkpoint import FileSystemReader
+
+        self._state, self._where = state, f"checkpoint {checkpoint_id}"
+        reader = storage_reader or FileSystemReader(_folder(checkpoint_id, "checkpoint_id"))
+        try:
+            self._metadata: Any = reader.read_metadata()
+        except (OSError, EOFError, ValueError) as failure:
+            raise Error("io", f"{self._where} cannot be read: {failure}") from failure
+        self._key = self._find(key)
+        self._abouts = self._read_abouts(reader)
+
+    def _paths(self) -> Iterator[tuple[Any, ...]]:
+        return (path for path in (self._metadata.planner_data or {}).values() if isinstance(path, tuple))
+
+    def _find(self, key: str | None) -> tuple[Any, ...]:
+        """Returns the path of the handle within the checkpoint."""
+        found = {path[:-2] for path in self._paths() if path[-1] == ABOUT}
+        fitting = {path for path in found if key in (None, path[-1], ".".join(map(str, path)))}
+        if len(fitting) != 1:
+            names = ", ".join(sorted(repr(".".join(map(str, path))) for path in found))
+            raise Error(
+                "argument",
+                f"{self._where} has the states of tagc handles under the keys {names}; key is {key!r}, must "
+                "be one of them"
+                if found
+                else f"{self._where} was saved without a tagc handle: leave the handle out of dcp.load(), "
+                "and its residuals begin at zero",
+            )
+        return fitting.pop()
+
+    def _read_abouts(self, reader: Any) -> dict[int, dict[str, Any]]:
+        import torch.distributed.checkpoint as dcp
+
+        nested = {
+            path[-2]: {ABOUT: ""} for path in self._paths() if path[-1] == ABOUT and path[:-2] == self._key
+        }
+        wrapped: dict[str, Any] = nested
+        for name in reversed(self._key):
+            wrapped = {name: wrapped}
+        dcp.load(wrapped, storage_reader=reader, no_dist=True)
+        return {rank: about for rank, (about, _) in _ranks(nested, residuals=False).items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        entries: dict[str, Any] = {}
+        for rank, factor in _sources(_about(self._state), self._abouts).items():
+            entries[f"rank{rank}"] = {
+                ABOUT: "",
+                "residuals": self._tensors(f"rank{rank}", "residuals", torch.float32),
+            }
+            if factor is None and (replicas := self._tensors(f"rank{rank}", REPLICAS, torch.bfloat16)):
+                entries[f"rank{rank}"][REPLICAS] = replicas
+        return entries
+
+    def _tensors(self, rank: str, kind: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Returns empty tensors, for what the checkpoint has there."""
+        return {
+            path[-1]: torch.empty(self._metadata.state_dict_metadata[fqn].size, dtype=dtype)
+            for fqn, path in self._metadata.planner_data.items()
+            if isinstance(path, tuple) and path[:-3] == self._key and path[-3:-1] == (rank, kind)
+        }
+
+    def load_state_dict(self, saved: Any) -> None:
+        load(self._state, saved, is_selected=True)
+
+
+# ---- ranks, units and parameters ----
+
+
+def _place(state: State) -> tuple[int, int]:
+    """Returns (rank, ranks). A replica under torchft counts as alone, because the others may change."""
+    if state.wrapper.is_managed:
+        _, _, n_chunks, place = state.keepers()[0]
+        return (0, 1) if place is None else (place, n_chunks)
+    return dist.get_rank(), dist.get_world_size()
+
+
+def _about(state: State) -> dict[str, Any]:
+    rank, world_size = _place(state)
+    about: dict[str, Any] = {
+        "version": VERSION,
+        "world_size": world_size,
+        "rank": rank,
+        "managed": int(state.wrapper.is_managed),
+        "replica": rank,
+        "replicas": world_size,
+        "where": {},
+        "place": 0,
+        "places": 1,
+        "chunks": 0,
+        "step": state.n_steps,
+        "loss_scale": state.loss_scale,
+    } | state.schedule.state()
+    if not state.wrapper.is_managed:
+        about |= state.wrapper.place()._asdict()
+    if state.wrapper.is_managed and state.keepers()[0][3] is not None:
+        about |= {"replica": 0, "replicas": 1, "place": rank, "places": world_size, "chunks": 1}
+    between = state.wrapper.between
+    if between is not None:
+        _, _, n_chunks, place = state.keepers()[0]
+        about |= {"place": place, "places": n_chunks, "chunks": 1}
+    return about
+
+
+def _keepers(state: State, saved: Set[str] = frozenset()) -> list[Keeper]:
+    """Returns keepers of trainable parameters, and of frozen ones that still have a residual, here or in the
+    checkpoint."""
+    frozen = {name for name, p in policy.named_parameters(state.model) if not p.requires_grad}
+    found = []
+    for unit, parameters, n_chunks, place in state.keepers():
+        held = saved | unit.names_of_residuals() if frozen else ()
+        found.append(
+            Keeper(
+                unit,
+                [
+                    p
+                    for p in parameters
+                    if p.numel
+                    and state.options.feeds_back(p.kind)
+                    and (p.name not in frozen or p.name in held)
+                ],
+                n_chunks,
+                place,
+            )
+        )
+    return found
+
+
+def _n_chunk(parameter: layouts.Parameter, n_chunks: int) -> int:
+    return layouts.chunked_elems(parameter, n_chunks) // n_chunks
+
+
+def _n_wire(parameter: layouts.Parameter, keeper: Keeper) -> int:
+    return parameter.numel if keeper.place is None else _n_chunk(parameter, keeper.n_chunks)
+
+
+def _from_wire(wire: torch.Tensor, parameter: layouts.Parameter, keeper: Keeper) -> torch.Tensor:
+    return (
+        wire if keeper.place is not None else layouts.from_wire(wire, parameter, keeper.n_chunks).contiguous()
+    )
+
+
+# ---- loading ----
+
+
+def _check_open(state: State) -> None:
+    if state.is_closed:
+        raise Error("state", "this tagc handle is closed, and its residuals are gone")
+
+
+def _bad(text: str) -> Error:
+    return Error("argument", f"tagc state: {text}")
+
+
+def _ranks(saved: Any, residuals: bool = True) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
+    """Converts any form of a state to {rank: (about, {name: tensor})}."""
+    entries = {}
+    for part in saved if isinstance(saved, (list, tuple)) else [saved]:
+        if not isinstance(part, dict) or not part:
+            raise _bad(
+                f"is a {type(part).__name__}, must be what state_dict() gives, or a list with that of each "
+                "rank"
+            )
+        for name, entry in part.items():
+            text = entry.get(ABOUT) if isinstance(entry, dict) else None
+            if not isinstance(text, str):
+                raise _bad(f"{name!r} is not what state_dict() gives")
+            if residuals and not isinstance(entry.get("residuals", {}), dict):
+                raise _bad(f"residuals of {name} are a {type(entry['residuals']).__name__}, must be a dict")
+            about = _parsed(name, text)
+            if about["rank"] in entries or name != f"rank{about['rank']}":
+                raise _bad(f"{name} is there twice, or says that it is rank {about['rank']}")
+            entries[about["rank"]] = about, entry.get("residuals", {})  # DCP writes no empty dict
+    if not entries:
+        raise _bad("has no rank's")
+    return entries
+
+
+def _parsed(name: str, text: str) -> dict[str, Any]:
+    try:
+        about = json.loads(text)
+        version = about.get("version")
+        if about and version != VERSION:
+            raise _bad(f"{name} is of version {version!r}, this tagc reads version {VERSION}")
+        fits = (
+            all(
+                isinstance(about[key], (int, float))
+                and not isinstance(about[key], bool)
+                and about[key] >= low
+                for key, low in _NUMBERS.items()
+            )
+            and about["replica"] < about["replicas"]
+            and about["place"] < about["places"]
+            and _is_where(about["where"])
+        )
+        fits = fits and 0 < about["loss_scale"] < math.inf and schedule.fits(about)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise _bad(f"{ABOUT!r} of {name} is {text[:200]!r}")
+    return about
+
+
+def _sources(
+    mine: Mapping[str, Any], abouts: Mapping[int, Mapping[str, Any]], is_selected: bool = False
+) -> dict[int, float | None]:
+    """Returns {old rank: factor of its residuals} of the ranks whose residuals this one takes over, in order
+    of replica and place; None: no factor, bit for bit."""
+    first = abouts[min(abouts)]
+    for rank, about in abouts.items():
+        for key in ("world_size", "replicas", "places", "step"):
+            if about[key] != first[key]:
+                raise _bad(
+                    f"{key} is {first[key]} of rank {first['rank']} and {about[key]} of rank {rank}: they "
+                    "are not of "
+                    "the same moment"
+                )
+    alike = ("world_size", "replicas", "places")
+    if all(mine[key] == first[key] for key in alike):
+        own = mine["rank"]
+        if own not in abouts:
+            raise _bad(f"has {_listed(abouts)}, and this is rank {own}")
+        if all(abouts[own][key] == mine[key] for key in _PLACE):
+            return {own: None}
+    same = {rank: about for rank, about in abouts.items() if about["where"] == mine["where"]}
+    if not same:
+        raise _bad(
+            f"was saved by {first['world_size']} ranks, of which rank {first['rank']} had place "
+            f"{_where(first)}; this one of {mine['world_size']} ranks has place {_where(mine)}, and no saved "
+            "rank had the same: residuals of other stages or pieces do not fit. Load it with the same mesh "
+            "but for the dimension that averages gradients, or leave it out"
+        )
+    old, new = first["replicas"], mine["replicas"]
+    congruent = range(mine["replica"] % old if new > old else mine["replica"], old, min(old, new))
+    n_heirs = len(range(mine["replica"] % old, new, old)) if new > old else 1
+    found = sorted(
+        (about["replica"], about["place"], rank)
+        for rank, about in same.items()
+        if about["replica"] in congruent
+    )
+    wanted = {rank: new / old / n_heirs for _, _, rank in found}
+    # Check all, not only those that this rank needs: else one rank would raise and another continue.
+    if (
+        len(wanted) != len(congruent) * first["places"]
+        or not is_selected
+        and len(abouts) != first["world_size"]
+    ):
+        raise _bad(
+            f"was saved by {first['world_size']} ranks, and there are {mine['world_size']} now; only "
+            "residuals of "
+            f"{_listed(abouts)} are here: load a list of all ranks' state_dict(), or with "
+            "torch.distributed.checkpoint handle.at(path) instead of handle"
+        )
+    return wanted
+
+
+def _is_where(where: Any) -> bool:
+    return isinstance(where, dict) and all(
+        isinstance(name, str)
+        and isinstance(numbers, list)
+        and all(isinstance(number, int) for number in numbers)
+        and (name == "ranks" or len(numbers) == 2)
+        for name, numbers in where.items()
+    )
+
+
+def _where(about: Mapping[str, Any]) -> str:
+    """Returns where a rank was, as text."""
+    if "ranks" in about["where"]:
+        return f"{about['replica']} of the process group {about['where']['ranks']}, which has no mesh"
+    places = [f"{place} of {size} of {name!r}" for name, (place, size) in about["where"].items()]
+    return ", ".join(places) or f"{about['replica']} of {about['replicas']} that average gradients"
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return "rank " + ", ".join(map(str, sorted(ranks))) if ranks else "no rank"
+
+
+def _check(
+    keepers: Iterable[Keeper], rank: int, about: Mapping[str, Any], residuals: Mapping[str, Any]
+) -> None:
+    names = {parameter.name for keeper in keepers for parameter in keeper.parameters}
+    missing, unknown = sorted(names - set(residuals)), sorted(set(residuals) - names)
+    if missing:
+        raise _bad(
+            f"rank {rank} has no residual of {missing[0]}, which this model compresses (classes must be the "
+            "same)"
+        )
+    if unknown:
+        raise _bad(
+            f"rank {rank} has a residual of {unknown[0]}, which this model does not compress, or does not "
+            "have"
+        )
+    for keeper in keepers:
+        for parameter in keeper.parameters:
+            values, what = residuals[parameter.name], f"residual of {parameter.name} of rank {rank}"
+            if not isinstance(values, torch.Tensor) or not values.is_floating_point():
+                kind = values.dtype if isinstance(values, torch.Tensor) else type(values).__name__
+                raise _bad(f"{what} is {kind}, must be a floating tensor")
+            if (keeper.place is None) != (not about["chunks"]):
+                raise _bad(
+                    "was saved "
+                    + ("with" if about["chunks"] else "without")
+                    + " `between`, torchft's Manager included: a model that is not so "
+                    "cannot load it"
+                )
+            shape = (
+                tuple(parameter.shape) if keeper.place is None else (_n_chunk(parameter, about["places"]),)
+            )
+            if tuple(values.shape) != shape:
+                raise _bad(f"{what} is {tuple(values.shape)}, must be {shape}")
+            if not values.isfinite().all():
+                raise _bad(f"{what} is not finite")
+
+
+def _replicas(state: State, saved: Any, about: Mapping[str, Any]) -> dict[str, Replica]:
+    """Returns this rank's rows, as they were saved, of the modules that keep one here."""
+    rank = f"rank{about['rank']}"
+    entry = next(
+        part[rank] for part in (saved if isinstance(saved, (list, tuple)) else [saved]) if rank in part
+    )
+    rows, gathered, found = entry.get(REPLICAS, {}), about.get("gathered", {}), {}
+    if not isinstance(rows, dict) or not isinstance(gathered, dict) or set(rows) != set(gathered):
+        raise _bad(
+            f"replicas of {rank} are a {type(rows).__name__}, must be a dict with a tensor of each module "
+            "that 'gathered' names"
+        )
+    for name, n_shard in state.wrapper.replica_sizes().items():
+        if name not in rows:
+            continue
+        row, numbers = rows[name], gathered[name]
+        if not isinstance(row, torch.Tensor) or row.dtype != torch.bfloat16 or row.shape != (n_shard,):
+            what = f"{row.dtype} {tuple(row.shape)}" if isinstance(row, torch.Tensor) else type(row).__name__
+            raise _bad(f"replica of {name} of {rank} is {what}, must be torch.bfloat16 ({n_shard},)")
+        if not row.isfinite().all():
+            raise _bad(f"replica of {name} of {rank} is not finite")
+        if (
+            not isinstance(numbers, list)
+            or [type(number) for number in numbers] != [int, str, str]
+            or not 0 <= numbers[0] < 2**50
+        ):
+            raise _bad(f"'gathered' of {name} of {rank} is {numbers!r}, must be a count and two checksums")
+        found[name] = Replica(row, *numbers)
+    return found
+
+
+class _Source(NamedTuple):
+    """The residual of a saved rank."""
+
+    about: dict[str, Any]
+    residuals: dict[str, Any]
+    factor: float | None  # None: no factor, bit for bit
+
+    def tensor(self, parameter: layouts.Parameter) -> torch.Tensor:
+        return self.residuals[parameter.name].to(torch.float32)
+
+
+def _resharded(parameter: layouts.Parameter, keeper: Keeper, sources: list[_Source]) -> torch.Tensor:
+    """Returns the part of a parameter's residual that this rank takes over, in its own wire order."""
+    if len(sources) == 1 and sources[0].factor is None:
+        values = sources[0].tensor(parameter)
+        return values if keeper.place is not None else layouts.to_wire(values, parameter, keeper.n_chunks)
+    total = torch.zeros(parameter.shape, dtype=torch.float32)
+    scale = sources[0].about["loss_scale"]
+    for _, replica in itertools.groupby(sources, key=lambda source: source.about["replica"]):
+        places = list(replica)
+        whole = places[0].tensor(parameter)
+        if keeper.place is not None:
+            wire = torch.cat([place.tensor(parameter) for place in places])[: parameter.numel]
+            whole = layouts.from_wire(wire, parameter, len(places))
+        total.add_(whole, alpha=places[0].factor * scale / places[0].about["loss_scale"])
+    values = layouts.to_wire(total, parameter, keeper.n_chunks)
+    if keeper.place is not None:
+        n = _n_chunk(parameter, keeper.n_chunks)
+        values = torch.nn.functional.pad(values, (0, n * keeper.n_chunks - values.numel()))
+        values = values[keeper.place * n : (keeper.place + 1) * n]
+    return values
