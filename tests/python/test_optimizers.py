@@ -172,7 +172,7 @@ def schedulers(rank, world_size):
         scheduler = SCHEDULERS[name](optimizer) if when != "after" else None
         if when != "never":
             handle = tagc.compress(model, sparsity=0.9, verbose=False)
-            handle.adapt(optimizer, scheduler)
+            handle.adapt(optimizer)
             scheduler = scheduler or SCHEDULERS[name](optimizer)
         found = []
         for step in range(6):

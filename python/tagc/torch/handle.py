@@ -142,7 +142,7 @@ class Compressed:
         delta rounds a large change to a few bits. Local; one rank is enough."""
         self.wrapper.reset_parameters()
 
-    def adapt(self, optimizer: Any, scheduler: Any = None) -> None:
+    def adapt(self, optimizer: Any) -> None:
         """Gives tagc the optimizer: one of torch's, a trainer's wrapper around one, or a list if several
         share the model. Local; call it on every rank, between steps. compress(model, optimizer) calls it.
 
@@ -151,9 +151,7 @@ class Compressed:
         Where values are selected, tagc raises beta2. Both happen inside step(): groups, state, learning rates
         and weight decay are unchanged, and checkpoints are those of a run without tagc. Other optimizers are
         not changed: if one has no first moment, tagc selects values; if it may have one, all values are sent
-        in 4 bits. Rank 0 prints which. What changes later in their groups and in requires_grad is followed.
-
-        scheduler: accepted and not used."""
+        in 4 bits. Rank 0 prints which. What changes later in their groups and in requires_grad is followed."""
         self.state.moments.adapt(optimizer)
         self.state.say(f"tagc: {self.state.moments.words}")
 
