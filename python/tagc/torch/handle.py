@@ -151,7 +151,7 @@ class Compressed:
         Where values are selected, tagc raises beta2. Both happen inside step(): groups, state, learning rates
         and weight decay are unchanged, and checkpoints are those of a run without tagc. Other optimizers are
         not changed: if one has no first moment, tagc selects values; if it may have one, all values are sent
-        in 4 bits. Rank 0 prints which. What changes later in their groups and in requires_grad is followed."""
+        in 4 bits. Rank 0 prints which. What changes later in groups and requires_grad is followed."""
         self.state.moments.adapt(optimizer)
         self.state.say(f"tagc: {self.state.moments.words}")
 
