@@ -17,6 +17,7 @@ from tagc._library import Error
 from tagc.torch.advise import first_words
 from tagc.torch.exchange import internals, streams
 from tagc.torch.exchange.agreement import agree_all
+from tagc.torch.exchange.hosts import Cluster
 from tagc.torch.exchange.interfaces import ALONE
 from tagc.torch.exchange.staging import Staging
 from tagc.torch.handle import Compressed
@@ -51,6 +52,7 @@ def compress(
     mild_sparsity: float | None = None,
     exchange: Exchange = "direct",
     parameters: Parameters | None = None,
+    hosts: int | None = None,
     between: dist.ProcessGroup | DeviceMesh | str | Any = None,
     codec: Literal["host", "device"] | None = "host",
     transport: Literal["host", "group"] = "host",
@@ -83,6 +85,10 @@ def compress(
     parameters: FSDP2: format in which parameters are gathered: None (torch's own), "bf16", "int8", or the
         changes since the last gather: "delta8", "delta4", "delta2" (these take 4 bytes per parameter on every
         rank).
+    hosts: on how many hosts the ranks of the model are, as many ranks on each, in the order of ranks. Not
+        given: tagc finds that. Gradients are added up within each host by the model's own group, and
+        compressed between hosts. If all ranks are on one host, each of them counts as a host; 1 leaves
+        everything to torch, uncompressed.
     between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts,
         its mesh of one dimension, or that dimension's name; tagc sums gradients over it, compressed, after
         torch's own reduce-scatter. Or torchft's Manager, where replicas of such a mesh join and leave.
@@ -108,6 +114,7 @@ def compress(
         "mild_sparsity": mild_sparsity,
         "exchange": exchange,
         "parameters": parameters,
+        "hosts": hosts,
         "codec": codec,
         "transport": transport,
         "threads": threads,
@@ -189,6 +196,7 @@ def _prepare(
     groups: list[dist.ProcessGroup | None] = [dist.group.WORLD if dist.is_initialized() else None]
     wrapper: Wrapper | None = None
     failure: Exception | None = None
+    cluster: Cluster | None = None
     mine: dict[str, Any] = {}
     try:
         manager = torchft.manager_of(model)
@@ -224,6 +232,7 @@ def _prepare(
         mine["options"]["an optimizer was given to compress()"] = optimizer is not None
         mine["fresh"] = first_words.look_fresh(mine["rows"], policy.named_parameters(model))
         settings = Options(**options)
+        cluster = _cluster(wrapper, settings)
         if wrapper.is_managed and settings.parameters is not None:
             raise Error(
                 "unsupported", f"parameters is {settings.parameters!r}: under torchft it must be None"
@@ -249,7 +258,11 @@ def _prepare(
     try:
         mine["about host"] = first_words.about_host()
         call = f"{'ddp_state' if only else 'compress'}()"
-        is_fresh, hosts = _agree(groups, mine, failure, options.get("timeout_s"), call)
+        is_fresh, abouts = _agree(groups, mine, failure, options.get("timeout_s"), call)
+        if cluster is not None and wrapper is not None:
+            own = [*wrapper.groups(), *(wrapper.deciders() or ())]
+            cluster.split(own, {rank: about["host"] for rank, about in abouts.items()})
+            wrapper.cluster = cluster
     except BaseException:
         if staging is not None:
             staging.close()
@@ -269,7 +282,7 @@ def _prepare(
             mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())},
         )
     else:
-        for group in [*wrapper.groups(), *(wrapper.deciders() or ())]:
+        for group in [*wrapper.levels(), *(wrapper.deciders() or ())]:
             handle.passes.comm(group)
     if optimizer is not None:
         try:
@@ -289,15 +302,16 @@ def _prepare(
             ""
             if wrapper.is_managed
             else first_words.line(
-                [about for rank, about in hosts.items() if rank in wrapper.exchanging()],
+                [about for rank, about in abouts.items() if rank in wrapper.exchanging()],
                 is_fresh,
                 settings.gentle,
             )
         )
+        split = "" if cluster is None else cluster.words(wrapper.groups(), streams.device_of(model))
         print(
             table,
             handle.state.schedule.words(),
-            *(f"\n{text}" for text in (words, where, expect) if text),
+            *(f"\n{text}" for text in (words, split, where, expect) if text),
             sep="",
             flush=True,
         )
@@ -331,6 +345,22 @@ def _managed_wrapper(model: Any, manager: Any) -> Wrapper:
     from tagc.torch.quorum import fsdp2 as managed_fsdp2
 
     return managed_fsdp2.Wrapper(model, manager)
+
+
+def _cluster(wrapper: Wrapper, settings: Options) -> Cluster | None:
+    """Returns the hosts to look for; None where tagc's exchanges are between hosts anyway. Local."""
+    if settings.hosts is not None and not wrapper.sums_within_hosts:
+        why = (
+            "tagc exchanges between torchft's replicas"
+            if wrapper.is_managed
+            else "between says which ranks are on other hosts"
+            if wrapper.between is not None
+            else f"this model is {wrapper.name}, whose gradients are not added up within hosts"
+        )
+        raise Error("unsupported", f"hosts is {settings.hosts}, and {why}: leave hosts out")
+    if not wrapper.sums_within_hosts:
+        return None
+    return Cluster(wrapper.ranks(), settings.hosts, settings.timeout_s)
 
 
 def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any]) -> dict[str, Any]:

@@ -5,12 +5,12 @@ also decides at which level parameters begin."""
 from __future__ import annotations
 
 import pathlib
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from tagc.torch.exchange.hosts import identity
 from tagc.torch.schedule.policy import Row
 
 FAST_MBIT = 25_000  # of a network card; above it compression seldom pays
@@ -18,7 +18,7 @@ FAST_MBIT = 25_000  # of a network card; above it compression seldom pays
 
 def about_host() -> dict[str, Any]:
     """Returns what ranks exchange about their host. Local."""
-    return {"host": socket.gethostname(), "mbit": card_mbit()}
+    return {"host": identity(), "mbit": card_mbit()}
 
 
 def card_mbit(
@@ -58,7 +58,8 @@ def line(hosts: Sequence[Mapping[str, Any]], is_fresh: bool, is_gentle: bool | N
     parts, rates = [], [host["mbit"] for host in hosts]
     if len(hosts) > 1 and len({host["host"] for host in hosts}) == 1:
         parts.append(
-            f"all {len(hosts)} ranks that exchange gradients are on one host, where compression seldom pays"
+            f"all {len(hosts)} ranks that exchange gradients are on one host, where compression gains "
+            "nothing: each counts as a host, as for a trial"
         )
     elif min(rates) >= FAST_MBIT:
         parts.append(

@@ -3,7 +3,7 @@ classes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tagc.torch.exchange import internals
+from tagc.torch.exchange.hosts import Cluster, Hosts
 from tagc.torch.exchange.layout import Layout, Parameter, Part
 from tagc.torch.exchange.reducer import Way
 from tagc.torch.exchange.unit import Stats
@@ -69,6 +70,9 @@ class Wrapped:
     name: str  # "fsdp2", "ddp" or "fsdp1"
     between: dist.ProcessGroup | None = None  # as compress() got it
     is_managed = False  # under torchft, whose replicas join and leave: managed.py
+    # whether its hooks add gradients up within each host, and exchange the sums between hosts
+    sums_within_hosts = False
+    cluster: Cluster | None = None  # which compress() finds; None: each rank counts as a host
 
     def groups(self) -> list[dist.ProcessGroup]:
         """Returns the process groups of exchanges, in the same order on all ranks."""
@@ -77,6 +81,24 @@ class Wrapped:
     def n_ranks(self) -> int:
         """Returns the number of ranks that train the model."""
         return self.groups()[0].size()
+
+    def ranks(self) -> list[int]:
+        """Returns all ranks that train the model, in ascending order."""
+        return sorted(dist.get_process_group_ranks(self.groups()[0]))
+
+    def hosts(self, group: Any) -> Hosts:
+        """Returns the hosts of one of groups()."""
+        return Hosts.flat(group) if self.cluster is None else self.cluster.of(group)
+
+    def levels(self) -> list[Any]:
+        """Returns the groups of the exchanges of tagc itself, in the same order on all ranks: of groups(), or
+        where these have several hosts of several ranks, of their two levels."""
+        found = []
+        for group in self.groups():
+            hosts = self.hosts(group)
+            if not hosts.is_one:
+                found += hosts.levels()
+        return found
 
     def exchanging(self) -> set[int]:
         """Returns the ranks with which this one exchanges gradients through tagc."""
@@ -91,8 +113,15 @@ class Wrapped:
         """Returns groups: sums over one after the other are sums over all ranks. An empty list if every
         exchange is over all ranks. None if ranks that exchange different parameters have no way to decide
         alike."""
-        n_ranks = self.n_ranks()
-        return [] if all(group.size() == n_ranks for group in self.groups()) else None
+        n_ranks, groups = self.n_ranks(), self.groups()
+        if any(group.size() != n_ranks for group in groups):
+            return None
+        return self.in_levels(groups[:1]) if any(self.hosts(group).is_two_level for group in groups) else []
+
+    def in_levels(self, groups: Iterable[dist.ProcessGroup]) -> list[dist.ProcessGroup]:
+        """Returns groups whose sums, one after the other, are those over `groups`, host by host if these have
+        hosts."""
+        return [level for group in groups for level in self.hosts(group).levels()]
 
     def place(self) -> Place:
         """Returns this rank's place among those that average gradients."""

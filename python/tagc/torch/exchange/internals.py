@@ -66,6 +66,8 @@ SEEN = {
     "FlatParameter._is_padding_mask": ALL,
     "torch.autograd.Variable._execution_engine": ALL,
     "torch.distributed.distributed_c10d._get_default_store": ALL,
+    "torch.distributed.distributed_c10d._world": ALL,
+    "_World.pg_names": ALL,
     "ProcessGroup._get_backend": ALL,
     "OptimizedModule._orig_mod": ALL,
     "DeviceMesh._get_root_mesh": "2.13",
@@ -454,6 +456,14 @@ def at_end_of_backward(function: Callable[[], object]) -> None:
 
 def default_store() -> dist.Store:
     return _get(dist.distributed_c10d, "torch.distributed.distributed_c10d._get_default_store")()
+
+
+def n_groups() -> int:
+    """Returns how many process groups this rank is in: part of the name of a group that only its ranks
+    make."""
+    return len(
+        _get(_get(dist.distributed_c10d, "torch.distributed.distributed_c10d._world"), "_World.pg_names")
+    )
 
 
 def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> Any:

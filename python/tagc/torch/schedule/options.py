@@ -82,6 +82,7 @@ class Options:
     gentle: bool = NOT_GIVEN
     codec: str | None = "host"
     transport: str = "host"
+    hosts: int | None = None
 
     def __post_init__(self) -> None:
         _choice("exchange", self.exchange, tuple(lib.EXCHANGES))
@@ -125,6 +126,8 @@ class Options:
         if self.parameters is not None:
             _choice("parameters", self.parameters, (None, *lib.GATHERS))
         number("threads", self.threads, 1, 256, int)
+        if self.hosts is not None:
+            number("hosts", self.hosts, 1, 10**6, int)
         if self.timeout_s is None:
             self.timeout_s = 300
         number("timeout_s", self.timeout_s, 0.001, 1e6)

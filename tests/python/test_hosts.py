@@ -1,0 +1,189 @@
+"""Which ranks share a host: what compress() finds, and what the user says instead."""
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import ranks
+import torch.distributed as dist
+
+
+def test_an_identity_is_of_a_host(tmp_path):
+    """The same for processes of one host, another after a reboot or in another network."""
+    from tagc.torch.exchange.hosts import identity
+
+    def proc(name, boot, network):
+        root = tmp_path / name
+        (root / "sys/kernel/random").mkdir(parents=True)
+        (root / "sys/kernel/random/boot_id").write_text(boot + "\n")
+        (root / "self/ns").mkdir(parents=True)
+        (root / "self/ns/net").symlink_to(network)
+        return root
+
+    networks = [tmp_path / "net0", tmp_path / "net1"]
+    for network in networks:
+        network.touch()
+    found = [
+        identity(proc(name, boot, network))
+        for name, boot, network in (
+            ("a", "one", networks[0]),
+            ("b", "two", networks[0]),
+            ("c", "one", networks[1]),
+        )
+    ]
+    assert len(set(found)) == 3, found
+    assert identity(proc("d", "one", networks[0])) == found[0]
+    assert identity() == identity() != identity(tmp_path / "none") == identity(tmp_path / "none")
+
+
+def test_only_equal_contiguous_hosts_are_added_up():
+    from tagc.torch.exchange.hosts import arrange
+
+    for hosts, expected in (("aabb", 2), ("abcd", 1), ("aaaa", 4), ("aaabbb", 3), ("a", 1), ("bbaacc", 2)):
+        assert arrange(hosts) == (expected, ""), hosts
+    per_host, why = arrange("aaab")
+    assert per_host == 1 and "3, 1 on 2 hosts" in why, why
+    per_host, why = arrange("abab")
+    assert per_host == 1 and "numbers 0 and 1 of its 4" in why, why
+    per_host, why = arrange("aabccb")
+    assert per_host == 1 and "numbers 2 and 3 of its 6" in why, why
+
+
+def cluster_of(groups, identities, given=None, model=None):
+    from tagc.torch.exchange.hosts import Cluster
+
+    cluster = Cluster(range(dist.get_world_size()) if model is None else model, given, 60.0)
+    cluster.split(groups, dict(enumerate(identities)))
+    return cluster
+
+
+def members(group):
+    return None if group is None else dist.get_process_group_ranks(group)
+
+
+def warned(function):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        result = function()
+    return result, [str(one.message) for one in found]
+
+
+def sum_of(group):
+    values = torch.tensor([10.0 ** dist.get_rank()])
+    dist.all_reduce(values, group=group)
+    return values.item()
+
+
+def two_by_two(rank, world_size):
+    world, cpu = dist.group.WORLD, torch.device("cpu")
+    for cluster in (cluster_of([world], "aabb"), cluster_of([world], "zzzz", given=2)):
+        hosts = cluster.of(world)
+        assert (hosts.n_hosts, hosts.per_host, hosts.host, hosts.place) == (2, 2, rank // 2, rank % 2)
+        assert members(hosts.within) == [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert members(hosts.between) == [rank % 2, rank % 2 + 2]
+        assert list(hosts.rows) == [rank % 2, rank % 2 + 2]
+        assert hosts.is_two_level and not hosts.is_flat and not hosts.is_one and not hosts.is_on_one_host
+        assert sum_of(hosts.within) == (1100.0 if rank > 1 else 11.0)
+        assert sum_of(hosts.between) == (1010.0 if rank % 2 else 101.0)
+        assert cluster.words([world], cpu) == (
+            "2 hosts x 2 ranks: sums within hosts by gloo, compressed between hosts"
+        )
+        groups = hosts.within, hosts.between
+    again = cluster_of([world], "aabb").of(world)
+    assert (again.within, again.between) == groups, "torch keeps each group's memory: they must be the same"
+
+
+def flat_ones(rank, world_size):
+    world, cpu = dist.group.WORLD, torch.device("cpu")
+    for identities, given, words, says in (
+        ("aaaa", None, "", None),
+        ("abcd", None, "4 hosts x 1 rank: compressed between hosts", None),
+        ("aaaa", 4, "4 hosts x 1 rank: compressed between hosts", None),
+        ("aaab", None, "", "its ranks are 3, 1 on 2 hosts"),
+        ("abab", None, "2 hosts x 2 ranks: compressed between hosts", "numbers 0 and 1 of its 4"),
+    ):
+        cluster, said = warned(lambda: cluster_of([world], identities, given))
+        hosts = cluster.of(world)
+        assert hosts.is_flat and hosts.within is None and hosts.between is world, identities
+        assert (hosts.n_hosts, hosts.host, hosts.place) == (4, rank, 0)
+        assert list(hosts.rows) == [0, 1, 2, 3] and hosts.levels() == [world]
+        assert hosts.is_on_one_host == (identities == "aaaa" and given is None)
+        assert cluster.words([world], cpu) == words, (identities, cluster.words([world], cpu))
+        if rank == 0 and says:
+            assert len(said) == 1 and says in said[0] and "ranks 0, 1, 2, 3" in said[0], said
+        else:
+            assert not said, said
+
+
+def one_host_by_word(rank, world_size):
+    world = dist.group.WORLD
+    cluster = cluster_of([world], "abcd", given=1)
+    hosts = cluster.of(world)
+    assert hosts.is_one and not hosts.is_two_level and not hosts.is_flat and hosts.within is world
+    assert (hosts.n_hosts, hosts.per_host, hosts.host, hosts.place) == (1, 4, 0, rank)
+    assert cluster.words([world], torch.device("cpu")).startswith("1 host: nothing is compressed")
+
+
+def groups_of_a_mesh(rank, world_size):
+    """Of tensor parallelism over ranks of a host: the data dimension has hosts of its own. Ranks are in
+    different groups, and all of them make all."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("data", "tensor"))
+    data, tensor = mesh["data"].get_group(), mesh["tensor"].get_group()
+    cluster = cluster_of([data, tensor], "aaaabbbb")
+    hosts, inner = cluster.of(data), cluster.of(tensor)
+    base, odd = rank // 4 * 4, rank % 2
+    assert (hosts.n_hosts, hosts.per_host) == (2, 2) and (hosts.host, hosts.place) == divmod(rank // 2, 2)
+    assert members(hosts.within) == [base + odd, base + odd + 2]
+    assert members(hosts.between) == [rank % 4, rank % 4 + 4]
+    assert sum_of(hosts.between) == 10.0 ** (rank % 4) + 10.0 ** (rank % 4 + 4)
+    assert inner.is_flat and inner.is_on_one_host
+    assert cluster.words([data], torch.device("cpu")).startswith("2 hosts x 4 ranks: sums within hosts")
+    crossing = cluster_of([data, tensor], "abababab").of(tensor)
+    assert crossing.is_flat and not crossing.is_on_one_host and crossing.n_hosts == 2
+
+
+def part_of_the_world(rank, world_size):
+    """As of a stage of a pipeline, the other ranks of which know nothing of it."""
+    from tagc.torch.exchange import hosts as module
+
+    stages = [dist.new_group([0, 1, 2, 3]), dist.new_group([4, 5, 6, 7])]
+    stage = stages[rank // 4]
+    identities, module.identity = module.identity, lambda: "aabbccdd"[rank]
+    try:
+        ours = range(rank // 4 * 4, rank // 4 * 4 + 4)
+        hosts, _ = warned(lambda: cluster_of([stage], "", model=ours).of(stage))
+        assert hosts.is_two_level and members(hosts.within) == [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert members(hosts.between) == [rank // 4 * 4 + rank % 2, rank // 4 * 4 + rank % 2 + 2]
+        assert sum_of(hosts.within) == sum(10.0**other for other in members(hosts.within))
+        # a group that some ranks have alone: torch would give theirs another name, and wait for ever
+        dist.new_group([0, 4])
+        module._groups = (lambda: None, {})
+        hosts, said = warned(lambda: cluster_of([stage], "", model=ours).of(stage))
+        assert hosts.is_flat and hosts.n_hosts == 4
+        assert (rank % 4 == 0) == bool(said), said
+        assert not said or "different numbers of process groups" in said[0]
+    finally:
+        module.identity = identities
+
+
+def checks_before_messages(rank, world_size):
+    from tagc import Error
+    from tagc.torch.exchange.hosts import Cluster
+
+    with pytest.raises(Error, match="hosts is 3, must divide the 4 ranks that train the model"):
+        Cluster(range(4), 3, 60.0)
+    with pytest.raises(Error, match="hosts is 8, must divide"):
+        Cluster(range(4), 8, 60.0)
+    with pytest.raises(Error, match="has not looked for the hosts"):
+        Cluster(range(4), 2, 60.0).of(dist.group.WORLD)
+
+
+def test_four_ranks():
+    ranks.run_each([two_by_two, flat_ones, one_host_by_word, checks_before_messages], 4)
+
+
+def test_eight_ranks():
+    ranks.run_each([groups_of_a_mesh, part_of_the_world], 8)
