@@ -262,8 +262,8 @@ def failures_and_after(rank, world_size):
         assert reduced.any() and len(unit._exchanges) == 3
         wait = unit._exchanges[0].wait
 
-        def wait_and_fail(target):
-            wait(target)
+        def wait_and_fail():
+            wait()
             raise tagc.Error("corrupt", "the first one's end")
 
         unit._exchanges[0].wait = wait_and_fail

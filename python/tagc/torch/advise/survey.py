@@ -25,6 +25,7 @@ from tagc.torch.exchange.reducer import Gatherer, OwnWay, Way
 from tagc.torch.exchange.staging import Kernels, Staging
 from tagc.torch.exchange.streams import Cuda
 from tagc.torch.exchange.unit import Stats, Unit
+from tagc.torch.exchange.work import Work
 from tagc.torch.schedule.options import Options
 
 N_SMALL = 4096
@@ -268,9 +269,9 @@ class Survey:
             layout.n_elems if all_reduce else layout.row, dtype=source.dtype, device=source.device
         )
         way: Way = (
-            Link(self.group, self.comm, kernels, self.timeout_s)
+            Link(self.group, self.comm, kernels, self.timeout_s, Work())
             if is_in_group
-            else OwnWay(self.comm, kernels)
+            else OwnWay(self.comm, Work(), kernels)
         )
         unit = Unit("advise()", lambda part, dtype: options.reducer(part.kind, dtype))
         stats: list[Stats] = []

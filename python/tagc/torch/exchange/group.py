@@ -28,22 +28,21 @@ from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.reducer import Reducer
 from tagc.torch.exchange.staging import Kernels
 from tagc.torch.exchange.waits import Collectives
+from tagc.torch.exchange.work import Work
 
 _WORDS = 4  # of tagc_frames_verdict; all ranks take the maximum of the first two
 
 
 class Link:
-    """The Way by the caller's own group: its collectives for tensors on one device, and memory for frames.
-    Exchanges run one after the other, so they share that memory. kernels: of the device where tensors are;
-    None: in CPU memory."""
+    """The Way by the caller's own group: its collectives for tensors on one device. kernels: of the device
+    where tensors are; None: in CPU memory."""
 
     def __init__(
-        self, group: dist.ProcessGroup, comm: Comm, kernels: Kernels | None, timeout_s: float
+        self, group: dist.ProcessGroup, comm: Comm, kernels: Kernels | None, timeout_s: float, work: Work
     ) -> None:
-        self.comm, self.kernels, self.size = comm, kernels, comm.world_size
+        self.comm, self.kernels, self.size, self.work = comm, kernels, comm.world_size, work
         self.collectives = Collectives(group, "gradients, which tagc sends in this group", timeout_s)
         self.device = torch.device("cpu") if kernels is None else kernels.device
-        self._sent = self._received = torch.empty(0, dtype=torch.uint8, device=self.device)
 
     def reducer(self, n_elems: int, options: Mapping[str, Any]) -> Reducer:
         return FrameReducer(self, n_elems, **options)
@@ -56,14 +55,6 @@ class Link:
             if self.kernels is None
             else self.kernels.streams.turn(self.kernels.stream, waits)
         )
-
-    def reserve(self, n_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns (sent, received), of at least that many bytes. Call it inside turn()."""
-        if self._sent.numel() < n_bytes:
-            self._sent, self._received = (
-                torch.zeros(n_bytes, dtype=torch.uint8, device=self.device) for _ in range(2)
-            )
-        return self._sent, self._received
 
 
 class FrameReducer(Reducer):
@@ -106,7 +97,7 @@ class FrameReducer(Reducer):
     def begin(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
         n_ranks, collectives, n_sums = self._link.size, self._link.collectives, self._frame_bytes(True)
         n_bytes = n_ranks * self._frame_bytes(False)
-        sent, received = self._link.reserve(max(n_bytes, n_ranks * n_sums))
+        sent, received = self._link.work.lend_frames(self._link.device, max(n_bytes, n_ranks * n_sums))
         self._failure, self._under_way = None, (gradient, output)
         pointers = self._pointers(gradient, output)
         self._try("tagc_frames_encode", *pointers, sent.data_ptr(), self._verdict.data_ptr())

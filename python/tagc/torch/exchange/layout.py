@@ -85,6 +85,7 @@ class Part:
             name = parameters[piece.parameter].name
             self.weights[name] = self.weights.get(name, 0) + piece.length
         self.runs = _merged(Run(piece.start, at, piece.length) for piece, at in self.pieces)
+        self.gaps = _between(self.runs, self.n_elems)  # of its input: padding, which is zero
 
     def is_whole(self, n_elems: int) -> bool:
         """Returns whether the reducer can use the hook's own tensor."""
@@ -152,6 +153,16 @@ def _merged(runs: Iterable[Run]) -> list[Run]:
         else:
             merged.append(run)
     return merged
+
+
+def _between(runs: Sequence[Run], n_elems: int) -> list[Run]:
+    """Returns what the runs leave out of their target, with a start of 0."""
+    gaps, end = [], 0
+    for run in sorted(runs, key=lambda run: run.target):
+        gaps.append(Run(0, end, run.target - end))
+        end = run.target + run.length
+    gaps.append(Run(0, end, n_elems - end))
+    return [gap for gap in gaps if gap.length]
 
 
 # ---- how each kind of wrapper lays parameters out ----

@@ -14,6 +14,7 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.comm import Comm, floats_at
 from tagc.torch.exchange.staging import Kernels
+from tagc.torch.exchange.work import Work
 
 
 def _address(
@@ -146,6 +147,11 @@ class Way(Protocol):
         """Of the device where tensors are; None: CPU memory."""
         ...
 
+    @property
+    def work(self) -> Work:
+        """Memory that its exchanges share, because they run one after the other."""
+        ...
+
     def reducer(self, n_elems: int, options: Mapping[str, Any]) -> Reducer:
         """Returns a new reducer. options: fields of tagc_reducer_options. Collective."""
         ...
@@ -160,6 +166,7 @@ class OwnWay(NamedTuple):
     """By tagc's own connection. wait() of a reducer blocks."""
 
     comm: Comm
+    work: Work
     kernels: Kernels | None = None
 
     def reducer(self, n_elems: int, options: Mapping[str, Any]) -> Reducer:

@@ -25,19 +25,23 @@ from tagc.torch.exchange.call import Call
 from tagc.torch.exchange.group import Link
 from tagc.torch.exchange.reducer import OwnWay
 from tagc.torch.exchange.staging import Kernels, Staging
+from tagc.torch.exchange.work import Work
 
-Work = Callable[[], torch.Tensor]
+Job = Callable[[], torch.Tensor]
 Future = torch.futures.Future[torch.Tensor]
 
 
 class Runner:
-    """Of one handle."""
+    """Of one handle. work: memory of its exchanges, which run one after the other."""
+
+    def __init__(self) -> None:
+        self.work = Work()
 
     def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
         """Exchanges source into target. Collective."""
         raise NotImplementedError
 
-    def future(self, work: Work) -> Future:
+    def future(self, work: Job) -> Future:
         """Returns a future of work(), which calls run() of calls for whose results no stream waits, and
         raises nothing."""
         raise NotImplementedError
@@ -53,6 +57,7 @@ class Host(Runner):
     """settle: called before each exchange, and waits for those of other runners."""
 
     def __init__(self, settle: Callable[[], object]) -> None:
+        super().__init__()
         self._settle = settle
         # of a thread, once there is one
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] | None = None
@@ -60,9 +65,9 @@ class Host(Runner):
 
     def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
         self._settle()
-        call.perform(OwnWay(call.comm), source, target, call.failure)()
+        call.perform(OwnWay(call.comm, self.work), source, target, call.failure)()
 
-    def future(self, work: Work) -> Future:
+    def future(self, work: Job) -> Future:
         """Hands the work to a thread, so that the caller goes on; when this is closed, the caller does it."""
         future = Future()
 
@@ -99,11 +104,12 @@ def _take_jobs(jobs: queue.SimpleQueue[Callable[[], object] | None]) -> None:
 
 class Staged(Runner):
     def __init__(self, staging: Staging) -> None:
+        super().__init__()
         self.staging = staging
 
     def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
         kernels = self.staging.kernels if call.wants_kernels else None
-        way = OwnWay(call.comm, kernels)
+        way = OwnWay(call.comm, self.work, kernels)
 
         def perform(
             source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None
@@ -112,7 +118,7 @@ class Staged(Runner):
 
         self.staging.enqueue(source, target, perform, call.failure, call.waits, stays=kernels is not None)
 
-    def future(self, work: Work) -> Future:
+    def future(self, work: Job) -> Future:
         """Does the work at once. Streams wait for the value."""
         value = work()
         return self.staging.streams.future(value, self.staging.stream)
@@ -128,6 +134,7 @@ class Group(Runner):
     """kernels_for(tensor): of the tensor's device; None: CPU memory."""
 
     def __init__(self, kernels_for: Callable[[torch.Tensor], Kernels | None], timeout_s: float) -> None:
+        super().__init__()
         self._kernels_for, self._timeout_s = kernels_for, timeout_s
         self._links: dict[tuple[Any, ...], Link] = {}
         self._ends: list[Callable[[], object]] = []  # of exchanges whose outcome is not known yet
@@ -136,10 +143,10 @@ class Group(Runner):
         kernels = self._kernels_for(source)
         key = call.comm.ranks, kernels
         if key not in self._links:
-            self._links[key] = Link(call.group, call.comm, kernels, self._timeout_s)
+            self._links[key] = Link(call.group, call.comm, kernels, self._timeout_s, self.work)
         self._ends.append(call.perform(self._links[key], source, target, call.failure))
 
-    def future(self, work: Work) -> Future:
+    def future(self, work: Job) -> Future:
         """Does the work in the hook, not in a thread: all ranks must call a group's collectives in one order,
         and other modules may call some in their backward. Streams wait for the value."""
         value = work()

@@ -16,6 +16,7 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.reducer import Way
+from tagc.torch.exchange.work import Work
 
 Stats = list[tuple[layouts.Part, lib.ReducerStats]]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -44,6 +45,10 @@ def check_tensors(source: torch.Tensor, target: torch.Tensor, what: str) -> None
         raise Error("unsupported", f"{what} on {source.device} into {target.device}: must be the same")
 
 
+def _aligned(n_elems: int) -> int:
+    return (n_elems + 15) // 16 * 16  # 64 bytes
+
+
 def _zeros(n_elems: int) -> torch.Tensor:
     return torch.full((n_elems,), -0.0, dtype=torch.float32)  # libtagc's zero: adding it changes no bit
 
@@ -57,7 +62,7 @@ def _square(values: torch.Tensor | None) -> float:
 
 
 class _Exchange:
-    """A part and its reducer, with memory for packing."""
+    """A part and its reducer. What it packs is in memory that units share, see work.py."""
 
     def __init__(
         self, layout: layouts.Layout, part: layouts.Part, way: Way, options: Mapping[str, Any]
@@ -66,29 +71,53 @@ class _Exchange:
         self.reducer = way.reducer(
             part.n_elems, {**options, "output": lib.OUTPUTS["unit" if layout.all_reduce else "shard"]}
         )
-        device = self.reducer.device
-        # else copied there and back
-        is_there = device == (torch.device("cpu") if way.kernels is None else way.kernels.device)
-        self.packed = (
-            None
-            if part.is_whole(layout.n_elems) and is_there
-            else (
-                torch.zeros(part.n_elems, dtype=torch.float32, device=device),
-                torch.empty(self.reducer.n_output, dtype=torch.float32, device=device),
-            )
+        self._is_whole = part.is_whole(layout.n_elems)
+        self._output: torch.Tensor | None = None  # of the exchange under way, if it is not the target
+
+    def packs(self, source: torch.Tensor) -> bool:
+        """Returns whether the reducer cannot read the source itself."""
+        return not (self._is_whole and _is_usable(source, self.reducer.device))
+
+    def unpacks(self, source: torch.Tensor, target: torch.Tensor) -> bool:
+        """Returns whether the reducer cannot write the target itself."""
+        return (
+            not (self._is_whole and _is_usable(target, self.reducer.device))
+            or target.data_ptr() == source.data_ptr()
         )
 
-    def begin(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        if self.packed is not None:
-            layouts.copy_runs(source, self.packed[0], self.part.runs)
-            source, target = self.packed
-        self.reducer.begin(source, target)
+    def begin(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        gradient: torch.Tensor | None,
+        output: torch.Tensor | None,
+    ) -> None:
+        """gradient, output: memory for the packed source and for the sums; None: none is needed."""
+        if gradient is not None:
+            layouts.copy_runs(source, gradient, self.part.runs)
+            for run in self.part.gaps:
+                gradient[run.target : run.target + run.length].zero_()
+        self._output = output
+        self.reducer.begin(source if gradient is None else gradient, target if output is None else output)
 
-    def wait(self, target: torch.Tensor) -> None:
-        """Waits until target has the result, or torch's work for it is enqueued."""
+    def wait(self) -> None:
+        """Waits until the sums are there, or the work for them is enqueued."""
         self.reducer.wait()
-        if self.packed is not None:
-            layouts.copy_runs(self.packed[1], target, self.outputs)
+
+    def put(self, target: torch.Tensor, scale: float) -> None:
+        """Gives target the sums times `scale`, after wait()."""
+        output, self._output = self._output, None
+        if scale != 1.0:
+            (target if output is None else output).mul_(scale)
+        if output is not None:
+            layouts.copy_runs(output, target, self.outputs)
+
+    def close(self) -> None:
+        self.reducer.close()
+
+
+def _is_usable(tensor: torch.Tensor, device: torch.device) -> bool:
+    return tensor.dtype == torch.float32 and tensor.is_contiguous() and tensor.device == device
 
 
 class Unit:
@@ -145,44 +174,56 @@ class Unit:
             return stats
 
         with way.turn(waits):
-            wide = (
-                source
-                if source.dtype == torch.float32 and source.is_contiguous()
-                else source.float().contiguous()
-            )
-            direct = (
-                target.dtype == torch.float32
-                and target.is_contiguous()
-                and target.data_ptr() != wide.data_ptr()
-            )
-            result = (
-                target if direct else torch.empty(target.numel(), dtype=torch.float32, device=target.device)
-            )
-            if layout.has_gaps:
-                result.zero_()
+            lent = self._borrow(way.work, source, target)
             if rests:
                 resting += self._withdraw(source)
             failure: BaseException | None = None
             try:
-                for exchange in self._exchanges:
+                for exchange, (gradient, output) in zip(self._exchanges, lent):
                     begun.append(exchange)
-                    exchange.begin(wide, result)
+                    exchange.begin(source, target, gradient, output)
             except BaseException as problem:
                 failure = problem
+            if layout.has_gaps and failure is None:
+                target.zero_()  # the source, which it may be, is packed by now
             for exchange in begun:  # all of them, also after a failure, because peers wait
                 try:
-                    exchange.wait(result)
+                    exchange.wait()
+                    if failure is None:
+                        exchange.put(target, 1.0 if mean else scale)
                 except Error as problem:
                     failure = failure or problem
             if failure is not None:
                 with contextlib.suppress(Error):
                     end()
                 raise failure
-            if not mean and scale != 1.0:
-                result.mul_(scale)
-            if result is not target:
-                target.copy_(result)
         return end
+
+    def _borrow(
+        self, work: Work, source: torch.Tensor, target: torch.Tensor
+    ) -> list[tuple[torch.Tensor | None, torch.Tensor | None]]:
+        """Returns memory for the packed gradient and for the sums of each exchange, or None where it needs
+        none."""
+        n_elems: dict[torch.device, tuple[int, int]] = {}
+        begins = []
+        for exchange in self._exchanges:
+            reducer = exchange.reducer
+            at, at_output = n_elems.get(reducer.device, (0, 0))
+            n_in = reducer.n_elems if exchange.packs(source) else 0
+            n_out = reducer.n_output if exchange.unpacks(source, target) else 0
+            begins.append((at, n_in, at_output, n_out))
+            n_elems[reducer.device] = _aligned(at + n_in), _aligned(at_output + n_out)
+        pairs = {device: work.lend(device, *n) for device, n in n_elems.items()}
+        lent = []
+        for exchange, (at, n_in, at_output, n_out) in zip(self._exchanges, begins):
+            pair = pairs[exchange.reducer.device]
+            lent.append(
+                (
+                    pair.gradient[at : at + n_in] if n_in else None,
+                    pair.output[at_output : at_output + n_out] if n_out else None,
+                )
+            )
+        return lent
 
     def _prepare(self, way: Way, layout: layouts.Layout, op: str, dtype: torch.dtype) -> None:
         key = (op, dtype == torch.bfloat16, way)
@@ -195,7 +236,7 @@ class Unit:
                 made.append(_Exchange(layout, part, way, self.options(part, dtype) | {"op": lib.OPS[op]}))
         except BaseException:  # the next reduce() makes new reducers; residuals stay
             for exchange in made:
-                exchange.reducer.close()
+                exchange.close()
             raise
         self._layout, self._key, self._exchanges = layout, key, made
         self._unstow()
@@ -251,7 +292,7 @@ class Unit:
             self._stowed |= self.residuals_on_the_wire()
         finally:
             for exchange in self._exchanges:
-                exchange.reducer.close()
+                exchange.close()
             self._exchanges = []
 
     def _unstow(self) -> None:
@@ -315,7 +356,7 @@ class Unit:
         """Frees reducers and residuals. It makes no tensor, because the garbage collector may call it while
         torch traces."""
         for exchange in self._exchanges:
-            exchange.reducer.close()
+            exchange.close()
         self._exchanges, self._stowed = [], {}
         self._layout = self._key = None
 
