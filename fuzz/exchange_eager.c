@@ -8,6 +8,7 @@
  *   1  a body, behind a header with those three fields and all others right
  *   2  added to the body that was sent to the other rank, behind its header with a right checksum
  *   3  the same with the checksum of the body as it was */
+#include "../tests/residual.h"
 #include "codec/code.h"
 #include "exchange/direct/direct.h"
 #include "exchange/wire.h"
@@ -183,7 +184,8 @@ static int is_sound(int unit, int is_sums) {
 }
 
 static void check(int unit, int is_sums, tagc_status status, const float *before, uint64_t n_residual) {
-    const float *residual = tagc_reducer_residual(reducers[unit], NULL);
+    float residual[N_ELEMS];
+    residual_to(reducers[unit], residual);
     uint64_t n_out = units[unit].output == TAGC_OUTPUT_UNIT ? N_ELEMS : SHARD;
     require(status == TAGC_OK || status == TAGC_ERR_CORRUPT || status == TAGC_ERR_MISMATCH ||
             status == TAGC_ERR_TRANSPORT);
@@ -199,7 +201,6 @@ static void check(int unit, int is_sums, tagc_status status, const float *before
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     static float before[N_ELEMS];
-    uint64_t n_residual;
     if (n_bytes < HEAD || n_bytes - HEAD > MOST_BYTES) return 0;
     make();
     int unit = data[0] % N_UNITS, is_sums = (data[0] >> 2 & 1) && units[unit].output == TAGC_OUTPUT_UNIT;
@@ -209,8 +210,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
         .n_items = data[1] * 256u + data[2], .index_bytes = data[3] * 256u + data[4], .flags = data[5]};
     other.bytes = data + HEAD;
     other.n_bytes = n_bytes - HEAD;
-    const float *residual = tagc_reducer_residual(reducers[unit], &n_residual);
-    memcpy(before, residual, n_residual * sizeof *before);
+    uint64_t n_residual = residual_to(reducers[unit], before);
     tagc_status status = step(unit);
     check(unit, is_sums, status, before, n_residual);
     other.n_before = -2;

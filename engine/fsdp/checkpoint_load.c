@@ -45,8 +45,8 @@ static tagc_status compare_tensors(const tagc_load *load) {
                              "%s has tensor %s (%llu x %llu) where this model has %s (%zu x %zu)", load->path,
                              old->name, (unsigned long long)old->n_rows, (unsigned long long)old->n_cols,
                              now->name, now->n_rows, now->n_cols);
-        uint64_t n_residual;
-        tagc_reducer_residual(f->tables.flats[f->tables.places[i].flat].reducer, &n_residual);
+        uint64_t n_residual =
+            tagc_reducer_residual_elems(f->tables.flats[f->tables.places[i].flat].reducer);
         if (!load->forks && m->flats[old->flat].n_residual > 0 && n_residual == 0)
             return tagc_fail(
                 TAGC_ERR_MISMATCH,
@@ -166,9 +166,8 @@ static void add_residual(const tagc_load *load, int tensor, uint64_t n_residual,
 static tagc_status load_residual(const tagc_load *load, int index) {
     tagc_fsdp *f = load->fsdp;
     tagc_flat *flat = &f->tables.flats[index];
-    uint64_t n_residual;
+    uint64_t n_residual = tagc_reducer_residual_elems(flat->reducer);
     tagc_fsdp_drop_former(f, flat);
-    tagc_reducer_residual(flat->reducer, &n_residual);
     if (n_residual == 0) return TAGC_OK;
     if (load->forks) return tagc_reducer_scale_residual(flat->reducer, 0);
     float *out = flat->full_gradient;                         /* unused between steps, and large enough */

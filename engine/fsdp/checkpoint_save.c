@@ -33,7 +33,7 @@ static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
     for (int i = 0; i < f->tables.n_flats; i++) {
         m->flats[i].n_elems = f->tables.flats[i].n_elems;
         m->flats[i].n_padded = f->tables.flats[i].n_padded;
-        tagc_fsdp_residual(&f->tables.flats[i], &m->flats[i].n_residual);
+        m->flats[i].n_residual = tagc_fsdp_residual_elems(&f->tables.flats[i]);
         m->flats[i].n_gathers = tagc_fsdp_replica_gathers(f, i);
         m->flats[i].has_moment1 = f->tables.flats[i].moment1 != NULL;
     }
@@ -105,9 +105,8 @@ static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, c
     TAGC_TRY(write_bytes(fd, header, sizeof header, hash, path));
     for (int i = 0; i < f->tables.n_flats; i++) {
         const tagc_flat *flat = &f->tables.flats[i];
-        uint64_t first, n_owned, n_residual;
+        uint64_t first, n_owned;
         tagc_manifest_owned(save->manifest, i, f->rank, &first, &n_owned);
-        const float *residual = tagc_fsdp_residual(flat, &n_residual);
         uint64_t at = n_owned > 0 ? first - flat->first_owned : 0;
         TAGC_TRY(write_bytes(fd, flat->master + at, n_owned * sizeof(float), hash, path));
         if (flat->moment1 != NULL)
@@ -115,7 +114,9 @@ static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, c
         TAGC_TRY(write_bytes(fd, flat->moment2 + at, n_owned * sizeof(float), hash, path));
         if (save->manifest->flats[i].n_gathers > 0)
             TAGC_TRY(write_replica(fd, flat->full + first, n_owned, hash, path));
-        TAGC_TRY(write_bytes(fd, residual, n_residual * sizeof(float), hash, path));
+        TAGC_TRY(tagc_fsdp_residual_read(flat, flat->full_gradient)); /* which is free between steps */
+        TAGC_TRY(write_bytes(fd, flat->full_gradient, save->manifest->flats[i].n_residual * sizeof(float), hash,
+                             path));
     }
     return write_schedule(save, fd, hash, path);
 }

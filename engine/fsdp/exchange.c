@@ -3,6 +3,7 @@
  * A change of exchange loses nothing of a residual. If the new exchange has one of the same layout, it gets the values.
  * Otherwise the flat keeps them (`former`) and adds them to the next gradient. */
 #include "exchange/options.h"
+#include "exchange/wire.h"
 #include "fsdp/checkpoint_format.h"
 #include "fsdp/internal.h"
 #include "fsdp/layout.h"
@@ -59,15 +60,17 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_r
     return f->options.sharding != TAGC_SHARD_NONE;
 }
 
+static uint64_t stored_bytes(const tagc_reducer *reducer) {
+    return tagc_reducer_state_bytes(reducer) - TAGC_WIRE_HEADER_BYTES;
+}
+
 tagc_status tagc_fsdp_make_exchange(tagc_fsdp *f, tagc_flat *flat) {
     tagc_reducer_options r;
     tagc_gatherer_options g;
     int is_gathered = tagc_fsdp_exchange_options(f, flat, &r, &g);
     TAGC_TRY(tagc_reducer_create(f->comm, &r, &flat->reducer));
     flat->ranks_per_host = r.ranks_per_host;
-    uint64_t n_residual = 0;
-    tagc_reducer_residual(flat->reducer, &n_residual);
-    f->memory.residuals += n_residual * sizeof(float);
+    f->memory.residuals += stored_bytes(flat->reducer);
     return is_gathered ? tagc_gatherer_create(f->comm, &g, &flat->gatherer) : TAGC_OK;
 }
 
@@ -81,23 +84,37 @@ void tagc_fsdp_drop_former(tagc_fsdp *f, tagc_flat *flat) {
     f->memory.residuals -= flat->n_padded * sizeof(float);
 }
 
-const float *tagc_fsdp_residual(const tagc_flat *flat, uint64_t *n_elems) {
-    const float *residual = tagc_reducer_residual(flat->reducer, n_elems);
-    if (flat->former == NULL) return residual;
-    *n_elems = flat->n_padded;
-    return flat->former;
+uint64_t tagc_fsdp_residual_elems(const tagc_flat *flat) {
+    return flat->former != NULL ? flat->n_padded : tagc_reducer_residual_elems(flat->reducer);
 }
 
-/* The values of this flat that this rank has not sent yet, laid out as its gradient. values (n_padded). */
-static void spread_residual(const tagc_fsdp *f, const tagc_flat *flat, float *values) {
-    uint64_t n_residual;
-    const float *residual = tagc_fsdp_residual(flat, &n_residual);
+tagc_status tagc_fsdp_residual_read(const tagc_flat *flat, float *values) {
+    uint64_t n = tagc_fsdp_residual_elems(flat);
+    if (n == 0) return TAGC_OK;
+    if (flat->former == NULL) return tagc_reducer_get_residual(flat->reducer, values, n);
+    memcpy(values, flat->former, n * sizeof *values);
+    return TAGC_OK;
+}
+
+tagc_status tagc_fsdp_residual_square(const tagc_flat *flat, double *square) {
+    if (flat->former == NULL) return tagc_reducer_residual_square(flat->reducer, square);
+    *square = tagc_sum_of_squares(flat->former, flat->n_padded);
+    return TAGC_OK;
+}
+
+/* The values of this flat that this rank has not sent yet, laid out as its gradient. values (n_padded). Uses
+ * full_gradient, which is free between steps. */
+static tagc_status spread_residual(const tagc_fsdp *f, const tagc_flat *flat, float *values) {
+    uint64_t n_residual = tagc_fsdp_residual_elems(flat);
+    float *residual = flat->full_gradient;
+    TAGC_TRY(tagc_fsdp_residual_read(flat, residual));
     for (uint64_t i = 0, n; i < flat->n_padded; i += n) {
         tagc_cover from =
             tagc_residual_cover(flat->n_padded, n_residual, f->world_size, f->n_owners, f->rank, i);
         n = from.n_run;
         for (uint64_t k = 0; k < n; k++) values[i + k] = from.covers ? residual[from.at + k] : -0.0f;
     }
+    return TAGC_OK;
 }
 
 static tagc_status check_change(const tagc_fsdp *f, int flat, const tagc_reducer_options *options) {
@@ -129,9 +146,8 @@ static tagc_status agree_on_flat(tagc_fsdp *f, int flat) {
 /* Puts the unsent values into `fresh`. If that is not possible, sets *is_former: the next gradient gets them. */
 static tagc_status hand_over(const tagc_flat *flat, tagc_reducer *fresh, const float *values,
                              int *is_former) {
-    uint64_t n_before, n_after;
-    const float *before = tagc_reducer_residual(flat->reducer, &n_before);
-    tagc_reducer_residual(fresh, &n_after);
+    uint64_t n_before = tagc_reducer_residual_elems(flat->reducer),
+             n_after = tagc_reducer_residual_elems(fresh);
     *is_former = flat->former != NULL || n_before > 0;
     if (*is_former && n_after == flat->n_padded) {
         *is_former = 0;
@@ -139,7 +155,8 @@ static tagc_status hand_over(const tagc_flat *flat, tagc_reducer *fresh, const f
     }
     if (n_before == 0 || n_before != n_after) return TAGC_OK;
     *is_former = flat->former != NULL; /* then the reducer's own residual is zero */
-    return tagc_reducer_set_residual(fresh, before, n_after);
+    TAGC_TRY(tagc_reducer_get_residual(flat->reducer, flat->full_gradient, n_before));
+    return tagc_reducer_set_residual(fresh, flat->full_gradient, n_after);
 }
 
 tagc_status tagc_fsdp_change_exchange(tagc_fsdp *f, int index, const tagc_flat *wanted) {
@@ -160,21 +177,19 @@ tagc_status tagc_fsdp_change_exchange(tagc_fsdp *f, int index, const tagc_flat *
         status = tagc_reducer_create(f->comm, &asked, &fresh);
     }
     if (status == TAGC_OK) {
-        spread_residual(f, flat, values);
-        status = tagc_agree(f->comm, hand_over(flat, fresh, values, &is_former));
+        status = spread_residual(f, flat, values);
+        if (status == TAGC_OK) status = hand_over(flat, fresh, values, &is_former);
+        status = tagc_agree(f->comm, status);
     }
     if (status != TAGC_OK) {
         tagc_reducer_destroy(fresh);
         free(values);
         return status;
     }
-    uint64_t n_before, n_after;
-    tagc_reducer_residual(flat->reducer, &n_before);
-    tagc_reducer_residual(fresh, &n_after);
     tagc_fsdp_drop_former(f, flat);
+    f->memory.residuals += stored_bytes(fresh) + (is_former ? flat->n_padded * sizeof(float) : 0);
+    f->memory.residuals -= stored_bytes(flat->reducer);
     tagc_reducer_destroy(flat->reducer);
-    f->memory.residuals += (n_after + (is_former ? flat->n_padded : 0)) * sizeof(float);
-    f->memory.residuals -= n_before * sizeof(float);
     *flat = changed;
     flat->reducer = fresh;
     flat->former = is_former ? values : NULL;

@@ -163,10 +163,10 @@ static tagc_status take(tagc_fsdp *f, tagc_schedule_sums *sums) {
     for (int i = 0; i < f->tables.n_flats; i++) {
         const tagc_flat *flat = &f->tables.flats[i];
         if (!flat->is_followed || flat->n_full == 0) continue;
-        uint64_t n;
-        const float *values = tagc_fsdp_residual(flat, &n);
+        double square;
+        TAGC_TRY(tagc_fsdp_residual_square(flat, &square));
         /* Each rank of a host holds a part of the residual of the host's sum. */
-        double residual = tagc_sum_of_squares(values, n) / flat->ranks_per_host;
+        double residual = square / flat->ranks_per_host;
         for (size_t k = flat->first_full; k < flat->first_full + flat->n_full; k++) {
             sums[k].residual = residual;
             sums[k].gradient = flat->squares;

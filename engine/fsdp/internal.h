@@ -76,8 +76,11 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *fsdp, const tagc_flat *flat, tag
 tagc_status tagc_fsdp_make_exchange(tagc_fsdp *fsdp, tagc_flat *flat);
 void tagc_fsdp_drop_former(tagc_fsdp *fsdp, tagc_flat *flat);
 /* This rank's unsent gradients: `former` if there is one (the reducer's residual is then zero), else the reducer's
- * residual. */
-const float *tagc_fsdp_residual(const tagc_flat *flat, uint64_t *n_elems);
+ * residual. _elems: the number of values, 0 if there are none. _read copies them to values (n_elems). */
+uint64_t tagc_fsdp_residual_elems(const tagc_flat *flat);
+tagc_status tagc_fsdp_residual_read(const tagc_flat *flat, float *values);
+/* Their sum of squares. */
+tagc_status tagc_fsdp_residual_square(const tagc_flat *flat, double *square);
 
 /* Collective, between steps: replaces the reducer by one for `changed`, a copy of the flat with other options. On failure
  * the flat is unchanged. */

@@ -124,8 +124,7 @@ TAGC_API tagc_status tagc_kernels_open(tagc_device *device, tagc_kernels **out);
  * TAGC_ERR_UNSUPPORTED on all ranks unless the exchange is direct with one rank per host.
  *
  * When you call _begin, the device must have finished the work that produces the gradient. When _end returns, any
- * stream may use the output. tagc_reducer_residual returns a device address. Other functions take host memory. Destroy
- * the reducers before you close their kernels. */
+ * stream may use the output. Other functions take host memory. Destroy the reducers before you close their kernels. */
 TAGC_API tagc_status tagc_reducer_create_on(tagc_kernels *kernels, tagc_comm *comm,
                                             const tagc_reducer_options *options, tagc_reducer **out);
 

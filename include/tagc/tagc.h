@@ -363,22 +363,24 @@ TAGC_API tagc_status tagc_reducer_run(tagc_reducer *reducer, const float *gradie
  * ranks_per_host > 1 may fail with TAGC_ERR_TRANSPORT instead.) Above 0, TAGC_ERR_UNSUPPORTED for dense. */
 TAGC_API tagc_status tagc_reducer_set_sparsity(tagc_reducer *reducer, double sparsity);
 
-/* Returns the residual and its size. It is (n_elems / ranks_per_host,), and the next _begin invalidates the pointer.
- * Returns NULL and 0 if there is no residual: for dense, for direct with ranks_per_host = W > 1, and for direct with
- * FP32 or BF16 and a sparsity that was always 0. An empty residual holds -0.0f, because adding -0.0f changes no value. With
- * ranks_per_host > 1 it belongs to the sums of this rank's host, and row h goes to the rank of the same local index
- * on host h. */
-TAGC_API const float *tagc_reducer_residual(const tagc_reducer *reducer, uint64_t *n_elems);
+/* Returns the number of values of the residual, n_elems / ranks_per_host. Returns 0 if there is no residual: for dense,
+ * for direct with ranks_per_host = W > 1, and for direct with FP32 or BF16 and a sparsity that was always 0. With
+ * ranks_per_host > 1 the residual belongs to the sums of this rank's host, and row h goes to the rank of the same local
+ * index on host h. */
+TAGC_API uint64_t tagc_reducer_residual_elems(const tagc_reducer *reducer);
 
-/* Copies the residual to `values`, also from a device. n_elems must be the size that _residual returns. Do not call it
- * between _begin and _end. */
+/* Copies the residual to `values`, also from a device. n_elems must be what _residual_elems returns. An empty residual is
+ * -0.0f, because adding -0.0f changes no value. Do not call it between _begin and _end. */
 TAGC_API tagc_status tagc_reducer_get_residual(const tagc_reducer *reducer, float *values, uint64_t n_elems);
+
+/* Sets *square to the sum of the squares of the residual, 0 if there is none. Do not call it between _begin and _end. */
+TAGC_API tagc_status tagc_reducer_residual_square(const tagc_reducer *reducer, double *square);
 
 /* Multiplies the residual by `factor`, which is finite and at least 0. Use it when the loss scale changes. */
 TAGC_API tagc_status tagc_reducer_scale_residual(tagc_reducer *reducer, double factor);
 
-/* Replaces the residual by `values`, which must be finite. n_elems must be the size that _residual returns. Do not call
- * it between _begin and _end. */
+/* Replaces the residual by `values`, which must be finite. n_elems must be what _residual_elems returns. Do not call it
+ * between _begin and _end. */
 TAGC_API tagc_status tagc_reducer_set_residual(tagc_reducer *reducer, const float *values, uint64_t n_elems);
 
 /* Save and load this rank's residual as bytes with a header and a checksum (docs/reference/wire-format.md). Do not call them

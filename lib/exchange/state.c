@@ -4,10 +4,10 @@
 #include <math.h>
 #include <string.h>
 
-const float *tagc_reducer_residual(const tagc_reducer *r, uint64_t *n_elems) {
-    const float *residual = r ? r->residual : NULL;
-    if (n_elems) *n_elems = residual ? r->n_residual : 0;
-    return residual;
+enum { PIECE_ELEMS = 16384 };
+
+uint64_t tagc_reducer_residual_elems(const tagc_reducer *r) {
+    return r ? r->n_residual : 0;
 }
 
 static tagc_status read_residual(const tagc_reducer *r, void *to, uint64_t n) {
@@ -66,8 +66,11 @@ tagc_status tagc_reducer_scale_residual(tagc_reducer *r, double factor) {
 }
 
 static tagc_status check_count(const tagc_reducer *r, const float *values, uint64_t n_elems) {
-    uint64_t n;
-    if (tagc_reducer_residual(r, &n) == NULL || n != n_elems)
+    uint64_t n = r->n_residual;
+    if (n == 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_elems is %llu, but this reducer keeps no residual",
+                         (unsigned long long)n_elems);
+    if (n != n_elems)
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_elems is %llu, must be %llu", (unsigned long long)n_elems,
                          (unsigned long long)n);
     if (!values) return tagc_fail(TAGC_ERR_ARGUMENT, "values is NULL");
@@ -87,6 +90,19 @@ tagc_status tagc_reducer_set_residual(tagc_reducer *r, const float *values, uint
         if (!isfinite(values[i]))
             return tagc_fail(TAGC_ERR_ARGUMENT, "values[%llu] is not finite", (unsigned long long)i);
     return write_residual(r, values, n_elems);
+}
+
+tagc_status tagc_reducer_residual_square(const tagc_reducer *r, double *square) {
+    if (!square) return tagc_fail(TAGC_ERR_ARGUMENT, "square is NULL");
+    *square = 0;
+    TAGC_TRY(check_idle(r, "residual_square"));
+    float values[PIECE_ELEMS];
+    for (uint64_t at = 0, n; at < r->n_residual; at += n) {
+        n = r->n_residual - at < PIECE_ELEMS ? r->n_residual - at : PIECE_ELEMS;
+        TAGC_TRY(r->arrays->read(r->arrays->heap.context, values, r->residual + at, n * sizeof *values));
+        for (uint64_t i = 0; i < n; i++) *square += (double)values[i] * (double)values[i];
+    }
+    return TAGC_OK;
 }
 
 uint64_t tagc_reducer_state_bytes(const tagc_reducer *r) {

@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "tagc/tagc.h"
+#include "../residual.h"
 
 #define MAX_RANKS 16
 

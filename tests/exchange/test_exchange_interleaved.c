@@ -91,9 +91,7 @@ static void steps(rank_run *run, tagc_comm *comm, int is_together) {
         }
     }
     for (int u = first; u < all->end_unit; u++) {
-        uint64_t n_residual;
-        const float *residual = reducers[u] ? tagc_reducer_residual(reducers[u], &n_residual) : NULL;
-        if (residual) memcpy(all->residuals[rank][u], residual, n_residual * sizeof *residual);
+        residual_to(reducers[u], all->residuals[rank][u]);
         tagc_reducer_destroy(reducers[u]);
         free(gradients[u]);
     }

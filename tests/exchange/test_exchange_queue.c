@@ -138,8 +138,7 @@ static void body(rank_run *run) {
     if (is_made) {
         for (int step = 0; step < N_STEPS && !t->gives_up; step++) one_step(run, reducers, gatherer, step);
         for (int u = 0; u < N_UNITS && !t->gives_up; u++) {
-            const float *residual = tagc_reducer_residual(reducers[u], NULL);
-            if (residual) memcpy(t->residuals[run->rank][u], residual, n_elems(u) * sizeof *residual);
+            residual_to(reducers[u], t->residuals[run->rank][u]);
         }
         if (t->gives_up) give_up(run, reducers);
     }

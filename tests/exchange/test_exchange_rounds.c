@@ -171,10 +171,7 @@ static void damaged_step(rounds *net, outcome *out, const tagc_reducer_options *
     run_units(net, out->units, n_units);
     net->damage = NULL;
     for (int u = 0; u < n_units; u++) {
-        uint64_t n;
-        const float *residual = tagc_reducer_residual(out->units[u].reducer, &n);
-        out->residuals[u] = malloc(n * sizeof(float) + 1);
-        if (n) memcpy(out->residuals[u], residual, n * sizeof(float));
+        out->residuals[u] = copy_of_residual(out->units[u].reducer, NULL);
         out->outputs[u] = malloc(options[u].n_elems * sizeof(float));
         memcpy(out->outputs[u], out->units[u].output, options[u].n_elems * sizeof(float));
     }
@@ -251,8 +248,7 @@ static void check_one_failed(rounds_damage damage, uint64_t where, tagc_status d
     damaged_step(&net, &with, options, n, damage);
     assert_true(net.n_damaged > 0);
     for (int u = 0; u < n; u++) {
-        uint64_t n_residual;
-        tagc_reducer_residual(with.units[u].reducer, &n_residual);
+        uint64_t n_residual = tagc_reducer_residual_elems(with.units[u].reducer);
         if (u != damaged) {
             assert_int_equal(with.units[u].status, TAGC_OK);
             assert_memory_equal(with.residuals[u], without.residuals[u], n_residual * sizeof(float));

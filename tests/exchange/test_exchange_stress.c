@@ -125,9 +125,7 @@ static void body(rank_run *run) {
         }
         for (int u = 0; u < N_UNITS; u++) {
             size_t n = (size_t)t->units[u].options.n_elems;
-            uint64_t n_residual;
-            const float *residual = tagc_reducer_residual(reducers[u], &n_residual);
-            if (residual) memcpy(t->units[u].residuals + row * n, residual, n_residual * sizeof *residual);
+            residual_to(reducers[u], t->units[u].residuals + row * n);
         }
     }
     for (int u = 0; u < N_UNITS; u++) tagc_reducer_destroy(reducers[u]);

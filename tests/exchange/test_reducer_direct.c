@@ -72,10 +72,8 @@ static void run_steps(rank_run *run) {
         tagc_reducer_stats *stats = &x->stats[step][run->rank];
         tagc_reducer_stats_init(stats);
         CHECK(run, tagc_reducer_run(reducer, x->gradients + row, x->outputs + row, stats) == TAGC_OK);
-        uint64_t n_residual;
-        const float *residual = tagc_reducer_residual(reducer, &n_residual);
+        uint64_t n_residual = residual_to(reducer, x->residuals + row);
         if (x->sparsity[step] == 0) CHECK(run, n_residual == direct_residual(&m));
-        if (residual) memcpy(x->residuals + row, residual, n_residual * sizeof *residual);
     }
     tagc_reducer_destroy(reducer);
 }
@@ -318,16 +316,14 @@ static void nonfinite_body(rank_run *run) {
     size_t n = (size_t)x->options.n_elems;
     direct_model m = direct_model_of(&x->options, x->world_size);
     float *bad = malloc(n * sizeof *bad), *before = malloc(n * sizeof *before),
-          *output = malloc(n * sizeof *output);
+          *after = malloc(n * sizeof *after), *output = malloc(n * sizeof *output);
     tagc_reducer *reducer;
     if (!CHECK(run, tagc_reducer_create(run->comm, &x->options, &reducer) == TAGC_OK)) return;
     for (size_t step = 0; step < 2; step++) {
         size_t row = row_of(x, step, (size_t)run->rank);
         CHECK(run, tagc_reducer_run(reducer, x->gradients + row, x->outputs + row, NULL) == TAGC_OK);
-        uint64_t n_residual;
-        const float *residual = tagc_reducer_residual(reducer, &n_residual);
-        if (residual) memcpy(x->residuals + row, residual, n_residual * sizeof *residual);
-        if (residual) memcpy(before, residual, n_residual * sizeof *residual);
+        uint64_t n_residual = residual_to(reducer, x->residuals + row);
+        residual_to(reducer, before);
         memcpy(bad, x->gradients + row, n * sizeof *bad);
         if (run->rank == c->at_rank) bad[c->at] = c->what;
         tagc_reducer_stats stats;
@@ -335,12 +331,13 @@ static void nonfinite_body(rank_run *run) {
         CHECK(run, tagc_reducer_run(reducer, bad, output, &stats) == TAGC_OK);
         CHECK(run, stats.nonfinite == 1);
         for (size_t i = 0; i < direct_output(&m); i++) CHECK(run, isnan(output[i]));
-        residual = tagc_reducer_residual(reducer, NULL);
-        if (residual) CHECK(run, memcmp(residual, before, n_residual * sizeof *residual) == 0);
+        residual_to(reducer, after);
+        CHECK(run, memcmp(after, before, n_residual * sizeof *before) == 0);
     }
     tagc_reducer_destroy(reducer);
     free(bad);
     free(before);
+    free(after);
     free(output);
 }
 

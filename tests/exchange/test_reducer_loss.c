@@ -31,8 +31,7 @@ static void run_trial(rank_run *run) {
         tagc_reducer_stats_init(stats);
         CHECK(run, tagc_reducer_run(reducer, t->gradients + (step * W + (size_t)run->rank) * n,
                                     t->outputs + step * n + (size_t)run->rank * shard, stats) == TAGC_OK);
-        const float *residual = tagc_reducer_residual(reducer, NULL);
-        memcpy(t->residuals + (step * W + (size_t)run->rank) * n, residual, n * sizeof *residual);
+        residual_to(reducer, t->residuals + (step * W + (size_t)run->rank) * n);
     }
     tagc_reducer_destroy(reducer);
 }

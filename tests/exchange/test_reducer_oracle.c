@@ -35,10 +35,8 @@ static void run_steps(rank_run *run) {
         tagc_reducer_stats_init(stats);
         CHECK(run,
               tagc_reducer_run(reducer, x->gradients + row * n, x->outputs + row * n_out, stats) == TAGC_OK);
-        uint64_t n_residual;
-        const float *residual = tagc_reducer_residual(reducer, &n_residual);
+        uint64_t n_residual = residual_to(reducer, x->residuals + row * n);
         CHECK(run, n_residual == (x->options.exchange == TAGC_EXCHANGE_DENSE ? 0 : n));
-        if (residual) memcpy(x->residuals + row * n, residual, n * sizeof *residual);
     }
     tagc_reducer_destroy(reducer);
 }

@@ -64,9 +64,8 @@ static void send_once(rank_run *run) {
         check_step(run, c, reducer, &options, &stats);
     }
     tagc_exchange_memory memory;
-    uint64_t n_residual;
+    uint64_t n_residual = tagc_reducer_residual_elems(reducer);
     CHECK(run, tagc_reducer_memory(&options, run->world_size, 0, &memory) == TAGC_OK);
-    tagc_reducer_residual(reducer, &n_residual);
     CHECK(run, memory.residual == n_residual * sizeof(float));
     tagc_reducer_destroy(reducer);
     free(gradient);
@@ -187,9 +186,8 @@ static void direct_once(rank_run *run) {
                      options.format, options.sparsity, options.output, options.ranks_per_host,
                      tagc_leg_name(leg), planned.n_bytes[leg], (unsigned long long)stats.n_bytes_sent[leg]);
     tagc_exchange_memory memory;
-    uint64_t n_residual;
+    uint64_t n_residual = tagc_reducer_residual_elems(reducer);
     CHECK(run, tagc_reducer_memory(&options, run->world_size, 0, &memory) == TAGC_OK);
-    tagc_reducer_residual(reducer, &n_residual);
     CHECK(run, memory.residual == n_residual * sizeof(float));
     tagc_reducer_destroy(reducer);
     tagc_reducer_destroy(plain);

@@ -236,11 +236,12 @@ static void add_state(resume *r, const tagc_fsdp *f) {
         const tagc_place *p = &f->tables.places[t];
         const tagc_flat *flat = &f->tables.flats[p->flat];
         uint64_t n_residual;
-        const float *residual = tagc_reducer_residual(flat->reducer, &n_residual);
+        float *residual = copy_of_residual(flat->reducer, &n_residual);
         for (uint64_t i = 0; i < p->n; i++)
             r->moment2[first + p->first + i] += (double)flat->moment2[p->at + i];
         for (uint64_t i = 0; i < r->model.tensors[t].n_elems && n_residual > 0; i++)
             r->residual[first + i] += (double)residual[p->offset + i] / f->world_size;
+        free(residual);
     }
     pthread_mutex_unlock(&r->lock);
 }

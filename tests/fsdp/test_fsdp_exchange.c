@@ -34,16 +34,19 @@ static void sum_pending(run *r, tagc_comm *comm, const tagc_fsdp *f) {
     if (is_first(comm)) memset(r->pending, 0, n * sizeof *r->pending);
     pthread_barrier_wait(&r->barrier);
     pthread_mutex_lock(&r->lock);
-    for (int t = 0; t < r->model.n_tensors; t++)
+    for (int t = 0; t < r->model.n_tensors; t++) {
+        const tagc_place *p = &f->tables.places[t];
+        const tagc_flat *flat = &f->tables.flats[p->flat];
+        uint64_t n_residual = tagc_fsdp_residual_elems(flat);
+        float *residual = malloc(n_residual * sizeof *residual + 1);
+        CHECK_OK(tagc_fsdp_residual_read(flat, residual));
         for (size_t i = 0; i < r->model.tensors[t].n_elems; i++, at++) {
-            const tagc_place *p = &f->tables.places[t];
-            const tagc_flat *flat = &f->tables.flats[p->flat];
-            uint64_t n_residual;
-            const float *residual = tagc_fsdp_residual(flat, &n_residual);
             tagc_cover c = tagc_residual_cover(flat->n_padded, n_residual, f->world_size, f->n_owners,
                                                f->rank, p->offset + i);
             if (c.covers) r->pending[at] += (double)residual[c.at];
         }
+        free(residual);
+    }
     pthread_mutex_unlock(&r->lock);
     pthread_barrier_wait(&r->barrier);
 }
@@ -137,8 +140,7 @@ static void keep_accounts(tagc_comm *comm, void *arg) {
         tagc_fsdp_memory_used(f, &memory);
         uint64_t n_residuals = 0;
         for (int i = 0; i < f->tables.n_flats; i++) {
-            uint64_t n_residual;
-            tagc_reducer_residual(f->tables.flats[i].reducer, &n_residual);
+            uint64_t n_residual = tagc_reducer_residual_elems(f->tables.flats[i].reducer);
             n_residuals += n_residual + (f->tables.flats[i].former != NULL ? f->tables.flats[i].n_padded : 0);
             CHECK(stats.skipped || f->tables.flats[i].former == NULL);
         }
@@ -275,9 +277,7 @@ static void fail_alike(tagc_comm *comm, void *arg) {
     toy_step(&m, comm, f, 1, 0, 0.01, NULL);
     uint64_t n;
     const tagc_reducer *before = f->tables.flats[0].reducer;
-    const float *residual = tagc_reducer_residual(before, &n);
-    float *copy = malloc(n * sizeof *copy);
-    memcpy(copy, residual, n * sizeof *copy);
+    float *copy = copy_of_residual(before, &n), *now = malloc(n * sizeof *now);
     tagc_fsdp_memory memory, after;
     tagc_fsdp_memory_used(f, &memory);
     int last = tagc_comm_rank(comm) == tagc_comm_world_size(comm) - 1;
@@ -294,8 +294,8 @@ static void fail_alike(tagc_comm *comm, void *arg) {
         if (last && kind == 4) o.format = TAGC_FORMAT_SIGN;
         if (kind == 2 || kind == 4) expected = TAGC_ERR_MISMATCH;
         CHECK(tagc_fsdp_set_exchange(f, flat, last && kind == 5 ? NULL : &o) == expected);
-        CHECK(f->tables.flats[0].reducer == before && tagc_reducer_residual(before, NULL) == residual);
-        CHECK(memcmp(copy, residual, n * sizeof *copy) == 0);
+        CHECK(f->tables.flats[0].reducer == before && residual_to(before, now) == n);
+        CHECK(memcmp(copy, now, n * sizeof *copy) == 0);
         tagc_fsdp_memory_used(f, &after);
         CHECK(memcmp(&memory, &after, sizeof memory) == 0);
     }
@@ -306,6 +306,7 @@ static void fail_alike(tagc_comm *comm, void *arg) {
     CHECK_OK(tagc_fsdp_set_exchange(f, 0, &direct));
     toy_step(&m, comm, f, 1, 1, 0.01, NULL);
     free(copy);
+    free(now);
     tagc_fsdp_destroy(f);
 }
 
@@ -325,13 +326,15 @@ typedef struct saved_run {
 
 static void add_pending(saved_run *r, const toy_model *m, const tagc_fsdp *f, double *out) {
     pthread_mutex_lock(&r->lock);
-    for (int t = 0; t < m->n_tensors; t++)
-        for (size_t i = 0; i < m->tensors[t].n_elems; i++) {
-            uint64_t n;
-            const float *residual = tagc_fsdp_residual(&f->tables.flats[f->tables.places[t].flat], &n);
+    for (int t = 0; t < m->n_tensors; t++) {
+        const tagc_flat *flat = &f->tables.flats[f->tables.places[t].flat];
+        uint64_t n = tagc_fsdp_residual_elems(flat);
+        float *residual = malloc(n * sizeof *residual + 1);
+        CHECK_OK(tagc_fsdp_residual_read(flat, residual));
+        for (size_t i = 0; i < m->tensors[t].n_elems; i++, out++)
             if (n > 0) *out += (double)residual[f->tables.places[t].offset + i];
-            out++;
-        }
+        free(residual);
+    }
     pthread_mutex_unlock(&r->lock);
 }
 

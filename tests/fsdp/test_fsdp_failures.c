@@ -82,9 +82,10 @@ typedef struct ledger {
 static void add_residual(const tagc_fsdp *f, const toy_model *m, double sign, double *sum) {
     for (int t = 0; t < m->n_tensors; t++) {
         uint64_t n;
-        const float *residual = tagc_reducer_residual(f->tables.flats[f->tables.places[t].flat].reducer, &n);
+        float *residual = copy_of_residual(f->tables.flats[f->tables.places[t].flat].reducer, &n);
         for (size_t i = 0; i < m->tensors[t].n_elems; i++, sum++)
             *sum += n > 0 ? sign * (double)residual[f->tables.places[t].offset + i] : 0;
+        free(residual);
     }
 }
 

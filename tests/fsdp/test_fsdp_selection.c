@@ -80,7 +80,8 @@ static void run_alone(tagc_comm *comm, void *arg) {
             gradient_of(s, f, i, (uint64_t)step, g);
             shadow_step(s, flat, g, &shadows[i]);
             compare(flat->gradient, shadows[i].out, flat->n_padded);
-            compare(tagc_reducer_residual(flat->reducer, NULL), shadows[i].residual, flat->n_padded);
+            CHECK(residual_to(flat->reducer, g) == flat->n_padded);
+            compare(g, shadows[i].residual, flat->n_padded);
             free(g);
         }
     }

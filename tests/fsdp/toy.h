@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "../check.h"
+#include "../residual.h"
 #include "core/status.h"
 #include "fsdp/fsdp.h"
 

@@ -88,9 +88,7 @@ static inline void fill_gradient(const both *b, int step) {
 }
 
 static inline int same_residual(both *b) {
-    uint64_t n, m;
-    tagc_reducer_residual(b->plain, &n);
-    tagc_reducer_residual(b->reducer, &m);
+    uint64_t n = tagc_reducer_residual_elems(b->plain), m = tagc_reducer_residual_elems(b->reducer);
     return n == m && (n == 0 || (tagc_reducer_get_residual(b->plain, b->residuals[0], n) == TAGC_OK &&
                                  tagc_reducer_get_residual(b->reducer, b->residuals[1], n) == TAGC_OK &&
                                  !memcmp(b->residuals[0], b->residuals[1], n * sizeof(float))));

@@ -65,9 +65,8 @@ static void *run(void *argument) {
         me->n_sent += stats.n_sent;
         for (size_t i = 0; i < SHARD; i++) me->applied[(size_t)me->rank * SHARD + i] += shard[i];
     }
-    uint64_t n = 0;
-    const float *residual = tagc_reducer_residual(reducer, &n);
-    if (residual && n == N) memcpy(me->residual, residual, N * sizeof *residual);
+    if (tagc_reducer_residual_elems(reducer) == N)
+        must(tagc_reducer_get_residual(reducer, me->residual, N), "residual");
     tagc_reducer_destroy(reducer);
 
     tagc_gatherer_options gather;

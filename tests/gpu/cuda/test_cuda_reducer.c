@@ -32,9 +32,7 @@ static int same_stats(const tagc_reducer_stats *a, const tagc_reducer_stats *b) 
 }
 
 static int same_residual(tagc_reducer *a, tagc_reducer *b, float *values_a, float *values_b) {
-    uint64_t n, m;
-    tagc_reducer_residual(a, &n);
-    tagc_reducer_residual(b, &m);
+    uint64_t n = tagc_reducer_residual_elems(a), m = tagc_reducer_residual_elems(b);
     return n == m && (n == 0 || (tagc_reducer_get_residual(a, values_a, n) == TAGC_OK &&
                                  tagc_reducer_get_residual(b, values_b, n) == TAGC_OK &&
                                  !memcmp(values_a, values_b, n * sizeof *values_a)));
@@ -91,13 +89,13 @@ static void run_failure(rank_run *run, trial *t, side *own, both *b) {
 
 /* State goes in and out by way of the host. */
 static void change_state(rank_run *run, side *own, both *b) {
-    uint64_t n_bytes = tagc_reducer_state_bytes(own->reducer), n;
+    uint64_t n_bytes = tagc_reducer_state_bytes(own->reducer), n = tagc_reducer_residual_elems(own->reducer);
     char *one = malloc(n_bytes), *other = malloc(n_bytes);
     tagc_reducer *reducers[] = {b->plain, own->reducer};
     CHECK(run, tagc_reducer_state_save(b->plain, one, n_bytes) == TAGC_OK);
     CHECK(run, tagc_reducer_state_save(own->reducer, other, n_bytes) == TAGC_OK);
     CHECK(run, !memcmp(one, other, n_bytes));
-    if (tagc_reducer_residual(own->reducer, &n)) {
+    if (n) {
         for (int i = 0; i < 2; i++) {
             CHECK(run, tagc_reducer_get_residual(reducers[i], b->residuals[i], n) == TAGC_OK);
             for (uint64_t k = 0; k < n; k += 3) b->residuals[i][k] = (float)(k % 17) * 1e-3f;

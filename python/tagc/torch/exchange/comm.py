@@ -35,10 +35,6 @@ def bytes_at(address: int, n_bytes: int) -> torch.Tensor:
     return torch.frombuffer(_MEMORY.from_address(address), dtype=torch.uint8, count=n_bytes)
 
 
-def floats_at(address: int, n_elems: int) -> torch.Tensor:
-    return torch.frombuffer(_MEMORY.from_address(address), dtype=torch.float32, count=n_elems)
-
-
 def tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
     """Returns a tensor of that dtype and shape over memory that it does not own."""
     if not like.numel():

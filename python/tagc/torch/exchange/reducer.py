@@ -12,7 +12,7 @@ import torch
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.exchange.comm import Comm, floats_at
+from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.staging import Kernels
 from tagc.torch.exchange.work import Work
 
@@ -106,16 +106,26 @@ class Reducer:
         self.wait()
         return self._stats
 
+    @property
+    def n_residual(self) -> int:
+        """The number of values of the residual; 0 if the exchange has none."""
+        n_elems: int = lib.load().tagc_reducer_residual_elems(self._handle)
+        return n_elems
+
     def residual(self) -> torch.Tensor | None:
-        """Returns the residual, in CPU memory: a view that the next begin() invalidates, or with kernels a
-        copy. None if the exchange has none."""
-        n_elems = ctypes.c_uint64()
-        address = lib.load().tagc_reducer_residual(self._handle, ctypes.byref(n_elems))
-        if address and self._kernels is not None:
-            values = torch.empty(n_elems.value, dtype=torch.float32)
-            _call(self._kernels, "tagc_reducer_get_residual", self._handle, values.data_ptr(), n_elems)
-            return values
-        return floats_at(address, n_elems.value) if address else None
+        """Returns a copy of the residual, fp32 in CPU memory; None if the exchange has none."""
+        n_elems = self.n_residual
+        if not n_elems:
+            return None
+        values = torch.empty(n_elems, dtype=torch.float32)
+        _call(self._kernels, "tagc_reducer_get_residual", self._handle, values.data_ptr(), n_elems)
+        return values
+
+    def residual_square(self) -> float:
+        """Returns the sum of the squares of the residual; 0 if the exchange has none."""
+        square = ctypes.c_double()
+        _call(self._kernels, "tagc_reducer_residual_square", self._handle, ctypes.byref(square))
+        return square.value
 
     def set_residual(self, values: torch.Tensor) -> None:
         n_elems = values.numel()

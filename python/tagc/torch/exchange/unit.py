@@ -57,8 +57,8 @@ def _is_zero(values: torch.Tensor) -> bool:
     return not values[:64].any() and not values.any()
 
 
-def _square(values: torch.Tensor | None) -> float:
-    return 0.0 if values is None else torch.linalg.vector_norm(values, dtype=torch.float32).item() ** 2
+def _square(values: torch.Tensor) -> float:
+    return torch.linalg.vector_norm(values, dtype=torch.float32).item() ** 2
 
 
 class _Exchange:
@@ -256,7 +256,7 @@ class Unit:
             }
             pieces = [(piece, at) for piece, at in exchange.part.pieces if piece.parameter not in used]
             if pieces:
-                left, values = residual.clone(), _zeros(exchange.part.n_elems)
+                left, values = residual, _zeros(exchange.part.n_elems)
                 for piece, at in pieces:
                     values[at : at + piece.length].copy_(left[at : at + piece.length])
                     left[at : at + piece.length].fill_(-0.0)
@@ -278,7 +278,7 @@ class Unit:
             return [(0.0, 0.0)] * len(layout.parts)
         return [
             (
-                _square(exchange.reducer.residual()),
+                exchange.reducer.residual_square(),
                 sum(_square(source[run.start : run.start + run.length]) for run in exchange.part.runs),
             )
             for exchange in self._exchanges
@@ -298,7 +298,7 @@ class Unit:
     def _unstow(self) -> None:
         """Gives the reducers the stowed residuals of their parameters."""
         for exchange in self._exchanges:
-            if exchange.reducer.residual() is None:
+            if not exchange.reducer.n_residual:
                 continue
             values, found = _zeros(exchange.part.n_elems), set()
             for piece, at in exchange.part.pieces:
@@ -332,14 +332,14 @@ class Unit:
         return set(self._stowed) | {
             exchange.layout.parameters[piece.parameter].name
             for exchange in self._exchanges
-            if exchange.reducer.residual() is not None
+            if exchange.reducer.n_residual
             for piece, _ in exchange.part.pieces
         }
 
     def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
         """Replaces all residuals by name -> (numel,) in wire order; those not named become zero."""
         for exchange in self._exchanges:
-            if exchange.reducer.residual() is not None:
+            if exchange.reducer.n_residual:
                 exchange.reducer.set_residual(_zeros(exchange.part.n_elems))
         self._stowed = {name: tensor.detach().to(torch.float32).clone() for name, tensor in values.items()}
         if self._layout is not None:
@@ -347,7 +347,7 @@ class Unit:
 
     def scale_residuals(self, factor: float) -> None:
         for exchange in self._exchanges:
-            if exchange.reducer.residual() is not None:
+            if exchange.reducer.n_residual:
                 exchange.reducer.scale_residual(factor)
         for values in self._stowed.values():
             values.mul_(factor)

@@ -255,12 +255,12 @@ class Fragment:
         if self._unsent is not None:
             self._unsent.copy_(values[: self.n_elems])
         for part, reducer in zip(self.parts, self.reducers):
-            if reducer.residual() is not None:
+            if reducer.n_residual:
                 reducer.set_residual(values[part.at])
 
     def decay_residual(self, factor: float) -> None:
         for reducer in self.reducers:
-            if reducer.residual() is not None:
+            if reducer.n_residual:
                 reducer.scale_residual(factor)
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
