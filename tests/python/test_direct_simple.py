@@ -63,8 +63,9 @@ class Library:
     def bodies(self, gradient, residual, level):
         """Returns what libtagc sends to each rank, taken from the frames of transport="group"."""
         from tagc.torch.exchange.group import FrameReducer, Link
+        from tagc.torch.exchange.work import Work
 
-        link = Link(dist.group.WORLD, self.comm, None, 60)
+        link = Link(dist.group.WORLD, self.comm, None, 60, Work())
         reducer = FrameReducer(link, self.n_elems, **self.options(level))
         sent, all_to_all = [], dist.all_to_all_single
 
