@@ -1,6 +1,7 @@
 /* Positions: no more than a tenth above their entropy, alike on every instruction set and thread count, and any bytes
  * read within bounds. */
 #define RANDOM_SEED 11
+#include "../repeats.h"
 #include "codec/gaps.h"
 #include "core/memory.h"
 #include "random.h"
@@ -126,6 +127,7 @@ static void check_support(const support *s, size_t k) {
 
 static void test_every_table(void **state) {
     (void)state;
+    HAS_ONE_THREAD();
     for (int trial = 0; trial < N_TRIALS; trial++) {
         size_t n = 1 + random_below(trial % 20 ? 5000 : 200000);
         support s = trial % 3 ? random_support(n, pow(random_uniform(), 3)) : clumped_support(n);
@@ -137,6 +139,7 @@ static void test_every_table(void **state) {
 /* All supports of one and two items, and of all but one and two, and none and all. */
 static void test_small(void **state) {
     (void)state;
+    HAS_ONE_THREAD();
     for (size_t n = 1; n <= 200; n += n < 40 ? 1 : 7) {
         uint8_t *is_in = bytes_of(n);
         for (int all_but = 0; all_but < 2; all_but++)
@@ -160,6 +163,7 @@ static void test_small(void **state) {
 /* What the room of a body must hold: everything at the end, and runs that no one size of gaps suits. */
 static void test_worst(void **state) {
     (void)state;
+    HAS_ONE_THREAD();
     size_t n = 300000;
     uint8_t *is_in = bytes_of(n);
     for (int trial = 0; trial < 40; trial++) {
@@ -178,6 +182,7 @@ static void test_worst(void **state) {
 static void test_entropy(void **state) {
     static const double densities[] = {0.0125, 0.025, 0.05, 0.1, 0.2};
     (void)state;
+    HAS_ONE_THREAD();
     for (size_t i = 0; i < 5; i++) {
         support s = random_support(N_LARGE, densities[i]);
         double p = (double)s.n_items / N_LARGE, entropy = -(p * log2(p) + (1 - p) * log2(1 - p)) / p;
@@ -239,6 +244,7 @@ static int judge(const tagc_gaps *gaps, const uint8_t *bytes, size_t n_bytes) {
 
 static void test_hostile(void **state) {
     (void)state;
+    HAS_ONE_THREAD();
     int n_passed = 0, n_refused = 0;
     for (int trial = 0; trial < N_TRIALS; trial++) {
         size_t n = 1 + random_below(trial % 10 ? 3000 : 70000);
@@ -267,6 +273,7 @@ static void test_hostile(void **state) {
 /* The table of a chunk against its bits: each must be refused. */
 static void test_refused(void **state) {
     (void)state;
+    HAS_ONE_THREAD();
     support s = random_support(5000, 0.05);
     tagc_gaps gaps;
     tagc_gaps_init(&gaps, s.n, s.n_items);

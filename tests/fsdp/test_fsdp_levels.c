@@ -1,5 +1,6 @@
 /* The schedule in the engine: the toy's gradients point one way until its parameters have come to their targets, and are noise
  * from then on. With lr 0 they never come there. */
+#include "../repeats.h"
 #include "toy.h"
 
 #include "fsdp/checkpoint.h"
@@ -107,7 +108,7 @@ static void it_comes_to_the_last_level(void **state) {
     static const struct {
         int sharding, n_unused_rows;
     } cases[] = {{TAGC_SHARD_GRAD, 0}, {TAGC_SHARD_NONE, 0}, {TAGC_SHARD_GRAD, UNUSED_ROWS}};
-    for (size_t v = 0; v < 3; v++) {
+    for (size_t v = REPEATS(0, 2, 2); v < 3; v++) {
         int last = 299;
         script *s = make(1, 0.03, last + 1);
         s->options.sharding = cases[v].sharding;
@@ -143,7 +144,7 @@ static void it_comes_to_the_last_level(void **state) {
 /* Random weights: 8 bits for three windows, and then all of the above from there on, on any number of ranks. */
 static void random_weights_begin_in_8_bits(void **state) {
     (void)state;
-    for (int world_size = 1; world_size <= 4; world_size++) {
+    for (int world_size = REPEATS(1, 2, 2); world_size <= REPEATS(4, 2, 2); world_size++) {
         script *s = make(1, 0.03, FRESH + 5);
         s->options.fresh = 1;
         toy_run(world_size, run, s);
@@ -175,7 +176,7 @@ static void it_stays_where_gradients_have_a_direction(void **state) {
 static void it_trains_as_dense(void **state) {
     (void)state;
     static const int n_unused_rows[] = {0, UNUSED_ROWS};
-    for (size_t v = 0; v < 2; v++) {
+    for (size_t v = REPEATS(0, 1, 1); v < 2; v++) {
         script *dense = make(0, 0.02, 60), *gentle = make(1, 0.02, 60), *plain = make(0, 0.02, 60);
         script *all[] = {dense, gentle, plain};
         double unused[3];
@@ -215,9 +216,9 @@ static void it_resumes_bit_for_bit(void **state) {
         double beta1;
     } cases[] = {{0, 2, 260, {13, 20, 127, 160, 190}, 0},
                  {1, 2, FRESH + 27, {13, FRESH, FRESH + 7}, -1},
-                 {0, 4, 220, {140, 173}, -1},
-                 {0, 1, 220, {151}, -1}};
-    for (size_t v = 0; v < sizeof cases / sizeof *cases; v++) {
+                 {0, 1, 220, {151}, -1},
+                 {0, 4, 220, {140, 173}, -1}};
+    for (size_t v = REPEATS(0, 3, 3); v < sizeof cases / sizeof *cases; v++) {
         char name[] = "/tmp/tagc-levels-XXXXXX";
         int n_ranks = cases[v].n_ranks;
         assert_non_null(mkdtemp(name));
@@ -287,7 +288,7 @@ static void a_bad_option_is_refused(void **state) {
 static void a_fork_begins_with_every_value_in_4_bits(void **state) {
     (void)state;
     static const int saved_at[] = {5, 219};
-    for (int is_late = 0; is_late < 2; is_late++) {
+    for (int is_late = REPEATS(0, 1, 1); is_late < 2; is_late++) {
         char name[] = "/tmp/tagc-levels-XXXXXX";
         assert_non_null(mkdtemp(name));
         int at = saved_at[is_late];

@@ -1,6 +1,6 @@
-"""`run.py ARGUMENTS` is `pytest ARGUMENTS`, as ctest runs it: it imports torch once, for pytest and for the
-ranks of the tests, which are forks of a process that is forked here, before pytest begins. By hand, pytest
-alone will do: ranks.py then starts that process."""
+"""`run.py ARGUMENTS` is `pytest ARGUMENTS`, as ctest runs it: tests share one import of torch (origin.py).
+The ranks of a test are forks of a process that is forked here, before pytest begins. By hand, pytest alone
+will do: ranks.py then starts that process."""
 
 import importlib.util
 import pathlib
@@ -13,6 +13,9 @@ def main():
     # without them, nothing is run
     needed = re.findall(r'^(?:\w+ = )?pytest.importorskip\("(\w+)', "".join(files), re.MULTILINE)
     if any("import ranks" in file for file in files) and all(map(importlib.util.find_spec, needed)):
+        import origin
+
+        origin.run()
         import preloaded  # noqa: F401
         import ranks
 

@@ -1,12 +1,15 @@
 """examples/direct_simple.py, which explains the exchange `direct` in plain torch, against libtagc: the same
 bytes, residuals and sums, and the same losses of a training run, bit for bit."""
 
+import contextlib
 import importlib.util
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -166,15 +169,45 @@ def test_losses_are_the_librarys_and_near_those_of_dense():
     assert abs(losses / dense - 1) < 0.05, f"{losses} with direct, {dense} with gradients in fp32"
 
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+LINE = re.compile(r"level \d, ([0-9.]+) bits per parameter")
 
 
-@pytest.mark.parametrize("launcher", [[], TORCHRUN], ids=["alone", "torchrun"])
-def test_runs_as_it_says(launcher):
-    """It does so without tagc on the path."""
+def started(launcher):
+    """Returns the example as a process of its own, without tagc on the path."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, *launcher, str(EXAMPLE)]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
-    assert said.returncode == 0, said.stderr
-    bits = [float(found) for found in re.findall(r"level \d, ([0-9.]+) bits per parameter", said.stdout)]
-    assert len(bits) == 18 and bits[0] == 8.13 and 4.5 in bits and bits[-1] < 0.5, said.stdout
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(process):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_runs_as_it_says():
+    """It does so alone, and under torchrun it begins with the same line."""
+    alone = started([])
+    try:
+        said, wrong = alone.communicate(timeout=500)
+        assert alone.returncode == 0, wrong
+    finally:
+        ended(alone)
+    bits = [float(found) for found in LINE.findall(said)]
+    assert len(bits) == 18 and bits[0] == 8.13 and 4.5 in bits and bits[-1] < 0.5, said
+    torchrun = started(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"])
+    watch = threading.Timer(200, ended, [torchrun])
+    watch.start()
+    try:
+        first = torchrun.stdout.readline()
+    finally:
+        watch.cancel()
+        ended(torchrun)
+    assert first == said.splitlines(keepends=True)[0], first or torchrun.stderr.read()

@@ -16,7 +16,7 @@ from torch.distributed.tensor import distribute_tensor
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples" / "pytorch"))
 
-N_TRUNK, N_FORK, CONTEXT, BATCH, ORDERS, LR = 150, 90, 64, 8, (1, 2, 3), 2e-3
+N_TRUNK, N_FORK, CONTEXT, BATCH, ORDERS, LR = 100, 60, 64, 8, (1, 2, 3), 2e-3
 
 
 def text():
