@@ -1,4 +1,5 @@
 /* Low-bit blocks that arrive, whatever they hold: taken or refused, and nothing beside the values is touched. */
+#include "codec/bf16.h"
 #include "codec/delta.h"
 
 #include <math.h>
@@ -18,15 +19,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     size_t n = 1 + (data[1] | (size_t)data[2] << 8) % 2000, n_body = tagc_delta_bytes(bits, n);
     uint8_t *body = calloc(n_body, 1); /* exact, so that a sanitizer sees the first byte too many */
     float *values = calloc(n, sizeof *values);
-    require(body && values);
+    uint16_t *halves = calloc(n, sizeof *halves);
+    require(body && values && halves);
     memcpy(body, data + 3, n_bytes - 3 < n_body ? n_bytes - 3 : n_body);
     int valid = tagc_delta_validate(bits, body, n) == TAGC_OK;
     tagc_delta_decode(bits, body, values, n);
     for (size_t i = 0; i < n && valid; i++) require(!isnan(values[i]));
     for (size_t i = 0; i < n; i++) values[i] = (float)i;
-    tagc_delta_apply(bits, body, values, n);
+    tagc_bf16_narrow(values, halves, n);
+    tagc_delta_apply(bits, body, halves, n);
+    tagc_bf16_widen(halves, values, n);
     for (size_t i = 0; i < n && valid; i++) require(!isnan(values[i]));
     free(body);
     free(values);
+    free(halves);
     return 0;
 }

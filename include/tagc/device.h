@@ -129,7 +129,8 @@ TAGC_API tagc_status tagc_reducer_create_on(tagc_kernels *kernels, tagc_comm *co
                                             const tagc_reducer_options *options, tagc_reducer **out);
 
 /* Collective. A gatherer of deltas whose `shard` and `full` are in the device's memory. Whole parameters and checksums go
- * through the host; for deltas only encoded bodies do. TAGC_ERR_UNSUPPORTED on all ranks unless `delta` is 1. */
+ * through the host; for deltas only encoded bodies do. TAGC_ERR_UNSUPPORTED on all ranks unless `delta` is 1 and `full_format`
+ * BF16. */
 TAGC_API tagc_status tagc_gatherer_create_on(tagc_kernels *kernels, tagc_comm *comm,
                                              const tagc_gatherer_options *options, tagc_gatherer **out);
 

@@ -57,6 +57,9 @@ extern "C" {
 /* Returns the version of the loaded library, "major.minor.patch". */
 TAGC_API const char *tagc_version(void);
 
+/* Returns a checksum of 64 bits, XXH3, which is the same on every machine. `bytes` may be NULL if n_bytes is 0. */
+TAGC_API uint64_t tagc_checksum(const void *bytes, uint64_t n_bytes);
+
 /* ---- failures ---- */
 
 typedef enum tagc_status {
@@ -403,7 +406,9 @@ typedef struct tagc_gatherer tagc_gatherer;
  *
  * A delta is the difference between the owner's fp32 shard and the replica: the bf16 copy of the unit that every rank
  * keeps in `full` from one gather to the next. Rounding errors are part of the next difference. The first gather
- * and the one after _reset send whole parameters in bf16. */
+ * and the one after _reset send whole parameters in bf16.
+ *
+ * `full` is an array of float or, with full_format BF16, of uint16_t. */
 typedef struct tagc_gatherer_options {
     /* Written by _init. */
     size_t struct_bytes;
@@ -428,6 +433,9 @@ typedef struct tagc_gatherer_options {
     uint64_t check_every;
     /* Threads that encode and decode. The results do not depend on it. [1, 256], default 1. */
     uint64_t n_threads;
+    /* tagc_format of `full`. FP32 (default), to compute with it. BF16: the same values in half of the memory, for deltas and
+     * for whole parameters in BF16. */
+    uint64_t full_format;
 } tagc_gatherer_options;
 
 TAGC_API void tagc_gatherer_options_init_sized(tagc_gatherer_options *options, size_t struct_bytes);
@@ -441,12 +449,13 @@ TAGC_API tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_o
  * not touch the arrays until _end returns. Gathers of a comm run in the order of their _begin calls, and overlap with
  * each other and with reducers.
  *
- * Whole parameters: `shard` may be this rank's row of `full`. NaN and Inf are sent as they are; INT8 sends the block
+ * Whole parameters: `shard` may be this rank's row of a `full` of FP32. NaN and Inf are sent as they are; INT8 sends the block
  * as NaN.
- * Deltas: `shard` and `full` must not overlap. Pass the same `full` every time, with the values that the last gather
+ * Otherwise `shard` and `full` must not overlap.
+ * Deltas: Pass the same `full` every time, with the values that the last gather
  * left there. If an owner's shard has NaN or Inf, its whole row becomes NaN on all ranks. The first gather after it
  * that is finite again sends whole parameters. */
-TAGC_API tagc_status tagc_gatherer_begin(tagc_gatherer *gatherer, const float *shard, float *full);
+TAGC_API tagc_status tagc_gatherer_begin(tagc_gatherer *gatherer, const float *shard, void *full);
 
 /* Never blocks. Sets *done to 1 if _end would return at once, because the gather finished or failed, else to 0. */
 TAGC_API tagc_status tagc_gatherer_test(tagc_gatherer *gatherer, int *done);
@@ -462,12 +471,12 @@ TAGC_API tagc_status tagc_gatherer_reset(tagc_gatherer *gatherer);
 /* Returns the replica, for a checkpoint: the `full` (rows, shard) of the last gather. The caller still owns it.
  * Sets *n_gathers to the number of gathers begun. Returns NULL without deltas, if the next gather sends whole
  * parameters, and while a gather is in progress. */
-TAGC_API const float *tagc_gatherer_replica(const tagc_gatherer *gatherer, uint64_t *n_gathers);
+TAGC_API const void *tagc_gatherer_replica(const tagc_gatherer *gatherer, uint64_t *n_gathers);
 
 /* Collective in effect. Restores a replica from a checkpoint, so that the next gather sends the delta that would have
  * come next. `full` holds the values, and n_gathers (at least 1) the number, that _replica returned. The values must be
  * the same bits on all ranks. Do not call it between _begin and _end. */
-TAGC_API tagc_status tagc_gatherer_set_replica(tagc_gatherer *gatherer, float *full, uint64_t n_gathers);
+TAGC_API tagc_status tagc_gatherer_set_replica(tagc_gatherer *gatherer, void *full, uint64_t n_gathers);
 
 /* If a gather is in progress, waits for it first. */
 TAGC_API void tagc_gatherer_destroy(tagc_gatherer *gatherer);

@@ -9,6 +9,8 @@
  * a vector of them. Not for NaN, whose mantissa would carry into the exponent. Large values round to Inf. */
 #define TAGC_BF16_NEAREST(bits) (((bits) + 0x7fffu + ((bits) >> 16 & 1u)) >> 16)
 
+#define TAGC_BF16_NAN 0x7fc0u
+
 /* Bits of the fp32 with the value of a bf16. */
 #define TAGC_BF16_WIDE(half) ((uint32_t)(half) << 16)
 

@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define SCALE_NAN 0x7fc0u
+#define SCALE_NAN TAGC_BF16_NAN
 /* 2^-126: a smaller scale has no inverse, so such a block is left unchanged. */
 #define MIN_NORMAL_BITS 0x00800000u
 
@@ -101,28 +101,30 @@ size_t tagc_delta_bytes(int bits, size_t n) {
 }
 
 /* Blocks of values from (scales, codes) on. */
-static int encode_blocks(const tagc_delta_kernels *kernels, int bits, const float *values, const float *base,
-                         size_t n, uint8_t *scales, uint8_t *codes) {
+static int encode_blocks(const tagc_delta_kernels *kernels, int bits, const float *values, const void *base,
+                         size_t width, size_t n, uint8_t *scales, uint8_t *codes) {
     int nonfinite = 0;
     for (size_t at = 0; at < n;
          at += TAGC_DELTA_BLOCK, scales += sizeof(uint16_t), codes += code_bytes(bits)) {
         size_t m = n - at;
-        const float *from = values + at, *old = base ? base + at : NULL;
+        const float *from = values + at;
+        const void *old = base ? (const char *)base + at * width : NULL;
         float last_values[TAGC_DELTA_BLOCK] = {0}, last_base[TAGC_DELTA_BLOCK] = {0};
         if (m < TAGC_DELTA_BLOCK) {
             from = memcpy(last_values, from, m * sizeof *from);
-            if (base) old = memcpy(last_base, old, m * sizeof *old);
+            if (base) old = memcpy(last_base, old, m * width);
         }
-        uint16_t scale = kernels->encode(bits, from, old, codes);
+        uint16_t scale = kernels->encode(bits, from, old, width, codes);
         memcpy(scales, &scale, sizeof scale);
         nonfinite |= scale == SCALE_NAN;
     }
     return nonfinite;
 }
 
-int tagc_delta_encode_with(const tagc_delta_kernels *kernels, int bits, const float *values,
-                           const float *base, size_t n, uint8_t *body) {
-    return encode_blocks(kernels, bits, values, base, n, body, body + n_blocks_of(n) * sizeof(uint16_t));
+int tagc_delta_encode_with(const tagc_delta_kernels *kernels, int bits, const float *values, const void *base,
+                           size_t width, size_t n, uint8_t *body) {
+    return encode_blocks(kernels, bits, values, base, width, n, body,
+                         body + n_blocks_of(n) * sizeof(uint16_t));
 }
 
 tagc_status tagc_delta_validate(int bits, const uint8_t *body, size_t n) {
@@ -137,19 +139,6 @@ tagc_status tagc_delta_validate(int bits, const uint8_t *body, size_t n) {
     return TAGC_OK;
 }
 
-/* All whole blocks in place, and the remainder in a block of its own. */
-static void walk(void (*kernel)(int, const uint8_t *, const uint8_t *, float *, size_t), int bits,
-                 const uint8_t *scales, const uint8_t *codes, float *values, size_t n) {
-    size_t n_whole = n / TAGC_DELTA_BLOCK, m = n % TAGC_DELTA_BLOCK;
-    kernel(bits, scales, codes, values, n_whole);
-    if (m == 0) return;
-    float last[TAGC_DELTA_BLOCK] = {0};
-    values += n_whole * TAGC_DELTA_BLOCK;
-    memcpy(last, values, m * sizeof *last);
-    kernel(bits, scales + n_whole * sizeof(uint16_t), codes + n_whole * code_bytes(bits), last, 1);
-    memcpy(values, last, m * sizeof *last);
-}
-
 static size_t scales_at(size_t at) {
     return at / TAGC_DELTA_BLOCK * sizeof(uint16_t);
 }
@@ -158,40 +147,66 @@ static size_t codes_at(int bits, size_t n_all, size_t at) {
     return n_blocks_of(n_all) * sizeof(uint16_t) + at / TAGC_DELTA_BLOCK * code_bytes(bits);
 }
 
-void tagc_delta_apply_with(const tagc_delta_kernels *kernels, int bits, const uint8_t *body, float *replica,
-                           size_t n) {
-    walk(kernels->apply, bits, body, body + codes_at(bits, n, 0), replica, n);
+/* All whole blocks in place, and the remainder in a block of its own. */
+static void apply(const tagc_delta_kernels *kernels, int bits, const uint8_t *scales, const uint8_t *codes,
+                  void *replica, size_t width, size_t n) {
+    size_t n_whole = n / TAGC_DELTA_BLOCK, m = n % TAGC_DELTA_BLOCK;
+    kernels->apply(bits, scales, codes, replica, width, n_whole);
+    if (m == 0) return;
+    float last[TAGC_DELTA_BLOCK] = {0};
+    void *rest = (char *)replica + n_whole * TAGC_DELTA_BLOCK * width;
+    memcpy(last, rest, m * width);
+    kernels->apply(bits, scales + n_whole * sizeof(uint16_t), codes + n_whole * code_bytes(bits), last, width,
+                   1);
+    memcpy(rest, last, m * width);
+}
+
+static void decode(const tagc_delta_kernels *kernels, int bits, const uint8_t *scales, const uint8_t *codes,
+                   float *values, size_t n) {
+    size_t n_whole = n / TAGC_DELTA_BLOCK, m = n % TAGC_DELTA_BLOCK;
+    kernels->decode(bits, scales, codes, values, n_whole);
+    if (m == 0) return;
+    float last[TAGC_DELTA_BLOCK];
+    kernels->decode(bits, scales + n_whole * sizeof(uint16_t), codes + n_whole * code_bytes(bits), last, 1);
+    memcpy(values + n_whole * TAGC_DELTA_BLOCK, last, m * sizeof *last);
+}
+
+void tagc_delta_apply_with(const tagc_delta_kernels *kernels, int bits, const uint8_t *body, void *replica,
+                           size_t width, size_t n) {
+    apply(kernels, bits, body, body + codes_at(bits, n, 0), replica, width, n);
 }
 
 void tagc_delta_decode_with(const tagc_delta_kernels *kernels, int bits, const uint8_t *body, float *values,
                             size_t n) {
-    walk(kernels->decode, bits, body, body + codes_at(bits, n, 0), values, n);
+    decode(kernels, bits, body, body + codes_at(bits, n, 0), values, n);
 }
 
-int tagc_delta_encode(int bits, const float *values, const float *base, size_t n, uint8_t *body) {
-    return tagc_delta_encode_with(tagc_delta_kernels_all()[0], bits, values, base, n, body);
+int tagc_delta_encode(int bits, const float *values, const uint16_t *base, size_t n, uint8_t *body) {
+    return tagc_delta_encode_with(tagc_delta_kernels_all()[0], bits, values, base, sizeof *base, n, body);
 }
 
-void tagc_delta_apply(int bits, const uint8_t *body, float *replica, size_t n) {
-    tagc_delta_apply_with(tagc_delta_kernels_all()[0], bits, body, replica, n);
+void tagc_delta_apply(int bits, const uint8_t *body, uint16_t *replica, size_t n) {
+    tagc_delta_apply_with(tagc_delta_kernels_all()[0], bits, body, replica, sizeof *replica, n);
 }
 
 void tagc_delta_decode(int bits, const uint8_t *body, float *values, size_t n) {
     tagc_delta_decode_with(tagc_delta_kernels_all()[0], bits, body, values, n);
 }
 
-int tagc_delta_encode_part(int bits, const float *values, const float *base, size_t n_all, size_t at,
-                           size_t n, uint8_t *body) {
-    return encode_blocks(tagc_delta_kernels_all()[0], bits, values + at, base ? base + at : NULL, n,
-                         body + scales_at(at), body + codes_at(bits, n_all, at));
+int tagc_delta_encode_part(int bits, const float *values, const void *base, size_t width, size_t n_all,
+                           size_t at, size_t n, uint8_t *body) {
+    return encode_blocks(tagc_delta_kernels_all()[0], bits, values + at,
+                         base ? (const char *)base + at * width : NULL, width, n, body + scales_at(at),
+                         body + codes_at(bits, n_all, at));
 }
 
-void tagc_delta_apply_part(int bits, const uint8_t *body, float *replica, size_t n_all, size_t at, size_t n) {
-    walk(tagc_delta_kernels_all()[0]->apply, bits, body + scales_at(at), body + codes_at(bits, n_all, at),
-         replica + at, n);
+void tagc_delta_apply_part(int bits, const uint8_t *body, void *replica, size_t width, size_t n_all,
+                           size_t at, size_t n) {
+    apply(tagc_delta_kernels_all()[0], bits, body + scales_at(at), body + codes_at(bits, n_all, at),
+          (char *)replica + at * width, width, n);
 }
 
 void tagc_delta_decode_part(int bits, const uint8_t *body, float *values, size_t n_all, size_t at, size_t n) {
-    walk(tagc_delta_kernels_all()[0]->decode, bits, body + scales_at(at), body + codes_at(bits, n_all, at),
-         values + at, n);
+    decode(tagc_delta_kernels_all()[0], bits, body + scales_at(at), body + codes_at(bits, n_all, at),
+           values + at, n);
 }

@@ -21,12 +21,24 @@ INLINE uint16_t NAME(choose_scale)(int bits, int32_t up, int32_t down) {
     return (uint16_t)(TAGC_BF16_NEAREST(rounded) | (up > down ? 0x8000u : 0));
 }
 
-INLINE void NAME(differ)(const float *restrict values, const float *restrict base, float *restrict difference,
-                         int32_t *restrict up, int32_t *restrict down) {
+INLINE float NAME(wide_at)(const uint16_t *restrict halves, size_t i) {
+    uint32_t bits = TAGC_BF16_WIDE(halves[i]);
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* width: bytes of a value of base; 0: none is subtracted. A constant at each call. */
+INLINE void NAME(differ)(const float *restrict values, const void *restrict base, size_t width,
+                         float *restrict difference, int32_t *restrict up, int32_t *restrict down) {
+    const uint16_t *restrict halves = base;
+    const float *restrict wides = base;
     int32_t most = 0, least = 0;
     for (size_t i = 0; i < TAGC_DELTA_BLOCK; i++) {
         int32_t as_integer, flipped;
-        difference[i] = base ? values[i] - base[i] : values[i];
+        difference[i] = width == 0                ? values[i]
+                        : width == sizeof *halves ? values[i] - NAME(wide_at)(halves, i)
+                                                  : values[i] - wides[i];
         memcpy(&as_integer, &difference[i], sizeof as_integer);
         flipped = (int32_t)((uint32_t)as_integer ^ 0x80000000u);
         most = as_integer > most ? as_integer : most;
@@ -47,15 +59,17 @@ INLINE uint32_t NAME(code_of)(float difference, float inverse, int32_t n_half) {
     return (uint32_t)(code < 0 ? 0 : code);
 }
 
-KERNEL uint16_t NAME(encode)(int bits, const float *restrict values, const float *restrict base,
+KERNEL uint16_t NAME(encode)(int bits, const float *restrict values, const void *restrict base, size_t width,
                              uint8_t *restrict codes) {
     enum { HALF = TAGC_DELTA_BLOCK / 2, QUARTER = TAGC_DELTA_BLOCK / 4 };
     float difference[TAGC_DELTA_BLOCK];
     int32_t up = 0, down = 0;
-    if (base) /* the choice is outside the loop, because compilers do not vectorise a loop that contains it */
-        NAME(differ)(values, base, difference, &up, &down);
+    if (!base) /* the choice is outside the loop, because compilers do not vectorise a loop that contains it */
+        NAME(differ)(values, NULL, 0, difference, &up, &down);
+    else if (width == sizeof(uint16_t))
+        NAME(differ)(values, base, sizeof(uint16_t), difference, &up, &down);
     else
-        NAME(differ)(values, NULL, difference, &up, &down);
+        NAME(differ)(values, base, sizeof(float), difference, &up, &down);
     const uint16_t scale = NAME(choose_scale)(bits, up, down);
     const float inverse = inverse_of(scale);
 #define CODE(i) NAME(code_of)(difference[i], inverse, (int32_t)1 << (bits - 1))
@@ -71,42 +85,57 @@ KERNEL uint16_t NAME(encode)(int bits, const float *restrict values, const float
     return scale;
 }
 
-INLINE float NAME(moved)(float replica, float change) {
+/* As bf16, in the low half. */
+INLINE uint32_t NAME(moved)(float replica, float change) {
     float sum = replica + change;
     uint32_t bits;
     memcpy(&bits, &sum, sizeof bits);
-    bits = TAGC_BF16_WIDE(TAGC_BF16_NEAREST(bits));
-    memcpy(&sum, &bits, sizeof sum);
-    return sum;
+    return TAGC_BF16_NEAREST(bits);
 }
 
-/* Decodes to out, or with `moves` adds to it and rounds. moves and bits are constants at each call. */
-INLINE void NAME(open)(int moves, int bits, const uint8_t *restrict scales, const uint8_t *restrict codes,
-                       float *restrict out, size_t n_blocks) {
+/* Decodes to out (width 0), or adds to a replica of `width` bytes per value and rounds. width and bits are constants at each
+ * call. */
+INLINE void NAME(open)(size_t width, int bits, const uint8_t *restrict scales, const uint8_t *restrict codes,
+                       void *restrict out, size_t n_blocks) {
     const size_t n_bytes = TAGC_DELTA_BLOCK * (size_t)bits / 8;
     const int32_t n_half = 1 << (bits - 1);
+    size_t at = 0;
     for (size_t b = 0; b < n_blocks; b++, scales += 2, codes += n_bytes) {
         const float scale = scale_at(scales);
-        for (int shift = 0; shift < 8; shift += bits, out += n_bytes)
+        for (int shift = 0; shift < 8; shift += bits, at += n_bytes) {
+            uint16_t *restrict halves = (uint16_t *)out + (width == sizeof *halves ? at : 0);
+            float *restrict values = (float *)out + (width == sizeof *halves ? 0 : at);
             for (size_t i = 0; i < n_bytes; i++) {
                 float value = (float)((codes[i] >> shift & (2 * n_half - 1)) - n_half) * scale;
-                out[i] = moves ? NAME(moved)(out[i], value) : value;
+                if (width == sizeof *halves) {
+                    halves[i] = (uint16_t)NAME(moved)(NAME(wide_at)(halves, i), value);
+                } else if (width == sizeof *values) {
+                    uint32_t wide = TAGC_BF16_WIDE(NAME(moved)(values[i], value));
+                    memcpy(&values[i], &wide, sizeof wide);
+                } else {
+                    values[i] = value;
+                }
             }
+        }
     }
 }
 
-INLINE void NAME(open_all)(int moves, int bits, const uint8_t *scales, const uint8_t *codes, float *out,
+INLINE void NAME(open_all)(size_t width, int bits, const uint8_t *scales, const uint8_t *codes, void *out,
                            size_t n_blocks) {
     if (bits == 8)
-        NAME(open)(moves, 8, scales, codes, out, n_blocks);
+        NAME(open)(width, 8, scales, codes, out, n_blocks);
     else if (bits == 4)
-        NAME(open)(moves, 4, scales, codes, out, n_blocks);
+        NAME(open)(width, 4, scales, codes, out, n_blocks);
     else
-        NAME(open)(moves, 2, scales, codes, out, n_blocks);
+        NAME(open)(width, 2, scales, codes, out, n_blocks);
 }
 
-KERNEL void NAME(apply)(int bits, const uint8_t *scales, const uint8_t *codes, float *out, size_t n_blocks) {
-    NAME(open_all)(1, bits, scales, codes, out, n_blocks);
+KERNEL void NAME(apply)(int bits, const uint8_t *scales, const uint8_t *codes, void *replica, size_t width,
+                        size_t n_blocks) {
+    if (width == sizeof(uint16_t))
+        NAME(open_all)(sizeof(uint16_t), bits, scales, codes, replica, n_blocks);
+    else
+        NAME(open_all)(sizeof(float), bits, scales, codes, replica, n_blocks);
 }
 
 KERNEL void NAME(decode)(int bits, const uint8_t *scales, const uint8_t *codes, float *out, size_t n_blocks) {

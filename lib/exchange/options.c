@@ -54,6 +54,8 @@ static const tagc_field gatherer_fields[] = {
     {GATHERER(two_level), TAGC_FIELD_INT, 1, ALL, 0, 1, 0, NULL},
     {GATHERER(check_every), TAGC_FIELD_U64, 1, ALL, 0, 2147483647.0, 0, NULL},
     {GATHERER(n_threads), TAGC_FIELD_U64, 0, ALL, 1, 256, 1, NULL},
+    {GATHERER(full_format), TAGC_FIELD_U64, 1, ALL, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16, TAGC_FORMAT_FP32,
+     tagc_format_names},
 };
 /* clang-format on */
 enum {
@@ -78,7 +80,7 @@ static const tagc_gatherer_options gatherer_defaults = {.tag = UINT64_MAX, .n_th
 static const tagc_sized reducer_struct = {"tagc_reducer_options", sizeof(tagc_reducer_options),
                                           UP_TO(tagc_reducer_options, paper), &reducer_defaults};
 static const tagc_sized gatherer_struct = {"tagc_gatherer_options", sizeof(tagc_gatherer_options),
-                                           UP_TO(tagc_gatherer_options, check_every), &gatherer_defaults};
+                                           UP_TO(tagc_gatherer_options, full_format), &gatherer_defaults};
 
 void tagc_reducer_options_init_sized(tagc_reducer_options *options, size_t struct_bytes) {
     tagc_sized_init(&reducer_struct, options, struct_bytes);
@@ -297,6 +299,10 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
                          tagc_format_names[out->format],
                          out->delta ? "deltas (delta is 1)" : "whole parameters (delta is 0)",
                          out->delta ? "int8, int4 and int2" : "fp32, bf16 and int8");
+    if (out->full_format == TAGC_FORMAT_BF16 && !out->delta && out->format != TAGC_FORMAT_BF16)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "full_format is bf16, but format is %s: bf16 would round what arrives",
+                         tagc_format_names[out->format]);
     if (out->check_every != 0 && !out->delta)
         return tagc_fail(
             TAGC_ERR_UNSUPPORTED,

@@ -42,6 +42,10 @@ uint64_t tagc_wire_sum(const void *body, uint64_t n_bytes) {
     return XXH3_64bits(body, n_bytes);
 }
 
+uint64_t tagc_checksum(const void *bytes, uint64_t n_bytes) {
+    return XXH3_64bits(bytes, (size_t)n_bytes);
+}
+
 void tagc_wire_write(const tagc_wire_header *header, void *message) {
     uint8_t *bytes = message;
     memcpy(bytes + AT_MAGIC, magic, sizeof magic);

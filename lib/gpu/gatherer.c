@@ -9,7 +9,6 @@
 #include "codec/delta.h"
 #include "gpu/kernels.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <xxhash.h>
@@ -53,7 +52,7 @@ static size_t body_bytes(const tagc_gatherer *g) {
 }
 
 static tagc_delta_row row_of(const tagc_gatherer *g, int row) {
-    float *replica = g->full + (size_t)row * g->shard;
+    uint16_t *replica = tagc_gatherer_full(g, row);
     return (tagc_delta_row){.bits = g->bits,
                             .n = g->shard,
                             .values = g->own,
@@ -107,6 +106,9 @@ static tagc_status make(tagc_gatherer *g) {
     void *memory;
     if (!g->is_delta)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "delta is 0, and kernels have gathers of deltas alone");
+    if (g->options.full_format != TAGC_FORMAT_BF16)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "full_format is fp32, and kernels have replicas in bf16 alone");
     TAGC_TRY(tagc_memory_create(sizeof(gatherer_on), "gatherer on a device", &memory));
     gatherer_on *on = g->on_device = memory;
     place(g, &arena);
@@ -163,7 +165,7 @@ static tagc_status encode_delta(tagc_gatherer *g, uint8_t *body, int *nonfinite)
 }
 
 static int place_of(const tagc_gatherer *g, const tagc_row *row) {
-    return (int)((size_t)(row->values - g->full) / g->shard);
+    return (int)((size_t)((uint16_t *)row->values - (uint16_t *)g->full) / g->shard);
 }
 
 /* The rows of g->decoded that count. The own body is on the device already. */
@@ -209,12 +211,14 @@ static tagc_status encode_whole(tagc_gatherer *g, uint8_t *body, int *nonfinite)
     return TAGC_OK;
 }
 
+/* A body is what the row becomes. */
 static tagc_status decode_whole(const tagc_gatherer *g, const tagc_row *row) {
-    if (row->is_void) return tagc_kernels_fill(kernels_of(g), row->values, NAN, g->shard);
+    uint16_t *to = row->values, *nothing = (uint16_t *)(void *)on_of(g)->piece;
+    if (!row->is_void) return tagc_kernels_write(kernels_of(g), to, row->body, g->shard * sizeof *to);
+    for (size_t i = 0; i < PIECE_ELEMS; i++) nothing[i] = TAGC_BF16_NAN;
     for (size_t at = 0, n; at < g->shard; at += n) {
         n = g->shard - at < PIECE_ELEMS ? g->shard - at : PIECE_ELEMS;
-        tagc_bf16_widen((const uint16_t *)(const void *)row->body + at, on_of(g)->piece, n);
-        TAGC_TRY(tagc_kernels_write(kernels_of(g), row->values + at, on_of(g)->piece, n * sizeof(float)));
+        TAGC_TRY(tagc_kernels_write(kernels_of(g), to + at, nothing, n * sizeof *to));
     }
     return TAGC_OK;
 }
@@ -258,9 +262,9 @@ static uint64_t on_checksum(tagc_gatherer *g, int row) {
     XXH3_64bits_reset(&state);
     for (size_t at = 0, n; at < g->shard; at += n) {
         n = g->shard - at < PIECE_ELEMS ? g->shard - at : PIECE_ELEMS;
-        note(g, tagc_kernels_read(kernels_of(g), on_of(g)->piece, g->full + (size_t)row * g->shard + at,
-                                  n * sizeof(float)));
-        XXH3_64bits_update(&state, on_of(g)->piece, n * sizeof(float));
+        note(g, tagc_kernels_read(kernels_of(g), on_of(g)->piece, (uint16_t *)tagc_gatherer_full(g, row) + at,
+                                  n * sizeof(uint16_t)));
+        XXH3_64bits_update(&state, on_of(g)->piece, n * sizeof(uint16_t));
     }
     return XXH3_64bits_digest(&state);
 }

@@ -6,7 +6,7 @@
 #include "codec/batch.h"
 #include "gpu/frame.h"
 
-#define TAGC_MAKER_ABI 1u
+#define TAGC_MAKER_ABI 2u
 
 /* Deltas (delta.h) over many arrays at once. */
 typedef enum tagc_delta_kind {
@@ -17,9 +17,10 @@ typedef enum tagc_delta_kind {
 typedef struct tagc_delta_row {
     int bits; /* 8, 4 or 2 */
     size_t n;
-    const float *values, *base; /* (n); base may be NULL */
-    float *out;                 /* (n) */
-    uint8_t *body;              /* tagc_delta_bytes(bits, n), which apply only reads */
+    const float *values;  /* (n) */
+    const uint16_t *base; /* (n), bf16; may be NULL */
+    uint16_t *out;        /* (n), bf16 */
+    uint8_t *body;        /* tagc_delta_bytes(bits, n), which apply only reads */
 } tagc_delta_row;
 
 typedef struct tagc_delta_batch tagc_delta_batch;

@@ -95,6 +95,7 @@ class GathererOptions(Structure):
         ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("format", c_int), ("delta",
             c_int),
         ("ranks_per_host", c_int), ("two_level", c_int), ("check_every", c_uint64), ("n_threads", c_uint64),
+        ("full_format", c_uint64),
     ]  # fmt: skip
 
 
@@ -173,6 +174,7 @@ class CallbackOps(Structure):
 # name: (arguments, result); a result of c_int is a status and is checked by call().
 _FUNCTIONS = {
     "tagc_version": ([], c_char_p),
+    "tagc_checksum": ([c_void_p, c_uint64], c_uint64),
     "tagc_last_error": ([], c_char_p),
     "tagc_report": ([c_int, c_char_p], c_int),
     "tagc_verdict_of": ([c_double, c_double, c_double], c_uint32),

@@ -113,8 +113,24 @@ typedef struct view {
     size_t n;
     float *masters;  /* (n_rows, shard) of the ranks that exchange */
     float *expected; /* (n_rows, shard) */
-    float *full;     /* (n_rows, shard) */
+    void *full;      /* (n_rows, shard) of full_format */
 } view;
+
+static inline float full_at(const view *v, size_t i) {
+    if (v->t->options.full_format == TAGC_FORMAT_FP32) return ((const float *)v->full)[i];
+    uint32_t bits = (uint32_t)((const uint16_t *)v->full)[i] << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* value: one that bf16 has */
+static inline void set_full(view *v, size_t i, float value) {
+    if (v->t->options.full_format == TAGC_FORMAT_FP32)
+        ((float *)v->full)[i] = value;
+    else
+        ((uint16_t *)v->full)[i] = (uint16_t)(bits_of(value) >> 16);
+}
 
 static inline int bits_of_kind(int kind) {
     return kind == TAGC_GATHER_DELTA4 ? 4 : kind == TAGC_GATHER_DELTA2 ? 2 : 8;
@@ -137,7 +153,7 @@ static inline int open_view(rank_run *run, view *v) {
     v->n = (size_t)v->n_rows * t->shard;
     v->masters = calloc(v->n, sizeof(float));
     v->expected = calloc(v->n, sizeof(float));
-    v->full = calloc(v->n, sizeof(float));
+    v->full = calloc(v->n, t->options.full_format == TAGC_FORMAT_FP32 ? sizeof(float) : sizeof(uint16_t));
     tagc_gatherer_options options = t->options;
     options.n_elems = v->n;
     t->now[run->rank] = -1;
@@ -182,8 +198,17 @@ static inline void expect(view *v, int whole) {
     }
 }
 
+static inline int row_is_as_expected(const view *v, int row) {
+    size_t begin = (size_t)row * v->t->shard, same = 0;
+    for (size_t i = begin; i < begin + v->t->shard; i++)
+        same += bits_of(full_at(v, i)) == bits_of(v->expected[i]);
+    return same == v->t->shard;
+}
+
 static inline int is_as_expected(const view *v) {
-    return memcmp(v->full, v->expected, v->n * sizeof *v->full) == 0;
+    int same = 0;
+    for (int row = 0; row < v->n_rows; row++) same += row_is_as_expected(v, row);
+    return same == v->n_rows;
 }
 
 static inline uint64_t sent_bytes(const view *v) {

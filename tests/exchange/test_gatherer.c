@@ -8,6 +8,15 @@ typedef struct trial {
     int in_place;
 } trial;
 
+/* Value i of an array of full_format. */
+static float full_at(const trial *t, const void *full, size_t i) {
+    if (t->options.full_format == TAGC_FORMAT_FP32) return ((const float *)full)[i];
+    uint32_t bits = (uint32_t)((const uint16_t *)full)[i] << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 static float rounded_to_bf16(float value) {
     double best = (double)value;
     uint32_t bits = bits_of(value), low = bits & 0xffff0000u, high = low + 0x10000u;
@@ -38,7 +47,7 @@ static void gather_body(rank_run *run) {
         for (size_t i = 0; i < n; i++) {
             float value = random_gradient((uint64_t)step, (int)(i / shard), i % shard);
             if (t->options.format == TAGC_FORMAT_BF16) value = rounded_to_bf16(value);
-            CHECK(run, bits_of(full[i]) == bits_of(value));
+            CHECK(run, bits_of(full_at(t, full, i)) == bits_of(value));
         }
     }
     uint64_t sent[TAGC_N_LEGS], received[TAGC_N_LEGS];
@@ -55,14 +64,39 @@ static void gather_body(rank_run *run) {
 static void test_gather(void **state) {
     (void)state;
     for (int world_size = 1; world_size <= 5; world_size++)
-        for (int variant = 0; variant < 4; variant++) {
+        for (int variant = 0; variant < 5; variant++) {
             trial t = {.in_place = variant % 2};
             tagc_gatherer_options_init(&t.options);
             t.options.n_elems = 1013 * (uint64_t)world_size;
-            t.options.format = variant / 2;
+            t.options.format = variant < 4 ? variant / 2 : TAGC_FORMAT_BF16;
+            t.options.full_format = variant < 4 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
             rank_run runs[MAX_RANKS];
             run_ranks(world_size, gather_body, &t, NULL, runs);
         }
+}
+
+/* The fp32 shard does not fit into a row of bf16 values, and lies apart. */
+static void apart_body(rank_run *run) {
+    trial *t = run->shared;
+    float both[64] = {0};
+    tagc_gatherer *gatherer;
+    if (!CHECK(run, tagc_gatherer_create(run->comm, &t->options, &gatherer) == TAGC_OK)) return;
+    CHECK(run, tagc_gatherer_begin(gatherer, both + 15, both) == TAGC_ERR_ARGUMENT);
+    CHECK(run, strstr(tagc_last_error(), "shard lies in full, which full_format bf16 does not allow"));
+    CHECK(run, tagc_gatherer_begin(gatherer, both + 16, both) == TAGC_OK);
+    CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
+    tagc_gatherer_destroy(gatherer);
+}
+
+static void test_apart(void **state) {
+    (void)state;
+    trial t = {0};
+    tagc_gatherer_options_init(&t.options);
+    t.options.n_elems = 32;
+    t.options.format = TAGC_FORMAT_BF16;
+    t.options.full_format = TAGC_FORMAT_BF16;
+    rank_run runs[MAX_RANKS];
+    run_ranks(2, apart_body, &t, NULL, runs);
 }
 
 /* ---- gathers that overlap reducers ---- */
@@ -229,23 +263,39 @@ static void test_bf16(void **state) {
 static void together_body(rank_run *run) {
     static const int whole[] = {1, 1, 1, 0, 0, 0}, deltas[] = {0, 0, 1, 1, 1, 0}; /* by tagc_format */
     for (int format = TAGC_FORMAT_FP32; format <= TAGC_FORMAT_SIGN; format++)
-        for (int variant = 0; variant < 4; variant++) {
+        for (int variant = 0; variant < 8; variant++) {
             int delta = variant % 2, is_format = delta ? deltas[format] : whole[format];
+            int is_narrow = variant / 4, is_fit = !is_narrow || delta || format == TAGC_FORMAT_BF16;
             tagc_gatherer_options options;
             tagc_gatherer_options_init(&options);
             options.n_elems = 64;
             options.format = format;
             options.delta = delta;
-            options.check_every = variant / 2 ? 5 : 0;
-            int is_taken = is_format && (delta || options.check_every == 0);
+            options.check_every = variant / 2 % 2 ? 5 : 0;
+            options.full_format = is_narrow ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+            int is_taken = is_format && is_fit && (delta || options.check_every == 0);
             tagc_gatherer *gatherer = NULL;
             tagc_status status = tagc_gatherer_create(run->comm, &options, &gatherer);
             CHECK(run, status == (is_taken ? TAGC_OK : TAGC_ERR_UNSUPPORTED));
             CHECK(run, (gatherer != NULL) == is_taken);
             if (!is_taken)
-                CHECK(run, strstr(tagc_last_error(), is_format ? "check_every is 5" : "format is "));
+                CHECK(run, strstr(tagc_last_error(), !is_format ? "format is "
+                                                     : !is_fit  ? "full_format is bf16, but format is "
+                                                                : "check_every is 5"));
             tagc_gatherer_destroy(gatherer);
         }
+    tagc_gatherer_options options;
+    tagc_gatherer *gatherer;
+    tagc_gatherer_options_init(&options);
+    options.n_elems = 64;
+    options.full_format = TAGC_FORMAT_INT8;
+    CHECK(run, tagc_gatherer_create(run->comm, &options, &gatherer) == TAGC_ERR_ARGUMENT);
+    CHECK(run, strstr(tagc_last_error(), "full_format is 2, must be fp32 (0) or bf16 (1)"));
+    options.delta = 1;
+    options.format = TAGC_FORMAT_INT4;
+    options.full_format = run->rank ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+    CHECK(run, tagc_gatherer_create(run->comm, &options, &gatherer) == TAGC_ERR_MISMATCH);
+    CHECK(run, strstr(tagc_last_error(), "full_format: rank 1 has bf16, rank 0 has fp32"));
 }
 
 static void test_together(void **state) {
@@ -256,9 +306,10 @@ static void test_together(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gather),        cmocka_unit_test(test_together),
-        cmocka_unit_test(test_overlap),       cmocka_unit_test(test_dense_bf16),
-        cmocka_unit_test(test_bf16_overflow), cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_gather),     cmocka_unit_test(test_together),
+        cmocka_unit_test(test_apart),      cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_dense_bf16), cmocka_unit_test(test_bf16_overflow),
+        cmocka_unit_test(test_bf16),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

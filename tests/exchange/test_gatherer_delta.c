@@ -10,7 +10,7 @@ static void change_gatherer(rank_run *run, view *v, const tagc_gatherer_options 
     int is_delta = options->delta;
     tagc_gatherer *next;
     uint64_t n_gathers = 99;
-    const float *replica = tagc_gatherer_replica(v->gatherer, &n_gathers);
+    const void *replica = tagc_gatherer_replica(v->gatherer, &n_gathers);
     CHECK(run, replica == (is_delta ? v->full : NULL) && n_gathers == (is_delta ? 4 : 0));
     CHECK(run, tagc_gatherer_create(v->comm, options, &next) == TAGC_OK);
     CHECK(run, tagc_gatherer_replica(next, NULL) == NULL);
@@ -36,7 +36,7 @@ static void follow_body(rank_run *run) {
         move_masters(&v, step);
         if (step == 3) {
             CHECK(run, tagc_gatherer_reset(v.gatherer) == TAGC_OK);
-            for (size_t i = 0; i < v.n; i++) v.full[i] = (float)run->rank; /* whatever it was */
+            for (size_t i = 0; i < v.n; i++) set_full(&v, i, (float)run->rank); /* whatever it was */
         }
         if (step == 4) change_gatherer(run, &v, &options);
         CHECK(run, gather(&v, step) == TAGC_OK);
@@ -58,6 +58,9 @@ static void all_worlds_follow(void **state) {
             trial t = make_trial(wire, wire % 2 || world_size > 4);
             t.shard = world_size == 2 ? 1 : world_size == 3 ? 256 : 700;
             run_trial(&t, world_size, follow_body);
+            if (wire == TAGC_GATHER_INT8) continue;
+            t.options.full_format = TAGC_FORMAT_BF16;
+            run_trial(&t, world_size, follow_body);
         }
 }
 
@@ -69,6 +72,7 @@ static void hosts_keep_to_themselves(void **state) {
         for (int wire = TAGC_GATHER_INT8; wire <= TAGC_GATHER_DELTA2; wire++) {
             trial t = make_trial(wire, (w + (size_t)wire) % 2);
             t.options.ranks_per_host = worlds[w][1];
+            t.options.full_format = wire == TAGC_GATHER_INT8 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
             run_trial(&t, worlds[w][0], follow_body);
         }
 }
@@ -90,9 +94,10 @@ static void plain_hosts_body(rank_run *run) {
 
 static void plain_wires_keep_to_hosts(void **state) {
     (void)state;
-    for (int variant = 0; variant < 4; variant++) {
-        trial t = make_trial(variant % 2, variant / 2);
+    for (int variant = 0; variant < 6; variant++) {
+        trial t = make_trial(variant < 4 ? variant % 2 : TAGC_GATHER_BF16, variant / 2 % 2);
         t.options.ranks_per_host = 2;
+        t.options.full_format = variant < 4 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
         run_trial(&t, 6, plain_hosts_body);
     }
 }
@@ -104,12 +109,13 @@ static void long_body(rank_run *run) {
     double early = 0, late = 0, steps = 0;
     for (int step = 0; step < v.t->n_steps; step++) {
         float before[MAX_SHARD], scale_share = bits_of_kind(v.t->kind) == 8 ? 1.0f / 128 : 0.625f;
-        const float *own = v.masters + (size_t)v.row * v.t->shard, *row = v.full + (size_t)v.row * v.t->shard;
+        const float *own = v.masters + (size_t)v.row * v.t->shard;
+        const float *row = v.expected + (size_t)v.row * v.t->shard;
         memcpy(before, row, v.t->shard * sizeof *before);
         move_masters(&v, step);
         CHECK(run, gather(&v, step) == TAGC_OK);
         expect(&v, step == 0);
-        CHECK(run, is_as_expected(&v));
+        CHECK(run, is_as_expected(&v)); /* so `row` is what came */
         double error = 0;
         for (size_t at = 0; at < v.t->shard && step > 0; at += BLOCK) {
             size_t end = at + BLOCK < v.t->shard ? at + BLOCK : v.t->shard;
@@ -132,6 +138,7 @@ static void nothing_accumulates(void **state) {
     (void)state;
     for (int wire = TAGC_GATHER_DELTA8; wire <= TAGC_GATHER_DELTA2; wire++) {
         trial t = make_trial(wire, wire % 2);
+        t.options.full_format = wire == TAGC_GATHER_DELTA8 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
         t.n_steps = 200;
         run_trial(&t, 2, long_body);
     }
@@ -145,7 +152,10 @@ static void flipped_body(rank_run *run) {
     if (!open_view(run, &v)) return;
     int culprit = run->world_size - 1, row = run->world_size > 2 ? 1 : 0;
     for (int step = 0; step < 10; step++) { /* gathers 1, 2, ...; compared in 3, 6 and 9 */
-        if (step == 3 && run->rank == culprit) v.full[(size_t)row * v.t->shard + 5] += 0x1p-3f;
+        if (step == 3 && run->rank == culprit) {
+            size_t at = (size_t)row * v.t->shard + 5;
+            set_full(&v, at, full_at(&v, at) == 1 ? 2 : 1);
+        }
         move_masters(&v, step);
         tagc_status status = keep_status(run, gather(&v, step));
         if (step != 5) {
@@ -168,6 +178,7 @@ static void a_flipped_bit_is_found(void **state) {
     (void)state;
     for (int world_size = 2; world_size <= 5; world_size++) {
         trial t = make_trial(TAGC_GATHER_DELTA4, world_size % 2);
+        t.options.full_format = world_size < 4 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
         t.options.check_every = 3;
         run_trial(&t, world_size, flipped_body);
     }
@@ -186,11 +197,12 @@ static void nonfinite_body(rank_run *run) {
         CHECK(run, gather(&v, step) == TAGC_OK);
         expect(&v, step == 0 || step == 3 || step == 4);
         for (int r = 0; r < v.n_rows; r++) {
-            const float *row = v.full + (size_t)r * shard;
-            int as_expected = memcmp(row, v.expected + (size_t)r * shard, shard * sizeof *row) == 0;
-            if (r != sick || step < 2 || step > 3) CHECK(run, as_expected);
-            if (r == sick && step == 2) CHECK(run, isnan(row[0]) && isnan(row[shard - 1]));
-            if (r == sick && step == 3) CHECK(run, isinf(row[300]) && isfinite(row[0]));
+            size_t first = (size_t)r * shard;
+            if (r != sick || step < 2 || step > 3) CHECK(run, row_is_as_expected(&v, r));
+            if (r == sick && step == 2)
+                for (size_t i = first; i < first + shard; i++) CHECK(run, isnan(full_at(&v, i)));
+            if (r == sick && step == 3)
+                CHECK(run, isinf(full_at(&v, first + 300)) && isfinite(full_at(&v, first)));
         }
         v.masters[at] = healthy;
     }
@@ -199,8 +211,10 @@ static void nonfinite_body(rank_run *run) {
 
 static void a_sick_master_is_seen_and_heals(void **state) {
     (void)state;
-    for (int world_size = 1; world_size <= 3; world_size++) {
+    for (int variant = 0; variant < 6; variant++) {
+        int world_size = 1 + variant % 3;
         trial t = make_trial(TAGC_GATHER_DELTA4 + world_size % 2, world_size % 2);
+        t.options.full_format = variant < 3 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
         run_trial(&t, world_size, nonfinite_body);
     }
 }
@@ -264,6 +278,7 @@ static void damage_is_told_to_all(void **state) {
         int world_size = 2 + variant % 3;
         trial t = make_trial(TAGC_GATHER_DELTA8 + variant % 3, 0);
         t.options.check_every = variant % 4 == 3 ? 2 : 0;
+        t.options.full_format = variant / 2 % 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
         t.step = variant % 10 == 0 ? 0 : 3; /* in a whole one, or in a delta */
         t.to = variant % world_size;
         t.from = (t.to + 1) % world_size;
@@ -309,7 +324,8 @@ static void refused_body(rank_run *run) {
     size_t shard = v.t->shard;
     const float *own = v.masters + (size_t)v.row * shard;
     CHECK(run, tagc_gatherer_reset(NULL) == TAGC_ERR_ARGUMENT);
-    CHECK(run, tagc_gatherer_begin(v.gatherer, v.full + (size_t)v.row * shard, v.full) == TAGC_ERR_ARGUMENT);
+    const float *last = (const float *)v.full + v.n - (v.t->options.full_format ? v.n / 2 : 0) - 1;
+    CHECK(run, tagc_gatherer_begin(v.gatherer, last, v.full) == TAGC_ERR_ARGUMENT);
     CHECK(run, strstr(tagc_last_error(), "shard lies in full"));
     CHECK(run, gather(&v, 0) == TAGC_OK);
     CHECK(run, tagc_gatherer_begin(v.gatherer, own, v.expected) == TAGC_ERR_ARGUMENT);
@@ -334,6 +350,8 @@ static void refused_body(rank_run *run) {
 static void misuse_is_refused(void **state) {
     (void)state;
     trial t = make_trial(TAGC_GATHER_DELTA4, 1);
+    run_trial(&t, 4, refused_body);
+    t.options.full_format = TAGC_FORMAT_BF16;
     run_trial(&t, 4, refused_body);
 }
 

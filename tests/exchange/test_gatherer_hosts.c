@@ -43,7 +43,7 @@ static void follow_body(rank_run *run) {
         move_masters(&v, step);
         if (step == 4) {
             CHECK(run, tagc_gatherer_reset(v.gatherer) == TAGC_OK);
-            for (size_t i = 0; i < v.n; i++) v.full[i] = (float)run->rank; /* whatever it was */
+            for (size_t i = 0; i < v.n; i++) set_full(&v, i, (float)run->rank); /* whatever it was */
         }
         CHECK(run, gather(&v, step) == TAGC_OK);
         expect(&v, whole);
@@ -84,29 +84,37 @@ static void beside_body(rank_run *run) {
     options.two_level = options.ranks_per_host = 0;
     tagc_gatherer *one_level;
     if (!CHECK(run, tagc_gatherer_create(v.comm, &options, &one_level) == TAGC_OK)) return;
-    float *full = calloc(v.n, sizeof *full), *own = v.masters + (size_t)v.row * v.t->shard;
+    int is_narrow = options.full_format == TAGC_FORMAT_BF16;
+    view other = v; /* of the same trial, with a replica of its own */
+    other.full = calloc(v.n, is_narrow ? sizeof(uint16_t) : sizeof(float));
+    float *own = v.masters + (size_t)v.row * v.t->shard;
     for (int step = 0; step < 12; step++) {
         char text[512] = "";
         move_masters(&v, step);
         float healthy = own[0];
         if (run->rank == sick && (step == 3 || step == 4)) own[0] = step == 3 ? NAN : -INFINITY;
-        if (run->rank == culprit && step == 8)
-            v.full[v.n - 1] = full[v.n - 1] = full[v.n - 1] == 0 ? 1 : -full[v.n - 1];
-        float *from = is_delta ? own : v.full + (size_t)v.row * v.t->shard;
-        if (!is_delta) memcpy(from, own, v.t->shard * sizeof *from);
+        if (run->rank == culprit && step == 8) {
+            float last = full_at(&v, v.n - 1), spoiled = last == 0 ? 1 : -last;
+            set_full(&v, v.n - 1, spoiled);
+            set_full(&other, v.n - 1, spoiled);
+        }
+        int is_apart = is_delta || is_narrow;
+        float *from = is_apart ? own : (float *)v.full + (size_t)v.row * v.t->shard;
+        if (!is_apart) memcpy(from, own, v.t->shard * sizeof *from);
         CHECK(run, tagc_gatherer_begin(v.gatherer, from, v.full) == TAGC_OK);
-        CHECK(run, tagc_gatherer_begin(one_level, own, full) == TAGC_OK);
+        CHECK(run, tagc_gatherer_begin(one_level, own, other.full) == TAGC_OK);
         tagc_status expected = tagc_gatherer_end(one_level);
         if (expected != TAGC_OK) snprintf(text, sizeof text, "%s", tagc_last_error());
         tagc_status status = tagc_gatherer_end(v.gatherer);
         CHECK(run, status == expected && (status == TAGC_OK || strcmp(text, tagc_last_error()) == 0));
         /* every third gather is compared, and what differs is told by all */
         CHECK(run, (status == TAGC_ERR_CORRUPT) == (is_delta && step == 8));
-        if (run->rank != culprit || step != 8) CHECK(run, memcmp(full, v.full, v.n * sizeof *full) == 0);
+        if (run->rank != culprit || step != 8)
+            CHECK(run, memcmp(other.full, v.full, v.n * (is_narrow ? sizeof(uint16_t) : sizeof(float))) == 0);
         own[0] = healthy;
     }
     tagc_gatherer_destroy(one_level);
-    free(full);
+    free(other.full);
     close_view(&v);
 }
 
@@ -117,6 +125,9 @@ static void both_levels_are_alike(void **state) {
             if ((wire + w) % STRIDE != 0) continue;
             trial t = make_two(wire, (wire + w) % 2, worlds[w][1]);
             t.options.check_every = t.options.delta ? 3 : 0;
+            run_trial(&t, worlds[w][0], beside_body);
+            if (!t.options.delta && wire != TAGC_GATHER_BF16) continue;
+            t.options.full_format = TAGC_FORMAT_BF16;
             run_trial(&t, worlds[w][0], beside_body);
         }
 }

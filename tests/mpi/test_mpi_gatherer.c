@@ -55,10 +55,11 @@ static void close_unit(unit *u) {
 /* What each owner sends, made here from its master; the coder has tests of its own. */
 static void follow(unit *u, int bits, int step) {
     uint8_t *body = malloc(tagc_delta_bytes(bits, u->shard));
+    const size_t width = sizeof(float);
     for (size_t r = 0; r < (size_t)world_size; r++) {
         float *master = u->masters + r * u->shard, *row = u->expected + r * u->shard;
-        tagc_delta_encode(bits, master, row, u->shard, body);
-        if (step > 0) tagc_delta_apply(bits, body, row, u->shard);
+        tagc_delta_encode_part(bits, master, row, width, u->shard, 0, u->shard, body);
+        if (step > 0) tagc_delta_apply_part(bits, body, row, width, u->shard, 0, u->shard);
         for (size_t i = 0; i < u->shard && step == 0; i++) {
             uint32_t as_bits;
             memcpy(&as_bits, &master[i], sizeof as_bits);

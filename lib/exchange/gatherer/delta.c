@@ -121,9 +121,8 @@ static tagc_status compare_checksums(const tagc_gatherer *g) {
 
 /* If is_void, every reader of the row sees NaN; the next gather repairs it. */
 tagc_row tagc_gatherer_delta_row(const tagc_gatherer *g, int row, int is_void) {
-    return (tagc_row){.body = body_of(g, row),
-                      .values = g->full + (size_t)row * g->shard,
-                      .is_void = is_void && !g->is_whole};
+    return (tagc_row){
+        .body = body_of(g, row), .values = tagc_gatherer_full(g, row), .is_void = is_void && !g->is_whole};
 }
 
 tagc_status tagc_gatherer_delta_decode(tagc_gatherer *g) {

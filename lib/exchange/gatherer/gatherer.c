@@ -54,10 +54,12 @@ tagc_status tagc_gatherer_lay_out(tagc_gatherer *g, const tagc_gatherer_options 
     g->bits = bits_of(g->options.format);
     g->is_delta = g->options.delta;
     g->is_whole_next = g->is_delta;
+    g->width = g->options.full_format == TAGC_FORMAT_BF16 ? sizeof(uint16_t) : sizeof(float);
+    g->is_plain = !g->is_delta && g->options.format == (int)g->options.full_format;
     g->shard = (size_t)(g->options.n_elems / (uint64_t)g->n_rows);
-    size_t n_bytes = g->is_delta ? tagc_gatherer_delta_bytes(g->bits, g->shard, g->n_rows)
-                     : g->options.format == TAGC_FORMAT_FP32 ? 0
-                                                             : tagc_gatherer_message_bytes(g);
+    size_t n_bytes = g->is_delta   ? tagc_gatherer_delta_bytes(g->bits, g->shard, g->n_rows)
+                     : g->is_plain ? 0
+                                   : tagc_gatherer_message_bytes(g);
     g->row_bytes = tagc_aligned(n_bytes);
     place(g, arena);
     if (!arena->overflow) return TAGC_OK;
@@ -109,7 +111,7 @@ tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_options *o
 /* The own row as it travels. */
 static const void *encode(tagc_gatherer *g) {
     if (g->options.format == TAGC_FORMAT_FP32) return g->own;
-    uint8_t *row = tagc_gatherer_row(g, g->row);
+    uint8_t *row = g->is_plain ? tagc_gatherer_full(g, g->row) : tagc_gatherer_row(g, g->row);
     if (g->is_delta)
         tagc_gatherer_delta_encode(g);
     else
@@ -124,11 +126,9 @@ static int needs_no_relay(const tagc_gatherer *g, int row) {
 
 /* Writes the own row to `full` as the others will have it, while it is on the wire. */
 static void put_own(tagc_gatherer *g) {
-    float *to = g->full + (size_t)g->row * g->shard;
-    if (g->options.format == TAGC_FORMAT_FP32) {
-        if (to != g->own) memcpy(to, g->own, g->shard * sizeof *to);
-        return;
-    }
+    void *to = tagc_gatherer_full(g, g->row);
+    if (g->options.format == TAGC_FORMAT_FP32 && to != g->own) memcpy(to, g->own, g->shard * sizeof *g->own);
+    if (g->is_plain) return;
     g->decoded[0] = g->is_delta ? tagc_gatherer_delta_row(g, g->row, g->is_void)
                                 : (tagc_row){.body = tagc_gatherer_row(g, g->row), .values = to};
     g->runner->decode_rows(g, 1);
@@ -136,10 +136,9 @@ static void put_own(tagc_gatherer *g) {
 
 static void post(tagc_gatherer *g) {
     const void *send = encode(g);
-    int is_plain = g->options.format == TAGC_FORMAT_FP32;
-    uint64_t stride = is_plain ? g->shard * sizeof(float) : g->row_bytes;
+    uint64_t stride = g->is_plain ? g->shard * g->width : g->row_bytes;
     uint64_t n_bytes = tagc_gatherer_message_bytes(g);
-    uint8_t *rows = is_plain ? (uint8_t *)g->full : g->rows;
+    uint8_t *rows = g->is_plain ? g->full : g->rows;
     uint32_t n_peers = 0;
     for (int r = 0; r < g->n_rows; r++) {
         if (r == g->row || !needs_no_relay(g, r)) continue;
@@ -176,12 +175,11 @@ static tagc_status wait_for_rows(tagc_gatherer *g) {
 static tagc_status finish(tagc_gatherer *g) {
     TAGC_TRY(wait_for_rows(g));
     if (g->is_delta) return tagc_gatherer_delta_decode(g);
-    if (g->options.format == TAGC_FORMAT_FP32) return TAGC_OK;
+    if (g->is_plain) return TAGC_OK;
     int n = 0;
     for (int r = 0; r < g->n_rows; r++)
         if (r != g->row)
-            g->decoded[n++] =
-                (tagc_row){.body = tagc_gatherer_row(g, r), .values = g->full + (size_t)r * g->shard};
+            g->decoded[n++] = (tagc_row){.body = tagc_gatherer_row(g, r), .values = tagc_gatherer_full(g, r)};
     g->runner->decode_rows(g, n);
     return TAGC_OK;
 }
@@ -204,26 +202,30 @@ static tagc_status run(void *arg) {
 }
 
 /* A delta is the master minus the result of the last gather. */
-static tagc_status check_replica(const tagc_gatherer *g, const float *shard, const float *full) {
+static tagc_status check_full(const tagc_gatherer *g, const float *shard, const void *full) {
     uintptr_t from = (uintptr_t)shard, begin = (uintptr_t)full;
-    uintptr_t end = begin + (size_t)g->n_rows * g->shard * sizeof *full;
-    if (from < end && begin < from + g->shard * sizeof *shard)
+    uintptr_t end = begin + (size_t)g->n_rows * g->shard * g->width;
+    int overlap = from < end && begin < from + g->shard * sizeof *shard;
+    if (overlap && g->is_delta)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "shard lies in full, but a gather of deltas (delta is 1) needs the master"
                          " apart from the replica");
-    if (!g->is_whole_next && full != g->full)
+    if (overlap && g->width != sizeof *shard)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "shard lies in full, which full_format bf16 does not allow: shard is fp32");
+    if (g->is_delta && !g->is_whole_next && full != g->full)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "full is not the array of the last gather, whose values a delta changes: call"
                          " tagc_gatherer_reset first");
     return TAGC_OK;
 }
 
-tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, float *full) {
+tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, void *full) {
     if (!g) return tagc_fail(TAGC_ERR_ARGUMENT, "gatherer is NULL");
     if (!shard) return tagc_fail(TAGC_ERR_ARGUMENT, "shard is NULL");
     if (!full) return tagc_fail(TAGC_ERR_ARGUMENT, "full is NULL");
     if (g->begun) return tagc_fail(TAGC_ERR_STATE, "begin after begin: a gather is under way, end it first");
-    if (g->is_delta) TAGC_TRY(check_replica(g, shard, full));
+    TAGC_TRY(check_full(g, shard, full));
     TAGC_TRY(g->arrays->check(g->arrays->heap.context, shard, "shard"));
     TAGC_TRY(g->arrays->check(g->arrays->heap.context, full, "full"));
     TAGC_TRY(tagc_comm_check_open(g->comm));
@@ -262,13 +264,13 @@ tagc_status tagc_gatherer_reset(tagc_gatherer *g) {
     return TAGC_OK;
 }
 
-const float *tagc_gatherer_replica(const tagc_gatherer *g, uint64_t *n_gathers) {
+const void *tagc_gatherer_replica(const tagc_gatherer *g, uint64_t *n_gathers) {
     int has_replica = g && g->is_delta && !g->begun && !g->is_whole_next;
     if (n_gathers) *n_gathers = has_replica ? g->n_begun : 0;
     return has_replica ? g->full : NULL;
 }
 
-tagc_status tagc_gatherer_set_replica(tagc_gatherer *g, float *full, uint64_t n_gathers) {
+tagc_status tagc_gatherer_set_replica(tagc_gatherer *g, void *full, uint64_t n_gathers) {
     if (!g) return tagc_fail(TAGC_ERR_ARGUMENT, "gatherer is NULL");
     if (!full) return tagc_fail(TAGC_ERR_ARGUMENT, "full is NULL");
     if (!g->is_delta)

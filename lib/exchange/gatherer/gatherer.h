@@ -14,7 +14,7 @@
 /* A row that is encoded or decoded. */
 typedef struct tagc_row {
     uint8_t *body;
-    float *values;         /* decoding */
+    void *values;          /* decoding: a row of `full` */
     int is_void;           /* decoding: NaN, whatever the body */
     atomic_int *nonfinite; /* encoding: set if a value or difference is not finite */
 } tagc_row;
@@ -32,11 +32,13 @@ struct tagc_gatherer {
     int per_host;                /* of these, on one host: all, except in two levels */
     int bits;                    /* bits of a code; 0 for fp32 and bf16 */
     int is_delta;
+    int is_plain; /* rows travel as they are in `full` */
     size_t shard;
+    size_t width; /* bytes of a value of `full`: 2 or 4 */
     int begun;
     int is_posted;    /* the first half of the task is done */
     const float *own; /* (shard) */
-    float *full;      /* (n_rows, shard) */
+    void *full;       /* (n_rows, shard), fp32 or bf16 */
     tagc_ticket ticket;
     int n_relays;        /* two levels: one for each other host */
     tagc_ticket *relays; /* (n_relays) */
@@ -56,12 +58,17 @@ struct tagc_gatherer {
     tagc_part *sends, *receives;             /* (n_rows - 1) of the ticket */
     tagc_part *relay_sends, *relay_receives; /* (per_host - 1) of each relay */
     tagc_row *decoded;                       /* (n_rows) */
-    size_t row_bytes;                        /* the most bytes of a row; 0 for fp32 */
+    size_t row_bytes;                        /* the most bytes of a row; 0 for plain ones */
     uint8_t *rows;                           /* (n_rows, row_bytes) as on the wire; row `row` is sent */
 };
 
 static inline uint8_t *tagc_gatherer_row(const tagc_gatherer *g, int row) {
     return g->rows + (size_t)row * g->row_bytes;
+}
+
+/* Row `row` of `full`. */
+static inline void *tagc_gatherer_full(const tagc_gatherer *g, int row) {
+    return (char *)g->full + (size_t)row * g->shard * g->width;
 }
 
 /* Decides all sizes; *arena receives the bytes of its buffers. */

@@ -5,6 +5,7 @@
 #include "exchange/gatherer/gatherer.h"
 
 #include <math.h>
+#include <string.h>
 #include <xxhash.h>
 
 enum { PIECE_BLOCKS = 64, PIECE_ELEMS = PIECE_BLOCKS * TAGC_DELTA_BLOCK }; /* 64 KiB of fp32 */
@@ -37,19 +38,27 @@ static void encode_piece(const tagc_gatherer *g, const tagc_row *row, size_t at,
         }
         nonfinite = largest >= 0x7f80u;
     } else {
-        const float *base = g->is_delta ? g->full + (size_t)g->row * g->shard : NULL;
-        nonfinite = tagc_delta_encode_part(g->bits, g->own, base, g->shard, at, n, row->body);
+        const void *base = g->is_delta ? tagc_gatherer_full(g, g->row) : NULL;
+        nonfinite = tagc_delta_encode_part(g->bits, g->own, base, g->width, g->shard, at, n, row->body);
     }
     if (nonfinite) atomic_store_explicit(row->nonfinite, 1, memory_order_relaxed);
 }
 
 static void decode_piece(const tagc_gatherer *g, const tagc_row *row, size_t at, size_t n) {
+    uint16_t *halves = g->width == sizeof *halves ? (uint16_t *)row->values + at : NULL;
+    float *wides = halves ? NULL : (float *)row->values + at;
     if (row->is_void)
-        for (size_t i = 0; i < n; i++) row->values[at + i] = NAN;
+        for (size_t i = 0; i < n; i++)
+            if (halves)
+                halves[i] = TAGC_BF16_NAN;
+            else
+                wides[i] = NAN;
+    else if (halves && g->is_whole)
+        memcpy(halves, (const uint16_t *)(const void *)row->body + at, n * sizeof *halves);
     else if (!g->bits || (g->is_delta && g->is_whole))
-        tagc_bf16_widen((const uint16_t *)(const void *)row->body + at, row->values + at, n);
+        tagc_bf16_widen((const uint16_t *)(const void *)row->body + at, wides, n);
     else if (g->is_delta)
-        tagc_delta_apply_part(g->bits, row->body, row->values, g->shard, at, n);
+        tagc_delta_apply_part(g->bits, row->body, row->values, g->width, g->shard, at, n);
     else
         tagc_delta_decode_part(g->bits, row->body, row->values, g->shard, at, n);
 }
@@ -68,7 +77,7 @@ static void decode_rows(tagc_gatherer *g, int n_rows) {
 }
 
 static uint64_t checksum(tagc_gatherer *g, int row) {
-    return XXH3_64bits(g->full + (size_t)row * g->shard, g->shard * sizeof(float));
+    return XXH3_64bits(tagc_gatherer_full(g, row), g->shard * g->width);
 }
 
 static tagc_status make(tagc_gatherer *g) {

@@ -58,7 +58,7 @@ __device__ __forceinline__ void delta_encode_block(const delta_row *row, uint32_
     for (unsigned i = 0; i < DELTA_EACH; i++) {
         const size_t j = at + i * LANES;
         float x = j < a->n ? a->values[j] : 0.0f;
-        if (a->base) x = x - (j < a->n ? a->base[j] : 0.0f);
+        if (a->base && j < a->n) x = x - float_of(TAGC_BF16_WIDE(a->base[j]));
         difference[i] = x;
         up = larger(up, (int)bits_of(x));
         down = larger(down, (int)(bits_of(x) ^ SIGN));
@@ -107,7 +107,8 @@ __device__ __forceinline__ void delta_apply_block(const delta_row *row, uint32_t
         const float change = (float)code * scale;
         const size_t j = at + i * LANES;
         if (j >= a->n) continue;
-        a->out[j] = float_of(TAGC_BF16_WIDE(TAGC_BF16_NEAREST(bits_of(a->out[j] + change))));
+        const float sum = float_of(TAGC_BF16_WIDE(a->out[j])) + change;
+        a->out[j] = (uint16_t)TAGC_BF16_NEAREST(bits_of(sum));
     }
 }
 

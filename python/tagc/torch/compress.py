@@ -83,7 +83,7 @@ def compress(
         "int4" at 0.85.
     exchange: "direct" (default), "packed", "sketch" (the paper's) or "dense".
     parameters: FSDP2: format in which parameters are gathered: None (torch's own), "bf16", "int8", or the
-        changes since the last gather: "delta8", "delta4", "delta2" (these take 4 bytes per parameter on every
+        changes since the last gather: "delta8", "delta4", "delta2" (these take 2 bytes per parameter on every
         rank).
     hosts: on how many hosts the ranks of the model are, as many ranks on each, in the order of ranks. Not
         given: tagc finds that. Gradients are added up within each host by the model's own group, and

@@ -24,9 +24,13 @@ static void fill_shard(const trial *t, const rank_run *run, int gather, float *s
     if (gather == GATHER_NOT_FINITE && run->rank == t->seed % run->world_size) shard[n / 2] = NAN;
 }
 
-static int same_values(const float *a, const float *b, size_t n) {
+static int is_nan(uint16_t half) {
+    return (half & 0x7fffu) > 0x7f80u;
+}
+
+static int same_values(const uint16_t *a, const uint16_t *b, size_t n) {
     for (size_t i = 0; i < n; i++)
-        if (memcmp(&a[i], &b[i], sizeof *a) != 0 && (a[i] == a[i] || b[i] == b[i])) return 0;
+        if (a[i] != b[i] && !(is_nan(a[i]) && is_nan(b[i]))) return 0;
     return 1;
 }
 
@@ -38,10 +42,12 @@ static void rank_gathers(rank_run *run) {
     size_t n = (size_t)t->options.n_elems,
            n_rows = (size_t)(t->options.two_level ? run->world_size : t->options.ranks_per_host),
            n_shard = n / n_rows;
-    float *shard = malloc(n_shard * sizeof(float)), *expected = malloc(n * sizeof(float)),
-          *found = malloc(n * sizeof(float));
+    float *shard = malloc(n_shard * sizeof(float));
+    uint16_t *expected = malloc((n + 1) * sizeof *expected);
+    uint16_t *found = malloc((n + 1) * sizeof *found);
+    size_t n_floats = (n + 1) / 2; /* that a replica takes */
     own.gradient = take(&own, n_shard);
-    own.output = take(&own, n);
+    own.output = take(&own, n_floats);
     if (!CHECK(run, tagc_gatherer_create(run->comm, &t->options, &plain) == TAGC_OK)) return;
     tagc_status status = own.kernels
                              ? tagc_gatherer_create_on(own.kernels, run->comm, &t->options, &own.gatherer)
@@ -63,11 +69,11 @@ static void rank_gathers(rank_run *run) {
             CHECK(run, tagc_gatherer_reset(plain) == TAGC_OK);
             continue;
         }
-        CHECK(run, read_from(&own, found, own.output, n));
+        CHECK(run, read_from(&own, (float *)(void *)found, own.output, n_floats));
         CHECK(run, same_values(found, expected, n));
     }
     give(&own, own.gradient, n_shard);
-    give(&own, own.output, n);
+    give(&own, own.output, n_floats);
     tagc_gatherer_destroy(own.gatherer);
     tagc_gatherer_destroy(plain);
     free(shard), free(expected), free(found);
@@ -93,6 +99,7 @@ static void test_equals_the_processor(void **state) {
         trial t = {.seed = i, .failing = i % 3 == 1 ? "MemcpyAsync" : i % 3 == 2 ? "LaunchKernel" : NULL};
         tagc_gatherer_options_init(&t.options);
         t.options.delta = 1;
+        t.options.full_format = TAGC_FORMAT_BF16;
         t.options.format = formats[i % 3];
         t.options.n_elems = (uint64_t)world_size * (uint64_t)(300 + 411 * i);
         t.options.check_every = i % 2 ? 2 : 0;
@@ -113,21 +120,25 @@ static void rank_is_refused(rank_run *run) {
     if (run->rank == 0 && !open_device(run, &own, 0)) return;
     tagc_status status = own.kernels ? tagc_gatherer_create_on(own.kernels, run->comm, &t->options, &gatherer)
                                      : tagc_gatherer_create(run->comm, &t->options, &gatherer);
-    CHECK(run, status == TAGC_ERR_UNSUPPORTED &&
-                   strstr(tagc_last_error(), "delta is 0, and kernels have gathers of deltas alone"));
+    const char *text = t->options.delta ? "full_format is fp32, and kernels have replicas in bf16 alone"
+                                        : "delta is 0, and kernels have gathers of deltas alone";
+    CHECK(run, status == TAGC_ERR_UNSUPPORTED && strstr(tagc_last_error(), text));
     close_side(run, &own);
 }
 
-static void test_whole_gathers_are_refused(void **state) {
+static void test_other_gathers_are_refused(void **state) {
     (void)state;
     trial t = {.seed = 3};
     tagc_gatherer_options_init(&t.options);
     t.options.n_elems = 64;
     run_trial(&t, 2, rank_is_refused);
+    t.options.delta = 1;
+    t.options.format = TAGC_FORMAT_INT4;
+    run_trial(&t, 2, rank_is_refused);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_equals_the_processor),
-                                       cmocka_unit_test(test_whole_gathers_are_refused)};
+                                       cmocka_unit_test(test_other_gathers_are_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -26,6 +26,7 @@ from tagc.torch.exchange.staging import Kernels, Staging
 from tagc.torch.exchange.streams import Cuda
 from tagc.torch.exchange.unit import Stats, Unit
 from tagc.torch.exchange.work import Work
+from tagc.torch.hooks.replicas import CHANGED, Gathers
 from tagc.torch.schedule.options import Options
 
 N_SMALL = 4096
@@ -300,21 +301,22 @@ class Survey:
 
     def _gather(self, n: int, wire: str) -> None:
         """Times tagc's gather of changed parameters, including the hook's vote and copies."""
-        shard, full = self._gradient(n // self.world_size), torch.zeros(n, dtype=torch.float32)
-        last, output = torch.empty_like(shard), torch.empty_like(full)
+        shard, output = self._gradient(n // self.world_size), torch.zeros(n, dtype=torch.float32)
         change = self._gradient(n // self.world_size).mul_(1e-3)
         gatherer = Gatherer(self.comm, n, wire, 0)
+        gathers = Gathers(gatherer.is_delta)
 
-        def run() -> None:
-            torch.equal(shard, last)
-            last.copy_(shard)
-            gatherer.run(last, full)
-            output.copy_(full)
+        def run(vote: int = CHANGED) -> None:
+            found = gathers.vote(shard)[1]
+            gathers.run(gatherer, shard, output, None, vote, found)
+
+        def run_changed() -> None:
+            run()
             shard.add_(change)
 
         try:
-            self.time(f"gather {wire}", n, run, n_warm=2)
+            self.time(f"gather {wire}", n, run_changed, n_warm=2)
             if gatherer.is_delta:  # backward gathers after forward: nothing has changed
-                self.time(f"gather {wire} again", n, lambda: (torch.equal(shard, last), output.copy_(full)))
+                self.time(f"gather {wire} again", n, lambda: run(vote=0))
         finally:
             gatherer.close()

@@ -18,11 +18,15 @@ from tagc.torch.exchange.work import Work
 
 
 def _address(
-    tensor: torch.Tensor, n_elems: int, what: str, device: torch.device = torch.device("cpu")
+    tensor: torch.Tensor,
+    n_elems: int,
+    what: str,
+    device: torch.device = torch.device("cpu"),
+    dtype: torch.dtype = torch.float32,
 ) -> int:
-    if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.device != device:
+    if tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device != device:
         raise ValueError(
-            f"{what} must be a contiguous fp32 tensor on {device}, not {tensor.dtype} on {tensor.device}"
+            f"{what} must be a contiguous {dtype} tensor on {device}, not {tensor.dtype} on {tensor.device}"
         )
     if tensor.numel() != n_elems:
         raise ValueError(f"{what} has {tensor.numel()} elements, must have {n_elems}")
@@ -204,8 +208,11 @@ class Gatherer:
         fields = lib.initialised(lib.GathererOptions, "tagc_gatherer_options_init")
         format, fields.delta = lib.GATHERS[wire]
         fields.n_elems, fields.format, fields.tag = n_elems, lib.FORMATS[format], tag
-        self.n_elems, self._n_shard = n_elems, n_elems // comm.world_size
+        self.n_elems, self.n_shard = n_elems, n_elems // comm.world_size
         self.is_delta = wire.startswith("delta")
+        # of what comes: bf16 where it holds what was sent
+        self.dtype = torch.bfloat16 if self.is_delta or wire == "bf16" else torch.float32
+        fields.full_format = lib.FORMATS["bf16" if self.dtype == torch.bfloat16 else "fp32"]
         fields.check_every = 100 if self.is_delta else 0
         fields.n_threads = n_threads
         self._handle = ctypes.c_void_p()
@@ -222,11 +229,11 @@ class Gatherer:
             )
 
     def run(self, shard: torch.Tensor, full: torch.Tensor) -> None:
-        """Gathers shard (shard,) into full (W * shard,), blocking. For deltas, full must hold the result of
-        the last run."""
+        """Gathers shard (shard,), fp32, into full (W * shard,), of self.dtype, blocking. For deltas, full
+        must hold the result of the last run."""
         pointers = (
-            _address(shard, self._n_shard, "shard", self._device),
-            _address(full, self.n_elems, "full", self._device),
+            _address(shard, self.n_shard, "shard", self._device),
+            _address(full, self.n_elems, "full", self._device, self.dtype),
         )
         lib.call("tagc_gatherer_begin", self._handle, *pointers)
         lib.call("tagc_gatherer_end", self._handle)
@@ -247,7 +254,7 @@ class Gatherer:
         lib.call(
             "tagc_gatherer_set_replica",
             self._handle,
-            _address(full, self.n_elems, "full", self._device),
+            _address(full, self.n_elems, "full", self._device, self.dtype),
             n_gathers,
         )
 

@@ -7,10 +7,8 @@ goes on from there."""
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,22 +19,13 @@ from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.interfaces import Replica
 from tagc.torch.exchange.reducer import Gatherer, Way
 from tagc.torch.exchange.runner import Runner
-from tagc.torch.exchange.staging import Kernels
 from tagc.torch.exchange.unit import DTYPES, check_tensors
 from tagc.torch.handle import Compressed
+from tagc.torch.hooks.replicas import CHANGED, RESET, Gathers, checksum, fingerprint
 
-_CHANGED, _RESET, _LOADED, _FITS, _COUNT = 1, 2, 4, 8, 16  # a vote; the number of gathers is above them
+_LOADED, _FITS, _COUNT = 4, 8, 16  # further bits of a vote; the number of gathers is above them
 
 Key = tuple[tuple[int, ...], int]  # ranks, and elements that one of them owns
-
-
-def checksum(tensors: Iterable[torch.Tensor]) -> str:
-    found = hashlib.blake2b(digest_size=8)
-    for tensor in tensors:
-        values = tensor.detach().cpu().contiguous()
-        if values.numel():
-            found.update((ctypes.c_char * values.nbytes).from_address(values.data_ptr()))
-    return found.hexdigest()
 
 
 class FsdpComm:
@@ -90,7 +79,7 @@ class AllGather(FsdpComm):
         self.name, self.is_delta = name, wire.startswith("delta")
         self._handle, self._wire, self._tag, self._own = handle, wire, tag, owned[2]
         self._key: Key = tuple(dist.get_process_group_ranks(owned[0])), owned[1]
-        self._gathers: dict[Key, _Gather] = {}
+        self._gathers: dict[Key, Gathers] = {}
         self._loaded: Replica | None = None  # until the next gather
 
     def __call__(
@@ -108,7 +97,7 @@ class AllGather(FsdpComm):
             check_tensors(input_tensor, output_tensor, "parameters")
         except Exception as problem:
             failure = problem
-        # With kernels where the user has asked for them: replicas take 4 bytes per parameter, on the device
+        # With kernels where the user has asked for them: replicas take 2 bytes per parameter, on the device
         # then.
         wants_kernels = self._handle.state.options.codec == "device" and self.is_delta
         runner.run(Gathering(self._gather, comm, group, failure, wants_kernels), input_tensor, output_tensor)
@@ -123,13 +112,13 @@ class AllGather(FsdpComm):
         """Gathers. source, target: None where there is a failure, which this rank then only tells the
         others."""
         comm, kernels = way.comm, way.kernels
-        gather, loaded, vote, numbers = None, None, 0, {}
+        gather, loaded, vote, found, numbers = None, None, 0, "", {}
         try:
             if failure is None and source is not None:
                 key = comm.ranks, source.numel()
-                gather = self._gathers.setdefault(key, _Gather())
+                gather = self._gathers.setdefault(key, Gathers(self.is_delta))
                 loaded = self._loaded if key == self._key else None
-                vote = gather.vote(source) if loaded is None else self._vote_loaded(loaded, source)
+                vote, found = gather.vote(source) if loaded is None else self._vote_loaded(loaded, source)
                 numbers = {"elements": source.numel(), "dtype": DTYPES.index(source.dtype)}
         except Exception as problem:
             failure = problem
@@ -137,7 +126,7 @@ class AllGather(FsdpComm):
         votes = comm.agree(f"parameters of {self.name}", numbers, failure, vote)
         agreed = time.perf_counter()
         assert gather is not None and source is not None and target is not None  # or agree() has raised
-        changed, reset = (max(vote & bit for vote in votes) for bit in (_CHANGED, _RESET))
+        asked = max(vote & CHANGED for vote in votes) | max(vote & RESET for vote in votes)
         with self._handle.state.lock:
             if gather.gatherer is None:
                 gather.gatherer = Gatherer(
@@ -149,9 +138,10 @@ class AllGather(FsdpComm):
                     and len({vote // _COUNT for vote in votes}) == 1
                 ):
                     assert loaded is not None
-                    gather.restore(loaded, source, target.numel(), kernels)
+                    gather.restore(loaded, source, kernels)
+                    gather.sent = found
                 else:
-                    reset = _RESET
+                    asked |= RESET
                     self._handle.state.say_once(
                         "tagc: parameters are not those that were saved with the replicas of deltas, on "
                         "some rank: the next "
@@ -159,7 +149,7 @@ class AllGather(FsdpComm):
                     )
                 self._loaded = None
             sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
-            gather.run(gather.gatherer, source, target, kernels, changed, reset)
+            gather.run(gather.gatherer, source, target, kernels, asked, found)
             self._handle.passes.recorder.add_gather(
                 comm.bytes_sent()["gather"] - sent,
                 comm.bytes_received()["gather"] - received,
@@ -169,10 +159,11 @@ class AllGather(FsdpComm):
                 agreed - begin,
             )
 
-    def _vote_loaded(self, loaded: Replica, source: torch.Tensor) -> int:
-        changed = checksum([source.float()]) != loaded.sent
+    def _vote_loaded(self, loaded: Replica, source: torch.Tensor) -> tuple[int, str]:
+        changed = fingerprint(source, loaded.sent) != loaded.sent
         fits = checksum(self._own()) == loaded.parameters
-        return (_CHANGED if changed else 0) | _LOADED | (_FITS if fits else 0) | loaded.n_gathers * _COUNT
+        vote = (CHANGED if changed else 0) | _LOADED | (_FITS if fits else 0) | loaded.n_gathers * _COUNT
+        return vote, fingerprint(source)
 
     def reset(self) -> None:
         """Makes all parameters travel next time, because they were changed from outside."""
@@ -193,12 +184,10 @@ class AllGather(FsdpComm):
         if self._loaded is not None:
             return self._loaded._replace(row=self._loaded.row.clone())
         gather = self._gathers.get(self._key)
-        row, n_gathers = (
-            (None, 0) if gather is None else gather.row(self._key[0].index(dist.get_rank()), self._key[1])
-        )
+        row, n_gathers = (None, 0) if gather is None else gather.row(self._key[0].index(dist.get_rank()))
         if row is None or gather is None:
             return Replica(torch.zeros(self._key[1], dtype=torch.bfloat16), 0, "", "")
-        return Replica(row, n_gathers, gather.sent(), checksum(self._own()))
+        return Replica(row, n_gathers, gather.sent, checksum(self._own()))
 
     def set_replica(self, replica: Replica | None) -> None:
         """Loads a replica for the next gather; None: that sends whole parameters. Local."""
@@ -214,87 +203,5 @@ class AllGather(FsdpComm):
 
     def close(self) -> None:
         for gather in self._gathers.values():
-            if gather.gatherer is not None:
-                gather.gatherer.close()
+            gather.close()
         self._gathers, self._loaded = {}, None
-
-
-class _Gather:
-    def __init__(self) -> None:
-        self.gatherer: Gatherer | None = None  # made at the first run
-        self.wants_reset = False
-        self._shard: torch.Tensor | None = None
-        self._full: torch.Tensor | None = None  # with deltas, what came last
-
-    def vote(self, shard: torch.Tensor) -> int:
-        """Returns whether this rank's shard is another than at the last gather, and whether all of it must
-        travel."""
-        changed = self._full is None or self._shard is None or not torch.equal(shard.float(), self._shard)
-        return (_CHANGED if changed else 0) | (_RESET if self.wants_reset else 0)
-
-    def run(
-        self,
-        gatherer: Gatherer,
-        shard: torch.Tensor,
-        output: torch.Tensor,
-        kernels: Kernels | None,
-        changed: int,
-        reset: int,
-    ) -> None:
-        """Gathers shard into output, of which it may be part. gatherer: self.gatherer. kernels: where both
-        are on their device."""
-        if self._full is None or changed or reset:
-            full, own = self._memory(shard, output.numel())
-            if reset:
-                gatherer.reset()
-            self.wants_reset = True  # unless this goes well
-            own.copy_(shard)
-            if kernels is not None:
-                kernels.streams.settle()
-            gatherer.run(own, full)
-            self.wants_reset = False
-            if gatherer.is_delta:
-                self._full = full
-        else:
-            full = self._full
-        output.copy_(full)
-
-    def _memory(self, shard: torch.Tensor, n_elems: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns (what comes, what this rank gives)"""
-        with torch.inference_mode(False):  # they outlive an evaluation
-            full = (
-                torch.zeros(n_elems, dtype=torch.float32, device=shard.device)
-                if self._full is None
-                else self._full
-            )
-            if self._shard is None:
-                self._shard = torch.empty(shard.numel(), dtype=torch.float32, device=shard.device)
-        return full, self._shard
-
-    def restore(self, replica: Replica, shard: torch.Tensor, n_elems: int, kernels: Kernels | None) -> None:
-        """Makes the rows of all ranks the replica, and `shard` what was given last. Collective."""
-        assert self.gatherer is not None
-        full, own = self._memory(shard, n_elems)
-        self.gatherer.reset()
-        self.wants_reset = True
-        own.copy_(replica.row)
-        if kernels is not None:
-            kernels.streams.settle()
-        self.gatherer.run(own, full)
-        self.gatherer.set_replica(full, replica.n_gathers)
-        own.copy_(shard)
-        self._full, self.wants_reset = full, False
-
-    def row(self, place: int, n_shard: int) -> tuple[torch.Tensor | None, int]:
-        """Returns (this rank's row of the replica, number of gathers); None where the next gather does
-        without a replica."""
-        n_gathers = 0 if self.gatherer is None or self.wants_reset else self.gatherer.n_gathers()
-        if n_gathers == 0 or self._full is None:
-            return None, 0
-        row = self._full[place * n_shard : (place + 1) * n_shard].cpu()
-        narrow = row.to(torch.bfloat16)
-        return (narrow, n_gathers) if torch.equal(narrow.float(), row) else (None, 0)
-
-    def sent(self) -> str:
-        assert self._shard is not None  # there was a gather
-        return checksum([self._shard])
