@@ -48,6 +48,12 @@ def or_nan(value):
     return float("nan") if value is None else value
 
 
+def rate_text(case):
+    if not case["link"]:
+        return "no shaped link"
+    return case["link"]["rate"].replace("gbit", " Gbit/s").replace("mbit", " Mbit/s")
+
+
 def case_text(case):
     ranks = f"{case['hosts'] * case['ranks_per_host']} ranks"
     if not case["link"]:
@@ -55,7 +61,7 @@ def case_text(case):
     hosts = "" if case["ranks_per_host"] == 1 else f" on {case['hosts']} hosts"
     latency = (case["link"].get("latency") or {}).get("asked", "")
     return (
-        f"{ranks}{hosts}, {case['link']['rate'].replace('gbit', ' Gbit/s').replace('mbit', ' Mbit/s')}"
+        f"{ranks}{hosts}, {rate_text(case)}"
         + (", " + latency.replace("us", " us").replace("ms", " ms") if latency else "")
         + (", WireGuard" if case["link"].get("tunnel") else "")
     )

@@ -9,7 +9,8 @@ import delay
 from common import LAB, LabError, bits_per_s, nearest, read_toml
 
 EXPERIMENTS = LAB / "experiments"
-VIEWS = ("times", "exchanges", "bits", "losses", "quality", "timeline", "torch")
+VIEWS = ("times", "exchanges", "bits", "losses", "quality", "timeline", "torch", "cluster")
+OF_TORCH = ("torch", "cluster")  # of them
 MOST_HOSTS = 64
 
 
@@ -296,8 +297,8 @@ def _check_whole(path, settings, cases):
         own = [split_arm(arm)[0] for arm in arms]
         if len(set(own)) != len(own):
             raise LabError(f"{path}: two arms of one name among {', '.join(own)}")
-    if (settings["table"] == "torch") != (settings["kind"] == "torch"):
-        raise LabError(f'{path}: kind = "torch" and table = "torch" go together')
+    if (settings["table"] in OF_TORCH) != (settings["kind"] == "torch"):
+        raise LabError(f'{path}: kind = "torch" and table = "torch" or "cluster" go together')
     if settings["table"] == "quality" and not ("base" in settings and "seeds" in settings):
         raise LabError(f'{path}: table = "quality" needs base and seeds')
     if "rates" in settings and "base" not in settings:

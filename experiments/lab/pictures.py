@@ -4,6 +4,7 @@ import pathlib
 import subprocess
 
 from common import ROOT, LabError
+from experiment import OF_TORCH
 
 import results
 
@@ -27,7 +28,7 @@ def draw(path):
     picture."""
     path = pathlib.Path(path)
     is_plan = results.load(path)[0] == "plan"
-    if not is_plan and results.read(path)["settings"].get("table") == "torch":
+    if not is_plan and results.read(path)["settings"].get("table") in OF_TORCH:
         return None
     figure, units = ("plan", []) if is_plan else figure_of(path)
     if figure == "window" and not all(file.exists() for file in traces_of(path)):

@@ -5,6 +5,7 @@ import pathlib
 import re
 
 import cells
+import clusterbench
 import formulas
 import plans
 import tables_losses
@@ -134,6 +135,7 @@ VIEWS = {
     "quality": tables_losses.quality,
     "timeline": timeline,
     "torch": torchbench.markdown,
+    "cluster": clusterbench.markdown,
 }
 
 

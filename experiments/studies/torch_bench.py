@@ -8,6 +8,7 @@ take turns in one run, so that ratios are between neighbours in time.
 docs/reference/results-format.md describes the output of --json."""
 
 import argparse
+import ctypes
 import datetime
 import json
 import os
@@ -22,13 +23,12 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python")]
+STUDIES = ROOT / "experiments" / "studies"
+sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python"), str(STUDIES)]
 from gpt import GPT, Config
+from torch_arms import DEFAULT_ARMS, Arm, arms_of
 
 import tagc
 import tagc.torch
@@ -41,114 +41,6 @@ MODELS = {
     "medium": Config(n_vocab=8192, n_positions=256, n_embd=512, n_head=8, n_layer=8),
     "gpt2": Config(n_vocab=50304, n_positions=1024, n_embd=768, n_head=12, n_layer=12),
 }
-BF16 = torch.bfloat16
-DEFAULT_ARMS = "fsdp2,fsdp2-bf16,fsdp2-tagc,fsdp2-tagc-delta4,ddp,ddp-bf16,ddp-powersgd,ddp-tagc"
-
-
-# ---- arms ----
-
-
-class Arm:
-    """name: what it is called; about: in words; wrap(model) -> (wrapped model, tagc's handle or None). local:
-    options of LocalSteps, which exchanges at every step here; then wrap is None."""
-
-    def __init__(self, name, about, wrap, reduce_bytes=4, gather_bytes=4, local=None):
-        self.name, self.about, self.wrap, self.local = name, about, wrap, local
-        self.reduce_bytes, self.gather_bytes = reduce_bytes, gather_bytes  # of an element, for torch's own
-        self.wrapped = self.handle = self.optimizer = None
-        self.iterations = []
-
-    def must_send(self, n_params, n_root, world_size):
-        """Bytes of a rank and step by formula, for torch's own: what the textbook's collectives send. None
-        for others."""
-        if self.handle or "sgd" in self.name:
-            return None
-        share = (world_size - 1) / world_size
-        if self.name.startswith("ddp"):
-            return 2 * n_params * share * self.reduce_bytes
-        n_gathered = 2 * n_params - n_root  # the root's parameters stay after forward
-        return share * (n_params * self.reduce_bytes + n_gathered * self.gather_bytes)
-
-
-def _fsdp2(model, **options):
-    for block in model.transformer.h:
-        fully_shard(block, **options)
-    return fully_shard(model, **options)
-
-
-def _fsdp2_of(policy=None, **compress):
-    def wrap(model):
-        model = _fsdp2(model, **({"mp_policy": policy} if policy else {}))
-        return model, tagc.torch.compress(model, verbose=False, **compress) if compress else None
-
-    return wrap
-
-
-def _ddp_of(hook=None, state=lambda: None, bucket_mb=None, **compress):
-    def wrap(model):
-        model = DistributedDataParallel(model, bucket_cap_mb=bucket_mb)
-        if hook:
-            model.register_comm_hook(state(), hook)
-        return model, tagc.torch.compress(model, verbose=False, **compress) if compress else None
-
-    return wrap
-
-
-def _bf16_hook(process_group, bucket):
-    """torch refuses its hook by name where the backend is gloo, which has bf16 all the same."""
-    return default_hooks.bf16_compress_hook(process_group, bucket)
-
-
-def _powersgd():
-    return powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2)
-
-
-def arms_of(sparsity, threads):
-    both = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=BF16)
-    own = {"sparsity": sparsity, "threads": threads}
-    made = (
-        Arm("fsdp2", "torch's own, fp32", _fsdp2_of()),
-        Arm("fsdp2-bf16", "torch's own, bf16 parameters and gradients", _fsdp2_of(both), 2, 2),
-        Arm(
-            "fsdp2-bf16-reduce",
-            "torch's own, bf16 gradients",
-            _fsdp2_of(MixedPrecisionPolicy(reduce_dtype=BF16)),
-            2,
-        ),
-        Arm(
-            "fsdp2-tagc-dense",
-            "all by tagc's connection, nothing compressed, fp32",
-            _fsdp2_of(exchange="dense", mild="dense", parameters="fp32"),
-        ),
-        Arm(
-            "fsdp2-tagc-dense-bf16",
-            "all by tagc's connection, nothing compressed, bf16",
-            _fsdp2_of(both, exchange="dense", mild="dense", parameters="bf16"),
-        ),
-        Arm("fsdp2-tagc", "gradients compressed", _fsdp2_of(**own)),
-        Arm(
-            "fsdp2-tagc-delta4",
-            "gradients compressed, parameters as 4-bit deltas",
-            _fsdp2_of(parameters="delta4", **own),
-        ),
-        Arm(
-            "fsdp2-tagc-delta4-bf16",
-            "gradients compressed, parameters as 4-bit deltas, computing in bf16",
-            _fsdp2_of(both, parameters="delta4", **own),
-        ),
-        Arm("ddp", "torch's own, fp32", _ddp_of()),
-        Arm("ddp-bf16", "torch's bf16_compress_hook", _ddp_of(_bf16_hook), 2),
-        # In one bucket: over gloo the exchanges of several run in another order on each rank, and fail.
-        Arm(
-            "ddp-powersgd",
-            "torch's PowerSGD hook, rank 1, one bucket",
-            _ddp_of(powerSGD_hook.powerSGD_hook, _powersgd, bucket_mb=100_000),
-        ),
-        Arm("ddp-tagc", "gradients compressed", _ddp_of(**own)),
-        Arm("local", "local steps, every value in 4 bits", None, local={"threads": threads}),
-        Arm("local-2bit", "local steps, selected values in 2 bits", None, local=own | {"values": "int2"}),
-    )
-    return {arm.name: arm for arm in made}
 
 
 # ---- measuring ----
@@ -163,6 +55,12 @@ def bytes_sent(interface):
     raise SystemExit(f"torch_bench: there is no interface {interface!r} in /proc/net/dev")
 
 
+def resident_bytes():
+    """Of this process, without what its allocator keeps free."""
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def spread(samples):
     return {"median": statistics.median(samples), "min": min(samples), "max": max(samples), "n": len(samples)}
 
@@ -173,6 +71,8 @@ class Bench:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.hosts = self._everyone(socket.gethostname())
         self.ranks_per_host = self.hosts.count(self.hosts[self.rank])
+        # whose bytes are counted together
+        self.n_counted = self.ranks_per_host if args.interface else 1
         self.config = MODELS[args.model]
         known = arms_of(args.sparsity, args.threads)
         self.arms = [known[name] for name in args.arms]
@@ -182,6 +82,14 @@ class Bench:
         )
         self.exchanges, self.advice, self.compute_s = [], None, None
         self.n_params = self.n_root = None
+
+    def check(self):
+        if self.ranks_per_host in (1, self.world_size):
+            for arm in self.arms:
+                if arm.needs_hosts:
+                    sys.exit(
+                        f"torch_bench: --arms has {arm.name!r}, which needs several hosts of several ranks"
+                    )
 
     def say(self, text):
         if self.rank == 0:
@@ -195,7 +103,7 @@ class Bench:
         model = self.model()
         self.n_params = sum(parameter.numel() for parameter in model.parameters())
         self.n_root = self.n_params - sum(p.numel() for p in model.transformer.h.parameters())
-        arm.wrapped, arm.handle = arm.wrap(model) if arm.wrap else (model, None)
+        arm.wrapped, arm.handle = arm.wrap(model, self.ranks_per_host) if arm.wrap else (model, None)
         groups = arm.handle.param_groups() if arm.handle else arm.wrapped.parameters()
         arm.optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=True)
         if arm.local:
@@ -215,9 +123,11 @@ class Bench:
         self.compute_s = self.measure_computing()
         self.say(f"computing alone: {1e3 * self.compute_s:.0f} ms")
         for arm in self.arms:
+            before = resident_bytes()
             self.make(arm)
             for _ in range(args.warmup):  # DDP makes its buckets anew, PowerSGD begins in the third step
                 self.step(arm)
+            arm.rank_memory_bytes = resident_bytes() - before
         for number in range(args.rounds):
             for arm in self.arms:
                 self.round(number, arm)
@@ -240,7 +150,7 @@ class Bench:
         found = {}
         if before is not None:
             dist.barrier()
-            found["interface_bytes"] = (bytes_sent(self.args.interface) - before) / self.ranks_per_host
+            found["interface_bytes"] = (bytes_sent(self.args.interface) - before) / self.n_counted
         if arm.handle:
             stats = arm.handle.stats()
             found |= {
@@ -292,7 +202,7 @@ class Bench:
                 if before is not None:
                     dist.barrier()
                     n_calls = len(samples) + found.n_warm_of_last  # and the agreements before them
-                    sent = (bytes_sent(self.args.interface) - before) / self.ranks_per_host / n_calls
+                    sent = (bytes_sent(self.args.interface) - before) / self.n_counted / n_calls
                 seconds = [max(row) for row in zip(*self._everyone(samples))]
                 rate = (sent or must * n) / statistics.median(seconds)
                 self.exchanges.append(
@@ -330,7 +240,9 @@ class Bench:
                 steps.append(step)
             medians = round_medians(steps)
             first = first or medians
-            needed, sent, source = arm.must_send(self.n_params, self.n_root, self.world_size), None, "formula"
+            needed = arm.must_send(self.n_params, self.n_root, self.world_size, self.n_counted)
+            needed = None if needed is None else needed / self.n_counted
+            sent, source = None, "formula"
             if "interface_bytes" in steps[0]:
                 sent, source = statistics.fmean(step["interface_bytes"] for step in steps), "interface"
             arms.append(
@@ -342,6 +254,7 @@ class Bench:
                     "n_bytes_needed": needed,
                     "n_bytes_sent": needed if sent is None else sent,
                     "bytes_from": source,
+                    "rank_memory_bytes": max(self._everyone(arm.rank_memory_bytes)),
                     "iterations": steps,
                     "total_s": spread([s["total_s"] for s in steps]),
                     "speedup": spread([first[number] / medians[number] for number in medians]),
@@ -360,6 +273,7 @@ class Bench:
             "torch": torch.__version__,
             "world_size": self.world_size,
             "n_hosts": len(set(self.hosts)),
+            "ranks_per_host": self.ranks_per_host,
             "n_threads": self.args.threads,
             "model": {
                 "name": self.args.model,
@@ -509,6 +423,7 @@ def main():
     torch.set_num_threads(args.threads)
     dist.init_process_group("gloo")
     bench = Bench(args)
+    bench.check()
     bench.run()
     bench.finish()
     dist.barrier()

@@ -439,6 +439,53 @@ def check_torch():
     assert "Note:" not in tables.markdown(result)
 
 
+def check_cluster():
+    """Bytes of a rank become those of its host; what grows with the ranks of a host is told."""
+
+    def of(name, samples, n_sent, n_needed):
+        iterations = [{"round": number, "total_s": s} for number, s in enumerate(samples)]
+        about = {"about": "words", "n_bytes_sent": n_sent, "n_bytes_needed": n_needed}
+        return summary.arm(
+            {"name": name, "iterations": iterations, "rank_memory_bytes": 7e6 if "tagc" in name else None}
+            | about
+        )
+
+    def place(ranks_per_host, rate, *arms):
+        about = {
+            "model": {"n_params": 4e6},
+            "seq_len": 8,
+            "compute_s": 0.5,
+            "sparsity": 0.95,
+            "torch": "2.13.0",
+        }
+        link = LINK | {"rate": rate}
+        return case(hosts=2, ranks_per_host=ranks_per_host, link=link, torch={"arms": list(arms)} | about)
+
+    cases = [
+        place(
+            2, "250mbit", of("fsdp2-bf16", [2.0, 3.0], 20e6, 15e6), of("fsdp2-tagc", [1.0, 1.0], 2e6, None)
+        ),
+        place(
+            4, "250mbit", of("fsdp2-bf16", [2.0, 2.0], 10e6, 9e6), of("fsdp2-tagc", [4.0, 4.0], 1.5e6, None)
+        ),
+        place(4, "1gbit", of("fsdp2-tagc", [1.0, 1.0], 1.5e6, None)),
+    ]
+    text = tables.markdown(lab("cluster", "cluster", cases))
+    first, second, third = (part for part in text.split("**") if "| arm | step" in part)
+    equal(
+        row_of(first, "`fsdp2-bf16`:")[1:],
+        ["2.50 s (2.00 to 3.00)", "1.00x (1.00 to 1.00)", "40.00", "30.00", "0.8x", "-"],
+    )
+    # 30 MB that torch must send against 4 MB
+    equal(row_of(first, "`fsdp2-tagc`:")[2:], ["2.50x (2.00 to 3.00)", "4.00", "-", "7.5x", "7"])
+    equal(row_of(second, "`fsdp2-tagc`:")[2:], ["0.50x (0.50 to 0.50)", "6.00", "-", "6.0x", "7"])
+    equal(row_of(third, "`fsdp2-tagc`:")[2:], ["-", "6.00", "-", "-", "7"])
+    growth = text[text.index("bytes through the card |") :]
+    equal(row_of(growth, "`fsdp2-tagc`"), ["`fsdp2-tagc`", "2 to 4, 250 Mbit/s", "+50.0 %"])
+    equal(row_of(growth, "`fsdp2-bf16`"), ["`fsdp2-bf16`", "2 to 4, 250 Mbit/s", "+0.0 %"])
+    assert "1 Gbit/s |" not in growth
+
+
 def check_link():
     equal(linkcheck.bits_per_s("500mbit"), 500e6)
     equal(linkcheck.bits_per_s("2.5gbit"), 2.5e9)
@@ -456,6 +503,7 @@ with tempfile.TemporaryDirectory() as scratch:
     check_timeline(scratch)
 check_quality()
 check_torch()
+check_cluster()
 
 
 def check_latency():
