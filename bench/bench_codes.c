@@ -76,7 +76,7 @@ static void select_both(const bench *b, const setting *s) {
 static void encode_both(const bench *b, setting *s) {
     for (int d = 0; d < W; d++) {
         size_t at = (size_t)d * b->shard;
-        s->code->encode(&s->options, b->gradient + at, b->residual + at, b->next + at, s->bodies[d],
+        s->code->encode(&s->options, b->gradient + at, b->residual + at, b->next + at, 0, s->bodies[d],
                         s->scratch, b->pool, &s->encoded[d]);
     }
 }

@@ -45,7 +45,7 @@ static size_t real_body(const tagc_code_options *o, void *scratch, const uint8_t
         residual[i] = TAGC_ZERO_RESIDUAL;
     }
     *body = exactly(code->max_bytes(o));
-    code->encode(o, gradient, residual, residual, *body, scratch, NULL, &encoded);
+    code->encode(o, gradient, residual, residual, 0, *body, scratch, NULL, &encoded);
     require(!encoded.nonfinite && encoded.n_bytes <= code->max_bytes(o));
     require(code->validate(o, *body, encoded.n_bytes) == TAGC_OK);
     for (size_t i = 0; i < n_data && i < encoded.n_bytes; i++) (*body)[i] = (uint8_t)((*body)[i] + data[i]);

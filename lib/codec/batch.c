@@ -79,11 +79,11 @@ static void run_row(const tagc_batch *b, const tagc_batch_row *row, tagc_batch_r
     *result = (tagc_batch_result){0};
     switch (b->kind) {
     case TAGC_BATCH_ENCODE:
-        code->encode(o, row->gradient, row->residual_in, row->residual_out, row->body, b->work, b->pool,
-                     &result->encoded);
+        code->encode(o, row->gradient, row->residual_in, row->residual_out, row->seed, row->body, b->work,
+                     b->pool, &result->encoded);
         break;
     case TAGC_BATCH_ENCODE_SUMS:
-        code->encode_sums(o, row->sums, row->error, row->scale, row->body, b->work, b->pool,
+        code->encode_sums(o, row->sums, row->error, row->scale, row->seed, row->body, b->work, b->pool,
                           &result->encoded);
         break;
     case TAGC_BATCH_VALIDATE:

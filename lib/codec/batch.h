@@ -21,12 +21,13 @@ typedef enum tagc_batch_kind {
 /* One fragment. The functions of tagc_code describe each array. A kind ignores arrays that it does not name. */
 typedef struct tagc_batch_row {
     tagc_code_options options;
-    const float *gradient, *residual_in; /* encode */
-    float *residual_out;                 /* encode */
-    float *sums;                         /* encode_sums, decode */
-    float *error;                        /* encode_sums */
-    float scale;                         /* decode; the `unscale` of encode_sums */
-    uint8_t *body;                       /* encode, encode_sums: max_bytes of it */
+    const void *gradient, *residual_in; /* encode */
+    void *residual_out;                 /* encode */
+    float *sums;                        /* encode_sums, decode */
+    void *error;                        /* encode_sums */
+    uint32_t seed;                      /* encode, encode_sums */
+    float scale;                        /* decode; the `unscale` of encode_sums */
+    uint8_t *body;                      /* encode, encode_sums: max_bytes of it */
     const tagc_body *bodies; /* decode (n_bodies); validate (1); the list itself is in host memory */
     int n_bodies;            /* decode: at most what it was when the batch was made */
     int add;                 /* decode */

@@ -1,5 +1,6 @@
 /* Code `blocks`: every element in order, without positions. A body has only values (values.h), so its length is known.
  * The residual is computed piece by piece while gradient, residual and body are in the cache. */
+#include "codec/addends.h"
 #include "codec/code.h"
 #include "codec/values.h"
 
@@ -12,8 +13,12 @@ enum { BEYOND_CACHE = 1 << 21 };                             /* elements of whic
 typedef struct job {
     tagc_value_format format;
     size_t n, n_runs;
-    const float *gradient, *residual_in;
-    float *residual_out, *sums, *error;
+    tagc_addends addends; /* encode */
+    void *residual_out;   /* or NULL */
+    float *sums;
+    void *error;
+    int residual; /* format of residual_out and error */
+    uint32_t seed;
     float scale;
     uint8_t *body;
     const tagc_body *bodies;
@@ -22,8 +27,10 @@ typedef struct job {
 } job;
 
 static job job_of(const tagc_code_options *o) {
-    return (job){
-        .format = tagc_values_format(o->values, o->block, 0), .n = o->n, .n_runs = (o->n + RUN - 1) / RUN};
+    return (job){.format = tagc_values_format(o->values, o->block, 0),
+                 .n = o->n,
+                 .n_runs = (o->n + RUN - 1) / RUN,
+                 .residual = o->residual};
 }
 
 static size_t run_elems(const job *j, size_t run) {
@@ -44,20 +51,19 @@ static size_t blocks_max_bytes(const tagc_code_options *options) {
  * regular enough for the processor to prefetch. */
 static void encode_piece(job *j, size_t at, size_t n) {
     const tagc_code_kernels *k = j->format.kernels;
-    const float *values = j->gradient + at;
-    float sums[RUN];
+    const float *gradient, *residual;
+    float gradient_room[RUN], sums[RUN], errors[RUN];
     uint32_t largest;
-    if (j->residual_in) {
-        largest = k->accumulate(values, j->residual_in + at, sums, n);
-        values = sums;
-    } else {
-        largest = k->largest(values, n);
-    }
-    if (largest >= INF_BITS)
+    tagc_addends_parts(&j->addends, at, n, gradient_room, sums, &gradient, &residual);
+    largest = residual ? k->accumulate(gradient, residual, sums, n) : k->largest(gradient, n);
+    if (largest >= INF_BITS) {
         __atomic_store_n(&j->nonfinite, 1, __ATOMIC_RELAXED);
-    else
-        tagc_values_encode(&j->format, values, NULL, j->residual_out ? j->residual_out + at : NULL, at, n,
-                           j->n, j->body);
+        return;
+    }
+    int is_stored = j->residual_out && j->residual != TAGC_FORMAT_FP32;
+    float *to = is_stored ? errors : j->residual_out ? (float *)j->residual_out + at : NULL;
+    tagc_values_encode(&j->format, residual ? sums : gradient, NULL, to, at, n, j->n, j->body);
+    if (is_stored) tagc_residual_write(j->residual, j->n, errors, at, n, j->seed, j->residual_out);
 }
 
 static void encode_work(void *arg, int index, int n_threads) {
@@ -75,17 +81,28 @@ static void finish(const job *j, tagc_encoded *out) {
     out->n_bytes = tagc_values_bytes(&j->format, j->n);
 }
 
-static void blocks_encode(const tagc_code_options *options, const float *gradient, const float *residual_in,
-                          float *residual_out, uint8_t *body, void *scratch, tagc_pool *pool,
+static void blocks_encode(const tagc_code_options *options, const void *gradient, const void *residual_in,
+                          void *residual_out, uint32_t seed, uint8_t *body, void *scratch, tagc_pool *pool,
                           tagc_encoded *out) {
     job j = job_of(options);
     (void)scratch;
-    j.gradient = gradient;
-    j.residual_in = residual_in;
+    j.addends = (tagc_addends){options->n, options->gradient, options->residual, gradient, residual_in};
     j.residual_out = residual_out;
+    j.seed = seed;
     j.body = body;
     tagc_pool_run(pool, encode_work, &j);
     finish(&j, out);
+}
+
+/* Adds the losses of [at, at + n) to error. */
+static void add_errors(job *j, const float *losses, size_t at, size_t n) {
+    float room[RUN], *error = j->residual == TAGC_FORMAT_FP32 ? (float *)j->error + at : room;
+    if (error == room) tagc_residual_read(j->residual, j->n, j->error, at, n, room);
+    for (size_t i = 0; i < n; i++) error[i] += j->scale * losses[i];
+    if (j->format.kernels->largest(error, n) >= INF_BITS)
+        __atomic_store_n(&j->nonfinite, 1, __ATOMIC_RELAXED);
+    else if (error == room)
+        tagc_residual_write(j->residual, j->n, room, at, n, j->seed, j->error);
 }
 
 static void sums_work(void *arg, int index, int n_threads) {
@@ -100,19 +117,18 @@ static void sums_work(void *arg, int index, int n_threads) {
         }
         tagc_values_encode(&j->format, sums, sums, errors, at, n, j->n, j->body);
         for (size_t i = 0; i < n; i++) sums[i] = 0.0f + sums[i]; /* what a receiver adds to its zero */
-        if (!j->error) continue;
-        for (size_t i = 0; i < n; i++) j->error[at + i] += j->scale * errors[i];
-        if (j->format.kernels->largest(j->error + at, n) >= INF_BITS)
-            __atomic_store_n(&j->nonfinite, 1, __ATOMIC_RELAXED);
+        if (j->error) add_errors(j, errors, at, n);
     }
 }
 
-static void blocks_encode_sums(const tagc_code_options *options, float *sums, float *error, float unscale,
-                               uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out) {
+static void blocks_encode_sums(const tagc_code_options *options, float *sums, void *error, float unscale,
+                               uint32_t seed, uint8_t *body, void *scratch, tagc_pool *pool,
+                               tagc_encoded *out) {
     job j = job_of(options);
     (void)scratch;
     j.sums = sums;
     j.error = error;
+    j.seed = seed;
     j.scale = unscale;
     j.body = body;
     tagc_pool_run(pool, sums_work, &j);

@@ -9,6 +9,7 @@
 #ifndef TAGC_CODEC_CODE_H
 #define TAGC_CODEC_CODE_H
 
+#include "codec/residual.h"
 #include "core/pool.h"
 #include "core/status.h"
 #include "tagc/tagc.h"
@@ -19,6 +20,8 @@ typedef struct tagc_code_options {
     int sparse; /* 1: topk, 0: blocks */
     int values; /* tagc_format */
     int block;  /* values per scale, a power of two in [16, 4096]; integer formats */
+    /* How the residual is stored (residual.h), and the gradient (FP32 or BF16): tagc_format, FP32 if left out. */
+    int residual, gradient;
 } tagc_code_options;
 
 typedef struct tagc_encoded {
@@ -37,15 +40,19 @@ typedef struct tagc_code {
     /* The largest possible body, and the scratch of the other functions (TAGC_ALIGNMENT-aligned). */
     size_t (*max_bytes)(const tagc_code_options *options);
     size_t (*scratch_bytes)(const tagc_code_options *options, int n_threads);
-    /* gradient, residual_in, residual_out (n) as in tagc_select. residual_out = gradient + residual_in - decoded body; it
-     * is exact if the format is. For blocks both residuals may be NULL: then there is no residual. */
-    void (*encode)(const tagc_code_options *options, const float *gradient, const float *residual_in,
-                   float *residual_out, uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out);
+    /* gradient (n) in options->gradient, residual_in and residual_out rows in options->residual, where an fp32 may lie
+     * at any multiple of its size, a bf16 too. residual_out = gradient + residual_in - decoded body, in fp32, then as it
+     * is stored, rounded with `seed` (tagc_residual_seed). If it is stored as fp32, residual_out may be residual_in itself; else
+     * the two do not overlap. For blocks both may be NULL: then there is no residual. */
+    void (*encode)(const tagc_code_options *options, const void *gradient, const void *residual_in,
+                   void *residual_out, uint32_t seed, uint8_t *body, void *scratch, tagc_pool *pool,
+                   tagc_encoded *out);
     /* Encodes sums (n): topk every non-zero one (there are at most k), blocks all. `sums` becomes what a receiver
-     * decodes. The loss times `unscale` is added to error (n), which may be NULL. nonfinite: some sum, or some new value
+     * decodes. The loss times `unscale` is added to error, a row in options->residual, which may be NULL; all of the row is
+     * then rounded anew, with a seed that no other writing of it in this step has. nonfinite: some sum, or some new value
      * of error, is NaN or Inf. */
-    void (*encode_sums)(const tagc_code_options *options, float *sums, float *error, float unscale,
-                        uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out);
+    void (*encode_sums)(const tagc_code_options *options, float *sums, void *error, float unscale,
+                        uint32_t seed, uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out);
     /* Accepts any bytes. TAGC_ERR_CORRUPT if decode would leave the body or the sums, or make a non-finite value. */
     tagc_status (*validate)(const tagc_code_options *options, const uint8_t *body, size_t n_bytes);
     /* sums (n) = scale * every value of bodies[0] + scale * every value of bodies[1] and so on, added in this order. With

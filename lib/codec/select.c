@@ -19,6 +19,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#define PIECE 2048  /* elements that are converted to fp32 together */
 #define BLOCK 16384 /* elements; few enough that a block's candidates are still in cache after its sweep */
 #define WORTH_THREADS 4 /* blocks; fewer are not worth waking anybody */
 /* Up to this many elements a band's range is bisected; digits of larger bands are counted. */
@@ -47,8 +48,9 @@ typedef struct share {           /* of one thread */
 
 typedef struct selector {
     const tagc_select_kernels *kernels;
-    const float *gradient, *residual_in; /* (n) */
-    float *residual_out;                 /* (n) */
+    tagc_addends addends;
+    const float *gradient, *residual_in; /* (n), or NULL: in other formats, read from the addends */
+    float *residual_out;                 /* (n), or NULL: not written here */
     uint32_t *indices;                   /* (k) */
     float *values;                       /* (k) */
     size_t n, k, n_blocks;
@@ -65,7 +67,7 @@ typedef struct selector {
     atomic_size_t next_block;
 
     uint32_t t_lo, t_hi; /* predicted */
-    int from_residual;   /* the band could not be used: search the residual, which holds acc */
+    int from_acc;        /* the band could not be used: search acc */
     uint32_t base, prefix, threshold;
     int shift, shift_prefix; /* of the present radix level */
     uint32_t n_digits;
@@ -123,6 +125,25 @@ static size_t block_elems(const selector *s, size_t b) {
     return size_min(s->n - b * BLOCK, BLOCK);
 }
 
+/* `stream` over one block. */
+static size_t stream_block(const selector *s, size_t at, size_t n, uint32_t t_lo, uint32_t *indices,
+                           float *values, uint32_t *max_bits) {
+    const uint32_t t_clear = s->leave ? TAGC_SELECT_NONE : t_lo;
+    if (s->residual_out)
+        return s->kernels->stream(s->gradient + at, s->residual_in + at, s->residual_out + at, n,
+                                  (uint32_t)at, t_lo, t_clear, s->bypass, indices, values, max_bits);
+    float gradient_room[PIECE], residual_room[PIECE], acc[PIECE];
+    const float *gradient, *residual;
+    size_t n_candidates = 0;
+    for (size_t i = 0; i < n; i += PIECE) {
+        size_t n_here = size_min(n - i, PIECE);
+        tagc_addends_parts(&s->addends, at + i, n_here, gradient_room, residual_room, &gradient, &residual);
+        n_candidates += s->kernels->stream(gradient, residual, acc, n_here, (uint32_t)(at + i), t_lo, t_clear,
+                                           0, indices + n_candidates, values + n_candidates, max_bits);
+    }
+    return n_candidates;
+}
+
 /* Takes blocks until none is left or this thread's room is full. */
 static void stream_work(void *arg, int index, int n_threads) {
     selector *s = arg;
@@ -130,7 +151,6 @@ static void stream_work(void *arg, int index, int n_threads) {
     (void)n_threads;
     own->n_candidates = own->n_band = 0;
     own->max_bits = 0;
-    const uint32_t t_clear = s->leave ? TAGC_SELECT_NONE : s->t_lo;
     while (own->n_candidates + s->most_in_block + TAGC_SELECT_SLACK <= s->n_room) {
         const size_t b = atomic_fetch_add(&s->next_block, 1), at = b * BLOCK;
         if (b >= s->n_blocks) break;
@@ -139,9 +159,9 @@ static void stream_work(void *arg, int index, int n_threads) {
                         .candidate_begin = (uint32_t)own->n_candidates,
                         .band_begin = (uint32_t)own->n_band};
         float *values = own->candidate_values + own->n_candidates;
-        size_t n_candidates = s->kernels->stream(
-            s->gradient + at, s->residual_in + at, s->residual_out + at, block_elems(s, b), (uint32_t)at,
-            s->t_lo, t_clear, s->bypass, own->candidate_indices + own->n_candidates, values, &own->max_bits);
+        size_t n_candidates =
+            stream_block(s, at, block_elems(s, b), s->t_lo, own->candidate_indices + own->n_candidates,
+                         values, &own->max_bits);
         size_t n_band = s->kernels->band(values, n_candidates, s->t_hi, own->band + own->n_band);
         here->n_candidates = (uint32_t)n_candidates;
         here->n_band = (uint32_t)n_band;
@@ -158,10 +178,8 @@ static void sum_work(void *arg, int index, int n_threads) {
     uint32_t nowhere_indices[TAGC_SELECT_SLACK];
     float nowhere_values[TAGC_SELECT_SLACK];
     for (size_t b; (b = atomic_fetch_add(&s->next_block, 1)) < s->n_blocks;) {
-        const size_t at = b * BLOCK;
-        s->kernels->stream(s->gradient + at, s->residual_in + at, s->residual_out + at, block_elems(s, b),
-                           (uint32_t)at, TAGC_SELECT_NONE, TAGC_SELECT_NONE, s->bypass, nowhere_indices,
-                           nowhere_values, &s->shares[index].max_bits);
+        stream_block(s, b * BLOCK, block_elems(s, b), TAGC_SELECT_NONE, nowhere_indices, nowhere_values,
+                     &s->shares[index].max_bits);
     }
     if (s->bypass) s->kernels->fence();
 }
@@ -172,6 +190,13 @@ static void restore_work(void *arg, int index, int n_threads) {
     const share *own = &s->shares[index];
     for (size_t i = 0; i < own->n_candidates; i++)
         s->residual_out[own->candidate_indices[i]] = own->candidate_values[i];
+}
+
+/* acc at [at, at + n), n up to PIECE: in the residual, or made in the room once more. */
+static const float *acc_at(const selector *s, size_t at, size_t n, float *room) {
+    if (s->residual_out) return s->residual_out + at;
+    tagc_addends_read(&s->addends, at, n, room);
+    return room;
 }
 
 /* Counts, among bits - base whose digits above `shift` are `prefix`, the digit at `shift`. */
@@ -186,17 +211,39 @@ static void radix_work(void *arg, int index, int n_threads) {
     selector *s = arg;
     share *own = &s->shares[index];
     memset(own->radix, 0, N_RADIX * sizeof *own->radix);
-    if (!s->from_residual) {
+    if (!s->from_acc) {
         add_digits(s, own->band, own->n_band, own->radix);
         return;
     }
-    for (size_t b = (size_t)index; b < s->n_blocks; b += (size_t)n_threads)
-        add_digits(s, s->residual_out + b * BLOCK, block_elems(s, b), own->radix);
+    float room[PIECE];
+    for (size_t at = (size_t)index * PIECE; at < s->n; at += (size_t)n_threads * PIECE) {
+        size_t n = size_min(s->n - at, PIECE);
+        add_digits(s, acc_at(s, at, n, room), n, own->radix);
+    }
 }
 
 /* Each block's owner has the candidates; all threads share the residual. */
 static int is_mine(const selector *s, size_t b, int index, int n_threads) {
-    return s->from_residual ? b % (size_t)n_threads == (size_t)index : s->blocks[b].owner == (uint32_t)index;
+    return s->from_acc ? b % (size_t)n_threads == (size_t)index : s->blocks[b].owner == (uint32_t)index;
+}
+
+static void count_band(const selector *s, const share *own, block *here) {
+    size_t n_ties, n_certain = here->n_candidates - here->n_band;
+    n_certain += s->kernels->count(own->band + here->band_begin, here->n_band, s->threshold, &n_ties);
+    here->n_sent = (uint32_t)n_certain;
+    here->n_ties = (uint32_t)n_ties;
+}
+
+static void count_again(const selector *s, size_t b) {
+    float room[PIECE];
+    block *here = &s->blocks[b];
+    here->n_sent = here->n_ties = 0;
+    for (size_t i = 0, n = block_elems(s, b), n_ties; i < n; i += PIECE) {
+        size_t n_here = size_min(n - i, PIECE);
+        here->n_sent += (uint32_t)s->kernels->count(acc_at(s, b * BLOCK + i, n_here, room), n_here,
+                                                    s->threshold, &n_ties);
+        here->n_ties += (uint32_t)n_ties;
+    }
 }
 
 static void count_work(void *arg, int index, int n_threads) {
@@ -204,30 +251,28 @@ static void count_work(void *arg, int index, int n_threads) {
     const share *own = &s->shares[index];
     for (size_t b = 0; b < s->n_blocks; b++) {
         if (!is_mine(s, b, index, n_threads)) continue;
-        block *here = &s->blocks[b];
-        size_t n_ties, n_certain = 0, n = here->n_band;
-        const float *among = own->band + here->band_begin;
-        if (s->from_residual) {
-            among = s->residual_out + b * BLOCK;
-            n = block_elems(s, b);
-        } else {
-            n_certain = here->n_candidates - here->n_band;
-        }
-        here->n_sent = (uint32_t)(n_certain + s->kernels->count(among, n, s->threshold, &n_ties));
-        here->n_ties = (uint32_t)n_ties;
+        if (s->from_acc)
+            count_again(s, b);
+        else
+            count_band(s, own, &s->blocks[b]);
     }
 }
 
-/* Keeps from acc in the residual what is above the threshold, and the first n_ties equal to it. */
-static void keep_from_residual(selector *s, const block *here, size_t begin, size_t end) {
+/* Keeps from acc what is above the threshold, and the first n_ties equal to it. */
+static void keep_again(selector *s, const block *here, size_t begin, size_t end) {
     size_t j = here->out_begin, n_ties = here->n_ties;
-    for (size_t i = begin; i < end; i++) {
-        uint32_t bits = tagc_abs_bits(s->residual_out[i]);
-        if (bits < s->threshold || (bits == s->threshold && n_ties == 0)) continue;
-        n_ties -= bits == s->threshold;
-        s->indices[j] = (uint32_t)i;
-        s->values[j++] = s->residual_out[i];
-        if (!s->leave) s->residual_out[i] = TAGC_ZERO_RESIDUAL;
+    float room[PIECE];
+    for (size_t at = begin; at < end; at += PIECE) {
+        size_t n = size_min(end - at, PIECE);
+        const float *acc = acc_at(s, at, n, room);
+        for (size_t i = 0; i < n; i++) {
+            uint32_t bits = tagc_abs_bits(acc[i]);
+            if (bits < s->threshold || (bits == s->threshold && n_ties == 0)) continue;
+            n_ties -= bits == s->threshold;
+            s->indices[j] = (uint32_t)(at + i);
+            s->values[j++] = acc[i];
+            if (!s->leave) s->residual_out[at + i] = TAGC_ZERO_RESIDUAL;
+        }
     }
 }
 
@@ -237,8 +282,8 @@ static void pick_work(void *arg, int index, int n_threads) {
     for (size_t b = 0; b < s->n_blocks; b++) {
         if (!is_mine(s, b, index, n_threads)) continue;
         const block *here = &s->blocks[b];
-        if (s->from_residual)
-            keep_from_residual(s, here, b * BLOCK, b * BLOCK + block_elems(s, b));
+        if (s->from_acc)
+            keep_again(s, here, b * BLOCK, b * BLOCK + block_elems(s, b));
         else
             s->kernels->keep(own->candidate_indices + here->candidate_begin,
                              own->candidate_values + here->candidate_begin, here->n_candidates, s->threshold,
@@ -254,11 +299,11 @@ static void pick_all_work(void *arg, int index, int n_threads) {
     share *own = &s->shares[index];
     own->max_bits = 0;
     for (size_t b = (size_t)index; b < s->n_blocks; b += (size_t)n_threads) {
+        tagc_addends_read(&s->addends, b * BLOCK, block_elems(s, b), s->values + b * BLOCK);
         for (size_t i = b * BLOCK; i < b * BLOCK + block_elems(s, b); i++) {
             s->indices[i] = (uint32_t)i;
-            s->values[i] = s->gradient[i] + s->residual_in[i];
             uint32_t bits = tagc_abs_bits(s->values[i]);
-            s->residual_out[i] = s->leave && bits ? s->values[i] : TAGC_ZERO_RESIDUAL;
+            if (s->residual_out) s->residual_out[i] = s->leave && bits ? s->values[i] : TAGC_ZERO_RESIDUAL;
             if (bits > own->max_bits) own->max_bits = bits;
         }
     }
@@ -352,12 +397,45 @@ static int all_finite(const selector *s, tagc_pool *pool, tagc_selection *result
     return !result->nonfinite;
 }
 
+static void select_from(selector *s, void *scratch, tagc_pool *pool, tagc_selection *result) {
+    size_t n = s->n, k = s->k;
+    *result = (tagc_selection){.n_passes = 1};
+    if (n == 0) return;
+    tagc_arena arena = {.base = scratch};
+    lay_out(s, &arena, tagc_pool_n_threads(pool));
+    if (s->n_blocks < WORTH_THREADS) pool = NULL;
+    /* the new residual is not read again soon; writing around the cache saves reading the old lines first */
+    s->beyond_cache = n >= (size_t)1 << 21;
+    s->bypass = s->beyond_cache && s->residual_out != s->residual_in;
+    if (k == n) {
+        tagc_pool_run(pool, pick_all_work, s);
+        all_finite(s, pool, result);
+        result->n_sent = n;
+        return;
+    }
+    s->t_lo = k == 0 ? TAGC_SELECT_NONE : 1;
+    s->t_hi = INF_BITS;
+    tagc_sample_predict(&s->shape, &s->addends, s->sample, s->buckets, &s->t_lo, &s->t_hi);
+    tagc_pool_run(pool, stream_work, s);
+    int overflow = atomic_load(&s->next_block) < s->n_blocks; /* every room is full */
+    if (overflow) tagc_pool_run(pool, sum_work, s);
+    if (!all_finite(s, pool, result) || k == 0) return;
+    if (overflow || !threshold_from_band(s, pool)) {
+        result->n_passes = 2;
+        if (!s->leave) tagc_pool_run(pool, restore_work, s);
+        s->from_acc = 1;
+        s->threshold = find_rank(s, pool, k, 0, 31);
+    }
+    tagc_pool_run(pool, count_work, s);
+    result->n_sent = share_out(s);
+    tagc_pool_run(pool, pick_work, s);
+}
+
 void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient, const float *residual_in,
                       float *residual_out, int leave, size_t n, size_t k, uint32_t *indices, float *values,
                       void *scratch, tagc_pool *pool, tagc_selection *result) {
-    *result = (tagc_selection){.n_passes = 1};
-    if (n == 0) return;
     selector s = {.kernels = kernels,
+                  .addends = {.n = n, .gradient = gradient, .residual = residual_in},
                   .gradient = gradient,
                   .residual_in = residual_in,
                   .residual_out = residual_out,
@@ -366,34 +444,20 @@ void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient,
                   .values = values,
                   .n = n,
                   .k = k};
-    tagc_arena arena = {.base = scratch};
-    lay_out(&s, &arena, tagc_pool_n_threads(pool));
-    if (s.n_blocks < WORTH_THREADS) pool = NULL;
-    /* the new residual is not read again soon; writing around the cache saves reading the old lines first */
-    s.beyond_cache = n >= (size_t)1 << 21;
-    s.bypass = s.beyond_cache && residual_out != residual_in;
-    if (k == n) {
-        tagc_pool_run(pool, pick_all_work, &s);
-        all_finite(&s, pool, result);
-        result->n_sent = n;
-        return;
-    }
-    s.t_lo = k == 0 ? TAGC_SELECT_NONE : 1;
-    s.t_hi = INF_BITS;
-    tagc_sample_predict(&s.shape, gradient, residual_in, s.sample, s.buckets, &s.t_lo, &s.t_hi);
-    tagc_pool_run(pool, stream_work, &s);
-    int overflow = atomic_load(&s.next_block) < s.n_blocks; /* every room is full */
-    if (overflow) tagc_pool_run(pool, sum_work, &s);
-    if (!all_finite(&s, pool, result) || k == 0) return;
-    if (overflow || !threshold_from_band(&s, pool)) {
-        result->n_passes = 2;
-        if (!leave) tagc_pool_run(pool, restore_work, &s);
-        s.from_residual = 1;
-        s.threshold = find_rank(&s, pool, k, 0, 31);
-    }
-    tagc_pool_run(pool, count_work, &s);
-    result->n_sent = share_out(&s);
-    tagc_pool_run(pool, pick_work, &s);
+    select_from(&s, scratch, pool, result);
+}
+
+void tagc_select_addends_with(const tagc_select_kernels *kernels, const tagc_addends *addends, size_t k,
+                              uint32_t *indices, float *values, void *scratch, tagc_pool *pool,
+                              tagc_selection *result) {
+    selector s = {.kernels = kernels,
+                  .addends = *addends,
+                  .leave = 1,
+                  .indices = indices,
+                  .values = values,
+                  .n = addends->n,
+                  .k = k};
+    select_from(&s, scratch, pool, result);
 }
 
 static const tagc_select_kernels *best(void) {
@@ -413,4 +477,9 @@ void tagc_select_leaving(const float *gradient, const float *residual_in, float 
                          tagc_selection *result) {
     tagc_select_with(best(), gradient, residual_in, residual_out, 1, n, k, indices, values, scratch, pool,
                      result);
+}
+
+void tagc_select_addends(const tagc_addends *addends, size_t k, uint32_t *indices, float *values,
+                         void *scratch, tagc_pool *pool, tagc_selection *result) {
+    tagc_select_addends_with(best(), addends, k, indices, values, scratch, pool, result);
 }

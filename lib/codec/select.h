@@ -6,6 +6,7 @@
 #ifndef TAGC_CODEC_SELECT_H
 #define TAGC_CODEC_SELECT_H
 
+#include "codec/addends.h"
 #include "core/pool.h"
 #include <stddef.h>
 #include <stdint.h>
@@ -36,5 +37,9 @@ void tagc_select(const float *gradient, const float *residual_in, float *residua
 void tagc_select_leaving(const float *gradient, const float *residual_in, float *residual_out, size_t n,
                          size_t k, uint32_t *indices, float *values, void *scratch, tagc_pool *pool,
                          tagc_selection *result);
+
+/* The same selection from addends in any formats, of which the residual is not NULL. The new residual is written by tagc_addends_settle. */
+void tagc_select_addends(const tagc_addends *addends, size_t k, uint32_t *indices, float *values,
+                         void *scratch, tagc_pool *pool, tagc_selection *result);
 
 #endif

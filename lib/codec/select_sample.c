@@ -64,16 +64,18 @@ static inline size_t sampled_unit(const tagc_sample_shape *shape, size_t w) {
 }
 
 /* Fills sample and buckets; returns the largest bits seen. */
-static uint32_t take_lines(const tagc_sample_shape *shape, const float *gradient, const float *residual,
-                           uint32_t *sample, uint32_t *buckets) {
+static uint32_t take_lines(const tagc_sample_shape *shape, const tagc_addends *addends, uint32_t *sample,
+                           uint32_t *buckets) {
+    float gradient_room[LINE], residual_room[LINE];
+    const float *gradient, *residual;
     uint32_t max_bits = 0;
     for (size_t w = 0; w < shape->n_windows; w++) {
         size_t next = sampled_unit(shape, size_min(w + AHEAD, shape->n_windows - 1)) * LINE;
-        __builtin_prefetch(gradient + next);
-        __builtin_prefetch(residual + next);
-        size_t at = sampled_unit(shape, w) * LINE;
         uint32_t *line = sample + w * LINE;
-        for (size_t i = 0; i < LINE; i++) line[i] = tagc_abs_bits(gradient[at + i] + residual[at + i]);
+        tagc_addends_prefetch(addends, next);
+        tagc_addends_parts(addends, sampled_unit(shape, w) * LINE, LINE, gradient_room, residual_room,
+                           &gradient, &residual);
+        for (size_t i = 0; i < LINE; i++) line[i] = tagc_abs_bits(gradient[i] + residual[i]);
         for (size_t i = 0; i < LINE; i++) {
             buckets[line[i] >> LINES_SHIFT]++;
             if (line[i] > max_bits) max_bits = line[i];
@@ -83,12 +85,15 @@ static uint32_t take_lines(const tagc_sample_shape *shape, const float *gradient
 }
 
 /* The same without a sample; only clumps are measured. */
-static uint32_t take_elements(const tagc_sample_shape *shape, const float *gradient, const float *residual,
+static uint32_t take_elements(const tagc_sample_shape *shape, const tagc_addends *addends,
                               uint32_t *buckets) {
     uint32_t max_bits = 0;
     for (size_t w = 0; w < shape->n_windows; w++) {
-        size_t at = sampled_unit(shape, w);
-        uint32_t bits = tagc_abs_bits(gradient[at] + residual[at]);
+        float gradient_room, residual_room;
+        const float *gradient, *residual;
+        tagc_addends_parts(addends, sampled_unit(shape, w), 1, &gradient_room, &residual_room, &gradient,
+                           &residual);
+        uint32_t bits = tagc_abs_bits(*gradient + *residual);
         buckets[bits >> SINGLE_SHIFT]++;
         if (bits > max_bits) max_bits = bits;
     }
@@ -118,13 +123,13 @@ static double measure_clump(const tagc_sample_shape *shape, const uint32_t *samp
     return fmin(fmax(clump, 0.5), LINE);
 }
 
-void tagc_sample_predict(const tagc_sample_shape *shape, const float *gradient, const float *residual,
-                         uint32_t *sample, uint32_t *buckets, uint32_t *t_lo, uint32_t *t_hi) {
+void tagc_sample_predict(const tagc_sample_shape *shape, const tagc_addends *addends, uint32_t *sample,
+                         uint32_t *buckets, uint32_t *t_lo, uint32_t *t_hi) {
     if (!shape->n_windows) return;
     int is_lines = shape->unit == LINE, shift = shape->bucket_shift;
     memset(buckets, 0, tagc_sample_buckets(shape) * sizeof *buckets);
-    uint32_t max_bits = is_lines ? take_lines(shape, gradient, residual, sample, buckets)
-                                 : take_elements(shape, gradient, residual, buckets);
+    uint32_t max_bits =
+        is_lines ? take_lines(shape, addends, sample, buckets) : take_elements(shape, addends, buckets);
     uint32_t top = max_bits >> shift;
     double expected = shape->expected, clump = 1;
     if (is_lines) clump = measure_clump(shape, sample, bucket_of_rank(buckets, top, expected) << shift);

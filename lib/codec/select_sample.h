@@ -2,6 +2,7 @@
 #ifndef TAGC_CODEC_SELECT_SAMPLE_H
 #define TAGC_CODEC_SELECT_SAMPLE_H
 
+#include "codec/addends.h"
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,7 +25,7 @@ double tagc_sample_candidates(const tagc_sample_shape *shape, size_t n);
 
 /* Takes the sample and lowers t_lo and t_hi to bounds that hold in all but one of some thousand arrays. If the sample is too
  * small for that, leaves them as they are. Overwrites sample (_elems) and buckets (_buckets). */
-void tagc_sample_predict(const tagc_sample_shape *shape, const float *gradient, const float *residual,
-                         uint32_t *sample, uint32_t *buckets, uint32_t *t_lo, uint32_t *t_hi);
+void tagc_sample_predict(const tagc_sample_shape *shape, const tagc_addends *addends, uint32_t *sample,
+                         uint32_t *buckets, uint32_t *t_lo, uint32_t *t_hi);
 
 #endif

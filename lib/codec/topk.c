@@ -94,26 +94,42 @@ static void write_body(topk *t, size_t n_sent, float *residual, int keep_decoded
     tagc_pool_run(n_sent < WORTH_THREADS ? NULL : pool, value_work, &job);
 }
 
-static void topk_encode(const tagc_code_options *options, const float *gradient, const float *residual_in,
-                        float *residual_out, uint8_t *body, void *scratch, tagc_pool *pool,
+/* The residual holds acc after selection; errors are written over what is sent. */
+static void encode_in_fp32(topk *t, const tagc_addends *addends, size_t k, float *residual_out, uint8_t *body,
+                           tagc_pool *pool, tagc_encoded *out) {
+    int is_exact = t->format.values == TAGC_FORMAT_FP32; /* then zeros are left instead of acc */
+    tagc_selection selection;
+    (is_exact ? tagc_select : tagc_select_leaving)(addends->gradient, addends->residual, residual_out,
+                                                   addends->n, k, t->indices, t->values, t->scratch, pool,
+                                                   &selection);
+    out->nonfinite = selection.nonfinite;
+    if (!selection.nonfinite)
+        write_body(t, selection.n_sent, is_exact ? NULL : residual_out, 0, body, pool, out);
+}
+
+static void topk_encode(const tagc_code_options *options, const void *gradient, const void *residual_in,
+                        void *residual_out, uint32_t seed, uint8_t *body, void *scratch, tagc_pool *pool,
                         tagc_encoded *out) {
     topk t;
     tagc_arena arena = {.base = scratch};
     tagc_selection selection;
+    tagc_addends addends = {options->n, options->gradient, options->residual, gradient, residual_in};
     lay_out(options, tagc_pool_n_threads(pool), &arena, &t);
     *out = (tagc_encoded){0};
-    int is_exact =
-        options->values == TAGC_FORMAT_FP32; /* else errors are written where selection leaves acc */
-    (is_exact ? tagc_select : tagc_select_leaving)(gradient, residual_in, residual_out, options->n,
-                                                   options->k, t.indices, t.values, t.scratch, pool,
-                                                   &selection);
+    if (options->residual == TAGC_FORMAT_FP32 && options->gradient == TAGC_FORMAT_FP32) {
+        encode_in_fp32(&t, &addends, options->k, residual_out, body, pool, out);
+        return;
+    }
+    tagc_select_addends(&addends, options->k, t.indices, t.values, t.scratch, pool, &selection);
     out->nonfinite = selection.nonfinite;
     if (selection.nonfinite) return;
-    write_body(&t, selection.n_sent, is_exact ? NULL : residual_out, 0, body, pool, out);
+    write_body(&t, selection.n_sent, NULL, 1, body, pool, out);
+    tagc_addends_settle(&addends, t.indices, t.errors, selection.n_sent, seed, residual_out, pool);
 }
 
-static void topk_encode_sums(const tagc_code_options *options, float *sums, float *error, float unscale,
-                             uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out) {
+static void topk_encode_sums(const tagc_code_options *options, float *sums, void *error, float unscale,
+                             uint32_t seed, uint8_t *body, void *scratch, tagc_pool *pool,
+                             tagc_encoded *out) {
     topk t;
     tagc_arena arena = {.base = scratch};
     size_t n_sent = 0;
@@ -131,12 +147,11 @@ static void topk_encode_sums(const tagc_code_options *options, float *sums, floa
     }
     if (out->nonfinite) return;
     write_body(&t, n_sent, NULL, 1, body, pool, out);
-    for (size_t i = 0; i < n_sent; i++) {
+    for (size_t i = 0; i < n_sent; i++)
         sums[t.indices[i]] = 0.0f + t.values[i]; /* what a receiver adds to its zero */
-        if (!error) continue;
-        error[t.indices[i]] += unscale * t.errors[i];
-        out->nonfinite |= tagc_abs_bits(error[t.indices[i]]) >= INF_BITS;
-    }
+    if (error)
+        out->nonfinite = tagc_residual_add(options->residual, options->n, error, t.indices, t.errors, n_sent,
+                                           unscale, seed, pool);
     if (out->nonfinite) *out = (tagc_encoded){.nonfinite = 1};
 }
 

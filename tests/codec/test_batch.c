@@ -47,7 +47,7 @@ static void test_rows(void **state) {
         tagc_encoded encoded;
         assert_int_equal(tagc_memory_create(code->scratch_bytes(o, 1), "scratch", &scratch), TAGC_OK);
         alone = malloc(code->max_bytes(o));
-        code->encode(o, gradient[i], residual[i], other, alone, scratch, NULL, &encoded);
+        code->encode(o, gradient[i], residual[i], other, 0, alone, scratch, NULL, &encoded);
         assert_int_equal(encoded.n_bytes, results[i].encoded.n_bytes);
         assert_int_equal(encoded.n_sent, results[i].encoded.n_sent);
         assert_memory_equal(alone, bodies[i], encoded.n_bytes);

@@ -20,9 +20,9 @@
 #include <string.h>
 
 #ifdef TAGC_SANITIZED
-enum { N_SMALL = 4, N_BIG = 3, N_THREADED = 6, HUGE_EVERY = 60 };
+enum { N_SMALL = 4, N_BIG = 3, N_THREADED = 6, HUGE_EVERY = 60, N_STORED = 100, N_STORED_HUGE = 1 };
 #else
-enum { N_SMALL = 16, N_BIG = 5, N_THREADED = 24, HUGE_EVERY = 10 };
+enum { N_SMALL = 16, N_BIG = 5, N_THREADED = 24, HUGE_EVERY = 10, N_STORED = 1000, N_STORED_HUGE = 8 };
 #endif
 
 /* Exactly so many bytes, unaligned when offset is odd: ASan sees a step over either end. */
@@ -176,7 +176,7 @@ static fragment encode(const tagc_code_options *options, int kind, int with_resi
     uint8_t *body = bytes_of(most);
     void *scratch = aligned_bytes(f.code->scratch_bytes(options, tagc_pool_n_threads(pool)));
     f.code->encode(options, f.gradient, with_residual ? f.residual_in : NULL,
-                   with_residual ? f.residual_out : NULL, body, scratch, pool, &f.encoded);
+                   with_residual ? f.residual_out : NULL, 0, body, scratch, pool, &f.encoded);
     assert_false(f.encoded.nonfinite);
     assert_in_range(f.encoded.n_bytes, 0, most);
     assert_in_range(f.encoded.n_index_bytes, 0, f.encoded.n_bytes);
@@ -348,7 +348,7 @@ static void test_sums(void **state) {
         memcpy(before, sums, 4 * o.n);
         uint8_t *body = bytes_of(code->max_bytes(&o));
         tagc_encoded encoded;
-        code->encode_sums(&o, sums, trial % 7 ? error : NULL, 2, body, scratch, NULL, &encoded);
+        code->encode_sums(&o, sums, trial % 7 ? error : NULL, 2, 0, body, scratch, NULL, &encoded);
         assert_false(encoded.nonfinite);
         if (o.sparse) assert_int_equal(encoded.n_sent, n_non_zero);
         assert_int_equal(code->validate(&o, body, encoded.n_bytes), TAGC_OK);
@@ -384,12 +384,12 @@ static void test_nonfinite(void **state) {
         else
             gradient[at] = bad[trial % 3];
         int with_residual = o.sparse || trial % 4 == 3 || random_below(2);
-        code->encode(&o, gradient, with_residual ? residual : NULL, with_residual ? next : NULL, body,
+        code->encode(&o, gradient, with_residual ? residual : NULL, with_residual ? next : NULL, 0, body,
                      scratch, NULL, &encoded);
         assert_true(encoded.nonfinite);
         assert_int_equal(encoded.n_bytes, 0);
         if (trial % 4 != 3) {
-            code->encode_sums(&o, gradient, NULL, 1, body, scratch, NULL, &encoded);
+            code->encode_sums(&o, gradient, NULL, 1, 0, body, scratch, NULL, &encoded);
             assert_true(encoded.nonfinite);
         }
         tagc_memory_destroy(scratch);
@@ -408,7 +408,7 @@ static void check_overflow(const tagc_code_options *o, tagc_pool *pool) {
     fill(ZEROS, gradient, o->n);
     fill(ZEROS, residual, o->n);
     gradient[at] = -3e38f;
-    code->encode(o, gradient, residual, residual, body, scratch, pool, &encoded);
+    code->encode(o, gradient, residual, residual, 0, body, scratch, pool, &encoded);
     tagc_body twice[] = {{body, encoded.n_bytes}, {body, encoded.n_bytes}};
     assert_int_equal(code->decode(o, twice, 1, 0, 1, sums, scratch, pool), 0);
     int told = code->decode(o, twice, 1, 1, 1, sums, scratch, pool);
@@ -418,7 +418,7 @@ static void check_overflow(const tagc_code_options *o, tagc_pool *pool) {
     if (o->values <= TAGC_FORMAT_INT8) assert_true(isinf(sums[at])); /* others may have rounded it down */
     assert_int_equal(code->decode(o, twice, 2, 0, 0.5f, sums, scratch, pool), 0);
     gradient[at] = FLT_MAX; /* which no format may round up to infinity */
-    code->encode_sums(o, gradient, NULL, 1, body, scratch, pool, &encoded);
+    code->encode_sums(o, gradient, NULL, 1, 0, body, scratch, pool, &encoded);
     assert_int_equal(encoded.nonfinite, 0);
     assert_true(isfinite(gradient[at]));
     tagc_memory_destroy(scratch);
@@ -494,7 +494,7 @@ static void test_unaligned(void **state) {
         tagc_encoded encoded;
         memcpy(gradient, f.gradient, 4 * o.n);
         memcpy(residual, f.residual_in, 4 * o.n);
-        code->encode(&o, gradient, residual, residual, body + 1, scratch, NULL, &encoded);
+        code->encode(&o, gradient, residual, residual, 0, body + 1, scratch, NULL, &encoded);
         assert_int_equal(encoded.n_bytes, f.encoded.n_bytes);
         assert_memory_equal(body + 1, f.body, encoded.n_bytes);
         assert_memory_equal(residual, f.residual_out, 4 * o.n);
@@ -522,7 +522,7 @@ static void test_alone(void **state) {
         uint8_t *body = bytes_of(code->max_bytes(&o));
         tagc_encoded encoded;
         for (size_t i = 0; i < o.n; i++) alone.residual_in[i] = TAGC_ZERO_RESIDUAL;
-        code->encode(&o, alone.gradient, alone.residual_in, alone.residual_out, body, scratch, NULL,
+        code->encode(&o, alone.gradient, alone.residual_in, alone.residual_out, 0, body, scratch, NULL,
                      &encoded);
         assert_int_equal(encoded.n_bytes, alone.encoded.n_bytes);
         assert_memory_equal(body, alone.body, encoded.n_bytes);
@@ -533,11 +533,94 @@ static void test_alone(void **state) {
     }
 }
 
+/* ---- stored residuals and gradients in bf16 ---- */
+
+/* What the code does is what it does in fp32, between reading and writing what is stored. */
+static void check_stored(const tagc_code_options *options, int kind, tagc_pool *pool) {
+    tagc_code_options plain = *options;
+    plain.residual = plain.gradient = TAGC_FORMAT_FP32;
+    const tagc_code *code = tagc_code_of(options);
+    size_t n = options->n, most = code->max_bytes(options), n_row = tagc_residual_bytes(options->residual, n);
+    float *gradient = bytes_of(4 * n), *residual = bytes_of(4 * n), *left = bytes_of(4 * n);
+    uint16_t *halves = bytes_of(2 * n);
+    uint8_t *row = bytes_of(n_row), *next = bytes_of(n_row), *expected = bytes_of(n_row);
+    uint8_t *body = bytes_of(most), *other = bytes_of(most);
+    void *scratch = aligned_bytes(code->scratch_bytes(options, tagc_pool_n_threads(pool)));
+    void *plain_scratch = aligned_bytes(code->scratch_bytes(&plain, 1));
+    tagc_encoded encoded, plain_encoded;
+    int with_residual = options->sparse || random_below(4);
+    uint32_t seed = (uint32_t)random_below(1u << 30);
+    fill(kind, gradient, n);
+    fill(kind == HUGE_ONES ? ZEROS : kind, residual, n);
+    for (size_t i = 0; i < n; i++) {
+        halves[i] = (uint16_t)(bits_of(gradient[i]) >> 16);
+        if (options->gradient == TAGC_FORMAT_BF16) gradient[i] = float_of((uint32_t)halves[i] << 16);
+    }
+    tagc_residual_write(options->residual, n, residual, 0, n, seed + 9, row);
+    tagc_residual_read(options->residual, n, row, 0, n, residual);
+    memset(next, 0x5a, n_row), memset(expected, 0x5a, n_row);
+
+    code->encode(&plain, gradient, with_residual ? residual : NULL, with_residual ? left : NULL, 0, other,
+                 plain_scratch, NULL, &plain_encoded);
+    code->encode(options, options->gradient == TAGC_FORMAT_BF16 ? (void *)halves : gradient,
+                 with_residual ? row : NULL, with_residual ? next : NULL, seed, body, scratch, pool,
+                 &encoded);
+    assert_false(plain_encoded.nonfinite);
+    assert_memory_equal(&encoded, &plain_encoded, sizeof encoded);
+    assert_memory_equal(body, other, encoded.n_bytes);
+    if (with_residual) {
+        tagc_residual_write(options->residual, n, left, 0, n, seed, expected);
+        assert_memory_equal(next, expected, n_row);
+    }
+
+    /* sums: what the code found in them, and their losses on top of the residual */
+    code->encode(&plain, gradient, residual, left, 0, other, plain_scratch, NULL, &plain_encoded);
+    tagc_body one = {other, plain_encoded.n_bytes};
+    code->decode(&plain, &one, 1, 0, 0.5f, left, plain_scratch, NULL);
+    memcpy(gradient, left, 4 * n);
+    code->encode_sums(&plain, left, residual, 2, 0, other, plain_scratch, NULL, &plain_encoded);
+    code->encode_sums(options, gradient, row, 2, seed + 1, body, scratch, pool, &encoded);
+    assert_memory_equal(&encoded, &plain_encoded, sizeof encoded);
+    assert_memory_equal(body, other, encoded.n_bytes);
+    assert_memory_equal(gradient, left, 4 * n);
+    memset(expected, 0x5a, n_row);
+    tagc_residual_write(options->residual, n, residual, 0, n, seed + 1, expected);
+    if (!encoded.nonfinite) assert_memory_equal(row, expected, n_row);
+
+    free(gradient), free(residual), free(left), free(halves), free(row), free(next), free(expected);
+    free(body), free(other);
+    tagc_memory_destroy(scratch), tagc_memory_destroy(plain_scratch);
+}
+
+static void test_stored(void **state) {
+    (void)state;
+    static const int formats[] = {TAGC_FORMAT_INT8, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4, TAGC_FORMAT_BF16,
+                                  TAGC_FORMAT_FP32};
+    tagc_pool *pool;
+    assert_int_equal(tagc_pool_create(3, &pool), TAGC_OK);
+    for (int trial = 0; trial < N_STORED; trial++) {
+        tagc_code_options o = random_options(trial % 10 == 0 ? 150000 : trial % 3 == 0 ? 5000 : 700);
+        o.residual = formats[random_below(5)];
+        o.gradient = random_below(3) ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
+        check_stored(&o, (int)random_below(N_FILLS), trial % 4 ? NULL : pool);
+    }
+    for (int trial = 0; trial < N_STORED_HUGE; trial++) { /* beyond the cache */
+        tagc_code_options o = random_options(3);
+        o.n = (size_t)(1 << 21) + random_below(300000);
+        o.k = o.sparse ? tagc_select_count(o.n, trial % 2 ? 0.95 : 0.8) : o.n;
+        o.residual = formats[random_below(5)];
+        o.gradient = random_below(3) ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
+        check_stored(&o, trial % 3 ? HEAVY : CLUMPED, trial % 4 ? NULL : pool);
+    }
+    tagc_pool_destroy(pool);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_threads),   cmocka_unit_test(test_many),
-        cmocka_unit_test(test_sums),       cmocka_unit_test(test_nonfinite), cmocka_unit_test(test_damaged),
-        cmocka_unit_test(test_unaligned),  cmocka_unit_test(test_alone),     cmocka_unit_test(test_overflow),
+        cmocka_unit_test(test_stored),   cmocka_unit_test(test_round_trip), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_many),     cmocka_unit_test(test_sums),       cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_damaged),  cmocka_unit_test(test_unaligned),  cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_overflow),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

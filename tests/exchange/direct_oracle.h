@@ -83,7 +83,7 @@ static inline void direct_code_fragment(const direct_model *m, const float *grad
     void *scratch = aligned_alloc(64, (code->scratch_bytes(&o, 1) + 127) / 64 * 64);
     float *after = malloc(m->shard * sizeof *after);
     tagc_encoded encoded;
-    code->encode(&o, gradient, residual, residual ? after : NULL, body, scratch, NULL, &encoded);
+    code->encode(&o, gradient, residual, residual ? after : NULL, 0, body, scratch, NULL, &encoded);
     tagc_body one = {body, encoded.n_bytes};
     code->decode(&o, &one, 1, 0, 1, values, scratch, NULL);
     if (residual) memcpy(residual, after, m->shard * sizeof *after);
@@ -99,7 +99,7 @@ static inline void direct_code_sums(const direct_model *m, float *sums, float *e
     uint8_t *body = malloc(code->max_bytes(&o) + 1);
     void *scratch = aligned_alloc(64, (code->scratch_bytes(&o, 1) + 127) / 64 * 64);
     tagc_encoded encoded;
-    code->encode_sums(&o, sums, error, 1 / m->scale, body, scratch, NULL, &encoded);
+    code->encode_sums(&o, sums, error, 1 / m->scale, 0, body, scratch, NULL, &encoded);
     free(body);
     free(scratch);
 }

@@ -106,7 +106,7 @@ static void test_worked_fragment(void **state) {
     assert_true(code->max_bytes(&o) <= sizeof body && code->scratch_bytes(&o, 1) <= sizeof scratch);
     assert_int_equal(tagc_select_count(64, 0.90625), 6);
     tagc_encoded encoded;
-    code->encode(&o, gradient, residual, left, body, scratch, NULL, &encoded);
+    code->encode(&o, gradient, residual, left, 0, body, scratch, NULL, &encoded);
     assert_int_equal(encoded.n_bytes, sizeof fragment_body);
     assert_memory_equal(body, fragment_body, sizeof fragment_body);
     tagc_wire_header header = {.kind = TAGC_WIRE_FRAGMENT,

@@ -92,12 +92,23 @@ static sums_row shape_sums(const tagc_batch_row *from) {
     return row;
 }
 
+static const char *name_of(int format) {
+    static const char *const names[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
+    return format >= 0 && format <= TAGC_FORMAT_SIGN ? names[format] : "unknown";
+}
+
 static tagc_status check_row(const tagc_batch_row *row, size_t index) {
     const tagc_code_options *o = &row->options;
     if (o->n > UINT32_MAX || o->k > o->n)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "row %zu of a batch: n is %zu and k %zu: n must be below 2^32, k at most n", index,
                          o->n, o->k);
+    if (o->residual != TAGC_FORMAT_FP32 || o->gradient != TAGC_FORMAT_FP32)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "row %zu of a batch: the kernels for CUDA read residuals and gradients in fp32 "
+                         "alone; the residual is "
+                         "%s, the gradient %s",
+                         index, name_of(o->residual), name_of(o->gradient));
     return TAGC_OK;
 }
 
@@ -230,11 +241,11 @@ static void cuda_destroy(tagc_batch *b) {
 
 template <class Row>
 static void point_encoding(Row *row, const tagc_batch_row *from, int is_sums, tagc_batch_result *result) {
-    row->gradient = from->gradient;
-    row->residual_in = from->residual_in;
-    row->residual_out = from->residual_out;
+    row->gradient = static_cast<const float *>(from->gradient);
+    row->residual_in = static_cast<const float *>(from->residual_in);
+    row->residual_out = static_cast<float *>(from->residual_out);
     row->sums = is_sums ? from->sums : nullptr;
-    row->error = is_sums ? from->error : nullptr;
+    row->error = is_sums ? static_cast<float *>(from->error) : nullptr;
     row->unscale = from->scale;
     row->body = from->body;
     row->result = result;

@@ -1,0 +1,149 @@
+/* Pieces of acc, and what is written of it and into it. */
+#include "codec/addends.h"
+#include "codec/bf16.h"
+#include "codec/code_kernels.h"
+#include "codec/residual.h"
+
+#include <string.h>
+
+enum {
+    PIECE = 2048,  /* elements that are in the innermost cache together */
+    RUN = 1 << 14, /* elements that a thread takes at a time */
+    INF_BITS = 0x7f800000
+};
+
+void tagc_addends_parts(const tagc_addends *s, size_t first, size_t n, float *gradient_room,
+                        float *residual_room, const float **gradient, const float **residual) {
+    *gradient = gradient_room;
+    *residual = s->residual ? residual_room : NULL;
+    if (s->gradient_format == TAGC_FORMAT_BF16)
+        tagc_bf16_widen((const uint16_t *)s->gradient + first, gradient_room, n);
+    else
+        *gradient = (const float *)s->gradient + first;
+    if (!s->residual) return;
+    if (s->residual_format == TAGC_FORMAT_FP32)
+        *residual = (const float *)s->residual + first;
+    else
+        tagc_residual_read(s->residual_format, s->n, s->residual, first, n, residual_room);
+}
+
+void tagc_addends_prefetch(const tagc_addends *s, size_t at) {
+    static const size_t bits[] = {
+        [TAGC_FORMAT_FP32] = 32, [TAGC_FORMAT_BF16] = 16, [TAGC_FORMAT_INT8] = 8, [TAGC_FORMAT_INT4] = 4};
+    size_t n_exponents = tagc_residual_exponent_bytes(s->residual_format, s->n);
+    __builtin_prefetch((const char *)s->gradient + at * bits[s->gradient_format] / 8);
+    if (s->residual)
+        __builtin_prefetch((const char *)s->residual + n_exponents + at * bits[s->residual_format] / 8);
+}
+
+void tagc_addends_read(const tagc_addends *s, size_t first, size_t n, float *acc) {
+    float gradient_room[PIECE], residual_room[PIECE];
+    const float *gradient, *residual;
+    for (size_t at = 0; at < n; at += PIECE) {
+        size_t n_here = n - at < PIECE ? n - at : PIECE;
+        tagc_addends_parts(s, first + at, n_here, gradient_room, residual_room, &gradient, &residual);
+        if (residual)
+            tagc_code_best()->accumulate(gradient, residual, acc + at, n_here);
+        else
+            memcpy(acc + at, gradient, n_here * sizeof *acc);
+    }
+}
+
+/* ---- the new residual ---- */
+
+typedef struct settling {
+    const tagc_addends *addends;
+    const uint32_t *indices; /* (n_sent) */
+    const float *errors;     /* (n_sent), or NULL */
+    size_t n_sent;
+    uint32_t seed;
+    void *residual_out;
+} settling;
+
+/* The first of indices (n), ascending, that is not below `at`. */
+static size_t first_from(const uint32_t *indices, size_t n, size_t at) {
+    size_t low = 0;
+    while (low < n) {
+        size_t middle = low + (n - low) / 2;
+        if (indices[middle] < at)
+            low = middle + 1;
+        else
+            n = middle;
+    }
+    return low;
+}
+
+static void settle_work(void *arg, int index, int n_threads) {
+    const settling *s = arg;
+    const tagc_addends *addends = s->addends;
+    float acc[PIECE];
+    for (size_t run = (size_t)index * RUN; run < addends->n; run += (size_t)n_threads * RUN) {
+        size_t end = addends->n - run < RUN ? addends->n : run + RUN,
+               j = first_from(s->indices, s->n_sent, run);
+        for (size_t at = run; at < end; at += PIECE) {
+            size_t n_here = end - at < PIECE ? end - at : PIECE;
+            tagc_addends_read(addends, at, n_here, acc);
+            for (; j < s->n_sent && s->indices[j] < at + n_here; j++)
+                acc[s->indices[j] - at] = s->errors ? s->errors[j] : -0.0f;
+            tagc_residual_write(addends->residual_format, addends->n, acc, at, n_here, s->seed,
+                                s->residual_out);
+        }
+    }
+}
+
+void tagc_addends_settle(const tagc_addends *addends, const uint32_t *indices, const float *errors,
+                         size_t n_sent, uint32_t seed, void *residual_out, tagc_pool *pool) {
+    settling s = {addends, indices, errors, n_sent, seed, residual_out};
+    tagc_pool_run(addends->n > RUN ? pool : NULL, settle_work, &s);
+}
+
+/* ---- losses added to a residual ---- */
+
+typedef struct addition {
+    int format;
+    size_t n, n_sent;
+    void *residual;
+    const uint32_t *indices;
+    const float *losses; /* (n_sent) */
+    float scale;
+    uint32_t seed;
+    int nonfinite; /* set by any thread */
+} addition;
+
+/* Adds items [first, ...) that lie before `end` to values, which begin at `at`. Returns the first item beyond. */
+static size_t add_losses(const addition *a, size_t first, size_t at, size_t end, float *values,
+                         int *nonfinite) {
+    size_t j = first;
+    for (; j < a->n_sent && a->indices[j] < end; j++) {
+        float *value = &values[a->indices[j] - at];
+        *value += a->scale * a->losses[j];
+        *nonfinite |= (tagc_float_bits(*value) & INF_BITS) == INF_BITS;
+    }
+    return j;
+}
+
+static void add_work(void *arg, int index, int n_threads) {
+    addition *a = arg;
+    float values[PIECE];
+    int nonfinite = 0;
+    for (size_t run = (size_t)index * RUN; run < a->n; run += (size_t)n_threads * RUN) {
+        size_t end = a->n - run < RUN ? a->n : run + RUN, j = first_from(a->indices, a->n_sent, run);
+        for (size_t at = run; at < end; at += PIECE) {
+            size_t n_here = end - at < PIECE ? end - at : PIECE;
+            tagc_residual_read(a->format, a->n, a->residual, at, n_here, values);
+            j = add_losses(a, j, at, at + n_here, values, &nonfinite);
+            tagc_residual_write(a->format, a->n, values, at, n_here, a->seed, a->residual);
+        }
+    }
+    if (nonfinite) __atomic_store_n(&a->nonfinite, 1, __ATOMIC_RELAXED);
+}
+
+int tagc_residual_add(int residual_format, size_t n, void *residual, const uint32_t *indices,
+                      const float *losses, size_t n_sent, float scale, uint32_t seed, tagc_pool *pool) {
+    addition a = {residual_format, n, n_sent, residual, indices, losses, scale, seed, 0};
+    if (residual_format == TAGC_FORMAT_FP32)
+        add_losses(&a, 0, 0, n, residual, &a.nonfinite);
+    else
+        tagc_pool_run(n > RUN ? pool : NULL, add_work, &a);
+    return a.nonfinite;
+}

@@ -1,0 +1,156 @@
+/* Residuals one value at a time: the definition, and what reads and writes them where no kernel does. */
+#include "codec/residual.h"
+#include "codec/bf16.h"
+#include "codec/code_kernels.h"
+#include "core/memory.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { PIECE = 1024, INF_BITS = 0x7f800000, LARGEST_HALF = 0x7f7f, ZERO_HALF = 0x8000 };
+
+static size_t block_of(int format) {
+    return format == TAGC_FORMAT_INT8 ? 128 : 32;
+}
+
+static int has_exponents(int format) {
+    return format == TAGC_FORMAT_INT8 || format == TAGC_FORMAT_INT4;
+}
+
+size_t tagc_residual_exponent_bytes(int format, size_t n) {
+    return has_exponents(format) ? tagc_aligned((n + block_of(format) - 1) / block_of(format)) : 0;
+}
+
+size_t tagc_residual_bytes(int format, size_t n) {
+    switch (format) {
+    case TAGC_FORMAT_INT8:
+        return tagc_residual_exponent_bytes(format, n) + tagc_aligned(n);
+    case TAGC_FORMAT_INT4:
+        return tagc_residual_exponent_bytes(format, n) + tagc_aligned((n + 1) / 2);
+    case TAGC_FORMAT_BF16:
+        return n * sizeof(uint16_t);
+    default:
+        return n * sizeof(float);
+    }
+}
+
+static uint64_t mixed(uint64_t x) {
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+uint32_t tagc_residual_seed(uint64_t step, uint32_t rank, uint32_t row) {
+    return (uint32_t)(mixed(mixed(step + 0x9e3779b97f4a7c15u) + ((uint64_t)rank << 32 | row)) >> 32);
+}
+
+void tagc_residual_clear(int format, size_t n, void *row) {
+    if (has_exponents(format)) memset(row, 0, tagc_residual_bytes(format, n));
+    for (size_t i = 0; format == TAGC_FORMAT_FP32 && i < n; i++) ((float *)row)[i] = -0.0f;
+    for (size_t i = 0; format == TAGC_FORMAT_BF16 && i < n; i++) ((uint16_t *)row)[i] = ZERO_HALF;
+}
+
+/* ---- one value ---- */
+
+/* For the value at position i, 0 to 255. */
+static uint32_t random_byte(uint32_t seed, size_t i) {
+    return tagc_residual_random(seed, (uint32_t)(i / 4)) >> i % 4 * 8 & 255u;
+}
+
+static float step_of(uint32_t exponent) {
+    return tagc_bits_float(0x80000000u | exponent << 23);
+}
+
+/* 1 / step_of(exponent), for exponents that are written. */
+static float inverse_of(uint32_t exponent) {
+    return tagc_bits_float(0x80000000u | (254 - exponent) << 23);
+}
+
+static int32_t code_of(float value, float inverse, float most, uint32_t byte) {
+    float quotient = value * inverse;
+    quotient = quotient > most ? most : quotient < -most ? -most : quotient;
+    return (int32_t)floorf(quotient + ((float)byte + 0.5f) / 256);
+}
+
+static uint16_t half_of(float value, uint32_t byte) {
+    uint32_t bits = tagc_float_bits(value), half = ((bits & 0x7fffffffu) + (byte << 8 | 0x80u)) >> 16;
+    if (half > LARGEST_HALF) half = LARGEST_HALF;
+    return (uint16_t)(half == 0 ? ZERO_HALF : half | (bits >> 16 & 0x8000u));
+}
+
+/* ---- rows ---- */
+
+static int code_at(int format, const uint8_t *codes, size_t i) {
+    if (format == TAGC_FORMAT_INT8) return (int8_t)codes[i];
+    return ((codes[i / 2] >> i % 2 * 4 & 15) ^ 8) - 8;
+}
+
+void tagc_residual_read(int format, size_t n, const void *row, size_t first, size_t n_here, float *values) {
+    const uint8_t *exponents = row, *codes = exponents + tagc_residual_exponent_bytes(format, n);
+    if (format == TAGC_FORMAT_FP32) memcpy(values, (const float *)row + first, n_here * sizeof *values);
+    if (format == TAGC_FORMAT_BF16) tagc_bf16_widen((const uint16_t *)row + first, values, n_here);
+    for (size_t i = 0; has_exponents(format) && i < n_here; i++)
+        values[i] =
+            (float)code_at(format, codes, first + i) * step_of(exponents[(first + i) / block_of(format)]);
+}
+
+static uint32_t largest_of(const float *values, size_t n) {
+    uint32_t largest = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = tagc_float_bits(values[i]) & 0x7fffffffu;
+        if (bits > largest) largest = bits;
+    }
+    return largest < INF_BITS ? largest : INF_BITS - 1;
+}
+
+/* What follows the last exponent and the last code. */
+static void clear_padding(int format, size_t n, uint8_t *exponents, uint8_t *codes) {
+    size_t n_blocks = (n + block_of(format) - 1) / block_of(format), n_bytes = tagc_residual_bytes(format, n);
+    uint8_t *end = codes + (format == TAGC_FORMAT_INT8 ? n : (n + 1) / 2);
+    memset(exponents + n_blocks, 0, (size_t)(codes - exponents) - n_blocks);
+    memset(end, 0, (size_t)(exponents + n_bytes - end));
+}
+
+/* One block. */
+static void write_codes(int format, const float *values, size_t first, size_t n, uint32_t seed,
+                        uint8_t *exponent, uint8_t *codes) {
+    float most = format == TAGC_FORMAT_INT8 ? 127 : 7;
+    *exponent = (uint8_t)tagc_residual_exponent(format, largest_of(values, n));
+    for (size_t i = 0; i < n; i++) {
+        float value = isfinite(values[i]) ? values[i] : 0;
+        int32_t code = code_of(value, inverse_of(*exponent), most, random_byte(seed, first + i));
+        if (format == TAGC_FORMAT_INT8)
+            codes[first + i] = (uint8_t)code;
+        else if (i % 2 == 0)
+            codes[(first + i) / 2] = (uint8_t)(code & 15);
+        else
+            codes[(first + i) / 2] |= (uint8_t)(code << 4);
+    }
+}
+
+void tagc_residual_write(int format, size_t n, const float *values, size_t first, size_t n_here,
+                         uint32_t seed, void *row) {
+    uint8_t *exponents = row, *codes = exponents + tagc_residual_exponent_bytes(format, n);
+    for (size_t i = 0; format == TAGC_FORMAT_FP32 && i < n_here; i++)
+        ((float *)row)[first + i] = values[i] == 0 ? -0.0f : values[i];
+    for (size_t i = 0; format == TAGC_FORMAT_BF16 && i < n_here; i++)
+        ((uint16_t *)row)[first + i] = half_of(values[i], random_byte(seed, first + i));
+    if (!has_exponents(format)) return;
+    size_t block = block_of(format);
+    for (size_t i = 0; i < n_here; i += block)
+        write_codes(format, values + i, first + i, n_here - i < block ? n_here - i : block, seed,
+                    exponents + (first + i) / block, codes);
+    if (first + n_here == n) clear_padding(format, n, exponents, codes);
+}
+
+tagc_status tagc_residual_check(int format, size_t n, const void *row) {
+    float values[PIECE];
+    for (size_t at = 0; at < n; at += PIECE) {
+        size_t n_here = n - at < PIECE ? n - at : PIECE;
+        tagc_residual_read(format, n, row, at, n_here, values);
+        for (size_t i = 0; i < n_here; i++)
+            if (!isfinite(values[i]))
+                return tagc_fail(TAGC_ERR_CORRUPT, "residual: value %zu of %zu is not finite", at + i, n);
+    }
+    return TAGC_OK;
+}

@@ -1,0 +1,84 @@
+/* Residuals as they are stored: rows of n values as fp32, as bf16, or as integers of 8 or 4 bits with one scale per block.
+ *
+ *   fp32    n x 4 bytes
+ *   bf16    n x 2 bytes
+ *   int8    ceil(n / 128) exponents, one byte each, then zeros up to a multiple of 64 bytes
+ *           n x 1 byte: codes, two's complement, then zeros up to a multiple of 64 bytes
+ *   int4    ceil(n / 32) exponents and zeros as above
+ *           ceil(n / 2) bytes: codes, that of an even value in the low half, then zeros up to a multiple of 64 bytes
+ *
+ * A value is code * -(2^(exponent - 127)). The exponent of a block is the smallest for which the largest magnitude is at most
+ * 127 (int4: 7) times 2^(exponent - 127), from 1 up to the last that cannot overflow. Hence:
+ *
+ *   - Code 0 is -0.0f, which changes no bit of a gradient that it is added to. (fp32 and bf16 hold zeros as -0.0f, too.) A row
+ *     of zero bytes in int8 or int4 is a residual of zeros.
+ *   - Every value is a bf16. What was read is written again without loss.
+ *
+ * Rounding is stochastic, so that what a step rounds off is missing on average in no direction: a residual that was rounded
+ * to the nearest would never take up a gradient of less than half a code. The random numbers are a hash of a seed and
+ * the position, in integers, so that all processor levels, thread counts and GPUs write the same bytes. The code of v at
+ * position i is
+ *
+ *   floor(-v / 2^(exponent - 127) + (byte + 0.5) / 256)       in fp32; byte: bits [8 (i % 4), 8 (i % 4) + 8) of
+ *                                                             tagc_residual_random(seed, i / 4)
+ *
+ * and a bf16 is the upper half of the bits of |v| + (byte * 256 + 128), with the sign of v. */
+#ifndef TAGC_CODEC_RESIDUAL_H
+#define TAGC_CODEC_RESIDUAL_H
+
+#include "core/status.h"
+#include "tagc/tagc.h"
+#include <stddef.h>
+#include <stdint.h>
+
+/* Values at whose multiples a row can be cut: ranges that begin there are written independently. */
+#define TAGC_RESIDUAL_BLOCK 128
+
+/* Is it one of the four? */
+static inline int tagc_residual_is_format(int format) {
+    return format >= TAGC_FORMAT_FP32 && format <= TAGC_FORMAT_INT4;
+}
+
+/* Bytes of a row. Rows follow each other without a gap. */
+size_t tagc_residual_bytes(int format, size_t n);
+
+/* Of the exponents, at the start of a row; 0 where there are none. */
+size_t tagc_residual_exponent_bytes(int format, size_t n);
+
+/* What all random numbers of one row in one step derive from. A row that is written twice in a step needs another number the second
+ * time. */
+uint32_t tagc_residual_seed(uint64_t step, uint32_t rank, uint32_t row);
+
+/* Four random bytes, for the values at positions 4 * group to 4 * group + 3; that of the first is the lowest. */
+static inline uint32_t tagc_residual_random(uint32_t seed, uint32_t group) {
+    uint32_t x = seed + group;
+    x = (x ^ x >> 16) * 0x21f0aaadu;
+    x = (x ^ x >> 15) * 0x735a2d97u;
+    return x ^ x >> 15;
+}
+
+/* The exponent of a block of int8 or int4 whose largest magnitude has these bits, which are finite. */
+static inline uint32_t tagc_residual_exponent(int format, uint32_t largest_bits) {
+    const uint32_t is_int8 = format == TAGC_FORMAT_INT8, most = is_int8 ? 248 : 252, bits = is_int8 ? 6 : 2;
+    /* 127 is 2^6 * (1 + 0x7e0000 / 2^23), 7 is 2^2 * (1 + 0x600000 / 2^23); a larger mantissa carries */
+    uint32_t exponent = (largest_bits + (is_int8 ? 0x1ffffu : 0x1fffffu)) >> 23;
+    exponent = exponent > bits ? exponent - bits : 1;
+    return exponent < most ? exponent : most;
+}
+
+/* All zeros. */
+void tagc_residual_clear(int format, size_t n, void *row);
+
+/* values = those at [first, first + n_here) of a row of n. */
+void tagc_residual_read(int format, size_t n, const void *row, size_t first, size_t n_here, float *values);
+
+/* Writes values (n_here) at [first, first + n_here). first is a multiple of TAGC_RESIDUAL_BLOCK, n_here too unless the range ends
+ * the row. What a value that is not finite becomes is undefined. A finite one beyond the reach of the largest exponent,
+ * within 0.8 % of the largest fp32 (int4: 13 %), becomes the largest that can be stored. */
+void tagc_residual_write(int format, size_t n, const float *values, size_t first, size_t n_here,
+                         uint32_t seed, void *row);
+
+/* For rows from a file, of any bytes: TAGC_ERR_CORRUPT if some value would not be finite. */
+tagc_status tagc_residual_check(int format, size_t n, const void *row);
+
+#endif

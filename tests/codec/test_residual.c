@@ -1,0 +1,280 @@
+/* Stored residuals: the layout and every bit as residual.h defines them, by an oracle in doubles that shares no code; rounding without
+ * a bias; and rows of any bytes. */
+#define RANDOM_SEED 37
+#include "../bits.h"
+#include "codec/residual.h"
+#include "core/memory.h"
+#include "random.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const int formats[] = {TAGC_FORMAT_FP32, TAGC_FORMAT_BF16, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4};
+enum { N_FORMATS = 4, MOST = 5000 };
+
+static void *bytes_of(size_t n_bytes) {
+    void *memory = malloc(n_bytes ? n_bytes : 1);
+    assert_non_null(memory);
+    memset(memory, 0xa5, n_bytes);
+    return memory;
+}
+
+/* ---- the oracle ---- */
+
+static size_t block_of(int format) {
+    return format == TAGC_FORMAT_INT8 ? 128 : 32;
+}
+
+static size_t in_lines(size_t n_bytes) {
+    return (n_bytes + 63) / 64 * 64;
+}
+
+static size_t expected_bytes(int format, size_t n) {
+    if (format == TAGC_FORMAT_FP32) return 4 * n;
+    if (format == TAGC_FORMAT_BF16) return 2 * n;
+    size_t n_blocks = (n + block_of(format) - 1) / block_of(format);
+    return in_lines(n_blocks) + in_lines(format == TAGC_FORMAT_INT8 ? n : (n + 1) / 2);
+}
+
+/* The hash as the header writes it, in 64 bits. */
+static uint32_t oracle_byte(uint32_t seed, size_t i) {
+    uint64_t x = (seed + i / 4) % 0x100000000u;
+    x = (x ^ x / 65536) * 0x21f0aaad % 0x100000000u;
+    x = (x ^ x / 32768) * 0x735a2d97 % 0x100000000u;
+    x = x ^ x / 32768;
+    for (size_t j = 0; j < i % 4; j++) x /= 256;
+    return (uint32_t)(x % 256);
+}
+
+static int oracle_exponent(int format, const float *x, size_t n) {
+    double largest = 0, most = format == TAGC_FORMAT_INT8 ? 127 : 7;
+    int exponent = 1, top = format == TAGC_FORMAT_INT8 ? 248 : 252;
+    for (size_t i = 0; i < n; i++) largest = fmax(largest, fabs((double)x[i]));
+    while (exponent < top && largest > most * ldexp(1, exponent - 127)) exponent++;
+    return exponent;
+}
+
+static double oracle_code(int format, double x, int exponent, uint32_t byte) {
+    double most = format == TAGC_FORMAT_INT8 ? 127 : 7,
+           quotient = fmin(fmax(-ldexp(x, 127 - exponent), -most), most);
+    return floor((float)(quotient + (byte + 0.5) / 256));
+}
+
+/* What value i of x (n) becomes. */
+static float oracle(int format, const float *x, size_t n, size_t i, uint32_t seed) {
+    uint32_t byte = oracle_byte(seed, i);
+    if (format == TAGC_FORMAT_FP32) return x[i] == 0 ? -0.0f : x[i];
+    if (format == TAGC_FORMAT_BF16) { /* between the two neighbours, as the byte says */
+        double below = fabs((double)float_of(bits_of(x[i]) & 0xffff0000u)),
+               part = bits_of(x[i]) % 65536 / 65536.0;
+        float above = float_of((bits_of(fabsf(x[i])) & 0xffff0000u) + 0x10000u);
+        float size = part + (byte + 0.5) / 256 >= 1 && isfinite(above) ? above : (float)below;
+        return size == 0 ? -0.0f : copysignf(size, x[i]);
+    }
+    size_t begin = i / block_of(format) * block_of(format), end = begin + block_of(format);
+    int exponent = oracle_exponent(format, x + begin, (end < n ? end : n) - begin);
+    double code = oracle_code(format, x[i], exponent, byte);
+    return code == 0 ? -0.0f : (float)(-code * ldexp(1, exponent - 127));
+}
+
+/* ---- inputs ---- */
+
+enum { NORMAL, HEAVY, ZEROS, DENORMALS, HUGE_ONES, POWERS, ONE_LARGE, N_FILLS };
+
+static void fill(int kind, float *x, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        x[i] = random_normal();
+        if (kind == HEAVY) x[i] *= expf(3 * random_normal());
+        if (kind == ZEROS) x[i] = random_below(2) ? 0.0f : -0.0f;
+        if (kind == DENORMALS) x[i] = float_of((uint32_t)random_below(1u << (1 + random_below(25))));
+        if (kind == HUGE_ONES) x[i] = copysignf(FLT_MAX / (float)(1 + random_below(3)), x[i]);
+        if (kind == POWERS)
+            x[i] = copysignf(ldexpf((float)(126 + random_below(3)), (int)random_below(3)), x[i]);
+        if (kind == ONE_LARGE && i == n / 2) x[i] = 1e30f;
+    }
+}
+
+/* ---- tests ---- */
+
+static void check_row(int format, const float *x, size_t n, uint32_t seed) {
+    size_t n_bytes = expected_bytes(format, n);
+    assert_int_equal(tagc_residual_bytes(format, n), n_bytes);
+    void *row = bytes_of(n_bytes), *again = bytes_of(n_bytes);
+    float *out = bytes_of(n * sizeof *out);
+    tagc_residual_write(format, n, x, 0, n, seed, row);
+    tagc_residual_read(format, n, row, 0, n, out);
+    for (size_t i = 0; i < n; i++) {
+        assert_int_equal(bits_of(out[i]), bits_of(oracle(format, x, n, i, seed)));
+        if (format != TAGC_FORMAT_FP32) assert_int_equal(bits_of(out[i]) & 0xffff, 0); /* a bf16 */
+    }
+    assert_int_equal(tagc_residual_check(format, n, row), TAGC_OK);
+    /* in pieces, from the last to the first, as threads may */
+    for (size_t at = (n - 1) / 256 * 256 + 256; at > 0;) {
+        at -= 256;
+        tagc_residual_write(format, n, x + at, at, n - at < 256 ? n - at : 256, seed, again);
+    }
+    assert_memory_equal(row, again, n_bytes);
+    /* what was read is written again without loss, whatever the seed */
+    tagc_residual_write(format, n, out, 0, n, seed + 1, again);
+    float *second = bytes_of(n * sizeof *second);
+    tagc_residual_read(format, n, again, 0, n, second);
+    assert_memory_equal(out, second, n * sizeof *out);
+    free(row), free(again), free(out), free(second);
+}
+
+static void test_every_bit(void **state) {
+    (void)state;
+    static float x[MOST];
+    static const size_t lengths[] = {1, 31, 32, 33, 127, 128, 129, 255, 1000, 4096, MOST};
+    for (int f = 0; f < N_FORMATS; f++)
+        for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++)
+            for (int kind = 0; kind < N_FILLS; kind++) {
+                fill(kind, x, lengths[l]);
+                check_row(formats[f], x, lengths[l], (uint32_t)random_below(1u << 30) * 4 + 3);
+            }
+}
+
+/* A range that starts anywhere is that part of the row. */
+static void test_read_anywhere(void **state) {
+    (void)state;
+    float x[700], all[700], part[700];
+    fill(HEAVY, x, 700);
+    for (int f = 0; f < N_FORMATS; f++) {
+        uint8_t *row = bytes_of(expected_bytes(formats[f], 700));
+        tagc_residual_write(formats[f], 700, x, 0, 700, 5, row);
+        tagc_residual_read(formats[f], 700, row, 0, 700, all);
+        for (int trial = 0; trial < 200; trial++) {
+            size_t first = random_below(700), n = random_below(700 - first + 1);
+            tagc_residual_read(formats[f], 700, row, first, n, part);
+            assert_memory_equal(part, all + first, n * sizeof *part);
+        }
+        free(row);
+    }
+}
+
+static void test_clear(void **state) {
+    (void)state;
+    for (int f = 0; f < N_FORMATS; f++)
+        for (size_t n = 1; n < 300; n += 37) {
+            float out[300];
+            void *row = bytes_of(expected_bytes(formats[f], n));
+            tagc_residual_clear(formats[f], n, row);
+            tagc_residual_read(formats[f], n, row, 0, n, out);
+            for (size_t i = 0; i < n; i++) assert_int_equal(bits_of(out[i]), 0x80000000u);
+            free(row);
+        }
+    uint8_t zeros[192] = {0};
+    float out[100];
+    tagc_residual_read(TAGC_FORMAT_INT8, 100, zeros, 0, 100, out);
+    for (size_t i = 0; i < 100; i++) assert_int_equal(bits_of(out[i]), 0x80000000u);
+}
+
+/* Over many seeds the mean of what is stored is the value, and its variance that of rounding up with the probability of the
+ * rest: step^2 * p * (1 - p). */
+static void test_unbiased(void **state) {
+    (void)state;
+    enum { N = 1024, N_SEEDS = 4000 };
+    static float x[N], out[N];
+    static double sum[N], squares[N];
+    static uint8_t row[4 * N];
+    fill(NORMAL, x, N);
+    for (int f = 1; f < N_FORMATS; f++) {
+        int format = formats[f];
+        double chi = 0, total = 0, total_deviation = 0;
+        size_t n_counted = 0;
+        memset(sum, 0, sizeof sum), memset(squares, 0, sizeof squares);
+        for (int s = 0; s < N_SEEDS; s++) {
+            tagc_residual_write(format, N, x, 0, N, tagc_residual_seed((uint64_t)s, 1, 2), row);
+            tagc_residual_read(format, N, row, 0, N, out);
+            for (int i = 0; i < N; i++) {
+                double error = (double)out[i] - x[i];
+                sum[i] += error, squares[i] += error * error;
+            }
+        }
+        for (int i = 0; i < N; i++) {
+            double step, p;
+            if (format == TAGC_FORMAT_BF16) {
+                step = ldexp(1, (int)(bits_of(x[i]) >> 23 & 255) - 127 - 7);
+            } else {
+                size_t begin = (size_t)i / block_of(format) * block_of(format);
+                step = ldexp(1, oracle_exponent(format, x + begin, block_of(format)) - 127);
+            }
+            p = fabs(x[i]) / step - floor(fabs(x[i]) / step);
+            double variance = step * step * p * (1 - p);
+            if (p * (1 - p) < 0.02) continue; /* too rare for the normal distribution */
+            double z = sum[i] / sqrt(variance * N_SEEDS);
+            /* a byte has 256 steps: the mean is off by at most half a step of them */
+            assert_true(fabs(sum[i]) / N_SEEDS <= 6 * sqrt(variance / N_SEEDS) + step / 512);
+            assert_true(fabs(squares[i] / N_SEEDS / variance - 1) < 0.5);
+            chi += z * z, total += squares[i] / N_SEEDS, total_deviation += variance, n_counted++;
+        }
+        assert_true(n_counted > N / 2);
+        assert_true(fabs(total / total_deviation - 1) < 0.01);
+        assert_true(chi / (double)n_counted < 1.5); /* 1, and a little for the 256 steps */
+    }
+}
+
+/* Neighbours, other steps, ranks and rows round independently. */
+static void test_independent(void **state) {
+    (void)state;
+    enum { N = 1 << 16 };
+    static const size_t lags[] = {1, 2, 3, 4, 5, 8, 64, 128, 1024};
+    uint32_t seed = tagc_residual_seed(7, 3, 1);
+    uint32_t others[] = {tagc_residual_seed(8, 3, 1), tagc_residual_seed(7, 4, 1),
+                         tagc_residual_seed(7, 3, 2)};
+    double limit = 6 / sqrt(N), mean = 0;
+    for (size_t l = 0; l < sizeof lags / sizeof *lags; l++) {
+        double product = 0;
+        for (size_t i = 0; i < N; i++)
+            product += (oracle_byte(seed, i) - 127.5) * (oracle_byte(seed, i + lags[l]) - 127.5) / 5461.25;
+        assert_true(fabs(product / N) < limit);
+    }
+    for (int o = 0; o < 3; o++) {
+        double product = 0;
+        for (size_t i = 0; i < N; i++)
+            product += (oracle_byte(seed, i) - 127.5) * (oracle_byte(others[o], i) - 127.5) / 5461.25;
+        assert_true(fabs(product / N) < limit);
+    }
+    for (size_t i = 0; i < N; i++) mean += (oracle_byte(seed, i) - 127.5) / 73.9 / N;
+    assert_true(fabs(mean) < limit);
+    for (size_t i = 0; i < 1000; i++)
+        assert_int_equal(oracle_byte(seed, i),
+                         tagc_residual_random(seed, (uint32_t)(i / 4)) >> i % 4 * 8 & 255);
+}
+
+/* Rows of any bytes are read within bounds, and refused if a value is not finite. */
+static void test_hostile(void **state) {
+    (void)state;
+    for (int trial = 0; trial < 3000; trial++) {
+        int format = formats[random_below(N_FORMATS)], is_finite = 1;
+        size_t n = 1 + random_below(500), n_bytes = expected_bytes(format, n);
+        uint8_t *row = bytes_of(n_bytes);
+        float *out = bytes_of(n * sizeof *out);
+        for (size_t i = 0; i < n_bytes; i++) row[i] = (uint8_t)random_below(trial % 2 ? 256 : 128);
+        tagc_residual_read(format, n, row, 0, n, out);
+        for (size_t i = 0; i < n; i++) is_finite &= isfinite(out[i]) != 0;
+        assert_int_equal(tagc_residual_check(format, n, row), is_finite ? TAGC_OK : TAGC_ERR_CORRUPT);
+        free(row), free(out);
+    }
+    uint8_t row[192] = {0};
+    row[0] = 255;
+    assert_int_equal(tagc_residual_check(TAGC_FORMAT_INT8, 100, row), TAGC_ERR_CORRUPT);
+    assert_non_null(strstr(tagc_last_error(), "value 0 of 100"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_bit),   cmocka_unit_test(test_read_anywhere),
+        cmocka_unit_test(test_clear),       cmocka_unit_test(test_unbiased),
+        cmocka_unit_test(test_independent), cmocka_unit_test(test_hostile),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
