@@ -466,33 +466,43 @@ def order_of_calls(rank, world_size):
 
 
 def between_hosts(rank, world_size):
-    """FSDP2 over a mesh inside each host, and tagc between them: in place on the shard."""
+    """FSDP2 over a mesh inside each host, and tagc between them: in place on the shard. And FSDP2 over all
+    ranks, whose sums within hosts go before the device's exchange."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     import tagc.torch as tagc
 
-    def run():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("host", "inside"))
+
+    def run(has_mesh, options):
         torch.manual_seed(0)
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("host", "inside"))
-        model = Even()
+        model, fully = Even(), {"mesh": mesh["inside"]} if has_mesh else {}
         for layer in model.layers:
-            fully_shard(layer, mesh=mesh["inside"])
-        fully_shard(model, mesh=mesh["inside"])
-        handle = tagc.compress(
-            model, verbose=False, layers="all", sparsity=0.8, between=mesh["host"].get_group()
-        )
+            fully_shard(layer, **fully)
+        fully_shard(model, **fully)
+        handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.8, **options)
         for step in range(3):
             loss_of(model, batch_of(rank, step)).backward()
         gradients = [local(p.grad).clone() for p in model.parameters()]
+        assert handle.stats()["ranks_per_host"] == (1 if has_mesh else 2)
         handle.close()
         return gradients
 
-    plain = run()
-    with fake(70 + rank) as device:
-        staged = run()
-    device.check()
-    assert all(torch.equal(a, b) for a, b in zip(plain, staged))
+    for number, (has_mesh, options, kernels) in enumerate(
+        (
+            (True, {"between": mesh["host"].get_group()}, False),
+            (False, {"hosts": 2}, False),
+            (False, {"hosts": 2}, True),
+            (False, {"hosts": 2, "transport": "group"}, True),
+        )
+    ):
+        plain = run(has_mesh, options)
+        with fake(70 + 10 * number + rank, kernels=kernels) as device:
+            staged = run(has_mesh, options | ({"codec": None} if kernels and number == 2 else {}))
+        device.check()
+        assert device.n_current > 0, "nothing was staged"
+        assert all(torch.equal(a, b) for a, b in zip(plain, staged)), (number, options)
 
 
 def advice(rank, world_size):

@@ -11,16 +11,16 @@ has its own residuals and DCP writes only one of several equal keys.
     about["world_size"], ["rank"]     of torch.distributed
     about["managed"]                  1 under torchft
     about["replica"], ["replicas"]    the residuals of all replicas add up to the unsent gradient: every rank
-                                      that averages gradients with this one is a replica, or with `between`
-                                      every host
+                                      that averages gradients with this one is a replica, or where they are
+                                      first averaged within hosts, as with `between`, every host
     about["where"]                    {dimension of the mesh: [place, size]} of those that tell this rank from
                                       ranks with other parameters or pieces of them, as of a pipeline or of
                                       tensor parallelism; {"ranks": those of the process group} where it has
                                       no mesh. Residuals go only to ranks with the same
-    about["place"], ["places"]        with `between` a residual is chunk `place` of `places` chunks of a
-                                      parameter, in wire order with padding; else 0 of 1, with the parameter's
-                                      shape
-    about["chunks"]                   1 with `between`
+    about["place"], ["places"]        of a rank within its host, where gradients are averaged within hosts
+    about["chunks"]                   0: a residual has the parameter's shape. Else it is so many chunks, in
+                                      wire order with padding: of places * chunks of them, number `place` and
+                                      each `places` further on; 1 with `between`
     about["step"], ["loss_scale"]     exchanges so far; factor by which gradients were multiplied
     about["schedule"]                 tagc_schedule_save(), in base64; absent without levels. Open windows
                                       count only for the same number of ranks
@@ -30,12 +30,12 @@ has its own residuals and DCP writes only one of several equal keys.
                                       parameters differ from the saved ones, the first gather sends whole
                                       values
 
-Another world size keeps 1/W times the sum over ranks: new rank r' of W' gets W'/W times the sum of all old r
-with r mod W' = r'. If W' > W, the new ranks that are r modulo W share an old residual equally. If one of them
-got all of it, its residual would be W'/W times too large for its gradients: selection would take little else
-for many steps, and the quantiser's scales would fit the residual and not the gradients. Shared, each residual
-has the usual size for W' ranks. (torch divides gradients that are reduced in fp16 by a power of two that
-depends on W, 2 for 4 ranks and 4 for 8. A change of that is not corrected.)"""
+W' replicas instead of W keep 1/W times the sum over replicas: new replica r' gets W'/W times the sum of all
+old r with r mod W' = r'. If W' > W, the new replicas that are r modulo W share an old residual equally. If
+one of them got all of it, its residual would be W'/W times too large for its gradients: selection would take
+little else for many steps, and the quantiser's scales would fit the residual and not the gradients. Shared,
+each residual has the usual size for W' ranks. (torch divides gradients that are reduced in fp16 by a power of
+two that depends on W, 2 for 4 ranks and 4 for 8. A change of that is not corrected.)"""
 
 from __future__ import annotations
 
@@ -84,6 +84,7 @@ _writers: dict[str, weakref.ref[State]] = {}
 
 
 _PLACE = ("replica", "place", "where")  # of a rank, in "about"
+_SIZES = ("world_size", "replicas", "places", "chunks")  # of all ranks
 
 
 def save(state: State) -> dict[str, Any]:
@@ -118,11 +119,11 @@ def load(state: State, saved: Any, is_selected: bool = False) -> None:
                     "parts of the mean gradient: "
                     f"load it {'there' if about['managed'] else 'elsewhere'}"
                 )
-        n_saved = next(iter(old.values()))[0]["world_size"]
-        if state.wrapper.has_several_meshes and n_saved != mine["world_size"]:
+        first = next(iter(old.values()))[0]
+        if state.wrapper.has_several_meshes and any(first[key] != mine[key] for key in _SIZES):
             raise Error(
                 "unsupported",
-                f"tagc state: was saved by {n_saved} ranks, and there are {mine['world_size']} now; "
+                f"tagc state: was saved by {_many(first)} ranks, and there are {_many(mine)} now; "
                 "gradients of some parameters of this model are averaged over other ranks than those of "
                 "others, and which ranks have the same is not known: load it with as many ranks, or leave "
                 "it out",
@@ -134,7 +135,7 @@ def load(state: State, saved: Any, is_selected: bool = False) -> None:
             state.say("tagc: residuals of what one rank trains alone now are left out of what was loaded")
         keepers = _keepers(state, {name for rank in wanted for name in old[rank][1]})
         for rank in wanted:
-            _check(keepers, rank, *old[rank])
+            _check(keepers, rank, *old[rank], is_own=wanted[rank] is None)
         sources = [_Source(*old[rank], factor) for rank, factor in wanted.items()]
         about, is_alike = sources[0].about, sources[0].factor is None
         replicas = _replicas(state, saved, about) if is_alike else {}
@@ -182,7 +183,7 @@ def load_files(state: State, folder: Any) -> None:
     mine = _read(folder, first)
     saved, own = next(iter(_ranks(mine).values()))[0], _about(state)
     n_saved = saved["world_size"]
-    alike = first == rank and all(saved[key] == own[key] for key in ("world_size", *_PLACE))
+    alike = first == rank and all(saved[key] == own[key] for key in (*_SIZES, *_PLACE))
     load(state, mine if alike else [mine if r == first else _read(folder, r) for r in range(n_saved)])
 
 
@@ -287,8 +288,8 @@ class Reader:
 def _place(state: State) -> tuple[int, int]:
     """Returns (rank, ranks). A replica under torchft counts as alone, because the others may change."""
     if state.wrapper.is_managed:
-        _, _, n_chunks, place = state.keepers()[0]
-        return (0, 1) if place is None else (place, n_chunks)
+        keeper = state.keepers()[0]
+        return keeper.place, keeper.places
     return dist.get_rank(), dist.get_world_size()
 
 
@@ -310,12 +311,11 @@ def _about(state: State) -> dict[str, Any]:
     } | state.schedule.state()
     if not state.wrapper.is_managed:
         about |= state.wrapper.place()._asdict()
-    if state.wrapper.is_managed and state.keepers()[0][3] is not None:
-        about |= {"replica": 0, "replicas": 1, "place": rank, "places": world_size, "chunks": 1}
-    between = state.wrapper.between
-    if between is not None:
-        _, _, n_chunks, place = state.keepers()[0]
-        about |= {"place": place, "places": n_chunks, "chunks": 1}
+    keeper = state.keepers()[0]
+    if keeper.held is not None:
+        about |= {"place": keeper.place, "places": keeper.places, "chunks": len(keeper.held)}
+        if state.wrapper.is_managed:
+            about |= {"replica": 0, "replicas": 1}
     return about
 
 
@@ -324,8 +324,8 @@ def _keepers(state: State, saved: Set[str] = frozenset()) -> list[Keeper]:
     checkpoint."""
     frozen = {name for name, p in policy.named_parameters(state.model) if not p.requires_grad}
     found = []
-    for unit, parameters, n_chunks, place in state.keepers():
-        held = saved | unit.names_of_residuals() if frozen else ()
+    for unit, parameters, n_chunks, held in state.keepers():
+        named = saved | unit.names_of_residuals() if frozen else ()
         found.append(
             Keeper(
                 unit,
@@ -334,10 +334,10 @@ def _keepers(state: State, saved: Set[str] = frozenset()) -> list[Keeper]:
                     for p in parameters
                     if p.numel
                     and state.options.feeds_back(p.kind)
-                    and (p.name not in frozen or p.name in held)
+                    and (p.name not in frozen or p.name in named)
                 ],
                 n_chunks,
-                place,
+                held,
             )
         )
     return found
@@ -348,13 +348,15 @@ def _n_chunk(parameter: layouts.Parameter, n_chunks: int) -> int:
 
 
 def _n_wire(parameter: layouts.Parameter, keeper: Keeper) -> int:
-    return parameter.numel if keeper.place is None else _n_chunk(parameter, keeper.n_chunks)
+    if keeper.held is None:
+        return parameter.numel
+    return len(keeper.held) * _n_chunk(parameter, keeper.n_chunks)
 
 
 def _from_wire(wire: torch.Tensor, parameter: layouts.Parameter, keeper: Keeper) -> torch.Tensor:
-    return (
-        wire if keeper.place is not None else layouts.from_wire(wire, parameter, keeper.n_chunks).contiguous()
-    )
+    if keeper.held is not None:
+        return wire
+    return layouts.from_wire(wire, parameter, keeper.n_chunks).contiguous()
 
 
 # ---- loading ----
@@ -425,15 +427,14 @@ def _sources(
     of replica and place; None: no factor, bit for bit."""
     first = abouts[min(abouts)]
     for rank, about in abouts.items():
-        for key in ("world_size", "replicas", "places", "step"):
+        for key in (*_SIZES, "step"):
             if about[key] != first[key]:
                 raise _bad(
                     f"{key} is {first[key]} of rank {first['rank']} and {about[key]} of rank {rank}: they "
                     "are not of "
                     "the same moment"
                 )
-    alike = ("world_size", "replicas", "places")
-    if all(mine[key] == first[key] for key in alike):
+    if all(mine[key] == first[key] for key in _SIZES):
         own = mine["rank"]
         if own not in abouts:
             raise _bad(f"has {_listed(abouts)}, and this is rank {own}")
@@ -463,12 +464,16 @@ def _sources(
         and len(abouts) != first["world_size"]
     ):
         raise _bad(
-            f"was saved by {first['world_size']} ranks, and there are {mine['world_size']} now; only "
-            "residuals of "
+            f"was saved by {_many(first)} ranks, and there are {_many(mine)} now; only residuals of "
             f"{_listed(abouts)} are here: load a list of all ranks' state_dict(), or with "
             "torch.distributed.checkpoint handle.at(path) instead of handle"
         )
     return wanted
+
+
+def _many(about: Mapping[str, Any]) -> str:
+    """Returns how many ranks there are, as text."""
+    return f"{about['world_size']}" + (f" ({about['places']} per host)" if about["chunks"] else "")
 
 
 def _is_where(where: Any) -> bool:
@@ -494,8 +499,9 @@ def _listed(ranks: Iterable[int]) -> str:
 
 
 def _check(
-    keepers: Iterable[Keeper], rank: int, about: Mapping[str, Any], residuals: Mapping[str, Any]
+    keepers: Iterable[Keeper], rank: int, about: Mapping[str, Any], residuals: Mapping[str, Any], is_own: bool
 ) -> None:
+    """Raises Error unless these residuals fit. is_own: whether this rank saved them, as it is now."""
     names = {parameter.name for keeper in keepers for parameter in keeper.parameters}
     missing, unknown = sorted(names - set(residuals)), sorted(set(residuals) - names)
     if missing:
@@ -514,16 +520,11 @@ def _check(
             if not isinstance(values, torch.Tensor) or not values.is_floating_point():
                 kind = values.dtype if isinstance(values, torch.Tensor) else type(values).__name__
                 raise _bad(f"{what} is {kind}, must be a floating tensor")
-            if (keeper.place is None) != (not about["chunks"]):
-                raise _bad(
-                    "was saved "
-                    + ("with" if about["chunks"] else "without")
-                    + " `between`, torchft's Manager included: a model that is not so "
-                    "cannot load it"
-                )
-            shape = (
-                tuple(parameter.shape) if keeper.place is None else (_n_chunk(parameter, about["places"]),)
-            )
+            shape = tuple(parameter.shape)
+            if n := about["chunks"]:
+                shape = (n * _n_chunk(parameter, about["places"] * n),)
+            if is_own:
+                shape = (_n_wire(parameter, keeper),) if keeper.held is not None else tuple(parameter.shape)
             if tuple(values.shape) != shape:
                 raise _bad(f"{what} is {tuple(values.shape)}, must be {shape}")
             if not values.isfinite().all():
@@ -576,19 +577,26 @@ def _resharded(parameter: layouts.Parameter, keeper: Keeper, sources: list[_Sour
     """Returns the part of a parameter's residual that this rank takes over, in its own wire order."""
     if len(sources) == 1 and sources[0].factor is None:
         values = sources[0].tensor(parameter)
-        return values if keeper.place is not None else layouts.to_wire(values, parameter, keeper.n_chunks)
+        return values if keeper.held is not None else layouts.to_wire(values, parameter, keeper.n_chunks)
     total = torch.zeros(parameter.shape, dtype=torch.float32)
     scale = sources[0].about["loss_scale"]
     for _, replica in itertools.groupby(sources, key=lambda source: source.about["replica"]):
         places = list(replica)
-        whole = places[0].tensor(parameter)
-        if keeper.place is not None:
-            wire = torch.cat([place.tensor(parameter) for place in places])[: parameter.numel]
-            whole = layouts.from_wire(wire, parameter, len(places))
+        assert places[0].factor is not None  # or there is one source
+        whole = _joined(parameter, places)
         total.add_(whole, alpha=places[0].factor * scale / places[0].about["loss_scale"])
     values = layouts.to_wire(total, parameter, keeper.n_chunks)
-    if keeper.place is not None:
+    if keeper.held is not None:
         n = _n_chunk(parameter, keeper.n_chunks)
         values = torch.nn.functional.pad(values, (0, n * keeper.n_chunks - values.numel()))
-        values = values[keeper.place * n : (keeper.place + 1) * n]
+        values = values.view(keeper.n_chunks, n)[list(keeper.held)].reshape(-1)
     return values
+
+
+def _joined(parameter: layouts.Parameter, places: list[_Source]) -> torch.Tensor:
+    """Returns the residual of one replica, of the parameter's shape. places: all of it, in their order."""
+    n_chunks = places[0].about["chunks"]
+    if not n_chunks:
+        return places[0].tensor(parameter)
+    held = torch.stack([place.tensor(parameter).view(n_chunks, -1) for place in places], dim=1)
+    return layouts.from_wire(held.reshape(-1)[: parameter.numel], parameter, n_chunks * len(places))

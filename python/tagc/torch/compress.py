@@ -282,7 +282,10 @@ def _prepare(
             mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())},
         )
     else:
-        for group in [*wrapper.levels(), *(wrapper.deciders() or ())]:
+        # what is not exchanged in two levels: gathers, and what is left to torch
+        has_whole = settings.hosts != 1 and (settings.parameters is not None or wrapper.left_to_torch())
+        whole = wrapper.groups() if has_whole else []
+        for group in [*wrapper.levels(), *(wrapper.deciders() or ()), *whole]:
             handle.passes.comm(group)
     if optimizer is not None:
         try:
@@ -300,7 +303,7 @@ def _prepare(
         )
         expect = (
             ""
-            if wrapper.is_managed
+            if wrapper.is_managed or settings.hosts == 1
             else first_words.line(
                 [about for rank, about in abouts.items() if rank in wrapper.exchanging()],
                 is_fresh,
@@ -375,6 +378,8 @@ def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any])
         )
     rows = policy.classify(_named(model, wrapper), settings.layers, settings.rules)
     why = wrapper.left_to_torch()
+    if settings.hosts == 1:
+        why |= {row.name: "within the host" for row in rows if row.class_ != "dense" and row.name not in why}
     rows = [row._replace(class_="dense", reason=why[row.name]) if row.name in why else row for row in rows]
     return {
         "versions": {"libtagc": _library.version(), "torch": torch.__version__},

@@ -82,16 +82,20 @@ class Compressed:
         n_gentle             of n_elems, those in the gentle start: see "The beginning" in
                              docs/guide/pytorch.md
         sparsity             share of the compressed that this rank did not send
-        bytes_sent           by this rank in total: gradients, parameters, and the messages before each
-                             exchange by which ranks agree on it
+        bytes_sent           by this rank in total, to other hosts: gradients, parameters, and the messages
+                             before each exchange by which ranks agree on it
         bytes_received       likewise
+        ranks_per_host       whose gradients are added up within a host before tagc exchanges the sums; 1:
+                             each rank's are exchanged as they are
+        bytes_within         that this rank sent to others of its host for that; not in the other numbers
         bytes_by_leg         bytes_sent by kind: index, values, leftover, result (the second half of an
                              all-reduce), gather (parameters), control
-        bits_per_param       sent per element of the gradients, before the factor (W-1)/W that any exchange
-                             has
+        bits_per_param       sent by a host per element of the gradients, before the factor (H-1)/H that any
+                             exchange between H hosts has. With ranks_per_host, a rank sends that share of it
         mean_bits_per_param  the mean of bits_per_param over all exchanges of this handle
-        dense_bytes          bytes that a dense exchange of the same gradients in their own dtype sends:
-                             (W-1)/W of their size, all-reduces twice that
+        dense_bytes          bytes that this rank would send to other hosts in a dense exchange of the same
+                             gradients in their own dtype: (H-1)/H of what it exchanges, all-reduces twice
+                             that
         ratio                dense_bytes / bytes_sent for the gradients
         exchange_s           in exchanges of gradients, including waiting for peers
         agree_s              waiting until all ranks had reached an exchange

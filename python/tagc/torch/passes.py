@@ -15,8 +15,10 @@ from tagc._library import Error
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange.call import FindLayout, Record, Reduction
 from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Exchanged
 from tagc.torch.exchange.layout import Layout
+from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.runner import Runner, Runners
 from tagc.torch.exchange.unit import Stats
 from tagc.torch.exchange.unknown import UnknownLayouts
@@ -79,19 +81,29 @@ class Passes:
         tensors in CPU memory. For others it returns at once, and failures are raised at the end of the
         backward pass.
 
-        find_layout() -> the layout of `source`, or None if its parameters are unknown: then this exchange is
-        dense and residuals do not change. waits: whether the current stream waits for the result."""
+        A reduce-scatter over hosts of several ranks has two levels: rows are added up within each host, and
+        the sums are what is exchanged.
+
+        find_layout() -> the layout of `source`, or of its sums; or None if its parameters are unknown: then
+        this exchange is dense and residuals do not change. waits: whether the current stream waits for the
+        result."""
         if self.state.is_closed:
             raise Error(
                 "state",
                 "this tagc handle is closed, but torch still calls its hook: call compress() "
                 "again, or wrap the model anew",
             )
-        if self.state.is_left_to_torch(source) and isinstance(group, dist.ProcessGroup):
-            self._leave_to_torch(unit, group, source, target, op)
+        hosts = self.state.wrapper.hosts(group)
+        if hosts.is_one or self.state.is_left_to_torch(source) and isinstance(group, dist.ProcessGroup):
+            self._leave_to_torch(unit, group, hosts, source, target, op)
             return
-        comm = self.comm(group)
         runner, failure = self.runner_for(source)
+        rows: Rows | None = None
+        if hosts.is_two_level and source.numel() != target.numel():
+            timeout_s = self.state.options.timeout_s
+            rows = Rows(hosts, self.comm(hosts.within), source, op, unit.name, timeout_s)
+            group, source, op = hosts.between, rows.sums, rows.op_between
+        comm = self.comm(group)
         call = Reduction(
             unit,
             comm,
@@ -105,8 +117,11 @@ class Passes:
             self.state.lock,
             failure,
             waits,
+            rows,
         )
         try:
+            if rows is not None and self.runners.is_on_device(source):
+                call.add_up_now()
             call.opens_step = self._opens_step(unit)
             self._loss_scale = call.loss_scale
             runner.run(call, source, target)
@@ -118,21 +133,31 @@ class Passes:
             raise
 
     def _leave_to_torch(
-        self, unit: Exchanged, group: dist.ProcessGroup, source: torch.Tensor, target: torch.Tensor, op: Any
+        self,
+        unit: Exchanged,
+        group: dist.ProcessGroup,
+        hosts: Hosts,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: Any,
     ) -> None:
-        """Exchanges a gradient of a dtype that tagc does not know, or a sparse one. Collective."""
-        comm, begin = self.comm(group), time.perf_counter()
+        """Exchanges a gradient of a dtype that tagc does not know, or a sparse one, or one that stays within
+        a host. Collective."""
+        begin = time.perf_counter()
         try:
             if self._opens_step(unit):
                 self.state.begin_step(self._find_loss_scale(source)())
-            comm.agree(
-                f"gradients of {unit.name}", {"dtype": source.dtype, "sparse": source.layout != torch.strided}
-            )
+            if not hosts.is_one:
+                self.comm(group).agree(
+                    f"gradients of {unit.name}",
+                    {"dtype": source.dtype, "sparse": source.layout != torch.strided},
+                )
             n_elems = internals.n_stored(source)
             is_all_reduce = source.is_sparse or source.numel() == target.numel()
             waits.add_up(source, target, op, group, unit.name, self.state.options.timeout_s)
-            n_bytes = (1 + is_all_reduce) * n_elems * source.element_size() * (comm.world_size - 1)
-            self.recorder.add_torchs(n_bytes // comm.world_size, n_elems, comm, time.perf_counter() - begin)
+            n_ranks = group.size()
+            n_bytes = (1 + is_all_reduce) * n_elems * source.element_size() * (n_ranks - 1) // n_ranks
+            self.recorder.add_torchs(n_bytes, n_elems, n_ranks, time.perf_counter() - begin, hosts.is_one)
             if self._is_outside and self.state.wrapper.is_ended_by_hand():
                 self.end_backward()
         except BaseException:
@@ -157,7 +182,7 @@ class Passes:
         """Begins an exchange after the agreement. Collective."""
         if call.opens_step:
             self.state.begin_step(call.loss_scale)
-        unit, comm, layout = call.unit, call.comm, call.layout
+        unit, comm, layout, rows = call.unit, call.comm, call.layout, call.rows
         n_control = comm.agreement_bytes
         if layout is None:
             if self.state.wrapper.speaks:
@@ -166,7 +191,9 @@ class Passes:
         else:
             n_control += self.state.schedule.look(comm, layout, source, unit)
         n_bytes_dense = (1 + layout.all_reduce) * source.nbytes * (comm.world_size - 1) // comm.world_size
-        name, n_elems = unit.name, source.numel()
+        name, per_host = unit.name, 1 if rows is None else rows.hosts.per_host
+        n_elems = source.numel() * per_host
+        n_within = 0 if rows is None else rows.n_bytes + rows.comm.agreement_bytes
 
         def record(stats: Stats, seconds: float, agree_s: float) -> None:
             self.recorder.add(
@@ -179,6 +206,8 @@ class Passes:
                 agree_s,
                 n_control,
                 self.state.options.has_levels,
+                per_host,
+                n_within,
             )
 
         return unit, layout, record

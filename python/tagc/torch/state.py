@@ -21,13 +21,22 @@ U = TypeVar("U", bound=Residuals)
 
 
 class Keeper(NamedTuple):
-    """A unit and the parameters whose residuals it keeps. Their wire order has n_chunks chunks. place: the
-    number of the chunk, if residuals are of one chunk only."""
+    """A unit and the parameters whose residuals it keeps. Their wire order has n_chunks chunks. held: the
+    numbers of the chunks that residuals are of, one every so many; None: all, without padding."""
 
     unit: Residuals
     parameters: list[layouts.Parameter]
     n_chunks: int
-    place: int | None
+    held: range | None
+
+    @property
+    def place(self) -> int:
+        """The number of this rank among `places` that have chunks of their own."""
+        return 0 if self.held is None else self.held[0]
+
+    @property
+    def places(self) -> int:
+        return 1 if self.held is None else self.n_chunks // len(self.held)
 
 
 class State:
@@ -41,7 +50,7 @@ class State:
         self.moments = Moments(model, wrapper, options, self.schedule)
         self.units: dict[str, Residuals] = {}
         # as add_unit() got them
-        self._keepers: dict[str, tuple[list[layouts.Parameter] | None, int, int | None]] = {}
+        self._keepers: dict[str, tuple[list[layouts.Parameter] | None, int, range | None]] = {}
         self.n_steps = 0  # exchanges of the whole model that have started
         self.loss_scale = 1.0  # the factor by which residuals are multiplied
         self.lock = threading.RLock()  # held while any of it changes
@@ -55,12 +64,12 @@ class State:
         make: Callable[[str, ExchangeOptions], U],
         parameters: list[layouts.Parameter] | None = None,
         n_chunks: int = 1,
-        place: int | None = None,
+        held: range | None = None,
     ) -> U:
-        """Returns make(), which makes the unit. parameters: those of the unit (None: all). n_chunks, place:
-        as of a Keeper."""
+        """Returns make(), which makes the unit. parameters: those of the unit (None: all). n_chunks, held: as
+        of a Keeper."""
         unit = make(name, self.schedule.fields)
-        self.units[name], self._keepers[name] = unit, (parameters, n_chunks, place)
+        self.units[name], self._keepers[name] = unit, (parameters, n_chunks, held)
         return unit
 
     def keepers(self) -> list[Keeper]:
@@ -70,9 +79,9 @@ class State:
                 self.units[name],
                 self.wrapper.parameters() if parameters is None else parameters,
                 n_chunks,
-                place,
+                held,
             )
-            for name, (parameters, n_chunks, place) in self._keepers.items()
+            for name, (parameters, n_chunks, held) in self._keepers.items()
         ]
 
     def begin_step(self, loss_scale: float) -> None:

@@ -38,17 +38,23 @@ class Recorder:
         agree_s: float,
         n_bytes_control: int,
         gentle: Callable[[str], object],
+        per_host: int,
+        n_bytes_within: int,
     ) -> None:
-        """Counts an exchange. stats: [(part, tagc_reducer_stats)] of one unit with n_elems values.
-        gentle(kind): whether that class has a gentle start."""
+        """Counts an exchange. stats: [(part, tagc_reducer_stats)] of one unit with n_elems values, of which
+        each of the per_host ranks of a host exchanges as many. gentle(kind): whether that class has a gentle
+        start."""
         with self._lock:
             now = self._open()
-            now["world_size"] = comm.world_size
+            now["world_size"] = comm.world_size * per_host
+            now["ranks_per_host"] = per_host
+            now["bytes_within"] += n_bytes_within
             now["n_units"] += 1
             now["n_elems"] += n_elems
             now["exchange_s"] += exchange_s
             self._agreed(now, n_bytes_control, agree_s)
             now["_gradient_bytes"] += n_bytes_control
+            now["_host_bytes"] += n_bytes_control * per_host
             now["dense_bytes"] += n_bytes_dense
             now["_share"] = (comm.world_size - 1) / comm.world_size
             for part, step in stats:
@@ -56,13 +62,15 @@ class Recorder:
                     now["bytes_by_leg"][leg] += sent
                 now["bytes_sent"] += sum(step.n_bytes_sent)
                 now["_gradient_bytes"] += sum(step.n_bytes_sent)
+                now["_host_bytes"] += sum(step.n_bytes_sent) * per_host
                 now["bytes_received"] += sum(step.n_bytes_received)
                 for phase, seconds in zip(lib.PHASES, step.time_s):
                     now["time_s"][phase] += seconds
-                now["n_gentle"] += part.n_real if part.level <= EVERY and gentle(part.kind) else 0
+                n_real = part.n_real * per_host
+                now["n_gentle"] += n_real if part.level <= EVERY and gentle(part.kind) else 0
                 if part.kind == "compressed":
-                    now["_sent"] += min(step.n_sent, part.n_real)
-                    now["n_compressed"] += part.n_real
+                    now["_sent"] += min(step.n_sent * per_host, n_real)
+                    now["n_compressed"] += n_real
                 if step.nonfinite:
                     now["nonfinite_units"][unit] = 1
 
@@ -94,17 +102,25 @@ class Recorder:
         now["bytes_received"] += n_bytes
         now["agree_s"] += seconds
 
-    def add_torchs(self, n_bytes: int, n_elems: int, comm: Comm, exchange_s: float) -> None:
-        """Counts an exchange of one unit that was left to torch. n_bytes: that it sends."""
+    def add_torchs(
+        self, n_bytes: int, n_elems: int, n_ranks: int, exchange_s: float, is_within: bool
+    ) -> None:
+        """Counts an exchange of one unit that was left to torch. n_bytes: that it sends; is_within: within
+        the host."""
         with self._lock:
             now = self._open()
-            now["world_size"] = comm.world_size
+            now["world_size"] = n_ranks
             now["n_units"] += 1
             now["n_elems"] += n_elems
             now["exchange_s"] += exchange_s
+            if is_within:
+                now["ranks_per_host"] = n_ranks
+                now["bytes_within"] += n_bytes
+                return
             now["dense_bytes"] += n_bytes
             now["_gradient_bytes"] += n_bytes
-            now["_share"] = (comm.world_size - 1) / comm.world_size
+            now["_host_bytes"] += n_bytes
+            now["_share"] = (n_ranks - 1) / n_ranks
             now["bytes_by_leg"]["values"] += n_bytes
             now["bytes_sent"] += n_bytes
             now["bytes_received"] += n_bytes
@@ -125,11 +141,11 @@ class Recorder:
             hidden = {key: now.pop(key) for key in list(now) if key.startswith("_")}
             now["step"], now["loss_scale"] = step, loss_scale
             share = hidden["_share"]
-            sent = hidden["_gradient_bytes"]
+            sent, by_host = hidden["_gradient_bytes"], hidden["_host_bytes"]
             if now["n_compressed"]:
                 now["sparsity"] = 1 - hidden["_sent"] / now["n_compressed"]
             if now["n_elems"] and share:
-                now["bits_per_param"] = 8 * sent / now["n_elems"] / share
+                now["bits_per_param"] = 8 * by_host / now["n_elems"] / share
                 now["ratio"] = now["dense_bytes"] / sent
                 self._n_exchanges += 1
                 self._sum_of_bits += now["bits_per_param"]
@@ -147,12 +163,12 @@ class Recorder:
                 "n_gentle": 0,
                 "sparsity": 0.0, "mean_bits_per_param": 0.0,
                 "bytes_sent": 0, "bytes_received": 0, "bytes_by_leg": dict.fromkeys(lib.LEGS, 0),
-                "bits_per_param": 0.0,
+                "ranks_per_host": 1, "bytes_within": 0, "bits_per_param": 0.0,
                 "dense_bytes": 0, "ratio": 0.0, "exchange_s": 0.0, "agree_s": 0.0, "gather_s": 0.0,
                 "time_s": dict.fromkeys(lib.PHASES, 0.0), "n_gathered": 0, "gather_bits": 0.0,
                 "n_nonfinite": 0,
-                "nonfinite_units": {}, "_sent": 0, "_gradient_bytes": 0, "_gather_bytes": 0, "_share": 0.0,
-                "_gather_share": 1.0,
+                "nonfinite_units": {}, "_sent": 0, "_gradient_bytes": 0, "_host_bytes": 0, "_gather_bytes": 0,
+                "_share": 0.0, "_gather_share": 1.0,
             }  # fmt: skip
         return self._now
 

@@ -15,6 +15,7 @@ from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.interfaces import Exchanged
 from tagc.torch.exchange.layout import Layout
 from tagc.torch.exchange.reducer import LocalFailure, Way
+from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.unit import Stats, check_tensors, scale_of
 
 FindLayout = Callable[[], "Layout | None"]  # of the gradient; None: its parameters are unknown
@@ -59,6 +60,8 @@ class Call:
 class Reduction(Call):
     """Of a gradient. It checks everything that must be checked in the hook itself.
 
+    rows: where gradients are added up within hosts first. source is what that gives then, rows.sums, and comm
+        is between hosts.
     begin(self, source): called under the lock when all ranks have agreed. It returns the unit and the layout
         of the exchange, and a function that is called with its outcome."""
 
@@ -78,9 +81,12 @@ class Reduction(Call):
         lock: threading.RLock,
         failure: BaseException | None = None,
         waits: bool = True,
+        rows: Rows | None = None,
     ) -> None:
         super().__init__(comm, group, failure, waits)
         self._begin, self._lock = begin, lock
+        # rows_wait: whether they are to be added up after the agreement, by perform()
+        self.rows, self.rows_wait = rows, rows is not None
         self.unit, self.op, self.is_all_reduce = unit, op, source.numel() == target.numel()
         self.layout: Layout | None = None
         self.loss_scale, self._numbers = 1.0, dict[str, Any]()
@@ -127,9 +133,32 @@ class Reduction(Call):
         return lambda: record(end(), seconds, agree_s)
 
     def _agree(self, failure: BaseException | None) -> float:
-        """Returns the seconds that the agreement took. Collective."""
+        """Returns the seconds that the agreement took. Collective: over the ranks of the host, of which one
+        may have failed, and then over those of this place in all hosts."""
+        begin, within_s, what = time.perf_counter(), 0.0, f"gradients of {self.unit.name}"
+        if self.rows is not None:
+            try:
+                self.rows.comm.agree(what, self._numbers, failure)
+                if self.rows_wait:
+                    within_s = self._add_up(self.rows)
+            except Exception as problem:  # the other hosts learn of it below
+                failure = failure or problem
+        self.comm.agree(what, self._numbers, failure)
+        return time.perf_counter() - begin - within_s
+
+    def add_up_now(self) -> None:
+        """Adds the rows up in the hook, on the caller's stream, before perform() in a thread. Collective."""
+        self.rows_wait = False
+        try:
+            if self.rows is not None and self.failure is None:
+                self.rows.add_up()
+        except Exception as problem:
+            self.failure = problem
+
+    @staticmethod
+    def _add_up(rows: Rows) -> float:
         begin = time.perf_counter()
-        self.comm.agree(f"gradients of {self.unit.name}", self._numbers, failure)
+        rows.add_up()
         return time.perf_counter() - begin
 
 

@@ -93,6 +93,7 @@ class Comm:
 
     def _connect(self, group: dist.ProcessGroup) -> None:
         self.ranks = tuple(dist.get_process_group_ranks(group))
+        # messages to users have the ranks of torch.distributed
         self.rank, self.world_size = dist.get_rank(group), len(self.ranks)
         self._group, self._store = _gloo(group, self.ranks, self._timeout)
 
@@ -110,7 +111,7 @@ class Comm:
             self._move(transfer.contents)
             return 0
         except BaseException as failure:  # nothing may pass through C
-            text = f"rank {self.rank} could not exchange with its peers: {failure}"
+            text = f"rank {self.ranks[self.rank]} could not exchange with its peers: {failure}"
             mine = str(failure) if isinstance(failure, Silence) else text
             # before this rank closes, so that peers do not report it as the first to fail
             if isinstance(failure, (Silence, Gone)):
@@ -144,7 +145,7 @@ class Comm:
         try:
             self._group.alltoall_base(target, source, expected, lengths).wait(self._timeout)
         except RuntimeError as failure:
-            is_late, ranks = self._is_late(begin), unheard(self._store, self.rank, range(self.world_size))
+            is_late, ranks = self._is_late(begin), unheard(self._store, self.ranks[self.rank], self.ranks)
             if not is_late:
                 raise Gone(
                     f"{ranks or 'a rank'} ended or cannot be reached any more ({failure})"
@@ -176,9 +177,11 @@ class Comm:
         except RuntimeError as failure:
             if self._is_late(begin):
                 raise Silence(
-                    f"no answer from rank {peer} within {self._timeout.total_seconds():g} s"
+                    f"no answer from rank {self.ranks[peer]} within {self._timeout.total_seconds():g} s"
                 ) from failure
-            raise Gone(f"rank {peer} ended or cannot be reached any more ({failure})") from failure
+            raise Gone(
+                f"rank {self.ranks[peer]} ended or cannot be reached any more ({failure})"
+            ) from failure
 
     def _is_late(self, begin: float) -> bool:
         return time.monotonic() - begin >= 0.99 * self._timeout.total_seconds()
@@ -198,7 +201,7 @@ class Comm:
         soon(lambda: self._store.compare_set("gave up", "", text))
 
     def _told(self, reason: str) -> str:
-        return f"rank {self.rank} gave up: {reason}"
+        return f"rank {self.ranks[self.rank]} gave up: {reason}"
 
     def _hear(self) -> str | None:
         """Returns the reason for which another rank gave up, if it arrives soon; else None."""
@@ -242,16 +245,22 @@ class Comm:
         )
         for rank, other in enumerate(everyone):
             if status := struct.unpack_from("<q", other)[0] & 0xFF:
-                raise Error(status, f"{whats[rank]}: rank {rank}: {texts[rank]}") from failure
+                # another agreement may have said already which rank it is
+                is_said = texts[rank].startswith(f"{whats[rank]}: rank")
+                text = texts[rank] if is_said else f"{whats[rank]}: rank {self.ranks[rank]}: {texts[rank]}"
+                raise Error(status, text) from failure
+        first = self.ranks[0]
         odd = next(rank for rank, other in enumerate(everyone) if other[:-8] != everyone[0][:-8])
         if whats[odd] != whats[0]:
             raise Error(
                 "mismatch",
-                f"ranks do not agree: rank 0 comes with {whats[0]}, and rank {odd} with {whats[odd]}: every "
-                "rank must use the same modules, in the same order",
+                f"ranks do not agree: rank {first} comes with {whats[0]}, and rank {self.ranks[odd]} with "
+                f"{whats[odd]}: every rank must use the same modules, in the same order",
             )
         raise Error(
-            "mismatch", f"{what}: ranks do not agree: rank 0 has {texts[0]}; rank {odd} has {texts[odd]}"
+            "mismatch",
+            f"{what}: ranks do not agree: rank {first} has {texts[0]}; rank {self.ranks[odd]} has "
+            f"{texts[odd]}",
         )
 
     @property

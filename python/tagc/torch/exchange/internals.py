@@ -67,6 +67,7 @@ SEEN = {
     "torch.autograd.Variable._execution_engine": ALL,
     "torch.distributed.distributed_c10d._get_default_store": ALL,
     "torch.distributed.distributed_c10d._world": ALL,
+    "torch.distributed.distributed_c10d._coalescing_manager": ALL,
     "_World.pg_names": ALL,
     "ProcessGroup._get_backend": ALL,
     "OptimizedModule._orig_mod": ALL,
@@ -447,6 +448,23 @@ all_gather: Callable[..., dist.Work | None] = (
 reduce_scatter: Callable[..., dist.Work | None] = (
     getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 )
+
+
+def reduce_scatter_rows(
+    sums: torch.Tensor, source: torch.Tensor, op: Any, group: dist.ProcessGroup, async_op: bool
+) -> Any:
+    """Reduce-scatters each row of the source, (n, ranks * row), into that of the sums, (n, row): all of them
+    as one, where the backend can. Returns what waits for them, or with async_op=False None."""
+    backend = backend_of(group, source.device)
+    together = _find(dist.distributed_c10d, "torch.distributed.distributed_c10d._coalescing_manager")
+    if together is not None and getattr(backend, "supports_coalescing", False):
+        with together(group=group, async_ops=async_op) as work:
+            for mine, row in zip(sums, source):
+                reduce_scatter(mine, row, op=op, group=group, async_op=async_op)
+        return work if async_op else None
+    for mine, row in zip(sums, source):
+        reduce_scatter(mine, row, op=op, group=group)
+    return None
 
 
 def at_end_of_backward(function: Callable[[], object]) -> None:

@@ -168,22 +168,22 @@ def _between(runs: Sequence[Run], n_elems: int) -> list[Run]:
 # ---- how each kind of wrapper lays parameters out ----
 
 
-def chunked(parameters: Sequence[Parameter], world_size: int) -> Layout:
+def chunked(parameters: Sequence[Parameter], world_size: int, n_rows: int = 0) -> Layout:
     """Returns FSDP2's layout: row r is the r-th chunk of every parameter along its sharded dimension, padded
-    to the first one's size."""
-    sizes = []
-    for parameter in parameters:
-        n_chunk = -(-parameter.shape[parameter.dim] // world_size)
-        sizes.append(n_chunk * (parameter.numel // max(1, parameter.shape[parameter.dim])))
-    row = sum(sizes)
+    to the first one's size. n_rows: of so many of the rows, in their order; 0: of all. A parameter is then
+    what these have of it, with padding."""
+    sizes = [chunked_elems(parameter, world_size) // world_size for parameter in parameters]
+    if n_rows:
+        parameters = [p._replace(shape=(n_rows * size,), dim=0) for p, size in zip(parameters, sizes)]
+    row, n_rows = sum(sizes), n_rows or world_size
     pieces = []
-    for r in range(world_size):
+    for r in range(n_rows):
         start = r * row
         for i, size in enumerate(sizes):
             if size:
                 pieces.append(Piece(i, start, r * size, size))
             start += size
-    return Layout(parameters, pieces, row * world_size, world_size, world_size)
+    return Layout(parameters, pieces, row * n_rows, n_rows, n_rows)
 
 
 def chunked_elems(parameter: Parameter, world_size: int) -> int:

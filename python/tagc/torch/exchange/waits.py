@@ -51,9 +51,12 @@ def unheard(store: dist.Store, own: int, ranks: Iterable[int]) -> str:
     return f"rank {', '.join(map(str, sorted(silent)))}" if silent else ""
 
 
-def gloo_of(group: dist.ProcessGroup | None) -> dist.ProcessGroupGloo | None:
-    """Returns the gloo backend of a group for CPU tensors; None if it has another."""
-    backend = internals.backend_of(dist.group.WORLD if group is None else group, torch.device("cpu"))
+_CPU = torch.device("cpu")
+
+
+def gloo_of(group: dist.ProcessGroup | None, device: torch.device = _CPU) -> dist.ProcessGroupGloo | None:
+    """Returns the gloo backend of a group for tensors on that device; None if it has another."""
+    backend = internals.backend_of(dist.group.WORLD if group is None else group, device)
     return backend if isinstance(backend, dist.ProcessGroupGloo) else None
 
 
@@ -151,9 +154,14 @@ class _Comm:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def _start(
-        self, what: str, begin: Callable[[bool], dist.Work | None], group: dist.ProcessGroup, async_op: bool
+        self,
+        what: str,
+        begin: Callable[[bool], dist.Work | None],
+        group: dist.ProcessGroup,
+        async_op: bool,
+        device: torch.device,
     ) -> dist.Work | None:
-        if gloo_of(group) is None:
+        if gloo_of(group, device) is None:  # NCCL's wait with a time-out would block the host
             return begin(async_op)
         begun = begin(True)
         assert begun is not None  # this rank is in the group
@@ -181,6 +189,7 @@ class AllGather(_Comm):
             ),
             group,
             async_op,
+            input_tensor.device,
         )
 
 
@@ -202,6 +211,7 @@ class ReduceScatter(_Comm):
             ),
             group,
             async_op,
+            input_tensor.device,
         )
 
 
@@ -222,6 +232,7 @@ def add_up(
         ),
         group,
         False,
+        target.device,
     )
     if mean:  # which gloo does not have
         target.div_(group.size())
@@ -240,6 +251,17 @@ class Collectives(_Comm):
             lambda is_async: dist.all_to_all_single(received, sent, group=self._group, async_op=is_async),
             self._group,
             False,
+            sent.device,
+        )
+
+    def reduce_scatter_rows(self, sums: torch.Tensor, source: torch.Tensor, op: Any) -> None:
+        """Reduce-scatters each row of the source, (n, ranks * row), into that of the sums, (n, row)."""
+        self._start(
+            "the reduce-scatter",
+            lambda is_async: internals.reduce_scatter_rows(sums, source, op, self._group, is_async),
+            self._group,
+            False,
+            source.device,
         )
 
     def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
@@ -248,6 +270,7 @@ class Collectives(_Comm):
             lambda is_async: internals.all_gather(received, sent, group=self._group, async_op=is_async),
             self._group,
             False,
+            sent.device,
         )
 
     def largest(self, numbers: torch.Tensor) -> None:
@@ -257,4 +280,5 @@ class Collectives(_Comm):
             lambda is_async: dist.all_reduce(numbers, dist.ReduceOp.MAX, self._group, is_async),
             self._group,
             False,
+            numbers.device,
         )

@@ -2,7 +2,8 @@
 after it.
 
 The reduce-scatter's input is (W, row): row r is the r-th chunk of each parameter that got a gradient, one
-after the other, padded. Which parameters those are it does not say; Module finds out."""
+after the other, padded. Which parameters those are it does not say; Module finds out. On H hosts of L ranks
+each, what is exchanged between hosts is (H, row): the rows of the ranks at this rank's place in them."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from tagc._library import Error
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange import layout as layouts
+from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import ALONE, Exchanged, Kinds, Place, Replica, place_of
 from tagc.torch.exchange.unit import DTYPES, Unit
 from tagc.torch.handle import Compressed
@@ -86,11 +88,15 @@ class Module:
             p for p, sharded in zip(self.parameters, self.group.sharded_parameters) if sharded.requires_grad
         ]
 
-    def layout(self, n_elems: int, world_size: int) -> layouts.Layout | None:
-        """Returns the layout of an input of n_elems; None where more than one choice of parameters would
-        fit."""
+    def layout(self, n_elems: int, hosts: Hosts) -> layouts.Layout | None:
+        """Returns the layout of what is exchanged of an input of n_elems; None where more than one choice of
+        parameters would fit."""
+        world_size, n_rows = len(hosts.rows) * hosts.per_host, 0 if hosts.is_flat else len(hosts.rows)
         return self._layout(
-            n_elems, world_size, ("rows", world_size), lambda present: layouts.chunked(present, world_size)
+            n_elems,
+            world_size,
+            ("rows", n_rows or world_size),
+            lambda present: layouts.chunked(present, world_size, n_rows),
         )
 
     def shard_layout(self, n_elems: int, n_hosts: int) -> layouts.Layout | None:
@@ -168,14 +174,14 @@ class ReduceScatter(FsdpComm):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        world_size = dist.get_world_size(group)
+        hosts = self._handle.wrapper.hosts(group)
         self._handle.passes.exchange(
             self._unit,
             group,
             input_tensor,
             output_tensor,
             op,
-            lambda: self._module.layout(input_tensor.numel(), world_size),
+            lambda: self._module.layout(input_tensor.numel(), hosts),
         )
 
 
@@ -280,6 +286,12 @@ class Wrapper(AnyWrapper):
         """Returns the meshes of all parameters, each once."""
         return list(dict.fromkeys(mesh for module in self.modules for mesh in module.meshes()))
 
+    def _hosts(self, module: Module) -> Hosts:
+        return self.hosts(module.exchange_group())
+
+    def ranks(self) -> list[int]:
+        return sorted(self._ranks())
+
     def _ranks(self) -> set[int]:
         """Returns all ranks of the meshes: those of this host with `between`."""
         return {rank for mesh in self._meshes() for rank in mesh.mesh.flatten().tolist()}
@@ -300,18 +312,27 @@ class Wrapper(AnyWrapper):
         whole = next((mesh for mesh in self._meshes() if mesh.size() == len(ranks)), None)
         if whole is None:
             return None
-        groups = [group for group in whole.get_all_groups() if group.size() > 1]
+        groups = self.in_levels(group for group in whole.get_all_groups() if group.size() > 1)
         return groups + ([] if self.between is None else [self.between])
 
     def place(self) -> Place:
         group = self.modules[0].group
         if self.between is None:
-            return place_of(group.data_ranks, group.data_mesh)
+            place, hosts = place_of(group.data_ranks, group.data_mesh), self._hosts(self.modules[0])
+            if not hosts.is_two_level:
+                return place
+            return place._replace(
+                replica=place.replica // hosts.per_host, replicas=place.replicas // hosts.per_host
+            )
         if self.n_ranks() == dist.get_world_size():
             return Place(self.between.rank(), self.between.size(), {})
         others = dist.get_process_group_ranks(self.between)
         where = place_of(group.data_ranks, group.data_mesh, others).where
         return Place(self.between.rank(), self.between.size(), where)
+
+    @property
+    def sums_within_hosts(self) -> bool:  # type: ignore[override]
+        return not self.sums_shards and all(module.group.shard_group is not None for module in self.modules)
 
     @property
     def has_several_meshes(self) -> bool:
@@ -396,20 +417,19 @@ class Wrapper(AnyWrapper):
     def _comms(self, handle: Compressed, tag: int, module: Module) -> tuple[object, object, object]:
         """Returns (reduce-scatter, all-gather, all-reduce hook) of one module; None: as it is."""
         shards, name, timeout_s = module.group.shard_group, module.name, handle.state.options.timeout_s
-        unit = handle.state.add_unit(
-            name,
-            Unit,
-            module.parameters,
-            n_chunks=1 if shards is None else shards.size(),
-            place=shards.rank() if self.sums_shards and shards is not None else None,
-        )
+        hosts = self._hosts(module)
+        n_chunks = 1 if shards is None else shards.size()
+        held = hosts.rows if hosts.is_two_level else None
+        if self.sums_shards and shards is not None:
+            held = range(shards.rank(), n_chunks, n_chunks)
+        unit = handle.state.add_unit(name, Unit, module.parameters, n_chunks, held)
         if shards is None:
             handle.passes.undo.append(module.group.leave_replicas_to_the_hook())
             return None, None, AllReduce(handle, unit, module, module.exchange_group())
         gather: waits.AllGather | AllGather | None = (
             waits.AllGather(name, timeout_s) if module.group.gathers_by_default else None
         )
-        if handle.state.options.parameters is not None and module.gathers_one_dtype():
+        if handle.state.options.parameters is not None and module.gathers_one_dtype() and not hosts.is_one:
             gather = AllGather(
                 handle, name, (shards, module.n_shard(), module.own), handle.state.options.parameters, tag
             )

@@ -1,0 +1,62 @@
+"""The leg of a reduce-scatter that stays within a host: before tagc's exchange between hosts each rank gets
+the sums of its host, of the rows that the ranks of its place own.
+
+    this rank's gradient (H, L, row) -> of all ranks of the host, added up -> the rows of its place (H, row)
+
+The model's own backend adds up, in the gradient's dtype. No row is moved for that: host by host, the rows of
+its ranks are the input of one reduce-scatter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tagc.torch.exchange import waits
+from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.hosts import Hosts
+from tagc.torch.exchange.unit import scale_of
+
+
+class Rows:
+    """Of one exchange. comm: tagc's connection within the host, by which its ranks agree."""
+
+    def __init__(
+        self, hosts: Hosts, comm: Comm, source: torch.Tensor, op: Any, name: str, timeout_s: float
+    ) -> None:
+        assert hosts.within is not None  # or there is one rank per host, and nothing to add up
+        self.hosts, self.comm, self._source, self._op = hosts, comm, source, op
+        self._collectives = waits.Collectives(
+            hosts.within, f"gradients of {name}, within the host", timeout_s
+        )
+        self.sums = source.new_empty(source.numel() // hosts.per_host)
+
+    @property
+    def op_between(self) -> Any:
+        """The reduce op of the exchange of the sums."""
+        return self._op if self._op == dist.ReduceOp.AVG else dist.ReduceOp.SUM
+
+    @property
+    def n_bytes(self) -> int:
+        """What this rank sends to others of its host."""
+        return self._source.nbytes // self.hosts.per_host * (self.hosts.per_host - 1)
+
+    def add_up(self) -> None:
+        """Computes the sums, or with AVG the means, of all ranks of the host. Collective over it."""
+        n_hosts, per_host = self.hosts.n_hosts, self.hosts.per_host
+        source, sums = self._source.view(n_hosts, per_host, -1), self.sums.view(n_hosts, -1)
+        if waits.gloo_of(self.hosts.within, source.device) is None:
+            self._collectives.reduce_scatter_rows(sums, source.flatten(1), self._op)
+            return
+        # gloo has a reduce-scatter only by an all-reduce of everything, and no mean
+        received = torch.empty_like(source)
+        for mine, theirs in zip(source, received):
+            self._collectives.all_to_all(theirs, mine)
+        factor = scale_of(self._op, per_host)
+        if source.dtype == torch.float16 and factor < 1.0:  # whose sum may be too large
+            received.mul_(factor)
+            factor = 1.0
+        torch.sum(received, 1, out=sums)
+        if factor != 1.0:
+            sums.mul_(factor)
