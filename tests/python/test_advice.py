@@ -552,6 +552,40 @@ def test_models_of_other_kinds(what):
     assert min(ranks.run(what, 2)) > 0
 
 
+def in_two_levels(rank, world_size):
+    """On hosts of two ranks: what a host sends, and where its ranks are."""
+    import tagc.torch as tagc
+
+    model = fully_sharded()
+    flat, two, one = (
+        tagc.advise(model, hosts=hosts, seconds=1, step_s=0.01, verbose=False) for hosts in (4, 2, 1)
+    )
+    assert (flat["ranks_per_host"], two["ranks_per_host"], one["ranks_per_host"]) == (1, 2, 4)
+    line = (
+        "2 hosts x 2 ranks: sums within hosts by gloo, compressed between hosts; all 4 ranks are on one host"
+    )
+    assert two["where"].startswith(line) and two["where"] in two["text"], two["text"]
+    assert "sums within" not in flat["text"] and "all 4 ranks are on one host" in flat["text"]
+    assert one["choice"] == "off" and "nothing passes its network card" in one["text"]
+    assert [row["name"] for row in two["rows"]] == [row["name"] for row in flat["rows"]]
+    with pytest.raises(tagc.Error, match="hosts is 3, must divide the 4 ranks"):
+        tagc.advise(model, hosts=3)
+    with pytest.raises(tagc.Error, match="hosts is 2, and between is given"):
+        tagc.advise(model, hosts=2, between=dist.group.WORLD)
+    with pytest.raises(tagc.Error, match="hosts is 2 on rank 0 and 4 on rank 1"):
+        tagc.advise(model, hosts=2 if rank != 1 else 4)
+
+
+def fully_sharded():
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.Linear(256, 128)))
+
+
+def test_hosts_of_several_ranks():
+    ranks.run(in_two_levels, 4)
+
+
 def wrong(rank, world_size):
     import tagc.torch as tagc
 

@@ -3,6 +3,8 @@ hosts. `hosts=` makes hosts of the processes of one machine. What comes out is c
 plain torch, and with one process over the whole batch."""
 
 import contextlib
+import os
+import pathlib
 import warnings
 
 import pytest
@@ -11,7 +13,7 @@ torch = pytest.importorskip("torch")
 import ranks
 import torch.distributed as dist
 from models import Even, Odd, batch_of, loss_of
-from oracles import check_alike, check_equal, check_error, full_gradients
+from oracles import check_alike, check_equal, check_error, full_gradients, mix_of_classes
 from torch import nn
 
 # ---- the method in plain torch ----
@@ -290,19 +292,19 @@ def counted(rank, world_size, hosts=2):
 
 def levels(rank, world_size, hosts=2):
     """Ranks of all places and hosts change levels and moments together, though none of them sees what the
-    others do: of `one` the gradient of one host points one way."""
+    others do: of `one` the gradient of one host points one way, in what place 0 exchanges."""
     import tagc.torch as tagc
 
     shapes = {"one": torch.Size([80, 64]), "two": torch.Size([64, 96])}
     model = sharded(lambda: Given(shapes))
     optimizer = torch.optim.AdamW(model.parameters(), 0.001, foreach=False)
-    steady = torch.randn(80, 64, generator=torch.Generator().manual_seed(7))
+    steady = 3 * torch.randn(hosts, 80 * 64 // world_size, generator=torch.Generator().manual_seed(7))
     with tagc.compress(model, optimizer, hosts=hosts, verbose=False) as handle:
         for step in range(65):
             generator = torch.Generator().manual_seed(97 * step + rank)
             noise = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
             if rank < world_size // hosts:
-                noise["one"] = steady
+                noise["one"].view(world_size, -1)[:: world_size // hosts] = steady
             optimizer.zero_grad()
             model(noise).backward()
             optimizer.step()
@@ -401,6 +403,28 @@ def words(rank, world_size):
     for identities, why in (("aaab", "3, 1 on 2 hosts"), ("abba", "numbers 0 and 1 of its 4")):
         text, per_host, told = said(identities)
         assert per_host == 1 and (rank or len(told) == 1 and why in told[0]), (text, told)
+
+
+def slow_inside(rank, world_size):
+    """A mesh that is said to be inside a host, and is not: torch then sums between hosts."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    import tagc.torch as tagc
+    from tagc.torch.advise import first_words
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("host", "local"))
+    own = first_words.identity
+    for identities, says in (("aabb", False), ("abab", True)):
+        first_words.identity = lambda identities=identities: identities[rank]
+        try:
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                tagc.compress(sharded(Even, mesh=mesh["local"]), between="host", verbose=False).close()
+        finally:
+            first_words.identity = own
+        found = [str(one.message) for one in told if "uncompressed, before tagc" in str(one.message)]
+        assert len(found) == (says and rank == 0), told
+        assert not found or "over 2 ranks on 2 hosts, such as ranks 0 and 1" in found[0], found
 
 
 def refused(rank, world_size):
@@ -552,10 +576,160 @@ def more_ranks(rank, world_size, folder):
             torch.testing.assert_close(total, saved, rtol=1e-6, atol=1e-7)
 
 
+# ---- other exchanges, and larger hosts ----
+
+
+def conserved(rank, world_size, hosts=2):
+    """What came out and the mean of what hosts hold back is what was given, whatever is sent how."""
+    import tagc.torch as tagc
+
+    for options in (
+        dict(layers="all"),
+        dict(layers=mix_of_classes),
+        dict(layers="all", exchange="packed"),
+        dict(layers="all", exchange="sketch", sparsity=0.9875),
+        dict(layers="all", transport="group"),
+        dict(layers="all", sparsity=0, values="int8"),
+    ):
+        model = sharded(Odd, reshard_after_forward=False)
+        model.set_modules_to_backward_prefetch(list(model.layers))
+        with tagc.compress(model, hosts=hosts, verbose=False, **{"sparsity": 0.9} | options) as handle:
+            for step in range(2):
+                loss_of(model, batch_of(rank, step)).backward()
+            left, found = held(handle, hosts), gradients(model)
+            for name, given in full_gradients(Odd, world_size, steps=(0, 1)).items():
+                total = found[name].double()
+                if name in left:
+                    total += left[name].double().mean(0)
+                torch.testing.assert_close(
+                    total, given.double(), rtol=1e-5, atol=1e-6, msg=lambda text: f"{name}, {options}: {text}"
+                )
+            assert any(values.any() for values in left.values()), options
+
+
+def tensor_parallel(rank, world_size):
+    """Two ranks share each matrix, four average gradients: on two hosts, two of a host go together. What
+    tensor parallelism replicates stays equal bit by bit."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    import tagc.torch as tagc
+
+    mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))
+    model = Given({"split": torch.Size([96, 64]), "whole": torch.Size([80, 64])})
+    model.of["split"] = nn.Parameter(distribute_tensor(model.of["split"].data, mesh["tp"], [Shard(0)]))
+    model.forward = lambda given: sum(
+        ((p.to_local() if hasattr(p, "to_local") else p) * given[name]).sum() for name, p in model.of.items()
+    )
+    fully_shard(model, mesh=mesh["dp"])
+    data, half = mesh["dp"].get_local_rank(), mesh["tp"].get_local_rank()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with tagc.compress(model, optimizer, sparsity=0.9, hosts=2, verbose=False) as handle:
+        hosts = handle.wrapper.hosts(mesh["dp"].get_group())
+        assert (hosts.n_hosts, hosts.per_host, hosts.host, hosts.place) == (2, 2, data // 2, data % 2)
+        assert dist.get_process_group_ranks(hosts.between) == [rank % 4, rank % 4 + 4]
+        for step in range(3):
+            generator = torch.Generator().manual_seed(97 * step + data)
+            given = {
+                "split": torch.randn(96, 64, generator=generator).chunk(2)[half],
+                "whole": torch.randn(80, 64, generator=generator),
+            }
+            optimizer.zero_grad()
+            model(given).backward()
+            optimizer.step()
+            whole = model.of["whole"].to_local().detach()
+            check_alike(whole, "what is whole", mesh["tp"].get_group())
+        assert handle.stats()["ranks_per_host"] == 2 and handle.stats()["sparsity"] > 0.88
+        assert all(p.grad.to_local().any() for p in model.of.values())
+
+
+def sites_of_hosts(rank, world_size):
+    """Local steps between two sites of two hosts of two ranks each: within a site, gradients go in two
+    levels."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    import tagc.torch as tagc
+
+    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("site", "local"))
+    model = sharded(Odd, mesh=mesh["local"])
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    every = dict(sparsity=0, values="fp32", layers="all", verbose=False)
+    with (
+        tagc.compress(model, hosts=2, **every) as handle,
+        tagc.LocalSteps(model, optimizer, every=2, between="site", **every) as local,
+    ):
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(model, batch_of(rank, step)).backward()
+            optimizer.step()
+        assert local.n_exchanges == 2 and handle.n_steps == 4 and handle.stats()["ranks_per_host"] == 2
+        torch.manual_seed(0)
+        sites = [Odd(), Odd()]
+        sites[1].load_state_dict(sites[0].state_dict())
+        for step in range(4):
+            for site, one in enumerate(sites):
+                losses = [loss_of(one, batch_of(4 * site + place, step)) for place in range(4)]
+                parameters = list(one.parameters())
+                for p, gradient in zip(parameters, torch.autograd.grad(sum(losses) / 4, parameters)):
+                    p.data -= 0.05 * gradient
+            if step % 2:
+                for p, q in zip(sites[0].parameters(), sites[1].parameters()):
+                    p.data = (p.data + q.data) / 2
+                    q.data = p.data.clone()
+        expected = dict(sites[0].named_parameters())
+        for name, parameter in model.named_parameters():
+            found = parameter.full_tensor().detach()
+            torch.testing.assert_close(found, expected[name].detach(), rtol=1e-4, atol=1e-6, msg=name)
+
+
+def on_larger_hosts(rank, world_size):
+    """Four hosts of two ranks, bit for bit; two of four."""
+    simulated(rank, world_size, 4)
+    for check in (every_value, counted, conserved):
+        check(rank, world_size, 2)
+
+
+# ---- ranks that are gone ----
+
+
+def lose_ranks(rank, world_size, folder, lost):
+    """Those ranks die in a backward pass. Writes down what each other gets."""
+    import tagc.torch as tagc
+
+    model = sharded(lambda: Given(SHAPES))
+    tagc.compress(model, sparsity=0.75, layers="all", hosts=2, timeout_s=8, verbose=False)
+    model(given_gradients(rank, 0)).backward()
+    loss = model(given_gradients(rank, 1))
+    if rank in lost:
+        os._exit(7)
+    try:
+        loss.backward()
+        text = "no error"
+    except tagc.Error as error:
+        text = f"{error.status}: {error}"
+    except BaseException as error:
+        text = f"{type(error).__name__}: {error}"
+    pathlib.Path(folder, f"{rank}.part").write_text(text)
+    pathlib.Path(folder, f"{rank}.part").rename(f"{folder}/{rank}")
+    os._exit(0)
+
+
+@pytest.mark.parametrize("lost", [(3,), (2, 3)], ids=["a rank", "a host"])
+def test_lost(lost, tmp_path):
+    """All ranks that are left raise, and name one that is gone, also where it is not in their host."""
+    ranks.attempt(lose_ranks, 4, str(tmp_path), lost, timeout_s=60)
+    for rank in set(range(4)) - set(lost):
+        text = (tmp_path / str(rank)).read_text()
+        assert text.startswith("transport: "), text
+        assert any(f"rank {gone}" in text for gone in lost), f"rank {rank} does not say who is gone: {text}"
+
+
 CHECKS = [
     simulated,
     every_value,
     left_out,
+    conserved,
     precisions,
     scaled,
     counted,
@@ -563,6 +737,7 @@ CHECKS = [
     nothing_between,
     gathers,
     words,
+    slow_inside,
     refused,
     one_fails,
     goes_on,
@@ -571,6 +746,10 @@ CHECKS = [
 
 def test_four_ranks():
     ranks.run_each(CHECKS, 4)
+
+
+def test_eight_ranks():
+    ranks.run_each([on_larger_hosts, tensor_parallel, sites_of_hosts], 8)
 
 
 def test_checkpoints_of_other_hosts(tmp_path):

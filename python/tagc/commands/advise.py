@@ -36,6 +36,12 @@ def parser() -> Parser:
     )
     add("--wrap", choices=("fsdp2", "ddp"), default="fsdp2", help="how the model is wrapped. Default: fsdp2")
     add(
+        "--hosts",
+        metavar="N",
+        type=options.whole(2, 10**6),
+        help="on how many hosts the ranks are, in their order. Default: as found",
+    )
+    add(
         "--step-s",
         metavar="X",
         type=options.real(1e-9, 1e6),
@@ -61,9 +67,12 @@ def run(words: Sequence[str]) -> int:
     try:
         import torch.distributed as dist
 
-        from tagc.torch.advise.advice import advise_shape
+        from tagc.torch.advise.advice import advise_shape, where_of
         from tagc.torch.advise.shape import Shape
         from tagc.torch.advise.survey import Survey
+        from tagc.torch.exchange.agreement import TIMEOUT_S
+        from tagc.torch.exchange.comm import share
+        from tagc.torch.exchange.hosts import Cluster, identity
     except ModuleNotFoundError as missing:
         raise Error("unsupported", f'{missing}: pip install "tagc-train[torch]"') from None
 
@@ -82,14 +91,18 @@ def run(words: Sequence[str]) -> int:
             [1] + [2] * n_layer if is_sharded else [0] * (1 + n_layer),
             all_reduce=not is_sharded,
         )
+        identities = share(group, identity())
+        cluster = Cluster(range(group.size()), arguments.hosts, TIMEOUT_S)
+        cluster.split([group], dict(enumerate(identities)))
         advise_shape(
             group,
             shape,
-            Survey(group, shape),
+            Survey(group, shape, hosts=cluster.of(group)),
             step_s=arguments.step_s,
             seconds=arguments.seconds,
             every=None,
             n_reducers=1 + n_layer,
+            where=where_of(identities, cluster, group, None),
             verbose=True,
         )
         dist.barrier()

@@ -4,6 +4,7 @@ do, and install hooks."""
 from __future__ import annotations
 
 import inspect
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, NoReturn
@@ -263,6 +264,8 @@ def _prepare(
             own = [*wrapper.groups(), *(wrapper.deciders() or ())]
             cluster.split(own, {rank: about["host"] for rank, about in abouts.items()})
             wrapper.cluster = cluster
+        if wrapper is not None:
+            _warn_of_slow_sums(wrapper, {rank: about["host"] for rank, about in abouts.items()})
     except BaseException:
         if staging is not None:
             staging.close()
@@ -364,6 +367,22 @@ def _cluster(wrapper: Wrapper, settings: Options) -> Cluster | None:
     if not wrapper.sums_within_hosts:
         return None
     return Cluster(wrapper.ranks(), settings.hosts, settings.timeout_s)
+
+
+def _warn_of_slow_sums(wrapper: Wrapper, hosts: Mapping[int, str]) -> None:
+    """Warns of sums that torch makes between hosts, uncompressed. hosts: identities of ranks, where they are
+    known. Local."""
+    for group in wrapper.inner():
+        ranks = dist.get_process_group_ranks(group)
+        n_hosts = len({hosts[rank] for rank in ranks if rank in hosts})
+        if n_hosts > 1 and wrapper.speaks:
+            warnings.warn(
+                f"tagc: torch sums gradients over {len(ranks)} ranks on {n_hosts} hosts, such as ranks "
+                f"{ranks[0]} and {ranks[-1]}, uncompressed, before tagc exchanges the sums: use "
+                "fully_shard() over a mesh inside each host, or over all ranks without between=",
+                stacklevel=4,
+            )
+            return
 
 
 def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, Survey, in_ways, 
 from tagc.torch.exchange import internals, streams
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import share
+from tagc.torch.exchange.hosts import Cluster, identity
+from tagc.torch.hooks import ddp, fsdp1
 from tagc.torch.hooks.kinds import kind_of
 from tagc.torch.schedule.options import TRANSPORTS, Options, unknown_option
 
@@ -36,6 +38,7 @@ _UNITS = {
 def advise(
     model: torch.nn.Module,
     *,
+    hosts: int | None = None,
     between: dist.ProcessGroup | None = None,
     step_s: float | None = None,
     step: Callable[[], object] | None = None,
@@ -55,7 +58,7 @@ def advise(
         it is timed. With neither of them only communication is compared, not whether it matters.
     every: also compare with local steps, whose exchange is measured, too: steps between two exchanges, or
         "auto". plan_sites() does that for lines that are not here, from their rates.
-    seconds: that it may take, about. between, threads, timeout_s: as for compress(). transports: of
+    seconds: that it may take, about. hosts, between, threads, timeout_s: as for compress(). transports: of
         compress(), which to measure, such as ("host", "group"); None: both where every rank has kernels for
         its GPU, else "host". verbose: rank 0 prints the advice.
 
@@ -65,14 +68,15 @@ def advise(
     fast as the baseline the choice is), "name" (of its row), "options" (for compress(); among them may be
     exchange="dense", which loses nothing), "torch" (for torch's own mixed precision, where that is enough),
     "bucket" (where units are too small for this link: how many elements they should have, and what to write),
-    "reason", "text", "rows" (each way to communicate: seconds of gradients, parameters, and a step), "link",
+    "reason", "text", "where" (of the hosts, in words), "ranks_per_host" (whose gradients are added up within
+    the host), "rows" (each way to communicate: seconds of gradients, parameters, and a step), "link",
     "codec", "measured", and "local" (with `every`: "choice", "verdict", "every", "bits" per parameter and
     step, "exchange_s", "step_s", "reason"; else None)."""
     model = internals.unwrapped(model)
     group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
     failure: Exception | None = None
     mine: dict[str, Any] = {}
-    on = None
+    on, cluster = None, None
     try:
         if group is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
@@ -99,7 +103,8 @@ def advise(
         ):
             raise Error("argument", f'every is {every!r}, must be "auto", or an integer of 2 to 1000000')
         on = streams.of(streams.device_of(model))
-        Options(threads=threads, timeout_s=timeout_s)  # which checks them
+        Options(threads=threads, timeout_s=timeout_s, hosts=hosts)  # which checks them
+        cluster = _cluster(group, shape, hosts, between, timeout_s)
         if not shape.n_elems:
             raise Error("argument", "this model has no trained parameters: there is nothing to exchange")
         mine = {
@@ -111,15 +116,20 @@ def advise(
                 "step_s": step_s is None,
                 "transports": transports,
                 "every": every,
+                "hosts": hosts,
             },
+            "host": identity(),
             "rows": [(f"unit {i}", unit) for i, unit in enumerate(shape.units)],
         }
     except Exception as problem:
         failure = problem
-    agree_all(group, mine, failure, timeout_s, "advise()")
+    everyone = agree_all(group, mine, failure, timeout_s, "advise()")
     assert group is not None  # or that has raised
-    if group.size() == 1:
-        return _said(_alone(shape, step_s), verbose)
+    if group.size() == 1 or hosts == 1:
+        return _said(_alone(shape, step_s, group.size()), verbose)
+    if cluster is not None:
+        ranks = dist.get_process_group_ranks(group)
+        cluster.split([group], {rank: theirs["host"] for rank, theirs in zip(ranks, everyone)})
     if step is not None:
         try:
             step_s = _seconds_of(model, step)
@@ -130,13 +140,40 @@ def advise(
     return advise_shape(
         group,
         shape,
-        Survey(group, shape, threads, timeout_s, on, transports),
+        Survey(
+            group, shape, threads, timeout_s, on, transports, None if cluster is None else cluster.of(group)
+        ),
         step_s=step_s,
         seconds=seconds,
         every=every,
         n_reducers=n_reducers,
+        where=where_of([theirs["host"] for theirs in everyone], cluster, group, on),
         verbose=verbose,
     )
+
+
+def _cluster(
+    group: dist.ProcessGroup, shape: Shape, hosts: int | None, between: Any, timeout_s: float
+) -> Cluster | None:
+    """Returns the hosts to look for, where compress() adds gradients up within them. Local."""
+    kinds: dict[str, Any] = {"fsdp2": True, "ddp": ddp.Wrapper, "fsdp1": fsdp1.Wrapper}
+    adds_up = between is None and getattr(kinds[shape.wrap], "sums_within_hosts", True)
+    if hosts is not None and not adds_up:
+        why = "between is given, too" if between is not None else f"this model is {shape.wrap}"
+        raise Error("unsupported", f"hosts is {hosts}, and {why}: leave hosts out")
+    return Cluster(dist.get_process_group_ranks(group), hosts, timeout_s) if adds_up else None
+
+
+def where_of(
+    identities: Sequence[str], cluster: Cluster | None, group: dist.ProcessGroup, on: streams.Cuda | None
+) -> str:
+    """Returns a line on the hosts of the ranks, "" where there is nothing to say. identities: of each."""
+    device = torch.device("cpu") if on is None else on.device
+    split = "" if cluster is None else cluster.words([group], device)
+    if len(set(identities)) > 1:
+        return split
+    one = f"all {len(identities)} ranks are on one host: its memory takes the place of a network"
+    return f"{split}; {one}" if split else one
 
 
 def advise_shape(
@@ -149,15 +186,16 @@ def advise_shape(
     every: int | str | None,
     n_reducers: int,
     verbose: bool,
+    where: str = "",
 ) -> dict[str, Any]:
     """Returns what advise() returns, of a model of that shape that need not be there. Collective over the
-    group. n_reducers: exchanges of local steps, one after the other."""
+    group. n_reducers: exchanges of local steps, one after the other. where: of where_of()."""
     with survey:
         survey.run(seconds, every is not None)
         found = survey.found()
     if step_s is not None:
         step_s = max(share(group, step_s))
-    rows = forecast(shape, found, step_s)
+    rows = forecast(shape, found, step_s, survey.hosts.per_host)
     advice = choose(rows) | {
         "wrap": shape.wrap,
         "world_size": shape.world_size,
@@ -165,6 +203,8 @@ def advise_shape(
         "n_elems": shape.n_elems,
         "n_units": len(shape.units),
         "compute_s": step_s,
+        "ranks_per_host": survey.hosts.per_host,
+        "where": where,
         "rows": rows,
         "link": link_of(shape, found),
         "codec": found["codec"],
@@ -182,10 +222,12 @@ def _said(advice: dict[str, Any], verbose: bool) -> dict[str, Any]:
     return advice
 
 
-def _alone(shape: Shape, step_s: float | None) -> dict[str, Any]:
-    """Returns the advice for one rank."""
+def _alone(shape: Shape, step_s: float | None, n_ranks: int) -> dict[str, Any]:
+    """Returns the advice for one rank, or for ranks of one host by the user's word."""
     name = torch_name(shape) + ", as it is"
     reason = "leave it off: gradients are exchanged over one rank here, which sends nothing"
+    if n_ranks > 1:
+        reason = f"leave it off: all {n_ranks} ranks are on one host, and nothing passes its network card"
     return {
         "choice": "off",
         "options": {},
@@ -196,7 +238,9 @@ def _alone(shape: Shape, step_s: float | None) -> dict[str, Any]:
         "gain": 1.0,
         "reason": reason,
         "wrap": shape.wrap,
-        "world_size": 1,
+        "world_size": n_ranks,
+        "ranks_per_host": n_ranks,
+        "where": "",
         "n_params": shape.n_params,
         "n_elems": shape.n_elems,
         "n_units": len(shape.units),
@@ -242,8 +286,11 @@ def cost(found: Mapping[str, Any], what: str, n: float) -> float:
     return max(0.0, min(fixed, full) - slope * small) + slope * n
 
 
-def forecast(shape: Shape, found: Mapping[str, Any], step_s: float | None = None) -> list[dict[str, Any]]:
-    """Returns a row for each way to communicate, from the mildest to the strongest: seconds in a step."""
+def forecast(
+    shape: Shape, found: Mapping[str, Any], step_s: float | None = None, per_host: int = 1
+) -> list[dict[str, Any]]:
+    """Returns a row for each way to communicate, from the mildest to the strongest: seconds in a step.
+    per_host: the ranks of a host, each of which has as much of the gradient to exchange."""
     sizes = [sum(unit.values()) for unit in shape.units]
     agree_s = cost(found, "agree", 0)
     gathers = Gathers(shape, found, agree_s)
@@ -282,7 +329,8 @@ def forecast(shape: Shape, found: Mapping[str, Any], step_s: float | None = None
         return total(f"torch reduce {dtype}", of=shape.reduced)
 
     copies_s = sum(
-        copies(found, shape.reduce, n, n if shape.all_reduce else n // shape.world_size) for n in sizes
+        copies(found, shape.reduce, n // per_host, n // (per_host if shape.all_reduce else shape.world_size))
+        for n in sizes
     )
     add(torch_name(shape) + ", as it is", "off", torch_reduces(shape.reduce), gathers.by_torch())
     if shape.reduce != "bf16":
@@ -517,6 +565,7 @@ def text_of(advice: Mapping[str, Any]) -> str:
         f"{advice['wrap'].upper()}, {advice['world_size']} ranks, {advice['n_params'] / 1e6:.1f} M parameters"
         + (f", {advice['n_elems'] / 1e6:.3g} M of them trained" if n_frozen else "")
         + f", {advice['n_units']} {_UNITS[advice['wrap']]}",
+        *([advice["where"]] if advice["where"] else []),
         f"each rank sends {8 * link['bytes_per_s'] / 1e6:.0f} Mbit/s through tagc and "
         f"{8 * link['torch_bytes_per_s'] / 1e6:.0f} in torch's own reduction; an empty message takes "
         f"{seconds_text(link['agree_s'])}" + _copies_text(link),

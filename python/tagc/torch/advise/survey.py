@@ -21,7 +21,9 @@ from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.comm import Comm, share
 from tagc.torch.exchange.group import Link
+from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.reducer import Gatherer, OwnWay, Way
+from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.staging import Kernels, Staging
 from tagc.torch.exchange.streams import Cuda
 from tagc.torch.exchange.unit import Stats, Unit
@@ -76,7 +78,7 @@ def name_of(options: Mapping[str, Any]) -> str:
 
 class Survey:
     """Times on this rank, {what: {elements: [seconds]}}; each measurement is collective. group: of the
-    gradients' exchange."""
+    gradients' exchange. hosts: those of the group; None: each rank counts as one."""
 
     def __init__(
         self,
@@ -86,6 +88,7 @@ class Survey:
         timeout_s: float = 300,
         streams: Cuda | None = None,
         transports: Collection[str] | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         """streams: of the model's device; None: CPU memory. transports: of compress(); None: all if every
         rank has kernels for its device, else "host"."""
@@ -93,9 +96,16 @@ class Survey:
         self.has_gathers = shape.wrap == "fsdp2" and any(shape.n_gathers)
         self.world_size, self.rank = shape.world_size, dist.get_rank(group)
         self.comm, self.streams = Comm(group, timeout_s), streams
+        flat = Hosts.flat(group)
+        self.hosts = flat if hosts is None or not hosts.is_two_level else hosts
+        # of the exchanges of gradients: by its hosts
+        self._comms = {flat: self.comm, self.hosts: self.comm}
+        if self.hosts is not flat:
+            self._comms = {flat: self.comm, self.hosts: Comm(self.hosts.between, timeout_s)}
+        self._flat = flat
         self.times: dict[str, dict[int, list[float]]] = {}
         self.phases: dict[str, dict[str, float]] = {}  # what -> seconds per element
-        self.bits: dict[str, float] = {}  # what -> sent per element, of rank 0
+        self.bits: dict[str, float] = {}  # what -> sent per element, of the host of rank 0
         self._transports, self._staging = transports, None if streams is None else Staging(streams, None)
         self._random = torch.Generator().manual_seed(1234 + self.rank)  # keeps the user's random numbers
 
@@ -105,7 +115,8 @@ class Survey:
     def __exit__(self, *_: object) -> None:
         if self._staging is not None:
             self._staging.close()
-        self.comm.close()
+        for comm in set(self._comms.values()):
+            comm.close()
         if self._staging is not None:
             self._staging.free()
 
@@ -140,7 +151,8 @@ class Survey:
                 if self._is_measured(options, have_kernels):
                     self.reduce(size, Options(**options, threads=self.threads), name_of(options), all_reduce)
             if with_local:
-                self.reduce(size, Options(**LOCAL_OPTIONS, threads=self.threads), LOCAL, True)
+                local = Options(**LOCAL_OPTIONS, threads=self.threads)
+                self.reduce(size, local, LOCAL, True, self._flat)
             for wire in sorted({self.shape.gather, "bf16", "delta4"}) if self.has_gathers else ():
                 self._gather(size, wire)
 
@@ -250,17 +262,20 @@ class Survey:
         values, scales = (torch.randn(n, generator=self._random, dtype=torch.float32) for _ in range(2))
         return values.mul_(scales.exp_())
 
-    def reduce(self, n: int, options: Options, what: str, all_reduce: bool = False) -> list[float]:
-        """Times tagc's exchange of a unit of about n elements with the model's mix of classes."""
-        parameters = []
+    def reduce(
+        self, n: int, options: Options, what: str, all_reduce: bool = False, hosts: Hosts | None = None
+    ) -> list[float]:
+        """Times tagc's exchange of a unit of about n elements with the model's mix of classes, in two levels
+        over hosts of several ranks. hosts: other ones."""
+        hosts, parameters = hosts or self.hosts, []
         for kind, part in self.shape.mix.items():
-            n_kind = self._rounded(int(n * part)) if part else 0
+            n_kind = self._rounded(int(n * part)) // hosts.per_host if part else 0
             if n_kind:
                 parameters.append(layouts.Parameter(kind, (n_kind,), kind))
         layout = (
-            layouts.bucket(parameters, self.world_size)
+            layouts.bucket(parameters, hosts.n_hosts)
             if all_reduce
-            else layouts.chunked(parameters, self.world_size)
+            else layouts.chunked(parameters, hosts.n_hosts)
         )
         is_in_group = options.transport == "group"
         kernels = self._kernels if is_in_group or options.codec == "device" else None
@@ -269,16 +284,22 @@ class Survey:
         target = torch.empty(
             layout.n_elems if all_reduce else layout.row, dtype=source.dtype, device=source.device
         )
+        comm = self._comms[hosts]
         way: Way = (
-            Link(self.group, self.comm, kernels, self.timeout_s, Work())
+            Link(hosts.between, comm, kernels, self.timeout_s, Work())
             if is_in_group
-            else OwnWay(self.comm, Work(), kernels)
+            else OwnWay(comm, Work(), kernels)
         )
+        whole = None if hosts.is_flat else self._on_device(layout.n_elems * hosts.per_host, self.shape.reduce)
         unit = Unit("advise()", lambda part, dtype: options.reducer(part.kind, dtype))
         stats: list[Stats] = []
 
         def run() -> None:
+            if whole is not None:
+                Rows(hosts, comm, whole, dist.ReduceOp.AVG, "advise()", self.timeout_s).add_up()
             end = unit.reduce(way, layout, source, target, dist.ReduceOp.AVG)
+            if whole is not None and all_reduce:
+                internals.all_gather(whole, target, group=hosts.within)
             if is_in_group and kernels is not None:
                 kernels.streams.finish(kernels.stream)
             stats.append(end())
@@ -288,7 +309,8 @@ class Survey:
         finally:
             unit.close()
         self.phases[what] = {
-            phase: statistics.median(sum(step.time_s[i] for _, step in run) for run in stats) / layout.n_elems
+            phase: statistics.median(sum(step.time_s[i] for _, step in run) for run in stats)
+            / (layout.n_elems * hosts.per_host)
             for i, phase in enumerate(lib.PHASES)
             if phase != "wait"
         }

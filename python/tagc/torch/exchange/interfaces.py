@@ -118,6 +118,10 @@ class Wrapped:
             return None
         return self.in_levels(groups[:1]) if any(self.hosts(group).is_two_level for group in groups) else []
 
+    def inner(self) -> list[dist.ProcessGroup]:
+        """Returns the groups over which torch sums gradients before tagc exchanges the sums."""
+        return []
+
     def in_levels(self, groups: Iterable[dist.ProcessGroup]) -> list[dist.ProcessGroup]:
         """Returns groups whose sums, one after the other, are those over `groups`, host by host if these have
         hosts."""

@@ -330,6 +330,10 @@ class Wrapper(AnyWrapper):
         where = place_of(group.data_ranks, group.data_mesh, others).where
         return Place(self.between.rank(), self.between.size(), where)
 
+    def inner(self) -> list[dist.ProcessGroup]:
+        found = [module.group.shard_group for module in self.modules] if self.sums_shards else []
+        return [group for group in found if group is not None]
+
     @property
     def sums_within_hosts(self) -> bool:  # type: ignore[override]
         return not self.sums_shards and all(module.group.shard_group is not None for module in self.modules)
