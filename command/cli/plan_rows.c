@@ -5,6 +5,7 @@
 #include "files/result_file.h"
 #include "launch/human.h"
 #include "train/progress.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -112,6 +113,35 @@ static void print_bits(const tagc_plan_row *rows, int n) {
     }
 }
 
+static const char *bytes_text(double n_bytes, char text[HUMAN_BYTES]) {
+    return isnan(n_bytes) ? "-" : tagc_human_bytes(n_bytes, text);
+}
+
+/* Where hosts have several ranks. */
+static void print_card(const tagc_plan_row *rows, int n) {
+    int per_host = rows[0].setup.world_size / rows[0].setup.n_hosts;
+    if (per_host == 1 || rows[0].setup.n_hosts == 1) return;
+    printf(
+        "\n  Through the network card of a host in an optimizer step, in each direction; and in other ways: "
+        "a "
+        "ring of all\n  ranks, each rank by itself (one level), ranks of a host first among themselves (two "
+        "levels)\n  %-28s %-9s %11s %11s %11s %11s %11s %11s %11s\n",
+        "", "placement", "gradients", "parameters", "all", "of a rank", "ring", "one level", "two levels");
+    for (int i = 0; i < n; i++) {
+        const double *legs = rows[i].volume.n_host_bytes;
+        double all = tagc_plan_sum(legs), gathered = legs[TAGC_LEG_GATHER];
+        const double values[] = {all - gathered,         gathered,          all,
+                                 all / per_host,         rows[i].card.ring, rows[i].card.one_level,
+                                 rows[i].card.two_levels};
+        printf("  %-28s %-9s", rows[i].arm, tagc_placement_describe(rows[i].setup.placement)->name);
+        for (int k = 0; k < 7; k++) {
+            char text[HUMAN_BYTES];
+            printf(" %11s", bytes_text(values[k], text));
+        }
+        printf("\n");
+    }
+}
+
 static void print_times(const tagc_plan_request *request, const tagc_plan_row *rows, int n) {
     char text[40];
     const char *note = "";
@@ -166,6 +196,7 @@ static void print_world(const tagc_plan_request *request, const tagc_plan_row *r
     print_placements(rows, n);
     print_memory(rows, n);
     print_bits(rows, n);
+    print_card(rows, n);
     if (request->inputs.has_costs && request->inputs.n_links > 0) {
         print_times(request, rows, n);
         print_verdicts(request, rows, n);

@@ -5,10 +5,9 @@
 #include "plan/plan.h"
 #include <stdio.h>
 
-/* Ranks of one host add their gradients, and share what they gather, before anything leaves the host: NCCL does the same. */
 static void set_hosts(const tagc_plan_question *q, tagc_fsdp_options *engine) {
     engine->ranks_per_host = q->ranks_per_host;
-    engine->two_level = q->ranks_per_host > 1 && q->sharding != TAGC_SHARD_HYBRID;
+    engine->two_level = q->n_levels == 2 && q->ranks_per_host > 1 && q->sharding != TAGC_SHARD_HYBRID;
 }
 
 /* What encoding an element of a parameter takes, or decoding it, beside the codec of a gradient. Measured where both are on
@@ -47,6 +46,8 @@ static tagc_status setup_of(const tagc_plan_question *q, tagc_setup *out) {
     if (q->sharding < TAGC_SHARD_FULL || q->sharding > TAGC_SHARD_HYBRID)
         return tagc_fail(TAGC_ERR_ARGUMENT, "sharding is %d, allowed: 0 to %d", q->sharding,
                          TAGC_SHARD_HYBRID);
+    if (q->n_levels != 1 && q->n_levels != 2)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "levels is %d, allowed: 1 and 2", q->n_levels);
     out->n_hosts = q->world_size / q->ranks_per_host;
     out->placement = tagc_placement_of_sharding(q->sharding);
     tagc_fsdp_options_init(&out->engine);

@@ -11,6 +11,9 @@ typedef struct tagc_plan_question {
     int n_layer, n_embd, n_vocab;
     int n_batch, n_tokens, n_micro_steps; /* of a rank */
     int world_size, ranks_per_host;
+    /* 2: the ranks of a host add their gradients, and share what they gather, before anything leaves the host. 1: each rank
+     * exchanges with all others by itself. */
+    int n_levels;
     int sharding; /* tagc_sharding */
     int gather;   /* tagc_gather_kind */
     /* tagc_format of the gradients' values. With FP32 and BF16 every value is sent and nothing is compressed; sparsity is 0 then. */

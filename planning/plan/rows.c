@@ -32,6 +32,8 @@ static void find_union(const tagc_plan_inputs *inputs, tagc_plan_row *row) {
     } else if (tagc_points_union(&inputs->profile, row->setup.engine.reducer.sparsity,
                                  tagc_setup_senders(&row->setup), &row->setup.union_density)) {
         row->union_source = "profile";
+    } else {
+        row->is_union_guessed = 1;
     }
     row->setup.union_density = tagc_setup_union(&row->setup);
 }
@@ -61,6 +63,7 @@ tagc_status tagc_plan_make_row(const tagc_plan_inputs *inputs, tagc_plan_row *ro
     TAGC_TRY(tagc_setup_check(&row->setup));
     forecast(inputs, row);
     tagc_status status = tagc_plan_count(&row->setup, &row->volume, &row->memory);
+    if (status == TAGC_OK) tagc_plan_count_card(row);
     return status == TAGC_OK ? status : tagc_fail_in(status, "arm %s", row->arm);
 }
 

@@ -2,6 +2,7 @@
  *
  *   costs.c       costs, fitted to a profile or given; densities of a profile
  *   rows.c        one row
+ *   card.c        what passes a host's network card
  *   verdict.c     whether compression pays
  *   checks.c      forecasts beside measured iterations
  *   rows_json.c   rows as JSON */
@@ -29,12 +30,22 @@ typedef struct tagc_plan_inputs {
     double union_density;
 } tagc_plan_inputs;
 
+/* Bytes that all ranks of a host send to other hosts in an optimizer step, and as many that they get, in ways other than the
+ * row's own; NaN where hosts have one rank, for hybrid sharding, and where a way does not exist. */
+typedef struct tagc_plan_card {
+    double ring;       /* a ring of all ranks, as NCCL's; of what is not compressed */
+    double one_level;  /* each rank exchanges with all others by itself */
+    double two_levels; /* the ranks of a host add first, and share what they gather */
+} tagc_plan_card;
+
 /* One arm in one placement. The caller sets the fields up to `setup`, but not the densities of the setup. */
 typedef struct tagc_plan_row {
     const char *arm; /* its name */
     tagc_setup setup;
     const char *union_source; /* NULL: nothing indexed */
+    int is_union_guessed;     /* from the number of senders */
     tagc_plan_volume volume;
+    tagc_plan_card card;
     tagc_plan_memory memory;
     tagc_forecast forecasts[TAGC_PLAN_MAX_LIST]; /* (n_links) iteration_s 0: none */
     char note[256];                              /* why there is none, or "" */
@@ -60,6 +71,8 @@ tagc_status tagc_plan_cross_links(tagc_plan_inputs *inputs, const double *latenc
 /* Counts and forecasts the row's setup. Without a forecast the row has a note. TAGC_ERR_ARGUMENT and TAGC_ERR_UNSUPPORTED
  * name what the setup cannot be. */
 tagc_status tagc_plan_make_row(const tagc_plan_inputs *inputs, tagc_plan_row *row);
+/* Counts row->card. */
+void tagc_plan_count_card(tagc_plan_row *row);
 /* Bytes of a rank and optimizer step as bits per parameter, before the factor (W-1)/W. */
 double tagc_plan_bits(const tagc_plan_row *row, double n_bytes, uint64_t n_params);
 double tagc_plan_sum(const double legs[TAGC_N_LEGS]);

@@ -23,6 +23,12 @@ static json_t *positive(double value) {
     return value > 0 ? tagc_json_real(value) : json_null();
 }
 
+static json_t *card_json(const tagc_plan_row *row) {
+    const tagc_plan_card *c = &row->card;
+    return json_pack("{s:o, s:o, s:o}", "ring", tagc_json_real(c->ring), "one_level",
+                     tagc_json_real(c->one_level), "two_levels", tagc_json_real(c->two_levels));
+}
+
 static json_t *row_json(const tagc_plan_row *row, int link) {
     const tagc_plan_volume *v = &row->volume;
     const tagc_forecast *f = &row->forecasts[link >= 0 ? link : 0];          /* zeros without a link */
@@ -31,7 +37,7 @@ static json_t *row_json(const tagc_plan_row *row, int link) {
         n_bits[leg] = tagc_plan_bits(row, v->n_bytes[leg], v->n_params);
     return json_pack(
         "{s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:s?, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-        "s:o, s:o, s:s?}",
+        "s:o, s:o, s:s?, s:o}",
         "arm", row->arm, "placement", placement_json(row->setup.placement), "memory_bytes",
         memory_json(&row->memory), "n_bytes_sent", tagc_json_leg_reals(v->n_bytes), "n_host_bytes_sent",
         tagc_json_leg_reals(v->n_host_bytes), "bits_per_param", tagc_json_leg_reals(n_bits), "n_compressed",
@@ -45,7 +51,8 @@ static json_t *row_json(const tagc_plan_row *row, int link) {
         tagc_json_real(seen + f->wait_gather_s + f->wait_reduce_s), "compute_s",
         tagc_json_real(seen + f->compute_s), "wait_gather_s", tagc_json_real(seen + f->wait_gather_s),
         "wait_reduce_s", tagc_json_real(seen + f->wait_reduce_s), "optimizer_s",
-        tagc_json_real(seen + f->optimizer_s), "note", row->note[0] ? row->note : NULL);
+        tagc_json_real(seen + f->optimizer_s), "note", row->note[0] ? row->note : NULL, "card_bytes",
+        card_json(row));
 }
 
 static json_t *costs_json(const tagc_plan_inputs *inputs) {

@@ -23,6 +23,28 @@ grep -qF "left out, zero3: arm all-legs: gather is delta4, which needs sharding 
 run 1 plan --world-size 8 --arms all-legs --placement zero3,none
 says "no arm can be placed so" "gather"
 
+# ---- through a host's card: a ring passes all but a W-th of the bytes once, two levels all but an H-th, and ranks by themselves ----
+# ---- as much as that for each of them ----
+run 0 plan --model demo --world-size 8 --hosts 2 --arms zero2-bf16,zero2-direct+gather=delta4,fsdp+sharding=hybrid+ranks-per-host=4 --json plan.json
+grep -q "^  zero2-bf16  *zero2 .* [0-9.]* MB  *[0-9.]* MB  *[0-9.]* MB$" out || fail "no table of the card"
+python3 - <<'EOP' || fail "what passes the card"
+import json
+plan = json.load(open("plan.json"))
+n = plan["model"]["n_params"]
+dense, packed, hybrid = (row["card_bytes"] for row in plan["rows"])
+near = lambda found, expected: abs(found / expected - 1) < 0.03
+assert near(dense["ring"], 4 * n * 7 / 8) and near(dense["two_levels"], 4 * n / 2), (dense, n)
+assert near(dense["one_level"], 4 * dense["two_levels"]), dense
+assert packed["ring"] is None and packed["two_levels"] < dense["two_levels"] / 3, packed
+assert 3.3 < packed["one_level"] / packed["two_levels"] < 4.1, packed # fragments of a small model have headers
+assert set(hybrid.values()) == {None}, hybrid
+for row in plan["rows"][:2]: # planned as one level
+    assert near(sum(row["n_host_bytes_sent"].values()), row["card_bytes"]["one_level"]), row
+EOP
+run 0 plan --model demo --world-size 2 --arms zero2-bf16 --json plan.json
+grep -q "network card" out && fail "a card of one rank"
+[ "$(json 'set(p["rows"][0]["card_bytes"].values())')" = "{None}" ] || fail "a card of one rank"
+
 # ---- bytes as counted by a run of the same options ----
 legs='"n_bytes_sent":{'
 for sharding in full grad none; do

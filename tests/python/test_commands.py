@@ -80,10 +80,11 @@ def test_bytes_are_those_that_anyone_can_count(capsys):
     assert kept["parameter_bytes"] == pytest.approx(2 * n * part, rel=0.01)
     assert four["gradient_bytes"] == pytest.approx(4.13 / 8 * n * part, rel=0.02)
     assert four["parameter_bytes"] == pytest.approx(4.06 / 8 * n * part, rel=0.02)
-    # parameters, gradients and two moments in fp32 of an owned value; a bf16 copy; an fp32 copy and residuals
+    # parameters, gradients and two moments in fp32 of an owned value; a bf16 copy; a replica and residuals
     assert full["memory_bytes"] == pytest.approx(16 * n / 4, rel=0.01)
     assert kept["memory_bytes"] == pytest.approx((16 / 4 + 2) * n, rel=0.01)
-    assert four["memory_bytes"] == pytest.approx((16 / 4 + 4 + 4) * n, rel=0.01)
+    assert four["memory_bytes"] == pytest.approx((16 / 4 + 2 + 4) * n, rel=0.01)
+    assert made["card"] == []  # a rank is a host
     # no step is shorter than its bytes on the link, or its products
     bytes_per_s = 10e9 / 8 * 1448 / 1538
     for row in made["rows"]:
@@ -93,14 +94,42 @@ def test_bytes_are_those_that_anyone_can_count(capsys):
 
 def test_hosts_with_several_gpus_share_their_card(capsys):
     made = planned(capsys, "--params", "1b", "--gpus-per-host", 8, "--codec-ns", 1)
-    full, hybrid, four, _ = made["rows"]
+    full, hybrid, four_sharded, few_sharded, four, _ = made["rows"]
     n, part = made["n_params"], 3 / 4
     assert full["gradient_bytes"] == pytest.approx(2 * n * part, rel=0.02)  # once per host and not per GPU
+    assert four_sharded["gradient_bytes"] == pytest.approx(4.13 / 8 * n * part, rel=0.02)
+    assert four_sharded["parameter_bytes"] == pytest.approx(4.06 / 8 * n * part, rel=0.02)
+    assert few_sharded["gradient_bytes"] < 0.3 * four_sharded["gradient_bytes"]
+    # a replica and residuals of what one rank of each host owns
+    assert four_sharded["memory_bytes"] == pytest.approx((16 / 32 + 2 / 8 + 4 / 8) * n, rel=0.01)
     assert hybrid["parameter_bytes"] == 0  # gathers stay within the host
     assert hybrid["gradient_bytes"] == pytest.approx(2 * 2 * n * part, rel=0.02)  # there and back
     assert full["memory_bytes"] == pytest.approx(16 * n / 32, rel=0.01)
     assert hybrid["memory_bytes"] == pytest.approx(16 * n / 8, rel=0.01)
     assert four["memory_bytes"] == pytest.approx((16 + 4) * n / 8, rel=0.01)
+
+
+def test_what_passes_a_card(capsys):
+    """By counting on paper: a ring passes all but a W-th once, two levels all but an H-th, and ranks that
+    send by themselves as much as that for each of them."""
+    for n_hosts, per_host in ((2, 8), (4, 2)):
+        words = ("--params", "1b", "--hosts", n_hosts, "--ranks-per-host", per_host, "--codec-ns", 0)
+        made = planned(capsys, *words)
+        ring, dense, flat, four, few = made["card"]
+        n, n_ranks, across = made["n_params"], n_hosts * per_host, (n_hosts - 1) / n_hosts
+        assert ring["gradient_bytes"] == pytest.approx(2 * n * (n_ranks - 1) / n_ranks, rel=0.02)
+        assert dense["gradient_bytes"] == pytest.approx(2 * n * across, rel=0.02)
+        assert four["gradient_bytes"] == pytest.approx(4.13 / 8 * n * across, rel=0.02)
+        assert four["parameter_bytes"] == pytest.approx(4.06 / 8 * n * across, rel=0.02)
+        for what in ("gradient_bytes", "parameter_bytes", "bytes_of_a_rank"):
+            assert flat[what] == pytest.approx(per_host * four[what], rel=0.02), what
+        for row in made["card"]:
+            both = row["gradient_bytes"] + row["parameter_bytes"]
+            assert row["bytes_of_a_rank"] == pytest.approx(both / per_host)
+        assert few["parameter_bytes"] == four["parameter_bytes"] and few["name"] != four["name"]
+        said = tagc(capsys, 0, "plan", *words)
+        assert "through the card of a host in a step, in each direction" in said
+        assert re.search(r"in two levels +[0-9.]+ [MG]B +[0-9.]+ [MG]B +[0-9.]+ [MG]B +[0-9.]+ [MG]B\n", said)
 
 
 def test_off_comes_first_where_compression_loses(capsys):
@@ -131,6 +160,7 @@ def test_what_the_planner_refuses_is_said():
                 host_bytes_per_s=1e9, flops_per_s=1e12, codec_s=0.0, optimizer_s=0.0)  # fmt: skip
     assert planner.ask("bf16", "bf16", **ways).step_s > 0
     for name, value, words in (
+        ("n_levels", 3, "levels is 3, allowed: 1 and 2"),
         ("ranks_per_host", 3, "ranks per host is 3, which does not divide the world size of 4"),
         ("sharding", 9, "sharding is 9, allowed: 0 to 3"),
         ("flops_per_s", 0.0, "flops_per_s is 0, allowed: above 0"),

@@ -47,8 +47,9 @@ _ONE_GPU = (
 _SEVERAL_GPUS = (
     Way("FSDP2 in bf16", False, FULL, "bf16", "bf16", 0.0),
     Way("FSDP2 in bf16, sharded within a host", False, HYBRID, "bf16", "bf16", 0.0),
-    Way("tagc between hosts, 4 bits", True, HYBRID, "bf16", "int4", 0.0),
-    Way("tagc between hosts, 95 % zero", True, HYBRID, "bf16", "int2", 0.95),
+    *_ONE_GPU[2:],
+    Way("tagc, sharded within a host, 4 bits", True, HYBRID, "bf16", "int4", 0.0),
+    Way("tagc, sharded within a host, 95 % zero", True, HYBRID, "bf16", "int2", 0.95),
 )
 
 
@@ -70,6 +71,7 @@ def parser() -> Parser:
     add("--hosts", metavar="N", type=options.whole(2, 8192), default=4, help="hosts. Default: 4")
     add(
         "--gpus-per-host",
+        "--ranks-per-host",
         metavar="N",
         type=options.whole(1, 64),
         default=1,
@@ -136,7 +138,7 @@ def shape_of(n_params: float) -> tuple[int, int]:
     return best
 
 
-def _step(way: Way, arguments: argparse.Namespace, bits_per_s: float) -> Forecast:
+def _step(way: Way, arguments: argparse.Namespace, bits_per_s: float, n_levels: int = 2) -> Forecast:
     n_layer, width = shape_of(arguments.params)
     n_tokens = min(N_TOKENS, arguments.tokens)
     return planner.ask(
@@ -152,6 +154,7 @@ def _step(way: Way, arguments: argparse.Namespace, bits_per_s: float) -> Forecas
         n_micro_steps=1,
         world_size=arguments.hosts * arguments.gpus_per_host,
         ranks_per_host=arguments.gpus_per_host,
+        n_levels=n_levels,
         link_bytes_per_s=bits_per_s / 8 * options.PAYLOAD,
         latency_s=arguments.latency,
         host_bytes_per_s=arguments.host_link / 8,
@@ -161,14 +164,45 @@ def _step(way: Way, arguments: argparse.Namespace, bits_per_s: float) -> Forecas
     )
 
 
-def _memory(way: Way, step: Forecast) -> int:
-    """Returns bytes of a rank. torch's own copy of all parameters is in bf16."""
-    has_bf16_copy = way.sharding == GRAD and way.gather == "bf16"
-    return step.state_bytes + step.residual_bytes - (2 * step.n_params if has_bf16_copy else 0)
+def _memory(way: Way, step: Forecast, gpus_per_host: int) -> int:
+    """Returns bytes of a rank. What the planner counts as an fp32 copy of all parameters is torch's own, in
+    bf16, or a replica of deltas: in bf16, of what one rank of each host owns."""
+    n_bytes = step.state_bytes + step.residual_bytes
+    if way.sharding == GRAD:
+        n_bytes -= 4 * step.n_params
+        n_bytes += 2 * step.n_params // (1 if way.gather == "bf16" else gpus_per_host)
+    return n_bytes
+
+
+def _card(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Returns what passes a host's network card in a step, in each direction, by ways to send it. A ring of
+    all ranks enters and leaves each host once."""
+    n_hosts, per_host = arguments.hosts, arguments.gpus_per_host
+    n_ranks, way = n_hosts * per_host, _ONE_GPU[2]
+    ring = (n_ranks - 1) / n_ranks / ((n_hosts - 1) / n_hosts)
+    flat = _step(way, arguments, arguments.link[0], n_levels=1)
+    dense, _, four, few = ((row["name"], row["gradient_bytes"], row["parameter_bytes"]) for row in rows[:4])
+    ways = [
+        (f"{dense[0]}, a ring of all ranks", ring * dense[1], ring * dense[2]),
+        (f"{dense[0]}, in two levels", *dense[1:]),
+        (f"{way.name}, each rank by itself", flat.gradient_bytes, flat.gather_bytes),
+        (f"{four[0]}, in two levels", *four[1:]),
+        (f"{few[0]}, in two levels", *few[1:]),
+    ]
+    return [
+        {
+            "name": name,
+            "gradient_bytes": gradients,
+            "parameter_bytes": parameters,
+            "bytes_of_a_rank": (gradients + parameters) / per_host,
+        }
+        for name, gradients, parameters in ways
+    ]
 
 
 def plan(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the plan as a dict for JSON: "links", with the answer for each, and "rows", one per way."""
+    """Returns the plan as a dict for JSON: "links", with the answer for each, "rows", one per way, and with
+    several GPUs per host "card", what passes a host's network card."""
     ways = _ONE_GPU if arguments.gpus_per_host == 1 else _SEVERAL_GPUS
     rows: list[dict[str, Any]] = []
     for way in ways:
@@ -177,7 +211,7 @@ def plan(arguments: argparse.Namespace) -> dict[str, Any]:
             {
                 "name": way.name,
                 "compresses": way.compresses,
-                "memory_bytes": _memory(way, steps[0]),
+                "memory_bytes": _memory(way, steps[0], arguments.gpus_per_host),
                 "gradient_bytes": steps[0].gradient_bytes,
                 "parameter_bytes": steps[0].gather_bytes,
                 "step_s": [step.step_s for step in steps],
@@ -197,6 +231,7 @@ def plan(arguments: argparse.Namespace) -> dict[str, Any]:
         "codec_ns": arguments.codec_ns,
         "links": links,
         "rows": rows,
+        "card": _card(rows, arguments) if arguments.gpus_per_host > 1 else [],
     }
 
 
@@ -263,6 +298,7 @@ def text_of(made: dict[str, Any], codec_source: str) -> str:
         sent = row["gradient_bytes"] + row["parameter_bytes"]
         cells = "".join(f" {_seconds_text(step):>14}" for step in row["step_s"])
         lines.append(f"{row['name']:42} {bytes_text(row['memory_bytes']):>16} {bytes_text(sent):>13}{cells}")
+    lines += _card_lines(made["card"])
     lines += [
         "",
         "memory: parameters, gradients and Adam's moments in fp32, copies of parameters that stay, and",
@@ -270,6 +306,22 @@ def text_of(made: dict[str, Any], codec_source: str) -> str:
         "are in the host's memory.",
     ]
     return "\n".join(lines)
+
+
+def _card_lines(card: Sequence[dict[str, Any]]) -> list[str]:
+    if not card:
+        return []
+    wide = max(len(row["name"]) for row in card)
+    lines = [
+        "",
+        "through the card of a host in a step, in each direction",
+        f"{'':{wide}} {'gradients':>10} {'parameters':>10} {'all':>10} {'of a rank':>10}",
+    ]
+    for row in card:
+        both = row["gradient_bytes"] + row["parameter_bytes"]
+        numbers = (row["gradient_bytes"], row["parameter_bytes"], both, row["bytes_of_a_rank"])
+        lines.append(f"{row['name']:{wide}} " + " ".join(f"{bytes_text(n):>10}" for n in numbers))
+    return lines
 
 
 def run(words: Sequence[str]) -> int:

@@ -18,6 +18,7 @@ class _Question(Structure):
         ("struct_bytes", c_size_t), ("n_layer", c_int), ("n_embd", c_int), ("n_vocab", c_int),
         ("n_batch", c_int),
         ("n_tokens", c_int), ("n_micro_steps", c_int), ("world_size", c_int), ("ranks_per_host", c_int),
+        ("n_levels", c_int),
         ("sharding", c_int), ("gather", c_int), ("format", c_int), ("sparsity", c_double),
         ("link_bytes_per_s", c_double), ("latency_s", c_double), ("host_bytes_per_s", c_double),
         ("flops_per_s", c_double), ("codec_s", c_double), ("optimizer_s", c_double),
@@ -63,10 +64,10 @@ def _load() -> ctypes.CDLL:
 
 
 def ask(gather: str, values: str, **numbers: Any) -> Forecast:
-    """Returns the forecast of one way to train. numbers: the other fields of tagc_plan_question."""
-    question = _Question(
-        struct_bytes=sizeof(_Question), gather=GATHERS[gather], format=lib.FORMATS[values], **numbers
-    )
+    """Returns the forecast of one way to train. numbers: the other fields of tagc_plan_question, of which
+    n_levels is 2 by default."""
+    given = {"n_levels": 2, "gather": GATHERS[gather], "format": lib.FORMATS[values]} | numbers
+    question = _Question(struct_bytes=sizeof(_Question), **given)
     reply = _Reply(struct_bytes=sizeof(_Reply))
     status = _load().tagc_plan_ask(byref(question), byref(reply))
     if status:
