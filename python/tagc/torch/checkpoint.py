@@ -138,7 +138,9 @@ def load(state: State, saved: Any, is_selected: bool = False) -> None:
             _check(keepers, rank, *old[rank], is_own=wanted[rank] is None)
         sources = [_Source(*old[rank], factor) for rank, factor in wanted.items()]
         about, is_alike = sources[0].about, sources[0].factor is None
-        replicas = _replicas(state, saved, about) if is_alike else {}
+        own = old[mine["rank"]][0] if mine["rank"] in old else None
+        is_of_as_many = own is not None and own["world_size"] == mine["world_size"]
+        replicas = _replicas(state, saved, own, is_alike) if own and is_of_as_many else {}
         for keeper in keepers:
             keeper.unit.set_residuals_on_the_wire(
                 {p.name: _resharded(p, keeper, sources) for p in keeper.parameters}
@@ -531,8 +533,9 @@ def _check(
                 raise _bad(f"{what} is not finite")
 
 
-def _replicas(state: State, saved: Any, about: Mapping[str, Any]) -> dict[str, Replica]:
-    """Returns this rank's rows, as they were saved, of the modules that keep one here."""
+def _replicas(state: State, saved: Any, about: Mapping[str, Any], is_alike: bool) -> dict[str, Replica]:
+    """Returns this rank's rows, as they were saved, of the modules that keep one here. A row does not depend
+    on which ranks share a host. is_alike: else those of other sizes are left out."""
     rank = f"rank{about['rank']}"
     entry = next(
         part[rank] for part in (saved if isinstance(saved, (list, tuple)) else [saved]) if rank in part
@@ -544,7 +547,7 @@ def _replicas(state: State, saved: Any, about: Mapping[str, Any]) -> dict[str, R
             "that 'gathered' names"
         )
     for name, n_shard in state.wrapper.replica_sizes().items():
-        if name not in rows:
+        if name not in rows or not is_alike and getattr(rows[name], "shape", None) != (n_shard,):
             continue
         row, numbers = rows[name], gathered[name]
         if not isinstance(row, torch.Tensor) or row.dtype != torch.bfloat16 or row.shape != (n_shard,):

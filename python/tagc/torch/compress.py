@@ -85,7 +85,7 @@ def compress(
     exchange: "direct" (default), "packed", "sketch" (the paper's) or "dense".
     parameters: FSDP2: format in which parameters are gathered: None (torch's own), "bf16", "int8", or the
         changes since the last gather: "delta8", "delta4", "delta2" (these take 2 bytes per parameter on every
-        rank).
+        rank, on hosts of L ranks 2/L). On such hosts only what passes between them has this format.
     hosts: on how many hosts the ranks of the model are, as many ranks on each, in the order of ranks. Not
         given: tagc finds that. Gradients are added up within each host by the model's own group, and
         compressed between hosts. If all ranks are on one host, each of them counts as a host; 1 leaves
@@ -285,8 +285,8 @@ def _prepare(
             mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())},
         )
     else:
-        # what is not exchanged in two levels: gathers, and what is left to torch
-        has_whole = settings.hosts != 1 and (settings.parameters is not None or wrapper.left_to_torch())
+        # what is left to torch is not exchanged in two levels
+        has_whole = settings.hosts != 1 and wrapper.left_to_torch()
         whole = wrapper.groups() if has_whole else []
         for group in [*wrapper.levels(), *(wrapper.deciders() or ()), *whole]:
             handle.passes.comm(group)

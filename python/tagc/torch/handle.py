@@ -87,7 +87,8 @@ class Compressed:
         bytes_received       likewise
         ranks_per_host       whose gradients are added up within a host before tagc exchanges the sums; 1:
                              each rank's are exchanged as they are
-        bytes_within         that this rank sent to others of its host for that; not in the other numbers
+        bytes_within         that this rank sent to others of its host for that, and so that all of them get
+                             what each gathered of the parameters; not in the other numbers
         bytes_by_leg         bytes_sent by kind: index, values, leftover, result (the second half of an
                              all-reduce), gather (parameters), control
         bits_per_param       sent by a host per element of the gradients, before the factor (H-1)/H that any
@@ -103,7 +104,7 @@ class Compressed:
         time_s               by phase, summed over exchanges even if they overlap: select, index, encode,
                              decode, wait
         n_gathered           elements of gathered parameters
-        gather_bits          sent per element of the parameters, before (W-1)/W
+        gather_bits          sent by a host per element of the parameters, before (H-1)/H
         n_nonfinite          units whose gradients were not finite on some rank; nonfinite_units: {name: 1}
                              of each"""
         return self.passes.recorder.last

@@ -82,16 +82,20 @@ class Recorder:
         comm: Comm,
         gather_s: float,
         agree_s: float,
+        per_host: int,
+        n_bytes_within: int,
     ) -> None:
-        """Counts a gather of one unit's n_elems parameters."""
+        """Counts a gather between hosts of n_elems parameters of one unit: each of the per_host ranks of a
+        host gathers as many, and sends n_bytes_within to the others of its host."""
         with self._lock:
             now = self._open()
             now["_gather_share"] = (comm.world_size - 1) / comm.world_size
             now["bytes_by_leg"]["gather"] += n_bytes_sent
             now["bytes_sent"] += n_bytes_sent
             now["bytes_received"] += n_bytes_received
-            now["_gather_bytes"] += n_bytes_sent
-            now["n_gathered"] += n_elems
+            now["bytes_within"] += n_bytes_within
+            now["_gather_bytes"] += n_bytes_sent * per_host
+            now["n_gathered"] += n_elems * per_host
             now["gather_s"] += gather_s
             self._agreed(now, comm.agreement_bytes, agree_s)
 

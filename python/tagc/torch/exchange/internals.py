@@ -450,6 +450,19 @@ reduce_scatter: Callable[..., dist.Work | None] = (
 )
 
 
+def all_gather_rows(target: torch.Tensor, rows: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Gathers each row of (n, row) into that of the target, (n, ranks * row): all of them as one, where the
+    backend can."""
+    together = _find(dist.distributed_c10d, "torch.distributed.distributed_c10d._coalescing_manager")
+    if together is not None and getattr(backend_of(group, rows.device), "supports_coalescing", False):
+        with together(group=group):
+            for whole, row in zip(target, rows):
+                all_gather(whole, row, group=group)
+        return
+    for whole, row in zip(target, rows):
+        all_gather(whole, row, group=group)
+
+
 def reduce_scatter_rows(
     sums: torch.Tensor, source: torch.Tensor, op: Any, group: dist.ProcessGroup, async_op: bool
 ) -> Any:

@@ -215,6 +215,19 @@ class ReduceScatter(_Comm):
         )
 
 
+def gather_rows(
+    rows: torch.Tensor, target: torch.Tensor, group: dist.ProcessGroup, name: str, timeout_s: float
+) -> None:
+    """Gathers each row of (n, row) from all ranks into that of the target, (n, ranks * row)."""
+    if gloo_of(group) is None:
+        internals.all_gather_rows(target, rows, group)
+        return
+    gather = AllGather(name, timeout_s)
+    for work in [gather(*pair, group, async_op=True) for pair in zip(target, rows)]:
+        assert work is not None  # it was begun
+        work.wait()
+
+
 def add_up(
     source: torch.Tensor, target: torch.Tensor, op: Any, group: dist.ProcessGroup, name: str, timeout_s: float
 ) -> None:

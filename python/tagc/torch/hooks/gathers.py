@@ -1,5 +1,8 @@
 """FSDP2's all-gathers through libtagc, and the replicas that gathers of deltas keep.
 
+In two levels a rank gathers the rows of its place from all hosts, compressed, and then all ranks of its host
+give each other what came, whole, by the caller's backend. So a replica has the rows of one place.
+
 A replica is what a gather left on every rank: the bf16 values of a module's parameters. The next delta is a
 difference to it, so it is part of a checkpoint. Each rank saves the row of it that it owns. The first gather
 after loading puts the rows together again, by a gather of whole bf16 values that changes none of them, and
@@ -8,14 +11,16 @@ goes on from there."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from tagc.torch.exchange import waits
 from tagc.torch.exchange.call import Call
 from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Replica
 from tagc.torch.exchange.reducer import Gatherer, Way
 from tagc.torch.exchange.runner import Runner
@@ -26,6 +31,11 @@ from tagc.torch.hooks.replicas import CHANGED, RESET, Gathers, checksum, fingerp
 _LOADED, _FITS, _COUNT = 4, 8, 16  # further bits of a vote; the number of gathers is above them
 
 Key = tuple[tuple[int, ...], int]  # ranks, and elements that one of them owns
+Failure = BaseException | None
+
+
+def _ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
+    return tuple(dist.get_process_group_ranks(group))
 
 
 class FsdpComm:
@@ -38,32 +48,57 @@ class FsdpComm:
 
 
 class Gathering(Call):
-    """One all-gather of one module."""
+    """One all-gather of one module. within: the connection of the ranks of this host, in two levels."""
 
     def __init__(
         self,
-        gather: Callable[[Way, torch.Tensor | None, torch.Tensor | None, BaseException | None], None],
+        gather: Callable[[Gathering, Way, torch.Tensor | None, torch.Tensor | None, Failure], None],
         comm: Comm,
-        group: Any,
-        failure: BaseException | None,
+        within: Comm | None,
+        group: dist.ProcessGroup,
+        failure: Failure,
         wants_kernels: bool,
     ) -> None:
         super().__init__(comm, group, failure, wants_kernels=wants_kernels)
-        self._gather = gather
+        self._gather, self.within = gather, within
 
     def perform(
-        self,
-        way: Way,
-        source: torch.Tensor | None,
-        target: torch.Tensor | None,
-        failure: BaseException | None,
+        self, way: Way, source: torch.Tensor | None, target: torch.Tensor | None, failure: Failure
     ) -> Callable[[], object]:
-        self._gather(way, source, target, failure)
+        self._gather(self, way, source, target, failure)
         return lambda: None
+
+    def within_host(self, came: torch.Tensor) -> tuple[int, int]:
+        """Returns how many ranks a host has, and the bytes that each sends to the others, which get what came
+        from the hosts."""
+        if self.within is None:
+            return 1, 0
+        n_others = self.within.world_size - 1
+        return 1 + n_others, n_others * came.nbytes + 2 * self.within.agreement_bytes
+
+    def agree(self, what: str, numbers: Mapping[str, Any], failure: Failure, vote: int = 0) -> int:
+        """Returns the votes of all ranks as one. Collective: over the ranks of the host, of which one may
+        have failed, and then over those of this place in all hosts."""
+        if self.within is not None:
+            try:
+                vote = _one_of(self.within.agree(what, numbers, failure, vote))
+            except Exception as problem:  # the other hosts learn of it below
+                failure = failure or problem
+        return _one_of(self.comm.agree(what, numbers, failure, vote))
+
+
+def _one_of(votes: Sequence[int]) -> int:
+    """Returns one vote for many: loaded replicas fit if those of all ranks do."""
+    asked, about_loaded = 0, {vote & ~(CHANGED | RESET) for vote in votes}
+    for vote in votes:
+        asked |= vote & (CHANGED | RESET)
+    if any(vote & _LOADED for vote in about_loaded):
+        return asked | (about_loaded.pop() if len(about_loaded) == 1 else _LOADED)
+    return asked
 
 
 class AllGather(FsdpComm):
-    """For set_custom_all_gather(): one per module. With deltas every rank keeps a replica of all parameters
+    """For set_custom_all_gather(): one per module. With deltas every rank keeps a replica of the parameters
     of the module, and a second gather of the same values (backward after forward) sends nothing at all."""
 
     def __init__(
@@ -78,7 +113,8 @@ class AllGather(FsdpComm):
         gives these."""
         self.name, self.is_delta = name, wire.startswith("delta")
         self._handle, self._wire, self._tag, self._own = handle, wire, tag, owned[2]
-        self._key: Key = tuple(dist.get_process_group_ranks(owned[0])), owned[1]
+        self._key: Key = _ranks(owned[0]), owned[1]
+        self._hosts = handle.state.wrapper.hosts(owned[0])
         self._gathers: dict[Key, Gathers] = {}
         self._loaded: Replica | None = None  # until the next gather
 
@@ -88,76 +124,112 @@ class AllGather(FsdpComm):
         input_tensor: torch.Tensor,
         group: dist.ProcessGroup,
         async_op: bool = False,
-    ) -> None:
-        comm, runners = self._handle.passes.comm(group), self._handle.passes.runners
-        runner: Runner = runners.host
+    ) -> dist.Work | None:
+        timeout_s = self._handle.state.options.timeout_s
+        hosts = self._hosts_of(group)
+        if hosts.is_one:
+            return waits.AllGather(self.name, timeout_s)(output_tensor, input_tensor, group, async_op)
+        passes, within = self._handle.passes, None
+        came = output_tensor
+        if hosts.within is not None:
+            within = passes.comm(hosts.within)
+            came = output_tensor.new_empty(hosts.n_hosts * input_tensor.numel())
+        runner: Runner = passes.runners.host
         failure: BaseException | None = None
         try:
-            runner = runners.own(input_tensor)
+            runner = passes.runners.own(input_tensor)
             check_tensors(input_tensor, output_tensor, "parameters")
         except Exception as problem:
             failure = problem
         # With kernels where the user has asked for them: replicas take 2 bytes per parameter, on the device
         # then.
         wants_kernels = self._handle.state.options.codec == "device" and self.is_delta
-        runner.run(Gathering(self._gather, comm, group, failure, wants_kernels), input_tensor, output_tensor)
+        call = Gathering(self._gather, passes.comm(hosts.between), within, group, failure, wants_kernels)
+        runner.run(call, input_tensor, came)
+        if hosts.within is not None:
+            rows = came.view(hosts.n_hosts, -1), output_tensor.view(hosts.n_hosts, -1)
+            waits.gather_rows(*rows, hosts.within, self.name, timeout_s)
+        return None
+
+    def _hosts_of(self, group: dist.ProcessGroup) -> Hosts:
+        """Returns the hosts of a group of an all-gather: that of the module, or after a forward pass that
+        left parameters in pieces (reshard_after_forward), a smaller one."""
+        ranks, cluster = _ranks(group), self._handle.state.wrapper.cluster
+        if ranks == self._key[0]:
+            return self._hosts
+        if cluster is not None and self._hosts.per_host > 1 and cluster.n_hosts(ranks) == 1:
+            return Hosts(group, group, group.rank(), 1, group.size(), is_on_one_host=True)
+        return Hosts.flat(group)
 
     def _gather(
         self,
+        call: Gathering,
         way: Way,
         source: torch.Tensor | None,
         target: torch.Tensor | None,
-        failure: BaseException | None,
+        failure: Failure,
     ) -> None:
         """Gathers. source, target: None where there is a failure, which this rank then only tells the
         others."""
-        comm, kernels = way.comm, way.kernels
+        comm = way.comm
         gather, loaded, vote, found, numbers = None, None, 0, "", {}
         try:
             if failure is None and source is not None:
-                key = comm.ranks, source.numel()
+                key = _ranks(call.group), source.numel()
                 gather = self._gathers.setdefault(key, Gathers(self.is_delta))
                 loaded = self._loaded if key == self._key else None
                 vote, found = gather.vote(source) if loaded is None else self._vote_loaded(loaded, source)
                 numbers = {"elements": source.numel(), "dtype": DTYPES.index(source.dtype)}
         except Exception as problem:
             failure = problem
-        begin = time.perf_counter()
-        votes = comm.agree(f"parameters of {self.name}", numbers, failure, vote)
+        begin, what = time.perf_counter(), f"parameters of {self.name}"
+        vote = call.agree(what, numbers, failure, vote)
         agreed = time.perf_counter()
         assert gather is not None and source is not None and target is not None  # or agree() has raised
-        asked = max(vote & CHANGED for vote in votes) | max(vote & RESET for vote in votes)
-        with self._handle.state.lock:
-            if gather.gatherer is None:
-                gather.gatherer = Gatherer(
-                    comm, target.numel(), self._wire, self._tag, self._handle.state.options.threads, kernels
+        try:
+            with self._handle.state.lock:
+                gatherer, asked = self._prepare(gather, way, source, target, vote, found)
+                sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
+                gather.run(gatherer, source, target, way.kernels, asked, found)
+                self._handle.passes.recorder.add_gather(
+                    comm.bytes_sent()["gather"] - sent,
+                    comm.bytes_received()["gather"] - received,
+                    target.numel(),
+                    comm,
+                    time.perf_counter() - agreed,
+                    agreed - begin,
+                    *call.within_host(target),
                 )
-            if max(vote & _LOADED for vote in votes):
-                if (
-                    min(vote & (_LOADED | _FITS) for vote in votes) == _LOADED | _FITS
-                    and len({vote // _COUNT for vote in votes}) == 1
-                ):
-                    assert loaded is not None
-                    gather.restore(loaded, source, kernels)
-                    gather.sent = found
-                else:
-                    asked |= RESET
-                    self._handle.state.say_once(
-                        "tagc: parameters are not those that were saved with the replicas of deltas, on "
-                        "some rank: the next "
-                        "gather sends them whole"
-                    )
-                self._loaded = None
-            sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
-            gather.run(gather.gatherer, source, target, kernels, asked, found)
-            self._handle.passes.recorder.add_gather(
-                comm.bytes_sent()["gather"] - sent,
-                comm.bytes_received()["gather"] - received,
-                target.numel(),
-                comm,
-                time.perf_counter() - agreed,
-                agreed - begin,
-            )
+        except Exception as problem:
+            failure = problem
+        if call.within is not None:  # whose ranks would wait for this one's rows
+            call.within.agree(what, {}, failure)
+        elif failure is not None:
+            raise failure
+
+    def _prepare(
+        self, gather: Gathers, way: Way, source: torch.Tensor, target: torch.Tensor, vote: int, found: str
+    ) -> tuple[Gatherer, int]:
+        """Makes the gatherer, and the replica that was loaded. Collective. Returns (gatherer, what of the
+        vote counts for the gather itself)."""
+        comm, kernels = way.comm, way.kernels
+        if gather.gatherer is None:
+            n_threads = self._handle.state.options.threads
+            gather.gatherer = Gatherer(comm, target.numel(), self._wire, self._tag, n_threads, kernels)
+        asked = vote & (CHANGED | RESET)
+        if vote & _LOADED:
+            loaded, self._loaded = self._loaded, None
+            if vote & _FITS:
+                assert loaded is not None
+                gather.restore(loaded, source, kernels)
+                gather.sent = found
+            else:
+                asked |= RESET
+                self._handle.state.say_once(
+                    "tagc: parameters are not those that were saved with the replicas of deltas, on some "
+                    "rank: the next gather sends them whole"
+                )
+        return gather.gatherer, asked
 
     def _vote_loaded(self, loaded: Replica, source: torch.Tensor) -> tuple[int, str]:
         changed = fingerprint(source, loaded.sent) != loaded.sent
@@ -184,7 +256,7 @@ class AllGather(FsdpComm):
         if self._loaded is not None:
             return self._loaded._replace(row=self._loaded.row.clone())
         gather = self._gathers.get(self._key)
-        row, n_gathers = (None, 0) if gather is None else gather.row(self._key[0].index(dist.get_rank()))
+        row, n_gathers = (None, 0) if gather is None else gather.row(self._hosts.host)
         if row is None or gather is None:
             return Replica(torch.zeros(self._key[1], dtype=torch.bfloat16), 0, "", "")
         return Replica(row, n_gathers, gather.sent, checksum(self._own()))
