@@ -20,6 +20,8 @@ typedef struct tagc_measured_arm {
     double *round_s, *speedups;       /* (rounds) medians, and those of the first arm over them */
     uint64_t n_params, n_compressed, n_mild;
     double n_sent, n_union, n_bytes[TAGC_N_LEGS]; /* of rank 0, summed over n_steps */
+    double
+        card_bytes; /* to ranks of other hosts: by the ranks of a host, mean over hosts, summed over n_steps */
     int n_steps;
     tagc_fsdp_memory memory;
     tagc_result_spread total, exposed, speedup;

@@ -68,6 +68,28 @@ static void say_table(const tagc_measured_arms *b) {
     }
 }
 
+/* 1: hosts have several ranks each, so that what passes a card is not what a rank sends. */
+static int has_cards(const tagc_measured_arms *b) {
+    int n_hosts = b->bench->hosts.n_hosts;
+    return n_hosts > 1 && n_hosts < b->bench->rank->world_size;
+}
+
+static void say_cards(const tagc_measured_arms *b) {
+    if (!has_cards(b)) return;
+    tagc_bench_say(b->bench,
+                   "\n  %-*s %20s %15s   sent to other hosts in an iteration, counted, mean over hosts\n",
+                   tagc_measured_name_width(b), "", "through a host's card", "of a rank");
+    for (int i = 0; i < b->n; i++) {
+        const tagc_measured_arm *a = &b->arms[i];
+        double n_bytes = a->card_bytes / a->n_steps;
+        char card[16], rank[16];
+        tagc_bench_say(
+            b->bench, "  %-*s %21s %15s\n", tagc_measured_name_width(b), a->arm->name,
+            tagc_human_bytes(n_bytes, card),
+            tagc_human_bytes(n_bytes * b->bench->hosts.n_hosts / b->bench->rank->world_size, rank));
+    }
+}
+
 /* Compares arms with the time of their bytes over the link, and phases of the codec with the time of memory: both are lower
  * bounds. */
 static void say_floors(const tagc_measured_arms *b) {
@@ -113,7 +135,7 @@ static json_t *arm_json(const tagc_measured_arms *b, const tagc_measured_arm *a)
     json_t *memory = json_pack("{s:I, s:I, s:I, s:I}", "parameters", (json_int_t)a->memory.parameters,
                                "gradients", (json_int_t)a->memory.gradients, "optimizer",
                                (json_int_t)a->memory.optimizer, "residuals", (json_int_t)a->memory.residuals);
-    return json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
+    return json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
                      a->arm->name, "options", tagc_saved_options(&tagc_train_command, &a->arm->options),
                      "n_params", (json_int_t)a->n_params, "n_compressed", (json_int_t)a->n_compressed,
                      "n_mild", (json_int_t)a->n_mild, "n_union", (json_int_t)(a->n_union / a->n_steps + 0.5),
@@ -121,7 +143,8 @@ static json_t *arm_json(const tagc_measured_arms *b, const tagc_measured_arm *a)
                      tagc_json_leg_bytes(n_bytes), "bits_per_param", tagc_json_leg_reals(n_bits),
                      "iterations", iterations, "total_s", tagc_json_spread(&a->total), "exposed_s",
                      tagc_json_spread(&a->exposed), "speedup", tagc_json_spread(&a->speedup), "memory_bytes",
-                     memory);
+                     memory, "card_bytes",
+                     has_cards(b) ? tagc_json_real(a->card_bytes / a->n_steps) : json_null());
 }
 
 /* Whether the arm compresses any leg; bf16 does not count. */
@@ -162,6 +185,7 @@ static tagc_status recommend(const tagc_measured_arms *b) {
 
 tagc_status tagc_measured_report(const tagc_measured_arms *b) {
     say_table(b);
+    say_cards(b);
     say_floors(b);
     json_t *list = json_array();
     for (int i = 0; i < b->n; i++) json_array_append_new(list, arm_json(b, &b->arms[i]));

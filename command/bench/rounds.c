@@ -152,14 +152,21 @@ static tagc_status run_steps(turn *t, int round) {
     tagc_bench_iteration *kept = &t->arm->iterations[round * b->n_steps];
     tagc_fsdp_stats stats;
     tagc_busy_times busy;
+    tagc_comm *comm = b->bench->rank->comm;
+    double before, card;
     for (int64_t step = 0; step < n_warmup + b->n_steps; step++) {
+        if (step == n_warmup) TAGC_TRY(tagc_hosts_sent(&b->bench->hosts, comm, &before));
         TAGC_TRY(one_step(t, &stats, &busy));
         if (step < n_warmup) continue;
         keep_times(t, &stats, &busy, &kept[step - n_warmup]);
         keep_counts(t->arm, &stats);
     }
     /* The sums of bytes are exact: nothing else was sent between the steps. */
-    return tagc_mean_over_ranks(b->bench->rank->comm, (double *)kept, TAGC_BENCH_N_FIGURES * b->n_steps);
+    TAGC_TRY(tagc_hosts_sent(&b->bench->hosts, comm, &card));
+    card -= before;
+    TAGC_TRY(tagc_mean_over_ranks(comm, &card, 1));
+    t->arm->card_bytes += card * b->bench->rank->world_size / b->bench->hosts.n_hosts;
+    return tagc_mean_over_ranks(comm, (double *)kept, TAGC_BENCH_N_FIGURES * b->n_steps);
 }
 
 static tagc_status take_turn(tagc_measured_arms *b, tagc_measured_arm *a, int round) {

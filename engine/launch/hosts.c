@@ -7,6 +7,7 @@
 #include "core/status.h"
 #include "files/result_file.h"
 #include "launch/human.h"
+#include "transport/comm.h"
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -66,6 +67,18 @@ void tagc_hosts_destroy(tagc_hosts *hosts) {
     free(hosts->leaders);
     free(hosts->names);
     *hosts = (tagc_hosts){0};
+}
+
+tagc_status tagc_hosts_sent(const tagc_hosts *hosts, const tagc_comm *comm, double *n_bytes) {
+    int world_size = tagc_comm_world_size(comm), own = hosts->of_rank[tagc_comm_rank(comm)];
+    uint64_t *sent = calloc((size_t)world_size, sizeof *sent);
+    *n_bytes = 0;
+    if (!sent) return tagc_fail(TAGC_ERR_MEMORY, "no memory for the bytes sent to %d ranks", world_size);
+    tagc_comm_sent_to(comm, sent);
+    for (int rank = 0; rank < world_size; rank++)
+        if (hosts->of_rank[rank] != own) *n_bytes += (double)sent[rank];
+    free(sent);
+    return TAGC_OK;
 }
 
 tagc_status tagc_ranks_here(const tagc_rank *rank, int *n_here) {

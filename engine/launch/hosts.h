@@ -18,6 +18,9 @@ typedef struct tagc_hosts {
 tagc_status tagc_hosts_find(tagc_comm *comm, tagc_hosts *out);
 void tagc_hosts_destroy(tagc_hosts *hosts);
 
+/* Local: bytes that this rank has sent to ranks of other hosts since the comm was created. */
+tagc_status tagc_hosts_sent(const tagc_hosts *hosts, const tagc_comm *comm, double *n_bytes);
+
 /* Collective. Ranks [g * ranks_per_host, (g + 1) * ranks_per_host) must share a host; otherwise TAGC_ERR_ARGUMENT on all
  * ranks. note: a text on the effect if several such groups share a host, else "". Ranks that are threads may
  * simulate any hosts; do not check them. */

@@ -59,6 +59,8 @@ static void finish(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
         comm->n_bytes_received[ticket->leg] += ticket->n_bytes_received - ticket->part_received;
         comm->n_bytes_sent[ticket->part_leg] += ticket->part_sent;
         comm->n_bytes_received[ticket->part_leg] += ticket->part_received;
+        for (uint32_t i = 0; i < ticket->transfer.n_sends; i++)
+            comm->sent_to[ticket->transfer.sends[i].peer] += ticket->transfer.sends[i].n_bytes;
     }
     ticket->status = status;
     ticket->state = TICKET_DONE; /* the poster may free the memory from here on */
@@ -370,7 +372,9 @@ static tagc_comm *lay_out(tagc_arena *arena, size_t n_ranks) {
     tagc_part *sends = tagc_arena_take(arena, n_ranks - 1, sizeof *sends);
     tagc_part *receives = tagc_arena_take(arena, n_ranks - 1, sizeof *receives);
     unsigned char *scratch = tagc_arena_take(arena, n_ranks, 1);
+    uint64_t *sent_to = tagc_arena_take(arena, n_ranks, sizeof *sent_to);
     if (!comm) return NULL;
+    comm->sent_to = sent_to;
     comm->control_sends = sends;
     comm->control_receives = receives;
     comm->control_scratch = scratch;

@@ -53,6 +53,8 @@ void tagc_comm_post(tagc_comm *comm, tagc_lane lane, tagc_ticket *ticket);
 /* Blocks; sets the caller's text of the failure. */
 tagc_status tagc_comm_wait(tagc_comm *comm, tagc_ticket *ticket);
 int tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket); /* 1 when _wait would not block */
+/* Writes the bytes sent to each rank since the comm was created, (W). */
+void tagc_comm_sent_to(const tagc_comm *comm, uint64_t *sent);
 /* Moves bytes of a complete ticket to another leg. */
 void tagc_comm_recount(tagc_comm *comm, tagc_leg from, tagc_leg to, uint64_t sent, uint64_t received);
 /* Like tagc_comm_all_gather, but its bytes count as `leg`, not as control. */

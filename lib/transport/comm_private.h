@@ -33,7 +33,8 @@ struct tagc_comm {
     int n_waiters;
     tagc_ticket *posted, **posted_end;
     uint64_t n_bytes_sent[TAGC_N_LEGS], n_bytes_received[TAGC_N_LEGS];
-    int broken; /* never reset; `error` has the reason and stays constant */
+    uint64_t *sent_to; /* (W) bytes, by peer */
+    int broken;        /* never reset; `error` has the reason and stays constant */
     char error[TAGC_ERROR_TEXT_BYTES];
 
     tagc_worker workers[TAGC_N_WORKERS];

@@ -37,6 +37,13 @@ void tagc_comm_bytes(const tagc_comm *comm, uint64_t *sent, uint64_t *received, 
     pthread_mutex_unlock(lock);
 }
 
+void tagc_comm_sent_to(const tagc_comm *comm, uint64_t *sent) {
+    pthread_mutex_t *lock = (pthread_mutex_t *)&comm->lock;
+    pthread_mutex_lock(lock);
+    memcpy(sent, comm->sent_to, (size_t)comm->world_size * sizeof *sent);
+    pthread_mutex_unlock(lock);
+}
+
 void tagc_comm_recount(tagc_comm *comm, tagc_leg from, tagc_leg to, uint64_t sent, uint64_t received) {
     pthread_mutex_lock(&comm->lock);
     comm->n_bytes_sent[from] -= sent;

@@ -129,3 +129,17 @@ split 3 1 --sharding hybrid --ranks-per-host 2 --steps 3 >out 2>err && fail "ran
 says "ranks 2 and 3, which it puts together, are on the hosts" "start neighbouring ranks on one host"
 split 1 1 --two-level --ranks-per-host 2 --steps 3 >out 2>err && fail "two hosts of one taken for one of two"
 says "--ranks-per-host is 2" "as started it is 1"
+
+# What passes the card of a host, counted: two thirds of what each of its two ranks sends to three others, and in two levels less.
+"$tagc" help | grep -q ' bench ' || exit 0
+bench=(bench --model tiny --only arms --rounds 1 --steps-per-round 2 --arms "fsdp,fsdp+ranks-per-host=2+two-level=yes" --json bench.json)
+timeout 120 mpirun --oversubscribe -n 2 "$tagc" "${bench[@]}" : \
+    -n 2 unshare --uts bash -c 'hostname elsewhere; exec "$0" "$@"' "$tagc" "${bench[@]}" >out 2>err || fail "bench on two hosts"
+grep -q "sent to other hosts in an iteration, counted" out || fail "no table of the card: $(cat out)"
+python3 - <<'EOP' || fail "what passes the card"
+import json
+one, two = json.load(open("bench.json"))["arms"]
+sent = sum(one["n_bytes_sent"].values())
+assert abs(one["card_bytes"] / (2 * 2 / 3 * sent) - 1) < 0.01, (one["card_bytes"], sent)
+assert two["n_bytes_sent"]["gather"] == one["n_bytes_sent"]["gather"] and two["card_bytes"] < 0.8 * one["card_bytes"], (one, two)
+EOP

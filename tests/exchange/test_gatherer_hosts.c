@@ -1,5 +1,6 @@
 /* Gathers in two levels: the same bits and the same errors as in one, each row across to a host once. */
 #include "gathers.h"
+#include "transport/comm.h"
 
 #include <time.h>
 
@@ -27,6 +28,15 @@ static uint64_t message_bytes(const view *v, int whole, int checked) {
     return 64 + (whole ? 2 * shard : body + (checked ? 8 * (uint64_t)v->n_rows : 0));
 }
 
+/* What the comm has sent to ranks of other hosts. */
+static uint64_t sent_across(const view *v) {
+    uint64_t sent[MAX_RANKS], sum = 0;
+    int per_host = v->t->options.ranks_per_host;
+    tagc_comm_sent_to(v->comm, sent);
+    for (int r = 0; r < v->run->world_size; r++) sum += r / per_host != v->run->rank / per_host ? sent[r] : 0;
+    return sum;
+}
+
 /* Whole, deltas with and without checksums, a reset: bits, bytes, bytes between hosts, and all of them planned. */
 static void follow_body(rank_run *run) {
     view v;
@@ -40,6 +50,7 @@ static void follow_body(rank_run *run) {
         int is_delta = v.t->kind >= TAGC_GATHER_DELTA8, whole = is_delta && (step == 0 || step == 4);
         int checked = is_delta && !whole && step % 2 == 1;
         uint64_t before = sent_bytes(&v), across_before = v.t->n_across[run->rank];
+        uint64_t sent_before = sent_across(&v);
         move_masters(&v, step);
         if (step == 4) {
             CHECK(run, tagc_gatherer_reset(v.gatherer) == TAGC_OK);
@@ -50,6 +61,7 @@ static void follow_body(rank_run *run) {
         CHECK(run, is_as_expected(&v));
         uint64_t n_bytes = message_bytes(&v, whole, checked), n_across = (uint64_t)n_hosts - 1;
         CHECK(run, sent_bytes(&v) - before == n_bytes * (uint64_t)(run->world_size - 1));
+        CHECK(run, sent_across(&v) - sent_before == n_across * n_bytes);
         if (!v.t->has_lanes) CHECK(run, v.t->n_across[run->rank] - across_before == n_across * n_bytes);
         if (whole || checked) continue;
         double sent = planned.n_bytes[TAGC_LEG_GATHER], within = planned.n_within_bytes[TAGC_LEG_GATHER];

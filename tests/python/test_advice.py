@@ -568,6 +568,22 @@ def in_two_levels(rank, world_size):
     assert "sums within" not in flat["text"] and "all 4 ranks are on one host" in flat["text"]
     assert one["choice"] == "off" and "nothing passes its network card" in one["text"]
     assert [row["name"] for row in two["rows"]] == [row["name"] for row in flat["rows"]]
+    assert "a host sends" in two["text"] and "a host sends" not in flat["text"]
+    # a ring passes all but a W-th of the bytes through each card, and tagc all but an H-th
+    n = sum(p.numel() for p in model.parameters()) // 4 * 4
+    by_name = {row["name"]: row["card_bytes"] for row in two["rows"]}
+    as_it_is = by_name["FSDP2 in fp32, as it is"]
+    assert as_it_is in (pytest.approx(3 / 4 * 8 * n, rel=0.02), pytest.approx(3 / 4 * 12 * n, rel=0.02))
+    assert by_name["FSDP2 in bf16"] == pytest.approx(as_it_is / 2)
+    whole = by_name["tagc, every value as int8, parameters bf16"]
+    deltas = by_name["tagc, every value as int8, parameters delta4"]
+    assert deltas == pytest.approx(1 / 2 * (8.13 + 4.06) / 8 * n, rel=0.1)
+    once, twice = (pytest.approx(1 / 2 * (16 * times - 4.06) / 8 * n, rel=0.1) for times in (1, 2))
+    assert whole - deltas in (once, twice)
+    flat_deltas = {row["name"]: row["card_bytes"] for row in flat["rows"]}[
+        "tagc, every value as int8, parameters delta4"
+    ]
+    assert flat_deltas == pytest.approx(3 / 4 * (8.13 + 4.06) / 8 * n, rel=0.15)  # of each of four hosts
     with pytest.raises(tagc.Error, match="hosts is 3, must divide the 4 ranks"):
         tagc.advise(model, hosts=3)
     with pytest.raises(tagc.Error, match="hosts is 2, and between is given"):

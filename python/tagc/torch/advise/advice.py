@@ -69,7 +69,8 @@ def advise(
     exchange="dense", which loses nothing), "torch" (for torch's own mixed precision, where that is enough),
     "bucket" (where units are too small for this link: how many elements they should have, and what to write),
     "reason", "text", "where" (of the hosts, in words), "ranks_per_host" (whose gradients are added up within
-    the host), "rows" (each way to communicate: seconds of gradients, parameters, and a step), "link",
+    the host), "rows" (each way to communicate: seconds of gradients, parameters, and a step, and
+    "card_bytes", which a host sends to others in a step), "link",
     "codec", "measured", and "local" (with `every`: "choice", "verdict", "every", "bits" per parameter and
     step, "exchange_s", "step_s", "reason"; else None)."""
     model = internals.unwrapped(model)
@@ -289,11 +290,13 @@ def cost(found: Mapping[str, Any], what: str, n: float) -> float:
 def forecast(
     shape: Shape, found: Mapping[str, Any], step_s: float | None = None, per_host: int = 1
 ) -> list[dict[str, Any]]:
-    """Returns a row for each way to communicate, from the mildest to the strongest: seconds in a step.
+    """Returns a row for each way to communicate, from the mildest to the strongest: seconds in a step, and
+    bytes through the card of a host in each direction, of torch's own as NCCL's ring sends them.
     per_host: the ranks of a host, each of which has as much of the gradient to exchange."""
     sizes = [sum(unit.values()) for unit in shape.units]
     agree_s = cost(found, "agree", 0)
-    gathers = Gathers(shape, found, agree_s)
+    gathers = Gathers(shape, found, agree_s, per_host)
+    around = (shape.world_size - 1) / shape.world_size  # of a ring's bytes, which pass each card
     rows: list[dict[str, Any]] = []
 
     def total(what: str, extra_s: float = 0.0, of: Sequence[int] = sizes) -> float:
@@ -304,6 +307,7 @@ def forecast(
         choice: str,
         gradients_s: float,
         parameters_s: float,
+        card_bytes: float | None,
         options: Mapping[str, Any] | None = None,
         torch: Mapping[str, str] | None = None,
     ) -> None:
@@ -318,6 +322,7 @@ def forecast(
             "comm_s": comm_s,
             "exposed_s": comm_s,
             "step_s": None,
+            "card_bytes": card_bytes,
         }
         if step_s is not None:
             if shape.wrap == "ddp":
@@ -328,17 +333,32 @@ def forecast(
     def torch_reduces(dtype: str) -> float:
         return total(f"torch reduce {dtype}", of=shape.reduced)
 
+    def ring_bytes(reduce: str, in_bf16: bool = False) -> float:
+        reduced = sum(shape.reduced) * (2 if reduce == "bf16" else 4) * (1 + shape.all_reduce)
+        return around * (reduced + gathers.torchs_bytes(in_bf16))
+
+    def tagcs_bytes(what: str, gathered: float | None) -> float | None:
+        bits = found["bits"].get(what)
+        return None if bits is None or gathered is None else bits / 8 * sum(sizes) + gathered
+
     copies_s = sum(
         copies(found, shape.reduce, n // per_host, n // (per_host if shape.all_reduce else shape.world_size))
         for n in sizes
     )
-    add(torch_name(shape) + ", as it is", "off", torch_reduces(shape.reduce), gathers.by_torch())
+    add(
+        torch_name(shape) + ", as it is",
+        "off",
+        torch_reduces(shape.reduce),
+        gathers.by_torch(),
+        ring_bytes(shape.reduce),
+    )
     if shape.reduce != "bf16":
         add(
             torch_name(shape, reduce="bf16"),
             "off",
             torch_reduces("bf16"),
             gathers.by_torch(),
+            ring_bytes("bf16"),
             torch={"reduce": "bf16"},
         )
     if gathers.has_fp32:
@@ -347,6 +367,7 @@ def forecast(
             "off",
             torch_reduces("bf16"),
             gathers.by_torch(in_bf16=True),
+            ring_bytes("bf16", in_bf16=True),
             torch={"reduce": "bf16", "param": "bf16"},
         )
     for options in itertools.chain(*map(in_ways, GRADIENTS)):
@@ -362,8 +383,10 @@ def forecast(
             others = ()
         for parameters in (None, *others):
             parameters_s = gathers.by_torch() if parameters is None else gathers.by_tagc(parameters)
+            gathered = around * gathers.torchs_bytes() if parameters is None else gathers.bytes_of(parameters)
             chosen = options | ({"parameters": parameters} if parameters else {})
-            add(name_of(chosen), "compress", gradients_s, parameters_s, chosen)
+            card_bytes = tagcs_bytes(name_of(options), gathered)
+            add(name_of(chosen), "compress", gradients_s, parameters_s, card_bytes, chosen)
     return rows
 
 
@@ -384,10 +407,10 @@ def copies(found: Mapping[str, Any], dtype: str, n_out: int, n_back: int) -> flo
 
 
 class Gathers:
-    """Seconds of a step's gathers of parameters, those that are not trained included."""
+    """Seconds and bytes of a step's gathers of parameters, those that are not trained included."""
 
-    def __init__(self, shape: Shape, found: Mapping[str, Any], agree_s: float) -> None:
-        self._shape, self._found, self._agree_s = shape, found, agree_s
+    def __init__(self, shape: Shape, found: Mapping[str, Any], agree_s: float, per_host: int = 1) -> None:
+        self._shape, self._found, self._agree_s, self._per_host = shape, found, agree_s, per_host
         self._units = [
             (held, times, any(unit.values()))
             for held, times, unit in zip(shape.held, shape.n_gathers, shape.units)
@@ -413,14 +436,35 @@ class Gathers:
                 seconds += times * self._torch_s(held)
                 continue
             ((dtype, n),) = held.items()
-            seconds += times * copies(self._found, dtype, n // self._shape.world_size, n)
-            # deltas of values that have not changed are not sent
-            n_first = int(is_trained) if parameters.startswith("delta") else times
+            seconds += times * copies(self._found, dtype, n // self._shape.world_size, n // self._per_host)
+            n_first = self._n_sent(parameters, times, is_trained)
             seconds += n_first * (cost(self._found, f"gather {parameters}", n) + self._agree_s)
             if times > n_first:
                 again_s = cost(self._found, f"gather {parameters} again", n) + self._agree_s
                 seconds += (times - n_first) * again_s
         return seconds
+
+    @staticmethod
+    def _n_sent(parameters: str, times: int, is_trained: bool) -> int:
+        """Returns how many of the gathers send something: deltas of values that have not changed do not."""
+        return int(is_trained) if parameters.startswith("delta") else times
+
+    def torchs_bytes(self, in_bf16: bool = False) -> float:
+        """Returns bytes of all of torch's gathers."""
+        return sum(times * held_bytes(held, in_bf16) for held, times, _ in self._units)
+
+    def bytes_of(self, parameters: str) -> float | None:
+        """Returns bytes of a host to others where tagc gathers in that format; None: not measured."""
+        bits = self._found["bits"].get(f"gather {parameters}")
+        if bits is None:
+            return None
+        n_ranks, n_bytes = self._shape.world_size, 0.0
+        for held, times, is_trained in self._units:
+            if is_one(held):
+                n_bytes += bits / 8 * sum(held.values()) * self._n_sent(parameters, times, is_trained)
+            else:
+                n_bytes += times * held_bytes(held) * (n_ranks - 1) / n_ranks
+        return n_bytes
 
 
 def choose(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -561,6 +605,7 @@ def text_of(advice: Mapping[str, Any]) -> str:
     baseline = next(row for row in rows if row["name"] == advice["baseline"])
     of = "comm_s" if baseline["step_s"] is None else "step_s"
     n_frozen = advice["n_params"] - advice["n_elems"]
+    has_cards = advice["ranks_per_host"] > 1
     lines = [
         f"{advice['wrap'].upper()}, {advice['world_size']} ranks, {advice['n_params'] / 1e6:.1f} M parameters"
         + (f", {advice['n_elems'] / 1e6:.3g} M of them trained" if n_frozen else "")
@@ -570,7 +615,7 @@ def text_of(advice: Mapping[str, Any]) -> str:
         f"{8 * link['torch_bytes_per_s'] / 1e6:.0f} in torch's own reduction; an empty message takes "
         f"{seconds_text(link['agree_s'])}" + _copies_text(link),
         f"{'seconds in a step':48} {'gradients':>10} {'parameters':>10} {'together':>10} {'step':>10} "
-        f"{'factor':>7}",
+        f"{'factor':>7}" + (f" {'a host sends':>13}" if has_cards else ""),
     ]
     for row in rows:
         cells = [row["gradients_s"], row["parameters_s"], row["comm_s"], row["step_s"]]
@@ -578,8 +623,11 @@ def text_of(advice: Mapping[str, Any]) -> str:
             f"{row['name']:48} "
             + " ".join(f"{'-' if s is None else seconds_text(s):>10}" for s in cells)
             + f" {factor_of(baseline, row, of):7.2f}"
+            + (f" {bytes_text(row['card_bytes']):>13}" if has_cards else "")
         )
     lines.append(f"factor: times as fast as {baseline['name']}, the fastest without tagc")
+    if has_cards:
+        lines.append("a host sends: to other hosts in a step; of torch's own, as much as a ring of all ranks")
     lines.append(advice["reason"])
     if advice["bucket"]:
         bucket = advice["bucket"]
@@ -602,6 +650,15 @@ def _copies_text(link: Mapping[str, float]) -> str:
         f"; copies to the host {link['copy_out_bytes_per_s'] / 1e9:.1f} GB/s, back "
         f"{link['copy_back_bytes_per_s'] / 1e9:.1f}"
     )
+
+
+def bytes_text(n_bytes: float | None) -> str:
+    if n_bytes is None:
+        return "-"
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if n_bytes >= scale:
+            return f"{n_bytes / scale:.3g} {unit}"
+    return f"{n_bytes / 1e3:.3g} kB"
 
 
 def seconds_text(seconds: float) -> str:

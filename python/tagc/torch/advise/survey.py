@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc.torch.advise.shape import Shape, n_of
-from tagc.torch.exchange import internals
+from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.comm import Comm, share
 from tagc.torch.exchange.group import Link
@@ -322,15 +322,27 @@ class Survey:
         return seconds
 
     def _gather(self, n: int, wire: str) -> None:
-        """Times tagc's gather of changed parameters, including the hook's vote and copies."""
-        shard, output = self._gradient(n // self.world_size), torch.zeros(n, dtype=torch.float32)
-        change = self._gradient(n // self.world_size).mul_(1e-3)
-        gatherer = Gatherer(self.comm, n, wire, 0)
+        """Times tagc's gather of changed parameters, including the hook's vote and copies; in two levels over
+        hosts of several ranks."""
+        hosts, n_shard = self.hosts, n // self.world_size
+        comm, n_came = self._comms[hosts], n_shard * hosts.n_hosts
+        shard, output = self._gradient(n_shard), torch.zeros(n_came, dtype=torch.float32)
+        change = self._gradient(n_shard).mul_(1e-3)
+        gatherer = Gatherer(comm, n_came, wire, 0)
         gathers = Gathers(gatherer.is_delta)
+        rows, whole = (
+            self._on_device(size, self.shape.gather).view(hosts.n_hosts, -1)
+            for size in ((n_came, n_came * hosts.per_host) if hosts.within is not None else (0, 0))
+        )
 
         def run(vote: int = CHANGED) -> None:
             found = gathers.vote(shard)[1]
+            before = comm.bytes_sent()["gather"]
             gathers.run(gatherer, shard, output, None, vote, found)
+            if vote:
+                self.bits[f"gather {wire}"] = 8 * (comm.bytes_sent()["gather"] - before) / n_came
+            if hosts.within is not None:
+                waits.gather_rows(rows, whole, hosts.within, "advise()", self.timeout_s)
 
         def run_changed() -> None:
             run()
