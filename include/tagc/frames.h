@@ -4,7 +4,8 @@
  *
  *   tagc_frames_encode   encodes the gradient into a frame for each rank
  *       all-to-all       frame q of `send` goes to rank q, which has it as frame [this rank] of `received`
- *   tagc_frames_add      checks the received frames and adds them, in rank order. All-reduce: writes the frame of the own sums
+ *   tagc_frames_add      checks the received frames and adds them, in rank order. All-reduce: begins with the own values instead of
+ *                        the frame from itself, and writes the frame of the sums
  *       all-gather       of these frames, for an all-reduce
  *   tagc_frames_decode   for an all-reduce: checks them and decodes them into the output
  *       all-reduce       the maximum of failure and of nonfinite in the verdict: two int64_t
@@ -30,8 +31,8 @@ extern "C" {
 typedef struct tagc_frames_verdict {
     int64_t failure;   /* 0, or what is wrong: for _end to put into words */
     int64_t nonfinite; /* 1: a gradient or a sum is NaN or Inf */
-    int64_t n_sent;    /* of this rank: values that it sent */
-    int64_t n_items;   /* of this rank: values in the sums of all, of an all-reduce */
+    int64_t n_sent; /* of this rank: values that it selected, of an all-reduce in its own row from the sums */
+    int64_t n_items; /* of this rank: values in the sums of all, of an all-reduce */
 } tagc_frames_verdict;
 
 /* Creates a direct reducer for such steps. kernels: NULL for arrays in host memory. Its other functions are those of every reducer;

@@ -258,7 +258,14 @@ typedef struct tagc_reducer_options {
     int op;
     /* tagc_output, default SHARD. */
     int output;
-    /* Values per scale: a power of two in [16, 4096]. Default 0: 128. For direct with an integer format. */
+    /* Where the output is larger than the shard: the share of every shard's sums that its owner does not send back. It
+     * stays in the owner's residual, so the volume does not grow with W. [0, 1]; default -1: owners send back 1.6 times
+     * the share that ranks send them, so it is 0.92 at a sparsity of 0.95. Below 1, at least one sum of each shard is
+     * sent. At 0 all are; if sparsity is above 0, all that are not zero, with positions. For direct. */
+    double result_sparsity;
+    /* tagc_format of these sums. Default -1: INT4, or `format` if that is finer or if sparsity is 0. For direct. */
+    int result_format;
+    /* Values per scale, also of sums: a power of two in [16, 4096]. Default 0: 128. For direct with an integer format. */
     int block;
     /* Above 1, the ranks of a host first add their gradients: they send bf16, or fp32 if format is FP32, and add in
      * fp32. Only the sums of the hosts are encoded. The residual then has n_elems / ranks_per_host values.
@@ -314,11 +321,14 @@ typedef struct tagc_reducer_stats {
     double time_s[TAGC_MAX_PHASES];
     /* Time from the start of the step on tagc's thread to its end. */
     double total_s;
-    /* Elements in the unit that this rank selected. */
+    /* Elements in the unit that this rank selected. If direct sends sums back, an owner selects in its own row from the
+     * sum over all ranks. */
     uint64_t n_sent;
-    /* Elements in the unit that at least one rank selected, or 0 if unknown. direct knows it at sparsity 0, and
-     * when the output is the whole unit; then it leaves out elements whose sum is zero. */
+    /* Elements in the unit that at least one rank selected, or 0 if unknown. direct knows it only at sparsity 0. */
     uint64_t n_union;
+    /* direct, where the output is larger than the shard: elements of the output whose sums were sent back. The others
+     * are 0. */
+    uint64_t n_returned;
     /* The sparsity that was reached: 1 - n_sent * ranks_per_host / n_elems. */
     double sparsity;
     /* sketch: the number of cells in the shard's sketch, and the items per cell. */

@@ -9,7 +9,6 @@
 enum {
     PIECE = 2048,  /* elements that are in the innermost cache together */
     RUN = 1 << 14, /* elements that a thread takes at a time */
-    INF_BITS = 0x7f800000
 };
 
 void tagc_addends_parts(const tagc_addends *s, size_t first, size_t n, float *gradient_room,
@@ -97,53 +96,12 @@ void tagc_addends_settle(const tagc_addends *addends, const uint32_t *indices, c
     tagc_pool_run(addends->n > RUN ? pool : NULL, settle_work, &s);
 }
 
-/* ---- losses added to a residual ---- */
-
-typedef struct addition {
-    int format;
-    size_t n, n_sent;
-    void *residual;
-    const uint32_t *indices;
-    const float *losses; /* (n_sent) */
-    float scale;
-    uint32_t seed;
-    int nonfinite; /* set by any thread */
-} addition;
-
-/* Adds items [first, ...) that lie before `end` to values, which begin at `at`. Returns the first item beyond. */
-static size_t add_losses(const addition *a, size_t first, size_t at, size_t end, float *values,
-                         int *nonfinite) {
-    size_t j = first;
-    for (; j < a->n_sent && a->indices[j] < end; j++) {
-        float *value = &values[a->indices[j] - at];
-        *value += a->scale * a->losses[j];
-        *nonfinite |= (tagc_float_bits(*value) & INF_BITS) == INF_BITS;
-    }
-    return j;
-}
-
-static void add_work(void *arg, int index, int n_threads) {
-    addition *a = arg;
-    float values[PIECE];
-    int nonfinite = 0;
-    for (size_t run = (size_t)index * RUN; run < a->n; run += (size_t)n_threads * RUN) {
-        size_t end = a->n - run < RUN ? a->n : run + RUN, j = first_from(a->indices, a->n_sent, run);
-        for (size_t at = run; at < end; at += PIECE) {
-            size_t n_here = end - at < PIECE ? end - at : PIECE;
-            tagc_residual_read(a->format, a->n, a->residual, at, n_here, values);
-            j = add_losses(a, j, at, at + n_here, values, &nonfinite);
-            tagc_residual_write(a->format, a->n, values, at, n_here, a->seed, a->residual);
-        }
-    }
-    if (nonfinite) __atomic_store_n(&a->nonfinite, 1, __ATOMIC_RELAXED);
-}
-
-int tagc_residual_add(int residual_format, size_t n, void *residual, const uint32_t *indices,
-                      const float *losses, size_t n_sent, float scale, uint32_t seed, tagc_pool *pool) {
-    addition a = {residual_format, n, n_sent, residual, indices, losses, scale, seed, 0};
-    if (residual_format == TAGC_FORMAT_FP32)
-        add_losses(&a, 0, 0, n, residual, &a.nonfinite);
-    else
-        tagc_pool_run(n > RUN ? pool : NULL, add_work, &a);
-    return a.nonfinite;
+void tagc_sums_begin(int gradient_format, const void *base, const float *sums, size_t first, size_t n,
+                     float *here) {
+    if (!base)
+        memset(here, 0, n * sizeof *here);
+    else if (base != sums && gradient_format == TAGC_FORMAT_BF16)
+        tagc_bf16_widen((const uint16_t *)base + first, here, n);
+    else if (here != (const float *)base + first)
+        memcpy(here, (const float *)base + first, n * sizeof *here);
 }

@@ -31,9 +31,8 @@ void tagc_addends_read(const tagc_addends *addends, size_t first, size_t n, floa
 void tagc_addends_settle(const tagc_addends *addends, const uint32_t *indices, const float *errors,
                          size_t n_sent, uint32_t seed, void *residual_out, tagc_pool *pool);
 
-/* Adds scale * losses (n_sent) at indices (n_sent), ascending, to a residual: a row of n in residual_format. Values of another
- * format than fp32 are all rounded anew. Returns 1 if a new value is not finite. */
-int tagc_residual_add(int residual_format, size_t n, void *residual, const uint32_t *indices,
-                      const float *losses, size_t n_sent, float scale, uint32_t seed, tagc_pool *pool);
+/* Writes what a decoder's `base` (tagc_code) has at [first, first + n) to here (n), a part of sums or another array. */
+void tagc_sums_begin(int gradient_format, const void *base, const float *sums, size_t first, size_t n,
+                     float *here);
 
 #endif

@@ -82,15 +82,11 @@ static void run_row(const tagc_batch *b, const tagc_batch_row *row, tagc_batch_r
         code->encode(o, row->gradient, row->residual_in, row->residual_out, row->seed, row->body, b->work,
                      b->pool, &result->encoded);
         break;
-    case TAGC_BATCH_ENCODE_SUMS:
-        code->encode_sums(o, row->sums, row->error, row->scale, row->seed, row->body, b->work, b->pool,
-                          &result->encoded);
-        break;
     case TAGC_BATCH_VALIDATE:
         result->damage = damage_of(o, bodies_of(b, row, 1));
         break;
     case TAGC_BATCH_DECODE:
-        result->nonfinite = code->decode(o, bodies_of(b, row, n_bodies), n_bodies, row->add, row->scale,
+        result->nonfinite = code->decode(o, bodies_of(b, row, n_bodies), n_bodies, row->base, row->scale,
                                          row->sums, b->work, b->pool);
     }
 }

@@ -13,9 +13,8 @@
 
 typedef enum tagc_batch_kind {
     TAGC_BATCH_ENCODE = 0,
-    TAGC_BATCH_ENCODE_SUMS = 1,
-    TAGC_BATCH_VALIDATE = 2, /* one body per row */
-    TAGC_BATCH_DECODE = 3,
+    TAGC_BATCH_VALIDATE = 1, /* one body per row */
+    TAGC_BATCH_DECODE = 2,
 } tagc_batch_kind;
 
 /* One fragment. The functions of tagc_code describe each array. A kind ignores arrays that it does not name. */
@@ -23,14 +22,13 @@ typedef struct tagc_batch_row {
     tagc_code_options options;
     const void *gradient, *residual_in; /* encode */
     void *residual_out;                 /* encode */
-    float *sums;                        /* encode_sums, decode */
-    void *error;                        /* encode_sums */
-    uint32_t seed;                      /* encode, encode_sums */
-    float scale;                        /* decode; the `unscale` of encode_sums */
-    uint8_t *body;                      /* encode, encode_sums: max_bytes of it */
+    uint32_t seed;                      /* encode */
+    uint8_t *body;                      /* encode: max_bytes of it */
+    const void *base;                   /* decode */
+    float *sums;                        /* decode */
+    float scale;                        /* decode */
     const tagc_body *bodies; /* decode (n_bodies); validate (1); the list itself is in host memory */
     int n_bodies;            /* decode: at most what it was when the batch was made */
-    int add;                 /* decode */
     /* Where the arrays are, and read when the batch runs: */
     const uint64_t *lengths; /* validate, decode: (n_bodies) instead of those in `bodies`; or NULL */
     const int *stop;         /* decode: not 0: as if n_bodies were 0; or NULL */
@@ -46,7 +44,7 @@ typedef enum tagc_damage {
 
 /* Of a row. */
 typedef struct tagc_batch_result {
-    tagc_encoded encoded; /* encode, encode_sums */
+    tagc_encoded encoded; /* encode */
     int nonfinite;        /* decode: what tagc_code.decode returns */
     int damage;           /* validate: a tagc_damage */
 } tagc_batch_result;

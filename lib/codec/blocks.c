@@ -15,14 +15,14 @@ typedef struct job {
     size_t n, n_runs;
     tagc_addends addends; /* encode */
     void *residual_out;   /* or NULL */
+    const void *base;
     float *sums;
-    void *error;
-    int residual; /* format of residual_out and error */
+    int residual, gradient; /* formats of residual_out, and of base */
     uint32_t seed;
     float scale;
     uint8_t *body;
     const tagc_body *bodies;
-    int n_bodies, add;
+    int n_bodies;
     int nonfinite; /* set by any thread */
 } job;
 
@@ -30,7 +30,8 @@ static job job_of(const tagc_code_options *o) {
     return (job){.format = tagc_values_format(o->values, o->block, 0),
                  .n = o->n,
                  .n_runs = (o->n + RUN - 1) / RUN,
-                 .residual = o->residual};
+                 .residual = o->residual,
+                 .gradient = o->gradient};
 }
 
 static size_t run_elems(const job *j, size_t run) {
@@ -94,47 +95,6 @@ static void blocks_encode(const tagc_code_options *options, const void *gradient
     finish(&j, out);
 }
 
-/* Adds the losses of [at, at + n) to error. */
-static void add_errors(job *j, const float *losses, size_t at, size_t n) {
-    float room[RUN], *error = j->residual == TAGC_FORMAT_FP32 ? (float *)j->error + at : room;
-    if (error == room) tagc_residual_read(j->residual, j->n, j->error, at, n, room);
-    for (size_t i = 0; i < n; i++) error[i] += j->scale * losses[i];
-    if (j->format.kernels->largest(error, n) >= INF_BITS)
-        __atomic_store_n(&j->nonfinite, 1, __ATOMIC_RELAXED);
-    else if (error == room)
-        tagc_residual_write(j->residual, j->n, room, at, n, j->seed, j->error);
-}
-
-static void sums_work(void *arg, int index, int n_threads) {
-    job *j = arg;
-    float errors[RUN];
-    for (size_t run = (size_t)index; run < j->n_runs; run += (size_t)n_threads) {
-        size_t at = run * RUN, n = run_elems(j, run);
-        float *sums = j->sums + at;
-        if (j->format.kernels->largest(sums, n) >= INF_BITS) {
-            __atomic_store_n(&j->nonfinite, 1, __ATOMIC_RELAXED);
-            continue;
-        }
-        tagc_values_encode(&j->format, sums, sums, errors, at, n, j->n, j->body);
-        for (size_t i = 0; i < n; i++) sums[i] = 0.0f + sums[i]; /* what a receiver adds to its zero */
-        if (j->error) add_errors(j, errors, at, n);
-    }
-}
-
-static void blocks_encode_sums(const tagc_code_options *options, float *sums, void *error, float unscale,
-                               uint32_t seed, uint8_t *body, void *scratch, tagc_pool *pool,
-                               tagc_encoded *out) {
-    job j = job_of(options);
-    (void)scratch;
-    j.sums = sums;
-    j.error = error;
-    j.seed = seed;
-    j.scale = unscale;
-    j.body = body;
-    tagc_pool_run(pool, sums_work, &j);
-    finish(&j, out);
-}
-
 static tagc_status blocks_validate(const tagc_code_options *options, const uint8_t *body, size_t n_bytes) {
     job j = job_of(options);
     size_t expected = tagc_values_bytes(&j.format, j.n);
@@ -150,11 +110,11 @@ static void decode_work(void *arg, int index, int n_threads) {
     job *j = arg;
     const tagc_code_kernels *k = j->format.kernels;
     float values[RUN], room[RUN];
-    int around = !j->add && j->n >= BEYOND_CACHE;
+    int around = j->base != j->sums && j->n >= BEYOND_CACHE;
     for (size_t run = (size_t)index; run < j->n_runs; run += (size_t)n_threads) {
         size_t at = run * RUN, n = run_elems(j, run);
         float *sums = around ? room : j->sums + at;
-        if (!j->add) memset(sums, 0, n * sizeof *sums);
+        tagc_sums_begin(j->gradient, j->base, j->sums, at, n, sums);
         for (int b = 0; b < j->n_bodies; b++) {
             tagc_values_decode(&j->format, j->bodies[b].bytes, at, n, j->n, values);
             k->add(sums, values, j->scale, n);
@@ -164,13 +124,13 @@ static void decode_work(void *arg, int index, int n_threads) {
     }
 }
 
-static int blocks_decode(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, int add,
-                         float scale, float *sums, void *scratch, tagc_pool *pool) {
+static int blocks_decode(const tagc_code_options *options, const tagc_body *bodies, int n_bodies,
+                         const void *base, float scale, float *sums, void *scratch, tagc_pool *pool) {
     job j = job_of(options);
     (void)scratch;
     j.bodies = bodies;
     j.n_bodies = n_bodies;
-    j.add = add;
+    j.base = base;
     j.scale = scale;
     j.sums = sums;
     tagc_pool_run(pool, decode_work, &j);
@@ -181,7 +141,6 @@ const tagc_code tagc_code_blocks = {
     .max_bytes = blocks_max_bytes,
     .scratch_bytes = blocks_scratch_bytes,
     .encode = blocks_encode,
-    .encode_sums = blocks_encode_sums,
     .validate = blocks_validate,
     .decode = blocks_decode,
 };

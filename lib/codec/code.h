@@ -47,19 +47,14 @@ typedef struct tagc_code {
     void (*encode)(const tagc_code_options *options, const void *gradient, const void *residual_in,
                    void *residual_out, uint32_t seed, uint8_t *body, void *scratch, tagc_pool *pool,
                    tagc_encoded *out);
-    /* Encodes sums (n): topk every non-zero one (there are at most k), blocks all. `sums` becomes what a receiver
-     * decodes. The loss times `unscale` is added to error, a row in options->residual, which may be NULL; all of the row is
-     * then rounded anew, with a seed that no other writing of it in this step has. nonfinite: some sum, or some new value
-     * of error, is NaN or Inf. */
-    void (*encode_sums)(const tagc_code_options *options, float *sums, void *error, float unscale,
-                        uint32_t seed, uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out);
     /* Accepts any bytes. TAGC_ERR_CORRUPT if decode would leave the body or the sums, or make a non-finite value. */
     tagc_status (*validate)(const tagc_code_options *options, const uint8_t *body, size_t n_bytes);
-    /* sums (n) = scale * every value of bodies[0] + scale * every value of bodies[1] and so on, added in this order. With
-     * `add` they are added to `sums`, else to zero. Decoding many bodies at once gives the same bits as one after
-     * the other, with less memory traffic. All bodies must be validated; n_bodies may be 0. Returns 1 if a changed sum is
-     * not finite: finite values can overflow when added. */
-    int (*decode)(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, int add,
+    /* sums (n) = base + scale * every value of bodies[0] + scale * every value of bodies[1] and so on, added in this order.
+     * base: NULL for zeros, `sums` itself to add to what is there, or an array (n) in options->gradient that does not
+     * overlap it. Decoding many bodies at once gives the same bits as one after the other, with less memory traffic.
+     * All bodies must be validated; n_bodies may be 0. Returns 1 if a changed sum is not finite: finite values can
+     * overflow when added. */
+    int (*decode)(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, const void *base,
                   float scale, float *sums, void *scratch, tagc_pool *pool);
 } tagc_code;
 

@@ -14,7 +14,6 @@ enum {
     BATCH = 32,   /* bodies decoded side by side */
     PIECE = 1024, /* values that one thread takes at a time */
     AHEAD = 128,  /* errors whose lines are on their way */
-    LOOK = 16,    /* sums that are looked over together for one that is not zero */
     WORTH_THREADS = 1 << 15,
     BEYOND_CACHE = 1 << 21 /* elements of which lines are long gone */
 };
@@ -55,8 +54,8 @@ typedef struct value_job {
     topk *t;
     size_t n_sent;
     uint8_t *bytes;
-    float *residual;               /* (n) gets the errors, or NULL */
-    int keep_decoded, keep_errors; /* in t */
+    float *residual; /* (n) gets the errors, or NULL */
+    int keep_errors; /* in t */
 } value_job;
 
 /* Prefetches the lines of the residual, which are far apart and have left the cache. The outer cache can fetch many
@@ -77,20 +76,19 @@ static void value_work(void *arg, int index, int n_threads) {
     for (size_t at = (size_t)index * step; at < j->n_sent; at += (size_t)n_threads * step) {
         size_t n = j->n_sent - at < step ? j->n_sent - at : step;
         float *values = t->values + at, *errors = j->keep_errors ? t->errors + at : NULL;
-        tagc_values_encode(&t->format, values, j->keep_decoded ? values : NULL, errors, at, n, j->n_sent,
-                           j->bytes);
+        tagc_values_encode(&t->format, values, NULL, errors, at, n, j->n_sent, j->bytes);
         if (j->residual)
             put_errors(t->indices + at, errors, n, n_threads == 1 ? j->n_sent - at : n, j->residual);
     }
 }
 
-/* indices and values of n_sent are there; with keep_decoded values become what is decoded. */
-static void write_body(topk *t, size_t n_sent, float *residual, int keep_decoded, uint8_t *body,
+/* indices and values of n_sent are there. */
+static void write_body(topk *t, size_t n_sent, float *residual, int keep_errors, uint8_t *body,
                        tagc_pool *pool, tagc_encoded *out) {
     out->n_sent = n_sent;
     out->n_index_bytes = tagc_gaps_encode(&t->gaps, t->indices, n_sent, body, t->scratch, pool);
     out->n_bytes = out->n_index_bytes + tagc_values_bytes(&t->format, n_sent);
-    value_job job = {t, n_sent, body + out->n_index_bytes, residual, keep_decoded, residual || keep_decoded};
+    value_job job = {t, n_sent, body + out->n_index_bytes, residual, residual || keep_errors};
     tagc_pool_run(n_sent < WORTH_THREADS ? NULL : pool, value_work, &job);
 }
 
@@ -127,34 +125,6 @@ static void topk_encode(const tagc_code_options *options, const void *gradient, 
     tagc_addends_settle(&addends, t.indices, t.errors, selection.n_sent, seed, residual_out, pool);
 }
 
-static void topk_encode_sums(const tagc_code_options *options, float *sums, void *error, float unscale,
-                             uint32_t seed, uint8_t *body, void *scratch, tagc_pool *pool,
-                             tagc_encoded *out) {
-    topk t;
-    tagc_arena arena = {.base = scratch};
-    size_t n_sent = 0;
-    lay_out(options, tagc_pool_n_threads(pool), &arena, &t);
-    *out = (tagc_encoded){0};
-    for (size_t at = 0; at < options->n; at += LOOK) {
-        size_t end = options->n - at < LOOK ? options->n : at + LOOK;
-        uint32_t largest = t.format.kernels->largest(sums + at, end - at);
-        if (largest >= INF_BITS) out->nonfinite = 1;
-        for (size_t i = at; largest && i < end && n_sent < options->k; i++) {
-            t.indices[n_sent] = (uint32_t)i;
-            t.values[n_sent] = sums[i];
-            n_sent += sums[i] != 0; /* always written, counted only if it counts, to avoid a branch */
-        }
-    }
-    if (out->nonfinite) return;
-    write_body(&t, n_sent, NULL, 1, body, pool, out);
-    for (size_t i = 0; i < n_sent; i++)
-        sums[t.indices[i]] = 0.0f + t.values[i]; /* what a receiver adds to its zero */
-    if (error)
-        out->nonfinite = tagc_residual_add(options->residual, options->n, error, t.indices, t.errors, n_sent,
-                                           unscale, seed, pool);
-    if (out->nonfinite) *out = (tagc_encoded){.nonfinite = 1};
-}
-
 /* ---- decode ---- */
 
 static tagc_status topk_validate(const tagc_code_options *options, const uint8_t *body, size_t n_bytes) {
@@ -188,11 +158,12 @@ typedef struct decode_job {
     tagc_value_format format;
     tagc_gaps gaps;
     chunk_room *rooms; /* (n_threads) */
-    int n_bodies, add;
+    int n_bodies;
     const tagc_body *bodies;
     size_t n_items[BATCH], n_index_bytes[BATCH];
     float scale;
-    float *sums; /* (n) */
+    const void *base; /* (n), `sums` or NULL */
+    float *sums;      /* (n) */
     int nonfinite;
 } decode_job;
 
@@ -257,7 +228,7 @@ static void decode_work(void *arg, int index, int n_threads) {
     tagc_gaps_cursor cursors[BATCH];
     size_t end = gaps->n_chunks * ((size_t)index + 1) / (size_t)n_threads;
     size_t begin = gaps->n_chunks * (size_t)index / (size_t)n_threads;
-    int around = !job->add && job->options->n >= BEYOND_CACHE;
+    int around = !job->base && job->options->n >= BEYOND_CACHE;
     uint32_t top = 0;
     for (int b = 0; b < job->n_bodies; b++) tagc_gaps_seek(gaps, job->bodies[b].bytes, begin, &cursors[b]);
     if (around) memset(room->sums, 0, gaps->chunk * sizeof *room->sums);
@@ -268,22 +239,22 @@ static void decode_work(void *arg, int index, int n_threads) {
             write_chunk(job, room, cursors, sums, n, &top);
             continue;
         }
-        if (!job->add) memset(sums, 0, n * sizeof *sums);
+        tagc_sums_begin(job->options->gradient, job->base, job->sums, c * gaps->chunk, n, sums);
         for (int b = 0; b < job->n_bodies; b++)
             add_chunk(job, room, b, &cursors[b], room->positions, sums, &top);
     }
     if (top >= INF_BITS) __atomic_store_n(&job->nonfinite, 1, __ATOMIC_RELAXED);
 }
 
-static int topk_decode(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, int add,
-                       float scale, float *sums, void *scratch, tagc_pool *pool) {
+static int topk_decode(const tagc_code_options *options, const tagc_body *bodies, int n_bodies,
+                       const void *base, float scale, float *sums, void *scratch, tagc_pool *pool) {
     decode_job job = {.scale = scale, .sums = sums};
     tagc_arena arena = {.base = scratch};
     place_decode(options, tagc_pool_n_threads(pool), &arena, &job);
-    for (int done = 0; done < n_bodies || (done == 0 && !add); done += BATCH) {
+    for (int done = 0; done < n_bodies || (done == 0 && base != sums); done += BATCH) {
         job.bodies = bodies + done;
         job.n_bodies = n_bodies - done < BATCH ? n_bodies - done : BATCH;
-        job.add = add || done > 0;
+        job.base = done > 0 ? sums : base;
         for (int b = 0; b < job.n_bodies; b++) {
             job.n_items[b] = tagc_gaps_items(job.bodies[b].bytes);
             job.n_index_bytes[b] = tagc_gaps_bytes(&job.gaps, job.bodies[b].bytes);
@@ -307,7 +278,6 @@ const tagc_code tagc_code_topk = {
     .max_bytes = topk_max_bytes,
     .scratch_bytes = topk_scratch_bytes,
     .encode = topk_encode,
-    .encode_sums = topk_encode_sums,
     .validate = topk_validate,
     .decode = topk_decode,
 };

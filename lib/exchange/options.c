@@ -39,6 +39,8 @@ static const tagc_field reducer_fields[] = {
     {REDUCER(op), TAGC_FIELD_INT, 1, ALL, TAGC_OP_AVG, TAGC_OP_SUM, TAGC_OP_AVG, op_names},
     {REDUCER(output), TAGC_FIELD_INT, 1, ALL, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD, TAGC_OUTPUT_SHARD,
      output_names},
+    {REDUCER(result_sparsity), TAGC_FIELD_DOUBLE, 1, DIRECT, -1, 1, -1, NULL},
+    {REDUCER(result_format), TAGC_FIELD_INT, 1, DIRECT, -1, TAGC_FORMAT_SIGN, -1, tagc_format_names},
     {REDUCER(block), TAGC_FIELD_INT, 1, DIRECT, 0, 4096, 0, NULL},
     {REDUCER(ranks_per_host), TAGC_FIELD_INT, 1, DIRECT, 1, 65536, 1, NULL},
     {REDUCER(n_threads), TAGC_FIELD_INT, 0, ALL, 1, 256, 1, NULL},
@@ -70,6 +72,8 @@ static const tagc_reducer_options reducer_defaults = {
     .exchange = TAGC_EXCHANGE_DIRECT,
     .format = -1,
     .sparsity = -1,
+    .result_format = -1,
+    .result_sparsity = -1,
     .ranks_per_host = 1,
     .n_threads = 1,
 };
@@ -90,8 +94,32 @@ void tagc_gatherer_options_init_sized(tagc_gatherer_options *options, size_t str
     tagc_sized_init(&gatherer_struct, options, struct_bytes);
 }
 
+/* ---- the way back ----
+ *
+ * docs/studies/way-back.md: sums need more bits than fragments, for each of them stands for the values of all ranks. */
+
+#define RETURNED_PER_SENT 1.6
+
+int tagc_result_format(const tagc_reducer_options *options) {
+    int is_coarse = options->sparsity > 0 && options->format > TAGC_FORMAT_INT4;
+    if (options->result_format != -1) return options->result_format;
+    return is_coarse ? TAGC_FORMAT_INT4 : options->format;
+}
+
+double tagc_result_sparsity(const tagc_reducer_options *options) {
+    if (options->result_sparsity != -1) return options->result_sparsity;
+    return fmax(1 - RETURNED_PER_SENT * (1 - options->sparsity), 0);
+}
+
+int tagc_results_are_sent(const tagc_reducer_options *options) {
+    return options->exchange == TAGC_EXCHANGE_DIRECT && options->output != TAGC_OUTPUT_SHARD;
+}
+
+/* 1 if some values have scales. */
 static int is_blocks(const tagc_reducer_options *options) {
-    return options->exchange == TAGC_EXCHANGE_DIRECT && options->format >= TAGC_FORMAT_INT8;
+    if (options->exchange != TAGC_EXCHANGE_DIRECT) return 0;
+    return options->format >= TAGC_FORMAT_INT8 ||
+           (tagc_results_are_sent(options) && tagc_result_format(options) >= TAGC_FORMAT_INT8);
 }
 
 void tagc_reducer_options_resolve(tagc_reducer_options *options) {
@@ -106,6 +134,10 @@ void tagc_reducer_options_prune(tagc_reducer_options *options) {
     if (exchange != TAGC_EXCHANGE_DIRECT) {
         if (exchange != TAGC_EXCHANGE_DENSE || options->format > TAGC_FORMAT_BF16) options->format = -1;
         options->ranks_per_host = 1;
+    }
+    if (!tagc_results_are_sent(options)) {
+        options->result_format = -1;
+        options->result_sparsity = -1;
     }
     if (exchange == TAGC_EXCHANGE_DENSE) options->sparsity = 0;
     if (exchange == TAGC_EXCHANGE_DENSE || exchange == TAGC_EXCHANGE_DIRECT) options->paper = NULL;
@@ -190,6 +222,10 @@ static tagc_status check_numbers(const tagc_reducer_options *options, int world_
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "sparsity is %.10g, must be in [0, 1], or -1 for the exchange's own",
                          options->sparsity);
+    if (options->result_sparsity != -1 && !(options->result_sparsity >= 0 && options->result_sparsity <= 1))
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "result_sparsity is %.10g, must be in [0, 1], or -1 to follow sparsity",
+                         options->result_sparsity);
     TAGC_TRY(tagc_fields_check(reducer_fields, N_REDUCER_FIELDS, options));
     TAGC_TRY(check_shape(options->n_elems, world_size, MAX_SHARD));
     if (options->block != 0 && (options->block < 16 || (options->block & (options->block - 1))))
@@ -251,6 +287,12 @@ static tagc_status check_together(const tagc_reducer_options *options, const tag
     if (full->output == TAGC_OUTPUT_HOST_SHARD && full->exchange != TAGC_EXCHANGE_DIRECT)
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
                          "output is host_shard, but exchange %s supports only shard and unit", exchange);
+    if (full->exchange == TAGC_EXCHANGE_DIRECT && full->output == TAGC_OUTPUT_SHARD &&
+        (full->result_format != -1 || full->result_sparsity != -1))
+        return tagc_fail(
+            TAGC_ERR_UNSUPPORTED,
+            "%s is set, but output is shard, so no sums are sent back: leave it at its default, -1",
+            full->result_format != -1 ? "result_format" : "result_sparsity");
     if (options->block != 0 && !is_blocks(full))
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
                          "block is %d, but format %s has no blocks: leave block at 0, or choose an integer "

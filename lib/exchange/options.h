@@ -29,6 +29,11 @@ int tagc_gatherer_options_kind(const tagc_gatherer_options *options);
 extern const char *const tagc_format_names[TAGC_FORMAT_SIGN + 1];
 extern const char *const tagc_exchange_names[TAGC_EXCHANGE_DIRECT + 1];
 
+/* Of options whose sparsity and format are resolved: how owners send sums back. */
+int tagc_results_are_sent(const tagc_reducer_options *options);
+int tagc_result_format(const tagc_reducer_options *options);
+double tagc_result_sparsity(const tagc_reducer_options *options);
+
 /* Resolves defaults that depend on other fields (sparsity, format, block). */
 void tagc_reducer_options_resolve(tagc_reducer_options *options);
 /* Resets fields that do not apply to options->exchange. For templates that several exchanges are made from. */

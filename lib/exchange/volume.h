@@ -10,14 +10,14 @@
 /* Properties of the gradients on which a step of an indexed or direct exchange depends. */
 typedef struct tagc_volume_data {
     const uint64_t *n_union; /* (W,) elements of each shard's union; NULL: union_density of each shard */
-    double union_density;    /* [0, 1]; direct: of the sums that are sent back */
+    double union_density;    /* [0, 1] */
     /* (W,) items of each shard that cannot be recovered from its sketch; NULL: none. */
     const uint64_t *n_left;
     /* direct with positions */
     /* (W,) bytes that `rank` sends to each owner; NULL: the expected size for sent_density and independent positions. */
     const tagc_encoded *bodies;
     double sent_density;      /* [0, 1] */
-    const tagc_encoded *sums; /* bytes of `rank`'s sums; NULL: the expected size for union_density */
+    const tagc_encoded *sums; /* bytes of `rank`'s sums; NULL: the expected size of as many as may be sent */
 } tagc_volume_data;
 
 typedef struct tagc_volume {

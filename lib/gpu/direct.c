@@ -3,7 +3,7 @@
  *   first turn     selects and encodes all fragments of the unit in one batch
  *   each parcel    bodies of its fragments, as long as they came out, to the host
  *   last body in   all bodies but the own one to the device; added in one batch
- *   all-reduce     sums are encoded there, and those of the others decoded, in a batch each
+ *   all-reduce     sums are encoded there, and those of all ranks decoded, in a batch each
  *
  * Bodies are checked on the host, where they arrive. A failure of the device is this rank's failure, which the agreement tells
  * all ranks; so nothing of such a step changes a residual.
@@ -17,7 +17,7 @@
 typedef struct direct_on {
     size_t stride, n_bytes;
     char *memory;                /* of the device */
-    tagc_batch_result results[]; /* (hosts) of the last run */
+    tagc_batch_result results[]; /* (hosts) of the last run; of fragments, in the order of turns */
 } direct_on;
 
 static direct_on *on_of(const tagc_reducer *r) {
@@ -115,11 +115,11 @@ static tagc_status send_bodies(const tagc_reducer *r) {
 
 static tagc_status encode_all(tagc_reducer *r) {
     const tagc_direct *d = tagc_direct_of(r);
-    for (int host = 0; host < d->n_hosts; host++)
-        d->batches.rows[host] = tagc_encode_row(r, host, body_there(r, host));
-    TAGC_TRY(run(r, TAGC_ENCODE, (size_t)d->n_hosts));
-    for (int host = 0; host < d->n_hosts; host++)
-        TAGC_TRY(check_length(on_of(r), &on_of(r)->results[host].encoded));
+    int n = d->n_hosts - tagc_direct_has_results(r); /* the own turn is the last */
+    for (int t = 0; t < n; t++)
+        d->batches.rows[t] = tagc_encode_row(r, tagc_host_to(d, t), body_there(r, tagc_host_to(d, t)));
+    TAGC_TRY(run(r, TAGC_ENCODE, (size_t)n));
+    for (int t = 0; t < n; t++) TAGC_TRY(check_length(on_of(r), &on_of(r)->results[t].encoded));
     return TAGC_OK;
 }
 
@@ -130,13 +130,13 @@ static tagc_status fetch_bodies(tagc_reducer *r, int t, int end) {
     for (int i = t; i < end; i++) {
         int host = tagc_host_to(d, i);
         TAGC_TRY(tagc_kernels_copy(kernels_of(r), body_pinned(r, host), body_there(r, host),
-                                   results[host].encoded.n_bytes, TAGC_COPY_TO_HOST));
+                                   results[i].encoded.n_bytes, TAGC_COPY_TO_HOST));
     }
     TAGC_TRY(tagc_kernels_wait(kernels_of(r)));
     for (int i = t; i < end; i++) {
         int host = tagc_host_to(d, i);
         memcpy(tagc_direct_row_out(d, i) + TAGC_WIRE_HEADER_BYTES, body_pinned(r, host),
-               results[host].encoded.n_bytes);
+               results[i].encoded.n_bytes);
     }
     return TAGC_OK;
 }
@@ -169,12 +169,10 @@ static tagc_status add(tagc_reducer *r) {
 
 static tagc_status decode_sums(tagc_reducer *r) {
     const tagc_direct *d = tagc_direct_of(r);
-    size_t n = 0;
     TAGC_TRY(send_bodies(r));
     for (int host = 0; host < d->n_hosts; host++)
-        if (host != d->host)
-            d->batches.rows[n++] = tagc_decode_sums_row(r, (size_t)host, &d->batches.bodies[host]);
-    return n ? run(r, TAGC_DECODE_SUMS, n) : TAGC_OK;
+        d->batches.rows[host] = tagc_decode_sums_row(r, (size_t)host, &d->batches.bodies[host]);
+    return run(r, TAGC_DECODE_SUMS, (size_t)d->n_hosts);
 }
 
 /* ---- what the exchange calls ---- */
@@ -206,7 +204,7 @@ static void on_encode(tagc_reducer *r, int t, tagc_encoded *out) {
             status = fetch_bodies(r, t, tagc_direct_parcel_end(d, t / d->parcel));
         leave(r, status);
     }
-    if (status == TAGC_OK) *out = on_of(r)->results[tagc_host_to(d, t)].encoded;
+    if (status == TAGC_OK) *out = on_of(r)->results[t].encoded;
 }
 
 static void on_add(tagc_reducer *r, int first, int end_host) {

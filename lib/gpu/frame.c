@@ -22,10 +22,10 @@ static tagc_status seal(const tagc_frames_form *form, uint8_t *frames, const tag
     if (form->kind == TAGC_FRAME_FRAGMENT) *verdict = (tagc_frames_verdict){0};
     for (uint32_t i = 0; i < form->n_frames; i++) {
         nonfinite |= results[i].encoded.nonfinite;
-        n_sent += (int64_t)results[i].encoded.n_sent;
+        if (tagc_frame_counts(form, i)) n_sent += (int64_t)results[i].encoded.n_sent;
     }
     find(verdict, 0, nonfinite);
-    if (form->kind == TAGC_FRAME_FRAGMENT && !nonfinite) verdict->n_sent = n_sent;
+    if (!verdict->nonfinite) verdict->n_sent += n_sent;
     flags = (verdict->nonfinite ? TAGC_FRAME_NONFINITE : 0) | (verdict->failure ? TAGC_FRAME_FAILED : 0);
     for (uint32_t i = 0; i < form->n_frames; i++) {
         const tagc_encoded *encoded = &results[i].encoded;

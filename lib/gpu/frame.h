@@ -61,13 +61,19 @@ typedef struct tagc_frames_form {
     size_t stride, most_bytes; /* from frame to frame; of a body */
     uint32_t n_frames, most_items;
     uint32_t kind, coding, block;
-    uint32_t rank, k; /* of this rank; its own, and what others should have */
+    uint32_t has_sums; /* 1: sums follow the fragments, of which the own one is not used */
+    uint32_t rank, k;  /* of this rank; its own, and what others should have */
     uint64_t n_elems, step;
 } tagc_frames_form;
 
 /* tagc_frames_verdict.failure: the fault, the rank that found it, and the rank whose frame has it. */
 TAGC_FRAME_FN int64_t tagc_frame_failure(int fault, uint32_t rank, uint32_t from) {
     return fault ? (int64_t)fault << 48 | (int64_t)(rank & 0xffffff) << 24 | (int64_t)(from & 0xffffff) : 0;
+}
+
+/* 1 if what frame i sends counts. */
+TAGC_FRAME_FN int tagc_frame_counts(const tagc_frames_form *form, uint32_t i) {
+    return !(form->has_sums && form->kind == TAGC_FRAME_FRAGMENT && i == form->rank);
 }
 
 /* ---- checksums: a sum over words, so that threads can share the work ---- */

@@ -3,7 +3,7 @@
  *
  *   _encode   batch: all fragments, into their frames | headers
  *   _add      headers, checksums | batch: validate bodies | batch: add them in rank order; for an all-reduce | batch: encode sums | header
- *   _decode   headers, checksums | batch: validate bodies | batch: decode those of the others
+ *   _decode   headers, checksums | batch: validate bodies | batch: decode them
  *   _settle   if the ranks' verdict is that the step does not count, the new residual gets the values from before the step
  *
  * The host swaps the two residuals in any case, so it can begin the next step without knowing how this one ended. `lengths` and
@@ -78,10 +78,11 @@ static tagc_frames_form form_of(const tagc_reducer *r, int is_sums, int n) {
                               .n_frames = (uint32_t)n,
                               .most_items = (uint32_t)(o->sparse ? o->k : o->n),
                               .kind = is_sums ? TAGC_FRAME_SUMS : TAGC_FRAME_FRAGMENT,
-                              .coding = (uint32_t)r->options.format,
-                              .block = (uint32_t)r->options.block,
+                              .coding = (uint32_t)o->values,
+                              .block = (uint32_t)o->block,
+                              .has_sums = (uint32_t)has_sums(r),
                               .rank = (uint32_t)r->rank,
-                              .k = (uint32_t)r->k,
+                              .k = (uint32_t)o->k,
                               .n_elems = r->shard,
                               .step = r->now.number};
 }
@@ -193,38 +194,43 @@ static tagc_status check_bodies(tagc_reducer *r, const tagc_frames_form *form, i
     return tagc_batches_run(r, is_sums ? TAGC_CHECK_SUMS : TAGC_CHECK);
 }
 
-static tagc_status add_bodies(tagc_reducer *r) {
+/* Bodies [first, end); those before are in the sums. */
+static tagc_status add_some(tagc_reducer *r, const tagc_frames_form *form, int first, int end, int add) {
     const tagc_batches *b = &tagc_direct_of(r)->batches; /* whose bodies are those that were checked */
-    b->rows[0] = tagc_add_row(r, b->bodies, r->world_size, 0);
-    b->rows[0].lengths = frames_of(r)->lengths;
+    b->rows[0] = tagc_add_row(r, b->bodies + first, end - first, add);
+    b->rows[0].lengths = frames_of(r)->lengths + first;
     b->rows[0].stop = frames_of(r)->stop;
-    return tagc_batches_run(r, TAGC_ADD);
+    TAGC_TRY(tagc_batches_run(r, TAGC_ADD));
+    return judge(r, form, 1, NULL);
 }
 
-/* Of all ranks but this one, which already has its own sums as they decode. */
-static tagc_status decode_bodies(tagc_reducer *r) {
+/* With sums, the own body is left out: they begin with the own values. */
+static tagc_status add_bodies(tagc_reducer *r, const tagc_frames_form *form) {
+    if (!has_sums(r)) return add_some(r, form, 0, r->world_size, 0);
+    TAGC_TRY(add_some(r, form, 0, r->rank, 0));
+    return r->rank + 1 < r->world_size ? add_some(r, form, r->rank + 1, r->world_size, 1) : TAGC_OK;
+}
+
+static tagc_status decode_bodies(tagc_reducer *r, const tagc_frames_form *form) {
     const tagc_batches *b = &tagc_direct_of(r)->batches;
-    size_t n = 0;
     for (int q = 0; q < r->world_size; q++) {
-        if (q == r->rank) continue;
-        b->rows[n] = tagc_decode_sums_row(r, (size_t)q, &b->bodies[q]);
-        b->rows[n].lengths = &frames_of(r)->lengths[q];
-        b->rows[n++].stop = frames_of(r)->stop;
+        b->rows[q] = tagc_decode_sums_row(r, (size_t)q, &b->bodies[q]);
+        b->rows[q].lengths = &frames_of(r)->lengths[q];
+        b->rows[q].stop = frames_of(r)->stop;
     }
-    return tagc_batches_run(r, TAGC_DECODE_SUMS);
+    TAGC_TRY(tagc_batches_run(r, TAGC_DECODE_SUMS));
+    return judge(r, form, (size_t)r->world_size, NULL);
 }
 
 /* Validates the received frames, then decodes them. */
 static tagc_status take(tagc_reducer *r, int is_sums) {
     direct_frames *s = frames_of(r);
     tagc_frames_form form = form_of(r, is_sums, r->world_size);
-    size_t n_decoded = is_sums ? (size_t)r->world_size - 1 : 1;
     TAGC_TRY(tagc_batches_check(r, s->maker->open(&form, (const uint8_t *)s->received, s->lengths, s->verdict,
                                                   s->partial_sums, stream_of(r))));
     TAGC_TRY(check_bodies(r, &form, is_sums));
     TAGC_TRY(judge(r, &form, (size_t)r->world_size, s->lengths));
-    TAGC_TRY(is_sums ? decode_bodies(r) : add_bodies(r));
-    return judge(r, &form, n_decoded, NULL);
+    return is_sums ? decode_bodies(r, &form) : add_bodies(r, &form);
 }
 
 /* Around every call: runs `what` unless this rank has failed, and notes its failure. */
@@ -372,7 +378,8 @@ static void count(tagc_reducer *r, const tagc_frames_verdict *agreed) {
     for (int leg = 0; leg < TAGC_N_LEGS; leg++)
         stats->n_bytes_sent[leg] = stats->n_bytes_received[leg] = n_bytes[leg];
     stats->n_sent = (uint64_t)agreed->n_sent;
-    stats->n_union = tagc_direct_of(r)->fragment.sparse ? (uint64_t)agreed->n_items : r->options.n_elems;
+    stats->n_union = tagc_direct_of(r)->fragment.sparse ? 0 : r->options.n_elems;
+    stats->n_returned = (uint64_t)agreed->n_items;
     stats->nonfinite = agreed->nonfinite != 0;
     stats->sparsity = 1.0 - (double)stats->n_sent / (double)r->options.n_elems;
     stats->total_s = tagc_clock_s() - r->now.start_s;

@@ -75,8 +75,9 @@ class ReducerOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("exchange", c_int), ("format",
             c_int),
-        ("sparsity", c_double), ("op", c_int), ("output", c_int), ("block", c_int),
-        ("ranks_per_host", c_int), ("n_threads", c_int), ("paper", c_void_p),
+        ("sparsity", c_double), ("op", c_int), ("output", c_int), ("result_sparsity", c_double),
+        ("result_format", c_int), ("block", c_int), ("ranks_per_host", c_int), ("n_threads", c_int),
+        ("paper", c_void_p),
     ]  # fmt: skip
 
 
@@ -85,7 +86,7 @@ class ReducerStats(Structure):
         ("struct_bytes", c_size_t), ("n_bytes_sent", c_uint64 * MAX_LEGS), ("n_bytes_received",
             c_uint64 * MAX_LEGS),
         ("time_s", c_double * MAX_PHASES), ("total_s", c_double), ("n_sent", c_uint64), ("n_union", c_uint64),
-        ("sparsity", c_double), ("n_cells", c_uint64), ("load", c_double), ("n_unpeeled", c_uint64),
+        ("n_returned", c_uint64), ("sparsity", c_double), ("n_cells", c_uint64), ("load", c_double), ("n_unpeeled", c_uint64),
         ("n_lost", c_uint64), ("peel_rounds", c_int), ("nonfinite", c_int),
     ]  # fmt: skip
 

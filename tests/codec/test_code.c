@@ -183,7 +183,7 @@ static fragment encode(const tagc_code_options *options, int kind, int with_resi
     f.body = memcpy(bytes_of(f.encoded.n_bytes), body, f.encoded.n_bytes);
     assert_int_equal(f.code->validate(options, f.body, f.encoded.n_bytes), TAGC_OK);
     tagc_body one = {f.body, f.encoded.n_bytes};
-    f.code->decode(options, &one, 1, 0, 1, f.decoded, scratch, pool);
+    f.code->decode(options, &one, 1, NULL, 1, f.decoded, scratch, pool);
     free(body);
     tagc_memory_destroy(scratch);
     return f;
@@ -295,10 +295,10 @@ static void check_many(const tagc_code_options *o, int n_bodies) {
     for (int b = 0; b < n_bodies; b++) {
         fragments[b] = encode(o, HEAVY, 0, NULL);
         bodies[b] = (tagc_body){fragments[b].body, fragments[b].encoded.n_bytes};
-        code->decode(o, &bodies[b], 1, 1, 0.37f, in_turn, scratch, NULL);
+        code->decode(o, &bodies[b], 1, in_turn, 0.37f, in_turn, scratch, NULL);
         for (size_t i = 0; i < o->n; i++) plain[i] += 0.37f * fragments[b].decoded[i];
     }
-    assert_int_equal(code->decode(o, bodies, n_bodies, 0, 0.37f, together, scratch, NULL), 0);
+    assert_int_equal(code->decode(o, bodies, n_bodies, NULL, 0.37f, together, scratch, NULL), 0);
     for (size_t i = 0; i < o->n; i++) {
         assert_int_equal(bits_of(together[i]), bits_of(in_turn[i]));
         assert_true(together[i] == plain[i]);
@@ -325,41 +325,49 @@ static void test_many(void **state) {
     }
 }
 
-/* The owner's sums are what a receiver of the body has, and the error is what they lost. */
-static void test_sums(void **state) {
+/* Sums begin with zeros, with what is there, or with another array, which stays. */
+static void test_base(void **state) {
     (void)state;
     HAS_ONE_THREAD();
-    for (int trial = 0; trial < 200; trial++) {
+    for (int trial = 0; trial < 60; trial++) {
         tagc_code_options o = random_options(trial % 10 ? 500 : 50000);
+        if (trial < 2) o.n = o.k = (1 << 21) + 77; /* beyond the cache */
+        if (trial < 2 && o.sparse) o.k = o.n / 20;
         const tagc_code *code = tagc_code_of(&o);
+        int n_bodies = trial % 4 ? trial % 40 : 33; /* more than are decoded side by side */
+        if (trial < 2) n_bodies = trial;
+        fragment f = encode(&o, HEAVY, 1, NULL);
+        tagc_body bodies[40];
+        for (int b = 0; b < n_bodies; b++) bodies[b] = (tagc_body){f.body, f.encoded.n_bytes};
         void *scratch = aligned_bytes(code->scratch_bytes(&o, 1));
-        float *sums = bytes_of(4 * o.n), *before = bytes_of(4 * o.n), *error = bytes_of(4 * o.n),
-              *received = bytes_of(4 * o.n);
-        size_t n_non_zero = 0;
-        fill(trial % 3 ? HEAVY : TIES, sums, o.n);
+        float *base = bytes_of(4 * o.n), *before = bytes_of(4 * o.n), *there = bytes_of(4 * o.n),
+              *sums = bytes_of(4 * o.n);
+        fill(HEAVY, base, o.n);
+        memcpy(before, base, 4 * o.n);
+        memcpy(there, base, 4 * o.n);
+        uint16_t *halves = bytes_of(2 * o.n);
+        for (size_t i = 0; i < o.n; i++) halves[i] = (uint16_t)(bits_of(base[i]) >> 16);
+        fill(HEAVY, sums, o.n); /* whatever was there */
+        assert_int_equal(code->decode(&o, bodies, n_bodies, base, 0.5f, sums, scratch, NULL), 0);
+        assert_int_equal(code->decode(&o, bodies, n_bodies, there, 0.5f, there, scratch, NULL), 0);
         for (size_t i = 0; i < o.n; i++) {
-            if (o.sparse && random_below(3)) sums[i] = 0;
-            n_non_zero += sums[i] != 0;
-            error[i] = 3;
+            float expected = before[i];
+            for (int b = 0; b < n_bodies; b++) expected += 0.5f * f.decoded[i];
+            assert_true(sums[i] == expected);
+            assert_int_equal(bits_of(sums[i]), bits_of(there[i]));
         }
-        if (o.sparse) o.k = n_non_zero + random_below(o.n - n_non_zero + 1);
-        tagc_memory_destroy(scratch);
-        scratch = aligned_bytes(code->scratch_bytes(&o, 1));
-        memcpy(before, sums, 4 * o.n);
-        uint8_t *body = bytes_of(code->max_bytes(&o));
-        tagc_encoded encoded;
-        code->encode_sums(&o, sums, trial % 7 ? error : NULL, 2, 0, body, scratch, NULL, &encoded);
-        assert_false(encoded.nonfinite);
-        if (o.sparse) assert_int_equal(encoded.n_sent, n_non_zero);
-        assert_int_equal(code->validate(&o, body, encoded.n_bytes), TAGC_OK);
-        tagc_body one = {body, encoded.n_bytes};
-        code->decode(&o, &one, 1, 0, 1, received, scratch, NULL);
+        assert_memory_equal(base, before, 4 * o.n);
+        o.gradient = TAGC_FORMAT_BF16;
+        assert_int_equal(code->decode(&o, bodies, n_bodies, halves, 0.5f, sums, scratch, NULL), 0);
         for (size_t i = 0; i < o.n; i++) {
-            assert_int_equal(bits_of(received[i]), bits_of(sums[i]));
-            if (trial % 7) assert_true(fabsf(error[i] - (3 + 2 * (before[i] - sums[i]))) <= 1e-5f);
+            float expected = float_of((uint32_t)halves[i] << 16);
+            for (int b = 0; b < n_bodies; b++) expected += 0.5f * f.decoded[i];
+            assert_true(sums[i] == expected);
         }
+        free(halves);
         tagc_memory_destroy(scratch);
-        free(sums), free(before), free(error), free(received), free(body);
+        fragment_free(&f);
+        free(base), free(before), free(there), free(sums);
     }
 }
 
@@ -388,10 +396,6 @@ static void test_nonfinite(void **state) {
                      scratch, NULL, &encoded);
         assert_true(encoded.nonfinite);
         assert_int_equal(encoded.n_bytes, 0);
-        if (trial % 4 != 3) {
-            code->encode_sums(&o, gradient, NULL, 1, 0, body, scratch, NULL, &encoded);
-            assert_true(encoded.nonfinite);
-        }
         tagc_memory_destroy(scratch);
         free(gradient), free(residual), free(next), free(body);
     }
@@ -410,17 +414,20 @@ static void check_overflow(const tagc_code_options *o, tagc_pool *pool) {
     gradient[at] = -3e38f;
     code->encode(o, gradient, residual, residual, 0, body, scratch, pool, &encoded);
     tagc_body twice[] = {{body, encoded.n_bytes}, {body, encoded.n_bytes}};
-    assert_int_equal(code->decode(o, twice, 1, 0, 1, sums, scratch, pool), 0);
-    int told = code->decode(o, twice, 1, 1, 1, sums, scratch, pool);
+    assert_int_equal(code->decode(o, twice, 1, NULL, 1, sums, scratch, pool), 0);
+    int told = code->decode(o, twice, 1, sums, 1, sums, scratch, pool);
     assert_int_equal(told, isinf(sums[at]) != 0);
-    told = code->decode(o, twice, 2, 0, 1, sums, scratch, pool);
+    told = code->decode(o, twice, 2, NULL, 1, sums, scratch, pool);
     assert_int_equal(told, isinf(sums[at]) != 0);
     if (o->values <= TAGC_FORMAT_INT8) assert_true(isinf(sums[at])); /* others may have rounded it down */
-    assert_int_equal(code->decode(o, twice, 2, 0, 0.5f, sums, scratch, pool), 0);
+    assert_int_equal(code->decode(o, twice, 2, NULL, 0.5f, sums, scratch, pool), 0);
     gradient[at] = FLT_MAX; /* which no format may round up to infinity */
-    code->encode_sums(o, gradient, NULL, 1, 0, body, scratch, pool, &encoded);
+    fill(ZEROS, residual, o->n);
+    code->encode(o, gradient, residual, residual, 0, body, scratch, pool, &encoded);
     assert_int_equal(encoded.nonfinite, 0);
-    assert_true(isfinite(gradient[at]));
+    twice[0].n_bytes = encoded.n_bytes;
+    assert_int_equal(code->decode(o, twice, 1, NULL, 1, sums, scratch, pool), 0);
+    assert_true(isfinite(sums[at]));
     tagc_memory_destroy(scratch);
     free(gradient), free(residual), free(sums), free(body);
 }
@@ -465,7 +472,7 @@ static void test_damaged(void **state) {
             f.body[at] ^= (uint8_t)(1u << random_below(8));
             if (f.code->validate(&o, f.body, f.encoded.n_bytes) == TAGC_OK) {
                 tagc_body one = {f.body, f.encoded.n_bytes};
-                f.code->decode(&o, &one, 1, 0, 1, f.decoded, scratch, NULL);
+                f.code->decode(&o, &one, 1, NULL, 1, f.decoded, scratch, NULL);
                 for (size_t j = 0; j < o.n; j++) assert_true(isfinite(f.decoded[j]));
                 n_passed++;
             } else {
@@ -500,7 +507,7 @@ static void test_unaligned(void **state) {
         assert_memory_equal(residual, f.residual_out, 4 * o.n);
         assert_memory_equal(gradient, f.gradient, 4 * o.n);
         tagc_body one = {body + 1, encoded.n_bytes};
-        code->decode(&o, &one, 1, 0, 1, sums, scratch, NULL);
+        code->decode(&o, &one, 1, NULL, 1, sums, scratch, NULL);
         assert_memory_equal(sums, f.decoded, 4 * o.n);
         tagc_memory_destroy(scratch);
         free(arrays), free(body);
@@ -573,20 +580,6 @@ static void check_stored(const tagc_code_options *options, int kind, tagc_pool *
         assert_memory_equal(next, expected, n_row);
     }
 
-    /* sums: what the code found in them, and their losses on top of the residual */
-    code->encode(&plain, gradient, residual, left, 0, other, plain_scratch, NULL, &plain_encoded);
-    tagc_body one = {other, plain_encoded.n_bytes};
-    code->decode(&plain, &one, 1, 0, 0.5f, left, plain_scratch, NULL);
-    memcpy(gradient, left, 4 * n);
-    code->encode_sums(&plain, left, residual, 2, 0, other, plain_scratch, NULL, &plain_encoded);
-    code->encode_sums(options, gradient, row, 2, seed + 1, body, scratch, pool, &encoded);
-    assert_memory_equal(&encoded, &plain_encoded, sizeof encoded);
-    assert_memory_equal(body, other, encoded.n_bytes);
-    assert_memory_equal(gradient, left, 4 * n);
-    memset(expected, 0x5a, n_row);
-    tagc_residual_write(options->residual, n, residual, 0, n, seed + 1, expected);
-    if (!encoded.nonfinite) assert_memory_equal(row, expected, n_row);
-
     free(gradient), free(residual), free(left), free(halves), free(row), free(next), free(expected);
     free(body), free(other);
     tagc_memory_destroy(scratch), tagc_memory_destroy(plain_scratch);
@@ -618,7 +611,7 @@ static void test_stored(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stored),   cmocka_unit_test(test_round_trip), cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_many),     cmocka_unit_test(test_sums),       cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_many),     cmocka_unit_test(test_base),       cmocka_unit_test(test_nonfinite),
         cmocka_unit_test(test_damaged),  cmocka_unit_test(test_unaligned),  cmocka_unit_test(test_alone),
         cmocka_unit_test(test_overflow),
     };

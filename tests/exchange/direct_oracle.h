@@ -19,6 +19,23 @@ typedef struct direct_model {
     float scale;
 } direct_model;
 
+static inline tagc_code_options direct_code(const direct_model *m, int of_sums) {
+    double sparsity = m->options.sparsity, result = m->options.result_sparsity;
+    int format = m->options.format, result_format = m->options.result_format;
+    size_t k = tagc_select_count(m->shard, sparsity);
+    int sparse = k < m->shard; /* sums, too */
+    if (of_sums) {
+        if (result == -1) result = 1.6 * (1 - sparsity) < 1 ? 1 - 1.6 * (1 - sparsity) : 0;
+        if (result_format == -1)
+            result_format = sparsity > 0 && format > TAGC_FORMAT_INT4 ? TAGC_FORMAT_INT4 : format;
+        format = result_format;
+        k = tagc_select_count(m->shard, result);
+        sparse |= k < m->shard;
+    }
+    return (tagc_code_options){
+        .n = m->shard, .k = k, .sparse = sparse, .values = format, .block = m->options.block};
+}
+
 static inline direct_model direct_model_of(const tagc_reducer_options *o, int world_size) {
     direct_model m = {.options = *o, .n_ranks = (size_t)world_size, .per_host = (size_t)o->ranks_per_host};
     tagc_reducer_options_resolve(&m.options);
@@ -27,7 +44,9 @@ static inline direct_model direct_model_of(const tagc_reducer_options *o, int wo
     m.n = (size_t)o->n_elems;
     m.shard = m.n / m.n_ranks;
     m.coded = m.n_hosts > 1 || m.per_host == 1;
-    m.has_residual = m.coded && (m.options.sparsity > 0 || m.options.format > TAGC_FORMAT_BF16);
+    tagc_code_options fragment = direct_code(&m, 0), sums = direct_code(&m, 1);
+    m.has_residual = m.coded && (m.options.sparsity > 0 || fragment.values > TAGC_FORMAT_BF16 ||
+                                 (m.options.output && (sums.sparse || sums.values > TAGC_FORMAT_BF16)));
     m.scale = o->op == TAGC_OP_AVG ? 1.0f / (float)world_size : 1.0f;
     return m;
 }
@@ -66,54 +85,38 @@ static inline void direct_host_sum(const direct_model *m, const float *gradients
         }
 }
 
-static inline tagc_code_options direct_code(const direct_model *m, int of_sums) {
-    size_t k = tagc_select_count(m->shard, m->options.sparsity);
-    int sparse = k < m->shard; /* sums, too */
-    if (of_sums) k = k * m->n_hosts < m->shard ? k * m->n_hosts : m->shard;
-    return (tagc_code_options){
-        .n = m->shard, .k = k, .sparse = sparse, .values = m->options.format, .block = m->options.block};
-}
-
-/* Writes what a receiver gets of gradient + residual to values (shard), and updates the residual (NULL: there is none). */
-static inline void direct_code_fragment(const direct_model *m, const float *gradient, float *residual,
-                                        float *values, uint64_t *n_sent) {
-    tagc_code_options o = direct_code(m, 0);
+/* Writes scale times what a receiver gets of `from` + residual to values (shard), which may be `from`, and updates the residual
+ * (NULL: there is none). Returns 0 if something is not finite. */
+static inline int direct_code_row(const direct_model *m, int of_sums, const float *from, float *residual,
+                                  float scale, float *values, uint64_t *n_sent) {
+    tagc_code_options o = direct_code(m, of_sums);
     const tagc_code *code = tagc_code_of(&o);
     uint8_t *body = malloc(code->max_bytes(&o) + 1);
     void *scratch = aligned_alloc(64, (code->scratch_bytes(&o, 1) + 127) / 64 * 64);
     float *after = malloc(m->shard * sizeof *after);
     tagc_encoded encoded;
-    code->encode(&o, gradient, residual, residual ? after : NULL, 0, body, scratch, NULL, &encoded);
+    code->encode(&o, from, residual, residual ? after : NULL, 0, body, scratch, NULL, &encoded);
     tagc_body one = {body, encoded.n_bytes};
-    code->decode(&o, &one, 1, 0, 1, values, scratch, NULL);
-    if (residual) memcpy(residual, after, m->shard * sizeof *after);
+    if (!encoded.nonfinite) code->decode(&o, &one, 1, NULL, scale, values, scratch, NULL);
+    if (residual && !encoded.nonfinite) memcpy(residual, after, m->shard * sizeof *after);
     *n_sent += encoded.n_sent;
     free(body);
     free(scratch);
     free(after);
+    return !encoded.nonfinite;
 }
 
-static inline void direct_code_sums(const direct_model *m, float *sums, float *error) {
-    tagc_code_options o = direct_code(m, 1);
-    const tagc_code *code = tagc_code_of(&o);
-    uint8_t *body = malloc(code->max_bytes(&o) + 1);
-    void *scratch = aligned_alloc(64, (code->scratch_bytes(&o, 1) + 127) / 64 * 64);
-    tagc_encoded encoded;
-    code->encode_sums(&o, sums, error, 1 / m->scale, 0, body, scratch, NULL, &encoded);
-    free(body);
-    free(scratch);
-}
-
-/* Writes the owned sums of the rank (host, local), from contributions (hosts, shard). */
-static inline void direct_owner(const direct_model *m, const float *contributions, float *error,
-                                float *sums) {
+/* Writes the owned sums, from contributions (hosts, shard), of which that of host `to`, the owner's, is not encoded if the sums are
+ * sent back. residual: of the owner's own row. */
+static inline void direct_owner(const direct_model *m, const float *contributions, size_t to, float *residual,
+                                float *sums, uint64_t *n_sent) {
+    int is_back = m->options.output != 0;
     for (size_t i = 0; i < m->shard; i++) {
-        sums[i] = 0;
-        for (size_t h = 0; h < m->n_hosts; h++) sums[i] += m->scale * contributions[h * m->shard + i];
+        sums[i] = is_back ? contributions[to * m->shard + i] : 0;
+        for (size_t h = 0; h < m->n_hosts; h++)
+            if (!is_back || h != to) sums[i] += (is_back ? 1 : m->scale) * contributions[h * m->shard + i];
     }
-    int is_finite = 1; /* else no sum is asked for */
-    for (size_t i = 0; i < m->shard; i++) is_finite &= isfinite(sums[i]);
-    if (m->options.output && is_finite) direct_code_sums(m, sums, error);
+    if (is_back) direct_code_row(m, 1, sums, residual, m->scale, sums, n_sent);
 }
 
 /* Writes the owned sums where there is one host, whose exchange is dense. */
@@ -139,12 +142,15 @@ static inline void direct_step(const direct_model *m, const float *gradients, fl
                 size_t rank = h * m->per_host + local;
                 float *residual = m->has_residual ? residuals + rank * m->n + to * shard : NULL;
                 direct_host_sum(m, gradients, h, local, begin, sum);
-                direct_code_fragment(m, sum, residual, contributions + h * shard, &n_sent[rank]);
+                if (m->options.output != 0 && h == to)
+                    memcpy(contributions + h * shard, sum, shard * sizeof *sum);
+                else
+                    direct_code_row(m, 0, sum, residual, 1, contributions + h * shard, &n_sent[rank]);
             }
             size_t owner = to * m->per_host + local;
-            float *error = m->has_residual ? residuals + owner * m->n + to * shard : NULL;
+            float *residual = m->has_residual ? residuals + owner * m->n + to * shard : NULL;
             if (m->coded)
-                direct_owner(m, contributions, error, owned + begin);
+                direct_owner(m, contributions, to, residual, owned + begin, &n_sent[owner]);
             else
                 direct_dense_owner(m, gradients, local, begin, owned + begin);
         }

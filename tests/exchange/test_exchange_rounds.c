@@ -146,7 +146,7 @@ static void test_rounds_of_long_bodies(void **state) {
         for (size_t i = 0; i < o.n_elems; i++)
             u.gradient[i] = (i % 512 < 32 || i % 64 == 0 ? 1000.0f : 1.0f) * random_gradient(1, 0, i);
         for (int step = 0; step < 4; step++) {
-            assert_int_equal(run_units(&net, &u, 1), (output ? 3 : 2) + (step == 0));
+            assert_int_equal(run_units(&net, &u, 1), (output ? 3 : 2) + (step == 0) * (1 + output));
             assert_int_equal(u.status, TAGC_OK);
         }
         destroy_unit(&u);

@@ -151,7 +151,14 @@ static void test_formats(void **state) {
             }
 }
 
-/* Sums to all ranks, with what the owner's rounding loses in its residual. */
+/* The format and the share of sums: by default, and every other choice in turn. */
+static void choose_results(tagc_reducer_options *options, int variant) {
+    static const double shares[] = {-1, 0, 0.5, 0.97, 1};
+    options->result_sparsity = shares[variant % 5];
+    options->result_format = variant % 3 ? -1 : variant % 7 % 6;
+}
+
+/* Sums to all ranks, with what the owner does not send of them in its residual. */
 static void test_all_reduce(void **state) {
     (void)state;
     for (int w = 0; w < n_worlds(); w++)
@@ -164,9 +171,10 @@ static void test_all_reduce(void **state) {
                 x.options.sparsity = sparsities[i];
                 x.options.block = 16 << i % 4;
                 x.options.op = (w + values) % 2;
+                choose_results(&x.options, w * 11 + values * 4 + i);
                 tagc_reducer_options_prune(&x.options);
                 assert_as_oracle(&x);
-                if (i == 1)
+                if (x.options.output == 1)
                     for (int r = 1; r < x.world_size; r++) /* what the oracle says of each, said of all */
                         assert_memory_equal(x.outputs, x.outputs + row_of(&x, 0, (size_t)r),
                                             x.options.n_elems * sizeof(float));
@@ -202,6 +210,8 @@ static void test_sparsity_changes(void **state) {
         x.options.format = variant % 6;
         x.options.output = variant / 2 % 3;
         x.options.ranks_per_host = 1 + variant / 6 % 2;
+        choose_results(&x.options, variant * 7);
+        tagc_reducer_options_prune(&x.options);
         memcpy(x.sparsity, plan[variant % 2], sizeof plan[0]);
         x.options.sparsity = x.sparsity[0];
         assert_as_oracle(&x);
@@ -294,9 +304,13 @@ static void test_conservation(void **state) {
         x.options.ranks_per_host = per_host;
         x.options.op = variant % 5 % 2;
         x.options.sparsity = variant % 7 ? 0.95 : 0;
+        choose_results(&x.options, variant);
+        tagc_reducer_options_prune(&x.options);
         /* exact, or to the rounding of sums; what is rounded without a residual is lost */
         direct_model m = direct_model_of(&x.options, world_size);
-        double tolerance = x.options.format == TAGC_FORMAT_FP32 ? 0 : m.has_residual ? 1e-4 : 0.5;
+        int is_exact = x.options.format == TAGC_FORMAT_FP32 &&
+                       (x.options.output == 0 || x.options.result_format <= TAGC_FORMAT_FP32);
+        double tolerance = is_exact ? 0 : m.has_residual ? 1e-4 : 0.5;
         check_conserved(&x, tolerance);
         destroy_experiment(&x);
     }
@@ -444,13 +458,15 @@ static void test_stats(void **state) {
     x.options.format = TAGC_FORMAT_FP32;
     rank_run runs[MAX_RANKS];
     run_ranks(3, run_steps, &x, NULL, runs);
-    uint64_t n_union = 0, sent = 0, received = 0;
-    for (size_t i = 0; i < 2400; i++) n_union += x.outputs[i] != 0;
+    uint64_t n_returned = 0, sent = 0, received = 0;
+    for (size_t i = 0; i < 2400; i++) n_returned += x.outputs[i] != 0;
+    assert_int_equal(n_returned, 3 * 64); /* 1.6 times 40 */
     for (int r = 0; r < 3; r++) {
         const tagc_reducer_stats *stats = &x.stats[0][r];
-        assert_int_equal(stats->n_sent, 3 * 40);
-        assert_int_equal(stats->n_union, n_union);
-        assert_true(stats->sparsity == 1 - 120.0 / 2400);
+        assert_int_equal(stats->n_sent, 2 * 40 + 64);
+        assert_int_equal(stats->n_union, 0);
+        assert_int_equal(stats->n_returned, n_returned);
+        assert_true(stats->sparsity == 1 - 144.0 / 2400);
         /* Small fragments travel whole behind their headers, and a little of nothing. */
         uint64_t n_index = stats->n_bytes_sent[TAGC_LEG_INDEX],
                  n_values = stats->n_bytes_sent[TAGC_LEG_VALUES];
@@ -467,16 +483,22 @@ static void test_stats(void **state) {
         }
     }
     assert_int_equal(sent, received);
-    x.options.sparsity = 0.5; /* 3 * k is more than there are */
-    run_ranks(3, run_steps, &x, NULL, runs);
-    n_union = 0;
-    for (size_t i = 0; i < 2400; i++) n_union += x.outputs[i] != 0;
-    for (int r = 0; r < 3; r++) assert_int_equal(x.stats[0][r].n_union, n_union);
+    static const double shares[] = {
+        -1, 0}; /* of the sums: as many as there are, less than a fifth or nothing stays */
+    for (int i = 0; i < 2; i++) {
+        x.options.sparsity = 0.5;
+        x.options.result_sparsity = shares[i];
+        run_ranks(3, run_steps, &x, NULL, runs);
+        n_returned = 0;
+        for (size_t j = 0; j < 2400; j++) n_returned += x.outputs[j] != 0;
+        assert_true(i ? n_returned > 2300 : n_returned == 3 * 640);
+        for (int r = 0; r < 3; r++) assert_int_equal(x.stats[0][r].n_returned, i ? 2400 : n_returned);
+    }
     destroy_experiment(&x);
 }
 
-/* Who has only the host shard does not know the union, nor does who has only its own. */
-static void test_union_of_hosts(void **state) {
+/* Sums that were sent back, counted in the output of each rank. */
+static void test_returned_of_hosts(void **state) {
     (void)state;
     for (int all_reduce = 0; all_reduce < 3; all_reduce++) {
         experiment x = make_experiment(4, 800, 1, 991);
@@ -485,9 +507,13 @@ static void test_union_of_hosts(void **state) {
         x.options.ranks_per_host = 2;
         rank_run runs[MAX_RANKS];
         run_ranks(4, run_steps, &x, NULL, runs);
-        uint64_t n_union = 0;
-        for (size_t i = 0; i < 3200 && all_reduce == 1; i++) n_union += x.outputs[i] != 0;
-        for (int r = 0; r < 4; r++) assert_int_equal(x.stats[0][r].n_union, n_union);
+        size_t n_output = all_reduce == 0 ? 0 : all_reduce == 1 ? 3200 : 1600;
+        for (int r = 0; r < 4; r++) {
+            uint64_t n_returned = 0;
+            for (size_t i = 0; i < n_output; i++) n_returned += x.outputs[row_of(&x, 0, (size_t)r) + i] != 0;
+            assert_int_equal(n_returned, n_output / 800 * 64);
+            assert_int_equal(x.stats[0][r].n_returned, n_returned);
+        }
         destroy_experiment(&x);
     }
 }
@@ -506,7 +532,7 @@ int main(void) {
         cmocka_unit_test(test_overflow_of_wire),
         cmocka_unit_test(test_overflow_of_errors),
         cmocka_unit_test(test_stats),
-        cmocka_unit_test(test_union_of_hosts),
+        cmocka_unit_test(test_returned_of_hosts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

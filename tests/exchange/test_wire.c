@@ -122,7 +122,7 @@ static void test_worked_fragment(void **state) {
     tagc_wire_write(&header, message);
     assert_memory_equal(message, fragment_header, sizeof fragment_header);
     tagc_body one = {fragment_body, sizeof fragment_body};
-    code->decode(&o, &one, 1, 0, 1, sums, scratch, NULL);
+    code->decode(&o, &one, 1, NULL, 1, sums, scratch, NULL);
     for (int j = 0; j < 6; j++) {
         assert_true(sums[at[j]] == decoded[j] && left[at[j]] == values[j] - decoded[j]);
         sums[at[j]] = 0;

@@ -2,9 +2,9 @@
 #include "exchange/direct/direct.h"
 
 static const tagc_batch_kind kinds[TAGC_N_BATCHES] = {
-    [TAGC_ENCODE] = TAGC_BATCH_ENCODE,           [TAGC_ADD] = TAGC_BATCH_DECODE,
-    [TAGC_ENCODE_SUMS] = TAGC_BATCH_ENCODE_SUMS, [TAGC_DECODE_SUMS] = TAGC_BATCH_DECODE,
-    [TAGC_CHECK] = TAGC_BATCH_VALIDATE,          [TAGC_CHECK_SUMS] = TAGC_BATCH_VALIDATE};
+    [TAGC_ENCODE] = TAGC_BATCH_ENCODE,      [TAGC_ADD] = TAGC_BATCH_DECODE,
+    [TAGC_ENCODE_SUMS] = TAGC_BATCH_ENCODE, [TAGC_DECODE_SUMS] = TAGC_BATCH_DECODE,
+    [TAGC_CHECK] = TAGC_BATCH_VALIDATE,     [TAGC_CHECK_SUMS] = TAGC_BATCH_VALIDATE};
 
 /* ---- rows; arrays are NULL where no step is under way ---- */
 
@@ -16,38 +16,44 @@ static float *sums_of(const tagc_reducer *r) {
     return r->now.output ? tagc_direct_sums(r) : NULL;
 }
 
-tagc_batch_row tagc_encode_row(const tagc_reducer *r, int host, uint8_t *body) {
+/* What this rank has for an owner on `host`: with several ranks per host, the sum for the turn under way. */
+static const float *values_for(const tagc_reducer *r, int host) {
     const tagc_direct *d = tagc_direct_of(r);
-    size_t row = tagc_direct_row(r, host, d->local) * r->shard, own = (size_t)host * r->shard;
-    return (tagc_batch_row){.options = d->fragment,
-                            .gradient = d->per_host > 1 ? d->host_sum : at(r->now.gradient, row),
+    return d->per_host > 1 ? d->host_sum : at(r->now.gradient, tagc_direct_row(r, host, d->local) * r->shard);
+}
+
+tagc_batch_row tagc_encode_row(const tagc_reducer *r, int host, uint8_t *body) {
+    size_t own = (size_t)host * r->shard;
+    return (tagc_batch_row){.options = tagc_direct_of(r)->fragment,
+                            .gradient = values_for(r, host),
                             .residual_in = at(r->residual, own),
                             .residual_out = at(r->now.residual, own),
                             .body = body};
 }
 
 tagc_batch_row tagc_add_row(const tagc_reducer *r, const tagc_body *bodies, int n_bodies, int add) {
+    int has_results =
+        tagc_direct_has_results(r); /* then the own turn was the last, and all is scaled when it comes back */
+    const float *own = has_results ? values_for(r, tagc_direct_of(r)->host) : NULL;
     return (tagc_batch_row){.options = tagc_direct_of(r)->fragment,
+                            .base = add ? sums_of(r) : own,
                             .sums = sums_of(r),
-                            .scale = r->scale,
+                            .scale = has_results ? 1 : r->scale,
                             .bodies = bodies,
-                            .n_bodies = n_bodies,
-                            .add = add};
+                            .n_bodies = n_bodies};
 }
 
 tagc_batch_row tagc_encode_sums_row(const tagc_reducer *r, uint8_t *body) {
-    const tagc_direct *d = tagc_direct_of(r);
-    return (tagc_batch_row){.options = d->sums,
-                            .sums = sums_of(r),
-                            .error = at(r->now.residual, (size_t)d->host * r->shard),
-                            .scale = 1.0f / r->scale,
-                            .body = body};
+    tagc_batch_row row = tagc_encode_row(r, tagc_direct_of(r)->host, body);
+    row.options = tagc_direct_of(r)->sums;
+    row.gradient = sums_of(r);
+    return row;
 }
 
 tagc_batch_row tagc_decode_sums_row(const tagc_reducer *r, size_t row, const tagc_body *body) {
     return (tagc_batch_row){.options = tagc_direct_of(r)->sums,
                             .sums = at(r->now.output, row * r->shard),
-                            .scale = 1,
+                            .scale = r->scale,
                             .bodies = body,
                             .n_bodies = body->bytes != NULL};
 }
@@ -56,14 +62,15 @@ tagc_batch_row tagc_decode_sums_row(const tagc_reducer *r, size_t row, const tag
 
 static int is_needed(const tagc_reducer *r, int which) {
     int is_of_sums = which == TAGC_ENCODE_SUMS || which == TAGC_DECODE_SUMS || which == TAGC_CHECK_SUMS;
-    if (!tagc_direct_of(r)->coded || (is_of_sums && r->options.output == TAGC_OUTPUT_SHARD)) return 0;
+    if (!tagc_direct_of(r)->coded || (is_of_sums && !tagc_direct_has_results(r))) return 0;
     return kinds[which] != TAGC_BATCH_VALIDATE || r->runner->by_caller;
 }
 
 static size_t n_rows(const tagc_reducer *r, int which) {
     size_t n = r->runner->is_whole ? (size_t)tagc_direct_of(r)->n_hosts : 1;
     if (which == TAGC_ADD || which == TAGC_ENCODE_SUMS) return 1;
-    return which == TAGC_DECODE_SUMS && r->runner->is_whole ? n - 1 : n;
+    int leaves_own_out = which == TAGC_ENCODE && r->runner->is_whole && !r->runner->by_caller;
+    return leaves_own_out && tagc_direct_has_results(r) ? n - 1 : n;
 }
 
 /* As large as a row can be. */

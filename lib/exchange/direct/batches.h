@@ -1,10 +1,10 @@
 /* The batches of a direct exchange, over any maker (codec/batch.h): their rows, life and runs. The processor (host.c), kernels
  * (lib/gpu/direct.c) and frames (lib/gpu/frames.c) use them.
  *
- *   ENCODE        own rows -> fragments           a row for each host
- *   ADD           fragments -> own sums           one row, with a body from each host
+ *   ENCODE        own rows -> fragments           a row for each turn; with results, none for the own host
+ *   ADD           fragments -> own sums           one row, with a body from each host; with results, from the own row on
  *   ENCODE_SUMS   own sums -> body                one row
- *   DECODE_SUMS   bodies -> sums of the others    a row for each other host
+ *   DECODE_SUMS   bodies -> sums                  a row for each host
  *   CHECK, CHECK_SUMS   received bodies           a row for each host
  *
  * If the runner is not whole, each has one row, and runs once for each host. */

@@ -9,6 +9,8 @@
  * Arena: | fragments going out | coming in, one per rank or host | rows of the host | scratch |. */
 #include "exchange/direct/direct.h"
 
+#include "exchange/options.h"
+
 #include <math.h>
 
 static int is_coded(const tagc_reducer_options *options, int world_size) {
@@ -17,6 +19,8 @@ static int is_coded(const tagc_reducer_options *options, int world_size) {
 
 static uint64_t residual_elems(const tagc_reducer_options *options, int world_size) {
     int is_exact = options->format <= TAGC_FORMAT_BF16 && options->sparsity == 0; /* by choice: plain dense */
+    if (tagc_results_are_sent(options))
+        is_exact &= tagc_result_format(options) <= TAGC_FORMAT_BF16 && tagc_result_sparsity(options) == 0;
     if (!is_coded(options, world_size) || is_exact) return 0;
     return options->n_elems / (uint64_t)options->ranks_per_host;
 }
@@ -53,9 +57,11 @@ static void choose_codes(tagc_reducer *r) {
                                                 .sparse = r->k < r->shard,
                                                 .values = r->options.format,
                                                 .block = r->options.block};
-    /* topk even if sums could have every element: in 2 bits or 1, `blocks` has no code for zero, which is what padding is. */
-    uint64_t most = (uint64_t)r->k * (uint64_t)d->n_hosts;
-    d->sums.k = most < r->shard ? (size_t)most : r->shard;
+    d->sums.k = tagc_select_count(r->shard, tagc_result_sparsity(&r->options));
+    d->sums.values = tagc_result_format(&r->options);
+    d->sums.gradient = TAGC_FORMAT_FP32; /* sums are, whatever the gradient is */
+    /* topk even if every sum is sent: in 2 bits or 1, `blocks` has no code for zero, which is what padding is. */
+    d->sums.sparse |= d->sums.k < r->shard;
     d->fragment_code = tagc_code_of(&d->fragment);
     d->sums_code = tagc_code_of(&d->sums);
 }
@@ -194,7 +200,10 @@ static tagc_status decode_results(tagc_reducer *r) {
 
 /* All ranks learn whether the step succeeded. */
 static tagc_status agree(tagc_reducer *r) {
-    if (!tagc_direct_of(r)->coded || r->k == r->shard) r->now.stats.n_union = r->options.n_elems;
+    int is_coded = tagc_direct_of(r)->coded;
+    if (!is_coded || r->k == r->shard) r->now.stats.n_union = r->options.n_elems;
+    if (!is_coded && tagc_direct_has_results(r))
+        r->now.stats.n_returned = output_elems(&r->options, r->world_size);
     tagc_agree_begin(r, TAGC_ROUND_DIRECT_AGREEMENT, 0);
     tagc_then(r, finish, r->agreement, 1, TAGC_NO_ROUND, 0);
     return TAGC_OK;

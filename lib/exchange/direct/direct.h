@@ -6,7 +6,8 @@
  *   rank (h, l)  <- rows for hosts' ranks of local index l <-  its host's ranks      plain values
  *   rank (h, l)  -> fragment of the host's sum             ->  ranks (h', l)         encoded
  *
- * All-reduce (results.c): the owner encodes its sums and sends them back in the same way.
+ * All-reduce (results.c): the owner adds its own row unrounded, encodes the sums as it would a fragment and sends them back in
+ * the same way. What it does not send stays in the residual of its own row. So the own row is encoded once, after it was added.
  *
  * Only the encoder knows the length of a body. So a fragment travels as its header with the front of the body, the first `eager`
  * bytes, and then the rest, when both sides know its length. Small fragments fit into the front. For large ones, and on
@@ -61,11 +62,11 @@ typedef struct tagc_direct {
     tagc_message *header_out, *body_out; /* (window) */
     tagc_message *result_out;            /* (2) headers, bodies */
     tagc_message *hand_out;              /* (2, n_hosts) headers, bodies; TAGC_OUTPUT_UNIT with hosts */
-    char *send;                          /* (window * parcel + 1, stride); the last is the own host's */
-    char *recv;                          /* (n_rows, stride) */
-    tagc_fragment *sent;                 /* (window * parcel + 1) */
-    tagc_fragment *received;             /* (n_rows,) */
-    tagc_body *bodies;                   /* (n_rows) to be decoded; bytes are NULL if a body does not count */
+    char *send;              /* (window * parcel + 1, stride); the last is the own host's, if it is encoded */
+    char *recv;              /* (n_rows, stride) */
+    tagc_fragment *sent;     /* (window * parcel + 1) */
+    tagc_fragment *received; /* (n_rows,) */
+    tagc_body *bodies;       /* (n_rows) to be decoded; bytes are NULL if a body does not count */
 
     /* the step under way */
     int n_encoded, n_parcels_out; /* turns; parcels whose bodies are under way */
@@ -100,6 +101,10 @@ static inline int tagc_host_to(const tagc_direct *d, int t) {
 static inline int tagc_host_from(const tagc_direct *d, int t) {
     return (d->host + 2 * d->n_hosts - 1 - t) % d->n_hosts;
 }
+/* 1 if the owner sends its sums back. */
+static inline int tagc_direct_has_results(const tagc_reducer *r) {
+    return r->options.output != TAGC_OUTPUT_SHARD;
+}
 static inline int tagc_rank_of(const tagc_direct *d, int host, int local) {
     return host * d->per_host + local;
 }
@@ -122,9 +127,10 @@ tagc_status tagc_fragments_encode(tagc_reducer *r, tagc_pause *wait);
 tagc_status tagc_fragments_send(tagc_reducer *r, tagc_pause *wait);
 tagc_status tagc_fragments_add(tagc_reducer *r, tagc_pause *wait);
 
-/* Writes the header of a body that is already behind it, and zeros if the body is shorter than the front. */
-void tagc_fragment_finish(tagc_reducer *r, char *row, const tagc_encoded *encoded, size_t eager,
-                          tagc_fragment *out);
+/* Writes the header of a body that is already behind it, and zeros if the body is shorter than the front. options: &d->fragment
+ * or &d->sums. */
+void tagc_fragment_finish(tagc_reducer *r, const tagc_code_options *options, char *row,
+                          const tagc_encoded *encoded, size_t eager, tagc_fragment *out);
 /* Call when no message of the step is in progress. */
 void tagc_fragments_end(tagc_reducer *r);
 /* Where the fragment of turn t is sent from, and the turn after the last one of parcel p. */

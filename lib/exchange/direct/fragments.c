@@ -47,7 +47,7 @@ void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
     tagc_direct *d = tagc_direct_of(r);
     int n_handed = r->options.output == TAGC_OUTPUT_UNIT && d->per_host > 1 ? 2 * d->n_hosts : 0;
     d->capacity = d->fragment_code->max_bytes(&d->fragment) + MARGIN;
-    if (r->options.output != TAGC_OUTPUT_SHARD)
+    if (tagc_direct_has_results(r))
         d->capacity = larger(d->capacity, d->sums_code->max_bytes(&d->sums) + MARGIN);
     d->is_small = fits(r) && has_lanes(r);
     tagc_direct_guess_eager(r);
@@ -67,7 +67,7 @@ void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
         d->rows_in = d->hand_out + n_handed;
     }
     if (!d->coded || tagc_reducer_is_by_caller(r)) return;
-    d->send = tagc_arena_take(arena, own_row_out(d) + 1, d->stride);
+    d->send = tagc_arena_take(arena, own_row_out(d) + !tagc_direct_has_results(r), d->stride);
     d->recv = tagc_arena_take(arena, d->n_rows, d->stride);
     d->sent = tagc_arena_take(arena, own_row_out(d) + 1, sizeof *d->sent);
     d->received = tagc_arena_take(arena, d->n_rows, sizeof *d->received);
@@ -98,8 +98,8 @@ static tagc_message *body_of(const tagc_direct *d, int p) {
     return &d->body_out[p % d->window];
 }
 
-void tagc_fragment_finish(tagc_reducer *r, char *row, const tagc_encoded *encoded, size_t eager,
-                          tagc_fragment *out) {
+void tagc_fragment_finish(tagc_reducer *r, const tagc_code_options *options, char *row,
+                          const tagc_encoded *encoded, size_t eager, tagc_fragment *out) {
     char *body = row + TAGC_WIRE_HEADER_BYTES;
     int is_void = r->now.stats.nonfinite || r->now.failure != TAGC_OK;
     size_t n_bytes = is_void ? 0 : encoded->n_bytes;
@@ -109,11 +109,11 @@ void tagc_fragment_finish(tagc_reducer *r, char *row, const tagc_encoded *encode
                            .sum = tagc_wire_sum(body, n_bytes),
                            .is_void = is_void};
     tagc_wire_header header = {.kind = TAGC_WIRE_FRAGMENT,
-                               .coding = r->options.format,
+                               .coding = options->values,
                                .flags = (r->now.stats.nonfinite ? TAGC_WIRE_FLAG_NONFINITE : 0) |
                                         (r->now.failure != TAGC_OK ? TAGC_WIRE_FLAG_FAILED : 0),
                                .rank = (uint32_t)r->rank,
-                               .k = (uint32_t)r->k,
+                               .k = (uint32_t)options->k,
                                .n_elems = r->shard,
                                .n_items = (uint32_t)out->n_items,
                                .body_sum = out->sum,
@@ -136,7 +136,7 @@ static void encode(tagc_reducer *r, int t) {
         if (!encoded.nonfinite) r->now.stats.n_sent += encoded.n_sent;
     }
     start_s = tagc_phase_end(r, d->fragment.sparse ? TAGC_PHASE_SELECT : TAGC_PHASE_ENCODE, start_s);
-    tagc_fragment_finish(r, tagc_direct_row_out(d, t), &encoded, d->eager[0], sent);
+    tagc_fragment_finish(r, &d->fragment, tagc_direct_row_out(d, t), &encoded, d->eager[0], sent);
     if (t < d->n_hosts - 1) tagc_direct_note_length(r, 0, sent->n_bytes);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
@@ -245,7 +245,7 @@ tagc_status tagc_fragments_encode(tagc_reducer *r, tagc_pause *wait) {
         if (p < d->n_parcels && p >= d->window)
             TAGC_TRY(tagc_message_wait(r, body_of(d, p))); /* it is done */
         if (d->per_host > 1) TAGC_TRY(tagc_hosts_add(r, t));
-        encode(r, t);
+        if (t < d->n_hosts - 1 || !tagc_direct_has_results(r)) encode(r, t);
         d->n_encoded++;
         if (p == d->n_parcels || d->n_encoded < tagc_direct_parcel_end(d, p)) continue;
         post_headers(r, p);
@@ -273,13 +273,13 @@ static tagc_body body_from(tagc_reducer *r, int host) {
     if (host != d->host)
         return tagc_fragment_body(r, (size_t)host, tagc_rank_of(d, host, d->local), &d->fragment);
     const tagc_fragment *own = &d->sent[own_row_out(d)];
-    if (own->is_void) return (tagc_body){0};
+    if (tagc_direct_has_results(r) || own->is_void) return (tagc_body){0};
     return (tagc_body){(const uint8_t *)tagc_direct_row_out(d, d->n_hosts - 1) + TAGC_WIRE_HEADER_BYTES,
                        own->n_bytes};
 }
 
 static int round_after_bodies(const tagc_reducer *r) {
-    return r->options.output != TAGC_OUTPUT_SHARD ? TAGC_ROUND_RESULTS : TAGC_ROUND_DIRECT_AGREEMENT;
+    return tagc_direct_has_results(r) ? TAGC_ROUND_RESULTS : TAGC_ROUND_DIRECT_AGREEMENT;
 }
 
 static tagc_pause wait_to_add(const tagc_reducer *r, int is_done, tagc_message *awaited) {
@@ -298,7 +298,8 @@ static tagc_message *first_missing(const tagc_reducer *r) {
     return NULL;
 }
 
-/* In the order of hosts, whatever the order of arrival, as many at once as have arrived. The own fragment is decoded, too. */
+/* In the order of hosts, whatever the order of arrival, as many at once as have arrived. The own fragment is decoded, too; with
+ * results, it is where the sums begin. */
 tagc_status tagc_fragments_add(tagc_reducer *r, tagc_pause *wait) {
     tagc_direct *d = tagc_direct_of(r);
     while (d->n_added < d->n_hosts) {

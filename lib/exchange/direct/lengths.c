@@ -34,16 +34,18 @@ size_t tagc_eager_bytes(double n_bytes, size_t most) {
     return e < (double)most ? (size_t)e : most;
 }
 
-/* For the first step: the size of a body with independent positions. For sums: enough if two ranks selected different
- * elements. */
+/* The size of a body with independent positions and all elements that it may have. */
+static size_t full_body(const tagc_code_options *o) {
+    tagc_body_bytes body = tagc_expected_body(o, (double)o->k / (double)o->n);
+    return tagc_eager_bytes(body.index + body.values, tagc_code_of(o)->max_bytes(o));
+}
+
+/* For the first step. */
 void tagc_direct_guess_eager(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
-    const tagc_code_options *o = &d->fragment;
     if (d->has_agreed) return;
-    size_t most = d->fragment_code->max_bytes(o);
-    tagc_body_bytes body = tagc_expected_body(o, o->sparse ? (double)o->k / (double)o->n : 1);
-    d->eager[0] = d->is_small ? tagc_eager_bytes(body.index + body.values, most) : 0;
-    d->eager[1] = d->eager[0] * (o->sparse ? 2 : 1);
+    d->eager[0] = d->is_small ? full_body(&d->fragment) : 0;
+    d->eager[1] = d->is_small && tagc_direct_has_results(r) ? full_body(&d->sums) : 0;
     d->has_agreed = 1; /* from this k; a later change of this rank's k does not change it */
 }
 

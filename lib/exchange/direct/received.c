@@ -11,9 +11,9 @@ static size_t larger(size_t a, size_t b) {
 static tagc_status check_header(const tagc_reducer *r, const tagc_wire_header *header, int from,
                                 const tagc_code_options *options) {
     tagc_wire_header expected = {.kind = TAGC_WIRE_FRAGMENT,
-                                 .coding = r->options.format,
+                                 .coding = options->values,
                                  .rank = (uint32_t)from,
-                                 .k = (uint32_t)r->k,
+                                 .k = (uint32_t)options->k,
                                  .n_elems = r->shard,
                                  .step = r->now.number};
     TAGC_TRY(tagc_wire_expect(header, &expected));

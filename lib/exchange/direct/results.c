@@ -1,5 +1,8 @@
 /* All-reduce after a direct exchange: owners encode their sums, and all ranks decode the same bodies, including the owner.
  *
+ * The sums are those of all ranks and of the owner's residual, not divided by W yet. So an owner encodes them exactly as every
+ * rank encodes a fragment, and the residual of its own row takes what is not sent.
+ *
  * The sums cross the link between hosts once, among ranks of one local index. If the output is the whole unit, the ranks of a
  * host then pass the received bodies to each other. */
 #include "core/clock.h"
@@ -16,8 +19,7 @@ size_t tagc_direct_own_row(const tagc_reducer *r) {
     return row_of(r, d->host, d->local);
 }
 
-/* Encodes the sums into the own row of the received ones. The rounding error stays in the owner's residual, as part of its own
- * fragment. */
+/* Into the own row of the received ones. */
 static void encode_sums(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
     size_t own = tagc_direct_own_row(r);
@@ -27,8 +29,9 @@ static void encode_sums(tagc_reducer *r) {
     if (r->now.failure == TAGC_OK && !r->now.stats.nonfinite) {
         r->runner->encode_sums(r, (uint8_t *)row + TAGC_WIRE_HEADER_BYTES, &encoded);
         r->now.stats.nonfinite |= encoded.nonfinite;
+        if (!encoded.nonfinite) r->now.stats.n_sent += encoded.n_sent;
     }
-    tagc_fragment_finish(r, row, &encoded, d->eager[1], &d->received[own]);
+    tagc_fragment_finish(r, &d->sums, row, &encoded, d->eager[1], &d->received[own]);
     tagc_direct_note_length(r, 1, d->received[own].n_bytes);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
@@ -36,13 +39,11 @@ static void encode_sums(tagc_reducer *r) {
 void tagc_results_decode(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
     int is_whole = r->options.output == TAGC_OUTPUT_UNIT;
-    size_t own = tagc_direct_own_row(r);
     double start_s = tagc_clock_s();
     for (size_t row = 0; row < d->n_rows; row++) {
         int from = is_whole ? (int)row : tagc_rank_of(d, (int)row, d->local);
-        if (is_whole || d->per_host == 1)
-            r->now.stats.n_union += d->sums.sparse ? d->received[row].n_items : r->shard;
-        d->bodies[row] = row == own ? (tagc_body){0} : tagc_fragment_body(r, row, from, &d->sums);
+        r->now.stats.n_returned += d->received[row].n_items;
+        d->bodies[row] = tagc_fragment_body(r, row, from, &d->sums);
     }
     r->runner->decode_sums(r);
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);

@@ -45,7 +45,7 @@ static void add_results(const tagc_reducer *r, const tagc_volume_data *data, tag
     const tagc_direct *d = tagc_direct_of(r);
     int is_known = data && data->sums;
     tagc_body_bytes body =
-        is_known ? body_of(data->sums) : tagc_expected_body(&d->sums, data ? data->union_density : 1);
+        is_known ? body_of(data->sums) : tagc_expected_body(&d->sums, (double)d->sums.k / (double)d->sums.n);
     double n_bytes = body.index + body.values, eager = eager_of(r, 1, is_known, body);
     double n_partners = d->n_hosts - 1, n_beside = d->per_host - 1;
     tagc_volume_add(v, TAGC_LEG_CONTROL, n_partners * TAGC_WIRE_HEADER_BYTES);
@@ -66,8 +66,6 @@ static tagc_status check_data(const tagc_reducer *r, const tagc_volume_data *dat
     if (!data || !(data->bodies || is_share(data->sent_density)))
         return tagc_fail(TAGC_ERR_ARGUMENT, "sent_density is %g, must be in [0, 1]",
                          data ? data->sent_density : -1.0);
-    if (r->options.output != TAGC_OUTPUT_SHARD && !data->sums && !is_share(data->union_density))
-        return tagc_fail(TAGC_ERR_ARGUMENT, "union_density is %g, must be in [0, 1]", data->union_density);
     return TAGC_OK;
 }
 
@@ -79,7 +77,7 @@ tagc_status tagc_direct_volume(tagc_reducer *r, const tagc_volume_data *data, ta
     for (int host = 0; n_beside > 0 && host < d->n_hosts; host++)
         tagc_volume_add_within(v, TAGC_LEG_VALUES, n_beside * row);
     if (d->coded) add_fragments(r, data, v);
-    if (d->coded && r->options.output != TAGC_OUTPUT_SHARD) add_results(r, data, v);
+    if (d->coded && tagc_direct_has_results(r)) add_results(r, data, v);
     if (!d->coded && r->options.output == TAGC_OUTPUT_UNIT)
         tagc_volume_add(v, TAGC_LEG_RESULT, n_beside * row);
     tagc_volume_add(v, TAGC_LEG_CONTROL, n_others * TAGC_WIRE_HEADER_BYTES);

@@ -54,7 +54,7 @@ static void plan_sample(topk_row *row) {
     row->stride = row->n / LINE / N_LINES;
 }
 
-static topk_row shape_topk(const tagc_batch_row *from, tagc_batch_kind kind) {
+static topk_row shape_topk(const tagc_batch_row *from) {
     const tagc_code_options *o = &from->options;
     tagc_gaps gaps;
     size_t safest_bytes;
@@ -68,9 +68,9 @@ static topk_row shape_topk(const tagc_batch_row *from, tagc_batch_kind kind) {
     row.n_chunks = (uint32_t)gaps.n_chunks;
     row.format = format_of(o);
     row.n_grid_chunks = parts_of(o->n, gaps.chunk);
-    row.n_tiles = kind == TAGC_BATCH_ENCODE ? parts_of(o->n, TILE) : 0;
+    row.n_tiles = parts_of(o->n, TILE);
     row.n_value_tasks = parts_of(o->k, task_values(&row.format));
-    if (kind == TAGC_BATCH_ENCODE) plan_sample(&row);
+    plan_sample(&row);
     return row;
 }
 
@@ -118,10 +118,10 @@ template <typename T> static T *take(tagc_arena *arena, size_t n) {
     return static_cast<T *>(tagc_arena_take(arena, n, sizeof(T)));
 }
 
-static void take_topk(const tagc_batch *b, tagc_arena *arena, topk_row *row) {
+static void take_topk(tagc_arena *arena, topk_row *row) {
     row->progress = take<state>(arena, 1);
     row->radix = take<uint32_t>(arena, N_RADIX);
-    row->spans = take<span>(arena, b->kind == TAGC_BATCH_ENCODE ? parts_of(row->n, SPAN) : 0);
+    row->spans = take<span>(arena, parts_of(row->n, SPAN));
     row->places = take<uint16_t>(arena, row->n_room);
     row->candidates = take<float>(arena, row->n_room);
     row->chunks = take<chunk_state>(arena, row->n_grid_chunks);
@@ -131,7 +131,7 @@ static void take_topk(const tagc_batch *b, tagc_arena *arena, topk_row *row) {
 }
 
 static int encodes(const tagc_batch *b) {
-    return b->kind == TAGC_BATCH_ENCODE || b->kind == TAGC_BATCH_ENCODE_SUMS;
+    return b->kind == TAGC_BATCH_ENCODE;
 }
 
 static size_t bodies_of(const tagc_batch *b, const tagc_batch_row *row) {
@@ -152,11 +152,11 @@ static void lay_out_rows(tagc_batch *b, const tagc_batch_row *rows, tagc_arena *
     *t = totals();
     for (size_t i = 0; i < b->n_rows; i++) {
         if (encodes(b) && rows[i].options.sparse) {
-            topk_row row = shape_topk(&rows[i], b->kind);
+            topk_row row = shape_topk(&rows[i]);
             row.first_tile = (uint32_t)t->tiles;
             row.first_chunk = (uint32_t)t->chunks;
             row.first_value_task = (uint32_t)t->tasks;
-            take_topk(b, arena, &row);
+            take_topk(arena, &row);
             fill_table(&b->row_of_tile, row.first_tile, row.n_tiles, (uint32_t)t->topk);
             fill_table(&b->row_of_chunk, row.first_chunk, row.n_grid_chunks, (uint32_t)t->topk);
             fill_table(&b->row_of_task, row.first_value_task, row.n_value_tasks, (uint32_t)t->topk);
@@ -240,13 +240,10 @@ static void cuda_destroy(tagc_batch *b) {
 }
 
 template <class Row>
-static void point_encoding(Row *row, const tagc_batch_row *from, int is_sums, tagc_batch_result *result) {
+static void point_encoding(Row *row, const tagc_batch_row *from, tagc_batch_result *result) {
     row->gradient = static_cast<const float *>(from->gradient);
     row->residual_in = static_cast<const float *>(from->residual_in);
     row->residual_out = static_cast<float *>(from->residual_out);
-    row->sums = is_sums ? from->sums : nullptr;
-    row->error = is_sums ? static_cast<float *>(from->error) : nullptr;
-    row->unscale = from->scale;
     row->body = from->body;
     row->result = result;
 }
@@ -254,17 +251,16 @@ static void point_encoding(Row *row, const tagc_batch_row *from, int is_sums, ta
 static tagc_status cuda_point(tagc_batch *b, const tagc_batch_row *rows, tagc_batch_result *results) {
     for (size_t i = 0; i < b->n_rows; i++) {
         const tagc_batch_row *from = &rows[i];
-        const int is_sums = b->kind == TAGC_BATCH_ENCODE_SUMS;
         if (encodes(b) && from->options.sparse) {
-            point_encoding(&b->topk.host[b->index.host[i]], from, is_sums, &results[i]);
+            point_encoding(&b->topk.host[b->index.host[i]], from, &results[i]);
         } else if (encodes(b)) {
-            point_encoding(&b->blocks.host[b->index.host[i]], from, is_sums, &results[i]);
+            point_encoding(&b->blocks.host[b->index.host[i]], from, &results[i]);
         } else {
             sums_row *row = &b->sums.host[i];
             row->n_bodies = (uint32_t)bodies_of(b, from);
             row->result = &results[i];
             row->stop = b->kind == TAGC_BATCH_DECODE ? from->stop : nullptr;
-            row->add = from->add;
+            row->base = static_cast<const float *>(from->base);
             row->scale = from->scale;
             row->sums = from->sums;
             const size_t room =
@@ -321,11 +317,9 @@ static void run_encode(const tagc_batch *b) {
     const unsigned n_chunks = (unsigned)b->row_of_chunk.n, n_blocks = (unsigned)b->blocks.n;
     const uint32_t *row_of_task = b->row_of_task.device;
     TAGC_LAUNCH(sample_rows, sample_shared, b->topk.n, stream, rows);
-    if (b->kind == TAGC_BATCH_ENCODE) {
-        TAGC_LAUNCH(stream_rows, stream_shared, b->row_of_tile.n, stream, tiles);
-        for (unsigned turn = 0; turn < 3; turn++)
-            TAGC_LAUNCH(refine_rows, refine_shared, n_chunks, stream, chunks, turn);
-    }
+    TAGC_LAUNCH(stream_rows, stream_shared, b->row_of_tile.n, stream, tiles);
+    for (unsigned turn = 0; turn < 3; turn++)
+        TAGC_LAUNCH(refine_rows, refine_shared, n_chunks, stream, chunks, turn);
     TAGC_LAUNCH(count_rows, count_shared, n_chunks, stream, chunks);
     TAGC_LAUNCH(gather_rows, gather_shared, n_chunks, stream, chunks);
     TAGC_LAUNCH(emit_rows, emit_shared, n_chunks + b->row_of_task.n, stream, chunks, n_chunks, row_of_task);

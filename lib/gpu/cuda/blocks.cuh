@@ -24,23 +24,8 @@ __device__ __forceinline__ void finish_row(const blocks_row *row) {
     *row->result = result;
 }
 
-/* Element i of the row's run at `first` is done. */
-__device__ __forceinline__ void settle_run(const blocks_row *row, size_t at, float decoded, float error,
-                                           int *nonfinite) {
-    if (!row->sums) {
-        if (row->residual_out) row->residual_out[at] = error;
-        return;
-    }
-    row->sums[at] = 0.0f + decoded;
-    if (!row->error) return;
-    float sum = row->error[at] + row->unscale * error;
-    row->error[at] = sum;
-    *nonfinite |= magnitude(sum) >= INF_BITS;
-}
-
 /* Values with scales. The half warps take blocks in turn; all lanes of a warp make the same number of turns. */
-__device__ __forceinline__ void encode_run(const blocks_row *row, run_shared *s, size_t first, uint32_t n,
-                                           int *nonfinite) {
+__device__ __forceinline__ void encode_run(const blocks_row *row, run_shared *s, size_t first, uint32_t n) {
     const value_format *f = &row->format;
     const uint32_t block = (uint32_t)f->block, n_blocks = (n + block - 1) / block;
     uint8_t *packed = row->body + scales_bytes(f, row->n);
@@ -53,23 +38,23 @@ __device__ __forceinline__ void encode_run(const blocks_row *row, run_shared *s,
         const size_t at = first + begin;
         encode_block(f, &here, row->body + 2 * (at >> f->shift),
                      packed + at * (size_t)bits_per_value(f->values) / 8,
-                     [&](unsigned i, float decoded, float error) {
-                         settle_run(row, at + i, decoded, error, nonfinite);
+                     [&](unsigned i, float, float error) {
+                         if (row->residual_out) row->residual_out[at + i] = error;
                      });
     }
 }
 
 __device__ __forceinline__ void encode_plain(const blocks_row *row, const run_shared *s, size_t first,
-                                             uint32_t n, int *nonfinite) {
+                                             uint32_t n) {
     for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
         const float x = s->acc[i];
         if (row->format.values == TAGC_FORMAT_FP32) {
             store32(row->body + 4 * (first + i), bits_of(x));
-            settle_run(row, first + i, x, -0.0f, nonfinite);
+            if (row->residual_out) row->residual_out[first + i] = -0.0f;
         } else {
             const float decoded = float_of(half_of(x) << 16);
             store16(row->body + 2 * (first + i), half_of(x));
-            settle_run(row, first + i, decoded, lost(x, decoded), nonfinite);
+            if (row->residual_out) row->residual_out[first + i] = lost(x, decoded);
         }
     }
 }
@@ -89,19 +74,18 @@ static __global__ void __launch_bounds__(THREADS) encode_blocks(work_of<blocks_r
     const blocks_row *row = &work.rows[work.row_of_block[blockIdx.x]];
     const size_t first = (size_t)(blockIdx.x - row->first_run) * RUN;
     const uint32_t n = first < row->n ? (uint32_t)smaller<size_t>(row->n - first, RUN) : 0;
-    const float *from = row->sums ? row->sums : row->gradient;
     int nonfinite = 0;
     for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-        float x = from[first + i];
-        if (!row->sums && row->residual_in) x = x + row->residual_in[first + i];
+        float x = row->gradient[first + i];
+        if (row->residual_in) x = x + row->residual_in[first + i];
         s->acc[i] = x;
         nonfinite |= magnitude(x) >= INF_BITS;
     }
     __syncthreads();
     if (has_scales(row->format.values))
-        encode_run(row, s, first, n, &nonfinite);
+        encode_run(row, s, first, n);
     else
-        encode_plain(row, s, first, n, &nonfinite);
+        encode_plain(row, s, first, n);
     if (nonfinite) atomicOr(row->nonfinite, 1);
     if (is_last_block(row->ticket, row->n_runs, &s->is_last) && threadIdx.x == 0) finish_row(row);
 }
@@ -116,7 +100,7 @@ static __global__ void __launch_bounds__(THREADS) add_blocks(work_of<sums_row> w
     const uint32_t n = (uint32_t)smaller<size_t>(row->n - first, RUN), n_bodies = bodies_of(row);
     int nonfinite = 0;
     for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-        float sum = row->add ? row->sums[first + i] : 0.0f;
+        float sum = row->base ? row->base[first + i] : 0.0f;
         nonfinite |= magnitude(sum) >= INF_BITS;
         for (uint32_t b = 0; b < n_bodies; b++)
             add_to(&sum, row->scale,

@@ -250,9 +250,11 @@ __device__ __forceinline__ void add_chunk(const sums_row *row, const body_row *b
                   visit);
 }
 
-__device__ __forceinline__ void clear_chunk(const sums_row *row, uint32_t c) {
+__device__ __forceinline__ void begin_chunk(const sums_row *row, uint32_t c) {
     const size_t end = smaller<size_t>(((size_t)c + 1) * row->chunk, row->n);
-    for (size_t i = (size_t)c * row->chunk + threadIdx.x; i < end; i += THREADS) row->sums[i] = 0;
+    if (row->base == row->sums) return;
+    for (size_t i = (size_t)c * row->chunk + threadIdx.x; i < end; i += THREADS)
+        row->sums[i] = row->base ? row->base[i] : 0.0f;
 }
 
 /* A block per chunk. Its sums stay in the L2 cache after the first access; the shared memory of some devices is too small
@@ -264,7 +266,7 @@ static __global__ void __launch_bounds__(THREADS) add_topk(work_of<sums_row> wor
     const uint32_t n_bodies = bodies_of(row);
     int nonfinite = 0;
     if (!row->is_sparse || c >= row->n_chunks) return;
-    if (!row->add) clear_chunk(row, c);
+    begin_chunk(row, c);
     for (uint32_t b = 0; b < n_bodies; b++) {
         __syncthreads(); /* all threads have added the body before */
         add_chunk(row, &bodies[row->first_body + b], c, &shared, &nonfinite);

@@ -74,12 +74,11 @@ __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < form.n_frames; i += THREADS) {
         nonfinite |= results[i].encoded.nonfinite;
-        n_sent += results[i].encoded.n_sent;
+        if (tagc_frame_counts(&form, i)) n_sent += results[i].encoded.n_sent;
     }
     n_sent = block_sum(&shared.count, n_sent);
     const tagc_frames_verdict all = join(&shared, verdict, 0, nonfinite, 0);
-    if (form.kind == TAGC_FRAME_FRAGMENT && threadIdx.x == 0)
-        verdict->n_sent = all.nonfinite ? 0 : (int64_t)n_sent;
+    if (!all.nonfinite && threadIdx.x == 0) verdict->n_sent += (int64_t)n_sent;
     const int flags = (all.nonfinite ? TAGC_FRAME_NONFINITE : 0) | (all.failure ? TAGC_FRAME_FAILED : 0);
     for (uint32_t i = threadIdx.x; i < form.n_frames; i += THREADS)
         tagc_frame_write(&form, &results[i].encoded, flags,

@@ -62,8 +62,6 @@ struct chunk_state {
 struct topk_row {
     const float *gradient, *residual_in;
     float *residual_out;
-    float *sums, *error; /* encode_sums: `sums` replaces the three above */
-    float unscale;
     uint8_t *body;
     tagc_batch_result *result;
     uint32_t n, k, chunk, n_chunks;
@@ -112,8 +110,8 @@ struct sums_row {
     uint32_t n, k, chunk, n_chunks; /* of topk; for blocks, a chunk is a run */
     uint32_t n_grid_chunks, first_chunk;
     uint32_t first_body, n_bodies;
-    const int *stop; /* NULL, or a flag: if it is not 0, no body is added */
-    int add;
+    const int *stop;   /* NULL, or a flag: if it is not 0, no body is added */
+    const float *base; /* NULL: zeros */
     float scale;
     float *sums;
     tagc_batch_result *result;
@@ -124,8 +122,6 @@ struct sums_row {
 struct blocks_row {
     const float *gradient, *residual_in; /* residual_in and residual_out may be NULL */
     float *residual_out;
-    float *sums, *error;
-    float unscale;
     uint8_t *body;
     tagc_batch_result *result;
     uint32_t n, first_run, n_runs;

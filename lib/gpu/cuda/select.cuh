@@ -328,8 +328,8 @@ __device__ __forceinline__ chunk_of chunk_here(const work_of<topk_row> *work) {
 /* Calls visit(position in the chunk, value) for each candidate, in any order. visit must not contain a barrier. */
 template <typename visitor> __device__ __forceinline__ void each_candidate(const chunk_of *c, visitor visit) {
     const topk_row *row = c->row;
-    if (row->sums || row->progress->is_dense) {
-        const float *acc = (row->sums ? row->sums : row->residual_out) + c->begin;
+    if (row->progress->is_dense) {
+        const float *acc = row->residual_out + c->begin;
         for (uint32_t i = threadIdx.x; i < c->n; i += THREADS) visit(i, acc[i]);
         return;
     }

@@ -18,7 +18,7 @@ constexpr unsigned CHUNK_WORDS = MAX_CHUNK / 32, HEADER = 8, ENTRY = 4;
 
 /* Whether all elements, zeros too, are sent. */
 __device__ __forceinline__ int keeps_all(const topk_row *row) {
-    return !row->sums && row->k == row->n;
+    return row->k == row->n;
 }
 
 /* ---- count ---- */
@@ -35,8 +35,7 @@ __device__ __forceinline__ void share_out(const topk_row *row, count_shared *s) 
     uint32_t n_above = 0, n_out = 0, total, n_ties;
     for (uint32_t c = threadIdx.x; c < row->n_chunks; c += THREADS) n_above += row->chunks[c].n_above;
     n_above = block_sum(&s->scan, n_above);
-    uint32_t n_left =
-        p->threshold && !row->sums && n_above < row->k ? row->k - n_above : 0; /* zeros are never sent */
+    uint32_t n_left = p->threshold && n_above < row->k ? row->k - n_above : 0; /* zeros are never sent */
     for (uint32_t from = 0; from < row->n_chunks; from += THREADS) {
         const uint32_t c = from + threadIdx.x;
         chunk_state *chunk = &row->chunks[c < row->n_chunks ? c : 0];
@@ -278,7 +277,6 @@ static __global__ void __launch_bounds__(THREADS) gather_rows(work_of<topk_row> 
         const uint32_t word = s->sent[position / 32], bit = 1u << position % 32;
         if (!(word & bit)) return;
         const uint32_t item = first_item + s->before[position / 32] + (uint32_t)__popc(word & (bit - 1));
-        if (item >= row->k) return; /* sums may have more than k elements */
         row->indices[item] = (uint32_t)(c.begin + position);
         row->values[item] = value;
     });
@@ -382,25 +380,6 @@ __device__ __forceinline__ void emit_positions(const work_of<topk_row> *work, em
     write_codes(s, words_of(n_words), bits, to);
 }
 
-/* Finishes item i: the residual gets the loss; for sums, `sums` gets the decoded value and `error` the loss. */
-__device__ __forceinline__ void settle(const topk_row *row, uint32_t item, float decoded, float error) {
-    const uint32_t at = row->indices[item];
-    if (!row->sums) {
-        row->residual_out[at] = error;
-        return;
-    }
-    row->sums[at] = 0.0f + decoded;
-    if (!row->error) return;
-    float sum = row->error[at] + row->unscale * error;
-    row->error[at] = sum;
-    if (magnitude(sum) < INF_BITS) return;
-    tagc_encoded *out = &row->result->encoded; /* several threads may set it */
-    atomicExch((unsigned long long *)&out->n_bytes, 0ull);
-    atomicExch((unsigned long long *)&out->n_index_bytes, 0ull);
-    atomicExch((unsigned long long *)&out->n_sent, 0ull);
-    atomicOr(&out->nonfinite, 1);
-}
-
 constexpr unsigned TASK_BLOCKS = THREADS / HALF; /* blocks of values per block of threads */
 
 /* The number of values of a task. */
@@ -421,11 +400,11 @@ __device__ __forceinline__ void emit_values(const topk_row *row, uint32_t task) 
             const float x = values[i];
             if (f->values == TAGC_FORMAT_FP32) {
                 store32(bytes + 4 * (size_t)i, bits_of(x));
-                settle(row, i, x, -0.0f);
+                row->residual_out[row->indices[i]] = -0.0f;
             } else {
                 const uint32_t half = half_of(x);
                 store16(bytes + 2 * (size_t)i, half);
-                settle(row, i, float_of(half << 16), lost(x, float_of(half << 16)));
+                row->residual_out[row->indices[i]] = lost(x, float_of(half << 16));
             }
         }
         return;
@@ -439,7 +418,7 @@ __device__ __forceinline__ void emit_values(const topk_row *row, uint32_t task) 
                                        (smaller(n - lower, block) + HALF - 1) / HALF, get};
     encode_block(f, &here, bytes + 2 * ((size_t)at >> f->shift),
                  bytes + scales_bytes(f, n) + (size_t)at * (size_t)bits_per_value(f->values) / 8,
-                 [&](unsigned i, float decoded, float error) { settle(row, at + i, decoded, error); });
+                 [&](unsigned i, float, float error) { row->residual_out[row->indices[at + i]] = error; });
 }
 
 /* A block per chunk, then one per task of values. */

@@ -34,7 +34,7 @@ struct rows_of_run {
         see(results);
         for (size_t i = 0; i < rows.size(); i++) {
             tagc_batch_row &row = rows[i];
-            see(row.gradient), see(row.residual_in), see(row.residual_out), see(row.sums), see(row.error),
+            see(row.gradient), see(row.residual_in), see(row.residual_out), see(row.base), see(row.sums),
                 see(row.body), see(row.lengths), see(row.stop);
             for (tagc_body &body : bodies[i]) see(body.bytes);
             row.bodies = bodies[i].data();

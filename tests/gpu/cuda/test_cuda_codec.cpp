@@ -187,7 +187,7 @@ static std::vector<tagc_batch_result> run_batch(const tagc_batch_maker *maker, t
 
 /* The arrays of one row, once for each maker. */
 struct fragment {
-    array<float> gradient, residual, next, sums, error;
+    array<float> gradient, residual, next, sums;
     array<uint8_t> body;
     int in_place = 0, has_residual = 1;
 };
@@ -197,7 +197,6 @@ static void copy(fragment *to, const fragment *from) {
     to->residual.copy(from->residual);
     to->next.copy(from->next);
     to->sums.copy(from->sums);
-    to->error.copy(from->error);
     to->body.copy(from->body);
     to->in_place = from->in_place;
     to->has_residual = from->has_residual;
@@ -209,12 +208,10 @@ static size_t random_offset() {
 
 static void make_fragment(const tagc_code_options *o, int kind, fragment *f) {
     const size_t offset = random_offset();
-    array<float> *arrays[] = {&f->gradient, &f->residual, &f->next, &f->sums, &f->error};
+    array<float> *arrays[] = {&f->gradient, &f->residual, &f->next, &f->sums};
     for (array<float> *a : arrays) a->make(o->n, random_below(2) ? offset : random_offset());
     fill(kind, f->gradient);
     fill(kind == HUGE_ONES || kind == ALIKE ? (int)ZEROS : kind, f->residual);
-    fill(random_below(8) ? (int)HEAVY : (int)HUGE_ONES, f->error);
-    f->sums.copy(f->gradient);
     f->body.make(tagc_code_of(o)->max_bytes(o), random_below(8));
     f->in_place = random_below(2);
     f->has_residual = o->sparse || random_below(4);
@@ -251,21 +248,12 @@ static void spoil(const array<float> &x) {
     if (x.n) x.at()[random_below(x.n)] = bad[random_below(4)];
 }
 
-/* As the sums of an owner are: few are not zero. */
-static void thin_out(const array<float> &sums) {
-    const size_t one_in = 1 + random_below(40);
-    for (size_t i = 0; i < sums.n; i++)
-        if (random_below(one_in)) sums.at()[i] = 0;
-}
-
 static void make_case(batch_case *c, size_t most, int kind) {
     for (size_t i = 0; i < c->options.size(); i++) {
         c->options[i] = random_options(most);
         make_fragment(&c->options[i], kind < 0 ? (int)random_below(N_FILLS) : kind, &c->cpu[i]);
-        if (c->options[i].sparse && random_below(8)) thin_out(c->cpu[i].sums);
         if (random_below(12) == 0) spoil(c->cpu[i].gradient);
         if (random_below(12) == 0) spoil(c->cpu[i].residual);
-        if (random_below(12) == 0) spoil(c->cpu[i].sums);
         copy(&c->cuda[i], &c->cpu[i]);
     }
 }
@@ -291,46 +279,6 @@ static void check_encode(batch_case *c, std::vector<tagc_batch_result> *results)
     }
 }
 
-/* ---- sums of owners ---- */
-
-static tagc_batch_row sums_row_of(const tagc_code_options *o, const fragment *f, float unscale,
-                                  int has_error) {
-    tagc_batch_row row = {};
-    row.options = *o;
-    row.sums = f->sums.at();
-    row.error = has_error ? f->error.at() : nullptr;
-    row.scale = unscale;
-    row.body = f->body.at();
-    return row;
-}
-
-static void check_sums(size_t n_rows, size_t most) {
-    now = "encode_sums";
-    batch_case c(n_rows);
-    std::vector<tagc_batch_row> cpu, cuda;
-    make_case(&c, most, -1);
-    for (size_t i = 0; i < n_rows; i++) {
-        tagc_code_options *o = &c.options[i];
-        size_t n_others = 0;
-        for (size_t j = 0; j < o->n; j++) n_others += c.cpu[i].sums.at()[j] != 0;
-        if (o->sparse) o->k = n_others + random_below(o->n - n_others + 1);
-        c.cpu[i].body.make(tagc_code_of(o)->max_bytes(o), random_below(8));
-        c.cuda[i].body.copy(c.cpu[i].body);
-        const float unscale = random_below(9) ? 2.5f : 3e38f;
-        const int has_error = random_below(4) != 0;
-        cpu.push_back(sums_row_of(o, &c.cpu[i], unscale, has_error));
-        cuda.push_back(sums_row_of(o, &c.cuda[i], unscale, has_error));
-    }
-    auto expected = run_batch(&tagc_batch_cpu, TAGC_BATCH_ENCODE_SUMS, cpu);
-    auto own = run_batch(tagc_cuda_maker()->batches, TAGC_BATCH_ENCODE_SUMS, cuda);
-    for (size_t i = 0; i < n_rows; i++) {
-        check_encoded(&expected[i].encoded, &own[i].encoded, &c.cpu[i], &c.cuda[i]);
-        if (own[i].encoded.nonfinite) continue;
-        CHECK(c.cpu[i].sums.equals(c.cuda[i].sums));
-        CHECK(c.cpu[i].error.equals(c.cuda[i].error));
-    }
-}
-
 /* ---- decode ---- */
 
 /* Another body of the same shape. */
@@ -351,7 +299,8 @@ static void check_decode(const batch_case *c, const std::vector<tagc_batch_resul
     std::vector<tagc_batch_row> cpu, cuda;
     std::vector<std::vector<tagc_body>> bodies(n_rows);
     std::vector<array<uint8_t>> exact(n_rows), others(3 * n_rows); /* of the length of the body */
-    std::vector<fragment> a(n_rows), b(n_rows);
+    std::vector<fragment> a(n_rows),
+        b(n_rows); /* `next` is what the sums begin with, if not with themselves */
     for (size_t i = 0; i < n_rows; i++) {
         const tagc_encoded *e = &results[i].encoded;
         const size_t n_times = e->nonfinite ? 0 : random_below(4);
@@ -365,15 +314,20 @@ static void check_decode(const batch_case *c, const std::vector<tagc_batch_resul
         a[i].sums.make(c->options[i].n, random_offset());
         tagc_batch_row row = {};
         row.options = c->options[i];
-        row.add = random_below(2);
+        const size_t begin = random_below(3);
         row.scale = random_below(2) ? 1.0f : 0.37f;
         row.bodies = bodies[i].data();
         row.n_bodies = (int)n_times;
-        if (row.add) fill(random_below(6) ? (int)HEAVY : (int)HUGE_ONES, a[i].sums);
+        a[i].next.make(c->options[i].n, random_offset());
+        fill(random_below(6) ? (int)HEAVY : (int)HUGE_ONES, a[i].sums);
+        fill(random_below(6) ? (int)HEAVY : (int)HUGE_ONES, a[i].next);
         b[i].sums.copy(a[i].sums);
+        b[i].next.copy(a[i].next);
         row.sums = a[i].sums.at();
+        row.base = begin == 0 ? nullptr : begin == 1 ? row.sums : a[i].next.at();
         cpu.push_back(row);
         row.sums = b[i].sums.at();
+        row.base = begin == 0 ? nullptr : begin == 1 ? row.sums : b[i].next.at();
         cuda.push_back(row);
     }
     auto expected = run_batch(&tagc_batch_cpu, TAGC_BATCH_DECODE, cpu);
@@ -454,7 +408,6 @@ static void each_trial(int test, int n_trials, size_t n_rows, size_t most, int v
         check_encode(&c, &results);
         if (validates) check_validate(&c, results);
         check_decode(&c, results);
-        check_sums(1 + random_below(n_rows), most);
     }
 }
 
