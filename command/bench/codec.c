@@ -181,14 +181,15 @@ static void report(codec_table *c, const setting *s, int n_flats, const tagc_cod
     if (!is_dense && !(is_direct && o->sparsity == 0))
         snprintf(sparsity, sizeof sparsity, "%.4g %%", 100 * o->sparsity);
     json_t *about = json_pack(
-        "{s:s, s:s, s:s, s:b, s:f, s:f, s:o, s:o, s:o, s:o}", "exchange", tagc_exchange_names[o->exchange],
-        "wire", is_dense ? tagc_format_names[o->format] : "fp32", "index",
+        "{s:s, s:s, s:s, s:b, s:f, s:f, s:o, s:o, s:o, s:o, s:o}", "exchange",
+        tagc_exchange_names[o->exchange], "wire", is_dense ? tagc_format_names[o->format] : "fp32", "index",
         o->paper ? indexes[o->paper->index] : "none", "all_reduce", o->output != TAGC_OUTPUT_SHARD,
         "sparsity", is_dense ? 0.0 : o->sparsity, "ratio", o->paper ? o->paper->ratio : 0.0, "values",
         is_direct ? json_string(tagc_format_names[o->format]) : json_null(), "block",
         is_direct && o->format > TAGC_FORMAT_BF16 ? json_integer(o->block) : json_null(), "n_sent",
         json_integer((json_int_t)(r->n_sent + 0.5)), "n_union",
-        r->n_union > 0 ? json_integer((json_int_t)r->n_union) : json_null());
+        r->n_union > 0 ? json_integer((json_int_t)r->n_union) : json_null(), "n_returned",
+        r->n_returned > 0 ? json_integer((json_int_t)r->n_returned) : json_null());
     add_entry(c, what, sparsity, n_flats, r, about);
 }
 
@@ -229,9 +230,9 @@ static tagc_status time_gather(codec_table *c, int kind, const flat_size *size) 
     char what[48];
     snprintf(what, sizeof what, "gather %s", tagc_gather_choices[kind].name);
     json_t *about =
-        json_pack("{s:s, s:s, s:s, s:b, s:f, s:f, s:n, s:n, s:I, s:n}", "exchange", "gather", "wire",
+        json_pack("{s:s, s:s, s:s, s:b, s:f, s:f, s:n, s:n, s:I, s:n, s:n}", "exchange", "gather", "wire",
                   tagc_gather_choices[kind].name, "index", "none", "all_reduce", 0, "sparsity", 0.0, "ratio",
-                  0.0, "values", "block", "n_sent", (json_int_t)size->n_elems, "n_union");
+                  0.0, "values", "block", "n_sent", (json_int_t)size->n_elems, "n_union", "n_returned");
     add_entry(c, what, "-", size->n_flats, &time, about);
     return TAGC_OK;
 }

@@ -36,6 +36,8 @@ LACKS(lacks_index,
           (o->exchange == TAGC_EXCHANGE_SKETCH || o->exchange == TAGC_EXCHANGE_PACKED),
       tagc_train_compresses(o) ? "--exchange sketch and packed" HERE : lacks_compression(f))
 LACKS(lacks_direct, is_direct(o), "--exchange direct" HERE)
+LACKS(lacks_results, is_direct(o) && (o->sharding == TAGC_SHARD_NONE || o->sharding == TAGC_SHARD_HYBRID),
+      is_direct(o) ? "--sharding none and hybrid" HERE : "--exchange direct" HERE)
 LACKS(lacks_coded, tagc_train_is_coded(f), "--exchange direct and --mild" HERE)
 LACKS(lacks_matrices, f->has_mild || o->mild == 0, "matrices that --compress leaves out" HERE)
 LACKS(lacks_mild, f->has_mild, "--mild" HERE)
@@ -176,6 +178,11 @@ static const tagc_option rows[] = {
     {REAL(NULL, "sparsity", FREE, sparsity, 0, 1, "auto=-1", "auto",
          "least share of a gradient that stays behind as residual; auto: 0.95 for direct, 0.9875 for sketch and packed;"
          " sketch at ratio 2, 4, 10 is made for 0.8, 0.9, 0.9875"), .lacks = lacks_compression},
+    {REAL(NULL, "result-sparsity", FREE, result_sparsity, 0, 1, "auto=-1", "auto",
+         "where every rank gets all sums: least share of the sums of compressed matrices that stays with their owner as residual;"
+         " auto: owners send back 1.6 times the share that ranks send"), .lacks = lacks_results},
+    {CHOICE(NULL, "result-values", FREE, result_values, "auto|fp32|bf16|int8|int4|int2|sign", "auto",
+           "how such a sum travels; auto: int4, or --values if that is finer"), .lacks = lacks_results},
     {REAL(NULL, "ratio", FREE, ratio, 1, 1000, "auto", "auto",
          "sketch: values per cell; auto takes as many cells as the index says are needed"), .lacks = lacks_sketch},
     {CHOICE(NULL, "index", FREE, index, "or|sum4|sum1", "or",

@@ -20,15 +20,15 @@ void tagc_layout_own_fields(const tagc_fsdp_options *engine, uint64_t n_padded, 
         r->format = r->format == TAGC_FORMAT_BF16 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     }
     r->paper = &engine->paper;
+    r->output = is_hybrid                             ? TAGC_OUTPUT_HOST_SHARD
+                : engine->sharding == TAGC_SHARD_NONE ? TAGC_OUTPUT_UNIT
+                                                      : TAGC_OUTPUT_SHARD;
     tagc_reducer_options_prune(r);
     tagc_reducer_options_resolve(r);
     int by_hosts = is_hybrid || (engine->two_level && r->exchange == TAGC_EXCHANGE_DIRECT);
     r->n_elems = n_padded;
     r->tag = (uint64_t)unit;
     r->op = TAGC_OP_AVG;
-    r->output = is_hybrid                             ? TAGC_OUTPUT_HOST_SHARD
-                : engine->sharding == TAGC_SHARD_NONE ? TAGC_OUTPUT_UNIT
-                                                      : TAGC_OUTPUT_SHARD;
     r->ranks_per_host = by_hosts ? engine->ranks_per_host : 1;
     r->n_threads = engine->reducer.n_threads;
 }

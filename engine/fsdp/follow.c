@@ -29,6 +29,8 @@ int tagc_fsdp_has_levels(const tagc_fsdp *f, const tagc_flat *flat) {
 void tagc_fsdp_plan_options(const tagc_schedule_plan *plan, tagc_reducer_options *options) {
     options->sparsity = plan->sparsity;
     options->format = plan->format;
+    if (plan->sparsity == 0)
+        options->result_sparsity = options->result_format = -1; /* those of selected values */
     if (plan->block > 0 && (options->block == 0 || options->block > plan->block))
         options->block = plan->block;
 }

@@ -149,7 +149,7 @@ typedef struct tagc_fsdp_stats {
      * flats were already sent. */
     int skipped;
     /* Over the compressed flats. If the ranks of a host add first, n_sent extrapolates from this rank's part to all. */
-    uint64_t n_sent, n_union, n_unpeeled, n_lost, n_compressed;
+    uint64_t n_sent, n_union, n_returned, n_unpeeled, n_lost, n_compressed;
     uint64_t n_mild, n_mild_sent;                /* over the mild flats */
     uint64_t n_class_bytes_sent[TAGC_N_CLASSES]; /* of gradients, over all legs */
     int n_at_level[TAGC_N_LEVELS];               /* flats that follow the schedule, by their level */

@@ -39,6 +39,7 @@ static void add_stats(tagc_fsdp *f, const tagc_flat *flat, const tagc_reducer_st
     sum->n_compressed += flat->n_elems;
     sum->n_sent += n_sent;
     sum->n_union += s->n_union;
+    sum->n_returned += s->n_returned;
     sum->n_unpeeled += s->n_unpeeled;
     sum->n_lost += s->n_lost;
     if (s->load > sum->load) sum->load = s->load;

@@ -196,6 +196,7 @@ static void add_codec(json_t *line, const tagc_fsdp_stats *stats) {
     json_object_set_new(line, "n_compressed", json_integer((json_int_t)stats->n_compressed));
     json_object_set_new(line, "n_sent", json_integer((json_int_t)stats->n_sent));
     json_object_set_new(line, "n_union", json_integer((json_int_t)stats->n_union));
+    json_object_set_new(line, "n_returned", json_integer((json_int_t)stats->n_returned));
     json_object_set_new(line, "n_mild", json_integer((json_int_t)stats->n_mild));
     json_object_set_new(line, "n_mild_sent", json_integer((json_int_t)stats->n_mild_sent));
     json_object_set_new(line, "n_class_bytes_sent",

@@ -75,6 +75,10 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     else if (out->reducer.exchange == TAGC_EXCHANGE_DIRECT && options->values != TAGC_TRAIN_AUTO_VALUES)
         out->reducer.format = options->values;
     out->reducer.block = (int)options->block;
+    if (out->reducer.exchange == TAGC_EXCHANGE_DIRECT) {
+        out->reducer.result_sparsity = options->result_sparsity;
+        out->reducer.result_format = options->result_values - 1;
+    }
     out->reducer.n_threads = (int)options->codec_threads;
     set_paper(options, &out->paper);
     tagc_reducer_options mild = out->reducer;
@@ -83,6 +87,7 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
                                                             : TAGC_EXCHANGE_DENSE;
     mild.format = options->mild == TAGC_TRAIN_AUTO_VALUES || options->mild == 0 ? -1 : options->mild;
     mild.sparsity = options->mild_sparsity;
+    mild.result_sparsity = mild.result_format = -1;
     out->mild = mild;
     tagc_fsdp_options_resolve(out);
 }

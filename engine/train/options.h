@@ -29,8 +29,9 @@ typedef struct tagc_train_options {
     int exchange, index, cells, unpeeled, fill_union, wire;
     double sparsity, ratio;
     int values, mild;
-    double mild_sparsity;
-    int gentle; /* auto, yes, no */
+    double mild_sparsity, result_sparsity;
+    int result_values; /* auto, then tagc_format */
+    int gentle;        /* auto, yes, no */
     int64_t block;
     int64_t ranks, codec_threads, blas_threads;
     int transport;

@@ -68,6 +68,7 @@ tagc_status tagc_time_reducer(tagc_comm *comm, tagc_reducer *reducer, const floa
     memcpy(out->phase_s, stats.time_s, sizeof out->phase_s);
     out->wall_s = stats.total_s;
     out->n_union = stats.n_union;
+    out->n_returned = stats.n_returned;
     out->n_sent = (double)stats.n_sent;
     TAGC_TRY(tagc_mean_over_ranks(comm, &out->n_sent, 1));
     TAGC_TRY(tagc_mean_over_ranks(comm, out->phase_s, TAGC_N_PHASES));
@@ -103,6 +104,7 @@ static tagc_status time_reducer(tagc_codec_bench *c, tagc_reducer *reducer, tagc
     }
     result->total_to_floor = tagc_result_spread_of(ratios[TAGC_N_PHASES], n_turns).median;
     result->n_union = step.n_union;
+    result->n_returned = step.n_returned;
     result->n_sent = step.n_sent;
     return TAGC_OK;
 }

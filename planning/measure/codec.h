@@ -25,7 +25,7 @@ tagc_status tagc_floor_measure(tagc_floor *floor, double *s_per_elem);
 typedef struct tagc_reducer_times {
     double phase_s[TAGC_N_PHASES]; /* mean over ranks */
     double wall_s;                 /* of the slowest rank */
-    uint64_t n_union;
+    uint64_t n_union, n_returned;
     double n_sent; /* mean over ranks */
 } tagc_reducer_times;
 
@@ -34,8 +34,9 @@ tagc_status tagc_time_reducer(tagc_comm *comm, tagc_reducer *reducer, const floa
                               tagc_reducer_times *out);
 
 typedef struct tagc_codec_time {
-    uint64_t n_elems, n_union; /* n_union: of the last step; 0 if the exchange does not count it */
-    double n_sent;             /* by one rank in that step, mean over ranks */
+    uint64_t n_elems, n_union,
+        n_returned; /* the last two: of the last step; 0 if the exchange does not count it */
+    double n_sent;  /* by one rank in that step, mean over ranks */
     double phase_s[TAGC_N_PHASES], to_floor[TAGC_N_PHASES], total_to_floor;
 } tagc_codec_time;
 

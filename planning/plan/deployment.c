@@ -2,6 +2,7 @@
 #include "plan/deployment.h"
 
 #include "core/status.h"
+#include "exchange/options.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -98,7 +99,7 @@ double tagc_reduction_remote(const tagc_reduction *r, int leg) {
 }
 
 double tagc_reduction_decoded(const tagc_reduction *r) {
-    return r->sent_density + (r->options.output != TAGC_OUTPUT_SHARD ? r->union_density : 0);
+    return r->sent_density + (tagc_results_are_sent(&r->options) ? 1 - tagc_result_sparsity(&r->options) : 0);
 }
 
 /* The mean number of other ranks in a rank's group that are on other hosts. Groups of neighbouring ranks may differ from

@@ -40,8 +40,8 @@ typedef struct tagc_setup {
     /* (n_flats of the layout) The exchange of each flat, as after tagc_fsdp_set_exchange; NULL: that of the engine's
      * options. */
     const tagc_reducer_options *flat_reducers; /* (n_flats) */
-    /* Density of the union of what ranks keep, in flats with the engine's sparsity; < 0: as if each rank sent 1 - sparsity,
-     * independently of the others. */
+    /* packed and sketch: density of the union of what ranks keep, in flats with the engine's sparsity; < 0: as if each rank
+     * sent 1 - sparsity, independently of the others. */
     double union_density;
     double sent_density; /* of what direct keeps in the same flats; 0: 1 - sparsity */
 } tagc_setup;
@@ -88,7 +88,8 @@ typedef struct tagc_codec_cost {
     int exchange;           /* tagc_exchange: sketch, packed or direct */
     int format, all_reduce; /* direct: tagc_format, and whether sums were returned */
     double sparsity, ratio;
-    double union_density;         /* direct: of what is decoded: sent values, and with all_reduce the sums */
+    double
+        union_density; /* direct: of what is decoded: sent values, and with all_reduce the sums sent back */
     double elem_s[TAGC_N_PHASES]; /* WAIT is unused */
     double weight;                /* elements it was measured on */
 } tagc_codec_cost;

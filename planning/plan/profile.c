@@ -109,8 +109,7 @@ static double touched(const tagc_point *point, int is_mild, const tagc_reducer_o
     const tagc_fsdp_options *o = &point->setup.engine;
     double sent =
         !is_mild && point->setup.sent_density > 0 ? point->setup.sent_density : 1 - reducer->sparsity;
-    int n_senders = point->setup.world_size / ranks_per_sender(o, reducer);
-    return sent + (comes_back(o) ? 1 - pow(1 - sent, n_senders) : 0);
+    return sent + (comes_back(o) ? 1 - tagc_result_sparsity(reducer) : 0);
 }
 
 /* For a bench that measured neither codec nor memory alone: reads the phases in the iterations of an arm. */
@@ -176,10 +175,13 @@ static tagc_status read_gather(const reader *r, const tagc_point *common, const 
 }
 
 /* The share of values that direct decodes: all without sparsity; else the sent ones, and the sums that are returned. */
-static double decoded(const json_t *entry, double sparsity, double n_elems, int n_ranks) {
+static double decoded(const json_t *entry, double sparsity, double n_elems) {
     double n_sent = json_number_value(json_object_get(entry, "n_sent"));
+    double n_returned = json_number_value(json_object_get(entry, "n_returned"));
     double sent = n_sent > 0 ? fmin(n_sent / n_elems, 1) : 1 - sparsity;
-    return sent + (json_is_true(json_object_get(entry, "all_reduce")) ? 1 - pow(1 - sent, n_ranks) : 0);
+    tagc_reducer_options options = {.sparsity = sparsity, .result_sparsity = -1};
+    double returned = n_returned > 0 ? fmin(n_returned / n_elems, 1) : 1 - tagc_result_sparsity(&options);
+    return sent + (json_is_true(json_object_get(entry, "all_reduce")) ? returned : 0);
 }
 
 /* Reads the seconds per element, over all measured sizes. */
@@ -210,7 +212,7 @@ static tagc_status read_codec(const reader *r, const tagc_point *common, const j
         cost.format =
             find_word(tagc_format_names, N_FORMATS, json_string_value(json_object_get(entry, "values")));
         if (cost.format < 0) return missing("codec", "values", "the format of values");
-        cost.union_density = decoded(entry, cost.sparsity, n_elems, n_ranks);
+        cost.union_density = decoded(entry, cost.sparsity, n_elems);
         cost.all_reduce = json_is_true(json_object_get(entry, "all_reduce"));
     }
     cost.weight = n_elems * n_tensors;
@@ -331,6 +333,10 @@ static void set_densities(double n_compressed, double n_union, double n_sent, ta
     int is_direct = o->reducer.exchange == TAGC_EXCHANGE_DIRECT;
     double n = n_compressed * n_exchanges, sent = n > 0 && is_direct ? n_sent / n : 0;
     int per_host = o->two_level || o->sharding == TAGC_SHARD_HYBRID ? o->ranks_per_host : 1;
+    double n_senders = (double)point->setup.world_size / per_host,
+           returned = 1 - tagc_result_sparsity(&o->reducer);
+    if (comes_back(o) && sent > 0 && n_senders > 1) /* without what owners send back of their own row */
+        sent = fmax(sent - returned / n_senders, 0) / (1 - 1 / n_senders);
     if (per_host > 1 && per_host == point->setup.world_size) sent = 0; /* on one host nothing is encoded */
     point->setup.sent_density = fmin(sent, 1);
     point->union_density = -1;

@@ -157,6 +157,7 @@ def check_codec(result):
                 "n_tensors",
                 "n_sent",
                 "n_union",
+                "n_returned",
                 "phase_s",
                 "to_floor",
                 "total_to_floor",
@@ -175,9 +176,15 @@ def check_codec(result):
         positive(c["n_tensors"], key)
         assert c["n_elems"] % (16 * result["world_size"]) == 0, c["n_elems"]
         kept = (1 - c["sparsity"]) * c["n_elems"]
+        returned = c["exchange"] == "direct" and c["all_reduce"]
+        assert (c["n_returned"] is not None) == returned, (key, c["n_returned"])
+        if returned:  # of its own row a rank sends the sums, 1.6 times as many
+            sums = min(1.6 * kept, c["n_elems"])
+            kept += (sums - kept) / result["world_size"]
+            assert sums * 0.99 - 16 <= c["n_returned"] <= sums + 16, (key, c["n_returned"], sums)
         assert kept * 0.99 - 16 <= c["n_sent"] <= kept + 16 * result["world_size"], (key, c["n_sent"], kept)
         knows = c["exchange"] in ("dense", "sketch", "packed") or (
-            c["exchange"] == "direct" and (c["all_reduce"] or c["sparsity"] == 0)
+            c["exchange"] == "direct" and c["sparsity"] == 0
         )
         assert (c["n_union"] is not None) == knows, (key, c["n_union"])
         if knows:  # at least what one rank keeps, at most what all do
