@@ -354,7 +354,7 @@ def gathers(rank, world_size, hosts=2):
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     with tagc.compress(model, sparsity=0, layers="all", parameters="delta8", hosts=hosts, verbose=False):
         losses = []
-        for _ in range(30):
+        for _ in range(20):
             optimizer.zero_grad()
             losses.append(loss_of(model, batch_of(rank)))
             losses[-1].backward()
@@ -579,18 +579,21 @@ def more_ranks(rank, world_size, folder):
 # ---- other exchanges, and larger hosts ----
 
 
-def conserved(rank, world_size, hosts=2):
+WAYS = (
+    dict(layers="all"),
+    dict(layers=mix_of_classes),
+    dict(layers="all", exchange="packed"),
+    dict(layers="all", exchange="sketch", sparsity=0.9875),
+    dict(layers="all", transport="group"),
+    dict(layers="all", sparsity=0, values="int8"),
+)
+
+
+def conserved(rank, world_size, hosts=2, ways=WAYS):
     """What came out and the mean of what hosts hold back is what was given, whatever is sent how."""
     import tagc.torch as tagc
 
-    for options in (
-        dict(layers="all"),
-        dict(layers=mix_of_classes),
-        dict(layers="all", exchange="packed"),
-        dict(layers="all", exchange="sketch", sparsity=0.9875),
-        dict(layers="all", transport="group"),
-        dict(layers="all", sparsity=0, values="int8"),
-    ):
+    for options in ways:
         model = sharded(Odd, reshard_after_forward=False)
         model.set_modules_to_backward_prefetch(list(model.layers))
         with tagc.compress(model, hosts=hosts, verbose=False, **{"sparsity": 0.9} | options) as handle:
@@ -686,8 +689,8 @@ def sites_of_hosts(rank, world_size):
 def on_larger_hosts(rank, world_size):
     """Four hosts of two ranks, bit for bit; two of four."""
     simulated(rank, world_size, 4)
-    for check in (every_value, counted, conserved):
-        check(rank, world_size, 2)
+    counted(rank, world_size, 2)
+    conserved(rank, world_size, 2, WAYS[:2])
 
 
 # ---- ranks that are gone ----

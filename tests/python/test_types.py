@@ -17,7 +17,8 @@ import tagc.torch as tagc
 
 model = torch.nn.Linear(3, 3)
 optimizer = torch.optim.AdamW(model.parameters())
-handle: tagc.Compressed = tagc.compress(model, optimizer, sparsity=0.9, on_step=print)
+handle: tagc.Compressed = tagc.compress(model, optimizer, sparsity=0.9, hosts=2, on_step=print)
+tagc.compress(model, hosts="2")  # type: ignore[arg-type]
 steps: int = handle.n_steps
 tagc.compress(model, sparsity="0.9")  # type: ignore[arg-type]
 tagc.compress(model, sparcity=0.9)  # type: ignore[arg-type]
