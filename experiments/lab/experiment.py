@@ -80,6 +80,7 @@ KEYS = PLACE_KEYS | {
     "table": _one_of(*VIEWS),
     "minutes": _number((int, float), 0.01, 10000),
     "memory_gb": _number((int, float), 0.1, 10000),
+    "against": (_is_text, "the arm with which the picture compares the others"),
     "pairs": _list_of(_is_pair, 'a list of pairs of arms, as in [["fsdp", "packed"]]'),
     "seeds": _list_of(_is_seed, "a list of whole numbers"),
     "base": (_are_options, "a table of options of tagc train, as in steps = 600"),
@@ -90,7 +91,7 @@ KEYS = PLACE_KEYS | {
     "units": (_is_pair, "the two units whose backward the timeline shows"),
 }
 OF_TRAIN = ("seeds", "data", "trace", "units", "base", "rates", "simulate")
-OF_BENCH = ("pairs",)
+OF_BENCH = ("pairs", "against")
 REQUIRED = ("title", "kind", "table", "minutes", "arms")
 DEFAULTS = {
     "hosts": 1,
@@ -288,10 +289,11 @@ def _check_whole(path, settings, cases):
                     '"experiments/configs/packed.conf+sparsity=0.9", and NAME: before one if wanted'
                 )
     labels = [split_arm(arm)[0] for arm in sum(lists, [])]
-    for label in sum(settings.get("pairs", []), []):
+    named = [("pairs", label) for label in sum(settings.get("pairs", []), [])]
+    for key, label in [*named, *([("against", settings["against"])] if "against" in settings else [])]:
         if label not in labels:
             raise LabError(
-                f'{path}: pairs has "{label}"{nearest(label, labels)}; the arms are: {", ".join(labels)}'
+                f'{path}: {key} has "{label}"{nearest(label, labels)}; the arms are: {", ".join(labels)}'
             )
     for arms in lists:
         own = [split_arm(arm)[0] for arm in arms]

@@ -1,7 +1,9 @@
 """Pictures of results, drawn by tagc-report."""
 
+import json
 import pathlib
 import subprocess
+import tempfile
 
 from common import ROOT, LabError
 from experiment import OF_TORCH
@@ -37,13 +39,35 @@ def draw(path):
             f"experiments/lab/lab run {path.stem} makes them anew"
         )
     picture = path.with_suffix(".svg")
-    words = [str(ROOT / "scripts" / "report.sh"), "--quiet", f"--svg={figure}={picture}", *units, str(path)]
-    done = subprocess.run(words, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as folder:
+        shown = path if is_plan else _ordered(path, folder)
+        words = [
+            str(ROOT / "scripts" / "report.sh"),
+            "--quiet",
+            f"--svg={figure}={picture}",
+            *units,
+            str(shown),
+        ]
+        done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode == NO_LIBRARY:
         raise NoLibrary(f"no picture of {path}: {done.stderr.strip()}")
     if done.returncode != 0:
         raise LabError(f"no picture of {path}: {' '.join(words)}: {done.stderr.strip()}")
     return picture
+
+
+def _ordered(path, folder):
+    """Returns the path of the result with the arm `against` first. A picture compares the others with it."""
+    result = results.read(path)
+    against = result["settings"].get("against")
+    benches = [case["bench"] for case in result["cases"] if "bench" in case]
+    if not against or not benches:
+        return path
+    for bench in benches:
+        bench["arms"].sort(key=lambda arm: arm["name"] != against)
+    shown = pathlib.Path(folder) / path.name
+    shown.write_text(json.dumps(result))
+    return shown
 
 
 def traces_of(path):
