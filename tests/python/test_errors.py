@@ -141,7 +141,7 @@ def raw_mistakes(rank, world_size):
     import tagc.torch as tagc
 
     model = wrapped("ddp")
-    with pytest.raises(tagc.Error, match="advise.. has no option 'sparsity'.* it has between, step_s"):
+    with pytest.raises(tagc.Error, match="advise.. has no option 'sparsity'.* it has hosts, between, step_s"):
         tagc.advise(model, sparsity=0.9)
     with pytest.raises(tagc.Error, match="model is a Even, none of them.*before advise"):
         tagc.advise(Even())

@@ -16,24 +16,46 @@ from torch import nn
 
 
 class Spy:
-    """Stands before a module's reduce-scatter: sums what it is given and what it gives back, in fp64."""
+    """Stands before a module's reduce-scatter: sums what it is given and what it gives back, in fp64. The
+    latter need not be there before the end of the backward pass."""
 
     def __init__(self, module):
         self.inner = module._get_fsdp_state()._fsdp_param_group._reduce_scatter_comm
-        self.given = self.received = 0
-        self.last = None
+        self._given = self._received = 0
+        self._last = self._pending = None
         module.set_custom_reduce_scatter(self)
 
     def allocate(self, size, *, dtype, device):
         return self.inner.allocate(size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+        self._take()
         given = input_tensor.clone()
         self.inner(output_tensor, input_tensor, group, op, async_op)
-        assert torch.equal(given, input_tensor) or given.isnan().any()
-        self.given = self.given + given.double()
-        self.received = self.received + output_tensor.double()
-        self.last = given, output_tensor.clone()
+        self._pending = given, input_tensor, output_tensor
+
+    def _take(self):
+        if self._pending is not None:
+            (given, passed, output), self._pending = self._pending, None
+            assert torch.equal(given, passed) or given.isnan().any()
+            self._given = self._given + given.double()
+            self._received = self._received + output.double()
+            self._last = given, output.clone()
+
+    @property
+    def given(self):
+        self._take()
+        return self._given
+
+    @property
+    def received(self):
+        self._take()
+        return self._received
+
+    @property
+    def last(self):
+        self._take()
+        return self._last
 
 
 def sum_in_rank_order(mine, group=None):

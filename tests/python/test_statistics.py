@@ -11,6 +11,8 @@ import torch.distributed as dist
 from models import Even, batch_of, loss_of
 from test_state import wrapped
 
+from tagc import _library as lib
+
 
 def numbers_only(value):
     if isinstance(value, dict):
@@ -19,8 +21,9 @@ def numbers_only(value):
 
 
 def counted(handle):
-    (comm,) = handle.passes._comms.values()
-    return comm.bytes_sent()
+    """Bytes by leg, of all connections."""
+    comms = [*handle.passes._comms.values(), *handle.passes._gather_comms.values()]
+    return {leg: sum(comm.bytes_sent()[leg] for comm in comms) for leg in lib.LEGS}
 
 
 def check_step(kind, world_size, options):

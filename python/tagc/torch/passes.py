@@ -42,6 +42,7 @@ class Passes:
         self.groups: dict[str, str] = {}  # name of a parameter -> why it is in its class
         self._unknown = UnknownLayouts()
         self._comms: dict[tuple[int, ...], Comm] = {}  # by ranks
+        self._gather_comms: dict[tuple[int, ...], Comm] = {}
         self._loss_scale = 1.0  # of the pass whose hooks run; state.loss_scale is that of residuals
         self._step_open = self._is_outside = False
         self._units_of_step: set[str] = set()  # names
@@ -50,13 +51,21 @@ class Passes:
         """Returns the connection over that group's ranks. Collective at the first call for a group."""
         if self.state.wrapper.is_managed and not isinstance(group, dist.ProcessGroup):
             return group.connection()  # a managed.Quorum
+        return self._comm(self._comms, group)
+
+    def gather_comm(self, group: dist.ProcessGroup) -> Comm:
+        """Returns another connection over them, for gathers while an exchange of gradients goes on: ranks
+        come to the two in different orders."""
+        return self._comm(self._gather_comms, group)
+
+    def _comm(self, comms: dict[tuple[int, ...], Comm], group: dist.ProcessGroup) -> Comm:
         ranks = tuple(dist.get_process_group_ranks(group))
-        if (found := self._comms.get(ranks)) is not None:  # without the lock, which an exchange under way has
+        if (found := comms.get(ranks)) is not None:  # without the lock, which an exchange under way has
             return found
         with self.state.lock:
-            if ranks not in self._comms:
-                self._comms[ranks] = Comm(group, self.state.options.timeout_s)
-            return self._comms[ranks]
+            if ranks not in comms:
+                comms[ranks] = Comm(group, self.state.options.timeout_s)
+            return comms[ranks]
 
     def disconnect(self) -> None:
         """Ends all reducers and keeps the residuals."""
@@ -76,9 +85,11 @@ class Passes:
         op: Any,
         find_layout: FindLayout,
         waits: bool = True,
+        may_last: bool = False,
     ) -> None:
         """Makes all ranks agree on an exchange, then run it. Every hook calls it. Collective. It blocks for
-        tensors in CPU memory. For others it returns at once, and failures are raised at the end of the
+        tensors in CPU memory, with may_last only until the exchange before this one has ended. For others it
+        returns at once. Failures that show later are raised by the next exchange or at the end of the
         backward pass.
 
         A reduce-scatter over hosts of several ranks has two levels: rows are added up within each host, and
@@ -123,6 +134,9 @@ class Passes:
             if rows is not None and self.runners.is_on_device(source):
                 call.add_up_now()
             call.opens_step = self._opens_step(unit)
+            # rows are added up by the group by which a gather gets parameters within the host
+            is_apart = rows is None or self.state.options.parameters is None
+            call.may_last = may_last and is_apart and not self._is_outside
             self._loss_scale = call.loss_scale
             runner.run(call, source, target)
             # after the last unit of finalize_backward() nothing else ends this step
@@ -222,11 +236,11 @@ class Passes:
 
     def give_up(self) -> None:
         """Gives this backward pass up: the rest of it, and its end, will not come."""
+        self.runners.drop()
         with self.state.lock:
             self._step_open = False
             self._units_of_step.clear()
             self.recorder.drop()
-        self.runners.drop()
 
     # ---- steps ----
 
@@ -299,7 +313,7 @@ class Passes:
             free()
         for unit in [*self.state.units.values(), *self._unknown.units()]:
             unit.free()
-        for comm in self._comms.values():
+        for comm in [*self._comms.values(), *self._gather_comms.values()]:
             comm.close()
         for end in self.ends:
             end()

@@ -28,6 +28,10 @@ class Call:
     others. waits: whether later work of the current stream waits for the result. wants_kernels: whether it
     runs on the tensors' device, if that has kernels."""
 
+    may_last = False  # whether the caller needs the result only when it calls the runner's finish()
+    # whether it has a connection of its own, so that it need not wait for one that lasts
+    runs_beside = False
+
     def __init__(
         self,
         comm: Comm,

@@ -44,6 +44,7 @@ SEEN = {
     "FSDPParam._orig_size": ALL,
     "FSDPParam.fsdp_placement": ALL,
     "FSDPParam.mp_policy": ALL,
+    "FSDPParam.offload_to_cpu": ALL,
     "FSDPMeshInfo.shard_process_group": ALL,
     "FSDPMeshInfo.mesh": ALL,
     "DDPMeshInfo.replicate_process_group": ALL,
@@ -74,6 +75,7 @@ SEEN = {
     "DeviceMesh._get_root_mesh": "2.13",
     "Tensor._version": ALL,
     "Tensor._nnz": ALL,
+    "Tensor._post_accumulate_grad_hooks": ALL,
 }
 
 
@@ -168,6 +170,21 @@ class FsdpGroup:
     def data_ranks(self) -> tuple[int, ...]:
         """The ranks of that mesh."""
         return tuple(self.data_mesh.mesh.flatten().tolist())
+
+    def reads_sums_at_once(self, dtype: torch.dtype) -> bool:
+        """Returns whether torch does more with the sums of a reduce-scatter, of that dtype, than to make them
+        the gradients: then they must be there when the hook returns."""
+        return (
+            self.replica_group is not None
+            or _get(self._group, "FSDPParamGroup._all_reduce_hook") is not None
+            or any(
+                sharded.grad is not None
+                or sharded.dtype != dtype
+                or _get(param, "FSDPParam.offload_to_cpu")
+                or _find(sharded, "Tensor._post_accumulate_grad_hooks")
+                for param, sharded in zip(self._params, self.sharded_parameters)
+            )
+        )
 
     def reduced(self) -> list[int]:
         """Returns, for a hook, the places of the trained parameters in the order of a reduction. Torch 2.15

@@ -1,7 +1,8 @@
 """One way to run an exchange, in three versions. A hook makes a Call and hands it to a runner with two
 tensors; nothing else asks which one it is.
 
-    Host      tensors in CPU memory: run() blocks until the result is there
+    Host      tensors in CPU memory: run() blocks until the result is there, or with may_last until the one
+              before it is
     Staged    a device's tensors: run() enqueues them for a thread (staging.py), and streams wait for the
               result
     Group     by the caller's own collectives (group.py): run() enqueues the whole exchange in the kernels'
@@ -13,6 +14,7 @@ same calls in the same order."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 from collections.abc import Callable
 from typing import Any
@@ -53,19 +55,44 @@ class Runner:
         """Makes what is under way fail, after the running exchange."""
 
 
+Failures = list[BaseException]  # one or none
+
+
 class Host(Runner):
-    """settle: called before each exchange, and waits for those of other runners."""
+    """At most one exchange goes on in a thread while the caller computes, so that no more than one unit's
+    gradients are kept for it. settle: called before each exchange, and waits for those of other runners."""
 
     def __init__(self, settle: Callable[[], object]) -> None:
         super().__init__()
-        self._settle = settle
+        self._settle, self._work_beside = settle, Work()
+        self._under_way: torch.futures.Future[Failures] | None = None  # of that exchange
         # of a thread, once there is one
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] | None = None
         self._is_closed = False
 
     def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
         self._settle()
-        call.perform(OwnWay(call.comm, self.work), source, target, call.failure)()
+        if call.runs_beside:
+            call.perform(OwnWay(call.comm, self._work_beside), source, target, call.failure)()
+            return
+        self.finish()
+        way = OwnWay(call.comm, self.work)
+        if not call.may_last or self._is_closed:
+            call.perform(way, source, target, call.failure)()
+            return
+        self._under_way = torch.futures.Future()
+        self._hand_over(functools.partial(_perform, call, way, source, target, self._under_way))
+
+    def finish(self) -> None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            for failure in under_way.wait():
+                raise failure
+
+    def drop(self) -> None:
+        """Waits for the exchange of a failed pass."""
+        with contextlib.suppress(BaseException):
+            self.finish()
 
     def future(self, work: Job) -> Future:
         """Hands the work to a thread, so that the caller goes on; when this is closed, the caller does it."""
@@ -76,24 +103,44 @@ class Host(Runner):
 
         if self._is_closed:
             job()
-            return future
+        else:
+            self._hand_over(job)
+        return future
+
+    def _hand_over(self, job: Callable[[], object]) -> None:
         if self._jobs is None:
             self._jobs = queue.SimpleQueue()
             jobs = self._jobs
             endings.start(lambda: _take_jobs(jobs), "tagc-host")
             endings.add(self)
         self._jobs.put(job)
-        return future
 
     def close(self) -> None:
+        self.give_up()
+        self.drop()
+
+    def give_up(self) -> None:
         self._is_closed = True
         if self._jobs is not None:
             self._jobs.put(None)
 
-    give_up = close
-
     def wait(self, timeout_s: float) -> bool:
         return True  # the thread itself is waited for
+
+
+def _perform(
+    call: Call,
+    way: OwnWay,
+    source: torch.Tensor,
+    target: torch.Tensor,
+    under_way: torch.futures.Future[Failures],
+) -> None:
+    failures: Failures = []
+    try:
+        call.perform(way, source, target, call.failure)()
+    except BaseException as failure:
+        failures.append(failure)
+    under_way.set_result(failures)
 
 
 def _take_jobs(jobs: queue.SimpleQueue[Callable[[], object] | None]) -> None:
@@ -222,13 +269,14 @@ class Runners:
             self._staged.finish()
 
     def finish(self) -> None:
-        for runner in (self._group, self._staged):
+        for runner in (self._group, self._staged, self.host):
             if runner is not None:
                 runner.finish()
 
     def drop(self) -> None:
         if self._group is not None:
             self._group.drop()
+        self.host.drop()
 
     def close(self) -> None:
         self._is_closed = True

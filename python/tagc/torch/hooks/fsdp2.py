@@ -161,7 +161,8 @@ def _those_that_fit(
 
 
 class ReduceScatter(FsdpComm):
-    """For set_custom_reduce_scatter(): one per module. Complete when it returns."""
+    """For set_custom_reduce_scatter(): one per module. In CPU memory, where it can, it goes on while the next
+    module computes."""
 
     def __init__(self, handle: Compressed, unit: Exchanged, module: Module) -> None:
         self._handle, self._unit, self._module = handle, unit, module
@@ -175,6 +176,7 @@ class ReduceScatter(FsdpComm):
         async_op: bool = False,
     ) -> None:
         hosts = self._handle.wrapper.hosts(group)
+        reads_at_once = self._module.group.reads_sums_at_once(output_tensor.dtype)
         self._handle.passes.exchange(
             self._unit,
             group,
@@ -182,6 +184,7 @@ class ReduceScatter(FsdpComm):
             output_tensor,
             op,
             lambda: self._module.layout(input_tensor.numel(), hosts),
+            may_last=op == dist.ReduceOp.AVG and not reads_at_once,  # else torch divides what comes
         )
 
 

@@ -10,6 +10,7 @@ goes on from there."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -144,7 +145,11 @@ class AllGather(FsdpComm):
         # With kernels where the user has asked for them: replicas take 2 bytes per parameter, on the device
         # then.
         wants_kernels = self._handle.state.options.codec == "device" and self.is_delta
-        call = Gathering(self._gather, passes.comm(hosts.between), within, group, failure, wants_kernels)
+        # an exchange of gradients may go on meanwhile, unless it needs the ranks of this host, too
+        runs_beside = runner is passes.runners.host and within is None
+        comm = passes.gather_comm(hosts.between) if runs_beside else passes.comm(hosts.between)
+        call = Gathering(self._gather, comm, within, group, failure, wants_kernels)
+        call.runs_beside = runs_beside
         runner.run(call, input_tensor, came)
         if hosts.within is not None:
             rows = came.view(hosts.n_hosts, -1), output_tensor.view(hosts.n_hosts, -1)
@@ -187,7 +192,8 @@ class AllGather(FsdpComm):
         agreed = time.perf_counter()
         assert gather is not None and source is not None and target is not None  # or agree() has raised
         try:
-            with self._handle.state.lock:
+            # that exchange has the lock, and nothing else changes what is needed here
+            with contextlib.nullcontext() if call.runs_beside else self._handle.state.lock:
                 gatherer, asked = self._prepare(gather, way, source, target, vote, found)
                 sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
                 gather.run(gatherer, source, target, way.kernels, asked, found)
