@@ -86,8 +86,8 @@ class ReducerStats(Structure):
         ("struct_bytes", c_size_t), ("n_bytes_sent", c_uint64 * MAX_LEGS), ("n_bytes_received",
             c_uint64 * MAX_LEGS),
         ("time_s", c_double * MAX_PHASES), ("total_s", c_double), ("n_sent", c_uint64), ("n_union", c_uint64),
-        ("n_returned", c_uint64), ("sparsity", c_double), ("n_cells", c_uint64), ("load", c_double), ("n_unpeeled", c_uint64),
-        ("n_lost", c_uint64), ("peel_rounds", c_int), ("nonfinite", c_int),
+        ("n_returned", c_uint64), ("sparsity", c_double), ("n_cells", c_uint64), ("load", c_double),
+        ("n_unpeeled", c_uint64), ("n_lost", c_uint64), ("peel_rounds", c_int), ("nonfinite", c_int),
     ]  # fmt: skip
 
 
