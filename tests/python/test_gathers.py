@@ -116,11 +116,16 @@ def gathers_of(handle):
 # ---- what all ranks do ----
 
 
-def train_and_evaluate(rank, world_size, wire, hosts, model_class=Even, **options):
+def train_and_evaluate(rank, world_size, wire, hosts, model_class=Even, prefetches=False, **options):
     """Steps, evaluations between them, and a reset; then looks at everything that modules were given."""
     import tagc.torch as tagc
 
     model = sharded(model_class, **options)
+    if prefetches:  # gathers come in another order
+        first, second = model.layers
+        model.set_modules_to_forward_prefetch([first, second])
+        first.set_modules_to_forward_prefetch([second])
+        second.set_modules_to_backward_prefetch([first])
     with tagc.compress(model, sparsity=0.9, hosts=hosts, parameters=wire, verbose=False) as handle:
         spies = spies_of(model)
         optimizer = torch.optim.AdamW(handle.param_groups(lr=1e-2))
@@ -172,6 +177,7 @@ def other_ways_to_shard(rank, world_size):
     train_and_evaluate(rank, world_size, "delta4", 2, reshard_after_forward=False)
     train_and_evaluate(rank, world_size, "delta4", 2, reshard_after_forward=2)
     train_and_evaluate(rank, world_size, "delta4", world_size)  # one rank on each host
+    train_and_evaluate(rank, world_size, "delta4", 2, prefetches=True)
 
 
 def bytes_between_hosts(rank, world_size):
