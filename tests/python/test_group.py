@@ -70,7 +70,8 @@ def same_bits(rank, world_size):
                 kind, rank, options | {"transport": "group"}, model_options, n_steps=4, n_micro=n_micro
             )
         assert len(sent) >= 4 * n_micro, "nothing went through the group"
-        # In frames dense parameters travel as direct's, whose owner adds its own gradient first in an all-reduce.
+        # In frames dense parameters travel as direct's, whose owner adds its own gradient first in an
+        # all-reduce.
         check_same(plain, carried, order=kind != "ddp" or world_size == 2)
 
 

@@ -101,6 +101,15 @@ def sharded(make, **options):
     return fully_shard(model, **options)
 
 
+def stored(residual):
+    """The option for how residuals are stored, where compress() has it: without it they are fp32."""
+    import inspect
+
+    import tagc.torch as tagc
+
+    return {"residual": residual} if "residual" in inspect.signature(tagc.compress).parameters else {}
+
+
 def gradients(model):
     return {name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None}
 
@@ -139,7 +148,7 @@ def simulated(rank, world_size, hosts=2):
     model = sharded(lambda: Given(SHAPES))
     options = dict(sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False)
     oracle = Simulated(SHAPES, hosts, world_size // hosts, 0.75)
-    with tagc.compress(model, **options) as handle:
+    with tagc.compress(model, **options, **stored("fp32")) as handle:
         for step in range(4):
             model.zero_grad()
             model(given_gradients(rank, step)).backward()
@@ -152,6 +161,42 @@ def simulated(rank, world_size, hosts=2):
                 assert torch.equal(found[f"of.{name}"][host], values), name
                 assert values.count_nonzero() > 0.5 * values.numel()
         assert handle.stats()["sparsity"] == 0.75
+
+
+def in_eight_bits(rank, world_size, hosts=2):
+    """Step by step from the residual that is there, what comes out is the simulation's bit for bit. What
+    stays is the simulation's to one step of 8 bits, of the smallest power of two for each 128 values of a
+    fragment, and rounded to either side so that nothing is lost on average."""
+    import tagc.torch as tagc
+
+    if not stored("int8"):
+        return
+    model = sharded(lambda: Given(SHAPES))
+    options = dict(sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False)
+    oracle, errors = Simulated(SHAPES, hosts, world_size // hosts, 0.75), []
+    with tagc.compress(model, **options, **stored("int8")) as handle:
+        for step in range(8):
+            model.zero_grad()
+            model(given_gradients(rank, step)).backward()
+            expected = oracle.step([given_gradients(other, step) for other in range(world_size)])
+            for name, gradient in gradients(model).items():
+                assert torch.equal(gradient, expected[name.removeprefix("of.")]), (name, step)
+            found = {name.removeprefix("of."): values.float() for name, values in held(handle, hosts).items()}
+            for host in range(hosts):
+                rows = torch.cat([rows_of(found[name][host], world_size) for name in SHAPES], 1)
+                for exact, kept in zip(oracle.residuals[host].split(128, 1), rows.split(128, 1)):
+                    largest = exact.abs().amax(1, keepdim=True).clamp(min=127 * 2.0**-126)
+                    unit = 2.0 ** torch.ceil(torch.log2(largest / 127))
+                    assert (
+                        torch.equal((kept / unit).round(), kept / unit) and (kept / unit).abs().max() <= 127
+                    )
+                    assert ((kept - exact).abs() < unit).all(), (step, host)
+                    errors.append(((kept - exact) / unit).flatten())
+                oracle.residuals[host] = rows
+    errors = torch.cat(errors)
+    rounded = errors[errors != 0]
+    assert len(rounded) > 1000 and abs(rounded.mean()) < 4 * rounded.std() / len(rounded) ** 0.5
+    assert rounded.min() < -0.9 and rounded.max() > 0.9, "not to the nearest"
 
 
 def every_value(rank, world_size, hosts=2):
@@ -181,9 +226,8 @@ def left_out(rank, world_size, hosts=2):
     model = sharded(lambda: Given(SHAPES | {"zwei": torch.Size([5, 32])}))
     given = given_gradients(rank, 0)
     given["zwei"] = given["two"] + 1.0
-    with tagc.compress(
-        model, sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False
-    ) as handle:
+    options = dict(sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False)
+    with tagc.compress(model, **options, **stored("fp32")) as handle:
         model(given).backward()
         before = held(handle, hosts)
         model.zero_grad()
@@ -236,7 +280,7 @@ def scaled(rank, world_size, hosts=2):
     options = dict(sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False)
     model = sharded(lambda: Given(SHAPES))
     oracle = Simulated(SHAPES, hosts, world_size // hosts, 0.75)
-    with tagc.compress(model, **options) as handle:
+    with tagc.compress(model, **options, **stored("fp32")) as handle:
         for step, scale in enumerate((1.0, 8.0, 0.5)):
             handle.loss_scale(scale)
             model.zero_grad()
@@ -502,7 +546,8 @@ def start(hosts, columns=False, mesh=None, **options):
 
     fully = dict(shard_placement_fn=lambda p: Shard(1) if p.ndim == 2 else Shard(0)) if columns else {}
     model = sharded(Even if columns else Odd, mesh=mesh, **fully)
-    return tagc.compress(model, sparsity=0.75, layers="all", hosts=hosts, verbose=False, **options)
+    options |= dict(sparsity=0.75, layers="all", verbose=False, **stored("fp32"))
+    return tagc.compress(model, hosts=hosts, **options)
 
 
 def train(handle, *steps):
@@ -596,7 +641,8 @@ def conserved(rank, world_size, hosts=2, ways=WAYS):
     for options in ways:
         model = sharded(Odd, reshard_after_forward=False)
         model.set_modules_to_backward_prefetch(list(model.layers))
-        with tagc.compress(model, hosts=hosts, verbose=False, **{"sparsity": 0.9} | options) as handle:
+        options = {"sparsity": 0.9} | stored("fp32") | options
+        with tagc.compress(model, hosts=hosts, verbose=False, **options) as handle:
             for step in range(2):
                 loss_of(model, batch_of(rank, step)).backward()
             left, found = held(handle, hosts), gradients(model)
@@ -730,6 +776,7 @@ def test_lost(lost, tmp_path):
 
 CHECKS = [
     simulated,
+    in_eight_bits,
     every_value,
     left_out,
     conserved,
