@@ -45,8 +45,7 @@ static tagc_status compare_tensors(const tagc_load *load) {
                              "%s has tensor %s (%llu x %llu) where this model has %s (%zu x %zu)", load->path,
                              old->name, (unsigned long long)old->n_rows, (unsigned long long)old->n_cols,
                              now->name, now->n_rows, now->n_cols);
-        uint64_t n_residual =
-            tagc_reducer_residual_elems(f->tables.flats[f->tables.places[i].flat].reducer);
+        uint64_t n_residual = tagc_reducer_residual_elems(f->tables.flats[f->tables.places[i].flat].reducer);
         if (!load->forks && m->flats[old->flat].n_residual > 0 && n_residual == 0)
             return tagc_fail(
                 TAGC_ERR_MISMATCH,

@@ -115,8 +115,8 @@ static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, c
         if (save->manifest->flats[i].n_gathers > 0)
             TAGC_TRY(write_replica(fd, flat->full + first, n_owned, hash, path));
         TAGC_TRY(tagc_fsdp_residual_read(flat, flat->full_gradient)); /* which is free between steps */
-        TAGC_TRY(write_bytes(fd, flat->full_gradient, save->manifest->flats[i].n_residual * sizeof(float), hash,
-                             path));
+        TAGC_TRY(write_bytes(fd, flat->full_gradient, save->manifest->flats[i].n_residual * sizeof(float),
+                             hash, path));
     }
     return write_schedule(save, fd, hash, path);
 }

@@ -198,6 +198,16 @@ tagc_status tagc_fsdp_change_exchange(tagc_fsdp *f, int index, const tagc_flat *
     return TAGC_OK;
 }
 
+tagc_status tagc_fsdp_change_reducer(tagc_fsdp *f, const tagc_flat *wanted) {
+    tagc_reducer_options options;
+    tagc_gatherer_options gatherer;
+    uint64_t n_before = stored_bytes(wanted->reducer);
+    tagc_fsdp_exchange_options(f, wanted, &options, &gatherer);
+    TAGC_TRY(tagc_agree(f->comm, tagc_reducer_change(wanted->reducer, &options)));
+    f->memory.residuals += stored_bytes(wanted->reducer) - n_before;
+    return TAGC_OK;
+}
+
 tagc_status tagc_fsdp_set_exchange(tagc_fsdp *f, int index, const tagc_reducer_options *options) {
     TAGC_TRY(tagc_agree(f->comm, check_change(f, index, options)));
     TAGC_TRY(agree_on_flat(f, index));

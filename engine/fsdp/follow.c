@@ -220,14 +220,12 @@ int tagc_fsdp_n_below_last(const int n_flats[TAGC_N_LEVELS]) {
 
 /* ---- what was decided ---- */
 
-/* A reducer is made anew only if more than its sparsity changes. */
 static tagc_status take_up(tagc_fsdp *f, int index) {
     tagc_flat *flat = &f->tables.flats[index], changed = *flat;
     TAGC_TRY(get_plan(f, &changed));
-    if (changed.plan.format != flat->plan.format || changed.plan.block != flat->plan.block)
-        return tagc_fsdp_change_exchange(f, index, &changed);
-    if (changed.plan.sparsity != flat->plan.sparsity)
-        TAGC_TRY(tagc_reducer_set_sparsity(flat->reducer, changed.plan.sparsity));
+    if (changed.plan.format != flat->plan.format || changed.plan.block != flat->plan.block ||
+        changed.plan.sparsity != flat->plan.sparsity)
+        TAGC_TRY(tagc_fsdp_change_reducer(f, &changed));
     flat->plan = changed.plan;
     return TAGC_OK;
 }

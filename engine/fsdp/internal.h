@@ -86,6 +86,10 @@ tagc_status tagc_fsdp_residual_square(const tagc_flat *flat, double *square);
  * the flat is unchanged. */
 tagc_status tagc_fsdp_change_exchange(tagc_fsdp *fsdp, int index, const tagc_flat *changed);
 
+/* Collective, between steps: lets the reducer send as `wanted` says, a copy of the flat with another plan. The residual stays. On
+ * failure nothing has changed on this rank. */
+tagc_status tagc_fsdp_change_reducer(tagc_fsdp *fsdp, const tagc_flat *wanted);
+
 /* ---- follow.c ---- */
 /* Whether the options let the schedule decide what this flat sends. */
 int tagc_fsdp_has_levels(const tagc_fsdp *fsdp, const tagc_flat *flat);

@@ -76,10 +76,11 @@ static void run_row(const tagc_batch *b, const tagc_batch_row *row, tagc_batch_r
     const tagc_code_options *o = &row->options;
     const tagc_code *code = tagc_code_of(o);
     int n_bodies = row->stop && *row->stop ? 0 : row->n_bodies;
+    void *work = row->work ? row->work : b->work;
     *result = (tagc_batch_result){0};
     switch (b->kind) {
     case TAGC_BATCH_ENCODE:
-        code->encode(o, row->gradient, row->residual_in, row->residual_out, row->seed, row->body, b->work,
+        code->encode(o, row->gradient, row->residual_in, row->residual_out, row->seed, row->body, work,
                      b->pool, &result->encoded);
         break;
     case TAGC_BATCH_VALIDATE:
@@ -87,7 +88,7 @@ static void run_row(const tagc_batch *b, const tagc_batch_row *row, tagc_batch_r
         break;
     case TAGC_BATCH_DECODE:
         result->nonfinite = code->decode(o, bodies_of(b, row, n_bodies), n_bodies, row->base, row->scale,
-                                         row->sums, b->work, b->pool);
+                                         row->sums, work, b->pool);
     }
 }
 

@@ -29,6 +29,7 @@ typedef struct tagc_batch_row {
     float scale;                        /* decode */
     const tagc_body *bodies; /* decode (n_bodies); validate (1); the list itself is in host memory */
     int n_bodies;            /* decode: at most what it was when the batch was made */
+    void *work;              /* the processor's, instead of that of _create; or NULL */
     /* Where the arrays are, and read when the batch runs: */
     const uint64_t *lengths; /* validate, decode: (n_bodies) instead of those in `bodies`; or NULL */
     const int *stop;         /* decode: not 0: as if n_bodies were 0; or NULL */

@@ -5,7 +5,7 @@
  *   wire    | in 0 | in 1 | in 2 | out 0 | in 3 | out 1 | in 4 ...   in: contributions
  *   worker         | add 0 | add 1 | add 2 | add 3 ...               out: sums, all-reduce only
  *
- * Arena: | chunks in progress, in the formats of wire and output |. */
+ * Memory of a step: | chunks in progress, in the formats of wire and output |. */
 #include "codec/bf16.h"
 #include "codec/sum.h"
 #include "core/clock.h"
@@ -81,6 +81,11 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
 
     tagc_messages_place(r, arena, &(tagc_room){2 * DEPTH, r->world_size - 1}, 1);
     d->moving = r->messages;
+}
+
+static void place_work(tagc_reducer *r, tagc_arena *arena) {
+    dense *d = of(r);
+    size_t n_ranks = (size_t)r->world_size;
     size_t n_values = DEPTH * n_ranks * d->chunk;
     int is_bf16 = is_half(r), is_all = r->options.output != TAGC_OUTPUT_SHARD;
     d->recv_chunks = tagc_arena_take(arena, is_bf16 ? 0 : n_values, sizeof *d->recv_chunks);
@@ -316,6 +321,7 @@ const tagc_exchange_table tagc_exchange_dense = {
     .residual_elems = residual_elems,
     .output_elems = output_elems,
     .place = place,
+    .place_work = place_work,
     .start = start,
     .volume = volume,
 };

@@ -25,6 +25,9 @@ typedef struct tagc_exchange_table {
     uint64_t (*output_elems)(const tagc_reducer_options *options, int world_size);
     /* Computes sizes and lays out buffers; called twice, see tagc_arena. r->comm is NULL if only sizes are needed. */
     void (*place)(struct tagc_reducer *r, tagc_arena *arena);
+    /* Lays out what only a step under way needs, in memory that reducers share (transport/work.h). Called after _place to learn its
+     * size, and at the start of each step. */
+    void (*place_work)(struct tagc_reducer *r, tagc_arena *arena);
     /* Starts a step: posts nothing, but names the first action. The last one returns without tagc_then. */
     tagc_action_fn start;
     /* Called when the step has ended on all ranks and no message is in progress; may be NULL. */
@@ -32,6 +35,9 @@ typedef struct tagc_exchange_table {
     /* What the rank of a laid-out reducer sends in a step. */
     tagc_status (*volume)(struct tagc_reducer *r, const tagc_volume_data *data, tagc_volume *out);
 } tagc_exchange_table;
+
+/* For one that shares nothing. */
+void tagc_place_no_work(struct tagc_reducer *r, tagc_arena *arena);
 
 extern const tagc_exchange_table tagc_exchange_dense, tagc_exchange_direct;
 

@@ -325,6 +325,32 @@ tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int 
     return TAGC_OK;
 }
 
+/* What a reducer may change between steps. */
+static int is_changeable(const tagc_field *field) {
+    return field->offset == offsetof(tagc_reducer_options, format) ||
+           field->offset == offsetof(tagc_reducer_options, sparsity) ||
+           field->offset == offsetof(tagc_reducer_options, block) ||
+           field->offset == offsetof(tagc_reducer_options, result_format) ||
+           field->offset == offsetof(tagc_reducer_options, result_sparsity);
+}
+
+tagc_status tagc_reducer_options_check_change(const tagc_reducer_options *now,
+                                              const tagc_reducer_options *wanted) {
+    for (int f = 0; f < N_REDUCER_FIELDS; f++) {
+        const tagc_field *field = &reducer_fields[f];
+        uint64_t is = tagc_field_raw(field, now), was_asked = tagc_field_raw(field, wanted);
+        if (is == was_asked || is_changeable(field)) continue;
+        char here[TAGC_FIELD_TEXT_BYTES], there[TAGC_FIELD_TEXT_BYTES];
+        tagc_field_text(field, is, here);
+        tagc_field_text(field, was_asked, there);
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "%s is %s, must be %s: only format, sparsity, block, result_format and "
+                         "result_sparsity of a reducer can change",
+                         field->name, there, here);
+    }
+    return TAGC_OK;
+}
+
 tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, int world_size,
                                         tagc_gatherer_options *out) {
     if (!options) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");

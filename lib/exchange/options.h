@@ -43,6 +43,9 @@ void tagc_reducer_options_prune(tagc_reducer_options *options);
  * gatherer's ranks_per_host); out->paper is NULL. own (TAGC_OWN_MAX_BYTES): those that the exchange has beside them. */
 tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int world_size,
                                        tagc_reducer_options *out, void *own);
+/* TAGC_ERR_ARGUMENT if checked options differ in what a reducer cannot change. */
+tagc_status tagc_reducer_options_check_change(const tagc_reducer_options *now,
+                                              const tagc_reducer_options *wanted);
 tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, int world_size,
                                         tagc_gatherer_options *out);
 

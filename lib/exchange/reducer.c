@@ -1,6 +1,7 @@
 /* Creates and destroys reducers, and runs each step as one task. A reducer allocates all its memory when it is made.
  *
- * Its memory is the state of its exchange, the residual, a share in spares (transport/comm.h) and one arena,
+ * Its memory is the state of its exchange, the residual, a share in spares (transport/comm.h), a share in the memory of steps under
+ * way (transport/work.h), and one arena,
  *
  *   | messages | agreement | what the exchange asked for, see the comment at the top of its file |
  *
@@ -28,35 +29,40 @@ void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
     tagc_agreement_place(r, arena);
 }
 
-/* Destroys the state and its memory beside the arena. */
-static void destroy_state(tagc_reducer *r) {
+void tagc_reducer_place_work(tagc_reducer *r, tagc_arena *work) {
+    if (!tagc_reducer_is_by_caller(r)) r->exchange->place_work(r, work);
+}
+
+void tagc_reducer_destroy_state(tagc_reducer *r) {
     if (r->state && r->runner) r->runner->end(r);
     tagc_memory_destroy(r->state);
     tagc_memory_destroy(r->arena);
     r->state = r->arena = NULL;
 }
 
-/* Makes buffers, and a state that continues r->state, which stays. */
-static tagc_status lay_out(tagc_reducer *r) {
+tagc_status tagc_reducer_lay_out(tagc_reducer *r) {
     void *before = r->state, *memory = NULL;
-    tagc_arena arena = {0};
+    tagc_arena arena = {0}, work = {0};
     r->arena = NULL;
     TAGC_TRY(tagc_memory_create(r->exchange->state_bytes, "reducer", &r->state));
     if (before) memcpy(r->state, before, r->exchange->state_bytes);
     tagc_reducer_place(r, &arena);
+    tagc_reducer_place_work(r, &work);
     tagc_status status =
-        arena.overflow ? tagc_fail(TAGC_ERR_MEMORY,
-                                   "n_elems is %llu: the reducer's buffers do not fit into the address space",
-                                   (unsigned long long)r->options.n_elems)
-                       : tagc_memory_create(arena.n_bytes, "reducer buffers", &memory);
+        arena.overflow || work.overflow
+            ? tagc_fail(TAGC_ERR_MEMORY,
+                        "n_elems is %llu: the reducer's buffers do not fit into the address space",
+                        (unsigned long long)r->options.n_elems)
+            : tagc_memory_create(arena.n_bytes, "reducer buffers", &memory);
     r->arena = memory;
     if (status != TAGC_OK) return status;
     arena = (tagc_arena){.base = memory};
     tagc_reducer_place(r, &arena);
-    return r->runner ? r->runner->make(r) : TAGC_OK;
+    if (r->runner) TAGC_TRY(r->runner->make(r));
+    return tagc_work_set(r->comm, &r->work, work.n_bytes);
 }
 
-static void destroy_residual(tagc_reducer *r) {
+void tagc_reducer_destroy_residual(tagc_reducer *r) {
     const tagc_heap *heap = &r->arrays->heap;
     if (r->spares) tagc_comm_spares_release(r->comm, r->spares);
     heap->destroy(heap->context, r->residual, (size_t)r->n_residual * sizeof(float));
@@ -65,7 +71,7 @@ static void destroy_residual(tagc_reducer *r) {
     r->n_residual = 0;
 }
 
-static tagc_status make_residual(tagc_reducer *r) {
+tagc_status tagc_reducer_make_residual(tagc_reducer *r) {
     void *memory;
     uint64_t n = r->exchange->residual_elems(&r->options, r->world_size);
     if (n == 0) return TAGC_OK;
@@ -78,7 +84,7 @@ static tagc_status make_residual(tagc_reducer *r) {
     r->residual = memory;
     r->n_residual = n;
     if (status == TAGC_OK) status = r->arrays->fill(heap->context, memory, TAGC_ZERO_RESIDUAL, n);
-    if (status != TAGC_OK) destroy_residual(r);
+    if (status != TAGC_OK) tagc_reducer_destroy_residual(r);
     return status;
 }
 
@@ -119,9 +125,10 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_runner *runner, ta
         TAGC_TRY(check_runner(r, runner));
         r->runner = runner;
     }
-    TAGC_TRY(make_residual(r));
+    TAGC_TRY(tagc_reducer_make_residual(r));
+    TAGC_TRY(tagc_work_open(comm, &tagc_host_arrays.heap, TAGC_WORK_REDUCE, checked.tag, &r->work));
     if (checked.n_threads > 1) TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
-    return lay_out(r);
+    return tagc_reducer_lay_out(r);
 }
 
 tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,
@@ -147,9 +154,10 @@ tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *opt
 void tagc_reducer_destroy(tagc_reducer *r) {
     if (!r) return;
     if (r->now.begun && !tagc_reducer_is_by_caller(r)) (void)tagc_comm_join(r->comm, &r->now.task);
-    destroy_residual(r);
+    tagc_reducer_destroy_residual(r);
     tagc_pool_destroy(r->pool);
-    destroy_state(r);
+    tagc_reducer_destroy_state(r);
+    tagc_work_close(r->comm, &r->work);
     tagc_comm_let_go(r->comm);
     tagc_memory_destroy(r);
 }
@@ -157,6 +165,8 @@ void tagc_reducer_destroy(tagc_reducer *r) {
 /* ---- a step ---- */
 
 static void start(tagc_reducer *r) {
+    tagc_arena work = {.base = r->work.memory};
+    tagc_reducer_place_work(r, &work);
     r->now.start_s = tagc_clock_s();
     tagc_reducer_stats_init(&r->now.stats);
     r->now.failure = TAGC_OK;
@@ -186,6 +196,7 @@ static void finish(tagc_reducer *r) {
     tagc_reducer_stats *stats = &r->now.stats;
     tagc_reducer_settle_residual(r, !stats->nonfinite);
     if (r->exchange->end) r->exchange->end(r, 1);
+    tagc_work_give(r->comm, &r->work);
     uint64_t n_selected_from = r->options.n_elems / (uint64_t)r->options.ranks_per_host;
     stats->sparsity = 1.0 - (double)stats->n_sent / (double)n_selected_from;
     stats->total_s = tagc_clock_s() - r->now.start_s;
@@ -198,17 +209,23 @@ static tagc_status fail(tagc_reducer *r, tagc_status status) {
     tagc_messages_drain(r); /* their failures are this one's echoes */
     tagc_reducer_settle_residual(r, 0);
     if (r->exchange->end) r->exchange->end(r, 0);
+    tagc_work_give(r->comm, &r->work);
     return tagc_fail(status, "%s", text);
 }
 
-/* The first action waits for a spare for the new residual, the others for messages. */
+/* The memory of steps goes by their order, so a step that has its own may wait for a spare: only an older one has that. */
+static int has_memory(tagc_reducer *r) {
+    tagc_step *step = &r->now;
+    if (!tagc_work_take(r->comm, &r->work)) return 0;
+    if (r->spares && !step->residual) step->residual = tagc_comm_spare_take(r->comm, r->spares);
+    return !r->spares || step->residual;
+}
+
+/* The first action waits for memory, the others for messages. */
 static int is_ready(void *arg) {
     tagc_reducer *r = arg;
     tagc_step *step = &r->now;
-    if (!step->next) {
-        if (r->spares && !step->residual) step->residual = tagc_comm_spare_take(r->comm, r->spares);
-        return !r->spares || step->residual;
-    }
+    if (!step->next) return has_memory(r);
     for (int m = 0; m < step->n_awaited; m++)
         if (!tagc_message_done(r, &step->awaited[m])) return 0;
     return 1;
@@ -268,6 +285,7 @@ tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *ou
     r->now.begun = 1;
     r->now.task = (tagc_task){.run = run_action, .is_ready = is_ready, .arg = r};
     tagc_then(r, NULL, NULL, 0, 0, -1); /* the exchange's start decides where it posts */
+    tagc_work_line_up(r->comm, &r->work);
     tagc_comm_submit(r->comm, &r->now.task);
     return TAGC_OK;
 }
@@ -298,28 +316,4 @@ tagc_status tagc_reducer_run(tagc_reducer *r, const float *gradient, float *outp
     if (stats) TAGC_TRY(tagc_sized_check(&stats_struct, stats)); /* before anything is under way */
     TAGC_TRY(tagc_reducer_begin(r, gradient, output));
     return tagc_reducer_end(r, stats);
-}
-
-tagc_status tagc_reducer_set_sparsity(tagc_reducer *r, double sparsity) {
-    if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
-    if (r->now.begun)
-        return tagc_fail(TAGC_ERR_STATE, "set_sparsity between begin and end: end the step first");
-    if (!(sparsity >= 0 && sparsity <= 1))
-        return tagc_fail(TAGC_ERR_ARGUMENT, "sparsity is %.10g, must be in [0, 1]", sparsity);
-    if (sparsity > 0 && r->options.exchange == TAGC_EXCHANGE_DENSE)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "sparsity is %.10g, but exchange dense supports only 0",
-                         sparsity);
-    if (sparsity == r->options.sparsity) return TAGC_OK;
-    if (!r->exchange->is_selective) {
-        r->options.sparsity = sparsity;
-        return TAGC_OK;
-    }
-    tagc_reducer fresh = *r;
-    fresh.options.sparsity = sparsity;
-    tagc_status status = lay_out(&fresh);
-    if (status == TAGC_OK && !r->residual)
-        status = make_residual(&fresh); /* where all was sent, something now stays */
-    destroy_state(status == TAGC_OK ? r : &fresh);
-    if (status == TAGC_OK) *r = fresh;
-    return status;
 }

@@ -1,4 +1,4 @@
-/* Inside of a reducer: what all exchanges share. reducer.c (life, begin and end), state.c (the residual), step.h (messages, actions,
+/* Inside of a reducer: what all exchanges share. reducer.c (life, begin and end), change.c (other options), state.c (the residual), step.h (messages, actions,
  * agreement) and the exchanges, each with a state of its own, see exchange.h. */
 #ifndef TAGC_EXCHANGE_REDUCER_H
 #define TAGC_EXCHANGE_REDUCER_H
@@ -8,6 +8,7 @@
 #include "exchange/exchange.h"
 #include "exchange/runner.h"
 #include "exchange/step.h"
+#include "transport/work.h"
 
 struct tagc_reducer {
     tagc_comm *comm;
@@ -26,7 +27,8 @@ struct tagc_reducer {
     uint64_t n_residual;
     void *state; /* of the exchange */
 
-    void *arena; /* | messages | agreement | what the exchange asked for | */
+    void *arena;    /* | messages | agreement | what the exchange asked for | */
+    tagc_work work; /* what a step takes: see place_work of the exchange */
     tagc_message *messages;
     int n_messages;
     tagc_message *agreement;
@@ -45,6 +47,18 @@ static inline int tagc_reducer_is_by_caller(const tagc_reducer *r) {
     return r->runner && r->runner->by_caller;
 }
 
+/* ---- parts of its life, for reducer.c and change.c ---- */
+
+/* Makes buffers, and a state that continues r->state, which stays. After a failure, call _destroy_state. */
+tagc_status tagc_reducer_lay_out(tagc_reducer *r);
+/* The state and its memory beside the arena. */
+void tagc_reducer_destroy_state(tagc_reducer *r);
+/* If the options ask for one. After a failure there is none. */
+tagc_status tagc_reducer_make_residual(tagc_reducer *r);
+void tagc_reducer_destroy_residual(tagc_reducer *r);
+
+/* ---- steps ---- */
+
 /* TAGC_ERR_ARGUMENT unless a step can use these arrays. */
 tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const float *gradient, const float *output);
 
@@ -55,7 +69,9 @@ void tagc_reducer_settle_residual(tagc_reducer *r, int is_taken);
 tagc_status tagc_reducer_check_stats(const tagc_reducer_stats *stats);
 void tagc_reducer_write_stats(const tagc_reducer *r, tagc_reducer_stats *stats);
 
-/* Lays out all buffers; called twice, see tagc_arena. */
+/* Lays out the reducer's own buffers; called twice, see tagc_arena. */
 void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena);
+/* Those of a step under way. */
+void tagc_reducer_place_work(tagc_reducer *r, tagc_arena *work);
 
 #endif

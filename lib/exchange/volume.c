@@ -16,11 +16,11 @@ void tagc_volume_add_within(tagc_volume *v, tagc_leg leg, double n_bytes) {
     v->n_within_bytes[leg] += n_bytes;
 }
 
-/* Lays out a reducer without memory. The caller destroys r->state. *arena receives the bytes of its buffers. */
+/* Lays out a reducer without memory. The caller destroys r->state. *arena receives the bytes of its buffers, *work those of a step. */
 static tagc_status lay_out(const tagc_reducer_options *options, int world_size, int rank, tagc_reducer *r,
-                           tagc_arena *arena) {
+                           tagc_arena *arena, tagc_arena *work) {
     *r = (tagc_reducer){.rank = rank, .arrays = &tagc_host_arrays};
-    *arena = (tagc_arena){0};
+    *arena = *work = (tagc_arena){0};
     TAGC_TRY(tagc_reducer_options_check(options, world_size, &r->options, r->own_options));
     r->world_size = world_size;
     r->shard = (size_t)(r->options.n_elems / (uint64_t)world_size);
@@ -29,7 +29,8 @@ static tagc_status lay_out(const tagc_reducer_options *options, int world_size, 
     tagc_status status = tagc_memory_create(r->exchange->state_bytes, "shape of a reducer", &r->state);
     if (status == TAGC_OK) {
         tagc_reducer_place(r, arena);
-        if (!arena->overflow) return TAGC_OK;
+        tagc_reducer_place_work(r, work);
+        if (!arena->overflow && !work->overflow) return TAGC_OK;
         status = tagc_fail(TAGC_ERR_MEMORY,
                            "n_elems is %llu: the reducer's buffers do not fit into the address space",
                            (unsigned long long)options->n_elems);
@@ -42,10 +43,10 @@ tagc_status tagc_reducer_volume(const tagc_reducer_options *options, int world_s
                                 const tagc_volume_data *data, tagc_volume *out) {
     *out = (tagc_volume){0};
     tagc_reducer r;
-    tagc_arena arena;
+    tagc_arena arena, work;
     if (rank < 0 || rank >= world_size)
         return tagc_fail(TAGC_ERR_ARGUMENT, "rank is %d, must be in [0, %d)", rank, world_size);
-    TAGC_TRY(lay_out(options, world_size, rank, &r, &arena));
+    TAGC_TRY(lay_out(options, world_size, rank, &r, &arena, &work));
     tagc_status status = r.exchange->volume(&r, data, out);
     tagc_memory_destroy(r.state);
     return status;
@@ -54,8 +55,8 @@ tagc_status tagc_reducer_volume(const tagc_reducer_options *options, int world_s
 tagc_status tagc_gatherer_volume(const tagc_gatherer_options *options, int world_size, tagc_volume *out) {
     *out = (tagc_volume){0};
     tagc_gatherer g = {0};
-    tagc_arena arena = {0};
-    TAGC_TRY(tagc_gatherer_lay_out(&g, options, world_size, 0, &arena));
+    tagc_arena arena = {0}, work = {0};
+    TAGC_TRY(tagc_gatherer_lay_out(&g, options, world_size, 0, &arena, &work));
     int n_hosts = g.n_rows / g.per_host;
     double n_bytes = (double)tagc_gatherer_message_bytes(&g), n_beside = g.per_host - 1,
            n_across = n_hosts - 1;
@@ -72,20 +73,23 @@ uint64_t tagc_norm_bytes(int world_size) {
 tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_size, int n_before,
                                 tagc_exchange_memory *out) {
     tagc_reducer r;
-    tagc_arena arena;
-    TAGC_TRY(lay_out(options, world_size, 0, &r, &arena));
+    tagc_arena arena, work;
+    TAGC_TRY(lay_out(options, world_size, 0, &r, &arena, &work));
     uint64_t n = r.exchange->residual_elems(&r.options, world_size), residual = n * (uint64_t)sizeof(float);
     int n_spares = n ? tagc_comm_n_spares(n, n_before + 1) - tagc_comm_n_spares(n, n_before) : 0;
     tagc_memory_destroy(r.state);
-    *out = (tagc_exchange_memory){
-        .buffers = arena.n_bytes, .residual = residual, .spare = (uint64_t)n_spares * residual};
+    *out = (tagc_exchange_memory){.buffers = arena.n_bytes,
+                                  .work = work.n_bytes,
+                                  .residual = residual,
+                                  .spare = (uint64_t)n_spares * residual};
     return TAGC_OK;
 }
 
-tagc_status tagc_gatherer_memory(const tagc_gatherer_options *options, int world_size, uint64_t *n_bytes) {
+tagc_status tagc_gatherer_memory(const tagc_gatherer_options *options, int world_size,
+                                 tagc_exchange_memory *out) {
     tagc_gatherer g = {0};
-    tagc_arena arena = {0};
-    TAGC_TRY(tagc_gatherer_lay_out(&g, options, world_size, 0, &arena));
-    *n_bytes = arena.n_bytes;
+    tagc_arena arena = {0}, work = {0};
+    TAGC_TRY(tagc_gatherer_lay_out(&g, options, world_size, 0, &arena, &work));
+    *out = (tagc_exchange_memory){.buffers = arena.n_bytes, .work = work.n_bytes};
     return TAGC_OK;
 }

@@ -44,9 +44,11 @@ tagc_status tagc_gatherer_volume(const tagc_gatherer_options *options, int world
 /* The agreement on the gradient norm in a training step: one number to every other rank. */
 uint64_t tagc_norm_bytes(int world_size);
 
-/* Bytes that one rank holds: its own buffers, and those that reducers share. */
+/* Bytes that one rank holds for a reducer or a gatherer, and what a step of it takes of the memory that objects of a comm share
+ * (transport/work.h). */
 typedef struct tagc_exchange_memory {
-    uint64_t buffers;
+    uint64_t buffers; /* its own */
+    uint64_t work;    /* of a step under way */
     uint64_t residual;
     uint64_t spare; /* what this reducer adds to the shared spares */
 } tagc_exchange_memory;
@@ -55,6 +57,7 @@ typedef struct tagc_exchange_memory {
  * tagc_comm_n_spares. */
 tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_size, int n_before,
                                 tagc_exchange_memory *out);
-tagc_status tagc_gatherer_memory(const tagc_gatherer_options *options, int world_size, uint64_t *n_bytes);
+tagc_status tagc_gatherer_memory(const tagc_gatherer_options *options, int world_size,
+                                 tagc_exchange_memory *out);
 
 #endif

@@ -439,7 +439,8 @@ static uint64_t output_elems(const tagc_reducer_options *options, int world_size
     {                                                                                                        \
         .id = (exchange), .state_bytes = sizeof(tagc_paper), .is_selective = 1,                              \
         .own_options = &tagc_paper_own_options, .residual_elems = residual_elems,                            \
-        .output_elems = output_elems, .place = place, .start = start, .volume = tagc_paper_volume            \
+        .output_elems = output_elems, .place = place, .place_work = tagc_place_no_work, .start = start,      \
+        .volume = tagc_paper_volume                                                                          \
     }
 
 const tagc_exchange_table tagc_exchange_packed = TABLE(TAGC_EXCHANGE_PACKED);

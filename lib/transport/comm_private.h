@@ -40,6 +40,7 @@ struct tagc_comm {
     tagc_worker workers[TAGC_N_WORKERS];
     uint64_t n_done; /* tickets */
     tagc_spares *spares;
+    struct tagc_works *works; /* see work.h */
 
     int n_users; /* reducers and gatherers made from it */
     int is_closed; /* destroyed by the caller: threads and transport are gone, and n_users still need the rest */

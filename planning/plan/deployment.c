@@ -3,6 +3,7 @@
 
 #include "core/status.h"
 #include "exchange/options.h"
+#include "transport/work.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -235,28 +236,43 @@ static uint64_t state_bytes(const tagc_deployment *d, int flat) {
     return n_elems * sizeof(float);
 }
 
-static void add_exchanges(const tagc_deployment *d, int flat, tagc_plan_memory *out) {
+/* What steps take of shared memory: of one unit, of the unit that takes most, and of all. */
+typedef struct work_bytes {
+    uint64_t unit, most, total;
+} work_bytes;
+
+static void add_work(work_bytes *w, uint64_t n_bytes, int is_new_unit) {
+    w->unit = (is_new_unit ? 0 : w->unit) + n_bytes;
+    w->total += n_bytes;
+    if (w->unit > w->most) w->most = w->unit;
+}
+
+/* Flats of one unit are neighbours, and their exchanges have one tag. */
+static void add_exchanges(const tagc_deployment *d, int flat, work_bytes work[2], tagc_plan_memory *out) {
     const tagc_reduction *r = &d->flats[flat].reduction;
     const tagc_layout_flat *about = &d->layout->flats[flat];
-    tagc_exchange_memory memory = {0};
-    uint64_t n_bytes = 0;
-    (void)tagc_reducer_memory(&r->options, r->n_ranks, n_alike_before(d, flat), &memory);
-    out->engine.residuals += memory.residual;
-    out->buffers += memory.buffers + memory.spare;
-    if (about->has_gatherer) (void)tagc_gatherer_memory(&about->gatherer, r->n_ranks, &n_bytes);
-    out->buffers += n_bytes;
+    int is_new_unit = flat == 0 || d->layout->flats[flat - 1].unit != about->unit;
+    tagc_exchange_memory reducer = {0}, gatherer = {0};
+    (void)tagc_reducer_memory(&r->options, r->n_ranks, n_alike_before(d, flat), &reducer);
+    if (about->has_gatherer) (void)tagc_gatherer_memory(&about->gatherer, r->n_ranks, &gatherer);
+    out->engine.residuals += reducer.residual;
+    out->buffers += reducer.buffers + reducer.spare + gatherer.buffers;
+    add_work(&work[0], reducer.work, is_new_unit);
+    add_work(&work[1], gatherer.work, is_new_unit);
 }
 
 void tagc_deployment_memory(const tagc_deployment *d, tagc_plan_memory *out) {
     uint64_t n_whole = 0, n_owned = 0;
+    work_bytes work[2] = {0}; /* of reducers, of gatherers */
     *out = (tagc_plan_memory){.engine = d->layout->memory};
     out->engine.residuals = 0;
     for (int i = 0; i < d->layout->n_flats; i++) {
-        add_exchanges(d, i, out);
+        add_exchanges(d, i, work, out);
         out->state += state_bytes(d, i);
         n_whole += d->layout->flats[i].n_padded;
         n_owned += d->flats[i].n_owned;
     }
+    for (int i = 0; i < 2; i++) out->buffers += tagc_work_capacity(work[i].most, work[i].total);
     if (d->setup->placement ==
         TAGC_PLACE_ZERO1) /* whole gradients, in addition to the part that the update reads */
         out->engine.gradients = (n_whole + n_owned) * sizeof(float);

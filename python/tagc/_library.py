@@ -196,6 +196,7 @@ _FUNCTIONS = {
     "tagc_reducer_stats_init_sized": ([POINTER(ReducerStats), c_size_t], None),
     "tagc_reducer_create": ([c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
     "tagc_reducer_create_on": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
+    "tagc_reducer_change": ([c_void_p, POINTER(ReducerOptions)], c_int),
     "tagc_reducer_begin": ([c_void_p, c_void_p, c_void_p], c_int),
     "tagc_reducer_end": ([c_void_p, POINTER(ReducerStats)], c_int),
     "tagc_reducer_residual_elems": ([c_void_p], c_uint64),

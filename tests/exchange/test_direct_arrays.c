@@ -47,6 +47,10 @@ static tagc_status point(tagc_batch *batch, const tagc_batch_row *rows, tagc_bat
     return tagc_batch_cpu.point(batch, rows, results);
 }
 
+static size_t work_bytes(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows, int n_threads) {
+    return tagc_batch_cpu.work_bytes(kind, rows, n_rows, n_threads);
+}
+
 static tagc_status run_open(tagc_batch *batch) {
     arrays *a = arrays_of(batch);
     a->n_opened++;
@@ -56,14 +60,15 @@ static tagc_status run_open(tagc_batch *batch) {
     return status;
 }
 
-static const tagc_batch_maker maker = {.point = point, .run = run_open};
+static const tagc_batch_maker maker = {.work_bytes = work_bytes, .point = point, .run = run_open};
 
 static tagc_status check(void *context, const void *array, const char *what) {
     (void)context, (void)array, (void)what;
     return TAGC_OK;
 }
 
-static const tagc_arrays guarded = {.maker = &maker, .check = check}; /* all that a step needs */
+static const tagc_arrays guarded = {
+    .maker = &maker, .is_here = 1, .check = check}; /* all that a step needs */
 
 /* ---- the same steps with and without ---- */
 

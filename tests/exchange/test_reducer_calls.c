@@ -62,6 +62,75 @@ static void set_sparsities(caller *c) {
     }
 }
 
+/* Fields that make the reducer what it is, and values out of range, change nothing. */
+static void refuse_changes(caller *c) {
+    rank_run *run = c->run;
+    tagc_reducer_options o = c->options;
+    CHECK(run, tagc_reducer_change(NULL, &o) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_change(c->reducer, NULL) == TAGC_ERR_ARGUMENT);
+    o.op = TAGC_OP_SUM;
+    CHECK(run, tagc_reducer_change(c->reducer, &o) == TAGC_ERR_ARGUMENT);
+    CHECK(run, strstr(tagc_last_error(), "op is sum, must be avg: only format, sparsity, block"));
+    o = c->options;
+    o.n_elems *= 2;
+    CHECK(run, tagc_reducer_change(c->reducer, &o) == TAGC_ERR_ARGUMENT);
+    o = c->options;
+    o.format = TAGC_FORMAT_FP32;
+    o.block = 64;
+    CHECK(run, tagc_reducer_change(c->reducer, &o) == TAGC_ERR_UNSUPPORTED);
+    o.format = 77;
+    CHECK(run, tagc_reducer_change(c->reducer, &o) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_begin(c->reducer, c->gradient, c->output) == TAGC_OK);
+    CHECK(run, tagc_reducer_change(c->reducer, &c->options) == TAGC_ERR_STATE);
+    CHECK(run, tagc_reducer_end(c->reducer, NULL) == TAGC_OK);
+}
+
+/* From level to level and back: each step is, bit for bit, that of a new reducer with the same residual. */
+static void change_levels(rank_run *run) {
+    static const struct {
+        int format, block;
+        double sparsity;
+    } levels[] = {{TAGC_FORMAT_INT8, 0, 0},    {TAGC_FORMAT_INT4, 64, 0}, {TAGC_FORMAT_INT2, 32, 0.9},
+                  {TAGC_FORMAT_INT2, 32, 0.5}, {TAGC_FORMAT_SIGN, 0, 0},  {TAGC_FORMAT_FP32, 0, 0},
+                  {TAGC_FORMAT_INT4, 0, 0}};
+    caller c = new_caller(run, TAGC_EXCHANGE_DIRECT);
+    c.options.format = TAGC_FORMAT_INT8;
+    c.options.sparsity = 0;
+    float expected[64], residual[GOOD_ELEMS], there[GOOD_ELEMS];
+    if (!make(&c)) return;
+    refuse_changes(&c);
+    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
+        tagc_reducer *fresh;
+        c.options.format = levels[i].format;
+        c.options.block = levels[i].block;
+        c.options.sparsity = levels[i].sparsity;
+        CHECK(run, tagc_reducer_get_residual(c.reducer, residual, GOOD_ELEMS) == TAGC_OK);
+        CHECK(run, tagc_reducer_change(c.reducer, &c.options) == TAGC_OK);
+        CHECK(run, tagc_reducer_change(c.reducer, &c.options) == TAGC_OK);
+        CHECK(run, tagc_reducer_get_residual(c.reducer, there, GOOD_ELEMS) == TAGC_OK);
+        CHECK(run, memcmp(residual, there, sizeof there) == 0);
+        if (!CHECK(run, tagc_reducer_create(run->comm, &c.options, &fresh) == TAGC_OK)) return;
+        int has_residual = tagc_reducer_residual_elems(fresh) > 0;
+        CHECK(run, has_residual == (levels[i].format != TAGC_FORMAT_FP32));
+        if (has_residual) CHECK(run, tagc_reducer_set_residual(fresh, residual, GOOD_ELEMS) == TAGC_OK);
+        CHECK(run, step(&c, NULL) == TAGC_OK);
+        CHECK(run, tagc_reducer_run(fresh, c.gradient, expected, NULL) == TAGC_OK);
+        int is_same = memcmp(expected, c.output, sizeof expected) == 0;
+        CHECK(run, is_same == has_residual); /* in fp32 all that was in the residual leaves it */
+        double square;
+        CHECK(run, tagc_reducer_residual_square(c.reducer, &square) == TAGC_OK);
+        CHECK(run, (square == 0) == !has_residual);
+        tagc_reducer_destroy(fresh);
+    }
+    tagc_reducer_destroy(c.reducer);
+}
+
+static void test_change_of_level(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    run_ranks(4, change_levels, NULL, NULL, runs);
+}
+
 static void forget_on_one(caller *c) {
     rank_run *run = c->run;
     CHECK(run, tagc_reducer_set_sparsity(c->reducer, run->rank == 1 ? 0.25 : 0.5) == TAGC_OK);
@@ -166,6 +235,7 @@ static void test_hosts_order(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_order), cmocka_unit_test(test_direct_order),
-                                       cmocka_unit_test(test_hosts_order)};
+                                       cmocka_unit_test(test_hosts_order),
+                                       cmocka_unit_test(test_change_of_level)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -65,5 +65,103 @@ def shared_by_units(rank, world_size):
             assert len(needed) == 3 and len(set(needed)) > 1 and max(needed) == n_bytes, (needed, n_bytes)
 
 
+# ---- levels that change ----
+
+EVERY, LARGEST = dict(level=1, sparsity=0.0), dict(level=2, sparsity=0.75)
+PLANS = [  # of each parameter, exchange after exchange; None: the same as before
+    dict(a=EVERY, b=EVERY, c=EVERY),
+    None,
+    dict(a=LARGEST, b=LARGEST, c=LARGEST),  # all at once
+    None,
+    dict(a=LARGEST, b=EVERY, c=LARGEST),  # the part splits
+    dict(a=EVERY, b=EVERY, c=LARGEST),  # and other parameters join
+    dict(a=EVERY, b=EVERY, c=EVERY),
+]
+
+
+class Exchanged:
+    """A unit that exchanges noise of three parameters by PLANS. makes_anew: without changes in place."""
+
+    def __init__(self, rank, world_size, all_reduce, makes_anew):
+        import torch.distributed as dist
+
+        from tagc import _library as lib
+        from tagc.torch.exchange import layout as layouts
+        from tagc.torch.exchange.comm import Comm
+        from tagc.torch.exchange.reducer import OwnWay
+        from tagc.torch.exchange.unit import Unit
+        from tagc.torch.exchange.work import Work
+
+        def fields(part, dtype):
+            if part.kind == "dense":
+                return dict(exchange=lib.EXCHANGES["dense"])
+            format = "int4" if part.level == 1 else "int2"
+            return dict(
+                exchange=lib.EXCHANGES["direct"],
+                format=lib.FORMATS[format],
+                sparsity=0.0 if part.level == 1 else 0.75,
+                block=64 if part.level == 1 else 32,
+            )
+
+        self.results, self.reducers = [], []
+        comm = Comm(dist.group.WORLD, 60.0)
+        way, unit = OwnWay(comm, Work()), Unit("noise", fields)
+        if makes_anew:
+            unit._change = lambda way, layout, options: []
+        torch.manual_seed(rank)
+        self.given = self.received = 0
+        for plan in PLANS:
+            if plan is not None:
+                named = [
+                    layouts.Parameter(name, (60, 8), "compressed", 0, **plan[name]) for name in "abc"
+                ] + [layouts.Parameter("d", (24,), "dense")]
+                layout = (
+                    layouts.bucket(named, world_size) if all_reduce else layouts.chunked(named, world_size)
+                )
+            source = torch.randn(layout.n_elems)
+            target = torch.zeros(layout.n_elems if all_reduce else layout.row)
+            unit.reduce(way, layout, source, target, dist.ReduceOp.SUM)()
+            self.results.append(target)
+            self.given, self.received = self.given + source.double(), self.received + target.double()
+            self.reducers.append([each.reducer for each in unit._exchanges])
+        self.layout, self.residuals = layout, unit.residuals_on_the_wire()
+        self.world_size, self.all_reduce = world_size, all_reduce
+        unit.close()
+        comm.close()
+
+    def lost(self):
+        """The largest difference of what was given and what was received or is in a residual."""
+        import torch.distributed as dist
+
+        unsent = torch.zeros(self.layout.n_elems, dtype=torch.float64)
+        for i, parameter in enumerate(self.layout.parameters):
+            for piece in self.layout.pieces_of(i) if parameter.name in self.residuals else ():
+                values = self.residuals[parameter.name][piece.offset : piece.offset + piece.length]
+                unsent[piece.start : piece.start + piece.length] = values.double()
+        difference = self.given - unsent
+        dist.all_reduce(difference)
+        if not self.all_reduce:
+            difference = difference.view(self.world_size, -1)[dist.get_rank()]
+        return (difference - self.received).abs().max().item()
+
+
+def changed_in_place(rank, world_size):
+    """A part whose parameters change together keeps its reducer and, in it, its residual; where parts split,
+    residuals move. Either way the results have the bits that new reducers would give, and nothing is lost."""
+    for all_reduce in (False, True):
+        changed = Exchanged(rank, world_size, all_reduce, makes_anew=False)
+        anew = Exchanged(rank, world_size, all_reduce, makes_anew=True)
+        for i, (a, b) in enumerate(zip(changed.results, anew.results)):
+            assert torch.equal(a, b), (all_reduce, i)
+        for name, values in changed.residuals.items():
+            assert values.any() and torch.equal(values, anew.residuals[name]), name
+        assert changed.lost() < 1e-4, changed.lost()
+        kept = [
+            sum(any(each is one for one in before) for each in after)
+            for before, after in zip(changed.reducers, changed.reducers[1:])
+        ]
+        assert kept == [2, 2, 2, 1, 1, 1], kept
+
+
 def test_memory():
-    ranks.run_each([shared_by_units], 3)
+    ranks.run_each([shared_by_units, changed_in_place], 3)

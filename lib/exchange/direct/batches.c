@@ -92,12 +92,20 @@ static size_t shape(tagc_reducer *r, int which) {
 void tagc_batches_place(tagc_reducer *r, tagc_arena *arena) {
     const tagc_direct *d = tagc_direct_of(r);
     tagc_batches *b = &tagc_direct_of(r)->batches;
-    size_t n_hosts = (size_t)d->n_hosts, work_bytes = 0;
+    size_t n_hosts = (size_t)d->n_hosts;
     *b = (tagc_batches){0}; /* that of a layout before belongs to it */
     if (!d->coded) return;
     b->rows = tagc_arena_take(arena, n_hosts, sizeof *b->rows);
     b->bodies = tagc_arena_take(arena, n_hosts, sizeof *b->bodies);
     if (!r->arrays->is_here) return;
+    b->results = tagc_arena_take(arena, n_hosts, sizeof *b->results);
+    if (tagc_reducer_is_by_caller(r)) tagc_batches_place_work(r, arena); /* its steps take no other memory */
+}
+
+void tagc_batches_place_work(tagc_reducer *r, tagc_arena *arena) {
+    tagc_batches *b = &tagc_direct_of(r)->batches;
+    size_t work_bytes = 0;
+    if (!tagc_direct_of(r)->coded || !r->arrays->is_here) return;
     /* The processor works row after row, so one row of each batch tells how much memory it needs. */
     for (int which = 0; which < TAGC_N_BATCHES; which++) {
         tagc_batch_row row = largest(r, which);
@@ -106,7 +114,6 @@ void tagc_batches_place(tagc_reducer *r, tagc_arena *arena) {
                        : 0;
         if (n > work_bytes) work_bytes = n;
     }
-    b->results = tagc_arena_take(arena, n_hosts, sizeof *b->results);
     b->work = tagc_arena_take(arena, work_bytes, 1);
 }
 
@@ -143,7 +150,8 @@ void tagc_batches_end(tagc_reducer *r) {
 
 tagc_status tagc_batches_run(tagc_reducer *r, int which) {
     const tagc_batches *b = &tagc_direct_of(r)->batches;
-    if (!b->made[which]) return TAGC_OK; /* it would have no rows */
+    if (!b->made[which]) return TAGC_OK;               /* it would have no rows */
+    if (r->arrays->is_here) b->rows[0].work = b->work; /* there is one row; the memory is this step's */
     TAGC_TRY(tagc_batches_check(r, r->arrays->maker->point(b->made[which], b->rows, b->results)));
     return tagc_batches_check(r, r->arrays->maker->run(b->made[which]));
 }

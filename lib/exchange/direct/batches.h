@@ -36,8 +36,10 @@ typedef struct tagc_batches {
     tagc_batch *made[TAGC_N_BATCHES]; /* NULL: not needed, or not made yet */
 } tagc_batches;
 
-/* Part of the arena: the lists, and if the arrays are here, results and work. */
+/* Part of the arena: the lists, and if the arrays are here, results. */
 void tagc_batches_place(struct tagc_reducer *r, tagc_arena *arena);
+/* Of a step under way, if the arrays are here: work. */
+void tagc_batches_place_work(struct tagc_reducer *r, tagc_arena *arena);
 /* Bytes of `work` in a memory that is not here. */
 size_t tagc_batches_work_bytes(struct tagc_reducer *r);
 /* Makes those that the output needs. Call it when results, work and stream are set. */

@@ -6,7 +6,7 @@
  * Fragment 0 is the next rank's, and so on, so that no two ranks send to one owner at the same time. The own one comes last, during
  * the last transfer of bodies.
  *
- * Arena: | fragments going out | coming in, one per rank or host | rows of the host | scratch |. */
+ * Memory of a step: | scratch | fragments going out | coming in, one per rank or host | rows of the host |. */
 #include "exchange/direct/direct.h"
 
 #include "exchange/options.h"
@@ -74,11 +74,18 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
     d->host = r->rank / d->per_host;
     d->local = r->rank % d->per_host;
     d->coded = is_coded(&r->options, r->world_size);
+    /* Bodies of another format have another length. Ranks change it together, as they need not a sparsity. */
+    if (d->fragment.values != r->options.format || d->fragment.block != r->options.block) d->has_agreed = 0;
     choose_codes(r);
     tagc_batches_place(r, arena);
     tagc_hosts_shape(r);
     tagc_fragments_place(r, arena);
-    if (d->per_host > 1) tagc_hosts_place(r, arena);
+}
+
+static void place_work(tagc_reducer *r, tagc_arena *arena) {
+    tagc_batches_place_work(r, arena);
+    tagc_fragments_place_work(r, arena);
+    if (tagc_direct_of(r)->per_host > 1) tagc_hosts_place_work(r, arena);
 }
 
 /* ---- the course of a step, from top to bottom ----
@@ -229,6 +236,7 @@ const tagc_exchange_table tagc_exchange_direct = {
     .residual_elems = residual_elems,
     .output_elems = output_elems,
     .place = place,
+    .place_work = place_work,
     .start = start,
     .end = end,
     .volume = tagc_direct_volume,

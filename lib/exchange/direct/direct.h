@@ -121,6 +121,7 @@ extern const tagc_runner tagc_direct_on_host;
 /* ---- fragments.c ---- */
 
 void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena);
+void tagc_fragments_place_work(tagc_reducer *r, tagc_arena *arena);
 /* Each does what can be done without waiting: encodes fragments and sends parcels of headers; sends the rests of bodies; adds the
  * bodies that have arrived. */
 tagc_status tagc_fragments_encode(tagc_reducer *r, tagc_pause *wait);
@@ -185,7 +186,7 @@ void tagc_direct_choose_eager(tagc_reducer *r);
 /* ---- hosts.c ---- */
 
 void tagc_hosts_shape(tagc_reducer *r);
-void tagc_hosts_place(tagc_reducer *r, tagc_arena *arena);
+void tagc_hosts_place_work(tagc_reducer *r, tagc_arena *arena);
 /* Posts rows of the first turns. */
 void tagc_hosts_post_first(tagc_reducer *r);
 /* Of turn t: what its rows come in. */

@@ -67,12 +67,17 @@ void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
         d->rows_in = d->hand_out + n_handed;
     }
     if (!d->coded || tagc_reducer_is_by_caller(r)) return;
-    d->send = tagc_arena_take(arena, own_row_out(d) + !tagc_direct_has_results(r), d->stride);
-    d->recv = tagc_arena_take(arena, d->n_rows, d->stride);
     d->sent = tagc_arena_take(arena, own_row_out(d) + 1, sizeof *d->sent);
     d->received = tagc_arena_take(arena, d->n_rows, sizeof *d->received);
     d->bodies = tagc_arena_take(arena, d->n_rows, sizeof *d->bodies);
     d->rows = tagc_arena_take(arena, d->n_rows, sizeof *d->rows);
+}
+
+void tagc_fragments_place_work(tagc_reducer *r, tagc_arena *arena) {
+    tagc_direct *d = tagc_direct_of(r);
+    if (!d->coded) return;
+    d->send = tagc_arena_take(arena, own_row_out(d) + !tagc_direct_has_results(r), d->stride);
+    d->recv = tagc_arena_take(arena, d->n_rows, d->stride);
 }
 
 /* ---- out ---- */

@@ -37,7 +37,7 @@ void tagc_hosts_shape(tagc_reducer *r) {
     d->are_rows_together = is_blocking && d->row_window == d->n_hosts;
 }
 
-void tagc_hosts_place(tagc_reducer *r, tagc_arena *arena) {
+void tagc_hosts_place_work(tagc_reducer *r, tagc_arena *arena) {
     tagc_direct *d = tagc_direct_of(r);
     size_t n_values = (size_t)d->row_window * (size_t)d->per_host * r->shard;
     d->rows_send = tagc_arena_take(arena, is_copied(r) ? n_values : 0, width_of(r));

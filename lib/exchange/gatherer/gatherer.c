@@ -38,11 +38,14 @@ static void place(tagc_gatherer *g, tagc_arena *arena) {
     g->relay_sends = tagc_arena_take(arena, n_beside, sizeof *g->relay_sends);
     g->relay_receives = tagc_arena_take(arena, n_beside, sizeof *g->relay_receives);
     g->decoded = tagc_arena_take(arena, (size_t)g->n_rows, sizeof *g->decoded);
-    g->rows = tagc_arena_take(arena, (size_t)g->n_rows, g->row_bytes);
+}
+
+static void place_work(tagc_gatherer *g, tagc_arena *work) {
+    g->rows = tagc_arena_take(work, (size_t)g->n_rows, g->row_bytes);
 }
 
 tagc_status tagc_gatherer_lay_out(tagc_gatherer *g, const tagc_gatherer_options *options, int world_size,
-                                  int rank, tagc_arena *arena) {
+                                  int rank, tagc_arena *arena, tagc_arena *work) {
     TAGC_TRY(tagc_gatherer_options_check(options, world_size, &g->options));
     g->rank = rank;
     g->world_size = world_size;
@@ -62,7 +65,8 @@ tagc_status tagc_gatherer_lay_out(tagc_gatherer *g, const tagc_gatherer_options 
                                    : tagc_gatherer_message_bytes(g);
     g->row_bytes = tagc_aligned(n_bytes);
     place(g, arena);
-    if (!arena->overflow) return TAGC_OK;
+    place_work(g, work);
+    if (!arena->overflow && !work->overflow) return TAGC_OK;
     return tagc_fail(TAGC_ERR_MEMORY,
                      "n_elems is %llu: the gatherer's buffer does not fit into the address space",
                      (unsigned long long)g->options.n_elems);
@@ -77,14 +81,17 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_gather_runner *run
     tagc_gatherer *g = *out = memory;
     g->comm = comm;
     tagc_comm_hold(comm);
-    tagc_arena arena = {0};
-    TAGC_TRY(tagc_gatherer_lay_out(g, options, tagc_comm_world_size(comm), tagc_comm_rank(comm), &arena));
+    tagc_arena arena = {0}, work = {0};
+    TAGC_TRY(
+        tagc_gatherer_lay_out(g, options, tagc_comm_world_size(comm), tagc_comm_rank(comm), &arena, &work));
     TAGC_TRY(tagc_memory_create(arena.n_bytes, "gatherer buffer", &g->arena));
     arena = (tagc_arena){.base = g->arena};
     place(g, &arena);
     g->arrays = arrays;
     g->runner = runner;
     TAGC_TRY(runner->make(g));
+    TAGC_TRY(tagc_work_open(comm, &tagc_host_arrays.heap, TAGC_WORK_GATHER, g->options.tag, &g->work));
+    TAGC_TRY(tagc_work_set(comm, &g->work, work.n_bytes));
     return g->options.n_threads > 1 ? tagc_pool_create((int)g->options.n_threads, &g->pool) : TAGC_OK;
 }
 
@@ -186,7 +193,7 @@ static tagc_status finish(tagc_gatherer *g) {
 
 static int is_ready(void *arg) {
     tagc_gatherer *g = arg;
-    if (!g->is_posted) return 1;
+    if (!g->is_posted) return tagc_work_take(g->comm, &g->work);
     for (int i = 0; i < g->n_relays; i++)
         if (!tagc_comm_is_done(g->comm, &g->relays[i])) return 0;
     return tagc_comm_is_done(g->comm, &g->ticket);
@@ -194,7 +201,13 @@ static int is_ready(void *arg) {
 
 static tagc_status run(void *arg) {
     tagc_gatherer *g = arg;
-    if (g->is_posted) return finish(g);
+    if (g->is_posted) {
+        tagc_status status = finish(g);
+        tagc_work_give(g->comm, &g->work);
+        return status;
+    }
+    tagc_arena work = {.base = g->work.memory};
+    place_work(g, &work);
     post(g);
     g->is_posted = g->task.more = 1;
     g->task.next_lanes = g->task.later_lanes = 0;
@@ -237,6 +250,7 @@ tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, void *full
     uint32_t lanes = 1u << TAGC_LANE_GATHER | 1u << TAGC_LANE_RELAY;
     g->task =
         (tagc_task){.run = run, .is_ready = is_ready, .arg = g, .next_lanes = lanes, .later_lanes = lanes};
+    tagc_work_line_up(g->comm, &g->work);
     tagc_comm_submit_gather(g->comm, &g->task);
     return TAGC_OK;
 }
@@ -289,6 +303,7 @@ void tagc_gatherer_destroy(tagc_gatherer *g) {
     if (g->begun) (void)tagc_gatherer_end(g);
     if (g->runner) g->runner->end(g);
     tagc_pool_destroy(g->pool);
+    tagc_work_close(g->comm, &g->work);
     tagc_comm_let_go(g->comm);
     tagc_memory_destroy(g->arena);
     tagc_memory_destroy(g);

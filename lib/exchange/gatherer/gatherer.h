@@ -8,6 +8,7 @@
 #include "core/status.h"
 #include "exchange/runner.h"
 #include "transport/comm.h"
+#include "transport/work.h"
 
 #include <stdatomic.h>
 
@@ -53,8 +54,9 @@ struct tagc_gatherer {
     int is_void;         /* this gather's own row has a value that is not finite */
     tagc_status failure; /* of this rank's last gather; sent in the next */
 
-    /* One arena behind this struct: | arrays of the ticket | relays and their arrays | rows |. */
+    /* One arena: | arrays of the ticket | relays and their arrays |. */
     void *arena;
+    tagc_work work;                          /* of a gather under way: rows */
     tagc_part *sends, *receives;             /* (n_rows - 1) of the ticket */
     tagc_part *relay_sends, *relay_receives; /* (per_host - 1) of each relay */
     tagc_row *decoded;                       /* (n_rows) */
@@ -71,9 +73,9 @@ static inline void *tagc_gatherer_full(const tagc_gatherer *g, int row) {
     return (char *)g->full + (size_t)row * g->shard * g->width;
 }
 
-/* Decides all sizes; *arena receives the bytes of its buffers. */
+/* Decides all sizes; *arena receives the bytes of its buffers, and *work those that a gather under way takes. */
 tagc_status tagc_gatherer_lay_out(tagc_gatherer *gatherer, const tagc_gatherer_options *options,
-                                  int world_size, int rank, tagc_arena *arena);
+                                  int world_size, int rank, tagc_arena *arena, tagc_arena *work);
 
 /* At most, of one rank's message. */
 size_t tagc_gatherer_delta_bytes(int bits, size_t shard, int n_rows);

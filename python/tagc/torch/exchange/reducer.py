@@ -47,6 +47,14 @@ def _call(kernels: Kernels | None, name: str, *arguments: Any) -> None:
         raise LocalFailure(failure.status, str(failure)) from failure
 
 
+def _fields(n_elems: int, options: Mapping[str, Any]) -> lib.ReducerOptions:
+    fields = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
+    fields.n_elems = n_elems
+    for name, value in options.items():
+        setattr(fields, name, value)
+    return fields
+
+
 class Reducer:
     """Sums gradients of n_elems values, (W, shard), over ranks, for the owner of each row or for every rank.
     Collective to make.
@@ -55,10 +63,7 @@ class Reducer:
     and output; None: CPU memory."""
 
     def __init__(self, comm: Comm, n_elems: int, kernels: Kernels | None = None, **options: Any) -> None:
-        fields = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
-        fields.n_elems = n_elems
-        for name, value in options.items():
-            setattr(fields, name, value)
+        fields = _fields(n_elems, options)
         self._comm, self._handle, self._kernels = comm, ctypes.c_void_p(), kernels
         self.device = torch.device("cpu") if kernels is None else kernels.device
         self.n_elems = n_elems
@@ -80,6 +85,13 @@ class Reducer:
                 ctypes.byref(fields),
                 ctypes.byref(self._handle),
             )
+
+    def change(self, options: Mapping[str, Any]) -> None:
+        """Sends by other options from now on: format, sparsity and block may differ. The residual stays.
+        Collective in effect."""
+        _call(
+            self._kernels, "tagc_reducer_change", self._handle, ctypes.byref(_fields(self.n_elems, options))
+        )
 
     def _pointers(self, gradient: torch.Tensor, output: torch.Tensor) -> tuple[int, int]:
         return (

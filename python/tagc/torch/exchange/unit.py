@@ -6,6 +6,7 @@ and keeps residuals by parameter."""
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from tagc.torch.exchange.work import Work
 Stats = list[tuple[layouts.Part, lib.ReducerStats]]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ReduceOp = dist.ReduceOp
+CHANGEABLE = {"format", "sparsity", "block", "result_format", "result_sparsity"}  # of a reducer
 
 
 def scale_of(op: Any, world_size: int) -> float:
@@ -67,12 +69,30 @@ class _Exchange:
     def __init__(
         self, layout: layouts.Layout, part: layouts.Part, way: Way, options: Mapping[str, Any]
     ) -> None:
-        self.layout, self.part, self.outputs = layout, part, layout.output_runs(part, way.comm.rank)
-        self.reducer = way.reducer(
-            part.n_elems, {**options, "output": lib.OUTPUTS["unit" if layout.all_reduce else "shard"]}
-        )
-        self._is_whole = part.is_whole(layout.n_elems)
+        self._rank = way.comm.rank
+        self._place(layout, part)
+        self.reducer = way.reducer(part.n_elems, options)
+        self.options = dict(options)
         self._output: torch.Tensor | None = None  # of the exchange under way, if it is not the target
+
+    def _place(self, layout: layouts.Layout, part: layouts.Part) -> None:
+        self.layout, self.part, self.outputs = layout, part, layout.output_runs(part, self._rank)
+        self._is_whole = part.is_whole(layout.n_elems)
+
+    def can_become(self, layout: layouts.Layout, part: layouts.Part, options: Mapping[str, Any]) -> bool:
+        """Returns whether the part has the same values in the same order, and differs in nothing but what a
+        reducer can change."""
+        if _order(layout, part) != _order(self.layout, self.part):
+            return False
+        changed = {name for name in {*options, *self.options} if options.get(name) != self.options.get(name)}
+        return not changed or (changed <= CHANGEABLE and options["exchange"] == lib.EXCHANGES["direct"])
+
+    def change(self, layout: layouts.Layout, part: layouts.Part, options: Mapping[str, Any]) -> None:
+        """Becomes that of another part that can_become() allows. The residual stays in place."""
+        if options != self.options:
+            self.reducer.change(options)
+        self.options = dict(options)
+        self._place(layout, part)
 
     def packs(self, source: torch.Tensor) -> bool:
         """Returns whether the reducer cannot read the source itself."""
@@ -116,6 +136,13 @@ class _Exchange:
         self.reducer.close()
 
 
+def _order(layout: layouts.Layout, part: layouts.Part) -> list[tuple[str, int, int, int]]:
+    """Returns which elements of which parameters are where in a part."""
+    return [
+        (layout.parameters[piece.parameter].name, piece.offset, piece.length, at) for piece, at in part.pieces
+    ] + [("", 0, part.n_elems, part.shard)]
+
+
 def _is_usable(tensor: torch.Tensor, device: torch.device) -> bool:
     return tensor.dtype == torch.float32 and tensor.is_contiguous() and tensor.device == device
 
@@ -128,6 +155,7 @@ class Unit:
         self, name: str, exchange_options: Callable[[layouts.Part, torch.dtype], dict[str, Any]]
     ) -> None:
         self.name, self.options = name, exchange_options
+        self._tag = zlib.crc32(name.encode())  # its reducers have work memory at the same time
         self._layout: layouts.Layout | None = None
         self._key: tuple[str, bool, Way] | None = None
         self._exchanges: list[_Exchange] = []
@@ -229,17 +257,52 @@ class Unit:
         key = (op, dtype == torch.bfloat16, way)
         if self._layout is layout and self._key == key:
             return
-        self.close()
-        made = []
+        output = lib.OUTPUTS["unit" if layout.all_reduce else "shard"]
+        options = [
+            {**self.options(part, dtype), "op": lib.OPS[op], "output": output, "tag": self._tag}
+            for part in layout.parts
+        ]
+        made: list[_Exchange | None] = self._change(way, layout, options) if key == self._key else []
+        made = made or [None] * len(options)
+        self._stow([exchange for exchange in self._exchanges if exchange not in made])
         try:
-            for part in layout.parts:
-                made.append(_Exchange(layout, part, way, self.options(part, dtype) | {"op": lib.OPS[op]}))
+            for i, part in enumerate(layout.parts):
+                made[i] = made[i] or _Exchange(layout, part, way, options[i])
         except BaseException:  # the next reduce() makes new reducers; residuals stay
-            for exchange in made:
-                exchange.close()
+            self._exchanges = [exchange for exchange in made if exchange is not None]
+            self.close()
             raise
-        self._layout, self._key, self._exchanges = layout, key, made
+        self._layout, self._key = layout, key
+        self._exchanges = [exchange for exchange in made if exchange is not None]
         self._unstow()
+
+    def _change(
+        self, way: Way, layout: layouts.Layout, options: list[dict[str, Any]]
+    ) -> list[_Exchange | None]:
+        """Changes exchanges to those of another layout where they can become that. Returns one, or None, for
+        each part. Collective in effect."""
+        free, made = list(self._exchanges), list[_Exchange | None]()
+        for part, wanted in zip(layout.parts, options):
+            found = next((each for each in free if each.can_become(layout, part, wanted)), None)
+            if found is not None:
+                free.remove(found)
+            made.append(found)
+        failure: BaseException | None = None
+        has_changed = False
+        for exchange, part, wanted in zip(made, layout.parts, options):
+            try:
+                if exchange is not None and failure is None:
+                    has_changed |= exchange.options != wanted
+                    exchange.change(layout, part, wanted)
+            except Error as problem:
+                failure = problem
+        if has_changed:
+            try:
+                way.comm.agree(f"a change of {self.name}", {}, failure)
+            except Error:
+                self.close()
+                raise
+        return made
 
     def _withdraw(self, source: torch.Tensor) -> list[tuple[_Exchange, torch.Tensor]]:
         """Takes the residuals of parameters with a zero gradient out of the reducers: [(exchange,
@@ -286,29 +349,32 @@ class Unit:
 
     # ---- residuals by parameter ----
 
-    def _stow(self) -> None:
-        """Keeps the reducers' residuals, and ends the reducers."""
+    def _stow(self, exchanges: list[_Exchange]) -> None:
+        """Keeps the residuals of these reducers, and ends them, one after the other."""
         try:
-            self._stowed |= self.residuals_on_the_wire()
-        finally:
-            for exchange in self._exchanges:
+            for exchange in exchanges:
+                self._read(exchange, self._stowed)
                 exchange.close()
-            self._exchanges = []
+        finally:
+            for exchange in exchanges:
+                exchange.close()
+            self._exchanges = [exchange for exchange in self._exchanges if exchange not in exchanges]
 
     def _unstow(self) -> None:
         """Gives the reducers the stowed residuals of their parameters."""
         for exchange in self._exchanges:
             if not exchange.reducer.n_residual:
                 continue
-            values, found = _zeros(exchange.part.n_elems), set()
+            found = self._stowed.keys() & exchange.part.weights.keys()
+            if not found:
+                continue
+            values = _zeros(exchange.part.n_elems)
             for piece, at in exchange.part.pieces:
                 name = exchange.layout.parameters[piece.parameter].name
-                if name in self._stowed:
-                    found.add(name)
+                if name in found:
                     real = self._stowed[name][piece.offset : piece.offset + piece.length]
                     values[at : at + real.numel()].copy_(real)
-            if found:
-                exchange.reducer.set_residual(values)
+            exchange.reducer.set_residual(values)
             for name in found:
                 del self._stowed[name]
 
@@ -317,15 +383,19 @@ class Unit:
         Local."""
         found = {name: values.clone() for name, values in self._stowed.items()}
         for exchange in self._exchanges:
-            residual = exchange.reducer.residual()
-            if residual is None:
-                continue
-            for piece, at in exchange.part.pieces:
-                parameter = exchange.layout.parameters[piece.parameter]
-                values = found.setdefault(parameter.name, _zeros(parameter.numel))
-                real = values[piece.offset : piece.offset + piece.length]
-                real.copy_(residual[at : at + real.numel()])
+            self._read(exchange, found)
         return found
+
+    @staticmethod
+    def _read(exchange: _Exchange, found: dict[str, torch.Tensor]) -> None:
+        residual = exchange.reducer.residual()
+        if residual is None:
+            return
+        for piece, at in exchange.part.pieces:
+            parameter = exchange.layout.parameters[piece.parameter]
+            values = found.setdefault(parameter.name, _zeros(parameter.numel))
+            real = values[piece.offset : piece.offset + piece.length]
+            real.copy_(residual[at : at + real.numel()])
 
     def names_of_residuals(self) -> set[str]:
         """Returns the names in residuals_on_the_wire()."""
@@ -363,6 +433,6 @@ class Unit:
     def close(self) -> None:
         """Keeps the residuals for the reducers that a later reduce() makes."""
         try:
-            self._stow()
+            self._stow(self._exchanges)
         finally:
             self._layout = self._key = None

@@ -1,0 +1,194 @@
+/* Memory of steps under way: how much there is, in which order steps take it, and what happens when it changes while steps have
+ * some; and that more steps than have room give the same sums as one after the other. */
+#include "exchange/reducer.h"
+#include "ranks.h"
+#include "transport/comm_private.h"
+#include "transport/work.h"
+
+enum { MB = 1 << 20 };
+
+static tagc_local_group *group;
+
+static tagc_comm *make_comm(void) {
+    tagc_comm *comm;
+    assert_int_equal(tagc_local_group_create(1, &group), TAGC_OK);
+    assert_int_equal(tagc_comm_create_local(group, 0, NULL, &comm), TAGC_OK);
+    return comm;
+}
+
+static void destroy_comm(tagc_comm *comm) {
+    assert_null(comm->works);
+    tagc_comm_destroy(comm);
+    tagc_local_group_destroy(group);
+}
+
+static tagc_work *open_works(tagc_comm *comm, const uint64_t *tags, const size_t *n_bytes, int n) {
+    tagc_work *works = calloc((size_t)n, sizeof *works);
+    for (int i = 0; i < n; i++) {
+        assert_int_equal(tagc_work_open(comm, &tagc_host_arrays.heap, TAGC_WORK_REDUCE, tags[i], &works[i]),
+                         TAGC_OK);
+        assert_int_equal(tagc_work_set(comm, &works[i], n_bytes[i]), TAGC_OK);
+    }
+    return works;
+}
+
+static void close_works(tagc_comm *comm, tagc_work *works, int n) {
+    for (int i = 0; i < n; i++) tagc_work_close(comm, &works[i]);
+    free(works);
+}
+
+/* The group that needs most, and a limited amount for others. */
+static void test_as_much_as_the_largest_unit(void **state) {
+    (void)state;
+    tagc_comm *comm = make_comm();
+    static const uint64_t tags[] = {1, 1, 2, 2, TAGC_NO_TAG, TAGC_NO_TAG};
+    static const size_t sizes[] = {40 * MB, 30 * MB, 50 * MB, 1 * MB, 3 * MB, 3 * MB};
+    tagc_work *works = open_works(comm, tags, sizes, 6);
+    assert_int_equal(tagc_works_bytes(comm, NULL), 70 * MB + TAGC_MORE_WORK_BYTES);
+    assert_int_equal(tagc_work_set(comm, &works[0], MB), TAGC_OK); /* 51 of tag 2, and 32: little less */
+    assert_int_equal(tagc_works_bytes(comm, NULL), 70 * MB + TAGC_MORE_WORK_BYTES);
+    assert_int_equal(tagc_work_set(comm, &works[2], MB), TAGC_OK); /* 31, 2, 3 and 3 */
+    assert_int_equal(tagc_works_bytes(comm, NULL), 39 * MB);
+    assert_int_equal(tagc_works_bytes(comm, &tagc_host_arrays.heap), 39 * MB);
+    close_works(comm, works, 6);
+    assert_int_equal(tagc_works_bytes(comm, NULL), 0);
+    destroy_comm(comm);
+}
+
+/* A step that needs little does not overtake one that waits for much. */
+static void test_steps_take_their_memory_in_order(void **state) {
+    (void)state;
+    tagc_comm *comm = make_comm();
+    static const uint64_t tags[] = {1, 2, 3, 4};
+    static const size_t sizes[] = {60 * MB, 60 * MB, 20 * MB, 20 * MB};
+    tagc_work *works = open_works(comm, tags, sizes, 4);
+    assert_int_equal(tagc_works_bytes(comm, NULL), 92 * MB);
+    for (int i = 0; i < 4; i++) tagc_work_line_up(comm, &works[i]);
+    assert_false(tagc_work_take(comm, &works[2]));
+    assert_true(tagc_work_take(comm, &works[0]));
+    assert_true(tagc_work_take(comm, &works[0])); /* it has its memory */
+    assert_false(tagc_work_take(comm, &works[1]));
+    assert_false(tagc_work_take(comm, &works[2]));
+    tagc_work_give(comm, &works[0]);
+    assert_true(tagc_work_take(comm, &works[1]));
+    assert_false(tagc_work_take(comm, &works[3]));
+    assert_true(tagc_work_take(comm, &works[2]));
+    assert_false(tagc_work_take(comm, &works[3])); /* 12 MB are left */
+    tagc_work_give(comm, &works[1]);
+    tagc_work_line_up(comm, &works[0]);
+    assert_true(tagc_work_take(comm, &works[3])); /* in the gap in front of the third one's */
+    assert_false(tagc_work_take(comm, &works[0]));
+    assert_true(works[3].memory + works[3].n_bytes <= works[2].memory);
+    memset(works[2].memory, 2, works[2].n_bytes);
+    memset(works[3].memory, 3, works[3].n_bytes);
+    assert_int_equal(works[2].memory[0], 2);
+    tagc_work_give(comm, &works[2]);
+    tagc_work_give(comm, &works[2]);
+    tagc_work_give(comm, &works[3]);
+    assert_true(tagc_work_take(comm, &works[0]));
+    tagc_work_give(comm, &works[0]);
+    close_works(comm, works, 4);
+    destroy_comm(comm);
+}
+
+/* A step keeps its memory when an object that is made meanwhile needs more, and when all others are gone. */
+static void test_memory_under_way_stays(void **state) {
+    (void)state;
+    tagc_comm *comm = make_comm();
+    static const uint64_t tags[] = {1, 2};
+    static const size_t sizes[] = {40 * MB, 50 * MB}; /* so large that the system gets it back at once */
+    tagc_work *first = open_works(comm, tags, sizes, 1);
+    tagc_work_line_up(comm, first);
+    assert_true(tagc_work_take(comm, first));
+    memset(first->memory, 7, first->n_bytes);
+    tagc_work *second = open_works(comm, tags + 1, sizes + 1, 1);
+    assert_int_equal(tagc_works_bytes(comm, NULL), 50 * MB + TAGC_MORE_WORK_BYTES);
+    tagc_work_line_up(comm, second);
+    assert_true(tagc_work_take(comm, second)); /* from the new memory, all of which is free */
+    memset(second->memory, 8, second->n_bytes);
+    for (size_t i = 0; i < first->n_bytes; i += 4096) assert_int_equal(first->memory[i], 7);
+    tagc_work_give(comm, first);
+    tagc_work_give(comm, second);
+    close_works(comm, second, 1);
+    assert_int_equal(tagc_works_bytes(comm, NULL), 40 * MB);
+    close_works(comm, first, 1);
+    destroy_comm(comm);
+}
+
+static void test_no_memory(void **state) {
+    (void)state;
+    tagc_comm *comm = make_comm();
+    static const uint64_t tags[] = {1};
+    static const size_t sizes[] = {MB};
+    tagc_work *works = open_works(comm, tags, sizes, 1);
+    assert_int_equal(tagc_work_set(comm, works, (size_t)1 << 60), TAGC_ERR_MEMORY);
+    assert_int_equal(works->n_bytes, MB);
+    assert_int_equal(tagc_works_bytes(comm, NULL), MB);
+    close_works(comm, works, 1);
+    destroy_comm(comm);
+}
+
+/* ---- steps of reducers ---- */
+
+/* Each of these takes 9.4 MB where three ranks are, so that four of them are under way at once, and not nine. */
+enum { N_UNITS = 9, SHARD = 262144, N_RANKS = 3 };
+
+static void fill(float *gradient, size_t n, int rank, int unit) {
+    for (size_t i = 0; i < n; i++) gradient[i] = (float)((i * 7 + (size_t)rank * 3 + (size_t)unit) % 1001);
+}
+
+static void more_steps_than_have_room(rank_run *run) {
+    size_t n = SHARD * N_RANKS;
+    tagc_reducer *reducers[N_UNITS];
+    float *gradients[N_UNITS], *outputs[N_UNITS];
+    tagc_reducer_options options;
+    tagc_reducer_options_init(&options);
+    options.exchange = TAGC_EXCHANGE_DENSE;
+    options.op = TAGC_OP_SUM;
+    options.n_elems = n;
+    for (int u = 0; u < N_UNITS; u++) {
+        if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducers[u]) == TAGC_OK)) return;
+        gradients[u] = malloc(n * sizeof(float));
+        outputs[u] = malloc(SHARD * sizeof(float));
+        fill(gradients[u], n, run->rank, u);
+    }
+    uint64_t of_one = reducers[0]->work.n_bytes;
+    CHECK(run, tagc_works_bytes(run->comm, NULL) == of_one + TAGC_MORE_WORK_BYTES);
+    CHECK(run, (N_UNITS - 1) * of_one > of_one + TAGC_MORE_WORK_BYTES);
+    for (int step = 0; step < 2; step++) {
+        for (int u = 0; u < N_UNITS; u++)
+            CHECK(run, tagc_reducer_begin(reducers[u], gradients[u], outputs[u]) == TAGC_OK);
+        for (int u = N_UNITS - 1; u >= 0; u--) CHECK(run, tagc_reducer_end(reducers[u], NULL) == TAGC_OK);
+        for (int u = 0; u < N_UNITS; u++) {
+            int n_wrong = 0;
+            for (size_t i = 0; i < SHARD; i++) {
+                float sum = 0;
+                for (int q = 0; q < N_RANKS; q++)
+                    sum += (float)(((i + (size_t)run->rank * SHARD) * 7 + (size_t)q * 3 + (size_t)u) % 1001);
+                n_wrong += sum != outputs[u][i];
+            }
+            CHECK(run, n_wrong == 0);
+        }
+    }
+    for (int u = 0; u < N_UNITS; u++) {
+        tagc_reducer_destroy(reducers[u]);
+        free(gradients[u]);
+        free(outputs[u]);
+    }
+    CHECK(run, tagc_works_bytes(run->comm, NULL) == 0);
+}
+
+static void test_more_steps_than_have_room(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    run_ranks(N_RANKS, more_steps_than_have_room, NULL, NULL, runs);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_as_much_as_the_largest_unit),
+                                       cmocka_unit_test(test_steps_take_their_memory_in_order),
+                                       cmocka_unit_test(test_memory_under_way_stays),
+                                       cmocka_unit_test(test_no_memory),
+                                       cmocka_unit_test(test_more_steps_than_have_room)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
