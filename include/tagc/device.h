@@ -71,6 +71,9 @@ TAGC_API tagc_status tagc_queue_finish(tagc_queue *queue, uint64_t ticket, tagc_
  * the first failure among the exchanges since the last call. */
 TAGC_API tagc_status tagc_queue_wait(tagc_queue *queue, uint64_t ticket);
 
+/* Returns the bytes of pinned host memory of its buffers. */
+TAGC_API uint64_t tagc_queue_pinned_bytes(tagc_queue *queue);
+
 /* Never blocks. Returns the highest ticket t such that the device no longer uses the arrays of any exchange up to t. */
 TAGC_API uint64_t tagc_queue_retired(tagc_queue *queue);
 
@@ -136,6 +139,8 @@ TAGC_API tagc_status tagc_gatherer_create_on(tagc_kernels *kernels, tagc_comm *c
 
 /* Returns the bytes of device memory that the kernels and their reducers and gatherers hold. */
 TAGC_API uint64_t tagc_kernels_bytes(tagc_kernels *kernels);
+/* And of pinned host memory. */
+TAGC_API uint64_t tagc_kernels_pinned_bytes(tagc_kernels *kernels);
 
 /* Destroy its reducers and gatherers first. */
 TAGC_API void tagc_kernels_close(tagc_kernels *kernels);

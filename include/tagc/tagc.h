@@ -497,6 +497,32 @@ TAGC_API tagc_status tagc_gatherer_set_replica(tagc_gatherer *gatherer, void *fu
 /* If a gather is in progress, waits for it first. */
 TAGC_API void tagc_gatherer_destroy(tagc_gatherer *gatherer);
 
+/* ---- memory ---- */
+
+/* Bytes that this process holds, as it has allocated them. */
+typedef struct tagc_memory {
+    /* Written by _init. */
+    size_t struct_bytes;
+    /* In host memory: residuals of reducers. */
+    uint64_t residual_bytes;
+    /* Spare residuals, which reducers of one size share. A step writes the new residual into one. */
+    uint64_t spare_bytes;
+    /* What steps under way take: rows, bodies and scratch. All reducers of a comm share it, and all its gatherers. */
+    uint64_t work_bytes;
+    /* What else reducers and gatherers hold. */
+    uint64_t buffer_bytes;
+    /* On devices: residuals, and spare ones. tagc_kernels_bytes tells all that is there. */
+    uint64_t device_residual_bytes;
+    uint64_t device_spare_bytes;
+} tagc_memory;
+
+TAGC_API void tagc_memory_init_sized(tagc_memory *memory, size_t struct_bytes);
+#define tagc_memory_init(memory) tagc_memory_init_sized((memory), sizeof *(memory))
+
+/* Writes what all reducers and gatherers of a comm hold now, without the caller's arrays. It grows when they are made or
+ * change, and not in a step. */
+TAGC_API tagc_status tagc_comm_memory(tagc_comm *comm, tagc_memory *memory);
+
 /* ---- does it pay ---- */
 
 /* What compression does to the time of a step. `tagc bench`, `tagc plan` and tagc.torch.advise() all ask

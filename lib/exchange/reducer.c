@@ -33,10 +33,17 @@ void tagc_reducer_place_work(tagc_reducer *r, tagc_arena *work) {
     if (!tagc_reducer_is_by_caller(r)) r->exchange->place_work(r, work);
 }
 
+static void count_residual(const tagc_reducer *r, int sign) {
+    tagc_comm_count(r->comm, r->arrays->is_here ? TAGC_HELD_RESIDUAL : TAGC_HELD_RESIDUAL_THERE,
+                    sign * (int64_t)((size_t)r->n_residual * sizeof(float)));
+}
+
 void tagc_reducer_destroy_state(tagc_reducer *r) {
     if (r->state && r->runner) r->runner->end(r);
     tagc_memory_destroy(r->state);
     tagc_memory_destroy(r->arena);
+    tagc_comm_count(r->comm, TAGC_HELD_BUFFERS, -(int64_t)r->buffer_bytes);
+    r->buffer_bytes = 0;
     r->state = r->arena = NULL;
 }
 
@@ -44,6 +51,7 @@ tagc_status tagc_reducer_lay_out(tagc_reducer *r) {
     void *before = r->state, *memory = NULL;
     tagc_arena arena = {0}, work = {0};
     r->arena = NULL;
+    r->buffer_bytes = 0;
     TAGC_TRY(tagc_memory_create(r->exchange->state_bytes, "reducer", &r->state));
     if (before) memcpy(r->state, before, r->exchange->state_bytes);
     tagc_reducer_place(r, &arena);
@@ -56,6 +64,8 @@ tagc_status tagc_reducer_lay_out(tagc_reducer *r) {
             : tagc_memory_create(arena.n_bytes, "reducer buffers", &memory);
     r->arena = memory;
     if (status != TAGC_OK) return status;
+    r->buffer_bytes = r->exchange->state_bytes + arena.n_bytes;
+    tagc_comm_count(r->comm, TAGC_HELD_BUFFERS, (int64_t)r->buffer_bytes);
     arena = (tagc_arena){.base = memory};
     tagc_reducer_place(r, &arena);
     if (r->runner) TAGC_TRY(r->runner->make(r));
@@ -65,6 +75,7 @@ tagc_status tagc_reducer_lay_out(tagc_reducer *r) {
 void tagc_reducer_destroy_residual(tagc_reducer *r) {
     const tagc_heap *heap = &r->arrays->heap;
     if (r->spares) tagc_comm_spares_release(r->comm, r->spares);
+    count_residual(r, -1);
     heap->destroy(heap->context, r->residual, (size_t)r->n_residual * sizeof(float));
     r->spares = NULL;
     r->residual = NULL;
@@ -83,6 +94,7 @@ tagc_status tagc_reducer_make_residual(tagc_reducer *r) {
     tagc_status status = tagc_comm_spares_acquire(r->comm, n, heap, &r->spares);
     r->residual = memory;
     r->n_residual = n;
+    count_residual(r, 1);
     if (status == TAGC_OK) status = r->arrays->fill(heap->context, memory, TAGC_ZERO_RESIDUAL, n);
     if (status != TAGC_OK) tagc_reducer_destroy_residual(r);
     return status;

@@ -27,8 +27,9 @@ struct tagc_reducer {
     uint64_t n_residual;
     void *state; /* of the exchange */
 
-    void *arena;    /* | messages | agreement | what the exchange asked for | */
-    tagc_work work; /* what a step takes: see place_work of the exchange */
+    void *arena;         /* | messages | agreement | what the exchange asked for | */
+    size_t buffer_bytes; /* of state and arena */
+    tagc_work work;      /* what a step takes: see place_work of the exchange */
     tagc_message *messages;
     int n_messages;
     tagc_message *agreement;

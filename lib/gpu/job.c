@@ -193,6 +193,14 @@ tagc_status tagc_job_create(tagc_queue *queue, uint64_t tag, size_t n_bytes_in, 
     return TAGC_OK;
 }
 
+uint64_t tagc_queue_pinned_bytes(tagc_queue *queue) {
+    if (!queue) return 0;
+    pthread_mutex_lock(&queue->launch);
+    uint64_t n_bytes = (uint64_t)queue->n_buffers * (queue->n_bytes_in + queue->n_bytes_out);
+    pthread_mutex_unlock(&queue->launch);
+    return n_bytes;
+}
+
 void tagc_job_destroy(tagc_job *job) {
     tagc_memory_destroy(job);
 }

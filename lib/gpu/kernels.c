@@ -74,6 +74,7 @@ static tagc_status reserve_pinned(tagc_kernels *k, size_t n_bytes) {
     if (k->pinned) {
         memcpy(k->pinned, &k->outgrown, sizeof k->outgrown);
         k->outgrown = k->pinned;
+        k->n_outgrown_bytes += k->pinned_bytes;
     }
     k->pinned = larger;
     k->pinned_bytes = n_bytes;
@@ -221,6 +222,14 @@ uint64_t tagc_kernels_bytes(tagc_kernels *k) {
     if (!k) return 0;
     pthread_mutex_lock(&k->lock);
     uint64_t n_bytes = k->n_live_bytes;
+    pthread_mutex_unlock(&k->lock);
+    return n_bytes;
+}
+
+uint64_t tagc_kernels_pinned_bytes(tagc_kernels *k) {
+    if (!k) return 0;
+    pthread_mutex_lock(&k->lock);
+    uint64_t n_bytes = k->pinned_bytes + k->n_outgrown_bytes;
     pthread_mutex_unlock(&k->lock);
     return n_bytes;
 }

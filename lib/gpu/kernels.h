@@ -33,6 +33,7 @@ struct tagc_kernels {
     char *pinned;     /* (pinned_bytes) */
     size_t pinned_bytes;
     void *outgrown; /* a list of pinned blocks */
+    uint64_t n_outgrown_bytes;
 };
 
 /* NULL: arrays in host memory. */

@@ -106,6 +106,16 @@ int tagc_comm_has_lanes(const tagc_comm *comm);
 void tagc_comm_trace(tagc_comm *comm, const char *stream, const char *name, double start_s, double end_s,
                      uint64_t n_bytes, uint64_t tag);
 
+/* What objects of the comm hold, for tagc_comm_memory. */
+typedef enum tagc_held {
+    TAGC_HELD_RESIDUAL,
+    TAGC_HELD_RESIDUAL_THERE, /* on a device */
+    TAGC_HELD_BUFFERS,
+    TAGC_N_HELD
+} tagc_held;
+/* n_bytes: more, or if negative less. */
+void tagc_comm_count(tagc_comm *comm, tagc_held what, int64_t n_bytes);
+
 /* Spare residuals. A reducer writes its new residual into a spare of the same size. It swaps the two when the step has
  * succeeded on all ranks, so a failed or non-finite step changes nothing. A step that finds no spare waits. Reducers of
  * one size and heap share their spares: one, plus one per further reducer as long as they fit into

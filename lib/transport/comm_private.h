@@ -40,6 +40,7 @@ struct tagc_comm {
     tagc_worker workers[TAGC_N_WORKERS];
     uint64_t n_done; /* tickets */
     tagc_spares *spares;
+    uint64_t n_held_bytes[TAGC_N_HELD];
     struct tagc_works *works; /* see work.h */
 
     int n_users; /* reducers and gatherers made from it */

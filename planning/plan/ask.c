@@ -2,7 +2,9 @@
 #include "plan/ask.h"
 
 #include "core/status.h"
+#include "exchange/volume.h"
 #include "plan/plan.h"
+#include "transport/work.h"
 #include <stdio.h>
 
 static void set_hosts(const tagc_plan_question *q, tagc_fsdp_options *engine) {
@@ -95,6 +97,20 @@ static tagc_status answer(const tagc_plan_question *q, tagc_plan_reply *reply) {
     reply->state_bytes = memory.state;
     reply->residual_bytes = memory.engine.residuals;
     return TAGC_OK;
+}
+
+tagc_status tagc_plan_reducer_memory(const tagc_reducer_options *options, int world_size, int n_before,
+                                     struct tagc_exchange_memory *out) {
+    return tagc_reducer_memory(options, world_size, n_before, out);
+}
+
+tagc_status tagc_plan_gatherer_memory(const tagc_gatherer_options *options, int world_size,
+                                      struct tagc_exchange_memory *out) {
+    return tagc_gatherer_memory(options, world_size, out);
+}
+
+uint64_t tagc_plan_work_bytes(uint64_t most, uint64_t total) {
+    return tagc_work_capacity(most, total);
 }
 
 tagc_status tagc_plan_ask(const tagc_plan_question *question, tagc_plan_reply *reply) {

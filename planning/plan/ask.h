@@ -38,6 +38,16 @@ typedef struct tagc_plan_reply {
     char why[256];           /* "" or why there is no answer */
 } tagc_plan_reply;
 
+/* What a reducer or a gatherer with these options holds, of ranks that are so many (exchange/volume.h). n_before: reducers
+ * whose residual is of the same size. */
+struct tagc_exchange_memory;
+TAGC_API tagc_status tagc_plan_reducer_memory(const tagc_reducer_options *options, int world_size,
+                                              int n_before, struct tagc_exchange_memory *out);
+TAGC_API tagc_status tagc_plan_gatherer_memory(const tagc_gatherer_options *options, int world_size,
+                                               struct tagc_exchange_memory *out);
+/* Of steps under way: the largest unit takes `most`, all together `total`. */
+TAGC_API uint64_t tagc_plan_work_bytes(uint64_t most, uint64_t total);
+
 /* Counts and simulates one optimizer step. On failure reply->why says what is wrong. */
 TAGC_API tagc_status tagc_plan_ask(const tagc_plan_question *question, tagc_plan_reply *reply);
 

@@ -85,6 +85,8 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_gather_runner *run
     TAGC_TRY(
         tagc_gatherer_lay_out(g, options, tagc_comm_world_size(comm), tagc_comm_rank(comm), &arena, &work));
     TAGC_TRY(tagc_memory_create(arena.n_bytes, "gatherer buffer", &g->arena));
+    g->arena_bytes = arena.n_bytes;
+    tagc_comm_count(comm, TAGC_HELD_BUFFERS, (int64_t)g->arena_bytes);
     arena = (tagc_arena){.base = g->arena};
     place(g, &arena);
     g->arrays = arrays;
@@ -304,6 +306,7 @@ void tagc_gatherer_destroy(tagc_gatherer *g) {
     if (g->runner) g->runner->end(g);
     tagc_pool_destroy(g->pool);
     tagc_work_close(g->comm, &g->work);
+    tagc_comm_count(g->comm, TAGC_HELD_BUFFERS, -(int64_t)g->arena_bytes);
     tagc_comm_let_go(g->comm);
     tagc_memory_destroy(g->arena);
     tagc_memory_destroy(g);

@@ -56,6 +56,7 @@ struct tagc_gatherer {
 
     /* One arena: | arrays of the ticket | relays and their arrays |. */
     void *arena;
+    size_t arena_bytes;
     tagc_work work;                          /* of a gather under way: rows */
     tagc_part *sends, *receives;             /* (n_rows - 1) of the ticket */
     tagc_part *relay_sends, *relay_receives; /* (per_host - 1) of each relay */
