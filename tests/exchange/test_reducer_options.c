@@ -168,6 +168,17 @@ static void bad_combinations(rank_run *run) {
     options.format = TAGC_FORMAT_BF16;
     options.block = 64;
     expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "block is 64, but format bf16 has no blocks");
+    /* nothing comes back */
+    tagc_reducer_options_init(&options);
+    options.n_elems = 64 * (uint64_t)run->world_size;
+    options.result_format = TAGC_FORMAT_INT8;
+    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "result_format is set, but output is shard");
+    options.result_format = -1;
+    options.result_sparsity = 0.5;
+    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "result_sparsity is set, but output is shard");
+    options.output = TAGC_OUTPUT_UNIT;
+    options.result_sparsity = -0.5;
+    expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "result_sparsity is -0.5, must be in [0, 1], or -1");
     options = direct;
     options.ranks_per_host = 3;
     expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "ranks_per_host is 3, must divide the world size");

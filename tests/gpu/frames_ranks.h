@@ -250,7 +250,7 @@ static inline void check_outputs(both *b, int step, const tagc_reducer_stats *ex
     else
         CHECK(run, !memcmp(b->output, b->expected, b->n_output * sizeof(float)) &&
                        found->n_sent == expected->n_sent && found->n_union == expected->n_union &&
-                       found->sparsity == expected->sparsity);
+                       found->n_returned == expected->n_returned && found->sparsity == expected->sparsity);
     if (step != STEP_HUGE) CHECK(run, found->nonfinite == (step == STEP_NOT_FINITE));
     CHECK(run, same_residual(b));
 }
