@@ -181,8 +181,28 @@ def checks_before_messages(rank, world_size):
         Cluster(range(4), 2, 60.0).of(dist.group.WORLD)
 
 
+def rows_by_the_backend(rank, world_size):
+    """As NCCL does it, all rows as one, and one by one: each rank gets its part of each row's sum."""
+    from tagc.torch.exchange import internals
+
+    torch.manual_seed(rank)
+    source, own = torch.randn(3, world_size * 5), internals.backend_of
+    everyone = [torch.empty_like(source) for _ in range(world_size)]
+    dist.all_gather(everyone, source)
+    expected = sum(everyone).view(3, world_size, 5)[:, rank]
+    for together in (False, True):
+        backend = type("Backend", (), {"supports_coalescing": together})()
+        internals.backend_of = lambda *_, backend=backend: backend
+        try:
+            sums = torch.empty(3, 5)
+            internals.reduce_scatter_rows(sums, source, dist.ReduceOp.SUM, dist.group.WORLD, False)
+        finally:
+            internals.backend_of = own
+        torch.testing.assert_close(sums, expected, msg=f"together: {together}")
+
+
 def test_four_ranks():
-    ranks.run_each([two_by_two, flat_ones, one_host_by_word, checks_before_messages], 4)
+    ranks.run_each([rows_by_the_backend, two_by_two, flat_ones, one_host_by_word, checks_before_messages], 4)
 
 
 def test_eight_ranks():
