@@ -567,6 +567,7 @@ def check_same_mean(found, expected):
 
 def other_hosts(rank, world_size, folder):
     """Residuals of hosts of two ranks go to ranks that exchange flat, to those with `between`, and back."""
+    import torch.distributed.checkpoint as dcp
     from torch.distributed.device_mesh import init_device_mesh
 
     import tagc.torch as tagc
@@ -575,6 +576,7 @@ def other_hosts(rank, world_size, folder):
         with start(2, columns) as handle:
             train(handle, 0, 1)
             handle.save(f"{folder}/{columns}")
+            dcp.save({"tagc": handle}, checkpoint_id=f"{folder}/dcp{columns}")
             two, states = held(handle, 2, columns), [None] * world_size
             dist.all_gather_object(states, handle.state_dict())
         with start(4, columns) as flat:
@@ -583,6 +585,8 @@ def other_hosts(rank, world_size, folder):
             flat.load_state_dict(states)
             check_same_mean(held(flat, 4), two)
             assert flat.n_steps == 2
+            dcp.load({"tagc": flat.at(f"{folder}/dcp{columns}")}, checkpoint_id=f"{folder}/dcp{columns}")
+            check_same_mean(held(flat, 4), two)
             train(flat, 2)
             one = held(flat, 4)
             dist.all_gather_object(states, flat.state_dict())
