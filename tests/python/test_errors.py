@@ -105,8 +105,6 @@ def bad_values(rank, world_size):
             between="hosts",
         )
     refused("between is 7, must be a process group .*, its mesh of one dim", inside, "argument", between=7)
-    replicas = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicate", "shard"))
-    refused("sharded over 1 rank and replicated over 2", wrapped("fsdp2", mesh=replicas), "unsupported")
     works(model)
 
 

@@ -284,12 +284,6 @@ def replicas_on_fsdp2(rank, world_size):
     import tagc.torch as tagc
 
     model = replicated(Odd)
-    if why := since("2.10", "replicate() without shards"):
-        check_error(
-            lambda: tagc.compress(model, verbose=False),
-            "sharded over 1 rank and replicated over 2.*DistributedDataParallel",
-        )
-        return why
     with tagc.compress(model, sparsity=0, layers="all", verbose=False) as handle:
         for step in range(3):
             model.set_requires_gradient_sync(step == 2)

@@ -466,8 +466,8 @@ def order_of_calls(rank, world_size):
 
 
 def between_hosts(rank, world_size):
-    """FSDP2 over a mesh inside each host, and tagc between them: in place on the shard. And FSDP2 over all
-    ranks, whose sums within hosts go before the device's exchange."""
+    """FSDP2 over a mesh inside each host, and tagc between them: in place on the shard. FSDP2 over all ranks,
+    whose sums within hosts go before the device's exchange; and DDP, whose slices come together after it."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -478,9 +478,12 @@ def between_hosts(rank, world_size):
     def run(has_mesh, options):
         torch.manual_seed(0)
         model, fully = Even(), {"mesh": mesh["inside"]} if has_mesh else {}
-        for layer in model.layers:
-            fully_shard(layer, **fully)
-        fully_shard(model, **fully)
+        if has_mesh is None:
+            model = torch.nn.parallel.DistributedDataParallel(model)
+        else:
+            for layer in model.layers:
+                fully_shard(layer, **fully)
+            fully_shard(model, **fully)
         handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.8, **options)
         for step in range(3):
             loss_of(model, batch_of(rank, step)).backward()
@@ -495,11 +498,13 @@ def between_hosts(rank, world_size):
             (False, {"hosts": 2}, False),
             (False, {"hosts": 2}, True),
             (False, {"hosts": 2, "transport": "group"}, True),
+            (None, {"hosts": 2}, True),
+            (None, {"hosts": 2, "transport": "group"}, True),
         )
     ):
         plain = run(has_mesh, options)
         with fake(70 + 10 * number + rank, kernels=kernels) as device:
-            staged = run(has_mesh, options | ({"codec": None} if kernels and number == 2 else {}))
+            staged = run(has_mesh, options | ({"codec": None} if kernels and number in (2, 4) else {}))
         device.check()
         assert device.n_current > 0, "nothing was staged"
         assert all(torch.equal(a, b) for a, b in zip(plain, staged)), (number, options)

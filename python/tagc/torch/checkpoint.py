@@ -21,6 +21,8 @@ has its own residuals and DCP writes only one of several equal keys.
     about["chunks"]                   0: a residual has the parameter's shape. Else it is so many chunks, in
                                       wire order with padding: of places * chunks of them, number `place` and
                                       each `places` further on; 1 with `between`
+    about["part"], ["parts"]          0 of 1. Else residuals of the ranks of one replica and place add up, as
+                                      each is zero but for a part of its own; which, says about["cut"]
     about["step"], ["loss_scale"]     exchanges so far; factor by which gradients were multiplied
     about["schedule"]                 tagc_schedule_save(), in base64; absent without levels. Open windows
                                       count only for the same number of ranks
@@ -73,6 +75,8 @@ _NUMBERS = {
     "replicas": 1,
     "place": 0,
     "places": 1,
+    "part": 0,
+    "parts": 1,
     "chunks": 0,
     "step": 0,
     "loss_scale": 0,
@@ -83,8 +87,8 @@ _NUMBERS = {
 _writers: dict[str, weakref.ref[State]] = {}
 
 
-_PLACE = ("replica", "place", "where")  # of a rank, in "about"
-_SIZES = ("world_size", "replicas", "places", "chunks")  # of all ranks
+_PLACE = ("replica", "place", "part", "cut", "where")  # of a rank, in "about"
+_SIZES = ("world_size", "replicas", "places", "parts", "chunks")  # of all ranks
 
 
 def save(state: State) -> dict[str, Any]:
@@ -307,6 +311,9 @@ def _about(state: State) -> dict[str, Any]:
         "where": {},
         "place": 0,
         "places": 1,
+        "part": 0,
+        "parts": 1,
+        "cut": "",
         "chunks": 0,
         "step": state.n_steps,
         "loss_scale": state.loss_scale,
@@ -412,6 +419,8 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
             )
             and about["replica"] < about["replicas"]
             and about["place"] < about["places"]
+            and about["part"] < about["parts"]
+            and isinstance(about["cut"], str)
             and _is_where(about["where"])
         )
         fits = fits and 0 < about["loss_scale"] < math.inf and schedule.fits(about)
@@ -454,14 +463,14 @@ def _sources(
     congruent = range(mine["replica"] % old if new > old else mine["replica"], old, min(old, new))
     n_heirs = len(range(mine["replica"] % old, new, old)) if new > old else 1
     found = sorted(
-        (about["replica"], about["place"], rank)
+        (about["replica"], about["place"], about["part"], rank)
         for rank, about in same.items()
         if about["replica"] in congruent
     )
-    wanted = {rank: new / old / n_heirs for _, _, rank in found}
+    wanted = {rank: new / old / n_heirs for *_, rank in found}
     # Check all, not only those that this rank needs: else one rank would raise and another continue.
     if (
-        len(wanted) != len(congruent) * first["places"]
+        len(wanted) != len(congruent) * first["places"] * first["parts"]
         or not is_selected
         and len(abouts) != first["world_size"]
     ):
@@ -584,10 +593,10 @@ def _resharded(parameter: layouts.Parameter, keeper: Keeper, sources: list[_Sour
     total = torch.zeros(parameter.shape, dtype=torch.float32)
     scale = sources[0].about["loss_scale"]
     for _, replica in itertools.groupby(sources, key=lambda source: source.about["replica"]):
-        places = list(replica)
-        assert places[0].factor is not None  # or there is one source
-        whole = _joined(parameter, places)
-        total.add_(whole, alpha=places[0].factor * scale / places[0].about["loss_scale"])
+        first, *others = replica
+        assert first.factor is not None  # or there is one source
+        whole = _joined(parameter, [first, *others])
+        total.add_(whole, alpha=first.factor * scale / first.about["loss_scale"])
     values = layouts.to_wire(total, parameter, keeper.n_chunks)
     if keeper.held is not None:
         n = _n_chunk(parameter, keeper.n_chunks)
@@ -596,10 +605,14 @@ def _resharded(parameter: layouts.Parameter, keeper: Keeper, sources: list[_Sour
     return values
 
 
-def _joined(parameter: layouts.Parameter, places: list[_Source]) -> torch.Tensor:
-    """Returns the residual of one replica, of the parameter's shape. places: all of it, in their order."""
-    n_chunks = places[0].about["chunks"]
+def _joined(parameter: layouts.Parameter, ranks: list[_Source]) -> torch.Tensor:
+    """Returns the residual of one replica, of the parameter's shape. ranks: all of it, in the order of places
+    and parts."""
+    n_chunks, found = ranks[0].about["chunks"], dict[int, torch.Tensor]()
+    for source in ranks:
+        values, place = source.tensor(parameter), source.about["place"]
+        found[place] = found[place] + values if place in found else values
     if not n_chunks:
-        return places[0].tensor(parameter)
-    held = torch.stack([place.tensor(parameter).view(n_chunks, -1) for place in places], dim=1)
-    return layouts.from_wire(held.reshape(-1)[: parameter.numel], parameter, n_chunks * len(places))
+        return found[0]
+    held = torch.stack([values.view(n_chunks, -1) for values in found.values()], dim=1)
+    return layouts.from_wire(held.reshape(-1)[: parameter.numel], parameter, n_chunks * len(found))

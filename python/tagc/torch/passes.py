@@ -20,6 +20,7 @@ from tagc.torch.exchange.interfaces import Exchanged
 from tagc.torch.exchange.layout import Layout
 from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.runner import Runner, Runners
+from tagc.torch.exchange.slices import Slice
 from tagc.torch.exchange.unit import Stats
 from tagc.torch.exchange.unknown import UnknownLayouts
 from tagc.torch.schedule.schedule import WINDOW
@@ -92,8 +93,8 @@ class Passes:
         returns at once. Failures that show later are raised by the next exchange or at the end of the
         backward pass.
 
-        A reduce-scatter over hosts of several ranks has two levels: rows are added up within each host, and
-        the sums are what is exchanged.
+        Over hosts of several ranks it has two levels: a reduce-scatter's rows, or an all-reduce's slices, are
+        added up within each host, and the sums are what is exchanged.
 
         find_layout() -> the layout of `source`, or of its sums; or None if its parameters are unknown: then
         this exchange is dense and residuals do not change. waits: whether the current stream waits for the
@@ -110,9 +111,16 @@ class Passes:
             return
         runner, failure = self.runner_for(source)
         rows: Rows | None = None
-        if hosts.is_two_level and source.numel() != target.numel():
-            timeout_s = self.state.options.timeout_s
-            rows = Rows(hosts, self.comm(hosts.within), source, op, unit.name, timeout_s)
+        slice: Slice | None = None
+        if hosts.is_two_level:
+            within, name, timeout_s = self.comm(hosts.within), unit.name, self.state.options.timeout_s
+            if source.numel() == target.numel():
+                layout, problem = _found(find_layout)
+                failure = failure or problem
+                rows = slice = Slice(hosts, within, source, target, op, layout, name, timeout_s)
+                target, waits = slice.result, True
+            else:
+                rows = Rows(hosts, within, source, op, name, timeout_s)
             group, source, op = hosts.between, rows.sums, rows.op_between
         comm = self.comm(group)
         call = Reduction(
@@ -138,7 +146,14 @@ class Passes:
             is_apart = rows is None or self.state.options.parameters is None
             call.may_last = may_last and is_apart and not self._is_outside
             self._loss_scale = call.loss_scale
-            runner.run(call, source, target)
+            try:
+                runner.run(call, source, target)
+            except Exception as problem:
+                if slice is not None and call.is_agreed:
+                    slice.spread(problem)
+                raise
+            if slice is not None:
+                slice.spread()
             # after the last unit of finalize_backward() nothing else ends this step
             if self._is_outside and self.state.wrapper.is_ended_by_hand():
                 self.end_backward()
@@ -319,3 +334,11 @@ class Passes:
             end()
         self.runners.free()
         self.state.is_closed = True
+
+
+def _found(find_layout: FindLayout) -> tuple[Layout | None, Error | None]:
+    """Returns what that finds, and why it found nothing."""
+    try:
+        return find_layout(), None
+    except Error as problem:
+        return None, problem

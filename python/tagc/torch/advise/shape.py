@@ -205,14 +205,16 @@ def _fsdp2(
         held.append({})
         for parameter, dtype in zip(one.parameters, one.group.gather_dtypes()):
             _count(held[-1], dtype, parameter.numel)
-    group = max((one.exchange_group() for one in modules), key=lambda group: group.size())
+    # of a mesh of two dimensions that of replicas, which are on several hosts where shards are inside one
+    groups = (one.group.replica_group if one.has_two_sums else one.only_group() for one in modules)
+    group = max((group for group in groups if group is not None), key=lambda group: group.size())
     return units, held, [one.group.n_gathers for one in modules], modules[-1].group.dtypes(), group
 
 
 def _fsdp1(model: Any) -> tuple[list[Named], list[Held], list[int], dist.ProcessGroup]:
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-    n_gathers_of = {
+    n_gathers_of = dict(zip(internals.fsdp1_hybrid(), (2, 1))) | {
         ShardingStrategy.FULL_SHARD: 2,
         ShardingStrategy.SHARD_GRAD_OP: 1,
         ShardingStrategy.NO_SHARD: 0,
@@ -223,14 +225,15 @@ def _fsdp1(model: Any) -> tuple[list[Named], list[Held], list[int], dist.Process
     dtype = model.mixed_precision.param_dtype
     for name, module in model.named_modules():
         if isinstance(module, FullyShardedDataParallel) and (flat := internals.flat_of(module)) is not None:
-            if module.sharding_strategy not in n_gathers_of:
-                raise Error("unsupported", f"FSDP1 with {module.sharding_strategy}: tagc has no hook for it")
             named = [(f"{name}.{fqn}" if name else fqn, shape) for fqn, shape in flat.shapes()]
             units.append([one for one, is_trained in zip(named, flat.trained()) if is_trained])
             held.append({})
             _count(held[-1], dtype or flat.dtype, sum(math.prod(shape) for _, shape in named))
             n_gathers.append(n_gathers_of[module.sharding_strategy])
-    return units, held, n_gathers, model.process_group
+    group = model.process_group
+    if model.sharding_strategy in internals.fsdp1_hybrid():  # that of replicas, which are on several hosts
+        group = internals.fsdp1_replicas(model)
+    return units, held, n_gathers, group
 
 
 def _short(dtype: torch.dtype | None) -> str | None:

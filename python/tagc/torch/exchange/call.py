@@ -70,6 +70,7 @@ class Reduction(Call):
         of the exchange, and a function that is called with its outcome."""
 
     opens_step = False  # whether it is the first of an exchange of the whole model
+    is_agreed = False  # whether all ranks have agreed on it
 
     def __init__(
         self,
@@ -121,6 +122,7 @@ class Reduction(Call):
         failure: BaseException | None,
     ) -> Callable[[], object]:
         agree_s = self._agree(failure or self.failure)
+        self.is_agreed = True
         assert source is not None and target is not None  # or that has raised
         begin = time.perf_counter()
         with self._lock:

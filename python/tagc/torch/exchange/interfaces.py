@@ -35,11 +35,15 @@ class Replica(NamedTuple):
 class Place(NamedTuple):
     """Of a rank among those that average gradients, for checkpoints: number `replica` of `replicas`. where:
     what tells it from ranks with other parameters or other pieces of them, {dimension of the mesh: [place,
-    size]}."""
+    size]}. part, parts: of the ranks of one replica, whose residuals are zero but for parts of their own.
+    cut: what tells these parts from those of another layout."""
 
     replica: int
     replicas: int
     where: dict[str, list[int]]
+    part: int = 0
+    parts: int = 1
+    cut: str = ""
 
 
 def place_of(ranks: Sequence[int], mesh: DeviceMesh | None = None, others: Sequence[int] = ()) -> Place:

@@ -5,6 +5,7 @@ newer torch has moved one, the Error names it and the version; this module is th
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -47,6 +48,8 @@ SEEN = {
     "FSDPParam.offload_to_cpu": ALL,
     "FSDPMeshInfo.shard_process_group": ALL,
     "FSDPMeshInfo.mesh": ALL,
+    "FSDPMeshInfo.shard_mesh_dim": "2.13",
+    "DDPMeshInfo.replicate_mesh_dim": "2.13",
     "DDPMeshInfo.replicate_process_group": ALL,
     "DistributedDataParallel._comm_hooks": ALL,
     "DistributedDataParallel._remove_autograd_hooks": "2.13",
@@ -56,8 +59,11 @@ SEEN = {
     "Parameter._ddp_ignored": ALL,
     "torch.distributed._composable.replicate.DDP": ALL,
     "FullyShardedDataParallel._handle": ALL,
+    "ShardingStrategy._HYBRID_SHARD_ZERO2": "2.13",
     "FullyShardedDataParallel._comm_hook": ALL,
     "FullyShardedDataParallel._comm_hook_state": ALL,
+    "FullyShardedDataParallel._inter_node_pg": "2.13",
+    "FullyShardedDataParallel._device_mesh": "2.13",
     "FullyShardedDataParallel._post_backward_callback_queued": ALL,
     "FlatParamHandle.flat_param": ALL,
     "FlatParameter._fqns": ALL,
@@ -186,6 +192,19 @@ class FsdpGroup:
             )
         )
 
+    def all_groups(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Returns the ranks of all groups of shards in that mesh, and of all groups of replicas."""
+        ranks = self.data_mesh.mesh
+        dims = (
+            _find(self._mesh, "FSDPMeshInfo.shard_mesh_dim"),
+            _find(self._mesh, "DDPMeshInfo.replicate_mesh_dim"),
+        )
+        shards, replicas = (
+            [] if dim is None else ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]).tolist()
+            for dim in dims
+        )
+        return shards, replicas
+
     def reduced(self) -> list[int]:
         """Returns, for a hook, the places of the trained parameters in the order of a reduction. Torch 2.15
         groups them by the dtype of their gradients."""
@@ -296,10 +315,14 @@ class FsdpGroup:
         self._group._reduce_scatter_comm, self._group._all_gather_comm, self._group._all_reduce_hook = comms
 
     def leave_replicas_to_the_hook(self) -> Callable[[], None]:
-        """Stops torch's own sum under replicate(), so that the all-reduce hook gets this rank's gradient.
-        Returns a function that undoes it."""
+        """Stops torch's own sum over replicas, so that the all-reduce hook gets this rank's gradient, or its
+        shard of it. Returns a function that undoes it."""
         group, mesh = self._group, self._mesh
-        group.mesh_info = _NoMesh()
+        if self.shard_group is None:
+            group.mesh_info = _NoMesh()
+        else:  # torch still collects what set_requires_all_reduce(False) holds back
+            group.mesh_info = copy.copy(mesh)
+            group.mesh_info.replicate_process_group = _Alone()
 
         def undo() -> None:
             group.mesh_info = mesh
@@ -313,6 +336,19 @@ def _is_torchs(comm: object) -> bool:
 
 class _NoMesh:
     """For a group that torch neither shards nor replicates: its behaviour for one rank."""
+
+
+_ProcessGroup: Any = dist.ProcessGroup  # its stubs lack what a group in Python needs
+
+
+class _Alone(_ProcessGroup):  # type: ignore[misc]
+    """A group of this rank, for which torch's sum over replicas does nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+
+    def allreduce(self, *_: object) -> None:
+        """Has nothing to wait for."""
 
 
 def fsdp_groups(module: FSDPModule) -> list[FsdpGroup]:
@@ -409,9 +445,30 @@ def fsdp1_hook(module: torch.nn.Module) -> Any:
     return _get(module, "FullyShardedDataParallel._comm_hook")
 
 
-def set_fsdp1_hook_state(module: Any, state: object) -> None:
-    _get(module, "FullyShardedDataParallel._comm_hook_state")
-    module._comm_hook_state = state
+def set_fsdp1_hook(module: Any, hook: object, state: object) -> None:
+    """Sets the hook of one module. torch's own method refuses hybrid sharding, whose hook then has to sum
+    over replicas, too."""
+    fsdp1_hook(module), _get(module, "FullyShardedDataParallel._comm_hook_state")
+    module._comm_hook, module._comm_hook_state = hook, state
+
+
+def fsdp1_hybrid() -> tuple[Any, Any]:
+    """Returns FSDP1's strategies with replicas of shards: that which gathers twice, and once per step."""
+    from torch.distributed.fsdp import ShardingStrategy
+
+    return ShardingStrategy.HYBRID_SHARD, _get(ShardingStrategy, "ShardingStrategy._HYBRID_SHARD_ZERO2")
+
+
+def fsdp1_replicas(module: torch.nn.Module) -> dist.ProcessGroup:
+    """Returns the group over which hybrid sharding sums shards."""
+    group: dist.ProcessGroup = _get(module, "FullyShardedDataParallel._inter_node_pg")
+    return group
+
+
+def fsdp1_mesh(module: torch.nn.Module) -> DeviceMesh | None:
+    """Returns the mesh that it was made with; None if it was made with process groups."""
+    mesh: DeviceMesh | None = _find(module, "FullyShardedDataParallel._device_mesh")
+    return mesh
 
 
 def remove_fsdp1_hook(module: Any) -> None:

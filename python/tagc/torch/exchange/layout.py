@@ -12,7 +12,8 @@ A parameter's residual is in wire order: the order of its elements in the rows."
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -102,6 +103,7 @@ class Layout:
         self.parameters, self.n_elems = tuple(parameters), n_elems
         self.row = n_elems // n_rows
         self.all_reduce = n_rows == 1
+        self.slices: Slices | None = None  # of which this is one, where an all-reduce has two levels
         self.has_gaps = sum(piece.length for piece in pieces) < n_elems
         self._pieces: list[list[Piece]] = [[] for _ in self.parameters]
         kinds: dict[tuple[str, int, tuple[str, ...]], list[list[Piece]]] = {}
@@ -188,13 +190,20 @@ def chunked(parameters: Sequence[Parameter], world_size: int, n_rows: int = 0) -
 
 def chunked_elems(parameter: Parameter, world_size: int) -> int:
     """Returns elements of a parameter in a chunked() input, with padding."""
-    n_chunk = -(-parameter.shape[parameter.dim] // world_size)
-    return n_chunk * (parameter.numel // max(1, parameter.shape[parameter.dim])) * world_size
+    n_dim = parameter.shape[parameter.dim] if parameter.shape else 1
+    n_chunk = -(-n_dim // world_size)
+    return n_chunk * (parameter.numel // max(1, n_dim)) * world_size
 
 
-def cut(parameters: Sequence[Parameter], starts: Iterable[int], n_elems: int, world_size: int) -> Layout:
+def cut(
+    parameters: Sequence[Parameter],
+    starts: Iterable[int],
+    n_elems: int,
+    world_size: int,
+    rows: range | None = None,
+) -> Layout:
     """Returns FSDP1's layout: parameters one after the other (at `starts`), cut into W rows, also inside a
-    parameter."""
+    parameter. rows: of these alone, one after the other; residuals are zero elsewhere."""
     row = n_elems // world_size
     pieces = []
     for i, (parameter, start) in enumerate(zip(parameters, starts)):
@@ -204,7 +213,14 @@ def cut(parameters: Sequence[Parameter], starts: Iterable[int], n_elems: int, wo
             length = min(parameter.numel - offset, row - at % row)
             pieces.append(Piece(i, at, offset, length))
             offset += length
-    return Layout(parameters, pieces, n_elems, world_size, world_size)
+    if rows is None:
+        return Layout(parameters, pieces, n_elems, world_size, world_size)
+    mine = [
+        piece._replace(start=rows.index(piece.start // row) * row + piece.start % row)
+        for piece in pieces
+        if piece.start // row in rows
+    ]
+    return Layout(parameters, mine, len(rows) * row, len(rows), len(rows))
 
 
 def bucket(
@@ -220,6 +236,92 @@ def bucket(
         n_elems = at
     pieces = [Piece(i, start, 0, p.numel) for i, (p, start) in enumerate(zip(parameters, starts)) if p.numel]
     return Layout(parameters, pieces, n_elems, 1, world_size)
+
+
+class Slices:
+    """Parameters that lie one after the other (or at `starts`) in an all-reduce, each cut into one slice per
+    rank of a host, so that all these ranks exchange as much of each parameter. Slices are those of
+    chunked_elems().
+
+        source | a.slice0 a.slice1 b.slice0 b.slice1 |
+        rows   | a.slice0 b.slice0 | a.slice1 b.slice1 |     (n_slices, row), padded with zeros"""
+
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        n_slices: int,
+        starts: Iterable[int] | None = None,
+        n_elems: int = 0,
+    ) -> None:
+        self.n_slices = n_slices
+        sizes = [chunked_elems(parameter, n_slices) // n_slices for parameter in parameters]
+        ends = [0, *itertools.accumulate(parameter.numel for parameter in parameters)]
+        self.row, self.n_elems = sum(sizes), ends[-1] if starts is None else n_elems
+        self._places = [  # (start in the source, elements there, start in a row, elements there)
+            (start, parameter.numel, at, size)
+            for parameter, start, at, size in zip(
+                parameters, ends if starts is None else starts, [0, *itertools.accumulate(sizes)], sizes
+            )
+        ]
+        self.parameters = [
+            parameter._replace(shape=(size,), dim=0) for parameter, size in zip(parameters, sizes)
+        ]
+
+    def pieces(self, own: int) -> list[Piece]:
+        """Returns the pieces of the row with that number."""
+        found = []
+        for i, (_, n, at, size) in enumerate(self._places):
+            if (length := min(size, n - own * size)) > 0:
+                found.append(Piece(i, at, own * size, length))
+        return found
+
+    def cut(self, source: torch.Tensor) -> torch.Tensor:
+        """Returns the rows, (n_slices, row), of a source (n_elems,)."""
+        rows = source.new_zeros(self.n_slices, self.row)
+        for mine, row in self._pairs(source, rows):
+            row.copy_(mine)
+        return rows
+
+    def join(self, rows: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies rows to where they were cut from, and zeros between."""
+        if sum(n for _, n, _, _ in self._places) < self.n_elems:
+            target.zero_()
+        for mine, row in self._pairs(target, rows):
+            mine.copy_(row)
+
+    def _pairs(self, flat: torch.Tensor, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yields (elements of a parameter, the same of rows): its whole slices, then the one that is not."""
+        for start, n, at, size in self._places:
+            n_whole = n // size if size else 0
+            if n_whole:
+                whole = flat[start : start + n_whole * size]
+                yield whole.view(n_whole, size), rows[:n_whole, at : at + size]
+            if rest := n - n_whole * size:
+                yield flat[start + n - rest : start + n], rows[n_whole, at : at + rest]
+
+
+def sliced(parameters: Sequence[Parameter], n_hosts: int, n_slices: int) -> Layout:
+    """Returns the layout of one slice of bucket(), which `n_hosts` ranks exchange. Residuals are of slices,
+    with padding."""
+    slices = Slices(parameters, n_slices)
+    layout = bucket(slices.parameters, n_hosts)
+    layout.slices = slices
+    return layout
+
+
+def part(whole: Layout, n_hosts: int, n_slices: int, own: int) -> Layout:
+    """Returns the layout of slice `own` of any all-reduce. Residuals are of whole parameters, and zero
+    elsewhere."""
+    pieces = [piece for i in range(len(whole.parameters)) for piece in whole.pieces_of(i)]
+    cut = [whole.parameters[piece.parameter]._replace(shape=(piece.length,), dim=0) for piece in pieces]
+    slices = Slices(cut, n_slices, [piece.start for piece in pieces], whole.n_elems)
+    mine = [
+        Piece(pieces[i].parameter, start, pieces[i].offset + offset, length)
+        for i, start, offset, length in slices.pieces(own)
+    ]
+    layout = Layout(whole.parameters, mine, slices.row, 1, n_hosts)
+    layout.slices = slices
+    return layout
 
 
 # ---- a parameter's own order and its wire order ----

@@ -23,10 +23,19 @@ class Rows:
     """Of one exchange. comm: tagc's connection within the host, by which its ranks agree."""
 
     def __init__(
-        self, hosts: Hosts, comm: Comm, source: torch.Tensor, op: Any, name: str, timeout_s: float
+        self,
+        hosts: Hosts,
+        comm: Comm,
+        source: torch.Tensor,
+        op: Any,
+        name: str,
+        timeout_s: float,
+        n_rows: int | None = None,
     ) -> None:
+        """n_rows: of the sums; None: one for each host."""
         assert hosts.within is not None  # or there is one rank per host, and nothing to add up
         self.hosts, self.comm, self._source, self._op = hosts, comm, source, op
+        self._n_rows = hosts.n_hosts if n_rows is None else n_rows
         self._collectives = waits.Collectives(
             hosts.within, f"gradients of {name}, within the host", timeout_s
         )
@@ -44,8 +53,8 @@ class Rows:
 
     def add_up(self) -> None:
         """Computes the sums, or with AVG the means, of all ranks of the host. Collective over it."""
-        n_hosts, per_host = self.hosts.n_hosts, self.hosts.per_host
-        source, sums = self._source.view(n_hosts, per_host, -1), self.sums.view(n_hosts, -1)
+        n_rows, per_host = self._n_rows, self.hosts.per_host
+        source, sums = self._source.view(n_rows, per_host, -1), self.sums.view(n_rows, -1)
         if waits.gloo_of(self.hosts.within, source.device) is None:
             self._collectives.reduce_scatter_rows(sums, source.flatten(1), self._op)
             return

@@ -43,9 +43,9 @@ class Runner:
         """Exchanges source into target. Collective."""
         raise NotImplementedError
 
-    def future(self, work: Job) -> Future:
+    def future(self, work: Job, is_awaited: bool = False) -> Future:
         """Returns a future of work(), which calls run() of calls for whose results no stream waits, and
-        raises nothing."""
+        raises nothing. is_awaited: the current stream waits for them, because work() goes on with them."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -94,7 +94,7 @@ class Host(Runner):
         with contextlib.suppress(BaseException):
             self.finish()
 
-    def future(self, work: Job) -> Future:
+    def future(self, work: Job, is_awaited: bool = False) -> Future:
         """Hands the work to a thread, so that the caller goes on; when this is closed, the caller does it."""
         future = Future()
 
@@ -165,8 +165,13 @@ class Staged(Runner):
 
         self.staging.enqueue(source, target, perform, call.failure, call.waits, stays=kernels is not None)
 
-    def future(self, work: Job) -> Future:
-        """Does the work at once. Streams wait for the value."""
+    def future(self, work: Job, is_awaited: bool = False) -> Future:
+        """Does the work at once, and where a stream waits within it, in a stream of its own. Streams wait for
+        the value."""
+        if is_awaited:
+            with self.staging.streams.aside() as stream:
+                value = work()
+            return self.staging.streams.future(value, stream)
         value = work()
         return self.staging.streams.future(value, self.staging.stream)
 
@@ -193,13 +198,14 @@ class Group(Runner):
             self._links[key] = Link(call.group, call.comm, kernels, self._timeout_s, self.work)
         self._ends.append(call.perform(self._links[key], source, target, call.failure))
 
-    def future(self, work: Job) -> Future:
+    def future(self, work: Job, is_awaited: bool = False) -> Future:
         """Does the work in the hook, not in a thread: all ranks must call a group's collectives in one order,
         and other modules may call some in their backward. Streams wait for the value."""
         value = work()
         for link in self._links.values():
             if link.kernels is not None:
-                return link.kernels.streams.future(value, link.kernels.stream)
+                found = link.kernels.streams
+                return found.future(value, found.current() if is_awaited else link.kernels.stream)
         future = Future()
         future.set_result(value)
         return future

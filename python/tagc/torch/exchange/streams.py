@@ -61,6 +61,15 @@ class Cuda:
             if waits:
                 here.wait_stream(there)
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[int]:
+        """Returns a context that enqueues this thread's work in another stream, after the current stream's
+        work so far, which does not wait for it. Yields its handle."""
+        here, there = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
+        there.wait_stream(here)
+        with torch.cuda.stream(there):
+            yield int(there.cuda_stream)
+
     def finish(self, stream: int) -> None:
         """Waits for the stream with that handle."""
         torch.cuda.ExternalStream(stream, device=self.device).synchronize()

@@ -204,6 +204,8 @@ class ReduceScatter(_Comm):
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
+        if op == dist.ReduceOp.PREMUL_SUM and gloo_of(group) is not None:  # which gloo does not have
+            input_tensor, op = input_tensor * op.__getstate__()[1], dist.ReduceOp.SUM
         return self._start(
             "torch's reduce-scatter of the gradients",
             lambda is_async: internals.reduce_scatter(

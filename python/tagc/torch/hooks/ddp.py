@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tagc._library import Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
+from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import ExchangeOptions, Kinds, Place, place_of
 from tagc.torch.exchange.reducer import Way
 from tagc.torch.exchange.unit import DTYPES, Stats, Unit
@@ -207,7 +208,10 @@ class State:
         state._layouts = {}
         model._tagc = _Owned(handle)
         if UNIT not in handle.state.units:
-            handle.state.add_unit(UNIT, Buckets)
+            hosts, n_chunks, held = _wrapper_of(handle).own_hosts(), 1, None
+            if hosts.is_two_level:
+                n_chunks, held = hosts.per_host, range(hosts.place, hosts.per_host, hosts.per_host)
+            handle.state.add_unit(UNIT, Buckets, n_chunks=n_chunks, held=held)
         return state
 
     @property
@@ -239,7 +243,9 @@ class State:
                 backward.failure = backward.failure or failure
                 return _spoilt(source)
 
-        future = handle.passes.runner_for(source)[0].future(work)
+        # within a host slices come together after the exchange
+        is_awaited = wrapper.own_hosts().is_two_level
+        future = handle.passes.runner_for(source)[0].future(work, is_awaited)
         if not backward.is_open:  # join(): a rank without data calls the hook outside a backward pass
             future.wait()
             backward.end()
@@ -257,7 +263,12 @@ class State:
         parameters = [_wrapper_of(handle).parameter(tensor) for tensor in tensors]
         key = tuple(parameter.name for parameter in parameters)
         if key not in self._layouts:
-            self._layouts[key] = layouts.bucket(parameters, handle.wrapper.groups()[0].size())
+            hosts = _wrapper_of(handle).own_hosts()
+            self._layouts[key] = (
+                layouts.sliced(parameters, hosts.n_hosts, hosts.per_host)
+                if hosts.is_two_level
+                else layouts.bucket(parameters, hosts.n_hosts * hosts.per_host)
+            )
         # DDP drops the result for a parameter that no rank has used. Its gradient is zero, so its residual
         # must not be sent.
         rests = _wrapper_of(handle).finds_unused
@@ -275,10 +286,9 @@ def _exchange(
     handle: Compressed, bucket: _Bucket, layout: layouts.Layout, source: torch.Tensor, result: torch.Tensor
 ) -> None:
     def find_layout() -> layouts.Layout:
-        if layout.n_elems != source.numel():
-            raise Error(
-                "unsupported", f"the bucket has {source.numel()} elements, its parameters {layout.n_elems}"
-            )
+        n_elems = layout.n_elems if layout.slices is None else layout.slices.n_elems
+        if n_elems != source.numel():
+            raise Error("unsupported", f"the bucket has {source.numel()} elements, its parameters {n_elems}")
         return layout
 
     handle.passes.exchange(
@@ -318,6 +328,7 @@ class Wrapper(AnyWrapper):
 
     name = "ddp"
     op: Any = ReduceOp.AVG
+    sums_within_hosts = True
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._model = model
@@ -398,9 +409,14 @@ class Wrapper(AnyWrapper):
         ignored = {id(p) for p in self._model.parameters() if internals.is_ignored_by_ddp(p)}
         return ignored | self._parameters.keys()
 
+    def own_hosts(self) -> Hosts:
+        """Returns the hosts of the model's ranks."""
+        return self.hosts(self.groups()[0])
+
     def place(self) -> Place:
-        group = self._model.process_group
-        return place_of(dist.get_process_group_ranks(group), getattr(self._model, "device_mesh", None))
+        group, hosts = self._model.process_group, self.own_hosts()
+        place = place_of(dist.get_process_group_ranks(group), getattr(self._model, "device_mesh", None))
+        return place._replace(replica=hosts.host, replicas=hosts.n_hosts) if hosts.is_two_level else place
 
     def parameters(self) -> list[layouts.Parameter]:
         return list(self._parameters.values())

@@ -1,14 +1,18 @@
 """FSDP1: a communication hook instead of the reduce-scatter of each flat parameter (NO_SHARD: of the
-all-reduce).
+all-reduce; hybrid sharding: of the all-reduce over replicas, too).
 
 A flat parameter holds its module's parameters one after the other, with padding between them if
 use_orig_params aligns addresses. It is cut into one row per rank, also inside a parameter. torch passes one
 state to the hooks of all flat parameters and does not tell them apart, so each gets a state of its own after
-registration."""
+registration. On hosts of several ranks a residual is of the rows, or the slice of a row, that this rank
+exchanges: of the parameter's shape, and zero elsewhere."""
 
 from __future__ import annotations
 
 import warnings
+import zlib
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,15 +20,15 @@ from torch.distributed import ReduceOp
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 from tagc._library import Error
-from tagc.torch.exchange import internals
+from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.interfaces import Exchanged, Kinds
+from tagc.torch.exchange.hosts import Hosts
+from tagc.torch.exchange.interfaces import Exchanged, Kinds, Place, place_of
 from tagc.torch.exchange.unit import DTYPES, Unit
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
+from tagc.torch.hooks.wrapper import words_of_slow_sums
 from tagc.torch.schedule import policy
-
-_SHARDED = (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP)
 
 
 class _Flat:
@@ -34,14 +38,9 @@ class _Flat:
         assert module.process_group is not None  # FullyShardedDataParallel has made one
         self.module, self.group = module, module.process_group
         self.name = policy.clean_name(name) if name else "the root module"
-        self.is_sharded = module.sharding_strategy in _SHARDED
-        if not self.is_sharded and module.sharding_strategy != ShardingStrategy.NO_SHARD:
-            raise Error(
-                "unsupported",
-                f"{self.name} has {module.sharding_strategy}, for which FSDP1 takes no communication hook: "
-                "must be FULL_SHARD, SHARD_GRAD_OP or NO_SHARD. fully_shard() (FSDP2) over a mesh of two "
-                "dimensions does",
-            )
+        self.is_sharded = module.sharding_strategy != ShardingStrategy.NO_SHARD
+        is_hybrid = module.sharding_strategy in internals.fsdp1_hybrid()
+        self.replicas = internals.fsdp1_replicas(module) if is_hybrid else None  # of shards
         if (hook := internals.fsdp1_hook(module)) is not None:
             raise Error(
                 "state",
@@ -55,7 +54,7 @@ class _Flat:
             layouts.Parameter(policy.clean_name(prefix + fqn), shape, "dense") for fqn, shape in flat.shapes()
         ]
         self._starts, self._n_elems = flat.starts()
-        self._layouts: dict[tuple[tuple[bool, ...], int, int], layouts.Layout] = {}
+        self._layouts: dict[tuple[object, ...], layouts.Layout] = {}
 
     def set_kinds(self, kinds: Kinds) -> None:
         changed = [parameter._replace(**kinds[parameter.name]) for parameter in self.parameters]
@@ -68,41 +67,104 @@ class _Flat:
         mixed = self.module.mixed_precision
         return mixed.reduce_dtype or mixed.param_dtype or self._flat.dtype
 
-    def layout(self, n_elems: int, world_size: int) -> layouts.Layout:
-        trainable = self._flat.trained()
+    def about(self) -> tuple[object, ...]:
+        """Returns what its layouts come from."""
+        names = [parameter.name for parameter in self.parameters]
+        return self.module.sharding_strategy.name, names, self._starts, self._n_elems
+
+    @property
+    def n_replicas(self) -> int:
+        return 1 if self.replicas is None else self.replicas.size()
+
+    def layout(self, n_elems: int, hosts: Hosts) -> layouts.Layout:
+        """Returns the layout of what is exchanged of a whole gradient of n_elems."""
+        world_size = self.group.size()
         if n_elems - self._n_elems not in range(world_size if self.is_sharded else 1):  # padded to whole rows
             raise Error(
                 "mismatch",
                 f"the gradient has {n_elems} elements, the flat parameter {self._n_elems}, over {world_size} "
                 "ranks",
             )
-        key = tuple(trainable), n_elems, world_size
-        if key not in self._layouts:
-            parameters = [parameter for parameter, is_there in zip(self.parameters, trainable) if is_there]
-            starts = [start for start, is_there in zip(self._starts, trainable) if is_there]
+
+        def make(parameters: list[layouts.Parameter], starts: list[int]) -> layouts.Layout:
             if self.is_sharded:
-                self._layouts[key] = layouts.cut(parameters, starts, n_elems, world_size)
-            else:
-                self._layouts[key] = layouts.bucket(parameters, world_size, starts, n_elems)
+                rows = hosts.rows if hosts.is_two_level else None
+                return layouts.cut(parameters, starts, n_elems, world_size, rows)
+            whole = layouts.bucket(parameters, world_size, starts, n_elems)
+            return _own(whole, hosts)
+
+        return self._layout(("whole", n_elems, hosts.n_hosts), make)
+
+    def row_layout(self, row: int, hosts: Hosts) -> layouts.Layout:
+        """Returns the layout of what is exchanged of this rank's row, which has that many elements."""
+        first = self.group.rank() * row
+
+        def make(parameters: list[layouts.Parameter], starts: list[int]) -> layouts.Layout:
+            pieces = []
+            for i, (parameter, start) in enumerate(zip(parameters, starts)):
+                begin, end = max(start, first), min(start + parameter.numel, first + row)
+                if begin < end:
+                    pieces.append(layouts.Piece(i, begin - first, begin - start, end - begin))
+            return _own(layouts.Layout(parameters, pieces, row, 1, hosts.n_hosts * hosts.per_host), hosts)
+
+        return self._layout(("row", row, hosts.n_hosts), make)
+
+    def _layout(
+        self, key: tuple[object, ...], make: Callable[[list[layouts.Parameter], list[int]], layouts.Layout]
+    ) -> layouts.Layout:
+        """Returns make() of the parameters that are trained, and where they begin."""
+        trained = self._flat.trained()
+        key = *key, tuple(trained)
+        if key not in self._layouts:
+            parameters = [parameter for parameter, is_there in zip(self.parameters, trained) if is_there]
+            starts = [start for start, is_there in zip(self._starts, trained) if is_there]
+            self._layouts[key] = make(parameters, starts)
         return self._layouts[key]
+
+
+def _own(whole: layouts.Layout, hosts: Hosts) -> layouts.Layout:
+    """Returns the layout of what this rank exchanges of an all-reduce."""
+    if not hosts.is_two_level:
+        return whole
+    return layouts.part(whole, hosts.n_hosts, hosts.per_host, hosts.place)
 
 
 class _State:
     """The state of the hook of one flat parameter."""
 
-    def __init__(self, handle: Compressed, unit: Exchanged, flat: _Flat) -> None:
-        self.handle, self.unit, self.flat = handle, unit, flat
+    def __init__(self, handle: Compressed, unit: Exchanged, flat: _Flat, sums_replicas: bool) -> None:
+        """sums_replicas: whether tagc sums over replicas, and torch over shards, or the other way round."""
+        self.handle, self.unit, self.flat, self._sums_replicas = handle, unit, flat, sums_replicas
 
     def exchange(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
-        group = self.flat.group
+        flat, replicas = self.flat, self.flat.replicas
+        if not self._sums_replicas or replicas is None:
+            self._exchange(flat.group, gradient, output, lambda hosts: flat.layout(gradient.numel(), hosts))
+            if replicas is not None:
+                self._add_up(replicas, output, output)
+        else:
+            self._add_up(flat.group, gradient, output)
+            self._exchange(replicas, output, output, lambda hosts: flat.row_layout(output.numel(), hosts))
+
+    def _exchange(
+        self,
+        group: dist.ProcessGroup,
+        gradient: torch.Tensor,
+        output: torch.Tensor,
+        find_layout: Callable[[Hosts], layouts.Layout],
+    ) -> None:
+        hosts = self.handle.wrapper.hosts(group)
         self.handle.passes.exchange(
-            self.unit,
-            group,
-            gradient,
-            output,
-            ReduceOp.AVG,
-            lambda: self.flat.layout(gradient.numel(), group.size()),
+            self.unit, group, gradient, output, ReduceOp.AVG, lambda: find_layout(hosts)
         )
+
+    def _add_up(self, group: dist.ProcessGroup, gradient: torch.Tensor, output: torch.Tensor) -> None:
+        """Lets torch average."""
+        op: Any = ReduceOp.AVG
+        if gradient.dtype == torch.float16:  # whose sum may be too large
+            gradient, op = gradient.div_(group.size()), ReduceOp.SUM
+        timeout_s = self.handle.state.options.timeout_s
+        waits.add_up(gradient, output, op, group, self.unit.name, timeout_s)
 
 
 def _hook(state: _State, gradient: torch.Tensor, output: torch.Tensor | None = None) -> None:
@@ -115,6 +177,7 @@ class Wrapper(AnyWrapper):
     """A FullyShardedDataParallel model, for compress()."""
 
     name = "fsdp1"
+    sums_within_hosts = True
 
     def __init__(self, model: FullyShardedDataParallel) -> None:
         self._model = model
@@ -141,7 +204,63 @@ class Wrapper(AnyWrapper):
             )
 
     def groups(self) -> list[dist.ProcessGroup]:
-        return [flat.group for flat in self._flats]
+        found = [self._group_of(flat) for flat in self._flats]
+        if self.cluster is None:  # compress() has yet to look for the hosts of both
+            found += [flat.replicas for flat in self._flats if flat.replicas is not None]
+        return found
+
+    def _group_of(self, flat: _Flat) -> dist.ProcessGroup:
+        """Returns the group over which tagc sums."""
+        return flat.replicas if self._sums_replicas(flat) and flat.replicas is not None else flat.group
+
+    def _sums_replicas(self, flat: _Flat) -> bool:
+        """Returns whether tagc sums over the replicas of shards, which are inside a host. If all ranks are on
+        one host, those of a shard group count as one."""
+        if flat.replicas is None or flat.n_replicas == 1 or self.cluster is None:
+            return False
+        return self.hosts(flat.group).is_on_one_host
+
+    def n_ranks(self) -> int:
+        return self._flats[0].group.size() * self._flats[0].n_replicas
+
+    def ranks(self) -> list[int]:
+        flat = self._flats[0]
+        if flat.replicas is None:
+            return super().ranks()
+        if self.n_ranks() == dist.get_world_size():
+            return list(range(self.n_ranks()))
+        if (mesh := internals.fsdp1_mesh(flat.module)) is None:
+            raise Error(
+                "unsupported",
+                f"{flat.name} has {flat.module.sharding_strategy} over {self.n_ranks()} of "
+                f"{dist.get_world_size()} ranks, and process groups do not say which: give "
+                "FullyShardedDataParallel a device_mesh",
+            )
+        ranks: list[int] = mesh.mesh.flatten().tolist()
+        return sorted(ranks)
+
+    def deciders(self) -> list[dist.ProcessGroup] | None:
+        replicas = self._flats[0].replicas
+        if replicas is None:
+            return super().deciders()
+        return self.in_levels(group for group in (self._flats[0].group, replicas) if group.size() > 1)
+
+    def place(self) -> Place:
+        flat = self._flats[0]
+        hosts, n_shards = self.hosts(self._group_of(flat)), flat.group.size()
+        place, cut = place_of(self.ranks(), internals.fsdp1_mesh(flat.module)), self._cut()
+        if self._sums_replicas(flat):
+            part, parts = flat.group.rank() * hosts.per_host + hosts.place, n_shards * hosts.per_host
+            return Place(hosts.host, hosts.n_hosts, place.where, part, parts, cut)
+        first = 0 if flat.replicas is None else flat.replicas.rank() * hosts.n_hosts
+        n_replicas = flat.n_replicas * hosts.n_hosts
+        if not hosts.is_two_level:
+            return Place(first + flat.group.rank(), n_replicas, place.where)
+        return Place(first + hosts.host, n_replicas, place.where, hosts.place, hosts.per_host, cut)
+
+    def _cut(self) -> str:
+        """Returns what tells rows and slices from those of flat parameters that are made in another way."""
+        return f"{zlib.crc32(repr([flat.about() for flat in self._flats]).encode()):08x}"
 
     def parameters(self) -> list[layouts.Parameter]:
         return [parameter for flat in self._flats for parameter in flat.parameters]
@@ -161,19 +280,37 @@ class Wrapper(AnyWrapper):
         return internals.is_in_fsdp1_backward(self._model)
 
     def install(self, handle: Compressed) -> None:
-        try:
-            self._model.register_comm_hook(None, _hook)
-        except AssertionError as failure:
-            raise Error("state", f"FSDP1 does not take a communication hook: {failure}") from failure
+        if not self._model.check_is_root():
+            raise Error(
+                "state",
+                "this model is a part of a FullyShardedDataParallel model: compress() takes the whole",
+            )
+        if any(flat.replicas is not None for flat in self._flats):
+            taken = "".join("rs"[not self._sums_replicas(flat)] for flat in self._flats)
+            for group in self.deciders() or ():
+                handle.passes.comm(group).agree(
+                    "the hosts of shards and of replicas", {"sums taken over": taken}
+                )
         handle.passes.undo.append(self._remove)
         for flat in self._flats:
-            if internals.fsdp1_hook(flat.module) is not _hook:
-                raise Error(
-                    "unsupported",
-                    f"torch {torch.__version__} did not take the communication hook of {flat.name}",
-                )
             unit = handle.state.add_unit(flat.name, Unit, parameters=flat.parameters)
-            internals.set_fsdp1_hook_state(flat.module, _State(handle, unit, flat))
+            state = _State(handle, unit, flat, self._sums_replicas(flat))
+            internals.set_fsdp1_hook(flat.module, _hook, state)
+        self._warn_of_slow_sums()
+
+    def _warn_of_slow_sums(self) -> None:
+        """Warns of what torch sums between hosts."""
+        slow = [
+            flat
+            for flat in self._flats
+            if flat.replicas is not None and flat.n_replicas > 1 and not self._sums_replicas(flat)
+            if not self.hosts(flat.replicas).is_on_one_host
+        ]
+        if slow and dist.get_rank() == 0:
+            text = words_of_slow_sums(
+                len(slow), len(self._flats), slow[0].name, slow[0].group, slow[0].n_replicas
+            )
+            warnings.warn(f"tagc: {text}", stacklevel=4)
 
     def _remove(self) -> None:
         for module in FullyShardedDataParallel.fsdp_modules(self._model):

@@ -27,6 +27,7 @@ from tagc.torch.exchange.unit import DTYPES, Unit
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.gathers import AllGather, FsdpComm
 from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
+from tagc.torch.hooks.wrapper import words_of_slow_sums
 from tagc.torch.schedule import policy
 
 
@@ -36,8 +37,9 @@ class Module:
 
     def __init__(self, module: FSDPModule, name: str, group: internals.FsdpGroup) -> None:
         self.module, self.name, self.group = module, name, group
+        is_cut = group.shard_group is not None and group.shard_group.size() > 1
         self.parameters = [
-            layouts.Parameter("", shape, "dense", dim, split=split, n_whole=sharded.numel())
+            layouts.Parameter("", shape, "dense", dim * is_cut, split=split, n_whole=sharded.numel())
             for (shape, dim), split, sharded in zip(group.shapes(), group.splits(), group.sharded_parameters)
         ]
         self._layouts: dict[Any, layouts.Layout] = {}  # by key
@@ -54,12 +56,16 @@ class Module:
         ones."""
         return [parameter.device_mesh for parameter in self.group.sharded_parameters]
 
-    def exchange_group(self) -> dist.ProcessGroup:
-        """Returns the group over which gradients are exchanged. The mesh may have a dimension of replicas,
-        and one within tensors."""
-        group = self.group.replica_group if self.group.shard_group is None else self.group.shard_group
-        assert group is not None  # there is one or the other
-        return group
+    def only_group(self) -> dist.ProcessGroup:
+        """Returns the larger of torch's groups of shards and of replicas."""
+        groups = [g for g in (self.group.shard_group, self.group.replica_group) if g is not None]
+        return max(groups, key=lambda group: group.size())
+
+    @property
+    def has_two_sums(self) -> bool:
+        """Whether torch sums twice: over shards, and over replicas of them."""
+        groups = self.group.shard_group, self.group.replica_group
+        return all(group is not None and group.size() > 1 for group in groups)
 
     def n_shard(self) -> int:
         """Returns elements that this rank owns, with padding: what it gives to a gather."""
@@ -99,28 +105,28 @@ class Module:
             lambda present: layouts.chunked(present, world_size, n_rows),
         )
 
-    def shard_layout(self, n_elems: int, n_hosts: int) -> layouts.Layout | None:
-        """Returns the layout of what this rank owns of the parameters, n_elems with padding; as layout().
-        Under replicate() it owns them whole."""
+    def shard_layout(self, n_elems: int, hosts: Hosts) -> layouts.Layout | None:
+        """Returns the layout of what this rank owns of the parameters, n_elems with padding, to be summed
+        over a group with these hosts; as layout(). Under replicate() it owns them whole."""
         world_size = 1 if self.group.shard_group is None else self.group.shard_group.size()
-        return self._layout(
-            n_elems * world_size,
-            world_size,
-            ("shard", n_hosts),
-            lambda present: layouts.bucket(
-                [
-                    p._replace(shape=(layouts.chunked_elems(p, world_size) // world_size,), dim=0)
-                    for p in present
-                ],
-                n_hosts,
-            ),
-        )
+
+        def make(present: Sequence[layouts.Parameter]) -> layouts.Layout:
+            if world_size > 1:
+                sizes = [layouts.chunked_elems(p, world_size) // world_size for p in present]
+                present = [p._replace(shape=(size,), dim=0) for p, size in zip(present, sizes)]
+            n_hosts, per_host = hosts.n_hosts, hosts.per_host
+            if hosts.is_two_level and world_size == 1:
+                return layouts.sliced(present, n_hosts, per_host)
+            whole = layouts.bucket(present, n_hosts * per_host)
+            return layouts.part(whole, n_hosts, per_host, hosts.place) if hosts.is_two_level else whole
+
+        return self._layout(n_elems * world_size, world_size, ("shard", hosts.n_hosts, hosts.per_host), make)
 
     def _layout(
         self,
         n_elems: int,
         world_size: int,
-        kind: tuple[str, int],
+        kind: tuple[object, ...],
         make: Callable[[Sequence[layouts.Parameter]], layouts.Layout],
     ) -> layouts.Layout | None:
         present = _those_that_fit([self.parameters[i] for i in self.group.reduced()], n_elems, world_size)
@@ -190,21 +196,31 @@ class ReduceScatter(FsdpComm):
 
 class AllReduce:
     """In the place of set_all_reduce_hook(): after torch's own reduce-scatter within a host, the owner's
-    shard is averaged with those of the same place in the other hosts. Residuals are of shards then, not of
-    whole gradients. Under replicate() there are no shards: whole gradients are averaged over all ranks."""
+    shard is averaged with those of the same place in the other hosts, over `between` or over the replicas of
+    a mesh. Residuals are of shards then, not of whole gradients. Under replicate() there are no shards: whole
+    gradients are averaged over all ranks."""
 
-    def __init__(self, handle: Compressed, unit: Exchanged, module: Module, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        handle: Compressed,
+        unit: Exchanged,
+        module: Module,
+        group: dist.ProcessGroup,
+        is_torchs: bool = False,
+    ) -> None:
+        """is_torchs: whether torch would sum over that group itself."""
         self._handle, self._unit, self._module, self._group = handle, unit, module, group
+        self._hosts, self._is_torchs = handle.wrapper.hosts(group), is_torchs
 
     def __call__(self, reduce_output: torch.Tensor) -> None:
-        op = self._module.group.sum_op if self._module.group.shard_group is None else dist.ReduceOp.AVG
+        op = self._module.group.sum_op if self._is_torchs else dist.ReduceOp.AVG
         self._handle.passes.exchange(
             self._unit,
             self._group,
             reduce_output,
             reduce_output,
             op,
-            lambda: self._module.shard_layout(reduce_output.numel(), dist.get_world_size(self._group)),
+            lambda: self._module.shard_layout(reduce_output.numel(), self._hosts),
         )
 
 
@@ -258,20 +274,11 @@ class Wrapper(AnyWrapper):
             handle = None if earlier is None else earlier()
             if handle is not None and not handle.is_closed:
                 raise Error("state", f"{module.name} is compressed already: close() its tagc handle first")
-            shards, replicas = module.group.shard_group, module.group.replica_group
-            if shards is not None and replicas is not None and shards.size() == 1 < replicas.size():
-                raise Error(
-                    "unsupported",
-                    f"{module.name} is sharded over 1 rank and replicated over {replicas.size()}: torch "
-                    "reduce-scatters nothing then, and sums between them itself, uncompressed. Take "
-                    "DistributedDataParallel, "
-                    "or fully_shard() over all ranks, or over a mesh inside each host with between=",
-                )
         if self.sums_shards and any(mesh.ndim > 1 for mesh in self._meshes()):
             raise Error(
                 "unsupported",
                 "between wants fully_shard() over a mesh of one dimension, inside each host; this model's "
-                "has more, and torch then sums between hosts itself, uncompressed",
+                "has more. Leave between out: tagc then sums over the dimension that is between hosts",
             )
         if self.sums_shards and any(module.group.shard_group is None for module in self.modules):
             raise Error(
@@ -281,23 +288,48 @@ class Wrapper(AnyWrapper):
             )
 
     def groups(self) -> list[dist.ProcessGroup]:
-        return [module.exchange_group() for module in self.modules] + (
-            [self.between] if self.between is not None else []
-        )
+        found = [self.group_of(module) for module in self.modules]
+        if self.cluster is None:  # compress() has yet to look for the hosts of both
+            replicas = [module.group.replica_group for module in self.modules if module.has_two_sums]
+            found += [group for group in replicas if group is not None]
+        return found + ([self.between] if self.between is not None else [])
+
+    def group_of(self, module: Module) -> dist.ProcessGroup:
+        """Returns the group over which tagc sums gradients. A mesh may have a dimension of shards, one of
+        replicas, and one within tensors."""
+        shards, replicas = module.group.shard_group, module.group.replica_group
+        group = replicas if self._sums_replicas(module) else shards
+        assert group is not None  # there is one or the other
+        return group
+
+    def _sums_replicas(self, module: Module) -> bool:
+        """Returns whether tagc sums over replicas in torch's place: of whole gradients; or of shards, where
+        shards are inside a host. If all ranks are on one host, those of a shard group count as one."""
+        shards, replicas = module.group.shard_group, module.group.replica_group
+        if shards is None or replicas is None or replicas.size() == 1:
+            return shards is None
+        if shards.size() == 1:
+            return True
+        return self._are_on_one_host(module.group.all_groups()[0])
+
+    def _are_on_one_host(self, groups: list[list[int]]) -> bool:
+        """Returns whether each of these groups of ranks is, as far as this rank knows."""
+        cluster = self.cluster
+        return cluster is not None and all(cluster.n_hosts(ranks) == 1 for ranks in groups)
 
     def _meshes(self) -> list[DeviceMesh]:
         """Returns the meshes of all parameters, each once."""
         return list(dict.fromkeys(mesh for module in self.modules for mesh in module.meshes()))
 
     def _hosts(self, module: Module) -> Hosts:
-        return self.hosts(module.exchange_group())
-
-    def ranks(self) -> list[int]:
-        return sorted(self._ranks())
+        return self.hosts(self.group_of(module))
 
     def _ranks(self) -> set[int]:
         """Returns all ranks of the meshes: those of this host with `between`."""
         return {rank for mesh in self._meshes() for rank in mesh.mesh.flatten().tolist()}
+
+    def ranks(self) -> list[int]:
+        return sorted(self._ranks())
 
     def _n_hosts(self) -> int:
         return 1 if self.between is None else self.between.size()
@@ -319,9 +351,13 @@ class Wrapper(AnyWrapper):
         return groups + ([] if self.between is None else [self.between])
 
     def place(self) -> Place:
-        group = self.modules[0].group
+        module = self.modules[0]
+        group = module.group
         if self.between is None:
-            place, hosts = place_of(group.data_ranks, group.data_mesh), self._hosts(self.modules[0])
+            place, hosts = place_of(group.data_ranks, group.data_mesh), self._hosts(module)
+            if self._sums_replicas(module):
+                parts = hosts.per_host if module.has_two_sums else 1
+                return Place(hosts.host, hosts.n_hosts, place.where, hosts.place % parts, parts)
             if not hosts.is_two_level:
                 return place
             return place._replace(
@@ -339,7 +375,7 @@ class Wrapper(AnyWrapper):
 
     @property
     def sums_within_hosts(self) -> bool:  # type: ignore[override]
-        return not self.sums_shards and all(module.group.shard_group is not None for module in self.modules)
+        return not self.sums_shards
 
     @property
     def has_several_meshes(self) -> bool:
@@ -376,7 +412,7 @@ class Wrapper(AnyWrapper):
                 dtype = given or sharded.dtype
                 if dtype not in DTYPES:
                     found[name] = str(dtype).removeprefix("torch.")
-                elif module.exchange_group().size() == 1 and not self.sums_shards:
+                elif self.group_of(module).size() == 1 and not self.sums_shards:
                     found[name] = ALONE
         return found
 
@@ -394,6 +430,12 @@ class Wrapper(AnyWrapper):
         return internals.is_ended_by_hand(self.modules[0].module)
 
     def install(self, handle: Compressed) -> None:
+        if any(module.has_two_sums for module in self.modules):
+            taken = "".join("rs"[not self._sums_replicas(module)] for module in self.modules)
+            for group in self.deciders() or ():
+                handle.passes.comm(group).agree(
+                    "the hosts of shards and of replicas", {"sums taken over": taken}
+                )
         for tag, module in enumerate(self.modules):
             _compressed[module.module] = weakref.ref(handle)
             handle.passes.undo.append(functools.partial(module.group.restore_comms, module.group.comms))
@@ -410,6 +452,7 @@ class Wrapper(AnyWrapper):
         for state in dict.fromkeys(map(internals.fsdp_state, modules)):
             handle.passes.undo.append(internals.call_after_reductions(state, handle.passes.end_backward))
         self._warn_of_outsiders()
+        self._warn_of_slow_sums()
         if handle.state.options.parameters is not None:
             self._say_what_torch_gathers(handle)
         if self._gathers:
@@ -424,27 +467,60 @@ class Wrapper(AnyWrapper):
     def _comms(self, handle: Compressed, tag: int, module: Module) -> tuple[object, object, object]:
         """Returns (reduce-scatter, all-gather, all-reduce hook) of one module; None: as it is."""
         shards, name, timeout_s = module.group.shard_group, module.name, handle.state.options.timeout_s
-        hosts = self._hosts(module)
-        n_chunks = 1 if shards is None else shards.size()
-        held = hosts.rows if hosts.is_two_level else None
-        if self.sums_shards and shards is not None:
-            held = range(shards.rank(), n_chunks, n_chunks)
+        n_chunks, held = self._chunks(module)
         unit = handle.state.add_unit(name, Unit, module.parameters, n_chunks, held)
-        if shards is None:
+        all_reduce: object = None
+        if self._sums_replicas(module):
             handle.passes.undo.append(module.group.leave_replicas_to_the_hook())
-            return None, None, AllReduce(handle, unit, module, module.exchange_group())
+            all_reduce = AllReduce(handle, unit, module, self.group_of(module), is_torchs=True)
+        if shards is None:
+            return None, None, all_reduce
         gather: waits.AllGather | AllGather | None = (
             waits.AllGather(name, timeout_s) if module.group.gathers_by_default else None
         )
-        if handle.state.options.parameters is not None and module.gathers_one_dtype() and not hosts.is_one:
-            gather = AllGather(
-                handle, name, (shards, module.n_shard(), module.own), handle.state.options.parameters, tag
-            )
+        if (wire := self._gather_format(handle, module)) is not None:
+            gather = AllGather(handle, name, (shards, module.n_shard(), module.own), wire, tag)
             self._gathers.append(gather)
             handle.passes.frees.append(gather.close)
         if self.sums_shards:
-            return waits.ReduceScatter(name, timeout_s), gather, self.all_reduce(handle, unit, module)
+            all_reduce = self.all_reduce(handle, unit, module)
+        if all_reduce is not None:
+            return waits.ReduceScatter(name, timeout_s), gather, all_reduce
         return ReduceScatter(handle, unit, module), gather, None
+
+    def _chunks(self, module: Module) -> tuple[int, range | None]:
+        """Returns (number of chunks of a parameter in wire order, those of which tagc has the residual; None:
+        all)."""
+        shards, hosts = module.group.shard_group, self._hosts(module)
+        n_chunks = 1 if shards is None else shards.size()
+        if shards is not None and (self.sums_shards or module.has_two_sums and self._sums_replicas(module)):
+            return n_chunks, range(shards.rank(), n_chunks, n_chunks)
+        if not hosts.is_two_level:
+            return n_chunks, None
+        if self._sums_replicas(module):  # of whole gradients
+            n_chunks = hosts.per_host
+            return n_chunks, range(hosts.place, n_chunks, n_chunks)
+        return n_chunks, hosts.rows
+
+    def _gather_format(self, handle: Compressed, module: Module) -> str | None:
+        """Returns the format in which tagc gathers the parameters; None: torch gathers them, as it does where
+        they are of several dtypes, and inside a host."""
+        is_inside = module.has_two_sums and self._sums_replicas(module) or self._hosts(module).is_one
+        return None if is_inside or not module.gathers_one_dtype() else handle.state.options.parameters
+
+    def _warn_of_slow_sums(self) -> None:
+        """Warns of what torch sums between hosts."""
+        slow = [
+            module
+            for module in self.modules
+            if module.has_two_sums
+            and not self._sums_replicas(module)
+            and not self._are_on_one_host(module.group.all_groups()[1])
+        ]
+        if slow:
+            shards, replicas = slow[0].group.shard_group, slow[0].group.replica_group
+            assert shards is not None and replicas is not None  # has_two_sums
+            _warn(words_of_slow_sums(len(slow), len(self.modules), slow[0].name, shards, replicas.size()))
 
     def all_reduce(self, handle: Compressed, unit: Exchanged, module: Module) -> object:
         """Returns the hook that sums shards."""

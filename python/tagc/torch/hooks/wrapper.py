@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from tagc.torch.exchange.interfaces import Wrapped
 from tagc.torch.handle import Compressed
@@ -22,3 +23,14 @@ class Wrapper(Wrapped):
     def install(self, handle: Compressed) -> None:
         """Installs tagc's hooks. Collective."""
         raise NotImplementedError
+
+
+def words_of_slow_sums(n: int, of: int, name: str, shards: dist.ProcessGroup, n_replicas: int) -> str:
+    """Returns a warning: n of so many units, such as this one, are both sharded and replicated over ranks on
+    several hosts."""
+    return (
+        f"{n} of {of} units, such as {name}, are sharded over {shards.size()} ranks on several hosts, where "
+        f"tagc compresses, and replicated over {n_replicas} on several hosts, too, where torch sums, "
+        "uncompressed. If each host has all shards of a replica, only sums over replicas are between hosts, "
+        "and tagc compresses them"
+    )

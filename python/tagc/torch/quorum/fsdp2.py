@@ -38,7 +38,7 @@ class _AllReduce:
                 reduce_output,
                 reduce_output,
                 dist.ReduceOp.SUM,
-                lambda: module.shard_layout(reduce_output.numel(), wrapper.quorum.size()),
+                lambda: module.shard_layout(reduce_output.numel(), wrapper.hosts(wrapper.quorum)),
             )
             wrapper.goes_on([parameter.name for parameter in module.parameters])
         except BaseException as failure:

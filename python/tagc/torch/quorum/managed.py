@@ -222,6 +222,9 @@ class Quorum:
     def size(self) -> int:
         return 0 if self._comm is None else self._comm.world_size
 
+    def rank(self) -> int:
+        return 0 if self._comm is None else self._comm.rank
+
     def connection(self) -> Comm:
         if self._comm is None:
             raise Error("transport", "this replica is not connected to the others")
@@ -406,6 +409,7 @@ class Managed:
     """What the wrappers of models under torchft share."""
 
     is_managed = True
+    sums_within_hosts = False  # replicas are on hosts of their own
     _manager: Any
     _quorum: Quorum | None = None
     _error: Any = None  # torchft's, of the last step that was given up

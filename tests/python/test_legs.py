@@ -1,0 +1,732 @@
+"""Sums of which one leg stays within hosts: DDP in two levels, and FSDP2's meshes of shards and replicas. The
+oracle is the method in plain loops over all ranks, in one process: it shares no code with tagc."""
+
+import inspect
+import math
+import re
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import ranks
+import torch.distributed as dist
+from models import Odd, Tied, batch_of, loss_of
+from oracles import check_alike, check_equal, full_gradients
+from torch import nn
+
+SHAPE = (64, 32)  # divided by all numbers of ranks here, so that no fragment is padded
+SPARSITY = 0.875
+RETURNED = 1 - 1.6 * (1 - SPARSITY)  # share of its sums that an owner does not send back in an all-reduce
+
+
+class Matrix(nn.Module):
+    """A matrix whose gradient is what forward() gets."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(*shape))
+
+    def forward(self, gradient):
+        return (self.weight * gradient).sum()
+
+
+class Matrices(nn.Module):
+    shapes = (SHAPE, SHAPE)
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(map(Matrix, self.shapes))
+
+    def forward(self, gradients):
+        return sum(layer(gradient) for layer, gradient in zip(self.layers, gradients))
+
+
+class OddMatrices(Matrices):
+    """No number of ranks divides what these have."""
+
+    shapes = ((11, 3), (1, 7), (5, 23))
+
+
+def gradients_of(rank, step, shapes=Matrices.shapes):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return [torch.randn(*shape, generator=generator) for shape in shapes]
+
+
+def exact(**options):
+    """Options of an exchange that rounds nothing: what is selected travels as it is, the rest stays."""
+    import tagc.torch as tagc
+
+    known = inspect.signature(tagc.compress).parameters
+    residual = {"residual": "fp32"} if "residual" in known else {}
+    return {"values": "fp32", "sparsity": SPARSITY, "layers": "all", "verbose": False} | residual | options
+
+
+# ---- the oracle ----
+
+
+def selected(values, sparsity):
+    """The largest values, and zeros."""
+    n = values.numel() - math.ceil(sparsity * values.numel() - 1e-9)
+    places = values.abs().topk(n).indices
+    return torch.zeros_like(values).index_copy(0, places, values[places])
+
+
+class ReduceScatter:
+    """Error feedback of one matrix: each member adds its residual and sends the largest of that to owners."""
+
+    def __init__(self, n_members, n):
+        self.residuals = torch.zeros(n_members, n_members, n // n_members)  # of a member, for an owner
+
+    def step(self, given):
+        """Returns the mean of what the members send."""
+        total = torch.stack(given).view_as(self.residuals) + self.residuals
+        sent = torch.stack([torch.stack([selected(row, SPARSITY) for row in rows]) for rows in total])
+        self.residuals = total - sent
+        return sent.mean(0).flatten()
+
+
+class AllReduce(ReduceScatter):
+    """The owner keeps all of its own, and sends the largest of its sums to all."""
+
+    def step(self, given):
+        total, n = torch.stack(given).view_as(self.residuals) + self.residuals, len(given)
+        found = []
+        for owner in range(n):
+            sent = [selected(total[member, owner], SPARSITY) for member in range(n) if member != owner]
+            sums = total[owner, owner] + sum(sent)
+            found.append(selected(sums, RETURNED))
+            others = [member for member in range(n) if member != owner]
+            self.residuals[others, owner] = total[others, owner] - torch.stack(sent)
+            self.residuals[owner, owner] = sums - found[-1]
+        return torch.cat(found) / n
+
+
+class Rows:
+    """The mean of a host, of which its ranks exchange every other row."""
+
+    def __init__(self, n_hosts, per_host, n):
+        self.n_hosts, self.per_host = n_hosts, per_host
+        self.residuals = torch.zeros(n_hosts, n_hosts * per_host, n // (n_hosts * per_host))
+
+    def step(self, given):
+        n_ranks = self.n_hosts * self.per_host
+        means = torch.stack(given).view(self.n_hosts, self.per_host, n_ranks, -1).mean(1)
+        total = means + self.residuals
+        sent = torch.stack([torch.stack([selected(row, SPARSITY) for row in host]) for host in total])
+        self.residuals = total - sent
+        return sent.mean(0).flatten()
+
+    def held(self, host, place):
+        mine = torch.zeros_like(self.residuals[host])
+        mine[place :: self.per_host] = self.residuals[host][place :: self.per_host]
+        return mine.flatten()
+
+
+class TwoLevels:
+    """The mean of a host, cut into a part for each of its ranks, of which each is exchanged between hosts."""
+
+    def __init__(self, n_hosts, per_host, n):
+        self.n_hosts, self.per_host = n_hosts, per_host
+        self.parts = [AllReduce(n_hosts, n // per_host) for _ in range(per_host)]
+
+    def held(self, host, place):
+        parts = torch.zeros(self.per_host, self.parts[place].residuals[host].numel())
+        parts[place] = self.parts[place].residuals[host].flatten()
+        return parts.flatten()
+
+    def step(self, given):
+        hosts = torch.stack(given).view(self.n_hosts, self.per_host, -1).mean(1)
+        pieces = [host.chunk(self.per_host) for host in hosts]
+        return torch.cat(
+            [part.step([piece[place] for piece in pieces]) for place, part in enumerate(self.parts)]
+        )
+
+
+def check_against_oracle(rank, world_size, n_hosts, found_at, residuals_at, n_steps=4, place=None):
+    """found_at(step, gradients) -> this rank's gradients, whole. residuals_at() -> its residuals, by matrix.
+    place: of this rank's slice."""
+    per_host = world_size // n_hosts
+    host, place = rank // per_host, rank % per_host if place is None else place
+    oracles = [TwoLevels(n_hosts, per_host, SHAPE[0] * SHAPE[1]) for _ in range(2)]
+    for step in range(n_steps):
+        everyone = [gradients_of(other, step) for other in range(world_size)]
+        found = found_at(step, gradients_of(rank, step))
+        for i, oracle in enumerate(oracles):
+            expected = oracle.step([gradients[i].flatten() for gradients in everyone])
+            torch.testing.assert_close(found[i].flatten(), expected, rtol=1e-5, atol=1e-6)
+    for i, (oracle, residual) in enumerate(zip(oracles, residuals_at())):
+        expected = oracle.parts[place].residuals[host].flatten()
+        assert expected.count_nonzero() > 100
+        torch.testing.assert_close(residual.flatten(), expected, rtol=1e-5, atol=1e-6, msg=str(i))
+
+
+# ---- DDP ----
+
+
+def ddp(model, **options):
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    return DistributedDataParallel(model(), **{"bucket_cap_mb": 0.002} | options)
+
+
+def residuals_of(handle):
+    return next(iter(handle.state_dict().values()))["residuals"]
+
+
+def gradients(model):
+    if hasattr(model, "sharding_strategy"):
+        return whole_gradients(model)
+    found = {
+        name.removeprefix("module."): p.grad for name, p in model.named_parameters() if p.grad is not None
+    }
+    return {name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in found.items()}
+
+
+def ddp_oracle(rank, world_size, n_hosts):
+    import tagc.torch as tagc
+
+    model = ddp(Matrices, bucket_cap_mb=1e-6)
+    with tagc.compress(model, hosts=n_hosts, **exact()) as handle:
+
+        def found_at(step, given):
+            model.zero_grad()
+            model(given).backward()
+            for parameter in model.parameters():
+                check_alike(parameter.grad, "a gradient")
+            return [parameter.grad for parameter in model.parameters()]
+
+        found_at(0, [torch.zeros(SHAPE)] * 2)  # then DDP has rebuilt its buckets, one for each matrix
+        check_against_oracle(rank, world_size, n_hosts, found_at, lambda: list(residuals_of(handle).values()))
+        stats = handle.stats()
+        assert stats["world_size"] == world_size and stats["ranks_per_host"] == world_size // n_hosts
+        assert stats["n_units"] == 2 and stats["bytes_within"] > 0
+        n_held = sum(values.numel() for values in residuals_of(handle).values())
+        assert n_held == 2 * SHAPE[0] * SHAPE[1] * n_hosts // world_size
+
+
+MODES = (
+    dict(),
+    dict(gradient_as_bucket_view=True),
+    dict(static_graph=True),
+    dict(find_unused_parameters=True),
+    dict(bucket_cap_mb=25),
+)
+
+
+def ddp_as_torch(rank, world_size):
+    """With every value as it is, gradients are those of torch, whatever the sizes of parameters."""
+    import tagc.torch as tagc
+
+    for mode in MODES:
+        for model_class in (Odd, Tied) if "find_unused_parameters" in mode else (Odd,):
+            model = ddp(model_class, **mode)
+            with tagc.compress(model, hosts=2, **exact(sparsity=0)) as handle:
+                for step in range(2):
+                    model.zero_grad()
+                    loss_of(model, batch_of(rank, step)).backward()
+                    expected = full_gradients(model_class, world_size, (step,))
+                    check_equal(
+                        {n: g for n, g in gradients(model).items() if "unused" not in n}, expected, mode
+                    )
+                model.zero_grad()
+                with model.no_sync():
+                    loss_of(model, batch_of(rank, 2)).backward()
+                loss_of(model, batch_of(rank, 3)).backward()
+                expected = full_gradients(model_class, world_size, (2, 3))
+                check_equal({n: g for n, g in gradients(model).items() if "unused" not in n}, expected, mode)
+                assert handle.n_steps == 3
+
+
+def ddp_conserves(rank, world_size):
+    """What came out and what is held back is what was given, also while DDP rebuilds its buckets."""
+    import tagc.torch as tagc
+
+    given = full_gradients(Odd, world_size, range(4))
+    for options, mode in (({}, {}), ({"values": "int2"}, MODES[3]), ({"sparsity": 0, "values": "int8"}, {})):
+        model = ddp(Odd, **mode)
+        with tagc.compress(model, hosts=2, **exact(**options)) as handle:
+            received = {}
+            for step in range(4):
+                model.zero_grad()
+                loss_of(model, batch_of(rank, step)).backward()
+                for name, gradient in gradients(model).items():
+                    check_alike(gradient, name)
+                    received[name] = received.get(name, 0) + gradient.double()
+            check_held(handle, received, given, 2)
+
+
+def check_held(handle, received, given, n_hosts):
+    """As oracles.check_conserved(), of residuals that are of chunks: of each rank's own."""
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, residuals_of(handle))
+    per_host, n_held = len(everyone) // n_hosts, 0
+    for name, expected in given.items():
+        held = 0
+        for host in range(n_hosts):
+            chunks = [everyone[host * per_host + place][name].double() for place in range(per_host)]
+            held = held + torch.cat(chunks)[: expected.numel()].view(expected.shape) / n_hosts
+        n_held += held.count_nonzero().item()
+        torch.testing.assert_close(
+            received[name].double() + held, expected.double(), rtol=1e-5, atol=1e-6, msg=name
+        )
+    assert n_held > 500, "nothing was held back"
+
+
+# ---- FSDP2 on a mesh of shards and replicas ----
+
+
+def mesh_of(n_replicas, n_shards, across=False):
+    """Ranks of a host are next to each other: shards are inside a host, or with `across` replicas are."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    places = torch.arange(n_replicas * n_shards)
+    places = places.view(n_shards, n_replicas).t() if across else places.view(n_replicas, n_shards)
+    return DeviceMesh("cpu", places.contiguous(), mesh_dim_names=("replicate", "shard"))
+
+
+def hsdp(model_class, mesh, **options):
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = model_class()
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def given_to(model):
+    """found_at() of check_against_oracle()"""
+
+    def found_at(step, given):
+        model.zero_grad()
+        model(given).backward()
+        return [parameter.grad.full_tensor() for parameter in model.parameters()]
+
+    return found_at
+
+
+def replicas_oracle(rank, world_size):
+    """Shards inside hosts: between hosts go the sums of shards, selected. hosts=None: all ranks are on this
+    host, and those of a shard group count as one."""
+    import tagc.torch as tagc
+
+    for n_hosts in (2, 4) if world_size == 8 else (2,):
+        for hosts in (n_hosts, None):
+            model = hsdp(Matrices, mesh_of(n_hosts, world_size // n_hosts))
+            with tagc.compress(model, hosts=hosts, **exact()) as handle:
+                check_against_oracle(
+                    rank, world_size, n_hosts, given_to(model), lambda: list(residuals_of(handle).values())
+                )
+                assert handle.stats()["world_size"] == n_hosts and handle.stats()["n_units"] == 2
+
+
+def replicas_on_hosts_oracle(rank, world_size):
+    """Hosts of two replicas each: these are added up inside their host, too, and each sends a half."""
+    import tagc.torch as tagc
+
+    model = hsdp(Matrices, mesh_of(4, world_size // 4))
+    with tagc.compress(model, hosts=2, **exact()) as handle:
+        n_shards, shard, part = world_size // 4, rank % (world_size // 4), rank // (world_size // 4) % 2
+
+        def held():
+            """This rank's part of its shard, which is zero elsewhere."""
+            for values in residuals_of(handle).values():
+                parts = values.view(-1).chunk(2) if n_shards > 1 else [values.view(-1)] * 2
+                assert n_shards == 1 or not parts[1 - part].any()
+                yield parts[part]
+
+        # the oracle's places within a host are in the order of slices
+        place = shard * 2 + part
+        check_against_oracle(rank, world_size, 2, given_to(model), held, place=place)
+        assert handle.stats()["world_size"] == 4 and handle.stats()["ranks_per_host"] == 2
+
+
+def shards_oracle(rank, world_size):
+    """Replicas inside hosts: between hosts go fragments of shards, selected; torch averages within."""
+    import tagc.torch as tagc
+
+    n_hosts = 2
+    n_replicas = world_size // n_hosts
+    model = hsdp(Matrices, mesh_of(n_replicas, n_hosts, across=True))
+    with tagc.compress(model, hosts=n_hosts, **exact()) as handle:
+        oracles = [[ReduceScatter(n_hosts, SHAPE[0] * SHAPE[1]) for _ in range(n_replicas)] for _ in range(2)]
+        for step in range(4):
+            found = given_to(model)(step, gradients_of(rank, step))
+            everyone = [gradients_of(other, step) for other in range(world_size)]
+            for i, replicas in enumerate(oracles):
+                means = [
+                    replica.step([everyone[host * n_replicas + r][i].flatten() for host in range(n_hosts)])
+                    for r, replica in enumerate(replicas)
+                ]
+                torch.testing.assert_close(
+                    found[i].flatten(), torch.stack(means).mean(0), rtol=1e-5, atol=1e-6
+                )
+        assert handle.stats()["world_size"] == n_hosts
+
+
+def warned(function):
+    """Returns (its result, tagc's warnings on this rank)."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        result = function()
+    return result, [str(each.message) for each in said if "tagc: " in str(each.message)]
+
+
+def what_stays_dense_is_said(rank, world_size):
+    import tagc.torch as tagc
+
+    for hosts, n_said in ((4, 1), (2, 0), (None, 0)):
+        model = hsdp(Matrices, mesh_of(2, 2))
+        handle, said = warned(lambda: tagc.compress(model, hosts=hosts, **exact()))
+        handle.close()
+        assert len(said) == n_said * (rank == 0), said
+        if said:
+            assert "2 of 2 units, such as layers.0, are sharded over 2 ranks on several hosts" in said[0]
+            assert "replicated over 2 on several hosts, too, where torch sums" in said[0], said
+
+
+def odd_hosts(rank, world_size):
+    """All ranks take over the same of torch's two sums, also where not all hosts are alike."""
+    import tagc.torch as tagc
+    from tagc.torch.advise import first_words
+
+    own = first_words.identity
+    for identities, is_dense in (("aaab", True), ("abab", False), ("abcc", True)):
+        first_words.identity = lambda identities=identities: identities[rank]
+        try:
+            model = hsdp(Odd, mesh_of(2, 2))
+            handle, said = warned(lambda: tagc.compress(model, **exact(sparsity=0)))
+        finally:
+            first_words.identity = own
+        loss_of(model, batch_of(rank)).backward()
+        check_equal(gradients(model), full_gradients(Odd, world_size), identities)
+        handle.close()
+        found = [text for text in said if "replicated over 2 on several hosts, too" in text]
+        assert len(found) == (is_dense and rank == 0), (identities, said)
+
+
+def one_fails(rank, world_size):
+    """An exchange that fails on one rank is an error on all, and no rank waits for it within its host."""
+    import tagc.torch as tagc
+    from tagc.torch.exchange.unit import Unit
+
+    for make in (lambda: ddp(Matrices), lambda: hsdp(Matrices, mesh_of(4, 1))):
+        model, reduce = make(), Unit.reduce
+        handle = tagc.compress(model, hosts=2, timeout_s=3, **exact())
+        if rank == 1:
+
+            def fail(*_, **__):
+                raise tagc.Error("device", "it is lost")
+
+            Unit.reduce = fail
+        try:
+            model(gradients_of(rank, 0)).backward()
+            text = "no error"
+        except tagc.Error as error:
+            text = str(error)
+        finally:
+            Unit.reduce = reduce
+        # the other host hears nothing from rank 1 at one of its places
+        expected = "within the host: rank 1: it is lost" if rank < 2 else "rank (1|3)"
+        assert re.search(expected, text), text
+        handle.close()
+
+
+MESHES = ((2, 2, False), (2, 2, True), (4, 1, False), (1, 4, False))
+
+
+def hsdp_as_torch(rank, world_size):
+    """With every value as it is, gradients are those of torch: accumulated in two ways, divided as the user
+    wants, in other dtypes, and after close()."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    import tagc.torch as tagc
+
+    for *sizes, across in MESHES:
+        hosts, both = (None if sizes == [1, 4] else 2), (sizes, across)
+        model = hsdp(Odd, mesh_of(*sizes, across))
+        handle = tagc.compress(model, hosts=hosts, **exact(sparsity=0))
+        for prepare in (model.set_requires_gradient_sync, model.set_requires_all_reduce):
+            model.zero_grad()
+            for step in range(2):
+                prepare(step == 1)
+                loss_of(model, batch_of(rank, step)).backward()
+            check_equal(gradients(model), full_gradients(Odd, world_size, (0, 1)), both)
+        assert handle.stats()["n_units"] == 3
+        handle.close()
+        model.zero_grad()
+        loss_of(model, batch_of(rank)).backward()
+        check_equal(gradients(model), full_gradients(Odd, world_size), "of torch again")
+        handle = tagc.compress(model, hosts=hosts, **exact(sparsity=0))
+        for module in (*model.layers, model):
+            module.set_gradient_divide_factor(3.0)
+        model.zero_grad()
+        loss_of(model, batch_of(rank)).backward()
+        expected = {n: g * world_size / 3 for n, g in full_gradients(Odd, world_size).items()}
+        check_equal(gradients(model), expected, (both, "divided by 3"))
+        handle.close()
+    for reduce_dtype in (torch.bfloat16, torch.float16):
+        found = []
+        for compresses in (True, False):
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)
+            model = hsdp(Odd, mesh_of(2, 2), mp_policy=policy)
+            handle = tagc.compress(model, hosts=2, **exact(sparsity=0)) if compresses else None
+            loss_of(model, batch_of(rank)).backward()
+            found.append(gradients(model))
+            if handle is not None:
+                handle.close()
+        for name, gradient in found[0].items():
+            size = max(1e-3, found[1][name].abs().max().item())
+            assert (gradient - found[1][name]).abs().max() <= 2e-2 * size, (name, reduce_dtype)
+
+
+def hsdp_conserves(rank, world_size):
+    """What came out and what is held back is what was given; gathers inside a host are torch's."""
+    import tagc.torch as tagc
+
+    given = full_gradients(Odd, world_size, range(4))
+    for options in ({}, {"values": "int2"}, {"parameters": "delta4"}):
+        model = hsdp(Odd, mesh_of(2, 2))
+        with tagc.compress(model, hosts=2, **exact(**options)) as handle:
+            received = {}
+            for step in range(4):
+                model.zero_grad()
+                loss_of(model, batch_of(rank, step)).backward()
+                for name, gradient in gradients(model).items():
+                    received[name] = received.get(name, 0) + gradient.double()
+            check_held(handle, received, given, 2)
+            assert handle.stats()["bytes_by_leg"]["gather"] == 0
+
+
+def nonfinite(rank, world_size):
+    """A gradient that is not finite on one rank comes out so on all that get a part of it, and residuals
+    stay; with another loss scale they are scaled."""
+    import tagc.torch as tagc
+
+    for make in (lambda: ddp(Matrices), lambda: hsdp(Matrices, mesh_of(2, 2))):
+        model = make()
+        with tagc.compress(model, hosts=2, **exact()) as handle:
+            model(gradients_of(rank, 0)).backward()
+            before = residuals_of(handle)
+            model.zero_grad()
+            spoilt = gradients_of(rank, 1)
+            if rank == 1:
+                for gradient in spoilt:
+                    gradient[0, 0], gradient[-1, 0] = float("inf"), float("nan")
+            model(spoilt).backward()
+            for name, gradient in gradients(model).items():
+                assert not gradient.isfinite().all(), name
+            after = residuals_of(handle)
+            assert all(torch.equal(after[name], values) and values.any() for name, values in before.items())
+            assert handle.stats()["n_nonfinite"] > 0
+            handle.loss_scale(2.0)
+            assert all(torch.equal(values, 2 * before[name]) for name, values in residuals_of(handle).items())
+
+
+# ---- FSDP1 ----
+
+
+def fsdp1(model_class, strategy, mesh=None, **options):
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    torch.manual_seed(0)
+    model = model_class()
+    options |= {
+        "sharding_strategy": getattr(ShardingStrategy, strategy),
+        "device_mesh": mesh,
+        "device_id": torch.device("cpu"),
+        "use_orig_params": True,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i, layer in enumerate(model.layers):
+            model.layers[i] = FullyShardedDataParallel(layer, **options)
+        return FullyShardedDataParallel(model, **options)
+
+
+def whole_gradients(model):
+    """Of FSDP1, by name."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from tagc.torch.schedule.policy import clean_name
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
+            return {clean_name(n): p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def own(handle, n):
+    """The n values of each residual that are of this rank; the others are zero."""
+    for values in residuals_of(handle).values():
+        assert values.count_nonzero() <= n
+        yield values.flatten()
+
+
+FSDP1 = (
+    ("FULL_SHARD", None),
+    ("SHARD_GRAD_OP", None),
+    ("NO_SHARD", None),
+    ("HYBRID_SHARD", (2, 2, False)),
+    ("_HYBRID_SHARD_ZERO2", (2, 2, False)),
+    ("HYBRID_SHARD", (2, 2, True)),
+)
+
+
+def fsdp1_oracle(rank, world_size):
+    """Rows, a slice, or the shards of replicas: what a rank exchanges with the other host is a half of what
+    its host has."""
+    import tagc.torch as tagc
+
+    n, (host, place) = SHAPE[0] * SHAPE[1], divmod(rank, 2)
+    for strategy, sizes in FSDP1:
+        if sizes and sizes[2]:
+            continue  # shards_oracle() is of that exchange
+        model = fsdp1(Matrices, strategy, mesh_of(*sizes) if sizes else None)
+        is_rows = strategy in ("FULL_SHARD", "SHARD_GRAD_OP")
+        oracles = [Rows(2, 2, n) if is_rows else TwoLevels(2, 2, n) for _ in range(2)]
+        with tagc.compress(model, hosts=2, **exact()) as handle:
+            for step in range(4):
+                model.zero_grad()
+                model(gradients_of(rank, step)).backward()
+                everyone = [gradients_of(other, step) for other in range(world_size)]
+                for i, (oracle, found) in enumerate(zip(oracles, whole_gradients(model).values())):
+                    expected = oracle.step([gradients[i].flatten() for gradients in everyone])
+                    torch.testing.assert_close(found.flatten(), expected, rtol=1e-5, atol=1e-6, msg=strategy)
+            for oracle, residual in zip(oracles, own(handle, n // 2)):
+                expected = oracle.held(host, place)
+                assert expected.count_nonzero() > 100
+                torch.testing.assert_close(residual, expected, rtol=1e-5, atol=1e-6, msg=strategy)
+
+
+def fsdp1_as_torch(rank, world_size):
+    """With every value as it is, gradients are those of torch, also accumulated, and after close()."""
+    import tagc.torch as tagc
+
+    for strategy, sizes in FSDP1:
+        model = fsdp1(Odd, strategy, mesh_of(*sizes) if sizes else None)
+        with tagc.compress(model, hosts=2, **exact(sparsity=0)) as handle:
+            with model.no_sync():
+                loss_of(model, batch_of(rank, 0)).backward()
+            loss_of(model, batch_of(rank, 1)).backward()
+            check_equal(whole_gradients(model), full_gradients(Odd, world_size, (0, 1)), strategy)
+            assert handle.n_steps == 1 and handle.stats()["n_units"] == 3
+        model.zero_grad()
+        loss_of(model, batch_of(rank)).backward()
+        check_equal(whole_gradients(model), full_gradients(Odd, world_size), f"{strategy} of torch again")
+    model = fsdp1(Odd, "HYBRID_SHARD", mesh_of(2, 2))
+    handle, said = warned(lambda: tagc.compress(model, hosts=4, **exact(sparsity=0)))
+    assert len(said) == (rank == 0) and all("replicated over 2 on several hosts, too" in one for one in said)
+    loss_of(model, batch_of(rank)).backward()
+    check_equal(whole_gradients(model), full_gradients(Odd, world_size))
+    handle.close()
+
+
+# ---- checkpoints ----
+
+
+def layouts_of(world_size):
+    """{name: (function that makes the model, hosts)}"""
+    half = world_size // 2
+    return {
+        "ddp": (lambda: ddp(OddMatrices), 2),
+        "ddp, flat": (lambda: ddp(OddMatrices), None),
+        "replicas": (lambda: hsdp(OddMatrices, mesh_of(2, half)), 2),
+        "replicas of whole": (lambda: hsdp(OddMatrices, mesh_of(world_size, 1)), 2),
+        "replicas on hosts": (lambda: hsdp(OddMatrices, mesh_of(half, 2)), 2 if world_size > 4 else None),
+        "shards": (lambda: hsdp(OddMatrices, mesh_of(half, 2, across=True)), 2),
+        "fsdp1": (lambda: fsdp1(OddMatrices, "FULL_SHARD"), 2),
+        "fsdp1, whole": (lambda: fsdp1(OddMatrices, "NO_SHARD"), 2),
+        "fsdp1, replicas": (lambda: fsdp1(OddMatrices, "HYBRID_SHARD", mesh_of(half, 2)), 2),
+    }
+
+
+def save_each(rank, world_size, folder, names):
+    """Returns {layout: what is still to come of each matrix}"""
+    import tagc.torch as tagc
+
+    found = {}
+    for name, (make, hosts) in layouts_of(world_size).items():
+        if name not in names:
+            continue
+        model = make()
+        with tagc.compress(model, hosts=hosts, **exact()) as handle:
+            given = [torch.zeros(shape, dtype=torch.float64) for shape in OddMatrices.shapes]
+            for step in range(3):
+                model.zero_grad()
+                everyone = [gradients_of(other, step, OddMatrices.shapes) for other in range(world_size)]
+                model(everyone[rank]).backward()
+                for total, received, *mine in zip(given, gradients(model).values(), *everyone):
+                    total += sum(gradient.double() for gradient in mine) / world_size - received
+            handle.save(f"{folder}/{name}")
+            found[name] = given
+            assert all(total.abs().max() > 0.1 for total in given)
+    return found
+
+
+def load_each(rank, world_size, folder, to_come, names, one_in):
+    """Steps without gradients send the rest: it is what was still to come, whichever ranks saved it."""
+    import tagc.torch as tagc
+
+    for i, (name, (make, hosts)) in enumerate(layouts_of(world_size).items()):
+        for j, (saved, expected) in enumerate(to_come.items()):
+            if name not in names or (i + j) % one_in:
+                continue
+            model = make()
+            with tagc.compress(model, hosts=hosts, **exact(sparsity=0.5)) as handle:
+                handle.load(f"{folder}/{saved}")
+                found = [torch.zeros(shape, dtype=torch.float64) for shape in OddMatrices.shapes]
+                for _ in range(4):
+                    model.zero_grad()
+                    model([torch.zeros(shape) for shape in OddMatrices.shapes]).backward()
+                    for total, received in zip(found, gradients(model).values()):
+                        total += received
+                for total, rest in zip(found, expected):
+                    torch.testing.assert_close(total, rest, rtol=1e-5, atol=1e-5, msg=f"{saved} -> {name}")
+
+
+def ddp_oracles(rank, world_size):
+    for n_hosts in {2: (2,), 4: (2,), 8: (2, 4)}[world_size]:
+        ddp_oracle(rank, world_size, n_hosts)
+
+
+@pytest.mark.slow
+def test_on_four_ranks():
+    ranks.run_each(
+        [
+            ddp_oracles,
+            ddp_as_torch,
+            ddp_conserves,
+            replicas_oracle,
+            replicas_on_hosts_oracle,
+            shards_oracle,
+            what_stays_dense_is_said,
+            odd_hosts,
+            one_fails,
+            hsdp_as_torch,
+            hsdp_conserves,
+            nonfinite,
+            fsdp1_oracle,
+            fsdp1_as_torch,
+        ],
+        4,
+        timeout_s=400,
+    )
+
+
+@pytest.mark.slow
+def test_on_eight_ranks():
+    ranks.run_each([ddp_oracles, replicas_oracle, replicas_on_hosts_oracle, shards_oracle], 8, timeout_s=400)
+
+
+@pytest.mark.slow
+def test_checkpoints(tmp_path):
+    every, two = list(layouts_of(4)), ["ddp", "replicas on hosts"]
+    to_come = ranks.run(save_each, 4, str(tmp_path), every)[0]
+    ranks.run(load_each, 4, str(tmp_path), to_come, every, 3)
+    ranks.run(load_each, 8, str(tmp_path), to_come, two, 3)
+    to_come = ranks.run(save_each, 8, str(tmp_path), two)[0]
+    ranks.run(load_each, 4, str(tmp_path), to_come, every, 2)
