@@ -78,7 +78,7 @@ tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_s
     uint64_t n = r.exchange->residual_elems(&r.options, world_size), residual = n * (uint64_t)sizeof(float);
     int n_spares = n ? tagc_comm_n_spares(n, n_before + 1) - tagc_comm_n_spares(n, n_before) : 0;
     tagc_memory_destroy(r.state);
-    *out = (tagc_exchange_memory){.buffers = arena.n_bytes,
+    *out = (tagc_exchange_memory){.buffers = r.exchange->state_bytes + arena.n_bytes,
                                   .work = work.n_bytes,
                                   .residual = residual,
                                   .spare = (uint64_t)n_spares * residual};

@@ -91,6 +91,20 @@ class ReducerStats(Structure):
     ]  # fmt: skip
 
 
+class Memory(Structure):
+    _fields_ = [("struct_bytes", c_size_t)] + [
+        (name, c_uint64)
+        for name in (
+            "residual_bytes",
+            "spare_bytes",
+            "work_bytes",
+            "buffer_bytes",
+            "device_residual_bytes",
+            "device_spare_bytes",
+        )
+    ]
+
+
 class GathererOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("format", c_int), ("delta",
@@ -196,6 +210,8 @@ _FUNCTIONS = {
     "tagc_reducer_stats_init_sized": ([POINTER(ReducerStats), c_size_t], None),
     "tagc_reducer_create": ([c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
     "tagc_reducer_create_on": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
+    "tagc_comm_memory": ([c_void_p, POINTER(Memory)], c_int),
+    "tagc_memory_init_sized": ([POINTER(Memory), c_size_t], None),
     "tagc_reducer_change": ([c_void_p, POINTER(ReducerOptions)], c_int),
     "tagc_reducer_begin": ([c_void_p, c_void_p, c_void_p], c_int),
     "tagc_reducer_end": ([c_void_p, POINTER(ReducerStats)], c_int),
@@ -270,6 +286,7 @@ _FUNCTIONS = {
     "tagc_device_close": ([c_void_p], None),
     "tagc_kernels_open": ([c_void_p, POINTER(c_void_p)], c_int),
     "tagc_kernels_bytes": ([c_void_p], c_uint64),
+    "tagc_kernels_pinned_bytes": ([c_void_p], c_uint64),
     "tagc_kernels_close": ([c_void_p], None),
     "tagc_queue_create": ([c_void_p, c_int, POINTER(c_void_p)], c_int),
     "tagc_queue_next": (
@@ -277,6 +294,7 @@ _FUNCTIONS = {
         c_int,
     ),
     "tagc_queue_finish": ([c_void_p, c_uint64, c_int, c_char_p], c_int),
+    "tagc_queue_pinned_bytes": ([c_void_p], c_uint64),
     "tagc_queue_retired": ([c_void_p], c_uint64),
     "tagc_queue_stream": ([c_void_p], c_void_p),
     "tagc_queue_close": ([c_void_p], None),

@@ -49,7 +49,7 @@ PYTHON_ORDER = [
     ["tagc.torch.exchange.*"],
     ["tagc.torch.schedule.*"],
     ["tagc.torch.state", "tagc.torch.statistics"],
-    ["tagc.torch.log", "tagc.torch.checkpoint"],
+    ["tagc.torch.log", "tagc.torch.checkpoint", "tagc.torch.memory"],
     ["tagc.torch.passes"],
     ["tagc.torch.handle"],
     ["tagc.torch.hooks.*"],

@@ -163,5 +163,51 @@ def changed_in_place(rank, world_size):
         assert kept == [2, 2, 2, 1, 1, 1], kept
 
 
+# ---- what the handle says ----
+
+
+def counted(rank, world_size):
+    """handle.memory() is what was allocated: residuals as large as they are saved, and all of it within 3 %
+    of what the planner forecasts for these exchanges."""
+    import tagc.torch as tagc
+    from tagc.commands import planner
+
+    for kind in ("fsdp2", "ddp"):
+        model = wrapped(kind)
+        with tagc.compress(
+            model, layers=mix_of_classes, values="int4", sparsity=0.5, verbose=False
+        ) as handle:
+            before = handle.memory()
+            assert before.host.residual == before.host.buffers == 0 == before.device.total
+            for step in range(3):  # DDP rebuilds its buckets
+                loss_of(model, batch_of(rank, step)).backward()
+            units = list(handle.state.units.values())
+            units = units if kind == "fsdp2" else list(units[0]._units.values())
+            parts = [[{**e.options, "n_elems": e.reducer.n_elems} for e in unit._exchanges] for unit in units]
+            expected, found = planner.needs(parts, world_size), handle.memory()
+            n_values = sum(e.reducer.n_residual for unit in units for e in unit._exchanges)
+            assert n_values and n_values <= found.host.residual <= 4 * n_values
+            packing = sum(work.n_bytes(True) for work in handle.passes.runners.works())
+            assert packing and found.host.replicas == found.host.pinned == found.device.total == 0
+            for name, a, b in (
+                ("residual", found.host.residual, expected.residual),
+                ("buffers", found.host.buffers, expected.buffers),
+                ("transient", found.host.transient, expected.transient + packing),
+            ):
+                assert abs(a - b) <= 0.03 * b, (kind, name, a, b)
+            assert "residual" in str(found) and "device" not in str(found)
+        assert handle.memory().total == 0
+
+
+def replicas_counted(rank, world_size):
+    import tagc.torch as tagc
+
+    model = wrapped("fsdp2")
+    with tagc.compress(model, layers="all", parameters="delta4", verbose=False) as handle:
+        loss_of(model, batch_of(rank)).backward()
+        n_elems = sum(p.numel() for p in model.parameters())
+        assert 2 * n_elems <= handle.memory().host.replicas < 2.5 * n_elems, handle.memory()
+
+
 def test_memory():
-    ranks.run_each([shared_by_units, changed_in_place], 3)
+    ranks.run_each([shared_by_units, changed_in_place, counted, replicas_counted], 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping, Sequence
 from ctypes import POINTER, Structure, byref, c_char, c_double, c_int, c_size_t, c_uint64, sizeof
 from typing import Any, NamedTuple
 
@@ -47,6 +48,18 @@ class Forecast(NamedTuple):
     residual_bytes: int
 
 
+class _ExchangeMemory(Structure):
+    _fields_ = [("buffers", c_uint64), ("work", c_uint64), ("residual", c_uint64), ("spare", c_uint64)]
+
+
+class Needs(NamedTuple):
+    """Bytes of a rank for reducers. transient: of the exchange under way."""
+
+    residual: int
+    buffers: int
+    transient: int
+
+
 _loaded: ctypes.CDLL | None = None
 
 
@@ -59,6 +72,15 @@ def _load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
         library.tagc_plan_ask.argtypes = [POINTER(_Question), POINTER(_Reply)]
         library.tagc_plan_ask.restype = c_int
+        library.tagc_plan_reducer_memory.argtypes = [
+            POINTER(lib.ReducerOptions),
+            c_int,
+            c_int,
+            POINTER(_ExchangeMemory),
+        ]
+        library.tagc_plan_reducer_memory.restype = c_int
+        library.tagc_plan_work_bytes.argtypes = [c_uint64, c_uint64]
+        library.tagc_plan_work_bytes.restype = c_uint64
         _loaded = library
     return _loaded
 
@@ -73,3 +95,27 @@ def ask(gather: str, values: str, **numbers: Any) -> Forecast:
     if status:
         raise Error(status, reply.why.decode(errors="replace") or "libtagc-plan.so is of another version")
     return Forecast(*(getattr(reply, name) for name in Forecast._fields))
+
+
+def needs(units: Sequence[Sequence[Mapping[str, Any]]], world_size: int) -> Needs:
+    """Returns what the reducers of a model take on each of world_size ranks. units: of each, the fields of
+    tagc_reducer_options of its parts."""
+    residual = buffers = spares = most = total = 0
+    alike: dict[int, int] = {}  # bytes of a residual -> reducers so far
+    for unit in units:
+        work = 0
+        for part in unit:
+            fields = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
+            for name, value in part.items():
+                setattr(fields, name, value)
+            found, n_before = _ExchangeMemory(), 0
+            for _ in range(2):  # how many have a residual of this size, the first answer tells
+                status = _load().tagc_plan_reducer_memory(byref(fields), world_size, n_before, byref(found))
+                if status:
+                    raise Error(status, f"no reducer has these options: {dict(part)}")
+                n_before = alike.get(found.residual, 0)
+            alike[found.residual] = n_before + 1
+            residual, buffers = residual + found.residual, buffers + found.buffers
+            spares, work = spares + found.spare, work + found.work
+        most, total = max(most, work), total + work
+    return Needs(residual, buffers, spares + int(_load().tagc_plan_work_bytes(most, total)))

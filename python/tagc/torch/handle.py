@@ -16,6 +16,7 @@ from tagc.torch.exchange.interfaces import Wrapped
 from tagc.torch.exchange.runner import Runners
 from tagc.torch.exchange.staging import Staging
 from tagc.torch.log import Log
+from tagc.torch.memory import Held, Memory, count
 from tagc.torch.passes import Passes
 from tagc.torch.schedule.options import Options
 from tagc.torch.state import State
@@ -25,6 +26,7 @@ class Compressed:
     """One model whose gradients tagc exchanges. compress() makes it.
 
     stats(), table(), n_steps    what was sent; what is compressed; exchanges so far
+    memory()                     what tagc holds
     record(path)                 a line per step for tagc-report
     watch(loss)                  guards the run
     adapt(optimizer), param_groups(), follow(scaler)
@@ -68,6 +70,14 @@ class Compressed:
         """Bytes of device memory in use by kernels: residuals, spares, bodies and work memory. 0 without
         kernels."""
         return 0 if self.passes.runners.kernels is None else self.passes.runners.kernels.n_bytes
+
+    def memory(self) -> Memory:
+        """Returns what tagc holds on this rank, in bytes, as it is allocated: `host` and `device`, each with
+        residual, replicas, buffers, pinned, and what is transient. Printed, it is a table. Connections are
+        made at the first exchange. Local."""
+        if self.is_closed:
+            return Memory(Held(), Held())
+        return count(self.passes.comms(), self.passes.runners, self.wrapper.replica_tensors())
 
     def stats(self) -> dict[str, Any]:
         """Returns statistics of this rank's last backward pass that exchanged gradients: a new dict of

@@ -68,6 +68,10 @@ class Passes:
                 comms[ranks] = Comm(group, self.state.options.timeout_s)
             return comms[ranks]
 
+    def comms(self) -> list[Comm]:
+        """Returns all connections so far."""
+        return [*self._comms.values(), *self._gather_comms.values()]
+
     def disconnect(self) -> None:
         """Ends all reducers and keeps the residuals."""
         with self.state.lock:

@@ -78,6 +78,10 @@ class Wrapped:
     sums_within_hosts = False
     cluster: Cluster | None = None  # which compress() finds; None: each rank counts as a host
 
+    def replica_tensors(self) -> list[torch.Tensor]:
+        """Returns the replicas that gathers of deltas keep."""
+        return []
+
     def groups(self) -> list[dist.ProcessGroup]:
         """Returns the process groups of exchanges, in the same order on all ranks."""
         raise NotImplementedError

@@ -64,7 +64,7 @@ class Host(Runner):
 
     def __init__(self, settle: Callable[[], object]) -> None:
         super().__init__()
-        self._settle, self._work_beside = settle, Work()
+        self._settle, self.work_beside = settle, Work()
         self._under_way: torch.futures.Future[Failures] | None = None  # of that exchange
         # of a thread, once there is one
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] | None = None
@@ -73,7 +73,7 @@ class Host(Runner):
     def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
         self._settle()
         if call.runs_beside:
-            call.perform(OwnWay(call.comm, self._work_beside), source, target, call.failure)()
+            call.perform(OwnWay(call.comm, self.work_beside), source, target, call.failure)()
             return
         self.finish()
         way = OwnWay(call.comm, self.work)
@@ -248,6 +248,15 @@ class Runners:
     @property
     def kernels(self) -> Kernels | None:
         return None if self.staging is None else self.staging.kernels
+
+    def works(self) -> list[Work]:
+        """Returns the work memory of all of them."""
+        runners: list[Runner | None] = [self.host, self._staged, self._group]
+        beside = [self.host.work_beside]
+        return beside + [runner.work for runner in runners if runner is not None]
+
+    def pinned_bytes(self) -> int:
+        return 0 if self.staging is None else self.staging.pinned_bytes
 
     def of(self, tensor: torch.Tensor) -> Runner:
         """Returns the one for gradients like that. Error if there should be one and cannot: host then tells

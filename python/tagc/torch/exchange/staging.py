@@ -86,6 +86,11 @@ class Kernels:
         """Bytes of device memory that they and their reducers hold."""
         return lib.load().tagc_kernels_bytes(self.handle)
 
+    @property
+    def pinned_bytes(self) -> int:
+        n_bytes: int = lib.load().tagc_kernels_pinned_bytes(self.handle)
+        return n_bytes
+
     def close(self) -> None:
         lib.load().tagc_kernels_close(self.handle)
         self.handle = ctypes.c_void_p()
@@ -140,6 +145,12 @@ class Staging:
     def stream(self) -> int:
         """The handle of the stream that copies results back."""
         return lib.load().tagc_queue_stream(self._queue)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of pinned memory, also those of the kernels."""
+        n_bytes: int = 0 if self.is_closed else lib.load().tagc_queue_pinned_bytes(self._queue)
+        return n_bytes + (0 if self.kernels is None else self.kernels.pinned_bytes)
 
     # ---- for hooks ----
 

@@ -558,6 +558,9 @@ class Wrapper(AnyWrapper):
         for gather in self._gathers:
             gather.loaded()
 
+    def replica_tensors(self) -> list[torch.Tensor]:
+        return [replica for gather in self._gathers for replica in gather.replica_tensors()]
+
     def replicas(self) -> dict[str, Replica]:
         return {gather.name: gather.replica() for gather in self._gathers if gather.is_delta}
 

@@ -243,6 +243,10 @@ class AllGather(FsdpComm):
         vote = (CHANGED if changed else 0) | _LOADED | (_FITS if fits else 0) | loaded.n_gathers * _COUNT
         return vote, fingerprint(source)
 
+    def replica_tensors(self) -> list[torch.Tensor]:
+        """Returns the replicas that are kept."""
+        return [gather.replica for gather in self._gathers.values() if gather.replica is not None]
+
     def reset(self) -> None:
         """Makes all parameters travel next time, because they were changed from outside."""
         self._loaded = None

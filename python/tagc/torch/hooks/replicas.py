@@ -128,6 +128,10 @@ class Gathers:
         self.gatherer.set_replica(full, replica.n_gathers)
         self._replica, self.wants_reset = full, False
 
+    @property
+    def replica(self) -> torch.Tensor | None:
+        return self._replica
+
     def row(self, place: int) -> tuple[torch.Tensor | None, int]:
         """Returns (row `place` of the replica, number of gathers); None where the next gather does without a
         replica."""
