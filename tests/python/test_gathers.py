@@ -325,12 +325,32 @@ def staged(rank, world_size):
         assert all(torch.equal(a, b) for a, b in zip(found[1], expected[1])), codec
 
 
+def rows_by_the_backend(rank, world_size):
+    """As NCCL does it, all rows as one, one by one, and by gloo: each rank gets each row of all ranks."""
+    from tagc.torch.exchange import internals, waits
+
+    rows, own = torch.arange(6.0).view(3, 2) + 100 * rank, internals.backend_of
+    expected = torch.stack(
+        [torch.cat([row + 100 * (other - rank) for other in range(world_size)]) for row in rows]
+    )
+    for backend in ({"supports_coalescing": True}, {"supports_coalescing": False}, None):
+        if backend is not None:
+            internals.backend_of = lambda *_, made=type("Backend", (), backend)(): made
+        try:
+            whole = torch.empty(3, world_size * 2)
+            waits.gather_rows(rows, whole, dist.group.WORLD, "rows", 60)
+        finally:
+            internals.backend_of = own
+        assert torch.equal(whole, expected), (backend, whole)
+
+
 def test_two_levels():
     ranks.run_each(
         [
             every_wire,
             other_ways_to_shard,
             bytes_between_hosts,
+            rows_by_the_backend,
             checkpoints_between_layouts,
             nothing_within_one_host,
             staged,
