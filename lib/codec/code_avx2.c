@@ -21,10 +21,18 @@ INLINE VEC avx2_clamp(VEC x, float most) {
     return (VEC)_mm256_min_ps(above, _mm256_set1_ps(most));
 }
 
+INLINE IVEC avx2_floor(VEC x) {
+    return (IVEC)_mm256_cvtps_epi32(_mm256_floor_ps((__m256)x));
+}
+
 INLINE void avx2_pack(const UVEC *codes, int bits, uint8_t *out) {
     __m256i halves = _mm256_packus_epi32((__m256i)codes[0], (__m256i)codes[1]);
     halves = _mm256_permute4x64_epi64(halves, 0xd8);
     __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+    if (bits == 8) {
+        _mm_storeu_si128((__m128i *)(void *)out, bytes);
+        return;
+    }
     const uint64_t eight = 0x0101010101010101u * ((1u << bits) - 1);
     uint64_t low = _pext_u64((uint64_t)_mm_cvtsi128_si64(bytes), eight);
     uint64_t high = _pext_u64((uint64_t)_mm_extract_epi64(bytes, 1), eight);
@@ -33,6 +41,11 @@ INLINE void avx2_pack(const UVEC *codes, int bits, uint8_t *out) {
 }
 
 INLINE void avx2_unpack(const uint8_t *in, int bits, UVEC *codes) {
+    if (bits == 8) {
+        codes[0] = (UVEC)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)in));
+        codes[1] = (UVEC)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(in + 8)));
+        return;
+    }
     const uint64_t eight = 0x0101010101010101u * ((1u << bits) - 1);
     uint64_t low = 0, high = 0;
     memcpy(&low, in, (size_t)bits);

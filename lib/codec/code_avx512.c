@@ -21,6 +21,10 @@ INLINE VEC avx512_clamp(VEC x, float most) {
     return (VEC)_mm512_min_ps(above, _mm512_set1_ps(most));
 }
 
+INLINE IVEC avx512_floor(VEC x) {
+    return (IVEC)_mm512_cvt_roundps_epi32((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+
 INLINE void avx512_pack(const UVEC *codes, int bits, uint8_t *out) {
     __m128i bytes = _mm512_cvtepi32_epi8((__m512i)codes[0]);
     if (bits == 8) {

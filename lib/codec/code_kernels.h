@@ -4,6 +4,7 @@
 #define TAGC_CODEC_CODE_KERNELS_H
 
 #include "codec/bf16.h"
+#include "codec/residual.h"
 #include <stddef.h>
 #include <stdint.h>
 
@@ -42,6 +43,17 @@ typedef struct tagc_code_kernels {
     void (*widen)(int values, float level, const uint8_t *scales, int block, const uint8_t *packed,
                   size_t first, size_t n, float *out);
     void (*add)(float *sums, const float *x, float scale, size_t n); /* sums += scale * x */
+    /* ---- stored residuals (residual.h); what these leave out, at the end or from where values are too large or not finite, the caller
+     * does one by one. They return how many of n they did. ---- */
+
+    /* int8 and int4. first is a multiple of TAGC_RESIDUAL_BLOCK. */
+    size_t (*write_residual)(int format, const float *x, size_t first, size_t n, uint32_t seed,
+                             uint8_t *exponents, uint8_t *codes);
+    size_t (*write_residual_halves)(const float *x, size_t first, size_t n, uint32_t seed, uint16_t *halves);
+    /* int8 and int4. */
+    size_t (*read_residual)(int format, const uint8_t *exponents, const uint8_t *codes, size_t first, size_t n,
+                            float *out);
+
     void (*copy_around)(float *to, const float *from, size_t n);     /* past the cache where that can be */
 } tagc_code_kernels;
 

@@ -21,6 +21,10 @@ INLINE VEC neon_clamp(VEC x, float most) {
     return (VEC)vminq_f32(above, vdupq_n_f32(most));
 }
 
+INLINE IVEC neon_floor(VEC x) {
+    return (IVEC)vcvtmq_s32_f32((float32x4_t)x);
+}
+
 /* Neighbours come together by halves: 8 bits of two codes, then of four, then of eight. */
 INLINE void neon_pack(const UVEC *codes, int bits, uint8_t *out) {
     uint16x8_t low = vcombine_u16(vmovn_u32((uint32x4_t)codes[0]), vmovn_u32((uint32x4_t)codes[1]));

@@ -23,6 +23,11 @@ INLINE VEC scalar_clamp(VEC x, float most) {
     return (VEC)((below & (UVEC)x) | (~below & (UVEC)high));
 }
 
+INLINE IVEC scalar_floor(VEC x) {
+    IVEC down = __builtin_convertvector(x, IVEC); /* towards zero */
+    return down + (IVEC)(__builtin_convertvector(down, VEC) > x);
+}
+
 INLINE void scalar_pack(const UVEC *codes, int bits, uint8_t *out) {
     uint64_t words[2] = {0, 0};
     for (int i = 0; i < TAGC_CODE_LANES; i++)
@@ -31,8 +36,10 @@ INLINE void scalar_pack(const UVEC *codes, int bits, uint8_t *out) {
 }
 
 INLINE void scalar_unpack(const uint8_t *in, int bits, UVEC *codes) {
+    uint32_t lanes[TAGC_CODE_LANES];
     for (int i = 0; i < TAGC_CODE_LANES; i++)
-        codes[i / WIDTH][i % WIDTH] = in[i * bits / 8] >> i * bits % 8 & ((1 << bits) - 1);
+        lanes[i] = in[i * bits / 8] >> i * bits % 8 & ((1 << bits) - 1);
+    memcpy(codes, lanes, sizeof lanes);
 }
 
 INLINE void scalar_halves(UVEC half, uint8_t *out) {

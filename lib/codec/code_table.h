@@ -4,6 +4,8 @@
  *   HAS_READERS       defined where the includer has NAME(read_codes) and NAME(check_codes) of its own
  *   STREAM(p, v)      stores a vector past the cache, p aligned; left out where that cannot be */
 
+#include "codec/residual_body.h"
+
 #ifndef HAS_READERS
 KERNEL size_t NAME(read_codes)(const uint8_t *bytes, size_t n_codes, int bits, uint32_t *positions) {
     return NAME(read_from)(bytes, 0, n_codes, bits, 0, positions);
@@ -42,5 +44,8 @@ const tagc_code_kernels TABLE = {
     .widen_halves = NAME(widen_halves),
     .widen = NAME(widen),
     .add = NAME(add),
+    .write_residual = NAME(write_residual),
+    .write_residual_halves = NAME(write_residual_halves),
+    .read_residual = NAME(read_residual),
     .copy_around = NAME(copy_around),
 };

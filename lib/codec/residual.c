@@ -1,4 +1,4 @@
-/* Residuals one value at a time: the definition, and what reads and writes them where no kernel does. */
+/* Residuals one value at a time: the definition, and what remains where the kernels of code_kernels.h end. */
 #include "codec/residual.h"
 #include "codec/bf16.h"
 #include "codec/code_kernels.h"
@@ -89,7 +89,9 @@ void tagc_residual_read(int format, size_t n, const void *row, size_t first, siz
     const uint8_t *exponents = row, *codes = exponents + tagc_residual_exponent_bytes(format, n);
     if (format == TAGC_FORMAT_FP32) memcpy(values, (const float *)row + first, n_here * sizeof *values);
     if (format == TAGC_FORMAT_BF16) tagc_bf16_widen((const uint16_t *)row + first, values, n_here);
-    for (size_t i = 0; has_exponents(format) && i < n_here; i++)
+    if (!has_exponents(format)) return;
+    size_t i = tagc_code_best()->read_residual(format, exponents, codes, first, n_here, values);
+    for (; i < n_here; i++)
         values[i] =
             (float)code_at(format, codes, first + i) * step_of(exponents[(first + i) / block_of(format)]);
 }
@@ -128,16 +130,25 @@ static void write_codes(int format, const float *values, size_t first, size_t n,
     }
 }
 
+static void write_halves(const float *values, size_t first, size_t n, uint32_t seed, uint16_t *halves) {
+    size_t i = tagc_code_best()->write_residual_halves(values, first, n, seed, halves);
+    for (; i < n; i++) halves[first + i] = half_of(values[i], random_byte(seed, first + i));
+}
+
 void tagc_residual_write(int format, size_t n, const float *values, size_t first, size_t n_here,
                          uint32_t seed, void *row) {
     uint8_t *exponents = row, *codes = exponents + tagc_residual_exponent_bytes(format, n);
     for (size_t i = 0; format == TAGC_FORMAT_FP32 && i < n_here; i++)
         ((float *)row)[first + i] = values[i] == 0 ? -0.0f : values[i];
-    for (size_t i = 0; format == TAGC_FORMAT_BF16 && i < n_here; i++)
-        ((uint16_t *)row)[first + i] = half_of(values[i], random_byte(seed, first + i));
+    if (format == TAGC_FORMAT_BF16) write_halves(values, first, n_here, seed, row);
     if (!has_exponents(format)) return;
-    size_t block = block_of(format);
-    for (size_t i = 0; i < n_here; i += block)
+    size_t block = block_of(format), i = 0;
+    while (n_here - i >= TAGC_RESIDUAL_BLOCK) {
+        i += tagc_code_best()->write_residual(format, values + i, first + i, n_here - i, seed, exponents, codes);
+        for (size_t end = i + TAGC_RESIDUAL_BLOCK; i < end && end <= n_here; i += block) /* the one that it left out */
+            write_codes(format, values + i, first + i, block, seed, exponents + (first + i) / block, codes);
+    }
+    for (; i < n_here; i += block)
         write_codes(format, values + i, first + i, n_here - i < block ? n_here - i : block, seed,
                     exponents + (first + i) / block, codes);
     if (first + n_here == n) clear_padding(format, n, exponents, codes);

@@ -1,0 +1,118 @@
+/* Reading and writing stored residuals (residual.h) in vectors of WIDTH lanes. Included after code_body.h, which says what an includer
+ * defines. TAGC_RESIDUAL_BLOCK values are written together: several blocks of int4, for which random bytes are made at once. */
+
+enum { NAME(GROUP) = TAGC_RESIDUAL_BLOCK };
+
+/* The random bytes of GROUP values, the first at a multiple of GROUP. */
+INLINE void NAME(random_bytes)(uint32_t seed, size_t first, uint8_t *bytes) {
+    UVEC group;
+    for (int lane = 0; lane < WIDTH; lane++) group[lane] = (uint32_t)lane;
+    group += seed + (uint32_t)(first / 4);
+    for (int i = 0; i < NAME(GROUP); i += 4 * WIDTH, group += WIDTH) {
+        UVEC x = (group ^ group >> 16) * 0x21f0aaadu;
+        x = (x ^ x >> 15) * 0x735a2d97u;
+        x ^= x >> 15;
+        memcpy(bytes + i, &x, sizeof x);
+    }
+}
+
+/* ---- integers ---- */
+
+/* LANES values with 1 / step as `inverse`. */
+INLINE void NAME(round_codes)(const float *x, float inverse, const uint8_t *bytes, int bits, uint8_t *packed) {
+    UVEC random[PARTS], codes[PARTS];
+    NAME(unpack)(bytes, 8, random);
+    for (int p = 0; p < PARTS; p++) {
+        /* bytes / 256 + 1, made of bits */
+        VEC above_one = (VEC)(random[p] << 15 | 0x3f804000u);
+        VEC quotient = NAME(load)(x + p * WIDTH) * inverse + (above_one - 1.0f);
+        codes[p] = (UVEC)NAME(floor)(quotient) & ((1u << bits) - 1);
+    }
+    NAME(pack)(codes, bits, packed);
+}
+
+/* One group in integers of `bits`; the largest magnitude of each block must be finite and within the largest exponent's reach: else
+ * returns 0, and the caller does it in the plain way. */
+INLINE int NAME(write_group)(int format, int bits, int block, const float *x, const uint8_t *random,
+                             uint8_t *exponents, uint8_t *codes) {
+    for (int b = 0; b < NAME(GROUP) / block; b++, x += block, random += block) {
+        UVEC top = {0}, other = {0};
+        for (int i = 0; i < block; i += 2 * WIDTH) {
+            top = NAME(max)(top, (UVEC)NAME(magnitude)(NAME(load)(x + i)));
+            other = NAME(max)(other, (UVEC)NAME(magnitude)(NAME(load)(x + i + WIDTH)));
+        }
+        uint32_t largest = NAME(top)(NAME(max)(top, other));
+        if (largest >= 0x7f000000u) return 0;
+        uint32_t exponent = tagc_residual_exponent(format, largest);
+        float inverse = tagc_bits_float(0x80000000u | (254 - exponent) << 23);
+        exponents[b] = (uint8_t)exponent;
+        for (int i = 0; i < block; i += LANES)
+            NAME(round_codes)(x + i, inverse, random + i, bits, codes + (b * block + i) * bits / 8);
+    }
+    return 1;
+}
+
+KERNEL size_t NAME(write_residual)(int format, const float *x, size_t first, size_t n, uint32_t seed,
+                                   uint8_t *exponents, uint8_t *codes) {
+    const size_t bits = format == TAGC_FORMAT_INT8 ? 8 : 4, block = format == TAGC_FORMAT_INT8 ? 128 : 32;
+    uint8_t random[NAME(GROUP)];
+    size_t i = 0;
+    for (; i + NAME(GROUP) <= n; i += NAME(GROUP)) {
+        NAME(random_bytes)(seed, first + i, random);
+        uint8_t *to = codes + (first + i) * bits / 8, *exponent = exponents + (first + i) / block;
+        int is_done = format == TAGC_FORMAT_INT8
+                          ? NAME(write_group)(TAGC_FORMAT_INT8, 8, 128, x + i, random, exponent, to)
+                          : NAME(write_group)(TAGC_FORMAT_INT4, 4, 32, x + i, random, exponent, to);
+        if (!is_done) break;
+    }
+    return i;
+}
+
+INLINE void NAME(widen_codes)(int bits, const uint8_t *packed, float step, float *out) {
+    const int top = 1 << (bits - 1);
+    UVEC codes[PARTS];
+    NAME(unpack)(packed, bits, codes);
+    for (int p = 0; p < PARTS; p++) {
+        IVEC integers = ((IVEC)codes[p] ^ top) - top;
+        NAME(store)(out + p * WIDTH, __builtin_convertvector(integers, VEC) * step);
+    }
+}
+
+INLINE size_t NAME(read_integers)(int bits, int shift, const uint8_t *exponents, const uint8_t *codes, size_t first,
+                                  size_t n, float *out) {
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        float step = tagc_bits_float(0x80000000u | (uint32_t)exponents[(first + i) >> shift] << 23);
+        NAME(widen_codes)(bits, codes + (first + i) * (size_t)bits / 8, step, out + i);
+    }
+    return i;
+}
+
+KERNEL size_t NAME(read_residual)(int format, const uint8_t *exponents, const uint8_t *codes, size_t first, size_t n,
+                                  float *out) {
+    if (first % LANES) return 0;
+    if (format == TAGC_FORMAT_INT8) return NAME(read_integers)(8, 7, exponents, codes, first, n, out);
+    return NAME(read_integers)(4, 5, exponents, codes, first, n, out);
+}
+
+/* ---- bf16 ---- */
+
+KERNEL size_t NAME(write_residual_halves)(const float *x, size_t first, size_t n, uint32_t seed, uint16_t *halves) {
+    uint8_t random[NAME(GROUP)];
+    size_t i = 0;
+    for (; i + NAME(GROUP) <= n; i += NAME(GROUP)) {
+        NAME(random_bytes)(seed, first + i, random);
+        for (size_t j = 0; j < NAME(GROUP); j += LANES) {
+            UVEC bytes[PARTS];
+            NAME(unpack)(random + j, 8, bytes);
+            for (int p = 0; p < PARTS; p++) {
+                VEC v = NAME(load)(x + i + j + (size_t)p * WIDTH);
+                UVEC half = ((UVEC)NAME(magnitude)(v) + (bytes[p] << 8 | 0x80u)) >> 16;
+                half -= (half + 0x80u) >> 15; /* not up to Inf */
+                half |= ((UVEC)v & 0x80000000u) >> 16 | ((UVEC)(half == 0) & 0x8000u);
+                NAME(halves)(half, (uint8_t *)(halves + first + i + j + (size_t)p * WIDTH));
+            }
+        }
+    }
+    return i;
+}
