@@ -154,6 +154,30 @@ void tagc_residual_write(int format, size_t n, const float *values, size_t first
     if (first + n_here == n) clear_padding(format, n, exponents, codes);
 }
 
+static void put_code(int format, uint8_t *codes, size_t i, int32_t code) {
+    if (format == TAGC_FORMAT_INT8)
+        codes[i] = (uint8_t)code;
+    else
+        codes[i / 2] = (uint8_t)((codes[i / 2] & (i % 2 ? 15 : 240)) | (code & 15) << i % 2 * 4);
+}
+
+void tagc_residual_put(int format, size_t n, const uint32_t *indices, const float *values, size_t n_here,
+                       uint32_t seed, void *row) {
+    uint8_t *exponents = row, *codes = exponents + tagc_residual_exponent_bytes(format, n);
+    size_t block = block_of(format), i = 0;
+    float most = format == TAGC_FORMAT_INT8 ? 127 : 7;
+    for (; i < n_here; i++) {
+        size_t at = indices[i];
+        if (format == TAGC_FORMAT_FP32)
+            ((float *)row)[at] = values[i] == 0 ? -0.0f : values[i];
+        else if (format == TAGC_FORMAT_BF16)
+            ((uint16_t *)row)[at] = half_of(values[i], random_byte(seed, at));
+        else
+            put_code(format, codes, at,
+                     code_of(values[i], inverse_of(exponents[at / block]), most, random_byte(seed, at)));
+    }
+}
+
 tagc_status tagc_residual_check(int format, size_t n, const void *row) {
     float values[PIECE];
     for (size_t at = 0; at < n; at += PIECE) {

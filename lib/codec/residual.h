@@ -78,6 +78,10 @@ void tagc_residual_read(int format, size_t n, const void *row, size_t first, siz
 void tagc_residual_write(int format, size_t n, const float *values, size_t first, size_t n_here,
                          uint32_t seed, void *row);
 
+/* Writes values (n_here) at indices (n_here). Each is within the reach of its block's exponent, which is not changed. */
+void tagc_residual_put(int format, size_t n, const uint32_t *indices, const float *values, size_t n_here,
+                       uint32_t seed, void *row);
+
 /* For rows from a file, of any bytes: TAGC_ERR_CORRUPT if some value would not be finite. */
 tagc_status tagc_residual_check(int format, size_t n, const void *row);
 

@@ -11,67 +11,21 @@
  * Threads take blocks one by one instead of one long slice each, because large elements cluster. A thread whose room for
  * candidates is full takes no more blocks and leaves them to the others, so only the sum of the rooms must be enough. Each
  * block knows where its output begins, so the result does not depend on the threads. */
-#include "codec/select.h"
-#include "codec/select_kernels.h"
-#include "codec/select_sample.h"
+#include "codec/residual.h"
+#include "codec/select_private.h"
 #include "core/memory.h"
 
-#include <stdatomic.h>
 #include <string.h>
 
+#define APART 48    /* elements: arrays that are multiples of 4096 bytes apart delay each other's loads */
 #define PIECE 2048  /* elements that are converted to fp32 together */
-#define BLOCK 16384 /* elements; few enough that a block's candidates are still in cache after its sweep */
+#define BLOCK TAGC_SELECT_BLOCK
 #define WORTH_THREADS 4 /* blocks; fewer are not worth waking anybody */
 /* Up to this many elements a band's range is bisected; digits of larger bands are counted. */
 #define SMALL_BAND 1024
 #define RADIX_BITS 11
 #define N_RADIX (1u << RADIX_BITS)
 #define INF_BITS 0x7f800000u
-
-typedef struct block {
-    uint32_t owner;                         /* the thread that streamed it */
-    uint32_t candidate_begin, n_candidates; /* in the lists of its owner */
-    uint32_t band_begin, n_band;
-    uint32_t n_sent, n_ties; /* certainly above the threshold, and equal to it */
-    uint32_t out_begin;      /* in the caller's indices and values */
-} block;
-
-typedef struct share {           /* of one thread */
-    uint32_t *candidate_indices; /* (n_room) */
-    float *candidate_values;     /* (n_room) */
-    float *band;                 /* (n_room) */
-    uint32_t *radix;             /* (N_RADIX) */
-    size_t n_candidates, n_band;
-    uint32_t max_bits;
-    char padding[TAGC_ALIGNMENT];
-} share;
-
-typedef struct selector {
-    const tagc_select_kernels *kernels;
-    tagc_addends addends;
-    const float *gradient, *residual_in; /* (n), or NULL: in other formats, read from the addends */
-    float *residual_out;                 /* (n), or NULL: not written here */
-    uint32_t *indices;                   /* (k) */
-    float *values;                       /* (k) */
-    size_t n, k, n_blocks;
-    int beyond_cache; /* the residual will have left the cache before it is read again */
-    int bypass;       /* and not in place: the sweep writes around the cache */
-    int leave;        /* acc stays in the residual everywhere */
-
-    tagc_sample_shape shape;
-    uint32_t *sample, *buckets; /* of the prediction */
-    block *blocks;              /* (n_blocks) */
-    share *shares;              /* (n_threads) */
-    size_t most_in_block;       /* elements */
-    size_t n_room;              /* candidates of one thread; 0 where none can be sent, or all are */
-    atomic_size_t next_block;
-
-    uint32_t t_lo, t_hi; /* predicted */
-    int from_acc;        /* the band could not be used: search acc */
-    uint32_t base, prefix, threshold;
-    int shift, shift_prefix; /* of the present radix level */
-    uint32_t n_digits;
-} selector;
 
 size_t tagc_select_count(size_t n, double sparsity) {
     if (n == 0 || !(sparsity > 0)) return n;
@@ -87,8 +41,9 @@ static size_t size_min(size_t a, size_t b) {
 }
 
 /* A thread's part of the room for all candidates goes on by a block, the one that finds it too small. */
-static void lay_out(selector *s, tagc_arena *arena, int n_threads) {
+static void lay_out(tagc_selector *s, tagc_arena *arena, int n_threads) {
     size_t n = s->n;
+    s->self = tagc_arena_take(arena, 1, sizeof *s);
     s->shape = tagc_sample_shape_of(n, s->k);
     s->n_blocks = (n + BLOCK - 1) / BLOCK;
     s->most_in_block = size_min(n, BLOCK);
@@ -104,7 +59,7 @@ static void lay_out(selector *s, tagc_arena *arena, int n_threads) {
     s->buckets = tagc_arena_take(arena, tagc_sample_buckets(&s->shape), sizeof *s->buckets);
     s->shares = tagc_arena_take(arena, n_shares, sizeof *s->shares);
     for (size_t t = 0; t < n_shares; t++) {
-        share own = {.candidate_indices = tagc_arena_take(arena, s->n_room, sizeof(uint32_t)),
+        tagc_select_share own = {.candidate_indices = tagc_arena_take(arena, s->n_room, sizeof(uint32_t)),
                      .candidate_values = tagc_arena_take(arena, s->n_room, sizeof(float)),
                      .band = tagc_arena_take(arena, s->n_room, sizeof(float)),
                      .radix = tagc_arena_take(arena, N_RADIX, sizeof(uint32_t))};
@@ -113,7 +68,7 @@ static void lay_out(selector *s, tagc_arena *arena, int n_threads) {
 }
 
 size_t tagc_select_scratch_bytes(size_t n, size_t k, int n_threads) {
-    selector s = {.n = n, .k = k};
+    tagc_selector s = {.n = n, .k = k};
     tagc_arena arena = {0};
     lay_out(&s, &arena, n_threads);
     return arena.n_bytes;
@@ -121,41 +76,43 @@ size_t tagc_select_scratch_bytes(size_t n, size_t k, int n_threads) {
 
 /* ---- work that threads share ---- */
 
-static size_t block_elems(const selector *s, size_t b) {
+static size_t block_elems(const tagc_selector *s, size_t b) {
     return size_min(s->n - b * BLOCK, BLOCK);
 }
 
 /* `stream` over one block. */
-static size_t stream_block(const selector *s, size_t at, size_t n, uint32_t t_lo, uint32_t *indices,
+static size_t stream_block(const tagc_selector *s, size_t at, size_t n, uint32_t t_lo, uint32_t *indices,
                            float *values, uint32_t *max_bits) {
-    const uint32_t t_clear = s->leave ? TAGC_SELECT_NONE : t_lo;
+    const uint32_t t_clear = s->leave && !s->stored_out ? TAGC_SELECT_NONE : t_lo;
     if (s->residual_out)
         return s->kernels->stream(s->gradient + at, s->residual_in + at, s->residual_out + at, n,
                                   (uint32_t)at, t_lo, t_clear, s->bypass, indices, values, max_bits);
-    float gradient_room[PIECE], residual_room[PIECE], acc[PIECE];
+    float gradient_room[PIECE + APART], room[PIECE];
     const float *gradient, *residual;
     size_t n_candidates = 0;
     for (size_t i = 0; i < n; i += PIECE) {
         size_t n_here = size_min(n - i, PIECE);
-        tagc_addends_parts(&s->addends, at + i, n_here, gradient_room, residual_room, &gradient, &residual);
-        n_candidates += s->kernels->stream(gradient, residual, acc, n_here, (uint32_t)(at + i), t_lo, t_clear,
+        tagc_addends_parts(&s->addends, at + i, n_here, gradient_room, room, &gradient, &residual);
+        n_candidates += s->kernels->stream(gradient, residual, room, n_here, (uint32_t)(at + i), t_lo, t_clear,
                                            0, indices + n_candidates, values + n_candidates, max_bits);
+        if (s->stored_out)
+            tagc_residual_write(s->addends.residual_format, s->n, room, at + i, n_here, s->seed, s->stored_out);
     }
     return n_candidates;
 }
 
 /* Takes blocks until none is left or this thread's room is full. */
 static void stream_work(void *arg, int index, int n_threads) {
-    selector *s = arg;
-    share *own = &s->shares[index];
+    tagc_selector *s = arg;
+    tagc_select_share *own = &s->shares[index];
     (void)n_threads;
     own->n_candidates = own->n_band = 0;
     own->max_bits = 0;
     while (own->n_candidates + s->most_in_block + TAGC_SELECT_SLACK <= s->n_room) {
         const size_t b = atomic_fetch_add(&s->next_block, 1), at = b * BLOCK;
         if (b >= s->n_blocks) break;
-        block *here = &s->blocks[b];
-        *here = (block){.owner = (uint32_t)index,
+        tagc_select_block *here = &s->blocks[b];
+        *here = (tagc_select_block){.owner = (uint32_t)index,
                         .candidate_begin = (uint32_t)own->n_candidates,
                         .band_begin = (uint32_t)own->n_band};
         float *values = own->candidate_values + own->n_candidates;
@@ -173,7 +130,7 @@ static void stream_work(void *arg, int index, int n_threads) {
 
 /* For blocks that no room had space for: writes acc to the residual, where the second pass looks for it. */
 static void sum_work(void *arg, int index, int n_threads) {
-    selector *s = arg;
+    tagc_selector *s = arg;
     (void)n_threads;
     uint32_t nowhere_indices[TAGC_SELECT_SLACK];
     float nowhere_values[TAGC_SELECT_SLACK];
@@ -185,22 +142,22 @@ static void sum_work(void *arg, int index, int n_threads) {
 }
 
 static void restore_work(void *arg, int index, int n_threads) {
-    selector *s = arg;
+    tagc_selector *s = arg;
     (void)n_threads;
-    const share *own = &s->shares[index];
+    const tagc_select_share *own = &s->shares[index];
     for (size_t i = 0; i < own->n_candidates; i++)
         s->residual_out[own->candidate_indices[i]] = own->candidate_values[i];
 }
 
 /* acc at [at, at + n), n up to PIECE: in the residual, or made in the room once more. */
-static const float *acc_at(const selector *s, size_t at, size_t n, float *room) {
+static const float *acc_at(const tagc_selector *s, size_t at, size_t n, float *room) {
     if (s->residual_out) return s->residual_out + at;
     tagc_addends_read(&s->addends, at, n, room);
     return room;
 }
 
 /* Counts, among bits - base whose digits above `shift` are `prefix`, the digit at `shift`. */
-static void add_digits(const selector *s, const float *values, size_t n, uint32_t *radix) {
+static void add_digits(const tagc_selector *s, const float *values, size_t n, uint32_t *radix) {
     for (size_t i = 0; i < n; i++) {
         uint32_t bits = tagc_abs_bits(values[i]) - s->base;
         if (bits >> s->shift_prefix == s->prefix) radix[bits >> s->shift & (s->n_digits - 1)]++;
@@ -208,8 +165,8 @@ static void add_digits(const selector *s, const float *values, size_t n, uint32_
 }
 
 static void radix_work(void *arg, int index, int n_threads) {
-    selector *s = arg;
-    share *own = &s->shares[index];
+    tagc_selector *s = arg;
+    tagc_select_share *own = &s->shares[index];
     memset(own->radix, 0, N_RADIX * sizeof *own->radix);
     if (!s->from_acc) {
         add_digits(s, own->band, own->n_band, own->radix);
@@ -223,20 +180,20 @@ static void radix_work(void *arg, int index, int n_threads) {
 }
 
 /* Each block's owner has the candidates; all threads share the residual. */
-static int is_mine(const selector *s, size_t b, int index, int n_threads) {
+static int is_mine(const tagc_selector *s, size_t b, int index, int n_threads) {
     return s->from_acc ? b % (size_t)n_threads == (size_t)index : s->blocks[b].owner == (uint32_t)index;
 }
 
-static void count_band(const selector *s, const share *own, block *here) {
+static void count_band(const tagc_selector *s, const tagc_select_share *own, tagc_select_block *here) {
     size_t n_ties, n_certain = here->n_candidates - here->n_band;
     n_certain += s->kernels->count(own->band + here->band_begin, here->n_band, s->threshold, &n_ties);
     here->n_sent = (uint32_t)n_certain;
     here->n_ties = (uint32_t)n_ties;
 }
 
-static void count_again(const selector *s, size_t b) {
+static void count_again(const tagc_selector *s, size_t b) {
     float room[PIECE];
-    block *here = &s->blocks[b];
+    tagc_select_block *here = &s->blocks[b];
     here->n_sent = here->n_ties = 0;
     for (size_t i = 0, n = block_elems(s, b), n_ties; i < n; i += PIECE) {
         size_t n_here = size_min(n - i, PIECE);
@@ -247,8 +204,8 @@ static void count_again(const selector *s, size_t b) {
 }
 
 static void count_work(void *arg, int index, int n_threads) {
-    selector *s = arg;
-    const share *own = &s->shares[index];
+    tagc_selector *s = arg;
+    const tagc_select_share *own = &s->shares[index];
     for (size_t b = 0; b < s->n_blocks; b++) {
         if (!is_mine(s, b, index, n_threads)) continue;
         if (s->from_acc)
@@ -259,7 +216,7 @@ static void count_work(void *arg, int index, int n_threads) {
 }
 
 /* Keeps from acc what is above the threshold, and the first n_ties equal to it. */
-static void keep_again(selector *s, const block *here, size_t begin, size_t end) {
+static void keep_again(tagc_selector *s, const tagc_select_block *here, size_t begin, size_t end) {
     size_t j = here->out_begin, n_ties = here->n_ties;
     float room[PIECE];
     for (size_t at = begin; at < end; at += PIECE) {
@@ -277,11 +234,11 @@ static void keep_again(selector *s, const block *here, size_t begin, size_t end)
 }
 
 static void pick_work(void *arg, int index, int n_threads) {
-    selector *s = arg;
-    const share *own = &s->shares[index];
+    tagc_selector *s = arg;
+    const tagc_select_share *own = &s->shares[index];
     for (size_t b = 0; b < s->n_blocks; b++) {
         if (!is_mine(s, b, index, n_threads)) continue;
-        const block *here = &s->blocks[b];
+        const tagc_select_block *here = &s->blocks[b];
         if (s->from_acc)
             keep_again(s, here, b * BLOCK, b * BLOCK + block_elems(s, b));
         else
@@ -295,8 +252,8 @@ static void pick_work(void *arg, int index, int n_threads) {
 
 /* k == n: zeros too, with their signs. */
 static void pick_all_work(void *arg, int index, int n_threads) {
-    selector *s = arg;
-    share *own = &s->shares[index];
+    tagc_selector *s = arg;
+    tagc_select_share *own = &s->shares[index];
     own->max_bits = 0;
     for (size_t b = (size_t)index; b < s->n_blocks; b += (size_t)n_threads) {
         tagc_addends_read(&s->addends, b * BLOCK, block_elems(s, b), s->values + b * BLOCK);
@@ -313,7 +270,7 @@ static void pick_all_work(void *arg, int index, int n_threads) {
 
 /* The bits of the element of `rank` from the top (1: the largest) among those whose bits - base need n_bits.
  */
-static uint32_t find_rank(selector *s, tagc_pool *pool, size_t rank, uint32_t base, int n_bits) {
+static uint32_t find_rank(tagc_selector *s, tagc_pool *pool, size_t rank, uint32_t base, int n_bits) {
     s->base = base;
     s->prefix = 0;
     s->shift = n_bits;
@@ -335,8 +292,8 @@ static uint32_t find_rank(selector *s, tagc_pool *pool, size_t rank, uint32_t ba
 }
 
 /* A threshold above which exactly `rank` elements of a small band lie, or that the one of this rank has. */
-static uint32_t halve_band(const selector *s, size_t rank) {
-    const share *own = &s->shares[0];
+static uint32_t halve_band(const tagc_selector *s, size_t rank) {
+    const tagc_select_share *own = &s->shares[0];
     uint32_t low = s->t_lo - 1, high = s->t_hi - 1; /* more than `rank` above low, fewer above high */
     while (high - low > 1) {
         uint32_t middle = low + (high - low) / 2;
@@ -348,7 +305,7 @@ static uint32_t halve_band(const selector *s, size_t rank) {
 }
 
 /* Finds threshold and ties in the band; returns 0 if the prediction was bad. */
-static int threshold_from_band(selector *s, tagc_pool *pool) {
+static int threshold_from_band(tagc_selector *s, tagc_pool *pool) {
     size_t n_candidates = 0, n_band = 0;
     for (int t = 0; t < tagc_pool_n_threads(pool); t++) {
         n_candidates += s->shares[t].n_candidates;
@@ -369,12 +326,12 @@ static int threshold_from_band(selector *s, tagc_pool *pool) {
 }
 
 /* Computes where each block's output begins and how many of its ties are sent: the first ones. Returns the number sent. */
-static size_t share_out(selector *s) {
+static size_t share_out(tagc_selector *s) {
     size_t n_above = 0, n_out = 0;
     for (size_t b = 0; b < s->n_blocks; b++) n_above += s->blocks[b].n_sent;
     size_t n_ties_left = s->threshold ? s->k - n_above : 0; /* zeros are never sent */
     for (size_t b = 0; b < s->n_blocks; b++) {
-        block *here = &s->blocks[b];
+        tagc_select_block *here = &s->blocks[b];
         here->n_ties = (uint32_t)size_min(here->n_ties, n_ties_left);
         n_ties_left -= here->n_ties;
         here->n_sent += here->n_ties;
@@ -385,7 +342,7 @@ static size_t share_out(selector *s) {
 }
 
 /* Takes the largest |acc| of all threads; returns 0 if it is not finite. */
-static int all_finite(const selector *s, tagc_pool *pool, tagc_selection *result) {
+static int all_finite(const tagc_selector *s, tagc_pool *pool, tagc_selection *result) {
     union {
         uint32_t bits;
         float value;
@@ -397,13 +354,14 @@ static int all_finite(const selector *s, tagc_pool *pool, tagc_selection *result
     return !result->nonfinite;
 }
 
-static void select_from(selector *s, void *scratch, tagc_pool *pool, tagc_selection *result) {
+static void select_from(tagc_selector *s, void *scratch, tagc_pool *pool, tagc_selection *result) {
     size_t n = s->n, k = s->k;
     *result = (tagc_selection){.n_passes = 1};
     if (n == 0) return;
     tagc_arena arena = {.base = scratch};
     lay_out(s, &arena, tagc_pool_n_threads(pool));
     if (s->n_blocks < WORTH_THREADS) pool = NULL;
+    s->pool = pool;
     /* the new residual is not read again soon; writing around the cache saves reading the old lines first */
     s->beyond_cache = n >= (size_t)1 << 21;
     s->bypass = s->beyond_cache && s->residual_out != s->residual_in;
@@ -434,7 +392,7 @@ static void select_from(selector *s, void *scratch, tagc_pool *pool, tagc_select
 void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient, const float *residual_in,
                       float *residual_out, int leave, size_t n, size_t k, uint32_t *indices, float *values,
                       void *scratch, tagc_pool *pool, tagc_selection *result) {
-    selector s = {.kernels = kernels,
+    tagc_selector s = {.kernels = kernels,
                   .addends = {.n = n, .gradient = gradient, .residual = residual_in},
                   .gradient = gradient,
                   .residual_in = residual_in,
@@ -447,17 +405,22 @@ void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient,
     select_from(&s, scratch, pool, result);
 }
 
-void tagc_select_addends_with(const tagc_select_kernels *kernels, const tagc_addends *addends, size_t k,
-                              uint32_t *indices, float *values, void *scratch, tagc_pool *pool,
-                              tagc_selection *result) {
-    selector s = {.kernels = kernels,
-                  .addends = *addends,
-                  .leave = 1,
-                  .indices = indices,
-                  .values = values,
-                  .n = addends->n,
-                  .k = k};
+void tagc_select_addends_with(const tagc_select_kernels *kernels, const tagc_addends *addends, void *residual_out,
+                              uint32_t seed, size_t k, uint32_t *indices, float *values, void *scratch,
+                              tagc_pool *pool, tagc_selection *result) {
+    tagc_selector s = {.kernels = kernels,
+                       .addends = *addends,
+                       .stored_out = residual_out,
+                       .seed = seed,
+                       .leave = 1,
+                       .indices = indices,
+                       .values = values,
+                       .n = addends->n,
+                       .k = k};
     select_from(&s, scratch, pool, result);
+    s.n_sent = result->n_sent;
+    s.is_written = result->n_passes == 1 && k > 0 && k < s.n;
+    if (s.n) *s.self = s;
 }
 
 static const tagc_select_kernels *best(void) {
@@ -479,7 +442,8 @@ void tagc_select_leaving(const float *gradient, const float *residual_in, float 
                      result);
 }
 
-void tagc_select_addends(const tagc_addends *addends, size_t k, uint32_t *indices, float *values,
-                         void *scratch, tagc_pool *pool, tagc_selection *result) {
-    tagc_select_addends_with(best(), addends, k, indices, values, scratch, pool, result);
+void tagc_select_addends(const tagc_addends *addends, void *residual_out, uint32_t seed, size_t k,
+                         uint32_t *indices, float *values, void *scratch, tagc_pool *pool,
+                         tagc_selection *result) {
+    tagc_select_addends_with(best(), addends, residual_out, seed, k, indices, values, scratch, pool, result);
 }

@@ -38,8 +38,15 @@ void tagc_select_leaving(const float *gradient, const float *residual_in, float 
                          size_t k, uint32_t *indices, float *values, void *scratch, tagc_pool *pool,
                          tagc_selection *result);
 
-/* The same selection from addends in any formats, of which the residual is not NULL. The new residual is written by tagc_addends_settle. */
-void tagc_select_addends(const tagc_addends *addends, size_t k, uint32_t *indices, float *values,
-                         void *scratch, tagc_pool *pool, tagc_selection *result);
+/* The same selection from addends in any formats, of which the residual is not NULL. residual_out, a row in the format of the
+ * residual that does not overlap it, is undefined until tagc_select_settle. */
+void tagc_select_addends(const tagc_addends *addends, void *residual_out, uint32_t seed, size_t k,
+                         uint32_t *indices, float *values, void *scratch, tagc_pool *pool,
+                         tagc_selection *result);
+
+/* Writes what is left of residual_out: it then holds acc, but at `indices` the errors (n_sent), or zeros if errors is NULL; as
+ * tagc_residual_write does with `seed`. Arrays, scratch and pool are those of the selection, which was finite; nothing has
+ * changed them since. n is not 0. */
+void tagc_select_settle(const float *errors, void *scratch);
 
 #endif

@@ -55,9 +55,9 @@ void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient,
                       void *scratch, tagc_pool *pool, tagc_selection *result);
 
 /* tagc_select_addends with a given table. */
-void tagc_select_addends_with(const tagc_select_kernels *kernels, const tagc_addends *addends, size_t k,
-                              uint32_t *indices, float *values, void *scratch, tagc_pool *pool,
-                              tagc_selection *result);
+void tagc_select_addends_with(const tagc_select_kernels *kernels, const tagc_addends *addends, void *residual_out,
+                              uint32_t seed, size_t k, uint32_t *indices, float *values, void *scratch,
+                              tagc_pool *pool, tagc_selection *result);
 
 /* Bits of |x|: ordered like the magnitudes, Inf and NaN on top. */
 static inline uint32_t tagc_abs_bits(float x) {

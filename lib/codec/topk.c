@@ -24,10 +24,16 @@ typedef struct topk {
     uint32_t *indices;      /* (k) */
     float *values, *errors; /* (k) */
     void *scratch;          /* of selection, then of gaps */
+    void *gaps_scratch;     /* the same, or its own where the selection is not over until its errors are known */
 } topk;
 
 static size_t max_of(size_t a, size_t b) {
     return a > b ? a : b;
+}
+
+/* Everything in fp32. */
+static int is_plain(const tagc_code_options *o) {
+    return o->residual == TAGC_FORMAT_FP32 && o->gradient == TAGC_FORMAT_FP32;
 }
 
 static void lay_out(const tagc_code_options *o, int n_threads, tagc_arena *arena, topk *t) {
@@ -36,9 +42,9 @@ static void lay_out(const tagc_code_options *o, int n_threads, tagc_arena *arena
     t->indices = tagc_arena_take(arena, o->k, sizeof *t->indices);
     t->values = tagc_arena_take(arena, o->k, sizeof *t->values);
     t->errors = tagc_arena_take(arena, o->k, sizeof *t->errors);
-    t->scratch = tagc_arena_take(
-        arena, max_of(tagc_select_scratch_bytes(o->n, o->k, n_threads), tagc_gaps_scratch_bytes(&t->gaps)),
-        1);
+    size_t n_select = tagc_select_scratch_bytes(o->n, o->k, n_threads), n_gaps = tagc_gaps_scratch_bytes(&t->gaps);
+    t->scratch = tagc_arena_take(arena, max_of(n_select, n_gaps), 1);
+    t->gaps_scratch = is_plain(o) ? t->scratch : tagc_arena_take(arena, n_gaps, 1);
 }
 
 static size_t topk_max_bytes(const tagc_code_options *options) {
@@ -86,7 +92,7 @@ static void value_work(void *arg, int index, int n_threads) {
 static void write_body(topk *t, size_t n_sent, float *residual, int keep_errors, uint8_t *body,
                        tagc_pool *pool, tagc_encoded *out) {
     out->n_sent = n_sent;
-    out->n_index_bytes = tagc_gaps_encode(&t->gaps, t->indices, n_sent, body, t->scratch, pool);
+    out->n_index_bytes = tagc_gaps_encode(&t->gaps, t->indices, n_sent, body, t->gaps_scratch, pool);
     out->n_bytes = out->n_index_bytes + tagc_values_bytes(&t->format, n_sent);
     value_job job = {t, n_sent, body + out->n_index_bytes, residual, residual || keep_errors};
     tagc_pool_run(n_sent < WORTH_THREADS ? NULL : pool, value_work, &job);
@@ -114,15 +120,16 @@ static void topk_encode(const tagc_code_options *options, const void *gradient, 
     tagc_addends addends = {options->n, options->gradient, options->residual, gradient, residual_in};
     lay_out(options, tagc_pool_n_threads(pool), &arena, &t);
     *out = (tagc_encoded){0};
-    if (options->residual == TAGC_FORMAT_FP32 && options->gradient == TAGC_FORMAT_FP32) {
+    if (is_plain(options)) {
         encode_in_fp32(&t, &addends, options->k, residual_out, body, pool, out);
         return;
     }
-    tagc_select_addends(&addends, options->k, t.indices, t.values, t.scratch, pool, &selection);
+    tagc_select_addends(&addends, residual_out, seed, options->k, t.indices, t.values, t.scratch, pool, &selection);
     out->nonfinite = selection.nonfinite;
     if (selection.nonfinite) return;
-    write_body(&t, selection.n_sent, NULL, 1, body, pool, out);
-    tagc_addends_settle(&addends, t.indices, t.errors, selection.n_sent, seed, residual_out, pool);
+    int is_exact = options->values == TAGC_FORMAT_FP32;
+    write_body(&t, selection.n_sent, NULL, !is_exact, body, pool, out);
+    if (options->n) tagc_select_settle(is_exact ? NULL : t.errors, t.scratch);
 }
 
 /* ---- decode ---- */
