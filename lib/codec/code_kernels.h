@@ -52,7 +52,7 @@ typedef struct tagc_code_kernels {
     size_t (*write_residual_halves)(const float *x, size_t first, size_t n, uint32_t seed, uint16_t *halves);
     /* int8 and int4. */
     size_t (*read_residual)(int format, const uint8_t *exponents, const uint8_t *codes, size_t first, size_t n,
-                            float *out);
+                            const void *ahead, float *out);
 
     void (*copy_around)(float *to, const float *from, size_t n);     /* past the cache where that can be */
 } tagc_code_kernels;

@@ -86,11 +86,15 @@ static int code_at(int format, const uint8_t *codes, size_t i) {
 }
 
 void tagc_residual_read(int format, size_t n, const void *row, size_t first, size_t n_here, float *values) {
+    tagc_residual_read_ahead(format, n, row, first, n_here, values, values);
+}
+
+void tagc_residual_read_ahead(int format, size_t n, const void *row, size_t first, size_t n_here, const void *ahead, float *values) {
     const uint8_t *exponents = row, *codes = exponents + tagc_residual_exponent_bytes(format, n);
     if (format == TAGC_FORMAT_FP32) memcpy(values, (const float *)row + first, n_here * sizeof *values);
     if (format == TAGC_FORMAT_BF16) tagc_bf16_widen((const uint16_t *)row + first, values, n_here);
     if (!has_exponents(format)) return;
-    size_t i = tagc_code_best()->read_residual(format, exponents, codes, first, n_here, values);
+    size_t i = tagc_code_best()->read_residual(format, exponents, codes, first, n_here, ahead, values);
     for (; i < n_here; i++)
         values[i] =
             (float)code_at(format, codes, first + i) * step_of(exponents[(first + i) / block_of(format)]);

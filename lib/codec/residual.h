@@ -72,6 +72,10 @@ void tagc_residual_clear(int format, size_t n, void *row);
 /* values = those at [first, first + n_here) of a row of n. */
 void tagc_residual_read(int format, size_t n, const void *row, size_t first, size_t n_here, float *values);
 
+/* The same, and asks for the memory at ahead (4 * n_here bytes), which the caller will read next. */
+void tagc_residual_read_ahead(int format, size_t n, const void *row, size_t first, size_t n_here, const void *ahead,
+                              float *values);
+
 /* Writes values (n_here) at [first, first + n_here). first is a multiple of TAGC_RESIDUAL_BLOCK, n_here too unless the range ends
  * the row. What a value that is not finite becomes is undefined. A finite one beyond the reach of the largest exponent,
  * within 0.8 % of the largest fp32 (int4: 13 %), becomes the largest that can be stored. */

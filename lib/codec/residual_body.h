@@ -79,20 +79,21 @@ INLINE void NAME(widen_codes)(int bits, const uint8_t *packed, float step, float
 }
 
 INLINE size_t NAME(read_integers)(int bits, int shift, const uint8_t *exponents, const uint8_t *codes, size_t first,
-                                  size_t n, float *out) {
+                                  size_t n, const char *ahead, float *out) {
     size_t i = 0;
     for (; i + LANES <= n; i += LANES) {
         float step = tagc_bits_float(0x80000000u | (uint32_t)exponents[(first + i) >> shift] << 23);
         NAME(widen_codes)(bits, codes + (first + i) * (size_t)bits / 8, step, out + i);
+        __builtin_prefetch(ahead + 4 * i);
     }
     return i;
 }
 
 KERNEL size_t NAME(read_residual)(int format, const uint8_t *exponents, const uint8_t *codes, size_t first, size_t n,
-                                  float *out) {
+                                  const void *ahead, float *out) {
     if (first % LANES) return 0;
-    if (format == TAGC_FORMAT_INT8) return NAME(read_integers)(8, 7, exponents, codes, first, n, out);
-    return NAME(read_integers)(4, 5, exponents, codes, first, n, out);
+    if (format == TAGC_FORMAT_INT8) return NAME(read_integers)(8, 7, exponents, codes, first, n, ahead, out);
+    return NAME(read_integers)(4, 5, exponents, codes, first, n, ahead, out);
 }
 
 /* ---- bf16 ---- */

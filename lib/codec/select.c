@@ -18,7 +18,7 @@
 #include <string.h>
 
 #define APART 48    /* elements: arrays that are multiples of 4096 bytes apart delay each other's loads */
-#define PIECE 2048  /* elements that are converted to fp32 together */
+#define PIECE 512 /* elements that are converted to fp32 together */
 #define BLOCK TAGC_SELECT_BLOCK
 #define WORTH_THREADS 4 /* blocks; fewer are not worth waking anybody */
 /* Up to this many elements a band's range is bisected; digits of larger bands are counted. */
