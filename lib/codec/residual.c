@@ -109,8 +109,9 @@ static uint32_t largest_of(const float *values, size_t n) {
     return largest < INF_BITS ? largest : INF_BITS - 1;
 }
 
-/* What follows the last exponent and the last code. */
-static void clear_padding(int format, size_t n, uint8_t *exponents, uint8_t *codes) {
+void tagc_residual_pad(int format, size_t n, void *row) {
+    uint8_t *exponents = row, *codes = exponents + tagc_residual_exponent_bytes(format, n);
+    if (!has_exponents(format)) return;
     size_t n_blocks = (n + block_of(format) - 1) / block_of(format), n_bytes = tagc_residual_bytes(format, n);
     uint8_t *end = codes + (format == TAGC_FORMAT_INT8 ? n : (n + 1) / 2);
     memset(exponents + n_blocks, 0, (size_t)(codes - exponents) - n_blocks);
@@ -134,6 +135,10 @@ static void write_codes(int format, const float *values, size_t first, size_t n,
     }
 }
 
+void tagc_residual_write_int8(const float *values, size_t first, uint32_t seed, uint8_t *exponent, uint8_t *codes) {
+    write_codes(TAGC_FORMAT_INT8, values, first, TAGC_RESIDUAL_BLOCK, seed, exponent, codes);
+}
+
 static void write_halves(const float *values, size_t first, size_t n, uint32_t seed, uint16_t *halves) {
     size_t i = tagc_code_best()->write_residual_halves(values, first, n, seed, halves);
     for (; i < n; i++) halves[first + i] = half_of(values[i], random_byte(seed, first + i));
@@ -155,7 +160,7 @@ void tagc_residual_write(int format, size_t n, const float *values, size_t first
     for (; i < n_here; i += block)
         write_codes(format, values + i, first + i, n_here - i < block ? n_here - i : block, seed,
                     exponents + (first + i) / block, codes);
-    if (first + n_here == n) clear_padding(format, n, exponents, codes);
+    if (first + n_here == n) tagc_residual_pad(format, n, row);
 }
 
 static void put_code(int format, uint8_t *codes, size_t i, int32_t code) {

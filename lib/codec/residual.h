@@ -82,6 +82,14 @@ void tagc_residual_read_ahead(int format, size_t n, const void *row, size_t firs
 void tagc_residual_write(int format, size_t n, const float *values, size_t first, size_t n_here,
                          uint32_t seed, void *row);
 
+/* Writes the zeros that follow the last exponent and the last code. */
+void tagc_residual_pad(int format, size_t n, void *row);
+
+/* One whole block of int8 at position `first`, in the plain way. Kernels leave it those whose largest magnitude has bits from
+ * TAGC_RESIDUAL_PLAIN on: too large for the last exponent, or not finite. */
+#define TAGC_RESIDUAL_PLAIN 0x7f000000u
+void tagc_residual_write_int8(const float *values, size_t first, uint32_t seed, uint8_t *exponent, uint8_t *codes);
+
 /* Writes values (n_here) at indices (n_here). Each is within the reach of its block's exponent, which is not changed. */
 void tagc_residual_put(int format, size_t n, const uint32_t *indices, const float *values, size_t n_here,
                        uint32_t seed, void *row);

@@ -42,7 +42,7 @@ INLINE int NAME(write_group)(int format, int bits, int block, const float *x, co
             other = NAME(max)(other, (UVEC)NAME(magnitude)(NAME(load)(x + i + WIDTH)));
         }
         uint32_t largest = NAME(top)(NAME(max)(top, other));
-        if (largest >= 0x7f000000u) return 0;
+        if (largest >= TAGC_RESIDUAL_PLAIN) return 0;
         uint32_t exponent = tagc_residual_exponent(format, largest);
         float inverse = tagc_bits_float(0x80000000u | (254 - exponent) << 23);
         exponents[b] = (uint8_t)exponent;

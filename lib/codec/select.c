@@ -89,8 +89,17 @@ static size_t stream_block(const tagc_selector *s, size_t at, size_t n, uint32_t
                                   (uint32_t)at, t_lo, t_clear, s->bypass, indices, values, max_bits);
     float gradient_room[PIECE + APART], room[PIECE];
     const float *gradient, *residual;
-    size_t n_candidates = 0;
-    for (size_t i = 0; i < n; i += PIECE) {
+    size_t i = 0, n_candidates = 0;
+    if (s->kernels->stream_int8 && s->stored_out && s->addends.residual_format == TAGC_FORMAT_INT8) {
+        const size_t n_exponents = tagc_residual_exponent_bytes(TAGC_FORMAT_INT8, s->n);
+        const uint8_t *in = s->addends.residual;
+        uint8_t *out = s->stored_out;
+        i = n / TAGC_RESIDUAL_BLOCK * TAGC_RESIDUAL_BLOCK;
+        n_candidates = s->kernels->stream_int8(s->addends.gradient, s->addends.gradient_format == TAGC_FORMAT_BF16, in,
+                                               in + n_exponents, out, out + n_exponents, i, (uint32_t)at, t_lo,
+                                               s->seed, indices, values, max_bits);
+    }
+    for (; i < n; i += PIECE) {
         size_t n_here = size_min(n - i, PIECE);
         tagc_addends_parts(&s->addends, at + i, n_here, gradient_room, room, &gradient, &residual);
         n_candidates += s->kernels->stream(gradient, residual, room, n_here, (uint32_t)(at + i), t_lo, t_clear,

@@ -158,13 +158,13 @@ INLINE void put_back(const uint32_t *indices, const float *values, size_t n, flo
     }
 }
 
-TARGET static void avx2_keep(const uint32_t *indices, const float *values, size_t n, uint32_t threshold,
-                             size_t n_ties, float *residual, int bypass, uint32_t *sent_indices,
-                             float *sent_values, size_t n_sent) {
+TARGET static void avx2_keep(uint32_t *indices, float *values, size_t n, uint32_t threshold, size_t n_ties,
+                             float *residual, int bypass, uint32_t *sent_indices, float *sent_values,
+                             size_t n_sent) {
     const __m256i limit = _mm256_set1_epi32((int)threshold);
     /* unselected candidates are collected first, because a branch for each would be mispredicted */
-    uint32_t lost_indices[LOST_ROOM];
-    float lost_values[LOST_ROOM];
+    uint32_t lost_room[LOST_ROOM], *lost_indices = residual ? lost_room : indices;
+    float lost_values_room[LOST_ROOM], *lost_values = residual ? lost_values_room : values;
     size_t j = 0, i = 0, n_lost = 0;
     for (; i + LANES <= n && j + LANES <= n_sent; i += LANES) {
         _mm_prefetch((const char *)(indices + i) + 2048,
@@ -180,17 +180,20 @@ TARGET static void avx2_keep(const uint32_t *indices, const float *values, size_
         _mm256_storeu_si256((__m256i *)(void *)(sent_indices + j), _mm256_permutevar8x32_epi32(index, order));
         _mm256_storeu_ps(sent_values + j, _mm256_permutevar8x32_ps(v, order));
         j += (size_t)_mm_popcnt_u32(sent);
-        if (!residual) continue;
         _mm256_storeu_si256((__m256i *)(void *)(lost_indices + n_lost),
                             _mm256_permutevar8x32_epi32(index, lost_order));
         _mm256_storeu_ps(lost_values + n_lost, _mm256_permutevar8x32_ps(v, lost_order));
         n_lost += LANES - (size_t)_mm_popcnt_u32(sent);
-        if (n_lost + LANES <= LOST_ROOM) continue;
+        if (!residual || n_lost + LANES <= LOST_ROOM) continue;
         put_back(lost_indices, lost_values, n_lost, residual, bypass);
         n_lost = 0;
     }
-    if (residual) put_back(lost_indices, lost_values, n_lost, residual, bypass);
-    tagc_select_scalar.keep(indices + i, values + i, n - i, threshold, n_ties, residual, bypass,
+    if (residual)
+        put_back(lost_indices, lost_values, n_lost, residual, bypass);
+    else
+        tagc_select_close_up(indices, values, n_lost, i, n);
+    size_t from = residual ? i : n_lost;
+    tagc_select_scalar.keep(indices + from, values + from, n - i, threshold, n_ties, residual, bypass,
                             sent_indices + j, sent_values + j, n_sent - j);
 }
 

@@ -1,5 +1,6 @@
 /* Selection, 16 elements at a time. Candidates are compressed in the register and stored whole; the next store overwrites
  * the surplus. Compressing straight into memory is slow microcode on some processors. */
+#include "codec/residual.h"
 #include "codec/select_kernels.h"
 
 #if defined(__x86_64__)
@@ -9,6 +10,7 @@
 #define TARGET __attribute__((target("avx512f,avx512bw,popcnt")))
 #define LANES 16
 #define ROOM 1024    /* elements of a residual on their way around the cache */
+#define AHEAD_BYTES 2048 /* of the gradient, on their way */
 #define LOST_ROOM 80 /* elements put back at a time */
 #define ALL ((__mmask16)0xffff)
 
@@ -89,6 +91,123 @@ TARGET static size_t avx512_stream(const float *gradient, const float *residual_
     return (size_t)(s.indices - indices);
 }
 
+/* ---- an int8 residual ---- */
+
+typedef struct block_state {
+    __m512i t_lo, iota;
+    uint32_t *indices;
+    float *values;
+} block_state;
+
+/* acc of 16 elements. The product is exact, so that one rounding is all that a multiplication and an addition would make, too. */
+TARGET static inline __m512 sum_vector(const void *gradient, size_t at, int is_bf16, const uint8_t *codes,
+                                       __m512 step) {
+    __m512 code = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(codes + at))));
+    __m512 g;
+    if (is_bf16)
+        g = _mm512_castsi512_ps(_mm512_slli_epi32(
+            _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)((const uint16_t *)gradient + at))), 16));
+    else
+        g = _mm512_loadu_ps((const float *)gradient + at);
+    return _mm512_fmadd_ps(code, step, g);
+}
+
+/* Collects the candidates of 16 elements; returns the others, zeros in place of candidates. */
+TARGET static inline __m512 take_candidates(block_state *s, __m512 acc, uint32_t at, __m512i *top) {
+    __m512i bits = abs_bits(acc);
+    __mmask16 rest = _mm512_cmplt_epu32_mask(bits, s->t_lo), chosen = (__mmask16)~rest;
+    __m512i index = _mm512_add_epi32(_mm512_set1_epi32((int)at), s->iota);
+    *top = _mm512_mask_max_epu32(*top, rest, *top, bits);
+    _mm512_storeu_si512(s->indices, _mm512_maskz_compress_epi32(chosen, index));
+    _mm512_storeu_ps(s->values, _mm512_maskz_compress_ps(chosen, acc));
+    int n_chosen = _mm_popcnt_u32(chosen);
+    s->indices += n_chosen;
+    s->values += n_chosen;
+    return _mm512_maskz_mov_ps(rest, acc);
+}
+
+/* Random bytes of 64 elements. */
+TARGET static inline __m512i random_bytes(__m512i x) {
+    x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
+    x = _mm512_mullo_epi32(x, _mm512_set1_epi32(0x21f0aaad));
+    x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 15));
+    x = _mm512_mullo_epi32(x, _mm512_set1_epi32(0x735a2d97));
+    return _mm512_xor_si512(x, _mm512_srli_epi32(x, 15));
+}
+
+/* Codes of 16 elements, not yet bytes. */
+TARGET static inline __m512i round_vector(__m512 acc, __m512 inverse, const uint8_t *random) {
+    __m512 byte = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)random)));
+    __m512 part = _mm512_fmadd_ps(byte, _mm512_set1_ps(1.0f / 256), _mm512_set1_ps(1.0f / 512));
+    return _mm512_cvt_roundps_epi32(_mm512_fmadd_ps(acc, inverse, part), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+
+/* Writes the codes of a whole block. */
+TARGET static inline void write_codes(const __m512 *acc, __m512 inverse, __m512i group, uint8_t *codes) {
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    uint8_t random[64] __attribute__((aligned(64)));
+    for (int half = 0; half < 2; half++, acc += 4, codes += 64) {
+        _mm512_store_si512(random, random_bytes(group));
+        group = _mm512_add_epi32(group, _mm512_set1_epi32(16));
+        __m512i low = _mm512_packs_epi32(round_vector(acc[0], inverse, random),
+                                         round_vector(acc[1], inverse, random + 16));
+        __m512i high = _mm512_packs_epi32(round_vector(acc[2], inverse, random + 32),
+                                          round_vector(acc[3], inverse, random + 48));
+        _mm512_storeu_si512(codes, _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high)));
+    }
+}
+
+TARGET static inline __attribute__((always_inline)) size_t
+stream_int8(const void *gradient, int is_bf16, const uint8_t *exponents_in, const uint8_t *codes_in,
+            uint8_t *exponents_out, uint8_t *codes_out, size_t n, uint32_t first, uint32_t t_lo, uint32_t seed,
+            uint32_t *indices, float *values, uint32_t *max_bits) {
+    const __m512i iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    block_state s = {_mm512_set1_epi32((int)t_lo), iota, indices, values};
+    uint32_t max = *max_bits;
+    for (size_t at = first; at < first + n; at += TAGC_RESIDUAL_BLOCK) {
+        size_t block = at / TAGC_RESIDUAL_BLOCK;
+        __m512 step = _mm512_castsi512_ps(_mm512_set1_epi32((int)(0x80000000u | (uint32_t)exponents_in[block] << 23)));
+        __m512 acc[TAGC_RESIDUAL_BLOCK / LANES];
+        __m512i top = _mm512_setzero_si512();
+        for (size_t v = 0; v < TAGC_RESIDUAL_BLOCK / LANES; v++) {
+            _mm_prefetch((const char *)gradient + (at + v * LANES) * (is_bf16 ? 2 : 4) + AHEAD_BYTES, _MM_HINT_T0);
+            acc[v] = take_candidates(&s, sum_vector(gradient, at + v * LANES, is_bf16, codes_in, step),
+                                     (uint32_t)(at + v * LANES), &top);
+        }
+        uint32_t largest = _mm512_reduce_max_epu32(top);
+        if (largest > max) max = largest;
+        if (largest >= TAGC_RESIDUAL_PLAIN) {
+            float room[TAGC_RESIDUAL_BLOCK];
+            memcpy(room, acc, sizeof room);
+            tagc_residual_write_int8(room, at, seed, exponents_out + block, codes_out);
+            continue;
+        }
+        uint32_t exponent = tagc_residual_exponent(TAGC_FORMAT_INT8, largest);
+        exponents_out[block] = (uint8_t)exponent;
+        write_codes(acc, _mm512_castsi512_ps(_mm512_set1_epi32((int)(0x80000000u | (254 - exponent) << 23))),
+                    _mm512_add_epi32(_mm512_set1_epi32((int)(seed + (uint32_t)(at / 4))), iota), codes_out + at);
+    }
+    size_t n_candidates = (size_t)(s.indices - indices);
+    __m512i top = _mm512_setzero_si512();
+    for (size_t i = 0; i < n_candidates; i += LANES) {
+        __mmask16 lanes = n_candidates - i < LANES ? first_lanes(n_candidates - i) : ALL;
+        top = _mm512_max_epu32(top, abs_bits(_mm512_maskz_loadu_ps(lanes, values + i)));
+    }
+    uint32_t largest = _mm512_reduce_max_epu32(top);
+    *max_bits = largest > max ? largest : max;
+    return n_candidates;
+}
+
+TARGET static size_t avx512_stream_int8(const void *gradient, int is_bf16, const uint8_t *exponents_in,
+                                        const uint8_t *codes_in, uint8_t *exponents_out, uint8_t *codes_out,
+                                        size_t n, uint32_t first, uint32_t t_lo, uint32_t seed, uint32_t *indices,
+                                        float *values, uint32_t *max_bits) {
+    return is_bf16 ? stream_int8(gradient, 1, exponents_in, codes_in, exponents_out, codes_out, n, first, t_lo,
+                                 seed, indices, values, max_bits)
+                   : stream_int8(gradient, 0, exponents_in, codes_in, exponents_out, codes_out, n, first, t_lo,
+                                 seed, indices, values, max_bits);
+}
+
 static void avx512_fence(void) {
     _mm_sfence();
 }
@@ -129,7 +248,6 @@ static inline __mmask16 lowest_set(__mmask16 mask, size_t n) {
 /* Unselected candidates are lines apart: a plain store would fetch a whole line from memory for each. */
 TARGET static inline void put_back(const uint32_t *indices, const float *values, size_t n, float *residual,
                                    int bypass) {
-    if (!residual) return;
     if (!bypass) {
         for (size_t i = 0; i < n; i++) residual[indices[i]] = values[i];
         return;
@@ -141,13 +259,13 @@ TARGET static inline void put_back(const uint32_t *indices, const float *values,
     }
 }
 
-TARGET static void avx512_keep(const uint32_t *indices, const float *values, size_t n, uint32_t threshold,
-                               size_t n_ties, float *residual, int bypass, uint32_t *sent_indices,
-                               float *sent_values, size_t n_sent) {
+TARGET static void avx512_keep(uint32_t *indices, float *values, size_t n, uint32_t threshold, size_t n_ties,
+                               float *residual, int bypass, uint32_t *sent_indices, float *sent_values,
+                               size_t n_sent) {
     const __m512i limit = _mm512_set1_epi32((int)threshold);
     /* unselected candidates are collected first, because a branch for each would be mispredicted */
-    uint32_t lost_indices[LOST_ROOM];
-    float lost_values[LOST_ROOM];
+    uint32_t lost_room[LOST_ROOM], *lost_indices = residual ? lost_room : indices;
+    float lost_values_room[LOST_ROOM], *lost_values = residual ? lost_values_room : values;
     size_t j = 0, n_lost = 0;
     for (size_t i = 0; i < n; i += LANES) {
         __mmask16 lanes = n - i < LANES ? first_lanes(n - i) : ALL;
@@ -165,10 +283,16 @@ TARGET static void avx512_keep(const uint32_t *indices, const float *values, siz
             sent |= ties;
         }
         __mmask16 lost = (__mmask16)(lanes & ~sent);
-        _mm512_storeu_si512(lost_indices + n_lost, _mm512_maskz_compress_epi32(lost, index));
-        _mm512_storeu_ps(lost_values + n_lost, _mm512_maskz_compress_ps(lost, v));
-        n_lost += (size_t)_mm_popcnt_u32(lost);
-        if (n_lost > LOST_ROOM - LANES) {
+        size_t n_lost_here = (size_t)_mm_popcnt_u32(lost);
+        if (residual || n_lost + LANES <= n) {
+            _mm512_storeu_si512(lost_indices + n_lost, _mm512_maskz_compress_epi32(lost, index));
+            _mm512_storeu_ps(lost_values + n_lost, _mm512_maskz_compress_ps(lost, v));
+        } else { /* not over what follows the list */
+            _mm512_mask_compressstoreu_epi32(lost_indices + n_lost, lost, index);
+            _mm512_mask_compressstoreu_ps(lost_values + n_lost, lost, v);
+        }
+        n_lost += n_lost_here;
+        if (residual && n_lost > LOST_ROOM - LANES) {
             put_back(lost_indices, lost_values, n_lost, residual, bypass);
             n_lost = 0;
         }
@@ -184,12 +308,13 @@ TARGET static void avx512_keep(const uint32_t *indices, const float *values, siz
         }
         j += n_here;
     }
-    put_back(lost_indices, lost_values, n_lost, residual, bypass);
+    if (residual) put_back(lost_indices, lost_values, n_lost, residual, bypass);
 }
 
 const tagc_select_kernels tagc_select_avx512 = {
     .name = "avx512",
     .stream = avx512_stream,
+    .stream_int8 = avx512_stream_int8,
     .fence = avx512_fence,
     .band = avx512_band,
     .count = avx512_count,

@@ -107,11 +107,10 @@ static size_t neon_count(const float *values, size_t n, uint32_t threshold, size
     return n_above;
 }
 
-static void neon_keep(const uint32_t *indices, const float *values, size_t n, uint32_t threshold,
-                      size_t n_ties, float *residual, int bypass, uint32_t *sent_indices, float *sent_values,
-                      size_t n_sent) {
+static void neon_keep(uint32_t *indices, float *values, size_t n, uint32_t threshold, size_t n_ties,
+                      float *residual, int bypass, uint32_t *sent_indices, float *sent_values, size_t n_sent) {
     const uint32x4_t limit = vdupq_n_u32(threshold);
-    size_t j = 0, i = 0;
+    size_t j = 0, i = 0, n_lost = 0;
     for (; i + LANES <= n && j + LANES <= n_sent; i += LANES) {
         uint32x4_t index = vld1q_u32(indices + i);
         float32x4_t v = vld1q_f32(values + i);
@@ -121,12 +120,19 @@ static void neon_keep(const uint32_t *indices, const float *values, size_t n, ui
         vst1q_u32(sent_indices + j, compress(index, sent));
         store_compressed(sent_values + j, v, sent);
         j += set_bits[sent];
-        for (uint32_t lost = residual ? ~sent & 15 : 0; lost; lost &= lost - 1) {
+        for (uint32_t lost = ~sent & 15; lost; lost &= lost - 1) {
             size_t at = i + (size_t)__builtin_ctz(lost);
-            residual[indices[at]] = values[at];
+            if (residual) {
+                residual[indices[at]] = values[at];
+            } else {
+                indices[n_lost] = indices[at];
+                values[n_lost++] = values[at];
+            }
         }
     }
-    tagc_select_scalar.keep(indices + i, values + i, n - i, threshold, n_ties, residual, bypass,
+    if (!residual) tagc_select_close_up(indices, values, n_lost, i, n);
+    size_t from = residual ? i : n_lost;
+    tagc_select_scalar.keep(indices + from, values + from, n - i, threshold, n_ties, residual, bypass,
                             sent_indices + j, sent_values + j, n_sent - j);
 }
 

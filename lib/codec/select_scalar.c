@@ -50,12 +50,11 @@ static size_t scalar_count(const float *values, size_t n, uint32_t threshold, si
     return n_above;
 }
 
-static void scalar_keep(const uint32_t *indices, const float *values, size_t n, uint32_t threshold,
-                        size_t n_ties, float *residual, int bypass, uint32_t *sent_indices,
-                        float *sent_values, size_t n_sent) {
+static void scalar_keep(uint32_t *indices, float *values, size_t n, uint32_t threshold, size_t n_ties,
+                        float *residual, int bypass, uint32_t *sent_indices, float *sent_values, size_t n_sent) {
     (void)bypass;
     (void)n_sent;
-    size_t j = 0;
+    size_t j = 0, n_lost = 0;
     for (size_t i = 0; i < n; i++) {
         uint32_t bits = tagc_abs_bits(values[i]);
         int tie = bits == threshold && n_ties > 0;
@@ -65,6 +64,9 @@ static void scalar_keep(const uint32_t *indices, const float *values, size_t n, 
             sent_values[j++] = values[i];
         } else if (residual) {
             residual[indices[i]] = values[i];
+        } else {
+            indices[n_lost] = indices[i];
+            values[n_lost++] = values[i];
         }
     }
 }

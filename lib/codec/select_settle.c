@@ -3,41 +3,29 @@
  * The sweep wrote everything else, block by block of the format, each in the scale that it needs by itself. A candidate is now known to be
  * an error or to have lost. If it fits into the scale of its block, its code is written between the others'. If it does not,
  * the block is made once more from the addends. Either way the block is what tagc_residual_write makes of all its values. */
-#include "codec/code_kernels.h"
 #include "codec/residual.h"
 #include "codec/select_private.h"
-
-#include <string.h>
 
 enum { LEAST = 32, SHIFT_LEAST = 5 }; /* values of the smallest block */
 
 typedef struct settling {
     const tagc_selector *s;
-    const float *errors;
-    const tagc_code_kernels *kernels;
+    const float *errors; /* (n_sent), or NULL */
 } settling;
 
-/* Puts what becomes of the candidates of one block of the selection into their lists: the error where one was sent, else acc. Without
- * errors only what was not sent stays in the lists. Returns their new length. tops: the bits of the largest magnitude in each
- * LEAST elements. */
-static size_t find_ends(const settling *t, const tagc_select_block *here, uint32_t base, uint32_t *indices,
-                        float *values, uint32_t *tops) {
-    const uint32_t *sent = t->s->indices + here->out_begin;
-    const float *errors = t->errors ? t->errors + here->out_begin : NULL;
-    size_t j = 0, n = 0, n_sent = here->n_sent;
-    for (size_t i = 0; i < here->n_candidates; i++) {
-        uint32_t at = indices[i];
-        int is_sent = j < n_sent && sent[j] == at;
-        float end = is_sent && errors ? errors[j] : values[i];
-        j += (size_t)is_sent;
-        indices[n] = at;
-        values[n] = end;
-        if (is_sent && !errors) continue;
-        n++;
-        uint32_t bits = tagc_abs_bits(end), *top = &tops[(at - base) >> SHIFT_LEAST];
+/* What becomes of candidates of one block of the selection: two lists, each ascending. */
+typedef struct ends {
+    const uint32_t *indices; /* (n) */
+    const float *values;     /* (n) */
+    size_t n;
+} ends;
+
+/* Raises tops, the bits of the largest magnitude in each LEAST elements from `base` on. */
+static void find_tops(const ends *e, uint32_t base, uint32_t *tops) {
+    for (size_t i = 0; i < e->n; i++) {
+        uint32_t bits = tagc_abs_bits(e->values[i]), *top = &tops[(e->indices[i] - base) >> SHIFT_LEAST];
         *top = bits > *top ? bits : *top;
     }
-    return n;
 }
 
 /* The first of indices (n), ascending, that is not below `at`. */
@@ -53,64 +41,65 @@ static size_t first_from(const uint32_t *indices, size_t n, size_t at) {
     return low;
 }
 
-/* [at, at + n) of the row, with its ends (n_ends) among others. */
-static void make_again(const settling *t, size_t at, size_t n, const uint32_t *indices, const float *values,
-                       size_t n_ends) {
-    const tagc_selector *s = t->s;
+/* [at, at + n) of the row. */
+static void make_again(const tagc_selector *s, size_t at, size_t n, const float *errors) {
     float acc[TAGC_RESIDUAL_BLOCK];
     tagc_addends_read(&s->addends, at, n, acc);
-    for (const uint32_t *sent = s->indices + first_from(s->indices, s->n_sent, at);
-         sent < s->indices + s->n_sent && *sent < at + n; sent++)
-        acc[*sent - at] = -0.0f;
-    for (size_t i = first_from(indices, n_ends, at); i < n_ends && indices[i] < at + n; i++)
-        acc[indices[i] - at] = values[i];
+    for (size_t j = first_from(s->indices, s->n_sent, at); j < s->n_sent && s->indices[j] < at + n; j++)
+        acc[s->indices[j] - at] = errors ? errors[j] : -0.0f;
     tagc_residual_write(s->addends.residual_format, s->n, acc, at, n, s->seed, s->stored_out);
 }
 
-/* Blocks that are too small for what became of their candidates. */
-static void enlarge(const settling *t, size_t begin, size_t n, const uint32_t *tops, const uint32_t *indices,
-                    const float *values, size_t n_ends) {
+/* Blocks in [begin, begin + n) that are too small for what became of their candidates. */
+static void enlarge(const settling *t, size_t begin, size_t n, const uint32_t *tops) {
     const tagc_selector *s = t->s;
-    const int format = s->addends.residual_format, n_tops = TAGC_RESIDUAL_BLOCK / LEAST;
-    const size_t per_exponent = format == TAGC_FORMAT_INT8 ? TAGC_RESIDUAL_BLOCK / LEAST : 1;
+    const int format = s->addends.residual_format;
+    const size_t per_group = TAGC_RESIDUAL_BLOCK / LEAST, per_exponent = format == TAGC_FORMAT_INT8 ? per_group : 1;
     const uint8_t *exponents = (const uint8_t *)s->stored_out + begin / LEAST / per_exponent;
     for (size_t i = 0; i < n; i += TAGC_RESIDUAL_BLOCK) {
         int is_small = 0;
-        for (size_t b = i / LEAST; b < i / LEAST + (size_t)n_tops; b++)
+        for (size_t b = i / LEAST; b < i / LEAST + per_group; b++)
             is_small |= tops[b] && tagc_residual_exponent(format, tops[b]) > exponents[b / per_exponent];
         if (is_small)
-            make_again(t, begin + i, n - i < TAGC_RESIDUAL_BLOCK ? n - i : TAGC_RESIDUAL_BLOCK, indices, values,
-                       n_ends);
+            make_again(s, begin + i, n - i < TAGC_RESIDUAL_BLOCK ? n - i : TAGC_RESIDUAL_BLOCK, t->errors);
     }
+}
+
+static void settle_block(const settling *t, const tagc_select_share *own, size_t b) {
+    const tagc_selector *s = t->s;
+    const tagc_select_block *here = &s->blocks[b];
+    const int format = s->addends.residual_format;
+    const size_t begin = b * TAGC_SELECT_BLOCK;
+    /* keep left those that were not sent at the front of their list */
+    ends lost = {own->candidate_indices + here->candidate_begin, own->candidate_values + here->candidate_begin,
+                 here->n_candidates - here->n_sent};
+    ends sent = {s->indices + here->out_begin, t->errors ? t->errors + here->out_begin : NULL,
+                 t->errors ? here->n_sent : 0}; /* without errors, zeros are there already */
+    if (lost.n + sent.n == 0) return;
+    if (tagc_residual_exponent_bytes(format, s->n)) {
+        uint32_t tops[TAGC_SELECT_BLOCK / LEAST] = {0};
+        find_tops(&lost, (uint32_t)begin, tops);
+        find_tops(&sent, (uint32_t)begin, tops);
+        enlarge(t, begin, s->n - begin < TAGC_SELECT_BLOCK ? s->n - begin : TAGC_SELECT_BLOCK, tops);
+    }
+    tagc_residual_put(format, s->n, lost.indices, lost.values, lost.n, s->seed, s->stored_out);
+    tagc_residual_put(format, s->n, sent.indices, sent.values, sent.n, s->seed, s->stored_out);
 }
 
 static void settle_work(void *arg, int index, int n_threads) {
     const settling *t = arg;
-    const tagc_selector *s = t->s;
-    const tagc_select_share *own = &s->shares[index];
-    const int format = s->addends.residual_format;
-    uint8_t *exponents = s->stored_out, *codes = exponents + tagc_residual_exponent_bytes(format, s->n);
-    uint32_t tops[TAGC_SELECT_BLOCK / LEAST];
     (void)n_threads;
-    for (size_t b = 0; b < s->n_blocks; b++) {
-        const tagc_select_block *here = &s->blocks[b];
-        if (here->owner != (uint32_t)index || here->n_candidates == 0) continue;
-        size_t begin = b * TAGC_SELECT_BLOCK;
-        size_t n = s->n - begin < TAGC_SELECT_BLOCK ? s->n - begin : TAGC_SELECT_BLOCK;
-        uint32_t *indices = own->candidate_indices + here->candidate_begin;
-        float *values = own->candidate_values + here->candidate_begin;
-        memset(tops, 0, sizeof tops);
-        size_t n_ends = find_ends(t, here, (uint32_t)begin, indices, values, tops);
-        if (codes > exponents) enlarge(t, begin, n, tops, indices, values, n_ends);
-        tagc_residual_put(format, s->n, indices, values, n_ends, s->seed, s->stored_out);
-    }
+    for (size_t b = 0; b < t->s->n_blocks; b++)
+        if (t->s->blocks[b].owner == (uint32_t)index) settle_block(t, &t->s->shares[index], b);
 }
 
 void tagc_select_settle(const float *errors, void *scratch) {
     const tagc_selector *s = scratch;
-    settling t = {s, errors, tagc_code_best()};
-    if (s->is_written)
+    settling t = {s, errors};
+    if (s->is_written) {
         tagc_pool_run(s->pool, settle_work, &t);
-    else
+        tagc_residual_pad(s->addends.residual_format, s->n, s->stored_out);
+    } else {
         tagc_addends_settle(&s->addends, s->indices, errors, s->n_sent, s->seed, s->stored_out, s->pool);
+    }
 }
