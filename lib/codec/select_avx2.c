@@ -1,5 +1,6 @@
 /* Selection, 8 elements at a time, for processors without AVX-512. A permutation from a table compresses them, and the
  * scalar loops process the ends of arrays. */
+#include "codec/residual.h"
 #include "codec/select_kernels.h"
 
 #if defined(__x86_64__)
@@ -10,6 +11,7 @@
 #define INLINE TARGET static inline __attribute__((always_inline))
 #define LANES 8
 #define ROOM 1024    /* elements of a residual on their way around the cache */
+#define AHEAD_BYTES 2048 /* of the gradient, on their way */
 #define LOST_ROOM 72 /* elements put back at a time */
 
 /* For each mask the numbers of its set bits, one per byte, lowest first. */
@@ -117,6 +119,126 @@ TARGET static size_t avx2_stream(const float *gradient, const float *residual_in
                                                     indices + n_candidates, values + n_candidates, max_bits);
 }
 
+/* ---- an int8 residual ---- */
+
+typedef struct block_state {
+    __m256i below; /* t_lo - 1 */
+    uint32_t *indices;
+    float *values;
+} block_state;
+
+INLINE __m256 sum_vector(const void *gradient, size_t at, int is_bf16, const uint8_t *codes, __m256 step) {
+    __m256i code = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(codes + at)));
+    __m256 g;
+    if (is_bf16) {
+        __m128i half = _mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)gradient + at));
+        g = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+    } else {
+        g = _mm256_loadu_ps((const float *)gradient + at);
+    }
+    return _mm256_add_ps(g, _mm256_mul_ps(_mm256_cvtepi32_ps(code), step));
+}
+
+/* Collects the candidates of 8 elements; returns the others, zeros in place of candidates. */
+INLINE __m256 take_candidates(block_state *s, __m256 acc, uint32_t at, __m256i *top) {
+    __m256i bits = abs_bits(acc), chosen = _mm256_cmpgt_epi32(bits, s->below);
+    uint32_t mask = lanes_of(chosen);
+    __m256i order = compress_order(mask);
+    *top = _mm256_max_epu32(*top, _mm256_andnot_si256(chosen, bits));
+    _mm256_storeu_si256((__m256i *)(void *)s->indices, _mm256_add_epi32(order, _mm256_set1_epi32((int)at)));
+    _mm256_storeu_ps(s->values, _mm256_permutevar8x32_ps(acc, order));
+    int n_chosen = _mm_popcnt_u32(mask);
+    s->indices += n_chosen;
+    s->values += n_chosen;
+    return _mm256_andnot_ps(_mm256_castsi256_ps(chosen), acc);
+}
+
+/* Random bytes of 32 elements. */
+INLINE __m256i random_bytes(__m256i x) {
+    x = _mm256_xor_si256(x, _mm256_srli_epi32(x, 16));
+    x = _mm256_mullo_epi32(x, _mm256_set1_epi32(0x21f0aaad));
+    x = _mm256_xor_si256(x, _mm256_srli_epi32(x, 15));
+    x = _mm256_mullo_epi32(x, _mm256_set1_epi32(0x735a2d97));
+    return _mm256_xor_si256(x, _mm256_srli_epi32(x, 15));
+}
+
+/* Codes of 8 elements, not yet bytes. */
+INLINE __m256i round_vector(__m256 acc, __m256 inverse, const uint8_t *random) {
+    __m256i byte = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)random));
+    __m256 part = _mm256_add_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(byte), _mm256_set1_ps(1.0f / 256)),
+                                _mm256_set1_ps(1.0f / 512));
+    return _mm256_cvtps_epi32(_mm256_floor_ps(_mm256_add_ps(_mm256_mul_ps(acc, inverse), part)));
+}
+
+/* Writes the codes of a whole block. */
+INLINE void write_codes(const float *acc, __m256 inverse, __m256i group, uint8_t *codes) {
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    uint8_t random[32] __attribute__((aligned(32)));
+    for (int quarter = 0; quarter < 4; quarter++, acc += 32, codes += 32) {
+        _mm256_store_si256((__m256i *)(void *)random, random_bytes(group));
+        group = _mm256_add_epi32(group, _mm256_set1_epi32(LANES));
+        __m256i c[4];
+        for (int v = 0; v < 4; v++)
+            c[v] = round_vector(_mm256_load_ps(acc + v * LANES), inverse, random + v * LANES);
+        __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(c[0], c[1]), _mm256_packs_epi32(c[2], c[3]));
+        _mm256_storeu_si256((__m256i *)(void *)codes, _mm256_permutevar8x32_epi32(packed, order));
+    }
+}
+
+INLINE uint32_t largest_of(const float *values, size_t n) {
+    __m256i top = _mm256_setzero_si256();
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) top = _mm256_max_epu32(top, abs_bits(_mm256_loadu_ps(values + i)));
+    uint32_t largest = reduce_max(top);
+    for (; i < n; i++) largest = tagc_abs_bits(values[i]) > largest ? tagc_abs_bits(values[i]) : largest;
+    return largest;
+}
+
+INLINE size_t stream_int8(const void *gradient, int is_bf16, const uint8_t *exponents_in, const uint8_t *codes_in,
+                          uint8_t *exponents_out, uint8_t *codes_out, size_t n, uint32_t first, uint32_t t_lo,
+                          uint32_t seed, uint32_t *indices, float *values, uint32_t *max_bits) {
+    const __m256i iota = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    /* signed: nothing is above if t_lo is NONE */
+    block_state s = {_mm256_set1_epi32((int)(t_lo - 1)), indices, values};
+    uint32_t max = *max_bits;
+    for (size_t at = first; at < first + n; at += TAGC_RESIDUAL_BLOCK) {
+        size_t block = at / TAGC_RESIDUAL_BLOCK;
+        __m256 step = _mm256_castsi256_ps(_mm256_set1_epi32((int)(0x80000000u | (uint32_t)exponents_in[block] << 23)));
+        float acc[TAGC_RESIDUAL_BLOCK] __attribute__((aligned(32)));
+        __m256i top = _mm256_setzero_si256();
+        for (size_t i = 0; i < TAGC_RESIDUAL_BLOCK; i += LANES) {
+            if (i % 16 == 0)
+                _mm_prefetch((const char *)gradient + (at + i) * (is_bf16 ? 2 : 4) + AHEAD_BYTES, _MM_HINT_T0);
+            __m256 sum = sum_vector(gradient, at + i, is_bf16, codes_in, step);
+            _mm256_store_ps(acc + i, take_candidates(&s, sum, (uint32_t)(at + i), &top));
+        }
+        uint32_t largest = reduce_max(top);
+        if (largest > max) max = largest;
+        if (largest >= TAGC_RESIDUAL_PLAIN) {
+            tagc_residual_write_int8(acc, at, seed, exponents_out + block, codes_out);
+            continue;
+        }
+        uint32_t exponent = tagc_residual_exponent(TAGC_FORMAT_INT8, largest);
+        exponents_out[block] = (uint8_t)exponent;
+        write_codes(acc, _mm256_castsi256_ps(_mm256_set1_epi32((int)(0x80000000u | (254 - exponent) << 23))),
+                    _mm256_add_epi32(_mm256_set1_epi32((int)(seed + (uint32_t)(at / 4))), iota), codes_out + at);
+    }
+    size_t n_candidates = (size_t)(s.indices - indices);
+    uint32_t largest = largest_of(values, n_candidates);
+    *max_bits = largest > max ? largest : max;
+    return n_candidates;
+}
+
+TARGET static size_t avx2_stream_int8(const void *gradient, int is_bf16, const uint8_t *exponents_in,
+                                      const uint8_t *codes_in, uint8_t *exponents_out, uint8_t *codes_out, size_t n,
+                                      uint32_t first, uint32_t t_lo, uint32_t seed, uint32_t *indices,
+                                      float *values, uint32_t *max_bits) {
+    return is_bf16 ? stream_int8(gradient, 1, exponents_in, codes_in, exponents_out, codes_out, n, first, t_lo,
+                                 seed, indices, values, max_bits)
+                   : stream_int8(gradient, 0, exponents_in, codes_in, exponents_out, codes_out, n, first, t_lo,
+                                 seed, indices, values, max_bits);
+}
+
 static void avx2_fence(void) {
     _mm_sfence();
 }
@@ -200,6 +322,7 @@ TARGET static void avx2_keep(uint32_t *indices, float *values, size_t n, uint32_
 const tagc_select_kernels tagc_select_avx2 = {
     .name = "avx2",
     .stream = avx2_stream,
+    .stream_int8 = avx2_stream_int8,
     .fence = avx2_fence,
     .band = avx2_band,
     .count = avx2_count,
