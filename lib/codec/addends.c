@@ -23,7 +23,8 @@ void tagc_addends_parts(const tagc_addends *s, size_t first, size_t n, float *gr
     if (s->residual_format == TAGC_FORMAT_FP32)
         *residual = (const float *)s->residual + first;
     else
-        tagc_residual_read_ahead(s->residual_format, s->n, s->residual, first, n, (const char *)s->gradient + (first + n) * 4, residual_room);
+        tagc_residual_read_ahead(s->residual_format, s->n, s->residual, first, n,
+                                 (const char *)s->gradient + (first + n) * 4, residual_room);
 }
 
 void tagc_addends_prefetch(const tagc_addends *s, size_t at) {

@@ -50,11 +50,14 @@ typedef struct tagc_code_kernels {
     size_t (*write_residual)(int format, const float *x, size_t first, size_t n, uint32_t seed,
                              uint8_t *exponents, uint8_t *codes);
     size_t (*write_residual_halves)(const float *x, size_t first, size_t n, uint32_t seed, uint16_t *halves);
+    /* tagc_residual_put of int8; *n_misfits counts on. */
+    size_t (*put_int8)(const uint32_t *indices, const float *values, size_t n, uint32_t seed,
+                       const uint8_t *exponents, uint8_t *codes, uint32_t *misfits, size_t *n_misfits);
     /* int8 and int4. */
-    size_t (*read_residual)(int format, const uint8_t *exponents, const uint8_t *codes, size_t first, size_t n,
-                            const void *ahead, float *out);
+    size_t (*read_residual)(int format, const uint8_t *exponents, const uint8_t *codes, size_t first,
+                            size_t n, const void *ahead, float *out);
 
-    void (*copy_around)(float *to, const float *from, size_t n);     /* past the cache where that can be */
+    void (*copy_around)(float *to, const float *from, size_t n); /* past the cache where that can be */
 } tagc_code_kernels;
 
 extern const tagc_code_kernels tagc_code_scalar;

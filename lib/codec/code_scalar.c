@@ -37,8 +37,7 @@ INLINE void scalar_pack(const UVEC *codes, int bits, uint8_t *out) {
 
 INLINE void scalar_unpack(const uint8_t *in, int bits, UVEC *codes) {
     uint32_t lanes[TAGC_CODE_LANES];
-    for (int i = 0; i < TAGC_CODE_LANES; i++)
-        lanes[i] = in[i * bits / 8] >> i * bits % 8 & ((1 << bits) - 1);
+    for (int i = 0; i < TAGC_CODE_LANES; i++) lanes[i] = in[i * bits / 8] >> i * bits % 8 & ((1 << bits) - 1);
     memcpy(codes, lanes, sizeof lanes);
 }
 

@@ -46,6 +46,7 @@ const tagc_code_kernels TABLE = {
     .add = NAME(add),
     .write_residual = NAME(write_residual),
     .write_residual_halves = NAME(write_residual_halves),
+    .put_int8 = NAME(put_int8),
     .read_residual = NAME(read_residual),
     .copy_around = NAME(copy_around),
 };

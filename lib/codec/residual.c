@@ -89,7 +89,8 @@ void tagc_residual_read(int format, size_t n, const void *row, size_t first, siz
     tagc_residual_read_ahead(format, n, row, first, n_here, values, values);
 }
 
-void tagc_residual_read_ahead(int format, size_t n, const void *row, size_t first, size_t n_here, const void *ahead, float *values) {
+void tagc_residual_read_ahead(int format, size_t n, const void *row, size_t first, size_t n_here,
+                              const void *ahead, float *values) {
     const uint8_t *exponents = row, *codes = exponents + tagc_residual_exponent_bytes(format, n);
     if (format == TAGC_FORMAT_FP32) memcpy(values, (const float *)row + first, n_here * sizeof *values);
     if (format == TAGC_FORMAT_BF16) tagc_bf16_widen((const uint16_t *)row + first, values, n_here);
@@ -135,7 +136,8 @@ static void write_codes(int format, const float *values, size_t first, size_t n,
     }
 }
 
-void tagc_residual_write_int8(const float *values, size_t first, uint32_t seed, uint8_t *exponent, uint8_t *codes) {
+void tagc_residual_write_int8(const float *values, size_t first, uint32_t seed, uint8_t *exponent,
+                              uint8_t *codes) {
     write_codes(TAGC_FORMAT_INT8, values, first, TAGC_RESIDUAL_BLOCK, seed, exponent, codes);
 }
 
@@ -153,8 +155,10 @@ void tagc_residual_write(int format, size_t n, const float *values, size_t first
     if (!has_exponents(format)) return;
     size_t block = block_of(format), i = 0;
     while (n_here - i >= TAGC_RESIDUAL_BLOCK) {
-        i += tagc_code_best()->write_residual(format, values + i, first + i, n_here - i, seed, exponents, codes);
-        for (size_t end = i + TAGC_RESIDUAL_BLOCK; i < end && end <= n_here; i += block) /* the one that it left out */
+        i += tagc_code_best()->write_residual(format, values + i, first + i, n_here - i, seed, exponents,
+                                              codes);
+        for (size_t end = i + TAGC_RESIDUAL_BLOCK; i < end && end <= n_here;
+             i += block) /* the one that it left out */
             write_codes(format, values + i, first + i, block, seed, exponents + (first + i) / block, codes);
     }
     for (; i < n_here; i += block)
@@ -170,21 +174,35 @@ static void put_code(int format, uint8_t *codes, size_t i, int32_t code) {
         codes[i / 2] = (uint8_t)((codes[i / 2] & (i % 2 ? 15 : 240)) | (code & 15) << i % 2 * 4);
 }
 
-void tagc_residual_put(int format, size_t n, const uint32_t *indices, const float *values, size_t n_here,
-                       uint32_t seed, void *row) {
-    uint8_t *exponents = row, *codes = exponents + tagc_residual_exponent_bytes(format, n);
-    size_t block = block_of(format), i = 0;
+/* Integers. */
+static size_t put_codes(int format, const uint32_t *indices, const float *values, size_t n, uint32_t seed,
+                        const uint8_t *exponents, uint8_t *codes, uint32_t *misfits) {
+    size_t block = block_of(format), n_misfits = 0, i = 0;
     float most = format == TAGC_FORMAT_INT8 ? 127 : 7;
-    for (; i < n_here; i++) {
-        size_t at = indices[i];
-        if (format == TAGC_FORMAT_FP32)
-            ((float *)row)[at] = values[i] == 0 ? -0.0f : values[i];
-        else if (format == TAGC_FORMAT_BF16)
-            ((uint16_t *)row)[at] = half_of(values[i], random_byte(seed, at));
+    if (format == TAGC_FORMAT_INT8)
+        i = tagc_code_best()->put_int8(indices, values, n, seed, exponents, codes, misfits, &n_misfits);
+    for (; i < n; i++) {
+        uint32_t at = indices[i], exponent = exponents[at / block];
+        if (tagc_residual_exponent(format, tagc_float_bits(values[i]) & 0x7fffffffu) > exponent)
+            misfits[n_misfits++] = at;
         else
             put_code(format, codes, at,
-                     code_of(values[i], inverse_of(exponents[at / block]), most, random_byte(seed, at)));
+                     code_of(values[i], inverse_of(exponent), most, random_byte(seed, at)));
     }
+    return n_misfits;
+}
+
+size_t tagc_residual_put(int format, size_t n, const uint32_t *indices, const float *values, size_t n_here,
+                         uint32_t seed, void *row, uint32_t *misfits) {
+    uint8_t *exponents = row, *codes = exponents + tagc_residual_exponent_bytes(format, n);
+    if (has_exponents(format))
+        return put_codes(format, indices, values, n_here, seed, exponents, codes, misfits);
+    for (size_t i = 0; i < n_here; i++)
+        if (format == TAGC_FORMAT_FP32)
+            ((float *)row)[indices[i]] = values[i] == 0 ? -0.0f : values[i];
+        else
+            ((uint16_t *)row)[indices[i]] = half_of(values[i], random_byte(seed, indices[i]));
+    return 0;
 }
 
 tagc_status tagc_residual_check(int format, size_t n, const void *row) {

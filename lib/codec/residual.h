@@ -73,8 +73,8 @@ void tagc_residual_clear(int format, size_t n, void *row);
 void tagc_residual_read(int format, size_t n, const void *row, size_t first, size_t n_here, float *values);
 
 /* The same, and asks for the memory at ahead (4 * n_here bytes), which the caller will read next. */
-void tagc_residual_read_ahead(int format, size_t n, const void *row, size_t first, size_t n_here, const void *ahead,
-                              float *values);
+void tagc_residual_read_ahead(int format, size_t n, const void *row, size_t first, size_t n_here,
+                              const void *ahead, float *values);
 
 /* Writes values (n_here) at [first, first + n_here). first is a multiple of TAGC_RESIDUAL_BLOCK, n_here too unless the range ends
  * the row. What a value that is not finite becomes is undefined. A finite one beyond the reach of the largest exponent,
@@ -88,11 +88,13 @@ void tagc_residual_pad(int format, size_t n, void *row);
 /* One whole block of int8 at position `first`, in the plain way. Kernels leave it those whose largest magnitude has bits from
  * TAGC_RESIDUAL_PLAIN on: too large for the last exponent, or not finite. */
 #define TAGC_RESIDUAL_PLAIN 0x7f000000u
-void tagc_residual_write_int8(const float *values, size_t first, uint32_t seed, uint8_t *exponent, uint8_t *codes);
+void tagc_residual_write_int8(const float *values, size_t first, uint32_t seed, uint8_t *exponent,
+                              uint8_t *codes);
 
-/* Writes values (n_here) at indices (n_here). Each is within the reach of its block's exponent, which is not changed. */
-void tagc_residual_put(int format, size_t n, const uint32_t *indices, const float *values, size_t n_here,
-                       uint32_t seed, void *row);
+/* Writes values (n_here) at indices (n_here), and changes no exponent. If the exponent of a value's block is too small for it, what is
+ * written is undefined, and the index goes into misfits (n_here), in order. Returns the number of these. */
+size_t tagc_residual_put(int format, size_t n, const uint32_t *indices, const float *values, size_t n_here,
+                         uint32_t seed, void *row, uint32_t *misfits);
 
 /* For rows from a file, of any bytes: TAGC_ERR_CORRUPT if some value would not be finite. */
 tagc_status tagc_residual_check(int format, size_t n, const void *row);

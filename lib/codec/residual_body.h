@@ -3,15 +3,19 @@
 
 enum { NAME(GROUP) = TAGC_RESIDUAL_BLOCK };
 
+INLINE UVEC NAME(random_of)(UVEC x) {
+    x = (x ^ x >> 16) * 0x21f0aaadu;
+    x = (x ^ x >> 15) * 0x735a2d97u;
+    return x ^ x >> 15;
+}
+
 /* The random bytes of GROUP values, the first at a multiple of GROUP. */
 INLINE void NAME(random_bytes)(uint32_t seed, size_t first, uint8_t *bytes) {
     UVEC group;
     for (int lane = 0; lane < WIDTH; lane++) group[lane] = (uint32_t)lane;
     group += seed + (uint32_t)(first / 4);
     for (int i = 0; i < NAME(GROUP); i += 4 * WIDTH, group += WIDTH) {
-        UVEC x = (group ^ group >> 16) * 0x21f0aaadu;
-        x = (x ^ x >> 15) * 0x735a2d97u;
-        x ^= x >> 15;
+        UVEC x = NAME(random_of)(group);
         memcpy(bytes + i, &x, sizeof x);
     }
 }
@@ -19,7 +23,8 @@ INLINE void NAME(random_bytes)(uint32_t seed, size_t first, uint8_t *bytes) {
 /* ---- integers ---- */
 
 /* LANES values with 1 / step as `inverse`. */
-INLINE void NAME(round_codes)(const float *x, float inverse, const uint8_t *bytes, int bits, uint8_t *packed) {
+INLINE void NAME(round_codes)(const float *x, float inverse, const uint8_t *bytes, int bits,
+                              uint8_t *packed) {
     UVEC random[PARTS], codes[PARTS];
     NAME(unpack)(bytes, 8, random);
     for (int p = 0; p < PARTS; p++) {
@@ -68,6 +73,40 @@ KERNEL size_t NAME(write_residual)(int format, const float *x, size_t first, siz
     return i;
 }
 
+KERNEL size_t NAME(put_int8)(const uint32_t *indices, const float *values, size_t n, uint32_t seed,
+                             const uint8_t *exponents, uint8_t *codes, uint32_t *misfits, size_t *n_misfits) {
+    size_t i = 0, n_found = *n_misfits;
+    for (; i + LANES <= n; i += LANES) {
+        UVEC rounded[PARTS];
+        uint32_t wide[LANES];
+        uint8_t bytes[LANES];
+        IVEC too_large = {0};
+        for (int lane = 0; lane < LANES; lane++) wide[lane] = exponents[indices[i + (size_t)lane] / 128];
+        for (int p = 0; p < PARTS; p++) {
+            UVEC at, exponent;
+            memcpy(&at, indices + i + p * WIDTH, sizeof at);
+            memcpy(&exponent, wide + p * WIDTH, sizeof exponent);
+            VEC x = NAME(load)(values + i + p * WIDTH), inverse = (VEC)(0x80000000u | (254 - exponent) << 23);
+            UVEC byte = NAME(random_of)(seed + (at >> 2)) >> (at & 3u) * 8 & 255u;
+            VEC above_one = (VEC)(byte << 15 | 0x3f804000u);
+            rounded[p] = (UVEC)NAME(floor)(NAME(clamp)(x * inverse, 127) + (above_one - 1.0f)) & 255u;
+            /* exponents of values, as tagc_residual_exponent has them: 6 more than of their blocks */
+            IVEC wanted = (IVEC)(((UVEC)NAME(magnitude)(x) + 0x1ffffu) >> 23) - 6;
+            too_large |= (wanted > (IVEC)exponent) & (exponent < 248);
+        }
+        NAME(pack)(rounded, 8, bytes);
+        for (int lane = 0; lane < LANES; lane++) codes[indices[i + (size_t)lane]] = bytes[lane];
+        if (NAME(top)((UVEC)too_large & 1u) == 0) continue;
+        for (size_t j = i; j < i + LANES; j++) { /* rare */
+            uint32_t bits = tagc_float_bits(values[j]) & 0x7fffffffu;
+            misfits[n_found] = indices[j];
+            n_found += tagc_residual_exponent(TAGC_FORMAT_INT8, bits) > exponents[indices[j] / 128];
+        }
+    }
+    *n_misfits = n_found;
+    return i;
+}
+
 INLINE void NAME(widen_codes)(int bits, const uint8_t *packed, float step, float *out) {
     const int top = 1 << (bits - 1);
     UVEC codes[PARTS];
@@ -78,8 +117,8 @@ INLINE void NAME(widen_codes)(int bits, const uint8_t *packed, float step, float
     }
 }
 
-INLINE size_t NAME(read_integers)(int bits, int shift, const uint8_t *exponents, const uint8_t *codes, size_t first,
-                                  size_t n, const char *ahead, float *out) {
+INLINE size_t NAME(read_integers)(int bits, int shift, const uint8_t *exponents, const uint8_t *codes,
+                                  size_t first, size_t n, const char *ahead, float *out) {
     size_t i = 0;
     for (; i + LANES <= n; i += LANES) {
         float step = tagc_bits_float(0x80000000u | (uint32_t)exponents[(first + i) >> shift] << 23);
@@ -89,8 +128,8 @@ INLINE size_t NAME(read_integers)(int bits, int shift, const uint8_t *exponents,
     return i;
 }
 
-KERNEL size_t NAME(read_residual)(int format, const uint8_t *exponents, const uint8_t *codes, size_t first, size_t n,
-                                  const void *ahead, float *out) {
+KERNEL size_t NAME(read_residual)(int format, const uint8_t *exponents, const uint8_t *codes, size_t first,
+                                  size_t n, const void *ahead, float *out) {
     if (first % LANES) return 0;
     if (format == TAGC_FORMAT_INT8) return NAME(read_integers)(8, 7, exponents, codes, first, n, ahead, out);
     return NAME(read_integers)(4, 5, exponents, codes, first, n, ahead, out);
@@ -98,7 +137,8 @@ KERNEL size_t NAME(read_residual)(int format, const uint8_t *exponents, const ui
 
 /* ---- bf16 ---- */
 
-KERNEL size_t NAME(write_residual_halves)(const float *x, size_t first, size_t n, uint32_t seed, uint16_t *halves) {
+KERNEL size_t NAME(write_residual_halves)(const float *x, size_t first, size_t n, uint32_t seed,
+                                          uint16_t *halves) {
     uint8_t random[NAME(GROUP)];
     size_t i = 0;
     for (; i + NAME(GROUP) <= n; i += NAME(GROUP)) {

@@ -17,7 +17,7 @@
 
 #include <string.h>
 
-#define APART 48    /* elements: arrays that are multiples of 4096 bytes apart delay each other's loads */
+#define APART 48  /* elements: arrays that are multiples of 4096 bytes apart delay each other's loads */
 #define PIECE 512 /* elements that are converted to fp32 together */
 #define BLOCK TAGC_SELECT_BLOCK
 #define WORTH_THREADS 4 /* blocks; fewer are not worth waking anybody */
@@ -60,9 +60,9 @@ static void lay_out(tagc_selector *s, tagc_arena *arena, int n_threads) {
     s->shares = tagc_arena_take(arena, n_shares, sizeof *s->shares);
     for (size_t t = 0; t < n_shares; t++) {
         tagc_select_share own = {.candidate_indices = tagc_arena_take(arena, s->n_room, sizeof(uint32_t)),
-                     .candidate_values = tagc_arena_take(arena, s->n_room, sizeof(float)),
-                     .band = tagc_arena_take(arena, s->n_room, sizeof(float)),
-                     .radix = tagc_arena_take(arena, N_RADIX, sizeof(uint32_t))};
+                                 .candidate_values = tagc_arena_take(arena, s->n_room, sizeof(float)),
+                                 .band = tagc_arena_take(arena, s->n_room, sizeof(float)),
+                                 .radix = tagc_arena_take(arena, N_RADIX, sizeof(uint32_t))};
         if (s->shares) s->shares[t] = own;
     }
 }
@@ -95,17 +95,19 @@ static size_t stream_block(const tagc_selector *s, size_t at, size_t n, uint32_t
         const uint8_t *in = s->addends.residual;
         uint8_t *out = s->stored_out;
         i = n / TAGC_RESIDUAL_BLOCK * TAGC_RESIDUAL_BLOCK;
-        n_candidates = s->kernels->stream_int8(s->addends.gradient, s->addends.gradient_format == TAGC_FORMAT_BF16, in,
-                                               in + n_exponents, out, out + n_exponents, i, (uint32_t)at, t_lo,
-                                               s->seed, indices, values, max_bits);
+        n_candidates = s->kernels->stream_int8(
+            s->addends.gradient, s->addends.gradient_format == TAGC_FORMAT_BF16, in, in + n_exponents, out,
+            out + n_exponents, i, (uint32_t)at, t_lo, s->seed, indices, values, max_bits);
     }
     for (; i < n; i += PIECE) {
         size_t n_here = size_min(n - i, PIECE);
         tagc_addends_parts(&s->addends, at + i, n_here, gradient_room, room, &gradient, &residual);
-        n_candidates += s->kernels->stream(gradient, residual, room, n_here, (uint32_t)(at + i), t_lo, t_clear,
-                                           0, indices + n_candidates, values + n_candidates, max_bits);
+        n_candidates +=
+            s->kernels->stream(gradient, residual, room, n_here, (uint32_t)(at + i), t_lo, t_clear, 0,
+                               indices + n_candidates, values + n_candidates, max_bits);
         if (s->stored_out)
-            tagc_residual_write(s->addends.residual_format, s->n, room, at + i, n_here, s->seed, s->stored_out);
+            tagc_residual_write(s->addends.residual_format, s->n, room, at + i, n_here, s->seed,
+                                s->stored_out);
     }
     return n_candidates;
 }
@@ -122,8 +124,8 @@ static void stream_work(void *arg, int index, int n_threads) {
         if (b >= s->n_blocks) break;
         tagc_select_block *here = &s->blocks[b];
         *here = (tagc_select_block){.owner = (uint32_t)index,
-                        .candidate_begin = (uint32_t)own->n_candidates,
-                        .band_begin = (uint32_t)own->n_band};
+                                    .candidate_begin = (uint32_t)own->n_candidates,
+                                    .band_begin = (uint32_t)own->n_band};
         float *values = own->candidate_values + own->n_candidates;
         size_t n_candidates =
             stream_block(s, at, block_elems(s, b), s->t_lo, own->candidate_indices + own->n_candidates,
@@ -402,21 +404,21 @@ void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient,
                       float *residual_out, int leave, size_t n, size_t k, uint32_t *indices, float *values,
                       void *scratch, tagc_pool *pool, tagc_selection *result) {
     tagc_selector s = {.kernels = kernels,
-                  .addends = {.n = n, .gradient = gradient, .residual = residual_in},
-                  .gradient = gradient,
-                  .residual_in = residual_in,
-                  .residual_out = residual_out,
-                  .leave = leave,
-                  .indices = indices,
-                  .values = values,
-                  .n = n,
-                  .k = k};
+                       .addends = {.n = n, .gradient = gradient, .residual = residual_in},
+                       .gradient = gradient,
+                       .residual_in = residual_in,
+                       .residual_out = residual_out,
+                       .leave = leave,
+                       .indices = indices,
+                       .values = values,
+                       .n = n,
+                       .k = k};
     select_from(&s, scratch, pool, result);
 }
 
-void tagc_select_addends_with(const tagc_select_kernels *kernels, const tagc_addends *addends, void *residual_out,
-                              uint32_t seed, size_t k, uint32_t *indices, float *values, void *scratch,
-                              tagc_pool *pool, tagc_selection *result) {
+void tagc_select_addends_with(const tagc_select_kernels *kernels, const tagc_addends *addends,
+                              void *residual_out, uint32_t seed, size_t k, uint32_t *indices, float *values,
+                              void *scratch, tagc_pool *pool, tagc_selection *result) {
     tagc_selector s = {.kernels = kernels,
                        .addends = *addends,
                        .stored_out = residual_out,

@@ -10,9 +10,9 @@
 #define TARGET __attribute__((target("avx2,popcnt")))
 #define INLINE TARGET static inline __attribute__((always_inline))
 #define LANES 8
-#define ROOM 1024    /* elements of a residual on their way around the cache */
+#define ROOM 1024        /* elements of a residual on their way around the cache */
 #define AHEAD_BYTES 2048 /* of the gradient, on their way */
-#define LOST_ROOM 72 /* elements put back at a time */
+#define LOST_ROOM 72     /* elements put back at a time */
 
 /* For each mask the numbers of its set bits, one per byte, lowest first. */
 #define PLACE(m, i) ((uint64_t)((m) >> (i)&1) * (i) << 8 * __builtin_popcount((m) & ((1u << (i)) - 1)))
@@ -194,21 +194,24 @@ INLINE uint32_t largest_of(const float *values, size_t n) {
     return largest;
 }
 
-INLINE size_t stream_int8(const void *gradient, int is_bf16, const uint8_t *exponents_in, const uint8_t *codes_in,
-                          uint8_t *exponents_out, uint8_t *codes_out, size_t n, uint32_t first, uint32_t t_lo,
-                          uint32_t seed, uint32_t *indices, float *values, uint32_t *max_bits) {
+INLINE size_t stream_int8(const void *gradient, int is_bf16, const uint8_t *exponents_in,
+                          const uint8_t *codes_in, uint8_t *exponents_out, uint8_t *codes_out, size_t n,
+                          uint32_t first, uint32_t t_lo, uint32_t seed, uint32_t *indices, float *values,
+                          uint32_t *max_bits) {
     const __m256i iota = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     /* signed: nothing is above if t_lo is NONE */
     block_state s = {_mm256_set1_epi32((int)(t_lo - 1)), indices, values};
     uint32_t max = *max_bits;
     for (size_t at = first; at < first + n; at += TAGC_RESIDUAL_BLOCK) {
         size_t block = at / TAGC_RESIDUAL_BLOCK;
-        __m256 step = _mm256_castsi256_ps(_mm256_set1_epi32((int)(0x80000000u | (uint32_t)exponents_in[block] << 23)));
+        __m256 step =
+            _mm256_castsi256_ps(_mm256_set1_epi32((int)(0x80000000u | (uint32_t)exponents_in[block] << 23)));
         float acc[TAGC_RESIDUAL_BLOCK] __attribute__((aligned(32)));
         __m256i top = _mm256_setzero_si256();
         for (size_t i = 0; i < TAGC_RESIDUAL_BLOCK; i += LANES) {
             if (i % 16 == 0)
-                _mm_prefetch((const char *)gradient + (at + i) * (is_bf16 ? 2 : 4) + AHEAD_BYTES, _MM_HINT_T0);
+                _mm_prefetch((const char *)gradient + (at + i) * (is_bf16 ? 2 : 4) + AHEAD_BYTES,
+                             _MM_HINT_T0);
             __m256 sum = sum_vector(gradient, at + i, is_bf16, codes_in, step);
             _mm256_store_ps(acc + i, take_candidates(&s, sum, (uint32_t)(at + i), &top));
         }
@@ -221,7 +224,8 @@ INLINE size_t stream_int8(const void *gradient, int is_bf16, const uint8_t *expo
         uint32_t exponent = tagc_residual_exponent(TAGC_FORMAT_INT8, largest);
         exponents_out[block] = (uint8_t)exponent;
         write_codes(acc, _mm256_castsi256_ps(_mm256_set1_epi32((int)(0x80000000u | (254 - exponent) << 23))),
-                    _mm256_add_epi32(_mm256_set1_epi32((int)(seed + (uint32_t)(at / 4))), iota), codes_out + at);
+                    _mm256_add_epi32(_mm256_set1_epi32((int)(seed + (uint32_t)(at / 4))), iota),
+                    codes_out + at);
     }
     size_t n_candidates = (size_t)(s.indices - indices);
     uint32_t largest = largest_of(values, n_candidates);
@@ -230,13 +234,13 @@ INLINE size_t stream_int8(const void *gradient, int is_bf16, const uint8_t *expo
 }
 
 TARGET static size_t avx2_stream_int8(const void *gradient, int is_bf16, const uint8_t *exponents_in,
-                                      const uint8_t *codes_in, uint8_t *exponents_out, uint8_t *codes_out, size_t n,
-                                      uint32_t first, uint32_t t_lo, uint32_t seed, uint32_t *indices,
-                                      float *values, uint32_t *max_bits) {
-    return is_bf16 ? stream_int8(gradient, 1, exponents_in, codes_in, exponents_out, codes_out, n, first, t_lo,
-                                 seed, indices, values, max_bits)
-                   : stream_int8(gradient, 0, exponents_in, codes_in, exponents_out, codes_out, n, first, t_lo,
-                                 seed, indices, values, max_bits);
+                                      const uint8_t *codes_in, uint8_t *exponents_out, uint8_t *codes_out,
+                                      size_t n, uint32_t first, uint32_t t_lo, uint32_t seed,
+                                      uint32_t *indices, float *values, uint32_t *max_bits) {
+    return is_bf16 ? stream_int8(gradient, 1, exponents_in, codes_in, exponents_out, codes_out, n, first,
+                                 t_lo, seed, indices, values, max_bits)
+                   : stream_int8(gradient, 0, exponents_in, codes_in, exponents_out, codes_out, n, first,
+                                 t_lo, seed, indices, values, max_bits);
 }
 
 static void avx2_fence(void) {

@@ -9,9 +9,9 @@
 
 #define TARGET __attribute__((target("avx512f,avx512bw,popcnt")))
 #define LANES 16
-#define ROOM 1024    /* elements of a residual on their way around the cache */
+#define ROOM 1024        /* elements of a residual on their way around the cache */
 #define AHEAD_BYTES 2048 /* of the gradient, on their way */
-#define LOST_ROOM 80 /* elements put back at a time */
+#define LOST_ROOM 80     /* elements put back at a time */
 #define ALL ((__mmask16)0xffff)
 
 static inline __mmask16 first_lanes(size_t n) {
@@ -106,7 +106,8 @@ TARGET static inline __m512 sum_vector(const void *gradient, size_t at, int is_b
     __m512 g;
     if (is_bf16)
         g = _mm512_castsi512_ps(_mm512_slli_epi32(
-            _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)((const uint16_t *)gradient + at))), 16));
+            _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)((const uint16_t *)gradient + at))),
+            16));
     else
         g = _mm512_loadu_ps((const float *)gradient + at);
     return _mm512_fmadd_ps(code, step, g);
@@ -139,7 +140,8 @@ TARGET static inline __m512i random_bytes(__m512i x) {
 TARGET static inline __m512i round_vector(__m512 acc, __m512 inverse, const uint8_t *random) {
     __m512 byte = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)random)));
     __m512 part = _mm512_fmadd_ps(byte, _mm512_set1_ps(1.0f / 256), _mm512_set1_ps(1.0f / 512));
-    return _mm512_cvt_roundps_epi32(_mm512_fmadd_ps(acc, inverse, part), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    return _mm512_cvt_roundps_epi32(_mm512_fmadd_ps(acc, inverse, part),
+                                    _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 }
 
 /* Writes the codes of a whole block. */
@@ -159,18 +161,20 @@ TARGET static inline void write_codes(const __m512 *acc, __m512 inverse, __m512i
 
 TARGET static inline __attribute__((always_inline)) size_t
 stream_int8(const void *gradient, int is_bf16, const uint8_t *exponents_in, const uint8_t *codes_in,
-            uint8_t *exponents_out, uint8_t *codes_out, size_t n, uint32_t first, uint32_t t_lo, uint32_t seed,
-            uint32_t *indices, float *values, uint32_t *max_bits) {
+            uint8_t *exponents_out, uint8_t *codes_out, size_t n, uint32_t first, uint32_t t_lo,
+            uint32_t seed, uint32_t *indices, float *values, uint32_t *max_bits) {
     const __m512i iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     block_state s = {_mm512_set1_epi32((int)t_lo), iota, indices, values};
     uint32_t max = *max_bits;
     for (size_t at = first; at < first + n; at += TAGC_RESIDUAL_BLOCK) {
         size_t block = at / TAGC_RESIDUAL_BLOCK;
-        __m512 step = _mm512_castsi512_ps(_mm512_set1_epi32((int)(0x80000000u | (uint32_t)exponents_in[block] << 23)));
+        __m512 step =
+            _mm512_castsi512_ps(_mm512_set1_epi32((int)(0x80000000u | (uint32_t)exponents_in[block] << 23)));
         __m512 acc[TAGC_RESIDUAL_BLOCK / LANES];
         __m512i top = _mm512_setzero_si512();
         for (size_t v = 0; v < TAGC_RESIDUAL_BLOCK / LANES; v++) {
-            _mm_prefetch((const char *)gradient + (at + v * LANES) * (is_bf16 ? 2 : 4) + AHEAD_BYTES, _MM_HINT_T0);
+            _mm_prefetch((const char *)gradient + (at + v * LANES) * (is_bf16 ? 2 : 4) + AHEAD_BYTES,
+                         _MM_HINT_T0);
             acc[v] = take_candidates(&s, sum_vector(gradient, at + v * LANES, is_bf16, codes_in, step),
                                      (uint32_t)(at + v * LANES), &top);
         }
@@ -185,7 +189,8 @@ stream_int8(const void *gradient, int is_bf16, const uint8_t *exponents_in, cons
         uint32_t exponent = tagc_residual_exponent(TAGC_FORMAT_INT8, largest);
         exponents_out[block] = (uint8_t)exponent;
         write_codes(acc, _mm512_castsi512_ps(_mm512_set1_epi32((int)(0x80000000u | (254 - exponent) << 23))),
-                    _mm512_add_epi32(_mm512_set1_epi32((int)(seed + (uint32_t)(at / 4))), iota), codes_out + at);
+                    _mm512_add_epi32(_mm512_set1_epi32((int)(seed + (uint32_t)(at / 4))), iota),
+                    codes_out + at);
     }
     size_t n_candidates = (size_t)(s.indices - indices);
     __m512i top = _mm512_setzero_si512();
@@ -200,12 +205,12 @@ stream_int8(const void *gradient, int is_bf16, const uint8_t *exponents_in, cons
 
 TARGET static size_t avx512_stream_int8(const void *gradient, int is_bf16, const uint8_t *exponents_in,
                                         const uint8_t *codes_in, uint8_t *exponents_out, uint8_t *codes_out,
-                                        size_t n, uint32_t first, uint32_t t_lo, uint32_t seed, uint32_t *indices,
-                                        float *values, uint32_t *max_bits) {
-    return is_bf16 ? stream_int8(gradient, 1, exponents_in, codes_in, exponents_out, codes_out, n, first, t_lo,
-                                 seed, indices, values, max_bits)
-                   : stream_int8(gradient, 0, exponents_in, codes_in, exponents_out, codes_out, n, first, t_lo,
-                                 seed, indices, values, max_bits);
+                                        size_t n, uint32_t first, uint32_t t_lo, uint32_t seed,
+                                        uint32_t *indices, float *values, uint32_t *max_bits) {
+    return is_bf16 ? stream_int8(gradient, 1, exponents_in, codes_in, exponents_out, codes_out, n, first,
+                                 t_lo, seed, indices, values, max_bits)
+                   : stream_int8(gradient, 0, exponents_in, codes_in, exponents_out, codes_out, n, first,
+                                 t_lo, seed, indices, values, max_bits);
 }
 
 static void avx512_fence(void) {

@@ -21,9 +21,10 @@ typedef struct tagc_select_kernels {
     /* The same of an int8 residual (residual.h), over whole blocks of it: n is a multiple of TAGC_RESIDUAL_BLOCK, and so is `first`, the position
      * in the row. Candidates leave zeros in the new residual. gradient begins at the row's start, like the exponents and
      * codes. NULL where this is done in pieces, with the kernels of code_kernels.h. */
-    size_t (*stream_int8)(const void *gradient, int is_bf16, const uint8_t *exponents_in, const uint8_t *codes_in,
-                          uint8_t *exponents_out, uint8_t *codes_out, size_t n, uint32_t first, uint32_t t_lo,
-                          uint32_t seed, uint32_t *indices, float *values, uint32_t *max_bits);
+    size_t (*stream_int8)(const void *gradient, int is_bf16, const uint8_t *exponents_in,
+                          const uint8_t *codes_in, uint8_t *exponents_out, uint8_t *codes_out, size_t n,
+                          uint32_t first, uint32_t t_lo, uint32_t seed, uint32_t *indices, float *values,
+                          uint32_t *max_bits);
 
     /* Call after a run of streams or keeps with bypass: orders what they wrote before this thread's next writes. Calling it
      * after each would interrupt the stores. */
@@ -38,8 +39,8 @@ typedef struct tagc_select_kernels {
     /* Of candidates (n, ascending) keeps |value| > threshold and the first n_ties equal to it, exactly n_sent of them.
      * Every other value goes back to residual[index] (with bypass around the cache if possible), or if residual is NULL, to the
      * front of the candidates' own lists. Writes nothing past n_sent. */
-    void (*keep)(uint32_t *indices, float *values, size_t n, uint32_t threshold, size_t n_ties, float *residual,
-                 int bypass, uint32_t *sent_indices, float *sent_values, size_t n_sent);
+    void (*keep)(uint32_t *indices, float *values, size_t n, uint32_t threshold, size_t n_ties,
+                 float *residual, int bypass, uint32_t *sent_indices, float *sent_values, size_t n_sent);
 } tagc_select_kernels;
 
 extern const tagc_select_kernels tagc_select_scalar;
@@ -62,9 +63,9 @@ void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient,
                       void *scratch, tagc_pool *pool, tagc_selection *result);
 
 /* tagc_select_addends with a given table. */
-void tagc_select_addends_with(const tagc_select_kernels *kernels, const tagc_addends *addends, void *residual_out,
-                              uint32_t seed, size_t k, uint32_t *indices, float *values, void *scratch,
-                              tagc_pool *pool, tagc_selection *result);
+void tagc_select_addends_with(const tagc_select_kernels *kernels, const tagc_addends *addends,
+                              void *residual_out, uint32_t seed, size_t k, uint32_t *indices, float *values,
+                              void *scratch, tagc_pool *pool, tagc_selection *result);
 
 /* Moves the items of two lists at [from, n) down to `to`. */
 static inline void tagc_select_close_up(uint32_t *indices, float *values, size_t to, size_t from, size_t n) {

@@ -108,7 +108,8 @@ static size_t neon_count(const float *values, size_t n, uint32_t threshold, size
 }
 
 static void neon_keep(uint32_t *indices, float *values, size_t n, uint32_t threshold, size_t n_ties,
-                      float *residual, int bypass, uint32_t *sent_indices, float *sent_values, size_t n_sent) {
+                      float *residual, int bypass, uint32_t *sent_indices, float *sent_values,
+                      size_t n_sent) {
     const uint32x4_t limit = vdupq_n_u32(threshold);
     size_t j = 0, i = 0, n_lost = 0;
     for (; i + LANES <= n && j + LANES <= n_sent; i += LANES) {

@@ -8,7 +8,8 @@
 
 #include <stdatomic.h>
 
-#define TAGC_SELECT_BLOCK 16384 /* elements; few enough that a block's candidates are still in cache after its sweep */
+#define TAGC_SELECT_BLOCK                                                                                    \
+    16384 /* elements; few enough that a block's candidates are still in cache after its sweep */
 
 typedef struct tagc_select_block {
     uint32_t owner;                         /* the thread that streamed it */
@@ -18,11 +19,11 @@ typedef struct tagc_select_block {
     uint32_t out_begin;      /* in the caller's indices and values */
 } tagc_select_block;
 
-typedef struct tagc_select_share {           /* of one thread */
-    uint32_t *candidate_indices; /* (n_room) */
-    float *candidate_values;     /* (n_room) */
-    float *band;                 /* (n_room) */
-    uint32_t *radix;             /* (N_RADIX) */
+typedef struct tagc_select_share { /* of one thread */
+    uint32_t *candidate_indices;   /* (n_room) */
+    float *candidate_values;       /* (n_room) */
+    float *band;                   /* (n_room) */
+    uint32_t *radix;               /* (N_RADIX) */
     size_t n_candidates, n_band;
     uint32_t max_bits;
     char padding[TAGC_ALIGNMENT];
@@ -38,9 +39,9 @@ typedef struct tagc_selector {
     tagc_pool *pool;
     struct tagc_selector *self; /* in the scratch, where it waits to be settled */
     size_t n_sent;
-    int is_written; /* stored_out has what is not a candidate, and each share has the candidates */
-    uint32_t *indices;                   /* (k) */
-    float *values;                       /* (k) */
+    int is_written;    /* stored_out has what is not a candidate, and each share has the candidates */
+    uint32_t *indices; /* (k) */
+    float *values;     /* (k) */
     size_t n, k, n_blocks;
     int beyond_cache; /* the residual will have left the cache before it is read again */
     int bypass;       /* and not in place: the sweep writes around the cache */
@@ -48,8 +49,8 @@ typedef struct tagc_selector {
 
     tagc_sample_shape shape;
     uint32_t *sample, *buckets; /* of the prediction */
-    tagc_select_block *blocks;              /* (n_blocks) */
-    tagc_select_share *shares;              /* (n_threads) */
+    tagc_select_block *blocks;  /* (n_blocks) */
+    tagc_select_share *shares;  /* (n_threads) */
     size_t most_in_block;       /* elements */
     size_t n_room;              /* candidates of one thread; 0 where none can be sent, or all are */
     atomic_size_t next_block;

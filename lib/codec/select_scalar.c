@@ -51,7 +51,8 @@ static size_t scalar_count(const float *values, size_t n, uint32_t threshold, si
 }
 
 static void scalar_keep(uint32_t *indices, float *values, size_t n, uint32_t threshold, size_t n_ties,
-                        float *residual, int bypass, uint32_t *sent_indices, float *sent_values, size_t n_sent) {
+                        float *residual, int bypass, uint32_t *sent_indices, float *sent_values,
+                        size_t n_sent) {
     (void)bypass;
     (void)n_sent;
     size_t j = 0, n_lost = 0;

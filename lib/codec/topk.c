@@ -24,7 +24,7 @@ typedef struct topk {
     uint32_t *indices;      /* (k) */
     float *values, *errors; /* (k) */
     void *scratch;          /* of selection, then of gaps */
-    void *gaps_scratch;     /* the same, or its own where the selection is not over until its errors are known */
+    void *gaps_scratch; /* the same, or its own where the selection is not over until its errors are known */
 } topk;
 
 static size_t max_of(size_t a, size_t b) {
@@ -42,7 +42,8 @@ static void lay_out(const tagc_code_options *o, int n_threads, tagc_arena *arena
     t->indices = tagc_arena_take(arena, o->k, sizeof *t->indices);
     t->values = tagc_arena_take(arena, o->k, sizeof *t->values);
     t->errors = tagc_arena_take(arena, o->k, sizeof *t->errors);
-    size_t n_select = tagc_select_scratch_bytes(o->n, o->k, n_threads), n_gaps = tagc_gaps_scratch_bytes(&t->gaps);
+    size_t n_select = tagc_select_scratch_bytes(o->n, o->k, n_threads),
+           n_gaps = tagc_gaps_scratch_bytes(&t->gaps);
     t->scratch = tagc_arena_take(arena, max_of(n_select, n_gaps), 1);
     t->gaps_scratch = is_plain(o) ? t->scratch : tagc_arena_take(arena, n_gaps, 1);
 }
@@ -124,7 +125,8 @@ static void topk_encode(const tagc_code_options *options, const void *gradient, 
         encode_in_fp32(&t, &addends, options->k, residual_out, body, pool, out);
         return;
     }
-    tagc_select_addends(&addends, residual_out, seed, options->k, t.indices, t.values, t.scratch, pool, &selection);
+    tagc_select_addends(&addends, residual_out, seed, options->k, t.indices, t.values, t.scratch, pool,
+                        &selection);
     out->nonfinite = selection.nonfinite;
     if (selection.nonfinite) return;
     int is_exact = options->values == TAGC_FORMAT_FP32;
