@@ -1,12 +1,15 @@
 /* What compressing a gradient costs beside the floor of its memory traffic: reading the gradient and the
  * residual and writing the residual once, in place or into another array. First selection alone, over the
  * whole gradient; then the computing of one rank of two in a whole step, phase by phase, with packed values
- * and with the sketch as the coder.
+ * and with the sketch as the coder. Selection is measured with a residual in int8, too, into another array, of a gradient in fp32 and
+ * one in bf16. The floors of these are 6 and 4 bytes per element, that of fp32 is 12.
  *
  * Everything takes turns in one process, so that a busy machine slows all alike: a ratio is the median over
  * the turns of time / floor of the same turn. The two ranks' gradients are independent, so that their union
  * is the largest that can be. */
+#include "codec/bf16.h"
 #include "codec/bitmap.h"
+#include "codec/residual.h"
 #include "codec/select.h"
 #include "codec/sum.h"
 #include "measure.h"
@@ -31,6 +34,10 @@ typedef enum quantity {
     FLOOR_APART,
     SELECT_IN_PLACE,
     SELECT_APART,
+    FLOOR_INT8,
+    SELECT_INT8,
+    FLOOR_HALVES,
+    SELECT_HALVES,
     STEP_SELECT,
     STEP_MAKE,
     STEP_OR,
@@ -56,6 +63,10 @@ static const struct {
     [FLOOR_APART] = {"floor_apart", "floor, into another array"},
     [SELECT_IN_PLACE] = {"select_in_place", "selection, in place"},
     [SELECT_APART] = {"select_apart", "selection, into another array"},
+    [FLOOR_INT8] = {"floor_int8", "floor, residual in int8"},
+    [SELECT_INT8] = {"select_int8", "selection, residual in int8"},
+    [FLOOR_HALVES] = {"floor_int8_bf16", "floor, gradient in bf16, too"},
+    [SELECT_HALVES] = {"select_int8_bf16", "selection, gradient in bf16, too"},
     [STEP_SELECT] = {"step_select", "  select, both shards"},
     [STEP_MAKE] = {"step_make", "  index: make, both shards"},
     [STEP_OR] = {"step_or", "  index: or and count, own"},
@@ -80,6 +91,8 @@ typedef struct bench {
     double sparsity, ratio;
     size_t n, shard, k, k_shard;
     float *gradient, *residual, *next, *floor_residual; /* (n) */
+    uint16_t *halves;                                   /* (n) the gradient */
+    uint8_t *stored, *next_stored;                      /* rows of n in int8 */
     uint32_t *indices;                                  /* (max(k, W * k_shard)): row d at d * k_shard */
     float *values;                                      /* the same */
     void *select_scratch;
@@ -131,6 +144,8 @@ static void run_steps(bench *b, uint64_t seed) {
         if (step < N_STEPS_BEFORE) memcpy(b->residual, b->next, W * b->shard * sizeof *b->residual);
     }
     for (int d = 0; d < W; d++) make_index(b, d);
+    tagc_bf16_narrow(b->gradient, b->halves, b->n);
+    tagc_residual_write(TAGC_FORMAT_INT8, b->n, b->residual, 0, b->n, 1, b->stored);
 }
 
 static void remember_peer(bench *b) {
@@ -151,6 +166,9 @@ static void take_arrays(bench *b) {
     b->residual = take(b->n, sizeof(float), "residual");
     b->next = take(b->n, sizeof(float), "next residual");
     b->floor_residual = take(b->n, sizeof(float), "residual of the floor");
+    b->halves = take(b->n, sizeof(uint16_t), "gradient in bf16");
+    b->stored = take(tagc_residual_bytes(TAGC_FORMAT_INT8, b->n), 1, "residual in int8");
+    b->next_stored = take(tagc_residual_bytes(TAGC_FORMAT_INT8, b->n), 1, "next residual in int8");
     b->indices = take(n_listed, sizeof(uint32_t), "indices");
     b->values = take(n_listed, sizeof(float), "values");
     b->select_scratch = take(scratch > shard_scratch ? scratch : shard_scratch, 1, "scratch");
@@ -177,9 +195,10 @@ static void take_arrays(bench *b) {
 }
 
 static void bench_destroy(bench *b) {
-    void *single[] = {b->gradient, b->residual,       b->next,           b->floor_residual, b->indices,
-                      b->values,   b->select_scratch, b->list,           b->peer_packed,    b->peer_cells,
-                      b->sums,     b->output,         b->peeling_memory, b->peeling_scratch};
+    void *single[] = {b->gradient, b->residual,       b->next,           b->floor_residual,  b->indices,
+                      b->values,   b->select_scratch, b->list,           b->peer_packed,     b->peer_cells,
+                      b->sums,     b->output,         b->peeling_memory, b->peeling_scratch, b->halves,
+                      b->stored,   b->next_stored};
     for (size_t i = 0; i < sizeof single / sizeof *single; i++) tagc_memory_destroy(single[i]);
     for (int d = 0; d < W; d++) {
         void *each[] = {b->bits[d],        b->peer_bits[d], b->unions[d], b->peer_indices[d],
@@ -235,6 +254,28 @@ static void time_selection(bench *b, int turn) {
     now_s = tagc_clock_s();
     select_range(b, b->next, b->next, 0, b->n, b->k, 0);
     lap(b, SELECT_IN_PLACE, turn, &now_s);
+}
+
+static void select_stored(bench *b, const void *gradient, int format) {
+    tagc_addends addends = {b->n, format, TAGC_FORMAT_INT8, gradient, b->stored};
+    tagc_selection result;
+    tagc_select_addends(&addends, b->next_stored, 1, b->k, b->indices, b->values, b->select_scratch, b->pool,
+                        &result);
+    tagc_select_settle(NULL, b->select_scratch);
+    b->n_two_passes += result.n_passes == 2;
+}
+
+static void time_stored(bench *b, int turn) {
+    b->times[FLOOR_INT8][turn] =
+        tagc_time_byte_floor(b->pool, b->gradient, 4, b->stored, b->next_stored, b->n);
+    double now_s = tagc_clock_s();
+    select_stored(b, b->gradient, TAGC_FORMAT_FP32);
+    lap(b, SELECT_INT8, turn, &now_s);
+    b->times[FLOOR_HALVES][turn] =
+        tagc_time_byte_floor(b->pool, b->halves, 2, b->stored, b->next_stored, b->n);
+    now_s = tagc_clock_s();
+    select_stored(b, b->halves, TAGC_FORMAT_BF16);
+    lap(b, SELECT_HALVES, turn, &now_s);
 }
 
 static void list_union(bench *b, int d, quantity q, int turn, double *now_s) {
@@ -314,9 +355,10 @@ typedef struct result {
     spread time_s[N_QUANTITIES], to_in_place[N_QUANTITIES], to_apart[N_QUANTITIES];
 } result;
 
-/* Quartiles of the ratio of a quantity to a floor, turn by turn. */
+/* Quartiles of the ratio of a quantity to a floor, turn by turn; of a stored residual to its own floor. */
 static spread spread_of_ratio(const bench *b, int q, int floor, double *ratios) {
     int n = b->options->n_repeats;
+    if (q == SELECT_INT8 || q == SELECT_HALVES) floor = q - 1;
     for (int i = 0; i < n; i++) ratios[i] = b->times[q][i] / b->times[floor][i];
     return spread_of(ratios, n);
 }
@@ -341,7 +383,8 @@ static result result_of(const bench *b) {
 }
 
 static double floor_speed(const result *r, quantity floor) { /* GB/s */
-    return 12e-9 * (double)r->n / r->time_s[floor].median;
+    double n_bytes = floor == FLOOR_INT8 ? 6 : floor == FLOOR_HALVES ? 4 : 12;
+    return 1e-9 * n_bytes * (double)r->n / r->time_s[floor].median;
 }
 
 static void print_result(const result *r) {
@@ -354,24 +397,29 @@ static void print_result(const result *r) {
         printf("  %-32s %9.3f %8.4f   %7.3f  (%.3f - %.3f) %12.3f", names[q].text, 1e3 * r->time_s[q].median,
                1e9 * r->time_s[q].median / (double)r->n, r->to_in_place[q].median, r->to_in_place[q].quarter,
                r->to_in_place[q].three_quarters, r->to_apart[q].median);
-        if (q <= FLOOR_APART) printf("   %.1f GB/s", floor_speed(r, (quantity)q));
+        if (q == SELECT_INT8 || q == SELECT_HALVES) printf("   (both: to the floor above)");
+        if (q <= FLOOR_APART || q == FLOOR_INT8 || q == FLOOR_HALVES)
+            printf("   %.1f GB/s", floor_speed(r, (quantity)q));
         printf("\n");
-        if (q == SELECT_APART) printf("  one rank's step:\n");
+        if (q == SELECT_HALVES) printf("  one rank's step:\n");
     }
     if (r->n_two_passes) printf("  %d selections needed a second pass\n", r->n_two_passes);
 }
 
 static void print_summary(const result *results, size_t n_results) {
     printf("\nRatio to the floor in place (in brackets: to the floor of the same writing)\n");
-    printf("%10s %8s | %10s | %9s %17s | %8s %8s\n", "n", "theta", "floor GB/s", "selection", "into another",
-           "packed", "sketch");
+    printf("%10s %8s | %10s | %9s %17s | %6s %6s | %8s %8s\n", "n", "theta", "floor GB/s", "selection",
+           "into another", "int8*", "bf16*", "packed", "sketch");
     for (size_t i = 0; i < n_results; i++) {
         const result *r = &results[i];
-        printf("%10zu %6.2f %% | %10.1f | %9.3f %8.3f [%6.3f] | %8.3f %8.3f\n", r->n, 100 * r->sparsity,
-               floor_speed(r, FLOOR_IN_PLACE), r->to_in_place[SELECT_IN_PLACE].median,
+        printf("%10zu %6.2f %% | %10.1f | %9.3f %8.3f [%6.3f] | %6.3f %6.3f | %8.3f %8.3f\n", r->n,
+               100 * r->sparsity, floor_speed(r, FLOOR_IN_PLACE), r->to_in_place[SELECT_IN_PLACE].median,
                r->to_in_place[SELECT_APART].median, r->to_apart[SELECT_APART].median,
+               r->to_in_place[SELECT_INT8].median, r->to_in_place[SELECT_HALVES].median,
                r->to_in_place[PACKED_TOTAL].median, r->to_in_place[SKETCH_TOTAL].median);
     }
+    printf("* selection with a residual in int8, to a floor of 6 bytes; and of a gradient in bf16, to 4 "
+           "bytes\n");
 }
 
 static int write_json(FILE *file, const options *o, const result *results, size_t n_results) {
@@ -405,6 +453,7 @@ static result run_case(const options *o, size_t n, double sparsity, double ratio
         int turn = i < 0 ? 0 : i;
         for (int q = 0; q < N_QUANTITIES; q++) b.times[q][turn] = 0;
         time_selection(&b, turn);
+        time_stored(&b, turn);
         time_step(&b, turn);
     }
     result r = result_of(&b);

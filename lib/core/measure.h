@@ -9,6 +9,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -106,6 +107,67 @@ static inline double tagc_time_floor(tagc_pool *pool, const float *gradient, con
     tagc_floor_arrays a = {.gradient = gradient, .residual = residual, .next = next, .n = n};
     double start_s = tagc_clock_s();
     tagc_pool_run(pool, tagc_floor_work, &a);
+    return tagc_clock_s() - start_s;
+}
+
+/* ---- the floor of a residual in one byte: read gradient and residual, write the residual into another array ---- */
+
+typedef struct tagc_byte_floor_arrays {
+    const uint8_t *gradient, *residual; /* (n * value_bytes), (n) */
+    uint8_t *next;                      /* (n) */
+    size_t n, value_bytes;
+} tagc_byte_floor_arrays;
+
+typedef uint64_t tagc_floor_line[8];
+
+/* Lines [begin, end) of 64 residuals. Every byte of the gradient counts, so that no read can be left out. */
+static inline void tagc_byte_floor_plain(const tagc_byte_floor_arrays *a, size_t begin, size_t end) {
+    for (size_t i = begin; i < end; i++) {
+        tagc_floor_line line, other;
+        memcpy(line, a->residual + i * sizeof line, sizeof line);
+        for (size_t v = 0; v < a->value_bytes; v++) {
+            memcpy(other, a->gradient + (i * a->value_bytes + v) * sizeof line, sizeof line);
+            for (int j = 0; j < 8; j++) line[j] ^= other[j];
+        }
+        memcpy(a->next + i * sizeof line, line, sizeof line);
+    }
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static inline void tagc_byte_floor_avx2(const tagc_byte_floor_arrays *a,
+                                                                        size_t begin, size_t end) {
+    for (size_t i = begin; i < end; i++)
+        for (size_t half = 0; half < 64; half += 32) {
+            __m256i line = _mm256_load_si256((const __m256i *)(const void *)(a->residual + i * 64 + half));
+            for (size_t v = 0; v < a->value_bytes; v++) {
+                const uint8_t *from = a->gradient + (i * a->value_bytes + v) * 64 + half;
+                line = _mm256_xor_si256(line, _mm256_load_si256((const __m256i *)(const void *)from));
+            }
+            _mm256_stream_si256((__m256i *)(void *)(a->next + i * 64 + half), line);
+        }
+    _mm_sfence();
+}
+#endif
+
+static inline void tagc_byte_floor_work(void *arg, int index, int n_threads) {
+    const tagc_byte_floor_arrays *a = arg;
+    size_t n_lines = a->n / 64, begin = n_lines * (size_t)index / (size_t)n_threads;
+    size_t end = n_lines * (size_t)(index + 1) / (size_t)n_threads;
+#if defined(__x86_64__)
+    if (tagc_cpu_has(TAGC_CPU_AVX2)) {
+        tagc_byte_floor_avx2(a, begin, end);
+        return;
+    }
+#endif
+    tagc_byte_floor_plain(a, begin, end);
+}
+
+/* Seconds. gradient, residual and next come from tagc_memory_create; value_bytes: of a value of the gradient. */
+static inline double tagc_time_byte_floor(tagc_pool *pool, const void *gradient, size_t value_bytes,
+                                          const uint8_t *residual, uint8_t *next, size_t n) {
+    tagc_byte_floor_arrays a = {gradient, residual, next, n, value_bytes};
+    double start_s = tagc_clock_s();
+    tagc_pool_run(pool, tagc_byte_floor_work, &a);
     return tagc_clock_s() - start_s;
 }
 
