@@ -92,6 +92,28 @@ def test_bytes_are_those_that_anyone_can_count(capsys):
         assert row["step_s"][0] >= max(sent / bytes_per_s, 6 * n * 16_384 * 0.9 / 150e12)
 
 
+def test_a_plan_says_in_which_gpus_a_rank_fits(capsys):
+    words = ("--model", "7b", "--hosts", 2, "--ranks-per-host", 8, "--codec-ns", 1, "--link", "10gbit")
+    made = planned(capsys, *words)
+    plain, flat, levels, deltas, ddp, ddp_levels = made["memory"]
+    n, unit = made["n_params"], 12 * 4096**2
+    assert plain["all"] == pytest.approx(16 * n / 16, rel=0.01) and plain["fits"] == [24, 40, 80]
+    assert ddp["all"] == pytest.approx(16 * n, rel=0.01) and ddp["fits"] == []
+    # residuals are of what a rank sends between hosts: everything, or what it owns of its host's sums
+    assert n <= flat["residual"] <= 4.1 * n
+    for row in (levels, deltas, ddp_levels):
+        assert row["residual"] == pytest.approx(flat["residual"] / 8, rel=0.03)
+        assert 0 < row["transient"] < flat["transient"] / 4
+    assert deltas["replicas"] == pytest.approx(2 * n / 8, rel=0.01) and levels["replicas"] == 0
+    assert 4 * unit < flat["transient"] < 12 * unit  # packed gradients, sums, bodies and a spare
+    for row in made["memory"]:
+        parts = ("parameters", "gradients", "adam", "residual", "replicas", "transient")
+        assert row["all"] == sum(row[part] for part in parts)
+        assert row["fits"] == [size for size in (24, 40, 80) if row["all"] <= size * 1e9]
+    text = tagc(capsys, 0, "plan", *map(str, words))
+    assert "fits in" in text and "none of 24 GB, 40 GB, 80 GB" in text
+
+
 def test_hosts_with_several_gpus_share_their_card(capsys):
     made = planned(capsys, "--params", "1b", "--gpus-per-host", 8, "--codec-ns", 1)
     full, hybrid, four_sharded, few_sharded, four, _ = made["rows"]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tagc import _library as lib
-from tagc.commands import codec, options, planner
+from tagc.commands import codec, options, planner, room
 from tagc.commands.planner import FULL, GRAD, HYBRID, Forecast
 from tagc.report.parser import Parser, UsageError
 
@@ -63,6 +63,7 @@ def parser() -> Parser:
     add = made.add_argument
     add(
         "--params",
+        "--model",
         metavar="N",
         type=options.size,
         default=1e9,
@@ -232,6 +233,7 @@ def plan(arguments: argparse.Namespace) -> dict[str, Any]:
         "links": links,
         "rows": rows,
         "card": _card(rows, arguments) if arguments.gpus_per_host > 1 else [],
+        "memory": room.rows((*shape_of(arguments.params), N_VOCAB), arguments.hosts, arguments.gpus_per_host),
     }
 
 
@@ -299,6 +301,7 @@ def text_of(made: dict[str, Any], codec_source: str) -> str:
         cells = "".join(f" {_seconds_text(step):>14}" for step in row["step_s"])
         lines.append(f"{row['name']:42} {bytes_text(row['memory_bytes']):>16} {bytes_text(sent):>13}{cells}")
     lines += _card_lines(made["card"])
+    lines += room.lines(made["memory"], bytes_text)
     lines += [
         "",
         "memory: parameters, gradients and Adam's moments in fp32, copies of parameters that stay, and",
