@@ -196,9 +196,9 @@ def random_weights(rank, world_size):
         other, second = made()
         backward(other, rank, 99)
         second.load_state_dict(state)
-        assert [(bits(other, second, i), share(other, second)) for i in range(step, len(history))] == history[
-            step:
-        ], step
+        end = step + 4 * WINDOW  # in which a level changes, or moments become short
+        seen = [(bits(other, second, i), share(other, second)) for i in range(step, end)]
+        assert seen == history[step:end] and seen[-1] != seen[0], step
     assert bits(*made(has_learnt=rank == 0), 0) < 10  # as where the shards of one rank are too few to show it
 
 
