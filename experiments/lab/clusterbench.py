@@ -35,6 +35,7 @@ def _arms(case):
                 cells.number(needed and needed / 1e6, 2),
                 cells.number(least / sent if least and sent else None, 1, "x"),
                 cells.number(arm.get("rank_memory_bytes") and arm["rank_memory_bytes"] / 1e6, 0),
+                cells.number(arm["tagc_memory_bytes"] / 1e6 if arm.get("tagc_memory_bytes") else None, 1),
             ]
         )
     head = [
@@ -45,6 +46,7 @@ def _arms(case):
         "that torch must send",
         f"times fewer than {BASELINE} must send",
         "MB of memory of a rank",
+        "of these tagc's own",
     ]
     return cells.grid(head, rows)
 
@@ -58,7 +60,8 @@ def _about(case):
     )
     text += f" {cells.link_text(case['link'])}.\n" if case["link"] else "\n"
     return text + (
-        "Memory: by how much the process grew, with parameters and Adam's state.\n"
+        "Memory: by how much the process grew, with parameters and Adam's state; tagc's own by "
+        "`handle.memory()`.\n"
         if any(arm.get("rank_memory_bytes") for arm in found["arms"])
         else ""
     )

@@ -61,6 +61,11 @@ def resident_bytes():
     return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def tagc_memory_bytes(handle):
+    """What tagc holds, as it counts that itself."""
+    return handle.memory().total if hasattr(handle, "memory") else 0
+
+
 def spread(samples):
     return {"median": statistics.median(samples), "min": min(samples), "max": max(samples), "n": len(samples)}
 
@@ -255,6 +260,7 @@ class Bench:
                     "n_bytes_sent": needed if sent is None else sent,
                     "bytes_from": source,
                     "rank_memory_bytes": max(self._everyone(arm.rank_memory_bytes)),
+                    "tagc_memory_bytes": max(self._everyone(tagc_memory_bytes(arm.handle))),
                     "iterations": steps,
                     "total_s": spread([s["total_s"] for s in steps]),
                     "speedup": spread([first[number] / medians[number] for number in medians]),

@@ -446,7 +446,12 @@ def check_cluster():
         iterations = [{"round": number, "total_s": s} for number, s in enumerate(samples)]
         about = {"about": "words", "n_bytes_sent": n_sent, "n_bytes_needed": n_needed}
         return summary.arm(
-            {"name": name, "iterations": iterations, "rank_memory_bytes": 7e6 if "tagc" in name else None}
+            {
+                "name": name,
+                "iterations": iterations,
+                "rank_memory_bytes": 7e6 if "tagc" in name else None,
+                "tagc_memory_bytes": 2.5e6 if "tagc" in name else 0,
+            }
             | about
         )
 
@@ -474,12 +479,12 @@ def check_cluster():
     first, second, third = (part for part in text.split("**") if "| arm | step" in part)
     equal(
         row_of(first, "`fsdp2-bf16`:")[1:],
-        ["2.50 s (2.00 to 3.00)", "1.00x (1.00 to 1.00)", "40.00", "30.00", "0.8x", "-"],
+        ["2.50 s (2.00 to 3.00)", "1.00x (1.00 to 1.00)", "40.00", "30.00", "0.8x", "-", "-"],
     )
     # 30 MB that torch must send against 4 MB
-    equal(row_of(first, "`fsdp2-tagc`:")[2:], ["2.50x (2.00 to 3.00)", "4.00", "-", "7.5x", "7"])
-    equal(row_of(second, "`fsdp2-tagc`:")[2:], ["0.50x (0.50 to 0.50)", "6.00", "-", "6.0x", "7"])
-    equal(row_of(third, "`fsdp2-tagc`:")[2:], ["-", "6.00", "-", "-", "7"])
+    equal(row_of(first, "`fsdp2-tagc`:")[2:], ["2.50x (2.00 to 3.00)", "4.00", "-", "7.5x", "7", "2.5"])
+    equal(row_of(second, "`fsdp2-tagc`:")[2:], ["0.50x (0.50 to 0.50)", "6.00", "-", "6.0x", "7", "2.5"])
+    equal(row_of(third, "`fsdp2-tagc`:")[2:], ["-", "6.00", "-", "-", "7", "2.5"])
     growth = text[text.index("bytes through the card |") :]
     equal(row_of(growth, "`fsdp2-tagc`"), ["`fsdp2-tagc`", "2 to 4, 250 Mbit/s", "+50.0 %"])
     equal(row_of(growth, "`fsdp2-bf16`"), ["`fsdp2-bf16`", "2 to 4, 250 Mbit/s", "+0.0 %"])
