@@ -92,9 +92,13 @@ void tagc_residual_read(int format, size_t n, const void *row, size_t first, siz
 void tagc_residual_read_ahead(int format, size_t n, const void *row, size_t first, size_t n_here,
                               const void *ahead, float *values) {
     const uint8_t *exponents = row, *codes = exponents + tagc_residual_exponent_bytes(format, n);
-    if (format == TAGC_FORMAT_FP32) memcpy(values, (const float *)row + first, n_here * sizeof *values);
-    if (format == TAGC_FORMAT_BF16) tagc_bf16_widen((const uint16_t *)row + first, values, n_here);
-    if (!has_exponents(format)) return;
+    if (!has_exponents(format)) {
+        if (format == TAGC_FORMAT_BF16)
+            tagc_bf16_widen((const uint16_t *)row + first, values, n_here);
+        else
+            memcpy(values, (const float *)row + first, n_here * sizeof *values);
+        return;
+    }
     size_t i = tagc_code_best()->read_residual(format, exponents, codes, first, n_here, ahead, values);
     for (; i < n_here; i++)
         values[i] =
@@ -206,7 +210,7 @@ size_t tagc_residual_put(int format, size_t n, const uint32_t *indices, const fl
 }
 
 tagc_status tagc_residual_check(int format, size_t n, const void *row) {
-    float values[PIECE];
+    float values[PIECE] = {0};
     for (size_t at = 0; at < n; at += PIECE) {
         size_t n_here = n - at < PIECE ? n - at : PIECE;
         tagc_residual_read(format, n, row, at, n_here, values);

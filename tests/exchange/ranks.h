@@ -14,8 +14,8 @@
 
 #include <cmocka.h>
 
-#include "tagc/tagc.h"
 #include "../residual.h"
+#include "tagc/tagc.h"
 
 #define MAX_RANKS 16
 
