@@ -10,6 +10,8 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 
 enum { N_ELEMS = 64, STATE_BYTES = TAGC_WIRE_HEADER_BYTES + N_ELEMS * 4 };
+/* Bytes of a row by tagc_format; the integers have 64 bytes of exponents. */
+static const uint64_t row_bytes[] = {N_ELEMS * 4, N_ELEMS * 2, 64 + N_ELEMS, 64 + 64};
 
 static void require(int holds) {
     if (!holds) abort();
@@ -24,7 +26,7 @@ static void try_load(tagc_reducer *reducer, const void *state, size_t n_bytes) {
         require(memcmp(before, residual, sizeof before) == 0);
         return;
     }
-    require(n_bytes == STATE_BYTES);
+    require(n_bytes <= STATE_BYTES);
     for (int i = 0; i < N_ELEMS; i++) require(isfinite(residual[i]));
 }
 
@@ -42,11 +44,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
         require(tagc_reducer_create(comm, &options, &reducer) == TAGC_OK);
     }
     try_load(reducer, data, n_bytes);
-    uint8_t state[STATE_BYTES] = {0};
-    size_t room = sizeof state - TAGC_WIRE_HEADER_BYTES;
-    if (n_bytes) memcpy(state + TAGC_WIRE_HEADER_BYTES, data, n_bytes < room ? n_bytes : room);
-    tagc_wire_header header = {.kind = TAGC_WIRE_STATE, .n_elems = N_ELEMS, .body_bytes = N_ELEMS * 4};
-    tagc_wire_write(&header, state);
-    try_load(reducer, state, sizeof state);
+    for (int format = TAGC_FORMAT_FP32; format <= TAGC_FORMAT_INT4; format++) {
+        uint8_t state[STATE_BYTES] = {0};
+        uint64_t room = row_bytes[format];
+        if (n_bytes) memcpy(state + TAGC_WIRE_HEADER_BYTES, data, n_bytes < room ? n_bytes : room);
+        tagc_wire_header header = {
+            .kind = TAGC_WIRE_STATE, .coding = format, .n_elems = N_ELEMS, .n_items = 1, .body_bytes = room};
+        tagc_wire_write(&header, state);
+        try_load(reducer, state, TAGC_WIRE_HEADER_BYTES + room);
+    }
     return 0;
 }

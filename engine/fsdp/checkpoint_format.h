@@ -6,8 +6,9 @@
  *                     0 "TAGCCKPT"   8 version u32   12 world size u32   16 rank u32   20 flats u32
  *                    24 step u64    32 layout hash u64   40 bytes of the file u64   48 zero
  *                   then per flat, fp32: master (n_owned), first moment (n_owned; none if beta1 is 0), second moment
- *                   (n_owned), residual (n_residual). If parameters travel as deltas, the replica (n_owned) precedes the
- *                   residual, in bf16, padded with zeros to a multiple of 4 bytes
+ *                   (n_owned), residual (n_residual; in bf16 if the manifest says so, which holds the values of every
+ *                   format but fp32 without loss). If parameters travel as deltas, the replica (n_owned) precedes the
+ *                   residual, in bf16. What is in bf16 is padded with zeros to a multiple of 4 bytes
  *                   then the state of the schedule, as tagc_schedule_save writes it (n_schedule bytes of the manifest): the
  *                   same on all ranks, but for the windows under way and the losses of this rank
  *
@@ -35,8 +36,10 @@ typedef struct tagc_manifest_tensor {
 
 typedef struct tagc_manifest_flat {
     uint64_t n_elems, n_padded;
-    uint64_t n_residual; /* n_padded, n_padded / ranks per host, or 0 if the exchange keeps none */
-    uint64_t n_gathers;  /* gathers that made the replica; 0: no replica is saved */
+    uint64_t n_residual;  /* n_padded, n_padded / ranks per host, or 0 if the exchange keeps none */
+    int is_residual_bf16; /* else fp32 */
+    uint64_t n_steps;     /* of the reducer, from which the rounding of its residual derives */
+    uint64_t n_gathers;   /* gathers that made the replica; 0: no replica is saved */
     int has_moment1;
 } tagc_manifest_flat;
 

@@ -136,6 +136,15 @@ static void load_values(tagc_load *load) {
     f->n_updates = load->manifest->n_updates;
 }
 
+static float residual_value(const tagc_manifest_flat *flat, const void *section, uint64_t i) {
+    float value;
+    if (flat->is_residual_bf16)
+        tagc_bf16_widen((const uint16_t *)section + i, &value, 1);
+    else
+        value = ((const float *)section)[i];
+    return value;
+}
+
 /* Adds what this rank's share of the old copies holds of one tensor to out (n_residual), laid out as the new flat. */
 static void add_residual(const tagc_load *load, int tensor, uint64_t n_residual, float *out) {
     const tagc_fsdp *f = load->fsdp;
@@ -153,8 +162,8 @@ static void add_residual(const tagc_load *load, int tensor, uint64_t n_residual,
                                                   m->n_owners, rank, old->offset + i);
             n = n < from.n_run ? n : from.n_run; /* the same for all ranks */
             if (!to.covers || !from.covers || from.copy % to.n_copies != to.copy) continue;
-            const float *values = section_of(load, rank, old->flat, TAGC_SECTION_RESIDUAL) + from.at;
-            for (uint64_t k = 0; k < n; k++) out[to.at + k] += values[k];
+            const void *section = section_of(load, rank, old->flat, TAGC_SECTION_RESIDUAL);
+            for (uint64_t k = 0; k < n; k++) out[to.at + k] += residual_value(before, section, from.at + k);
         }
         for (uint64_t k = 0; to.covers && k < n && m->world_size != f->world_size; k++)
             out[to.at + k] *= factor;
@@ -167,6 +176,8 @@ static tagc_status load_residual(const tagc_load *load, int index) {
     tagc_flat *flat = &f->tables.flats[index];
     uint64_t n_residual = tagc_reducer_residual_elems(flat->reducer);
     tagc_fsdp_drop_former(f, flat);
+    int old = load->manifest->tensors[f->tables.members[flat->first_member]].flat;
+    if (!load->forks) TAGC_TRY(tagc_reducer_set_steps(flat->reducer, load->manifest->flats[old].n_steps));
     if (n_residual == 0) return TAGC_OK;
     if (load->forks) return tagc_reducer_scale_residual(flat->reducer, 0);
     float *out = flat->full_gradient;                         /* unused between steps, and large enough */

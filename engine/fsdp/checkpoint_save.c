@@ -34,6 +34,8 @@ static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
         m->flats[i].n_elems = f->tables.flats[i].n_elems;
         m->flats[i].n_padded = f->tables.flats[i].n_padded;
         m->flats[i].n_residual = tagc_fsdp_residual_elems(&f->tables.flats[i]);
+        m->flats[i].is_residual_bf16 = tagc_fsdp_residual_is_bf16(&f->tables.flats[i]);
+        m->flats[i].n_steps = tagc_reducer_steps(f->tables.flats[i].reducer);
         m->flats[i].n_gathers = tagc_fsdp_replica_gathers(f, i);
         m->flats[i].has_moment1 = f->tables.flats[i].moment1 != NULL;
     }
@@ -75,8 +77,8 @@ static tagc_status write_bytes(int fd, const void *bytes, size_t n_bytes, XXH3_s
 }
 
 /* The values are exact in bf16. */
-static tagc_status write_replica(int fd, const float *values, uint64_t n, XXH3_state_t *hash,
-                                 const char *path) {
+static tagc_status write_halves(int fd, const float *values, uint64_t n, XXH3_state_t *hash,
+                                const char *path) {
     uint16_t halves[4096];
     for (uint64_t at = 0, n_now; at < n; at += n_now) {
         n_now = n - at < 4096 ? n - at : 4096;
@@ -113,10 +115,13 @@ static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, c
             TAGC_TRY(write_bytes(fd, flat->moment1 + at, n_owned * sizeof(float), hash, path));
         TAGC_TRY(write_bytes(fd, flat->moment2 + at, n_owned * sizeof(float), hash, path));
         if (save->manifest->flats[i].n_gathers > 0)
-            TAGC_TRY(write_replica(fd, flat->full + first, n_owned, hash, path));
+            TAGC_TRY(write_halves(fd, flat->full + first, n_owned, hash, path));
         TAGC_TRY(tagc_fsdp_residual_read(flat, flat->full_gradient)); /* which is free between steps */
-        TAGC_TRY(write_bytes(fd, flat->full_gradient, save->manifest->flats[i].n_residual * sizeof(float),
-                             hash, path));
+        uint64_t n_residual = save->manifest->flats[i].n_residual;
+        if (save->manifest->flats[i].is_residual_bf16)
+            TAGC_TRY(write_halves(fd, flat->full_gradient, n_residual, hash, path));
+        else
+            TAGC_TRY(write_bytes(fd, flat->full_gradient, n_residual * sizeof(float), hash, path));
     }
     return write_schedule(save, fd, hash, path);
 }

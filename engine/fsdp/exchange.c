@@ -96,6 +96,11 @@ tagc_status tagc_fsdp_residual_read(const tagc_flat *flat, float *values) {
     return TAGC_OK;
 }
 
+int tagc_fsdp_residual_is_bf16(const tagc_flat *flat) {
+    return flat->former == NULL && tagc_reducer_residual_elems(flat->reducer) > 0 &&
+           tagc_reducer_residual_format(flat->reducer) != TAGC_FORMAT_FP32;
+}
+
 tagc_status tagc_fsdp_residual_square(const tagc_flat *flat, double *square) {
     if (flat->former == NULL) return tagc_reducer_residual_square(flat->reducer, square);
     *square = tagc_sum_of_squares(flat->former, flat->n_padded);
@@ -175,6 +180,7 @@ tagc_status tagc_fsdp_change_exchange(tagc_fsdp *f, int index, const tagc_flat *
         tagc_fsdp_exchange_options(f, &changed, &asked, &gatherer);
         changed.ranks_per_host = asked.ranks_per_host;
         status = tagc_reducer_create(f->comm, &asked, &fresh);
+        if (status == TAGC_OK) status = tagc_reducer_set_steps(fresh, tagc_reducer_steps(flat->reducer));
     }
     if (status == TAGC_OK) {
         status = spread_residual(f, flat, values);

@@ -79,6 +79,8 @@ void tagc_fsdp_drop_former(tagc_fsdp *fsdp, tagc_flat *flat);
  * residual. _elems: the number of values, 0 if there are none. _read copies them to values (n_elems). */
 uint64_t tagc_fsdp_residual_elems(const tagc_flat *flat);
 tagc_status tagc_fsdp_residual_read(const tagc_flat *flat, float *values);
+/* 1: bf16 holds them without loss, as it does what is stored in every format but fp32. */
+int tagc_fsdp_residual_is_bf16(const tagc_flat *flat);
 /* Their sum of squares. */
 tagc_status tagc_fsdp_residual_square(const tagc_flat *flat, double *square);
 

@@ -56,6 +56,8 @@ static json_t *content_of(const tagc_manifest *m) {
         json_t *flat = json_pack("{s:I, s:I, s:I}", "n_elems", (json_int_t)f->n_elems, "n_padded",
                                  (json_int_t)f->n_padded, "n_residual", (json_int_t)f->n_residual);
         json_object_set_new(flat, "moment1", json_boolean(f->has_moment1));
+        if (f->is_residual_bf16) json_object_set_new(flat, "residual", json_string("bf16"));
+        if (f->n_steps) json_object_set_new(flat, "steps", json_integer((json_int_t)f->n_steps));
         if (f->n_gathers) json_object_set_new(flat, "gathers", json_integer((json_int_t)f->n_gathers));
         json_array_append_new(flats, flat);
     }
@@ -128,6 +130,11 @@ static tagc_status parse_flat(const json_t *json, const tagc_manifest *m, tagc_m
     const json_t *moment1 = json_object_get(json, "moment1");
     if (!json_is_boolean(moment1)) return corrupt("a flat's moment1 is neither true nor false");
     f->has_moment1 = json_is_true(moment1);
+    const json_t *residual = json_object_get(json, "residual");
+    if (residual && (!json_is_string(residual) || strcmp(json_string_value(residual), "bf16") != 0))
+        return corrupt("a flat's residual is neither fp32, by no word, nor \"bf16\"");
+    f->is_residual_bf16 = residual != NULL;
+    if (json_object_get(json, "steps")) TAGC_TRY(get_number(json, "steps", INT64_MAX, &f->n_steps));
     if (json_object_get(json, "gathers")) TAGC_TRY(get_number(json, "gathers", INT64_MAX, &f->n_gathers));
     if (f->n_elems == 0 || f->n_padded < f->n_elems || f->n_padded % (uint64_t)m->world_size != 0 ||
         !is_residual(f, (uint64_t)m->world_size))
@@ -269,11 +276,12 @@ tagc_cover tagc_residual_cover(uint64_t n_padded, uint64_t n_residual, int world
 
 /* The offset of a section in its flat, or of the end of the flat, in values of 4 bytes. */
 static uint64_t before_section(const tagc_manifest_flat *f, uint64_t n_owned, int section) {
-    const uint64_t n_of[TAGC_N_SECTIONS] = {[TAGC_SECTION_MASTER] = n_owned,
-                                            [TAGC_SECTION_MOMENT1] = f->has_moment1 ? n_owned : 0,
-                                            [TAGC_SECTION_MOMENT2] = n_owned,
-                                            [TAGC_SECTION_REPLICA] = f->n_gathers > 0 ? (n_owned + 1) / 2 : 0,
-                                            [TAGC_SECTION_RESIDUAL] = f->n_residual};
+    const uint64_t n_of[TAGC_N_SECTIONS] = {
+        [TAGC_SECTION_MASTER] = n_owned,
+        [TAGC_SECTION_MOMENT1] = f->has_moment1 ? n_owned : 0,
+        [TAGC_SECTION_MOMENT2] = n_owned,
+        [TAGC_SECTION_REPLICA] = f->n_gathers > 0 ? (n_owned + 1) / 2 : 0,
+        [TAGC_SECTION_RESIDUAL] = f->is_residual_bf16 ? (f->n_residual + 1) / 2 : f->n_residual};
     uint64_t n = 0;
     for (int i = 0; i < section; i++) n += n_of[i];
     return n;
@@ -303,7 +311,7 @@ static uint64_t layout_hash(const tagc_manifest *m) {
     for (int i = 0; i < m->n_flats; i++) {
         const tagc_manifest_flat *f = &m->flats[i];
         uint64_t numbers[] = {f->n_elems, f->n_padded, f->n_residual, f->n_gathers > 0,
-                              (uint64_t)f->has_moment1};
+                              (uint64_t)(f->has_moment1 | f->is_residual_bf16 << 1)};
         hash = XXH3_64bits_withSeed(numbers, sizeof numbers, hash);
     }
     for (int i = 0; i < m->n_tensors; i++) {

@@ -78,6 +78,7 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     if (out->reducer.exchange == TAGC_EXCHANGE_DIRECT) {
         out->reducer.result_sparsity = options->result_sparsity;
         out->reducer.result_format = options->result_values - 1;
+        out->reducer.residual = options->residual;
     }
     out->reducer.n_threads = (int)options->codec_threads;
     set_paper(options, &out->paper);

@@ -28,7 +28,7 @@ typedef struct tagc_train_options {
     const char *compress_names;
     int exchange, index, cells, unpeeled, fill_union, wire;
     double sparsity, ratio;
-    int values, mild;
+    int values, mild, residual;
     double mild_sparsity, result_sparsity;
     int result_values; /* auto, then tagc_format */
     int gentle;        /* auto, yes, no */

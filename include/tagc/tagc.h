@@ -275,6 +275,15 @@ typedef struct tagc_reducer_options {
     int n_threads;
     /* Options of sketch and packed. _create copies them. Default NULL: the defaults of tagc_paper_options. */
     const struct tagc_paper_options *paper;
+    /* tagc_format in which the residual is stored between steps: FP32, BF16, INT8 or INT4, which take 4, 2, 1 and 0.5
+     * bytes per value. Rounding is stochastic: what it loses is zero on average. Nothing on the wire depends on it.
+     * Ranks must pass the same value. sketch and packed support FP32. Default -1: INT8 for direct, but FP32 with
+     * kernels (tagc/device.h), which support nothing else; so a rank with kernels and one without may both leave it at
+     * its default. */
+    int residual;
+    /* tagc_format of the gradient that _begin reads: FP32 (default), or BF16, an array of uint16_t. For direct with
+     * one rank per host, without kernels. */
+    int gradient;
 } tagc_reducer_options;
 
 TAGC_API void tagc_reducer_options_init_sized(tagc_reducer_options *options, size_t struct_bytes);
@@ -352,10 +361,10 @@ TAGC_API void tagc_reducer_stats_init_sized(tagc_reducer_stats *stats, size_t st
 TAGC_API tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *options,
                                          tagc_reducer **out);
 
-/* Collective. Starts to reduce `gradient` (W, shard) into `output`, which is (shard) or the shape that tagc_output
+/* Collective. Starts to reduce `gradient` (W, shard), fp32 or what options.gradient says, into `output`, which is (shard) or the shape that tagc_output
  * describes. Returns at once. The caller owns both arrays. They must not overlap, and the caller must not touch them
  * until _end returns. The gradient is not changed. The reducers of a comm run in the order of their _begin calls. */
-TAGC_API tagc_status tagc_reducer_begin(tagc_reducer *reducer, const float *gradient, float *output);
+TAGC_API tagc_status tagc_reducer_begin(tagc_reducer *reducer, const void *gradient, float *output);
 
 /* Never blocks. Sets *done to 1 if _end would return at once, because the step finished or failed, else to 0. Ranks
  * may see 1 at different times. Call _end in any case. */
@@ -367,7 +376,7 @@ TAGC_API tagc_status tagc_reducer_test(tagc_reducer *reducer, int *done);
 TAGC_API tagc_status tagc_reducer_end(tagc_reducer *reducer, tagc_reducer_stats *stats);
 
 /* Collective, blocking. _begin and _end in one call. */
-TAGC_API tagc_status tagc_reducer_run(tagc_reducer *reducer, const float *gradient, float *output,
+TAGC_API tagc_status tagc_reducer_run(tagc_reducer *reducer, const void *gradient, float *output,
                                       tagc_reducer_stats *stats);
 
 /* Collective in effect. Sets the sparsity, [0, 1], of the following steps. Do not call it between _begin and _end. It
@@ -388,6 +397,9 @@ TAGC_API tagc_status tagc_reducer_change(tagc_reducer *reducer, const tagc_reduc
  * index on host h. */
 TAGC_API uint64_t tagc_reducer_residual_elems(const tagc_reducer *reducer);
 
+/* Returns the tagc_format in which the residual is stored: options.residual, with its default resolved. */
+TAGC_API int tagc_reducer_residual_format(const tagc_reducer *reducer);
+
 /* Copies the residual to `values`, also from a device. n_elems must be what _residual_elems returns. An empty residual is
  * -0.0f, because adding -0.0f changes no value. Do not call it between _begin and _end. */
 TAGC_API tagc_status tagc_reducer_get_residual(const tagc_reducer *reducer, float *values, uint64_t n_elems);
@@ -395,16 +407,25 @@ TAGC_API tagc_status tagc_reducer_get_residual(const tagc_reducer *reducer, floa
 /* Sets *square to the sum of the squares of the residual, 0 if there is none. Do not call it between _begin and _end. */
 TAGC_API tagc_status tagc_reducer_residual_square(const tagc_reducer *reducer, double *square);
 
-/* Multiplies the residual by `factor`, which is finite and at least 0. Use it when the loss scale changes. */
+/* Multiplies the residual by `factor`, which is finite and at least 0. Use it when the loss scale changes. A power of
+ * two changes no stored value otherwise; another factor rounds each anew, unless the residual is stored as FP32. */
 TAGC_API tagc_status tagc_reducer_scale_residual(tagc_reducer *reducer, double factor);
 
-/* Replaces the residual by `values`, which must be finite. n_elems must be what _residual_elems returns. Do not call it
- * between _begin and _end. */
+/* Replaces the residual by `values`, which must be finite. n_elems must be what _residual_elems returns. Values that
+ * _get_residual gave are stored without loss; others are rounded as options.residual says. Do not call it between _begin
+ * and _end. */
 TAGC_API tagc_status tagc_reducer_set_residual(tagc_reducer *reducer, const float *values, uint64_t n_elems);
 
-/* Save and load this rank's residual as bytes with a header and a checksum (docs/reference/wire-format.md). Do not call them
- * between _begin and _end. _load only accepts bytes that _save wrote for the same n_elems and ranks_per_host;
- * otherwise it fails and keeps the residual. With ranks_per_host > 1, load only into the same world size and the same
+/* The number of steps that have begun. The rounding of a stored residual depends on it, so that a step rounds otherwise than
+ * the one before. A run that goes on from values of _get_residual rounds as it would have without the interruption if _set_steps
+ * gets what _steps returned. Do not call _set_steps between _begin and _end. */
+TAGC_API uint64_t tagc_reducer_steps(const tagc_reducer *reducer);
+TAGC_API tagc_status tagc_reducer_set_steps(tagc_reducer *reducer, uint64_t n_steps);
+
+/* Save and load this rank's residual, as it is stored, and the number of steps, as bytes with a header and a checksum
+ * (docs/reference/wire-format.md). Do not call them between _begin and _end. _load accepts what _save wrote for the same
+ * n_elems and ranks_per_host; otherwise it fails and keeps the residual. If options.residual was another one, or the world
+ * size, values are stored anew, as by _set_residual. With ranks_per_host > 1, load only into the same world size and the same
  * `output`: the bytes do not record these, and the rows would be different ones. */
 TAGC_API uint64_t tagc_reducer_state_bytes(const tagc_reducer *reducer);
 TAGC_API tagc_status tagc_reducer_state_save(const tagc_reducer *reducer, void *buffer, uint64_t n_bytes);

@@ -116,7 +116,7 @@ static void narrow_work(void *arg, int index, int n_threads) {
     for (size_t q = 0; q < n_ranks; q++) {
         size_t begin = chunk_begin(r, q, w->c);
         for (size_t at = (size_t)index * PIECE_ELEMS; at < n; at += (size_t)n_threads * PIECE_ELEMS)
-            tagc_bf16_narrow(r->now.gradient + begin + at,
+            tagc_bf16_narrow(tagc_reducer_gradient(r) + begin + at,
                              d->send_halves + (buffer * n_ranks + q) * d->chunk + at, piece_elems(n, at));
     }
 }
@@ -143,8 +143,8 @@ static void post_in(tagc_reducer *r, size_t c) {
     if (is_bf16) tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
     void *recv = is_bf16 ? (void *)(d->recv_halves + buffer * n_ranks * d->chunk)
                          : (void *)(d->recv_chunks + buffer * n_ranks * d->chunk);
-    tagc_message_post(r, message, ROUND_IN, TAGC_LEG_VALUES,
-                      is_bf16 ? (const void *)halves : (const void *)r->now.gradient, recv);
+    tagc_message_post(r, message, ROUND_IN, TAGC_LEG_VALUES, is_bf16 ? (const void *)halves : r->now.gradient,
+                      recv);
 }
 
 static void add_piece(const chunk_work *w, size_t at, size_t n) {
@@ -159,7 +159,7 @@ static void add_piece(const chunk_work *w, size_t at, size_t n) {
         if (is_half(r))
             tagc_bf16_widen((own ? d->send_halves : d->recv_halves) + arrived, widened, n);
         else
-            from = own ? r->now.gradient + chunk_begin(r, q, w->c) + at : d->recv_chunks + arrived;
+            from = own ? tagc_reducer_gradient(r) + chunk_begin(r, q, w->c) + at : d->recv_chunks + arrived;
         if (q == 0)
             memcpy(out, from, n * sizeof *out);
         else

@@ -26,7 +26,9 @@ double tagc_field_number(const tagc_field *f, uint64_t raw) {
 
 void tagc_field_text(const tagc_field *f, uint64_t raw, char text[TAGC_FIELD_TEXT_BYTES]) {
     double value = tagc_field_number(f, raw);
-    if (f->names && value >= 0 && value <= f->max)
+    if (f->names && value == -1 && f->min == -1)
+        snprintf(text, TAGC_FIELD_TEXT_BYTES, "the default");
+    else if (f->names && value >= 0 && value <= f->max)
         snprintf(text, TAGC_FIELD_TEXT_BYTES, "%s", f->names[(int)value]);
     else if (f->type == TAGC_FIELD_DOUBLE)
         snprintf(text, TAGC_FIELD_TEXT_BYTES, "%.10g", value);

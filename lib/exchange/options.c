@@ -44,6 +44,10 @@ static const tagc_field reducer_fields[] = {
     {REDUCER(block), TAGC_FIELD_INT, 1, DIRECT, 0, 4096, 0, NULL},
     {REDUCER(ranks_per_host), TAGC_FIELD_INT, 1, DIRECT, 1, 65536, 1, NULL},
     {REDUCER(n_threads), TAGC_FIELD_INT, 0, ALL, 1, 256, 1, NULL},
+    /* As it was given: its default may differ between ranks, and nothing on the wire depends on it. */
+    {REDUCER(residual), TAGC_FIELD_INT, 1, SKETCH | PACKED | DIRECT, -1, TAGC_FORMAT_INT4, -1, tagc_format_names},
+    {REDUCER(gradient), TAGC_FIELD_INT, 0, DIRECT, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16, TAGC_FORMAT_FP32,
+     tagc_format_names},
 };
 #define GATHERER(name) #name, offsetof(tagc_gatherer_options, name)
 static const tagc_field gatherer_fields[] = {
@@ -76,13 +80,14 @@ static const tagc_reducer_options reducer_defaults = {
     .result_sparsity = -1,
     .ranks_per_host = 1,
     .n_threads = 1,
+    .residual = -1,
 };
 static const tagc_gatherer_options gatherer_defaults = {.tag = UINT64_MAX, .n_threads = 1};
 
 /* The least sizes are those of version 0.2: up to its last field, without what later versions add. */
 #define UP_TO(type, last) (offsetof(type, last) + sizeof((type *)0)->last)
 static const tagc_sized reducer_struct = {"tagc_reducer_options", sizeof(tagc_reducer_options),
-                                          UP_TO(tagc_reducer_options, paper), &reducer_defaults};
+                                          UP_TO(tagc_reducer_options, gradient), &reducer_defaults};
 static const tagc_sized gatherer_struct = {"tagc_gatherer_options", sizeof(tagc_gatherer_options),
                                            UP_TO(tagc_gatherer_options, full_format), &gatherer_defaults};
 
@@ -134,6 +139,8 @@ void tagc_reducer_options_prune(tagc_reducer_options *options) {
     if (exchange != TAGC_EXCHANGE_DIRECT) {
         if (exchange != TAGC_EXCHANGE_DENSE || options->format > TAGC_FORMAT_BF16) options->format = -1;
         options->ranks_per_host = 1;
+        options->residual = -1;
+        options->gradient = TAGC_FORMAT_FP32;
     }
     if (!tagc_results_are_sent(options)) {
         options->result_format = -1;
@@ -293,6 +300,12 @@ static tagc_status check_together(const tagc_reducer_options *options, const tag
             TAGC_ERR_UNSUPPORTED,
             "%s is set, but output is shard, so no sums are sent back: leave it at its default, -1",
             full->result_format != -1 ? "result_format" : "result_sparsity");
+    if (full->residual > TAGC_FORMAT_FP32 && full->exchange != TAGC_EXCHANGE_DIRECT)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "residual is %s, but exchange %s stores it only as %s",
+                         tagc_format_names[full->residual], exchange, tagc_format_names[0]);
+    if (full->gradient != TAGC_FORMAT_FP32 && full->ranks_per_host > 1)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "gradient is %s, must be %s where ranks_per_host is above 1",
+                         tagc_format_names[full->gradient], tagc_format_names[0]);
     if (options->block != 0 && !is_blocks(full))
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
                          "block is %d, but format %s has no blocks: leave block at 0, or choose an integer "

@@ -35,7 +35,7 @@ void tagc_reducer_place_work(tagc_reducer *r, tagc_arena *work) {
 
 static void count_residual(const tagc_reducer *r, int sign) {
     tagc_comm_count(r->comm, r->arrays->is_here ? TAGC_HELD_RESIDUAL : TAGC_HELD_RESIDUAL_THERE,
-                    sign * (int64_t)((size_t)r->n_residual * sizeof(float)));
+                    sign * (int64_t)tagc_reducer_stored_bytes(r));
 }
 
 void tagc_reducer_destroy_state(tagc_reducer *r) {
@@ -76,28 +76,52 @@ void tagc_reducer_destroy_residual(tagc_reducer *r) {
     const tagc_heap *heap = &r->arrays->heap;
     if (r->spares) tagc_comm_spares_release(r->comm, r->spares);
     count_residual(r, -1);
-    heap->destroy(heap->context, r->residual, (size_t)r->n_residual * sizeof(float));
+    heap->destroy(heap->context, r->residual, (size_t)tagc_reducer_stored_bytes(r));
     r->spares = NULL;
     r->residual = NULL;
     r->n_residual = 0;
 }
 
+int tagc_stored_format(const tagc_reducer_options *options, int is_here) {
+    if (options->residual != -1) return options->residual;
+    return options->exchange == TAGC_EXCHANGE_DIRECT && is_here ? TAGC_FORMAT_INT8 : TAGC_FORMAT_FP32;
+}
+
+static tagc_status clear_residual(tagc_reducer *r) {
+    if (!r->arrays->is_here)
+        return r->arrays->fill(r->arrays->heap.context, r->residual, TAGC_ZERO_RESIDUAL, r->n_residual);
+    for (uint64_t row = 0; row < tagc_reducer_n_rows(r); row++)
+        tagc_residual_clear(r->residual_format, r->shard, (char *)r->residual + row * r->row_bytes);
+    return TAGC_OK;
+}
+
 tagc_status tagc_reducer_make_residual(tagc_reducer *r) {
     void *memory;
-    uint64_t n = r->exchange->residual_elems(&r->options, r->world_size);
+    uint64_t n = r->exchange->residual_elems(&r->options, r->world_size), n_bytes;
     if (n == 0) return TAGC_OK;
-    if (n > SIZE_MAX / sizeof(float))
+    r->row_bytes = tagc_residual_bytes(r->residual_format, r->shard);
+    if (__builtin_mul_overflow(n / r->shard, (uint64_t)r->row_bytes, &n_bytes) || n_bytes > SIZE_MAX)
         return tagc_fail(TAGC_ERR_MEMORY, "n_elems is %llu: the residual does not fit into the address space",
                          (unsigned long long)r->options.n_elems);
     const tagc_heap *heap = &r->arrays->heap;
-    TAGC_TRY(heap->create(heap->context, (size_t)n * sizeof(float), "residual", &memory));
-    tagc_status status = tagc_comm_spares_acquire(r->comm, n, heap, &r->spares);
+    TAGC_TRY(heap->create(heap->context, (size_t)n_bytes, "residual", &memory));
+    tagc_status status = tagc_comm_spares_acquire(r->comm, n_bytes, heap, &r->spares);
     r->residual = memory;
     r->n_residual = n;
     count_residual(r, 1);
-    if (status == TAGC_OK) status = r->arrays->fill(heap->context, memory, TAGC_ZERO_RESIDUAL, n);
+    if (status == TAGC_OK) status = clear_residual(r);
     if (status != TAGC_OK) tagc_reducer_destroy_residual(r);
     return status;
+}
+
+/* TAGC_ERR_UNSUPPORTED unless arrays that are not in host memory are fp32, as kernels have them. */
+static tagc_status check_formats(const tagc_reducer *r) {
+    if (r->arrays->is_here) return TAGC_OK;
+    int format = r->residual_format ? r->residual_format : r->options.gradient;
+    if (format == TAGC_FORMAT_FP32) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_UNSUPPORTED, "%s is %s, but kernels support only %s",
+                     r->residual_format ? "residual" : "gradient", tagc_format_names[format],
+                     tagc_format_names[0]);
 }
 
 /* TAGC_ERR_UNSUPPORTED unless this runner can stand in for that of the exchange. */
@@ -132,11 +156,13 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_runner *runner, ta
     r->rank = tagc_comm_rank(comm);
     r->world_size = tagc_comm_world_size(comm);
     r->shard = (size_t)(checked.n_elems / (uint64_t)r->world_size);
+    r->residual_format = tagc_stored_format(&checked, arrays->is_here);
     r->scale = checked.op == TAGC_OP_AVG ? 1.0f / (float)r->world_size : 1.0f;
     if (runner) {
         TAGC_TRY(check_runner(r, runner));
         r->runner = runner;
     }
+    TAGC_TRY(check_formats(r));
     TAGC_TRY(tagc_reducer_make_residual(r));
     TAGC_TRY(tagc_work_open(comm, &tagc_host_arrays.heap, TAGC_WORK_REDUCE, checked.tag, &r->work));
     if (checked.n_threads > 1) TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
@@ -186,7 +212,7 @@ static void start(tagc_reducer *r) {
 }
 
 void tagc_reducer_settle_residual(tagc_reducer *r, int is_taken) {
-    float *other = r->now.residual;
+    void *other = r->now.residual;
     if (!other) return;
     if (is_taken) {
         other = r->residual;
@@ -264,17 +290,19 @@ static tagc_status run_action(void *arg) {
     return TAGC_OK;
 }
 
-static int overlap(const float *a, uint64_t n_a, const float *b, uint64_t n_b) {
+static int overlap(const void *a, uint64_t n_bytes_a, const void *b, uint64_t n_bytes_b) {
     uintptr_t begin_a = (uintptr_t)a, begin_b = (uintptr_t)b;
-    return begin_a < begin_b + n_b * sizeof *b && begin_b < begin_a + n_a * sizeof *a;
+    return begin_a < begin_b + n_bytes_b && begin_b < begin_a + n_bytes_a;
 }
 
-tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const float *gradient, const float *output) {
+tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const void *gradient, const float *output) {
     if (!gradient) return tagc_fail(TAGC_ERR_ARGUMENT, "gradient is NULL");
     if (!output) return tagc_fail(TAGC_ERR_ARGUMENT, "output is NULL");
     if (r->now.begun)
         return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
-    if (overlap(gradient, r->options.n_elems, output, r->exchange->output_elems(&r->options, r->world_size)))
+    uint64_t n_output = r->exchange->output_elems(&r->options, r->world_size);
+    if (overlap(gradient, r->options.n_elems * tagc_reducer_gradient_bytes(r), output,
+                n_output * sizeof *output))
         return tagc_fail(TAGC_ERR_ARGUMENT, "output overlaps gradient, must lie apart");
     TAGC_TRY(r->arrays->check(r->arrays->heap.context, gradient, "gradient"));
     return r->arrays->check(r->arrays->heap.context, output, "output");
@@ -286,7 +314,7 @@ static tagc_status check_not_by_caller(const tagc_reducer *r) {
                : TAGC_OK;
 }
 
-tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *output) {
+tagc_status tagc_reducer_begin(tagc_reducer *r, const void *gradient, float *output) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
     TAGC_TRY(check_not_by_caller(r));
     TAGC_TRY(tagc_reducer_check_arrays(r, gradient, output));
@@ -294,6 +322,7 @@ tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *ou
     r->now.gradient = gradient;
     r->now.output = output;
     r->now.number++;
+    r->n_steps++;
     r->now.begun = 1;
     r->now.task = (tagc_task){.run = run_action, .is_ready = is_ready, .arg = r};
     tagc_then(r, NULL, NULL, 0, 0, -1); /* the exchange's start decides where it posts */
@@ -323,7 +352,7 @@ tagc_status tagc_reducer_test(tagc_reducer *r, int *done) {
     return TAGC_OK;
 }
 
-tagc_status tagc_reducer_run(tagc_reducer *r, const float *gradient, float *output,
+tagc_status tagc_reducer_run(tagc_reducer *r, const void *gradient, float *output,
                              tagc_reducer_stats *stats) {
     if (stats) TAGC_TRY(tagc_sized_check(&stats_struct, stats)); /* before anything is under way */
     TAGC_TRY(tagc_reducer_begin(r, gradient, output));

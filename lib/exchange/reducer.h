@@ -3,6 +3,7 @@
 #ifndef TAGC_EXCHANGE_REDUCER_H
 #define TAGC_EXCHANGE_REDUCER_H
 
+#include "codec/residual.h"
 #include "codec/select.h"
 #include "core/pool.h"
 #include "exchange/exchange.h"
@@ -23,9 +24,12 @@ struct tagc_reducer {
     float scale;         /* of the sum: 1 or 1/W */
     tagc_pool *pool;     /* NULL with one thread */
     tagc_spares *spares; /* NULL where there is no residual */
-    float *residual;     /* (n_residual): (W, shard), of direct (hosts, shard), or NULL */
-    uint64_t n_residual;
-    void *state; /* of the exchange */
+    void *residual;      /* (n_rows, row_bytes): W rows of a shard, of direct one per host; or NULL */
+    uint64_t n_residual; /* values in it */
+    int residual_format; /* tagc_format; a row is as codec/residual.h says */
+    size_t row_bytes;
+    uint64_t n_steps; /* begun so far; rounding derives from it, and a saved residual has it */
+    void *state;      /* of the exchange */
 
     void *arena;         /* | messages | agreement | what the exchange asked for | */
     size_t buffer_bytes; /* of state and arena */
@@ -59,9 +63,33 @@ tagc_status tagc_reducer_make_residual(tagc_reducer *r);
 void tagc_reducer_destroy_residual(tagc_reducer *r);
 
 /* ---- steps ---- */
+/* Of the residual. */
+static inline uint64_t tagc_reducer_n_rows(const tagc_reducer *r) {
+    return r->n_residual / r->shard;
+}
+static inline uint64_t tagc_reducer_stored_bytes(const tagc_reducer *r) {
+    return tagc_reducer_n_rows(r) * r->row_bytes;
+}
+/* How options that were checked let it be stored; is_here: in host memory. */
+int tagc_stored_format(const tagc_reducer_options *options, int is_here);
+/* What the rounding of a row derives from. A step writes each row once. */
+static inline uint32_t tagc_reducer_seed(const tagc_reducer *r, size_t row) {
+    return tagc_residual_seed(r->n_steps, (uint32_t)r->rank, (uint32_t)row);
+}
 
 /* TAGC_ERR_ARGUMENT unless a step can use these arrays. */
-tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const float *gradient, const float *output);
+tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const void *gradient, const float *output);
+/* Of an exchange that reads it as fp32, and a row of a residual that is stored as fp32. */
+static inline const float *tagc_reducer_gradient(const tagc_reducer *r) {
+    return r->now.gradient;
+}
+static inline float *tagc_reducer_fp32_row(const tagc_reducer *r, void *residual, size_t row) {
+    return (float *)residual + row * r->shard;
+}
+/* Size of a value of the gradient. */
+static inline size_t tagc_reducer_gradient_bytes(const tagc_reducer *r) {
+    return r->options.gradient == TAGC_FORMAT_BF16 ? sizeof(uint16_t) : sizeof(float);
+}
 
 /* Swaps in the new residual of the step under way, or discards it. */
 void tagc_reducer_settle_residual(tagc_reducer *r, int is_taken);

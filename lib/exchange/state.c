@@ -1,22 +1,11 @@
-/* The residual as state: read, scaled, saved and loaded. */
+/* The residual as state: read, scaled, saved and loaded. Rows are as codec/residual.h says. */
+#include "exchange/options.h"
 #include "exchange/reducer.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { PIECE_ELEMS = 16384 };
-
-uint64_t tagc_reducer_residual_elems(const tagc_reducer *r) {
-    return r ? r->n_residual : 0;
-}
-
-static tagc_status read_residual(const tagc_reducer *r, void *to, uint64_t n) {
-    return r->arrays->read(r->arrays->heap.context, to, r->residual, (size_t)n * sizeof(float));
-}
-
-static tagc_status write_residual(tagc_reducer *r, const void *from, uint64_t n) {
-    return r->arrays->write(r->arrays->heap.context, r->residual, from, (size_t)n * sizeof(float));
-}
+enum { PIECE_ELEMS = 4096 }; /* a multiple of TAGC_RESIDUAL_BLOCK */
 
 static tagc_status check_idle(const tagc_reducer *r, const char *what) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
@@ -24,45 +13,122 @@ static tagc_status check_idle(const tagc_reducer *r, const char *what) {
     return TAGC_OK;
 }
 
-static tagc_status check_factor(const float *values, uint64_t n, double factor) {
-    float largest = 0;
-    for (uint64_t i = 0; i < n; i++) largest = fmaxf(largest, fabsf(values[i]));
+uint64_t tagc_reducer_residual_elems(const tagc_reducer *r) {
+    return r ? r->n_residual : 0;
+}
+
+int tagc_reducer_residual_format(const tagc_reducer *r) {
+    return r ? r->residual_format : -1;
+}
+
+uint64_t tagc_reducer_steps(const tagc_reducer *r) {
+    return r ? r->n_steps : 0;
+}
+
+tagc_status tagc_reducer_set_steps(tagc_reducer *r, uint64_t n_steps) {
+    TAGC_TRY(check_idle(r, "set_steps"));
+    r->n_steps = n_steps;
+    return TAGC_OK;
+}
+
+/* ---- the rows, where the processor can work on them ---- */
+
+/* *rows: the residual, or a copy where it is elsewhere, which _close writes back and frees. */
+static tagc_status open_rows(const tagc_reducer *r, void **rows) {
+    *rows = r->residual;
+    if (r->arrays->is_here || !r->residual) return TAGC_OK;
+    TAGC_TRY(tagc_memory_create((size_t)tagc_reducer_stored_bytes(r), "a copy of the residual", rows));
+    tagc_status status =
+        r->arrays->read(r->arrays->heap.context, *rows, r->residual, (size_t)tagc_reducer_stored_bytes(r));
+    if (status != TAGC_OK) tagc_memory_destroy(*rows);
+    return status;
+}
+
+static tagc_status close_rows(const tagc_reducer *r, void *rows, int is_changed, tagc_status status) {
+    if (rows == r->residual) return status;
+    if (is_changed && status == TAGC_OK)
+        status = r->arrays->write(r->arrays->heap.context, r->residual, rows,
+                                  (size_t)tagc_reducer_stored_bytes(r));
+    tagc_memory_destroy(rows);
+    return status;
+}
+
+/* Values [at, at + *n) of all rows, at most PIECE_ELEMS, of one row. */
+typedef struct piece {
+    uint64_t row;
+    size_t first, n; /* in the row */
+} piece;
+
+static piece piece_at(const tagc_reducer *r, uint64_t at) {
+    size_t first = (size_t)(at % r->shard), left = r->shard - first;
+    return (piece){at / r->shard, first, left < PIECE_ELEMS ? left : PIECE_ELEMS};
+}
+
+static void read_piece(const tagc_reducer *r, const void *rows, piece p, float *values) {
+    tagc_residual_read(r->residual_format, r->shard, (const char *)rows + p.row * r->row_bytes, p.first, p.n,
+                       values);
+}
+
+static void write_piece(const tagc_reducer *r, void *rows, piece p, const float *values) {
+    tagc_residual_write(r->residual_format, r->shard, values, p.first, p.n,
+                        tagc_reducer_seed(r, (size_t)p.row), (char *)rows + p.row * r->row_bytes);
+}
+
+/* ---- values ---- */
+
+tagc_status tagc_reducer_residual_square(const tagc_reducer *r, double *square) {
+    float values[PIECE_ELEMS];
+    void *rows;
+    if (!square) return tagc_fail(TAGC_ERR_ARGUMENT, "square is NULL");
+    *square = 0;
+    TAGC_TRY(check_idle(r, "residual_square"));
+    TAGC_TRY(open_rows(r, &rows));
+    piece p;
+    for (uint64_t at = 0; at < r->n_residual; at += p.n) {
+        p = piece_at(r, at);
+        read_piece(r, rows, p, values);
+        for (size_t i = 0; i < p.n; i++) *square += (double)values[i] * (double)values[i];
+    }
+    return close_rows(r, rows, 0, TAGC_OK);
+}
+
+static tagc_status check_factor(const tagc_reducer *r, const void *rows, double factor) {
+    float largest = 0, values[PIECE_ELEMS];
+    piece p;
+    for (uint64_t at = 0; at < r->n_residual; at += p.n) {
+        p = piece_at(r, at);
+        read_piece(r, rows, p, values);
+        for (size_t i = 0; i < p.n; i++) largest = fmaxf(largest, fabsf(values[i]));
+    }
     if (!isfinite((float)(largest * factor)))
         return tagc_fail(TAGC_ERR_ARGUMENT, "factor is %g, must be at most %g to keep the residual finite",
                          factor, 3.4028234e38 / largest);
     return TAGC_OK;
 }
 
-static void scale(float *values, uint64_t n, double factor) {
-    for (uint64_t i = 0; i < n; i++) {
-        float scaled = (float)(values[i] * factor);
-        values[i] = scaled == 0 ? TAGC_ZERO_RESIDUAL : scaled;
+static void scale(const tagc_reducer *r, void *rows, double factor) {
+    float values[PIECE_ELEMS];
+    piece p;
+    for (uint64_t at = 0; at < r->n_residual; at += p.n) {
+        p = piece_at(r, at);
+        read_piece(r, rows, p, values);
+        for (size_t i = 0; i < p.n; i++) {
+            float scaled = (float)(values[i] * factor);
+            values[i] = scaled == 0 ? TAGC_ZERO_RESIDUAL : scaled;
+        }
+        write_piece(r, rows, p, values);
     }
-}
-
-/* Through the host, because a loss scale changes seldom. */
-static tagc_status scale_there(tagc_reducer *r, double factor) {
-    void *values;
-    uint64_t n = r->n_residual;
-    TAGC_TRY(tagc_memory_create((size_t)n * sizeof(float), "a copy of the residual", &values));
-    tagc_status status = read_residual(r, values, n);
-    if (status == TAGC_OK) status = check_factor(values, n, factor);
-    if (status == TAGC_OK) {
-        scale(values, n, factor);
-        status = write_residual(r, values, n);
-    }
-    tagc_memory_destroy(values);
-    return status;
 }
 
 tagc_status tagc_reducer_scale_residual(tagc_reducer *r, double factor) {
+    void *rows;
     TAGC_TRY(check_idle(r, "scale_residual"));
     if (!(factor >= 0) || isinf(factor))
         return tagc_fail(TAGC_ERR_ARGUMENT, "factor is %g, must be finite and not negative", factor);
-    if (!r->arrays->is_here) return scale_there(r, factor);
-    TAGC_TRY(check_factor(r->residual, r->n_residual, factor));
-    scale(r->residual, r->n_residual, factor);
-    return TAGC_OK;
+    TAGC_TRY(open_rows(r, &rows));
+    tagc_status status = check_factor(r, rows, factor);
+    if (status == TAGC_OK) scale(r, rows, factor);
+    return close_rows(r, rows, 1, status);
 }
 
 static tagc_status check_count(const tagc_reducer *r, const float *values, uint64_t n_elems) {
@@ -78,60 +144,108 @@ static tagc_status check_count(const tagc_reducer *r, const float *values, uint6
 }
 
 tagc_status tagc_reducer_get_residual(const tagc_reducer *r, float *values, uint64_t n_elems) {
+    void *rows;
     TAGC_TRY(check_idle(r, "get_residual"));
     TAGC_TRY(check_count(r, values, n_elems));
-    return read_residual(r, values, n_elems);
+    TAGC_TRY(open_rows(r, &rows));
+    piece p;
+    for (uint64_t at = 0; at < n_elems; at += p.n) {
+        p = piece_at(r, at);
+        read_piece(r, rows, p, values + at);
+    }
+    return close_rows(r, rows, 0, TAGC_OK);
 }
 
 tagc_status tagc_reducer_set_residual(tagc_reducer *r, const float *values, uint64_t n_elems) {
+    void *rows;
     TAGC_TRY(check_idle(r, "set_residual"));
     TAGC_TRY(check_count(r, values, n_elems));
     for (uint64_t i = 0; i < n_elems; i++)
         if (!isfinite(values[i]))
             return tagc_fail(TAGC_ERR_ARGUMENT, "values[%llu] is not finite", (unsigned long long)i);
-    return write_residual(r, values, n_elems);
+    TAGC_TRY(open_rows(r, &rows));
+    piece p;
+    for (uint64_t at = 0; at < n_elems; at += p.n) {
+        p = piece_at(r, at);
+        write_piece(r, rows, p, values + at);
+    }
+    return close_rows(r, rows, 1, TAGC_OK);
 }
 
-tagc_status tagc_reducer_residual_square(const tagc_reducer *r, double *square) {
-    if (!square) return tagc_fail(TAGC_ERR_ARGUMENT, "square is NULL");
-    *square = 0;
-    TAGC_TRY(check_idle(r, "residual_square"));
-    float values[PIECE_ELEMS];
-    for (uint64_t at = 0, n; at < r->n_residual; at += n) {
-        n = r->n_residual - at < PIECE_ELEMS ? r->n_residual - at : PIECE_ELEMS;
-        TAGC_TRY(r->arrays->read(r->arrays->heap.context, values, r->residual + at, n * sizeof *values));
-        for (uint64_t i = 0; i < n; i++) *square += (double)values[i] * (double)values[i];
-    }
-    return TAGC_OK;
-}
+/* ---- bytes ---- */
 
 uint64_t tagc_reducer_state_bytes(const tagc_reducer *r) {
-    if (!r) return 0;
-    return TAGC_WIRE_HEADER_BYTES + r->n_residual * sizeof(float);
-}
-
-static tagc_status check_buffer(const tagc_reducer *r, const void *buffer, uint64_t n_bytes) {
-    if (!buffer) return tagc_fail(TAGC_ERR_ARGUMENT, "buffer is NULL");
-    if (n_bytes == tagc_reducer_state_bytes(r)) return TAGC_OK;
-    return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes is %llu, must be %llu", (unsigned long long)n_bytes,
-                     (unsigned long long)tagc_reducer_state_bytes(r));
+    return r ? TAGC_WIRE_HEADER_BYTES + tagc_reducer_stored_bytes(r) : 0;
 }
 
 tagc_status tagc_reducer_state_save(const tagc_reducer *r, void *buffer, uint64_t n_bytes) {
     TAGC_TRY(check_idle(r, "state_save"));
-    TAGC_TRY(check_buffer(r, buffer, n_bytes));
+    if (!buffer) return tagc_fail(TAGC_ERR_ARGUMENT, "buffer is NULL");
+    if (n_bytes != tagc_reducer_state_bytes(r))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes is %llu, must be %llu", (unsigned long long)n_bytes,
+                         (unsigned long long)tagc_reducer_state_bytes(r));
     tagc_wire_header header = {.kind = TAGC_WIRE_STATE,
+                               .coding = r->n_residual ? r->residual_format : TAGC_FORMAT_FP32,
                                .n_elems = r->options.n_elems,
-                               .body_bytes = n_bytes - TAGC_WIRE_HEADER_BYTES};
-    if (header.body_bytes) TAGC_TRY(read_residual(r, (char *)buffer + TAGC_WIRE_HEADER_BYTES, r->n_residual));
+                               .n_items = (uint32_t)tagc_reducer_n_rows(r),
+                               .body_bytes = n_bytes - TAGC_WIRE_HEADER_BYTES,
+                               .step = r->n_steps};
+    if (header.body_bytes)
+        TAGC_TRY(r->arrays->read(r->arrays->heap.context, (char *)buffer + TAGC_WIRE_HEADER_BYTES,
+                                 r->residual, (size_t)header.body_bytes));
     tagc_wire_write(&header, buffer);
     return TAGC_OK;
 }
 
-static float state_value(const void *buffer, uint64_t i) {
-    float value;
-    memcpy(&value, (const char *)buffer + TAGC_WIRE_HEADER_BYTES + i * sizeof value, sizeof value);
-    return value;
+/* A saved residual: rows of n_elems values. */
+typedef struct saved_rows {
+    const char *bytes;
+    int format;
+    uint64_t n_rows;
+    size_t n_elems, row_bytes;
+} saved_rows;
+
+static tagc_status check_saved(const tagc_reducer *r, const tagc_wire_header *header, saved_rows *s) {
+    s->format = header->coding;
+    s->n_rows = header->n_items;
+    uint64_t n = r->n_residual, n_bytes = header->body_bytes;
+    int fits = header->n_elems == r->options.n_elems && (n == 0) == (n_bytes == 0);
+    if (fits && n) fits = s->n_rows > 0 && n % s->n_rows == 0;
+    if (fits && n) {
+        s->n_elems = (size_t)(n / s->n_rows);
+        s->row_bytes = tagc_residual_bytes(s->format, s->n_elems);
+        fits = n_bytes % s->n_rows == 0 && n_bytes / s->n_rows == s->row_bytes;
+    }
+    if (!fits)
+        return tagc_fail(TAGC_ERR_MISMATCH,
+                         "saved residual: %llu bytes, in %llu rows of %s, of a unit of %llu elements; this "
+                         "reducer's has %llu "
+                         "values, of a unit of %llu",
+                         (unsigned long long)n_bytes, (unsigned long long)header->n_items,
+                         tagc_format_names[s->format], (unsigned long long)header->n_elems,
+                         (unsigned long long)n, (unsigned long long)r->options.n_elems);
+    for (uint64_t row = 0; n && row < s->n_rows; row++) {
+        tagc_status status = tagc_residual_check(s->format, s->n_elems, s->bytes + row * s->row_bytes);
+        if (status != TAGC_OK)
+            return tagc_fail_in(status, "saved residual: row %llu", (unsigned long long)row);
+    }
+    return TAGC_OK;
+}
+
+/* Rows of another format or length, value by value. */
+static void convert(const tagc_reducer *r, const saved_rows *s, void *rows) {
+    float values[PIECE_ELEMS];
+    piece p;
+    for (uint64_t at = 0; at < r->n_residual; at += p.n) {
+        p = piece_at(r, at);
+        for (size_t done = 0, n; done < p.n; done += n) {
+            size_t first = (size_t)((at + done) % s->n_elems), left = s->n_elems - first;
+            n = left < p.n - done ? left : p.n - done;
+            tagc_residual_read(s->format, s->n_elems, s->bytes + (at + done) / s->n_elems * s->row_bytes,
+                               first, n, values + done);
+        }
+        write_piece(r, rows, p, values);
+    }
 }
 
 tagc_status tagc_reducer_state_load(tagc_reducer *r, const void *buffer, uint64_t n_bytes) {
@@ -143,16 +257,17 @@ tagc_status tagc_reducer_state_load(tagc_reducer *r, const void *buffer, uint64_
         status =
             tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, a state's is %d", header.kind, TAGC_WIRE_STATE);
     if (status != TAGC_OK) return tagc_fail_in(status, "saved residual");
-    if (header.n_elems != r->options.n_elems || n_bytes != tagc_reducer_state_bytes(r))
-        return tagc_fail(
-            TAGC_ERR_MISMATCH,
-            "saved residual: %llu bytes of a unit of %llu elements, this reducer has %llu of %llu",
-            (unsigned long long)n_bytes, (unsigned long long)header.n_elems,
-            (unsigned long long)tagc_reducer_state_bytes(r), (unsigned long long)r->options.n_elems);
-    uint64_t n = r->n_residual;
-    for (uint64_t i = 0; i < n; i++)
-        if (!isfinite(state_value(buffer, i)))
-            return tagc_fail(TAGC_ERR_CORRUPT, "saved residual: element %llu is not finite",
-                             (unsigned long long)i);
-    return n ? write_residual(r, (const char *)buffer + TAGC_WIRE_HEADER_BYTES, n) : TAGC_OK;
+    saved_rows saved = {.bytes = (const char *)buffer + TAGC_WIRE_HEADER_BYTES};
+    void *rows;
+    TAGC_TRY(check_saved(r, &header, &saved));
+    TAGC_TRY(open_rows(r, &rows));
+    uint64_t before = r->n_steps;
+    r->n_steps = header.step;
+    if (saved.format == r->residual_format && saved.row_bytes == r->row_bytes && r->n_residual)
+        memcpy(rows, saved.bytes, (size_t)header.body_bytes);
+    else
+        convert(r, &saved, rows);
+    status = close_rows(r, rows, 1, TAGC_OK);
+    if (status != TAGC_OK) r->n_steps = before;
+    return status;
 }

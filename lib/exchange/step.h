@@ -33,9 +33,9 @@ typedef struct tagc_step {
     int begun;
     uint64_t number; /* from 1 */
     double start_s;
-    const float *gradient; /* (W, shard) */
-    float *output;         /* (output_elems) */
-    float *residual;       /* (n_residual) the new residual, or NULL; swapped with the reducer's */
+    const void *gradient; /* (W, shard), in options.gradient */
+    float *output;        /* (output_elems) */
+    void *residual;       /* the new residual, or NULL; swapped with the reducer's */
     tagc_reducer_stats stats;
     tagc_status failure; /* of this rank; sent to all in the next agreement */
     char failure_text[TAGC_ERROR_TEXT_BYTES];

@@ -26,6 +26,7 @@ static tagc_status lay_out(const tagc_reducer_options *options, int world_size, 
     r->shard = (size_t)(r->options.n_elems / (uint64_t)world_size);
     r->exchange = tagc_exchange_of(options->exchange);
     r->runner = r->exchange->runner;
+    r->residual_format = tagc_stored_format(&r->options, 1);
     tagc_status status = tagc_memory_create(r->exchange->state_bytes, "shape of a reducer", &r->state);
     if (status == TAGC_OK) {
         tagc_reducer_place(r, arena);
@@ -75,8 +76,10 @@ tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_s
     tagc_reducer r;
     tagc_arena arena, work;
     TAGC_TRY(lay_out(options, world_size, 0, &r, &arena, &work));
-    uint64_t n = r.exchange->residual_elems(&r.options, world_size), residual = n * (uint64_t)sizeof(float);
-    int n_spares = n ? tagc_comm_n_spares(n, n_before + 1) - tagc_comm_n_spares(n, n_before) : 0;
+    uint64_t n = r.exchange->residual_elems(&r.options, world_size);
+    uint64_t residual = n / r.shard * tagc_residual_bytes(r.residual_format, r.shard);
+    int n_spares =
+        n ? tagc_comm_n_spares(residual, n_before + 1) - tagc_comm_n_spares(residual, n_before) : 0;
     tagc_memory_destroy(r.state);
     *out = (tagc_exchange_memory){.buffers = r.exchange->state_bytes + arena.n_bytes,
                                   .work = work.n_bytes,

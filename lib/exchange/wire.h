@@ -17,7 +17,7 @@ typedef enum tagc_wire_kind {
     TAGC_WIRE_AGREE = 3, /* no body: how the sender fares */
     TAGC_WIRE_LEFTOVER =
         4, /* body: uint32 positions in the sender's shard that could not be recovered from its sketch */
-    TAGC_WIRE_STATE = 5, /* body: a residual, float */
+    TAGC_WIRE_STATE = 5, /* body: the rows of a residual, see codec/residual.h */
     TAGC_WIRE_FRAGMENT =
         6, /* direct: followed by the front of the body, or nothing; the rest comes in another transfer */
     TAGC_WIRE_PARAMETERS =
@@ -28,22 +28,23 @@ typedef enum tagc_wire_kind {
 #define TAGC_WIRE_FLAG_FAILED 2u    /* fragment: the sender failed in this step and sends no body */
 
 typedef struct tagc_wire_header {
-    int kind;          /* tagc_wire_kind */
-    int coding;        /* tagc_index of an index or union body, tagc_format of a fragment, else 0 */
-    uint32_t flags;    /* TAGC_WIRE_FLAG_ */
-    uint32_t rank;     /* of the sender */
-    uint32_t k;        /* the most elements that the sender selects in a shard */
-    uint64_t n_elems;  /* of the shard; state: of the unit */
-    uint32_t n_items;  /* elements in the body; agreement: leftovers of the sender's shard */
-    uint32_t attempt;  /* union: added to the seed of the sketch's hashes */
-    float max_abs;     /* index: largest |acc| of the fragment; union: the largest over ranks */
-    uint32_t status;   /* agreement: tagc_status of the sender */
+    int kind;         /* tagc_wire_kind */
+    int coding;       /* tagc_index of an index or union body, tagc_format of a fragment or a state, else 0 */
+    uint32_t flags;   /* TAGC_WIRE_FLAG_ */
+    uint32_t rank;    /* of the sender */
+    uint32_t k;       /* the most elements that the sender selects in a shard */
+    uint64_t n_elems; /* of the shard; state: of the unit */
+    uint32_t n_items; /* elements in the body; agreement: leftovers of the sender's shard; state: rows */
+    uint32_t attempt; /* union: added to the seed of the sketch's hashes */
+    float max_abs;    /* index: largest |acc| of the fragment; union: the largest over ranks */
+    uint32_t status;  /* agreement: tagc_status of the sender */
     uint64_t body_sum; /* fragment, instead of attempt and max_abs: tagc_wire_sum of the body */
     uint32_t longest
         [2]; /* agreement, instead of attempt and max_abs: bytes of the longest body, and of the body of sums */
     uint32_t index_bytes; /* fragment, instead of status: first bytes of the body, which are positions */
     uint64_t body_bytes;  /* size of the body; fragment: of front and rest together */
-    uint64_t step;        /* number of this step of the reducer, or gather of the gatherer, from 1 */
+    uint64_t
+        step; /* number of this step of the reducer, or gather of the gatherer, from 1; state: of the last one */
 } tagc_wire_header;
 
 /* Checksum of a fragment's body. */

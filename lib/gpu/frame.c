@@ -63,11 +63,11 @@ static tagc_status judge(const tagc_frames_form *form, const tagc_batch_result *
     return TAGC_OK;
 }
 
-static tagc_status settle(const tagc_frames_verdict *agreed, const float *before, float *residual,
-                          size_t n_residual, float *output, size_t n_output, void *stream) {
+static tagc_status settle(const tagc_frames_verdict *agreed, const void *before, void *residual,
+                          size_t residual_bytes, float *output, size_t n_output, void *stream) {
     (void)stream;
     if (!agreed->failure && !agreed->nonfinite) return TAGC_OK;
-    if (n_residual) memcpy(residual, before, n_residual * sizeof *residual);
+    if (residual_bytes) memcpy(residual, before, residual_bytes);
     for (size_t i = 0; i < n_output; i++) output[i] = NAN;
     return TAGC_OK;
 }

@@ -262,6 +262,7 @@ tagc_status tagc_frames_encode(tagc_reducer *r, const float *gradient, float *ou
                                tagc_frames_verdict *verdict) {
     TAGC_TRY(check_call(r, "encode", IDLE));
     r->now.number++; /* also if it fails: peers count the step, too */
+    r->n_steps++;
     TAGC_TRY(tagc_reducer_check_arrays(r, gradient, output));
     TAGC_TRY(check_frames(r, send, "send"));
     if (!verdict) return tagc_fail(TAGC_ERR_ARGUMENT, "verdict is NULL");
@@ -318,9 +319,9 @@ tagc_status tagc_frames_decode(tagc_reducer *r, const void *received) {
 static tagc_status settle(tagc_reducer *r) {
     direct_frames *s = frames_of(r);
     size_t n_output = (size_t)r->exchange->output_elems(&r->options, r->world_size);
-    return tagc_batches_check(r,
-                              s->maker->settle(s->verdict, r->residual, r->now.residual,
-                                               (size_t)r->n_residual, r->now.output, n_output, stream_of(r)));
+    return tagc_batches_check(r, s->maker->settle(s->verdict, r->residual, r->now.residual,
+                                                  (size_t)tagc_reducer_stored_bytes(r), r->now.output,
+                                                  n_output, stream_of(r)));
 }
 
 /* If this rank failed, its kernels may not have run, so it keeps the residual from before the step. */

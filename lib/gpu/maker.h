@@ -52,8 +52,8 @@ typedef struct tagc_frames_maker {
     tagc_status (*judge)(const tagc_frames_form *form, const tagc_batch_result *results, uint32_t n,
                          const uint64_t *lengths, tagc_frames_verdict *verdict, int *stop, void *stream);
     /* Nothing, unless the verdict says that nothing counts: then residual becomes `before`, and output NaN. */
-    tagc_status (*settle)(const tagc_frames_verdict *agreed, const float *before, float *residual,
-                          size_t n_residual, float *output, size_t n_output, void *stream);
+    tagc_status (*settle)(const tagc_frames_verdict *agreed, const void *before, void *residual,
+                          size_t residual_bytes, float *output, size_t n_output, void *stream);
 } tagc_frames_maker;
 
 typedef struct tagc_maker {

@@ -102,8 +102,9 @@ static float select_shard(tagc_reducer *r, int d) {
     p->n_sent[d] = 0;
     if (r->now.stats.nonfinite) return 0; /* nothing of this step will count */
     tagc_selection selection;
-    tagc_select(r->now.gradient + row, r->residual + row, r->now.residual + row, r->shard, r->k,
-                p->sent_indices + sent, p->sent_values + sent, p->scratch, r->pool, &selection);
+    tagc_select(tagc_reducer_gradient(r) + row, tagc_reducer_fp32_row(r, r->residual, (size_t)d),
+                tagc_reducer_fp32_row(r, r->now.residual, (size_t)d), r->shard, r->k, p->sent_indices + sent,
+                p->sent_values + sent, p->scratch, r->pool, &selection);
     if (selection.nonfinite) {
         r->now.stats.nonfinite = 1;
         return 0;
@@ -293,7 +294,8 @@ static void drop_lost(tagc_reducer *r, int d) {
     tagc_paper *p = tagc_paper_of(r);
     const uint8_t *bits = tagc_union_bits(r, d);
     uint32_t *indices = p->sent_indices + (size_t)d * r->k;
-    float *values = p->sent_values + (size_t)d * r->k, *residual = r->now.residual + (size_t)d * r->shard;
+    float *values = p->sent_values + (size_t)d * r->k,
+          *residual = tagc_reducer_fp32_row(r, r->now.residual, (size_t)d);
     size_t n_in = 0;
     for (size_t j = 0; j < p->n_sent[d]; j++) {
         uint32_t at = indices[j];

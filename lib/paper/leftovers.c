@@ -29,7 +29,7 @@ static float encoded_value(const tagc_reducer *r, int d, uint32_t position) {
         }
         if (low == p->n_sent[d] || indices[low] != position) return TAGC_ZERO_RESIDUAL;
     }
-    return r->now.gradient[at] + r->residual[at];
+    return tagc_reducer_gradient(r)[at] + tagc_reducer_fp32_row(r, r->residual, 0)[at];
 }
 
 /* The same as a word for the owner to add. */
@@ -96,7 +96,7 @@ static tagc_status read_positions(tagc_reducer *r, int d) {
 
 static void return_to_residual(tagc_reducer *r, int d) {
     const uint32_t *positions = left_positions(r, d);
-    float *residual = r->now.residual + (size_t)d * r->shard;
+    float *residual = tagc_reducer_fp32_row(r, r->now.residual, (size_t)d);
     for (size_t i = 0; i < tagc_paper_of(r)->sketch.n_left[d]; i++) {
         float value = encoded_value(r, d, positions[i]);
         if (value != 0)

@@ -29,10 +29,12 @@ static void no_plan(tagc_reducer *r, const tagc_union *own) {
 
 static void encode(tagc_reducer *r, int d, const tagc_union *of) {
     const tagc_paper *p = tagc_paper_of(r);
-    size_t row = (size_t)d * r->shard, sent = (size_t)d * r->k;
+    size_t sent = (size_t)d * r->k;
     float *packed = (float *)(p->value_send + (size_t)d * p->value_bytes);
     tagc_pack(of->positions, of->n, p->sent_indices + sent, p->sent_values + sent, p->n_sent[d],
-              tagc_paper_options_of(r)->fill_union ? r->now.residual + row : NULL, packed);
+              tagc_paper_options_of(r)->fill_union ? tagc_reducer_fp32_row(r, r->now.residual, (size_t)d)
+                                                   : NULL,
+              packed);
 }
 
 static void add(tagc_reducer *r, int q, size_t n) {

@@ -97,7 +97,7 @@ static void plan(tagc_reducer *r, const tagc_union *own) {
 /* Rounding to fixed point leaves a remainder that fp32 holds exactly. It stays in the residual. */
 static void keep_remainders(tagc_reducer *r, int d, const uint32_t *indices, const float *values, size_t n) {
     const tagc_sketching *s = &tagc_paper_of(r)->sketch;
-    float *residual = r->now.residual + (size_t)d * r->shard, unit = ldexpf(1.0f, -s->exponent);
+    float *residual = tagc_reducer_fp32_row(r, r->now.residual, (size_t)d), unit = ldexpf(1.0f, -s->exponent);
     for (size_t j = 0; j < n; j++) {
         float remainder = values[j] - (float)s->fixed[j] * unit;
         residual[indices[j]] = remainder == 0 ? TAGC_ZERO_RESIDUAL : remainder;
@@ -113,7 +113,8 @@ static void encode(tagc_reducer *r, int d, const tagc_union *of) {
     size_t n = p->n_sent[d];
     if (tagc_paper_options_of(r)->fill_union) {
         float *filled = tagc_paper_sums(r); /* free until decoding */
-        tagc_pack(of->positions, of->n, indices, values, n, r->now.residual + (size_t)d * r->shard, filled);
+        tagc_pack(of->positions, of->n, indices, values, n,
+                  tagc_reducer_fp32_row(r, r->now.residual, (size_t)d), filled);
         indices = of->positions;
         values = filled;
         n = of->n;

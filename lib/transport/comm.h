@@ -124,19 +124,19 @@ void tagc_comm_count(tagc_comm *comm, tagc_held what, int64_t n_bytes);
 #define TAGC_MORE_SPARE_BYTES ((uint64_t)32 << 20)
 #define TAGC_MOST_SPARES 64
 typedef struct tagc_spares {
-    uint64_t n_elems;
+    uint64_t n_bytes;
     const tagc_heap *heap;
     int n_users, n_made, n_free;
-    float *free[TAGC_MOST_SPARES];
+    void *free[TAGC_MOST_SPARES];
     struct tagc_spares *next;
 } tagc_spares;
-tagc_status tagc_comm_spares_acquire(tagc_comm *comm, uint64_t n_elems, const tagc_heap *heap,
+tagc_status tagc_comm_spares_acquire(tagc_comm *comm, uint64_t n_bytes, const tagc_heap *heap,
                                      tagc_spares **out);
 void tagc_comm_spares_release(tagc_comm *comm, tagc_spares *spares);
 /* The number of spares for that many reducers. */
-int tagc_comm_n_spares(uint64_t n_elems, int n_users);
+int tagc_comm_n_spares(uint64_t n_bytes, int n_users);
 /* NULL when all are taken. */
-float *tagc_comm_spare_take(tagc_comm *comm, tagc_spares *spares);
-void tagc_comm_spare_give(tagc_comm *comm, tagc_spares *spares, float *spare);
+void *tagc_comm_spare_take(tagc_comm *comm, tagc_spares *spares);
+void tagc_comm_spare_give(tagc_comm *comm, tagc_spares *spares, void *spare);
 
 #endif

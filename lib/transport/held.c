@@ -31,7 +31,7 @@ tagc_status tagc_comm_memory(tagc_comm *comm, tagc_memory *memory) {
     found.buffer_bytes = comm->n_held_bytes[TAGC_HELD_BUFFERS];
     for (const tagc_spares *spares = comm->spares; spares; spares = spares->next)
         *(spares->heap->context ? &found.device_spare_bytes : &found.spare_bytes) +=
-            (uint64_t)spares->n_made * spares->n_elems * sizeof(float);
+            (uint64_t)spares->n_made * spares->n_bytes;
     pthread_mutex_unlock(&comm->lock);
     tagc_sized_write(&memory_struct, &found, memory);
     return TAGC_OK;

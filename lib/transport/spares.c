@@ -2,65 +2,54 @@
 #include "core/memory.h"
 #include "transport/comm_private.h"
 
-int tagc_comm_n_spares(uint64_t n_elems, int n_users) {
-    uint64_t n = 1 + TAGC_MORE_SPARE_BYTES / sizeof(float) / (n_elems ? n_elems : 1);
+int tagc_comm_n_spares(uint64_t n_bytes, int n_users) {
+    uint64_t n = 1 + TAGC_MORE_SPARE_BYTES / (n_bytes ? n_bytes : 1);
     if (n > TAGC_MOST_SPARES) n = TAGC_MOST_SPARES;
     return n < (uint64_t)n_users ? (int)n : n_users;
 }
 
-static tagc_status make_values(uint64_t n_elems, const tagc_heap *heap, void **out) {
-    if (n_elems > SIZE_MAX / sizeof(float))
-        return tagc_fail(TAGC_ERR_MEMORY, "a spare residual of %llu elements does not fit into memory",
-                         (unsigned long long)n_elems);
-    size_t n_bytes = (size_t)n_elems * sizeof(float);
-    return heap->create(heap->context, n_bytes, "spare residual", out);
-}
-
-static void destroy_values(uint64_t n_elems, const tagc_heap *heap, void *values) {
-    heap->destroy(heap->context, values, (size_t)n_elems * sizeof(float));
-}
-
 /* With the lock. */
-static tagc_spares *find(tagc_comm *comm, uint64_t n_elems, const tagc_heap *heap) {
+static tagc_spares *find(tagc_comm *comm, uint64_t n_bytes, const tagc_heap *heap) {
     tagc_spares *spares = comm->spares;
-    while (spares && (spares->n_elems != n_elems || spares->heap != heap)) spares = spares->next;
+    while (spares && (spares->n_bytes != n_bytes || spares->heap != heap)) spares = spares->next;
     return spares;
 }
 
 /* Allocates without the lock, which the comm thread needs. The new user is counted first, so that the spares it found
  * stay. Others may have made some meanwhile. */
-tagc_status tagc_comm_spares_acquire(tagc_comm *comm, uint64_t n_elems, const tagc_heap *heap,
+tagc_status tagc_comm_spares_acquire(tagc_comm *comm, uint64_t n_bytes, const tagc_heap *heap,
                                      tagc_spares **out) {
     *out = NULL;
     pthread_mutex_lock(&comm->lock);
-    tagc_spares *spares = find(comm, n_elems, heap);
+    tagc_spares *spares = find(comm, n_bytes, heap);
     if (spares) spares->n_users++;
-    int wants_more = !spares || spares->n_made < tagc_comm_n_spares(n_elems, spares->n_users);
+    int wants_more = !spares || spares->n_made < tagc_comm_n_spares(n_bytes, spares->n_users);
     pthread_mutex_unlock(&comm->lock);
     void *memory = NULL, *values = NULL;
     if (!spares) TAGC_TRY(tagc_memory_create(sizeof *spares, "spare residual", &memory));
-    tagc_status status = wants_more ? make_values(n_elems, heap, &values) : TAGC_OK;
+    tagc_status status =
+        wants_more ? heap->create(heap->context, (size_t)n_bytes, "spare residual", &values) : TAGC_OK;
     if (status != TAGC_OK) {
         tagc_comm_spares_release(comm, spares);
         tagc_memory_destroy(memory);
         return status;
     }
     pthread_mutex_lock(&comm->lock);
-    if (!spares && (spares = find(comm, n_elems, heap)))
+    if (!spares && (spares = find(comm, n_bytes, heap)))
         spares->n_users++; /* another thread made them meanwhile */
     if (!spares) {
         spares = memory;
         memory = NULL;
-        *spares = (tagc_spares){.n_elems = n_elems, .heap = heap, .n_users = 1, .next = comm->spares};
+        *spares = (tagc_spares){.n_bytes = n_bytes, .heap = heap, .n_users = 1, .next = comm->spares};
         comm->spares = spares;
     }
-    if (values && spares->n_made < tagc_comm_n_spares(n_elems, spares->n_users)) {
+    if (values && spares->n_made < tagc_comm_n_spares(n_bytes, spares->n_users)) {
         spares->n_made++;
         spares->free[spares->n_free++] = values;
         values = NULL;
     }
     pthread_mutex_unlock(&comm->lock);
-    destroy_values(n_elems, heap, values);
+    heap->destroy(heap->context, values, (size_t)n_bytes);
     tagc_memory_destroy(memory);
     *out = spares;
     return TAGC_OK;
@@ -69,7 +58,9 @@ tagc_status tagc_comm_spares_acquire(tagc_comm *comm, uint64_t n_elems, const ta
 /* The releasing reducer has no step in progress, so if there is one spare too many, one is free. */
 void tagc_comm_spares_release(tagc_comm *comm, tagc_spares *spares) {
     if (!spares) return;
-    float *values = NULL;
+    void *values = NULL;
+    uint64_t n_bytes = spares->n_bytes;
+    const tagc_heap *heap = spares->heap;
     pthread_mutex_lock(&comm->lock);
     int n_users = --spares->n_users;
     if (spares->n_made > n_users) {
@@ -82,18 +73,18 @@ void tagc_comm_spares_release(tagc_comm *comm, tagc_spares *spares) {
         *link = spares->next;
     }
     pthread_mutex_unlock(&comm->lock);
-    destroy_values(spares->n_elems, spares->heap, values);
+    heap->destroy(heap->context, values, (size_t)n_bytes);
     if (n_users == 0) tagc_memory_destroy(spares);
 }
 
-float *tagc_comm_spare_take(tagc_comm *comm, tagc_spares *spares) {
+void *tagc_comm_spare_take(tagc_comm *comm, tagc_spares *spares) {
     pthread_mutex_lock(&comm->lock);
-    float *values = spares->n_free ? spares->free[--spares->n_free] : NULL;
+    void *values = spares->n_free ? spares->free[--spares->n_free] : NULL;
     pthread_mutex_unlock(&comm->lock);
     return values;
 }
 
-void tagc_comm_spare_give(tagc_comm *comm, tagc_spares *spares, float *spare) {
+void tagc_comm_spare_give(tagc_comm *comm, tagc_spares *spares, void *spare) {
     pthread_mutex_lock(&comm->lock);
     spares->free[spares->n_free++] = spare;
     pthread_mutex_unlock(&comm->lock);

@@ -77,7 +77,7 @@ class ReducerOptions(Structure):
             c_int),
         ("sparsity", c_double), ("op", c_int), ("output", c_int), ("result_sparsity", c_double),
         ("result_format", c_int), ("block", c_int), ("ranks_per_host", c_int), ("n_threads", c_int),
-        ("paper", c_void_p),
+        ("paper", c_void_p), ("residual", c_int), ("gradient", c_int),
     ]  # fmt: skip
 
 
@@ -216,6 +216,8 @@ _FUNCTIONS = {
     "tagc_reducer_begin": ([c_void_p, c_void_p, c_void_p], c_int),
     "tagc_reducer_end": ([c_void_p, POINTER(ReducerStats)], c_int),
     "tagc_reducer_residual_elems": ([c_void_p], c_uint64),
+    "tagc_reducer_residual_format": ([c_void_p], c_int),
+    "tagc_reducer_set_steps": ([c_void_p, c_uint64], c_int),
     "tagc_reducer_get_residual": ([c_void_p, c_void_p, c_uint64], c_int),
     "tagc_reducer_residual_square": ([c_void_p, POINTER(c_double)], c_int),
     "tagc_reducer_scale_residual": ([c_void_p, c_double], c_int),

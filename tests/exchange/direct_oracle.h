@@ -1,5 +1,6 @@
 /* A step of the direct exchange by plain loops, all ranks in view: who adds what to whom, in which order, and what
- * stays. How a fragment is coded is the codec's business and has tests of its own. */
+ * stays. How a fragment is coded, and a residual stored, is the codec's business and has tests of its own; here a residual
+ * is fp32 values, which pass through a stored row after each change. */
 #ifndef TAGC_TESTS_EXCHANGE_DIRECT_ORACLE_H
 #define TAGC_TESTS_EXCHANGE_DIRECT_ORACLE_H
 
@@ -16,6 +17,7 @@ typedef struct direct_model {
     tagc_reducer_options options; /* defaults resolved */
     size_t n_ranks, n_hosts, per_host, n, shard;
     int coded, has_residual;
+    int stored; /* tagc_format of the residual */
     float scale;
 } direct_model;
 
@@ -47,6 +49,7 @@ static inline direct_model direct_model_of(const tagc_reducer_options *o, int wo
     tagc_code_options fragment = direct_code(&m, 0), sums = direct_code(&m, 1);
     m.has_residual = m.coded && (m.options.sparsity > 0 || fragment.values > TAGC_FORMAT_BF16 ||
                                  (m.options.output && (sums.sparse || sums.values > TAGC_FORMAT_BF16)));
+    m.stored = o->residual == -1 ? TAGC_FORMAT_INT8 : o->residual;
     m.scale = o->op == TAGC_OP_AVG ? 1.0f / (float)world_size : 1.0f;
     return m;
 }
@@ -83,6 +86,16 @@ static inline void direct_host_sum(const direct_model *m, const float *gradients
             if (l != local) part = direct_narrowed(m, part);
             sum[i] = l == 0 ? part : sum[i] + part;
         }
+}
+
+/* What is left of a residual (shard) that is stored as row `row` of `rank`. */
+static inline void direct_store(const direct_model *m, uint64_t step, size_t rank, size_t row,
+                                float *residual) {
+    void *stored = calloc(1, tagc_residual_bytes(m->stored, m->shard));
+    tagc_residual_write(m->stored, m->shard, residual, 0, m->shard,
+                        tagc_residual_seed(step, (uint32_t)rank, (uint32_t)row), stored);
+    tagc_residual_read(m->stored, m->shard, stored, 0, m->shard, residual);
+    free(stored);
 }
 
 /* Writes scale times what a receiver gets of `from` + residual to values (shard), which may be `from`, and updates the residual
@@ -129,10 +142,10 @@ static inline void direct_dense_owner(const direct_model *m, const float *gradie
     }
 }
 
-/* gradients (W, n); residuals (W, n): of each rank the first direct_residual values, which become those after the step;
- * owned (n): the sums of all owners at their place in the unit; n_sent (W,) is added to. */
-static inline void direct_step(const direct_model *m, const float *gradients, float *residuals, float *owned,
-                               uint64_t *n_sent) {
+/* step: the number of it, from 1. gradients (W, n); residuals (W, n): of each rank the first direct_residual values, which
+ * become those after the step; owned (n): the sums of all owners at their place in the unit; n_sent (W,) is added to. */
+static inline void direct_step(const direct_model *m, uint64_t step, const float *gradients, float *residuals,
+                               float *owned, uint64_t *n_sent) {
     size_t shard = m->shard;
     float *sum = malloc(shard * sizeof *sum), *contributions = malloc(m->n_hosts * shard * sizeof *sum);
     for (size_t local = 0; local < m->per_host; local++) {
@@ -142,17 +155,18 @@ static inline void direct_step(const direct_model *m, const float *gradients, fl
                 size_t rank = h * m->per_host + local;
                 float *residual = m->has_residual ? residuals + rank * m->n + to * shard : NULL;
                 direct_host_sum(m, gradients, h, local, begin, sum);
-                if (m->options.output != 0 && h == to)
+                if (m->options.output != 0 && h == to) {
                     memcpy(contributions + h * shard, sum, shard * sizeof *sum);
-                else
-                    direct_code_row(m, 0, sum, residual, 1, contributions + h * shard, &n_sent[rank]);
+                    continue;
+                }
+                direct_code_row(m, 0, sum, residual, 1, contributions + h * shard, &n_sent[rank]);
+                if (residual) direct_store(m, step, rank, to, residual);
             }
             size_t owner = to * m->per_host + local;
             float *residual = m->has_residual ? residuals + owner * m->n + to * shard : NULL;
-            if (m->coded)
-                direct_owner(m, contributions, to, residual, owned + begin, &n_sent[owner]);
-            else
-                direct_dense_owner(m, gradients, local, begin, owned + begin);
+            if (m->coded) direct_owner(m, contributions, to, residual, owned + begin, &n_sent[owner]);
+            if (m->coded && residual && m->options.output) direct_store(m, step, owner, to, residual);
+            if (!m->coded) direct_dense_owner(m, gradients, local, begin, owned + begin);
         }
     }
     free(sum);

@@ -72,7 +72,7 @@ static const tagc_arrays guarded = {
 
 /* ---- the same steps with and without ---- */
 
-static void put(tagc_reducer *r, const tagc_arrays *in, float *residual, float *spare) {
+static void put(tagc_reducer *r, const tagc_arrays *in, void *residual, void *spare) {
     r->arrays = in;
     if (!r->residual) return;
     r->residual = residual;
@@ -98,20 +98,21 @@ static void body(rank_run *run) {
         memcpy(gradient, copy, n * sizeof *copy);
         CHECK(run, tagc_reducer_run(plain, copy, expected, NULL) == TAGC_OK);
 
-        float *residual = reducer->residual,
-              *spare = reducer->spares ? reducer->spares->free[reducer->spares->n_free - 1] : NULL;
-        if (residual) memcpy(a->of[2], residual, n * sizeof *residual);
+        size_t n_stored = (size_t)tagc_reducer_stored_bytes(reducer);
+        void *residual = reducer->residual,
+             *spare = reducer->spares ? reducer->spares->free[reducer->spares->n_free - 1] : NULL;
+        if (residual) memcpy(a->of[2], residual, n_stored);
         put(reducer, &guarded, a->of[2], a->of[3]);
         __atomic_store_n(&a->reducer, reducer, __ATOMIC_RELEASE);
         protect(a, PROT_NONE);
         CHECK(run, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
         protect(a, PROT_READ | PROT_WRITE);
         __atomic_store_n(&a->reducer, NULL, __ATOMIC_RELEASE);
-        if (residual) memcpy(residual, reducer->residual, n * sizeof *residual);
+        if (residual) memcpy(residual, reducer->residual, n_stored);
         put(reducer, &tagc_host_arrays, residual, spare);
 
         CHECK(run, memcmp(output, expected, n_output * sizeof *output) == 0);
-        if (residual) CHECK(run, memcmp(residual, plain->residual, n * sizeof *residual) == 0);
+        if (residual) CHECK(run, memcmp(residual, plain->residual, n_stored) == 0);
     }
     int n_sums = options->output ? run->world_size : 0; /* the own ones encoded, all others' decoded */
     CHECK(run, a->n_opened >= N_STEPS * (run->world_size + 1 + n_sums));
@@ -134,6 +135,7 @@ static void test_batches_alone_touch_the_arrays(void **state) {
         options.format = variant % 6;
         options.output = variant / 2 % 2;
         options.n_threads = 1 + variant % 2;
+        options.residual = variant % 5 - 1;
         run_ranks(world_size, body, &options, NULL, runs);
     }
 }

@@ -266,7 +266,7 @@ static void check_direct(const step_view *v, float *before, int had_residual) {
     uint64_t n_sent[MAX_RANKS] = {0};
     int is_finite = can_encode(&m, v, before);
     memcpy(expected, before, v->W * v->n * sizeof(float));
-    if (is_finite) direct_step(&m, v->gradients, expected, owned, n_sent);
+    if (is_finite) direct_step(&m, v->step + 1, v->gradients, expected, owned, n_sent);
     for (size_t i = 0; i < v->n; i++) is_finite &= isfinite(owned[i]);
     if (is_finite) memcpy(before, expected, v->W * v->n * sizeof(float));
     for (size_t r = 0; r < v->W; r++) {

@@ -42,6 +42,20 @@ static experiment make_experiment(int world_size, size_t shard, int n_steps, uin
     return x;
 }
 
+/* Every way to store a residual, and the default; of two variants that differ in one number, two ways. */
+static int residual_of(int variant) {
+    return variant % 5 - 1;
+}
+
+static void make_halves(experiment *x) {
+    x->options.gradient = TAGC_FORMAT_BF16;
+    for (size_t i = 0; i < row_of(x, (size_t)x->n_steps, 0); i++) {
+        uint16_t half;
+        tagc_bf16_narrow(&x->gradients[i], &half, 1);
+        tagc_bf16_widen(&half, &x->gradients[i], 1);
+    }
+}
+
 static void destroy_experiment(experiment *x) {
     free(x->gradients);
     free(x->outputs);
@@ -59,6 +73,17 @@ static void reload(rank_run *run, const experiment *x, tagc_reducer **reducer) {
     free(saved);
 }
 
+/* Reads the gradient as bf16, which holds its values. */
+static tagc_status run_halves(tagc_reducer *reducer, const experiment *x, size_t row,
+                              tagc_reducer_stats *stats) {
+    size_t n = (size_t)x->options.n_elems;
+    uint16_t *halves = malloc(n * sizeof *halves);
+    tagc_bf16_narrow(x->gradients + row, halves, n);
+    tagc_status status = tagc_reducer_run(reducer, halves, x->outputs + row, stats);
+    free(halves);
+    return status;
+}
+
 static void run_steps(rank_run *run) {
     experiment *x = run->shared;
     direct_model m = direct_model_of(&x->options, x->world_size);
@@ -71,7 +96,9 @@ static void run_steps(rank_run *run) {
             CHECK(run, tagc_reducer_set_sparsity(reducer, x->sparsity[step]) == TAGC_OK);
         tagc_reducer_stats *stats = &x->stats[step][run->rank];
         tagc_reducer_stats_init(stats);
-        CHECK(run, tagc_reducer_run(reducer, x->gradients + row, x->outputs + row, stats) == TAGC_OK);
+        CHECK(run, (x->options.gradient
+                        ? run_halves(reducer, x, row, stats)
+                        : tagc_reducer_run(reducer, x->gradients + row, x->outputs + row, stats)) == TAGC_OK);
         uint64_t n_residual = residual_to(reducer, x->residuals + row);
         if (x->sparsity[step] == 0) CHECK(run, n_residual == direct_residual(&m));
     }
@@ -82,11 +109,12 @@ static void assert_same_bits(const float *a, const float *b, size_t n, const exp
                              size_t step, size_t rank) {
     for (size_t i = 0; i < n; i++) {
         if (bits_of(a[i]) == bits_of(b[i])) continue;
-        fail_msg("W %d, per host %d, values %d, sparsity %g, all %d: %s of step %zu, rank %zu, element %zu: "
+        fail_msg("W %d, per host %d, values %d, residual %d, sparsity %g, all %d: %s of step %zu, rank %zu, "
+                 "element %zu: "
                  "%.9g (%08x), expected %.9g (%08x)",
-                 x->world_size, x->options.ranks_per_host, x->options.format, x->options.sparsity,
-                 x->options.output, what, step, rank, i, (double)a[i], bits_of(a[i]), (double)b[i],
-                 bits_of(b[i]));
+                 x->world_size, x->options.ranks_per_host, x->options.format, x->options.residual,
+                 x->options.sparsity, x->options.output, what, step, rank, i, (double)a[i], bits_of(a[i]),
+                 (double)b[i], bits_of(b[i]));
     }
 }
 
@@ -105,7 +133,7 @@ static void assert_as_oracle(experiment *x) {
         m.has_residual |= had_residual;
         had_residual = m.has_residual;
         uint64_t n_sent[MAX_RANKS] = {0};
-        direct_step(&m, x->gradients + row_of(x, step, 0), residuals, owned, n_sent);
+        direct_step(&m, step + 1, x->gradients + row_of(x, step, 0), residuals, owned, n_sent);
         for (size_t r = 0; r < W; r++) {
             size_t row = row_of(x, step, r);
             direct_expected(&m, r, owned, output);
@@ -145,6 +173,8 @@ static void test_formats(void **state) {
                 x.options.sparsity = sparsities[i];
                 x.options.block = 16 << (values + i) % 4;
                 x.options.op = (w + values + i) % 2;
+                x.options.residual = residual_of(w + 2 * values + 3 * i);
+                if (i % 2) make_halves(&x);
                 tagc_reducer_options_prune(&x.options);
                 assert_as_oracle(&x);
                 destroy_experiment(&x);
@@ -172,6 +202,7 @@ static void test_all_reduce(void **state) {
                 x.options.block = 16 << i % 4;
                 x.options.op = (w + values) % 2;
                 choose_results(&x.options, w * 11 + values * 4 + i);
+                x.options.residual = residual_of(w + 2 * values + 3 * i);
                 tagc_reducer_options_prune(&x.options);
                 assert_as_oracle(&x);
                 if (x.options.output == 1)
@@ -196,6 +227,7 @@ static void test_hosts(void **state) {
                 x.options.format = formats[(variant + per_host) % 3];
                 x.options.sparsity = variant % 4 == 3 ? 0 : 0.95;
                 x.options.op = variant % 2;
+                x.options.residual = residual_of(w + per_host + 2 * variant);
                 assert_as_oracle(&x);
                 destroy_experiment(&x);
             }
@@ -212,6 +244,7 @@ static void test_sparsity_changes(void **state) {
         x.options.ranks_per_host = 1 + variant / 6 % 2;
         choose_results(&x.options, variant * 7);
         tagc_reducer_options_prune(&x.options);
+        x.options.residual = residual_of(variant);
         memcpy(x.sparsity, plan[variant % 2], sizeof plan[0]);
         x.options.sparsity = x.sparsity[0];
         assert_as_oracle(&x);
@@ -227,6 +260,7 @@ static void test_reload(void **state) {
         x.options.format = variant % 6;
         x.options.output = variant % 3;
         x.options.ranks_per_host = 1 << variant / 4;
+        x.options.residual = residual_of(variant);
         x.reload_at = 2;
         assert_as_oracle(&x); /* which knows of no interruption */
         destroy_experiment(&x);
@@ -242,6 +276,7 @@ static void test_threads(void **state) {
         one.options.ranks_per_host = variant < 6 ? 1 : 2;
         one.options.output = variant / 2 % 2;
         one.options.sparsity = variant % 3 ? 0.95 : 0;
+        one.options.residual = residual_of(variant);
         rank_run runs[MAX_RANKS];
         run_ranks(4, run_steps, &one, NULL, runs);
         for (int n_threads = 1; n_threads <= 4; n_threads += 3) {
@@ -306,6 +341,7 @@ static void test_conservation(void **state) {
         x.options.sparsity = variant % 7 ? 0.95 : 0;
         choose_results(&x.options, variant);
         tagc_reducer_options_prune(&x.options);
+        x.options.residual = TAGC_FORMAT_FP32;
         /* exact, or to the rounding of sums; what is rounded without a residual is lost */
         direct_model m = direct_model_of(&x.options, world_size);
         int is_exact = x.options.format == TAGC_FORMAT_FP32 &&
@@ -347,6 +383,8 @@ static void nonfinite_body(rank_run *run) {
         for (size_t i = 0; i < direct_output(&m); i++) CHECK(run, isnan(output[i]));
         residual_to(reducer, after);
         CHECK(run, memcmp(after, before, n_residual * sizeof *before) == 0);
+        CHECK(run, tagc_reducer_steps(reducer) == step + 2);
+        CHECK(run, tagc_reducer_set_steps(reducer, step + 1) == TAGC_OK); /* as if it had not begun */
     }
     tagc_reducer_destroy(reducer);
     free(bad);
@@ -364,6 +402,7 @@ static void test_nonfinite(void **state) {
                    plain = make_experiment(world_size, 200, 2, 980);
         x.options.format = variant / 3 % 6;
         x.options.sparsity = variant % 4 ? 0.9 : 0;
+        x.options.residual = residual_of(variant);
         x.options.output = variant / 18 % 3;
         x.options.ranks_per_host = world_size == 4 && variant % 2        ? 2
                                    : world_size == 2 && variant % 5 == 0 ? 2

@@ -28,6 +28,7 @@ static const difference differences[] = {
     {"format", TAGC_EXCHANGE_DENSE, TAGC_FORMAT_BF16, "format: rank 2 has bf16, rank 0 has fp32"},
     {"block", TAGC_EXCHANGE_DIRECT, 64, NULL},
     {"ranks_per_host", TAGC_EXCHANGE_DIRECT, 2, NULL},
+    {"residual", TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, "residual: rank 2 has int4, rank 0 has the default"},
 };
 
 static void one_rank_differs(rank_run *run) {
@@ -64,11 +65,13 @@ static void gatherer_on_one(rank_run *run) {
                                     : tagc_reducer_create(run->comm, &options, &reducer));
 }
 
-/* n_threads and tag are each rank's own business. */
+/* n_threads, tag and the format of the gradient are each rank's own business. */
 static void allowed_differences(rank_run *run) {
     tagc_reducer_options options = good_options(run->world_size);
     options.n_threads = 1 + run->rank;
     options.tag = (uint64_t)run->rank;
+    options.exchange = TAGC_EXCHANGE_DIRECT;
+    options.gradient = run->rank == 1 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     tagc_reducer *reducer;
     CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK);
     tagc_reducer_destroy(reducer);

@@ -42,6 +42,12 @@ static const struct {
     {"block", 64, DIRECT, "block is 64, but exchange"},
     {"ranks_per_host", 2, DIRECT, "ranks_per_host is 2, but exchange"},
     {"n_threads", 2, ALL, ""},
+    {"residual", TAGC_FORMAT_FP32, SKETCH | PACKED | DIRECT,
+     "residual is fp32, but exchange dense has no residual"},
+    {"residual", TAGC_FORMAT_BF16, DIRECT, "residual is bf16, but exchange"},
+    {"residual", TAGC_FORMAT_INT8, DIRECT, "residual is int8, but exchange"},
+    {"residual", TAGC_FORMAT_INT4, DIRECT, "residual is int4, but exchange"},
+    {"gradient", TAGC_FORMAT_BF16, DIRECT, "gradient is bf16, but exchange"},
     {"paper", 0, SKETCH | PACKED, "paper is set, but exchange"},
     {"index", TAGC_INDEX_SUM4, SKETCH | PACKED, "paper is set, but exchange"},
     {"fill_union", 1, SKETCH | PACKED, "paper is set, but exchange"},
@@ -111,6 +117,8 @@ static void bad_enums(rank_run *run) {
         {"format",
          "format is 9, must be -1 (the default), fp32 (0), bf16 (1), int8 (2), int4 (3), int2 (4) or "
          "sign (5)"},
+        {"residual", "residual is 9, must be -1 (the default), fp32 (0), bf16 (1), int8 (2) or int4 (3)"},
+        {"gradient", "gradient is 9, must be fp32 (0) or bf16 (1)"},
         {"op", "op is 9, must be avg (0) or sum (1)"},
         {"output", "output is 9, must be shard (0), unit (1) or host_shard (2)"},
         {"index", "index is 9, must be or (0), sum4 (1) or sum1 (2)"},
@@ -182,6 +190,12 @@ static void bad_combinations(rank_run *run) {
     options = direct;
     options.ranks_per_host = 3;
     expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "ranks_per_host is 3, must divide the world size");
+    options = direct;
+    options.ranks_per_host = run->world_size;
+    options.gradient = TAGC_FORMAT_BF16;
+    if (run->world_size > 1)
+        expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED,
+                       "gradient is bf16, must be fp32 where ranks_per_host is above 1");
 }
 
 static void bad_pointers(rank_run *run) {

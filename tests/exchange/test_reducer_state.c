@@ -1,4 +1,4 @@
-/* The residual as state: saved and loaded as bytes, scaled, and put in place. */
+/* The residual as state, in every format: saved and loaded as bytes, scaled, and put in place. */
 #include "good_options.h"
 #include "oracle.h"
 
@@ -18,8 +18,20 @@ typedef struct two {
     char *saved, *copy; /* (n_bytes) */
 } two;
 
+/* As tagc_format says: of W rows of a shard. */
+static uint64_t stored_bytes(int format, size_t n_rows, size_t shard) {
+    size_t blocks = format == TAGC_FORMAT_INT8 ? (shard + 127) / 128 : (shard + 31) / 32;
+    size_t codes = format == TAGC_FORMAT_INT8 ? shard : (shard + 1) / 2;
+    size_t integers = (blocks + 63) / 64 * 64 + (codes + 63) / 64 * 64;
+    return n_rows * (format == TAGC_FORMAT_FP32   ? shard * 4
+                     : format == TAGC_FORMAT_BF16 ? shard * 2
+                                                  : integers);
+}
+
 static int make(rank_run *run, two *t) {
     *t = (two){.run = run, .n = SHARD * (size_t)run->world_size, .options = good_options(run->world_size)};
+    t->options.exchange = TAGC_EXCHANGE_DIRECT;
+    t->options.residual = *(const int *)run->shared;
     t->options.n_elems = t->n;
     t->gradient = malloc(t->n * sizeof(float));
     t->output = malloc(t->n * sizeof(float));
@@ -58,7 +70,7 @@ static void save_and_load(two *t) {
     rank_run *run = t->run;
     CHECK(run, tagc_reducer_run(t->one, t->gradient, t->output, NULL) == TAGC_OK);
     t->n_bytes = tagc_reducer_state_bytes(t->one);
-    CHECK(run, t->n_bytes == HEADER + t->n * 4);
+    CHECK(run, t->n_bytes == HEADER + stored_bytes(t->options.residual, (size_t)run->world_size, SHARD));
     t->saved = malloc(t->n_bytes);
     t->copy = malloc(t->n_bytes);
     CHECK(run, tagc_reducer_state_save(t->one, t->saved, t->n_bytes) == TAGC_OK);
@@ -66,6 +78,18 @@ static void save_and_load(two *t) {
     CHECK(run, tagc_reducer_state_save(t->one, NULL, t->n_bytes) == TAGC_ERR_ARGUMENT);
     load(t, t->saved);
     CHECK(run, have_same_residual(t));
+    CHECK(run, tagc_reducer_steps(t->one) == 1 && tagc_reducer_steps(t->other) == 1);
+}
+
+/* Two further steps: the second depends on how the first was rounded. */
+static void step_alike(two *t) {
+    rank_run *run = t->run;
+    for (int step = 0; step < 2; step++) {
+        CHECK(run, tagc_reducer_run(t->one, t->gradient, t->output, NULL) == TAGC_OK);
+        CHECK(run, tagc_reducer_run(t->other, t->gradient, t->again, NULL) == TAGC_OK);
+        CHECK(run, memcmp(t->output, t->again, SHARD * sizeof(float)) == 0);
+        CHECK(run, have_same_residual(t));
+    }
 }
 
 /* Bits of the header byte by byte, then anywhere; and any shorter length. */
@@ -81,11 +105,50 @@ static void refuse_damage(two *t) {
     CHECK(run, have_same_residual(t));
 }
 
-static void go_on_alike(two *t) {
+/* By values and the number of steps, as a checkpoint of another layout would. */
+static void go_on_by_values(two *t) {
     rank_run *run = t->run;
-    CHECK(run, tagc_reducer_run(t->one, t->gradient, t->output, NULL) == TAGC_OK);
-    CHECK(run, tagc_reducer_run(t->other, t->gradient, t->again, NULL) == TAGC_OK);
-    CHECK(run, memcmp(t->output, t->again, SHARD * sizeof(float)) == 0);
+    CHECK(run, tagc_reducer_scale_residual(t->other, 0) == TAGC_OK);
+    CHECK(run, tagc_reducer_get_residual(t->one, t->again, t->n) == TAGC_OK);
+    CHECK(run, tagc_reducer_set_residual(t->other, t->again, t->n) == TAGC_OK);
+    CHECK(run, tagc_reducer_set_steps(t->other, tagc_reducer_steps(t->one)) == TAGC_OK);
+    step_alike(t);
+}
+
+/* Those of one row's block, or of the whole row. */
+static float largest_near(const float *values, size_t i, size_t block) {
+    float largest = 0;
+    size_t first = i % SHARD / block * block, end = first + block < SHARD ? first + block : SHARD;
+    for (size_t k = first; k < end; k++) largest = fmaxf(largest, fabsf(values[i / SHARD * SHARD + k]));
+    return largest;
+}
+
+/* What was saved in one format is loaded into another: what both can hold as it is, the rest to a code of the latter. */
+static void load_into_others(two *t) {
+    static const float codes[] = {[TAGC_FORMAT_FP32] = INFINITY, [TAGC_FORMAT_BF16] = 127, 63, 3};
+    static const size_t blocks[] = {[TAGC_FORMAT_FP32] = 1, [TAGC_FORMAT_BF16] = 1, 128, 32};
+    rank_run *run = t->run;
+    CHECK(run, tagc_reducer_state_save(t->one, t->saved, t->n_bytes) == TAGC_OK);
+    residual_to(t->one, t->output);
+    for (int format = TAGC_FORMAT_FP32; format <= TAGC_FORMAT_INT4; format++) {
+        tagc_reducer_options options = t->options;
+        tagc_reducer *other;
+        double error = 0, size = 0;
+        options.residual = format;
+        if (!CHECK(run, tagc_reducer_create(run->comm, &options, &other) == TAGC_OK)) return;
+        CHECK(run, tagc_reducer_state_load(other, t->saved, t->n_bytes) == TAGC_OK);
+        CHECK(run, residual_to(other, t->again) == t->n);
+        for (size_t i = 0; i < t->n; i++) {
+            float lost = t->again[i] - t->output[i];
+            CHECK(run, fabsf(lost) <= largest_near(t->output, i, blocks[format]) / codes[format]);
+            error += (double)lost;
+            size += fabs((double)lost);
+        }
+        CHECK(run, fabs(error) <= size / 5); /* in both directions */
+        if (format < t->options.residual) CHECK(run, size == 0 || t->options.residual == TAGC_FORMAT_INT4);
+        CHECK(run, tagc_reducer_steps(other) == tagc_reducer_steps(t->one));
+        tagc_reducer_destroy(other);
+    }
 }
 
 static void refuse_another_size(two *t) {
@@ -102,16 +165,23 @@ static void save_body(rank_run *run) {
     if (make(run, &t)) {
         save_and_load(&t);
         refuse_damage(&t);
-        go_on_alike(&t);
+        step_alike(&t);
+        go_on_by_values(&t);
+        load_into_others(&t);
         refuse_another_size(&t);
     }
     free_all(&t);
 }
 
+static void in_every_format(void (*body)(rank_run *run)) {
+    rank_run runs[MAX_RANKS];
+    for (int format = TAGC_FORMAT_FP32; format <= TAGC_FORMAT_INT4; format++)
+        run_ranks(2, body, &format, NULL, runs);
+}
+
 static void test_save(void **state) {
     (void)state;
-    rank_run runs[MAX_RANKS];
-    run_ranks(2, save_body, NULL, NULL, runs);
+    in_every_format(save_body);
 }
 
 /* t->again: the residual before. */
@@ -121,6 +191,10 @@ static void scale(two *t) {
     CHECK(run, tagc_reducer_scale_residual(t->other, 0.5) == TAGC_OK);
     residual_to(t->other, t->output);
     for (size_t i = 0; i < t->n; i++) CHECK(run, bits_of(t->output[i]) == bits_of(t->again[i] * 0.5f));
+    double before, after;
+    CHECK(run, tagc_reducer_residual_square(t->one, &before) == TAGC_OK);
+    CHECK(run, tagc_reducer_residual_square(t->other, &after) == TAGC_OK);
+    CHECK(run, before > 0 && fabs(after * 4 - before) <= 1e-12 * before);
     CHECK(run, tagc_reducer_scale_residual(t->other, -1) == TAGC_ERR_ARGUMENT);
     CHECK(run, tagc_reducer_scale_residual(t->other, NAN) == TAGC_ERR_ARGUMENT);
     CHECK(run, tagc_reducer_scale_residual(t->other, INFINITY) == TAGC_ERR_ARGUMENT);
@@ -155,8 +229,7 @@ static void change_body(rank_run *run) {
 
 static void test_change(void **state) {
     (void)state;
-    rank_run runs[MAX_RANKS];
-    run_ranks(2, change_body, NULL, NULL, runs);
+    in_every_format(change_body);
 }
 
 int main(void) {

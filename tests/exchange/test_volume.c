@@ -64,9 +64,8 @@ static void send_once(rank_run *run) {
         check_step(run, c, reducer, &options, &stats);
     }
     tagc_exchange_memory memory;
-    uint64_t n_residual = tagc_reducer_residual_elems(reducer);
     CHECK(run, tagc_reducer_memory(&options, run->world_size, 0, &memory) == TAGC_OK);
-    CHECK(run, memory.residual == n_residual * sizeof(float));
+    CHECK(run, memory.residual == tagc_reducer_state_bytes(reducer) - 64); /* without the header */
     tagc_reducer_destroy(reducer);
     free(gradient);
     free(output);
@@ -186,9 +185,8 @@ static void direct_once(rank_run *run) {
                      options.format, options.sparsity, options.output, options.ranks_per_host,
                      tagc_leg_name(leg), planned.n_bytes[leg], (unsigned long long)stats.n_bytes_sent[leg]);
     tagc_exchange_memory memory;
-    uint64_t n_residual = tagc_reducer_residual_elems(reducer);
     CHECK(run, tagc_reducer_memory(&options, run->world_size, 0, &memory) == TAGC_OK);
-    CHECK(run, memory.residual == n_residual * sizeof(float));
+    CHECK(run, memory.residual == tagc_reducer_state_bytes(reducer) - 64); /* without the header */
     tagc_reducer_destroy(reducer);
     tagc_reducer_destroy(plain);
     free(gradient);
@@ -363,8 +361,13 @@ static void memory_counts_every_spare(void **state) {
     (void)state;
     static const struct {
         uint64_t n_elems;
-        int n_reducers, n_spares;
-    } cases[] = {{1000, 70, TAGC_MOST_SPARES}, {1000, 3, 3}, {3u << 20, 4, 3}, {9u << 20, 2, 1}, {0, 2, 0}};
+        int n_reducers, n_spares, residual;
+    } cases[] = {{1000, 70, TAGC_MOST_SPARES, TAGC_FORMAT_FP32},
+                 {1000, 3, 3, TAGC_FORMAT_INT4},
+                 {3u << 20, 4, 3, TAGC_FORMAT_FP32},
+                 {9u << 20, 2, 1, TAGC_FORMAT_FP32},
+                 {12u << 20, 4, 3, TAGC_FORMAT_INT8},
+                 {0, 2, 0, -1}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         tagc_local_group *group;
         tagc_comm *comm;
@@ -375,16 +378,17 @@ static void memory_counts_every_spare(void **state) {
         options.exchange = cases[i].n_elems ? TAGC_EXCHANGE_DIRECT : TAGC_EXCHANGE_DENSE;
         assert_int_equal(tagc_local_group_create(1, &group), TAGC_OK);
         assert_int_equal(tagc_comm_create_local(group, 0, NULL, &comm), TAGC_OK);
+        options.residual = cases[i].residual;
         uint64_t told = 0;
+        tagc_exchange_memory memory;
         for (int k = 0; k < cases[i].n_reducers; k++) {
-            tagc_exchange_memory memory;
             assert_int_equal(tagc_reducer_memory(&options, 1, k, &memory), TAGC_OK);
             assert_int_equal(tagc_reducer_create(comm, &options, &reducers[k]), TAGC_OK);
             told += memory.spare;
         }
         const tagc_spares *spares = reducers[0]->spares;
         assert_int_equal(spares ? spares->n_made : 0, cases[i].n_spares);
-        assert_int_equal(told, (uint64_t)cases[i].n_spares * cases[i].n_elems * sizeof(float));
+        assert_int_equal(told, (uint64_t)cases[i].n_spares * memory.residual);
         for (int k = 0; k < cases[i].n_reducers; k++) tagc_reducer_destroy(reducers[k]);
         tagc_comm_destroy(comm);
         tagc_local_group_destroy(group);

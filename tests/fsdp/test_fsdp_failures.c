@@ -127,6 +127,7 @@ static void ledger_run(ledger *l, int exchange) {
     l->options.policy = TAGC_POLICY_NON_ATTENTION_LINEAR;
     l->options.reducer.exchange = exchange;
     l->options.reducer.sparsity = 0.85;
+    l->options.reducer.residual = TAGC_FORMAT_FP32;
     l->options.grads_in_flight = 8; /* every unit keeps its gradient to the end of the step */
     size_t n = toy_n_params(&l->model);
     l->in = calloc(3 * n, sizeof *l->in);

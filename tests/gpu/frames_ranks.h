@@ -304,6 +304,11 @@ static inline trial make_trial(int seed, int world_size, size_t shard) {
     t.options.n_elems = (uint64_t)world_size * shard;
     t.options.format = seed % 6;
     t.options.sparsity = seed % 4 == 3 ? 0 : seed % 4 == 2 ? 0.8 : 0.95;
+#ifdef WITH_KERNELS
+    t.options.residual = TAGC_FORMAT_FP32; /* what kernels store, and else their default */
+#else
+    t.options.residual = seed % 5 - 1;
+#endif
     t.options.op = seed % 3 ? TAGC_OP_AVG : TAGC_OP_SUM;
     t.options.output = seed % 5 < 3 ? TAGC_OUTPUT_SHARD : TAGC_OUTPUT_UNIT;
     t.on_device = seed % 3 == 0 ? ~0u : (0x9du >> seed % 5) | 1u << seed % world_size;

@@ -31,6 +31,7 @@ static void rank_is_harmed(rank_run *run) {
         CHECK(run, isnan(b.output[i]) || (t->harm == HARM_DEVICE && run->rank == 0));
     if (is_odd) CHECK(run, tagc_reducer_set_sparsity(b.reducer, t->options.sparsity) == TAGC_OK);
     CHECK(run, same_residual(&b));
+    CHECK(run, tagc_reducer_set_steps(b.plain, tagc_reducer_steps(b.reducer)) == TAGC_OK);
     run_both(&b, 1);
     free_all(&b);
 }

@@ -85,7 +85,7 @@ static void compare_direct(const tagc_reducer_options *options) {
         uint64_t n_sent[64] = {0};
         for (size_t r = 0; r < W; r++)
             for (size_t i = 0; i < n; i++) gradients[r * n + i] = gradient_of(step, (int)r, i);
-        direct_step(&m, gradients, residuals, owned, n_sent);
+        direct_step(&m, (uint64_t)step + 1, gradients, residuals, owned, n_sent);
         direct_expected(&m, (size_t)rank, owned, expected);
         assert_int_equal(tagc_reducer_run(reducer, gradients + (size_t)rank * n, output, NULL), TAGC_OK);
         assert_memory_equal(output, expected, direct_output(&m) * sizeof(float));

@@ -12,29 +12,40 @@ static float *at(const float *values, size_t n) {
     return values ? (float *)(size_t)values + n : NULL;
 }
 
+/* Row `row` of the residual, or of its successor. */
+static void *residual_at(const tagc_reducer *r, const void *rows, size_t row) {
+    return rows ? (char *)(size_t)rows + row * r->row_bytes : NULL;
+}
+
+static const void *gradient_at(const tagc_reducer *r, size_t row) {
+    const char *gradient = r->now.gradient;
+    return gradient ? gradient + row * r->shard * tagc_reducer_gradient_bytes(r) : NULL;
+}
+
 static float *sums_of(const tagc_reducer *r) {
     return r->now.output ? tagc_direct_sums(r) : NULL;
 }
 
 /* What this rank has for an owner on `host`: with several ranks per host, the sum for the turn under way. */
-static const float *values_for(const tagc_reducer *r, int host) {
+static const void *values_for(const tagc_reducer *r, int host) {
     const tagc_direct *d = tagc_direct_of(r);
-    return d->per_host > 1 ? d->host_sum : at(r->now.gradient, tagc_direct_row(r, host, d->local) * r->shard);
+    return d->per_host > 1 ? d->host_sum : gradient_at(r, tagc_direct_row(r, host, d->local));
 }
 
 tagc_batch_row tagc_encode_row(const tagc_reducer *r, int host, uint8_t *body) {
-    size_t own = (size_t)host * r->shard;
+    size_t own = (size_t)host;
     return (tagc_batch_row){.options = tagc_direct_of(r)->fragment,
                             .gradient = values_for(r, host),
-                            .residual_in = at(r->residual, own),
-                            .residual_out = at(r->now.residual, own),
+                            .residual_in = residual_at(r, r->residual, own),
+                            .residual_out = residual_at(r, r->now.residual, own),
+                            .seed = tagc_reducer_seed(r, own),
                             .body = body};
 }
 
 tagc_batch_row tagc_add_row(const tagc_reducer *r, const tagc_body *bodies, int n_bodies, int add) {
     int has_results =
         tagc_direct_has_results(r); /* then the own turn was the last, and all is scaled when it comes back */
-    const float *own = has_results ? values_for(r, tagc_direct_of(r)->host) : NULL;
+    const void *own = has_results ? values_for(r, tagc_direct_of(r)->host) : NULL;
     return (tagc_batch_row){.options = tagc_direct_of(r)->fragment,
                             .base = add ? sums_of(r) : own,
                             .sums = sums_of(r),

@@ -56,7 +56,9 @@ static void choose_codes(tagc_reducer *r) {
                                                 .k = r->k,
                                                 .sparse = r->k < r->shard,
                                                 .values = r->options.format,
-                                                .block = r->options.block};
+                                                .block = r->options.block,
+                                                .residual = r->residual_format,
+                                                .gradient = r->options.gradient};
     d->sums.k = tagc_select_count(r->shard, tagc_result_sparsity(&r->options));
     d->sums.values = tagc_result_format(&r->options);
     d->sums.gradient = TAGC_FORMAT_FP32; /* sums are, whatever the gradient is */

@@ -82,9 +82,9 @@ static size_t row_out(tagc_reducer *r, int t, int local) {
     size_t row = tagc_direct_row(r, tagc_host_to(d, t), local) * r->shard, at = row_at(r, t, local);
     if (!is_copied(r)) return row;
     if (is_wide(r))
-        memcpy((float *)d->rows_send + at, r->now.gradient + row, r->shard * sizeof(float));
+        memcpy((float *)d->rows_send + at, tagc_reducer_gradient(r) + row, r->shard * sizeof(float));
     else
-        narrow(r, r->now.gradient + row, (uint16_t *)d->rows_send + at);
+        narrow(r, tagc_reducer_gradient(r) + row, (uint16_t *)d->rows_send + at);
     return at;
 }
 
@@ -106,8 +106,7 @@ static void post_rows(tagc_reducer *r, int t, int end) {
     }
     if (is_copied(r)) tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
     tagc_message_post(r, message, TAGC_ROUND_ROWS, TAGC_LEG_VALUES,
-                      is_copied(r) ? (const void *)d->rows_send : (const void *)r->now.gradient,
-                      d->rows_recv);
+                      is_copied(r) ? (const void *)d->rows_send : r->now.gradient, d->rows_recv);
 }
 
 void tagc_hosts_post_first(tagc_reducer *r) {
@@ -155,7 +154,7 @@ static tagc_status add_rows(tagc_reducer *r, int t, float *sum) {
     size_t own_row = tagc_direct_row(r, tagc_host_to(d, t), d->local) * r->shard;
     TAGC_TRY(tagc_message_wait(r, tagc_hosts_rows(r, t)));
     double start_s = tagc_clock_s();
-    row_work w = {.r = r, .from = r->now.gradient + own_row, .turn = t, .sum = sum};
+    row_work w = {.r = r, .from = tagc_reducer_gradient(r) + own_row, .turn = t, .sum = sum};
     tagc_pool_run(r->pool, add_work, &w);
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     return TAGC_OK;

@@ -1,8 +1,10 @@
 """What a checkpoint has of a handle's state: residuals, because a resumed run would lose the values that were
 not sent yet; and replicas, the base of deltas:
 
-    {"rank3": {"about...": json, "residuals": {name: (shape of the parameter), fp32}, "replicas...": {module:
+    {"rank3": {"about...": json, "residuals": {name: (shape of the parameter)}, "replicas...": {module:
     (shard,), bf16}}}
+
+Residuals are in bf16, which holds what is stored in 16 bits or fewer without loss, or in fp32.
 
 One form serves torch.save and torch.distributed.checkpoint (DCP). Keys contain the rank, because each rank
 has its own residuals and DCP writes only one of several equal keys.
@@ -23,7 +25,8 @@ has its own residuals and DCP writes only one of several equal keys.
                                       each `places` further on; 1 with `between`
     about["part"], ["parts"]          0 of 1. Else residuals of the ranks of one replica and place add up, as
                                       each is zero but for a part of its own; which, says about["cut"]
-    about["step"], ["loss_scale"]     exchanges so far; factor by which gradients were multiplied
+    about["step"], ["loss_scale"]     exchanges so far, from which the rounding of residuals derives; factor
+                                      by which gradients were multiplied
     about["schedule"]                 tagc_schedule_save(), in base64; absent without levels. Open windows
                                       count only for the same number of ranks
     about["gathered"]                 of each module in "replicas": [gathers so far, checksum of this rank's
@@ -588,7 +591,7 @@ class _Source(NamedTuple):
 def _resharded(parameter: layouts.Parameter, keeper: Keeper, sources: list[_Source]) -> torch.Tensor:
     """Returns the part of a parameter's residual that this rank takes over, in its own wire order."""
     if len(sources) == 1 and sources[0].factor is None:
-        values = sources[0].tensor(parameter)
+        values = sources[0].residuals[parameter.name]
         return values if keeper.held is not None else layouts.to_wire(values, parameter, keeper.n_chunks)
     total = torch.zeros(parameter.shape, dtype=torch.float32)
     scale = sources[0].about["loss_scale"]

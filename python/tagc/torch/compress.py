@@ -35,6 +35,7 @@ from tagc.torch.schedule.options import (
     Mild,
     Options,
     Parameters,
+    Residual,
     Values,
     unknown_option,
 )
@@ -52,6 +53,7 @@ def compress(
     mild: Mild | None = None,
     mild_sparsity: float | None = None,
     exchange: Exchange = "direct",
+    residual: Residual = "fp32",
     parameters: Parameters | None = None,
     hosts: int | None = None,
     between: dist.ProcessGroup | DeviceMesh | str | Any = None,
@@ -83,6 +85,9 @@ def compress(
     mild, mild_sparsity: format and sparsity of attention and positions: "dense" or one of `values`; default
         "int4" at 0.85.
     exchange: "direct" (default), "packed", "sketch" (the paper's) or "dense".
+    residual: how what was not sent is stored between steps: "fp32" (default), or with exchange "direct" and
+        codec "host" "bf16", "int8" or "int4", in 2, 1 or 0.5 bytes per value. Rounding is stochastic: what it
+        loses is zero on average.
     parameters: FSDP2: format in which parameters are gathered: None (torch's own), "bf16", "int8", or the
         changes since the last gather: "delta8", "delta4", "delta2" (these take 2 bytes per parameter on every
         rank, on hosts of L ranks 2/L). On such hosts only what passes between them has this format.
@@ -114,6 +119,7 @@ def compress(
         "mild": mild,
         "mild_sparsity": mild_sparsity,
         "exchange": exchange,
+        "residual": residual,
         "parameters": parameters,
         "hosts": hosts,
         "codec": codec,
@@ -252,6 +258,8 @@ def _prepare(
                     ),
                 )
             staging = Staging(found, settings.codec_on())
+            if staging.kernels is not None:
+                settings.check_kernels()
         elif settings.codec == "device":
             raise Error("unsupported", "codec is 'device', and the model is in CPU memory")
     except Exception as problem:

@@ -215,6 +215,7 @@ class Passes:
         """Begins an exchange after the agreement. Collective."""
         if call.opens_step:
             self.state.begin_step(call.loss_scale)
+        call.step = self.state.n_steps
         unit, comm, layout, rows = call.unit, call.comm, call.layout, call.rows
         n_control = comm.agreement_bytes
         if layout is None:

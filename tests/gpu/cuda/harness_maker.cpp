@@ -229,7 +229,7 @@ tagc_status frames_judge(const tagc_frames_form *form, const tagc_batch_result *
     });
 }
 
-tagc_status frames_settle(const tagc_frames_verdict *agreed, const float *before, float *residual,
+tagc_status frames_settle(const tagc_frames_verdict *agreed, const void *before, void *residual,
                           size_t n_residual, float *output, size_t n_output, void *stream) {
     return launch_later(stream, [=] {
         return real_frames()->settle(seen(agreed), seen(before), seen(residual), n_residual, seen(output),

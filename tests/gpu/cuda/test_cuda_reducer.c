@@ -171,6 +171,7 @@ static trial make_trial(int seed, int world_size, size_t shard) {
     t.options.n_elems = (uint64_t)world_size * shard;
     t.options.format = seed % 6;
     t.options.sparsity = seed % 4 == 3 ? 0 : seed % 4 == 2 ? 0.8 : 0.95;
+    t.options.residual = TAGC_FORMAT_FP32; /* what kernels store, and else their default */
     t.options.op = seed % 3 ? TAGC_OP_AVG : TAGC_OP_SUM;
     t.options.output = seed % 5 < 3 ? TAGC_OUTPUT_SHARD : TAGC_OUTPUT_UNIT;
     return t;
@@ -311,9 +312,14 @@ static void rank_is_refused(rank_run *run) {
     if (run->rank == 0 && !open_device(run, &own, 0)) return;
     tagc_reducer_options options = t->options;
     options.exchange = TAGC_EXCHANGE_DENSE;
-    options.format = options.sparsity = -1;
+    options.format = options.residual = -1;
+    options.sparsity = -1;
     CHECK(run, create(run, &own, &options, &reducer) == TAGC_ERR_UNSUPPORTED); /* rank 1, too */
     CHECK(run, strstr(tagc_last_error(), "exchange is dense, but kernels support only direct"));
+    options = t->options;
+    options.residual = TAGC_FORMAT_INT8;
+    CHECK(run, create(run, &own, &options, &reducer) == TAGC_ERR_UNSUPPORTED);
+    CHECK(run, strstr(tagc_last_error(), "residual is int8, but kernels support only fp32"));
     options = t->options;
     options.ranks_per_host = 2;
     CHECK(run, create(run, &own, &options, &reducer) == TAGC_ERR_UNSUPPORTED);

@@ -71,6 +71,7 @@ class Reduction(Call):
 
     opens_step = False  # whether it is the first of an exchange of the whole model
     is_agreed = False  # whether all ranks have agreed on it
+    step = 0  # the number of that exchange, which _begin knows
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class Reduction(Call):
         with self._lock:
             try:
                 unit, layout, record = self._begin(self, source)
-                end = unit.reduce(way, layout, source, target, self.op, waits=self.waits)
+                end = unit.reduce(way, layout, source, target, self.op, step=self.step, waits=self.waits)
             except Exception as problem:
                 if way.kernels is not None and (
                     not isinstance(problem, Error) or isinstance(problem, LocalFailure)

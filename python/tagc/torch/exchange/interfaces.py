@@ -217,6 +217,7 @@ class Exchanged(Protocol):
         target: torch.Tensor,
         op: Any,
         *,
+        step: int = 0,
         waits: bool = True,
     ) -> Callable[[], Stats]: ...
 

@@ -52,6 +52,8 @@ def _fields(n_elems: int, options: Mapping[str, Any]) -> lib.ReducerOptions:
     fields.n_elems = n_elems
     for name, value in options.items():
         setattr(fields, name, value)
+    if "residual" not in options and fields.exchange == lib.EXCHANGES["direct"]:
+        fields.residual = lib.FORMATS["fp32"]  # the default of compress()
     return fields
 
 
@@ -127,6 +129,16 @@ class Reducer:
         """The number of values of the residual; 0 if the exchange has none."""
         n_elems: int = lib.load().tagc_reducer_residual_elems(self._handle)
         return n_elems
+
+    @property
+    def residual_dtype(self) -> torch.dtype:
+        """The smaller of fp32 and bf16 that holds the residual without loss."""
+        is_fp32 = lib.load().tagc_reducer_residual_format(self._handle) == lib.FORMATS["fp32"]
+        return torch.float32 if is_fp32 else torch.bfloat16
+
+    def set_steps(self, n_steps: int) -> None:
+        """Sets the number of steps that have begun. The rounding of the residual derives from it."""
+        _call(self._kernels, "tagc_reducer_set_steps", self._handle, n_steps)
 
     def residual(self) -> torch.Tensor | None:
         """Returns a copy of the residual, fp32 in CPU memory; None if the exchange has none."""

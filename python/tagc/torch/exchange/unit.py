@@ -51,8 +51,13 @@ def _aligned(n_elems: int) -> int:
     return (n_elems + 15) // 16 * 16  # 64 bytes
 
 
-def _zeros(n_elems: int) -> torch.Tensor:
-    return torch.full((n_elems,), -0.0, dtype=torch.float32)  # libtagc's zero: adding it changes no bit
+def _zeros(n_elems: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.full((n_elems,), -0.0, dtype=dtype)  # libtagc's zero: adding it changes no bit
+
+
+def stowable(values: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of a residual, in bf16 if it is so, else in fp32."""
+    return values.detach().to(values.dtype if values.dtype == torch.bfloat16 else torch.float32, copy=True)
 
 
 def _is_zero(values: torch.Tensor) -> bool:
@@ -172,6 +177,7 @@ class Unit:
         target: torch.Tensor,
         op: Any,
         *,
+        step: int = 0,
         waits: bool = True,
         rests: bool = False,
     ) -> Callable[[], Stats]:
@@ -180,12 +186,13 @@ class Unit:
         failure.
 
         source (n_elems,); target (row,), or for an all-reduce (n_elems,), which may be source. Both have the
-        same dtype, one of DTYPES, and are where the way's reducers work. waits: later work of the current
-        stream waits for the result. rests: if this rank's gradient of a parameter is zero, its residual is
-        not sent."""
+        same dtype, one of DTYPES, and are where the way's reducers work. step: the number of this exchange,
+        from which the rounding of residuals derives; 0: reducers count by themselves. waits: later work of
+        the current stream waits for the result. rests: if this rank's gradient of a parameter is zero, its
+        residual is not sent."""
         scale = scale_of(op, way.comm.world_size)
         mean = scale == 1.0 / way.comm.world_size
-        self._prepare(way, layout, "avg" if mean else "sum", source.dtype)
+        self._prepare(way, layout, "avg" if mean else "sum", source.dtype, step)
         begun: list[_Exchange] = []
         resting: list[tuple[_Exchange, torch.Tensor]] = []
 
@@ -253,9 +260,10 @@ class Unit:
             )
         return lent
 
-    def _prepare(self, way: Way, layout: layouts.Layout, op: str, dtype: torch.dtype) -> None:
+    def _prepare(self, way: Way, layout: layouts.Layout, op: str, dtype: torch.dtype, step: int) -> None:
         key = (op, dtype == torch.bfloat16, way)
         if self._layout is layout and self._key == key:
+            self._set_steps(step)
             return
         output = lib.OUTPUTS["unit" if layout.all_reduce else "shard"]
         options = [
@@ -274,7 +282,13 @@ class Unit:
             raise
         self._layout, self._key = layout, key
         self._exchanges = [exchange for exchange in made if exchange is not None]
+        self._set_steps(step)
         self._unstow()
+
+    def _set_steps(self, step: int) -> None:
+        """Makes the next exchange number `step`: residuals round as in a run that was not interrupted."""
+        for exchange in self._exchanges if step else ():
+            exchange.reducer.set_steps(step - 1)
 
     def _change(
         self, way: Way, layout: layouts.Layout, options: list[dict[str, Any]]
@@ -379,8 +393,8 @@ class Unit:
                 del self._stowed[name]
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
-        """Returns name -> copy of the residual, (numel,) in wire order, of all parameters that have one.
-        Local."""
+        """Returns name -> copy of the residual, (numel,) in wire order, of all parameters that have one: in
+        bf16, which holds what is stored in 16 bits or fewer without loss, else in fp32. Local."""
         found = {name: values.clone() for name, values in self._stowed.items()}
         for exchange in self._exchanges:
             self._read(exchange, found)
@@ -393,7 +407,9 @@ class Unit:
             return
         for piece, at in exchange.part.pieces:
             parameter = exchange.layout.parameters[piece.parameter]
-            values = found.setdefault(parameter.name, _zeros(parameter.numel))
+            if parameter.name not in found:
+                found[parameter.name] = _zeros(parameter.numel, exchange.reducer.residual_dtype)
+            values = found[parameter.name]
             real = values[piece.offset : piece.offset + piece.length]
             real.copy_(residual[at : at + real.numel()])
 
@@ -411,7 +427,7 @@ class Unit:
         for exchange in self._exchanges:
             if exchange.reducer.n_residual:
                 exchange.reducer.set_residual(_zeros(exchange.part.n_elems))
-        self._stowed = {name: tensor.detach().to(torch.float32).clone() for name, tensor in values.items()}
+        self._stowed = {name: stowable(tensor) for name, tensor in values.items()}
         if self._layout is not None:
             self._unstow()
 

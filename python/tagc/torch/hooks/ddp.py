@@ -23,7 +23,7 @@ from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import ExchangeOptions, Kinds, Place, place_of
 from tagc.torch.exchange.reducer import Way
-from tagc.torch.exchange.unit import DTYPES, Stats, Unit
+from tagc.torch.exchange.unit import DTYPES, Stats, Unit, stowable
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
 from tagc.torch.schedule import policy
@@ -74,7 +74,7 @@ class Buckets:
         values = dict(values)
         for names, unit in self._units.items():
             unit.set_residuals_on_the_wire({name: values.pop(name) for name in names if name in values})
-        self._stowed = {name: tensor.detach().to(torch.float32).clone() for name, tensor in values.items()}
+        self._stowed = {name: stowable(tensor) for name, tensor in values.items()}
 
     def scale_residuals(self, factor: float) -> None:
         for unit in self._units.values():
@@ -113,10 +113,11 @@ class _Bucket:
         target: torch.Tensor,
         op: Any,
         *,
+        step: int = 0,
         waits: bool = True,
     ) -> Callable[[], Stats]:
         return self._buckets.unit(self.name, layout).reduce(
-            way, layout, source, target, op, waits=waits, rests=self._rests
+            way, layout, source, target, op, step=step, waits=waits, rests=self._rests
         )
 
     def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:

@@ -58,7 +58,9 @@ class Settings:
         fields: dict[str, Any] = {"n_threads": self.threads, "op": lib.OPS[op]}
         if kind == "dense":
             return fields | {"exchange": lib.EXCHANGES["dense"], "format": lib.FORMATS["fp32"]}
-        return fields | options.of_direct(self.values, self.sparsity)
+        # exchanges are rare, residual_decay would round each time, and there are anchors of 4 bytes anyway
+        stored = {"residual": lib.FORMATS["fp32"]}
+        return fields | stored | options.of_direct(self.values, self.sparsity)
 
     def due(self) -> list[int]:
         """Returns when each fragment is due: steps modulo `every`."""

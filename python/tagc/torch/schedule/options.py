@@ -17,6 +17,7 @@ from tagc.torch.schedule import policy
 EVERY_VALUE = ("int4", 0)  # without selection, and of LocalSteps
 EVERY_VALUE_BLOCK = 32  # values that share a scale then; among more, small ones arrive late and in bursts
 TRANSPORTS = ("host", "group")
+RESIDUALS = ("fp32", "bf16", "int8", "int4")
 NOT_GIVEN: Any = None  # Options replaces it by a value
 
 # What users write, for their editors and type checkers; Options checks it at run time.
@@ -24,6 +25,7 @@ Values = Literal["fp32", "bf16", "int8", "int4", "int2", "sign"]
 Mild = Literal["dense"] | Values
 Exchange = Literal["direct", "packed", "sketch", "dense"]
 Parameters = Literal["fp32", "bf16", "int8", "delta8", "delta4", "delta2"]
+Residual = Literal["fp32", "bf16", "int8", "int4"]
 Class = Literal["compressed", "mild", "dense"]
 Layers = Literal["non-attention-linear", "all", "none"] | Callable[[str, torch.Tensor], str]
 
@@ -83,6 +85,7 @@ class Options:
     codec: str | None = "host"
     transport: str = "host"
     hosts: int | None = None
+    residual: str = "fp32"
 
     def __post_init__(self) -> None:
         _choice("exchange", self.exchange, tuple(lib.EXCHANGES))
@@ -131,13 +134,37 @@ class Options:
         if self.timeout_s is None:
             self.timeout_s = 300
         number("timeout_s", self.timeout_s, 0.001, 1e6)
+        _choice("residual", self.residual, RESIDUALS)
+        if self.residual != "fp32" and not is_direct:
+            raise Error(
+                "argument",
+                f"residual is {self.residual!r}, which is for exchange 'direct'; this one is "
+                f"{self.exchange!r}",
+            )
+        if self.codec == "device":
+            self.check_kernels()
         if not callable(self.layers):
             _choice("layers", self.layers, policy.LAYERS)
+
+    def check_kernels(self) -> None:
+        """Raises an Error if kernels cannot store the residual as it was asked for."""
+        if self.residual != "fp32":
+            raise Error(
+                "unsupported",
+                f"residual is {self.residual!r}, and with the codec on a device it can only be 'fp32': leave "
+                "it out, or use codec 'host'",
+            )
+
+    def stored(self) -> dict[str, int]:
+        """Returns the field of tagc_reducer_options that says how residuals are stored."""
+        return {"residual": lib.FORMATS[self.residual]}
 
     def codec_on(self) -> str | None:
         """Returns the same options for gradients on a device."""
         if self.transport == "group":
             return "device"
+        if self.codec is None and self.residual != "fp32":
+            return "host"
         return self.codec if self.exchange == "direct" else "host"
 
     def is_scheduled(self, kind: str) -> bool:
@@ -159,7 +186,8 @@ class Options:
 
     def direct(self, values: str, sparsity: float, block: int = 0) -> dict[str, Any]:
         """Returns fields of tagc_reducer_options. block: values that share a scale; 0: libtagc's default."""
-        return {"n_threads": self.threads} | of_direct(values, sparsity) | ({"block": block} if block else {})
+        fields = {"n_threads": self.threads} | self.stored() | of_direct(values, sparsity)
+        return fields | ({"block": block} if block else {})
 
     def reducer(self, kind: str, dtype: torch.dtype) -> dict[str, Any]:
         """Returns fields of tagc_reducer_options for parts of that class at its last level. dtype: of
@@ -173,9 +201,9 @@ class Options:
         if exchange == "dense":
             fields["format"] = lib.FORMATS["bf16" if dtype == torch.bfloat16 else "fp32"]
         elif kind == "mild":
-            fields |= of_direct(self.mild, self.mild_sparsity)
+            fields |= of_direct(self.mild, self.mild_sparsity) | self.stored()
         elif exchange == "direct":
-            fields |= of_direct(self.values, self.sparsity)
+            fields |= of_direct(self.values, self.sparsity) | self.stored()
         else:
             fields["sparsity"] = self.sparsity
         return fields
