@@ -228,6 +228,7 @@ def check_arms(result):
                 "exposed_s",
                 "speedup",
                 "memory_bytes",
+                "card_bytes",
             ],
             name,
         )

@@ -33,7 +33,7 @@ typedef struct rank_run {
 
 static inline int rank_check(rank_run *run, int ok, const char *what, int line) {
     if (!ok && !run->failure[0])
-        snprintf(run->failure, sizeof run->failure, "line %d: %s (last error: %.300s)", line, what,
+        snprintf(run->failure, sizeof run->failure, "line %d: %s (last error: %.200s)", line, what,
                  tagc_last_error());
     return ok;
 }
