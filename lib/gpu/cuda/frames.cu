@@ -124,8 +124,8 @@ constexpr unsigned MOST_SETTLERS = 2048,
                    SETTLED_EACH = 8192; /* blocks at most; elements per block if there are few */
 
 __global__ void __launch_bounds__(THREADS)
-    settle_frames(const tagc_frames_verdict *agreed, const uint16_t *before, uint16_t *residual, size_t n_residual,
-                  float *output, size_t n_output) {
+    settle_frames(const tagc_frames_verdict *agreed, const uint16_t *before, uint16_t *residual,
+                  size_t n_residual, float *output, size_t n_output) {
     if (!agreed->failure && !agreed->nonfinite) return;
     const size_t first = (size_t)blockIdx.x * THREADS + threadIdx.x, every = (size_t)gridDim.x * THREADS;
     for (size_t i = first; i < n_residual; i += every) residual[i] = before[i];
@@ -163,14 +163,13 @@ tagc_status judge(const tagc_frames_form *form, const tagc_batch_result *results
 }
 
 /* Every format of a residual has a whole number of halves. */
-tagc_status settle(const tagc_frames_verdict *agreed, const void *before, void *residual, size_t residual_bytes,
-                   float *output, size_t n_output, void *stream) {
+tagc_status settle(const tagc_frames_verdict *agreed, const void *before, void *residual,
+                   size_t residual_bytes, float *output, size_t n_output, void *stream) {
     cudaStream_t in = static_cast<cudaStream_t>(stream);
     const size_t n_residual = residual_bytes / sizeof(uint16_t);
     const unsigned n_blocks = smaller(parts_of(larger(n_residual, n_output), SETTLED_EACH), MOST_SETTLERS);
-    TAGC_LAUNCH(settle_frames, no_shared, n_blocks, in, agreed,
-                static_cast<const uint16_t *>(before), static_cast<uint16_t *>(residual), n_residual, output,
-                n_output);
+    TAGC_LAUNCH(settle_frames, no_shared, n_blocks, in, agreed, static_cast<const uint16_t *>(before),
+                static_cast<uint16_t *>(residual), n_residual, output, n_output);
     return check_launches();
 }
 
