@@ -394,8 +394,8 @@ def bits_of_an_exchange(rank, world_size):
 
     n, random_values, comm = 1 << 17, torch.Generator().manual_seed(rank), Comm(dist.group.WORLD, 60)
     for sparsity, (out, back) in (
-        (0.95, links.ways(2)["direct, 95 % zero"]),
-        (0.99, links.ways(2, 0.99)["direct, 99 % zero"]),
+        (0.95, links.ways()["direct, 95 % zero"]),
+        (0.99, links.ways(0.99)["direct, 99 % zero"]),
     ):
         reducer = Reducer(
             comm,

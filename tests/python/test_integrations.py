@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 
 LOSSLESS = {"sparsity": 0, "values": "fp32", "mild": "fp32", "mild_sparsity": 0, "verbose": False}
 # 2 bits would tell DDP's buckets apart, which it makes anew
-# residual: a stored one is rounded by blocks of DDP's buckets, whose order is another one in a resumed run's first pass
+# fp32 residuals: others are rounded by blocks of DDP's buckets, which are others in the first pass of a resumed run
 LOSSY = {"sparsity": 0.9, "values": "fp32", "residual": "fp32", "verbose": False}
 
 

@@ -47,8 +47,9 @@ class Mean:
 
 
 class TopK:
-    """Of each tensor, padded and cut into a row for each site, the largest of each row; what stays behind
-    comes with the next."""
+    """Of each tensor, padded and cut into a row for each site, the largest of each row go to the site that
+    owns it. That adds them to its own row, and sends back the largest 1.6 times as many sums. What stays
+    behind comes with the next."""
 
     def __init__(self, sparsity, decay=1.0):
         self.sparsity, self.decay, self.residuals = sparsity, decay, {}
@@ -56,23 +57,29 @@ class TopK:
     def __call__(self, name, deltas):
         n_sites, n = len(deltas), deltas[0].numel()
         row = -(-n // (16 * n_sites)) * 16
-        arrived = torch.zeros(row * n_sites)
+        totals = torch.zeros(n_sites, n_sites, row)  # by site and row
         for site, delta in enumerate(deltas):
-            total = torch.zeros(row * n_sites)
-            total[:n] = delta.flatten() + self.residuals.get((name, site), 0)
-            kept = torch.zeros_like(total)
-            for begin in range(0, row * n_sites, row):
-                where = (
-                    begin
-                    + total[begin : begin + row]
-                    .abs()
-                    .sort(descending=True, stable=True)
-                    .indices[: int(row * (1 - self.sparsity))]
-                )
-                kept[where] = total[where]
-            self.residuals[name, site] = (total - kept)[:n] * self.decay
-            arrived += kept
-        return (arrived / n_sites)[:n].view(deltas[0].shape)
+            totals[site].view(-1)[:n] = delta.flatten() + self.residuals.get((name, site), 0)
+        arrived = torch.zeros(n_sites, row)
+        for owner in range(n_sites):
+            for site in range(n_sites):
+                if site != owner:
+                    sent = largest(totals[site, owner], int(row * (1 - self.sparsity)))
+                    totals[owner, owner] += sent
+                    totals[site, owner] -= sent
+            arrived[owner] = largest(totals[owner, owner], int(row * 1.6 * (1 - self.sparsity)))
+            totals[owner, owner] -= arrived[owner]
+        for site in range(n_sites):
+            self.residuals[name, site] = totals[site].view(-1)[:n] * self.decay
+        return (arrived.view(-1) / n_sites)[:n].view(deltas[0].shape)
+
+
+def largest(values, k):
+    """Returns values with all but the k largest zeroed."""
+    where = values.abs().sort(descending=True, stable=True).indices[:k]
+    found = torch.zeros_like(values)
+    found[where] = values[where]
+    return found
 
 
 def simulate(
@@ -204,7 +211,8 @@ def check_top_k(rank, world_size):
                 torch.testing.assert_close(
                     values, exchange.residuals[name, rank].flatten(), rtol=1e-4, atol=3e-6
                 )
-            assert 0.7 < handle.stats()["sparsity"] < 0.76
+            # half of the rows are a site's own, of which 1.6 times as many sums travel
+            assert 0.64 < handle.stats()["sparsity"] < 0.7, handle.stats()["sparsity"]
 
 
 def check_bytes(rank, world_size):
@@ -289,7 +297,7 @@ def check_conservation(rank, world_size):
         handle.synchronize()
         residuals = handle.state_dict()[f"rank{rank}"]["residual"]
         assert {"layers.0.mlp.weight", "layers.1.out.weight"} <= set(residuals)
-        assert 0.94 < handle.stats()["sparsity"] < 0.96
+        assert 0.92 < handle.stats()["sparsity"] < 0.95, handle.stats()["sparsity"]
     for name, p in model.named_parameters():
         kept = residuals.get(name, torch.zeros(p.numel())).view(p.shape)
         mine = torch.stack([-moved[name] - kept, start[name] - p.detach()]).double()

@@ -240,10 +240,10 @@ static void test_spares(void **state) {
     tagc_local_group *group;
     tagc_comm *comm = lonely_comm(NULL, &group);
     tagc_spares *a, *b, *c;
-    uint64_t large = TAGC_MORE_SPARE_BYTES; /* elements: four times as many bytes */
-    assert_int_equal(tagc_comm_spares_acquire(comm, 100, &heap, &a), TAGC_OK);
+    uint64_t small = 100 * sizeof(float), large = 4 * (uint64_t)TAGC_MORE_SPARE_BYTES;
+    assert_int_equal(tagc_comm_spares_acquire(comm, small, &heap, &a), TAGC_OK);
     assert_int_equal(tagc_comm_spares_acquire(comm, large, &heap, &b), TAGC_OK);
-    assert_int_equal(tagc_comm_spares_acquire(comm, 100, &heap, &c), TAGC_OK);
+    assert_int_equal(tagc_comm_spares_acquire(comm, small, &heap, &c), TAGC_OK);
     assert_ptr_equal(a, c);
     assert_ptr_not_equal(a, b);
     assert_int_equal(a->n_users, 2);
@@ -260,13 +260,13 @@ static void test_spares(void **state) {
     assert_null(tagc_comm_spare_take(comm, c));
     tagc_comm_spare_give(comm, c, second);
     tagc_comm_spares_release(comm, c);
-    assert_int_equal(tagc_comm_spares_acquire(comm, 100, &heap, &a), TAGC_OK);
+    assert_int_equal(tagc_comm_spares_acquire(comm, small, &heap, &a), TAGC_OK);
     assert_int_equal(a->n_users, 1);
     tagc_comm_spares_release(comm, a);
     tagc_comm_spares_release(comm, NULL);
     assert_int_equal(tagc_comm_spares_acquire(comm, large, &heap, &c), TAGC_OK);
     assert_int_equal(c->n_made, 1); /* one for both: they take turns */
-    assert_int_equal(tagc_comm_n_spares(1000, 100), TAGC_MOST_SPARES);
+    assert_int_equal(tagc_comm_n_spares(4000, 100), TAGC_MOST_SPARES);
     assert_int_equal(tagc_comm_spares_acquire(comm, UINT64_MAX / 2, &heap, &a), TAGC_ERR_MEMORY);
     assert_null(a);
     tagc_comm_destroy(comm); /* frees b, which was not released */

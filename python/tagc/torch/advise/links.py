@@ -57,16 +57,16 @@ def bits_of(sparsity: float, value_bits: float) -> float:
     return POSITIONS * entropy + density * (value_bits + 0.125)
 
 
-def ways(n_sites: int, sparsity: float = 0.95, value_bits: float = 2) -> dict[str, tuple[float, float]]:
-    """Returns name -> (out, back) of an all-reduce."""
-    sent_by_any = 1 - sparsity**n_sites
+def ways(sparsity: float = 0.95, value_bits: float = 2) -> dict[str, tuple[float, float]]:
+    """Returns name -> (out, back) of an all-reduce. Owners send back the largest of their sums, 1.6 times as
+    many as came from each site, in 4 bits or finer: tagc_reducer_options."""
     return {
         "fp32": (32.0, 32.0),
         "bf16": (16.0, 16.0),
         "direct, every value as int4": (EVERY_VALUE_BITS, EVERY_VALUE_BITS),
         f"direct, {100 * sparsity:g} % zero": (
             bits_of(sparsity, value_bits),
-            bits_of(1 - sent_by_any, value_bits),
+            bits_of(max(0.0, 1 - 1.6 * (1 - sparsity)), max(value_bits, 4)),
         ),
     }
 
@@ -196,7 +196,7 @@ def plan_sites(
             }
         )
 
-    found = ways(n, sparsity, value_bits)
+    found = ways(sparsity, value_bits)
     for name, bits in found.items():
         add(name, bits, 1)
     for name in [name for name in found if name != "bf16"]:
