@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 
 LOSSLESS = {"sparsity": 0, "values": "fp32", "mild": "fp32", "mild_sparsity": 0, "verbose": False}
 # 2 bits would tell DDP's buckets apart, which it makes anew
-# fp32 residuals: others are rounded by blocks of DDP's buckets, which are others in the first pass of a resumed run
+# fp32 residuals: others are rounded by blocks of buckets, and a resumed run has others in its first pass
 LOSSY = {"sparsity": 0.9, "values": "fp32", "residual": "fp32", "verbose": False}
 
 
