@@ -42,6 +42,7 @@ void tagc_fsdp_options_resolve(tagc_fsdp_options *o) {
         mild->sparsity =
             mild->exchange == TAGC_EXCHANGE_DENSE ? 0 : fmin(schedule.mild_sparsity, o->reducer.sparsity);
     if (mild->format == -1 && mild->exchange == TAGC_EXCHANGE_DIRECT) mild->format = schedule.mild_format;
+    if (mild->residual == -1 && mild->exchange == TAGC_EXCHANGE_DIRECT) mild->residual = o->reducer.residual;
     int selects = is_direct && o->reducer.sparsity > 0;
     if (o->beta1_compressed == -1)
         o->beta1_compressed = selects ? fmin(schedule.short_beta1, o->beta1) : o->beta1;
