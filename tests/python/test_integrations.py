@@ -21,8 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 
 LOSSLESS = {"sparsity": 0, "values": "fp32", "mild": "fp32", "mild_sparsity": 0, "verbose": False}
 # 2 bits would tell DDP's buckets apart, which it makes anew
-# fp32 residuals: others are rounded by blocks of buckets, and a resumed run has others in its first pass
-LOSSY = {"sparsity": 0.9, "values": "fp32", "residual": "fp32", "verbose": False}
+LOSSY = {"sparsity": 0.9, "values": "fp32", "verbose": False}
 
 
 def shared_folder(rank):
@@ -185,6 +184,10 @@ def loss_of(model, rank, step):
     return (model(x) - x.roll(1, 1)).square().mean()
 
 
+def tensors_of(state):
+    return [leaf.clone() for leaf in torch.utils._pytree.tree_leaves(state) if torch.is_tensor(leaf)]
+
+
 def with_accelerate(rank, world_size):
     """prepare(), save_state() and load_state(), with DDP and with FSDP2."""
     from accelerate import Accelerator, FullyShardedDataParallelPlugin
@@ -193,6 +196,7 @@ def with_accelerate(rank, world_size):
 
     as_launched(rank, world_size)
     keep, folder = shared_folder(rank)
+    states = []  # tensors of the handle's state, when it is saved and when it is loaded
 
     def run(options, first, fsdp, load=None, save=None):
         pretend_to_shard(fsdp)
@@ -214,9 +218,11 @@ def with_accelerate(rank, world_size):
         handle = compress(accelerator, model, optimizer, **options) if options is not None else None
         if load:
             accelerator.load_state(load)
+            states.append(tensors_of(handle.state_dict()))
         for step in range(first, 6):
             if save and step == 3:
                 accelerator.save_state(save)
+                states.append(tensors_of(handle.state_dict()))
             for micro in range(2):
                 with accelerator.accumulate(model):
                     accelerator.backward(loss_of(model, rank, 2 * step + micro))
@@ -234,7 +240,10 @@ def with_accelerate(rank, world_size):
         unbroken, _ = run(LOSSY, 0, fsdp, save=str(folder / f"{fsdp}"))
         dist.barrier()
         resumed, handle = run(LOSSY, 3, fsdp, load=str(folder / f"{fsdp}"))
-        assert handle.n_steps == 6 and furthest(resumed, unbroken) < 1e-4, furthest(resumed, unbroken)
+        loaded, saved = states.pop(), states.pop()
+        assert len(loaded) == len(saved) > 0 and all(map(torch.equal, loaded, saved))
+        # in the first pass after it, DDP's buckets have another order, and so values have other owners
+        assert handle.n_steps == 6 and furthest(resumed, unbroken) < (1e-4 if fsdp else 2e-2)
     dist.barrier()
 
 
