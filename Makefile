@@ -42,8 +42,8 @@ report: ## the page of the demo, runs/demo/report.html; needs Python
 ifeq ($(origin TEST),command line)
 test: quick
 else
-test: build ## compile and run the tests; TEST=test_codec_select: one of them
-	@cd build && $(CTEST)
+test: build ## compile and run the tests; TEST=test_codec_select: one of them; SHORT=1: without the long ones
+	@cd build && $(CTEST) $(if $(SHORT),-LE '^long$$')
 	@scripts/python.sh say
 endif
 
@@ -54,10 +54,10 @@ python: ## the environment (torch, pytest) of the Python tests, made once in ~/.
 	@scripts/setup.sh python
 	@scripts/python.sh make
 
-check: ## what CI runs: setup of everything that tests use, lint, tests, then both sanitizers
+check: ## what CI runs: setup of everything that tests use, lint, tests, then both sanitizers; LONG=1: with the long tests
 	@scripts/setup.sh build lint lab browser abi aarch64 python
 	@scripts/python.sh make || test $$? -eq 77
-	@scripts/check.sh
+	@LONG=$(LONG) scripts/check.sh
 
 asan-build:
 	@$(CMAKE) -S . -B build-asan $(SANITIZE) -DTAGC_SANITIZE=address,undefined

@@ -31,6 +31,7 @@ stage "format and lint" lint
 start=$SECONDS
 make --no-print-directory build
 summary+=("release build: $((SECONDS - start)) s")
+[ -n "${LONG:-}" ] || export SHORT=1 # make test reads it
 stage "tests as released" test asan-build
 summary+=("codec and exchange ran at the levels: $(build/tests/test_core_cpu --levels)")
 stage "address and undefined behaviour sanitizers" asan tsan-build
