@@ -136,7 +136,7 @@ static void write_codes(int format, const float *values, size_t first, size_t n,
         else if (i % 2 == 0)
             codes[(first + i) / 2] = (uint8_t)(code & 15);
         else
-            codes[(first + i) / 2] |= (uint8_t)(code << 4);
+            codes[(first + i) / 2] |= (uint8_t)((uint32_t)code << 4);
     }
 }
 

@@ -121,7 +121,7 @@ static void test_no_memory(void **state) {
     static const uint64_t tags[] = {1};
     static const size_t sizes[] = {MB};
     tagc_work *works = open_works(comm, tags, sizes, 1);
-    assert_int_equal(tagc_work_set(comm, works, (size_t)1 << 60), TAGC_ERR_MEMORY);
+    assert_int_equal(tagc_work_set(comm, works, SIZE_MAX / 2 + 1), TAGC_ERR_MEMORY);
     assert_int_equal(works->n_bytes, MB);
     assert_int_equal(tagc_works_bytes(comm, NULL), MB);
     close_works(comm, works, 1);

@@ -267,7 +267,7 @@ static void test_spares(void **state) {
     assert_int_equal(tagc_comm_spares_acquire(comm, large, &heap, &c), TAGC_OK);
     assert_int_equal(c->n_made, 1); /* one for both: they take turns */
     assert_int_equal(tagc_comm_n_spares(4000, 100), TAGC_MOST_SPARES);
-    assert_int_equal(tagc_comm_spares_acquire(comm, UINT64_MAX / 2, &heap, &a), TAGC_ERR_MEMORY);
+    assert_int_equal(tagc_comm_spares_acquire(comm, UINT64_MAX / 2 + 1, &heap, &a), TAGC_ERR_MEMORY);
     assert_null(a);
     tagc_comm_destroy(comm); /* frees b, which was not released */
     tagc_local_group_destroy(group);
