@@ -60,8 +60,7 @@ typedef struct settling {
     void *residual_out;
 } settling;
 
-/* The first of indices (n), ascending, that is not below `at`. */
-static size_t first_from(const uint32_t *indices, size_t n, size_t at) {
+size_t tagc_first_from(const uint32_t *indices, size_t n, size_t at) {
     size_t low = 0;
     while (low < n) {
         size_t middle = low + (n - low) / 2;
@@ -79,7 +78,7 @@ static void settle_work(void *arg, int index, int n_threads) {
     float acc[PIECE];
     for (size_t run = (size_t)index * RUN; run < addends->n; run += (size_t)n_threads * RUN) {
         size_t end = addends->n - run < RUN ? addends->n : run + RUN,
-               j = first_from(s->indices, s->n_sent, run);
+               j = tagc_first_from(s->indices, s->n_sent, run);
         for (size_t at = run; at < end; at += PIECE) {
             size_t n_here = end - at < PIECE ? end - at : PIECE;
             tagc_addends_read(addends, at, n_here, acc);

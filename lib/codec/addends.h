@@ -35,4 +35,7 @@ void tagc_addends_settle(const tagc_addends *addends, const uint32_t *indices, c
 void tagc_sums_begin(int gradient_format, const void *base, const float *sums, size_t first, size_t n,
                      float *here);
 
+/* The number of indices (n), ascending, that are below `at`: where those from `at` on begin. */
+size_t tagc_first_from(const uint32_t *indices, size_t n, size_t at);
+
 #endif

@@ -13,24 +13,11 @@ typedef struct settling {
     const float *errors; /* (n_sent), or NULL */
 } settling;
 
-/* The first of indices (n), ascending, that is not below `at`. */
-static size_t first_from(const uint32_t *indices, size_t n, size_t at) {
-    size_t low = 0;
-    while (low < n) {
-        size_t middle = low + (n - low) / 2;
-        if (indices[middle] < at)
-            low = middle + 1;
-        else
-            n = middle;
-    }
-    return low;
-}
-
 /* [at, at + n) of the row. */
 static void make_again(const tagc_selector *s, size_t at, size_t n, const float *errors) {
     float acc[TAGC_RESIDUAL_BLOCK];
     tagc_addends_read(&s->addends, at, n, acc);
-    for (size_t j = first_from(s->indices, s->n_sent, at); j < s->n_sent && s->indices[j] < at + n; j++)
+    for (size_t j = tagc_first_from(s->indices, s->n_sent, at); j < s->n_sent && s->indices[j] < at + n; j++)
         acc[s->indices[j] - at] = errors ? errors[j] : -0.0f;
     tagc_residual_write(s->addends.residual_format, s->n, acc, at, n, s->seed, s->stored_out);
 }
