@@ -101,15 +101,6 @@ def sharded(make, **options):
     return fully_shard(model, **options)
 
 
-def stored(residual):
-    """The option for how residuals are stored, where compress() has it: without it they are fp32."""
-    import inspect
-
-    import tagc.torch as tagc
-
-    return {"residual": residual} if "residual" in inspect.signature(tagc.compress).parameters else {}
-
-
 def gradients(model):
     return {name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None}
 
@@ -148,7 +139,7 @@ def simulated(rank, world_size, hosts=2):
     model = sharded(lambda: Given(SHAPES))
     options = dict(sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False)
     oracle = Simulated(SHAPES, hosts, world_size // hosts, 0.75)
-    with tagc.compress(model, **options, **stored("fp32")) as handle:
+    with tagc.compress(model, **options, residual="fp32") as handle:
         for step in range(4):
             model.zero_grad()
             model(given_gradients(rank, step)).backward()
@@ -169,12 +160,10 @@ def in_eight_bits(rank, world_size, hosts=2):
     fragment, and rounded to either side so that nothing is lost on average."""
     import tagc.torch as tagc
 
-    if not stored("int8"):
-        return
     model = sharded(lambda: Given(SHAPES))
     options = dict(sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False)
     oracle, errors = Simulated(SHAPES, hosts, world_size // hosts, 0.75), []
-    with tagc.compress(model, **options, **stored("int8")) as handle:
+    with tagc.compress(model, **options, residual="int8") as handle:
         for step in range(8):
             model.zero_grad()
             model(given_gradients(rank, step)).backward()
@@ -227,7 +216,7 @@ def left_out(rank, world_size, hosts=2):
     given = given_gradients(rank, 0)
     given["zwei"] = given["two"] + 1.0
     options = dict(sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False)
-    with tagc.compress(model, **options, **stored("fp32")) as handle:
+    with tagc.compress(model, **options, residual="fp32") as handle:
         model(given).backward()
         before = held(handle, hosts)
         model.zero_grad()
@@ -280,7 +269,7 @@ def scaled(rank, world_size, hosts=2):
     options = dict(sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False)
     model = sharded(lambda: Given(SHAPES))
     oracle = Simulated(SHAPES, hosts, world_size // hosts, 0.75)
-    with tagc.compress(model, **options, **stored("fp32")) as handle:
+    with tagc.compress(model, **options, residual="fp32") as handle:
         for step, scale in enumerate((1.0, 8.0, 0.5)):
             handle.loss_scale(scale)
             model.zero_grad()
@@ -546,7 +535,7 @@ def start(hosts, columns=False, mesh=None, **options):
 
     fully = dict(shard_placement_fn=lambda p: Shard(1) if p.ndim == 2 else Shard(0)) if columns else {}
     model = sharded(Even if columns else Odd, mesh=mesh, **fully)
-    options |= dict(sparsity=0.75, layers="all", verbose=False, **stored("fp32"))
+    options |= dict(sparsity=0.75, layers="all", verbose=False, residual="fp32")
     return tagc.compress(model, hosts=hosts, **options)
 
 
@@ -645,7 +634,7 @@ def conserved(rank, world_size, hosts=2, ways=WAYS):
     for options in ways:
         model = sharded(Odd, reshard_after_forward=False)
         model.set_modules_to_backward_prefetch(list(model.layers))
-        options = {"sparsity": 0.9} | stored("fp32") | options
+        options = {"sparsity": 0.9, "residual": "fp32"} | options
         with tagc.compress(model, hosts=hosts, verbose=False, **options) as handle:
             for step in range(2):
                 loss_of(model, batch_of(rank, step)).backward()
