@@ -37,6 +37,14 @@ block *block_of(const void *address) {
     return NULL;
 }
 
+block *block_seen_at(const void *alias) {
+    for (int i = 0; i < fake.n_blocks; i++) {
+        block *one = &fake.blocks[i];
+        if ((const char *)alias >= one->alias && (const char *)alias < one->alias + one->n_mapped) return one;
+    }
+    return NULL;
+}
+
 static void on_fault(int number, siginfo_t *info, void *context) {
     block *one = block_of(info->si_addr);
     if (!one) {
@@ -78,8 +86,12 @@ block *map(size_t n_bytes, int is_pinned) {
 static int is_in_use(const block *one) {
     for (int s = 0; s < fake.n_streams + FAKE_MAX_DEVICES; s++) {
         const stream *in = s < fake.n_streams ? &fake.streams[s] : &fake.devices[s - fake.n_streams].standard;
-        for (const op *work = in->first; work; work = work->next)
+        for (const op *work = in->first; work; work = work->next) {
             if (work->kind == COPY && (block_of(work->to) == one || block_of(work->from) == one)) return 1;
+            if ((work->kind == WRITE_FLAG || work->kind == WAIT_FLAG) && block_seen_at(work->to) == one) return 1;
+        }
+        for (const posted *flag = in->written; flag; flag = flag->next)
+            if (block_seen_at(flag->at) == one) return 1;
     }
     return 0;
 }
@@ -91,23 +103,63 @@ void unmap(void *memory, int is_pinned) {
     else if (one->is_freed)
         mistake("freed twice");
     else {
-        if (is_in_use(one)) mistake("freed while a copy is to come");
+        if (is_in_use(one)) mistake("freed while a copy or a flag is to come");
         one->is_freed = 1;
         mprotect(one->user, one->n_mapped, PROT_NONE);
     }
 }
 
+FAKE_API int cudaMalloc(void **out, size_t n_bytes) {
+    int code = enter("Malloc");
+    if (!code) code = wait_for_idle("Malloc", fake.manners.blocking_alloc);
+    block *one = code ? NULL : map(n_bytes, 0);
+    *out = one ? one->user : NULL;
+    return leave(code ? code : one ? OK : INVALID_VALUE);
+}
+
+FAKE_API int cudaFree(void *memory) {
+    int code = enter("Free");
+    if (!code) code = wait_for_idle("Free", fake.manners.blocking_alloc);
+    if (memory) unmap(memory, 0);
+    return leave(code);
+}
+
+FAKE_API int cudaHostAlloc(void **out, size_t n_bytes, unsigned flags) {
+    int code = enter("HostAlloc");
+    if (!code) code = wait_for_idle("HostAlloc", fake.manners.blocking_alloc);
+    block *one = code ? NULL : map(n_bytes, 1);
+    if (one) {
+        one->is_mapped = (flags & MAPPED) != 0;
+        *out = one->user;
+    }
+    fake.n_allocs += one != NULL;
+    return leave(code ? code : one ? OK : INVALID_VALUE);
+}
+
+FAKE_API int cudaFreeHost(void *memory) {
+    int code = enter("FreeHost");
+    if (!code) code = wait_for_idle("FreeHost", fake.manners.blocking_alloc);
+    unmap(memory, 1);
+    return leave(code);
+}
+
+/* Another address than the host's, so that who mixes them up is found. */
+int cudaHostGetDevicePointer(void **out, void *host, unsigned flags) {
+    int code = enter("HostGetDevicePointer");
+    const block *one = block_of(host);
+    *out = NULL;
+    if (!code && (!one || !one->is_pinned || !one->is_mapped || one->is_freed || flags)) code = INVALID_VALUE;
+    if (!code) *out = one->alias + ((char *)host - one->user);
+    return leave(code);
+}
+
 void *fake_alloc(size_t n_bytes) {
-    pthread_mutex_lock(&fake.lock);
-    block *one = map(n_bytes, 0);
-    pthread_mutex_unlock(&fake.lock);
-    return one ? one->user : NULL;
+    void *memory;
+    return cudaMalloc(&memory, n_bytes) ? NULL : memory;
 }
 
 void fake_free(void *memory) {
-    pthread_mutex_lock(&fake.lock);
-    unmap(memory, 0);
-    pthread_mutex_unlock(&fake.lock);
+    cudaFree(memory);
 }
 
 void *fake_view(void *memory) {
@@ -134,6 +186,27 @@ char *seen(const void *address, size_t n_bytes, int is_pinned) {
         mistake("a copy beyond the end of its memory");
     else
         return one->alias + ((const char *)address - one->user);
+    return NULL;
+}
+
+uint32_t *seen_flag(uint64_t address) {
+    char *at = (char *)(uintptr_t)address;
+    block *one = block_seen_at(at);
+    if (!one && (one = block_of(at)) != NULL) {
+        if (one->is_pinned) {
+            mistake("a flag at the host's address: cudaHostGetDevicePointer has the device's");
+            return NULL;
+        }
+        at = one->alias + (at - one->user);
+    }
+    if (!one)
+        mistake("a flag outside of the device's and the pinned memory");
+    else if (one->is_freed)
+        mistake("a flag in memory that was freed");
+    else if (address % sizeof(uint32_t))
+        mistake("a flag at an address that is no multiple of 4");
+    else
+        return (uint32_t *)(void *)at;
     return NULL;
 }
 

@@ -61,7 +61,7 @@ static void test_order(void **state) {
             assert_int_equal(n_order, 0); /* late */
             assert_int_equal(runtime.StreamSynchronize(b), 0);
             assert_int_equal(runtime.StreamSynchronize(a), 0);
-            assert_int_equal(tagc_runtime_answer(&runtime, runtime.EventQuery(event), &done), 0);
+            assert_int_equal(tagc_runtime_answer(&runtime, cudaEventQuery(event), &done), 0);
             assert_int_equal(done, 1);
             int place[5] = {0};
             for (int i = 0; i < 4; i++) place[order[i]] = i;
@@ -197,7 +197,7 @@ static void test_host_function(void **state) {
     begin(1, FAKE_EAGER);
     void *stream;
     fake_stream(&stream);
-    runtime.LaunchHostFunc(stream, call_back, stream);
+    cudaLaunchHostFunc(stream, call_back, stream);
     runtime.StreamSynchronize(stream);
     end("a call of the runtime from a host function");
 }
@@ -209,7 +209,7 @@ static void test_broken(void **state) {
     int done;
     fake_stream(&stream);
     n_order = 0;
-    runtime.LaunchHostFunc(stream, note, NULL);
+    cudaLaunchHostFunc(stream, note, NULL);
     fake_fail("StreamQuery", 2, 17);
     assert_int_equal(tagc_runtime_answer(&runtime, runtime.StreamQuery(stream), &done), 0);
     assert_int_equal(tagc_runtime_answer(&runtime, runtime.StreamQuery(stream), &done), 17);
