@@ -26,9 +26,9 @@ static const op *next_of(const stream *one) {
 static const stream *ahead_of(const stream *one) {
     if (!fake.manners.n_connections || !one->first || one->first->has_started) return NULL;
     for (int i = 0; i <= fake.n_streams; i++) {
-        const stream *other =
-            i < fake.n_streams ? &fake.streams[i] : &fake.devices[one->device].standard;
-        if (other == one || other->device != one->device || connection_of(other) != connection_of(one)) continue;
+        const stream *other = i < fake.n_streams ? &fake.streams[i] : &fake.devices[one->device].standard;
+        if (other == one || other->device != one->device || connection_of(other) != connection_of(one))
+            continue;
         const op *work = next_of(other);
         if (work && work->order < one->first->order) return other;
     }
@@ -56,8 +56,8 @@ static void say_of(const stream *one) {
     else if (!work)
         snprintf(to, room, "a flag that it wrote is not seen yet");
     else if (work->kind == WAIT_FLAG)
-        snprintf(to, room, "waits for a flag to be %s%u; it is %u", work->is_equal ? "" : "at least ", work->value,
-                 *(const uint32_t *)(const void *)work->to);
+        snprintf(to, room, "waits for a flag to be %s%u; it is %u", work->is_equal ? "" : "at least ",
+                 work->value, *(const uint32_t *)(const void *)work->to);
     else if (work->kind == WAIT)
         snprintf(to, room, "waits for an event of another stream");
     else if (work->kind == HOST_FUNCTION)
@@ -168,7 +168,9 @@ static int is_device_idle(const void *of) {
 }
 
 int wait_for_idle(const char *function, int if_so) {
-    return if_so ? wait_until(here(), function, "until the device is idle", 1, is_device_idle, here()) : OK;
+    if (!if_so) return OK;
+    fake.n_waited += !is_idle(here());
+    return wait_until(here(), function, "until the device is idle", 1, is_device_idle, here());
 }
 
 int load(void (*kernel)(void *)) {
@@ -191,14 +193,16 @@ static int has_room(const void *of) {
 }
 
 int wait_for_room(const stream *in, const char *function) {
-    return wait_until(&fake.devices[in->device], function, "for room in a full launch queue", 1, has_room, in);
+    return wait_until(&fake.devices[in->device], function, "for room in a full launch queue", 1, has_room,
+                      in);
 }
 
 /* ---- which manners ---- */
 
 static void refuse(const char *words) {
     fprintf(stderr,
-            "fake runtime: manners are \"%s\", must be of blocking-alloc, lazy-loading, late-flags, connections=1 to 32, "
+            "fake runtime: manners are \"%s\", must be of blocking-alloc, lazy-loading, late-flags, "
+            "connections=1 to 32, "
             "depth=1 or more, all; with commas between them\n",
             words);
     abort();
@@ -250,6 +254,10 @@ int fake_n_waiting(void) {
     return n;
 }
 
+int fake_n_waited(void) {
+    return fake.n_waited;
+}
+
 const char *fake_report(void) {
     return fake.report;
 }
@@ -264,6 +272,6 @@ void behave_as_told(void) {
     }
     fake.limit_ms = LIMIT_MS;
     fake.report[0] = 0;
-    fake.n_kernels = 0;
+    fake.n_kernels = fake.n_waited = 0;
     memset(fake.waits, 0, sizeof fake.waits);
 }

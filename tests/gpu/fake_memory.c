@@ -88,7 +88,8 @@ static int is_in_use(const block *one) {
         const stream *in = s < fake.n_streams ? &fake.streams[s] : &fake.devices[s - fake.n_streams].standard;
         for (const op *work = in->first; work; work = work->next) {
             if (work->kind == COPY && (block_of(work->to) == one || block_of(work->from) == one)) return 1;
-            if ((work->kind == WRITE_FLAG || work->kind == WAIT_FLAG) && block_seen_at(work->to) == one) return 1;
+            if ((work->kind == WRITE_FLAG || work->kind == WAIT_FLAG) && block_seen_at(work->to) == one)
+                return 1;
         }
         for (const posted *flag = in->written; flag; flag = flag->next)
             if (block_seen_at(flag->at) == one) return 1;

@@ -120,7 +120,7 @@ struct fake_state {
     manners manners;
     int limit_ms;
     void (*kernels[MAX_KERNELS])(void *); /* that were launched before */
-    int n_kernels;
+    int n_kernels, n_waited;
     waiting waits[MAX_WAITS];
     char report[REPORT_BYTES];
 };

@@ -38,9 +38,9 @@ static event *event_at(void *handle) {
 
 /* With the lock. */
 static int push(void *handle, op work) {
-    static const char *const functions[] = {"LaunchKernel",   "MemcpyAsync", "EventRecord", "StreamWaitEvent",
-                                            "LaunchHostFunc", "FreeAsync",   "MemsetAsync", "StreamWriteValue32",
-                                            "StreamWaitValue32"};
+    static const char *const functions[] = {"LaunchKernel",    "MemcpyAsync",        "EventRecord",
+                                            "StreamWaitEvent", "LaunchHostFunc",     "FreeAsync",
+                                            "MemsetAsync",     "StreamWriteValue32", "StreamWaitValue32"};
     stream *to = stream_at(handle);
     if (!to) return INVALID_HANDLE;
     if (handle && handle == fake.capturing) mistake("work for a stream that is being captured");
@@ -127,8 +127,8 @@ FAKE_API int cudaStreamSynchronize(void *handle) {
     stream *one = stream_at(handle);
     if (!code && !one) code = INVALID_HANDLE;
     if (!code)
-        code = wait_until(&fake.devices[one->device], "StreamSynchronize", "until a stream has nothing left to do", 0,
-                          is_stream_over, one);
+        code = wait_until(&fake.devices[one->device], "StreamSynchronize",
+                          "until a stream has nothing left to do", 0, is_stream_over, one);
     return leave(code);
 }
 

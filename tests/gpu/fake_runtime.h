@@ -42,8 +42,9 @@ FAKE_API void fake_reset(uint64_t seed, int n_devices, fake_pace pace, int one_h
 FAKE_API void fake_behave(const char *words);
 /* How long a call may wait for a device that cannot go on by itself; a reset makes it 60,000. */
 FAKE_API void fake_limit(int ms);
-/* Calls that wait now. */
+/* Calls that wait now, and those since the reset that had to wait until the device was idle. */
 FAKE_API int fake_n_waiting(void);
+FAKE_API int fake_n_waited(void);
 /* Returns who waited for whom when a call gave up first; "": none did. */
 FAKE_API const char *fake_report(void);
 
@@ -72,7 +73,8 @@ FAKE_API int cudaLaunchHostFunc(void *stream, void (*function)(void *arg), void 
 FAKE_API int cudaHostGetDevicePointer(void **address, void *memory, unsigned flags);
 /* Those of the driver: cuStreamWriteValue32, cuStreamWaitValue32 and cuDevicePrimaryCtxGetState. Their names are not exported, since a
  * process may have a driver of its own. */
-FAKE_API int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags, int *status);
+FAKE_API int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags,
+                                     int *status);
 
 /* ---- failures ---- */
 
