@@ -91,8 +91,8 @@ static void validate_both(const setting *s) {
 
 static void decode_both(const bench *b, const setting *s) {
     tagc_body bodies[W];
-    for (int d = 0; d < W; d++) bodies[d] = (tagc_body){s->bodies[d], s->encoded[d].n_bytes};
-    s->code->decode(&s->options, bodies, W, NULL, 1.0f / W, b->sums, s->scratch, b->pool);
+    for (int d = 0; d < W; d++) bodies[d] = (tagc_body){s->bodies[d], s->encoded[d].n_bytes, 0};
+    s->code->decode(&s->options, bodies, W, 0, 1.0f / W, b->sums, s->scratch, b->pool);
 }
 
 static void time_turn(const bench *b, setting *s, double times[N_QUANTITIES]) {
@@ -101,7 +101,7 @@ static void time_turn(const bench *b, setting *s, double times[N_QUANTITIES]) {
     tagc_time_floor(b->pool, b->gradient, b->sums, b->sums, b->shard);
     tagc_time_floor(b->pool, b->gradient + b->shard, b->sums, b->sums, b->shard);
     start_s[CLEAR] = now_s(b);
-    s->code->decode(&s->options, NULL, 0, NULL, 1, b->sums, s->scratch, b->pool);
+    s->code->decode(&s->options, NULL, 0, 0, 1, b->sums, s->scratch, b->pool);
     start_s[SELECT] = now_s(b);
     if (s->options.sparse) select_both(b, s);
     start_s[ENCODE] = now_s(b);

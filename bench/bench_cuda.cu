@@ -46,7 +46,7 @@ static times measure(cudaStream_t stream, const std::vector<unit> &units, double
             row.residual_out = residual + at;
             row.sums = sums + at;
             row.scale = 0.125f;
-            row.base = row.sums;
+            row.adds = 1;
             row.body = device_array<uint8_t>(u.shard * 4 + 65536); /* more than any body of these options */
             bodies.push_back(row.body);
             rows.push_back(row);

@@ -114,8 +114,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     if (o.sparse) compare_tables(&o, body, n_body);
     if (code->validate(&o, body, n_body) == TAGC_OK) {
         float *sums = exactly(4 * n);
-        tagc_body bodies[2] = {{body, n_body}, {body, n_body}};
-        code->decode(&o, bodies, 2, NULL, 0.25f, sums, scratch, NULL);
+        tagc_body bodies[2] = {{body, n_body, 0}, {body, n_body, 0}};
+        code->decode(&o, bodies, 2, 0, 0.25f, sums, scratch, NULL);
         for (size_t i = 0; i < n; i++) require(isfinite(sums[i]));
         free(sums);
     }

@@ -4,8 +4,8 @@
  *
  *   tagc_frames_encode   encodes the gradient into a frame for each rank
  *       all-to-all       frame q of `send` goes to rank q, which has it as frame [this rank] of `received`
- *   tagc_frames_add      checks the received frames and adds them, in rank order. All-reduce: begins with the own values instead of
- *                        the frame from itself, and writes the frame of the sums
+ *   tagc_frames_add      checks the received frames and adds them, in rank order. All-reduce: adds the own values in place of the
+ *                        frame from itself, and writes the frame of the sums
  *       all-gather       of these frames, for an all-reduce
  *   tagc_frames_decode   for an all-reduce: checks them and decodes them into the output
  *       all-reduce       the maximum of failure and of nonfinite in the verdict: two int64_t

@@ -96,12 +96,10 @@ void tagc_addends_settle(const tagc_addends *addends, const uint32_t *indices, c
     tagc_pool_run(addends->n > RUN ? pool : NULL, settle_work, &s);
 }
 
-void tagc_sums_begin(int gradient_format, const void *base, const float *sums, size_t first, size_t n,
-                     float *here) {
-    if (!base)
-        memset(here, 0, n * sizeof *here);
-    else if (base != sums && gradient_format == TAGC_FORMAT_BF16)
-        tagc_bf16_widen((const uint16_t *)base + first, here, n);
-    else if (here != (const float *)base + first)
-        memcpy(here, (const float *)base + first, n * sizeof *here);
+const float *tagc_plain_values(int gradient_format, const uint8_t *bytes, size_t first, size_t n,
+                               float *room) {
+    const void *values = bytes;
+    if (gradient_format != TAGC_FORMAT_BF16) return (const float *)values + first;
+    tagc_bf16_widen((const uint16_t *)values + first, room, n);
+    return room;
 }

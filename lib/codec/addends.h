@@ -31,9 +31,9 @@ void tagc_addends_read(const tagc_addends *addends, size_t first, size_t n, floa
 void tagc_addends_settle(const tagc_addends *addends, const uint32_t *indices, const float *errors,
                          size_t n_sent, uint32_t seed, void *residual_out, tagc_pool *pool);
 
-/* Writes what a decoder's `base` (tagc_code) has at [first, first + n) to here (n), a part of sums or another array. */
-void tagc_sums_begin(int gradient_format, const void *base, const float *sums, size_t first, size_t n,
-                     float *here);
+/* Values of a plain body (tagc_code) at [first, first + n): in the body itself, or in room (n). */
+const float *tagc_plain_values(int gradient_format, const uint8_t *bytes, size_t first, size_t n,
+                               float *room);
 
 /* The number of indices (n), ascending, that are below `at`: where those from `at` on begin. */
 size_t tagc_first_from(const uint32_t *indices, size_t n, size_t at);

@@ -68,7 +68,10 @@ static tagc_damage damage_of(const tagc_code_options *o, const tagc_body *body) 
 /* With the lengths that hold now. */
 static const tagc_body *bodies_of(const tagc_batch *b, const tagc_batch_row *row, int n) {
     if (!row->lengths) return row->bodies;
-    for (int i = 0; i < n; i++) b->bodies[i] = (tagc_body){row->bodies[i].bytes, (size_t)row->lengths[i]};
+    for (int i = 0; i < n; i++) {
+        b->bodies[i] = row->bodies[i];
+        b->bodies[i].n_bytes = (size_t)row->lengths[i];
+    }
     return b->bodies;
 }
 
@@ -87,7 +90,7 @@ static void run_row(const tagc_batch *b, const tagc_batch_row *row, tagc_batch_r
         result->damage = damage_of(o, bodies_of(b, row, 1));
         break;
     case TAGC_BATCH_DECODE:
-        result->nonfinite = code->decode(o, bodies_of(b, row, n_bodies), n_bodies, row->base, row->scale,
+        result->nonfinite = code->decode(o, bodies_of(b, row, n_bodies), n_bodies, row->adds, row->scale,
                                          row->sums, work, b->pool);
     }
 }

@@ -24,7 +24,7 @@ typedef struct tagc_batch_row {
     void *residual_out;                 /* encode */
     uint32_t seed;                      /* encode */
     uint8_t *body;                      /* encode: max_bytes of it */
-    const void *base;                   /* decode */
+    int adds;                           /* decode */
     float *sums;                        /* decode */
     float scale;                        /* decode */
     const tagc_body *bodies; /* decode (n_bodies); validate (1); the list itself is in host memory */

@@ -15,9 +15,9 @@ typedef struct job {
     size_t n, n_runs;
     tagc_addends addends; /* encode */
     void *residual_out;   /* or NULL */
-    const void *base;
+    int adds;
     float *sums;
-    int residual, gradient; /* formats of residual_out, and of base */
+    int residual, gradient; /* formats of residual_out, and of plain bodies */
     uint32_t seed;
     float scale;
     uint8_t *body;
@@ -110,27 +110,32 @@ static void decode_work(void *arg, int index, int n_threads) {
     job *j = arg;
     const tagc_code_kernels *k = j->format.kernels;
     float values[RUN], room[RUN];
-    int around = j->base != j->sums && j->n >= BEYOND_CACHE;
+    int around = !j->adds && j->n >= BEYOND_CACHE;
     for (size_t run = (size_t)index; run < j->n_runs; run += (size_t)n_threads) {
         size_t at = run * RUN, n = run_elems(j, run);
         float *sums = around ? room : j->sums + at;
-        tagc_sums_begin(j->gradient, j->base, j->sums, at, n, sums);
+        if (!j->adds) memset(sums, 0, n * sizeof *sums);
         for (int b = 0; b < j->n_bodies; b++) {
-            tagc_values_decode(&j->format, j->bodies[b].bytes, at, n, j->n, values);
-            k->add(sums, values, j->scale, n);
+            const tagc_body *body = &j->bodies[b];
+            const float *added = values;
+            if (body->is_plain)
+                added = tagc_plain_values(j->gradient, body->bytes, at, n, values);
+            else
+                tagc_values_decode(&j->format, body->bytes, at, n, j->n, values);
+            k->add(sums, added, j->scale, n);
         }
         if (k->largest(sums, n) >= INF_BITS) __atomic_store_n(&j->nonfinite, 1, __ATOMIC_RELAXED);
         if (around) k->copy_around(j->sums + at, room, n);
     }
 }
 
-static int blocks_decode(const tagc_code_options *options, const tagc_body *bodies, int n_bodies,
-                         const void *base, float scale, float *sums, void *scratch, tagc_pool *pool) {
+static int blocks_decode(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, int adds,
+                         float scale, float *sums, void *scratch, tagc_pool *pool) {
     job j = job_of(options);
     (void)scratch;
     j.bodies = bodies;
     j.n_bodies = n_bodies;
-    j.base = base;
+    j.adds = adds;
     j.scale = scale;
     j.sums = sums;
     tagc_pool_run(pool, decode_work, &j);

@@ -34,6 +34,7 @@ typedef struct tagc_encoded {
 typedef struct tagc_body {
     const uint8_t *bytes;
     size_t n_bytes;
+    int is_plain; /* 1: decode alone takes it: bytes are values (n) in options->gradient, at a multiple of their size */
 } tagc_body;
 
 typedef struct tagc_code {
@@ -49,12 +50,11 @@ typedef struct tagc_code {
                    tagc_encoded *out);
     /* Accepts any bytes. TAGC_ERR_CORRUPT if decode would leave the body or the sums, or make a non-finite value. */
     tagc_status (*validate)(const tagc_code_options *options, const uint8_t *body, size_t n_bytes);
-    /* sums (n) = base + scale * every value of bodies[0] + scale * every value of bodies[1] and so on, added in this order.
-     * base: NULL for zeros, `sums` itself to add to what is there, or an array (n) in options->gradient that does not
-     * overlap it. Decoding many bodies at once gives the same bits as one after the other, with less memory traffic.
-     * All bodies must be validated; n_bodies may be 0. Returns 1 if a changed sum is not finite: finite values can
-     * overflow when added. */
-    int (*decode)(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, const void *base,
+    /* sums (n) = zeros, or if `adds` is 1 what is there, + scale * every value of bodies[0] + scale * every value of
+     * bodies[1] and so on, added in this order. Decoding many bodies at once gives the same bits as one after the other, with
+     * less memory traffic. All bodies but plain ones must be validated; n_bodies may be 0. Returns 1 if a sum that an encoded
+     * body changed is not finite: finite values can overflow when added. */
+    int (*decode)(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, int adds,
                   float scale, float *sums, void *scratch, tagc_pool *pool);
 } tagc_code;
 

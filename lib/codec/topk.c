@@ -171,8 +171,8 @@ typedef struct decode_job {
     const tagc_body *bodies;
     size_t n_items[BATCH], n_index_bytes[BATCH];
     float scale;
-    const void *base; /* (n), `sums` or NULL */
-    float *sums;      /* (n) */
+    int adds, has_plain;
+    float *sums; /* (n) */
     int nonfinite;
 } decode_job;
 
@@ -230,6 +230,13 @@ static void write_chunk(const decode_job *job, const chunk_room *room, tagc_gaps
         for (size_t i = 0; i < n_touched; i++) room->sums[room->positions[i]] = 0;
 }
 
+static void add_plain(const decode_job *job, const chunk_room *room, int body, size_t c, size_t n) {
+    size_t first = c * job->gaps.chunk;
+    const float *values =
+        tagc_plain_values(job->options->gradient, job->bodies[body].bytes, first, n, room->values);
+    job->format.kernels->add(job->sums + first, values, job->scale, n);
+}
+
 static void decode_work(void *arg, int index, int n_threads) {
     decode_job *job = arg;
     const tagc_gaps *gaps = &job->gaps;
@@ -237,9 +244,10 @@ static void decode_work(void *arg, int index, int n_threads) {
     tagc_gaps_cursor cursors[BATCH];
     size_t end = gaps->n_chunks * ((size_t)index + 1) / (size_t)n_threads;
     size_t begin = gaps->n_chunks * (size_t)index / (size_t)n_threads;
-    int around = !job->base && job->options->n >= BEYOND_CACHE;
+    int around = !job->adds && !job->has_plain && job->options->n >= BEYOND_CACHE;
     uint32_t top = 0;
-    for (int b = 0; b < job->n_bodies; b++) tagc_gaps_seek(gaps, job->bodies[b].bytes, begin, &cursors[b]);
+    for (int b = 0; b < job->n_bodies; b++)
+        if (!job->bodies[b].is_plain) tagc_gaps_seek(gaps, job->bodies[b].bytes, begin, &cursors[b]);
     if (around) memset(room->sums, 0, gaps->chunk * sizeof *room->sums);
     for (size_t c = begin; c < end; c++) {
         float *sums = job->sums + c * gaps->chunk;
@@ -248,23 +256,29 @@ static void decode_work(void *arg, int index, int n_threads) {
             write_chunk(job, room, cursors, sums, n, &top);
             continue;
         }
-        tagc_sums_begin(job->options->gradient, job->base, job->sums, c * gaps->chunk, n, sums);
+        if (!job->adds) memset(sums, 0, n * sizeof *sums);
         for (int b = 0; b < job->n_bodies; b++)
-            add_chunk(job, room, b, &cursors[b], room->positions, sums, &top);
+            if (job->bodies[b].is_plain)
+                add_plain(job, room, b, c, n);
+            else
+                add_chunk(job, room, b, &cursors[b], room->positions, sums, &top);
     }
     if (top >= INF_BITS) __atomic_store_n(&job->nonfinite, 1, __ATOMIC_RELAXED);
 }
 
-static int topk_decode(const tagc_code_options *options, const tagc_body *bodies, int n_bodies,
-                       const void *base, float scale, float *sums, void *scratch, tagc_pool *pool) {
+static int topk_decode(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, int adds,
+                       float scale, float *sums, void *scratch, tagc_pool *pool) {
     decode_job job = {.scale = scale, .sums = sums};
     tagc_arena arena = {.base = scratch};
     place_decode(options, tagc_pool_n_threads(pool), &arena, &job);
-    for (int done = 0; done < n_bodies || (done == 0 && base != sums); done += BATCH) {
+    for (int done = 0; done < n_bodies || (done == 0 && !adds); done += BATCH) {
         job.bodies = bodies + done;
         job.n_bodies = n_bodies - done < BATCH ? n_bodies - done : BATCH;
-        job.base = done > 0 ? sums : base;
+        job.adds = adds || done > 0;
+        job.has_plain = 0;
         for (int b = 0; b < job.n_bodies; b++) {
+            job.has_plain |= job.bodies[b].is_plain;
+            if (job.bodies[b].is_plain) continue;
             job.n_items[b] = tagc_gaps_items(job.bodies[b].bytes);
             job.n_index_bytes[b] = tagc_gaps_bytes(&job.gaps, job.bodies[b].bytes);
         }

@@ -95,7 +95,7 @@ static tagc_status check_length(const direct_on *on, const tagc_encoded *encoded
                      encoded->n_bytes, encoded->n_index_bytes, on->stride);
 }
 
-/* Copies the bodies in d->bodies to the device, where b->bodies then has them; the own one never left. */
+/* Copies the bodies in d->bodies to the device, where b->bodies then has them; the own one, plain or not, never left. */
 static tagc_status send_bodies(const tagc_reducer *r) {
     const tagc_direct *d = tagc_direct_of(r);
     for (int host = 0; host < d->n_hosts; host++)
@@ -104,7 +104,7 @@ static tagc_status send_bodies(const tagc_reducer *r) {
     for (int host = 0; host < d->n_hosts; host++) {
         tagc_body *body = &d->batches.bodies[host];
         *body = d->bodies[host];
-        if (!body->bytes) continue;
+        if (!body->bytes || body->is_plain) continue;
         body->bytes = body_there(r, host);
         if (host != d->host)
             TAGC_TRY(tagc_kernels_copy(kernels_of(r), body_there(r, host), body_pinned(r, host),

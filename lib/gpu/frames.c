@@ -180,7 +180,7 @@ static tagc_status judge(const tagc_reducer *r, const tagc_frames_form *form, si
 /* The received body of rank q; its length is read when the batch runs. */
 static const tagc_body *body_from(const tagc_reducer *r, const tagc_frames_form *form, int q) {
     tagc_body *body = &tagc_direct_of(r)->batches.bodies[q];
-    *body = (tagc_body){body_at(frames_of(r)->received, form, q), 0};
+    *body = (tagc_body){.bytes = body_at(frames_of(r)->received, form, q)};
     return body;
 }
 
@@ -194,21 +194,14 @@ static tagc_status check_bodies(tagc_reducer *r, const tagc_frames_form *form, i
     return tagc_batches_run(r, is_sums ? TAGC_CHECK_SUMS : TAGC_CHECK);
 }
 
-/* Bodies [first, end); those before are in the sums. */
-static tagc_status add_some(tagc_reducer *r, const tagc_frames_form *form, int first, int end, int add) {
+static tagc_status add_bodies(tagc_reducer *r, const tagc_frames_form *form) {
     const tagc_batches *b = &tagc_direct_of(r)->batches; /* whose bodies are those that were checked */
-    b->rows[0] = tagc_add_row(r, b->bodies + first, end - first, add);
-    b->rows[0].lengths = frames_of(r)->lengths + first;
+    if (has_sums(r)) b->bodies[r->rank] = tagc_own_body(r);
+    b->rows[0] = tagc_add_row(r, b->bodies, r->world_size, 0);
+    b->rows[0].lengths = frames_of(r)->lengths;
     b->rows[0].stop = frames_of(r)->stop;
     TAGC_TRY(tagc_batches_run(r, TAGC_ADD));
     return judge(r, form, 1, NULL);
-}
-
-/* With sums, the own body is left out: they begin with the own values. */
-static tagc_status add_bodies(tagc_reducer *r, const tagc_frames_form *form) {
-    if (!has_sums(r)) return add_some(r, form, 0, r->world_size, 0);
-    TAGC_TRY(add_some(r, form, 0, r->rank, 0));
-    return r->rank + 1 < r->world_size ? add_some(r, form, r->rank + 1, r->world_size, 1) : TAGC_OK;
 }
 
 static tagc_status decode_bodies(tagc_reducer *r, const tagc_frames_form *form) {

@@ -53,14 +53,14 @@ static void test_rows(void **state) {
         assert_memory_equal(alone, bodies[i], encoded.n_bytes);
         assert_memory_equal(other, next[i], o->n * sizeof(float));
 
-        tagc_body body = {alone, encoded.n_bytes};
+        tagc_body body = {alone, encoded.n_bytes, 0};
         tagc_batch_row row = {.options = *o, .bodies = &body, .n_bodies = 1, .scale = 0.5f, .sums = sums};
         tagc_batch_result result;
         assert_int_equal(
             tagc_batch_cpu.create(TAGC_BATCH_DECODE, &row, 1, &result, scratch, NULL, NULL, &batch), TAGC_OK);
         assert_int_equal(tagc_batch_cpu.run(batch), TAGC_OK);
         tagc_batch_cpu.destroy(batch);
-        assert_int_equal(code->decode(o, &body, 1, NULL, 0.5f, expected, scratch, NULL), result.nonfinite);
+        assert_int_equal(code->decode(o, &body, 1, 0, 0.5f, expected, scratch, NULL), result.nonfinite);
         assert_memory_equal(sums, expected, o->n * sizeof(float));
 
         for (int shorter = 0; shorter < 2; shorter++, body.n_bytes--) {

@@ -182,8 +182,8 @@ static fragment encode(const tagc_code_options *options, int kind, int with_resi
     assert_in_range(f.encoded.n_index_bytes, 0, f.encoded.n_bytes);
     f.body = memcpy(bytes_of(f.encoded.n_bytes), body, f.encoded.n_bytes);
     assert_int_equal(f.code->validate(options, f.body, f.encoded.n_bytes), TAGC_OK);
-    tagc_body one = {f.body, f.encoded.n_bytes};
-    f.code->decode(options, &one, 1, NULL, 1, f.decoded, scratch, pool);
+    tagc_body one = {f.body, f.encoded.n_bytes, 0};
+    f.code->decode(options, &one, 1, 0, 1, f.decoded, scratch, pool);
     free(body);
     tagc_memory_destroy(scratch);
     return f;
@@ -294,11 +294,11 @@ static void check_many(const tagc_code_options *o, int n_bodies) {
     for (size_t i = 0; i < o->n; i++) together[i] = NAN, in_turn[i] = plain[i] = 0;
     for (int b = 0; b < n_bodies; b++) {
         fragments[b] = encode(o, HEAVY, 0, NULL);
-        bodies[b] = (tagc_body){fragments[b].body, fragments[b].encoded.n_bytes};
-        code->decode(o, &bodies[b], 1, in_turn, 0.37f, in_turn, scratch, NULL);
+        bodies[b] = (tagc_body){fragments[b].body, fragments[b].encoded.n_bytes, 0};
+        code->decode(o, &bodies[b], 1, 1, 0.37f, in_turn, scratch, NULL);
         for (size_t i = 0; i < o->n; i++) plain[i] += 0.37f * fragments[b].decoded[i];
     }
-    assert_int_equal(code->decode(o, bodies, n_bodies, NULL, 0.37f, together, scratch, NULL), 0);
+    assert_int_equal(code->decode(o, bodies, n_bodies, 0, 0.37f, together, scratch, NULL), 0);
     for (size_t i = 0; i < o->n; i++) {
         assert_int_equal(bits_of(together[i]), bits_of(in_turn[i]));
         assert_true(together[i] == plain[i]);
@@ -325,49 +325,48 @@ static void test_many(void **state) {
     }
 }
 
-/* Sums begin with zeros, with what is there, or with another array, which stays. */
-static void test_base(void **state) {
+/* A plain body, in fp32 or bf16, among encoded ones: sums are those of all of them in order, from zeros or from what is there. Checks
+ * all that one set of options can do wrong. */
+static void check_plain(tagc_code_options *o, int n_bodies, int place, int adds) {
+    const tagc_code *code = tagc_code_of(o);
+    fragment f = encode(o, HEAVY, 1, NULL);
+    tagc_body bodies[40];
+    float *plain = bytes_of(4 * o->n), *before = bytes_of(4 * o->n), *sums = bytes_of(4 * o->n);
+    uint16_t *halves = bytes_of(2 * o->n);
+    void *scratch = aligned_bytes(code->scratch_bytes(o, 1));
+    for (int b = 0; b < n_bodies; b++) bodies[b] = (tagc_body){f.body, f.encoded.n_bytes, 0};
+    fill(HEAVY, plain, o->n);
+    fill(HEAVY, before, o->n); /* whatever was there */
+    for (size_t i = 0; i < o->n; i++) halves[i] = (uint16_t)(bits_of(plain[i]) >> 16);
+    for (int is_half = 0; is_half < 2; is_half++) {
+        o->gradient = is_half ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+        bodies[place] = (tagc_body){.bytes = is_half ? (uint8_t *)halves : (uint8_t *)plain, .is_plain = 1};
+        memcpy(sums, before, 4 * o->n);
+        assert_int_equal(code->decode(o, bodies, n_bodies, adds, 0.5f, sums, scratch, NULL), 0);
+        for (size_t i = 0; i < o->n; i++) {
+            float expected = adds ? before[i] : 0,
+                  value = is_half ? float_of((uint32_t)halves[i] << 16) : plain[i];
+            for (int b = 0; b < n_bodies; b++) expected += 0.5f * (b == place ? value : f.decoded[i]);
+            assert_true(sums[i] == expected);
+        }
+    }
+    tagc_memory_destroy(scratch);
+    fragment_free(&f);
+    free(plain), free(before), free(sums), free(halves);
+}
+
+static void test_plain(void **state) {
     (void)state;
     HAS_ONE_THREAD();
     for (int trial = 0; trial < 60; trial++) {
         tagc_code_options o = random_options(trial % 10 ? 500 : 50000);
         if (trial < 2) o.n = o.k = (1 << 21) + 77; /* beyond the cache */
         if (trial < 2 && o.sparse) o.k = o.n / 20;
-        const tagc_code *code = tagc_code_of(&o);
-        int n_bodies = trial % 4 ? trial % 40 : 33; /* more than are decoded side by side */
-        if (trial < 2) n_bodies = trial;
-        fragment f = encode(&o, HEAVY, 1, NULL);
-        tagc_body bodies[40];
-        for (int b = 0; b < n_bodies; b++) bodies[b] = (tagc_body){f.body, f.encoded.n_bytes};
-        void *scratch = aligned_bytes(code->scratch_bytes(&o, 1));
-        float *base = bytes_of(4 * o.n), *before = bytes_of(4 * o.n), *there = bytes_of(4 * o.n),
-              *sums = bytes_of(4 * o.n);
-        fill(HEAVY, base, o.n);
-        memcpy(before, base, 4 * o.n);
-        memcpy(there, base, 4 * o.n);
-        uint16_t *halves = bytes_of(2 * o.n);
-        for (size_t i = 0; i < o.n; i++) halves[i] = (uint16_t)(bits_of(base[i]) >> 16);
-        fill(HEAVY, sums, o.n); /* whatever was there */
-        assert_int_equal(code->decode(&o, bodies, n_bodies, base, 0.5f, sums, scratch, NULL), 0);
-        assert_int_equal(code->decode(&o, bodies, n_bodies, there, 0.5f, there, scratch, NULL), 0);
-        for (size_t i = 0; i < o.n; i++) {
-            float expected = before[i];
-            for (int b = 0; b < n_bodies; b++) expected += 0.5f * f.decoded[i];
-            assert_true(sums[i] == expected);
-            assert_int_equal(bits_of(sums[i]), bits_of(there[i]));
-        }
-        assert_memory_equal(base, before, 4 * o.n);
-        o.gradient = TAGC_FORMAT_BF16;
-        assert_int_equal(code->decode(&o, bodies, n_bodies, halves, 0.5f, sums, scratch, NULL), 0);
-        for (size_t i = 0; i < o.n; i++) {
-            float expected = float_of((uint32_t)halves[i] << 16);
-            for (int b = 0; b < n_bodies; b++) expected += 0.5f * f.decoded[i];
-            assert_true(sums[i] == expected);
-        }
-        free(halves);
-        tagc_memory_destroy(scratch);
-        fragment_free(&f);
-        free(base), free(before), free(there), free(sums);
+        int n_bodies = trial < 2   ? 2
+                       : trial % 4 ? 1 + trial % 39
+                                   : 34; /* more than are decoded side by side */
+        int place = trial % 8 == 0 ? 32 + trial / 8 % 2 : (int)random_below((size_t)n_bodies);
+        check_plain(&o, n_bodies, place < n_bodies ? place : 1, trial % 3 == 0);
     }
 }
 
@@ -413,20 +412,20 @@ static void check_overflow(const tagc_code_options *o, tagc_pool *pool) {
     fill(ZEROS, residual, o->n);
     gradient[at] = -3e38f;
     code->encode(o, gradient, residual, residual, 0, body, scratch, pool, &encoded);
-    tagc_body twice[] = {{body, encoded.n_bytes}, {body, encoded.n_bytes}};
-    assert_int_equal(code->decode(o, twice, 1, NULL, 1, sums, scratch, pool), 0);
-    int told = code->decode(o, twice, 1, sums, 1, sums, scratch, pool);
+    tagc_body twice[] = {{body, encoded.n_bytes, 0}, {body, encoded.n_bytes, 0}};
+    assert_int_equal(code->decode(o, twice, 1, 0, 1, sums, scratch, pool), 0);
+    int told = code->decode(o, twice, 1, 1, 1, sums, scratch, pool);
     assert_int_equal(told, isinf(sums[at]) != 0);
-    told = code->decode(o, twice, 2, NULL, 1, sums, scratch, pool);
+    told = code->decode(o, twice, 2, 0, 1, sums, scratch, pool);
     assert_int_equal(told, isinf(sums[at]) != 0);
     if (o->values <= TAGC_FORMAT_INT8) assert_true(isinf(sums[at])); /* others may have rounded it down */
-    assert_int_equal(code->decode(o, twice, 2, NULL, 0.5f, sums, scratch, pool), 0);
+    assert_int_equal(code->decode(o, twice, 2, 0, 0.5f, sums, scratch, pool), 0);
     gradient[at] = FLT_MAX; /* which no format may round up to infinity */
     fill(ZEROS, residual, o->n);
     code->encode(o, gradient, residual, residual, 0, body, scratch, pool, &encoded);
     assert_int_equal(encoded.nonfinite, 0);
     twice[0].n_bytes = encoded.n_bytes;
-    assert_int_equal(code->decode(o, twice, 1, NULL, 1, sums, scratch, pool), 0);
+    assert_int_equal(code->decode(o, twice, 1, 0, 1, sums, scratch, pool), 0);
     assert_true(isfinite(sums[at]));
     tagc_memory_destroy(scratch);
     free(gradient), free(residual), free(sums), free(body);
@@ -471,8 +470,8 @@ static void test_damaged(void **state) {
             size_t at = random_below(f.encoded.n_bytes);
             f.body[at] ^= (uint8_t)(1u << random_below(8));
             if (f.code->validate(&o, f.body, f.encoded.n_bytes) == TAGC_OK) {
-                tagc_body one = {f.body, f.encoded.n_bytes};
-                f.code->decode(&o, &one, 1, NULL, 1, f.decoded, scratch, NULL);
+                tagc_body one = {f.body, f.encoded.n_bytes, 0};
+                f.code->decode(&o, &one, 1, 0, 1, f.decoded, scratch, NULL);
                 for (size_t j = 0; j < o.n; j++) assert_true(isfinite(f.decoded[j]));
                 n_passed++;
             } else {
@@ -506,8 +505,8 @@ static void test_unaligned(void **state) {
         assert_memory_equal(body + 1, f.body, encoded.n_bytes);
         assert_memory_equal(residual, f.residual_out, 4 * o.n);
         assert_memory_equal(gradient, f.gradient, 4 * o.n);
-        tagc_body one = {body + 1, encoded.n_bytes};
-        code->decode(&o, &one, 1, NULL, 1, sums, scratch, NULL);
+        tagc_body one = {body + 1, encoded.n_bytes, 0};
+        code->decode(&o, &one, 1, 0, 1, sums, scratch, NULL);
         assert_memory_equal(sums, f.decoded, 4 * o.n);
         tagc_memory_destroy(scratch);
         free(arrays), free(body);
@@ -611,7 +610,7 @@ static void test_stored(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stored),   cmocka_unit_test(test_round_trip), cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_many),     cmocka_unit_test(test_base),       cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_many),     cmocka_unit_test(test_plain),      cmocka_unit_test(test_nonfinite),
         cmocka_unit_test(test_damaged),  cmocka_unit_test(test_unaligned),  cmocka_unit_test(test_alone),
         cmocka_unit_test(test_overflow),
     };

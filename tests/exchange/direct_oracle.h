@@ -109,8 +109,8 @@ static inline int direct_code_row(const direct_model *m, int of_sums, const floa
     float *after = malloc(m->shard * sizeof *after);
     tagc_encoded encoded;
     code->encode(&o, from, residual, residual ? after : NULL, 0, body, scratch, NULL, &encoded);
-    tagc_body one = {body, encoded.n_bytes};
-    if (!encoded.nonfinite) code->decode(&o, &one, 1, NULL, scale, values, scratch, NULL);
+    tagc_body one = {body, encoded.n_bytes, 0};
+    if (!encoded.nonfinite) code->decode(&o, &one, 1, 0, scale, values, scratch, NULL);
     if (residual && !encoded.nonfinite) memcpy(residual, after, m->shard * sizeof *after);
     *n_sent += encoded.n_sent;
     free(body);
@@ -119,15 +119,15 @@ static inline int direct_code_row(const direct_model *m, int of_sums, const floa
     return !encoded.nonfinite;
 }
 
-/* Writes the owned sums, from contributions (hosts, shard), of which that of host `to`, the owner's, is not encoded if the sums are
- * sent back. residual: of the owner's own row. */
-static inline void direct_owner(const direct_model *m, const float *contributions, size_t to, float *residual,
+/* Writes the owned sums, from contributions (hosts, shard), of which the owner's is not encoded if the sums are sent back.
+ * residual: of the owner's own row. */
+static inline void direct_owner(const direct_model *m, const float *contributions, float *residual,
                                 float *sums, uint64_t *n_sent) {
     int is_back = m->options.output != 0;
     for (size_t i = 0; i < m->shard; i++) {
-        sums[i] = is_back ? contributions[to * m->shard + i] : 0;
+        sums[i] = 0;
         for (size_t h = 0; h < m->n_hosts; h++)
-            if (!is_back || h != to) sums[i] += (is_back ? 1 : m->scale) * contributions[h * m->shard + i];
+            sums[i] += (is_back ? 1 : m->scale) * contributions[h * m->shard + i];
     }
     if (is_back) direct_code_row(m, 1, sums, residual, m->scale, sums, n_sent);
 }
@@ -164,7 +164,7 @@ static inline void direct_step(const direct_model *m, uint64_t step, const float
             }
             size_t owner = to * m->per_host + local;
             float *residual = m->has_residual ? residuals + owner * m->n + to * shard : NULL;
-            if (m->coded) direct_owner(m, contributions, to, residual, owned + begin, &n_sent[owner]);
+            if (m->coded) direct_owner(m, contributions, residual, owned + begin, &n_sent[owner]);
             if (m->coded && residual && m->options.output) direct_store(m, step, owner, to, residual);
             if (!m->coded) direct_dense_owner(m, gradients, local, begin, owned + begin);
         }

@@ -121,8 +121,8 @@ static void test_worked_fragment(void **state) {
                                .step = 1};
     tagc_wire_write(&header, message);
     assert_memory_equal(message, fragment_header, sizeof fragment_header);
-    tagc_body one = {fragment_body, sizeof fragment_body};
-    code->decode(&o, &one, 1, NULL, 1, sums, scratch, NULL);
+    tagc_body one = {fragment_body, sizeof fragment_body, 0};
+    code->decode(&o, &one, 1, 0, 1, sums, scratch, NULL);
     for (int j = 0; j < 6; j++) {
         assert_true(sums[at[j]] == decoded[j] && left[at[j]] == values[j] - decoded[j]);
         sums[at[j]] = 0;

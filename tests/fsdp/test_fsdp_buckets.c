@@ -140,21 +140,13 @@ static void make(run *r, int n_layer, int tied) {
     r->values = calloc(toy_n_params(&r->model), sizeof *r->values);
 }
 
-/* Of an all-reduce over more than two ranks, the owner's own row is the first summand, and buckets have other owners. */
-static int sums_in_another_order(const run *r, int world_size) {
-    int n_hosts = world_size / r->options.ranks_per_host;
-    return (r->options.sharding == TAGC_SHARD_NONE && world_size > 2) ||
-           (r->options.sharding == TAGC_SHARD_HYBRID && n_hosts > 2);
-}
-
 static double most_apart(const float *a, const float *b, size_t n) {
     double most = 0;
     for (size_t i = 0; i < n; i++) most = fmax(most, fabs((double)(a[i] - b[i])));
     return most;
 }
 
-/* Without clipping every element goes its own way, so that not a bit may change: any number of ranks, every sharding, where
- * the order of sums is the same. */
+/* Without clipping every element goes its own way, so that not a bit may change: any number of ranks, every sharding. */
 static void dense_training_is_the_same(void **state) {
     (void)state;
     static const int worlds[] = {1, 2, 3, 4, 8, 16};
@@ -176,11 +168,8 @@ static void dense_training_is_the_same(void **state) {
             r.options.bucket_elems = least;
             toy_run(world_size, train, &r);
             assert_true(r.n_units < plain.n_units && r.n_units >= 2);
-            assert_true(most_apart(r.values, plain.values, toy_n_params(&r.model)) < 1e-5);
-            if (!sums_in_another_order(&r, world_size)) {
-                assert_memory_equal(r.values, plain.values, toy_n_params(&r.model) * sizeof(float));
-                assert_memory_equal(r.loss, plain.loss, sizeof r.loss);
-            }
+            assert_memory_equal(r.values, plain.values, toy_n_params(&r.model) * sizeof(float));
+            assert_memory_equal(r.loss, plain.loss, sizeof r.loss);
             free(r.values);
         }
         free(plain.values);

@@ -748,7 +748,7 @@ def guarded(rank, world_size):
         warnings.simplefilter("always")
         loss, handle = trained_on_noise({}, True)
     said = [str(warning.message) for warning in seen if "the loss has risen" in str(warning.message)]
-    assert plain > 1.25 * dense and loss < 1.25 * dense, (dense, plain, loss)
+    assert plain > 1.25 * dense and loss < 1.2 * dense, (dense, plain, loss)
     # how often depends on rounding
     assert (1 <= len(said) <= 3) == (rank == 0) and handle.state.schedule.levels(), said
 

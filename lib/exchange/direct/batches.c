@@ -42,14 +42,15 @@ tagc_batch_row tagc_encode_row(const tagc_reducer *r, int host, uint8_t *body) {
                             .body = body};
 }
 
-tagc_batch_row tagc_add_row(const tagc_reducer *r, const tagc_body *bodies, int n_bodies, int add) {
-    int has_results =
-        tagc_direct_has_results(r); /* then the own turn was the last, and all is scaled when it comes back */
-    const void *own = has_results ? values_for(r, tagc_direct_of(r)->host) : NULL;
+tagc_body tagc_own_body(const tagc_reducer *r) {
+    return (tagc_body){.bytes = values_for(r, tagc_direct_of(r)->host), .is_plain = 1};
+}
+
+tagc_batch_row tagc_add_row(const tagc_reducer *r, const tagc_body *bodies, int n_bodies, int adds) {
     return (tagc_batch_row){.options = tagc_direct_of(r)->fragment,
-                            .base = add ? sums_of(r) : own,
+                            .adds = adds,
                             .sums = sums_of(r),
-                            .scale = has_results ? 1 : r->scale,
+                            .scale = tagc_direct_has_results(r) ? 1 : r->scale, /* else when they come back */
                             .bodies = bodies,
                             .n_bodies = n_bodies};
 }

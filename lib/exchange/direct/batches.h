@@ -2,7 +2,7 @@
  * (lib/gpu/direct.c) and frames (lib/gpu/frames.c) use them.
  *
  *   ENCODE        own rows -> fragments           a row for each turn; with results, none for the own host
- *   ADD           fragments -> own sums           one row, with a body from each host; with results, from the own row on
+ *   ADD           fragments -> own sums           one row, with a body from each host; with results, the own one is plain
  *   ENCODE_SUMS   own sums -> body                one row
  *   DECODE_SUMS   bodies -> sums                  a row for each host
  *   CHECK, CHECK_SUMS   received bodies           a row for each host
@@ -54,8 +54,10 @@ tagc_status tagc_batches_check(const struct tagc_reducer *r, tagc_status status)
 /* ---- one row, of the step under way ---- */
 
 tagc_batch_row tagc_encode_row(const struct tagc_reducer *r, int host, uint8_t *body);
-/* As one of several that are added, or if `add` is 1, to what is there. */
-tagc_batch_row tagc_add_row(const struct tagc_reducer *r, const tagc_body *bodies, int n_bodies, int add);
+/* What the owner adds of its own, unrounded, if sums are sent back. Its turn, the last, is over. */
+tagc_body tagc_own_body(const struct tagc_reducer *r);
+/* adds: 1: to what is there. */
+tagc_batch_row tagc_add_row(const struct tagc_reducer *r, const tagc_body *bodies, int n_bodies, int adds);
 tagc_batch_row tagc_encode_sums_row(const struct tagc_reducer *r, uint8_t *body);
 /* For row `row` of the output. If the body's bytes are NULL, the sums become zeros. */
 tagc_batch_row tagc_decode_sums_row(const struct tagc_reducer *r, size_t row, const tagc_body *body);

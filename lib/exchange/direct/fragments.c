@@ -277,10 +277,12 @@ static tagc_body body_from(tagc_reducer *r, int host) {
     const tagc_direct *d = tagc_direct_of(r);
     if (host != d->host)
         return tagc_fragment_body(r, (size_t)host, tagc_rank_of(d, host, d->local), &d->fragment);
+    if (tagc_direct_has_results(r)) return tagc_own_body(r);
     const tagc_fragment *own = &d->sent[own_row_out(d)];
-    if (tagc_direct_has_results(r) || own->is_void) return (tagc_body){0};
-    return (tagc_body){(const uint8_t *)tagc_direct_row_out(d, d->n_hosts - 1) + TAGC_WIRE_HEADER_BYTES,
-                       own->n_bytes};
+    if (own->is_void) return (tagc_body){0};
+    return (tagc_body){.bytes =
+                           (const uint8_t *)tagc_direct_row_out(d, d->n_hosts - 1) + TAGC_WIRE_HEADER_BYTES,
+                       .n_bytes = own->n_bytes};
 }
 
 static int round_after_bodies(const tagc_reducer *r) {
@@ -304,7 +306,7 @@ static tagc_message *first_missing(const tagc_reducer *r) {
 }
 
 /* In the order of hosts, whatever the order of arrival, as many at once as have arrived. The own fragment is decoded, too; with
- * results, it is where the sums begin. */
+ * results, it is plain. */
 tagc_status tagc_fragments_add(tagc_reducer *r, tagc_pause *wait) {
     tagc_direct *d = tagc_direct_of(r);
     while (d->n_added < d->n_hosts) {

@@ -120,7 +120,8 @@ void tagc_fragments_end(tagc_reducer *r) {
 tagc_body tagc_fragment_body(tagc_reducer *r, size_t row, int from, const tagc_code_options *options) {
     const tagc_direct *d = tagc_direct_of(r);
     const tagc_fragment *f = &d->received[row];
-    tagc_body body = {(const uint8_t *)d->recv + row * d->stride + TAGC_WIRE_HEADER_BYTES, f->n_bytes};
+    tagc_body body = {.bytes = (const uint8_t *)d->recv + row * d->stride + TAGC_WIRE_HEADER_BYTES,
+                      .n_bytes = f->n_bytes};
     if (r->now.failure != TAGC_OK || r->now.stats.nonfinite || f->is_void) return (tagc_body){0};
     tagc_status status = TAGC_OK;
     if (tagc_wire_sum(body.bytes, body.n_bytes) != f->sum)

@@ -260,7 +260,7 @@ static tagc_status cuda_point(tagc_batch *b, const tagc_batch_row *rows, tagc_ba
             row->n_bodies = (uint32_t)bodies_of(b, from);
             row->result = &results[i];
             row->stop = b->kind == TAGC_BATCH_DECODE ? from->stop : nullptr;
-            row->base = static_cast<const float *>(from->base);
+            row->adds = from->adds;
             row->scale = from->scale;
             row->sums = from->sums;
             const size_t room =
@@ -272,6 +272,7 @@ static tagc_status cuda_point(tagc_batch *b, const tagc_batch_row *rows, tagc_ba
                 body_row *body = &b->bodies.host[row->first_body + k];
                 body->bytes = from->bodies[k].bytes;
                 body->n_bytes = from->bodies[k].n_bytes;
+                body->is_plain = from->bodies[k].is_plain;
                 body->length = from->lengths ? from->lengths + k : nullptr;
             }
         }

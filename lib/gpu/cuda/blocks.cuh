@@ -100,11 +100,15 @@ static __global__ void __launch_bounds__(THREADS) add_blocks(work_of<sums_row> w
     const uint32_t n = (uint32_t)smaller<size_t>(row->n - first, RUN), n_bodies = bodies_of(row);
     int nonfinite = 0;
     for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-        float sum = row->base ? row->base[first + i] : 0.0f;
+        float sum = row->adds ? row->sums[first + i] : 0.0f;
         nonfinite |= magnitude(sum) >= INF_BITS;
-        for (uint32_t b = 0; b < n_bodies; b++)
+        for (uint32_t b = 0; b < n_bodies; b++) {
+            const body_row *body = &bodies[row->first_body + b];
             add_to(&sum, row->scale,
-                   value_at(&row->format, bodies[row->first_body + b].bytes, first + i, row->n), &nonfinite);
+                   body->is_plain ? plain_at(body, first + i)
+                                  : value_at(&row->format, body->bytes, first + i, row->n),
+                   &nonfinite);
+        }
         row->sums[first + i] = sum;
     }
     if (nonfinite) atomicOr(&row->result->nonfinite, 1);

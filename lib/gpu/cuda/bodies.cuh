@@ -77,6 +77,7 @@ static __global__ void __launch_bounds__(THREADS)
     const body_row *body = &bodies[blockIdx.x];
     const sums_row *row = &rows[body->row];
     if (blockIdx.x - row->first_body >= bodies_of(row)) return; /* an earlier run had more bodies */
+    if (body->is_plain) return;
     body_state found = {};
     tagc_damage damage = TAGC_DAMAGE_NONE;
     if (!row->is_sparse) {
@@ -204,6 +205,10 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- add ---- */
 
+__device__ __forceinline__ float plain_at(const body_row *body, size_t i) {
+    return reinterpret_cast<const float *>(body->bytes)[i];
+}
+
 struct add_shared {
     codes_shared codes;
     scan_shared<uint32_t> scan;
@@ -250,11 +255,11 @@ __device__ __forceinline__ void add_chunk(const sums_row *row, const body_row *b
                   visit);
 }
 
-__device__ __forceinline__ void begin_chunk(const sums_row *row, uint32_t c) {
+/* Calls what(i) for each element of the chunk. One block. */
+template <typename visitor>
+__device__ __forceinline__ void each_element(const sums_row *row, uint32_t c, visitor what) {
     const size_t end = smaller<size_t>(((size_t)c + 1) * row->chunk, row->n);
-    if (row->base == row->sums) return;
-    for (size_t i = (size_t)c * row->chunk + threadIdx.x; i < end; i += THREADS)
-        row->sums[i] = row->base ? row->base[i] : 0.0f;
+    for (size_t i = (size_t)c * row->chunk + threadIdx.x; i < end; i += THREADS) what(i);
 }
 
 /* A block per chunk. Its sums stay in the L2 cache after the first access; the shared memory of some devices is too small
@@ -266,10 +271,14 @@ static __global__ void __launch_bounds__(THREADS) add_topk(work_of<sums_row> wor
     const uint32_t n_bodies = bodies_of(row);
     int nonfinite = 0;
     if (!row->is_sparse || c >= row->n_chunks) return;
-    begin_chunk(row, c);
+    if (!row->adds) each_element(row, c, [&](size_t i) { row->sums[i] = 0; });
     for (uint32_t b = 0; b < n_bodies; b++) {
+        const body_row *body = &bodies[row->first_body + b];
         __syncthreads(); /* all threads have added the body before */
-        add_chunk(row, &bodies[row->first_body + b], c, &shared, &nonfinite);
+        if (body->is_plain)
+            each_element(row, c, [&](size_t i) { row->sums[i] += row->scale * plain_at(body, i); });
+        else
+            add_chunk(row, body, c, &shared, &nonfinite);
     }
     if (nonfinite) atomicOr(&row->result->nonfinite, 1);
 }

@@ -98,6 +98,7 @@ struct body_row {
     const uint8_t *bytes;
     unsigned long long n_bytes;
     const uint64_t *length; /* if not NULL: holds n_bytes instead */
+    int is_plain;           /* 1: bytes are floats, one for each element */
     unsigned row;           /* in rows */
     body_state *progress;
     uint32_t *begin;            /* (n_chunks) first item of each chunk */
@@ -110,8 +111,8 @@ struct sums_row {
     uint32_t n, k, chunk, n_chunks; /* of topk; for blocks, a chunk is a run */
     uint32_t n_grid_chunks, first_chunk;
     uint32_t first_body, n_bodies;
-    const int *stop;   /* NULL, or a flag: if it is not 0, no body is added */
-    const float *base; /* NULL: zeros */
+    const int *stop; /* NULL, or a flag: if it is not 0, no body is added */
+    int adds;        /* 1: to what is in sums; 0: to zeros */
     float scale;
     float *sums;
     tagc_batch_result *result;

@@ -34,8 +34,8 @@ struct rows_of_run {
         see(results);
         for (size_t i = 0; i < rows.size(); i++) {
             tagc_batch_row &row = rows[i];
-            see(row.gradient), see(row.residual_in), see(row.residual_out), see(row.base), see(row.sums),
-                see(row.body), see(row.lengths), see(row.stop);
+            see(row.gradient), see(row.residual_in), see(row.residual_out), see(row.sums), see(row.body),
+                see(row.lengths), see(row.stop);
             for (tagc_body &body : bodies[i]) see(body.bytes);
             row.bodies = bodies[i].data();
         }

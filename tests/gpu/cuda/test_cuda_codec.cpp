@@ -292,15 +292,19 @@ static size_t encode_another(const tagc_code_options *o, array<uint8_t> *body) {
     return n;
 }
 
-/* Each row adds its own body and others, in this order. */
+static void insert_plain(std::vector<tagc_body> *bodies, size_t place, const array<float> &values) {
+    const void *bytes = values.at();
+    bodies->insert(bodies->begin() + (std::ptrdiff_t)place, {static_cast<const uint8_t *>(bytes), 0, 1});
+}
+
+/* Each row adds its own body, others, and perhaps a plain one, in any order. */
 static void check_decode(const batch_case *c, const std::vector<tagc_batch_result> &results) {
     now = "decode";
     const size_t n_rows = c->options.size();
     std::vector<tagc_batch_row> cpu, cuda;
-    std::vector<std::vector<tagc_body>> bodies(n_rows);
+    std::vector<std::vector<tagc_body>> bodies(n_rows), b_bodies(n_rows);
     std::vector<array<uint8_t>> exact(n_rows), others(3 * n_rows); /* of the length of the body */
-    std::vector<fragment> a(n_rows),
-        b(n_rows); /* `next` is what the sums begin with, if not with themselves */
+    std::vector<fragment> a(n_rows), b(n_rows);                    /* `next` is the plain body */
     for (size_t i = 0; i < n_rows; i++) {
         const tagc_encoded *e = &results[i].encoded;
         const size_t n_times = e->nonfinite ? 0 : random_below(4);
@@ -309,25 +313,30 @@ static void check_decode(const batch_case *c, const std::vector<tagc_batch_resul
         for (size_t t = 0; t < n_times; t++) {
             array<uint8_t> *other = &others[3 * i + t];
             const size_t n_bytes = t % 2 ? encode_another(&c->options[i], other) : e->n_bytes;
-            bodies[i].push_back({t % 2 ? other->at() : exact[i].at(), n_bytes});
+            bodies[i].push_back({t % 2 ? other->at() : exact[i].at(), n_bytes, 0});
         }
         a[i].sums.make(c->options[i].n, random_offset());
         tagc_batch_row row = {};
         row.options = c->options[i];
-        const size_t begin = random_below(3);
+        row.adds = (int)random_below(2);
         row.scale = random_below(2) ? 1.0f : 0.37f;
-        row.bodies = bodies[i].data();
-        row.n_bodies = (int)n_times;
         a[i].next.make(c->options[i].n, random_offset());
         fill(random_below(6) ? (int)HEAVY : (int)HUGE_ONES, a[i].sums);
         fill(random_below(6) ? (int)HEAVY : (int)HUGE_ONES, a[i].next);
         b[i].sums.copy(a[i].sums);
         b[i].next.copy(a[i].next);
+        b_bodies[i] = bodies[i];
+        if (random_below(2)) {
+            const size_t place = random_below(n_times + 1);
+            insert_plain(&bodies[i], place, a[i].next);
+            insert_plain(&b_bodies[i], place, b[i].next);
+        }
+        row.n_bodies = (int)bodies[i].size();
         row.sums = a[i].sums.at();
-        row.base = begin == 0 ? nullptr : begin == 1 ? row.sums : a[i].next.at();
+        row.bodies = bodies[i].data();
         cpu.push_back(row);
         row.sums = b[i].sums.at();
-        row.base = begin == 0 ? nullptr : begin == 1 ? row.sums : b[i].next.at();
+        row.bodies = b_bodies[i].data();
         cuda.push_back(row);
     }
     auto expected = run_batch(&tagc_batch_cpu, TAGC_BATCH_DECODE, cpu);
@@ -372,7 +381,7 @@ static void check_validate(const batch_case *c, const std::vector<tagc_batch_res
         bytes[i].make(e->n_bytes, random_below(8));
         memcpy(bytes[i].at(), c->cpu[i / n_each].body.at(), e->n_bytes);
         if (i % n_each) damage_body(&bytes[i], e->n_index_bytes);
-        bodies[i] = {bytes[i].at(), bytes[i].n};
+        bodies[i] = {bytes[i].at(), bytes[i].n, 0};
         tagc_batch_row row = {};
         row.options = c->options[i / n_each];
         row.bodies = &bodies[i];
