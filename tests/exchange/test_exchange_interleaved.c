@@ -4,6 +4,7 @@
 #include "../repeats.h"
 #include "exchange/direct/direct.h"
 #include "ranks.h"
+#include "transport/comm_private.h"
 
 #include <stdatomic.h>
 
@@ -163,27 +164,46 @@ static void test_random_orders(void **state) {
 
 static atomic_int draws_late_news, n_late; /* whether there are any, and how many there were */
 
-/* Stands between the exchanges and the comm (the linker's --wrap). Where late_after is drawn, its n-th question in a row
- * about a message that has not come is answered no, as it was when asked, and the answer takes until the message has come:
- * the next question, a moment later, is answered yes. */
+/* Stand between the exchanges and the comm (the linker's --wrap). The first n questions about a message are answered no, whether it
+ * has come or not, and n is drawn when the message is posted. The last of these answers takes until the message has come: the next
+ * question, a moment later, is answered yes. So what a rank is told depends on what it asks, and never on the machine's speed. */
+void __real_tagc_comm_post(tagc_comm *comm, tagc_lane lane, tagc_ticket *ticket);
+void __wrap_tagc_comm_post(tagc_comm *comm, tagc_lane lane, tagc_ticket *ticket);
 int __real_tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket);
 int __wrap_tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket);
 
+/* Of the thread that posts messages and asks about them: how often each is still answered no. */
+static int *left_of(const tagc_ticket *ticket) {
+    enum { MOST = 64 };
+    static _Thread_local struct {
+        const tagc_ticket *ticket;
+        int n_left;
+    } posted[MOST];
+    int i = 0;
+    while (i < MOST - 1 && posted[i].ticket && posted[i].ticket != ticket) i++;
+    if (posted[i].ticket != ticket) posted[i].n_left = 0;
+    posted[i].ticket = ticket;
+    return &posted[i].n_left;
+}
+
+void __wrap_tagc_comm_post(tagc_comm *comm, tagc_lane lane, tagc_ticket *ticket) {
+    static _Thread_local int n_posted;
+    /* Ranks differ, so that each number meets each message on some rank. */
+    if (atomic_load(&draws_late_news)) *left_of(ticket) = 1 + (comm->rank + n_posted++) % 5;
+    __real_tagc_comm_post(comm, lane, ticket);
+}
+
 int __wrap_tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket) {
-    static _Thread_local const tagc_ticket *asked;
-    static _Thread_local int n_asked, late_after;
-    static _Thread_local uint64_t n_drawn;
-    int is_done = __real_tagc_comm_is_done(comm, ticket);
-    if (!atomic_load(&draws_late_news)) return is_done;
-    if (is_done || ticket != asked) {
-        asked = ticket;
-        n_asked = 0;
-        late_after = 2 + (int)(mix(n_drawn++) % 4);
+    int *n_left = atomic_load(&draws_late_news) ? left_of(ticket) : NULL;
+    if (!n_left || !*n_left) return __real_tagc_comm_is_done(comm, ticket);
+    if (--*n_left == 0) {
+        while (!__real_tagc_comm_is_done(comm, ticket))
+            nanosleep(&(struct timespec){.tv_nsec = 250000}, NULL);
+        atomic_fetch_add(&n_late, 1);
     }
-    if (is_done || ++n_asked != late_after) return is_done;
-    for (int i = 0; i < 400 && !__real_tagc_comm_is_done(comm, ticket); i++)
-        nanosleep(&(struct timespec){.tv_nsec = 250000}, NULL);
-    atomic_fetch_add(&n_late, 1);
+    pthread_mutex_lock(&comm->lock); /* who is told no asks again when something has come */
+    comm->n_done++;
+    pthread_mutex_unlock(&comm->lock);
     return 0;
 }
 
@@ -195,10 +215,11 @@ static void test_news_between_two_questions(void **state) {
     shared alone = {.first_unit = LARGE_UNIT, .end_unit = N_UNITS}, late = alone;
     run_all(&alone, W, NULL);
     atomic_store(&draws_late_news, 1);
-    run_all(&late, W, &(delaying_options){.world_size = W, .latency_s = 0.03, .has_lanes = 1});
+    run_all(&late, W, &(delaying_options){.world_size = W, .latency_s = 1e-3, .has_lanes = 1});
     atomic_store(&draws_late_news, 0);
     compare(&alone, &late, W);
-    assert_true(atomic_load(&n_late) > W);
+    assert_true(atomic_load(&n_late) >=
+                W * N_STEPS); /* each rank asks about the agreement of each step until it has come */
     destroy(&late, W);
     destroy(&alone, W);
 }

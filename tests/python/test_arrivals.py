@@ -15,11 +15,17 @@ from test_state import wrapped
 TIMEOUT_S = 3
 
 
-def calls_of(kind):
-    """What a user calls, by its name in the message."""
+def store():
+    """By which ranks tell each other what has happened, so that no test depends on how fast they are."""
+    from tagc.torch.exchange import internals
+
+    return internals.default_store()
+
+
+def calls_of(kind, options):
+    """What a user calls, by its name in the message, and the model. options: read at each call."""
     import tagc.torch as tagc
 
-    options = dict(verbose=False, timeout_s=TIMEOUT_S)
     if kind == "plain":
         model = Even()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -37,7 +43,8 @@ def one_does_not_call(rank, world_size, kind):
     have given up, they come to the same, and training goes on without tagc."""
     import tagc.torch as tagc
 
-    calls, model = calls_of(kind)
+    options = dict(verbose=False, timeout_s=TIMEOUT_S)
+    calls, model = calls_of(kind, options)
     silent = world_size - 1
     for name, call in calls.items():
         if rank != silent:
@@ -50,6 +57,7 @@ def one_does_not_call(rank, world_size, kind):
             dist.barrier()
         else:
             loss_of(model, batch_of(rank)).backward()
+    options["timeout_s"] = 100
     for name, call in calls.items():  # and called on all of them, each works
         if name != "compress()":
             handle = call()
@@ -77,9 +85,10 @@ def late(rank, world_size):
     if rank == 0:
         with pytest.raises(tagc.Error, match="^rank 1 has not called compress"):
             tagc.compress(model, verbose=False, timeout_s=1)
+        store().set("rank 0 has given up", "")
         tagc.compress(model, verbose=False, timeout_s=60).close()
     else:
-        time.sleep(3)
+        store().wait(["rank 0 has given up"])
         tagc.compress(model, verbose=False, timeout_s=60).close()
 
 
@@ -117,9 +126,13 @@ def a_warning_comes_first(rank, world_size, patience_s=0.1):
     import tagc.torch as tagc
     from tagc.torch.exchange import arrivals
 
-    arrivals.PATIENCE_S, model = patience_s, wrapped("ddp")
+    def warn(*arguments, warned=arrivals._warn):
+        warned(*arguments)
+        store().set("rank 0 has warned", "")
+
+    arrivals.PATIENCE_S, arrivals._warn, model = patience_s, warn, wrapped("ddp")
     if rank == 1:
-        time.sleep(5)
+        store().wait(["rank 0 has warned"])
         tagc.compress(model, verbose=False).close()
     else:
         with pytest.warns(UserWarning, match=r"rank 1 has not called compress\(\) yet; .* up to 300 s"):

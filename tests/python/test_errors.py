@@ -26,7 +26,7 @@ def refused(words, model, status=None, **options):
     begin = time.monotonic()
     with pytest.raises(tagc.Error, match=words) as raised:
         tagc.compress(model, verbose=False, **options)
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 100  # and not the time-out, 300 s
     assert status is None or raised.value.status == status
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, str(raised.value))
@@ -252,7 +252,7 @@ def bad_calls(rank, world_size):
     import tagc.torch as tagc
 
     model = wrapped("fsdp2", model_class=Odd)
-    with tagc.compress(model, sparsity=0.9, layers="all", verbose=False, timeout_s=20) as handle:
+    with tagc.compress(model, sparsity=0.9, layers="all", verbose=False) as handle:
         hook, module = hook_of(handle)
         n = sum(parameter.numel for parameter in module.parameters)
         loss_of(model, batch_of(rank)).backward()
@@ -291,7 +291,7 @@ def bad_calls(rank, world_size):
             begin = time.monotonic()
             with pytest.raises(tagc.Error, match=words) as raised:
                 call(**arguments)
-            assert raised.value.status == status and time.monotonic() - begin < 15, (
+            assert raised.value.status == status and time.monotonic() - begin < 100, (
                 arguments,
                 raised.value.status,
             )
@@ -319,7 +319,7 @@ def within_backward(rank, world_size):
     import tagc.torch as tagc
 
     model = wrapped("fsdp2")
-    with tagc.compress(model, sparsity=0.9, layers="all", verbose=False, timeout_s=20):
+    with tagc.compress(model, sparsity=0.9, layers="all", verbose=False):
         if rank == 1:
             model.head.bias.requires_grad_(False)
         begin = time.monotonic()
@@ -327,7 +327,7 @@ def within_backward(rank, world_size):
             tagc.Error, match="gradients of .*ranks do not agree: rank 0 has elements .*rank 1 has elements"
         ) as it:
             loss_of(model, batch_of(rank)).backward()
-        assert it.value.status == "mismatch" and time.monotonic() - begin < 15
+        assert it.value.status == "mismatch" and time.monotonic() - begin < 100
 
 
 class Experts(nn.Module):
@@ -384,13 +384,17 @@ class Quit(torch.autograd.Function):
 def quits(rank, world_size, kind, how):
     """The others raise a transport Error. How long that took."""
     import tagc.torch as tagc
+    from tagc.torch.exchange import internals
+
+    store = internals.default_store()
+    ways = {"dies": lambda: os._exit(3), "sleeps": lambda: store.wait(["rank 0 has given up"])}
 
     class Quitting(Even):
         def forward(self, x):
             x = self.embed(nn.functional.pad(x, (0, 1)))
             x = self.layers[0](x)
             if rank == 1 and self.is_last:  # after the exchange of what follows, before the rest
-                x = Quit.apply(x, {"dies": lambda: os._exit(3), "sleeps": lambda: time.sleep(12)}[how])
+                x = Quit.apply(x, ways[how])
             return self.head(self.layers[1](x))[..., :3].clone()
 
     Quitting.is_last = False
@@ -403,6 +407,7 @@ def quits(rank, world_size, kind, how):
         loss_of(model, batch_of(rank)).backward()
     except tagc.Error as failure:
         is_told = failure.status == "transport" and "rank 1" in str(failure)
+        store.set("rank 0 has given up", "")
         os._exit(7 if is_told and time.monotonic() - begin < 30 else 8)
     except BaseException as failure:  # torch's own messages between, which have another timeout
         print(f"{rank}: {type(failure)}: {failure}")

@@ -229,16 +229,18 @@ def a_rank_is_gone(rank, world_size):
     import time
 
     import tagc.torch as tagc
+    from tagc.torch.exchange import internals
 
-    model = wrapped("fsdp2")
+    model, store = wrapped("fsdp2"), internals.default_store()
     handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5, transport="group", timeout_s=3)
     loss_of(model, batch_of(rank)).backward()
     if rank == world_size - 1:
-        time.sleep(8)
+        store.wait([f"rank {r} has given up" for r in range(rank)])
         return
     begin = time.monotonic()
     with pytest.raises(tagc.Error) as failure:
         loss_of(model, batch_of(rank)).backward()
+    store.set(f"rank {rank} has given up", "")
     assert failure.value.status == "transport" and time.monotonic() - begin < 60
 
 
