@@ -48,15 +48,21 @@ static size_t n_elems(int u) {
     return plan[u].shard * N_RANKS;
 }
 
-static float *gradient_of(int rank, int step, int u) {
-    float *gradient = malloc(n_elems(u) * sizeof *gradient);
+static size_t n_outputs(int u) {
+    return plan[u].all_reduce ? n_elems(u) : plan[u].shard;
+}
+
+static size_t n_residuals(int u) {
+    return plan[u].exchange == TAGC_EXCHANGE_DENSE ? 0 : n_elems(u);
+}
+
+static void fill_gradient(float *gradient, int rank, int step, int u) {
     for (size_t i = 0; i < n_elems(u) && i < PERIOD; i++)
         gradient[i] = random_gradient((uint64_t)(step * N_UNITS + u), rank, i);
     for (size_t i = PERIOD; i < n_elems(u); i += PERIOD)
         memcpy(gradient + i, gradient,
                (n_elems(u) - i < PERIOD ? n_elems(u) - i : PERIOD) * sizeof *gradient);
     if (u == 4 && step == 1 && rank == 1) gradient[n_elems(u) / 2] = NAN;
-    return gradient;
 }
 
 static void dawdle(uint64_t seed) {
@@ -64,11 +70,12 @@ static void dawdle(uint64_t seed) {
     if (draw < 4) nanosleep(&(struct timespec){.tv_nsec = (long)draw * 300000}, NULL);
 }
 
-static void one_step(rank_run *run, tagc_reducer **reducers, tagc_gatherer *gatherer, int step) {
+static void one_step(rank_run *run, tagc_reducer **reducers, tagc_gatherer *gatherer, float **gradients,
+                     int step) {
     trial *t = run->shared;
-    float *gradients[N_UNITS], *shard = t->gathered[run->rank] + (size_t)run->rank * plan[1].shard;
+    float *shard = t->gathered[run->rank] + (size_t)run->rank * plan[1].shard;
     for (uint64_t i = 0; i < plan[1].shard; i++) shard[i] = (float)(step + run->rank);
-    for (int u = 0; u < N_UNITS; u++) gradients[u] = gradient_of(run->rank, step, u);
+    for (int u = 0; u < N_UNITS; u++) fill_gradient(gradients[u], run->rank, step, u);
     for (int u = 0; u < N_UNITS; u++) {
         float *output = t->outputs[run->rank][step][u];
         if (t->queued) dawdle((uint64_t)((step * N_RANKS + run->rank) * N_UNITS + u));
@@ -84,7 +91,6 @@ static void one_step(rank_run *run, tagc_reducer **reducers, tagc_gatherer *gath
     }
     for (int r = 0; r < N_RANKS; r++)
         CHECK(run, t->gathered[run->rank][(size_t)r * plan[1].shard + 7] == (float)(step + r));
-    for (int u = 0; u < N_UNITS; u++) free(gradients[u]);
 }
 
 static int make(rank_run *run, tagc_reducer **reducers, tagc_gatherer **gatherer) {
@@ -106,10 +112,9 @@ static int make(rank_run *run, tagc_reducer **reducers, tagc_gatherer **gatherer
 }
 
 /* Everything is under way when rank 1 gives up; what is never ended goes with its reducer. */
-static void give_up(rank_run *run, tagc_reducer **reducers) {
+static void give_up(rank_run *run, tagc_reducer **reducers, float **gradients) {
     trial *t = run->shared;
-    float *gradients[N_UNITS];
-    for (int u = 0; u < N_UNITS; u++) gradients[u] = gradient_of(run->rank, 0, u);
+    for (int u = 0; u < N_UNITS; u++) fill_gradient(gradients[u], run->rank, 0, u);
     for (int u = 0; u < N_UNITS; u++) {
         if (run->rank == 1 && u == t->gives_up) {
             dawdle((uint64_t)u);
@@ -123,7 +128,6 @@ static void give_up(rank_run *run, tagc_reducer **reducers) {
     }
     for (int u = 0; u < N_UNITS; u++) {
         tagc_reducer_destroy(reducers[u]);
-        free(gradients[u]);
         reducers[u] = NULL;
     }
 }
@@ -132,17 +136,21 @@ static void body(rank_run *run) {
     trial *t = run->shared;
     tagc_reducer *reducers[N_UNITS] = {NULL};
     tagc_gatherer *gatherer = NULL;
+    float *gradients[N_UNITS];
+    for (int u = 0; u < N_UNITS; u++) gradients[u] = calloc(n_elems(u), sizeof *gradients[u]);
     int is_made = make(run, reducers, &gatherer);
     if (t->gives_up)
         pthread_barrier_wait(&t->all_made); /* else the others may be making theirs still, and fail there */
     if (is_made) {
-        for (int step = 0; step < N_STEPS && !t->gives_up; step++) one_step(run, reducers, gatherer, step);
+        for (int step = 0; step < N_STEPS && !t->gives_up; step++)
+            one_step(run, reducers, gatherer, gradients, step);
         for (int u = 0; u < N_UNITS && !t->gives_up; u++) {
             residual_to(reducers[u], t->residuals[run->rank][u]);
         }
-        if (t->gives_up) give_up(run, reducers);
+        if (t->gives_up) give_up(run, reducers, gradients);
     }
     for (int u = 0; u < N_UNITS; u++) tagc_reducer_destroy(reducers[u]);
+    for (int u = 0; u < N_UNITS; u++) free(gradients[u]);
     tagc_gatherer_destroy(gatherer);
 }
 
@@ -175,9 +183,9 @@ static void run_trial(trial *t) {
     for (int r = 0; r < N_RANKS; r++) {
         t->gathered[r] = calloc(n_elems(1), sizeof(float));
         for (int u = 0; u < N_UNITS; u++) {
-            t->residuals[r][u] = calloc(n_elems(u), sizeof(float));
-            for (int step = 0; step < N_STEPS; step++)
-                t->outputs[r][step][u] = calloc(n_elems(u), sizeof(float));
+            t->residuals[r][u] = calloc(n_residuals(u) + 1, sizeof(float));
+            for (int step = 0; step < (t->gives_up ? 1 : N_STEPS); step++)
+                t->outputs[r][step][u] = calloc(n_outputs(u), sizeof(float));
         }
     }
     if (t->blocking)
@@ -205,10 +213,10 @@ static void same_as_one_by_one(void **state) {
         run_trial(&t);
         for (int r = 0; r < N_RANKS; r++)
             for (int u = 0; u < N_UNITS; u++) {
-                size_t n_bytes = n_elems(u) * sizeof(float);
-                assert_memory_equal(alone.residuals[r][u], t.residuals[r][u], n_bytes);
+                assert_memory_equal(alone.residuals[r][u], t.residuals[r][u], n_residuals(u) * sizeof(float));
                 for (int step = 0; step < N_STEPS; step++)
-                    assert_memory_equal(alone.outputs[r][step][u], t.outputs[r][step][u], n_bytes);
+                    assert_memory_equal(alone.outputs[r][step][u], t.outputs[r][step][u],
+                                        n_outputs(u) * sizeof(float));
             }
         clear(&t);
     }
