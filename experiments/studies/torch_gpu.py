@@ -1,8 +1,9 @@
-"""PyTorch on one GPU that two processes share over gloo: losses under FSDP2 and DDP against those of the same
-runs on the processor, the time of a step with and without tagc, and torch.topk of the arrays of
-bench_cuda.cu. scripts/gpu.sh runs it.
+"""PyTorch on two GPUs with NCCL, or on one that two processes share over gloo: losses under FSDP2 and DDP
+against those of the same runs on the processor, the time and the memory of a step with and without tagc, and
+torch.topk of the arrays of bench_cuda.cu. scripts/gpu.sh runs it. With two GPUs rank 0 is on the second one.
 
     python experiments/studies/torch_gpu.py --json torch_gpu.json
+    python experiments/studies/torch_gpu.py --only losses   # whether training works at all
     python experiments/studies/torch_gpu.py --device cpu    # the same on a machine without a GPU, small
 
 On a CPU the weights of the second run of each pair differ by one part in 10^6, to imitate a device that
@@ -186,6 +187,31 @@ def wait_for(device):
         torch.cuda.synchronize()
 
 
+def largest_unit_bytes(model):
+    """Returns the bytes of the largest group of parameters that is exchanged together: a block, or what no
+    block has."""
+    blocks = [sum(p.numel() * p.element_size() for p in block.parameters()) for block in model.transformer.h]
+    whole = sum(p.numel() * p.element_size() for p in model.parameters())
+    return max(*blocks, whole - sum(blocks))
+
+
+def is_counted(device):
+    """Whether torch knows how much memory of the device is allocated."""
+    return device != "cpu" and os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") == "0"
+
+
+def peak_of(device, go):
+    """Returns how many bytes go() has allocated at once, beyond what was allocated before. None: nobody
+    counts."""
+    if not is_counted(device):
+        go()
+        return None
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    go()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def time_steps(args, rank, device, wrapper):
     """Arms take turns; of each step the slowest rank's seconds."""
     config = MODELS[args.model]
@@ -198,27 +224,30 @@ def time_steps(args, rank, device, wrapper):
     runs = {"alone": Run(copy.deepcopy(model).to(device), None, None, args.threads)}
     for codec in (None, *args.codecs):
         runs[name_of(wrapper, codec)] = Run(copy.deepcopy(model).to(device), wrapper, codec, args.threads)
-    seconds = {name: [] for name in runs}
+    seconds, peaks = {name: [] for name in runs}, {name: [] for name in runs}
     for number in range(-1, args.rounds):
         for name, run in runs.items():
             for _ in range(3 if number < 0 else args.steps):
                 dist.barrier()
                 wait_for(device)
                 begin = time.perf_counter()
-                run.step(tokens)
+                peak = peak_of(device, lambda run=run: run.step(tokens))
                 wait_for(device)
                 if number >= 0:
                     seconds[name].append(time.perf_counter() - begin)
+                    peaks[name].append(peak)
     rows = []
     for name, run in runs.items():
         slowest = torch.tensor(seconds[name])
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        peak = None if None in peaks[name] else max(peaks[name])
         row = {
             "name": name,
             "median_s": statistics.median(slowest.tolist()),
             "min_s": slowest.min().item(),
             "max_s": slowest.max().item(),
             "n": len(slowest),
+            "peak_bytes": peak,
         }
         if run.handle:
             row |= {
@@ -233,6 +262,7 @@ def time_steps(args, rank, device, wrapper):
         "n_params": sum(p.numel() for p in model.parameters()),
         "batch_size": args.batch_size,
         "seq_len": args.seq_len,
+        "largest_unit_bytes": largest_unit_bytes(model),
         "arms": rows,
     }
 
@@ -296,18 +326,31 @@ def time_topk(n, device):
 # ---- all of it ----
 
 
-def start(args):
+def has_gpu_each(args):
+    """Whether each rank has a GPU of its own."""
+    return args.device != "cpu" and torch.cuda.device_count() >= N_RANKS
+
+
+def start(args, rank=0):
     warnings.simplefilter("ignore", FutureWarning)
     torch.set_num_threads(1)
     if args.device != "cpu":
-        torch.cuda.set_device(0)
+        # ordinal 0 is what everything falls back to, and so hides who forgets the ordinal
+        torch.cuda.set_device((rank + 1) % torch.cuda.device_count() if has_gpu_each(args) else 0)
         torch.cuda.init()
 
 
+def backend_of(args):
+    """NCCL refuses two ranks on one GPU."""
+    if args.device == "cpu":
+        return "gloo"
+    return "cpu:gloo,cuda:nccl" if has_gpu_each(args) else "cpu:gloo,cuda:gloo"
+
+
 def train(rank, args, store, out, wrapper):
-    start(args)
+    start(args, rank)
     dist.init_process_group(
-        "gloo" if args.device == "cpu" else "cpu:gloo,cuda:gloo",
+        backend_of(args),
         init_method=f"file://{store}",
         rank=rank,
         world_size=N_RANKS,
@@ -315,10 +358,9 @@ def train(rank, args, store, out, wrapper):
     )
     if "group" in args.codecs and not carries(args.device):
         args.codecs.remove("group")
-    found = {
-        "losses": compare_losses(args, rank, args.device, wrapper),
-        "steps": time_steps(args, rank, args.device, wrapper),
-    }
+    found = {"losses": compare_losses(args, rank, args.device, wrapper)}
+    if args.only != "losses":
+        found["steps"] = time_steps(args, rank, args.device, wrapper)
     dist.barrier()
     dist.destroy_process_group()
     if rank == 0:
@@ -334,7 +376,7 @@ def all_parts(args):
     """Each in processes of its own, so that one that ends badly leaves the others. What is found so far is
     written as it comes."""
     found, failed = {}, {}
-    for part in (*WRAPPERS, "topk"):
+    for part in WRAPPERS if args.only == "losses" else (*WRAPPERS, "topk"):
         with tempfile.TemporaryDirectory() as folder:
             out = os.path.join(folder, "found.json")
             try:
@@ -365,6 +407,7 @@ def result_of(args, found, failed):
         "tagc": tagc.version(),
         "device": device,
         "n_ranks": N_RANKS,
+        "backend": backend_of(args),
         "threads": args.threads,
         "codecs": args.codecs,
         **found,
@@ -378,9 +421,9 @@ def write(args, found, failed):
 
 
 def table(result):
-    lines = [f"{result['device']}, torch {result['torch']}, {N_RANKS} processes over gloo"]
+    lines = [f"{result['device']}, torch {result['torch']}, {N_RANKS} processes over {result['backend']}"]
     for wrapper in (name for name in WRAPPERS if name in result):
-        losses, steps = result[wrapper]["losses"], result[wrapper]["steps"]
+        losses, steps = result[wrapper]["losses"], result[wrapper].get("steps")
         other = "weights changed by 1e-6" if losses["perturbed"] else "on the GPU"
         lines.append(
             f"{wrapper}: losses of {len(losses['arms'][0]['cpu'])} steps, {other} against on the processor "
@@ -392,6 +435,8 @@ def table(result):
                 f"differs by at most {row['max_rel_difference']:.1e}"
             )
         lines.append(f"  without any exchange it differs by {losses['without_exchange']:.1e}")
+        if steps is None:
+            continue
         lines.append(
             f"{wrapper}: a step of {steps['model']}, {steps['n_params'] / 1e6:.1f} M parameters, "
             f"{steps['batch_size']} x {steps['seq_len']} tokens a rank"
@@ -406,7 +451,9 @@ def table(result):
             )
             lines.append(
                 f"  {row['name']:17} {1e3 * row['median_s']:9.1f} ms "
-                f"({1e3 * row['min_s']:.1f} to {1e3 * row['max_s']:.1f}){text}"
+                f"({1e3 * row['min_s']:.1f} to {1e3 * row['max_s']:.1f})"
+                + ("" if row["peak_bytes"] is None else f", {row['peak_bytes'] / 2**20:.0f} MiB at most")
+                + text
             )
     if "topk" in result:
         topk = result["topk"]
@@ -419,10 +466,26 @@ def table(result):
     return "\n".join(lines)
 
 
+def too_much_memory(steps):
+    """What is wrong with the memory of a step, one line each: beyond the step without tagc, two of the
+    largest unit may be under way."""
+    peaks, largest = {row["name"]: row["peak_bytes"] for row in steps["arms"]}, steps["largest_unit_bytes"]
+    wrong = []
+    for name, peak in peaks.items():
+        base = peaks[name.split("-tagc")[0]]
+        if "-tagc" in name and peak is not None and peak > base + 2 * largest:
+            wrong.append(
+                f"{name}: a step allocates {peak / 2**20:.0f} MiB, allowed are {base / 2**20:.0f} "
+                f"without tagc and twice the largest unit of {largest / 2**20:.0f}"
+            )
+    return wrong
+
+
 def verdict(result):
     """What is wrong, one line each."""
     wrong = [f"{part} failed: {why}" for part, why in result["failed"].items()]
-    for losses in (result[name]["losses"] for name in WRAPPERS if name in result):
+    for wrapper in (name for name in WRAPPERS if name in result):
+        losses = result[wrapper]["losses"]
         limit = losses["tolerance"]
         wrong += [
             (
@@ -437,6 +500,8 @@ def verdict(result):
             for row in losses["arms"]
             if not row["cpu"][-1] < 0.97 * row["cpu"][0]
         ]
+        if "steps" in result[wrapper]:
+            wrong += too_much_memory(result[wrapper]["steps"])
         if not losses["without_exchange"] > 2 * limit:
             wrong.append(
                 f"a run without exchanges differs by {losses['without_exchange']:.2e} only: "
@@ -449,6 +514,7 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), default="cuda", help="(cuda)")
+    add("--only", choices=("losses",), help="leave out times and torch.topk")
     add("--model", choices=MODELS, help="of the time of a step (gpt2; on a CPU small)")
     for name, text in (
         ("loss-steps", "of each run of which losses are compared (20)"),

@@ -48,3 +48,21 @@ def test_torch_chaos_leaves_an_older_run_alone(tmp_path):
     assert "--out" in said and str(tmp_path) in said and "not empty" in said, said
     assert (tmp_path / "text").read_text() == "an older run's"
     assert "not empty" in refused("experiments/studies/torch_chaos.py", "--out", tmp_path / "text")
+
+
+def test_torch_gpu_judges_memory():
+    """A step may allocate what it does without tagc, and two of the largest unit."""
+    path = ROOT / "experiments" / "studies" / "torch_gpu.py"
+    script = f"""if True:
+        import runpy
+        judge = runpy.run_path({str(path)!r})["too_much_memory"]
+        def said(**peaks):
+            arms = [{{"name": name.replace("_", "-"), "peak_bytes": n}} for name, n in peaks.items()]
+            return judge({{"largest_unit_bytes": 5 << 20, "arms": arms}})
+        assert said(alone=1, ddp=100 << 20, ddp_tagc=110 << 20, ddp_tagc_device=110 << 20) == []
+        assert said(alone=None, ddp=None, ddp_tagc=None) == []
+        wrong, = said(alone=1, ddp=100 << 20, ddp_tagc=111 << 20)
+        assert wrong.startswith("ddp-tagc: a step allocates 111 MiB, allowed are 100 without"), wrong
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
