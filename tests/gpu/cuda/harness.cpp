@@ -349,6 +349,17 @@ unsigned lane() {
     return current->thread % WARP;
 }
 
+void (*on_begin)(const char *kernel);
+void (*on_end)();
+
+bool here(spot *out) {
+    if (!current) return false;
+    const block *b = current->home;
+    *out = {b->index,           current->thread, b->shared,
+            current->own.stack, n_shared_bytes,  current->own.stack_bytes};
+    return true;
+}
+
 void *shared(size_t n_bytes) {
     if (n_bytes != n_shared_bytes)
         stop("kernel %s uses %zu bytes of shared memory, its launch gives %zu", kernel_name, n_bytes,
@@ -463,11 +474,13 @@ void run(const char *name, unsigned blocks, unsigned threads, size_t shared_byte
 #if defined(HARNESS_THREAD_SANITIZER)
     host.fibre = __tsan_get_current_fiber();
 #endif
+    if (on_begin) on_begin(name);
     unsigned i = random_below(n_waiting);
     current = waiting[i];
     waiting[i] = waiting[--n_waiting];
     switch_to(&host, &current->own);
     acquire(&launch_order);
+    if (on_end) on_end();
     for (unsigned b = 0; b < blocks; b++)
 #if defined(HARNESS_ADDRESS_SANITIZER)
         free(shared_of[b]);

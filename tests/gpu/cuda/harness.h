@@ -60,7 +60,17 @@ unsigned lane();
  * next warp operation but one. */
 enum operation { SYNCWARP, SHUFFLE, VOTE, MATCH };
 const uint64_t *meet(operation op, unsigned mask, uint64_t value, where at);
-void before_atomic();  /* another thread may go first */
+void before_atomic(); /* another thread may go first */
+
+/* For counts.cpp: where the running thread is, and its memory; 0 outside of kernels. */
+struct spot {
+    unsigned block, thread;
+    const void *shared, *stack;
+    size_t shared_bytes, stack_bytes;
+};
+bool here(spot *out);
+extern void (*on_begin)(const char *kernel); /* of a launch; NULL: nobody wants to know */
+extern void (*on_end)();
 uint64_t n_switches(); /* since the program began */
 
 /* Prints and ends the process: what a kernel did that a device would not survive, or not forgive. */
@@ -87,6 +97,17 @@ typedef void *cudaStream_t;
 
 struct alignas(16) float4 {
     float x, y, z, w;
+#ifdef HARNESS_COUNTS /* in one access, as on a device */
+    typedef float all __attribute__((vector_size(16), may_alias));
+    float4() = default;
+    float4(const float4 &from) {
+        *this = from;
+    }
+    float4 &operator=(const float4 &from) {
+        *reinterpret_cast<all *>(this) = *reinterpret_cast<const all *>(&from);
+        return *this;
+    }
+#endif
 };
 
 /* ---- barriers and warps ---- */
