@@ -5,6 +5,12 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# Much is compiled twice: libtagc without its fences, for one. CMake reads the first two; for the others see ccache's manual.
+if command -v ccache >/dev/null; then
+    export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
+    export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$PWD} CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=time_macros
+fi
+
 summary=() next=
 stage() { # <heading> <make target> [<target of what the next stage compiles>]
     echo
