@@ -182,7 +182,7 @@ static const tagc_option rows[] = {
          " sketch at ratio 2, 4, 10 is made for 0.8, 0.9, 0.9875"), .lacks = lacks_compression},
     {REAL(NULL, "result-sparsity", FREE, result_sparsity, 0, 1, "auto=-1", "auto",
          "where every rank gets all sums: least share of the sums of compressed matrices that stays with their owner as residual;"
-         " auto: owners send back 1.6 times the share that ranks send"), .lacks = lacks_results},
+         " auto: owners send back 2.4 times the share that ranks send"), .lacks = lacks_results},
     {CHOICE(NULL, "result-values", FREE, result_values, "auto|fp32|bf16|int8|int4|int2|sign", "auto",
            "how such a sum travels; auto: int4, or --values if that is finer"), .lacks = lacks_results},
     {REAL(NULL, "ratio", FREE, ratio, 1, 1000, "auto", "auto",

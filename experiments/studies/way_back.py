@@ -5,8 +5,8 @@
     python experiments/studies/way_back.py --data data/text --out runs/way-back --bits
 
 Ranks are threads of `tagc train --sharding none`. A seed trains a small GPT-2 without compression for 300
-steps. Its forks go on with the same data: without compression, and with 5 % of the gradient on the way there
-and each choice for the way back. A run that is in --out already is not repeated."""
+steps. Its forks go on with the same data: without compression, and with 5 % of the gradient on the way there,
+each choice for the way back, and a short first moment or none. A run that is in --out is not repeated."""
 
 import argparse
 import json
@@ -15,14 +15,7 @@ import subprocess
 
 ORIGIN_STEPS, SEQUENCES = 300, 16
 # (result-sparsity, result-values); the first is what the others are compared with
-CHOICES = [
-    ("0", "fp32"),
-    ("auto", "auto"),
-    ("0.95", "int2"),
-    ("0.84", "int4"),
-    ("0.75", "int4"),
-    ("0", "int4"),
-]
+CHOICES = [("0", "fp32"), ("auto", "auto"), ("0.92", "int4"), ("0.84", "int4")]
 
 
 def train(args, name, *words):
@@ -54,12 +47,17 @@ def losses(args, seed):
     fork = [*rate, "--fork", args.out / origin, "--schedule-from", "fork"]
     direct = "--compress non-attention-linear --exchange direct --gentle no --sparsity 0.95".split()
     end = f"{args.steps}-{seed}"
-    found = {"none": loss(args, f"none-{end}", 2, last, *fork, *dense, "--beta1", 0.5)}
+    found = {
+        f"none, beta1 {beta1}": loss(args, f"none-{beta1}-{end}", 2, last, *fork, *dense, "--beta1", beta1)
+        for beta1 in (0.9, 0.5)
+    }
     for ranks in args.ranks:
         for share, values in CHOICES:
-            back = ["--result-sparsity", share, "--result-values", values]
-            name = f"{ranks}-{share}-{values}-{end}"
-            found[f"{ranks} ranks, {share} {values}"] = loss(args, name, ranks, last, *fork, *direct, *back)
+            for beta1 in (0.5, 0):
+                back = ["--result-sparsity", share, "--result-values", values, "--compressed-beta1", beta1]
+                name = f"{ranks}-{share}-{values}-{beta1}-{end}"
+                what = f"{ranks} ranks, {share} {values}, beta1 {beta1}"
+                found[what] = loss(args, name, ranks, last, *fork, *direct, *back)
     for what, value in found.items():
         print(f"seed {seed}, {what}: {value:.4f}", flush=True)
 

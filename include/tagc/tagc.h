@@ -259,8 +259,8 @@ typedef struct tagc_reducer_options {
     /* tagc_output, default SHARD. */
     int output;
     /* Where the output is larger than the shard: the share of every shard's sums that its owner does not send back. It
-     * stays in the owner's residual, so the volume does not grow with W. [0, 1]; default -1: owners send back 1.6 times
-     * the share that ranks send them, so it is 0.92 at a sparsity of 0.95. Below 1, at least one sum of each shard is
+     * stays in the owner's residual, so the volume does not grow with W. [0, 1]; default -1: owners send back 2.4 times
+     * the share that ranks send them, so it is 0.88 at a sparsity of 0.95. Below 1, at least one sum of each shard is
      * sent. At 0 all are; if sparsity is above 0, all that are not zero, with positions. For direct. */
     double result_sparsity;
     /* tagc_format of these sums. Default -1: INT4, or `format` if that is finer or if sparsity is 0. For direct. */

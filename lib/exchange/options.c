@@ -103,7 +103,7 @@ void tagc_gatherer_options_init_sized(tagc_gatherer_options *options, size_t str
  *
  * docs/studies/way-back.md: sums need more bits than fragments, for each of them stands for the values of all ranks. */
 
-#define RETURNED_PER_SENT 1.6
+#define RETURNED_PER_SENT 2.4
 
 int tagc_result_format(const tagc_reducer_options *options) {
     int is_coarse = options->sparsity > 0 && options->format > TAGC_FORMAT_INT4;

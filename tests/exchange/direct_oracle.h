@@ -27,7 +27,7 @@ static inline tagc_code_options direct_code(const direct_model *m, int of_sums) 
     size_t k = tagc_select_count(m->shard, sparsity);
     int sparse = k < m->shard; /* sums, too */
     if (of_sums) {
-        if (result == -1) result = 1.6 * (1 - sparsity) < 1 ? 1 - 1.6 * (1 - sparsity) : 0;
+        if (result == -1) result = 2.4 * (1 - sparsity) < 1 ? 1 - 2.4 * (1 - sparsity) : 0;
         if (result_format == -1)
             result_format = sparsity > 0 && format > TAGC_FORMAT_INT4 ? TAGC_FORMAT_INT4 : format;
         format = result_format;

@@ -499,13 +499,13 @@ static void test_stats(void **state) {
     run_ranks(3, run_steps, &x, NULL, runs);
     uint64_t n_returned = 0, sent = 0, received = 0;
     for (size_t i = 0; i < 2400; i++) n_returned += x.outputs[i] != 0;
-    assert_int_equal(n_returned, 3 * 64); /* 1.6 times 40 */
+    assert_int_equal(n_returned, 3 * 96); /* 2.4 times 40 */
     for (int r = 0; r < 3; r++) {
         const tagc_reducer_stats *stats = &x.stats[0][r];
-        assert_int_equal(stats->n_sent, 2 * 40 + 64);
+        assert_int_equal(stats->n_sent, 2 * 40 + 96);
         assert_int_equal(stats->n_union, 0);
         assert_int_equal(stats->n_returned, n_returned);
-        assert_true(stats->sparsity == 1 - 144.0 / 2400);
+        assert_true(stats->sparsity == 1 - 176.0 / 2400);
         /* Small fragments travel whole behind their headers, and a little of nothing. */
         uint64_t n_index = stats->n_bytes_sent[TAGC_LEG_INDEX],
                  n_values = stats->n_bytes_sent[TAGC_LEG_VALUES];
@@ -522,15 +522,14 @@ static void test_stats(void **state) {
         }
     }
     assert_int_equal(sent, received);
-    static const double shares[] = {
-        -1, 0}; /* of the sums: as many as there are, less than a fifth or nothing stays */
+    static const double shares[] = {-1, 0}; /* of the sums: as many as there are, a tenth or nothing stays */
     for (int i = 0; i < 2; i++) {
-        x.options.sparsity = 0.5;
+        x.options.sparsity = 0.625;
         x.options.result_sparsity = shares[i];
         run_ranks(3, run_steps, &x, NULL, runs);
         n_returned = 0;
         for (size_t j = 0; j < 2400; j++) n_returned += x.outputs[j] != 0;
-        assert_true(i ? n_returned > 2300 : n_returned == 3 * 640);
+        assert_true(i ? n_returned > 2300 : n_returned == 3 * 719);
         for (int r = 0; r < 3; r++) assert_int_equal(x.stats[0][r].n_returned, i ? 2400 : n_returned);
     }
     destroy_experiment(&x);
@@ -550,7 +549,7 @@ static void test_returned_of_hosts(void **state) {
         for (int r = 0; r < 4; r++) {
             uint64_t n_returned = 0;
             for (size_t i = 0; i < n_output; i++) n_returned += x.outputs[row_of(&x, 0, (size_t)r) + i] != 0;
-            assert_int_equal(n_returned, n_output / 800 * 64);
+            assert_int_equal(n_returned, n_output / 800 * 96);
             assert_int_equal(x.stats[0][r].n_returned, n_returned);
         }
         destroy_experiment(&x);

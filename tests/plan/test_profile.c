@@ -473,6 +473,7 @@ static void hosts_encode_for_their_ranks(void **state) {
         double n = json_number_value(json_object_get(arm, "n_compressed"));
         set_phases(arm);
         json_object_set_new(arm, "n_mild", json_real(0));
+        json_object_set_new(arm, "n_sent", json_real(0.1 * n));
         json_object_set_new(json_object_get(arm, "options"), "arm", json_integer(per_host));
         for (int i = 0; i < N_ARMS - 1; i++) json_array_remove(list, 0);
         json_object_set_new(bench, "codec", json_null());
@@ -482,8 +483,8 @@ static void hosts_encode_for_their_ranks(void **state) {
         assert_int_equal(points.n_codec, per_host < 4); /* of one host nothing is encoded */
         for (int phase = 0; per_host < 4 && phase < TAGC_PHASE_WAIT; phase++)
             assert_true(fabs(points.codec[0].elem_s[phase] * n / per_host - (1 + phase)) < 1e-9);
-        /* Of its own row a rank sends the sums, 1.6 times as many, and of the others' what it was told to. */
-        double n_hosts = 4.0 / per_host, sums = 0.08, sent = (0.05 - sums / n_hosts) / (1 - 1 / n_hosts);
+        /* Of its own row a rank sends the sums, 2.4 times as many, and of the others' what it was told to. */
+        double n_hosts = 4.0 / per_host, sums = 0.12, sent = (0.1 - sums / n_hosts) / (1 - 1 / n_hosts);
         if (per_host < 4) assert_true(fabs(points.codec[0].union_density - (sent + sums)) < 1e-9);
         tagc_points_destroy(&points);
     }

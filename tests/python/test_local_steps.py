@@ -48,7 +48,7 @@ class Mean:
 
 class TopK:
     """Of each tensor, padded and cut into a row for each site, the largest of each row go to the site that
-    owns it. That adds them to its own row, and sends back the largest 1.6 times as many sums. What stays
+    owns it. That adds them to its own row, and sends back the largest 2.4 times as many sums. What stays
     behind comes with the next."""
 
     def __init__(self, sparsity, decay=1.0):
@@ -67,7 +67,7 @@ class TopK:
                     sent = largest(totals[site, owner], int(row * (1 - self.sparsity)))
                     totals[owner, owner] += sent
                     totals[site, owner] -= sent
-            arrived[owner] = largest(totals[owner, owner], int(row * 1.6 * (1 - self.sparsity)))
+            arrived[owner] = largest(totals[owner, owner], int(row * 2.4 * (1 - self.sparsity)))
             totals[owner, owner] -= arrived[owner]
         for site in range(n_sites):
             self.residuals[name, site] = totals[site].view(-1)[:n] * self.decay
@@ -211,8 +211,8 @@ def check_top_k(rank, world_size):
                 torch.testing.assert_close(
                     values, exchange.residuals[name, rank].flatten(), rtol=1e-4, atol=3e-6
                 )
-            # half of the rows are a site's own, of which 1.6 times as many sums travel
-            assert 0.64 < handle.stats()["sparsity"] < 0.7, handle.stats()["sparsity"]
+            # half of the rows are a site's own, of which 2.4 times as many sums travel
+            assert 0.54 < handle.stats()["sparsity"] < 0.61, handle.stats()["sparsity"]
 
 
 def check_bytes(rank, world_size):
@@ -297,7 +297,7 @@ def check_conservation(rank, world_size):
         handle.synchronize()
         residuals = handle.state_dict()[f"rank{rank}"]["residual"]
         assert {"layers.0.mlp.weight", "layers.1.out.weight"} <= set(residuals)
-        assert 0.92 < handle.stats()["sparsity"] < 0.95, handle.stats()["sparsity"]
+        assert 0.9 < handle.stats()["sparsity"] < 0.93, handle.stats()["sparsity"]
     for name, p in model.named_parameters():
         kept = residuals.get(name, torch.zeros(p.numel())).view(p.shape)
         mine = torch.stack([-moved[name] - kept, start[name] - p.detach()]).double()

@@ -102,8 +102,8 @@ def values_of_a_step(rank, world_size):
     for kind in ("fsdp2", "ddp", "fsdp1"):
         stats = check_step(kind, world_size, dict(layers="all", sparsity=0.9))
         assert stats["n_compressed"] == n
-        # under DDP a rank's own row counts by its sums, of which 1.6 times as many travel
-        least = 0.86 if kind == "ddp" else 0.89
+        # under DDP a rank's own row counts by its sums, of which 2.4 times as many travel
+        least = 0.82 if kind == "ddp" else 0.89
         assert least < stats["sparsity"] < 0.93, stats["sparsity"]
         assert stats["ratio"] > 2 and 0.5 < stats["bits_per_param"] < 32, stats
         stats = check_step(kind, world_size, dict(sparsity=0, layers="none"))

@@ -58,7 +58,7 @@ def bits_of(sparsity: float, value_bits: float) -> float:
 
 
 def ways(sparsity: float = 0.95, value_bits: float = 2) -> dict[str, tuple[float, float]]:
-    """Returns name -> (out, back) of an all-reduce. Owners send back the largest of their sums, 1.6 times as
+    """Returns name -> (out, back) of an all-reduce. Owners send back the largest of their sums, 2.4 times as
     many as came from each site, in 4 bits or finer: tagc_reducer_options."""
     return {
         "fp32": (32.0, 32.0),
@@ -66,7 +66,7 @@ def ways(sparsity: float = 0.95, value_bits: float = 2) -> dict[str, tuple[float
         "direct, every value as int4": (EVERY_VALUE_BITS, EVERY_VALUE_BITS),
         f"direct, {100 * sparsity:g} % zero": (
             bits_of(sparsity, value_bits),
-            bits_of(max(0.0, 1 - 1.6 * (1 - sparsity)), max(value_bits, 4)),
+            bits_of(max(0.0, 1 - 2.4 * (1 - sparsity)), max(value_bits, 4)),
         ),
     }
 
