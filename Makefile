@@ -77,7 +77,7 @@ FENCES = -DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DTAGC_TRAINER=OFF -DTAGC_MPI=OFF
 fences-build:
 	@$(CMAKE) -S . -B build-fences/no-paper $(FENCES) -DTAGC_PAPER=OFF
 	@$(CMAKE) -S . -B build-fences/no-gpu $(FENCES) -DTAGC_GPU=OFF
-	@$(CMAKE) -S . -B build-fences/neither $(FENCES) -DTAGC_PAPER=OFF -DTAGC_GPU=OFF
+	@$(CMAKE) -S . -B build-fences/neither $(FENCES) -DTAGC_PAPER=OFF -DTAGC_GPU=OFF -DTAGC_NATIVE=OFF
 	@for without in paper gpu; do cmake --build build-fences/no-$$without -j$(JOBS) --target tagc_shared test_fences || exit 1; done
 	@cmake --build build-fences/neither -j$(JOBS)
 

@@ -1,11 +1,13 @@
 /* What a step costs where messages take long: the time of one step over a network that delivers each message d after it
  * was sent, whatever its length, in units of d. One rank is real and the others echo it, see tests/delaying.h, so that one
- * core does for any number of ranks; encoding and decoding of this rank count, those of the others do not. The last table
+ * core does for any number of ranks; encoding and decoding of this rank count, those of the others do not. In the rows
+ * "native" the echo is a thread behind real connections, which the system's calls of both ends slow down. The last table
  * is without latency: what a step of LOAD_RANKS ranks costs the processor.
  *
  *   bench_latency [--latency-ms D] [--shard N] [--repeats N] [--units N] [--most-ranks W] */
 #include "../tests/delaying.h"
 #include "measure.h"
+#include "native_echo.h"
 #include "transport/comm.h"
 
 enum { N_MOST_UNITS = 64, N_MOST_REPEATS = 101, LOAD_RANKS = 1024, LOAD_SHARD = 4096, LOAD_REPEATS = 21 };
@@ -18,13 +20,16 @@ typedef struct setting {
 
 typedef struct row {
     const char *name;
-    int exchange, has_lanes;
+    int exchange, has_lanes, is_native;
 } row;
 
 static const row rows[] = {
-    {"dense", TAGC_EXCHANGE_DENSE, 1},           {"packed", TAGC_EXCHANGE_PACKED, 1},
-    {"direct", TAGC_EXCHANGE_DIRECT, 1},         {"direct, callback", TAGC_EXCHANGE_DIRECT, 0},
-    {"dense, callback", TAGC_EXCHANGE_DENSE, 0},
+    {"dense", TAGC_EXCHANGE_DENSE, 1, 0},           {"packed", TAGC_EXCHANGE_PACKED, 1, 0},
+    {"direct", TAGC_EXCHANGE_DIRECT, 1, 0},         {"direct, callback", TAGC_EXCHANGE_DIRECT, 0, 0},
+    {"dense, callback", TAGC_EXCHANGE_DENSE, 0, 0},
+#if TAGC_HAS_NATIVE
+    {"direct, native", TAGC_EXCHANGE_DIRECT, 0, 1}, {"dense, native", TAGC_EXCHANGE_DENSE, 0, 1},
+#endif
 };
 enum { N_ROWS = sizeof rows / sizeof *rows };
 
@@ -53,7 +58,10 @@ static step_cost time_steps(const setting *s, const row *kind, int W, int n_unit
     tagc_reducer_stats stats;
     uint64_t random = 1, n_elems = s->shard * (uint64_t)W;
     tagc_reducer_stats_init(&stats);
-    expect(delaying_comm(network, 0, NULL, &comm), "comm");
+    native_echo echo;
+    expect(kind->is_native ? native_echo_create(&echo, W, s->latency_s, &comm)
+                           : delaying_comm(network, 0, NULL, &comm),
+           "comm");
     for (int u = 0; u < n_units; u++) {
         tagc_reducer_options options;
         tagc_reducer_options_init(&options);
@@ -88,6 +96,7 @@ static step_cost time_steps(const setting *s, const row *kind, int W, int n_unit
         tagc_memory_destroy(outputs[u]);
     }
     tagc_comm_destroy(comm);
+    if (kind->is_native) native_echo_end(&echo);
     delaying_destroy(network);
     return cost;
 }

@@ -1,9 +1,11 @@
-/* What this build has of lib/paper and lib/gpu, and what asking for the rest says. No other file outside of the two knows which are
- * there. CMake sets TAGC_HAS_PAPER and TAGC_HAS_GPU, from TAGC_PAPER and TAGC_GPU. */
+/* What this build has of lib/paper, lib/gpu and lib/transport/native, and what asking for the rest says. No other file outside of
+ * them knows which are there. CMake sets TAGC_HAS_PAPER, TAGC_HAS_GPU and TAGC_HAS_NATIVE, from TAGC_PAPER, TAGC_GPU and
+ * TAGC_NATIVE. */
 #include "core/status.h"
 #include "exchange/registry.h"
 #include "tagc/device.h"
 #include "tagc/frames.h"
+#include "tagc/native.h"
 #include "tagc/paper.h"
 
 #include <string.h>
@@ -41,5 +43,50 @@ tagc_status tagc_frames_create(tagc_kernels *kernels, tagc_comm *comm, const tag
     (void)kernels, (void)comm, (void)options;
     if (out) *out = NULL;
     return tagc_fail(TAGC_ERR_UNSUPPORTED, NO_GPU);
+}
+#endif
+
+#if !TAGC_HAS_NATIVE
+/* Whoever wants it begins with _open. */
+#define NO_NATIVE                                                                                            \
+    "this libtagc was built without the native transport: install libuv's headers, and cmake "               \
+    "-DTAGC_NATIVE=ON builds one with it"
+
+void tagc_native_options_init_sized(tagc_native_options *options, size_t struct_bytes) {
+    memset(options, 0, struct_bytes);
+    options->struct_bytes = struct_bytes;
+}
+
+tagc_status tagc_native_open(const tagc_native_options *options, int rank, int world_size,
+                             tagc_native **out) {
+    (void)options, (void)rank, (void)world_size;
+    if (out) *out = NULL;
+    return tagc_fail(TAGC_ERR_UNSUPPORTED, NO_NATIVE);
+}
+
+tagc_status tagc_native_address(const tagc_native *native, void *address) {
+    (void)native, (void)address;
+    return tagc_fail(TAGC_ERR_UNSUPPORTED, NO_NATIVE);
+}
+
+tagc_status tagc_native_connect(tagc_native *native, const void *addresses, const void *keys,
+                                double timeout_s) {
+    (void)native, (void)addresses, (void)keys, (void)timeout_s;
+    return tagc_fail(TAGC_ERR_UNSUPPORTED, NO_NATIVE);
+}
+
+uint64_t tagc_native_refused(const tagc_native *native) {
+    (void)native;
+    return 0;
+}
+
+tagc_status tagc_comm_create_native(tagc_native *native, const tagc_comm_options *options, tagc_comm **out) {
+    (void)native, (void)options;
+    if (out) *out = NULL;
+    return tagc_fail(TAGC_ERR_UNSUPPORTED, NO_NATIVE);
+}
+
+void tagc_native_destroy(tagc_native *native) {
+    (void)native;
 }
 #endif

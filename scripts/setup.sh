@@ -7,7 +7,7 @@
 set -euo pipefail
 
 build=(build-essential cmake ninja-build pkg-config libopenblas-dev libopenmpi-dev openmpi-bin libcmocka-dev
-       libxxhash-dev libjansson-dev zlib1g-dev perl-doc python3)
+       libxxhash-dev libuv1-dev libjansson-dev zlib1g-dev perl-doc python3)
 lint=(clang-format-14 clang-tidy-14)
 abi=(abigail-tools lld)
 model=(spin)

@@ -3,6 +3,7 @@
 # zig is the compiler of all, so that any Linux machine makes them; each wheel is checked before it gets there:
 #   - auditwheel finds nothing in it that its name does not promise
 #   - libtagc.so and libtagc-plan.so need libc and libm only
+#   - libuv is compiled in, for the native transport
 #   - tests/wheels/exchange.c runs with it, at every level that this processor has (qemu-user is the processor where this is none
 #     of that kind), and all wheels give the same bits
 #   - pip installs the wheel for this machine, and Python loads it
@@ -13,6 +14,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD work=$PWD/build-wheels dist=$PWD/dist
+uvloop=uvloop==0.22.1 # for its libuv
 all=(x86_64-linux-gnu.2.17 aarch64-linux-gnu.2.17 x86_64-linux-musl aarch64-linux-musl)
 version=$(sed -n 's/^project(tagc VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 1700000000)}
@@ -50,6 +52,18 @@ make_tools() {
     cp "$header" "$TAGC_ZIG_TOOLS/"
 }
 
+# libuv's sources, which each wheel's libtagc.so has compiled in: uvloop's source distribution on PyPI brings them.
+fetch_libuv() {
+    local made=$work/libuv/made
+    [ "$(cat "$made" 2>/dev/null)" != "$uvloop" ] || return 0
+    rm -rf "$work/libuv" "$work/uvloop"
+    quietly libuv python -m pip download --disable-pip-version-check --no-deps --no-binary uvloop --dest "$work/uvloop" "$uvloop"
+    mkdir "$work/libuv"
+    tar xf "$work"/uvloop/uvloop-*.tar.gz -C "$work/libuv" --strip-components=3 --wildcards 'uvloop-*/vendor/libuv/*'
+    [ -e "$work/libuv/include/uv.h" ] && [ -e "$work/libuv/LICENSE" ] || fail "no libuv in $uvloop"
+    echo "$uvloop" >"$made"
+}
+
 # musl's loader for a processor, from Debian's package; apt gets lists of its own, the system's stay as they are.
 fetch_musl() { # <amd64|arm64>
     local apt=$work/apt-$1
@@ -78,6 +92,7 @@ build() { # <target> <tag> <TAGC_GPU: HOST or ON>
     rm -rf "$here"
     mkdir -p "$here/packed"
     local settings=(-C "cmake.define.CMAKE_TOOLCHAIN_FILE=$root/cmake/zig.cmake" -C "cmake.define.TAGC_GPU=$3"
+                    -C cmake.define.TAGC_NATIVE=ON -C "cmake.define.TAGC_LIBUV_SOURCE=$work/libuv"
                     -C "cmake.define.CMAKE_C_FLAGS_RELEASE=-O3" -C "cmake.define.CMAKE_SHARED_LINKER_FLAGS=-Wl,-s"
                     -C install.strip=false -C "build-dir=$here/build" -C "wheel.tags=py3-none-$2")
     TAGC_ZIG_TARGET=$1 quietly "$2" python -m build --wheel --no-isolation --outdir "$here" "${settings[@]}" "$work/tagc_train-$version"
@@ -102,6 +117,7 @@ check_contents() { # <target> <tag> <TAGC_GPU>
     [ -z "$needed" ] || fail "$library needs $needed"
     cmp -s <(cd "$content" && find tagc -name '*.py' | sort) <(cd python && find tagc -name '*.py' | sort) ||
         fail "$wheel does not have all of python/tagc"
+    [ -e "$content"/*.dist-info/licenses/LICENSE.libuv ] || fail "$wheel has no licence of libuv"
     [ -e "$content/tagc/py.typed" ] || fail "$wheel has no py.typed"
     [ "$3" = HOST ] || [ -e "$content/tagc/lib/libtagc-cuda.so" ] || fail "$wheel has no libtagc-cuda.so"
 }
@@ -183,6 +199,9 @@ make_tools
 quietly sdist python -m build --sdist --no-isolation --outdir "$work" .
 tar xf "$work/tagc_train-$version.tar.gz" -C "$work"
 cp "$work/tagc_train-$version.tar.gz" "$dist/"
+fetch_libuv
+cp "$work/libuv/LICENSE" "$work/tagc_train-$version/LICENSE.libuv"
+sed -i 's/^license-files = .*/license-files = ["LICENSE", "LICENSE.libuv"]/' "$work/tagc_train-$version/pyproject.toml"
 
 checksum= table=
 make_wheel() { # <target> <TAGC_GPU>

@@ -177,6 +177,9 @@ TAGC_API int tagc_comm_world_size(const tagc_comm *comm);
  * indexed by tagc_leg. Either may be NULL. Pass TAGC_N_LEGS as n_legs. A leg that the library does not know is 0. */
 TAGC_API void tagc_comm_bytes(const tagc_comm *comm, uint64_t *sent, uint64_t *received, int n_legs);
 
+/* Returns 1 if no transfer is in progress. */
+TAGC_API int tagc_comm_is_idle(const tagc_comm *comm);
+
 /* Collective, blocking. Writes the n_bytes of every rank, in rank order, to recv (W, n_bytes). Its bytes count as
  * TAGC_LEG_CONTROL. */
 TAGC_API tagc_status tagc_comm_all_gather(tagc_comm *comm, const void *send, size_t n_bytes, void *recv);

@@ -244,6 +244,7 @@ void tagc_comm_post(tagc_comm *comm, tagc_lane lane, tagc_ticket *ticket) {
     ticket->next = NULL;
     pthread_mutex_lock(&comm->lock);
     ticket->state = TICKET_POSTED;
+    comm->n_posted++;
     *comm->posted_end = ticket;
     comm->posted_end = &ticket->next;
     pthread_cond_signal(&comm->wake);

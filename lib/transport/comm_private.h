@@ -38,7 +38,7 @@ struct tagc_comm {
     char error[TAGC_ERROR_TEXT_BYTES];
 
     tagc_worker workers[TAGC_N_WORKERS];
-    uint64_t n_done; /* tickets */
+    uint64_t n_posted, n_done; /* tickets */
     tagc_spares *spares;
     uint64_t n_held_bytes[TAGC_N_HELD];
     struct tagc_works *works; /* see work.h */

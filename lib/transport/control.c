@@ -37,6 +37,15 @@ void tagc_comm_bytes(const tagc_comm *comm, uint64_t *sent, uint64_t *received, 
     pthread_mutex_unlock(lock);
 }
 
+int tagc_comm_is_idle(const tagc_comm *comm) {
+    if (!comm) return 1;
+    pthread_mutex_t *lock = (pthread_mutex_t *)&comm->lock;
+    pthread_mutex_lock(lock);
+    int is_idle = comm->n_posted == comm->n_done;
+    pthread_mutex_unlock(lock);
+    return is_idle;
+}
+
 void tagc_comm_sent_to(const tagc_comm *comm, uint64_t *sent) {
     pthread_mutex_t *lock = (pthread_mutex_t *)&comm->lock;
     pthread_mutex_lock(lock);

@@ -1,5 +1,6 @@
 /* What is behind a fence is there, or asking for it names the option that builds it. */
 #include "tagc/frames.h"
+#include "tagc/native.h"
 #include "tagc/paper.h"
 
 #include <setjmp.h>
@@ -70,8 +71,34 @@ static void devices_and_frames(void **state) {
     tagc_local_group_destroy(group);
 }
 
+static void native_transport(void **state) {
+    (void)state;
+    tagc_native_options options;
+    tagc_native *native;
+    tagc_comm *comm;
+    tagc_native_options_init(&options);
+    assert_int_equal(options.struct_bytes, sizeof options);
+    options.local = "127.0.0.1";
+    tagc_status status = tagc_native_open(&options, 0, 1, &native);
+    if (TAGC_HAS_NATIVE) {
+        unsigned char address[TAGC_NATIVE_ADDRESS_BYTES], keys[2 * TAGC_NATIVE_KEY_BYTES] = {0};
+        assert_int_equal(status, TAGC_OK);
+        assert_int_equal(tagc_native_address(native, address), TAGC_OK);
+        assert_int_equal(tagc_native_connect(native, address, keys, 10), TAGC_OK);
+        assert_int_equal(tagc_comm_create_native(native, NULL, &comm), TAGC_OK);
+        assert_int_equal(tagc_comm_barrier(comm), TAGC_OK);
+        tagc_comm_destroy(comm);
+        return;
+    }
+    expect_refusal(status, "TAGC_NATIVE=ON");
+    assert_null(native);
+    expect_refusal(tagc_comm_create_native(native, NULL, &comm), "TAGC_NATIVE=ON");
+    assert_null(comm);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(exchanges_as_published),
-                                       cmocka_unit_test(devices_and_frames)};
+                                       cmocka_unit_test(devices_and_frames),
+                                       cmocka_unit_test(native_transport)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

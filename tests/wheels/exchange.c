@@ -1,6 +1,7 @@
-/* What scripts/wheels.sh runs with the libtagc.so of a wheel, at every level of the processor: two ranks, threads of this process,
- * exchange gradients and gather parameters, and all that must be so of the results is looked at. Prints a checksum of them, which is the
+/* What scripts/wheels.sh runs with the libtagc.so of a wheel, at every level of the processor: two ranks, threads of this process
+ * that are connected by TCP, exchange gradients and gather parameters, and all that must be so of the results is looked at. Prints a checksum of them, which is the
  * same for all levels, processors and C libraries. The oracle is what was put in: results and residuals add up to it. */
+#include <tagc/native.h>
 #include <tagc/tagc.h>
 #include <tagc/transport.h>
 
@@ -14,7 +15,8 @@
 enum { WORLD = 2, N = 1 << 18, SHARD = N / WORLD, N_STEPS = 4 };
 
 typedef struct rank_state {
-    tagc_local_group *group;
+    tagc_native *native;
+    const unsigned char *addresses; /* of all ranks */
     int rank, exchange, format;
     double sparsity;
     float *gradient, *summed, *applied; /* (N): now; over steps; of the result, this rank's shard only */
@@ -44,7 +46,9 @@ static float draw(uint64_t *state) {
 static void *run(void *argument) {
     rank_state *me = argument;
     tagc_comm *comm;
-    must(tagc_comm_create_local(me->group, me->rank, NULL, &comm), "comm");
+    static const unsigned char keys[2 * WORLD * TAGC_NATIVE_KEY_BYTES];
+    must(tagc_native_connect(me->native, me->addresses, keys, 60), "connection");
+    must(tagc_comm_create_native(me->native, NULL, &comm), "comm");
     tagc_reducer_options options;
     tagc_reducer_options_init(&options);
     options.n_elems = N;
@@ -99,10 +103,18 @@ static uint64_t checksum(uint64_t so_far, const float *values) {
 static uint64_t check(int exchange, int format, double sparsity, const char *name) {
     rank_state ranks[WORLD];
     pthread_t threads[WORLD];
-    tagc_local_group *group;
-    must(tagc_local_group_create(WORLD, &group), "group");
+    tagc_native *natives[WORLD];
+    unsigned char addresses[WORLD * TAGC_NATIVE_ADDRESS_BYTES];
+    tagc_native_options options;
+    tagc_native_options_init(&options);
+    options.local = "127.0.0.1";
     for (int r = 0; r < WORLD; r++) {
-        ranks[r] = (rank_state){.group = group,
+        must(tagc_native_open(&options, r, WORLD, &natives[r]), "port");
+        must(tagc_native_address(natives[r], addresses + r * TAGC_NATIVE_ADDRESS_BYTES), "address");
+    }
+    for (int r = 0; r < WORLD; r++) {
+        ranks[r] = (rank_state){.native = natives[r],
+                                .addresses = addresses,
                                 .rank = r,
                                 .exchange = exchange,
                                 .format = format,
@@ -137,7 +149,6 @@ static uint64_t check(int exchange, int format, double sparsity, const char *nam
         free(ranks[r].gradient), free(ranks[r].summed), free(ranks[r].applied), free(ranks[r].residual),
             free(ranks[r].full);
     }
-    tagc_local_group_destroy(group);
     return sum;
 }
 

@@ -1,0 +1,375 @@
+/* Connections to all ranks: each rank calls those below it and is called by those above. The caller says who it is and shows
+ * its key, then the called rank does. What shows no key soon is refused, however many such connections there are; a rank
+ * that was refused by mistake, because others filled the port, calls again. */
+#include "core/clock.h"
+#include "transport/native/native.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    CALL = 1,
+    ANSWER = 2,
+    TICK_MS = 20,
+    FIRST_RETRY_MS = 20,
+    MOST_RETRY_MS = 1000,
+    HELLO_MS = 10000,
+    KEEP_ALIVE_S = 60
+};
+enum { MORE_PENDING = 128 }; /* than ranks have connections to open */
+
+/* ---- the lock ---- */
+
+void tagc_native_enter(tagc_native *self, native_guard *guard) {
+    sigset_t pipe, pending;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    sigpending(&pending);
+    guard->had_pipe = sigismember(&pending, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, &guard->before);
+    pthread_mutex_lock(&self->lock);
+}
+
+void tagc_native_leave(tagc_native *self, native_guard *guard) {
+    pthread_mutex_unlock(&self->lock);
+    sigset_t pipe;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    const struct timespec now = {0};
+    if (!guard->had_pipe) sigtimedwait(&pipe, NULL, &now);
+    pthread_sigmask(SIG_SETMASK, &guard->before, NULL);
+}
+
+/* ---- closing ---- */
+
+static void on_closed(uv_handle_t *handle) {
+    native_socket *socket = handle->data;
+    free(socket->in_early);
+    free(socket);
+}
+
+static void forget_pending(tagc_native *self, const native_socket *socket) {
+    for (native_socket **link = &self->pending; *link; link = &(*link)->next)
+        if (*link == socket) {
+            *link = socket->next;
+            self->n_pending--;
+            return;
+        }
+}
+
+void tagc_native_close_socket(native_socket *socket) {
+    if (socket->is_closing) return;
+    socket->is_closing = 1;
+    native_peer *peer = socket->peer;
+    if (!peer) forget_pending(socket->self, socket);
+    if (peer && peer->sockets[socket->index] == socket) {
+        peer->sockets[socket->index] = NULL;
+        if (socket->is_open && --peer->n_open == 0) socket->self->n_gone++;
+    }
+    uv_close((uv_handle_t *)&socket->tcp, on_closed);
+}
+
+void tagc_native_close_all(tagc_native *self) {
+    for (int r = 0; r < self->world_size; r++)
+        for (int i = 0; i < self->n_sockets; i++)
+            if (self->peers[r].sockets[i]) tagc_native_close_socket(self->peers[r].sockets[i]);
+    while (self->pending) tagc_native_close_socket(self->pending);
+    if (self->is_listening && !uv_is_closing((uv_handle_t *)&self->listener))
+        uv_close((uv_handle_t *)&self->listener, NULL);
+    self->is_listening = 0;
+    uv_run(&self->loop, UV_RUN_DEFAULT); /* until no handle is left */
+}
+
+static void refuse(native_socket *socket) {
+    socket->self->n_refused++;
+    tagc_native_close_socket(socket);
+}
+
+static tagc_status make_socket(tagc_native *self, native_socket **out) {
+    native_socket *socket = calloc(1, sizeof *socket);
+    *out = NULL;
+    if (!socket) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a connection");
+    int error = uv_tcp_init(&self->loop, &socket->tcp);
+    if (error < 0) {
+        free(socket);
+        return tagc_fail(TAGC_ERR_MEMORY, "no socket: %s", uv_strerror(error));
+    }
+    socket->tcp.data = socket;
+    socket->self = self;
+    *out = socket;
+    return TAGC_OK;
+}
+
+/* ---- what both ends say ---- */
+
+static void put(unsigned char *to, uint32_t value) {
+    for (int i = 0; i < 4; i++) to[i] = (unsigned char)(value >> (8 * i));
+}
+
+static uint32_t get(const unsigned char *from) {
+    uint32_t value = 0;
+    for (int i = 0; i < 4; i++) value |= (uint32_t)from[i] << (8 * i);
+    return value;
+}
+
+/* Takes as long wherever the first difference is. */
+static int is_equal(const unsigned char *a, const unsigned char *b, size_t n_bytes) {
+    unsigned char difference = 0;
+    for (size_t i = 0; i < n_bytes; i++) difference |= a[i] ^ b[i];
+    return difference == 0;
+}
+
+static const unsigned char *key(const tagc_native *self, int rank, int is_theirs) {
+    return self->keys + ((size_t)rank * 2 + (size_t)is_theirs) * TAGC_NATIVE_KEY_BYTES;
+}
+
+static int say(native_socket *socket, int kind, int to, int index) {
+    unsigned char hello[NATIVE_HELLO_BYTES] = "tagc";
+    const tagc_native *self = socket->self;
+    hello[4] = NATIVE_VERSION;
+    hello[5] = (unsigned char)kind;
+    hello[6] = (unsigned char)index;
+    put(hello + 8, (uint32_t)self->rank);
+    put(hello + 12, (uint32_t)to);
+    memcpy(hello + 16, key(self, to, 0), TAGC_NATIVE_KEY_BYTES);
+    uv_buf_t buffer = uv_buf_init((char *)hello, sizeof hello);
+    int n = uv_try_write((uv_stream_t *)&socket->tcp, &buffer, 1);
+    return n == (int)sizeof hello ? 0 : n < 0 ? n : UV_EIO;
+}
+
+/* Returns the peer that said this hello of that kind, or NULL. */
+static native_peer *recognise(tagc_native *self, const unsigned char *hello, int kind) {
+    uint32_t from = get(hello + 8), to = get(hello + 12);
+    if (memcmp(hello, "tagc", 4) != 0 || hello[4] != NATIVE_VERSION || hello[5] != kind || hello[7] != 0 ||
+        hello[6] >= self->n_sockets || to != (uint32_t)self->rank || from >= (uint32_t)self->world_size ||
+        (kind == CALL ? from <= to : from >= to))
+        return NULL;
+    return is_equal(hello + 16, key(self, (int)from, 1), TAGC_NATIVE_KEY_BYTES) ? &self->peers[from] : NULL;
+}
+
+static void open_socket(native_socket *socket) {
+    uv_read_stop((uv_stream_t *)&socket->tcp); /* frames may follow; they are for later */
+    uv_tcp_nodelay(&socket->tcp, 1);
+    uv_tcp_keepalive(&socket->tcp, 1, KEEP_ALIVE_S);
+    socket->is_open = 1;
+    socket->peer->n_open++;
+}
+
+/* ---- the called end ---- */
+
+static void on_call(native_socket *socket) {
+    tagc_native *self = socket->self;
+    native_peer *peer = recognise(self, socket->hello, CALL);
+    int index = socket->hello[6];
+    if (!peer || peer->sockets[index]) { /* a second one with that key repeats what the first has said */
+        refuse(socket);
+        return;
+    }
+    forget_pending(self, socket);
+    socket->peer = peer;
+    socket->index = index;
+    peer->sockets[index] = socket;
+    int error = say(socket, ANSWER, peer->rank, index);
+    if (error < 0)
+        tagc_native_close_socket(socket); /* it will call again */
+    else
+        open_socket(socket);
+}
+
+/* ---- the calling end ---- */
+
+static void retry_later(native_socket *socket, int error) {
+    native_peer *peer = socket->peer;
+    uint64_t *retry_ms = &peer->retry_ms[socket->index], *pause_ms = &peer->pause_ms;
+    *pause_ms = *pause_ms ? *pause_ms * 2 : FIRST_RETRY_MS;
+    if (*pause_ms > MOST_RETRY_MS) *pause_ms = MOST_RETRY_MS;
+    *retry_ms = uv_now(&socket->self->loop) + *pause_ms;
+    peer->last_error = error;
+    tagc_native_close_socket(socket);
+}
+
+static void on_answer(native_socket *socket) {
+    if (recognise(socket->self, socket->hello, ANSWER) == socket->peer && socket->hello[6] == socket->index)
+        open_socket(socket);
+    else
+        retry_later(socket, UV_EPROTO);
+}
+
+static void give_room(uv_handle_t *handle, size_t wanted, uv_buf_t *buffer) {
+    native_socket *socket = handle->data;
+    (void)wanted;
+    *buffer = uv_buf_init((char *)socket->hello + socket->n_hello, NATIVE_HELLO_BYTES - socket->n_hello);
+}
+
+static void on_hello(uv_stream_t *stream, ssize_t n, const uv_buf_t *buffer) {
+    native_socket *socket = stream->data;
+    (void)buffer;
+    if (n < 0 && socket->is_caller)
+        retry_later(socket, (int)n);
+    else if (n < 0)
+        refuse(socket);
+    if (n <= 0) return;
+    socket->n_hello += (uint32_t)n;
+    if (socket->n_hello < NATIVE_HELLO_BYTES) return;
+    if (socket->is_caller)
+        on_answer(socket);
+    else
+        on_call(socket);
+}
+
+static void on_connected(uv_connect_t *connecting, int status) {
+    native_socket *socket = connecting->data;
+    if (socket->is_closing) return;
+    if (status == 0) status = say(socket, CALL, socket->peer->rank, socket->index);
+    if (status == 0) status = uv_read_start((uv_stream_t *)&socket->tcp, give_room, on_hello);
+    if (status < 0) retry_later(socket, status);
+}
+
+static tagc_status call(tagc_native *self, native_peer *peer, int index) {
+    struct sockaddr_storage address;
+    TAGC_TRY(tagc_native_read_address(
+        self, peer->rank, self->addresses + (size_t)peer->rank * TAGC_NATIVE_ADDRESS_BYTES, &address));
+    native_socket *socket;
+    TAGC_TRY(make_socket(self, &socket));
+    socket->is_caller = 1;
+    socket->peer = peer;
+    socket->index = index;
+    socket->connecting.data = socket;
+    peer->sockets[index] = socket;
+    int error =
+        uv_tcp_connect(&socket->connecting, &socket->tcp, (const struct sockaddr *)&address, on_connected);
+    if (error < 0) retry_later(socket, error);
+    return TAGC_OK;
+}
+
+/* ---- strangers ---- */
+
+void tagc_native_on_caller(uv_stream_t *listener, int status) {
+    tagc_native *self = listener->data;
+    native_socket *socket;
+    if (status < 0 || !self->keys || make_socket(self, &socket) != TAGC_OK) return;
+    socket->next = self->pending;
+    self->pending = socket;
+    self->n_pending++;
+    socket->deadline_ms = uv_now(&self->loop) + HELLO_MS;
+    if (uv_accept(listener, (uv_stream_t *)&socket->tcp) < 0 ||
+        uv_read_start((uv_stream_t *)&socket->tcp, give_room, on_hello) < 0)
+        refuse(socket);
+    /* a rank speaks at once, so the oldest is none */
+    native_socket *oldest = self->pending;
+    while (oldest && oldest->next) oldest = oldest->next;
+    if (self->n_pending > self->world_size * self->n_sockets + MORE_PENDING) refuse(oldest);
+}
+
+static void refuse_late(tagc_native *self, uint64_t now_ms) {
+    for (native_socket *next, *socket = self->pending; socket; socket = next) {
+        next = socket->next;
+        if (socket->deadline_ms <= now_ms) refuse(socket);
+    }
+}
+
+/* ---- all of them ---- */
+
+static void on_tick(uv_timer_t *timer) {
+    refuse_late(timer->data, uv_now(timer->loop));
+}
+
+static tagc_status call_where_due(tagc_native *self) {
+    uint64_t now_ms = uv_now(&self->loop);
+    for (int r = 0; r < self->rank; r++)
+        for (int i = 0; i < self->n_sockets; i++)
+            if (!self->peers[r].sockets[i] && self->peers[r].retry_ms[i] <= now_ms)
+                TAGC_TRY(call(self, &self->peers[r], i));
+    return TAGC_OK;
+}
+
+static int count_missing(const tagc_native *self, int *first) {
+    int n = 0;
+    for (int r = self->world_size - 1; r >= 0; r--)
+        if (r != self->rank && self->peers[r].n_open < self->n_sockets) {
+            n++;
+            *first = r;
+        }
+    return n;
+}
+
+static const char *why(const native_peer *peer) {
+    switch (peer->last_error) {
+    case 0:
+        return "it did not call";
+    case UV_EOF:
+    case UV_ECONNRESET:
+        return "it, or another program at its address, closed the connection: keys may differ";
+    case UV_EPROTO:
+        return "what answers at its address does not show its key";
+    default:
+        return uv_strerror(peer->last_error);
+    }
+}
+
+static tagc_status late(const tagc_native *self, int n_missing, int first, double timeout_s) {
+    char more[32] = "";
+    if (n_missing > 1) snprintf(more, sizeof more, " and %d more", n_missing - 1);
+    return tagc_fail(TAGC_ERR_TRANSPORT, "no connection to rank %d%s within %g s: %s",
+                     tagc_native_name(self, first), more, timeout_s, why(&self->peers[first]));
+}
+
+static tagc_status connect_all(tagc_native *self, double timeout_s) {
+    double until_s = tagc_clock_s() + timeout_s;
+    int first = -1, n_missing;
+    uv_update_time(&self->loop);
+    while ((n_missing = count_missing(self, &first)) > 0) {
+        if (tagc_clock_s() > until_s) return late(self, n_missing, first, timeout_s);
+        TAGC_TRY(call_where_due(self));
+        uv_run(&self->loop, UV_RUN_ONCE);
+    }
+    return TAGC_OK;
+}
+
+static tagc_status end_listening(tagc_native *self) {
+    while (self->pending) refuse(self->pending);
+    if (self->is_listening) uv_close((uv_handle_t *)&self->listener, NULL);
+    self->is_listening = 0;
+    uv_close((uv_handle_t *)&self->timer, NULL);
+    uv_run(&self->loop, UV_RUN_DEFAULT); /* no socket reads now, so nothing else keeps it */
+    return TAGC_OK;
+}
+
+tagc_status tagc_native_connect(tagc_native *native, const void *addresses, const void *keys,
+                                double timeout_s) {
+    if (!native) return tagc_fail(TAGC_ERR_ARGUMENT, "native is NULL");
+    if (!addresses) return tagc_fail(TAGC_ERR_ARGUMENT, "addresses is NULL");
+    if (!keys) return tagc_fail(TAGC_ERR_ARGUMENT, "keys is NULL");
+    if (!(timeout_s > 0 && timeout_s <= 1e6))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "timeout_s is %g, must be in (0, 1e6]", timeout_s);
+    if (!native->is_listening)
+        return tagc_fail(TAGC_ERR_STATE, "tagc_native_connect was called before: its port is closed");
+    for (int r = 0; r < native->world_size; r++) {
+        struct sockaddr_storage address;
+        TAGC_TRY(tagc_native_read_address(
+            native, r, (const unsigned char *)addresses + (size_t)r * TAGC_NATIVE_ADDRESS_BYTES, &address));
+    }
+    native_guard guard;
+    tagc_native_enter(native, &guard);
+    native->addresses = addresses;
+    native->keys = keys;
+    uv_timer_init(&native->loop, &native->timer);
+    native->timer.data = native;
+    uv_timer_start(&native->timer, on_tick, TICK_MS, TICK_MS);
+    tagc_status status = connect_all(native, timeout_s);
+    native->is_connected = status == TAGC_OK;
+    if (status != TAGC_OK) {
+        uv_close((uv_handle_t *)&native->timer, NULL);
+        tagc_native_close_all(native);
+    } else {
+        end_listening(native);
+    }
+    native->addresses = native->keys = NULL;
+    tagc_native_leave(native, &guard);
+    return status;
+}
+
+uint64_t tagc_native_refused(const tagc_native *native) {
+    return native ? native->n_refused : 0;
+}

@@ -1,0 +1,285 @@
+/* The table of the native transport, and the life of requests. */
+#include "transport/native/native.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- reading ---- */
+
+static void give_room(uv_handle_t *handle, size_t wanted, uv_buf_t *buffer) {
+    native_socket *socket = handle->data;
+    size_t n_bytes;
+    (void)wanted;
+    unsigned char *target = tagc_native_direct_target(socket, &n_bytes);
+    *buffer = target ? uv_buf_init((char *)target, (unsigned)n_bytes)
+                     : uv_buf_init((char *)socket->self->staging, NATIVE_STAGING_BYTES);
+}
+
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buffer) {
+    native_socket *socket = stream->data;
+    tagc_native *self = socket->self;
+    if (n < 0) {
+        if (n != UV_EOF || !socket->peer->last_error) socket->peer->last_error = (int)n;
+        tagc_native_close_socket(socket);
+        return;
+    }
+    int is_staged = buffer->base == (char *)self->staging;
+    tagc_status status = is_staged ? tagc_native_feed(socket, self->staging, (size_t)n)
+                                   : tagc_native_feed_direct(socket, (size_t)n);
+    if (status == TAGC_OK) return;
+    tagc_native_break(self, status, -1, tagc_last_error());
+    tagc_native_close_socket(socket);
+}
+
+static void start_reading(tagc_native *self) {
+    for (int r = 0; r < self->world_size; r++)
+        for (int i = 0; i < self->n_sockets; i++)
+            if (self->peers[r].sockets[i])
+                uv_read_start((uv_stream_t *)&self->peers[r].sockets[i]->tcp, give_room, on_read);
+}
+
+/* Frames that arrived may allow more to leave. */
+static void run_loop(tagc_native *self) {
+    uv_run(&self->loop, UV_RUN_NOWAIT);
+    if (!self->has_answers) return;
+    self->has_answers = 0;
+    for (int r = 0; r < self->world_size; r++) tagc_native_push(&self->peers[r]);
+}
+
+/* ---- requests ---- */
+
+/* With room for that many parts. */
+static tagc_status take_request(tagc_native *self, uint32_t n_sends, uint32_t n_receives,
+                                native_request **out) {
+    for (native_request **link = &self->pool; *link; link = &(*link)->next)
+        if ((*link)->n_sends >= n_sends && (*link)->n_receives >= n_receives) {
+            *out = *link;
+            *link = (*out)->next;
+            return TAGC_OK;
+        }
+    void *memory;
+    TAGC_TRY(tagc_memory_create(sizeof(native_request) + n_sends * sizeof(native_send) +
+                                    n_receives * sizeof(native_receive),
+                                "native transfer", &memory));
+    *out = memory;
+    (*out)->n_sends = n_sends;
+    (*out)->n_receives = n_receives;
+    (*out)->sends = (native_send *)(*out + 1);
+    (*out)->receives = (native_receive *)((*out)->sends + n_sends);
+    return TAGC_OK;
+}
+
+static void retire(tagc_native *self, native_request *request) {
+    native_request **link = &self->active[request->transfer.lane];
+    while (*link != request) link = &(*link)->next;
+    *link = request->next;
+    request->next = self->pool;
+    self->pool = request;
+    if (self->poller == request) self->poller = NULL;
+}
+
+static void fill(native_request *request) {
+    const tagc_transfer *t = &request->transfer;
+    request->n_left = request->first_open = 0;
+    request->moved = 0;
+    for (uint32_t i = 0; i < t->n_receives; i++) {
+        const tagc_part *part = &t->receives[i];
+        request->receives[i] =
+            (native_receive){.request = request, .n_bytes = part->n_bytes, .peer = part->peer};
+        request->n_left += part->n_bytes > 0;
+    }
+    for (uint32_t i = 0; i < t->n_sends; i++) {
+        const tagc_part *part = &t->sends[i];
+        request->sends[i] = (native_send){.request = request, .n_bytes = part->n_bytes, .peer = part->peer};
+        if (part->n_bytes) request->sends[i].data = (const unsigned char *)t->send + part->offset;
+        request->n_left += part->n_bytes > 0;
+    }
+}
+
+/* Staggered, so that ranks do not all send to one. */
+static void begin_parts(tagc_native *self, native_request *request) {
+    const tagc_transfer *t = &request->transfer;
+    for (uint32_t i = 0; i < t->n_receives; i++)
+        if (t->receives[i].n_bytes > NATIVE_EAGER_BYTES) {
+            tagc_native_queue_ready(&self->peers[t->receives[i].peer], &request->receives[i]);
+            tagc_native_push(&self->peers[t->receives[i].peer]);
+        }
+    uint32_t first = 0;
+    while (first < t->n_sends && t->sends[first].peer < self->rank) first++;
+    for (uint32_t i = 0; i < t->n_sends; i++) {
+        native_send *send = &request->sends[(first + i) % t->n_sends];
+        if (!send->n_bytes) continue;
+        tagc_native_queue_send(&self->peers[send->peer], send);
+        tagc_native_push(&self->peers[send->peer]);
+    }
+}
+
+/* ---- failures ---- */
+
+static tagc_status fail_broken(const tagc_native *self) {
+    if (self->culprit >= 0)
+        return tagc_fail(self->broken, "rank %d gave up: %s", self->culprit, self->reason);
+    return tagc_fail(self->broken, "%s", self->reason);
+}
+
+static tagc_status fail_gone(const tagc_native *self, const native_peer *peer) {
+    int name = tagc_native_name(self, peer->rank);
+    if (peer->has_left) return tagc_fail(TAGC_ERR_TRANSPORT, "rank %d left", name);
+    return tagc_fail(
+        TAGC_ERR_TRANSPORT,
+        "rank %d could not exchange with its peers: rank %d ended or cannot be reached any more (%s)",
+        tagc_native_name(self, self->rank), name,
+        peer->last_error ? uv_strerror(peer->last_error) : "its connection closed");
+}
+
+static int is_open_receive(const native_receive *receive) {
+    return receive->n_received < receive->n_bytes;
+}
+
+/* Fails if a peer that the request still needs is gone. */
+static tagc_status check_peers(const tagc_native *self, const native_request *request) {
+    const tagc_transfer *t = &request->transfer;
+    for (uint32_t i = 0; i < t->n_receives; i++)
+        if (is_open_receive(&request->receives[i]) && self->peers[t->receives[i].peer].n_open == 0)
+            return fail_gone(self, &self->peers[t->receives[i].peer]);
+    for (uint32_t i = 0; i < t->n_sends; i++)
+        if (request->sends[i].n_written < request->sends[i].n_bytes &&
+            self->peers[t->sends[i].peer].n_open == 0)
+            return fail_gone(self, &self->peers[t->sends[i].peer]);
+    return TAGC_OK;
+}
+
+/* The name of a rank that the request waits for: of one that has to send, if there is any. */
+static int waits_for(const tagc_native *self, native_request *request) {
+    const tagc_transfer *t = &request->transfer;
+    uint32_t *i = &request->first_open;
+    while (*i < t->n_receives && !is_open_receive(&request->receives[*i])) ++*i;
+    if (*i < t->n_receives) return tagc_native_name(self, t->receives[*i].peer);
+    for (uint32_t s = 0; s < t->n_sends; s++)
+        if (request->sends[s].n_written < request->sends[s].n_bytes)
+            return tagc_native_name(self, t->sends[s].peer);
+    return -1;
+}
+
+/* Tells the peers who gave up, and lets go of all buffers. */
+static void give_up(tagc_native *self, const char *reason) {
+    if (self->has_given_up) return;
+    self->has_given_up = 1;
+    tagc_native_break(self, TAGC_ERR_TRANSPORT, tagc_native_name(self, self->rank), reason);
+    int culprit = self->culprit >= 0 ? self->culprit : tagc_native_name(self, self->rank);
+    native_frame frame = {.kind = NATIVE_GAVE_UP, .sequence = (uint64_t)culprit};
+    frame.n_bytes = (uint32_t)strlen(self->reason);
+    frame.total = frame.n_bytes;
+    tagc_native_tell(self, &frame, self->reason);
+    tagc_native_close_all(self);
+}
+
+/* ---- the table ---- */
+
+static tagc_status native_start(void *context, const tagc_transfer *transfer, void **handle) {
+    tagc_native *self = context;
+    native_request *request = NULL;
+    pthread_mutex_lock(&self->lock);
+    tagc_status status = self->broken != TAGC_OK
+                             ? fail_broken(self)
+                             : take_request(self, transfer->n_sends, transfer->n_receives, &request);
+    if (status == TAGC_OK) {
+        request->transfer = *transfer;
+        request->sequence = self->n_started[transfer->lane]++;
+        request->next = self->active[transfer->lane];
+        self->active[transfer->lane] = request;
+        fill(request);
+        begin_parts(self, request);
+        status = tagc_native_take_early(self, request);
+        *handle = request;
+    }
+    pthread_mutex_unlock(&self->lock);
+    return status;
+}
+
+static tagc_status native_test(void *context, void *handle, tagc_progress *progress) {
+    tagc_native *self = context;
+    native_request *request = handle;
+    tagc_status status = TAGC_OK;
+    pthread_mutex_lock(&self->lock);
+    if (!self->has_given_up && (!self->poller || self->poller == request)) {
+        self->poller = request;
+        run_loop(self);
+    }
+    progress->moved = request->moved | self->moved;
+    request->moved = self->moved = 0;
+    if (request->n_left == 0) {
+        progress->done = 1;
+        retire(self, request);
+    } else if (self->broken != TAGC_OK) {
+        status = fail_broken(self);
+    } else {
+        progress->waiting_for = waits_for(self, request);
+        if (self->n_gone) status = check_peers(self, request);
+    }
+    pthread_mutex_unlock(&self->lock);
+    return status;
+}
+
+static void native_cancel(void *context, const char *reason) {
+    tagc_native *self = context;
+    pthread_mutex_lock(&self->lock);
+    give_up(self, reason);
+    for (int lane = 0; lane < NATIVE_LANES; lane++)
+        while (self->active[lane]) retire(self, self->active[lane]);
+    pthread_mutex_unlock(&self->lock);
+}
+
+static void native_abort(void *context, const char *reason) {
+    tagc_native *self = context;
+    native_guard guard;
+    tagc_native_enter(self, &guard);
+    give_up(self, reason);
+    tagc_native_leave(self, &guard);
+}
+
+void tagc_native_destroy(tagc_native *native) {
+    if (!native) return;
+    native_guard guard;
+    tagc_native_enter(native, &guard);
+    const native_frame goodbye = {.kind = NATIVE_GOODBYE};
+    if (native->is_connected && !native->has_given_up) tagc_native_tell(native, &goodbye, "");
+    if (native->has_loop) {
+        tagc_native_close_all(native);
+        uv_loop_close(&native->loop);
+    }
+    tagc_native_leave(native, &guard);
+    pthread_mutex_destroy(&native->lock);
+    tagc_native_drop_early(native);
+    for (native_request *next, *pooled = native->pool; pooled; pooled = next) {
+        next = pooled->next;
+        tagc_memory_destroy(pooled);
+    }
+    tagc_memory_destroy(native);
+}
+
+static void native_destroy(void *context) {
+    tagc_native_destroy(context);
+}
+
+static const tagc_transport_ops native_ops = {
+    .abi = TAGC_TRANSPORT_ABI,
+    .capabilities = TAGC_TRANSPORT_LANES,
+    .name = "native",
+    .start = native_start,
+    .test = native_test,
+    .cancel = native_cancel,
+    .abort = native_abort,
+    .destroy = native_destroy,
+};
+
+tagc_status tagc_comm_create_native(tagc_native *native, const tagc_comm_options *options, tagc_comm **out) {
+    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
+    *out = NULL;
+    if (!native) return tagc_fail(TAGC_ERR_ARGUMENT, "native is NULL");
+    if (!native->is_connected)
+        return tagc_fail(TAGC_ERR_STATE, "tagc_native_connect has to succeed before tagc_comm_create_native");
+    start_reading(native);
+    return tagc_comm_create(&native_ops, native, native->rank, native->world_size, options, out);
+}

@@ -1,0 +1,212 @@
+/* The native transport: TCP connections between all ranks, driven by one libuv loop on the comm thread.
+ *
+ *   open.c      interfaces, the port, the address for other ranks
+ *   connect.c   connections to all ranks, and keys at both ends
+ *   frames.c    what arrives: no socket in it, so that a fuzzer can feed it
+ *   send.c      what leaves: pieces of parts, as sockets take them
+ *   native.c    the table of the transport, and the life of requests
+ *
+ * docs/reference/native.md has the bytes. A part travels in frames of up to NATIVE_PIECE_BYTES, over any of the sockets of
+ * its peer, so that a large part does not hold up small ones. A frame that arrives before its transfer has started here is
+ * kept in memory. So that this stays little, a sender sends the first NATIVE_EAGER_BYTES of a part at once, and the rest
+ * when the receiver has said that it has started.
+ *
+ * The lock is for abort, which any thread may call. All else is called by one thread at a time. */
+#ifndef TAGC_TRANSPORT_NATIVE_H
+#define TAGC_TRANSPORT_NATIVE_H
+
+#include "core/memory.h"
+#include "core/status.h"
+#include "tagc/native.h"
+#include "tagc/transport.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <uv.h>
+
+enum {
+    NATIVE_VERSION = 1,
+    NATIVE_LANES = 8,
+    NATIVE_MOST_SOCKETS = 16,
+    NATIVE_HELLO_BYTES = 48,
+    NATIVE_HEADER_BYTES = 32,
+    NATIVE_PIECE_BYTES = 256 << 10,
+    NATIVE_EAGER_BYTES = 1 << 20,
+    NATIVE_STAGING_BYTES = 128 << 10,
+    NATIVE_REASON_BYTES = 400
+};
+
+typedef enum native_kind {
+    NATIVE_DATA = 1,    /* a piece of a part */
+    NATIVE_READY = 2,   /* the receiver of a large part has started its transfer */
+    NATIVE_GAVE_UP = 3, /* a rank gave up: its name, and why */
+    NATIVE_GOODBYE = 4  /* the sender's comm was destroyed */
+} native_kind;
+
+typedef struct native_frame {
+    uint8_t kind, lane;
+    uint32_t n_bytes; /* behind the header */
+    uint64_t sequence, total, offset;
+} native_frame;
+
+typedef struct native_request native_request;
+typedef struct native_peer native_peer;
+
+/* A part that leaves. */
+typedef struct native_send {
+    native_request *request;
+    const unsigned char *data;
+    uint64_t n_bytes, n_taken, n_written; /* taken by sockets; in the kernel's hands */
+    int peer, is_ready, is_queued;
+    struct native_send *next; /* in the peer's queue */
+} native_send;
+
+/* A part that arrives. */
+typedef struct native_receive {
+    native_request *request;
+    uint64_t n_bytes, n_announced, n_received; /* announced: in frames whose header has arrived */
+    int peer;
+    struct native_receive *next; /* in the peer's queue of NATIVE_READY frames */
+} native_receive;
+
+struct native_request {
+    tagc_transfer transfer;
+    uint64_t sequence; /* of its lane */
+    uint32_t n_left;   /* parts that are not complete */
+    uint32_t first_open;
+    uint32_t n_sends, n_receives; /* room in the two arrays */
+    int moved;
+    native_send *sends;
+    native_receive *receives;
+    native_request *next;
+};
+
+/* A frame that arrived before its transfer started here. */
+typedef struct native_early {
+    native_frame frame;
+    struct native_early *next;
+    unsigned char data[];
+} native_early;
+
+/* One connection. */
+typedef struct native_socket {
+    uv_tcp_t tcp;
+    tagc_native *self;
+    native_peer *peer; /* NULL: it has not shown its key */
+    int index, is_open, is_closing, is_writing, cannot_write;
+
+    /* while it connects: */
+    uv_connect_t connecting;
+    int is_caller;
+    uint64_t deadline_ms; /* of the loop */
+    struct native_socket *next;
+    unsigned char hello[NATIVE_HELLO_BYTES];
+    uint32_t n_hello;
+
+    /* what it writes: */
+    uv_write_t write;
+    unsigned char out_header[NATIVE_HEADER_BYTES];
+    native_send *out; /* NULL: a frame without a body */
+    const unsigned char *out_data;
+    uint32_t out_bytes;
+
+    /* what it reads: a header, then in_left bytes */
+    unsigned char in_header[NATIVE_HEADER_BYTES];
+    uint32_t n_in_header;
+    native_frame in;
+    uint32_t in_left;
+    unsigned char *in_target;
+    native_receive *in_receive; /* NULL: it goes to in_early or in_reason */
+    native_early *in_early;
+} native_socket;
+
+struct native_peer {
+    int rank, n_open;
+    native_socket *sockets[NATIVE_MOST_SOCKETS];
+    native_send *first, *last;                /* parts of which a piece may leave */
+    native_receive *first_ready, *last_ready; /* frames to send */
+    native_early *early;
+    int has_left;                                     /* said goodbye */
+    int last_error;                                   /* of libuv */
+    uint64_t retry_ms[NATIVE_MOST_SOCKETS], pause_ms; /* before it is called again */
+};
+
+struct tagc_native {
+    pthread_mutex_t lock;
+    uv_loop_t loop;
+    int has_loop;
+    int rank, world_size, n_sockets, is_connected;
+    int32_t *names;
+    native_peer *peers; /* (W) */
+    struct sockaddr_storage address;
+
+    /* while it connects: */
+    uv_tcp_t listener;
+    int is_listening;
+    uv_timer_t timer;
+    native_socket *pending; /* accepted connections that have not shown their key, the newest first */
+    int n_pending;
+    uint64_t n_refused;
+    const unsigned char *addresses, *keys;
+
+    uint64_t n_started[NATIVE_LANES];
+    native_request *active[NATIVE_LANES];
+    native_request *pool;
+    native_request *poller; /* whose test runs the loop: once for all active requests */
+    int moved;              /* bytes of no request that has started */
+    uint64_t n_early;       /* frames in all peers' lists */
+    int n_gone;             /* peers without a socket */
+    int has_answers;        /* NATIVE_READY frames have arrived */
+    int has_given_up;       /* its sockets are closed */
+    tagc_status broken;     /* not TAGC_OK: for good, by `reason` */
+    int culprit;            /* name of the rank that gave up, or -1 */
+    char reason[NATIVE_REASON_BYTES];
+    unsigned char staging[NATIVE_STAGING_BYTES];
+    char in_reason[NATIVE_REASON_BYTES];
+};
+
+static inline int tagc_native_name(const tagc_native *self, int rank) {
+    return self->names[rank];
+}
+
+/* frames.c */
+void tagc_native_write_header(const native_frame *frame, unsigned char *header);
+tagc_status tagc_native_read_header(const unsigned char *header, native_frame *frame);
+/* Takes what a socket read. On failure the peer has broken the protocol. */
+tagc_status tagc_native_feed(native_socket *socket, const unsigned char *data, size_t n_bytes);
+/* Where the next bytes of a socket may be read to, without a copy; NULL: nowhere. They count by _feed_direct. */
+unsigned char *tagc_native_direct_target(native_socket *socket, size_t *n_bytes);
+tagc_status tagc_native_feed_direct(native_socket *socket, size_t n_bytes);
+/* Takes what has arrived for a request that starts now. */
+tagc_status tagc_native_take_early(tagc_native *self, native_request *request);
+void tagc_native_drop_early(tagc_native *self);
+native_request *tagc_native_find(tagc_native *self, uint32_t lane, uint64_t sequence);
+/* Breaks for good; the first reason stays. culprit: name of the rank that gave up, or -1. */
+void tagc_native_break(tagc_native *self, tagc_status status, int culprit, const char *reason);
+
+/* send.c */
+void tagc_native_queue_send(native_peer *peer, native_send *send);
+void tagc_native_queue_ready(native_peer *peer, native_receive *receive);
+void tagc_native_push(native_peer *peer);
+/* Sends a last frame to all peers, where no frame is half sent. */
+void tagc_native_tell(tagc_native *self, const native_frame *frame, const char *text);
+
+/* open.c */
+tagc_status tagc_native_read_address(const tagc_native *self, int rank, const unsigned char *from,
+                                     struct sockaddr_storage *to);
+
+/* connect.c */
+void tagc_native_on_caller(uv_stream_t *listener, int status);
+void tagc_native_close_socket(native_socket *socket);
+/* Closes all handles, and returns when libuv has let go of them and of all buffers. */
+void tagc_native_close_all(tagc_native *self);
+
+/* A write to a connection that the peer has closed raises SIGPIPE, which must not end the caller's process. */
+typedef struct native_guard {
+    sigset_t before;
+    int had_pipe;
+} native_guard;
+void tagc_native_enter(tagc_native *self, native_guard *guard); /* locks, too */
+void tagc_native_leave(tagc_native *self, native_guard *guard);
+
+#endif

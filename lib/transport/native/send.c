@@ -1,0 +1,145 @@
+/* What leaves. Each socket takes the next piece when the kernel has taken the one before it. Parts take turns, so that a
+ * large one does not hold up small ones, and several sockets share the pieces of a large one. */
+#include "transport/native/native.h"
+
+#include <string.h>
+
+static uint64_t allowed(const native_send *send) {
+    return send->is_ready || send->n_bytes < NATIVE_EAGER_BYTES ? send->n_bytes : NATIVE_EAGER_BYTES;
+}
+
+void tagc_native_queue_send(native_peer *peer, native_send *send) {
+    if (send->is_queued || send->n_taken == allowed(send)) return;
+    send->is_queued = 1;
+    send->next = NULL;
+    if (peer->first)
+        peer->last->next = send;
+    else
+        peer->first = send;
+    peer->last = send;
+}
+
+void tagc_native_queue_ready(native_peer *peer, native_receive *receive) {
+    receive->next = NULL;
+    if (peer->first_ready)
+        peer->last_ready->next = receive;
+    else
+        peer->first_ready = receive;
+    peer->last_ready = receive;
+}
+
+static int take_ready_frame(native_peer *peer, native_socket *socket) {
+    const native_receive *receive = peer->first_ready;
+    if (!receive) return 0;
+    peer->first_ready = receive->next;
+    const native_request *request = receive->request;
+    native_frame frame = {.kind = NATIVE_READY,
+                          .lane = (uint8_t)request->transfer.lane,
+                          .sequence = request->sequence,
+                          .total = receive->n_bytes};
+    tagc_native_write_header(&frame, socket->out_header);
+    socket->out = NULL;
+    socket->out_bytes = 0;
+    return 1;
+}
+
+/* Returns 0 if there is nothing to send. */
+static int take_piece(native_peer *peer, native_socket *socket) {
+    if (take_ready_frame(peer, socket)) return 1;
+    native_send *send = peer->first;
+    if (!send) return 0;
+    peer->first = send->next;
+    send->is_queued = 0;
+    uint64_t n = allowed(send) - send->n_taken;
+    if (n > NATIVE_PIECE_BYTES) n = NATIVE_PIECE_BYTES;
+    native_frame frame = {.kind = NATIVE_DATA,
+                          .lane = (uint8_t)send->request->transfer.lane,
+                          .n_bytes = (uint32_t)n,
+                          .sequence = send->request->sequence,
+                          .total = send->n_bytes,
+                          .offset = send->n_taken};
+    tagc_native_write_header(&frame, socket->out_header);
+    socket->out = send;
+    socket->out_data = send->data + send->n_taken;
+    socket->out_bytes = (uint32_t)n;
+    send->n_taken += n;
+    tagc_native_queue_send(peer, send);
+    return 1;
+}
+
+static void end_piece(native_socket *socket) {
+    native_send *send = socket->out;
+    if (!send) return;
+    socket->out = NULL;
+    send->n_written += socket->out_bytes;
+    send->request->moved = 1;
+    if (send->n_written == send->n_bytes) send->request->n_left--;
+}
+
+/* What the peer has sent before it closed the connection is still read: it may say why. */
+static void stop_writing(native_socket *socket, int error) {
+    socket->cannot_write = 1;
+    if (!socket->peer->last_error) socket->peer->last_error = error;
+}
+
+static void write_pieces(native_socket *socket);
+
+static void on_written(uv_write_t *write, int status) {
+    native_socket *socket = write->data;
+    socket->is_writing = 0;
+    if (status < 0) {
+        if (!socket->is_closing) stop_writing(socket, status);
+        return;
+    }
+    end_piece(socket);
+    write_pieces(socket);
+}
+
+static void write_pieces(native_socket *socket) {
+    uv_stream_t *stream = (uv_stream_t *)&socket->tcp;
+    while (!socket->is_writing && !socket->cannot_write && !socket->is_closing &&
+           take_piece(socket->peer, socket)) {
+        uv_buf_t buffers[2] = {uv_buf_init((char *)socket->out_header, NATIVE_HEADER_BYTES),
+                               uv_buf_init((char *)(uintptr_t)socket->out_data, socket->out_bytes)};
+        unsigned n_buffers = socket->out_bytes ? 2 : 1;
+        uv_buf_t *rest = buffers;
+        int n = uv_try_write(stream, buffers, n_buffers);
+        if (n < 0 && n != UV_EAGAIN) {
+            stop_writing(socket, n);
+            return;
+        }
+        size_t n_written = n < 0 ? 0 : (size_t)n;
+        if (n_written == NATIVE_HEADER_BYTES + (size_t)socket->out_bytes) {
+            end_piece(socket);
+            continue;
+        }
+        for (; n_written >= rest->len; rest++, n_buffers--) n_written -= rest->len;
+        rest->base += n_written;
+        rest->len -= n_written;
+        socket->write.data = socket;
+        n = uv_write(&socket->write, stream, rest, n_buffers, on_written); /* copies the list */
+        if (n < 0)
+            stop_writing(socket, n);
+        else
+            socket->is_writing = 1;
+    }
+}
+
+void tagc_native_push(native_peer *peer) {
+    for (int i = 0; i < NATIVE_MOST_SOCKETS && (peer->first || peer->first_ready); i++)
+        if (peer->sockets[i]) write_pieces(peer->sockets[i]);
+}
+
+void tagc_native_tell(tagc_native *self, const native_frame *frame, const char *text) {
+    unsigned char header[NATIVE_HEADER_BYTES];
+    tagc_native_write_header(frame, header);
+    uv_buf_t buffers[2] = {uv_buf_init((char *)header, sizeof header),
+                           uv_buf_init((char *)(uintptr_t)text, frame->n_bytes)};
+    for (int r = 0; r < self->world_size; r++)
+        for (int i = 0; i < self->n_sockets; i++) {
+            native_socket *socket = self->peers[r].sockets[i];
+            if (!socket || socket->is_closing || socket->is_writing || socket->cannot_write) continue;
+            (void)uv_try_write((uv_stream_t *)&socket->tcp, buffers, frame->n_bytes ? 2 : 1);
+            break;
+        }
+}

@@ -1,0 +1,266 @@
+/* The native transport moves what the pattern says, whatever the order in which ranks start; and its failures name the rank
+ * and the reason on all ranks. */
+#include "native_ranks.h"
+
+#include "core/clock.h"
+
+#include <arpa/inet.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ---- random transfers ---- */
+
+static void storm_body(rank_run *run) {
+    native_group *group = run->shared;
+    const uint64_t *max_bytes = group->extra;
+    tagc_comm *comm = native_comm(run, group);
+    if (!comm) return;
+    for (uint64_t seed = 1; seed <= 3; seed++)
+        CHECK(run, pattern_storm(comm, seed, 5, seed == 1 ? 2000 : *max_bytes) == 0);
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
+    tagc_comm_destroy(comm);
+}
+
+/* Messages of up to max_bytes: above 1 MiB a sender waits for its receiver, above 256 kB a message is cut. */
+static void test_random_transfers(void **state) {
+    (void)state;
+    static const struct {
+        int world_size, n_sockets;
+        uint64_t max_bytes;
+    } cases[] = {{1, 1, 1000}, {2, 1, 5u << 20}, {3, 4, 5u << 20}, {5, 2, 3u << 20}, {16, 1, 60000}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        native_group *group = native_group_make(cases[i].world_size, cases[i].n_sockets);
+        uint64_t max_bytes = cases[i].max_bytes;
+        group->extra = &max_bytes;
+        run_ranks(cases[i].world_size, storm_body, group);
+        native_group_free(group);
+    }
+}
+
+static void test_ipv6(void **state) {
+    (void)state;
+    tagc_native *native;
+    tagc_native_options options;
+    tagc_native_options_init(&options);
+    options.local = "::1";
+    if (tagc_native_open(&options, 0, 1, &native) != TAGC_OK) { /* a host without IPv6 */
+        print_message("no ::1 here: %s\n", tagc_last_error());
+        skip();
+    }
+    tagc_native_destroy(native);
+    native_group *group = native_group_make(3, 2);
+    uint64_t max_bytes = 100000;
+    group->local = "::1";
+    group->extra = &max_bytes;
+    run_ranks(3, storm_body, group);
+    native_group_free(group);
+}
+
+/* Rank 0 starts a large transfer first. Rank 1 starts it only when it has a small one of another lane, which rank 0 has
+ * started later, so that its bytes stand behind the large one's. */
+static void behind_body(rank_run *run) {
+    enum { LARGE = 4 << 20, SMALL = 100 };
+    native_group *group = run->shared;
+    tagc_comm *comm = native_comm(run, group);
+    if (!comm) return;
+    unsigned char *large = calloc(LARGE, 1), small[SMALL] = {0};
+    for (int i = 0; i < LARGE && run->rank == 0; i++) large[i] = (unsigned char)(i * 7 + (i >> 9));
+    tagc_part parts[2] = {{.peer = 1 - run->rank, .n_bytes = LARGE},
+                          {.peer = 1 - run->rank, .n_bytes = SMALL}};
+    tagc_ticket tickets[2] = {{.leg = TAGC_LEG_VALUES}, {.leg = TAGC_LEG_VALUES}};
+    for (int i = 0; i < 2; i++) {
+        tagc_transfer *t = &tickets[i].transfer;
+        if (run->rank == 0)
+            *t = (tagc_transfer){.n_sends = 1, .sends = &parts[i], .send = i ? small : large};
+        else
+            *t = (tagc_transfer){.n_receives = 1, .receives = &parts[i], .recv = i ? small : large};
+    }
+    if (run->rank == 0) small[SMALL - 1] = 77;
+    if (run->rank == 0) tagc_comm_post(comm, TAGC_LANE_GATHER, &tickets[0]);
+    tagc_comm_post(comm, TAGC_LANE_REDUCE, &tickets[1]);
+    CHECK(run, tagc_comm_wait(comm, &tickets[1]) == TAGC_OK);
+    CHECK(run, small[SMALL - 1] == 77);
+    if (run->rank == 1) tagc_comm_post(comm, TAGC_LANE_GATHER, &tickets[0]);
+    CHECK(run, tagc_comm_wait(comm, &tickets[0]) == TAGC_OK);
+    int n_wrong = 0;
+    for (int i = 0; i < LARGE; i++) n_wrong += large[i] != (unsigned char)(i * 7 + (i >> 9));
+    CHECK(run, n_wrong == 0);
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
+    tagc_comm_destroy(comm);
+    free(large);
+}
+
+static void test_lanes_do_not_block(void **state) {
+    (void)state;
+    native_group *group = native_group_make(2, 1);
+    run_ranks(2, behind_body, group);
+    native_group_free(group);
+}
+
+/* ---- ranks that fail ---- */
+
+static void abort_body(rank_run *run) {
+    native_group *group = run->shared;
+    tagc_comm *comm = native_comm(run, group);
+    if (!comm) return;
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
+    pthread_barrier_wait(&group->met);
+    if (run->rank == 1) {
+        tagc_comm_abort(comm, "the disk is full");
+        CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT &&
+                       has("this rank (1) gave up: the disk is full"));
+    } else {
+        CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT && has("rank 11 gave up: the disk is full"));
+        CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT && has("rank 11 gave up: the disk is full"));
+    }
+    tagc_comm_destroy(comm);
+}
+
+static void leave_body(rank_run *run) {
+    native_group *group = run->shared;
+    tagc_comm *comm = native_comm(run, group);
+    if (!comm) return;
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
+    pthread_barrier_wait(&group->met);
+    if (run->rank != 1) /* one that was told by another is right, too */
+        CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT && has("rank 11 left"));
+    tagc_comm_destroy(comm);
+}
+
+static void silent_body(rank_run *run) {
+    native_group *group = run->shared;
+    tagc_comm *comm = native_comm(run, group);
+    if (!comm) return;
+    double start_s = tagc_clock_s();
+    if (run->rank != 2) {
+        CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT);
+        CHECK(run, has("no answer within 0.3 s (leg control, waiting for rank 12)"));
+        CHECK(run, tagc_clock_s() - start_s >= 0.3 || has("gave up"));
+    }
+    pthread_barrier_wait(&group->met);
+    tagc_comm_destroy(comm);
+}
+
+static void run_failing(void (*body)(rank_run *), int world_size, double timeout_s) {
+    native_group *group = native_group_make(world_size, 2);
+    group->timeout_s = timeout_s;
+    for (int r = 0; r < NATIVE_TEST_RANKS; r++) group->names[r] = 10 + r;
+    run_ranks(world_size, body, group);
+    native_group_free(group);
+}
+
+static void test_abort_leave_silence(void **state) {
+    (void)state;
+    run_failing(abort_body, 4, 60);
+    run_failing(leave_body, 4, 60);
+    run_failing(silent_body, 3, 0.3);
+}
+
+/* Large transfers, and one rank gives up amid them. Buffers are freed as soon as wait returns: the address sanitizer sees
+ * who still uses them. */
+static void storm_abort_body(rank_run *run) {
+    enum { N = 6, PART = 3 << 20 };
+    native_group *group = run->shared;
+    tagc_comm *comm = native_comm(run, group);
+    if (!comm) return;
+    int W = run->world_size;
+    tagc_part parts[NATIVE_TEST_RANKS];
+    uint32_t n_parts = 0;
+    for (int r = 0; r < W; r++)
+        if (r != run->rank) parts[n_parts++] = (tagc_part){r, PART, (uint64_t)r * PART};
+    tagc_ticket tickets[N];
+    unsigned char *buffers[N];
+    for (int i = 0; i < N; i++) {
+        buffers[i] = malloc((size_t)(2 * W) * PART);
+        memset(buffers[i], i, (size_t)W * PART);
+        tickets[i] = (tagc_ticket){.transfer = {.n_sends = n_parts,
+                                                .n_receives = n_parts,
+                                                .sends = parts,
+                                                .receives = parts,
+                                                .send = buffers[i],
+                                                .recv = buffers[i] + (size_t)W * PART},
+                                   .leg = TAGC_LEG_VALUES};
+        tagc_comm_post(comm, (tagc_lane)(i % 3), &tickets[i]);
+        if (run->rank == 2 && i == N / 2) tagc_comm_abort(comm, "enough");
+    }
+    int n_failed = 0;
+    for (int i = 0; i < N; i++) {
+        n_failed += tagc_comm_wait(comm, &tickets[i]) != TAGC_OK;
+        free(buffers[i]);
+    }
+    CHECK(run, n_failed > 0);
+    if (run->rank != 2)
+        CHECK(run, has("rank 12 gave up") || has("rank 12 ended or cannot be reached") || has("gave up"));
+    tagc_comm_destroy(comm);
+}
+
+static void test_abort_amid_transfers(void **state) {
+    (void)state;
+    run_failing(storm_abort_body, 4, 60);
+}
+
+/* ---- a process that is killed ---- */
+
+static void survivor_body(rank_run *run) {
+    native_group *group = run->shared;
+    tagc_comm *comm = native_comm(run, group);
+    if (!comm) return;
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
+    if (run->rank == 0) kill(*(pid_t *)group->extra, SIGKILL);
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT);
+    CHECK(run, has("rank 12 ended or cannot be reached any more"));
+    tagc_comm_destroy(comm);
+}
+
+static void test_killed_process(void **state) {
+    (void)state;
+    native_group *group = native_group_make(3, 2);
+    for (int r = 0; r < 3; r++) group->names[r] = 10 + r;
+    pid_t child = fork();
+    if (child == 0) {
+        rank_run run = {.rank = 2, .world_size = 3, .shared = group};
+        tagc_comm *comm = native_comm(&run, group);
+        if (!comm || tagc_comm_barrier(comm) != TAGC_OK) _exit(1);
+        for (;;) pause();
+    }
+    group->extra = &child;
+    run_ranks(2, survivor_body, group);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status));
+    native_group_free(group);
+}
+
+/* A fork that ends, as a data loader's worker does, takes nothing of its parent's connections with it. */
+static void forking_body(rank_run *run) {
+    native_group *group = run->shared;
+    tagc_comm *comm = native_comm(run, group);
+    if (!comm) return;
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
+    pid_t child = fork();
+    if (child == 0) _exit(0);
+    waitpid(child, NULL, 0);
+    CHECK(run, pattern_storm(comm, 5, 2, 100000) == 0);
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
+    tagc_comm_destroy(comm);
+}
+
+static void test_forks(void **state) {
+    (void)state;
+    native_group *group = native_group_make(2, 1);
+    run_ranks(2, forking_body, group);
+    native_group_free(group);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_transfers),
+                                       cmocka_unit_test(test_ipv6),
+                                       cmocka_unit_test(test_lanes_do_not_block),
+                                       cmocka_unit_test(test_abort_leave_silence),
+                                       cmocka_unit_test(test_abort_amid_transfers),
+                                       cmocka_unit_test(test_killed_process),
+                                       cmocka_unit_test(test_forks)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,246 @@
+/* Who may connect to the native transport: only ranks that show their key. What else comes to the port is refused and
+ * counted, and no rank is lost by it. And which port it is: interfaces, families, mistakes of the caller. */
+#include "native_ranks.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { HELLO_BYTES = 48, N_FLOOD = 400 };
+
+/* ---- an attacker ---- */
+
+static int dial(const unsigned char *address) {
+    struct sockaddr_in to = {.sin_family = AF_INET};
+    memcpy(&to.sin_port, address + 8, 2);
+    memcpy(&to.sin_addr, address + 16, 4);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&to, sizeof to) == 0) return fd;
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+static void make_hello(unsigned char *hello, int kind, int from, int to, int index, int key_from,
+                       int key_to) {
+    memset(hello, 0, HELLO_BYTES);
+    memcpy(hello, "tagc", 4);
+    hello[4] = 1;
+    hello[5] = (unsigned char)kind;
+    hello[6] = (unsigned char)index;
+    hello[8] = (unsigned char)from;
+    hello[12] = (unsigned char)to;
+    native_key(key_from, key_to, hello + 16);
+}
+
+/* Whether the port closes the connection after these bytes, and says nothing. */
+static int is_refused(const unsigned char *address, const unsigned char *bytes, size_t n_bytes) {
+    int fd = dial(address);
+    if (fd < 0) return 0;
+    unsigned char answer;
+    int is_sent = send(fd, bytes, n_bytes, MSG_NOSIGNAL) == (ssize_t)n_bytes;
+    ssize_t n = recv(fd, &answer, 1, 0); /* 0 or a reset */
+    close(fd);
+    return is_sent && n <= 0;
+}
+
+typedef struct attack {
+    native_group *group;
+    int n_refused_wrongly, n_open, idle[N_FLOOD];
+} attack;
+
+/* While rank 0 waits for rank 1. */
+static void *attack_rank_0(void *arg) {
+    attack *a = arg;
+    const unsigned char *address = a->group->addresses[0];
+    unsigned char hello[HELLO_BYTES], noise[4096];
+    for (size_t i = 0; i < sizeof noise; i++) noise[i] = (unsigned char)pattern_hash(1, i, 2, 3);
+    static const int wrong[][6] = {
+        /* kind, from, to, index, and whose key */
+        {1, 1, 0, 0, 0, 1}, /* the key that rank 0 itself shows: a reflection */
+        {1, 1, 0, 0, 2, 0}, /* of another rank */
+        {1, 2, 0, 0, 1, 0}, /* of a rank that it does not say it is */
+        {1, 0, 0, 0, 0, 0}, /* rank 0 itself */
+        {1, 9, 0, 0, 9, 0}, /* no rank */
+        {1, 1, 1, 0, 1, 0}, /* to another rank */
+        {1, 1, 0, 9, 1, 0}, /* a socket that there is not */
+        {2, 1, 0, 0, 1, 0}, /* an answer that nobody asked for */
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        const int *w = wrong[i];
+        make_hello(hello, w[0], w[1], w[2], w[3], w[4], w[5]);
+        a->n_refused_wrongly += !is_refused(address, hello, sizeof hello);
+    }
+    make_hello(hello, 1, 1, 0, 0, 1, 0);
+    hello[4] = 2; /* another version */
+    a->n_refused_wrongly += !is_refused(address, hello, sizeof hello);
+    hello[4] = 1;
+    hello[47] ^= 1; /* one bit of the key */
+    a->n_refused_wrongly += !is_refused(address, hello, sizeof hello);
+    a->n_refused_wrongly += !is_refused(address, noise, sizeof noise);
+    for (int i = 0; i < N_FLOOD; i++) { /* these say one byte, and no more */
+        a->idle[i] = dial(address);
+        a->n_open += a->idle[i] >= 0 && send(a->idle[i], "t", 1, MSG_NOSIGNAL) == 1;
+    }
+    return NULL;
+}
+
+static void besieged_body(rank_run *run) {
+    native_group *group = run->shared;
+    attack *a = group->extra;
+    tagc_native *native = native_open(run, group);
+    pthread_barrier_wait(&group->opened);
+    if (!native) return;
+    pthread_t attacker;
+    if (run->rank == 1) { /* rank 0 goes on to connect */
+        pthread_create(&attacker, NULL, attack_rank_0, a);
+        pthread_join(attacker, NULL);
+    }
+    unsigned char keys[2 * NATIVE_TEST_RANKS * TAGC_NATIVE_KEY_BYTES];
+    native_keys(run->rank, group->world_size, keys);
+    CHECK(run, tagc_native_connect(native, group->addresses, keys, 60) == TAGC_OK);
+    CHECK(run, tagc_native_refused(native) == (run->rank == 0 ? 11 + N_FLOOD : 0));
+    tagc_comm *comm;
+    CHECK(run, tagc_comm_create_native(native, NULL, &comm) == TAGC_OK);
+    CHECK(run, dial(group->addresses[run->rank]) < 0); /* the port is closed */
+    CHECK(run, pattern_storm(comm, 7, 3, 100000) == 0);
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
+    tagc_comm_destroy(comm);
+}
+
+static void test_strangers(void **state) {
+    (void)state;
+    native_group *group = native_group_make(2, 2);
+    attack a = {.group = group};
+    group->extra = &a;
+    run_ranks(2, besieged_body, group);
+    assert_int_equal(a.n_refused_wrongly, 0);
+    assert_int_equal(a.n_open, N_FLOOD);
+    for (int i = 0; i < N_FLOOD; i++) close(a.idle[i]);
+    native_group_free(group);
+}
+
+/* An impostor at the address of rank 0 cannot show its key. */
+static void *pretend(void *arg) {
+    int listener = *(int *)arg, fd;
+    while ((fd = accept(listener, NULL, NULL)) >= 0) {
+        unsigned char hello[HELLO_BYTES];
+        if (recv(fd, hello, sizeof hello, MSG_WAITALL) == HELLO_BYTES) {
+            make_hello(hello, 2, 0, 1, hello[6], 1, 0); /* what it has just heard */
+            (void)!send(fd, hello, sizeof hello, MSG_NOSIGNAL);
+        }
+        close(fd);
+    }
+    return NULL;
+}
+
+static void test_impostor(void **state) {
+    (void)state;
+    native_group *group = native_group_make(2, 1);
+    rank_run run = {.rank = 1, .world_size = 2};
+    tagc_native *native = native_open(&run, group);
+    assert_non_null(native);
+    struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n_bytes = sizeof own;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&own, sizeof own), 0);
+    assert_int_equal(listen(listener, 10), 0);
+    getsockname(listener, (struct sockaddr *)&own, &n_bytes);
+    memcpy(group->addresses[0], group->addresses[1], TAGC_NATIVE_ADDRESS_BYTES);
+    memcpy(group->addresses[0] + 8, &own.sin_port, 2);
+    pthread_t impostor;
+    pthread_create(&impostor, NULL, pretend, &listener);
+    unsigned char keys[2 * NATIVE_TEST_RANKS * TAGC_NATIVE_KEY_BYTES];
+    native_keys(1, 2, keys);
+    assert_int_equal(tagc_native_connect(native, group->addresses, keys, 0.2), TAGC_ERR_TRANSPORT);
+    if (!has("no connection to rank 0 within 0.2 s: what answers at its address does not show its key"))
+        fail_msg("%s", tagc_last_error());
+    shutdown(listener, SHUT_RDWR);
+    pthread_join(impostor, NULL);
+    close(listener);
+    tagc_native_destroy(native);
+    native_group_free(group);
+}
+
+/* ---- mistakes ---- */
+
+static void expect(tagc_status found, tagc_status status, const char *text) {
+    if (found != status || !has(text)) fail_msg("%s: \"%s\"", tagc_status_name(found), tagc_last_error());
+}
+
+static tagc_status open_as(const char *local, int family, int n_sockets, int rank, int world_size,
+                           tagc_native **out) {
+    tagc_native_options options;
+    tagc_native_options_init(&options);
+    options.local = local;
+    options.family = family;
+    options.n_sockets = n_sockets;
+    return tagc_native_open(&options, rank, world_size, out);
+}
+
+static void test_where_it_listens(void **state) {
+    (void)state;
+    tagc_native *native;
+    expect(open_as("eth99,nonsense", 0, 1, 0, 2, &native), TAGC_ERR_ARGUMENT,
+           "no interface eth99,nonsense with an address is up on this host; there are: ");
+    assert_true(has("lo (127.0.0.1)"));
+    assert_null(native);
+    expect(open_as("eth99", 4, 1, 0, 2, &native), TAGC_ERR_ARGUMENT, "with an address of IPv4");
+    expect(open_as("192.0.2.1", 0, 1, 0, 2, &native), TAGC_ERR_ARGUMENT,
+           "no port can be opened at 192.0.2.1");
+    expect(open_as("127.0.0.1", 6, 1, 0, 2, &native), TAGC_ERR_ARGUMENT, "an address of IPv4");
+    expect(open_as(NULL, 5, 1, 0, 2, &native), TAGC_ERR_ARGUMENT, "options.family is 5");
+    expect(open_as(NULL, 0, 17, 0, 2, &native), TAGC_ERR_ARGUMENT, "options.n_sockets is 17");
+    expect(open_as(NULL, 0, 1, 2, 2, &native), TAGC_ERR_ARGUMENT, "rank is 2");
+    expect(open_as(NULL, 0, 1, 0, 0, &native), TAGC_ERR_ARGUMENT, "world_size is 0");
+    unsigned char address[TAGC_NATIVE_ADDRESS_BYTES];
+    assert_int_equal(open_as("eth99,lo", 4, 1, 0, 2, &native), TAGC_OK);
+    assert_int_equal(tagc_native_address(native, address), TAGC_OK);
+    assert_memory_equal(address + 16, "\x7f\0\0\x01", 4);
+    tagc_native_destroy(native);
+    assert_int_equal(open_as(NULL, 0, 1, 0, 2, &native), TAGC_OK);
+    tagc_native_destroy(native);
+}
+
+static void test_misuse(void **state) {
+    (void)state;
+    tagc_native *native, *other;
+    tagc_comm *comm;
+    unsigned char addresses[2][TAGC_NATIVE_ADDRESS_BYTES], keys[4 * TAGC_NATIVE_KEY_BYTES];
+    native_keys(1, 2, keys);
+    assert_int_equal(open_as("127.0.0.1", 0, 1, 1, 2, &native), TAGC_OK);
+    expect(tagc_comm_create_native(native, NULL, &comm), TAGC_ERR_STATE,
+           "tagc_native_connect has to succeed");
+    assert_null(comm);
+    expect(tagc_native_connect(native, NULL, keys, 1), TAGC_ERR_ARGUMENT, "addresses is NULL");
+    expect(tagc_native_connect(native, addresses, NULL, 1), TAGC_ERR_ARGUMENT, "keys is NULL");
+    expect(tagc_native_connect(native, addresses, keys, 0), TAGC_ERR_ARGUMENT, "timeout_s is 0");
+    assert_int_equal(tagc_native_address(native, addresses[1]), TAGC_OK);
+    memset(addresses[0], 0, sizeof addresses[0]);
+    expect(tagc_native_connect(native, addresses, keys, 1), TAGC_ERR_ARGUMENT, "the address of rank 0");
+    memcpy(addresses[0], addresses[1], sizeof addresses[0]);
+    addresses[0][4] = 9;
+    expect(tagc_native_connect(native, addresses, keys, 1), TAGC_ERR_MISMATCH, "rank 0 speaks version 9");
+    addresses[0][4] = 1;
+    addresses[0][5] = 6;
+    expect(tagc_native_connect(native, addresses, keys, 1), TAGC_ERR_MISMATCH,
+           "rank 0 listens on an address of IPv6");
+    assert_int_equal(open_as("127.0.0.1", 0, 2, 0, 2, &other), TAGC_OK);
+    assert_int_equal(tagc_native_address(other, addresses[0]), TAGC_OK);
+    expect(tagc_native_connect(native, addresses, keys, 1), TAGC_ERR_MISMATCH,
+           "options.n_sockets is 2 on rank 0");
+    addresses[0][6] = 1;
+    tagc_native_destroy(other); /* nobody listens there any more */
+    expect(tagc_native_connect(native, addresses, keys, 0.1), TAGC_ERR_TRANSPORT,
+           "no connection to rank 0 within 0.1 s: connection refused");
+    expect(tagc_native_connect(native, addresses, keys, 1), TAGC_ERR_STATE, "its port is closed");
+    tagc_native_destroy(native);
+    tagc_native_destroy(NULL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_strangers), cmocka_unit_test(test_impostor),
+                                       cmocka_unit_test(test_where_it_listens),
+                                       cmocka_unit_test(test_misuse)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
