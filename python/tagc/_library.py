@@ -177,6 +177,16 @@ class Transfer(Structure):
     ]  # fmt: skip
 
 
+class NativeOptions(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("local", c_char_p),
+        ("family", c_int),
+        ("n_sockets", c_int),
+        ("names", POINTER(c_int32)),
+    ]
+
+
 EXCHANGE_FN = CFUNCTYPE(c_int, c_void_p, POINTER(Transfer))
 ABORT_FN = CFUNCTYPE(None, c_void_p, c_char_p)
 TRANSPORT_ABI = 1
@@ -202,6 +212,14 @@ _FUNCTIONS = {
         [POINTER(CallbackOps), c_void_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)],
         c_int,
     ),
+    "tagc_native_options_init_sized": ([POINTER(NativeOptions), c_size_t], None),
+    "tagc_native_open": ([POINTER(NativeOptions), c_int, c_int, POINTER(c_void_p)], c_int),
+    "tagc_native_address": ([c_void_p, c_char_p], c_int),
+    "tagc_native_connect": ([c_void_p, c_char_p, c_char_p, c_double], c_int),
+    "tagc_native_refused": ([c_void_p], c_uint64),
+    "tagc_comm_create_native": ([c_void_p, POINTER(CommOptions), POINTER(c_void_p)], c_int),
+    "tagc_native_destroy": ([c_void_p], None),
+    "tagc_comm_is_idle": ([c_void_p], c_int),
     "tagc_comm_bytes": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64), c_int], None),
     "tagc_comm_all_gather": ([c_void_p, c_void_p, c_size_t, c_void_p], c_int),
     "tagc_comm_abort": ([c_void_p, c_char_p], None),

@@ -117,7 +117,10 @@ def both_transports(rank, world_size):
     in_group = [name for name in names[("host", "group")] if "in the model's own group" in name]
     assert len(in_group) == len(survey.GRADIENTS) - 1
     assert [name for name in names[("host", "group")] if name not in in_group] == names[None]
-    with pytest.raises(tagc.Error, match="transports is .'nccl',., must have no others than 'host', 'group'"):
+    with pytest.raises(
+        tagc.Error,
+        match="transports is .'nccl',., must have no others than 'host', 'gloo', 'native', 'auto', 'group'",
+    ):
         tagc.advise(model, seconds=1, verbose=False, transports=("nccl",))
 
 

@@ -42,7 +42,8 @@ def ends_in_the_middle(rank, world_size):
     dist.barrier()
     if rank == 1:
         with pytest.raises(tagc.Error, match="rank 0.*its process ends"):
-            comm.agree("what comes", {"number": 1})
+            for _ in range(2):  # rank 0 may have said all of the first
+                comm.agree("what comes", {"number": 1})
 
 
 def test_the_end():

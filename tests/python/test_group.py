@@ -24,6 +24,13 @@ CASES = [  # kind, options, options of the model, micro-steps
     ("ddp", {}, {}, 1),
     ("fsdp1", {"sparsity": 0.9, "layers": "all"}, {}, 1),
 ]
+# And these by libtagc's own connections.
+NATIVE = [
+    ("fsdp2", {}),
+    ("fsdp2", {"sparsity": 0.9, "parameters": "delta4"}),
+    ("ddp", {"sparsity": 0.9}),
+    ("fsdp1", {"sparsity": 0.9, "layers": "all"}),
+]
 
 
 def check_same(one, other):
@@ -66,6 +73,9 @@ def same_bits(rank, world_size):
             )
         assert len(sent) >= 4 * n_micro, "nothing went through the group"
         check_same(plain, carried)
+        if (kind, options) in NATIVE:
+            way = options | {"transport": "native"}
+            check_same(plain, train(kind, rank, way, model_options, n_steps=4, n_micro=n_micro))
 
 
 def with_kernels(rank, world_size):
@@ -210,7 +220,7 @@ def refusals(rank, world_size):
     model = wrapped("ddp")
     check_error(
         lambda: tagc.compress(model, verbose=False, transport="nccl"),
-        "transport is 'nccl', must be one of 'host', 'group'",
+        "transport is 'nccl', must be one of 'host', 'gloo', 'native', 'auto', 'group'",
     )
     for exchange in ("packed", "sketch", "dense"):
         check_error(

@@ -28,6 +28,7 @@ def pause(rank):
 
 # What the silent rank hears when it goes on: a peer's reason; its own clock, which ran meanwhile, where it
 # waited already; or the end of a peer, where the store ended with it.
+SILENT = "no answer within 3 s .*waiting for rank 1"
 WOKEN = "gave up: no answer|no answer within 3 s|no answer from rank|ended or cannot be reached"
 
 
@@ -77,6 +78,10 @@ def test_in_a_reduction_under_ddp():
     check(2, "ddp", "backward", {}, ["no answer from rank 1 within 3 s", WOKEN])
 
 
+def test_in_a_reduction_by_own_connections():
+    check(2, "ddp", "backward", {"transport": "native"}, [SILENT, WOKEN])
+
+
 @pytest.mark.slow
 def test_among_three():
     words = "no answer within 3 s, and no word from rank 2|rank [01] gave up: no answer"
@@ -90,34 +95,31 @@ def gives_up(rank, world_size):
     from tagc import _library as lib
     from tagc.torch.exchange.comm import Comm
 
-    comm = Comm(dist.group.WORLD, 100)
-    begin = time.monotonic()
-    if rank == world_size - 1:
-        time.sleep(0.5)
-        lib.load().tagc_comm_abort(comm.handle, b"the disk is full")
-    with pytest.raises(tagc.Error, match=f"ank \\(?{world_size - 1}\\)? gave up: the disk is full"):
-        for _ in range(3):
-            comm.all_gather(bytes(8))
-    assert time.monotonic() - begin < PATIENCE_S
-    comm.close()
+    for transport in ("native", "gloo"):
+        comm = Comm(dist.group.WORLD, 100, transport)
+        begin = time.monotonic()
+        if rank == world_size - 1:
+            time.sleep(0.5)
+            lib.load().tagc_comm_abort(comm.handle, b"the disk is full")
+        with pytest.raises(tagc.Error, match=f"ank \\(?{world_size - 1}\\)? gave up: the disk is full"):
+            for _ in range(3):
+                comm.all_gather(bytes(8))
+        assert time.monotonic() - begin < PATIENCE_S
+        comm.close()
 
 
 def rounds(rank, world_size):
-    """Rounds on both sides of the length from which they go point to point, and of no bytes."""
-    from tagc.torch.exchange import comm as module
+    """Rounds on both sides of the length from which gloo sends them point to point."""
+    from tagc.torch.exchange.comm import Comm
+    from tagc.torch.exchange.gloo import COLLECTIVE_BYTES
 
-    comm = module.Comm(dist.group.WORLD, 100)
-    for n_bytes in (
-        1,
-        8,
-        module._COLLECTIVE_BYTES - 1,
-        module._COLLECTIVE_BYTES,
-        module._COLLECTIVE_BYTES + 1,
-        300_000,
-    ):
-        everyone = comm.all_gather(bytes([rank + 1]) * n_bytes)
-        assert everyone == [bytes([r + 1]) * n_bytes for r in range(world_size)], n_bytes
-    comm.close()
+    for transport in ("native", "gloo"):
+        comm = Comm(dist.group.WORLD, 100, transport)
+        assert comm.transport == transport
+        for n_bytes in (1, 8, COLLECTIVE_BYTES - 1, COLLECTIVE_BYTES, COLLECTIVE_BYTES + 1, 300_000):
+            everyone = comm.all_gather(bytes([rank + 1]) * n_bytes)
+            assert everyone == [bytes([r + 1]) * n_bytes for r in range(world_size)], n_bytes
+        comm.close()
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

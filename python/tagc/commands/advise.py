@@ -72,7 +72,8 @@ def run(words: Sequence[str]) -> int:
         from tagc.torch.advise.survey import Survey
         from tagc.torch.exchange.agreement import TIMEOUT_S
         from tagc.torch.exchange.comm import share
-        from tagc.torch.exchange.hosts import Cluster, identity
+        from tagc.torch.exchange.hosts import Cluster
+        from tagc.torch.exchange.identity import identity
     except ModuleNotFoundError as missing:
         raise Error("unsupported", f'{missing}: pip install "tagc-train[torch]"') from None
 

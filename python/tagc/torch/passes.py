@@ -65,7 +65,8 @@ class Passes:
             return found
         with self.state.lock:
             if ranks not in comms:
-                comms[ranks] = Comm(group, self.state.options.timeout_s)
+                options = self.state.options
+                comms[ranks] = Comm(group, options.timeout_s, options.transport)
             return comms[ranks]
 
     def comms(self) -> list[Comm]:

@@ -22,7 +22,8 @@ from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, Survey, in_ways, 
 from tagc.torch.exchange import internals, streams
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import share
-from tagc.torch.exchange.hosts import Cluster, identity
+from tagc.torch.exchange.hosts import Cluster
+from tagc.torch.exchange.identity import identity
 from tagc.torch.hooks import ddp, fsdp1
 from tagc.torch.hooks.kinds import kind_of
 from tagc.torch.schedule.options import TRANSPORTS, Options, unknown_option

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tagc.torch.exchange.hosts import identity
+from tagc.torch.exchange.identity import identity
 from tagc.torch.schedule.policy import Row
 
 FAST_MBIT = 25_000  # of a network card; above it compression seldom pays

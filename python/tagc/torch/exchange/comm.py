@@ -1,89 +1,56 @@
-"""A process group as the network of libtagc, by gloo.
-
-Each comm has a gloo group of its own over the ranks of the user's group, so that its messages, which
-libtagc's comm thread sends, never mix with the user's collectives. A round of short messages is one
-collective call. Longer messages are sent point to point between libtagc's own buffers, without a copy; all
-messages of a transfer start before the first wait."""
+"""One rank's connection to the others of a process group, for libtagc: by gloo, or where it is asked for by
+the native transport."""
 
 from __future__ import annotations
 
 import ctypes
 import datetime
+import secrets
 import struct
 import threading
-import time
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.exchange import endings, internals
-from tagc.torch.exchange.waits import SOON, disconnect, soon, unheard, within
+from tagc.torch.exchange import endings, internals, native
+from tagc.torch.exchange.gloo import Gloo
+from tagc.torch.exchange.identity import identity
+from tagc.torch.exchange.waits import within
 
-_TRANSPORT = lib.STATUSES.index("transport")
-_MEMORY = ctypes.c_char * (1 << 47)  # any address; the views below have the lengths
 _TEXT_BYTES = 1024
-_COLLECTIVE_BYTES = 1 << 16  # per message: above it, copying takes longer than separate calls
+
+Way = Gloo | native.Native  # by which libtagc's messages go
 
 
-def bytes_at(address: int, n_bytes: int) -> torch.Tensor:
-    """Returns a tensor over memory that it does not own."""
-    return torch.frombuffer(_MEMORY.from_address(address), dtype=torch.uint8, count=n_bytes)
+class _Offer(NamedTuple):
+    """What a rank tells the others before there is a connection."""
 
-
-def tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor of that dtype and shape over memory that it does not own."""
-    if not like.numel():
-        return torch.empty(like.shape, dtype=like.dtype)
-    return torch.frombuffer(_MEMORY.from_address(address), dtype=like.dtype, count=like.numel()).view(
-        like.shape
-    )
+    n_made: int  # connections of this process so far
+    host: str
+    address: bytes | None  # None: it cannot use the native transport, because
+    why_not: str
+    is_loopback: bool
+    secret: bytes  # rank 0's counts
 
 
 _n_made = 0
-
-
-def _gloo(group: dist.ProcessGroup, ranks: tuple[int, ...], timeout: datetime.timedelta) -> tuple[Any, Any]:
-    """Returns a gloo group over the ranks of `group`, in their order, and its part of the store.
-    new_group() would not do: it reuses the name of a destroyed group, and then finds that group's
-    addresses in the store."""
-    global _n_made
-    _n_made = 1 + max(share(group, _n_made, timeout))
-    name = f"tagc/{_n_made}/{','.join(map(str, ranks))}"
-    store = dist.distributed_c10d.PrefixStore(name, internals.default_store())
-    return dist.ProcessGroupGloo(store, dist.get_rank(group), len(ranks), timeout), store
+_said: set[str] = set()  # reasons for gloo
 
 
 class Comm:
-    """One rank's connection to the others of `group`. Collective to make."""
+    """One rank's connection to the others of `group`. Collective to make. transport: as in compress();
+    "group", whose gradients go by another way, has this connection for all else."""
 
-    def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
-        self._timeout = datetime.timedelta(seconds=timeout_s)
-        self._connect(group)
+    def __init__(self, group: dist.ProcessGroup, timeout_s: float, transport: str = "host") -> None:
+        self._timeout_s = timeout_s
         self._lock = threading.RLock()
-        self._is_idle = threading.Event()  # whether libtagc's comm thread is in no call of torch
-        self._is_idle.set()
         self._handle = ctypes.c_void_p()
-        # They must live as long as the comm.
-        self._ops = lib.CallbackOps(
-            lib.TRANSPORT_ABI, lib.EXCHANGE_FN(self._on_exchange), lib.ABORT_FN(self._on_abort)
-        )
-        options = lib.initialised(lib.CommOptions, "tagc_comm_options_init")
-        # gloo times out first, because its error names the reason
-        options.timeout_s = min(1e6, 2 * timeout_s)
-        lib.call(
-            "tagc_comm_create_callback",
-            ctypes.byref(self._ops),
-            None,
-            self.rank,
-            self.world_size,
-            ctypes.byref(options),
-            ctypes.byref(self._handle),
-        )
+        self._way = self._connect(group, transport)
+        self._handle = self._way.comm()
         endings.add(self)
         try:
             self.all_gather(b"\0")  # closing before a peer has connected to all ranks would fail there
@@ -91,11 +58,11 @@ class Comm:
             self.close()
             raise
 
-    def _connect(self, group: dist.ProcessGroup) -> None:
+    def _connect(self, group: dist.ProcessGroup, transport: str) -> Way:
         self.ranks = tuple(dist.get_process_group_ranks(group))
         # messages to users have the ranks of torch.distributed
         self.rank, self.world_size = dist.get_rank(group), len(self.ranks)
-        self._group, self._store = _gloo(group, self.ranks, self._timeout)
+        return _connect(group, self.rank, self.ranks, self._timeout_s, transport)
 
     @property
     def handle(self) -> ctypes.c_void_p:
@@ -103,114 +70,10 @@ class Comm:
             raise Error("state", "this tagc connection is closed")
         return self._handle
 
-    # ---- what libtagc's comm thread calls ----
-
-    def _on_exchange(self, _context: int | None, transfer: Any) -> int:
-        self._is_idle.clear()
-        try:
-            self._move(transfer.contents)
-            return 0
-        except BaseException as failure:  # nothing may pass through C
-            text = f"rank {self.ranks[self.rank]} could not exchange with its peers: {failure}"
-            mine = str(failure) if isinstance(failure, Silence) else text
-            # before this rank closes, so that peers do not report it as the first to fail
-            if isinstance(failure, (Silence, Gone)):
-                self._tell(mine)
-            reason = self._hear()
-            text = text if reason is None or reason == self._told(mine) else reason
-            return lib.load().tagc_report(_TRANSPORT, text.encode(errors="replace"))
-        finally:
-            self._is_idle.set()
-
-    def _move(self, transfer: lib.Transfer) -> None:
-        """Moves the messages of a transfer. All ranks choose the same way, because round_bytes is the same on
-        all."""
-        if 0 < transfer.round_bytes <= _COLLECTIVE_BYTES and self.world_size > 2:
-            self._move_together(transfer)
-        else:
-            self._move_each(transfer)
-
-    def _move_together(self, transfer: lib.Transfer) -> None:
-        lengths, sent = [0] * self.world_size, []
-        for part in transfer.sends[: transfer.n_sends]:
-            lengths[part.peer] = part.n_bytes
-            sent.append(ctypes.string_at(transfer.send + part.offset, part.n_bytes) if part.n_bytes else b"")
-        expected = [0] * self.world_size
-        for part in transfer.receives[: transfer.n_receives]:
-            expected[part.peer] = part.n_bytes
-        source = torch.empty(sum(lengths), dtype=torch.uint8)
-        ctypes.memmove(source.data_ptr(), b"".join(sent), source.numel())
-        target = torch.empty(sum(expected), dtype=torch.uint8)
-        begin = time.monotonic()
-        try:
-            self._group.alltoall_base(target, source, expected, lengths).wait(self._timeout)
-        except RuntimeError as failure:
-            is_late, ranks = self._is_late(begin), unheard(self._store, self.ranks[self.rank], self.ranks)
-            if not is_late:
-                raise Gone(
-                    f"{ranks or 'a rank'} ended or cannot be reached any more ({failure})"
-                ) from failure
-            words = f", and no word from {ranks}" if ranks else ""
-            raise Silence(f"no answer within {self._timeout.total_seconds():g} s{words}") from failure
-        at = target.data_ptr()
-        for part in transfer.receives[: transfer.n_receives]:
-            if part.n_bytes:
-                ctypes.memmove(transfer.recv + part.offset, at, part.n_bytes)
-                at += part.n_bytes
-
-    def _move_each(self, transfer: lib.Transfer) -> None:
-        work, peer, begin = [], self.rank, time.monotonic()
-        try:
-            for part in transfer.receives[: transfer.n_receives]:
-                if part.n_bytes:
-                    peer, memory = part.peer, bytes_at(transfer.recv + part.offset, part.n_bytes)
-                    work.append((peer, self._group.recv([memory], peer, 0)))
-            sends = [part for part in transfer.sends[: transfer.n_sends] if part.n_bytes]
-            # staggered, so that ranks do not all send to one
-            sends.sort(key=lambda part: (part.peer - self.rank) % self.world_size)
-            for part in sends:
-                peer, memory = part.peer, bytes_at(transfer.send + part.offset, part.n_bytes)
-                work.append((peer, self._group.send([memory], peer, 0)))
-            for rank, message in work:
-                peer, begin = rank, time.monotonic()
-                message.wait(self._timeout)
-        except RuntimeError as failure:
-            if self._is_late(begin):
-                raise Silence(
-                    f"no answer from rank {self.ranks[peer]} within {self._timeout.total_seconds():g} s"
-                ) from failure
-            raise Gone(
-                f"rank {self.ranks[peer]} ended or cannot be reached any more ({failure})"
-            ) from failure
-
-    def _is_late(self, begin: float) -> bool:
-        return time.monotonic() - begin >= 0.99 * self._timeout.total_seconds()
-
-    # ---- giving up ----
-
-    def _on_abort(self, _context: int | None, reason: bytes) -> None:
-        try:
-            self._tell(reason.decode(errors="replace"))
-            disconnect(self._group)
-        except BaseException:  # no exception may pass through C, and no peer can be reached
-            pass
-
-    def _tell(self, reason: str) -> None:
-        """Keeps the first reason of all ranks."""
-        text = self._told(reason)
-        soon(lambda: self._store.compare_set("gave up", "", text))
-
-    def _told(self, reason: str) -> str:
-        return f"rank {self.ranks[self.rank]} gave up: {reason}"
-
-    def _hear(self) -> str | None:
-        """Returns the reason for which another rank gave up, if it arrives soon; else None."""
-
-        def ask() -> str:
-            self._store.wait(["gave up"], SOON)
-            return self._store.get("gave up").decode(errors="replace")
-
-        return soon(ask)
+    @property
+    def transport(self) -> str:
+        """The name of the one in use, "native" or "gloo"."""
+        return self._way.name
 
     # ---- what the layer calls ----
 
@@ -286,18 +149,18 @@ class Comm:
 
     def give_up(self) -> None:
         """Ends what is under way, if anything is, before the process ends."""
-        if self._handle and not self._is_idle.is_set():
+        if self._handle and not self._way.wait(0):
             self.abort("its process ends")
 
     def wait(self, timeout_s: float) -> bool:
-        return self._is_idle.wait(timeout_s)
+        return not self._handle or self._way.wait(timeout_s)
 
     def close(self) -> None:
         """Closes the connection. Call it after all its reducers and gatherers are closed."""
         if self._handle:
             lib.load().tagc_comm_destroy(self._handle)
             self._handle = ctypes.c_void_p()
-            self._group = None
+            self._way.close()
 
 
 def _padded(text: str, n_bytes: int) -> bytes:
@@ -306,14 +169,6 @@ def _padded(text: str, n_bytes: int) -> bytes:
 
 def _text(padded: bytes) -> str:
     return padded.rstrip(b"\0").decode(errors="replace")
-
-
-class Silence(Exception):
-    """No answer in time."""
-
-
-class Gone(Exception):
-    """A connection ended: the rank at its other end did, or the network."""
 
 
 def share(
@@ -325,3 +180,74 @@ def share(
         timeout, group, "the ranks of a group", lambda: dist.all_gather_object(everyone, mine, group=group)
     )
     return everyone
+
+
+# ---- how ranks connect ----
+
+
+def _connect(
+    group: dist.ProcessGroup, rank: int, ranks: tuple[int, ...], timeout_s: float, transport: str
+) -> Way:
+    """Returns gloo; for "native" and "auto" the native transport if all ranks can use it. For "auto" it else
+    says why. Collective; all ranks return the same or raise the same Error."""
+    global _n_made
+    timeout = datetime.timedelta(seconds=timeout_s)
+    port, offers = _offer(group, rank, ranks, timeout, transport)
+    _n_made = 1 + max(offer.n_made for offer in offers)
+    name = f"tagc/{_n_made}/{','.join(map(str, ranks))}"
+    why_not = next(
+        (f"rank {ranks[r]}: {offer.why_not}" for r, offer in enumerate(offers) if offer.address is None), ""
+    )
+    if port is not None and not why_not:
+        mine = ""
+        try:
+            addresses = [offer.address for offer in offers if offer.address is not None]
+            port.connect(addresses, offers[0].secret, name, min(timeout_s, native.PATIENCE_S))
+        except Error as failure:
+            mine = str(failure)
+        failures = share(group, mine, timeout)
+        why_not = next((f"rank {ranks[r]}: {text}" for r, text in enumerate(failures) if text), "")
+        if not why_not:
+            return native.Native(port, timeout_s)
+    if port is not None:
+        port.close()
+    if transport == "native":
+        raise Error("unsupported", f"transport is 'native': {why_not}")
+    if transport == "auto" and rank == 0 and why_not not in _said:
+        _said.add(why_not)
+        print(
+            f"tagc: messages go by gloo, which takes longer than libtagc's own connections: {why_not}",
+            flush=True,
+        )
+    # new_group() would not do: it reuses the name of a destroyed group, and then finds that group's
+    # addresses in the store
+    store = dist.distributed_c10d.PrefixStore(name, internals.default_store())
+    return Gloo(store, rank, ranks, timeout_s)
+
+
+def _offer(
+    group: dist.ProcessGroup, rank: int, ranks: tuple[int, ...], timeout: datetime.timedelta, transport: str
+) -> tuple[native.Port | None, list[_Offer]]:
+    """Returns this rank's port, and what every rank offers. A name that means the host itself on the host
+    that has it (127.0.1.1 in Debian's /etc/hosts) is of no use to other hosts: such ranks look again."""
+    port: native.Port | None = None
+    offers: list[_Offer] = []
+    for may_be_loopback in (True, False):
+        why_not = f"its transport is {transport!r}"
+        if transport in ("native", "auto") and (port is None or port.is_loopback):
+            if port is not None:
+                port.close()
+            port, why_not = native.open_port(rank, ranks, may_be_loopback)
+        is_open = port is not None
+        mine = _Offer(
+            _n_made,
+            identity(),
+            port.address if port is not None else None,
+            "" if is_open else why_not,
+            port is not None and port.is_loopback,
+            secrets.token_bytes(native.SECRET_BYTES) if rank == 0 else b"",
+        )
+        offers = share(group, mine, timeout)
+        if len({offer.host for offer in offers}) == 1 or not any(offer.is_loopback for offer in offers):
+            break
+    return port, offers

@@ -12,10 +12,6 @@ for a whole model, Hosts for one process group of it."""
 from __future__ import annotations
 
 import datetime
-import hashlib
-import os
-import pathlib
-import socket
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,19 +23,9 @@ import torch.distributed as dist
 from tagc._library import Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange.comm import share
+from tagc.torch.exchange.identity import identity
 
 Ranks = tuple[int, ...]
-
-
-def identity(proc: pathlib.Path = pathlib.Path("/proc")) -> str:
-    """Returns what is the same for processes of one host only: its name, its boot and its network. Local."""
-    parts = [socket.gethostname()]
-    try:
-        parts.append((proc / "sys/kernel/random/boot_id").read_text().strip())
-        parts.append(str(os.stat(proc / "self/ns/net").st_ino))
-    except OSError:
-        pass  # no Linux: the name has to do
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
 def arrange(hosts: Sequence[object]) -> tuple[int, str]:

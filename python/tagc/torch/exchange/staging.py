@@ -36,7 +36,7 @@ import torch
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange import endings
-from tagc.torch.exchange.comm import tensor_at
+from tagc.torch.exchange.gloo import tensor_at
 from tagc.torch.exchange.streams import Cuda
 
 # (source, target, failure)

@@ -30,7 +30,8 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch.exchange import internals
-from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.comm import Comm, Way
+from tagc.torch.exchange.gloo import Gloo
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks import ddp
 from tagc.torch.hooks.torchft import is_managed_group
@@ -42,12 +43,13 @@ MOST_REMEMBERED = 100  # connections
 class _Comm(Comm):
     """A connection over the ranks of a process group that torch.distributed does not know."""
 
-    def _connect(self, group: dist.ProcessGroup) -> None:
+    def _connect(self, group: dist.ProcessGroup, transport: str) -> Way:
         self.rank, self.world_size = group.rank(), group.size()
         self.ranks = tuple(range(self.world_size))
-        self._store = dist.PrefixStore("tagc", group.get_group_store())
         try:
-            self._group = dist.ProcessGroupGloo(self._store, self.rank, self.world_size, self._timeout)
+            return Gloo(
+                dist.PrefixStore("tagc", group.get_group_store()), self.rank, self.ranks, self._timeout_s
+            )
         except RuntimeError as failure:
             raise Error(
                 "transport", f"no connection to all {self.world_size} replicas: {failure}"

@@ -1,0 +1,199 @@
+"""libtagc's messages by gloo, for where the native transport cannot be had (native.py).
+
+Each comm has a gloo group of its own over the ranks of the user's group, so that its messages, which
+libtagc's comm thread sends, never mix with the user's collectives. A round of short messages is one
+collective call. Longer messages are sent point to point between libtagc's own buffers, without a copy; all
+messages of a transfer start before the first wait."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tagc import _library as lib
+from tagc.torch.exchange.waits import SOON, disconnect, soon, unheard
+
+_TRANSPORT = lib.STATUSES.index("transport")
+_MEMORY = ctypes.c_char * (1 << 47)  # any address; the views below have the lengths
+COLLECTIVE_BYTES = 1 << 16  # per message: above it, copying takes longer than separate calls
+
+
+def bytes_at(address: int, n_bytes: int) -> torch.Tensor:
+    """Returns a tensor over memory that it does not own."""
+    return torch.frombuffer(_MEMORY.from_address(address), dtype=torch.uint8, count=n_bytes)
+
+
+def tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of that dtype and shape over memory that it does not own."""
+    if not like.numel():
+        return torch.empty(like.shape, dtype=like.dtype)
+    return torch.frombuffer(_MEMORY.from_address(address), dtype=like.dtype, count=like.numel()).view(
+        like.shape
+    )
+
+
+class Silence(Exception):
+    """No answer in time."""
+
+
+class Gone(Exception):
+    """A connection ended: the rank at its other end did, or the network."""
+
+
+class Gloo:
+    """ranks: the numbers of the ranks in torch.distributed, or what messages to users call them. rank: this
+    one's place among them. store: of this connection alone."""
+
+    name = "gloo"
+
+    def __init__(self, store: dist.Store, rank: int, ranks: tuple[int, ...], timeout_s: float) -> None:
+        self.rank, self.ranks, self.world_size = rank, ranks, len(ranks)
+        self._timeout_s, self._timeout = timeout_s, datetime.timedelta(seconds=timeout_s)
+        self._store = store
+        self._group: Any = dist.ProcessGroupGloo(store, rank, len(ranks), self._timeout)
+        self._is_idle = threading.Event()  # whether libtagc's comm thread is in no call of torch
+        self._is_idle.set()
+        # They must live as long as the comm.
+        self._ops = lib.CallbackOps(
+            lib.TRANSPORT_ABI, lib.EXCHANGE_FN(self._on_exchange), lib.ABORT_FN(self._on_abort)
+        )
+
+    def comm(self) -> ctypes.c_void_p:
+        """Returns a tagc_comm."""
+        options = lib.initialised(lib.CommOptions, "tagc_comm_options_init")
+        # gloo times out first, because its error names the reason
+        options.timeout_s = min(1e6, 2 * self._timeout_s)
+        comm = ctypes.c_void_p()
+        lib.call(
+            "tagc_comm_create_callback",
+            ctypes.byref(self._ops),
+            None,
+            self.rank,
+            self.world_size,
+            ctypes.byref(options),
+            ctypes.byref(comm),
+        )
+        return comm
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until libtagc is in no call of torch. Returns whether that is so."""
+        return self._is_idle.wait(timeout_s)
+
+    def close(self) -> None:
+        """After the comm was destroyed."""
+        self._group = None
+
+    # ---- what libtagc's comm thread calls ----
+
+    def _on_exchange(self, _context: int | None, transfer: Any) -> int:
+        self._is_idle.clear()
+        try:
+            self._move(transfer.contents)
+            return 0
+        except BaseException as failure:  # nothing may pass through C
+            text = f"rank {self.ranks[self.rank]} could not exchange with its peers: {failure}"
+            mine = str(failure) if isinstance(failure, Silence) else text
+            # before this rank closes, so that peers do not report it as the first to fail
+            if isinstance(failure, (Silence, Gone)):
+                self._tell(mine)
+            reason = self._hear()
+            text = text if reason is None or reason == self._told(mine) else reason
+            return lib.load().tagc_report(_TRANSPORT, text.encode(errors="replace"))
+        finally:
+            self._is_idle.set()
+
+    def _move(self, transfer: lib.Transfer) -> None:
+        """Moves the messages of a transfer. All ranks choose the same way, because round_bytes is the same on
+        all."""
+        if 0 < transfer.round_bytes <= COLLECTIVE_BYTES and self.world_size > 2:
+            self._move_together(transfer)
+        else:
+            self._move_each(transfer)
+
+    def _move_together(self, transfer: lib.Transfer) -> None:
+        lengths, sent = [0] * self.world_size, []
+        for part in transfer.sends[: transfer.n_sends]:
+            lengths[part.peer] = part.n_bytes
+            sent.append(ctypes.string_at(transfer.send + part.offset, part.n_bytes) if part.n_bytes else b"")
+        expected = [0] * self.world_size
+        for part in transfer.receives[: transfer.n_receives]:
+            expected[part.peer] = part.n_bytes
+        source = torch.empty(sum(lengths), dtype=torch.uint8)
+        ctypes.memmove(source.data_ptr(), b"".join(sent), source.numel())
+        target = torch.empty(sum(expected), dtype=torch.uint8)
+        begin = time.monotonic()
+        try:
+            self._group.alltoall_base(target, source, expected, lengths).wait(self._timeout)
+        except RuntimeError as failure:
+            is_late, ranks = self._is_late(begin), unheard(self._store, self.ranks[self.rank], self.ranks)
+            if not is_late:
+                raise Gone(
+                    f"{ranks or 'a rank'} ended or cannot be reached any more ({failure})"
+                ) from failure
+            words = f", and no word from {ranks}" if ranks else ""
+            raise Silence(f"no answer within {self._timeout.total_seconds():g} s{words}") from failure
+        at = target.data_ptr()
+        for part in transfer.receives[: transfer.n_receives]:
+            if part.n_bytes:
+                ctypes.memmove(transfer.recv + part.offset, at, part.n_bytes)
+                at += part.n_bytes
+
+    def _move_each(self, transfer: lib.Transfer) -> None:
+        work, peer, begin = [], self.rank, time.monotonic()
+        try:
+            for part in transfer.receives[: transfer.n_receives]:
+                if part.n_bytes:
+                    peer, memory = part.peer, bytes_at(transfer.recv + part.offset, part.n_bytes)
+                    work.append((peer, self._group.recv([memory], peer, 0)))
+            sends = [part for part in transfer.sends[: transfer.n_sends] if part.n_bytes]
+            # staggered, so that ranks do not all send to one
+            sends.sort(key=lambda part: (part.peer - self.rank) % self.world_size)
+            for part in sends:
+                peer, memory = part.peer, bytes_at(transfer.send + part.offset, part.n_bytes)
+                work.append((peer, self._group.send([memory], peer, 0)))
+            for rank, message in work:
+                peer, begin = rank, time.monotonic()
+                message.wait(self._timeout)
+        except RuntimeError as failure:
+            if self._is_late(begin):
+                raise Silence(
+                    f"no answer from rank {self.ranks[peer]} within {self._timeout.total_seconds():g} s"
+                ) from failure
+            raise Gone(
+                f"rank {self.ranks[peer]} ended or cannot be reached any more ({failure})"
+            ) from failure
+
+    def _is_late(self, begin: float) -> bool:
+        return time.monotonic() - begin >= 0.99 * self._timeout.total_seconds()
+
+    # ---- giving up ----
+
+    def _on_abort(self, _context: int | None, reason: bytes) -> None:
+        try:
+            self._tell(reason.decode(errors="replace"))
+            disconnect(self._group)
+        except BaseException:  # no exception may pass through C, and no peer can be reached
+            pass
+
+    def _tell(self, reason: str) -> None:
+        """Keeps the first reason of all ranks."""
+        text = self._told(reason)
+        soon(lambda: self._store.compare_set("gave up", "", text))
+
+    def _told(self, reason: str) -> str:
+        return f"rank {self.ranks[self.rank]} gave up: {reason}"
+
+    def _hear(self) -> str | None:
+        """Returns the reason for which another rank gave up, if it arrives soon; else None."""
+
+        def ask() -> str:
+            self._store.wait(["gave up"], SOON)
+            return self._store.get("gave up").decode(errors="replace")
+
+        return soon(ask)

@@ -1,0 +1,175 @@
+"""Which connections a Comm has: libtagc's own where they are asked for and all ranks can open them, else
+gloo's, and rank 0 says why. Which interface they take, and who may use them."""
+
+import contextlib
+import io
+import os
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import ranks
+import torch.distributed as dist
+
+from tagc._library import Error
+from tagc.torch.exchange import native
+
+THERE = ["lo", "eth0", "eth1", "docker0"]
+
+
+@pytest.fixture
+def interfaces(monkeypatch):
+    monkeypatch.setattr(native.socket, "if_nameindex", lambda: list(enumerate(THERE)))
+    for variable in (*native.VARIABLES, *native.FAMILY_VARIABLES, native.SOCKETS_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+    return monkeypatch.setenv
+
+
+def test_interfaces_by_their_variables(interfaces):
+    assert native._named_interface() is None
+    for text, names in (
+        ("eth", "eth0,eth1"),
+        ("=eth1,lo", "lo,eth1"),
+        ("^docker", "eth0,eth1"),
+        ("^=docker0,eth0", "eth1"),
+        ("^eth,docker", "lo"),
+    ):
+        interfaces("NCCL_SOCKET_IFNAME", text)
+        assert native._named_interface() == names, text
+    interfaces("NCCL_SOCKET_IFNAME", "ib")
+    with pytest.raises(Error, match="NCCL_SOCKET_IFNAME is 'ib', and this host has lo, eth0, eth1, docker0"):
+        native._named_interface()
+    interfaces("GLOO_SOCKET_IFNAME", "wg0,eth0")
+    assert native._named_interface() == "wg0,eth0"
+    interfaces("TAGC_SOCKET_IFNAME", "eth1")
+    assert native._named_interface() == "eth1"
+
+
+def test_other_variables(interfaces):
+    assert native._family() == 0 and [native._n_sockets(n) for n in (2, 4, 5, 16, 17)] == [4, 4, 2, 2, 1]
+    interfaces("NCCL_SOCKET_FAMILY", "AF_INET6")
+    assert native._family() == 6
+    interfaces("TAGC_SOCKET_FAMILY", "AF_INET")
+    assert native._family() == 4
+    interfaces("TAGC_SOCKET_FAMILY", "4")
+    with pytest.raises(Error, match="TAGC_SOCKET_FAMILY is '4', must be 'AF_INET' or 'AF_INET6'"):
+        native._family()
+    interfaces("TAGC_SOCKETS", "3")
+    assert native._n_sockets(100) == 3
+    for text in ("0", "17", "two", "-1", "1.5"):
+        interfaces("TAGC_SOCKETS", text)
+        with pytest.raises(Error, match=f"TAGC_SOCKETS is '{text}', must be a whole number from 1 to 16"):
+            native._n_sockets(2)
+
+
+def connect(secrets, names):
+    """Two ranks of this process with these secrets and names of their connection: their failures."""
+    ports = [native.Port(rank, (5, 7), "127.0.0.1", 4) for rank in range(2)]
+    addresses, failures = [port.address for port in ports], {}
+
+    def run(rank):
+        try:
+            ports[rank].connect(addresses, secrets[rank], names[rank], 0.5)
+        except Error as failure:
+            failures[rank] = str(failure)
+
+    with contextlib.suppress(UserWarning):
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for port in ports:
+        port.close()
+    return failures
+
+
+@pytest.mark.filterwarnings("ignore:tagc. rank 5 refused .* do not know this job's secret")
+def test_keys():
+    assert connect([b"s" * 32] * 2, ["tagc/1/5,7"] * 2) == {}
+    for secrets, names in (
+        ([b"s" * 32, b"t" * 32], ["tagc/1/5,7"] * 2),
+        ([b"s" * 32] * 2, ["tagc/1/5,7", "tagc/2/5,7"]),
+    ):
+        failures = connect(secrets, names)
+        assert "no connection to rank 7 within 0.5 s: it did not call" in failures[0]
+        assert "no connection to rank 5 within 0.5 s: it, or another program at its address" in failures[1]
+        assert "another interface: TAGC_SOCKET_IFNAME" in failures[1]
+
+
+def said_by(function):
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        result = function()
+    return result, said.getvalue()
+
+
+def chosen(rank, world_size):
+    """By the word of the user, and by what all ranks can."""
+    from tagc.torch.exchange.comm import Comm
+
+    for transport, name in (("auto", "native"), ("native", "native"), ("host", "gloo"), ("group", "gloo")):
+        comm, said = said_by(lambda transport=transport: Comm(dist.group.WORLD, 60, transport))
+        assert comm.transport == name and said == ""
+        assert comm.all_gather(bytes([rank])) == [bytes([r]) for r in range(world_size)]
+        comm.close()
+    if rank == 1:
+        os.environ["TAGC_SOCKET_IFNAME"] = "eth99"
+    for time in range(2):
+        comm, said = said_by(lambda: Comm(dist.group.WORLD, 60, "auto"))
+        assert comm.transport == "gloo"
+        assert comm.all_gather(bytes([rank])) == [bytes([r]) for r in range(world_size)]
+        comm.close()
+        if rank == 0 and time == 0:
+            assert "tagc: messages go by gloo" in said and "rank 1: no interface eth99 " in said
+        else:
+            assert said == "", "it is said once, by rank 0"
+    with pytest.raises(
+        Error, match="transport is 'native': rank 1: no interface eth99 .*there are: lo "
+    ) as it:
+        Comm(dist.group.WORLD, 60, "native")
+    assert it.value.status == "unsupported"
+    os.environ.pop("TAGC_SOCKET_IFNAME", None)
+
+
+def loopback_of_several_hosts(rank, world_size):
+    """A rank whose own name means 127.0.1.1 takes another interface where other hosts have to reach it."""
+    from tagc.torch.exchange import comm as module
+
+    before, module.identity = module.identity, lambda: f"host {rank}"
+    try:
+        port, _ = native.open_port(rank, range(world_size), may_be_loopback=False)
+        has_other = port is not None and not port.is_loopback
+        port.close()
+        comm = module.Comm(dist.group.WORLD, 60, "auto")
+        assert comm.transport == "native"
+        assert comm._way._port.is_loopback != has_other
+        comm.close()
+    finally:
+        module.identity = before
+
+
+def no_way_through(rank, world_size):
+    """Ranks that cannot reach each other, as behind a firewall, have gloo."""
+    from tagc.torch.exchange.comm import Comm
+
+    before = native.Port.connect, native.PATIENCE_S
+    native.PATIENCE_S = 0.3
+    if rank == 0:  # tells the others a port that nobody listens on
+
+        def connect(self, addresses, *rest):
+            raise Error("transport", "no connection to rank 1 within 0.3 s: connection timed out")
+
+        native.Port.connect = connect
+    try:
+        comm, said = said_by(lambda: Comm(dist.group.WORLD, 60, "auto"))
+        assert comm.transport == "gloo"
+        assert ("rank 0: no connection to rank 1 within" in said) == (rank == 0)
+        assert comm.all_gather(bytes([rank])) == [bytes([r]) for r in range(world_size)]
+        comm.close()
+    finally:
+        native.Port.connect, native.PATIENCE_S = before
+
+
+def test_choice():
+    ranks.run_each([chosen, loopback_of_several_hosts, no_way_through], 2)
