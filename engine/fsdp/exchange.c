@@ -48,6 +48,8 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_r
     }
     if (flat->is_followed) tagc_fsdp_plan_options(&flat->plan, r);
     tagc_layout_own_fields(&f->options, flat->n_padded, flat->unit, r);
+    r->rounding_seed =
+        (uint64_t)f->tables.members[flat->first_member]; /* the same tensor however units are wrapped */
     tagc_gatherer_options_init(g);
     g->n_elems = flat->n_padded;
     g->tag = (uint64_t)flat->unit;

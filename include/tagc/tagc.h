@@ -287,6 +287,10 @@ typedef struct tagc_reducer_options {
     /* tagc_format of the gradient that _begin reads: FP32 (default), or BF16, an array of uint16_t. For direct with
      * one rank per host, without kernels. */
     int gradient;
+    /* A number of the reducer, from which the rounding of a stored residual derives, beside the step, the rank and the row.
+     * Two reducers with the same number round alike in the same step, so give each its own, and the same one in a run that goes
+     * on. Ranks may differ. Default 0. */
+    uint64_t rounding_seed;
 } tagc_reducer_options;
 
 TAGC_API void tagc_reducer_options_init_sized(tagc_reducer_options *options, size_t struct_bytes);

@@ -40,8 +40,9 @@ static uint64_t mixed(uint64_t x) {
     return x ^ x >> 31;
 }
 
-uint32_t tagc_residual_seed(uint64_t step, uint32_t rank, uint32_t row) {
-    return (uint32_t)(mixed(mixed(step + 0x9e3779b97f4a7c15u) + ((uint64_t)rank << 32 | row)) >> 32);
+uint32_t tagc_residual_seed(uint64_t number, uint64_t step, uint32_t rank, uint32_t row) {
+    uint64_t of_step = mixed(mixed(number + 0x9e3779b97f4a7c15u) + step);
+    return (uint32_t)(mixed(of_step + ((uint64_t)rank << 32 | row)) >> 32);
 }
 
 void tagc_residual_clear(int format, size_t n, void *row) {

@@ -45,9 +45,9 @@ size_t tagc_residual_bytes(int format, size_t n);
 /* Of the exponents, at the start of a row; 0 where there are none. */
 size_t tagc_residual_exponent_bytes(int format, size_t n);
 
-/* What all random numbers of one row in one step derive from. A row that is written twice in a step needs another number the second
- * time. */
-uint32_t tagc_residual_seed(uint64_t step, uint32_t rank, uint32_t row);
+/* What all random numbers of one row in one step derive from. number: of the reducer. A row that is written twice in a step needs
+ * another one the second time. */
+uint32_t tagc_residual_seed(uint64_t number, uint64_t step, uint32_t rank, uint32_t row);
 
 /* Four random bytes, for the values at positions 4 * group to 4 * group + 3; that of the first is the lowest. */
 static inline uint32_t tagc_residual_random(uint32_t seed, uint32_t group) {

@@ -48,6 +48,7 @@ static const tagc_field reducer_fields[] = {
     {REDUCER(residual), TAGC_FIELD_INT, 1, SKETCH | PACKED | DIRECT, -1, TAGC_FORMAT_INT4, -1, tagc_format_names},
     {REDUCER(gradient), TAGC_FIELD_INT, 0, DIRECT, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16, TAGC_FORMAT_FP32,
      tagc_format_names},
+    {REDUCER(rounding_seed), TAGC_FIELD_U64, 0, ALL, 0, TAGC_FIELD_MAX_U64, 0, NULL},
 };
 #define GATHERER(name) #name, offsetof(tagc_gatherer_options, name)
 static const tagc_field gatherer_fields[] = {
@@ -87,7 +88,7 @@ static const tagc_gatherer_options gatherer_defaults = {.tag = UINT64_MAX, .n_th
 /* The least sizes are those of version 0.2: up to its last field, without what later versions add. */
 #define UP_TO(type, last) (offsetof(type, last) + sizeof((type *)0)->last)
 static const tagc_sized reducer_struct = {"tagc_reducer_options", sizeof(tagc_reducer_options),
-                                          UP_TO(tagc_reducer_options, gradient), &reducer_defaults};
+                                          UP_TO(tagc_reducer_options, rounding_seed), &reducer_defaults};
 static const tagc_sized gatherer_struct = {"tagc_gatherer_options", sizeof(tagc_gatherer_options),
                                            UP_TO(tagc_gatherer_options, full_format), &gatherer_defaults};
 

@@ -74,7 +74,7 @@ static inline uint64_t tagc_reducer_stored_bytes(const tagc_reducer *r) {
 int tagc_stored_format(const tagc_reducer_options *options, int is_here);
 /* What the rounding of a row derives from. A step writes each row once. */
 static inline uint32_t tagc_reducer_seed(const tagc_reducer *r, size_t row) {
-    return tagc_residual_seed(r->n_steps, (uint32_t)r->rank, (uint32_t)row);
+    return tagc_residual_seed(r->options.rounding_seed, r->n_steps, (uint32_t)r->rank, (uint32_t)row);
 }
 
 /* TAGC_ERR_ARGUMENT unless a step can use these arrays. */

@@ -77,7 +77,7 @@ class ReducerOptions(Structure):
             c_int),
         ("sparsity", c_double), ("op", c_int), ("output", c_int), ("result_sparsity", c_double),
         ("result_format", c_int), ("block", c_int), ("ranks_per_host", c_int), ("n_threads", c_int),
-        ("paper", c_void_p), ("residual", c_int), ("gradient", c_int),
+        ("paper", c_void_p), ("residual", c_int), ("gradient", c_int), ("rounding_seed", c_uint64),
     ]  # fmt: skip
 
 

@@ -192,7 +192,7 @@ static void test_unbiased(void **state) {
         size_t n_counted = 0;
         memset(sum, 0, sizeof sum), memset(squares, 0, sizeof squares);
         for (int s = 0; s < N_SEEDS; s++) {
-            tagc_residual_write(format, N, x, 0, N, tagc_residual_seed((uint64_t)s, 1, 2), row);
+            tagc_residual_write(format, N, x, 0, N, tagc_residual_seed(3, (uint64_t)s, 1, 2), row);
             tagc_residual_read(format, N, row, 0, N, out);
             for (int i = 0; i < N; i++) {
                 double error = (double)out[i] - x[i];
@@ -222,14 +222,16 @@ static void test_unbiased(void **state) {
     }
 }
 
-/* Neighbours, other steps, ranks and rows round independently. */
+/* Neighbours, other reducers, steps, ranks and rows round independently. */
 static void test_independent(void **state) {
     (void)state;
     enum { N = 1 << 16 };
     static const size_t lags[] = {1, 2, 3, 4, 5, 8, 64, 128, 1024};
-    uint32_t seed = tagc_residual_seed(7, 3, 1);
-    uint32_t others[] = {tagc_residual_seed(8, 3, 1), tagc_residual_seed(7, 4, 1),
-                         tagc_residual_seed(7, 3, 2)};
+    enum { N_OTHERS = 5 };
+    uint32_t seed = tagc_residual_seed(5, 7, 3, 1);
+    uint32_t others[N_OTHERS] = {tagc_residual_seed(5, 8, 3, 1), tagc_residual_seed(5, 7, 4, 1),
+                                 tagc_residual_seed(5, 7, 3, 2), tagc_residual_seed(6, 7, 3, 1),
+                                 tagc_residual_seed(5 + (1ull << 40), 7, 3, 1)};
     double limit = 6 / sqrt(N), mean = 0;
     for (size_t l = 0; l < sizeof lags / sizeof *lags; l++) {
         double product = 0;
@@ -237,7 +239,7 @@ static void test_independent(void **state) {
             product += (oracle_byte(seed, i) - 127.5) * (oracle_byte(seed, i + lags[l]) - 127.5) / 5461.25;
         assert_true(fabs(product / N) < limit);
     }
-    for (int o = 0; o < 3; o++) {
+    for (int o = 0; o < N_OTHERS; o++) {
         double product = 0;
         for (size_t i = 0; i < N; i++)
             product += (oracle_byte(seed, i) - 127.5) * (oracle_byte(others[o], i) - 127.5) / 5461.25;

@@ -93,7 +93,8 @@ static inline void direct_store(const direct_model *m, uint64_t step, size_t ran
                                 float *residual) {
     void *stored = calloc(1, tagc_residual_bytes(m->stored, m->shard));
     tagc_residual_write(m->stored, m->shard, residual, 0, m->shard,
-                        tagc_residual_seed(step, (uint32_t)rank, (uint32_t)row), stored);
+                        tagc_residual_seed(m->options.rounding_seed, step, (uint32_t)rank, (uint32_t)row),
+                        stored);
     tagc_residual_read(m->stored, m->shard, stored, 0, m->shard, residual);
     free(stored);
 }

@@ -29,6 +29,7 @@ static experiment make_experiment(int world_size, size_t shard, int n_steps, uin
     x.options.exchange = TAGC_EXCHANGE_DIRECT;
     x.options.n_elems = shard * (size_t)world_size;
     x.options.sparsity = 0.95;
+    x.options.rounding_seed = seed;
     size_t n_values = row_of(&x, (size_t)n_steps, 0);
     x.gradients = calloc(n_values, sizeof(float));
     x.outputs = calloc(n_values, sizeof(float));

@@ -65,11 +65,11 @@ static void gatherer_on_one(rank_run *run) {
                                     : tagc_reducer_create(run->comm, &options, &reducer));
 }
 
-/* n_threads, tag and the format of the gradient are each rank's own business. */
+/* n_threads, tag, the format of the gradient and the seed of rounding are each rank's own business. */
 static void allowed_differences(rank_run *run) {
     tagc_reducer_options options = good_options(run->world_size);
     options.n_threads = 1 + run->rank;
-    options.tag = (uint64_t)run->rank;
+    options.tag = options.rounding_seed = (uint64_t)run->rank;
     options.exchange = TAGC_EXCHANGE_DIRECT;
     options.gradient = run->rank == 1 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     tagc_reducer *reducer;

@@ -184,6 +184,8 @@ def counted(rank, world_size):
             units = list(handle.state.units.values())
             units = units if kind == "fsdp2" else list(units[0]._units.values())
             parts = [[{**e.options, "n_elems": e.reducer.n_elems} for e in unit._exchanges] for unit in units]
+            seeds = [part["rounding_seed"] for unit in parts for part in unit]
+            assert len(set(seeds)) == len(seeds), "reducers of one step would round alike"
             expected, found = planner.needs(parts, world_size), handle.memory()
             n_values = sum(e.reducer.n_residual for unit in units for e in unit._exchanges)
             assert n_values and n_values <= found.host.residual <= 4 * n_values

@@ -148,6 +148,12 @@ def _order(layout: layouts.Layout, part: layouts.Part) -> list[tuple[str, int, i
     ] + [("", 0, part.n_elems, part.shard)]
 
 
+def _rounding_seed(way: Way, part: layouts.Part) -> int:
+    """Returns a number of its own for each reducer of a rank, and for ranks of one host, which exchange other
+    slices of the same parameters. It is the same in a run that goes on, whatever the units were before."""
+    return zlib.crc32(f"{min(part.weights)} {way.comm.ranks[0]}".encode())
+
+
 def _is_usable(tensor: torch.Tensor, device: torch.device) -> bool:
     return tensor.dtype == torch.float32 and tensor.is_contiguous() and tensor.device == device
 
@@ -267,7 +273,13 @@ class Unit:
             return
         output = lib.OUTPUTS["unit" if layout.all_reduce else "shard"]
         options = [
-            {**self.options(part, dtype), "op": lib.OPS[op], "output": output, "tag": self._tag}
+            {
+                **self.options(part, dtype),
+                "op": lib.OPS[op],
+                "output": output,
+                "tag": self._tag,
+                "rounding_seed": _rounding_seed(way, part),
+            }
             for part in layout.parts
         ]
         made: list[_Exchange | None] = self._change(way, layout, options) if key == self._key else []
