@@ -10,19 +10,15 @@ if(TAGC_NATIVE STREQUAL "OFF")
 endif()
 
 if(TAGC_LIBUV_SOURCE)
-  if(NOT EXISTS ${TAGC_LIBUV_SOURCE}/include/uv.h)
-    message(FATAL_ERROR "TAGC_LIBUV_SOURCE is \"${TAGC_LIBUV_SOURCE}\", which has no include/uv.h")
+  if(NOT EXISTS ${TAGC_LIBUV_SOURCE}/src/unix/linux.c)
+    message(FATAL_ERROR "TAGC_LIBUV_SOURCE is \"${TAGC_LIBUV_SOURCE}\", which has no src/unix/linux.c: libuv 1.45 or newer is needed")
   endif()
-  set(names fs-poll idna inet random strscpy strtok thread-common threadpool timer uv-common uv-data-getter-setters version
-            unix/async unix/core unix/dl unix/fs unix/getaddrinfo unix/getnameinfo unix/linux unix/linux-core unix/linux-inotify
-            unix/linux-syscalls unix/epoll unix/loop unix/loop-watcher unix/pipe unix/poll unix/process unix/procfs-exepath unix/proctitle
-            unix/random-devurandom unix/random-getentropy unix/random-getrandom unix/random-sysctl-linux unix/signal unix/stream
-            unix/sysinfo-loadavg unix/sysinfo-memory unix/tcp unix/thread unix/tty unix/udp)
-  set(sources "")
-  foreach(name ${names}) # versions differ in which of them they have
-    if(EXISTS ${TAGC_LIBUV_SOURCE}/src/${name}.c)
-      list(APPEND sources ${TAGC_LIBUV_SOURCE}/src/${name}.c)
-    endif()
+  set(sources "") # of Linux, since 1.45
+  foreach(name fs-poll idna inet random strscpy strtok thread-common threadpool timer uv-common uv-data-getter-setters version
+               unix/async unix/core unix/dl unix/fs unix/getaddrinfo unix/getnameinfo unix/linux unix/loop unix/loop-watcher
+               unix/pipe unix/poll unix/process unix/procfs-exepath unix/proctitle unix/random-devurandom unix/random-getrandom
+               unix/random-sysctl-linux unix/signal unix/stream unix/tcp unix/thread unix/tty unix/udp)
+    list(APPEND sources ${TAGC_LIBUV_SOURCE}/src/${name}.c)
   endforeach()
   add_library(libuv_compiled STATIC ${sources})
   target_include_directories(libuv_compiled SYSTEM PUBLIC ${TAGC_LIBUV_SOURCE}/include)

@@ -200,7 +200,7 @@ quietly sdist python -m build --sdist --no-isolation --outdir "$work" .
 tar xf "$work/tagc_train-$version.tar.gz" -C "$work"
 cp "$work/tagc_train-$version.tar.gz" "$dist/"
 fetch_libuv
-cp "$work/libuv/LICENSE" "$work/tagc_train-$version/LICENSE.libuv"
+cat "$work/libuv/LICENSE" "$work/libuv/LICENSE-extra" >"$work/tagc_train-$version/LICENSE.libuv"
 sed -i 's/^license-files = .*/license-files = ["LICENSE", "LICENSE.libuv"]/' "$work/tagc_train-$version/pyproject.toml"
 
 checksum= table=
