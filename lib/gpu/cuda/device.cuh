@@ -129,7 +129,7 @@ template <typename T> __device__ __forceinline__ T warp_before(T value, T *total
 template <typename T> struct scan_shared { T of_warp[WARPS]; };
 
 /* The sum over the threads before this one; it wraps as T does. */
-template <typename T> __device__ T block_before(scan_shared<T> *s, T value, T *total) {
+template <typename T> __device__ __forceinline__ T block_before(scan_shared<T> *s, T value, T *total) {
     T of_warp, before = warp_before(value, &of_warp), sum = 0;
     if (lane_of() == 0) s->of_warp[warp_of()] = of_warp;
     __syncthreads();
@@ -142,7 +142,7 @@ template <typename T> __device__ T block_before(scan_shared<T> *s, T value, T *t
     return before;
 }
 
-template <typename T> __device__ T block_sum(scan_shared<T> *s, T value) {
+template <typename T> __device__ __forceinline__ T block_sum(scan_shared<T> *s, T value) {
     T sum = 0;
     value = warp_sum(value);
     if (lane_of() == 0) s->of_warp[warp_of()] = value;
