@@ -204,7 +204,8 @@ class ReduceScatter(_Comm):
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
-        if op == dist.ReduceOp.PREMUL_SUM and gloo_of(group) is not None:  # which gloo does not have
+        is_gloo = gloo_of(group, input_tensor.device) is not None
+        if op == dist.ReduceOp.PREMUL_SUM and is_gloo:  # which gloo does not have
             input_tensor, op = input_tensor * op.__getstate__()[1], dist.ReduceOp.SUM
         return self._start(
             "torch's reduce-scatter of the gradients",
@@ -221,7 +222,7 @@ def gather_rows(
     rows: torch.Tensor, target: torch.Tensor, group: dist.ProcessGroup, name: str, timeout_s: float
 ) -> None:
     """Gathers each row of (n, row) from all ranks into that of the target, (n, ranks * row)."""
-    if gloo_of(group) is None:
+    if gloo_of(group, rows.device) is None:
         internals.all_gather_rows(target, rows, group)
         return
     gather = AllGather(name, timeout_s)
