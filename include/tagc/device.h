@@ -2,12 +2,14 @@
  *
  *   device   the device and its runtime library, loaded when the process runs; libtagc is built without it
  *   queue    the exchanges of one device: its streams and its buffers of pinned host memory
- *   job      one unit of a queue
+ *   job      one size of arrays in a queue, which the caller's thread exchanges
+ *   unit     several reducers' exchange in a queue, which the queue runs by itself
  *   kernels  the codec on the device. Reducers and gatherers with kernels need no queue.
  *
  * A queue exchanges device arrays with a reducer that computes on the processor. tagc_job_enqueue puts four pieces of
- * work into streams and returns: copy the input to the host, hand it over, wait for the result, copy the result back.
- * One thread of the caller's takes what is handed over and exchanges it:
+ * work into streams and returns: copy the input to the host, write a flag, wait for another flag, copy the result back.
+ * A stream writes and waits for flags by itself (cuStreamWriteValue32, cuStreamWaitValue32). One thread of the caller's sees the
+ * first flag, exchanges, and writes the second. It calls nothing of CUDA, so no call of the driver can hold it up:
  *
  *   while (tagc_queue_next(queue, &ticket, &tag, &input, &output), ticket) {
  *       status = input ? tagc_reducer_run(reducer[tag], input, output, NULL) : TAGC_ERR_DEVICE;
@@ -23,6 +25,7 @@
 #ifndef TAGC_DEVICE_H
 #define TAGC_DEVICE_H
 
+#include "tagc/schedule.h"
 #include "tagc/tagc.h"
 
 #ifdef __cplusplus
@@ -54,7 +57,7 @@ typedef struct tagc_queue tagc_queue;
 TAGC_API tagc_status tagc_queue_create(tagc_device *device, int n_buffers, tagc_queue **out);
 
 /* Waits until the input of the next exchange is in host memory. Exchanges come in the order in which they were enqueued.
- * Only one thread at a time may call it.
+ * Those of units it runs and finishes itself; for the next one of a job it returns. Only one thread at a time may call it.
  *
  * *ticket is the number of the exchange, or 0 if the queue is closed; then nothing else is written. *tag is the tag of
  * its job. *input and *output are its pinned memory, which this thread may use until _finish. If the device failed,
@@ -67,15 +70,17 @@ TAGC_API tagc_status tagc_queue_next(tagc_queue *queue, uint64_t *ticket, uint64
 TAGC_API tagc_status tagc_queue_finish(tagc_queue *queue, uint64_t ticket, tagc_status status,
                                        const char *text);
 
-/* Blocks until all exchanges up to `ticket` are finished. Their results may still be on the way to the device. Returns
- * the first failure among the exchanges since the last call. */
-TAGC_API tagc_status tagc_queue_wait(tagc_queue *queue, uint64_t ticket);
+/* Blocks until all exchanges up to `ticket` are finished, or for timeout_ms; 0: without a limit. Their results may still be
+ * on the way to the device. It also notices that the device has failed, for which it asks the device now and then. *is_over
+ * is 1 if they are finished, or the queue is closed. The function then returns the first failure among the exchanges since
+ * the last tagc_queue_forgive. */
+TAGC_API tagc_status tagc_queue_wait(tagc_queue *queue, uint64_t ticket, uint32_t timeout_ms, int *is_over);
+
+/* Forgets the first failure. */
+TAGC_API void tagc_queue_forgive(tagc_queue *queue);
 
 /* Returns the bytes of pinned host memory of its buffers. */
 TAGC_API uint64_t tagc_queue_pinned_bytes(tagc_queue *queue);
-
-/* Never blocks. Returns the highest ticket t such that the device no longer uses the arrays of any exchange up to t. */
-TAGC_API uint64_t tagc_queue_retired(tagc_queue *queue);
 
 /* Returns the stream that copies results back. Work that you add to it runs after the last enqueued exchange. */
 TAGC_API void *tagc_queue_stream(const tagc_queue *queue);
@@ -92,8 +97,7 @@ TAGC_API void tagc_queue_destroy(tagc_queue *queue);
 typedef struct tagc_job tagc_job;
 
 /* tag: identifies the unit in tagc_queue_next.
- * n_bytes_in, n_bytes_out: sizes of input and output. If both are 0, nothing is copied: tagc_queue_next returns the
- * device arrays themselves, and the caller marks the output of a failed exchange.
+ * n_bytes_in, n_bytes_out: sizes of input and output, at least 1.
  *
  * The jobs of a queue share its buffers, which are as large as the largest job needs. If they have to grow, the call
  * waits for all enqueued exchanges. Do not call it from the thread that exchanges. */
@@ -101,8 +105,9 @@ TAGC_API tagc_status tagc_job_create(tagc_queue *queue, uint64_t tag, size_t n_b
                                      tagc_job **out);
 
 /* Enqueues the exchange of `input` (n_bytes_in) into `output` (n_bytes_out). Both are in the device's memory and may be
- * the same array. The exchange starts after the work that `stream` has so far. The arrays must stay valid and unchanged
- * until tagc_queue_retired() returns the ticket. If `waits` is 1, later work of `stream` waits for the result.
+ * the same array. The exchange starts after the work that `stream` has so far. If `waits` is 1, later work of `stream` waits
+ * for the result, and in the order of that stream the arrays may be freed or used again after the call. If it is 0, they
+ * must stay valid and unchanged until tagc_queue_stream() has done its work.
  *
  * Returns at once, except that it blocks while 1024 exchanges are in progress. If the exchange cannot be started, there
  * is a ticket all the same, and _next and _wait return the failure. TAGC_ERR_ARGUMENT, without a ticket, if an argument
@@ -111,6 +116,107 @@ TAGC_API tagc_status tagc_job_enqueue(tagc_job *job, const void *input, void *ou
                                       uint64_t *ticket);
 
 TAGC_API void tagc_job_destroy(tagc_job *job);
+
+/* ---- unit ---- */
+
+/* One gradient that several reducers exchange. tagc_queue_next runs it by itself: first all ranks agree, then the reducers
+ * run. No code of the caller's, and so none of its locks, is between the copies. */
+typedef struct tagc_unit tagc_unit;
+
+/* Of a unit's input and output. Reducers work in fp32. */
+typedef enum tagc_element {
+    TAGC_ELEMENT_FP32 = 0,
+    TAGC_ELEMENT_BF16 = 1,
+    TAGC_ELEMENT_FP16 = 2
+} tagc_element;
+
+/* `length` elements, from number `from` of one array to number `to` of another. */
+typedef struct tagc_run {
+    uint64_t from, to, length;
+} tagc_run;
+
+/* One reducer of a unit. It has no kernels, and outlives the unit. */
+typedef struct tagc_unit_part {
+    tagc_reducer *reducer;
+    /* Elements of its gradient and of its output. */
+    uint64_t n_gradient, n_output;
+    /* Which elements of the unit's input its gradient gets, in the order of the gradient. The rest of the gradient is 0. */
+    const tagc_run *packs;
+    uint64_t n_packs;
+    /* Which elements of its output the unit's output gets. */
+    const tagc_run *unpacks;
+    uint64_t n_unpacks;
+} tagc_unit_part;
+
+/* All arrays are copied. */
+typedef struct tagc_unit_options {
+    size_t struct_bytes;
+    /* For messages, at most 255 bytes. */
+    const char *what;
+    /* tagc_element. */
+    int element;
+    /* 1: elements of the output that no part has become 0. */
+    int has_gaps;
+    /* The sums are multiplied by it. */
+    float factor;
+    uint32_t n_parts;
+    const tagc_unit_part *parts;
+    /* Elements of input and output. */
+    uint64_t n_input, n_output;
+    /* [1, 2]. The ranks agree over each comm in turn, and exchange over that of the reducers. ranks[c]: names of its ranks for
+     * messages. */
+    uint32_t n_comms;
+    tagc_comm *comms[2];
+    const int32_t *ranks[2];
+    /* Parameters whose samples the schedule gets: their numbers, the samples of each, and where the input has all of these. */
+    uint32_t n_sampled;
+    tagc_schedule *schedule;
+    const uint32_t *numbers, *counts;
+    const uint64_t *places;
+} tagc_unit_options;
+
+/* What one exchange has of its own, and what came of it. The caller owns it, and what it points to, until the exchange is
+ * finished. */
+enum { TAGC_UNIT_WORDS = 8 };
+typedef struct tagc_unit_step {
+    /* What all ranks must have alike, but for the last word. The lowest byte of the first is the rank's status. */
+    int64_t words[TAGC_UNIT_WORDS];
+    /* What this rank has, for a message if ranks differ. */
+    const char *text;
+    /* Of this exchange, from which the rounding of residuals derives; 0: the reducers count. */
+    uint64_t number;
+    /* Work memory, fp32, of the sizes that tagc_unit_work gives. Exchanges of a queue may share it: they run one after the
+     * other. */
+    float *gradients, *outputs;
+
+    /* Written. status, why: how it ended. is_agreed: whether all ranks went on to exchange. */
+    tagc_status status;
+    int is_agreed;
+    double agree_s, exchange_s;
+    char why[512];
+    /* (n_parts); the caller has called tagc_reducer_stats_init on each. */
+    tagc_reducer_stats *stats;
+    /* Of the parameters whose windows are full now: their numbers (n_sampled), and what tagc_schedule_take gives. squares
+     * (n_parts, 2) are the squared norms of each part's residual and gradient, written if n_full is not 0. */
+    uint32_t n_full;
+    uint32_t *full;
+    tagc_schedule_sums *sums;
+    double *squares;
+} tagc_unit_step;
+
+/* The first call for a larger unit than before waits for all enqueued exchanges, as tagc_job_create does. */
+TAGC_API tagc_status tagc_unit_create(tagc_queue *queue, const tagc_unit_options *options, tagc_unit **out);
+
+/* Writes the sizes of a step's work memory in elements. */
+TAGC_API void tagc_unit_work(const tagc_unit *unit, uint64_t *n_gradients, uint64_t *n_outputs);
+
+/* tagc_job_enqueue for a unit. After an exchange of the queue has failed, and until tagc_queue_forgive, the ranks only tell each
+ * other about it. A failed exchange gives NaN. */
+TAGC_API tagc_status tagc_unit_enqueue(tagc_unit *unit, tagc_unit_step *step, const void *input, void *output,
+                                       void *stream, int waits, uint64_t *ticket);
+
+/* All its exchanges must be finished. */
+TAGC_API void tagc_unit_destroy(tagc_unit *unit);
 
 /* ---- kernels ---- */
 

@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum {
-    OLDEST_VERSION = 11020,
+    OLDEST_VERSION = 11070,  /* the first whose stream memory operations need no option of the driver's */
     NOT_READY = 600,         /* cudaErrorNotReady */
     DEVICE_MEMORY = 2,       /* cudaMemoryTypeDevice */
     MANAGED_MEMORY = 3,      /* cudaMemoryTypeManaged */
@@ -21,7 +21,7 @@ typedef struct attributes {
     void *device_pointer, *host_pointer;
 } attributes;
 
-/* The members of tagc_runtime, in order. */
+/* The members of tagc_runtime, in order; the driver's follow. */
 static const char *const names[] = {
     "RuntimeGetVersion",
     "GetDeviceCount",
@@ -36,10 +36,9 @@ static const char *const names[] = {
     "EventCreateWithFlags",
     "EventDestroy",
     "EventRecord",
-    "EventQuery",
     "MemcpyAsync",
-    "LaunchHostFunc",
     "HostAlloc",
+    "HostGetDevicePointer",
     "FreeHost",
     "MallocAsync",
     "FreeAsync",
@@ -47,9 +46,13 @@ static const char *const names[] = {
     "PointerGetAttributes",
     "GetErrorString",
     "GetLastError",
+    "GetDriverEntryPoint",
 };
-enum { N_NAMES = sizeof names / sizeof *names };
-_Static_assert(sizeof(tagc_runtime) == sizeof(void *) * (1 + N_NAMES), "a name for each member");
+static const char *const driver_names[] = {"StreamWriteValue32", "StreamWaitValue32",
+                                           "DevicePrimaryCtxGetState"};
+enum { N_NAMES = sizeof names / sizeof *names, N_DRIVER_NAMES = sizeof driver_names / sizeof *driver_names };
+_Static_assert(sizeof(tagc_runtime) == sizeof(void *) * (1 + N_NAMES + N_DRIVER_NAMES),
+               "a name for each member");
 
 /* ---- answers ---- */
 
@@ -124,6 +127,25 @@ tagc_status tagc_runtime_bind(const char *library, tagc_runtime *out, char where
     tagc_status status = bind(out, name, where);
     if (status != TAGC_OK) tagc_runtime_unbind(out);
     return status;
+}
+
+/* The runtime knows which of the driver's versions of a function belongs to its own version. */
+tagc_status tagc_runtime_bind_driver(tagc_runtime *runtime) {
+    char *member = (char *)&runtime->StreamWriteValue32;
+    for (int i = 0; i < N_DRIVER_NAMES; i++) {
+        char symbol[64];
+        void *found = NULL;
+        int answer = 0;
+        snprintf(symbol, sizeof symbol, "cu%s", driver_names[i]);
+        int code = runtime->GetDriverEntryPoint(symbol, &found, 0, &answer);
+        if (code) runtime->GetLastError();
+        if (code || !found)
+            return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                             "the CUDA driver has no %s: must be a driver for CUDA %d.%d or newer", symbol,
+                             OLDEST_VERSION / 1000, OLDEST_VERSION % 1000 / 10);
+        memcpy(member + (size_t)i * sizeof found, &found, sizeof found);
+    }
+    return TAGC_OK;
 }
 
 void tagc_runtime_unbind(tagc_runtime *runtime) {

@@ -24,7 +24,11 @@ tagc_status tagc_device_enter(const tagc_device *device, int *before) {
 
 void tagc_device_leave(const tagc_device *device, int before) {
     const tagc_runtime *runtime = &device->runtime;
-    if (before != device->ordinal) runtime->SetDevice(before);
+    unsigned flags = 0;
+    int has_context = 0;
+    if (before == device->ordinal) return;
+    if (runtime->DevicePrimaryCtxGetState(before, &flags, &has_context) == 0 && has_context)
+        runtime->SetDevice(before);
 }
 
 tagc_status tagc_device_check_place(const tagc_device *device, const void *pointer, const char *what) {
@@ -47,6 +51,7 @@ tagc_status tagc_device_create(const tagc_runtime *runtime, const char *where, i
     if (ordinal < 0 || ordinal >= n_devices)
         return tagc_fail(TAGC_ERR_ARGUMENT, "device is %d, must be in [0, %d): cuda has so many devices here",
                          ordinal, n_devices);
+    TAGC_TRY(tagc_runtime_bind_driver(&probe.runtime));
     tagc_device *device;
     TAGC_TRY(tagc_memory_create(sizeof *device, "a device", (void **)&device));
     *device = probe;

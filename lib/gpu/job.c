@@ -8,17 +8,18 @@
 /* ---- enqueueing ---- */
 
 /* The next ticket's record. Call with the launch lock. Waits while another exchange still uses it. */
-static ticket *issue(tagc_job *job) {
+static ticket *issue(tagc_job *job, tagc_unit *unit, tagc_unit_step *step) {
     tagc_queue *queue = job->queue;
     pthread_mutex_lock(&queue->lock);
     uint64_t number = queue->n_enqueued + 1;
     ticket *one = ticket_of(queue, number);
-    while (one->number && !(one->finished && (one->left || !one->is_awaited || queue->broken != TAGC_OK)) &&
-           !queue->is_closed)
+    while (one->number && !one->finished && !queue->is_closed)
         pthread_cond_wait(&queue->changed, &queue->lock);
     *one = (ticket){.queue = queue,
                     .number = number,
                     .tag = job->tag,
+                    .unit = unit,
+                    .step = step,
                     .n_bytes_out = job->n_bytes_out,
                     .buffer = (int)(number % (uint64_t)queue->n_buffers)};
     if (queue->is_closed) tagc_queue_fail_ticket(one, TAGC_ERR_STATE, "the queue is closed");
@@ -44,12 +45,11 @@ static tagc_status check_arrays(const tagc_job *job, const void *input, const vo
     return tagc_device_check_place(device, output, "output");
 }
 
-/* In a stream of the queue's. A job without copies does nothing. */
+/* In a stream of the queue's. */
 static tagc_status put_copy(const tagc_job *job, void *to, const void *from, size_t n_bytes, tagc_copy kind,
                             void *stream) {
     const tagc_device *device = job->queue->device;
     const tagc_runtime *runtime = &device->runtime;
-    if (n_bytes == 0) return TAGC_OK;
     return tagc_device_check(device, runtime->MemcpyAsync(to, from, n_bytes, kind, stream),
                              kind == TAGC_COPY_TO_HOST ? "copying to the host" : "copying back");
 }
@@ -66,18 +66,16 @@ static tagc_status put_into_streams(tagc_job *job, ticket *one, const void *inpu
     TAGC_TRY(tagc_device_check(device, runtime->StreamWaitEvent(queue->out, own->came, 0), out));
     TAGC_TRY(tagc_device_check(device, runtime->StreamWaitEvent(queue->out, own->back, 0), out));
     TAGC_TRY(put_copy(job, own->in, input, job->n_bytes_in, TAGC_COPY_TO_HOST, queue->out));
-    TAGC_TRY(tagc_device_check(device, runtime->LaunchHostFunc(queue->out, tagc_queue_input_came, one), out));
+    uint32_t number = (uint32_t)one->number;
+    TAGC_TRY(
+        tagc_device_check(device, runtime->StreamWriteValue32(queue->out, queue->in_there, number, 0), out));
     TAGC_TRY(tagc_device_check(device, runtime->EventRecord(own->copied_out, queue->out), out));
 
     TAGC_TRY(tagc_device_check(device, runtime->StreamWaitEvent(queue->back, own->copied_out, 0), back));
-    TAGC_TRY(tagc_device_check(device, runtime->LaunchHostFunc(queue->back, tagc_queue_wait_for_result, one),
-                               back));
-    pthread_mutex_lock(&queue->lock);
-    one->is_awaited = 1;
-    pthread_mutex_unlock(&queue->lock);
+    TAGC_TRY(tagc_device_check(
+        device, runtime->StreamWaitValue32(queue->back, queue->out_there, number, TAGC_WAIT_AT_LEAST), back));
     TAGC_TRY(put_copy(job, output, own->out, job->n_bytes_out, TAGC_COPY_TO_DEVICE, queue->back));
     TAGC_TRY(tagc_device_check(device, runtime->EventRecord(own->back, queue->back), back));
-    own->last = one->number;
     if (!waits) return TAGC_OK;
     return tagc_device_check(device, runtime->StreamWaitEvent(stream, own->back, 0),
                              "waiting for the result");
@@ -94,15 +92,13 @@ static void settle(ticket *one, tagc_status status, int is_the_device) {
     pthread_mutex_unlock(&queue->lock);
 }
 
-tagc_status tagc_job_enqueue(tagc_job *job, const void *input, void *output, void *stream, int waits,
-                             uint64_t *number) {
+tagc_status tagc_job_put(tagc_job *job, tagc_unit *unit, tagc_unit_step *step, const void *input,
+                         void *output, void *stream, int waits, uint64_t *number) {
     if (!job || !input || !output || !number)
         return tagc_fail(TAGC_ERR_ARGUMENT, "job, input, output or ticket is NULL");
     tagc_queue *queue = job->queue;
     pthread_mutex_lock(&queue->launch);
-    ticket *one = issue(job);
-    one->input = input;
-    one->output = output;
+    ticket *one = issue(job, unit, step);
     *number = one->number;
     tagc_status status = one->status;
     int before = 0, is_the_device = 0;
@@ -124,6 +120,11 @@ tagc_status tagc_job_enqueue(tagc_job *job, const void *input, void *output, voi
     settle(one, status, is_the_device);
     pthread_mutex_unlock(&queue->launch);
     return status;
+}
+
+tagc_status tagc_job_enqueue(tagc_job *job, const void *input, void *output, void *stream, int waits,
+                             uint64_t *number) {
+    return tagc_job_put(job, NULL, NULL, input, output, stream, waits, number);
 }
 
 /* ---- jobs ---- */
@@ -169,10 +170,9 @@ tagc_status tagc_job_create(tagc_queue *queue, uint64_t tag, size_t n_bytes_in, 
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
     if (!queue) return tagc_fail(TAGC_ERR_ARGUMENT, "queue is NULL");
-    if (!n_bytes_in != !n_bytes_out)
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "n_bytes_in is %zu and n_bytes_out %zu, must be at least 1, or both 0", n_bytes_in,
-                         n_bytes_out);
+    if (n_bytes_in == 0 || n_bytes_out == 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes_in is %zu and n_bytes_out %zu, must be at least 1",
+                         n_bytes_in, n_bytes_out);
     tagc_status status = TAGC_OK;
     pthread_mutex_lock(&queue->launch);
     if (n_bytes_in > queue->n_bytes_in || n_bytes_out > queue->n_bytes_out) {

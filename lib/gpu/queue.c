@@ -1,71 +1,59 @@
 /* Exchanges of device arrays through pinned memory, in the order in which they were enqueued.
  *
- * The queue has two streams. Exchange k puts this into them and into the caller's (buffer = k mod n_buffers):
+ * The queue has two streams and two flags, numbers of 32 bits in pinned memory that the device writes and reads, too.
+ * Exchange k puts this into the streams and into the caller's (buffer = k mod n_buffers):
  *
  *   caller   ... k's input | record came[buffer]                                  wait back[buffer] | what uses k's output
- *   out      wait came[buffer], back[buffer] | copy input -> buffer.in | input_came(k) | record out[buffer]
- *   back     wait out[buffer] | wait_for_result(k) | copy buffer.out -> output | record back[buffer]
+ *   out      wait came[buffer], back[buffer] | copy input -> buffer.in | write k to flag `in` | record out[buffer]
+ *   back     wait out[buffer] | wait until flag `out` is at least k | copy buffer.out -> output | record back[buffer]
  *
- * input_came and wait_for_result are host functions in C. They make no call of the runtime, and take no lock that is held
- * over one. input_came lets tagc_queue_next return. wait_for_result sleeps until tagc_queue_finish. A thread of the caller's
- * exchanges between these two. It may need Python's lock; the host functions never do.
+ * tagc_queue_next returns when it sees k in flag `in`; tagc_queue_finish writes k to flag `out`. A thread of the caller's
+ * exchanges between these two. The thread that enqueues makes all calls of the runtime, in the order of the program. The
+ * thread that exchanges makes none, and allocates nothing of a device.
  *
- * Why there is no deadlock. A runtime may call the host functions of all streams from one thread, in any order that the
- * streams allow, and while wait_for_result(k) sleeps it calls no other. Let all ranks have enqueued the same exchanges in
- * the same order. Suppose that no rank makes progress, and let k be the first unfinished exchange.
- *   - If a rank sleeps in wait_for_result(j), exchange j is unfinished, so j >= k. Stream `back` has waited for out[j], and
- *     stream `out` is in order, so input_came(k) has run there.
- *   - If a rank does not sleep, its runtime thread is free. input_came(k) only waits for the caller's work and for results up
- *     to k - n_buffers, which are finished.
- * So every rank has its input of k, and its thread exchanges k: a contradiction.
+ * Why there is no deadlock. Let all ranks enqueue the same exchanges in the same order. Suppose that no rank makes progress,
+ * and let k be the first unfinished exchange.
+ *   - Where the enqueuing thread has enqueued k: the work before k's write to `in` waits only for work that was enqueued
+ *     earlier, and for results up to k - 1, which are finished. That is so even if the driver puts all streams into one
+ *     hardware queue, in the order of the calls, where work also waits for whatever was enqueued before it. So flag `in`
+ *     comes to k, whatever the enqueuing thread does meanwhile. It may be in a call of the driver that waits for the device
+ *     and holds the driver's locks, such as cudaFree, cudaHostAlloc or the first launch of a kernel, and it may hold the
+ *     interpreter's lock.
+ *   - Where it has not yet enqueued k, it waits for the device in such a call, or for the record of an old ticket. The device
+ *     has only work up to k - 1, whose results are finished, so the call returns, and the thread goes on.
+ *   - The thread that exchanges waits for flag `in`, for its peers, and for queue->lock, which nobody holds over a call of
+ *     the runtime. So every rank exchanges k: a contradiction.
+ * The last point needs that what exchanges takes no lock that the enqueuing thread may hold while it waits for the device.
+ * The interpreter's lock is such a lock: torch may allocate, and so free, while it holds it. tagc_queue_next therefore runs
+ * the exchanges of *units* itself (unit.c), in C. For what a caller exchanges in Python, and for messages that Python sends,
+ * the proof does not hold; lib/gpu/README.md lists these.
  *
- * Both orders are needed. Without the wait for out[buffer], wait_for_result(k) could be called before input_came(k) and wait
- * forever; the tests plant that. If each unit had streams of its own, without an order between them, rank 0 could sleep in
- * the result of unit 1 and rank 1 in that of unit 2. Several queues are safe if all ranks enqueue their exchanges in one
- * order. A process must not have other host functions that wait for other ranks.
- *
- * A job without copies leaves out both copies. Its exchange finishes its work on the device's arrays before _finish.
+ * Both orders are needed. Without the wait for out[buffer], stream `back` could wait in a hardware queue in front of the copy
+ * of the same exchange; CUDA also asks that an order by flags be visible as one by events. If each unit had streams of its
+ * own, without an order between them, rank 0 could wait for the result of unit 1 and rank 1 for that of unit 2. Several queues
+ * are safe if all ranks enqueue their exchanges in one order.
  *
  * Why buffers may be shared. Before buffer.in is written again, stream `out` waits for back[buffer], which is recorded after the last
- * use of buffer.in and buffer.out: the exchange reads one and writes the other before its _finish, and wait_for_result precedes the
- * copy back. A buffer's second ticket is handed out only after input_came, so after that wait.
+ * use of buffer.in and buffer.out: the exchange reads one and writes the other before its _finish, and the wait for flag `out`
+ * precedes the copy back. A buffer's second ticket is handed out only after its flag `in`, so after that wait.
  *
- * Failures. The first failure of the runtime breaks the queue. tagc_job_enqueue sees it, or tagc_queue_next, which asks
- * now and then because a failed device calls no host functions. From then on every ticket is handed out at once with that
- * failure, so that this rank can tell its peers in their agreed order. A ticket is handed out only after all of it was
- * enqueued, so a failure in between is known before the exchange begins. */
+ * Why nothing is held. If the caller's stream waits for the result, it also waits for both copies. So whoever frees or reuses the
+ * input and the output in the order of that stream, as torch does, does it late enough.
+ *
+ * Failures. A failed exchange fills buffer.out with NaN before it writes flag `out`, so the copy back brings NaN. The first failure of
+ * the runtime breaks the queue. tagc_job_enqueue sees it, or tagc_queue_wait, which asks the device now and then, because a
+ * failed device writes no flags. From then on every ticket is handed out at once with that failure, so that this rank can tell
+ * its peers in their agreed order. A ticket is handed out only after all of it was enqueued, so a failure in between is known
+ * before the exchange begins. */
 #include "core/memory.h"
 #include "core/status.h"
 #include "gpu/queue_private.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
-
-/* ---- host functions ---- */
-
-void tagc_queue_input_came(void *arg) {
-    ticket *one = arg;
-    tagc_queue *queue = one->queue;
-    pthread_mutex_lock(&queue->lock);
-    one->input_came = 1;
-    pthread_cond_broadcast(&queue->changed);
-    pthread_mutex_unlock(&queue->lock);
-}
-
-void tagc_queue_wait_for_result(void *arg) {
-    ticket *one = arg;
-    tagc_queue *queue = one->queue;
-    pthread_mutex_lock(&queue->lock);
-    while (!one->finished && !queue->is_closed) {
-        one->is_slept_for = 1;
-        pthread_cond_wait(&queue->changed, &queue->lock);
-    }
-    one->left = 1;
-    pthread_cond_broadcast(&queue->changed);
-    pthread_mutex_unlock(&queue->lock);
-}
 
 /* ---- failures; all with the lock ---- */
 
@@ -90,33 +78,48 @@ void tagc_queue_break_down(tagc_queue *queue, tagc_status status, const char *te
     pthread_cond_broadcast(&queue->changed);
 }
 
-/* ---- the thread that exchanges ---- */
-
-/* A failed device calls no host functions, so ask it. Call without the lock. */
-static void look_at_device(tagc_queue *queue) {
-    const tagc_runtime *runtime = runtime_of(queue);
-    int before = 0, done = 0;
-    tagc_status status = tagc_device_enter(queue->device, &before);
-    if (status == TAGC_OK) {
-        status = tagc_device_check(queue->device,
-                                   tagc_runtime_answer(runtime, runtime->StreamQuery(queue->out), &done),
-                                   "a copy to the host");
-        tagc_device_leave(queue->device, before);
-    }
-    if (status == TAGC_OK) return;
-    pthread_mutex_lock(&queue->lock);
-    tagc_queue_break_down(queue, status, tagc_last_error());
-    pthread_mutex_unlock(&queue->lock);
+/* Lets stream `back` copy the results of all exchanges up to this one. Call with the lock. */
+static void let_go_on(tagc_queue *queue, uint64_t number) {
+    atomic_store_explicit(&queue->flags->out, (uint32_t)number, memory_order_release);
 }
 
-/* Call with the lock. Returns 0 if the wait took long. */
-static int wait_a_while(tagc_queue *queue) {
-    struct timespec end;
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    end.tv_nsec += LOOK_MS * 1000000L;
-    end.tv_sec += end.tv_nsec / 1000000000L;
-    end.tv_nsec %= 1000000000L;
-    return pthread_cond_timedwait(&queue->changed, &queue->lock, &end) != ETIMEDOUT;
+/* ---- the thread that exchanges ---- */
+
+/* Between two looks at a flag. The device does not wake this thread. */
+static void pause_before(unsigned n_looks) {
+    enum { N_YIELDS = 32, LONGEST_US = 200 };
+    if (n_looks < N_YIELDS) {
+        sched_yield();
+        return;
+    }
+    unsigned us = n_looks - N_YIELDS < LONGEST_US / 10 ? 10 * (n_looks - N_YIELDS + 1) : LONGEST_US;
+    nanosleep(&(struct timespec){0, (long)us * 1000}, NULL);
+}
+
+/* Waits for the input of the next ticket. Call with the lock. Returns NULL if the queue is closed. */
+static ticket *take(tagc_queue *queue) {
+    for (unsigned n_looks = 0; !queue->is_closed;) {
+        ticket *one = ticket_of(queue, queue->n_taken + 1);
+        if (queue->n_enqueued == queue->n_taken || !one->enqueued) {
+            pthread_cond_wait(&queue->changed, &queue->lock);
+            n_looks = 0;
+        } else if (has_come(queue, one)) {
+            queue->n_taken++;
+            return one;
+        } else {
+            pthread_mutex_unlock(&queue->lock);
+            pause_before(n_looks++);
+            pthread_mutex_lock(&queue->lock);
+        }
+    }
+    return NULL;
+}
+
+/* Runs the exchange of a unit, and ends it. Call without the lock. */
+static void run_unit(tagc_queue *queue, const ticket *one, tagc_status failure, const char *text) {
+    const buffer *at = &queue->buffers[one->buffer];
+    tagc_status status = tagc_unit_run(one->unit, one->step, at->in, at->out, failure, text);
+    tagc_queue_finish(queue, one->number, status, tagc_last_error());
 }
 
 tagc_status tagc_queue_next(tagc_queue *queue, uint64_t *number, uint64_t *tag, const void **input,
@@ -124,24 +127,24 @@ tagc_status tagc_queue_next(tagc_queue *queue, uint64_t *number, uint64_t *tag, 
     if (!queue || !number || !tag || !input || !output)
         return tagc_fail(TAGC_ERR_ARGUMENT, "queue, ticket, tag, input or output is NULL");
     *number = 0;
+    tagc_status status = TAGC_OK;
+    char text[TEXT_BYTES];
     pthread_mutex_lock(&queue->lock);
-    for (;;) {
-        ticket *one = ticket_of(queue, queue->n_taken + 1);
-        int is_there = queue->n_enqueued > queue->n_taken;
-        if (queue->is_closed || (is_there && one->enqueued && one->input_came)) break;
-        if (wait_a_while(queue) || !is_there || !one->enqueued) continue;
+    const ticket *one;
+    while ((one = take(queue)) && one->unit) {
+        int is_own = one->status != TAGC_OK; /* else that of an exchange before it, if there is one */
+        tagc_status failure = is_own ? one->status : queue->first_failure;
+        snprintf(text, sizeof text, "%s", is_own ? one->text : queue->first_text);
         pthread_mutex_unlock(&queue->lock);
-        look_at_device(queue);
+        run_unit(queue, one, failure, text);
         pthread_mutex_lock(&queue->lock);
     }
-    tagc_status status = TAGC_OK;
-    if (!queue->is_closed) {
-        ticket *one = ticket_of(queue, ++queue->n_taken);
+    if (one) {
         *number = one->number;
         *tag = one->tag;
         const buffer *at = &queue->buffers[one->buffer];
-        *input = one->status != TAGC_OK ? NULL : one->n_bytes_out ? at->in : one->input;
-        *output = one->status != TAGC_OK ? NULL : one->n_bytes_out ? at->out : one->output;
+        *input = one->status != TAGC_OK ? NULL : at->in;
+        *output = one->status != TAGC_OK ? NULL : at->out;
         if (one->status != TAGC_OK) status = tagc_fail(one->status, "%s", one->text);
     }
     pthread_mutex_unlock(&queue->lock);
@@ -158,16 +161,17 @@ tagc_status tagc_queue_finish(tagc_queue *queue, uint64_t number, tagc_status st
                          (unsigned long long)number, next, taken);
     }
     ticket *one = ticket_of(queue, number);
-    if (status != TAGC_OK && one->status == TAGC_OK &&
-        one->n_bytes_out) /* else the buffer is not this ticket's */
+    if (status != TAGC_OK && one->status == TAGC_OK) /* else the buffer is not this ticket's */
         memset(queue->buffers[one->buffer].out, 0xff, one->n_bytes_out);
     if (status != TAGC_OK) tagc_queue_fail_ticket(one, status, text ? text : "");
-    if (one->status != TAGC_OK && queue->first_failure == TAGC_OK) {
-        queue->first_failure = one->status;
-        memcpy(queue->first_text, one->text, sizeof one->text);
+    if (one->status != TAGC_OK && queue->first_failure == TAGC_OK) { /* as the ranks have told each other */
+        queue->first_failure = status != TAGC_OK ? status : one->status;
+        snprintf(queue->first_text, sizeof queue->first_text, "%s",
+                 status != TAGC_OK && text ? text : one->text);
     }
     one->finished = 1;
     queue->n_finished = number;
+    if (!queue->is_closed) let_go_on(queue, number); /* _close has let all go on */
     pthread_cond_broadcast(&queue->changed);
     pthread_mutex_unlock(&queue->lock);
     return TAGC_OK;
@@ -175,36 +179,65 @@ tagc_status tagc_queue_finish(tagc_queue *queue, uint64_t number, tagc_status st
 
 /* ---- callers that wait for it ---- */
 
-tagc_status tagc_queue_wait(tagc_queue *queue, uint64_t number) {
-    if (!queue) return tagc_fail(TAGC_ERR_ARGUMENT, "queue is NULL");
+/* A failed device writes no flags, so ask it. Call without the lock. */
+static void look_at_device(tagc_queue *queue) {
+    const tagc_runtime *runtime = runtime_of(queue);
+    int before = 0, done = 0;
+    tagc_status status = tagc_device_enter(queue->device, &before);
+    if (status == TAGC_OK) {
+        status = tagc_device_check(queue->device,
+                                   tagc_runtime_answer(runtime, runtime->StreamQuery(queue->out), &done),
+                                   "a copy to the host");
+        tagc_device_leave(queue->device, before);
+    }
+    if (status == TAGC_OK) return;
+    pthread_mutex_lock(&queue->lock);
+    tagc_queue_break_down(queue, status, tagc_last_error());
+    pthread_mutex_unlock(&queue->lock);
+}
+
+static struct timespec in_ms(int64_t ms) {
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    int64_t ns = at.tv_nsec + ms % 1000 * 1000000;
+    return (struct timespec){at.tv_sec + (time_t)(ms / 1000 + ns / 1000000000), (long)(ns % 1000000000)};
+}
+
+static int is_before(struct timespec a, struct timespec b) {
+    return a.tv_sec != b.tv_sec ? a.tv_sec < b.tv_sec : a.tv_nsec < b.tv_nsec;
+}
+
+tagc_status tagc_queue_wait(tagc_queue *queue, uint64_t number, uint32_t timeout_ms, int *is_over) {
+    if (!queue || !is_over) return tagc_fail(TAGC_ERR_ARGUMENT, "queue or is_over is NULL");
+    struct timespec end = in_ms(timeout_ms);
+    tagc_status status = TAGC_OK;
     pthread_mutex_lock(&queue->lock);
     if (number > queue->n_enqueued) number = queue->n_enqueued;
-    while (queue->n_finished < number && !queue->is_closed) pthread_cond_wait(&queue->changed, &queue->lock);
-    tagc_status status = queue->first_failure;
-    if (status != TAGC_OK) tagc_fail(status, "%s", queue->first_text);
-    if (status == TAGC_OK && queue->n_finished < number)
-        status = tagc_fail(TAGC_ERR_STATE, "the queue was closed while exchanges were under way");
-    queue->first_failure = TAGC_OK;
+    while (queue->n_finished < number && !queue->is_closed) {
+        struct timespec look = in_ms(LOOK_MS);
+        if (timeout_ms && !is_before(in_ms(0), end)) break;
+        if (timeout_ms && is_before(end, look)) look = end;
+        if (pthread_cond_timedwait(&queue->changed, &queue->lock, &look) != ETIMEDOUT) continue;
+        pthread_mutex_unlock(&queue->lock);
+        look_at_device(queue);
+        pthread_mutex_lock(&queue->lock);
+    }
+    *is_over = queue->n_finished >= number || queue->is_closed;
+    if (*is_over) {
+        status = queue->first_failure;
+        if (status != TAGC_OK) tagc_fail(status, "%s", queue->first_text);
+        if (status == TAGC_OK && queue->n_finished < number)
+            status = tagc_fail(TAGC_ERR_STATE, "the queue was closed while exchanges were under way");
+    }
     pthread_mutex_unlock(&queue->lock);
     return status;
 }
 
-uint64_t tagc_queue_retired(tagc_queue *queue) {
-    if (!queue) return 0;
-    const tagc_runtime *runtime = runtime_of(queue);
-    pthread_mutex_lock(&queue->launch);
-    for (int i = 0; i < queue->n_buffers;
-         i++) { /* results come back in order, so one result implies all before it */
-        buffer *one = &queue->buffers[i];
-        int done = 0;
-        if (one->last <= queue->retired) continue;
-        int code = tagc_runtime_answer(runtime, runtime->EventQuery(one->back), &done);
-        if (code) runtime->GetLastError();
-        if (code || done) queue->retired = one->last; /* a failed device does nothing any more */
-    }
-    uint64_t retired = queue->retired;
-    pthread_mutex_unlock(&queue->launch);
-    return retired;
+void tagc_queue_forgive(tagc_queue *queue) {
+    if (!queue) return;
+    pthread_mutex_lock(&queue->lock);
+    queue->first_failure = TAGC_OK;
+    pthread_mutex_unlock(&queue->lock);
 }
 
 void *tagc_queue_stream(const tagc_queue *queue) {
@@ -212,6 +245,39 @@ void *tagc_queue_stream(const tagc_queue *queue) {
 }
 
 /* ---- making ---- */
+
+/* Both flags, and a proof that the device can write one and wait for the other. */
+static tagc_status make_flags(tagc_queue *queue) {
+    enum { NOT_SUPPORTED = 801, NEVER = 0x7fff };
+    const tagc_device *device = queue->device;
+    const tagc_runtime *runtime = &device->runtime;
+    void *here = NULL, *there = NULL;
+    TAGC_TRY(tagc_device_check(
+        device, runtime->HostAlloc(&here, sizeof *queue->flags, TAGC_PINNED_PORTABLE | TAGC_PINNED_MAPPED),
+        "allocating pinned memory"));
+    queue->flags = here;
+    TAGC_TRY(
+        tagc_device_check(device, runtime->HostGetDevicePointer(&there, here, 0), "mapping pinned memory"));
+    queue->in_there = (uint64_t)(uintptr_t)there + offsetof(flag_pair, in);
+    queue->out_there = (uint64_t)(uintptr_t)there + offsetof(flag_pair, out);
+    atomic_init(&queue->flags->in, NEVER);
+    atomic_init(&queue->flags->out, 0);
+    int code = runtime->StreamWriteValue32(queue->out, queue->in_there, 0, 0);
+    if (!code) code = runtime->StreamWaitValue32(queue->out, queue->out_there, 0, TAGC_WAIT_AT_LEAST);
+    if (code == NOT_SUPPORTED)
+        return tagc_fail(
+            TAGC_ERR_UNSUPPORTED,
+            "cuda: device %d, or its driver, has no stream memory operations (cuStreamWaitValue32: %s), "
+            "with which a stream waits for an exchange",
+            device->ordinal, runtime->GetErrorString(code));
+    TAGC_TRY(tagc_device_check(device, code, "asking for a flag"));
+    TAGC_TRY(tagc_device_check(device, runtime->StreamSynchronize(queue->out), "waiting for a flag"));
+    if (atomic_load(&queue->flags->in) != 0)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "cuda: device %d did not write a flag to pinned memory (cuStreamWriteValue32)",
+                         device->ordinal);
+    return TAGC_OK;
+}
 
 static tagc_status make(tagc_queue *queue) {
     const tagc_device *device = queue->device;
@@ -228,7 +294,7 @@ static tagc_status make(tagc_queue *queue) {
                                        runtime->EventCreateWithFlags(events[e], TAGC_EVENT_WITHOUT_TIMING),
                                        "making an event"));
     }
-    return TAGC_OK;
+    return make_flags(queue);
 }
 
 tagc_status tagc_queue_create(tagc_device *device, int n_buffers, tagc_queue **out) {
@@ -268,6 +334,7 @@ void tagc_queue_close(tagc_queue *queue) {
     if (!queue) return;
     pthread_mutex_lock(&queue->lock);
     queue->is_closed = 1;
+    if (queue->flags) let_go_on(queue, queue->n_enqueued);
     pthread_cond_broadcast(&queue->changed);
     pthread_mutex_unlock(&queue->lock);
 }
@@ -280,7 +347,7 @@ void tagc_queue_destroy(tagc_queue *queue) {
     if (tagc_device_enter(queue->device, &before) == TAGC_OK) {
         void *streams[] = {queue->out, queue->back};
         for (int i = 0; i < 2; i++)
-            if (streams[i]) runtime->StreamSynchronize(streams[i]); /* its functions know this memory */
+            if (streams[i]) runtime->StreamSynchronize(streams[i]); /* they use this memory */
         for (int i = 0; i < queue->n_buffers; i++) {
             buffer *one = &queue->buffers[i];
             void *events[] = {one->came, one->copied_out, one->back};
@@ -289,6 +356,7 @@ void tagc_queue_destroy(tagc_queue *queue) {
             if (one->in) runtime->FreeHost(one->in);
             if (one->out) runtime->FreeHost(one->out);
         }
+        if (queue->flags) runtime->FreeHost(queue->flags);
         for (int i = 0; i < 2; i++)
             if (streams[i]) runtime->StreamDestroy(streams[i]);
         runtime->GetLastError();

@@ -1,18 +1,20 @@
-/* The functions of the CUDA runtime that tagc calls. cuda.c binds them by name to the library that the process has loaded. Tests
- * bind them to a library of their own, and replace some.
+/* The functions of the CUDA runtime and of its driver that tagc calls. cuda.c binds them by name to the library that the process has
+ * loaded. Tests bind them to a library of their own, and replace some.
  *
- * A call returns 0 or the runtime's own code, which GetErrorString describes. Streams and events are the runtime's handles; stream
+ * A call returns 0 or CUDA's own code, which GetErrorString describes: runtime and driver number their errors alike. Streams and events are the runtime's handles; stream
  * NULL is its default stream. Each thread has its current device. */
 #ifndef TAGC_GPU_RUNTIME_H
 #define TAGC_GPU_RUNTIME_H
 
 #include "tagc/device.h"
 
-/* Numbers of the runtime's binary interface, the same in all versions since 11.2. */
+/* Numbers of the binary interfaces of runtime and driver, the same in all versions since 11.7. */
 enum {
     TAGC_STREAM_NON_BLOCKING = 1,  /* cudaStreamNonBlocking: does not wait for the default stream */
     TAGC_EVENT_WITHOUT_TIMING = 2, /* cudaEventDisableTiming */
-    TAGC_PINNED_PORTABLE = 1       /* cudaHostAllocPortable */
+    TAGC_PINNED_PORTABLE = 1,      /* cudaHostAllocPortable */
+    TAGC_PINNED_MAPPED = 2,        /* cudaHostAllocMapped */
+    TAGC_WAIT_AT_LEAST = 0,        /* CU_STREAM_WAIT_VALUE_GEQ: (int32_t)(*flag - value) >= 0 */
 };
 
 typedef enum tagc_copy {
@@ -20,7 +22,7 @@ typedef enum tagc_copy {
     TAGC_COPY_TO_HOST = 2,   /* cudaMemcpyDeviceToHost */
 } tagc_copy;
 
-/* Each member is the function of that name with "cuda" before it. All are required. */
+/* Each member is the function of that name with "cuda" before it, and of the driver with "cu". All are required. */
 typedef struct tagc_runtime {
     void *library; /* of dlopen */
     int (*RuntimeGetVersion)(int *version);
@@ -40,19 +42,17 @@ typedef struct tagc_runtime {
     int (*EventCreateWithFlags)(void **event, unsigned flags);
     int (*EventDestroy)(void *event);
     int (*EventRecord)(void *event, void *stream);
-    int (*EventQuery)(void *event); /* see tagc_runtime_answer */
 
     int (*MemcpyAsync)(void *to, const void *from, size_t n_bytes, int kind, void *stream); /* tagc_copy */
-    /* The runtime may call the functions of all streams from one thread. They must not call the runtime. After a failure of
-     * the device they are not called. */
-    int (*LaunchHostFunc)(void *stream, void (*function)(void *arg), void *arg);
 
-    /* Pinned memory: copies from and to it run while the host continues. */
+    /* Pinned memory: copies from and to it run while the host continues. The device itself reads and writes mapped memory, at the
+     * address that HostGetDevicePointer gives. */
     int (*HostAlloc)(void **memory, size_t n_bytes, unsigned flags);
+    int (*HostGetDevicePointer)(void **address, void *memory, unsigned flags);
     int (*FreeHost)(void *memory);
 
     /* Memory of the current device, allocated and freed in the order of the stream. Neither call waits for the device: it would
-     * wait forever if a host function waits for the caller. */
+     * wait forever if a stream waits for a flag that the caller has to write. */
     int (*MallocAsync)(void **memory, size_t n_bytes, void *stream);
     int (*FreeAsync)(void *memory, void *stream);
     int (*MemsetAsync)(void *memory, int byte, size_t n_bytes, void *stream);
@@ -61,6 +61,17 @@ typedef struct tagc_runtime {
 
     const char *(*GetErrorString)(int code);
     int (*GetLastError)(void); /* forgets it, so that no other library takes this failure for its own */
+    /* Finds a function of the driver; NULL if it has none of that name. `answer` says why. */
+    int (*GetDriverEntryPoint)(const char *name, void **function, unsigned long long flags, int *answer);
+
+    /* ---- of the driver; tagc_device_create binds them ---- */
+
+    /* A stream writes a number to an address of the device, when the host can see all that is before it in the stream; or it waits
+     * until the number there is what it should be. */
+    int (*StreamWriteValue32)(void *stream, uint64_t address, uint32_t value, unsigned flags);
+    int (*StreamWaitValue32)(void *stream, uint64_t address, uint32_t value, unsigned flags);
+    /* *is_active: whether the process has a context on that device, which SetDevice would make. */
+    int (*DevicePrimaryCtxGetState)(int ordinal, unsigned *flags, int *is_active);
 } tagc_runtime;
 
 /* Binds *out to the CUDA runtime; library: as in tagc_device_open. TAGC_ERR_UNSUPPORTED if it is missing, too old or lacks a
@@ -68,6 +79,8 @@ typedef struct tagc_runtime {
 enum { TAGC_WHERE_TEXT_BYTES = 160 };
 tagc_status tagc_runtime_bind(const char *library, tagc_runtime *out, char where[TAGC_WHERE_TEXT_BYTES]);
 void tagc_runtime_unbind(tagc_runtime *runtime);
+/* Binds the functions of the driver. TAGC_ERR_UNSUPPORTED, naming the function, if the machine's driver lacks one. */
+tagc_status tagc_runtime_bind_driver(tagc_runtime *runtime);
 
 /* Of a query: *done, and 0 also for "not ready", which the runtime stores as an error. */
 int tagc_runtime_answer(const tagc_runtime *runtime, int code, int *done);
@@ -95,7 +108,8 @@ tagc_status tagc_device_check_place(const tagc_device *device, const void *point
 /* TAGC_OK for 0, else TAGC_ERR_DEVICE with the runtime's text. It also clears the runtime's stored error. */
 tagc_status tagc_device_check(const tagc_device *device, int code, const char *what);
 
-/* Makes `device` the current one of this thread; *before receives the previous one. */
+/* Makes `device` the current one of this thread; *before receives the previous one. _leave makes that the current one again, but
+ * only if the process has a context there: a thread begins on device 0, and choosing it would make one. */
 tagc_status tagc_device_enter(const tagc_device *device, int *before);
 void tagc_device_leave(const tagc_device *device, int before);
 

@@ -13,8 +13,10 @@ from ctypes import (
     CFUNCTYPE,
     POINTER,
     Structure,
+    c_char,
     c_char_p,
     c_double,
+    c_float,
     c_int,
     c_int32,
     c_int64,
@@ -91,6 +93,30 @@ class ReducerStats(Structure):
     ]  # fmt: skip
 
 
+class Run(Structure):
+    _fields_ = [("start", c_uint64), ("target", c_uint64), ("length", c_uint64)]
+
+
+class UnitPart(Structure):
+    _fields_ = [
+        ("reducer", c_void_p), ("n_gradient", c_uint64), ("n_output", c_uint64), ("packs", POINTER(Run)),
+        ("n_packs", c_uint64), ("unpacks", POINTER(Run)), ("n_unpacks", c_uint64),
+    ]  # fmt: skip
+
+
+class UnitOptions(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("what", c_char_p), ("element", c_int), ("has_gaps", c_int),
+        ("factor", c_float), ("n_parts", c_uint32), ("parts", POINTER(UnitPart)), ("n_input", c_uint64),
+        ("n_output", c_uint64), ("n_comms", c_uint32), ("comms", c_void_p * 2), ("ranks", c_void_p * 2),
+        ("n_sampled", c_uint32), ("schedule", c_void_p), ("numbers", c_void_p), ("counts", c_void_p),
+        ("places", c_void_p),
+    ]  # fmt: skip
+
+
+UNIT_WORDS = 8
+
+
 class Memory(Structure):
     _fields_ = [("struct_bytes", c_size_t)] + [
         (name, c_uint64)
@@ -144,6 +170,16 @@ class ScheduleSums(Structure):
         ("residual", c_double),
         ("gradient", c_double),
     ]
+
+
+class UnitStep(Structure):
+    _fields_ = [
+        ("words", c_int64 * UNIT_WORDS), ("text", c_char_p), ("number", c_uint64),
+        ("gradients", c_void_p), ("outputs", c_void_p), ("status", c_int), ("is_agreed", c_int),
+        ("agree_s", c_double), ("exchange_s", c_double), ("why", c_char * 512),
+        ("stats", POINTER(ReducerStats)), ("n_full", c_uint32), ("full", POINTER(c_uint32)), ("sums",
+            POINTER(ScheduleSums)), ("squares", POINTER(c_double)),
+    ]  # fmt: skip
 
 
 class ScheduleLosses(Structure):
@@ -315,19 +351,28 @@ _FUNCTIONS = {
     ),
     "tagc_queue_finish": ([c_void_p, c_uint64, c_int, c_char_p], c_int),
     "tagc_queue_pinned_bytes": ([c_void_p], c_uint64),
-    "tagc_queue_retired": ([c_void_p], c_uint64),
+    "tagc_queue_wait": ([c_void_p, c_uint64, c_uint32, POINTER(c_int)], c_int),
+    "tagc_queue_forgive": ([c_void_p], None),
     "tagc_queue_stream": ([c_void_p], c_void_p),
     "tagc_queue_close": ([c_void_p], None),
     "tagc_queue_destroy": ([c_void_p], None),
     "tagc_job_create": ([c_void_p, c_uint64, c_size_t, c_size_t, POINTER(c_void_p)], c_int),
     "tagc_job_enqueue": ([c_void_p, c_void_p, c_void_p, c_void_p, c_int, POINTER(c_uint64)], c_int),
     "tagc_job_destroy": ([c_void_p], None),
+    "tagc_unit_create": ([c_void_p, POINTER(UnitOptions), POINTER(c_void_p)], c_int),
+    "tagc_unit_enqueue": (
+        [c_void_p, POINTER(UnitStep), c_void_p, c_void_p, c_void_p, c_int, POINTER(c_uint64)],
+        c_int,
+    ),
+    "tagc_unit_work": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64)], None),
+    "tagc_unit_destroy": ([c_void_p], None),
 }
 
 _GPU = (
     "tagc_device_",
     "tagc_queue_",
     "tagc_job_",
+    "tagc_unit_",
     "tagc_kernels_",
     "tagc_frames_",
     "tagc_reducer_create_on",

@@ -27,6 +27,8 @@ typedef enum sabotage {
     SABOTAGE_NONE,
     DROP_WAIT,        /* the n-th StreamWaitEvent of an exchange does nothing */
     RECORD_ELSEWHERE, /* the n-th event of an exchange is recorded on the other stream */
+    WRITE_ELSEWHERE,  /* so is the flag of its input */
+    DROP_FLAG,        /* the wait for the flag of its result does nothing */
     READ_DEVICE,      /* the exchange reads the gradient where it lies */
 } sabotage;
 
@@ -68,23 +70,13 @@ typedef struct device_rig {
 
 /* ---- what it asks a queue ---- */
 
-/* Host functions that sleep until their exchange is finished. */
-static inline int rig_n_waiting(tagc_queue *queue) {
-    pthread_mutex_lock(&queue->lock);
-    int n = 0;
-    for (uint64_t i = queue->n_finished + 1; i <= queue->n_enqueued && !queue->is_closed; i++)
-        n += ticket_of(queue, i)->is_slept_for;
-    pthread_mutex_unlock(&queue->lock);
-    return n;
-}
-
 /* Exchanges that tagc_queue_next would give at once. */
 static inline uint64_t rig_n_ready(tagc_queue *queue) {
     pthread_mutex_lock(&queue->lock);
     uint64_t n = 0;
     while (queue->n_taken + n < queue->n_enqueued) {
         const ticket *one = ticket_of(queue, queue->n_taken + n + 1);
-        if (!one->enqueued || !one->input_came) break;
+        if (!one->enqueued || !has_come(queue, one)) break;
         n++;
     }
     pthread_mutex_unlock(&queue->lock);
@@ -119,6 +111,17 @@ static inline int rig_record(void *event, void *stream) {
     if (between->kind == RECORD_ELSEWHERE && between->n_records++ == between->n)
         stream = between->streams[stream == between->streams[0]];
     return between->real.EventRecord(event, stream);
+}
+
+static inline int rig_write_flag(void *stream, uint64_t address, uint32_t value, unsigned flags) {
+    saboteur *between = rig_between;
+    if (between->kind == WRITE_ELSEWHERE) stream = between->streams[1];
+    return between->real.StreamWriteValue32(stream, address, value, flags);
+}
+
+static inline int rig_wait_for_flag(void *stream, uint64_t address, uint32_t value, unsigned flags) {
+    saboteur *between = rig_between;
+    return between->kind == DROP_FLAG ? 0 : between->real.StreamWaitValue32(stream, address, value, flags);
 }
 
 /* ---- kernels and arrays ---- */
@@ -158,13 +161,9 @@ static inline tagc_status rig_double(device_rig *rig, int unit, const float *inp
     return TAGC_OK;
 }
 
-static inline int rig_n_sleeping(void *context) {
-    return rig_n_waiting(context);
-}
-
 /* Everything else comes first, as far as the streams let it. */
 static inline void rig_be_late(device_rig *rig) {
-    if (rig->is_late) fake_settle(rig_n_sleeping, rig->queue);
+    if (rig->is_late) fake_settle(NULL, NULL);
 }
 
 static inline void *rig_exchange_main(void *arg) {
@@ -173,7 +172,7 @@ static inline void *rig_exchange_main(void *arg) {
     const void *input;
     void *output;
     tagc_runtime *real = &rig->saboteur.real;
-    real->SetDevice(rig->device->ordinal);
+    real->SetDevice(rig->device->ordinal); /* for rig_be_late */
     for (;;) {
         rig_be_late(rig);
         if (rig->is_late && !rig_n_ready(rig->queue)) {
@@ -218,6 +217,10 @@ static inline tagc_status rig_make(device_rig *rig, int rank, int ordinal, uint6
     }
     between->real.SetDevice(ordinal);
     if ((status = tagc_queue_create(rig->device, n_buffers, &rig->queue)) != TAGC_OK) return status;
+    between->real.StreamWriteValue32 = rig->device->runtime.StreamWriteValue32;
+    between->real.StreamWaitValue32 = rig->device->runtime.StreamWaitValue32;
+    rig->device->runtime.StreamWriteValue32 = rig_write_flag;
+    rig->device->runtime.StreamWaitValue32 = rig_wait_for_flag;
     for (int u = RIG_UNITS - 1; u >= 0; u--) { /* the largest first: no growing with work under way */
         rig->n_elems[u] = 64 << u;
         size_t n_bytes = (size_t)rig->n_elems[u] * sizeof(float);
@@ -250,6 +253,14 @@ static inline tagc_status rig_enqueue(device_rig *rig, int step, int unit) {
 
 static inline void rig_start(device_rig *rig) {
     if (pthread_create(&rig->thread, NULL, rig_exchange_main, rig)) abort();
+}
+
+/* Waits for the last exchange, and returns the first failure since this was called last. */
+static inline tagc_status rig_wait_for_last(device_rig *rig) {
+    int is_over = 0;
+    tagc_status status = tagc_queue_wait(rig->queue, rig->last, 0, &is_over);
+    tagc_queue_forgive(rig->queue);
+    return is_over ? status : TAGC_ERR_STATE;
 }
 
 static inline int rig_synchronize(device_rig *rig) {

@@ -45,11 +45,14 @@ static void test_refused(void **state) {
     assert_refused("cuda", NULL, 2, TAGC_ERR_ARGUMENT, "device is 2, must be in [0, 2)");
     assert_refused("cuda", NULL, -1, TAGC_ERR_ARGUMENT, "device is -1");
     fake_set_version(10020);
-    assert_refused("cuda", NULL, 0, TAGC_ERR_UNSUPPORTED, "is CUDA runtime 10.2, must be 11.2 or newer");
+    assert_refused("cuda", NULL, 0, TAGC_ERR_UNSUPPORTED, "is CUDA runtime 10.2, must be 11.7 or newer");
     fake_set_version(13000);
     fake_fail("GetDeviceCount", 1, 35);
     assert_refused("cuda", NULL, 0, TAGC_ERR_DEVICE,
                    "counting the devices failed on device 0: a fake error (35)");
+    fake_set_driver_old();
+    assert_refused("cuda", NULL, 0, TAGC_ERR_UNSUPPORTED,
+                   "the CUDA driver has no cuStreamWriteValue32: must be a driver for CUDA 11.7 or newer");
     fake_reset(1, 0, FAKE_EAGER, 1);
     assert_refused("cuda", NULL, 0, TAGC_ERR_ARGUMENT, "must be in [0, 0)");
     assert_int_equal(tagc_device_open("cuda", NULL, 0, NULL), TAGC_ERR_ARGUMENT);

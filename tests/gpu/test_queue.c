@@ -4,20 +4,20 @@
 
 #include "tagc/tagc.h"
 
-/* All steps are enqueued before the first exchange. Returns whether anything went wrong. */
-static int run_late(saboteur plan, uint64_t seed, int n_buffers, int one_host_thread, int is_pipelined) {
-    fake_reset(seed, 1, FAKE_LATE, one_host_thread);
-    device_rig rig = {.saboteur = plan, .is_late = 1, .is_pipelined = is_pipelined};
-    assert_int_equal(rig_make(&rig, 0, 0, seed, n_buffers), TAGC_OK);
+/* Late: all steps are enqueued before the first exchange, and before each one everything else is done that can be; else all goes at
+ * random times. The device is not number 0. Returns whether anything went wrong. */
+static int run(saboteur plan, uint64_t seed, int n_buffers, int is_late, int is_pipelined) {
+    fake_reset(seed, 2, is_late ? FAKE_LATE : FAKE_EAGER, 1);
+    device_rig rig = {.saboteur = plan, .is_late = is_late, .is_pipelined = is_pipelined};
+    assert_int_equal(rig_make(&rig, 0, 1, seed, n_buffers), TAGC_OK);
     uint64_t n_allocs = fake_n_allocs();
+    if (!is_late) rig_start(&rig);
     for (int s = 0; s < RIG_STEPS; s++)
         for (int u = 0; u < RIG_UNITS; u++) assert_int_equal(rig_enqueue(&rig, s, u), TAGC_OK);
-    assert_int_equal(tagc_queue_retired(rig.queue), 0);
-    rig_start(&rig);
-    tagc_status status = tagc_queue_wait(rig.queue, rig.last);
+    if (is_late) rig_start(&rig);
+    tagc_status status = rig_wait_for_last(&rig);
     assert_int_equal(rig_synchronize(&rig), 0);
     int found = rig.is_stuck || status != TAGC_OK;
-    if (!found) assert_int_equal(tagc_queue_retired(rig.queue), rig.last);
     rig_join(&rig);
     for (int s = 0; s < RIG_STEPS; s++)
         for (int u = 0; u < RIG_UNITS; u++)
@@ -37,9 +37,9 @@ static int run_late(saboteur plan, uint64_t seed, int n_buffers, int one_host_th
 static void test_clean(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= 12; seed++)
-        for (int one_host_thread = 0; one_host_thread < 2; one_host_thread++)
-            assert_false(run_late((saboteur){.kind = SABOTAGE_NONE}, seed, 1 + (int)(seed % 4),
-                                  one_host_thread, seed / 4 % 2));
+        for (int is_late = 0; is_late < 2; is_late++)
+            assert_false(
+                run((saboteur){.kind = SABOTAGE_NONE}, seed, 1 + (int)(seed % 4), is_late, seed / 4 % 2));
 }
 
 static void test_planted(void **state) {
@@ -47,22 +47,22 @@ static void test_planted(void **state) {
     static const struct {
         const char *what;
         saboteur plan;
-        int is_pipelined;
+        int is_pipelined, is_eager;
     } planted[] = {
-        {"the copy to the host does not wait for the gradient", {.kind = DROP_WAIT, .n = 0}, 0},
-        {"a buffer is used again before its last exchange is over", {.kind = DROP_WAIT, .n = 1}, 1},
-        {"the result is waited for before the input is handed over", {.kind = DROP_WAIT, .n = 2}, 0},
-        {"the caller does not wait for the result", {.kind = DROP_WAIT, .n = 3}, 0},
-        {"the gradient's event is recorded on another stream", {.kind = RECORD_ELSEWHERE, .n = 0}, 0},
-        {"the input's event is recorded on another stream", {.kind = RECORD_ELSEWHERE, .n = 1}, 0},
-        {"the result's event is recorded on another stream", {.kind = RECORD_ELSEWHERE, .n = 2}, 0},
-        {"the host reads the device's memory", {.kind = READ_DEVICE}, 0},
+        {"the copy to the host does not wait for the gradient", {.kind = DROP_WAIT, .n = 0}, 0, 0},
+        {"a buffer is used again before its last exchange is over", {.kind = DROP_WAIT, .n = 1}, 1, 0},
+        {"the input is handed over before it is copied", {.kind = WRITE_ELSEWHERE}, 0, 1},
+        {"the result is copied back before it is there", {.kind = DROP_FLAG}, 0, 0},
+        {"the caller does not wait for the result", {.kind = DROP_WAIT, .n = 3}, 0, 0},
+        {"the gradient's event is recorded on another stream", {.kind = RECORD_ELSEWHERE, .n = 0}, 0, 0},
+        {"the result's event is recorded on another stream", {.kind = RECORD_ELSEWHERE, .n = 2}, 0, 0},
+        {"the host reads the device's memory", {.kind = READ_DEVICE}, 0, 0},
     };
     enum { N_SEEDS = 6 };
     for (size_t p = 0; p < sizeof planted / sizeof *planted; p++) {
         int n_found = 0;
         for (uint64_t seed = 1; seed <= N_SEEDS; seed++)
-            n_found += run_late(planted[p].plan, seed, 2, 1, planted[p].is_pipelined);
+            n_found += run(planted[p].plan, seed, 2, !planted[p].is_eager, planted[p].is_pipelined);
         print_message("found in %d of %d seeds: %s\n", n_found, N_SEEDS, planted[p].what);
         assert_true(n_found >= N_SEEDS / 2);
     }
@@ -151,7 +151,7 @@ static void *rank_main(void *arg) {
         for (int u = 0; u < RIG_UNITS; u++)
             if (rig_enqueue(rig, s, u) != TAGC_OK) abort();
     if (rig->is_late) rig_start(rig);
-    if (tagc_queue_wait(rig->queue, rig->last) != TAGC_OK) abort();
+    if (rig_wait_for_last(rig) != TAGC_OK) abort();
     if (rig_synchronize(rig)) abort();
     rig_join(rig);
     make_reducers(comm, world->plain[rank]);
@@ -190,74 +190,35 @@ static void test_ranks(void **state) {
     }
 }
 
-/* ---- jobs without copies ---- */
-
-typedef struct doubling {
-    float *from, *to;
-    int n;
-} doubling;
-
-static struct {
-    doubling calls[RIG_STEPS * RIG_UNITS];
-    int n, waits;
-    void *stream; /* of the thread that exchanges */
-} there;
-
-static void double_values(void *arg) {
-    const doubling *one = arg;
-    const float *from = fake_view(one->from);
-    float *to = fake_view(one->to);
-    for (int i = 0; i < one->n; i++) to[i] = 2 * from[i];
-}
-
-static tagc_status double_there(device_rig *rig, int unit, const float *input, float *output) {
-    const tagc_runtime *real = &rig->saboteur.real;
-    doubling *one = &there.calls[there.n++];
-    *one = (doubling){(float *)(size_t)input, output, rig->n_elems[unit]};
-    if (input != rig->gradients[unit] || output != rig->outputs[unit]) return TAGC_ERR_STATE;
-    if (fake_launch(there.stream, double_values, one)) return TAGC_ERR_DEVICE;
-    if (there.waits && real->StreamSynchronize(there.stream)) return TAGC_ERR_DEVICE;
-    return TAGC_OK;
-}
-
-/* The exchange's own kernels work on the caller's arrays. Returns results that are wrong. */
-static int n_wrong_without_copies(uint64_t seed, int waits) {
-    int n_wrong = 0;
-    fake_reset(seed, 1, FAKE_EAGER, 1);
-    device_rig rig = {.exchange = double_there};
-    assert_int_equal(rig_make(&rig, 0, 0, seed, 2), TAGC_OK);
-    uint64_t n_allocs = fake_n_allocs();
-    for (int u = 0; u < RIG_UNITS; u++) {
-        tagc_job_destroy(rig.jobs[u]);
-        assert_int_equal(tagc_job_create(rig.queue, (uint64_t)u, 0, 0, &rig.jobs[u]), TAGC_OK);
-    }
-    assert_int_equal(fake_n_allocs(), n_allocs);
-    there.n = 0;
-    there.waits = waits;
-    assert_int_equal(fake_stream(&there.stream), 0);
-    rig_start(&rig);
-    for (int s = 0; s < RIG_STEPS; s++)
-        for (int u = 0; u < RIG_UNITS; u++) assert_int_equal(rig_enqueue(&rig, s, u), TAGC_OK);
-    assert_int_equal(tagc_queue_wait(rig.queue, rig.last), TAGC_OK);
-    assert_int_equal(rig_synchronize(&rig), 0);
-    for (int s = 0; s < RIG_STEPS; s++)
-        for (int u = 0; u < RIG_UNITS; u++)
-            for (int i = 0; i < rig.n_elems[u]; i++)
-                n_wrong += rig.results[s][u][i] != 2 * rig_value(&rig, s, u, i);
-    rig_join(&rig);
-    rig.saboteur.real.StreamSynchronize(there.stream);
-    rig_end(&rig);
-    assert_int_equal(fake_n_mistakes(), 0);
-    return n_wrong;
-}
-
-static void test_without_copies(void **state) {
+/* A driver that holds its locks while it waits for the device, one hardware queue, a queue that is full: the thread that enqueues
+ * is in such calls, and every exchange goes on. */
+static void test_manners(void **state) {
     (void)state;
-    int n_wrong = 0;
-    for (uint64_t seed = 1; seed <= 4; seed++) assert_int_equal(n_wrong_without_copies(seed, 1), 0);
-    /* Results that were not waited for: in most runs one of them is late. */
-    for (uint64_t seed = 1; seed <= 60 && !n_wrong; seed++) n_wrong += n_wrong_without_copies(seed, 0);
-    assert_true(n_wrong > 0);
+    static const char *const words[] = {"blocking-alloc", "lazy-loading", "late-flags",
+                                        "connections=1",  "depth=4",      "all"};
+    for (size_t w = 0; w < sizeof words / sizeof *words; w++) {
+        fake_reset(w + 1, 1, FAKE_EAGER, 1);
+        fake_behave(words[w]);
+        device_rig rig = {.is_pipelined = (int)(w % 2)};
+        assert_int_equal(rig_make(&rig, 0, 0, w + 1, 2), TAGC_OK);
+        rig_start(&rig);
+        for (int s = 0; s < RIG_STEPS; s++)
+            for (int u = 0; u < RIG_UNITS; u++) {
+                void *more = fake_alloc(256);
+                assert_int_equal(rig_enqueue(&rig, s, u), TAGC_OK);
+                fake_free(more);
+            }
+        assert_int_equal(rig_wait_for_last(&rig), TAGC_OK);
+        assert_int_equal(rig_synchronize(&rig), 0);
+        rig_join(&rig);
+        for (int s = 0; s < RIG_STEPS; s++)
+            for (int u = 0; u < RIG_UNITS; u++)
+                for (int i = 0; i < rig.n_elems[u]; i++)
+                    assert_true(rig.results[s][u][i] == 2 * rig_value(&rig, s, u, i));
+        rig_end(&rig);
+        if (fake_n_mistakes()) print_error("%s: %s\n%s\n", words[w], fake_mistake(0), fake_report());
+        assert_int_equal(fake_n_mistakes(), 0);
+    }
 }
 
 /* Nothing of an exchange goes into a graph, and the queue lives on. */
@@ -275,9 +236,9 @@ static void test_capture(void **state) {
         TAGC_ERR_UNSUPPORTED);
     assert_non_null(strstr(tagc_last_error(), "captured into a graph (cudaStreamIsCapturing says so)"));
     fake_capture(NULL);
-    assert_int_equal(tagc_queue_wait(rig.queue, rig.last), TAGC_ERR_UNSUPPORTED); /* its peers are told */
+    assert_int_equal(rig_wait_for_last(&rig), TAGC_ERR_UNSUPPORTED); /* its peers are told */
     assert_int_equal(rig_enqueue(&rig, 0, 2), TAGC_OK);
-    assert_int_equal(tagc_queue_wait(rig.queue, rig.last), TAGC_OK);
+    assert_int_equal(rig_wait_for_last(&rig), TAGC_OK);
     assert_int_equal(rig_synchronize(&rig), 0);
     for (int i = 0; i < rig.n_elems[2]; i++)
         assert_true(rig.results[0][2][i] == 2 * rig_value(&rig, 0, 2, i));
@@ -299,7 +260,7 @@ static void test_many(void **state) {
     assert_int_equal(tagc_job_create(rig.queue, 0, 1 << 16, 1 << 17, &larger), TAGC_OK);
     assert_int_equal(fake_n_allocs(), n_allocs + 4);
     for (int u = 0; u < RIG_UNITS; u++) assert_int_equal(rig_enqueue(&rig, 0, u), TAGC_OK);
-    assert_int_equal(tagc_queue_wait(rig.queue, rig.last), TAGC_OK);
+    assert_int_equal(rig_wait_for_last(&rig), TAGC_OK);
     assert_int_equal(rig_synchronize(&rig), 0);
     for (int u = 0; u < RIG_UNITS; u++)
         for (int i = 0; i < rig.n_elems[u]; i++)
@@ -312,8 +273,8 @@ static void test_many(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_clean), cmocka_unit_test(test_planted),        cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_many),  cmocka_unit_test(test_without_copies), cmocka_unit_test(test_capture),
+        cmocka_unit_test(test_clean), cmocka_unit_test(test_planted), cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_many),  cmocka_unit_test(test_manners), cmocka_unit_test(test_capture),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

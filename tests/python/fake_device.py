@@ -1,5 +1,5 @@
 """A device of the fake CUDA runtime (tests/gpu/fake_runtime.h) whose memory is the processor's, so that whole
-training runs go the way of a GPU's tensors: streams that run at random times, host functions on one thread,
+training runs go the way of a GPU's tensors: streams that run at random times, flags that are seen late,
 pinned memory that is checked.
 
 Torch's own work on tensors is done when its call returns. So where a hook has the current stream wait, the
@@ -11,12 +11,13 @@ import ctypes
 import os
 import pathlib
 import threading
+import weakref
 
 import torch
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.exchange import group, runner, staging, streams
+from tagc.torch.exchange import gloo, group, runner, staging, streams
 from tagc.torch.hooks.gathers import Gathering
 
 LIBRARY = pathlib.Path(os.environ["TAGC_LIBRARY"]).parent / "tests" / "gpu" / "libcudart.so.13"
@@ -39,6 +40,9 @@ class FakeDevice:
         stream = ctypes.c_void_p()
         assert self.fake.fake_stream(ctypes.byref(stream)) == 0
         self._stream, self.n_futures, self.n_current, self._threads = stream.value, 0, 0, []
+        self.n_kept, self.tasks = 0, []  # what libtagc ran by itself: weak references to the sources
+        # A device's allocator frees in the order of streams; the processor's at once. So memory stays here.
+        self.memory = []
 
     def current(self):
         self.n_current += 1
@@ -65,9 +69,6 @@ class FakeDevice:
         code = self.fake.cudaStreamSynchronize(ctypes.c_void_p(stream))
         assert code == 0 or self.is_broken, code
 
-    def own(self):
-        return contextlib.nullcontext()
-
     def turn(self, stream, waits):
         self.n_current += 1
         return contextlib.nullcontext()
@@ -82,8 +83,17 @@ class FakeDevice:
     def pinned(self, n):
         return torch.zeros(n, dtype=torch.int64)
 
+    def keep(self, tensor):
+        self.n_kept += 1
+
+    def is_capturing(self):
+        return self.is_captured
+
+    is_captured = False
+
     def settle(self):
         """Torch's own work is done when its call returns."""
+        self.n_current += 1
 
     is_broken = False
 
@@ -107,7 +117,7 @@ class FakeDevice:
 
 class Installed:
     """with Installed(seed) as device: all tensors of this process are on it. begins: what to wait for before
-    each exchange. kernels: whether it has any."""
+    each message. kernels: whether it has any."""
 
     def __init__(self, seed, lazy=False, begins=None, kernels=False):
         self.device, self._begins = FakeDevice(seed, lazy), begins
@@ -116,8 +126,9 @@ class Installed:
     def __enter__(self):
         device, begins = self.device, self._begins
         os.environ["TAGC_CUDA_LIBRARY"] = self._kernels
-        self._before = streams.of, runner.Staged.run, staging.Staging.finish, staging.Staging._run
-        of, run_staged, finish, run = self._before
+        self._before = streams.of, runner.Staged.run, staging.Staging.finish, staging.Staging.start
+        of, run_staged, finish, start = self._before
+        self._move = move = gloo.Gloo._move
         streams.of = lambda _: device
 
         def run_and_wait(self, call, source, target):
@@ -130,17 +141,20 @@ class Installed:
                 finish(self)
             finally:
                 device.synchronize()
+                device.memory.clear()
 
-        def run_late(self, *arguments):
+        def start_and_count(self, task, source, target, waits):
+            device.tasks.append(weakref.ref(source))
+            device.memory += [tensor.untyped_storage() for tensor in (source, target)]
+            start(self, task, source, target, waits)
+
+        def move_late(self, transfer):  # the first message of an exchange is its agreement
             if begins is not None:
-                begins(arguments[0])
-            return run(self, *arguments)
+                begins()
+            return move(self, transfer)
 
-        runner.Staged.run, staging.Staging.finish, staging.Staging._run = (
-            run_and_wait,
-            finish_and_wait,
-            run_late,
-        )
+        runner.Staged.run, staging.Staging.finish = run_and_wait, finish_and_wait
+        staging.Staging.start, gloo.Gloo._move = start_and_count, move_late
         self._frames = group.FrameReducer._try, group.FrameReducer._settle
         attempt = self._frames[0]
 
@@ -162,5 +176,6 @@ class Installed:
     def __exit__(self, *_):
         self.device.join()
         del os.environ["TAGC_CUDA_LIBRARY"]
-        streams.of, runner.Staged.run, staging.Staging.finish, staging.Staging._run = self._before
+        streams.of, runner.Staged.run, staging.Staging.finish, staging.Staging.start = self._before
+        gloo.Gloo._move = self._move
         group.FrameReducer._try, group.FrameReducer._settle = self._frames

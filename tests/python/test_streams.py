@@ -43,6 +43,9 @@ class Recorder:
         self.calls.append(("future", str(devices[0])))
         return types.SimpleNamespace(set_result=lambda value: self.calls.append(("set", value)))
 
+    def is_current_stream_capturing(self):
+        return "captured" in self.calls
+
     def synchronize(self, device):
         self.calls.append(("synchronize", str(device)))
 
@@ -138,6 +141,63 @@ def test_copy_seconds(recorder):
         ("copy", "pinned", "cuda:0"),
         sync,
     ]
+
+
+def test_keep(recorder):
+    """A tensor's memory outlives the current stream's work on it."""
+
+    class Tensor:
+        def record_stream(self, stream):
+            recorder.calls.append(("kept for", stream.cuda_stream))
+
+    one = streams.Cuda(torch.device("cuda", 2))
+    one.keep(Tensor())
+    assert recorder.calls == [("current_stream", "cuda:2"), ("kept for", 77)]
+    assert not one.is_capturing()
+    recorder.calls.append("captured")
+    assert one.is_capturing()
+
+
+class NcclWork:
+    """WorkNCCL.wait() with a time-out polls in the calling thread; without, only the stream waits."""
+
+    def wait(self, timeout=None):
+        assert timeout is None, "the host would wait for the device"
+        return True
+
+
+def test_waits_of_two_backends(monkeypatch):
+    """In a group "cpu:gloo,cuda:nccl" the tensor's backend decides how long calls are waited for, and what
+    they can do."""
+    import torch.distributed as dist
+
+    from tagc.torch.exchange import internals, waits
+
+    gloo = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+    monkeypatch.setattr(internals, "backend_of", lambda _, device: gloo if device.type == "cpu" else object())
+    calls = []
+
+    def begun(name):
+        return lambda *args, **named: (calls.append((name, named.get("op"))), NcclWork())[1]
+
+    for name in ("all_gather", "reduce_scatter", "all_gather_rows", "reduce_scatter_rows"):
+        monkeypatch.setattr(internals, name, begun(name))
+    for name in ("all_to_all_single", "all_reduce"):
+        monkeypatch.setattr(dist, name, begun(name))
+    there, large = (torch.empty(n, device="meta") for n in (2, 4))  # not the processor's
+    work = waits.AllGather("a", 5)(large, there, "group", async_op=True)
+    assert isinstance(work, NcclWork) and work.wait()
+    op = dist._make_nccl_premul_sum(0.5)
+    waits.ReduceScatter("a", 5)(there, large, "group", op, async_op=True).wait()
+    assert calls[-1] == ("reduce_scatter", op), "NCCL multiplies by itself"
+    waits.gather_rows(there.view(1, 2), large.view(1, 4), "group", "a", 5)
+    assert calls[-1][0] == "all_gather_rows"
+    group = waits.Collectives("group", "a", 5)
+    group.all_to_all(large, large)
+    group.all_gather(large, there)
+    group.largest(there)
+    group.reduce_scatter_rows(there, large, op)
+    assert len(calls) == 7
 
 
 def test_of(recorder):

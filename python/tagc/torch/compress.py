@@ -315,6 +315,12 @@ def _prepare(
             if staging is None or staging.why_host is None
             else f"compressed on the host: {staging.why_host}"
         )
+        gloo = (
+            "where a GPU's memory is short, an exchange may stop: its messages travel by gloo, which "
+            "needs Python's lock; transport='native' needs none"
+            if staging is not None and any(comm.needs_python for comm in handle.passes.comms())
+            else ""
+        )
         expect = (
             ""
             if wrapper.is_managed or settings.hosts == 1
@@ -328,7 +334,7 @@ def _prepare(
         print(
             table,
             handle.state.schedule.words(),
-            *(f"\n{text}" for text in (words, split, where, expect) if text),
+            *(f"\n{text}" for text in (words, split, where, gloo, expect) if text),
             sep="",
             flush=True,
         )

@@ -137,7 +137,7 @@ class Passes:
             op,
             find_layout,
             self._find_loss_scale(source),
-            self._begin,
+            (self._begin, self._take_back),
             self.state.lock,
             failure,
             waits,
@@ -147,6 +147,7 @@ class Passes:
             if rows is not None and self.runners.is_on_device(source):
                 call.add_up_now()
             call.opens_step = self._opens_step(unit)
+            call.schedule = self.state.schedule
             # rows are added up by the group by which a gather gets parameters within the host
             is_apart = rows is None or self.state.options.parameters is None
             call.may_last = may_last and is_apart and not self._is_outside
@@ -182,6 +183,7 @@ class Passes:
             if self._opens_step(unit):
                 self.state.begin_step(self._find_loss_scale(source)())
             if not hosts.is_one:
+                self.runners.wait()
                 self.comm(group).agree(
                     f"gradients of {unit.name}",
                     {"dtype": source.dtype, "sparse": source.layout != torch.strided},
@@ -212,8 +214,9 @@ class Passes:
             return lambda: self._loss_scale
         return lambda: self.state.loss_scale if self.scaler is None else self.scaler.get_scale()
 
-    def _begin(self, call: Reduction, source: torch.Tensor) -> tuple[Exchanged, Layout, Record]:
-        """Begins an exchange after the agreement. Collective."""
+    def _begin(self, call: Reduction, source: torch.Tensor | None) -> tuple[Exchanged, Layout, Record]:
+        """Begins an exchange. source: None where libtagc looks at it (task.py), and then before the
+        agreement, else after it."""
         if call.opens_step:
             self.state.begin_step(call.loss_scale)
         call.step = self.state.n_steps
@@ -222,12 +225,12 @@ class Passes:
         if layout is None:
             if self.state.wrapper.speaks:
                 self._unknown.warn(unit)
-            unit, layout = self._unknown.dense(unit, source.numel(), comm, call.is_all_reduce)
-        else:
-            n_control += self.state.schedule.look(comm, layout, source, unit)
-        n_bytes_dense = (1 + layout.all_reduce) * source.nbytes * (comm.world_size - 1) // comm.world_size
+            unit, layout = self._unknown.dense(unit, call.n_elems, comm, call.is_all_reduce)
+        elif source is not None:
+            self.state.schedule.look(comm, layout, source, unit)
+        n_bytes_dense = (1 + layout.all_reduce) * call.n_bytes * (comm.world_size - 1) // comm.world_size
         name, per_host = unit.name, 1 if rows is None else rows.hosts.per_host
-        n_elems = source.numel() * per_host
+        n_elems = call.n_elems * per_host
         n_within = 0 if rows is None else rows.n_bytes + rows.comm.agreement_bytes
 
         def record(stats: Stats, seconds: float, agree_s: float) -> None:
@@ -247,6 +250,10 @@ class Passes:
 
         return unit, layout, record
 
+    def _take_back(self) -> None:
+        """Takes a step back that _begin() has opened, because the ranks did not agree on it."""
+        self.state.n_steps -= 1
+
     def synchronize(self) -> None:
         """Waits until all exchanges of device tensors are complete, and raises the first failure. Local."""
         try:
@@ -262,6 +269,7 @@ class Passes:
             self._step_open = False
             self._units_of_step.clear()
             self.recorder.drop()
+            self.state.schedule.drop()
 
     # ---- steps ----
 
@@ -302,6 +310,8 @@ class Passes:
             if state.schedule.pools and state.n_steps % WINDOW == 0:
                 comms = [self.comm(group) for group in state.wrapper.deciders() or ()]
                 self.recorder.add_control(state.schedule.pool(comms))
+            if n_bytes := state.schedule.meet():
+                self.recorder.add_control(n_bytes, is_of_gradients=True)
             is_through = state.moments.go_on()
             stats = self.recorder.end(state.n_steps, state.loss_scale)
             for alarm in state.schedule.take_alarms():

@@ -129,10 +129,15 @@ class Recorder:
             now["bytes_sent"] += n_bytes
             now["bytes_received"] += n_bytes
 
-    def add_control(self, n_bytes: int) -> None:
-        """Counts n_bytes by which all ranks decide together, sent and received."""
+    def add_control(self, n_bytes: int, is_of_gradients: bool = False) -> None:
+        """Counts n_bytes by which all ranks decide together, sent and received. is_of_gradients: whether they
+        count as those of an exchange."""
         with self._lock:
-            self._agreed(self._open(), n_bytes, 0.0)
+            now = self._open()
+            self._agreed(now, n_bytes, 0.0)
+            if is_of_gradients:
+                now["_gradient_bytes"] += n_bytes
+                now["_host_bytes"] += n_bytes
 
     def drop(self) -> None:
         """Drops the exchange under way, which failed."""

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from tagc._library import Error
-from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.comm import Comm, compared
 from tagc.torch.exchange.interfaces import Exchanged
 from tagc.torch.exchange.layout import Layout
 from tagc.torch.exchange.reducer import LocalFailure, Way
 from tagc.torch.exchange.rows import Rows
+from tagc.torch.exchange.staging import Staging
+from tagc.torch.exchange.task import Sampler, Task
 from tagc.torch.exchange.unit import Stats, check_tensors, scale_of
 
 FindLayout = Callable[[], "Layout | None"]  # of the gradient; None: its parameters are unknown
@@ -60,15 +62,26 @@ class Call:
         that shows only then."""
         raise NotImplementedError
 
+    def task(self, way: Way, staging: Staging) -> Task | None:
+        """Returns what libtagc runs by itself in place of perform(), if it can; None: it cannot. Local."""
+        return None
+
+    def begin_task(self, task: Task) -> None:
+        """Prepares its next exchange, in the hook. Local."""
+        raise NotImplementedError
+
 
 class Reduction(Call):
     """Of a gradient. It checks everything that must be checked in the hook itself.
 
     rows: where gradients are added up within hosts first. source is what that gives then, rows.sums, and comm
         is between hosts.
-    begin(self, source): called under the lock when all ranks have agreed. It returns the unit and the layout
-        of the exchange, and a function that is called with its outcome."""
+    begin: (begin, take_back). begin(self, source) is called under the lock when all ranks have agreed. It
+        returns the unit and the layout of the exchange, and a function that is called with its outcome.
+        Before libtagc runs an exchange by itself, begin(self, None) is called before the agreement;
+        take_back(), if it opened a step and the ranks did not agree."""
 
+    schedule: Sampler  # that sees the gradient
     opens_step = False  # whether it is the first of an exchange of the whole model
     is_agreed = False  # whether all ranks have agreed on it
     step = 0  # the number of that exchange, which _begin knows
@@ -83,14 +96,19 @@ class Reduction(Call):
         op: Any,
         find_layout: FindLayout,
         loss_scale: Callable[[], float],
-        begin: Callable[[Reduction, torch.Tensor], tuple[Exchanged, Layout, Record]],
+        begin: tuple[
+            Callable[[Reduction, torch.Tensor | None], tuple[Exchanged, Layout, Record]], Callable[[], object]
+        ],
         lock: threading.RLock,
         failure: BaseException | None = None,
         waits: bool = True,
         rows: Rows | None = None,
     ) -> None:
         super().__init__(comm, group, failure, waits)
-        self._begin, self._lock = begin, lock
+        (self._begin, self._take_back), self._lock = begin, lock
+        self.n_elems, self.dtype = source.numel(), source.dtype
+        self.n_bytes = self.n_elems * source.element_size()
+        self._is_plain = False
         # rows_wait: whether they are to be added up after the agreement, by perform()
         self.rows, self.rows_wait = rows, rows is not None
         self.unit, self.op, self.is_all_reduce = unit, op, source.numel() == target.numel()
@@ -104,6 +122,7 @@ class Reduction(Call):
             n_output = source.numel() if layout is None or layout.all_reduce else layout.row
             if target.numel() != n_output and (layout or target.numel() * comm.world_size != n_output):
                 raise Error("mismatch", f"the output has {target.numel()} elements, must have {n_output}")
+            self._is_plain = all(tensor.is_contiguous() and tensor.numel() for tensor in (source, target))
             self.loss_scale = loss_scale()
             self._numbers = {
                 "elements": source.numel(),
@@ -139,10 +158,41 @@ class Reduction(Call):
         seconds = time.perf_counter() - begin
         return lambda: record(end(), seconds, agree_s)
 
+    def task(self, way: Way, staging: Staging) -> Task | None:
+        unit = None if self.layout is None else self.unit.alone(self.layout)
+        if unit is None or self.layout is None or not self._is_plain or self.failure or self.rows_wait:
+            return None
+        if not unit.is_ready(way, self.layout, self.op, self.dtype):
+            return None
+        comms = [self.comm] if self.rows is None else [self.rows.comm, self.comm]
+        n_output = self.n_elems if self.is_all_reduce else self.layout.row
+        sizes = self.n_elems, n_output
+        return unit.task(staging, way, self._what, comms, self.op, self.dtype, sizes, self.schedule)
+
+    def begin_task(self, task: Task) -> None:
+        """Begins an exchange that libtagc runs by itself. Its end is called at the end of the pass."""
+        with self._lock:
+            _, layout, record = self._begin(self, None)
+        words, text = compared(self._what, self._numbers)
+
+        def end() -> None:
+            if not task.is_agreed and self.opens_step:
+                self._take_back()
+            if (found := task.full_windows()) is not None:
+                self.schedule.note(self.comm, layout, *found)
+            task.check()
+            record(task.stats(), task.exchange_s, task.agree_s)
+
+        task.begin(words, text, self.step, end)
+
+    @property
+    def _what(self) -> str:
+        return f"gradients of {self.unit.name}"
+
     def _agree(self, failure: BaseException | None) -> float:
         """Returns the seconds that the agreement took. Collective: over the ranks of the host, of which one
         may have failed, and then over those of this place in all hosts."""
-        begin, within_s, what = time.perf_counter(), 0.0, f"gradients of {self.unit.name}"
+        begin, within_s, what = time.perf_counter(), 0.0, self._what
         if self.rows is not None:
             try:
                 self.rows.comm.agree(what, self._numbers, failure)

@@ -75,6 +75,11 @@ class Comm:
         """The name of the one in use, "native" or "gloo"."""
         return self._way.name
 
+    @property
+    def needs_python(self) -> bool:
+        """Whether each of its messages takes Python's lock."""
+        return isinstance(self._way, Gloo)
+
     # ---- what the layer calls ----
 
     def all_gather(self, data: bytes) -> list[bytes]:
@@ -91,13 +96,11 @@ class Comm:
         integer, or anything with a unique repr()) and none has a `failure` (an exception), returns the `vote`
         (an integer) of every rank. Otherwise all raise the same Error, which names a rank that differs."""
         status = failure.status if isinstance(failure, Error) else "argument"
-        values = [
-            value if isinstance(value, int) else zlib.crc32(repr(value).encode())
-            for value in numbers.values()
-        ]
-        begin = (lib.STATUSES.index(status) if failure else 0) | zlib.crc32(what.encode()) << 8
-        mine = struct.pack("<8q", begin, *values, *[0] * (6 - len(values)), vote)
-        text = str(failure) if failure else ", ".join(f"{name} {value}" for name, value in numbers.items())
+        words, text = compared(what, numbers)
+        if failure:
+            words[0] |= lib.STATUSES.index(status)
+            text = str(failure)
+        mine = struct.pack("<8q", *words, vote)
         with self._lock:
             everyone = self.all_gather(mine)
             if not failure and all(other[:-8] == mine[:-8] for other in everyone):
@@ -161,6 +164,15 @@ class Comm:
             lib.load().tagc_comm_destroy(self._handle)
             self._handle = ctypes.c_void_p()
             self._way.close()
+
+
+def compared(what: str, numbers: Mapping[str, Any]) -> tuple[list[int], str]:
+    """Returns the numbers by which ranks compare what they come with, and that in words."""
+    values = [
+        value if isinstance(value, int) else zlib.crc32(repr(value).encode()) for value in numbers.values()
+    ]
+    words = [zlib.crc32(what.encode()) << 8, *values, *[0] * (6 - len(values))]
+    return words, ", ".join(f"{name} {value}" for name, value in numbers.items())
 
 
 def _padded(text: str, n_bytes: int) -> bytes:

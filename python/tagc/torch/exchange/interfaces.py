@@ -14,7 +14,7 @@ from tagc.torch.exchange import internals
 from tagc.torch.exchange.hosts import Cluster, Hosts
 from tagc.torch.exchange.layout import Layout, Parameter, Part
 from tagc.torch.exchange.reducer import Way
-from tagc.torch.exchange.unit import Stats
+from tagc.torch.exchange.unit import Stats, Unit
 
 ExchangeOptions = Callable[[Part, torch.dtype], dict[str, Any]]  # -> fields of tagc_reducer_options
 Kinds = Mapping[str, Mapping[str, Any]]  # name of a parameter -> changed fields of its layout.Parameter
@@ -220,6 +220,11 @@ class Exchanged(Protocol):
         step: int = 0,
         waits: bool = True,
     ) -> Callable[[], Stats]: ...
+
+    def alone(self, layout: Layout) -> Unit | None:
+        """Returns the unit whose reduce() this one's is with that layout; None: it does more, or there is
+        none yet."""
+        ...
 
     def squares(self, layout: Layout, source: torch.Tensor) -> list[tuple[float, float]]: ...
 

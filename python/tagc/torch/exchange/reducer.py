@@ -101,6 +101,10 @@ class Reducer:
             _address(output, self.n_output, "output", self.device),
         )
 
+    @property
+    def handle(self) -> int | None:
+        return self._handle.value
+
     def begin(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
         """Starts the exchange. On a device it waits for this thread's stream, which must end with the
         gradient. Do not use either tensor until wait()."""

@@ -34,7 +34,9 @@ class Rows:
     ) -> None:
         """n_rows: of the sums; None: one for each host."""
         assert hosts.within is not None  # or there is one rank per host, and nothing to add up
-        self.hosts, self.comm, self._source, self._op = hosts, comm, source, op
+        self.hosts, self.comm, self._op = hosts, comm, op
+        self._source: torch.Tensor | None = source  # until it is added up: an exchange under way keeps this
+        self._n_bytes = source.nbytes // hosts.per_host * (hosts.per_host - 1)
         self._n_rows = hosts.n_hosts if n_rows is None else n_rows
         self._collectives = waits.Collectives(
             hosts.within, f"gradients of {name}, within the host", timeout_s
@@ -49,12 +51,14 @@ class Rows:
     @property
     def n_bytes(self) -> int:
         """What this rank sends to others of its host."""
-        return self._source.nbytes // self.hosts.per_host * (self.hosts.per_host - 1)
+        return self._n_bytes
 
     def add_up(self) -> None:
         """Computes the sums, or with AVG the means, of all ranks of the host. Collective over it."""
         n_rows, per_host = self._n_rows, self.hosts.per_host
-        source, sums = self._source.view(n_rows, per_host, -1), self.sums.view(n_rows, -1)
+        whole, self._source = self._source, None
+        assert whole is not None  # it is called once
+        source, sums = whole.view(n_rows, per_host, -1), self.sums.view(n_rows, -1)
         if waits.gloo_of(self.hosts.within, source.device) is None:
             self._collectives.reduce_scatter_rows(sums, source.flatten(1), self._op)
             return

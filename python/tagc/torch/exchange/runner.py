@@ -3,8 +3,8 @@ tensors; nothing else asks which one it is.
 
     Host      tensors in CPU memory: run() blocks until the result is there, or with may_last until the one
               before it is
-    Staged    a device's tensors: run() enqueues them for a thread (staging.py), and streams wait for the
-              result
+    Staged    a device's tensors: run() hands them to a thread, in pinned memory (staging.py), and streams
+              wait for the result; it returns at once where no Python is needed for that (task.py)
     Group     by the caller's own collectives (group.py): run() enqueues the whole exchange in the kernels'
               stream
 
@@ -163,7 +163,17 @@ class Staged(Runner):
         ) -> None:
             call.perform(way, source, target, failure)()
 
-        self.staging.enqueue(source, target, perform, call.failure, call.waits, stays=kernels is not None)
+        task = None
+        with contextlib.suppress(Error):  # perform() will say why
+            task = call.task(way, self.staging)
+        if task is not None:
+            call.begin_task(task)
+            self.staging.start(task, source, target, call.waits)
+            return
+        if kernels is not None:
+            self.staging.run_here(source, target, perform, call.failure)
+            return
+        self.staging.enqueue(source, target, perform, call.failure, call.waits)
 
     def future(self, work: Job, is_awaited: bool = False) -> Future:
         """Does the work at once, and where a stream waits within it, in a stream of its own. Streams wait for
@@ -172,11 +182,18 @@ class Staged(Runner):
             with self.staging.streams.aside() as stream:
                 value = work()
             return self.staging.streams.future(value, stream)
-        value = work()
-        return self.staging.streams.future(value, self.staging.stream)
+        value, staging = work(), self.staging
+        # where the work on the value ends
+        stream = staging.stream if staging.kernels is None else staging.streams.current()
+        return staging.streams.future(value, stream)
 
     def finish(self) -> None:
         self.staging.finish()
+
+    def drop(self) -> None:
+        """Waits for the exchanges of a failed pass."""
+        with contextlib.suppress(BaseException):
+            self.finish()
 
     def close(self) -> None:
         self.staging.close()
@@ -193,6 +210,13 @@ class Group(Runner):
 
     def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
         kernels = self._kernels_for(source)
+        if kernels is not None and kernels.streams.is_capturing():
+            call.failure = call.failure or Error(
+                "unsupported",
+                "the current stream is being captured into a graph, "
+                'and transport="group" cannot exchange anything when a graph is replayed: capture '
+                "without the backward pass",
+            )
         key = call.comm.ranks, kernels
         if key not in self._links:
             self._links[key] = Link(call.group, call.comm, kernels, self._timeout_s, self.work)
@@ -275,6 +299,11 @@ class Runners:
     def is_on_device(self, tensor: torch.Tensor) -> bool:
         return self.staging is not None and tensor.device == self.staging.streams.device
 
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Protects a result that torch frees in the order of another stream than the current one."""
+        if self.staging is not None and self.is_on_device(tensor):
+            self.staging.streams.keep(tensor)
+
     def _kernels_for(self, tensor: torch.Tensor) -> Kernels | None:
         return self.kernels if self.is_on_device(tensor) else None
 
@@ -289,9 +318,14 @@ class Runners:
                 runner.finish()
 
     def drop(self) -> None:
-        if self._group is not None:
-            self._group.drop()
-        self.host.drop()
+        for runner in (self._group, self._staged, self.host):
+            if runner is not None:
+                runner.drop()
+
+    def wait(self) -> None:
+        """Waits for the exchanges of tensors on a device, so that another may use their connection."""
+        if self.staging is not None:
+            self.staging.wait()
 
     def close(self) -> None:
         self._is_closed = True

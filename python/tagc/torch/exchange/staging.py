@@ -1,24 +1,30 @@
 """Exchanges of tensors on a device: they are copied to pinned memory, exchanged by a thread, and copied back,
 all in the order of streams.
 
-    hook        enqueue(): enqueues the work in streams (include/tagc/device.h); the caller's stream waits for
-                the result; the hook returns
-    thread      runs the jobs of enqueue(), one after the other, with tensors in pinned memory
-    end of      finish(): waits until all jobs are complete, and raises the first failure
+    hook        start(), enqueue(): enqueue the work in streams (include/tagc/device.h); the caller's stream
+                waits for the result
+    thread      runs the exchanges, one after the other, on pinned memory
+    end of      finish(): waits until all exchanges are complete, and raises the first failure
     backward
 
-With kernels (libtagc-cuda.so) gradients stay on the device: the thread gets the tensors themselves, its
-reducers select, encode and add there, and only encoded bodies are copied to the host. The order of streams is
-the same.
+The thread calls nothing of CUDA's. The exchanged values, and so the result, are the same as for tensors in
+CPU memory.
 
-No hook waits for a device or for another rank. The exchanged values, and so the result, are the same as for
-tensors in CPU memory.
+start() is for exchanges that libtagc runs by itself (task.py). Between the two copies nothing needs Python,
+so a hook goes on at once, whatever else it waits for. enqueue() is for those that need Python: the thread
+runs a job. Its hook waits until it has run. If the hook went on, torch could allocate with Python's lock
+held; the driver may then wait for the device, the device for the job, and the job for the lock. While it
+waits, a hook has neither that lock nor any of the driver.
+
+With kernels (libtagc-cuda.so) gradients stay on the device: run_here() runs the exchange in the hook. Its
+reducers select, encode and add on the device, and only encoded bodies are copied to the host.
 
 finish() raises failures. Every rank calls it at the same place: at the end of a backward pass, before an
 optimizer's step. So all ranks raise the same Error at the same point of their program, and can continue from
-there. After a failure, the remaining exchanges of the pass only report it: a job gets the failure and passes
-it to the agreement at the start of its exchange. Results are then NaN. If a device failed, its tensors are
-unchanged and this handle is unusable."""
+there. After a failure, the remaining exchanges of the pass only report it to the agreement at their start.
+Results are then NaN. If a device failed, its tensors are unchanged and this handle is unusable.
+
+Nothing here keeps a tensor: the streams' order protects it (tagc_job_enqueue)."""
 
 from __future__ import annotations
 
@@ -29,7 +35,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -42,7 +48,17 @@ from tagc.torch.exchange.streams import Cuda
 # (source, target, failure)
 Run = Callable[["torch.Tensor | None", "torch.Tensor | None", "BaseException | None"], object]
 
+
+class Task(Protocol):
+    """task.Task: an exchange that libtagc runs by itself."""
+
+    def enqueue(self, source: int, target: int, stream: int, waits: bool) -> tuple[int, bool]: ...
+
+    def end(self) -> None: ...
+
+
 N_BUFFERS = 3  # buffers of pinned memory: one is copied out, one exchanged, one copied back
+_LOOK_MS = 100
 
 
 def _let_go(queue: ctypes.c_void_p, process: int) -> None:
@@ -60,13 +76,14 @@ def _spoil(target: torch.Tensor) -> None:
 
 
 class _Job:
-    """One exchange. The thread calls run(source, target, failure), without tensors if there is a failure.
-    stays: the tensors are not copied."""
+    """One exchange. The thread calls run(source, target, failure), without tensors if there is a failure. It
+    keeps their dtypes and shapes, not the tensors."""
 
     def __init__(
-        self, run: Run, source: torch.Tensor, target: torch.Tensor, failure: BaseException | None, stays: bool
+        self, run: Run, source: torch.Tensor, target: torch.Tensor, failure: BaseException | None
     ) -> None:
-        self.run, self.source, self.target, self.failure, self.stays = run, source, target, failure, stays
+        self.run, self.failure = run, failure
+        self.source, self.target = (torch.empty_like(one, device="meta") for one in (source, target))
 
 
 class Kernels:
@@ -112,25 +129,23 @@ class Staging:
         self._handles: dict[tuple[int, int], ctypes.c_void_p] = {}  # (bytes in, bytes out) -> tagc_job
         self._launch = threading.Lock()
         self._jobs: collections.deque[_Job] = collections.deque()  # in the order of tickets
-        # (ticket, tensors) that the device may still use
-        self._in_use: collections.deque[tuple[int, torch.Tensor, torch.Tensor]] = collections.deque()
-        self._n_enqueued = self._n_finished = 0
-        self._changed = threading.Condition()
+        self._tasks: list[Task] = []  # whose outcome nobody knows yet
+        self._last = 0  # ticket
         self._failure: BaseException | None = None
-        self.is_closed = False
+        self.is_closed = self._frees_itself = False
         self.kernels: Kernels | None = None
         self.why_host: Error | None = None
+        self._thread: threading.Thread | None = None
         try:
             self._open_kernels(codec)
             lib.call("tagc_queue_create", self._device, n_buffers, ctypes.byref(self._queue))
             # has an address, unlike an empty tensor
             self._nothing = torch.zeros(16, dtype=torch.uint8, device=streams.device)
         except BaseException:
-            self._destroy()
             self.free()
             raise
         self._at_exit = weakref.finalize(self, _let_go, self._queue, os.getpid())
-        self._thread = endings.start(self._work, "tagc-jobs")
+        self._thread = endings.start(self._take_jobs, "tagc-jobs")
 
     def _open_kernels(self, codec: str | None) -> None:
         try:
@@ -140,6 +155,11 @@ class Staging:
             if codec == "device":
                 raise
             self.why_host = problem
+
+    @property
+    def queue(self) -> ctypes.c_void_p:
+        """libtagc's queue."""
+        return self._queue
 
     @property
     def stream(self) -> int:
@@ -161,69 +181,108 @@ class Staging:
         run: Run,
         failure: BaseException | None = None,
         waits: bool = True,
-        stays: bool = False,
     ) -> None:
         """Exchanges source into target, both on the device, by run(source, target, failure) with copies in
-        pinned memory, or with stays with the tensors themselves. Returns at once. failure: of this rank;
+        pinned memory. Returns when that has run; the result may still be on the way. failure: of this rank;
         run() reports it to the others and does not read the tensors.
         waits: later work of the current stream waits for the result."""
         with self._launch:
-            self._release()
             if failure is None:
                 try:
-                    handle = self._handle(source, target, stays)
+                    handle = self._handle(source, target)
                 except Error as problem:
                     failure = problem
             if failure is not None:
                 _spoil(target)
-                source, target, stays = self._nothing, self._nothing, False
+                source, target = self._nothing, self._nothing
                 handle = self._handle(source, target)
-            job = _Job(run, source, target, failure, stays)
-            pointers = [
-                tensor.data_ptr() if tensor.numel() else self._nothing.data_ptr()
-                for tensor in (source, target)
-            ]
-            ticket = ctypes.c_uint64()
-            with self._changed:
-                self._n_enqueued += 1
-            self._jobs.append(job)  # the thread may read it before the next call returns
-            if lib.load().tagc_job_enqueue(
-                handle, *pointers, self.streams.current(), int(waits), ctypes.byref(ticket)
-            ):
-                _spoil(target)  # the thread gets the failure with the ticket
-            self._in_use.append((ticket.value, source, target))
+            self._jobs.append(_Job(run, source, target, failure))  # the thread may read it at once
+            self._last = self._launched(handle, source, target, waits)
+        self._wait(self._last)
+
+    def start(self, task: Task, source: torch.Tensor, target: torch.Tensor, waits: bool) -> None:
+        """Exchanges source into target, both on the device, as libtagc does by itself. Returns at once.
+        waits: as of enqueue()."""
+        with self._launch:
+            self._tasks.append(task)
+            self._last, is_launched = task.enqueue(
+                source.data_ptr(), target.data_ptr(), self.streams.current(), waits
+            )
+        if not is_launched:
+            _spoil(target)
+
+    def _launched(
+        self, handle: ctypes.c_void_p, source: torch.Tensor, target: torch.Tensor, waits: bool
+    ) -> int:
+        """Returns the ticket of an exchange whose work is in the streams now."""
+        pointers = [
+            tensor.data_ptr() if tensor.numel() else self._nothing.data_ptr() for tensor in (source, target)
+        ]
+        ticket = ctypes.c_uint64()
+        if lib.load().tagc_job_enqueue(
+            handle, *pointers, self.streams.current(), int(waits), ctypes.byref(ticket)
+        ):
+            _spoil(target)  # the thread gets the failure with the ticket
+        return ticket.value
+
+    def run_here(
+        self, source: torch.Tensor, target: torch.Tensor, run: Run, failure: BaseException | None = None
+    ) -> None:
+        """Exchanges source into target, both on the device, by run(), which works there: in this thread,
+        while no stream waits for it. failure: as of enqueue()."""
+        failure = self._failure or failure
+        try:
+            if failure is None:
+                run(source, target, None)
+                return
+            run(None, None, failure)
+        except BaseException as problem:
+            failure = problem
+        _spoil(target)
+        self._failure = self._failure or failure
+
+    def wait(self) -> None:
+        """Waits until all enqueued exchanges are complete. finish() raises the failures."""
+        self._wait(self._last)
 
     def finish(self) -> None:
         """Waits until all enqueued exchanges are complete; raises the first failure since the last call."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._n_finished == self._n_enqueued or self.is_closed)
-            failure, self._failure = self._failure, None
-        with self._launch:
-            if not self.is_closed:
-                self._release()
+        failure: BaseException | None = self._wait(self._last)
+        tasks, self._tasks = self._tasks, []
+        for task in tasks if not self.is_closed else ():
+            try:
+                task.end()
+            except Error as problem:
+                failure = failure or problem
+        failure, self._failure = self._failure or failure, None
+        if not self.is_closed:
+            lib.load().tagc_queue_forgive(self._queue)
         if failure is not None:
             raise failure
 
-    @property
-    def is_idle(self) -> bool:
-        with self._changed:
-            return self._n_finished == self._n_enqueued
+    def _wait(self, ticket: int) -> Error | None:
+        """Waits until the exchanges up to that one are complete. Returns the first failure since finish()."""
+        is_over, status = ctypes.c_int(), 0
+        while not self.is_closed and not is_over.value:  # in between, Python handles signals
+            status = lib.load().tagc_queue_wait(self._queue, ticket, _LOOK_MS, ctypes.byref(is_over))
+        if self.is_closed or not status:
+            return None
+        return Error(status, lib.load().tagc_last_error().decode(errors="replace"))
 
     def close(self) -> None:
         """Makes exchanges under way fail after the running one."""
         if self.is_closed:
             return
-        with self._changed:
-            self.is_closed = True
-            self._changed.notify_all()
+        self.is_closed = True
         self._at_exit.detach()
         lib.load().tagc_queue_close(self._queue)
-        if threading.current_thread() is not self._thread:  # else the garbage collector runs in that thread
-            self._thread.join()
+        thread = self._thread
+        if thread is not None and threading.current_thread() is not thread:
+            thread.join()
 
     # ---- private ----
 
-    def _handle(self, source: torch.Tensor, target: torch.Tensor, stays: bool = False) -> ctypes.c_void_p:
+    def _handle(self, source: torch.Tensor, target: torch.Tensor) -> ctypes.c_void_p:
         """Returns the tagc_job for these sizes. Making one waits for all exchanges under way."""
         for tensor in (source, target):
             if not tensor.is_contiguous():
@@ -231,22 +290,12 @@ class Staging:
                     "unsupported",
                     f"a tensor of strides {tensor.stride()} on {tensor.device}: must be contiguous",
                 )
-        sizes = (0, 0) if stays else (max(1, source.nbytes), max(1, target.nbytes))
+        sizes = max(1, source.nbytes), max(1, target.nbytes)
         if sizes not in self._handles:
             handle = ctypes.c_void_p()
             lib.call("tagc_job_create", self._queue, 0, *sizes, ctypes.byref(handle))
             self._handles[sizes] = handle
         return self._handles[sizes]
-
-    def _release(self) -> None:
-        """Releases tensors that the device no longer uses."""
-        retired = lib.load().tagc_queue_retired(self._queue)
-        while self._in_use and self._in_use[0][0] <= retired:
-            self._in_use.popleft()
-
-    def _work(self) -> None:
-        with self.streams.own() if self.kernels is not None else contextlib.nullcontext():
-            self._take_jobs()
 
     def _take_jobs(self) -> None:
         library = lib.load()
@@ -260,8 +309,7 @@ class Staging:
         while True:
             status = library.tagc_queue_next(self._queue, *outputs)
             if not ticket.value:
-                self._destroy()
-                return
+                break
             failure: BaseException | None = (
                 Error(status, library.tagc_last_error().decode(errors="replace")) if status else None
             )
@@ -269,46 +317,42 @@ class Staging:
             status = 0 if failure is None else lib.STATUSES.index(getattr(failure, "status", "state"))
             library.tagc_queue_finish(self._queue, ticket, status, str(failure).encode(errors="replace"))
             del failure
-            with self._changed:
-                self._n_finished += 1
-                self._changed.notify_all()
+        self._jobs.clear()
+        if self._frees_itself:
+            self._free()
 
     def _run(
         self, job: _Job, failure: BaseException | None, source: Any, target: Any
     ) -> BaseException | None:
         """Returns the failure, if any."""
+        failure = self._failure or job.failure or failure
         try:
-            if failure is None and job.failure is None and self._failure is None:
-                if job.stays:
-                    job.run(job.source, job.target, None)
-                    self.streams.settle()
-                else:
-                    job.run(tensor_at(source, job.source), tensor_at(target, job.target), None)
+            if failure is None:
+                job.run(tensor_at(source, job.source), tensor_at(target, job.target), None)
                 return None
-            failure = self._failure or job.failure or failure
             job.run(None, None, failure)
         except BaseException as problem:
             failure = problem
-        if job.stays:
-            _spoil(job.target)
-            with contextlib.suppress(RuntimeError):  # the device failed
-                self.streams.settle()
-        with self._changed:
-            self._failure = self._failure or failure
+        self._failure = self._failure or failure
         return failure
 
-    def _destroy(self) -> None:
+    def free(self) -> None:
+        """Frees the queue and the device. Call it after close(), when all reducers with its kernels are
+        closed."""
+        if self._thread is not None and threading.current_thread() is self._thread:
+            self._frees_itself = True  # the garbage collector runs in that thread, whose loop uses the queue
+        else:
+            self._free()
+
+    def _free(self) -> None:
         library = lib.load()
         for handle in self._handles.values():
             library.tagc_job_destroy(handle)
+        self._handles.clear()
         library.tagc_queue_destroy(self._queue)
-        self._in_use.clear()
-        self._jobs.clear()
-
-    def free(self) -> None:
-        """Frees the device. Call it after close(), when all reducers with its kernels are closed."""
+        self._queue = ctypes.c_void_p()
         if self.kernels is not None:
             self.kernels.close()
             self.kernels = None
-        lib.load().tagc_device_close(self._device)
+        library.tagc_device_close(self._device)
         self._device = ctypes.c_void_p()

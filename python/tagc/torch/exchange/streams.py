@@ -32,6 +32,10 @@ class Cuda:
         """Returns the handle of this thread's current stream."""
         return torch.cuda.current_stream(self.device).cuda_stream
 
+    def is_capturing(self) -> bool:
+        """Returns whether the current stream's work goes into a graph instead of to the device."""
+        return torch.cuda.is_current_stream_capturing()
+
     def future(self, value: Any, stream: int) -> torch.futures.Future[Any]:
         """Returns a future that has its value at once. A stream that waits for it waits for all work so far
         of the stream with this handle."""
@@ -39,11 +43,6 @@ class Cuda:
         with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self.device)):
             future.set_result(value)
         return future
-
-    def own(self) -> contextlib.AbstractContextManager[object]:
-        """Returns a context in which this thread's work uses a separate stream, because it must not wait
-        behind streams that wait for it."""
-        return torch.cuda.stream(torch.cuda.Stream(self.device))
 
     @contextlib.contextmanager
     def turn(self, stream: int, waits: bool) -> Iterator[None]:
@@ -77,6 +76,11 @@ class Cuda:
     def pinned(self, n: int) -> torch.Tensor:
         """Returns integers in pinned host memory, so that copies to it do not block the host."""
         return torch.zeros(n, dtype=torch.int64).pin_memory()
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Makes torch keep a tensor's memory, once the tensor is gone, until the current stream's work so far
+        is done. Torch itself only waits for the stream in which the tensor was made."""
+        tensor.record_stream(torch.cuda.current_stream(self.device))
 
     def settle(self) -> None:
         """Waits for this thread's stream."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,10 @@ import torch.distributed as dist
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange import layout as layouts
+from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.reducer import Way
+from tagc.torch.exchange.staging import Staging
+from tagc.torch.exchange.task import Sampler, Task
 from tagc.torch.exchange.work import Work
 
 Stats = list[tuple[layouts.Part, lib.ReducerStats]]
@@ -35,6 +38,12 @@ def scale_of(op: Any, world_size: int) -> float:
         factor = op.__getstate__()[1]
         return float(factor)
     raise Error("unsupported", f"reduce op {op}: tagc has AVG, SUM and PREMUL_SUM")
+
+
+def _kind_of(op: Any, way: Way) -> tuple[str, float]:
+    """Returns the op of reducers, and the factor that their sums get."""
+    factor = scale_of(op, way.comm.world_size)
+    return ("avg", 1.0) if factor == 1.0 / way.comm.world_size else ("sum", factor)
 
 
 def check_tensors(source: torch.Tensor, target: torch.Tensor, what: str) -> None:
@@ -172,6 +181,8 @@ class Unit:
         self._exchanges: list[_Exchange] = []
         # residuals of parameters without a reducer now, in wire order
         self._stowed: dict[str, torch.Tensor] = {}
+        self._task: Task | None = None  # of these reducers, with this layout
+        self._task_key: tuple[Any, ...] = ()
 
     # ---- the step ----
 
@@ -196,9 +207,8 @@ class Unit:
         from which the rounding of residuals derives; 0: reducers count by themselves. waits: later work of
         the current stream waits for the result. rests: if this rank's gradient of a parameter is zero, its
         residual is not sent."""
-        scale = scale_of(op, way.comm.world_size)
-        mean = scale == 1.0 / way.comm.world_size
-        self._prepare(way, layout, "avg" if mean else "sum", source.dtype, step)
+        kind, factor = _kind_of(op, way)
+        self._prepare(way, layout, kind, source.dtype, step)
         begun: list[_Exchange] = []
         resting: list[tuple[_Exchange, torch.Tensor]] = []
 
@@ -231,7 +241,7 @@ class Unit:
                 try:
                     exchange.wait()
                     if failure is None:
-                        exchange.put(target, 1.0 if mean else scale)
+                        exchange.put(target, factor)
                 except Error as problem:
                     failure = failure or problem
             if failure is not None:
@@ -239,6 +249,48 @@ class Unit:
                     end()
                 raise failure
         return end
+
+    # ---- the step as libtagc runs it by itself ----
+
+    def alone(self, layout: layouts.Layout) -> Unit | None:
+        return self
+
+    def is_ready(self, way: Way, layout: layouts.Layout, op: Any, dtype: torch.dtype) -> bool:
+        """Returns whether reduce() would use the reducers that there are, as they are."""
+        key = (_kind_of(op, way)[0], dtype == torch.bfloat16, way)
+        return self._layout is layout and self._key == key and way.kernels is None
+
+    def task(
+        self,
+        staging: Staging,
+        way: Way,
+        what: str,
+        comms: Sequence[Comm],
+        op: Any,
+        dtype: torch.dtype,
+        sizes: tuple[int, int],
+        sampler: Sampler,
+    ) -> Task | None:
+        """Returns what runs reduce() of a unit that is_ready(), with tensors of that dtype and sizes; None
+        while it is under way. Local."""
+        assert self._layout is not None  # is_ready()
+        factor = _kind_of(op, way)[1]
+        wanted = (what, tuple(comms), factor, dtype, sizes)
+        if self._task is not None and self._task_key != wanted:
+            self._forget_task()
+        if self._task is None:
+            parts = [(each.part, each.reducer, each.outputs) for each in self._exchanges]
+            staging.wait()  # for what uses the work memory
+            self._task = Task(
+                staging.queue, what, self._layout, parts, dtype, sizes, factor, comms, sampler, way.work
+            )
+            self._task_key = wanted
+        return None if self._task.is_under_way else self._task
+
+    def _forget_task(self) -> None:
+        if self._task is not None:
+            self._task.close()
+            self._task = None
 
     def _borrow(
         self, work: Work, source: torch.Tensor, target: torch.Tensor
@@ -271,6 +323,7 @@ class Unit:
         if self._layout is layout and self._key == key:
             self._set_steps(step)
             return
+        self._forget_task()
         output = lib.OUTPUTS["unit" if layout.all_reduce else "shard"]
         options = [
             {
@@ -377,6 +430,7 @@ class Unit:
 
     def _stow(self, exchanges: list[_Exchange]) -> None:
         """Keeps the residuals of these reducers, and ends them, one after the other."""
+        self._forget_task()
         try:
             for exchange in exchanges:
                 self._read(exchange, self._stowed)
@@ -453,6 +507,7 @@ class Unit:
     def free(self) -> None:
         """Frees reducers and residuals. It makes no tensor, because the garbage collector may call it while
         torch traces."""
+        self._forget_task()
         for exchange in self._exchanges:
             exchange.close()
         self._exchanges, self._stowed = [], {}

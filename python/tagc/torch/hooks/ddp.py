@@ -46,8 +46,12 @@ class Buckets:
             self._make(name, names)
         return self._units[names]
 
+    def find(self, layout: layouts.Layout) -> Unit | None:
+        """Returns the one of a bucket with that layout, if there is one."""
+        return self._units.get(tuple(parameter.name for parameter in layout.parameters))
+
     def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
-        unit = self._units.get(tuple(parameter.name for parameter in layout.parameters))
+        unit = self.find(layout)
         return [(0.0, 0.0)] * len(layout.parts) if unit is None else unit.squares(layout, source)
 
     def _make(self, name: str, names: tuple[str, ...]) -> None:
@@ -119,6 +123,9 @@ class _Bucket:
         return self._buckets.unit(self.name, layout).reduce(
             way, layout, source, target, op, step=step, waits=waits, rests=self._rests
         )
+
+    def alone(self, layout: layouts.Layout) -> Unit | None:
+        return None if self._rests else self._buckets.find(layout)
 
     def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
         return self._buckets.squares(layout, source)
@@ -235,7 +242,9 @@ class State:
                 if index == 0:
                     wrapper.begin(handle)
                 wrapper.prepare(source)
-                result = source.clone() if source.is_sparse else torch.empty_like(source)
+                # on a device the queue copies, and a second gradient would be memory for nothing
+                is_in_place = handle.passes.runners.is_on_device(source) and not source.is_sparse
+                result = source if is_in_place else _empty_like(source)
                 bucket, layout = self._find(handle, index, tensors)
                 _exchange(handle, bucket, layout, source, result)
                 wrapper.goes_on([parameter.name for parameter in layout.parameters])
@@ -276,6 +285,10 @@ class State:
         buckets = handle.state.units[UNIT]
         assert isinstance(buckets, Buckets)
         return _Bucket(buckets, index, parameters, rests), self._layouts[key]
+
+
+def _empty_like(source: torch.Tensor) -> torch.Tensor:
+    return source.clone() if source.is_sparse else torch.empty_like(source)
 
 
 def _wrapper_of(handle: Compressed) -> Wrapper:

@@ -222,6 +222,9 @@ class AllReduce:
             op,
             lambda: self._module.shard_layout(reduce_output.numel(), self._hosts),
         )
+        # torch made it in its stream of reduce-scatters. Where it casts the sums, it frees this one in that
+        # stream's order, while the current stream still has work on it.
+        self._handle.passes.runners.keep(reduce_output)
 
 
 def modules_of(model: torch.nn.Module) -> list[Module]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import ctypes
+import itertools
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -21,7 +22,7 @@ from tagc.torch.exchange.interfaces import Exchanged, Kinds
 from tagc.torch.exchange.layout import LAST, Layout, Parameter, Part
 from tagc.torch.schedule.adapt import Memory
 from tagc.torch.schedule.options import Options
-from tagc.torch.schedule.samples import Samples
+from tagc.torch.schedule.samples import Sample, Samples
 
 FRESH, EVERY, LARGEST = range(3)  # levels, before LAST
 WINDOW = 20  # exchanges
@@ -63,7 +64,7 @@ class _Wrapper(Protocol):
 
 
 class Schedule:
-    """Of one model. All its ranks decide alike, because they decide from sums over all of them: in look(),
+    """Of one model. All its ranks decide alike, because they decide from sums over all of them: in meet(),
     where every exchange is over all ranks, else in pool(). (Without a way to add up over all ranks, those
     that exchange a parameter decide on it.)"""
 
@@ -80,6 +81,7 @@ class Schedule:
         self._groups: dict[tuple[int, ...], int] = {}  # ranks -> their number
         self.pools = bool(wrapper.deciders())  # whether pool() is to be called
         self._seen: dict[int, lib.ScheduleSums] = {}  # number of a parameter -> sums that wait for pool()
+        self._noted: list[tuple[Comm, dict[int, lib.ScheduleSums]]] = []  # likewise, for meet()
         self.moments = dict.fromkeys(
             (name for name, kind in self._kinds.items() if kind == "compressed"), STAYS
         )
@@ -184,27 +186,55 @@ class Schedule:
         if self._kinds:
             self._losses.append(torch.as_tensor(loss).detach().float().mean())
 
-    def look(self, comm: Comm, layout: Layout, gradient: torch.Tensor, unit: Exchanged) -> int:
-        """Looks at a gradient before unit.reduce() of it. Collective when a window is full, where pool() is
-        not to be called. Returns the bytes that this rank sent."""
+    def look(self, comm: Comm, layout: Layout, gradient: torch.Tensor, unit: Exchanged) -> None:
+        """Looks at a gradient before unit.reduce() of it."""
         full = self._add(layout, gradient)
-        if not full:
-            return 0
-        sums = (lib.ScheduleSums * len(full))()
-        lib.call("tagc_schedule_take", self._handle, (ctypes.c_uint32 * len(full))(*full), len(full), sums)
+        if full:
+            sums = (lib.ScheduleSums * len(full))()
+            lib.call(
+                "tagc_schedule_take", self._handle, (ctypes.c_uint32 * len(full))(*full), len(full), sums
+            )
+            self.note(comm, layout, full, sums, unit.squares(layout, gradient))
+
+    def note(
+        self,
+        comm: Comm,
+        layout: Layout,
+        full: Sequence[int],
+        sums: Iterable[lib.ScheduleSums],
+        squares: Iterable[tuple[float, float]],
+    ) -> None:
+        """Keeps this rank's sums of windows that are full, until meet() or pool(). squares: of each part's
+        residual and gradient. comm: over which the exchange is."""
         own = dict(zip(full, sums))
-        for part, (residual, squared) in zip(layout.parts, unit.squares(layout, gradient)):
+        for part, (residual, squared) in zip(layout.parts, squares):
             for name in part.weights:
                 if (found := own.get(self._numbers.get(name, -1))) is not None:
                     found.residual, found.gradient = residual, squared
         if self.pools:
             self._seen |= own
-            return 0
-        losses = self._take_losses()
-        pooled = _pooled(comm, [losses.sum, losses.squares, losses.n, *_numbers(sums)])
-        group = self._groups.setdefault(tuple(comm.ranks), len(self._groups))
-        self._see(full, pooled, group)
-        return 8 * len(pooled) * (comm.world_size - 1)
+        else:
+            self._noted.append((comm, own))
+
+    def meet(self) -> int:
+        """Adds up over ranks what was noted since the last call, where pool() is not to be called.
+        Collective: call it at the end of a step. Returns the bytes that this rank sent."""
+        noted, self._noted, n_bytes = self._noted, [], 0
+        for comm, own in noted:
+            losses = self._take_losses()
+            pooled = _pooled(comm, [losses.sum, losses.squares, losses.n, *_numbers(own.values())])
+            group = self._groups.setdefault(tuple(comm.ranks), len(self._groups))
+            self._see(list(own), pooled, group)
+            n_bytes += 8 * len(pooled) * (comm.world_size - 1)
+        return n_bytes
+
+    def drop(self) -> None:
+        """Drops what was noted in a pass that failed."""
+        self._noted = []
+
+    def sampling(self, layout: Layout) -> tuple[ctypes.c_void_p, Sample]:
+        """Returns libtagc's schedule, and what it samples of a gradient in CPU memory."""
+        return self._handle, self._samples.of(layout, torch.device("cpu"))
 
     def pool(self, comms: Sequence[Comm]) -> int:
         """Adds up what all ranks have seen since the last call. comms: of the deciders. Collective: call it
@@ -278,7 +308,7 @@ class Schedule:
     def scale(self, factor: float) -> None:
         """Multiplies what is known of gradients, which are multiplied with that from now on."""
         lib.call("tagc_schedule_scale", self._handle, factor)
-        for sums in self._seen.values():
+        for sums in itertools.chain(self._seen.values(), *(own.values() for _, own in self._noted)):
             for field in ("square", "residual", "gradient"):
                 setattr(sums, field, getattr(sums, field) * factor**2)
 
@@ -326,7 +356,7 @@ class Schedule:
             ctypes.byref(n),
             ctypes.byref(first),
         )
-        self._losses, self._seen = [], {}
+        self._losses, self._seen, self._noted = [], {}, []
         self.epoch += 1
         self._put()
         return (self._names[first.value], n.value) if n.value else ("", 0)
