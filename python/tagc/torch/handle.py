@@ -77,7 +77,7 @@ class Compressed:
         made at the first exchange. Local."""
         if self.is_closed:
             return Memory(Held(), Held())
-        return count(self.passes.comms(), self.passes.runners, self.wrapper.replica_tensors())
+        return count(self.passes.comms(), self.wrapper.replica_tensors(), self.passes.runners)
 
     def stats(self) -> dict[str, Any]:
         """Returns statistics of this rank's last backward pass that exchanged gradients: a new dict of

@@ -17,7 +17,7 @@ class Held(NamedTuple):
     """Bytes in one kind of memory."""
 
     residual: int = 0  # what is not sent yet
-    replicas: int = 0  # of parameters, with deltas
+    replicas: int = 0  # of parameters, with deltas; of LocalSteps, the anchor and outer momentum
     buffers: int = 0  # of reducers and gatherers, whatever is under way
     pinned: int = 0  # for copies to and from a device
     transient: int = 0  # of the exchange under way; stays allocated for the next one
@@ -65,25 +65,33 @@ def text_of(n_bytes: int) -> str:
     return f"{n_bytes} B"
 
 
-def count(comms: Iterable[Comm], runners: Runners, replicas: Iterable[torch.Tensor]) -> Memory:
-    """Returns what connections with their reducers and gatherers, runners and replicas hold. Local."""
+def count(
+    comms: Iterable[Comm],
+    replicas: Iterable[torch.Tensor],
+    runners: Runners | None = None,
+    transient: Iterable[torch.Tensor] = (),
+) -> Memory:
+    """Returns what connections with their reducers and gatherers, replicas, runners and tensors of exchanges
+    under way hold. Local."""
     host, device, spares_there = [0] * len(Held._fields), [0] * len(Held._fields), 0
-    residual, copies, buffers, pinned, transient = range(len(Held._fields))
+    residual, copies, buffers, pinned, under_way = range(len(Held._fields))
     for comm in comms:
         held = lib.initialised(lib.Memory, "tagc_memory_init")
         lib.call("tagc_comm_memory", comm.handle, ctypes.byref(held))
         host[residual] += held.residual_bytes
         host[buffers] += held.buffer_bytes
-        host[transient] += held.work_bytes + held.spare_bytes
+        host[under_way] += held.work_bytes + held.spare_bytes
         device[residual] += held.device_residual_bytes
         spares_there += held.device_spare_bytes
-    for replica in replicas:
-        (host if replica.device.type == "cpu" else device)[copies] += replica.nbytes
-    for work in runners.works():
-        host[transient] += work.n_bytes(is_on_host=True)
-        device[transient] += work.n_bytes(is_on_host=False)
-    host[pinned] += runners.pinned_bytes()
-    if runners.kernels is not None:  # work memory, and bodies of all reducers
-        device[transient] += spares_there
-        device[buffers] += runners.kernels.n_bytes - device[residual] - spares_there
+    for field, tensors in (copies, replicas), (under_way, transient):
+        for tensor in tensors:
+            (host if tensor.device.type == "cpu" else device)[field] += tensor.nbytes
+    if runners is not None:
+        for work in runners.works():
+            host[under_way] += work.n_bytes(is_on_host=True)
+            device[under_way] += work.n_bytes(is_on_host=False)
+        host[pinned] += runners.pinned_bytes()
+        if runners.kernels is not None:  # work memory, and bodies of all reducers
+            device[under_way] += spares_there
+            device[buffers] += runners.kernels.n_bytes - device[residual] - spares_there
     return Memory(Held(*host), Held(*device))

@@ -86,6 +86,9 @@ class Flight:
         self.is_launched = False
         self._begun: list[tuple[Part, Reducer]] = []
 
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.delta, self.mean, self.residual]
+
     def begin(self, fragment: Fragment, step: int) -> None:
         """Computes the pseudo-gradient. Local."""
         self.fragment, self.step, self.failure, self.is_launched = fragment, step, None, False
@@ -172,6 +175,7 @@ class Fragment:
         self._unsent: torch.Tensor | None = torch.zeros(self.n_elems) if comm is None else None
         self.reducers: list[Reducer] = []
         self._gatherer: Gatherer | None = None
+        self._gathered = torch.zeros(0)  # (slices, n), if there are several
         try:
             if comm is not None:
                 for part in self.parts:
@@ -186,6 +190,11 @@ class Fragment:
         except BaseException:
             self.close()
             raise
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Returns what it holds beside its reducers."""
+        found = [self.anchor, self.velocity, self._gathered]
+        return found if self._unsent is None else [*found, self._unsent]
 
     # ---- anchor and delta ----
 

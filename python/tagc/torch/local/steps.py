@@ -16,6 +16,7 @@ agreement has connections of its own: over that of the reducers it would wait fo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -41,6 +42,7 @@ from tagc.torch.local.options import Settings
 from tagc.torch.local.sites import BETWEEN, Site, group_of
 from tagc.torch.local.state import Exchanges
 from tagc.torch.local.statistics import Recorder
+from tagc.torch.memory import Held, Memory, count
 from tagc.torch.schedule import adapt, options, policy
 from tagc.torch.schedule.options import Class, Layers, Values
 
@@ -50,6 +52,7 @@ _FOR_USERS = {
     "close",
     "is_closed",
     "load_state_dict",
+    "memory",
     "model",
     "n_exchanges",
     "n_steps",
@@ -606,6 +609,19 @@ class LocalSteps:
         agree_s                  for the agreement, the outer step, and gathering within the site
         time_s                   of libtagc by phase, reducers that overlap counted each"""
         return self._recorder.last()
+
+    def memory(self) -> Memory:
+        """Returns what these local steps hold on this rank, in bytes, as it is allocated: residual, replicas
+        (anchors and outer momentum), buffers, and what is transient. Printed, it is a table. Local."""
+        if self.is_closed:
+            return Memory(Held(), Held())
+        comms = list(self._comms)
+        if self.managed is not None:
+            with contextlib.suppress(Error):  # there was no quorum yet
+                comms.append(self.managed.connection())
+        held = [tensor for fragment in self.fragments for tensor in fragment.tensors()]
+        flights = [*self._free_flights, *self.flying]
+        return count(comms, held, transient=[tensor for flight in flights for tensor in flight.tensors()])
 
     def state_dict(self) -> dict[str, Any]:
         """Returns copies of this rank's state for torch.save() or torch.distributed.checkpoint: anchor,
