@@ -120,6 +120,45 @@ static void test_strangers(void **state) {
     native_group_free(group);
 }
 
+/* A key opens each connection once, whoever shows it again. This test is rank 1. */
+static void *connect_rank_0(void *arg) {
+    rank_run *run = arg;
+    native_group *group = run->shared;
+    unsigned char keys[2 * NATIVE_TEST_RANKS * TAGC_NATIVE_KEY_BYTES];
+    native_keys(0, 2, keys);
+    CHECK(run, tagc_native_connect(group->extra, group->addresses, keys, 60) == TAGC_OK);
+    return NULL;
+}
+
+static void test_repeated_key(void **state) {
+    (void)state;
+    native_group *group = native_group_make(2, 2);
+    rank_run run = {.rank = 0, .world_size = 2, .shared = group};
+    tagc_native *native = group->extra = native_open(&run, group);
+    assert_non_null(native);
+    memcpy(group->addresses[1], group->addresses[0], TAGC_NATIVE_ADDRESS_BYTES);
+    pthread_t rank_0;
+    pthread_create(&rank_0, NULL, connect_rank_0, &run);
+    unsigned char hello[HELLO_BYTES], answer[HELLO_BYTES];
+    int fds[2], n_answered = 0, is_repeat_refused = 0;
+    for (int i = 0; i < 2; i++) {
+        make_hello(hello, 1, 1, 0, i, 1, 0);
+        fds[i] = dial(group->addresses[0]);
+        n_answered += fds[i] >= 0 && send(fds[i], hello, sizeof hello, MSG_NOSIGNAL) == HELLO_BYTES &&
+                      recv(fds[i], answer, sizeof answer, MSG_WAITALL) == HELLO_BYTES;
+        if (i == 0) is_repeat_refused = is_refused(group->addresses[0], hello, sizeof hello);
+    }
+    pthread_join(rank_0, NULL);
+    assert_string_equal(run.failure, "");
+    assert_int_equal(n_answered, 2);
+    assert_true(is_repeat_refused);
+    assert_int_equal(tagc_native_refused(native), 1);
+    close(fds[0]);
+    close(fds[1]);
+    tagc_native_destroy(native);
+    native_group_free(group);
+}
+
 /* An impostor at the address of rank 0 cannot show its key. */
 static void *pretend(void *arg) {
     int listener = *(int *)arg, fd;
@@ -239,7 +278,8 @@ static void test_misuse(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_strangers), cmocka_unit_test(test_impostor),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_strangers), cmocka_unit_test(test_repeated_key),
+                                       cmocka_unit_test(test_impostor),
                                        cmocka_unit_test(test_where_it_listens),
                                        cmocka_unit_test(test_misuse)};
     return cmocka_run_group_tests(tests, NULL, NULL);
