@@ -55,7 +55,7 @@ python: ## the environment (torch, pytest) of the Python tests, made once in ~/.
 	@scripts/python.sh make
 
 check: ## what CI runs: setup of everything that tests use, lint, tests, then both sanitizers; LONG=1: with the long tests
-	@scripts/setup.sh build lint lab browser abi model aarch64 python
+	@scripts/setup.sh build lint lab browser abi model ccache aarch64 python
 	@scripts/python.sh make || test $$? -eq 77
 	@LONG=$(LONG) scripts/check.sh
 

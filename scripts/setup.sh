@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Installs what is missing of the groups asked for: build (default), lint (clang-format and clang-tidy), lab (the lab's hosts and links), browser (the test
-# that opens a report), abi (the tests of libtagc's interface against older versions and with LLVM's linker), model (the model checker), aarch64 (cross
-# compiler and qemu for scripts/aarch64.sh), python (what scripts/python.sh makes its environment with). Says nothing when
-# nothing is missing. Without root and without passwordless sudo it prints the one line to run, and fails. Where lint, a browser,
-# abidiff and lld, Spin, the aarch64 packages or Python's part cannot be had, it says so and goes on: their tests are skipped.
+# that opens a report), abi (the tests of libtagc's interface against older versions and with LLVM's linker), model (the model checker), ccache (make check
+# then compiles once what it needs twice), aarch64 (cross compiler and qemu for scripts/aarch64.sh), python (what scripts/python.sh makes its environment
+# with). Says nothing when nothing is missing. Without root and without passwordless sudo it prints the one line to run, and fails. Where all but the build's
+# and the lab's packages cannot be had, it says so and goes on: what needs them is skipped.
 set -euo pipefail
 
 build=(build-essential cmake ninja-build pkg-config libopenblas-dev libopenmpi-dev openmpi-bin libcmocka-dev
@@ -11,6 +11,7 @@ build=(build-essential cmake ninja-build pkg-config libopenblas-dev libopenmpi-d
 lint=(clang-format-14 clang-tidy-14)
 abi=(abigail-tools lld)
 model=(spin)
+ccache=(ccache)
 lab=(iproute2 iperf3 iputils-ping python3 openmpi-bin)
 browser=(chromium poppler-utils)
 aarch64=(gcc-aarch64-linux-gnu g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
@@ -65,11 +66,12 @@ for group in "${@:-build}"; do
     browser) install_group "${browser[@]}" || echo "setup: going on without a browser" >&2 ;;
     abi) install_group "${abi[@]}" || echo "setup: going on without abidiff and lld" >&2 ;;
     model) install_group "${model[@]}" || echo "setup: going on without spin" >&2 ;;
+    ccache) install_group "${ccache[@]}" || echo "setup: going on without ccache" >&2 ;;
     aarch64) install_group "${aarch64[@]}" || echo "setup: going on without aarch64" >&2 ;;
     python) # a python3 that is not Debian's has venv already
         python3 -c 'import ensurepip, venv' 2>/dev/null || install_group "${python[@]}" ||
             echo "setup: going on without venv" >&2
         ;;
-    *) echo "setup: \"$group\" is no group; known: build, lint, lab, browser, abi, model, aarch64, python" >&2; exit 2 ;;
+    *) echo "setup: \"$group\" is no group; known: build, lint, lab, browser, abi, model, ccache, aarch64, python" >&2; exit 2 ;;
     esac
 done

@@ -143,7 +143,7 @@ wait $! && fail "exit code 0 after SIGTERM"
 [ -e kept.json.partial ] && fail "an interrupted bench left a partial file"
 
 has_mpirun || exit 0
-[ $sanitized = no ] || arms=fsdp,packed+steps=3 # the others have run above, without MPI
+arms=fsdp,packed+steps=3 # the others have run above, without MPI
 mpi 2 bench "${quick[@]}" --data data --arms $arms --json mpi.json >out 2>err || fail "mpirun -n 2 tagc bench"
 check mpi.json mpi
 same_as_training mpi.json packed+steps=3 packed

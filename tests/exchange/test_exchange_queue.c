@@ -225,7 +225,7 @@ static void same_as_one_by_one(void **state) {
 
 static void an_abort_ends_every_wait(void **state) {
     (void)state;
-    for (int u = 1; u < N_UNITS; u += REPEATS(1, 1, 4)) {
+    for (int u = 1; u < N_UNITS; u += REPEATS(1, 1, 6)) {
         trial t = {.gives_up = u};
         pthread_barrier_init(&t.all_made, NULL, N_RANKS);
         run_trial(&t);

@@ -166,13 +166,16 @@ class Door:
         (scratch / "home").mkdir(parents=True)
         make_clone(source, self.clone)
         subprocess.run([sys.executable, "-m", "venv", self.env], check=True)
-        kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+        passed = ("PIP_", "CCACHE_", "CMAKE_C_COMPILER_LAUNCHER")
+        kept = {name: value for name, value in os.environ.items() if name.startswith(passed)}
         # This tests what is declared and not the compiler, which takes longest with all that it can do.
         # test_install.sh makes a wheel with kernels for CUDA.
         self.environment = kept | {
             "PATH": f"{self.env}/bin:{scratch}/path:/usr/local/bin:/usr/bin:/bin",
             "HOME": str(scratch / "home"), "OMP_NUM_THREADS": "1", "SKBUILD_CMAKE_BUILD_TYPE": "None",
             "SKBUILD_CMAKE_DEFINE": "TAGC_GPU=HOST", "CFLAGS": "-O1",
+            # The second pip install compiles in another folder what the first did, on a machine with ccache.
+            "CCACHE_BASEDIR": "/", "CCACHE_DIR": str(scratch / "ccache"),
             "PIP_NO_CACHE_DIR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1",
         }  # fmt: skip
         (scratch / "path").mkdir()
