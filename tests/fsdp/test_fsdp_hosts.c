@@ -231,7 +231,8 @@ static void hold(tagc_comm *comm, void *arg) {
     CHECK(layout->n_mild == tagc_fsdp_n_mild(f) && layout->n_mild > 0);
     toy_step(&h->model, comm, f, 1, 0, 0.01, &stats);
     double share = (double)stats.n_sent / (double)stats.n_compressed;
-    if (f->world_size > h->options.ranks_per_host) CHECK(share > 0.05 && share < 0.15);
+    /* A tenth; of two hosts' own rows 2.4 times as much. */
+    if (f->world_size > h->options.ranks_per_host) CHECK(share > 0.09 && share < 0.18);
     tagc_layout_destroy(layout);
     tagc_fsdp_destroy(f);
 }

@@ -54,7 +54,7 @@ pip install --no-deps --no-index --target "$site" "$wheel" >install.log 2>&1 || 
 library=$site/tagc/lib/libtagc.so
 libraries=$(find "$site" -name '*tagc*.so*' ! -name libtagc-cuda.so | sort)
 [ "$libraries" = "$site/tagc/lib/libtagc-plan.so"$'\n'"$library" ] || fail "installed libraries: $libraries"
-! ldd $libraries | grep -vE '^/.*:$' | grep -vE 'linux-vdso|libc\.so|libm\.so|libpthread|ld-linux' || fail "the above is needed to run"
+! ldd $libraries | grep -vE '^/.*:$' | grep -vE 'linux-vdso|libc\.so|libm\.so|libpthread|ld-linux|libuv\.so' || fail "the above is needed to run"
 # Kernels are in the wheel where nvcc made them, and need no CUDA to be loaded.
 kernels=$site/tagc/lib/libtagc-cuda.so
 if [ -e "$kernels" ]; then

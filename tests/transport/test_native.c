@@ -192,7 +192,8 @@ static void storm_abort_body(rank_run *run) {
     }
     CHECK(run, n_failed > 0);
     if (run->rank != 2)
-        CHECK(run, has("rank 12 gave up") || has("rank 12 ended or cannot be reached") || has("gave up"));
+        /* A rank whose frame was cut short, or that heard of it first, may only be seen to end. */
+        CHECK(run, has("rank 12 gave up") || has("ended or cannot be reached any more"));
     tagc_comm_destroy(comm);
 }
 
