@@ -22,11 +22,11 @@
 #include "select_reference.h"
 
 enum {
-    N_LARGE = REPEATS(700000, 200000, 200000),
-    N_SMALL_TRIALS = REPEATS(2000, 200, 25),
-    N_MIDDLE_TRIALS = REPEATS(400, 60, 6),
+    N_LARGE = REPEATS(700000, 200000, 100000),
+    N_SMALL_TRIALS = REPEATS(2000, 200, 12),
+    N_MIDDLE_TRIALS = REPEATS(400, 60, 4),
     N_SAMPLED = REPEATS(2, 2, 1),
-    N_PREDICTIONS = REPEATS(48, 10, 3)
+    N_PREDICTIONS = REPEATS(48, 10, 2)
 };
 enum { GUARD = 64, MAX_OFFSET = 20 };
 
@@ -452,7 +452,7 @@ static void non_finite_is_seen_anywhere(void **state) {
     (void)state;
     const uint32_t bad_bits[] = {0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001, 0x7f800001};
     fixture f = fixture_make(100000);
-    for (int trial = 0; trial < 200; trial++) {
+    for (int trial = 0; trial < REPEATS(200, 200, 40); trial++) {
         random_begin(6, (uint64_t)trial);
         size_t n = 1 + random_below(trial % 10 ? 100 : 100000), at = random_below(n);
         fill_heavy(f.gradient, f.residual, n);
