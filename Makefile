@@ -12,7 +12,7 @@ SANITIZE = -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS="-O1 -g1"
 # takes two of ctest's slots, one that mostly waits takes one (tests/CMakeLists.txt).
 CTEST = ctest --output-on-failure --no-tests=error -j$$((2 * $(JOBS) + 3))
 # Tests whose threads others have, too, or which have none: the thread sanitizer leaves them out.
-NO_NEW_THREADS = ^test_(cli_(auto|auto_turns|bench|buckets|commands|corrupt|folder|fork|full_disk|levels|hosts|options|paper|plan|resume|supervise|wire)|fsdp_levels|codec_(bitmap|delta|values)|paper_(nibble|pack|peel|sketch)|exchange_(reducer_loss|volume))$$
+NO_NEW_THREADS = ^test_(cli_(auto|auto_turns|bench|buckets|commands|corrupt|folder|fork|full_disk|levels|hosts|options|paper|plan|resume|supervise|wire)|fsdp_(hosts|levels)|codec_(bitmap|delta|values)|paper_(nibble|pack|peel|sketch)|exchange_(gatherer_delta|reducer_loss|reducer_oracle|volume))$$
 .DEFAULT_GOAL := all
 .PHONY: help all configure build setup demo report check test quick python asan asan-build tsan tsan-build fences fences-build aarch64 aarch64-build wheels bench format format-check lint analyze install clean
 
@@ -54,7 +54,7 @@ python: ## the environment (torch, pytest) of the Python tests, made once in ~/.
 	@scripts/setup.sh python
 	@scripts/python.sh make
 
-check: ## what CI runs: setup of everything that tests use, lint, tests, then both sanitizers; LONG=1: with the long tests
+check: ## what CI runs: setup of everything that tests use, lint, tests, then both sanitizers; LONG=1: with the long tests, and for aarch64
 	@scripts/setup.sh build lint lab browser abi model ccache aarch64 python
 	@scripts/python.sh make || test $$? -eq 77
 	@LONG=$(LONG) scripts/check.sh
@@ -67,11 +67,11 @@ asan: asan-build ## tests under the address and undefined behaviour sanitizers
 	@cd build-asan && $(CTEST)
 
 tsan-build:
-	@$(CMAKE) -S . -B build-tsan $(SANITIZE) -DTAGC_SANITIZE=thread -DTAGC_MPI=OFF
+	@$(CMAKE) -S . -B build-tsan $(SANITIZE) -DTAGC_SANITIZE=thread -DTAGC_MPI=OFF -DTAGC_TRAINER=$(if $(SHORT),OFF,ON)
 	@cmake --build build-tsan -j$(JOBS)
 
-tsan: tsan-build ## tests of what has threads under the thread sanitizer, less the slow ones whose threads others have, too
-	@cd build-tsan && TSAN_OPTIONS=halt_on_error=1 $(CTEST) -E '$(NO_NEW_THREADS)' -L '^(core|codec|transport|exchange|paper|gpu|fsdp|cli|cuda)$$'
+tsan: tsan-build ## tests of what has threads under the thread sanitizer, less the slow ones whose threads others have, too; SHORT=1: of libtagc alone
+	@cd build-tsan && TSAN_OPTIONS=halt_on_error=1 $(CTEST) -E '$(NO_NEW_THREADS)' -L '^(core|codec|transport|exchange|paper|gpu$(if $(SHORT),,|fsdp|cli|cuda))$$'
 
 FENCES = -DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DTAGC_TRAINER=OFF -DTAGC_MPI=OFF
 fences-build:
