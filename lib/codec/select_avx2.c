@@ -7,25 +7,29 @@
 #include <immintrin.h>
 #include <string.h>
 
-#define TARGET __attribute__((target("avx2,popcnt")))
+#define TARGET __attribute__((target("avx2,fma,popcnt")))
 #define INLINE TARGET static inline __attribute__((always_inline))
 #define LANES 8
 #define ROOM 1024        /* elements of a residual on their way around the cache */
 #define AHEAD_BYTES 2048 /* of the gradient, on their way */
 #define LOST_ROOM 72     /* elements put back at a time */
 
-/* For each mask the numbers of its set bits, one per byte, lowest first. */
-#define PLACE(m, i) ((uint64_t)((m) >> (i)&1) * (i) << 8 * __builtin_popcount((m) & ((1u << (i)) - 1)))
+/* For each mask the numbers of its set bits, lowest first. */
+#define BELOW(m, i) __builtin_popcount((m) & ((1u << (i)) - 1))
+#define AT(m, i, place) (((m) >> (i)&1) && BELOW(m, i) == (place) ? (i) : 0u)
+#define PLACE(m, p)                                                                                          \
+    AT(m, 1, p) | AT(m, 2, p) | AT(m, 3, p) | AT(m, 4, p) | AT(m, 5, p) | AT(m, 6, p) | AT(m, 7, p)
 #define ORDER(m)                                                                                             \
-    (PLACE(m, 1) | PLACE(m, 2) | PLACE(m, 3) | PLACE(m, 4) | PLACE(m, 5) | PLACE(m, 6) | PLACE(m, 7))
+    { PLACE(m, 0), PLACE(m, 1), PLACE(m, 2), PLACE(m, 3), PLACE(m, 4), PLACE(m, 5), PLACE(m, 6), PLACE(m, 7) }
 #define ORDERS_4(m) ORDER(m), ORDER(m + 1), ORDER(m + 2), ORDER(m + 3)
 #define ORDERS_16(m) ORDERS_4(m), ORDERS_4(m + 4), ORDERS_4(m + 8), ORDERS_4(m + 12)
 #define ORDERS_64(m) ORDERS_16(m), ORDERS_16(m + 16), ORDERS_16(m + 32), ORDERS_16(m + 48)
-static const uint64_t orders[256] = {ORDERS_64(0u), ORDERS_64(64u), ORDERS_64(128u), ORDERS_64(192u)};
+static const uint32_t orders[256][LANES]
+    __attribute__((aligned(32))) = {ORDERS_64(0u), ORDERS_64(64u), ORDERS_64(128u), ORDERS_64(192u)};
 
 /* The permutation that moves the lanes of mask to the front. */
 INLINE __m256i compress_order(uint32_t mask) {
-    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)&orders[mask]));
+    return _mm256_load_si256((const __m256i *)(const void *)orders[mask]);
 }
 
 INLINE __m256i abs_bits(__m256 x) {
@@ -122,7 +126,7 @@ TARGET static size_t avx2_stream(const float *gradient, const float *residual_in
 /* ---- an int8 residual ---- */
 
 typedef struct block_state {
-    __m256i below; /* t_lo - 1 */
+    __m256i below, index; /* t_lo - 1, the next 8 indices */
     uint32_t *indices;
     float *values;
 } block_state;
@@ -136,16 +140,17 @@ INLINE __m256 sum_vector(const void *gradient, size_t at, int is_bf16, const uin
     } else {
         g = _mm256_loadu_ps((const float *)gradient + at);
     }
-    return _mm256_add_ps(g, _mm256_mul_ps(_mm256_cvtepi32_ps(code), step));
+    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(code), step, g);
 }
 
 /* Collects the candidates of 8 elements; returns the others, zeros in place of candidates. */
-INLINE __m256 take_candidates(block_state *s, __m256 acc, uint32_t at, __m256i *top) {
+INLINE __m256 take_candidates(block_state *s, __m256 acc, __m256i *top) {
     __m256i bits = abs_bits(acc), chosen = _mm256_cmpgt_epi32(bits, s->below);
     uint32_t mask = lanes_of(chosen);
     __m256i order = compress_order(mask);
     *top = _mm256_max_epu32(*top, _mm256_andnot_si256(chosen, bits));
-    _mm256_storeu_si256((__m256i *)(void *)s->indices, _mm256_add_epi32(order, _mm256_set1_epi32((int)at)));
+    _mm256_storeu_si256((__m256i *)(void *)s->indices, _mm256_add_epi32(order, s->index));
+    s->index = _mm256_add_epi32(s->index, _mm256_set1_epi32(LANES));
     _mm256_storeu_ps(s->values, _mm256_permutevar8x32_ps(acc, order));
     int n_chosen = _mm_popcnt_u32(mask);
     s->indices += n_chosen;
@@ -162,26 +167,28 @@ INLINE __m256i random_bytes(__m256i x) {
     return _mm256_xor_si256(x, _mm256_srli_epi32(x, 15));
 }
 
-/* Codes of 8 elements, not yet bytes. */
-INLINE __m256i round_vector(__m256 acc, __m256 inverse, const uint8_t *random) {
-    __m256i byte = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)random));
-    __m256 part = _mm256_add_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(byte), _mm256_set1_ps(1.0f / 256)),
-                                _mm256_set1_ps(1.0f / 512));
-    return _mm256_cvtps_epi32(_mm256_floor_ps(_mm256_add_ps(_mm256_mul_ps(acc, inverse), part)));
+/* Codes of 4 elements and of those 16 further on, not yet bytes. places: for each of the 8, the byte of `random` that becomes byte 1
+ * of its lane. There it is 128 + byte / 256 as a float, with half a byte of 1 / 256 more. */
+INLINE __m256i round_vector(const float *acc, __m256 inverse, __m256i random, __m256i places) {
+    __m256 values = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_load_ps(acc)), _mm_load_ps(acc + 16), 1);
+    __m256i bits = _mm256_or_si256(_mm256_shuffle_epi8(random, places), _mm256_set1_epi32(0x43000080));
+    __m256 part = _mm256_sub_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(128));
+    return _mm256_cvtps_epi32(_mm256_floor_ps(_mm256_fmadd_ps(values, inverse, part)));
 }
 
 /* Writes the codes of a whole block. */
 INLINE void write_codes(const float *acc, __m256 inverse, __m256i group, uint8_t *codes) {
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    uint8_t random[32] __attribute__((aligned(32)));
+    /* bytes 0 to 3 of a dword, each to byte 1 of a lane; a negative place is a zero */
+    const __m256i places = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(-1, 0, -1, -1, -1, 1, -1, -1, -1, 2, -1, -1, -1, 3, -1, -1));
+    const __m256i next = _mm256_set1_epi32(4 << 8);
     for (int quarter = 0; quarter < 4; quarter++, acc += 32, codes += 32) {
-        _mm256_store_si256((__m256i *)(void *)random, random_bytes(group));
+        __m256i random = random_bytes(group), at = places, c[4];
         group = _mm256_add_epi32(group, _mm256_set1_epi32(LANES));
-        __m256i c[4];
-        for (int v = 0; v < 4; v++)
-            c[v] = round_vector(_mm256_load_ps(acc + v * LANES), inverse, random + v * LANES);
-        __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(c[0], c[1]), _mm256_packs_epi32(c[2], c[3]));
-        _mm256_storeu_si256((__m256i *)(void *)codes, _mm256_permutevar8x32_epi32(packed, order));
+        for (int v = 0; v < 4; v++, at = _mm256_add_epi32(at, next))
+            c[v] = round_vector(acc + 4 * v, inverse, random, at);
+        __m256i low = _mm256_packs_epi32(c[0], c[1]), high = _mm256_packs_epi32(c[2], c[3]);
+        _mm256_storeu_si256((__m256i *)(void *)codes, _mm256_packs_epi16(low, high));
     }
 }
 
@@ -200,7 +207,7 @@ INLINE size_t stream_int8(const void *gradient, int is_bf16, const uint8_t *expo
                           uint32_t *max_bits) {
     const __m256i iota = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     /* signed: nothing is above if t_lo is NONE */
-    block_state s = {_mm256_set1_epi32((int)(t_lo - 1)), indices, values};
+    block_state s = {_mm256_set1_epi32((int)(t_lo - 1)), _mm256_set1_epi32((int)first), indices, values};
     uint32_t max = *max_bits;
     for (size_t at = first; at < first + n; at += TAGC_RESIDUAL_BLOCK) {
         size_t block = at / TAGC_RESIDUAL_BLOCK;
@@ -213,7 +220,7 @@ INLINE size_t stream_int8(const void *gradient, int is_bf16, const uint8_t *expo
                 _mm_prefetch((const char *)gradient + (at + i) * (is_bf16 ? 2 : 4) + AHEAD_BYTES,
                              _MM_HINT_T0);
             __m256 sum = sum_vector(gradient, at + i, is_bf16, codes_in, step);
-            _mm256_store_ps(acc + i, take_candidates(&s, sum, (uint32_t)(at + i), &top));
+            _mm256_store_ps(acc + i, take_candidates(&s, sum, &top));
         }
         uint32_t largest = reduce_max(top);
         if (largest > max) max = largest;

@@ -22,7 +22,8 @@ enum { HAS_AVX2 = 1, HAS_AVX512 = 2, HAS_VBMI2 = 4, IS_ASKED = 8 };
  * answers no. */
 static unsigned ask_processor(void) {
     unsigned a, b, c, d, saved, high, found = IS_ASKED;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_POPCNT)) return found;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_POPCNT) || !(c & bit_FMA))
+        return found;
     __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
     const unsigned ymm = 0x06, zmm = 0xe6, avx2 = bit_AVX2 | bit_BMI | bit_BMI2,
                    avx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
