@@ -253,7 +253,7 @@ def time_steps(args, rank, device, wrapper):
             row |= {
                 "bytes_sent": run.handle.stats()["bytes_sent"],
                 "codec": run.handle.codec,
-                "device_bytes": run.handle.device_bytes,
+                "device_bytes": run.handle.memory().device.total,
             }
         rows.append(row)
         run.close()

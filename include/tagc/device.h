@@ -123,7 +123,7 @@ TAGC_API void tagc_job_destroy(tagc_job *job);
  * run. No code of the caller's, and so none of its locks, is between the copies. */
 typedef struct tagc_unit tagc_unit;
 
-/* Of a unit's input and output. Reducers work in fp32. */
+/* Of a unit's input and output. Reducers write fp32. They read fp32, or of a unit in bf16 what their options.gradient says. */
 typedef enum tagc_element {
     TAGC_ELEMENT_FP32 = 0,
     TAGC_ELEMENT_BF16 = 1,
@@ -207,7 +207,7 @@ typedef struct tagc_unit_step {
 /* The first call for a larger unit than before waits for all enqueued exchanges, as tagc_job_create does. */
 TAGC_API tagc_status tagc_unit_create(tagc_queue *queue, const tagc_unit_options *options, tagc_unit **out);
 
-/* Writes the sizes of a step's work memory in elements. */
+/* Writes the sizes of a step's work memory, in floats. */
 TAGC_API void tagc_unit_work(const tagc_unit *unit, uint64_t *n_gradients, uint64_t *n_outputs);
 
 /* tagc_job_enqueue for a unit. After an exchange of the queue has failed, and until tagc_queue_forgive, the ranks only tell each

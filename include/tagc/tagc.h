@@ -369,8 +369,12 @@ TAGC_API tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_opt
                                          tagc_reducer **out);
 
 /* Collective. Starts to reduce `gradient` (W, shard), fp32 or what options.gradient says, into `output`, which is (shard) or the shape that tagc_output
- * describes. Returns at once. The caller owns both arrays. They must not overlap, and the caller must not touch them
- * until _end returns. The gradient is not changed. The reducers of a comm run in the order of their _begin calls. */
+ * describes. Returns at once. The caller owns both arrays, and must not touch them until _end returns. The gradient is not
+ * changed. The reducers of a comm run in the order of their _begin calls.
+ *
+ * The arrays must not overlap, except in direct's steps in host memory, with one rank per host: there `output` may lie anywhere
+ * in `gradient` if it is the shard. With TAGC_OUTPUT_UNIT, an fp32 gradient and several ranks it may be `gradient` itself. What
+ * it takes the place of is lost, also if the step fails. */
 TAGC_API tagc_status tagc_reducer_begin(tagc_reducer *reducer, const void *gradient, float *output);
 
 /* Never blocks. Sets *done to 1 if _end would return at once, because the step finished or failed, else to 0. Ranks

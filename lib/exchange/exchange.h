@@ -15,10 +15,11 @@ struct tagc_reducer;
 typedef tagc_status (*tagc_action_fn)(struct tagc_reducer *r);
 
 typedef struct tagc_exchange_table {
-    int id;                    /* tagc_exchange */
-    size_t state_bytes;        /* size of its own state, r->state, which is zeroed when a reducer is made */
-    int is_selective;          /* 1: sparsity means something */
-    const tagc_runner *runner; /* of arrays in host memory; NULL: it has none, and takes no other */
+    int id;             /* tagc_exchange */
+    size_t state_bytes; /* size of its own state, r->state, which is zeroed when a reducer is made */
+    int is_selective;   /* 1: sparsity means something */
+    int reads_first; /* 1: with one rank per host, a step writes sums when it has read the gradient, but for the own row */
+    const tagc_runner *runner;           /* of arrays in host memory; NULL: it has none, and takes no other */
     const tagc_own_options *own_options; /* NULL: tagc_reducer_options are all */
     /* From checked options: the number of values of the residual, 0 if there is none, and of the output. */
     uint64_t (*residual_elems)(const tagc_reducer_options *options, int world_size);

@@ -295,6 +295,16 @@ static int overlap(const void *a, uint64_t n_bytes_a, const void *b, uint64_t n_
     return begin_a < begin_b + n_bytes_b && begin_b < begin_a + n_bytes_a;
 }
 
+/* Whether a step has read what the output takes the place of before it writes there. Sums that are sent back need a row beside
+ * the own one. */
+static int may_overlap(const tagc_reducer *r, const void *gradient, const float *output) {
+    const tagc_reducer_options *o = &r->options;
+    int is_read_first = r->exchange->reads_first && r->arrays->is_here && !tagc_reducer_is_by_caller(r) &&
+                        o->ranks_per_host == 1;
+    int is_same = gradient == output && o->gradient == TAGC_FORMAT_FP32 && r->world_size > 1;
+    return is_read_first && (o->output == TAGC_OUTPUT_SHARD || (o->output == TAGC_OUTPUT_UNIT && is_same));
+}
+
 tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const void *gradient, const float *output) {
     if (!gradient) return tagc_fail(TAGC_ERR_ARGUMENT, "gradient is NULL");
     if (!output) return tagc_fail(TAGC_ERR_ARGUMENT, "output is NULL");
@@ -302,7 +312,8 @@ tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const void *gradien
         return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
     uint64_t n_output = r->exchange->output_elems(&r->options, r->world_size);
     if (overlap(gradient, r->options.n_elems * tagc_reducer_gradient_bytes(r), output,
-                n_output * sizeof *output))
+                n_output * sizeof *output) &&
+        !may_overlap(r, gradient, output))
         return tagc_fail(TAGC_ERR_ARGUMENT, "output overlaps gradient, must lie apart");
     TAGC_TRY(r->arrays->check(r->arrays->heap.context, gradient, "gradient"));
     return r->arrays->check(r->arrays->heap.context, output, "output");

@@ -7,6 +7,7 @@
 #include "core/clock.h"
 #include "core/memory.h"
 #include "core/status.h"
+#include "exchange/reducer.h"
 #include "gpu/elements.h"
 #include "gpu/queue_private.h"
 
@@ -130,23 +131,36 @@ static tagc_status look(tagc_unit *unit, tagc_unit_step *step, const void *input
     return TAGC_OK;
 }
 
+/* Of what the reducer of a part reads. */
+static int element_of(const tagc_unit_part *of) {
+    return of->reducer->options.gradient == TAGC_FORMAT_BF16 ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
+}
+
+/* Copies runs of the input, and zeros between, to a part's gradient. */
+static void pack(const tagc_unit *unit, const tagc_unit_part *of, const void *input, char *gradient) {
+    int element = element_of(of);
+    size_t n_bytes = tagc_element_bytes(element);
+    uint64_t end = 0;
+    for (uint64_t i = 0; i < of->n_packs; i++) { /* in the order of the gradient */
+        const tagc_run *run = &of->packs[i];
+        char *to = gradient + run->to * n_bytes;
+        memset(gradient + end * n_bytes, 0, (run->to - end) * n_bytes);
+        if (element == unit->of.element)
+            memcpy(to, (const char *)input + run->from * n_bytes, run->length * n_bytes);
+        else
+            tagc_elements_read(input, unit->of.element, run->from, run->length, (float *)(void *)to);
+        end = run->to + run->length;
+    }
+    memset(gradient + end * n_bytes, 0, (of->n_gradient - end) * n_bytes);
+}
+
 static tagc_status begin(const tagc_unit *unit, const part *one, const tagc_unit_step *step,
                          const void *input, void *output) {
-    const tagc_unit_part *of = &one->of;
     float *gradient = one->at_gradient == NOWHERE ? NULL : step->gradients + one->at_gradient;
     float *sums = one->at_output == NOWHERE ? output : step->outputs + one->at_output;
-    if (step->number) TAGC_TRY(tagc_reducer_set_steps(of->reducer, step->number - 1));
-    if (gradient) {
-        uint64_t end = 0;
-        for (uint64_t i = 0; i < of->n_packs; i++) { /* in the order of the gradient */
-            const tagc_run *run = &of->packs[i];
-            memset(gradient + end, 0, (run->to - end) * sizeof *gradient);
-            tagc_elements_read(input, unit->of.element, run->from, run->length, gradient + run->to);
-            end = run->to + run->length;
-        }
-        memset(gradient + end, 0, (of->n_gradient - end) * sizeof *gradient);
-    }
-    return tagc_reducer_begin(of->reducer, gradient ? gradient : input, sums);
+    if (step->number) TAGC_TRY(tagc_reducer_set_steps(one->of.reducer, step->number - 1));
+    if (gradient) pack(unit, &one->of, input, (char *)gradient);
+    return tagc_reducer_begin(one->of.reducer, gradient ? gradient : input, sums);
 }
 
 static void put(const tagc_unit *unit, const part *one, const tagc_unit_step *step, void *output) {
@@ -212,6 +226,10 @@ static tagc_status check(const tagc_queue *queue, const tagc_unit_options *of) {
     for (uint32_t p = 0; p < of->n_parts; p++) {
         const tagc_unit_part *one = &of->parts[p];
         uint64_t end = 0;
+        if (element_of(one) == TAGC_ELEMENT_BF16 && of->element != TAGC_ELEMENT_BF16)
+            return tagc_fail(TAGC_ERR_ARGUMENT,
+                             "element is %d, must be TAGC_ELEMENT_BF16: the reducer of part %u reads bf16",
+                             of->element, p);
         for (uint64_t i = 0; i < one->n_packs; i++) {
             const tagc_run *run = &one->packs[i];
             if (run->to < end || run->to + run->length > one->n_gradient ||
@@ -231,9 +249,8 @@ static tagc_status check(const tagc_queue *queue, const tagc_unit_options *of) {
     return TAGC_OK;
 }
 
-static int is_whole(int element, const tagc_run *runs, uint64_t n_runs, uint64_t n, uint64_t n_other) {
-    return element == TAGC_ELEMENT_FP32 && n_runs == 1 && runs[0].from == 0 && runs[0].to == 0 &&
-           runs[0].length == n && n == n_other;
+static int is_whole(const tagc_run *runs, uint64_t n_runs, uint64_t n, uint64_t n_other) {
+    return n_runs == 1 && runs[0].from == 0 && runs[0].to == 0 && runs[0].length == n && n == n_other;
 }
 
 static void *copy(tagc_arena *arena, const void *from, size_t n, size_t item_bytes) {
@@ -272,11 +289,14 @@ static void lay_out(tagc_unit *unit, const tagc_unit_options *of, tagc_arena *ar
         one->of.unpacks = at;
         at += one->of.n_unpacks;
         one->at_gradient = one->at_output = NOWHERE;
-        if (!is_whole(of->element, one->of.packs, one->of.n_packs, one->of.n_gradient, of->n_input)) {
+        if (element_of(&one->of) != of->element ||
+            !is_whole(one->of.packs, one->of.n_packs, one->of.n_gradient, of->n_input)) {
+            size_t n_bytes = one->of.n_gradient * tagc_element_bytes(element_of(&one->of));
             one->at_gradient = unit->n_gradients;
-            unit->n_gradients += tagc_aligned(one->of.n_gradient * sizeof(float)) / sizeof(float);
+            unit->n_gradients += tagc_aligned(n_bytes) / sizeof(float);
         }
-        if (!is_whole(of->element, one->of.unpacks, one->of.n_unpacks, one->of.n_output, of->n_output)) {
+        if (of->element != TAGC_ELEMENT_FP32 ||
+            !is_whole(one->of.unpacks, one->of.n_unpacks, one->of.n_output, of->n_output)) {
             one->at_output = unit->n_outputs;
             unit->n_outputs += tagc_aligned(one->of.n_output * sizeof(float)) / sizeof(float);
         }

@@ -12,7 +12,8 @@ typedef struct experiment {
     tagc_reducer_options options;
     int n_steps, world_size;
     double sparsity[MAX_STEPS]; /* of each step */
-    int reload_at; /* the step before which residuals go through save and load, in a new reducer; 0: none */
+    int reload_at;   /* the step before which residuals go through save and load, in a new reducer; 0: none */
+    int is_in_place; /* 1: the output takes the place of the gradient, or of a part of it */
     float *gradients; /* (steps, W, n) */
     float *outputs;   /* (steps, W, n), of which as many as there are */
     float *residuals; /* (steps, W, n), the same */
@@ -74,14 +75,20 @@ static void reload(rank_run *run, const experiment *x, tagc_reducer **reducer) {
     free(saved);
 }
 
-/* Reads the gradient as bf16, which holds its values. */
-static tagc_status run_halves(tagc_reducer *reducer, const experiment *x, size_t row,
-                              tagc_reducer_stats *stats) {
-    size_t n = (size_t)x->options.n_elems;
-    uint16_t *halves = malloc(n * sizeof *halves);
-    tagc_bf16_narrow(x->gradients + row, halves, n);
-    tagc_status status = tagc_reducer_run(reducer, halves, x->outputs + row, stats);
-    free(halves);
+/* Reads the gradient as fp32, or as bf16, which holds its values too. */
+static tagc_status run_step(tagc_reducer *reducer, const experiment *x, size_t row,
+                            tagc_reducer_stats *stats) {
+    size_t n = (size_t)x->options.n_elems, shard = n / (size_t)x->world_size;
+    float *gradient = malloc(n * sizeof *gradient), *output = x->outputs + row;
+    if (x->options.gradient)
+        tagc_bf16_narrow(x->gradients + row, (uint16_t *)gradient, n);
+    else
+        memcpy(gradient, x->gradients + row, n * sizeof *gradient);
+    size_t n_out = x->options.output ? n : shard;
+    if (x->is_in_place) output = gradient + (x->options.gradient ? 0 : (n - n_out) / 2);
+    tagc_status status = tagc_reducer_run(reducer, gradient, output, stats);
+    if (x->is_in_place) memcpy(x->outputs + row, output, n_out * sizeof *output);
+    free(gradient);
     return status;
 }
 
@@ -97,9 +104,7 @@ static void run_steps(rank_run *run) {
             CHECK(run, tagc_reducer_set_sparsity(reducer, x->sparsity[step]) == TAGC_OK);
         tagc_reducer_stats *stats = &x->stats[step][run->rank];
         tagc_reducer_stats_init(stats);
-        CHECK(run, (x->options.gradient
-                        ? run_halves(reducer, x, row, stats)
-                        : tagc_reducer_run(reducer, x->gradients + row, x->outputs + row, stats)) == TAGC_OK);
+        CHECK(run, run_step(reducer, x, row, stats) == TAGC_OK);
         uint64_t n_residual = residual_to(reducer, x->residuals + row);
         if (x->sparsity[step] == 0) CHECK(run, n_residual == direct_residual(&m));
     }
@@ -176,6 +181,7 @@ static void test_formats(void **state) {
                 x.options.op = (w + values + i) % 2;
                 x.options.residual = residual_of(w + 2 * values + 3 * i);
                 if (i % 2) make_halves(&x);
+                x.is_in_place = (w + values) % 2 && (x.world_size > 1 || !x.options.gradient);
                 tagc_reducer_options_prune(&x.options);
                 assert_as_oracle(&x);
                 destroy_experiment(&x);
@@ -205,6 +211,8 @@ static void test_all_reduce(void **state) {
                 choose_results(&x.options, w * 11 + values * 4 + i);
                 x.options.residual = residual_of(w + 2 * values + 3 * i);
                 tagc_reducer_options_prune(&x.options);
+                x.is_in_place =
+                    (values + i / 2) % 2 && x.options.output == TAGC_OUTPUT_UNIT && x.world_size > 1;
                 assert_as_oracle(&x);
                 if (x.options.output == 1)
                     for (int r = 1; r < x.world_size; r++) /* what the oracle says of each, said of all */
@@ -212,6 +220,34 @@ static void test_all_reduce(void **state) {
                                             x.options.n_elems * sizeof(float));
                 destroy_experiment(&x);
             }
+}
+
+/* Elsewhere the output must lie apart. */
+static void refuse_overlaps(rank_run *run) {
+    float arrays[3 * 64] = {0};
+    for (int variant = run->world_size > 1 ? 0 : 4; variant < (run->world_size > 1 ? 4 : 5); variant++) {
+        tagc_reducer *reducer;
+        tagc_reducer_options options;
+        tagc_reducer_options_init(&options);
+        options.n_elems = 64;
+        options.output = variant != 3 ? TAGC_OUTPUT_UNIT : TAGC_OUTPUT_SHARD;
+        if (variant == 1) options.gradient = TAGC_FORMAT_BF16;
+        if (variant == 2) options.exchange = TAGC_EXCHANGE_DENSE;
+        if (variant == 3) options.ranks_per_host = 2;
+        if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
+        float *output = variant ? arrays : arrays + 1;
+        CHECK(run, tagc_reducer_begin(reducer, arrays, output) == TAGC_ERR_ARGUMENT);
+        CHECK(run, strstr(tagc_last_error(), "output overlaps gradient, must lie apart") != NULL);
+        CHECK(run, tagc_reducer_run(reducer, arrays, arrays + 64, NULL) == TAGC_OK);
+        tagc_reducer_destroy(reducer);
+    }
+}
+
+static void test_overlaps(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    run_ranks(4, refuse_overlaps, NULL, NULL, runs);
+    run_ranks(1, refuse_overlaps, NULL, NULL, runs);
 }
 
 /* Every way to put W ranks on hosts. */
@@ -561,6 +597,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats),
         cmocka_unit_test(test_all_reduce),
+        cmocka_unit_test(test_overlaps),
         cmocka_unit_test(test_hosts),
         cmocka_unit_test(test_sparsity_changes),
         cmocka_unit_test(test_reload),

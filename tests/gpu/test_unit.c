@@ -68,7 +68,8 @@ static void test_fp16(void **state) {
     assert_true(wide == 2.0f);
 }
 
-static void make(tagc_comm *comm, int all_reduce, tagc_reducer **out) {
+/* reads_bf16: whether part 0 reads its gradient in bf16. */
+static void make(tagc_comm *comm, int all_reduce, int reads_bf16, tagc_reducer **out) {
     static const int rows[N_PARTS] = {ROW_0, ROW_1};
     for (int p = 0; p < N_PARTS; p++) {
         tagc_reducer_options options;
@@ -78,6 +79,7 @@ static void make(tagc_comm *comm, int all_reduce, tagc_reducer **out) {
         options.op = TAGC_OP_SUM;
         options.sparsity = p == 0 ? 0.75 : 0;
         options.exchange = TAGC_EXCHANGE_DIRECT;
+        options.gradient = p == 0 && reads_bf16 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
         if (tagc_reducer_create(comm, &options, &out[p]) != TAGC_OK) abort();
     }
 }
@@ -144,8 +146,8 @@ static void *rank_main(void *arg) {
     tagc_comm *comm;
     if (tagc_comm_create_local(all->group, own->rank, NULL, &comm) != TAGC_OK) abort();
     tagc_reducer *reducers[N_PARTS], *plain[N_PARTS];
-    make(comm, all->all_reduce, reducers);
-    make(comm, all->all_reduce, plain);
+    make(comm, all->all_reduce, all->element == TAGC_ELEMENT_BF16, reducers);
+    make(comm, all->all_reduce, 0, plain);
 
     /* runs */
     int n_rows_out = all->all_reduce ? RANKS : 1;
@@ -196,6 +198,12 @@ static void *rank_main(void *arg) {
         .places = places,
     };
     tagc_unit *unit;
+    if (all->element == TAGC_ELEMENT_BF16) { /* which part 0 could not read of another unit */
+        options.element = TAGC_ELEMENT_FP16;
+        if (tagc_unit_create(queue, &options, &unit) != TAGC_ERR_ARGUMENT) abort();
+        if (!strstr(tagc_last_error(), "the reducer of part 0 reads bf16")) abort();
+        options.element = TAGC_ELEMENT_BF16;
+    }
     if (tagc_unit_create(queue, &options, &unit) != TAGC_OK) abort();
     uint64_t n_gradients, n_outputs;
     tagc_unit_work(unit, &n_gradients, &n_outputs);

@@ -46,6 +46,7 @@ class Library:
             "sparsity": 1 - 1 / level.one_in,
             "block": level.block,
             "format": lib.FORMATS[FORMATS[level.bits]],
+            "residual": lib.FORMATS["fp32"],
         }
 
     def reducer(self, level):

@@ -303,7 +303,8 @@ def replicas_on_fsdp2(rank, world_size):
     loss_of(model, batch_of(rank)).backward()  # torch's own again
     check_equal(ours, gradients(model))
     model = replicated(Odd)
-    with tagc.compress(model, sparsity=0.8, layers="all", values="fp32", verbose=False) as handle:
+    exact = dict(values="fp32", residual="fp32")
+    with tagc.compress(model, sparsity=0.8, layers="all", **exact, verbose=False) as handle:
         loss_of(model, batch_of(rank)).backward()
         expected, found = full_gradients(Odd, world_size), gradients(model)
         residuals = handle.state_dict()[f"rank{rank}"]["residuals"]

@@ -86,6 +86,7 @@ def with_kernels(rank, world_size):
         ("fsdp2", {}, (False, True)),
     ]
     for number, (kind, options, has) in enumerate(cases):
+        options = options | {"residual": "fp32"}  # as kernels have it
         plain = train(kind, rank, options, {}, n_steps=3)
         options = options | {"transport": "group"}
         if not has[rank]:

@@ -427,7 +427,7 @@ def save_stages(rank, world_size, folder):
     mesh, found = mesh_of("pp", "dp"), []
     for wrap in WRAPS:
         model = stage_of(mesh["pp"].get_local_rank(), mesh["dp"], wrap)
-        handle = tagc.compress(model, sparsity=0.9, verbose=False)
+        handle = tagc.compress(model, sparsity=0.9, residual="fp32", verbose=False)
         model({"one": noise(rank, 1, shape=(80, 64)), "two": noise(rank, 2, shape=(64, 96))}).backward()
         handle.save(f"{folder}/{wrap}")
         found.append(residuals_of(handle))
@@ -446,7 +446,7 @@ def load_stages(rank, world_size, folder, saved):
         pp, dp = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
         for wrap in ("fsdp2", "ddp on a mesh"):
             model = stage_of(pp, mesh["dp"], wrap)
-            with tagc.compress(model, sparsity=0.9, verbose=False) as handle:
+            with tagc.compress(model, sparsity=0.9, residual="fp32", verbose=False) as handle:
                 if sizes[0] != 2:
                     check_error(
                         lambda: handle.load(f"{folder}/{wrap}"),
@@ -466,13 +466,13 @@ def load_stages(rank, world_size, folder, saved):
     mesh = mesh_of("pp", "dp", sizes=(2, world_size // 2))
     if world_size == 4:  # a process group without a mesh: the same ranks get their own again
         model = stage_of(mesh["pp"].get_local_rank(), mesh["dp"], "ddp")
-        with tagc.compress(model, sparsity=0.9, verbose=False) as handle:
+        with tagc.compress(model, sparsity=0.9, residual="fp32", verbose=False) as handle:
             handle.load(f"{folder}/ddp")
             for name, values in residuals_of(handle).items():
                 assert torch.equal(values, saved[rank][1][name])
         mesh = mesh_of("dp", "pp")
         model = stage_of(mesh["pp"].get_local_rank(), mesh["dp"], "ddp")
-        with tagc.compress(model, sparsity=0.9, verbose=False) as handle:
+        with tagc.compress(model, sparsity=0.9, residual="fp32", verbose=False) as handle:
             check_error(
                 lambda: handle.load(f"{folder}/ddp"),
                 r"of the process group \[0, 1\], which has no mesh.*no saved rank had the same",

@@ -171,11 +171,18 @@ def train(name, folder, script, is_async=True, sparsity=None, n_ranks=1, rank=0,
     elif n_ranks > 1:
         wrapped, optimizer = model, Optimizer(manager, inner)
         handle = tagc.compress(
-            model, between=manager, sparsity=0.9, values="int2", gentle=False, layers="all", timeout_s=60
+            model,
+            between=manager,
+            sparsity=0.9,
+            values="int2",
+            gentle=False,
+            layers="all",
+            residual="fp32",
+            timeout_s=60,
         )
     else:
         wrapped = DistributedDataParallel(manager, model, bucket_cap_mb=0.01)
-        handle = tagc.compress(wrapped, inner, sparsity=sparsity, layers="all", timeout_s=60)
+        handle = tagc.compress(wrapped, inner, sparsity=sparsity, layers="all", residual="fp32", timeout_s=60)
         optimizer = Optimizer(manager, inner)
     quorum, n_passes = handle.wrapper.quorum, 0
     n_buckets, prepare = [0], handle.wrapper.prepare

@@ -535,7 +535,8 @@ def start(hosts, columns=False, mesh=None, **options):
 
     fully = dict(shard_placement_fn=lambda p: Shard(1) if p.ndim == 2 else Shard(0)) if columns else {}
     model = sharded(Even if columns else Odd, mesh=mesh, **fully)
-    options |= dict(sparsity=0.75, layers="all", verbose=False, residual="fp32")
+    # int8, too, is saved as it is: the sum over ranks stays
+    options |= dict(sparsity=0.75, layers="all", verbose=False, residual="fp32" if columns else "int8")
     return tagc.compress(model, hosts=hosts, **options)
 
 

@@ -42,6 +42,9 @@ float *tagc_direct_sums(const tagc_reducer *r) {
     size_t row = r->options.output == TAGC_OUTPUT_SHARD  ? 0
                  : r->options.output == TAGC_OUTPUT_UNIT ? (size_t)r->rank
                                                          : (size_t)d->host;
+    /* In the place of the gradient the own row is still to be read, and no other one. */
+    if (r->options.output == TAGC_OUTPUT_UNIT && r->now.output == r->now.gradient)
+        row = (row + 1) % (size_t)r->world_size;
     return r->now.output + row * r->shard;
 }
 
@@ -234,6 +237,7 @@ const tagc_exchange_table tagc_exchange_direct = {
     .id = TAGC_EXCHANGE_DIRECT,
     .state_bytes = sizeof(tagc_direct),
     .is_selective = 1,
+    .reads_first = 1,
     .runner = &tagc_direct_on_host,
     .residual_elems = residual_elems,
     .output_elems = output_elems,

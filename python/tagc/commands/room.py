@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tagc import _library as lib
@@ -43,6 +43,20 @@ def _parts(unit: dict[str, int], ranks: int, per_host: int, is_ddp: bool) -> lis
     return parts
 
 
+def packed_bytes(unit: Sequence[Mapping[str, Any]], ranks: int, is_ddp: bool, n_bytes: int = 4) -> int:
+    """Returns the bytes in which an exchange packs gradients of n_bytes per value, 2 or 4, and their sums, as
+    Unit.reduce() does: the largest part stays in the gradient itself, and sums take the place of gradients.
+    Dense parts are read as fp32, and their sums lie apart. unit: the options of its reducers."""
+    dense = [part["n_elems"] for part in unit if part["exchange"] == lib.EXCHANGES["dense"]]
+    others = [part["n_elems"] for part in unit if part["exchange"] != lib.EXCHANGES["dense"]]
+    apart = dense + (others if is_ddp and n_bytes < 4 else [])  # sums
+    if len(unit) == 1 and n_bytes == 4 and not is_ddp:
+        apart = []  # they are written to where the caller wants them
+    gradients = [4 * n for n in dense] + [n_bytes * n for n in others]
+    stays = max([n_bytes * n for n in others + (dense if n_bytes == 4 else [])], default=0)
+    return sum(gradients) - stays + 4 * sum(apart) // (1 if is_ddp else ranks)
+
+
 def _row(
     name: str,
     shape: tuple[int, int, int],
@@ -73,11 +87,9 @@ def _row(
             for part in unit:
                 part["tag"] = i
         needs = planner.needs(parts, ranks)
-        largest = max(sum(unit.values()) for unit in units) // inside
         row["residual"] = needs.residual + needs.buffers
         row["replicas"] = 2 * n // inside if has_deltas else 0
-        # packed, and the sums of what this rank owns
-        row["transient"] = needs.transient + 4 * largest + 4 * largest // (1 if is_ddp else ranks)
+        row["transient"] = needs.transient + max(packed_bytes(unit, ranks, is_ddp) for unit in parts)
     row["all"] = sum(value for key, value in row.items() if key != "name")
     row["fits"] = [size for size in SIZES_GB if row["all"] <= size * 1e9]
     return row

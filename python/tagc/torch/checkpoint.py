@@ -123,8 +123,7 @@ def load(state: State, saved: Any, is_selected: bool = False) -> None:
             if bool(about["managed"]) != state.wrapper.is_managed:
                 raise _bad(
                     f"was {'' if about['managed'] else 'not '}saved under torchft, where residuals are "
-                    "parts of the mean gradient: "
-                    f"load it {'there' if about['managed'] else 'elsewhere'}"
+                    f"parts of the mean gradient: load it {'there' if about['managed'] else 'elsewhere'}"
                 )
         first = next(iter(old.values()))[0]
         if state.wrapper.has_several_meshes and any(first[key] != mine[key] for key in _SIZES):
@@ -214,8 +213,7 @@ def _read(folder: pathlib.Path, rank: int) -> Any:
         raise Error(
             "io",
             f"{path} cannot be read: {failure}; a folder that handle.save() wrote has a file of each rank, "
-            "and with another "
-            "number of ranks all of them are read",
+            "and with another number of ranks all of them are read",
         ) from failure
 
 
@@ -445,8 +443,7 @@ def _sources(
             if about[key] != first[key]:
                 raise _bad(
                     f"{key} is {first[key]} of rank {first['rank']} and {about[key]} of rank {rank}: they "
-                    "are not of "
-                    "the same moment"
+                    "are not of the same moment"
                 )
     if all(mine[key] == first[key] for key in _SIZES):
         own = mine["rank"]

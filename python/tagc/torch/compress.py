@@ -213,10 +213,7 @@ def _prepare(
             if manager is not None:
                 raise Error(
                     "argument",
-                    (
-                        "between is a Manager, and the model is wrapped by torchft, which has one: leave "
-                        "between out"
-                    ),
+                    "between is a Manager, and torchft, which wraps the model, has one: leave between out",
                 )
             manager, between = between, None
         if groups == [None] and manager is None:
@@ -232,8 +229,7 @@ def _prepare(
             raise Error(
                 "unsupported",
                 "between is one of torchft's process groups: under torchft, tagc takes "
-                "torchft.DistributedDataParallel, or "
-                "fully_shard() with between=manager",
+                "torchft.DistributedDataParallel, or fully_shard() with between=manager",
             )
         wrapper = _wrapper(model, between, only) if manager is None else _managed_wrapper(model, manager)
         groups = [None] if isinstance(wrapper, managed.Wrapper) else _all_of(wrapper)
@@ -255,10 +251,7 @@ def _prepare(
             if wrapper.is_managed:
                 raise Error(
                     "unsupported",
-                    (
-                        f"the model is on {streams.device_of(model)}: under torchft tagc takes models in CPU "
-                        "memory"
-                    ),
+                    f"the model is on {streams.device_of(model)}: under torchft it must be in CPU memory",
                 )
             staging = Staging(found, settings.codec_on())
             if staging.kernels is not None:
@@ -362,8 +355,7 @@ def _managed_wrapper(model: Any, manager: Any) -> Wrapper:
         raise Error(
             "argument",
             f"between is a Manager, and this model is {kind_of(model, None)}: with a Manager tagc takes "
-            "fully_shard()-ed models; wrap "
-            "others in torchft.DistributedDataParallel",
+            "fully_shard()-ed models; wrap others in torchft.DistributedDataParallel",
         )
     from tagc.torch.quorum import fsdp2 as managed_fsdp2
 

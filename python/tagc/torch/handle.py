@@ -65,12 +65,6 @@ class Compressed:
         """The place of selection and encoding: "host", or "device" with kernels."""
         return "host" if self.passes.runners.kernels is None else "device"
 
-    @property
-    def device_bytes(self) -> int:
-        """Bytes of device memory in use by kernels: residuals, spares, bodies and work memory. 0 without
-        kernels."""
-        return 0 if self.passes.runners.kernels is None else self.passes.runners.kernels.n_bytes
-
     def memory(self) -> Memory:
         """Returns what tagc holds on this rank, in bytes, as it is allocated: `host` and `device`, each with
         residual, replicas, buffers, pinned, and what is transient. Printed, it is a table. Connections are
@@ -259,16 +253,14 @@ class Compressed:
         sent = f", the last one of {last:.3g} bits per element" if last is not None else ""
         return (
             f"<tagc handle of a {model} ({self.wrapper.name}, {self.wrapper.n_ranks()} ranks): "
-            f"{self._table.splitlines()[-1]}; "
-            f"{now}; exchanges so far: {self.n_steps}{sent}>"
+            f"{self._table.splitlines()[-1]}; {now}; exchanges so far: {self.n_steps}{sent}>"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Lets a model that has its handle as an attribute be saved or copied."""
         warnings.warn(
             "tagc: a copied or pickled handle exchanges nothing and has no residuals: save "
-            "handle.state_dict(), and call "
-            "compress() on the copied model",
+            "handle.state_dict(), and call compress() on the copied model",
             stacklevel=2,
         )
         return Copied, ()
@@ -296,10 +288,5 @@ class Copied:
         if name.startswith("__"):  # copy and pickle look for optional methods
             raise AttributeError(name)
         raise Error(
-            "state",
-            (
-                f"{name}: this is the copy of a tagc handle, which exchanges nothing: call compress() on "
-                "this "
-                "model"
-            ),
+            "state", f"{name}: this copy of a tagc handle exchanges nothing: call compress() on this model"
         )

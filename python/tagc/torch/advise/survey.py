@@ -175,10 +175,18 @@ class Survey:
         return {"seconds": worst, "codec": phases, "bits": everyone[0][2]}
 
     def time(
-        self, what: str, n: int, run: Callable[[], object], n_warm: int = 1, n_runs: int = N_RUNS
+        self,
+        what: str,
+        n: int,
+        run: Callable[[], object],
+        n_warm: int = 1,
+        n_runs: int = N_RUNS,
+        before: Callable[[], object] = lambda: None,
     ) -> list[float]:
+        """Returns seconds of each run. before: is called before each of them."""
         samples = []
         for number in range(n_warm + n_runs):
+            before()
             self.comm.agree("advise()", {"elements": n})  # ranks start together
             start = time.perf_counter()
             run()
@@ -281,9 +289,7 @@ class Survey:
         kernels = self._kernels if is_in_group or options.codec == "device" else None
         source = self._gradient(layout.n_elems).to(DTYPES[self.shape.reduce])
         source = source if kernels is None else source.to(kernels.device)
-        target = torch.empty(
-            layout.n_elems if all_reduce else layout.row, dtype=source.dtype, device=source.device
-        )
+        gradient, target = source.clone(), source if all_reduce else source.new_empty(layout.row)
         comm = self._comms[hosts]
         way: Way = (
             Link(hosts.between, comm, kernels, self.timeout_s, Work())
@@ -305,7 +311,8 @@ class Survey:
             stats.append(end())
 
         try:
-            seconds = self.time(what, n, run, n_warm=2)
+            # an exchange does not keep its source
+            seconds = self.time(what, n, run, n_warm=2, before=lambda: source.copy_(gradient))
         finally:
             unit.close()
         self.phases[what] = {

@@ -44,7 +44,7 @@ class Link:
         self.collectives = Collectives(group, "gradients, which tagc sends in this group", timeout_s)
         self.device = torch.device("cpu") if kernels is None else kernels.device
 
-    def reducer(self, n_elems: int, options: Mapping[str, Any]) -> Reducer:
+    def reducer(self, n_elems: int, options: Mapping[str, Any], dtype: torch.dtype) -> Reducer:
         return FrameReducer(self, n_elems, **options)
 
     def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
@@ -69,6 +69,7 @@ class FrameReducer(Reducer):
             if options.get("op", lib.OPS["avg"]) == lib.OPS["avg"]:
                 options["op"], self._factor = lib.OPS["sum"], 1.0 / link.size
         super().__init__(link.comm, n_elems, link.kernels, **options)
+        self.is_in_place = False  # a frame is added when others have come
         self._verdict = torch.zeros(_WORDS, dtype=torch.int64, device=link.device)
         self._copy = self._verdict if link.kernels is None else link.kernels.streams.pinned(_WORDS)
         self._failure: Error | None = None

@@ -100,8 +100,7 @@ def _get(owner: Any, name: str) -> Any:
         raise Error(
             "unsupported",
             f"torch {torch.__version__} has no {name}, which tagc needs and which torch {seen} had: use one "
-            "of "
-            "those versions, or a tagc that knows this one",
+            "of those versions, or a tagc that knows this one",
         ) from missing
 
 

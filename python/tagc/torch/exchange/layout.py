@@ -12,6 +12,7 @@ A parameter's residual is in wire order: the order of its elements in the rows."
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -104,7 +105,7 @@ class Layout:
         self.row = n_elems // n_rows
         self.all_reduce = n_rows == 1
         self.slices: Slices | None = None  # of which this is one, where an all-reduce has two levels
-        self.has_gaps = sum(piece.length for piece in pieces) < n_elems
+        self.gaps = _between([Run(0, piece.start, piece.length) for piece in pieces], n_elems)  # of its input
         self._pieces: list[list[Piece]] = [[] for _ in self.parameters]
         kinds: dict[tuple[str, int, tuple[str, ...]], list[list[Piece]]] = {}
         for piece in sorted(pieces, key=lambda piece: piece.start):
@@ -140,6 +141,14 @@ class Layout:
 def copy_runs(source: torch.Tensor, target: torch.Tensor, runs: Iterable[Run]) -> None:
     for run in runs:
         target[run.target : run.target + run.length].copy_(source[run.start : run.start + run.length])
+
+
+def move_runs(flat: torch.Tensor, runs: Iterable[Run]) -> None:
+    """Copies within a flat tensor in CPU memory, run by run. A run may overlap its target."""
+    address, n = flat.data_ptr(), flat.element_size()
+    for run in runs:
+        if run.start != run.target:
+            ctypes.memmove(address + n * run.target, address + n * run.start, n * run.length)
 
 
 def _round_up(n: int, multiple: int) -> int:

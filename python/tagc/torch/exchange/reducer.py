@@ -47,9 +47,10 @@ def _call(kernels: Kernels | None, name: str, *arguments: Any) -> None:
         raise LocalFailure(failure.status, str(failure)) from failure
 
 
-def _fields(n_elems: int, options: Mapping[str, Any]) -> lib.ReducerOptions:
+def _fields(n_elems: int, options: Mapping[str, Any], dtype: torch.dtype) -> lib.ReducerOptions:
     fields = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
     fields.n_elems = n_elems
+    fields.gradient = lib.FORMATS["bf16" if dtype == torch.bfloat16 else "fp32"]
     for name, value in options.items():
         setattr(fields, name, value)
     if "residual" not in options and fields.exchange == lib.EXCHANGES["direct"]:
@@ -62,14 +63,25 @@ class Reducer:
     Collective to make.
 
     options: fields of tagc_reducer_options by name. kernels: the staging.Kernels of the device of gradient
-    and output; None: CPU memory."""
+    and output; None: CPU memory. dtype: of gradients, fp32 or bf16."""
 
-    def __init__(self, comm: Comm, n_elems: int, kernels: Kernels | None = None, **options: Any) -> None:
-        fields = _fields(n_elems, options)
-        self._comm, self._handle, self._kernels = comm, ctypes.c_void_p(), kernels
+    def __init__(
+        self,
+        comm: Comm,
+        n_elems: int,
+        kernels: Kernels | None = None,
+        dtype: torch.dtype = torch.float32,
+        **options: Any,
+    ) -> None:
+        fields = _fields(n_elems, options, dtype)
+        self._comm, self._handle, self._kernels, self.dtype = comm, ctypes.c_void_p(), kernels, dtype
         self.device = torch.device("cpu") if kernels is None else kernels.device
         self.n_elems = n_elems
         self.n_output = n_elems if fields.output == lib.OUTPUTS["unit"] else n_elems // comm.world_size
+        # whether the sums may take the place of the gradient, from its beginning (tagc_reducer_begin)
+        has_room = 4 * self.n_output <= dtype.itemsize * n_elems
+        is_taken = fields.exchange == lib.EXCHANGES["direct"] and kernels is None
+        self.is_in_place = is_taken and has_room and comm.world_size > 1
         self._under_way: tuple[torch.Tensor, ...] = ()
         self._stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
         self._create(fields)
@@ -91,13 +103,12 @@ class Reducer:
     def change(self, options: Mapping[str, Any]) -> None:
         """Sends by other options from now on: format, sparsity and block may differ. The residual stays.
         Collective in effect."""
-        _call(
-            self._kernels, "tagc_reducer_change", self._handle, ctypes.byref(_fields(self.n_elems, options))
-        )
+        fields = _fields(self.n_elems, options, self.dtype)
+        _call(self._kernels, "tagc_reducer_change", self._handle, ctypes.byref(fields))
 
     def _pointers(self, gradient: torch.Tensor, output: torch.Tensor) -> tuple[int, int]:
         return (
-            _address(gradient, self.n_elems, "gradient", self.device),
+            _address(gradient, self.n_elems, "gradient", self.device, self.dtype),
             _address(output, self.n_output, "output", self.device),
         )
 
@@ -194,8 +205,9 @@ class Way(Protocol):
         """Memory that its exchanges share, because they run one after the other."""
         ...
 
-    def reducer(self, n_elems: int, options: Mapping[str, Any]) -> Reducer:
-        """Returns a new reducer. options: fields of tagc_reducer_options. Collective."""
+    def reducer(self, n_elems: int, options: Mapping[str, Any], dtype: torch.dtype) -> Reducer:
+        """Returns a new reducer. options: fields of tagc_reducer_options. dtype: of the hook's gradient,
+        which need not be the reducer's own. Collective."""
         ...
 
     def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
@@ -211,9 +223,11 @@ class OwnWay(NamedTuple):
     work: Work
     kernels: Kernels | None = None
 
-    def reducer(self, n_elems: int, options: Mapping[str, Any]) -> Reducer:
-        is_direct = options["exchange"] == lib.EXCHANGES["direct"]  # no other one has kernels
-        return Reducer(self.comm, n_elems, self.kernels if is_direct else None, **options)
+    def reducer(self, n_elems: int, options: Mapping[str, Any], dtype: torch.dtype) -> Reducer:
+        is_direct = options["exchange"] == lib.EXCHANGES["direct"]  # no other one has kernels, or reads bf16
+        if not is_direct or self.kernels is not None or dtype != torch.bfloat16:
+            dtype = torch.float32
+        return Reducer(self.comm, n_elems, self.kernels if is_direct else None, dtype, **options)
 
     def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()

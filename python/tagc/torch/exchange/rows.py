@@ -63,13 +63,10 @@ class Rows:
             self._collectives.reduce_scatter_rows(sums, source.flatten(1), self._op)
             return
         # gloo has a reduce-scatter only by an all-reduce of everything, and no mean
-        received = torch.empty_like(source)
-        for mine, theirs in zip(source, received):
-            self._collectives.all_to_all(theirs, mine)
-        factor = scale_of(self._op, per_host)
-        if source.dtype == torch.float16 and factor < 1.0:  # whose sum may be too large
-            received.mul_(factor)
-            factor = 1.0
-        torch.sum(received, 1, out=sums)
-        if factor != 1.0:
+        received, factor = torch.empty_like(source[0]), scale_of(self._op, per_host)
+        is_large = source.dtype == torch.float16 and factor < 1.0  # the sum may be
+        for mine, total in zip(source, sums):
+            self._collectives.all_to_all(received, mine)
+            torch.sum(received.mul_(factor) if is_large else received, 0, out=total)
+        if factor != 1.0 and not is_large:
             sums.mul_(factor)

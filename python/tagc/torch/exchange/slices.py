@@ -38,7 +38,7 @@ class Slice(Rows):
         self._slices = slices or Slices([Parameter("", (source.numel(),), "dense")], hosts.per_host)
         super().__init__(hosts, comm, self._slices.cut(source).view(-1), op, name, timeout_s, n_rows=1)
         self._target, self._name = target, name
-        self.result = torch.empty_like(self.sums)
+        self.result = self.sums
 
     @property
     def n_bytes(self) -> int:

@@ -18,7 +18,7 @@ from tagc._library import Error
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.layout import Layout, Part, Run
 from tagc.torch.exchange.reducer import Reducer
-from tagc.torch.exchange.work import Lent, Work
+from tagc.torch.exchange.work import Work
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -68,7 +68,7 @@ class Task:
             struct_bytes=ctypes.sizeof(lib.UnitOptions),
             what=what.encode(errors="replace"),
             element=_ELEMENTS[dtype],
-            has_gaps=layout.has_gaps,
+            has_gaps=bool(layout.gaps),
             factor=factor,
             n_parts=n,
             n_input=sizes[0],
@@ -108,8 +108,8 @@ class Task:
         self._squares = (ctypes.c_double * (2 * n))()
         self._step = lib.UnitStep(stats=self._stats, full=self._full, sums=self._sums, squares=self._squares)
 
-    def _lend(self) -> Lent:
-        return self._work.lend(torch.device("cpu"), *self._n_lent)
+    def _lend(self) -> list[torch.Tensor]:
+        return self._work.lend([(torch.device("cpu"), n) for n in self._n_lent])
 
     # ---- in the hook ----
 

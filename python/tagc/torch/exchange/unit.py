@@ -17,6 +17,7 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.exchanged_part import Arrays, ExchangedPart
 from tagc.torch.exchange.reducer import Way
 from tagc.torch.exchange.staging import Staging
 from tagc.torch.exchange.task import Sampler, Task
@@ -25,7 +26,6 @@ from tagc.torch.exchange.work import Work
 Stats = list[tuple[layouts.Part, lib.ReducerStats]]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ReduceOp = dist.ReduceOp
-CHANGEABLE = {"format", "sparsity", "block", "result_format", "result_sparsity"}  # of a reducer
 
 
 def scale_of(op: Any, world_size: int) -> float:
@@ -56,10 +56,6 @@ def check_tensors(source: torch.Tensor, target: torch.Tensor, what: str) -> None
         raise Error("unsupported", f"{what} on {source.device} into {target.device}: must be the same")
 
 
-def _aligned(n_elems: int) -> int:
-    return (n_elems + 15) // 16 * 16  # 64 bytes
-
-
 def _zeros(n_elems: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.full((n_elems,), -0.0, dtype=dtype)  # libtagc's zero: adding it changes no bit
 
@@ -77,94 +73,10 @@ def _square(values: torch.Tensor) -> float:
     return torch.linalg.vector_norm(values, dtype=torch.float32).item() ** 2
 
 
-class _Exchange:
-    """A part and its reducer. What it packs is in memory that units share, see work.py."""
-
-    def __init__(
-        self, layout: layouts.Layout, part: layouts.Part, way: Way, options: Mapping[str, Any]
-    ) -> None:
-        self._rank = way.comm.rank
-        self._place(layout, part)
-        self.reducer = way.reducer(part.n_elems, options)
-        self.options = dict(options)
-        self._output: torch.Tensor | None = None  # of the exchange under way, if it is not the target
-
-    def _place(self, layout: layouts.Layout, part: layouts.Part) -> None:
-        self.layout, self.part, self.outputs = layout, part, layout.output_runs(part, self._rank)
-        self._is_whole = part.is_whole(layout.n_elems)
-
-    def can_become(self, layout: layouts.Layout, part: layouts.Part, options: Mapping[str, Any]) -> bool:
-        """Returns whether the part has the same values in the same order, and differs in nothing but what a
-        reducer can change."""
-        if _order(layout, part) != _order(self.layout, self.part):
-            return False
-        changed = {name for name in {*options, *self.options} if options.get(name) != self.options.get(name)}
-        return not changed or (changed <= CHANGEABLE and options["exchange"] == lib.EXCHANGES["direct"])
-
-    def change(self, layout: layouts.Layout, part: layouts.Part, options: Mapping[str, Any]) -> None:
-        """Becomes that of another part that can_become() allows. The residual stays in place."""
-        if options != self.options:
-            self.reducer.change(options)
-        self.options = dict(options)
-        self._place(layout, part)
-
-    def packs(self, source: torch.Tensor) -> bool:
-        """Returns whether the reducer cannot read the source itself."""
-        return not (self._is_whole and _is_usable(source, self.reducer.device))
-
-    def unpacks(self, source: torch.Tensor, target: torch.Tensor) -> bool:
-        """Returns whether the reducer cannot write the target itself."""
-        return (
-            not (self._is_whole and _is_usable(target, self.reducer.device))
-            or target.data_ptr() == source.data_ptr()
-        )
-
-    def begin(
-        self,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        gradient: torch.Tensor | None,
-        output: torch.Tensor | None,
-    ) -> None:
-        """gradient, output: memory for the packed source and for the sums; None: none is needed."""
-        if gradient is not None:
-            layouts.copy_runs(source, gradient, self.part.runs)
-            for run in self.part.gaps:
-                gradient[run.target : run.target + run.length].zero_()
-        self._output = output
-        self.reducer.begin(source if gradient is None else gradient, target if output is None else output)
-
-    def wait(self) -> None:
-        """Waits until the sums are there, or the work for them is enqueued."""
-        self.reducer.wait()
-
-    def put(self, target: torch.Tensor, scale: float) -> None:
-        """Gives target the sums times `scale`, after wait()."""
-        output, self._output = self._output, None
-        if scale != 1.0:
-            (target if output is None else output).mul_(scale)
-        if output is not None:
-            layouts.copy_runs(output, target, self.outputs)
-
-    def close(self) -> None:
-        self.reducer.close()
-
-
-def _order(layout: layouts.Layout, part: layouts.Part) -> list[tuple[str, int, int, int]]:
-    """Returns which elements of which parameters are where in a part."""
-    return [
-        (layout.parameters[piece.parameter].name, piece.offset, piece.length, at) for piece, at in part.pieces
-    ] + [("", 0, part.n_elems, part.shard)]
-
-
 def _rounding_seed(way: Way, part: layouts.Part) -> int:
     """Returns a number of its own for each reducer of a rank, and for ranks of one host, which exchange other
     slices of the same parameters. It is the same in a run that goes on, whatever the units were before."""
     return zlib.crc32(f"{min(part.weights)} {way.comm.ranks[0]}".encode())
-
-
-def _is_usable(tensor: torch.Tensor, device: torch.device) -> bool:
-    return tensor.dtype == torch.float32 and tensor.is_contiguous() and tensor.device == device
 
 
 class Unit:
@@ -178,7 +90,7 @@ class Unit:
         self._tag = zlib.crc32(name.encode())  # its reducers have work memory at the same time
         self._layout: layouts.Layout | None = None
         self._key: tuple[str, bool, Way] | None = None
-        self._exchanges: list[_Exchange] = []
+        self._exchanges: list[ExchangedPart] = []
         # residuals of parameters without a reducer now, in wire order
         self._stowed: dict[str, torch.Tensor] = {}
         self._task: Task | None = None  # of these reducers, with this layout
@@ -203,14 +115,14 @@ class Unit:
         failure.
 
         source (n_elems,); target (row,), or for an all-reduce (n_elems,), which may be source. Both have the
-        same dtype, one of DTYPES, and are where the way's reducers work. step: the number of this exchange,
-        from which the rounding of residuals derives; 0: reducers count by themselves. waits: later work of
-        the current stream waits for the result. rests: if this rank's gradient of a parameter is zero, its
-        residual is not sent."""
+        same dtype, one of DTYPES, and are where the way's reducers work. In CPU memory the values of source
+        are lost. step: the number of this exchange, from which the rounding of residuals derives; 0: reducers
+        count by themselves. waits: later work of the current stream waits for the result. rests: if this
+        rank's gradient of a parameter is zero, its residual is not sent."""
         kind, factor = _kind_of(op, way)
         self._prepare(way, layout, kind, source.dtype, step)
-        begun: list[_Exchange] = []
-        resting: list[tuple[_Exchange, torch.Tensor]] = []
+        begun: list[ExchangedPart] = []
+        resting: list[tuple[ExchangedPart, torch.Tensor]] = []
 
         def end() -> Stats:
             stats, failure = [], None
@@ -225,25 +137,32 @@ class Unit:
             return stats
 
         with way.turn(waits):
-            lent = self._borrow(way.work, source, target)
             if rests:
                 resting += self._withdraw(source)
             failure: BaseException | None = None
+            arrays: dict[ExchangedPart, Arrays] = {}
             try:
-                for exchange, (gradient, output) in zip(self._exchanges, lent):
+                arrays = self._pack(way.work, source, target)
+                for exchange in self._exchanges:
                     begun.append(exchange)
-                    exchange.begin(source, target, gradient, output)
+                    exchange.reducer.begin(*arrays[exchange])
             except BaseException as problem:
                 failure = problem
-            if layout.has_gaps and failure is None:
-                target.zero_()  # the source, which it may be, is packed by now
-            for exchange in begun:  # all of them, also after a failure, because peers wait
+            is_apart = target.data_ptr() != source.data_ptr()
+            if layout.gaps and is_apart and failure is None:
+                target.zero_()
+            # All of them, also after a failure, because peers wait. The one that was packed last comes first:
+            # others may be put to where it is read.
+            for exchange in sorted(begun, key=list(arrays).index, reverse=True):
                 try:
                     exchange.wait()
                     if failure is None:
-                        exchange.put(target, factor)
+                        exchange.put(arrays[exchange][1], target, factor)
                 except Error as problem:
                     failure = failure or problem
+            if failure is None:
+                for run in () if is_apart else layout.gaps:
+                    target[run.target : run.target + run.length].zero_()
             if failure is not None:
                 with contextlib.suppress(Error):
                     end()
@@ -292,31 +211,17 @@ class Unit:
             self._task.close()
             self._task = None
 
-    def _borrow(
-        self, work: Work, source: torch.Tensor, target: torch.Tensor
-    ) -> list[tuple[torch.Tensor | None, torch.Tensor | None]]:
-        """Returns memory for the packed gradient and for the sums of each exchange, or None where it needs
-        none."""
-        n_elems: dict[torch.device, tuple[int, int]] = {}
-        begins = []
-        for exchange in self._exchanges:
-            reducer = exchange.reducer
-            at, at_output = n_elems.get(reducer.device, (0, 0))
-            n_in = reducer.n_elems if exchange.packs(source) else 0
-            n_out = reducer.n_output if exchange.unpacks(source, target) else 0
-            begins.append((at, n_in, at_output, n_out))
-            n_elems[reducer.device] = _aligned(at + n_in), _aligned(at_output + n_out)
-        pairs = {device: work.lend(device, *n) for device, n in n_elems.items()}
-        lent = []
-        for exchange, (at, n_in, at_output, n_out) in zip(self._exchanges, begins):
-            pair = pairs[exchange.reducer.device]
-            lent.append(
-                (
-                    pair.gradient[at : at + n_in] if n_in else None,
-                    pair.output[at_output : at_output + n_out] if n_out else None,
-                )
-            )
-        return lent
+    def _pack(self, work: Work, source: torch.Tensor, target: torch.Tensor) -> dict[ExchangedPart, Arrays]:
+        """Returns the arrays of all parts, packed. The largest part that can stays in the source. It is the
+        last one here, but not the last to begin, because ranks may differ in it."""
+        able = [each for each in self._exchanges if each.packs(source) and each.can_stay(source)]
+        stays = max(able, key=lambda each: each.part.n_elems, default=None)
+        order = sorted(self._exchanges, key=lambda each: each is stays)
+        lent = work.lend([want for each in order for want in each.wants(source, target, each is stays)])
+        return {
+            each: each.pack(source, target, arrays, each is stays)
+            for each, arrays in zip(order, zip(lent[::2], lent[1::2]))
+        }
 
     def _prepare(self, way: Way, layout: layouts.Layout, op: str, dtype: torch.dtype, step: int) -> None:
         key = (op, dtype == torch.bfloat16, way)
@@ -335,12 +240,12 @@ class Unit:
             }
             for part in layout.parts
         ]
-        made: list[_Exchange | None] = self._change(way, layout, options) if key == self._key else []
+        made: list[ExchangedPart | None] = self._change(way, layout, options) if key == self._key else []
         made = made or [None] * len(options)
         self._stow([exchange for exchange in self._exchanges if exchange not in made])
         try:
             for i, part in enumerate(layout.parts):
-                made[i] = made[i] or _Exchange(layout, part, way, options[i])
+                made[i] = made[i] or ExchangedPart(layout, part, way, options[i], dtype)
         except BaseException:  # the next reduce() makes new reducers; residuals stay
             self._exchanges = [exchange for exchange in made if exchange is not None]
             self.close()
@@ -357,10 +262,10 @@ class Unit:
 
     def _change(
         self, way: Way, layout: layouts.Layout, options: list[dict[str, Any]]
-    ) -> list[_Exchange | None]:
+    ) -> list[ExchangedPart | None]:
         """Changes exchanges to those of another layout where they can become that. Returns one, or None, for
         each part. Collective in effect."""
-        free, made = list(self._exchanges), list[_Exchange | None]()
+        free, made = list(self._exchanges), list[ExchangedPart | None]()
         for part, wanted in zip(layout.parts, options):
             found = next((each for each in free if each.can_become(layout, part, wanted)), None)
             if found is not None:
@@ -383,7 +288,7 @@ class Unit:
                 raise
         return made
 
-    def _withdraw(self, source: torch.Tensor) -> list[tuple[_Exchange, torch.Tensor]]:
+    def _withdraw(self, source: torch.Tensor) -> list[tuple[ExchangedPart, torch.Tensor]]:
         """Takes the residuals of parameters with a zero gradient out of the reducers: [(exchange,
         residual)]."""
         taken = []
@@ -407,7 +312,7 @@ class Unit:
         return taken
 
     @staticmethod
-    def _put_back(resting: list[tuple[_Exchange, torch.Tensor]]) -> None:
+    def _put_back(resting: list[tuple[ExchangedPart, torch.Tensor]]) -> None:
         """Puts back what _withdraw() took."""
         for exchange, values in resting:
             residual = exchange.reducer.residual()
@@ -428,7 +333,7 @@ class Unit:
 
     # ---- residuals by parameter ----
 
-    def _stow(self, exchanges: list[_Exchange]) -> None:
+    def _stow(self, exchanges: list[ExchangedPart]) -> None:
         """Keeps the residuals of these reducers, and ends them, one after the other."""
         self._forget_task()
         try:
@@ -467,7 +372,7 @@ class Unit:
         return found
 
     @staticmethod
-    def _read(exchange: _Exchange, found: dict[str, torch.Tensor]) -> None:
+    def _read(exchange: ExchangedPart, found: dict[str, torch.Tensor]) -> None:
         residual = exchange.reducer.residual()
         if residual is None:
             return

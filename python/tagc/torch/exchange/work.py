@@ -3,38 +3,32 @@ frames. The units of a runner exchange one after the other, so they share it."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 
-
-class Lent(NamedTuple):
-    """What one exchange uses, fp32 on one device. It is undefined before, and belongs to the next exchange
-    after."""
-
-    gradient: torch.Tensor
-    output: torch.Tensor
+Want = tuple[torch.device, int]  # fp32 values there
 
 
 class Work:
-    """Of one runner: a pair of arrays per device, as large as the largest exchange so far needed."""
+    """Of one runner: an array per device, as large as the largest exchange so far needed."""
 
     def __init__(self) -> None:
-        self._pairs: dict[torch.device, Lent] = {}
+        self._arrays: dict[torch.device, torch.Tensor] = {}
         self._frames: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}  # of group.Link
 
-    def lend(self, device: torch.device, n_gradient: int, n_output: int) -> Lent:
-        """Returns arrays of at least so many values, until the next call. Call it inside the turn() of a Way,
-        because a device's allocator gives memory to streams."""
-        pair = self._pairs.pop(device, None)
-        sizes = [n_gradient, n_output]
-        if pair is not None:
-            sizes = [max(n, array.numel()) for n, array in zip(sizes, pair)]
-        if pair is None or sizes != [array.numel() for array in pair]:
-            pair = None  # freed before the larger one is made
-            pair = Lent(*(torch.empty(n, dtype=torch.float32, device=device) for n in sizes))
-        self._pairs[device] = pair
-        return pair
+    def lend(self, wanted: Sequence[Want]) -> list[torch.Tensor]:
+        """Returns an fp32 array for each (device, elements), undefined, until the next call. Call it inside
+        the turn() of a Way, because a device's allocator gives memory to streams."""
+        begins, ends = [], dict[torch.device, int]()
+        for device, n_elems in wanted:
+            begins.append(ends.get(device, 0))
+            ends[device] = begins[-1] + -(-n_elems // 16) * 16  # 64 bytes
+        for device, end in ends.items():
+            if device not in self._arrays or self._arrays[device].numel() < end:
+                self._arrays.pop(device, None)  # freed before the larger one is made
+                self._arrays[device] = torch.empty(end, dtype=torch.float32, device=device)
+        return [self._arrays[device][at : at + n] for (device, n), at in zip(wanted, begins)]
 
     def lend_frames(self, device: torch.device, n_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (sent, received), of at least so many bytes, as lend() does."""
@@ -48,8 +42,6 @@ class Work:
         """Returns the bytes that it holds in host memory, or on devices."""
         return sum(
             array.nbytes
-            for arrays in (self._pairs, self._frames)
-            for device, pair in arrays.items()
-            if (device.type == "cpu") == is_on_host
-            for array in pair
+            for array in [*self._arrays.values(), *(each for pair in self._frames.values() for each in pair)]
+            if (array.device.type == "cpu") == is_on_host
         )

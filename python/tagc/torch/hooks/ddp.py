@@ -242,9 +242,7 @@ class State:
                 if index == 0:
                     wrapper.begin(handle)
                 wrapper.prepare(source)
-                # on a device the queue copies, and a second gradient would be memory for nothing
-                is_in_place = handle.passes.runners.is_on_device(source) and not source.is_sparse
-                result = source if is_in_place else _empty_like(source)
+                result = source.clone() if source.is_sparse else source  # a second one would cost memory
                 bucket, layout = self._find(handle, index, tensors)
                 _exchange(handle, bucket, layout, source, result)
                 wrapper.goes_on([parameter.name for parameter in layout.parameters])
@@ -285,10 +283,6 @@ class State:
         buckets = handle.state.units[UNIT]
         assert isinstance(buckets, Buckets)
         return _Bucket(buckets, index, parameters, rests), self._layouts[key]
-
-
-def _empty_like(source: torch.Tensor) -> torch.Tensor:
-    return source.clone() if source.is_sparse else torch.empty_like(source)
 
 
 def _wrapper_of(handle: Compressed) -> Wrapper:
@@ -358,8 +352,7 @@ class Wrapper(AnyWrapper):
             raise Error(
                 "state",
                 f"this DDP model has a communication hook already ({hooks[0][0].__qualname__}), and DDP "
-                "takes "
-                "only one"
+                "takes only one"
                 + (
                     ", which its mixed_precision needs: use torch.autocast instead"
                     if getattr(model, "mixed_precision", None) is not None

@@ -446,8 +446,7 @@ class Wrapper(AnyWrapper):
             for what, own in module.group.replaced(*comms):
                 _warn(
                     f"{module.name} has a custom {what} ({type(own).__name__}), which is not called while "
-                    "tagc exchanges in its place: "
-                    "handle.close() puts it back"
+                    "tagc exchanges in its place: handle.close() puts it back"
                 )
             module.group.set_comms(*comms)
         # of those without parameters, too: torch calls that of the root, or of the module that came first
@@ -549,8 +548,7 @@ class Wrapper(AnyWrapper):
         if outside:
             _warn(
                 f"{len(outside)} trained parameters are in no fully_shard(), such as {outside[0]}: neither "
-                "torch nor tagc sums their "
-                "gradients over ranks"
+                "torch nor tagc sums their gradients over ranks"
             )
 
     def reset_parameters(self) -> None:

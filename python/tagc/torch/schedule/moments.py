@@ -58,8 +58,7 @@ class Moments:
                 f"{f' and {n - 1} more' if n > 1 else ''}, and tagc has not been given this run's "
                 "optimizer: every value of them travels "
                 "again, in 4 bits. To go on where that run was, call compress(model, optimizer), or "
-                "handle.adapt(optimizer), "
-                "or handle.param_groups(), before the checkpoint is loaded",
+                "handle.adapt(optimizer), or handle.param_groups(), before the checkpoint is loaded",
                 stacklevel=4,
             )
 
