@@ -40,6 +40,7 @@ const tagc_code_kernels TABLE = {
     .mean = NAME(mean),
     .refit = NAME(refit),
     .round = NAME(round),
+    .dither = NAME(dither),
     .narrow = NAME(narrow),
     .widen_halves = NAME(widen_halves),
     .widen = NAME(widen),

@@ -20,6 +20,22 @@ INLINE void NAME(random_bytes)(uint32_t seed, size_t first, uint8_t *bytes) {
     }
 }
 
+KERNEL void NAME(dither)(const float *x, size_t first, size_t n, uint32_t seed, float scale, float *out) {
+    UVEC at;
+    for (int lane = 0; lane < WIDTH; lane++) at[lane] = (uint32_t)first + (uint32_t)lane;
+    for (size_t i = 0; i < n; i += WIDTH, at += WIDTH) {
+        UVEC byte = NAME(random_of)(seed + (at >> 2)) >> (at & 3u) * 8 & 255u;
+        VEC above_one = (VEC)(byte << 15 | 0x3f804000u); /* 1 + (byte + 0.5) / 256, made of bits */
+        VEC noise = (above_one - 1.5f) * scale;
+        if (n - i >= WIDTH) {
+            NAME(store)(out + i, NAME(load)(x + i) + noise);
+            continue;
+        }
+        VEC last = NAME(load_part)(x + i, n - i) + noise;
+        memcpy(out + i, &last, (n - i) * sizeof *out);
+    }
+}
+
 /* ---- integers ---- */
 
 /* LANES values with 1 / step as `inverse`. */

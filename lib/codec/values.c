@@ -92,9 +92,11 @@ static float wanted_scale(const tagc_value_format *format, const float *x, size_
 
 /* As bf16. 0 where 1 / scale would overflow. */
 static uint32_t scale_of(const tagc_value_format *format, const float *x, size_t n) {
+    if (format->marks_nonfinite && format->kernels->largest(x, n) >= INF_BITS) return TAGC_BF16_NAN;
     float wanted = wanted_scale(format, x, n);
     if (wanted < FLT_MIN) return 0;
-    uint32_t scale = TAGC_BF16_NEAREST(tagc_float_bits(wanted)), most = format->largest_scale;
+    uint32_t bits = tagc_float_bits(wanted), most = format->largest_scale;
+    uint32_t scale = format->is_stochastic ? (bits + 0xffffu) >> 16 : TAGC_BF16_NEAREST(bits);
     return scale < most ? scale : most;
 }
 
@@ -110,15 +112,19 @@ static void send_nothing(const float *values, float *decoded, float *errors, siz
 }
 
 static void encode_block(const tagc_value_format *format, const float *values, float *decoded, float *errors,
-                         size_t n, uint8_t *scale_bytes, uint8_t *packed) {
+                         size_t first, size_t n, uint8_t *scale_bytes, uint8_t *packed) {
     uint32_t scale_bits = scale_of(format, values, n);
-    float scale = tagc_bits_float(TAGC_BF16_WIDE(scale_bits));
+    float scale = tagc_bits_float(TAGC_BF16_WIDE(scale_bits)), dithered[TAGC_VALUES_MAX_BLOCK];
     tagc_store16(scale_bytes, scale_bits);
-    if (scale_bits == 0)
+    if (scale_bits == 0 || scale_bits == TAGC_BF16_NAN) {
         send_nothing(values, decoded, errors, n, packed, packed_bytes(format, n));
-    else
-        format->kernels->round(format->values, level_of_int2(format), scale, values, n, decoded, errors,
-                               packed);
+        return;
+    }
+    if (format->is_stochastic) {
+        format->kernels->dither(values, first, n, format->seed, scale, dithered);
+        values = dithered;
+    }
+    format->kernels->round(format->values, level_of_int2(format), scale, values, n, decoded, errors, packed);
 }
 
 void tagc_values_encode(const tagc_value_format *format, const float *values, float *decoded, float *errors,
@@ -135,7 +141,7 @@ void tagc_values_encode(const tagc_value_format *format, const float *values, fl
         return;
     }
     for (size_t i = 0; i < n; i += block)
-        encode_block(format, values + i, decoded ? decoded + i : NULL, errors ? errors + i : NULL,
+        encode_block(format, values + i, decoded ? decoded + i : NULL, errors ? errors + i : NULL, first + i,
                      n - i < block ? n - i : block, bytes + 2 * ((first + i) / block),
                      bytes + 2 * n_blocks(format, n_all) + (first + i) * bits / 8);
 }
@@ -163,7 +169,8 @@ int tagc_values_valid(const tagc_value_format *format, const uint8_t *bytes, siz
     uint32_t most = format->largest_scale;
     for (size_t i = 0; i < n_scales; i++) {
         uint32_t scale = tagc_load16(bytes + 2 * i);
-        n_bad += scale > most || (scale > 0 && scale < 0x80u);
+        uint32_t is_bad = scale > most || (scale > 0 && scale < 0x80u);
+        n_bad += is_bad && !(format->marks_nonfinite && scale == TAGC_BF16_NAN);
     }
     if (n_rest) n_bad += bytes[2 * n_scales + n * bits / 8] >> n_rest != 0;
     return n_bad == 0;
@@ -181,4 +188,11 @@ void tagc_values_decode(const tagc_value_format *format, const uint8_t *bytes, s
     }
     format->kernels->widen(format->values, level_of_int2(format), bytes, format->block,
                            bytes + 2 * n_blocks(format, n_all), first, n, values);
+    /* one NaN on all processors, which differ in what they make of a product with it */
+    for (size_t i = 0, block = (size_t)format->block; format->marks_nonfinite && i < n; i++) {
+        size_t to_end = block - (first + i) % block, end = n - i < to_end ? n : i + to_end;
+        if (tagc_load16(bytes + 2 * ((first + i) / block)) == TAGC_BF16_NAN)
+            for (size_t j = i; j < end; j++) values[j] = tagc_bits_float(TAGC_BF16_WIDE(TAGC_BF16_NAN));
+        i = end - 1;
+    }
 }

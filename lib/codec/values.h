@@ -12,7 +12,10 @@
  *   sign    1: negative; magnitude = scale
  *
  * The product is one fp32 multiplication. Scales are 0 or normal numbers, and small enough that no value comes near
- * Inf. If a block cannot meet that, its scale is 0, and all of it stays in the sender's residual. */
+ * Inf. If a block cannot meet that, its scale is 0, and all of it stays in the sender's residual.
+ *
+ * Stochastic rounding takes the integer nearest to (v + ((byte + 0.5) / 256 - 0.5) * scale) / scale, in fp32, where byte is that of
+ * the value's position (residual.h), and a scale that is rounded up, so that the largest value has an integer on both sides. */
 #ifndef TAGC_CODEC_VALUES_H
 #define TAGC_CODEC_VALUES_H
 
@@ -29,13 +32,18 @@ typedef struct tagc_value_format {
     int sparse;                       /* the values are the largest of many, so none is near zero */
     uint32_t largest_scale;           /* bits of a bf16 */
     const tagc_code_kernels *kernels; /* the best; tests put another here */
+    /* Integers that are sent once, without a residual; 0 for all others. Where one of these two is set, `decoded` and `errors`
+     * are NULL. */
+    int marks_nonfinite; /* values may be NaN or Inf: the scale of their block is TAGC_BF16_NAN, and all of it arrives as NaN */
+    int is_stochastic; /* int8 and int4: rounding is, with random numbers of `seed` and the position, as of a residual */
+    uint32_t seed;
 } tagc_value_format;
 
 tagc_value_format tagc_values_format(int values, int block, int sparse);
 
 size_t tagc_values_bytes(const tagc_value_format *format, size_t n);
 
-/* values (n), all finite. decoded (n): what a receiver gets; errors (n): the difference, zeros as -0.0f. Both may be NULL or
+/* values (n), all finite unless the format marks those that are not. decoded (n): what a receiver gets; errors (n): the difference, zeros as -0.0f. Both may be NULL or
  * values itself. first: position among all n_all values, a multiple of block; `bytes` belongs to all of them. Ranges that do
  * not overlap may be encoded at the same time; all but the last must end on whole blocks. */
 void tagc_values_encode(const tagc_value_format *format, const float *values, float *decoded, float *errors,

@@ -21,23 +21,26 @@ typedef enum tagc_wire_kind {
     TAGC_WIRE_FRAGMENT =
         6, /* direct: followed by the front of the body, or nothing; the rest comes in another transfer */
     TAGC_WIRE_PARAMETERS =
-        7 /* gathers of deltas: coding 0 whole (bf16), 1 a delta; after n_items checksums */
+        7, /* gathers of deltas: coding 0 whole (bf16), 1 a delta; after n_items checksums */
+    TAGC_WIRE_BLOCKS =
+        8, /* tagc/blocks.h: n_elems values with a scale per k, which follow from the options alone */
+    TAGC_WIRE_LAST = TAGC_WIRE_BLOCKS
 } tagc_wire_kind;
 
 #define TAGC_WIRE_FLAG_NONFINITE 1u /* the sender's unit holds NaN or Inf */
 #define TAGC_WIRE_FLAG_FAILED 2u    /* fragment: the sender failed in this step and sends no body */
 
 typedef struct tagc_wire_header {
-    int kind;         /* tagc_wire_kind */
-    int coding;       /* tagc_index of an index or union body, tagc_format of a fragment or a state, else 0 */
-    uint32_t flags;   /* TAGC_WIRE_FLAG_ */
-    uint32_t rank;    /* of the sender */
-    uint32_t k;       /* the most elements that the sender selects in a shard */
-    uint64_t n_elems; /* of the shard; state: of the unit */
-    uint32_t n_items; /* elements in the body; agreement: leftovers of the sender's shard; state: rows */
-    uint32_t attempt; /* union: added to the seed of the sketch's hashes */
-    float max_abs;    /* index: largest |acc| of the fragment; union: the largest over ranks */
-    uint32_t status;  /* agreement: tagc_status of the sender */
+    int kind;       /* tagc_wire_kind */
+    int coding;     /* tagc_index of an index or union, tagc_format of a fragment, state or blocks, else 0 */
+    uint32_t flags; /* TAGC_WIRE_FLAG_ */
+    uint32_t rank;  /* of the sender */
+    uint32_t k;     /* the most elements that the sender selects in a shard; blocks: values per scale */
+    uint64_t n_elems;  /* of the shard; state: of the unit; blocks: of the array */
+    uint32_t n_items;  /* elements in the body; agreement: leftovers of the sender's shard; state: rows */
+    uint32_t attempt;  /* union: added to the seed of the sketch's hashes */
+    float max_abs;     /* index: largest |acc| of the fragment; union: the largest over ranks */
+    uint32_t status;   /* agreement: tagc_status of the sender */
     uint64_t body_sum; /* fragment, instead of attempt and max_abs: tagc_wire_sum of the body */
     uint32_t longest
         [2]; /* agreement, instead of attempt and max_abs: bytes of the longest body, and of the body of sums */

@@ -2,6 +2,7 @@
  * today's header, against tomorrow's, which is today's with two fields more at the end of every struct and a leg more
  * (TOMORROW is set then), and against those of tagged versions. Behind each struct lie bytes that no library may
  * touch. */
+#include <tagc/blocks.h>
 #include <tagc/paper.h>
 #include <tagc/tagc.h>
 
@@ -37,6 +38,7 @@ static GUARDED(tagc_comm_options) comm_options;
 static GUARDED(tagc_reducer_options) reducer_options;
 static GUARDED(tagc_paper_options) paper_options;
 static GUARDED(tagc_gatherer_options) gatherer_options;
+static GUARDED(tagc_blocks_options) blocks_options;
 static GUARDED(tagc_reducer_stats) stats;
 
 static void init_all(void) {
@@ -44,16 +46,19 @@ static void init_all(void) {
     POISON(reducer_options);
     POISON(paper_options);
     POISON(gatherer_options);
+    POISON(blocks_options);
     POISON(stats);
     tagc_comm_options_init(&comm_options.it);
     tagc_reducer_options_init(&reducer_options.it);
     tagc_paper_options_init(&paper_options.it);
     tagc_gatherer_options_init(&gatherer_options.it);
+    tagc_blocks_options_init(&blocks_options.it);
     tagc_reducer_stats_init(&stats.it);
     REQUIRE_UNTOUCHED(comm_options);
     REQUIRE_UNTOUCHED(reducer_options);
     REQUIRE_UNTOUCHED(paper_options);
     REQUIRE_UNTOUCHED(gatherer_options);
+    REQUIRE_UNTOUCHED(blocks_options);
     REQUIRE_UNTOUCHED(stats);
     REQUIRE(comm_options.it.struct_bytes == sizeof comm_options.it && comm_options.it.timeout_s == 120);
     REQUIRE(reducer_options.it.struct_bytes == sizeof reducer_options.it);
@@ -61,6 +66,7 @@ static void init_all(void) {
     REQUIRE(reducer_options.it.tag == UINT64_MAX && reducer_options.it.paper == NULL);
     REQUIRE(paper_options.it.struct_bytes == sizeof paper_options.it && paper_options.it.fill_union == -1);
     REQUIRE(gatherer_options.it.struct_bytes == sizeof gatherer_options.it && gatherer_options.it.delta == 0);
+    REQUIRE(blocks_options.it.struct_bytes == sizeof blocks_options.it && blocks_options.it.block == 64);
     REQUIRE(stats.it.struct_bytes == sizeof stats.it && stats.it.n_sent == 0);
 }
 
@@ -107,6 +113,16 @@ static void gather(tagc_comm *comm) {
     REQUIRE(tagc_gatherer_end(gatherer) == TAGC_OK);
     REQUIRE(memcmp(shard, full, sizeof full) == 0);
     tagc_gatherer_destroy(gatherer);
+}
+
+/* Whole numbers up to 127 in 8 bits are what they were. */
+static void encode_blocks(void) {
+    static float values[SHARD], back[SHARD];
+    static unsigned char message[64 + 2 * 2 + SHARD];
+    for (int i = 0; i < SHARD; i++) values[i] = (float)(i % 32 == 0 ? -127 : i - 40);
+    REQUIRE(tagc_blocks_encode(&blocks_options.it, values, SHARD, message, sizeof message) == TAGC_OK);
+    REQUIRE(tagc_blocks_decode(&blocks_options.it, message, sizeof message, back, SHARD) == TAGC_OK);
+    REQUIRE(memcmp(values, back, sizeof back) == 0);
 }
 
 static void count_bytes(tagc_comm *comm) {
@@ -162,6 +178,11 @@ static void refuse_tomorrow(tagc_comm *comm) {
     REQUIRE(stats.it.tomorrow == 0 && stats.it.and_after == 0 && stats.it.n_sent > 0);
     REQUIRE_UNTOUCHED(stats);
     tagc_reducer_destroy(reducer);
+
+    uint64_t n_bytes;
+    none = NULL;
+    blocks_options.it.tomorrow = 1;
+    require_refusal(tagc_blocks_bytes(&blocks_options.it, SHARD, &n_bytes), &none, "tagc_blocks_options");
 }
 #endif
 
@@ -177,6 +198,7 @@ int main(void) {
     REQUIRE(tagc_comm_create_local(group, 0, &comm_options.it, &comm) == TAGC_OK);
     reduce(comm);
     gather(comm);
+    encode_blocks();
     count_bytes(comm);
 #ifdef TOMORROW
     refuse_tomorrow(comm);

@@ -210,7 +210,7 @@ static void test_hostile_fields(void **state) {
     for (int c = 0; c < 8; c++) {
         tagc_wire_header header = example_header(), back;
         if (c == 0) header.kind = 0;
-        if (c == 1) header.kind = TAGC_WIRE_PARAMETERS + 1;
+        if (c == 1) header.kind = TAGC_WIRE_LAST + 1;
         if (c == 2) header.coding = 3;
         if (c == 3) header.flags = 2;
         if (c == 4) header.status = 11;
@@ -242,7 +242,7 @@ static void test_other_versions_are_refused_by_number(void **state) {
     (void)state;
     uint64_t storage[9];
     uint8_t *message = (uint8_t *)storage;
-    for (int kind = TAGC_WIRE_INDEX; kind <= TAGC_WIRE_PARAMETERS; kind++)
+    for (int kind = TAGC_WIRE_INDEX; kind <= TAGC_WIRE_LAST; kind++)
         for (int version = 0; version < 256; version++) {
             tagc_wire_header header = example_header(), back;
             header.kind = kind;
