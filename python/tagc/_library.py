@@ -140,6 +140,17 @@ class GathererOptions(Structure):
     ]  # fmt: skip
 
 
+class BlocksOptions(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("format", c_int),
+        ("block", c_int),
+        ("element", c_int),
+        ("rounding", c_int),
+        ("seed", c_uint64),
+    ]
+
+
 SCHEDULE_SAMPLE = 512
 N_ALARM_KINDS = 3
 
@@ -286,6 +297,10 @@ _FUNCTIONS = {
     "tagc_gatherer_replica": ([c_void_p, POINTER(c_uint64)], c_void_p),
     "tagc_gatherer_set_replica": ([c_void_p, c_void_p, c_uint64], c_int),
     "tagc_gatherer_destroy": ([c_void_p], None),
+    "tagc_blocks_options_init_sized": ([POINTER(BlocksOptions), c_size_t], None),
+    "tagc_blocks_bytes": ([POINTER(BlocksOptions), c_uint64, POINTER(c_uint64)], c_int),
+    "tagc_blocks_encode": ([POINTER(BlocksOptions), c_void_p, c_uint64, c_void_p, c_uint64], c_int),
+    "tagc_blocks_decode": ([POINTER(BlocksOptions), c_void_p, c_uint64, c_void_p, c_uint64], c_int),
     "tagc_schedule_options_init_sized": ([POINTER(ScheduleOptions), c_size_t], None),
     "tagc_schedule_create": (
         [POINTER(ScheduleOptions), POINTER(ScheduleParameter), c_size_t, POINTER(c_void_p)],

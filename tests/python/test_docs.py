@@ -355,6 +355,45 @@ def module(take):
 
 
 @provides
+def PipelineStage(take):
+    from torch.distributed.pipelining import PipelineStage
+
+    return PipelineStage
+
+
+@provides
+def Schedule1F1B(take):
+    from torch.distributed.pipelining import Schedule1F1B
+
+    return Schedule1F1B
+
+
+@provides
+def layers(take):
+    return nn.Linear(64, 64)
+
+
+@provides
+def i(take):
+    return take.rank
+
+
+@provides
+def n_stages(take):
+    return take.world_size
+
+
+@provides
+def device(take):
+    return torch.device("cpu")
+
+
+@provides
+def loss_fn(take):
+    return nn.functional.mse_loss
+
+
+@provides
 def config(take):
     """As torchtitan's: a spec, and build(), which makes a trainer of it."""
     import dataclasses
@@ -399,6 +438,13 @@ def trains(take, names):
 def exchanges_adapters_alone(take, names):
     """ranks_per_host is 1 here, so that each rank has them whole."""
     assert names["handle"].stats()["n_elems"] == 2 * 64 * 64
+
+
+@after("PipelineStage(")
+def pipes(take, names):
+    x = torch.ones(16, 64)
+    names["schedule"].step(*((x,) if take.rank == 0 else ()), **({"target": x} if take.rank else {}))
+    assert names["handle"].stats()["steps"] == 1 and names["handle"].stats()["bytes_sent"] > 0
 
 
 @after("LocalSteps(")

@@ -38,7 +38,7 @@ def test_structs_are_those_of_the_header(tmp_path):
     """Names, places and sizes of all fields, as a compiler has them."""
     kinds = {kind: "tagc_" + re.sub(r"(?<!^)([A-Z])", r"_\1", kind).lower()
              for kind in ("CommOptions", "ReducerOptions", "GathererOptions", "ReducerStats",
-                          "Transfer", "NativeOptions")}  # fmt: skip
+                          "Transfer", "NativeOptions", "BlocksOptions")}  # fmt: skip
     lines, expected = [], []
     for kind, name in kinds.items():
         struct = getattr(_library, kind)
@@ -51,9 +51,8 @@ def test_structs_are_those_of_the_header(tmp_path):
             expected += [getattr(struct, field).offset, getattr(struct, field).size]
     source = tmp_path / "fields.c"
     source.write_text(
-        "#include <stdio.h>\n#include <tagc/transport.h>\n#include <tagc/native.h>\nint main(void) {\n"
-        + "\n".join(lines)
-        + "\n}\n"
+        "#include <stdio.h>\n#include <tagc/transport.h>\n#include <tagc/native.h>\n"
+        "#include <tagc/blocks.h>\nint main(void) {\n" + "\n".join(lines) + "\n}\n"
     )
     compiler = os.environ.get("CC", "cc")
     if not shutil.which(compiler):

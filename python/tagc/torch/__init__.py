@@ -6,8 +6,8 @@
 It neither patches torch nor compiles an extension against it: it uses torch's own hooks, and libtagc by
 ctypes. In this folder a file names no file of a folder to the right of it:
 
-    exchange <- schedule <- state, statistics <- log <- passes <- handle <- hooks <- local, advise <-
-    quorum <- compress <- this file"""
+    exchange <- schedule <- state, statistics <- log <- passes <- handle <- hooks <- local, advise,
+    pipeline <- quorum <- compress <- this file"""
 
 from __future__ import annotations
 
@@ -34,16 +34,19 @@ from tagc.torch.compress import compress, ddp_state, param_groups
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.bucketing import buckets
 from tagc.torch.hooks.ddp import ddp_hook
+from tagc.torch.pipeline import CompressedStage, compress_stage
 from tagc.torch.quorum.local_steps import LocalSteps
 from tagc.torch.statistics import flat
 
 __all__ = [
     "Compressed",
+    "CompressedStage",
     "Error",
     "LocalSteps",
     "advise",
     "buckets",
     "compress",
+    "compress_stage",
     "ddp_hook",
     "ddp_state",
     "flat",

@@ -1,0 +1,440 @@
+"""What the stages of a pipeline send each other, in few bits: activations to the next stage, their gradients
+to the one before.
+
+A schedule of torch.distributed.pipelining asks a stage for its sends and receives, starts them, and waits
+before it runs the stage. So a CompressedStage replaces the tensors of these by messages, whose length follows
+from the tensor's shape, and decodes what arrived when the schedule calls the stage to compute with it:
+
+    get_fwd_send_ops, get_bwd_send_ops       encode
+    get_fwd_recv_ops, get_bwd_recv_ops       receive a message in place of the tensor
+    forward_one_chunk, backward_one_chunk    decode first
+    clear_runtime_states                     a step begins
+
+Only these methods of the one stage change, so all of torch's schedules work."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from tagc import _library
+from tagc._library import Error
+from tagc.torch.exchange import internals
+from tagc.torch.exchange.agreement import agree_all
+from tagc.torch.exchange.blocks import Codec
+from tagc.torch.exchange.identity import identity
+from tagc.torch.schedule.options import number
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
+
+Boundary = Literal["int8", "int4", "whole"]  # what users write
+VALUES = ("int8", "int4", "whole")
+
+DEFAULTS: dict[str, Any] = {"forward": "int8", "backward": "int4", "block": 64}
+OF_STAGES = tuple(DEFAULTS)  # the options of compress() that models do not have
+OF_BOTH = ("hosts", "timeout_s", "verbose")
+_MISSING = object()
+
+
+class Pipeline:
+    """What all stages over one process group have alike. Every rank calls compress() for its stages, one
+    after the other; each call tells all ranks which stages have joined."""
+
+    def __init__(self, group: dist.ProcessGroup, options: dict[str, Any], hosts: list[Any]) -> None:
+        """hosts: what tells the host of each rank of the group from others, in the order of the group."""
+        self.options, self.n_stages = options, int(options["num_stages"])
+        self.joined: set[int] = set()
+        self.is_closed = False  # a stage of this rank's no longer takes part
+        ranks = dist.get_process_group_ranks(group)
+        self._host_of = dict(zip(ranks, hosts))
+        self.n_ranks, self.n_hosts = len(ranks), len(set(hosts))
+
+    def is_between_hosts(self, peer: int) -> bool:
+        """Returns whether messages between this rank and that one pass a network card."""
+        return self._host_of[peer] != self._host_of[dist.get_rank()]
+
+    def words(self) -> str:
+        """Returns a line on what travels how."""
+        ways = (self.options["forward"], self.options["backward"])
+        if ways == ("whole", "whole"):
+            return "tagc: what the stages of this pipeline send each other travels whole, as you asked"
+        if self.n_hosts == 1:
+            return (
+                f"tagc: all {self.n_ranks} ranks of this pipeline are on one host, where what they send each "
+                f"other travels whole; hosts={self.n_ranks} compresses it, as for a trial"
+            )
+        return (
+            f"tagc: a pipeline of {self.n_stages} stages on {self.n_ranks} ranks and {self.n_hosts} hosts: "
+            f"between hosts, activations travel as {ways[0]} and their gradients as {ways[1]}, with a scale "
+            f"per {self.options['block']} values; within a host, whole"
+        )
+
+
+# The pipeline of a group that some of its stages have not joined yet.
+_forming: weakref.WeakKeyDictionary[Any, Pipeline] = weakref.WeakKeyDictionary()
+_compressed: weakref.WeakSet[Any] = weakref.WeakSet()  # stages
+
+
+class Traffic:
+    """What one stage has sent or received, one way."""
+
+    def __init__(self) -> None:
+        self.n_messages = self.n_bytes = self.n_whole_bytes = self.n_dense_bytes = 0
+        self.codec_s = 0.0
+
+
+class CompressedStage:
+    """One stage of a pipeline, whose tensors to and from stages on other hosts tagc encodes. compress() makes
+    it.
+
+    stats(), table()     what was sent; how it travels
+    close()              ends it; `with` does so, too
+
+    close() is local: call it for all stages, between two steps."""
+
+    def __init__(self, stage: Any, pipeline: Pipeline) -> None:
+        self.stage, self.pipeline, self.n_steps = stage, pipeline, 0
+        block = pipeline.options["block"]
+        self._codecs = {
+            way: None if values == "whole" else Codec(values, block, is_stochastic)
+            for way, values, is_stochastic in (
+                ("forward", pipeline.options["forward"], False),
+                ("backward", pipeline.options["backward"], True),
+            )
+        }
+        self._sent = {way: Traffic() for way in self._codecs}
+        self._received = {way: Traffic() for way in self._codecs}
+        self._messages: dict[tuple[Any, ...], torch.Tensor] = {}
+        # (way, micro-batch) -> [(number, who sends it, message, its tensor)] that the schedule waits for
+        self._due: dict[tuple[str, int], list[tuple[int, int, torch.Tensor, torch.Tensor]]] = {}
+        self._counts: dict[tuple[int, int], int] = {}  # of gradients sent, by micro-batch and number
+        self._replaced: dict[str, Any] = {}
+        for way, short in (("forward", "fwd"), ("backward", "bwd")):
+            self._replace(f"get_{short}_send_ops", functools.partial(self._send, way))
+            self._replace(f"get_{short}_recv_ops", functools.partial(self._receive, way))
+            self._replace(f"{way}_one_chunk", functools.partial(self._compute, way))
+        self._replace("clear_runtime_states", self._begin)
+        _compressed.add(stage)
+
+    @property
+    def is_closed(self) -> bool:
+        return not self._replaced
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what this stage has sent and received since compress(), evaluation included: a new dict.
+
+        steps                 of the schedule, that have begun
+        bytes_sent            to other stages
+        bytes_received        from other stages
+        dense_bytes           what bytes_sent would be without tagc
+        ratio                 dense_bytes / bytes_sent
+        forward, backward     the same of activations and of gradients, each a dict of:
+            bytes_sent, bytes_received, dense_bytes
+            whole_bytes       of bytes_sent, tensors as they are: within a host, and integers and booleans
+            messages_sent     those that were encoded
+            codec_s           in encoding and decoding
+        message_bytes         memory of messages on this rank"""
+        ways = {}
+        for way, sent in self._sent.items():
+            received = self._received[way]
+            ways[way] = {
+                "bytes_sent": sent.n_bytes,
+                "bytes_received": received.n_bytes,
+                "dense_bytes": sent.n_dense_bytes,
+                "whole_bytes": sent.n_whole_bytes,
+                "messages_sent": sent.n_messages,
+                "codec_s": sent.codec_s + received.codec_s,
+            }
+        sums = {
+            name: sum(numbers[name] for numbers in ways.values())
+            for name in ("bytes_sent", "bytes_received", "dense_bytes")
+        }
+        ratio = {"ratio": sums["dense_bytes"] / sums["bytes_sent"]} if sums["bytes_sent"] else {}
+        memory = sum(message.numel() for message in self._messages.values())
+        return {"steps": self.n_steps, **sums, **ratio, **ways, "message_bytes": memory}
+
+    def table(self) -> str:
+        """Returns a line on how tensors travel, as printed at the start."""
+        return self.pipeline.words()
+
+    def close(self) -> None:
+        """Gives the stage its own methods back. Local; call it for all stages of the pipeline, between two
+        steps."""
+        for name, own in self._replaced.items():
+            if own is _MISSING:
+                delattr(self.stage, name)
+            else:
+                setattr(self.stage, name, own)
+        if self._replaced:
+            self.pipeline.is_closed = True
+            _compressed.discard(self.stage)
+        self._replaced.clear()
+        self._messages.clear()
+        self._due.clear()
+
+    def __enter__(self) -> CompressedStage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self.is_closed else ""
+        return (
+            f"<tagc handle of stage {self.stage.stage_index} of {self.pipeline.n_stages}{closed}: steps: "
+            f"{self.n_steps}>"
+        )
+
+    # ---- private ----
+
+    def _replace(self, name: str, around: Callable[..., Any]) -> None:
+        """Puts around(the stage's own method, its arguments) in the method's place."""
+        self._replaced[name] = vars(self.stage).get(name, _MISSING)
+        setattr(self.stage, name, functools.partial(around, getattr(self.stage, name)))
+
+    def _begin(self, own: Callable[[], Any]) -> Any:
+        missing = sorted(set(range(self.pipeline.n_stages)) - self.pipeline.joined)
+        if missing or self.pipeline.is_closed:
+            others = (
+                f"stage {missing[0]} of its pipeline is not"
+                if missing
+                else "another one of its pipeline is closed"
+            )
+            raise Error(
+                "state",
+                f"stage {self.stage.stage_index} is compressed, and {others}: call compress() on every stage "
+                "before a step, and close() all handles or none",
+            )
+        self._due.clear()
+        self.n_steps += 1
+        return own()
+
+    def _codec_of(self, way: str, op: dist.P2POp) -> Codec | None:
+        """Returns what encodes the tensor of this op; None if it travels whole. The same on both ends."""
+        codec = self._codecs[way] if self.pipeline.is_between_hosts(op.peer) else None
+        return codec if codec is not None and codec.takes(op.tensor.dtype) else None
+
+    def _message(self, codec: Codec, tensor: torch.Tensor, *place: Any) -> torch.Tensor:
+        """Returns the memory of the message that always has this place: torch, too, has a tensor for each
+        micro-batch, and a step ends when all that it sent has arrived."""
+        n_bytes, found = codec.n_bytes(tensor.numel()), self._messages.get(place)
+        if found is None or found.numel() != n_bytes or found.device != tensor.device:
+            found = self._messages[place] = torch.empty(n_bytes, dtype=torch.uint8, device=tensor.device)
+        return found
+
+    def _send(self, way: str, own: Callable[[int], list[dist.P2POp]], chunk: int) -> list[dist.P2POp]:
+        ops, traffic = own(chunk), self._sent[way]
+        expected = None if self._codecs[way] is None else internals.stage_sends(self.stage, way == "forward")
+        for i, op in enumerate(ops):
+            tensor, codec = op.tensor, self._codec_of(way, op)
+            if expected is not None and len(expected) == len(ops):
+                self._check_shape(way, chunk, i, tensor, expected[i])
+            traffic.n_dense_bytes += tensor.nbytes
+            if codec is None:
+                traffic.n_whole_bytes += tensor.nbytes
+                traffic.n_bytes += tensor.nbytes
+                continue
+            message = self._message(codec, tensor, "send", way, chunk, i)
+            begin = time.perf_counter()
+            codec.encode(tensor, message, self._seed(chunk, i) if way == "backward" else 0)
+            traffic.codec_s += time.perf_counter() - begin
+            traffic.n_messages += 1
+            traffic.n_bytes += message.numel()
+            ops[i] = dist.P2POp(op.op, message, op.peer, op.group, op.tag)
+        return ops
+
+    def _check_shape(self, way: str, chunk: int, i: int, tensor: torch.Tensor, expected: Any) -> None:
+        if tensor.shape == expected.shape and tensor.dtype == expected.dtype:
+            return
+        raise Error(
+            "argument",
+            f"stage {self.stage.stage_index}, micro-batch {chunk}: {self._name(way, i)} has the shape "
+            f"{tuple(tensor.shape)} and {tensor.dtype}, and the stage that gets it expects "
+            f"{tuple(expected.shape)} and {expected.dtype}: what a stage sends must keep both while a "
+            "schedule is in use",
+        )
+
+    def _seed(self, chunk: int, i: int) -> int:
+        """Returns another seed for each message that this pipeline rounds at random: for the k-th time that
+        this stage sends tensor i of this micro-batch. The same under each schedule."""
+        k = self._counts[chunk, i] = self._counts.get((chunk, i), -1) + 1
+        return k << 40 | (self.stage.stage_index & 0xFFFF) << 24 | (chunk & 0xFFFF) << 8 | i & 0xFF
+
+    def _receive(self, way: str, own: Callable[[int], list[dist.P2POp]], chunk: int) -> list[dist.P2POp]:
+        ops, traffic = own(chunk), self._received[way]
+        for i, op in enumerate(ops):
+            codec = self._codec_of(way, op)
+            if codec is None:
+                traffic.n_bytes += op.tensor.nbytes
+                continue
+            message = self._message(codec, op.tensor, "receive", way, chunk, i)
+            traffic.n_bytes += message.numel()
+            self._due.setdefault((way, chunk), []).append((i, op.peer, message, op.tensor))
+            ops[i] = dist.P2POp(op.op, message, op.peer, op.group, op.tag)
+        return ops
+
+    def _compute(self, way: str, own: Callable[..., Any], chunk: int, *arguments: Any, **named: Any) -> Any:
+        """Decodes what the schedule has waited for, then runs the stage."""
+        codec, begin = self._codecs[way], time.perf_counter()
+        for i, peer, message, tensor in self._due.pop((way, chunk), ()):
+            assert codec is not None
+            try:
+                codec.decode(message, tensor)
+            except Error as damage:
+                raise Error(
+                    damage.status,
+                    f"stage {self.stage.stage_index}, micro-batch {chunk}: {self._name(way, i)} from rank "
+                    f"{peer} cannot be decoded: {damage}",
+                ) from damage
+        self._received[way].codec_s += time.perf_counter() - begin
+        return own(chunk, *arguments, **named)
+
+    @staticmethod
+    def _name(way: str, i: int) -> str:
+        return f"activation {i}" if way == "forward" else f"gradient {i}"
+
+
+def misplaced_option(given: Mapping[str, Any], signature: inspect.Signature) -> str | None:
+    """Returns the text of an error if compress() got an option that stages have and models have not, or the
+    other way round; None if there is none."""
+    kind = type(given["model"]).__name__
+    if not internals.is_pipeline_stage(given["model"]):
+        for name in OF_STAGES:
+            if given[name] is not None:
+                return f"{name} is {given[name]!r}, which is for a pipeline's stages; this is a {kind}"
+        return None
+    for name, parameter in signature.parameters.items():
+        is_given = name in given and parameter.default not in (inspect.Parameter.empty, given[name])
+        if is_given and name not in OF_STAGES + OF_BOTH:
+            return (
+                f"{name} is {given[name]!r}, which is for models; this is a {kind}, which takes "
+                f"{', '.join(OF_STAGES + OF_BOTH)}"
+            )
+    return None
+
+
+def compress_stage(
+    stage: PipelineStage,
+    *,
+    forward: Boundary = "int8",
+    backward: Boundary = "int4",
+    block: int = 64,
+    hosts: int | None = None,
+    timeout_s: float | None = None,
+    verbose: bool = True,
+) -> CompressedStage:
+    """Does what compress(stage) does, which explains the options; type checkers know the handle that this one
+    returns."""
+    if not internals.is_pipeline_stage(stage):
+        raise Error("argument", f"stage is a {type(stage).__name__}, must be a PipelineStage")
+    return agree_on_stage(stage, None, forward, backward, block, hosts, timeout_s, verbose)
+
+
+def agree_on_stage(
+    stage: Any,
+    wrong: str | None,
+    forward: str | None,
+    backward: str | None,
+    block: int | None,
+    hosts: int | None,
+    timeout_s: float | None,
+    verbose: bool,
+) -> CompressedStage:
+    """Returns the handle of one stage, for compress(), whose options these are. wrong: the text of an error
+    that is known already. Collective over the stage's group; all ranks return, or raise the same Error and
+    change nothing."""
+    if not dist.is_initialized():
+        raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
+    given = {"forward": forward, "backward": backward, "block": block}
+    options: dict[str, Any] = {n: DEFAULTS[n] if value is None else value for n, value in given.items()}
+    options |= {"hosts": hosts, "num_stages": stage.num_stages}
+    group = stage.group if stage.group is not None else dist.group.WORLD
+    assert group is not None
+    pipeline = _forming.get(group)
+    if pipeline is not None and pipeline.is_closed:
+        pipeline = None
+    failure: Exception | None = None
+    versions = {}
+    try:
+        _check(stage, group, wrong, options, hosts, timeout_s)
+        versions = {"libtagc": _library.version(), "torch": torch.__version__}
+    except Exception as problem:
+        failure = problem
+    mine = {
+        "versions": versions,
+        "options": {**options, "the list of stages so far": sorted(pipeline.joined) if pipeline else []},
+        "rows": [],
+        "stage": stage.stage_index,
+        "host": identity(),
+    }
+    everyone = agree_all(group, mine, failure, timeout_s, "compress(stage)")
+    # from here on, all ranks know the same
+    is_new = pipeline is None
+    if pipeline is None:
+        of_hosts = [
+            i * hosts // len(everyone) if hosts else theirs["host"] for i, theirs in enumerate(everyone)
+        ]
+        pipeline = Pipeline(group, options, of_hosts)
+    for name, value in options.items():
+        if value != pipeline.options[name]:
+            raise Error(
+                "mismatch",
+                f"{name} is {value!r}, and was {pipeline.options[name]!r} for stage {min(pipeline.joined)} "
+                "of the same pipeline: it must be the same for all stages",
+            )
+    joining = [theirs["stage"] for theirs in everyone]
+    for at in joining:
+        if at in pipeline.joined or joining.count(at) > 1:
+            raise Error(
+                "argument", f"stage {at} of this pipeline is compressed twice: call compress() once per stage"
+            )
+    pipeline.joined.update(joining)
+    _forming[group] = pipeline
+    if len(pipeline.joined) == pipeline.n_stages:
+        del _forming[group]
+    if is_new and verbose and dist.get_rank() == 0:
+        print(pipeline.words(), flush=True)
+        if torch.device(stage.device).type != "cpu" and pipeline.n_hosts > 1:
+            print(
+                f"tagc: the stages are on {torch.device(stage.device).type}, and their tensors are encoded "
+                "on the host: each is copied there and back, which waits for the device",
+                flush=True,
+            )
+    return CompressedStage(stage, pipeline)
+
+
+def _check(
+    stage: Any, group: Any, wrong: str | None, options: dict[str, Any], hosts: Any, timeout_s: Any
+) -> None:
+    """Raises an Error that names the option, unless all fit. Local."""
+    if wrong is not None:
+        raise Error("argument", wrong)
+    for way in ("forward", "backward"):
+        if options[way] not in VALUES:
+            raise Error(
+                "argument", f"{way} is {options[way]!r}, must be one of {', '.join(map(repr, VALUES))}"
+            )
+    number("block", options["block"], 16, 4096, int)
+    if options["block"] & (options["block"] - 1):
+        raise Error("argument", f"block is {options['block']}, must be a power of two from 16 to 4096")
+    n_ranks = dist.get_world_size(group)
+    if hosts is not None:
+        number("hosts", hosts, 1, n_ranks, int)
+        if n_ranks % hosts:
+            raise Error(
+                "argument",
+                f"hosts is {hosts}, must divide the {n_ranks} ranks of the stage's group: each host has as "
+                "many, in their order",
+            )
+    if timeout_s is not None:
+        number("timeout_s", timeout_s, 0.001, 1e6)
+    if stage in _compressed:
+        raise Error("state", f"stage {stage.stage_index} is compressed already: close() its handle first")
