@@ -45,9 +45,10 @@ static size_t real_body(const tagc_code_options *o, void *scratch, const uint8_t
         gradient[i] = (float)(int32_t)state * 0x1p-31f;
         gradient[i] *= gradient[i] * gradient[i];
     }
-    tagc_residual_clear(o->residual, o->n, residual);
-    for (size_t i = 0; o->residual != TAGC_FORMAT_FP32 && n_data && i < n_row; i++)
-        residual[i] = data[i % n_data];
+    const uint32_t zeros = tagc_residual_zeros(o->residual);
+    for (size_t i = 0; i < n_row; i++)
+        residual[i] = o->residual != TAGC_FORMAT_FP32 && n_data ? data[i % n_data]
+                                                                : ((const uint8_t *)&zeros)[i % sizeof zeros];
     int is_sound = tagc_residual_check(o->residual, o->n, residual) == TAGC_OK;
     *body = exactly(code->max_bytes(o));
     code->encode(o, gradient, residual, next, 7, *body, scratch, NULL, &encoded);

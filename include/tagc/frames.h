@@ -46,7 +46,7 @@ TAGC_API tagc_status tagc_frames_create(tagc_kernels *kernels, tagc_comm *comm,
 TAGC_API uint64_t tagc_frames_bytes(const tagc_reducer *reducer, int is_sums);
 
 /* gradient (n_elems) and output as in tagc_reducer_begin; neither is looked at after _settle. Writes the verdict anew. */
-TAGC_API tagc_status tagc_frames_encode(tagc_reducer *reducer, const float *gradient, float *output,
+TAGC_API tagc_status tagc_frames_encode(tagc_reducer *reducer, const void *gradient, float *output,
                                         void *send, tagc_frames_verdict *verdict);
 /* sums: one frame, of TAGC_OUTPUT_UNIT alone, else NULL. */
 TAGC_API tagc_status tagc_frames_add(tagc_reducer *reducer, const void *received, void *sums);

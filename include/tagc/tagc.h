@@ -280,12 +280,12 @@ typedef struct tagc_reducer_options {
     const struct tagc_paper_options *paper;
     /* tagc_format in which the residual is stored between steps: FP32, BF16, INT8 or INT4, which take 4, 2, 1 and 0.5
      * bytes per value. Rounding is stochastic: what it loses is zero on average. Nothing on the wire depends on it.
-     * Ranks must pass the same value. sketch and packed support FP32. Default -1: INT8 for direct, but FP32 with
-     * kernels (tagc/device.h), which support nothing else; so a rank with kernels and one without may both leave it at
-     * its default. */
+     * Ranks must pass the same value. sketch and packed support FP32. Default -1: INT8 for direct, FP32 for these two.
+     * Kernels (tagc/device.h) store it the same way, bit for bit, so a rank with kernels and one without may take part
+     * in one exchange. */
     int residual;
     /* tagc_format of the gradient that _begin reads: FP32 (default), or BF16, an array of uint16_t. For direct with
-     * one rank per host, without kernels. */
+     * one rank per host. */
     int gradient;
     /* A number of the reducer, from which the rounding of a stored residual derives, beside the step, the rank and the row.
      * Two reducers with the same number round alike in the same step, so give each its own, and the same one in a run that goes

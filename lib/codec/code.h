@@ -43,8 +43,8 @@ typedef struct tagc_code {
     size_t (*scratch_bytes)(const tagc_code_options *options, int n_threads);
     /* gradient (n) in options->gradient, residual_in and residual_out rows in options->residual, where an fp32 may lie
      * at any multiple of its size, a bf16 too. residual_out = gradient + residual_in - decoded body, in fp32, then as it
-     * is stored, rounded with `seed` (tagc_residual_seed). If it is stored as fp32, residual_out may be residual_in itself; else
-     * the two do not overlap. For blocks both may be NULL: then there is no residual. */
+     * is stored, rounded with `seed` (tagc_residual_seed). If gradient and residual are fp32, residual_out may be residual_in
+     * itself; else the two do not overlap. For blocks both may be NULL: then there is no residual. */
     void (*encode)(const tagc_code_options *options, const void *gradient, const void *residual_in,
                    void *residual_out, uint32_t seed, uint8_t *body, void *scratch, tagc_pool *pool,
                    tagc_encoded *out);

@@ -45,10 +45,8 @@ uint32_t tagc_residual_seed(uint64_t number, uint64_t step, uint32_t rank, uint3
     return (uint32_t)(mixed(of_step + ((uint64_t)rank << 32 | row)) >> 32);
 }
 
-void tagc_residual_clear(int format, size_t n, void *row) {
-    if (has_exponents(format)) memset(row, 0, tagc_residual_bytes(format, n));
-    for (size_t i = 0; format == TAGC_FORMAT_FP32 && i < n; i++) ((float *)row)[i] = -0.0f;
-    for (size_t i = 0; format == TAGC_FORMAT_BF16 && i < n; i++) ((uint16_t *)row)[i] = ZERO_HALF;
+uint32_t tagc_residual_zeros(int format) {
+    return has_exponents(format) ? 0 : format == TAGC_FORMAT_BF16 ? 0x10001u * ZERO_HALF : 0x80000000u;
 }
 
 /* ---- one value ---- */

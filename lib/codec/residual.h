@@ -31,6 +31,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Kernels of a GPU (lib/gpu/cuda) use these functions, too. */
+#if defined(__CUDACC__)
+#define TAGC_RESIDUAL_FN static __host__ __device__ inline
+#else
+#define TAGC_RESIDUAL_FN static inline
+#endif
+
 /* Values at whose multiples a row can be cut: ranges that begin there are written independently. */
 #define TAGC_RESIDUAL_BLOCK 128
 
@@ -50,7 +57,7 @@ size_t tagc_residual_exponent_bytes(int format, size_t n);
 uint32_t tagc_residual_seed(uint64_t number, uint64_t step, uint32_t rank, uint32_t row);
 
 /* Four random bytes, for the values at positions 4 * group to 4 * group + 3; that of the first is the lowest. */
-static inline uint32_t tagc_residual_random(uint32_t seed, uint32_t group) {
+TAGC_RESIDUAL_FN uint32_t tagc_residual_random(uint32_t seed, uint32_t group) {
     uint32_t x = seed + group;
     x = (x ^ x >> 16) * 0x21f0aaadu;
     x = (x ^ x >> 15) * 0x735a2d97u;
@@ -58,7 +65,7 @@ static inline uint32_t tagc_residual_random(uint32_t seed, uint32_t group) {
 }
 
 /* The exponent of a block of int8 or int4 whose largest magnitude has these bits, which are finite. */
-static inline uint32_t tagc_residual_exponent(int format, uint32_t largest_bits) {
+TAGC_RESIDUAL_FN uint32_t tagc_residual_exponent(int format, uint32_t largest_bits) {
     const uint32_t is_int8 = format == TAGC_FORMAT_INT8, most = is_int8 ? 248 : 252, bits = is_int8 ? 6 : 2;
     /* 127 is 2^6 * (1 + 0x7e0000 / 2^23), 7 is 2^2 * (1 + 0x600000 / 2^23); a larger mantissa carries */
     uint32_t exponent = (largest_bits + (is_int8 ? 0x1ffffu : 0x1fffffu)) >> 23;
@@ -66,8 +73,8 @@ static inline uint32_t tagc_residual_exponent(int format, uint32_t largest_bits)
     return exponent < most ? exponent : most;
 }
 
-/* All zeros. */
-void tagc_residual_clear(int format, size_t n, void *row);
+/* The word of which a row of zeros consists; of bf16, the last one may be half. */
+uint32_t tagc_residual_zeros(int format);
 
 /* values = those at [first, first + n_here) of a row of n. */
 void tagc_residual_read(int format, size_t n, const void *row, size_t first, size_t n_here, float *values);

@@ -14,9 +14,11 @@ static tagc_status copy(void *context, void *to, const void *from, size_t n_byte
     return TAGC_OK;
 }
 
-static tagc_status fill(void *context, float *values, float value, uint64_t n) {
+static tagc_status fill(void *context, void *array, uint32_t word, uint64_t n_bytes) {
+    uint64_t i = 0, n_words = n_bytes / sizeof word;
     (void)context;
-    for (uint64_t i = 0; i < n; i++) values[i] = value;
+    for (; i < n_words; i++) ((uint32_t *)array)[i] = word;
+    memcpy((uint32_t *)array + i, &word, (size_t)(n_bytes - n_words * sizeof word));
     return TAGC_OK;
 }
 

@@ -82,17 +82,9 @@ void tagc_reducer_destroy_residual(tagc_reducer *r) {
     r->n_residual = 0;
 }
 
-int tagc_stored_format(const tagc_reducer_options *options, int is_here) {
+int tagc_stored_format(const tagc_reducer_options *options) {
     if (options->residual != -1) return options->residual;
-    return options->exchange == TAGC_EXCHANGE_DIRECT && is_here ? TAGC_FORMAT_INT8 : TAGC_FORMAT_FP32;
-}
-
-static tagc_status clear_residual(tagc_reducer *r) {
-    if (!r->arrays->is_here)
-        return r->arrays->fill(r->arrays->heap.context, r->residual, TAGC_ZERO_RESIDUAL, r->n_residual);
-    for (uint64_t row = 0; row < tagc_reducer_n_rows(r); row++)
-        tagc_residual_clear(r->residual_format, r->shard, (char *)r->residual + row * r->row_bytes);
-    return TAGC_OK;
+    return options->exchange == TAGC_EXCHANGE_DIRECT ? TAGC_FORMAT_INT8 : TAGC_FORMAT_FP32;
 }
 
 tagc_status tagc_reducer_make_residual(tagc_reducer *r) {
@@ -109,19 +101,10 @@ tagc_status tagc_reducer_make_residual(tagc_reducer *r) {
     r->residual = memory;
     r->n_residual = n;
     count_residual(r, 1);
-    if (status == TAGC_OK) status = clear_residual(r);
+    if (status == TAGC_OK)
+        status = r->arrays->fill(heap->context, memory, tagc_residual_zeros(r->residual_format), n_bytes);
     if (status != TAGC_OK) tagc_reducer_destroy_residual(r);
     return status;
-}
-
-/* TAGC_ERR_UNSUPPORTED unless arrays that are not in host memory are fp32, as kernels have them. */
-static tagc_status check_formats(const tagc_reducer *r) {
-    if (r->arrays->is_here) return TAGC_OK;
-    int format = r->residual_format ? r->residual_format : r->options.gradient;
-    if (format == TAGC_FORMAT_FP32) return TAGC_OK;
-    return tagc_fail(TAGC_ERR_UNSUPPORTED, "%s is %s, but kernels support only %s",
-                     r->residual_format ? "residual" : "gradient", tagc_format_names[format],
-                     tagc_format_names[0]);
 }
 
 /* TAGC_ERR_UNSUPPORTED unless this runner can stand in for that of the exchange. */
@@ -156,13 +139,12 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_runner *runner, ta
     r->rank = tagc_comm_rank(comm);
     r->world_size = tagc_comm_world_size(comm);
     r->shard = (size_t)(checked.n_elems / (uint64_t)r->world_size);
-    r->residual_format = tagc_stored_format(&checked, arrays->is_here);
+    r->residual_format = tagc_stored_format(&checked);
     r->scale = checked.op == TAGC_OP_AVG ? 1.0f / (float)r->world_size : 1.0f;
     if (runner) {
         TAGC_TRY(check_runner(r, runner));
         r->runner = runner;
     }
-    TAGC_TRY(check_formats(r));
     TAGC_TRY(tagc_reducer_make_residual(r));
     TAGC_TRY(tagc_work_open(comm, &tagc_host_arrays.heap, TAGC_WORK_REDUCE, checked.tag, &r->work));
     if (checked.n_threads > 1) TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));

@@ -70,8 +70,8 @@ static inline uint64_t tagc_reducer_n_rows(const tagc_reducer *r) {
 static inline uint64_t tagc_reducer_stored_bytes(const tagc_reducer *r) {
     return tagc_reducer_n_rows(r) * r->row_bytes;
 }
-/* How options that were checked let it be stored; is_here: in host memory. */
-int tagc_stored_format(const tagc_reducer_options *options, int is_here);
+/* How options that were checked let it be stored. */
+int tagc_stored_format(const tagc_reducer_options *options);
 /* What the rounding of a row derives from. A step writes each row once. */
 static inline uint32_t tagc_reducer_seed(const tagc_reducer *r, size_t row) {
     return tagc_residual_seed(r->options.rounding_seed, r->n_steps, (uint32_t)r->rank, (uint32_t)row);

@@ -16,7 +16,8 @@ typedef struct tagc_arrays {
     tagc_status (*check)(void *context, const void *array, const char *what);
     tagc_status (*read)(void *context, void *to, const void *from, size_t n_bytes);
     tagc_status (*write)(void *context, void *to, const void *from, size_t n_bytes);
-    tagc_status (*fill)(void *context, float *values, float value, uint64_t n);
+    /* n_bytes: a multiple of 2 */
+    tagc_status (*fill)(void *context, void *array, uint32_t word, uint64_t n_bytes);
 } tagc_arrays;
 
 extern const tagc_arrays tagc_host_arrays;

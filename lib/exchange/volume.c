@@ -26,7 +26,7 @@ static tagc_status lay_out(const tagc_reducer_options *options, int world_size, 
     r->shard = (size_t)(r->options.n_elems / (uint64_t)world_size);
     r->exchange = tagc_exchange_of(options->exchange);
     r->runner = r->exchange->runner;
-    r->residual_format = tagc_stored_format(&r->options, 1);
+    r->residual_format = tagc_stored_format(&r->options);
     tagc_status status = tagc_memory_create(r->exchange->state_bytes, "shape of a reducer", &r->state);
     if (status == TAGC_OK) {
         tagc_reducer_place(r, arena);

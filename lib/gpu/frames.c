@@ -251,7 +251,7 @@ static tagc_status encode(tagc_reducer *r) {
     return seal(r, 0);
 }
 
-tagc_status tagc_frames_encode(tagc_reducer *r, const float *gradient, float *output, void *send,
+tagc_status tagc_frames_encode(tagc_reducer *r, const void *gradient, float *output, void *send,
                                tagc_frames_verdict *verdict) {
     TAGC_TRY(check_call(r, "encode", IDLE));
     r->now.number++; /* also if it fails: peers count the step, too */

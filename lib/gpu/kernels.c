@@ -134,22 +134,14 @@ tagc_status tagc_kernels_write(tagc_kernels *k, void *to, const void *from, size
     return status;
 }
 
-static tagc_status fill(tagc_kernels *k, float *values, float value, uint64_t n) {
-    size_t most = k->pinned_bytes / sizeof value;
-    for (size_t i = 0; i < most && i < n; i++) memcpy(k->pinned + i * sizeof value, &value, sizeof value);
-    for (uint64_t at = 0, part; at < n; at += part) {
-        part = n - at < most ? n - at : most;
-        TAGC_TRY(
-            tagc_kernels_copy(k, values + at, k->pinned, (size_t)part * sizeof value, TAGC_COPY_TO_DEVICE));
+static tagc_status fill(tagc_kernels *k, char *to, uint32_t word, uint64_t n_bytes) {
+    size_t most = k->pinned_bytes / sizeof word * sizeof word;
+    for (size_t i = 0; i < most && i < n_bytes; i += sizeof word) memcpy(k->pinned + i, &word, sizeof word);
+    for (uint64_t at = 0, part; at < n_bytes; at += part) {
+        part = n_bytes - at < most ? n_bytes - at : most;
+        TAGC_TRY(tagc_kernels_copy(k, to + at, k->pinned, (size_t)part, TAGC_COPY_TO_DEVICE));
     }
     return tagc_kernels_wait(k);
-}
-
-tagc_status tagc_kernels_fill(tagc_kernels *k, float *values, float value, uint64_t n) {
-    TAGC_TRY(tagc_kernels_enter(k));
-    tagc_status status = fill(k, values, value, n);
-    tagc_kernels_leave(k);
-    return status;
 }
 
 static tagc_status check_place(void *context, const void *array, const char *what) {
@@ -164,8 +156,12 @@ static tagc_status write_array(void *context, void *to, const void *from, size_t
     return tagc_kernels_write(context, to, from, n_bytes);
 }
 
-static tagc_status fill_array(void *context, float *values, float value, uint64_t n) {
-    return tagc_kernels_fill(context, values, value, n);
+static tagc_status fill_array(void *context, void *array, uint32_t word, uint64_t n_bytes) {
+    tagc_kernels *k = context;
+    TAGC_TRY(tagc_kernels_enter(k));
+    tagc_status status = fill(k, array, word, n_bytes);
+    tagc_kernels_leave(k);
+    return status;
 }
 
 /* ---- life ---- */

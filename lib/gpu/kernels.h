@@ -69,6 +69,5 @@ tagc_status tagc_kernels_check(const tagc_kernels *kernels, tagc_status status);
 
 tagc_status tagc_kernels_read(tagc_kernels *kernels, void *to, const void *from, size_t n_bytes);
 tagc_status tagc_kernels_write(tagc_kernels *kernels, void *to, const void *from, size_t n_bytes);
-tagc_status tagc_kernels_fill(tagc_kernels *kernels, float *values, float value, uint64_t n);
 
 #endif

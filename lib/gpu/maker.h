@@ -6,7 +6,7 @@
 #include "codec/batch.h"
 #include "gpu/frame.h"
 
-#define TAGC_MAKER_ABI 2u
+#define TAGC_MAKER_ABI 3u
 
 /* Deltas (delta.h) over many arrays at once. */
 typedef enum tagc_delta_kind {

@@ -30,6 +30,7 @@ static inline int read_bytes(side *own, void *to, const void *from, size_t n) {
 #endif
 
 #include "../repeats.h"
+#include "codec/bf16.h"
 #include "exchange/direct/direct.h"
 #include "gpu/frame.h"
 #include "tagc/frames.h"
@@ -85,6 +86,9 @@ static inline void fill_gradient(const both *b, int step) {
         b->gradient[i] = 3e38f;
     if (step == STEP_NOT_FINITE && b->run->rank == t->seed % b->run->world_size)
         b->gradient[(uint64_t)t->seed * 7919 % b->n] = t->seed % 2 ? NAN : INFINITY;
+    if (t->options.gradient != TAGC_FORMAT_BF16) return;
+    tagc_bf16_narrow(b->gradient, (uint16_t *)b->output, b->n);
+    memcpy(b->gradient, b->output, b->n * sizeof(uint16_t));
 }
 
 static inline int same_residual(both *b) {
@@ -304,11 +308,8 @@ static inline trial make_trial(int seed, int world_size, size_t shard) {
     t.options.n_elems = (uint64_t)world_size * shard;
     t.options.format = seed % 6;
     t.options.sparsity = seed % 4 == 3 ? 0 : seed % 4 == 2 ? 0.8 : 0.95;
-#ifdef WITH_KERNELS
-    t.options.residual = TAGC_FORMAT_FP32; /* what kernels store, and else their default */
-#else
     t.options.residual = seed % 5 - 1;
-#endif
+    t.options.gradient = seed / 2 % 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     t.options.op = seed % 3 ? TAGC_OP_AVG : TAGC_OP_SUM;
     t.options.output = seed % 5 < 3 ? TAGC_OUTPUT_SHARD : TAGC_OUTPUT_UNIT;
     t.on_device = seed % 3 == 0 ? ~0u : (0x9du >> seed % 5) | 1u << seed % world_size;

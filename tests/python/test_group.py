@@ -81,8 +81,8 @@ def same_bits(rank, world_size):
 def with_kernels(rank, world_size):
     """The same on a device (a fake one, whose kernels the harness executes), of all ranks or of one."""
     cases = [
-        ("fsdp2", {"sparsity": 0.9}, (True, True)),
-        ("ddp", {"sparsity": 0.9}, (True, False)),
+        ("fsdp2", {"sparsity": 0.9, "residual": "int8"}, (True, True)),
+        ("ddp", {"sparsity": 0.9, "residual": "bf16"}, (True, False)),
         ("fsdp2", {}, (False, True)),
     ]
     for number, (kind, options, has) in enumerate(cases):

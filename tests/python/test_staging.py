@@ -137,8 +137,8 @@ def with_kernels(rank, world_size):
         ("fsdp2", {"sparsity": 0.9}, {}, (True, True), {"lazy": True}),
         ("fsdp2", {"sparsity": 0.9, "layers": "all"}, {}, (True, False), {"n_micro": 2}),
         ("fsdp2", {"parameters": "delta4"}, bf16(), (True, True), {"codec": ("device", None)}),
-        ("fsdp2", {"sparsity": 0.8, "layers": "all"}, {}, (False, True), {}),
-        ("ddp", {"sparsity": 0.9}, {"find_unused_parameters": True}, (True, False), {}),
+        ("fsdp2", {"sparsity": 0.8, "layers": "all", "residual": "int8"}, {}, (False, True), {}),
+        ("ddp", {"sparsity": 0.9, "residual": "int4"}, {"find_unused_parameters": True}, (True, False), {}),
         ("ddp", {}, {}, (True, True), {}),
         ("fsdp1", {"sparsity": 0.9, "layers": "all"}, {}, (True, True), {}),
     ]

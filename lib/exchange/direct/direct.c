@@ -12,6 +12,7 @@
 #include "exchange/options.h"
 
 #include <math.h>
+#include <string.h>
 
 static int is_coded(const tagc_reducer_options *options, int world_size) {
     return options->ranks_per_host == 1 || options->ranks_per_host < world_size;
@@ -223,9 +224,12 @@ static tagc_status agree(tagc_reducer *r) {
 
 static tagc_status finish(tagc_reducer *r) {
     TAGC_TRY(tagc_agree_end(r, NULL, NULL));
+    const float value = NAN;
+    uint32_t word;
     if (!r->now.stats.nonfinite) return TAGC_OK;
-    return r->arrays->fill(r->arrays->heap.context, r->now.output, NAN,
-                           output_elems(&r->options, r->world_size));
+    memcpy(&word, &value, sizeof word);
+    return r->arrays->fill(r->arrays->heap.context, r->now.output, word,
+                           output_elems(&r->options, r->world_size) * sizeof(float));
 }
 
 static void end(tagc_reducer *r, int succeeded) {

@@ -1,7 +1,8 @@
-/* The maker of gpu/maker.h, and its batches: lays out the memory of a batch, copies its tables to the device, and launches kernels.
+/* The maker of gpu/maker.h, and its batches: lays out the memory of a batch, sends its tables to the device, and launches kernels.
  *
- * A run takes eight launches to encode fragments of code topk, two for those of code blocks, two to validate, and three or
- * four to decode, whatever the number of rows. A run allocates nothing, and the host reads nothing back. */
+ * A run takes eight launches to encode fragments of code topk, one more where a residual is stored as integers, two for those of code
+ * blocks, two to validate, and three or four to decode, whatever the number of rows. A run allocates nothing, and the host reads nothing
+ * back. */
 #include "gpu/cuda/blocks.cuh"
 #include "gpu/cuda/host.cuh"
 extern "C" {
@@ -14,21 +15,38 @@ extern "C" {
 
 using namespace tagc_cuda;
 
+struct totals {
+    size_t tiles, chunks, tasks, runs, topk, blocks, sums, bodies;
+};
+
 struct tagc_batch {
     tagc_batch_kind kind;
     cudaStream_t stream;
     size_t n_rows, n_sparse;
+    int settles; /* a fragment of code topk has a residual of integers */
     table<topk_row> topk;
     table<blocks_row> blocks;
     table<sums_row> sums;
     table<body_row> bodies;
-    table<uint32_t> row_of_tile, row_of_chunk, row_of_task, row_of_run;
-    table<uint32_t> index; /* (n_rows) index of this row among those of topk or of blocks */
-    char *image, *work;    /* tables on the host, and all memory of the device */
+    totals n;           /* of rows, and of blocks of the grids */
+    char *image, *work; /* tables on the host, and all memory of the device, where they come first */
     size_t image_bytes;
 };
 
 /* ---- shapes ---- */
+
+static acc_arrays shape_acc(const tagc_code_options *o) {
+    acc_arrays acc = {};
+    acc.gradient_format = o->gradient;
+    acc.residual_format = o->residual;
+    acc.n = (uint32_t)o->n;
+    acc.n_exponent_bytes = (uint32_t)tagc_residual_exponent_bytes(o->residual, o->n);
+    if (has_exponents(o->residual)) {
+        const size_t n_bytes = tagc_residual_bytes(o->residual, o->n) - acc.n_exponent_bytes;
+        acc.n_padded = (uint32_t)(o->residual == TAGC_FORMAT_INT8 ? n_bytes : 2 * n_bytes);
+    }
+    return acc;
+}
 
 static value_format format_of(const tagc_code_options *o) {
     tagc_value_format f = tagc_values_format(o->values, o->block, o->sparse);
@@ -67,6 +85,7 @@ static topk_row shape_topk(const tagc_batch_row *from) {
     row.chunk = (uint32_t)gaps.chunk;
     row.n_chunks = (uint32_t)gaps.n_chunks;
     row.format = format_of(o);
+    row.acc = shape_acc(o);
     row.n_grid_chunks = parts_of(o->n, gaps.chunk);
     row.n_tiles = parts_of(o->n, TILE);
     row.n_value_tasks = parts_of(o->k, task_values(&row.format));
@@ -81,6 +100,7 @@ static sums_row shape_sums(const tagc_batch_row *from) {
     row.n = (uint32_t)o->n;
     row.k = (uint32_t)o->k;
     row.chunk = RUN;
+    row.gradient_format = o->gradient;
     row.format = format_of(o);
     if (o->sparse) {
         tagc_gaps gaps;
@@ -103,12 +123,13 @@ static tagc_status check_row(const tagc_batch_row *row, size_t index) {
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "row %zu of a batch: n is %zu and k %zu: n must be below 2^32, k at most n", index,
                          o->n, o->k);
-    if (o->residual != TAGC_FORMAT_FP32 || o->gradient != TAGC_FORMAT_FP32)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "row %zu of a batch: the kernels for CUDA read residuals and gradients in fp32 "
-                         "alone; the residual is "
-                         "%s, the gradient %s",
-                         index, name_of(o->residual), name_of(o->gradient));
+    if (!tagc_residual_is_format(o->residual))
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "row %zu of a batch: the residual is %s, must be fp32, bf16, int8 or int4", index,
+                         name_of(o->residual));
+    if (o->gradient != TAGC_FORMAT_FP32 && o->gradient != TAGC_FORMAT_BF16)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "row %zu of a batch: the gradient is %s, must be fp32 or bf16",
+                         index, name_of(o->gradient));
     return TAGC_OK;
 }
 
@@ -126,6 +147,8 @@ static void take_topk(tagc_arena *arena, topk_row *row) {
     row->candidates = take<float>(arena, row->n_room);
     row->chunks = take<chunk_state>(arena, row->n_grid_chunks);
     row->bitmap = take<uint32_t>(arena, (size_t)row->n_grid_chunks * row->chunk / 32);
+    if (has_exponents(row->acc.residual_format))
+        row->misfits = take<uint32_t>(arena, (size_t)row->n_grid_chunks * MISFIT_WORDS);
     row->indices = take<uint32_t>(arena, row->k);
     row->values = take<float>(arena, row->k);
 }
@@ -138,15 +161,6 @@ static size_t bodies_of(const tagc_batch *b, const tagc_batch_row *row) {
     return b->kind == TAGC_BATCH_VALIDATE ? 1 : (size_t)row->n_bodies;
 }
 
-static void fill_table(table<uint32_t> *t, uint32_t first, uint32_t n, uint32_t row) {
-    if (!t->host) return;
-    for (uint32_t i = 0; i < n; i++) t->host[first + i] = row;
-}
-
-struct totals {
-    size_t tiles, chunks, tasks, runs, topk, blocks, sums, bodies;
-};
-
 /* The memory of each row and its blocks in the grids. If there is an image, fills the rows of the tables, too. */
 static void lay_out_rows(tagc_batch *b, const tagc_batch_row *rows, tagc_arena *arena, totals *t) {
     *t = totals();
@@ -157,10 +171,6 @@ static void lay_out_rows(tagc_batch *b, const tagc_batch_row *rows, tagc_arena *
             row.first_chunk = (uint32_t)t->chunks;
             row.first_value_task = (uint32_t)t->tasks;
             take_topk(arena, &row);
-            fill_table(&b->row_of_tile, row.first_tile, row.n_tiles, (uint32_t)t->topk);
-            fill_table(&b->row_of_chunk, row.first_chunk, row.n_grid_chunks, (uint32_t)t->topk);
-            fill_table(&b->row_of_task, row.first_value_task, row.n_value_tasks, (uint32_t)t->topk);
-            if (b->index.host) b->index.host[i] = (uint32_t)t->topk;
             if (b->topk.host) b->topk.host[t->topk] = row;
             t->tiles += row.n_tiles;
             t->chunks += row.n_grid_chunks;
@@ -169,14 +179,13 @@ static void lay_out_rows(tagc_batch *b, const tagc_batch_row *rows, tagc_arena *
         } else if (encodes(b)) {
             blocks_row row = {};
             row.format = format_of(&rows[i].options);
+            row.acc = shape_acc(&rows[i].options);
             row.n = (uint32_t)rows[i].options.n;
             row.n_bytes = values_bytes(&row.format, row.n);
             row.n_runs = parts_of(row.n, RUN);
             row.first_run = (uint32_t)t->runs;
             row.ticket = take<unsigned>(arena, 1);
             row.nonfinite = take<int>(arena, 1);
-            fill_table(&b->row_of_run, row.first_run, row.n_runs, (uint32_t)t->blocks);
-            if (b->index.host) b->index.host[i] = (uint32_t)t->blocks;
             if (b->blocks.host) b->blocks.host[t->blocks] = row;
             t->runs += row.n_runs;
             t->blocks++;
@@ -184,7 +193,6 @@ static void lay_out_rows(tagc_batch *b, const tagc_batch_row *rows, tagc_arena *
             sums_row row = shape_sums(&rows[i]);
             row.first_chunk = (uint32_t)t->chunks;
             row.first_body = (uint32_t)t->bodies;
-            fill_table(&b->row_of_chunk, row.first_chunk, row.n_grid_chunks, (uint32_t)i);
             if (b->sums.host) b->sums.host[i] = row;
             for (size_t k = 0; k < bodies_of(b, &rows[i]); k++, t->bodies++) {
                 body_row body = {};
@@ -202,23 +210,21 @@ static void lay_out_rows(tagc_batch *b, const tagc_batch_row *rows, tagc_arena *
 
 /* Tables come first, then the kernels' own memory. Returns the bytes on the device. */
 static size_t lay_out(tagc_batch *b, const tagc_batch_row *rows) {
-    totals t, again;
     tagc_arena measure = {}, arena = {};
-    lay_out_rows(b, rows, &measure, &t); /* without an image: only counts */
+    lay_out_rows(b, rows, &measure, &b->n); /* without an image: only counts */
     arena.base = b->work;
-    take_table(b->image, &arena, &b->topk, t.topk);
-    take_table(b->image, &arena, &b->blocks, t.blocks);
-    take_table(b->image, &arena, &b->sums, t.sums);
-    take_table(b->image, &arena, &b->bodies, t.bodies);
-    take_table(b->image, &arena, &b->row_of_tile, t.tiles);
-    take_table(b->image, &arena, &b->row_of_chunk, t.chunks);
-    take_table(b->image, &arena, &b->row_of_task, t.tasks);
-    take_table(b->image, &arena, &b->row_of_run, t.runs);
-    take_table(b->image, &arena, &b->index, b->n_rows);
+    take_table(b->image, &arena, &b->topk, b->n.topk);
+    take_table(b->image, &arena, &b->blocks, b->n.blocks);
+    take_table(b->image, &arena, &b->sums, b->n.sums);
+    take_table(b->image, &arena, &b->bodies, b->n.bodies);
     b->image_bytes = arena.n_bytes;
     b->n_sparse = 0;
-    for (size_t i = 0; i < b->n_rows; i++) b->n_sparse += rows[i].options.sparse != 0;
-    lay_out_rows(b, rows, &arena, &again);
+    b->settles = 0;
+    for (size_t i = 0; i < b->n_rows; i++) {
+        b->n_sparse += rows[i].options.sparse != 0;
+        b->settles |= rows[i].options.sparse && has_exponents(rows[i].options.residual);
+    }
+    lay_out_rows(b, rows, &arena, &b->n);
     return arena.n_bytes;
 }
 
@@ -239,22 +245,42 @@ static void cuda_destroy(tagc_batch *b) {
     delete b;
 }
 
+/* Integers are read and written in words. The old residual is read again where the sample was misleading. */
+static tagc_status check_residual(const tagc_batch_row *row, size_t index) {
+    const int format = row->options.residual;
+    if (format == TAGC_FORMAT_FP32 || !row->residual_in) return TAGC_OK;
+    if (has_exponents(format) &&
+        ((uintptr_t)row->residual_in | (uintptr_t)row->residual_out) % TAGC_ALIGNMENT)
+        return tagc_fail(
+            TAGC_ERR_ARGUMENT,
+            "row %zu of a batch: its residuals are at %p and %p, must be at multiples of %d bytes", index,
+            row->residual_in, row->residual_out, TAGC_ALIGNMENT);
+    if (row->residual_in == row->residual_out)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "row %zu of a batch: its residual is %s, must not be written in place", index,
+                         name_of(format));
+    return TAGC_OK;
+}
+
 template <class Row>
 static void point_encoding(Row *row, const tagc_batch_row *from, tagc_batch_result *result) {
-    row->gradient = static_cast<const float *>(from->gradient);
-    row->residual_in = static_cast<const float *>(from->residual_in);
-    row->residual_out = static_cast<float *>(from->residual_out);
+    row->acc.gradient = from->gradient;
+    row->acc.residual_in = from->residual_in;
+    row->acc.residual_out = from->residual_out;
+    row->acc.seed = from->seed;
     row->body = from->body;
     row->result = result;
 }
 
 static tagc_status cuda_point(tagc_batch *b, const tagc_batch_row *rows, tagc_batch_result *results) {
+    size_t n_topk = 0, n_blocks = 0;
     for (size_t i = 0; i < b->n_rows; i++) {
         const tagc_batch_row *from = &rows[i];
+        if (encodes(b)) TAGC_TRY(check_residual(from, i));
         if (encodes(b) && from->options.sparse) {
-            point_encoding(&b->topk.host[b->index.host[i]], from, &results[i]);
+            point_encoding(&b->topk.host[n_topk++], from, &results[i]);
         } else if (encodes(b)) {
-            point_encoding(&b->blocks.host[b->index.host[i]], from, &results[i]);
+            point_encoding(&b->blocks.host[n_blocks++], from, &results[i]);
         } else {
             sums_row *row = &b->sums.host[i];
             row->n_bodies = (uint32_t)bodies_of(b, from);
@@ -277,7 +303,7 @@ static tagc_status cuda_point(tagc_batch *b, const tagc_batch_row *rows, tagc_ba
             }
         }
     }
-    return copy_to_device(b->work, b->image, b->image_bytes, b->stream);
+    return send_tables(b->work, b->image, b->image_bytes, b->stream);
 }
 
 static tagc_status cuda_create(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows,
@@ -310,40 +336,41 @@ static tagc_status cuda_create(tagc_batch_kind kind, const tagc_batch_row *rows,
 
 static void run_encode(const tagc_batch *b) {
     cudaStream_t stream = b->stream;
-    const work_of<topk_row> tiles = {b->topk.device, b->row_of_tile.device};
-    const work_of<topk_row> chunks = {b->topk.device, b->row_of_chunk.device};
-    const work_of<blocks_row> runs = {b->blocks.device, b->row_of_run.device};
+    const work_of<topk_row> tiles = work_of_table(b->topk, b->n.tiles);
+    const work_of<topk_row> chunks = work_of_table(b->topk, b->n.chunks);
+    const work_of<topk_row> tasks = work_of_table(b->topk, b->n.tasks);
+    const work_of<blocks_row> runs = work_of_table(b->blocks, b->n.runs);
     const topk_row *rows = b->topk.device;
     const blocks_row *blocks = b->blocks.device;
-    const unsigned n_chunks = (unsigned)b->row_of_chunk.n, n_blocks = (unsigned)b->blocks.n;
-    const uint32_t *row_of_task = b->row_of_task.device;
+    const unsigned n_chunks = (unsigned)b->n.chunks, n_blocks = (unsigned)b->blocks.n;
     TAGC_LAUNCH(sample_rows, sample_shared, b->topk.n, stream, rows);
-    TAGC_LAUNCH(stream_rows, stream_shared, b->row_of_tile.n, stream, tiles);
+    TAGC_LAUNCH(stream_rows, stream_shared, b->n.tiles, stream, tiles);
     for (unsigned turn = 0; turn < 3; turn++)
         TAGC_LAUNCH(refine_rows, refine_shared, n_chunks, stream, chunks, turn);
     TAGC_LAUNCH(count_rows, count_shared, n_chunks, stream, chunks);
     TAGC_LAUNCH(gather_rows, gather_shared, n_chunks, stream, chunks);
-    TAGC_LAUNCH(emit_rows, emit_shared, n_chunks + b->row_of_task.n, stream, chunks, n_chunks, row_of_task);
+    TAGC_LAUNCH(emit_rows, emit_shared, n_chunks + b->n.tasks, stream, chunks, n_chunks, tasks);
+    if (b->settles) TAGC_LAUNCH(settle_rows, settle_shared, n_chunks, stream, chunks);
     TAGC_LAUNCH(clear_blocks, no_shared, parts_of(n_blocks, THREADS) * (n_blocks > 0), stream, blocks,
                 n_blocks);
-    TAGC_LAUNCH(encode_blocks, run_shared, b->row_of_run.n, stream, runs);
+    TAGC_LAUNCH(encode_blocks, run_shared, b->n.runs, stream, runs);
 }
 
 static void run_bodies(const tagc_batch *b) {
     cudaStream_t stream = b->stream;
-    const work_of<sums_row> work = {b->sums.device, b->row_of_chunk.device};
+    const work_of<sums_row> work = work_of_table(b->sums, b->n.chunks);
     const sums_row *rows = b->sums.device;
     const body_row *bodies = b->bodies.device;
     const int checks = b->kind == TAGC_BATCH_VALIDATE;
     const unsigned n_rows = (unsigned)b->n_rows;
     TAGC_LAUNCH(index_bodies, index_shared, b->bodies.n, stream, rows, bodies, checks);
     if (checks) {
-        TAGC_LAUNCH(check_bodies, check_shared, b->row_of_chunk.n, stream, work, bodies);
+        TAGC_LAUNCH(check_bodies, check_shared, b->n.chunks, stream, work, bodies);
         return;
     }
     TAGC_LAUNCH(clear_results, no_shared, parts_of(n_rows, THREADS) * (n_rows > 0), stream, rows, n_rows);
-    if (b->n_sparse) TAGC_LAUNCH(add_topk, add_shared, b->row_of_chunk.n, stream, work, bodies);
-    if (b->n_sparse < b->n_rows) TAGC_LAUNCH(add_blocks, no_shared, b->row_of_chunk.n, stream, work, bodies);
+    if (b->n_sparse) TAGC_LAUNCH(add_topk, add_shared, b->n.chunks, stream, work, bodies);
+    if (b->n_sparse < b->n_rows) TAGC_LAUNCH(add_blocks, no_shared, b->n.chunks, stream, work, bodies);
 }
 
 static tagc_status cuda_run(tagc_batch *b) {
@@ -355,12 +382,14 @@ static tagc_status cuda_run(tagc_batch *b) {
 }
 
 static tagc_status cuda_prepare(void) {
+    TAGC_TRY(load_kernel(unpack_parcel));
     TAGC_TRY(load_kernel(sample_rows));
     TAGC_TRY(load_kernel(stream_rows));
     TAGC_TRY(load_kernel(refine_rows));
     TAGC_TRY(load_kernel(count_rows));
     TAGC_TRY(load_kernel(gather_rows));
     TAGC_TRY(load_kernel(emit_rows));
+    TAGC_TRY(load_kernel(settle_rows));
     TAGC_TRY(load_kernel(clear_blocks));
     TAGC_TRY(load_kernel(encode_blocks));
     TAGC_TRY(load_kernel(index_bodies));

@@ -100,6 +100,7 @@ static __global__ void __launch_bounds__(THREADS)
 /* ---- codes of positions ---- */
 
 constexpr unsigned CODES_EACH = 4; /* codes that a thread reads at a time */
+constexpr unsigned MOST_VISITED = THREADS * CODES_EACH;
 
 struct codes_shared {
     scan_shared<unsigned long long> scan;
@@ -113,11 +114,12 @@ __device__ __forceinline__ uint32_t code_at(const uint8_t *bytes, uint32_t j, in
     return word >> bit % 8 & ((1u << bits) - 1);
 }
 
-/* Calls visit(position, item) for each item among n_codes codes, in any order; returns in all threads how many items there
- * are, and where the last code ends. One block. */
-template <typename visitor>
+/* Calls visit(position, item) for each item among n_codes codes, in any order, and now and then, in all threads, after(n) when all items
+ * up to number n have been visited since it was called last, at most MOST_VISITED; returns in all threads how many items there are, and
+ * where the last code ends. One block. */
+template <typename visitor, typename follower>
 __device__ __forceinline__ void each_code(const uint8_t *bytes, uint32_t n_codes, int bits, codes_shared *s,
-                                          uint32_t *n_items, uint32_t *end, visitor visit) {
+                                          uint32_t *n_items, uint32_t *end, visitor visit, follower after) {
     const uint32_t escape = (1u << bits) - 1;
     uint32_t item = 0, position = 0;
     for (uint32_t from = 0; from < n_codes; from += THREADS * CODES_EACH) {
@@ -139,6 +141,7 @@ __device__ __forceinline__ void each_code(const uint8_t *bytes, uint32_t n_codes
         }
         position += (uint32_t)total; /* at most 65535 codes of 15 bits: no overflow */
         item += (uint32_t)(total >> 32);
+        after(item);
     }
     *n_items = item;
     *end = position;
@@ -172,8 +175,9 @@ __device__ __forceinline__ int are_codes_sound(const sums_row *row, const body_r
     if (body->progress->bits == 0)
         n_items = block_sum(&s->scan, count_bits(bytes, n, &bad));
     else
-        each_code(bytes, load16(entry + 2), body->progress->bits, &s->codes, &n_items, &end,
-                  [](uint32_t, uint32_t) {});
+        each_code(
+            bytes, load16(entry + 2), body->progress->bits, &s->codes, &n_items, &end,
+            [](uint32_t, uint32_t) {}, [](uint32_t) {});
     bad = (int)block_sum(&s->scan, (uint32_t)bad);
     return !bad && end <= n && n_items == load16(entry);
 }
@@ -183,7 +187,7 @@ static __global__ void __launch_bounds__(THREADS)
     check_bodies(work_of<sums_row> work, const body_row *bodies) {
     TAGC_SHARED(check_shared, shared);
     check_shared *s = &shared;
-    const sums_row *row = &work.rows[work.row_of_block[blockIdx.x]];
+    const sums_row *row = row_at<&sums_row::first_chunk>(&work, blockIdx.x);
     const body_row *body = &bodies[row->first_body];
     const uint32_t c = blockIdx.x - row->first_chunk;
     body_state *p = body->progress;
@@ -205,29 +209,39 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- add ---- */
 
-__device__ __forceinline__ float plain_at(const body_row *body, size_t i) {
+__device__ __forceinline__ float plain_at(const sums_row *row, const body_row *body, size_t i) {
+    if (row->gradient_format == TAGC_FORMAT_BF16)
+        return float_of((uint32_t) reinterpret_cast<const uint16_t *>(body->bytes)[i] << 16);
     return reinterpret_cast<const float *>(body->bytes)[i];
 }
 
 struct add_shared {
     codes_shared codes;
     scan_shared<uint32_t> scan;
-    uint8_t bits[MAX_CHUNK / 8]; /* a copy of the bitmap, aligned */
+    uint32_t bits[MAX_CHUNK / 32], before[MAX_CHUNK / 32]; /* a bitmap; the items in front of each word */
+    uint16_t positions[MOST_VISITED];
 };
 
-/* Calls visit(position, item) for each item of a bitmap. One block. */
+/* Calls visit(position, item) for each item of a bitmap: adjacent threads for adjacent positions. One block. */
 template <typename visitor>
 __device__ __forceinline__ void each_bit(const uint8_t *bytes, uint32_t n, add_shared *s, visitor visit) {
-    const uint32_t n_bytes = (n + 7) / 8, each = (n_bytes + THREADS - 1) / THREADS;
-    const uint32_t begin = smaller(threadIdx.x * each, n_bytes), end = smaller(begin + each, n_bytes);
+    const uint32_t n_words = (n + 31) / 32, n_bytes = (n + 7) / 8;
+    const words w = words_of(n_words);
+    uint8_t *copy = reinterpret_cast<uint8_t *>(s->bits);
     uint32_t n_own = 0, total;
-    for (uint32_t i = threadIdx.x; i < n_bytes; i += THREADS) s->bits[i] = bytes[i];
+    for (uint32_t i = threadIdx.x; i < n_words * 4; i += THREADS) copy[i] = i < n_bytes ? bytes[i] : 0;
     __syncthreads();
-    for (uint32_t i = begin; i < end; i++) n_own += (uint32_t)__popc(s->bits[i]);
-    uint32_t item = block_before(&s->scan, n_own, &total);
-    for (uint32_t i = begin; i < end; i++)
-        for (uint32_t byte = s->bits[i]; byte; byte &= byte - 1)
-            visit(i * 8 + (uint32_t)__ffs((int)byte) - 1, item++);
+    for (uint32_t i = w.begin; i < w.end; i++) n_own += (uint32_t)__popc(s->bits[i]);
+    uint32_t before = block_before(&s->scan, n_own, &total);
+    for (uint32_t i = w.begin; i < w.end; i++) {
+        s->before[i] = before;
+        before += (uint32_t)__popc(s->bits[i]);
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
+        const uint32_t word = s->bits[i / 32], bit = 1u << i % 32;
+        if (word & bit) visit(i, s->before[i / 32] + (uint32_t)__popc(word & (bit - 1)));
+    }
 }
 
 /* *sum += scale * value; sets *nonfinite to 1 if the sum is not finite. */
@@ -244,15 +258,25 @@ __device__ __forceinline__ void add_chunk(const sums_row *row, const body_row *b
     const uint32_t first = body->begin[c], n_items = p->n_items;
     float *sums = row->sums + (size_t)c * row->chunk;
     uint32_t n, end;
-    auto visit = [&](uint32_t position, uint32_t item) {
+    auto add = [&](uint32_t position, uint32_t item) {
         add_to(&sums[position], row->scale, value_at(&row->format, values, (size_t)first + item, n_items),
                nonfinite);
     };
-    if (p->bits == 0)
-        each_bit(bytes, chunk_elems(row->n, row->chunk, c), s, visit);
-    else
-        each_code(bytes, load16(body->bytes + HEADER + (size_t)ENTRY * c + 2), p->bits, &s->codes, &n, &end,
-                  visit);
+    if (p->bits == 0) {
+        each_bit(bytes, chunk_elems(row->n, row->chunk, c), s, add);
+        return;
+    }
+    /* Positions are listed first, so that adjacent threads read adjacent values. */
+    uint32_t done = 0;
+    auto list = [&](uint32_t position, uint32_t item) { s->positions[item - done] = (uint16_t)position; };
+    auto add_listed = [&](uint32_t end_item) {
+        __syncthreads();
+        for (uint32_t i = done + threadIdx.x; i < end_item; i += THREADS) add(s->positions[i - done], i);
+        __syncthreads();
+        done = end_item;
+    };
+    each_code(bytes, load16(body->bytes + HEADER + (size_t)ENTRY * c + 2), p->bits, &s->codes, &n, &end, list,
+              add_listed);
 }
 
 /* Calls what(i) for each element of the chunk. One block. */
@@ -264,9 +288,10 @@ __device__ __forceinline__ void each_element(const sums_row *row, uint32_t c, vi
 
 /* A block per chunk. Its sums stay in the L2 cache after the first access; the shared memory of some devices is too small
  * for them. */
-static __global__ void __launch_bounds__(THREADS) add_topk(work_of<sums_row> work, const body_row *bodies) {
+static __global__ void __launch_bounds__(THREADS, 3)
+    add_topk(work_of<sums_row> work, const body_row *bodies) {
     TAGC_SHARED(add_shared, shared);
-    const sums_row *row = &work.rows[work.row_of_block[blockIdx.x]];
+    const sums_row *row = row_at<&sums_row::first_chunk>(&work, blockIdx.x);
     const uint32_t c = blockIdx.x - row->first_chunk;
     const uint32_t n_bodies = bodies_of(row);
     int nonfinite = 0;
@@ -276,7 +301,7 @@ static __global__ void __launch_bounds__(THREADS) add_topk(work_of<sums_row> wor
         const body_row *body = &bodies[row->first_body + b];
         __syncthreads(); /* all threads have added the body before */
         if (body->is_plain)
-            each_element(row, c, [&](size_t i) { row->sums[i] += row->scale * plain_at(body, i); });
+            each_element(row, c, [&](size_t i) { row->sums[i] += row->scale * plain_at(row, body, i); });
         else
             add_chunk(row, body, c, &shared, &nonfinite);
     }

@@ -120,7 +120,7 @@ static __global__ void __launch_bounds__(THREADS) clear_deltas(const delta_row *
 
 /* A warp per block of values. */
 static __global__ void __launch_bounds__(THREADS) run_deltas(work_of<delta_row> work, int kind) {
-    const delta_row *row = &work.rows[work.row_of_block[blockIdx.x]];
+    const delta_row *row = row_at<&delta_row::first_block>(&work, blockIdx.x);
     const uint32_t block = (blockIdx.x - row->first_block) * WARPS + warp_of();
     if (block >= delta_blocks(row)) return;
     if (kind == TAGC_DELTA_ENCODE)

@@ -5,6 +5,7 @@
 
 #include "gpu/cuda/device.cuh"
 extern "C" {
+#include "codec/residual.h"
 #include "gpu/maker.h"
 }
 
@@ -19,13 +20,24 @@ constexpr unsigned LINE = 16, N_LINES = TAGC_CUDA_LINES; /* of the sample: eleme
 constexpr unsigned RADIX_BITS = 11, N_RADIX = 1u << RADIX_BITS;
 constexpr unsigned MAX_CHUNK = 32768; /* elements */
 constexpr unsigned MIN_BITS = 2, MAX_BITS = 15,
-                   N_WIDTHS = MAX_BITS - MIN_BITS + 1; /* of codes of positions */
-constexpr unsigned NO_BOUND = 0x80000000u;             /* above the bits of any magnitude */
+                   N_WIDTHS = MAX_BITS - MIN_BITS + 1;                  /* of codes of positions */
+constexpr unsigned NO_BOUND = 0x80000000u;                              /* above the bits of any magnitude */
+constexpr unsigned MISFIT_WORDS = MAX_CHUNK / TAGC_RESIDUAL_BLOCK / 32; /* a bit for each block of a chunk */
 
 /* Formats of values (codec/values.h). */
 struct value_format {
     int values, block, shift, sparse; /* block: 1 << shift */
     uint32_t largest_scale;           /* bits of a bf16 */
+};
+
+/* The addends of acc and what becomes of it, as they are stored (codec/residual.h). */
+struct acc_arrays {
+    const void *gradient, *residual_in; /* code blocks: residual_in and residual_out may be NULL */
+    void *residual_out;
+    int gradient_format, residual_format;
+    uint32_t n, seed;
+    uint32_t n_exponent_bytes; /* at the start of a row of the residual; 0 where there are none */
+    uint32_t n_padded;         /* codes, with the zeros that follow them */
 };
 
 /* The place of a span's candidates among those of its row. */
@@ -60,8 +72,7 @@ struct chunk_state {
 
 /* A fragment of code topk to encode. */
 struct topk_row {
-    const float *gradient, *residual_in;
-    float *residual_out;
+    acc_arrays acc;
     uint8_t *body;
     tagc_batch_result *result;
     uint32_t n, k, chunk, n_chunks;
@@ -80,8 +91,9 @@ struct topk_row {
     float *candidates;   /* (n_room) */
     chunk_state *chunks; /* (n_grid_chunks) */
     uint32_t *bitmap;    /* (n_grid_chunks * chunk / 32) */
+    uint32_t *misfits;   /* (n_grid_chunks, MISFIT_WORDS) blocks whose exponent is too small; of integers */
     uint32_t *indices;   /* (k) */
-    float *values;       /* (k) */
+    float *values;       /* (k), then their errors where the residual is stored as integers */
 };
 
 /* A body to validate or decode. */
@@ -111,8 +123,9 @@ struct sums_row {
     uint32_t n, k, chunk, n_chunks; /* of topk; for blocks, a chunk is a run */
     uint32_t n_grid_chunks, first_chunk;
     uint32_t first_body, n_bodies;
-    const int *stop; /* NULL, or a flag: if it is not 0, no body is added */
-    int adds;        /* 1: to what is in sums; 0: to zeros */
+    const int *stop;     /* NULL, or a flag: if it is not 0, no body is added */
+    int adds;            /* 1: to what is in sums; 0: to zeros */
+    int gradient_format; /* of plain bodies */
     float scale;
     float *sums;
     tagc_batch_result *result;
@@ -121,8 +134,7 @@ struct sums_row {
 
 /* A fragment of code blocks to encode. */
 struct blocks_row {
-    const float *gradient, *residual_in; /* residual_in and residual_out may be NULL */
-    float *residual_out;
+    acc_arrays acc;
     uint8_t *body;
     tagc_batch_result *result;
     uint32_t n, first_run, n_runs;
@@ -132,11 +144,22 @@ struct blocks_row {
     int *nonfinite;
 };
 
-/* Maps the blocks of a launch to rows: block b works for row row_of_block[b]. */
+/* The rows of a grid. Each has a member that says which of the grid's blocks is its first. */
 template <typename row> struct work_of {
     const row *rows;
-    const uint32_t *row_of_block;
+    unsigned n_rows;
+    float rows_per_block;
 };
+
+/* The row that a block works for. The first guess is right where all rows have as many blocks. */
+template <auto first, typename row>
+__device__ __forceinline__ const row *row_at(const work_of<row> *work, uint32_t block) {
+    unsigned i = (unsigned)((float)block * work->rows_per_block);
+    if (i >= work->n_rows) i = work->n_rows - 1;
+    while (work->rows[i].*first > block) i--;
+    while (i + 1 < work->n_rows && work->rows[i + 1].*first <= block) i++;
+    return &work->rows[i];
+}
 
 } // namespace tagc_cuda
 

@@ -1,8 +1,8 @@
 /* Finds the elements of a row that are selected: the k largest of acc = gradient + residual, exactly, ties by index.
  *
  *   sample   predicts two bounds around the k-th largest, from a few lines of the row
- *   stream   one sweep over memory: writes acc to the residual; values above the lower bound become candidates; those between
- *            the bounds are counted by their upper digit
+ *   stream   one sweep over memory: writes acc to the residual, but no candidates if it is stored as integers; values above the lower
+ *            bound become candidates; those between the bounds are counted by their upper digit
  *   refine   counts the next digit of those that share the k-th's upper digits; launched three times, of which most return at
  *            once
  *
@@ -11,7 +11,7 @@
 #ifndef TAGC_GPU_CUDA_SELECT_CUH
 #define TAGC_GPU_CUDA_SELECT_CUH
 
-#include "gpu/cuda/rows.cuh"
+#include "gpu/cuda/residual.cuh"
 
 namespace tagc_cuda {
 
@@ -168,10 +168,11 @@ static __global__ void __launch_bounds__(THREADS) sample_rows(const topk_row *ro
     if (row->n_room == 0) return;
     if (threadIdx.x == 0) s->largest = 0;
     __syncthreads();
+    const acc_arrays a = row->acc;
     uint32_t most = 0;
     for (unsigned i = threadIdx.x; i < N_LINES * LINE; i += THREADS) {
         size_t at = (size_t)sampled_line(i / LINE, row->stride) * LINE + i % LINE;
-        uint32_t bits = magnitude(row->gradient[at] + row->residual_in[at]);
+        uint32_t bits = magnitude(acc_at(&a, at));
         s->sample[i / LINE * (LINE + 1) + i % LINE] = bits;
         most = larger(most, bits);
     }
@@ -197,57 +198,44 @@ __device__ __forceinline__ int band_bits(const state *p) {
     return 32 - __clz((int)(p->t_hi - 1 - p->t_lo));
 }
 
-__device__ __forceinline__ void load_quad(const float *from, size_t at, size_t n, int is_aligned, float *to) {
-    if (is_aligned && at + 4 <= n) {
-        float4 quad = *reinterpret_cast<const float4 *>(from + at);
-        to[0] = quad.x, to[1] = quad.y, to[2] = quad.z, to[3] = quad.w;
-        return;
-    }
-    for (unsigned j = 0; j < 4; j++) to[j] = at + j < n ? from[at + j] : 0.0f;
-}
-
-__device__ __forceinline__ void store_quad(float *to, size_t at, size_t n, int is_aligned,
-                                           const float *from) {
-    if (is_aligned && at + 4 <= n) {
-        float4 quad;
-        quad.x = from[0], quad.y = from[1], quad.z = from[2], quad.w = from[3];
-        *reinterpret_cast<float4 *>(to + at) = quad;
-        return;
-    }
-    for (unsigned j = 0; j < 4; j++)
-        if (at + j < n) to[at + j] = from[j];
-}
-
-__device__ __forceinline__ int is_aligned(const void *a, const void *b, const void *c) {
-    return (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) & 15) == 0;
-}
-
-/* A warp; the span begins within the row. */
+/* A warp; the span begins within the row. The formats are the row's, known when this is compiled: the sweep has few instructions to
+ * spare for each value. */
+template <int RESIDUAL, int GRADIENT>
 __device__ __forceinline__ void stream_span(const topk_row *row, uint32_t index, uint32_t t_lo,
                                             uint32_t t_hi) {
-    constexpr unsigned QUADS = SPAN / LANES / 4;
+    constexpr unsigned QUADS = SPAN / LANES / QUAD;
     state *p = row->progress;
-    const size_t n = row->n, begin = (size_t)index * SPAN + lane_of() * 4;
-    const int aligned = is_aligned(row->gradient, row->residual_in, row->residual_out);
+    acc_arrays own = row->acc;
+    own.residual_format = RESIDUAL;
+    own.gradient_format = GRADIENT;
+    const acc_arrays *a = &own;
+    const size_t begin = (size_t)index * SPAN + lane_of() * QUAD;
+    const int aligned = is_aligned(a);
     const int keeps_all = row->k == row->n, shift = larger(band_bits(p) - (int)RADIX_BITS, 0);
-    float gradient[QUADS][4], acc[QUADS][4];
+    /* An exponent is that of a block without its candidates, of which it is not known yet what they leave. */
+    const uint32_t t_clear = has_exponents(RESIDUAL) ? t_lo : NO_BOUND;
+    raw_quad gradient[QUADS], residual[QUADS];
+    float acc[QUADS][QUAD];
     uint32_t n_own = 0, n_certain = 0, most = 0;
+    TAGC_UNROLL
     for (unsigned q = 0; q < QUADS; q++) {
-        load_quad(row->gradient, begin + q * LANES * 4, n, aligned, gradient[q]);
-        load_quad(row->residual_in, begin + q * LANES * 4, n, aligned, acc[q]);
+        gradient[q] = load_gradient(a, begin + q * LANES * QUAD, aligned);
+        residual[q] = load_residual(a, begin + q * LANES * QUAD, aligned);
     }
+    TAGC_UNROLL
     for (unsigned q = 0; q < QUADS; q++) {
-        float left[4];
-        for (unsigned j = 0; j < 4; j++) {
-            acc[q][j] = gradient[q][j] + acc[q][j];
+        float left[QUAD];
+        TAGC_UNROLL
+        for (unsigned j = 0; j < QUAD; j++) {
+            acc[q][j] = value_of(GRADIENT, &gradient[q], j) + value_of(RESIDUAL, &residual[q], j);
             uint32_t bits = magnitude(acc[q][j]);
             most = larger(most, bits);
             n_own += bits >= t_lo;
             n_certain += bits >= t_hi;
-            left[j] = bits || keeps_all ? acc[q][j] : -0.0f;
+            left[j] = bits < t_clear && (bits || keeps_all) ? acc[q][j] : -0.0f;
             if (bits >= t_lo && bits < t_hi) atomicAdd(&row->radix[(bits - t_lo) >> shift], 1u);
         }
-        store_quad(row->residual_out, begin + q * LANES * 4, n, aligned, left);
+        write_residual(a, begin + q * LANES * QUAD, aligned, left);
     }
     if (__any_sync(ALL, most >= INF_BITS) && lane_of() == 0) atomicOr(&p->nonfinite, 1);
     uint32_t n_all, at = warp_before(n_own, &n_all);
@@ -262,12 +250,39 @@ __device__ __forceinline__ void stream_span(const topk_row *row, uint32_t index,
         return;
     }
     at += first;
-    for (unsigned q = 0; q < QUADS; q++)
-        for (unsigned j = 0; j < 4; j++) {
-            if (magnitude(acc[q][j]) < t_lo) continue;
-            row->places[at] = (uint16_t)(q * LANES * 4 + lane_of() * 4 + j);
-            row->candidates[at++] = acc[q][j];
-        }
+    TAGC_UNROLL
+    for (unsigned q = 0; q < QUADS; q++) TAGC_UNROLL
+    for (unsigned j = 0; j < QUAD; j++) {
+        if (magnitude(acc[q][j]) < t_lo) continue;
+        row->places[at] = (uint16_t)(q * LANES * QUAD + lane_of() * QUAD + j);
+        row->candidates[at++] = acc[q][j];
+    }
+}
+
+template <int RESIDUAL>
+__device__ __forceinline__ void stream_either(const topk_row *row, uint32_t index, uint32_t t_lo,
+                                              uint32_t t_hi) {
+    if (row->acc.gradient_format == TAGC_FORMAT_BF16)
+        stream_span<RESIDUAL, TAGC_FORMAT_BF16>(row, index, t_lo, t_hi);
+    else
+        stream_span<RESIDUAL, TAGC_FORMAT_FP32>(row, index, t_lo, t_hi);
+}
+
+__device__ __forceinline__ void stream_any(const topk_row *row, uint32_t index, uint32_t t_lo,
+                                           uint32_t t_hi) {
+    switch (row->acc.residual_format) {
+    case TAGC_FORMAT_FP32:
+        stream_either<TAGC_FORMAT_FP32>(row, index, t_lo, t_hi);
+        break;
+    case TAGC_FORMAT_BF16:
+        stream_either<TAGC_FORMAT_BF16>(row, index, t_lo, t_hi);
+        break;
+    case TAGC_FORMAT_INT8:
+        stream_either<TAGC_FORMAT_INT8>(row, index, t_lo, t_hi);
+        break;
+    default:
+        stream_either<TAGC_FORMAT_INT4>(row, index, t_lo, t_hi);
+    }
 }
 
 /* In the row's last block: finds the range of the k-th largest, or decides to search all of acc. */
@@ -298,12 +313,12 @@ __device__ __forceinline__ void after_stream(const topk_row *row, digit_shared *
 }
 
 /* A block per tile. */
-static __global__ void __launch_bounds__(THREADS) stream_rows(work_of<topk_row> work) {
+static __global__ void __launch_bounds__(THREADS, 3) stream_rows(work_of<topk_row> work) {
     TAGC_SHARED(stream_shared, shared);
-    const topk_row *row = &work.rows[work.row_of_block[blockIdx.x]];
+    const topk_row *row = row_at<&topk_row::first_tile>(&work, blockIdx.x);
     const uint32_t index = (blockIdx.x - row->first_tile) * WARPS + warp_of();
     const uint32_t t_lo = row->progress->t_lo, t_hi = row->progress->t_hi;
-    if ((size_t)index * SPAN < row->n) stream_span(row, index, t_lo, t_hi);
+    if ((size_t)index * SPAN < row->n) stream_any(row, index, t_lo, t_hi);
     if (is_last_block(&row->progress->tickets[0], row->n_tiles, &shared.digit.is_last))
         after_stream(row, &shared.digit);
 }
@@ -318,7 +333,7 @@ struct chunk_of {
 
 __device__ __forceinline__ chunk_of chunk_here(const work_of<topk_row> *work) {
     chunk_of c;
-    c.row = &work->rows[work->row_of_block[blockIdx.x]];
+    c.row = row_at<&topk_row::first_chunk>(work, blockIdx.x);
     c.index = blockIdx.x - c.row->first_chunk;
     c.begin = (size_t)c.index * c.row->chunk;
     c.n = c.begin < c.row->n ? (uint32_t)smaller<size_t>(c.row->n - c.begin, c.row->chunk) : 0;
@@ -329,8 +344,12 @@ __device__ __forceinline__ chunk_of chunk_here(const work_of<topk_row> *work) {
 template <typename visitor> __device__ __forceinline__ void each_candidate(const chunk_of *c, visitor visit) {
     const topk_row *row = c->row;
     if (row->progress->is_dense) {
-        const float *acc = row->residual_out + c->begin;
-        for (uint32_t i = threadIdx.x; i < c->n; i += THREADS) visit(i, acc[i]);
+        /* The sweep has left acc where it is stored as fp32, perhaps over the old residual. */
+        const float *acc = row->acc.residual_format == TAGC_FORMAT_FP32
+                               ? static_cast<const float *>(row->acc.residual_out) + c->begin
+                               : nullptr;
+        for (uint32_t i = threadIdx.x; i < c->n; i += THREADS)
+            visit(i, acc ? acc[i] : acc_at(&row->acc, c->begin + i));
         return;
     }
     const uint32_t n_spans = (c->n + SPAN - 1) / SPAN;

@@ -4,8 +4,12 @@
  *            elements
  *   gather   writes a bitmap per chunk, and indices and values in order, and counts the codes of each width; the row's last
  *            block chooses the best width, as the processor does, and writes the start of the body
- *   emit     writes codes of positions, and values with their scales; the residual gets the loss
- */
+ *   emit     writes codes of positions, and values with their scales; a residual in fp32 or bf16 gets the loss
+ *   settle   puts losses into a residual of integers
+ *
+ * In a residual of integers, a value that fits into the exponent of its block is one code more: candidates that were not sent get theirs
+ * in `gather`. A block with a value that does not fit is a misfit, and `settle` makes it once more from the addends, as it makes all blocks
+ * of a row that is dense. Either way the block is what the processor makes of all its values. */
 #ifndef TAGC_GPU_CUDA_TOPK_CUH
 #define TAGC_GPU_CUDA_TOPK_CUH
 
@@ -87,7 +91,7 @@ struct gather_shared {
     uint32_t before[CHUNK_WORDS]; /* items in front of each word */
     scan_shared<uint32_t> scan;
     scan_shared<unsigned long long> wide;
-    uint32_t codes[(N_WIDTHS + 1) / 2];
+    uint32_t codes[(N_WIDTHS + 1) / 2], misfits[MISFIT_WORDS];
     unsigned long long sampled[N_WIDTHS];
     int bits;
     unsigned is_last;
@@ -232,6 +236,7 @@ __device__ __forceinline__ void make_bitmap(const chunk_of *c, gather_shared *s,
     const int all = keeps_all(row);
     uint32_t n = 0, total;
     for (uint32_t i = threadIdx.x; i < n_words; i += THREADS) s->sent[i] = s->ties[i] = 0;
+    if (threadIdx.x < MISFIT_WORDS) s->misfits[threadIdx.x] = 0;
     __syncthreads();
     each_candidate(c, [&](uint32_t position, float value) {
         const uint32_t bits = magnitude(value), bit = 1u << position % 32;
@@ -254,6 +259,13 @@ __device__ __forceinline__ void make_bitmap(const chunk_of *c, gather_shared *s,
     __syncthreads();
 }
 
+/* Puts a value into a residual of integers, or notes its block as a misfit. at: the position in the chunk. */
+__device__ __forceinline__ void put_or_note(const chunk_of *c, uint32_t at, float value, uint32_t *misfits) {
+    const uint32_t block = at / TAGC_RESIDUAL_BLOCK;
+    if (!put_code(&c->row->acc, (uint32_t)c->begin + at, value))
+        atomicOr(&misfits[block / 32], 1u << block % 32);
+}
+
 /* A block per chunk. */
 static __global__ void __launch_bounds__(THREADS) gather_rows(work_of<topk_row> work) {
     TAGC_SHARED(gather_shared, shared);
@@ -273,9 +285,13 @@ static __global__ void __launch_bounds__(THREADS) gather_rows(work_of<topk_row> 
     make_bitmap(&c, s, w, n_words);
     uint32_t *bitmap = row->bitmap + c.begin / 32;
     for (uint32_t i = threadIdx.x; i < n_words; i += THREADS) bitmap[i] = s->sent[i];
+    const int puts = has_exponents(row->acc.residual_format) && !row->progress->is_dense;
     each_candidate(&c, [&](uint32_t position, float value) {
         const uint32_t word = s->sent[position / 32], bit = 1u << position % 32;
-        if (!(word & bit)) return;
+        if (!(word & bit)) {
+            if (puts) put_or_note(&c, position, value, s->misfits);
+            return;
+        }
         const uint32_t item = first_item + s->before[position / 32] + (uint32_t)__popc(word & (bit - 1));
         row->indices[item] = (uint32_t)(c.begin + position);
         row->values[item] = value;
@@ -291,6 +307,8 @@ static __global__ void __launch_bounds__(THREADS) gather_rows(work_of<topk_row> 
         if (lane_of() == 0 && codes[i]) atomicAdd(&s->codes[i], codes[i]);
     }
     __syncthreads();
+    if (puts && threadIdx.x < MISFIT_WORDS)
+        row->misfits[c.index * MISFIT_WORDS + threadIdx.x] = s->misfits[threadIdx.x];
     if (threadIdx.x < (N_WIDTHS + 1) / 2) row->chunks[c.index].codes[threadIdx.x] = s->codes[threadIdx.x];
     if (is_last_block(&row->progress->tickets[5], row->n_grid_chunks, &s->is_last)) write_front(row, s);
 }
@@ -387,6 +405,13 @@ __host__ __device__ __forceinline__ uint32_t task_values(const value_format *f) 
     return TASK_BLOCKS * (has_scales(f->values) ? (uint32_t)f->block : 128u);
 }
 
+__device__ __forceinline__ void leave_error(const topk_row *row, uint32_t item, float error) {
+    if (has_exponents(row->acc.residual_format))
+        row->values[item] = error; /* for `settle` */
+    else
+        put_plain(&row->acc, row->indices[item], error);
+}
+
 __device__ __forceinline__ void emit_values(const topk_row *row, uint32_t task) {
     const value_format *f = &row->format;
     const uint32_t n = row->progress->n_sent, each = task_values(f);
@@ -400,11 +425,11 @@ __device__ __forceinline__ void emit_values(const topk_row *row, uint32_t task) 
             const float x = values[i];
             if (f->values == TAGC_FORMAT_FP32) {
                 store32(bytes + 4 * (size_t)i, bits_of(x));
-                row->residual_out[row->indices[i]] = -0.0f;
+                leave_error(row, i, -0.0f);
             } else {
                 const uint32_t half = half_of(x);
                 store16(bytes + 2 * (size_t)i, half);
-                row->residual_out[row->indices[i]] = lost(x, float_of(half << 16));
+                leave_error(row, i, lost(x, float_of(half << 16)));
             }
         }
         return;
@@ -418,19 +443,81 @@ __device__ __forceinline__ void emit_values(const topk_row *row, uint32_t task) 
                                        (smaller(n - lower, block) + HALF - 1) / HALF, get};
     encode_block(f, &here, bytes + 2 * ((size_t)at >> f->shift),
                  bytes + scales_bytes(f, n) + (size_t)at * (size_t)bits_per_value(f->values) / 8,
-                 [&](unsigned i, float, float error) { row->residual_out[row->indices[at + i]] = error; });
+                 [&](unsigned i, float, float error) { leave_error(row, at + i, error); });
 }
 
 /* A block per chunk, then one per task of values. */
 static __global__ void __launch_bounds__(THREADS)
-    emit_rows(work_of<topk_row> work, unsigned n_chunks, const uint32_t *row_of_task) {
+    emit_rows(work_of<topk_row> work, unsigned n_chunks, work_of<topk_row> tasks) {
     TAGC_SHARED(emit_shared, shared);
     if (blockIdx.x < n_chunks) {
         emit_positions(&work, &shared);
         return;
     }
-    const topk_row *row = &work.rows[row_of_task[blockIdx.x - n_chunks]];
-    emit_values(row, blockIdx.x - n_chunks - row->first_value_task);
+    const uint32_t task = blockIdx.x - n_chunks;
+    const topk_row *row = row_at<&topk_row::first_value_task>(&tasks, task);
+    emit_values(row, task - row->first_value_task);
+}
+
+/* ---- settle ---- */
+
+struct settle_shared {
+    float values[WARPS][TAGC_RESIDUAL_BLOCK];
+    uint32_t misfits[MISFIT_WORDS];
+};
+
+/* The first of the items [first, end) whose index is `at` or more; end if there is none. */
+__device__ __forceinline__ uint32_t item_from(const uint32_t *indices, uint32_t first, uint32_t end,
+                                              size_t at) {
+    while (first < end) {
+        const uint32_t middle = first + (end - first) / 2;
+        if (indices[middle] < at)
+            first = middle + 1;
+        else
+            end = middle;
+    }
+    return first;
+}
+
+/* Writes a whole block of the residual, of which `at` is the first value. room: (TAGC_RESIDUAL_BLOCK) of this warp alone. */
+__device__ __forceinline__ void make_again(const topk_row *row, size_t at, uint32_t first, uint32_t end,
+                                           float *room) {
+    const acc_arrays *a = &row->acc;
+    const int aligned = is_aligned(a);
+    const unsigned own = lane_of() * QUAD;
+    const raw_quad gradient = load_gradient(a, at + own, aligned),
+                   residual = load_residual(a, at + own, aligned);
+    for (unsigned j = 0; j < QUAD; j++)
+        room[own + j] =
+            value_of(a->gradient_format, &gradient, j) + value_of(a->residual_format, &residual, j);
+    __syncwarp();
+    for (uint32_t i = item_from(row->indices, first, end, at) + lane_of();
+         i < end && row->indices[i] < at + TAGC_RESIDUAL_BLOCK; i += LANES)
+        room[row->indices[i] - at] = row->values[i];
+    __syncwarp();
+    write_residual(a, at + own, aligned, room + own);
+    __syncwarp();
+}
+
+/* A block per chunk. */
+static __global__ void __launch_bounds__(THREADS) settle_rows(work_of<topk_row> work) {
+    TAGC_SHARED(settle_shared, shared);
+    settle_shared *s = &shared;
+    const chunk_of c = chunk_here(&work);
+    const topk_row *row = c.row;
+    const state *p = row->progress;
+    if (!has_exponents(row->acc.residual_format) || p->nonfinite || c.n == 0) return;
+    const chunk_state *chunk = &row->chunks[c.index];
+    const uint32_t first = chunk->begin, end = first + chunk->n_above + chunk->n_ties_sent;
+    if (threadIdx.x < MISFIT_WORDS)
+        s->misfits[threadIdx.x] = p->is_dense ? ALL : row->misfits[c.index * MISFIT_WORDS + threadIdx.x];
+    __syncthreads();
+    for (uint32_t i = first + threadIdx.x; i < end && !p->is_dense; i += THREADS)
+        put_or_note(&c, row->indices[i] - (uint32_t)c.begin, row->values[i], s->misfits);
+    __syncthreads();
+    for (uint32_t b = warp_of(); b * TAGC_RESIDUAL_BLOCK < c.n; b += WARPS)
+        if (s->misfits[b / 32] >> b % 32 & 1)
+            make_again(row, c.begin + (size_t)b * TAGC_RESIDUAL_BLOCK, first, end, s->values[warp_of()]);
 }
 
 } // namespace tagc_cuda

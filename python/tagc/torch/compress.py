@@ -91,8 +91,8 @@ def compress(
     mild, mild_sparsity: format and sparsity of attention and positions: "dense" or one of `values`; default
         "int4" at 0.85.
     exchange: "direct" (default), "packed", "sketch" (the paper's) or "dense".
-    residual: how what was not sent is stored between steps: "fp32" (default), or with exchange "direct" and
-        codec "host" "bf16", "int8" or "int4", in 2, 1 or 0.5 bytes per value. Rounding is stochastic: what it
+    residual: how what was not sent is stored between steps: "fp32" (default), or with exchange "direct"
+        "bf16", "int8" or "int4", in 2, 1 or 0.5 bytes per value. Rounding is stochastic: what it
         loses is zero on average.
     parameters: FSDP2: format in which parameters are gathered: None (torch's own), "bf16", "int8", or the
         changes since the last gather: "delta8", "delta4", "delta2" (these take 2 bytes per parameter on every
@@ -256,8 +256,6 @@ def _prepare(
                     f"the model is on {streams.device_of(model)}: under torchft it must be in CPU memory",
                 )
             staging = Staging(found, settings.codec_on())
-            if staging.kernels is not None:
-                settings.check_kernels()
         elif settings.codec == "device":
             raise Error("unsupported", "codec is 'device', and the model is in CPU memory")
     except Exception as problem:

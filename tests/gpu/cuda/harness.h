@@ -86,6 +86,7 @@ constexpr int STOPPED = 70; /* exit status */
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __restrict__ __restrict
 
 #define threadIdx (harness::thread_index())

@@ -10,6 +10,7 @@
 extern "C" {
 #include "codec/bf16.h"
 #include "codec/delta.h"
+#include "codec/residual.h"
 #include "codec/select.h"
 #include "core/memory.h"
 #include "gpu/maker.h"
@@ -53,7 +54,8 @@ static int trial_now;
 /* Memory that both makers reach. */
 #ifdef TAGC_CUDA_HARNESS
 static void *take_memory(size_t n_bytes) {
-    return malloc(n_bytes ? n_bytes : 1);
+    void *bytes = nullptr;
+    return posix_memalign(&bytes, TAGC_ALIGNMENT, n_bytes ? n_bytes : 1) ? nullptr : bytes;
 }
 static void give_memory(void *bytes) {
     free(bytes);
@@ -153,6 +155,11 @@ static void fill(int kind, const array<float> &x) {
     for (size_t i = 0; i < x.n; i++) x.at()[i] = drawn(kind, i, begin);
 }
 
+static void random_formats(tagc_code_options *o) {
+    o->residual = (int)random_below(TAGC_FORMAT_INT4 + 1);
+    o->gradient = (int)random_below(TAGC_FORMAT_BF16 + 1);
+}
+
 static tagc_code_options random_options(size_t most) {
     static const int blocks[] = {16, 32, 128, 512, 4096};
     tagc_code_options o = {};
@@ -162,6 +169,7 @@ static tagc_code_options random_options(size_t most) {
     o.block = blocks[random_below(random_below(4) ? 3 : 5)];
     o.sparse = random_below(3) != 0;
     if (o.sparse && random_below(12)) o.k = random_below(random_below(4) ? o.n / 10 + 1 : o.n + 1);
+    random_formats(&o);
     return o;
 }
 
@@ -185,10 +193,11 @@ static std::vector<tagc_batch_result> run_batch(const tagc_batch_maker *maker, t
     return std::vector<tagc_batch_result>(results.at(), results.at() + rows.size());
 }
 
-/* The arrays of one row, once for each maker. */
+/* The arrays of one row, once for each maker: gradient and residuals as they are stored. */
 struct fragment {
-    array<float> gradient, residual, next, sums;
-    array<uint8_t> body;
+    array<uint8_t> gradient, residual, next, body;
+    array<float> sums;
+    uint32_t seed = 0;
     int in_place = 0, has_residual = 1;
 };
 
@@ -198,6 +207,7 @@ static void copy(fragment *to, const fragment *from) {
     to->next.copy(from->next);
     to->sums.copy(from->sums);
     to->body.copy(from->body);
+    to->seed = from->seed;
     to->in_place = from->in_place;
     to->has_residual = from->has_residual;
 }
@@ -206,14 +216,43 @@ static size_t random_offset() {
     return random_below(2) ? 0 : random_below(16);
 }
 
+static size_t size_of(int format) {
+    return format == TAGC_FORMAT_BF16 ? sizeof(uint16_t) : sizeof(float);
+}
+
+/* Integers lie at multiples of TAGC_ALIGNMENT. */
+static void make_stored(int format, size_t n, size_t offset, array<uint8_t> *row) {
+    row->make(tagc_residual_bytes(format, n), format > TAGC_FORMAT_BF16 ? 0 : offset * size_of(format));
+}
+
+static void put_gradient(const tagc_code_options *o, const array<float> &values, fragment *f) {
+    void *to = f->gradient.at();
+    if (o->gradient == TAGC_FORMAT_BF16)
+        tagc_bf16_narrow(values.at(), static_cast<uint16_t *>(to), o->n);
+    else if (o->n)
+        memcpy(to, values.at(), o->n * sizeof(float));
+}
+
+static void put_residual(const tagc_code_options *o, const array<float> &values, fragment *f) {
+    tagc_residual_write(o->residual, o->n, values.at(), 0, o->n, 7, f->residual.at());
+}
+
 static void make_fragment(const tagc_code_options *o, int kind, fragment *f) {
     const size_t offset = random_offset();
-    array<float> *arrays[] = {&f->gradient, &f->residual, &f->next, &f->sums};
-    for (array<float> *a : arrays) a->make(o->n, random_below(2) ? offset : random_offset());
-    fill(kind, f->gradient);
-    fill(kind == HUGE_ONES || kind == ALIKE ? (int)ZEROS : kind, f->residual);
+    auto place = [offset] { return random_below(2) ? offset : random_offset(); };
+    array<float> values;
+    values.make(o->n, 0);
+    f->gradient.make(o->n * size_of(o->gradient), place() * size_of(o->gradient));
+    make_stored(o->residual, o->n, place(), &f->residual);
+    make_stored(o->residual, o->n, place(), &f->next);
+    f->sums.make(o->n, place());
+    fill(kind, values);
+    put_gradient(o, values, f);
+    fill(kind == HUGE_ONES || kind == ALIKE ? (int)ZEROS : kind, values);
+    put_residual(o, values, f);
     f->body.make(tagc_code_of(o)->max_bytes(o), random_below(8));
-    f->in_place = random_below(2);
+    f->seed = (uint32_t)random_u64();
+    f->in_place = o->residual == TAGC_FORMAT_FP32 && o->gradient == TAGC_FORMAT_FP32 && random_below(2);
     f->has_residual = o->sparse || random_below(4);
 }
 
@@ -223,6 +262,7 @@ static tagc_batch_row encode_row(const tagc_code_options *o, const fragment *f) 
     row.gradient = f->gradient.at();
     row.residual_in = f->has_residual ? f->residual.at() : nullptr;
     row.residual_out = f->has_residual ? (f->in_place ? f->residual.at() : f->next.at()) : nullptr;
+    row.seed = f->seed;
     row.body = f->body.at();
     return row;
 }
@@ -248,12 +288,24 @@ static void spoil(const array<float> &x) {
     if (x.n) x.at()[random_below(x.n)] = bad[random_below(4)];
 }
 
+/* One value of n becomes infinite, not a number, or about the largest that there is. */
+static void spoil_stored(int format, size_t n, const array<uint8_t> &row) {
+    static const uint32_t bad[] = {0x7fc00000u, 0x7f800000u, 0xff800000u, 0x7f7f0000u};
+    const uint32_t bits = bad[random_below(4)];
+    const size_t at = n ? random_below(n) : 0;
+    if (n && format == TAGC_FORMAT_FP32) memcpy(row.at() + 4 * at, &bits, 4);
+    if (n && format == TAGC_FORMAT_BF16) memcpy(row.at() + 2 * at, (const char *)&bits + 2, 2);
+    if (n && format > TAGC_FORMAT_BF16) /* the exponent of a block: its codes of two and more overflow */
+        row.at()[at / (format == TAGC_FORMAT_INT8 ? 128 : 32)] = 254;
+}
+
 static void make_case(batch_case *c, size_t most, int kind) {
     for (size_t i = 0; i < c->options.size(); i++) {
+        const tagc_code_options *o = &c->options[i];
         c->options[i] = random_options(most);
-        make_fragment(&c->options[i], kind < 0 ? (int)random_below(N_FILLS) : kind, &c->cpu[i]);
-        if (random_below(12) == 0) spoil(c->cpu[i].gradient);
-        if (random_below(12) == 0) spoil(c->cpu[i].residual);
+        make_fragment(o, kind < 0 ? (int)random_below(N_FILLS) : kind, &c->cpu[i]);
+        if (random_below(12) == 0) spoil_stored(o->gradient, o->n, c->cpu[i].gradient);
+        if (random_below(12) == 0) spoil_stored(o->residual, o->n, c->cpu[i].residual);
         copy(&c->cuda[i], &c->cpu[i]);
     }
 }
@@ -292,9 +344,8 @@ static size_t encode_another(const tagc_code_options *o, array<uint8_t> *body) {
     return n;
 }
 
-static void insert_plain(std::vector<tagc_body> *bodies, size_t place, const array<float> &values) {
-    const void *bytes = values.at();
-    bodies->insert(bodies->begin() + (std::ptrdiff_t)place, {static_cast<const uint8_t *>(bytes), 0, 1});
+static void insert_plain(std::vector<tagc_body> *bodies, size_t place, const array<uint8_t> &values) {
+    bodies->insert(bodies->begin() + (std::ptrdiff_t)place, {values.at(), 0, 1});
 }
 
 /* Each row adds its own body, others, and perhaps a plain one, in any order. */
@@ -304,7 +355,7 @@ static void check_decode(const batch_case *c, const std::vector<tagc_batch_resul
     std::vector<tagc_batch_row> cpu, cuda;
     std::vector<std::vector<tagc_body>> bodies(n_rows), b_bodies(n_rows);
     std::vector<array<uint8_t>> exact(n_rows), others(3 * n_rows); /* of the length of the body */
-    std::vector<fragment> a(n_rows), b(n_rows);                    /* `next` is the plain body */
+    std::vector<fragment> a(n_rows), b(n_rows);                    /* the gradient is the plain body */
     for (size_t i = 0; i < n_rows; i++) {
         const tagc_encoded *e = &results[i].encoded;
         const size_t n_times = e->nonfinite ? 0 : random_below(4);
@@ -320,16 +371,20 @@ static void check_decode(const batch_case *c, const std::vector<tagc_batch_resul
         row.options = c->options[i];
         row.adds = (int)random_below(2);
         row.scale = random_below(2) ? 1.0f : 0.37f;
-        a[i].next.make(c->options[i].n, random_offset());
+        array<float> plain;
+        plain.make(c->options[i].n, 0);
+        a[i].gradient.make(plain.n * size_of(c->options[i].gradient),
+                           random_offset() * size_of(c->options[i].gradient));
         fill(random_below(6) ? (int)HEAVY : (int)HUGE_ONES, a[i].sums);
-        fill(random_below(6) ? (int)HEAVY : (int)HUGE_ONES, a[i].next);
+        fill(random_below(6) ? (int)HEAVY : (int)HUGE_ONES, plain);
+        put_gradient(&c->options[i], plain, &a[i]);
         b[i].sums.copy(a[i].sums);
-        b[i].next.copy(a[i].next);
+        b[i].gradient.copy(a[i].gradient);
         b_bodies[i] = bodies[i];
         if (random_below(2)) {
             const size_t place = random_below(n_times + 1);
-            insert_plain(&bodies[i], place, a[i].next);
-            insert_plain(&b_bodies[i], place, b[i].next);
+            insert_plain(&bodies[i], place, a[i].gradient);
+            insert_plain(&b_bodies[i], place, b[i].gradient);
         }
         row.n_bodies = (int)bodies[i].size();
         row.sums = a[i].sums.at();
@@ -427,7 +482,7 @@ static void check_one(tagc_code_options o, const array<float> &gradient) {
     std::vector<tagc_batch_result> results;
     c.options[0] = o;
     make_fragment(&o, ZEROS, &c.cpu[0]);
-    memcpy(c.cpu[0].gradient.at(), gradient.at(), o.n * sizeof(float));
+    put_gradient(&o, gradient, &c.cpu[0]);
     copy(&c.cuda[0], &c.cpu[0]);
     check_encode(&c, &results);
 }
@@ -455,6 +510,7 @@ static void test_misled(int trial) {
     o.sparse = 1;
     o.values = (int)random_below(6);
     o.block = 128;
+    random_formats(&o);
     array<float> x;
     x.make(o.n, 0);
     const std::vector<char> is_sampled = sampled_lines(o.n);
@@ -489,6 +545,7 @@ static void test_many_chunks(int trial) {
     o.sparse = 1;
     o.values = TAGC_FORMAT_INT2;
     o.block = 128;
+    o.residual = TAGC_FORMAT_INT8;
     array<float> x;
     x.make(o.n, 0);
     for (size_t i = 0; i < o.n; i++)

@@ -4,6 +4,8 @@
 #include "counts.h"
 #include "harness.h"
 extern "C" {
+#include "codec/bf16.h"
+#include "codec/residual.h"
 #include "core/memory.h"
 #include "gpu/maker.h"
 const tagc_maker *tagc_cuda_maker(void);
@@ -64,17 +66,22 @@ char *aligned(std::vector<char> &bytes) {
 
 /* As the gradients of a tensor are. */
 struct row_memory {
-    std::vector<char> gradient, residual, sums;
+    std::vector<char> gradient, residual, next, sums;
     std::vector<uint8_t> body;
-    explicit row_memory(size_t max_bytes)
-        : gradient(N * 4 + TAGC_ALIGNMENT), residual(gradient.size()), sums(gradient.size()),
-          body(max_bytes) {
+    explicit row_memory(const tagc_code_options *o)
+        : gradient(N * 4 + TAGC_ALIGNMENT), residual(gradient.size()), next(gradient.size()),
+          sums(gradient.size()), body(tagc_code_of(o)->max_bytes(o)) {
+        std::vector<float> g(N), r(N);
         for (size_t i = 0; i < N; i++) {
-            const float scale = i % 4096 < 900 ? 1.0f : 0.3f, g = random_normal() * scale,
-                        r = random_normal() * scale;
-            memcpy(aligned(gradient) + 4 * i, &g, 4);
-            memcpy(aligned(residual) + 4 * i, &r, 4);
+            const float scale = i % 4096 < 900 ? 1.0f : 0.3f;
+            g[i] = random_normal() * scale;
+            r[i] = random_normal() * scale;
         }
+        if (o->gradient == TAGC_FORMAT_BF16)
+            tagc_bf16_narrow(g.data(), reinterpret_cast<uint16_t *>(aligned(gradient)), N);
+        else
+            memcpy(aligned(gradient), g.data(), N * sizeof(float));
+        tagc_residual_write(o->residual, N, r.data(), 0, N, 1, aligned(residual));
     }
 };
 
@@ -90,6 +97,26 @@ std::vector<counts::kernel> counted(tagc_batch_kind kind, tagc_batch_row *row, t
     return counts::end();
 }
 
+/* Other arrays for a batch: one launch for eight rows, whose arguments have them, and no more. */
+void hold_point(const tagc_code_options *o, size_t n_rows, uint64_t n_launches) {
+    const tagc_batch_maker *maker = tagc_cuda_maker()->batches;
+    std::vector<tagc_batch_row> rows(n_rows);
+    std::vector<tagc_batch_result> results(n_rows);
+    for (tagc_batch_row &row : rows) row.options = *o;
+    std::vector<char> work(maker->work_bytes(TAGC_BATCH_ENCODE, rows.data(), n_rows, 1) + TAGC_ALIGNMENT);
+    tagc_batch *batch;
+    CHECK(maker->create(TAGC_BATCH_ENCODE, rows.data(), n_rows, results.data(), aligned(work), nullptr,
+                        nullptr, &batch) == TAGC_OK);
+    counts::begin();
+    CHECK(maker->point(batch, rows.data(), results.data()) == TAGC_OK);
+    const std::vector<counts::kernel> found = counts::end();
+    maker->destroy(batch);
+    CHECK(found.size() == 1 && found[0].name == "unpack_parcel");
+    printf("arrays of %zu rows: %d launches, %d allowed\n", n_rows, (int)found[0].n_launches,
+           (int)n_launches);
+    n_failed += found[0].n_launches > n_launches;
+}
+
 struct budgets {
     std::vector<budget> encode, validate, decode;
     double whole_encode, whole_validate, whole_decode;
@@ -97,12 +124,14 @@ struct budgets {
 
 void hold_code(const char *name, const tagc_code_options *o, const budgets &allowed) {
     char what[100];
-    row_memory memory(tagc_code_of(o)->max_bytes(o));
+    row_memory memory(o);
     tagc_batch_row row = {};
     tagc_batch_result result = {};
     row.options = *o;
     row.gradient = aligned(memory.gradient);
-    row.residual_in = row.residual_out = aligned(memory.residual);
+    row.residual_in = aligned(memory.residual);
+    row.residual_out = aligned(o->residual == TAGC_FORMAT_FP32 ? memory.residual : memory.next);
+    row.seed = 5;
     row.body = memory.body.data();
     snprintf(what, sizeof what, "%s, encode", name);
     hold(what, counted(TAGC_BATCH_ENCODE, &row, &result), allowed.encode, allowed.whole_encode);
@@ -141,24 +170,25 @@ int main() {
     dense.values = TAGC_FORMAT_INT4;
     sparse.block = dense.block = 128;
     sparse.sparse = 1;
-    /* A sweep of fp32 takes 12 bytes per value: gradient, residual, and the new residual. Beyond it, a whole encode may move 5. With
-     * gradients in bf16 and residuals of 8 bits, for which there are no kernels yet, that would be 4 and 5: at most 9. */
-    hold_code("95 % zero in 2 bits", &sparse,
+    const std::vector<budget> validate = {{"index_bodies", 0.06, 0.35, 0.005},
+                                          {"check_bodies", 0.14, 1.95, 0.005}};
+    const std::vector<budget> decode = {
+        {"index_bodies", 0.1, 1.2, 0.005}, {"clear_results", 0.01, 0.02, 0}, {"add_topk", 5.05, 18.3, 0.01}};
+    /* The sweep takes 12 bytes per value: gradient, residual, and the new residual. Beyond it, a whole encode may move 5. */
+    hold_code("fp32, 95 % zero in 2 bits", &sparse,
               {{{"sample_rows", 0.62, 0.95, 0.04},
                 {"stream_rows", 12.7, 27, 0.005},
                 {"refine_rows", 0.95, 4.3, 0.005},
                 {"count_rows", 0.4, 1.9, 0.005},
                 {"gather_rows", 1.1, 9.3, 0.03},
                 {"emit_rows", 1.5, 4.2, 0.015}},
-               {{"index_bodies", 0.06, 0.35, 0.005}, {"check_bodies", 0.14, 1.95, 0.005}},
-               {{"index_bodies", 0.1, 1.2, 0.005},
-                {"clear_results", 0.01, 0.02, 0},
-                {"add_topk", 5.05, 25.3, 0.005}},
+               validate,
+               decode,
                17,
                0.18,
                5.1});
-    hold_code("all in 4 bits", &dense,
-              {{{"clear_blocks", 0.01, 0.02, 0}, {"encode_blocks", 12.7, 32.2, 0.07}},
+    hold_code("fp32, all in 4 bits", &dense,
+              {{{"clear_blocks", 0.01, 0.02, 0}, {"encode_blocks", 12.7, 32.2, 0.05}},
                {{"index_bodies", 0.01, 0.05, 0.005}, {"check_bodies", 0.03, 1.2, 0.005}},
                {{"index_bodies", 0.01, 0.1, 0.005},
                 {"clear_results", 0.01, 0.02, 0},
@@ -166,5 +196,33 @@ int main() {
                12.8,
                0.04,
                4.65});
+    /* A gradient in bf16 and a residual of 8 bits: 4 bytes, and a 64th for exponents. */
+    sparse.residual = dense.residual = TAGC_FORMAT_INT8;
+    sparse.gradient = dense.gradient = TAGC_FORMAT_BF16;
+    hold_code("int8 and bf16, 95 % zero in 2 bits", &sparse,
+              {{{"sample_rows", 0.37, 0.75, 0.04},
+                {"stream_rows", 4.7, 31, 0.005},
+                {"refine_rows", 0.95, 4.3, 0.005},
+                {"count_rows", 0.4, 1.9, 0.005},
+                {"gather_rows", 1.3, 10, 0.03},
+                {"emit_rows", 0.68, 3.4, 0.015},
+                {"settle_rows", 0.73, 1.5, 0.005}},
+               validate,
+               decode,
+               9,
+               0.18,
+               5.1});
+    hold_code("int8 and bf16, all in 4 bits", &dense,
+              {{{"clear_blocks", 0.01, 0.02, 0}, {"encode_blocks", 4.65, 37, 0.05}},
+               {{"index_bodies", 0.01, 0.05, 0.005}, {"check_bodies", 0.03, 1.2, 0.005}},
+               {{"index_bodies", 0.01, 0.1, 0.005},
+                {"clear_results", 0.01, 0.02, 0},
+                {"add_blocks", 4.6, 39.9, 0.005}},
+               4.7,
+               0.04,
+               4.65});
+    hold_point(&sparse, 8, 1);
+    hold_point(&sparse, 64, 5);
+    hold_point(&dense, 16, 1);
     return n_failed != 0;
 }

@@ -1,6 +1,7 @@
 /* Reducers with kernels beside reducers on the processor: the same outputs, residuals, statistics and bytes on the wire, bit for
  * bit, with all ranks or some of them on a device, over several steps, and after steps that fail. Kernels are executed by the
  * harness, in the order that the fake runtime's streams allow, on memory that the host cannot touch. */
+#include "codec/bf16.h"
 #include "exchange/direct/direct.h"
 #include "sides.h"
 
@@ -38,6 +39,14 @@ static int same_residual(tagc_reducer *a, tagc_reducer *b, float *values_a, floa
                                  !memcmp(values_a, values_b, n * sizeof *values_a)));
 }
 
+/* In place. */
+static void narrow(float *values, size_t n) {
+    uint16_t *halves = malloc(n * sizeof *halves);
+    tagc_bf16_narrow(values, halves, n);
+    memcpy(values, halves, n * sizeof *halves);
+    free(halves);
+}
+
 static void fill_gradient(const trial *t, const rank_run *run, int step, float *values) {
     for (uint64_t i = 0; i < t->options.n_elems; i++)
         values[i] = random_gradient((uint64_t)(t->seed * 100 + step), run->rank, i);
@@ -46,6 +55,7 @@ static void fill_gradient(const trial *t, const rank_run *run, int step, float *
         values[i] = 3e38f; /* finite, and what the owners add up to is not */
     if (step == STEP_NOT_FINITE && run->rank == t->seed % run->world_size)
         values[(uint64_t)t->seed * 7919 % t->options.n_elems] = t->seed % 2 ? NAN : INFINITY;
+    if (t->options.gradient == TAGC_FORMAT_BF16) narrow(values, (size_t)t->options.n_elems);
 }
 
 /* ---- the same steps twice ---- */
@@ -85,6 +95,8 @@ static void run_failure(rank_run *run, trial *t, side *own, both *b) {
     tagc_status status = tagc_reducer_run(own->reducer, own->gradient, own->output, NULL);
     CHECK(run, status == TAGC_ERR_DEVICE);
     CHECK(run, same_residual(b->plain, own->reducer, b->residuals[0], b->residuals[1]));
+    /* That step counts, and the other reducer has not had it. */
+    CHECK(run, tagc_reducer_set_steps(own->reducer, tagc_reducer_steps(b->plain)) == TAGC_OK);
 }
 
 /* State goes in and out by way of the host. */
@@ -171,7 +183,8 @@ static trial make_trial(int seed, int world_size, size_t shard) {
     t.options.n_elems = (uint64_t)world_size * shard;
     t.options.format = seed % 6;
     t.options.sparsity = seed % 4 == 3 ? 0 : seed % 4 == 2 ? 0.8 : 0.95;
-    t.options.residual = TAGC_FORMAT_FP32; /* what kernels store, and else their default */
+    t.options.residual = seed % 5 - 1;
+    t.options.gradient = seed / 2 % 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     t.options.op = seed % 3 ? TAGC_OP_AVG : TAGC_OP_SUM;
     t.options.output = seed % 5 < 3 ? TAGC_OUTPUT_SHARD : TAGC_OUTPUT_UNIT;
     return t;
@@ -256,7 +269,12 @@ static void rank_counts(rank_run *run) {
         CHECK(run, fake_n_copied() - before > bodies / 4); /* fronts of messages have room to spare */
         CHECK(run, fake_n_copied() - before < t->options.n_elems * sizeof(float) / 10);
         CHECK(run, tagc_kernels_bytes(own.kernels) == n_live); /* a step takes no memory */
-        CHECK(run, n_live >= (t->options.n_elems * 3 + b.n_output) * sizeof(float));
+        size_t row_bytes = tagc_residual_bytes(TAGC_FORMAT_INT8, (size_t)t->options.n_elems / 2);
+        tagc_memory held;
+        tagc_memory_init(&held);
+        CHECK(run, tagc_comm_memory(run->comm, &held) == TAGC_OK);
+        CHECK(run, held.device_residual_bytes == 2 * row_bytes && held.device_spare_bytes == 2 * row_bytes);
+        CHECK(run, n_live >= (t->options.n_elems + b.n_output) * sizeof(float) + 4 * row_bytes);
     }
     free_both(t, &own, &b);
     close_side(run, &own);
@@ -267,6 +285,8 @@ static void test_bodies_alone_are_copied(void **state) {
     for (int output = TAGC_OUTPUT_SHARD; output <= TAGC_OUTPUT_UNIT; output++) {
         trial t = make_trial(4, 2, COUNTED_SHARD);
         t.options.format = TAGC_FORMAT_INT2;
+        t.options.residual = TAGC_FORMAT_INT8;
+        t.options.gradient = TAGC_FORMAT_FP32;
         t.options.output = output;
         run_trial(&t, 2, rank_counts, FAKE_EAGER);
     }
@@ -316,10 +336,6 @@ static void rank_is_refused(rank_run *run) {
     options.sparsity = -1;
     CHECK(run, create(run, &own, &options, &reducer) == TAGC_ERR_UNSUPPORTED); /* rank 1, too */
     CHECK(run, strstr(tagc_last_error(), "exchange is dense, but kernels support only direct"));
-    options = t->options;
-    options.residual = TAGC_FORMAT_INT8;
-    CHECK(run, create(run, &own, &options, &reducer) == TAGC_ERR_UNSUPPORTED);
-    CHECK(run, strstr(tagc_last_error(), "residual is int8, but kernels support only fp32"));
     options = t->options;
     options.ranks_per_host = 2;
     CHECK(run, create(run, &own, &options, &reducer) == TAGC_ERR_UNSUPPORTED);

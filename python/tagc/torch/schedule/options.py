@@ -141,19 +141,8 @@ class Options:
                 f"residual is {self.residual!r}, which is for exchange 'direct'; this one is "
                 f"{self.exchange!r}",
             )
-        if self.codec == "device":
-            self.check_kernels()
         if not callable(self.layers):
             _choice("layers", self.layers, policy.LAYERS)
-
-    def check_kernels(self) -> None:
-        """Raises an Error if kernels cannot store the residual as it was asked for."""
-        if self.residual != "fp32":
-            raise Error(
-                "unsupported",
-                f"residual is {self.residual!r}, and with the codec on a device it can only be 'fp32': leave "
-                "it out, or use codec 'host'",
-            )
 
     def stored(self) -> dict[str, int]:
         """Returns the field of tagc_reducer_options that says how residuals are stored."""
@@ -163,8 +152,6 @@ class Options:
         """Returns the same options for gradients on a device."""
         if self.transport == "group":
             return "device"
-        if self.codec is None and self.residual != "fp32":
-            return "host"
         return self.codec if self.exchange == "direct" else "host"
 
     def is_scheduled(self, kind: str) -> bool:
