@@ -28,25 +28,28 @@ typedef struct tagc_pace {
 
 /* ---- comm thread ---- */
 
-/* Keeps the first reason, because later failures follow from it. */
-static void comm_break(tagc_comm *comm, const char *text) {
+/* The text is what stands before the reason, the reason, and what stands behind it. */
+static void comm_break(tagc_comm *comm, const char *before, const char *reason, const char *behind) {
+    size_t n_around = strlen(before) + strlen(behind);
     pthread_mutex_lock(&comm->lock);
-    if (!comm->broken) {
+    if (!comm->broken) { /* the first reason stays, because later failures follow from it */
         comm->broken = 1;
-        snprintf(comm->error, sizeof comm->error, "%s", text);
+        snprintf(comm->reason, sizeof comm->reason, "%s", reason);
+        snprintf(comm->error, sizeof comm->error, "%s%.*s%s", before,
+                 (int)(sizeof comm->error - 1 - n_around), reason, behind);
         pthread_cond_signal(&comm->wake);
     }
     pthread_mutex_unlock(&comm->lock);
 }
 
 static void comm_break_by(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
-    char text[TAGC_ERROR_TEXT_BYTES];
-    snprintf(text, sizeof text, "%s", tagc_last_error());
-    if (!text[0])
-        snprintf(text, sizeof text, "transport %s: %s (leg %s)", comm->ops->name, tagc_status_name(status),
-                 tagc_leg_name((int)ticket->leg));
+    char reason[TAGC_ERROR_TEXT_BYTES], leg[32];
+    snprintf(reason, sizeof reason, "%s", tagc_last_error());
+    if (!reason[0])
+        snprintf(reason, sizeof reason, "transport %s: %s", comm->ops->name, tagc_status_name(status));
+    snprintf(leg, sizeof leg, " (leg %s)", tagc_leg_name((int)ticket->leg));
     ticket->status = status;
-    comm_break(comm, text);
+    comm_break(comm, "", reason, leg);
 }
 
 static void finish(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
@@ -116,10 +119,12 @@ static int is_late(const tagc_comm *comm, const tagc_ticket *ticket, double now_
     int is_silent = now_s - silent_since_s > timeout_s;
     if (!is_silent && !(total_s > 0 && now_s - ticket->start_s > total_s)) return 0;
     char peer[32] = "";
-    if (waiting_for >= 0) snprintf(peer, sizeof peer, ", waiting for rank %d", waiting_for);
-    tagc_fail(TAGC_ERR_TRANSPORT,
-              is_silent ? "no answer within %g s (leg %s%s)" : "not complete within %g s (leg %s%s)",
-              is_silent ? timeout_s : total_s, tagc_leg_name((int)ticket->leg), peer);
+    if (waiting_for >= 0)
+        snprintf(peer, sizeof peer, is_silent ? " from rank %d" : ", waiting for rank %d", waiting_for);
+    if (is_silent)
+        tagc_fail(TAGC_ERR_TRANSPORT, "no answer%s within %g s", peer, timeout_s);
+    else
+        tagc_fail(TAGC_ERR_TRANSPORT, "not complete within %g s%s", total_s, peer);
     return 1;
 }
 
@@ -155,7 +160,7 @@ static int poll_active(tagc_comm *comm, tagc_ticket **active, double *moved_s) {
 /* The posters get their buffers back only after the transport has released them. The ticket that broke the comm carries
  * its status. */
 static void fail_all(tagc_comm *comm, tagc_ticket *active, tagc_ticket *waiting) {
-    if (active) comm->ops->cancel(comm->context, comm->error);
+    if (active) comm->ops->cancel(comm->context, comm->reason);
     for (tagc_ticket *next; active; active = next) {
         next = active->next;
         finish(comm, active, active->status == TAGC_OK ? TAGC_ERR_TRANSPORT : active->status);
@@ -424,9 +429,9 @@ tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int r
 void tagc_comm_abort(tagc_comm *comm, const char *reason) {
     if (!comm) return;
     if (!reason) reason = "no reason given";
-    char text[TAGC_ERROR_TEXT_BYTES];
-    snprintf(text, sizeof text, "this rank (%d) gave up: %s", comm->rank, reason);
-    comm_break(comm, text);
+    char before[64];
+    snprintf(before, sizeof before, "this rank (%d) gave up: ", comm->rank);
+    comm_break(comm, before, reason, "");
     comm->ops->abort(comm->context, reason);
 }
 

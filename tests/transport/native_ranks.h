@@ -8,9 +8,13 @@
 
 #include "tagc/native.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
-enum { NATIVE_TEST_RANKS = 16 };
+enum { NATIVE_TEST_RANKS = 16, NATIVE_TEST_HELLO = 48 };
 
 typedef struct native_group {
     int world_size;
@@ -86,6 +90,30 @@ static inline tagc_comm *native_comm(rank_run *run, native_group *group) {
     tagc_native *native = native_open(run, group);
     pthread_barrier_wait(&group->opened);
     return native ? native_join(run, group, native) : NULL;
+}
+
+/* ---- a peer that is a bare socket ---- */
+
+static inline int native_dial(const unsigned char *address) {
+    struct sockaddr_in to = {.sin_family = AF_INET};
+    memcpy(&to.sin_port, address + 8, 2);
+    memcpy(&to.sin_addr, address + 16, 4);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&to, sizeof to) == 0) return fd;
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+static inline void native_hello(unsigned char *hello, int kind, int from, int to, int index, int key_from,
+                                int key_to) {
+    memset(hello, 0, NATIVE_TEST_HELLO);
+    memcpy(hello, "tagc", 4);
+    hello[4] = 1;
+    hello[5] = (unsigned char)kind;
+    hello[6] = (unsigned char)index;
+    hello[8] = (unsigned char)from;
+    hello[12] = (unsigned char)to;
+    native_key(key_from, key_to, hello + 16);
 }
 
 static inline int has(const char *part) {

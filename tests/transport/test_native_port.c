@@ -7,35 +7,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { HELLO_BYTES = 48, N_FLOOD = 400 };
+enum { N_FLOOD = 400 };
 
 /* ---- an attacker ---- */
 
-static int dial(const unsigned char *address) {
-    struct sockaddr_in to = {.sin_family = AF_INET};
-    memcpy(&to.sin_port, address + 8, 2);
-    memcpy(&to.sin_addr, address + 16, 4);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (fd >= 0 && connect(fd, (struct sockaddr *)&to, sizeof to) == 0) return fd;
-    if (fd >= 0) close(fd);
-    return -1;
-}
-
-static void make_hello(unsigned char *hello, int kind, int from, int to, int index, int key_from,
-                       int key_to) {
-    memset(hello, 0, HELLO_BYTES);
-    memcpy(hello, "tagc", 4);
-    hello[4] = 1;
-    hello[5] = (unsigned char)kind;
-    hello[6] = (unsigned char)index;
-    hello[8] = (unsigned char)from;
-    hello[12] = (unsigned char)to;
-    native_key(key_from, key_to, hello + 16);
-}
-
 /* Whether the port closes the connection after these bytes, and says nothing. */
 static int is_refused(const unsigned char *address, const unsigned char *bytes, size_t n_bytes) {
-    int fd = dial(address);
+    int fd = native_dial(address);
     if (fd < 0) return 0;
     unsigned char answer;
     int is_sent = send(fd, bytes, n_bytes, MSG_NOSIGNAL) == (ssize_t)n_bytes;
@@ -53,7 +31,7 @@ typedef struct attack {
 static void *attack_rank_0(void *arg) {
     attack *a = arg;
     const unsigned char *address = a->group->addresses[0];
-    unsigned char hello[HELLO_BYTES], noise[4096];
+    unsigned char hello[NATIVE_TEST_HELLO], noise[4096];
     for (size_t i = 0; i < sizeof noise; i++) noise[i] = (unsigned char)pattern_hash(1, i, 2, 3);
     static const int wrong[][6] = {
         /* kind, from, to, index, and whose key */
@@ -68,10 +46,10 @@ static void *attack_rank_0(void *arg) {
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         const int *w = wrong[i];
-        make_hello(hello, w[0], w[1], w[2], w[3], w[4], w[5]);
+        native_hello(hello, w[0], w[1], w[2], w[3], w[4], w[5]);
         a->n_refused_wrongly += !is_refused(address, hello, sizeof hello);
     }
-    make_hello(hello, 1, 1, 0, 0, 1, 0);
+    native_hello(hello, 1, 1, 0, 0, 1, 0);
     hello[4] = 2; /* another version */
     a->n_refused_wrongly += !is_refused(address, hello, sizeof hello);
     hello[4] = 1;
@@ -79,7 +57,7 @@ static void *attack_rank_0(void *arg) {
     a->n_refused_wrongly += !is_refused(address, hello, sizeof hello);
     a->n_refused_wrongly += !is_refused(address, noise, sizeof noise);
     for (int i = 0; i < N_FLOOD; i++) { /* these say one byte, and no more */
-        a->idle[i] = dial(address);
+        a->idle[i] = native_dial(address);
         a->n_open += a->idle[i] >= 0 && send(a->idle[i], "t", 1, MSG_NOSIGNAL) == 1;
     }
     return NULL;
@@ -102,7 +80,7 @@ static void besieged_body(rank_run *run) {
     CHECK(run, tagc_native_refused(native) == (run->rank == 0 ? 11 + N_FLOOD : 0));
     tagc_comm *comm;
     CHECK(run, tagc_comm_create_native(native, NULL, &comm) == TAGC_OK);
-    CHECK(run, dial(group->addresses[run->rank]) < 0); /* the port is closed */
+    CHECK(run, native_dial(group->addresses[run->rank]) < 0); /* the port is closed */
     CHECK(run, pattern_storm(comm, 7, 3, 100000) == 0);
     CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
     tagc_comm_destroy(comm);
@@ -139,13 +117,13 @@ static void test_repeated_key(void **state) {
     memcpy(group->addresses[1], group->addresses[0], TAGC_NATIVE_ADDRESS_BYTES);
     pthread_t rank_0;
     pthread_create(&rank_0, NULL, connect_rank_0, &run);
-    unsigned char hello[HELLO_BYTES], answer[HELLO_BYTES];
+    unsigned char hello[NATIVE_TEST_HELLO], answer[NATIVE_TEST_HELLO];
     int fds[2], n_answered = 0, is_repeat_refused = 0;
     for (int i = 0; i < 2; i++) {
-        make_hello(hello, 1, 1, 0, i, 1, 0);
-        fds[i] = dial(group->addresses[0]);
-        n_answered += fds[i] >= 0 && send(fds[i], hello, sizeof hello, MSG_NOSIGNAL) == HELLO_BYTES &&
-                      recv(fds[i], answer, sizeof answer, MSG_WAITALL) == HELLO_BYTES;
+        native_hello(hello, 1, 1, 0, i, 1, 0);
+        fds[i] = native_dial(group->addresses[0]);
+        n_answered += fds[i] >= 0 && send(fds[i], hello, sizeof hello, MSG_NOSIGNAL) == NATIVE_TEST_HELLO &&
+                      recv(fds[i], answer, sizeof answer, MSG_WAITALL) == NATIVE_TEST_HELLO;
         if (i == 0) is_repeat_refused = is_refused(group->addresses[0], hello, sizeof hello);
     }
     pthread_join(rank_0, NULL);
@@ -163,9 +141,9 @@ static void test_repeated_key(void **state) {
 static void *pretend(void *arg) {
     int listener = *(int *)arg, fd;
     while ((fd = accept(listener, NULL, NULL)) >= 0) {
-        unsigned char hello[HELLO_BYTES];
-        if (recv(fd, hello, sizeof hello, MSG_WAITALL) == HELLO_BYTES) {
-            make_hello(hello, 2, 0, 1, hello[6], 1, 0); /* what it has just heard */
+        unsigned char hello[NATIVE_TEST_HELLO];
+        if (recv(fd, hello, sizeof hello, MSG_WAITALL) == NATIVE_TEST_HELLO) {
+            native_hello(hello, 2, 0, 1, hello[6], 1, 0); /* what it has just heard */
             (void)!send(fd, hello, sizeof hello, MSG_NOSIGNAL);
         }
         close(fd);

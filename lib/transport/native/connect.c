@@ -65,7 +65,7 @@ void tagc_native_close_socket(native_socket *socket) {
     if (!peer) forget_pending(socket->self, socket);
     if (peer && peer->sockets[socket->index] == socket) {
         peer->sockets[socket->index] = NULL;
-        if (socket->is_open && --peer->n_open == 0) socket->self->n_gone++;
+        if (socket->is_open) peer->n_open--;
     }
     uv_close((uv_handle_t *)&socket->tcp, on_closed);
 }

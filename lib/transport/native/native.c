@@ -1,9 +1,12 @@
 /* The table of the native transport, and the life of requests. */
 #include "transport/native/native.h"
 
+#include "core/clock.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* ---- reading ---- */
 
@@ -16,11 +19,18 @@ static void give_room(uv_handle_t *handle, size_t wanted, uv_buf_t *buffer) {
                      : uv_buf_init((char *)socket->self->staging, NATIVE_STAGING_BYTES);
 }
 
+static void note_end(tagc_native *self, native_peer *peer, int error) {
+    if (error != UV_EOF || !peer->last_error) peer->last_error = error;
+    if (peer->ended) return;
+    peer->ended = ++self->n_ended;
+    peer->ended_ms = uv_now(&self->loop);
+}
+
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buffer) {
     native_socket *socket = stream->data;
     tagc_native *self = socket->self;
     if (n < 0) {
-        if (n != UV_EOF || !socket->peer->last_error) socket->peer->last_error = (int)n;
+        note_end(self, socket->peer, (int)n);
         tagc_native_close_socket(socket);
         return;
     }
@@ -126,28 +136,34 @@ static tagc_status fail_broken(const tagc_native *self) {
 static tagc_status fail_gone(const tagc_native *self, const native_peer *peer) {
     int name = tagc_native_name(self, peer->rank);
     if (peer->has_left) return tagc_fail(TAGC_ERR_TRANSPORT, "rank %d left", name);
-    return tagc_fail(
-        TAGC_ERR_TRANSPORT,
-        "rank %d could not exchange with its peers: rank %d ended or cannot be reached any more (%s)",
-        tagc_native_name(self, self->rank), name,
-        peer->last_error ? uv_strerror(peer->last_error) : "its connection closed");
+    return tagc_fail(TAGC_ERR_TRANSPORT, "rank %d ended or cannot be reached any more: %s", name,
+                     peer->last_error == UV_EOF ? "its connection closed" : uv_strerror(peer->last_error));
 }
 
 static int is_open_receive(const native_receive *receive) {
     return receive->n_received < receive->n_bytes;
 }
 
-/* Fails if a peer that the request still needs is gone. */
+static int is_open_send(const native_send *send) {
+    return send->n_written < send->n_bytes;
+}
+
+static const native_peer *earlier(const native_peer *a, const native_peer *b) {
+    return !b->ended || (a && a->ended < b->ended) ? a : b;
+}
+
+/* Fails if a peer has ended that the request still needs. The first to end is the one to name: others end because it did.
+ * One connection is enough, because what was on its way there is lost. */
 static tagc_status check_peers(const tagc_native *self, const native_request *request) {
     const tagc_transfer *t = &request->transfer;
+    const native_peer *first = NULL;
     for (uint32_t i = 0; i < t->n_receives; i++)
-        if (is_open_receive(&request->receives[i]) && self->peers[t->receives[i].peer].n_open == 0)
-            return fail_gone(self, &self->peers[t->receives[i].peer]);
+        if (is_open_receive(&request->receives[i])) first = earlier(first, &self->peers[t->receives[i].peer]);
     for (uint32_t i = 0; i < t->n_sends; i++)
-        if (request->sends[i].n_written < request->sends[i].n_bytes &&
-            self->peers[t->sends[i].peer].n_open == 0)
-            return fail_gone(self, &self->peers[t->sends[i].peer]);
-    return TAGC_OK;
+        if (is_open_send(&request->sends[i])) first = earlier(first, &self->peers[t->sends[i].peer]);
+    if (!first) return TAGC_OK;
+    int is_over = uv_now(&self->loop) - first->ended_ms >= NATIVE_GRACE_MS;
+    return is_over || (first->has_left && !first->n_open) ? fail_gone(self, first) : TAGC_OK;
 }
 
 /* The name of a rank that the request waits for: of one that has to send, if there is any. */
@@ -157,9 +173,26 @@ static int waits_for(const tagc_native *self, native_request *request) {
     while (*i < t->n_receives && !is_open_receive(&request->receives[*i])) ++*i;
     if (*i < t->n_receives) return tagc_native_name(self, t->receives[*i].peer);
     for (uint32_t s = 0; s < t->n_sends; s++)
-        if (request->sends[s].n_written < request->sends[s].n_bytes)
-            return tagc_native_name(self, t->sends[s].peer);
+        if (is_open_send(&request->sends[s])) return tagc_native_name(self, t->sends[s].peer);
     return -1;
+}
+
+/* A frame that is half sent has to leave before another can say why. Reads, too, so that peers that do the same go on. */
+static void bid_farewell(tagc_native *self, const native_frame *frame) {
+    double begin_s = tagc_clock_s(), moved_s = begin_s;
+    uint64_t n_before = UINT64_MAX;
+    const struct timespec pause = {.tv_nsec = 1000000};
+    for (;;) {
+        int n_untold = tagc_native_tell(self, frame, self->reason);
+        uint64_t n_bytes = tagc_native_on_the_way(self);
+        if (!n_untold && !n_bytes) return;
+        double now_s = tagc_clock_s();
+        if (n_bytes != n_before) moved_s = now_s;
+        n_before = n_bytes;
+        if (now_s - moved_s > 1e-3 * NATIVE_GRACE_MS || now_s - begin_s > 1e-3 * NATIVE_FAREWELL_MS) return;
+        nanosleep(&pause, NULL);
+        uv_run(&self->loop, UV_RUN_NOWAIT);
+    }
 }
 
 /* Tells the peers who gave up, and lets go of all buffers. */
@@ -171,7 +204,7 @@ static void give_up(tagc_native *self, const char *reason) {
     native_frame frame = {.kind = NATIVE_GAVE_UP, .sequence = (uint64_t)culprit};
     frame.n_bytes = (uint32_t)strlen(self->reason);
     frame.total = frame.n_bytes;
-    tagc_native_tell(self, &frame, self->reason);
+    bid_farewell(self, &frame);
     tagc_native_close_all(self);
 }
 
@@ -216,7 +249,7 @@ static tagc_status native_test(void *context, void *handle, tagc_progress *progr
         status = fail_broken(self);
     } else {
         progress->waiting_for = waits_for(self, request);
-        if (self->n_gone) status = check_peers(self, request);
+        if (self->n_ended) status = check_peers(self, request);
     }
     pthread_mutex_unlock(&self->lock);
     return status;
@@ -244,7 +277,7 @@ void tagc_native_destroy(tagc_native *native) {
     native_guard guard;
     tagc_native_enter(native, &guard);
     const native_frame goodbye = {.kind = NATIVE_GOODBYE};
-    if (native->is_connected && !native->has_given_up) tagc_native_tell(native, &goodbye, "");
+    if (native->is_connected && !native->has_given_up) (void)tagc_native_tell(native, &goodbye, "");
     if (native->has_loop) {
         tagc_native_close_all(native);
         uv_loop_close(&native->loop);

@@ -33,7 +33,11 @@ enum {
     NATIVE_PIECE_BYTES = 256 << 10,
     NATIVE_EAGER_BYTES = 1 << 20,
     NATIVE_STAGING_BYTES = 128 << 10,
-    NATIVE_REASON_BYTES = 400
+    NATIVE_REASON_BYTES = 400,
+    /* After a connection ended, this rank waits so long before it says who is lost: the lost rank may not be the first, and
+     * a peer may say why. A rank that gives up waits so long for peers that take nothing, and at most _FAREWELL_MS. */
+    NATIVE_GRACE_MS = 1000,
+    NATIVE_FAREWELL_MS = 3000
 };
 
 typedef enum native_kind {
@@ -127,6 +131,8 @@ struct native_peer {
     native_receive *first_ready, *last_ready; /* frames to send */
     native_early *early;
     int has_left;                                     /* said goodbye */
+    int is_told;                                      /* why this rank gave up */
+    uint64_t ended, ended_ms;                         /* its number among peers that ended; 0: it has not */
     int last_error;                                   /* of libuv */
     uint64_t retry_ms[NATIVE_MOST_SOCKETS], pause_ms; /* before it is called again */
 };
@@ -155,7 +161,7 @@ struct tagc_native {
     native_request *poller; /* whose test runs the loop: once for all active requests */
     int moved;              /* bytes of no request that has started */
     uint64_t n_early;       /* frames in all peers' lists */
-    int n_gone;             /* peers without a socket */
+    uint64_t n_ended;       /* peers of which a connection ended */
     int has_answers;        /* NATIVE_READY frames have arrived */
     int has_given_up;       /* its sockets are closed */
     tagc_status broken;     /* not TAGC_OK: for good, by `reason` */
@@ -188,8 +194,10 @@ void tagc_native_break(tagc_native *self, tagc_status status, int culprit, const
 void tagc_native_queue_send(native_peer *peer, native_send *send);
 void tagc_native_queue_ready(native_peer *peer, native_receive *receive);
 void tagc_native_push(native_peer *peer);
-/* Sends a last frame to all peers, where no frame is half sent. */
-void tagc_native_tell(tagc_native *self, const native_frame *frame, const char *text);
+/* Sends a last frame to all peers that have not had one, where no frame is half sent. Returns to how many it could not. */
+int tagc_native_tell(tagc_native *self, const native_frame *frame, const char *text);
+/* Returns how many bytes have not arrived at peers' hosts. */
+uint64_t tagc_native_on_the_way(const tagc_native *self);
 
 /* open.c */
 tagc_status tagc_native_read_address(const tagc_native *self, int rank, const unsigned char *from,

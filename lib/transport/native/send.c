@@ -2,7 +2,9 @@
  * large one does not hold up small ones, and several sockets share the pieces of a large one. */
 #include "transport/native/native.h"
 
+#include <linux/sockios.h>
 #include <string.h>
+#include <sys/ioctl.h>
 
 static uint64_t allowed(const native_send *send) {
     return send->is_ready || send->n_bytes < NATIVE_EAGER_BYTES ? send->n_bytes : NATIVE_EAGER_BYTES;
@@ -98,7 +100,7 @@ static void on_written(uv_write_t *write, int status) {
 static void write_pieces(native_socket *socket) {
     uv_stream_t *stream = (uv_stream_t *)&socket->tcp;
     while (!socket->is_writing && !socket->cannot_write && !socket->is_closing &&
-           take_piece(socket->peer, socket)) {
+           !socket->self->has_given_up && take_piece(socket->peer, socket)) {
         uv_buf_t buffers[2] = {uv_buf_init((char *)socket->out_header, NATIVE_HEADER_BYTES),
                                uv_buf_init((char *)(uintptr_t)socket->out_data, socket->out_bytes)};
         unsigned n_buffers = socket->out_bytes ? 2 : 1;
@@ -130,16 +132,48 @@ void tagc_native_push(native_peer *peer) {
         if (peer->sockets[i]) write_pieces(peer->sockets[i]);
 }
 
-void tagc_native_tell(tagc_native *self, const native_frame *frame, const char *text) {
+/* Returns whether it has now had the frame, or cannot have it any more. */
+static int tell_peer(native_peer *peer, const native_frame *frame, const char *text) {
     unsigned char header[NATIVE_HEADER_BYTES];
     tagc_native_write_header(frame, header);
     uv_buf_t buffers[2] = {uv_buf_init((char *)header, sizeof header),
                            uv_buf_init((char *)(uintptr_t)text, frame->n_bytes)};
+    int may_later = 0;
+    for (int i = 0; i < NATIVE_MOST_SOCKETS; i++) {
+        native_socket *socket = peer->sockets[i];
+        if (!socket || socket->is_closing || socket->cannot_write) continue;
+        may_later = 1;
+        if (socket->is_writing) continue;
+        int n = uv_try_write((uv_stream_t *)&socket->tcp, buffers, frame->n_bytes ? 2 : 1);
+        if (n > 0) return 1;
+        if (n != UV_EAGAIN) stop_writing(socket, n);
+    }
+    return !may_later;
+}
+
+int tagc_native_tell(tagc_native *self, const native_frame *frame, const char *text) {
+    int n_left = 0;
+    for (int r = 0; r < self->world_size; r++) {
+        native_peer *peer = &self->peers[r];
+        if (!peer->is_told) peer->is_told = tell_peer(peer, frame, text);
+        n_left += !peer->is_told;
+    }
+    return n_left;
+}
+
+/* A connection that is closed while bytes from the peer are unread drops what the peer's host has not acknowledged. */
+uint64_t tagc_native_on_the_way(const tagc_native *self) {
+    uint64_t n_bytes = 0;
     for (int r = 0; r < self->world_size; r++)
         for (int i = 0; i < self->n_sockets; i++) {
-            native_socket *socket = self->peers[r].sockets[i];
-            if (!socket || socket->is_closing || socket->is_writing || socket->cannot_write) continue;
-            (void)uv_try_write((uv_stream_t *)&socket->tcp, buffers, frame->n_bytes ? 2 : 1);
-            break;
+            const native_socket *socket = self->peers[r].sockets[i];
+            uv_os_fd_t fd;
+            int n_unacknowledged = 0;
+            if (!socket || socket->is_closing || socket->cannot_write) continue;
+            n_bytes += uv_stream_get_write_queue_size((const uv_stream_t *)&socket->tcp);
+            if (uv_fileno((const uv_handle_t *)&socket->tcp, &fd) == 0 &&
+                ioctl(fd, SIOCOUTQ, &n_unacknowledged) == 0 && n_unacknowledged > 0)
+                n_bytes += (uint64_t)n_unacknowledged;
         }
+    return n_bytes;
 }
