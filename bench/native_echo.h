@@ -1,5 +1,6 @@
-/* All ranks but rank 0 of a job that is connected by the native transport, in one thread: each sends back what rank 0 sends to
- * it, in the same place of the transfer, some time later (tests/delaying.h does the same without sockets). */
+/* All ranks but rank 0 of a job that is connected by the native transport, in one thread: what rank 0 sends to rank r comes back
+ * from rank W - r, in the same place of the transfer, some time later (tests/delaying.h does the same without sockets). For
+ * where an exchange goes round, rank 0 sends to rank s and receives from rank W - s. */
 #ifndef TAGC_BENCH_NATIVE_ECHO_H
 #define TAGC_BENCH_NATIVE_ECHO_H
 
@@ -61,11 +62,12 @@ static inline int echo_hear(native_echo *echo, int rank) {
     uint32_t n_bytes = header[4] | (uint32_t)header[5] << 8 | (uint32_t)header[6] << 16;
     echo_answer *answer = malloc(sizeof *answer + ECHO_HEADER + n_bytes);
     if (!answer) abort();
-    *answer = (echo_answer){
-        .due_s = tagc_clock_s() + echo->latency_s, .peer = rank, .n_bytes = ECHO_HEADER + n_bytes};
+    *answer = (echo_answer){.due_s = tagc_clock_s() + echo->latency_s,
+                            .peer = echo->world_size - rank,
+                            .n_bytes = ECHO_HEADER + n_bytes};
     memcpy(answer->bytes, header, ECHO_HEADER);
     echo_all(echo->fds[rank], answer->bytes + ECHO_HEADER, n_bytes, 0);
-    delaying_rename(answer->bytes + ECHO_HEADER, n_bytes, rank);
+    delaying_rename(answer->bytes + ECHO_HEADER, n_bytes, answer->peer);
     *echo->end = answer;
     echo->end = &answer->next;
     return 1;
