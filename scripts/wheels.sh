@@ -179,10 +179,13 @@ install_it() { # as a user does, in an environment of its own, with each Python 
         "$python" -m venv "$work/env" >/dev/null 2>&1 || continue
         quietly "install-$name" "$work/env/bin/python" -m pip install --disable-pip-version-check --no-index --no-deps \
             --find-links "$dist" "tagc-train==$version"
-        (cd / && "$work/env/bin/python" -W error -c "import compileall, sys, tagc
+        (cd / && "$work/env/bin/python" -W error -c "import compileall, contextlib, io, sys, tagc
 assert tagc.__version__ == '$version', tagc.__version__
 from tagc.commands.main import main
 assert main(['plan', '--link', '1gbit', '--codec-ns', '1']) == 0
+with contextlib.redirect_stdout(io.StringIO()) as said:
+    assert main(['info']) == 0
+assert 'messages between ranks: native' in said.getvalue(), said.getvalue()
 sys.exit(not compileall.compile_dir(tagc.__path__[0], quiet=1, force=True))") >/dev/null || fail "$name"
         pythons+="${pythons:+, }${name#python}"
     done

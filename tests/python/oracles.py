@@ -117,12 +117,15 @@ def lose_a_rank(rank, world_size, folder, dies, backward):
 
 
 def check_loss_of_a_rank(world_size, folder):
-    """After lose_a_rank(). A rank says what it saw itself, or what another that saw it first told it."""
+    """After lose_a_rank(). A rank says what it saw itself, or what another that saw it first told it; and
+    where."""
+    lost, others = world_size - 1, "|".join(map(str, range(world_size - 1)))
     for rank in range(world_size - 1):
         text = (folder / str(rank)).read_text()
-        said = [
-            re.search(rf"rank {each} (could not exchange with its peers|gave up): ", text)
-            for each in range(world_size - 1)
-        ]
-        assert text.startswith("transport: ") and any(said), text
-        assert re.search(rf"rank {world_size - 1}\b", text), f"does not say who is gone: {text}"
+        assert re.fullmatch(
+            rf"transport: (rank ({others}) gave up: )?"
+            rf"(no answer from rank {lost} within 4 s|rank {lost} ended or cannot be reached any more: .+)"
+            r" \(leg \w+\)",
+            text,
+            re.DOTALL,
+        ), text

@@ -5,11 +5,12 @@ import pathlib
 import re
 import subprocess
 import sys
+import unittest.mock
 
 import pytest
 
 from tagc import _library as lib
-from tagc.commands import codec, main, plan, planner
+from tagc.commands import codec, info, main, plan, planner
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -59,6 +60,18 @@ def test_info_measures_the_codec(capsys):
     said = tagc(capsys, 0, "info")
     measured = [float(number) for number in re.findall(r"codec here.*: (\S+) ns per element", said)]
     assert len(measured) == len(plan_settings()) and all(0.05 < ns < 1000 for ns in measured), said
+
+
+def test_info_says_by_what_messages_travel(capsys, monkeypatch):
+    def without(name, *_):
+        raise lib.Error("unsupported", "this libtagc was built without it")
+
+    monkeypatch.setattr(info.codec, "measure", lambda *_: 1)
+    monkeypatch.setattr(lib, "call", without)
+    assert "messages between ranks: gloo, because this libtagc was built" in tagc(capsys, 0, "info")
+    monkeypatch.setattr(lib, "call", lambda *_: None)
+    monkeypatch.setattr(lib, "load", unittest.mock.Mock())
+    assert "messages between ranks: native" in tagc(capsys, 0, "info")
 
 
 def plan_settings():

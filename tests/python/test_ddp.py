@@ -658,9 +658,9 @@ def test_ddp(world_size):
     ranks.run_each(CHECKS, world_size)
 
 
-def loss_of_a_rank(rank, world_size, folder, dies):
+def loss_of_a_rank(rank, world_size, folder, dies, transport):
     model = wrapped(Odd)
-    compress(model, timeout_s=4)
+    compress(model, timeout_s=4, transport=transport)
     for step in range(2):
         backward(model, rank)
     loss = loss_of(model, batch_of(rank))
@@ -668,7 +668,8 @@ def loss_of_a_rank(rank, world_size, folder, dies):
 
 
 @pytest.mark.slow  # the C tests of lost ranks run under the sanitizers
+@pytest.mark.parametrize("transport", ["native", "gloo"])
 @pytest.mark.parametrize("dies", [True, False])
-def test_a_rank_that_is_gone_is_an_error_on_the_others(tmp_path, dies):
-    ranks.attempt(loss_of_a_rank, 3, str(tmp_path), dies)
+def test_a_rank_that_is_gone_is_an_error_on_the_others(tmp_path, dies, transport):
+    ranks.attempt(loss_of_a_rank, 3, str(tmp_path), dies, transport)
     check_loss_of_a_rank(3, tmp_path)

@@ -1,7 +1,14 @@
 """The end of a process: no thread of tagc is left in torch's calls, where Python would end it by force and
 abort the process."""
 
+import atexit
 import contextlib
+import ctypes
+import gc
+import os
+import pathlib
+import re
+import signal
 import threading
 import time
 
@@ -11,6 +18,8 @@ torch = pytest.importorskip("torch")
 import ranks
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from tagc._library import Error
 
 
 def ends_in_the_middle(rank, world_size):
@@ -48,3 +57,38 @@ def ends_in_the_middle(rank, world_size):
 
 def test_the_end():
     ranks.run(ends_in_the_middle, 2)
+
+
+def ends_without_a_word(rank, world_size, folder):
+    from tagc.torch.exchange.comm import Comm
+
+    comm = Comm(dist.group.WORLD, 60, "native")
+    if rank == 0:
+        child = os.fork()
+        if child == 0:  # as multiprocessing ends a data loader's worker
+            atexit._run_exitfuncs()
+            del comm
+            gc.collect()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    comm.all_gather(b"all are there")
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.all_gather(b"rank 2 is not")
+    except Error as failure:
+        (pathlib.Path(folder) / str(rank)).write_text(str(failure))
+    atexit._run_exitfuncs()
+    ctypes.CDLL(None).exit(0)  # as Python ends, with libtagc's threads running
+
+
+def test_a_fork_a_kill_and_exits_without_a_word(tmp_path):
+    """A fork that ends takes nothing with it. A rank that is killed is named by both others, which then end
+    without destroying anything."""
+    outcomes = ranks.attempt(ends_without_a_word, 3, str(tmp_path))
+    assert [outcome[1] for outcome in outcomes] == ["ended with 0", "ended with 0", "ended with -9"], outcomes
+    for rank in range(2):
+        assert re.fullmatch(
+            r"(rank [01] gave up: )?rank 2 ended or cannot be reached any more: .* \(leg control\)",
+            (tmp_path / str(rank)).read_text(),
+        )

@@ -24,8 +24,8 @@ CASES = [  # kind, options, options of the model, micro-steps
     ("ddp", {}, {}, 1),
     ("fsdp1", {"sparsity": 0.9, "layers": "all"}, {}, 1),
 ]
-# And these by libtagc's own connections.
-NATIVE = [
+# And these by gloo.
+GLOO = [
     ("fsdp2", {}),
     ("fsdp2", {"sparsity": 0.9, "parameters": "delta4"}),
     ("ddp", {"sparsity": 0.9}),
@@ -73,8 +73,8 @@ def same_bits(rank, world_size):
             )
         assert len(sent) >= 4 * n_micro, "nothing went through the group"
         check_same(plain, carried)
-        if (kind, options) in NATIVE:
-            way = options | {"transport": "native"}
+        if (kind, options) in GLOO:
+            way = options | {"transport": "gloo"}
             check_same(plain, train(kind, rank, way, model_options, n_steps=4, n_micro=n_micro))
 
 
@@ -221,7 +221,7 @@ def refusals(rank, world_size):
     model = wrapped("ddp")
     check_error(
         lambda: tagc.compress(model, verbose=False, transport="nccl"),
-        "transport is 'nccl', must be one of 'host', 'gloo', 'native', 'auto', 'group'",
+        "transport is 'nccl', must be one of 'host', 'gloo', 'native', 'group'",
     )
     for exchange in ("packed", "sketch", "dense"):
         check_error(

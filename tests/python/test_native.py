@@ -108,7 +108,7 @@ def chosen(rank, world_size):
     """By the word of the user, and by what all ranks can."""
     from tagc.torch.exchange.comm import Comm
 
-    for transport, name in (("auto", "native"), ("native", "native"), ("host", "gloo"), ("group", "gloo")):
+    for transport, name in (("host", "native"), ("native", "native"), ("gloo", "gloo"), ("group", "gloo")):
         comm, said = said_by(lambda transport=transport: Comm(dist.group.WORLD, 60, transport))
         assert comm.transport == name and said == ""
         assert comm.all_gather(bytes([rank])) == [bytes([r]) for r in range(world_size)]
@@ -116,7 +116,7 @@ def chosen(rank, world_size):
     if rank == 1:
         os.environ["TAGC_SOCKET_IFNAME"] = "eth99"
     for time in range(2):
-        comm, said = said_by(lambda: Comm(dist.group.WORLD, 60, "auto"))
+        comm, said = said_by(lambda: Comm(dist.group.WORLD, 60, "host"))
         assert comm.transport == "gloo"
         assert comm.all_gather(bytes([rank])) == [bytes([r]) for r in range(world_size)]
         comm.close()
@@ -141,7 +141,7 @@ def loopback_of_several_hosts(rank, world_size):
         port, _ = native.open_port(rank, range(world_size), may_be_loopback=False)
         has_other = port is not None and not port.is_loopback
         port.close()
-        comm = module.Comm(dist.group.WORLD, 60, "auto")
+        comm = module.Comm(dist.group.WORLD, 60, "host")
         assert comm.transport == "native"
         assert comm._way._port.is_loopback != has_other
         comm.close()
@@ -162,7 +162,7 @@ def no_way_through(rank, world_size):
 
         native.Port.connect = connect
     try:
-        comm, said = said_by(lambda: Comm(dist.group.WORLD, 60, "auto"))
+        comm, said = said_by(lambda: Comm(dist.group.WORLD, 60, "host"))
         assert comm.transport == "gloo"
         assert ("rank 0: no connection to rank 1 within" in said) == (rank == 0)
         assert comm.all_gather(bytes([rank])) == [bytes([r]) for r in range(world_size)]

@@ -186,6 +186,17 @@ def files(rank, world_size):
     assert same(residuals_of(after.handle.state_dict()).values(), saved.values())
 
 
+def check_sent(run, sent, is_resumed):
+    """The same bytes of every leg in every step. A reducer learns from its last exchange how long the next
+    messages should be, and a new one has to guess: so the first of a resumed run pads them by another
+    length."""
+    padded = {"values", "result"}
+    assert run.sent[is_resumed:] == sent[is_resumed:], (run.sent, sent)
+    for one, other in zip(run.sent[:is_resumed], sent):
+        assert all(one[leg] == other[leg] for leg in one.keys() - padded), (one, other)
+        assert all((one[leg] > 0) == (other[leg] > 0) for leg in padded), (one, other)
+
+
 def goes_on_alike(options, n_steps, save, other_saves=(), **shape):
     """A run of n_steps, and one that is saved in the middle, loaded anew and goes on: the same bits and the
     same bytes. Returns the run."""
@@ -203,8 +214,9 @@ def goes_on_alike(options, n_steps, save, other_saves=(), **shape):
     after = Run(options=options, **shape)
     load(after)
     after.steps(*steps[half:])
-    for run, sent in ((before, first.sent), (after, first.sent[half:])):
-        assert run.sent == sent, (options, run.sent, sent)
+    check_sent(before, first.sent, False)
+    check_sent(after, first.sent[half:], True)
+    for run in (before, after):
         assert same(run.bits(), first.bits()) and run.handle.n_steps == n_steps
         ours, theirs = run.handle.state_dict(), first.handle.state_dict()
         assert str(ours) == str(theirs) and all(

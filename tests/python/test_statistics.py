@@ -111,7 +111,14 @@ def values_of_a_step(rank, world_size):
         assert 0.9 < stats["ratio"] < 1.001, stats["ratio"]
     stats = check_step("fsdp2", world_size, dict(layers="all", sparsity=0, values="fp32"))
     assert stats["sparsity"] == 0.0 and 0.9 < stats["ratio"] <= 1.0, stats
-    stats = check_step("fsdp2", world_size, dict(layers="all", sparsity=0.9, parameters="int8"))
+    by_gloo, stats = (
+        check_step(
+            "fsdp2", world_size, dict(layers="all", sparsity=0.9, parameters="int8", transport=transport)
+        )
+        for transport in ("gloo", "native")
+    )
+    for leg in ("index", "gather", "control"):  # native pads the others
+        assert by_gloo["bytes_by_leg"][leg] == stats["bytes_by_leg"][leg] > 0
     assert stats["gather_s"] > 0 and 8 < stats["gather_bits"] < 9, stats["gather_bits"]
     assert stats["n_gathered"] % n == 0 or stats["n_gathered"] > n
 

@@ -33,6 +33,17 @@ def _kernels() -> str:
     return str(path)
 
 
+def _connections() -> str:
+    """Returns by what messages of PyTorch's ranks travel, if all of them have the same."""
+    port = ctypes.c_void_p()
+    try:
+        lib.call("tagc_native_open", None, 0, 1, ctypes.byref(port))
+    except lib.Error as failure:
+        return f"gloo, because {failure}"
+    lib.load().tagc_native_destroy(port)
+    return "native, libtagc's own TCP connections"
+
+
 def run(words: Sequence[str]) -> int:
     made = parser.Parser(prog="python -m tagc info", description="What this installation has.")
     made.parse_args(list(words))
@@ -42,6 +53,7 @@ def run(words: Sequence[str]) -> int:
     has_report = all(importlib.util.find_spec(name) for name in ("altair", "vl_convert"))
     how = "yes" if has_report else 'no: pip install "tagc-train[report]"'
     print(f"pictures of reports: {how}")
+    print(f"messages between ranks: {_connections()}")
     print(f"kernels for GPUs: {_kernels()}; not measured on one yet")
     for name, values, sparsity in CODEC_SETTINGS:
         print(f"codec here, one thread, {name}: {codec.measure(values, sparsity):.3g} ns per element")

@@ -66,7 +66,9 @@ class Passes:
         with self.state.lock:
             if ranks not in comms:
                 options = self.state.options
-                comms[ranks] = Comm(group, options.timeout_s, options.transport)
+                # torchft may end the groups of a replica and make others in its place
+                transport = "gloo" if self.state.wrapper.is_managed else options.transport
+                comms[ranks] = Comm(group, options.timeout_s, transport)
             return comms[ranks]
 
     def comms(self) -> list[Comm]:

@@ -1,5 +1,5 @@
-"""One rank's connection to the others of a process group, for libtagc: by gloo, or where it is asked for by
-the native transport."""
+"""One rank's connection to the others of a process group, for libtagc: by the native transport, or where
+a rank cannot use that, by gloo."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _said: set[str] = set()  # reasons for gloo
 
 class Comm:
     """One rank's connection to the others of `group`. Collective to make. transport: as in compress();
-    "group", whose gradients go by another way, has this connection for all else."""
+    "group", whose gradients go by another way, has gloo for all else."""
 
     def __init__(self, group: dist.ProcessGroup, timeout_s: float, transport: str = "host") -> None:
         self._timeout_s = timeout_s
@@ -200,8 +200,8 @@ def share(
 def _connect(
     group: dist.ProcessGroup, rank: int, ranks: tuple[int, ...], timeout_s: float, transport: str
 ) -> Way:
-    """Returns gloo; for "native" and "auto" the native transport if all ranks can use it. For "auto" it else
-    says why. Collective; all ranks return the same or raise the same Error."""
+    """Returns the native transport for "host" and "native" if all ranks can use it, else gloo. For "host",
+    rank 0 then prints why. Collective; all ranks return the same or raise the same Error."""
     global _n_made
     timeout = datetime.timedelta(seconds=timeout_s)
     port, offers = _offer(group, rank, ranks, timeout, transport)
@@ -225,7 +225,7 @@ def _connect(
         port.close()
     if transport == "native":
         raise Error("unsupported", f"transport is 'native': {why_not}")
-    if transport == "auto" and rank == 0 and why_not not in _said:
+    if transport == "host" and rank == 0 and why_not not in _said:
         _said.add(why_not)
         print(
             f"tagc: messages go by gloo, which takes longer than libtagc's own connections: {why_not}",
@@ -246,7 +246,7 @@ def _offer(
     offers: list[_Offer] = []
     for may_be_loopback in (True, False):
         why_not = f"its transport is {transport!r}"
-        if transport in ("native", "auto") and (port is None or port.is_loopback):
+        if transport in ("host", "native") and (port is None or port.is_loopback):
             if port is not None:
                 port.close()
             port, why_not = native.open_port(rank, ranks, may_be_loopback)

@@ -97,13 +97,12 @@ class Gloo:
             self._move(transfer.contents)
             return 0
         except BaseException as failure:  # nothing may pass through C
-            text = f"rank {self.ranks[self.rank]} could not exchange with its peers: {failure}"
-            mine = str(failure) if isinstance(failure, Silence) else text
+            mine = str(failure)
             # before this rank closes, so that peers do not report it as the first to fail
             if isinstance(failure, (Silence, Gone)):
                 self._tell(mine)
             reason = self._hear()
-            text = text if reason is None or reason == self._told(mine) else reason
+            text = mine if reason is None or reason == self._told(mine) else reason
             return lib.load().tagc_report(_TRANSPORT, text.encode(errors="replace"))
         finally:
             self._is_idle.set()
@@ -133,11 +132,9 @@ class Gloo:
         except RuntimeError as failure:
             is_late, ranks = self._is_late(begin), unheard(self._store, self.ranks[self.rank], self.ranks)
             if not is_late:
-                raise Gone(
-                    f"{ranks or 'a rank'} ended or cannot be reached any more ({failure})"
-                ) from failure
-            words = f", and no word from {ranks}" if ranks else ""
-            raise Silence(f"no answer within {self._timeout.total_seconds():g} s{words}") from failure
+                raise Gone(f"{ranks or 'a rank'} ended or cannot be reached any more: {failure}") from failure
+            peers = f" from {ranks}" if ranks else ""
+            raise Silence(f"no answer{peers} within {self._timeout.total_seconds():g} s") from failure
         at = target.data_ptr()
         for part in transfer.receives[: transfer.n_receives]:
             if part.n_bytes:
@@ -165,9 +162,7 @@ class Gloo:
                 raise Silence(
                     f"no answer from rank {self.ranks[peer]} within {self._timeout.total_seconds():g} s"
                 ) from failure
-            raise Gone(
-                f"rank {self.ranks[peer]} ended or cannot be reached any more ({failure})"
-            ) from failure
+            raise Gone(f"rank {self.ranks[peer]} ended or cannot be reached any more: {failure}") from failure
 
     def _is_late(self, begin: float) -> bool:
         return time.monotonic() - begin >= 0.99 * self._timeout.total_seconds()

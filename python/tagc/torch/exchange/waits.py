@@ -93,7 +93,7 @@ def _lost(
     if is_late:
         why = f"no answer{f' from {silent}' if silent else ''} within {timeout.total_seconds():g} s"
     else:
-        why = f"{silent or 'a rank'} ended or cannot be reached any more ({failure})"
+        why = f"{silent or 'a rank'} ended or cannot be reached any more: {failure}"
     return Error("transport", f"{what}: {why}")
 
 

@@ -16,7 +16,7 @@ from tagc.torch.schedule import policy
 
 EVERY_VALUE = ("int4", 0)  # without selection, and of LocalSteps
 EVERY_VALUE_BLOCK = 32  # values that share a scale then; among more, small ones arrive late and in bursts
-TRANSPORTS = ("host", "gloo", "native", "auto", "group")
+TRANSPORTS = ("host", "gloo", "native", "group")
 RESIDUALS = ("fp32", "bf16", "int8", "int4")
 NOT_GIVEN: Any = None  # Options replaces it by a value
 
