@@ -81,19 +81,18 @@ def same_bits(rank, world_size):
 def with_kernels(rank, world_size):
     """The same on a device (a fake one, whose kernels the harness executes), of all ranks or of one."""
     cases = [
-        ("fsdp2", {"sparsity": 0.9, "residual": "int8"}, (True, True)),
-        ("ddp", {"sparsity": 0.9, "residual": "bf16"}, (True, False)),
-        ("fsdp2", {}, (False, True)),
+        ("fsdp2", {"sparsity": 0.9, "residual": "int8"}, bf16(), (True, True)),
+        ("ddp", {"sparsity": 0.9, "residual": "bf16"}, {}, (True, False)),
+        ("fsdp2", {}, {}, (False, True)),
     ]
-    for number, (kind, options, has) in enumerate(cases):
-        options = options | {"residual": "fp32"}  # as kernels have it
-        plain = train(kind, rank, options, {}, n_steps=3)
+    for number, (kind, options, model_options, has) in enumerate(cases):
+        plain = train(kind, rank, options, model_options, n_steps=3)
         options = options | {"transport": "group"}
         if not has[rank]:
-            check_same(plain, train(kind, rank, options, {}, n_steps=3))
+            check_same(plain, train(kind, rank, options, model_options, n_steps=3))
             continue
         with fake(300 + 10 * number + rank, kernels=True) as device:
-            check_same(plain, train(kind, rank, options, {}, n_steps=3))
+            check_same(plain, train(kind, rank, options, model_options, n_steps=3))
             assert device.fake.fake_n_device_blocks() == 0, "memory of the device stays"
         assert device.n_current > 0 and (device.n_futures > 0) == (kind == "ddp")
         device.check()

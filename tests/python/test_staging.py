@@ -143,7 +143,7 @@ def with_kernels(rank, world_size):
         ("fsdp1", {"sparsity": 0.9, "layers": "all"}, {}, (True, True), {}),
     ]
     for number, (kind, options, model_options, has, how) in enumerate(cases):
-        n_micro, options = how.get("n_micro", 1), options | {"residual": "fp32"}  # as kernels have it
+        n_micro = how.get("n_micro", 1)
         plain = train(kind, rank, options, model_options, n_steps=3, n_micro=n_micro)
         found, gathers, compress, make = [], [], tagc.compress, reducer.Gatherer.__init__
         with fake(100 + 10 * number + rank, lazy=how.get("lazy", False), kernels=has[rank]) as device:

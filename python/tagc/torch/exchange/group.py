@@ -45,7 +45,7 @@ class Link:
         self.device = torch.device("cpu") if kernels is None else kernels.device
 
     def reducer(self, n_elems: int, options: Mapping[str, Any], dtype: torch.dtype) -> Reducer:
-        return FrameReducer(self, n_elems, **options)
+        return FrameReducer(self, n_elems, dtype if dtype == torch.bfloat16 else torch.float32, **options)
 
     def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
         """Returns a context that enqueues torch's work in the kernels' stream, after the current stream's
@@ -61,14 +61,14 @@ class FrameReducer(Reducer):
     """A Reducer that sends by a Link. begin() enqueues the whole step, inside turn(); end(), which returns
     its outcome, is called when the stream has run it."""
 
-    def __init__(self, link: Link, n_elems: int, **options: Any) -> None:
+    def __init__(self, link: Link, n_elems: int, dtype: torch.dtype, **options: Any) -> None:
         self._link, self._factor = link, 1.0
         # frames use direct: every value in fp32, and the mean taken of the sum, as in dense
         if options["exchange"] == lib.EXCHANGES["dense"]:
             options |= {"exchange": lib.EXCHANGES["direct"], "sparsity": 0.0}
             if options.get("op", lib.OPS["avg"]) == lib.OPS["avg"]:
                 options["op"], self._factor = lib.OPS["sum"], 1.0 / link.size
-        super().__init__(link.comm, n_elems, link.kernels, **options)
+        super().__init__(link.comm, n_elems, link.kernels, dtype, **options)
         self.is_in_place = False  # a frame is added when others have come
         self._verdict = torch.zeros(_WORDS, dtype=torch.int64, device=link.device)
         self._copy = self._verdict if link.kernels is None else link.kernels.streams.pinned(_WORDS)

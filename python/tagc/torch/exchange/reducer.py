@@ -225,7 +225,7 @@ class OwnWay(NamedTuple):
 
     def reducer(self, n_elems: int, options: Mapping[str, Any], dtype: torch.dtype) -> Reducer:
         is_direct = options["exchange"] == lib.EXCHANGES["direct"]  # no other one has kernels, or reads bf16
-        if not is_direct or self.kernels is not None or dtype != torch.bfloat16:
+        if not is_direct or dtype != torch.bfloat16:
             dtype = torch.float32
         return Reducer(self.comm, n_elems, self.kernels if is_direct else None, dtype, **options)
 
