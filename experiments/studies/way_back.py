@@ -2,11 +2,13 @@
 
     build/tagc data --out data/text FOLDER
     python experiments/studies/way_back.py --data data/text --out runs/way-back --seeds 1 2 --ranks 2 8 16
+    python experiments/studies/way_back.py --data data/text --out runs/way-back --ranks 2 8 16 --schedule
     python experiments/studies/way_back.py --data data/text --out runs/way-back --bits
 
 Ranks are threads of `tagc train --sharding none`. A seed trains a small GPT-2 without compression for 300
 steps. Its forks go on with the same data: without compression, and with 5 % of the gradient on the way there,
-each choice for the way back, and a short first moment or none. A run that is in --out is not repeated."""
+each choice for the way back, and a short first moment or none. --schedule: from random weights, and in forks,
+with the schedule that tagc has by default. A run that is in --out is not repeated."""
 
 import argparse
 import json
@@ -62,6 +64,37 @@ def losses(args, seed):
         print(f"seed {seed}, {what}: {value:.4f}", flush=True)
 
 
+def scheduled(args, seed):
+    """Prints losses of 1,500 steps and of a fork of 600, in which the schedule decides when to select."""
+    rate, dense = ["--seed", seed, "--min-lr", "2e-4"], ["--compress", "none"]
+    origin = args.out / f"origin-{seed}"
+    loss(
+        args,
+        origin.name,
+        2,
+        ORIGIN_STEPS,
+        *rate[:2],
+        "--min-lr",
+        "2e-3",
+        *dense,
+        "--save-every",
+        ORIGIN_STEPS,
+    )
+    gentle = "--compress non-attention-linear --exchange direct --gentle yes --sparsity 0.95".split()
+    for start, steps, words in (
+        ("random weights", 1500, rate),
+        ("fork", ORIGIN_STEPS + 600, [*rate, "--fork", origin, "--schedule-from", "fork"]),
+    ):
+        none = loss(args, f"schedule-none-{start[0]}-{seed}", 2, steps, *words, *dense)
+        print(f"seed {seed}, {start}, no compression: {none:.4f}", flush=True)
+        for ranks in args.ranks:
+            for beta1 in ("auto", 0):
+                name = f"schedule-{ranks}-{beta1}-{start[0]}-{seed}"
+                found = loss(args, name, ranks, steps, *words, *gentle, "--compressed-beta1", beta1)
+                what = f"{ranks} ranks, beta1 {beta1}: {found:.4f}, {100 * (found / none - 1):+.2f} %"
+                print(f"seed {seed}, {start}, {what}", flush=True)
+
+
 def bits(args):
     """Prints the bits per parameter that a rank sends, before the factor (W - 1) / W."""
     for ranks in (2, 8, 16, 64):
@@ -83,6 +116,7 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--ranks", type=int, nargs="+", default=[8], choices=[1, 2, 4, 8, 16])
     parser.add_argument("--steps", type=int, default=200, help="of a fork; above 200 the rate falls")
+    parser.add_argument("--schedule", action="store_true", help="with the schedule, and no --steps")
     parser.add_argument("--bits", action="store_true", help="count bits instead")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -90,7 +124,7 @@ def main():
         bits(args)
         return
     for seed in args.seeds:
-        losses(args, seed)
+        (scheduled if args.schedule else losses)(args, seed)
 
 
 if __name__ == "__main__":
