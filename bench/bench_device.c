@@ -77,7 +77,7 @@ typedef struct side {
 static void open_side(const job *j, int rank, tagc_comm *comm, side *s) {
     tagc_reducer_options options;
     tagc_reducer_options_init(&options);
-    options.residual = TAGC_FORMAT_FP32; /* as kernels store it, so that results can be compared */
+    options.residual = TAGC_FORMAT_INT8;
     options.n_elems = j->n_elems;
     options.output = j->output;
     options.n_threads = j->set->n_threads;
