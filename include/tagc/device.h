@@ -51,10 +51,14 @@ TAGC_API void tagc_device_close(tagc_device *device);
 /* ---- queue ---- */
 
 typedef struct tagc_queue tagc_queue;
+typedef struct tagc_kernels tagc_kernels;
 
 /* n_buffers is in [1, 16]: the number of buffers, pieces of pinned memory that each hold one exchange. With 3, one exchange
  * can be copied to the host, one exchanged and one copied back at the same time. */
 TAGC_API tagc_status tagc_queue_create(tagc_device *device, int n_buffers, tagc_queue **out);
+
+/* Creates one that can exchange units whose reducers have these kernels. Destroy it before you close them. */
+TAGC_API tagc_status tagc_queue_create_on(tagc_kernels *kernels, int n_buffers, tagc_queue **out);
 
 /* Waits until the input of the next exchange is in host memory. Exchanges come in the order in which they were enqueued.
  * Those of units it runs and finishes itself; for the next one of a job it returns. Only one thread at a time may call it.
@@ -120,7 +124,11 @@ TAGC_API void tagc_job_destroy(tagc_job *job);
 /* ---- unit ---- */
 
 /* One gradient that several reducers exchange. tagc_queue_next runs it by itself: first all ranks agree, then the reducers
- * run. No code of the caller's, and so none of its locks, is between the copies. */
+ * run. No code of the caller's, and so none of its locks, is between the copies.
+ *
+ * If reducers have kernels, the gradient stays on the device: _enqueue launches them, and only bodies are copied. While one unit's
+ * bodies are on their way, the device encodes those of the next. Gradients of reducers without kernels, in the same unit, are
+ * copied. */
 typedef struct tagc_unit tagc_unit;
 
 /* Of a unit's input and output. Reducers write fp32. They read fp32, or of a unit in bf16 what their options.gradient says. */
@@ -135,7 +143,8 @@ typedef struct tagc_run {
     uint64_t from, to, length;
 } tagc_run;
 
-/* One reducer of a unit. It has no kernels, and outlives the unit. */
+/* One reducer of a unit, which outlives it. It has no kernels, or those of the queue (tagc_queue_create_on). After
+ * tagc_reducer_change or _set_sparsity of one with kernels, make the unit anew. */
 typedef struct tagc_unit_part {
     tagc_reducer *reducer;
     /* Elements of its gradient and of its output. */
@@ -215,12 +224,14 @@ TAGC_API void tagc_unit_work(const tagc_unit *unit, uint64_t *n_gradients, uint6
 TAGC_API tagc_status tagc_unit_enqueue(tagc_unit *unit, tagc_unit_step *step, const void *input, void *output,
                                        void *stream, int waits, uint64_t *ticket);
 
+/* Returns 1 if the next exchange of a unit with kernels fills a window of the schedule. Run that one by the reducers' own functions, since
+ * the schedule wants the norm of the residual, which only they read. If it is enqueued all the same, squares are zeros. */
+TAGC_API int tagc_unit_is_due(const tagc_unit *unit);
+
 /* All its exchanges must be finished. */
 TAGC_API void tagc_unit_destroy(tagc_unit *unit);
 
 /* ---- kernels ---- */
-
-typedef struct tagc_kernels tagc_kernels;
 
 /* Loads libtagc-cuda.so, the codec of `direct` and of deltas as CUDA kernels. lib/gpu/README.md says where it is
  * looked for. _open also tests everything that could otherwise fail during an exchange. TAGC_ERR_UNSUPPORTED if the

@@ -237,15 +237,17 @@ static tagc_status fail(tagc_reducer *r, tagc_status status) {
 static int has_memory(tagc_reducer *r) {
     tagc_step *step = &r->now;
     if (!tagc_work_take(r->comm, &r->work)) return 0;
-    if (r->spares && !step->residual) step->residual = tagc_comm_spare_take(r->comm, r->spares);
-    return !r->spares || step->residual;
+    if (!r->spares || step->is_ahead) return 1;
+    if (!step->residual) step->residual = tagc_comm_spare_take(r->comm, r->spares);
+    return step->residual != NULL;
 }
 
-/* The first action waits for memory, the others for messages. */
+/* The first action waits for memory, the others for messages, and one of a step that is ahead until it is let go. */
 static int is_ready(void *arg) {
     tagc_reducer *r = arg;
     tagc_step *step = &r->now;
     if (!step->next) return has_memory(r);
+    if (atomic_load(&step->hold) == TAGC_HELD) return 0;
     for (int m = 0; m < step->n_awaited; m++)
         if (!tagc_message_done(r, &step->awaited[m])) return 0;
     return 1;
@@ -307,11 +309,10 @@ static tagc_status check_not_by_caller(const tagc_reducer *r) {
                : TAGC_OK;
 }
 
-tagc_status tagc_reducer_begin(tagc_reducer *r, const void *gradient, float *output) {
-    if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
-    TAGC_TRY(check_not_by_caller(r));
-    TAGC_TRY(tagc_reducer_check_arrays(r, gradient, output));
+static tagc_status begin(tagc_reducer *r, const void *gradient, float *output, int is_ahead) {
     TAGC_TRY(tagc_comm_check_open(r->comm));
+    r->now.is_ahead = is_ahead;
+    atomic_store(&r->now.hold, TAGC_NOT_HELD);
     r->now.gradient = gradient;
     r->now.output = output;
     r->now.number++;
@@ -322,6 +323,23 @@ tagc_status tagc_reducer_begin(tagc_reducer *r, const void *gradient, float *out
     tagc_work_line_up(r->comm, &r->work);
     tagc_comm_submit(r->comm, &r->now.task);
     return TAGC_OK;
+}
+
+tagc_status tagc_reducer_begin(tagc_reducer *r, const void *gradient, float *output) {
+    if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
+    TAGC_TRY(check_not_by_caller(r));
+    TAGC_TRY(tagc_reducer_check_arrays(r, gradient, output));
+    return begin(r, gradient, output, 0);
+}
+
+tagc_status tagc_reducer_begin_ahead(tagc_reducer *r, const void *gradient, float *output) {
+    if (r->now.begun) return tagc_fail(TAGC_ERR_STATE, "a step of this reducer is under way, end it first");
+    return begin(r, gradient, output, 1);
+}
+
+void tagc_reducer_let_go(tagc_reducer *r) {
+    atomic_store(&r->now.hold, TAGC_LET_GO);
+    tagc_comm_look_again(r->comm);
 }
 
 tagc_status tagc_reducer_end(tagc_reducer *r, tagc_reducer_stats *stats) {

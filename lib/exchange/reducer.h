@@ -91,6 +91,10 @@ static inline size_t tagc_reducer_gradient_bytes(const tagc_reducer *r) {
     return r->options.gradient == TAGC_FORMAT_BF16 ? sizeof(uint16_t) : sizeof(float);
 }
 
+/* _begin without a look at the arrays, for a step that is ahead. It is then held once: see tagc_hold. */
+tagc_status tagc_reducer_begin_ahead(tagc_reducer *r, const void *gradient, float *output);
+void tagc_reducer_let_go(tagc_reducer *r);
+
 /* Swaps in the new residual of the step under way, or discards it. */
 void tagc_reducer_settle_residual(tagc_reducer *r, int is_taken);
 

@@ -10,6 +10,8 @@
 #include "exchange/wire.h"
 #include "transport/comm.h"
 
+#include <stdatomic.h>
+
 typedef struct tagc_reducer tagc_reducer;
 
 enum { TAGC_N_ROUNDS = 5, TAGC_NO_ROUND = TAGC_N_ROUNDS };
@@ -28,9 +30,16 @@ typedef struct tagc_room {
     int n_messages, n_peers;
 } tagc_room;
 
+/* Of a step that is ahead: HELD when all bodies have arrived, until another thread has seen what is added up of them. */
+typedef enum tagc_hold { TAGC_NOT_HELD, TAGC_HELD, TAGC_LET_GO } tagc_hold;
+
 typedef struct tagc_step {
     tagc_task task;
     int begun;
+    /* 1: what its batches do is in a device's streams already, and so is what becomes of residual and output (tagc_ahead in
+     * lib/gpu). The step sends, checks and agrees. */
+    int is_ahead;
+    atomic_int hold; /* tagc_hold */
     uint64_t number; /* from 1 */
     double start_s;
     const void *gradient; /* (W, shard), in options.gradient */

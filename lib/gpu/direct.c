@@ -5,12 +5,13 @@
  *   last body in   all bodies but the own one to the device; added in one batch
  *   all-reduce     sums are encoded there, and those of all ranks decoded, in a batch each
  *
+ * A step that is ahead has all that in streams before it begins, and passes on bodies in pinned memory: ahead.c.
+ *
  * Bodies are checked on the host, where they arrive. A failure of the device is this rank's failure, which the agreement tells
  * all ranks; so nothing of such a step changes a residual.
  *
  * On the device: | results (hosts) | bodies (hosts, stride) |, and through pinned memory in the same order. */
-#include "exchange/direct/direct.h"
-#include "gpu/kernels.h"
+#include "gpu/ahead.h"
 
 #include <string.h>
 
@@ -195,6 +196,10 @@ static void leave(tagc_reducer *r, tagc_status status) {
 
 static void on_encode(tagc_reducer *r, int t, tagc_encoded *out) {
     const tagc_direct *d = tagc_direct_of(r);
+    if (r->now.is_ahead) {
+        tagc_ahead_take_body(r, t, out);
+        return;
+    }
     tagc_status status = TAGC_OK;
     int is_first = t < d->n_hosts - 1 && t % d->parcel == 0;
     if (t == 0 || is_first) {
@@ -209,16 +214,28 @@ static void on_encode(tagc_reducer *r, int t, tagc_encoded *out) {
 
 static void on_add(tagc_reducer *r, int first, int end_host) {
     (void)first, (void)end_host; /* all of them */
+    if (r->now.is_ahead) {
+        tagc_ahead_give_bodies(r);
+        return;
+    }
     if (is_doomed(r) || enter(r) != TAGC_OK) return;
     leave(r, add(r));
 }
 
 static void on_encode_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out) {
+    if (r->now.is_ahead) {
+        tagc_ahead_take_sums(r, body, out);
+        return;
+    }
     if (enter(r) != TAGC_OK) return;
     leave(r, encode_sums(r, body, out));
 }
 
 static void on_decode_sums(tagc_reducer *r) {
+    if (r->now.is_ahead) {
+        tagc_ahead_give_sums(r);
+        return;
+    }
     if (is_doomed(r) || enter(r) != TAGC_OK) return;
     leave(r, decode_sums(r));
 }

@@ -21,7 +21,9 @@ static ticket *issue(tagc_job *job, tagc_unit *unit, tagc_unit_step *step) {
                     .unit = unit,
                     .step = step,
                     .n_bytes_out = job->n_bytes_out,
+                    .first_add = queue->n_adds + 1,
                     .buffer = (int)(number % (uint64_t)queue->n_buffers)};
+    queue->n_adds += tagc_unit_n_adds(unit);
     if (queue->is_closed) tagc_queue_fail_ticket(one, TAGC_ERR_STATE, "the queue is closed");
     if (queue->broken != TAGC_OK) tagc_queue_fail_ticket(one, queue->broken, queue->why);
     queue->n_enqueued = number;
@@ -45,13 +47,12 @@ static tagc_status check_arrays(const tagc_job *job, const void *input, const vo
     return tagc_device_check_place(device, output, "output");
 }
 
-/* In a stream of the queue's. */
-static tagc_status put_copy(const tagc_job *job, void *to, const void *from, size_t n_bytes, tagc_copy kind,
-                            void *stream) {
-    const tagc_device *device = job->queue->device;
-    const tagc_runtime *runtime = &device->runtime;
-    return tagc_device_check(device, runtime->MemcpyAsync(to, from, n_bytes, kind, stream),
-                             kind == TAGC_COPY_TO_HOST ? "copying to the host" : "copying back");
+tagc_status tagc_queue_copy(const tagc_queue *queue, void *to, const void *from, size_t n_bytes,
+                            tagc_copy kind, void *stream) {
+    const tagc_runtime *runtime = runtime_of(queue);
+    if (n_bytes == 0) return TAGC_OK;
+    return tagc_device_check(queue->device, runtime->MemcpyAsync(to, from, n_bytes, kind, stream),
+                             kind == TAGC_COPY_TO_HOST ? "copying to the host" : "copying to the device");
 }
 
 /* The sequence drawn at the top of queue.c. */
@@ -62,30 +63,45 @@ static tagc_status put_into_streams(tagc_job *job, ticket *one, const void *inpu
     const tagc_runtime *runtime = &device->runtime;
     buffer *own = &queue->buffers[one->buffer];
     const char *out = "copying to the host", *back = "copying back";
+    int has_kernels = tagc_unit_has_kernels(one->unit);
     TAGC_TRY(tagc_device_check(device, runtime->EventRecord(own->came, stream), out));
     TAGC_TRY(tagc_device_check(device, runtime->StreamWaitEvent(queue->out, own->came, 0), out));
     TAGC_TRY(tagc_device_check(device, runtime->StreamWaitEvent(queue->out, own->back, 0), out));
-    TAGC_TRY(put_copy(job, own->in, input, job->n_bytes_in, TAGC_COPY_TO_HOST, queue->out));
+    one->is_in_streams = 1;
+    TAGC_TRY(has_kernels
+                 ? tagc_unit_put_out(one, input, output)
+                 : tagc_queue_copy(queue, own->in, input, job->n_bytes_in, TAGC_COPY_TO_HOST, queue->out));
     uint32_t number = (uint32_t)one->number;
     TAGC_TRY(
         tagc_device_check(device, runtime->StreamWriteValue32(queue->out, queue->in_there, number, 0), out));
     TAGC_TRY(tagc_device_check(device, runtime->EventRecord(own->copied_out, queue->out), out));
 
-    TAGC_TRY(tagc_device_check(device, runtime->StreamWaitEvent(queue->back, own->copied_out, 0), back));
+    void *ready = own->copied_out;
+    if (has_kernels) {
+        TAGC_TRY(tagc_device_check(device, runtime->StreamWaitEvent(queue->add, own->copied_out, 0), out));
+        TAGC_TRY(tagc_unit_put_add(one));
+        TAGC_TRY(tagc_device_check(device, runtime->EventRecord(own->added, queue->add), out));
+        ready = own->added;
+    }
+    TAGC_TRY(tagc_device_check(device, runtime->StreamWaitEvent(queue->back, ready, 0), back));
     TAGC_TRY(tagc_device_check(
         device, runtime->StreamWaitValue32(queue->back, queue->out_there, number, TAGC_WAIT_AT_LEAST), back));
-    TAGC_TRY(put_copy(job, output, own->out, job->n_bytes_out, TAGC_COPY_TO_DEVICE, queue->back));
+    TAGC_TRY(has_kernels ? tagc_unit_put_back(one, output)
+                         : tagc_queue_copy(queue, output, own->out, job->n_bytes_out, TAGC_COPY_TO_DEVICE,
+                                           queue->back));
     TAGC_TRY(tagc_device_check(device, runtime->EventRecord(own->back, queue->back), back));
     if (!waits) return TAGC_OK;
     return tagc_device_check(device, runtime->StreamWaitEvent(stream, own->back, 0),
                              "waiting for the result");
 }
 
-static void settle(ticket *one, tagc_status status, int is_the_device) {
+/* is_dead: earlier exchanges, which are in streams, cannot go on either. */
+static void settle(ticket *one, tagc_status status, int is_the_device, int is_dead) {
     tagc_queue *queue = one->queue;
     pthread_mutex_lock(&queue->lock);
     if (status != TAGC_OK) tagc_queue_fail_ticket(one, status, tagc_last_error());
-    if (status != TAGC_OK && is_the_device) tagc_queue_break_down(queue, status, one->text);
+    if (status != TAGC_OK && is_the_device)
+        tagc_queue_break_down(queue, status, one->text, is_dead ? NO_TICKET : one->number - 1);
     if (one->status != TAGC_OK) one->input_came = 1;
     one->enqueued = 1;
     pthread_cond_broadcast(&queue->changed);
@@ -101,7 +117,7 @@ tagc_status tagc_job_put(tagc_job *job, tagc_unit *unit, tagc_unit_step *step, c
     ticket *one = issue(job, unit, step);
     *number = one->number;
     tagc_status status = one->status;
-    int before = 0, is_the_device = 0;
+    int before = 0, is_the_device = 0, is_dead = 1;
     if (status == TAGC_OK) {
         status = tagc_device_enter(queue->device, &before);
         is_the_device = status != TAGC_OK;
@@ -111,13 +127,14 @@ tagc_status tagc_job_put(tagc_job *job, tagc_unit *unit, tagc_unit_step *step, c
             if (status == TAGC_OK) {
                 status = put_into_streams(job, one, input, output, stream, waits);
                 is_the_device = status != TAGC_OK;
+                if (is_the_device && tagc_unit_has_kernels(unit)) is_dead = !tagc_unit_withdraw(one);
             }
             tagc_device_leave(queue->device, before);
         }
     } else {
         tagc_fail(status, "%s", one->text);
     }
-    settle(one, status, is_the_device);
+    settle(one, status, is_the_device, is_dead);
     pthread_mutex_unlock(&queue->launch);
     return status;
 }
@@ -153,8 +170,8 @@ static tagc_status grow(tagc_queue *queue, size_t n_bytes_in, size_t n_bytes_out
     return TAGC_OK;
 }
 
-/* Waits until nothing is in progress and no failed exchange uses pinned memory. */
-static tagc_status wait_for_all(tagc_queue *queue) {
+/* Then no failed exchange uses pinned memory either. */
+tagc_status tagc_queue_wait_for_all(tagc_queue *queue) {
     pthread_mutex_lock(&queue->lock);
     while (queue->n_finished < queue->n_enqueued && !queue->is_closed)
         pthread_cond_wait(&queue->changed, &queue->lock);
@@ -177,7 +194,7 @@ tagc_status tagc_job_create(tagc_queue *queue, uint64_t tag, size_t n_bytes_in, 
     pthread_mutex_lock(&queue->launch);
     if (n_bytes_in > queue->n_bytes_in || n_bytes_out > queue->n_bytes_out) {
         int before = 0;
-        status = wait_for_all(queue);
+        status = tagc_queue_wait_for_all(queue);
         if (status == TAGC_OK) status = tagc_device_enter(queue->device, &before);
         if (status == TAGC_OK) {
             status = grow(queue, n_bytes_in, n_bytes_out);
@@ -197,6 +214,8 @@ uint64_t tagc_queue_pinned_bytes(tagc_queue *queue) {
     if (!queue) return 0;
     pthread_mutex_lock(&queue->launch);
     uint64_t n_bytes = (uint64_t)queue->n_buffers * (queue->n_bytes_in + queue->n_bytes_out);
+    for (int b = 0; b < queue->n_buffers; b++)
+        for (uint32_t i = 0; i < queue->n_rooms; i++) n_bytes += queue->buffers[b].rooms[i].here_bytes;
     pthread_mutex_unlock(&queue->launch);
     return n_bytes;
 }

@@ -1,4 +1,4 @@
-/* What libtagc-cuda.so has, or a test in its place: kernels for batches of the codes (codec/batch.h), for deltas, and for frames. All
+/* What libtagc-cuda.so has, or a test in its place: kernels for batches of the codes (codec/batch.h), for deltas, for frames and for runs of elements. All
  * give the same bytes and sums as the processor. */
 #ifndef TAGC_GPU_MAKER_H
 #define TAGC_GPU_MAKER_H
@@ -56,6 +56,22 @@ typedef struct tagc_frames_maker {
                           size_t residual_bytes, float *output, size_t n_output, void *stream);
 } tagc_frames_maker;
 
+/* A run of elements in a list, whose runs have no gap between them if counted by `at`. */
+typedef struct tagc_listed_run {
+    uint64_t from, to; /* its first element in one array, and in the other */
+    uint64_t at;       /* the elements of all runs before it */
+} tagc_listed_run;
+
+/* Copies of runs between arrays of any tagc_element. Whatever the arguments point to is where the arrays are. */
+typedef struct tagc_runs_maker {
+    /* n: of all runs together. Each value is multiplied by `factor`. */
+    tagc_status (*copy)(const tagc_listed_run *runs, uint32_t n_runs, uint64_t n, const void *from,
+                        int from_element, void *to, int to_element, float factor, void *stream);
+    /* Nothing, unless the verdict has a failure: then all bits of n_bytes, a multiple of two, are set, which is NaN in
+     * every element. */
+    tagc_status (*spoil)(const tagc_frames_verdict *verdict, void *array, size_t n_bytes, void *stream);
+} tagc_runs_maker;
+
 typedef struct tagc_maker {
     unsigned abi; /* TAGC_MAKER_ABI */
     /* Loads all kernels on the current device. A runtime may otherwise load a kernel at its first launch and first wait for all
@@ -64,6 +80,7 @@ typedef struct tagc_maker {
     const tagc_batch_maker *batches; /* its last_error is that of all calls */
     const tagc_delta_maker *deltas;
     const tagc_frames_maker *frames;
+    const tagc_runs_maker *runs;
 } tagc_maker;
 
 /* Frames on the processor. */

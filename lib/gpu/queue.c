@@ -40,11 +40,24 @@
  * Why nothing is held. If the caller's stream waits for the result, it also waits for both copies. So whoever frees or reuses the
  * input and the output in the order of that stream, as torch does, does it late enough.
  *
+ * Units with kernels (ahead_unit.c) copy no arrays. Exchange k, whose parts have the numbers a to b of sums, has a third stream:
+ *
+ *   out    wait came[buffer], back[buffer] | encode | bodies -> room | write k to `in` | record out[buffer]
+ *   add    wait out[buffer] | for each part n of a..b: wait until `add` is at least n | room -> bodies | add | results -> room | write n
+ *          to `added` | record added[buffer]
+ *   back   wait added[buffer] | wait until `out` is at least k | room -> bodies, verdict | decode, settle, unpack | record back[buffer]
+ *
+ * The thread sees k in `in`; for each part it sends and receives, writes n to `add`, sees n in `added`, and goes on; at last it writes k to
+ * `out`. The proof above holds with one more step. Where a rank has enqueued k, nothing before the write of n to `added` waits for
+ * more than results up to k - 1, flags that the thread has written, and work of k that was enqueued before. Kernels are loaded before the first
+ * exchange, so a launch waits for the device only if its queue is full; it then has to hold one exchange: MOST_ADDS in ahead_unit.c.
+ * A buffer's rooms are shared as its arrays are: `out` waits for back[buffer], which is recorded behind all that uses them.
+ *
  * Failures. A failed exchange fills buffer.out with NaN before it writes flag `out`, so the copy back brings NaN. The first failure of
  * the runtime breaks the queue. tagc_job_enqueue sees it, or tagc_queue_wait, which asks the device now and then, because a
  * failed device writes no flags. From then on every ticket is handed out at once with that failure, so that this rank can tell
  * its peers in their agreed order. A ticket is handed out only after all of it was enqueued, so a failure in between is known
- * before the exchange begins. */
+ * before the exchange begins. The orders of a unit with kernels (tagc_orders) are negative until its exchange has succeeded. */
 #include "core/memory.h"
 #include "core/status.h"
 #include "gpu/queue_private.h"
@@ -64,12 +77,13 @@ void tagc_queue_fail_ticket(ticket *one, tagc_status status, const char *text) {
 }
 
 /* The runtime failed and can no longer be used. */
-void tagc_queue_break_down(tagc_queue *queue, tagc_status status, const char *text) {
+void tagc_queue_break_down(tagc_queue *queue, tagc_status status, const char *text, uint64_t last) {
     if (queue->broken == TAGC_OK) {
         queue->broken = status;
         snprintf(queue->why, sizeof queue->why, "%s", text);
     }
-    for (uint64_t n = queue->n_taken + 1; n <= queue->n_enqueued; n++) {
+    queue->is_dead |= last == NO_TICKET;
+    for (uint64_t n = (last > queue->n_taken ? last : queue->n_taken) + 1; n <= queue->n_enqueued; n++) {
         ticket *one = ticket_of(queue, n);
         if (one->input_came) continue;
         tagc_queue_fail_ticket(one, queue->broken, queue->why);
@@ -85,8 +99,7 @@ static void let_go_on(tagc_queue *queue, uint64_t number) {
 
 /* ---- the thread that exchanges ---- */
 
-/* Between two looks at a flag. The device does not wake this thread. */
-static void pause_before(unsigned n_looks) {
+void tagc_queue_pause(unsigned n_looks) {
     enum { N_YIELDS = 32, LONGEST_US = 200 };
     if (n_looks < N_YIELDS) {
         sched_yield();
@@ -108,7 +121,7 @@ static ticket *take(tagc_queue *queue) {
             return one;
         } else {
             pthread_mutex_unlock(&queue->lock);
-            pause_before(n_looks++);
+            tagc_queue_pause(n_looks++); /* the device does not wake this thread */
             pthread_mutex_lock(&queue->lock);
         }
     }
@@ -117,8 +130,7 @@ static ticket *take(tagc_queue *queue) {
 
 /* Runs the exchange of a unit, and ends it. Call without the lock. */
 static void run_unit(tagc_queue *queue, const ticket *one, tagc_status failure, const char *text) {
-    const buffer *at = &queue->buffers[one->buffer];
-    tagc_status status = tagc_unit_run(one->unit, one->step, at->in, at->out, failure, text);
+    tagc_status status = tagc_unit_run(one, failure, text);
     tagc_queue_finish(queue, one->number, status, tagc_last_error());
 }
 
@@ -177,6 +189,43 @@ tagc_status tagc_queue_finish(tagc_queue *queue, uint64_t number, tagc_status st
     return TAGC_OK;
 }
 
+/* ---- exchanges with kernels ---- */
+
+void tagc_queue_allow(tagc_queue *queue, int *stop) {
+    pthread_mutex_lock(&queue->lock);
+    if (!queue->is_closed) *stop = 0;
+    pthread_mutex_unlock(&queue->lock);
+}
+
+void tagc_queue_settle(tagc_queue *queue, tagc_orders *orders) {
+    pthread_mutex_lock(&queue->lock);
+    if (!queue->is_closed) {
+        orders->stop[1] = 0;
+        orders->verdict = (tagc_frames_verdict){0};
+    }
+    pthread_mutex_unlock(&queue->lock);
+}
+
+void tagc_queue_add(tagc_queue *queue, uint64_t number) {
+    pthread_mutex_lock(&queue->lock);
+    if (!queue->is_closed) atomic_store_explicit(&queue->flags->add, (uint32_t)number, memory_order_release);
+    pthread_mutex_unlock(&queue->lock);
+}
+
+tagc_status tagc_queue_wait_for_sums(tagc_queue *queue, uint64_t number) {
+    tagc_status status = TAGC_OK;
+    for (unsigned n_looks = 0; status == TAGC_OK; n_looks++) {
+        uint32_t added = atomic_load_explicit(&queue->flags->added, memory_order_acquire);
+        if ((int32_t)(added - (uint32_t)number) >= 0) break;
+        pthread_mutex_lock(&queue->lock);
+        if (queue->is_dead) status = tagc_fail(queue->broken, "%s", queue->why);
+        if (queue->is_closed) status = tagc_fail(TAGC_ERR_STATE, "the queue is closed");
+        pthread_mutex_unlock(&queue->lock);
+        if (status == TAGC_OK) tagc_queue_pause(n_looks);
+    }
+    return status;
+}
+
 /* ---- callers that wait for it ---- */
 
 /* A failed device writes no flags, so ask it. Call without the lock. */
@@ -192,7 +241,7 @@ static void look_at_device(tagc_queue *queue) {
     }
     if (status == TAGC_OK) return;
     pthread_mutex_lock(&queue->lock);
-    tagc_queue_break_down(queue, status, tagc_last_error());
+    tagc_queue_break_down(queue, status, tagc_last_error(), NO_TICKET);
     pthread_mutex_unlock(&queue->lock);
 }
 
@@ -246,7 +295,7 @@ void *tagc_queue_stream(const tagc_queue *queue) {
 
 /* ---- making ---- */
 
-/* Both flags, and a proof that the device can write one and wait for the other. */
+/* The flags, and a proof that the device can write one and wait for the other. */
 static tagc_status make_flags(tagc_queue *queue) {
     enum { NOT_SUPPORTED = 801, NEVER = 0x7fff };
     const tagc_device *device = queue->device;
@@ -258,10 +307,14 @@ static tagc_status make_flags(tagc_queue *queue) {
     queue->flags = here;
     TAGC_TRY(
         tagc_device_check(device, runtime->HostGetDevicePointer(&there, here, 0), "mapping pinned memory"));
-    queue->in_there = (uint64_t)(uintptr_t)there + offsetof(flag_pair, in);
-    queue->out_there = (uint64_t)(uintptr_t)there + offsetof(flag_pair, out);
+    queue->in_there = (uint64_t)(uintptr_t)there + offsetof(queue_flags, in);
+    queue->out_there = (uint64_t)(uintptr_t)there + offsetof(queue_flags, out);
+    queue->add_there = (uint64_t)(uintptr_t)there + offsetof(queue_flags, add);
+    queue->added_there = (uint64_t)(uintptr_t)there + offsetof(queue_flags, added);
     atomic_init(&queue->flags->in, NEVER);
     atomic_init(&queue->flags->out, 0);
+    atomic_init(&queue->flags->add, 0);
+    atomic_init(&queue->flags->added, 0);
     int code = runtime->StreamWriteValue32(queue->out, queue->in_there, 0, 0);
     if (!code) code = runtime->StreamWaitValue32(queue->out, queue->out_there, 0, TAGC_WAIT_AT_LEAST);
     if (code == NOT_SUPPORTED)
@@ -284,12 +337,15 @@ static tagc_status make(tagc_queue *queue) {
     const tagc_runtime *runtime = &device->runtime;
     TAGC_TRY(tagc_device_check(device, runtime->StreamCreateWithFlags(&queue->out, TAGC_STREAM_NON_BLOCKING),
                                "making a stream"));
-    TAGC_TRY(tagc_device_check(device, runtime->StreamCreateWithFlags(&queue->back, TAGC_STREAM_NON_BLOCKING),
+    /* With kernels there are two more streams, of which the kernels have the last. */
+    void **second = queue->kernels ? &queue->add : &queue->back;
+    TAGC_TRY(tagc_device_check(device, runtime->StreamCreateWithFlags(second, TAGC_STREAM_NON_BLOCKING),
                                "making a stream"));
+    if (queue->kernels) queue->back = queue->kernels->stream;
     for (int i = 0; i < queue->n_buffers; i++) {
         buffer *one = &queue->buffers[i];
-        void **events[] = {&one->came, &one->copied_out, &one->back};
-        for (int e = 0; e < 3; e++)
+        void **events[] = {&one->came, &one->copied_out, &one->added, &one->back};
+        for (int e = 0; e < 4; e++)
             TAGC_TRY(tagc_device_check(device,
                                        runtime->EventCreateWithFlags(events[e], TAGC_EVENT_WITHOUT_TIMING),
                                        "making an event"));
@@ -297,15 +353,13 @@ static tagc_status make(tagc_queue *queue) {
     return make_flags(queue);
 }
 
-tagc_status tagc_queue_create(tagc_device *device, int n_buffers, tagc_queue **out) {
-    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
-    *out = NULL;
-    if (!device) return tagc_fail(TAGC_ERR_ARGUMENT, "device is NULL");
+static tagc_status create(tagc_device *device, tagc_kernels *kernels, int n_buffers, tagc_queue **out) {
     if (n_buffers < 1 || n_buffers > MAX_BUFFERS)
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_buffers is %d, must be in [1, %d]", n_buffers, MAX_BUFFERS);
     tagc_queue *queue;
     TAGC_TRY(tagc_memory_create(sizeof *queue, "a queue", (void **)&queue));
     queue->device = device;
+    queue->kernels = kernels;
     queue->n_buffers = n_buffers;
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
@@ -330,11 +384,28 @@ tagc_status tagc_queue_create(tagc_device *device, int n_buffers, tagc_queue **o
     return TAGC_OK;
 }
 
+tagc_status tagc_queue_create(tagc_device *device, int n_buffers, tagc_queue **out) {
+    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
+    *out = NULL;
+    return device ? create(device, NULL, n_buffers, out) : tagc_fail(TAGC_ERR_ARGUMENT, "device is NULL");
+}
+
+tagc_status tagc_queue_create_on(tagc_kernels *kernels, int n_buffers, tagc_queue **out) {
+    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
+    *out = NULL;
+    return kernels ? create(kernels->device, kernels, n_buffers, out)
+                   : tagc_fail(TAGC_ERR_ARGUMENT, "kernels is NULL");
+}
+
 void tagc_queue_close(tagc_queue *queue) {
     if (!queue) return;
     pthread_mutex_lock(&queue->lock);
     queue->is_closed = 1;
-    if (queue->flags) let_go_on(queue, queue->n_enqueued);
+    tagc_rooms_stop(queue);
+    if (queue->flags) {
+        atomic_store_explicit(&queue->flags->add, (uint32_t)queue->n_adds, memory_order_release);
+        let_go_on(queue, queue->n_enqueued);
+    }
     pthread_cond_broadcast(&queue->changed);
     pthread_mutex_unlock(&queue->lock);
 }
@@ -345,19 +416,20 @@ void tagc_queue_destroy(tagc_queue *queue) {
     tagc_queue_close(queue);
     int before = 0;
     if (tagc_device_enter(queue->device, &before) == TAGC_OK) {
-        void *streams[] = {queue->out, queue->back};
-        for (int i = 0; i < 2; i++)
+        void *streams[] = {queue->out, queue->add, queue->back};
+        for (int i = 0; i < 3; i++)
             if (streams[i]) runtime->StreamSynchronize(streams[i]); /* they use this memory */
+        if (queue->kernels) tagc_rooms_destroy(queue);
         for (int i = 0; i < queue->n_buffers; i++) {
             buffer *one = &queue->buffers[i];
-            void *events[] = {one->came, one->copied_out, one->back};
-            for (int e = 0; e < 3; e++)
+            void *events[] = {one->came, one->copied_out, one->added, one->back};
+            for (int e = 0; e < 4; e++)
                 if (events[e]) runtime->EventDestroy(events[e]);
             if (one->in) runtime->FreeHost(one->in);
             if (one->out) runtime->FreeHost(one->out);
         }
         if (queue->flags) runtime->FreeHost(queue->flags);
-        for (int i = 0; i < 2; i++)
+        for (int i = 0; i < (queue->kernels ? 2 : 3); i++) /* the last is then the kernels' */
             if (streams[i]) runtime->StreamDestroy(streams[i]);
         runtime->GetLastError();
         tagc_device_leave(queue->device, before);

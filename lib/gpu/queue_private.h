@@ -2,7 +2,9 @@
 #ifndef TAGC_GPU_QUEUE_PRIVATE_H
 #define TAGC_GPU_QUEUE_PRIVATE_H
 
+#include "gpu/kernels.h"
 #include "gpu/runtime.h"
+#include "tagc/frames.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -18,25 +20,60 @@ typedef struct ticket {
     size_t n_bytes_out;
     tagc_unit *unit; /* NULL: the caller exchanges it */
     tagc_unit_step *step;
+    uint64_t first_add; /* of a unit with kernels: the number of its first sums in flags `add` and `added` */
     int buffer;
-    int enqueued;   /* all work is enqueued, or as much of it as was possible */
-    int input_came; /* or never will, whatever the flag says */
+    int is_in_streams; /* some of its work is, behind all of the exchange that had its buffer before */
+    int enqueued;      /* all work is enqueued, or as much of it as was possible */
+    int input_came;    /* or never will, whatever the flag says */
     int finished;
     tagc_status status;
     char text[TEXT_BYTES];
 } ticket;
 
+/* Memory of an exchange with kernels, for one part of its unit or for what its parts share: pinned, and on the device. Both begin with
+ * a tagc_orders. */
+typedef struct gpu_room {
+    char *here, *there;
+    size_t here_bytes, there_bytes;
+} gpu_room;
+
+/* What the host has to say to the device. A queue that is closed makes all of it negative. */
+typedef struct tagc_orders {
+    int stop[2];                 /* bodies of fragments, of sums: 1: they are not to be read */
+    tagc_frames_verdict verdict; /* whether the step counts */
+} tagc_orders;
+enum { ORDERS_BYTES = 64 }; /* what follows in a room begins there */
+
+/* A residual that the next exchange of that buffer may write. In it are as many as exchanges may be under way. */
+typedef struct tagc_turns {
+    size_t n_bytes;
+    uint32_t nth; /* among the parts of a unit that have this size */
+    int n_users;
+    void *spares[MAX_BUFFERS]; /* by buffer */
+    struct tagc_turns *next;
+} tagc_turns;
+
 typedef struct buffer {
-    void *in, *out;                 /* pinned */
-    void *came, *copied_out, *back; /* events */
+    void *in, *out;                         /* pinned */
+    void *came, *copied_out, *added, *back; /* events */
+    gpu_room *rooms;                        /* (n_rooms) of the queue */
 } buffer;
 
-/* In pinned memory: the last ticket whose input is there, which the device writes, and the last one whose result is. A line of the
- * cache each. */
-typedef struct flag_pair {
+/* In pinned memory: the last ticket whose input is there, and the last sums that were added, which the device writes; the last ticket
+ * whose result is there, and the last sums whose bodies are. A line of the cache each. */
+typedef struct queue_flags {
     _Alignas(64) _Atomic uint32_t in;
     _Alignas(64) _Atomic uint32_t out;
-} flag_pair;
+    _Alignas(64) _Atomic uint32_t add;
+    _Alignas(64) _Atomic uint32_t added;
+} queue_flags;
+
+/* Memory that batches of one stream work in. */
+typedef struct tagc_work_area {
+    void *memory;
+    size_t n_bytes;
+    uint64_t n_moves;
+} tagc_work_area;
 
 struct tagc_queue {
     tagc_device *device;
@@ -44,8 +81,15 @@ struct tagc_queue {
     buffer buffers[MAX_BUFFERS];
     int n_buffers;
     size_t n_bytes_in, n_bytes_out; /* of every buffer */
-    flag_pair *flags;
-    uint64_t in_there, out_there; /* their addresses on the device */
+    queue_flags *flags;
+    uint64_t in_there, out_there, add_there, added_there; /* their addresses on the device */
+
+    tagc_kernels *kernels; /* NULL: none; else `back` is their stream */
+    void *add;             /* stream, with kernels */
+    uint32_t n_rooms;
+    tagc_work_area works[2]; /* of streams out and add; that of `back` is the kernels' own */
+    tagc_turns *turns;
+    uint64_t n_adds; /* numbers given out, with `launch` */
 
     /* Held while work is enqueued, so that streams get exchanges in the order of tickets. */
     pthread_mutex_t launch;
@@ -54,7 +98,7 @@ struct tagc_queue {
     pthread_cond_t changed;
     ticket tickets[N_TICKETS]; /* number n at n mod N_TICKETS */
     uint64_t n_enqueued, n_taken, n_finished;
-    int is_closed;
+    int is_closed, is_dead;
     tagc_status broken; /* by the runtime; TAGC_OK: not */
     char why[TEXT_BYTES];
     tagc_status first_failure; /* since _forgive */
@@ -83,11 +127,42 @@ static inline int has_come(const tagc_queue *queue, const ticket *one) {
 
 /* ---- queue.c ---- */
 
-/* Call with the lock. The first notes a ticket's first failure, the second that the runtime failed. */
+/* Call with the lock. The first notes a ticket's first failure, the second that the runtime failed. last: of the tickets whose
+ * exchanges can still run; a device that is dead runs none. */
 void tagc_queue_fail_ticket(ticket *one, tagc_status status, const char *text);
-void tagc_queue_break_down(tagc_queue *queue, tagc_status status, const char *text);
+void tagc_queue_break_down(tagc_queue *queue, tagc_status status, const char *text, uint64_t last);
+enum { NO_TICKET = 0 }; /* the device is dead */
+
+/* Sleeps, or yields, between two looks at what another thread or the device writes. n_looks: so far. */
+void tagc_queue_pause(unsigned n_looks);
+/* Orders of a room, unless the queue is closed: then they stay negative. Bodies may be read; or the step counts. */
+void tagc_queue_allow(tagc_queue *queue, int *stop);
+void tagc_queue_settle(tagc_queue *queue, tagc_orders *orders);
+/* Sets flag `add`: bodies of all sums up to this number are there, or orders that say otherwise. */
+void tagc_queue_add(tagc_queue *queue, uint64_t number);
+/* Waits for flag `added`. Returns why it will not come. */
+tagc_status tagc_queue_wait_for_sums(tagc_queue *queue, uint64_t number);
+
+/* ---- rooms.c: memory of exchanges with kernels ---- */
+
+/* Makes rooms of every buffer and work memory at least that large. needs: (n) sizes of rooms. It waits for all exchanges if
+ * something has to grow. */
+tagc_status tagc_rooms_reserve(tagc_queue *queue, const gpu_room *needs, uint32_t n, size_t work_bytes);
+/* Residuals for the parts of a unit that have this size, of which this one is number nth. */
+tagc_status tagc_turns_acquire(tagc_queue *queue, size_t n_bytes, uint32_t nth, tagc_turns **out);
+void tagc_turns_release(tagc_queue *queue, tagc_turns *turns); /* accepts NULL */
+/* Makes all orders negative. */
+void tagc_rooms_stop(tagc_queue *queue);
+/* When all streams are through. */
+void tagc_rooms_destroy(tagc_queue *queue);
 
 /* ---- job.c ---- */
+
+/* Enqueues a copy of any number of bytes in a stream of the queue's. */
+tagc_status tagc_queue_copy(const tagc_queue *queue, void *to, const void *from, size_t n_bytes,
+                            tagc_copy kind, void *stream);
+/* Waits until nothing is in progress. Call with the launch lock. */
+tagc_status tagc_queue_wait_for_all(tagc_queue *queue);
 
 /* tagc_job_enqueue, for a unit or without one. */
 tagc_status tagc_job_put(tagc_job *job, tagc_unit *unit, tagc_unit_step *step, const void *input,
@@ -95,8 +170,17 @@ tagc_status tagc_job_put(tagc_job *job, tagc_unit *unit, tagc_unit_step *step, c
 
 /* ---- unit.c ---- */
 
-/* Exchanges. failure: of this rank, which it only reports; text: its reason. */
-tagc_status tagc_unit_run(tagc_unit *unit, tagc_unit_step *step, const void *input, void *output,
-                          tagc_status failure, const char *text);
+/* Exchanges what a ticket is about. failure: of this rank, which it only reports; text: its reason. */
+tagc_status tagc_unit_run(const ticket *one, tagc_status failure, const char *text);
+
+/* ---- ahead_unit.c: what a unit with kernels puts into each stream; with the launch lock ---- */
+
+int tagc_unit_has_kernels(const tagc_unit *unit); /* accepts NULL */
+uint32_t tagc_unit_n_adds(const tagc_unit *unit); /* numbers that an exchange takes */
+tagc_status tagc_unit_put_out(const ticket *one, const void *input, void *output);
+tagc_status tagc_unit_put_add(const ticket *one);
+tagc_status tagc_unit_put_back(const ticket *one, void *output);
+/* After one of these, or a call between them, has failed. Returns 1 if the device goes on with earlier exchanges. */
+int tagc_unit_withdraw(const ticket *one);
 
 #endif

@@ -9,51 +9,28 @@
 #include "core/status.h"
 #include "exchange/reducer.h"
 #include "gpu/elements.h"
-#include "gpu/queue_private.h"
+#include "gpu/unit_private.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { N_WORDS = TAGC_UNIT_WORDS, WHAT_BYTES = 256, SAID_BYTES = 1024, STATUS_MASK = 0xff };
-#define NOWHERE SIZE_MAX
-
+enum { SAID_BYTES = 1024, STATUS_MASK = 0xff };
 /* One rank's message where ranks are not of one mind. */
 typedef struct said {
-    char what[WHAT_BYTES], text[SAID_BYTES];
+    char what[TAGC_WHAT_BYTES], text[SAID_BYTES];
 } said;
-
-typedef struct part {
-    tagc_unit_part of; /* its runs are the unit's own */
-    /* In the step's work memory. NOWHERE: the reducer reads the input, or writes the unit's output, itself. */
-    size_t at_gradient, at_output;
-} part;
-
-struct tagc_unit {
-    tagc_queue *queue;
-    tagc_job *job;
-    tagc_unit_options of;
-    char what[WHAT_BYTES];
-    part *parts;
-    tagc_run *runs;
-    int32_t *ranks[2];
-    int64_t (*everyone)[N_WORDS]; /* (ranks of the larger comm) */
-    uint32_t *numbers, *counts;
-    uint64_t *places;
-    float *samples;
-    size_t n_samples, n_gradients, n_outputs; /* the latter of work memory */
-};
 
 /* ---- the agreement ---- */
 
 /* Returns the failure that the ranks have told each other. */
 static tagc_status explain(const tagc_unit *unit, const int32_t *ranks, int n_ranks, const said *all) {
-    const int64_t(*words)[N_WORDS] = (const int64_t(*)[N_WORDS])unit->everyone;
+    const int64_t(*words)[TAGC_UNIT_WORDS] = (const int64_t(*)[TAGC_UNIT_WORDS])unit->everyone;
     for (int r = 0; r < n_ranks; r++) {
         tagc_status status = (tagc_status)(words[r][0] & STATUS_MASK);
         if (status == TAGC_OK) continue;
-        char beginning[WHAT_BYTES + 8]; /* an earlier agreement may have said already which rank it is */
-        snprintf(beginning, sizeof beginning, "%.*s: rank", WHAT_BYTES - 1, all[r].what);
+        char beginning[TAGC_WHAT_BYTES + 8]; /* an earlier agreement may have said already which rank it is */
+        snprintf(beginning, sizeof beginning, "%.*s: rank", TAGC_WHAT_BYTES - 1, all[r].what);
         if (!strncmp(all[r].text, beginning, strlen(beginning))) return tagc_fail(status, "%s", all[r].text);
         return tagc_fail(status, "%s: rank %d: %s", all[r].what, ranks[r], all[r].text);
     }
@@ -74,7 +51,7 @@ static tagc_status agree_over(const tagc_unit *unit, int c, const tagc_unit_step
                               const char *text) {
     tagc_comm *comm = unit->of.comms[c];
     int n_ranks = tagc_comm_world_size(comm), is_agreed = failure == TAGC_OK;
-    int64_t mine[N_WORDS];
+    int64_t mine[TAGC_UNIT_WORDS];
     memcpy(mine, step->words, sizeof mine);
     mine[0] = (mine[0] & ~(int64_t)STATUS_MASK) | (int64_t)failure;
     TAGC_TRY(tagc_comm_all_gather(comm, mine, sizeof mine, unit->everyone));
@@ -86,7 +63,7 @@ static tagc_status agree_over(const tagc_unit *unit, int c, const tagc_unit_step
     snprintf(own.text, sizeof own.text, "%s", failure == TAGC_OK ? step->text : text);
     TAGC_TRY(tagc_memory_create((size_t)n_ranks * sizeof *all, "what ranks say", (void **)&all));
     tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, all);
-    for (int r = 0; r < n_ranks; r++) all[r].what[WHAT_BYTES - 1] = all[r].text[SAID_BYTES - 1] = 0;
+    for (int r = 0; r < n_ranks; r++) all[r].what[TAGC_WHAT_BYTES - 1] = all[r].text[SAID_BYTES - 1] = 0;
     if (status == TAGC_OK) status = explain(unit, unit->ranks[c], n_ranks, all);
     tagc_memory_destroy(all);
     return status;
@@ -131,14 +108,9 @@ static tagc_status look(tagc_unit *unit, tagc_unit_step *step, const void *input
     return TAGC_OK;
 }
 
-/* Of what the reducer of a part reads. */
-static int element_of(const tagc_unit_part *of) {
-    return of->reducer->options.gradient == TAGC_FORMAT_BF16 ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
-}
-
 /* Copies runs of the input, and zeros between, to a part's gradient. */
 static void pack(const tagc_unit *unit, const tagc_unit_part *of, const void *input, char *gradient) {
-    int element = element_of(of);
+    int element = tagc_unit_reads(of);
     size_t n_bytes = tagc_element_bytes(element);
     uint64_t end = 0;
     for (uint64_t i = 0; i < of->n_packs; i++) { /* in the order of the gradient */
@@ -154,21 +126,21 @@ static void pack(const tagc_unit *unit, const tagc_unit_part *of, const void *in
     memset(gradient + end * n_bytes, 0, (of->n_gradient - end) * n_bytes);
 }
 
-static tagc_status begin(const tagc_unit *unit, const part *one, const tagc_unit_step *step,
+static tagc_status begin(const tagc_unit *unit, const unit_part *one, const tagc_unit_step *step,
                          const void *input, void *output) {
-    float *gradient = one->at_gradient == NOWHERE ? NULL : step->gradients + one->at_gradient;
-    float *sums = one->at_output == NOWHERE ? output : step->outputs + one->at_output;
+    float *gradient = one->at_gradient == TAGC_NOWHERE ? NULL : step->gradients + one->at_gradient;
+    float *sums = one->at_output == TAGC_NOWHERE ? output : step->outputs + one->at_output;
     if (step->number) TAGC_TRY(tagc_reducer_set_steps(one->of.reducer, step->number - 1));
     if (gradient) pack(unit, &one->of, input, (char *)gradient);
     return tagc_reducer_begin(one->of.reducer, gradient ? gradient : input, sums);
 }
 
-static void put(const tagc_unit *unit, const part *one, const tagc_unit_step *step, void *output) {
-    float *sums = one->at_output == NOWHERE ? output : step->outputs + one->at_output,
+static void put(const tagc_unit *unit, const unit_part *one, const tagc_unit_step *step, void *output) {
+    float *sums = one->at_output == TAGC_NOWHERE ? output : step->outputs + one->at_output,
           factor = unit->of.factor;
     if (factor != 1.0f)
         for (uint64_t i = 0; i < one->of.n_output; i++) sums[i] *= factor;
-    if (one->at_output == NOWHERE) return;
+    if (one->at_output == TAGC_NOWHERE) return;
     for (uint64_t i = 0; i < one->of.n_unpacks; i++) {
         const tagc_run *run = &one->of.unpacks[i];
         tagc_elements_write(sums + run->from, output, unit->of.element, run->to, run->length);
@@ -195,18 +167,25 @@ static tagc_status reduce(tagc_unit *unit, tagc_unit_step *step, const void *inp
     return failure == TAGC_OK ? TAGC_OK : tagc_fail(failure, "%s", text);
 }
 
-tagc_status tagc_unit_run(tagc_unit *unit, tagc_unit_step *step, const void *input, void *output,
-                          tagc_status failure, const char *text) {
+tagc_status tagc_unit_run(const ticket *one, tagc_status failure, const char *text) {
+    tagc_unit *unit = one->unit;
+    tagc_unit_step *step = one->step;
+    const buffer *at = &unit->queue->buffers[one->buffer];
     double start = tagc_clock_s();
     tagc_status status = agree(unit, step, failure, text);
     double agreed = tagc_clock_s();
     step->agree_s = agreed - start;
     step->is_agreed = status == TAGC_OK;
-    if (status == TAGC_OK) status = look(unit, step, input);
-    if (status == TAGC_OK) status = reduce(unit, step, input, output);
+    if (unit->queue->kernels && unit->n_adds) {
+        status = tagc_unit_reduce_ahead(one, status, tagc_last_error());
+    } else {
+        if (status == TAGC_OK) status = look(unit, step, at->in);
+        if (status == TAGC_OK) status = reduce(unit, step, at->in, at->out);
+    }
     step->exchange_s = tagc_clock_s() - agreed;
     step->status = status;
     snprintf(step->why, sizeof step->why, "%s", status == TAGC_OK ? "" : tagc_last_error());
+    atomic_fetch_add(&unit->n_ended, 1);
     return status;
 }
 
@@ -226,7 +205,7 @@ static tagc_status check(const tagc_queue *queue, const tagc_unit_options *of) {
     for (uint32_t p = 0; p < of->n_parts; p++) {
         const tagc_unit_part *one = &of->parts[p];
         uint64_t end = 0;
-        if (element_of(one) == TAGC_ELEMENT_BF16 && of->element != TAGC_ELEMENT_BF16)
+        if (tagc_unit_reads(one) == TAGC_ELEMENT_BF16 && of->element != TAGC_ELEMENT_BF16)
             return tagc_fail(TAGC_ERR_ARGUMENT,
                              "element is %d, must be TAGC_ELEMENT_BF16: the reducer of part %u reads bf16",
                              of->element, p);
@@ -280,7 +259,7 @@ static void lay_out(tagc_unit *unit, const tagc_unit_options *of, tagc_arena *ar
     unit->samples = tagc_arena_take(arena, unit->n_samples ? unit->n_samples : 1, sizeof *unit->samples);
     tagc_run *at = unit->runs;
     for (uint32_t p = 0; arena->base && p < of->n_parts; p++) {
-        part *one = &unit->parts[p];
+        unit_part *one = &unit->parts[p];
         one->of = of->parts[p];
         if (one->of.n_packs) memcpy(at, one->of.packs, one->of.n_packs * sizeof *at);
         one->of.packs = at;
@@ -288,10 +267,10 @@ static void lay_out(tagc_unit *unit, const tagc_unit_options *of, tagc_arena *ar
         if (one->of.n_unpacks) memcpy(at, one->of.unpacks, one->of.n_unpacks * sizeof *at);
         one->of.unpacks = at;
         at += one->of.n_unpacks;
-        one->at_gradient = one->at_output = NOWHERE;
-        if (element_of(&one->of) != of->element ||
+        one->at_gradient = one->at_output = TAGC_NOWHERE;
+        if (tagc_unit_reads(&one->of) != of->element ||
             !is_whole(one->of.packs, one->of.n_packs, one->of.n_gradient, of->n_input)) {
-            size_t n_bytes = one->of.n_gradient * tagc_element_bytes(element_of(&one->of));
+            size_t n_bytes = one->of.n_gradient * tagc_element_bytes(tagc_unit_reads(&one->of));
             one->at_gradient = unit->n_gradients;
             unit->n_gradients += tagc_aligned(n_bytes) / sizeof(float);
         }
@@ -318,11 +297,16 @@ tagc_status tagc_unit_create(tagc_queue *queue, const tagc_unit_options *options
     size_t n_bytes = tagc_element_bytes(options->element);
     snprintf(unit->what, sizeof unit->what, "%s", options->what);
     unit->of.what = unit->what;
-    tagc_status status =
-        tagc_job_create(queue, 0, options->n_input * n_bytes, options->n_output * n_bytes, &unit->job);
+    int is_ahead = tagc_unit_wants_kernels(options); /* then its arrays do not come to the host */
+    tagc_status status = is_ahead ? tagc_unit_make_ahead(unit) : TAGC_OK;
+    if (status == TAGC_OK)
+        status = tagc_job_create(queue, 0, is_ahead ? 1 : options->n_input * n_bytes,
+                                 is_ahead ? 1 : options->n_output * n_bytes, &unit->job);
     if (status != TAGC_OK) {
-        tagc_memory_destroy(unit);
-        return status;
+        char text[TAGC_ERROR_TEXT_BYTES];
+        snprintf(text, sizeof text, "%s", tagc_last_error());
+        tagc_unit_destroy(unit);
+        return tagc_fail(status, "%s", text);
     }
     *out = unit;
     return TAGC_OK;
@@ -331,6 +315,7 @@ tagc_status tagc_unit_create(tagc_queue *queue, const tagc_unit_options *options
 tagc_status tagc_unit_enqueue(tagc_unit *unit, tagc_unit_step *step, const void *input, void *output,
                               void *stream, int waits, uint64_t *number) {
     if (!unit || !step) return tagc_fail(TAGC_ERR_ARGUMENT, "unit or step is NULL");
+    atomic_fetch_add(&unit->n_enqueued, 1);
     return tagc_job_put(unit->job, unit, step, input, output, stream, waits, number);
 }
 
@@ -341,6 +326,7 @@ void tagc_unit_work(const tagc_unit *unit, uint64_t *n_gradients, uint64_t *n_ou
 
 void tagc_unit_destroy(tagc_unit *unit) {
     if (!unit) return;
+    tagc_unit_end_ahead(unit);
     tagc_job_destroy(unit->job);
     tagc_memory_destroy(unit);
 }

@@ -57,6 +57,8 @@ struct tagc_schedule {
 };
 
 /* ---- windows.c ---- */
+/* Returns 1 if the next tagc_schedule_add of these parameters may fill a window. */
+int tagc_schedule_is_due(const tagc_schedule *schedule, const uint32_t *parameters, size_t n);
 void tagc_window_scale(tagc_window *window, double factor);
 
 /* ---- shares.c ---- */

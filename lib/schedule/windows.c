@@ -54,6 +54,14 @@ tagc_status tagc_schedule_add(tagc_schedule *s, const uint32_t *parameters, cons
     return TAGC_OK;
 }
 
+int tagc_schedule_is_due(const tagc_schedule *s, const uint32_t *parameters, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const tagc_scheduled *p = &s->parameters[parameters[i]];
+        if (p->has_levels && p->window.n_exchanges + 1 >= TAGC_WINDOW) return 1;
+    }
+    return 0;
+}
+
 static tagc_schedule_sums sums_of(const tagc_window *w) {
     double square = 0;
     for (uint32_t i = 0; i < w->n; i++) square += (double)w->squares[i];

@@ -93,6 +93,8 @@ void tagc_comm_submit_gather(tagc_comm *comm, tagc_task *task);
 /* Returns the task's status; sets the caller's text. */
 tagc_status tagc_comm_join(tagc_comm *comm, tagc_task *task);
 int tagc_comm_has_ended(tagc_comm *comm, const tagc_task *task); /* 1 when _join would not block */
+/* Has workers ask `is_ready` again, whose answer may be another for a reason that is no ticket. */
+void tagc_comm_look_again(tagc_comm *comm);
 
 /* A reducer or gatherer holds its comm, so that the caller may destroy them in any order. After tagc_comm_destroy the
  * comm is closed: it has no threads and no transport, and the last _let_go frees it. */

@@ -14,6 +14,7 @@ typedef struct tagc_worker {
     pthread_t thread;
     int is_started;     /* the creator's */
     int is_idle;        /* nothing to do */
+    int looks_again;    /* since it looked last, a task may have become ready without a ticket */
     int awaits_tickets; /* idle, with tasks of which none could go on when so many tickets were done: */
     uint64_t n_done_seen;
 } tagc_worker;

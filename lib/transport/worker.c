@@ -59,6 +59,7 @@ void *tagc_comm_worker_main(void *arg) {
         if (!worker->tasks && !active) break;
         worker->is_idle = 0;
         worker->n_done_seen = comm->n_done;
+        worker->looks_again = 0;
         take_submitted(worker, &active);
         pthread_mutex_unlock(&comm->lock);
 
@@ -70,7 +71,7 @@ void *tagc_comm_worker_main(void *arg) {
         if (ready) continue;
         double start_s = tagc_clock_s();
         worker->is_idle = worker->awaits_tickets = 1;
-        while (!worker->tasks && comm->n_done == worker->n_done_seen)
+        while (!worker->tasks && !worker->looks_again && comm->n_done == worker->n_done_seen)
             pthread_cond_wait(&worker->work, &comm->lock);
         worker->awaits_tickets = 0;
         idle_s += tagc_clock_s() - start_s;
@@ -98,6 +99,15 @@ int tagc_comm_has_ended(tagc_comm *comm, const tagc_task *task) {
     int has_ended = task->state == TASK_DONE;
     pthread_mutex_unlock(&comm->lock);
     return has_ended;
+}
+
+void tagc_comm_look_again(tagc_comm *comm) {
+    pthread_mutex_lock(&comm->lock);
+    for (int i = 0; i < TAGC_N_WORKERS; i++) {
+        comm->workers[i].looks_again = 1;
+        pthread_cond_signal(&comm->workers[i].work);
+    }
+    pthread_mutex_unlock(&comm->lock);
 }
 
 void tagc_comm_submit(tagc_comm *comm, tagc_task *task) {

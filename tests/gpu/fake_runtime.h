@@ -58,6 +58,8 @@ FAKE_API void fake_take_host_as_device(void);
 
 /* ---- work ---- */
 FAKE_API int fake_stream(void **stream); /* of the current device; cudaStreamCreateWithFlags */
+FAKE_API int
+fake_load(void (*kernel)(void *arg)); /* cudaFuncGetAttributes: what else its first launch does */
 FAKE_API int fake_launch(void *stream, void (*kernel)(void *arg), void *arg);
 
 /* Lets everything of the current device run that can, until only host functions that sleep and flags hold it up:

@@ -141,14 +141,19 @@ size_t tagc_batches_work_bytes(tagc_reducer *r) {
     return most;
 }
 
+tagc_status tagc_batches_make_one(tagc_reducer *r, int which, void *work, void *stream, tagc_batch **out) {
+    const tagc_batches *b = &tagc_direct_of(r)->batches;
+    size_t n = shape(r, which);
+    *out = NULL;
+    if (n == 0) return TAGC_OK;
+    return tagc_batches_check(
+        r, r->arrays->maker->create(kinds[which], b->rows, n, b->results, work, r->pool, stream, out));
+}
+
 tagc_status tagc_batches_make(tagc_reducer *r) {
     tagc_batches *b = &tagc_direct_of(r)->batches;
-    for (int which = 0; which < TAGC_N_BATCHES; which++) {
-        size_t n = shape(r, which);
-        if (n == 0) continue;
-        TAGC_TRY(tagc_batches_check(r, r->arrays->maker->create(kinds[which], b->rows, n, b->results, b->work,
-                                                                r->pool, b->stream, &b->made[which])));
-    }
+    for (int which = 0; which < TAGC_N_BATCHES; which++)
+        TAGC_TRY(tagc_batches_make_one(r, which, b->work, b->stream, &b->made[which]));
     return TAGC_OK;
 }
 

@@ -44,6 +44,9 @@ void tagc_batches_place_work(struct tagc_reducer *r, tagc_arena *arena);
 size_t tagc_batches_work_bytes(struct tagc_reducer *r);
 /* Makes those that the output needs. Call it when results, work and stream are set. */
 tagc_status tagc_batches_make(struct tagc_reducer *r);
+/* Makes one that is the caller's, for another memory and stream. *out is NULL if the output does not need it. */
+tagc_status tagc_batches_make_one(struct tagc_reducer *r, int which, void *work, void *stream,
+                                  tagc_batch **out);
 /* Accepts what is half-made. */
 void tagc_batches_end(struct tagc_reducer *r);
 /* Runs one with the rows that the caller has filled. */

@@ -104,6 +104,7 @@ static tagc_status take_shared(tagc_reducer *r);
 static tagc_status encode(tagc_reducer *r);
 static tagc_status send_rests(tagc_reducer *r);
 static tagc_status add(tagc_reducer *r);
+static tagc_status go_on(tagc_reducer *r);
 static tagc_status send_results(tagc_reducer *r);
 static tagc_status send_result_rests(tagc_reducer *r);
 static tagc_status hand_headers(tagc_reducer *r);
@@ -179,6 +180,16 @@ static tagc_status add(tagc_reducer *r) {
     tagc_pause wait;
     TAGC_TRY(tagc_fragments_add(r, &wait));
     if (!wait.is_done) return then(r, add, &wait);
+    if (!r->now.is_ahead) return go_on(r);
+    tagc_then(r, go_on, NULL, 0,
+              tagc_direct_has_results(r) ? TAGC_ROUND_RESULTS : TAGC_ROUND_DIRECT_AGREEMENT,
+              TAGC_ROUND_DIRECT_AGREEMENT);
+    atomic_store(&r->now.hold, TAGC_HELD);
+    return TAGC_OK;
+}
+
+/* Whether all sums are finite is known. */
+static tagc_status go_on(tagc_reducer *r) {
     return r->options.output == TAGC_OUTPUT_SHARD ? agree(r) : send_results(r);
 }
 
@@ -226,7 +237,7 @@ static tagc_status finish(tagc_reducer *r) {
     TAGC_TRY(tagc_agree_end(r, NULL, NULL));
     const float value = NAN;
     uint32_t word;
-    if (!r->now.stats.nonfinite) return TAGC_OK;
+    if (!r->now.stats.nonfinite || r->now.is_ahead) return TAGC_OK;
     memcpy(&word, &value, sizeof word);
     return r->arrays->fill(r->arrays->heap.context, r->now.output, word,
                            output_elems(&r->options, r->world_size) * sizeof(float));

@@ -96,6 +96,10 @@ tagc_status cuda_delta_prepare(void);
 extern const tagc_frames_maker cuda_frames;
 tagc_status cuda_frames_prepare(void);
 
+/* Runs of elements: runs.cu. */
+extern const tagc_runs_maker cuda_runs;
+tagc_status cuda_runs_prepare(void);
+
 } // namespace tagc_cuda
 
 #endif

@@ -7,6 +7,7 @@ extern "C" {
 const tagc_maker *tagc_cuda_maker(void);
 }
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -109,10 +110,6 @@ void run_deltas(void *arg) {
     real->destroy(batch);
 }
 
-tagc_status prepare() {
-    return tagc_cuda_maker()->prepare();
-}
-
 tagc_status create(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows,
                    tagc_batch_result *results, void *work, tagc_pool *, void *stream, tagc_batch **out) {
     tagc_batch *b = *out = new tagc_batch{kind, work, stream, {}, {}};
@@ -180,18 +177,15 @@ void delta_destroy(tagc_delta_batch *b) {
 namespace {
 
 /* One call of the real maker, with pointers as kernels see them, when the stream comes to it. */
-template <typename F> struct later {
-    F call;
-    static void run(void *arg) {
-        std::unique_ptr<later> one(static_cast<later *>(arg));
-        harness::configure(seed++, n_resident);
-        if (one->call()) harness::stop("frames: %s", tagc_cuda_maker()->batches->last_error());
-    }
-};
+void run_later(void *arg) {
+    std::unique_ptr<std::function<tagc_status()>> one(static_cast<std::function<tagc_status()> *>(arg));
+    harness::configure(seed++, n_resident);
+    if ((*one)()) harness::stop("a kernel: %s", tagc_cuda_maker()->batches->last_error());
+}
 
 template <typename F> tagc_status launch_later(void *stream, F call) {
-    auto *one = new later<F>{call};
-    int code = fake_launch(stream, later<F>::run, one);
+    auto *one = new std::function<tagc_status()>(call);
+    int code = fake_launch(stream, run_later, one);
     if (!code) return TAGC_OK;
     delete one;
     return tagc_fail(TAGC_ERR_DEVICE, "a launch: an illegal memory access");
@@ -241,10 +235,31 @@ size_t frames_work_bytes(uint32_t n_frames) {
     return real_frames()->work_bytes(n_frames);
 }
 
+tagc_status runs_copy(const tagc_listed_run *runs, uint32_t n_runs, uint64_t n, const void *from,
+                      int from_element, void *to, int to_element, float factor, void *stream) {
+    return launch_later(stream, [=] {
+        return tagc_cuda_maker()->runs->copy(seen(runs), n_runs, n, seen(from), from_element, seen(to),
+                                             to_element, factor, nullptr);
+    });
+}
+
+tagc_status runs_spoil(const tagc_frames_verdict *verdict, void *array, size_t n_bytes, void *stream) {
+    return launch_later(
+        stream, [=] { return tagc_cuda_maker()->runs->spoil(seen(verdict), seen(array), n_bytes, nullptr); });
+}
+
+const tagc_runs_maker harness_runs = {runs_copy, runs_spoil};
+
 const tagc_frames_maker harness_frames = {frames_work_bytes, frames_seal, frames_open, frames_judge,
                                           frames_settle};
 
 } // namespace
+
+static tagc_status prepare() {
+    for (auto kernel : {run_launch, run_deltas, run_later})
+        if (fake_load(kernel)) return tagc_fail(TAGC_ERR_DEVICE, "loading a kernel");
+    return tagc_cuda_maker()->prepare();
+}
 
 void harness_maker_configure(uint64_t first, unsigned n) {
     seed = first;
@@ -256,7 +271,8 @@ const tagc_maker *harness_maker(void) {
         tagc_cuda_maker()->batches->work_bytes, create, point, run, destroy, tagc_last_error};
     static const tagc_delta_maker deltas = {tagc_cuda_maker()->deltas->work_bytes, delta_create, delta_point,
                                             delta_run, delta_destroy};
-    static const tagc_maker maker = {TAGC_MAKER_ABI, prepare, &batches, &deltas, &harness_frames};
+    static const tagc_maker maker = {TAGC_MAKER_ABI, prepare,         &batches,
+                                     &deltas,        &harness_frames, &harness_runs};
     return &maker;
 }
 

@@ -1,0 +1,351 @@
+/* See ahead.h. */
+#include "gpu/ahead.h"
+#include "core/memory.h"
+
+#include <string.h>
+
+static tagc_direct *direct_of(const tagc_ahead *a) {
+    return tagc_direct_of(a->reducer);
+}
+
+static int n_ranks(const tagc_ahead *a) {
+    return direct_of(a)->n_hosts; /* there is one rank per host */
+}
+
+static int own_rank(const tagc_ahead *a) {
+    return direct_of(a)->host;
+}
+
+static int returns_sums(const tagc_ahead *a) {
+    return tagc_direct_has_results(a->reducer);
+}
+
+/* Fragments that leave or stay here: with sums, the own one is added as it is. */
+static int n_fragments(const tagc_ahead *a) {
+    return n_ranks(a) - returns_sums(a);
+}
+
+/* ---- a room ---- */
+
+static tagc_orders *orders_in(char *memory) {
+    return (tagc_orders *)(void *)memory;
+}
+
+static uint64_t *lengths_in(char *memory) {
+    return (uint64_t *)(void *)(memory + ORDERS_BYTES);
+}
+
+static tagc_batch_result *results_in(const tagc_ahead *a, char *memory) {
+    return (tagc_batch_result *)(void *)(memory + a->at_results);
+}
+
+/* Of adding, and of encoding the sums. */
+static tagc_batch_result *sums_in(const tagc_ahead *a, char *memory) {
+    return (tagc_batch_result *)(void *)(memory + a->at_sums);
+}
+
+static uint8_t *body_in(const tagc_ahead *a, char *memory, int rank) {
+    return (uint8_t *)memory + a->at_bodies + (size_t)rank * a->stride;
+}
+
+static void lay_out(tagc_ahead *a) {
+    size_t n = (size_t)n_ranks(a);
+    a->stride = tagc_aligned(direct_of(a)->capacity);
+    a->at_results = ORDERS_BYTES + tagc_aligned(n * sizeof(uint64_t));
+    a->at_sums = a->at_results + tagc_aligned(n * sizeof(tagc_batch_result));
+    a->at_bodies = a->at_sums + tagc_aligned(2 * sizeof(tagc_batch_result));
+    a->n_bytes = a->at_bodies + n * a->stride;
+}
+
+/* ---- life ---- */
+
+void tagc_ahead_destroy(tagc_ahead *a) {
+    if (!a) return;
+    for (int which = 0; which < TAGC_N_BATCHES; which++) a->reducer->arrays->maker->destroy(a->made[which]);
+    tagc_turns_release(a->queue, a->turns);
+    tagc_memory_destroy(a);
+}
+
+tagc_status tagc_ahead_create(tagc_queue *queue, tagc_reducer *r, uint32_t nth, tagc_ahead **out) {
+    const tagc_direct *d = tagc_direct_of(r);
+    size_t n = (size_t)d->n_hosts, rows_at = tagc_aligned(sizeof(tagc_ahead)),
+           bodies_at = rows_at + tagc_aligned(n * sizeof(tagc_batch_row));
+    void *memory;
+    *out = NULL;
+    TAGC_TRY(tagc_memory_create(bodies_at + n * sizeof(tagc_body), "a reducer that is ahead", &memory));
+    tagc_ahead *a = memory;
+    *a = (tagc_ahead){.reducer = r, .queue = queue, .fragment = d->fragment, .sums = d->sums};
+    a->rows = (tagc_batch_row *)(void *)((char *)memory + rows_at);
+    a->bodies = (tagc_body *)(void *)((char *)memory + bodies_at);
+    lay_out(a);
+    tagc_status status = r->residual
+                             ? tagc_turns_acquire(queue, (size_t)tagc_reducer_stored_bytes(r), nth, &a->turns)
+                             : TAGC_OK;
+    if (status != TAGC_OK) {
+        tagc_ahead_destroy(a);
+        return status;
+    }
+    *out = a;
+    return TAGC_OK;
+}
+
+static int same(const tagc_code_options *a, const tagc_code_options *b) {
+    return a->n == b->n && a->k == b->k && a->sparse == b->sparse && a->values == b->values &&
+           a->block == b->block && a->residual == b->residual && a->gradient == b->gradient;
+}
+
+tagc_status tagc_ahead_check(const tagc_ahead *a) {
+    const tagc_direct *d = direct_of(a);
+    if (same(&a->fragment, &d->fragment) && same(&a->sums, &d->sums)) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_STATE, "a reducer of this unit was changed: make the unit anew");
+}
+
+/* ---- launches ---- */
+
+/* Bodies of all ranks but this one, as long as they can be. */
+static tagc_status copy_bodies(const tagc_ahead *a, const gpu_room *room, tagc_copy kind, void *stream) {
+    int is_out = kind == TAGC_COPY_TO_HOST, own = own_rank(a);
+    char *to = is_out ? room->here : room->there, *from = is_out ? room->there : room->here;
+    size_t n_after = (size_t)(n_ranks(a) - own - 1) * a->stride;
+    TAGC_TRY(tagc_queue_copy(a->queue, body_in(a, to, 0), body_in(a, from, 0), (size_t)own * a->stride, kind,
+                             stream));
+    return tagc_queue_copy(a->queue, body_in(a, to, own + 1), body_in(a, from, own + 1), n_after, kind,
+                           stream);
+}
+
+/* Runs a batch with the rows that are filled. area: what it works in. */
+static tagc_status run(tagc_ahead *a, int which, tagc_batch_result *results, const tagc_work_area *area,
+                       void *stream) {
+    const tagc_batch_maker *maker = a->reducer->arrays->maker;
+    if (!a->made[which] || a->n_moves[which] != area->n_moves) {
+        maker->destroy(a->made[which]);
+        a->made[which] = NULL;
+        TAGC_TRY(tagc_batches_make_one(a->reducer, which, area->memory, stream, &a->made[which]));
+        a->n_moves[which] = area->n_moves;
+    }
+    if (!a->made[which]) return TAGC_OK; /* it would have no rows */
+    TAGC_TRY(tagc_batches_check(a->reducer, maker->point(a->made[which], a->rows, results)));
+    return tagc_batches_check(a->reducer, maker->run(a->made[which]));
+}
+
+static void *residual_at(const tagc_ahead *a, void *residual, int rank) {
+    return residual ? (char *)residual + (size_t)rank * a->reducer->row_bytes : NULL;
+}
+
+static void *spare_of(const tagc_ahead *a, int b) {
+    return a->turns ? a->turns->spares[b] : NULL;
+}
+
+static tagc_batch_row row_to_encode(const tagc_ahead *a, int b, int rank, const void *values,
+                                    const tagc_code_options *options, uint8_t *body) {
+    const tagc_reducer *r = a->reducer;
+    return (tagc_batch_row){.options = *options,
+                            .gradient = values,
+                            .residual_in = residual_at(a, r->residual, rank),
+                            .residual_out = residual_at(a, spare_of(a, b), rank),
+                            .seed = tagc_residual_seed(r->options.rounding_seed, a->steps[b].number,
+                                                       (uint32_t)r->rank, (uint32_t)rank),
+                            .body = body};
+}
+
+static const char *gradient_of(const tagc_ahead *a, int b, int rank) {
+    const tagc_reducer *r = a->reducer;
+    return (const char *)a->steps[b].gradient + (size_t)rank * r->shard * tagc_reducer_gradient_bytes(r);
+}
+
+/* Where the sums of the own row go. */
+static float *own_sums(const tagc_ahead *a, int b) {
+    return a->steps[b].output + (returns_sums(a) ? (size_t)own_rank(a) * a->reducer->shard : 0);
+}
+
+tagc_status tagc_ahead_put_out(tagc_ahead *a, int b, const gpu_room *room, uint64_t number, int is_idle,
+                               const void *gradient, float *output) {
+    void *stream = a->queue->out;
+    int n = n_fragments(a);
+    if (is_idle) a->n_steps = a->reducer->n_steps;
+    a->n_steps = number ? number : a->n_steps + 1;
+    a->steps[b].number = a->n_steps;
+    a->steps[b].gradient = gradient;
+    a->steps[b].output = output;
+    for (int t = 0; t < n; t++) {
+        int rank = tagc_host_to(direct_of(a), t);
+        a->rows[t] =
+            row_to_encode(a, b, rank, gradient_of(a, b, rank), &a->fragment, body_in(a, room->there, rank));
+    }
+    TAGC_TRY(run(a, TAGC_ENCODE, results_in(a, room->there), &a->queue->works[0], stream));
+    TAGC_TRY(tagc_queue_copy(a->queue, results_in(a, room->here), results_in(a, room->there),
+                             (size_t)n * sizeof(tagc_batch_result), TAGC_COPY_TO_HOST, stream));
+    return copy_bodies(a, room, TAGC_COPY_TO_HOST, stream);
+}
+
+/* Received bodies, their lengths and the orders. */
+static tagc_status copy_received(const tagc_ahead *a, const gpu_room *room, int has_bodies, void *stream) {
+    TAGC_TRY(tagc_queue_copy(a->queue, room->there, room->here, a->at_results, TAGC_COPY_TO_DEVICE, stream));
+    return has_bodies ? copy_bodies(a, room, TAGC_COPY_TO_DEVICE, stream) : TAGC_OK;
+}
+
+tagc_status tagc_ahead_put_add(tagc_ahead *a, int b, const gpu_room *room) {
+    void *stream = a->queue->add;
+    int own = own_rank(a), n_results = 1 + returns_sums(a);
+    tagc_batch_result *results = sums_in(a, room->there);
+    TAGC_TRY(copy_received(a, room, 1, stream));
+    for (int rank = 0; rank < n_ranks(a); rank++)
+        a->bodies[rank] = (tagc_body){.bytes = body_in(a, room->there, rank)};
+    if (returns_sums(a))
+        a->bodies[own] = (tagc_body){.bytes = (const uint8_t *)gradient_of(a, b, own), .is_plain = 1};
+    a->rows[0] = (tagc_batch_row){.options = a->fragment,
+                                  .sums = own_sums(a, b),
+                                  .scale = returns_sums(a) ? 1 : a->reducer->scale,
+                                  .bodies = a->bodies,
+                                  .n_bodies = n_ranks(a),
+                                  .lengths = lengths_in(room->there),
+                                  .stop = &orders_in(room->there)->stop[0]};
+    TAGC_TRY(run(a, TAGC_ADD, results, &a->queue->works[1], stream));
+    if (returns_sums(a)) {
+        uint8_t *body = body_in(a, room->there, own);
+        a->rows[0] = row_to_encode(a, b, own, own_sums(a, b), &a->sums, body);
+        TAGC_TRY(run(a, TAGC_ENCODE_SUMS, results + 1, &a->queue->works[1], stream));
+        TAGC_TRY(tagc_queue_copy(a->queue, body_in(a, room->here, own), body, a->stride, TAGC_COPY_TO_HOST,
+                                 stream));
+    }
+    return tagc_queue_copy(a->queue, sums_in(a, room->here), results, (size_t)n_results * sizeof *results,
+                           TAGC_COPY_TO_HOST, stream);
+}
+
+static tagc_status decode(tagc_ahead *a, int b, const gpu_room *room, void *stream) {
+    tagc_kernels *k = a->queue->kernels;
+    for (int rank = 0; rank < n_ranks(a); rank++) {
+        a->bodies[rank] = (tagc_body){.bytes = body_in(a, room->there, rank)};
+        a->rows[rank] = (tagc_batch_row){.options = a->sums,
+                                         .sums = a->steps[b].output + (size_t)rank * a->reducer->shard,
+                                         .scale = a->reducer->scale,
+                                         .bodies = &a->bodies[rank],
+                                         .n_bodies = 1,
+                                         .lengths = lengths_in(room->there) + rank,
+                                         .stop = &orders_in(room->there)->stop[1]};
+    }
+    TAGC_TRY(tagc_kernels_enter(k)); /* which have this memory, and this stream */
+    tagc_work_area area = {k->work, k->work_bytes, k->n_moves};
+    tagc_status status = run(a, TAGC_DECODE_SUMS, results_in(a, room->there), &area, stream);
+    tagc_kernels_leave(k);
+    return status;
+}
+
+tagc_status tagc_ahead_put_back(tagc_ahead *a, int b, const gpu_room *room) {
+    tagc_reducer *r = a->reducer;
+    const tagc_frames_maker *frames = a->queue->kernels->maker->frames;
+    void *stream = a->queue->back, *spare = spare_of(a, b);
+    size_t n_output = (size_t)r->exchange->output_elems(&r->options, r->world_size);
+    TAGC_TRY(copy_received(a, room, returns_sums(a), stream));
+    if (returns_sums(a)) TAGC_TRY(decode(a, b, room, stream));
+    TAGC_TRY(tagc_batches_check(r, frames->settle(&orders_in(room->there)->verdict, r->residual, spare,
+                                                  a->turns ? a->turns->n_bytes : 0, a->steps[b].output,
+                                                  n_output, stream)));
+    if (!a->turns) return TAGC_OK;
+    a->turns->spares[b] = r->residual;
+    r->residual = spare;
+    return TAGC_OK;
+}
+
+/* ---- the thread that exchanges ---- */
+
+void tagc_orders_refuse(const gpu_room *room) {
+    *orders_in(room->here) = (tagc_orders){.stop = {1, 1}, .verdict = {.failure = TAGC_ERR_STATE}};
+}
+
+tagc_status tagc_ahead_begin(tagc_ahead *a, int b, const gpu_room *room) {
+    tagc_orders_refuse(room); /* until something else is known */
+    a->room = room;
+    a->has_bodies = 0;
+    direct_of(a)->ahead = a;
+    TAGC_TRY(tagc_reducer_set_steps(a->reducer, a->steps[b].number - 1));
+    return tagc_reducer_begin_ahead(a->reducer, a->steps[b].gradient, a->steps[b].output);
+}
+
+void tagc_ahead_add(tagc_ahead *a, uint64_t number) {
+    tagc_reducer *r = a->reducer;
+    for (unsigned n_looks = 0; atomic_load(&r->now.hold) != TAGC_HELD; n_looks++) {
+        if (tagc_comm_has_ended(r->comm, &r->now.task)) {
+            tagc_queue_add(a->queue, number);
+            return;
+        }
+        tagc_queue_pause(n_looks);
+    }
+    if (a->has_bodies) tagc_queue_allow(a->queue, &orders_in(a->room->here)->stop[0]);
+    tagc_queue_add(a->queue, number);
+    tagc_status status = tagc_queue_wait_for_sums(a->queue, number);
+    tagc_note_failure(r, status);
+    if (status == TAGC_OK) r->now.stats.nonfinite |= sums_in(a, a->room->here)->nonfinite;
+    tagc_reducer_let_go(r);
+}
+
+tagc_status tagc_ahead_end(tagc_ahead *a, tagc_reducer_stats *stats) {
+    tagc_status status = tagc_reducer_end(a->reducer, stats);
+    direct_of(a)->ahead = NULL;
+    if (status == TAGC_OK && !a->reducer->now.stats.nonfinite) /* else orders stay negative */
+        tagc_queue_settle(a->queue, orders_in(a->room->here));
+    return status;
+}
+
+/* ---- the worker ---- */
+
+static tagc_ahead *ahead_of(const tagc_reducer *r) {
+    return tagc_direct_of(r)->ahead;
+}
+
+/* A length from the device decides how much is copied. */
+static tagc_status check_length(const tagc_ahead *a, const tagc_encoded *encoded) {
+    if (encoded->n_bytes <= a->stride && encoded->n_index_bytes <= encoded->n_bytes) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_DEVICE,
+                     "kernels made a body of %zu bytes, %zu of them positions: there is room for %zu",
+                     encoded->n_bytes, encoded->n_index_bytes, a->stride);
+}
+
+void tagc_ahead_take_body(tagc_reducer *r, int t, tagc_encoded *out) {
+    const tagc_ahead *a = ahead_of(r);
+    int rank = tagc_host_to(direct_of(a), t);
+    const tagc_encoded *encoded = &results_in(a, a->room->here)[t].encoded;
+    tagc_status status = check_length(a, encoded);
+    tagc_note_failure(r, status);
+    if (status != TAGC_OK) return;
+    *out = *encoded;
+    if (rank != own_rank(a)) /* the own one stays where it is */
+        memcpy(tagc_direct_row_out(direct_of(a), t) + TAGC_WIRE_HEADER_BYTES, body_in(a, a->room->here, rank),
+               encoded->n_bytes);
+}
+
+/* Bodies that have arrived and are sound, but the own one. Returns 1 if none is missing. */
+static int give(tagc_ahead *a, size_t own_bytes) {
+    const tagc_direct *d = direct_of(a);
+    const tagc_reducer *r = a->reducer;
+    uint64_t *lengths = lengths_in(a->room->here);
+    if (r->now.failure != TAGC_OK || r->now.stats.nonfinite) return 0;
+    for (int rank = 0; rank < n_ranks(a); rank++) {
+        const tagc_body *body = &d->bodies[rank];
+        if (!body->bytes) return 0;
+        lengths[rank] = rank == own_rank(a) ? own_bytes : body->n_bytes;
+        if (rank != own_rank(a)) memcpy(body_in(a, a->room->here, rank), body->bytes, body->n_bytes);
+    }
+    return 1;
+}
+
+void tagc_ahead_give_bodies(tagc_reducer *r) {
+    tagc_ahead *a = ahead_of(r);
+    int is_plain = returns_sums(a);
+    a->has_bodies = give(a, is_plain ? 0 : results_in(a, a->room->here)[n_ranks(a) - 1].encoded.n_bytes);
+}
+
+void tagc_ahead_take_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out) {
+    const tagc_ahead *a = ahead_of(r);
+    const tagc_encoded *encoded = &sums_in(a, a->room->here)[1].encoded;
+    tagc_status status = check_length(a, encoded);
+    tagc_note_failure(r, status);
+    if (status != TAGC_OK) return;
+    *out = *encoded;
+    memcpy(body, body_in(a, a->room->here, own_rank(a)), encoded->n_bytes);
+}
+
+void tagc_ahead_give_sums(tagc_reducer *r) {
+    tagc_ahead *a = ahead_of(r);
+    give(a, sums_in(a, a->room->here)[1].encoded.n_bytes); /* if one is missing, the step does not count */
+}

@@ -1,0 +1,74 @@
+/* Steps of a direct reducer with kernels whose launches are enqueued ahead of the messages: by the thread of the hooks, in three
+ * streams. The step itself (exchange/direct) then sends and receives what is in pinned memory, and calls nothing of CUDA.
+ *
+ *   out    encode | lengths and bodies, each as long as it can be, to pinned memory
+ *   add    bodies of other ranks, their lengths and the orders to the device | add; all-reduce: encode the sums | these to pinned memory
+ *   back   all-reduce: bodies of sums to the device | decode | settle: undoes the step if it does not count
+ *
+ * unit_ahead.c puts flags between them. Launches have fixed grids: kernels read lengths and orders when they run.
+ *
+ * Residuals. A step writes its new residual into the spare of its buffer, and when it is enqueued, the two swap. So a later step can
+ * be enqueued before this one has ended; `settle` makes the new one what the old one was, where the step did not count. */
+#ifndef TAGC_GPU_AHEAD_H
+#define TAGC_GPU_AHEAD_H
+
+#include "exchange/direct/direct.h"
+#include "gpu/queue_private.h"
+
+typedef struct tagc_ahead {
+    tagc_reducer *reducer;
+    tagc_queue *queue;
+    tagc_code_options fragment, sums; /* that its batches are for */
+    tagc_batch *made[TAGC_N_BATCHES];
+    uint64_t n_moves[TAGC_N_BATCHES]; /* of the memory that they work in */
+    tagc_batch_row *rows;             /* (ranks) of the next run */
+    tagc_body *bodies;                /* (ranks) */
+    tagc_turns *turns;                /* NULL: there is no residual */
+    /* In both memories of a room: | orders | lengths (ranks) | results (ranks) | results of sums (2) | bodies (ranks, stride) |. */
+    size_t at_results, at_sums, at_bodies, stride, n_bytes;
+
+    uint64_t n_steps; /* enqueued */
+    /* Of the step that has a buffer: its number, and its arrays on the device. */
+    struct {
+        uint64_t number;
+        const void *gradient;
+        float *output;
+    } steps[MAX_BUFFERS];
+
+    /* The step under way: its room, and whether all bodies are in it. */
+    const gpu_room *room;
+    int has_bodies;
+} tagc_ahead;
+
+/* nth: among the parts of a unit whose residuals are as large as this one's. Of memory it makes the
+ * residuals alone. */
+tagc_status tagc_ahead_create(tagc_queue *queue, tagc_reducer *reducer, uint32_t nth, tagc_ahead **out);
+void tagc_ahead_destroy(tagc_ahead *ahead); /* accepts NULL */
+/* TAGC_ERR_STATE if the reducer's options are others by now. */
+tagc_status tagc_ahead_check(const tagc_ahead *ahead);
+
+/* ---- the thread of the hooks; the device is entered ---- */
+
+/* number: of the step; 0: one more than the last one. is_idle: no step is under way. */
+tagc_status tagc_ahead_put_out(tagc_ahead *ahead, int b, const gpu_room *room, uint64_t number, int is_idle,
+                               const void *gradient, float *output);
+tagc_status tagc_ahead_put_add(tagc_ahead *ahead, int b, const gpu_room *room);
+tagc_status tagc_ahead_put_back(tagc_ahead *ahead, int b, const gpu_room *room);
+
+/* ---- the thread that exchanges ---- */
+
+tagc_status tagc_ahead_begin(tagc_ahead *ahead, int b, const gpu_room *room);
+/* Waits until the step has all bodies or has ended, lets the device add them, and sees whether sums are finite. */
+void tagc_ahead_add(tagc_ahead *ahead, uint64_t number);
+tagc_status tagc_ahead_end(tagc_ahead *ahead, tagc_reducer_stats *stats);
+/* Makes the orders of a room negative, while the device does not read them. */
+void tagc_orders_refuse(const gpu_room *room);
+
+/* ---- the worker: what gpu/direct.c has for a step that is ahead ---- */
+
+void tagc_ahead_take_body(tagc_reducer *r, int t, tagc_encoded *out);
+void tagc_ahead_give_bodies(tagc_reducer *r);
+void tagc_ahead_take_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out);
+void tagc_ahead_give_sums(tagc_reducer *r);
+
+#endif

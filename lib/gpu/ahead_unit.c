@@ -1,0 +1,352 @@
+/* Units with kernels: their gradients stay on the device, and all of an exchange's work there is enqueued by the hook.
+ *
+ *   out    pack | samples to pinned memory | each part: ahead.h, or without kernels its gradient to pinned memory | (flag `in`)
+ *   add    each part with kernels: wait for flag `add` | ahead.h | flag `added`
+ *   back   (wait for flag `out`) | each part: ahead.h, or its sums to the device | unpack | NaN if the exchange failed
+ *
+ * job.c puts the flags in brackets, and events. Flags `add` and `added` count the parts of all exchanges. So each part goes on by itself,
+ * as on the host, also where the transport has no lanes.
+ *
+ * Room 0 of a buffer is the unit's: | orders | samples |. Room 1 + p is that of part p: what ahead.h says, or | orders | gradient |
+ * sums | in pinned memory; on the device, packed gradients and sums follow. */
+#include "core/memory.h"
+#include "gpu/elements.h"
+#include "gpu/unit_private.h"
+#include "schedule/private.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Behind its first flag, a part has at most 40 pieces of work in streams. All of an exchange's must fit into a launch queue, of which
+ * CUDA's has 1,024 places. */
+enum { MOST_ADDS = 20 };
+
+int tagc_unit_has_kernels(const tagc_unit *unit) {
+    return unit && unit->n_adds;
+}
+
+uint32_t tagc_unit_n_adds(const tagc_unit *unit) {
+    return unit ? unit->n_adds : 0;
+}
+
+int tagc_unit_is_due(const tagc_unit *unit) {
+    const tagc_unit_options *of = &unit->of;
+    return tagc_unit_has_kernels(unit) && of->n_sampled &&
+           tagc_schedule_is_due(of->schedule, unit->numbers, of->n_sampled);
+}
+
+/* ---- making ---- */
+
+int tagc_unit_wants_kernels(const tagc_unit_options *of) {
+    for (uint32_t p = 0; p < of->n_parts; p++)
+        if (!of->parts[p].reducer->arrays->is_here) return 1;
+    return 0;
+}
+
+static size_t floats_bytes(uint64_t n) {
+    return tagc_aligned((size_t)n * sizeof(float));
+}
+
+static size_t gradient_bytes(const unit_part *one) {
+    return (size_t)one->of.n_gradient * tagc_element_bytes(tagc_unit_reads(&one->of));
+}
+
+/* Where in a part's room packed gradients and sums are, and how large it is. */
+static gpu_room place(const tagc_unit *unit, unit_part *one) {
+    int may_be_one = unit->of.n_input ==
+                     unit->of.n_output; /* input and output the same array: no reducer can work in that */
+    gpu_room needs = {.there_bytes = one->ahead ? one->ahead->n_bytes : ORDERS_BYTES};
+    needs.here_bytes =
+        one->ahead ? one->ahead->n_bytes
+                   : ORDERS_BYTES + tagc_aligned(gradient_bytes(one)) + floats_bytes(one->of.n_output);
+    if (one->at_gradient != TAGC_NOWHERE) {
+        one->at_gradient = needs.there_bytes;
+        needs.there_bytes += tagc_aligned(gradient_bytes(one));
+    }
+    if (one->at_output != TAGC_NOWHERE || may_be_one || unit->of.factor != 1.0f) {
+        one->at_output = needs.there_bytes;
+        needs.there_bytes += floats_bytes(one->of.n_output);
+    }
+    return needs;
+}
+
+static size_t n_listed(const tagc_unit *unit) {
+    size_t n = unit->n_samples;
+    for (uint32_t p = 0; p < unit->of.n_parts; p++)
+        n += unit->parts[p].of.n_packs + unit->parts[p].of.n_unpacks;
+    return n;
+}
+
+static run_list list(const tagc_run *runs, uint64_t n_runs, tagc_listed_run *here,
+                     const tagc_listed_run *there) {
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < n_runs; i++) {
+        here[i] = (tagc_listed_run){runs[i].from, runs[i].to, n};
+        n += runs[i].length;
+    }
+    return (run_list){there, (uint32_t)n_runs, n};
+}
+
+/* All lists, in the device's memory. */
+static tagc_status make_lists(tagc_unit *unit) {
+    tagc_kernels *k = unit->queue->kernels;
+    tagc_listed_run *here, *there;
+    void *memory;
+    size_t n = n_listed(unit), at = 0;
+    unit->lists_bytes = (n ? n : 1) * sizeof *here;
+    TAGC_TRY(k->arrays.heap.create(k, unit->lists_bytes, "lists of runs", &unit->lists));
+    there = unit->lists;
+    TAGC_TRY(tagc_memory_create(unit->lists_bytes, "lists of runs", &memory));
+    here = memory;
+    for (uint32_t p = 0; p < unit->of.n_parts; p++) {
+        unit_part *one = &unit->parts[p];
+        one->packs = list(one->of.packs, one->of.n_packs, here + at, there + at);
+        at += one->of.n_packs;
+        one->unpacks = list(one->of.unpacks, one->of.n_unpacks, here + at, there + at);
+        at += one->of.n_unpacks;
+    }
+    unit->sampled = (run_list){there + at, (uint32_t)unit->n_samples, unit->n_samples};
+    for (size_t i = 0; i < unit->n_samples; i++, at++) here[at] = (tagc_listed_run){unit->places[i], i, i};
+    tagc_status status = tagc_kernels_write(k, there, here, unit->lists_bytes);
+    tagc_memory_destroy(memory);
+    return status;
+}
+
+static tagc_status make_part(tagc_unit *unit, uint32_t p, size_t *work_bytes) {
+    unit_part *one = &unit->parts[p];
+    tagc_reducer *r = one->of.reducer;
+    uint32_t nth = 0;
+    if (r->arrays->is_here) return TAGC_OK;
+    if (tagc_kernels_of(r->arrays) != unit->queue->kernels || tagc_reducer_is_by_caller(r))
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "part %u has a reducer with kernels that are not those of the queue, or by frames",
+                         p);
+    for (uint32_t q = 0; q < p; q++) {
+        const tagc_reducer *other = unit->parts[q].of.reducer;
+        nth += !other->arrays->is_here && tagc_reducer_stored_bytes(other) == tagc_reducer_stored_bytes(r);
+    }
+    size_t n_bytes = tagc_batches_work_bytes(r);
+    if (n_bytes > *work_bytes) *work_bytes = n_bytes;
+    unit->n_adds++;
+    return tagc_ahead_create(unit->queue, r, nth, &one->ahead);
+}
+
+tagc_status tagc_unit_make_ahead(tagc_unit *unit) {
+    size_t work_bytes = TAGC_ALIGNMENT;
+    void *memory;
+    uint32_t n = unit->of.n_parts;
+    if (!unit->queue->kernels)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "a reducer has kernels, but the queue was made without them");
+    unit->n_gradients = unit->n_outputs = 0;
+    if (n > MOST_ADDS)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "n_parts is %u, must be at most %d with kernels", n,
+                         MOST_ADDS);
+    for (uint32_t p = 0; p < n; p++) TAGC_TRY(make_part(unit, p, &work_bytes));
+    TAGC_TRY(make_lists(unit));
+    TAGC_TRY(tagc_memory_create((n + 1) * sizeof(gpu_room), "sizes of rooms", &memory));
+    gpu_room *needs = memory;
+    needs[0].here_bytes = needs[0].there_bytes = ORDERS_BYTES + floats_bytes(unit->n_samples);
+    for (uint32_t p = 0; p < n; p++) needs[1 + p] = place(unit, &unit->parts[p]);
+    tagc_status status = tagc_rooms_reserve(unit->queue, needs, n + 1, work_bytes);
+    tagc_memory_destroy(memory);
+    return status;
+}
+
+void tagc_unit_end_ahead(tagc_unit *unit) {
+    for (uint32_t p = 0; p < unit->of.n_parts; p++) tagc_ahead_destroy(unit->parts[p].ahead);
+    if (!unit->lists) return;
+    const tagc_heap *heap = &unit->queue->kernels->arrays.heap;
+    heap->destroy(heap->context, unit->lists, unit->lists_bytes);
+}
+
+/* ---- the thread of the hooks ---- */
+
+static const gpu_room *room_of(const ticket *one, uint32_t i) {
+    return &one->queue->buffers[one->buffer].rooms[i];
+}
+
+static tagc_status copy_runs(const ticket *one, const run_list *runs, const void *from, int from_element,
+                             void *to, int to_element, float factor, void *stream) {
+    const tagc_kernels *k = one->queue->kernels;
+    return tagc_kernels_check(k, k->maker->runs->copy(runs->runs, runs->n_runs, runs->n, from, from_element,
+                                                      to, to_element, factor, stream));
+}
+
+static tagc_status clear(const ticket *one, void *array, size_t n_bytes, void *stream) {
+    const tagc_runtime *runtime = runtime_of(one->queue);
+    return tagc_device_check(one->queue->device, runtime->MemsetAsync(array, 0, n_bytes, stream),
+                             "writing to memory of the device");
+}
+
+static void *gradient_of(const unit_part *one, const gpu_room *room, const void *input) {
+    return one->at_gradient == TAGC_NOWHERE ? (void *)(size_t)input : room->there + one->at_gradient;
+}
+
+static float *sums_of(const unit_part *one, const gpu_room *room, void *output) {
+    return one->at_output == TAGC_NOWHERE ? output : (float *)(void *)(room->there + one->at_output);
+}
+
+/* Of a part without kernels, in pinned memory. */
+static void *gradient_here(const gpu_room *room) {
+    return room->here + ORDERS_BYTES;
+}
+
+static float *sums_here(const unit_part *one, const gpu_room *room) {
+    return (float *)(void *)(room->here + ORDERS_BYTES + tagc_aligned(gradient_bytes(one)));
+}
+
+static tagc_status put_part_out(const ticket *one, uint32_t p, const void *input, void *output) {
+    const tagc_queue *queue = one->queue;
+    const tagc_unit *unit = one->unit;
+    const unit_part *part = &unit->parts[p];
+    const gpu_room *room = room_of(one, 1 + p);
+    void *gradient = gradient_of(part, room, input);
+    size_t n_bytes = gradient_bytes(part);
+    if (part->at_gradient != TAGC_NOWHERE) {
+        if (part->packs.n < part->of.n_gradient) TAGC_TRY(clear(one, gradient, n_bytes, queue->out));
+        TAGC_TRY(copy_runs(one, &part->packs, input, unit->of.element, gradient, tagc_unit_reads(&part->of),
+                           1, queue->out));
+    }
+    if (!part->ahead)
+        return tagc_queue_copy(queue, gradient_here(room), gradient, n_bytes, TAGC_COPY_TO_HOST, queue->out);
+    int is_idle = atomic_load(&unit->n_enqueued) - atomic_load(&unit->n_ended) == 1;
+    return tagc_ahead_put_out(part->ahead, one->buffer, room, one->step->number, is_idle, gradient,
+                              sums_of(part, room, output));
+}
+
+tagc_status tagc_unit_put_out(const ticket *one, const void *input, void *output) {
+    const tagc_unit *unit = one->unit;
+    const gpu_room *room = room_of(one, 0);
+    char *samples = room->there + ORDERS_BYTES;
+    for (uint32_t p = 0; p < unit->of.n_parts; p++)
+        if (unit->parts[p].ahead) TAGC_TRY(tagc_ahead_check(unit->parts[p].ahead));
+    TAGC_TRY(copy_runs(one, &unit->sampled, input, unit->of.element, samples, TAGC_ELEMENT_FP32, 1,
+                       one->queue->out));
+    TAGC_TRY(tagc_queue_copy(one->queue, room->here + ORDERS_BYTES, samples, unit->n_samples * sizeof(float),
+                             TAGC_COPY_TO_HOST, one->queue->out));
+    for (uint32_t p = 0; p < unit->of.n_parts; p++) TAGC_TRY(put_part_out(one, p, input, output));
+    return TAGC_OK;
+}
+
+tagc_status tagc_unit_put_add(const ticket *one) {
+    const tagc_queue *queue = one->queue;
+    const tagc_runtime *runtime = runtime_of(queue);
+    uint64_t number = one->first_add;
+    for (uint32_t p = 0; p < one->unit->of.n_parts; p++) {
+        tagc_ahead *ahead = one->unit->parts[p].ahead;
+        if (!ahead) continue;
+        int code =
+            runtime->StreamWaitValue32(queue->add, queue->add_there, (uint32_t)number, TAGC_WAIT_AT_LEAST);
+        TAGC_TRY(tagc_device_check(queue->device, code, "waiting for bodies"));
+        TAGC_TRY(tagc_ahead_put_add(ahead, one->buffer, room_of(one, 1 + p)));
+        code = runtime->StreamWriteValue32(queue->add, queue->added_there, (uint32_t)number, 0);
+        TAGC_TRY(tagc_device_check(queue->device, code, "handing sums over"));
+        number++;
+    }
+    return TAGC_OK;
+}
+
+static tagc_status put_part_back(const ticket *one, uint32_t p, void *output) {
+    const tagc_queue *queue = one->queue;
+    const unit_part *part = &one->unit->parts[p];
+    const gpu_room *room = room_of(one, 1 + p);
+    if (part->ahead) return tagc_ahead_put_back(part->ahead, one->buffer, room);
+    return tagc_queue_copy(queue, sums_of(part, room, output), sums_here(part, room),
+                           (size_t)part->of.n_output * sizeof(float), TAGC_COPY_TO_DEVICE, queue->back);
+}
+
+tagc_status tagc_unit_put_back(const ticket *one, void *output) {
+    const tagc_queue *queue = one->queue;
+    const tagc_unit_options *of = &one->unit->of;
+    const gpu_room *own = room_of(one, 0);
+    size_t n_bytes = (size_t)of->n_output * tagc_element_bytes(of->element);
+    tagc_orders *orders = (tagc_orders *)(void *)own->there;
+    for (uint32_t p = 0; p < of->n_parts; p++) TAGC_TRY(put_part_back(one, p, output));
+    if (of->has_gaps)
+        TAGC_TRY(clear(one, output, n_bytes, queue->back)); /* the input, which it may be, is packed by now */
+    for (uint32_t p = 0; p < of->n_parts; p++) {
+        const unit_part *part = &one->unit->parts[p];
+        if (part->at_output == TAGC_NOWHERE) continue;
+        TAGC_TRY(copy_runs(one, &part->unpacks, sums_of(part, room_of(one, 1 + p), output), TAGC_ELEMENT_FP32,
+                           output, of->element, of->factor, queue->back));
+    }
+    TAGC_TRY(tagc_queue_copy(queue, own->there, own->here, sizeof *orders, TAGC_COPY_TO_DEVICE, queue->back));
+    return tagc_kernels_check(
+        queue->kernels, queue->kernels->maker->runs->spoil(&orders->verdict, output, n_bytes, queue->back));
+}
+
+/* If the device is not dead, earlier exchanges end as if nothing had happened. Of this one it must not read bodies that never come, so
+ * its orders are negative. When `out` is through, the exchange that had its rooms before is, too. */
+int tagc_unit_withdraw(const ticket *one) {
+    const tagc_runtime *runtime = runtime_of(one->queue);
+    int code = runtime->StreamSynchronize(one->queue->out);
+    for (uint32_t i = 0; !code && one->is_in_streams && i <= one->unit->of.n_parts; i++)
+        tagc_orders_refuse(room_of(one, i));
+    return !code;
+}
+
+/* ---- the thread that exchanges ---- */
+
+/* tagc_unit_is_due says when a window will be full; here the norms are not known. */
+static tagc_status look(const tagc_unit *unit, tagc_unit_step *step, const gpu_room *room) {
+    const tagc_unit_options *of = &unit->of;
+    const float *samples = (const float *)(const void *)(room->here + ORDERS_BYTES);
+    size_t n_full = 0;
+    step->n_full = 0;
+    if (!of->n_sampled) return TAGC_OK;
+    TAGC_TRY(tagc_schedule_add(of->schedule, unit->numbers, unit->counts, of->n_sampled, samples, step->full,
+                               &n_full));
+    if (!n_full) return TAGC_OK;
+    memset(step->squares, 0, 2 * of->n_parts * sizeof *step->squares);
+    TAGC_TRY(tagc_schedule_take(of->schedule, step->full, n_full, step->sums));
+    step->n_full = (uint32_t)n_full;
+    return TAGC_OK;
+}
+
+static tagc_status begin(const ticket *one, uint32_t p) {
+    const unit_part *part = &one->unit->parts[p];
+    const gpu_room *room = room_of(one, 1 + p);
+    if (part->ahead) return tagc_ahead_begin(part->ahead, one->buffer, room);
+    if (one->step->number) TAGC_TRY(tagc_reducer_set_steps(part->of.reducer, one->step->number - 1));
+    return tagc_reducer_begin(part->of.reducer, gradient_here(room), sums_here(part, room));
+}
+
+static tagc_status end(const ticket *one, uint32_t p) {
+    const unit_part *part = &one->unit->parts[p];
+    tagc_reducer_stats *stats = &one->step->stats[p];
+    return part->ahead ? tagc_ahead_end(part->ahead, stats) : tagc_reducer_end(part->of.reducer, stats);
+}
+
+/* After a failure it still ends what has begun, because peers wait. Returns the first one, whose text is in `text`. */
+static tagc_status reduce(const ticket *one, char text[TAGC_ERROR_TEXT_BYTES]) {
+    const tagc_unit *unit = one->unit;
+    uint32_t n_begun = 0;
+    uint64_t number = one->first_add;
+    tagc_status failure = look(unit, one->step, room_of(one, 0));
+    while (failure == TAGC_OK && n_begun < unit->of.n_parts)
+        if ((failure = begin(one, n_begun)) == TAGC_OK) n_begun++;
+    if (failure != TAGC_OK) snprintf(text, TAGC_ERROR_TEXT_BYTES, "%s", tagc_last_error());
+    for (uint32_t p = 0; p < n_begun; p++)
+        if (unit->parts[p].ahead) tagc_ahead_add(unit->parts[p].ahead, number++);
+    tagc_queue_add(one->queue, one->first_add + unit->n_adds - 1); /* those that were not begun */
+    for (uint32_t p = 0; p < n_begun; p++) {
+        tagc_status status = end(one, p);
+        if (status == TAGC_OK || failure != TAGC_OK) continue;
+        failure = status;
+        snprintf(text, TAGC_ERROR_TEXT_BYTES, "%s", tagc_last_error());
+    }
+    return failure;
+}
+
+tagc_status tagc_unit_reduce_ahead(const ticket *one, tagc_status failure, const char *why) {
+    char text[TAGC_ERROR_TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", why);
+    if (one->status == TAGC_OK) /* else the rooms may be those of an exchange whose results are on the way */
+        for (uint32_t i = 0; i <= one->unit->of.n_parts; i++) tagc_orders_refuse(room_of(one, i));
+    if (failure == TAGC_OK) {
+        failure = reduce(one, text);
+        if (failure == TAGC_OK) tagc_queue_settle(one->queue, (tagc_orders *)(void *)room_of(one, 0)->here);
+    }
+    tagc_queue_add(one->queue, one->first_add + one->unit->n_adds - 1);
+    return failure == TAGC_OK ? TAGC_OK : tagc_fail(failure, "%s", text);
+}

@@ -1,0 +1,76 @@
+/* Runs of elements (gpu/maker.h): a gradient is packed by class, and sums are unpacked, in one launch for any number of runs.
+ *
+ *   copy    an element per thread and turn; a block finds its first run by halving, and goes on from there
+ *   spoil   fills a result with NaN where its exchange failed; else returns at once */
+#include "gpu/cuda/host.cuh"
+extern "C" {
+#include "gpu/elements.h"
+}
+
+using namespace tagc_cuda;
+
+namespace {
+
+constexpr unsigned COPIED_EACH = 4096;   /* elements per block */
+constexpr unsigned MOST_SPOILERS = 1024; /* blocks */
+
+/* The last run that begins at or before element e of the list. */
+__device__ __forceinline__ uint32_t run_of(const tagc_listed_run *runs, uint32_t n_runs, uint64_t e) {
+    uint32_t low = 0, high = n_runs; /* low begins before e, high does not */
+    while (high - low > 1) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (runs[middle].at <= e)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+__global__ void __launch_bounds__(THREADS)
+    copy_runs(const tagc_listed_run *runs, uint32_t n_runs, uint64_t n, const void *from, int from_element,
+              void *to, int to_element, float factor) {
+    const uint64_t begin = (uint64_t)blockIdx.x * COPIED_EACH + threadIdx.x,
+                   end = smaller<uint64_t>((uint64_t)(blockIdx.x + 1) * COPIED_EACH, n);
+    if (begin >= end) return;
+    uint32_t r = run_of(runs, n_runs, begin);
+    for (uint64_t e = begin; e < end; e += THREADS) {
+        while (r + 1 < n_runs && runs[r + 1].at <= e) r++;
+        const uint64_t i = e - runs[r].at;
+        const float value = tagc_element_read(from, from_element, runs[r].from + i);
+        tagc_element_write(value * factor, to, to_element, runs[r].to + i);
+    }
+}
+
+__global__ void __launch_bounds__(THREADS)
+    spoil_array(const tagc_frames_verdict *verdict, uint16_t *array, size_t n) {
+    if (!verdict->failure) return;
+    for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * THREADS)
+        array[i] = 0xffff;
+}
+
+tagc_status copy(const tagc_listed_run *runs, uint32_t n_runs, uint64_t n, const void *from, int from_element,
+                 void *to, int to_element, float factor, void *stream) {
+    cudaStream_t in = static_cast<cudaStream_t>(stream);
+    if (n == 0) return TAGC_OK;
+    TAGC_LAUNCH(copy_runs, no_shared, parts_of((size_t)n, COPIED_EACH), in, runs, n_runs, n, from,
+                from_element, to, to_element, factor);
+    return check_launches();
+}
+
+tagc_status spoil(const tagc_frames_verdict *verdict, void *array, size_t n_bytes, void *stream) {
+    cudaStream_t in = static_cast<cudaStream_t>(stream);
+    const size_t n = n_bytes / sizeof(uint16_t);
+    TAGC_LAUNCH(spoil_array, no_shared, smaller(parts_of(n, COPIED_EACH), MOST_SPOILERS), in, verdict,
+                static_cast<uint16_t *>(array), n);
+    return check_launches();
+}
+
+} // namespace
+
+const tagc_runs_maker tagc_cuda::cuda_runs = {copy, spoil};
+
+tagc_status tagc_cuda::cuda_runs_prepare(void) {
+    TAGC_TRY(load_kernel(copy_runs));
+    return load_kernel(spoil_array);
+}

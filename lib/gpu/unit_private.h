@@ -1,0 +1,61 @@
+/* Inside of a unit: unit.c has its life, its agreement and exchanges on the host, ahead_unit.c exchanges with kernels. */
+#ifndef TAGC_GPU_UNIT_PRIVATE_H
+#define TAGC_GPU_UNIT_PRIVATE_H
+
+#include "gpu/ahead.h"
+
+#define TAGC_NOWHERE SIZE_MAX
+enum { TAGC_WHAT_BYTES = 256 };
+
+/* Runs in the device's memory. */
+typedef struct run_list {
+    const tagc_listed_run *runs;
+    uint32_t n_runs;
+    uint64_t n; /* elements */
+} run_list;
+
+typedef struct unit_part {
+    tagc_unit_part of; /* its runs are the unit's own */
+    /* On the host: in floats of the step's work memory. With kernels: in bytes of the part's room on the device. TAGC_NOWHERE: the
+     * reducer reads the input, or writes the unit's output, itself. */
+    size_t at_gradient, at_output;
+    /* With kernels. */
+    tagc_ahead *ahead; /* NULL: the reducer's arrays are on the host */
+    run_list packs, unpacks;
+} unit_part;
+
+struct tagc_unit {
+    tagc_queue *queue;
+    tagc_job *job;
+    tagc_unit_options of;
+    char what[TAGC_WHAT_BYTES];
+    unit_part *parts;
+    tagc_run *runs;
+    int32_t *ranks[2];
+    int64_t (*everyone)[TAGC_UNIT_WORDS]; /* (ranks of the larger comm) */
+    uint32_t *numbers, *counts;
+    uint64_t *places;
+    float *samples;
+    size_t n_samples, n_gradients, n_outputs; /* the latter of work memory */
+    /* With kernels. */
+    uint32_t n_adds;  /* parts whose reducers have kernels */
+    run_list sampled; /* from the input to n_samples floats */
+    void *lists;      /* (lists_bytes) on the device */
+    size_t lists_bytes;
+    atomic_uint n_enqueued, n_ended; /* exchanges */
+};
+
+/* tagc_element of what the reducer of a part reads. */
+static inline int tagc_unit_reads(const tagc_unit_part *of) {
+    return of->reducer->options.gradient == TAGC_FORMAT_BF16 ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
+}
+
+/* 1 if a reducer of these options has kernels. */
+int tagc_unit_wants_kernels(const tagc_unit_options *of);
+/* Makes what is in the device's memory, for a unit that is laid out. After a failure call _end_ahead. */
+tagc_status tagc_unit_make_ahead(tagc_unit *unit);
+void tagc_unit_end_ahead(tagc_unit *unit);
+/* Runs the reducers of a ticket, or only tells the device of a failure. */
+tagc_status tagc_unit_reduce_ahead(const ticket *one, tagc_status failure, const char *text);
+
+#endif

@@ -1,0 +1,626 @@
+/* Units with kernels, which a thread exchanges by flags: the bits of the same reducers on the processor, whoever has kernels; steps
+ * that fail; and each planted mistake is found. Ranks are threads, with a device of the fake runtime each; kernels run in the harness. */
+#include "../../exchange/ranks.h"
+#include "../fake_runtime.h"
+#include "exchange/direct/direct.h"
+#include "gpu/elements.h"
+#include "gpu/queue_private.h"
+#include "harness_maker.h"
+
+#include <math.h>
+
+enum { MAX_STEPS = 24, N_UNITS = 3, ROW = 112, MOST = 4 * ROW, N_SAMPLES = 5, N_PARTS = 3 };
+
+/* A row of unit 0 is 64 values of part 0, 24 of part 1, 16 of part 2, and 8 that no part has. The others have one part, which is the
+ * whole row. */
+static const int widths[N_PARTS] = {64, 24, 16};
+
+typedef enum sabotage { NOTHING, DROP_WAIT, DROP_FLAG, RECORD_ELSEWHERE } sabotage;
+
+typedef struct trial {
+    int seed, n_steps, element, all_reduce, is_pipelined, waits_each;
+    unsigned on_device; /* a bit for each rank */
+    float factor;
+    int other_at;        /* the step in which rank 1 says something else; -1: none */
+    int odd_at;          /* the step in which a gradient is not finite, or sums are not; -1: none */
+    const char *failing; /* a call of the runtime that fails in the second step of rank 0; NULL: none */
+    int nth;
+    const char *manners;
+    sabotage sabotage;
+    int n; /* which call of an exchange */
+    int n_found;
+    pthread_barrier_t barrier;
+} trial;
+
+/* ---- between a queue and the runtime ---- */
+
+/* Of the thread that enqueues: every other one that calls CUDA is a mistake. */
+static _Thread_local const trial *enqueues;
+static _Thread_local int n_waits, n_flags, n_records;
+static _Thread_local void *last_stream;
+static tagc_runtime real;
+static _Atomic int n_foreign;
+
+static int between_capturing(void *stream, int *status) { /* the first call of an exchange */
+    n_waits = n_flags = n_records = 0;
+    return real.StreamIsCapturing(stream, status);
+}
+
+static void note(void) {
+    if (!enqueues) n_foreign++;
+}
+
+static int is_it(sabotage kind, int *n) {
+    note();
+    return enqueues && enqueues->sabotage == kind && (*n)++ == enqueues->n;
+}
+
+static int between_wait(void *stream, void *event, unsigned flags) {
+    return is_it(DROP_WAIT, &n_waits) ? 0 : real.StreamWaitEvent(stream, event, flags);
+}
+
+static int between_flag(void *stream, uint64_t address, uint32_t value, unsigned flags) {
+    return is_it(DROP_FLAG, &n_flags) ? 0 : real.StreamWaitValue32(stream, address, value, flags);
+}
+
+static int between_record(void *event, void *stream) {
+    void *other = last_stream;
+    last_stream = stream;
+    return real.EventRecord(event, is_it(RECORD_ELSEWHERE, &n_records) && other ? other : stream);
+}
+
+static int between_copy(void *to, const void *from, size_t n_bytes, int kind, void *stream) {
+    note();
+    return real.MemcpyAsync(to, from, n_bytes, kind, stream);
+}
+
+static int between_device(int *ordinal) {
+    note();
+    return real.GetDevice(ordinal);
+}
+
+static int between_pointer(void *attributes, const void *pointer) {
+    note();
+    return real.PointerGetAttributes(attributes, pointer);
+}
+
+/* ---- a rank ---- */
+
+typedef struct unit_of_test {
+    tagc_unit *unit;
+    tagc_reducer *reducers[N_PARTS], *plain[N_PARTS];
+    tagc_unit_part parts[N_PARTS];
+    tagc_run packs[N_PARTS][4], unpacks[N_PARTS][4];
+    int n_parts, element;
+    char *source, *target; /* on the device; all-reduce: the same array */
+    size_t n_bytes_in, n_bytes_out;
+    char *results, *wanted;
+    tagc_unit_step steps[MAX_STEPS];
+    tagc_reducer_stats stats[MAX_STEPS][N_PARTS], plain_stats[N_PARTS];
+    float *gradients, *outputs;
+    double squares[2 * N_PARTS];
+    uint32_t full[1];
+    tagc_schedule_sums sums[1];
+} unit_of_test;
+
+typedef struct kernel {
+    const struct one_rank *own;
+    unit_of_test *unit;
+    int number, step;
+} kernel;
+
+typedef struct one_rank {
+    rank_run *run;
+    trial *trial;
+    tagc_device *device;
+    tagc_kernels *kernels;
+    tagc_queue *queue;
+    unit_of_test units[N_UNITS];
+    kernel work[MAX_STEPS][N_UNITS];
+    tagc_schedule *schedule;
+    void *stream, *step_over;
+    pthread_t thread;
+    uint64_t last;
+} one_rank;
+
+static void write_gradient(const one_rank *own, int number, int step, int element, char *to) {
+    const trial *t = own->trial;
+    int n = own->run->world_size * ROW, rank = own->run->rank;
+    for (int i = 0; i < n; i++) {
+        uint64_t x = (uint64_t)((((t->seed * MAX_STEPS + step) * N_UNITS + number) * 8 + rank) * MOST + i);
+        x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+        x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+        float value = (float)((double)(x >> 40) / 16777216.0 - 0.5);
+        if (step == t->odd_at && number == 0 && t->seed % 2 && i == 7 && rank == 0) value = INFINITY;
+        if (step == t->odd_at && number == 1 && t->seed % 2 == 0 && i % ROW == 3) value = 3e38f;
+        tagc_elements_write(&value, to, element, (uint64_t)i, 1);
+    }
+}
+
+static void write_there(void *arg) {
+    const kernel *one = arg;
+    write_gradient(one->own, one->number, one->step, one->unit->element, fake_view(one->unit->source));
+}
+
+static void read_there(void *arg) {
+    const kernel *one = arg;
+    unit_of_test *u = one->unit;
+    char *from = fake_view(u->target);
+    memcpy(u->results + (size_t)one->step * u->n_bytes_out, from, u->n_bytes_out);
+    memset(from, 0x11, u->n_bytes_out);
+    memset(fake_view(u->source), 0x22, u->n_bytes_in);
+}
+
+static void make_reducer(one_rank *own, int number, int p, int is_plain, tagc_reducer **out) {
+    static const int formats[] = {TAGC_FORMAT_INT4, TAGC_FORMAT_INT8, TAGC_FORMAT_FP32, TAGC_FORMAT_INT2};
+    const trial *t = own->trial;
+    int is_dense = number == 0 && p == 2;
+    tagc_reducer_options options;
+    tagc_reducer_options_init(&options);
+    options.n_elems = (uint64_t)((number == 0 ? widths[p] : ROW) * own->run->world_size);
+    options.output = t->all_reduce ? TAGC_OUTPUT_UNIT : TAGC_OUTPUT_SHARD;
+    options.op = number == 2 ? TAGC_OP_AVG : TAGC_OP_SUM;
+    options.exchange = is_dense ? TAGC_EXCHANGE_DENSE : TAGC_EXCHANGE_DIRECT;
+    if (!is_dense) {
+        options.sparsity = p == 1 ? 0 : 0.75;
+        options.format = formats[(t->seed + number + p) % 4];
+        options.residual = TAGC_FORMAT_FP32;
+    }
+    CHECK(own->run, (own->kernels && !is_plain && !is_dense
+                         ? tagc_reducer_create_on(own->kernels, own->run->comm, &options, out)
+                         : tagc_reducer_create(own->run->comm, &options, out)) == TAGC_OK);
+}
+
+static void make_unit(one_rank *own, int number) {
+    static const uint32_t numbers[1] = {0}, counts[1] = {N_SAMPLES};
+    static const uint64_t places[N_SAMPLES] = {0, 1, 70, 90, 108};
+    unit_of_test *u = &own->units[number];
+    const trial *t = own->trial;
+    int n_ranks = own->run->world_size, n_rows_out = t->all_reduce ? n_ranks : 1, at = 0;
+    u->n_parts = number == 0 ? N_PARTS : 1;
+    u->element = number == 0 ? t->element : TAGC_ELEMENT_FP32;
+    for (int p = 0; p < u->n_parts; p++) {
+        uint64_t n = (uint64_t)(number == 0 ? widths[p] : ROW), n_runs = number == 0 ? (uint64_t)n_ranks : 1,
+                 n_out = number == 0 ? (uint64_t)n_rows_out : 1;
+        make_reducer(own, number, p, 0, &u->reducers[p]);
+        make_reducer(own, number, p, 1, &u->plain[p]);
+        for (int r = 0; r < n_ranks; r++) {
+            u->packs[p][r] = (tagc_run){(uint64_t)(r * ROW + at), (uint64_t)r * n, n};
+            u->unpacks[p][r] = (tagc_run){(uint64_t)r * n, (uint64_t)(r * ROW + at), n};
+        }
+        if (number) {
+            u->packs[p][0].length = n * (uint64_t)n_ranks;
+            u->unpacks[p][0].length = n * (uint64_t)n_rows_out;
+        }
+        u->parts[p] = (tagc_unit_part){u->reducers[p],
+                                       n * (uint64_t)n_ranks,
+                                       n * (uint64_t)n_rows_out,
+                                       u->packs[p],
+                                       n_runs,
+                                       u->unpacks[p],
+                                       n_out};
+        at += (int)n;
+    }
+    static const int32_t names[] = {10, 11, 12, 13};
+    tagc_unit_options options = {.struct_bytes = sizeof options,
+                                 .what = "gradients of a",
+                                 .element = u->element,
+                                 .has_gaps = number == 0,
+                                 .factor = number == 1 ? 1 : t->factor,
+                                 .n_parts = (uint32_t)u->n_parts,
+                                 .parts = u->parts,
+                                 .n_input = (uint64_t)(n_ranks * ROW),
+                                 .n_output = (uint64_t)(n_rows_out * ROW),
+                                 .n_comms = 1,
+                                 .comms = {own->run->comm},
+                                 .ranks = {names},
+                                 .n_sampled = number == 0,
+                                 .schedule = own->schedule,
+                                 .numbers = numbers,
+                                 .counts = counts,
+                                 .places = places};
+    CHECK(own->run, tagc_unit_create(own->queue, &options, &u->unit) == TAGC_OK);
+    if (!u->unit) abort();
+    uint64_t n_gradients, n_outputs;
+    tagc_unit_work(u->unit, &n_gradients, &n_outputs);
+    u->gradients = malloc((size_t)n_gradients * sizeof(float) + 1);
+    u->outputs = malloc((size_t)n_outputs * sizeof(float) + 1);
+    u->n_bytes_in = options.n_input * tagc_element_bytes(u->element);
+    u->n_bytes_out = options.n_output * tagc_element_bytes(u->element);
+    u->source = fake_alloc(u->n_bytes_in);
+    u->target = t->all_reduce ? u->source : fake_alloc(u->n_bytes_out);
+    u->results = calloc((size_t)t->n_steps, u->n_bytes_out);
+    u->wanted = malloc(u->n_bytes_out);
+}
+
+/* ---- the same by hand, on the processor ---- */
+
+static void expect(one_rank *own, int number, int step) {
+    unit_of_test *u = &own->units[number];
+    char *input = malloc(u->n_bytes_in);
+    write_gradient(own, number, step, u->element, input);
+    memset(u->wanted, 0, u->n_bytes_out);
+    for (int p = 0; p < u->n_parts; p++) {
+        const tagc_unit_part *part = &u->parts[p];
+        float gradient[MOST] = {0}, output[MOST];
+        for (uint64_t r = 0; r < part->n_packs; r++)
+            tagc_elements_read(input, u->element, part->packs[r].from, part->packs[r].length,
+                               gradient + part->packs[r].to);
+        tagc_reducer_stats_init(&u->plain_stats[p]);
+        if (tagc_reducer_run(u->plain[p], gradient, output, &u->plain_stats[p]) != TAGC_OK) abort();
+        float factor = number == 1 ? 1 : own->trial->factor;
+        for (uint64_t i = 0; i < part->n_output; i++) output[i] *= factor;
+        for (uint64_t r = 0; r < part->n_unpacks; r++)
+            tagc_elements_write(output + part->unpacks[r].from, u->wanted, u->element, part->unpacks[r].to,
+                                part->unpacks[r].length);
+    }
+    free(input);
+}
+
+static int same(int element, const char *a, const char *b, size_t n_bytes) {
+    for (uint64_t i = 0; i < n_bytes / tagc_element_bytes(element); i++) {
+        float x, y;
+        tagc_elements_read(a, element, i, 1, &x);
+        tagc_elements_read(b, element, i, 1, &y);
+        if (memcmp(&x, &y, sizeof x) != 0 && !(isnan(x) && isnan(y))) return 0;
+    }
+    return 1;
+}
+
+static int same_residual(tagc_reducer *a, tagc_reducer *b) {
+    float x[MOST], y[MOST];
+    uint64_t n = tagc_reducer_residual_elems(a);
+    return n == tagc_reducer_residual_elems(b) &&
+           (!n || (tagc_reducer_get_residual(a, x, n) == TAGC_OK &&
+                   tagc_reducer_get_residual(b, y, n) == TAGC_OK && !memcmp(x, y, n * sizeof *x)));
+}
+
+static int same_stats(const tagc_reducer_stats *a, const tagc_reducer_stats *b) {
+    return !memcmp(a->n_bytes_sent, b->n_bytes_sent, sizeof a->n_bytes_sent) &&
+           !memcmp(a->n_bytes_received, b->n_bytes_received, sizeof a->n_bytes_received) &&
+           a->n_sent == b->n_sent && a->nonfinite == b->nonfinite;
+}
+
+/* ---- steps ---- */
+
+static void *exchange_main(void *arg) {
+    uint64_t number, tag;
+    const void *input;
+    void *output;
+    tagc_queue_next(arg, &number, &tag, &input, &output);
+    if (number) abort(); /* there are only units */
+    return NULL;
+}
+
+static void enqueue(one_rank *own, int step) {
+    trial *t = own->trial;
+    void *back = tagc_queue_stream(own->queue);
+    if (t->is_pipelined) { /* what the last step gave is noted, and can be written again */
+        real.EventRecord(own->step_over, back);
+        real.StreamWaitEvent(own->stream, own->step_over, 0);
+    }
+    for (int number = 0; number < N_UNITS; number++) {
+        unit_of_test *u = &own->units[number];
+        kernel *work = &own->work[step][number];
+        int is_odd = step == t->other_at && own->run->rank == 1 && number == 1;
+        *work = (kernel){own, u, number, step};
+        for (int p = 0; p < N_PARTS; p++) tagc_reducer_stats_init(&u->stats[step][p]);
+        u->steps[step] = (tagc_unit_step){.words = {1 << 8, is_odd ? 8 : 7},
+                                          .text = is_odd ? "elements 8" : "elements 7",
+                                          .number = number == 2 ? 0 : (uint64_t)step + 1,
+                                          .gradients = u->gradients,
+                                          .outputs = u->outputs,
+                                          .status = TAGC_ERR_STATE,
+                                          .stats = u->stats[step],
+                                          .full = u->full,
+                                          .sums = u->sums,
+                                          .squares = u->squares};
+        fake_launch(own->stream, write_there, work);
+        int fails = t->failing && step == 1 && number == 1; /* no other rank calls the runtime meanwhile */
+        if (fails) pthread_barrier_wait(&t->barrier);
+        if (fails && own->run->rank) pthread_barrier_wait(&t->barrier);
+        if (fails && own->run->rank == 0) fake_fail(t->failing, t->nth, 700);
+        tagc_unit_enqueue(u->unit, &u->steps[step], u->source, u->target, own->stream, !t->is_pipelined,
+                          &own->last);
+        if (fails && own->run->rank == 0) pthread_barrier_wait(&t->barrier);
+        fake_launch(t->is_pipelined ? back : own->stream, read_there, work);
+    }
+}
+
+static int is_right(one_rank *own, int step) {
+    const trial *t = own->trial;
+    int ok = 1;
+    for (int number = 0; number < N_UNITS; number++) {
+        unit_of_test *u = &own->units[number];
+        int has_failed = t->other_at >= 0 && (step > t->other_at || (step == t->other_at && number >= 1));
+        int number_of_failure = has_failed && step == t->other_at && number == 1;
+        if (has_failed)
+            memset(u->wanted, 0xff, u->n_bytes_out);
+        else
+            expect(own, number, step);
+        ok &= same(u->element, u->wanted, u->results + (size_t)step * u->n_bytes_out, u->n_bytes_out);
+        ok &= (u->steps[step].status == TAGC_OK) == !has_failed;
+        ok &= !number_of_failure ||
+              !strcmp(u->steps[step].why, "gradients of a: ranks do not agree: rank 10 has elements 7; rank "
+                                          "11 has elements 8");
+        for (int p = 0; p < u->n_parts && !has_failed; p++)
+            ok &= same_stats(&u->stats[step][p], &u->plain_stats[p]);
+    }
+    return ok;
+}
+
+static void open_rank(one_rank *own) {
+    char where[TAGC_WHERE_TEXT_BYTES];
+    tagc_runtime table;
+    if (tagc_runtime_bind(FAKE_CUDART, &table, where) != TAGC_OK) abort();
+    table.StreamIsCapturing = between_capturing;
+    table.StreamWaitEvent = between_wait;
+    table.EventRecord = between_record;
+    table.MemcpyAsync = between_copy;
+    table.GetDevice = between_device;
+    table.PointerGetAttributes = between_pointer;
+    int is_there = own->trial->on_device >> own->run->rank & 1;
+    if (tagc_device_create(&table, where, own->run->rank, &own->device) != TAGC_OK) abort();
+    real.SetDevice(own->run->rank);
+    if (is_there && tagc_kernels_create(own->device, harness_maker(), &own->kernels) != TAGC_OK) abort();
+    if ((is_there ? tagc_queue_create_on(own->kernels, 2, &own->queue)
+                  : tagc_queue_create(own->device, 2, &own->queue)) != TAGC_OK)
+        abort();
+    own->device->runtime.StreamWaitValue32 = between_flag;
+    if (fake_stream(&own->stream) || real.EventCreateWithFlags(&own->step_over, TAGC_EVENT_WITHOUT_TIMING))
+        abort();
+    tagc_schedule_options options;
+    tagc_schedule_options_init(&options);
+    tagc_schedule_parameter parameter = {.name = "a", .n_elems = MOST};
+    if (tagc_schedule_create(&options, &parameter, 1, &own->schedule) != TAGC_OK) abort();
+    for (int number = 0; number < N_UNITS; number++) make_unit(own, number);
+}
+
+static void close_rank(one_rank *own) {
+    for (int number = 0; number < N_UNITS; number++) {
+        unit_of_test *u = &own->units[number];
+        tagc_unit_destroy(u->unit);
+        for (int p = 0; p < u->n_parts; p++) tagc_reducer_destroy(u->plain[p]);
+    }
+    tagc_queue_destroy(own->queue);
+    for (int number = 0; number < N_UNITS; number++) {
+        unit_of_test *u = &own->units[number];
+        for (int p = 0; p < u->n_parts; p++) tagc_reducer_destroy(u->reducers[p]);
+        fake_free(u->source);
+        if (u->target != u->source) fake_free(u->target);
+        free(u->results), free(u->wanted), free(u->gradients), free(u->outputs);
+    }
+    real.StreamSynchronize(own->stream);
+    if (own->kernels) tagc_kernels_close(own->kernels);
+    real.EventDestroy(own->step_over);
+    tagc_schedule_destroy(own->schedule);
+    tagc_device_close(own->device);
+}
+
+static void finish(one_rank *own, tagc_status wanted) {
+    int is_over;
+    tagc_status status = tagc_queue_wait(own->queue, own->last, 0, &is_over);
+    if (own->trial->sabotage == NOTHING) CHECK(own->run, status == wanted && is_over);
+    if (real.StreamSynchronize(own->stream) || real.StreamSynchronize(tagc_queue_stream(own->queue)))
+        CHECK(own->run, !"a stream failed");
+}
+
+static void rank_body(rank_run *run) {
+    one_rank *own = calloc(1, sizeof *own);
+    trial *t = run->shared;
+    int ok = 1;
+    enqueues = t;
+    own->run = run;
+    own->trial = t;
+    open_rank(own);
+    if (pthread_create(&own->thread, NULL, exchange_main, own->queue)) abort();
+    uint64_t n_bytes = own->kernels ? tagc_kernels_bytes(own->kernels) : 0,
+             n_pinned = tagc_queue_pinned_bytes(own->queue);
+    for (int step = 0; step < t->n_steps; step++) {
+        enqueue(own, step);
+        if (!t->waits_each) continue;
+        finish(own, TAGC_OK);
+        int is_due = tagc_unit_is_due(own->units[0].unit);
+        CHECK(run, is_due == (own->kernels != NULL && (step + 1) % 20 == 19));
+    }
+    finish(own, t->failing ? TAGC_ERR_DEVICE : t->other_at >= 0 ? TAGC_ERR_MISMATCH : TAGC_OK);
+    for (int step = 0; step < (t->failing ? 1 : t->n_steps); step++) ok &= is_right(own, step);
+    if (t->failing) { /* the units of the second step before the one that fails */
+        expect(own, 0, 1);
+        for (int number = 1; number < N_UNITS; number++)
+            CHECK(run, own->units[number].steps[1].status == TAGC_ERR_DEVICE);
+    }
+    for (int number = 0; number < N_UNITS; number++)
+        for (int p = 0; p < own->units[number].n_parts; p++)
+            ok &= same_residual(own->units[number].plain[p], own->units[number].reducers[p]);
+    if (own->kernels) /* a step takes no memory */
+        CHECK(run, tagc_kernels_bytes(own->kernels) == n_bytes);
+    CHECK(run, tagc_queue_pinned_bytes(own->queue) == n_pinned);
+    tagc_queue_close(own->queue);
+    pthread_join(own->thread, NULL);
+    close_rank(own);
+    free(own);
+    if (t->sabotage == NOTHING)
+        CHECK(run, ok);
+    else if (!ok)
+        __atomic_fetch_add(&t->n_found, 1, __ATOMIC_SEQ_CST);
+}
+
+/* ---- tests ---- */
+
+static trial make_trial(int seed) {
+    return (trial){.seed = seed,
+                   .n_steps = 4,
+                   .element = seed % 3,
+                   .all_reduce = seed / 2 % 2,
+                   .is_pipelined = seed / 4 % 2,
+                   .on_device = ~0u,
+                   .factor = seed % 2 ? 0.3f : 1.0f,
+                   .other_at = -1,
+                   .odd_at = -1,
+                   .manners = ""};
+}
+
+static int run(trial *t, int n_ranks) {
+    rank_run runs[MAX_RANKS];
+    char where[TAGC_WHERE_TEXT_BYTES];
+    fake_reset((uint64_t)t->seed + 1, FAKE_MAX_DEVICES, FAKE_EAGER, 1);
+    fake_behave(t->manners);
+    harness_maker_configure((uint64_t)t->seed + 1, 1 + (unsigned)t->seed % 5);
+    n_foreign = 0;
+    assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &real, where), TAGC_OK);
+    assert_int_equal(tagc_runtime_bind_driver(&real), TAGC_OK);
+    pthread_barrier_init(&t->barrier, NULL, (unsigned)n_ranks);
+    run_ranks(n_ranks, rank_body, t, NULL, runs);
+    pthread_barrier_destroy(&t->barrier);
+    tagc_runtime_unbind(&real);
+    int n_mistakes = fake_n_mistakes();
+    if (t->sabotage != NOTHING) return n_mistakes || t->n_found;
+    if (n_mistakes) print_error("seed %d: %s\n%s\n", t->seed, fake_mistake(0), fake_report());
+    assert_int_equal(n_mistakes, 0);
+    assert_int_equal(n_foreign, 0); /* no other thread calls CUDA */
+    assert_int_equal(fake_n_device_blocks(), 0);
+    return 0;
+}
+
+static void test_bits(void **state) {
+    static const char *const manners[] = {"", "all,depth=128", "late-flags,connections=2", "",
+                                          "blocking-alloc,lazy-loading"};
+    (void)state;
+    for (int seed = 0; seed < 12; seed++) {
+        trial t = make_trial(seed);
+        int n_ranks = 1 + seed % 4;
+        t.on_device = seed % 3 == 2 ? 5u : ~0u; /* some ranks have no kernels */
+        t.manners = manners[seed % 5];
+        t.odd_at = seed % 4 ? 2 : -1;
+        run(&t, n_ranks);
+    }
+}
+
+static void test_windows(void **state) {
+    (void)state;
+    trial t = make_trial(1);
+    t.n_steps = 22;
+    t.waits_each = 1;
+    run(&t, 2);
+}
+
+static void test_differences(void **state) {
+    (void)state;
+    for (int seed = 30; seed < 36; seed++) {
+        trial t = make_trial(seed);
+        t.other_at = 2;
+        t.on_device = seed % 2 ? 1u : ~0u;
+        run(&t, 2 + seed % 2);
+    }
+}
+
+static void test_failing_calls(void **state) {
+    static const struct {
+        const char *call;
+        int nth;
+    } calls[] = {{"MemcpyAsync", 1},       {"LaunchKernel", 2}, {"StreamWaitValue32", 1},
+                 {"MemcpyAsync", 3},       {"LaunchKernel", 4}, {"StreamWriteValue32", 2},
+                 {"StreamWaitValue32", 2}, {"EventRecord", 1}};
+    (void)state;
+    for (size_t c = 0; c < sizeof calls / sizeof *calls; c++) {
+        trial t = make_trial(40 + (int)c);
+        t.failing = calls[c].call;
+        t.nth = calls[c].nth;
+        t.n_steps = 2;
+        t.is_pipelined = 0;
+        run(&t, 2);
+    }
+}
+
+/* Without a thread that exchanges, the second unit is encoded all the same. */
+static void rank_overlaps(rank_run *run) {
+    one_rank *own = calloc(1, sizeof *own);
+    enqueues = own->trial = run->shared;
+    own->run = run;
+    open_rank(own);
+    enqueue(own, 0);
+    for (unsigned n = 0; atomic_load(&own->queue->flags->in) != 2; n++) tagc_queue_pause(n);
+    CHECK(run, atomic_load(&own->queue->flags->out) == 0);
+    if (pthread_create(&own->thread, NULL, exchange_main, own->queue)) abort();
+    finish(own, TAGC_OK);
+    CHECK(run, is_right(own, 0));
+    tagc_queue_close(own->queue);
+    pthread_join(own->thread, NULL);
+    close_rank(own);
+    free(own);
+}
+
+static void test_overlap(void **state) {
+    (void)state;
+    for (int all_reduce = 0; all_reduce < 2; all_reduce++) {
+        rank_run runs[MAX_RANKS];
+        char where[TAGC_WHERE_TEXT_BYTES];
+        trial t = make_trial(all_reduce);
+        t.all_reduce = all_reduce;
+        t.is_pipelined = t.n_steps = 1;
+        fake_reset(7, FAKE_MAX_DEVICES, FAKE_EAGER, 1);
+        assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &real, where), TAGC_OK);
+        assert_int_equal(tagc_runtime_bind_driver(&real), TAGC_OK);
+        run_ranks(2, rank_overlaps, &t, NULL, runs);
+        tagc_runtime_unbind(&real);
+        assert_int_equal(fake_n_mistakes(), 0);
+    }
+}
+
+static const struct {
+    const char *what;
+    sabotage kind;
+    int n, is_pipelined;
+} planted[] = {
+    {"nothing", NOTHING, 0, 0},
+    {"a gradient is encoded before it is there", DROP_WAIT, 0, 0},
+    {"a room is used again before its last exchange is over", DROP_WAIT, 1, 1},
+    {"the caller does not wait for the result", DROP_WAIT, 4, 0},
+    {"bodies are added before they are there", DROP_FLAG, 0, 0},
+    {"bodies of the second part are added before they are there", DROP_FLAG, 1, 0},
+    {"the step is settled before the verdict", DROP_FLAG, 2, 0},
+    {"the gradient's event is recorded on another stream", RECORD_ELSEWHERE, 0, 0},
+    {"the result's event is recorded on another stream", RECORD_ELSEWHERE, 3, 0},
+};
+
+static const char *program;
+
+/* In processes of their own, because kernels that read other bodies than they should may end one. */
+static void test_planted(void **state) {
+    enum { N_SEEDS = 4 };
+    char command[600];
+    (void)state;
+    for (size_t p = 0; p < sizeof planted / sizeof *planted; p++) {
+        int n_found = 0;
+        for (int seed = 50; seed < 50 + N_SEEDS; seed++) {
+            snprintf(command, sizeof command, "timeout 60 '%s' %zu %d >/dev/null 2>&1", program, p, seed);
+            n_found += system(command) != 0;
+        }
+        if (planted[p].kind == NOTHING) {
+            assert_int_equal(n_found, 0);
+            continue;
+        }
+        print_message("found in %d of %d seeds: %s\n", n_found, N_SEEDS, planted[p].what);
+        assert_true(n_found >= N_SEEDS / 2);
+    }
+}
+
+static int run_planted(int p, int seed) {
+    trial t = make_trial(seed);
+    t.sabotage = planted[p].kind;
+    t.n = planted[p].n;
+    t.is_pipelined = planted[p].is_pipelined;
+    return run(&t, 2);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bits),        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_differences), cmocka_unit_test(test_failing_calls),
+        cmocka_unit_test(test_overlap),     cmocka_unit_test(test_planted),
+    };
+    program = argv[0];
+    if (argc == 3) return run_planted(atoi(argv[1]), atoi(argv[2]));
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
