@@ -360,6 +360,7 @@ _FUNCTIONS = {
     "tagc_kernels_pinned_bytes": ([c_void_p], c_uint64),
     "tagc_kernels_close": ([c_void_p], None),
     "tagc_queue_create": ([c_void_p, c_int, POINTER(c_void_p)], c_int),
+    "tagc_queue_create_on": ([c_void_p, c_int, POINTER(c_void_p)], c_int),
     "tagc_queue_next": (
         [c_void_p, POINTER(c_uint64), POINTER(c_uint64), POINTER(c_void_p), POINTER(c_void_p)],
         c_int,
@@ -380,6 +381,7 @@ _FUNCTIONS = {
         c_int,
     ),
     "tagc_unit_work": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64)], None),
+    "tagc_unit_is_due": ([c_void_p], c_int),
     "tagc_unit_destroy": ([c_void_p], None),
 }
 

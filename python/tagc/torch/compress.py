@@ -59,7 +59,7 @@ def compress(
     parameters: Parameters | None = None,
     hosts: int | None = None,
     between: dist.ProcessGroup | DeviceMesh | str | Any = None,
-    codec: Literal["host", "device"] | None = "host",
+    codec: Literal["host", "device"] | None = None,
     transport: Literal["host", "gloo", "native", "group"] = "host",
     threads: int = 1,
     timeout_s: float | None = None,
@@ -104,9 +104,9 @@ def compress(
     between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts,
         its mesh of one dimension, or that dimension's name; tagc sums gradients over it, compressed, after
         torch's own reduce-scatter. Or torchft's Manager, where replicas of such a mesh join and leave.
-    codec: for gradients on a GPU: "host" (they are copied to the host and back), "device" (libtagc-cuda.so
-        selects and encodes there, and only encoded bytes are copied), or None: "device" if possible, else
-        rank 0 prints why not. Ranks may differ.
+    codec: for gradients on a GPU: "device" (libtagc-cuda.so selects and encodes there, and only encoded bytes
+        are copied), "host" (they are copied to the host and back), or None (default): "device" if possible,
+        else rank 0 prints why not. Ranks may differ.
     transport: by what encoded gradients travel. "host": libtagc's own TCP connections, where many messages
         are under way at once, if every rank can; else a gloo group of tagc's own, and rank 0 prints why.
         "native" and "gloo": that one. "group": the model's own group, in messages of a fixed size, for NCCL

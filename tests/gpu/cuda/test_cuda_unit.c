@@ -164,7 +164,7 @@ static void make_reducer(one_rank *own, int number, int p, int is_plain, tagc_re
     if (!is_dense) {
         options.sparsity = p == 1 ? 0 : 0.75;
         options.format = formats[(t->seed + number + p) % 4];
-        options.residual = TAGC_FORMAT_FP32;
+        options.residual = t->seed % 2 ? TAGC_FORMAT_INT8 : TAGC_FORMAT_FP32;
     }
     CHECK(own->run, (own->kernels && !is_plain && !is_dense
                          ? tagc_reducer_create_on(own->kernels, own->run->comm, &options, out)

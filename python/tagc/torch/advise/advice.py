@@ -386,6 +386,11 @@ def forecast(
             parameters_s = gathers.by_torch() if parameters is None else gathers.by_tagc(parameters)
             gathered = around * gathers.torchs_bytes() if parameters is None else gathers.bytes_of(parameters)
             chosen = options | ({"parameters": parameters} if parameters else {})
+            if (
+                not (is_in_group or is_on_device)
+                and name_of({**options, "codec": "device"}) in found["seconds"]
+            ):
+                chosen["codec"] = "host"  # which is not the default where there are kernels
             card_bytes = tagcs_bytes(name_of(options), gathered)
             add(name_of(chosen), "compress", gradients_s, parameters_s, card_bytes, chosen)
     return rows

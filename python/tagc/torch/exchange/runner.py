@@ -164,8 +164,11 @@ class Staged(Runner):
             call.perform(way, source, target, failure)()
 
         task = None
-        with contextlib.suppress(Error):  # perform() will say why
-            task = call.task(way, self.staging)
+        if not self.staging.has_failed:  # else perform() tells the other ranks
+            try:
+                task = call.task(way, self.staging)
+            except Error as problem:  # perform() tells the other ranks
+                call.failure = call.failure or problem
         if task is not None:
             call.begin_task(task)
             self.staging.start(task, source, target, call.waits)
@@ -182,10 +185,8 @@ class Staged(Runner):
             with self.staging.streams.aside() as stream:
                 value = work()
             return self.staging.streams.future(value, stream)
-        value, staging = work(), self.staging
-        # where the work on the value ends
-        stream = staging.stream if staging.kernels is None else staging.streams.current()
-        return staging.streams.future(value, stream)
+        value = work()
+        return self.staging.streams.future(value, self.staging.stream)  # where results come back
 
     def finish(self) -> None:
         self.staging.finish()

@@ -16,8 +16,9 @@ runs a job. Its hook waits until it has run. If the hook went on, torch could al
 held; the driver may then wait for the device, the device for the job, and the job for the lock. While it
 waits, a hook has neither that lock nor any of the driver.
 
-With kernels (libtagc-cuda.so) gradients stay on the device: run_here() runs the exchange in the hook. Its
-reducers select, encode and add on the device, and only encoded bodies are copied to the host.
+With kernels (libtagc-cuda.so) gradients stay on the device, and only encoded bodies are copied to the host.
+start() has the reducers select, encode and add in streams, and the thread sees bodies in pinned memory.
+run_here() is for what start() cannot do: it runs the exchange in the hook, while no other is under way.
 
 finish() raises failures. Every rank calls it at the same place: at the end of a backward pass, before an
 optimizer's step. So all ranks raise the same Error at the same point of their program, and can continue from
@@ -58,6 +59,7 @@ class Task(Protocol):
 
 
 N_BUFFERS = 3  # buffers of pinned memory: one is copied out, one exchanged, one copied back
+N_BUFFERS_THERE = 2  # with kernels: one exchange encodes while another's bodies are on their way
 _LOOK_MS = 100
 
 
@@ -138,7 +140,7 @@ class Staging:
         self._thread: threading.Thread | None = None
         try:
             self._open_kernels(codec)
-            lib.call("tagc_queue_create", self._device, n_buffers, ctypes.byref(self._queue))
+            self._create_queue(n_buffers)
             # has an address, unlike an empty tensor
             self._nothing = torch.zeros(16, dtype=torch.uint8, device=streams.device)
         except BaseException:
@@ -155,6 +157,13 @@ class Staging:
             if codec == "device":
                 raise
             self.why_host = problem
+
+    def _create_queue(self, n_buffers: int) -> None:
+        if self.kernels is None:
+            lib.call("tagc_queue_create", self._device, n_buffers, ctypes.byref(self._queue))
+        else:  # each buffer has residuals, too
+            n_buffers = min(n_buffers, N_BUFFERS_THERE)
+            lib.call("tagc_queue_create_on", self.kernels.handle, n_buffers, ctypes.byref(self._queue))
 
     @property
     def queue(self) -> ctypes.c_void_p:
@@ -230,7 +239,7 @@ class Staging:
     ) -> None:
         """Exchanges source into target, both on the device, by run(), which works there: in this thread,
         while no stream waits for it. failure: as of enqueue()."""
-        failure = self._failure or failure
+        failure = self._wait(self._last) or self._failure or failure
         try:
             if failure is None:
                 run(source, target, None)
@@ -240,6 +249,11 @@ class Staging:
             failure = problem
         _spoil(target)
         self._failure = self._failure or failure
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an exchange in Python has failed since finish()."""
+        return self._failure is not None
 
     def wait(self) -> None:
         """Waits until all enqueued exchanges are complete. finish() raises the failures."""

@@ -114,6 +114,11 @@ class Task:
     # ---- in the hook ----
 
     @property
+    def is_due(self) -> bool:
+        """Whether the next exchange needs Python, because it reads the norms of residuals on a device."""
+        return bool(lib.load().tagc_unit_is_due(self._handle))
+
+    @property
     def is_under_way(self) -> bool:
         return self._end is not None
 

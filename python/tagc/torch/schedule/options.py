@@ -82,7 +82,7 @@ class Options:
     threads: int = 1
     timeout_s: float = NOT_GIVEN
     gentle: bool = NOT_GIVEN
-    codec: str | None = "host"
+    codec: str | None = None
     transport: str = "host"
     hosts: int | None = None
     residual: str = "fp32"
