@@ -19,9 +19,9 @@ printf '%-8s %8s %12s %14s %9s\n' "" kernels registers "shared, bytes" spilled
 failed=0
 for name in "$@"; do
     log=$logs/$name
-    for source in batch delta frames; do
+    for source in lib/gpu/cuda/*.cu; do
         "$nvcc" -std=c++17 -O3 -fmad=false -Werror=all-warnings -Xcompiler=-Wall,-Wextra -Iinclude -Ilib "-arch=$name" \
-            -Xptxas -v -cubin -o "$logs/cubin" "lib/gpu/cuda/$source.cu" >>"$log" 2>&1 || { cat "$log"; exit 1; }
+            -Xptxas -v -cubin -o "$logs/cubin" "$source" >>"$log" 2>&1 || { cat "$log"; exit 1; }
     done
     awk -v name="$name" '
         / spill stores/ { for (i = 2; i < NF; i++) if ($(i + 1) == "spill") spilled += $(i - 1) }
