@@ -130,6 +130,7 @@ class Passes:
                 rows = Rows(hosts, within, source, op, name, timeout_s)
             group, source, op = hosts.between, rows.sums, rows.op_between
         comm = self.comm(group)
+        comm.place = 0 if rows is None else hosts.place
         call = Reduction(
             unit,
             comm,

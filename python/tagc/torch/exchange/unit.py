@@ -75,8 +75,9 @@ def _square(values: torch.Tensor) -> float:
 
 def _rounding_seed(way: Way, part: layouts.Part) -> int:
     """Returns a number of its own for each reducer of a rank, and for ranks of one host, which exchange other
-    slices of the same parameters. It is the same in a run that goes on, whatever the units were before."""
-    return zlib.crc32(f"{min(part.weights)} {way.comm.ranks[0]}".encode())
+    slices of the same parameters. It is the same in a run that goes on, whatever the units were before, and
+    on ranks of tensor parallelism, where copies of a parameter must stay equal."""
+    return zlib.crc32(f"{min(part.weights)} {way.comm.place}".encode())
 
 
 class Unit:
