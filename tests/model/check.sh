@@ -54,6 +54,11 @@ expect right ALLOCATOR=1
 expect right ALLOCATOR=1 QUEUES=2
 expect right ALLOCATOR=1 QUEUES=3 EXCHANGES=2 BUFFERS=1 WAITS=0
 expect right ALLOCATOR=1 DAMAGE=1 EXCHANGES=2 BUFFERS=1
+expect right ALLOCATOR=1 KERNELS=1 DEPTH=8
+expect right ALLOCATOR=1 KERNELS=1 QUEUES=2 DEPTH=8
+expect right ALLOCATOR=1 KERNELS=1 QUEUES=3 EXCHANGES=2 BUFFERS=1 DEPTH=8
+expect right ALLOCATOR=1 KERNELS=1 DAMAGE=1 EXCHANGES=2 BUFFERS=1 DEPTH=8
+expect hang KERNELS=1                           # a launch queue that cannot hold one exchange
 expect hang ALLOCATOR=1 PYTHON=1 DEPTH=20       # flags, and messages that Python sends
 expect hang PYTHON=1                            # likewise, with a launch queue that fills up
 expect hang THREAD=1 DEPTH=20                   # flags, and a thread that calls CUDA
@@ -66,4 +71,8 @@ expect hang OLD=1 QUEUES=3 BUG=2                # the result is waited for befor
 expect hang BUG=3                               # likewise, in one hardware queue
 expect wrong BUG=4                              # the flag is written before the copy
 expect hang DAMAGE=1 BUG=5                      # a rank leaves early
+expect wrong KERNELS=1 WAITS=0 QUEUES=3 DEPTH=20 BUG=1 # rooms are used again at once
+expect wrong KERNELS=1 DEPTH=8 BUG=6            # bodies are added before they are there
+expect wrong KERNELS=1 DEPTH=8 BUG=7            # ranks agree before the sums are there
+expect hang KERNELS=1 DEPTH=20 BUG=8            # sums are waited for before fragments are handed over
 exit $failed

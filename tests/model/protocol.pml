@@ -12,12 +12,13 @@
  *   DEPTH=1..20   places of a hardware queue
  *   WAITS=0       the caller's stream does not wait for results, and each exchange has an array of its own, as in DDP
  *   DAMAGE=1      the exchange of a rank may fail
- *   BUG=1..5      a planted mistake, see MISTAKES below */
+ *   KERNELS=1     units with kernels: the device encodes, adds and settles, with a second pair of flags and a stream of its own
+ *   BUG=1..8      a planted mistake, see MISTAKES below */
 
 #define RANKS 2
 #define N 3       /* exchanges, at most */
 #define BUFFERS 2 /* of pinned memory, at most */
-#define ROOM 20   /* for all that a queue may ever hold */
+#define ROOM 28   /* for all that a queue may ever hold */
 #define QUEUES 3
 #define NAN 15
 
@@ -27,11 +28,15 @@
 #define BACK_FIRST 3         /* the wait for the result is enqueued before the copy to the host, and does not wait for that */
 #define FLAG_FIRST 4         /* flag `in` is written before the copy */
 #define LEAVES_EARLY 5       /* a rank whose exchange fails sends nothing */
+#define NO_WAIT_FOR_BODIES 6 /* with kernels: stream `add` does not wait for the flag of bodies */
+#define AGREES_EARLY 7       /* with kernels: ranks agree before the sums are there */
+#define ADD_FIRST 8          /* with kernels: sums are enqueued before the fragments are encoded, and do not wait for that */
 
 /* Streams */
 #define CALLER 0
 #define OUT 1
 #define BACK 2
+#define ADD 3
 
 /* Work in a stream. A wait for an event is one piece with the work behind it, and a record with the work before it. */
 mtype = { write_gradient, /* record came */
@@ -40,18 +45,25 @@ mtype = { write_gradient, /* record came */
           wait_result,    /* wait for copied */
           copy_back,      /* record back */
           read_result,    /* wait for back */
+          wait_bodies,    /* wait for copied */
+          add_up,         /* record added */
+          hand_sums,
           kernel_of_thread };
 
-bit is_old, in_python, thread_launches, has_allocator, caller_waits = 1, has_damage;
+bit has_kernels, is_old, in_python, thread_launches, has_allocator, caller_waits = 1, has_damage;
 byte n_exchanges = N, n_buffers = BUFFERS, n_queues = 1, depth = 4, bug;
 
 chan queue[RANKS * QUEUES] = [ROOM] of { mtype, byte };
 chan posted[RANKS] = [N] of { byte }; /* flags `in` that the host does not see yet */
+chan posted_sums[RANKS] = [N] of { byte }; /* flags `added` that the host does not see yet */
 chan network[RANKS] = [1] of { byte };
 
 bit interpreter[RANKS], driver[RANKS], host_function[RANKS]; /* locks */
 byte came[RANKS], copied[RANKS], back[RANKS];                /* events: the last exchange that recorded it */
-byte flag_in[RANKS], flag_out[RANKS];
+byte enqueued[RANKS];                                /* the last exchange of which everything is; only then is it begun */
+byte added[RANKS];                                   /* event */
+byte flag_in[RANKS], flag_out[RANKS], flag_add[RANKS], flag_added[RANKS];
+byte bodies[RANKS * BUFFERS], sums[RANKS * BUFFERS]; /* in rooms */
 byte source[RANKS * (N + 1)];                           /* the caller's arrays: which gradient they have */
 byte target[RANKS];                                     /* the result that is in the device's memory */
 byte buffer_in[RANKS * BUFFERS], buffer_out[RANKS * BUFFERS];
@@ -87,8 +99,12 @@ end:
             :: else -> posted[r] ! k
             fi;
             copied[r] = k
+        :: op == wait_bodies ->
+            (bug == ADD_FIRST || copied[r] >= k) && (bug == NO_WAIT_FOR_BODIES || flag_add[r] >= k)
+        :: op == add_up -> sums[BUFFER(r, k)] = bodies[BUFFER(r, k)]; added[r] = k
+        :: op == hand_sums -> posted_sums[r] ! k
         :: op == wait_result ->
-            bug == NO_WAIT_FOR_COPY || bug == BACK_FIRST || copied[r] >= k;
+            bug == NO_WAIT_FOR_COPY || bug == BACK_FIRST || (has_kernels -> added[r] : copied[r]) >= k;
             if
             :: is_old -> !host_function[r]; host_function[r] = 1; flag_out[r] >= k; host_function[r] = 0
             :: else -> flag_out[r] >= k
@@ -109,10 +125,12 @@ proctype bus(byte r) {
 end:
     do
     :: atomic { posted[r] ? k -> flag_in[r] = k; k = 0 }
+    :: atomic { posted_sums[r] ? k -> flag_added[r] = k; k = 0 }
     od
 }
 
-#define IS_IDLE(r) (empty(queue[(r) * QUEUES]) && empty(queue[(r) * QUEUES + 1]) && empty(queue[(r) * QUEUES + 2]) && empty(posted[r]))
+#define IS_IDLE(r) (empty(queue[(r) * QUEUES]) && empty(queue[(r) * QUEUES + 1]) && empty(queue[(r) * QUEUES + 2]) && empty(posted[r]) && \
+                    empty(posted_sums[r]))
 
 /* ---- the thread of the backward pass ---- */
 
@@ -120,6 +138,13 @@ inline to_host(r, k) {
     if
     :: bug != FLAG_FIRST -> ENQUEUE(r, OUT, copy_out, k); ENQUEUE(r, OUT, hand_over, k)
     :: else -> ENQUEUE(r, OUT, hand_over, k); ENQUEUE(r, OUT, copy_out, k)
+    fi
+}
+
+inline to_sums(r, k) {
+    if
+    :: has_kernels -> ENQUEUE(r, ADD, wait_bodies, k); ENQUEUE(r, ADD, add_up, k); ENQUEUE(r, ADD, hand_sums, k)
+    :: else
     fi
 }
 
@@ -131,13 +156,15 @@ inline to_device(r, k) {
 inline hook(r, k) {
     ENQUEUE(r, CALLER, write_gradient, k);
     if
-    :: bug != BACK_FIRST -> to_host(r, k); to_device(r, k)
+    :: bug != BACK_FIRST && bug != ADD_FIRST -> to_host(r, k); to_sums(r, k); to_device(r, k)
+    :: bug == ADD_FIRST -> to_sums(r, k); to_host(r, k); to_device(r, k)
     :: else -> to_device(r, k); to_host(r, k)
     fi;
     if
     :: caller_waits -> ENQUEUE(r, CALLER, read_result, k)
     :: else -> ENQUEUE(r, BACK, read_result, k)
-    fi
+    fi;
+    enqueued[r] = k
 }
 
 proctype backward(byte r; byte n) {
@@ -167,7 +194,7 @@ proctype exchange(byte r; byte n) {
     do
     :: k <= n ->
         atomic {
-            flag_in[r] >= k;
+            flag_in[r] >= k && enqueued[r] >= k;
             LOCK_INTERPRETER(r);
             if
             :: thread_launches -> ENQUEUE(r, CALLER, kernel_of_thread, k); n_ran[r] >= k
@@ -191,6 +218,16 @@ proctype exchange(byte r; byte n) {
             fi;
             LOCK_INTERPRETER(r);
             assert(theirs == k || theirs == NAN || (bug == LEAVES_EARLY && mine == NAN));
+            if
+            :: has_kernels -> /* what is added of other ranks; then they agree */
+                bodies[BUFFER(r, k)] = theirs;
+                flag_add[r] = k;
+                bug == AGREES_EARLY || flag_added[r] >= k;
+                assert(sums[BUFFER(r, k)] == theirs);
+                network[1 - r] ! (mine == NAN || theirs == NAN -> NAN : k);
+                network[r] ? theirs
+            :: else
+            fi;
             assert(buffer_in[BUFFER(r, k)] == k); /* it was read until now */
             failed[r * (N + 1) + k] = mine == NAN || theirs == NAN;
             buffer_out[BUFFER(r, k)] = (failed[r * (N + 1) + k] -> NAN : k);
@@ -212,6 +249,7 @@ static int asked_for(const char *name, int otherwise) {
 init {
     byte r = 0, q;
     c_code {
+        now.has_kernels = asked_for("KERNELS", 0);
         now.is_old = asked_for("OLD", 0);
         now.in_python = asked_for("PYTHON", 0);
         now.thread_launches = asked_for("THREAD", 0);
