@@ -54,7 +54,7 @@ PYTHON_ORDER = [
     ["tagc.torch.handle"],
     ["tagc.torch.hooks.*"],
     ["tagc.torch.local.*", "tagc.torch.advise.*", "tagc.torch.pipeline"],
-    ["tagc.torch.quorum.*"],
+    ["tagc.torch.quorum.*", "tagc.torch.collectives.*"],
     ["tagc.torch.compress"],
     ["tagc.torch.__init__"],
     ["tagc.integrations.*"],

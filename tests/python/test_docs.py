@@ -22,6 +22,7 @@ from typing import NamedTuple
 import pytest
 
 torch = pytest.importorskip("torch")
+import oracles
 import ranks
 import torch.distributed as dist
 from torch import nn
@@ -191,7 +192,7 @@ def model(take):
             lambda self, x: nn.Linear.forward(self, x) + self.lora_B(self.lora_A(x)), made.head
         )
         return made
-    if not re.search(r"fully_shard\(|LocalSteps\(", take.text):
+    if not re.search(r"fully_shard\(|LocalSteps\(|Collectives\(", take.text):
         for layer in made.layers:
             take("fully_shard")(layer)
         take("fully_shard")(made)
@@ -445,6 +446,15 @@ def pipes(take, names):
     x = torch.ones(16, 64)
     names["schedule"].step(*((x,) if take.rank == 0 else ()), **({"target": x} if take.rank else {}))
     assert names["handle"].stats()["steps"] == 1 and names["handle"].stats()["bytes_sent"] > 0
+
+
+@after("tagc.Collectives(")
+def averages_gradients(take, names):
+    """All ranks have the same model after many steps, and gradients have travelled in about 5 bits, twice."""
+    oracles.check_alike(nn.utils.parameters_to_vector(names["model"].parameters()), "the model")
+    stats = names["comm"].stats()
+    assert stats["step"] == 31 and 8 < stats["bits_per_param"] < 14, stats
+    names["comm"].close()
 
 
 @after("LocalSteps(")

@@ -36,6 +36,10 @@ piped: tagc.CompressedStage = tagc.compress_stage(stage, forward="int8", backwar
 tagc.compress_stage(stage, forward="int2")  # type: ignore[arg-type]
 tagc.compress_stage(model)  # type: ignore[arg-type]
 tagc.LocalSteps(model, optimizer, values="int3")  # type: ignore[arg-type]
+comm = tagc.Collectives(names=model, parameters="delta4", hosts=2)
+comm.all_reduce(model.weight, key=model.weight).wait()
+comm.reduce_scatter(model.weight, model.weight, key=3)  # type: ignore[arg-type]
+tagc.Collectives(values="int3")  # type: ignore[arg-type]
 tagc.buckets(model, 3)  # type: ignore[arg-type]
 handle.at("folder", key=3)  # type: ignore[arg-type]
 tagc.advise(model, step=3)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ It neither patches torch nor compiles an extension against it: it uses torch's o
 ctypes. In this folder a file names no file of a folder to the right of it:
 
     exchange <- schedule <- state, statistics <- log <- passes <- handle <- hooks <- local, advise,
-    pipeline <- quorum <- compress <- this file"""
+    pipeline <- quorum, collectives <- compress <- this file"""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ except ModuleNotFoundError as missing:
 from tagc._library import Error
 from tagc.torch.advise.advice import advise
 from tagc.torch.advise.links import plan_sites
+from tagc.torch.collectives.collectives import Collectives
 from tagc.torch.compress import compress, ddp_state, param_groups
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.bucketing import buckets
@@ -39,6 +40,7 @@ from tagc.torch.quorum.local_steps import LocalSteps
 from tagc.torch.statistics import flat
 
 __all__ = [
+    "Collectives",
     "Compressed",
     "CompressedStage",
     "Error",

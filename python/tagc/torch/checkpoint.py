@@ -113,6 +113,11 @@ def save(state: State) -> dict[str, Any]:
         return {f"rank{_place(state)[0]}": {ABOUT: json.dumps(about), **entry}}
 
 
+def abouts(saved: Any) -> dict[int, dict[str, Any]]:
+    """Returns what each rank that saved says of itself."""
+    return {rank: about for rank, (about, _) in _ranks(saved, residuals=False).items()}
+
+
 def load(state: State, saved: Any, is_selected: bool = False) -> None:
     """Loads a checkpoint. saved: the result of save() on this rank; with another world size, a list of those
     of all ranks (is_selected: only of ranks that this one needs). Local; changes nothing if it raises."""
@@ -302,27 +307,31 @@ def _place(state: State) -> tuple[int, int]:
 
 def _about(state: State) -> dict[str, Any]:
     rank, world_size = _place(state)
-    about: dict[str, Any] = {
-        "version": VERSION,
-        "world_size": world_size,
-        "rank": rank,
-        "managed": int(state.wrapper.is_managed),
-        "replica": rank,
-        "replicas": world_size,
-        "where": {},
-        "place": 0,
-        "places": 1,
-        "part": 0,
-        "parts": 1,
-        "cut": "",
-        "chunks": 0,
-        "step": state.n_steps,
-        "loss_scale": state.loss_scale,
-    } | state.schedule.state()
+    about: dict[str, Any] = (
+        {
+            "version": VERSION,
+            "world_size": world_size,
+            "rank": rank,
+            "managed": int(state.wrapper.is_managed),
+            "replica": rank,
+            "replicas": world_size,
+            "where": {},
+            "place": 0,
+            "places": 1,
+            "part": 0,
+            "parts": 1,
+            "cut": "",
+            "chunks": 0,
+            "step": state.n_steps,
+            "loss_scale": state.loss_scale,
+        }
+        | state.schedule.state()
+        | state.wrapper.about()
+    )
     if not state.wrapper.is_managed:
         about |= state.wrapper.place()._asdict()
-    keeper = state.keepers()[0]
-    if keeper.held is not None:
+    keeper = next(iter(state.keepers()), None)
+    if keeper is not None and keeper.held is not None:
         about |= {"place": keeper.place, "places": keeper.places, "chunks": len(keeper.held)}
         if state.wrapper.is_managed:
             about |= {"replica": 0, "replicas": 1}

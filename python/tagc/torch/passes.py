@@ -94,6 +94,7 @@ class Passes:
         find_layout: FindLayout,
         waits: bool = True,
         may_last: bool = False,
+        recurs: bool = True,
     ) -> None:
         """Makes all ranks agree on an exchange, then run it. Every hook calls it. Collective. It blocks for
         tensors in CPU memory, with may_last only until the exchange before this one has ended. For others it
@@ -105,7 +106,7 @@ class Passes:
 
         find_layout() -> the layout of `source`, or of its sums; or None if its parameters are unknown: then
         this exchange is dense and residuals do not change. waits: whether the current stream waits for the
-        result."""
+        result. recurs: whether this unit comes once in a step."""
         if self.state.is_closed:
             raise Error(
                 "state",
@@ -149,7 +150,7 @@ class Passes:
         try:
             if rows is not None and self.runners.is_on_device(source):
                 call.add_up_now()
-            call.opens_step = self._opens_step(unit)
+            call.opens_step = self._opens_step(unit, recurs)
             call.schedule = self.state.schedule
             # rows are added up by the group by which a gather gets parameters within the host
             is_apart = rows is None or self.state.options.parameters is None
@@ -276,16 +277,17 @@ class Passes:
 
     # ---- steps ----
 
-    def _opens_step(self, unit: Exchanged) -> bool:
+    def _opens_step(self, unit: Exchanged, recurs: bool = True) -> bool:
         """Returns whether this is the first unit of a backward pass. A unit that comes again belongs to a new
         pass, and the end of the last pass was not reported."""
         wrapper = self.state.wrapper
         if self._step_open and unit.name in self._units_of_step:
             self.synchronize()
             self.end_step()
-        self._units_of_step.add(unit.name)
+        if recurs:
+            self._units_of_step.add(unit.name)
         self._is_outside = False
-        if wrapper.name != "ddp":  # there the last bucket ends the step
+        if wrapper.ends_with_backward:
             try:
                 internals.at_end_of_backward(self.end_backward)
             except RuntimeError:  # outside of any backward pass, as in a pipeline

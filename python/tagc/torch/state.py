@@ -72,6 +72,10 @@ class State:
         self.units[name], self._keepers[name] = unit, (parameters, n_chunks, held)
         return unit
 
+    def remove_unit(self, name: str) -> None:
+        del self._keepers[name]
+        self.units.pop(name).free()
+
     def keepers(self) -> list[Keeper]:
         """Returns one of each unit."""
         return [

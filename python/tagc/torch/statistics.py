@@ -144,26 +144,37 @@ class Recorder:
         with self._lock:
             self._now = None
 
+    def so_far(self, step: int) -> dict[str, Any]:
+        """Returns the statistics of the step under way; between two steps, of the last one."""
+        with self._lock:
+            now = copy.deepcopy(self._now)
+            return copy.deepcopy(self._last) if now is None else self._closed(now, step, 1.0)[0]
+
     def end(self, step: int, loss_scale: float) -> dict[str, Any]:
         with self._lock:
             now, self._now = self._open(), None
-            hidden = {key: now.pop(key) for key in list(now) if key.startswith("_")}
-            now["step"], now["loss_scale"] = step, loss_scale
-            share = hidden["_share"]
-            sent, by_host = hidden["_gradient_bytes"], hidden["_host_bytes"]
-            if now["n_compressed"]:
-                now["sparsity"] = 1 - hidden["_sent"] / now["n_compressed"]
-            if now["n_elems"] and share:
-                now["bits_per_param"] = 8 * by_host / now["n_elems"] / share
-                now["ratio"] = now["dense_bytes"] / sent
-                self._n_exchanges += 1
-                self._sum_of_bits += now["bits_per_param"]
-            now["mean_bits_per_param"] = self._sum_of_bits / max(1, self._n_exchanges)
-            if now["n_gathered"]:
-                now["gather_bits"] = 8 * hidden["_gather_bytes"] / now["n_gathered"] / hidden["_gather_share"]
-            now["n_nonfinite"] = len(now["nonfinite_units"])
-            self._last = now
-            return copy.deepcopy(now)
+            self._last, self._n_exchanges, self._sum_of_bits = self._closed(now, step, loss_scale)
+            return copy.deepcopy(self._last)
+
+    def _closed(self, now: dict[str, Any], step: int, loss_scale: float) -> tuple[dict[str, Any], int, float]:
+        """Returns (what users get of a step, exchanges with it, the sum of their bits)."""
+        n_exchanges, sum_of_bits = self._n_exchanges, self._sum_of_bits
+        hidden = {key: now.pop(key) for key in list(now) if key.startswith("_")}
+        now["step"], now["loss_scale"] = step, loss_scale
+        share = hidden["_share"]
+        sent, by_host = hidden["_gradient_bytes"], hidden["_host_bytes"]
+        if now["n_compressed"]:
+            now["sparsity"] = 1 - hidden["_sent"] / now["n_compressed"]
+        if now["n_elems"] and share:
+            now["bits_per_param"] = 8 * by_host / now["n_elems"] / share
+            now["ratio"] = now["dense_bytes"] / sent
+            n_exchanges += 1
+            sum_of_bits += now["bits_per_param"]
+        now["mean_bits_per_param"] = sum_of_bits / max(1, n_exchanges)
+        if now["n_gathered"]:
+            now["gather_bits"] = 8 * hidden["_gather_bytes"] / now["n_gathered"] / hidden["_gather_share"]
+        now["n_nonfinite"] = len(now["nonfinite_units"])
+        return now, n_exchanges, sum_of_bits
 
     def _open(self) -> dict[str, Any]:
         if self._now is None:

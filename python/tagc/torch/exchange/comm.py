@@ -123,7 +123,7 @@ class Comm:
             raise Error(
                 "mismatch",
                 f"ranks do not agree: rank {first} comes with {whats[0]}, and rank {self.ranks[odd]} with "
-                f"{whats[odd]}: every rank must use the same modules, in the same order",
+                f"{whats[odd]}: every rank must use the same modules or keys, in the same order",
             )
         raise Error(
             "mismatch",

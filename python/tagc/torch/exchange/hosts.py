@@ -105,8 +105,11 @@ class Hosts:
 class Cluster:
     """The hosts of the ranks that train one model."""
 
-    def __init__(self, ranks: Iterable[int], given: int | None, timeout_s: float) -> None:
-        """ranks: all that train the model. given: `hosts` of compress(). Local; Error if it does not fit."""
+    def __init__(
+        self, ranks: Iterable[int], given: int | None, timeout_s: float, shares: bool = True
+    ) -> None:
+        """ranks: all that train the model. given: `hosts` of compress(). shares: whether its groups may be
+        those of others, with which it then takes turns. Local; Error if it does not fit."""
         self.ranks, self.given, self._timeout_s = sorted(ranks), given, timeout_s
         if given is not None and len(self.ranks) % given:
             raise Error(
@@ -115,6 +118,7 @@ class Cluster:
                 "has as many ranks, in their order",
             )
         self._of_group: dict[Ranks, Hosts] = {}
+        self._made: dict[Ranks, Any] = _made() if shares else {}
         self._known: dict[int, str] = {}  # rank -> its identity()
 
     @property
@@ -126,7 +130,7 @@ class Cluster:
         Collective over the ranks of the model, or of each group, in one order on all ranks."""
         self._known = dict(known)
         own = {tuple(dist.get_process_group_ranks(group)): group for group in groups}
-        made = _made()
+        made = self._made
         timeout = datetime.timedelta(seconds=self._timeout_s)
         if self._is_world:
             # all ranks of torch.distributed make all groups, also those that they are not in
@@ -239,7 +243,7 @@ class Cluster:
         self, ranks: Ranks, backend: str, reusable: set[Ranks], is_local: bool
     ) -> dist.ProcessGroup | None:
         """Returns a process group of the caller's backend; None for one that this rank is not in."""
-        made = _made()
+        made = self._made
         if ranks not in reusable:
             found: Any = dist.new_group(
                 list(ranks),

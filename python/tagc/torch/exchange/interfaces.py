@@ -76,6 +76,7 @@ class Wrapped:
     is_managed = False  # under torchft, whose replicas join and leave: managed.py
     # whether its hooks add gradients up within each host, and exchange the sums between hosts
     sums_within_hosts = False
+    ends_with_backward = True  # whether the end of a backward pass is that of a step
     cluster: Cluster | None = None  # which compress() finds; None: each rank counts as a host
 
     def replica_tensors(self) -> list[torch.Tensor]:
@@ -192,6 +193,10 @@ class Wrapped:
     def replicas(self) -> dict[str, Replica]:
         """Returns name of a module -> what a checkpoint has of its replica, where parameters travel as
         deltas. Local."""
+        return {}
+
+    def about(self) -> dict[str, Any]:
+        """Returns what a checkpoint has of it besides, as JSON has it."""
         return {}
 
     def replica_sizes(self) -> dict[str, int]:

@@ -337,6 +337,7 @@ class Wrapper(AnyWrapper):
     name = "ddp"
     op: Any = ReduceOp.AVG
     sums_within_hosts = True
+    ends_with_backward = False  # the last bucket ends the step
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._model = model

@@ -481,7 +481,7 @@ class Wrapper(AnyWrapper):
             waits.AllGather(name, timeout_s) if module.group.gathers_by_default else None
         )
         if (wire := self._gather_format(handle, module)) is not None:
-            gather = AllGather(handle, name, (shards, module.n_shard(), module.own), wire, tag)
+            gather = AllGather(handle.passes, name, (shards, module.n_shard(), module.own), wire, tag)
             self._gathers.append(gather)
             handle.passes.frees.append(gather.close)
         if self.sums_shards:

@@ -26,8 +26,8 @@ from tagc.torch.exchange.interfaces import Replica
 from tagc.torch.exchange.reducer import Gatherer, Way
 from tagc.torch.exchange.runner import Runner
 from tagc.torch.exchange.unit import DTYPES, check_tensors
-from tagc.torch.handle import Compressed
 from tagc.torch.hooks.replicas import CHANGED, RESET, Gathers, checksum, fingerprint
+from tagc.torch.passes import Passes
 
 _LOADED, _FITS, _COUNT = 4, 8, 16  # further bits of a vote; the number of gathers is above them
 
@@ -104,18 +104,20 @@ class AllGather(FsdpComm):
 
     def __init__(
         self,
-        handle: Compressed,
+        passes: Passes,
         name: str,
         owned: tuple[dist.ProcessGroup, int, Callable[[], list[torch.Tensor]]],
         wire: str,
         tag: int,
+        may_run_beside: bool = True,
     ) -> None:
         """owned: the ranks over which the module is sharded, how many elements one of them owns, and what
-        gives these."""
+        gives these. may_run_beside: an exchange of gradients."""
         self.name, self.is_delta = name, wire.startswith("delta")
-        self._handle, self._wire, self._tag, self._own = handle, wire, tag, owned[2]
+        self._passes, self._wire, self._tag, self._own = passes, wire, tag, owned[2]
+        self._may_run_beside = may_run_beside
         self._key: Key = _ranks(owned[0]), owned[1]
-        self._hosts = handle.state.wrapper.hosts(owned[0])
+        self._hosts = passes.state.wrapper.hosts(owned[0])
         self._gathers: dict[Key, Gathers] = {}
         self._loaded: Replica | None = None  # until the next gather
 
@@ -126,11 +128,11 @@ class AllGather(FsdpComm):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        timeout_s = self._handle.state.options.timeout_s
+        timeout_s = self._passes.state.options.timeout_s
         hosts = self._hosts_of(group)
         if hosts.is_one:
             return waits.AllGather(self.name, timeout_s)(output_tensor, input_tensor, group, async_op)
-        passes, within = self._handle.passes, None
+        passes, within = self._passes, None
         came = output_tensor
         if hosts.within is not None:
             within = passes.comm(hosts.within)
@@ -144,9 +146,9 @@ class AllGather(FsdpComm):
             failure = problem
         # With kernels where the user has asked for them: replicas take 2 bytes per parameter, on the device
         # then.
-        wants_kernels = self._handle.state.options.codec == "device" and self.is_delta
+        wants_kernels = self._passes.state.options.codec == "device" and self.is_delta
         # an exchange of gradients may go on meanwhile, unless it needs the ranks of this host, too
-        runs_beside = runner is passes.runners.host and within is None
+        runs_beside = runner is passes.runners.host and within is None and self._may_run_beside
         comm = passes.gather_comm(hosts.between) if runs_beside else passes.comm(hosts.between)
         call = Gathering(self._gather, comm, within, group, failure, wants_kernels)
         call.runs_beside = runs_beside
@@ -159,7 +161,7 @@ class AllGather(FsdpComm):
     def _hosts_of(self, group: dist.ProcessGroup) -> Hosts:
         """Returns the hosts of a group of an all-gather: that of the module, or after a forward pass that
         left parameters in pieces (reshard_after_forward), a smaller one."""
-        ranks, cluster = _ranks(group), self._handle.state.wrapper.cluster
+        ranks, cluster = _ranks(group), self._passes.state.wrapper.cluster
         if ranks == self._key[0]:
             return self._hosts
         if cluster is not None and self._hosts.per_host > 1 and cluster.n_hosts(ranks) == 1:
@@ -193,11 +195,11 @@ class AllGather(FsdpComm):
         assert gather is not None and source is not None and target is not None  # or agree() has raised
         try:
             # that exchange has the lock, and nothing else changes what is needed here
-            with contextlib.nullcontext() if call.runs_beside else self._handle.state.lock:
+            with contextlib.nullcontext() if call.runs_beside else self._passes.state.lock:
                 gatherer, asked = self._prepare(gather, way, source, target, vote, found)
                 sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
                 gather.run(gatherer, source, target, way.kernels, asked, found)
-                self._handle.passes.recorder.add_gather(
+                self._passes.recorder.add_gather(
                     comm.bytes_sent()["gather"] - sent,
                     comm.bytes_received()["gather"] - received,
                     target.numel(),
@@ -220,7 +222,7 @@ class AllGather(FsdpComm):
         vote counts for the gather itself)."""
         comm, kernels = way.comm, way.kernels
         if gather.gatherer is None:
-            n_threads = self._handle.state.options.threads
+            n_threads = self._passes.state.options.threads
             gather.gatherer = Gatherer(comm, target.numel(), self._wire, self._tag, n_threads, kernels)
         asked = vote & (CHANGED | RESET)
         if vote & _LOADED:
@@ -231,7 +233,7 @@ class AllGather(FsdpComm):
                 gather.sent = found
             else:
                 asked |= RESET
-                self._handle.state.say_once(
+                self._passes.state.say_once(
                     "tagc: parameters are not those that were saved with the replicas of deltas, on some "
                     "rank: the next gather sends them whole"
                 )

@@ -1,0 +1,455 @@
+"""Collectives: reduce-scatter, all-reduce and all-gather of tensors, as torch has them, compressed and with
+error feedback by key. For loops and optimizers that communicate by themselves.
+
+A call goes the same way as a hook's: Passes.exchange() for reductions, gathers.AllGather for gathers. With
+tensors in CPU memory it waits for its turn in the runner's thread, so that it returns at once and all run in
+the order in which they were made. What goes by the caller's own group runs in the caller, who knows the order
+of its collectives."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from tagc import _library
+from tagc._library import Error
+from tagc.torch import checkpoint
+from tagc.torch.advise import first_words
+from tagc.torch.collectives.calls import Call, Work, check, copy, uses
+from tagc.torch.collectives.keys import Keys, Reduced, Use, check_use
+from tagc.torch.exchange.agreement import agree_all
+from tagc.torch.exchange.hosts import Cluster
+from tagc.torch.exchange.layout import Layout
+from tagc.torch.exchange.runner import Future, Runners
+from tagc.torch.exchange.unit import ReduceOp, Unit, scale_of
+from tagc.torch.hooks.gathers import AllGather
+from tagc.torch.memory import Held, Memory, count
+from tagc.torch.passes import Passes
+from tagc.torch.schedule.options import (
+    Class,
+    Exchange,
+    Layers,
+    Mild,
+    Options,
+    Parameters,
+    Residual,
+    Values,
+    unknown_option,
+)
+from tagc.torch.state import State
+
+
+class Collectives:
+    """torch's collectives, compressed. Collective to make, over the ranks of the group.
+
+        comm = tagc.Collectives()
+        work = comm.reduce_scatter(output, input, key=parameter, op=dist.ReduceOp.AVG)
+        work.wait()
+
+    group: a process group, or a mesh of one dimension; default: all ranks.
+    names: a model, or pairs of (name, parameter): classes of parameters follow these names, as in
+        compress(), and errors and checkpoints have them. Other keys are compressed from 4096 elements on,
+        and smaller ones are sent whole. Without names, a parameter is "0", "1" and so on, in the order of
+        first use.
+    values, sparsity: by default every value is sent in 4 bits. With a sparsity, that share is not sent but
+        added to the next call with that key. parameters: of all_gather(). All other options are those of
+        compress(). With sparsity 0, `mild` is `values` by default; `codec` is "host".
+
+    A key is a parameter, another tensor that stands for itself, or a string. It names the residual: what a
+    call has rounded off or not sent is added to the next one with that key. Calls with one key have one
+    size, dtype and collective; all_gather() may use the key of a reduction, too. Without a key, tensors are
+    sent whole.
+
+    All ranks make the same calls in the same order, from any thread. Many may be under way. Another order,
+    or a wrong argument on one rank, is an Error of that call on all ranks."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | DeviceMesh | None = None,
+        *,
+        names: torch.nn.Module | Iterable[tuple[str, torch.Tensor]] | None = None,
+        values: Values = "int4",
+        sparsity: float = 0.0,
+        layers: Layers = "non-attention-linear",
+        rules: Mapping[str, Class] | None = None,
+        mild: Mild | None = None,
+        mild_sparsity: float | None = None,
+        exchange: Exchange = "direct",
+        residual: Residual = "fp32",
+        parameters: Parameters | None = None,
+        hosts: int | None = None,
+        codec: Literal["host", "device"] | None = "host",
+        transport: Literal["host", "gloo", "native", "group"] = "host",
+        threads: int = 1,
+        timeout_s: float | None = None,
+        **unknown: NoReturn,
+    ) -> None:
+        given: dict[str, Any] = {
+            "values": values if exchange == "direct" else None,
+            "sparsity": sparsity,
+            "layers": layers,
+            "rules": rules,
+            "mild": values if mild is None and sparsity == 0 and exchange == "direct" else mild,
+            "mild_sparsity": mild_sparsity,
+            "exchange": exchange,
+            "residual": residual,
+            "parameters": parameters,
+            "hosts": hosts,
+            "codec": codec,
+            "transport": transport,
+            "threads": threads,
+            "timeout_s": timeout_s,
+        }
+        self._process = os.getpid()
+        self._group, options, self._keys = _prepared(group, names, given, unknown)
+        self._state = State(torch.nn.Module(), self._keys, options)
+        self._state.is_verbose = True
+        in_group = options.transport == "group"
+        self._passes = Passes(self._state, Runners(None, options.codec_on(), in_group, options.timeout_s))
+        self._passes.frees.append(self._keys.free)
+        self._hosts = self._keys.own_hosts()
+        # such calls use groups in which the caller may have collectives of its own
+        self._is_in_caller = in_group or self._hosts.is_one
+        self._order = threading.RLock()  # held while a call takes its place
+        self._last: Future | None = None  # of the last call in the runner's thread
+        self._failed: list[Work] = []  # since synchronize()
+        for level in self._keys.levels():
+            self._passes.comm(level)
+
+    # ---- collectives ----
+
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        *,
+        key: torch.Tensor | str | None = None,
+        op: Any = ReduceOp.SUM,
+    ) -> Work:
+        """Sums `input` (W * n,) over ranks; rank r gets row r as `output` (n,). Shapes count as flat. op: SUM
+        (default, as torch's), AVG or a PREMUL_SUM. Returns a Work at once; leave both tensors alone until
+        its wait()."""
+        return self._submit("reduce_scatter", key, input, output, op)
+
+    def all_reduce(
+        self, tensor: torch.Tensor, *, key: torch.Tensor | str | None = None, op: Any = ReduceOp.SUM
+    ) -> Work:
+        """Sums `tensor` over ranks, in place. op, Work: as of reduce_scatter()."""
+        return self._submit("all_reduce", key, tensor, tensor, op)
+
+    def all_gather(
+        self, output: torch.Tensor, input: torch.Tensor, *, key: torch.Tensor | str | None = None
+    ) -> Work:
+        """Gathers `input` (n,) of all ranks into `output` (W * n,), in the format `parameters`: None sends
+        whole values. With deltas what travels is the change since what all ranks have of that key, in which
+        rounding errors come again: keep `input` exact, in fp32, and do not compute the next one from
+        `output`. Without a key, values are sent whole. Returns a Work."""
+        return self._submit("all_gather", key, input, output, None)
+
+    def synchronize(self) -> None:
+        """Waits until all calls so far are complete, and raises the first failure that no wait() has raised.
+        Local."""
+        with self._order:
+            self._drain()
+            failed, self._failed = self._failed, []
+            self._passes.synchronize()
+        for work in failed:
+            if not work.is_raised:
+                work.wait()
+
+    def reset_parameters(self) -> None:
+        """Makes the next gathers send whole values, in bf16, if `parameters` are deltas. Call it after a
+        change of parameters that is none of an optimizer's steps: a delta rounds a large change to a few
+        bits. Local; one rank is enough."""
+        self.synchronize()
+        self._keys.reset_parameters()
+
+    # ---- what users look at ----
+
+    @property
+    def is_closed(self) -> bool:
+        return self._state.is_closed
+
+    def stats(self) -> dict[str, Any]:
+        """Returns the statistics of this rank's last step, or of the step under way: keys as of
+        Compressed.stats(). A step ends when a key of a reduction comes again. n_units: its reductions.
+        {} before the first call. Waits for calls under way. Local."""
+        with self._order:
+            self.synchronize()
+            return self._passes.recorder.so_far(self._state.n_steps)
+
+    def memory(self) -> Memory:
+        """Returns what tagc holds for this object, as Compressed.memory() does. Local."""
+        if self.is_closed:
+            return Memory(Held(), Held())
+        with self._order:
+            self._drain()
+            return count(self._passes.comms(), self._keys.replica_tensors(), self._passes.runners)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns copies of this rank's residuals, and with deltas of its rows of what all ranks have. Each
+        rank saves its own. Local; call it between steps."""
+        self.synchronize()
+        return checkpoint.save(self._state)
+
+    def load_state_dict(self, saved: Any) -> None:
+        """Loads what state_dict() returned. Local; call it before the first call, or with the same keys.
+        saved: of this rank; if another number of ranks saved, a list of those of all ranks. Deltas go on from
+        what was saved, so load the parameters with them; with another number of ranks the next gathers send
+        whole values. If it does not fit, it raises Error and changes nothing."""
+        self.synchronize()
+        with self._order, self._state.lock:
+            added = self._added(checkpoint.abouts(saved))
+            try:
+                checkpoint.load(self._state, saved)
+            except BaseException:
+                self._forget(*added)
+                raise
+
+    def close(self) -> None:
+        """Waits for calls under way, and frees residuals and connections. Local."""
+        with self._order:
+            self._drain()
+            self._passes.close()
+
+    # ---- a call ----
+
+    def _submit(self, what: str, key: Any, source: Any, target: Any, op: Any) -> Work:
+        with self._order:
+            if self.is_closed:
+                raise Error("state", f"{what}(): this tagc.Collectives is closed")
+            call = self._call(what, key, source, target, op)
+            work = Work(target)
+            is_alone = self._hosts.n_hosts * self._hosts.per_host == 1
+            runners = self._passes.runners
+            runner, _ = self._passes.runner_for(call.source)
+            is_on_host = runner is runners.host
+
+            def run() -> torch.Tensor:
+                with torch.no_grad():
+                    try:
+                        if is_alone:
+                            copy(call)
+                        else:
+                            self._run(call)
+                            if self._is_in_caller and not runners.is_on_device(call.source):
+                                self._passes.synchronize()
+                    except BaseException as failure:
+                        work.failure = failure
+                        self._failed.append(work)
+                work.over.set()
+                return call.target
+
+            if is_on_host and not self._is_in_caller and not is_alone:
+                self._last = work.future = runner.future(run)
+                return work
+            self._drain()
+            if is_on_host or is_alone:
+                work.future = Future()
+                work.future.set_result(run())
+            else:
+                is_awaited = not self._hosts.is_flat or what == "all_gather"
+                work.future = runner.future(run, is_awaited)
+            return work
+
+    def _drain(self) -> None:
+        """Waits for the calls in the runner's thread."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.wait()
+
+    def _call(self, what: str, key: Any, source: Any, target: Any, op: Any) -> Call:
+        """Returns the call, checked as far as this rank can."""
+        try:
+            n_ranks = self._hosts.n_hosts * self._hosts.per_host
+            name = None if key is None else self._keys.name_of(key)
+            check(what, source, target, n_ranks)
+            if what != "all_gather":
+                scale_of(op, n_ranks)
+            flat = source.detach().view(-1)
+            into = flat if target is source else target.detach().view(-1)
+            return Call(Use.of(what, source), name, key, flat, into, op, None)
+        except Error as failure:
+            nothing = torch.zeros(1)
+            return Call(Use(what, 1, "float32"), None, key, nothing, nothing.clone(), ReduceOp.SUM, failure)
+
+    def _run(self, call: Call) -> None:
+        """Runs a call, in its turn. Collective."""
+        if call.failure is not None:
+            self._fail(call, call.failure)
+        elif call.use.collective == "all_gather":
+            self._gather(call)
+        else:
+            self._reduce(call)
+
+    def _fail(self, call: Call, failure: Error) -> None:
+        """Tells the other ranks, which are about to run it, why this one does not. (Within one host by the
+        user's word ranks do not talk before torch's collective.)"""
+        if self._hosts.is_one:
+            raise failure
+
+        def find_layout() -> Layout:
+            raise failure
+
+        unit = Unit(f"{call.use.collective}()", self._state.schedule.fields)
+        self._exchange(call, unit, find_layout, recurs=False)
+
+    def _exchange(self, call: Call, unit: Unit, find_layout: Callable[[], Layout], recurs: bool) -> None:
+        # in CPU memory an exchange takes the memory of its source; sums within hosts are made elsewhere
+        is_lost = call.source is not call.target and self._hosts.is_flat and call.source.device.type == "cpu"
+        source = call.source.clone() if is_lost else call.source
+        self._passes.exchange(
+            unit, self._group, source, call.target, call.op, find_layout, waits=False, recurs=recurs
+        )
+
+    def _reduce(self, call: Call) -> None:
+        source = call.source if not isinstance(call.key, torch.Tensor) else call.key
+        try:
+            reduced = self._keys.find(call.name, call.use, source, self._state.schedule.fields)
+        except Error as failure:
+            self._fail(call, failure)
+            return
+        try:
+            self._exchange(call, reduced.unit, lambda: reduced.layout, recurs=call.name is not None)
+        except BaseException:
+            if call.name is not None and call.name not in self._keys.reduced:
+                reduced.unit.free()
+            raise
+        self._add(call.name, reduced)
+
+    def _add(self, name: str | None, reduced: Reduced) -> None:
+        if name is None or name in self._keys.reduced:
+            return
+        with self._state.lock:
+            self._keys.reduced[name] = reduced
+            self._state.add_unit(reduced.unit.name, lambda *_: reduced.unit, [reduced.parameter])
+
+    def _gather(self, call: Call) -> None:
+        use, name = call.use, call.name
+        known = None if name is None else self._keys.gathered.get(name)
+        if name is not None and known is not None:
+            try:
+                check_use(name, known[0], use)
+            except Error as failure:
+                self._fail(call, failure)
+                return
+        gather = known[1] if known is not None else self._gather_of(name, use)
+        try:
+            gather(call.target, call.source, self._group)
+        except BaseException:
+            if known is None:
+                gather.close()
+            raise
+        if name is None:
+            gather.close()
+        else:
+            self._keys.gathered[name] = use, gather
+
+    def _gather_of(self, name: str | None, use: Use) -> AllGather:
+        whole = "bf16" if use.dtype == "bfloat16" else "fp32"
+        wire = whole if name is None else self._state.options.parameters or whole
+        words = name or f"a tensor of {use.n_elems} {use.dtype} without a key"
+        owned = self._group, use.n_elems, list[torch.Tensor]
+        tag = zlib.crc32(f"gather {name}".encode())
+        return AllGather(self._passes, words, owned, wire, tag, may_run_beside=False)
+
+    # ---- checkpoints ----
+
+    def _added(self, abouts: Mapping[int, Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+        """Adds the keys of a checkpoint that have not come yet. Returns their names: of reductions, and of
+        gathers."""
+        about = abouts.get(dist.get_rank()) or abouts[min(abouts)]
+        kinds, reduced, gathered = uses(about)
+        added: tuple[list[str], list[str]] = [], []
+        for name, use in reduced.items():
+            if name not in self._keys.reduced:
+                kind = self._keys.kinds.get(name, kinds[name])
+                self._add(name, self._keys.made(name, kind, use, self._state.schedule.fields))
+                added[0].append(name)
+        # a gather's size is that of one rank
+        for name, use in gathered.items() if about["world_size"] == dist.get_world_size() else ():
+            if name not in self._keys.gathered:
+                self._keys.gathered[name] = use, self._gather_of(name, use)
+                added[1].append(name)
+        return added
+
+    def _forget(self, reduced: list[str], gathered: list[str]) -> None:
+        """Takes back what _added() did."""
+        for name in reduced:
+            self._state.remove_unit(self._keys.reduced.pop(name).unit.name)
+        for name in gathered:
+            self._keys.gathered.pop(name)[1].close()
+
+    # ---- the end ----
+
+    def __enter__(self) -> Collectives:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        """Frees libtagc's memory and threads, which Python would not. Calls under way keep this object."""
+        passes = vars(self).get("_passes")  # not there if it could not be made
+        if passes is not None and self._process == os.getpid() and not sys.is_finalizing():
+            if not self.is_closed:
+                passes.free()
+
+    def __repr__(self) -> str:
+        if self.is_closed:
+            return "<tagc.Collectives, closed>"
+        travels = self._state.options.travels("compressed")
+        n_ranks, n_keys = self._hosts.n_hosts * self._hosts.per_host, len(self._keys.reduced)
+        return f"<tagc.Collectives over {n_ranks} ranks, keys of reductions: {n_keys}; {travels}>"
+
+
+def _prepared(
+    group: Any, names: Any, given: dict[str, Any], unknown: Mapping[str, Any]
+) -> tuple[dist.ProcessGroup, Options, Keys]:
+    """Makes all ranks agree. Returns (the group, the options, the keys with their hosts). Collective; all
+    ranks raise the same Error."""
+    found = dist.group.WORLD if dist.is_initialized() else None
+    mine: dict[str, Any] = {"rows": []}
+    failure: Exception | None = None
+    keys: Keys | None = None
+    try:
+        if found is None:
+            raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
+        found = _group_of(group) or found
+        if text := unknown_option(Collectives, unknown):
+            raise Error("argument", text)
+        _library.load()
+        options = Options(**given, gentle=False)
+        keys = Keys(found, options, names)
+        ranks = dist.get_process_group_ranks(found)
+        keys.cluster = Cluster(ranks, options.hosts, options.timeout_s, shares=False)
+        mine["versions"] = {"libtagc": _library.version(), "torch": torch.__version__}
+        mine |= {"options": options.fingerprint(), "rows": keys.rows}
+    except Exception as problem:
+        failure = problem
+    mine["about host"] = first_words.about_host()
+    everyone = agree_all(found, mine, failure, given["timeout_s"], "Collectives()")
+    assert found is not None and keys is not None and keys.cluster is not None  # or that has raised
+    ranks = dist.get_process_group_ranks(found)
+    known = {rank: theirs["about host"]["host"] for rank, theirs in zip(ranks, everyone)}
+    keys.cluster.split([found], known)
+    return found, options, keys
+
+
+def _group_of(group: Any) -> dist.ProcessGroup | None:
+    if isinstance(group, DeviceMesh) and group.ndim == 1:
+        return group.get_group()
+    if group is None or isinstance(group, dist.ProcessGroup):
+        return group
+    raise Error(
+        "argument",
+        f"group is {group!r}, must be a process group, a mesh of one dimension, or None for all ranks",
+    )
