@@ -121,7 +121,7 @@ def goes_on(rank, world_size):
     assert list(levels[WINDOW - 2].values()) == [1, 1, 1] and list(levels[WINDOW].values()) == [2, 1, 3]
     assert list(levels[2 * WINDOW].values()) == [3, 1, 3] and list(levels[-1].values()) == [3, 1, 3]
     assert history[0][0] == sum(n) and history[-1][0] == n[1]
-    assert 8.9 < history[0][2] < 10 and history[-1][2] < 5.5
+    assert 8.9 < history[0][2] < 10 and history[-1][2] < 5.7, history  # small messages are padded
     mean = sum(bits for _, _, bits in history) / len(history)
     assert handle.stats()["mean_bits_per_param"] == pytest.approx(mean, rel=1e-4)
     with warnings.catch_warnings(record=True) as seen:  # what was noise has a direction, and goes back
