@@ -253,13 +253,14 @@ void tagc_orders_refuse(const gpu_room *room) {
     *orders_in(room->here) = (tagc_orders){.stop = {1, 1}, .verdict = {.failure = TAGC_ERR_STATE}};
 }
 
-tagc_status tagc_ahead_begin(tagc_ahead *a, int b, const gpu_room *room) {
+/* The arrays are the launches' matter. */
+tagc_status tagc_ahead_begin(tagc_ahead *a, uint64_t number, const gpu_room *room) {
     tagc_orders_refuse(room); /* until something else is known */
     a->room = room;
     a->has_bodies = 0;
     direct_of(a)->ahead = a;
-    TAGC_TRY(tagc_reducer_set_steps(a->reducer, a->steps[b].number - 1));
-    return tagc_reducer_begin_ahead(a->reducer, a->steps[b].gradient, a->steps[b].output);
+    if (number) TAGC_TRY(tagc_reducer_set_steps(a->reducer, number - 1));
+    return tagc_reducer_begin_ahead(a->reducer, room->there, NULL);
 }
 
 void tagc_ahead_add(tagc_ahead *a, uint64_t number) {

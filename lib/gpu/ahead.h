@@ -28,7 +28,7 @@ typedef struct tagc_ahead {
     size_t at_results, at_sums, at_bodies, stride, n_bytes;
 
     uint64_t n_steps; /* enqueued */
-    /* Of the step that has a buffer: its number, and its arrays on the device. */
+    /* The thread of the hooks' alone. Of the step that has a buffer: its number, and its arrays on the device. */
     struct {
         uint64_t number;
         const void *gradient;
@@ -57,7 +57,8 @@ tagc_status tagc_ahead_put_back(tagc_ahead *ahead, int b, const gpu_room *room);
 
 /* ---- the thread that exchanges ---- */
 
-tagc_status tagc_ahead_begin(tagc_ahead *ahead, int b, const gpu_room *room);
+/* number: as of _put_out. */
+tagc_status tagc_ahead_begin(tagc_ahead *ahead, uint64_t number, const gpu_room *room);
 /* Waits until the step has all bodies or has ended, lets the device add them, and sees whether sums are finite. */
 void tagc_ahead_add(tagc_ahead *ahead, uint64_t number);
 tagc_status tagc_ahead_end(tagc_ahead *ahead, tagc_reducer_stats *stats);

@@ -306,7 +306,7 @@ static tagc_status look(const tagc_unit *unit, tagc_unit_step *step, const gpu_r
 static tagc_status begin(const ticket *one, uint32_t p) {
     const unit_part *part = &one->unit->parts[p];
     const gpu_room *room = room_of(one, 1 + p);
-    if (part->ahead) return tagc_ahead_begin(part->ahead, one->buffer, room);
+    if (part->ahead) return tagc_ahead_begin(part->ahead, one->step->number, room);
     if (one->step->number) TAGC_TRY(tagc_reducer_set_steps(part->of.reducer, one->step->number - 1));
     return tagc_reducer_begin(part->of.reducer, gradient_here(room), sums_here(part, room));
 }
