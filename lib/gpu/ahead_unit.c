@@ -280,8 +280,10 @@ tagc_status tagc_unit_put_back(const ticket *one, void *output) {
 int tagc_unit_withdraw(const ticket *one) {
     const tagc_runtime *runtime = runtime_of(one->queue);
     int code = runtime->StreamSynchronize(one->queue->out);
+    pthread_mutex_lock(&one->queue->lock); /* the last exchange in these rooms was finished with it */
     for (uint32_t i = 0; !code && one->is_in_streams && i <= one->unit->of.n_parts; i++)
         tagc_orders_refuse(room_of(one, i));
+    pthread_mutex_unlock(&one->queue->lock);
     return !code;
 }
 
