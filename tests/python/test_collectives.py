@@ -473,7 +473,7 @@ def example(rank, world_size, runs):
     import own_collectives
 
     dist.init_process_group = dist.destroy_process_group = lambda *_: None  # there is one already
-    small = ["--n-embd", "64", "--steps", "40"]
+    small = ["--n-embd", "64", "--steps", "24"]
     return [own_collectives.main([*small, *arguments]) for arguments in runs]
 
 
@@ -482,10 +482,10 @@ def test_an_optimizer_that_communicates_by_itself():
     runs = [["--torch"], ["--values", "fp32"], [], ["--parameters", "delta4"]]
     torchs, exact, four_bits, deltas = ranks.run(example, 2, runs)[0]
     assert exact == torchs
-    assert torchs[-1] < torchs[0] - 2, torchs
+    assert torchs[-1] < torchs[0] - 1, torchs
     for losses in (four_bits, deltas):
         assert losses != torchs
-        assert abs(sum(losses[-10:]) / sum(torchs[-10:]) - 1) < 0.01, (losses[-10:], torchs[-10:])
+        assert abs(sum(losses[-8:]) / sum(torchs[-8:]) - 1) < 0.01, (losses[-8:], torchs[-8:])
 
 
 # ---- all of them ----
