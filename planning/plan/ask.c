@@ -31,7 +31,6 @@ static tagc_status set_gradients(const tagc_plan_question *q, tagc_fsdp_options 
     engine->reducer.exchange = TAGC_EXCHANGE_DIRECT;
     engine->reducer.format = q->format;
     engine->reducer.sparsity = q->sparsity;
-    engine->reducer.residual = TAGC_FORMAT_FP32; /* the default of compress() */
     if (q->sparsity == 0) engine->mild.format = q->format;
     return TAGC_OK;
 }

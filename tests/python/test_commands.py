@@ -96,7 +96,7 @@ def test_bytes_are_those_that_anyone_can_count(capsys):
     # parameters, gradients and two moments in fp32 of an owned value; a bf16 copy; a replica and residuals
     assert full["memory_bytes"] == pytest.approx(16 * n / 4, rel=0.01)
     assert kept["memory_bytes"] == pytest.approx((16 / 4 + 2) * n, rel=0.01)
-    assert four["memory_bytes"] == pytest.approx((16 / 4 + 2 + 4) * n, rel=0.01)
+    assert four["memory_bytes"] == pytest.approx((16 / 4 + 2 + 1) * n, rel=0.01)
     assert made["card"] == []  # a rank is a host
     # no step is shorter than its bytes on the link, or its products
     bytes_per_s = 10e9 / 8 * 1448 / 1538
@@ -113,12 +113,12 @@ def test_a_plan_says_in_which_gpus_a_rank_fits(capsys):
     assert plain["all"] == pytest.approx(16 * n / 16, rel=0.01) and plain["fits"] == [24, 40, 80]
     assert ddp["all"] == pytest.approx(16 * n, rel=0.01) and ddp["fits"] == []
     # residuals are of what a rank sends between hosts: everything, or what it owns of its host's sums
-    assert n <= flat["residual"] <= 4.1 * n
+    assert n <= flat["residual"] <= 1.1 * n
     for row in (levels, deltas, ddp_levels):
         assert row["residual"] == pytest.approx(flat["residual"] / 8, rel=0.03)
-        assert 0 < row["transient"] < flat["transient"] / 4
+        assert 0 < row["transient"] < flat["transient"] / 3  # 32 MB of it do not shrink
     assert deltas["replicas"] == pytest.approx(2 * n / 8, rel=0.01) and levels["replicas"] == 0
-    assert 4 * unit < flat["transient"] < 12 * unit  # packed gradients, sums, bodies and a spare
+    assert 3 * unit < flat["transient"] < 6 * unit  # packed gradients, bodies and spares
     for row in made["memory"]:
         parts = ("parameters", "gradients", "adam", "residual", "replicas", "transient")
         assert row["all"] == sum(row[part] for part in parts)
@@ -136,12 +136,12 @@ def test_hosts_with_several_gpus_share_their_card(capsys):
     assert four_sharded["parameter_bytes"] == pytest.approx(4.06 / 8 * n * part, rel=0.02)
     assert few_sharded["gradient_bytes"] < 0.3 * four_sharded["gradient_bytes"]
     # a replica and residuals of what one rank of each host owns
-    assert four_sharded["memory_bytes"] == pytest.approx((16 / 32 + 2 / 8 + 4 / 8) * n, rel=0.01)
+    assert four_sharded["memory_bytes"] == pytest.approx((16 / 32 + 2 / 8 + 1 / 8) * n, rel=0.01)
     assert hybrid["parameter_bytes"] == 0  # gathers stay within the host
     assert hybrid["gradient_bytes"] == pytest.approx(2 * 2 * n * part, rel=0.02)  # there and back
     assert full["memory_bytes"] == pytest.approx(16 * n / 32, rel=0.01)
     assert hybrid["memory_bytes"] == pytest.approx(16 * n / 8, rel=0.01)
-    assert four["memory_bytes"] == pytest.approx((16 + 4) * n / 8, rel=0.01)
+    assert four["memory_bytes"] == pytest.approx((16 + 1) * n / 8, rel=0.01)
 
 
 def test_what_passes_a_card(capsys):

@@ -91,7 +91,7 @@ def check_same(one, other):
         assert torch.equal(a.view(torch.int32), b.view(torch.int32))
     assert one[2].keys() == other[2].keys()
     for name, values in one[2].items():
-        assert torch.equal(values.view(torch.int32), other[2][name].view(torch.int32)), name
+        assert torch.equal(*(each.flatten().view(torch.uint8) for each in (values, other[2][name]))), name
     assert one[3] == other[3]
 
 

@@ -38,7 +38,6 @@ def _parts(unit: dict[str, int], ranks: int, per_host: int, is_ddp: bool) -> lis
             part["exchange"] = lib.EXCHANGES["dense"]
         else:
             part |= {"exchange": lib.EXCHANGES["direct"], "format": lib.FORMATS["int4"], "sparsity": 0.0}
-            part["residual"] = lib.FORMATS["fp32"]  # the default of compress()
         parts.append(part)
     return parts
 

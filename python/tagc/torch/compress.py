@@ -55,7 +55,7 @@ def compress(
     mild: Mild | None = None,
     mild_sparsity: float | None = None,
     exchange: Exchange = "direct",
-    residual: Residual = "fp32",
+    residual: Residual | None = None,
     parameters: Parameters | None = None,
     hosts: int | None = None,
     between: dist.ProcessGroup | DeviceMesh | str | Any = None,
@@ -91,9 +91,9 @@ def compress(
     mild, mild_sparsity: format and sparsity of attention and positions: "dense" or one of `values`; default
         "int4" at 0.85.
     exchange: "direct" (default), "packed", "sketch" (the paper's) or "dense".
-    residual: how what was not sent is stored between steps: "fp32" (default), or with exchange "direct"
-        "bf16", "int8" or "int4", in 2, 1 or 0.5 bytes per value. Rounding is stochastic: what it
-        loses is zero on average.
+    residual: how exchange "direct" stores what was not sent between steps: "int8" (default), "int4", "bf16"
+        or "fp32", in 1, 0.5, 2 or 4 bytes per value. Rounding is stochastic: what it loses is zero on
+        average.
     parameters: FSDP2: format in which parameters are gathered: None (torch's own), "bf16", "int8", or the
         changes since the last gather: "delta8", "delta4", "delta2" (these take 2 bytes per parameter on every
         rank, on hosts of L ranks 2/L). On such hosts only what passes between them has this format.

@@ -151,7 +151,7 @@ class Survey:
                 if self._is_measured(options, have_kernels):
                     self.reduce(size, Options(**options, threads=self.threads), name_of(options), all_reduce)
             if with_local:
-                local = Options(**LOCAL_OPTIONS, threads=self.threads)
+                local = Options(**LOCAL_OPTIONS, residual="fp32", threads=self.threads)
                 self.reduce(size, local, LOCAL, True, self._flat)
             for wire in sorted({self.shape.gather, "bf16", "delta4"}) if self.has_gathers else ():
                 self._gather(size, wire)

@@ -53,8 +53,6 @@ def _fields(n_elems: int, options: Mapping[str, Any], dtype: torch.dtype) -> lib
     fields.gradient = lib.FORMATS["bf16" if dtype == torch.bfloat16 else "fp32"]
     for name, value in options.items():
         setattr(fields, name, value)
-    if "residual" not in options and fields.exchange == lib.EXCHANGES["direct"]:
-        fields.residual = lib.FORMATS["fp32"]  # the default of compress()
     return fields
 
 

@@ -85,7 +85,7 @@ class Options:
     codec: str | None = None
     transport: str = "host"
     hosts: int | None = None
-    residual: str = "fp32"
+    residual: str | None = None
 
     def __post_init__(self) -> None:
         _choice("exchange", self.exchange, tuple(lib.EXCHANGES))
@@ -134,8 +134,8 @@ class Options:
         if self.timeout_s is None:
             self.timeout_s = 300
         number("timeout_s", self.timeout_s, 0.001, 1e6)
-        _choice("residual", self.residual, RESIDUALS)
-        if self.residual != "fp32" and not is_direct:
+        _choice("residual", self.residual, (None, *RESIDUALS))
+        if self.residual not in (None, "fp32") and not is_direct:
             raise Error(
                 "argument",
                 f"residual is {self.residual!r}, which is for exchange 'direct'; this one is "
@@ -145,8 +145,9 @@ class Options:
             _choice("layers", self.layers, policy.LAYERS)
 
     def stored(self) -> dict[str, int]:
-        """Returns the field of tagc_reducer_options that says how residuals are stored."""
-        return {"residual": lib.FORMATS[self.residual]}
+        """Returns the field of tagc_reducer_options that says how residuals are stored, if it was given:
+        libtagc's default is int8."""
+        return {} if self.residual is None else {"residual": lib.FORMATS[self.residual]}
 
     def codec_on(self) -> str | None:
         """Returns the same options for gradients on a device."""
