@@ -32,9 +32,9 @@ def checksum(tensors: Iterable[torch.Tensor]) -> str:
 
 def fingerprint(values: torch.Tensor, like: str = "") -> str:
     """Returns a checksum of a contiguous tensor, fast where it is: in CPU memory that of libtagc, on a device
-    one of its own, which begins with "d". like: of the same kind as that one."""
-    if like.startswith("d") or (values.device.type != "cpu" and not like):
-        return f"d{_device_sum(values) & (1 << 64) - 1:016x}"
+    one of its own, which begins with "device". like: of the same kind as that one."""
+    if like.startswith("device") or (values.device.type != "cpu" and not like):
+        return f"device{_device_sum(values) & (1 << 64) - 1:016x}"
     values = values.cpu()
     return f"{lib.load().tagc_checksum(values.data_ptr(), values.nbytes):016x}"
 
