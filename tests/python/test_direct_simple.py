@@ -70,7 +70,7 @@ class Library:
         from tagc.torch.exchange.work import Work
 
         link = Link(dist.group.WORLD, self.comm, None, 60, Work())
-        reducer = FrameReducer(link, self.n_elems, **self.options(level))
+        reducer = FrameReducer(link, self.n_elems, torch.float32, **self.options(level))
         sent, all_to_all = [], dist.all_to_all_single
 
         def listen(received, frames, **how):
