@@ -2,7 +2,9 @@
 are compared with those in plain torch; what is rounded off, with a law: what was sent and what is kept are
 what came."""
 
+import contextlib
 import datetime
+import io
 import queue
 import threading
 import time
@@ -456,6 +458,14 @@ def by_a_devices_streams(rank, world_size):
             comm.synchronize()
             comm.all_reduce(given(rank, 0, N), key=3 if rank else "w").wait()  # a stream waits, not the host
             check_error(comm.synchronize, "rank 1: key is 3")
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), collectives(codec=None) as comm:
+            for step in range(2):
+                comm.all_reduce(given(rank, step, N), key="w")
+            comm.synchronize()
+        assert (
+            rank or said.getvalue().count("tagc: compressed on the host: kernels for CUDA are missing") == 1
+        )
         assert device.tasks, "libtagc ran none by itself"
         device.check()
 

@@ -83,7 +83,7 @@ class Collectives:
         mild: Mild | None = None,
         mild_sparsity: float | None = None,
         exchange: Exchange = "direct",
-        residual: Residual = "fp32",
+        residual: Residual | None = None,
         parameters: Parameters | None = None,
         hosts: int | None = None,
         codec: Literal["host", "device"] | None = "host",
@@ -232,6 +232,8 @@ class Collectives:
             runners = self._passes.runners
             runner, _ = self._passes.runner_for(call.source)
             is_on_host = runner is runners.host
+            if runners.staging is not None and (why := runners.staging.why_host) is not None:
+                self._state.say_once(f"tagc: compressed on the host: {why}")
 
             def run() -> torch.Tensor:
                 with torch.no_grad():
