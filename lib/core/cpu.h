@@ -11,7 +11,7 @@
 typedef enum tagc_cpu {
     TAGC_CPU_SCALAR, /* what the compiler may always use: SSE2 on x86-64, NEON on aarch64 */
     TAGC_CPU_NEON,   /* kernels written for NEON; every aarch64 processor has it */
-    TAGC_CPU_AVX2,   /* and BMI1, BMI2, POPCNT: x86-64-v3 */
+    TAGC_CPU_AVX2,   /* and BMI1, BMI2, FMA, POPCNT: x86-64-v3 */
     TAGC_CPU_AVX512  /* F, BW, DQ and VL: x86-64-v4 */
 } tagc_cpu;
 

@@ -5,7 +5,7 @@
  *   add    bodies of other ranks, their lengths and the orders to the device | add; all-reduce: encode the sums | these to pinned memory
  *   back   all-reduce: bodies of sums to the device | decode | settle: undoes the step if it does not count
  *
- * unit_ahead.c puts flags between them. Launches have fixed grids: kernels read lengths and orders when they run.
+ * ahead_unit.c puts flags between them. Launches have fixed grids: kernels read lengths and orders when they run.
  *
  * Residuals. A step writes its new residual into the spare of its buffer, and when it is enqueued, the two swap. So a later step can
  * be enqueued before this one has ended; `settle` makes the new one what the old one was, where the step did not count. */
