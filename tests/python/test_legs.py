@@ -2,6 +2,7 @@
 oracle is the method in plain loops over all ranks, in one process: it shares no code with tagc."""
 
 import inspect
+import json
 import math
 import re
 import warnings
@@ -700,6 +701,7 @@ def load_each(rank, world_size, folder, to_come, names, one_in):
             model = make()
             with tagc.compress(model, hosts=hosts, **exact(sparsity=0.5)) as handle:
                 handle.load(f"{folder}/{saved}")
+                check_saved(handle, expected, f"{saved} -> {name}")
                 found = [torch.zeros(shape, dtype=torch.float64) for shape in OddMatrices.shapes]
                 for _ in range(4):
                     model.zero_grad()
@@ -708,6 +710,18 @@ def load_each(rank, world_size, folder, to_come, names, one_in):
                         total += received
                 for total, rest in zip(found, expected):
                     torch.testing.assert_close(total, rest, rtol=1e-5, atol=1e-5, msg=f"{saved} -> {name}")
+
+
+def check_saved(handle, expected, what):
+    """What all ranks would save before a step is what they have loaded: no part of it twice."""
+    from tagc.torch.checkpoint import ABOUT
+
+    (mine,) = handle.state_dict().values()
+    n_replicas = json.loads(mine[ABOUT])["replicas"]
+    sums = torch.stack([values.double().sum() / n_replicas for values in mine["residuals"].values()])
+    dist.all_reduce(sums)
+    wanted = torch.stack([values.sum() for values in expected])
+    torch.testing.assert_close(sums, wanted, rtol=1e-4, atol=1e-4, msg=lambda text: f"{what}: {text}")
 
 
 def ddp_oracles(rank, world_size):

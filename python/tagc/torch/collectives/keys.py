@@ -40,23 +40,6 @@ class Use:
         return f"{self.collective} of {self.n_elems} elements of {self.dtype}"
 
 
-class _Own(Unit):
-    """Keeps what it gets of residuals where this rank has a part: ranks of a host get whole ones from a
-    checkpoint of another number of ranks."""
-
-    def __init__(self, name: str, options: ExchangeOptions, layout: layouts.Layout) -> None:
-        super().__init__(name, options)
-        self._pieces = layout.pieces_of(0)
-
-    def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
-        own = {name: torch.full_like(whole, -0.0) for name, whole in values.items()}
-        for name, whole in values.items():
-            for piece in self._pieces:
-                place = slice(piece.offset, piece.offset + piece.length)
-                own[name][place] = whole[place]
-        super().set_residuals_on_the_wire(own)
-
-
 class Reduced:
     """A key of reductions, or all tensors of one size that come without a key."""
 
@@ -73,7 +56,7 @@ class Reduced:
             if hosts.is_two_level:
                 self.layout = layouts.part(self.layout, hosts.n_hosts, hosts.per_host, hosts.place)
         # messages name the collective, so that ranks notice where they come with different ones
-        self.unit: Unit = _Own(f"{name} ({use.collective})", options, self.layout)
+        self.unit = Unit(f"{name} ({use.collective})", options, own=self.layout)
 
 
 class Keys(Wrapped):

@@ -126,6 +126,15 @@ class Layout:
         """Returns the pieces of the parameter with that index."""
         return self._pieces[parameter]
 
+    def gaps_by_name(self) -> dict[str, list[Run]]:
+        """Returns name of a parameter -> what is not here of its wire order, with a start of 0."""
+        return {
+            parameter.name: _between(
+                [Run(0, piece.offset, piece.length) for piece in pieces], parameter.numel
+            )
+            for parameter, pieces in zip(self.parameters, self._pieces)
+        }
+
     def output_runs(self, part: Part, rank: int) -> list[Run]:
         """Returns the copies from the output of a part's reducer to the output of the hook."""
         if self.all_reduce:

@@ -82,12 +82,16 @@ def _rounding_seed(way: Way, part: layouts.Part) -> int:
 
 class Unit:
     """name: of the module. exchange_options(part, dtype) -> fields of tagc_reducer_options of that
-    layouts.Part."""
+    layouts.Part. own: has the pieces of every parameter that this rank exchanges, where the ranks of a
+    replica have parts of a residual (Place.part); None: all of them."""
 
     def __init__(
-        self, name: str, exchange_options: Callable[[layouts.Part, torch.dtype], dict[str, Any]]
+        self,
+        name: str,
+        exchange_options: Callable[[layouts.Part, torch.dtype], dict[str, Any]],
+        own: layouts.Layout | None = None,
     ) -> None:
-        self.name, self.options = name, exchange_options
+        self.name, self.options, self._own = name, exchange_options, own
         self._tag = zlib.crc32(name.encode())  # its reducers have work memory at the same time
         self._layout: layouts.Layout | None = None
         self._key: tuple[str, bool, Way] | None = None
@@ -395,11 +399,17 @@ class Unit:
         }
 
     def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Replaces all residuals by name -> (numel,) in wire order; those not named become zero."""
+        """Replaces all residuals by name -> (numel,) in wire order, of which it takes this rank's part; those
+        not named become zero."""
         for exchange in self._exchanges:
             if exchange.reducer.n_residual:
                 exchange.reducer.set_residual(_zeros(exchange.part.n_elems))
         self._stowed = {name: stowable(tensor) for name, tensor in values.items()}
+        if self._own is not None:
+            # a checkpoint of another number of ranks has whole ones, which all ranks of a replica get
+            for name, gaps in self._own.gaps_by_name().items():
+                for gap in gaps if name in self._stowed else ():
+                    self._stowed[name][gap.target : gap.target + gap.length].fill_(-0.0)
         if self._layout is not None:
             self._unstow()
 

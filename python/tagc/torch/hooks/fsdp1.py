@@ -9,6 +9,7 @@ exchanges: of the parameter's shape, and zero elsewhere."""
 
 from __future__ import annotations
 
+import functools
 import warnings
 import zlib
 from collections.abc import Callable
@@ -29,6 +30,8 @@ from tagc.torch.handle import Compressed
 from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
 from tagc.torch.hooks.wrapper import words_of_slow_sums
 from tagc.torch.schedule import policy
+
+_Make = Callable[[list[layouts.Parameter], list[int]], layouts.Layout]  # parameters, their starts
 
 
 class _Flat:
@@ -85,18 +88,22 @@ class _Flat:
                 f"the gradient has {n_elems} elements, the flat parameter {self._n_elems}, over {world_size} "
                 "ranks",
             )
+        return self._layout(("whole", n_elems, hosts.n_hosts), self._whole(n_elems, hosts))
 
+    def _whole(self, n_elems: int, hosts: Hosts) -> _Make:
         def make(parameters: list[layouts.Parameter], starts: list[int]) -> layouts.Layout:
             if self.is_sharded:
                 rows = hosts.rows if hosts.is_two_level else None
-                return layouts.cut(parameters, starts, n_elems, world_size, rows)
-            whole = layouts.bucket(parameters, world_size, starts, n_elems)
-            return _own(whole, hosts)
+                return layouts.cut(parameters, starts, n_elems, self.group.size(), rows)
+            return _part(layouts.bucket(parameters, self.group.size(), starts, n_elems), hosts)
 
-        return self._layout(("whole", n_elems, hosts.n_hosts), make)
+        return make
 
     def row_layout(self, row: int, hosts: Hosts) -> layouts.Layout:
         """Returns the layout of what is exchanged of this rank's row, which has that many elements."""
+        return self._layout(("row", row, hosts.n_hosts), self._row(row, hosts))
+
+    def _row(self, row: int, hosts: Hosts) -> _Make:
         first = self.group.rank() * row
 
         def make(parameters: list[layouts.Parameter], starts: list[int]) -> layouts.Layout:
@@ -105,13 +112,19 @@ class _Flat:
                 begin, end = max(start, first), min(start + parameter.numel, first + row)
                 if begin < end:
                     pieces.append(layouts.Piece(i, begin - first, begin - start, end - begin))
-            return _own(layouts.Layout(parameters, pieces, row, 1, hosts.n_hosts * hosts.per_host), hosts)
+            return _part(layouts.Layout(parameters, pieces, row, 1, hosts.n_hosts * hosts.per_host), hosts)
 
-        return self._layout(("row", row, hosts.n_hosts), make)
+        return make
 
-    def _layout(
-        self, key: tuple[object, ...], make: Callable[[list[layouts.Parameter], list[int]], layouts.Layout]
-    ) -> layouts.Layout:
+    def own(self, hosts: Hosts, is_row: bool) -> layouts.Layout:
+        """Returns the layout of what this rank exchanges of all parameters, whether they are trained or not.
+        is_row: as of row_layout()."""
+        row = -(-self._n_elems // self.group.size())
+        n_elems = row * self.group.size() if self.is_sharded else self._n_elems
+        make = self._row(row, hosts) if is_row else self._whole(n_elems, hosts)
+        return make(self.parameters, self._starts)
+
+    def _layout(self, key: tuple[object, ...], make: _Make) -> layouts.Layout:
         """Returns make() of the parameters that are trained, and where they begin."""
         trained = self._flat.trained()
         key = *key, tuple(trained)
@@ -122,7 +135,7 @@ class _Flat:
         return self._layouts[key]
 
 
-def _own(whole: layouts.Layout, hosts: Hosts) -> layouts.Layout:
+def _part(whole: layouts.Layout, hosts: Hosts) -> layouts.Layout:
     """Returns the layout of what this rank exchanges of an all-reduce."""
     if not hosts.is_two_level:
         return whole
@@ -293,8 +306,11 @@ class Wrapper(AnyWrapper):
                 )
         handle.passes.undo.append(self._remove)
         for flat in self._flats:
-            unit = handle.state.add_unit(flat.name, Unit, parameters=flat.parameters)
-            state = _State(handle, unit, flat, self._sums_replicas(flat))
+            sums_replicas = self._sums_replicas(flat)
+            own = flat.own(self.hosts(self._group_of(flat)), sums_replicas)
+            make = functools.partial(Unit, own=own)
+            unit = handle.state.add_unit(flat.name, make, parameters=flat.parameters)
+            state = _State(handle, unit, flat, sums_replicas)
             internals.set_fsdp1_hook(flat.module, _hook, state)
         self._warn_of_slow_sums()
 

@@ -67,12 +67,14 @@ class Module:
         groups = self.group.shard_group, self.group.replica_group
         return all(group is not None and group.size() > 1 for group in groups)
 
+    @property
+    def _n_shards(self) -> int:
+        return 1 if self.group.shard_group is None else self.group.shard_group.size()
+
     def n_shard(self) -> int:
         """Returns elements that this rank owns, with padding: what it gives to a gather."""
-        world_size = 1 if self.group.shard_group is None else self.group.shard_group.size()
-        return (
-            sum(layouts.chunked_elems(parameter, world_size) for parameter in self.parameters) // world_size
-        )
+        n_shards = self._n_shards
+        return sum(layouts.chunked_elems(parameter, n_shards) for parameter in self.parameters) // n_shards
 
     def own(self) -> list[torch.Tensor]:
         """Returns what this rank owns of the parameters, as the optimizer has it."""
@@ -108,19 +110,27 @@ class Module:
     def shard_layout(self, n_elems: int, hosts: Hosts) -> layouts.Layout | None:
         """Returns the layout of what this rank owns of the parameters, n_elems with padding, to be summed
         over a group with these hosts; as layout(). Under replicate() it owns them whole."""
-        world_size = 1 if self.group.shard_group is None else self.group.shard_group.size()
+        world_size = self._n_shards
+        key = "shard", hosts.n_hosts, hosts.per_host
+        return self._layout(
+            n_elems * world_size, world_size, key, lambda present: self._shard(present, hosts)
+        )
 
-        def make(present: Sequence[layouts.Parameter]) -> layouts.Layout:
-            if world_size > 1:
-                sizes = [layouts.chunked_elems(p, world_size) // world_size for p in present]
-                present = [p._replace(shape=(size,), dim=0) for p, size in zip(present, sizes)]
-            n_hosts, per_host = hosts.n_hosts, hosts.per_host
-            if hosts.is_two_level and world_size == 1:
-                return layouts.sliced(present, n_hosts, per_host)
-            whole = layouts.bucket(present, n_hosts * per_host)
-            return layouts.part(whole, n_hosts, per_host, hosts.place) if hosts.is_two_level else whole
+    def _shard(self, present: Sequence[layouts.Parameter], hosts: Hosts) -> layouts.Layout:
+        world_size, n_hosts, per_host = self._n_shards, hosts.n_hosts, hosts.per_host
+        if world_size > 1:
+            sizes = [layouts.chunked_elems(p, world_size) // world_size for p in present]
+            present = [p._replace(shape=(size,), dim=0) for p, size in zip(present, sizes)]
+        if hosts.is_two_level and world_size == 1:
+            return layouts.sliced(present, n_hosts, per_host)
+        whole = layouts.bucket(present, n_hosts * per_host)
+        return layouts.part(whole, n_hosts, per_host, hosts.place) if hosts.is_two_level else whole
 
-        return self._layout(n_elems * world_size, world_size, ("shard", hosts.n_hosts, hosts.per_host), make)
+    def own_part(self, hosts: Hosts) -> layouts.Layout | None:
+        """Returns the layout of what this rank exchanges of its shard where other ranks of the host have the
+        same one and exchange the rest; None: no other rank does. hosts: as of shard_layout()."""
+        is_part = hosts.is_two_level and self._n_shards > 1
+        return self._shard(self.parameters, hosts) if is_part else None
 
     def _layout(
         self,
@@ -470,7 +480,9 @@ class Wrapper(AnyWrapper):
         """Returns (reduce-scatter, all-gather, all-reduce hook) of one module; None: as it is."""
         shards, name, timeout_s = module.group.shard_group, module.name, handle.state.options.timeout_s
         n_chunks, held = self._chunks(module)
-        unit = handle.state.add_unit(name, Unit, module.parameters, n_chunks, held)
+        own = module.own_part(self._hosts(module)) if self._sums_replicas(module) else None
+        make = functools.partial(Unit, own=own)
+        unit = handle.state.add_unit(name, make, module.parameters, n_chunks, held)
         all_reduce: object = None
         if self._sums_replicas(module):
             handle.passes.undo.append(module.group.leave_replicas_to_the_hook())
