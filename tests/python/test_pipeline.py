@@ -15,6 +15,7 @@ from oracles import check_error
 from torch import nn
 
 WIDTH, BATCH, CHUNKS, STEPS = 40, 12, 4, 3
+IN_A_V = ("ZBVZeroBubble", "DualPipeV")
 
 
 # ---- the oracle: rounding ----
@@ -143,7 +144,7 @@ def expected(n_stages, between, options, masked=False, dtype=torch.float32):
 
 def own_stages(schedule, rank, world_size, n_stages):
     """The numbers of this rank's stages."""
-    if schedule == "ZBVZeroBubble":
+    if schedule in IN_A_V:
         return [rank, n_stages - 1 - rank]
     return list(range(rank, n_stages, world_size))
 
@@ -239,20 +240,21 @@ SCHEDULES = [
     ("Interleaved1F1B", 4, {"backward": "int8"}),
     ("InterleavedZeroBubble", 4, {"block": 32}),
     ("ZBVZeroBubble", 4, {}),
+    ("DualPipeV", 4, {"block": 128}),
 ]
 
 
 def schedules_equal_the_oracle(rank, world_size):
     for schedule, n_stages, options in SCHEDULES:
-        crosses = [{0, 1, 2} - ({1} if schedule.startswith("ZBV") else set()), {0}][n_stages == 2]
+        crosses = [{0, 1, 2} - ({1} if schedule in IN_A_V else set()), {0}][n_stages == 2]
         pipe = Pipe(schedule, n_stages).compress(hosts=2, **options).train()
         parameters, output = expected(n_stages, crosses, options)
         assert same(pipe.parameters(), [parameters[i] for i in pipe.numbers]), schedule
-        if schedule != "ZBVZeroBubble":  # which cannot evaluate, with or without tagc
+        if schedule not in IN_A_V:  # which cannot evaluate, with or without tagc
             found = pipe.evaluate()
             if pipe.is_last:
                 assert torch.equal(found, output), schedule
-        traffic(pipe, crosses, options, schedule != "ZBVZeroBubble")
+        traffic(pipe, crosses, options, schedule not in IN_A_V)
         plain = expected(n_stages, set(), {})[0]
         assert not same(pipe.parameters(), [plain[i] for i in pipe.numbers]), "this shows nothing"
 
@@ -294,6 +296,41 @@ def on_one_host_nothing_is_compressed(rank, world_size):
             handle = tagc.compress(Pipe("GPipe", 2).stages[0], **options)
         assert re.search(words, handle.table()), handle.table()
         assert said.getvalue() == (f"{handle.table()}\n" if rank == 0 else "")
+
+
+def a_resumed_run_equals_one_that_went_on(rank, world_size):
+    """With an evaluation in between, which rounds nothing at random."""
+    import tagc.torch as tagc
+
+    whole = Pipe("Interleaved1F1B", 4).compress(hosts=2).train(range(4))
+    begun = Pipe("Interleaved1F1B", 4).compress(hosts=2).train(range(2))
+    begun.evaluate()
+    saved = [
+        (module.state_dict(), handle.state_dict()) for module, handle in zip(begun.modules, begun.handles)
+    ]
+    for loads in (True, False):
+        resumed = Pipe("Interleaved1F1B", 4).compress(hosts=2)
+        for module, handle, (parameters, state) in zip(resumed.modules, resumed.handles, saved):
+            module.load_state_dict(parameters)
+            if loads:
+                handle.load_state_dict(state)
+        resumed.train(range(2, 4))
+        # nobody sends gradients to the last stage, which knows their bits
+        assert same(resumed.parameters(), whole.parameters()) == loads
+    handle, state = resumed.handles[0], saved[0][1]
+    before = handle.state_dict()
+    for wrong, words in (
+        ({}, "saved must be what state_dict"),
+        (None, "saved must be what state_dict"),
+        (state | {"version": 2}, "the saved version is 2, and must be 1"),
+        (saved[1][1], f"the saved stage is {rank + 2}, and must be {rank}"),
+        (state | {"n_stages": 8}, "the saved number of stages is 8, and must be 4"),
+        (state | {"n_backward": -1}, "n_backward is -1, must be a whole number from 0 to 16777215"),
+        (state | {"n_backward": 1.5}, "n_backward is 1.5"),
+    ):
+        with pytest.raises(tagc.Error, match=words):
+            handle.load_state_dict(wrong)
+        assert handle.state_dict() == before
 
 
 def other_tensors(rank, world_size):
@@ -413,6 +450,18 @@ def four_stages(rank, world_size):
         traffic(pipe, crosses, {}, 0, {0, 1, 2} - crosses)
 
 
+def pipelines_beside_each_other_round_otherwise(rank, world_size):
+    """Two with the same data and parameters: what one loses, the other one must not lose, too."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    pipe = Pipe("1F1B", 2, group=mesh["pp"].get_group()).compress(hosts=2).train([0])
+    mine = torch.cat([p.flatten() for p in pipe.parameters()[0]])
+    theirs = [torch.empty_like(mine) for _ in range(2)]
+    dist.all_gather(theirs, mine, group=mesh["dp"].get_group())
+    assert torch.equal(*theirs) == pipe.is_last
+
+
 def beside_compressed_gradients(rank, world_size):
     """Each of two stages is sharded or replicated over two ranks, whose gradients tagc exchanges, too."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -490,6 +539,7 @@ def test_two_ranks():
             schedules_equal_the_oracle,
             without_compression_equals_torch,
             on_one_host_nothing_is_compressed,
+            a_resumed_run_equals_one_that_went_on,
             other_tensors,
             what_does_not_fit_is_refused,
             all_stages_or_none,
@@ -501,4 +551,4 @@ def test_two_ranks():
 
 
 def test_four_ranks():
-    ranks.run_each([four_stages, beside_compressed_gradients], 4)
+    ranks.run_each([four_stages, pipelines_beside_each_other_round_otherwise, beside_compressed_gradients], 4)

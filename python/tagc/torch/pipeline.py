@@ -55,6 +55,7 @@ class Pipeline:
         self.is_closed = False  # a stage of this rank's no longer takes part
         ranks = dist.get_process_group_ranks(group)
         self._host_of = dict(zip(ranks, hosts))
+        self.first_rank = min(ranks)  # which tells pipelines beside each other apart
         self.n_ranks, self.n_hosts = len(ranks), len(set(hosts))
 
     def is_between_hosts(self, peer: int) -> bool:
@@ -95,8 +96,9 @@ class CompressedStage:
     """One stage of a pipeline, whose tensors to and from stages on other hosts tagc encodes. compress() makes
     it.
 
-    stats(), table()     what was sent; how it travels
-    close()              ends it; `with` does so, too
+    state_dict(), load_state_dict()     for checkpoints
+    stats(), table()                    what was sent; how it travels
+    close()                             ends it; `with` does so, too
 
     close() is local: call it for all stages, between two steps."""
 
@@ -115,7 +117,7 @@ class CompressedStage:
         self._messages: dict[tuple[Any, ...], torch.Tensor] = {}
         # (way, micro-batch) -> [(number, who sends it, message, its tensor)] that the schedule waits for
         self._due: dict[tuple[str, int], list[tuple[int, int, torch.Tensor, torch.Tensor]]] = {}
-        self._counts: dict[tuple[int, int], int] = {}  # of gradients sent, by micro-batch and number
+        self._n_backward, self._is_backward = 0, False  # steps that have sent gradients; whether this one has
         self._replaced: dict[str, Any] = {}
         for way, short in (("forward", "fwd"), ("backward", "bwd")):
             self._replace(f"get_{short}_send_ops", functools.partial(self._send, way))
@@ -164,6 +166,29 @@ class CompressedStage:
     def table(self) -> str:
         """Returns a line on how tensors travel, as printed at the start."""
         return self.pipeline.words()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what the random numbers of the next step's rounding derive from: save it with the stage's
+        parameters, and a run that loads both goes on as if it had never ended. Local; call it between
+        steps."""
+        return {
+            "version": 1,
+            "stage": self.stage.stage_index,
+            "n_stages": self.pipeline.n_stages,
+            "n_backward": self._n_backward,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Loads what state_dict() of the same stage returned. If it does not fit, it raises Error and changes
+        nothing. Local; call it between steps."""
+        own = self.state_dict()
+        if not isinstance(saved, Mapping) or set(saved) != set(own):
+            raise Error("argument", "saved must be what state_dict() of a stage's handle returned")
+        for name, what in (("version", "version"), ("n_stages", "number of stages"), ("stage", "stage")):
+            if saved[name] != own[name]:
+                raise Error("mismatch", f"the saved {what} is {saved[name]!r}, and must be {own[name]}")
+        number("n_backward", saved["n_backward"], 0, 2**24 - 1, int)
+        self._n_backward, self._is_backward = saved["n_backward"], False
 
     def close(self) -> None:
         """Gives the stage its own methods back. Local; call it for all stages of the pipeline, between two
@@ -214,7 +239,7 @@ class CompressedStage:
                 "before a step, and close() all handles or none",
             )
         self._due.clear()
-        self.n_steps += 1
+        self.n_steps, self._is_backward = self.n_steps + 1, False
         return own()
 
     def _codec_of(self, way: str, op: dist.P2POp) -> Codec | None:
@@ -263,10 +288,18 @@ class CompressedStage:
         )
 
     def _seed(self, chunk: int, i: int) -> int:
-        """Returns another seed for each message that this pipeline rounds at random: for the k-th time that
-        this stage sends tensor i of this micro-batch. The same under each schedule."""
-        k = self._counts[chunk, i] = self._counts.get((chunk, i), -1) + 1
-        return k << 40 | (self.stage.stage_index & 0xFFFF) << 24 | (chunk & 0xFFFF) << 8 | i & 0xFF
+        """Returns another seed for each message that is rounded at random: by the step, the stage, the
+        micro-batch and the number of the gradient. It is the same under each schedule. Pipelines whose
+        gradients are averaged with these have others, since equal errors would not average out."""
+        if not self._is_backward:
+            self._n_backward, self._is_backward = self._n_backward + 1, True
+        at = (
+            (self._n_backward - 1) << 40
+            | (self.stage.stage_index & 0xFFFF) << 24
+            | (chunk & 0xFFFF) << 8
+            | i & 0xFF
+        )
+        return (at ^ self.pipeline.first_rank * 0x9E3779B97F4A7C15) & 2**64 - 1
 
     def _receive(self, way: str, own: Callable[[int], list[dist.P2POp]], chunk: int) -> list[dist.P2POp]:
         ops, traffic = own(chunk), self._received[way]
