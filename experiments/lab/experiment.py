@@ -9,8 +9,8 @@ import delay
 from common import LAB, LabError, bits_per_s, nearest, read_toml
 
 EXPERIMENTS = LAB / "experiments"
-VIEWS = ("times", "exchanges", "bits", "losses", "quality", "timeline", "torch", "cluster")
-OF_TORCH = ("torch", "cluster")  # of them
+VIEWS = ("times", "exchanges", "bits", "losses", "quality", "timeline", "torch", "cluster", "pipeline")
+OF_TORCH = ("torch", "cluster", "pipeline")  # of them
 MOST_HOSTS = 64
 
 
@@ -300,7 +300,7 @@ def _check_whole(path, settings, cases):
         if len(set(own)) != len(own):
             raise LabError(f"{path}: two arms of one name among {', '.join(own)}")
     if (settings["table"] in OF_TORCH) != (settings["kind"] == "torch"):
-        raise LabError(f'{path}: kind = "torch" and table = "torch" or "cluster" go together')
+        raise LabError(f'{path}: kind = "torch" and table = "torch", "cluster" or "pipeline" go together')
     if settings["table"] == "quality" and not ("base" in settings and "seeds" in settings):
         raise LabError(f'{path}: table = "quality" needs base and seeds')
     if "rates" in settings and "base" not in settings:

@@ -7,6 +7,7 @@ import re
 import cells
 import clusterbench
 import formulas
+import pipelinebench
 import plans
 import tables_losses
 import tables_times
@@ -136,6 +137,7 @@ VIEWS = {
     "timeline": timeline,
     "torch": torchbench.markdown,
     "cluster": clusterbench.markdown,
+    "pipeline": pipelinebench.markdown,
 }
 
 

@@ -1,5 +1,5 @@
-"""Kind "torch": studies/torch_bench.py as one process for each rank, inside the hosts; and the table of
-what it found."""
+"""Kind "torch": a program of studies/ as one process for each rank, inside the hosts; and the table of what
+torch_bench.py found."""
 
 import json
 import os
@@ -13,7 +13,8 @@ from common import ROOT, LabError
 
 import results
 
-BENCH = ROOT / "experiments" / "studies" / "torch_bench.py"
+STUDIES = ROOT / "experiments" / "studies"
+PROGRAMS = {"pipeline": "pipeline_bench.py"}  # of a table; of others torch_bench.py
 PORT = 29500  # of rank 0's host, whose ports are its own
 FILLED = 0.85  # what an exchange should reach of plain TCP, or a ratio to it flatters
 
@@ -51,7 +52,7 @@ def library_beside(tagc):
     return path
 
 
-def commands(case, network, python, tagc, options, json_path):
+def commands(program, case, network, python, tagc, options, json_path):
     """The words of every rank, rank 0 first."""
     interface, address = ("eth0", hosts.address(1)) if network else ("lo", "127.0.0.1")
     made = []
@@ -66,7 +67,7 @@ def commands(case, network, python, tagc, options, json_path):
     }
     words = [
         python,
-        BENCH,
+        STUDIES / program,
         f"--arms={','.join(case.arms)}",
         *options,
         f"--interface={interface}",
@@ -88,11 +89,13 @@ def _free_port():
 def run(runner, case, network, options):
     path = runner.scratch / "torch.json"
     path.unlink(missing_ok=True)
-    runner.run_all(commands(case, network, runner.python, runner.tagc, options, path), network, shows=True)
+    program = PROGRAMS.get(runner.experiment.table, "torch_bench.py")
+    words = commands(program, case, network, runner.python, runner.tagc, options, path)
+    runner.run_all(words, network, shows=True)
     try:
         return {"torch": json.loads(path.read_text())}
     except (OSError, json.JSONDecodeError) as error:
-        raise LabError(f"{BENCH.name} ended well, but its result cannot be read: {error}") from None
+        raise LabError(f"{program} ended well, but its result cannot be read: {error}") from None
 
 
 # ---- the table ----

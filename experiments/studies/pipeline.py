@@ -4,9 +4,12 @@ one process, whose activations and gradients pass libtagc's codec where stages w
     python experiments/studies/pipeline.py --data FOLDER --stages 2 4 --seeds 1 2 --steps 300
 
 All arms of a seed have the same weights and batches. A batch is rounded as in `tagc.compress(stage)`. Rows of
-it do not meet in a block, so that it does not matter how many micro-batches there are."""
+it do not meet in a block, so that it does not matter how many micro-batches there are. "dense, rows reversed"
+differs from "dense" in nothing but how sums round: so far apart do equal runs end. In arms of bf16, tensors
+between stages are bf16 and all else is fp32. With --results, a run that the file has is not made again."""
 
 import argparse
+import json
 import math
 import pathlib
 import sys
@@ -22,13 +25,17 @@ from gpt import GPT, Config
 from torch.nn import functional as F
 
 DEFAULT = {"forward": "int8", "backward": "int4", "block": 64, "stochastic": True}
+DENSE = {"forward": None, "backward": None}
 ARMS = {
-    "dense": None,
+    "dense": DENSE,
+    "dense, rows reversed": DENSE | {"reversed": True},
+    "dense bf16": DENSE | {"bf16": True},
     "8/4": {},
     "8/8": {"backward": "int8"},
     "4/4": {"forward": "int4"},
     "8/4, nearest": {"stochastic": False},
     "8/4, blocks of 32": {"block": 32},
+    "8/4 of bf16": {"bf16": True},
 }
 
 
@@ -55,23 +62,30 @@ def through(codec, x, seed):
 def codecs_of(arm):
     from tagc.torch.exchange.blocks import Codec
 
-    if ARMS[arm] is None:
-        return None
     o = DEFAULT | ARMS[arm]
+    if o["forward"] is None:
+        return None
     return {
         "forward": Codec(o["forward"], o["block"], False),
         "backward": Codec(o["backward"], o["block"], o["stochastic"]),
     }
 
 
-def loss_of(model, args, n_stages, ways, tokens, targets, step):
+def is_cut(arm):
+    """Returns whether it matters to this arm where stages meet."""
+    return ARMS[arm].get("bf16", False) or "forward" not in ARMS[arm] or ARMS[arm]["forward"] is not None
+
+
+def loss_of(model, args, arm, n_stages, ways, tokens, targets, step):
     parts, positions = model.transformer, torch.arange(tokens.shape[1])
     x = parts.wte(tokens) + parts.wpe(positions)
     per_stage = args.n_layer // n_stages
     for i, block in enumerate(parts.h, 1):
         x = block(x)
-        if ways is not None and i % per_stage == 0 and i < args.n_layer:
-            x = Boundary.apply(x, ways, step << 8 | i)
+        if i % per_stage == 0 and i < args.n_layer:
+            x = x.bfloat16() if ARMS[arm].get("bf16") else x
+            x = Boundary.apply(x, ways, step << 8 | i) if ways is not None else x
+            x = x.float()
     return F.cross_entropy(model.lm_head(parts.ln_f(x)).flatten(0, 1), targets.flatten())
 
 
@@ -86,14 +100,26 @@ def train(args, arm, n_stages, seed, texts):
         falls = 0.1 + 0.45 * (1 + math.cos(math.pi * step / args.steps))
         for group in optimizer.param_groups:
             group["lr"] = args.lr * min(1, (step + 1) / args.warmup) * falls
-        loss_of(model, args, n_stages, ways, *train_gpt.batch(texts[0], args, step), step).backward()
+        rows = train_gpt.batch(texts[0], args, step)
+        rows = [part.flip(0) for part in rows] if ARMS[arm].get("reversed") else rows
+        loss_of(model, args, arm, n_stages, ways, *rows, step).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
         batches = (train_gpt.batch(texts[1], args, "evaluation", i) for i in range(args.eval_batches))
-        losses = [loss_of(model, args, n_stages, ways, *batch, 0).item() for batch in batches]
+        losses = [loss_of(model, args, arm, n_stages, ways, *batch, 0).item() for batch in batches]
     return sum(losses) / len(losses)
+
+
+def key_of(run):
+    return tuple(sorted((name, value) for name, value in run.items() if name != "loss"))
+
+
+def read_runs(path):
+    """Returns the loss of each run that the file has."""
+    lines = path.read_text().splitlines() if path and path.exists() else []
+    return {key_of(run): run["loss"] for run in map(json.loads, lines)}
 
 
 def main():
@@ -111,22 +137,29 @@ def main():
     ).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"({default})")
     parser.add_argument("--lr", type=float, default=3e-3, help="(3e-3)")
+    parser.add_argument("--results", type=pathlib.Path, help="file with a line per run, read and added to")
     args = parser.parse_args()
     for n in args.stages:
         if n < 1 or args.n_layer % n:
             parser.error(f"--stages {n}: must divide the {args.n_layer} layers")
     texts = train_gpt.read_bytes(args.data)
+    shape = {name: value for name, value in vars(args).items() if isinstance(value, (int, float))}
+    known = read_runs(args.results)
     for seed in args.seeds:
-        dense = None
         for arm in args.arms:
-            for n_stages in args.stages if ARMS[arm] is not None else args.stages[:1]:
-                begin = time.monotonic()
-                found = train(args, arm, n_stages, seed, texts)
-                dense = found if ARMS[arm] is None else dense
-                against = f"{100 * (found / dense - 1):+.2f} %" if dense else ""
-                where = "" if ARMS[arm] is None else f", {n_stages} stages"
+            for n_stages in args.stages if is_cut(arm) else [1]:
+                run = shape | {"arm": arm, "stages": n_stages, "seed": seed}
+                begin, found = time.monotonic(), known.get(key_of(run))
+                if found is None:
+                    found = known[key_of(run)] = train(args, arm, n_stages, seed, texts)
+                    if args.results:
+                        with args.results.open("a") as file:
+                            print(json.dumps(run | {"loss": found}), file=file)
+                dense = known.get(key_of(run | {"arm": "dense", "stages": 1}))
+                against = f" {100 * (found / dense - 1):+.2f} %" if dense else ""
+                where = f", {n_stages} stages" if is_cut(arm) else ""
                 seconds = time.monotonic() - begin
-                print(f"seed {seed}, {arm}{where}: {found:.4f} {against} ({seconds:.0f} s)", flush=True)
+                print(f"seed {seed}, {arm}{where}: {found:.4f}{against} ({seconds:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":

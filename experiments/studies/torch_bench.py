@@ -70,6 +70,40 @@ def spread(samples):
     return {"median": statistics.median(samples), "min": min(samples), "max": max(samples), "n": len(samples)}
 
 
+def origin(program, hosts):
+    """Returns where a result comes from. hosts: the name of each rank's."""
+
+    def git(*words):
+        done = subprocess.run(
+            ["git", "-c", "safe.directory=*", "-C", str(ROOT), *words], capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    head = git("rev-parse", "--short", "HEAD")
+    is_changed = git("status", "--porcelain", "--untracked-files=no")
+    cpu = next(
+        (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
+        platform.machine(),
+    )
+    return {
+        "version": tagc.version(),
+        "commit": (head + ("-dirty" if is_changed else "")) if head else None,
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "command": [program, *sys.argv[1:]],
+        "machine": {
+            "cpu": cpu,
+            "n_cpus": os.cpu_count(),
+            "os": platform.platform(),
+            "hosts": sorted(set(hosts)),
+        },
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(("OMP_", "GLOO_", "MKL_"))
+        },
+    }
+
+
 class Bench:
     def __init__(self, args):
         self.args = args
@@ -275,7 +309,7 @@ class Bench:
         return {
             "type": "torch",
             "format": 1,
-            "origin": self.origin(),
+            "origin": origin("experiments/studies/torch_bench.py", self.hosts),
             "torch": torch.__version__,
             "world_size": self.world_size,
             "n_hosts": len(set(self.hosts)),
@@ -296,37 +330,6 @@ class Bench:
             "exchanges": self.exchanges,
             "arms": arms,
             "advice": self.advice,
-        }
-
-    def origin(self):
-        def git(*words):
-            done = subprocess.run(
-                ["git", "-c", "safe.directory=*", "-C", str(ROOT), *words], capture_output=True, text=True
-            )
-            return done.stdout.strip()
-
-        head = git("rev-parse", "--short", "HEAD")
-        is_changed = git("status", "--porcelain", "--untracked-files=no")
-        cpu = next(
-            (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
-            platform.machine(),
-        )
-        return {
-            "version": tagc.version(),
-            "commit": (head + ("-dirty" if is_changed else "")) if head else None,
-            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "command": ["experiments/studies/torch_bench.py", *sys.argv[1:]],
-            "machine": {
-                "cpu": cpu,
-                "n_cpus": os.cpu_count(),
-                "os": platform.platform(),
-                "hosts": sorted(set(self.hosts)),
-            },
-            "environment": {
-                name: value
-                for name, value in sorted(os.environ.items())
-                if name.startswith(("OMP_", "GLOO_", "MKL_"))
-            },
         }
 
     def finish(self):

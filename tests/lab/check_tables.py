@@ -491,6 +491,44 @@ def check_cluster():
     assert "1 Gbit/s |" not in growth
 
 
+def check_pipeline():
+    """The baseline is the fastest without tagc in bf16, also where the first arm is another."""
+
+    def of(name, samples, n_sent, n_needed):
+        iterations = [{"round": number, "total_s": s, "codec_s": 0.1} for number, s in enumerate(samples)]
+        about = {"about": "words", "n_bytes_sent": n_sent, "n_bytes_needed": n_needed}
+        return summary.arm(
+            {"name": name, "is_tagc": "tagc" in name, "iterations": iterations, "speedup": 1} | about
+        )
+
+    def place(tflops, link, *arms):
+        about = {"layers_per_stage": 8, "width": 64, "micro_batches": 4, "batch_size": 2, "seq_len": 16}
+        about |= {"tflops": tflops, "compute_s": 0.25, "torch": "2.13.0"}
+        return case(hosts=4, ranks_per_host=1, link=link, torch={"arms": list(arms)} | about)
+
+    link = LINK | {"rate": "100mbit", "ways": ["100mbit", "200mbit"]}
+    arms = [
+        of("1f1b-fp32", [1.0, 1.0], 42e6, 40e6),
+        of("1f1b-bf16", [4.0, 8.0], 21e6, 20e6),
+        of("gpipe-bf16", [2.0, 6.0], 22e6, 20e6),
+        of("1f1b-tagc", [1.0, 2.0], 8e6, None),
+    ]
+    text = tables.markdown(
+        lab("pipeline", "pipeline", [place(150, link, *arms), place(None, None, *arms[:1])])
+    )
+    shaped, other = (part for part in text.split("**") if "| arm | step" in part)
+    assert "times as fast as gpipe-bf16, per round" in shaped
+    # 10 MB each way take 0.8 s at 100 Mbit/s
+    equal(
+        row_of(shaped, "`gpipe-bf16`:")[1:],
+        ["4.00 s (2.00 to 6.00)", "1.00x (1.00 to 1.00)", "22.00", "20.00", "20 %"],
+    )
+    equal(row_of(shaped, "`1f1b-tagc`:")[2:], ["2.50x (2.00 to 3.00)", "8.00", "-", "-"])
+    assert "4 micro-batches of 32 tokens" in shaped and "simulated for a GPU of 150 TFLOP/s" in shaped
+    equal(row_of(other, "`1f1b-fp32`:")[2:], ["-", "42.00", "40.00", "-"])
+    assert "simulated" not in other
+
+
 def check_link():
     equal(linkcheck.bits_per_s("500mbit"), 500e6)
     equal(linkcheck.bits_per_s("2.5gbit"), 2.5e9)
@@ -509,6 +547,7 @@ with tempfile.TemporaryDirectory() as scratch:
 check_quality()
 check_torch()
 check_cluster()
+check_pipeline()
 
 
 def check_latency():

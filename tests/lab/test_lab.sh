@@ -97,7 +97,7 @@ broken "${good/train/bench}
 pairs = [[\"fsdp\", \"pakced\"]]" 'pairs has "pakced"' 'the arms are: fsdp'
 broken "${good/\"]/\", \"experiments/configs/fsdp.conf\"]}" 'two arms of one name'
 broken "${good/train/watch}" "kind is 'watch', allowed: bench or train or torch"
-broken "${good/train/torch}" 'kind = "torch" and table = "torch" or "cluster" go together'
+broken "${good/train/torch}" 'kind = "torch" and table = "torch", "cluster" or "pipeline" go together'
 broken "${good/minutes = 1/}" 'minutes is missing'
 broken "${good/experiments\/configs\/fsdp.conf/fsdp}" 'arms has "fsdp"' 'config files'
 broken "$good
