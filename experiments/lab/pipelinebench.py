@@ -7,10 +7,13 @@ import results
 
 
 def markdown(result):
-    return "\n".join(
-        f"**{case['hosts']} hosts, {cells.rate_text(case)}**\n\n{_arms(case)}\n{_about(case)}"
-        for case in result["cases"]
-    )
+    parts = []
+    for case in result["cases"]:
+        own = "" if case["torch"]["tflops"] else ", computing on the processor"
+        parts.append(
+            f"**{case['hosts']} hosts, {cells.rate_text(case)}{own}**\n\n{_arms(case)}\n{_about(case)}"
+        )
+    return "\n".join(parts)
 
 
 def baseline_of(arms):
@@ -58,7 +61,7 @@ def _about(case):
     found = case["torch"]
     simulated = f", simulated for a GPU of {found['tflops']:g} TFLOP/s" if found["tflops"] else ""
     text = (
-        f"A stage per host: {found['layers_per_stage']} layers of width {found['width']}; "
+        f"A stage per host: layers per stage: {found['layers_per_stage']}, of width {found['width']}; "
         f"{found['micro_batches']} micro-batches of {found['batch_size'] * found['seq_len']} tokens; a stage "
         f"computes for {1e3 * found['compute_s']:.0f} ms of a step{simulated}; torch {found['torch']}, gloo."
     )

@@ -5,7 +5,7 @@ against tagc's. Arms take turns in one run, so that ratios are between neighbour
     sudo experiments/lab/lab run pipeline     # over links as slow as asked for
 
 Tensors between stages have the size of a large model's, and messages are real. Computing is simulated, since
-a processor takes a thousand times as long for it as a GPU does: a stage multiplies activations by a vector and
+a processor takes a thousand times as long for it as a GPU: a stage multiplies activations by a vector and
 sleeps as long as its layers would take at --tflops. --tflops 0 runs blocks of a GPT on the processor.
 docs/reference/results-format.md describes the output of --json."""
 

@@ -526,7 +526,7 @@ def check_pipeline():
     equal(row_of(shaped, "`1f1b-tagc`:")[2:], ["2.50x (2.00 to 3.00)", "8.00", "-", "-"])
     assert "4 micro-batches of 32 tokens" in shaped and "simulated for a GPU of 150 TFLOP/s" in shaped
     equal(row_of(other, "`1f1b-fp32`:")[2:], ["-", "42.00", "40.00", "-"])
-    assert "simulated" not in other
+    assert "simulated" not in other and "no shaped link, computing on the processor**" in text
 
 
 def check_link():
