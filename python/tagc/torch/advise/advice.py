@@ -5,6 +5,7 @@ survey.py measures; forecast() and choose() are pure functions of what it found,
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import statistics
 import time
@@ -16,7 +17,8 @@ import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.advise import links
+from tagc.torch.advise import links, pipelines
+from tagc.torch.advise.choice import bytes_text, choose, factor_of, seconds_text
 from tagc.torch.advise.shape import Held, Shape, held_bytes, is_one, look
 from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, Survey, in_ways, name_of
 from tagc.torch.exchange import internals, streams
@@ -48,11 +50,20 @@ def advise(
     timeout_s: float = 300,
     transports: Collection[str] | None = None,
     every: int | str | None = None,
+    micro_batches: int | None = None,
+    schedule: str | None = None,
+    activations: Any = None,
     verbose: bool = True,
     **unknown: NoReturn,
 ) -> dict[str, Any]:
     """Measures this model's communication and says what to choose. Collective over the ranks that train it,
     before or after compress(); leaves model, gradients, residuals and random numbers as they are.
+
+    model may be a stage of torch.distributed.pipelining, one on each rank: then it says whether
+    compress(stage) pays. micro_batches: of a step, needed. schedule: "1F1B" (also for None) or "GPipe".
+    activations: a tensor, or a list of them, as the stage returns for a micro-batch; needed before its first
+    step. step_s: how long the stage computes in a step. hosts, seconds, timeout_s and verbose as below;
+    stages take none of the rest.
 
     step_s: seconds of a step's computing, without communication. step: instead of it, a function that
         computes one forward and backward pass without exchanging gradients, as on a copy that is not wrapped;
@@ -74,6 +85,20 @@ def advise(
     "card_bytes", which a host sends to others in a step), "link",
     "codec", "measured", and "local" (with `every`: "choice", "verdict", "every", "bits" per parameter and
     step, "exchange_s", "step_s", "reason"; else None)."""
+    said = unknown_option(advise, unknown) or pipelines.misplaced(dict(locals()), inspect.signature(advise))
+    if internals.is_pipeline_stage(model):
+        return pipelines.advise_stage(
+            model,
+            micro_batches=micro_batches,
+            schedule=schedule,
+            activations=activations,
+            hosts=hosts,
+            step_s=step_s,
+            seconds=seconds,
+            timeout_s=timeout_s,
+            verbose=verbose,
+            wrong=said,
+        )
     model = internals.unwrapped(model)
     group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
     failure: Exception | None = None
@@ -83,7 +108,7 @@ def advise(
         if group is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
         lib.load()
-        if (said := unknown_option(advise, unknown)) is not None:
+        if said is not None:
             raise Error("argument", said)
         shape, group = look(model, kind_of(model, between, call="advise()"), between)
         for name, value, most in (("step_s", step_s, 1e6), ("seconds", seconds, 3600)):
@@ -473,53 +498,6 @@ class Gathers:
         return n_bytes
 
 
-def choose(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns what to take, and why, in words: compression, if it pays against the fastest way without it,
-    the baseline. Among the rows with compression, and among those without, it takes the mildest beside which
-    the fastest makes no difference. Where computing is not known, communication alone is compared."""
-    of, off = "comm_s" if rows[0]["step_s"] is None else "step_s", rows[0]
-    plain_rows, packed_rows = (
-        [row for row in rows if (row["choice"] == "compress") == is_packed] for is_packed in (False, True)
-    )
-    plain, packed = links.mildest(plain_rows, of), links.mildest(packed_rows, of)
-    baseline, strongest = (min(some, key=lambda row: row[of]) for some in (plain_rows, packed_rows))
-    verdict = lib.verdict(baseline[of], packed[of])
-    chosen = packed if verdict == "pays" else plain
-    what = "a step" if of == "step_s" else "communication"
-    now = "" if off is baseline else f" (it takes {seconds_text(off[of])} now)"
-    text = (
-        f"{what} takes {seconds_text(packed[of])} with {packed['name']}, and {seconds_text(baseline[of])} "
-        f"with {baseline['name']}, the fastest without tagc{now}: {factor_of(baseline, packed, of):.2f} "
-        "times as fast"
-    )
-    if chosen is packed:
-        is_lossless = packed["options"].get("exchange") == "dense"
-        text = f"{'use tagc, uncompressed' if is_lossless else 'compress'}, it pays: {text}"
-        if packed[of] > strongest[of]:
-            text += f" (with {strongest['name']} it would take {seconds_text(strongest[of])})"
-        text += "" if is_lossless else "; what it costs in loss, only training shows"
-    else:
-        what_else = "leave it off" if chosen is off else f"leave tagc off, use {chosen['name']}"
-        text = f"{what_else}, tagc {verdict}: {text}"
-    if of == "step_s":
-        text += (
-            f"; {100 * off['exposed_s'] / off[of]:.0f} % of a step is now communication that nothing hides"
-        )
-    else:
-        text += "; how much of a step that is, step= or step_s= shows"
-    return {key: chosen[key] for key in ("choice", "options", "torch", "name")} | {
-        "verdict": verdict,
-        "baseline": baseline["name"],
-        "gain": factor_of(baseline, chosen, of),
-        "reason": text,
-    }
-
-
-def factor_of(baseline: Mapping[str, Any], row: Mapping[str, Any], of: str) -> float:
-    """Returns how many times as fast as the baseline a row is."""
-    return float(baseline[of] / row[of]) if row[of] > 0 else 1.0
-
-
 def bucket_of(
     shape: Shape, found: Mapping[str, Any], step_s: float | None, name: str
 ) -> dict[str, Any] | None:
@@ -656,19 +634,3 @@ def _copies_text(link: Mapping[str, float]) -> str:
         f"; copies to the host {link['copy_out_bytes_per_s'] / 1e9:.1f} GB/s, back "
         f"{link['copy_back_bytes_per_s'] / 1e9:.1f}"
     )
-
-
-def bytes_text(n_bytes: float | None) -> str:
-    if n_bytes is None:
-        return "-"
-    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
-        if n_bytes >= scale:
-            return f"{n_bytes / scale:.3g} {unit}"
-    return f"{n_bytes / 1e3:.3g} kB"
-
-
-def seconds_text(seconds: float) -> str:
-    for unit, scale in (("s", 1), ("ms", 1e3), ("us", 1e6)):
-        if seconds * scale >= 1:
-            return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
