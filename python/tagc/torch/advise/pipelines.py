@@ -182,7 +182,7 @@ def misplaced(given: Mapping[str, Any], signature: inspect.Signature) -> str | N
     return None
 
 
-def _activations(stage: Any, given: object) -> Tensors:
+def _activations(stage: Any, given: Any) -> Tensors:
     """Returns shape and dtype of each tensor that this stage sends to the next one."""
     if given is None:
         metas = internals.stage_sends(stage, True)
@@ -193,7 +193,7 @@ def _activations(stage: Any, given: object) -> Tensors:
                 "tensor like what it returns for a micro-batch",
             )
         return [(tuple(meta.shape), meta.dtype) for meta in metas]
-    tensors = list(given) if isinstance(given, (tuple, list)) else [given]
+    tensors: list[Any] = list(given) if isinstance(given, (tuple, list)) else [given]
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             raise Error("argument", f"activations has {tensor!r}, must be a tensor or a list of tensors")
@@ -205,7 +205,7 @@ def advise_stage(
     *,
     micro_batches: int | None,
     schedule: str | None,
-    activations: object,
+    activations: Any,
     hosts: int | None,
     step_s: float | None,
     seconds: float,
@@ -278,7 +278,7 @@ def _check(
     wrong: str | None,
     micro_batches: object,
     schedule: object,
-    activations: object,
+    activations: Any,
     hosts: int | None,
     step_s: object,
     seconds: object,
