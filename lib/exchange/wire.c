@@ -99,10 +99,12 @@ static void read_fields(const uint8_t *bytes, tagc_wire_header *header) {
 static tagc_status check_fields(const tagc_wire_header *header) {
     int is_fragment = header->kind == TAGC_WIRE_FRAGMENT;
     int is_state = header->kind == TAGC_WIRE_STATE, is_blocks = header->kind == TAGC_WIRE_BLOCKS;
-    int max_coding = is_fragment ? TAGC_FORMAT_SIGN
-                     : is_blocks ? TAGC_FORMAT_INT2
-                     : is_state  ? TAGC_FORMAT_INT4
-                                 : TAGC_WIRE_MAX_INDEX;
+    int is_changes = header->kind == TAGC_WIRE_CHANGES;
+    int max_coding = is_fragment  ? TAGC_FORMAT_SIGN
+                     : is_blocks  ? TAGC_FORMAT_INT2
+                     : is_state   ? TAGC_FORMAT_INT4
+                     : is_changes ? 1
+                                  : TAGC_WIRE_MAX_INDEX;
     if (header->kind < TAGC_WIRE_INDEX || header->kind > TAGC_WIRE_LAST)
         return tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, must be in [1, %d]", header->kind,
                          TAGC_WIRE_LAST);
@@ -110,6 +112,7 @@ static tagc_status check_fields(const tagc_wire_header *header) {
         return tagc_fail(TAGC_ERR_CORRUPT, "%s coding is %d, must be in [0, %d]",
                          is_fragment || is_blocks ? "value"
                          : is_state               ? "residual"
+                         : is_changes             ? "changes"
                                                   : "index",
                          header->coding, max_coding);
     uint32_t known = TAGC_WIRE_FLAG_NONFINITE | (is_fragment ? TAGC_WIRE_FLAG_FAILED : 0);

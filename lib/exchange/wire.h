@@ -24,19 +24,22 @@ typedef enum tagc_wire_kind {
         7, /* gathers of deltas: coding 0 whole (bf16), 1 a delta; after n_items checksums */
     TAGC_WIRE_BLOCKS =
         8, /* tagc/blocks.h: n_elems values with a scale per k, which follow from the options alone */
-    TAGC_WIRE_LAST = TAGC_WIRE_BLOCKS
+    TAGC_WIRE_CHANGES =
+        9, /* tagc/changes.h: what differs in n_elems elements of k bytes; coding 0 all of them, 1 the changes */
+    TAGC_WIRE_LAST = TAGC_WIRE_CHANGES
 } tagc_wire_kind;
 
 #define TAGC_WIRE_FLAG_NONFINITE 1u /* the sender's unit holds NaN or Inf */
 #define TAGC_WIRE_FLAG_FAILED 2u    /* fragment: the sender failed in this step and sends no body */
 
 typedef struct tagc_wire_header {
-    int kind;       /* tagc_wire_kind */
-    int coding;     /* tagc_index of an index or union, tagc_format of a fragment, state or blocks, else 0 */
+    int kind; /* tagc_wire_kind */
+    int coding; /* tagc_index of an index or union, tagc_format of a fragment, state or blocks, see the kinds, else 0 */
     uint32_t flags; /* TAGC_WIRE_FLAG_ */
     uint32_t rank;  /* of the sender */
-    uint32_t k;     /* the most elements that the sender selects in a shard; blocks: values per scale */
-    uint64_t n_elems;  /* of the shard; state: of the unit; blocks: of the array */
+    uint32_t
+        k; /* the most elements that the sender selects in a shard; blocks: values per scale; changes: bytes of an element */
+    uint64_t n_elems;  /* of the shard; state: of the unit; blocks, changes: of the array */
     uint32_t n_items;  /* elements in the body; agreement: leftovers of the sender's shard; state: rows */
     uint32_t attempt;  /* union: added to the seed of the sketch's hashes */
     float max_abs;     /* index: largest |acc| of the fragment; union: the largest over ranks */

@@ -3,6 +3,7 @@
  * (TOMORROW is set then), and against those of tagged versions. Behind each struct lie bytes that no library may
  * touch. */
 #include <tagc/blocks.h>
+#include <tagc/changes.h>
 #include <tagc/paper.h>
 #include <tagc/tagc.h>
 
@@ -125,6 +126,22 @@ static void encode_blocks(void) {
     REQUIRE(memcmp(values, back, sizeof back) == 0);
 }
 
+static void encode_changes(void) {
+    static float before[SHARD], after[SHARD], back[SHARD];
+    static unsigned char message[64 + 12 + sizeof after];
+    uint64_t n_bytes = 0, n_changes = 0;
+    int is_whole = 1;
+    memcpy(after, before, sizeof after);
+    after[3] = 1;
+    REQUIRE(tagc_changes_max_bytes(4, SHARD, &n_bytes) == TAGC_OK && n_bytes == sizeof message);
+    REQUIRE(tagc_changes_encode(4, before, after, SHARD, message, sizeof message, &n_bytes, &n_changes) ==
+            TAGC_OK);
+    REQUIRE(n_changes == 1 && n_bytes < sizeof message);
+    REQUIRE(tagc_changes_check(4, message, n_bytes, SHARD, &is_whole) == TAGC_OK && !is_whole);
+    REQUIRE(tagc_changes_apply(4, message, n_bytes, back, SHARD) == TAGC_OK);
+    REQUIRE(memcmp(after, back, sizeof back) == 0);
+}
+
 static void count_bytes(tagc_comm *comm) {
     static struct { uint64_t sent[TAGC_N_LEGS], guard; } bytes;
     memset(&bytes, FILL, sizeof bytes);
@@ -199,6 +216,7 @@ int main(void) {
     reduce(comm);
     gather(comm);
     encode_blocks();
+    encode_changes();
     count_bytes(comm);
 #ifdef TOMORROW
     refuse_tomorrow(comm);

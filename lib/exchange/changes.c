@@ -1,0 +1,109 @@
+/* Messages of tagc/changes.h: a header as all messages have (wire.h), then what codec/changes.h describes. */
+#include "tagc/changes.h"
+
+#include "codec/changes.h"
+#include "core/memory.h"
+#include "core/status.h"
+#include "exchange/wire.h"
+
+#define MAX_ELEMS (UINT64_C(0x100000000) - 64)
+
+static tagc_status check_size(int element_bytes, uint64_t n_elems) {
+    if (element_bytes != 1 && element_bytes != 2 && element_bytes != 4)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "element_bytes is %d, must be 1, 2 or 4", element_bytes);
+    if (n_elems > MAX_ELEMS)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_elems is %llu, must be in [0, %llu]",
+                         (unsigned long long)n_elems, (unsigned long long)MAX_ELEMS);
+    return TAGC_OK;
+}
+
+static uint64_t max_bytes_of(int element_bytes, uint64_t n_elems) {
+    return TAGC_WIRE_HEADER_BYTES + tagc_changes_body_max_bytes((size_t)element_bytes, (size_t)n_elems);
+}
+
+tagc_status tagc_changes_max_bytes(int element_bytes, uint64_t n_elems, uint64_t *n_bytes) {
+    if (!n_bytes) return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes is NULL");
+    TAGC_TRY(check_size(element_bytes, n_elems));
+    *n_bytes = max_bytes_of(element_bytes, n_elems);
+    return TAGC_OK;
+}
+
+static tagc_status check_room(int element_bytes, const void *after, uint64_t n_elems, const void *message,
+                              uint64_t max_bytes, const uint64_t *n_bytes) {
+    TAGC_TRY(check_size(element_bytes, n_elems));
+    uint64_t needed = max_bytes_of(element_bytes, n_elems);
+    if (!after && n_elems > 0) return tagc_fail(TAGC_ERR_ARGUMENT, "after is NULL");
+    if (!message) return tagc_fail(TAGC_ERR_ARGUMENT, "message is NULL");
+    if (!n_bytes) return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes is NULL");
+    if (max_bytes < needed)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "max_bytes is %llu, a message of %llu elements may need %llu",
+                         (unsigned long long)max_bytes, (unsigned long long)n_elems,
+                         (unsigned long long)needed);
+    return TAGC_OK;
+}
+
+tagc_status tagc_changes_encode(int element_bytes, const void *before, const void *after, uint64_t n_elems,
+                                void *message, uint64_t max_bytes, uint64_t *n_bytes, uint64_t *n_changes) {
+    void *scratch;
+    uint64_t n_changed;
+    TAGC_TRY(check_room(element_bytes, after, n_elems, message, max_bytes, n_bytes));
+    size_t n_scratch = tagc_changes_encode_scratch_bytes(before ? (size_t)n_elems : 0);
+    TAGC_TRY(tagc_heap_create(NULL, n_scratch, "what encoding needs", &scratch));
+    size_t n_body = tagc_changes_body_encode(
+        tagc_differ_kernels_all()[0], (size_t)element_bytes, before, after, (size_t)n_elems,
+        (uint8_t *)message + TAGC_WIRE_HEADER_BYTES, scratch, &n_changed);
+    tagc_heap_destroy(NULL, scratch, n_scratch);
+    tagc_wire_header header = {.kind = TAGC_WIRE_CHANGES,
+                               .coding = before != NULL,
+                               .k = (uint32_t)element_bytes,
+                               .n_elems = n_elems,
+                               .body_bytes = n_body};
+    tagc_wire_write(&header, message);
+    *n_bytes = TAGC_WIRE_HEADER_BYTES + n_body;
+    if (n_changes) *n_changes = n_changed;
+    return TAGC_OK;
+}
+
+/* Is it a sound message of what this end expects? The checksum has been compared, so what differs is what the sender wrote. */
+static tagc_status check_header(const tagc_wire_header *header, int element_bytes, uint64_t n_elems) {
+    if (header->kind != TAGC_WIRE_CHANGES)
+        return tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, expected %d (changes)", header->kind,
+                         TAGC_WIRE_CHANGES);
+    if (header->k != (uint32_t)element_bytes)
+        return tagc_fail(TAGC_ERR_MISMATCH, "the message has elements of %u bytes, expected %d", header->k,
+                         element_bytes);
+    if (header->n_elems != n_elems)
+        return tagc_fail(TAGC_ERR_MISMATCH, "the message has %llu elements, expected %llu",
+                         (unsigned long long)header->n_elems, (unsigned long long)n_elems);
+    return TAGC_OK;
+}
+
+tagc_status tagc_changes_check(int element_bytes, const void *message, uint64_t n_bytes, uint64_t n_elems,
+                               int *is_whole) {
+    tagc_wire_header header;
+    int all_whole;
+    TAGC_TRY(check_size(element_bytes, n_elems));
+    if (!message) return tagc_fail(TAGC_ERR_ARGUMENT, "message is NULL");
+    TAGC_TRY(tagc_wire_read(message, n_bytes, &header));
+    TAGC_TRY(check_header(&header, element_bytes, n_elems));
+    const uint8_t *body = (const uint8_t *)message + TAGC_WIRE_HEADER_BYTES;
+    if (!tagc_changes_body_valid((size_t)element_bytes, body, (size_t)header.body_bytes, (size_t)n_elems,
+                                 &all_whole) ||
+        (header.coding == 0 && !all_whole))
+        return tagc_fail(TAGC_ERR_CORRUPT, "the message's positions or values are damaged");
+    if (is_whole) *is_whole = header.coding == 0;
+    return TAGC_OK;
+}
+
+tagc_status tagc_changes_apply(int element_bytes, const void *message, uint64_t n_bytes, void *values,
+                               uint64_t n_elems) {
+    void *scratch;
+    if (!values && n_elems > 0) return tagc_fail(TAGC_ERR_ARGUMENT, "values is NULL");
+    TAGC_TRY(tagc_changes_check(element_bytes, message, n_bytes, n_elems, NULL));
+    size_t n_scratch = tagc_changes_decode_scratch_bytes();
+    TAGC_TRY(tagc_heap_create(NULL, n_scratch, "what decoding needs", &scratch));
+    tagc_changes_body_decode((size_t)element_bytes, (const uint8_t *)message + TAGC_WIRE_HEADER_BYTES, values,
+                             (size_t)n_elems, scratch);
+    tagc_heap_destroy(NULL, scratch, n_scratch);
+    return TAGC_OK;
+}

@@ -1,0 +1,423 @@
+/* Messages of tagc/changes.h: another decoder, written from docs/reference/wire-format.md, reads the same arrays from them, bit for bit,
+ * at every level of the processor; their lengths are near the entropy of what changed; what is damaged, forged or meant for other arrays
+ * is refused by name and changes nothing. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../bits.h"
+#include "../repeats.h"
+#include "core/measure.h"
+#include "exchange/wire.h"
+#include "tagc/changes.h"
+
+enum { HEADER = 64, SEGMENT = 1 << 20 };
+
+static uint64_t random_state;
+
+static size_t below(size_t limit) {
+    return (size_t)(tagc_next_random(&random_state) % limit);
+}
+
+static double uniform(void) {
+    return (double)(tagc_next_random(&random_state) >> 11) * 0x1p-53;
+}
+
+static void *room(size_t n_bytes) { /* exact, for the address sanitizer */
+    void *memory = malloc(n_bytes ? n_bytes : 1);
+    assert_non_null(memory);
+    return memory;
+}
+
+/* ---- the oracle: decodes a sound body, bit by bit ---- */
+
+static uint32_t number(const uint8_t *from, size_t n_bytes) {
+    uint32_t x = 0;
+    for (size_t i = 0; i < n_bytes; i++) x |= (uint32_t)from[i] << 8 * i;
+    return x;
+}
+
+static uint64_t bits_at(const uint8_t *from, uint64_t *at, int n_bits) {
+    uint64_t x = 0;
+    for (int b = 0; b < n_bits; b++, ++*at) x |= (uint64_t)(from[*at / 8] >> *at % 8 & 1) << b;
+    return x;
+}
+
+/* Positions of a segment; returns their bytes. */
+static size_t oracle_positions(const uint8_t *from, size_t n, size_t k, uint32_t *items) {
+    size_t chunk = 2048, n_items = 0;
+    while (chunk < 32768 && (double)chunk * (double)k < 1280.0 * (double)n) chunk *= 2;
+    size_t n_chunks = (n + chunk - 1) / chunk, at = 8 + 4 * n_chunks;
+    assert_int_equal(number(from, 4), k);
+    int form = from[4];
+    for (size_t c = 0; c < n_chunks; c++) {
+        size_t here = n - c * chunk < chunk ? n - c * chunk : chunk, begin = n_items;
+        uint64_t bit = 0;
+        if (form == 0) {
+            for (size_t i = 0; i < here; i++)
+                if (bits_at(from + at, &bit, 1)) items[n_items++] = (uint32_t)(c * chunk + i);
+        } else {
+            size_t position = c * chunk;
+            for (uint32_t code = 0; code < number(from + 8 + 4 * c + 2, 2); code++) {
+                uint64_t v = bits_at(from + at, &bit, form);
+                position += v;
+                if (v != (1u << form) - 1) items[n_items++] = (uint32_t)position++;
+            }
+        }
+        assert_int_equal(n_items - begin, number(from + 8 + 4 * c, 2));
+        at += (bit + 7) / 8;
+    }
+    assert_int_equal(n_items, k);
+    return at;
+}
+
+/* The number of an element in the order of numbers, and the element of a number modulo 2^bits. */
+static int64_t rank_of(int bits, uint32_t element) {
+    int64_t half = (int64_t)1 << (bits - 1);
+    return (int64_t)element >= half ? half - 1 - (int64_t)element : (int64_t)element;
+}
+
+static uint32_t element_of(int bits, int64_t rank) {
+    int64_t half = (int64_t)1 << (bits - 1);
+    while (rank >= half) rank -= 2 * half;
+    while (rank < -half) rank += 2 * half;
+    return (uint32_t)(rank < 0 ? half - 1 - rank : rank);
+}
+
+static size_t oracle_segment(const uint8_t *from, size_t width, size_t n, uint8_t *values) {
+    size_t k = number(from, 4), at = 12;
+    int form = from[4], order = from[5], bits = 8 * (int)width;
+    uint32_t *items = room(4 * n);
+    for (size_t i = 0; i < k; i++) items[i] = (uint32_t)i;
+    if (k > 0 && k < n) at += oracle_positions(from + at, n, k, items);
+    uint64_t bit = 0;
+    for (size_t i = 0; i < k; i++) {
+        uint8_t *to = values + items[i] * width;
+        if (form != 1) {
+            memcpy(to, from + at + i * width, width);
+            continue;
+        }
+        int length = order;
+        while (!bits_at(from + at, &bit, 1)) length++;
+        int64_t q = (int64_t)(bits_at(from + at, &bit, length) | (uint64_t)1 << length),
+                integer = q - ((int64_t)1 << order);
+        int64_t difference = integer % 2 ? (integer + 1) / 2 : -(integer + 2) / 2;
+        uint32_t after = element_of(bits, rank_of(bits, number(to, width)) + difference);
+        memcpy(to, &after, width);
+    }
+    free(items);
+    size_t n_last = number(from + 8, 4);
+    assert_int_equal(n_last, form == 1 ? (bit + 7) / 8 : k * width);
+    return at + n_last;
+}
+
+static void oracle(const uint8_t *message, uint64_t n_bytes, size_t width, size_t n, uint8_t *values) {
+    size_t at = HEADER;
+    for (size_t first = 0; first < n; first += SEGMENT)
+        at += oracle_segment(message + at, width, n - first < SEGMENT ? n - first : SEGMENT,
+                             values + first * width);
+    assert_int_equal(at, n_bytes);
+}
+
+/* ---- arrays ---- */
+
+static const uint32_t specials[] = {0x7fc0, 0xffc1, 0x7f80, 0xff80, 0x8000, 0, 1, 0x8001, 0xffff, 0x7fff};
+
+static void put(uint8_t *array, size_t width, size_t i, uint32_t element) {
+    memcpy(array + i * width, &element, width);
+}
+
+static uint32_t any_element(size_t width, int is_special) {
+    uint32_t x = (uint32_t)tagc_next_random(&random_state);
+    if (is_special) x = specials[below(10)] << (width == 4 ? 16 : 0) >> (width == 1 ? 8 : 0);
+    return x & (uint32_t)(((uint64_t)1 << 8 * width) - 1);
+}
+
+/* Of weights: near a normal distribution, with special ones; after it, some moved by a few units, some made anew. */
+static void fill(uint8_t *before, uint8_t *after, size_t width, size_t n, double density, double share_anew) {
+    for (size_t i = 0; i < n; i++) {
+        float x = 0.02f * tagc_normal_of(tagc_next_random(&random_state));
+        uint32_t element = bits_of(x) >> (width == 4 ? 0 : 16) & (width == 1 ? 0xff : 0xffffffff);
+        if (below(50) == 0) element = any_element(width, 1);
+        uint32_t changed = element;
+        if (uniform() < share_anew)
+            changed = any_element(width, below(3) == 0);
+        else if (uniform() < density)
+            changed = element_of(8 * (int)width, rank_of(8 * (int)width, element) +
+                                                     (below(2) ? 1 : -1) * (int64_t)(1 + below(3)));
+        put(before, width, i, element);
+        put(after, width, i, changed);
+    }
+}
+
+static uint64_t n_different(const uint8_t *a, const uint8_t *b, size_t width, size_t n) {
+    uint64_t n_found = 0;
+    for (size_t i = 0; i < n; i++) n_found += memcmp(a + i * width, b + i * width, width) != 0;
+    return n_found;
+}
+
+static void check_round_trip(const uint8_t *before, const uint8_t *after, size_t width, size_t n, int whole) {
+    uint64_t most = 0, n_bytes = 0, n_changes = 0;
+    int is_whole = -1;
+    assert_int_equal(tagc_changes_max_bytes((int)width, n, &most), TAGC_OK);
+    uint8_t *message = room(most + 1), *values = room(n * width), *oracles = room(n * width);
+    assert_int_equal(tagc_changes_encode((int)width, whole ? NULL : before, after, n, message + 1, most,
+                                         &n_bytes, &n_changes),
+                     TAGC_OK);
+    assert_true(n_bytes <= most);
+    assert_int_equal(n_changes, whole ? n : n_different(before, after, width, n));
+    uint8_t *exact = room(n_bytes);
+    memcpy(exact, message + 1, n_bytes);
+    assert_int_equal(tagc_changes_check((int)width, exact, n_bytes, n, &is_whole), TAGC_OK);
+    assert_int_equal(is_whole, whole);
+    memcpy(values, before, n * width), memcpy(oracles, before, n * width);
+    if (whole) memset(values, 0x5a, n * width), memset(oracles, 0xa5, n * width);
+    assert_int_equal(tagc_changes_apply((int)width, exact, n_bytes, values, n), TAGC_OK);
+    assert_memory_equal(values, after, n * width);
+    oracle(exact, n_bytes, width, n, oracles);
+    assert_memory_equal(oracles, after, n * width);
+    free(message), free(values), free(oracles), free(exact);
+}
+
+static void test_exact(void **state) {
+    (void)state;
+    static const double densities[] = {0, 0.0005, 0.01, 0.1, 0.5, 0.95, 1};
+    const int n_trials = REPEATS(500, 120, 60);
+    random_state = 3;
+    for (int trial = 0; trial < n_trials; trial++) {
+        size_t width = (size_t)1 << trial % 3, n = trial < 3 ? 0 : 1 + below(trial % 5 ? 500 : 40000);
+        uint8_t *before = room(n * width), *after = room(n * width);
+        fill(before, after, width, n, densities[below(7)], (double[]){0, 0, 0.01, 1}[below(4)]);
+        check_round_trip(before, after, width, n, trial % 7 == 0);
+        free(before), free(after);
+    }
+}
+
+/* Every bf16 becomes every tenth other one, -0, NaN and their neighbours among them. */
+static void test_every_element(void **state) {
+    (void)state;
+    enum { N = 65536 };
+    static uint16_t before[N], after[N];
+    for (size_t i = 0; i < N; i++) before[i] = (uint16_t)i, after[i] = (uint16_t)(i * 6553 + 8);
+    for (int round = 0; round < 3; round++) {
+        check_round_trip((uint8_t *)before, (uint8_t *)after, 2, N, 0);
+        for (size_t i = 0; i < N; i++)
+            after[i] = (uint16_t)element_of(16, rank_of(16, before[i]) + (round ? 1 : -1));
+    }
+}
+
+/* More than one segment, each of another form. */
+static void test_segments(void **state) {
+    (void)state;
+    HAS_ONE_THREAD();
+    size_t n = 4 * (size_t)SEGMENT + 77, width = 2;
+    uint8_t *before = room(n * width), *after = room(n * width);
+    random_state = 5;
+    fill(before, after, width, SEGMENT, 0.02, 0);
+    fill(before + SEGMENT * width, after + SEGMENT * width, width, SEGMENT, 0, 1);
+    fill(before + 2 * SEGMENT * width, after + 2 * SEGMENT * width, width, SEGMENT, 0, 0);
+    fill(before + 3 * SEGMENT * width, after + 3 * SEGMENT * width, width, SEGMENT, 0.3, 0.2);
+    fill(before + 4 * SEGMENT * width, after + 4 * SEGMENT * width, width, 77, 0, 0);
+    after[n * width - 1] ^= 0x80; /* 0 becomes -0, or the like */
+    check_round_trip(before, after, width, n, 0);
+    check_round_trip(before, after, width, n, 1);
+    free(before), free(after);
+}
+
+/* Of changes by one unit up or down at random places: the entropy of the places and a bit for the sign at least; a twelfth of
+ * the first more for gaps (a seventh for a bitmap), a bit for the integer, and the tables. */
+static void test_size(void **state) {
+    (void)state;
+    enum { N = 1 << 18 };
+    static uint16_t before[N], after[N];
+    static uint8_t message[2 * N + 2 * HEADER];
+    static const double densities[] = {0.003, 0.01, 0.03, 0.1, 0.3};
+    random_state = 9;
+    for (int c = 0; c < 5; c++) {
+        double p = densities[c], entropy = -(p * log2(p) + (1 - p) * log2(1 - p)) / p;
+        uint64_t n_bytes, n_changes;
+        for (size_t i = 0; i < N; i++) {
+            before[i] = (uint16_t)(0x3c00 + below(256));
+            after[i] = (uint16_t)(before[i] + (uniform() < p ? (below(2) ? 1 : -1) : 0));
+        }
+        assert_int_equal(
+            tagc_changes_encode(2, before, after, N, message, sizeof message, &n_bytes, &n_changes), TAGC_OK);
+        size_t chunk = 2048;
+        while (chunk < 32768 && (double)chunk * (double)n_changes < 1280.0 * N) chunk *= 2;
+        double bits = 8.0 * (double)n_bytes / (double)n_changes,
+               tables = 8.0 * (HEADER + 12 + 8 + 4.0 * N / (double)chunk);
+        assert_true(bits > entropy + 1);
+        assert_true(bits < (p < 0.05 ? 1.09 : 1.14) * entropy + 2.05 + tables / (double)n_changes);
+    }
+}
+
+/* ---- what is refused ---- */
+
+static void refused(tagc_status status, tagc_status expected, const char *text) {
+    if (status != expected || !strstr(tagc_last_error(), text))
+        print_message("status %d, \"%s\", expected %d, \"%s\"\n", (int)status, tagc_last_error(),
+                      (int)expected, text);
+    assert_int_equal(status, expected);
+    assert_non_null(strstr(tagc_last_error(), text));
+}
+
+static void test_arguments(void **state) {
+    (void)state;
+    uint16_t values[4] = {0};
+    uint8_t message[HEADER + 12 + 8];
+    uint64_t n_bytes;
+    static const int wrong[] = {0, 3, 8, -1};
+    for (int i = 0; i < 4; i++) {
+        char text[80];
+        snprintf(text, sizeof text, "element_bytes is %d, must be 1, 2 or 4", wrong[i]);
+        refused(tagc_changes_max_bytes(wrong[i], 4, &n_bytes), TAGC_ERR_ARGUMENT, text);
+        refused(tagc_changes_encode(wrong[i], values, values, 4, message, sizeof message, &n_bytes, NULL),
+                TAGC_ERR_ARGUMENT, text);
+        refused(tagc_changes_check(wrong[i], message, sizeof message, 4, NULL), TAGC_ERR_ARGUMENT, text);
+        refused(tagc_changes_apply(wrong[i], message, sizeof message, values, 4), TAGC_ERR_ARGUMENT, text);
+    }
+    refused(tagc_changes_max_bytes(2, UINT64_C(1) << 32, &n_bytes), TAGC_ERR_ARGUMENT,
+            "n_elems is 4294967296, must be in [0, 4294967232]");
+    refused(tagc_changes_max_bytes(2, 4, NULL), TAGC_ERR_ARGUMENT, "n_bytes is NULL");
+    refused(tagc_changes_encode(2, values, NULL, 4, message, sizeof message, &n_bytes, NULL),
+            TAGC_ERR_ARGUMENT, "after is NULL");
+    refused(tagc_changes_encode(2, values, values, 4, NULL, sizeof message, &n_bytes, NULL),
+            TAGC_ERR_ARGUMENT, "message is NULL");
+    refused(tagc_changes_encode(2, values, values, 4, message, sizeof message, NULL, NULL), TAGC_ERR_ARGUMENT,
+            "n_bytes is NULL");
+    refused(tagc_changes_encode(2, values, values, 4, message, sizeof message - 1, &n_bytes, NULL),
+            TAGC_ERR_ARGUMENT, "max_bytes is 83, a message of 4 elements may need 84");
+    refused(tagc_changes_check(2, NULL, sizeof message, 4, NULL), TAGC_ERR_ARGUMENT, "message is NULL");
+    refused(tagc_changes_apply(2, message, sizeof message, NULL, 4), TAGC_ERR_ARGUMENT, "values is NULL");
+}
+
+enum { N = 300, MOST = HEADER + 12 + 2 * N };
+
+/* Some hundred bf16, of which some changed: with positions in gaps. */
+static uint64_t make_small(uint16_t *before, uint8_t *message) {
+    uint16_t after[N];
+    uint64_t n_bytes;
+    for (size_t i = 0; i < N; i++)
+        before[i] = (uint16_t)(0x3c00 + i), after[i] = (uint16_t)(before[i] + (i % 29 == 3 ? i % 5 - 2 : 0));
+    assert_int_equal(tagc_changes_encode(2, before, after, N, message, MOST, &n_bytes, NULL), TAGC_OK);
+    return n_bytes;
+}
+
+static void apply_refused(size_t width, const uint8_t *message, uint64_t n_bytes, uint64_t n,
+                          tagc_status expected, const char *text) {
+    uint8_t *values = room(n * width), *before = room(n * width), *exact = room(n_bytes);
+    for (size_t i = 0; i < n * width; i++) values[i] = before[i] = (uint8_t)(i * 7);
+    memcpy(exact, message, n_bytes);
+    refused(tagc_changes_apply((int)width, exact, n_bytes, values, n), expected, text);
+    assert_memory_equal(values, before, n * width);
+    refused(tagc_changes_check((int)width, exact, n_bytes, n, NULL), expected, text);
+    free(values), free(before), free(exact);
+}
+
+/* Every single bit, and every length. */
+static void test_damage(void **state) {
+    (void)state;
+    uint16_t before[N];
+    uint8_t message[MOST];
+    uint64_t n_bytes = make_small(before, message);
+    for (size_t bit = 0; bit < 8 * n_bytes; bit++) {
+        message[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        apply_refused(2, message, n_bytes, N, TAGC_ERR_CORRUPT, "");
+        message[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+    for (uint64_t shorter = 0; shorter < n_bytes; shorter++)
+        apply_refused(2, message, shorter, N, TAGC_ERR_CORRUPT, "");
+    message[n_bytes - 1] ^= 1;
+    apply_refused(2, message, n_bytes, N, TAGC_ERR_CORRUPT, "the checksum is wrong");
+}
+
+static void test_mismatch(void **state) {
+    (void)state;
+    uint16_t before[N];
+    uint8_t message[MOST];
+    uint64_t n_bytes = make_small(before, message);
+    apply_refused(2, message, n_bytes, N - 1, TAGC_ERR_MISMATCH,
+                  "the message has 300 elements, expected 299");
+    apply_refused(4, message, n_bytes, N, TAGC_ERR_MISMATCH,
+                  "the message has elements of 2 bytes, expected 4");
+}
+
+/* With a checksum to match, what would leave the array, or has bits or bytes too many, is refused all the same. */
+static void test_forged(void **state) {
+    (void)state;
+    enum { POSITIONS = HEADER + 12, CASES = 11 };
+    for (int c = 0; c < CASES; c++) {
+        uint16_t before[N];
+        uint8_t message[MOST + 8] = {0};
+        uint64_t n_bytes = make_small(before, message);
+        tagc_wire_header header;
+        const char *text = "the message's positions or values are damaged";
+        assert_int_equal(tagc_wire_read(message, n_bytes, &header), TAGC_OK);
+        if (c == 0) message[HEADER] = 255, message[HEADER + 1] = 255; /* more items than elements */
+        if (c == 1) message[HEADER + 4] = 3;                          /* no such form */
+        if (c == 2) message[HEADER + 4] = 0;                          /* all, of which there are not enough */
+        if (c == 3) message[HEADER + 5] = 31;                         /* no such order */
+        if (c == 4) message[HEADER + 6] = 1;
+        if (c == 5) message[HEADER + 8]++;        /* a byte more of integers than there is */
+        if (c == 6) message[HEADER + 8] -= 1;     /* a byte less */
+        if (c == 7) message[POSITIONS + 4] = 15;  /* wider gaps: they end elsewhere */
+        if (c == 8) message[n_bytes - 1] |= 0x80; /* behind the last integer, or a larger one */
+        if (c == 9) header.body_bytes++, n_bytes++;
+        if (c == 10) header.coding = 0; /* changes that say they are all */
+        tagc_wire_write(&header, message);
+        apply_refused(2, message, n_bytes, N, TAGC_ERR_CORRUPT, text);
+    }
+    uint16_t before[N];
+    uint8_t message[MOST];
+    uint64_t n_bytes = make_small(before, message);
+    tagc_wire_header header;
+    assert_int_equal(tagc_wire_read(message, n_bytes, &header), TAGC_OK);
+    header.coding = 2;
+    tagc_wire_write(&header, message);
+    apply_refused(2, message, n_bytes, N, TAGC_ERR_CORRUPT, "changes coding is 2, must be in [0, 1]");
+    header.coding = 1, header.kind = TAGC_WIRE_BLOCKS;
+    tagc_wire_write(&header, message);
+    apply_refused(2, message, n_bytes, N, TAGC_ERR_CORRUPT, "message kind is 8, expected 9 (changes)");
+}
+
+/* The example of docs/reference/wire-format.md. */
+static void test_documented(void **state) {
+    (void)state;
+    static const uint16_t before[20] = {0x3f80, [7] = 0x0000, [18] = 0xbc01};
+    static const uint16_t after[20] = {0x3f81, [7] = 0x8000, [18] = 0xbc03};
+    static const uint8_t body[12 + 12 + 2 + 1] = {
+        3,    0,    0, 0, 1, 0, 0, 0, 1, 0, 0, 0, /* n_items, form, order, bytes of the last part */
+        3,    0,    0, 0, 5, 0, 0, 0,             /* of positions: n_items, 5 bits a gap */
+        3,    0,    3, 0,                         /* of its chunk: items, codes */
+        0xc0, 0x28,                               /* gaps 0, 6 and 10 */
+        0x6a,                                     /* integers 1, 0 and 2: +1, -1 and -2 */
+    };
+    uint8_t message[HEADER + 12 + 40];
+    uint64_t n_bytes;
+    uint16_t values[20];
+    assert_int_equal(tagc_changes_encode(2, before, after, 20, message, sizeof message, &n_bytes, NULL),
+                     TAGC_OK);
+    assert_int_equal(n_bytes, HEADER + sizeof body);
+    assert_memory_equal(message + HEADER, body, sizeof body);
+    memcpy(values, before, sizeof values);
+    assert_int_equal(tagc_changes_apply(2, message, n_bytes, values, 20), TAGC_OK);
+    assert_memory_equal(values, after, sizeof after);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_exact),      cmocka_unit_test(test_every_element),
+        cmocka_unit_test(test_segments),   cmocka_unit_test(test_size),
+        cmocka_unit_test(test_arguments),  cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_mismatch),   cmocka_unit_test(test_forged),
+        cmocka_unit_test(test_documented),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
