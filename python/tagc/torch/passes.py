@@ -3,9 +3,10 @@ whole model."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -114,9 +115,38 @@ class Passes:
                 "again, or wrap the model anew",
             )
         hosts = self.state.wrapper.hosts(group)
-        if hosts.is_one or self.state.is_left_to_torch(source) and isinstance(group, dist.ProcessGroup):
-            self._leave_to_torch(unit, group, hosts, source, target, op)
-            return
+        with self._giving_up():
+            opens_step = self._opens_step(unit, recurs)  # it may change layouts
+            if hosts.is_one or self.state.is_left_to_torch(source) and isinstance(group, dist.ProcessGroup):
+                self._leave_to_torch(unit, group, hosts, source, target, op, opens_step)
+            else:
+                self._run(unit, group, hosts, source, target, op, find_layout, waits, may_last, opens_step)
+            # after the last unit of finalize_backward() nothing else ends this step
+            if self._is_outside and self.state.wrapper.is_ended_by_hand():
+                self.end_backward()
+
+    @contextlib.contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """Gives the pass up if what it contains fails."""
+        try:
+            yield
+        except BaseException:
+            self.give_up()
+            raise
+
+    def _run(
+        self,
+        unit: Exchanged,
+        group: Any,
+        hosts: Hosts,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: Any,
+        find_layout: FindLayout,
+        waits: bool,
+        may_last: bool,
+        opens_step: bool,
+    ) -> None:
         runner, failure = self.runner_for(source)
         rows: Rows | None = None
         slice: Slice | None = None
@@ -132,44 +162,26 @@ class Passes:
             group, source, op = hosts.between, rows.sums, rows.op_between
         comm = self.comm(group)
         comm.place = 0 if rows is None else hosts.place
+        begin, find_scale = (self._begin, self._take_back), self._find_loss_scale(source, opens_step)
+        lock = self.state.lock
         call = Reduction(
-            unit,
-            comm,
-            group,
-            source,
-            target,
-            op,
-            find_layout,
-            self._find_loss_scale(source),
-            (self._begin, self._take_back),
-            self.state.lock,
-            failure,
-            waits,
-            rows,
+            unit, comm, group, source, target, op, find_layout, find_scale, begin, lock, failure, waits, rows
         )
+        if rows is not None and self.runners.is_on_device(source):
+            call.add_up_now()
+        call.opens_step, call.schedule = opens_step, self.state.schedule
+        # rows are added up by the group by which a gather gets parameters within the host
+        is_apart = rows is None or self.state.options.parameters is None
+        call.may_last = may_last and is_apart and not self._is_outside
+        self._loss_scale = call.loss_scale
         try:
-            if rows is not None and self.runners.is_on_device(source):
-                call.add_up_now()
-            call.opens_step = self._opens_step(unit, recurs)
-            call.schedule = self.state.schedule
-            # rows are added up by the group by which a gather gets parameters within the host
-            is_apart = rows is None or self.state.options.parameters is None
-            call.may_last = may_last and is_apart and not self._is_outside
-            self._loss_scale = call.loss_scale
-            try:
-                runner.run(call, source, target)
-            except Exception as problem:
-                if slice is not None and call.is_agreed:
-                    slice.spread(problem)
-                raise
-            if slice is not None:
-                slice.spread()
-            # after the last unit of finalize_backward() nothing else ends this step
-            if self._is_outside and self.state.wrapper.is_ended_by_hand():
-                self.end_backward()
-        except BaseException:
-            self.give_up()
+            runner.run(call, source, target)
+        except Exception as problem:
+            if slice is not None and call.is_agreed:
+                slice.spread(problem)
             raise
+        if slice is not None:
+            slice.spread()
 
     def _leave_to_torch(
         self,
@@ -179,30 +191,23 @@ class Passes:
         source: torch.Tensor,
         target: torch.Tensor,
         op: Any,
+        opens_step: bool,
     ) -> None:
         """Exchanges a gradient of a dtype that tagc does not know, or a sparse one, or one that stays within
         a host. Collective."""
         begin = time.perf_counter()
-        try:
-            if self._opens_step(unit):
-                self.state.begin_step(self._find_loss_scale(source)())
-            if not hosts.is_one:
-                self.runners.wait()
-                self.comm(group).agree(
-                    f"gradients of {unit.name}",
-                    {"dtype": source.dtype, "sparse": source.layout != torch.strided},
-                )
-            n_elems = internals.n_stored(source)
-            is_all_reduce = source.is_sparse or source.numel() == target.numel()
-            waits.add_up(source, target, op, group, unit.name, self.state.options.timeout_s)
-            n_ranks = group.size()
-            n_bytes = (1 + is_all_reduce) * n_elems * source.element_size() * (n_ranks - 1) // n_ranks
-            self.recorder.add_torchs(n_bytes, n_elems, n_ranks, time.perf_counter() - begin, hosts.is_one)
-            if self._is_outside and self.state.wrapper.is_ended_by_hand():
-                self.end_backward()
-        except BaseException:
-            self.give_up()
-            raise
+        if opens_step:
+            self.state.begin_step(self._find_loss_scale(source, opens_step)())
+        if not hosts.is_one:
+            self.runners.wait()
+            numbers = {"dtype": source.dtype, "sparse": source.layout != torch.strided}
+            self.comm(group).agree(f"gradients of {unit.name}", numbers)
+        n_elems = internals.n_stored(source)
+        is_all_reduce = source.is_sparse or source.numel() == target.numel()
+        waits.add_up(source, target, op, group, unit.name, self.state.options.timeout_s)
+        n_ranks = group.size()
+        n_bytes = (1 + is_all_reduce) * n_elems * source.element_size() * (n_ranks - 1) // n_ranks
+        self.recorder.add_torchs(n_bytes, n_elems, n_ranks, time.perf_counter() - begin, hosts.is_one)
 
     def runner_for(self, tensor: torch.Tensor) -> tuple[Runner, Error | None]:
         """Returns what runs exchanges of gradients like that, and why it is not the right one: it then tells
@@ -212,9 +217,9 @@ class Passes:
         except Error as problem:
             return self.runners.host, problem
 
-    def _find_loss_scale(self, source: torch.Tensor) -> Callable[[], float]:
+    def _find_loss_scale(self, source: torch.Tensor, opens_step: bool) -> Callable[[], float]:
         # reading a scaler on a device would wait for the device
-        if self._step_open and self.runners.is_on_device(source):
+        if not opens_step and self.runners.is_on_device(source):
             return lambda: self._loss_scale
         return lambda: self.state.loss_scale if self.scaler is None else self.scaler.get_scale()
 
@@ -238,19 +243,8 @@ class Passes:
         n_within = 0 if rows is None else rows.n_bytes + rows.comm.agreement_bytes
 
         def record(stats: Stats, seconds: float, agree_s: float) -> None:
-            self.recorder.add(
-                name,
-                stats,
-                n_bytes_dense,
-                n_elems,
-                comm,
-                seconds,
-                agree_s,
-                n_control,
-                self.state.options.has_levels,
-                per_host,
-                n_within,
-            )
+            times, gentle = (seconds, agree_s, n_control), self.state.options.has_levels
+            self.recorder.add(name, stats, n_bytes_dense, n_elems, comm, *times, gentle, per_host, n_within)
 
         return unit, layout, record
 
@@ -260,11 +254,8 @@ class Passes:
 
     def synchronize(self) -> None:
         """Waits until all exchanges of device tensors are complete, and raises the first failure. Local."""
-        try:
+        with self._giving_up():
             self.runners.finish()
-        except BaseException:
-            self.give_up()
-            raise
 
     def give_up(self) -> None:
         """Gives this backward pass up: the rest of it, and its end, will not come."""
@@ -312,6 +303,8 @@ class Passes:
         with state.lock:
             self._step_open = False
             self._units_of_step.clear()
+            if state.schedule.is_met(state.n_steps):
+                state.wrapper.before_meeting(self.comm, state.n_steps)
             if state.schedule.pools and state.n_steps % WINDOW == 0:
                 comms = [self.comm(group) for group in state.wrapper.deciders() or ()]
                 self.recorder.add_control(state.schedule.pool(comms))

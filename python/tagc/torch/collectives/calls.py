@@ -105,16 +105,17 @@ def copy(call: Call) -> None:
         call.target.mul_(factor)
 
 
-def uses(about: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Use], dict[str, Use]]:
-    """Returns name -> class, and name -> use, of the keys of reductions, and of those of gathers."""
+def uses(about: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Use], dict[str, Use], int]:
+    """Returns name -> class, and name -> use, of the keys of reductions, and of those of gathers; and the
+    number of calls without a key."""
     try:
         keys = about["keys"]
         reduced, gathered = (
             {name: Use(str(what), int(n), str(dtype)) for name, (what, n, dtype) in keys[each].items()}
             for each in ("reduced", "gathered")
         )
-        kinds = {name: str(keys["kinds"][name]) for name in reduced}
+        kinds, n_once = {name: str(keys["kinds"][name]) for name in reduced}, int(keys["without"])
     except (AttributeError, KeyError, TypeError, ValueError):
         text = "tagc state: it says nothing of keys: it must be what Collectives.state_dict() gives"
         raise Error("argument", text) from None
-    return kinds, reduced, gathered
+    return kinds, reduced, gathered, n_once

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -23,6 +23,7 @@ from tagc import _library
 from tagc._library import Error
 from tagc.torch import checkpoint
 from tagc.torch.advise import first_words
+from tagc.torch.collectives import once
 from tagc.torch.collectives.calls import Call, Work, check, copy, uses
 from tagc.torch.collectives.keys import Keys, Reduced, Use, check_use
 from tagc.torch.exchange.agreement import agree_all
@@ -60,13 +61,20 @@ class Collectives:
         and smaller ones are sent whole. Without names, a parameter is "0", "1" and so on, in the order of
         first use.
     values, sparsity: by default every value is sent in 4 bits. With a sparsity, that share is not sent but
-        added to the next call with that key. parameters: of all_gather(). All other options are those of
-        compress(). With sparsity 0, `mild` is `values` by default; `codec` is "host".
+        added to the next call with that key.
+    gentle: True follows the schedule of compress(), for each key of names: first every value is sent, and a
+        key goes on to `sparsity` when its tensors are mostly noise. values, sparsity and mild are then by
+        default those of compress(). optimizer: of the parameters in names, as for compress(). Without it,
+        or if it may have a long first moment, all keys stay at 4 bits.
+    parameters: of all_gather(). All other options are those of compress(). With sparsity 0, `mild` is
+        `values` by default; `codec` is "host".
 
     A key is a parameter, another tensor that stands for itself, or a string. It names the residual: what a
     call has rounded off or not sent is added to the next one with that key. Calls with one key have one
-    size, dtype and collective; all_gather() may use the key of a reduction, too. Without a key, tensors are
-    sent whole.
+    size, dtype and collective; all_gather() may use the key of a reduction, too.
+    Without a key there is no residual, and values are rounded at random, so that their mean is right: those
+    of reductions from 4096 elements on in `values`, with selection or fewer than 4 bits in 4 bits; what
+    all_reduce() sends back in 8 bits. Nothing is rounded if values is "fp32" or "bf16".
 
     All ranks make the same calls in the same order, from any thread. Many may be under way. Another order,
     or a wrong argument on one rank, is an Error of that call on all ranks."""
@@ -76,8 +84,10 @@ class Collectives:
         group: dist.ProcessGroup | DeviceMesh | None = None,
         *,
         names: torch.nn.Module | Iterable[tuple[str, torch.Tensor]] | None = None,
-        values: Values = "int4",
-        sparsity: float = 0.0,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        values: Values | None = None,
+        sparsity: float | None = None,
+        gentle: bool = False,
         layers: Layers = "non-attention-linear",
         rules: Mapping[str, Class] | None = None,
         mild: Mild | None = None,
@@ -92,12 +102,18 @@ class Collectives:
         timeout_s: float | None = None,
         **unknown: NoReturn,
     ) -> None:
+        if gentle is not True:
+            sparsity = 0.0 if sparsity is None else sparsity
+            if exchange == "direct":
+                values = values or "int4"
+                mild = values if mild is None and sparsity == 0 else mild
         given: dict[str, Any] = {
-            "values": values if exchange == "direct" else None,
+            "values": values,
             "sparsity": sparsity,
+            "gentle": gentle,
             "layers": layers,
             "rules": rules,
-            "mild": values if mild is None and sparsity == 0 and exchange == "direct" else mild,
+            "mild": mild,
             "mild_sparsity": mild_sparsity,
             "exchange": exchange,
             "residual": residual,
@@ -109,8 +125,8 @@ class Collectives:
             "timeout_s": timeout_s,
         }
         self._process = os.getpid()
-        self._group, options, self._keys = _prepared(group, names, given, unknown)
-        self._state = State(torch.nn.Module(), self._keys, options)
+        self._group, options, self._keys, is_fresh = _prepared(group, names, optimizer, given, unknown)
+        self._state = State(torch.nn.Module(), self._keys, options, is_fresh)
         self._state.is_verbose = True
         in_group = options.transport == "group"
         self._passes = Passes(self._state, Runners(None, options.codec_on(), in_group, options.timeout_s))
@@ -123,6 +139,12 @@ class Collectives:
         self._failed: list[Work] = []  # since synchronize()
         for level in self._keys.levels():
             self._passes.comm(level)
+        if optimizer is not None:
+            try:
+                self.adapt(optimizer)
+            except BaseException:
+                self.close()
+                raise
 
     # ---- collectives ----
 
@@ -151,7 +173,7 @@ class Collectives:
         """Gathers `input` (n,) of all ranks into `output` (W * n,), in the format `parameters`: None sends
         whole values. With deltas what travels is the change since what all ranks have of that key, in which
         rounding errors come again: keep `input` exact, in fp32, and do not compute the next one from
-        `output`. Without a key, values are sent whole. Returns a Work."""
+        `output`. Without a key, "int8" and deltas are values in 8 bits, rounded at random. Returns a Work."""
         return self._submit("all_gather", key, input, output, None)
 
     def synchronize(self) -> None:
@@ -171,6 +193,18 @@ class Collectives:
         bits. Local; one rank is enough."""
         self.synchronize()
         self._keys.reset_parameters()
+
+    def adapt(self, optimizer: Any) -> None:
+        """Gives tagc the optimizer of the parameters in names, as Compressed.adapt() does. Local; call it on
+        every rank, between steps."""
+        self.synchronize()
+        self._state.moments.adapt(optimizer)
+        self._state.say(f"tagc: {self._state.moments.words}")
+
+    def watch(self, loss: float | torch.Tensor) -> None:
+        """Hands over the loss of a batch, on each rank, once per step: with gentle=True it guards the run as
+        Compressed.watch() does. Local."""
+        self._state.schedule.watch_loss(loss)
 
     # ---- what users look at ----
 
@@ -207,12 +241,13 @@ class Collectives:
         whole values. If it does not fit, it raises Error and changes nothing."""
         self.synchronize()
         with self._order, self._state.lock:
-            added = self._added(checkpoint.abouts(saved))
+            reduced, gathered, n_once = self._added(checkpoint.abouts(saved))
             try:
                 checkpoint.load(self._state, saved)
             except BaseException:
-                self._forget(*added)
+                self._forget(reduced, gathered)
                 raise
+            self._keys.n_once = n_once
 
     def close(self) -> None:
         """Waits for calls under way, and frees residuals and connections. Local."""
@@ -258,7 +293,7 @@ class Collectives:
                 work.future = Future()
                 work.future.set_result(run())
             else:
-                is_awaited = not self._hosts.is_flat or what == "all_gather"
+                is_awaited = not self._hosts.is_flat or what == "all_gather" or call.name is None
                 work.future = runner.future(run, is_awaited)
             return work
 
@@ -285,12 +320,30 @@ class Collectives:
 
     def _run(self, call: Call) -> None:
         """Runs a call, in its turn. Collective."""
+        is_once = call.name is None and call.failure is None and not self._hosts.is_one
+        self._keys.n_once += is_once
         if call.failure is not None:
             self._fail(call, call.failure)
         elif call.use.collective == "all_gather":
-            self._gather(call)
+            is_coded = self._state.options.parameters not in (None, "fp32", "bf16")
+            self._gather(call, "int8" if is_once and is_coded else None)
+        elif is_once and call.use.collective == "all_reduce" and self._values(call):
+            self._all_reduce_once(call)
         else:
             self._reduce(call)
+
+    def _values(self, call: Call) -> str | None:
+        return once.values_of(self._state.options, call.use.n_elems)
+
+    def _all_reduce_once(self, call: Call) -> None:
+        """By a reduce-scatter and a gather, so that what owners send back is rounded at random, too."""
+        n_ranks, n, dtype = self._hosts.n_hosts * self._hosts.per_host, call.source.numel(), call.use.dtype
+        rows = torch.nn.functional.pad(call.source, (0, -n % n_ranks))
+        own = rows.new_empty(rows.numel() // n_ranks)
+        self._reduce(call._replace(use=Use("reduce_scatter", rows.numel(), dtype), source=rows, target=own))
+        gather = call._replace(use=Use("all_gather", own.numel(), dtype), source=own, target=rows)
+        self._gather(gather, "int8")
+        call.target.copy_(rows[:n])
 
     def _fail(self, call: Call, failure: Error) -> None:
         """Tells the other ranks, which are about to run it, why this one does not. (Within one host by the
@@ -306,10 +359,12 @@ class Collectives:
 
     def _exchange(self, call: Call, unit: Unit, find_layout: Callable[[], Layout], recurs: bool) -> None:
         # in CPU memory an exchange takes the memory of its source; sums within hosts are made elsewhere
-        is_lost = call.source is not call.target and self._hosts.is_flat and call.source.device.type == "cpu"
+        is_taken = call.source.device.type == "cpu" or isinstance(unit, once.OnceUnit)
+        is_lost = call.source is not call.target and self._hosts.is_flat and is_taken
         source = call.source.clone() if is_lost else call.source
+        waits = call.name is None
         self._passes.exchange(
-            unit, self._group, source, call.target, call.op, find_layout, waits=False, recurs=recurs
+            unit, self._group, source, call.target, call.op, find_layout, waits=waits, recurs=recurs
         )
 
     def _reduce(self, call: Call) -> None:
@@ -319,6 +374,8 @@ class Collectives:
         except Error as failure:
             self._fail(call, failure)
             return
+        if isinstance(reduced.unit, once.OnceUnit):
+            reduced.unit.seed = self._seed()
         try:
             self._exchange(call, reduced.unit, lambda: reduced.layout, recurs=call.name is not None)
         except BaseException:
@@ -334,7 +391,11 @@ class Collectives:
             self._keys.reduced[name] = reduced
             self._state.add_unit(reduced.unit.name, lambda *_: reduced.unit, [reduced.parameter])
 
-    def _gather(self, call: Call) -> None:
+    def _seed(self) -> int:
+        return once.seed_of(self._keys.n_once, dist.get_rank())
+
+    def _gather(self, call: Call, once_in: str | None) -> None:
+        """once_in: the format of what has no key, rounded at random; None: whole."""
         use, name = call.use, call.name
         known = None if name is None else self._keys.gathered.get(name)
         if name is not None and known is not None:
@@ -343,9 +404,10 @@ class Collectives:
             except Error as failure:
                 self._fail(call, failure)
                 return
-        gather = known[1] if known is not None else self._gather_of(name, use)
+        gather = known[1] if known is not None else self._gather_of(name, use, once_in)
+        source = call.source if once_in is None else once.rounded_for_gather(call.source, self._seed())
         try:
-            gather(call.target, call.source, self._group)
+            gather(call.target, source, self._group)
         except BaseException:
             if known is None:
                 gather.close()
@@ -355,9 +417,9 @@ class Collectives:
         else:
             self._keys.gathered[name] = use, gather
 
-    def _gather_of(self, name: str | None, use: Use) -> AllGather:
-        whole = "bf16" if use.dtype == "bfloat16" else "fp32"
-        wire = whole if name is None else self._state.options.parameters or whole
+    def _gather_of(self, name: str | None, use: Use, once_in: str | None = None) -> AllGather:
+        wire = once_in if name is None else self._state.options.parameters
+        wire = wire or ("bf16" if use.dtype == "bfloat16" else "fp32")
         words = name or f"a tensor of {use.n_elems} {use.dtype} without a key"
         owned = self._group, use.n_elems, list[torch.Tensor]
         tag = zlib.crc32(f"gather {name}".encode())
@@ -365,11 +427,11 @@ class Collectives:
 
     # ---- checkpoints ----
 
-    def _added(self, abouts: Mapping[int, Mapping[str, Any]]) -> tuple[list[str], list[str]]:
-        """Adds the keys of a checkpoint that have not come yet. Returns their names: of reductions, and of
-        gathers."""
+    def _added(self, abouts: Mapping[int, Mapping[str, Any]]) -> tuple[list[str], list[str], int]:
+        """Adds the keys of a checkpoint that have not come yet. Returns their names, of reductions and of
+        gathers, and the number of calls without a key."""
         about = abouts.get(dist.get_rank()) or abouts[min(abouts)]
-        kinds, reduced, gathered = uses(about)
+        kinds, reduced, gathered, n_once = uses(about)
         added: tuple[list[str], list[str]] = [], []
         for name, use in reduced.items():
             if name not in self._keys.reduced:
@@ -381,7 +443,7 @@ class Collectives:
             if name not in self._keys.gathered:
                 self._keys.gathered[name] = use, self._gather_of(name, use)
                 added[1].append(name)
-        return added
+        return *added, n_once
 
     def _forget(self, reduced: list[str], gathered: list[str]) -> None:
         """Takes back what _added() did."""
@@ -414,10 +476,10 @@ class Collectives:
 
 
 def _prepared(
-    group: Any, names: Any, given: dict[str, Any], unknown: Mapping[str, Any]
-) -> tuple[dist.ProcessGroup, Options, Keys]:
-    """Makes all ranks agree. Returns (the group, the options, the keys with their hosts). Collective; all
-    ranks raise the same Error."""
+    group: Any, names: Any, optimizer: Any, given: dict[str, Any], unknown: Mapping[str, Any]
+) -> tuple[dist.ProcessGroup, Options, Keys, bool]:
+    """Makes all ranks agree. Returns (the group, the options, the keys with their hosts, whether the weights
+    look fresh). Collective; all ranks raise the same Error."""
     found = dist.group.WORLD if dist.is_initialized() else None
     mine: dict[str, Any] = {"rows": []}
     failure: Exception | None = None
@@ -429,12 +491,19 @@ def _prepared(
         if text := unknown_option(Collectives, unknown):
             raise Error("argument", text)
         _library.load()
-        options = Options(**given, gentle=False)
+        options = Options(**given)
         keys = Keys(found, options, names)
+        if optimizer is not None and not keys.parameters():
+            raise Error(
+                "argument",
+                "optimizer is given, and no key is selected: it is for names, with gentle=True or a sparsity",
+            )
         ranks = dist.get_process_group_ranks(found)
         keys.cluster = Cluster(ranks, options.hosts, options.timeout_s, shares=False)
         mine["versions"] = {"libtagc": _library.version(), "torch": torch.__version__}
         mine |= {"options": options.fingerprint(), "rows": keys.rows}
+        mine["options"]["an optimizer was given"] = optimizer is not None
+        mine["fresh"] = first_words.look_fresh(keys.rows, keys.named_parameters())
     except Exception as problem:
         failure = problem
     mine["about host"] = first_words.about_host()
@@ -443,7 +512,8 @@ def _prepared(
     ranks = dist.get_process_group_ranks(found)
     known = {rank: theirs["about host"]["host"] for rank, theirs in zip(ranks, everyone)}
     keys.cluster.split([found], known)
-    return found, options, keys
+    fresh = [theirs["fresh"] for theirs in everyone if theirs["fresh"] is not None]
+    return found, options, keys, bool(fresh) and all(fresh)
 
 
 def _group_of(group: Any) -> dist.ProcessGroup | None:

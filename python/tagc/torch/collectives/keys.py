@@ -6,16 +6,18 @@ Keys is to Passes what a wrapped model is to the hooks', but it learns of its pa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tagc._library import Error
+from tagc.torch.collectives import once
 from tagc.torch.exchange import layout as layouts
+from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.hosts import Hosts
-from tagc.torch.exchange.interfaces import ExchangeOptions, Kinds, Place, Replica, Wrapped, place_of
+from tagc.torch.exchange.interfaces import ExchangeOptions, Kinds, Place, Wrapped, place_of
 from tagc.torch.exchange.unit import Unit
 from tagc.torch.hooks.gathers import AllGather
 from tagc.torch.schedule import policy
@@ -44,19 +46,31 @@ class Reduced:
     """A key of reductions, or all tensors of one size that come without a key."""
 
     def __init__(
-        self, name: str, parameter: layouts.Parameter, use: Use, hosts: Hosts, options: ExchangeOptions
+        self,
+        parameter: layouts.Parameter,
+        use: Use,
+        hosts: Hosts,
+        make: Callable[[str, layouts.Layout], Unit],
     ) -> None:
-        self.parameter, self.use = parameter, use
-        n_ranks = hosts.n_hosts * hosts.per_host
-        if use.collective == "reduce_scatter":
-            rows = hosts.rows if hosts.is_two_level else None
-            self.layout = layouts.cut([parameter], [0], use.n_elems, n_ranks, rows)
-        else:
-            self.layout = layouts.bucket([parameter], n_ranks)
-            if hosts.is_two_level:
-                self.layout = layouts.part(self.layout, hosts.n_hosts, hosts.per_host, hosts.place)
+        self.use, self._hosts = use, hosts
+        self._lay_out(parameter)
         # messages name the collective, so that ranks notice where they come with different ones
-        self.unit = Unit(f"{name} ({use.collective})", options, own=self.layout)
+        self.unit = make(f"{parameter.name} ({use.collective})", self.layout)
+
+    def _lay_out(self, parameter: layouts.Parameter) -> None:
+        self.parameter, hosts = parameter, self._hosts
+        n_ranks = hosts.n_hosts * hosts.per_host
+        if self.use.collective == "reduce_scatter":
+            rows = hosts.rows if hosts.is_two_level else None
+            self.layout = layouts.cut([parameter], [0], self.use.n_elems, n_ranks, rows)
+        else:
+            whole = layouts.bucket([parameter], n_ranks)
+            self.layout = layouts.part(whole, hosts.n_hosts, hosts.per_host, hosts.place)
+
+    def change(self, fields: Mapping[str, Any]) -> None:
+        """Changes fields of the parameter, as its level."""
+        if (changed := self.parameter._replace(**fields)) != self.parameter:
+            self._lay_out(changed)
 
 
 class Keys(Wrapped):
@@ -76,9 +90,22 @@ class Keys(Wrapped):
             raise Error(
                 "argument", f"rules is {options.rules!r}, and names is None: give names, as of a model"
             )
+        if options.gentle and named is None:
+            raise Error("argument", f"gentle is True, and names is None: {_SCHEDULED}")
+        if options.gentle and not options.sparsity:
+            raise Error(
+                "argument", "gentle is True, and sparsity is 0: every value is sent from the first call on"
+            )
         self.rows = policy.classify(named or [], options.layers, options.rules)
         self.kinds = {row.name: row.class_ for row in self.rows}
-        self._is_named = named is not None
+        self._named, self._is_named = named or [], named is not None
+        # what the schedule follows
+        self._parameters = {
+            row.name: layouts.Parameter(row.name, row.shape, row.class_)
+            for row in self.rows
+            if row.n_elems and options.sparsity > 0
+        }
+        self.n_once = 0  # calls without a key, from which their rounding derives
         # id of a parameter -> (it, so that no other gets this id; its name)
         self._names = {id(p): (p, row.name) for (_, p), row in zip(named or [], self.rows)}
         self._strings: set[str] = set()  # names that came as such
@@ -94,6 +121,10 @@ class Keys(Wrapped):
         if not self._is_named and key not in self._strings and any(key == n for _, n in self._names.values()):
             raise Error(
                 "argument", f"key is {key!r}, which is the name of a parameter that came before: {_GIVE}"
+            )
+        if self._options.gentle and key not in self.kinds:
+            raise Error(
+                "argument", f"key is {key!r}, which names does not have, and gentle is True: {_SCHEDULED}"
             )
         self._strings.add(key)
         return key
@@ -127,20 +158,30 @@ class Keys(Wrapped):
     # ---- uses ----
 
     def find(self, name: str | None, use: Use, tensor: torch.Tensor, options: ExchangeOptions) -> Reduced:
-        """Returns what reduces with that key; None: without one, which is dense. Error if the key is for
-        something else. A new one is not known before add()."""
+        """Returns what reduces with that key; None: without one. Error if the key is for something else. A
+        new one is not known before Collectives adds it."""
         if name is None:
             if use not in self._once:
-                words = f"a tensor of {use.n_elems} {use.dtype} without a key"
-                self._once[use] = self.made(words, "dense", use, options)
+                self._once[use] = self._made_once(use, options)
             return self._once[use]
         if (found := self.reduced.get(name)) is not None:
             check_use(name, found.use, use)
             return found
         return self.made(name, self.kind_of(name, tensor), use, options)
 
+    def _made_once(self, use: Use, options: ExchangeOptions) -> Reduced:
+        values, hosts = once.values_of(self._options, use.n_elems), self.own_hosts()
+        words, shape = f"a tensor of {use.n_elems} {use.dtype} without a key", (use.n_elems,)
+        if values is None:
+            parameter = layouts.Parameter(words, shape, "dense")
+            return Reduced(parameter, use, hosts, lambda name, _: Unit(name, options))
+        parameter = layouts.Parameter(words, shape, "compressed")
+        return Reduced(parameter, use, hosts, lambda name, _: once.OnceUnit(name, values, self._options))
+
     def made(self, name: str, kind: str, use: Use, options: ExchangeOptions) -> Reduced:
-        return Reduced(name, layouts.Parameter(name, (use.n_elems,), kind), use, self.own_hosts(), options)
+        known = self._parameters.get(name, layouts.Parameter(name, (), kind))
+        parameter = known._replace(shape=(use.n_elems,))
+        return Reduced(parameter, use, self.own_hosts(), lambda unit, layout: Unit(unit, options, layout))
 
     def free(self) -> None:
         """Frees what is no unit of the state."""
@@ -157,8 +198,19 @@ class Keys(Wrapped):
     def groups(self) -> list[dist.ProcessGroup]:
         return [self._group]
 
-    def deciders(self) -> list[dist.ProcessGroup]:
-        return []
+    def deciders(self) -> list[dist.ProcessGroup] | None:
+        return super().deciders() if self._options.gentle else []
+
+    def before_meeting(self, comm: Callable[[Any], Comm], step: int) -> None:
+        """Makes ranks agree that they end a step, which the caller's own calls do."""
+        failure: Error | None = None
+        for level in self.levels():  # those of other hosts learn of a failure within one
+            try:
+                comm(level).agree(f"the end of step {step}", {}, failure)
+            except Error as problem:
+                failure = problem
+        if failure is not None:
+            raise failure
 
     def place(self) -> Place:
         hosts, place = self.own_hosts(), place_of(dist.get_process_group_ranks(self._group))
@@ -167,42 +219,29 @@ class Keys(Wrapped):
         return Place(hosts.host, hosts.n_hosts, place.where, hosts.place, hosts.per_host, self.name)
 
     def parameters(self) -> list[layouts.Parameter]:
-        return []  # that the schedule follows
+        return list(self._parameters.values())
 
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
-        return []
+        return [(row.name, tensor) for row, (_, tensor) in zip(self.rows, self._named)]
 
     def set_kinds(self, kinds: Kinds) -> None:
-        """Does nothing: without a schedule, a key keeps its class."""
+        for name, fields in kinds.items():
+            self._parameters[name] = self._parameters[name]._replace(**fields)
+            if name in self.reduced:
+                self.reduced[name].change(fields)
 
     def about(self) -> dict[str, Any]:
         reduced = {name: dataclasses.astuple(one.use) for name, one in self.reduced.items()}
         gathered = {name: dataclasses.astuple(use) for name, (use, _) in self.gathered.items()}
         kinds = {name: one.parameter.kind for name, one in self.reduced.items()}
-        return {"keys": {"reduced": reduced, "gathered": gathered, "kinds": kinds}}
+        return {"keys": {"reduced": reduced, "gathered": gathered, "kinds": kinds, "without": self.n_once}}
 
-    def _deltas(self) -> dict[str, AllGather]:
+    def deltas(self) -> dict[str, AllGather]:
         return {name: gather for name, (_, gather) in self.gathered.items() if gather.is_delta}
-
-    def reset_parameters(self) -> None:
-        for gather in self._deltas().values():
-            gather.reset()
-
-    def replica_tensors(self) -> list[torch.Tensor]:
-        return [replica for gather in self._deltas().values() for replica in gather.replica_tensors()]
-
-    def replicas(self) -> dict[str, Replica]:
-        return {name: gather.replica() for name, gather in self._deltas().items()}
-
-    def replica_sizes(self) -> dict[str, int]:
-        return {name: gather.n_shard for name, gather in self._deltas().items()}
-
-    def set_replicas(self, replicas: Mapping[str, Replica]) -> None:
-        for name, gather in self._deltas().items():
-            gather.set_replica(replicas.get(name))
 
 
 _GIVE = "give it a name of its own, a string"
+_SCHEDULED = "the schedule follows the keys that names has, such as names=model"
 
 
 def check_use(name: str, known: Use, use: Use) -> None:

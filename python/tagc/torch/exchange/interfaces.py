@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tagc.torch.exchange import internals
+from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.hosts import Cluster, Hosts
 from tagc.torch.exchange.layout import Layout, Parameter, Part
 from tagc.torch.exchange.reducer import Way
@@ -78,10 +79,6 @@ class Wrapped:
     sums_within_hosts = False
     ends_with_backward = True  # whether the end of a backward pass is that of a step
     cluster: Cluster | None = None  # which compress() finds; None: each rank counts as a host
-
-    def replica_tensors(self) -> list[torch.Tensor]:
-        """Returns the replicas that gathers of deltas keep."""
-        return []
 
     def groups(self) -> list[dist.ProcessGroup]:
         """Returns the process groups of exchanges, in the same order on all ranks."""
@@ -187,25 +184,54 @@ class Wrapped:
         """Returns whether finalize_backward() may exchange more units after the backward pass."""
         return False
 
+    def before_meeting(self, comm: Callable[[Any], Comm], step: int) -> None:
+        """Makes ranks agree that a step ends, where they could differ in that. comm(group) -> tagc's
+        connection. Collective."""
+
+    def deltas(self) -> Mapping[str, Gathered]:
+        """Returns the gathers of deltas, by name of what they gather."""
+        return {}
+
     def reset_parameters(self) -> None:
         """Makes the next gather send whole values, if parameters are gathered as deltas."""
+        for gather in self.deltas().values():
+            gather.reset()
+
+    def replica_tensors(self) -> list[torch.Tensor]:
+        """Returns the replicas that gathers of deltas keep."""
+        return [replica for gather in self.deltas().values() for replica in gather.replica_tensors()]
 
     def replicas(self) -> dict[str, Replica]:
-        """Returns name of a module -> what a checkpoint has of its replica, where parameters travel as
-        deltas. Local."""
-        return {}
+        """Returns name -> what a checkpoint has of its replica, where parameters travel as deltas. Local."""
+        return {name: gather.replica() for name, gather in self.deltas().items()}
+
+    def replica_sizes(self) -> dict[str, int]:
+        """Returns name -> elements of its replica that this rank owns."""
+        return {name: gather.n_shard for name, gather in self.deltas().items()}
+
+    def set_replicas(self, replicas: Mapping[str, Replica]) -> None:
+        """Replaces the replicas. What is not named is sent whole by the next gather. Local."""
+        for name, gather in self.deltas().items():
+            gather.set_replica(replicas.get(name))
 
     def about(self) -> dict[str, Any]:
         """Returns what a checkpoint has of it besides, as JSON has it."""
         return {}
 
-    def replica_sizes(self) -> dict[str, int]:
-        """Returns name of a module -> elements of its replica that this rank owns."""
-        return {}
 
-    def set_replicas(self, replicas: Mapping[str, Replica]) -> None:
-        """Replaces the replicas. Of modules that are not named the next gather sends whole parameters.
-        Local."""
+class Gathered(Protocol):
+    """A gather of deltas."""
+
+    @property
+    def n_shard(self) -> int: ...
+
+    def reset(self) -> None: ...
+
+    def replica_tensors(self) -> list[torch.Tensor]: ...
+
+    def replica(self) -> Replica: ...
+
+    def set_replica(self, replica: Replica | None) -> None: ...
 
 
 class Exchanged(Protocol):

@@ -328,8 +328,10 @@ def sliced(parameters: Sequence[Parameter], n_hosts: int, n_slices: int) -> Layo
 
 
 def part(whole: Layout, n_hosts: int, n_slices: int, own: int) -> Layout:
-    """Returns the layout of slice `own` of any all-reduce. Residuals are of whole parameters, and zero
-    elsewhere."""
+    """Returns the layout of slice `own` of any all-reduce; of one slice, that is the whole. Residuals are of
+    whole parameters, and zero elsewhere."""
+    if n_slices == 1:
+        return whole
     pieces = [piece for i in range(len(whole.parameters)) for piece in whole.pieces_of(i)]
     cut = [whole.parameters[piece.parameter]._replace(shape=(piece.length,), dim=0) for piece in pieces]
     slices = Slices(cut, n_slices, [piece.start for piece in pieces], whole.n_elems)

@@ -31,8 +31,6 @@ from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
 from tagc.torch.hooks.wrapper import words_of_slow_sums
 from tagc.torch.schedule import policy
 
-_Make = Callable[[list[layouts.Parameter], list[int]], layouts.Layout]  # parameters, their starts
-
 
 class _Flat:
     """One FullyShardedDataParallel instance and its flat parameter."""
@@ -79,7 +77,7 @@ class _Flat:
     def n_replicas(self) -> int:
         return 1 if self.replicas is None else self.replicas.size()
 
-    def layout(self, n_elems: int, hosts: Hosts) -> layouts.Layout:
+    def layout(self, n_elems: int, hosts: Hosts, with_frozen: bool = False) -> layouts.Layout:
         """Returns the layout of what is exchanged of a whole gradient of n_elems."""
         world_size = self.group.size()
         if n_elems - self._n_elems not in range(world_size if self.is_sharded else 1):  # padded to whole rows
@@ -88,22 +86,18 @@ class _Flat:
                 f"the gradient has {n_elems} elements, the flat parameter {self._n_elems}, over {world_size} "
                 "ranks",
             )
-        return self._layout(("whole", n_elems, hosts.n_hosts), self._whole(n_elems, hosts))
 
-    def _whole(self, n_elems: int, hosts: Hosts) -> _Make:
         def make(parameters: list[layouts.Parameter], starts: list[int]) -> layouts.Layout:
             if self.is_sharded:
                 rows = hosts.rows if hosts.is_two_level else None
-                return layouts.cut(parameters, starts, n_elems, self.group.size(), rows)
-            return _part(layouts.bucket(parameters, self.group.size(), starts, n_elems), hosts)
+                return layouts.cut(parameters, starts, n_elems, world_size, rows)
+            whole = layouts.bucket(parameters, world_size, starts, n_elems)
+            return layouts.part(whole, hosts.n_hosts, hosts.per_host, hosts.place)
 
-        return make
+        return self._layout(("whole", n_elems, hosts.n_hosts), make, with_frozen)
 
-    def row_layout(self, row: int, hosts: Hosts) -> layouts.Layout:
+    def row_layout(self, row: int, hosts: Hosts, with_frozen: bool = False) -> layouts.Layout:
         """Returns the layout of what is exchanged of this rank's row, which has that many elements."""
-        return self._layout(("row", row, hosts.n_hosts), self._row(row, hosts))
-
-    def _row(self, row: int, hosts: Hosts) -> _Make:
         first = self.group.rank() * row
 
         def make(parameters: list[layouts.Parameter], starts: list[int]) -> layouts.Layout:
@@ -112,34 +106,34 @@ class _Flat:
                 begin, end = max(start, first), min(start + parameter.numel, first + row)
                 if begin < end:
                     pieces.append(layouts.Piece(i, begin - first, begin - start, end - begin))
-            return _part(layouts.Layout(parameters, pieces, row, 1, hosts.n_hosts * hosts.per_host), hosts)
+            whole = layouts.Layout(parameters, pieces, row, 1, hosts.n_hosts * hosts.per_host)
+            return layouts.part(whole, hosts.n_hosts, hosts.per_host, hosts.place)
 
-        return make
+        return self._layout(("row", row, hosts.n_hosts), make, with_frozen)
 
     def own(self, hosts: Hosts, is_row: bool) -> layouts.Layout:
-        """Returns the layout of what this rank exchanges of all parameters, whether they are trained or not.
-        is_row: as of row_layout()."""
+        """Returns the layout of what this rank exchanges of all parameters, frozen ones, too."""
         row = -(-self._n_elems // self.group.size())
-        n_elems = row * self.group.size() if self.is_sharded else self._n_elems
-        make = self._row(row, hosts) if is_row else self._whole(n_elems, hosts)
-        return make(self.parameters, self._starts)
+        if is_row:
+            return self.row_layout(row, hosts, with_frozen=True)
+        return self.layout(
+            row * self.group.size() if self.is_sharded else self._n_elems, hosts, with_frozen=True
+        )
 
-    def _layout(self, key: tuple[object, ...], make: _Make) -> layouts.Layout:
-        """Returns make() of the parameters that are trained, and where they begin."""
-        trained = self._flat.trained()
-        key = *key, tuple(trained)
+    def _layout(
+        self,
+        key: tuple[object, ...],
+        make: Callable[[list[layouts.Parameter], list[int]], layouts.Layout],
+        with_frozen: bool,
+    ) -> layouts.Layout:
+        """Returns make() of the parameters that are trained, or all, and where they begin."""
+        taken = [with_frozen or is_trained for is_trained in self._flat.trained()]
+        key = *key, tuple(taken)
         if key not in self._layouts:
-            parameters = [parameter for parameter, is_there in zip(self.parameters, trained) if is_there]
-            starts = [start for start, is_there in zip(self._starts, trained) if is_there]
+            parameters = [parameter for parameter, is_there in zip(self.parameters, taken) if is_there]
+            starts = [start for start, is_there in zip(self._starts, taken) if is_there]
             self._layouts[key] = make(parameters, starts)
         return self._layouts[key]
-
-
-def _part(whole: layouts.Layout, hosts: Hosts) -> layouts.Layout:
-    """Returns the layout of what this rank exchanges of an all-reduce."""
-    if not hosts.is_two_level:
-        return whole
-    return layouts.part(whole, hosts.n_hosts, hosts.per_host, hosts.place)
 
 
 class _State:
@@ -151,24 +145,24 @@ class _State:
 
     def exchange(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
         flat, replicas = self.flat, self.flat.replicas
-        if not self._sums_replicas or replicas is None:
-            self._exchange(flat.group, gradient, output, lambda hosts: flat.layout(gradient.numel(), hosts))
-            if replicas is not None:
-                self._add_up(replicas, output, output)
-        else:
+        if self._sums_replicas and replicas is not None:
             self._add_up(flat.group, gradient, output)
-            self._exchange(replicas, output, output, lambda hosts: flat.row_layout(output.numel(), hosts))
+            self._exchange(replicas, output, output, flat.row_layout)
+            return
+        self._exchange(flat.group, gradient, output, flat.layout)
+        if replicas is not None:
+            self._add_up(replicas, output, output)
 
     def _exchange(
         self,
         group: dist.ProcessGroup,
         gradient: torch.Tensor,
         output: torch.Tensor,
-        find_layout: Callable[[Hosts], layouts.Layout],
+        layout: Callable[[int, Hosts], layouts.Layout],
     ) -> None:
-        hosts = self.handle.wrapper.hosts(group)
+        hosts, n = self.handle.wrapper.hosts(group), gradient.numel()
         self.handle.passes.exchange(
-            self.unit, group, gradient, output, ReduceOp.AVG, lambda: find_layout(hosts)
+            self.unit, group, gradient, output, ReduceOp.AVG, lambda: layout(n, hosts)
         )
 
     def _add_up(self, group: dist.ProcessGroup, gradient: torch.Tensor, output: torch.Tensor) -> None:

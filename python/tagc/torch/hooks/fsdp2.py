@@ -22,7 +22,7 @@ from tagc._library import Error
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.hosts import Hosts
-from tagc.torch.exchange.interfaces import ALONE, Exchanged, Kinds, Place, Replica, place_of
+from tagc.torch.exchange.interfaces import ALONE, Exchanged, Kinds, Place, place_of
 from tagc.torch.exchange.unit import DTYPES, Unit
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.gathers import AllGather, FsdpComm
@@ -124,7 +124,7 @@ class Module:
         if hosts.is_two_level and world_size == 1:
             return layouts.sliced(present, n_hosts, per_host)
         whole = layouts.bucket(present, n_hosts * per_host)
-        return layouts.part(whole, n_hosts, per_host, hosts.place) if hosts.is_two_level else whole
+        return layouts.part(whole, n_hosts, per_host, hosts.place)
 
     def own_part(self, hosts: Hosts) -> layouts.Layout | None:
         """Returns the layout of what this rank exchanges of its shard where other ranks of the host have the
@@ -563,26 +563,12 @@ class Wrapper(AnyWrapper):
                 "torch nor tagc sums their gradients over ranks"
             )
 
-    def reset_parameters(self) -> None:
-        for gather in self._gathers:
-            gather.reset()
-
     def _parameters_loaded(self) -> None:
         for gather in self._gathers:
             gather.loaded()
 
-    def replica_tensors(self) -> list[torch.Tensor]:
-        return [replica for gather in self._gathers for replica in gather.replica_tensors()]
-
-    def replicas(self) -> dict[str, Replica]:
-        return {gather.name: gather.replica() for gather in self._gathers if gather.is_delta}
-
-    def replica_sizes(self) -> dict[str, int]:
-        return {gather.name: gather.n_shard for gather in self._gathers if gather.is_delta}
-
-    def set_replicas(self, replicas: Mapping[str, Replica]) -> None:
-        for gather in self._gathers:
-            gather.set_replica(replicas.get(gather.name))
+    def deltas(self) -> dict[str, AllGather]:
+        return {gather.name: gather for gather in self._gathers if gather.is_delta}
 
 
 def _warn(text: str) -> None:

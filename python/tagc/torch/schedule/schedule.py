@@ -216,6 +216,10 @@ class Schedule:
         else:
             self._noted.append((comm, own))
 
+    def is_met(self, n_steps: int) -> bool:
+        """Returns whether the end of that step has sums over ranks."""
+        return bool(self._noted) or self.pools and n_steps % WINDOW == 0
+
     def meet(self) -> int:
         """Adds up over ranks what was noted since the last call, where pool() is not to be called.
         Collective: call it at the end of a step. Returns the bytes that this rank sent."""
