@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs into a scratch prefix, then builds and runs the example as a stranger would: by pkg-config, by CMake, and
+# Installs into a scratch prefix, then builds and runs the examples as a stranger would: by pkg-config, by CMake, and
 # against the static library. Exit 77: nothing to test in this build.
 set -euo pipefail
 build=$1 source=$2 scratch=$3 cmake=$4 cc=$5 sanitize=$6
@@ -19,6 +19,14 @@ check() {
     [ "$(grep -c '2 ranks, 95.00 % zeroed, 0\.2' <<<"$out")" -eq 5 ]
 }
 
+check_units() { # a loss near the noise, equal parameters, and 4 bits and scales in both directions, times (W-1)/W
+    local out
+    out=$(timeout 100 mpirun -n 2 "$1")
+    echo "$out"
+    grep -q '^step 40: 0\.0[0-4]' <<<"$out"
+    grep -q '2 ranks have equal parameters; .*: gradients 2\.[23].*, parameters 2\.[0-3]' <<<"$out"
+}
+
 PKG_CONFIG_PATH=$(dirname "$(find "$scratch/prefix" -name tagc-mpi.pc)")
 export PKG_CONFIG_PATH
 libdir=$(pkg-config --variable=libdir tagc)
@@ -26,6 +34,9 @@ read -ra flags <<<"$(pkg-config --cflags --libs tagc-mpi)"
 "$cc" -Wall -Wextra -Werror -O2 "$source/examples/reduce_scatter.c" -o "$scratch/by-pkg-config/reduce_scatter" \
     "${flags[@]}" -Wl,-rpath,"$libdir"
 check "$scratch/by-pkg-config/reduce_scatter"
+"$cc" -Wall -Wextra -Werror -O2 "$source/examples/units.c" -o "$scratch/by-pkg-config/units" "${flags[@]}" \
+    -Wl,-rpath,"$libdir"
+check_units "$scratch/by-pkg-config/units"
 
 read -ra includes <<<"$(pkg-config --cflags tagc-mpi)"
 for header in "$scratch"/prefix/include/tagc/*.h; do # each alone, in C and in C++

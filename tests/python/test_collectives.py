@@ -683,6 +683,62 @@ def test_an_optimizer_that_communicates_by_itself():
         assert abs(sum(losses[-8:]) / sum(torchs[-8:]) - 1) < 0.01, (losses[-8:], torchs[-8:])
 
 
+def plain_loop(rank, world_size, runs):
+    """The losses of each of `runs`, of a loop that averages each gradient. A run: what Collectives gets, and
+    whether calls have keys; or None for torch's calls."""
+    import sys
+
+    import launch
+
+    sys.path.insert(0, str(launch.EXAMPLES))
+    import gpt
+    import own_collectives
+
+    text = torch.tensor(list(own_collectives.TEXT.joinpath("guide", "pytorch.md").read_bytes()))
+    every = []
+    for run in runs:
+        torch.manual_seed(1)
+        model = gpt.GPT(gpt.Config(n_layer=2, n_embd=64, n_positions=64))
+        optimizer = torch.optim.AdamW(model.parameters(), 3e-3, betas=(0.9, 0.95))
+        options, key = run or ({}, None)
+        if options.get("gentle"):
+            options = options | {"optimizer": optimizer}
+        comm = run and collectives(**options | {"names": model})
+        generator, losses = torch.Generator().manual_seed(rank), []
+        for _ in range(40):
+            starts = torch.randint(len(text) - 65, (4,), generator=generator)
+            batch = torch.stack([text[start : start + 65] for start in starts])
+            optimizer.zero_grad()
+            loss = model(batch[:, :-1], batch[:, 1:])
+            loss.backward()
+            if comm is None:
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= world_size
+            else:
+                for parameter in model.parameters():
+                    comm.all_reduce(parameter.grad, key=parameter if key else None, op=AVG)
+                comm.synchronize()
+            optimizer.step()
+            dist.all_reduce(mean := loss.detach().clone())
+            losses.append(mean.item() / world_size)
+        if comm is not None:
+            comm.close()
+        every.append(losses)
+    return every
+
+
+def test_a_loop_that_averages_gradients():
+    """Exact, its losses are those with torch's calls; by default, by the schedule and without keys nearly."""
+    runs = [None, ({"values": "fp32"}, True), ({}, True), ({"gentle": True}, True), ({}, False)]
+    torchs, exact, *others = ranks.run(plain_loop, 2, runs)[0]
+    assert exact == torchs
+    assert torchs[-1] < torchs[0] - 1, torchs
+    for losses, most in zip(others, (0.01, 0.01, 0.02)):
+        assert losses != torchs
+        assert abs(sum(losses[-8:]) / sum(torchs[-8:]) - 1) < most, (losses[-8:], torchs[-8:])
+
+
 # ---- all of them ----
 
 

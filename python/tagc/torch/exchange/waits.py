@@ -142,16 +142,18 @@ class _Work(dist.Work):
         return self._work.is_completed()
 
 
-class _Comm:
-    """What FSDP2 wants of either."""
-
-    def __init__(self, name: str, timeout_s: float) -> None:
-        self._name, self._timeout = name, datetime.timedelta(seconds=timeout_s)
+class FsdpComm:
+    """What FSDP2 wants of a reduce-scatter and of an all-gather."""
 
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _Comm(FsdpComm):
+    def __init__(self, name: str, timeout_s: float) -> None:
+        self._name, self._timeout = name, datetime.timedelta(seconds=timeout_s)
 
     def _start(
         self,

@@ -25,7 +25,7 @@ from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import ALONE, Exchanged, Kinds, Place, place_of
 from tagc.torch.exchange.unit import DTYPES, Unit
 from tagc.torch.handle import Compressed
-from tagc.torch.hooks.gathers import AllGather, FsdpComm
+from tagc.torch.hooks.gathers import AllGather
 from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
 from tagc.torch.hooks.wrapper import words_of_slow_sums
 from tagc.torch.schedule import policy
@@ -176,7 +176,7 @@ def _those_that_fit(
     return None if n > 1 else [parameter for i, parameter in enumerate(parameters) if i not in left_out]
 
 
-class ReduceScatter(FsdpComm):
+class ReduceScatter(waits.FsdpComm):
     """For set_custom_reduce_scatter(): one per module. In CPU memory, where it can, it goes on while the next
     module computes."""
 

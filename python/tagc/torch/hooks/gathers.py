@@ -39,15 +39,6 @@ def _ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
     return tuple(dist.get_process_group_ranks(group))
 
 
-class FsdpComm:
-    """What FSDP2 wants of a reduce-scatter and of an all-gather."""
-
-    def allocate(
-        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
 class Gathering(Call):
     """One all-gather of one module. within: the connection of the ranks of this host, in two levels."""
 
@@ -98,7 +89,7 @@ def _one_of(votes: Sequence[int]) -> int:
     return asked
 
 
-class AllGather(FsdpComm):
+class AllGather(waits.FsdpComm):
     """For set_custom_all_gather(): one per module. With deltas every rank keeps a replica of the parameters
     of the module, and a second gather of the same values (backward after forward) sends nothing at all."""
 
