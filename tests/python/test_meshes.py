@@ -233,6 +233,24 @@ def replicated_over_hosts(rank, world_size):
             equal_to_dense(make, gradients_at)
 
 
+def between_another_part(rank, world_size):
+    """Ranks of other hosts that hold another part of the matrices."""
+    from torch.distributed.fsdp import fully_shard
+
+    import tagc.torch as tagc
+
+    mesh = mesh_of("host", "local", "tp", sizes=(2, 1, 2))
+    model = Given(split=(96, 64))
+    split_over(model.of["split"], mesh["tp"])
+    fully_shard(model, mesh=mesh["local"])
+    wrong = [dist.new_group(ranks) for ranks in ([0, 3], [1, 2])][rank in (1, 2)]
+    check_error(
+        lambda: tagc.compress(model, between=wrong, verbose=False), "place in the model's mesh", same=False
+    )
+    right = mesh["host"].get_group()
+    assert tagc.compress(model, between=right, verbose=False).wrapper.n_ranks() == 4
+
+
 # ---- expert parallel ----
 
 
@@ -503,6 +521,11 @@ def test_tensor_parallel():
 @pytest.mark.slow
 def test_replicas_over_hosts():
     ranks.run(replicated_over_hosts, 4)
+
+
+@pytest.mark.slow
+def test_between_another_part():
+    ranks.run(between_another_part, 4)
 
 
 @pytest.mark.slow

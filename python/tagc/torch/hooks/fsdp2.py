@@ -287,7 +287,9 @@ class Wrapper(AnyWrapper):
             handle = None if earlier is None else earlier()
             if handle is not None and not handle.is_closed:
                 raise Error("state", f"{module.name} is compressed already: close() its tagc handle first")
-        if self.sums_shards and any(mesh.ndim > 1 for mesh in self._meshes()):
+        # parallel tensors inside a host do no harm; but torchft's replicas could not decide together on them
+        meshes = self._meshes() if between is None else [module.group.data_mesh for module in self.modules]
+        if self.sums_shards and any(mesh.ndim > 1 for mesh in meshes):
             raise Error(
                 "unsupported",
                 "between wants fully_shard() over a mesh of one dimension, inside each host; this model's "
@@ -471,10 +473,8 @@ class Wrapper(AnyWrapper):
             loaded = self._model.register_load_state_dict_post_hook(lambda *_: self._parameters_loaded())
             handle.passes.undo.append(loaded.remove)
         if self.between is not None:
-            shards = self.modules[0].group.shard_group
-            assert shards is not None  # __init__() has looked
-            place = shards.rank()
-            handle.passes.comm(self.between).agree("between", {"place in the shard group": place})
+            places = {str(mesh.get_coordinate()) for mesh in self._meshes()}
+            handle.passes.comm(self.between).agree("between", {"place in the model's mesh": sorted(places)})
 
     def _comms(self, handle: Compressed, tag: int, module: Module) -> tuple[object, object, object]:
         """Returns (reduce-scatter, all-gather, all-reduce hook) of one module; None: as it is."""
