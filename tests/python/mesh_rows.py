@@ -1,6 +1,6 @@
-"""The rows of the table in docs/guide/meshes.md. On each mesh a small transformer trains with torch alone, with
-tagc at fp32 and sparsity 0, and with tagc's defaults. The second run must give the losses and weights of the
-first, bit for bit where tagc adds two gradients, and the third must train with few bits."""
+"""The rows of the table in docs/guide/meshes.md. On each mesh a small transformer trains with torch alone,
+with tagc at fp32 and sparsity 0, and with tagc's defaults. The second run must give the losses and weights of
+the first, bit for bit where tagc adds two gradients, and the third must train with few bits."""
 
 import functools
 import math
