@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from tagc._library import Error
-from tagc.commands import options, plan
+from tagc.commands import models, options
 from tagc.report.parser import Parser, UsageError
 
 _EXAMPLES = """examples:
@@ -77,8 +77,8 @@ def run(words: Sequence[str]) -> int:
     except ModuleNotFoundError as missing:
         raise Error("unsupported", f'{missing}: pip install "tagc-train[torch]"') from None
 
-    n_layer, width = plan.shape_of(arguments.params)
-    root = {"compressed": 2 * plan.N_VOCAB * width, "dense": 2 * width}
+    n_layer, width = models.shape_of(arguments.params)
+    root = {"compressed": 2 * models.N_VOCAB * width, "dense": 2 * width}
     layer = {"compressed": 9 * width**2, "mild": 3 * width**2, "dense": 13 * width}
     is_sharded = arguments.wrap == "fsdp2"
     dist.init_process_group("gloo")

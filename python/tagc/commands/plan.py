@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tagc import _library as lib
-from tagc.commands import codec, options, planner, room
+from tagc.commands import codec, mesh, models, options, planner, room
+from tagc.commands.models import N_VOCAB, shape_of
 from tagc.commands.planner import FULL, GRAD, HYBRID, Forecast
-from tagc.report.parser import Parser, UsageError
+from tagc.report.parser import Parser
 
 N_TOKENS = 2048  # of a sequence
-N_VOCAB = 32_000
-LEAST = 1e7  # parameters: the embedding and the head of a smaller model are most of it
+TOKENS = 16_384  # of a GPU and step
 GPU_NOTE = "the codec has not been measured on a GPU"
 _EXAMPLES = """examples:
   # Four hosts with one GPU each, for three networks between them.
@@ -24,6 +23,10 @@ _EXAMPLES = """examples:
 
   # Hosts with eight GPUs each, and a codec that takes no time: the most that one on the GPU could give.
   python -m tagc plan --params 7b --hosts 4 --gpus-per-host 8 --link 10gbit --codec-ns 0
+
+  # Tensor parallelism within hosts, a pipeline between them.
+  python -m tagc plan --model llama-3-70b --hosts 16 --gpus-per-host 8 --tensor-parallel 8 \\
+      --sequence-parallel --pipeline-parallel 4 --micro-batches 16 --recompute attention --link 10gbit
 """
 
 
@@ -65,9 +68,9 @@ def parser() -> Parser:
         "--params",
         "--model",
         metavar="N",
-        type=options.size,
+        type=models.size_or_name,
         default=1e9,
-        help="parameters, as in 350m, 1b, 7b. Default: 1b",
+        help="parameters, as in 350m, 1b, 7b, or a model: " + ", ".join(models.NAMED) + ". Default: 1b",
     )
     add("--hosts", metavar="N", type=options.whole(2, 8192), default=4, help="hosts. Default: 4")
     add(
@@ -110,7 +113,6 @@ def parser() -> Parser:
         "--tokens",
         metavar="N",
         type=options.whole(1, 1 << 24),
-        default=16_384,
         help="of each GPU and step, in sequences of 2048. Default: 16384",
     )
     add(
@@ -120,28 +122,14 @@ def parser() -> Parser:
         help="nanoseconds that the codec takes per element. Default: measured here, on one thread",
     )
     add("--json", metavar="FILE", help="also write the plan there; - prints nothing else")
+    mesh.add_options(made)
     return made
-
-
-def shape_of(n_params: float) -> tuple[int, int]:
-    """Returns layers and width of a GPT of about so many parameters, in usual proportions."""
-    if n_params < LEAST:
-        raise UsageError(f"--params is {n_params:g}, allowed: {LEAST:g} or more")
-    best, least = (1, 64), math.inf
-    for n_layer in range(1, 257):
-        # 12 c^2 of a layer; the embedding and the head are c wide, too
-        wide = (math.sqrt(N_VOCAB**2 + 12 * n_layer * n_params) - N_VOCAB) / (12 * n_layer)
-        width = max(64, round(wide / 64) * 64)
-        size = 12 * n_layer * width**2 + 2 * N_VOCAB * width
-        off = abs(math.log(size / n_params)) + 0.1 * abs(math.log(width / n_layer / 110))
-        if off < least:
-            best, least = (n_layer, width), off
-    return best
 
 
 def _step(way: Way, arguments: argparse.Namespace, bits_per_s: float, n_levels: int = 2) -> Forecast:
     n_layer, width = shape_of(arguments.params)
-    n_tokens = min(N_TOKENS, arguments.tokens)
+    n_all = arguments.tokens or TOKENS
+    n_tokens = min(N_TOKENS, n_all)
     return planner.ask(
         way.gather,
         way.values,
@@ -151,7 +139,7 @@ def _step(way: Way, arguments: argparse.Namespace, bits_per_s: float, n_levels: 
         n_embd=width,
         n_vocab=N_VOCAB,
         n_tokens=n_tokens,
-        n_batch=max(1, round(arguments.tokens / n_tokens)),
+        n_batch=max(1, round(n_all / n_tokens)),
         n_micro_steps=1,
         world_size=arguments.hosts * arguments.gpus_per_host,
         ranks_per_host=arguments.gpus_per_host,
@@ -329,12 +317,17 @@ def _card_lines(card: Sequence[dict[str, Any]]) -> list[str]:
 
 def run(words: Sequence[str]) -> int:
     arguments = parser().parse_args(list(words))
-    source = "as given"
-    if arguments.codec_ns is None:
-        arguments.codec_ns, source = codec.measure(), "measured here on one thread"
-    made = plan(arguments)
+    if mesh.is_asked(arguments):
+        made = mesh.plan(arguments)
+        text = mesh.text_of(made, bytes_text, rate_text)
+    else:
+        source = "as given"
+        if arguments.codec_ns is None:
+            arguments.codec_ns, source = codec.measure(), "measured here on one thread"
+        made = plan(arguments)
+        text = text_of(made, source)
     if arguments.json != "-":
-        print(text_of(made, source))
+        print(text)
     if arguments.json == "-":
         json.dump(made, sys.stdout, indent=1)
         print()

@@ -34,6 +34,43 @@ class _Reply(Structure):
     ]  # fmt: skip
 
 
+_KINDS = ("parameters", "gradients", "optimizer", "residual", "replicas", "buffers", "activations")
+_LEGS = ("tensor", "context", "expert", "pipeline", "gradients", "parameters", "offload")
+_BYTES = ("rank", "host", "all", "between")
+_MODEL = (
+    "n_layer n_embd n_head n_kv_head n_ffn n_vocab n_positions is_gated has_bias n_experts n_active"
+).split()
+
+
+class _MeshModel(Structure):
+    _fields_ = [(name, c_int) for name in _MODEL]
+
+
+class _MeshQuestion(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("model", _MeshModel), ("world_size", c_int), ("ranks_per_host", c_int),
+        ("n_tensor", c_int), ("n_context", c_int), ("n_pipeline", c_int), ("n_expert", c_int),
+        ("sequence", c_int), ("placement", c_int), ("n_sequences", c_int), ("n_tokens", c_int),
+        ("n_micro_batches", c_int), ("schedule", c_int), ("n_stages_per_rank", c_int), ("recompute", c_int),
+        ("keeps_scores", c_int), ("has_dropout", c_int), ("offload", c_int), ("codec_on_host", c_int),
+        ("format", c_int), ("sparsity", c_double), ("gather", c_int), ("forward", c_int), ("backward", c_int),
+        ("block", c_int),
+    ]  # fmt: skip
+
+
+class _MeshBytes(Structure):
+    _fields_ = [(name, c_double) for name in _BYTES]
+
+
+class _MeshReply(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("n_params", c_uint64), ("n_active_params", c_uint64), ("n_data", c_int),
+        ("fullest", c_int), ("device", c_double * len(_KINDS)), ("host", c_double * len(_KINDS)),
+        ("legs", _MeshBytes * len(_LEGS)), ("bubble", c_double), ("in_flight", c_double),
+        ("why", c_char * 256),
+    ]  # fmt: skip
+
+
 class Forecast(NamedTuple):
     """Of one optimizer step. gradient_bytes and gather_bytes are what a host sends to others; state_bytes and
     residual_bytes are memory of a rank."""
@@ -72,6 +109,8 @@ def _load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
         library.tagc_plan_ask.argtypes = [POINTER(_Question), POINTER(_Reply)]
         library.tagc_plan_ask.restype = c_int
+        library.tagc_plan_mesh.argtypes = [POINTER(_MeshQuestion), POINTER(_MeshReply)]
+        library.tagc_plan_mesh.restype = c_int
         library.tagc_plan_reducer_memory.argtypes = [
             POINTER(lib.ReducerOptions),
             c_int,
@@ -95,6 +134,29 @@ def ask(gather: str, values: str, **numbers: Any) -> Forecast:
     if status:
         raise Error(status, reply.why.decode(errors="replace") or "libtagc-plan.so is of another version")
     return Forecast(*(getattr(reply, name) for name in Forecast._fields))
+
+
+def ask_mesh(gather: str, values: str, forward: str, backward: str, **numbers: Any) -> dict[str, Any]:
+    """Returns the plan of one way to train on a mesh: the fields of tagc_mesh_reply. numbers: the other
+    fields of tagc_mesh_question and tagc_mesh_model (planning/plan/mesh.h)."""
+    model = _MeshModel(**{name: numbers.pop(name) for name in _MODEL})
+    formats = {name: lib.FORMATS[text] for name, text in (("forward", forward), ("backward", backward))}
+    given = {"gather": GATHERS[gather], "format": lib.FORMATS[values], "block": 64} | formats | numbers
+    question = _MeshQuestion(struct_bytes=sizeof(_MeshQuestion), model=model, **given)
+    reply = _MeshReply(struct_bytes=sizeof(_MeshReply))
+    status = _load().tagc_plan_mesh(byref(question), byref(reply))
+    if status:
+        raise Error(status, reply.why.decode(errors="replace") or "libtagc-plan.so is of another version")
+    made = {
+        name: getattr(reply, name)
+        for name in ("n_params", "n_active_params", "n_data", "fullest", "bubble", "in_flight")
+    }
+    for where in ("device", "host"):
+        made[where] = dict(zip(_KINDS, getattr(reply, where)))
+    made["legs"] = {
+        leg: {name: getattr(found, name) for name in _BYTES} for leg, found in zip(_LEGS, reply.legs)
+    }
+    return made
 
 
 def needs(units: Sequence[Sequence[Mapping[str, Any]]], world_size: int) -> Needs:

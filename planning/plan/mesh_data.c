@@ -1,0 +1,232 @@
+/* Data parallelism on a mesh: what a rank sends of gradients and parameters, and what it holds. torch's own collectives are rings;
+ * tagc's exchanges are counted by the code that runs them, between hosts, after a sum within each. */
+#include "plan/mesh_parts.h"
+
+#include "core/status.h"
+#include "exchange/options.h"
+#include "exchange/volume.h"
+#include "plan/plan.h"
+#include "transport/work.h"
+#include <math.h>
+
+enum { N_CLASSES = 3 };
+
+tagc_mesh_group tagc_mesh_group_of(const tagc_mesh_question *q, int unit) {
+    int n_stage = q->world_size / q->n_pipeline, stride = q->n_tensor;
+    if (unit == TAGC_MESH_EXPERTS) stride *= q->n_expert;
+    int near = q->ranks_per_host < n_stage ? q->ranks_per_host : n_stage;
+    int n_ranks = n_stage / stride, per_host = near > stride ? near / stride : 1;
+    return (tagc_mesh_group){.n_ranks = n_ranks, .n_hosts = n_ranks / per_host, .per_host = per_host};
+}
+
+/* For the forward and for the backward pass of each micro-batch, or once. torch's pipelines keep a stage gathered between backward
+ * passes; reshard_after_forward=False, which torchtitan sets there, keeps it between all. */
+int tagc_mesh_n_gathers(const tagc_mesh_question *q) {
+    if (q->placement == TAGC_PLACE_NONE) return 0;
+    return q->placement >= TAGC_PLACE_ZERO3 && q->n_pipeline == 1 ? 2 * q->n_micro_batches : 1;
+}
+
+static int is_delta(const tagc_mesh_question *q) {
+    return q->gather > TAGC_GATHER_BF16;
+}
+
+/* Whether tagc exchanges the gradients of these ranks: within one host it leaves them to torch. */
+static int compresses(const tagc_mesh_question *q, const tagc_mesh_group *g) {
+    return q->format != TAGC_FORMAT_BF16 && g->n_hosts > 1;
+}
+
+static int gathers_deltas(const tagc_mesh_question *q, const tagc_mesh_group *g) {
+    return is_delta(q) && g->n_hosts > 1;
+}
+
+/* Ranks over which the optimizer's state is shared out. */
+static int n_owners(const tagc_mesh_question *q, const tagc_mesh_group *g) {
+    return q->placement == TAGC_PLACE_NONE ? 1 : q->placement == TAGC_PLACE_HYBRID ? g->per_host : g->n_ranks;
+}
+
+/* ---- tagc's exchanges ---- */
+
+/* The options of the reducer of a class; 0: the unit has no values of that class. */
+static int reducer_of(const tagc_mesh_question *q, const tagc_mesh_values *unit, int class_,
+                      const tagc_mesh_group *g, tagc_reducer_options *r) {
+    const double n_values[N_CLASSES] = {unit->compressed, unit->mild, unit->dense};
+    if (!(n_values[class_] > 0)) return 0;
+    tagc_reducer_options_init(r);
+    r->n_elems = tagc_padded_elems((uint64_t)ceil(n_values[class_] / g->per_host), g->n_hosts);
+    r->exchange = TAGC_EXCHANGE_DENSE;
+    if (class_ < 2) {
+        tagc_schedule_options schedule;
+        tagc_schedule_options_init(&schedule);
+        int is_mild = class_ == 1 && q->sparsity > 0;
+        r->exchange = TAGC_EXCHANGE_DIRECT;
+        r->format = is_mild ? (int)schedule.mild_format : q->format;
+        r->sparsity = is_mild ? fmin(schedule.mild_sparsity, q->sparsity) : q->sparsity;
+    }
+    if (q->placement == TAGC_PLACE_NONE || q->placement == TAGC_PLACE_HYBRID) r->output = TAGC_OUTPUT_UNIT;
+    return 1;
+}
+
+static tagc_status exchanged_bytes(const tagc_mesh_question *q, const tagc_mesh_values *unit,
+                                   const tagc_mesh_group *g, double *n_bytes) {
+    tagc_reducer_options options;
+    *n_bytes = 0;
+    for (int class_ = 0; class_ < N_CLASSES; class_++) {
+        if (!reducer_of(q, unit, class_, g, &options)) continue;
+        double sent = options.exchange == TAGC_EXCHANGE_DENSE ? 1 : 1 - options.sparsity;
+        tagc_volume volume;
+        tagc_volume_data data = {.sent_density = sent, .union_density = 1 - pow(1 - sent, g->n_hosts)};
+        TAGC_TRY(tagc_reducer_volume(&options, g->n_hosts, 0, &data, &volume));
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++) *n_bytes += volume.n_bytes[leg];
+    }
+    return TAGC_OK;
+}
+
+static tagc_status gathered_bytes(const tagc_mesh_question *q, double n_values, const tagc_mesh_group *g,
+                                  double *n_bytes) {
+    tagc_gatherer_options options;
+    tagc_volume volume;
+    tagc_gatherer_options_init(&options);
+    options.n_elems = tagc_padded_elems((uint64_t)ceil(n_values / g->per_host), g->n_hosts);
+    tagc_gatherer_options_choose(&options, q->gather);
+    TAGC_TRY(tagc_gatherer_volume(&options, g->n_hosts, &volume));
+    *n_bytes = 0;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) *n_bytes += volume.n_bytes[leg];
+    return TAGC_OK;
+}
+
+tagc_status tagc_mesh_flows(const tagc_mesh_question *q, const tagc_mesh_stage *stage, int unit,
+                            tagc_mesh_flow *gradients, tagc_mesh_flow *parameters) {
+    const tagc_mesh_group g = tagc_mesh_group_of(q, unit);
+    const tagc_mesh_values *values = &stage->units[unit];
+    double n = tagc_mesh_count(values), n_bf16 = 2 * n, n_gathers = tagc_mesh_n_gathers(q);
+    double around = n_bf16 * (g.n_ranks - 1) / g.n_ranks, inside = n_bf16 * (g.per_host - 1) / g.per_host;
+    *gradients = *parameters = (tagc_mesh_flow){0};
+    if (!(n > 0) || stage->n[unit] == 0) return TAGC_OK;
+    int is_hybrid = q->placement == TAGC_PLACE_HYBRID, is_ddp = q->placement == TAGC_PLACE_NONE;
+    if (compresses(q, &g)) {
+        gradients->within = is_ddp ? 2 * inside : inside;
+        TAGC_TRY(exchanged_bytes(q, values, &g, &gradients->between));
+    } else if (is_hybrid) {
+        gradients->within = inside;
+        gradients->between = 2 * n_bf16 / g.per_host * (g.n_hosts - 1) / g.n_hosts;
+    } else {
+        gradients->ring = is_ddp ? 2 * around : around;
+    }
+    if (is_hybrid) {
+        parameters->within = n_gathers * inside;
+    } else if (gathers_deltas(q, &g)) { /* they change once in a step */
+        parameters->within = n_gathers * inside;
+        TAGC_TRY(gathered_bytes(q, n, &g, &parameters->between));
+    } else {
+        parameters->ring = n_gathers * around;
+    }
+    return TAGC_OK;
+}
+
+/* ---- memory ---- */
+
+/* Of a group: what its reducers hold, and what those of a unit under way take. */
+typedef struct held {
+    double residual, buffers, packed;
+    uint64_t most, total; /* work */
+} held;
+
+/* What packing gradients in bf16 takes: their largest part stays in the gradient itself. Dense parts are read as fp32; sums lie
+ * apart where they cannot take the place of gradients. */
+typedef struct packing {
+    double gradients, stays, apart;
+} packing;
+
+static tagc_status add_reducer(const tagc_reducer_options *options, const tagc_mesh_group *g, int n_units,
+                               held *to, uint64_t *work, packing *packed) {
+    tagc_exchange_memory memory;
+    for (int i = 0; i < n_units; i++) {
+        TAGC_TRY(tagc_reducer_memory(options, g->n_hosts, i, &memory));
+        to->residual += (double)memory.residual;
+        to->buffers += (double)(memory.buffers + memory.spare);
+    }
+    *work += memory.work;
+    int is_dense = options->exchange == TAGC_EXCHANGE_DENSE, is_whole = options->output == TAGC_OUTPUT_UNIT;
+    double n = (double)options->n_elems;
+    packed->gradients += (is_dense ? 4 : 2) * n;
+    if (!is_dense) packed->stays = fmax(packed->stays, 2 * n);
+    if (is_dense || is_whole) packed->apart += 4 * n / (is_whole ? 1 : g->n_hosts);
+    return TAGC_OK;
+}
+
+static tagc_status add_unit(const tagc_mesh_question *q, const tagc_mesh_stage *stage, int unit,
+                            const tagc_mesh_group *g, held *to) {
+    uint64_t work = 0;
+    packing packed = {0};
+    tagc_reducer_options options;
+    for (int class_ = 0; class_ < N_CLASSES; class_++)
+        if (reducer_of(q, &stage->units[unit], class_, g, &options))
+            TAGC_TRY(add_reducer(&options, g, stage->n[unit], to, &work, &packed));
+    if (work > to->most) to->most = work;
+    to->total += work * (uint64_t)stage->n[unit];
+    to->packed = fmax(to->packed, packed.gradients - packed.stays + packed.apart);
+    return TAGC_OK;
+}
+
+static tagc_status add_exchanges(const tagc_mesh_question *q, const tagc_mesh_stage *stage, double *out) {
+    held groups[2] = {0}; /* experts have a group of their own */
+    for (int unit = 0; unit < TAGC_MESH_N_UNITS; unit++) {
+        tagc_mesh_group g = tagc_mesh_group_of(q, unit);
+        if (stage->n[unit] > 0 && compresses(q, &g))
+            TAGC_TRY(add_unit(q, stage, unit, &g, &groups[unit == TAGC_MESH_EXPERTS]));
+        if (gathers_deltas(q, &g))
+            out[TAGC_MESH_REPLICAS] += 2 * stage->n[unit] * tagc_mesh_count(&stage->units[unit]) / g.per_host;
+    }
+    for (int i = 0; i < 2; i++) {
+        out[TAGC_MESH_RESIDUAL] += groups[i].residual;
+        out[TAGC_MESH_BUFFERS] +=
+            groups[i].buffers + (double)tagc_work_capacity(groups[i].most, groups[i].total);
+    }
+    out[TAGC_MESH_BUFFERS] += fmax(groups[0].packed, groups[1].packed);
+    return TAGC_OK;
+}
+
+/* What FSDP2 gathers and reduces at once, in bf16: a unit in use and one ahead; the gradient of one, and a copy of it in the order
+ * of ranks. What is gathered once in a step stays. */
+static void add_torch(const tagc_mesh_question *q, double n, double largest, double *out) {
+    int accumulates = q->n_micro_batches > 1;
+    if (q->placement < TAGC_PLACE_ZERO2) return;
+    if (q->placement == TAGC_PLACE_ZERO2 || q->n_pipeline > 1)
+        out[TAGC_MESH_REPLICAS] += 2 * n;
+    else
+        out[TAGC_MESH_BUFFERS] += 2 * 2 * largest;
+    out[TAGC_MESH_BUFFERS] += (accumulates ? 1 : 2) * 2 * largest;
+    if (accumulates) out[TAGC_MESH_GRADIENTS] += 2 * n;
+}
+
+tagc_status tagc_mesh_data_memory(const tagc_mesh_question *q, const tagc_mesh_stage *stage, double *device,
+                                  double *host) {
+    double n = 0, owned = 0, largest = 0;
+    int is_on_host = q->offload & (TAGC_MESH_OFFLOAD_PARAMETERS | TAGC_MESH_OFFLOAD_OPTIMIZER);
+    int has_whole_gradients = q->placement <= TAGC_PLACE_ZERO1;
+    for (int unit = 0; unit < TAGC_MESH_N_UNITS; unit++) {
+        tagc_mesh_group g = tagc_mesh_group_of(q, unit);
+        double of_unit = tagc_mesh_count(&stage->units[unit]);
+        n += stage->n[unit] * of_unit;
+        owned += stage->n[unit] * of_unit / n_owners(q, &g);
+        if (stage->n[unit] > 0) largest = fmax(largest, of_unit);
+    }
+    double *parameters = q->offload & TAGC_MESH_OFFLOAD_PARAMETERS ? host : device;
+    double *state = is_on_host ? host : device;
+    parameters[TAGC_MESH_PARAMETERS] += 4 * (q->placement >= TAGC_PLACE_ZERO2 ? owned : n);
+    state[TAGC_MESH_OPTIMIZER] += 8 * owned;
+    if (has_whole_gradients) device[TAGC_MESH_GRADIENTS] += 4 * n;
+    if (!has_whole_gradients || is_on_host) state[TAGC_MESH_GRADIENTS] += 4 * owned;
+    add_torch(q, n, largest, device);
+    return add_exchanges(q, stage, q->codec_on_host ? host : device);
+}
+
+double tagc_mesh_state_moved(const tagc_mesh_question *q, const tagc_mesh_stage *stage) {
+    double owned = 0;
+    for (int unit = 0; unit < TAGC_MESH_N_UNITS; unit++) {
+        tagc_mesh_group g = tagc_mesh_group_of(q, unit);
+        owned += stage->n[unit] * tagc_mesh_count(&stage->units[unit]) / n_owners(q, &g);
+    }
+    if (q->offload & TAGC_MESH_OFFLOAD_PARAMETERS) return 4 * owned * (1 + tagc_mesh_n_gathers(q));
+    return q->offload & TAGC_MESH_OFFLOAD_OPTIMIZER ? 2 * 4 * owned : 0;
+}
