@@ -126,7 +126,7 @@ TARGET static size_t avx2_stream(const float *gradient, const float *residual_in
 /* ---- an int8 residual ---- */
 
 typedef struct block_state {
-    __m256i below, index; /* t_lo - 1, the next 8 indices */
+    __m256i below, index; /* t_lo - 1, the first of the next 8 indices */
     uint32_t *indices;
     float *values;
 } block_state;
@@ -167,28 +167,44 @@ INLINE __m256i random_bytes(__m256i x) {
     return _mm256_xor_si256(x, _mm256_srli_epi32(x, 15));
 }
 
-/* Codes of 4 elements and of those 16 further on, not yet bytes. places: for each of the 8, the byte of `random` that becomes byte 1
- * of its lane. There it is 128 + byte / 256 as a float, with half a byte of 1 / 256 more. */
+/* Codes of 8 elements, not yet bytes. places: for each of them, the byte of `random` that becomes byte 1 of its lane. There it is
+ * 128 + byte / 256 as a float, with half a byte of 1 / 256 more. */
 INLINE __m256i round_vector(const float *acc, __m256 inverse, __m256i random, __m256i places) {
-    __m256 values = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_load_ps(acc)), _mm_load_ps(acc + 16), 1);
     __m256i bits = _mm256_or_si256(_mm256_shuffle_epi8(random, places), _mm256_set1_epi32(0x43000080));
     __m256 part = _mm256_sub_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(128));
-    return _mm256_cvtps_epi32(_mm256_floor_ps(_mm256_fmadd_ps(values, inverse, part)));
+    return _mm256_cvtps_epi32(_mm256_floor_ps(_mm256_fmadd_ps(_mm256_load_ps(acc), inverse, part)));
+}
+
+/* The random bytes of the block at `at`. */
+INLINE void write_random(uint32_t seed, size_t at, uint8_t *random) {
+    __m256i group = _mm256_add_epi32(_mm256_set1_epi32((int)(seed + (uint32_t)(at / 4))),
+                                     _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    for (int i = 0; i < TAGC_RESIDUAL_BLOCK; i += 4 * LANES) {
+        _mm256_store_si256((__m256i *)(void *)(random + i), random_bytes(group));
+        group = _mm256_add_epi32(group, _mm256_set1_epi32(LANES));
+    }
+}
+
+/* 16 bytes, in both halves: from memory that takes no shuffle. */
+INLINE __m256i twice(const uint8_t *bytes) {
+    return _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)(const void *)bytes));
 }
 
 /* Writes the codes of a whole block. */
-INLINE void write_codes(const float *acc, __m256 inverse, __m256i group, uint8_t *codes) {
-    /* bytes 0 to 3 of a dword, each to byte 1 of a lane; a negative place is a zero */
-    const __m256i places = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(-1, 0, -1, -1, -1, 1, -1, -1, -1, 2, -1, -1, -1, 3, -1, -1));
-    const __m256i next = _mm256_set1_epi32(4 << 8);
-    for (int quarter = 0; quarter < 4; quarter++, acc += 32, codes += 32) {
-        __m256i random = random_bytes(group), at = places, c[4];
-        group = _mm256_add_epi32(group, _mm256_set1_epi32(LANES));
-        for (int v = 0; v < 4; v++, at = _mm256_add_epi32(at, next))
-            c[v] = round_vector(acc + 4 * v, inverse, random, at);
-        __m256i low = _mm256_packs_epi32(c[0], c[1]), high = _mm256_packs_epi32(c[2], c[3]);
-        _mm256_storeu_si256((__m256i *)(void *)codes, _mm256_packs_epi16(low, high));
+INLINE void write_codes(const float *acc, __m256 inverse, const uint8_t *random, uint8_t *codes) {
+    /* bytes 0 to 7 of 16, each to byte 1 of a lane, and bytes 8 to 15; a negative place is a zero */
+    const __m256i first = _mm256_setr_epi8(-1, 0, -1, -1, -1, 1, -1, -1, -1, 2, -1, -1, -1, 3, -1, -1, -1, 4,
+                                           -1, -1, -1, 5, -1, -1, -1, 6, -1, -1, -1, 7, -1, -1);
+    const __m256i second = _mm256_add_epi32(first, _mm256_set1_epi32(8 << 8));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    for (int i = 0; i < TAGC_RESIDUAL_BLOCK; i += 32) {
+        __m256i low = twice(random + i), high = twice(random + i + 16);
+        __m256i a = _mm256_packs_epi32(round_vector(acc + i, inverse, low, first),
+                                       round_vector(acc + i + 8, inverse, low, second));
+        __m256i b = _mm256_packs_epi32(round_vector(acc + i + 16, inverse, high, first),
+                                       round_vector(acc + i + 24, inverse, high, second));
+        __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), order);
+        _mm256_storeu_si256((__m256i *)(void *)(codes + i), bytes);
     }
 }
 
@@ -201,38 +217,57 @@ INLINE uint32_t largest_of(const float *values, size_t n) {
     return largest;
 }
 
+/* A block under way: its sums, with zeros in place of candidates, their largest magnitude, and its random bytes. */
+typedef struct block {
+    float acc[TAGC_RESIDUAL_BLOCK] __attribute__((aligned(32)));
+    uint8_t random[TAGC_RESIDUAL_BLOCK] __attribute__((aligned(32)));
+    uint32_t largest;
+} block;
+
+INLINE void take_block(block_state *s, const void *gradient, int is_bf16, const uint8_t *exponents,
+                       const uint8_t *codes, size_t at, uint32_t seed, block *to) {
+    __m256 step = _mm256_castsi256_ps(
+        _mm256_set1_epi32((int)(0x80000000u | (uint32_t)exponents[at / TAGC_RESIDUAL_BLOCK] << 23)));
+    __m256i top = _mm256_setzero_si256();
+    write_random(seed, at, to->random);
+    for (size_t i = 0; i < TAGC_RESIDUAL_BLOCK; i += 2 * LANES) {
+        _mm_prefetch((const char *)gradient + (at + i) * (is_bf16 ? 2 : 4) + AHEAD_BYTES, _MM_HINT_T0);
+        __m256 low = sum_vector(gradient, at + i, is_bf16, codes, step);
+        __m256 high = sum_vector(gradient, at + i + LANES, is_bf16, codes, step);
+        _mm256_store_ps(to->acc + i, take_candidates(s, low, &top));
+        _mm256_store_ps(to->acc + i + LANES, take_candidates(s, high, &top));
+    }
+    to->largest = reduce_max(top);
+}
+
+INLINE void write_block(const block *from, size_t at, uint32_t seed, uint8_t *exponents, uint8_t *codes) {
+    exponents += at / TAGC_RESIDUAL_BLOCK;
+    if (from->largest >= TAGC_RESIDUAL_PLAIN) {
+        tagc_residual_write_int8(from->acc, at, seed, exponents, codes);
+        return;
+    }
+    uint32_t exponent = tagc_residual_exponent(TAGC_FORMAT_INT8, from->largest);
+    *exponents = (uint8_t)exponent;
+    __m256i inverse = _mm256_set1_epi32((int)(0x80000000u | (254 - exponent) << 23));
+    write_codes(from->acc, _mm256_castsi256_ps(inverse), from->random, codes + at);
+}
+
 INLINE size_t stream_int8(const void *gradient, int is_bf16, const uint8_t *exponents_in,
                           const uint8_t *codes_in, uint8_t *exponents_out, uint8_t *codes_out, size_t n,
                           uint32_t first, uint32_t t_lo, uint32_t seed, uint32_t *indices, float *values,
                           uint32_t *max_bits) {
-    const __m256i iota = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     /* signed: nothing is above if t_lo is NONE */
     block_state s = {_mm256_set1_epi32((int)(t_lo - 1)), _mm256_set1_epi32((int)first), indices, values};
+    /* A block is written after the next one's sums: else it would wait for its largest magnitude and its random bytes. */
+    block room[2];
     uint32_t max = *max_bits;
-    for (size_t at = first; at < first + n; at += TAGC_RESIDUAL_BLOCK) {
-        size_t block = at / TAGC_RESIDUAL_BLOCK;
-        __m256 step =
-            _mm256_castsi256_ps(_mm256_set1_epi32((int)(0x80000000u | (uint32_t)exponents_in[block] << 23)));
-        float acc[TAGC_RESIDUAL_BLOCK] __attribute__((aligned(32)));
-        __m256i top = _mm256_setzero_si256();
-        for (size_t i = 0; i < TAGC_RESIDUAL_BLOCK; i += LANES) {
-            if (i % 16 == 0)
-                _mm_prefetch((const char *)gradient + (at + i) * (is_bf16 ? 2 : 4) + AHEAD_BYTES,
-                             _MM_HINT_T0);
-            __m256 sum = sum_vector(gradient, at + i, is_bf16, codes_in, step);
-            _mm256_store_ps(acc + i, take_candidates(&s, sum, &top));
-        }
-        uint32_t largest = reduce_max(top);
-        if (largest > max) max = largest;
-        if (largest >= TAGC_RESIDUAL_PLAIN) {
-            tagc_residual_write_int8(acc, at, seed, exponents_out + block, codes_out);
-            continue;
-        }
-        uint32_t exponent = tagc_residual_exponent(TAGC_FORMAT_INT8, largest);
-        exponents_out[block] = (uint8_t)exponent;
-        write_codes(acc, _mm256_castsi256_ps(_mm256_set1_epi32((int)(0x80000000u | (254 - exponent) << 23))),
-                    _mm256_add_epi32(_mm256_set1_epi32((int)(seed + (uint32_t)(at / 4))), iota),
-                    codes_out + at);
+    const size_t end = first + n;
+    if (n > 0) take_block(&s, gradient, is_bf16, exponents_in, codes_in, first, seed, &room[0]);
+    for (size_t at = first, odd = 0; at < end; at += TAGC_RESIDUAL_BLOCK, odd = !odd) {
+        const size_t next = at + TAGC_RESIDUAL_BLOCK;
+        if (next < end) take_block(&s, gradient, is_bf16, exponents_in, codes_in, next, seed, &room[!odd]);
+        if (room[odd].largest > max) max = room[odd].largest;
+        write_block(&room[odd], at, seed, exponents_out, codes_out);
     }
     size_t n_candidates = (size_t)(s.indices - indices);
     uint32_t largest = largest_of(values, n_candidates);

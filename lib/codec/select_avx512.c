@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define TARGET __attribute__((target("avx512f,avx512bw,popcnt")))
+#define INLINE TARGET static inline __attribute__((always_inline))
 #define LANES 16
 #define ROOM 1024        /* elements of a residual on their way around the cache */
 #define AHEAD_BYTES 2048 /* of the gradient, on their way */
@@ -144,13 +145,18 @@ TARGET static inline __m512i round_vector(__m512 acc, __m512 inverse, const uint
                                     _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 }
 
+/* The random bytes of the block at `at`. */
+TARGET static inline void write_random(uint32_t seed, size_t at, __m512i iota, uint8_t *random) {
+    __m512i group = _mm512_add_epi32(_mm512_set1_epi32((int)(seed + (uint32_t)(at / 4))), iota);
+    _mm512_store_si512(random, random_bytes(group));
+    _mm512_store_si512(random + 64, random_bytes(_mm512_add_epi32(group, _mm512_set1_epi32(16))));
+}
+
 /* Writes the codes of a whole block. */
-TARGET static inline void write_codes(const __m512 *acc, __m512 inverse, __m512i group, uint8_t *codes) {
+TARGET static inline void write_codes(const __m512 *acc, __m512 inverse, const uint8_t *random,
+                                      uint8_t *codes) {
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    uint8_t random[64] __attribute__((aligned(64)));
-    for (int half = 0; half < 2; half++, acc += 4, codes += 64) {
-        _mm512_store_si512(random, random_bytes(group));
-        group = _mm512_add_epi32(group, _mm512_set1_epi32(16));
+    for (int half = 0; half < 2; half++, acc += 4, codes += 64, random += 64) {
         __m512i low = _mm512_packs_epi32(round_vector(acc[0], inverse, random),
                                          round_vector(acc[1], inverse, random + 16));
         __m512i high = _mm512_packs_epi32(round_vector(acc[2], inverse, random + 32),
@@ -159,38 +165,57 @@ TARGET static inline void write_codes(const __m512 *acc, __m512 inverse, __m512i
     }
 }
 
-TARGET static inline __attribute__((always_inline)) size_t
-stream_int8(const void *gradient, int is_bf16, const uint8_t *exponents_in, const uint8_t *codes_in,
-            uint8_t *exponents_out, uint8_t *codes_out, size_t n, uint32_t first, uint32_t t_lo,
-            uint32_t seed, uint32_t *indices, float *values, uint32_t *max_bits) {
+/* A block under way: its sums, with zeros in place of candidates, their largest magnitude, and its random bytes. */
+typedef struct block {
+    __m512 acc[TAGC_RESIDUAL_BLOCK / LANES];
+    uint8_t random[TAGC_RESIDUAL_BLOCK] __attribute__((aligned(64)));
+    uint32_t largest;
+} block;
+
+INLINE void take_block(block_state *s, const void *gradient, int is_bf16, const uint8_t *exponents,
+                       const uint8_t *codes, size_t at, uint32_t seed, block *to) {
+    __m512 step = _mm512_castsi512_ps(
+        _mm512_set1_epi32((int)(0x80000000u | (uint32_t)exponents[at / TAGC_RESIDUAL_BLOCK] << 23)));
+    __m512i top = _mm512_setzero_si512();
+    write_random(seed, at, s->iota, to->random);
+    for (size_t v = 0; v < TAGC_RESIDUAL_BLOCK / LANES; v++) {
+        const size_t i = at + v * LANES;
+        _mm_prefetch((const char *)gradient + i * (is_bf16 ? 2 : 4) + AHEAD_BYTES, _MM_HINT_T0);
+        to->acc[v] = take_candidates(s, sum_vector(gradient, i, is_bf16, codes, step), (uint32_t)i, &top);
+    }
+    to->largest = _mm512_reduce_max_epu32(top);
+}
+
+INLINE void write_block(const block *from, size_t at, uint32_t seed, uint8_t *exponents, uint8_t *codes) {
+    exponents += at / TAGC_RESIDUAL_BLOCK;
+    if (from->largest >= TAGC_RESIDUAL_PLAIN) {
+        float room[TAGC_RESIDUAL_BLOCK];
+        memcpy(room, from->acc, sizeof room);
+        tagc_residual_write_int8(room, at, seed, exponents, codes);
+        return;
+    }
+    uint32_t exponent = tagc_residual_exponent(TAGC_FORMAT_INT8, from->largest);
+    *exponents = (uint8_t)exponent;
+    __m512i inverse = _mm512_set1_epi32((int)(0x80000000u | (254 - exponent) << 23));
+    write_codes(from->acc, _mm512_castsi512_ps(inverse), from->random, codes + at);
+}
+
+INLINE size_t stream_int8(const void *gradient, int is_bf16, const uint8_t *exponents_in,
+                          const uint8_t *codes_in, uint8_t *exponents_out, uint8_t *codes_out, size_t n,
+                          uint32_t first, uint32_t t_lo, uint32_t seed, uint32_t *indices, float *values,
+                          uint32_t *max_bits) {
     const __m512i iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     block_state s = {_mm512_set1_epi32((int)t_lo), iota, indices, values};
+    /* A block is written after the next one's sums: else it would wait for its largest magnitude and its random bytes. */
+    block room[2];
     uint32_t max = *max_bits;
-    for (size_t at = first; at < first + n; at += TAGC_RESIDUAL_BLOCK) {
-        size_t block = at / TAGC_RESIDUAL_BLOCK;
-        __m512 step =
-            _mm512_castsi512_ps(_mm512_set1_epi32((int)(0x80000000u | (uint32_t)exponents_in[block] << 23)));
-        __m512 acc[TAGC_RESIDUAL_BLOCK / LANES];
-        __m512i top = _mm512_setzero_si512();
-        for (size_t v = 0; v < TAGC_RESIDUAL_BLOCK / LANES; v++) {
-            _mm_prefetch((const char *)gradient + (at + v * LANES) * (is_bf16 ? 2 : 4) + AHEAD_BYTES,
-                         _MM_HINT_T0);
-            acc[v] = take_candidates(&s, sum_vector(gradient, at + v * LANES, is_bf16, codes_in, step),
-                                     (uint32_t)(at + v * LANES), &top);
-        }
-        uint32_t largest = _mm512_reduce_max_epu32(top);
-        if (largest > max) max = largest;
-        if (largest >= TAGC_RESIDUAL_PLAIN) {
-            float room[TAGC_RESIDUAL_BLOCK];
-            memcpy(room, acc, sizeof room);
-            tagc_residual_write_int8(room, at, seed, exponents_out + block, codes_out);
-            continue;
-        }
-        uint32_t exponent = tagc_residual_exponent(TAGC_FORMAT_INT8, largest);
-        exponents_out[block] = (uint8_t)exponent;
-        write_codes(acc, _mm512_castsi512_ps(_mm512_set1_epi32((int)(0x80000000u | (254 - exponent) << 23))),
-                    _mm512_add_epi32(_mm512_set1_epi32((int)(seed + (uint32_t)(at / 4))), iota),
-                    codes_out + at);
+    const size_t end = first + n;
+    if (n > 0) take_block(&s, gradient, is_bf16, exponents_in, codes_in, first, seed, &room[0]);
+    for (size_t at = first, odd = 0; at < end; at += TAGC_RESIDUAL_BLOCK, odd = !odd) {
+        const size_t next = at + TAGC_RESIDUAL_BLOCK;
+        if (next < end) take_block(&s, gradient, is_bf16, exponents_in, codes_in, next, seed, &room[!odd]);
+        if (room[odd].largest > max) max = room[odd].largest;
+        write_block(&room[odd], at, seed, exponents_out, codes_out);
     }
     size_t n_candidates = (size_t)(s.indices - indices);
     __m512i top = _mm512_setzero_si512();
