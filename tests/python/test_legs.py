@@ -712,6 +712,16 @@ def load_each(rank, world_size, folder, to_come, names, one_in):
                     torch.testing.assert_close(total, rest, rtol=1e-5, atol=1e-5, msg=f"{saved} -> {name}")
 
 
+def save_before_a_step(rank, world_size, folder, saved, again):
+    """Loads what another number of ranks has saved, and saves it at once."""
+    import tagc.torch as tagc
+
+    make, hosts = layouts_of(world_size)["fsdp1"]
+    with tagc.compress(make(), hosts=hosts, **exact()) as handle:
+        handle.load(f"{folder}/{saved}")
+        handle.save(f"{folder}/{again}")
+
+
 def check_saved(handle, expected, what):
     """What all ranks would save before a step is what they have loaded: no part of it twice."""
     from tagc.torch.checkpoint import ABOUT
@@ -765,5 +775,8 @@ def test_checkpoints(tmp_path):
     to_come = ranks.run(save_each, 4, str(tmp_path), every)[0]
     ranks.run(load_each, 4, str(tmp_path), to_come, every, 3)
     ranks.run(load_each, 8, str(tmp_path), to_come, two, 3)
+    for world_size, saved, again in ((2, "fsdp1", "by two"), (4, "by two", "by four")):
+        ranks.run(save_before_a_step, world_size, str(tmp_path), saved, again)
+    ranks.run(load_each, 2, str(tmp_path), {"by four": to_come["fsdp1"]}, ["fsdp1"], 1)
     to_come = ranks.run(save_each, 8, str(tmp_path), two)[0]
     ranks.run(load_each, 4, str(tmp_path), to_come, every, 2)
