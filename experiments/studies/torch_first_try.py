@@ -18,6 +18,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -29,7 +30,7 @@ import gpt
 
 # "compress": what compress() gets, None: dense. "optimizer": "plain" (the loop's own), "groups"
 # (handle.param_groups), "given" (compress(model, optimizer)). "nudge": initial weights differ by that share
-# of their size.
+# of their size. "powersgd": rank of torch's hook, for set-ups under DDP.
 ARMS = {
     "dense": {"compress": None},
     "dense, nudged": {"compress": None, "nudge": 1e-6},  # how far runs scatter that compute the same
@@ -41,6 +42,8 @@ ARMS = {
     "one line": {"compress": {}},
     "two lines": {"compress": {}, "optimizer": "groups"},  # param_groups
     "with the optimizer": {"compress": {}, "optimizer": "given"},
+    # torch's hook, after as many dense steps as its documentation advises: a tenth of the run
+    "PowerSGD, rank 1": {"compress": None, "powersgd": 1},
     "one line, from the first step": {"compress": {"gentle": False}},
     "two lines, from the first step": {"compress": {"gentle": False}, "optimizer": "groups"},
 }
@@ -169,7 +172,7 @@ def read_tokens(kind):
     return torch.load(cache), 2048
 
 
-def made(setup, n_vocab, seed, nudge):
+def made(setup, n_vocab, seed, nudge, powersgd):
     torch.manual_seed(seed)
     if setup["style"] == "llama":
         model = Llama(n_vocab, setup["block"], setup["width"], 4, setup["layers"], setup["tied"])
@@ -190,7 +193,17 @@ def made(setup, n_vocab, seed, nudge):
         for parameter in model.parameters() if nudge else ():
             parameter.mul_(1 + nudge * torch.randn_like(parameter))
     if setup["wrap"] == "ddp":
-        return DistributedDataParallel(model)
+        if not powersgd:
+            return DistributedDataParallel(model)
+        # in one bucket: over gloo the exchanges of several run in another order on each rank, and fail
+        model = DistributedDataParallel(model, bucket_cap_mb=100_000)
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=powersgd, start_powerSGD_iter=max(2, setup["steps"] // 10)
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return model
+    if powersgd:
+        raise ValueError("PowerSGD is a hook of DDP: this set-up has FSDP2")
     for block in blocks:
         fully_shard(block)
     return fully_shard(model)
@@ -222,7 +235,7 @@ def prepared(arm, setup, n_vocab, seed):
     """(model, optimizer, handle)"""
     import tagc.torch as tagc
 
-    model = made(setup, n_vocab, seed, arm.get("nudge", 0.0))
+    model = made(setup, n_vocab, seed, arm.get("nudge", 0.0), arm.get("powersgd"))
     options = dict(lr=setup["lr"], betas=(arm.get("beta1", setup["betas"][0]), setup["betas"][1]))
     how, handle, optimizer = arm.get("optimizer", "plain"), None, None
     if how == "given" or (setup["before"] and how == "plain"):
@@ -307,6 +320,11 @@ def main():
     parser.add_argument("--arms", nargs="+", default=list(ARMS), help="names, or name=JSON")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument(
+        "--sequences",
+        type=int,
+        help="of a micro-step, over all ranks; default: as many per rank as the set-up has",
+    )
     args = parser.parse_args()
     arms = dict(ARMS)
     for text in args.arms:
@@ -315,19 +333,23 @@ def main():
             arms[name] = json.loads(spec)
     names = [text.partition("=")[0] for text in args.arms]
     dist.init_process_group("gloo")
+    n_ranks = dist.get_world_size()
+    if args.sequences is not None and args.sequences % n_ranks:
+        parser.error(f"--sequences is {args.sequences}, must be a multiple of the {n_ranks} ranks")
+    suffix = ("" if args.steps == 500 else f", {args.steps} steps") + (
+        "" if args.sequences is None else f", {n_ranks} ranks of {args.sequences // n_ranks} sequences"
+    )
     rows = json.loads(args.json.read_text()) if args.json.exists() else []
     dist.barrier()
     for setup in args.setups:
         for seed in args.seeds:
             for name in names:
-                key = {
-                    "setup": setup if args.steps == 500 else f"{setup}, {args.steps} steps",
-                    "seed": seed,
-                    "arm": name,
-                }
+                key = {"setup": setup + suffix, "seed": seed, "arm": name}
                 if any(all(row[k] == v for k, v in key.items()) for row in rows):
                     continue
                 what = COMMON | SETUPS[setup] | {"steps": args.steps}
+                if args.sequences is not None:
+                    what["batch"] = args.sequences // n_ranks
                 tokens, n_vocab = read_tokens(what["text"])
                 rows.append(key | run(arms[name], what, seed, tokens, n_vocab))
                 if dist.get_rank() == 0:

@@ -20,7 +20,7 @@ from tagc._library import Error
 from tagc.torch.advise import links, pipelines
 from tagc.torch.advise.choice import bytes_text, choose, factor_of, seconds_text
 from tagc.torch.advise.shape import Held, Shape, held_bytes, is_one, look
-from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, Survey, in_ways, name_of
+from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, Survey, in_ways, name_of, own_work_of
 from tagc.torch.exchange import internals, streams
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import share
@@ -81,8 +81,8 @@ def advise(
     exchange="dense", which loses nothing), "torch" (for torch's own mixed precision, where that is enough),
     "bucket" (where units are too small for this link: how many elements they should have, and what to write),
     "reason", "text", "where" (of the hosts, in words), "ranks_per_host" (whose gradients are added up within
-    the host), "rows" (each way to communicate: seconds of gradients, parameters, and a step, and
-    "card_bytes", which a host sends to others in a step), "link",
+    the host), "rows" (each way to communicate: seconds of gradients, parameters, "own_s" (FSDP2's own work),
+    and a step, and "card_bytes", which a host sends to others in a step), "link",
     "codec", "measured", and "local" (with `every`: "choice", "verdict", "every", "bits" per parameter and
     step, "exchange_s", "step_s", "reason"; else None)."""
     said = unknown_option(advise, unknown) or pipelines.misplaced(dict(locals()), inspect.signature(advise))
@@ -347,13 +347,14 @@ def forecast(
             "parameters_s": parameters_s,
             "comm_s": comm_s,
             "exposed_s": comm_s,
+            "own_s": gathers.own_s,
             "step_s": None,
             "card_bytes": card_bytes,
         }
         if step_s is not None:
             if shape.wrap == "ddp":
                 row["exposed_s"] = max(0.0, comm_s - BACKWARD * step_s)
-            row["step_s"] = step_s + row["exposed_s"]
+            row["step_s"] = step_s + row["exposed_s"] + gathers.own_s
         rows.append(row)
 
     def torch_reduces(dtype: str) -> float:
@@ -438,7 +439,8 @@ def copies(found: Mapping[str, Any], dtype: str, n_out: int, n_back: int) -> flo
 
 
 class Gathers:
-    """Seconds and bytes of a step's gathers of parameters, those that are not trained included."""
+    """Seconds and bytes of a step's gathers of parameters, those that are not trained included. own_s: what
+    FSDP2 itself takes around gathers and reductions."""
 
     def __init__(self, shape: Shape, found: Mapping[str, Any], agree_s: float, per_host: int = 1) -> None:
         self._shape, self._found, self._agree_s, self._per_host = shape, found, agree_s, per_host
@@ -449,6 +451,12 @@ class Gathers:
         ]
         self.has_fp32 = any("fp32" in held for held, _, _ in self._units)
         self.some_by_tagc = shape.wrap == "fsdp2" and any(is_one(held) for held, _, _ in self._units)
+        # of FSDP2, whoever communicates: its copies into and out of units
+        self.own_s = sum(
+            cost(found, own_work_of(times), sum(held.values()))
+            for held, times, _ in self._units
+            if own_work_of(times) in found["seconds"]
+        )
 
     def by_torch(self, in_bf16: bool = False) -> float:
         return sum(times * self._torch_s(held, in_bf16) for held, times, _ in self._units)
@@ -610,6 +618,11 @@ def text_of(advice: Mapping[str, Any]) -> str:
             + (f" {bytes_text(row['card_bytes']):>13}" if has_cards else "")
         )
     lines.append(f"factor: times as fast as {baseline['name']}, the fastest without tagc")
+    if baseline["own_s"] and baseline["step_s"] is not None:
+        own = seconds_text(baseline["own_s"])
+        lines.append(
+            f"{own} of each step are FSDP2's own: it copies parameters and gradients for its exchanges"
+        )
     if has_cards:
         lines.append("a host sends: to other hosts in a step; of torch's own, as much as a ring of all ranks")
     lines.append(advice["reason"])

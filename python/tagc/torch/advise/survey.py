@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tagc import _library as lib
+from tagc.torch.advise import own_work
 from tagc.torch.advise.shape import Shape, n_of
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange import layout as layouts
@@ -71,6 +72,15 @@ def name_of(options: Mapping[str, Any]) -> str:
     on_device = ", codec on the device" if options.get("codec") == "device" else ""
     in_group = ", in the model's own group" if options.get("transport") == "group" else ""
     return f"tagc, {what}{on_device}{in_group}{parameters}"
+
+
+def own_gathers(n_gathers: int) -> int:
+    """Returns as how many gathers of a unit in a step those count, for FSDP2's own work: 0 to 2."""
+    return min(n_gathers, 2)
+
+
+def own_work_of(n_gathers: int) -> str:
+    return f"FSDP2's own work, {own_gathers(n_gathers)} gathers"
 
 
 # ---- measuring ----
@@ -155,6 +165,10 @@ class Survey:
                 self.reduce(size, local, LOCAL, True, self._flat)
             for wire in sorted({self.shape.gather, "bf16", "delta4"}) if self.has_gathers else ():
                 self._gather(size, wire)
+            for n_gathers in (
+                sorted(set(map(own_gathers, self.shape.n_gathers)) - {0}) if self.has_gathers else ()
+            ):
+                self.own_work(size, n_gathers)
 
     def found(self) -> dict[str, Any]:
         """Returns seconds by what and elements, median of the runs, of the slowest rank; the same on all
@@ -204,11 +218,19 @@ class Survey:
         """Returns a unit's typical size, or less if the link is slow."""
         n_gathered = sum(map(n_of, self.shape.held)) if any(self.shape.n_gathers) else 0
         mean = max(self.shape.n_elems, n_gathered) // max(1, len(self.shape.units))
-        probe = self._rounded(min(mean, 1 << 16))
-        torch_s = self.torch_reduce(probe, "fp32", self.shape.all_reduce)
-        slowest_s = max(share(self.group, statistics.median(torch_s)))
-        n_fits = int(probe * seconds / 60 / max(slowest_s, 1e-6))
-        return self._rounded(max(2 * N_SMALL, min(mean, n_fits)))
+        n, n_before, before_s = self._rounded(min(mean, 1 << 16)), 0, 0.0
+        while True:
+            samples = self.torch_reduce(n, "fp32", self.shape.all_reduce)
+            slowest_s = max(share(self.group, statistics.median(samples)))
+            if slowest_s > seconds / 60:
+                # of an exchange that is mostly latency, twice as many elements take hardly longer
+                per_elem_s = max(slowest_s - before_s, 1e-9) / (n - n_before)
+                n = n_before + int(max(0.0, seconds / 60 - before_s) / per_elem_s)
+            if slowest_s > seconds / 60 or n >= self._rounded(mean):
+                break
+            n, n_before, before_s = self._rounded(min(mean, 4 * n)), n, slowest_s
+        self.times.clear()
+        return self._rounded(max(2 * N_SMALL, min(mean, n)))
 
     def _link(self, n: int) -> None:
         """Times tagc's connection alone: an agreement, and as many bytes for each peer as a dense unit
@@ -248,6 +270,19 @@ class Survey:
         return self._time_torch(
             f"torch gather {dtype}", n, lambda: internals.all_gather(full, shard, group=self.group)
         )
+
+    def own_work(self, n: int, n_gathers: int) -> None:
+        """Times what FSDP2 adds to the computing of a unit, without its communication."""
+        what, device = (
+            own_work_of(n_gathers),
+            torch.device("cpu") if self.streams is None else self.streams.device,
+        )
+        dtypes = DTYPES[self.shape.gather], DTYPES[self.shape.reduce]
+        plain_s, wrapped_s = (
+            statistics.median(self._time_torch(what, n, run))
+            for run in own_work.passes(n, n_gathers, self.group, dtypes, device)
+        )
+        self.times[what][n] = [max(0.0, wrapped_s - plain_s) / own_work.N_UNITS]
 
     def _on_device(self, n: int, dtype: str) -> torch.Tensor:
         return torch.zeros(
