@@ -81,6 +81,8 @@ SEEN = {
     "DeviceMesh._get_root_mesh": "2.13",
     "torch.distributed.pipelining.stage._PipelineStageBase": "2.13",
     "_PipelineStageBase._stage_meta": "2.13",
+    "Module._forward_pre_hooks": ALL,
+    "Module._forward_hooks": ALL,
     "Tensor._version": ALL,
     "Tensor._nnz": ALL,
     "Tensor._post_accumulate_grad_hooks": ALL,
@@ -611,6 +613,17 @@ def unwrapped(model: Any) -> Any:
             model = model._forward_module
         else:
             return model
+
+
+def hooks_of(module: torch.nn.Module) -> list[Any]:
+    """Returns what runs before and after a module's forward()."""
+    names = ("Module._forward_pre_hooks", "Module._forward_hooks")
+    return [hook for name in names for hook in _get(module, name).values()]
+
+
+def gradient_hooks_of(parameter: torch.Tensor) -> list[Any]:
+    """Returns what runs when a parameter has got its gradient."""
+    return list((_get(parameter, "Tensor._post_accumulate_grad_hooks") or {}).values())
 
 
 def n_stored(tensor: torch.Tensor) -> int:

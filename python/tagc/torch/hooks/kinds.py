@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch.exchange import internals
+from tagc.torch.hooks.engines import check_engine
 from tagc.torch.schedule import policy
 
 
@@ -19,6 +20,7 @@ def check_model(model: Any) -> None:
             "unsupported",
             f"torch is {torch.__version__}, must be {'.'.join(map(str, internals.OLDEST))} or newer",
         )
+    check_engine(model)
     if not isinstance(model, torch.nn.Module):
         raise Error("argument", f"model is a {type(model).__name__}, must be a torch.nn.Module")
 
