@@ -1,7 +1,8 @@
 /* The codec's kernels against a copy on the device. Needs a GPU and libtagc-cuda.so's sources; scripts/gpu.sh builds and runs it.
  *
- * A sweep is what reading a gradient and a residual and writing a residual takes: 12 bytes per element at the rate of a copy on
- * the device, measured in the same run. Printed in sweeps: encode (selection, positions, values, what is lost), decode of
+ * A sweep is what reading a gradient and a residual and writing a residual takes at the rate of a copy on the device, measured in
+ * the same run: 12 bytes per element in fp32, and 4 with what compress() has by default under mixed precision, gradients in bf16
+ * and residuals in int8. Printed in sweeps of each kind: encode (selection, positions, values, what is lost), decode of
  * one body that is added, and both; for 162 M values in one batch, and summed over the units of GPT-2 with 162 M parameters,
  * one batch each; beside them what others do on as many values: cuda_peers.cuh. torch.topk is in torch_gpu.py. */
 #include "gpu/cuda/host.cuh"
@@ -27,12 +28,54 @@ struct times {
     double encode, decode;
 };
 
+/* How gradients and residuals are stored, and where. residual[0] is read and residual[1] written. */
+struct kind {
+    const char *name, *key;
+    int gradient_format, residual_format;
+    double sweep_bytes; /* per element */
+    const char *gradient;
+    char *residual[2];
+};
+
+static size_t value_bytes(const kind &k) {
+    return k.gradient_format == TAGC_FORMAT_BF16 ? 2 : 4;
+}
+
+static __global__ void narrow(const float *from, uint16_t *to, size_t n) {
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+        to[i] = (uint16_t)(__float_as_uint(from[i]) >> 16);
+}
+
+/* An encode that reads zeros leaves residuals of the kind that training has; the next one, which is timed, reads them. */
+static double time_encode(cudaStream_t stream, std::vector<tagc_batch_row> &rows, tagc_batch_result *results,
+                          const kind &k) {
+    const tagc_batch_maker *maker = tagc_cuda_maker()->batches;
+    char *work = device_array<char>(maker->work_bytes(TAGC_BATCH_ENCODE, rows.data(), rows.size(), 1));
+    tagc_batch *batch;
+    check_tagc(
+        maker->create(TAGC_BATCH_ENCODE, rows.data(), rows.size(), results, work, nullptr, stream, &batch),
+        "encode");
+    if (k.residual_format != TAGC_FORMAT_FP32) {
+        check_tagc(maker->run(batch), "encode");
+        for (tagc_batch_row &row : rows) {
+            const void *before = row.residual_in;
+            row.residual_in = row.residual_out;
+            row.residual_out = const_cast<void *>(before);
+        }
+        check_tagc(maker->point(batch, rows.data(), results), "encode");
+    }
+    const double seconds = seconds_of(stream, [&] { check_tagc(maker->run(batch), "encode"); });
+    maker->destroy(batch);
+    check(cudaFree(work), "memory");
+    return seconds;
+}
+
 static times measure(cudaStream_t stream, const std::vector<unit> &units, double sparsity, int values,
-                     const float *gradient, float *residual, float *sums) {
+                     const kind &k, float *sums) {
     const tagc_batch_maker *maker = tagc_cuda_maker()->batches;
     std::vector<tagc_batch_row> rows;
     std::vector<uint8_t *> bodies;
-    size_t at = 0;
+    size_t at = 0, at_bytes = 0;
     for (const unit &u : units)
         for (size_t r = 0; r < u.n_rows; r++, at += u.shard) {
             tagc_batch_row row = {};
@@ -41,9 +84,13 @@ static times measure(cudaStream_t stream, const std::vector<unit> &units, double
             row.options.sparse = 1;
             row.options.values = values;
             row.options.block = 128;
-            row.gradient = gradient + at;
-            row.residual_in = residual + at;
-            row.residual_out = residual + at;
+            row.options.gradient = k.gradient_format;
+            row.options.residual = k.residual_format;
+            row.gradient = k.gradient + at * value_bytes(k);
+            row.residual_in = k.residual[0] + at_bytes;
+            row.residual_out = k.residual[1] + at_bytes;
+            row.seed = (uint32_t)rows.size();
+            at_bytes += tagc_aligned(tagc_residual_bytes(k.residual_format, u.shard));
             row.sums = sums + at;
             row.scale = 0.125f;
             row.adds = 1;
@@ -52,15 +99,8 @@ static times measure(cudaStream_t stream, const std::vector<unit> &units, double
             rows.push_back(row);
         }
     tagc_batch_result *results = device_array<tagc_batch_result>(rows.size());
-    char *work = device_array<char>(maker->work_bytes(TAGC_BATCH_ENCODE, rows.data(), rows.size(), 1));
-    tagc_batch *batch;
-    check_tagc(
-        maker->create(TAGC_BATCH_ENCODE, rows.data(), rows.size(), results, work, nullptr, stream, &batch),
-        "encode");
     times t;
-    t.encode = seconds_of(stream, [&] { check_tagc(maker->run(batch), "encode"); });
-    maker->destroy(batch);
-    check(cudaFree(work), "memory");
+    t.encode = time_encode(stream, rows, results, k);
 
     std::vector<tagc_batch_result> found(rows.size());
     std::vector<tagc_body> list(rows.size());
@@ -72,7 +112,8 @@ static times measure(cudaStream_t stream, const std::vector<unit> &units, double
         rows[i].bodies = &list[i];
         rows[i].n_bodies = 1;
     }
-    work = device_array<char>(maker->work_bytes(TAGC_BATCH_DECODE, rows.data(), rows.size(), 1));
+    char *work = device_array<char>(maker->work_bytes(TAGC_BATCH_DECODE, rows.data(), rows.size(), 1));
+    tagc_batch *batch;
     check_tagc(
         maker->create(TAGC_BATCH_DECODE, rows.data(), rows.size(), results, work, nullptr, stream, &batch),
         "decode");
@@ -82,6 +123,32 @@ static times measure(cudaStream_t stream, const std::vector<unit> &units, double
     check(cudaFree(results), "memory");
     for (uint8_t *body : bodies) check(cudaFree(body), "memory");
     return t;
+}
+
+/* Prints the times of a kind, and writes them to json, with the kind's key before their names. */
+static void measure_kind(cudaStream_t stream, const std::vector<unit> &units, const kind &k, size_t n,
+                         float *sums, double per_byte, FILE *json) {
+    const double sweep = k.sweep_bytes * (double)n * per_byte;
+    printf("%s: a sweep takes %.3f ms\n", k.name, sweep * 1e3);
+    for (double sparsity : {0.95, 0.99}) {
+        const times one = measure(stream, {{n / N_RANKS, N_RANKS}}, sparsity, TAGC_FORMAT_INT2, k, sums);
+        printf("one batch, %.0f %% zeros       %9.2f %9.2f %9.2f\n", sparsity * 100, one.encode / sweep,
+               one.decode / sweep, (one.encode + one.decode) / sweep);
+        times all = {0, 0};
+        double sweeps = 0;
+        for (const unit &u : units) {
+            const times t = measure(stream, {u}, sparsity, TAGC_FORMAT_INT2, k, sums);
+            all.encode += t.encode;
+            all.decode += t.decode;
+            sweeps += k.sweep_bytes * (double)(u.shard * u.n_rows) * per_byte;
+        }
+        printf("a batch per unit, %.0f %% zeros %8.2f %9.2f %9.2f\n", sparsity * 100, all.encode / sweeps,
+               all.decode / sweeps, (all.encode + all.decode) / sweeps);
+        if (json)
+            fprintf(json, ", \"%sone_batch_%.0f\": [%.4g, %.4g], \"%sunits_%.0f\": [%.4g, %.4g]", k.key,
+                    sparsity * 100, one.encode / sweep, one.decode / sweep, k.key, sparsity * 100,
+                    all.encode / sweeps, all.decode / sweeps);
+    }
 }
 
 int main(int argc, char **argv) {
@@ -115,26 +182,27 @@ int main(int argc, char **argv) {
            sweep * 1e3);
     printf("%-28s %9s %9s %9s  (sweeps)\n", "", "encode", "decode", "both");
     if (json) fprintf(json, "{\"device\": \"%s\", \"copy_bytes_per_s\": %.4g", device.name, 1 / per_byte);
-    for (double sparsity : {0.95, 0.99}) {
-        const times one =
-            measure(stream, {{n / N_RANKS, N_RANKS}}, sparsity, TAGC_FORMAT_INT2, gradient, residual, sums);
-        printf("one batch, %.0f %% zeros       %9.2f %9.2f %9.2f\n", sparsity * 100, one.encode / sweep,
-               one.decode / sweep, (one.encode + one.decode) / sweep);
-        times all = {0, 0};
-        double sweeps = 0;
-        for (const unit &u : units) {
-            const times t = measure(stream, {u}, sparsity, TAGC_FORMAT_INT2, gradient, residual, sums);
-            all.encode += t.encode;
-            all.decode += t.decode;
-            sweeps += 12.0 * (double)(u.shard * u.n_rows) * per_byte;
-        }
-        printf("a batch per unit, %.0f %% zeros %8.2f %9.2f %9.2f\n", sparsity * 100, all.encode / sweeps,
-               all.decode / sweeps, (all.encode + all.decode) / sweeps);
-        if (json)
-            fprintf(json, ", \"one_batch_%.0f\": [%.4g, %.4g], \"units_%.0f\": [%.4g, %.4g]", sparsity * 100,
-                    one.encode / sweep, one.decode / sweep, sparsity * 100, all.encode / sweeps,
-                    all.decode / sweeps);
-    }
+    /* Rows of several units, each aligned, and exponents before the codes: 2 bytes per value is more than enough. */
+    uint16_t *halves = device_array<uint16_t>(n);
+    char *codes[2] = {device_array<char>(2 * n), device_array<char>(2 * n)};
+    narrow<<<1024, 256, 0, stream>>>(gradient, halves, n);
+    check(cudaMemsetAsync(codes[0], 0, 2 * n, stream), "residuals");
+    char *floats = reinterpret_cast<char *>(residual);
+    const kind kinds[] = {{"fp32, residual fp32",
+                           "",
+                           TAGC_FORMAT_FP32,
+                           TAGC_FORMAT_FP32,
+                           12,
+                           reinterpret_cast<const char *>(gradient),
+                           {floats, floats}},
+                          {"bf16, residual int8",
+                           "bf16_int8_",
+                           TAGC_FORMAT_BF16,
+                           TAGC_FORMAT_INT8,
+                           4,
+                           reinterpret_cast<const char *>(halves),
+                           {codes[0], codes[1]}}};
+    for (const kind &k : kinds) measure_kind(stream, units, k, n, sums, per_byte, json);
     measure_peers(stream, gradient, residual, sums, n, sweep, json);
     if (json) {
         fprintf(json, "}\n");

@@ -172,11 +172,9 @@ typedef struct tagc_unit_options {
     const tagc_unit_part *parts;
     /* Elements of input and output. */
     uint64_t n_input, n_output;
-    /* [1, 2]. The ranks agree over each comm in turn, and exchange over that of the reducers. ranks[c]: names of its ranks for
-     * messages. */
+    /* [1, 2]. The ranks agree over each comm in turn, and exchange over that of the reducers. */
     uint32_t n_comms;
     tagc_comm *comms[2];
-    const int32_t *ranks[2];
     /* Parameters whose samples the schedule gets: their numbers, the samples of each, and where the input has all of these. */
     uint32_t n_sampled;
     tagc_schedule *schedule;
@@ -223,10 +221,6 @@ TAGC_API void tagc_unit_work(const tagc_unit *unit, uint64_t *n_gradients, uint6
  * other about it. A failed exchange gives NaN. */
 TAGC_API tagc_status tagc_unit_enqueue(tagc_unit *unit, tagc_unit_step *step, const void *input, void *output,
                                        void *stream, int waits, uint64_t *ticket);
-
-/* Returns 1 if the next exchange of a unit with kernels fills a window of the schedule. Run that one by the reducers' own functions, since
- * the schedule wants the norm of the residual, which only they read. If it is enqueued all the same, squares are zeros. */
-TAGC_API int tagc_unit_is_due(const tagc_unit *unit);
 
 /* All its exchanges must be finished. */
 TAGC_API void tagc_unit_destroy(tagc_unit *unit);

@@ -155,6 +155,9 @@ typedef struct tagc_comm_options {
     /* The comm breaks when one transfer takes longer than this, even if bytes still move. [0, 1e6], default 0:
      * no limit. */
     double total_timeout_s;
+    /* What messages call the ranks, (W): for a comm of some ranks of a job, their numbers in the job. Copied. Default NULL: their
+     * numbers in the comm, or for the native transport those of its options. */
+    const int32_t *names;
 } tagc_comm_options;
 
 TAGC_API void tagc_comm_options_init_sized(tagc_comm_options *options, size_t struct_bytes);

@@ -100,6 +100,11 @@ static tagc_status cpu_run(tagc_batch *batch) {
     return TAGC_OK;
 }
 
+static size_t cpu_n_launches(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows) {
+    (void)kind, (void)rows, (void)n_rows;
+    return 0;
+}
+
 static void cpu_destroy(tagc_batch *batch) {
     if (batch) tagc_memory_destroy(batch->bodies);
     tagc_memory_destroy(batch);
@@ -110,6 +115,7 @@ const tagc_batch_maker tagc_batch_cpu = {
     .create = cpu_create,
     .point = cpu_point,
     .run = cpu_run,
+    .n_launches = cpu_n_launches,
     .destroy = cpu_destroy,
     .last_error = tagc_last_error,
 };

@@ -63,6 +63,8 @@ typedef struct tagc_batch_maker {
     /* Other arrays for the same options, from the next run on. Not while a graph is captured. */
     tagc_status (*point)(tagc_batch *batch, const tagc_batch_row *rows, tagc_batch_result *results);
     tagc_status (*run)(tagc_batch *batch);
+    /* The most launches of one _point and _run of such rows, of which only shapes are read. */
+    size_t (*n_launches)(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows);
     void (*destroy)(tagc_batch *batch); /* accepts NULL */
     const char *(*last_error)(void);    /* of the calling thread, after a call that failed */
 } tagc_batch_maker;

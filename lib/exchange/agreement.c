@@ -66,7 +66,8 @@ tagc_status tagc_agree_end(tagc_reducer *r, const size_t *max_items, uint32_t *n
         tagc_status status = read_from(r, q, max_items ? max_items[q] : (size_t)r->world_size, &header);
         if (status != TAGC_OK) {
             /* Without an agreement, ranks cannot know what the others do next, and cannot inform them. */
-            status = tagc_fail_in(TAGC_ERR_TRANSPORT, "agreement from rank %d arrived damaged", q);
+            status = tagc_fail_in(TAGC_ERR_TRANSPORT, "agreement from rank %d arrived damaged",
+                                  tagc_comm_name(r->comm, q));
             tagc_comm_abort(r->comm, tagc_last_error());
             return status;
         }
@@ -86,11 +87,10 @@ tagc_status tagc_agree_end(tagc_reducer *r, const size_t *max_items, uint32_t *n
     r->now.stats.nonfinite = nonfinite;
     if (failed_rank >= 0 && r->now.failure == failure) return tagc_fail(failure, "%s", r->now.failure_text);
     if (failed_rank >= 0)
-        return tagc_fail(failure, "rank %d failed in this step: %s", failed_rank, tagc_status_name(failure));
+        return tagc_fail(failure, "rank %d failed in this step: %s", tagc_comm_name(r->comm, failed_rank),
+                         tagc_status_name(failure));
     if (other_k < 0) return TAGC_OK;
-    return tagc_wire_expect(&different, &(tagc_wire_header){.kind = different.kind,
-                                                            .rank = different.rank,
-                                                            .k = (uint32_t)r->k,
-                                                            .n_elems = different.n_elems,
-                                                            .step = different.step});
+    tagc_wire_header expected = different;
+    expected.k = (uint32_t)r->k;
+    return tagc_fail_in(tagc_wire_expect(&different, &expected), "rank %d", tagc_comm_name(r->comm, other_k));
 }

@@ -3,6 +3,7 @@
 
 #include "core/memory.h"
 #include "exchange/exchange.h"
+#include "transport/comm.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -409,16 +410,16 @@ static void write_values(const tagc_field *fields, int n_fields, const void *opt
 }
 
 /* Compares n_fields values from `first` on with those of rank 0. */
-static tagc_status compare_values(const tagc_field *fields, int n_fields, int first, const report *reports,
-                                  int rank) {
+static tagc_status compare_values(const tagc_comm *comm, const tagc_field *fields, int n_fields, int first,
+                                  const report *reports, int rank) {
     const uint64_t *own = reports[rank].values + first, *other = reports[0].values + first;
     for (int f = 0; f < n_fields; f++) {
         if (!fields[f].shared || own[f] == other[f]) continue;
         char here[TAGC_FIELD_TEXT_BYTES], there[TAGC_FIELD_TEXT_BYTES];
         tagc_field_text(&fields[f], own[f], here);
         tagc_field_text(&fields[f], other[f], there);
-        return tagc_fail(TAGC_ERR_MISMATCH, "%s: rank %d has %s, rank 0 has %s", fields[f].name, rank, here,
-                         there);
+        return tagc_fail(TAGC_ERR_MISMATCH, "%s: rank %d has %s, rank %d has %s", fields[f].name,
+                         tagc_comm_name(comm, rank), here, tagc_comm_name(comm, 0), there);
     }
     return TAGC_OK;
 }
@@ -429,8 +430,9 @@ static int exchange_in(const report *of) {
     return of->values[f] <= TAGC_EXCHANGE_DIRECT ? (int)of->values[f] : TAGC_EXCHANGE_DENSE;
 }
 
-static tagc_status compare_reports(const tagc_field *fields, int n_fields, const report *reports,
-                                   int world_size) {
+static tagc_status compare_reports(const tagc_comm *comm, const tagc_field *fields, int n_fields,
+                                   const report *reports) {
+    int world_size = tagc_comm_world_size(comm);
     for (int r = 0; r < world_size; r++) {
         if (reports[r].status == TAGC_OK) continue;
         char text[sizeof reports[r].text];
@@ -438,16 +440,17 @@ static tagc_status compare_reports(const tagc_field *fields, int n_fields, const
         text[sizeof text - 1] = 0;
         tagc_status status =
             reports[r].status <= TAGC_LAST_STATUS ? (tagc_status)reports[r].status : TAGC_ERR_CORRUPT;
-        return tagc_fail(status, "rank %d: %s", r, text);
+        return tagc_fail(status, "rank %d: %s", tagc_comm_name(comm, r), text);
     }
     const tagc_own_options *own = fields == reducer_fields ? own_options_of(exchange_in(&reports[0])) : NULL;
     for (int r = 1; r < world_size; r++) {
         if (reports[r].n_fields != reports[0].n_fields)
-            return tagc_fail(TAGC_ERR_MISMATCH, "rank %d makes a %s where rank 0 makes a %s", r,
-                             reports[r].n_fields == N_REDUCER_FIELDS ? "reducer" : "gatherer",
-                             reports[0].n_fields == N_REDUCER_FIELDS ? "reducer" : "gatherer");
-        TAGC_TRY(compare_values(fields, n_fields, 0, reports, r));
-        if (own) TAGC_TRY(compare_values(own->fields, own->n_fields, n_fields, reports, r));
+            return tagc_fail(
+                TAGC_ERR_MISMATCH, "rank %d makes a %s where rank %d makes a %s", tagc_comm_name(comm, r),
+                reports[r].n_fields == N_REDUCER_FIELDS ? "reducer" : "gatherer", tagc_comm_name(comm, 0),
+                reports[0].n_fields == N_REDUCER_FIELDS ? "reducer" : "gatherer");
+        TAGC_TRY(compare_values(comm, fields, n_fields, 0, reports, r));
+        if (own) TAGC_TRY(compare_values(comm, own->fields, own->n_fields, n_fields, reports, r));
     }
     return TAGC_OK;
 }
@@ -467,7 +470,7 @@ static tagc_status agree(tagc_comm *comm, tagc_status local, const tagc_field *f
         return status;
     }
     status = tagc_comm_all_gather(comm, own, sizeof *own, reports);
-    if (status == TAGC_OK) status = compare_reports(fields, n_fields, reports, world_size);
+    if (status == TAGC_OK) status = compare_reports(comm, fields, n_fields, reports);
     tagc_memory_destroy(reports);
     return status;
 }

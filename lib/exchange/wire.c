@@ -170,7 +170,7 @@ tagc_status tagc_wire_expect(const tagc_wire_header *header, const tagc_wire_hea
     TAGC_TRY(expect("step", header->step, expected->step));
     if (header->k != expected->k)
         return tagc_fail(TAGC_ERR_MISMATCH,
-                         "sparsity: rank %u keeps %u of a shard's %llu elements, this rank keeps %u",
-                         header->rank, header->k, (unsigned long long)header->n_elems, expected->k);
+                         "sparsity: %u of a shard's %llu elements are sent from there, %u from here",
+                         header->k, (unsigned long long)header->n_elems, expected->k);
     return TAGC_OK;
 }

@@ -128,6 +128,14 @@ static tagc_status run(tagc_ahead *a, int which, tagc_batch_result *results, con
     return tagc_batches_check(a->reducer, maker->run(a->made[which]));
 }
 
+size_t tagc_ahead_n_places(const tagc_ahead *a) {
+    enum { FLAGS = 2, RECEIVED = 3, RESULTS = 1, ORDERS = 1, SETTLE = 1, BODY = 1, SUMS = 2 };
+    size_t n = FLAGS + RECEIVED + tagc_batches_n_launches(a->reducer, TAGC_ADD) + RESULTS + ORDERS + SETTLE;
+    if (!returns_sums(a)) return n;
+    return n + tagc_batches_n_launches(a->reducer, TAGC_ENCODE_SUMS) + BODY + SUMS +
+           tagc_batches_n_launches(a->reducer, TAGC_DECODE_SUMS);
+}
+
 static void *residual_at(const tagc_ahead *a, void *residual, int rank) {
     return residual ? (char *)residual + (size_t)rank * a->reducer->row_bytes : NULL;
 }

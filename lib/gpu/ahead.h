@@ -44,6 +44,8 @@ typedef struct tagc_ahead {
  * residuals alone. */
 tagc_status tagc_ahead_create(tagc_queue *queue, tagc_reducer *reducer, uint32_t nth, tagc_ahead **out);
 void tagc_ahead_destroy(tagc_ahead *ahead); /* accepts NULL */
+/* The most pieces of work that a step puts into streams behind its first flag. */
+size_t tagc_ahead_n_places(const tagc_ahead *ahead);
 /* TAGC_ERR_STATE if the reducer's options are others by now. */
 tagc_status tagc_ahead_check(const tagc_ahead *ahead);
 

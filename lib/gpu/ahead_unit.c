@@ -1,13 +1,14 @@
 /* Units with kernels: their gradients stay on the device, and all of an exchange's work there is enqueued by the hook.
  *
- *   out    pack | samples to pinned memory | each part: ahead.h, or without kernels its gradient to pinned memory | (flag `in`)
+ *   out    pack | each part: ahead.h, or without kernels its gradient to pinned memory | samples and squares there | (flag `in`)
  *   add    each part with kernels: wait for flag `add` | ahead.h | flag `added`
  *   back   (wait for flag `out`) | each part: ahead.h, or its sums to the device | unpack | NaN if the exchange failed
  *
  * job.c puts the flags in brackets, and events. Flags `add` and `added` count the parts of all exchanges. So each part goes on by itself,
  * as on the host, also where the transport has no lanes.
  *
- * Room 0 of a buffer is the unit's: | orders | samples |. Room 1 + p is that of part p: what ahead.h says, or | orders | gradient |
+ * Room 0 of a buffer is the unit's: | orders | samples | squares (n_parts, 2, TAGC_N_SQUARES) |. Squares of residuals and gradients are
+ * sums that the schedule wants where a window of it is full, about each 20th exchange; other exchanges leave them out. Room 1 + p is that of part p: what ahead.h says, or | orders | gradient |
  * sums | in pinned memory; on the device, packed gradients and sums follow. */
 #include "core/memory.h"
 #include "gpu/elements.h"
@@ -17,9 +18,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Behind its first flag, a part has at most 40 pieces of work in streams. All of an exchange's must fit into a launch queue, of which
- * CUDA's has 1,024 places. */
-enum { MOST_ADDS = 20 };
+/* All that an exchange puts behind its first flag must fit into a launch queue, since its messages begin when all is enqueued. CUDA's
+ * has 1,024 places. */
+enum { LAUNCH_PLACES = 1024 };
+#define SQUARES_BYTES (2 * TAGC_N_SQUARES * sizeof(double)) /* of a part */
 
 int tagc_unit_has_kernels(const tagc_unit *unit) {
     return unit && unit->n_adds;
@@ -29,10 +31,10 @@ uint32_t tagc_unit_n_adds(const tagc_unit *unit) {
     return unit ? unit->n_adds : 0;
 }
 
-int tagc_unit_is_due(const tagc_unit *unit) {
+/* While others are under way, which may fill it, nobody knows. */
+static int may_fill_a_window(const tagc_unit *unit, int is_idle) {
     const tagc_unit_options *of = &unit->of;
-    return tagc_unit_has_kernels(unit) && of->n_sampled &&
-           tagc_schedule_is_due(of->schedule, unit->numbers, of->n_sampled);
+    return of->n_sampled && (!is_idle || tagc_schedule_is_due(of->schedule, unit->numbers, of->n_sampled));
 }
 
 /* ---- making ---- */
@@ -45,6 +47,15 @@ int tagc_unit_wants_kernels(const tagc_unit_options *of) {
 
 static size_t floats_bytes(uint64_t n) {
     return tagc_aligned((size_t)n * sizeof(float));
+}
+
+/* In room 0. */
+static size_t squares_at(const tagc_unit *unit) {
+    return ORDERS_BYTES + floats_bytes(unit->n_samples);
+}
+
+static double *squares_in(const tagc_unit *unit, char *memory, uint32_t p) {
+    return (double *)(void *)(memory + squares_at(unit) + p * SQUARES_BYTES);
 }
 
 static size_t gradient_bytes(const unit_part *one) {
@@ -131,6 +142,27 @@ static tagc_status make_part(tagc_unit *unit, uint32_t p, size_t *work_bytes) {
     return tagc_ahead_create(unit->queue, r, nth, &one->ahead);
 }
 
+size_t tagc_unit_n_places(const tagc_unit *unit) {
+    enum { EVENTS_AND_FLAGS = 6, GAPS = 1, ORDERS = 1, SPOIL = 1, COPY = 1, UNPACK = 1 };
+    size_t n = EVENTS_AND_FLAGS + GAPS + ORDERS + SPOIL;
+    for (uint32_t p = 0; p < unit->of.n_parts; p++) {
+        const tagc_ahead *ahead = unit->parts[p].ahead;
+        n += (ahead ? tagc_ahead_n_places(ahead) : COPY) + UNPACK;
+    }
+    return n;
+}
+
+static tagc_status check_places(const tagc_unit *unit) {
+    size_t n = tagc_unit_n_places(unit);
+    if (n <= LAUNCH_PLACES) return TAGC_OK;
+    return tagc_fail(
+        TAGC_ERR_UNSUPPORTED,
+        "%s: %u parts over %d ranks take %zu places in a launch queue of the device, which has %d: use "
+        "smaller units, or the host's codec",
+        unit->what, unit->of.n_parts, tagc_comm_world_size(unit->of.comms[unit->of.n_comms - 1]), n,
+        LAUNCH_PLACES);
+}
+
 tagc_status tagc_unit_make_ahead(tagc_unit *unit) {
     size_t work_bytes = TAGC_ALIGNMENT;
     void *memory;
@@ -138,14 +170,12 @@ tagc_status tagc_unit_make_ahead(tagc_unit *unit) {
     if (!unit->queue->kernels)
         return tagc_fail(TAGC_ERR_ARGUMENT, "a reducer has kernels, but the queue was made without them");
     unit->n_gradients = unit->n_outputs = 0;
-    if (n > MOST_ADDS)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "n_parts is %u, must be at most %d with kernels", n,
-                         MOST_ADDS);
     for (uint32_t p = 0; p < n; p++) TAGC_TRY(make_part(unit, p, &work_bytes));
+    TAGC_TRY(check_places(unit));
     TAGC_TRY(make_lists(unit));
     TAGC_TRY(tagc_memory_create((n + 1) * sizeof(gpu_room), "sizes of rooms", &memory));
     gpu_room *needs = memory;
-    needs[0].here_bytes = needs[0].there_bytes = ORDERS_BYTES + floats_bytes(unit->n_samples);
+    needs[0].here_bytes = needs[0].there_bytes = squares_at(unit) + n * SQUARES_BYTES;
     for (uint32_t p = 0; p < n; p++) needs[1 + p] = place(unit, &unit->parts[p]);
     tagc_status status = tagc_rooms_reserve(unit->queue, needs, n + 1, work_bytes);
     tagc_memory_destroy(memory);
@@ -195,7 +225,23 @@ static float *sums_here(const unit_part *one, const gpu_room *room) {
     return (float *)(void *)(room->here + ORDERS_BYTES + tagc_aligned(gradient_bytes(one)));
 }
 
-static tagc_status put_part_out(const ticket *one, uint32_t p, const void *input, void *output) {
+static tagc_status put_squares(const ticket *one, uint32_t p, const void *gradient) {
+    const unit_part *part = &one->unit->parts[p];
+    const tagc_reducer *r = part->of.reducer;
+    const tagc_kernels *k = one->queue->kernels;
+    const tagc_squared of = {.residual = part->ahead ? r->residual : NULL,
+                             .format = r->residual_format,
+                             .gradient_element = tagc_unit_reads(&part->of),
+                             .n_rows = (uint32_t)(r->n_residual / r->shard),
+                             .n = r->shard,
+                             .row_bytes = r->row_bytes,
+                             .gradient = gradient,
+                             .n_gradient = part->of.n_gradient};
+    double *squares = squares_in(one->unit, room_of(one, 0)->there, p);
+    return tagc_kernels_check(k, k->maker->runs->squares(&of, squares, one->queue->out));
+}
+
+static tagc_status put_part_out(const ticket *one, uint32_t p, const void *input, void *output, int is_idle) {
     const tagc_queue *queue = one->queue;
     const tagc_unit *unit = one->unit;
     const unit_part *part = &unit->parts[p];
@@ -207,25 +253,28 @@ static tagc_status put_part_out(const ticket *one, uint32_t p, const void *input
         TAGC_TRY(copy_runs(one, &part->packs, input, unit->of.element, gradient, tagc_unit_reads(&part->of),
                            1, queue->out));
     }
+    if (unit->has_squares[one->buffer]) TAGC_TRY(put_squares(one, p, gradient));
     if (!part->ahead)
         return tagc_queue_copy(queue, gradient_here(room), gradient, n_bytes, TAGC_COPY_TO_HOST, queue->out);
-    int is_idle = atomic_load(&unit->n_enqueued) - atomic_load(&unit->n_ended) == 1;
     return tagc_ahead_put_out(part->ahead, one->buffer, room, one->step->number, is_idle, gradient,
                               sums_of(part, room, output));
 }
 
 tagc_status tagc_unit_put_out(const ticket *one, const void *input, void *output) {
-    const tagc_unit *unit = one->unit;
+    tagc_unit *unit = one->unit;
+    int is_idle = atomic_load(&unit->n_enqueued) - atomic_load(&unit->n_ended) == 1;
     const gpu_room *room = room_of(one, 0);
     char *samples = room->there + ORDERS_BYTES;
     for (uint32_t p = 0; p < unit->of.n_parts; p++)
         if (unit->parts[p].ahead) TAGC_TRY(tagc_ahead_check(unit->parts[p].ahead));
     TAGC_TRY(copy_runs(one, &unit->sampled, input, unit->of.element, samples, TAGC_ELEMENT_FP32, 1,
                        one->queue->out));
-    TAGC_TRY(tagc_queue_copy(one->queue, room->here + ORDERS_BYTES, samples, unit->n_samples * sizeof(float),
-                             TAGC_COPY_TO_HOST, one->queue->out));
-    for (uint32_t p = 0; p < unit->of.n_parts; p++) TAGC_TRY(put_part_out(one, p, input, output));
-    return TAGC_OK;
+    int has_squares = unit->has_squares[one->buffer] = may_fill_a_window(unit, is_idle);
+    for (uint32_t p = 0; p < unit->of.n_parts; p++) TAGC_TRY(put_part_out(one, p, input, output, is_idle));
+    size_t n_bytes = has_squares ? squares_at(unit) - ORDERS_BYTES + unit->of.n_parts * SQUARES_BYTES
+                                 : unit->n_samples * sizeof(float);
+    return tagc_queue_copy(one->queue, room->here + ORDERS_BYTES, samples, n_bytes, TAGC_COPY_TO_HOST,
+                           one->queue->out);
 }
 
 tagc_status tagc_unit_put_add(const ticket *one) {
@@ -289,17 +338,35 @@ int tagc_unit_withdraw(const ticket *one) {
 
 /* ---- the thread that exchanges ---- */
 
-/* tagc_unit_is_due says when a window will be full; here the norms are not known. */
-static tagc_status look(const tagc_unit *unit, tagc_unit_step *step, const gpu_room *room) {
+static double sum_of(const double *values) {
+    double sum = 0;
+    for (int i = 0; i < TAGC_N_SQUARES; i++) sum += values[i];
+    return sum;
+}
+
+/* Of each part's residual and gradient, before this exchange. Residuals on the host are those of the class dense, which has none. */
+static void read_squares(const tagc_unit *unit, const gpu_room *room, double *squares) {
+    for (uint32_t p = 0; p < unit->of.n_parts; p++) {
+        const double *found = squares_in(unit, room->here, p);
+        squares[2 * p] = sum_of(found);
+        squares[2 * p + 1] = sum_of(found + TAGC_N_SQUARES);
+    }
+}
+
+/* A window that is full without squares stays so, and the next exchange is due. */
+static tagc_status look(const ticket *one) {
+    const tagc_unit *unit = one->unit;
     const tagc_unit_options *of = &unit->of;
+    tagc_unit_step *step = one->step;
+    const gpu_room *room = room_of(one, 0);
     const float *samples = (const float *)(const void *)(room->here + ORDERS_BYTES);
     size_t n_full = 0;
     step->n_full = 0;
     if (!of->n_sampled) return TAGC_OK;
     TAGC_TRY(tagc_schedule_add(of->schedule, unit->numbers, unit->counts, of->n_sampled, samples, step->full,
                                &n_full));
-    if (!n_full) return TAGC_OK;
-    memset(step->squares, 0, 2 * of->n_parts * sizeof *step->squares);
+    if (!n_full || !unit->has_squares[one->buffer]) return TAGC_OK;
+    read_squares(unit, room, step->squares);
     TAGC_TRY(tagc_schedule_take(of->schedule, step->full, n_full, step->sums));
     step->n_full = (uint32_t)n_full;
     return TAGC_OK;
@@ -324,7 +391,7 @@ static tagc_status reduce(const ticket *one, char text[TAGC_ERROR_TEXT_BYTES]) {
     const tagc_unit *unit = one->unit;
     uint32_t n_begun = 0;
     uint64_t number = one->first_add;
-    tagc_status failure = look(unit, one->step, room_of(one, 0));
+    tagc_status failure = look(one);
     while (failure == TAGC_OK && n_begun < unit->of.n_parts)
         if ((failure = begin(one, n_begun)) == TAGC_OK) n_begun++;
     if (failure != TAGC_OK) snprintf(text, TAGC_ERROR_TEXT_BYTES, "%s", tagc_last_error());

@@ -353,14 +353,15 @@ static tagc_status fail_of(tagc_reducer *r, int64_t failure) {
     if (fault == TAGC_FRAME_RANK_FAILED && from <= TAGC_LAST_STATUS) {
         if (rank == (unsigned)r->rank && r->now.failure == (tagc_status)from)
             return tagc_fail(r->now.failure, "%s", r->now.failure_text);
-        return tagc_fail((tagc_status)from, "rank %u failed in this step: %s", rank,
-                         tagc_status_name((int)from));
+        return tagc_fail((tagc_status)from, "rank %d failed in this step: %s",
+                         tagc_comm_name(r->comm, (int)rank), tagc_status_name((int)from));
     }
     if (fault == TAGC_FRAME_SOUND || fault >= TAGC_FRAME_RANK_FAILED || failure < 0)
         return tagc_fail(TAGC_ERR_CORRUPT, "the ranks' verdict is damaged: failure is %lld",
                          (long long)failure);
     return tagc_fail(fault == TAGC_FRAME_OTHER_K ? TAGC_ERR_MISMATCH : TAGC_ERR_CORRUPT,
-                     "the frame from rank %u that rank %u got %s", from, rank, texts[fault]);
+                     "the frame from rank %d that rank %d got %s", tagc_comm_name(r->comm, (int)from),
+                     tagc_comm_name(r->comm, (int)rank), texts[fault]);
 }
 
 static void count(tagc_reducer *r, const tagc_frames_verdict *agreed) {

@@ -6,7 +6,7 @@
 #include "codec/batch.h"
 #include "gpu/frame.h"
 
-#define TAGC_MAKER_ABI 3u
+#define TAGC_MAKER_ABI 4u
 
 /* Deltas (delta.h) over many arrays at once. */
 typedef enum tagc_delta_kind {
@@ -62,6 +62,17 @@ typedef struct tagc_listed_run {
     uint64_t at;       /* the elements of all runs before it */
 } tagc_listed_run;
 
+/* What _squares sums up: a residual as it is stored (codec/residual.h), rows of n values; and a gradient. Either may be NULL. */
+typedef struct tagc_squared {
+    const void *residual;
+    int format, gradient_element;
+    uint32_t n_rows;
+    size_t n, row_bytes;
+    const void *gradient; /* (n_gradient) */
+    size_t n_gradient;
+} tagc_squared;
+enum { TAGC_N_SQUARES = 256 }; /* sums of squares of each, whose sum the caller takes */
+
 /* Copies of runs between arrays of any tagc_element. Whatever the arguments point to is where the arrays are. */
 typedef struct tagc_runs_maker {
     /* n: of all runs together. Each value is multiplied by `factor`. */
@@ -70,6 +81,8 @@ typedef struct tagc_runs_maker {
     /* Nothing, unless the verdict has a failure: then all bits of n_bytes, a multiple of two, are set, which is NaN in
      * every element. */
     tagc_status (*spoil)(const tagc_frames_verdict *verdict, void *array, size_t n_bytes, void *stream);
+    /* squares (2, TAGC_N_SQUARES): of the residual, of the gradient. */
+    tagc_status (*squares)(const tagc_squared *of, double *squares, void *stream);
 } tagc_runs_maker;
 
 typedef struct tagc_maker {

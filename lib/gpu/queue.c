@@ -50,7 +50,7 @@
  * The thread sees k in `in`; for each part it sends and receives, writes n to `add`, sees n in `added`, and goes on; at last it writes k to
  * `out`. The proof above holds with one more step. Where a rank has enqueued k, nothing before the write of n to `added` waits for
  * more than results up to k - 1, flags that the thread has written, and work of k that was enqueued before. Kernels are loaded before the first
- * exchange, so a launch waits for the device only if its queue is full; it then has to hold one exchange: MOST_ADDS in ahead_unit.c.
+ * exchange, so a launch waits for the device only if its queue is full; it then has to hold one exchange: LAUNCH_PLACES in ahead_unit.c.
  * A buffer's rooms are shared as its arrays are: `out` waits for back[buffer], which is recorded behind all that uses them.
  *
  * Failures. A failed exchange fills buffer.out with NaN before it writes flag `out`, so the copy back brings NaN. The first failure of

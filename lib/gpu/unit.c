@@ -24,7 +24,8 @@ typedef struct said {
 /* ---- the agreement ---- */
 
 /* Returns the failure that the ranks have told each other. */
-static tagc_status explain(const tagc_unit *unit, const int32_t *ranks, int n_ranks, const said *all) {
+static tagc_status explain(const tagc_unit *unit, const tagc_comm *comm, const said *all) {
+    int n_ranks = tagc_comm_world_size(comm), first = tagc_comm_name(comm, 0);
     const int64_t(*words)[TAGC_UNIT_WORDS] = (const int64_t(*)[TAGC_UNIT_WORDS])unit->everyone;
     for (int r = 0; r < n_ranks; r++) {
         tagc_status status = (tagc_status)(words[r][0] & STATUS_MASK);
@@ -32,7 +33,7 @@ static tagc_status explain(const tagc_unit *unit, const int32_t *ranks, int n_ra
         char beginning[TAGC_WHAT_BYTES + 8]; /* an earlier agreement may have said already which rank it is */
         snprintf(beginning, sizeof beginning, "%.*s: rank", TAGC_WHAT_BYTES - 1, all[r].what);
         if (!strncmp(all[r].text, beginning, strlen(beginning))) return tagc_fail(status, "%s", all[r].text);
-        return tagc_fail(status, "%s: rank %d: %s", all[r].what, ranks[r], all[r].text);
+        return tagc_fail(status, "%s: rank %d: %s", all[r].what, tagc_comm_name(comm, r), all[r].text);
     }
     int odd = 1;
     while (odd < n_ranks - 1 && !memcmp(words[odd], words[0], sizeof words[0] - sizeof words[0][0])) odd++;
@@ -41,9 +42,9 @@ static tagc_status explain(const tagc_unit *unit, const int32_t *ranks, int n_ra
             TAGC_ERR_MISMATCH,
             "ranks do not agree: rank %d comes with %s, and rank %d with %s: every rank must use the same "
             "modules, in the same order",
-            ranks[0], all[0].what, ranks[odd], all[odd].what);
+            first, all[0].what, tagc_comm_name(comm, odd), all[odd].what);
     return tagc_fail(TAGC_ERR_MISMATCH, "%s: ranks do not agree: rank %d has %s; rank %d has %s", all[0].what,
-                     ranks[0], all[0].text, ranks[odd], all[odd].text);
+                     first, all[0].text, tagc_comm_name(comm, odd), all[odd].text);
 }
 
 /* Collective over one comm. failure: of this rank, with its text. */
@@ -64,7 +65,7 @@ static tagc_status agree_over(const tagc_unit *unit, int c, const tagc_unit_step
     TAGC_TRY(tagc_memory_create((size_t)n_ranks * sizeof *all, "what ranks say", (void **)&all));
     tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, all);
     for (int r = 0; r < n_ranks; r++) all[r].what[TAGC_WHAT_BYTES - 1] = all[r].text[SAID_BYTES - 1] = 0;
-    if (status == TAGC_OK) status = explain(unit, unit->ranks[c], n_ranks, all);
+    if (status == TAGC_OK) status = explain(unit, comm, all);
     tagc_memory_destroy(all);
     return status;
 }
@@ -244,7 +245,6 @@ static void lay_out(tagc_unit *unit, const tagc_unit_options *of, tagc_arena *ar
     size_t n_runs = 0;
     for (uint32_t c = 0; c < of->n_comms; c++) {
         int n = tagc_comm_world_size(of->comms[c]);
-        unit->ranks[c] = copy(arena, of->ranks[c], (size_t)n, sizeof *unit->ranks[c]);
         if (n > n_largest) n_largest = n;
     }
     for (uint32_t p = 0; p < of->n_parts; p++) n_runs += of->parts[p].n_packs + of->parts[p].n_unpacks;

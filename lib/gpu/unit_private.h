@@ -31,16 +31,16 @@ struct tagc_unit {
     char what[TAGC_WHAT_BYTES];
     unit_part *parts;
     tagc_run *runs;
-    int32_t *ranks[2];
     int64_t (*everyone)[TAGC_UNIT_WORDS]; /* (ranks of the larger comm) */
     uint32_t *numbers, *counts;
     uint64_t *places;
     float *samples;
     size_t n_samples, n_gradients, n_outputs; /* the latter of work memory */
     /* With kernels. */
-    uint32_t n_adds;  /* parts whose reducers have kernels */
-    run_list sampled; /* from the input to n_samples floats */
-    void *lists;      /* (lists_bytes) on the device */
+    uint32_t n_adds;              /* parts whose reducers have kernels */
+    run_list sampled;             /* from the input to n_samples floats */
+    int has_squares[MAX_BUFFERS]; /* of the exchange that has that buffer */
+    void *lists;                  /* (lists_bytes) on the device */
     size_t lists_bytes;
     atomic_uint n_enqueued, n_ended; /* exchanges */
 };
@@ -52,6 +52,8 @@ static inline int tagc_unit_reads(const tagc_unit_part *of) {
 
 /* 1 if a reducer of these options has kernels. */
 int tagc_unit_wants_kernels(const tagc_unit_options *of);
+/* With kernels: the most pieces of work that an exchange puts into streams behind its first flag. */
+size_t tagc_unit_n_places(const tagc_unit *unit);
 /* Makes what is in the device's memory, for a unit that is laid out. After a failure call _end_ahead. */
 tagc_status tagc_unit_make_ahead(tagc_unit *unit);
 void tagc_unit_end_ahead(tagc_unit *unit);

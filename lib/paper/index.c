@@ -185,7 +185,8 @@ static tagc_status read_index(tagc_reducer *r, tagc_wire_kind kind, int from, si
                                   (const uint8_t *)message + TAGC_WIRE_HEADER_BYTES, r->shard,
                                   header->n_items, p->bits);
     if (status == TAGC_OK) return TAGC_OK;
-    return tagc_fail_in(status, "%s from rank %d", kind == TAGC_WIRE_INDEX ? "index" : "union", from);
+    return tagc_fail_in(status, "%s from rank %d", kind == TAGC_WIRE_INDEX ? "index" : "union",
+                        tagc_comm_name(r->comm, from));
 }
 
 static void combine(tagc_reducer *r, int from) {

@@ -91,7 +91,8 @@ static tagc_status read_positions(tagc_reducer *r, int d) {
     if (status == TAGC_OK) status = tagc_wire_expect(&header, &expected);
     if (status == TAGC_OK)
         status = tagc_index_check_positions(left_positions(r, d), n_left, tagc_union_bits(r, d), r->shard);
-    return status == TAGC_OK ? TAGC_OK : tagc_fail_in(status, "leftovers from rank %d", d);
+    return status == TAGC_OK ? TAGC_OK
+                             : tagc_fail_in(status, "leftovers from rank %d", tagc_comm_name(r->comm, d));
 }
 
 static void return_to_residual(tagc_reducer *r, int d) {

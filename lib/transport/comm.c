@@ -120,7 +120,8 @@ static int is_late(const tagc_comm *comm, const tagc_ticket *ticket, double now_
     if (!is_silent && !(total_s > 0 && now_s - ticket->start_s > total_s)) return 0;
     char peer[32] = "";
     if (waiting_for >= 0)
-        snprintf(peer, sizeof peer, is_silent ? " from rank %d" : ", waiting for rank %d", waiting_for);
+        snprintf(peer, sizeof peer, is_silent ? " from rank %d" : ", waiting for rank %d",
+                 tagc_comm_name(comm, waiting_for));
     if (is_silent)
         tagc_fail(TAGC_ERR_TRANSPORT, "no answer%s within %g s", peer, timeout_s);
     else
@@ -276,8 +277,8 @@ int tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket) {
 
 static const tagc_comm_options default_options = {.timeout_s = 120};
 static const tagc_sized options_struct = {"tagc_comm_options", sizeof(tagc_comm_options),
-                                          offsetof(tagc_comm_options, total_timeout_s) +
-                                              sizeof(double), /* the last field of version 0.2 */
+                                          offsetof(tagc_comm_options, names) +
+                                              sizeof(const int32_t *), /* the last field of version 0.2 */
                                           &default_options};
 
 void tagc_comm_options_init_sized(tagc_comm_options *options, size_t struct_bytes) {
@@ -285,7 +286,7 @@ void tagc_comm_options_init_sized(tagc_comm_options *options, size_t struct_byte
 }
 
 /* NULL: the defaults. */
-static tagc_status read_options(const tagc_comm_options *from, tagc_comm_options *options) {
+tagc_status tagc_comm_read_options(const tagc_comm_options *from, tagc_comm_options *options) {
     tagc_comm_options_init(options);
     if (from) TAGC_TRY(tagc_sized_read(&options_struct, from, options));
     if (!(options->timeout_s > 0 && options->timeout_s <= 1e6))
@@ -378,9 +379,11 @@ static tagc_comm *lay_out(tagc_arena *arena, size_t n_ranks) {
     tagc_part *sends = tagc_arena_take(arena, n_ranks - 1, sizeof *sends);
     tagc_part *receives = tagc_arena_take(arena, n_ranks - 1, sizeof *receives);
     unsigned char *scratch = tagc_arena_take(arena, n_ranks, 1);
+    int32_t *names = tagc_arena_take(arena, n_ranks, sizeof *names);
     uint64_t *sent_to = tagc_arena_take(arena, n_ranks, sizeof *sent_to);
     if (!comm) return NULL;
     comm->sent_to = sent_to;
+    comm->names = names;
     comm->control_sends = sends;
     comm->control_receives = receives;
     comm->control_scratch = scratch;
@@ -393,7 +396,7 @@ tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int r
     *out = NULL;
     tagc_comm_options checked;
     TAGC_TRY(check_ops(ops));
-    TAGC_TRY(read_options(options, &checked));
+    TAGC_TRY(tagc_comm_read_options(options, &checked));
     if (world_size < 1 || world_size > 65536)
         return tagc_fail(TAGC_ERR_ARGUMENT, "world_size is %d, must be in [1, 65536]", world_size);
     if (rank < 0 || rank >= world_size)
@@ -410,6 +413,8 @@ tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int r
     comm->rank = rank;
     comm->world_size = world_size;
     comm->options = checked;
+    comm->options.names = NULL; /* the caller's */
+    for (int r = 0; r < world_size; r++) comm->names[r] = checked.names ? checked.names[r] : r;
     comm->posted_end = &comm->posted;
     for (int i = 0; i < TAGC_N_WORKERS; i++) {
         comm->workers[i].comm = comm;
@@ -430,9 +435,14 @@ void tagc_comm_abort(tagc_comm *comm, const char *reason) {
     if (!comm) return;
     if (!reason) reason = "no reason given";
     char before[64];
-    snprintf(before, sizeof before, "this rank (%d) gave up: ", comm->rank);
+    snprintf(before, sizeof before, "this rank (%d) gave up: ", tagc_comm_name(comm, comm->rank));
     comm_break(comm, before, reason, "");
     comm->ops->abort(comm->context, reason);
+}
+
+int tagc_comm_name(const tagc_comm *comm, int rank) {
+    return rank >= 0 && rank < comm->world_size ? comm->names[rank]
+                                                : rank; /* a damaged message may have any number */
 }
 
 void tagc_comm_hold(tagc_comm *comm) {

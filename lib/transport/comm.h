@@ -103,6 +103,11 @@ void tagc_comm_let_go(tagc_comm *comm);
 /* TAGC_ERR_STATE if the comm is closed: a task that is submitted now would never run. */
 tagc_status tagc_comm_check_open(tagc_comm *comm);
 
+/* For transports that change some. from: NULL: the defaults. */
+tagc_status tagc_comm_read_options(const tagc_comm_options *from, tagc_comm_options *options);
+/* What messages call a rank. */
+int tagc_comm_name(const tagc_comm *comm, int rank);
+
 int tagc_comm_has_lanes(const tagc_comm *comm);
 /* Does nothing if no trace function is set. */
 void tagc_comm_trace(tagc_comm *comm, const char *stream, const char *name, double start_s, double end_s,

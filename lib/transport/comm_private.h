@@ -35,6 +35,7 @@ struct tagc_comm {
     tagc_ticket *posted, **posted_end;
     uint64_t n_bytes_sent[TAGC_N_LEGS], n_bytes_received[TAGC_N_LEGS];
     uint64_t *sent_to; /* (W) bytes, by peer */
+    int32_t *names;    /* (W) for messages */
     int broken;        /* never reset; the two texts below then stay constant */
     char error[TAGC_ERROR_TEXT_BYTES];
     char reason[TAGC_ERROR_TEXT_BYTES]; /* why, for other ranks: without what concerns this one alone */

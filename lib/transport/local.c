@@ -6,7 +6,7 @@
  * agree, even if one of them is zero. */
 #include "core/memory.h"
 #include "core/status.h"
-#include "tagc/transport.h"
+#include "transport/comm.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -35,7 +35,7 @@ typedef struct request {
 
 typedef struct local_rank {
     tagc_local_group *group;
-    int rank;
+    int rank, name; /* name: for messages */
     int attached, left;
     uint64_t n_started[N_LANES];
     request *shown; /* under way */
@@ -54,13 +54,13 @@ struct tagc_local_group {
 };
 
 /* Call with the lock. Keeps the first reason. */
-static void group_break(tagc_local_group *group, int rank, const char *reason) {
+static void group_break(tagc_local_group *group, int name, const char *reason) {
     if (group->broken) return;
     group->broken = 1;
     if (reason)
-        snprintf(group->error, sizeof group->error, "rank %d gave up: %s", rank, reason);
+        snprintf(group->error, sizeof group->error, "rank %d gave up: %s", name, reason);
     else
-        snprintf(group->error, sizeof group->error, "rank %d left", rank);
+        snprintf(group->error, sizeof group->error, "rank %d left", name);
 }
 
 /* ---- one request ---- */
@@ -101,7 +101,7 @@ static void copy_part(local_rank *self, request *mine, uint32_t i, request *thei
 static int has_started(local_rank *self, const request *mine, int peer, request **theirs) {
     local_rank *other = &self->group->ranks[peer];
     if (other->n_started[mine->transfer.lane] <= mine->sequence) {
-        if (other->left) group_break(self->group, peer, NULL);
+        if (other->left) group_break(self->group, other->name, NULL);
         return 0;
     }
     *theirs = find(other, mine);
@@ -116,7 +116,7 @@ static int receive_part(local_rank *self, request *mine, uint32_t i) {
     if (theirs) sent = tagc_find_part(theirs->transfer.sends, theirs->transfer.n_sends, self->rank);
     uint64_t n_sent = sent ? sent->n_bytes : 0;
     if (n_sent != part->n_bytes)
-        mismatch(part->peer, n_sent, self->rank, part->n_bytes, mine, theirs);
+        mismatch(self->group->ranks[part->peer].name, n_sent, self->name, part->n_bytes, mine, theirs);
     else
         copy_part(self, mine, i, theirs, sent);
     return 1;
@@ -130,7 +130,7 @@ static int check_send(local_rank *self, request *mine, uint32_t i) {
     if (theirs) wanted = tagc_find_part(theirs->transfer.receives, theirs->transfer.n_receives, self->rank);
     uint64_t n_wanted = wanted ? wanted->n_bytes : 0;
     if (n_wanted != part->n_bytes)
-        mismatch(self->rank, part->n_bytes, part->peer, n_wanted, mine, theirs);
+        mismatch(self->name, part->n_bytes, self->group->ranks[part->peer].name, n_wanted, mine, theirs);
     else
         mine->send_state[i] = PART_AGREED;
     return 1;
@@ -230,7 +230,7 @@ static void local_cancel(void *context, const char *reason) {
     local_rank *self = context;
     tagc_local_group *group = self->group;
     pthread_mutex_lock(&group->lock);
-    group_break(group, self->rank, reason);
+    group_break(group, self->name, reason);
     while (self->shown) {
         while (self->shown->n_copying > 0) pthread_cond_wait(&group->copied, &group->lock);
         hide(self, self->shown);
@@ -241,7 +241,7 @@ static void local_cancel(void *context, const char *reason) {
 static void local_abort(void *context, const char *reason) {
     local_rank *self = context;
     pthread_mutex_lock(&self->group->lock);
-    group_break(self->group, self->rank, reason);
+    group_break(self->group, self->name, reason);
     pthread_mutex_unlock(&self->group->lock);
 }
 
@@ -293,7 +293,7 @@ tagc_status tagc_local_group_create(int world_size, tagc_local_group **out) {
     pthread_cond_init(&group->copied, NULL);
     for (int r = 0; r < world_size; r++) {
         group->ranks[r].group = group;
-        group->ranks[r].rank = r;
+        group->ranks[r].rank = group->ranks[r].name = r;
     }
     *out = group;
     return TAGC_OK;
@@ -322,7 +322,10 @@ tagc_status tagc_comm_create_local(tagc_local_group *group, int rank, const tagc
     group->n_comms += !taken;
     pthread_mutex_unlock(&group->lock);
     if (taken) return tagc_fail(TAGC_ERR_STATE, "rank %d of this group already has a comm", rank);
-    tagc_status status = tagc_comm_create(&local_ops, self, rank, group->world_size, options, out);
+    tagc_comm_options checked;
+    tagc_status status = tagc_comm_read_options(options, &checked);
+    if (status == TAGC_OK && checked.names) self->name = checked.names[rank];
+    if (status == TAGC_OK) status = tagc_comm_create(&local_ops, self, rank, group->world_size, options, out);
     if (status == TAGC_OK) return TAGC_OK;
     pthread_mutex_lock(&group->lock);
     self->attached = 0;

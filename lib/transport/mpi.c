@@ -7,6 +7,7 @@
 #include "transport/mpi_internal.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,6 +51,7 @@ typedef struct lane {
 typedef struct mpi_rank {
     MPI_Comm comm;
     int rank, world_size;
+    int32_t *names; /* (W), or NULL */
     uint64_t split_bytes;
     int cancelled;
     request *active; /* under way */
@@ -64,6 +66,10 @@ static tagc_status fail_mpi(const char *what, int code) {
     MPI_Error_string(code, why, &length);
     snprintf(text, sizeof text, "%s failed: %s", what, why);
     return tagc_report(TAGC_ERR_TRANSPORT, text);
+}
+
+static int name_of(const mpi_rank *self, int rank) {
+    return self->names ? self->names[rank] : rank;
 }
 
 /* ---- one request ---- */
@@ -180,19 +186,19 @@ static tagc_status check_piece(const mpi_rank *self, const request *r, int i, co
     if (code != MPI_SUCCESS) MPI_Error_class(code, &class);
     if (class == MPI_ERR_TRUNCATE) {
         snprintf(text, sizeof text, "rank %d sends more than the %d bytes that rank %d expects",
-                 r->pieces[i].peer, r->pieces[i].n_bytes, self->rank);
+                 name_of(self, r->pieces[i].peer), r->pieces[i].n_bytes, name_of(self, self->rank));
         return tagc_report(TAGC_ERR_CORRUPT, text);
     }
     if (code != MPI_SUCCESS) {
         snprintf(text, sizeof text, "the message %s rank %d", i < r->n_receives ? "from" : "to",
-                 r->pieces[i].peer);
+                 name_of(self, r->pieces[i].peer));
         return fail_mpi(text, code);
     }
     if (i >= r->n_receives) return TAGC_OK;
     MPI_Get_count(status, MPI_BYTE, &n_received);
     if (n_received == r->pieces[i].n_bytes) return TAGC_OK;
-    snprintf(text, sizeof text, "rank %d sends %d bytes to rank %d, which expects %d", r->pieces[i].peer,
-             n_received, self->rank, r->pieces[i].n_bytes);
+    snprintf(text, sizeof text, "rank %d sends %d bytes to rank %d, which expects %d",
+             name_of(self, r->pieces[i].peer), n_received, name_of(self, self->rank), r->pieces[i].n_bytes);
     return tagc_report(TAGC_ERR_CORRUPT, text);
 }
 
@@ -290,7 +296,7 @@ static void mpi_cancel(void *context, const char *reason) {
 static void mpi_abort(void *context, const char *reason) {
     mpi_rank *self = context;
     /* If the reason is empty, the caller has printed it. */
-    if (*reason) fprintf(stderr, "tagc: rank %d gave up: %s\n", self->rank, reason);
+    if (*reason) fprintf(stderr, "tagc: rank %d gave up: %s\n", name_of(self, self->rank), reason);
     fflush(stderr);
     MPI_Abort(self->comm, 1);
 }
@@ -306,6 +312,7 @@ static void mpi_destroy(void *context) {
         request_clear(r);
         free(r);
     }
+    free(self->names);
     free(self);
 }
 
@@ -352,6 +359,16 @@ static tagc_status check_environment(MPI_Comm mpi_comm) {
     return TAGC_OK;
 }
 
+/* For the texts that this transport writes. */
+static tagc_status keep_names(mpi_rank *self, const tagc_comm_options *options) {
+    size_t end = offsetof(tagc_comm_options, names) + sizeof options->names, n = (size_t)self->world_size;
+    if (!options || options->struct_bytes < end || !options->names) return TAGC_OK;
+    self->names = malloc(n * sizeof *self->names);
+    if (!self->names) return tagc_report(TAGC_ERR_MEMORY, "out of memory for the MPI transport");
+    memcpy(self->names, options->names, n * sizeof *self->names);
+    return TAGC_OK;
+}
+
 tagc_status tagc_comm_create_mpi_split(MPI_Comm mpi_comm, const tagc_comm_options *options,
                                        uint64_t split_bytes, tagc_comm **out) {
     if (!out) return tagc_report(TAGC_ERR_ARGUMENT, "out is NULL");
@@ -374,9 +391,12 @@ tagc_status tagc_comm_create_mpi_split(MPI_Comm mpi_comm, const tagc_comm_option
     MPI_Comm_set_errhandler(self->comm, MPI_ERRORS_RETURN);
     MPI_Comm_rank(self->comm, &self->rank);
     MPI_Comm_size(self->comm, &self->world_size);
-    status = tagc_comm_create(&mpi_ops, self, self->rank, self->world_size, options, out);
+    status = keep_names(self, options);
+    if (status == TAGC_OK)
+        status = tagc_comm_create(&mpi_ops, self, self->rank, self->world_size, options, out);
     if (status != TAGC_OK) {
         MPI_Comm_free(&self->comm);
+        free(self->names);
         free(self);
     }
     return status;

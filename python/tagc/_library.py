@@ -70,6 +70,7 @@ class CommOptions(Structure):
         ("trace", c_void_p),
         ("trace_context", c_void_p),
         ("total_timeout_s", c_double),
+        ("names", POINTER(c_int32)),
     ]
 
 
@@ -108,7 +109,7 @@ class UnitOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("what", c_char_p), ("element", c_int), ("has_gaps", c_int),
         ("factor", c_float), ("n_parts", c_uint32), ("parts", POINTER(UnitPart)), ("n_input", c_uint64),
-        ("n_output", c_uint64), ("n_comms", c_uint32), ("comms", c_void_p * 2), ("ranks", c_void_p * 2),
+        ("n_output", c_uint64), ("n_comms", c_uint32), ("comms", c_void_p * 2),
         ("n_sampled", c_uint32), ("schedule", c_void_p), ("numbers", c_void_p), ("counts", c_void_p),
         ("places", c_void_p),
     ]  # fmt: skip
@@ -381,7 +382,6 @@ _FUNCTIONS = {
         c_int,
     ),
     "tagc_unit_work": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64)], None),
-    "tagc_unit_is_due": ([c_void_p], c_int),
     "tagc_unit_destroy": ([c_void_p], None),
 }
 

@@ -144,7 +144,7 @@ static inline int open_view(rank_run *run, view *v) {
     trial *t = run->shared;
     *v = (view){.run = run, .t = t, .seat = {t, run->rank, run->world_size}, .comm = run->comm};
     if (!t->has_lanes)
-        CHECK(run, tagc_comm_create_callback(&trial_ops, &v->seat, run->rank, run->world_size, NULL,
+        CHECK(run, tagc_comm_create_callback(&trial_ops, &v->seat, run->rank, run->world_size, named_ranks(),
                                              &v->comm) == TAGC_OK);
     int is_all = t->options.two_level || t->options.ranks_per_host == 0;
     v->n_rows = is_all ? run->world_size : t->options.ranks_per_host;

@@ -120,8 +120,8 @@ static inline void *trial_main(void *arg) {
           *before = malloc(n * sizeof *before), *after = malloc(n * sizeof *after);
     tagc_comm *comm;
     tagc_reducer *reducer = NULL;
-    EXPECT(self, tagc_comm_create_callback(&network_ops, &end, self->rank, t->net.world_size, NULL, &comm) ==
-                     TAGC_OK);
+    EXPECT(self, tagc_comm_create_callback(&network_ops, &end, self->rank, t->net.world_size, named_ranks(),
+                                           &comm) == TAGC_OK);
     tagc_reducer_options options = t->options;
     tagc_paper_options paper = t->paper;
     attach_paper(&options, &paper);

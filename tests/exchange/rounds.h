@@ -138,7 +138,7 @@ static const tagc_transport_ops rounds_ops = {
 static inline void rounds_create(rounds *net, int world_size) {
     *net = (rounds){.world_size = world_size, .is_held = 1};
     tagc_comm *comm;
-    assert_int_equal(tagc_comm_create(&rounds_ops, net, 0, world_size, NULL, &comm), TAGC_OK);
+    assert_int_equal(tagc_comm_create(&rounds_ops, net, 0, world_size, named_ranks(), &comm), TAGC_OK);
     net->comm = comm;
     __atomic_store_n(&net->is_held, 0, __ATOMIC_RELEASE);
 }

@@ -114,7 +114,7 @@ static const lie lies[] = {
     {"message kind is 3, expected 6", other_kind, TAGC_ERR_TRANSPORT},
     {"coding is 0, expected", other_format, TAGC_ERR_CORRUPT},
     {"rank is", other_rank, TAGC_ERR_CORRUPT},
-    {"sparsity: rank", other_sparsity, TAGC_ERR_MISMATCH},
+    {"sparsity: 26 of", other_sparsity, TAGC_ERR_MISMATCH},
     {"n_elems is 511, expected 512", other_shard, TAGC_ERR_CORRUPT},
     {"step is", other_step, TAGC_ERR_CORRUPT},
     {"elements, at most", too_many_items, TAGC_ERR_CORRUPT},
@@ -146,7 +146,7 @@ static void test_lying_headers(void **state) {
             check_outcome(&t, lies[i].status, lies[i].text);
             if (!strstr(t.texts[0], lies[i].text))
                 fail_msg("\"%s\" does not contain \"%s\"", t.texts[0], lies[i].text);
-            assert_non_null(strstr(t.texts[0], "header of the fragment from rank 1"));
+            assert_non_null(strstr(t.texts[0], "header of the fragment from rank 11"));
             if (lies[i].tell == other_format) /* int2, and sums int4 */
                 assert_non_null(strstr(t.texts[0], of_sums ? "expected 3" : "expected 4"));
         }
@@ -274,7 +274,7 @@ static void test_lying_bodies(void **state) {
         t = liars_trial(call, send_spoiled);
         liar.body[at] = before;
         assert_true(count(&t, TAGC_OK) == 2 || count(&t, TAGC_ERR_CORRUPT) == 2);
-        if (t.statuses[0] == TAGC_ERR_CORRUPT) assert_non_null(strstr(t.texts[0], "fragment from rank 1"));
+        if (t.statuses[0] == TAGC_ERR_CORRUPT) assert_non_null(strstr(t.texts[0], "fragment from rank 11"));
         n_refused += t.statuses[0] == TAGC_ERR_CORRUPT;
     }
     assert_true(n_refused > N_BODIES / 6 &&

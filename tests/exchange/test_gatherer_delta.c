@@ -168,7 +168,7 @@ static void flipped_body(rank_run *run) {
         char expected[64];
         snprintf(expected, sizeof expected, "row %d is", row);
         CHECK(run, status == TAGC_ERR_CORRUPT && strstr(run->text, expected));
-        snprintf(expected, sizeof expected, "on rank %d", culprit);
+        snprintf(expected, sizeof expected, "on rank %d", 10 + culprit);
         CHECK(run, strstr(run->text, expected));
     }
     close_view(&v);
@@ -254,11 +254,11 @@ static void hostile_body(rank_run *run) {
         if (step == t->step) {
             CHECK(run, status == (run->rank == t->to ? TAGC_ERR_CORRUPT : TAGC_OK));
             char expected[64];
-            snprintf(expected, sizeof expected, "parameters from rank %d: ", t->from);
+            snprintf(expected, sizeof expected, "parameters from rank %d: ", 10 + t->from);
             if (run->rank == t->to) CHECK(run, strstr(run->text, expected));
         } else if (step == t->step + 1) {
             char expected[64];
-            snprintf(expected, sizeof expected, "rank %d got damaged parameters", t->to);
+            snprintf(expected, sizeof expected, "rank %d got damaged parameters", 10 + t->to);
             CHECK(run, status == TAGC_ERR_CORRUPT && strstr(run->text, expected));
         } else {
             CHECK(run, status == TAGC_OK);

@@ -66,7 +66,7 @@ static void test_damaged_agreement(void **state) {
     run_trial(&t, 2);
     assert_int_equal(t.net.n_damaged, 1);
     assert_int_equal(t.statuses[0], TAGC_ERR_TRANSPORT);
-    assert_non_null(strstr(t.texts[0], "agreement from rank 1 arrived damaged: "));
+    assert_non_null(strstr(t.texts[0], "agreement from rank 11 arrived damaged: "));
     assert_int_equal(t.statuses[1], TAGC_ERR_TRANSPORT);
 }
 
@@ -177,7 +177,7 @@ static void test_leftovers(void **state) {
         assert_int_equal(t.net.n_damaged, 1);
         assert_same_failure(&t, world_size, TAGC_ERR_CORRUPT, "leftovers");
         char expected[32];
-        snprintf(expected, sizeof expected, "leftovers from rank %d", t.net.from);
+        snprintf(expected, sizeof expected, "leftovers from rank %d", 10 + t.net.from);
         assert_non_null(strstr(t.texts[t.net.to], expected));
     }
 }

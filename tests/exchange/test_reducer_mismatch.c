@@ -7,28 +7,29 @@ typedef struct difference {
     const char *name;
     int exchange; /* in which it has a meaning */
     double value;
-    const char *text; /* NULL: "NAME: rank 2 has" */
+    const char *text; /* NULL: "NAME: rank 12 has" */
 } difference;
 
 static const difference differences[] = {
     {"n_elems", TAGC_EXCHANGE_PACKED, 0, NULL}, /* twice as many */
     {"exchange", TAGC_EXCHANGE_PACKED, TAGC_EXCHANGE_SKETCH,
-     "exchange: rank 2 has sketch, rank 0 has packed"},
-    {"index", TAGC_EXCHANGE_PACKED, TAGC_INDEX_SUM4, "rank 2 has"}, /* it also decides fill_union */
-    {"sparsity", TAGC_EXCHANGE_PACKED, 0.9, "sparsity: rank 2 has 0.9, rank 0 has 0.9875"},
+     "exchange: rank 12 has sketch, rank 10 has packed"},
+    {"index", TAGC_EXCHANGE_PACKED, TAGC_INDEX_SUM4, "rank 12 has"}, /* it also decides fill_union */
+    {"sparsity", TAGC_EXCHANGE_PACKED, 0.9, "sparsity: rank 12 has 0.9, rank 10 has 0.9875"},
     {"ratio", TAGC_EXCHANGE_SKETCH, 10, NULL},
-    {"cells", TAGC_EXCHANGE_SKETCH, TAGC_CELLS_FIXED, "cells: rank 2 has fixed, rank 0 has fp32"},
+    {"cells", TAGC_EXCHANGE_SKETCH, TAGC_CELLS_FIXED, "cells: rank 12 has fixed, rank 10 has fp32"},
     {"unpeeled", TAGC_EXCHANGE_SKETCH, TAGC_UNPEELED_ESTIMATE,
-     "unpeeled: rank 2 has estimate, rank 0 has packed"},
+     "unpeeled: rank 12 has estimate, rank 10 has packed"},
     {"fill_union", TAGC_EXCHANGE_PACKED, 0, NULL},
-    {"op", TAGC_EXCHANGE_PACKED, TAGC_OP_SUM, "op: rank 2 has sum, rank 0 has avg"},
-    {"output", TAGC_EXCHANGE_PACKED, TAGC_OUTPUT_UNIT, "output: rank 2 has unit, rank 0 has shard"},
+    {"op", TAGC_EXCHANGE_PACKED, TAGC_OP_SUM, "op: rank 12 has sum, rank 10 has avg"},
+    {"output", TAGC_EXCHANGE_PACKED, TAGC_OUTPUT_UNIT, "output: rank 12 has unit, rank 10 has shard"},
     {"seed", TAGC_EXCHANGE_SKETCH, 1, NULL},
     {"format", TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_SIGN, NULL},
-    {"format", TAGC_EXCHANGE_DENSE, TAGC_FORMAT_BF16, "format: rank 2 has bf16, rank 0 has fp32"},
+    {"format", TAGC_EXCHANGE_DENSE, TAGC_FORMAT_BF16, "format: rank 12 has bf16, rank 10 has fp32"},
     {"block", TAGC_EXCHANGE_DIRECT, 64, NULL},
     {"ranks_per_host", TAGC_EXCHANGE_DIRECT, 2, NULL},
-    {"residual", TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, "residual: rank 2 has int4, rank 0 has the default"},
+    {"residual", TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4,
+     "residual: rank 12 has int4, rank 10 has the default"},
 };
 
 static void one_rank_differs(rank_run *run) {
@@ -90,7 +91,7 @@ static void test_differences(void **state) {
     for (size_t i = 0; i < sizeof differences / sizeof differences[0]; i++) {
         const difference *d = &differences[i];
         char expected[64];
-        snprintf(expected, sizeof expected, d->text ? "%s" : "%s: rank 2 has", d->text ? d->text : d->name);
+        snprintf(expected, sizeof expected, d->text ? "%s" : "%s: rank 12 has", d->text ? d->text : d->name);
         run_ranks(4, one_rank_differs, (void *)(uintptr_t)d, NULL, runs);
         assert_all(runs, 4, TAGC_ERR_MISMATCH, expected);
     }
@@ -100,9 +101,9 @@ static void test_mistakes_of_one_rank(void **state) {
     (void)state;
     rank_run runs[MAX_RANKS];
     run_ranks(3, invalid_on_one, NULL, NULL, runs);
-    assert_all(runs, 3, TAGC_ERR_ARGUMENT, "rank 2: sparsity is 2, must be in [0, 1]");
+    assert_all(runs, 3, TAGC_ERR_ARGUMENT, "rank 12: sparsity is 2, must be in [0, 1]");
     run_ranks(3, gatherer_on_one, NULL, NULL, runs);
-    assert_all(runs, 3, TAGC_ERR_MISMATCH, "rank 2 makes a gatherer");
+    assert_all(runs, 3, TAGC_ERR_MISMATCH, "rank 12 makes a gatherer");
 }
 
 static void test_allowed_differences(void **state) {

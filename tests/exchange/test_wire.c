@@ -230,7 +230,7 @@ static void test_hostile_fields(void **state) {
         static const char *texts[] = {
             "message kind is 2, expected 1", "coding is 2, expected 0",
             "rank is 0, expected 1",         "n_elems is 25, expected 24",
-            "step is 2, expected 1",         "rank 1 keeps 4 of a shard's 24 elements, this rank keeps 3"};
+            "step is 2, expected 1",         "4 of a shard's 24 elements are sent from there, 3 from here"};
         tagc_status status = c == 6 ? TAGC_OK : c == 5 ? TAGC_ERR_MISMATCH : TAGC_ERR_CORRUPT;
         assert_int_equal(tagc_wire_expect(&header, &expected), status);
         if (c < 6) assert_non_null(strstr(tagc_last_error(), texts[c]));

@@ -270,6 +270,7 @@ FAKE_API int cudaMallocAsync(void **out, size_t n_bytes, void *handle) {
     block *one = code || !stream_at(handle) ? NULL : map(n_bytes, 0);
     if (one) {
         one->is_ordered = 1;
+        fake.n_allocs++;
         *out = one->user;
         if (fake.host_as_device) mprotect(one->user, one->n_mapped, PROT_READ | PROT_WRITE);
     }

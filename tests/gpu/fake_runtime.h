@@ -93,7 +93,7 @@ FAKE_API void fake_capture(void *stream);
 /* ---- what was found ---- */
 FAKE_API int fake_n_mistakes(void);
 FAKE_API const char *fake_mistake(int i);
-FAKE_API uint64_t fake_n_allocs(void);        /* calls of cudaHostAlloc since the reset */
+FAKE_API uint64_t fake_n_allocs(void);        /* calls of cudaHostAlloc and cudaMallocAsync since the reset */
 FAKE_API uint64_t fake_n_copied(void);        /* bytes between host and device since the reset */
 FAKE_API uint64_t fake_n_device_blocks(void); /* of cudaMallocAsync, that exist */
 FAKE_API unsigned fake_contexts(void);        /* a bit for each device that has one since the reset */

@@ -144,7 +144,11 @@ static void *rank_main(void *arg) {
     one_rank *own = arg;
     world *all = own->world;
     tagc_comm *comm;
-    if (tagc_comm_create_local(all->group, own->rank, NULL, &comm) != TAGC_OK) abort();
+    const int32_t names[RANKS] = {10, 11};
+    tagc_comm_options comm_options;
+    tagc_comm_options_init(&comm_options);
+    comm_options.names = names;
+    if (tagc_comm_create_local(all->group, own->rank, &comm_options, &comm) != TAGC_OK) abort();
     tagc_reducer *reducers[N_PARTS], *plain[N_PARTS];
     make(comm, all->all_reduce, all->element == TAGC_ELEMENT_BF16, reducers);
     make(comm, all->all_reduce, 0, plain);
@@ -175,7 +179,6 @@ static void *rank_main(void *arg) {
     tagc_queue *queue;
     if (tagc_device_open("cuda", FAKE_CUDART, FIRST_DEVICE + own->rank, &device) != TAGC_OK) abort();
     if (tagc_queue_create(device, 2, &queue) != TAGC_OK) abort();
-    const int32_t names[RANKS] = {10, 11};
     const uint32_t numbers[1] = {0}, counts[1] = {N_SAMPLES};
     const uint64_t places[N_SAMPLES] = {0, 1, 70, 100, 190};
     tagc_unit_options options = {
@@ -190,7 +193,6 @@ static void *rank_main(void *arg) {
         .n_output = (uint64_t)(n_rows_out * ROW),
         .n_comms = 1,
         .comms = {comm},
-        .ranks = {names},
         .n_sampled = 1,
         .schedule = schedule,
         .numbers = numbers,

@@ -108,7 +108,7 @@ def chosen(rank, world_size):
     """By the word of the user, and by what all ranks can."""
     from tagc.torch.exchange.comm import Comm
 
-    for transport, name in (("host", "native"), ("native", "native"), ("gloo", "gloo"), ("group", "gloo")):
+    for transport, name in (("host", "native"), ("native", "native"), ("gloo", "gloo"), ("group", "native")):
         comm, said = said_by(lambda transport=transport: Comm(dist.group.WORLD, 60, transport))
         assert comm.transport == name and said == ""
         assert comm.all_gather(bytes([rank])) == [bytes([r]) for r in range(world_size)]

@@ -180,13 +180,13 @@ def with_kernels(rank, world_size):
 
 
 def windows_with_kernels(rank, world_size):
-    """A window of the schedule wants the norms of residuals, so its exchange is not among those by flags."""
+    """A window of the schedule wants the norms of residuals, which come by flags with the rest."""
     options = {"gentle": True, "layers": "all"}
     plain = train("fsdp2", rank, options, {}, n_steps=20)
     with fake(190 + rank, kernels=True) as device:
         on_device = train("fsdp2", rank, options, {}, n_steps=20)
         n_units = 3
-        assert len(device.tasks) == n_units * (20 - 2), "all but the first exchange and that of the window"
+        assert len(device.tasks) == n_units * 20
     device.check()
     check_same(plain, on_device)
 
@@ -287,13 +287,14 @@ def choice_of_codec(rank, world_size):
 
 
 def hooks_do_not_wait(rank, world_size):
-    """Once layouts are known, no exchange of a backward pass begins before all of its hooks have returned;
-    and nothing of tagc's keeps their gradients meanwhile."""
+    """Once layouts are known, no exchange of a backward pass begins before all of its hooks have returned,
+    also where it fills a window of the schedule; and nothing of tagc's keeps their gradients meanwhile."""
     import tagc.torch as tagc
     from tagc.torch.exchange import staging
     from tagc.torch.hooks import ddp
 
     for kind, kernels in itertools.product(("fsdp2", "ddp"), have_kernels()):
+        fills = kind == "fsdp2"
         may_begin = threading.Event()
         may_begin.set()
 
@@ -302,10 +303,15 @@ def hooks_do_not_wait(rank, world_size):
 
         with fake(rank, lazy=True, begins=begins, kernels=kernels) as device:
             model = wrapped(kind)
-            handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5)
-            for step in range(3):  # DDP makes its buckets anew
+            options = {"gentle": True} if fills else {"sparsity": 0.5}
+            # messages by gloo, which can be held up
+            handle = tagc.compress(model, verbose=False, layers="all", transport="gloo", **options)
+            for step in range(19 if fills else 2):  # DDP makes its buckets anew
                 loss_of(model, batch_of(rank, step)).backward()
             finish = staging.Staging.finish
+            schedule, noted = handle.passes.state.schedule, []
+            note = schedule.note
+            schedule.note = lambda *given: (noted.append(given), note(*given))
             counts, held = [], []
             device.tasks.clear()
 
@@ -335,6 +341,7 @@ def hooks_do_not_wait(rank, world_size):
             assert counts[0] == 3 if kind == "fsdp2" else len(counts) >= 2, counts
             # FSDP2 keeps one until its next reduce-scatter
             assert held[0] <= 1 or kind == "ddp", held
+            assert len(noted) == (3 if fills else 0), "units whose window this pass fills"
             handle.close()
         device.check()
 
@@ -439,20 +446,28 @@ def misuse(rank, world_size):
 
 
 def memory(rank, world_size):
-    """Pinned memory is made once, tensors are let go of, and everything goes with the handle."""
+    """Memory of the device and pinned memory is made in compress(), under DDP when its buckets are first
+    seen: in the first pass those it began with, in the second those it keeps. Everything goes with the handle."""
     import tagc.torch as tagc
 
-    with fake(50 + rank) as device:
-        device.fake.fake_n_allocs.restype = device.fake.fake_n_live.restype = ctypes.c_uint64
-        model = wrapped("fsdp2")
-        handle = tagc.compress(model, verbose=False, layers="all")
-        loss_of(model, batch_of(rank)).backward()
-        n = device.fake.fake_n_allocs()
-        for step in range(4):
-            loss_of(model, batch_of(rank, step)).backward()
-        assert device.fake.fake_n_allocs() == n
-        handle.close()
-        assert device.fake.fake_n_live() == 1  # the current stream
+    cases = [("fsdp2", {}), ("fsdp2", bf16()), ("fsdp1", {}), ("ddp", {})]
+    for number, ((kind, model_options), kernels) in enumerate(itertools.product(cases, have_kernels())):
+        with fake(50 + 10 * number + rank, kernels=kernels) as device:
+            device.fake.fake_n_allocs.restype = device.fake.fake_n_live.restype = ctypes.c_uint64
+            model = wrapped(kind, **model_options)
+            handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5)
+            found = [device.fake.fake_n_allocs()]
+            for step in range(5):
+                loss_of(model, batch_of(rank, step)).backward()
+                found.append(device.fake.fake_n_allocs())
+            in_pass = [after - before for before, after in itertools.pairwise(found)]
+            assert in_pass[2:] == [0, 0, 0], in_pass
+            if kind == "ddp":
+                assert in_pass[0] > 0 and (in_pass[1] > 0) == kernels, in_pass  # pinned memory is as large
+            else:
+                assert found[0] > 0 and in_pass[:2] == [0, 0], (found[0], in_pass)
+            handle.close()
+            assert device.fake.fake_n_live() == 1  # the current stream
         device.check()
 
 

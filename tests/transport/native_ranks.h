@@ -25,6 +25,7 @@ typedef struct native_group {
     pthread_barrier_t opened, met;
     unsigned char addresses[NATIVE_TEST_RANKS][TAGC_NATIVE_ADDRESS_BYTES];
     void *extra;
+    pid_t fork; /* of a rank that is a process; it sleeps */
 } native_group;
 
 static inline native_group *native_group_make(int world_size, int n_sockets) {

@@ -538,7 +538,7 @@ static void test_option_arguments(void **state) {
     tagc_comm_options_init(&options);
     options.struct_bytes = 24; /* less than any version had */
     refuse(tagc_comm_create_local(group, 0, &options, &comm), TAGC_ERR_ARGUMENT, &comm,
-           "struct_bytes of tagc_comm_options is 24, must be in [40, 4096]");
+           "struct_bytes of tagc_comm_options is 24, must be in [48, 4096]");
     refuse(tagc_comm_create_local(group, -1, NULL, &comm), TAGC_ERR_ARGUMENT, &comm,
            "rank is -1, must be in [0, 2)");
     refuse(tagc_comm_create_local(group, 2, NULL, &comm), TAGC_ERR_ARGUMENT, &comm,

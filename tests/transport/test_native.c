@@ -6,6 +6,7 @@
 
 #include <arpa/inet.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -110,7 +111,7 @@ static void abort_body(rank_run *run) {
     if (run->rank == 1) {
         tagc_comm_abort(comm, "the disk is full");
         CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT &&
-                       has("this rank (1) gave up: the disk is full"));
+                       has("this rank (11) gave up: the disk is full"));
     } else {
         CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT && has("rank 11 gave up: the disk is full"));
         CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT && has("rank 11 gave up: the disk is full"));
@@ -199,7 +200,7 @@ static void storm_abort_body(rank_run *run) {
     tagc_comm *comm = native_comm(run, run->shared);
     if (!comm) return;
     storm(run, comm, abort_amid);
-    CHECK(run, has(run->rank == 2 ? "this rank (2) gave up: enough" : "rank 12 gave up: enough"));
+    CHECK(run, has(run->rank == 2 ? "this rank (12) gave up: enough" : "rank 12 gave up: enough"));
     tagc_comm_destroy(comm);
 }
 
@@ -215,13 +216,23 @@ static void kill_itself(tagc_comm *comm) {
     raise(SIGKILL);
 }
 
+/* As a data loader's worker does, which outlives the rank. */
+static pid_t fork_sleeper(void) {
+    pid_t child = fork();
+    if (child != 0) return child;
+    alarm(120);
+    for (;;) pause();
+}
+
 /* A rank that is idle, and one amid transfers. */
 static void killed_body(rank_run *run) {
     native_group *group = run->shared;
     tagc_comm *comm = native_comm(run, group);
     if (!comm) return;
     run->world_size = group->world_size;
+    if (run->rank == 2) group->fork = fork_sleeper();
     CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
+    double start_s = tagc_clock_s();
     if (group->extra)
         storm(run, comm, kill_itself);
     else if (run->rank == 2)
@@ -229,6 +240,7 @@ static void killed_body(rank_run *run) {
     else
         CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT);
     CHECK(run, has("rank 12 ended or cannot be reached any more"));
+    CHECK(run, tagc_clock_s() - start_s < group->timeout_s / 2);
     tagc_comm_destroy(comm);
 }
 
@@ -248,7 +260,8 @@ static void test_killed_process(void **state) {
         run_ranks(2, killed_body, group);
         int status;
         assert_int_equal(waitpid(child, &status, 0), child);
-        assert_true(WIFSIGNALED(status));
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        assert_int_equal(kill(group->fork, SIGKILL), 0); /* it lived until now */
         native_group_free(group);
     }
 }
@@ -300,6 +313,26 @@ static void test_the_first_is_named(void **state) {
     native_group_free(group);
 }
 
+/* Forks while ranks connect: what has then been accepted is hung up on and called again. */
+static void *fork_often(void *arg) {
+    atomic_int *is_over = arg;
+    while (!atomic_load(is_over)) {
+        pid_t child = fork();
+        if (child == 0) _exit(0);
+        waitpid(child, NULL, 0);
+    }
+    return NULL;
+}
+
+static void connecting_body(rank_run *run) {
+    native_group *group = run->shared;
+    tagc_comm *comm = native_comm(run, group);
+    if (!comm) return;
+    CHECK(run, pattern_storm(comm, 5, 2, 1000) == 0);
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
+    tagc_comm_destroy(comm);
+}
+
 /* A fork that ends, as a data loader's worker does, takes nothing of its parent's connections with it. */
 static void forking_body(rank_run *run) {
     native_group *group = run->shared;
@@ -318,6 +351,14 @@ static void test_forks(void **state) {
     (void)state;
     native_group *group = native_group_make(2, 1);
     run_ranks(2, forking_body, group);
+    native_group_free(group);
+    pthread_t forks;
+    atomic_int is_over = 0;
+    group = native_group_make(6, 4);
+    pthread_create(&forks, NULL, fork_often, &is_over);
+    run_ranks(6, connecting_body, group);
+    atomic_store(&is_over, 1);
+    pthread_join(forks, NULL);
     native_group_free(group);
 }
 

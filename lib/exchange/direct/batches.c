@@ -141,6 +141,11 @@ size_t tagc_batches_work_bytes(tagc_reducer *r) {
     return most;
 }
 
+size_t tagc_batches_n_launches(tagc_reducer *r, int which) {
+    size_t n = shape(r, which);
+    return n ? r->arrays->maker->n_launches(kinds[which], tagc_direct_of(r)->batches.rows, n) : 0;
+}
+
 tagc_status tagc_batches_make_one(tagc_reducer *r, int which, void *work, void *stream, tagc_batch **out) {
     const tagc_batches *b = &tagc_direct_of(r)->batches;
     size_t n = shape(r, which);

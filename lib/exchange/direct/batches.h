@@ -42,6 +42,8 @@ void tagc_batches_place(struct tagc_reducer *r, tagc_arena *arena);
 void tagc_batches_place_work(struct tagc_reducer *r, tagc_arena *arena);
 /* Bytes of `work` in a memory that is not here. */
 size_t tagc_batches_work_bytes(struct tagc_reducer *r);
+/* The most launches of a batch's run, with those of making it. */
+size_t tagc_batches_n_launches(struct tagc_reducer *r, int which);
 /* Makes those that the output needs. Call it when results, work and stream are set. */
 tagc_status tagc_batches_make(struct tagc_reducer *r);
 /* Makes one that is the caller's, for another memory and stream. *out is NULL if the output does not need it. */

@@ -51,7 +51,8 @@ tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const
                            (unsigned long long)header.body_bytes, most);
     if (status != TAGC_OK) {
         /* Only the sender knows the length of the body that it will send, and this rank cannot stop it before. */
-        status = tagc_fail_in(TAGC_ERR_TRANSPORT, "header of the fragment from rank %d", from);
+        status = tagc_fail_in(TAGC_ERR_TRANSPORT, "header of the fragment from rank %d",
+                              tagc_comm_name(r->comm, from));
         tagc_comm_abort(r->comm, tagc_last_error());
         return status;
     }
@@ -61,7 +62,8 @@ tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const
         status = tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow, at most %zu can be",
                            (unsigned long long)header.body_bytes, longest);
     if (status != TAGC_OK)
-        tagc_note_failure(r, tagc_fail_in(status, "header of the fragment from rank %d", from));
+        tagc_note_failure(
+            r, tagc_fail_in(status, "header of the fragment from rank %d", tagc_comm_name(r->comm, from)));
     r->now.stats.nonfinite |= header.flags & TAGC_WIRE_FLAG_NONFINITE;
     d->received[row] = (tagc_fragment){.n_bytes = header.body_bytes,
                                        .index_bytes = header.index_bytes,
@@ -128,6 +130,6 @@ tagc_body tagc_fragment_body(tagc_reducer *r, size_t row, int from, const tagc_c
         status = tagc_fail(TAGC_ERR_CORRUPT, "the checksum is wrong");
     if (status == TAGC_OK) status = tagc_direct_code(d, options)->validate(options, body.bytes, body.n_bytes);
     if (status == TAGC_OK) return body;
-    tagc_note_failure(r, tagc_fail_in(status, "fragment from rank %d", from));
+    tagc_note_failure(r, tagc_fail_in(status, "fragment from rank %d", tagc_comm_name(r->comm, from)));
     return (tagc_body){0};
 }

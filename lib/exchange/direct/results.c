@@ -65,7 +65,7 @@ static tagc_status hand_row(tagc_reducer *r, int of, int is_body) {
         /* The body was discarded, and the other ranks of this host know. */
         tagc_comm_abort(r->comm, "a body of another sparsity cannot be handed on");
         return tagc_fail(TAGC_ERR_TRANSPORT, "the body from rank %d is too long to be handed on",
-                         tagc_rank_of(d, of, d->local));
+                         tagc_comm_name(r->comm, tagc_rank_of(d, of, d->local)));
     }
     if (is_body) TAGC_TRY(tagc_rests_begin(r, d->rows, n, 0, &rests));
     tagc_message_clear(message);

@@ -81,6 +81,10 @@ static uint8_t *body_of(const tagc_gatherer *g, int row) {
            (g->is_checked ? checksum_bytes(g->n_rows) : 0);
 }
 
+static int name_of(const tagc_gatherer *g, int row) {
+    return tagc_comm_name(g->comm, g->first_rank + row);
+}
+
 static tagc_status read_message(const tagc_gatherer *g, int row, tagc_wire_header *header) {
     tagc_wire_header expected = {
         .kind = TAGC_WIRE_PARAMETERS,
@@ -96,7 +100,7 @@ static tagc_status read_message(const tagc_gatherer *g, int row, tagc_wire_heade
                            g->is_checked ? g->n_rows : 0);
     if (status == TAGC_OK && !g->is_whole && !(header->flags & TAGC_WIRE_FLAG_NONFINITE))
         status = tagc_delta_validate(g->bits, body_of(g, row), g->shard);
-    return status == TAGC_OK ? status : tagc_fail_in(status, "parameters from rank %d", g->first_rank + row);
+    return status == TAGC_OK ? status : tagc_fail_in(status, "parameters from rank %d", name_of(g, row));
 }
 
 static uint64_t checksum_of(const tagc_gatherer *g, int sender, int row) {
@@ -114,8 +118,8 @@ static tagc_status compare_checksums(const tagc_gatherer *g) {
                 return tagc_fail(
                     TAGC_ERR_CORRUPT,
                     "replicas differ: row %d is %016llx on its owner, rank %d, and %016llx on rank %d", row,
-                    (unsigned long long)checksum_of(g, row, row), g->first_rank + row,
-                    (unsigned long long)checksum_of(g, sender, row), g->first_rank + sender);
+                    (unsigned long long)checksum_of(g, row, row), name_of(g, row),
+                    (unsigned long long)checksum_of(g, sender, row), name_of(g, sender));
     return TAGC_OK;
 }
 
@@ -139,7 +143,7 @@ tagc_status tagc_gatherer_delta_decode(tagc_gatherer *g) {
         g->is_whole_next |= is_void || header.status != TAGC_OK;
         if (header.status != TAGC_OK && told == TAGC_OK) {
             told = (tagc_status)header.status;
-            teller = g->first_rank + row;
+            teller = name_of(g, row);
         }
         if (row != g->row) g->decoded[n_sound++] = tagc_gatherer_delta_row(g, row, is_void);
     }

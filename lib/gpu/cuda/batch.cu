@@ -239,6 +239,16 @@ static size_t cuda_work_bytes(tagc_batch_kind kind, const tagc_batch_row *rows, 
     return lay_out(&b, rows);
 }
 
+/* Kernels of the longest run, and tables: once where a batch is made, and once where it is pointed to its arrays. */
+static size_t cuda_n_launches(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows) {
+    static const size_t n_kernels[] = {11, 2, 4};
+    tagc_batch b = {};
+    b.kind = kind;
+    b.n_rows = n_rows;
+    lay_out(&b, rows);
+    return n_kernels[kind] + 2 * ((b.image_bytes + sizeof(parcel) - 1) / sizeof(parcel));
+}
+
 static void cuda_destroy(tagc_batch *b) {
     if (!b) return;
     free(b->image);
@@ -402,8 +412,8 @@ static tagc_status cuda_prepare(void) {
     return cuda_delta_prepare();
 }
 
-static const tagc_batch_maker batches = {cuda_work_bytes, cuda_create,  cuda_point,
-                                         cuda_run,        cuda_destroy, tagc_last_error};
+static const tagc_batch_maker batches = {cuda_work_bytes, cuda_create,  cuda_point,     cuda_run,
+                                         cuda_n_launches, cuda_destroy, tagc_last_error};
 
 static const tagc_maker maker = {TAGC_MAKER_ABI, cuda_prepare, &batches,
                                  &cuda_deltas,   &cuda_frames, &cuda_runs};

@@ -1,8 +1,10 @@
 /* Runs of elements (gpu/maker.h): a gradient is packed by class, and sums are unpacked, in one launch for any number of runs.
  *
  *   copy    an element per thread and turn; a block finds its first run by halving, and goes on from there
- *   spoil   fills a result with NaN where its exchange failed; else returns at once */
+ *   spoil   fills a result with NaN where its exchange failed; else returns at once
+ *   squares sums up the squares of a residual and of a gradient; always in the same order */
 #include "gpu/cuda/host.cuh"
+#include "gpu/cuda/residual.cuh"
 extern "C" {
 #include "gpu/elements.h"
 }
@@ -49,6 +51,49 @@ __global__ void __launch_bounds__(THREADS)
         array[i] = 0xffff;
 }
 
+static_assert((THREADS & (THREADS - 1)) == 0, "a block's sum is a tree");
+
+struct squares_shared {
+    double sums[THREADS];
+};
+
+/* The sum of all threads' values, in thread 0. */
+__device__ __forceinline__ double sum_of_block(squares_shared *shared, double value) {
+    __syncthreads();
+    shared->sums[threadIdx.x] = value;
+    for (unsigned by = THREADS / 2; by > 0; by /= 2) {
+        __syncthreads();
+        if (threadIdx.x < by) shared->sums[threadIdx.x] += shared->sums[threadIdx.x + by];
+    }
+    return shared->sums[threadIdx.x];
+}
+
+__global__ void __launch_bounds__(THREADS)
+    sum_squares(const __grid_constant__ tagc_squared of, uint32_t n_exponent_bytes, double *squares) {
+    TAGC_SHARED(squares_shared, shared);
+    const size_t begin = (size_t)blockIdx.x * THREADS + threadIdx.x, by = (size_t)gridDim.x * THREADS;
+    double residual = 0, gradient = 0;
+    acc_arrays acc = {};
+    acc.residual_format = of.format;
+    acc.n_exponent_bytes = n_exponent_bytes;
+    for (uint32_t row = 0; row < (of.residual ? of.n_rows : 0); row++) {
+        acc.residual_in = static_cast<const char *>(of.residual) + row * of.row_bytes;
+        for (size_t i = begin; i < of.n; i += by) {
+            const double value = residual_at(&acc, i);
+            residual += value * value;
+        }
+    }
+    for (size_t i = begin; i < (of.gradient ? of.n_gradient : 0); i += by) {
+        const double value = tagc_element_read(of.gradient, of.gradient_element, i);
+        gradient += value * value;
+    }
+    residual = sum_of_block(&shared, residual);
+    gradient = sum_of_block(&shared, gradient);
+    if (threadIdx.x != 0) return;
+    squares[blockIdx.x] = residual;
+    squares[TAGC_N_SQUARES + blockIdx.x] = gradient;
+}
+
 tagc_status copy(const tagc_listed_run *runs, uint32_t n_runs, uint64_t n, const void *from, int from_element,
                  void *to, int to_element, float factor, void *stream) {
     cudaStream_t in = static_cast<cudaStream_t>(stream);
@@ -66,11 +111,19 @@ tagc_status spoil(const tagc_frames_verdict *verdict, void *array, size_t n_byte
     return check_launches();
 }
 
+tagc_status squares(const tagc_squared *of, double *squares, void *stream) {
+    cudaStream_t in = static_cast<cudaStream_t>(stream);
+    const uint32_t n_exponent_bytes = (uint32_t)tagc_residual_exponent_bytes(of->format, of->n);
+    TAGC_LAUNCH(sum_squares, squares_shared, TAGC_N_SQUARES, in, *of, n_exponent_bytes, squares);
+    return check_launches();
+}
+
 } // namespace
 
-const tagc_runs_maker tagc_cuda::cuda_runs = {copy, spoil};
+const tagc_runs_maker tagc_cuda::cuda_runs = {copy, spoil, squares};
 
 tagc_status tagc_cuda::cuda_runs_prepare(void) {
     TAGC_TRY(load_kernel(copy_runs));
+    TAGC_TRY(load_kernel(sum_squares));
     return load_kernel(spoil_array);
 }

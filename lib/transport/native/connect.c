@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     CALL = 1,
@@ -67,7 +68,7 @@ void tagc_native_close_socket(native_socket *socket) {
         peer->sockets[socket->index] = NULL;
         if (socket->is_open) peer->n_open--;
     }
-    uv_close((uv_handle_t *)&socket->tcp, on_closed);
+    tagc_native_close_tcp(&socket->tcp, &socket->held, on_closed);
 }
 
 void tagc_native_close_all(tagc_native *self) {
@@ -76,7 +77,7 @@ void tagc_native_close_all(tagc_native *self) {
             if (self->peers[r].sockets[i]) tagc_native_close_socket(self->peers[r].sockets[i]);
     while (self->pending) tagc_native_close_socket(self->pending);
     if (self->is_listening && !uv_is_closing((uv_handle_t *)&self->listener))
-        uv_close((uv_handle_t *)&self->listener, NULL);
+        tagc_native_close_tcp(&self->listener, &self->listener_held, NULL);
     self->is_listening = 0;
     uv_run(&self->loop, UV_RUN_DEFAULT); /* until no handle is left */
 }
@@ -237,8 +238,11 @@ static tagc_status call(tagc_native *self, native_peer *peer, int index) {
     socket->index = index;
     socket->connecting.data = socket;
     peer->sockets[index] = socket;
+    tagc_native_lock_sockets();
     int error =
         uv_tcp_connect(&socket->connecting, &socket->tcp, (const struct sockaddr *)&address, on_connected);
+    tagc_native_note_socket(&socket->tcp, &socket->held);
+    tagc_native_unlock_sockets();
     if (error < 0) retry_later(socket, error);
     return TAGC_OK;
 }
@@ -253,9 +257,13 @@ void tagc_native_on_caller(uv_stream_t *listener, int status) {
     self->pending = socket;
     self->n_pending++;
     socket->deadline_ms = uv_now(&self->loop) + HELLO_MS;
-    if (uv_accept(listener, (uv_stream_t *)&socket->tcp) < 0 ||
-        uv_read_start((uv_stream_t *)&socket->tcp, give_room, on_hello) < 0)
-        refuse(socket);
+    int error = tagc_native_accept(listener, &socket->tcp, &socket->held, self->n_forks);
+    if (error == 0) error = uv_read_start((uv_stream_t *)&socket->tcp, give_room, on_hello);
+    if (error == UV_ECANCELED) {
+        tagc_native_close_socket(socket); /* it will call again */
+        return;
+    }
+    if (error < 0) refuse(socket);
     /* a rank speaks at once, so the oldest is none */
     native_socket *oldest = self->pending;
     while (oldest && oldest->next) oldest = oldest->next;
@@ -322,6 +330,7 @@ static tagc_status connect_all(tagc_native *self, double timeout_s) {
     while ((n_missing = count_missing(self, &first)) > 0) {
         if (tagc_clock_s() > until_s) return late(self, n_missing, first, timeout_s);
         TAGC_TRY(call_where_due(self));
+        self->n_forks = tagc_native_forks();
         uv_run(&self->loop, UV_RUN_ONCE);
     }
     return TAGC_OK;
@@ -329,7 +338,7 @@ static tagc_status connect_all(tagc_native *self, double timeout_s) {
 
 static tagc_status end_listening(tagc_native *self) {
     while (self->pending) refuse(self->pending);
-    if (self->is_listening) uv_close((uv_handle_t *)&self->listener, NULL);
+    if (self->is_listening) tagc_native_close_tcp(&self->listener, &self->listener_held, NULL);
     self->is_listening = 0;
     uv_close((uv_handle_t *)&self->timer, NULL);
     uv_run(&self->loop, UV_RUN_DEFAULT); /* no socket reads now, so nothing else keeps it */
@@ -343,6 +352,9 @@ tagc_status tagc_native_connect(tagc_native *native, const void *addresses, cons
     if (!keys) return tagc_fail(TAGC_ERR_ARGUMENT, "keys is NULL");
     if (!(timeout_s > 0 && timeout_s <= 1e6))
         return tagc_fail(TAGC_ERR_ARGUMENT, "timeout_s is %g, must be in (0, 1e6]", timeout_s);
+    if (native->process != getpid())
+        return tagc_fail(TAGC_ERR_STATE,
+                         "tagc_native_open was called before this process was forked: open another");
     if (!native->is_listening)
         return tagc_fail(TAGC_ERR_STATE, "tagc_native_connect was called before: its port is closed");
     for (int r = 0; r < native->world_size; r++) {

@@ -2,11 +2,13 @@
 #include "transport/native/native.h"
 
 #include "core/clock.h"
+#include "transport/comm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 /* ---- reading ---- */
 
@@ -166,14 +168,14 @@ static tagc_status check_peers(const tagc_native *self, const native_request *re
     return is_over || (first->has_left && !first->n_open) ? fail_gone(self, first) : TAGC_OK;
 }
 
-/* The name of a rank that the request waits for: of one that has to send, if there is any. */
-static int waits_for(const tagc_native *self, native_request *request) {
+/* A rank that the request waits for: one that has to send, if there is any. */
+static int waits_for(native_request *request) {
     const tagc_transfer *t = &request->transfer;
     uint32_t *i = &request->first_open;
     while (*i < t->n_receives && !is_open_receive(&request->receives[*i])) ++*i;
-    if (*i < t->n_receives) return tagc_native_name(self, t->receives[*i].peer);
+    if (*i < t->n_receives) return t->receives[*i].peer;
     for (uint32_t s = 0; s < t->n_sends; s++)
-        if (is_open_send(&request->sends[s])) return tagc_native_name(self, t->sends[s].peer);
+        if (is_open_send(&request->sends[s])) return t->sends[s].peer;
     return -1;
 }
 
@@ -248,7 +250,7 @@ static tagc_status native_test(void *context, void *handle, tagc_progress *progr
     } else if (self->broken != TAGC_OK) {
         status = fail_broken(self);
     } else {
-        progress->waiting_for = waits_for(self, request);
+        progress->waiting_for = waits_for(request);
         if (self->n_ended) status = check_peers(self, request);
     }
     pthread_mutex_unlock(&self->lock);
@@ -267,13 +269,15 @@ static void native_cancel(void *context, const char *reason) {
 static void native_abort(void *context, const char *reason) {
     tagc_native *self = context;
     native_guard guard;
+    if (self->process != getpid()) return;
     tagc_native_enter(self, &guard);
     give_up(self, reason);
     tagc_native_leave(self, &guard);
 }
 
 void tagc_native_destroy(tagc_native *native) {
-    if (!native) return;
+    if (!native || native->process != getpid())
+        return; /* the lock and the loop of a fork may be in any state */
     native_guard guard;
     tagc_native_enter(native, &guard);
     const native_frame goodbye = {.kind = NATIVE_GOODBYE};
@@ -314,5 +318,8 @@ tagc_status tagc_comm_create_native(tagc_native *native, const tagc_comm_options
     if (!native->is_connected)
         return tagc_fail(TAGC_ERR_STATE, "tagc_native_connect has to succeed before tagc_comm_create_native");
     start_reading(native);
-    return tagc_comm_create(&native_ops, native, native->rank, native->world_size, options, out);
+    tagc_comm_options named;
+    TAGC_TRY(tagc_comm_read_options(options, &named));
+    if (!named.names) named.names = native->names;
+    return tagc_comm_create(&native_ops, native, native->rank, native->world_size, &named, out);
 }

@@ -5,6 +5,7 @@
  *   frames.c    what arrives: no socket in it, so that a fuzzer can feed it
  *   send.c      what leaves: pieces of parts, as sockets take them
  *   native.c    the table of the transport, and the life of requests
+ *   forks.c     forks of this process, which let go of its sockets
  *
  * docs/reference/native.md has the bytes. A part travels in frames of up to NATIVE_PIECE_BYTES, over any of the sockets of
  * its peer, so that a large part does not hold up small ones. A frame that arrives before its transfer has started here is
@@ -92,9 +93,16 @@ typedef struct native_early {
     unsigned char data[];
 } native_early;
 
+/* A socket's place in the list of forks.c. */
+typedef struct native_held {
+    int fd, is_noted;
+    struct native_held *next, *before;
+} native_held;
+
 /* One connection. */
 typedef struct native_socket {
     uv_tcp_t tcp;
+    native_held held;
     tagc_native *self;
     native_peer *peer; /* NULL: it has not shown its key */
     int index, is_open, is_closing, is_writing, cannot_write;
@@ -141,6 +149,7 @@ struct tagc_native {
     pthread_mutex_t lock;
     uv_loop_t loop;
     int has_loop;
+    pid_t process; /* that opened it; a fork has no part in it */
     int rank, world_size, n_sockets, is_connected;
     int32_t *names;
     native_peer *peers; /* (W) */
@@ -148,7 +157,9 @@ struct tagc_native {
 
     /* while it connects: */
     uv_tcp_t listener;
+    native_held listener_held;
     int is_listening;
+    uint64_t n_forks; /* before the loop ran */
     uv_timer_t timer;
     native_socket *pending; /* accepted connections that have not shown their key, the newest first */
     int n_pending;
@@ -202,6 +213,15 @@ uint64_t tagc_native_on_the_way(const tagc_native *self);
 /* open.c */
 tagc_status tagc_native_read_address(const tagc_native *self, int rank, const unsigned char *from,
                                      struct sockaddr_storage *to);
+
+/* forks.c: hold the lock where a socket is made, until it is noted. n_forks: of this process, before libuv may have accepted the
+ * caller; it is hung up on if there were more since. */
+void tagc_native_lock_sockets(void);
+void tagc_native_unlock_sockets(void);
+void tagc_native_note_socket(const uv_tcp_t *tcp, native_held *held);
+uint64_t tagc_native_forks(void);
+int tagc_native_accept(uv_stream_t *listener, uv_tcp_t *tcp, native_held *held, uint64_t n_forks);
+void tagc_native_close_tcp(uv_tcp_t *tcp, native_held *held, uv_close_cb on_closed);
 
 /* connect.c */
 void tagc_native_on_caller(uv_stream_t *listener, int status);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { BACKLOG = 1024, SHOWN_BYTES = 256 };
 
@@ -133,7 +134,10 @@ static tagc_status listen_at(tagc_native *self) {
     if (error < 0) return tagc_fail(TAGC_ERR_MEMORY, "no socket: %s", uv_strerror(error));
     self->is_listening = 1; /* there is something to close */
     self->listener.data = self;
+    tagc_native_lock_sockets();
     error = uv_tcp_bind(&self->listener, address, family_of(address) == 6 ? UV_TCP_IPV6ONLY : 0);
+    tagc_native_note_socket(&self->listener, &self->listener_held);
+    tagc_native_unlock_sockets();
     if (error == 0) error = uv_listen((uv_stream_t *)&self->listener, BACKLOG, tagc_native_on_caller);
     int n_bytes = sizeof self->address;
     if (error == 0) error = uv_tcp_getsockname(&self->listener, address, &n_bytes);
@@ -177,6 +181,7 @@ tagc_status tagc_native_open(const tagc_native_options *options, int rank, int w
     self->n_sockets = checked.n_sockets;
     self->address = address;
     self->culprit = -1;
+    self->process = getpid();
     for (int r = 0; r < world_size; r++) {
         self->names[r] = checked.names ? checked.names[r] : r;
         self->peers[r].rank = r;

@@ -135,6 +135,7 @@ def compress(
     handle, wrapper = _prepare(model, between, on_step, verbose, options, wrong, optimizer=optimizer)
     try:
         wrapper.install(handle)
+        handle.passes.prepare()
     except BaseException:
         handle.close()
         raise

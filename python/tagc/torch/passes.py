@@ -17,12 +17,12 @@ from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange.call import FindLayout, Record, Reduction
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.hosts import Hosts
-from tagc.torch.exchange.interfaces import Exchanged
+from tagc.torch.exchange.interfaces import Exchanged, Expected
 from tagc.torch.exchange.layout import Layout
 from tagc.torch.exchange.rows import Rows
-from tagc.torch.exchange.runner import Runner, Runners
+from tagc.torch.exchange.runner import Runner, Runners, Staged
 from tagc.torch.exchange.slices import Slice
-from tagc.torch.exchange.unit import Stats
+from tagc.torch.exchange.unit import DTYPES, Stats
 from tagc.torch.exchange.unknown import UnknownLayouts
 from tagc.torch.schedule.schedule import WINDOW
 from tagc.torch.state import State
@@ -82,6 +82,42 @@ class Passes:
             for unit in [*self.state.units.values(), *self._unknown.units()]:
                 unit.close()
             self._unknown.clear()
+
+    def prepare(self) -> None:
+        """Takes the memory of exchanges of gradients on a device before the first one, as far as it is known
+        what they will be. Collective."""
+        staged = self.runners.staged
+        if staged is None or self.runners.in_group or self.state.wrapper.is_managed:
+            return
+        found = [what for what in self.state.wrapper.expected() if what.dtype in DTYPES]
+        with self.state.lock:
+            for what in found:
+                self._prepare(what, staged)
+
+    def _prepare(self, what: Expected, staged: Staged) -> None:
+        """Prepares one exchange. Where ranks of a host add slices up, that is left to the first one."""
+        hosts, n_elems = self.state.wrapper.hosts(what.group), what.n_elems
+        if hosts.is_one:
+            return
+        layout, failure = _found(what.layout)
+        comms = [self.comm(group) for group in hosts.levels()]
+        comm = comms[-1]
+        if hosts.is_two_level:
+            n_elems, comm.place = n_elems // hosts.per_host, hosts.place
+        name = f"memory for gradients of {what.unit.name}"
+        comm.agree(name, {"elements": n_elems, "dtype": what.dtype}, failure)
+        unit = None if layout is None else what.unit.alone(layout)
+        if unit is None or layout is None or hosts.is_two_level and layout.all_reduce:
+            return
+        way = staged.way(comm)
+        unit.prepare(way, layout, dist.ReduceOp.AVG, what.dtype)
+        try:
+            sizes = n_elems, n_elems if layout.all_reduce else layout.row
+            arguments = dist.ReduceOp.AVG, what.dtype, sizes, self.state.schedule
+            unit.task(staged.staging, way, f"gradients of {what.unit.name}", comms, *arguments)
+        except Error as problem:
+            failure = problem
+        comm.agree(name, {}, failure)
 
     # ---- exchanges ----
 

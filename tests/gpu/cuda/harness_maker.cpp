@@ -248,7 +248,17 @@ tagc_status runs_spoil(const tagc_frames_verdict *verdict, void *array, size_t n
         stream, [=] { return tagc_cuda_maker()->runs->spoil(seen(verdict), seen(array), n_bytes, nullptr); });
 }
 
-const tagc_runs_maker harness_runs = {runs_copy, runs_spoil};
+tagc_status runs_squares(const tagc_squared *of, double *squares, void *stream) {
+    const tagc_squared given = *of;
+    return launch_later(stream, [=] {
+        tagc_squared there = given;
+        there.residual = seen(given.residual);
+        there.gradient = seen(given.gradient);
+        return tagc_cuda_maker()->runs->squares(&there, seen(squares), nullptr);
+    });
+}
+
+const tagc_runs_maker harness_runs = {runs_copy, runs_spoil, runs_squares};
 
 const tagc_frames_maker harness_frames = {frames_work_bytes, frames_seal, frames_open, frames_judge,
                                           frames_settle};
@@ -268,7 +278,8 @@ void harness_maker_configure(uint64_t first, unsigned n) {
 
 const tagc_maker *harness_maker(void) {
     static const tagc_batch_maker batches = {
-        tagc_cuda_maker()->batches->work_bytes, create, point, run, destroy, tagc_last_error};
+        tagc_cuda_maker()->batches->work_bytes, create,  point,          run,
+        tagc_cuda_maker()->batches->n_launches, destroy, tagc_last_error};
     static const tagc_delta_maker deltas = {tagc_cuda_maker()->deltas->work_bytes, delta_create, delta_point,
                                             delta_run, delta_destroy};
     static const tagc_maker maker = {TAGC_MAKER_ABI, prepare,         &batches,

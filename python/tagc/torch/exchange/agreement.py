@@ -43,35 +43,36 @@ def agree_all(
         {"failure": (status, f"{failure}") if failure else None, "call": call, **mine},
         datetime.timedelta(seconds=wait_s),
     )
-    for rank, theirs in enumerate(everyone):
+    ranks = dist.get_process_group_ranks(group)  # messages have the job's
+    for rank, theirs in zip(ranks, everyone):
         if theirs["call"] != everyone[0]["call"]:
             raise Error(
                 "mismatch",
-                f"ranks do not agree: rank 0 has called {everyone[0]['call']}, and rank {rank} has called "
-                f"{theirs['call']}",
+                f"ranks do not agree: rank {ranks[0]} has called {everyone[0]['call']}, and rank "
+                f"{rank} has called {theirs['call']}",
             )
-    for rank, theirs in enumerate(everyone):
+    for rank, theirs in zip(ranks, everyone):
         if theirs["failure"]:
             status, text = theirs["failure"]
             raise Error(
                 status, text if all(other["failure"] for other in everyone) else f"rank {rank}: {text}"
             ) from failure
-    for rank, theirs in enumerate(everyone):
+    for rank, theirs in zip(ranks, everyone):
         for what in ("versions", "options"):
             for name, value in everyone[0][what].items():
                 if theirs[what][name] != value:
                     raise Error(
                         "mismatch",
-                        f"ranks do not agree: {name} is {value!r} on rank 0 and {theirs[what][name]!r} on "
-                        f"rank {rank}",
+                        f"ranks do not agree: {name} is {value!r} on rank {ranks[0]} and "
+                        f"{theirs[what][name]!r} on rank {rank}",
                     )
         if theirs["rows"] != everyone[0]["rows"]:
-            raise Error("mismatch", _rows_differ(everyone[0]["rows"], theirs["rows"], rank))
+            raise Error("mismatch", _rows_differ(everyone[0]["rows"], theirs["rows"], ranks[0], rank))
     return everyone
 
 
-def _rows_differ(rows: list[Any], theirs: list[Any], rank: int) -> str:
-    """Returns the first difference of two tables of parameters, of rank 0 and of that rank, in words. Rows
+def _rows_differ(rows: list[Any], theirs: list[Any], first_rank: int, rank: int) -> str:
+    """Returns the first difference of two tables of parameters, of these ranks, in words. Rows
     are of policy.Row, or of advise()'s units."""
 
     def words(row: Any) -> str:
@@ -80,9 +81,12 @@ def _rows_differ(rows: list[Any], theirs: list[Any], rank: int) -> str:
     for one, other in zip(rows, theirs):
         if one != other:
             return (
-                f"ranks do not agree on parameters: {words(one)} on rank 0 and {words(other)} on rank {rank}"
+                f"ranks do not agree on parameters: {words(one)} on rank {first_rank} and {words(other)} on "
+                f"rank {rank}"
             )
-    longer, shorter, more = (0, rank, rows) if len(rows) > len(theirs) else (rank, 0, theirs)
+    longer, shorter, more = (
+        (first_rank, rank, rows) if len(rows) > len(theirs) else (rank, first_rank, theirs)
+    )
     first = more[min(len(rows), len(theirs))]
     return (
         f"ranks do not agree on parameters: rank {longer} has {words(first)}, and rank {shorter} has it not"

@@ -167,8 +167,7 @@ class Reduction(Call):
         comms = [self.comm] if self.rows is None else [self.rows.comm, self.comm]
         n_output = self.n_elems if self.is_all_reduce else self.layout.row
         sizes = self.n_elems, n_output
-        task = unit.task(staging, way, self._what, comms, self.op, self.dtype, sizes, self.schedule)
-        return None if task is not None and task.is_due else task
+        return unit.task(staging, way, self._what, comms, self.op, self.dtype, sizes, self.schedule)
 
     def begin_task(self, task: Task) -> None:
         """Begins an exchange that libtagc runs by itself. Its end is called at the end of the pass."""

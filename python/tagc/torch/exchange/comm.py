@@ -43,7 +43,7 @@ _said: set[str] = set()  # reasons for gloo
 
 class Comm:
     """One rank's connection to the others of `group`. Collective to make. transport: as in compress();
-    "group", whose gradients go by another way, has gloo for all else."""
+    "group", whose gradients go by another way, is "host" for all else."""
 
     place = 0  # of its ranks in their hosts, if gradients are added up there first
 
@@ -202,8 +202,9 @@ def share(
 def _connect(
     group: dist.ProcessGroup, rank: int, ranks: tuple[int, ...], timeout_s: float, transport: str
 ) -> Way:
-    """Returns the native transport for "host" and "native" if all ranks can use it, else gloo. For "host",
-    rank 0 then prints why. Collective; all ranks return the same or raise the same Error."""
+    """Returns the native transport for all but "gloo" if all ranks can use it, else gloo. For "host" and
+    "group", rank 0 then prints why; for "native" that is an Error. Collective; all ranks return the same or
+    raise the same Error."""
     global _n_made
     timeout = datetime.timedelta(seconds=timeout_s)
     port, offers = _offer(group, rank, ranks, timeout, transport)
@@ -227,7 +228,7 @@ def _connect(
         port.close()
     if transport == "native":
         raise Error("unsupported", f"transport is 'native': {why_not}")
-    if transport == "host" and rank == 0 and why_not not in _said:
+    if transport in ("host", "group") and rank == 0 and why_not not in _said:
         _said.add(why_not)
         print(
             f"tagc: messages go by gloo, which takes longer than libtagc's own connections: {why_not}",
@@ -248,7 +249,7 @@ def _offer(
     offers: list[_Offer] = []
     for may_be_loopback in (True, False):
         why_not = f"its transport is {transport!r}"
-        if transport in ("host", "native") and (port is None or port.is_loopback):
+        if transport != "gloo" and (port is None or port.is_loopback):
             if port is not None:
                 port.close()
             port, why_not = native.open_port(rank, ranks, may_be_loopback)

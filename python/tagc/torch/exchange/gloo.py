@@ -69,6 +69,8 @@ class Gloo:
         options = lib.initialised(lib.CommOptions, "tagc_comm_options_init")
         # gloo times out first, because its error names the reason
         options.timeout_s = min(1e6, 2 * self._timeout_s)
+        names = (ctypes.c_int32 * self.world_size)(*self.ranks)
+        options.names = ctypes.cast(names, ctypes.POINTER(ctypes.c_int32))
         comm = ctypes.c_void_p()
         lib.call(
             "tagc_comm_create_callback",

@@ -33,6 +33,16 @@ class Replica(NamedTuple):
     parameters: str  # and of what it owned when the replica was saved
 
 
+class Expected(NamedTuple):
+    """The exchange of a unit's gradient, as far as it is known before the first one."""
+
+    unit: Exchanged
+    group: dist.ProcessGroup
+    n_elems: int
+    dtype: torch.dtype
+    layout: Callable[[], Layout | None]
+
+
 class Place(NamedTuple):
     """Of a rank among those that average gradients, for checkpoints: number `replica` of `replicas`. where:
     what tells it from ranks with other parameters or other pieces of them, {dimension of the mesh: [place,
@@ -105,6 +115,10 @@ class Wrapped:
             if not hosts.is_one:
                 found += hosts.levels()
         return found
+
+    def expected(self) -> list[Expected]:
+        """Returns the exchanges of a step whose sizes are known, after install()."""
+        return []
 
     def exchanging(self) -> set[int]:
         """Returns the ranks with which this one exchanges gradients through tagc."""

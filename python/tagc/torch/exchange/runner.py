@@ -24,6 +24,7 @@ import torch
 from tagc._library import Error
 from tagc.torch.exchange import endings, streams
 from tagc.torch.exchange.call import Call
+from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.group import Link
 from tagc.torch.exchange.reducer import OwnWay
 from tagc.torch.exchange.staging import Kernels, Staging
@@ -154,9 +155,12 @@ class Staged(Runner):
         super().__init__()
         self.staging = staging
 
+    def way(self, comm: Comm) -> OwnWay:
+        """Returns that of exchanges of gradients."""
+        return OwnWay(comm, self.work, self.staging.kernels)
+
     def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
-        kernels = self.staging.kernels if call.wants_kernels else None
-        way = OwnWay(call.comm, self.work, kernels)
+        way = self.way(call.comm) if call.wants_kernels else OwnWay(call.comm, self.work)
 
         def perform(
             source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None
@@ -173,10 +177,13 @@ class Staged(Runner):
             call.begin_task(task)
             self.staging.start(task, source, target, call.waits)
             return
-        if kernels is not None:
+        if way.kernels is not None:
             self.staging.run_here(source, target, perform, call.failure)
-            return
-        self.staging.enqueue(source, target, perform, call.failure, call.waits)
+        else:
+            self.staging.enqueue(source, target, perform, call.failure, call.waits)
+        if call.failure is None and not self.staging.has_failed:  # so that the next one takes no memory
+            with contextlib.suppress(Error):
+                call.task(way, self.staging)
 
     def future(self, work: Job, is_awaited: bool = False) -> Future:
         """Does the work at once, and where a stream waits within it, in a stream of its own. Streams wait for
@@ -265,6 +272,15 @@ class Runners:
         self._staged = None if staging is None else Staged(staging)
         self._group = Group(self._kernels_for, timeout_s) if in_group else None
         self._codec, self._is_closed = codec, False
+
+    @property
+    def staged(self) -> Staged | None:
+        return self._staged
+
+    @property
+    def in_group(self) -> bool:
+        """Whether gradients go by the caller's own group."""
+        return self._group is not None
 
     @property
     def staging(self) -> Staging | None:

@@ -88,9 +88,7 @@ class Task:
             kept += [packs, unpacks]
         options.parts = fields
         for i, comm in enumerate(comms):
-            ranks = (ctypes.c_int32 * comm.world_size)(*comm.ranks)
-            options.comms[i], options.ranks[i] = comm.handle.value, ctypes.addressof(ranks)
-            kept.append(ranks)
+            options.comms[i] = comm.handle.value
         for name in ("numbers", "counts"):
             values = (ctypes.c_uint32 * max(1, n_sampled))(*getattr(sample, name))
             setattr(options, name, ctypes.addressof(values))
@@ -112,11 +110,6 @@ class Task:
         return self._work.lend([(torch.device("cpu"), n) for n in self._n_lent])
 
     # ---- in the hook ----
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the next exchange needs Python, because it reads the norms of residuals on a device."""
-        return bool(lib.load().tagc_unit_is_due(self._handle))
 
     @property
     def is_under_way(self) -> bool:

@@ -179,6 +179,10 @@ class Unit:
     def alone(self, layout: layouts.Layout) -> Unit | None:
         return self
 
+    def prepare(self, way: Way, layout: layouts.Layout, op: Any, dtype: torch.dtype) -> None:
+        """Makes the reducers of a first reduce() like that. Collective."""
+        self._prepare(way, layout, _kind_of(op, way)[0], dtype, 0)
+
     def is_ready(self, way: Way, layout: layouts.Layout, op: Any, dtype: torch.dtype) -> bool:
         """Returns whether reduce() would use the reducers that there are, as they are."""
         key = (_kind_of(op, way)[0], dtype == torch.bfloat16, way)

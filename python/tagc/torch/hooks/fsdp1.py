@@ -24,7 +24,7 @@ from tagc._library import Error
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.hosts import Hosts
-from tagc.torch.exchange.interfaces import Exchanged, Kinds, Place, place_of
+from tagc.torch.exchange.interfaces import Exchanged, Expected, Kinds, Place, place_of
 from tagc.torch.exchange.unit import DTYPES, Unit
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
@@ -67,6 +67,11 @@ class _Flat:
         """Returns that of its gradient when it is exchanged."""
         mixed = self.module.mixed_precision
         return mixed.reduce_dtype or mixed.param_dtype or self._flat.dtype
+
+    def n_padded(self) -> int:
+        """Returns elements of the whole gradient: as many for each rank."""
+        world_size = self.group.size() if self.is_sharded else 1
+        return -(-self._n_elems // world_size) * world_size
 
     def about(self) -> tuple[object, ...]:
         """Returns what its layouts come from."""
@@ -153,6 +158,16 @@ class _State:
         if replicas is not None:
             self._add_up(replicas, output, output)
 
+    def expected(self) -> Expected:
+        """Returns its next exchange."""
+        flat, replicas = self.flat, self.flat.replicas
+        group = flat.group if not self._sums_replicas or replicas is None else replicas
+        n_elems, hosts = flat.n_padded(), self.handle.wrapper.hosts(group)
+        if group is flat.group:
+            return Expected(self.unit, group, n_elems, flat.dtype(), lambda: flat.layout(n_elems, hosts))
+        row = n_elems // flat.group.size()
+        return Expected(self.unit, group, row, flat.dtype(), lambda: flat.row_layout(row, hosts))
+
     def _exchange(
         self,
         group: dist.ProcessGroup,
@@ -188,6 +203,7 @@ class Wrapper(AnyWrapper):
 
     def __init__(self, model: FullyShardedDataParallel) -> None:
         self._model = model
+        self._states: list[_State] = []
         self._flats = [
             _Flat(module, name, flat)
             for name, module in model.named_modules()
@@ -283,6 +299,9 @@ class Wrapper(AnyWrapper):
                 found |= {p.name: str(dtype).removeprefix("torch.") for p in flat.parameters}
         return found
 
+    def expected(self) -> list[Expected]:
+        return [state.expected() for state in self._states]
+
     def is_in_backward(self) -> bool:
         return internals.is_in_fsdp1_backward(self._model)
 
@@ -306,6 +325,7 @@ class Wrapper(AnyWrapper):
             unit = handle.state.add_unit(flat.name, make, parameters=flat.parameters)
             state = _State(handle, unit, flat, sums_replicas)
             internals.set_fsdp1_hook(flat.module, _hook, state)
+            self._states.append(state)
         self._warn_of_slow_sums()
 
     def _warn_of_slow_sums(self) -> None:

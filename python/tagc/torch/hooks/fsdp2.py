@@ -22,7 +22,7 @@ from tagc._library import Error
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.hosts import Hosts
-from tagc.torch.exchange.interfaces import ALONE, Exchanged, Kinds, Place, place_of
+from tagc.torch.exchange.interfaces import ALONE, Exchanged, Expected, Kinds, Place, place_of
 from tagc.torch.exchange.unit import DTYPES, Unit
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.gathers import AllGather
@@ -75,6 +75,16 @@ class Module:
         """Returns elements that this rank owns, with padding: what it gives to a gather."""
         n_shards = self._n_shards
         return sum(layouts.chunked_elems(parameter, n_shards) for parameter in self.parameters) // n_shards
+
+    def n_reduced(self) -> int:
+        """Returns elements of the gradient of all trained parameters, with padding."""
+        world_size = 1 if self.group.shard_group is None else self.group.shard_group.size()
+        return sum(layouts.chunked_elems(self.parameters[i], world_size) for i in self.group.reduced())
+
+    def dtype(self) -> torch.dtype:
+        """Returns that of its gradient when it is exchanged, if all parameters have one."""
+        reduced, computed = self.group.dtypes()
+        return reduced or computed or self.group.sharded_parameters[0].dtype
 
     def own(self) -> list[torch.Tensor]:
         """Returns what this rank owns of the parameters, as the optimizer has it."""
@@ -183,6 +193,12 @@ class ReduceScatter(waits.FsdpComm):
     def __init__(self, handle: Compressed, unit: Exchanged, module: Module) -> None:
         self._handle, self._unit, self._module = handle, unit, module
 
+    def expected(self, group: dist.ProcessGroup) -> Expected:
+        """Returns its next exchange."""
+        module, hosts = self._module, self._handle.wrapper.hosts(group)
+        n_elems = module.n_reduced()
+        return Expected(self._unit, group, n_elems, module.dtype(), lambda: module.layout(n_elems, hosts))
+
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -221,6 +237,18 @@ class AllReduce:
         """is_torchs: whether torch would sum over that group itself."""
         self._handle, self._unit, self._module, self._group = handle, unit, module, group
         self._hosts, self._is_torchs = handle.wrapper.hosts(group), is_torchs
+
+    def expected(self) -> Expected:
+        """Returns its next exchange."""
+        module, shards = self._module, self._module.group.shard_group
+        n_elems = module.n_reduced() // (1 if shards is None else shards.size())
+        return Expected(
+            self._unit,
+            self._group,
+            n_elems,
+            module.dtype(),
+            lambda: module.shard_layout(n_elems, self._hosts),
+        )
 
     def __call__(self, reduce_output: torch.Tensor) -> None:
         op = self._module.group.sum_op if self._is_torchs else dist.ReduceOp.AVG
@@ -282,6 +310,7 @@ class Wrapper(AnyWrapper):
         self.sums_shards = self.sums_shards or between is not None
         self.modules = modules_of(model)
         self._gathers: list[AllGather] = []
+        self._expected: list[Callable[[], Expected]] = []
         for module in self.modules:
             earlier = _compressed.get(module.module)
             handle = None if earlier is None else earlier()
@@ -487,6 +516,7 @@ class Wrapper(AnyWrapper):
         if self._sums_replicas(module):
             handle.passes.undo.append(module.group.leave_replicas_to_the_hook())
             all_reduce = AllReduce(handle, unit, module, self.group_of(module), is_torchs=True)
+            self._expected.append(all_reduce.expected)
         if shards is None:
             return None, None, all_reduce
         gather: waits.AllGather | AllGather | None = (
@@ -498,9 +528,16 @@ class Wrapper(AnyWrapper):
             handle.passes.frees.append(gather.close)
         if self.sums_shards:
             all_reduce = self.all_reduce(handle, unit, module)
+            if isinstance(all_reduce, AllReduce):
+                self._expected.append(all_reduce.expected)
         if all_reduce is not None:
             return waits.ReduceScatter(name, timeout_s), gather, all_reduce
-        return ReduceScatter(handle, unit, module), gather, None
+        reduce_scatter = ReduceScatter(handle, unit, module)
+        self._expected.append(functools.partial(reduce_scatter.expected, shards))
+        return reduce_scatter, gather, None
+
+    def expected(self) -> list[Expected]:
+        return [expected() for expected in self._expected]
 
     def _chunks(self, module: Module) -> tuple[int, range | None]:
         """Returns (number of chunks of a parameter in wire order, those of which tagc has the residual; None:
