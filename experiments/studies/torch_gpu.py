@@ -1,6 +1,7 @@
-"""PyTorch on two GPUs with NCCL, or on one that two processes share over gloo: losses under FSDP2 and DDP
-against those of the same runs on the processor, the time and the memory of a step with and without tagc, and
-torch.topk of the arrays of bench_cuda.cu. scripts/gpu.sh runs it. With two GPUs rank 0 is on the second one.
+"""PyTorch on two GPUs with NCCL, or on one that two processes share over gloo: losses under FSDP2, with
+gradients in fp32 and in bf16, and under DDP against those of the same runs on the processor, the time and the
+memory of a step with and without tagc, and torch.topk of the arrays of bench_cuda.cu. scripts/gpu.sh runs it.
+With two GPUs rank 0 is on the second one.
 
     python experiments/studies/torch_gpu.py --json torch_gpu.json
     python experiments/studies/torch_gpu.py --only losses   # whether training works at all
@@ -25,7 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -43,7 +44,7 @@ MODELS = {
     # 162 M parameters
     "gpt2": Config(n_vocab=50304, n_positions=1024, n_embd=768, n_head=12, n_layer=12, tied=False),
 }
-WRAPPERS = ("fsdp2", "ddp")
+WRAPPERS = ("fsdp2", "fsdp2-bf16", "ddp")  # -bf16: gradients are
 PERTURBED = 1e-6
 # of the loss, at every step; a change of all weights by 5 % differs by 2.5e-3, no exchange by 2.7e-2
 TOLERANCE = 5e-4
@@ -87,10 +88,11 @@ class Run:
     def __init__(self, model, wrapper, codec, threads):
         device = next(model.parameters()).device
         self.handle = None
-        if wrapper == "fsdp2":
+        if wrapper in ("fsdp2", "fsdp2-bf16"):
             mesh = init_device_mesh(device.type, (N_RANKS,))
+            policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if wrapper != "fsdp2" else None)
             for module in (*model.transformer.h, model):
-                fully_shard(module, mesh=mesh)
+                fully_shard(module, mesh=mesh, mp_policy=policy)
             for module in model.modules():
                 if isinstance(module, FSDPModule):
                     module.set_force_sum_reduction_for_comms(True)  # gloo has no average

@@ -19,11 +19,12 @@
 
 #define MAX_RANKS 16
 
-/* As where the comm has some ranks of a job. What a message calls by its number in the comm is found so. */
+/* As where the comm has some ranks of a job: rank r is called 10 + r. What a message calls by its number in the comm is found so. */
 static inline const tagc_comm_options *named_ranks(void) {
-    static const int32_t names[MAX_RANKS] = {10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25};
+    static _Thread_local int32_t names[2048];
     static _Thread_local tagc_comm_options options;
     tagc_comm_options_init(&options);
+    for (int r = 0; r < 2048; r++) names[r] = 10 + r;
     options.names = names;
     return &options;
 }

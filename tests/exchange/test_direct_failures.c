@@ -114,7 +114,7 @@ static const lie lies[] = {
     {"message kind is 3, expected 6", other_kind, TAGC_ERR_TRANSPORT},
     {"coding is 0, expected", other_format, TAGC_ERR_CORRUPT},
     {"rank is", other_rank, TAGC_ERR_CORRUPT},
-    {"sparsity: 26 of", other_sparsity, TAGC_ERR_MISMATCH},
+    {"elements are sent from there", other_sparsity, TAGC_ERR_MISMATCH},
     {"n_elems is 511, expected 512", other_shard, TAGC_ERR_CORRUPT},
     {"step is", other_step, TAGC_ERR_CORRUPT},
     {"elements, at most", too_many_items, TAGC_ERR_CORRUPT},

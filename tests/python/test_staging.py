@@ -447,7 +447,8 @@ def misuse(rank, world_size):
 
 def memory(rank, world_size):
     """Memory of the device and pinned memory is made in compress(), under DDP when its buckets are first
-    seen: in the first pass those it began with, in the second those it keeps. Everything goes with the handle."""
+    seen: in the first pass those it began with, in the second those it keeps. Everything goes with the
+    handle."""
     import tagc.torch as tagc
 
     cases = [("fsdp2", {}), ("fsdp2", bf16()), ("fsdp1", {}), ("ddp", {})]

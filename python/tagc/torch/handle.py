@@ -67,8 +67,8 @@ class Compressed:
 
     def memory(self) -> Memory:
         """Returns what tagc holds on this rank, in bytes, as it is allocated: `host` and `device`, each with
-        residual, replicas, buffers, pinned, and what is transient. Printed, it is a table. Connections are
-        made at the first exchange. Local."""
+        residual, replicas, buffers, pinned, and what is transient. Printed, it is a table. Of tensors in CPU
+        memory it is made at the first exchange. Local."""
         if self.is_closed:
             return Memory(Held(), Held())
         return count(self.passes.comms(), self.wrapper.replica_tensors(), self.passes.runners)

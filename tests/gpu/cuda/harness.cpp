@@ -430,9 +430,16 @@ void before_atomic() {
     next_fibre();
 }
 
+static unsigned long long n_launches;
+
+unsigned long long count_launches(void) {
+    return n_launches;
+}
+
 void run(const char *name, unsigned blocks, unsigned threads, size_t shared_bytes, void (*function)(void *),
          void *arg) {
     if (current) stop("kernel %s: launched by a kernel", name);
+    n_launches++;
     if (blocks == 0 || threads == 0 || threads > MAX_THREADS)
         stop("kernel %s: %u blocks of %u threads: must be at least 1, threads at most %u", name, blocks,
              threads, MAX_THREADS);

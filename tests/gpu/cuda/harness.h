@@ -51,6 +51,7 @@ index thread_index(), block_index(), block_size(), grid_size();
 /* Runs body(arg) by each of n_blocks x n_threads threads, and returns when all have. */
 void run(const char *name, unsigned n_blocks, unsigned n_threads, size_t shared_bytes, void (*body)(void *),
          void *arg);
+unsigned long long count_launches(); /* so far */
 /* The block's shared memory, which must be of so many bytes. */
 void *shared(size_t n_bytes);
 

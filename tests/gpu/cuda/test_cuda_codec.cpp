@@ -699,6 +699,50 @@ static void test_again(void) {
     maker->destroy(batch);
 }
 
+#ifdef TAGC_CUDA_HARNESS
+/* What _n_launches says, for few rows and for so many that their tables take several launches. A batch may have rows of one code alone, or
+ * residuals that need no settling: up to twelve launches fewer. */
+static void test_launches(void) {
+    now = "launches";
+    const tagc_batch_maker *maker = tagc_cuda_maker()->batches;
+    for (size_t n_rows : {(size_t)1, (size_t)40, (size_t)150}) {
+        begin(5 + (int)n_rows, 0);
+        batch_case c(n_rows);
+        array<char> work;
+        array<tagc_batch_result> results;
+        tagc_batch *batch;
+        results.make(n_rows, 0);
+        for (size_t i = 0; i < n_rows; i++) {
+            c.options[i] = random_options(60);
+            make_fragment(&c.options[i], HEAVY, &c.cuda[i]);
+        }
+        auto rows = rows_of(&c, c.cuda);
+        auto own = run_batch(maker, TAGC_BATCH_ENCODE, rows);
+        std::vector<tagc_body> list(n_rows);
+        for (size_t i = 0; i < n_rows; i++) {
+            list[i].bytes = rows[i].body;
+            list[i].n_bytes = own[i].encoded.n_bytes;
+            rows[i].bodies = &list[i];
+            rows[i].n_bodies = 1;
+            rows[i].sums = c.cuda[i].sums.at();
+            rows[i].scale = 1;
+        }
+        for (tagc_batch_kind kind : {TAGC_BATCH_ENCODE, TAGC_BATCH_VALIDATE, TAGC_BATCH_DECODE}) {
+            const unsigned long long before = harness::count_launches();
+            work.make(maker->work_bytes(kind, rows.data(), n_rows, 1) + TAGC_ALIGNMENT, 0);
+            CHECK(maker->create(kind, rows.data(), n_rows, results.at(), aligned(work.at()), nullptr, nullptr,
+                                &batch) == TAGC_OK);
+            CHECK(maker->point(batch, rows.data(), results.at()) == TAGC_OK);
+            CHECK(maker->run(batch) == TAGC_OK && has_run());
+            const size_t n = (size_t)(harness::count_launches() - before),
+                         most = maker->n_launches(kind, rows.data(), n_rows);
+            CHECK(n <= most && most - n <= 12);
+            maker->destroy(batch);
+        }
+    }
+}
+#endif
+
 /* test_cuda_codec [N]: an Nth of the trials, for tools that slow a device down. */
 int main(int argc, char **argv) {
     const int part = argc > 1 && atoi(argv[1]) > 0 ? atoi(argv[1]) : 1;
@@ -709,6 +753,9 @@ int main(int argc, char **argv) {
     for (int trial = 0; trial < N_HUGE; trial++) test_many_chunks(trial);
     for (int trial = 0; trial < N_SMALL / part; trial++) test_deltas(trial);
     test_again();
+#ifdef TAGC_CUDA_HARNESS
+    test_launches();
+#endif
     now = "damage";
     CHECK(n_damaged > 0 && n_sound > 0);
     printf("bodies refused: %d, damaged and sound all the same: %d\n", n_damaged, n_sound);

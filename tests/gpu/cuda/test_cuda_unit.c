@@ -1,10 +1,11 @@
 /* Units with kernels, which a thread exchanges by flags: the bits of the same reducers on the processor, whoever has kernels; steps
  * that fail; and each planted mistake is found. Ranks are threads, with a device of the fake runtime each; kernels run in the harness. */
 #include "../../exchange/ranks.h"
+#include "../../exchange/rounds.h"
 #include "../fake_runtime.h"
 #include "exchange/direct/direct.h"
 #include "gpu/elements.h"
-#include "gpu/queue_private.h"
+#include "gpu/unit_private.h"
 #include "harness_maker.h"
 
 #include <math.h>
@@ -583,6 +584,137 @@ static void test_overlap(void **state) {
     }
 }
 
+/* ---- many ranks: this one is real, and the others send what they get ---- */
+
+static tagc_status echo(void *context, const tagc_transfer *t) {
+    (void)context;
+    for (uint32_t i = 0; i < t->n_receives; i++) {
+        const tagc_part *in = &t->receives[i], *out = &t->sends[i];
+        char *to = (char *)t->recv + in->offset;
+        if (in->n_bytes) memcpy(to, (const char *)t->send + out->offset, in->n_bytes);
+        rounds_rename((uint8_t *)to, in->n_bytes, in->peer);
+    }
+    return TAGC_OK;
+}
+
+typedef struct many {
+    tagc_comm *comm;
+    tagc_device *device;
+    tagc_kernels *kernels;
+    tagc_queue *queue;
+    void *stream;
+    float *values, *there; /* (N_MANY) */
+} many;
+
+enum { RANKS_MANY = 512, SHARD_MANY = 16, N_MANY = RANKS_MANY * SHARD_MANY, PARTS_MANY = 24 };
+
+static void write_many(void *arg) {
+    const many *m = arg;
+    memcpy(fake_view(m->there), m->values, N_MANY * sizeof(float));
+}
+
+static void read_many(void *arg) {
+    const many *m = arg;
+    memcpy(m->values, fake_view(m->there), N_MANY * sizeof(float));
+}
+
+static void make_many(const many *m, int has_kernels, tagc_reducer **out) {
+    tagc_reducer_options options;
+    tagc_reducer_options_init(&options);
+    options.n_elems = N_MANY;
+    options.output = TAGC_OUTPUT_UNIT;
+    options.op = TAGC_OP_AVG;
+    options.exchange = TAGC_EXCHANGE_DIRECT;
+    options.sparsity = 0.75;
+    options.residual = TAGC_FORMAT_INT8;
+    assert_int_equal(has_kernels ? tagc_reducer_create_on(m->kernels, m->comm, &options, out)
+                                 : tagc_reducer_create(m->comm, &options, out),
+                     TAGC_OK);
+}
+
+static tagc_status unit_of_many(const many *m, uint32_t n_parts, tagc_reducer *const *reducers,
+                                tagc_unit **unit) {
+    static const tagc_run whole = {0, 0, N_MANY};
+    tagc_unit_part parts[PARTS_MANY];
+    for (uint32_t p = 0; p < n_parts; p++)
+        parts[p] = (tagc_unit_part){reducers[p], N_MANY, N_MANY, &whole, 1, &whole, 1};
+    tagc_unit_options options = {.struct_bytes = sizeof options,
+                                 .what = "gradients of a",
+                                 .element = TAGC_ELEMENT_FP32,
+                                 .factor = 1,
+                                 .n_parts = n_parts,
+                                 .parts = parts,
+                                 .n_input = N_MANY,
+                                 .n_output = N_MANY,
+                                 .n_comms = 1,
+                                 .comms = {m->comm}};
+    return tagc_unit_create(m->queue, &options, unit);
+}
+
+static void exchange_many(many *m, tagc_reducer *plain, tagc_unit *unit) {
+    float *output = malloc(N_MANY * sizeof *output);
+    tagc_reducer_stats stats;
+    tagc_unit_step step = {.words = {1 << 8}, .text = "", .number = 1, .stats = &stats};
+    uint64_t number;
+    int is_over;
+    pthread_t thread;
+    tagc_reducer_stats_init(&stats);
+    for (int i = 0; i < N_MANY; i++) m->values[i] = (float)((i * 37) % 101 - 50);
+    fake_launch(m->stream, write_many, m);
+    assert_int_equal(tagc_unit_enqueue(unit, &step, m->there, m->there, m->stream, 1, &number), TAGC_OK);
+    assert_int_equal(pthread_create(&thread, NULL, exchange_main, m->queue), 0);
+    assert_int_equal(tagc_queue_wait(m->queue, number, 0, &is_over), TAGC_OK);
+    assert_int_equal(real.StreamSynchronize(m->stream), 0); /* `values` are read */
+    assert_int_equal(tagc_reducer_run(plain, m->values, output, NULL), TAGC_OK);
+    fake_launch(m->stream, read_many, m);
+    assert_int_equal(real.StreamSynchronize(m->stream), 0);
+    assert_memory_equal(output, m->values, N_MANY * sizeof *output);
+    tagc_queue_close(m->queue);
+    pthread_join(thread, NULL);
+    free(output);
+}
+
+/* 512 ranks: tables of launches take many places in a launch queue. One part is exchanged as on the processor; a unit of more
+ * parts than there are places for is refused. */
+static void test_many_ranks(void **state) {
+    static const tagc_callback_ops ops = {.abi = TAGC_TRANSPORT_ABI, .exchange = echo};
+    char where[TAGC_WHERE_TEXT_BYTES], wanted[200];
+    tagc_reducer *reducers[PARTS_MANY], *plain;
+    tagc_unit *unit, *refused;
+    many m = {.values = malloc(N_MANY * sizeof(float))};
+    (void)state;
+    fake_reset(5, FAKE_MAX_DEVICES, FAKE_EAGER, 1);
+    harness_maker_configure(5, 1);
+    assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &real, where), TAGC_OK);
+    assert_int_equal(tagc_runtime_bind_driver(&real), TAGC_OK);
+    assert_int_equal(tagc_device_open("cuda", FAKE_CUDART, 0, &m.device), TAGC_OK);
+    assert_int_equal(tagc_kernels_create(m.device, harness_maker(), &m.kernels), TAGC_OK);
+    assert_int_equal(tagc_queue_create_on(m.kernels, 2, &m.queue), TAGC_OK);
+    assert_int_equal(tagc_comm_create_callback(&ops, NULL, 0, RANKS_MANY, NULL, &m.comm), TAGC_OK);
+    assert_int_equal(fake_stream(&m.stream), 0);
+    m.there = fake_alloc(N_MANY * sizeof(float));
+    make_many(&m, 0, &plain);
+    for (int p = 0; p < PARTS_MANY; p++) make_many(&m, 1, &reducers[p]);
+    assert_int_equal(unit_of_many(&m, PARTS_MANY, reducers, &refused), TAGC_ERR_UNSUPPORTED);
+    snprintf(wanted, sizeof wanted, "gradients of a: %d parts over %d ranks take ", PARTS_MANY, RANKS_MANY);
+    assert_non_null(strstr(tagc_last_error(), wanted));
+    assert_non_null(strstr(tagc_last_error(), "places in a launch queue of the device, which has 1024: "));
+    assert_int_equal(unit_of_many(&m, 1, reducers, &unit), TAGC_OK);
+    print_message("a part over %d ranks: %zu places\n", RANKS_MANY, tagc_unit_n_places(unit));
+    exchange_many(&m, plain, unit);
+    tagc_unit_destroy(unit);
+    tagc_queue_destroy(m.queue);
+    for (int p = 0; p < PARTS_MANY; p++) tagc_reducer_destroy(reducers[p]);
+    tagc_reducer_destroy(plain);
+    tagc_comm_destroy(m.comm);
+    fake_free(m.there);
+    tagc_kernels_close(m.kernels);
+    tagc_device_close(m.device);
+    tagc_runtime_unbind(&real);
+    assert_int_equal(fake_n_mistakes(), 0);
+    free(m.values);
+}
+
 static const struct {
     const char *what;
     sabotage kind;
@@ -633,7 +765,8 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bits),        cmocka_unit_test(test_windows),
         cmocka_unit_test(test_differences), cmocka_unit_test(test_failing_calls),
-        cmocka_unit_test(test_overlap),     cmocka_unit_test(test_planted),
+        cmocka_unit_test(test_overlap),     cmocka_unit_test(test_many_ranks),
+        cmocka_unit_test(test_planted),
     };
     program = argv[0];
     if (argc == 3) return run_planted(atoi(argv[1]), atoi(argv[2]));

@@ -2,8 +2,9 @@
 include/tagc/device.h): agreement, packing, reducers. A hook prepares it, and its outcome is read at the end
 of the pass.
 
-Python does the same for what has no Task (Unit.reduce()): the first exchange of a layout, which makes its
-reducers; gradients of unknown parameters; a failure that is known in the hook; and all in CPU memory."""
+Python does the same for what has no Task (Unit.reduce()): the first exchange of a layout that compress() has
+not prepared, which makes its reducers; gradients of unknown parameters; a failure that is known in the hook;
+and all in CPU memory."""
 
 from __future__ import annotations
 
