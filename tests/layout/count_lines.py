@@ -40,7 +40,7 @@ WITHOUT["to work on libtagc"] = [
     *(f"include/tagc/{name}.h" for name in ("device", "frames", "native", "paper"))
 ]  # fmt: skip
 # A little above what there is: whoever adds more says so here.
-LIMITS = {"to work on libtagc": 17_000, "to work on compress()": 12_470, "bytes of results/": 1_000_000}
+LIMITS = {"to work on libtagc": 17_070, "to work on compress()": 12_590, "bytes of results/": 1_000_000}
 
 
 def files_of(root, names, without=()):

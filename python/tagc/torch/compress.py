@@ -261,7 +261,7 @@ def _prepare(
     except Exception as problem:
         failure = problem
     try:
-        mine["about host"] = first_words.about_host()
+        mine["about host"] = first_words.about_host() | {"is staged": staging is not None}
         call = f"{'ddp_state' if only else 'compress'}()"
         is_fresh, abouts = _agree(groups, mine, failure, options.get("timeout_s"), call)
         if cluster is not None and wrapper is not None:
@@ -282,6 +282,7 @@ def _prepare(
     table = _table(rows, settings, {name for name, parameter in named if not parameter.requires_grad})
     handle = Compressed(model, wrapper, settings, table, staging, is_fresh)
     handle.passes.on_step = on_step
+    handle.passes.are_all_staged = all(about["is staged"] for about in abouts.values())
     handle.passes.groups = {row.name: row.reason for row in rows}
     if isinstance(wrapper, managed.Managed):  # replicas compare options when they connect
         wrapper.start(

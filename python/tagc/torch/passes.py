@@ -42,6 +42,7 @@ class Passes:
         self.on_step: Callable[[dict[str, Any]], object] | None = None
         self.recorded: Callable[[dict[str, Any]], object] | None = None  # by handle.record()
         self.groups: dict[str, str] = {}  # name of a parameter -> why it is in its class
+        self.are_all_staged = False  # whether all ranks' parameters are on devices
         self._unknown = UnknownLayouts()
         self._comms: dict[tuple[int, ...], Comm] = {}  # by ranks
         self._gather_comms: dict[tuple[int, ...], Comm] = {}
@@ -87,7 +88,7 @@ class Passes:
         """Takes the memory of exchanges of gradients on a device before the first one, as far as it is known
         what they will be. Collective."""
         staged = self.runners.staged
-        if staged is None or self.runners.in_group or self.state.wrapper.is_managed:
+        if staged is None or not self.are_all_staged or self.runners.in_group:
             return
         found = [what for what in self.state.wrapper.expected() if what.dtype in DTYPES]
         with self.state.lock:
