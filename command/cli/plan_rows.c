@@ -48,6 +48,12 @@ static void print_placements(const tagc_plan_row *rows, int n) {
         printf("  %-10s %-38s %-22s %-22s %s%s\n", p->name, p->parameters, p->gradients, p->optimizer,
                p->residuals, p->is_run ? "" : " (not run by tagc train)");
     }
+    for (int i = 0; i < n; i++) {
+        if (!tagc_setup_keeps_replicas(&rows[i].setup)) continue;
+        printf("  zero3 with deltas: as PyTorch's FSDP2, with a replica of parameters in bf16 (not run by "
+               "tagc train)\n");
+        break;
+    }
 }
 
 static void print_memory(const tagc_plan_row *rows, int n) {

@@ -30,13 +30,17 @@ int tagc_placement_of_sharding(int sharding) {
     return placement;
 }
 
+int tagc_setup_keeps_replicas(const tagc_setup *s) {
+    return s->placement == TAGC_PLACE_ZERO3 && s->engine.gather >= TAGC_GATHER_DELTA8;
+}
+
 /* The engine's options under the placement. If that asks for hybrid sharding and the options do not, its hosts are the real
  * ones. */
 static tagc_fsdp_options engine_of(const tagc_setup *s) {
     tagc_fsdp_options engine = s->engine;
     if (s->placement == TAGC_PLACE_HYBRID && engine.sharding != TAGC_SHARD_HYBRID)
         engine.ranks_per_host = s->world_size / s->n_hosts;
-    engine.sharding = placements[s->placement].sharding;
+    engine.sharding = placements[tagc_setup_keeps_replicas(s) ? TAGC_PLACE_ZERO2 : s->placement].sharding;
     return engine;
 }
 
@@ -140,8 +144,23 @@ static tagc_status plan_reduction(const tagc_deployment *d, const tagc_reducer_o
     return r->volume.sketching && n_ranks > 1 ? add_leftovers(r) : TAGC_OK;
 }
 
-static tagc_status plan_gather(const tagc_setup *s, const tagc_gatherer_options *options,
+/* Deltas between hosts alone; within a host a gather of replicas in bf16, twice in each micro-step. between: of the deltas, to other
+ * groups; across, within: the shares that leave the host. */
+static void gather_replicas(const tagc_deployment *d, double n_elems, double between, double across,
+                            double within, tagc_gather_plan *to) {
+    int per_host = d->engine.ranks_per_host;
+    double to_each = 2.0 * d->engine.n_micro_steps * sizeof(uint16_t) * n_elems / per_host;
+    double inside = to_each * (per_host - 1);
+    to->n_bytes[0] = between;
+    to->remote_bytes[0] = between * across;
+    to->n_bytes[1] = inside;
+    to->remote_bytes[1] = inside * within;
+    to->message_bytes[1] = to_each;
+}
+
+static tagc_status plan_gather(const tagc_deployment *d, const tagc_gatherer_options *options,
                                tagc_gather_plan *to) {
+    const tagc_setup *s = d->setup;
     tagc_volume volume;
     TAGC_TRY(tagc_gatherer_volume(options, s->world_size, &volume));
     double n_bytes = volume.n_bytes[TAGC_LEG_GATHER], within, across;
@@ -156,6 +175,8 @@ static tagc_status plan_gather(const tagc_setup *s, const tagc_gatherer_options 
         .n_bytes = {n_bytes - relayed, relayed},
         .remote_bytes = {(n_bytes - inside) * across + (inside - relayed) * within, relayed * within},
         .message_bytes = {row, row * (n_groups - 1)}};
+    if (d->keeps_replicas && options->two_level)
+        gather_replicas(d, (double)options->n_elems, n_bytes - inside, across, within, to);
     return TAGC_OK;
 }
 
@@ -165,7 +186,7 @@ static tagc_status plan_flat(const tagc_deployment *d, int flat, tagc_flat_plan 
     int n_ranks = d->setup->world_size;
     int n_owners = d->engine.sharding == TAGC_SHARD_HYBRID ? d->engine.ranks_per_host : n_ranks;
     *to = (tagc_flat_plan){.n_owned = from->n_padded / (uint64_t)(from->has_gatherer ? n_owners : 1)};
-    if (from->has_gatherer) TAGC_TRY(plan_gather(d->setup, &from->gatherer, &to->gather));
+    if (from->has_gatherer) TAGC_TRY(plan_gather(d, &from->gatherer, &to->gather));
     if (d->setup->flat_reducers) {
         reducer = d->setup->flat_reducers[flat];
         tagc_layout_own_fields(&d->engine, from->n_padded, from->unit, &reducer);
@@ -193,7 +214,8 @@ tagc_status tagc_setup_layout(const tagc_setup *setup, tagc_layout **out) {
 tagc_status tagc_deployment_create(const tagc_setup *setup, tagc_deployment *out) {
     TAGC_TRY(tagc_setup_check(setup));
     tagc_deployment *d = out;
-    *d = (tagc_deployment){.setup = setup, .engine = engine_of(setup)};
+    *d = (tagc_deployment){
+        .setup = setup, .engine = engine_of(setup), .keeps_replicas = tagc_setup_keeps_replicas(setup)};
     TAGC_TRY(tagc_setup_layout(setup, &d->layout));
     d->flats = calloc((size_t)d->layout->n_flats, sizeof *d->flats);
     tagc_status status = TAGC_OK;
@@ -227,13 +249,36 @@ static int n_alike_before(const tagc_deployment *d, int flat) {
     return n;
 }
 
+/* Ranks of a host that share what their host keeps of replicas. */
+static int replica_ranks(const tagc_deployment *d) {
+    return d->engine.two_level ? d->engine.ranks_per_host : 1;
+}
+
+static uint64_t replica_bytes(const tagc_deployment *d, int flat) {
+    return sizeof(uint16_t) * d->layout->flats[flat].n_padded / (uint64_t)replica_ranks(d);
+}
+
 /* What outlives a pass: masters, gradients and moments of the owner, and whole copies if they are replicated. */
 static uint64_t state_bytes(const tagc_deployment *d, int flat) {
     uint64_t n_owned = d->flats[flat].n_owned, n_padded = d->layout->flats[flat].n_padded;
     uint64_t n_elems = 4 * n_owned;
+    if (d->keeps_replicas) return n_elems * sizeof(float) + replica_bytes(d, flat);
     if (d->engine.sharding == TAGC_SHARD_GRAD) n_elems += n_padded;
     if (d->setup->placement == TAGC_PLACE_ZERO1) n_elems += n_padded;
     return n_elems * sizeof(float);
+}
+
+/* Of zero3 with deltas: masters and gathered units as without them, and the replicas. */
+static tagc_status parameters_with_replicas(const tagc_deployment *d, uint64_t *n_bytes) {
+    tagc_fsdp_options engine = d->engine;
+    tagc_layout *layout;
+    engine.sharding = TAGC_SHARD_FULL;
+    engine.gather = TAGC_GATHER_BF16;
+    TAGC_TRY(tagc_model_layout(&d->setup->model, &engine, d->setup->world_size, &layout));
+    *n_bytes = layout->memory.parameters;
+    for (int i = 0; i < d->layout->n_flats; i++) *n_bytes += replica_bytes(d, i);
+    tagc_layout_destroy(layout);
+    return TAGC_OK;
 }
 
 /* What steps take of shared memory: of one unit, of the unit that takes most, and of all. */
@@ -254,14 +299,23 @@ static void add_exchanges(const tagc_deployment *d, int flat, work_bytes work[2]
     int is_new_unit = flat == 0 || d->layout->flats[flat - 1].unit != about->unit;
     tagc_exchange_memory reducer = {0}, gatherer = {0};
     (void)tagc_reducer_memory(&r->options, r->n_ranks, n_alike_before(d, flat), &reducer);
-    if (about->has_gatherer) (void)tagc_gatherer_memory(&about->gatherer, r->n_ranks, &gatherer);
+    if (about->has_gatherer) {
+        tagc_gatherer_options options = about->gatherer;
+        int n_ranks = r->n_ranks;
+        if (d->keeps_replicas && options.two_level) { /* the ranks of a place gather what they own */
+            n_ranks /= options.ranks_per_host;
+            options.n_elems /= (uint64_t)options.ranks_per_host;
+            options.two_level = options.ranks_per_host = 0;
+        }
+        (void)tagc_gatherer_memory(&options, n_ranks, &gatherer);
+    }
     out->engine.residuals += reducer.residual;
     out->buffers += reducer.buffers + reducer.spare + gatherer.buffers;
     add_work(&work[0], reducer.work, is_new_unit);
     add_work(&work[1], gatherer.work, is_new_unit);
 }
 
-void tagc_deployment_memory(const tagc_deployment *d, tagc_plan_memory *out) {
+tagc_status tagc_deployment_memory(const tagc_deployment *d, tagc_plan_memory *out) {
     uint64_t n_whole = 0, n_owned = 0;
     work_bytes work[2] = {0}; /* of reducers, of gatherers */
     *out = (tagc_plan_memory){.engine = d->layout->memory};
@@ -273,19 +327,21 @@ void tagc_deployment_memory(const tagc_deployment *d, tagc_plan_memory *out) {
         n_owned += d->flats[i].n_owned;
     }
     for (int i = 0; i < 2; i++) out->buffers += tagc_work_capacity(work[i].most, work[i].total);
+    if (d->keeps_replicas) TAGC_TRY(parameters_with_replicas(d, &out->engine.parameters));
     if (d->setup->placement ==
         TAGC_PLACE_ZERO1) /* whole gradients, in addition to the part that the update reads */
         out->engine.gradients = (n_whole + n_owned) * sizeof(float);
     out->total = out->engine.parameters + out->engine.gradients + out->engine.optimizer +
                  out->engine.residuals + out->buffers;
+    return TAGC_OK;
 }
 
 tagc_status tagc_plan_memory_of(const tagc_setup *setup, tagc_plan_memory *out) {
     tagc_deployment d;
     TAGC_TRY(tagc_deployment_create(setup, &d));
-    tagc_deployment_memory(&d, out);
+    tagc_status status = tagc_deployment_memory(&d, out);
     tagc_deployment_destroy(&d);
-    return TAGC_OK;
+    return status;
 }
 
 /* Mean over all sketches, weighted by their items. */
@@ -322,7 +378,7 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
         for (int leg = TAGC_LEG_INDEX; leg <= TAGC_LEG_RESULT; leg++)
             if (d.layout->flats[i].class_ == TAGC_CLASS_COMPRESSED)
                 volume->n_bytes_compressed += n_exchanges * d.flats[i].reduction.volume.n_bytes[leg];
-    if (memory) tagc_deployment_memory(&d, memory);
+    if (memory && status == TAGC_OK) status = tagc_deployment_memory(&d, memory);
     tagc_deployment_destroy(&d);
     return status;
 }

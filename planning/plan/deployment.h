@@ -6,6 +6,8 @@
  *   none            an all-reduce over all ranks
  *   zero1, zero2    a reduce-scatter over all ranks; a gather once per step
  *   zero3           a reduce-scatter over all ranks; gathers for forward and again for backward
+ *   zero3, deltas   as PyTorch's FSDP2: deltas between hosts once per step, into a replica in bf16 of what the ranks of a place own;
+ *                   gathers of that within a host, for forward and again for backward
  *   hybrid          one reduction: a reduce-scatter within a host and an all-reduce of the shard across hosts; gathers
  *                   as zero3, within a host */
 #ifndef TAGC_PLAN_DEPLOYMENT_H
@@ -45,6 +47,7 @@ typedef struct tagc_flat_plan {
 typedef struct tagc_deployment {
     const tagc_setup *setup;
     tagc_fsdp_options engine; /* with the sharding of the placement */
+    int keeps_replicas;       /* zero3 with deltas, where the engine's legs are those of zero2 */
     tagc_layout *layout;
     tagc_flat_plan *flats;        /* (layout->n_flats) */
     tagc_order_observer observer; /* sees simulated steps; for tests */
@@ -59,7 +62,7 @@ double tagc_reduction_decoded(const tagc_reduction *reduction);
 tagc_status tagc_deployment_create(const tagc_setup *setup, tagc_deployment *out);
 void tagc_deployment_destroy(tagc_deployment *deployment);
 
-void tagc_deployment_memory(const tagc_deployment *deployment, tagc_plan_memory *out);
+tagc_status tagc_deployment_memory(const tagc_deployment *deployment, tagc_plan_memory *out);
 
 /* ---- jobs.c ---- */
 

@@ -46,6 +46,8 @@ typedef struct tagc_setup {
     double sent_density; /* of what direct keeps in the same flats; 0: 1 - sparsity */
 } tagc_setup;
 
+/* 1: parameters are sharded, and sent between hosts as deltas to replicas, as by PyTorch's FSDP2. tagc train has no such engine. */
+int tagc_setup_keeps_replicas(const tagc_setup *setup);
 /* TAGC_ERR_ARGUMENT names the field, its value and what is allowed. */
 tagc_status tagc_setup_check(const tagc_setup *setup);
 /* Floating point operations of the products of all micro-steps of a rank. */

@@ -11,11 +11,11 @@ static json_t *memory_json(const tagc_plan_memory *m) {
                      (json_int_t)m->buffers, "total", (json_int_t)m->total, "state", (json_int_t)m->state);
 }
 
-static json_t *placement_json(int placement) {
-    const tagc_placement_info *p = tagc_placement_describe(placement);
+static json_t *placement_json(const tagc_setup *setup) {
+    const tagc_placement_info *p = tagc_placement_describe(setup->placement);
     return json_pack("{s:s, s:s, s:s, s:s, s:s, s:b}", "name", p->name, "parameters", p->parameters,
                      "gradients", p->gradients, "optimizer", p->optimizer, "residuals", p->residuals,
-                     "is_run", p->is_run);
+                     "is_run", p->is_run && !tagc_setup_keeps_replicas(setup));
 }
 
 /* null unless it is above 0. */
@@ -38,8 +38,8 @@ static json_t *row_json(const tagc_plan_row *row, int link) {
     return json_pack(
         "{s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:s?, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
         "s:o, s:o, s:s?, s:o}",
-        "arm", row->arm, "placement", placement_json(row->setup.placement), "memory_bytes",
-        memory_json(&row->memory), "n_bytes_sent", tagc_json_leg_reals(v->n_bytes), "n_host_bytes_sent",
+        "arm", row->arm, "placement", placement_json(&row->setup), "memory_bytes", memory_json(&row->memory),
+        "n_bytes_sent", tagc_json_leg_reals(v->n_bytes), "n_host_bytes_sent",
         tagc_json_leg_reals(v->n_host_bytes), "bits_per_param", tagc_json_leg_reals(n_bits), "n_compressed",
         (json_int_t)v->n_compressed, "compressed_bits_per_param",
         tagc_json_real(tagc_plan_bits(row, v->n_bytes_compressed, v->n_compressed)), "union_density",

@@ -16,11 +16,19 @@ for text in "8 ranks on 4 hosts" "sharded, gathered on use" "not run by tagc tra
 done
 grep -q Simulated out && fail "times without costs"
 
+# FSDP2 with deltas: the bytes of zero2's between hosts, the memory of zero3 and 2 bytes per parameter.
 run 0 plan --world-size 8 --hosts 4 --arms fsdp,all-legs --placement zero2,zero3 --json plan.json
-grep -qF "left out, zero3: arm all-legs: gather is delta4, which needs sharding grad, but sharding is full" out || fail "deltas without replicas"
-[ "$(json '[(r["arm"], r["placement"]["name"]) for r in p["rows"]]')" = \
-    "[('fsdp', 'zero2'), ('fsdp', 'zero3'), ('all-legs', 'zero2')]" ] || fail "rows that are left out"
-run 1 plan --world-size 8 --arms all-legs --placement zero3,none
+grep -qF "zero3 with deltas: as PyTorch's FSDP2, with a replica of parameters in bf16 (not run by tagc train)" out || fail "deltas without a word"
+[ "$(json '[(r["arm"], r["placement"]["name"], r["placement"]["is_run"]) for r in p["rows"]]')" = \
+    "[('fsdp', 'zero2', True), ('fsdp', 'zero3', True), ('all-legs', 'zero2', True), ('all-legs', 'zero3', False)]" ] || fail "rows"
+[ "$(json 'p["rows"][2]["n_host_bytes_sent"] == p["rows"][3]["n_host_bytes_sent"]')" = True ] || fail "bytes of deltas"
+[ "$(json 'abs((p["rows"][3]["memory_bytes"]["parameters"] - p["rows"][1]["memory_bytes"]["parameters"]) / p["model"]["n_params"] - 2) < 0.01')" = True ] ||
+    fail "memory of replicas"
+run 0 plan --world-size 8 --hosts 4 --arms all-legs --placement zero3 --quiet
+run 0 plan --world-size 8 --hosts 4 --arms fsdp,all-legs --placement zero2,hybrid
+grep -qF "left out, hybrid: arm all-legs: gather is delta4, which needs sharding grad, but sharding is hybrid" out || fail "deltas within a host"
+grep -q "zero3 with deltas" out && fail "a word on what is not there"
+run 1 plan --world-size 8 --arms all-legs --placement hybrid,none
 says "no arm can be placed so" "gather"
 
 # ---- through a host's card: a ring passes all but a W-th of the bytes once, two levels all but an H-th, and ranks by themselves ----

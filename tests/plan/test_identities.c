@@ -116,6 +116,48 @@ static void hybrid_lies_between(void **state) {
     assert_true(network < 0.2 * of_zero3);
 }
 
+static double host_bytes(const counted *c) {
+    double all = 0;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) all += c->volume.n_host_bytes[leg];
+    return all;
+}
+
+/* PyTorch's FSDP2 with deltas: between hosts what ZeRO-2 sends of them, within a host two gathers in bf16 of each micro-step,
+ * and the memory of ZeRO-3 with a replica, 2 bytes of what the ranks of a place own. */
+static void sharded_parameters_travel_as_deltas(void **state) {
+    (void)state;
+    for (int per_host = 1; per_host <= 4; per_host *= 2) {
+        tagc_setup setup = make(TAGC_PLACE_ZERO3, 8);
+        setup.n_hosts = 8 / per_host;
+        setup.engine.gather = TAGC_GATHER_BF16;
+        setup.engine.n_micro_steps = 3;
+        setup.engine.ranks_per_host = per_host;
+        setup.engine.two_level = per_host > 1;
+        counted whole = count(&setup);
+        setup.engine.gather = TAGC_GATHER_DELTA4;
+        counted deltas = count(&setup);
+        setup.placement = TAGC_PLACE_ZERO2;
+        counted zero2 = count(&setup);
+        double n = (double)deltas.volume.n_params, H = setup.n_hosts, L = per_host;
+        assert_near(host_bytes(&deltas), host_bytes(&zero2), 1e-12);
+        double gathered = deltas.volume.n_bytes[TAGC_LEG_GATHER];
+        assert_near(gathered, 4.0625 / 8 * n / L * (H - 1) / H + 2 * 3 * 2 * n * (L - 1) / L, 1e-3);
+        double more = (double)deltas.memory.engine.parameters - (double)whole.memory.engine.parameters;
+        assert_near(more, 2 * n / L, 1e-3);
+        assert_near((double)deltas.memory.state - (double)whole.memory.state, 2 * n / L, 1e-3);
+        assert_int_equal(deltas.memory.engine.gradients, whole.memory.engine.gradients);
+        assert_int_equal(deltas.memory.engine.optimizer, whole.memory.engine.optimizer);
+        assert_true(deltas.memory.state < zero2.memory.state);
+    }
+    tagc_setup setup =
+        make(TAGC_PLACE_NONE, 8); /* where nothing is gathered between hosts there is no delta */
+    tagc_plan_volume volume;
+    setup.engine.gather = TAGC_GATHER_DELTA4;
+    assert_int_equal(tagc_plan_count(&setup, &volume, NULL), TAGC_ERR_ARGUMENT);
+    setup.placement = TAGC_PLACE_HYBRID;
+    assert_int_equal(tagc_plan_count(&setup, &volume, NULL), TAGC_ERR_ARGUMENT);
+}
+
 /* The paper's Figures 1 and 2: index of b bits there and back, a sketch of 32 / ratio bits to the owner. */
 static void volumes_of_the_paper(void **state) {
     (void)state;
@@ -231,6 +273,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sharding_divides_state_and_costs_half_more),
         cmocka_unit_test(hybrid_lies_between),
+        cmocka_unit_test(sharded_parameters_travel_as_deltas),
         cmocka_unit_test(volumes_of_the_paper),
         cmocka_unit_test(all_legs_of_the_paper),
         cmocka_unit_test(unions_are_of_those_who_choose),

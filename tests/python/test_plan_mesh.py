@@ -24,7 +24,7 @@ from on_mesh import (
 )
 
 from tagc import _library as lib
-from tagc.commands import main, models
+from tagc.commands import main, models, planner
 from tagc.commands.models import NAMED
 
 # ---- parameters and states ----
@@ -554,3 +554,54 @@ def test_the_guide_shows_what_its_command_prints(capsys):
         printed = iter(line.rstrip() for line in tagc(capsys, 0, *given).splitlines())
         for line in block.splitlines():
             assert line in printed, f"not printed there: {line}"
+
+
+def test_both_planners_agree_on_what_both_know():
+    """The planner of GPT-2 lays out an engine; a plan on a mesh has formulas. Both know FSDP2 with deltas."""
+    layers, width, vocab, n_hosts = 6, 512, 4096, 4
+    for per_host, (gather, sharding, placement) in itertools.product(
+        (1, 4), (("bf16", 0, ZERO3), ("delta4", 0, ZERO3), ("bf16", 1, ZERO2), ("delta4", 1, ZERO2))
+    ):
+        engine = planner.ask(
+            gather,
+            "int4",
+            n_layer=layers,
+            n_embd=width,
+            n_vocab=vocab,
+            n_batch=1,
+            n_tokens=128,
+            n_micro_steps=1,
+            world_size=n_hosts * per_host,
+            ranks_per_host=per_host,
+            sharding=sharding,
+            sparsity=0.0,
+            link_bytes_per_s=1e9,
+            latency_s=0.0,
+            host_bytes_per_s=1e11,
+            flops_per_s=1e12,
+            codec_s=0.0,
+            optimizer_s=0.0,
+        )
+        mesh = ask(
+            gather,
+            "int4",
+            n_layer=layers,
+            n_embd=width,
+            n_head=8,
+            n_kv_head=8,
+            n_ffn=4 * width,
+            n_vocab=vocab,
+            n_positions=128,
+            placement=placement,
+            world_size=n_hosts * per_host,
+            ranks_per_host=per_host,
+        )
+        assert mesh["n_params"] == engine.n_params
+        assert mesh["legs"]["gradients"]["host"] == pytest.approx(engine.gradient_bytes, rel=0.03)
+        assert mesh["device"]["residual"] == pytest.approx(engine.residual_bytes, rel=0.02)
+        device = mesh["device"]
+        if gather == "delta4":
+            assert mesh["legs"]["parameters"]["host"] == pytest.approx(engine.gather_bytes, rel=0.02)
+        states = sum(device[kind] for kind in ("parameters", "gradients", "optimizer"))
+        if placement == ZERO3:
+            assert states + device["replicas"] == pytest.approx(engine.state_bytes, rel=0.01)
