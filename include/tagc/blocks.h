@@ -6,7 +6,7 @@
  *   tagc_blocks_decode    checks a message that arrived, and writes the values
  *
  * Values lie in blocks, and a block has one scale. Nothing is kept from one call to the next: there is no residual. All functions
- * are local, work in host memory, and may be called from several threads at once. docs/reference/wire-format.md draws the bytes. */
+ * are local, work in host memory, and may be called from several threads at once. tagc/device.h has them for a device's memory. docs/reference/wire-format.md draws the bytes. */
 #ifndef TAGC_BLOCKS_H
 #define TAGC_BLOCKS_H
 

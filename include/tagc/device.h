@@ -25,6 +25,7 @@
 #ifndef TAGC_DEVICE_H
 #define TAGC_DEVICE_H
 
+#include "tagc/blocks.h"
 #include "tagc/schedule.h"
 #include "tagc/tagc.h"
 
@@ -252,6 +253,31 @@ TAGC_API tagc_status tagc_gatherer_create_on(tagc_kernels *kernels, tagc_comm *c
 TAGC_API uint64_t tagc_kernels_bytes(tagc_kernels *kernels);
 /* And of pinned host memory. */
 TAGC_API uint64_t tagc_kernels_pinned_bytes(tagc_kernels *kernels);
+
+/* ---- messages of arrays ---- */
+
+/* For messages in one stream: 40 bytes of the device's memory, 8-aligned, zeros before the first one. */
+typedef struct tagc_blocks_state {
+    /* Of the kernels. */
+    uint64_t sum;
+    uint32_t ticket, is_damaged;
+    int32_t verdict, unused;
+    /* tagc_status of the first message that was not sound, CORRUPT or MISMATCH, and its number; 0 as long as there is none. */
+    int64_t status;
+    uint64_t number;
+} tagc_blocks_state;
+
+/* tagc_blocks_encode and _decode of arrays in the device's memory, in the order of `stream`: they return at once. Messages have the same
+ * length and body, and a header of their own (docs/reference/wire-format.md): both ends must use kernels. `message` is 8-aligned.
+ * What is wrong with a message is in the state, with the number that _decode gave it, and its values become NaN. The
+ * device's arrays must stay valid until the stream is through. */
+TAGC_API tagc_status tagc_blocks_encode_on(tagc_kernels *kernels, const tagc_blocks_options *options,
+                                           const void *values, uint64_t n_elems, void *message,
+                                           uint64_t n_bytes, tagc_blocks_state *state, void *stream);
+TAGC_API tagc_status tagc_blocks_decode_on(tagc_kernels *kernels, const tagc_blocks_options *options,
+                                           const void *message, uint64_t n_bytes, void *values,
+                                           uint64_t n_elems, uint64_t number, tagc_blocks_state *state,
+                                           void *stream);
 
 /* Destroy its reducers and gatherers first. */
 TAGC_API void tagc_kernels_close(tagc_kernels *kernels);

@@ -1,9 +1,7 @@
 /* Messages of tagc/blocks.h: a header as all messages have (wire.h), then values as the code `blocks` lays them out
  * (codec/values.h). Values pass through in pieces that stay in the cache. */
-#include "tagc/blocks.h"
-
+#include "exchange/blocks.h"
 #include "codec/bf16.h"
-#include "codec/values.h"
 #include "core/sized.h"
 #include "core/status.h"
 #include "exchange/wire.h"
@@ -43,9 +41,8 @@ static tagc_status check_options(const tagc_blocks_options *o) {
     return TAGC_OK;
 }
 
-/* Reads the caller's options, and the format that they and n_elems ask for. */
-static tagc_status read_options(const tagc_blocks_options *from, uint64_t n_elems,
-                                tagc_blocks_options *options, tagc_value_format *format) {
+tagc_status tagc_blocks_read(const tagc_blocks_options *from, uint64_t n_elems, tagc_blocks_options *options,
+                             tagc_value_format *format) {
     if (!from) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
     TAGC_TRY(tagc_sized_read(&options_struct, from, options));
     TAGC_TRY(check_options(options));
@@ -63,8 +60,8 @@ static uint64_t message_bytes(const tagc_value_format *format, uint64_t n_elems)
     return TAGC_WIRE_HEADER_BYTES + tagc_values_bytes(format, (size_t)n_elems);
 }
 
-static tagc_status check_length(tagc_status status, const tagc_value_format *format, uint64_t n_elems,
-                                uint64_t n_bytes) {
+tagc_status tagc_blocks_check_length(tagc_status status, const tagc_value_format *format, uint64_t n_elems,
+                                     uint64_t n_bytes) {
     uint64_t expected = message_bytes(format, n_elems);
     if (n_bytes == expected) return TAGC_OK;
     return tagc_fail(status, "n_bytes is %llu, a message of %llu values has %llu",
@@ -81,7 +78,7 @@ tagc_status tagc_blocks_bytes(const tagc_blocks_options *options, uint64_t n_ele
     tagc_blocks_options read;
     tagc_value_format format;
     if (!n_bytes) return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes is NULL");
-    TAGC_TRY(read_options(options, n_elems, &read, &format));
+    TAGC_TRY(tagc_blocks_read(options, n_elems, &read, &format));
     *n_bytes = message_bytes(&format, n_elems);
     return TAGC_OK;
 }
@@ -91,9 +88,9 @@ tagc_status tagc_blocks_encode(const tagc_blocks_options *options, const void *v
     tagc_blocks_options read;
     tagc_value_format format;
     float room[PIECE];
-    TAGC_TRY(read_options(options, n_elems, &read, &format));
+    TAGC_TRY(tagc_blocks_read(options, n_elems, &read, &format));
     TAGC_TRY(check_arrays(values, message, n_elems));
-    TAGC_TRY(check_length(TAGC_ERR_ARGUMENT, &format, n_elems, n_bytes));
+    TAGC_TRY(tagc_blocks_check_length(TAGC_ERR_ARGUMENT, &format, n_elems, n_bytes));
     uint8_t *body = (uint8_t *)message + TAGC_WIRE_HEADER_BYTES;
     for (size_t at = 0, n_all = (size_t)n_elems; at < n_all; at += PIECE) {
         size_t n = n_all - at < PIECE ? n_all - at : PIECE;
@@ -137,11 +134,11 @@ tagc_status tagc_blocks_decode(const tagc_blocks_options *options, const void *m
     tagc_value_format format;
     tagc_wire_header header;
     float room[PIECE];
-    TAGC_TRY(read_options(options, n_elems, &read, &format));
+    TAGC_TRY(tagc_blocks_read(options, n_elems, &read, &format));
     TAGC_TRY(check_arrays(values, message, n_elems));
     TAGC_TRY(tagc_wire_read(message, n_bytes, &header));
     TAGC_TRY(check_header(&header, &read, n_elems));
-    TAGC_TRY(check_length(TAGC_ERR_CORRUPT, &format, n_elems, n_bytes));
+    TAGC_TRY(tagc_blocks_check_length(TAGC_ERR_CORRUPT, &format, n_elems, n_bytes));
     const uint8_t *body = (const uint8_t *)message + TAGC_WIRE_HEADER_BYTES;
     if (!tagc_values_valid(&format, body, (size_t)n_elems))
         return tagc_fail(TAGC_ERR_CORRUPT,

@@ -27,7 +27,11 @@ enum {
     TAGC_FRAME_PARTS = 16, /* of a body, of which kernels sum up each by itself */
 };
 
-typedef enum tagc_frame_kind { TAGC_FRAME_FRAGMENT = 1, TAGC_FRAME_SUMS = 2 } tagc_frame_kind;
+typedef enum tagc_frame_kind {
+    TAGC_FRAME_FRAGMENT = 1,
+    TAGC_FRAME_SUMS = 2,
+    TAGC_FRAME_BLOCKS = 3 /* a message of tagc_blocks_encode_on: of no step and no rank */
+} tagc_frame_kind;
 
 enum { TAGC_FRAME_NONFINITE = 1, TAGC_FRAME_FAILED = 2 }; /* flags: the sender's; no body */
 

@@ -1,10 +1,11 @@
-/* What libtagc-cuda.so has, or a test in its place: kernels for batches of the codes (codec/batch.h), for deltas, for frames and for runs of elements. All
+/* What libtagc-cuda.so has, or a test in its place: kernels for batches of the codes (codec/batch.h), for deltas, for frames, for runs of elements and for messages of arrays. All
  * give the same bytes and sums as the processor. */
 #ifndef TAGC_GPU_MAKER_H
 #define TAGC_GPU_MAKER_H
 
 #include "codec/batch.h"
 #include "gpu/frame.h"
+#include "tagc/device.h"
 
 #define TAGC_MAKER_ABI 4u
 
@@ -85,6 +86,23 @@ typedef struct tagc_runs_maker {
     tagc_status (*squares)(const tagc_squared *of, double *squares, void *stream);
 } tagc_runs_maker;
 
+/* An array of `n` values in few bits (tagc/blocks.h). */
+typedef struct tagc_message_form {
+    uint64_t n;
+    int values, block; /* tagc_format; values per scale */
+    int element;       /* tagc_element of the array: FP32 or BF16 */
+    int is_stochastic;
+    uint32_t seed, largest_scale; /* codec/values.h */
+} tagc_message_form;
+
+/* Whatever the arguments point to is where the arrays are. Calls with one state are of one stream. */
+typedef struct tagc_messages_maker {
+    tagc_status (*encode)(const tagc_message_form *form, const void *values, uint8_t *message,
+                          tagc_blocks_state *state, void *stream);
+    tagc_status (*decode)(const tagc_message_form *form, const uint8_t *message, void *values,
+                          uint64_t number, tagc_blocks_state *state, void *stream);
+} tagc_messages_maker;
+
 typedef struct tagc_maker {
     unsigned abi; /* TAGC_MAKER_ABI */
     /* Loads all kernels on the current device. A runtime may otherwise load a kernel at its first launch and first wait for all
@@ -94,6 +112,7 @@ typedef struct tagc_maker {
     const tagc_delta_maker *deltas;
     const tagc_frames_maker *frames;
     const tagc_runs_maker *runs;
+    const tagc_messages_maker *messages;
 } tagc_maker;
 
 /* Frames on the processor. */

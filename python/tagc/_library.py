@@ -302,6 +302,24 @@ _FUNCTIONS = {
     "tagc_blocks_bytes": ([POINTER(BlocksOptions), c_uint64, POINTER(c_uint64)], c_int),
     "tagc_blocks_encode": ([POINTER(BlocksOptions), c_void_p, c_uint64, c_void_p, c_uint64], c_int),
     "tagc_blocks_decode": ([POINTER(BlocksOptions), c_void_p, c_uint64, c_void_p, c_uint64], c_int),
+    "tagc_blocks_encode_on": (
+        [c_void_p, POINTER(BlocksOptions), c_void_p, c_uint64, c_void_p, c_uint64, c_void_p, c_void_p],
+        c_int,
+    ),
+    "tagc_blocks_decode_on": (
+        [
+            c_void_p,
+            POINTER(BlocksOptions),
+            c_void_p,
+            c_uint64,
+            c_void_p,
+            c_uint64,
+            c_uint64,
+            c_void_p,
+            c_void_p,
+        ],
+        c_int,
+    ),
     "tagc_schedule_options_init_sized": ([POINTER(ScheduleOptions), c_size_t], None),
     "tagc_schedule_create": (
         [POINTER(ScheduleOptions), POINTER(ScheduleParameter), c_size_t, POINTER(c_void_p)],
@@ -394,6 +412,8 @@ _GPU = (
     "tagc_frames_",
     "tagc_reducer_create_on",
     "tagc_gatherer_create_on",
+    "tagc_blocks_encode_on",
+    "tagc_blocks_decode_on",
 )
 
 _lock = threading.Lock()

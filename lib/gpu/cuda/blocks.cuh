@@ -7,8 +7,6 @@
 
 namespace tagc_cuda {
 
-constexpr unsigned RUN = 4096;
-
 /* Where element i of a run lies in shared memory: two blocks of 128 values, which a warp takes side by side, in other banks. */
 __device__ __forceinline__ constexpr unsigned slot(unsigned i) {
     return i + i / 128 * HALF;

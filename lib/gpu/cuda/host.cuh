@@ -100,6 +100,10 @@ tagc_status cuda_frames_prepare(void);
 extern const tagc_runs_maker cuda_runs;
 tagc_status cuda_runs_prepare(void);
 
+/* Messages of arrays: messages.cu. */
+extern const tagc_messages_maker cuda_messages;
+tagc_status cuda_messages_prepare(void);
+
 } // namespace tagc_cuda
 
 #endif

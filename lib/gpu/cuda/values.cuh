@@ -12,6 +12,7 @@ namespace tagc_cuda {
 
 constexpr unsigned HALF = 16; /* lanes: half a warp */
 constexpr float MIN_NORMAL = 1.17549435e-38f;
+constexpr unsigned RUN = 4096; /* elements that a block of threads takes: whole blocks of values */
 
 __host__ __device__ __forceinline__ int bits_per_value(int values) {
     return 32 >> values; /* fp32, bf16, int8, int4, int2, sign */

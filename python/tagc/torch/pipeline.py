@@ -26,9 +26,9 @@ import torch.distributed as dist
 
 from tagc import _library
 from tagc._library import Error
-from tagc.torch.exchange import internals
+from tagc.torch.exchange import internals, streams
 from tagc.torch.exchange.agreement import agree_all
-from tagc.torch.exchange.blocks import Codec
+from tagc.torch.exchange.blocks import Codec, Device, codec_of, opened
 from tagc.torch.exchange.identity import identity
 from tagc.torch.schedule.options import number
 
@@ -48,9 +48,13 @@ class Pipeline:
     """What all stages over one process group have alike. Every rank calls compress() for its stages, one
     after the other; each call tells all ranks which stages have joined."""
 
-    def __init__(self, group: dist.ProcessGroup, options: dict[str, Any], hosts: list[Any]) -> None:
-        """hosts: what tells the host of each rank of the group from others, in the order of the group."""
+    def __init__(
+        self, group: dist.ProcessGroup, options: dict[str, Any], hosts: list[Any], has_kernels: bool
+    ) -> None:
+        """hosts: what tells the host of each rank of the group from others, in the order of the group.
+        has_kernels: all ranks have their stages on devices, and kernels for them."""
         self.options, self.n_stages = options, int(options["num_stages"])
+        self.has_kernels = has_kernels
         self.joined: set[int] = set()
         self.is_closed = False  # a stage of this rank's no longer takes part
         ranks = dist.get_process_group_ranks(group)
@@ -102,11 +106,13 @@ class CompressedStage:
 
     close() is local: call it for all stages, between two steps."""
 
-    def __init__(self, stage: Any, pipeline: Pipeline) -> None:
+    def __init__(self, stage: Any, pipeline: Pipeline, on: streams.Cuda | Device | None) -> None:
+        """on: the stage's device, where it is not in host memory, or the kernels for it."""
         self.stage, self.pipeline, self.n_steps = stage, pipeline, 0
+        self._device = on if isinstance(on, Device) else None
         block = pipeline.options["block"]
         self._codecs = {
-            way: None if values == "whole" else Codec(values, block, is_stochastic)
+            way: None if values == "whole" else codec_of(values, block, is_stochastic, on)
             for way, values, is_stochastic in (
                 ("forward", pipeline.options["forward"], False),
                 ("backward", pipeline.options["backward"], True),
@@ -201,6 +207,8 @@ class CompressedStage:
         if self._replaced:
             self.pipeline.is_closed = True
             _compressed.discard(self.stage)
+            if self._device is not None:
+                self._device.close()
         self._replaced.clear()
         self._messages.clear()
         self._due.clear()
@@ -238,9 +246,25 @@ class CompressedStage:
                 f"stage {self.stage.stage_index} is compressed, and {others}: call compress() on every stage "
                 "before a step, and close() all handles or none",
             )
+        self._raise_fault()
         self._due.clear()
         self.n_steps, self._is_backward = self.n_steps + 1, False
         return own()
+
+    def _raise_fault(self) -> None:
+        """Raises an Error if the device has found a message that it could not decode."""
+        fault = None if self._device is None else self._device.fault()
+        if fault is None:
+            return
+        status, number = fault
+        i, chunk, peer = number & 0xFFFF, number >> 16 & 0xFFFFFF, number >> 40 & 0x3FFFFF
+        way = "backward" if number >> 62 else "forward"
+        raise Error(
+            status,
+            f"stage {self.stage.stage_index}, micro-batch {chunk} of an earlier step: {self._name(way, i)} "
+            f"from rank {peer} could not be decoded and became NaN: the message was damaged, or of other "
+            "options",
+        )
 
     def _codec_of(self, way: str, op: dist.P2POp) -> Codec | None:
         """Returns what encodes the tensor of this op; None if it travels whole. The same on both ends."""
@@ -320,7 +344,7 @@ class CompressedStage:
         for i, peer, message, tensor in self._due.pop((way, chunk), ()):
             assert codec is not None
             try:
-                codec.decode(message, tensor)
+                codec.decode(message, tensor, self._number(way, chunk, i, peer))
             except Error as damage:
                 raise Error(
                     damage.status,
@@ -329,6 +353,11 @@ class CompressedStage:
                 ) from damage
         self._received[way].codec_s += time.perf_counter() - begin
         return own(chunk, *arguments, **named)
+
+    @staticmethod
+    def _number(way: str, chunk: int, i: int, peer: int) -> int:
+        """Returns the number of a message, from which _raise_fault() knows it."""
+        return (way == "backward") << 62 | (peer & 0x3FFFFF) << 40 | (chunk & 0xFFFFFF) << 16 | i & 0xFFFF
 
     @staticmethod
     def _name(way: str, i: int) -> str:
@@ -396,8 +425,11 @@ def agree_on_stage(
         pipeline = None
     failure: Exception | None = None
     versions = {}
+    on: streams.Cuda | Device | None = None
+    why_host = ""
     try:
         _check(stage, group, wrong, options, hosts, timeout_s)
+        on, why_host = opened(torch.device(stage.device))
         versions = {"libtagc": _library.version(), "torch": torch.__version__}
     except Exception as problem:
         failure = problem
@@ -407,15 +439,42 @@ def agree_on_stage(
         "rows": [],
         "stage": stage.stage_index,
         "host": identity(),
+        "why_host": why_host,
     }
-    everyone = agree_all(group, mine, failure, timeout_s, "compress(stage)")
-    # from here on, all ranks know the same
+    try:
+        everyone = agree_all(group, mine, failure, timeout_s, "compress(stage)")
+        return _join(stage, group, options, everyone, on, verbose)
+    except BaseException:
+        if isinstance(on, Device):
+            on.close()
+        raise
+
+
+def _join(
+    stage: Any,
+    group: dist.ProcessGroup,
+    options: dict[str, Any],
+    everyone: list[dict[str, Any]],
+    on: streams.Cuda | Device | None,
+    verbose: bool,
+) -> CompressedStage:
+    """Returns the handle of a stage, now that all ranks know the same. everyone: what each rank has said.
+    Local."""
+    pipeline, hosts = _forming.get(group), options["hosts"]
+    if pipeline is not None and pipeline.is_closed:
+        pipeline = None
+    why_host = next((theirs["why_host"] for theirs in everyone if theirs["why_host"]), "")
     is_new = pipeline is None
     if pipeline is None:
         of_hosts = [
             i * hosts // len(everyone) if hosts else theirs["host"] for i, theirs in enumerate(everyone)
         ]
-        pipeline = Pipeline(group, options, of_hosts)
+        pipeline = Pipeline(group, options, of_hosts, not why_host)
+    if pipeline.has_kernels and why_host:
+        raise Error("unsupported", f"earlier stages of this pipeline have kernels: {why_host}")
+    if isinstance(on, Device) and not pipeline.has_kernels:
+        on.close()
+        on = on.streams
     for name, value in options.items():
         if value != pipeline.options[name]:
             raise Error(
@@ -435,13 +494,16 @@ def agree_on_stage(
         del _forming[group]
     if is_new and verbose and dist.get_rank() == 0:
         print(pipeline.words(), flush=True)
-        if torch.device(stage.device).type != "cpu" and pipeline.n_hosts > 1:
-            print(
-                f"tagc: the stages are on {torch.device(stage.device).type}, and their tensors are encoded "
-                "on the host: each is copied there and back, which waits for the device",
-                flush=True,
+        if on is not None and pipeline.n_hosts > 1:
+            where = (
+                "by kernels there"
+                if pipeline.has_kernels
+                else f"on the host, through pinned memory, which waits for the device: {why_host}"
             )
-    return CompressedStage(stage, pipeline)
+            print(
+                f"tagc: the stages are on {stage.device}, and their tensors are encoded {where}", flush=True
+            )
+    return CompressedStage(stage, pipeline, on)
 
 
 def _check(

@@ -260,6 +260,23 @@ tagc_status runs_squares(const tagc_squared *of, double *squares, void *stream) 
 
 const tagc_runs_maker harness_runs = {runs_copy, runs_spoil, runs_squares};
 
+tagc_status messages_encode(const tagc_message_form *form, const void *values, uint8_t *message,
+                            tagc_blocks_state *state, void *stream) {
+    return launch_later(stream, [=, f = *form] {
+        return tagc_cuda_maker()->messages->encode(&f, seen(values), seen(message), seen(state), nullptr);
+    });
+}
+
+tagc_status messages_decode(const tagc_message_form *form, const uint8_t *message, void *values,
+                            uint64_t number, tagc_blocks_state *state, void *stream) {
+    return launch_later(stream, [=, f = *form] {
+        return tagc_cuda_maker()->messages->decode(&f, seen(message), seen(values), number, seen(state),
+                                                   nullptr);
+    });
+}
+
+const tagc_messages_maker harness_messages = {messages_encode, messages_decode};
+
 const tagc_frames_maker harness_frames = {frames_work_bytes, frames_seal, frames_open, frames_judge,
                                           frames_settle};
 
@@ -282,8 +299,8 @@ const tagc_maker *harness_maker(void) {
         tagc_cuda_maker()->batches->n_launches, destroy, tagc_last_error};
     static const tagc_delta_maker deltas = {tagc_cuda_maker()->deltas->work_bytes, delta_create, delta_point,
                                             delta_run, delta_destroy};
-    static const tagc_maker maker = {TAGC_MAKER_ABI, prepare,         &batches,
-                                     &deltas,        &harness_frames, &harness_runs};
+    static const tagc_maker maker = {TAGC_MAKER_ABI,  prepare,       &batches,         &deltas,
+                                     &harness_frames, &harness_runs, &harness_messages};
     return &maker;
 }
 

@@ -13,6 +13,8 @@ extern "C" {
 #include "codec/residual.h"
 #include "codec/select.h"
 #include "core/memory.h"
+#include "exchange/blocks.h"
+#include "gpu/elements.h"
 #include "gpu/maker.h"
 const tagc_maker *tagc_cuda_maker(void);
 }
@@ -667,6 +669,124 @@ static void test_deltas(int trial) {
     for (size_t i = 0; i < n_rows; i++) CHECK(halves_equal(out[i], own_out[i]));
 }
 
+/* ---- messages of arrays ---- */
+
+struct message_case {
+    tagc_blocks_options options;
+    tagc_message_form form;
+    tagc_value_format format;
+    uint64_t n_bytes;
+};
+
+static message_case make_message(size_t n) {
+    static const int formats[] = {TAGC_FORMAT_INT8, TAGC_FORMAT_INT4, TAGC_FORMAT_INT2};
+    message_case c = {};
+    tagc_blocks_options_init(&c.options);
+    c.options.format = formats[random_below(3)];
+    c.options.block = 16 << random_below(9);
+    c.options.element = random_below(2) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+    c.options.rounding = c.options.format != TAGC_FORMAT_INT2 && random_below(2);
+    c.options.seed = (uint64_t)random_below(1 << 20) << 40 | random_below(1 << 20);
+    CHECK(tagc_blocks_read(&c.options, n, &c.options, &c.format) == TAGC_OK);
+    CHECK(tagc_blocks_bytes(&c.options, n, &c.n_bytes) == TAGC_OK);
+    c.form.n = n;
+    c.form.values = c.format.values;
+    c.form.block = c.format.block;
+    c.form.element = c.options.element == TAGC_FORMAT_BF16 ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
+    c.form.is_stochastic = c.format.is_stochastic;
+    c.form.seed = c.format.seed;
+    c.form.largest_scale = c.format.largest_scale;
+    return c;
+}
+
+/* What a device decodes, against the processor's of the same body: bit for bit, but a NaN is a NaN. */
+static void check_decoded(const message_case *c, const void *found, const void *expected) {
+    for (size_t i = 0; i < c->form.n; i++) {
+        const float a = tagc_element_read(found, c->form.element, i),
+                    b = tagc_element_read(expected, c->form.element, i);
+        CHECK(tagc_bits_of(a) == tagc_bits_of(b) || (a != a && b != b));
+    }
+}
+
+static int n_messages_refused, n_messages_other;
+
+static void test_messages(int trial) {
+    begin(8, trial);
+    now = "messages";
+    const size_t n = random_below(10) ? random_below(trial % 8 ? 1500 : 20000) : 0;
+    const message_case c = make_message(n);
+    const tagc_messages_maker *maker = tagc_cuda_maker()->messages;
+    array<float> wide, decoded, expected;
+    array<uint16_t> halves;
+    array<uint64_t> here, there; /* 8-aligned */
+    array<tagc_blocks_state> state;
+    state.make(1, 0);
+    *state.at() = {};
+    wide.make(n, c.form.element == TAGC_ELEMENT_FP32 ? random_offset() : 0);
+    fill((int)random_below(N_FILLS), wide);
+    if (random_below(4) == 0) spoil(wide);
+    halves.make(n, random_offset());
+    tagc_bf16_narrow(wide.at(), halves.at(), n);
+    const void *values = wide.at();
+    if (c.form.element == TAGC_ELEMENT_BF16) values = halves.at();
+    here.make(c.n_bytes / 8 + 1, 0);
+    there.make(c.n_bytes / 8 + 1, 0);
+    uint8_t *one = reinterpret_cast<uint8_t *>(here.at()), *other = reinterpret_cast<uint8_t *>(there.at());
+    CHECK(tagc_blocks_encode(&c.options, values, n, one, c.n_bytes) == TAGC_OK);
+    CHECK(maker->encode(&c.form, values, other, state.at(), nullptr) == TAGC_OK && has_run());
+    CHECK(memcmp(one + TAGC_FRAME_HEADER_BYTES, other + TAGC_FRAME_HEADER_BYTES,
+                 c.n_bytes - TAGC_FRAME_HEADER_BYTES) == 0);
+    decoded.make(n + 1, 0);
+    expected.make(n + 1, 0);
+    CHECK(tagc_blocks_decode(&c.options, one, c.n_bytes, expected.at(), n) == TAGC_OK);
+    CHECK(maker->decode(&c.form, other, decoded.at(), 7, state.at(), nullptr) == TAGC_OK && has_run());
+    CHECK(state.at()->status == TAGC_OK);
+    check_decoded(&c, decoded.at(), expected.at());
+    /* Damage anywhere, or a message of something else: everything is NaN, and the state names the first one. */
+    message_case harmed = c;
+    const int kind = (int)random_below(4);
+    if (kind == 0) {
+        other[random_below(c.n_bytes)] ^= (uint8_t)(1u << random_below(8));
+    } else if (kind == 1) { /* with a checksum that fits: a scale that nobody writes */
+        if (!n) return;
+        const uint64_t body_bytes = c.n_bytes - TAGC_FRAME_HEADER_BYTES;
+        tagc_frame_header *header = reinterpret_cast<tagc_frame_header *>(other);
+        memcpy(other + TAGC_FRAME_HEADER_BYTES + 2 * random_below((n + c.form.block - 1) / c.form.block),
+               random_below(2) ? "\x80\x7f" : "\x01\x00", 2);
+        header->body_sum = tagc_frame_sum(other + TAGC_FRAME_HEADER_BYTES, body_bytes);
+        header->sum = tagc_frame_header_sum(header);
+    } else if (kind == 2) {
+        harmed.form.block = c.form.block == 16 ? 32 : c.form.block / 2;
+    } else {
+        tagc_frame_header *header = reinterpret_cast<tagc_frame_header *>(other);
+        header->n_elems++;
+        header->sum = tagc_frame_header_sum(header);
+    }
+    if (kind == 2) { /* the receiver's length is another one, too: it reads what it has room for */
+        array<uint64_t> longer;
+        longer.make(c.n_bytes / 4 + n / 4 + 16, 0);
+        memset(longer.at(), 0, longer.n * 8);
+        memcpy(longer.at(), other, c.n_bytes);
+        CHECK(maker->decode(&harmed.form, reinterpret_cast<uint8_t *>(longer.at()), decoded.at(), 9,
+                            state.at(), nullptr) == TAGC_OK);
+    } else {
+        CHECK(maker->decode(&c.form, other, decoded.at(), 9, state.at(), nullptr) == TAGC_OK);
+    }
+    CHECK(has_run());
+    CHECK(state.at()->status == (kind < 2 ? TAGC_ERR_CORRUPT : TAGC_ERR_MISMATCH) && state.at()->number == 9);
+    for (size_t i = 0; i < n; i++) {
+        const float x = tagc_element_read(decoded.at(), c.form.element, i);
+        CHECK(x != x);
+    }
+    n_messages_refused += kind < 2;
+    n_messages_other += kind >= 2;
+    /* The next message is sound, and the state still names the first that was not. */
+    CHECK(maker->encode(&c.form, values, other, state.at(), nullptr) == TAGC_OK && has_run());
+    CHECK(maker->decode(&c.form, other, decoded.at(), 10, state.at(), nullptr) == TAGC_OK && has_run());
+    CHECK(state.at()->number == 9);
+    check_decoded(&c, decoded.at(), expected.at());
+}
+
 /* Launches do not depend on the rows, and one batch serves many steps with other arrays. */
 static void test_again(void) {
     now = "again";
@@ -752,12 +872,15 @@ int main(int argc, char **argv) {
     for (int trial = 0; trial < N_MISLED / part; trial++) test_misled(trial);
     for (int trial = 0; trial < N_HUGE; trial++) test_many_chunks(trial);
     for (int trial = 0; trial < N_SMALL / part; trial++) test_deltas(trial);
+    for (int trial = 0; trial < N_SMALL / part; trial++) test_messages(trial);
     test_again();
 #ifdef TAGC_CUDA_HARNESS
     test_launches();
 #endif
     now = "damage";
     CHECK(n_damaged > 0 && n_sound > 0);
+    now = "messages";
+    CHECK(n_messages_refused > 0 && n_messages_other > 0);
     printf("bodies refused: %d, damaged and sound all the same: %d\n", n_damaged, n_sound);
     return 0;
 }

@@ -6,6 +6,7 @@
 extern "C" {
 #include "codec/bf16.h"
 #include "codec/residual.h"
+#include "codec/values.h"
 #include "core/memory.h"
 #include "gpu/maker.h"
 const tagc_maker *tagc_cuda_maker(void);
@@ -95,6 +96,37 @@ std::vector<counts::kernel> counted(tagc_batch_kind kind, tagc_batch_row *row, t
     CHECK(maker->run(batch) == TAGC_OK);
     maker->destroy(batch);
     return counts::end();
+}
+
+/* A message of an array in bf16. */
+void hold_message(const char *name, int values, const std::vector<budget> &encode, double whole_encode,
+                  const std::vector<budget> &decode, double whole_decode) {
+    tagc_message_form form = {};
+    const tagc_value_format format = tagc_values_format(values, 64, 0);
+    form.n = N;
+    form.values = values;
+    form.block = 64;
+    form.element = TAGC_ELEMENT_BF16;
+    form.is_stochastic = values == TAGC_FORMAT_INT4;
+    form.largest_scale = format.largest_scale;
+    std::vector<float> wide(N);
+    for (float &x : wide) x = random_normal();
+    std::vector<char> array(N * 2 + TAGC_ALIGNMENT), message(N * 2 + TAGC_ALIGNMENT);
+    tagc_bf16_narrow(wide.data(), reinterpret_cast<uint16_t *>(aligned(array)), N);
+    uint8_t *bytes = reinterpret_cast<uint8_t *>(aligned(message));
+    tagc_blocks_state state = {};
+    const tagc_messages_maker *maker = tagc_cuda_maker()->messages;
+    char what[100];
+    harness::configure(1, 2);
+    counts::begin();
+    CHECK(maker->encode(&form, aligned(array), bytes, &state, nullptr) == TAGC_OK);
+    snprintf(what, sizeof what, "message in %s, encode", name);
+    hold(what, counts::end(), encode, whole_encode);
+    counts::begin();
+    CHECK(maker->decode(&form, bytes, aligned(array), 1, &state, nullptr) == TAGC_OK);
+    snprintf(what, sizeof what, "message in %s, decode", name);
+    hold(what, counts::end(), decode, whole_decode);
+    CHECK(state.status == TAGC_OK);
 }
 
 /* Other arrays for a batch: one launch for eight rows, whose arguments have them, and no more. */
@@ -221,6 +253,12 @@ int main() {
                4.7,
                0.04,
                4.65});
+    hold_message("8 bits", TAGC_FORMAT_INT8,
+                 {{"encode_message", 3.1, 23.5, 0.005}, {"sum_message", 1.1, 1.6, 0.005}}, 4.2,
+                 {{"sum_message", 1.1, 1.6, 0.005}, {"decode_message", 3.1, 4.7, 0.005}}, 4.2);
+    hold_message("4 bits", TAGC_FORMAT_INT4,
+                 {{"encode_message", 2.6, 32.5, 0.005}, {"sum_message", 0.6, 0.85, 0.005}}, 3.2,
+                 {{"sum_message", 0.6, 0.85, 0.005}, {"decode_message", 2.6, 4.7, 0.005}}, 3.2);
     hold_point(&sparse, 8, 1);
     hold_point(&sparse, 64, 5);
     hold_point(&dense, 16, 1);

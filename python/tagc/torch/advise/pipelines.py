@@ -17,9 +17,9 @@ import torch.distributed as dist
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.advise.choice import bytes_text, choose, factor_of, seconds_text
-from tagc.torch.exchange import internals, streams
+from tagc.torch.exchange import internals
 from tagc.torch.exchange.agreement import agree_all
-from tagc.torch.exchange.blocks import Codec
+from tagc.torch.exchange.blocks import Codec, Device, codec_of, opened
 from tagc.torch.exchange.comm import share
 from tagc.torch.exchange.identity import identity
 from tagc.torch.schedule.options import number
@@ -87,9 +87,20 @@ class _Survey:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, hosts: Sequence[Any], seconds: float):
         self.group, self.device, self.until = group, device, time.monotonic() + seconds
-        self.streams = streams.of(device)
+        self.on, why_host = opened(device)
+        self.streams = self.on.streams if isinstance(self.on, Device) else self.on
+        if any(share(group, why_host)) and isinstance(self.on, Device):  # as compress(stage) does
+            self.close()
+            self.on = self.streams
         self.ranks, self.at = dist.get_process_group_ranks(group), dist.get_rank(group)
         self.crosses = [one != other for one, other in zip(hosts, hosts[1:])]  # rank i to i + 1 of the group
+
+    def close(self) -> None:
+        if isinstance(self.on, Device):
+            self.on.close()
+
+    def codec(self, values: str, is_stochastic: bool) -> Codec:
+        return codec_of(values, BLOCK, is_stochastic, self.on)
 
     def slowest(self, run: Callable[[], None]) -> float:
         """Returns the median seconds of a few calls, each that of the slowest rank. The first one does not
@@ -120,10 +131,13 @@ class _Survey:
                     ops.append(dist.P2POp(way, tensor, self.ranks[self.at + peer], self.group))
             for work in dist.batch_isend_irecv(ops) if ops else []:
                 work.wait()
-            if self.streams is not None:
-                self.streams.synchronize()
+            self._settle()
 
         return self.slowest(run)
+
+    def _settle(self) -> None:
+        if self.streams is not None:
+            self.streams.settle()
 
     def codec_s(self, codec: Codec, shape: Sequence[int], dtype: torch.dtype) -> float:
         """Returns seconds to encode and to decode a tensor of the stage's device."""
@@ -134,6 +148,7 @@ class _Survey:
         def run() -> None:
             codec.encode(tensor, message, 1)
             codec.decode(message, tensor)
+            self._settle()
 
         return self.slowest(run)
 
@@ -150,7 +165,7 @@ def _measure(survey: _Survey, tensors: Tensors) -> list[dict[str, Any]]:
     if any(dtype == torch.float32 for _, dtype in floats):
         ways.append(_way("torch's own, bf16", "off", {}, rest + nbytes(floats, 2), nbytes(floats, 2)))
     for name, forward, backward in WAYS:
-        codecs = Codec(forward, BLOCK, False), Codec(backward, BLOCK, True)
+        codecs = survey.codec(forward, False), survey.codec(backward, True)
         sent = [sum(codec.n_bytes(torch.Size(shape).numel()) for shape, _ in floats) for codec in codecs]
         options = {"forward": forward, "backward": backward}
         way = _way(name, "compress", options, rest + sent[0], sent[1])
@@ -260,7 +275,11 @@ def advise_stage(
         advice = _alone(why, step_s) | about
     else:
         survey = _Survey(group, torch.device(stage.device), of_hosts, seconds)
-        rows = forecast(_measure(survey, sends), schedule, n, micro_batches, step_s)
+        try:
+            found = _measure(survey, sends)
+        finally:
+            survey.close()
+        rows = forecast(found, schedule, n, micro_batches, step_s)
         advice = choose(rows, "step_s= shows") | about | {"rows": rows}
         advice["text"] = _text(advice)
     if verbose and dist.get_rank() == 0:
