@@ -148,7 +148,7 @@ class CompressedStage:
             bytes_sent, bytes_received, dense_bytes
             whole_bytes       of bytes_sent, tensors as they are: within a host, and integers and booleans
             messages_sent     those that were encoded
-            codec_s           in encoding and decoding
+            codec_s           in encoding and decoding; with kernels, in enqueuing them
         message_bytes         memory of messages on this rank"""
         ways = {}
         for way, sent in self._sent.items():

@@ -22,6 +22,7 @@ from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.blocks import Codec, Device, codec_of, opened
 from tagc.torch.exchange.comm import share
 from tagc.torch.exchange.identity import identity
+from tagc.torch.exchange.streams import Cuda
 from tagc.torch.schedule.options import number
 
 OF_STAGES = ("micro_batches", "schedule", "activations")  # the options of advise() that models do not have
@@ -85,19 +86,19 @@ class _Survey:
     """Measures messages between the ranks of a group that are neighbours and on different hosts: all of them
     at once, as in a pipeline at work. Collective."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, hosts: Sequence[Any], seconds: float):
-        self.group, self.device, self.until = group, device, time.monotonic() + seconds
-        self.on, why_host = opened(device)
-        self.streams = self.on.streams if isinstance(self.on, Device) else self.on
-        if any(share(group, why_host)) and isinstance(self.on, Device):  # as compress(stage) does
-            self.close()
-            self.on = self.streams
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        on: Cuda | Device | None,
+        hosts: Sequence[Any],
+        seconds: float,
+    ) -> None:
+        """on: of codec_of(), for tensors on `device`."""
+        self.group, self.device, self.on, self.until = group, device, on, time.monotonic() + seconds
+        self.streams = on.streams if isinstance(on, Device) else on
         self.ranks, self.at = dist.get_process_group_ranks(group), dist.get_rank(group)
         self.crosses = [one != other for one, other in zip(hosts, hosts[1:])]  # rank i to i + 1 of the group
-
-    def close(self) -> None:
-        if isinstance(self.on, Device):
-            self.on.close()
 
     def codec(self, values: str, is_stochastic: bool) -> Codec:
         return codec_of(values, BLOCK, is_stochastic, self.on)
@@ -112,8 +113,8 @@ class _Survey:
             run()
             took = time.perf_counter() - begin
             samples.append(max(share(self.group, took)))
-            is_over = max(share(self.group, time.monotonic())) > self.until if len(samples) > 1 else False
-            if len(samples) == 4 or is_over:
+            is_late = any(share(self.group, time.monotonic() > self.until))
+            if len(samples) == 4 or (is_late and len(samples) > 1):
                 return statistics.median(samples[1:])
 
     def message_s(self, n_bytes: int, is_forward: bool) -> float:
@@ -237,8 +238,10 @@ def advise_stage(
     schedule = "1F1B" if schedule is None else schedule
     failure: Exception | None = None
     mine: dict[str, Any] = {}
+    on: Cuda | Device | None = None
     try:
         tensors = _check(stage, group, wrong, micro_batches, schedule, activations, hosts, step_s, seconds)
+        on, why_host = opened(torch.device(stage.device))
         is_last = stage.stage_index == stage.num_stages - 1
         mine = {
             "versions": {"libtagc": lib.version(), "torch": torch.__version__},
@@ -253,11 +256,36 @@ def advise_stage(
             "host": identity(),
             "sends": [] if is_last else tensors,
             "compute_s": step_s,
+            "why_host": why_host,
         }
     except Exception as problem:
         failure = problem
-    everyone = agree_all(group, mine, failure, timeout_s, "advise(stage)")
-    assert micro_batches is not None
+    try:
+        everyone = agree_all(group, mine, failure, timeout_s, "advise(stage)")
+        has_kernels = not any(theirs["why_host"] for theirs in everyone)
+        codec_on = on.streams if isinstance(on, Device) and not has_kernels else on  # as compress(stage) does
+        assert micro_batches is not None
+        advice = _advise(everyone, stage, group, codec_on, micro_batches, schedule, hosts, step_s, seconds)
+    finally:
+        if isinstance(on, Device):
+            on.close()
+    if verbose and dist.get_rank() == 0:
+        print(advice["text"], flush=True)
+    return advice
+
+
+def _advise(
+    everyone: list[dict[str, Any]],
+    stage: Any,
+    group: dist.ProcessGroup,
+    on: Cuda | Device | None,
+    micro_batches: int,
+    schedule: str,
+    hosts: int | None,
+    step_s: float | None,
+    seconds: float,
+) -> dict[str, Any]:
+    """Returns the advice, now that all ranks know the same. Collective."""
     n = len(everyone)
     of_hosts = [i * hosts // n if hosts else theirs["host"] for i, theirs in enumerate(everyone)]
     # the largest of all boundaries, which the others wait for; the slowest stage
@@ -272,19 +300,11 @@ def advise_stage(
     }
     if len(set(of_hosts)) == 1 or not any(Codec.takes(dtype) for _, dtype in sends):
         why = f"all {n} stages are on one host" if len(set(of_hosts)) == 1 else "stages send no floats"
-        advice = _alone(why, step_s) | about
-    else:
-        survey = _Survey(group, torch.device(stage.device), of_hosts, seconds)
-        try:
-            found = _measure(survey, sends)
-        finally:
-            survey.close()
-        rows = forecast(found, schedule, n, micro_batches, step_s)
-        advice = choose(rows, "step_s= shows") | about | {"rows": rows}
-        advice["text"] = _text(advice)
-    if verbose and dist.get_rank() == 0:
-        print(advice["text"], flush=True)
-    return advice
+        return _alone(why, step_s) | about
+    survey = _Survey(group, torch.device(stage.device), on, of_hosts, seconds)
+    rows = forecast(_measure(survey, sends), schedule, n, micro_batches, step_s)
+    advice = choose(rows, "step_s= shows") | about | {"rows": rows}
+    return advice | {"text": _text(advice)}
 
 
 def _size(tensors: Tensors) -> int:
