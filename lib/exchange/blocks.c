@@ -75,7 +75,7 @@ static tagc_status check_arrays(const void *values, const void *message, uint64_
 }
 
 tagc_status tagc_blocks_bytes(const tagc_blocks_options *options, uint64_t n_elems, uint64_t *n_bytes) {
-    tagc_blocks_options read;
+    tagc_blocks_options read = {0};
     tagc_value_format format;
     if (!n_bytes) return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes is NULL");
     TAGC_TRY(tagc_blocks_read(options, n_elems, &read, &format));
@@ -85,7 +85,7 @@ tagc_status tagc_blocks_bytes(const tagc_blocks_options *options, uint64_t n_ele
 
 tagc_status tagc_blocks_encode(const tagc_blocks_options *options, const void *values, uint64_t n_elems,
                                void *message, uint64_t n_bytes) {
-    tagc_blocks_options read;
+    tagc_blocks_options read = {0};
     tagc_value_format format;
     float room[PIECE];
     TAGC_TRY(tagc_blocks_read(options, n_elems, &read, &format));
@@ -130,7 +130,7 @@ static tagc_status check_header(const tagc_wire_header *header, const tagc_block
 
 tagc_status tagc_blocks_decode(const tagc_blocks_options *options, const void *message, uint64_t n_bytes,
                                void *values, uint64_t n_elems) {
-    tagc_blocks_options read;
+    tagc_blocks_options read = {0};
     tagc_value_format format;
     tagc_wire_header header;
     float room[PIECE];

@@ -5,7 +5,7 @@
 #include "codec/values.h"
 #include "tagc/blocks.h"
 
-/* Reads and checks the caller's options, and gives the format that they and n_elems ask for. */
+/* Reads and checks the caller's options into *options, which is not `from`, and gives the format that they and n_elems ask for. */
 tagc_status tagc_blocks_read(const tagc_blocks_options *from, uint64_t n_elems, tagc_blocks_options *options,
                              tagc_value_format *format);
 

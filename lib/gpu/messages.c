@@ -5,7 +5,7 @@
 
 static tagc_status read_form(const tagc_blocks_options *from, uint64_t n_elems, uint64_t n_bytes,
                              tagc_message_form *form) {
-    tagc_blocks_options options;
+    tagc_blocks_options options = {0};
     tagc_value_format format;
     TAGC_TRY(tagc_blocks_read(from, n_elems, &options, &format));
     TAGC_TRY(tagc_blocks_check_length(TAGC_ERR_ARGUMENT, &format, n_elems, n_bytes));

@@ -687,7 +687,8 @@ static message_case make_message(size_t n) {
     c.options.element = random_below(2) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     c.options.rounding = c.options.format != TAGC_FORMAT_INT2 && random_below(2);
     c.options.seed = (uint64_t)random_below(1 << 20) << 40 | random_below(1 << 20);
-    CHECK(tagc_blocks_read(&c.options, n, &c.options, &c.format) == TAGC_OK);
+    tagc_blocks_options read;
+    CHECK(tagc_blocks_read(&c.options, n, &read, &c.format) == TAGC_OK);
     CHECK(tagc_blocks_bytes(&c.options, n, &c.n_bytes) == TAGC_OK);
     c.form.n = n;
     c.form.values = c.format.values;
