@@ -226,11 +226,12 @@ def without_a_key_the_mean_is_right(rank, world_size, hosts=None):
             own = torch.ones(N)
             comm.reduce_scatter(own, torch.zeros(world_size * N)).wait()
             assert not own.any(), "something of the last tensor was left"
-            same, largest = given(0, 9, world_size * N), first[0]
+            same, (largest, block) = given(0, 9, world_size * N), (127, 128) if values == "int8" else (7, 32)
             comm.reduce_scatter(own, same.clone()).wait()
-            error = (own - world_size * same.view(world_size, N)[rank]).square().mean().sqrt()
-            # as sums of equal tensors within a host are larger; alike, times the root of hosts
-            assert error < 1.25 * largest * (world_size / n_hosts) ** 0.5, "ranks round alike"
+            error = (own - world_size * same.view(world_size, N)[rank]).square().mean()
+            # f of a scale from the lower value, f (1 - f) scales squared: a sixth on average
+            scales = world_size / n_hosts * same.view(-1, block).abs().amax(1) / largest
+            assert 0.8 < error / (n_hosts * scales.square().mean() / 6) < 1.2, "ranks round alike"
     with collectives(hosts=hosts) as comm:
         first, means = mean_errors(comm, rank, world_size, torch.bfloat16)
         assert all(mean < 0.35 * one for one, mean in zip(first[:2], means)), (first, means)
@@ -692,9 +693,11 @@ def plain_loop(rank, world_size, runs):
 
     sys.path.insert(0, str(launch.EXAMPLES))
     import gpt
-    import own_collectives
 
-    text = torch.tensor(list(own_collectives.TEXT.joinpath("guide", "pytorch.md").read_bytes()))
+    noise, text = torch.randint(3, (20_000,), generator=torch.Generator().manual_seed(0)).tolist(), [0]
+    for each in noise:  # what a model can learn in few steps
+        text.append((3 * text[-1] + each) % 64)
+    text = torch.tensor(text)
     every = []
     for run in runs:
         torch.manual_seed(1)
@@ -705,7 +708,7 @@ def plain_loop(rank, world_size, runs):
             options = options | {"optimizer": optimizer}
         comm = run and collectives(**options | {"names": model})
         generator, losses = torch.Generator().manual_seed(rank), []
-        for _ in range(40):
+        for _ in range(24):
             starts = torch.randint(len(text) - 65, (4,), generator=generator)
             batch = torch.stack([text[start : start + 65] for start in starts])
             optimizer.zero_grad()
