@@ -46,10 +46,12 @@ class Snippet(NamedTuple):
 
     @property
     def library(self):
-        """Of SLOW_TO_IMPORT, or torchft, which test_torchft.py runs; or None."""
+        """Of SLOW_TO_IMPORT, or torchft or trl, which test_torchft.py and test_trl.py run; or None."""
         return (
             "torchft"
             if "from torchft" in self.text
+            else "trl"
+            if "DPOTrainer" in self.text
             else next((name for name in SLOW_TO_IMPORT if f"tagc.integrations.{name}" in self.text), None)
         )
 

@@ -1,0 +1,63 @@
+"""The jobs of examples/pytorch that come from other projects: with every value in fp32 their losses are those
+without tagc, bit for bit on two ranks, and with tagc's defaults they train."""
+
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import launch
+import ranks
+
+JOBS = {
+    "reversible": ([], ["--ddp"]),
+    "preference": ([], ["--ddp"], ["--lora"], ["--lora", "--ddp"]),
+    "offload": (["--parameters"], ["--optimizer"], ["--activations"], ["--parameters", "--activations"]),
+}
+
+
+def check(rank, world_size, name):
+    sys.path.insert(0, str(launch.EXAMPLES))
+    job = __import__(name)
+    job.dist.init_process_group = job.dist.destroy_process_group = lambda *_, **__: None
+    for flags in JOBS[name]:
+        flags = [*flags, "--steps=5"]
+        alone = job.main([*flags, "--torch"])
+        found = job.main(flags, sparsity=0, values="fp32", verbose=False)
+        assert found == alone, (flags, found, alone)
+        trained = job.main(flags, verbose=False)
+        assert trained != alone and sum(trained[-2:]) < 0.97 * sum(trained[:2]), (flags, trained)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_job(name):
+    ranks.run(check, 2, name)
+
+
+def test_reversed_gradients(monkeypatch):
+    """Those of the backward pass by hand are autograd's."""
+    sys.path.insert(0, str(launch.EXAMPLES))
+    import reversible
+
+    torch.manual_seed(0)
+    model = reversible.Model(reversible.Config(n_vocab=64, n_embd=32, n_head=2, n_layer=3))
+    tokens = torch.arange(40).view(2, 20)
+    found = torch.autograd.grad(model(tokens, tokens + 1), model.embedding.weight)[0]
+    found = [found, *(p.grad.clone() for p in model.blocks.parameters())]
+
+    def plain(block, x1, x2, chain):
+        y1 = x1 + block.attention(x2)
+        return y1, x2 + block.experts(y1)
+
+    monkeypatch.setattr(reversible.Block, "forward", plain)
+    expected = torch.autograd.grad(
+        model(tokens, tokens + 1), [model.embedding.weight, *model.blocks.parameters()]
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_script():
+    """As users run it."""
+    code, said = launch.torchrun(launch.EXAMPLES / "preference.py", "--steps", 3)
+    assert code == 0 and "after 3 steps" in said and "elements compressed" in said, said
