@@ -73,6 +73,9 @@ static const char examples[] =
     "  # What does distance cost?\n"
     "  tagc plan --profile bench.json --link-rate 100mbit,1gbit --latency 1ms,10ms,50ms\n"
     "\n"
+    "  # Tensor, context, expert and pipeline parallelism, and offload, from the Python package.\n"
+    "  python -m tagc plan --model llama-3-70b --hosts 16 --gpus-per-host 8 --tensor-parallel 8\n"
+    "\n"
     "  # How good are the predictions? Fitted to two links, checked on the third.\n"
     "  tagc plan --profile links.json:0,links.json:2 --check links.json:1\n";
 
