@@ -53,7 +53,7 @@ PYTHON_ORDER = [
     ["tagc.torch.passes"],
     ["tagc.torch.handle"],
     ["tagc.torch.hooks.*"],
-    ["tagc.torch.local.*", "tagc.torch.advise.*", "tagc.torch.pipeline"],
+    ["tagc.torch.local.*", "tagc.torch.advise.*", "tagc.torch.pipeline", "tagc.torch.compiled.*"],
     ["tagc.torch.quorum.*", "tagc.torch.collectives.*"],
     ["tagc.torch.compress"],
     ["tagc.torch.__init__"],

@@ -7,7 +7,7 @@ It neither patches torch nor compiles an extension against it: it uses torch's o
 ctypes. In this folder a file names no file of a folder to the right of it:
 
     exchange <- schedule <- state, statistics <- log <- passes <- handle <- hooks <- local, advise,
-    pipeline <- quorum, collectives <- compress <- this file"""
+    pipeline, compiled <- quorum, collectives <- compress <- this file"""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from tagc._library import Error
 from tagc.torch.advise.advice import advise
 from tagc.torch.advise.links import plan_sites
 from tagc.torch.collectives.collectives import Collectives
+from tagc.torch.compiled.parametrize import data_parallel
 from tagc.torch.compress import compress, ddp_state, param_groups
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.bucketing import buckets
@@ -49,6 +50,7 @@ __all__ = [
     "buckets",
     "compress",
     "compress_stage",
+    "data_parallel",
     "ddp_hook",
     "ddp_state",
     "flat",

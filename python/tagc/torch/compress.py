@@ -343,6 +343,10 @@ def _wrapper(model: Any, between: dist.ProcessGroup | None, only: str | None) ->
         return fsdp2.Wrapper(model, between)
     if kind == "ddp":
         return ddp.Wrapper(model)
+    if kind == "simple_fsdp":
+        from tagc.torch.compiled import wrapper
+
+        return wrapper.Wrapper(model)
     from tagc.torch.hooks import fsdp1
 
     return fsdp1.Wrapper(model)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from tagc._library import Error
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange.call import FindLayout, Record, Reduction
-from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.comm import Comm, Disagreement
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Exchanged, Expected
 from tagc.torch.exchange.layout import Layout
@@ -212,13 +212,25 @@ class Passes:
         call.may_last = may_last and is_apart and not self._is_outside
         self._loss_scale = call.loss_scale
         try:
-            runner.run(call, source, target)
+            self._run_together(runner, call, source, target)
         except Exception as problem:
             if slice is not None and call.is_agreed:
                 slice.spread(problem)
             raise
         if slice is not None:
             slice.spread()
+
+    def _run_together(
+        self, runner: Runner, call: Reduction, source: torch.Tensor, target: torch.Tensor
+    ) -> None:
+        """Runs a call, after those with which other ranks have come instead."""
+        while True:
+            try:
+                runner.run(call, source, target)
+                return
+            except Disagreement as problem:
+                if not self.state.wrapper.joins(problem.whats):
+                    raise
 
     def _leave_to_torch(
         self,

@@ -9,7 +9,7 @@ import secrets
 import struct
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -39,6 +39,14 @@ class _Offer(NamedTuple):
 
 _n_made = 0
 _said: set[str] = set()  # reasons for gloo
+
+
+class Disagreement(Error):
+    """Ranks come with different calls. whats: that of each, in rank order."""
+
+    def __init__(self, text: str, whats: Sequence[str]) -> None:
+        super().__init__("mismatch", text)
+        self.whats = whats
 
 
 class Comm:
@@ -120,10 +128,10 @@ class Comm:
         first = self.ranks[0]
         odd = next(rank for rank, other in enumerate(everyone) if other[:-8] != everyone[0][:-8])
         if whats[odd] != whats[0]:
-            raise Error(
-                "mismatch",
+            raise Disagreement(
                 f"ranks do not agree: rank {first} comes with {whats[0]}, and rank {self.ranks[odd]} with "
                 f"{whats[odd]}: every rank must use the same modules or keys, in the same order",
+                whats,
             )
         raise Error(
             "mismatch",

@@ -82,7 +82,7 @@ def place_of(ranks: Sequence[int], mesh: DeviceMesh | None = None, others: Seque
 class Wrapped:
     """A wrapped model. It knows torch's units."""
 
-    name: str  # "fsdp2", "ddp" or "fsdp1"
+    name: str  # "fsdp2", "ddp", "fsdp1" or "simple_fsdp"
     between: dist.ProcessGroup | None = None  # as compress() got it
     is_managed = False  # under torchft, whose replicas join and leave: managed.py
     # whether its hooks add gradients up within each host, and exchange the sums between hosts
@@ -196,6 +196,11 @@ class Wrapped:
 
     def is_ended_by_hand(self) -> bool:
         """Returns whether finalize_backward() may exchange more units after the backward pass."""
+        return False
+
+    def joins(self, whats: Sequence[str]) -> bool:
+        """Does what other ranks come with while this one comes with something else, and returns whether that
+        was possible: then all try again. whats: of all ranks, in their order. Collective."""
         return False
 
     def before_meeting(self, comm: Callable[[Any], Comm], step: int) -> None:

@@ -78,6 +78,9 @@ SEEN = {
     "_World.pg_names": ALL,
     "ProcessGroup._get_backend": ALL,
     "OptimizedModule._orig_mod": ALL,
+    "Module._parameters": ALL,
+    "torch._library.effects.EffectType": "2.10 to 2.15",
+    "CustomOpDef.register_effect": "2.10 to 2.15",
     "DeviceMesh._get_root_mesh": "2.13",
     "torch.distributed.pipelining.stage._PipelineStageBase": "2.13",
     "_PipelineStageBase._stage_meta": "2.13",
@@ -533,6 +536,23 @@ def stage_sends(stage: Any, is_forward: bool) -> list[Any] | None:
     found = _find(stage, "_PipelineStageBase._stage_meta")
     metas = None if found is None else found.outputs if is_forward else found.input_grads
     return None if metas is None else [meta for meta in metas if meta is not None]
+
+
+# ---- compiled models ----
+
+
+def own_parameter(module: Any, name: str) -> Any:
+    """Returns a parameter that a property of the module's class hides."""
+    return _get(module, "Module._parameters")[name]
+
+
+def keep_order_of(operator: Any) -> None:
+    """Makes compilers keep the order of calls of a custom operator, by a value that goes from each to the
+    next."""
+    register = _find(operator, "CustomOpDef.register_effect")
+    effects = sys.modules.get("torch._library.effects")
+    if register is not None and effects is not None:
+        register(_get(effects, "torch._library.effects.EffectType").ORDERED)
 
 
 # ---- the rest ----

@@ -25,8 +25,7 @@ from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import ALONE, Exchanged, Expected, Kinds, Place, place_of
 from tagc.torch.exchange.unit import DTYPES, Unit
 from tagc.torch.handle import Compressed
-from tagc.torch.hooks.gathers import AllGather
-from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
+from tagc.torch.hooks.gathers import AllGather, GatheringWrapper
 from tagc.torch.hooks.wrapper import words_of_slow_sums
 from tagc.torch.schedule import policy
 
@@ -299,7 +298,7 @@ def modules_of(model: torch.nn.Module) -> list[Module]:
 _compressed: weakref.WeakKeyDictionary[FSDPModule, weakref.ref[Compressed]] = weakref.WeakKeyDictionary()
 
 
-class Wrapper(AnyWrapper):
+class Wrapper(GatheringWrapper):
     """All fully_shard()-ed modules of a model, for compress()."""
 
     name = "fsdp2"
@@ -309,7 +308,7 @@ class Wrapper(AnyWrapper):
         self._model, self.between = model, between
         self.sums_shards = self.sums_shards or between is not None
         self.modules = modules_of(model)
-        self._gathers: list[AllGather] = []
+        self._gathers = []
         self._expected: list[Callable[[], Expected]] = []
         for module in self.modules:
             earlier = _compressed.get(module.module)
@@ -498,9 +497,7 @@ class Wrapper(AnyWrapper):
         self._warn_of_slow_sums()
         if handle.state.options.parameters is not None:
             self._say_what_torch_gathers(handle)
-        if self._gathers:
-            loaded = self._model.register_load_state_dict_post_hook(lambda *_: self._parameters_loaded())
-            handle.passes.undo.append(loaded.remove)
+        self.follow_loads(handle)
         if self.between is not None:
             places = {str(mesh.get_coordinate()) for mesh in self._meshes()}
             handle.passes.comm(self.between).agree("between", {"place in the model's mesh": sorted(places)})
@@ -599,13 +596,6 @@ class Wrapper(AnyWrapper):
                 f"{len(outside)} trained parameters are in no fully_shard(), such as {outside[0]}: neither "
                 "torch nor tagc sums their gradients over ranks"
             )
-
-    def _parameters_loaded(self) -> None:
-        for gather in self._gathers:
-            gather.loaded()
-
-    def deltas(self) -> dict[str, AllGather]:
-        return {gather.name: gather for gather in self._gathers if gather.is_delta}
 
 
 def _warn(text: str) -> None:

@@ -26,7 +26,9 @@ from tagc.torch.exchange.interfaces import Replica
 from tagc.torch.exchange.reducer import Gatherer, Way
 from tagc.torch.exchange.runner import Runner
 from tagc.torch.exchange.unit import DTYPES, check_tensors
+from tagc.torch.handle import Compressed
 from tagc.torch.hooks.replicas import CHANGED, RESET, Gathers, checksum, fingerprint
+from tagc.torch.hooks.wrapper import Wrapper
 from tagc.torch.passes import Passes
 
 _LOADED, _FITS, _COUNT = 4, 8, 16  # further bits of a vote; the number of gathers is above them
@@ -247,10 +249,10 @@ class AllGather(waits.FsdpComm):
             gather.wants_reset = True
 
     def loaded(self) -> None:
-        """Notes that parameters were loaded: whether they are those of a replica that was loaded, the next
-        gather sees."""
-        if self._loaded is None:
-            self.reset()
+        """Notes that parameters were loaded: whether they are those of a replica that was loaded, or those
+        that this rank gave last, the next gather sees."""
+        for gather in self._gathers.values() if self._loaded is None else ():
+            gather.was_loaded = True
 
     # ---- for checkpoints ----
 
@@ -280,3 +282,22 @@ class AllGather(waits.FsdpComm):
         for gather in self._gathers.values():
             gather.close()
         self._gathers, self._loaded = {}, None
+
+
+class GatheringWrapper(Wrapper):
+    """A wrapped model whose parameters tagc may gather."""
+
+    _gathers: list[AllGather]
+
+    def follow_loads(self, handle: Compressed) -> None:
+        """Notes from now on when the model's parameters are loaded. Local."""
+        if self._gathers:
+            loaded = self._model.register_load_state_dict_post_hook(lambda *_: self._parameters_loaded())
+            handle.passes.undo.append(loaded.remove)
+
+    def _parameters_loaded(self) -> None:
+        for gather in self._gathers:
+            gather.loaded()
+
+    def deltas(self) -> dict[str, AllGather]:
+        return {gather.name: gather for gather in self._gathers if gather.is_delta}

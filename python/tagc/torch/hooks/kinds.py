@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,10 +26,21 @@ def check_model(model: Any) -> None:
         raise Error("argument", f"model is a {type(model).__name__}, must be a torch.nn.Module")
 
 
+def parametrized(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, list[str]]]:
+    """Yields (name, module, names of parameters) where parameters are properties of their module's class, as
+    in SimpleFSDP."""
+    for prefix, module in model.named_modules():
+        own = [name for name, _ in module.named_parameters(recurse=False, remove_duplicate=False)]
+        names = [name for name in own if isinstance(getattr(type(module), name, None), property)]
+        if names:
+            yield prefix, module, names
+
+
 def kind_of(
     model: Any, between: dist.ProcessGroup | None, only: str | None = None, call: str = "compress()"
 ) -> str:
-    """Returns the model's wrapper: "fsdp2", "ddp" or "fsdp1". call: what the user has called."""
+    """Returns the model's wrapper: "fsdp2", "ddp", "fsdp1" or "simple_fsdp". call: what the user
+    has called."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.nn.parallel import DistributedDataParallel
 
@@ -44,6 +56,7 @@ def kind_of(
         "fsdp2": any(isinstance(module, FSDPModule) for module in model.modules()),
         "ddp": isinstance(model, DistributedDataParallel),
         "fsdp1": isinstance(model, FullyShardedDataParallel),
+        "simple_fsdp": next(parametrized(model), None) is not None,
     }
     found = [kind for kind, is_it in kinds.items() if is_it]
     if len(found) != 1:
@@ -51,7 +64,8 @@ def kind_of(
         raise Error(
             "argument",
             f"model is a {type(model).__name__}, {how}: it must be fully_shard()-ed, or wrapped in "
-            f"DistributedDataParallel or FullyShardedDataParallel, before {call}",
+            "DistributedDataParallel or FullyShardedDataParallel, or sharded by tagc.data_parallel(), before "
+            f"{call}",
         )
     if (name := next((name for name, p in policy.named_parameters(model) if p.is_meta), None)) is not None:
         raise Error(

@@ -61,6 +61,7 @@ class Gathers:
         self._is_delta = is_delta
         self.gatherer: Gatherer | None = None  # made at the first run
         self.wants_reset = False
+        self.was_loaded = False  # whether parameters were loaded since the last gather, perhaps the same
         self.sent = ""  # fingerprint of what this rank gave last
         self._replica: torch.Tensor | None = None  # (W * shard,) bf16, with deltas
 
@@ -69,6 +70,8 @@ class Gathers:
         travel; its fingerprint)."""
         found = fingerprint(shard) if self._is_delta else ""
         changed = self._replica is None or found != self.sent
+        self.wants_reset |= changed and self.was_loaded
+        self.was_loaded = False
         return (CHANGED if changed else 0) | (RESET if self.wants_reset else 0), found
 
     def run(

@@ -1,0 +1,1 @@
+"""Models that are compiled whole: SimpleFSDP's parametrizations, whose collectives are operators of tagc."""
