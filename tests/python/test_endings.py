@@ -71,21 +71,30 @@ def ends_without_a_word(rank, world_size, folder):
             gc.collect()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
+    if rank == 2:  # as a data loader's worker that outlives it
+        child = os.fork()
+        if child == 0:
+            time.sleep(100)
+            os._exit(0)
+        (pathlib.Path(folder) / "fork").write_text(str(child))
     comm.all_gather(b"all are there")
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
     try:
         comm.all_gather(b"rank 2 is not")
     except Error as failure:
         (pathlib.Path(folder) / str(rank)).write_text(str(failure))
+        assert time.monotonic() - begin < 50, "the fork kept the connections"
     atexit._run_exitfuncs()
     ctypes.CDLL(None).exit(0)  # as Python ends, with libtagc's threads running
 
 
 def test_a_fork_a_kill_and_exits_without_a_word(tmp_path):
-    """A fork that ends takes nothing with it. A rank that is killed is named by both others, which then end
-    without destroying anything."""
+    """A fork that ends takes nothing with it. A rank that is killed is named by both others, although a fork
+    of it lives; then they end without destroying anything."""
     outcomes = ranks.attempt(ends_without_a_word, 3, str(tmp_path))
+    os.kill(int((tmp_path / "fork").read_text()), signal.SIGKILL)  # it lived until now
     assert [outcome[1] for outcome in outcomes] == ["ended with 0", "ended with 0", "ended with -9"], outcomes
     for rank in range(2):
         assert re.fullmatch(
