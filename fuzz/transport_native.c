@@ -89,7 +89,7 @@ static tagc_status step(tagc_native *self, native_socket *socket, started *all, 
     if (what >= 200 && *n_bytes >= 6) {
         const uint8_t *f = *data;
         native_frame frame = {.kind = f[0] < 128 ? NATIVE_DATA : f[0] % 6,
-                              .lane = f[1] % 128 < 4 ? 8 : f[1] % 2,
+                              .lane = f[1] % 128 < 4 ? 9 : f[1] % 2,
                               .n_bytes = f[2],
                               .sequence = f[3] % 3,
                               .total = size_of(f[4]),

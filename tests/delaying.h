@@ -18,7 +18,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { DELAYING_LANES = 8 };
+enum { DELAYING_LANES = 9 };
 
 typedef struct delaying_options {
     int world_size;

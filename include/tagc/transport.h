@@ -43,7 +43,7 @@ typedef struct tagc_part {
  *
  * The time and memory that a transport takes should grow with the number of parts, not with W. */
 typedef struct tagc_transfer {
-    /* [0, 8). */
+    /* [0, 9). */
     uint32_t lane;
     /* Lengths of the two arrays below, [0, W - 1]. */
     uint32_t n_sends, n_receives;

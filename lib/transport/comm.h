@@ -23,10 +23,11 @@ typedef enum tagc_lane {
     TAGC_LANE_REDUCE_2 = 4,
     TAGC_LANE_REDUCE_3 = 5,
     TAGC_LANE_REDUCE_4 = 6,
-    TAGC_LANE_REDUCE_5 = 7
+    TAGC_LANE_REDUCE_5 = 7,
+    TAGC_LANE_REDUCE_6 = 8
 } tagc_lane;
-#define TAGC_ALL_LANES 0xffu /* a set of lanes: bit l is lane l */
-enum { TAGC_N_LANES = 8 };
+#define TAGC_ALL_LANES 0x1ffu /* a set of lanes: bit l is lane l */
+enum { TAGC_N_LANES = 9 };
 
 /* One transfer. The poster fills the first part. The ticket's memory must stay until tagc_comm_wait returns. */
 typedef struct tagc_ticket {

@@ -20,7 +20,7 @@ static const uint64_t default_piece_bytes = (uint64_t)1 << 18, largest_piece_byt
 static const double window_s = 5e-3;
 static const int least_window = 4, largest_window = 256; /* pieces */
 
-enum { TEXT_BYTES = 256, N_LANES = 8 };
+enum { TEXT_BYTES = 256, N_LANES = 9 };
 
 typedef struct piece {
     int peer, n_bytes;

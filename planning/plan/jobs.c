@@ -225,7 +225,7 @@ static void indexed_step(builder *b, const tagc_reduction *r, const double *phas
     if (r->options.output != TAGC_OUTPUT_SHARD) wait(b, post(b, LAST, n_bytes[TAGC_LEG_RESULT], n_others));
 }
 
-enum { ROWS, HEADERS, BODIES, RESULTS, DIRECT_AGREEMENT };
+enum { ROWS, HEADERS, BODIES, RESULTS, RESULT_RESTS, DIRECT_AGREEMENT };
 
 typedef struct direct_builder {
     builder *b;
@@ -280,7 +280,7 @@ static void return_results(builder *b, const tagc_reduction *r, double headers, 
         return;
     }
     wait(b, post(b, RESULTS, headers, n_peers));
-    wait(b, post(b, RESULTS, results, n_peers));
+    wait(b, post(b, RESULT_RESTS, results, n_peers));
 }
 
 /* In two levels a turn begins with the sum over the ranks of the host. */

@@ -38,7 +38,7 @@ typedef struct rounds {
     int world_size;
     int is_held; /* atomic: nothing arrives */
     int round, n_under_way, n_deliverable;
-    int n_transfers[8];
+    int n_transfers[TAGC_N_LANES];
     rounds_damage damage;
     uint64_t where, at; /* for damage: a bit, and the byte that it was */
     int lane, turn, n_damaged;

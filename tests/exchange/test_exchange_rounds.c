@@ -112,6 +112,17 @@ static void test_rounds_of_many_units(void **state) {
         count(&o, 8, n_units, 4);
         o = options_of(TAGC_EXCHANGE_SKETCH, 8, 512);
         count(&o, 8, n_units, 4 + n_units);
+        o = options_of(TAGC_EXCHANGE_DENSE, 8, 512);
+        o.output = TAGC_OUTPUT_UNIT;
+        count(&o, 8, n_units, 2);
+        o = options_of(TAGC_EXCHANGE_DIRECT, 8, 512);
+        o.output = TAGC_OUTPUT_UNIT;
+        o.sparsity = 0.9;
+        count(&o, 8, n_units, 3);
+        o = options_of(TAGC_EXCHANGE_DIRECT, 2, 600000); /* bodies and sums in two messages each */
+        o.output = TAGC_OUTPUT_UNIT;
+        o.sparsity = 0.9;
+        if (n_units <= 6) count(&o, 2, n_units, 5);
     }
 }
 
@@ -167,7 +178,7 @@ static void damaged_step(rounds *net, outcome *out, const tagc_reducer_options *
                          rounds_damage damage) {
     for (int u = 0; u < n_units; u++) out->units[u] = make_unit(net, &options[u], (uint64_t)u);
     run_units(net, out->units, n_units);
-    for (int lane = 0; lane < 8; lane++) net->n_transfers[lane] = 0;
+    for (int lane = 0; lane < TAGC_N_LANES; lane++) net->n_transfers[lane] = 0;
     net->damage = damage;
     run_units(net, out->units, n_units);
     net->damage = NULL;

@@ -146,7 +146,9 @@ static tagc_status post_rows(tagc_reducer *r) {
         tagc_then(r, encode, tagc_hosts_rows(r, 0), 1, are_all_out ? TAGC_ROUND_HEADERS : TAGC_ROUND_ROWS,
                   first_high(d));
     else
-        tagc_then(r, sum_rows, tagc_hosts_rows(r, 0), 1, TAGC_ROUND_RESULTS, TAGC_ROUND_DIRECT_AGREEMENT);
+        return then_in(r, sum_rows, tagc_hosts_rows(r, 0), 1,
+                       r->options.output == TAGC_OUTPUT_UNIT ? TAGC_ROUND_RESULTS
+                                                             : TAGC_ROUND_DIRECT_AGREEMENT);
     return TAGC_OK;
 }
 
@@ -181,9 +183,8 @@ static tagc_status add(tagc_reducer *r) {
     TAGC_TRY(tagc_fragments_add(r, &wait));
     if (!wait.is_done) return then(r, add, &wait);
     if (!r->now.is_ahead) return go_on(r);
-    tagc_then(r, go_on, NULL, 0,
-              tagc_direct_has_results(r) ? TAGC_ROUND_RESULTS : TAGC_ROUND_DIRECT_AGREEMENT,
-              TAGC_ROUND_DIRECT_AGREEMENT);
+    int round = tagc_direct_round_after_sums(r);
+    tagc_then(r, go_on, NULL, 0, round, round);
     atomic_store(&r->now.hold, TAGC_HELD);
     return TAGC_OK;
 }
@@ -195,20 +196,20 @@ static tagc_status go_on(tagc_reducer *r) {
 
 /* All-reduce: owners send their sums to all. */
 static tagc_status send_results(tagc_reducer *r) {
-    return then_in(r, send_result_rests, tagc_results_send(r), 1, TAGC_ROUND_RESULTS);
+    return then_in(r, send_result_rests, tagc_results_send(r), 1, TAGC_ROUND_RESULT_RESTS);
 }
 
 static tagc_status send_result_rests(tagc_reducer *r) {
     tagc_message *rests;
     TAGC_TRY(tagc_results_send_rest(r, &rests));
-    return tagc_results_are_handed_on(r) ? then_in(r, hand_headers, rests, 1, TAGC_ROUND_RESULTS)
+    return tagc_results_are_handed_on(r) ? then_in(r, hand_headers, rests, 1, TAGC_ROUND_RESULT_RESTS)
                                          : then_in(r, decode_results, rests, 1, TAGC_ROUND_DIRECT_AGREEMENT);
 }
 
 static tagc_status hand_headers(tagc_reducer *r) {
     tagc_message *headers;
     TAGC_TRY(tagc_results_hand_headers(r, &headers));
-    return then_in(r, hand_bodies, headers, tagc_direct_of(r)->n_hosts, TAGC_ROUND_RESULTS);
+    return then_in(r, hand_bodies, headers, tagc_direct_of(r)->n_hosts, TAGC_ROUND_RESULT_RESTS);
 }
 
 static tagc_status hand_bodies(tagc_reducer *r) {

@@ -25,7 +25,8 @@ enum {
     TAGC_ROUND_ROWS,
     TAGC_ROUND_HEADERS,
     TAGC_ROUND_BODIES,
-    TAGC_ROUND_RESULTS,
+    TAGC_ROUND_RESULTS,      /* headers and fronts of sums */
+    TAGC_ROUND_RESULT_RESTS, /* their rests, and what is handed on within a host */
     TAGC_ROUND_DIRECT_AGREEMENT
 };
 
@@ -105,6 +106,10 @@ static inline int tagc_host_from(const tagc_direct *d, int t) {
 /* 1 if the owner sends its sums back. */
 static inline int tagc_direct_has_results(const tagc_reducer *r) {
     return r->options.output != TAGC_OUTPUT_SHARD;
+}
+/* The only round in which the action posts that has added up everything: a later one would hold up the steps behind this. */
+static inline int tagc_direct_round_after_sums(const tagc_reducer *r) {
+    return tagc_direct_has_results(r) ? TAGC_ROUND_RESULTS : TAGC_ROUND_DIRECT_AGREEMENT;
 }
 static inline int tagc_rank_of(const tagc_direct *d, int host, int local) {
     return host * d->per_host + local;

@@ -285,13 +285,9 @@ static tagc_body body_from(tagc_reducer *r, int host) {
                        .n_bytes = own->n_bytes};
 }
 
-static int round_after_bodies(const tagc_reducer *r) {
-    return tagc_direct_has_results(r) ? TAGC_ROUND_RESULTS : TAGC_ROUND_DIRECT_AGREEMENT;
-}
-
 static tagc_pause wait_to_add(const tagc_reducer *r, int is_done, tagc_message *awaited) {
-    return (tagc_pause){is_done, awaited, awaited != NULL, round_after_bodies(r),
-                        TAGC_ROUND_DIRECT_AGREEMENT};
+    int round = tagc_direct_round_after_sums(r);
+    return (tagc_pause){is_done, awaited, awaited != NULL, round, round};
 }
 
 /* Of the bodies to be added next, the first that is not here: of one, or where a call costs much, of all. */

@@ -80,8 +80,8 @@ static tagc_status hand_row(tagc_reducer *r, int of, int is_body) {
         else
             tagc_message_from(message, peer, front, row * d->stride);
     }
-    tagc_message_post(r, message, TAGC_ROUND_RESULTS, is_body ? TAGC_LEG_RESULT : TAGC_LEG_CONTROL, d->recv,
-                      rests.to);
+    tagc_message_post(r, message, TAGC_ROUND_RESULT_RESTS, is_body ? TAGC_LEG_RESULT : TAGC_LEG_CONTROL,
+                      d->recv, rests.to);
     return TAGC_OK;
 }
 
@@ -148,6 +148,6 @@ tagc_status tagc_results_send_rest(tagc_reducer *r, tagc_message **out) {
         tagc_message_to(message, peer, rest, own * d->stride + TAGC_WIRE_HEADER_BYTES + eager);
         tagc_rests_add(r, &rests, message, peer, row_of(r, host, d->local), eager);
     }
-    tagc_message_post(r, message, TAGC_ROUND_RESULTS, TAGC_LEG_RESULT, d->recv, rests.to);
+    tagc_message_post(r, message, TAGC_ROUND_RESULT_RESTS, TAGC_LEG_RESULT, d->recv, rests.to);
     return TAGC_OK;
 }
