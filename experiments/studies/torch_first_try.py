@@ -201,6 +201,7 @@ def made(setup, n_vocab, seed, nudge, powersgd):
             None, matrix_approximation_rank=powersgd, start_powerSGD_iter=max(2, setup["steps"] // 10)
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        model.powersgd = state
         return model
     if powersgd:
         raise ValueError("PowerSGD is a hook of DDP: this set-up has FSDP2")
@@ -286,6 +287,10 @@ def run(arm, setup, seed, tokens, n_vocab):
     if handle is not None:
         handle.close()
     dense_bits = 64.0 if setup["wrap"] == "ddp" else 32.0
+    if arm.get("powersgd"):
+        n_dense = model.powersgd.start_powerSGD_iter
+        of_dense = 1 / model.powersgd.compression_stats()[0]
+        bits = [dense_bits] * n_dense + [dense_bits * of_dense] * (setup["steps"] - n_dense)
     return {
         "losses": losses,
         "loss": losses[setup["steps"]],
