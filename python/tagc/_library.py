@@ -320,6 +320,13 @@ _FUNCTIONS = {
         ],
         c_int,
     ),
+    "tagc_changes_max_bytes": ([c_int, c_uint64, POINTER(c_uint64)], c_int),
+    "tagc_changes_encode": (
+        [c_int, c_void_p, c_void_p, c_uint64, c_void_p, c_uint64, POINTER(c_uint64), POINTER(c_uint64)],
+        c_int,
+    ),
+    "tagc_changes_check": ([c_int, c_void_p, c_uint64, c_uint64, POINTER(c_int)], c_int),
+    "tagc_changes_apply": ([c_int, c_void_p, c_uint64, c_void_p, c_uint64], c_int),
     "tagc_schedule_options_init_sized": ([POINTER(ScheduleOptions), c_size_t], None),
     "tagc_schedule_create": (
         [POINTER(ScheduleOptions), POINTER(ScheduleParameter), c_size_t, POINTER(c_void_p)],

@@ -53,7 +53,13 @@ PYTHON_ORDER = [
     ["tagc.torch.passes"],
     ["tagc.torch.handle"],
     ["tagc.torch.hooks.*"],
-    ["tagc.torch.local.*", "tagc.torch.advise.*", "tagc.torch.pipeline", "tagc.torch.compiled.*"],
+    [
+        "tagc.torch.local.*",
+        "tagc.torch.advise.*",
+        "tagc.torch.pipeline",
+        "tagc.torch.compiled.*",
+        "tagc.torch.weights.*",
+    ],  # fmt: skip
     ["tagc.torch.quorum.*", "tagc.torch.collectives.*"],
     ["tagc.torch.compress"],
     ["tagc.torch.__init__"],

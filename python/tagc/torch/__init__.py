@@ -7,7 +7,7 @@ It neither patches torch nor compiles an extension against it: it uses torch's o
 ctypes. In this folder a file names no file of a folder to the right of it:
 
     exchange <- schedule <- state, statistics <- log <- passes <- handle <- hooks <- local, advise,
-    pipeline, compiled <- quorum, collectives <- compress <- this file"""
+    pipeline, compiled, weights <- quorum, collectives <- compress <- this file"""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ from tagc.torch.hooks.ddp import ddp_hook
 from tagc.torch.pipeline import CompressedStage, compress_stage
 from tagc.torch.quorum.local_steps import LocalSteps
 from tagc.torch.statistics import flat
+from tagc.torch.weights.sync import WeightSync
 
 __all__ = [
     "Collectives",
@@ -46,6 +47,7 @@ __all__ = [
     "CompressedStage",
     "Error",
     "LocalSteps",
+    "WeightSync",
     "advise",
     "buckets",
     "compress",

@@ -1,0 +1,448 @@
+"""WeightSync: a trainer's weights for those who generate with them, exact, as what each step changed.
+
+    trainer    encode(): what changed since the last version -> a frame (frame.py) -> send(), or bytes
+    generator  receive(), or apply(bytes): the frame is checked as a whole -> weights of the next version
+
+The trainer keeps a copy of what receivers have. It moves on by applying its own messages, so that it is by
+construction what they have. A frame names the version that it changes: a receiver without that version takes
+whole weights only."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import datetime
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch.exchange.agreement import agree_all
+from tagc.torch.exchange.comm import share
+from tagc.torch.schedule.options import number
+from tagc.torch.weights import frame as frames
+from tagc.torch.weights.frame import Frame, Piece
+from tagc.torch.weights.links import Links
+from tagc.torch.weights.tensors import Box, Entry, entries_of, local, named_tensors, product
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+class Sent(NamedTuple):
+    """What a sender encoded last: its own part, if there are several senders."""
+
+    version: int
+    is_whole: bool
+    n_bytes: int
+    n_elems: int
+    n_changes: int  # elements that differ from the version before; n_elems if that is not known
+
+    @property
+    def bits_per_change(self) -> float:
+        """Returns the bits of the buffer per changed element."""
+        return 8 * self.n_bytes / self.n_changes if self.n_changes else float("nan")
+
+
+class WeightSync:
+    """Sends the weights of a model after every step: exactly, and only what changed.
+
+    model: a module, also under FSDP2 or DDP, or a dict of tensors by name. Receivers need the same names,
+    shapes and dtypes, and may be sharded otherwise or not at all. Tied parameters travel once.
+    group: of senders and receivers. source: the rank of it that sends, or the ranks: under FSDP2 all that
+    hold shards. None: this process alone, which calls encode() or apply().
+    dtype: in which floating-point parameters travel, for senders that train in another, such as
+    torch.bfloat16; None: as they are. buffers: those that checkpoints have travel, too.
+    check_every: before each so many versions, receivers compare the hash of their weights with the senders';
+    0: never. threads: that encode and apply.
+
+    Collective over the group. Senders keep a copy of what they send, in CPU memory."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module | Mapping[str, torch.Tensor],
+        group: dist.ProcessGroup | None = None,
+        source: int | Sequence[int] = 0,
+        *,
+        dtype: torch.dtype | None = None,
+        buffers: bool = False,
+        check_every: int = 16,
+        threads: int = 1,
+        timeout_s: float = 300.0,
+    ) -> None:
+        self._model, self._group, self._buffers = model, group, buffers
+        self._check_every, self._timeout_s = check_every, timeout_s
+        self._run, self._version = 0, 0  # of the weights here, for a receiver; of the base, for a sender
+        self._entries: list[Entry] = []
+        self._base: dict[tuple[int, Box], torch.Tensor] = {}
+        self._mine: list[tuple[int, Box]] = []
+        self._dtype = dtype
+        self.last: Sent | None = None
+        failure: Exception | None = None
+        senders: list[int] = []
+        size = 1 if group is None else dist.get_world_size(group)
+        self._rank = 0 if group is None else dist.get_rank(group)
+        try:
+            senders = _senders(source, size)
+            if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+                raise Error(
+                    "argument", f"dtype is {dtype!r}, must be a floating-point dtype of torch or None"
+                )
+            number("check_every", check_every, 0, 2**31 - 1, int)
+            number("threads", threads, 1, 256, int)
+            number("timeout_s", timeout_s, 0.001, 1e6)
+            self._entries = entries_of(named_tensors(model, buffers), dtype)
+            if group is not None and self._rank not in senders:
+                self._check_dtypes()
+        except Exception as problem:
+            failure = problem
+        self._senders = senders
+        self._receivers = [rank for rank in range(size) if rank not in senders]
+        mine = {
+            "versions": {"libtagc": lib.version()},
+            "options": {"source": senders, "buffers": buffers, "check_every": check_every},
+            "rows": [(entry.name, f"{list(entry.shape)} {entry.dtype}") for entry in self._entries],
+            "boxes": [entry.box for entry in self._entries],
+            "name": secrets.token_hex(8),
+            "run": secrets.randbits(63) | 1,
+        }
+        everyone = agree_all(group, mine, failure, timeout_s, "WeightSync()")
+        self._fingerprint = frames.checksum_of(frames.description(self._entries))
+        self._pool = concurrent.futures.ThreadPoolExecutor(threads) if threads > 1 else None
+        self._divide([everyone[rank]["boxes"] for rank in senders])
+        self._new_run = everyone[senders[0]]["run"]
+        self._links = None
+        if group is not None:
+            self._links = Links(everyone[0]["name"], self._rank, senders, self._receivers, timeout_s)
+
+    @property
+    def version(self) -> int:
+        """Returns the version of the weights that this rank has sent or received last; 0: none."""
+        return self._version
+
+    # ---- bytes ----
+
+    def encode(self, whole: bool = False) -> bytes:
+        """Returns the next version of the weights as bytes: what changed since the last one, or if
+        `whole`, or in the first call, all of them. Each sender makes its part; a receiver applies the
+        parts of all at once. Local: all senders call it equally often."""
+        self._require("encode", self._is_sender())
+        made = self._encode(whole or self._version == 0)
+        self._commit(made)
+        return made.frame
+
+    def apply(self, *buffers: Any) -> int:
+        """Turns the weights into the version in these buffers, one of each sender, and returns its number.
+        Error if they are damaged, of other tensors, or change another version than these weights have; the
+        weights are as before then. Local."""
+        self._require("apply", self._group is None or not self._is_sender())
+        if self._base:
+            raise Error("state", "this WeightSync encodes; weights are applied by another one")
+        self._check_dtypes()
+        if not buffers:
+            raise Error("argument", "apply() got no buffer")
+        parts = [frames.read(buffer, self._entries, self._fingerprint) for buffer in buffers]
+        frames.check_parts(parts, self._entries)
+        self._check_version(parts[0])
+        altered = self._altered(parts)
+        if altered is not None:
+            raise Error("mismatch", f"{altered}: apply a whole one, of encode(whole=True)")
+        self._apply(parts)
+        return self._version
+
+    # ---- over the group ----
+
+    def send(self) -> int:
+        """Sends the next version of the weights to the receivers of the group, which call receive(), and
+        returns its number. Receivers that have not the last version get all weights. Collective; if it
+        fails on a rank, all raise the same Error, and no weights change."""
+        self._require("send", self._group is not None and self._is_sender())
+        if not self._receivers:
+            raise Error("state", f"all {len(self._senders)} ranks of the group send: call encode()")
+        return self._exchange("send()")
+
+    def receive(self) -> int:
+        """Gets the next version of the weights from the senders, which call send(), and returns its
+        number."""
+        self._require("receive", self._group is not None and not self._is_sender())
+        return self._exchange("receive()")
+
+    def _exchange(self, call: str) -> int:
+        assert self._links is not None
+        states = self._share((self._run, self._version, None))
+        base = states[self._senders[0]][:2]
+        for rank in self._senders:
+            if states[rank][:2] != base:
+                raise Error(
+                    "state",
+                    f"senders are at different versions: rank {self._senders[0]} at {base[1]}, rank "
+                    f"{rank} at "
+                    f"{states[rank][1]}: all encode() and send() equally often",
+                )
+        behind = [r for r in self._receivers if base[1] == 0 or states[r][:2] != base]
+        made: _Made | None = None
+        parts: list[Frame] = []
+        if len(behind) < len(self._receivers):
+            made, parts = self._pass_on(False, [r for r in self._receivers if r not in behind])
+            altered = self._altered(parts) if parts else None
+            found = self._share((altered, None))
+            behind += [r for r in self._receivers if found[r][0] is not None]
+            if altered is not None:
+                parts = []
+        if behind:
+            whole, received = self._pass_on(True, sorted(behind))
+            made, parts = made or whole, parts or received
+        if parts:
+            self._apply(parts)
+        if made is not None:
+            self._commit(made)
+        return self._version
+
+    def _pass_on(self, whole: bool, to: list[int]) -> tuple[_Made | None, list[Frame]]:
+        """Moves the next version from all senders to those receivers. Returns what this rank made, and on
+        receivers what they got, which has been checked. Collective; all ranks raise the same Error."""
+        assert self._links is not None
+        made: _Made | None = None
+        failure: Exception | None = None
+        if self._is_sender():
+            try:
+                made = self._encode(whole)
+            except Exception as problem:
+                failure = problem
+        lengths = self._share((0 if made is None else len(made.frame), _words(failure)))
+        buffers = []
+        for sender in self._senders:
+            mine = made.frame if made is not None and sender == self._rank else None
+            buffers.append(self._links.move(sender, to, mine, lengths[sender][0]))
+        parts: list[Frame] = []
+        if self._rank in to:
+            try:
+                parts = [frames.read(buffer, self._entries, self._fingerprint) for buffer in buffers]
+                frames.check_parts(parts, self._entries)
+                for entry in self._entries:
+                    local(entry, self._tensors()[entry.name])
+            except Exception as problem:
+                failure = problem
+        self._share((None, _words(failure)))
+        return made, parts
+
+    def _share(self, mine: tuple[Any, ...]) -> list[Any]:
+        """Returns what every rank says, if none has failed; the last item of each is its failure."""
+        assert self._group is not None
+        everyone = share(self._group, mine, datetime.timedelta(seconds=self._timeout_s))
+        for rank, said in enumerate(everyone):
+            if isinstance(said[-1], tuple):
+                status, text = said[-1]
+                raise Error(status, f"rank {rank}: {text}")
+        return everyone
+
+    # ---- a sender ----
+
+    def _is_sender(self) -> bool:
+        return self._group is None or self._rank in self._senders
+
+    def _divide(self, boxes: Sequence[Sequence[Box | None]]) -> None:
+        """Finds what each sender sends: of boxes that several hold, the first one's. Error if a tensor is not
+        held by them as a whole."""
+        for index, entry in enumerate(self._entries):
+            taken: set[Box] = set()
+            for part, theirs in enumerate(boxes):
+                box = theirs[index]
+                if box is None or box in taken or not box.numel():
+                    continue
+                taken.add(box)
+                if self._is_sender() and self._senders[part] == self._rank:
+                    self._mine += [(index, piece) for piece in box.pieces()]
+            n_held = sum(box.numel() for box in taken)
+            if n_held != product(entry.shape):
+                raise Error(
+                    "argument",
+                    f"source is {self._senders}: these ranks hold {n_held} of the "
+                    f"{product(entry.shape)} elements "
+                    f"of {entry.name}; name all ranks that hold shards of it",
+                )
+
+    def _read(self, index: int, box: Box, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Returns that box of the tensor now, contiguous, in CPU memory, as it travels. This rank holds
+        it."""
+        entry = self._entries[index]
+        assert entry.box is not None
+        part = local(entry, tensors[entry.name])[box.within(entry.box)]
+        return part.to("cpu", entry.dtype).contiguous()
+
+    def _encode(self, whole: bool) -> _Made:
+        tensors = self._tensors()
+        version = self._version + 1
+        is_hashed = not whole and bool(self._check_every) and version % self._check_every == 0
+
+        def encode(place: tuple[int, Box]) -> tuple[bytes, int, int]:
+            index, box = place
+            after, before = self._read(index, box, tensors), self._base.get(place)
+            message, n_changes = frames.encode(None if whole else before, after)
+            # words of 4 bytes, of which elements of 8 or 16 have several
+            n_words = frames.words_of(after.dtype, 1)[1]
+            was = frames.checksum(before.data_ptr(), before.nbytes) if is_hashed and before is not None else 0
+            return message, -(-n_changes // n_words), was
+
+        made = list(self._map(encode, self._mine))
+        messages = [message for message, _, _ in made]
+        pieces = [Piece(index, box, was, 0, 0) for (index, box), (_, _, was) in zip(self._mine, made)]
+        header = Frame(
+            self._senders.index(self._rank),
+            len(self._senders),
+            whole,
+            is_hashed,
+            self._run or self._new_run,
+            version,
+            0 if whole else self._version,
+            pieces,
+            None,
+        )
+        frame = frames.write(header, messages, self._entries, self._fingerprint)
+        n_elems = sum(box.numel() for _, box in self._mine)
+        return _Made(frame, messages, Sent(version, whole, len(frame), n_elems, sum(n for _, n, _ in made)))
+
+    def _commit(self, made: _Made) -> None:
+        """Moves the base on by the messages themselves."""
+
+        def move(place_and_message: tuple[tuple[int, Box], bytes]) -> None:
+            (index, box), message = place_and_message
+            if (index, box) not in self._base:
+                self._base[index, box] = torch.empty(box.sizes, dtype=self._entries[index].dtype)
+            address = frames.memory_of(message).ctypes.data
+            frames.apply(Piece(index, box, 0, address, len(message)), self._base[index, box])
+
+        for _ in self._map(move, list(zip(self._mine, made.messages))):
+            pass
+        self._run, self._version, self.last = self._run or self._new_run, made.sent.version, made.sent
+
+    # ---- a receiver ----
+
+    def _check_dtypes(self) -> None:
+        tensors = self._tensors()
+        for entry in self._entries:
+            if tensors[entry.name].dtype != entry.dtype:
+                raise Error(
+                    "argument",
+                    f"dtype is {self._dtype}, and {entry.name} is of {tensors[entry.name].dtype} here: "
+                    f"receivers "
+                    "have the dtype in which weights travel",
+                )
+
+    def _check_version(self, part: Frame) -> None:
+        """Raises an Error that names the gap, unless the frame fits the weights here."""
+        if part.run == self._run and part.version <= self._version:
+            raise Error(
+                "state", f"version {part.version} is not newer than version {self._version}, which is here"
+            )
+        if part.is_whole or (part.run == self._run and part.base == self._version):
+            return
+        if self._version == 0:
+            here = "these weights have none of its versions"
+        elif part.run != self._run:
+            here = f"these weights are version {self._version} of another sender"
+        else:
+            missing = range(self._version + 1, part.version)
+            here = f"these weights are version {self._version}: missing is " + (
+                f"version {missing[0]}" if len(missing) == 1 else f"versions {missing[0]} to {missing[-1]}"
+            )
+        raise Error(
+            "state",
+            f"the buffer turns version {part.base} into {part.version}, and {here}. Apply what is "
+            f"missing first, or "
+            "a whole one, of encode(whole=True)",
+        )
+
+    def _altered(self, parts: Sequence[Frame]) -> str | None:
+        """Returns in words which tensor is not what the senders' hashes say that it was; None if there are no
+        hashes, or if all agree. Pieces that this rank holds only in part are not compared."""
+        tensors = self._tensors()
+
+        def differs(piece: Piece) -> bool:
+            held = self._entries[piece.entry].box
+            if held is None or held.common(piece.box) != piece.box:
+                return False
+            values = self._read(piece.entry, piece.box, tensors)
+            return frames.checksum(values.data_ptr(), values.nbytes) != piece.hash
+
+        pieces = [piece for part in parts if part.is_hashed for piece in part.pieces]
+        for piece, is_other in zip(pieces, self._map(differs, pieces)):
+            if is_other:
+                name = self._entries[piece.entry].name
+                return f"{name} is not what it was in version {parts[0].base}: something else has changed it"
+        return None
+
+    def _apply(self, parts: Sequence[Frame]) -> None:
+        """Applies frames that have been checked."""
+        tensors = self._tensors()
+        held = [
+            local(entry, tensors[entry.name]) if entry.box is not None else None for entry in self._entries
+        ]
+
+        def change(piece: Piece) -> None:
+            mine, target = self._entries[piece.entry].box, held[piece.entry]
+            if mine is None or target is None:
+                return
+            common = mine.common(piece.box)
+            if not common.numel():
+                return
+            view = target[common.within(mine)]
+            if common == piece.box and view.is_contiguous() and view.device.type == "cpu":
+                frames.apply(piece, view)
+                return
+            # Elements that this rank does not hold come out as anything, and are dropped.
+            room = torch.zeros(piece.box.sizes, dtype=view.dtype)
+            place = common.within(piece.box)
+            room[place] = view.cpu()
+            frames.apply(piece, room)
+            view.copy_(room[place])
+
+        for _ in self._map(change, [piece for part in parts for piece in part.pieces]):
+            pass
+        self._run, self._version = parts[0].run, parts[0].version
+
+    # ---- both ----
+
+    def _tensors(self) -> Mapping[str, torch.Tensor]:
+        found = named_tensors(self._model, self._buffers)
+        for entry in self._entries:
+            if entry.name not in found:
+                raise Error("state", f"the model has no {entry.name} any more")
+        return found
+
+    def _map(self, function: Callable[[_T], _R], items: Iterable[_T]) -> Iterable[_R]:
+        return map(function, items) if self._pool is None else self._pool.map(function, items)
+
+    def _require(self, call: str, holds: bool) -> None:
+        if holds:
+            return
+        if self._group is None:
+            raise Error("state", f"{call}() needs a group: WeightSync(model, group)")
+        role = "sends" if self._is_sender() else "receives"
+        raise Error("state", f"{call}() on rank {self._rank}, which {role}: source is {self._senders}")
+
+
+class _Made(NamedTuple):
+    frame: bytes
+    messages: list[bytes]
+    sent: Sent
+
+
+def _words(failure: Exception | None) -> tuple[Any, str] | None:
+    if failure is None:
+        return None
+    return (failure.status if isinstance(failure, Error) else "argument", str(failure))
+
+
+def _senders(source: int | Sequence[int], size: int) -> list[int]:
+    """Returns the ranks that send, in order."""
+    ranks = [source] if isinstance(source, int) else list(source)
+    for rank in ranks:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < size:
+            raise Error("argument", f"source is {source!r}, must be ranks from 0 to {size - 1}")
+    if not ranks or len(set(ranks)) != len(ranks):
+        raise Error("argument", f"source is {source!r}, must be one rank or several different ones")
+    return sorted(ranks)

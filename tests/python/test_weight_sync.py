@@ -1,0 +1,462 @@
+"""WeightSync: what receivers have is what senders have, bit for bit, however both are sharded; and what
+cannot be applied is an error that changes nothing."""
+
+import copy
+import math
+import struct
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import launch
+import ranks
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
+
+import tagc.torch as tagc
+from tagc.torch.weights import tensors
+
+SPECIAL = torch.tensor([0x7FC0, 0x7FC1, -0x40, 0x7F80, -0x80, -0x8000, 0, 1, -0x7FFF], dtype=torch.int16)
+
+
+class Model(nn.Module):
+    def __init__(self, dtype=torch.bfloat16, width=6):
+        super().__init__()
+        self.table = nn.Embedding(50, width, dtype=dtype)
+        self.head = nn.Linear(width, 50, bias=False, dtype=dtype)
+        self.head.weight = self.table.weight
+        self.inner = nn.Linear(width, 7, dtype=dtype)
+        self.scale = nn.Parameter(torch.tensor(1.5, dtype=dtype))
+        self.register_buffer("count", torch.tensor(2**40 + 7))
+        self.register_buffer("mask", torch.ones(9, dtype=torch.bool))
+        self.register_buffer("scratch", torch.zeros(3), persistent=False)
+
+
+def refused(function, status, text):
+    with pytest.raises(tagc.Error) as error:
+        function()
+    assert error.value.status == status and text in str(error.value), error.value
+
+
+def bits(model, buffers=True):
+    """Every bit of it."""
+    found = dict(model.named_parameters()) | (dict(model.named_buffers()) if buffers else {})
+    return {n: t.detach().contiguous().reshape(-1).view(torch.uint8).tolist() for n, t in found.items()}
+
+
+def step(model, generator, share=0.1):
+    """Moves some parameters by a bit or two, and makes a few special."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p = p.to_local() if hasattr(p, "to_local") else p
+            words = p.reshape(-1).view({1: torch.int8, 2: torch.int16, 4: torch.int32}[p.dtype.itemsize])
+            moves = torch.randint(-2, 3, words.shape, generator=generator, dtype=words.dtype)
+            moves *= torch.rand(words.shape, generator=generator) < share
+            words += moves
+            if words.dtype == torch.int16 and words.numel() > 20:
+                at = torch.randint(words.numel(), (len(SPECIAL),), generator=generator)
+                words[at] = SPECIAL
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_bytes_are_exact(dtype, threads, monkeypatch):
+    monkeypatch.setattr(tensors, "PIECE_ELEMS", 100)  # the table takes several messages
+    torch.manual_seed(1)
+    trainer, generator, random = Model(dtype), Model(dtype), torch.Generator().manual_seed(3)
+    here = tagc.WeightSync(trainer, buffers=True, check_every=3, threads=threads)
+    there = tagc.WeightSync(generator, buffers=True, check_every=3, threads=threads)
+    n_elems = 50 * 6 + 7 * 6 + 7 + 1 + 1 + 9  # tied once
+    for version in range(1, 8):
+        before = bits(trainer)
+        step(trainer, random)
+        trainer.count += 3
+        trainer.mask[version] = False
+        buffer = here.encode(whole=version == 5)
+        assert (here.last.version, here.last.n_elems, here.last.n_bytes) == (version, n_elems, len(buffer))
+        assert here.last.is_whole == (version in (1, 5))
+        if version not in (1, 5):
+            width = {k: (8 if k == "count" else 1 if k == "mask" else dtype.itemsize) for k in before}
+            after = bits(trainer)
+            n_changed = sum(
+                before[k][i : i + w] != after[k][i : i + w]
+                for k, w in width.items() if k not in ("scratch",)
+                for i in range(0, len(before[k]), w)
+            )  # fmt: skip
+            assert here.last.n_changes == n_changed
+        assert there.apply(buffer) == there.version == version
+        trainer.scratch += 0  # not sent
+        assert bits(generator) == bits(trainer)
+
+
+def test_a_gap_is_named_and_never_applied():
+    torch.manual_seed(1)
+    trainer, random = Model(), torch.Generator().manual_seed(3)
+    here, late = tagc.WeightSync(trainer, check_every=0), Model()
+    there = tagc.WeightSync(late)
+    buffers = [here.encode()]
+    for _ in range(5):
+        step(trainer, random)
+        buffers.append(here.encode())
+    before = bits(late)
+    no_version = "the buffer turns version 1 into 2, and these weights have none of its versions"
+    refused(lambda: there.apply(buffers[1]), "state", no_version)
+    assert there.apply(buffers[0]) == 1
+    refused(
+        lambda: there.apply(buffers[2]), "state", "these weights are version 1: missing is version 2. Apply"
+    )
+    refused(lambda: there.apply(buffers[5]), "state", "missing is versions 2 to 5")
+    assert there.version == 1
+    for version in range(1, 4):
+        assert there.apply(buffers[version]) == version + 1
+    refused(lambda: there.apply(buffers[3]), "state", "version 4 is not newer than version 4, which is here")
+    whole = here.encode(whole=True)
+    assert there.apply(whole) == 7 and bits(late) == bits(trainer) != before
+    refused(lambda: there.apply(whole), "state", "version 7 is not newer than version 7")
+    other = tagc.WeightSync(trainer)
+    other.encode()
+    for _ in range(7):
+        another = other.encode()
+    refused(lambda: there.apply(another), "state", "these weights are version 7 of another sender")
+    refused(lambda: here.apply(whole), "state", "this WeightSync encodes")
+
+
+def test_what_is_damaged_changes_nothing():
+    torch.manual_seed(1)
+    trainer, random = Model(), torch.Generator().manual_seed(3)
+    here, model = tagc.WeightSync(trainer), Model()
+    there = tagc.WeightSync(model)
+    there.apply(here.encode())
+    step(trainer, random)
+    buffer = here.encode()
+    before = bits(model)
+    for n in [0, 1, 71, 72, 80, *range(100, len(buffer), 97), len(buffer) - 1]:
+        refused(lambda n=n: there.apply(buffer[:n]), "corrupt", "the buffer has")
+    for at in range(0, len(buffer), 5):
+        damaged = bytearray(buffer)
+        damaged[at] ^= 1 << at % 8
+        with pytest.raises(tagc.Error):
+            there.apply(damaged)
+    refused(lambda: there.apply(b"x" * 200), "corrupt", "begins with b'xxxx'")
+    refused(lambda: there.apply(), "argument", "apply() got no buffer")
+    refused(lambda: there.apply(17), "argument", "the buffer is a int, must be bytes")
+    refused(lambda: there.apply(torch.zeros(90)), "argument", "torch.float32, must be of torch.uint8")
+    refused(lambda: there.apply(buffer, buffer), "argument", "given are [0, 0]: apply() takes all at once")
+    assert bits(model) == before and there.version == 1
+    assert there.apply(torch.frombuffer(bytearray(buffer), dtype=torch.uint8)) == 2
+    assert bits(model) == bits(trainer)
+
+
+def forged(buffer, change):
+    """The buffer with its table and messages changed, and checksums to match."""
+    from tagc.torch.weights import frame
+
+    head, body = bytearray(buffer[:64]), bytearray(buffer[72:])
+    head, body = change(head, body)
+    head[56:64] = struct.pack("<Q", 72 + len(body))
+    total = frame.checksum_of(
+        struct.pack("<QQ", frame.checksum_of(bytes(head)), frame.checksum_of(bytes(body)))
+    )
+    return bytes(head) + struct.pack("<Q", total) + bytes(body)
+
+
+def test_forged_tables_are_refused():
+    torch.manual_seed(1)
+    trainer, model = Model(), Model()
+    here, there = tagc.WeightSync(trainer), tagc.WeightSync(model)
+    there.apply(here.encode())
+    step(trainer, torch.Generator().manual_seed(3))
+    buffer, before = here.encode(), bits(model)
+
+    def put(at, form, value):
+        def change(head, body):
+            struct.pack_into(form, body, at, value)
+            return head, body
+
+        return change
+
+    def in_head(at, form, value):
+        def change(head, body):
+            struct.pack_into(form, head, at, value)
+            return head, body
+
+        return change
+
+    # the first row: inner.bias (7): index, dims, hash, bytes, offset, size
+    assert struct.unpack_from("<IIQQQQ", buffer, 72)[0:2] == (0, 1)
+    cases = [
+        (put(0, "<I", 900), "lies in none of this model"),
+        (put(4, "<I", 65), "is cut off"),
+        (put(4, "<I", 0), None),
+        (put(16, "<Q", 2**63), "do not fill it"),
+        (put(24, "<Q", 1), "lies in none of this model"),
+        (put(24, "<Q", 2**64 - 1), "lies in none of this model"),
+        (put(32, "<Q", 0), "lies in none of this model"),
+        (put(32, "<Q", 6), "the message has 7 elements, expected 6"),
+        (in_head(12, "<I", 2**32 - 1), "is cut off"),
+        (in_head(4, "<B", 2), "the buffer has format 2, this tagc reads 1"),
+        (in_head(5, "<B", 4), "contradicts itself"),
+        (in_head(5, "<B", 1), "contradicts itself"),
+        (in_head(6, "<H", 3), "contradicts itself"),
+        (in_head(32, "<Q", 7), "the buffer goes from version 7 to 2"),
+        (in_head(40, "<Q", 7), "the buffer is of other names, shapes or dtypes"),
+        (in_head(48, "<Q", 2**62), "do not fill it"),
+        (lambda head, body: (head, body + b"\0"), "do not fill it"),
+    ]
+    for change, text in cases:
+        with pytest.raises(tagc.Error, match=text):
+            there.apply(forged(buffer, change))
+    assert bits(model) == before and there.version == 1
+    assert there.apply(forged(buffer, lambda head, body: (head, body))) == 2
+
+
+def test_other_models_are_named():
+    here = tagc.WeightSync(Model())
+    whole, changes = here.encode(), here.encode()
+    wide = tagc.WeightSync(Model(width=5))
+    text = "the senders have inner.weight [7, 6] bfloat16, and this model has inner.weight [7, 5] bfloat16"
+    refused(lambda: wide.apply(whole), "mismatch", text)
+    refused(lambda: wide.apply(changes), "mismatch", "the buffer is of other names, shapes or dtypes")
+    with_buffers = tagc.WeightSync(Model(), buffers=True)
+    refused(lambda: with_buffers.apply(whole), "mismatch", "this model has count [] int64, and the senders")
+    fewer = tagc.WeightSync({"scale": torch.tensor(1.0, dtype=torch.bfloat16)})
+    refused(lambda: fewer.apply(whole), "mismatch", "and this model has no tensor of that name")
+
+
+def test_arguments_are_named():
+    def made(**options):
+        return lambda: tagc.WeightSync(Model(), **options)
+
+    refused(made(source=1), "argument", "source is 1, must be ranks from 0 to 0")
+    refused(made(source=[]), "argument", "source is [], must be one rank or several different ones")
+    refused(made(source=[0, 0]), "argument", "source is [0, 0], must be one rank or several")
+    refused(made(dtype=torch.int8), "argument", "dtype is torch.int8, must be a floating-point dtype")
+    refused(made(check_every=-1), "argument", "check_every is -1, must be a whole number from 0")
+    refused(made(threads=0), "argument", "threads is 0, must be a whole number from 1 to 256")
+    refused(made(timeout_s=0), "argument", "timeout_s is 0, must be a number")
+    refused(lambda: tagc.WeightSync({}), "argument", "the model has no parameters")
+    refused(lambda: tagc.WeightSync({"a": 3}), "argument", "a is a int, must be a tensor")
+    meta = {"a": torch.zeros(3, device="meta")}
+    refused(lambda: tagc.WeightSync(meta), "unsupported", "a is not a plain tensor in memory")
+    refused(lambda: tagc.WeightSync(Model()).send(), "state", "send() needs a group")
+    refused(lambda: tagc.WeightSync(Model()).receive(), "state", "receive() needs a group")
+    there = tagc.WeightSync(Model(torch.float32), dtype=torch.bfloat16)
+    text = "dtype is torch.bfloat16, and inner.bias is of torch.float32 here: receivers have"
+    refused(lambda: there.apply(b""), "argument", text)
+
+
+def test_a_hash_finds_what_something_else_changed():
+    torch.manual_seed(1)
+    trainer, model, random = Model(), Model(), torch.Generator().manual_seed(3)
+    here, there = tagc.WeightSync(trainer, check_every=4), tagc.WeightSync(model, check_every=4)
+    for version in range(1, 4):
+        there.apply(here.encode())
+        step(trainer, random)
+    model.inner.weight.data[3, 2] += 1
+    buffer, before = here.encode(), bits(model)
+    text = "inner.weight is not what it was in version 3: something else has changed it"
+    refused(lambda: there.apply(buffer), "mismatch", text)
+    assert bits(model) == before and there.version == 3
+    assert there.apply(here.encode(whole=True)) == 5 and bits(model) == bits(trainer)
+
+
+def test_masters_travel_in_another_dtype():
+    """Of what an optimizer moves in fp32, receivers see what shows in bf16."""
+    torch.manual_seed(1)
+    trainer = nn.Linear(200, 100)
+    here = tagc.WeightSync(trainer, dtype=torch.bfloat16)
+    model = nn.Linear(200, 100, dtype=torch.bfloat16)
+    there = tagc.WeightSync(model)
+    there.apply(here.encode())
+    before = trainer.weight.detach().to(torch.bfloat16)
+    with torch.no_grad():
+        trainer.weight += 1e-5 * torch.randn_like(trainer.weight)
+    there.apply(here.encode())
+    assert torch.equal(model.weight, trainer.weight.to(torch.bfloat16))
+    n = int((before != model.weight).sum())
+    assert 0 < n < 0.2 * model.weight.numel() and here.last.n_changes == n
+
+
+# ---- over a group ----
+
+
+def over_a_group(rank, world_size):
+    torch.manual_seed(rank)
+    model, random = Model(), torch.Generator().manual_seed(3)
+    sync = tagc.WeightSync(model, dist.group.WORLD, source=1, check_every=4)
+    seen = []
+
+    def move():
+        if rank == 1:
+            step(model, random)
+            assert sync.send() == sync.version
+        else:
+            assert sync.receive() == sync.version
+        everyone = [None] * world_size
+        dist.all_gather_object(everyone, bits(model, buffers=False))
+        seen.append((everyone == [everyone[1]] * world_size, sync.last.is_whole if rank == 1 else None))
+
+    move()
+    move()  # version 2
+    if rank == 2:
+        sync._version = 1  # as after a failure
+    move()
+    if rank == 0:
+        model.inner.bias.data[2] += 1
+    move()  # version 4 has hashes
+    move()
+    if rank == 1:
+        sync.encode()  # which no one gets
+    move()
+    refused(
+        sync.receive if rank == 1 else sync.send,
+        "state",
+        f"on rank {rank}, which {'sends' if rank == 1 else 'receives'}: source is [1]",
+    )
+    return [is_same for is_same, _ in seen], [whole for _, whole in seen]
+
+
+def test_receivers_that_missed_a_version_get_all():
+    outcomes = ranks.run(over_a_group, 3, timeout_s=100)
+    assert [same for same, _ in outcomes] == [[True] * 6] * 3
+    assert outcomes[1][1] == [True, False, False, False, False, True]
+
+
+def failures_over_a_group(rank, world_size):
+    model, random = Model(), torch.Generator().manual_seed(3)
+    sync = tagc.WeightSync(model, dist.group.WORLD, timeout_s=60)
+    move = sync.receive if rank else sync.send
+    move()
+    step(model, random) if rank == 0 else None
+    kept, before = model.scale, bits(model, buffers=False)
+    if rank == 1:
+        model.scale = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+        before = bits(model, buffers=False)
+    refused(move, "state", "rank 1: scale has changed: it was (), and is (2,)")
+    assert bits(model, buffers=False) == before and sync.version == 1
+    model.scale = kept
+    move()
+    other = Model(width=5 if rank == 1 else 6)
+    text = "inner.weight [7, 6] torch.bfloat16 on rank 0 and inner.weight [7, 5] torch.bfloat16 on rank 1"
+    refused(lambda: tagc.WeightSync(other, dist.group.WORLD), "mismatch", text)
+    return bits(model, buffers=False)
+
+
+def test_a_failure_is_the_same_on_all_ranks_and_changes_nothing():
+    first, second = ranks.run(failures_over_a_group, 2, timeout_s=100)
+    assert first == second
+
+
+# ---- shards ----
+
+
+def between_shards(rank, world_size):
+    """Ranks 0 and 1 train under FSDP2; 2 and 3 hold columns of some tensors and rows of others; each frame
+    is also applied to a whole model."""
+    random = torch.Generator().manual_seed(5 + rank)
+    mesh, theirs = DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [2, 3])
+    torch.manual_seed(0)
+    model = Model(width=5)
+    model.scale = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))  # FSDP2 takes no scalars
+    model.frozen = nn.Parameter(torch.ones(3, dtype=torch.bfloat16), requires_grad=False)
+    whole = copy.deepcopy(model)
+    if rank < 2:
+        fully_shard(model, mesh=mesh)
+        named = model
+    else:
+        named = {
+            "table.weight": distribute_tensor(model.table.weight.data, theirs, [Shard(1)]),
+            "inner.weight": distribute_tensor(model.inner.weight.data, theirs, [Shard(0)]),
+            "inner.bias": distribute_tensor(model.inner.bias.data, theirs, [Shard(0)]),
+            "scale": model.scale.data,
+            "frozen": model.frozen.data,
+        }
+    sync = tagc.WeightSync(named, dist.group.WORLD, source=[0, 1], check_every=2)
+    for _ in range(4):
+        if rank < 2:
+            step(model, random)
+            sync.send()
+        else:
+            sync.receive()
+        mine = dict(named.named_parameters()) if rank < 2 else named
+        full = {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in mine.items()}
+        everyone = [None] * world_size
+        raw = {n: t.detach().reshape(-1).view(torch.int16).tolist() for n, t in full.items()}
+        dist.all_gather_object(everyone, raw)
+        assert everyone[2] == everyone[3] == everyone[0] == everyone[1]
+    parts = [None] * world_size
+    dist.all_gather_object(parts, sync.encode(whole=True) if rank < 2 else None)
+    there = tagc.WeightSync(whole)
+    refused(lambda: there.apply(parts[0]), "argument", "has parts 0 to 1, one of each sender; given are [0]")
+    there.apply(parts[1], parts[0])
+    everyone = [None] * world_size
+    dist.all_gather_object(everyone, bits(whole, buffers=False))
+    assert everyone[0] == everyone[1] == everyone[2] == everyone[3]
+    got = {n: torch.tensor(v, dtype=torch.uint8).view(torch.int16).tolist() for n, v in everyone[0].items()}
+    if rank < 2:
+        assert {n: raw[n] for n in got} == got
+    text = (
+        "source is [1]: these ranks hold 1 of the 3 elements of frozen; name all ranks that hold shards of it"
+    )
+    refused(lambda: tagc.WeightSync(named, dist.group.WORLD, source=[1]), "argument", text)
+
+
+def test_senders_and_receivers_are_sharded_otherwise():
+    ranks.run(between_shards, 4, timeout_s=100)
+
+
+# ---- a model that trains ----
+
+
+def test_bits_of_a_model_that_trains():
+    """At rates from 1e-6 to 1e-4, in bf16: what changes is counted apart, and takes little more than the
+    entropy of its places and some bits for each value."""
+    sys.path.insert(0, str(launch.EXAMPLES))
+    import gpt
+
+    torch.manual_seed(1)
+    model = gpt.GPT(gpt.Config(n_embd=64, n_layer=2, n_positions=32))
+    text = torch.randint(97, 123, (4096,), generator=torch.Generator().manual_seed(1)).repeat(2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    random = torch.Generator().manual_seed(2)
+
+    def train(n, rate):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        for _ in range(n):
+            at = torch.randint(4096, (4,), generator=random)
+            batch = torch.stack([text[i : i + 33] for i in at])
+            model(batch[:, :-1], batch[:, 1:]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def flat():
+        return torch.cat([p.detach().to(torch.bfloat16).view(-1) for p in model.parameters()]).view(
+            torch.int16
+        )
+
+    train(30, 1e-3)
+    shares = []
+    for rate in (1e-6, 1e-5, 1e-4):
+        here = tagc.WeightSync(model, dtype=torch.bfloat16)
+        here.encode()
+        train(1, rate)  # whose changes are not counted: the rate has just fallen
+        here.encode()
+        before = flat()
+        train(1, rate)
+        here.encode()
+        n, n_changed = before.numel(), int((before != flat()).sum())
+        assert here.last.n_changes == n_changed
+        p = n_changed / n
+        entropy = -(p * math.log2(p) + (1 - p) * math.log2(1 - p)) / p
+        # without the header and each tensor's row and headers; tables and odd bits of each are 16 bytes or
+        # fewer
+        sizes = [p.ndim for p in model.parameters()]
+        n_bytes = here.last.n_bytes - 72 - sum(24 + 16 * n_dims + 64 + 12 for n_dims in sizes)
+        most = n_changed * (1.15 * entropy + 5) + 8 * 16 * len(sizes)
+        assert 0.7 * n_changed * entropy < 8 * n_bytes < most, (rate, p, here.last)
+        shares.append(p)
+    assert 0.001 < shares[0] < 0.05 and shares[0] < shares[1] / 2 < shares[2] / 4
