@@ -261,6 +261,8 @@ def errors(rank, world_size):
     model = made(Even)
     check_error(lambda: tagc.data_parallel(model), "data_parallel\\(\\) was called")
     check_error(lambda: tagc.advise(model), "advise\\(\\) does not know models of data_parallel")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    check_error(lambda: tagc.LocalSteps(model, optimizer), "model is of data_parallel.*LocalSteps takes")
 
     class Stranger(nn.Linear):
         weight = property(lambda self: self._parameters["weight"])
