@@ -460,3 +460,20 @@ def test_bits_of_a_model_that_trains():
         assert 0.7 * n_changed * entropy < 8 * n_bytes < most, (rate, p, here.last)
         shares.append(p)
     assert 0.001 < shares[0] < 0.05 and shares[0] < shares[1] / 2 < shares[2] / 4
+
+
+# ---- the example ----
+
+
+def example(rank, world_size):
+    sys.path.insert(0, str(launch.EXAMPLES))
+    import weight_sync
+
+    weight_sync.dist.init_process_group = weight_sync.dist.destroy_process_group = lambda *_, **__: None
+    model = weight_sync.main(["--steps=3", "--before=5", "--lr=1e-4"])
+    return bits(model.bfloat16())
+
+
+def test_example_generates_with_the_trainers_weights():
+    first, *others = ranks.run(example, 3, timeout_s=150)
+    assert others == [first] * 2
