@@ -2,6 +2,7 @@
  * that fail; and each planted mistake is found. Ranks are threads, with a device of the fake runtime each; kernels run in the harness. */
 #include "../../exchange/ranks.h"
 #include "../../exchange/rounds.h"
+#include "../../repeats.h"
 #include "../fake_runtime.h"
 #include "exchange/direct/direct.h"
 #include "gpu/elements.h"
@@ -497,7 +498,7 @@ static void test_bits(void **state) {
     static const char *const manners[] = {"", "all,depth=128", "late-flags,connections=2", "",
                                           "blocking-alloc,lazy-loading"};
     (void)state;
-    for (int seed = 0; seed < 12; seed++) {
+    for (int seed = 0; seed < REPEATS(12, 12, 5); seed++) {
         trial t = make_trial(seed);
         int n_ranks = 1 + seed % 4;
         t.on_device = seed % 3 == 2 ? 5u : ~0u; /* some ranks have no kernels */
@@ -511,7 +512,7 @@ static void test_bits(void **state) {
  * enqueues all of them while the device's flags are late. */
 static void test_windows(void **state) {
     (void)state;
-    for (int seed = 0; seed < 4; seed++) {
+    for (int seed = REPEATS(0, 0, 3); seed < 4; seed++) {
         trial t = make_trial(seed);
         t.n_steps = WINDOW + 2;
         t.waits_each = seed / 2;
@@ -738,6 +739,7 @@ static void test_planted(void **state) {
     enum { N_SEEDS = 4 };
     char command[600];
     (void)state;
+    if (REPEATS(0, 0, 1)) skip(); /* the others' threads are the same */
     for (size_t p = 0; p < sizeof planted / sizeof *planted; p++) {
         int n_found = 0;
         for (int seed = 50; seed < 50 + N_SEEDS; seed++) {
