@@ -498,7 +498,7 @@ static void test_bits(void **state) {
     static const char *const manners[] = {"", "all,depth=128", "late-flags,connections=2", "",
                                           "blocking-alloc,lazy-loading"};
     (void)state;
-    for (int seed = 0; seed < REPEATS(12, 12, 5); seed++) {
+    for (int seed = 0; seed < REPEATS(12, 12, 3); seed++) {
         trial t = make_trial(seed);
         int n_ranks = 1 + seed % 4;
         t.on_device = seed % 3 == 2 ? 5u : ~0u; /* some ranks have no kernels */
@@ -525,7 +525,7 @@ static void test_windows(void **state) {
 
 static void test_differences(void **state) {
     (void)state;
-    for (int seed = 30; seed < 36; seed++) {
+    for (int seed = 30; seed < REPEATS(36, 36, 32); seed++) {
         trial t = make_trial(seed);
         t.other_at = 2;
         t.on_device = seed % 2 ? 1u : ~0u;
@@ -541,7 +541,7 @@ static void test_failing_calls(void **state) {
                  {"MemcpyAsync", 3},       {"LaunchKernel", 4}, {"StreamWriteValue32", 2},
                  {"StreamWaitValue32", 2}, {"EventRecord", 1}};
     (void)state;
-    for (size_t c = 0; c < sizeof calls / sizeof *calls; c++) {
+    for (size_t c = 0; c < sizeof calls / sizeof *calls; c += REPEATS(1, 1, 3)) {
         trial t = make_trial(40 + (int)c);
         t.failing = calls[c].call;
         t.nth = calls[c].nth;
