@@ -3,6 +3,7 @@ cannot be applied is an error that changes nothing."""
 
 import copy
 import math
+import random
 import struct
 import sys
 
@@ -211,6 +212,42 @@ def test_forged_tables_are_refused():
             there.apply(forged(buffer, change))
     assert bits(model) == before and there.version == 1
     assert there.apply(forged(buffer, lambda head, body: (head, body))) == 2
+
+
+def test_every_element_comes_once():
+    """Boxes that cover a tensor are taken, but not if one moves onto others."""
+    from tagc.torch.weights.frame import Frame, Piece, check_parts
+    from tagc.torch.weights.tensors import Box, Entry
+
+    shape = (6, 5)
+    entries = [Entry("a", shape, torch.bfloat16, False, None)]
+
+    def checked(boxes):
+        pieces = [Piece(0, box, 0, 0, 0) for box in boxes]
+        check_parts([Frame(0, 1, True, False, 1, 1, 0, pieces, None)], entries)
+
+    generator = random.Random(4)
+    for _ in range(60):
+        rows, columns = (
+            sorted({0, n, *(generator.randrange(1, n) for _ in range(generator.randrange(4)))}) for n in shape
+        )
+        boxes = [
+            Box((a, c), (b - a, d - c)) for a, b in zip(rows, rows[1:]) for c, d in zip(columns, columns[1:])
+        ]
+        generator.shuffle(boxes)
+        checked(boxes)
+        moved = generator.randrange(len(boxes))
+        box = boxes[moved]
+        places = [
+            (a, c)
+            for a in range(shape[0] - box.sizes[0] + 1)
+            for c in range(shape[1] - box.sizes[1] + 1)
+            if (a, c) != box.offsets
+        ]
+        if len(boxes) == 1 or not places:
+            continue
+        boxes[moved] = Box(generator.choice(places), box.sizes)
+        refused(lambda: checked(boxes), "corrupt", "have elements of a [6, 5] bfloat16 twice")
 
 
 def test_other_models_are_named():

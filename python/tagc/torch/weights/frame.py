@@ -262,10 +262,29 @@ def check_parts(frames: Sequence[Frame], entries: Sequence[Entry]) -> None:
             f"version {first.version} has parts 0 to {first.n_parts - 1}, one of each sender; given are "
             f"{given}: apply() takes all at once",
         )
-    held = [0] * len(entries)
+    held: list[list[Box]] = [[] for _ in entries]
     for frame in frames:
         for piece in frame.pieces:
-            held[piece.entry] += piece.box.numel()
-    for n, entry in zip(held, entries):
+            held[piece.entry].append(piece.box)
+    for boxes, entry in zip(held, entries):
+        n = sum(box.numel() for box in boxes)
         if n != product(entry.shape):
             raise Error("corrupt", f"the buffers have {n} elements of {entry.words()}")
+        if _overlap(boxes):
+            raise Error("corrupt", f"the buffers have elements of {entry.words()} twice")
+
+
+def _overlap(boxes: Sequence[Box]) -> bool:
+    """Returns whether two boxes share an element, none of which is empty. Boxes are gone through along the
+    dimension in which most of them begin at different places, beside those that have not ended there."""
+    n_dims = len(boxes[0].sizes) if boxes else 0
+    if not n_dims:
+        return len(boxes) > 1
+    along = max(range(n_dims), key=lambda d: len({box.offsets[d] for box in boxes}))
+    beside: list[Box] = []
+    for box in sorted(boxes, key=lambda box: box.offsets[along]):
+        beside = [other for other in beside if other.offsets[along] + other.sizes[along] > box.offsets[along]]
+        if any(box.common(other).numel() for other in beside):
+            return True
+        beside.append(box)
+    return False
