@@ -43,8 +43,8 @@ tagc_value_format tagc_values_format(int values, int block, int sparse);
 
 size_t tagc_values_bytes(const tagc_value_format *format, size_t n);
 
-/* values (n), all finite unless the format marks those that are not. decoded (n): what a receiver gets; errors (n): the difference, zeros as -0.0f. Both may be NULL or
- * values itself. first: position among all n_all values, a multiple of block; `bytes` belongs to all of them. Ranges that do
+/* values (n), all finite unless the format marks those that are not. decoded (n): what a receiver gets; errors (n): the difference,
+ * zeros as -0.0f. Both may be NULL or values itself. first: position among all n_all values, a multiple of block; `bytes` belongs to all of them. Ranges that do
  * not overlap may be encoded at the same time; all but the last must end on whole blocks. */
 void tagc_values_encode(const tagc_value_format *format, const float *values, float *decoded, float *errors,
                         size_t first, size_t n, size_t n_all, uint8_t *bytes);

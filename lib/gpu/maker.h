@@ -1,5 +1,5 @@
-/* What libtagc-cuda.so has, or a test in its place: kernels for batches of the codes (codec/batch.h), for deltas, for frames, for runs of elements and for messages of arrays. All
- * give the same bytes and sums as the processor. */
+/* What libtagc-cuda.so has, or a test in its place: kernels for batches of the codes (codec/batch.h), for deltas, for frames, for runs
+ * of elements and for messages of arrays. All give the same bytes and sums as the processor. */
 #ifndef TAGC_GPU_MAKER_H
 #define TAGC_GPU_MAKER_H
 

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # try.sh WHEEL [OPTION OF PIP...]: what a user does with a wheel, in an environment that is empty at first: pip installs it with torch,
-# and two ranks train with README's examples, over libtagc's own connections. Not a test of ctest's, because it installs torch: with
-# PyTorch's CPU builds in reach, as in `try.sh dist/tagc_train-*manylinux*.whl --index-url https://download.pytorch.org/whl/cpu
-# --extra-index-url https://pypi.org/simple`, it takes a minute or two.
+# and two ranks train with README's examples, over libtagc's own connections. Not a test of ctest's, because it installs torch. Options of
+# pip may choose PyTorch's CPU builds, which are the smallest.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 [ $# -ge 1 ] && [ -e "$1" ] || { echo "try.sh: no wheel \"${1:-}\": try.sh WHEEL [OPTION OF PIP...]" >&2; exit 2; }
