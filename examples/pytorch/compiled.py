@@ -3,7 +3,8 @@
     torchrun --standalone --nproc-per-node 2 compiled.py
     torchrun --standalone --nproc-per-node 2 compiled.py --torch --backend eager
 
-Blocks are checkpointed selectively: products of matrices are kept, all else is computed again."""
+Blocks are checkpointed selectively: products of matrices and of attention are kept, all else is computed
+again."""
 
 import argparse
 import functools
@@ -17,7 +18,13 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import tagc.torch as tagc
 
 TEXT = pathlib.Path(__file__).resolve().parents[2] / "docs"
-KEPT = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+KEPT = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+}
 
 
 def policy(context, operator, *args, **kwargs):
@@ -50,7 +57,7 @@ def main(argv=None):
     model = tagc.data_parallel(GPT(Config(n_layer=3, n_embd=options.n_embd, n_positions=64, tied=False)))
     for block in model.transformer["h"]:
         checkpointed(block)
-    optimizer, handle, losses = torch.optim.AdamW(model.parameters(), 3e-3), None, []
+    optimizer, handle, losses = torch.optim.AdamW(model.parameters(), 1e-3), None, []
     if not options.torch:
         given = {name: getattr(options, name) for name in ("values", "sparsity", "parameters")}
         handle = tagc.compress(model, optimizer, **given)

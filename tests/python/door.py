@@ -36,7 +36,7 @@ SMALL = "--steps 2 --n-layer 1 --n-embd 32"
 SAVE = (
     "--save saved --record runs/here.jsonl"  # torch's own checkpoints, which the guide uses, need NumPy, too
 )
-EAGER = "--steps 2 --n-embd 32 --backend eager"
+COMPILED = "--steps 2 --n-embd 32 --backend aot_eager"
 TINY = "--model tiny --steps 3 --batch-size 2 --seq-len 16 --quiet"
 # What a line begins with -> what is added to it.
 ADDED = {
@@ -52,7 +52,7 @@ ADDED = {
     "tagc plan --profile a.json --check b.json": "",
     "tagc-report bench.json plan.json runs/first runs/second": "",
     "torchrun --standalone --nproc-per-node 2 examples/pytorch/train_gpt.py": f"{SMALL} {SAVE}",
-    "torchrun --standalone --nproc-per-node 2 examples/pytorch/compiled.py": EAGER,
+    "torchrun --standalone --nproc-per-node 2 examples/pytorch/compiled.py": COMPILED,
     "tagc-report runs/first runs/second --out report.html": "",
     "tagc-report --out here.html runs/here.jsonl": "",
 }

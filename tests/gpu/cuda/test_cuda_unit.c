@@ -498,7 +498,7 @@ static void test_bits(void **state) {
     static const char *const manners[] = {"", "all,depth=128", "late-flags,connections=2", "",
                                           "blocking-alloc,lazy-loading"};
     (void)state;
-    for (int seed = 0; seed < REPEATS(12, 12, 3); seed++) {
+    for (int seed = 0; seed < REPEATS(12, 5, 3); seed++) {
         trial t = make_trial(seed);
         int n_ranks = 1 + seed % 4;
         t.on_device = seed % 3 == 2 ? 5u : ~0u; /* some ranks have no kernels */
@@ -513,7 +513,7 @@ static void test_bits(void **state) {
 static void test_windows(void **state) {
     (void)state;
     if (REPEATS(0, 0, 1)) skip(); /* long runs of what test_bits does, which cost minutes there */
-    for (int seed = 0; seed < 4; seed++) {
+    for (int seed = REPEATS(0, 2, 0); seed < 4; seed++) {
         trial t = make_trial(seed);
         t.n_steps = WINDOW + 2;
         t.waits_each = seed / 2;
@@ -525,7 +525,7 @@ static void test_windows(void **state) {
 
 static void test_differences(void **state) {
     (void)state;
-    for (int seed = 30; seed < REPEATS(36, 36, 32); seed++) {
+    for (int seed = 30; seed < REPEATS(36, 33, 32); seed++) {
         trial t = make_trial(seed);
         t.other_at = 2;
         t.on_device = seed % 2 ? 1u : ~0u;
