@@ -2,6 +2,7 @@
 #include "cli/plan.h"
 
 #include "cli/commands.h"
+#include "cluster/cluster.h"
 #include "core/status.h"
 #include "disk/new_file.h"
 #include "files/result_file.h"
@@ -73,23 +74,27 @@ static const char examples[] =
     "  # What does distance cost?\n"
     "  tagc plan --profile bench.json --link-rate 100mbit,1gbit --latency 1ms,10ms,50ms\n"
     "\n"
-    "  # Tensor, context, expert and pipeline parallelism, and offload, from the Python package.\n"
-    "  python -m tagc plan --model llama-3-70b --hosts 16 --gpus-per-host 8 --tensor-parallel 8\n"
-    "\n"
     "  # How good are the predictions? Fitted to two links, checked on the third.\n"
     "  tagc plan --profile links.json:0,links.json:2 --check links.json:1\n";
 
 _Static_assert(N_OWN + TAGC_ARMS_MAX_SHARED <= TAGC_MAX_OPTIONS, "raise TAGC_MAX_OPTIONS");
 
+static void print_more(FILE *out) {
+    tagc_preset_print(out);
+    fputs("\nIn place of the options above, for models and clusters by size, as python -m tagc plan:\n", out);
+    tagc_options_explain(&tagc_cluster_command, out);
+}
+
 /* Own rows, and those of tagc train with other defaults. */
 static tagc_option rows[N_OWN + TAGC_ARMS_MAX_SHARED];
-static tagc_command command = {.name = "plan",
-                               .summary = "memory, bytes and time of a deployment, without running it",
-                               .usage = "[options]",
-                               .common = "arms model batch-size world-size link-rate latency profile json",
-                               .examples = examples,
-                               .options = rows,
-                               .print_more = tagc_preset_print};
+static tagc_command command = {
+    .name = "plan",
+    .summary = "memory, bytes and time of a deployment, without running it",
+    .usage = "[options]\n       tagc plan --params N|NAME [options of a model and a cluster by size]",
+    .common = "arms model batch-size world-size link-rate latency profile json",
+    .examples = examples,
+    .options = rows,
+    .print_more = print_more};
 
 static void prepare(void) {
     command.n_options = tagc_arms_rows(TAGC_ARMS_OF_PLAN, own, N_OWN, rows);
@@ -313,4 +318,8 @@ static int run(tagc_parsed *parsed) {
     return is_usage ? tagc_command_refuse(parsed->command) : tagc_command_end(status);
 }
 
-const tagc_entry tagc_entry_plan = {&command, sizeof(tagc_plan_request), run, prepare};
+static tagc_status choose(int argc, char **argv, const tagc_entry **entry) {
+    return tagc_plan_choose(&command, argc, argv, entry);
+}
+
+const tagc_entry tagc_entry_plan = {&command, sizeof(tagc_plan_request), run, prepare, choose};

@@ -3,6 +3,7 @@
  *   plan.c        options and what they mean
  *   plan_rows.c   one world size: a row per arm and placement, and its tables
  *   plan_check.c  tables of the costs and of how far predictions are from measurements
+ *   plan_cluster.c  a plan of a model and a cluster by size, in place of the above
  *
  * planning/plan/ computes what they print. */
 #ifndef TAGC_CLI_PLAN_H
@@ -43,5 +44,10 @@ tagc_status tagc_plan_hold_checks(const tagc_plan_request *request, json_t **out
 
 /* Prints the plan of world size number `world`, and appends one object per link to `results`. */
 tagc_status tagc_plan_world(const tagc_plan_request *request, int world, json_t *results);
+
+/* Sets *entry to that of a plan by size if an option is only of that, or --model has such a model. own: the command of this plan.
+ * TAGC_ERR_ARGUMENT if others are only of this plan. */
+struct tagc_entry;
+tagc_status tagc_plan_choose(const tagc_command *own, int argc, char **argv, const struct tagc_entry **entry);
 
 #endif

@@ -105,6 +105,14 @@ static void print_common(const tagc_command *command, FILE *out) {
             command->n_options);
 }
 
+void tagc_options_explain(const tagc_command *command, FILE *out) {
+    for (int i = 0; i < command->n_options; i++) {
+        if (command->options[i].section) fprintf(out, "\n%s\n", command->options[i].section);
+        print_option(out, &command->options[i], 0);
+    }
+    if (command->examples) fprintf(out, "\nExamples\n%s", command->examples);
+}
+
 void tagc_options_help(const tagc_command *command, int all, FILE *out) {
     fprintf(out, "tagc %s: %s\n\nusage: tagc %s %s\n", command->name, command->summary, command->name,
             command->usage);
@@ -112,11 +120,7 @@ void tagc_options_help(const tagc_command *command, int all, FILE *out) {
         print_common(command, out);
         return;
     }
-    for (int i = 0; i < command->n_options; i++) {
-        if (command->options[i].section) fprintf(out, "\n%s\n", command->options[i].section);
-        print_option(out, &command->options[i], 0);
-    }
-    if (command->examples) fprintf(out, "\nExamples\n%s", command->examples);
+    tagc_options_explain(command, out);
     if (command->print_more) command->print_more(out);
 }
 

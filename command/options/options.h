@@ -109,6 +109,8 @@ void tagc_options_get(const tagc_command *command, const void *values, int optio
 
 /* The common options, or where the command names none, or with `all`, every option and the examples. */
 void tagc_options_help(const tagc_command *command, int all, FILE *out);
+/* Every option, by sections, and the examples. */
+void tagc_options_explain(const tagc_command *command, FILE *out);
 /* One row per option: name, type, range, default, with tabs between; for scripts and completion. */
 void tagc_options_table(const tagc_command *command, FILE *out);
 

@@ -2,10 +2,7 @@
 #include "plan/ask.h"
 
 #include "core/status.h"
-#include "exchange/volume.h"
 #include "plan/plan.h"
-#include "transport/work.h"
-#include <stdio.h>
 
 static void set_hosts(const tagc_plan_question *q, tagc_fsdp_options *engine) {
     engine->ranks_per_host = q->ranks_per_host;
@@ -99,25 +96,7 @@ static tagc_status answer(const tagc_plan_question *q, tagc_plan_reply *reply) {
     return TAGC_OK;
 }
 
-tagc_status tagc_plan_reducer_memory(const tagc_reducer_options *options, int world_size, int n_before,
-                                     struct tagc_exchange_memory *out) {
-    return tagc_reducer_memory(options, world_size, n_before, out);
-}
-
-tagc_status tagc_plan_gatherer_memory(const tagc_gatherer_options *options, int world_size,
-                                      struct tagc_exchange_memory *out) {
-    return tagc_gatherer_memory(options, world_size, out);
-}
-
-uint64_t tagc_plan_work_bytes(uint64_t most, uint64_t total) {
-    return tagc_work_capacity(most, total);
-}
-
 tagc_status tagc_plan_ask(const tagc_plan_question *question, tagc_plan_reply *reply) {
-    if (question->struct_bytes != sizeof *question || reply->struct_bytes != sizeof *reply)
-        return TAGC_ERR_MISMATCH; /* of another version */
-    *reply = (tagc_plan_reply){.struct_bytes = sizeof *reply};
-    tagc_status status = answer(question, reply);
-    if (status != TAGC_OK) snprintf(reply->why, sizeof reply->why, "%s", tagc_last_error());
-    return status;
+    *reply = (tagc_plan_reply){0};
+    return answer(question, reply);
 }

@@ -1,5 +1,4 @@
-/* One question of a plan as plain numbers: what `python -m tagc plan` asks libtagc-plan.so, which pip installs beside libtagc.so.
- * The library holds the planner that `tagc plan` uses, without what reads and writes JSON. */
+/* One question of a plan as plain numbers. */
 #ifndef TAGC_PLAN_ASK_H
 #define TAGC_PLAN_ASK_H
 
@@ -7,7 +6,6 @@
 
 /* A GPT-2 of this shape, one way to train it, and what things cost. */
 typedef struct tagc_plan_question {
-    size_t struct_bytes;
     int n_layer, n_embd, n_vocab;
     int n_batch, n_tokens, n_micro_steps; /* of a rank */
     int world_size, ranks_per_host;
@@ -28,27 +26,15 @@ typedef struct tagc_plan_question {
 } tagc_plan_question;
 
 typedef struct tagc_plan_reply {
-    size_t struct_bytes;
     uint64_t n_params;
     double step_s, compute_s, exposed_s; /* exposed: computing waits for the network */
     double gradient_bytes, gather_bytes; /* that a host sends to others in a step */
     /* Of a rank: parameters, gradients and moments in fp32, and with tagc_sharding GRAD a copy of all parameters. */
     uint64_t state_bytes;
     uint64_t residual_bytes; /* what waits to be sent */
-    char why[256];           /* "" or why there is no answer */
 } tagc_plan_reply;
 
-/* What a reducer or a gatherer with these options holds, of ranks that are so many (exchange/volume.h). n_before: reducers
- * whose residual is of the same size. */
-struct tagc_exchange_memory;
-TAGC_API tagc_status tagc_plan_reducer_memory(const tagc_reducer_options *options, int world_size,
-                                              int n_before, struct tagc_exchange_memory *out);
-TAGC_API tagc_status tagc_plan_gatherer_memory(const tagc_gatherer_options *options, int world_size,
-                                               struct tagc_exchange_memory *out);
-/* Of steps under way: the largest unit takes `most`, all together `total`. */
-TAGC_API uint64_t tagc_plan_work_bytes(uint64_t most, uint64_t total);
-
-/* Counts and simulates one optimizer step. On failure reply->why says what is wrong. */
-TAGC_API tagc_status tagc_plan_ask(const tagc_plan_question *question, tagc_plan_reply *reply);
+/* Counts and simulates one optimizer step. TAGC_ERR_ARGUMENT names the field, its value and what is allowed. */
+tagc_status tagc_plan_ask(const tagc_plan_question *question, tagc_plan_reply *reply);
 
 #endif

@@ -29,9 +29,10 @@ C_ORDER = [
     ["engine/launch"],
     ["engine/train"],
     ["planning/plan"],
-    ["planning/measure"],
+    ["planning/mesh"],
+    ["planning/measure", "planning/ways"],
     ["command/options"],
-    ["command/bench"],
+    ["command/bench", "command/cluster"],
     ["command/cli"],
 ]
 # Only the folder itself, lib/fences.c and other products include these public headers.

@@ -10,7 +10,7 @@ import unittest.mock
 import pytest
 
 from tagc import _library as lib
-from tagc.commands import codec, info, main, plan, planner
+from tagc.commands import info, main, models
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -31,17 +31,17 @@ def test_mistakes_are_answered_with_what_was_meant(capsys):
     assert 'did you mean "version"?' in tagc(capsys, 2, "verison")
     assert "did you mean" not in tagc(capsys, 2, "xyzzy")
     assert "allowed: plan, advise, report, info, version" in tagc(capsys, 2, "xyzzy")
-    assert '--parms is no option of python -m tagc plan; did you mean "--params"?' in tagc(
-        capsys, 2, "plan", "--parms", "1b"
-    )
-    assert 'did you mean "--gpus-per-host"?' in tagc(capsys, 2, "plan", "--gpu-per-hosts=3")
+    assert "unknown option --parms; did you mean --params?" in tagc(capsys, 2, "plan", "--parms", "1b")
+    assert "did you mean --gpus-per-host?" in tagc(capsys, 2, "plan", "--gpu-per-hosts=3")
     for words, text in (
-        (("--link", "10gbit,x"), '"x", allowed: a rate above 0 in kbit, mbit, gbit or tbit'),
+        (("--link", "10gbit,x"), '"10gbit,x", allowed: rates with kbit, mbit, gbit or tbit'),
+        (("--link", "10gbit,"), '"10gbit,", allowed: rates with kbit'),
+        (("--link", "0gbit"), '"0gbit", allowed: rates with kbit'),
         (("--params", "-1"), "--params"),
         (("--params", "1000"), "--params is 1000, allowed: 1e+07 or more"),
-        (("--hosts", "1"), '"1", allowed: 2 to 8192'),
-        (("--latency", "50"), '"50", allowed: a number above 0 with us, ms or s'),
-        (("--codec-ns", "nan"), '"nan", allowed: 0 to 1e+06'),
+        (("--hosts", "1"), '"1", allowed: a whole number from 2 to 8192'),
+        (("--latency", "50"), '"50", allowed: a number with us, ms or s'),
+        (("--codec-ns", "nan"), '"nan", allowed: a number from 0 to 1000000 or measured'),
     ):
         assert text in tagc(capsys, 2, "plan", *words), words
     assert "start it by torchrun" in tagc(capsys, 2, "advise")
@@ -66,7 +66,7 @@ def test_info_says_by_what_messages_travel(capsys, monkeypatch):
     def without(name, *_):
         raise lib.Error("unsupported", "this libtagc was built without it")
 
-    monkeypatch.setattr(info.codec, "measure", lambda *_: 1)
+    monkeypatch.setattr(info.planner, "codec_ns", lambda *_: 1)
     monkeypatch.setattr(lib, "call", without)
     assert "messages between ranks: gloo, because this libtagc was built" in tagc(capsys, 0, "info")
     monkeypatch.setattr(lib, "call", lambda *_: None)
@@ -87,7 +87,7 @@ def test_bytes_are_those_that_anyone_can_count(capsys):
     n, part = made["n_params"], 3 / 4
     assert abs(n / 1e9 - 1) < 0.05
     # the embedding is not read by the backward pass, and so gathered once
-    embedding = 32_000 * plan.shape_of(1e9)[1]
+    embedding = 32_000 * models.shape_of(1e9)[1]
     assert full["gradient_bytes"] == pytest.approx(2 * n * part, rel=0.01)
     assert full["parameter_bytes"] == pytest.approx(2 * (2 * n - embedding) * part, rel=0.03)
     assert kept["parameter_bytes"] == pytest.approx(2 * n * part, rel=0.01)
@@ -172,12 +172,13 @@ def test_off_comes_first_where_compression_loses(capsys):
     assert slow_codec.startswith("25 Gbit/s: off. ")
     slow_link = tagc(capsys, 0, "plan", "--link", "1gbit", "--codec-ns", 1)
     assert slow_link.startswith("1 Gbit/s: compress. ")
-    assert plan.GPU_NOTE in slow_link and "simulated" in slow_link
+    assert "the codec has not been measured on a GPU" in slow_link and "simulated" in slow_link
 
 
-def test_the_codec_is_measured_where_it_is_not_given(capsys, monkeypatch):
-    monkeypatch.setattr(codec, "measure", lambda *_: 123.0)
-    assert "codec: 123 ns per element, measured here" in tagc(capsys, 0, "plan", "--link", "1gbit")
+def test_the_codec_is_measured_where_it_is_not_given(capsys):
+    said = tagc(capsys, 0, "plan", "--link", "1gbit")
+    found = re.search(r"codec: (\S+) ns per element, measured here on one thread", said)
+    assert found and 0.05 < float(found[1]) < 1000, said
 
 
 def test_a_slower_codec_never_makes_a_faster_step(capsys):
@@ -187,22 +188,6 @@ def test_a_slower_codec_never_makes_a_faster_step(capsys):
             assert free["step_s"] < fast["step_s"] < slow["step_s"]
         else:
             assert free["step_s"] == fast["step_s"] == slow["step_s"]
-
-
-def test_what_the_planner_refuses_is_said():
-    ways = dict(n_layer=2, n_embd=64, n_vocab=256, n_batch=1, n_tokens=64, n_micro_steps=1, world_size=4,
-                ranks_per_host=1, sharding=0, sparsity=0.0, link_bytes_per_s=1e8, latency_s=0.0,
-                host_bytes_per_s=1e9, flops_per_s=1e12, codec_s=0.0, optimizer_s=0.0)  # fmt: skip
-    assert planner.ask("bf16", "bf16", **ways).step_s > 0
-    for name, value, words in (
-        ("n_levels", 3, "levels is 3, allowed: 1 and 2"),
-        ("ranks_per_host", 3, "ranks per host is 3, which does not divide the world size of 4"),
-        ("sharding", 9, "sharding is 9, allowed: 0 to 3"),
-        ("flops_per_s", 0.0, "flops_per_s is 0, allowed: above 0"),
-        ("sparsity", 0.5, "sparsity is 0.5, allowed with this format: 0"),
-    ):
-        with pytest.raises(lib.Error, match=words):
-            planner.ask("bf16", "bf16", **ways | {name: value})
 
 
 def test_advise_runs_without_a_model():
@@ -242,5 +227,5 @@ def test_the_readme_says_what_its_commands_say(capsys):
         slow, free = (one["links"] for one in made)
         expected = [told(a) if told(a) == told(b) else f"{told(a)} to {told(b)}" for a, b in zip(slow, free)]
         packed = made[0]["rows"][-1]["memory_bytes"]
-        expected += [plan.bytes_text(made[0]["rows"][1]["memory_bytes"]), plan.bytes_text(packed)]
+        expected += [f"{n / 1e9:.3g} GB" for n in (made[0]["rows"][1]["memory_bytes"], packed)]
         assert cells == expected, (params, gpus)

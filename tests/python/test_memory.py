@@ -277,7 +277,7 @@ def counted(rank, world_size):
     """handle.memory() is what was allocated: residuals as large as they are saved, and all of it within 3 %
     of what the planner forecasts for these exchanges."""
     import tagc.torch as tagc
-    from tagc.commands import planner, room
+    from tagc.commands import planner
 
     for kind in ("fsdp2", "ddp"):
         model = wrapped(kind)
@@ -296,7 +296,7 @@ def counted(rank, world_size):
             expected, found = planner.needs(parts, world_size), handle.memory()
             n_values = sum(e.reducer.n_residual for unit in units for e in unit._exchanges)
             assert n_values and n_values <= found.host.residual <= 4 * n_values
-            packing = max(room.packed_bytes(unit, world_size, kind == "ddp") for unit in parts)
+            packing = max(planner.packed_bytes(unit, world_size, kind == "ddp") for unit in parts)
             assert packing and found.host.replicas == found.host.pinned == found.device.total == 0
             for name, a, b in (
                 ("residual", found.host.residual, expected.residual),
@@ -363,7 +363,7 @@ def allocated(rank, world_size):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     import tagc.torch as tagc
-    from tagc.commands import planner, room
+    from tagc.commands import planner
 
     before = in_use()
     megabyte = torch.zeros(1 << 18)
@@ -390,14 +390,16 @@ def allocated(rank, world_size):
         units = units if kind == "fsdp2" else list(units[0]._units.values())
         parts = [[{**e.options, "n_elems": e.reducer.n_elems} for e in unit._exchanges] for unit in units]
         needs, found = planner.needs(parts, 2), handle.memory()
-        packed = max(room.packed_bytes(unit, 2, kind == "ddp", n_bytes) for unit in parts)
+        packed = max(planner.packed_bytes(unit, 2, kind == "ddp", n_bytes) for unit in parts)
         if kind == "ddp":  # the first buckets were others
             least, packed = packed, sum(work.n_bytes(True) for work in handle.passes.runners.works())
             assert least <= packed
         expected = needs.residual + needs.buffers + needs.transient + packed
         assert abs(found.total - expected) <= 0.03 * expected, (kind, n_bytes, found, expected)
         largest = max(parts, key=lambda unit: sum(part["n_elems"] for part in unit))
-        of_it = planner.needs([largest], 2).transient + room.packed_bytes(largest, 2, kind == "ddp", n_bytes)
+        of_it = planner.needs([largest], 2).transient + planner.packed_bytes(
+            largest, 2, kind == "ddp", n_bytes
+        )
         assert of_it <= 6 * sum(part["n_elems"] for part in largest), (kind, n_bytes, of_it, largest)
         held = in_use()
         for unit in units:  # without connections, which memory() leaves out

@@ -1,5 +1,5 @@
 """Plans on a mesh beside torch: what its modules keep and send, in which order its pipelines run, and what
-the stages send each other. Nothing here shares code with planning/plan/mesh*.c."""
+the stages send each other. Nothing here shares code with planning/mesh/."""
 
 import itertools
 

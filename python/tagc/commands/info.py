@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from tagc import _library as lib
-from tagc.commands import codec
+from tagc.commands import planner
 from tagc.report import parser
 
 CODEC_SETTINGS = (("every value in 4 bits", "int4", 0.0), ("95 % zero, 2 bits", "int2", 0.95))
@@ -56,5 +56,5 @@ def run(words: Sequence[str]) -> int:
     print(f"messages between ranks: {_connections()}")
     print(f"kernels for GPUs: {_kernels()}; not measured on one yet")
     for name, values, sparsity in CODEC_SETTINGS:
-        print(f"codec here, one thread, {name}: {codec.measure(values, sparsity):.3g} ns per element")
+        print(f"codec here, one thread, {name}: {planner.codec_ns(values, sparsity):.3g} ns per element")
     return 0

@@ -1,36 +1,35 @@
-"""libtagc-plan.so by ctypes: the planner of the C command. planning/plan/ask.h describes the fields."""
+"""libtagc-plan.so by ctypes: the planner of the C command, and what this module tells of it."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, Structure, byref, c_char, c_double, c_int, c_size_t, c_uint64, sizeof
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_char,
+    c_char_p,
+    c_double,
+    c_int,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    sizeof,
+)  # fmt: skip
 from typing import Any, NamedTuple
 
 from tagc import _library as lib
 from tagc._library import Error
+from tagc.report.parser import UsageError
 
-FULL, GRAD, NONE, HYBRID = range(4)  # tagc_sharding
 GATHERS = {"fp32": 0, "bf16": 1, "int8": 2, "delta8": 3, "delta4": 4, "delta2": 5}  # tagc_gather_kind
 
 
-class _Question(Structure):
+class _Words(Structure):
     _fields_ = [
-        ("struct_bytes", c_size_t), ("n_layer", c_int), ("n_embd", c_int), ("n_vocab", c_int),
-        ("n_batch", c_int),
-        ("n_tokens", c_int), ("n_micro_steps", c_int), ("world_size", c_int), ("ranks_per_host", c_int),
-        ("n_levels", c_int),
-        ("sharding", c_int), ("gather", c_int), ("format", c_int), ("sparsity", c_double),
-        ("link_bytes_per_s", c_double), ("latency_s", c_double), ("host_bytes_per_s", c_double),
-        ("flops_per_s", c_double), ("codec_s", c_double), ("optimizer_s", c_double),
-    ]  # fmt: skip
-
-
-class _Reply(Structure):
-    _fields_ = [
-        ("struct_bytes", c_size_t), ("n_params", c_uint64), ("step_s", c_double), ("compute_s", c_double),
-        ("exposed_s", c_double), ("gradient_bytes", c_double), ("gather_bytes", c_double),
-        ("state_bytes", c_uint64), ("residual_bytes", c_uint64), ("why", c_char * 256),
+        ("struct_bytes", c_size_t), ("text", c_char_p), ("json", c_char_p), ("path", c_char_p),
+        ("why", c_char * 512),
     ]  # fmt: skip
 
 
@@ -71,22 +70,16 @@ class _MeshReply(Structure):
     ]  # fmt: skip
 
 
-class Forecast(NamedTuple):
-    """Of one optimizer step. gradient_bytes and gather_bytes are what a host sends to others; state_bytes and
-    residual_bytes are memory of a rank."""
-
-    n_params: int
-    step_s: float
-    compute_s: float
-    exposed_s: float
-    gradient_bytes: float
-    gather_bytes: float
-    state_bytes: int
-    residual_bytes: int
+class _Needs(Structure):
+    _fields_ = [("residual", c_uint64), ("buffers", c_uint64), ("transient", c_uint64)]
 
 
-class _ExchangeMemory(Structure):
-    _fields_ = [("buffers", c_uint64), ("work", c_uint64), ("residual", c_uint64), ("spare", c_uint64)]
+class Plan(NamedTuple):
+    """text: to print. json: the plan, None with a help. path: where it goes, None: nowhere."""
+
+    text: str
+    json: str | None
+    path: str | None
 
 
 class Needs(NamedTuple):
@@ -107,46 +100,65 @@ def _load() -> ctypes.CDLL:
         if not path.is_file():
             raise Error("io", f"the planner is not at {path}: install the package with pip")
         library = ctypes.CDLL(str(path))
-        library.tagc_plan_ask.argtypes = [POINTER(_Question), POINTER(_Reply)]
-        library.tagc_plan_ask.restype = c_int
+        library.tagc_plan_words.argtypes = [c_int, POINTER(c_char_p), POINTER(_Words)]
+        library.tagc_plan_words_free.argtypes = [POINTER(_Words)]
+        library.tagc_plan_words_free.restype = None
         library.tagc_plan_mesh.argtypes = [POINTER(_MeshQuestion), POINTER(_MeshReply)]
-        library.tagc_plan_mesh.restype = c_int
-        library.tagc_plan_reducer_memory.argtypes = [
-            POINTER(lib.ReducerOptions),
-            c_int,
-            c_int,
-            POINTER(_ExchangeMemory),
-        ]
-        library.tagc_plan_reducer_memory.restype = c_int
-        library.tagc_plan_work_bytes.argtypes = [c_uint64, c_uint64]
-        library.tagc_plan_work_bytes.restype = c_uint64
+        library.tagc_plan_shape.argtypes = [c_double, POINTER(c_int), POINTER(c_int)]
+        library.tagc_plan_shape.restype = None
+        library.tagc_plan_codec.argtypes = [c_int, c_double, POINTER(c_double)]
+        reducers = POINTER(lib.ReducerOptions)
+        library.tagc_plan_needs.argtypes = [reducers, POINTER(c_uint32), c_size_t, c_int, POINTER(_Needs)]
+        library.tagc_plan_packed.argtypes = [reducers, c_size_t, c_int, c_int, c_int]
+        library.tagc_plan_packed.restype = c_uint64
         _loaded = library
     return _loaded
 
 
-def ask(gather: str, values: str, **numbers: Any) -> Forecast:
-    """Returns the forecast of one way to train. numbers: the other fields of tagc_plan_question, of which
-    n_levels is 2 by default."""
-    given = {"n_levels": 2, "gather": GATHERS[gather], "format": lib.FORMATS[values]} | numbers
-    question = _Question(struct_bytes=sizeof(_Question), **given)
-    reply = _Reply(struct_bytes=sizeof(_Reply))
-    status = _load().tagc_plan_ask(byref(question), byref(reply))
+def _check(status: int, why: str) -> None:
     if status:
-        raise Error(status, reply.why.decode(errors="replace") or "libtagc-plan.so is of another version")
-    return Forecast(*(getattr(reply, name) for name in Forecast._fields))
+        raise Error(status, why or "libtagc-plan.so is of another version")
+
+
+def plan(words: Sequence[str]) -> Plan:
+    """Returns the plan that these words of a command line ask for. UsageError if they are at fault."""
+    given = [word.encode() for word in words]
+    made = _Words(struct_bytes=sizeof(_Words))
+    status = _load().tagc_plan_words(len(given), (c_char_p * (len(given) + 1))(*given), byref(made))
+    why = made.why.decode(errors="replace")
+    if status and lib.STATUSES[status] == "argument":
+        raise UsageError(why)
+    _check(status, why)
+    json, path = (None if found is None else found.decode() for found in (made.json, made.path))
+    answer = Plan(made.text.decode(), json, path)
+    _load().tagc_plan_words_free(byref(made))
+    return answer
+
+
+def shape_of(n_params: float) -> tuple[int, int]:
+    """Returns layers and width of a GPT of about so many parameters."""
+    n_layer, width = c_int(), c_int()
+    _load().tagc_plan_shape(n_params, byref(n_layer), byref(width))
+    return n_layer.value, width.value
+
+
+def codec_ns(values: str, sparsity: float) -> float:
+    """Returns nanoseconds per element of selecting, encoding and decoding on one thread of this processor."""
+    ns = c_double()
+    status = _load().tagc_plan_codec(lib.FORMATS[values], sparsity, byref(ns))
+    _check(status, f"no codec could be measured with values {values}, sparsity {sparsity}")
+    return ns.value
 
 
 def ask_mesh(gather: str, values: str, forward: str, backward: str, **numbers: Any) -> dict[str, Any]:
     """Returns the plan of one way to train on a mesh: the fields of tagc_mesh_reply. numbers: the other
-    fields of tagc_mesh_question and tagc_mesh_model (planning/plan/mesh.h)."""
+    fields of tagc_mesh_question and tagc_mesh_model (planning/mesh/mesh.h)."""
     model = _MeshModel(**{name: numbers.pop(name) for name in _MODEL})
     formats = {name: lib.FORMATS[text] for name, text in (("forward", forward), ("backward", backward))}
     given = {"gather": GATHERS[gather], "format": lib.FORMATS[values], "block": 64} | formats | numbers
     question = _MeshQuestion(struct_bytes=sizeof(_MeshQuestion), model=model, **given)
     reply = _MeshReply(struct_bytes=sizeof(_MeshReply))
-    status = _load().tagc_plan_mesh(byref(question), byref(reply))
-    if status:
-        raise Error(status, reply.why.decode(errors="replace") or "libtagc-plan.so is of another version")
+    _check(_load().tagc_plan_mesh(byref(question), byref(reply)), reply.why.decode(errors="replace"))
     made = {
         name: getattr(reply, name)
         for name in ("n_params", "n_active_params", "n_data", "fullest", "bubble", "in_flight")
@@ -159,25 +171,31 @@ def ask_mesh(gather: str, values: str, forward: str, backward: str, **numbers: A
     return made
 
 
-def needs(units: Sequence[Sequence[Mapping[str, Any]]], world_size: int) -> Needs:
-    """Returns what the reducers of a model take on each of world_size ranks. units: of each, the fields of
-    tagc_reducer_options of its parts."""
-    residual = buffers = spares = most = total = 0
-    alike: dict[int, int] = {}  # bytes of a residual -> reducers so far
-    for unit in units:
-        work = 0
-        for part in unit:
-            fields = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
-            for name, value in part.items():
-                setattr(fields, name, value)
-            found, n_before = _ExchangeMemory(), 0
-            for _ in range(2):  # how many have a residual of this size, the first answer tells
-                status = _load().tagc_plan_reducer_memory(byref(fields), world_size, n_before, byref(found))
-                if status:
-                    raise Error(status, f"no reducer has these options: {dict(part)}")
-                n_before = alike.get(found.residual, 0)
-            alike[found.residual] = n_before + 1
-            residual, buffers = residual + found.residual, buffers + found.buffers
-            spares, work = spares + found.spare, work + found.work
-        most, total = max(most, work), total + work
-    return Needs(residual, buffers, spares + int(_load().tagc_plan_work_bytes(most, total)))
+_Parts = Sequence[Mapping[str, Any]]  # the fields of tagc_reducer_options of each part of a unit
+
+
+def _options(parts: _Parts) -> ctypes.Array[lib.ReducerOptions]:
+    made = (lib.ReducerOptions * len(parts))()
+    for fields, part in zip(made, parts):
+        initial = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
+        ctypes.memmove(byref(fields), byref(initial), sizeof(initial))
+        for name, value in part.items():
+            setattr(fields, name, value)
+    return made
+
+
+def needs(units: Sequence[_Parts], world_size: int) -> Needs:
+    """Returns what the reducers of a model take on each of world_size ranks."""
+    parts = [part for unit in units for part in unit]
+    numbers = [i for i, unit in enumerate(units) for _ in unit]
+    found = _Needs()
+    status = _load().tagc_plan_needs(
+        _options(parts), (c_uint32 * len(parts))(*numbers), len(parts), world_size, byref(found)
+    )
+    _check(status, f"no reducer has options that are among these: {parts}")
+    return Needs(found.residual, found.buffers, found.transient)
+
+
+def packed_bytes(unit: _Parts, world_size: int, is_ddp: bool, n_bytes: int = 4) -> int:
+    """Returns the bytes in which an exchange packs gradients of n_bytes per value, 2 or 4, and their sums."""
+    return int(_load().tagc_plan_packed(_options(unit), len(unit), world_size, is_ddp, n_bytes))

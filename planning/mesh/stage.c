@@ -1,7 +1,7 @@
 /* Parameters and activations of the ranks of a stage. The formulas of activations are those of "Reducing Activation Recomputation in
  * Large Transformer Models" (Megatron-LM, 2205.05198), for gated and grouped variants counted in the same way: two bytes for
  * whatever the backward pass reads, one for a mask of dropout. */
-#include "plan/mesh_parts.h"
+#include "mesh/parts.h"
 
 #include <math.h>
 

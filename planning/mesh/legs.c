@@ -1,5 +1,5 @@
 /* Bytes of every leg on a mesh, of each rank in turn: what it sends, and what of that leaves its host. */
-#include "plan/mesh_parts.h"
+#include "mesh/parts.h"
 
 #include "core/status.h"
 #include "tagc/blocks.h"

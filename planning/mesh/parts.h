@@ -2,7 +2,7 @@
 #ifndef TAGC_PLAN_MESH_PARTS_H
 #define TAGC_PLAN_MESH_PARTS_H
 
-#include "plan/mesh.h"
+#include "mesh/mesh.h"
 
 /* Values that a rank holds, by how tagc sends their gradients. */
 typedef struct tagc_mesh_values {

@@ -1,6 +1,6 @@
 /* Data parallelism on a mesh: what a rank sends of gradients and parameters, and what it holds. torch's own collectives are rings;
  * tagc's exchanges are counted by the code that runs them, between hosts, after a sum within each. */
-#include "plan/mesh_parts.h"
+#include "mesh/parts.h"
 
 #include "core/status.h"
 #include "exchange/options.h"

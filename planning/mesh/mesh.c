@@ -1,5 +1,5 @@
 /* Checks a question about a mesh, and answers it. */
-#include "plan/mesh_parts.h"
+#include "mesh/parts.h"
 
 #include "core/status.h"
 #include "plan/plan.h"

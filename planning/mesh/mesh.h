@@ -2,10 +2,10 @@
  * data parallelism (plan.h), and what lies in the memory of the host. Closed formulas, for models that the engine does not have;
  * bytes and memory of tagc's own exchanges are those of the code that runs them.
  *
- *   mesh.c            checks, the question's answer
- *   mesh_stage.c      parameters and activations of the ranks of a stage
- *   mesh_data.c       data parallelism: gradients, parameters, and what tagc holds
- *   mesh_legs.c       bytes of every leg, of each rank and host
+ *   mesh.c      checks, the question's answer
+ *   stage.c     parameters and activations of the ranks of a stage
+ *   data.c      data parallelism: gradients, parameters, and what tagc holds
+ *   legs.c      bytes of every leg, of each rank and host
  *
  * Ranks are numbered as by torchtitan and Megatron: tensor is the innermost dimension, then context, data, pipeline. So the ranks of
  * a stage are neighbours, and a host holds whole tensor-parallel groups first. Experts are split over neighbours of the context and

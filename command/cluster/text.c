@@ -1,0 +1,131 @@
+/* A plan of data parallelism as text: the answer for each link first, then what it rests on. */
+#include "cluster/cluster.h"
+
+#include <string.h>
+
+enum { CELL = TAGC_CLUSTER_CELL };
+
+const char *tagc_cluster_bytes_text(double n_bytes, char text[CELL]) {
+    static const struct {
+        const char *unit;
+        double scale;
+    } units[] = {{"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}};
+    for (int i = 0; i < 3; i++)
+        if (n_bytes >= units[i].scale) {
+            snprintf(text, CELL, "%.3g %s", n_bytes / units[i].scale, units[i].unit);
+            return text;
+        }
+    snprintf(text, CELL, "%.0f B", n_bytes);
+    return text;
+}
+
+const char *tagc_cluster_rate_text(double bits_per_s, char text[CELL]) {
+    int is_fast = bits_per_s >= 1e9;
+    snprintf(text, CELL, "%g %s", bits_per_s / (is_fast ? 1e9 : 1e6), is_fast ? "Gbit/s" : "Mbit/s");
+    return text;
+}
+
+static const char *seconds_text(double seconds, char text[CELL]) {
+    snprintf(text, CELL, seconds >= 1 ? "%.3g s" : "%.3g ms", seconds >= 1 ? seconds : 1e3 * seconds);
+    return text;
+}
+
+static void print_answers(const tagc_cluster *c, const tagc_ways_plan *plan, FILE *out) {
+    char rate[CELL];
+    for (int i = 0; i < c->n_links; i++) {
+        const tagc_ways_answer *a = &plan->answers[i];
+        fprintf(
+            out, "%s: %s. %s is %.2f times as fast as %s, which waits for the network in %.0f %% of a step\n",
+            tagc_cluster_rate_text(c->links[i], rate), a->verdict == TAGC_VERDICT_PAYS ? "compress" : "off",
+            a->packed->name, a->factor, a->plain->name, 100 * a->communication);
+    }
+}
+
+static void print_rows(const tagc_cluster *c, const tagc_ways_plan *plan, FILE *out) {
+    char text[CELL], cell[CELL];
+    fprintf(out, "\n%42s %16s %13s", "", "memory of a rank", "a host sends");
+    for (int i = 0; i < c->n_links; i++) {
+        snprintf(cell, sizeof cell, "at %.40s", tagc_cluster_rate_text(c->links[i], text));
+        fprintf(out, " %14s", cell);
+    }
+    for (int k = 0; k < plan->n_rows; k++) {
+        const tagc_ways_row *row = &plan->rows[k];
+        fprintf(out, "\n%-42s %16s", row->name, tagc_cluster_bytes_text(row->memory_bytes, text));
+        fprintf(out, " %13s", tagc_cluster_bytes_text(row->gradient_bytes + row->parameter_bytes, text));
+        for (int i = 0; i < c->n_links; i++) fprintf(out, " %14s", seconds_text(row->step_s[i], text));
+    }
+    fprintf(out, "\n");
+}
+
+static void print_card(const tagc_ways_plan *plan, FILE *out) {
+    int wide = 0;
+    char text[CELL];
+    if (plan->n_card == 0) return;
+    for (int i = 0; i < plan->n_card; i++)
+        if ((int)strlen(plan->card[i].name) > wide) wide = (int)strlen(plan->card[i].name);
+    fprintf(out, "\nthrough the card of a host in a step, in each direction\n%*s %10s %10s %10s %10s\n", wide,
+            "", "gradients", "parameters", "all", "of a rank");
+    for (int i = 0; i < plan->n_card; i++) {
+        const tagc_ways_card *card = &plan->card[i];
+        const double cells[] = {card->gradient_bytes, card->parameter_bytes,
+                                card->gradient_bytes + card->parameter_bytes, card->rank_bytes};
+        fprintf(out, "%-*s", wide, card->name);
+        for (int k = 0; k < 4; k++) fprintf(out, " %10s", tagc_cluster_bytes_text(cells[k], text));
+        fprintf(out, "\n");
+    }
+}
+
+static void print_fits(const tagc_room_row *row, FILE *out) {
+    int n = 0;
+    fprintf(out, "  ");
+    for (int i = 0; i < TAGC_ROOM_N_SIZES; i++)
+        if ((double)row->all <= 1e9 * tagc_room_sizes_gb[i])
+            fprintf(out, "%s%d GB", n++ > 0 ? ", " : "", tagc_room_sizes_gb[i]);
+    for (int i = 0; n == 0 && i < TAGC_ROOM_N_SIZES; i++)
+        fprintf(out, "%s%d GB", i > 0 ? ", " : "none of ", tagc_room_sizes_gb[i]);
+    fprintf(out, "\n");
+}
+
+static void print_room(const tagc_cluster_plan *plan, FILE *out) {
+    static const char *const columns[] = {"parameters", "gradients", "adam", "residual",
+                                          "replicas",   "transient", "all"};
+    int wide = 0;
+    char text[CELL];
+    for (int i = 0; i < plan->n_room; i++)
+        if ((int)strlen(plan->room[i].name) > wide) wide = (int)strlen(plan->room[i].name);
+    fprintf(
+        out,
+        "\nmemory of a rank, without activations; what tagc holds for one unit at a time is transient\n%*s",
+        wide, "");
+    for (int k = 0; k < 7; k++) fprintf(out, " %10s", columns[k]);
+    fprintf(out, "  fits in\n");
+    for (int i = 0; i < plan->n_room; i++) {
+        const tagc_room_row *row = &plan->room[i];
+        const uint64_t cells[] = {row->parameters, row->gradients, row->adam, row->residual,
+                                  row->replicas,   row->transient, row->all};
+        fprintf(out, "%-*s", wide, row->name);
+        for (int k = 0; k < 7; k++) fprintf(out, " %10s", tagc_cluster_bytes_text((double)cells[k], text));
+        print_fits(row, out);
+    }
+}
+
+void tagc_cluster_print(const tagc_cluster *c, const tagc_cluster_plan *plan, FILE *out) {
+    if (c->is_mesh) {
+        tagc_cluster_print_mesh(c, &plan->mesh, out);
+        return;
+    }
+    print_answers(c, &plan->ways, out);
+    fprintf(out, "\n%.3g B parameters, %d hosts with %d GPU%s each; times are simulated\n",
+            1e-9 * plan->ways.rows[0].n_params, (int)c->values.hosts, (int)c->values.gpus_per_host,
+            c->values.gpus_per_host > 1 ? "s" : "");
+    fprintf(out, "codec: %.3g ns per element, %s; the codec has not been measured on a GPU\n", c->codec_ns,
+            c->is_measured ? "measured here on one thread" : "as given");
+    print_rows(c, &plan->ways, out);
+    print_card(&plan->ways, out);
+    print_room(plan, out);
+    fprintf(
+        out,
+        "\nmemory: parameters, gradients and Adam's moments in fp32, copies of parameters that stay, and\n"
+        "residuals. Activations and buffers come on top. With the codec on processors, copies and residuals\n"
+        "are in the host's memory.\n");
+}
