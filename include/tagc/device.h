@@ -4,6 +4,7 @@
  *   queue    the exchanges of one device: its streams and its buffers of pinned host memory
  *   job      one size of arrays in a queue, which the caller's thread exchanges
  *   unit     several reducers' exchange in a queue, which the queue runs by itself
+ *   store    where the reducers of a unit with kernels keep their residuals
  *   kernels  the codec on the device. Reducers and gatherers with kernels need no queue.
  *
  * A queue exchanges device arrays with a reducer that computes on the processor. tagc_job_enqueue puts four pieces of
@@ -144,8 +145,8 @@ typedef struct tagc_run {
     uint64_t from, to, length;
 } tagc_run;
 
-/* One reducer of a unit, which outlives it. It has no kernels, or those of the queue (tagc_queue_create_on). After
- * tagc_reducer_change or _set_sparsity of one with kernels, make the unit anew. */
+/* One reducer of a unit, which outlives it. It has no kernels, or was made by tagc_reducer_create_in; these are all in one store of
+ * this queue. After tagc_reducer_change or _set_sparsity of one with kernels, make the unit anew. */
 typedef struct tagc_unit_part {
     tagc_reducer *reducer;
     /* Elements of its gradient and of its output. */
@@ -193,6 +194,8 @@ typedef struct tagc_unit_step {
     const char *text;
     /* Of this exchange, from which the rounding of residuals derives; 0: the reducers count. */
     uint64_t number;
+    /* 1: the ranks have agreed on this exchange already, all of them. If it then fails here, the comm is aborted. */
+    int has_agreed;
     /* Work memory, fp32, of the sizes that tagc_unit_work gives. Exchanges of a queue may share it: they run one after the
      * other. */
     float *gradients, *outputs;
@@ -242,6 +245,28 @@ TAGC_API tagc_status tagc_kernels_open(tagc_device *device, tagc_kernels **out);
  * stream may use the output. Other functions take host memory. Destroy the reducers before you close their kernels. */
 TAGC_API tagc_status tagc_reducer_create_on(tagc_kernels *kernels, tagc_comm *comm,
                                             const tagc_reducer_options *options, tagc_reducer **out);
+
+/* What the reducers of one unit keep on the device: their residuals. A step writes the next residuals into a spare; all stores of a
+ * queue that are of one size share `n_buffers` of these. So when reducers are replaced by others that have the same values together,
+ * as the schedule splits and joins parts, the device allocates nothing.
+ *
+ * A store grows when a reducer is made in it; never in a step. Destroy it after its reducers and before its queue. Only one thread at a
+ * time may call these functions, with nothing under way in the queue. */
+typedef struct tagc_store tagc_store;
+TAGC_API tagc_status tagc_store_create(tagc_queue *queue, tagc_store **out);
+/* Reducers of these options (n) will be in it, all at the same time: when it next grows, it has room for them. Local. */
+TAGC_API tagc_status tagc_store_expect(tagc_store *store, const tagc_comm *comm,
+                                       const tagc_reducer_options *options, uint32_t n);
+TAGC_API void tagc_store_destroy(tagc_store *store);
+
+/* tagc_reducer_create_on for a reducer of a unit, whose exchanges are its only steps. Collective with all functions that make
+ * reducers. */
+TAGC_API tagc_status tagc_reducer_create_in(tagc_store *store, tagc_comm *comm,
+                                            const tagc_reducer_options *options, tagc_reducer **out);
+/* Local. Makes one that has no residual and no steps. A unit of such probes takes the memory that a unit of such reducers will
+ * need, which stays with the queue and the store; then destroy both. */
+TAGC_API tagc_status tagc_reducer_probe_in(tagc_store *store, tagc_comm *comm,
+                                           const tagc_reducer_options *options, tagc_reducer **out);
 
 /* Collective. A gatherer of deltas whose `shard` and `full` are in the device's memory. Whole parameters and checksums go
  * through the host; for deltas only encoded bodies do. TAGC_ERR_UNSUPPORTED on all ranks unless `delta` is 1 and `full_format`

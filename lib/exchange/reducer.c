@@ -97,7 +97,9 @@ tagc_status tagc_reducer_make_residual(tagc_reducer *r) {
                          (unsigned long long)r->options.n_elems);
     const tagc_heap *heap = &r->arrays->heap;
     TAGC_TRY(heap->create(heap->context, (size_t)n_bytes, "residual", &memory));
-    tagc_status status = tagc_comm_spares_acquire(r->comm, n_bytes, heap, &r->spares);
+    tagc_status status = r->runner && r->runner->is_ahead
+                             ? TAGC_OK
+                             : tagc_comm_spares_acquire(r->comm, n_bytes, heap, &r->spares);
     r->residual = memory;
     r->n_residual = n;
     count_residual(r, 1);
@@ -162,6 +164,15 @@ tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_runner *runn
     }
     *out = r;
     return TAGC_OK;
+}
+
+tagc_status tagc_reducer_make_alone(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,
+                                    const tagc_reducer_options *options, tagc_reducer **out) {
+    tagc_status status = make(arrays, runner, comm, options, out);
+    if (status == TAGC_OK) return TAGC_OK;
+    tagc_reducer_destroy(*out);
+    *out = NULL;
+    return status;
 }
 
 tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *options, tagc_reducer **out) {
@@ -328,6 +339,8 @@ static tagc_status begin(tagc_reducer *r, const void *gradient, float *output, i
 tagc_status tagc_reducer_begin(tagc_reducer *r, const void *gradient, float *output) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
     TAGC_TRY(check_not_by_caller(r));
+    if (r->runner && r->runner->is_ahead)
+        return tagc_fail(TAGC_ERR_STATE, "this reducer's steps are those of its unit (tagc_unit_enqueue)");
     TAGC_TRY(tagc_reducer_check_arrays(r, gradient, output));
     return begin(r, gradient, output, 0);
 }

@@ -47,6 +47,10 @@ struct tagc_reducer {
 tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,
                               const tagc_reducer_options *options, tagc_reducer **out);
 
+/* tagc_reducer_create without a word to other ranks: for the sizes of its memory. It cannot begin. */
+tagc_status tagc_reducer_make_alone(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,
+                                    const tagc_reducer_options *options, tagc_reducer **out);
+
 /* 1: the caller sends the messages. */
 static inline int tagc_reducer_is_by_caller(const tagc_reducer *r) {
     return r->runner && r->runner->by_caller;

@@ -27,25 +27,25 @@ static int n_fragments(const tagc_ahead *a) {
 
 /* ---- a room ---- */
 
-static tagc_orders *orders_in(char *memory) {
-    return (tagc_orders *)(void *)memory;
+static tagc_orders *orders_in(gpu_side side) {
+    return (tagc_orders *)(void *)side.head;
 }
 
-static uint64_t *lengths_in(char *memory) {
-    return (uint64_t *)(void *)(memory + ORDERS_BYTES);
+static uint64_t *lengths_in(gpu_side side) {
+    return (uint64_t *)(void *)(side.head + ORDERS_BYTES);
 }
 
-static tagc_batch_result *results_in(const tagc_ahead *a, char *memory) {
-    return (tagc_batch_result *)(void *)(memory + a->at_results);
+static tagc_batch_result *results_in(const tagc_ahead *a, gpu_side side) {
+    return (tagc_batch_result *)(void *)(side.head + a->at_results);
 }
 
 /* Of adding, and of encoding the sums. */
-static tagc_batch_result *sums_in(const tagc_ahead *a, char *memory) {
-    return (tagc_batch_result *)(void *)(memory + a->at_sums);
+static tagc_batch_result *sums_in(const tagc_ahead *a, gpu_side side) {
+    return (tagc_batch_result *)(void *)(side.head + a->at_sums);
 }
 
-static uint8_t *body_in(const tagc_ahead *a, char *memory, int rank) {
-    return (uint8_t *)memory + a->at_bodies + (size_t)rank * a->stride;
+static uint8_t *body_in(const tagc_ahead *a, gpu_side side, int rank) {
+    return (uint8_t *)side.rest + (size_t)rank * a->stride;
 }
 
 static void lay_out(tagc_ahead *a) {
@@ -53,8 +53,8 @@ static void lay_out(tagc_ahead *a) {
     a->stride = tagc_aligned(direct_of(a)->capacity);
     a->at_results = ORDERS_BYTES + tagc_aligned(n * sizeof(uint64_t));
     a->at_sums = a->at_results + tagc_aligned(n * sizeof(tagc_batch_result));
-    a->at_bodies = a->at_sums + tagc_aligned(2 * sizeof(tagc_batch_result));
-    a->n_bytes = a->at_bodies + n * a->stride;
+    a->head_bytes = a->at_sums + tagc_aligned(2 * sizeof(tagc_batch_result));
+    a->n_bytes = n * a->stride;
 }
 
 /* ---- life ---- */
@@ -62,11 +62,10 @@ static void lay_out(tagc_ahead *a) {
 void tagc_ahead_destroy(tagc_ahead *a) {
     if (!a) return;
     for (int which = 0; which < TAGC_N_BATCHES; which++) a->reducer->arrays->maker->destroy(a->made[which]);
-    tagc_turns_release(a->queue, a->turns);
     tagc_memory_destroy(a);
 }
 
-tagc_status tagc_ahead_create(tagc_queue *queue, tagc_reducer *r, uint32_t nth, tagc_ahead **out) {
+tagc_status tagc_ahead_create(tagc_queue *queue, tagc_reducer *r, tagc_ahead **out) {
     const tagc_direct *d = tagc_direct_of(r);
     size_t n = (size_t)d->n_hosts, rows_at = tagc_aligned(sizeof(tagc_ahead)),
            bodies_at = rows_at + tagc_aligned(n * sizeof(tagc_batch_row));
@@ -74,17 +73,13 @@ tagc_status tagc_ahead_create(tagc_queue *queue, tagc_reducer *r, uint32_t nth, 
     *out = NULL;
     TAGC_TRY(tagc_memory_create(bodies_at + n * sizeof(tagc_body), "a reducer that is ahead", &memory));
     tagc_ahead *a = memory;
-    *a = (tagc_ahead){.reducer = r, .queue = queue, .fragment = d->fragment, .sums = d->sums};
+    *a = (tagc_ahead){
+        .reducer = r, .queue = queue, .fragment = d->fragment, .sums = d->sums, .store = tagc_store_of(r)};
+    if (r->residual) a->n_stored = (size_t)tagc_reducer_stored_bytes(r);
+    if (r->residual) a->at_residual = tagc_store_place(a->store, r);
     a->rows = (tagc_batch_row *)(void *)((char *)memory + rows_at);
     a->bodies = (tagc_body *)(void *)((char *)memory + bodies_at);
     lay_out(a);
-    tagc_status status = r->residual
-                             ? tagc_turns_acquire(queue, (size_t)tagc_reducer_stored_bytes(r), nth, &a->turns)
-                             : TAGC_OK;
-    if (status != TAGC_OK) {
-        tagc_ahead_destroy(a);
-        return status;
-    }
     *out = a;
     return TAGC_OK;
 }
@@ -105,7 +100,7 @@ tagc_status tagc_ahead_check(const tagc_ahead *a) {
 /* Bodies of all ranks but this one, as long as they can be. */
 static tagc_status copy_bodies(const tagc_ahead *a, const gpu_room *room, tagc_copy kind, void *stream) {
     int is_out = kind == TAGC_COPY_TO_HOST, own = own_rank(a);
-    char *to = is_out ? room->here : room->there, *from = is_out ? room->there : room->here;
+    gpu_side to = is_out ? room->here : room->there, from = is_out ? room->there : room->here;
     size_t n_after = (size_t)(n_ranks(a) - own - 1) * a->stride;
     TAGC_TRY(tagc_queue_copy(a->queue, body_in(a, to, 0), body_in(a, from, 0), (size_t)own * a->stride, kind,
                              stream));
@@ -141,7 +136,7 @@ static void *residual_at(const tagc_ahead *a, void *residual, int rank) {
 }
 
 static void *spare_of(const tagc_ahead *a, int b) {
-    return a->turns ? a->turns->spares[b] : NULL;
+    return a->n_stored ? a->store->turns->spares[b] + a->at_residual : NULL;
 }
 
 static tagc_batch_row row_to_encode(const tagc_ahead *a, int b, int rank, const void *values,
@@ -180,7 +175,7 @@ tagc_status tagc_ahead_put_out(tagc_ahead *a, int b, const gpu_room *room, uint6
         a->rows[t] =
             row_to_encode(a, b, rank, gradient_of(a, b, rank), &a->fragment, body_in(a, room->there, rank));
     }
-    TAGC_TRY(run(a, TAGC_ENCODE, results_in(a, room->there), &a->queue->works[0], stream));
+    TAGC_TRY(run(a, TAGC_ENCODE, results_in(a, room->there), &a->queue->works[OUT_WORK], stream));
     TAGC_TRY(tagc_queue_copy(a->queue, results_in(a, room->here), results_in(a, room->there),
                              (size_t)n * sizeof(tagc_batch_result), TAGC_COPY_TO_HOST, stream));
     return copy_bodies(a, room, TAGC_COPY_TO_HOST, stream);
@@ -188,7 +183,8 @@ tagc_status tagc_ahead_put_out(tagc_ahead *a, int b, const gpu_room *room, uint6
 
 /* Received bodies, their lengths and the orders. */
 static tagc_status copy_received(const tagc_ahead *a, const gpu_room *room, int has_bodies, void *stream) {
-    TAGC_TRY(tagc_queue_copy(a->queue, room->there, room->here, a->at_results, TAGC_COPY_TO_DEVICE, stream));
+    TAGC_TRY(tagc_queue_copy(a->queue, room->there.head, room->here.head, a->at_results, TAGC_COPY_TO_DEVICE,
+                             stream));
     return has_bodies ? copy_bodies(a, room, TAGC_COPY_TO_DEVICE, stream) : TAGC_OK;
 }
 
@@ -208,11 +204,11 @@ tagc_status tagc_ahead_put_add(tagc_ahead *a, int b, const gpu_room *room) {
                                   .n_bodies = n_ranks(a),
                                   .lengths = lengths_in(room->there),
                                   .stop = &orders_in(room->there)->stop[0]};
-    TAGC_TRY(run(a, TAGC_ADD, results, &a->queue->works[1], stream));
+    TAGC_TRY(run(a, TAGC_ADD, results, &a->queue->works[ADD_WORK], stream));
     if (returns_sums(a)) {
         uint8_t *body = body_in(a, room->there, own);
         a->rows[0] = row_to_encode(a, b, own, own_sums(a, b), &a->sums, body);
-        TAGC_TRY(run(a, TAGC_ENCODE_SUMS, results + 1, &a->queue->works[1], stream));
+        TAGC_TRY(run(a, TAGC_ENCODE_SUMS, results + 1, &a->queue->works[ADD_WORK], stream));
         TAGC_TRY(tagc_queue_copy(a->queue, body_in(a, room->here, own), body, a->stride, TAGC_COPY_TO_HOST,
                                  stream));
     }
@@ -221,7 +217,6 @@ tagc_status tagc_ahead_put_add(tagc_ahead *a, int b, const gpu_room *room) {
 }
 
 static tagc_status decode(tagc_ahead *a, int b, const gpu_room *room, void *stream) {
-    tagc_kernels *k = a->queue->kernels;
     for (int rank = 0; rank < n_ranks(a); rank++) {
         a->bodies[rank] = (tagc_body){.bytes = body_in(a, room->there, rank)};
         a->rows[rank] = (tagc_batch_row){.options = a->sums,
@@ -232,27 +227,22 @@ static tagc_status decode(tagc_ahead *a, int b, const gpu_room *room, void *stre
                                          .lengths = lengths_in(room->there) + rank,
                                          .stop = &orders_in(room->there)->stop[1]};
     }
-    TAGC_TRY(tagc_kernels_enter(k)); /* which have this memory, and this stream */
-    tagc_work_area area = {k->work, k->work_bytes, k->n_moves};
-    tagc_status status = run(a, TAGC_DECODE_SUMS, results_in(a, room->there), &area, stream);
-    tagc_kernels_leave(k);
-    return status;
+    return run(a, TAGC_DECODE_SUMS, results_in(a, room->there), &a->queue->works[BACK_WORK], stream);
 }
 
 tagc_status tagc_ahead_put_back(tagc_ahead *a, int b, const gpu_room *room) {
-    tagc_reducer *r = a->reducer;
+    const tagc_reducer *r = a->reducer;
     const tagc_frames_maker *frames = a->queue->kernels->maker->frames;
-    void *stream = a->queue->back, *spare = spare_of(a, b);
+    void *stream = a->queue->back;
     size_t n_output = (size_t)r->exchange->output_elems(&r->options, r->world_size);
     TAGC_TRY(copy_received(a, room, returns_sums(a), stream));
     if (returns_sums(a)) TAGC_TRY(decode(a, b, room, stream));
-    TAGC_TRY(tagc_batches_check(r, frames->settle(&orders_in(room->there)->verdict, r->residual, spare,
-                                                  a->turns ? a->turns->n_bytes : 0, a->steps[b].output,
-                                                  n_output, stream)));
-    if (!a->turns) return TAGC_OK;
-    a->turns->spares[b] = r->residual;
-    r->residual = spare;
-    return TAGC_OK;
+    return tagc_batches_check(r, frames->settle(&orders_in(room->there)->verdict, r->residual, spare_of(a, b),
+                                                a->n_stored, a->steps[b].output, n_output, stream));
+}
+
+void tagc_ahead_turn(tagc_ahead *a) {
+    if (a->n_stored) a->reducer->residual = a->store->region + a->at_residual;
 }
 
 /* ---- the thread that exchanges ---- */
@@ -264,11 +254,11 @@ void tagc_orders_refuse(const gpu_room *room) {
 /* The arrays are the launches' matter. */
 tagc_status tagc_ahead_begin(tagc_ahead *a, uint64_t number, const gpu_room *room) {
     tagc_orders_refuse(room); /* until something else is known */
-    a->room = room;
+    a->room = *room;
     a->has_bodies = 0;
     direct_of(a)->ahead = a;
     if (number) TAGC_TRY(tagc_reducer_set_steps(a->reducer, number - 1));
-    return tagc_reducer_begin_ahead(a->reducer, room->there, NULL);
+    return tagc_reducer_begin_ahead(a->reducer, room->there.head, NULL);
 }
 
 void tagc_ahead_add(tagc_ahead *a, uint64_t number) {
@@ -280,11 +270,11 @@ void tagc_ahead_add(tagc_ahead *a, uint64_t number) {
         }
         tagc_queue_pause(n_looks);
     }
-    if (a->has_bodies) tagc_queue_allow(a->queue, &orders_in(a->room->here)->stop[0]);
+    if (a->has_bodies) tagc_queue_allow(a->queue, &orders_in(a->room.here)->stop[0]);
     tagc_queue_add(a->queue, number);
     tagc_status status = tagc_queue_wait_for_sums(a->queue, number);
     tagc_note_failure(r, status);
-    if (status == TAGC_OK) r->now.stats.nonfinite |= sums_in(a, a->room->here)->nonfinite;
+    if (status == TAGC_OK) r->now.stats.nonfinite |= sums_in(a, a->room.here)->nonfinite;
     tagc_reducer_let_go(r);
 }
 
@@ -292,7 +282,7 @@ tagc_status tagc_ahead_end(tagc_ahead *a, tagc_reducer_stats *stats) {
     tagc_status status = tagc_reducer_end(a->reducer, stats);
     direct_of(a)->ahead = NULL;
     if (status == TAGC_OK && !a->reducer->now.stats.nonfinite) /* else orders stay negative */
-        tagc_queue_settle(a->queue, orders_in(a->room->here));
+        tagc_queue_settle(a->queue, orders_in(a->room.here));
     return status;
 }
 
@@ -313,13 +303,13 @@ static tagc_status check_length(const tagc_ahead *a, const tagc_encoded *encoded
 void tagc_ahead_take_body(tagc_reducer *r, int t, tagc_encoded *out) {
     const tagc_ahead *a = ahead_of(r);
     int rank = tagc_host_to(direct_of(a), t);
-    const tagc_encoded *encoded = &results_in(a, a->room->here)[t].encoded;
+    const tagc_encoded *encoded = &results_in(a, a->room.here)[t].encoded;
     tagc_status status = check_length(a, encoded);
     tagc_note_failure(r, status);
     if (status != TAGC_OK) return;
     *out = *encoded;
     if (rank != own_rank(a)) /* the own one stays where it is */
-        memcpy(tagc_direct_row_out(direct_of(a), t) + TAGC_WIRE_HEADER_BYTES, body_in(a, a->room->here, rank),
+        memcpy(tagc_direct_row_out(direct_of(a), t) + TAGC_WIRE_HEADER_BYTES, body_in(a, a->room.here, rank),
                encoded->n_bytes);
 }
 
@@ -327,13 +317,13 @@ void tagc_ahead_take_body(tagc_reducer *r, int t, tagc_encoded *out) {
 static int give(tagc_ahead *a, size_t own_bytes) {
     const tagc_direct *d = direct_of(a);
     const tagc_reducer *r = a->reducer;
-    uint64_t *lengths = lengths_in(a->room->here);
+    uint64_t *lengths = lengths_in(a->room.here);
     if (r->now.failure != TAGC_OK || r->now.stats.nonfinite) return 0;
     for (int rank = 0; rank < n_ranks(a); rank++) {
         const tagc_body *body = &d->bodies[rank];
         if (!body->bytes) return 0;
         lengths[rank] = rank == own_rank(a) ? own_bytes : body->n_bytes;
-        if (rank != own_rank(a)) memcpy(body_in(a, a->room->here, rank), body->bytes, body->n_bytes);
+        if (rank != own_rank(a)) memcpy(body_in(a, a->room.here, rank), body->bytes, body->n_bytes);
     }
     return 1;
 }
@@ -341,20 +331,20 @@ static int give(tagc_ahead *a, size_t own_bytes) {
 void tagc_ahead_give_bodies(tagc_reducer *r) {
     tagc_ahead *a = ahead_of(r);
     int is_plain = returns_sums(a);
-    a->has_bodies = give(a, is_plain ? 0 : results_in(a, a->room->here)[n_ranks(a) - 1].encoded.n_bytes);
+    a->has_bodies = give(a, is_plain ? 0 : results_in(a, a->room.here)[n_ranks(a) - 1].encoded.n_bytes);
 }
 
 void tagc_ahead_take_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out) {
     const tagc_ahead *a = ahead_of(r);
-    const tagc_encoded *encoded = &sums_in(a, a->room->here)[1].encoded;
+    const tagc_encoded *encoded = &sums_in(a, a->room.here)[1].encoded;
     tagc_status status = check_length(a, encoded);
     tagc_note_failure(r, status);
     if (status != TAGC_OK) return;
     *out = *encoded;
-    memcpy(body, body_in(a, a->room->here, own_rank(a)), encoded->n_bytes);
+    memcpy(body, body_in(a, a->room.here, own_rank(a)), encoded->n_bytes);
 }
 
 void tagc_ahead_give_sums(tagc_reducer *r) {
     tagc_ahead *a = ahead_of(r);
-    give(a, sums_in(a, a->room->here)[1].encoded.n_bytes); /* if one is missing, the step does not count */
+    give(a, sums_in(a, a->room.here)[1].encoded.n_bytes); /* if one is missing, the step does not count */
 }

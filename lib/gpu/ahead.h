@@ -7,13 +7,14 @@
  *
  * ahead_unit.c puts flags between them. Launches have fixed grids: kernels read lengths and orders when they run.
  *
- * Residuals. A step writes its new residual into the spare of its buffer, and when it is enqueued, the two swap. So a later step can
- * be enqueued before this one has ended; `settle` makes the new one what the old one was, where the step did not count. */
+ * Residuals. A step writes its new residual into the spare of its buffer, and when the exchange is enqueued, the two swap (store.h). So
+ * a later step can be enqueued before this one has ended; `settle` makes the new one what the old one was, where the step did not
+ * count. */
 #ifndef TAGC_GPU_AHEAD_H
 #define TAGC_GPU_AHEAD_H
 
 #include "exchange/direct/direct.h"
-#include "gpu/queue_private.h"
+#include "gpu/store.h"
 
 typedef struct tagc_ahead {
     tagc_reducer *reducer;
@@ -23,9 +24,11 @@ typedef struct tagc_ahead {
     uint64_t n_moves[TAGC_N_BATCHES]; /* of the memory that they work in */
     tagc_batch_row *rows;             /* (ranks) of the next run */
     tagc_body *bodies;                /* (ranks) */
-    tagc_turns *turns;                /* NULL: there is no residual */
-    /* In both memories of a room: | orders | lengths (ranks) | results (ranks) | results of sums (2) | bodies (ranks, stride) |. */
-    size_t at_results, at_sums, at_bodies, stride, n_bytes;
+    tagc_store *store;
+    size_t at_residual, n_stored; /* in the store, bytes; 0 bytes: there is no residual */
+    /* Head of a room, in both memories: | orders | lengths (ranks) | results (ranks) | results of sums (2) |. Rest: | bodies (ranks,
+     * stride) |. */
+    size_t at_results, at_sums, head_bytes, stride, n_bytes;
 
     uint64_t n_steps; /* enqueued */
     /* The thread of the hooks' alone. Of the step that has a buffer: its number, and its arrays on the device. */
@@ -36,13 +39,12 @@ typedef struct tagc_ahead {
     } steps[MAX_BUFFERS];
 
     /* The step under way: its room, and whether all bodies are in it. */
-    const gpu_room *room;
+    gpu_room room;
     int has_bodies;
 } tagc_ahead;
 
-/* nth: among the parts of a unit whose residuals are as large as this one's. Of memory it makes the
- * residuals alone. */
-tagc_status tagc_ahead_create(tagc_queue *queue, tagc_reducer *reducer, uint32_t nth, tagc_ahead **out);
+/* The reducer is in a store. */
+tagc_status tagc_ahead_create(tagc_queue *queue, tagc_reducer *reducer, tagc_ahead **out);
 void tagc_ahead_destroy(tagc_ahead *ahead); /* accepts NULL */
 /* The most pieces of work that a step puts into streams behind its first flag. */
 size_t tagc_ahead_n_places(const tagc_ahead *ahead);
@@ -56,6 +58,8 @@ tagc_status tagc_ahead_put_out(tagc_ahead *ahead, int b, const gpu_room *room, u
                                const void *gradient, float *output);
 tagc_status tagc_ahead_put_add(tagc_ahead *ahead, int b, const gpu_room *room);
 tagc_status tagc_ahead_put_back(tagc_ahead *ahead, int b, const gpu_room *room);
+/* When that of all parts is enqueued, and the store has turned. */
+void tagc_ahead_turn(tagc_ahead *ahead);
 
 /* ---- the thread that exchanges ---- */
 

@@ -7,9 +7,10 @@
  * job.c puts the flags in brackets, and events. Flags `add` and `added` count the parts of all exchanges. So each part goes on by itself,
  * as on the host, also where the transport has no lanes.
  *
- * Room 0 of a buffer is the unit's: | orders | samples | squares (n_parts, 2, TAGC_N_SQUARES) |. Squares of residuals and gradients are
- * sums that the schedule wants where a window of it is full, about each 20th exchange; other exchanges leave them out. Room 1 + p is that of part p: what ahead.h says, or | orders | gradient |
- * sums | in pinned memory; on the device, packed gradients and sums follow. */
+ * The rest of room 0 is the unit's: | samples | squares (n_parts, 2, TAGC_N_SQUARES) |. Squares of residuals and gradients are
+ * sums that the schedule wants where a window of it is full, about each 20th exchange; other exchanges leave them out. Room 1 + p is
+ * that of part p: what ahead.h says, or a rest | gradient | sums | in pinned memory; on the device, packed gradients and sums follow.
+ * Rests lie one after the other, so that what a unit needs hardly depends on its parts. */
 #include "core/memory.h"
 #include "gpu/elements.h"
 #include "gpu/unit_private.h"
@@ -21,6 +22,8 @@
 /* All that an exchange puts behind its first flag must fit into a launch queue, since its messages begin when all is enqueued. CUDA's
  * has 1,024 places. */
 enum { LAUNCH_PLACES = 1024 };
+/* Each room has pages of its own. So memory that a copy reads or writes can be kept from the host, which tests do. */
+enum { ROOM_ALIGNMENT = 4096 };
 #define SQUARES_BYTES (2 * TAGC_N_SQUARES * sizeof(double)) /* of a part */
 
 int tagc_unit_has_kernels(const tagc_unit *unit) {
@@ -45,40 +48,47 @@ int tagc_unit_wants_kernels(const tagc_unit_options *of) {
     return 0;
 }
 
+static size_t in_pages(size_t n_bytes) {
+    return (n_bytes + ROOM_ALIGNMENT - 1) / ROOM_ALIGNMENT * ROOM_ALIGNMENT;
+}
+
 static size_t floats_bytes(uint64_t n) {
     return tagc_aligned((size_t)n * sizeof(float));
 }
 
 /* In room 0. */
 static size_t squares_at(const tagc_unit *unit) {
-    return ORDERS_BYTES + floats_bytes(unit->n_samples);
+    return floats_bytes(unit->n_samples);
 }
 
-static double *squares_in(const tagc_unit *unit, char *memory, uint32_t p) {
-    return (double *)(void *)(memory + squares_at(unit) + p * SQUARES_BYTES);
+static double *squares_in(const tagc_unit *unit, gpu_side side, uint32_t p) {
+    return (double *)(void *)(side.rest + squares_at(unit) + p * SQUARES_BYTES);
 }
 
 static size_t gradient_bytes(const unit_part *one) {
     return (size_t)one->of.n_gradient * tagc_element_bytes(tagc_unit_reads(&one->of));
 }
 
-/* Where in a part's room packed gradients and sums are, and how large it is. */
-static gpu_room place(const tagc_unit *unit, unit_part *one) {
+/* Divides a part's room: where in the rest packed gradients and sums are. Adds it to what the unit needs. */
+static void place(const tagc_unit *unit, unit_part *one, rooms_needs *needs) {
     int may_be_one = unit->of.n_input ==
                      unit->of.n_output; /* input and output the same array: no reducer can work in that */
-    gpu_room needs = {.there_bytes = one->ahead ? one->ahead->n_bytes : ORDERS_BYTES};
-    needs.here_bytes =
-        one->ahead ? one->ahead->n_bytes
-                   : ORDERS_BYTES + tagc_aligned(gradient_bytes(one)) + floats_bytes(one->of.n_output);
+    size_t there = one->ahead ? one->ahead->n_bytes : 0, here = there;
+    if (!one->ahead) here = tagc_aligned(gradient_bytes(one)) + floats_bytes(one->of.n_output);
     if (one->at_gradient != TAGC_NOWHERE) {
-        one->at_gradient = needs.there_bytes;
-        needs.there_bytes += tagc_aligned(gradient_bytes(one));
+        one->at_gradient = there;
+        there += tagc_aligned(gradient_bytes(one));
     }
     if (one->at_output != TAGC_NOWHERE || may_be_one || unit->of.factor != 1.0f) {
-        one->at_output = needs.there_bytes;
-        needs.there_bytes += floats_bytes(one->of.n_output);
+        one->at_output = there;
+        there += floats_bytes(one->of.n_output);
     }
-    return needs;
+    one->at_here = needs->here_bytes;
+    one->at_there = needs->there_bytes;
+    needs->here_bytes += in_pages(here);
+    needs->there_bytes += in_pages(there);
+    if (one->ahead && in_pages(one->ahead->head_bytes) > needs->head_bytes)
+        needs->head_bytes = in_pages(one->ahead->head_bytes);
 }
 
 static size_t n_listed(const tagc_unit *unit) {
@@ -98,16 +108,15 @@ static run_list list(const tagc_run *runs, uint64_t n_runs, tagc_listed_run *her
     return (run_list){there, (uint32_t)n_runs, n};
 }
 
-/* All lists, in the device's memory. */
+/* All lists, in the store. */
 static tagc_status make_lists(tagc_unit *unit) {
     tagc_kernels *k = unit->queue->kernels;
     tagc_listed_run *here, *there;
     void *memory;
-    size_t n = n_listed(unit), at = 0;
-    unit->lists_bytes = (n ? n : 1) * sizeof *here;
-    TAGC_TRY(k->arrays.heap.create(k, unit->lists_bytes, "lists of runs", &unit->lists));
-    there = unit->lists;
-    TAGC_TRY(tagc_memory_create(unit->lists_bytes, "lists of runs", &memory));
+    size_t n = n_listed(unit), at = 0, n_bytes = (n ? n : 1) * sizeof *here;
+    TAGC_TRY(tagc_store_reserve_lists(unit->store, n_bytes));
+    there = unit->store->lists;
+    TAGC_TRY(tagc_memory_create(n_bytes, "lists of runs", &memory));
     here = memory;
     for (uint32_t p = 0; p < unit->of.n_parts; p++) {
         unit_part *one = &unit->parts[p];
@@ -118,7 +127,7 @@ static tagc_status make_lists(tagc_unit *unit) {
     }
     unit->sampled = (run_list){there + at, (uint32_t)unit->n_samples, unit->n_samples};
     for (size_t i = 0; i < unit->n_samples; i++, at++) here[at] = (tagc_listed_run){unit->places[i], i, i};
-    tagc_status status = tagc_kernels_write(k, there, here, unit->lists_bytes);
+    tagc_status status = tagc_kernels_write(k, there, here, n_bytes);
     tagc_memory_destroy(memory);
     return status;
 }
@@ -126,20 +135,18 @@ static tagc_status make_lists(tagc_unit *unit) {
 static tagc_status make_part(tagc_unit *unit, uint32_t p, size_t *work_bytes) {
     unit_part *one = &unit->parts[p];
     tagc_reducer *r = one->of.reducer;
-    uint32_t nth = 0;
     if (r->arrays->is_here) return TAGC_OK;
-    if (tagc_kernels_of(r->arrays) != unit->queue->kernels || tagc_reducer_is_by_caller(r))
+    tagc_store *store = tagc_store_of(r);
+    if (!store || store->queue != unit->queue || (unit->store && store != unit->store))
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "part %u has a reducer with kernels that are not those of the queue, or by frames",
+                         "part %u has a reducer with kernels that is not in a store of this queue, or not in "
+                         "that of the parts before it (tagc_reducer_create_in)",
                          p);
-    for (uint32_t q = 0; q < p; q++) {
-        const tagc_reducer *other = unit->parts[q].of.reducer;
-        nth += !other->arrays->is_here && tagc_reducer_stored_bytes(other) == tagc_reducer_stored_bytes(r);
-    }
+    unit->store = store;
     size_t n_bytes = tagc_batches_work_bytes(r);
     if (n_bytes > *work_bytes) *work_bytes = n_bytes;
     unit->n_adds++;
-    return tagc_ahead_create(unit->queue, r, nth, &one->ahead);
+    return tagc_ahead_create(unit->queue, r, &one->ahead);
 }
 
 size_t tagc_unit_n_places(const tagc_unit *unit) {
@@ -163,36 +170,51 @@ static tagc_status check_places(const tagc_unit *unit) {
         LAUNCH_PLACES);
 }
 
+/* A unit of probes exchanges nothing. */
+static int is_probe(const tagc_unit *unit) {
+    for (uint32_t p = 0; p < unit->of.n_parts; p++)
+        if (unit->parts[p].of.reducer->arrays == &unit->store->of_probes) return 1;
+    return 0;
+}
+
 tagc_status tagc_unit_make_ahead(tagc_unit *unit) {
-    size_t work_bytes = TAGC_ALIGNMENT;
-    void *memory;
     uint32_t n = unit->of.n_parts;
+    rooms_needs needs = {
+        .n_rooms = n + 1, .head_bytes = in_pages(ORDERS_BYTES), .work_bytes = TAGC_ALIGNMENT};
     if (!unit->queue->kernels)
         return tagc_fail(TAGC_ERR_ARGUMENT, "a reducer has kernels, but the queue was made without them");
     unit->n_gradients = unit->n_outputs = 0;
-    for (uint32_t p = 0; p < n; p++) TAGC_TRY(make_part(unit, p, &work_bytes));
-    TAGC_TRY(check_places(unit));
+    for (uint32_t p = 0; p < n; p++) TAGC_TRY(make_part(unit, p, &needs.work_bytes));
+    if (!is_probe(unit)) TAGC_TRY(check_places(unit));
     TAGC_TRY(make_lists(unit));
-    TAGC_TRY(tagc_memory_create((n + 1) * sizeof(gpu_room), "sizes of rooms", &memory));
-    gpu_room *needs = memory;
-    needs[0].here_bytes = needs[0].there_bytes = squares_at(unit) + n * SQUARES_BYTES;
-    for (uint32_t p = 0; p < n; p++) needs[1 + p] = place(unit, &unit->parts[p]);
-    tagc_status status = tagc_rooms_reserve(unit->queue, needs, n + 1, work_bytes);
-    tagc_memory_destroy(memory);
-    return status;
+    needs.here_bytes = needs.there_bytes = in_pages(squares_at(unit) + n * SQUARES_BYTES);
+    for (uint32_t p = 0; p < n; p++) place(unit, &unit->parts[p], &needs);
+    return tagc_rooms_reserve(unit->queue, &needs);
 }
 
 void tagc_unit_end_ahead(tagc_unit *unit) {
     for (uint32_t p = 0; p < unit->of.n_parts; p++) tagc_ahead_destroy(unit->parts[p].ahead);
-    if (!unit->lists) return;
-    const tagc_heap *heap = &unit->queue->kernels->arrays.heap;
-    heap->destroy(heap->context, unit->lists, unit->lists_bytes);
 }
 
 /* ---- the thread of the hooks ---- */
 
-static const gpu_room *room_of(const ticket *one, uint32_t i) {
-    return &one->queue->buffers[one->buffer].rooms[i];
+static gpu_room own_room(const ticket *one) {
+    return tagc_room_of(one, 0, 0, 0);
+}
+
+static gpu_room room_of(const ticket *one, uint32_t p) {
+    const unit_part *part = &one->unit->parts[p];
+    return tagc_room_of(one, 1 + p, part->at_here, part->at_there);
+}
+
+/* Makes the orders of the unit and of all its parts negative. */
+static void refuse(const ticket *one) {
+    gpu_room room = own_room(one);
+    tagc_orders_refuse(&room);
+    for (uint32_t p = 0; p < one->unit->of.n_parts; p++) {
+        room = room_of(one, p);
+        tagc_orders_refuse(&room);
+    }
 }
 
 static tagc_status copy_runs(const ticket *one, const run_list *runs, const void *from, int from_element,
@@ -209,20 +231,20 @@ static tagc_status clear(const ticket *one, void *array, size_t n_bytes, void *s
 }
 
 static void *gradient_of(const unit_part *one, const gpu_room *room, const void *input) {
-    return one->at_gradient == TAGC_NOWHERE ? (void *)(size_t)input : room->there + one->at_gradient;
+    return one->at_gradient == TAGC_NOWHERE ? (void *)(size_t)input : room->there.rest + one->at_gradient;
 }
 
 static float *sums_of(const unit_part *one, const gpu_room *room, void *output) {
-    return one->at_output == TAGC_NOWHERE ? output : (float *)(void *)(room->there + one->at_output);
+    return one->at_output == TAGC_NOWHERE ? output : (float *)(void *)(room->there.rest + one->at_output);
 }
 
 /* Of a part without kernels, in pinned memory. */
 static void *gradient_here(const gpu_room *room) {
-    return room->here + ORDERS_BYTES;
+    return room->here.rest;
 }
 
 static float *sums_here(const unit_part *one, const gpu_room *room) {
-    return (float *)(void *)(room->here + ORDERS_BYTES + tagc_aligned(gradient_bytes(one)));
+    return (float *)(void *)(room->here.rest + tagc_aligned(gradient_bytes(one)));
 }
 
 static tagc_status put_squares(const ticket *one, uint32_t p, const void *gradient) {
@@ -237,7 +259,7 @@ static tagc_status put_squares(const ticket *one, uint32_t p, const void *gradie
                              .row_bytes = r->row_bytes,
                              .gradient = gradient,
                              .n_gradient = part->of.n_gradient};
-    double *squares = squares_in(one->unit, room_of(one, 0)->there, p);
+    double *squares = squares_in(one->unit, own_room(one).there, p);
     return tagc_kernels_check(k, k->maker->runs->squares(&of, squares, one->queue->out));
 }
 
@@ -245,8 +267,8 @@ static tagc_status put_part_out(const ticket *one, uint32_t p, const void *input
     const tagc_queue *queue = one->queue;
     const tagc_unit *unit = one->unit;
     const unit_part *part = &unit->parts[p];
-    const gpu_room *room = room_of(one, 1 + p);
-    void *gradient = gradient_of(part, room, input);
+    const gpu_room room = room_of(one, p);
+    void *gradient = gradient_of(part, &room, input);
     size_t n_bytes = gradient_bytes(part);
     if (part->at_gradient != TAGC_NOWHERE) {
         if (part->packs.n < part->of.n_gradient) TAGC_TRY(clear(one, gradient, n_bytes, queue->out));
@@ -255,26 +277,25 @@ static tagc_status put_part_out(const ticket *one, uint32_t p, const void *input
     }
     if (unit->has_squares[one->buffer]) TAGC_TRY(put_squares(one, p, gradient));
     if (!part->ahead)
-        return tagc_queue_copy(queue, gradient_here(room), gradient, n_bytes, TAGC_COPY_TO_HOST, queue->out);
-    return tagc_ahead_put_out(part->ahead, one->buffer, room, one->step->number, is_idle, gradient,
-                              sums_of(part, room, output));
+        return tagc_queue_copy(queue, gradient_here(&room), gradient, n_bytes, TAGC_COPY_TO_HOST, queue->out);
+    return tagc_ahead_put_out(part->ahead, one->buffer, &room, one->step->number, is_idle, gradient,
+                              sums_of(part, &room, output));
 }
 
 tagc_status tagc_unit_put_out(const ticket *one, const void *input, void *output) {
     tagc_unit *unit = one->unit;
     int is_idle = atomic_load(&unit->n_enqueued) - atomic_load(&unit->n_ended) == 1;
-    const gpu_room *room = room_of(one, 0);
-    char *samples = room->there + ORDERS_BYTES;
+    const gpu_room room = own_room(one);
+    char *samples = room.there.rest;
     for (uint32_t p = 0; p < unit->of.n_parts; p++)
         if (unit->parts[p].ahead) TAGC_TRY(tagc_ahead_check(unit->parts[p].ahead));
     TAGC_TRY(copy_runs(one, &unit->sampled, input, unit->of.element, samples, TAGC_ELEMENT_FP32, 1,
                        one->queue->out));
     int has_squares = unit->has_squares[one->buffer] = may_fill_a_window(unit, is_idle);
     for (uint32_t p = 0; p < unit->of.n_parts; p++) TAGC_TRY(put_part_out(one, p, input, output, is_idle));
-    size_t n_bytes = has_squares ? squares_at(unit) - ORDERS_BYTES + unit->of.n_parts * SQUARES_BYTES
-                                 : unit->n_samples * sizeof(float);
-    return tagc_queue_copy(one->queue, room->here + ORDERS_BYTES, samples, n_bytes, TAGC_COPY_TO_HOST,
-                           one->queue->out);
+    size_t n_bytes =
+        has_squares ? squares_at(unit) + unit->of.n_parts * SQUARES_BYTES : unit->n_samples * sizeof(float);
+    return tagc_queue_copy(one->queue, room.here.rest, samples, n_bytes, TAGC_COPY_TO_HOST, one->queue->out);
 }
 
 tagc_status tagc_unit_put_add(const ticket *one) {
@@ -287,7 +308,8 @@ tagc_status tagc_unit_put_add(const ticket *one) {
         int code =
             runtime->StreamWaitValue32(queue->add, queue->add_there, (uint32_t)number, TAGC_WAIT_AT_LEAST);
         TAGC_TRY(tagc_device_check(queue->device, code, "waiting for bodies"));
-        TAGC_TRY(tagc_ahead_put_add(ahead, one->buffer, room_of(one, 1 + p)));
+        const gpu_room room = room_of(one, p);
+        TAGC_TRY(tagc_ahead_put_add(ahead, one->buffer, &room));
         code = runtime->StreamWriteValue32(queue->add, queue->added_there, (uint32_t)number, 0);
         TAGC_TRY(tagc_device_check(queue->device, code, "handing sums over"));
         number++;
@@ -298,28 +320,38 @@ tagc_status tagc_unit_put_add(const ticket *one) {
 static tagc_status put_part_back(const ticket *one, uint32_t p, void *output) {
     const tagc_queue *queue = one->queue;
     const unit_part *part = &one->unit->parts[p];
-    const gpu_room *room = room_of(one, 1 + p);
-    if (part->ahead) return tagc_ahead_put_back(part->ahead, one->buffer, room);
-    return tagc_queue_copy(queue, sums_of(part, room, output), sums_here(part, room),
+    const gpu_room room = room_of(one, p);
+    if (part->ahead) return tagc_ahead_put_back(part->ahead, one->buffer, &room);
+    return tagc_queue_copy(queue, sums_of(part, &room, output), sums_here(part, &room),
                            (size_t)part->of.n_output * sizeof(float), TAGC_COPY_TO_DEVICE, queue->back);
+}
+
+/* The new residuals are those of the next exchange. */
+static void turn(const ticket *one) {
+    if (one->unit->store->turns) tagc_store_turn(one->unit->store, one->buffer);
+    for (uint32_t p = 0; p < one->unit->of.n_parts; p++)
+        if (one->unit->parts[p].ahead) tagc_ahead_turn(one->unit->parts[p].ahead);
 }
 
 tagc_status tagc_unit_put_back(const ticket *one, void *output) {
     const tagc_queue *queue = one->queue;
     const tagc_unit_options *of = &one->unit->of;
-    const gpu_room *own = room_of(one, 0);
+    const gpu_room own = own_room(one);
     size_t n_bytes = (size_t)of->n_output * tagc_element_bytes(of->element);
-    tagc_orders *orders = (tagc_orders *)(void *)own->there;
+    tagc_orders *orders = (tagc_orders *)(void *)own.there.head;
     for (uint32_t p = 0; p < of->n_parts; p++) TAGC_TRY(put_part_back(one, p, output));
+    turn(one);
     if (of->has_gaps)
         TAGC_TRY(clear(one, output, n_bytes, queue->back)); /* the input, which it may be, is packed by now */
     for (uint32_t p = 0; p < of->n_parts; p++) {
         const unit_part *part = &one->unit->parts[p];
         if (part->at_output == TAGC_NOWHERE) continue;
-        TAGC_TRY(copy_runs(one, &part->unpacks, sums_of(part, room_of(one, 1 + p), output), TAGC_ELEMENT_FP32,
-                           output, of->element, of->factor, queue->back));
+        const gpu_room room = room_of(one, p);
+        TAGC_TRY(copy_runs(one, &part->unpacks, sums_of(part, &room, output), TAGC_ELEMENT_FP32, output,
+                           of->element, of->factor, queue->back));
     }
-    TAGC_TRY(tagc_queue_copy(queue, own->there, own->here, sizeof *orders, TAGC_COPY_TO_DEVICE, queue->back));
+    TAGC_TRY(tagc_queue_copy(queue, own.there.head, own.here.head, sizeof *orders, TAGC_COPY_TO_DEVICE,
+                             queue->back));
     return tagc_kernels_check(
         queue->kernels, queue->kernels->maker->runs->spoil(&orders->verdict, output, n_bytes, queue->back));
 }
@@ -330,8 +362,7 @@ int tagc_unit_withdraw(const ticket *one) {
     const tagc_runtime *runtime = runtime_of(one->queue);
     int code = runtime->StreamSynchronize(one->queue->out);
     pthread_mutex_lock(&one->queue->lock); /* the last exchange in these rooms was finished with it */
-    for (uint32_t i = 0; !code && one->is_in_streams && i <= one->unit->of.n_parts; i++)
-        tagc_orders_refuse(room_of(one, i));
+    if (!code && one->is_in_streams) refuse(one);
     pthread_mutex_unlock(&one->queue->lock);
     return !code;
 }
@@ -345,9 +376,9 @@ static double sum_of(const double *values) {
 }
 
 /* Of each part's residual and gradient, before this exchange. Residuals on the host are those of the class dense, which has none. */
-static void read_squares(const tagc_unit *unit, const gpu_room *room, double *squares) {
+static void read_squares(const tagc_unit *unit, gpu_side side, double *squares) {
     for (uint32_t p = 0; p < unit->of.n_parts; p++) {
-        const double *found = squares_in(unit, room->here, p);
+        const double *found = squares_in(unit, side, p);
         squares[2 * p] = sum_of(found);
         squares[2 * p + 1] = sum_of(found + TAGC_N_SQUARES);
     }
@@ -358,15 +389,15 @@ static tagc_status look(const ticket *one) {
     const tagc_unit *unit = one->unit;
     const tagc_unit_options *of = &unit->of;
     tagc_unit_step *step = one->step;
-    const gpu_room *room = room_of(one, 0);
-    const float *samples = (const float *)(const void *)(room->here + ORDERS_BYTES);
+    const gpu_room room = own_room(one);
+    const float *samples = (const float *)(const void *)room.here.rest;
     size_t n_full = 0;
     step->n_full = 0;
     if (!of->n_sampled) return TAGC_OK;
     TAGC_TRY(tagc_schedule_add(of->schedule, unit->numbers, unit->counts, of->n_sampled, samples, step->full,
                                &n_full));
     if (!n_full || !unit->has_squares[one->buffer]) return TAGC_OK;
-    read_squares(unit, room, step->squares);
+    read_squares(unit, room.here, step->squares);
     TAGC_TRY(tagc_schedule_take(of->schedule, step->full, n_full, step->sums));
     step->n_full = (uint32_t)n_full;
     return TAGC_OK;
@@ -374,10 +405,10 @@ static tagc_status look(const ticket *one) {
 
 static tagc_status begin(const ticket *one, uint32_t p) {
     const unit_part *part = &one->unit->parts[p];
-    const gpu_room *room = room_of(one, 1 + p);
-    if (part->ahead) return tagc_ahead_begin(part->ahead, one->step->number, room);
+    const gpu_room room = room_of(one, p);
+    if (part->ahead) return tagc_ahead_begin(part->ahead, one->step->number, &room);
     if (one->step->number) TAGC_TRY(tagc_reducer_set_steps(part->of.reducer, one->step->number - 1));
-    return tagc_reducer_begin(part->of.reducer, gradient_here(room), sums_here(part, room));
+    return tagc_reducer_begin(part->of.reducer, gradient_here(&room), sums_here(part, &room));
 }
 
 static tagc_status end(const ticket *one, uint32_t p) {
@@ -411,10 +442,10 @@ tagc_status tagc_unit_reduce_ahead(const ticket *one, tagc_status failure, const
     char text[TAGC_ERROR_TEXT_BYTES];
     snprintf(text, sizeof text, "%s", why);
     if (one->status == TAGC_OK) /* else the rooms may be those of an exchange whose results are on the way */
-        for (uint32_t i = 0; i <= one->unit->of.n_parts; i++) tagc_orders_refuse(room_of(one, i));
+        refuse(one);
     if (failure == TAGC_OK) {
         failure = reduce(one, text);
-        if (failure == TAGC_OK) tagc_queue_settle(one->queue, (tagc_orders *)(void *)room_of(one, 0)->here);
+        if (failure == TAGC_OK) tagc_queue_settle(one->queue, (tagc_orders *)(void *)own_room(one).here.head);
     }
     tagc_queue_add(one->queue, one->first_add + one->unit->n_adds - 1);
     return failure == TAGC_OK ? TAGC_OK : tagc_fail(failure, "%s", text);

@@ -249,10 +249,47 @@ static const tagc_runner kernels = {.name = "kernels",
                                     .encode_sums = on_encode_sums,
                                     .decode_sums = on_decode_sums};
 
+/* Bodies are in the rooms of the unit's queue. */
+static tagc_status make_ahead(tagc_reducer *r) {
+    (void)r;
+    return TAGC_OK;
+}
+
+static const tagc_runner ahead = {.name = "kernels",
+                                  .is_whole = 1,
+                                  .is_ahead = 1,
+                                  .make = make_ahead,
+                                  .end = end,
+                                  .encode = on_encode,
+                                  .add = on_add,
+                                  .encode_sums = on_encode_sums,
+                                  .decode_sums = on_decode_sums};
+
+static tagc_status check(const void *of, const tagc_comm *comm, tagc_reducer *const *out) {
+    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
+    return comm && of ? TAGC_OK
+                      : tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL", comm ? "kernels or store" : "comm");
+}
+
+tagc_status tagc_reducer_create_in(tagc_store *store, tagc_comm *comm, const tagc_reducer_options *options,
+                                   tagc_reducer **out) {
+    if (out) *out = NULL;
+    TAGC_TRY(check(store, comm, out));
+    TAGC_TRY(tagc_reducer_make(&store->arrays, &ahead, comm, options, out));
+    (void)tagc_store_place(store, *out); /* from now on the store may move it */
+    return TAGC_OK;
+}
+
+tagc_status tagc_reducer_probe_in(tagc_store *store, tagc_comm *comm, const tagc_reducer_options *options,
+                                  tagc_reducer **out) {
+    if (out) *out = NULL;
+    TAGC_TRY(check(store, comm, out));
+    return tagc_reducer_make_alone(&store->of_probes, &ahead, comm, options, out);
+}
+
 tagc_status tagc_reducer_create_on(tagc_kernels *of, tagc_comm *comm, const tagc_reducer_options *options,
                                    tagc_reducer **out) {
-    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
-    *out = NULL;
-    if (!comm || !of) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL", comm ? "kernels" : "comm");
+    if (out) *out = NULL;
+    TAGC_TRY(check(of, comm, out));
     return tagc_reducer_make(&of->arrays, &kernels, comm, options, out);
 }

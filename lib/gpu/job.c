@@ -213,9 +213,10 @@ tagc_status tagc_job_create(tagc_queue *queue, uint64_t tag, size_t n_bytes_in, 
 uint64_t tagc_queue_pinned_bytes(tagc_queue *queue) {
     if (!queue) return 0;
     pthread_mutex_lock(&queue->launch);
-    uint64_t n_bytes = (uint64_t)queue->n_buffers * (queue->n_bytes_in + queue->n_bytes_out);
-    for (int b = 0; b < queue->n_buffers; b++)
-        for (uint32_t i = 0; i < queue->n_rooms; i++) n_bytes += queue->buffers[b].rooms[i].here_bytes;
+    const rooms_needs *rooms = &queue->rooms;
+    size_t one =
+        queue->n_bytes_in + queue->n_bytes_out + rooms->n_rooms * rooms->head_bytes + rooms->here_bytes;
+    uint64_t n_bytes = (uint64_t)queue->n_buffers * one;
     pthread_mutex_unlock(&queue->launch);
     return n_bytes;
 }

@@ -49,7 +49,7 @@ static void give(tagc_kernels *k, void *memory, size_t n_bytes) {
 }
 
 static tagc_status heap_create(void *context, size_t n_bytes, const char *what, void **out) {
-    tagc_kernels *k = context;
+    tagc_kernels *k = tagc_kernels_in(context);
     *out = NULL;
     TAGC_TRY(tagc_kernels_enter(k));
     tagc_status status = take(k, n_bytes ? n_bytes : 1, what, out);
@@ -60,7 +60,7 @@ static tagc_status heap_create(void *context, size_t n_bytes, const char *what, 
 }
 
 static void heap_destroy(void *context, void *memory, size_t n_bytes) {
-    tagc_kernels *k = context;
+    tagc_kernels *k = tagc_kernels_in(context);
     if (!memory || tagc_kernels_enter(k) != TAGC_OK) return; /* of a device that failed nothing comes back */
     give(k, memory, n_bytes ? n_bytes : 1);
     tagc_kernels_leave(k);
@@ -145,19 +145,19 @@ static tagc_status fill(tagc_kernels *k, char *to, uint32_t word, uint64_t n_byt
 }
 
 static tagc_status check_place(void *context, const void *array, const char *what) {
-    return tagc_device_check_place(((tagc_kernels *)context)->device, array, what);
+    return tagc_device_check_place(tagc_kernels_in(context)->device, array, what);
 }
 
 static tagc_status read_array(void *context, void *to, const void *from, size_t n_bytes) {
-    return tagc_kernels_read(context, to, from, n_bytes);
+    return tagc_kernels_read(tagc_kernels_in(context), to, from, n_bytes);
 }
 
 static tagc_status write_array(void *context, void *to, const void *from, size_t n_bytes) {
-    return tagc_kernels_write(context, to, from, n_bytes);
+    return tagc_kernels_write(tagc_kernels_in(context), to, from, n_bytes);
 }
 
 static tagc_status fill_array(void *context, void *array, uint32_t word, uint64_t n_bytes) {
-    tagc_kernels *k = context;
+    tagc_kernels *k = tagc_kernels_in(context);
     TAGC_TRY(tagc_kernels_enter(k));
     tagc_status status = fill(k, array, word, n_bytes);
     tagc_kernels_leave(k);
@@ -182,7 +182,7 @@ tagc_status tagc_kernels_create(tagc_device *device, const tagc_maker *maker, ta
     tagc_kernels *k;
     *out = NULL;
     TAGC_TRY(tagc_memory_create(sizeof *k, "kernels", (void **)&k));
-    *k = (tagc_kernels){.device = device, .maker = maker};
+    *k = (tagc_kernels){.self = k, .device = device, .maker = maker};
     k->arrays = (tagc_arrays){.heap = {.context = k, .create = heap_create, .destroy = heap_destroy},
                               .maker = maker->batches,
                               .check = check_place,

@@ -19,6 +19,7 @@
 #include <pthread.h>
 
 struct tagc_kernels {
+    tagc_kernels *self; /* the first member: see tagc_kernels_in */
     tagc_device *device;
     const tagc_maker *maker;
     void *stream;
@@ -36,9 +37,14 @@ struct tagc_kernels {
     uint64_t n_outgrown_bytes;
 };
 
+/* Of the context of a heap, kernels or a store, whose first member they are. */
+static inline tagc_kernels *tagc_kernels_in(void *context) {
+    return context ? *(tagc_kernels **)context : NULL;
+}
+
 /* NULL: arrays in host memory. */
 static inline tagc_kernels *tagc_kernels_of(const tagc_arrays *arrays) {
-    return arrays ? arrays->heap.context : NULL;
+    return arrays ? tagc_kernels_in(arrays->heap.context) : NULL;
 }
 
 /* tagc_kernels_open for any device and maker. */

@@ -30,33 +30,33 @@ typedef struct ticket {
     char text[TEXT_BYTES];
 } ticket;
 
-/* Memory of an exchange with kernels, for one part of its unit or for what its parts share: pinned, and on the device. Both begin with
- * a tagc_orders. */
+/* Memory of an exchange with kernels, for one part of its unit or for what its parts share: pinned, and on the device. Both have a
+ * head, which begins with a tagc_orders and is at the same place for all units, and the rest, which each unit divides. */
+typedef struct gpu_side {
+    char *head, *rest;
+} gpu_side;
 typedef struct gpu_room {
-    char *here, *there;
-    size_t here_bytes, there_bytes;
+    gpu_side here, there;
 } gpu_room;
+
+/* Sizes of this memory in every buffer, and of the work memory of batches. */
+typedef struct rooms_needs {
+    size_t n_rooms, head_bytes, here_bytes, there_bytes, work_bytes;
+} rooms_needs;
 
 /* What the host has to say to the device. A queue that is closed makes all of it negative. */
 typedef struct tagc_orders {
     int stop[2];                 /* bodies of fragments, of sums: 1: they are not to be read */
     tagc_frames_verdict verdict; /* whether the step counts */
 } tagc_orders;
-enum { ORDERS_BYTES = 64 }; /* what follows in a room begins there */
+enum { ORDERS_BYTES = 64 }; /* what follows in a head begins there */
 
-/* A residual that the next exchange of that buffer may write. In it are as many as exchanges may be under way. */
-typedef struct tagc_turns {
-    size_t n_bytes;
-    uint32_t nth; /* among the parts of a unit that have this size */
-    int n_users;
-    void *spares[MAX_BUFFERS]; /* by buffer */
-    struct tagc_turns *next;
-} tagc_turns;
+struct tagc_turns; /* store.h */
 
 typedef struct buffer {
     void *in, *out;                         /* pinned */
     void *came, *copied_out, *added, *back; /* events */
-    gpu_room *rooms;                        /* (n_rooms) of the queue */
+    gpu_side here, there;                   /* heads of all rooms, and all rests */
 } buffer;
 
 /* In pinned memory: the last ticket whose input is there, and the last sums that were added, which the device writes; the last ticket
@@ -70,10 +70,10 @@ typedef struct queue_flags {
 
 /* Memory that batches of one stream work in. */
 typedef struct tagc_work_area {
-    void *memory;
-    size_t n_bytes;
+    char *memory;
     uint64_t n_moves;
 } tagc_work_area;
+enum { OUT_WORK, ADD_WORK, BACK_WORK, N_WORKS };
 
 struct tagc_queue {
     tagc_device *device;
@@ -84,12 +84,12 @@ struct tagc_queue {
     queue_flags *flags;
     uint64_t in_there, out_there, add_there, added_there; /* their addresses on the device */
 
-    tagc_kernels *kernels; /* NULL: none; else `back` is their stream */
-    void *add;             /* stream, with kernels */
-    uint32_t n_rooms;
-    tagc_work_area works[2]; /* of streams out and add; that of `back` is the kernels' own */
-    tagc_turns *turns;
-    uint64_t n_adds; /* numbers given out, with `launch` */
+    tagc_kernels *kernels;         /* NULL: none; else `back` is their stream */
+    void *add;                     /* stream, with kernels */
+    rooms_needs rooms;             /* what there is; n_rooms and head_bytes with `lock` */
+    tagc_work_area works[N_WORKS]; /* of each stream */
+    struct tagc_turns *turns;      /* with `launch` */
+    uint64_t n_adds;               /* numbers given out, with `launch` */
 
     /* Held while work is enqueued, so that streams get exchanges in the order of tickets. */
     pthread_mutex_t launch;
@@ -145,12 +145,13 @@ tagc_status tagc_queue_wait_for_sums(tagc_queue *queue, uint64_t number);
 
 /* ---- rooms.c: memory of exchanges with kernels ---- */
 
-/* Makes rooms of every buffer and work memory at least that large. needs: (n) sizes of rooms. It waits for all exchanges if
- * something has to grow. */
-tagc_status tagc_rooms_reserve(tagc_queue *queue, const gpu_room *needs, uint32_t n, size_t work_bytes);
-/* Residuals for the parts of a unit that have this size, of which this one is number nth. */
-tagc_status tagc_turns_acquire(tagc_queue *queue, size_t n_bytes, uint32_t nth, tagc_turns **out);
-void tagc_turns_release(tagc_queue *queue, tagc_turns *turns); /* accepts NULL */
+/* Memory of the device for any stream. It comes in the order of the kernels' stream, which _create waits for. */
+tagc_status tagc_there_create(const tagc_queue *queue, size_t n_bytes, const char *what, void **out);
+void tagc_there_destroy(const tagc_queue *queue, void *memory, size_t n_bytes); /* accepts NULL */
+/* Makes rooms of every buffer and work memory at least that large. It waits for all exchanges if something has to grow. */
+tagc_status tagc_rooms_reserve(tagc_queue *queue, const rooms_needs *needs);
+/* Room i of a ticket, whose rests begin there. */
+gpu_room tagc_room_of(const ticket *one, uint32_t i, size_t at_here, size_t at_there);
 /* Makes all orders negative. */
 void tagc_rooms_stop(tagc_queue *queue);
 /* When all streams are through. */

@@ -84,6 +84,13 @@ static tagc_status agree(const tagc_unit *unit, const tagc_unit_step *step, tagc
     return failure;
 }
 
+/* After an agreement that the caller has made: the others wait for this rank's messages. */
+static tagc_status go_on(const tagc_unit *unit, tagc_status failure, const char *text) {
+    if (failure == TAGC_OK) return TAGC_OK;
+    for (uint32_t c = 0; c < unit->of.n_comms; c++) tagc_comm_abort(unit->of.comms[c], text);
+    return tagc_fail(failure, "%s", text);
+}
+
 /* ---- the gradient ---- */
 
 static tagc_status look(tagc_unit *unit, tagc_unit_step *step, const void *input) {
@@ -173,10 +180,10 @@ tagc_status tagc_unit_run(const ticket *one, tagc_status failure, const char *te
     tagc_unit_step *step = one->step;
     const buffer *at = &unit->queue->buffers[one->buffer];
     double start = tagc_clock_s();
-    tagc_status status = agree(unit, step, failure, text);
+    tagc_status status = step->has_agreed ? go_on(unit, failure, text) : agree(unit, step, failure, text);
     double agreed = tagc_clock_s();
     step->agree_s = agreed - start;
-    step->is_agreed = status == TAGC_OK;
+    step->is_agreed = step->has_agreed || status == TAGC_OK;
     if (unit->queue->kernels && unit->n_adds) {
         status = tagc_unit_reduce_ahead(one, status, tagc_last_error());
     } else {

@@ -20,7 +20,8 @@ typedef struct unit_part {
      * reducer reads the input, or writes the unit's output, itself. */
     size_t at_gradient, at_output;
     /* With kernels. */
-    tagc_ahead *ahead; /* NULL: the reducer's arrays are on the host */
+    tagc_ahead *ahead;        /* NULL: the reducer's arrays are on the host */
+    size_t at_here, at_there; /* of the rest of its room */
     run_list packs, unpacks;
 } unit_part;
 
@@ -37,11 +38,10 @@ struct tagc_unit {
     float *samples;
     size_t n_samples, n_gradients, n_outputs; /* the latter of work memory */
     /* With kernels. */
-    uint32_t n_adds;              /* parts whose reducers have kernels */
-    run_list sampled;             /* from the input to n_samples floats */
-    int has_squares[MAX_BUFFERS]; /* of the exchange that has that buffer */
-    void *lists;                  /* (lists_bytes) on the device */
-    size_t lists_bytes;
+    tagc_store *store;               /* of these */
+    uint32_t n_adds;                 /* parts whose reducers have kernels */
+    run_list sampled;                /* from the input to n_samples floats */
+    int has_squares[MAX_BUFFERS];    /* of the exchange that has that buffer */
     atomic_uint n_enqueued, n_ended; /* exchanges */
 };
 

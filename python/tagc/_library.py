@@ -186,7 +186,7 @@ class ScheduleSums(Structure):
 
 class UnitStep(Structure):
     _fields_ = [
-        ("words", c_int64 * UNIT_WORDS), ("text", c_char_p), ("number", c_uint64),
+        ("words", c_int64 * UNIT_WORDS), ("text", c_char_p), ("number", c_uint64), ("has_agreed", c_int),
         ("gradients", c_void_p), ("outputs", c_void_p), ("status", c_int), ("is_agreed", c_int),
         ("agree_s", c_double), ("exchange_s", c_double), ("why", c_char * 512),
         ("stats", POINTER(ReducerStats)), ("n_full", c_uint32), ("full", POINTER(c_uint32)), ("sums",
@@ -408,6 +408,11 @@ _FUNCTIONS = {
     ),
     "tagc_unit_work": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64)], None),
     "tagc_unit_destroy": ([c_void_p], None),
+    "tagc_store_create": ([c_void_p, POINTER(c_void_p)], c_int),
+    "tagc_store_expect": ([c_void_p, c_void_p, POINTER(ReducerOptions), c_uint32], c_int),
+    "tagc_store_destroy": ([c_void_p], None),
+    "tagc_reducer_create_in": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
+    "tagc_reducer_probe_in": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
 }
 
 _GPU = (
@@ -418,6 +423,9 @@ _GPU = (
     "tagc_kernels_",
     "tagc_frames_",
     "tagc_reducer_create_on",
+    "tagc_store_",
+    "tagc_reducer_create_in",
+    "tagc_reducer_probe_in",
     "tagc_gatherer_create_on",
     "tagc_blocks_encode_on",
     "tagc_blocks_decode_on",

@@ -77,6 +77,7 @@ block *map(size_t n_bytes, int is_pinned) {
                    .n_bytes = n_bytes,
                    .n_mapped = n_mapped,
                    .is_pinned = is_pinned,
+                   .n_copies = is_pinned ? calloc(n_mapped / page, sizeof(int)) : NULL,
                    .device = current_device};
     __atomic_store_n(&fake.n_blocks, fake.n_blocks + 1, __ATOMIC_SEQ_CST);
     return one;
@@ -215,6 +216,7 @@ void unmap_all(void) {
     for (int i = 0; i < fake.n_blocks; i++) {
         munmap(fake.blocks[i].user, fake.blocks[i].n_mapped);
         munmap(fake.blocks[i].alias, fake.blocks[i].n_mapped);
+        free(fake.blocks[i].n_copies);
     }
     fake.n_blocks = 0;
 }

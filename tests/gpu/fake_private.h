@@ -34,8 +34,9 @@ typedef struct block {
     char *user, *alias; /* the same memory twice: as the host sees it, and as the device does */
     size_t n_bytes, n_mapped;
     int is_pinned, is_mapped, device;
-    volatile int is_freed, n_copies; /* under way */
-    int is_ordered;                  /* by cudaMallocAsync */
+    volatile int is_freed;
+    int is_ordered; /* by cudaMallocAsync */
+    int *n_copies;  /* (pages) under way; of pinned memory */
 } block;
 
 typedef struct op {

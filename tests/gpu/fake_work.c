@@ -26,17 +26,22 @@ static void pop(stream *from) {
     free(done);
 }
 
-static void touch(block *pinned, int n) {
-    if (!pinned) return;
-    pinned->n_copies += n;
-    if (!pinned->is_freed)
-        mprotect(pinned->user, pinned->n_mapped, pinned->n_copies ? PROT_NONE : PROT_READ | PROT_WRITE);
+/* A copy begins (1) or ends (-1): meanwhile the host must not touch the pages that it reads or writes. */
+static void touch(const op *copy, int n) {
+    const char *host = copy->copy_kind == TO_HOST ? copy->to : copy->from;
+    block *pinned = block_of(host);
+    if (!pinned || !pinned->n_copies || copy->n_bytes == 0) return;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), at = (size_t)(host - pinned->user);
+    for (size_t i = at / page; i <= (at + copy->n_bytes - 1) / page && i * page < pinned->n_mapped; i++) {
+        pinned->n_copies[i] += n;
+        if (!pinned->is_freed)
+            mprotect(pinned->user + i * page, page, pinned->n_copies[i] ? PROT_NONE : PROT_READ | PROT_WRITE);
+    }
 }
 
 static void start_copy(op *work) {
     work->has_started = 1;
-    const void *host = work->copy_kind == TO_HOST ? work->to : work->from;
-    touch(block_of(host), 1);
+    touch(work, 1);
     if (work->copy_kind == TO_HOST) {
         char *to = seen(work->to, work->n_bytes, 1);
         if (to) memset(to, 0xa5, work->n_bytes); /* who reads now reads this */
@@ -46,7 +51,7 @@ static void start_copy(op *work) {
 static void end_copy(op *work) {
     char *to = seen(work->to, work->n_bytes, work->copy_kind == TO_HOST);
     char *from = seen(work->from, work->n_bytes, work->copy_kind == TO_DEVICE);
-    touch(block_of(work->copy_kind == TO_HOST ? work->to : work->from), -1);
+    touch(work, -1);
     if (to && from) memcpy(to, from, work->n_bytes);
 }
 
@@ -303,8 +308,7 @@ void drop(stream *one) {
     if (busy) one->first = busy->next;
     while (one->first) {
         op *work = one->first;
-        if (work->kind == COPY && work->has_started)
-            touch(block_of(work->copy_kind == TO_HOST ? work->to : work->from), -1);
+        if (work->kind == COPY && work->has_started) touch(work, -1);
         pop(one);
     }
     if (busy) {

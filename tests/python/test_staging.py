@@ -472,6 +472,68 @@ def memory(rank, world_size):
         device.check()
 
 
+# Of parameters in turn, step by step: 0 FRESH to 3 LAST. Parts split, join and change, one way and back.
+LEVELS = [(0,), (0,), (0, 1), (1,), (1, 2, 3), (3, 2), (3,), (3, 1), (0, 3)]
+
+
+def put_levels(handle, levels):
+    """As if the schedule had come to these levels."""
+    from tagc.torch.schedule.schedule import Plan
+
+    schedule = handle.passes.state.schedule
+    names = {name: levels[i % len(levels)] for i, name in enumerate(schedule._names)}
+    of_level = [("int8", 0, 0.0), ("int4", 32, 0.0), ("int4", 0, 0.68), ("int2", 0, 0.8)]
+
+    def plan(weights):
+        level = min(names[name] for name in weights)
+        return Plan(level, *of_level[level], 1.0, 0)
+
+    schedule.plan = plan
+    schedule._put()
+
+
+def levels_change(rank, world_size):
+    """Whatever the schedule does: the bits of CPU memory, hooks hand every exchange to libtagc, and nothing
+    is allocated after compress(), under DDP after its second pass."""
+    import tagc.torch as tagc
+
+    def run(kind, model_options, counts=None):
+        model = wrapped(kind, **model_options)
+        handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.95, gentle=True)
+        handle.passes.state.schedule._is_fresh = True
+        gradients = []
+        for step, levels in enumerate(LEVELS):
+            put_levels(handle, levels)
+            before = counts() if counts else 0
+            loss_of(model, batch_of(rank, step)).backward()
+            if counts:
+                found = counts() - before
+                assert found == 0 or (kind == "ddp" and step < 2), (kind, step, levels, found)
+            gradients += [local(p.grad).clone() for p in model.parameters() if p.grad is not None]
+        residuals = next(iter(handle.state_dict().values()))["residuals"]
+        handle.close()
+        return gradients, residuals
+
+    for number, (kind, model_options) in enumerate(
+        [("fsdp2", {}), ("fsdp2", bf16()), ("fsdp1", {}), ("ddp", {})]
+    ):
+        plain = run(kind, model_options)
+        with fake(230 + 10 * number + rank, kernels=True) as device:
+            device.fake.fake_n_allocs.restype = ctypes.c_uint64
+            there = run(kind, model_options, device.fake.fake_n_allocs)
+            assert len(device.tasks) >= len(LEVELS) * (1 if kind == "fsdp1" else 3)
+        device.check()
+        n = len(plain[0]) // len(LEVELS)
+        different = [
+            (i // n, i % n)
+            for i, pair in enumerate(zip(plain[0], there[0], strict=True))
+            if not torch.equal(*pair)
+        ]
+        assert not different, (kind, different)
+        assert plain[1].keys() == there[1].keys()
+        assert all(torch.equal(values, there[1][name]) for name, values in plain[1].items()), kind
+
+
 def order_of_calls(rank, world_size):
     """Each hook asks for the current stream first, then enqueues; only DDP gives a future, after that, of the
     stream in which results come back, and leaves its current stream alone."""
@@ -597,7 +659,9 @@ def test_kernels():
 
     if not KERNELS.exists():
         pytest.skip("no C++ compiler: the kernels were not built for the processor")
-    ranks.run_each([with_kernels, windows_with_kernels, kernels_fail, residuals_fail, choice_of_codec], 2)
+    ranks.run_each(
+        [levels_change, with_kernels, windows_with_kernels, kernels_fail, residuals_fail, choice_of_codec], 2
+    )
 
 
 @pytest.mark.slow

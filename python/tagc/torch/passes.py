@@ -96,7 +96,7 @@ class Passes:
                 self._prepare(what, staged)
 
     def _prepare(self, what: Expected, staged: Staged) -> None:
-        """Prepares one exchange. Where ranks of a host add slices up, that is left to the first one."""
+        """Prepares one exchange."""
         hosts, n_elems = self.state.wrapper.hosts(what.group), what.n_elems
         if hosts.is_one:
             return
@@ -104,11 +104,13 @@ class Passes:
         comms = [self.comm(group) for group in hosts.levels()]
         comm = comms[-1]
         if hosts.is_two_level:
-            n_elems, comm.place = n_elems // hosts.per_host, hosts.place
+            is_sliced = layout is not None and layout.all_reduce
+            n_elems = layout.n_elems if layout is not None and is_sliced else n_elems // hosts.per_host
+            comm.place = hosts.place
         name = f"memory for gradients of {what.unit.name}"
         comm.agree(name, {"elements": n_elems, "dtype": what.dtype}, failure)
         unit = None if layout is None else what.unit.alone(layout)
-        if unit is None or layout is None or hosts.is_two_level and layout.all_reduce:
+        if unit is None or layout is None:
             return
         way = staged.way(comm)
         unit.prepare(way, layout, dist.ReduceOp.AVG, what.dtype)

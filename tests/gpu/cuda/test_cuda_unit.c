@@ -98,6 +98,7 @@ static int between_pointer(void *attributes, const void *pointer) {
 
 typedef struct unit_of_test {
     tagc_unit *unit;
+    tagc_store *store;
     tagc_reducer *reducers[N_PARTS], *plain[N_PARTS];
     tagc_unit_part parts[N_PARTS];
     tagc_run packs[N_PARTS][4], unpacks[N_PARTS][4];
@@ -177,7 +178,7 @@ static void make_reducer(one_rank *own, int number, int p, int is_plain, tagc_re
         options.residual = t->seed % 2 ? TAGC_FORMAT_INT8 : TAGC_FORMAT_FP32;
     }
     CHECK(own->run, (own->kernels && !is_plain && !is_dense
-                         ? tagc_reducer_create_on(own->kernels, own->run->comm, &options, out)
+                         ? tagc_reducer_create_in(own->units[number].store, own->run->comm, &options, out)
                          : tagc_reducer_create(own->run->comm, &options, out)) == TAGC_OK);
 }
 
@@ -187,6 +188,7 @@ static void make_unit(one_rank *own, int number) {
     unit_of_test *u = &own->units[number];
     const trial *t = own->trial;
     int n_ranks = own->run->world_size, n_rows_out = t->all_reduce ? n_ranks : 1, at = 0;
+    if (own->kernels && tagc_store_create(own->queue, &u->store) != TAGC_OK) abort();
     u->n_parts = number == 0 ? N_PARTS : 1;
     u->element = number == 0 ? t->element : TAGC_ELEMENT_FP32;
     for (int p = 0; p < u->n_parts; p++) {
@@ -395,11 +397,12 @@ static void close_rank(one_rank *own) {
         unit_of_test *u = &own->units[number];
         tagc_unit_destroy(u->unit);
         for (int p = 0; p < u->n_parts; p++) tagc_reducer_destroy(u->plain[p]);
+        for (int p = 0; p < u->n_parts; p++) tagc_reducer_destroy(u->reducers[p]);
+        tagc_store_destroy(u->store);
     }
     tagc_queue_destroy(own->queue);
     for (int number = 0; number < N_UNITS; number++) {
         unit_of_test *u = &own->units[number];
-        for (int p = 0; p < u->n_parts; p++) tagc_reducer_destroy(u->reducers[p]);
         fake_free(u->source);
         if (u->target != u->source) fake_free(u->target);
         free(u->results), free(u->wanted), free(u->gradients), free(u->outputs);
@@ -604,6 +607,7 @@ typedef struct many {
     tagc_device *device;
     tagc_kernels *kernels;
     tagc_queue *queue;
+    tagc_store *store;
     void *stream;
     float *values, *there; /* (N_MANY) */
 } many;
@@ -629,7 +633,7 @@ static void make_many(const many *m, int has_kernels, tagc_reducer **out) {
     options.exchange = TAGC_EXCHANGE_DIRECT;
     options.sparsity = 0.75;
     options.residual = TAGC_FORMAT_INT8;
-    assert_int_equal(has_kernels ? tagc_reducer_create_on(m->kernels, m->comm, &options, out)
+    assert_int_equal(has_kernels ? tagc_reducer_create_in(m->store, m->comm, &options, out)
                                  : tagc_reducer_create(m->comm, &options, out),
                      TAGC_OK);
 }
@@ -692,6 +696,7 @@ static void test_many_ranks(void **state) {
     assert_int_equal(tagc_device_open("cuda", FAKE_CUDART, 0, &m.device), TAGC_OK);
     assert_int_equal(tagc_kernels_create(m.device, harness_maker(), &m.kernels), TAGC_OK);
     assert_int_equal(tagc_queue_create_on(m.kernels, 2, &m.queue), TAGC_OK);
+    assert_int_equal(tagc_store_create(m.queue, &m.store), TAGC_OK);
     assert_int_equal(tagc_comm_create_callback(&ops, NULL, 0, RANKS_MANY, NULL, &m.comm), TAGC_OK);
     assert_int_equal(fake_stream(&m.stream), 0);
     m.there = fake_alloc(N_MANY * sizeof(float));
@@ -705,8 +710,9 @@ static void test_many_ranks(void **state) {
     print_message("a part over %d ranks: %zu places\n", RANKS_MANY, tagc_unit_n_places(unit));
     exchange_many(&m, plain, unit);
     tagc_unit_destroy(unit);
-    tagc_queue_destroy(m.queue);
     for (int p = 0; p < PARTS_MANY; p++) tagc_reducer_destroy(reducers[p]);
+    tagc_store_destroy(m.store);
+    tagc_queue_destroy(m.queue);
     tagc_reducer_destroy(plain);
     tagc_comm_destroy(m.comm);
     fake_free(m.there);

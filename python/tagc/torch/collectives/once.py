@@ -65,7 +65,9 @@ class OnceUnit(Unit):
         super().__init__(name, lambda *_: options.direct(values, 0.0))
         self._format = OF_REDUCERS[values]
 
-    def alone(self, layout: Layout) -> Unit | None:
+    can_be_alone = False
+
+    def alone(self, layout: Layout, makes: bool = False) -> Unit | None:
         return None
 
     def reduce(self, *arguments: Any, **options: Any) -> Any:

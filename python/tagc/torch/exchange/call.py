@@ -70,6 +70,12 @@ class Call:
         """Prepares its next exchange, in the hook. Local."""
         raise NotImplementedError
 
+    def make_task(self, way: Way, staging: Staging) -> Task | None:
+        """Agrees with all ranks on this exchange, makes what it needs, and returns what libtagc runs by
+        itself, begun; None: nothing was done, and perform() is the way. Collective; nothing is under
+        way."""
+        return None
+
 
 class Reduction(Call):
     """Of a gradient. It checks everything that must be checked in the hook itself.
@@ -142,7 +148,6 @@ class Reduction(Call):
         failure: BaseException | None,
     ) -> Callable[[], object]:
         agree_s = self._agree(failure or self.failure)
-        self.is_agreed = True
         assert source is not None and target is not None  # or that has raised
         begin = time.perf_counter()
         with self._lock:
@@ -150,13 +155,16 @@ class Reduction(Call):
                 unit, layout, record = self._begin(self, source)
                 end = unit.reduce(way, layout, source, target, self.op, step=self.step, waits=self.waits)
             except Exception as problem:
-                if way.kernels is not None and (
-                    not isinstance(problem, Error) or isinstance(problem, LocalFailure)
-                ):
-                    self.comm.abort(f"{self.unit.name}: {problem}")  # peers wait for this rank's messages
+                if way.kernels is not None:
+                    self._abort_unless_told(problem)
                 raise
         seconds = time.perf_counter() - begin
         return lambda: record(end(), seconds, agree_s)
+
+    def _abort_unless_told(self, problem: Exception) -> None:
+        """Ends the connection where peers wait for messages of this rank's that will not come."""
+        if not isinstance(problem, Error) or isinstance(problem, LocalFailure):
+            self.comm.abort(f"{self.unit.name}: {problem}")
 
     def task(self, way: Way, staging: Staging) -> Task | None:
         unit = None if self.layout is None else self.unit.alone(self.layout)
@@ -169,10 +177,39 @@ class Reduction(Call):
         sizes = self.n_elems, n_output
         return unit.task(staging, way, self._what, comms, self.op, self.dtype, sizes, self.schedule)
 
+    def make_task(self, way: Way, staging: Staging) -> Task | None:
+        if self.layout is None or not self._is_plain or self.failure or self.rows_wait:
+            return None
+        if not self.unit.can_be_alone:
+            return None
+        self._agree(None)
+        with self._lock:
+            try:
+                _, layout, record = self._begin(self, None)
+                unit = self.unit.alone(layout, makes=True)
+                assert unit is not None  # can_be_alone
+                unit.prepare(way, layout, self.op, self.dtype, self.step)
+                task = self._local_task(way, staging)
+            except Exception as problem:
+                self._abort_unless_told(problem)
+                raise
+        assert task is not None  # nothing is under way
+        self._put(task, layout, record)
+        return task
+
+    def _local_task(self, way: Way, staging: Staging) -> Task | None:
+        try:
+            return self.task(way, staging)
+        except Error as problem:
+            raise LocalFailure(problem.status, str(problem)) from problem
+
     def begin_task(self, task: Task) -> None:
         """Begins an exchange that libtagc runs by itself. Its end is called at the end of the pass."""
         with self._lock:
             _, layout, record = self._begin(self, None)
+        self._put(task, layout, record)
+
+    def _put(self, task: Task, layout: Layout, record: Record) -> None:
         words, text = compared(self._what, self._numbers)
 
         def end() -> None:
@@ -183,7 +220,7 @@ class Reduction(Call):
             task.check()
             record(task.stats(), task.exchange_s, task.agree_s)
 
-        task.begin(words, text, self.step, end)
+        task.begin(words, text, self.step, end, self.is_agreed)
 
     @property
     def _what(self) -> str:
@@ -201,6 +238,7 @@ class Reduction(Call):
             except Exception as problem:  # the other hosts learn of it below
                 failure = failure or problem
         self.comm.agree(what, self._numbers, failure)
+        self.is_agreed = True
         return time.perf_counter() - begin - within_s
 
     def add_up_now(self) -> None:

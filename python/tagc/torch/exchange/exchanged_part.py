@@ -11,6 +11,7 @@ import torch
 from tagc import _library as lib
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.reducer import Way
+from tagc.torch.exchange.staging import Store
 from tagc.torch.exchange.work import Want
 
 Arrays = tuple[torch.Tensor, torch.Tensor]  # a reducer's gradient and its output
@@ -27,20 +28,25 @@ class ExchangedPart:
         way: Way,
         options: Mapping[str, Any],
         dtype: torch.dtype,
+        store: Store | None = None,
     ) -> None:
         self._rank = way.comm.rank
         self._place(layout, part)
-        self.reducer = way.reducer(part.n_elems, options, dtype)
+        self.reducer = way.reducer(part.n_elems, options, dtype, store)
         self.options = dict(options)
 
     def _place(self, layout: layouts.Layout, part: layouts.Part) -> None:
         self.layout, self.part, self.outputs = layout, part, layout.output_runs(part, self._rank)
         self._is_whole = part.is_whole(layout.n_elems)
 
+    def has_values_of(self, layout: layouts.Layout, part: layouts.Part) -> bool:
+        """Returns whether that part has the same values in the same order."""
+        return _order(layout, part) == _order(self.layout, self.part)
+
     def can_become(self, layout: layouts.Layout, part: layouts.Part, options: Mapping[str, Any]) -> bool:
         """Returns whether the part has the same values in the same order, and differs in nothing but what a
         reducer can change."""
-        if _order(layout, part) != _order(self.layout, self.part):
+        if not self.has_values_of(layout, part):
             return False
         changed = {name for name in {*options, *self.options} if options.get(name) != self.options.get(name)}
         return not changed or (changed <= CHANGEABLE and options["exchange"] == lib.EXCHANGES["direct"])

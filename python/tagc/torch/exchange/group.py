@@ -44,7 +44,11 @@ class Link:
         self.collectives = Collectives(group, "gradients, which tagc sends in this group", timeout_s)
         self.device = torch.device("cpu") if kernels is None else kernels.device
 
-    def reducer(self, n_elems: int, options: Mapping[str, Any], dtype: torch.dtype) -> Reducer:
+    staging = None
+
+    def reducer(
+        self, n_elems: int, options: Mapping[str, Any], dtype: torch.dtype, store: object = None
+    ) -> Reducer:
         return FrameReducer(self, n_elems, dtype if dtype == torch.bfloat16 else torch.float32, **options)
 
     def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:

@@ -259,6 +259,11 @@ class Exchanged(Protocol):
     name: str
     options: ExchangeOptions
 
+    @property
+    def can_be_alone(self) -> bool:
+        """Whether alone() may give a unit."""
+        ...
+
     def reduce(
         self,
         way: Way,
@@ -271,9 +276,9 @@ class Exchanged(Protocol):
         waits: bool = True,
     ) -> Callable[[], Stats]: ...
 
-    def alone(self, layout: Layout) -> Unit | None:
+    def alone(self, layout: Layout, makes: bool = False) -> Unit | None:
         """Returns the unit whose reduce() this one's is with that layout; None: it does more, or there is
-        none yet."""
+        none yet. makes: makes it, if all ranks have agreed on that layout."""
         ...
 
     def squares(self, layout: Layout, source: torch.Tensor) -> list[tuple[float, float]]: ...

@@ -101,7 +101,7 @@ class Layout:
     def __init__(
         self, parameters: Iterable[Parameter], pieces: list[Piece], n_elems: int, n_rows: int, world_size: int
     ) -> None:
-        self.parameters, self.n_elems = tuple(parameters), n_elems
+        self.parameters, self.n_elems, self.world_size = tuple(parameters), n_elems, world_size
         self.row = n_elems // n_rows
         self.all_reduce = n_rows == 1
         self.slices: Slices | None = None  # of which this is one, where an all-reduce has two levels
@@ -121,6 +121,13 @@ class Layout:
             Part(kind, level, rows, n_rows_of_output, self.parameters)
             for (kind, level, _), rows in sorted(kinds.items())
         ]
+
+    def regrouped(self, levels: Sequence[int]) -> Layout:
+        """Returns the layout of the same input with other levels of the parameters, and so other parts."""
+        parameters = [p._replace(level=level) for p, level in zip(self.parameters, levels)]
+        pieces = [piece for own in self._pieces for piece in own]
+        n_rows = 1 if self.all_reduce else self.n_elems // self.row
+        return Layout(parameters, pieces, self.n_elems, n_rows, self.world_size)
 
     def pieces_of(self, parameter: int) -> list[Piece]:
         """Returns the pieces of the parameter with that index."""

@@ -13,7 +13,7 @@ import torch
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.staging import Kernels
+from tagc.torch.exchange.staging import Kernels, Staging, Store
 from tagc.torch.exchange.work import Work
 
 
@@ -47,7 +47,7 @@ def _call(kernels: Kernels | None, name: str, *arguments: Any) -> None:
         raise LocalFailure(failure.status, str(failure)) from failure
 
 
-def _fields(n_elems: int, options: Mapping[str, Any], dtype: torch.dtype) -> lib.ReducerOptions:
+def fields_of(n_elems: int, options: Mapping[str, Any], dtype: torch.dtype) -> lib.ReducerOptions:
     fields = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
     fields.n_elems = n_elems
     fields.gradient = lib.FORMATS["bf16" if dtype == torch.bfloat16 else "fp32"]
@@ -61,7 +61,8 @@ class Reducer:
     Collective to make.
 
     options: fields of tagc_reducer_options by name. kernels: the staging.Kernels of the device of gradient
-    and output; None: CPU memory. dtype: of gradients, fp32 or bf16."""
+    and output; None: CPU memory. dtype: of gradients, fp32 or bf16. store: where its residual is then, and
+    its exchanges are those of a task.Task."""
 
     def __init__(
         self,
@@ -69,10 +70,12 @@ class Reducer:
         n_elems: int,
         kernels: Kernels | None = None,
         dtype: torch.dtype = torch.float32,
+        store: Store | None = None,
         **options: Any,
     ) -> None:
-        fields = _fields(n_elems, options, dtype)
+        fields = fields_of(n_elems, options, dtype)
         self._comm, self._handle, self._kernels, self.dtype = comm, ctypes.c_void_p(), kernels, dtype
+        self._store = store
         self.device = torch.device("cpu") if kernels is None else kernels.device
         self.n_elems = n_elems
         self.n_output = n_elems if fields.output == lib.OUTPUTS["unit"] else n_elems // comm.world_size
@@ -85,7 +88,9 @@ class Reducer:
         self._create(fields)
 
     def _create(self, fields: lib.ReducerOptions) -> None:
-        if self._kernels is None:
+        if self._store is not None:
+            self._handle = self._store.reducer(self._comm, fields)
+        elif self._kernels is None:
             lib.call(
                 "tagc_reducer_create", self._comm.handle, ctypes.byref(fields), ctypes.byref(self._handle)
             )
@@ -101,7 +106,7 @@ class Reducer:
     def change(self, options: Mapping[str, Any]) -> None:
         """Sends by other options from now on: format, sparsity and block may differ. The residual stays.
         Collective in effect."""
-        fields = _fields(self.n_elems, options, self.dtype)
+        fields = fields_of(self.n_elems, options, self.dtype)
         _call(self._kernels, "tagc_reducer_change", self._handle, ctypes.byref(fields))
 
     def _pointers(self, gradient: torch.Tensor, output: torch.Tensor) -> tuple[int, int]:
@@ -187,6 +192,36 @@ class Reducer:
             self._handle = ctypes.c_void_p()
 
 
+def is_direct(options: Mapping[str, Any]) -> bool:
+    """Returns whether a reducer of these options can have kernels, and can read bf16."""
+    return bool(options["exchange"] == lib.EXCHANGES["direct"])
+
+
+def dtype_read(options: Mapping[str, Any], dtype: torch.dtype) -> torch.dtype:
+    """Returns what a reducer of these options reads where gradients are of dtype."""
+    return torch.bfloat16 if is_direct(options) and dtype == torch.bfloat16 else torch.float32
+
+
+class Probe:
+    """What a Reducer in that store would be, for the memory that a task.Task of it takes."""
+
+    def __init__(
+        self, comm: Comm, n_elems: int, dtype: torch.dtype, store: Store, options: Mapping[str, Any]
+    ) -> None:
+        fields = fields_of(n_elems, options, dtype_read(options, dtype))
+        is_unit = fields.output == lib.OUTPUTS["unit"]
+        self.n_elems, self.n_output = n_elems, n_elems if is_unit else n_elems // comm.world_size
+        self._handle = store.probe(comm, fields)
+
+    @property
+    def handle(self) -> int | None:
+        return self._handle.value
+
+    def close(self) -> None:
+        lib.load().tagc_reducer_destroy(self._handle)
+        self._handle = ctypes.c_void_p()
+
+
 class Way(Protocol):
     """Where the reducers of a unit work, and what sends their messages. A unit sees no difference."""
 
@@ -203,9 +238,16 @@ class Way(Protocol):
         """Memory that its exchanges share, because they run one after the other."""
         ...
 
-    def reducer(self, n_elems: int, options: Mapping[str, Any], dtype: torch.dtype) -> Reducer:
+    @property
+    def staging(self) -> Staging | None:
+        """Whose tasks are all exchanges of reducers with kernels; None: they run by themselves."""
+        ...
+
+    def reducer(
+        self, n_elems: int, options: Mapping[str, Any], dtype: torch.dtype, store: Store | None = None
+    ) -> Reducer:
         """Returns a new reducer. options: fields of tagc_reducer_options. dtype: of the hook's gradient,
-        which need not be the reducer's own. Collective."""
+        which need not be the reducer's own. store: of reducers with kernels. Collective."""
         ...
 
     def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
@@ -220,12 +262,14 @@ class OwnWay(NamedTuple):
     comm: Comm
     work: Work
     kernels: Kernels | None = None
+    staging: Staging | None = None
 
-    def reducer(self, n_elems: int, options: Mapping[str, Any], dtype: torch.dtype) -> Reducer:
-        is_direct = options["exchange"] == lib.EXCHANGES["direct"]  # no other one has kernels, or reads bf16
-        if not is_direct or dtype != torch.bfloat16:
-            dtype = torch.float32
-        return Reducer(self.comm, n_elems, self.kernels if is_direct else None, dtype, **options)
+    def reducer(
+        self, n_elems: int, options: Mapping[str, Any], dtype: torch.dtype, store: Store | None = None
+    ) -> Reducer:
+        has_kernels = self.kernels is not None and is_direct(options)
+        kernels, store = (self.kernels, store) if has_kernels else (None, None)
+        return Reducer(self.comm, n_elems, kernels, dtype_read(options, dtype), store, **options)
 
     def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()

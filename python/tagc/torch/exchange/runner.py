@@ -156,8 +156,9 @@ class Staged(Runner):
         self.staging = staging
 
     def way(self, comm: Comm) -> OwnWay:
-        """Returns that of exchanges of gradients."""
-        return OwnWay(comm, self.work, self.staging.kernels)
+        """Returns that of gradients' tasks."""
+        kernels = self.staging.kernels
+        return OwnWay(comm, self.work, kernels, None if kernels is None else self.staging)
 
     def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
         way = self.way(call.comm) if call.wants_kernels else OwnWay(call.comm, self.work)
@@ -165,7 +166,16 @@ class Staged(Runner):
         def perform(
             source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None
         ) -> None:
-            call.perform(way, source, target, failure)()
+            call.perform(way._replace(staging=None), source, target, failure)()
+
+        def perform_here(
+            source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None
+        ) -> None:
+            task = None if failure is not None else call.make_task(way, self.staging)
+            if task is None or source is None or target is None:
+                perform(source, target, failure)
+            else:
+                self.staging.start(task, source, target, call.waits)
 
         task = None
         if not self.staging.has_failed:  # else perform() tells the other ranks
@@ -178,9 +188,9 @@ class Staged(Runner):
             self.staging.start(task, source, target, call.waits)
             return
         if way.kernels is not None:
-            self.staging.run_here(source, target, perform, call.failure)
-        else:
-            self.staging.enqueue(source, target, perform, call.failure, call.waits)
+            self.staging.run_here(source, target, perform_here, call.failure)
+            return
+        self.staging.enqueue(source, target, perform, call.failure, call.waits)
         if call.failure is None and not self.staging.has_failed:  # so that the next one takes no memory
             with contextlib.suppress(Error):
                 call.task(way, self.staging)

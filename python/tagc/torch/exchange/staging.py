@@ -18,7 +18,8 @@ waits, a hook has neither that lock nor any of the driver.
 
 With kernels (libtagc-cuda.so) gradients stay on the device, and only encoded bodies are copied to the host.
 start() has the reducers select, encode and add in streams, and the thread sees bodies in pinned memory.
-run_here() is for what start() cannot do: it runs the exchange in the hook, while no other is under way.
+run_here() is for what start() cannot do, and to make what a first start() needs: it runs in the hook, while
+no exchange is under way.
 
 finish() raises failures. Every rank calls it at the same place: at the end of a backward pass, before an
 optimizer's step. So all ranks raise the same Error at the same point of their program, and can continue from
@@ -35,7 +36,7 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +44,7 @@ import torch
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange import endings
+from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.gloo import tensor_at
 from tagc.torch.exchange.streams import Cuda
 
@@ -113,6 +115,37 @@ class Kernels:
     def close(self) -> None:
         lib.load().tagc_kernels_close(self.handle)
         self.handle = ctypes.c_void_p()
+
+
+class Store:
+    """Where the residuals of a unit's reducers are on the device, and what else of its memory is not shared
+    (tagc_store)."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._handle = ctypes.c_void_p()
+        lib.call("tagc_store_create", staging.queue, ctypes.byref(self._handle))
+
+    def expect(self, comm: Comm, fields: Sequence[lib.ReducerOptions]) -> None:
+        """Makes room, when the next reducer is made, for reducers of all these options at the same time."""
+        options = (lib.ReducerOptions * max(1, len(fields)))(*fields)
+        lib.call("tagc_store_expect", self._handle, comm.handle, options, len(fields))
+
+    def reducer(self, comm: Comm, fields: lib.ReducerOptions) -> ctypes.c_void_p:
+        """Returns a new reducer. Collective."""
+        return self._made("tagc_reducer_create_in", comm, fields)
+
+    def probe(self, comm: Comm, fields: lib.ReducerOptions) -> ctypes.c_void_p:
+        """Returns a probe of one. Local."""
+        return self._made("tagc_reducer_probe_in", comm, fields)
+
+    def _made(self, function: str, comm: Comm, fields: lib.ReducerOptions) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        lib.call(function, self._handle, comm.handle, ctypes.byref(fields), ctypes.byref(handle))
+        return handle
+
+    def close(self) -> None:
+        lib.load().tagc_store_destroy(self._handle)
+        self._handle = ctypes.c_void_p()
 
 
 class Staging:

@@ -2,9 +2,9 @@
 include/tagc/device.h): agreement, packing, reducers. A hook prepares it, and its outcome is read at the end
 of the pass.
 
-Python does the same for what has no Task (Unit.reduce()): the first exchange of a layout that compress() has
-not prepared, which makes its reducers; gradients of unknown parameters; a failure that is known in the hook;
-and all in CPU memory."""
+Python does the same for what has no Task (Unit.reduce()): without kernels the first exchange of a layout that
+compress() has not prepared, which makes its reducers; gradients of unknown parameters; a failure that is
+known in the hook; and all in CPU memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.layout import Layout, Part, Run
-from tagc.torch.exchange.reducer import Reducer
+from tagc.torch.exchange.reducer import Probe, Reducer
 from tagc.torch.exchange.work import Work
 
+TaskPart = tuple[Part, Reducer | Probe, Sequence[Run]]
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -28,6 +29,10 @@ class Sampler(Protocol):
     """What sees samples of gradients: schedule.Schedule."""
 
     def sampling(self, layout: Layout) -> tuple[ctypes.c_void_p, Any]: ...
+
+    def largest(self, part: Part, dtype: torch.dtype) -> list[dict[str, Any]]: ...
+
+    def has_levels(self, kind: str) -> bool: ...
 
     def note(
         self,
@@ -53,7 +58,7 @@ class Task:
         queue: ctypes.c_void_p,
         what: str,
         layout: Layout,
-        parts: Sequence[tuple[Part, Reducer, Sequence[Run]]],
+        parts: Sequence[TaskPart],
         dtype: torch.dtype,
         sizes: tuple[int, int],
         factor: float,
@@ -116,13 +121,21 @@ class Task:
     def is_under_way(self) -> bool:
         return self._end is not None
 
-    def begin(self, words: Sequence[int], text: str, number: int, end: Callable[[], object]) -> None:
+    def begin(
+        self,
+        words: Sequence[int],
+        text: str,
+        number: int,
+        end: Callable[[], object],
+        has_agreed: bool = False,
+    ) -> None:
         """Prepares an exchange. end: called by end(), when it is finished. number: of the exchange; 0: the
-        reducers count by themselves."""
+        reducers count by themselves. has_agreed: the ranks have agreed on it already."""
         step, self._end = self._step, end
         step.gradients, step.outputs = (array.data_ptr() or None for array in self._lend())
         step.words[:] = [*words, 0]
-        step.text, step.number, step.n_full, step.is_agreed = text.encode(errors="replace"), number, 0, 0
+        step.text, step.number, step.n_full = text.encode(errors="replace"), number, 0
+        step.has_agreed = step.is_agreed = has_agreed
         step.status, step.why = lib.STATUSES.index("state"), b"the exchange has not run"
         for i in range(len(self._parts)):
             self._stats[i] = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")

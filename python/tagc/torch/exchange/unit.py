@@ -6,6 +6,7 @@ and keeps residuals by parameter."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,9 +19,10 @@ from tagc._library import Error
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.exchanged_part import Arrays, ExchangedPart
-from tagc.torch.exchange.reducer import Way
-from tagc.torch.exchange.staging import Staging
-from tagc.torch.exchange.task import Sampler, Task
+from tagc.torch.exchange.memory_ahead import for_all_levels
+from tagc.torch.exchange.reducer import Way, dtype_read, fields_of, is_direct
+from tagc.torch.exchange.staging import Staging, Store
+from tagc.torch.exchange.task import Sampler, Task, TaskPart
 from tagc.torch.exchange.work import Work
 
 Stats = list[tuple[layouts.Part, lib.ReducerStats]]
@@ -85,6 +87,8 @@ class Unit:
     layouts.Part. own: has the pieces of every parameter that this rank exchanges, where the ranks of a
     replica have parts of a residual (Place.part); None: all of them."""
 
+    can_be_alone = True
+
     def __init__(
         self,
         name: str,
@@ -100,6 +104,8 @@ class Unit:
         self._stowed: dict[str, torch.Tensor] = {}
         self._task: Task | None = None  # of these reducers, with this layout
         self._task_key: tuple[Any, ...] = ()
+        self._store: Store | None = None  # of reducers with kernels
+        self._reserved: tuple[Any, ...] = ()  # the _task_key whose memory there is, at every level
 
     # ---- the step ----
 
@@ -176,12 +182,12 @@ class Unit:
 
     # ---- the step as libtagc runs it by itself ----
 
-    def alone(self, layout: layouts.Layout) -> Unit | None:
+    def alone(self, layout: layouts.Layout, makes: bool = False) -> Unit | None:
         return self
 
-    def prepare(self, way: Way, layout: layouts.Layout, op: Any, dtype: torch.dtype) -> None:
-        """Makes the reducers of a first reduce() like that. Collective."""
-        self._prepare(way, layout, _kind_of(op, way)[0], dtype, 0)
+    def prepare(self, way: Way, layout: layouts.Layout, op: Any, dtype: torch.dtype, step: int = 0) -> None:
+        """Makes the reducers of a first reduce() like that. step: its number. Collective."""
+        self._prepare(way, layout, _kind_of(op, way)[0], dtype, step)
 
     def is_ready(self, way: Way, layout: layouts.Layout, op: Any, dtype: torch.dtype) -> bool:
         """Returns whether reduce() would use the reducers that there are, as they are."""
@@ -209,11 +215,30 @@ class Unit:
         if self._task is None:
             parts = [(each.part, each.reducer, each.outputs) for each in self._exchanges]
             staging.wait()  # for what uses the work memory
-            self._task = Task(
-                staging.queue, what, self._layout, parts, dtype, sizes, factor, comms, sampler, way.work
+            make = functools.partial(
+                self._make_task, staging, way, what, self._layout, dtype, sizes, factor, comms, sampler
             )
-            self._task_key = wanted
+            if self._store is not None and self._reserved != wanted:
+                options = functools.partial(self._reducer_options, way)
+                for_all_levels(make, way, self._layout, dtype, sampler, self._store, options, self._exchanges)
+                self._reserved = wanted
+            self._task, self._task_key = make(parts), wanted
         return None if self._task.is_under_way else self._task
+
+    @staticmethod
+    def _make_task(
+        staging: Staging,
+        way: Way,
+        what: str,
+        layout: layouts.Layout,
+        dtype: torch.dtype,
+        sizes: tuple[int, int],
+        factor: float,
+        comms: Sequence[Comm],
+        sampler: Sampler,
+        parts: Sequence[TaskPart],
+    ) -> Task:
+        return Task(staging.queue, what, layout, parts, dtype, sizes, factor, comms, sampler, way.work)
 
     def _forget_task(self) -> None:
         if self._task is not None:
@@ -238,23 +263,17 @@ class Unit:
             self._set_steps(step)
             return
         self._forget_task()
-        output = lib.OUTPUTS["unit" if layout.all_reduce else "shard"]
         options = [
-            {
-                **self.options(part, dtype),
-                "op": lib.OPS[op],
-                "output": output,
-                "tag": self._tag,
-                "rounding_seed": _rounding_seed(way, part),
-            }
+            {**self._reducer_options(way, layout, part, self.options(part, dtype)), "op": lib.OPS[op]}
             for part in layout.parts
         ]
         made: list[ExchangedPart | None] = self._change(way, layout, options) if key == self._key else []
         made = made or [None] * len(options)
         self._stow([exchange for exchange in self._exchanges if exchange not in made])
         try:
+            store = self._open_store(way, layout, dtype, options)
             for i, part in enumerate(layout.parts):
-                made[i] = made[i] or ExchangedPart(layout, part, way, options[i], dtype)
+                made[i] = made[i] or ExchangedPart(layout, part, way, options[i], dtype, store)
         except BaseException:  # the next reduce() makes new reducers; residuals stay
             self._exchanges = [exchange for exchange in made if exchange is not None]
             self.close()
@@ -263,6 +282,42 @@ class Unit:
         self._exchanges = [exchange for exchange in made if exchange is not None]
         self._set_steps(step)
         self._unstow()
+
+    def _reducer_options(
+        self, way: Way, layout: layouts.Layout, part: layouts.Part, fields: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        return {
+            **fields,
+            "output": lib.OUTPUTS["unit" if layout.all_reduce else "shard"],
+            "tag": self._tag,
+            "rounding_seed": _rounding_seed(way, part),
+        }
+
+    def _open_store(
+        self, way: Way, layout: layouts.Layout, dtype: torch.dtype, options: Sequence[Mapping[str, Any]]
+    ) -> Store | None:
+        """Returns that of the reducers, with room for whatever parts the layout can have; None: they need
+        none."""
+        if way.staging is None or not any(map(is_direct, options)):
+            self._close_store()
+            return None
+        self._store = self._store or Store(way.staging)
+        single = layout.regrouped(range(len(layout.parameters)))
+        fields = [
+            fields_of(
+                part.n_elems,
+                self._reducer_options(way, single, part, self.options(part, dtype)),
+                dtype_read(self.options(part, dtype), dtype),
+            )
+            for part in single.parts
+        ]
+        self._store.expect(way.comm, fields)
+        return self._store
+
+    def _close_store(self) -> None:
+        if self._store is not None:
+            self._store.close()
+        self._store, self._reserved = None, ()
 
     def _set_steps(self, step: int) -> None:
         """Makes the next exchange number `step`: residuals round as in a run that was not interrupted."""
@@ -430,6 +485,7 @@ class Unit:
         self._forget_task()
         for exchange in self._exchanges:
             exchange.close()
+        self._close_store()
         self._exchanges, self._stowed = [], {}
         self._layout = self._key = None
 
@@ -438,4 +494,5 @@ class Unit:
         try:
             self._stow(self._exchanges)
         finally:
+            self._close_store()
             self._layout = self._key = None

@@ -108,6 +108,7 @@ class _Bucket:
             f"bucket {index} ({parameters[0].name}{f' and {n} more' if (n := len(parameters) - 1) else ''})"
         )
         self.options, self._buckets, self._rests = buckets.options, buckets, rests
+        self.can_be_alone = not rests
 
     def reduce(
         self,
@@ -124,8 +125,10 @@ class _Bucket:
             way, layout, source, target, op, step=step, waits=waits, rests=self._rests
         )
 
-    def alone(self, layout: layouts.Layout) -> Unit | None:
-        return None if self._rests else self._buckets.find(layout)
+    def alone(self, layout: layouts.Layout, makes: bool = False) -> Unit | None:
+        if self._rests:
+            return None
+        return self._buckets.unit(self.name, layout) if makes else self._buckets.find(layout)
 
     def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
         return self._buckets.squares(layout, source)

@@ -21,12 +21,14 @@ from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.interfaces import Exchanged, Kinds
 from tagc.torch.exchange.layout import LAST, Layout, Parameter, Part
 from tagc.torch.schedule.adapt import Memory
-from tagc.torch.schedule.options import Options
+from tagc.torch.schedule.options import EVERY_VALUE, Options
 from tagc.torch.schedule.samples import Sample, Samples
 
 FRESH, EVERY, LARGEST = range(3)  # levels, before LAST
 WINDOW = 20  # exchanges
 FRESH_EXCHANGES = 3 * WINDOW  # at FRESH
+# As in lib/schedule: the share of values at LARGEST, and how much more a parameter among others may send.
+_LARGEST, _MOST_SHARE = 0.08, 4
 STAYS, SHORTENS, NONE = range(3)  # what the optimizer has of a first moment
 _FORMATS = {number: name for name, number in lib.FORMATS.items()}
 
@@ -70,7 +72,7 @@ class Schedule:
 
     def __init__(self, wrapper: _Wrapper, options: Options, is_fresh: bool = False) -> None:
         """is_fresh: whether the model has random weights; the same on all ranks."""
-        self._wrapper, self._options = wrapper, options
+        self._wrapper, self._options, self._is_fresh = wrapper, options, is_fresh
         self._has_levels = {p.name: options.has_levels(p.kind) for p in wrapper.parameters()}
         self._kinds = {
             p.name: p.kind for p in wrapper.parameters() if p.numel and options.is_scheduled(p.kind)
@@ -124,6 +126,21 @@ class Schedule:
             return self._options.reducer(part.kind, dtype)
         plan = self.plan(part.weights)
         return self._options.direct(plan.values, plan.sparsity, plan.block)
+
+    def has_levels(self, kind: str) -> bool:
+        """Returns whether parameters of that class go from level to level."""
+        return self._options.has_levels(kind)
+
+    def largest(self, part: Part, dtype: torch.dtype) -> list[dict[str, Any]]:
+        """Returns fields() of what may need most memory: each level's, with the largest share of values that
+        it can have."""
+        last = self._options.reducer(part.kind, dtype)
+        if not self.has_levels(part.kind):
+            return [last]
+        levels = [("int8", 0.0)] if self._is_fresh else []
+        levels += [EVERY_VALUE, ("int4", 1 - _MOST_SHARE * _LARGEST)]
+        most = max(0.0, 1 - _MOST_SHARE * (1 - last["sparsity"]))
+        return [self._options.direct(*level) for level in levels] + [{**last, "sparsity": most}]
 
     def memories(self) -> dict[str, Memory]:
         """Returns how long moments are to be, of every parameter whose Adam should have betas of its own."""

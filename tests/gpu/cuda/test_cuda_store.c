@@ -1,0 +1,163 @@
+/* A store: residuals keep their values while others come, go and make them move, and the device allocates nothing that was expected.
+ * The other rank sends what it gets. */
+#include "../fake_runtime.h"
+#include "gpu/store.h"
+#include "harness_maker.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 2, MOST = 4096 };
+
+static tagc_status echo(void *context, const tagc_transfer *t) {
+    (void)context;
+    for (uint32_t i = 0; i < t->n_receives; i++)
+        if (t->receives[i].n_bytes)
+            memcpy((char *)t->recv + t->receives[i].offset, (const char *)t->send + t->sends[i].offset,
+                   t->receives[i].n_bytes);
+    return TAGC_OK;
+}
+
+typedef struct world {
+    tagc_device *device;
+    tagc_kernels *kernels;
+    tagc_queue *queue;
+    tagc_store *store;
+    tagc_comm *comm;
+} world;
+
+static void open_world(world *w) {
+    static const tagc_callback_ops ops = {.abi = TAGC_TRANSPORT_ABI, .exchange = echo};
+    fake_reset(3, FAKE_MAX_DEVICES, FAKE_EAGER, 1);
+    harness_maker_configure(3, 1);
+    assert_int_equal(tagc_device_open("cuda", FAKE_CUDART, 1, &w->device), TAGC_OK);
+    assert_int_equal(tagc_kernels_create(w->device, harness_maker(), &w->kernels), TAGC_OK);
+    assert_int_equal(tagc_queue_create_on(w->kernels, 2, &w->queue), TAGC_OK);
+    assert_int_equal(tagc_store_create(w->queue, &w->store), TAGC_OK);
+    assert_int_equal(tagc_comm_create_callback(&ops, NULL, 0, RANKS, NULL, &w->comm), TAGC_OK);
+}
+
+/* With no reducer left. */
+static void close_world(world *w) {
+    tagc_store_destroy(w->store);
+    tagc_queue_destroy(w->queue);
+    tagc_comm_destroy(w->comm);
+    tagc_kernels_close(w->kernels);
+    tagc_device_close(w->device);
+    assert_int_equal(fake_n_mistakes(), 0);
+    assert_int_equal(fake_n_device_blocks(), 0);
+}
+
+static tagc_reducer_options options_of(uint64_t n_elems) {
+    tagc_reducer_options options;
+    tagc_reducer_options_init(&options);
+    options.n_elems = n_elems;
+    options.exchange = TAGC_EXCHANGE_DIRECT;
+    options.sparsity = 0.75;
+    options.residual = TAGC_FORMAT_FP32;
+    return options;
+}
+
+static tagc_reducer *make(const world *w, uint64_t n_elems, float first) {
+    float values[MOST];
+    tagc_reducer_options options = options_of(n_elems);
+    tagc_reducer *r;
+    assert_int_equal(tagc_reducer_create_in(w->store, w->comm, &options, &r), TAGC_OK);
+    for (uint64_t i = 0; i < n_elems; i++) values[i] = first + (float)i;
+    assert_int_equal(tagc_reducer_set_residual(r, values, n_elems), TAGC_OK);
+    return r;
+}
+
+static void check(tagc_reducer *r, float first) {
+    float values[MOST];
+    uint64_t n = tagc_reducer_residual_elems(r);
+    assert_int_equal(tagc_reducer_get_residual(r, values, n), TAGC_OK);
+    for (uint64_t i = 0; i < n; i++) assert_true(values[i] == first + (float)i);
+}
+
+/* | a | b | c | -> |   | b |   | -> | b | d |, for which b moves; and then a larger region. */
+static void test_moves(void **state) {
+    world w = {0};
+    tagc_reducer_options expected[] = {options_of(512), options_of(256), options_of(512)};
+    (void)state;
+    open_world(&w);
+    assert_int_equal(tagc_store_expect(w.store, w.comm, expected, 3), TAGC_OK);
+    tagc_reducer *a = make(&w, 512, 1000), *b = make(&w, 256, 5000), *c = make(&w, 512, 9000);
+    uint64_t n_allocs = fake_n_allocs();
+    check(a, 1000), check(b, 5000), check(c, 9000);
+    tagc_reducer_destroy(a);
+    tagc_reducer_destroy(c);
+    tagc_reducer *d = make(&w, 1024, 20000);
+    assert_int_equal(fake_n_allocs(), n_allocs);
+    check(b, 5000), check(d, 20000);
+    tagc_reducer *e = make(&w, 2048, 30000);
+    assert_true(fake_n_allocs() > n_allocs);
+    check(b, 5000), check(d, 20000), check(e, 30000);
+    tagc_reducer_destroy(b), tagc_reducer_destroy(d), tagc_reducer_destroy(e);
+    close_world(&w);
+}
+
+/* Whatever is in a store takes spares of the same two regions: one for each exchange under way. */
+static void test_shares_spares(void **state) {
+    world w = {0};
+    tagc_store *other;
+    (void)state;
+    open_world(&w);
+    assert_int_equal(tagc_store_create(w.queue, &other), TAGC_OK);
+    tagc_reducer *first = make(&w, 1024, 1);
+    uint64_t n_bytes = tagc_kernels_bytes(w.kernels);
+    tagc_reducer_options options = options_of(1024);
+    tagc_reducer *second;
+    assert_int_equal(tagc_reducer_create_in(other, w.comm, &options, &second), TAGC_OK);
+    assert_int_equal(tagc_kernels_bytes(w.kernels) - n_bytes, 1024 * sizeof(float));
+    tagc_reducer_destroy(second), tagc_reducer_destroy(first);
+    tagc_store_destroy(other);
+    close_world(&w);
+}
+
+/* Steps are those of a unit; a probe takes no memory, and no unit takes a reducer that is in no store. */
+static void test_refuses(void **state) {
+    static const tagc_run whole = {0, 0, 1024};
+    world w = {0};
+    float values[1024], sums[512];
+    (void)state;
+    open_world(&w);
+    tagc_reducer_options options = options_of(1024);
+    tagc_reducer *r = make(&w, 1024, 1), *probe, *outside;
+    assert_int_equal(tagc_reducer_begin(r, values, sums), TAGC_ERR_STATE);
+    assert_string_equal(tagc_last_error(), "this reducer's steps are those of its unit (tagc_unit_enqueue)");
+    uint64_t n_allocs = fake_n_allocs();
+    assert_int_equal(tagc_reducer_probe_in(w.store, w.comm, &options, &probe), TAGC_OK);
+    assert_int_equal(fake_n_allocs(), n_allocs);
+    check(r, 1);
+    assert_int_equal(tagc_reducer_create_on(w.kernels, w.comm, &options, &outside), TAGC_OK);
+    tagc_unit_part part = {outside, 1024, 512, &whole, 1, &whole, 1};
+    tagc_unit_options of = {.struct_bytes = sizeof of,
+                            .what = "gradients of a",
+                            .factor = 1,
+                            .n_parts = 1,
+                            .parts = &part,
+                            .n_input = 1024,
+                            .n_output = 1024,
+                            .n_comms = 1,
+                            .comms = {w.comm}};
+    tagc_unit *unit;
+    part.unpacks = &(tagc_run){0, 0, 512};
+    assert_int_equal(tagc_unit_create(w.queue, &of, &unit), TAGC_ERR_ARGUMENT);
+    assert_non_null(strstr(tagc_last_error(), "part 0 has a reducer with kernels that is not in a store"));
+    tagc_reducer_destroy(outside), tagc_reducer_destroy(probe), tagc_reducer_destroy(r);
+    close_world(&w);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_moves),
+        cmocka_unit_test(test_shares_spares),
+        cmocka_unit_test(test_refuses),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
