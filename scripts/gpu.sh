@@ -35,7 +35,7 @@ cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DTAGC_GPU=HOST -DTAGC_MPI=OFF
 cmake --build "$build" -j"$(nproc)" --target "${targets[@]}"
 libraries=("$build"/libmodule_{gpu,codec,core}.a)
 flags=(-std=c++17 -O3 -lineinfo -fmad=false "-arch=$arch" -Iinclude -Ilib)
-kernels=(lib/gpu/cuda/batch.cu lib/gpu/cuda/delta.cu lib/gpu/cuda/frames.cu lib/gpu/cuda/runs.cu)
+kernels=(lib/gpu/cuda/*.cu)
 "$nvcc" "${flags[@]}" -DTAGC_CUDA_THREADS=256 -DTAGC_CUDA_LINES=512 -o "$build/test_cuda_codec" tests/gpu/cuda/test_cuda_codec.cpp \
     "${kernels[@]}" "${libraries[@]}" &
 jobs=($!)
