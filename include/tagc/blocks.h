@@ -16,14 +16,6 @@
 extern "C" {
 #endif
 
-typedef enum tagc_rounding {
-    /* To the nearest value that the format has. */
-    TAGC_ROUNDING_NEAREST = 0,
-    /* To one of the two next values, to the nearer with the greater probability, so that the mean error is zero. What is below
-     * 1/512 of a step becomes zero. */
-    TAGC_ROUNDING_STOCHASTIC = 1
-} tagc_rounding;
-
 typedef struct tagc_blocks_options {
     /* Written by _init. */
     size_t struct_bytes;

@@ -102,6 +102,15 @@ typedef enum tagc_format {
     TAGC_FORMAT_SIGN = 5
 } tagc_format;
 
+/* How a value is rounded to one that the format has. */
+typedef enum tagc_rounding {
+    /* To the nearest. */
+    TAGC_ROUNDING_NEAREST = 0,
+    /* To one of the two next values, to the nearer with the greater probability, so that the mean error is zero. The
+     * probabilities are multiples of 1/256, so the mean may be off by 1/512 of a step, and what is below that becomes zero. */
+    TAGC_ROUNDING_STOCHASTIC = 1
+} tagc_rounding;
+
 /* ---- comm: one rank's connection ---- */
 
 typedef struct tagc_comm tagc_comm;
@@ -238,6 +247,18 @@ typedef enum tagc_output {
     TAGC_OUTPUT_HOST_SHARD = 2
 } tagc_output;
 
+/* In tagc_reducer_options.residual: no residual, and nothing carries over from one step to the next. For what is reduced
+ * once, or to save its memory. Only direct has it. The sender rounds values at random (TAGC_ROUNDING_STOCHASTIC), and where
+ * sums are sent back, their owner rounds these, too. So the mean of a sum over many roundings is the exact sum, and errors of
+ * ranks do not add up in one direction. A rounding has a variance of at most a quarter of the square of its block's step.
+ * Roundings of different ranks, steps and reducers are independent. Exceptions: a block whose largest value is below 127
+ * (INT4: 7) times 2^-126 arrives as zeros, and a value within 2 % (INT4: 13 %) of the largest fp32 may arrive smaller.
+ *
+ * `format` and `result_format` are INT8, INT4 (default) or FP32, which is exact; the coarser formats have no zero, and BF16 is
+ * not rounded at random. `sparsity` and `result_sparsity` are 0 (default): what is not sent would be lost. Anything else is
+ * TAGC_ERR_UNSUPPORTED. With ranks_per_host above 1, the ranks of a host send each other fp32. */
+#define TAGC_RESIDUAL_NONE (-2)
+
 /* Defined in tagc/paper.h. */
 struct tagc_paper_options;
 
@@ -253,11 +274,11 @@ typedef struct tagc_reducer_options {
     /* tagc_exchange, default DIRECT. */
     int exchange;
     /* tagc_format of the values. direct supports all formats (default INT2) and puts rounding errors into the
-     * residual. dense supports FP32 (default) and BF16, and adds in fp32. sketch and packed support FP32.
-     * Default -1: the default of the exchange. */
+     * residual; without one see TAGC_RESIDUAL_NONE. dense supports FP32 (default) and BF16, and adds in fp32. sketch and
+     * packed support FP32. Default -1: the default of the exchange. */
     int format;
-    /* The share of every fragment that is not sent. [0, 1]; default -1: 0.95 for direct, 0.9875 for sketch and
-     * packed. dense supports only 0. At 0, direct sends every element and no positions. Below 1, at least one
+    /* The share of every fragment that is not sent. [0, 1]; default -1: 0.95 for direct, 0 without a residual, 0.9875 for
+     * sketch and packed. dense supports only 0. At 0, direct sends every element and no positions. Below 1, at least one
      * element of each fragment is sent, so that no residual waits forever. */
     double sparsity;
     /* tagc_op, default AVG. */
@@ -283,6 +304,7 @@ typedef struct tagc_reducer_options {
     const struct tagc_paper_options *paper;
     /* tagc_format in which the residual is stored between steps: FP32, BF16, INT8 or INT4, which take 4, 2, 1 and 0.5
      * bytes per value. Rounding is stochastic: what it loses is zero on average. Nothing on the wire depends on it.
+     * Or TAGC_RESIDUAL_NONE: there is none.
      * Ranks must pass the same value. sketch and packed support FP32. Default -1: INT8 for direct, FP32 for these two.
      * Kernels (tagc/device.h) store it the same way, bit for bit, so a rank with kernels and one without may take part
      * in one exchange. */
@@ -290,9 +312,9 @@ typedef struct tagc_reducer_options {
     /* tagc_format of the gradient that _begin reads: FP32 (default), or BF16, an array of uint16_t. For direct with
      * one rank per host. */
     int gradient;
-    /* A number of the reducer, from which the rounding of a stored residual derives, beside the step, the rank and the row.
-     * Two reducers with the same number round alike in the same step, so give each its own, and the same one in a run that goes
-     * on. Ranks may differ. Default 0. */
+    /* A number of the reducer, from which random rounding (of a stored residual, or of values without one) derives, beside
+     * the step, the rank and the row. Two reducers with the same number round alike in the same step, so give each its own, and
+     * the same one in a run that goes on. Ranks may differ. Default 0. */
     uint64_t rounding_seed;
 } tagc_reducer_options;
 
@@ -406,12 +428,13 @@ TAGC_API tagc_status tagc_reducer_set_sparsity(tagc_reducer *reducer, double spa
 TAGC_API tagc_status tagc_reducer_change(tagc_reducer *reducer, const tagc_reducer_options *options);
 
 /* Returns the number of values of the residual, n_elems / ranks_per_host. Returns 0 if there is no residual: for dense,
- * for direct with ranks_per_host = W > 1, and for direct with FP32 or BF16 and a sparsity that was always 0. With
- * ranks_per_host > 1 the residual belongs to the sums of this rank's host, and row h goes to the rank of the same local
- * index on host h. */
+ * for TAGC_RESIDUAL_NONE, for direct with ranks_per_host = W > 1, and for direct with FP32 or BF16 and a sparsity that was
+ * always 0. With ranks_per_host > 1 the residual belongs to the sums of this rank's host, and row h goes to the rank of the
+ * same local index on host h. */
 TAGC_API uint64_t tagc_reducer_residual_elems(const tagc_reducer *reducer);
 
-/* Returns the tagc_format in which the residual is stored: options.residual, with its default resolved. */
+/* Returns the tagc_format in which the residual is stored, or TAGC_RESIDUAL_NONE: options.residual, with its default
+ * resolved. */
 TAGC_API int tagc_reducer_residual_format(const tagc_reducer *reducer);
 
 /* Copies the residual to `values`, also from a device. n_elems must be what _residual_elems returns. An empty residual is
@@ -430,9 +453,9 @@ TAGC_API tagc_status tagc_reducer_scale_residual(tagc_reducer *reducer, double f
  * and _end. */
 TAGC_API tagc_status tagc_reducer_set_residual(tagc_reducer *reducer, const float *values, uint64_t n_elems);
 
-/* The number of steps that have begun. The rounding of a stored residual depends on it, so that a step rounds otherwise than
- * the one before. A run that goes on from values of _get_residual rounds as it would have without the interruption if _set_steps
- * gets what _steps returned. Do not call _set_steps between _begin and _end. */
+/* The number of steps that have begun. Random rounding depends on it, so that a step rounds otherwise than the one before.
+ * A run that goes on from values of _get_residual rounds as it would have without the interruption if _set_steps gets what
+ * _steps returned. Do not call _set_steps between _begin and _end. */
 TAGC_API uint64_t tagc_reducer_steps(const tagc_reducer *reducer);
 TAGC_API tagc_status tagc_reducer_set_steps(tagc_reducer *reducer, uint64_t n_steps);
 
@@ -487,6 +510,12 @@ typedef struct tagc_gatherer_options {
     /* tagc_format of `full`. FP32 (default), to compute with it. BF16: the same values in half of the memory, for deltas and
      * for whole parameters in BF16. */
     uint64_t full_format;
+    /* tagc_rounding of INT8, default NEAREST. STOCHASTIC is for whole parameters in host memory: the mean of many gathers of one
+     * value is that value. */
+    uint64_t rounding;
+    /* What the random numbers of STOCHASTIC derive from, beside the number of the gather and the rank. Two gatherers with the
+     * same number round alike, so give each its own. Ranks may differ. Default 0. */
+    uint64_t rounding_seed;
 } tagc_gatherer_options;
 
 TAGC_API void tagc_gatherer_options_init_sized(tagc_gatherer_options *options, size_t struct_bytes);

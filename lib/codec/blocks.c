@@ -27,11 +27,13 @@ typedef struct job {
 } job;
 
 static job job_of(const tagc_code_options *o) {
-    return (job){.format = tagc_values_format(o->values, o->block, 0),
-                 .n = o->n,
-                 .n_runs = (o->n + RUN - 1) / RUN,
-                 .residual = o->residual,
-                 .gradient = o->gradient};
+    job j = {.format = tagc_values_format(o->values, o->block, 0),
+             .n = o->n,
+             .n_runs = (o->n + RUN - 1) / RUN,
+             .residual = o->residual,
+             .gradient = o->gradient};
+    j.format.is_stochastic = o->is_stochastic;
+    return j;
 }
 
 static size_t run_elems(const job *j, size_t run) {
@@ -89,7 +91,7 @@ static void blocks_encode(const tagc_code_options *options, const void *gradient
     (void)scratch;
     j.addends = (tagc_addends){options->n, options->gradient, options->residual, gradient, residual_in};
     j.residual_out = residual_out;
-    j.seed = seed;
+    j.seed = j.format.seed = seed;
     j.body = body;
     tagc_pool_run(pool, encode_work, &j);
     finish(&j, out);

@@ -15,11 +15,12 @@
 #include "tagc/tagc.h"
 
 typedef struct tagc_code_options {
-    size_t n;   /* elements of the fragment, < 2^32 */
-    size_t k;   /* topk: sent at most, <= n */
-    int sparse; /* 1: topk, 0: blocks */
-    int values; /* tagc_format */
-    int block;  /* values per scale, a power of two in [16, 4096]; integer formats */
+    size_t n;          /* elements of the fragment, < 2^32 */
+    size_t k;          /* topk: sent at most, <= n */
+    int sparse;        /* 1: topk, 0: blocks */
+    int values;        /* tagc_format */
+    int block;         /* values per scale, a power of two in [16, 4096]; integer formats */
+    int is_stochastic; /* 1: blocks without a residual, whose int8 and int4 are rounded at random (values.h) */
     /* How the residual is stored (residual.h), and the gradient (FP32 or BF16): tagc_format, FP32 if left out. */
     int residual, gradient;
 } tagc_code_options;
@@ -44,7 +45,8 @@ typedef struct tagc_code {
     /* gradient (n) in options->gradient, residual_in and residual_out rows in options->residual, where an fp32 may lie
      * at any multiple of its size, a bf16 too. residual_out = gradient + residual_in - decoded body, in fp32, then as it
      * is stored, rounded with `seed` (tagc_residual_seed). If gradient and residual are fp32, residual_out may be residual_in
-     * itself; else the two do not overlap. For blocks both may be NULL: then there is no residual. */
+     * itself; else the two do not overlap. For blocks both may be NULL: then there is no residual, and `seed` is that of
+     * is_stochastic. */
     void (*encode)(const tagc_code_options *options, const void *gradient, const void *residual_in,
                    void *residual_out, uint32_t seed, uint8_t *body, void *scratch, tagc_pool *pool,
                    tagc_encoded *out);

@@ -50,6 +50,7 @@ tagc_status tagc_reducer_set_sparsity(tagc_reducer *r, double sparsity) {
     if (sparsity == r->options.sparsity) return TAGC_OK;
     tagc_reducer_options options = r->options;
     options.sparsity = sparsity;
+    TAGC_TRY(tagc_reducer_options_check_once(&options));
     if (r->exchange->is_selective) return take_up(r, &options);
     r->options = options;
     return TAGC_OK;

@@ -26,8 +26,10 @@ double tagc_field_number(const tagc_field *f, uint64_t raw) {
 
 void tagc_field_text(const tagc_field *f, uint64_t raw, char text[TAGC_FIELD_TEXT_BYTES]) {
     double value = tagc_field_number(f, raw);
-    if (f->names && value == -1 && f->min == -1)
+    if (f->names && value == -1 && f->min < 0)
         snprintf(text, TAGC_FIELD_TEXT_BYTES, "the default");
+    else if (f->names && value == -2 && f->min == -2)
+        snprintf(text, TAGC_FIELD_TEXT_BYTES, "none");
     else if (f->names && value >= 0 && value <= f->max)
         snprintf(text, TAGC_FIELD_TEXT_BYTES, "%s", f->names[(int)value]);
     else if (f->type == TAGC_FIELD_DOUBLE)
@@ -47,10 +49,11 @@ static void allowed_text(const tagc_field *f, char *text, size_t n_bytes) {
     size_t n = 0;
     for (int value = (int)f->min; value <= f->max && n < n_bytes; value++) {
         const char *before = value == f->min ? "" : value == f->max ? " or " : ", ";
-        if (value < 0)
-            n += (size_t)snprintf(text + n, n_bytes - n, "%s%d (the default)", before, value);
+        if (value == -1)
+            n += (size_t)snprintf(text + n, n_bytes - n, "%s-1 (the default)", before);
         else
-            n += (size_t)snprintf(text + n, n_bytes - n, "%s%s (%d)", before, f->names[value], value);
+            n += (size_t)snprintf(text + n, n_bytes - n, "%s%s (%d)", before,
+                                  value < 0 ? "none" : f->names[value], value);
     }
 }
 

@@ -27,6 +27,7 @@ const char *const tagc_exchange_names[] = {"dense", "sketch", "packed", "direct"
 const char *const tagc_format_names[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
 static const char *const op_names[] = {"avg", "sum"};
 static const char *const output_names[] = {"shard", "unit", "host_shard"};
+static const char *const rounding_names[] = {"nearest", "stochastic"};
 
 /* clang-format off */
 #define REDUCER(name) #name, offsetof(tagc_reducer_options, name)
@@ -35,6 +36,10 @@ static const tagc_field reducer_fields[] = {
     {REDUCER(tag), TAGC_FIELD_U64, 0, ALL, 0, TAGC_FIELD_MAX_U64, TAGC_FIELD_MAX_U64, NULL},
     {REDUCER(exchange), TAGC_FIELD_INT, 1, ALL, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_DIRECT,
      tagc_exchange_names},
+    /* As it was given: its default may differ between ranks, and nothing on the wire depends on it. Without one, defaults that
+     * follow differ, too, so that ranks compare this first. */
+    {REDUCER(residual), TAGC_FIELD_INT, 1, SKETCH | PACKED | DIRECT, TAGC_RESIDUAL_NONE, TAGC_FORMAT_INT4, -1,
+     tagc_format_names},
     {REDUCER(format), TAGC_FIELD_INT, 1, ALL, -1, TAGC_FORMAT_SIGN, -1, tagc_format_names},
     {REDUCER(sparsity), TAGC_FIELD_DOUBLE, 1, SKETCH | PACKED | DIRECT, -1, 1, -1, NULL},
     {REDUCER(op), TAGC_FIELD_INT, 1, ALL, TAGC_OP_AVG, TAGC_OP_SUM, TAGC_OP_AVG, op_names},
@@ -45,8 +50,6 @@ static const tagc_field reducer_fields[] = {
     {REDUCER(block), TAGC_FIELD_INT, 1, DIRECT, 0, 4096, 0, NULL},
     {REDUCER(ranks_per_host), TAGC_FIELD_INT, 1, DIRECT, 1, 65536, 1, NULL},
     {REDUCER(n_threads), TAGC_FIELD_INT, 0, ALL, 1, 256, 1, NULL},
-    /* As it was given: its default may differ between ranks, and nothing on the wire depends on it. */
-    {REDUCER(residual), TAGC_FIELD_INT, 1, SKETCH | PACKED | DIRECT, -1, TAGC_FORMAT_INT4, -1, tagc_format_names},
     {REDUCER(gradient), TAGC_FIELD_INT, 0, DIRECT, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16, TAGC_FORMAT_FP32,
      tagc_format_names},
     {REDUCER(rounding_seed), TAGC_FIELD_U64, 0, ALL, 0, TAGC_FIELD_MAX_U64, 0, NULL},
@@ -64,6 +67,9 @@ static const tagc_field gatherer_fields[] = {
     {GATHERER(n_threads), TAGC_FIELD_U64, 0, ALL, 1, 256, 1, NULL},
     {GATHERER(full_format), TAGC_FIELD_U64, 1, ALL, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16, TAGC_FORMAT_FP32,
      tagc_format_names},
+    {GATHERER(rounding), TAGC_FIELD_U64, 1, ALL, TAGC_ROUNDING_NEAREST, TAGC_ROUNDING_STOCHASTIC,
+     TAGC_ROUNDING_NEAREST, rounding_names},
+    {GATHERER(rounding_seed), TAGC_FIELD_U64, 0, ALL, 0, TAGC_FIELD_MAX_U64, 0, NULL},
 };
 /* clang-format on */
 enum {
@@ -91,7 +97,7 @@ static const tagc_gatherer_options gatherer_defaults = {.tag = UINT64_MAX, .n_th
 static const tagc_sized reducer_struct = {"tagc_reducer_options", sizeof(tagc_reducer_options),
                                           UP_TO(tagc_reducer_options, rounding_seed), &reducer_defaults};
 static const tagc_sized gatherer_struct = {"tagc_gatherer_options", sizeof(tagc_gatherer_options),
-                                           UP_TO(tagc_gatherer_options, full_format), &gatherer_defaults};
+                                           UP_TO(tagc_gatherer_options, rounding_seed), &gatherer_defaults};
 
 void tagc_reducer_options_init_sized(tagc_reducer_options *options, size_t struct_bytes) {
     tagc_sized_init(&reducer_struct, options, struct_bytes);
@@ -131,6 +137,10 @@ static int is_blocks(const tagc_reducer_options *options) {
 
 void tagc_reducer_options_resolve(tagc_reducer_options *options) {
     int is_direct = options->exchange == TAGC_EXCHANGE_DIRECT;
+    if (tagc_is_without_residual(options)) {
+        if (options->sparsity == -1) options->sparsity = 0;
+        if (options->format == -1) options->format = TAGC_FORMAT_INT4;
+    }
     if (options->sparsity == -1) options->sparsity = is_direct ? 0.95 : 0.9875;
     if (options->format == -1) options->format = is_direct ? TAGC_FORMAT_INT2 : TAGC_FORMAT_FP32;
     if (options->block == 0 && is_blocks(options)) options->block = DEFAULT_BLOCK;
@@ -284,6 +294,34 @@ static tagc_status read_own(const tagc_reducer_options *options, int world_size,
     return check_known(o->fields, o->n_fields, own, options);
 }
 
+static tagc_status check_once_format(const char *name, int format) {
+    if (format == TAGC_FORMAT_FP32 || format == TAGC_FORMAT_INT8 || format == TAGC_FORMAT_INT4)
+        return TAGC_OK;
+    return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                     "%s is %s, must be fp32, int8 or int4 where residual is none: others are not rounded at "
+                     "random",
+                     name, tagc_format_names[format]);
+}
+
+static tagc_status check_once_sparsity(const char *name, double sparsity) {
+    if (sparsity == 0) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                     "%s is %.10g, must be 0 where residual is none: what is not sent would be lost", name,
+                     sparsity);
+}
+
+tagc_status tagc_reducer_options_check_once(const tagc_reducer_options *full) {
+    if (full->residual != TAGC_RESIDUAL_NONE) return TAGC_OK;
+    if (full->exchange != TAGC_EXCHANGE_DIRECT)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "residual is none, but exchange %s cannot do without one",
+                         tagc_exchange_names[full->exchange]);
+    TAGC_TRY(check_once_sparsity("sparsity", full->sparsity));
+    TAGC_TRY(check_once_format("format", full->format));
+    if (!tagc_results_are_sent(full)) return TAGC_OK;
+    TAGC_TRY(check_once_sparsity("result_sparsity", tagc_result_sparsity(full)));
+    return check_once_format("result_format", tagc_result_format(full));
+}
+
 /* Checks fields that apply to the exchange, but not together with others. `full` has its defaults resolved. */
 static tagc_status check_together(const tagc_reducer_options *options, const tagc_reducer_options *full) {
     int most = full->exchange == TAGC_EXCHANGE_DIRECT  ? TAGC_FORMAT_SIGN
@@ -302,6 +340,7 @@ static tagc_status check_together(const tagc_reducer_options *options, const tag
             TAGC_ERR_UNSUPPORTED,
             "%s is set, but output is shard, so no sums are sent back: leave it at its default, -1",
             full->result_format != -1 ? "result_format" : "result_sparsity");
+    TAGC_TRY(tagc_reducer_options_check_once(full));
     if (full->residual > TAGC_FORMAT_FP32 && full->exchange != TAGC_EXCHANGE_DIRECT)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "residual is %s, but exchange %s stores it only as %s",
                          tagc_format_names[full->residual], exchange, tagc_format_names[0]);
@@ -386,6 +425,12 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
                          "full_format is bf16, but format is %s: bf16 would round what arrives",
                          tagc_format_names[out->format]);
+    if (out->rounding == TAGC_ROUNDING_STOCHASTIC && (out->delta || out->format != TAGC_FORMAT_INT8))
+        return tagc_fail(
+            TAGC_ERR_UNSUPPORTED,
+            "rounding is stochastic, but only whole parameters in int8 are rounded so: format is %s "
+            "and delta %d",
+            tagc_format_names[out->format], out->delta);
     if (out->check_every != 0 && !out->delta)
         return tagc_fail(
             TAGC_ERR_UNSUPPORTED,

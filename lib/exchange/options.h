@@ -29,6 +29,13 @@ int tagc_gatherer_options_kind(const tagc_gatherer_options *options);
 extern const char *const tagc_format_names[TAGC_FORMAT_SIGN + 1];
 extern const char *const tagc_exchange_names[TAGC_EXCHANGE_DIRECT + 1];
 
+/* 1: direct that keeps no residual, and rounds at random. */
+static inline int tagc_is_without_residual(const tagc_reducer_options *options) {
+    return options->exchange == TAGC_EXCHANGE_DIRECT && options->residual == TAGC_RESIDUAL_NONE;
+}
+/* TAGC_ERR_UNSUPPORTED if the residual is none, and options whose defaults are resolved need one. */
+tagc_status tagc_reducer_options_check_once(const tagc_reducer_options *full);
+
 /* Of options whose sparsity and format are resolved: how owners send sums back. */
 int tagc_results_are_sent(const tagc_reducer_options *options);
 int tagc_result_format(const tagc_reducer_options *options);

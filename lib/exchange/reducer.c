@@ -83,7 +83,8 @@ void tagc_reducer_destroy_residual(tagc_reducer *r) {
 }
 
 int tagc_stored_format(const tagc_reducer_options *options) {
-    if (options->residual != -1) return options->residual;
+    if (options->residual >= 0) return options->residual;
+    if (tagc_is_without_residual(options)) return TAGC_FORMAT_FP32; /* of nothing */
     return options->exchange == TAGC_EXCHANGE_DIRECT ? TAGC_FORMAT_INT8 : TAGC_FORMAT_FP32;
 }
 

@@ -18,7 +18,8 @@ uint64_t tagc_reducer_residual_elems(const tagc_reducer *r) {
 }
 
 int tagc_reducer_residual_format(const tagc_reducer *r) {
-    return r ? r->residual_format : -1;
+    if (!r) return -1;
+    return tagc_is_without_residual(&r->options) ? TAGC_RESIDUAL_NONE : r->residual_format;
 }
 
 uint64_t tagc_reducer_steps(const tagc_reducer *r) {

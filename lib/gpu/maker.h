@@ -7,7 +7,7 @@
 #include "gpu/frame.h"
 #include "tagc/device.h"
 
-#define TAGC_MAKER_ABI 5u
+#define TAGC_MAKER_ABI 6u
 
 /* Deltas (delta.h) over many arrays at once. */
 typedef enum tagc_delta_kind {

@@ -35,6 +35,8 @@ MAX_PHASES = 16
 PHASES = ("select", "index", "encode", "decode", "wait")
 EXCHANGES = {"dense": 0, "sketch": 1, "packed": 2, "direct": 3}
 FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "int2": 4, "sign": 5}
+RESIDUAL_NONE = -2  # of ReducerOptions.residual, which is else one of FORMATS
+ROUNDINGS = {"nearest": 0, "stochastic": 1}
 OPS = {"avg": 0, "sum": 1}
 OUTPUTS = {"shard": 0, "unit": 1, "host shard": 2}
 # Kinds of parameter gathers: (format, delta).
@@ -137,7 +139,7 @@ class GathererOptions(Structure):
         ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("format", c_int), ("delta",
             c_int),
         ("ranks_per_host", c_int), ("two_level", c_int), ("check_every", c_uint64), ("n_threads", c_uint64),
-        ("full_format", c_uint64),
+        ("full_format", c_uint64), ("rounding", c_uint64), ("rounding_seed", c_uint64),
     ]  # fmt: skip
 
 

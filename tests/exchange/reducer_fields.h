@@ -29,7 +29,7 @@ static const option_field option_fields[] = {
     INT_FIELD(block, -1, 4097),
     INT_FIELD(ranks_per_host, 0, 65537),
     INT_FIELD(n_threads, 0, 257),
-    INT_FIELD(residual, -2, 4),
+    INT_FIELD(residual, -3, 4),
     INT_FIELD(gradient, -1, 2),
     PAPER_FIELD(index, -1, 3),
     PAPER_FIELD(fill_union, -2, 2),

@@ -11,8 +11,8 @@
 #include <string.h>
 #include <xxhash.h>
 
-#include "../bits.h"
 #include "../repeats.h"
+#include "blocks_oracle.h"
 #include "core/measure.h"
 #include "exchange/wire.h"
 #include "tagc/blocks.h"
@@ -20,44 +20,6 @@
 enum { HEADER = 64, MAX_N = 9000, GUARD = 0x5a };
 
 /* ---- the oracle ---- */
-
-static uint16_t bf16_of(float x, int up) { /* of a finite x >= 0 */
-    uint32_t bits = bits_of(x), low = bits >> 16;
-    double below = (double)float_of(low << 16), above = (double)float_of((low + 1) << 16), exact = (double)x;
-    if (below == exact) return (uint16_t)low;
-    if (up) return (uint16_t)(low + 1);
-    if (exact - below != above - exact) return (uint16_t)(exact - below < above - exact ? low : low + 1);
-    return (uint16_t)(low & 1 ? low + 1 : low);
-}
-
-static float wide(uint16_t half) {
-    return float_of((uint32_t)half << 16);
-}
-
-static uint64_t mixed(uint64_t x) {
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
-/* The random byte of a position, [0, 255]. */
-static int byte_at(uint64_t seed, uint32_t position) {
-    uint32_t x = (uint32_t)(mixed(mixed(mixed(seed + 0x9e3779b97f4a7c15u))) >> 32) + position / 4;
-    x = (x ^ x >> 16) * 0x21f0aaadu;
-    x = (x ^ x >> 15) * 0x735a2d97u;
-    x ^= x >> 15;
-    return (int)(x >> position % 4 * 8 & 255);
-}
-
-static int integer_of(const tagc_blocks_options *o, float scale, float x, size_t position) {
-    const float most = o->format == TAGC_FORMAT_INT8 ? 127 : 7;
-    if (o->rounding == TAGC_ROUNDING_STOCHASTIC) {
-        float noise = ((float)byte_at(o->seed, (uint32_t)position) + 0.5f) / 256 - 0.5f;
-        x += noise * scale;
-    }
-    float quotient = x * (1 / scale);
-    return (int)nearbyintf(quotient > most ? most : quotient < -most ? -most : quotient);
-}
 
 /* The two bits of a value in int2, whose levels are 1 and 4 times the scale. */
 static int two_bits_of(float scale, float x) {
@@ -85,32 +47,24 @@ static void oracle(const tagc_blocks_options *o, const float *x, size_t n, const
                    uint8_t *body, float *arrives) {
     size_t block = (size_t)o->block, n_blocks = (n + block - 1) / block;
     int bits = bits_per(o->format);
+    uint32_t seed = oracle_seed(o->seed, 0, 0, 0);
     memset(body, 0, oracle_bytes(o, n) - HEADER);
     for (size_t b = 0; b < n_blocks; b++) {
         size_t end = (b + 1) * block < n ? (b + 1) * block : n;
-        float largest = 0;
-        int is_finite = 1;
-        for (size_t i = b * block; i < end; i++) {
-            is_finite &= isfinite(x[i]) != 0;
-            largest = fmaxf(largest, fabsf(x[i]));
-        }
-        float wanted = largest / (bits == 8 ? 127 : 7);
-        uint16_t half = wanted < 0x1p-126f ? 0 : bf16_of(wanted, o->rounding == TAGC_ROUNDING_STOCHASTIC);
-        uint16_t most = bits == 8 ? 0x7bff : 0x7dff; /* the last whose 128-fold, or 8-fold, is finite */
-        if (half > most) half = most;
+        int is_finite = 1, is_random = o->rounding == TAGC_ROUNDING_STOCHASTIC;
+        for (size_t i = b * block; i < end; i++) is_finite &= isfinite(x[i]) != 0;
+        uint16_t half = oracle_scale(o->format, is_random, x + b * block, end - b * block);
         if (bits == 2) memcpy(&half, message + HEADER + 2 * b, 2);
         if (!is_finite) half = 0x7fc0;
         memcpy(body + 2 * b, &half, 2);
         for (size_t i = b * block; i < end; i++) {
-            arrives[i] = is_finite ? 0 : wide(0x7fc0);
-            if (!is_finite || half == 0) {
-                if (bits == 2 && is_finite) arrives[i] = 0; /* 0 times a level */
-                continue;
-            }
-            int code = bits == 2 ? two_bits_of(wide(half), x[i]) : integer_of(o, wide(half), x[i], i);
+            arrives[i] = is_finite ? 0 : oracle_wide(0x7fc0);
+            if (!is_finite || half == 0) continue;
+            float scale = oracle_wide(half);
+            int byte = is_random ? oracle_byte(seed, (uint32_t)i) : -1;
+            int code = bits == 2 ? two_bits_of(scale, x[i]) : oracle_integer(o->format, byte, scale, x[i]);
             put(body + 2 * n_blocks, bits, i, code);
-            arrives[i] =
-                bits == 2 ? (code & 2 ? -1 : 1) * wide(half) * (code & 1 ? 4 : 1) : (float)code * wide(half);
+            arrives[i] = bits == 2 ? (code & 2 ? -1 : 1) * scale * (code & 1 ? 4 : 1) : (float)code * scale;
         }
     }
 }
@@ -177,7 +131,7 @@ static void test_oracle(void **state) {
         for (size_t i = 0; i < n; i++) {
             halves[i] = (uint16_t)(bits_of(x[i]) >> 16);
             if (isnan(x[i])) halves[i] |= 0x40;
-            if (o.element == TAGC_FORMAT_BF16) x[i] = wide(halves[i]);
+            if (o.element == TAGC_FORMAT_BF16) x[i] = oracle_wide(halves[i]);
         }
         const void *given = o.element == TAGC_FORMAT_BF16 ? (const void *)halves : x;
         void *back = o.element == TAGC_FORMAT_BF16 ? (void *)halves_back : decoded;
@@ -200,9 +154,9 @@ static void test_oracle(void **state) {
         o.seed = 0;
         assert_int_equal(tagc_blocks_decode(&o, unaligned, n_bytes, back, n), TAGC_OK);
         for (size_t i = 0; i < n && o.element == TAGC_FORMAT_BF16; i++) {
-            decoded[i] = wide(halves_back[i]);
+            decoded[i] = oracle_wide(halves_back[i]);
             if (!isnan(arrives[i])) /* the nearest bf16, which may be Inf at the end of the range */
-                arrives[i] = copysignf(wide(bf16_of(fabsf(arrives[i]), 0)), arrives[i]);
+                arrives[i] = copysignf(oracle_wide(oracle_half(fabsf(arrives[i]), 0)), arrives[i]);
         }
         assert_true(same(decoded, arrives, n));
         free(x), free(arrives), free(decoded), free(halves), free(halves_back), free(message), free(body);

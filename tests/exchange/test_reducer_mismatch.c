@@ -30,6 +30,8 @@ static const difference differences[] = {
     {"ranks_per_host", TAGC_EXCHANGE_DIRECT, 2, NULL},
     {"residual", TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4,
      "residual: rank 12 has int4, rank 10 has the default"},
+    {"residual", TAGC_EXCHANGE_DIRECT, TAGC_RESIDUAL_NONE,
+     "residual: rank 12 has none, rank 10 has the default"},
 };
 
 static void one_rank_differs(rank_run *run) {

@@ -47,6 +47,7 @@ static const struct {
     {"residual", TAGC_FORMAT_BF16, DIRECT, "residual is bf16, but exchange"},
     {"residual", TAGC_FORMAT_INT8, DIRECT, "residual is int8, but exchange"},
     {"residual", TAGC_FORMAT_INT4, DIRECT, "residual is int4, but exchange"},
+    {"residual", TAGC_RESIDUAL_NONE, DIRECT, "residual is none, but exchange"},
     {"gradient", TAGC_FORMAT_BF16, DIRECT, "gradient is bf16, but exchange"},
     {"paper", 0, SKETCH | PACKED, "paper is set, but exchange"},
     {"index", TAGC_INDEX_SUM4, SKETCH | PACKED, "paper is set, but exchange"},
@@ -117,7 +118,8 @@ static void bad_enums(rank_run *run) {
         {"format",
          "format is 9, must be -1 (the default), fp32 (0), bf16 (1), int8 (2), int4 (3), int2 (4) or "
          "sign (5)"},
-        {"residual", "residual is 9, must be -1 (the default), fp32 (0), bf16 (1), int8 (2) or int4 (3)"},
+        {"residual",
+         "residual is 9, must be none (-2), -1 (the default), fp32 (0), bf16 (1), int8 (2) or int4 (3)"},
         {"gradient", "gradient is 9, must be fp32 (0) or bf16 (1)"},
         {"op", "op is 9, must be avg (0) or sum (1)"},
         {"output", "output is 9, must be shard (0), unit (1) or host_shard (2)"},
@@ -198,6 +200,34 @@ static void bad_combinations(rank_run *run) {
                        "gradient is bf16, must be fp32 where ranks_per_host is above 1");
 }
 
+/* Without a residual: whatever would lose something for good. */
+static void bad_without_residual(rank_run *run) {
+    static const struct {
+        const char *field;
+        double value;
+        const char *text;
+    } bad[] = {
+        {"sparsity", 0.5,
+         "sparsity is 0.5, must be 0 where residual is none: what is not sent would be lost"},
+        {"format", TAGC_FORMAT_BF16, "format is bf16, must be fp32, int8 or int4 where residual is none"},
+        {"format", TAGC_FORMAT_INT2, "format is int2, must be"},
+        {"format", TAGC_FORMAT_SIGN, "format is sign, must be"},
+        {"result_sparsity", 0.25, "result_sparsity is 0.25, must be 0 where residual is none"},
+        {"result_format", TAGC_FORMAT_BF16, "result_format is bf16, must be"},
+        {"result_format", TAGC_FORMAT_SIGN, "result_format is sign, must be"},
+    };
+    both b;
+    int is_paper;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        b = (both){.options = good_options(run->world_size)};
+        b.options.exchange = TAGC_EXCHANGE_DIRECT;
+        b.options.residual = TAGC_RESIDUAL_NONE;
+        b.options.output = TAGC_OUTPUT_UNIT;
+        set_field(&b, bad[i].field, bad[i].value, &is_paper);
+        expect_refusal(run, &b.options, TAGC_ERR_UNSUPPORTED, bad[i].text);
+    }
+}
+
 static void bad_pointers(rank_run *run) {
     tagc_reducer_options options = good_options(run->world_size);
     expect_refusal(run, NULL, TAGC_ERR_ARGUMENT, "options is NULL");
@@ -210,6 +240,7 @@ static void bad_values(rank_run *run) {
     bad_sizes(run);
     bad_paper(run);
     bad_combinations(run);
+    bad_without_residual(run);
     bad_pointers(run);
 }
 

@@ -128,6 +128,42 @@ static void test_dense_chunks(void **state) {
     compare(&options, 0, 0);
 }
 
+/* Without a residual: multiples of a block's step arrive as they are. Others vary from step to step, and their mean is right. */
+static void test_once(void **state) {
+    (void)state;
+    enum { SHARD = 96, STEPS = 40 };
+    size_t n = SHARD * (size_t)world_size;
+    float gradient[SHARD * 64], output[SHARD * 64];
+    double means[SHARD * 64] = {0}, largest = 0, of_mean = 0;
+    tagc_reducer *reducer;
+    tagc_reducer_options options;
+    tagc_reducer_options_init(&options);
+    options.n_elems = n;
+    options.residual = TAGC_RESIDUAL_NONE;
+    options.output = TAGC_OUTPUT_UNIT;
+    options.op = TAGC_OP_SUM;
+    options.result_format = TAGC_FORMAT_FP32;
+    options.block = 16;
+    assert_int_equal(tagc_reducer_create(comm, &options, &reducer), TAGC_OK);
+    for (size_t i = 0; i < n; i++) gradient[i] = (float)(i % 15) * 0.125f - 0.875f; /* seven steps each way */
+    assert_int_equal(tagc_reducer_run(reducer, gradient, output, NULL), TAGC_OK);
+    for (size_t i = 0; i < n; i++) assert_true(output[i] == (float)world_size * gradient[i]);
+    for (size_t i = 0; i < n; i++) gradient[i] += i % 16 ? 0.05f : 0;
+    for (int step = 0; step < STEPS; step++) {
+        assert_int_equal(tagc_reducer_run(reducer, gradient, output, NULL), TAGC_OK);
+        for (size_t i = 0; i < n; i++) {
+            double error = (double)output[i] - (double)world_size * (double)gradient[i];
+            largest = fmax(largest, fabs(error));
+            means[i] += error / STEPS;
+        }
+    }
+    for (size_t i = 0; i < n; i++) of_mean = fmax(of_mean, fabs(means[i]));
+    assert_true(world_size == 1 ? largest == 0 : largest > 0.07); /* the own values are not rounded */
+    assert_true(of_mean <
+                0.04 * sqrt(world_size)); /* to the nearest it would be half a step for each other rank */
+    tagc_reducer_destroy(reducer);
+}
+
 static void test_mismatch(void **state) {
     (void)state;
     tagc_reducer_options options;
@@ -187,7 +223,7 @@ int main(int argc, char **argv) {
     world_size = tagc_comm_world_size(comm);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exchanges), cmocka_unit_test(test_direct),  cmocka_unit_test(test_dense_chunks),
-        cmocka_unit_test(test_mismatch),  cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_mismatch),  cmocka_unit_test(test_overlap), cmocka_unit_test(test_once),
     };
     if (rank != 0) cmocka_set_message_output(CM_OUTPUT_TAP);
     int n_failed = cmocka_run_group_tests(tests, NULL, NULL);

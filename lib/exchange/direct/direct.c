@@ -22,7 +22,7 @@ static uint64_t residual_elems(const tagc_reducer_options *options, int world_si
     int is_exact = options->format <= TAGC_FORMAT_BF16 && options->sparsity == 0; /* by choice: plain dense */
     if (tagc_results_are_sent(options))
         is_exact &= tagc_result_format(options) <= TAGC_FORMAT_BF16 && tagc_result_sparsity(options) == 0;
-    if (!is_coded(options, world_size) || is_exact) return 0;
+    if (!is_coded(options, world_size) || is_exact || tagc_is_without_residual(options)) return 0;
     return options->n_elems / (uint64_t)options->ranks_per_host;
 }
 
@@ -61,6 +61,7 @@ static void choose_codes(tagc_reducer *r) {
                                                 .sparse = r->k < r->shard,
                                                 .values = r->options.format,
                                                 .block = r->options.block,
+                                                .is_stochastic = tagc_is_without_residual(&r->options),
                                                 .residual = r->residual_format,
                                                 .gradient = r->options.gradient};
     d->sums.k = tagc_select_count(r->shard, tagc_result_sparsity(&r->options));

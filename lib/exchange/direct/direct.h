@@ -192,6 +192,8 @@ void tagc_direct_choose_eager(tagc_reducer *r);
 /* ---- hosts.c ---- */
 
 void tagc_hosts_shape(tagc_reducer *r);
+/* As it travels within a host. */
+size_t tagc_hosts_row_bytes(const tagc_reducer *r);
 void tagc_hosts_place_work(tagc_reducer *r, tagc_arena *arena);
 /* Posts rows of the first turns. */
 void tagc_hosts_post_first(tagc_reducer *r);

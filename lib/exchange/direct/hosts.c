@@ -6,6 +6,7 @@
 #include "codec/sum.h"
 #include "core/clock.h"
 #include "exchange/direct/direct.h"
+#include "exchange/options.h"
 
 #include <string.h>
 
@@ -15,12 +16,17 @@ enum {
 };
 static const size_t window_bytes = (size_t)64 << 20; /* of rows under way, where that is more */
 
+/* Without a residual nothing would take up what bf16 rounds off. */
 static int is_wide(const tagc_reducer *r) {
-    return r->options.format == TAGC_FORMAT_FP32;
+    return r->options.format == TAGC_FORMAT_FP32 || tagc_is_without_residual(&r->options);
 }
 
 static size_t width_of(const tagc_reducer *r) {
     return is_wide(r) ? sizeof(float) : sizeof(uint16_t);
+}
+
+size_t tagc_hosts_row_bytes(const tagc_reducer *r) {
+    return r->shard * width_of(r);
 }
 
 /* Whether rows are copied before they are sent. Otherwise they are sent from the gradient. */

@@ -73,7 +73,7 @@ tagc_status tagc_direct_volume(tagc_reducer *r, const tagc_volume_data *data, ta
     const tagc_direct *d = tagc_direct_of(r);
     TAGC_TRY(check_data(r, data));
     double n_beside = d->per_host - 1, n_others = r->world_size - 1;
-    double row = (double)r->shard * (r->options.format == TAGC_FORMAT_FP32 ? 4 : 2); /* within a host */
+    double row = (double)tagc_hosts_row_bytes(r);
     for (int host = 0; n_beside > 0 && host < d->n_hosts; host++)
         tagc_volume_add_within(v, TAGC_LEG_VALUES, n_beside * row);
     if (d->coded) add_fragments(r, data, v);

@@ -29,6 +29,7 @@ static size_t body_bytes(const tagc_gatherer *g) {
 
 size_t tagc_gatherer_message_bytes(const tagc_gatherer *g) {
     if (g->is_delta) return TAGC_WIRE_HEADER_BYTES + body_bytes(g);
+    if (g->is_stochastic) return tagc_values_bytes(&g->values, g->shard);
     return g->bits                                 ? tagc_delta_bytes(g->bits, g->shard)
            : g->options.format == TAGC_FORMAT_BF16 ? g->shard * sizeof(uint16_t)
                                                    : g->shard * sizeof(float);
@@ -36,7 +37,6 @@ size_t tagc_gatherer_message_bytes(const tagc_gatherer *g) {
 
 void tagc_gatherer_delta_begin(tagc_gatherer *g) {
     uint64_t every = g->options.check_every;
-    g->n_begun++;
     g->device_failure = TAGC_OK;
     g->is_whole = g->is_whole_next;
     g->is_whole_next = 0;

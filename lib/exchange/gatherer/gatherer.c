@@ -59,6 +59,9 @@ tagc_status tagc_gatherer_lay_out(tagc_gatherer *g, const tagc_gatherer_options 
     g->is_whole_next = g->is_delta;
     g->width = g->options.full_format == TAGC_FORMAT_BF16 ? sizeof(uint16_t) : sizeof(float);
     g->is_plain = !g->is_delta && g->options.format == (int)g->options.full_format;
+    g->is_stochastic = g->options.rounding == TAGC_ROUNDING_STOCHASTIC;
+    g->values = tagc_values_format(TAGC_FORMAT_INT8, TAGC_DELTA_BLOCK, 0);
+    g->values.marks_nonfinite = g->values.is_stochastic = 1;
     g->shard = (size_t)(g->options.n_elems / (uint64_t)g->n_rows);
     size_t n_bytes = g->is_delta   ? tagc_gatherer_delta_bytes(g->bits, g->shard, g->n_rows)
                      : g->is_plain ? 0
@@ -247,6 +250,9 @@ tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, void *full
     g->own = shard;
     g->full = full;
     g->begun = 1;
+    g->n_begun++;
+    g->values.seed =
+        tagc_residual_seed(g->options.rounding_seed, g->n_begun, (uint32_t)g->rank, (uint32_t)g->row);
     if (g->is_delta) tagc_gatherer_delta_begin(g);
     g->is_posted = 0;
     uint32_t lanes = 1u << TAGC_LANE_GATHER | 1u << TAGC_LANE_RELAY;

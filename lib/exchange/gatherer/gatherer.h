@@ -3,6 +3,7 @@
 #ifndef TAGC_EXCHANGE_GATHERER_GATHERER_H
 #define TAGC_EXCHANGE_GATHERER_GATHERER_H
 
+#include "codec/values.h"
 #include "core/memory.h"
 #include "core/pool.h"
 #include "core/status.h"
@@ -33,7 +34,9 @@ struct tagc_gatherer {
     int per_host;                /* of these, on one host: all, except in two levels */
     int bits;                    /* bits of a code; 0 for fp32 and bf16 */
     int is_delta;
-    int is_plain; /* rows travel as they are in `full` */
+    int is_plain;      /* rows travel as they are in `full` */
+    int is_stochastic; /* whole parameters in int8, rounded at random: rows are values (codec/values.h) */
+    tagc_value_format values; /* of these rows, with the seed of this gather */
     size_t shard;
     size_t width; /* bytes of a value of `full`: 2 or 4 */
     int begun;
@@ -46,8 +49,9 @@ struct tagc_gatherer {
     tagc_task task;
     tagc_pool *pool; /* NULL with one thread */
 
-    /* deltas */
     uint64_t n_begun;
+
+    /* deltas */
     int is_whole; /* this gather sends checksums; all ranks know */
     int is_whole_next; /* the next gather sends whole parameters; all ranks know it from the messages of this one */
     int is_checked;      /* this gather brings checksums along */

@@ -28,8 +28,10 @@ static void work(void *arg, int index, int n_threads) {
 
 /* Each thread sets its own flag in its own piece. The flags are read after all threads have ended. */
 static void encode_piece(const tagc_gatherer *g, const tagc_row *row, size_t at, size_t n) {
-    int nonfinite;
-    if (!g->bits || (g->is_delta && g->is_whole)) {
+    int nonfinite = 0; /* of whole parameters they travel */
+    if (g->is_stochastic) {
+        tagc_values_encode(&g->values, g->own + at, NULL, NULL, at, n, g->shard, row->body);
+    } else if (!g->bits || (g->is_delta && g->is_whole)) {
         uint16_t *halves = (uint16_t *)(void *)row->body + at, largest = 0;
         tagc_bf16_narrow(g->own + at, halves, n);
         for (size_t i = 0; i < n; i++) {
@@ -57,6 +59,8 @@ static void decode_piece(const tagc_gatherer *g, const tagc_row *row, size_t at,
         memcpy(halves, (const uint16_t *)(const void *)row->body + at, n * sizeof *halves);
     else if (!g->bits || (g->is_delta && g->is_whole))
         tagc_bf16_widen((const uint16_t *)(const void *)row->body + at, wides, n);
+    else if (g->is_stochastic)
+        tagc_values_decode(&g->values, row->body, at, n, g->shard, wides);
     else if (g->is_delta)
         tagc_delta_apply_part(g->bits, row->body, row->values, g->width, g->shard, at, n);
     else

@@ -50,7 +50,7 @@ static acc_arrays shape_acc(const tagc_code_options *o) {
 
 static value_format format_of(const tagc_code_options *o) {
     tagc_value_format f = tagc_values_format(o->values, o->block, o->sparse);
-    value_format format = {f.values, f.block, 0, f.sparse, f.largest_scale};
+    value_format format = {f.values, f.block, 0, f.sparse, f.largest_scale, 0, o->is_stochastic, 0};
     while (1 << format.shift < f.block) format.shift++;
     return format;
 }
@@ -277,7 +277,7 @@ static void point_encoding(Row *row, const tagc_batch_row *from, tagc_batch_resu
     row->acc.gradient = from->gradient;
     row->acc.residual_in = from->residual_in;
     row->acc.residual_out = from->residual_out;
-    row->acc.seed = from->seed;
+    row->acc.seed = row->format.seed = from->seed;
     row->body = from->body;
     row->result = result;
 }

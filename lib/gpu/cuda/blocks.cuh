@@ -39,7 +39,7 @@ __device__ __forceinline__ void encode_run(const blocks_row *row, run_shared *s,
         auto get = [&](unsigned i) { return s->acc[slot(begin + i)]; };
         value_block<decltype(get)> here = {n_here, n_rounds, get};
         const size_t at = first + begin;
-        encode_block(f, &here, row->body + 2 * (at >> f->shift),
+        encode_block(f, &here, at, row->body + 2 * (at >> f->shift),
                      packed + at * (size_t)bits_per_value(f->values) / 8,
                      [&](unsigned i, float, float error) { s->acc[slot(begin + i)] = error; });
     }

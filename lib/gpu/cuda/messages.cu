@@ -15,7 +15,6 @@ namespace {
 
 constexpr unsigned WORDS_EACH = 16 * THREADS,
                    MOST_SUMMERS = 1024; /* words of a block if there are few; blocks */
-constexpr float NOISE_BASE = 1.5f;
 
 /* Where value i lies in shared memory: two blocks, which a warp takes side by side, in other banks. Those of 16 are, without a gap. */
 __device__ __forceinline__ uint32_t place_of(uint32_t i, int shift) {
@@ -26,46 +25,9 @@ struct encode_shared {
     float values[RUN + RUN / 64 * HALF + HALF];
 };
 
-/* The scale of a block as codec/values.c chooses it. */
-template <typename getter>
-__device__ __forceinline__ uint32_t message_scale(const value_format *f, int is_stochastic,
-                                                  const value_block<getter> *block) {
-    uint32_t most = 0;
-    for (unsigned r = 0; r < block->n_rounds; r++) most = larger(most, magnitude(block->at(r)));
-    const int is_finite = half_largest(most) < INF_BITS;
-    const float wanted = wanted_scale(f, block); /* all lanes take part in its shuffles */
-    if (!is_finite) return TAGC_BF16_NAN;
-    if (wanted < MIN_NORMAL) return 0;
-    const uint32_t bits = bits_of(wanted);
-    return smaller(is_stochastic ? (bits + 0xffffu) >> 16 : TAGC_BF16_NEAREST(bits), f->largest_scale);
-}
-
-/* In the order of codec/residual_body.h. */
-__device__ __forceinline__ float dithered(float x, float scale, uint32_t seed, uint32_t at) {
-    const uint32_t byte = tagc_residual_random(seed, at / 4) >> at % 4 * 8 & 255u;
-    const float noise = (float_of(byte << 15 | 0x3f804000u) - NOISE_BASE) * scale;
-    return x + noise;
-}
-
-template <typename getter>
-__device__ __forceinline__ void encode_message_block(const tagc_message_form *form, const value_format *f,
-                                                     const value_block<getter> *block, uint32_t first,
-                                                     uint8_t *scale_bytes, uint8_t *packed) {
-    const uint32_t scale_bits = message_scale(f, form->is_stochastic, block);
-    const int is_sent = scale_bits && scale_bits != TAGC_BF16_NAN;
-    const float scale = float_of(TAGC_BF16_WIDE(scale_bits)), inverse = is_sent ? 1 / scale : 0;
-    if (threadIdx.x % HALF == 0 && block->n) store16(scale_bytes, scale_bits);
-    for (unsigned r = 0; r < block->n_rounds; r++) {
-        const uint32_t i = r * HALF + threadIdx.x % HALF;
-        float x = block->at(r), unused;
-        if (form->is_stochastic && is_sent) x = dithered(x, scale, form->seed, first + i);
-        const uint32_t code = is_sent ? round_value(f, scale, inverse, x, &unused) : 0;
-        store_codes(bits_per_value(f->values), code, r * HALF, block->n, packed);
-    }
-}
-
 __device__ __forceinline__ value_format format_of(const tagc_message_form *form) {
-    return {form->values, form->block, __ffs(form->block) - 1, 0, form->largest_scale};
+    return {form->values,        form->block, __ffs(form->block) - 1, 0,
+            form->largest_scale, 1,           form->is_stochastic,    form->seed};
 }
 
 __global__ void __launch_bounds__(THREADS)
@@ -87,8 +49,8 @@ __global__ void __launch_bounds__(THREADS)
         auto get = [&](unsigned i) { return s->values[place_of(begin + i, f.shift)]; };
         value_block<decltype(get)> here = {n_here, n_rounds, get};
         const size_t at = first + begin;
-        encode_message_block(&form, &f, &here, (uint32_t)at, body + 2 * (at >> f.shift),
-                             packed + at * (size_t)bits_per_value(f.values) / 8);
+        encode_block(&f, &here, at, body + 2 * (at >> f.shift),
+                     packed + at * (size_t)bits_per_value(f.values) / 8, [](unsigned, float, float) {});
     }
 }
 
@@ -187,8 +149,7 @@ __global__ void __launch_bounds__(THREADS) decode_message(tagc_message_form form
 /* ---- the host's side ---- */
 
 unsigned n_summers(const tagc_message_form *form) {
-    const value_format f = {form->values, form->block, 0, 0, 0};
-    size_t words = form->n * (size_t)bits_per_value(f.values) / 64;
+    size_t words = form->n * (size_t)bits_per_value(form->values) / 64;
     return smaller(parts_of(words, WORDS_EACH), MOST_SUMMERS);
 }
 

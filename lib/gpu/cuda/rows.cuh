@@ -26,8 +26,10 @@ constexpr unsigned MISFIT_WORDS = MAX_CHUNK / TAGC_RESIDUAL_BLOCK / 32; /* a bit
 
 /* Formats of values (codec/values.h). */
 struct value_format {
-    int values, block, shift, sparse; /* block: 1 << shift */
-    uint32_t largest_scale;           /* bits of a bf16 */
+    int values, block, shift, sparse;   /* block: 1 << shift */
+    uint32_t largest_scale;             /* bits of a bf16 */
+    int marks_nonfinite, is_stochastic; /* of what has no residual */
+    uint32_t seed;
 };
 
 /* The addends of acc and what becomes of it, as they are stored (codec/residual.h). */

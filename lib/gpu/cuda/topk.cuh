@@ -441,7 +441,7 @@ __device__ __forceinline__ void emit_values(const topk_row *row, uint32_t task) 
     auto get = [&](unsigned i) { return values[at + i]; };
     value_block<decltype(get)> here = {at < n ? smaller(n - at, block) : 0,
                                        (smaller(n - lower, block) + HALF - 1) / HALF, get};
-    encode_block(f, &here, bytes + 2 * ((size_t)at >> f->shift),
+    encode_block(f, &here, at, bytes + 2 * ((size_t)at >> f->shift),
                  bytes + scales_bytes(f, n) + (size_t)at * (size_t)bits_per_value(f->values) / 8,
                  [&](unsigned i, float, float error) { leave_error(row, at + i, error); });
 }

@@ -93,12 +93,20 @@ __device__ __forceinline__ float wanted_scale(const value_format *f, const value
     return scale;
 }
 
-/* The scale as bf16; 0 if 1 / scale would overflow. */
+/* The scale as bf16, as codec/values.c chooses it; 0 if 1 / scale would overflow. */
 template <typename getter>
 __device__ __forceinline__ uint32_t scale_of(const value_format *f, const value_block<getter> *block) {
-    float wanted = wanted_scale(f, block);
+    int is_finite = 1;
+    if (f->marks_nonfinite) {
+        uint32_t most = 0;
+        for (unsigned r = 0; r < block->n_rounds; r++) most = larger(most, magnitude(block->at(r)));
+        is_finite = half_largest(most) < INF_BITS;
+    }
+    const float wanted = wanted_scale(f, block); /* all lanes take part in its shuffles */
+    if (!is_finite) return TAGC_BF16_NAN;
     if (wanted < MIN_NORMAL) return 0;
-    return smaller(TAGC_BF16_NEAREST(bits_of(wanted)), f->largest_scale);
+    const uint32_t bits = bits_of(wanted);
+    return smaller(f->is_stochastic ? (bits + 0xffffu) >> 16 : TAGC_BF16_NEAREST(bits), f->largest_scale);
 }
 
 /* ---- single values ---- */
@@ -166,20 +174,30 @@ __device__ __forceinline__ float value_at(const value_format *f, const uint8_t *
 
 /* ---- a block of values ---- */
 
-/* Encodes the values of a block and calls put(i, decoded, error) for each. scale_bytes and packed: the block's bytes in the
- * body. */
+/* In the order of codec/residual_body.h. */
+__device__ __forceinline__ float dithered(const value_format *f, float x, float scale, uint32_t at) {
+    if (!f->is_stochastic) return x;
+    const uint32_t byte = tagc_residual_random(f->seed, at / 4) >> at % 4 * 8 & 255u;
+    const float noise = (float_of(byte << 15 | 0x3f804000u) - 1.5f) * scale;
+    return x + noise;
+}
+
+/* Encodes the values of a block, whose first is value `first` of all, and calls put(i, decoded, error) for each. scale_bytes and
+ * packed: the block's bytes in the body. */
 template <typename getter, typename putter>
 __device__ __forceinline__ void encode_block(const value_format *f, const value_block<getter> *block,
-                                             uint8_t *scale_bytes, uint8_t *packed, putter put) {
+                                             size_t first, uint8_t *scale_bytes, uint8_t *packed,
+                                             putter put) {
     const uint32_t scale_bits = scale_of(f, block);
-    const float scale = float_of(TAGC_BF16_WIDE(scale_bits)), inverse = scale > 0 ? 1 / scale : 0;
+    const int is_sent = scale_bits && scale_bits != TAGC_BF16_NAN;
+    const float scale = float_of(TAGC_BF16_WIDE(scale_bits)), inverse = is_sent ? 1 / scale : 0;
     if (threadIdx.x % HALF == 0 && block->n) store16(scale_bytes, scale_bits);
     for (unsigned r = 0; r < block->n_rounds; r++) {
         const unsigned i = r * HALF + threadIdx.x % HALF;
         float x = block->at(r), decoded = 0, error;
         uint32_t code = 0;
-        if (scale_bits) {
-            code = round_value(f, scale, inverse, x, &decoded);
+        if (is_sent) {
+            code = round_value(f, scale, inverse, dithered(f, x, scale, (uint32_t)first + i), &decoded);
             error = lost(x, decoded);
         } else {
             error = zero_as_negative(x);

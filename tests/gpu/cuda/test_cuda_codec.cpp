@@ -172,6 +172,7 @@ static tagc_code_options random_options(size_t most) {
     o.sparse = random_below(3) != 0;
     if (o.sparse && random_below(12)) o.k = random_below(random_below(4) ? o.n / 10 + 1 : o.n + 1);
     random_formats(&o);
+    o.is_stochastic = !o.sparse && random_below(4) == 0;
     return o;
 }
 
@@ -255,7 +256,7 @@ static void make_fragment(const tagc_code_options *o, int kind, fragment *f) {
     f->body.make(tagc_code_of(o)->max_bytes(o), random_below(8));
     f->seed = (uint32_t)random_u64();
     f->in_place = o->residual == TAGC_FORMAT_FP32 && o->gradient == TAGC_FORMAT_FP32 && random_below(2);
-    f->has_residual = o->sparse || random_below(4);
+    f->has_residual = o->sparse || (!o->is_stochastic && random_below(4));
 }
 
 static tagc_batch_row encode_row(const tagc_code_options *o, const fragment *f) {
