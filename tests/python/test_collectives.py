@@ -221,7 +221,8 @@ def without_a_key_the_mean_is_right(rank, world_size, hosts=None):
                 assert 0 < one < bound, (values, first)
                 assert mean < 0.35 * one, (values, first, means)
             stats = comm.stats()
-            assert stats["bits_per_param"] < (9 if values == "int8" else 5), stats
+            # the mean of a reduce-scatter and an all-reduce, whose sums travel in 8 bits
+            assert stats["bits_per_param"] < (13 if values == "int8" else 10), stats
             assert stats["gather_bits"] < 9 and comm.state_dict()[f"rank{rank}"]["residuals"] == {}, stats
             own = torch.ones(N)
             comm.reduce_scatter(own, torch.zeros(world_size * N)).wait()

@@ -135,6 +135,7 @@ class Passes:
         waits: bool = True,
         may_last: bool = False,
         recurs: bool = True,
+        number: int | None = None,
     ) -> None:
         """Makes all ranks agree on an exchange, then run it. Every hook calls it. Collective. It blocks for
         tensors in CPU memory, with may_last only until the exchange before this one has ended. For others it
@@ -146,7 +147,8 @@ class Passes:
 
         find_layout() -> the layout of `source`, or of its sums; or None if its parameters are unknown: then
         this exchange is dense and residuals do not change. waits: whether the current stream waits for the
-        result. recurs: whether this unit comes once in a step."""
+        result. recurs: whether this unit comes once in a step. number: from which rounding derives; None: the
+        step's."""
         if self.state.is_closed:
             raise Error(
                 "state",
@@ -159,7 +161,8 @@ class Passes:
             if hosts.is_one or self.state.is_left_to_torch(source) and isinstance(group, dist.ProcessGroup):
                 self._leave_to_torch(unit, group, hosts, source, target, op, opens_step)
             else:
-                self._run(unit, group, hosts, source, target, op, find_layout, waits, may_last, opens_step)
+                about = waits, may_last, opens_step, number
+                self._run(unit, group, hosts, source, target, op, find_layout, *about)
             # after the last unit of finalize_backward() nothing else ends this step
             if self._is_outside and self.state.wrapper.is_ended_by_hand():
                 self.end_backward()
@@ -185,6 +188,7 @@ class Passes:
         waits: bool,
         may_last: bool,
         opens_step: bool,
+        number: int | None,
     ) -> None:
         runner, failure = self.runner_for(source)
         rows: Rows | None = None
@@ -208,7 +212,7 @@ class Passes:
         )
         if rows is not None and self.runners.is_on_device(source):
             call.add_up_now()
-        call.opens_step, call.schedule = opens_step, self.state.schedule
+        call.opens_step, call.schedule, call.number = opens_step, self.state.schedule, number
         # rows are added up by the group by which a gather gets parameters within the host
         is_apart = rows is None or self.state.options.parameters is None
         call.may_last = may_last and is_apart and not self._is_outside
@@ -279,7 +283,7 @@ class Passes:
         agreement, else after it."""
         if call.opens_step:
             self.state.begin_step(call.loss_scale)
-        call.step = self.state.n_steps
+        call.step = self.state.n_steps if call.number is None else call.number
         unit, comm, layout, rows = call.unit, call.comm, call.layout, call.rows
         n_control = comm.agreement_bytes
         if layout is None:

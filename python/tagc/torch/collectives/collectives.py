@@ -8,6 +8,7 @@ of its collectives."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -23,9 +24,8 @@ from tagc import _library
 from tagc._library import Error
 from tagc.torch import checkpoint
 from tagc.torch.advise import first_words
-from tagc.torch.collectives import once
 from tagc.torch.collectives.calls import Call, Work, check, copy, uses
-from tagc.torch.collectives.keys import Keys, Reduced, Use, check_use
+from tagc.torch.collectives.keys import Keys, Reduced, Use
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.hosts import Cluster
 from tagc.torch.exchange.layout import Layout
@@ -263,7 +263,7 @@ class Collectives:
                 raise Error("state", f"{what}(): this tagc.Collectives is closed")
             call = self._call(what, key, source, target, op)
             work = Work(target)
-            is_alone = self._hosts.n_hosts * self._hosts.per_host == 1
+            is_alone = self._keys.n_ranks() == 1
             runners = self._passes.runners
             runner, _ = self._passes.runner_for(call.source)
             is_on_host = runner is runners.host
@@ -306,7 +306,7 @@ class Collectives:
     def _call(self, what: str, key: Any, source: Any, target: Any, op: Any) -> Call:
         """Returns the call, checked as far as this rank can."""
         try:
-            n_ranks = self._hosts.n_hosts * self._hosts.per_host
+            n_ranks = self._keys.n_ranks()
             name = None if key is None else self._keys.name_of(key)
             check(what, source, target, n_ranks)
             if what != "all_gather":
@@ -320,30 +320,22 @@ class Collectives:
 
     def _run(self, call: Call) -> None:
         """Runs a call, in its turn. Collective."""
-        is_once = call.name is None and call.failure is None and not self._hosts.is_one
-        self._keys.n_once += is_once
-        if call.failure is not None:
-            self._fail(call, call.failure)
-        elif call.use.collective == "all_gather":
-            is_coded = self._state.options.parameters not in (None, "fp32", "bf16")
-            self._gather(call, "int8" if is_once and is_coded else None)
-        elif is_once and call.use.collective == "all_reduce" and self._values(call):
-            self._all_reduce_once(call)
-        else:
-            self._reduce(call)
-
-    def _values(self, call: Call) -> str | None:
-        return once.values_of(self._state.options, call.use.n_elems)
-
-    def _all_reduce_once(self, call: Call) -> None:
-        """By a reduce-scatter and a gather, so that what owners send back is rounded at random, too."""
-        n_ranks, n, dtype = self._hosts.n_hosts * self._hosts.per_host, call.source.numel(), call.use.dtype
-        rows = torch.nn.functional.pad(call.source, (0, -n % n_ranks))
-        own = rows.new_empty(rows.numel() // n_ranks)
-        self._reduce(call._replace(use=Use("reduce_scatter", rows.numel(), dtype), source=rows, target=own))
-        gather = call._replace(use=Use("all_gather", own.numel(), dtype), source=own, target=rows)
-        self._gather(gather, "int8")
-        call.target.copy_(rows[:n])
+        try:
+            if call.failure is not None:
+                raise call.failure
+            self._keys.n_once += call.name is None and not self._hosts.is_one
+            if call.use.collective == "all_gather":
+                begin = functools.partial(self._gather, call, self._keys.find_gather(call.name, call.use))
+            else:
+                source = call.key if isinstance(call.key, torch.Tensor) else call.source
+                fields = self._state.schedule.fields
+                begin = functools.partial(
+                    self._reduce, call, self._keys.find(call.name, call.use, source, fields)
+                )
+        except Error as failure:
+            self._fail(call, failure)
+            return
+        begin()
 
     def _fail(self, call: Call, failure: Error) -> None:
         """Tells the other ranks, which are about to run it, why this one does not. (Within one host by the
@@ -359,23 +351,15 @@ class Collectives:
 
     def _exchange(self, call: Call, unit: Unit, find_layout: Callable[[], Layout], recurs: bool) -> None:
         # in CPU memory an exchange takes the memory of its source; sums within hosts are made elsewhere
-        is_taken = call.source.device.type == "cpu" or isinstance(unit, once.OnceUnit)
-        is_lost = call.source is not call.target and self._hosts.is_flat and is_taken
-        source = call.source.clone() if is_lost else call.source
-        waits = call.name is None
+        is_taken = call.source.device.type == "cpu" and self._hosts.is_flat
+        source = call.source.clone() if is_taken and call.source is not call.target else call.source
+        waits, number = (True, self._keys.n_once) if call.name is None else (False, None)
+        arrays = source, call.target, call.op
         self._passes.exchange(
-            unit, self._group, source, call.target, call.op, find_layout, waits=waits, recurs=recurs
+            unit, self._group, *arrays, find_layout, waits=waits, recurs=recurs, number=number
         )
 
-    def _reduce(self, call: Call) -> None:
-        source = call.source if not isinstance(call.key, torch.Tensor) else call.key
-        try:
-            reduced = self._keys.find(call.name, call.use, source, self._state.schedule.fields)
-        except Error as failure:
-            self._fail(call, failure)
-            return
-        if isinstance(reduced.unit, once.OnceUnit):
-            reduced.unit.seed = self._seed()
+    def _reduce(self, call: Call, reduced: Reduced) -> None:
         try:
             self._exchange(call, reduced.unit, lambda: reduced.layout, recurs=call.name is not None)
         except BaseException:
@@ -391,23 +375,11 @@ class Collectives:
             self._keys.reduced[name] = reduced
             self._state.add_unit(reduced.unit.name, lambda *_: reduced.unit, [reduced.parameter])
 
-    def _seed(self) -> int:
-        return once.seed_of(self._keys.n_once, dist.get_rank())
-
-    def _gather(self, call: Call, once_in: str | None) -> None:
-        """once_in: the format of what has no key, rounded at random; None: whole."""
+    def _gather(self, call: Call, known: AllGather | None) -> None:
         use, name = call.use, call.name
-        known = None if name is None else self._keys.gathered.get(name)
-        if name is not None and known is not None:
-            try:
-                check_use(name, known[0], use)
-            except Error as failure:
-                self._fail(call, failure)
-                return
-        gather = known[1] if known is not None else self._gather_of(name, use, once_in)
-        source = call.source if once_in is None else once.rounded_for_gather(call.source, self._seed())
+        gather = self._gather_of(name, use) if known is None else known
         try:
-            gather(call.target, source, self._group)
+            gather(call.target, call.source, self._group)
         except BaseException:
             if known is None:
                 gather.close()
@@ -417,13 +389,16 @@ class Collectives:
         else:
             self._keys.gathered[name] = use, gather
 
-    def _gather_of(self, name: str | None, use: Use, once_in: str | None = None) -> AllGather:
-        wire = once_in if name is None else self._state.options.parameters
+    def _gather_of(self, name: str | None, use: Use) -> AllGather:
+        wire, seed = self._state.options.parameters, None
+        if name is None:  # whole, or rounded at random, on each rank of a host in another way
+            is_whole, number = wire in (None, "fp32", "bf16"), f"{self._keys.n_once} {self._hosts.place}"
+            wire, seed = (None, None) if is_whole else ("int8", zlib.crc32(number.encode()))
         wire = wire or ("bf16" if use.dtype == "bfloat16" else "fp32")
         words = name or f"a tensor of {use.n_elems} {use.dtype} without a key"
         owned = self._group, use.n_elems, list[torch.Tensor]
         tag = zlib.crc32(f"gather {name}".encode())
-        return AllGather(self._passes, words, owned, wire, tag, may_run_beside=False)
+        return AllGather(self._passes, words, owned, wire, tag, may_run_beside=False, seed=seed)
 
     # ---- checkpoints ----
 
@@ -471,7 +446,7 @@ class Collectives:
         if self.is_closed:
             return "<tagc.Collectives, closed>"
         travels = self._state.options.travels("compressed")
-        n_ranks, n_keys = self._hosts.n_hosts * self._hosts.per_host, len(self._keys.reduced)
+        n_ranks, n_keys = self._keys.n_ranks(), len(self._keys.reduced)
         return f"<tagc.Collectives over {n_ranks} ranks, keys of reductions: {n_keys}; {travels}>"
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.collectives import once
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.hosts import Hosts
@@ -24,6 +24,8 @@ from tagc.torch.schedule import policy
 from tagc.torch.schedule.options import Options
 
 BY_NAME = "non-attention-linear"  # the default of layers=
+# what libtagc rounds at random where no residual takes what a format rounds off
+AT_RANDOM = ("int8", "int4")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,16 +48,12 @@ class Reduced:
     """A key of reductions, or all tensors of one size that come without a key."""
 
     def __init__(
-        self,
-        parameter: layouts.Parameter,
-        use: Use,
-        hosts: Hosts,
-        make: Callable[[str, layouts.Layout], Unit],
+        self, parameter: layouts.Parameter, use: Use, hosts: Hosts, options: ExchangeOptions
     ) -> None:
         self.use, self._hosts = use, hosts
         self._lay_out(parameter)
         # messages name the collective, so that ranks notice where they come with different ones
-        self.unit = make(f"{parameter.name} ({use.collective})", self.layout)
+        self.unit = Unit(f"{parameter.name} ({use.collective})", options, self.layout)
 
     def _lay_out(self, parameter: layouts.Parameter) -> None:
         self.parameter, hosts = parameter, self._hosts
@@ -165,23 +163,37 @@ class Keys(Wrapped):
                 self._once[use] = self._made_once(use, options)
             return self._once[use]
         if (found := self.reduced.get(name)) is not None:
-            check_use(name, found.use, use)
+            _check_use(name, found.use, use)
             return found
         return self.made(name, self.kind_of(name, tensor), use, options)
 
+    def find_gather(self, name: str | None, use: Use) -> AllGather | None:
+        """Returns what gathers with that key; None: this is the first time, or there is no key. Error as
+        find()."""
+        if name is None or name not in self.gathered:
+            return None
+        known, gather = self.gathered[name]
+        _check_use(name, known, use)
+        return gather
+
     def _made_once(self, use: Use, options: ExchangeOptions) -> Reduced:
-        values, hosts = once.values_of(self._options, use.n_elems), self.own_hosts()
-        words, shape = f"a tensor of {use.n_elems} {use.dtype} without a key", (use.n_elems,)
-        if values is None:
-            parameter = layouts.Parameter(words, shape, "dense")
-            return Reduced(parameter, use, hosts, lambda name, _: Unit(name, options))
-        parameter = layouts.Parameter(words, shape, "compressed")
-        return Reduced(parameter, use, hosts, lambda name, _: once.OnceUnit(name, values, self._options))
+        words = f"a tensor of {use.n_elems} {use.dtype} without a key"
+        kind, values = "dense", self._options.values
+        is_coded = self._options.exchange == "direct" and values not in ("fp32", "bf16")
+        if is_coded and use.n_elems >= policy.MIN_ELEMS:
+            # there is no selection either: what is not sent would be lost
+            fields = self._options.direct(values if values in AT_RANDOM else "int4", 0.0)
+            fields["residual"] = lib.RESIDUAL_NONE
+            if use.collective == "all_reduce":  # each of the sums stands for the values of all ranks
+                fields["result_format"] = lib.FORMATS["int8"]
+            kind, options = "compressed", lambda *_: fields
+        parameter = layouts.Parameter(words, (use.n_elems,), kind)
+        return Reduced(parameter, use, self.own_hosts(), options)
 
     def made(self, name: str, kind: str, use: Use, options: ExchangeOptions) -> Reduced:
         known = self._parameters.get(name, layouts.Parameter(name, (), kind))
         parameter = known._replace(shape=(use.n_elems,))
-        return Reduced(parameter, use, self.own_hosts(), lambda unit, layout: Unit(unit, options, layout))
+        return Reduced(parameter, use, self.own_hosts(), options)
 
     def free(self) -> None:
         """Frees what is no unit of the state."""
@@ -244,7 +256,7 @@ _GIVE = "give it a name of its own, a string"
 _SCHEDULED = "the schedule follows the keys that names has, such as names=model"
 
 
-def check_use(name: str, known: Use, use: Use) -> None:
+def _check_use(name: str, known: Use, use: Use) -> None:
     if use != known:
         raise Error("mismatch", f"key {name}: {use}; its first call was {known}: give it a key of its own")
 

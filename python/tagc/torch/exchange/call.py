@@ -91,6 +91,7 @@ class Reduction(Call):
     opens_step = False  # whether it is the first of an exchange of the whole model
     is_agreed = False  # whether all ranks have agreed on it
     step = 0  # the number of that exchange, which _begin knows
+    number: int | None = None  # instead of it, of a call that belongs to no step
 
     def __init__(
         self,

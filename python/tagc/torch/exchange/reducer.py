@@ -287,8 +287,10 @@ class Gatherer:
         tag: int,
         n_threads: int = 1,
         kernels: Kernels | None = None,
+        seed: int | None = None,
     ) -> None:
-        """kernels: as of a Reducer; deltas."""
+        """kernels: as of a Reducer; deltas. seed: of whole int8 that is rounded at random; None: to the
+        nearest."""
         fields = lib.initialised(lib.GathererOptions, "tagc_gatherer_options_init")
         format, fields.delta = lib.GATHERS[wire]
         fields.n_elems, fields.format, fields.tag = n_elems, lib.FORMATS[format], tag
@@ -299,6 +301,8 @@ class Gatherer:
         fields.full_format = lib.FORMATS["bf16" if self.dtype == torch.bfloat16 else "fp32"]
         fields.check_every = 100 if self.is_delta else 0
         fields.n_threads = n_threads
+        if seed is not None:
+            fields.rounding, fields.rounding_seed = lib.ROUNDINGS["stochastic"], seed
         self._handle = ctypes.c_void_p()
         self._device = torch.device("cpu") if kernels is None else kernels.device
         if kernels is None:

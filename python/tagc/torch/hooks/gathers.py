@@ -103,12 +103,13 @@ class AllGather(waits.FsdpComm):
         wire: str,
         tag: int,
         may_run_beside: bool = True,
+        seed: int | None = None,
     ) -> None:
         """owned: the ranks over which the module is sharded, how many elements one of them owns, and what
-        gives these. may_run_beside: an exchange of gradients."""
+        gives these. may_run_beside: an exchange of gradients. seed: as of a Gatherer."""
         self.name, self.is_delta = name, wire.startswith("delta")
         self._passes, self._wire, self._tag, self._own = passes, wire, tag, owned[2]
-        self._may_run_beside = may_run_beside
+        self._may_run_beside, self._seed = may_run_beside, seed
         self._key: Key = _ranks(owned[0]), owned[1]
         self._hosts = passes.state.wrapper.hosts(owned[0])
         self._gathers: dict[Key, Gathers] = {}
@@ -216,7 +217,8 @@ class AllGather(waits.FsdpComm):
         comm, kernels = way.comm, way.kernels
         if gather.gatherer is None:
             n_threads = self._passes.state.options.threads
-            gather.gatherer = Gatherer(comm, target.numel(), self._wire, self._tag, n_threads, kernels)
+            arguments = comm, target.numel(), self._wire, self._tag, n_threads, kernels, self._seed
+            gather.gatherer = Gatherer(*arguments)
         asked = vote & (CHANGED | RESET)
         if vote & _LOADED:
             loaded, self._loaded = self._loaded, None
