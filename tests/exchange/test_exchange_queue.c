@@ -44,12 +44,18 @@ typedef struct trial {
     pthread_barrier_t all_made; /* where a rank gives up */
 } trial;
 
+static int is_short; /* where a rank gives up: what is under way then needs no length */
+
+static size_t shard_of(int u) {
+    return is_short && plan[u].shard > CHUNK ? CHUNK / 8 : plan[u].shard;
+}
+
 static size_t n_elems(int u) {
-    return plan[u].shard * N_RANKS;
+    return shard_of(u) * N_RANKS;
 }
 
 static size_t n_outputs(int u) {
-    return plan[u].all_reduce ? n_elems(u) : plan[u].shard;
+    return plan[u].all_reduce ? n_elems(u) : shard_of(u);
 }
 
 static size_t n_residuals(int u) {
@@ -225,6 +231,7 @@ static void same_as_one_by_one(void **state) {
 
 static void an_abort_ends_every_wait(void **state) {
     (void)state;
+    is_short = 1;
     for (int u = 1; u < N_UNITS; u += REPEATS(1, 1, 6)) {
         trial t = {.gives_up = u};
         pthread_barrier_init(&t.all_made, NULL, N_RANKS);
