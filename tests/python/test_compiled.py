@@ -4,135 +4,36 @@ whose compilers order operators differently end right, or all get one error."""
 import copy
 import functools
 import tempfile
+import types
 
 import pytest
 
 torch = pytest.importorskip("torch")
 import ranks
 import torch.distributed as dist
+from compiled_runs import (
+    BACKEND,
+    SELECTED,
+    Checkpointed,
+    Chosen,
+    Matrix,
+    One,
+    Reused,
+    Run,
+    Two,
+    Watched,
+    check_overlap,
+    check_same,
+    closed,
+    made,
+    parallel_as_torchtitan,
+)
 from models import Even, Odd, Tied, batch_of, loss_of
-from oracles import check_alike, check_error
+from oracles import check_alike, check_equal, check_error, full_gradients
 from torch import nn
-from torch.utils import checkpoint
-
-# AOTAutograd with the partitioner of inductor, without its decompositions and its C++
-BACKEND = "aot_eager"
-SELECTED = dict(sparsity=0.9, layers="all", values="int4")
-
-
-def save_products(ctx, op, *_, **__):
-    is_saved = op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-    return checkpoint.CheckpointPolicy.MUST_SAVE if is_saved else checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
-
-
-class Checkpointed(Odd):
-    """With selective activation checkpointing."""
-
-    def forward(self, x):
-        contexts = functools.partial(checkpoint.create_selective_checkpoint_contexts, save_products)
-        x = self.embed(x)
-        for layer in self.layers:
-            x = checkpoint.checkpoint(layer, x, use_reentrant=False, context_fn=contexts)
-        return self.head(x) @ self.mix * self.scale
-
-
-def made(make, wrap="data_parallel", **options):
-    """(the model, what wrap() got)."""
-    import tagc.torch as tagc
-
-    torch.manual_seed(0)
-    model = make()
-    if wrap == "data_parallel":
-        return tagc.data_parallel(model, **options)
-    from torch.distributed.fsdp import fully_shard
-
-    for layer in getattr(model, "layers", []):
-        fully_shard(layer, **options)
-    return fully_shard(model, **options)
-
-
-class Run:
-    """A training run."""
-
-    def __init__(self, model, backend=None, n_micro=1, **options):
-        import tagc.torch as tagc
-
-        self.model, self.n_micro, self.n_steps = model, n_micro, 0
-        self.optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-        self.handle = tagc.compress(model, self.optimizer, verbose=False, **options) if options else None
-        self.call = model if backend is None else torch.compile(model, fullgraph=True, backend=backend)
-
-    def steps(self, n):
-        """The mean losses of n steps."""
-        losses = []
-        for _ in range(n):
-            self.optimizer.zero_grad()
-            for micro in range(self.n_micro):
-                batch = batch_of(dist.get_rank(), self.n_micro * self.n_steps + micro)
-                (loss := loss_of(self.call, batch)).backward()
-            self.optimizer.step()
-            self.n_steps += 1
-            dist.all_reduce(mean := loss.detach().clone())
-            losses.append(mean.item())
-        return losses
-
-    def parameters(self):
-        return [p.detach().full_tensor() for p in self.model.parameters()]
-
-
-def check_same(one, other, n_steps=3):
-    """Both train alike, bit by bit."""
-    assert (found := one.steps(n_steps)) == (expected := other.steps(n_steps)), (found, expected)
-    for mine, theirs in zip(one.parameters(), other.parameters()):
-        assert torch.equal(mine, theirs), (mine - theirs).abs().max()
-    return found
-
-
-def closed(*runs):
-    for run in runs:
-        if run.handle is not None:
-            run.handle.close()
-
-
-class Count:
-    """Calls of the operators, as ranks run them."""
-
-    def __enter__(self):
-        from tagc.torch.compiled.wrapper import Sharded
-
-        self.calls, self._own, self._kind = [], {}, Sharded
-        for name in ("all_gather", "reduce_scatter"):
-            self._own[name] = getattr(Sharded, name)
-            setattr(Sharded, name, self._counted(name, self._own[name]))
-        return self
-
-    def _counted(self, name, own):
-        def call(sharded, *arguments):
-            self.calls.append((name, sharded.parameter.name))
-            return own(sharded, *arguments)
-
-        return call
-
-    def __exit__(self, *_):
-        for name, own in self._own.items():
-            setattr(self._kind, name, own)
-
-    def n(self, name):
-        return sum(called == name for called, _ in self.calls)
-
+from torch.distributed.device_mesh import init_device_mesh
 
 # ---- eager ----
-
-
-class Matrix(nn.Module):
-    """Without biases, to be cut along columns."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(8, 8, bias=False), nn.Linear(8, 6, bias=False)
-
-    def forward(self, x):
-        return self.two(torch.tanh(self.one(nn.functional.pad(x, (0, 1)))))[:, :3]
 
 
 def eager_is_fsdp2(rank, world_size):
@@ -210,6 +111,11 @@ def handles(rank, world_size):
     assert torch.equal(loss_of(other, batch_of(0)), loss_of(run.model, batch_of(0)))
     assert type(other.head) is not type(run.model.head)  # it exchanges by torch
     check_error(lambda: tagc.compress(run.model, verbose=False), "has a tagc handle: close\\(\\) it first")
+    run.model.load_state_dict({name: p.clone() for name, p in run.model.state_dict().items()})
+    assert torch.equal(loss_of(other, batch_of(0)), loss_of(run.model, batch_of(0)))
+    own, run.model._parameters["scale"] = run.model._parameters["scale"], other._parameters["scale"]
+    check_error(lambda: loss_of(run.model, batch_of(0)), "scale is not the parameter that compress\\(\\) saw")
+    run.model._parameters["scale"] = own
     closed(run)
     check_same(Run(run.model), Run(other))
     closed(Run(run.model, **SELECTED))
@@ -237,7 +143,6 @@ def checkpoints(rank, world_size):
 
 
 def errors(rank, world_size):
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     import tagc.torch as tagc
@@ -279,29 +184,11 @@ def errors(rank, world_size):
 
 def titan(rank, world_size):
     """A parametrization like torchtitan's, which sums gradients: tagc sums them, too."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
-
     import tagc.torch as tagc
 
-    class Computation(nn.Module):
-        param_dtype = reduce_dtype = None
-        full_dtensor = False
-        grad_placements = [Partial("sum")]
-
-        def forward(self, x):
-            return x.redistribute(placements=[Replicate()]).to_local(grad_placements=self.grad_placements)
-
-    def parallel():
+    def parallel(reduce_op="sum"):
         torch.manual_seed(0)
-        model, mesh, computation = Even(), init_device_mesh("cpu", (world_size,)), Computation()
-        for module in list(model.modules()):
-            own = dict(module.named_parameters(recurse=False))
-            for name, p in own.items():
-                module.register_parameter(name, nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)])))
-            found = {n: property(lambda self, n=n: computation(self._parameters[n])) for n in own}
-            module.__class__ = type("SimpleFSDP", (type(module),), found)
-        return model
+        return parallel_as_torchtitan(Even(), init_device_mesh("cpu", (world_size,)), reduce_op=reduce_op)
 
     mine, theirs = Run(parallel(), sparsity=0), Run(parallel())
     check_same(mine, theirs)
@@ -310,24 +197,7 @@ def titan(rank, world_size):
     average.steps(3)
     assert not torch.equal(tagc_gradient, next(iter(average.model.parameters())).grad.full_tensor())
     closed(mine, average)
-    Computation.grad_placements = [Partial("max")]
-    check_error(lambda: tagc.compress(parallel()), "with gradients of .*max.*use tagc.data_parallel")
-
-
-class Two(nn.Module):
-    """What it reads first is this rank's own choice."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Parameter(torch.randn(64, 7)), nn.Parameter(torch.randn(64, 7))
-        self.is_turned = False
-
-    def forward(self, x):
-        if self.is_turned:
-            b, a = self.b, self.a
-        else:
-            a, b = self.a, self.b
-        return (x @ a.t() + torch.tanh(x @ b.t()))[:, :3]
+    check_error(lambda: tagc.compress(parallel("max")), "with gradients of .*max.*use tagc.data_parallel")
 
 
 def order(rank, world_size):
@@ -346,7 +216,82 @@ def order(rank, world_size):
     closed(run, expected)
 
 
-CHECKS = [eager_is_fsdp2, precision, accumulation, evaluation, handles, checkpoints, errors, titan, order]
+def strays(rank, world_size):
+    """What one rank alone expects, and no model asks for, ends with the pass."""
+    runs = [Run(made(Chosen), sparsity=0, timeout_s=20) for _ in range(2)]
+    run, expected = runs
+    for order in ("cab" if rank == 0 else "acb", "c", "cba"):
+        run.model.order = order
+        check_same(run, expected, 1)
+    closed(*runs)
+
+
+def overlap(rank, world_size):
+    run = Run(made(Even), sparsity=0)
+    run.steps(1)
+    check_overlap(run)
+    closed(run)
+
+
+def readers(rank, world_size):
+    """Whoever reads a gradient during the pass gets all of it: autograd, which adds up, and hooks."""
+    run = Run(made(Reused), sparsity=0)
+    named, seen = dict(run.model.named_parameters()), {}
+    for name, parameter in named.items():
+        parameter.register_hook(lambda gradient, name=name: seen.update({name: gradient.to_local().clone()}))
+    for steps in ((0,), (0, 1)):
+        loss_of(run.model, batch_of(rank, steps[-1])).backward()
+        found = {name: parameter.grad.full_tensor() for name, parameter in named.items()}
+        check_equal(found, full_gradients(Reused, world_size, steps), f"steps {steps}")
+        if len(steps) == 1:
+            assert all(torch.equal(seen[name], p.grad.to_local()) for name, p in named.items())
+    for is_trained in (False, True):
+        run.model.zero_grad()
+        run.model.first.requires_grad_(is_trained)
+        with Watched() as watched:
+            loss_of(run.model, batch_of(rank)).backward()
+        assert watched.n("reduce_scatter") == 6 + 2 * is_trained
+        assert (run.model.first._parameters["weight"].grad is not None) == is_trained
+    closed(run)
+
+
+def aborted(rank, world_size):
+    """A pass that an exception ends leaves nothing to the next one."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(_):
+        raise Stop
+
+    def attach(module, given, out):
+        out.register_hook(stop)
+
+    run, expected = Run(made(Even), sparsity=0), Run(made(Even), sparsity=0)
+    hook = run.model.layers[0].register_forward_hook(attach)
+    with Watched() as watched, pytest.raises(Stop):
+        loss_of(run.model, batch_of(rank, 7)).backward()
+    assert watched.n("reduce_scatter") > 3 and not watched.n("wait")
+    hook.remove()
+    check_same(run, expected)
+    closed(run, expected)
+
+
+CHECKS = [
+    eager_is_fsdp2,
+    precision,
+    accumulation,
+    evaluation,
+    handles,
+    checkpoints,
+    errors,
+    titan,
+    order,
+    strays,
+    overlap,
+    readers,
+    aborted,
+]
 
 
 # ---- compiled ----
@@ -357,20 +302,23 @@ def compiled_is_fsdp2(rank, world_size):
     from torch._dynamo.utils import counters
 
     for options in (dict(sparsity=0), SELECTED | {"parameters": "delta4"}):
-        with Count() as count:
-            mine = Run(made(Checkpointed), BACKEND, **options)
-            losses = check_same(mine, Run(made(Checkpointed), **options), 1)
-            n = len(list(mine.model.parameters()))
-            assert count.n("reduce_scatter") == 2 * n, count.calls
-            # eager autograd keeps what is not checkpointed
-            assert count.n("all_gather") > 2 * n + 2 * sum(1 for _ in mine.model.layers.parameters()) - 8
+        mine, eager = Run(made(Checkpointed), BACKEND, **options), Run(made(Checkpointed), **options)
+        n, n_layer = (len(list(one.parameters())) for one in (mine.model, mine.model.layers))
+        with Watched() as watched:
+            losses = mine.steps(1)
+        assert watched.n("reduce_scatter") == n, watched.log
+        # eager autograd keeps what is not checkpointed
+        assert n + n_layer < watched.n("all_gather") < 2 * n, watched.log
+        assert losses == eager.steps(1)
         if options == dict(sparsity=0):
             assert losses == Run(made(Checkpointed, "fsdp2"), sparsity=0).steps(1)
-        mine.steps(2)
+            check_overlap(mine)
+            eager.steps(1)
+        check_same(mine, eager, 1)
         with torch.no_grad():
             batch = batch_of(rank)
             torch.testing.assert_close(loss_of(mine.call, batch), loss_of(mine.model, batch))
-        closed(mine)
+        closed(mine, eager)
     assert not counters["graph_break"], counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 2, counters["stats"]  # with gradients, and without
 
@@ -423,15 +371,113 @@ def orders(rank, world_size):
     backend = aot_autograd(
         fw_compiler=other_order, bw_compiler=other_order, partition_fn=min_cut_rematerialization_partition
     )
-    run = Run(made(Even), backend, sparsity=0)
-    with Count() as count:
-        check_same(run, Run(made(Even), sparsity=0), 2)
+    run, expected = Run(made(One), backend, sparsity=0), Run(made(One), sparsity=0)
+    check_same(run, expected, 1)
+    with Watched() as watched:  # each rank expects its own order
+        check_same(run, expected, 1)
     calls = [None] * world_size
-    dist.all_gather_object(calls, count.calls)
+    dist.all_gather_object(calls, watched.log)
     assert calls[0] != calls[1]
     n = len(list(run.model.parameters()))
     assert _SEEN[0] == (n, 0) and _SEEN[1][0] > 1 and _SEEN[1][1] == n, (_SEEN, n)
-    closed(run)
+    closed(run, expected)
+
+
+# ---- alone ----
+
+
+class Patient:
+    """In the place of a runner: it does a job when somebody waits for that."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def future(self, job):
+        self.jobs.append(job)
+        return types.SimpleNamespace(done=lambda: job not in self.jobs, wait=lambda: self.do(job))
+
+    def do(self, last):
+        while last in self.jobs:
+            self.jobs.pop(0)()
+
+
+def test_starts():
+    """They wait for each other only where too much is under way; one that fails stops those behind it."""
+    from tagc.torch.compiled.starts import Starts
+
+    done, starts = [], Starts(Patient(), 10)
+
+    def start(name, n_elems):
+        return starts.start(lambda: done.append(name) or torch.tensor(n_elems), n_elems)
+
+    def fail():
+        raise ValueError("it fails")
+
+    for name, n_elems, expected in zip("abcde", (6, 4, 1, 20, 0), ("", "", "a", "abc", "abc")):
+        last = start(name, n_elems)
+        assert "".join(done) == expected, name
+    assert starts.wait(last) == 0 and "".join(done) == "abcde"
+    starts.start(fail)
+    behind = start("f", 1)
+    with pytest.raises(ValueError, match="it fails"):
+        starts.wait(behind)
+    assert starts.wait(start("g", 7)) == 7 and "".join(done) == "abcdeg"
+    starts.start(fail)
+    starts.drop()
+    starts.drain()
+
+
+def test_ahead():
+    """What comes next is gathered ahead as far as the last passes agree on it."""
+    from tagc.torch.compiled.ahead import Ahead
+    from tagc.torch.compiled.starts import Started
+
+    log, versions = [], dict.fromkeys("abcd", 0)
+
+    class Starts:
+        def start(self, exchange):
+            exchange()
+            return Started(0)
+
+        def wait(self, started):
+            return started
+
+    class Parameter:
+        n_elems = 4
+
+        def __init__(self, name):
+            self.name = name
+
+        def version(self):
+            return versions[self.name]
+
+        def gathered(self):
+            log.append(self.name)
+
+    parameters, ahead = {name: Parameter(name) for name in "abcd"}, Ahead(Starts(), 8)
+
+    def takes(names, ends=True):
+        """What was gathered, behind the capital of what was asked for."""
+        log.clear()
+        for name in names:
+            log.append(name.upper())
+            ahead.take(parameters[name])
+        if ends:
+            ahead.end()
+        return "".join(log)
+
+    assert takes("abccb") == "AaBbCcCcBb"
+    assert takes("abccb") == "AabcBCcbCB"
+    assert takes("abc", ends=False) == "AabcBCcb"  # it goes on otherwise than all passes before
+    assert takes("abc", ends=False) == "AabcBC"
+    assert takes("abccb") == "AabcBCCcbB"
+    assert takes("abdc") == "AabcBDdCc"
+    assert takes("ab", ends=False) == "AabB"
+    ahead = Ahead(Starts(), 8)
+    takes("abc")
+    assert takes("a", ends=False) == "Aabc"
+    versions["b"] += 1  # an optimizer's step
+    assert takes("bc", ends=False) == "BbC"
 
 
 def test_eager():

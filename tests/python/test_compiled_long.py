@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 import launch
 import ranks
 import torch.distributed as dist
+from compiled_runs import Checkpointed, Run, check_overlap, closed, made
 
 
 def late_sums(graph):
@@ -47,6 +48,18 @@ def example(rank, world_size):
     moved = compiled.main([*small, "--sparsity", "0"])
     assert len(_MOVED) > 10 or rank == 0
     return eager, torchs, exact, default, moved
+
+
+def overlap(rank, world_size):
+    run = Run(made(Checkpointed), "inductor", sparsity=0)
+    run.steps(1)
+    check_overlap(run)
+    run.steps(2)
+    closed(run)
+
+
+def test_overlap():
+    ranks.run(overlap, 2, timeout_s=900)
 
 
 def test_example():

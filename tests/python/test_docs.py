@@ -13,6 +13,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 import tempfile
 import traceback
 import types
@@ -34,6 +35,7 @@ PAGES = (
     "docs/guide/trainers.md",
     "docs/guide/sites.md",
     "docs/guide/elastic.md",
+    "docs/guide/compiled.md",
 )
 # test_integrations.py runs theirs, in processes that have them anyway
 SLOW_TO_IMPORT = ("transformers", "accelerate", "lightning")
@@ -173,6 +175,11 @@ def init_device_mesh(take):
 
 
 @provides
+def mesh(take):
+    return take("init_device_mesh")("cpu", (take.world_size,))
+
+
+@provides
 def dcp(take):
     import torch.distributed.checkpoint as dcp
 
@@ -194,7 +201,7 @@ def model(take):
             lambda self, x: nn.Linear.forward(self, x) + self.lora_B(self.lora_A(x)), made.head
         )
         return made
-    if not re.search(r"fully_shard\(|LocalSteps\(|Collectives\(", take.text):
+    if not re.search(r"fully_shard\(|LocalSteps\(|Collectives\(|data_parallel\(", take.text):
         for layer in made.layers:
             take("fully_shard")(layer)
         take("fully_shard")(made)
@@ -423,6 +430,17 @@ def config(take):
     return made
 
 
+def stand_in_for_torchtitan():
+    """Makes modules for `from torchtitan... import data_parallel`, whatever is installed."""
+    import compiled_runs
+
+    path = ""
+    for name in "torchtitan.experiments.graph_trainer.simple_fsdp".split("."):
+        path += f".{name}" if path else name
+        sys.modules[path] = types.ModuleType(path)
+    sys.modules[path].data_parallel = compiled_runs.parallel_as_torchtitan
+
+
 # ---- what holds afterwards ----
 
 
@@ -435,6 +453,12 @@ def trains(take, names):
         stats = names["handle"].stats()
         most = 24 if '"lora" in name' in take.text else 12  # an all-reduce sends everything twice
         assert stats["n_units"] >= 1 and 0 < stats["bits_per_param"] < most, stats
+
+
+@after("torch.compile(model")
+def compiles(take, names):
+    """As one graph; what inductor makes of it, test_compiled_long.py looks at."""
+    torch.compile(names["model"], fullgraph=True, backend="eager")(torch.zeros(8, 64))
 
 
 @after('"lora" in name')
@@ -537,6 +561,8 @@ def run_one(snippet, rank, world_size, folder):
             "function of that name "
             "with @provides into tests/python/test_docs.py"
         ) from None
+    if "from torchtitan.experiments" in snippet.text:
+        stand_in_for_torchtitan()
     exec(compile(tree, str(ROOT / snippet.page), "exec"), names)
     for words, check in AFTER:
         if words in snippet.text:

@@ -380,7 +380,7 @@ def _cluster(wrapper: Wrapper, settings: Options) -> Cluster | None:
         raise Error("unsupported", f"hosts is {settings.hosts}, and {why}: leave hosts out")
     if not wrapper.sums_within_hosts:
         return None
-    return Cluster(wrapper.ranks(), settings.hosts, settings.timeout_s)
+    return Cluster(wrapper.ranks(), settings.hosts, settings.timeout_s, wrapper.shares_groups)
 
 
 def _warn_of_slow_sums(wrapper: Wrapper, hosts: Mapping[int, str]) -> None:

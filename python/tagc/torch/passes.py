@@ -34,7 +34,8 @@ class Passes:
 
     def __init__(self, state: State, runners: Runners) -> None:
         self.state, self.runners, self.recorder = state, runners, Recorder()
-        self.undo: list[Callable[[], object]] = []  # called by close() first, to remove hooks
+        self.settles: list[Callable[[], object]] = []  # called by close() first, without the lock
+        self.undo: list[Callable[[], object]] = []  # called by close() then, to remove hooks
         self.frees: list[Callable[[], object]] = [state.moments.close]  # called by free()
         # called by free() at last, for connections that are not in _comms
         self.ends: list[Callable[[], object]] = []
@@ -384,6 +385,8 @@ class Passes:
 
     def close(self) -> None:
         """Removes the hooks if torch allows it, and frees the residuals. Local."""
+        for settle in self.settles:
+            settle()
         self.runners.close()  # without the lock: its threads may wait for it
         with self.state.lock:
             if not self.state.is_closed:

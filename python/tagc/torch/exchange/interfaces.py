@@ -157,6 +157,11 @@ class Wrapped:
         return dist.get_rank() == 0
 
     @property
+    def shares_groups(self) -> bool:
+        """Whether the process groups within its hosts may be those of others, with which it takes turns."""
+        return True
+
+    @property
     def has_several_meshes(self) -> bool:
         return False
 

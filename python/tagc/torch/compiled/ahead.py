@@ -1,0 +1,91 @@
+"""Gathers that are started before the model asks for them. A rank has its shard at any time, so it needs to
+know only which parameter comes next: that of the last passes, if they went on alike. So compiled code, which
+has each gather where the whole parameter is read first, computes while the next one is gathered."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from tagc.torch.compiled.starts import Started, Starts
+
+MOST_PASSES = 4  # training and evaluation, with and without recomputing
+
+
+class Gathered(Protocol):
+    """A parameter."""
+
+    @property
+    def n_elems(self) -> int: ...
+
+    def version(self) -> int:
+        """Returns what changes whenever this rank's shard does."""
+        ...
+
+    def gathered(self) -> torch.Tensor:
+        """Returns the whole of it, in the runner's thread. Collective."""
+        ...
+
+
+class Ahead:
+    """Of one handle. most: how many elements are gathered ahead together, beside one parameter of any
+    size."""
+
+    def __init__(self, starts: Starts, most: int) -> None:
+        self._starts, self._most = starts, most
+        self._passes: list[list[Gathered]] = []  # what came in the last different ones, the newest last
+        self._now: list[Gathered] = []  # what has come in this one
+        self._alike: list[list[Gathered]] = []  # of the last ones: those that began as this one
+        self._started: dict[Gathered, tuple[Started, int]] = {}  # with the version
+
+    def take(self, one: Gathered) -> torch.Tensor:
+        """Returns the whole of a parameter, and starts what comes next. Collective."""
+        self._note(one)
+        found = self._started.pop(one, None)
+        if found is None:
+            self._started.clear()  # what was expected does not come
+        if found is None or found[1] != one.version():
+            found = self._start(one)
+        self._look_ahead()
+        return self._starts.wait(found[0])
+
+    def _note(self, one: Gathered) -> None:
+        at = len(self._now)
+        alike = [each for each in self._alike if each[at : at + 1] == [one]]
+        if not alike and self._now and one is self._now[0]:  # a forward pass without a backward pass is over
+            self._end()
+            alike = [each for each in self._passes if each[0] is one]
+        self._now.append(one)
+        self._alike = alike
+
+    def _start(self, one: Gathered) -> tuple[Started, int]:
+        version = one.version()
+        return self._starts.start(one.gathered), version
+
+    def _look_ahead(self) -> None:
+        """Starts what comes next in this pass."""
+        at, seen, held = len(self._now), set[Gathered](), sum(each.n_elems for each in self._started)
+        while True:
+            next_ones = {each[at] if at < len(each) else None for each in self._alike}
+            one = next_ones.pop() if len(next_ones) == 1 else None
+            if one is None or one in seen:
+                return
+            if one not in self._started:
+                if held and held + one.n_elems > self._most:
+                    return
+                self._started[one] = self._start(one)
+                held += one.n_elems
+            seen.add(one)
+            at += 1
+
+    def end(self) -> None:
+        """Notes the end of a pass, and drops what it did not ask for."""
+        self._started.clear()
+        self._end()
+
+    def _end(self) -> None:
+        if self._now:
+            others = [each for each in self._passes if each != self._now]
+            self._passes = [*others[1 - MOST_PASSES :], self._now]
+        self._now, self._alike = [], list(self._passes)
