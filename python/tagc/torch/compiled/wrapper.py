@@ -83,6 +83,8 @@ class Wrapper(GatheringWrapper):
             self._sharded.setdefault(id(found.parameter), Sharded(name, found))
         self._of_what = {one.what: one for one in self._sharded.values()}
         self._gathers = []
+        # exchanges of tensors in CPU memory go on in a thread, while another handle uses its own groups
+        self.shares_groups = any(one.sharded.device.type != "cpu" for one in self._sharded.values())
 
     # ---- what it is ----
 
@@ -104,11 +106,6 @@ class Wrapper(GatheringWrapper):
     @property
     def gathers(self) -> bool:
         return True
-
-    @property
-    def shares_groups(self) -> bool:
-        """Exchanges of tensors in CPU memory go on in a thread, while another handle uses its own groups."""
-        return any(one.sharded.device.type != "cpu" for one in self._sharded.values())
 
     def parameters(self) -> list[layouts.Parameter]:
         return [one.parameter for one in self._sharded.values()]

@@ -87,6 +87,7 @@ class Wrapped:
     is_managed = False  # under torchft, whose replicas join and leave: managed.py
     # whether its hooks add gradients up within each host, and exchange the sums between hosts
     sums_within_hosts = False
+    shares_groups = True  # whether groups within its hosts may be those of others, with which it takes turns
     ends_with_backward = True  # whether the end of a backward pass is that of a step
     cluster: Cluster | None = None  # which compress() finds; None: each rank counts as a host
 
@@ -155,11 +156,6 @@ class Wrapped:
     def speaks(self) -> bool:
         """Whether this rank prints messages that concern all ranks."""
         return dist.get_rank() == 0
-
-    @property
-    def shares_groups(self) -> bool:
-        """Whether the process groups within its hosts may be those of others, with which it takes turns."""
-        return True
 
     @property
     def has_several_meshes(self) -> bool:
