@@ -1,5 +1,6 @@
 /* Planned bytes against the bytes that reducers and gatherers really send: equal, leg by leg and rank by rank, for
  * every exchange and option that changes them. What depends on the data comes from the step itself. */
+#include "../repeats.h"
 #include "paper.h"
 #include "ranks.h"
 
@@ -72,9 +73,10 @@ static void send_once(rank_run *run) {
 }
 
 static void check(volume_case *c) {
-    static const int worlds[] = {1, 2, 3, 5, 8};
+    static const int worlds[] = {1, 2, 5, 3, 8};
+    size_t n_worlds = REPEATS(5, 3, 3); /* many threads take their time where they are checked */
     pthread_mutex_init(&c->lock, NULL);
-    for (size_t w = 0; w < sizeof worlds / sizeof worlds[0]; w++) {
+    for (size_t w = 0; w < n_worlds; w++) {
         rank_run runs[MAX_RANKS];
         c->n_elems = N_ELEMS + 37 * w;
         run_ranks(worlds[w], send_once, c, NULL, runs);
@@ -282,11 +284,11 @@ static void direct_does_not_grow(void **state) {
     (void)state;
     for (int output = TAGC_OUTPUT_SHARD; output <= TAGC_OUTPUT_UNIT; output++) {
         double first = 0;
-        for (int world_size = 2; world_size <= 16; world_size *= 2) {
+        for (int world_size = 2; world_size <= REPEATS(16, 8, 8); world_size *= 2) {
             expectation e = {0};
             tagc_reducer_options_init(&e.options);
             e.options.exchange = TAGC_EXCHANGE_DIRECT;
-            e.options.n_elems = 4 << 20;
+            e.options.n_elems = REPEATS(4, 1, 1) << 20;
             e.options.sparsity = 0.95;
             e.options.output = output;
             rank_run runs[MAX_RANKS];
