@@ -113,7 +113,7 @@ static tagc_status make_schedule(tagc_fsdp *f, int fresh) {
     }
     TAGC_TRY(tagc_schedule_create(&options, f->follow.described, f->follow.n, &f->follow.schedule));
     tagc_moment moment = o->beta1 > o->beta1_compressed ? TAGC_MOMENT_SHORTENS : TAGC_MOMENT_NONE;
-    for (size_t i = 0; i < f->follow.n; i++)
+    for (size_t i = 0; i < f->follow.n; i++) /* of a mild one it has no effect */
         TAGC_TRY(tagc_schedule_set_moment(f->follow.schedule, i, moment));
     return TAGC_OK;
 }

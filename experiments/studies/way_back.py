@@ -67,28 +67,19 @@ def losses(args, seed):
 def scheduled(args, seed):
     """Prints losses of 1,500 steps and of a fork of 600, in which the schedule decides when to select."""
     rate, dense = ["--seed", seed, "--min-lr", "2e-4"], ["--compress", "none"]
-    origin = args.out / f"origin-{seed}"
-    loss(
-        args,
-        origin.name,
-        2,
-        ORIGIN_STEPS,
-        *rate[:2],
-        "--min-lr",
-        "2e-3",
-        *dense,
-        "--save-every",
-        ORIGIN_STEPS,
-    )
     gentle = "--compress non-attention-linear --exchange direct --gentle yes --sparsity 0.95".split()
-    for start, steps, words in (
-        ("random weights", 1500, rate),
-        ("fork", ORIGIN_STEPS + 600, [*rate, "--fork", origin, "--schedule-from", "fork"]),
-    ):
+    starts = [("random weights", 1500, rate)]
+    if not args.no_forks:
+        origin = args.out / f"origin-{seed}"
+        last = ["--min-lr", "2e-3", *dense, "--save-every", ORIGIN_STEPS]
+        loss(args, origin.name, 2, ORIGIN_STEPS, *rate[:2], *last)
+        fork = [*rate, "--fork", origin, "--schedule-from", "fork"]
+        starts.append(("fork", ORIGIN_STEPS + 600, fork))
+    for start, steps, words in starts:
         none = loss(args, f"schedule-none-{start[0]}-{seed}", 2, steps, *words, *dense)
         print(f"seed {seed}, {start}, no compression: {none:.4f}", flush=True)
         for ranks in args.ranks:
-            for beta1 in ("auto", 0):
+            for beta1 in args.beta1:
                 name = f"schedule-{ranks}-{beta1}-{start[0]}-{seed}"
                 found = loss(args, name, ranks, steps, *words, *gentle, "--compressed-beta1", beta1)
                 what = f"{ranks} ranks, beta1 {beta1}: {found:.4f}, {100 * (found / none - 1):+.2f} %"
@@ -117,6 +108,10 @@ def main():
     parser.add_argument("--ranks", type=int, nargs="+", default=[8], choices=[1, 2, 4, 8, 16])
     parser.add_argument("--steps", type=int, default=200, help="of a fork; above 200 the rate falls")
     parser.add_argument("--schedule", action="store_true", help="with the schedule, and no --steps")
+    parser.add_argument(
+        "--beta1", nargs="+", default=["auto", "0"], help="short first moments, with --schedule"
+    )
+    parser.add_argument("--no-forks", action="store_true", help="with --schedule: random weights alone")
     parser.add_argument("--bits", action="store_true", help="count bits instead")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,9 @@
  *
  * When a parameter goes on
  *   - Its window was noise (coherence below 1.3) and its first moment is short, or it has none.
- *   - Or most compressed parameters are further, and its direction is weak (below 2.2). It then leaves EVERY only.
+ *   - Or half of the compressed parameters are further, and its direction is weak (below 2.2). It then leaves EVERY only.
+ *   A parameter of the class mild has no first moment of its own here: if it is noise, it waits until those of all compressed
+ *   parameters of its group are short. If one of these keeps a long one, it stays at EVERY.
  * When it begins anew, at EVERY, and waits for twice as many windows of noise
  *   - Its gradient points one way again (above 2.6).
  *   - Its residual has outgrown its gradient, 20 times in norm at the end of two windows in a row. Of noise it is about two.
@@ -123,9 +125,9 @@ TAGC_API tagc_status tagc_schedule_create(const tagc_schedule_options *options,
                                           tagc_schedule **out);
 TAGC_API void tagc_schedule_destroy(tagc_schedule *schedule);
 
-/* Says what the optimizer has of a parameter: for a compressed one; of a mild one it means nothing. The default is STAYS.
- * May be called again whenever that changes. If values of the parameter are selected and its moment was short, it begins
- * anew at EVERY with STAYS, and its moment is short at once with SHORTENS. */
+/* Says what the optimizer has of a compressed parameter; of a mild one it has no effect. The default is STAYS. May be called again
+ * whenever that changes. If values of the parameter are selected and its moment was short, it begins anew at EVERY with STAYS, and
+ * its moment is short at once with SHORTENS. */
 TAGC_API tagc_status tagc_schedule_set_moment(tagc_schedule *schedule, size_t parameter, tagc_moment moment);
 
 /* ---- the signal ---- */

@@ -29,10 +29,15 @@ static int has_no_long_moment(const tagc_schedule *s, const tagc_scheduled *p) {
     return p->kind == TAGC_SCHEDULE_MILD ? p->is_settled || all_have_none(s) : has_none(p);
 }
 
+/* Whether noise waits for a moment to become short: its own, or if it is mild, those of all that is compressed. */
+static int waits(const tagc_scheduled *p) {
+    return p->is_noise && (p->kind == TAGC_SCHEDULE_MILD || p->moment == TAGC_MOMENT_SHORTENS);
+}
+
 /* Whether a weak direction is enough to leave its level: half of what is compressed is further. With a long first moment it
- * leaves EVERY only; if it is noise, it waits until its own moment is short. */
+ * leaves EVERY only. */
 static int may_follow(const tagc_schedule *s, const tagc_scheduled *p) {
-    if (p->fading != TAGC_NOT_FADING || (p->is_noise && p->moment == TAGC_MOMENT_SHORTENS)) return 0;
+    if (p->fading != TAGC_NOT_FADING || waits(p)) return 0;
     if (p->now != TAGC_LEVEL_EVERY && !has_no_long_moment(s, p)) return 0;
     size_t n = 0, n_further = 0;
     for (size_t i = 0; i < s->n; i++) {

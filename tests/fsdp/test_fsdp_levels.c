@@ -497,7 +497,8 @@ static void open_plain(const chosen *c, const tagc_fsdp *f, plain *p) {
     for (int rank = 0; rank < c->world_size; rank++) {
         CHECK_OK(tagc_schedule_create(&options, parameters, p->n, &p->of_rank[rank]));
         for (size_t i = 0; i < p->n; i++)
-            CHECK_OK(tagc_schedule_set_moment(p->of_rank[rank], i, TAGC_MOMENT_SHORTENS));
+            if (parameters[i].kind == TAGC_SCHEDULE_COMPRESSED)
+                CHECK_OK(tagc_schedule_set_moment(p->of_rank[rank], i, TAGC_MOMENT_SHORTENS));
     }
 }
 

@@ -205,6 +205,38 @@ static void mild_ones_wait_for_the_compressed(void **state) {
     tagc_schedule_destroy(s);
 }
 
+/* The engine says of all parameters that their moment shortens, PyTorch of compressed ones alone. Where one of these keeps a
+ * direction, and so a long moment, no mild one goes on that is noise; one with a weak direction follows. */
+static void what_is_said_of_a_mild_moment_has_no_effect(void **state) {
+    (void)state;
+    tagc_schedule *of_all = made("ccmm", NULL), *of_compressed = made("ccmm", NULL),
+                  *other = made("ccmm", NULL);
+    set_all(of_all, 4, TAGC_MOMENT_SHORTENS);
+    set_all(of_compressed, 2, TAGC_MOMENT_SHORTENS);
+    set_all(other, 2, TAGC_MOMENT_SHORTENS);
+    const double found[] = {NOISE, 2.1, NOISE, 2.1};
+    for (int w = 0; w < 8; w++) {
+        for (uint32_t i = 2; i < 4; i++)
+            OK(tagc_schedule_set_moment(other, i, w % 2 ? TAGC_MOMENT_NONE : TAGC_MOMENT_STAYS));
+        window(of_all, found, 4);
+        window(of_compressed, found, 4);
+        window(other, found, 4);
+        for (uint32_t i = 0; i < 4; i++) {
+            tagc_schedule_plan all = plan_of(of_all, i), compressed = plan_of(of_compressed, i),
+                               others = plan_of(other, i);
+            assert_same_plan(&all, &compressed);
+            assert_same_plan(&all, &others);
+        }
+    }
+    assert_int_equal(level_of(of_all, 0), TAGC_LEVEL_LAST);
+    assert_int_equal(level_of(of_all, 1), TAGC_LEVEL_LARGEST);
+    assert_int_equal(level_of(of_all, 2), TAGC_LEVEL_EVERY);
+    assert_int_equal(level_of(of_all, 3), TAGC_LEVEL_LAST);
+    tagc_schedule_destroy(of_all);
+    tagc_schedule_destroy(of_compressed);
+    tagc_schedule_destroy(other);
+}
+
 static void noise_waits_for_its_own_moment_and_follows_nobody(void **state) {
     (void)state;
     tagc_schedule_options o;
@@ -361,6 +393,7 @@ int main(void) {
         cmocka_unit_test(a_residual_must_outgrow_twice),
         cmocka_unit_test(a_loss_must_rise_twice_and_beyond_chance),
         cmocka_unit_test(mild_ones_wait_for_the_compressed),
+        cmocka_unit_test(what_is_said_of_a_mild_moment_has_no_effect),
         cmocka_unit_test(noise_waits_for_its_own_moment_and_follows_nobody),
         cmocka_unit_test(a_mild_one_waits_for_its_own_group),
         cmocka_unit_test(nothing_is_decided_from_nothing),
