@@ -190,7 +190,7 @@ tagc_status tagc_store_expect(tagc_store *store, const tagc_comm *comm, const ta
         tagc_reducer_options checked;
         _Alignas(8) char own[TAGC_OWN_MAX_BYTES];
         TAGC_TRY(tagc_reducer_options_check(&options[i], world_size, &checked, own));
-        if (checked.exchange != TAGC_EXCHANGE_DIRECT) continue; /* which has no kernels */
+        if (checked.exchange != TAGC_EXCHANGE_DIRECT || tagc_is_without_residual(&checked)) continue;
         size_t shard = (size_t)(checked.n_elems / (uint64_t)world_size);
         n_bytes +=
             tagc_aligned((size_t)world_size * tagc_residual_bytes(tagc_stored_format(&checked), shard));
