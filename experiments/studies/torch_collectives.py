@@ -1,0 +1,168 @@
+"""What tagc.Collectives cost in loss where a loop communicates by itself, on the model, text and rate of
+torch_first_try.py. Two loops: Muon and AdamW of examples/pytorch/own_collectives.py, which reduce-scatter
+gradients and gather parameters; and AdamW behind an all-reduce of each gradient.
+
+    torchrun --standalone --nproc-per-node 2 experiments/studies/torch_collectives.py --seeds 1 2
+
+Rows that the JSON file has are kept and not run again, so a broken run goes on where it stopped."""
+
+import argparse
+import json
+import math
+import pathlib
+import time
+
+import torch
+import torch.distributed as dist
+import torch_first_try as first_try  # finds the examples
+
+import gpt  # isort: skip
+import own_collectives  # isort: skip
+
+# What Collectives gets; None: torch's calls. "nudge": as in torch_first_try.py. "key": False: calls have
+# none. "loops": those in which the arm means something.
+ARMS = {
+    "torch's": {"options": None},
+    "torch's, nudged": {"options": None, "nudge": 1e-6},
+    "every value in 4 bits": {"options": {}},
+    "the same, parameters as 4-bit changes": {"options": {"parameters": "delta4"}, "loops": ["muon"]},
+    "a tenth of the values in 4 bits": {"options": {"sparsity": 0.9}},
+    "by the schedule": {"options": {"gentle": True}, "loops": ["adamw"]},
+    "every value in 4 bits, without keys": {"options": {}, "key": False},
+    "every value in 8 bits, without keys": {"options": {"values": "int8"}, "key": False},
+}
+LOOPS = ("muon", "adamw")
+SETUP = first_try.COMMON | {"lr": 3e-3, "accumulate": 1}
+
+
+class Keyless:
+    """Collectives whose calls have no key."""
+
+    def __init__(self, comm):
+        self.comm = comm
+
+    def reduce_scatter(self, output, input, key, op):
+        return self.comm.reduce_scatter(output, input, op=op)
+
+    def all_gather(self, output, input, key):
+        return self.comm.all_gather(output, input)
+
+    def all_reduce(self, tensor, key, op):
+        return self.comm.all_reduce(tensor, op=op)
+
+
+class Torch(own_collectives.TorchCollectives):
+    def all_reduce(self, tensor, key, op):
+        return own_collectives.Mean(tensor, dist.all_reduce(tensor, async_op=True))
+
+
+class Averaged:
+    """An optimizer of torch behind an all-reduce of each gradient."""
+
+    def __init__(self, model, comm, optimizer):
+        self.parameters, self.comm, self.optimizer = list(model.parameters()), comm, optimizer
+
+    def step(self, lr):
+        works = [self.comm.all_reduce(p.grad, key=p, op=dist.ReduceOp.AVG) for p in self.parameters]
+        for work in works:
+            work.wait()
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+
+
+def made(loop, arm, model):
+    """Returns (Collectives or None, what has step(lr))."""
+    import tagc.torch as tagc
+
+    options, comm, optimizer = arm["options"], None, None
+    if loop == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), SETUP["lr"], betas=SETUP["betas"])
+    if options is not None:
+        if options.get("gentle"):
+            options = options | {"names": model, "optimizer": optimizer}
+        comm = tagc.Collectives(**options)
+    calls = Torch() if comm is None else comm if arm.get("key", True) else Keyless(comm)
+    if loop == "adamw":
+        return comm, Averaged(model, calls, optimizer)
+    return comm, own_collectives.Optimizer(model, calls)
+
+
+def run(loop, arm, seed, steps, tokens, n_vocab):
+    setup = SETUP | {"steps": steps}
+    torch.manual_seed(seed)
+    model = gpt.GPT(gpt.Config(n_vocab, setup["block"], setup["width"], 4, setup["layers"]))
+    with torch.no_grad():
+        for parameter in model.parameters() if arm.get("nudge") else ():
+            parameter.mul_(1 + arm["nudge"] * torch.randn_like(parameter))
+    comm, optimizer = made(loop, arm, model)
+    train, held_out = tokens[: -len(tokens) // 10], tokens[-len(tokens) // 10 :]
+    generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
+    bits, losses, begin = [], {}, time.perf_counter()
+    for step in range(steps):
+        model.zero_grad()
+        model(*first_try.batch(train, setup, generator)).backward()
+        optimizer.step(first_try.learning_rate(step, setup))
+        if comm is not None and arm.get("key", True):  # which end its steps
+            bits.append(comm.stats()["bits_per_param"])
+        if (step + 1) % 100 == 0 or step + 1 == steps:
+            losses[step + 1] = first_try.evaluate(model, held_out, setup)
+    if comm is not None:
+        if not bits:  # one step of all
+            bits.append(comm.stats()["bits_per_param"])
+        comm.close()
+    bits = bits or [32.0 * (1 + (loop == "adamw"))]
+    return {
+        "losses": losses,
+        "loss": losses[steps],
+        "bits": sum(bits) / len(bits),
+        "last_bits": bits[-1],
+        "seconds": time.perf_counter() - begin,
+    }
+
+
+def table(rows):
+    lines = []
+    for loop, seed in sorted({(row["loop"], row["seed"]) for row in rows}):
+        own = [row for row in rows if (row["loop"], row["seed"]) == (loop, seed)]
+        dense = next((row["loss"] for row in own if row["arm"] == "torch's"), math.nan)
+        lines += [
+            f"{loop:5} {seed}  {row['arm']:38} {row['loss']:.4f} {100 * (row['loss'] / dense - 1):+7.2f} %  "
+            f"{row['bits']:6.2f} bits, at the end {row['last_bits']:.2f}  {row['seconds']:.0f} s"
+            for row in own
+        ]
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("collectives.json"))
+    parser.add_argument("--loops", nargs="+", default=LOOPS, choices=LOOPS)
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1])
+    parser.add_argument("--steps", type=int, default=500)
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    tokens, n_vocab = first_try.read_tokens("bytes")
+    rows = json.loads(args.json.read_text()) if args.json.exists() else []
+    dist.barrier()
+    wanted = [(seed, loop, name) for seed in args.seeds for loop in args.loops for name in args.arms]
+    for seed, loop, name in wanted:
+        key = {"loop": loop, "arm": name, "seed": seed, "steps": args.steps}
+        if loop not in ARMS[name].get("loops", LOOPS) or any(key.items() <= row.items() for row in rows):
+            continue
+        rows.append(key | run(loop, ARMS[name], seed, args.steps, tokens, n_vocab))
+        if dist.get_rank() == 0:
+            part = args.json.with_suffix(".part")
+            part.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+            part.replace(args.json)
+            last = [row for row in rows if (row["loop"], row["seed"]) == (loop, seed)]
+            print(table(last).splitlines()[-1], flush=True)
+    if dist.get_rank() == 0:
+        print(table(rows))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
