@@ -10,11 +10,15 @@ import argparse
 import json
 import math
 import pathlib
+import sys
 import time
 
 import torch
 import torch.distributed as dist
-import torch_first_try as first_try  # finds the examples
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import torch_first_try as first_try  # puts the examples on the path, too
 
 import gpt  # isort: skip
 import own_collectives  # isort: skip
