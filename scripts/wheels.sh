@@ -203,6 +203,7 @@ for target in "${targets[@]}"; do tag_of "$target" >/dev/null; done
 mkdir -p "$work" "$dist"
 make_tools
 quietly sdist python -m build --sdist --no-isolation --outdir "$work" .
+rm -rf "$work/tagc_train-$version" # else it keeps what an earlier commit had
 tar xf "$work/tagc_train-$version.tar.gz" -C "$work"
 cp "$work/tagc_train-$version.tar.gz" "$dist/"
 fetch_libuv
