@@ -6,12 +6,10 @@ import threading
 
 import torch
 import torch.distributed as dist
-from models import Even, Odd, batch_of, loss_of
+from models import Odd, batch_of, loss_of
 from torch import nn
 from torch.utils import checkpoint
 
-# AOTAutograd with the partitioner of inductor, without its decompositions and its C++
-BACKEND = "aot_eager"
 SELECTED = dict(sparsity=0.9, layers="all", values="int4")
 
 
@@ -59,14 +57,6 @@ class Matrix(nn.Module):
 
     def forward(self, x):
         return self.two(torch.tanh(self.one(nn.functional.pad(x, (0, 1)))))[:, :3]
-
-
-class One(Even):
-    """One layer."""
-
-    def __init__(self):
-        super().__init__()
-        del self.layers[1:]
 
 
 class Two(nn.Module):
@@ -205,10 +195,10 @@ class Watched:
             self.n_at_once = max(self.n_at_once, self.n("reduce_scatter") - self._n_ended)
         return result
 
-    def _take(self, own, ahead, one):
+    def _take(self, own, ahead, one, is_forward):
         if one not in ahead._started:
             self.not_ahead.append(one.parameter.name)
-        return own(ahead, one)
+        return own(ahead, one, is_forward)
 
     def _exchange(self, own, passes, unit, *arguments, **options):
         since = self._begun[unit.name] + 1

@@ -39,9 +39,10 @@ class Ahead:
         self._alike: list[list[Gathered]] = []  # of the last ones: those that began as this one
         self._started: dict[Gathered, tuple[Started, int]] = {}  # with the version
 
-    def take(self, one: Gathered) -> torch.Tensor:
-        """Returns the whole of a parameter, and starts what comes next. Collective."""
-        self._note(one)
+    def take(self, one: Gathered, is_forward: bool) -> torch.Tensor:
+        """Returns the whole of a parameter, and starts what comes next. Collective. is_forward: in no
+        backward pass."""
+        self._note(one, is_forward)
         found = self._started.pop(one, None)
         if found is None:
             self._started.clear()  # what was expected does not come
@@ -50,10 +51,12 @@ class Ahead:
         self._look_ahead()
         return self._starts.wait(found[0])
 
-    def _note(self, one: Gathered) -> None:
+    def _note(self, one: Gathered, is_forward: bool) -> None:
         at = len(self._now)
         alike = [each for each in self._alike if each[at : at + 1] == [one]]
-        if not alike and self._now and one is self._now[0]:  # a forward pass without a backward pass is over
+        if (
+            is_forward and not alike and one in self._now[:1]
+        ):  # a forward pass without a backward pass is over
             self._end()
             alike = [each for each in self._passes if each[0] is one]
         self._now.append(one)

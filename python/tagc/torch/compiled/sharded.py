@@ -30,7 +30,7 @@ class Pass:
         self.starts = Starts(handle.passes.runners.host, most)
         self.ahead = Ahead(self.starts, most)
         self._sharded: list[Sharded] = []
-        self._is_open = False  # whether gradients have come since the last one ended
+        self._is_open = False  # whether a backward pass has begun since the last one ended
 
     def add(self, sharded: Sharded) -> None:
         self._sharded.append(sharded)
@@ -44,13 +44,18 @@ class Pass:
         self._is_open = True
         return True
 
-    def begins_anew(self) -> None:
-        """Gives up a pass that has not come to its end, if there is one, when a forward pass begins."""
-        if self._is_open and not self.opens():
+    def is_forward(self) -> bool:
+        """Returns whether this is in a forward pass. Gives up a pass before it that has not come to its
+        end."""
+        was_open = self._is_open
+        if self.opens():
+            return False
+        if was_open:
             self._is_open = False
             self.starts.drop()
             self.handle.passes.give_up()
             self._forget()
+        return True
 
     def _end(self) -> None:
         if not self._is_open:
@@ -163,9 +168,9 @@ class Sharded:
     def all_gather(self, shard: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Returns the whole parameter. Collective."""
         own = self._connected()
-        own.begins_anew()
+        is_forward = own.is_forward()
         if self._lasts(self.dtype, shard):
-            return own.ahead.take(self)
+            return own.ahead.take(self, is_forward)
         own.starts.drain()
         return self.gathered()
 
