@@ -186,6 +186,8 @@ LONG = (
     "onebit",
 )
 UNTIED = ("dense", "bf16", "tagc-optimizer", "tagc", "tagc-all-95", "blocks-4", "dense-b1=0.5")
+# of which the lab has the time of a step, or a formula: experiments/studies/wall_clock.py
+CLUSTER = ("bf16", "tagc-all-optimizer", "tagc-optimizer", "powersgd-1", "blocks-4", "demo-32", "tagc")
 NO_BIAS = (
     "dense",
     "tagc-all-optimizer",
@@ -215,6 +217,7 @@ class Setting:
     rates: tuple = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
     first_rate: float = 2e-3
     n_ranks: int = 2
+    n_hosts: int = 0  # of as many ranks each, for tagc; 0: each rank is a host
     warmup: int = 30
     eval_every: int = 60
     eval_tokens: int = 16384
@@ -265,6 +268,17 @@ TINY_LONG = dataclasses.replace(
     final_tokens=65536,
 )
 TINY_UNTIED = dataclasses.replace(TINY_LONG, name="tiny-untied", arms=UNTIED, first_rate=4e-3, tied=False)
+# 2 hosts of 2 ranks, the batch of tiny-long, and its best rate
+OF_CLUSTER = dataclasses.replace(
+    TINY_LONG,
+    name="cluster",
+    arms=CLUSTER,
+    rates=(4e-3,),
+    first_rate=4e-3,
+    batch_size=4,
+    n_ranks=4,
+    n_hosts=2,
+)
 TINY_NO_BIAS = dataclasses.replace(TINY_UNTIED, name="tiny-no-bias", arms=NO_BIAS, bias=False)
 OF_3M = Setting(
     "3m",
@@ -299,4 +313,4 @@ OF_10M = dataclasses.replace(
     eval_every=150,
     save_every=150,
 )
-SETTINGS = {one.name: one for one in (TINY, TINY_LONG, TINY_UNTIED, TINY_NO_BIAS, OF_3M, OF_10M)}
+SETTINGS = {one.name: one for one in (TINY, TINY_LONG, OF_CLUSTER, TINY_UNTIED, TINY_NO_BIAS, OF_3M, OF_10M)}

@@ -3,6 +3,7 @@
     python -m pip install -r experiments/parity/requirements.txt  # beside torch; the library: make build
     python experiments/parity/parity.py tiny            # every arm, 0.2 M parameters, 240 steps
     python experiments/parity/parity.py tiny-long       # 15 arms, 0.2 M parameters, 10 tokens per parameter
+    python experiments/parity/parity.py cluster         # 7 arms on 2 hosts of 2 ranks
     python experiments/parity/parity.py tiny-untied     # fewer arms, the head has a matrix of its own
     python experiments/parity/parity.py tiny-no-bias    # likewise without biases, which stay in fp32
     python experiments/parity/parity.py 3m              # the finalists, to 10 tokens per parameter

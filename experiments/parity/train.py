@@ -278,7 +278,8 @@ class _Gloo(_Trainer):
         elif "tagc" in hook:
             import tagc.torch as tagc
 
-            self.handle = tagc.compress(self.model, verbose=False, **hook["tagc"])
+            hosts = {"hosts": self.setting.n_hosts} if self.setting.n_hosts else {}
+            self.handle = tagc.compress(self.model, verbose=False, **hosts, **hook["tagc"])
 
     def step(self, step, rate):
         before = self._powersgd_elems()

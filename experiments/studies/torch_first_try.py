@@ -18,8 +18,8 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,11 +30,14 @@ import gpt
 
 # "compress": what compress() gets, None: dense. "optimizer": "plain" (the loop's own), "groups"
 # (handle.param_groups), "given" (compress(model, optimizer)). "nudge": initial weights differ by that share
-# of their size. "powersgd": rank of torch's hook, for set-ups under DDP.
+# of their size. "powersgd": rank of torch's hook, for set-ups under DDP. "wire": "bf16", of dense gradients.
 ARMS = {
     "dense": {"compress": None},
     "dense, nudged": {"compress": None, "nudge": 1e-6},  # how far runs scatter that compute the same
     "dense, beta1 0.5": {"compress": None, "beta1": 0.5},  # from the first step on
+    # what compress(model, optimizer) comes to where values are selected, from the first step on
+    "dense, tagc's betas": {"compress": None, "beta1": 0.5, "beta2": 0.999},
+    "dense, bf16": {"compress": None, "wire": "bf16"},
     "dense, no first moment": {
         "compress": {"sparsity": 0, "values": "fp32", "mild": "fp32", "mild_sparsity": 0},
         "optimizer": "groups",
@@ -172,7 +175,13 @@ def read_tokens(kind):
     return torch.load(cache), 2048
 
 
-def made(setup, n_vocab, seed, nudge, powersgd):
+def bf16_hook(group, bucket):
+    """torch's, under another name: by its own, DDP takes it on GPUs only."""
+    return default_hooks.bf16_compress_hook(group, bucket)
+
+
+def made(arm, setup, n_vocab, seed):
+    nudge, powersgd, is_bf16 = arm.get("nudge", 0.0), arm.get("powersgd"), arm.get("wire") == "bf16"
     torch.manual_seed(seed)
     if setup["style"] == "llama":
         model = Llama(n_vocab, setup["block"], setup["width"], 4, setup["layers"], setup["tied"])
@@ -194,7 +203,10 @@ def made(setup, n_vocab, seed, nudge, powersgd):
             parameter.mul_(1 + nudge * torch.randn_like(parameter))
     if setup["wrap"] == "ddp":
         if not powersgd:
-            return DistributedDataParallel(model)
+            model = DistributedDataParallel(model)
+            if is_bf16:
+                model.register_comm_hook(dist.group.WORLD, bf16_hook)
+            return model
         # in one bucket: over gloo the exchanges of several run in another order on each rank, and fail
         model = DistributedDataParallel(model, bucket_cap_mb=100_000)
         state = powerSGD_hook.PowerSGDState(
@@ -205,9 +217,10 @@ def made(setup, n_vocab, seed, nudge, powersgd):
         return model
     if powersgd:
         raise ValueError("PowerSGD is a hook of DDP: this set-up has FSDP2")
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if is_bf16 else None)
     for block in blocks:
-        fully_shard(block)
-    return fully_shard(model)
+        fully_shard(block, mp_policy=policy)
+    return fully_shard(model, mp_policy=policy)
 
 
 def own_groups(model):
@@ -219,31 +232,41 @@ def own_groups(model):
 
 
 def batch(tokens, setup, generator):
-    starts = torch.randint(len(tokens) - setup["block"] - 1, (setup["batch"],), generator=generator)
+    n_draws = setup["batch"] * setup.get("shared_by", 1)
+    starts = torch.randint(len(tokens) - setup["block"] - 1, (n_draws,), generator=generator)
+    if "shared_by" in setup:
+        starts = starts.chunk(setup["shared_by"])[dist.get_rank()]
     rows = torch.stack([tokens[i : i + setup["block"] + 1] for i in starts.tolist()])
     return rows[:, :-1], rows[:, 1:]
 
 
 def evaluate(model, tokens, setup):
-    generator = torch.Generator().manual_seed(10_000 + dist.get_rank())
+    """The mean over 40 batches of 16 sequences, or 20 for each rank where these are not shared out."""
+    n_ranks = dist.get_world_size()
+    is_shared = "shared_by" in setup
+    generator = torch.Generator().manual_seed(10_000 + (0 if is_shared else dist.get_rank()))
+    size, n_batches = (16 // n_ranks, 40) if is_shared else (16, 20)
     with torch.no_grad():
-        loss = sum(model(*batch(tokens, setup | {"batch": 16}, generator)) for _ in range(20)) / 20
+        losses = (model(*batch(tokens, setup | {"batch": size}, generator)) for _ in range(n_batches))
+        loss = sum(losses) / n_batches
     dist.all_reduce(loss)
-    return loss.item() / dist.get_world_size()
+    return loss.item() / n_ranks
 
 
 def prepared(arm, setup, n_vocab, seed):
     """(model, optimizer, handle)"""
     import tagc.torch as tagc
 
-    model = made(setup, n_vocab, seed, arm.get("nudge", 0.0), arm.get("powersgd"))
-    options = dict(lr=setup["lr"], betas=(arm.get("beta1", setup["betas"][0]), setup["betas"][1]))
+    model = made(arm, setup, n_vocab, seed)
+    beta1, beta2 = setup["betas"]
+    options = dict(lr=setup["lr"], betas=(arm.get("beta1", beta1), arm.get("beta2", beta2)))
     how, handle, optimizer = arm.get("optimizer", "plain"), None, None
     if how == "given" or (setup["before"] and how == "plain"):
         optimizer = torch.optim.AdamW(own_groups(model), **options)
     if arm["compress"] is not None:
         given = (optimizer,) if how == "given" else ()
-        handle = tagc.compress(model, *given, verbose=arm.get("verbose", False), **arm["compress"])
+        hosts = {"hosts": setup["hosts"]} if "hosts" in setup else {}
+        handle = tagc.compress(model, *given, verbose=arm.get("verbose", False), **hosts, **arm["compress"])
     if how == "groups":
         optimizer = torch.optim.AdamW(
             handle.param_groups(groups=own_groups(model), **options), lr=setup["lr"]
@@ -263,7 +286,8 @@ def learning_rate(step, setup):
 def run(arm, setup, seed, tokens, n_vocab):
     model, optimizer, handle = prepared(arm, setup, n_vocab, seed)
     train, held_out = tokens[: -len(tokens) // 10], tokens[-len(tokens) // 10 :]
-    generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
+    own = 0 if "shared_by" in setup else dist.get_rank()
+    generator = torch.Generator().manual_seed(1000 * seed + own)
     bits, losses, begin = [], {}, time.perf_counter()
     for step in range(setup["steps"]):
         for group in optimizer.param_groups:
@@ -284,9 +308,15 @@ def run(arm, setup, seed, tokens, n_vocab):
         if step + 1 in (100, 200, 350) or (step + 1) % 500 == 0 or step + 1 == setup["steps"]:
             losses[step + 1] = evaluate(model, held_out, setup)
     seconds = time.perf_counter() - begin
+    legs = {}
     if handle is not None:
+        if setup.get("hosts"):
+            stats = handle.stats()
+            legs = {"within_bits": 8 * stats["bytes_within"] / stats["n_elems"]}
         handle.close()
     dense_bits = 64.0 if setup["wrap"] == "ddp" else 32.0
+    if arm.get("wire") == "bf16":
+        dense_bits /= 2
     if arm.get("powersgd"):
         n_dense = model.powersgd.start_powerSGD_iter
         of_dense = 1 / model.powersgd.compression_stats()[0]
@@ -297,7 +327,7 @@ def run(arm, setup, seed, tokens, n_vocab):
         "bits": sum(bits) / len(bits) if bits else dense_bits,
         "last_bits": bits[-1] if bits else dense_bits,
         "seconds": seconds,
-    }
+    } | legs
 
 
 def table(rows):
@@ -330,6 +360,14 @@ def main():
         type=int,
         help="of a micro-step, over all ranks; default: as many per rank as the set-up has",
     )
+    parser.add_argument(
+        "--shared",
+        action="store_true",
+        help="with --sequences: the same ones for any number of ranks; default: each rank draws its own",
+    )
+    parser.add_argument(
+        "--hosts", type=int, help="ranks of how many hosts, for tagc; default: each is a host"
+    )
     args = parser.parse_args()
     arms = dict(ARMS)
     for text in args.arms:
@@ -341,9 +379,18 @@ def main():
     n_ranks = dist.get_world_size()
     if args.sequences is not None and args.sequences % n_ranks:
         parser.error(f"--sequences is {args.sequences}, must be a multiple of the {n_ranks} ranks")
+    if args.shared and args.sequences is None:
+        parser.error("--shared is given, and no --sequences to share out")
+    if args.hosts is not None and n_ranks % args.hosts:
+        parser.error(f"--hosts is {args.hosts}, must divide the {n_ranks} ranks")
     suffix = ("" if args.steps == 500 else f", {args.steps} steps") + (
-        "" if args.sequences is None else f", {n_ranks} ranks of {args.sequences // n_ranks} sequences"
+        ""
+        if args.sequences is None
+        else f", {args.sequences} sequences over {n_ranks} ranks"
+        if args.shared
+        else f", {n_ranks} ranks of {args.sequences // n_ranks} sequences"
     )
+    suffix += "" if args.hosts is None else f" on {args.hosts} hosts"
     rows = json.loads(args.json.read_text()) if args.json.exists() else []
     dist.barrier()
     for setup in args.setups:
@@ -355,6 +402,10 @@ def main():
                 what = COMMON | SETUPS[setup] | {"steps": args.steps}
                 if args.sequences is not None:
                     what["batch"] = args.sequences // n_ranks
+                if args.shared:
+                    what["shared_by"] = n_ranks
+                if args.hosts is not None:
+                    what["hosts"] = args.hosts
                 tokens, n_vocab = read_tokens(what["text"])
                 rows.append(key | run(arms[name], what, seed, tokens, n_vocab))
                 if dist.get_rank() == 0:

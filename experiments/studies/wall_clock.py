@@ -1,0 +1,191 @@
+"""Loss against wall-clock on two hosts of two ranks: losses of results/parity/cluster.json (parity.py
+cluster), times of a step of results/cluster.json (lab run cluster).
+
+    python experiments/studies/wall_clock.py
+
+It prints a table and draws wall-clock.svg beside the losses. The losses are those of a model of 0.2 M
+parameters, the times those of one of 14 M in the lab: a small model's own step is nothing but latencies.
+A step of tagc takes as long as its bits say, on the line through the lab's two arms (every value in 4 bits,
+and the last level). blocks-4 and DeMo have no distributed form here: they get the lab's computing or the
+bytes of their messages, whichever takes longer, each message through a host's card once."""
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "experiments" / "parity"))
+
+import runner
+import simulate
+
+NEAR = 0.01  # of the baseline's last loss
+# name in the table -> (arm of the losses, arms of the lab: of every step, or (every value, last level))
+ARMS = {
+    "FSDP2, bf16": ("bf16", ("fsdp2-bf16",)),
+    "HSDP, bf16": ("bf16", ("hsdp-bf16",)),
+    "DDP, bf16": ("bf16", ("ddp-bf16",)),
+    "DDP, PowerSGD rank 1": ("powersgd-1", ("ddp-powersgd",)),
+    "4-bit blocks (LoCo)": ("blocks-4", ()),
+    "DeMo, 32 of 4,096": ("demo-32", ()),
+    "FSDP2, tagc, 4-bit deltas": (
+        "tagc-all-optimizer",
+        ("fsdp2-tagc-4bit-delta4-bf16", "fsdp2-tagc-delta4-bf16"),
+    ),
+    "HSDP, tagc": ("tagc-optimizer", ("hsdp-tagc-4bit-bf16", "hsdp-tagc-bf16")),
+}
+BASELINE = "FSDP2, bf16"
+
+
+class Link:
+    """A case of the lab: how long a step takes there."""
+
+    def __init__(self, case):
+        self.rate_text = case["link"]["rate"]
+        self.rate = float(self.rate_text.removesuffix("mbit").removesuffix("gbit"))
+        self.rate *= 1e6 if "mbit" in self.rate_text else 1e9
+        self.arms = {arm["name"]: arm for arm in case["torch"]["arms"]}
+        self.compute_s = case["torch"]["compute_s"]
+        self.n_params = case["torch"]["model"]["n_params"]
+
+    def seconds(self, name):
+        return self.arms[name]["total_s"]["median"]
+
+    def card_bits(self, name):
+        """Bits per parameter that leave a host in a step."""
+        return 8 * self.arms[name]["n_bytes_sent"] / self.n_params
+
+    def clock(self, setting, labs, run):
+        """evaluation -> seconds since the beginning."""
+        if not labs:
+            # of W = 4 ranks that send by themselves, to the two of a host that send once to one other host
+            share = 2 / 3
+            seconds = [
+                max(point["step"] * self.compute_s, share * point["bits"] * self.n_params / self.rate)
+                for point in run["evals"]
+            ]
+            return dict(zip([point["step"] for point in run["evals"]], seconds))
+        if len(labs) == 1:
+            each = self.seconds(labs[0])
+            n_dense = setting["warmup"] if "powersgd" in labs[0] else 0
+            more = self.seconds("ddp") - each if n_dense else 0.0
+            return {
+                point["step"]: each * point["step"] + more * min(n_dense, point["step"])
+                for point in run["evals"]
+            }
+        every, last = labs
+        per_bit = (self.seconds(every) - self.seconds(last)) / (self.card_bits(every) - self.card_bits(last))
+        base = self.seconds(last) - per_bit * self.card_bits(last)
+        per_host = setting["n_ranks"] // setting["n_hosts"]
+        return {
+            point["step"]: base * point["step"] + per_bit * per_host * point["bits"] for point in run["evals"]
+        }
+
+
+def curve(setting, link, labs, runs):
+    """[(seconds, mean loss over seeds)], from the first evaluation on."""
+    clocks = [link.clock(setting, labs, run) for run in runs]
+    return [
+        (
+            statistics.mean(clock[point["step"]] for clock in clocks),
+            statistics.mean(run["evals"][i]["loss"] for run in runs),
+        )
+        for i, point in enumerate(runs[0]["evals"])
+    ]
+
+
+def made(losses, lab):
+    """{link: {arm: {"curve", "near_s", "gap", "step_s"}}}"""
+    setting = losses["setting"]
+    runs = {}
+    for run in map(runner.whole, losses["runs"]):
+        if run["is_whole"]:
+            runs.setdefault(run["arm"], {})[run["seed"]] = run
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in runs.values())))
+    found = {}
+    for case in lab["cases"]:
+        if case["ranks_per_host"] != 2:
+            continue
+        link = Link(case)
+        rows = {}
+        for name, (arm, labs) in ARMS.items():
+            if arm in runs:
+                own = [runs[arm][seed] for seed in seeds]
+                rows[name] = {
+                    "curve": curve(setting, link, labs, own),
+                    "loss": statistics.mean(run["loss"] for run in own),
+                }
+        base = rows[BASELINE]
+        goal = base["curve"][-1][1] * (1 + NEAR)
+        for row in rows.values():
+            row["near_s"] = simulate.reaches([(0.0, 99.0), *row["curve"]], goal)
+            row["gap"] = row["loss"] / base["loss"] - 1
+            row["whole_s"] = row["curve"][-1][0]
+        found[link.rate_text] = rows
+    return found, seeds
+
+
+def table(found):
+    """One for all links: times as fast as the baseline to a loss near its last one."""
+    links = list(found)
+    lines = [
+        "| 2 hosts x 2 ranks | " + " | ".join(f"to that loss, {link}" for link in links) + " | "
+        + " | ".join(f"all steps, {link}" for link in links) + " | loss at the end |",
+        "|---|" + "---:|" * (2 * len(links) + 1),
+    ]  # fmt: skip
+    for name in found[links[0]]:
+        cells = [name]
+        for key in ("near_s", "whole_s"):
+            for link in links:
+                own, base = found[link][name][key], found[link][BASELINE][key]
+                cells.append("never" if own is None else f"{base / own:.1f}")
+        gap = found[links[0]][name]["gap"]
+        cells.append("" if name == BASELINE else f"{100 * gap:+.2f} %")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(found, path):
+    import altair as alt
+
+    charts = []
+    order = list(next(iter(found.values())))
+    for link, rows in found.items():
+        points = [
+            {"arm": name, "seconds": seconds, "loss": loss}
+            for name, row in rows.items()
+            for seconds, loss in row["curve"]
+        ]
+        charts.append(
+            alt.Chart(alt.Data(values=points))
+            .mark_line()
+            .encode(
+                x=alt.X("seconds:Q", scale=alt.Scale(type="log"), title=f"seconds at {link}"),
+                y=alt.Y("loss:Q", scale=alt.Scale(zero=False), title="validation loss, nats per token"),
+                color=alt.Color(
+                    "arm:N", sort=order, title=None, legend=alt.Legend(orient="bottom", columns=4)
+                ),
+            )
+            .properties(width=330, height=260)
+        )
+    alt.hconcat(*charts).resolve_scale(y="shared").configure_view(stroke=None).save(str(path))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--losses", type=pathlib.Path, default=ROOT / "results" / "parity" / "cluster.json")
+    parser.add_argument("--lab", type=pathlib.Path, default=ROOT / "results" / "cluster.json")
+    parser.add_argument("--svg", type=pathlib.Path, default=ROOT / "results" / "parity" / "wall-clock.svg")
+    args = parser.parse_args()
+    found, seeds = made(json.loads(args.losses.read_text()), json.loads(args.lab.read_text()))
+    print(
+        f"seeds {', '.join(map(str, seeds))}; near: within {100 * NEAR:g} % of the last loss of {BASELINE}\n"
+    )
+    print(table(found))
+    draw(found, args.svg)
+
+
+if __name__ == "__main__":
+    main()
