@@ -65,8 +65,10 @@ def markdown(found):
             "The table of rates has the "
             "other runs.\n"
         )
+    if whole and not setting.n_hosts:  # else wall_clock.py has what was measured
+        parts += [_links(setting, whole), _budgets(setting, whole)]
     if whole:
-        parts += [_links(setting, whole), _budgets(setting, whole), _rates(found, setting)]
+        parts.append(_rates(found, setting))
     return "\n".join(parts + [_origin(found, setting)])
 
 

@@ -24,7 +24,7 @@ import gpt  # isort: skip
 import own_collectives  # isort: skip
 
 # What Collectives gets; None: torch's calls. "nudge": as in torch_first_try.py. "key": False: calls have
-# none. "loops": those in which the arm means something.
+# none. "first": that many steps are in 8 bits. "loops": those in which the arm means something.
 ARMS = {
     "torch's": {"options": None},
     "torch's, nudged": {"options": None, "nudge": 1e-6},
@@ -32,6 +32,8 @@ ARMS = {
     "the same, parameters as 4-bit changes": {"options": {"parameters": "delta4"}, "loops": ["muon"]},
     "a tenth of the values in 4 bits": {"options": {"sparsity": 0.9}},
     "by the schedule": {"options": {"gentle": True}, "loops": ["adamw"]},
+    "every value in 8 bits": {"options": {"values": "int8"}},
+    "the first 60 steps in 8 bits, then 4": {"options": {}, "first": 60},
     "every value in 4 bits, without keys": {"options": {}, "key": False},
     "every value in 8 bits, without keys": {"options": {"values": "int8"}, "key": False},
 }
@@ -92,6 +94,17 @@ def made(loop, arm, model):
     return comm, own_collectives.Optimizer(model, calls)
 
 
+def go_on(arm, comm, optimizer):
+    """Ends the first steps, which were in 8 bits. What they rounded off is lost."""
+    import tagc.torch as tagc
+
+    comm.close()
+    comm = tagc.Collectives(**arm["options"])
+    for one in getattr(optimizer, "shared", [optimizer]):
+        one.comm = comm
+    return comm
+
+
 def run(loop, arm, seed, steps, tokens, n_vocab):
     setup = SETUP | {"steps": steps}
     torch.manual_seed(seed)
@@ -99,11 +112,14 @@ def run(loop, arm, seed, steps, tokens, n_vocab):
     with torch.no_grad():
         for parameter in model.parameters() if arm.get("nudge") else ():
             parameter.mul_(1 + arm["nudge"] * torch.randn_like(parameter))
-    comm, optimizer = made(loop, arm, model)
+    n_first = arm.get("first", 0)
+    comm, optimizer = made(loop, arm | {"options": {"values": "int8"}} if n_first else arm, model)
     train, held_out = tokens[: -len(tokens) // 10], tokens[-len(tokens) // 10 :]
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
     bits, losses, begin = [], {}, time.perf_counter()
     for step in range(steps):
+        if n_first and step == n_first:
+            comm = go_on(arm, comm, optimizer)
         model.zero_grad()
         model(*first_try.batch(train, setup, generator)).backward()
         optimizer.step(first_try.learning_rate(step, setup))

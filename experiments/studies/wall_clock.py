@@ -6,8 +6,8 @@ cluster), times of a step of results/cluster.json (lab run cluster).
 It prints a table and draws wall-clock.svg beside the losses. The losses are those of a model of 0.2 M
 parameters, the times those of one of 14 M in the lab: a small model's own step is nothing but latencies.
 A step of tagc takes as long as its bits say, on the line through the lab's two arms (every value in 4 bits,
-and the last level). blocks-4 and DeMo have no distributed form here: they get the lab's computing or the
-bytes of their messages, whichever takes longer, each message through a host's card once."""
+and the last level). 4-bit blocks and DeMo have no distributed form here: they get the lab's step with
+PowerSGD, with the bytes of their own messages, each through a host's card once."""
 
 import argparse
 import json
@@ -43,11 +43,10 @@ class Link:
     """A case of the lab: how long a step takes there."""
 
     def __init__(self, case):
-        self.rate_text = case["link"]["rate"]
-        self.rate = float(self.rate_text.removesuffix("mbit").removesuffix("gbit"))
-        self.rate *= 1e6 if "mbit" in self.rate_text else 1e9
+        number, unit = case["link"]["rate"][:-4], case["link"]["rate"][-4:]
+        self.rate = float(number) * {"mbit": 1e6, "gbit": 1e9}[unit]
+        self.rate_text = f"{number} {unit.capitalize()}/s"
         self.arms = {arm["name"]: arm for arm in case["torch"]["arms"]}
-        self.compute_s = case["torch"]["compute_s"]
         self.n_params = case["torch"]["model"]["n_params"]
 
     def seconds(self, name):
@@ -62,11 +61,11 @@ class Link:
         if not labs:
             # of W = 4 ranks that send by themselves, to the two of a host that send once to one other host
             share = 2 / 3
-            seconds = [
-                max(point["step"] * self.compute_s, share * point["bits"] * self.n_params / self.rate)
-                for point in run["evals"]
-            ]
-            return dict(zip([point["step"] for point in run["evals"]], seconds))
+            wire_s = self.n_params / self.rate
+            base = self.seconds("ddp-powersgd") - self.card_bits("ddp-powersgd") * wire_s
+            return {
+                point["step"]: base * point["step"] + share * point["bits"] * wire_s for point in run["evals"]
+            }
         if len(labs) == 1:
             each = self.seconds(labs[0])
             n_dense = setting["warmup"] if "powersgd" in labs[0] else 0
@@ -162,7 +161,7 @@ def draw(found, path):
             alt.Chart(alt.Data(values=points))
             .mark_line()
             .encode(
-                x=alt.X("seconds:Q", scale=alt.Scale(type="log"), title=f"seconds at {link}"),
+                x=alt.X("seconds:Q", scale=alt.Scale(type="log", nice=False), title=f"seconds at {link}"),
                 y=alt.Y("loss:Q", scale=alt.Scale(zero=False), title="validation loss, nats per token"),
                 color=alt.Color(
                     "arm:N", sort=order, title=None, legend=alt.Legend(orient="bottom", columns=4)
