@@ -29,7 +29,7 @@ def made_here(trees):
         ):
             found.add(node.attr)
     # of namedtuple and ctypes; what DDP models get from tagc
-    return found | {"_make", "_replace", "_asdict", "_fields_", "_tagc"}
+    return found | {"_make", "_replace", "_asdict", "_fields", "_fields_", "_tagc"}
 
 
 def trees_of(folder):
