@@ -16,6 +16,7 @@ import time
 
 FIRST_TRY = pathlib.Path(__file__).parent / "torch_first_try.py"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "python"))
 SETUPS = {"untied": "DDP", "llama tied": "FSDP2"}
 SEQUENCES = 16
 DENSE = ("dense", "dense, nudged", "dense, bf16", "dense, beta1 0.5", "dense, tagc's betas")
@@ -124,6 +125,8 @@ def draw(args, rows):
     """Points for seeds, a line for the mean of each arm, and a band for what dense arms differ by."""
     import altair as alt
 
+    from tagc.report import pictures
+
     points, bands = [], []
     for setup in args.setups:
         title = f"{setup} ({SETUPS[setup]})"
@@ -165,7 +168,8 @@ def draw(args, rows):
         layers = band.properties(data=of_dense), means.properties(data=own), dots.properties(data=own)
         drawn.append(alt.layer(*layers).properties(title=title, width=300, height=220))
     chart = alt.hconcat(*drawn).resolve_scale(y="shared")
-    chart.configure_view(stroke=None).save(str(args.json.with_suffix(".svg")))
+    spec = chart.configure_view(stroke=None).to_dict()
+    args.json.with_suffix(".svg").write_text(pictures.svg(spec) + "\n")
 
 
 def main():

@@ -16,7 +16,7 @@ import statistics
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "experiments" / "parity"))
+sys.path[:0] = [str(ROOT / "experiments" / "parity"), str(ROOT / "python")]
 
 import runner
 import simulate
@@ -37,6 +37,7 @@ ARMS = {
     "HSDP, tagc": ("tagc-optimizer", ("hsdp-tagc-4bit-bf16", "hsdp-tagc-bf16")),
 }
 BASELINE = "FSDP2, bf16"
+TICKS = (100, 200, 500, 1000, 2000, 5000)
 
 
 class Link:
@@ -149,6 +150,8 @@ def table(found):
 def draw(found, path):
     import altair as alt
 
+    from tagc.report import pictures
+
     charts = []
     order = list(next(iter(found.values())))
     for link, rows in found.items():
@@ -161,15 +164,26 @@ def draw(found, path):
             alt.Chart(alt.Data(values=points))
             .mark_line()
             .encode(
-                x=alt.X("seconds:Q", scale=alt.Scale(type="log", nice=False), title=f"seconds at {link}"),
-                y=alt.Y("loss:Q", scale=alt.Scale(zero=False), title="validation loss, nats per token"),
+                x=alt.X(
+                    "seconds:Q",
+                    scale=alt.Scale(type="log", nice=False),
+                    title=f"seconds at {link}",
+                    axis=alt.Axis(values=TICKS, grid=False),
+                ),
+                y=alt.Y(
+                    "loss:Q",
+                    scale=alt.Scale(zero=False),
+                    title="validation loss, nats per token",
+                    axis=alt.Axis(tickCount=5),
+                ),
                 color=alt.Color(
                     "arm:N", sort=order, title=None, legend=alt.Legend(orient="bottom", columns=4)
                 ),
             )
             .properties(width=330, height=260)
         )
-    alt.hconcat(*charts).resolve_scale(y="shared").configure_view(stroke=None).save(str(path))
+    chart = alt.hconcat(*charts).resolve_scale(y="shared").configure_view(stroke=None)
+    path.write_text(pictures.svg(chart.to_dict()) + "\n")
 
 
 def main():
