@@ -169,7 +169,7 @@ def draw(args, rows):
         drawn.append(alt.layer(*layers).properties(title=title, width=300, height=220))
     chart = alt.hconcat(*drawn).resolve_scale(y="shared")
     spec = chart.configure_view(stroke=None).to_dict()
-    args.json.with_suffix(".svg").write_text(pictures.svg(spec) + "\n")
+    args.json.with_suffix(".svg").write_text(pictures.as_svg(spec) + "\n")
 
 
 def main():

@@ -183,7 +183,7 @@ def draw(found, path):
             .properties(width=330, height=260)
         )
     chart = alt.hconcat(*charts).resolve_scale(y="shared").configure_view(stroke=None)
-    path.write_text(pictures.svg(chart.to_dict()) + "\n")
+    path.write_text(pictures.as_svg(chart.to_dict()) + "\n")
 
 
 def main():

@@ -52,7 +52,7 @@ def write_file(path: str, content: bytes) -> None:
         raise ReportError(f"cannot write {path}: {error.strerror}") from None
 
 
-def svg(spec: dict[str, Any]) -> str:
+def as_svg(spec: dict[str, Any]) -> str:
     """Returns the drawing without labels of marks: a picture has a title and a description."""
     return _smaller(str(vl_convert.vegalite_to_svg({**spec, "config": {**spec["config"], "aria": False}})))
 
@@ -154,5 +154,5 @@ def render(drawings: list[Drawing], figure: Figure, is_png: bool, is_dark: bool 
     specs = [drawing.spec() for drawing in drawings]
     if is_dark:
         specs = [style.dark_spec(spec) for spec in specs]
-    svg = _stacked([svg(spec) for spec in specs], figure.title, figure.caption)
+    svg = _stacked([as_svg(spec) for spec in specs], figure.title, figure.caption)
     return bytes(vl_convert.svg_to_png(svg, scale=2.0)) if is_png else svg.encode()
