@@ -99,7 +99,7 @@ def _ddp_of(hook=None, state=lambda: None, bucket_mb=None, **compress):
     return wrap
 
 
-def _bf16_hook(process_group, bucket):
+def bf16_hook(process_group, bucket):
     """torch refuses its hook by name where the backend is gloo, which has bf16 all the same."""
     return default_hooks.bf16_compress_hook(process_group, bucket)
 
@@ -179,7 +179,7 @@ def arms_of(sparsity, threads):
         ),
         Arm("between-tagc-bf16", "the same by a mesh in each host and between=", _between_of(both, **own)),
         Arm("ddp", "torch's own, fp32", _ddp_of()),
-        Arm("ddp-bf16", "torch's bf16_compress_hook", _ddp_of(_bf16_hook), 2),
+        Arm("ddp-bf16", "torch's bf16_compress_hook", _ddp_of(bf16_hook), 2),
         # In one bucket: over gloo the exchanges of several run in another order on each rank, and fail.
         Arm(
             "ddp-powersgd",

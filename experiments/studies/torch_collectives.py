@@ -7,7 +7,6 @@ gradients and gather parameters; and AdamW behind an all-reduce of each gradient
 Rows that the JSON file has are kept and not run again, so a broken run goes on where it stopped."""
 
 import argparse
-import json
 import math
 import pathlib
 import sys
@@ -164,8 +163,7 @@ def main():
     args = parser.parse_args()
     dist.init_process_group("gloo")
     tokens, n_vocab = first_try.read_tokens("bytes")
-    rows = json.loads(args.json.read_text()) if args.json.exists() else []
-    dist.barrier()
+    rows = first_try.read_rows(args.json)
     wanted = [(seed, loop, name) for seed in args.seeds for loop in args.loops for name in args.arms]
     for seed, loop, name in wanted:
         key = {"loop": loop, "arm": name, "seed": seed, "steps": args.steps}
@@ -173,9 +171,7 @@ def main():
             continue
         rows.append(key | run(loop, ARMS[name], seed, args.steps, tokens, n_vocab))
         if dist.get_rank() == 0:
-            part = args.json.with_suffix(".part")
-            part.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-            part.replace(args.json)
+            first_try.write_rows(args.json, rows)
             last = [row for row in rows if (row["loop"], row["seed"]) == (loop, seed)]
             print(table(last).splitlines()[-1], flush=True)
     if dist.get_rank() == 0:

@@ -18,15 +18,20 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python")]
+sys.path[:0] = [
+    str(ROOT / "examples" / "pytorch"),
+    str(ROOT / "python"),
+    str(ROOT / "experiments" / "studies"),
+]
 
 import gpt
+from torch_arms import bf16_hook
 
 # "compress": what compress() gets, None: dense. "optimizer": "plain" (the loop's own), "groups"
 # (handle.param_groups), "given" (compress(model, optimizer)). "nudge": initial weights differ by that share
@@ -175,11 +180,6 @@ def read_tokens(kind):
     return torch.load(cache), 2048
 
 
-def bf16_hook(group, bucket):
-    """torch's, under another name: by its own, DDP takes it on GPUs only."""
-    return default_hooks.bf16_compress_hook(group, bucket)
-
-
 def made(arm, setup, n_vocab, seed):
     nudge, powersgd, is_bf16 = arm.get("nudge", 0.0), arm.get("powersgd"), arm.get("wire") == "bf16"
     torch.manual_seed(seed)
@@ -241,7 +241,7 @@ def batch(tokens, setup, generator):
 
 
 def evaluate(model, tokens, setup):
-    """The mean over 40 batches of 16 sequences, or 20 for each rank where these are not shared out."""
+    """Returns the mean loss over 40 batches of 16 sequences that the ranks share out, or over 20 for each."""
     n_ranks = dist.get_world_size()
     is_shared = "shared_by" in setup
     generator = torch.Generator().manual_seed(10_000 + (0 if is_shared else dist.get_rank()))
@@ -348,6 +348,30 @@ def table(rows):
     return "\n".join(lines)
 
 
+def read_rows(path):
+    """Collective."""
+    rows = json.loads(path.read_text()) if path.exists() else []
+    dist.barrier()
+    return rows
+
+
+def write_rows(path, rows):
+    part = path.with_suffix(".part")
+    part.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+    part.replace(path)
+
+
+def words_of(args, n_ranks):
+    """What makes the set-ups of a call other ones."""
+    words = [] if args.steps == 500 else [f"{args.steps} steps"]
+    if args.shared:
+        words.append(f"{args.sequences} sequences over {n_ranks} ranks")
+    elif args.sequences is not None:
+        words.append(f"{n_ranks} ranks of {args.sequences // n_ranks} sequences")
+    on = "" if args.hosts is None else f" on {args.hosts} hosts"
+    return "".join(f", {word}" for word in words) + on
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("first-try.json"))
@@ -381,18 +405,12 @@ def main():
         parser.error(f"--sequences is {args.sequences}, must be a multiple of the {n_ranks} ranks")
     if args.shared and args.sequences is None:
         parser.error("--shared is given, and no --sequences to share out")
+    if args.shared and 16 % n_ranks:
+        parser.error(f"--shared is given with {n_ranks} ranks, allowed: 1, 2, 4, 8 or 16")
     if args.hosts is not None and n_ranks % args.hosts:
         parser.error(f"--hosts is {args.hosts}, must divide the {n_ranks} ranks")
-    suffix = ("" if args.steps == 500 else f", {args.steps} steps") + (
-        ""
-        if args.sequences is None
-        else f", {args.sequences} sequences over {n_ranks} ranks"
-        if args.shared
-        else f", {n_ranks} ranks of {args.sequences // n_ranks} sequences"
-    )
-    suffix += "" if args.hosts is None else f" on {args.hosts} hosts"
-    rows = json.loads(args.json.read_text()) if args.json.exists() else []
-    dist.barrier()
+    rows = read_rows(args.json)
+    suffix = words_of(args, n_ranks)
     for setup in args.setups:
         for seed in args.seeds:
             for name in names:
@@ -409,9 +427,7 @@ def main():
                 tokens, n_vocab = read_tokens(what["text"])
                 rows.append(key | run(arms[name], what, seed, tokens, n_vocab))
                 if dist.get_rank() == 0:
-                    part = args.json.with_suffix(".part")
-                    part.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-                    part.replace(args.json)
+                    write_rows(args.json, rows)
                     alike = [row for row in rows if (row["setup"], row["seed"]) == (key["setup"], seed)]
                     print(table(alike).splitlines()[-1], rows[-1]["losses"], flush=True)
     if dist.get_rank() == 0:

@@ -14,9 +14,11 @@ import subprocess
 import sys
 import time
 
-FIRST_TRY = pathlib.Path(__file__).parent / "torch_first_try.py"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "python"))
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "experiments" / "studies")]
+
+import torch_first_try as first_try
+
 SETUPS = {"untied": "DDP", "llama tied": "FSDP2"}
 SEQUENCES = 16
 DENSE = ("dense", "dense, nudged", "dense, bf16", "dense, beta1 0.5", "dense, tagc's betas")
@@ -26,13 +28,9 @@ CASES = ((2, None), (8, None), (8, 2), (16, 4), (16, None))
 
 
 def setup_of(setup, ranks, hosts, steps):
-    """As torch_first_try.py calls it."""
-    return (
-        setup
-        + ("" if steps == 500 else f", {steps} steps")
-        + f", {SEQUENCES} sequences over {ranks} ranks"
-        + ("" if hosts is None else f" on {hosts} hosts")
-    )
+    """Returns its name in the rows of torch_first_try.py."""
+    call = argparse.Namespace(steps=steps, shared=True, sequences=SEQUENCES, hosts=hosts)
+    return setup + first_try.words_of(call, ranks)
 
 
 def case_name(ranks, hosts):
@@ -60,18 +58,9 @@ def is_done(args, ranks, hosts, arms, seed):
 
 def run(args, ranks, hosts, arms, seed):
     """All set-ups and arms by the same processes, which take long to start."""
-    words = ["--standalone", "--nproc-per-node", ranks, FIRST_TRY, "--json", args.json]
-    words += [
-        "--setups",
-        *args.setups,
-        "--arms",
-        *arms,
-        "--seeds",
-        seed,
-        "--sequences",
-        SEQUENCES,
-        "--shared",
-    ]
+    words = ["--standalone", "--nproc-per-node", ranks, first_try.__file__, "--json", args.json]
+    words += ["--setups", *args.setups, "--arms", *arms]
+    words += ["--seeds", seed, "--sequences", SEQUENCES, "--shared"]
     words += ["--steps", args.steps] + ([] if hosts is None else ["--hosts", hosts])
     command = [sys.executable, "-m", "torch.distributed.run", *map(str, words)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
