@@ -299,6 +299,10 @@ static void direct_does_not_grow(void **state) {
             print_message("direct, 95 %%, %s, W = %2d: %.4f bits per element and rank\n",
                           output ? "all-reduce" : "reduce-scatter", world_size, bits);
             if (world_size == 2) first = bits;
+            if (output) /* a small shard has more of its table of positions */
+                assert_in_range((int)(1000 * bits), 1470, REPEATS(1500, 1560, 1560));
+            else
+                assert_in_range((int)(1000 * bits), 415, REPEATS(430, 460, 460));
             assert_true(fabs(bits / first - 1) < 0.02);
         }
     }
