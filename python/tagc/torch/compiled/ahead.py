@@ -54,10 +54,8 @@ class Ahead:
     def _note(self, one: Gathered, is_forward: bool) -> None:
         at = len(self._now)
         alike = [each for each in self._alike if each[at : at + 1] == [one]]
-        if (
-            is_forward and not alike and one in self._now[:1]
-        ):  # a forward pass without a backward pass is over
-            self._end()
+        if is_forward and not alike and one in self._now[:1]:
+            self._end()  # a forward pass without a backward pass is over
             alike = [each for each in self._passes if each[0] is one]
         self._now.append(one)
         self._alike = alike
