@@ -108,10 +108,22 @@ static tagc_status copy_bodies(const tagc_ahead *a, const gpu_room *room, tagc_c
                            stream);
 }
 
-/* Runs a batch with the rows that are filled. area: what it works in. */
-static tagc_status run(tagc_ahead *a, int which, tagc_batch_result *results, const tagc_work_area *area,
-                       void *stream) {
+static const int work_of[] = {[TAGC_ENCODE] = OUT_WORK,
+                              [TAGC_ADD] = ADD_WORK,
+                              [TAGC_ENCODE_SUMS] = ADD_WORK,
+                              [TAGC_DECODE_SUMS] = BACK_WORK};
+
+void tagc_ahead_add_work(const tagc_ahead *a, size_t n_bytes[N_WORKS]) {
+    for (int which = TAGC_ENCODE; which <= TAGC_DECODE_SUMS; which++) {
+        size_t *most = &n_bytes[work_of[which]];
+        *most = larger_of(*most, tagc_batches_work_bytes(a->reducer, which));
+    }
+}
+
+/* Runs a batch with the rows that are filled. */
+static tagc_status run(tagc_ahead *a, int which, tagc_batch_result *results, void *stream) {
     const tagc_batch_maker *maker = a->reducer->arrays->maker;
+    const tagc_work_area *area = &a->queue->works[work_of[which]];
     if (!a->made[which] || a->n_moves[which] != area->n_moves) {
         maker->destroy(a->made[which]);
         a->made[which] = NULL;
@@ -175,7 +187,7 @@ tagc_status tagc_ahead_put_out(tagc_ahead *a, int b, const gpu_room *room, uint6
         a->rows[t] =
             row_to_encode(a, b, rank, gradient_of(a, b, rank), &a->fragment, body_in(a, room->there, rank));
     }
-    TAGC_TRY(run(a, TAGC_ENCODE, results_in(a, room->there), &a->queue->works[OUT_WORK], stream));
+    TAGC_TRY(run(a, TAGC_ENCODE, results_in(a, room->there), stream));
     TAGC_TRY(tagc_queue_copy(a->queue, results_in(a, room->here), results_in(a, room->there),
                              (size_t)n * sizeof(tagc_batch_result), TAGC_COPY_TO_HOST, stream));
     return copy_bodies(a, room, TAGC_COPY_TO_HOST, stream);
@@ -204,11 +216,11 @@ tagc_status tagc_ahead_put_add(tagc_ahead *a, int b, const gpu_room *room) {
                                   .n_bodies = n_ranks(a),
                                   .lengths = lengths_in(room->there),
                                   .stop = &orders_in(room->there)->stop[0]};
-    TAGC_TRY(run(a, TAGC_ADD, results, &a->queue->works[ADD_WORK], stream));
+    TAGC_TRY(run(a, TAGC_ADD, results, stream));
     if (returns_sums(a)) {
         uint8_t *body = body_in(a, room->there, own);
         a->rows[0] = row_to_encode(a, b, own, own_sums(a, b), &a->sums, body);
-        TAGC_TRY(run(a, TAGC_ENCODE_SUMS, results + 1, &a->queue->works[ADD_WORK], stream));
+        TAGC_TRY(run(a, TAGC_ENCODE_SUMS, results + 1, stream));
         TAGC_TRY(tagc_queue_copy(a->queue, body_in(a, room->here, own), body, a->stride, TAGC_COPY_TO_HOST,
                                  stream));
     }
@@ -227,7 +239,7 @@ static tagc_status decode(tagc_ahead *a, int b, const gpu_room *room, void *stre
                                          .lengths = lengths_in(room->there) + rank,
                                          .stop = &orders_in(room->there)->stop[1]};
     }
-    return run(a, TAGC_DECODE_SUMS, results_in(a, room->there), &a->queue->works[BACK_WORK], stream);
+    return run(a, TAGC_DECODE_SUMS, results_in(a, room->there), stream);
 }
 
 tagc_status tagc_ahead_put_back(tagc_ahead *a, int b, const gpu_room *room) {

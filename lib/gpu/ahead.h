@@ -46,6 +46,8 @@ typedef struct tagc_ahead {
 /* The reducer is in a store. */
 tagc_status tagc_ahead_create(tagc_queue *queue, tagc_reducer *reducer, tagc_ahead **out);
 void tagc_ahead_destroy(tagc_ahead *ahead); /* accepts NULL */
+/* Makes sizes of work memory as large as batches of this reducer need. */
+void tagc_ahead_add_work(const tagc_ahead *ahead, size_t n_bytes[N_WORKS]);
 /* The most pieces of work that a step puts into streams behind its first flag. */
 size_t tagc_ahead_n_places(const tagc_ahead *ahead);
 /* TAGC_ERR_STATE if the reducer's options are others by now. */

@@ -132,7 +132,7 @@ static tagc_status make_lists(tagc_unit *unit) {
     return status;
 }
 
-static tagc_status make_part(tagc_unit *unit, uint32_t p, size_t *work_bytes) {
+static tagc_status make_part(tagc_unit *unit, uint32_t p, size_t work_bytes[N_WORKS]) {
     unit_part *one = &unit->parts[p];
     tagc_reducer *r = one->of.reducer;
     if (r->arrays->is_here) return TAGC_OK;
@@ -143,10 +143,10 @@ static tagc_status make_part(tagc_unit *unit, uint32_t p, size_t *work_bytes) {
                          "that of the parts before it (tagc_reducer_create_in)",
                          p);
     unit->store = store;
-    size_t n_bytes = tagc_batches_work_bytes(r);
-    if (n_bytes > *work_bytes) *work_bytes = n_bytes;
     unit->n_adds++;
-    return tagc_ahead_create(unit->queue, r, &one->ahead);
+    TAGC_TRY(tagc_ahead_create(unit->queue, r, &one->ahead));
+    tagc_ahead_add_work(one->ahead, work_bytes);
+    return TAGC_OK;
 }
 
 size_t tagc_unit_n_places(const tagc_unit *unit) {
@@ -179,12 +179,11 @@ static int is_probe(const tagc_unit *unit) {
 
 tagc_status tagc_unit_make_ahead(tagc_unit *unit) {
     uint32_t n = unit->of.n_parts;
-    rooms_needs needs = {
-        .n_rooms = n + 1, .head_bytes = in_pages(ORDERS_BYTES), .work_bytes = TAGC_ALIGNMENT};
+    rooms_needs needs = {.n_rooms = n + 1, .head_bytes = in_pages(ORDERS_BYTES)};
     if (!unit->queue->kernels)
         return tagc_fail(TAGC_ERR_ARGUMENT, "a reducer has kernels, but the queue was made without them");
     unit->n_gradients = unit->n_outputs = 0;
-    for (uint32_t p = 0; p < n; p++) TAGC_TRY(make_part(unit, p, &needs.work_bytes));
+    for (uint32_t p = 0; p < n; p++) TAGC_TRY(make_part(unit, p, needs.work_bytes));
     if (!is_probe(unit)) TAGC_TRY(check_places(unit));
     TAGC_TRY(make_lists(unit));
     needs.here_bytes = needs.there_bytes = in_pages(squares_at(unit) + n * SQUARES_BYTES);

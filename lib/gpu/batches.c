@@ -27,7 +27,11 @@ tagc_status tagc_kernels_enter_for(tagc_reducer *r) {
 
 tagc_status tagc_kernels_make_batches(tagc_reducer *r, size_t pinned_bytes) {
     tagc_kernels *k = tagc_kernels_of(r->arrays);
-    size_t work_bytes = tagc_batches_work_bytes(r);
+    size_t work_bytes = 0;
+    for (int which = 0; which < TAGC_N_BATCHES; which++) {
+        size_t n_bytes = tagc_batches_work_bytes(r, which);
+        if (n_bytes > work_bytes) work_bytes = n_bytes;
+    }
     TAGC_TRY(tagc_kernels_enter(k));
     tagc_status status = tagc_kernels_reserve(k, work_bytes, pinned_bytes);
     if (status == TAGC_OK) status = make(r);

@@ -39,9 +39,10 @@ typedef struct gpu_room {
     gpu_side here, there;
 } gpu_room;
 
-/* Sizes of this memory in every buffer, and of the work memory of batches. */
+/* Sizes of this memory in every buffer, and of what batches of each stream work in. */
+enum { OUT_WORK, ADD_WORK, BACK_WORK, N_WORKS };
 typedef struct rooms_needs {
-    size_t n_rooms, head_bytes, here_bytes, there_bytes, work_bytes;
+    size_t n_rooms, head_bytes, here_bytes, there_bytes, work_bytes[N_WORKS];
 } rooms_needs;
 
 /* What the host has to say to the device. A queue that is closed makes all of it negative. */
@@ -73,7 +74,6 @@ typedef struct tagc_work_area {
     char *memory;
     uint64_t n_moves;
 } tagc_work_area;
-enum { OUT_WORK, ADD_WORK, BACK_WORK, N_WORKS };
 
 struct tagc_queue {
     tagc_device *device;
@@ -110,6 +110,10 @@ struct tagc_job {
     uint64_t tag;
     size_t n_bytes_in, n_bytes_out;
 };
+
+static inline size_t larger_of(size_t a, size_t b) {
+    return a > b ? a : b;
+}
 
 static inline const tagc_runtime *runtime_of(const tagc_queue *queue) {
     return &queue->device->runtime;

@@ -72,16 +72,13 @@ static tagc_status grow(tagc_queue *queue, const rooms_needs *to) {
     }
     has->here_bytes = to->here_bytes;
     has->there_bytes = to->there_bytes;
-    for (int i = 0; i < N_WORKS && to->work_bytes > has->work_bytes; i++) {
-        TAGC_TRY(grow_there(queue, &queue->works[i].memory, has->work_bytes, to->work_bytes));
+    for (int i = 0; i < N_WORKS; i++) {
+        if (to->work_bytes[i] == has->work_bytes[i]) continue;
+        TAGC_TRY(grow_there(queue, &queue->works[i].memory, has->work_bytes[i], to->work_bytes[i]));
+        has->work_bytes[i] = to->work_bytes[i];
         queue->works[i].n_moves++;
     }
-    has->work_bytes = to->work_bytes;
     return TAGC_OK;
-}
-
-static size_t larger_of(size_t a, size_t b) {
-    return a > b ? a : b;
 }
 
 tagc_status tagc_rooms_reserve(tagc_queue *queue, const rooms_needs *needs) {
@@ -91,8 +88,8 @@ tagc_status tagc_rooms_reserve(tagc_queue *queue, const rooms_needs *needs) {
     rooms_needs to = {.n_rooms = needs->n_rooms > has->n_rooms ? needs->n_rooms : has->n_rooms,
                       .head_bytes = larger_of(needs->head_bytes, has->head_bytes),
                       .here_bytes = larger_of(needs->here_bytes, has->here_bytes),
-                      .there_bytes = larger_of(needs->there_bytes, has->there_bytes),
-                      .work_bytes = larger_of(needs->work_bytes, has->work_bytes)};
+                      .there_bytes = larger_of(needs->there_bytes, has->there_bytes)};
+    for (int i = 0; i < N_WORKS; i++) to.work_bytes[i] = larger_of(needs->work_bytes[i], has->work_bytes[i]);
     tagc_status status = TAGC_OK;
     if (memcmp(&to, has, sizeof to) != 0) {
         status = tagc_queue_wait_for_all(queue);
@@ -134,5 +131,5 @@ void tagc_rooms_destroy(tagc_queue *queue) {
         tagc_there_destroy(queue, one->there.rest, has->there_bytes);
         one->here = one->there = (gpu_side){NULL, NULL};
     }
-    for (int i = 0; i < N_WORKS; i++) tagc_there_destroy(queue, queue->works[i].memory, has->work_bytes);
+    for (int i = 0; i < N_WORKS; i++) tagc_there_destroy(queue, queue->works[i].memory, has->work_bytes[i]);
 }

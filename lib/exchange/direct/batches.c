@@ -129,16 +129,11 @@ void tagc_batches_place_work(tagc_reducer *r, tagc_arena *arena) {
     b->work = tagc_arena_take(arena, work_bytes, 1);
 }
 
-size_t tagc_batches_work_bytes(tagc_reducer *r) {
-    size_t most = 0;
-    for (int which = 0; which < TAGC_N_BATCHES; which++) {
-        size_t n = shape(r, which), n_bytes = 0;
-        if (n)
-            n_bytes = r->arrays->maker->work_bytes(kinds[which], tagc_direct_of(r)->batches.rows, n,
-                                                   r->options.n_threads);
-        if (n_bytes > most) most = n_bytes;
-    }
-    return most;
+size_t tagc_batches_work_bytes(tagc_reducer *r, int which) {
+    size_t n = shape(r, which);
+    if (!n) return 0;
+    return r->arrays->maker->work_bytes(kinds[which], tagc_direct_of(r)->batches.rows, n,
+                                        r->options.n_threads);
 }
 
 size_t tagc_batches_n_launches(tagc_reducer *r, int which) {

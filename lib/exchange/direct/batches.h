@@ -40,8 +40,8 @@ typedef struct tagc_batches {
 void tagc_batches_place(struct tagc_reducer *r, tagc_arena *arena);
 /* Of a step under way, if the arrays are here: work. */
 void tagc_batches_place_work(struct tagc_reducer *r, tagc_arena *arena);
-/* Bytes of `work` in a memory that is not here. */
-size_t tagc_batches_work_bytes(struct tagc_reducer *r);
+/* Bytes of `work` that a batch needs in a memory that is not here. */
+size_t tagc_batches_work_bytes(struct tagc_reducer *r, int which);
 /* The most launches of a batch's run, with those of making it. */
 size_t tagc_batches_n_launches(struct tagc_reducer *r, int which);
 /* Makes those that the output needs. Call it when results, work and stream are set. */
