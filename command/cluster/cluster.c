@@ -19,7 +19,8 @@ static tagc_status simulate(tagc_cluster *c, tagc_cluster_plan *out) {
                              .codec_s = 1e-9 * c->codec_ns};
     for (int i = 0; i < c->n_links; i++) setup.links_bytes_per_s[i] = tagc_cluster_payload(c->links[i]);
     TAGC_TRY(tagc_ways_simulate(&setup, &out->ways));
-    return tagc_room_make(m->n_layer, m->n_embd, setup.hosts, setup.ranks_per_host, out->room, &out->n_room);
+    return tagc_room_make(m->n_layer, m->n_embd, setup.hosts, setup.ranks_per_host, (tagc_room_codec)v->codec,
+                          out->room, &out->n_room);
 }
 
 tagc_status tagc_cluster_make(tagc_cluster *c, tagc_cluster_plan *out) {

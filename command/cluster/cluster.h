@@ -24,7 +24,7 @@ typedef struct tagc_cluster_values {
     int64_t n_tensor, n_context, n_pipeline, n_expert, n_stages_per_rank;
     int64_t micro_batches, micro_batch_size, sequence_length;
     int64_t experts, experts_per_token;
-    int schedule, recompute;
+    int schedule, recompute, codec;
 } tagc_cluster_values;
 
 /* What was asked for, read and checked. */

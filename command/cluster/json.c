@@ -208,9 +208,11 @@ static void print_room(const tagc_cluster_plan *plan, FILE *out) {
         number(out, "adam", 0, (double)row->adam);
         number(out, "residual", 0, (double)row->residual);
         number(out, "replicas", 0, (double)row->replicas);
-        number(out, "transient", 0, (double)row->transient);
-        number(out, "all", 0, (double)row->all);
-        print_fits(out, (double)row->all);
+        number(out, "buffers", 0, (double)row->buffers);
+        number(out, "pinned", 0, (double)row->pinned);
+        number(out, "device", 0, (double)row->device);
+        number(out, "host", 0, (double)row->host);
+        print_fits(out, (double)row->device);
         fputc('}', out);
     }
     fputc(']', out);

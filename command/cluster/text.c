@@ -79,32 +79,33 @@ static void print_fits(const tagc_room_row *row, FILE *out) {
     int n = 0;
     fprintf(out, "  ");
     for (int i = 0; i < TAGC_ROOM_N_SIZES; i++)
-        if ((double)row->all <= 1e9 * tagc_room_sizes_gb[i])
+        if ((double)row->device <= 1e9 * tagc_room_sizes_gb[i])
             fprintf(out, "%s%d GB", n++ > 0 ? ", " : "", tagc_room_sizes_gb[i]);
     for (int i = 0; n == 0 && i < TAGC_ROOM_N_SIZES; i++)
         fprintf(out, "%s%d GB", i > 0 ? ", " : "none of ", tagc_room_sizes_gb[i]);
     fprintf(out, "\n");
 }
 
-static void print_room(const tagc_cluster_plan *plan, FILE *out) {
-    static const char *const columns[] = {"parameters", "gradients", "adam", "residual",
-                                          "replicas",   "transient", "all"};
-    int wide = 0;
+static void print_room(const tagc_cluster *c, const tagc_cluster_plan *plan, FILE *out) {
+    static const char *const columns[] = {"parameters", "gradients", "adam",    "residual",   "replicas",
+                                          "buffers",    "pinned",    "on the GPU", "on the host"};
+    int wide = 0, is_here = c->values.codec == TAGC_ROOM_HOST;
     char text[CELL];
     for (int i = 0; i < plan->n_room; i++)
         if ((int)strlen(plan->room[i].name) > wide) wide = (int)strlen(plan->room[i].name);
-    fprintf(
-        out,
-        "\nmemory of a rank, without activations; what tagc holds for one unit at a time is transient\n%*s",
-        wide, "");
-    for (int k = 0; k < 7; k++) fprintf(out, " %10s", columns[k]);
+    fprintf(out, "\nmemory of a rank, without activations and torch's buffers; codec=\"%s\": %s\n%*s",
+            is_here ? "host" : "device",
+            is_here ? "residual, replicas and buffers are in the host's memory"
+                    : "residual, replicas and buffers are on the GPU",
+            wide, "");
+    for (int k = 0; k < 9; k++) fprintf(out, " %11s", columns[k]);
     fprintf(out, "  fits in\n");
     for (int i = 0; i < plan->n_room; i++) {
         const tagc_room_row *row = &plan->room[i];
-        const uint64_t cells[] = {row->parameters, row->gradients, row->adam, row->residual,
-                                  row->replicas,   row->transient, row->all};
+        const uint64_t cells[] = {row->parameters, row->gradients, row->adam,   row->residual, row->replicas,
+                                  row->buffers,    row->pinned,    row->device, row->host};
         fprintf(out, "%-*s", wide, row->name);
-        for (int k = 0; k < 7; k++) fprintf(out, " %10s", tagc_cluster_bytes_text((double)cells[k], text));
+        for (int k = 0; k < 9; k++) fprintf(out, " %11s", tagc_cluster_bytes_text((double)cells[k], text));
         print_fits(row, out);
     }
 }
@@ -122,10 +123,8 @@ void tagc_cluster_print(const tagc_cluster *c, const tagc_cluster_plan *plan, FI
             c->is_measured ? "measured here on one thread" : "as given");
     print_rows(c, &plan->ways, out);
     print_card(&plan->ways, out);
-    print_room(plan, out);
-    fprintf(
-        out,
-        "\nmemory: parameters, gradients and Adam's moments in fp32, copies of parameters that stay, and\n"
-        "residuals. Activations and buffers come on top. With the codec on processors, copies and residuals\n"
-        "are in the host's memory.\n");
+    print_room(c, plan, out);
+    fprintf(out,
+            "\nmemory of a rank in the table of times: parameters, gradients and Adam's moments in fp32,\n"
+            "copies of parameters that stay, and residuals.\n");
 }

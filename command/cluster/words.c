@@ -33,6 +33,7 @@ static const tagc_option rows[] = {
     INT("tokens", tokens, 1, 1 << 24, NULL, "16384", "of each GPU and step, in sequences of 2048; not on a mesh"),
     REAL("codec-ns", codec_ns, 0, 1e6, "measured=-1", "measured",
          "nanoseconds that the codec takes per element; measured: here, on one thread"),
+    CHOICE("codec", codec, "device|host", "device", "where tagc compresses, and so has residuals and buffers: compress(codec=)"),
     TEXT(NULL, "json", json, NULL, NULL, "FILE", "file for the plan, too; - prints nothing else"),
 
     {"A mesh: with one of these, or a model by name, the plan is one of memory and bytes", "tensor-parallel",

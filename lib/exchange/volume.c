@@ -2,6 +2,7 @@
  * of real reducers. */
 #include "exchange/volume.h"
 
+#include "exchange/direct/direct.h"
 #include "exchange/gatherer/gatherer.h"
 #include "exchange/options.h"
 #include "exchange/reducer.h"
@@ -77,11 +78,14 @@ tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_s
     tagc_arena arena, work;
     TAGC_TRY(lay_out(options, world_size, 0, &r, &arena, &work));
     uint64_t n = r.exchange->residual_elems(&r.options, world_size);
-    uint64_t residual = n / r.shard * tagc_residual_bytes(r.residual_format, r.shard);
+    uint64_t bodies = 0, residual = n / r.shard * tagc_residual_bytes(r.residual_format, r.shard);
     int n_spares =
         n ? tagc_comm_n_spares(residual, n_before + 1) - tagc_comm_n_spares(residual, n_before) : 0;
+    if (r.options.exchange == TAGC_EXCHANGE_DIRECT)
+        bodies = (uint64_t)world_size * tagc_aligned(tagc_direct_of(&r)->capacity);
     tagc_memory_destroy(r.state);
     *out = (tagc_exchange_memory){.buffers = r.exchange->state_bytes + arena.n_bytes,
+                                  .bodies = bodies,
                                   .work = work.n_bytes,
                                   .residual = residual,
                                   .spare = (uint64_t)n_spares * residual};

@@ -50,7 +50,8 @@ typedef struct tagc_exchange_memory {
     uint64_t buffers; /* its own */
     uint64_t work;    /* of a step under way */
     uint64_t residual;
-    uint64_t spare; /* what this reducer adds to the shared spares */
+    uint64_t spare;  /* what this reducer adds to the shared spares */
+    uint64_t bodies; /* of all ranks, as long as they can be; of direct */
 } tagc_exchange_memory;
 
 /* n_before: reducers of the comm with a residual of this size. So the spares of several reducers add up, see

@@ -3,6 +3,7 @@
 
 #include "core/status.h"
 #include "exchange/volume.h"
+#include "tagc/schedule.h"
 #include "transport/work.h"
 #include "ways/models.h"
 #include <stdlib.h>
@@ -96,11 +97,22 @@ typedef struct deployment {
     int is_ddp;
 } deployment;
 
-/* The options of a unit's reducers, with every value in 4 bits. */
-static size_t list_parts(const unit_values *unit, const deployment *d, uint32_t number,
+/* What the schedule of compress() comes to: every value in 8 bits and in 4, and at last the largest. */
+static const struct {
+    int format, mild_format;
+    int has_largest;
+} levels[] = {{TAGC_FORMAT_INT8, TAGC_FORMAT_INT8, 0},
+              {TAGC_FORMAT_INT4, TAGC_FORMAT_INT4, 0},
+              {TAGC_FORMAT_INT2, TAGC_FORMAT_INT4, 1}};
+enum { N_LEVELS = sizeof levels / sizeof levels[0] };
+
+/* The options of a unit's reducers at a level. */
+static size_t list_parts(const unit_values *unit, const deployment *d, int level, uint32_t number,
                          tagc_reducer_options *parts) {
     const uint64_t values[PARTS_OF_UNIT] = {unit->compressed, unit->mild, unit->dense};
     uint64_t grain = 16 * (uint64_t)d->ranks * (uint64_t)d->inside;
+    tagc_schedule_options schedule;
+    tagc_schedule_options_init(&schedule);
     size_t n = 0;
     for (int kind = 0; kind < PARTS_OF_UNIT; kind++) {
         if (values[kind] == 0) continue;
@@ -111,8 +123,10 @@ static size_t list_parts(const unit_values *unit, const deployment *d, uint32_t 
         if (d->is_ddp) part->output = TAGC_OUTPUT_UNIT;
         part->exchange = kind == 2 ? TAGC_EXCHANGE_DENSE : TAGC_EXCHANGE_DIRECT;
         if (kind == 2) continue;
-        part->format = TAGC_FORMAT_INT4;
-        part->sparsity = 0;
+        part->format = kind == 1 ? levels[level].mild_format : levels[level].format;
+        part->sparsity = !levels[level].has_largest ? 0
+                         : kind == 1                ? schedule.mild_sparsity
+                                                    : schedule.sparsity;
     }
     return n;
 }
@@ -123,19 +137,33 @@ typedef struct work_memory {
     uint32_t *of_unit;
 } work_memory;
 
-static tagc_status add_tagc(const work_memory *m, int n_units, const deployment *d, tagc_room_row *row) {
+static uint64_t larger(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
+
+/* Raises what tagc takes to that of a level. */
+static tagc_status add_level(const work_memory *m, int n_units, const deployment *d, int level,
+                             tagc_room_codec codec, tagc_room_row *row) {
     size_t n = 0;
     uint64_t packed = 0;
-    tagc_room_needs needs;
     for (int i = 0; i < n_units; i++) {
-        size_t n_parts = list_parts(&m->units[i], d, (uint32_t)i, m->parts + n);
-        uint64_t own = tagc_plan_packed(m->parts + n, n_parts, d->ranks, d->is_ddp, 4);
-        packed = own > packed ? own : packed;
+        size_t n_parts = list_parts(&m->units[i], d, level, (uint32_t)i, m->parts + n);
+        packed = larger(packed, tagc_plan_packed(m->parts + n, n_parts, d->ranks, d->is_ddp, 4));
         for (size_t k = 0; k < n_parts; k++) m->of_unit[n++] = (uint32_t)i;
     }
-    TAGC_TRY(tagc_plan_needs(m->parts, m->of_unit, n, d->ranks, &needs));
-    row->residual = needs.residual + needs.buffers;
-    row->transient = needs.transient + packed;
+    if (codec == TAGC_ROOM_DEVICE) {
+        tagc_room_there there;
+        TAGC_TRY(tagc_plan_there(m->parts, m->of_unit, n, d->ranks, 4, TAGC_ROOM_SAMPLED, &there));
+        row->residual = larger(row->residual, there.residual);
+        row->buffers = larger(row->buffers, there.buffers);
+        row->pinned = larger(row->pinned, there.pinned);
+    } else {
+        tagc_room_needs needs;
+        TAGC_TRY(tagc_plan_needs(m->parts, m->of_unit, n, d->ranks, &needs));
+        row->residual = larger(row->residual, needs.residual);
+        row->buffers = larger(row->buffers, needs.buffers + needs.transient + packed);
+        row->pinned = larger(row->pinned, tagc_plan_pinned(m->parts, m->of_unit, n, d->ranks, 4));
+    }
     return TAGC_OK;
 }
 
@@ -156,7 +184,7 @@ static const way ways[TAGC_ROOM_MAX_ROWS] = {
 };
 
 static tagc_status make_row(const way *w, int n_layer, int n_embd, int hosts, int per_host,
-                            const work_memory *m, tagc_room_row *row) {
+                            tagc_room_codec codec, const work_memory *m, tagc_room_row *row) {
     int n_units = list_units(n_layer, n_embd, w->is_ddp, m->units), inside = w->n_levels == 2 ? per_host : 1;
     uint64_t n = 0, split = w->is_ddp ? 1 : (uint64_t)hosts * (uint64_t)per_host;
     for (int i = 0; i < n_units; i++) n += m->units[i].compressed + m->units[i].mild + m->units[i].dense;
@@ -165,13 +193,16 @@ static tagc_status make_row(const way *w, int n_layer, int n_embd, int hosts, in
                            .gradients = 4 * n / split,
                            .adam = 8 * n / split};
     const deployment d = {hosts * per_host / inside, inside, w->is_ddp};
-    if (w->n_levels > 0) TAGC_TRY(add_tagc(m, n_units, &d, row));
+    for (int level = 0; w->n_levels > 0 && level < N_LEVELS; level++)
+        TAGC_TRY(add_level(m, n_units, &d, level, codec, row));
     if (w->has_deltas) row->replicas = 2 * n / (uint64_t)inside;
-    row->all = row->parameters + row->gradients + row->adam + row->residual + row->replicas + row->transient;
+    uint64_t own = row->residual + row->replicas + row->buffers, is_here = codec == TAGC_ROOM_HOST;
+    row->device = row->parameters + row->gradients + row->adam + (is_here ? 0 : own);
+    row->host = row->pinned + (is_here ? own : 0);
     return TAGC_OK;
 }
 
-tagc_status tagc_room_make(int n_layer, int n_embd, int hosts, int per_host,
+tagc_status tagc_room_make(int n_layer, int n_embd, int hosts, int per_host, tagc_room_codec codec,
                            tagc_room_row rows[TAGC_ROOM_MAX_ROWS], int *n_rows) {
     size_t n_units = (size_t)n_layer * UNITS_OF_BLOCK + 2, n_parts = n_units * PARTS_OF_UNIT;
     work_memory m = {calloc(n_units, sizeof *m.units), calloc(n_parts, sizeof *m.parts),
@@ -182,7 +213,7 @@ tagc_status tagc_room_make(int n_layer, int n_embd, int hosts, int per_host,
     *n_rows = 0;
     for (int i = 0; status == TAGC_OK && i < TAGC_ROOM_MAX_ROWS; i++)
         if (per_host > 1 ? ways[i].near != NULL : ways[i].alone != NULL)
-            status = make_row(&ways[i], n_layer, n_embd, hosts, per_host, &m, &rows[(*n_rows)++]);
+            status = make_row(&ways[i], n_layer, n_embd, hosts, per_host, codec, &m, &rows[(*n_rows)++]);
     free(m.units);
     free(m.parts);
     free(m.of_unit);

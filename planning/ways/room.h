@@ -4,6 +4,9 @@
 
 #include "tagc/tagc.h"
 
+/* Where gradients become fewer bytes: compress(codec=) of tagc.torch. */
+typedef enum tagc_room_codec { TAGC_ROOM_DEVICE, TAGC_ROOM_HOST } tagc_room_codec;
+
 /* Sizes of the memory of GPUs that a plan speaks of, in GB. */
 enum { TAGC_ROOM_N_SIZES = 3 };
 extern const int tagc_room_sizes_gb[TAGC_ROOM_N_SIZES];
@@ -25,17 +28,32 @@ TAGC_API tagc_status tagc_plan_needs(const tagc_reducer_options *parts, const ui
 TAGC_API uint64_t tagc_plan_packed(const tagc_reducer_options *parts, size_t n, int world_size, int is_ddp,
                                    int n_bytes);
 
+/* Bytes of a rank for reducers with their codec on the GPU. */
+typedef struct tagc_room_there {
+    uint64_t residual, buffers; /* on the GPU */
+    uint64_t pinned;            /* in the host's memory */
+} tagc_room_there;
+
+/* n_sampled: values of which a selection takes a sample; kernels have TAGC_ROOM_SAMPLED. n_bytes: of a value of the gradient, 2
+ * or 4. The rest as in tagc_plan_needs. */
+enum { TAGC_ROOM_SAMPLED = 8192 };
+TAGC_API tagc_status tagc_plan_there(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
+                                     int world_size, int n_bytes, uint32_t n_sampled, tagc_room_there *out);
+/* Bytes of pinned memory with the codec on the host, of gradients and sums of n_bytes per value. */
+TAGC_API uint64_t tagc_plan_pinned(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
+                                   int world_size, int n_bytes);
+
 typedef struct tagc_room_row {
     const char *name;
-    uint64_t parameters, gradients, adam, residual, replicas;
-    uint64_t transient; /* for one unit at a time */
-    uint64_t all;
+    uint64_t parameters, gradients, adam;
+    uint64_t residual, replicas, buffers, pinned; /* of tagc */
+    uint64_t device, host;                        /* of these, on the GPU and in the host's memory */
 } tagc_room_row;
 
 enum { TAGC_ROOM_MAX_ROWS = 6 };
 
 /* A row per way. */
-tagc_status tagc_room_make(int n_layer, int n_embd, int hosts, int ranks_per_host,
+tagc_status tagc_room_make(int n_layer, int n_embd, int hosts, int ranks_per_host, tagc_room_codec codec,
                            tagc_room_row rows[TAGC_ROOM_MAX_ROWS], int *n_rows);
 
 #endif

@@ -109,20 +109,25 @@ def test_a_plan_says_in_which_gpus_a_rank_fits(capsys):
     words = ("--model", "7b", "--hosts", 2, "--ranks-per-host", 8, "--codec-ns", 1, "--link", "10gbit")
     made = planned(capsys, *words)
     plain, flat, levels, deltas, ddp, ddp_levels = made["memory"]
-    n, unit = made["n_params"], 12 * 4096**2
-    assert plain["all"] == pytest.approx(16 * n / 16, rel=0.01) and plain["fits"] == [24, 40, 80]
-    assert ddp["all"] == pytest.approx(16 * n, rel=0.01) and ddp["fits"] == []
+    n, unit = made["n_params"], 12 * models.shape_of(7e9)[1] ** 2
+    assert plain["device"] == pytest.approx(16 * n / 16, rel=0.01) and plain["fits"] == [24, 40, 80]
+    assert ddp["device"] == pytest.approx(16 * n, rel=0.01) and ddp["fits"] == []
     # residuals are of what a rank sends between hosts: everything, or what it owns of its host's sums
     assert n <= flat["residual"] <= 1.1 * n
     for row in (levels, deltas, ddp_levels):
         assert row["residual"] == pytest.approx(flat["residual"] / 8, rel=0.03)
-        assert 0 < row["transient"] < flat["transient"] / 3  # 32 MB of it do not shrink
+        assert 0 < row["buffers"] < flat["buffers"] / 4 and 0 < row["pinned"] < flat["pinned"] / 7
     assert deltas["replicas"] == pytest.approx(2 * n / 8, rel=0.01) and levels["replicas"] == 0
-    assert 3 * unit < flat["transient"] < 6 * unit  # packed gradients, bodies and spares
+    assert 2 * unit < flat["pinned"] < 2.1 * unit  # bodies in 8 bits, of two exchanges
+    of_model, of_tagc = ("parameters", "gradients", "adam"), ("residual", "replicas", "buffers")
     for row in made["memory"]:
-        parts = ("parameters", "gradients", "adam", "residual", "replicas", "transient")
-        assert row["all"] == sum(row[part] for part in parts)
-        assert row["fits"] == [size for size in (24, 40, 80) if row["all"] <= size * 1e9]
+        assert row["device"] == sum(row[part] for part in of_model + of_tagc)
+        assert row["host"] == row["pinned"]
+        assert row["fits"] == [size for size in (24, 40, 80) if row["device"] <= size * 1e9]
+    for row, there in zip(planned(capsys, *words, "--codec", "host")["memory"], made["memory"]):
+        assert row["device"] == sum(row[part] for part in of_model)
+        assert row["host"] == row["pinned"] + sum(row[part] for part in of_tagc)
+        assert row["residual"] == there["residual"] and row["replicas"] == there["replicas"]
     text = tagc(capsys, 0, "plan", *map(str, words))
     assert "fits in" in text and "none of 24 GB, 40 GB, 80 GB" in text
 

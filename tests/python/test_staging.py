@@ -471,6 +471,66 @@ def memory(rank, world_size):
         device.check()
 
 
+class Wide(torch.nn.Module):
+    """Of all classes, and so large that pages of memory do not count."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(256)
+        self.attn, self.mlp = torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 256)
+
+    def forward(self, x):
+        return self.mlp(self.attn(self.norm(x)))
+
+
+def planned(rank, world_size):
+    """What `tagc plan` says of pinned memory and of memory on the device is what there is, within 3 %."""
+    from oracles import mix_of_classes
+    from torch.distributed.fsdp import fully_shard
+
+    import tagc.torch as tagc
+    from tagc.commands import planner
+
+    n_sampled = 64 * 16  # of these kernels: TAGC_CUDA_LINES of tests/gpu/cuda
+    every, largest = {"values": "int4", "sparsity": 0.0}, {"sparsity": 0.95}
+    cases = [("fsdp2", 2, every, False), ("ddp", 4, largest, False)]
+    cases += [("fsdp2", 4, every, True), ("fsdp2", 2, largest, True), ("ddp", 4, largest, True)]
+    for number, (kind, n_bytes, options, kernels) in enumerate(cases):
+        if kernels not in have_kernels():
+            continue
+        with fake(300 + 10 * number + rank, kernels=kernels) as device:
+            torch.manual_seed(0)
+            if kind == "ddp":  # one bucket, so that torch makes no other one
+                model = torch.nn.parallel.DistributedDataParallel(Wide(), bucket_cap_mb=100)
+            else:
+                model = torch.nn.Sequential(Wide(), torch.nn.Linear(256, 4096, bias=False))
+                for layer in model:
+                    fully_shard(layer, **(bf16() if n_bytes == 2 else {}))
+                fully_shard(model, **(bf16() if n_bytes == 2 else {}))
+            layers = (lambda name, p: "compressed") if kind == "fsdp2" and options["sparsity"] else mix_of_classes
+            handle = tagc.compress(model, verbose=False, layers=layers, **options)
+            if kind == "ddp":
+                model(torch.randn(2, 256)).square().mean().backward()
+            units = list(handle.state.units.values())
+            units = units if kind == "fsdp2" else list(units[0]._units.values())
+            parts = [[{**e.options, "n_elems": e.reducer.n_elems} for e in unit._exchanges] for unit in units]
+            found = handle.memory()
+            handle.close()
+        device.check()
+        if kernels:
+            expected = planner.there(parts, world_size, n_bytes, n_sampled)
+            pairs = [
+                ("residual", found.device.residual, expected.residual),
+                ("buffers", found.device.buffers + found.device.transient, expected.buffers),
+                ("pinned", found.host.pinned, expected.pinned),
+            ]
+        else:
+            assert found.device.total == 0
+            pairs = [("pinned", found.host.pinned, planner.pinned_bytes(parts, world_size, n_bytes))]
+        for name, a, b in pairs:
+            assert b and abs(a - b) <= 0.03 * b, (kind, n_bytes, options, name, a, b)
+
+
 # Of parameters in turn, step by step: 0 FRESH to 3 LAST. Parts split, join and change, one way and back.
 LEVELS = [(0,), (0,), (0, 1), (1,), (1, 2, 3), (3, 2), (3,), (3, 1), (0, 3)]
 
@@ -644,6 +704,7 @@ CHECKS = [
     failure_of_a_device,
     misuse,
     memory,
+    planned,
     order_of_calls,
     advice,
 ]

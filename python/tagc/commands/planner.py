@@ -74,6 +74,10 @@ class _Needs(Structure):
     _fields_ = [("residual", c_uint64), ("buffers", c_uint64), ("transient", c_uint64)]
 
 
+class _There(Structure):
+    _fields_ = [("residual", c_uint64), ("buffers", c_uint64), ("pinned", c_uint64)]
+
+
 class Plan(NamedTuple):
     """text: to print. json: the plan, None with a help. path: where it goes, None: nowhere."""
 
@@ -88,6 +92,14 @@ class Needs(NamedTuple):
     residual: int
     buffers: int
     transient: int
+
+
+class There(NamedTuple):
+    """Bytes of a rank for reducers with their codec on the GPU. pinned: in the host's memory."""
+
+    residual: int
+    buffers: int
+    pinned: int
 
 
 _loaded: ctypes.CDLL | None = None
@@ -111,6 +123,11 @@ def _load() -> ctypes.CDLL:
         library.tagc_plan_needs.argtypes = [reducers, POINTER(c_uint32), c_size_t, c_int, POINTER(_Needs)]
         library.tagc_plan_packed.argtypes = [reducers, c_size_t, c_int, c_int, c_int]
         library.tagc_plan_packed.restype = c_uint64
+        library.tagc_plan_there.argtypes = [
+            reducers, POINTER(c_uint32), c_size_t, c_int, c_int, c_uint32, POINTER(_There)
+        ]  # fmt: skip
+        library.tagc_plan_pinned.argtypes = [reducers, POINTER(c_uint32), c_size_t, c_int, c_int]
+        library.tagc_plan_pinned.restype = c_uint64
         _loaded = library
     return _loaded
 
@@ -184,16 +201,34 @@ def _options(parts: _Parts) -> ctypes.Array[lib.ReducerOptions]:
     return made
 
 
-def needs(units: Sequence[_Parts], world_size: int) -> Needs:
-    """Returns what the reducers of a model take on each of world_size ranks."""
+def _listed(units: Sequence[_Parts]) -> tuple[Any, Any, int]:
+    """Returns options of all parts, their units, and how many they are."""
     parts = [part for unit in units for part in unit]
     numbers = [i for i, unit in enumerate(units) for _ in unit]
+    return _options(parts), (c_uint32 * len(parts))(*numbers), len(parts)
+
+
+def needs(units: Sequence[_Parts], world_size: int) -> Needs:
+    """Returns what the reducers of a model take on each of world_size ranks."""
     found = _Needs()
-    status = _load().tagc_plan_needs(
-        _options(parts), (c_uint32 * len(parts))(*numbers), len(parts), world_size, byref(found)
-    )
-    _check(status, f"no reducer has options that are among these: {parts}")
+    status = _load().tagc_plan_needs(*_listed(units), world_size, byref(found))
+    _check(status, f"no reducer has options that are among these: {units}")
     return Needs(found.residual, found.buffers, found.transient)
+
+
+def there(units: Sequence[_Parts], world_size: int, n_bytes: int = 4, n_sampled: int = 8192) -> There:
+    """Returns what they take with codec="device", of gradients of n_bytes per value. n_sampled: values of the
+    sample that kernels take."""
+    found = _There()
+    status = _load().tagc_plan_there(*_listed(units), world_size, n_bytes, n_sampled, byref(found))
+    _check(status, f"no reducer has options that are among these: {units}")
+    return There(found.residual, found.buffers, found.pinned)
+
+
+def pinned_bytes(units: Sequence[_Parts], world_size: int, n_bytes: int = 4) -> int:
+    """Returns the bytes of pinned memory with codec="host"."""
+    found: int = _load().tagc_plan_pinned(*_listed(units), world_size, n_bytes)
+    return found
 
 
 def packed_bytes(unit: _Parts, world_size: int, is_ddp: bool, n_bytes: int = 4) -> int:
