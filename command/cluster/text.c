@@ -87,7 +87,7 @@ static void print_fits(const tagc_room_row *row, FILE *out) {
 }
 
 static void print_room(const tagc_cluster *c, const tagc_cluster_plan *plan, FILE *out) {
-    static const char *const columns[] = {"parameters", "gradients", "adam",    "residual",   "replicas",
+    static const char *const columns[] = {"parameters", "gradients", "adam",       "residual",   "replicas",
                                           "buffers",    "pinned",    "on the GPU", "on the host"};
     int wide = 0, is_here = c->values.codec == TAGC_ROOM_HOST;
     char text[CELL];

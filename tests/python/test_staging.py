@@ -507,7 +507,9 @@ def planned(rank, world_size):
                 for layer in model:
                     fully_shard(layer, **(bf16() if n_bytes == 2 else {}))
                 fully_shard(model, **(bf16() if n_bytes == 2 else {}))
-            layers = (lambda name, p: "compressed") if kind == "fsdp2" and options["sparsity"] else mix_of_classes
+            layers = (
+                (lambda name, p: "compressed") if kind == "fsdp2" and options["sparsity"] else mix_of_classes
+            )
             handle = tagc.compress(model, verbose=False, layers=layers, **options)
             if kind == "ddp":
                 model(torch.randn(2, 256)).square().mean().backward()
