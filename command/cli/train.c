@@ -12,6 +12,7 @@
 #include "measure/memory.h"
 #include "options/presets.h"
 #include "options/train_options.h"
+#include "train/metrics.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,9 +83,12 @@ static tagc_status rehearse(train_job *job, int n_local) {
         tagc_rank rank = {.rank = n_local ? 0 : tagc_ranks_launcher_rank(),
                           .world_size = n_local ? n_local : tagc_ranks_launcher_size(),
                           .comm = alone.comm};
-        tagc_beginning from;
+        tagc_beginning from = {0};
         int is_default_preset;
-        status = tagc_begin(&rank, job->parsed, 1, &from, &is_default_preset);
+        const tagc_train_options *options = job->parsed->values;
+        /* A run that still goes on removes checkpoints: it is named before they are read. */
+        status = options->resume && options->out ? tagc_metrics_check_free(options->out) : TAGC_OK;
+        if (status == TAGC_OK) status = tagc_begin(&rank, job->parsed, 1, &from, &is_default_preset);
         if (status == TAGC_OK) status = tagc_trainer_rehearse(&rank, &from, &job->model);
         if (status == TAGC_OK && n_local) status = check_memory(&from.options, &job->model, n_local, n_local);
         tagc_beginning_close(&from);

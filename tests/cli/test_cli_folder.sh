@@ -67,8 +67,8 @@ saved() { # waits until a run in folder $1 has a checkpoint
     fail "no checkpoint in $1 within a minute"
 }
 
-# Two at a time. All checkpoints stay, so that none goes while the second run reads it.
-"$tagc" train "${tiny[@]}" --batch-size 1 --steps 1000000 --save-every 5 --keep 1000000 --out twice >/dev/null 2>&1 &
+# Two at a time. Checkpoints go all the time, and the second run is told before it reads one.
+"$tagc" train "${tiny[@]}" --batch-size 1 --steps 1000000 --save-every 1 --keep 1 --out twice >/dev/null 2>&1 &
 first=$!
 saved twice
 run 1 train --quiet --out twice --resume

@@ -20,8 +20,8 @@ def run(words: Sequence[str]) -> int:
     elif made.path == "-":
         sys.stdout.write(made.json)
     else:
-        sys.stdout.write(made.text)
         if made.path is not None:
             with open(made.path, "w", encoding="utf-8") as file:
                 file.write(made.json)
+        sys.stdout.write(made.text)
     return 0
