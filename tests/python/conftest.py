@@ -1,19 +1,9 @@
-"""Run by hand, the tests take the package from this source tree and the library from build/, as ctest
-does."""
+"""What all files of tests share under pytest."""
 
 import gc
-import os
-import pathlib
-import sys
 
 import pytest
-
-_ROOT = pathlib.Path(__file__).parents[2]
-if "TAGC_LIBRARY" not in os.environ:
-    os.environ["TAGC_LIBRARY"] = str(_ROOT / "build" / "libtagc.so")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT / "python"), os.environ.get("PYTHONPATH", "")])
-    sys.path.insert(0, str(_ROOT / "python"))
-
+import source_tree  # noqa: F401
 
 gc.disable()  # while torch is imported, of which nothing is garbage
 

@@ -8,6 +8,7 @@ gc.disable()
 
 import numpy  # noqa: F401
 import pytest  # noqa: F401
+import source_tree  # noqa: F401
 import torch
 
 # torch imports it by itself when a model is wrapped, which takes as long as all that a short test does
@@ -15,6 +16,9 @@ import torch._dynamo
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.nn.parallel  # noqa: F401
+
+import tagc.torch  # 100 files, which each file of tests and each of its ranks would compile or read anew
+import tagc.torch.hooks.fsdp2  # noqa: F401
 
 gc.collect()
 gc.freeze()
