@@ -9,6 +9,7 @@ C_ORDER or PYTHON_ORDER.
 """
 
 import ast
+import functools
 import pathlib
 import re
 import shutil
@@ -120,6 +121,16 @@ def folder_of(path):
     return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
 
 
+@functools.cache  # what is planted changes one file or two, and all are read again
+def includes_of(text):
+    """Returns (line, name) of all includes in quotes."""
+    named = (
+        (number, re.match(r'\s*#\s*include\s+"([^"]+)"', line))
+        for number, line in enumerate(text.splitlines(), 1)
+    )
+    return [(number, match[1]) for number, match in named if match]
+
+
 def check_c(root):
     """Returns the broken rules of C, and how many includes were read."""
     paths = [p for product in PRODUCTS for p in (root / product).rglob("*") if p.suffix in C_SUFFIXES]
@@ -135,14 +146,13 @@ def check_c(root):
         if level is None:
             broken.append(f"{path}: {folder_of(path)} has no place in C_ORDER of {HERE}")
             continue
-        for number, line in enumerate((root / path).read_text().splitlines(), 1):
-            named = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
-            if not named or named[1] in ELSEWHERE:
+        for number, name in includes_of((root / path).read_text()):
+            if name in ELSEWHERE:
                 continue
             n += 1
-            target = by_name.get(named[1])
+            target = by_name.get(name)
             if target is None:
-                broken.append(f'{path}:{number}: "{named[1]}" is no file of {", ".join(PRODUCTS)}')
+                broken.append(f'{path}:{number}: "{name}" is no file of {", ".join(PRODUCTS)}')
                 continue
             arrows.setdefault(path, set()).add(target)
             to_level, to_folder = level_of(folder_of(target), C_ORDER)
@@ -167,14 +177,20 @@ def entry_of(module):
     return module
 
 
-def imports_of(tree, module):
-    """Yields (line, dotted name) of all imports, inside functions and for types, too."""
+@functools.cache
+def parsed(text):
+    """Returns all imports of a file, inside functions and for types, too."""
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
+def imports_of(text, module):
+    """Yields (line, dotted name) of all imports."""
     package = module.split(".")[:-1]
-    for node in ast.walk(tree):
+    for node in parsed(text):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join(base + ([node.module] if node.module else []))
             for alias in node.names:
@@ -188,7 +204,7 @@ def check_experiments(root):
     names = {"experiments"} | {p.stem for p in folder.rglob("*") if p.is_dir() or p.suffix == ".py"}
     broken = []
     for path in sorted(p for beside in ["python", *BESIDE] for p in (root / beside).rglob("*.py")):
-        for line, name in imports_of(ast.parse(path.read_text()), path.stem):
+        for line, name in imports_of(path.read_text(), path.stem):
             first = name.split(".")[0]
             if first in names and not (path.parent / f"{first}.py").exists():
                 where = path.relative_to(root).as_posix()
@@ -217,7 +233,7 @@ def check_python(root):
         if level is None:
             broken.append(f"{where}: {module} has no place in PYTHON_ORDER of {HERE}")
             continue
-        for line, name in imports_of(ast.parse(path.read_text()), module):
+        for line, name in imports_of(path.read_text(), module):
             target = module_of(name) if name.split(".")[0] == "tagc" else None
             if target is None or target == module:
                 continue
