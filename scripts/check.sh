@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Lint, then all tests three times: as released (the codec and the exchanges at each level of the processor), under
 # address+undefined sanitizers, and the threaded ones under the thread sanitizer; then those of libtagc without lib/paper and
-# lib/gpu. LONG=1: also the long tests, the engine's threads, and aarch64. Prints a heading per stage and ends with what each stage's
-# ctest said, and with the seconds of each.
+# lib/gpu. LONG=1: also the long tests, the engine's threads, and aarch64. Prints a heading per stage and ends with the ten tests that took
+# longest, with what each stage's ctest said, and with the seconds of each: of the clock, and of processors, which depend little on what else
+# runs on the machine (tests/README.md has their budget).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -12,7 +13,14 @@ if command -v ccache >/dev/null; then
     export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$PWD} CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=time_macros
 fi
 
-summary=() next=
+summary=() next= used=0 before=0
+times_file=$(mktemp) tests=$(mktemp)
+count() { # sets used to the processor seconds since the last count; what compiles beside a stage counts for the stage that waits for it
+    times >"$times_file"
+    local now
+    now=$(tail -n 1 "$times_file" | tr 'ms' '  ' | awk '{ printf "%d", 60 * $1 + $2 + 60 * $3 + $4 }')
+    used=$((now - before)) before=$now
+}
 stage() { # <heading> <make target> [<target of what the next stage compiles>]
     echo
     echo "== $1"
@@ -24,20 +32,23 @@ stage() { # <heading> <make target> [<target of what the next stage compiles>]
         nice -n 19 make --no-print-directory "$3" >/dev/null 2>&1 &
         next=$!
     fi
-    if ! make --no-print-directory "$2" 2>&1 | tee "$log"; then
+    if ! scripts/costs.py --run make --no-print-directory "$2" 2>&1 | tee "$log"; then
         rm -f "$log"
         echo "check: FAILED in: $1" >&2
         exit 1
     fi
-    summary+=("$1: $(grep 'tests passed' "$log" | tail -n 1 || true) ($((SECONDS - start)) s)")
+    count
+    summary+=("$1: $(grep 'tests passed' "$log" | tail -n 1 || true) ($((SECONDS - start)) s, $used s of processors)")
+    sed -nE 's/^ *[0-9]+\/[0-9]+ Test +#[0-9]+: ([a-z0-9_]+) .* ([0-9.]+) sec$/\2 s  \1/p' "$log" | sed "s/\$/, $1/" >>"$tests"
     rm -f "$log"
 }
-trap '[ -z "$next" ] || kill "$next" 2>/dev/null || true' EXIT
+trap '[ -z "$next" ] || kill "$next" 2>/dev/null || true; rm -f "$times_file" "$tests"' EXIT
 
 stage "format and lint" lint
 start=$SECONDS
 make --no-print-directory build
-summary+=("release build: $((SECONDS - start)) s")
+count
+summary+=("release build: $((SECONDS - start)) s, $used s of processors")
 [ -n "${LONG:-}" ] || export SHORT=1 # make test and make tsan read it
 stage "tests as released" test asan-build
 summary+=("codec and exchange ran at the levels: $(build/tests/test_core_cpu --levels)")
@@ -51,7 +62,10 @@ if [ -n "${LONG:-}" ]; then
     [ "$code" = 0 ] || [ "$code" = 77 ] || { echo "check: FAILED in: aarch64 under qemu" >&2; exit 1; }
     summary+=("aarch64 under qemu: $(grep -E 'tests passed|skipped:' build/aarch64.log | tr '\n' ' ')($((SECONDS - start)) s)")
 fi
-summary+=("all: $((SECONDS / 60)) min $((SECONDS % 60)) s")
+count
+summary+=("all: $((SECONDS / 60)) min $((SECONDS % 60)) s, $before s of processors")
 echo
+echo "the ten tests that took longest:"
+sort -rn "$tests" | sed -n '1,10s/^/  /p'
 printf '%s\n' "${summary[@]}"
 scripts/python.sh say
