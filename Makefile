@@ -11,8 +11,6 @@ SANITIZE = -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS="-O1 -g1"
 # One test more than there are processors, and one more that mostly waits: many wait for another of their processes, too. A test
 # takes two of ctest's slots, one that mostly waits takes one (tests/CMakeLists.txt).
 CTEST = ctest --output-on-failure --no-tests=error -j$$((2 * $(JOBS) + 3))
-# Tests whose threads others have, too, or which have none: the thread sanitizer leaves them out.
-NO_NEW_THREADS = ^test_(cli_(auto|auto_turns|bench|buckets|commands|corrupt|folder|fork|full_disk|levels|hosts|options|paper|plan|resume|supervise|wire)|fsdp_(hosts|levels)|codec_(bitmap|delta|values)|paper_(nibble|pack|peel|sketch)|exchange_(gatherer_delta|reducer_loss|reducer_oracle|volume))$$
 .DEFAULT_GOAL := all
 .PHONY: help all configure build setup demo report check test quick python asan asan-build tsan tsan-build fences fences-build aarch64 aarch64-build wheels bench format format-check lint analyze install clean
 
@@ -71,7 +69,7 @@ tsan-build:
 	@cmake --build build-tsan -j$(JOBS)
 
 tsan: tsan-build ## tests of what has threads under the thread sanitizer, less the slow ones whose threads others have, too; SHORT=1: of libtagc alone
-	@cd build-tsan && TSAN_OPTIONS=halt_on_error=1 $(CTEST) -E '$(NO_NEW_THREADS)' -L '^(core|codec|transport|exchange|paper|gpu$(if $(SHORT),,|fsdp|cli|cuda))$$'
+	@cd build-tsan && TSAN_OPTIONS=halt_on_error=1 $(CTEST) -L '^(core|codec|transport|exchange|paper|gpu|fsdp|cli|cuda)$$'
 
 FENCES = -DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DTAGC_TRAINER=OFF -DTAGC_MPI=OFF
 fences-build:

@@ -1,5 +1,5 @@
 /* A plain driver for the fuzz targets where libFuzzer is not at hand: seed inputs, mutated by a fixed random
- * sequence for some seconds. It finds what a short run can find, and repeats what it found.
+ * sequence for some seconds of the processor. It finds what a short run can find, and repeats what it found.
  *
  *   fuzz_x SECONDS [FOLDER_OF_SEEDS]     fuzz
  *   fuzz_x FILE                          run one input, to repeat a failure (written to ./fuzz-last-input)
@@ -108,8 +108,8 @@ int main(int argc, char **argv) {
     for (int i = 0; i < n_seeds; i++) LLVMFuzzerTestOneInput(seeds[i].data, seeds[i].n_bytes);
 
     uint64_t n_runs = 0;
-    time_t stop = time(NULL) + (time_t)n_seconds;
-    while (time(NULL) < stop) {
+    clock_t stop = clock() + (clock_t)(n_seconds * CLOCKS_PER_SEC);
+    while (clock() < stop) {
         size_t n_bytes = 0;
         if (n_seeds > 0 && random_u64() % 8) {
             const input *seed = &seeds[random_u64() % (uint64_t)n_seeds];
