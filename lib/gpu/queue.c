@@ -61,6 +61,7 @@
 #include "core/memory.h"
 #include "core/status.h"
 #include "gpu/queue_private.h"
+#include "gpu/slabs.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -420,6 +421,7 @@ void tagc_queue_destroy(tagc_queue *queue) {
         for (int i = 0; i < 3; i++)
             if (streams[i]) runtime->StreamSynchronize(streams[i]); /* they use this memory */
         if (queue->kernels) tagc_rooms_destroy(queue);
+        if (queue->kernels) tagc_slabs_trim(queue);
         for (int i = 0; i < queue->n_buffers; i++) {
             buffer *one = &queue->buffers[i];
             void *events[] = {one->came, one->copied_out, one->added, one->back};

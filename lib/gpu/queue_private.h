@@ -52,7 +52,9 @@ typedef struct tagc_orders {
 } tagc_orders;
 enum { ORDERS_BYTES = 64 }; /* what follows in a head begins there */
 
-struct tagc_turns; /* store.h */
+struct tagc_turns;                  /* store.h */
+typedef struct tagc_slab tagc_slab; /* slabs.h */
+typedef enum tagc_slab_use { SLAB_OF_RESIDUALS, SLAB_OF_LISTS, N_SLAB_USES } tagc_slab_use;
 
 typedef struct buffer {
     void *in, *out;                         /* pinned */
@@ -89,6 +91,7 @@ struct tagc_queue {
     rooms_needs rooms;             /* what there is; n_rooms and head_bytes with `lock` */
     tagc_work_area works[N_WORKS]; /* of each stream */
     struct tagc_turns *turns;      /* with `launch` */
+    tagc_slab *slabs[N_SLAB_USES]; /* with `launch` */
     uint64_t n_adds;               /* numbers given out, with `launch` */
 
     /* Held while work is enqueued, so that streams get exchanges in the order of tickets. */

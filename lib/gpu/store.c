@@ -3,15 +3,18 @@
 #include "core/memory.h"
 #include "core/status.h"
 #include "exchange/options.h"
+#include "gpu/slabs.h"
 
 #include <string.h>
+
+enum { LISTS_BYTES = 1 << 16 }; /* in one go, for the lists of many stores */
 
 static void release(tagc_queue *queue, tagc_turns *turns) {
     if (!turns || --turns->n_users > 0) return;
     tagc_turns **link = &queue->turns;
     while (*link != turns) link = &(*link)->next;
     *link = turns->next;
-    for (int b = 0; b < queue->n_buffers; b++) tagc_there_destroy(queue, turns->spares[b], turns->n_bytes);
+    for (int b = 0; b < queue->n_buffers; b++) tagc_slab_destroy(queue, turns->spares[b]);
     tagc_memory_destroy(turns);
 }
 
@@ -30,7 +33,8 @@ static tagc_status acquire(tagc_queue *queue, size_t n_bytes, tagc_turns **out) 
     for (int b = 0; b < queue->n_buffers; b++) {
         void *spare;
         if (turns->spares[b]) continue;
-        tagc_status status = tagc_there_create(queue, n_bytes, "spare residuals", &spare);
+        size_t all = (size_t)(queue->n_buffers + 1) * n_bytes; /* with the region that comes next */
+        tagc_status status = tagc_slab_create(queue, SLAB_OF_RESIDUALS, n_bytes, all, "residuals", &spare);
         turns->spares[b] = spare;
         if (status == TAGC_OK) continue;
         release(queue, turns);
@@ -88,15 +92,17 @@ static tagc_status grow(tagc_store *store, size_t n_bytes) {
     tagc_turns *turns;
     void *region;
     TAGC_TRY(acquire(store->queue, n_bytes, &turns));
-    tagc_status status = tagc_there_create(store->queue, n_bytes, "residuals", &region);
+    tagc_status status =
+        tagc_slab_create(store->queue, SLAB_OF_RESIDUALS, n_bytes, n_bytes, "residuals", &region);
     if (status == TAGC_OK) status = move(store, region);
     if (status != TAGC_OK) {
-        tagc_there_destroy(store->queue, region, n_bytes);
+        tagc_slab_destroy(store->queue, region);
         release(store->queue, turns);
         return status;
     }
-    tagc_there_destroy(store->queue, store->region, store->n_bytes);
+    tagc_slab_destroy(store->queue, store->region);
     release(store->queue, store->turns);
+    if (store->region) tagc_slabs_trim(store->queue);
     store->region = region;
     store->n_bytes = n_bytes;
     store->turns = turns;
@@ -203,8 +209,8 @@ void tagc_store_destroy(tagc_store *store) {
     if (!store) return;
     tagc_queue *queue = store->queue;
     pthread_mutex_lock(&queue->launch);
-    tagc_there_destroy(queue, store->region, store->n_bytes);
-    tagc_there_destroy(queue, store->lists, store->lists_bytes);
+    tagc_slab_destroy(queue, store->region);
+    tagc_slab_destroy(queue, store->lists);
     release(queue, store->turns);
     pthread_mutex_unlock(&queue->launch);
     for (store_piece *next, *piece = store->pieces; piece; piece = next) {
@@ -236,11 +242,18 @@ void tagc_store_turn(tagc_store *store, int b) {
 }
 
 tagc_status tagc_store_reserve_lists(tagc_store *store, size_t n_bytes) {
+    tagc_queue *queue = store->queue;
     void *larger;
     if (n_bytes <= store->lists_bytes) return TAGC_OK;
-    TAGC_TRY(tagc_there_create(store->queue, n_bytes, "lists of runs", &larger));
-    tagc_there_destroy(store->queue, store->lists, store->lists_bytes);
-    store->lists = larger;
-    store->lists_bytes = n_bytes;
-    return TAGC_OK;
+    pthread_mutex_lock(&queue->launch);
+    tagc_status status = tagc_queue_wait_for_all(queue);
+    if (status == TAGC_OK)
+        status = tagc_slab_create(queue, SLAB_OF_LISTS, n_bytes, LISTS_BYTES, "lists of runs", &larger);
+    if (status == TAGC_OK) {
+        tagc_slab_destroy(queue, store->lists);
+        store->lists = larger;
+        store->lists_bytes = n_bytes;
+    }
+    pthread_mutex_unlock(&queue->launch);
+    return status;
 }

@@ -119,6 +119,8 @@ class Installed:
     """with Installed(seed) as device: all tensors of this process are on it. begins: what to wait for before
     each message. kernels: whether it has any."""
 
+    n_waited = 0  # calls that had to wait until the device was idle, of all of them
+
     def __init__(self, seed, lazy=False, begins=None, kernels=False):
         self.device, self._begins = FakeDevice(seed, lazy), begins
         self._kernels = str(KERNELS) if kernels else "no-kernels.so"
@@ -175,6 +177,7 @@ class Installed:
 
     def __exit__(self, *_):
         self.device.join()
+        Installed.n_waited += self.device.fake.fake_n_waited()
         del os.environ["TAGC_CUDA_LIBRARY"]
         streams.of, runner.Staged.run, staging.Staging.finish, staging.Staging.start = self._before
         gloo.Gloo._move = self._move

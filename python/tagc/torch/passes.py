@@ -86,8 +86,8 @@ class Passes:
             self._unknown.clear()
 
     def prepare(self) -> None:
-        """Takes the memory of exchanges of gradients on a device before the first one, as far as it is known
-        what they will be. Collective."""
+        """Takes the memory of exchanges of gradients on a device, and of gathers of parameters, before the
+        first one, as far as it is known what they will be. Collective."""
         staged = self.runners.staged
         if staged is None or not self.are_all_staged or self.runners.in_group:
             return
@@ -95,6 +95,8 @@ class Passes:
         with self.state.lock:
             for what in found:
                 self._prepare(what, staged)
+            for take_memory in self.state.wrapper.gathers_ahead():
+                take_memory(staged)
 
     def _prepare(self, what: Expected, staged: Staged) -> None:
         """Prepares one exchange."""
@@ -110,7 +112,7 @@ class Passes:
             comm.place = hosts.place
         name = f"memory for gradients of {what.unit.name}"
         comm.agree(name, {"elements": n_elems, "dtype": what.dtype}, failure)
-        unit = None if layout is None else what.unit.alone(layout)
+        unit = None if layout is None else what.unit.alone(layout, makes=True)
         if unit is None or layout is None:
             return
         way = staged.way(comm)

@@ -208,6 +208,11 @@ class Wrapped:
         """Makes ranks agree that a step ends, where they could differ in that. comm(group) -> tagc's
         connection. Collective."""
 
+    def gathers_ahead(self) -> Sequence[Callable[[Any], object]]:
+        """Returns what takes the memory of gathers of parameters, given a runner.Staged: of each gather by
+        tagc, in the same order on all ranks. Each is collective."""
+        return ()
+
     def deltas(self) -> Mapping[str, Gathered]:
         """Returns the gathers of deltas, by name of what they gather."""
         return {}

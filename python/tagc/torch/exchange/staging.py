@@ -327,22 +327,27 @@ class Staging:
         if thread is not None and threading.current_thread() is not thread:
             thread.join()
 
+    def reserve(self, n_bytes_in: int, n_bytes_out: int) -> ctypes.c_void_p:
+        """Returns the tagc_job for these sizes, which has its pinned memory. Making one waits for all
+        exchanges under way."""
+        sizes = max(1, n_bytes_in), max(1, n_bytes_out)
+        if sizes not in self._handles:
+            handle = ctypes.c_void_p()
+            lib.call("tagc_job_create", self._queue, 0, *sizes, ctypes.byref(handle))
+            self._handles[sizes] = handle
+        return self._handles[sizes]
+
     # ---- private ----
 
     def _handle(self, source: torch.Tensor, target: torch.Tensor) -> ctypes.c_void_p:
-        """Returns the tagc_job for these sizes. Making one waits for all exchanges under way."""
+        """Returns the tagc_job for these tensors."""
         for tensor in (source, target):
             if not tensor.is_contiguous():
                 raise Error(
                     "unsupported",
                     f"a tensor of strides {tensor.stride()} on {tensor.device}: must be contiguous",
                 )
-        sizes = max(1, source.nbytes), max(1, target.nbytes)
-        if sizes not in self._handles:
-            handle = ctypes.c_void_p()
-            lib.call("tagc_job_create", self._queue, 0, *sizes, ctypes.byref(handle))
-            self._handles[sizes] = handle
-        return self._handles[sizes]
+        return self.reserve(source.nbytes, target.nbytes)
 
     def _take_jobs(self) -> None:
         library = lib.load()

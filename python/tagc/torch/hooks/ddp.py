@@ -21,7 +21,7 @@ from tagc._library import Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.hosts import Hosts
-from tagc.torch.exchange.interfaces import ExchangeOptions, Kinds, Place, place_of
+from tagc.torch.exchange.interfaces import ExchangeOptions, Expected, Kinds, Place, place_of
 from tagc.torch.exchange.reducer import Way
 from tagc.torch.exchange.unit import DTYPES, Stats, Unit, stowable
 from tagc.torch.handle import Compressed
@@ -262,6 +262,12 @@ class State:
             backward.end()
         return future
 
+    def expected(self, index: int, tensors: Sequence[torch.Tensor]) -> Expected:
+        """Returns the exchange of a bucket of these parameters."""
+        bucket, layout = self._find(self.handle, index, tensors)
+        group, n_elems = _wrapper_of(self.handle).groups()[0], _elems_of(layout)
+        return Expected(bucket, group, n_elems, tensors[0].dtype, lambda: layout)
+
     def _backward_of(self, bucket: dist.GradBucket) -> _Backward:
         if bucket.index() == 0 or self._backward is None:
             self._backward = _Backward(self)
@@ -293,12 +299,16 @@ def _wrapper_of(handle: Compressed) -> Wrapper:
     return handle.wrapper
 
 
+def _elems_of(layout: layouts.Layout) -> int:
+    """Returns the elements of a bucket."""
+    return layout.n_elems if layout.slices is None else layout.slices.n_elems
+
+
 def _exchange(
     handle: Compressed, bucket: _Bucket, layout: layouts.Layout, source: torch.Tensor, result: torch.Tensor
 ) -> None:
     def find_layout() -> layouts.Layout:
-        n_elems = layout.n_elems if layout.slices is None else layout.slices.n_elems
-        if n_elems != source.numel():
+        if (n_elems := _elems_of(layout)) != source.numel():
             raise Error("unsupported", f"the bucket has {source.numel()} elements, its parameters {n_elems}")
         return layout
 
@@ -436,6 +446,19 @@ class Wrapper(AnyWrapper):
     def finds_unused(self) -> bool:
         """Whether DDP searches for parameters that a pass did not use."""
         return bool(self._model.find_unused_parameters)
+
+    def expected(self) -> list[Expected]:
+        """Returns the exchanges of the first backward pass: DDP has a bucket of all gradients of a dtype
+        then, unless it searches for unused parameters."""
+        state = self.hooked()
+        if state is None or self.finds_unused or self.is_managed:
+            return []
+        tensors: dict[torch.dtype, list[torch.Tensor]] = {}
+        left = self.left_to_torch()
+        for name, tensor in policy.named_parameters(self._model):
+            if tensor.requires_grad and id(tensor) in self._parameters and name not in left:
+                tensors.setdefault(tensor.dtype, []).append(tensor)
+        return [state.expected(index, each) for index, each in enumerate(tensors.values())]
 
     def parameter(self, tensor: torch.Tensor) -> layouts.Parameter:
         """Returns the layouts.Parameter of one of the model's."""

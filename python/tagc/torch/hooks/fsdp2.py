@@ -94,6 +94,12 @@ class Module:
         found = set(self.group.gather_dtypes())
         return len(found) == 1 and found <= set(DTYPES)
 
+    def gather_itemsize(self) -> int:
+        """Returns the bytes of an element in a gather of one dtype."""
+        found = next(iter(self.group.gather_dtypes()))
+        assert found is not None  # gathers_one_dtype()
+        return found.itemsize
+
     def set_kinds(self, kinds: Kinds) -> None:
         changed = [parameter._replace(**kinds[parameter.name]) for parameter in self.parameters]
         if changed != self.parameters:  # else its reducers stay
@@ -310,6 +316,7 @@ class Wrapper(GatheringWrapper):
         self.modules = modules_of(model)
         self._gathers = []
         self._expected: list[Callable[[], Expected]] = []
+        self._gathers_ahead: list[Callable[[Any], object]] = []
         for module in self.modules:
             earlier = _compressed.get(module.module)
             handle = None if earlier is None else earlier()
@@ -522,6 +529,8 @@ class Wrapper(GatheringWrapper):
         if (wire := self._gather_format(handle, module)) is not None:
             gather = AllGather(handle.passes, name, (shards, module.n_shard(), module.own), wire, tag)
             self._gathers.append(gather)
+            itemsize = module.gather_itemsize()
+            self._gathers_ahead.append(functools.partial(gather.prepare, itemsize=itemsize))
             handle.passes.frees.append(gather.close)
         if self.sums_shards:
             all_reduce = self.all_reduce(handle, unit, module)
@@ -535,6 +544,9 @@ class Wrapper(GatheringWrapper):
 
     def expected(self) -> list[Expected]:
         return [expected() for expected in self._expected]
+
+    def gathers_ahead(self) -> list[Callable[[Any], object]]:
+        return self._gathers_ahead
 
     def _chunks(self, module: Module) -> tuple[int, range | None]:
         """Returns (number of chunks of a parameter in wire order, those of which tagc has the residual; None:

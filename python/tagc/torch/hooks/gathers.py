@@ -18,13 +18,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tagc._library import Error
 from tagc.torch.exchange import waits
 from tagc.torch.exchange.call import Call
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Replica
 from tagc.torch.exchange.reducer import Gatherer, Way
-from tagc.torch.exchange.runner import Runner
+from tagc.torch.exchange.runner import Runner, Staged
+from tagc.torch.exchange.staging import Kernels
 from tagc.torch.exchange.unit import DTYPES, check_tensors
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.replicas import CHANGED, RESET, Gathers, checksum, fingerprint
@@ -115,6 +117,37 @@ class AllGather(waits.FsdpComm):
         self._gathers: dict[Key, Gathers] = {}
         self._loaded: Replica | None = None  # until the next gather
 
+    @property
+    def _wants_kernels(self) -> bool:
+        """Whether it works on the device: where the user has asked for that, since replicas then take 2 bytes
+        per parameter there."""
+        return self._passes.state.options.codec == "device" and self.is_delta
+
+    def prepare(self, staged: Staged, itemsize: int) -> None:
+        """Takes the memory of a gather of tensors on a device before the first one: gatherer and replica, or
+        pinned memory. itemsize: bytes of an element. Collective."""
+        hosts, n_elems = self._hosts, self._key[1]
+        failure: BaseException | None = None
+        if hosts.is_one or self._key in self._gathers:
+            return
+        comm = self._passes.comm(hosts.between)
+        kernels = staged.way(comm).kernels if self._wants_kernels else None
+        try:
+            if kernels is None:
+                staged.staging.reserve(itemsize * n_elems, itemsize * n_elems * comm.world_size)
+        except Error as problem:
+            failure = problem
+        comm.agree(f"memory for parameters of {self.name}", {"elements": n_elems}, failure)
+        gather = self._gathers[self._key] = Gathers(self.is_delta)
+        gather.gatherer = self._make(comm, n_elems * comm.world_size, kernels)
+        if kernels is not None:
+            gather.reserve(kernels.device)
+
+    def _make(self, comm: Comm, n_elems: int, kernels: Kernels | None) -> Gatherer:
+        """Returns a new gatherer. Collective."""
+        n_threads = self._passes.state.options.threads
+        return Gatherer(comm, n_elems, self._wire, self._tag, n_threads, kernels, self._seed)
+
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -138,13 +171,10 @@ class AllGather(waits.FsdpComm):
             check_tensors(input_tensor, output_tensor, "parameters")
         except Exception as problem:
             failure = problem
-        # With kernels where the user has asked for them: replicas take 2 bytes per parameter, on the device
-        # then.
-        wants_kernels = self._passes.state.options.codec == "device" and self.is_delta
         # an exchange of gradients may go on meanwhile, unless it needs the ranks of this host, too
         runs_beside = runner is passes.runners.host and within is None and self._may_run_beside
         comm = passes.gather_comm(hosts.between) if runs_beside else passes.comm(hosts.between)
-        call = Gathering(self._gather, comm, within, group, failure, wants_kernels)
+        call = Gathering(self._gather, comm, within, group, failure, self._wants_kernels)
         call.runs_beside = runs_beside
         runner.run(call, input_tensor, came)
         if hosts.within is not None:
@@ -216,9 +246,7 @@ class AllGather(waits.FsdpComm):
         vote counts for the gather itself)."""
         comm, kernels = way.comm, way.kernels
         if gather.gatherer is None:
-            n_threads = self._passes.state.options.threads
-            arguments = comm, target.numel(), self._wire, self._tag, n_threads, kernels, self._seed
-            gather.gatherer = Gatherer(*arguments)
+            gather.gatherer = self._make(comm, target.numel(), kernels)
         asked = vote & (CHANGED | RESET)
         if vote & _LOADED:
             loaded, self._loaded = self._loaded, None
@@ -242,7 +270,7 @@ class AllGather(waits.FsdpComm):
 
     def replica_tensors(self) -> list[torch.Tensor]:
         """Returns the replicas that are kept."""
-        return [gather.replica for gather in self._gathers.values() if gather.replica is not None]
+        return [gather.memory for gather in self._gathers.values() if gather.memory is not None]
 
     def reset(self) -> None:
         """Makes all parameters travel next time, because they were changed from outside."""

@@ -64,6 +64,7 @@ class Gathers:
         self.was_loaded = False  # whether parameters were loaded since the last gather, perhaps the same
         self.sent = ""  # fingerprint of what this rank gave last
         self._replica: torch.Tensor | None = None  # (W * shard,) bf16, with deltas
+        self._room: torch.Tensor | None = None  # where the first one will be
 
     def vote(self, shard: torch.Tensor) -> tuple[int, str]:
         """Returns (whether this rank's shard is another than at the last gather, and whether all of it must
@@ -118,8 +119,16 @@ class Gathers:
     def _memory(self, gatherer: Gatherer, device: torch.device) -> torch.Tensor:
         if self._replica is not None:
             return self._replica
+        if (room := self._room) is not None:
+            self._room = None
+            return room
         with torch.inference_mode(False):  # it outlives an evaluation
             return torch.empty(gatherer.n_elems, dtype=torch.bfloat16, device=device)
+
+    def reserve(self, device: torch.device) -> None:
+        """Takes the memory of the replica. gatherer is there."""
+        assert self.gatherer is not None
+        self._room = self._memory(self.gatherer, device)
 
     def restore(self, replica: Replica, shard: torch.Tensor, kernels: Kernels | None) -> None:
         """Makes the rows of all ranks the replica, and `shard` what was given last. Collective."""
@@ -132,8 +141,9 @@ class Gathers:
         self._replica, self.wants_reset = full, False
 
     @property
-    def replica(self) -> torch.Tensor | None:
-        return self._replica
+    def memory(self) -> torch.Tensor | None:
+        """The replica, or what will be one."""
+        return self._room if self._replica is None else self._replica
 
     def row(self, place: int) -> tuple[torch.Tensor | None, int]:
         """Returns (row `place` of the replica, number of gathers); None where the next gather does without a
