@@ -15,8 +15,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD work=$PWD/build-wheels dist=$PWD/dist
 uvloop=uvloop==0.22.1 # for its libuv
-# A binary runs on all devices of its first digit, so none has to compile kernels when it loads them.
-architectures="75;80;90;100;120"
 all=(x86_64-linux-gnu.2.17 aarch64-linux-gnu.2.17 x86_64-linux-musl aarch64-linux-musl)
 version=$(sed -n 's/^project(tagc VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 1700000000)}
@@ -97,7 +95,6 @@ build() { # <target> <tag> <TAGC_GPU: HOST or ON>
                     -C cmake.define.TAGC_NATIVE=ON -C "cmake.define.TAGC_LIBUV_SOURCE=$work/libuv"
                     -C "cmake.define.CMAKE_C_FLAGS_RELEASE=-O3" -C "cmake.define.CMAKE_SHARED_LINKER_FLAGS=-Wl,-s"
                     -C install.strip=false -C "build-dir=$here/build" -C "wheel.tags=py3-none-$2")
-    [ "$3" = HOST ] || settings+=(-C "cmake.define.TAGC_CUDA_ARCHITECTURES=$architectures")
     TAGC_ZIG_TARGET=$1 quietly "$2" python -m build --wheel --no-isolation --outdir "$here" "${settings[@]}" "$work/tagc_train-$version"
     python -m wheel unpack --dest "$here" "$here"/*.whl >/dev/null
     content=$here/tagc_train-$version library=$content/tagc/lib/libtagc.so
