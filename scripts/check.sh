@@ -39,7 +39,8 @@ stage() { # <heading> <make target> [<target of what the next stage compiles>]
     fi
     count
     summary+=("$1: $(grep 'tests passed' "$log" | tail -n 1 || true) ($((SECONDS - start)) s, $used s of processors)")
-    sed -nE 's/^ *[0-9]+\/[0-9]+ Test +#[0-9]+: ([a-z0-9_]+) .* ([0-9.]+) sec$/\2 s  \1/p' "$log" | sed "s/\$/, $1/" >>"$tests"
+    sed -nE 's/^ *[0-9]+\/[0-9]+ Test +#[0-9]+: ([a-z0-9_]+) .* ([0-9.]+) sec$/\2 s  \1/p' "$log" |
+        awk -v stage="$1" '{ print $0 ", " stage }' >>"$tests"
     rm -f "$log"
 }
 trap '[ -z "$next" ] || kill "$next" 2>/dev/null || true; rm -f "$times_file" "$tests"' EXIT

@@ -25,8 +25,7 @@ PR_SET_CHILD_SUBREAPER = 36
 def main(folder, *choice):
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what a test leaves comes to this process
     if folder == "--run":
-        code = subprocess.run(choice).returncode
-        collect()
+        code = wait_for(subprocess.Popen(choice))
         return code if code >= 0 else 128 - code
     listed = subprocess.run(
         ["ctest", "--show-only=json-v1", *choice], cwd=folder, check=True, capture_output=True
@@ -53,30 +52,36 @@ def run(test):
     environment.pop("TAGC_TEST_ORIGIN", None)  # its processes would outlive the test
     before, start = used(), time.monotonic()
     failure = ""
-    with subprocess.Popen(
-        test["command"],
-        cwd=properties["WORKING_DIRECTORY"],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        code = process.wait()
+    code = wait_for(
+        subprocess.Popen(
+            test["command"],
+            cwd=properties["WORKING_DIRECTORY"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    )
     if code == properties.get("SKIP_RETURN_CODE"):
         failure = "skipped"
     elif code:
         failure = f"FAILED with {code}"
-    collect()
     return used() - before, time.monotonic() - start, test["name"], failure
 
 
-def collect(patience_s=30):
-    """Waits for processes that have been left, but not for one that stays."""
-    end = time.monotonic() + patience_s
+def wait_for(process, patience_s=30):
+    """Returns the exit code of a process. Meanwhile, orphans are waited for, too: tests ask whether they are
+    still there. Those that are left at the end have some time to go."""
+    code, end = None, 0
     with contextlib.suppress(ChildProcessError):
-        while time.monotonic() < end:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+        while code is None or time.monotonic() < end:
+            pid, status = os.waitpid(-1, 0 if code is None else os.WNOHANG)
+            if pid == process.pid:
+                code = process.returncode = os.waitstatus_to_exitcode(status)
+                end = time.monotonic() + patience_s
+            elif pid == 0:
                 time.sleep(0.05)
+    return code
 
 
 def used():
