@@ -516,6 +516,9 @@ typedef struct tagc_gatherer_options {
     /* What the random numbers of STOCHASTIC derive from, beside the number of the gather and the rank. Two gatherers with the
      * same number round alike, so give each its own. Ranks may differ. Default 0. */
     uint64_t rounding_seed;
+    /* 1: whole parameters in BF16 travel in fewer bits, about 11 of 16 for weights, and arrive as without it, bit for bit: exponents
+     * in codes, signs and mantissas as they are. How many bits follows from the values. Default 0. */
+    uint64_t lossless;
 } tagc_gatherer_options;
 
 TAGC_API void tagc_gatherer_options_init_sized(tagc_gatherer_options *options, size_t struct_bytes);
@@ -541,7 +544,8 @@ TAGC_API tagc_status tagc_gatherer_begin(tagc_gatherer *gatherer, const float *s
 TAGC_API tagc_status tagc_gatherer_test(tagc_gatherer *gatherer, int *done);
 
 /* Waits for the gather that _begin started. If a rank receives a damaged delta, it returns TAGC_ERR_CORRUPT. The other
- * ranks return it from their next gather, and the gather after that sends whole parameters. */
+ * ranks return it from their next gather, and the gather after that sends whole parameters. With `lossless`, too, the others
+ * return it from their next gather; where it is the length that is damaged, the comm breaks. */
 TAGC_API tagc_status tagc_gatherer_end(tagc_gatherer *gatherer);
 
 /* Collective in effect. Makes the next gather send whole parameters. Call it if anything but a gather changed

@@ -70,6 +70,7 @@ static const tagc_field gatherer_fields[] = {
     {GATHERER(rounding), TAGC_FIELD_U64, 1, ALL, TAGC_ROUNDING_NEAREST, TAGC_ROUNDING_STOCHASTIC,
      TAGC_ROUNDING_NEAREST, rounding_names},
     {GATHERER(rounding_seed), TAGC_FIELD_U64, 0, ALL, 0, TAGC_FIELD_MAX_U64, 0, NULL},
+    {GATHERER(lossless), TAGC_FIELD_U64, 1, ALL, 0, 1, 0, NULL},
 };
 /* clang-format on */
 enum {
@@ -97,7 +98,7 @@ static const tagc_gatherer_options gatherer_defaults = {.tag = UINT64_MAX, .n_th
 static const tagc_sized reducer_struct = {"tagc_reducer_options", sizeof(tagc_reducer_options),
                                           UP_TO(tagc_reducer_options, rounding_seed), &reducer_defaults};
 static const tagc_sized gatherer_struct = {"tagc_gatherer_options", sizeof(tagc_gatherer_options),
-                                           UP_TO(tagc_gatherer_options, rounding_seed), &gatherer_defaults};
+                                           UP_TO(tagc_gatherer_options, lossless), &gatherer_defaults};
 
 void tagc_reducer_options_init_sized(tagc_reducer_options *options, size_t struct_bytes) {
     tagc_sized_init(&reducer_struct, options, struct_bytes);
@@ -168,19 +169,23 @@ void tagc_reducer_options_prune(tagc_reducer_options *options) {
 /* ---- names ---- */
 
 const tagc_gather_choice tagc_gather_choices[] = {
-    {"fp32", TAGC_FORMAT_FP32, 0},   {"bf16", TAGC_FORMAT_BF16, 0},   {"int8", TAGC_FORMAT_INT8, 0},
-    {"delta8", TAGC_FORMAT_INT8, 1}, {"delta4", TAGC_FORMAT_INT4, 1}, {"delta2", TAGC_FORMAT_INT2, 1},
+    {"fp32", TAGC_FORMAT_FP32, 0, 0},     {"bf16", TAGC_FORMAT_BF16, 0, 0},
+    {"lossless", TAGC_FORMAT_BF16, 0, 1}, {"int8", TAGC_FORMAT_INT8, 0, 0},
+    {"delta8", TAGC_FORMAT_INT8, 1, 0},   {"delta4", TAGC_FORMAT_INT4, 1, 0},
+    {"delta2", TAGC_FORMAT_INT2, 1, 0},
 };
 
 void tagc_gatherer_options_choose(tagc_gatherer_options *options, int kind) {
     options->format = tagc_gather_choices[kind].format;
     options->delta = tagc_gather_choices[kind].delta;
+    options->lossless = (uint64_t)tagc_gather_choices[kind].lossless;
 }
 
 int tagc_gatherer_options_kind(const tagc_gatherer_options *options) {
     int kind = 0;
     while (kind < TAGC_N_GATHER_KINDS - 1 && (tagc_gather_choices[kind].format != options->format ||
-                                              tagc_gather_choices[kind].delta != options->delta))
+                                              tagc_gather_choices[kind].delta != options->delta ||
+                                              tagc_gather_choices[kind].lossless != (int)options->lossless))
         kind++;
     return kind;
 }
@@ -415,6 +420,10 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
         return tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, must divide the world size %d",
                          out->ranks_per_host, world_size);
     TAGC_TRY(check_shape(out->n_elems, out->two_level ? world_size : out->ranks_per_host, MAX_SHARD));
+    if (out->lossless && (out->delta || out->format != TAGC_FORMAT_BF16))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "lossless is 1, but %s%s: it codes whole parameters in bf16",
+                         out->delta ? "delta is 1" : "format is ",
+                         out->delta ? "" : tagc_format_names[out->format]);
     const tagc_gather_choice *found = &tagc_gather_choices[tagc_gatherer_options_kind(out)];
     if (found->format != out->format || found->delta != out->delta)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "format is %s, but a gather of %s supports only %s",

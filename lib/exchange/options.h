@@ -9,16 +9,17 @@
 typedef enum tagc_gather_kind {
     TAGC_GATHER_FP32 = 0,
     TAGC_GATHER_BF16 = 1,
-    TAGC_GATHER_INT8 = 2,
-    TAGC_GATHER_DELTA8 = 3,
-    TAGC_GATHER_DELTA4 = 4,
-    TAGC_GATHER_DELTA2 = 5,
-    TAGC_N_GATHER_KINDS = 6
+    TAGC_GATHER_LOSSLESS = 2,
+    TAGC_GATHER_INT8 = 3,
+    TAGC_GATHER_DELTA8 = 4,
+    TAGC_GATHER_DELTA4 = 5,
+    TAGC_GATHER_DELTA2 = 6,
+    TAGC_N_GATHER_KINDS = 7
 } tagc_gather_kind;
 
 typedef struct tagc_gather_choice {
     const char *name;
-    int format, delta; /* as in tagc_gatherer_options */
+    int format, delta, lossless; /* as in tagc_gatherer_options */
 } tagc_gather_choice;
 extern const tagc_gather_choice tagc_gather_choices[TAGC_N_GATHER_KINDS];
 

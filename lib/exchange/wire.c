@@ -24,7 +24,7 @@ enum { /* byte offsets of the fields */
        AT_N_ELEMS = 16,
        AT_N_ITEMS = 24,
        AT_ATTEMPT = 28,
-       AT_BODY_SUM = 28, /* fragment */
+       AT_BODY_SUM = 28, /* fragment, lossless */
        AT_LONGEST = 28,  /* agreement, (2) */
        AT_MAX_ABS = 32,
        AT_STATUS = 36,
@@ -33,6 +33,11 @@ enum { /* byte offsets of the fields */
        AT_STEP = 48,
        AT_CHECKSUM = 56
 };
+
+/* The body is not, or not whole, behind the header, and has a checksum of its own. */
+static int is_apart(int kind) {
+    return kind == TAGC_WIRE_FRAGMENT || kind == TAGC_WIRE_LOSSLESS;
+}
 
 static uint64_t checksum(const uint8_t *bytes, uint64_t body_bytes) {
     return XXH3_64bits_withSeed(bytes + TAGC_WIRE_HEADER_BYTES, body_bytes, XXH3_64bits(bytes, AT_CHECKSUM));
@@ -57,19 +62,20 @@ void tagc_wire_write(const tagc_wire_header *header, void *message) {
     memcpy(bytes + AT_K, &header->k, 4);
     memcpy(bytes + AT_N_ELEMS, &header->n_elems, 8);
     memcpy(bytes + AT_N_ITEMS, &header->n_items, 4);
-    int is_fragment = header->kind == TAGC_WIRE_FRAGMENT;
-    if (is_fragment) {
+    if (is_apart(header->kind)) {
         memcpy(bytes + AT_BODY_SUM, &header->body_sum, 8);
-        memcpy(bytes + AT_INDEX_BYTES, &header->index_bytes, 4);
     } else {
         memcpy(bytes + AT_ATTEMPT, &header->attempt, 4);
         memcpy(bytes + AT_MAX_ABS, &header->max_abs, 4);
-        memcpy(bytes + AT_STATUS, &header->status, 4);
     }
+    if (header->kind == TAGC_WIRE_FRAGMENT)
+        memcpy(bytes + AT_INDEX_BYTES, &header->index_bytes, 4);
+    else
+        memcpy(bytes + AT_STATUS, &header->status, 4);
     if (header->kind == TAGC_WIRE_AGREE) memcpy(bytes + AT_LONGEST, header->longest, sizeof header->longest);
     memcpy(bytes + AT_BODY_BYTES, &header->body_bytes, 8);
     memcpy(bytes + AT_STEP, &header->step, 8);
-    uint64_t sum = checksum(bytes, is_fragment ? 0 : header->body_bytes);
+    uint64_t sum = checksum(bytes, is_apart(header->kind) ? 0 : header->body_bytes);
     memcpy(bytes + AT_CHECKSUM, &sum, 8);
 }
 
@@ -80,17 +86,18 @@ static void read_fields(const uint8_t *bytes, tagc_wire_header *header) {
     memcpy(&header->k, bytes + AT_K, 4);
     memcpy(&header->n_elems, bytes + AT_N_ELEMS, 8);
     memcpy(&header->n_items, bytes + AT_N_ITEMS, 4);
-    if (header->kind == TAGC_WIRE_FRAGMENT) {
+    if (is_apart(header->kind)) {
         memcpy(&header->body_sum, bytes + AT_BODY_SUM, 8);
-        memcpy(&header->index_bytes, bytes + AT_INDEX_BYTES, 4);
     } else if (header->kind == TAGC_WIRE_AGREE) {
         memcpy(header->longest, bytes + AT_LONGEST, sizeof header->longest);
-        memcpy(&header->status, bytes + AT_STATUS, 4);
     } else {
         memcpy(&header->attempt, bytes + AT_ATTEMPT, 4);
         memcpy(&header->max_abs, bytes + AT_MAX_ABS, 4);
-        memcpy(&header->status, bytes + AT_STATUS, 4);
     }
+    if (header->kind == TAGC_WIRE_FRAGMENT)
+        memcpy(&header->index_bytes, bytes + AT_INDEX_BYTES, 4);
+    else
+        memcpy(&header->status, bytes + AT_STATUS, 4);
     memcpy(&header->body_bytes, bytes + AT_BODY_BYTES, 8);
     memcpy(&header->step, bytes + AT_STEP, 8);
 }
@@ -99,12 +106,13 @@ static void read_fields(const uint8_t *bytes, tagc_wire_header *header) {
 static tagc_status check_fields(const tagc_wire_header *header) {
     int is_fragment = header->kind == TAGC_WIRE_FRAGMENT;
     int is_state = header->kind == TAGC_WIRE_STATE, is_blocks = header->kind == TAGC_WIRE_BLOCKS;
-    int is_changes = header->kind == TAGC_WIRE_CHANGES;
-    int max_coding = is_fragment  ? TAGC_FORMAT_SIGN
-                     : is_blocks  ? TAGC_FORMAT_INT2
-                     : is_state   ? TAGC_FORMAT_INT4
-                     : is_changes ? 1
-                                  : TAGC_WIRE_MAX_INDEX;
+    int is_changes = header->kind == TAGC_WIRE_CHANGES, is_lossless = header->kind == TAGC_WIRE_LOSSLESS;
+    int max_coding = is_fragment   ? TAGC_FORMAT_SIGN
+                     : is_blocks   ? TAGC_FORMAT_INT2
+                     : is_state    ? TAGC_FORMAT_INT4
+                     : is_changes  ? 1
+                     : is_lossless ? 0
+                                   : TAGC_WIRE_MAX_INDEX;
     if (header->kind < TAGC_WIRE_INDEX || header->kind > TAGC_WIRE_LAST)
         return tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, must be in [1, %d]", header->kind,
                          TAGC_WIRE_LAST);
@@ -113,6 +121,7 @@ static tagc_status check_fields(const tagc_wire_header *header) {
                          is_fragment || is_blocks ? "value"
                          : is_state               ? "residual"
                          : is_changes             ? "changes"
+                         : is_lossless            ? "lossless"
                                                   : "index",
                          header->coding, max_coding);
     uint32_t known = TAGC_WIRE_FLAG_NONFINITE | (is_fragment ? TAGC_WIRE_FLAG_FAILED : 0);
@@ -145,7 +154,7 @@ tagc_status tagc_wire_read(const void *message, uint64_t n_bytes, tagc_wire_head
     if (bytes[AT_VERSION] != TAGC_WIRE_VERSION)
         return tagc_fail(TAGC_ERR_CORRUPT, "version is %d, this library reads %d", bytes[AT_VERSION],
                          TAGC_WIRE_VERSION);
-    uint64_t n_behind = header->kind == TAGC_WIRE_FRAGMENT ? 0 : header->body_bytes;
+    uint64_t n_behind = is_apart(header->kind) ? 0 : header->body_bytes;
     if (n_behind != n_bytes - TAGC_WIRE_HEADER_BYTES)
         return tagc_fail(TAGC_ERR_CORRUPT, "the header says %llu bytes follow, there are %llu",
                          (unsigned long long)n_behind,

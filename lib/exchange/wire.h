@@ -26,7 +26,9 @@ typedef enum tagc_wire_kind {
         8, /* tagc/blocks.h: n_elems values with a scale per k, which follow from the options alone */
     TAGC_WIRE_CHANGES =
         9, /* tagc/changes.h: what differs in n_elems elements of k bytes; coding 0 all of them, 1 the changes */
-    TAGC_WIRE_LAST = TAGC_WIRE_CHANGES
+    TAGC_WIRE_LOSSLESS =
+        10, /* lossless gathers: segment n_items of a row, n_elems; followed by the front of the body, as a fragment */
+    TAGC_WIRE_LAST = TAGC_WIRE_LOSSLESS
 } tagc_wire_kind;
 
 #define TAGC_WIRE_FLAG_NONFINITE 1u /* the sender's unit holds NaN or Inf */
@@ -44,24 +46,24 @@ typedef struct tagc_wire_header {
     uint32_t attempt;  /* union: added to the seed of the sketch's hashes */
     float max_abs;     /* index: largest |acc| of the fragment; union: the largest over ranks */
     uint32_t status;   /* agreement: tagc_status of the sender */
-    uint64_t body_sum; /* fragment, instead of attempt and max_abs: tagc_wire_sum of the body */
+    uint64_t body_sum; /* fragment and lossless, instead of attempt and max_abs: tagc_wire_sum of the body */
     uint32_t longest
         [2]; /* agreement, instead of attempt and max_abs: bytes of the longest body, and of the body of sums */
     uint32_t index_bytes; /* fragment, instead of status: first bytes of the body, which are positions */
-    uint64_t body_bytes;  /* size of the body; fragment: of front and rest together */
+    uint64_t body_bytes;  /* size of the body; fragment and lossless: of front and rest together */
     uint64_t
         step; /* number of this step of the reducer, or gather of the gatherer, from 1; state: of the last one */
 } tagc_wire_header;
 
-/* Checksum of a fragment's body. */
+/* Checksum of a body that does not travel in one piece with its header. */
 uint64_t tagc_wire_sum(const void *body, uint64_t n_bytes);
 
-/* Writes the header of a body that is already in place at message + TAGC_WIRE_HEADER_BYTES. The body of a fragment has a
- * checksum of its own, body_sum. */
+/* Writes the header of a body that is already in place at message + TAGC_WIRE_HEADER_BYTES. The body of a fragment, or of a
+ * lossless gather, has a checksum of its own, body_sum. */
 void tagc_wire_write(const tagc_wire_header *header, void *message);
 
 /* TAGC_ERR_CORRUPT unless the n_bytes are one whole message: magic, version, known kind, fields in range, a body of
- * exactly the stated length, checksum. For a fragment it checks the header only. */
+ * exactly the stated length, checksum. For a fragment or a lossless gather it checks the header only. */
 tagc_status tagc_wire_read(const void *message, uint64_t n_bytes, tagc_wire_header *header);
 
 /* TAGC_ERR_CORRUPT (TAGC_ERR_MISMATCH for k) unless the fields that the receiver knows in advance (kind, coding, rank, k,

@@ -296,6 +296,20 @@ static void together_body(rank_run *run) {
     options.full_format = run->rank ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     CHECK(run, tagc_gatherer_create(run->comm, &options, &gatherer) == TAGC_ERR_MISMATCH);
     CHECK(run, strstr(tagc_last_error(), "full_format: rank 11 has bf16, rank 10 has fp32"));
+    options.lossless = 1;
+    CHECK(run, tagc_gatherer_create(run->comm, &options, &gatherer) == TAGC_ERR_UNSUPPORTED);
+    CHECK(run, strstr(tagc_last_error(), "lossless is 1, but delta is 1: it codes whole parameters in bf16"));
+    options.delta = 0;
+    CHECK(run, tagc_gatherer_create(run->comm, &options, &gatherer) == TAGC_ERR_UNSUPPORTED);
+    CHECK(run, strstr(tagc_last_error(), "lossless is 1, but format is int4"));
+    options.format = TAGC_FORMAT_BF16;
+    options.full_format = TAGC_FORMAT_FP32;
+    options.lossless = 2;
+    CHECK(run, tagc_gatherer_create(run->comm, &options, &gatherer) == TAGC_ERR_ARGUMENT);
+    CHECK(run, strstr(tagc_last_error(), "lossless is 2, must be in [0, 1]"));
+    options.lossless = (uint64_t)run->rank;
+    CHECK(run, tagc_gatherer_create(run->comm, &options, &gatherer) == TAGC_ERR_MISMATCH);
+    CHECK(run, strstr(tagc_last_error(), "lossless: rank 11 has 1, rank 10 has 0"));
 }
 
 static void test_together(void **state) {

@@ -12,10 +12,11 @@ enum {
 }; /* whole pieces, and a block that is not whole */
 
 static const struct {
-    int format, delta, full_format;
-} kinds[] = {{TAGC_FORMAT_FP32, 0, TAGC_FORMAT_FP32}, {TAGC_FORMAT_BF16, 0, TAGC_FORMAT_FP32},
-             {TAGC_FORMAT_INT8, 0, TAGC_FORMAT_FP32}, {TAGC_FORMAT_INT8, 1, TAGC_FORMAT_BF16},
-             {TAGC_FORMAT_INT4, 1, TAGC_FORMAT_BF16}, {TAGC_FORMAT_INT2, 1, TAGC_FORMAT_FP32}};
+    int format, delta, full_format, lossless;
+} kinds[] = {{TAGC_FORMAT_FP32, 0, TAGC_FORMAT_FP32, 0}, {TAGC_FORMAT_BF16, 0, TAGC_FORMAT_FP32, 0},
+             {TAGC_FORMAT_BF16, 0, TAGC_FORMAT_BF16, 1}, {TAGC_FORMAT_INT8, 0, TAGC_FORMAT_FP32, 0},
+             {TAGC_FORMAT_INT8, 1, TAGC_FORMAT_BF16, 0}, {TAGC_FORMAT_INT4, 1, TAGC_FORMAT_BF16, 0},
+             {TAGC_FORMAT_INT2, 1, TAGC_FORMAT_FP32, 0}};
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
 static float value_of(int step, int rank, size_t i) {
@@ -30,6 +31,7 @@ static tagc_gatherer *make(rank_run *run, int kind, int n_threads) {
     options.format = kinds[kind].format;
     options.delta = kinds[kind].delta;
     options.full_format = (uint64_t)kinds[kind].full_format;
+    options.lossless = (uint64_t)kinds[kind].lossless;
     options.check_every = kinds[kind].delta ? 2 : 0;
     options.n_threads = (uint64_t)n_threads;
     tagc_gatherer *gatherer;

@@ -246,8 +246,10 @@ static void test_other_versions_are_refused_by_number(void **state) {
         for (int version = 0; version < 256; version++) {
             tagc_wire_header header = example_header(), back;
             header.kind = kind;
-            header.body_bytes = kind == TAGC_WIRE_FRAGMENT ? 0 : header.body_bytes;
-            if (kind == TAGC_WIRE_FRAGMENT || kind == TAGC_WIRE_AGREE) header.max_abs = 0;
+            int is_apart = kind == TAGC_WIRE_FRAGMENT || kind == TAGC_WIRE_LOSSLESS;
+            header.body_bytes = is_apart ? 0 : header.body_bytes;
+            if (is_apart || kind == TAGC_WIRE_AGREE) header.max_abs = 0;
+            if (kind == TAGC_WIRE_LOSSLESS) header.coding = 0;
             memset(storage, 0, sizeof storage);
             tagc_wire_write(&header, message);
             message[4] = (uint8_t)version;

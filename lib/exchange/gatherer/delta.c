@@ -30,6 +30,7 @@ static size_t body_bytes(const tagc_gatherer *g) {
 size_t tagc_gatherer_message_bytes(const tagc_gatherer *g) {
     if (g->is_delta) return TAGC_WIRE_HEADER_BYTES + body_bytes(g);
     if (g->is_stochastic) return tagc_values_bytes(&g->values, g->shard);
+    if (g->is_lossless) return tagc_gatherer_lossless_bytes(g);
     return g->bits                                 ? tagc_delta_bytes(g->bits, g->shard)
            : g->options.format == TAGC_FORMAT_BF16 ? g->shard * sizeof(uint16_t)
                                                    : g->shard * sizeof(float);

@@ -38,6 +38,7 @@ static void place(tagc_gatherer *g, tagc_arena *arena) {
     g->relay_sends = tagc_arena_take(arena, n_beside, sizeof *g->relay_sends);
     g->relay_receives = tagc_arena_take(arena, n_beside, sizeof *g->relay_receives);
     g->decoded = tagc_arena_take(arena, (size_t)g->n_rows, sizeof *g->decoded);
+    if (g->is_lossless) tagc_gatherer_lossless_place(g, arena);
 }
 
 static void place_work(tagc_gatherer *g, tagc_arena *work) {
@@ -58,15 +59,17 @@ tagc_status tagc_gatherer_lay_out(tagc_gatherer *g, const tagc_gatherer_options 
     g->is_delta = g->options.delta;
     g->is_whole_next = g->is_delta;
     g->width = g->options.full_format == TAGC_FORMAT_BF16 ? sizeof(uint16_t) : sizeof(float);
-    g->is_plain = !g->is_delta && g->options.format == (int)g->options.full_format;
+    g->is_lossless = (int)g->options.lossless;
+    g->is_plain = !g->is_delta && !g->is_lossless && g->options.format == (int)g->options.full_format;
     g->is_stochastic = g->options.rounding == TAGC_ROUNDING_STOCHASTIC;
     g->values = tagc_values_format(TAGC_FORMAT_INT8, TAGC_DELTA_BLOCK, 0);
     g->values.marks_nonfinite = g->values.is_stochastic = 1;
     g->shard = (size_t)(g->options.n_elems / (uint64_t)g->n_rows);
-    size_t n_bytes = g->is_delta   ? tagc_gatherer_delta_bytes(g->bits, g->shard, g->n_rows)
-                     : g->is_plain ? 0
-                                   : tagc_gatherer_message_bytes(g);
+    size_t n_bytes = g->is_delta                     ? tagc_gatherer_delta_bytes(g->bits, g->shard, g->n_rows)
+                     : g->is_plain || g->is_lossless ? 0
+                                                     : tagc_gatherer_message_bytes(g);
     g->row_bytes = tagc_aligned(n_bytes);
+    if (g->is_lossless) tagc_gatherer_lossless_lay_out(g);
     place(g, arena);
     place_work(g, work);
     if (!arena->overflow && !work->overflow) return TAGC_OK;
@@ -92,6 +95,7 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_gather_runner *run
     tagc_comm_count(comm, TAGC_HELD_BUFFERS, (int64_t)g->arena_bytes);
     arena = (tagc_arena){.base = g->arena};
     place(g, &arena);
+    if (g->is_lossless) tagc_gatherer_lossless_init(g);
     g->arrays = arrays;
     g->runner = runner;
     TAGC_TRY(runner->make(g));
@@ -131,11 +135,6 @@ static const void *encode(tagc_gatherer *g) {
     return row;
 }
 
-/* Whether this rank and the owner of `row` exchange rows without a relay: on the same host, or with the same local index. */
-static int needs_no_relay(const tagc_gatherer *g, int row) {
-    return row / g->per_host == g->row / g->per_host || row % g->per_host == g->row % g->per_host;
-}
-
 /* Writes the own row to `full` as the others will have it, while it is on the wire. */
 static void put_own(tagc_gatherer *g) {
     void *to = tagc_gatherer_full(g, g->row);
@@ -153,7 +152,7 @@ static void post(tagc_gatherer *g) {
     uint8_t *rows = g->is_plain ? g->full : g->rows;
     uint32_t n_peers = 0;
     for (int r = 0; r < g->n_rows; r++) {
-        if (r == g->row || !needs_no_relay(g, r)) continue;
+        if (r == g->row || !tagc_gatherer_needs_no_relay(g, r)) continue;
         int peer = g->first_rank + r;
         g->sends[n_peers] = (tagc_part){.peer = peer, .n_bytes = n_bytes};
         g->receives[n_peers++] =
@@ -199,13 +198,25 @@ static tagc_status finish(tagc_gatherer *g) {
 static int is_ready(void *arg) {
     tagc_gatherer *g = arg;
     if (!g->is_posted) return tagc_work_take(g->comm, &g->work);
+    if (g->is_lossless) return tagc_gatherer_lossless_is_ready(g);
     for (int i = 0; i < g->n_relays; i++)
         if (!tagc_comm_is_done(g->comm, &g->relays[i])) return 0;
     return tagc_comm_is_done(g->comm, &g->ticket);
 }
 
+static tagc_status run_lossless(tagc_gatherer *g) {
+    if (!g->is_posted) {
+        tagc_arena work = {.base = g->work.memory};
+        place_work(g, &work);
+    }
+    tagc_status status = tagc_gatherer_lossless_run(g);
+    if (status != TAGC_OK || !g->task.more) tagc_work_give(g->comm, &g->work);
+    return status;
+}
+
 static tagc_status run(void *arg) {
     tagc_gatherer *g = arg;
+    if (g->is_lossless) return run_lossless(g);
     if (g->is_posted) {
         tagc_status status = finish(g);
         tagc_work_give(g->comm, &g->work);
@@ -255,9 +266,10 @@ tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, void *full
         tagc_residual_seed(g->options.rounding_seed, g->n_begun, (uint32_t)g->rank, (uint32_t)g->row);
     if (g->is_delta) tagc_gatherer_delta_begin(g);
     g->is_posted = 0;
-    uint32_t lanes = 1u << TAGC_LANE_GATHER | 1u << TAGC_LANE_RELAY;
+    uint32_t lanes = 1u << TAGC_LANE_GATHER | 1u << TAGC_LANE_RELAY, later = lanes;
+    if (g->is_lossless) lanes = tagc_gatherer_lossless_lanes(g, &later);
     g->task =
-        (tagc_task){.run = run, .is_ready = is_ready, .arg = g, .next_lanes = lanes, .later_lanes = lanes};
+        (tagc_task){.run = run, .is_ready = is_ready, .arg = g, .next_lanes = lanes, .later_lanes = later};
     tagc_work_line_up(g->comm, &g->work);
     tagc_comm_submit_gather(g->comm, &g->task);
     return TAGC_OK;

@@ -1,5 +1,5 @@
-/* Inside of a gatherer, shared by gatherer.c (life, transfers, plain arrays), relay.c (two levels), delta.c (deltas) and rows.c
- * (encoding and decoding). */
+/* Inside of a gatherer, shared by gatherer.c (life, transfers, plain arrays), relay.c (two levels), delta.c (deltas),
+ * lossless.c and rows.c (encoding and decoding). */
 #ifndef TAGC_EXCHANGE_GATHERER_GATHERER_H
 #define TAGC_EXCHANGE_GATHERER_GATHERER_H
 
@@ -21,6 +21,20 @@ typedef struct tagc_row {
     atomic_int *nonfinite; /* encoding: set if a value or difference is not finite */
 } tagc_row;
 
+/* Of a lossless gather: elements that travel in one message, encoded while the one before is on the wire (lossless.c). */
+typedef struct tagc_segment {
+    size_t first, n; /* elements of a row */
+    size_t at;       /* bytes of a row, where its message begins */
+    size_t *front;   /* (n_rows) bytes of the body that travel with the header; all ranks know them */
+    size_t *n_bytes; /* (n_rows) of the body, in this gather */
+    int is_posted;   /* a transfer is not waited for */
+    int has_rest;    /* some body is longer than its front */
+    tagc_ticket ticket;
+    tagc_ticket *relays;                     /* (n_relays) */
+    tagc_part *sends, *receives;             /* (n_rows - 1) */
+    tagc_part *relay_sends, *relay_receives; /* (n_relays, per_host - 1) */
+} tagc_segment;
+
 struct tagc_gatherer {
     tagc_comm *comm;
     const tagc_arrays *arrays; /* where the values are */
@@ -33,7 +47,7 @@ struct tagc_gatherer {
     int first_rank, n_rows, row; /* the ranks that exchange, and this one's row */
     int per_host;                /* of these, on one host: all, except in two levels */
     int bits;                    /* bits of a code; 0 for fp32 and bf16 */
-    int is_delta;
+    int is_delta, is_lossless;
     int is_plain;      /* rows travel as they are in `full` */
     int is_stochastic; /* whole parameters in int8, rounded at random: rows are values (codec/values.h) */
     tagc_value_format values; /* of these rows, with the seed of this gather */
@@ -56,7 +70,15 @@ struct tagc_gatherer {
     int is_whole_next; /* the next gather sends whole parameters; all ranks know it from the messages of this one */
     int is_checked;      /* this gather brings checksums along */
     int is_void;         /* this gather's own row has a value that is not finite */
-    tagc_status failure; /* of this rank's last gather; sent in the next */
+    tagc_status failure; /* of this rank's last gather; sent in the next. Of lossless gathers, too */
+
+    /* lossless gathers */
+    tagc_segment *segments;            /* (n_segments) */
+    int n_segments, n_fronts, n_rests; /* of these, how many were looked at in this gather */
+    const char *damage;                /* of the first row that is damaged; NULL: none is */
+    int damaged_row;
+    tagc_status told; /* a rank's failure in the gather before */
+    int told_by;
 
     /* One arena: | arrays of the ticket | relays and their arrays |. */
     void *arena;
@@ -94,6 +116,8 @@ void tagc_gatherer_post_relays(tagc_gatherer *gatherer, uint64_t n_bytes, uint64
 tagc_status tagc_gatherer_make(const tagc_arrays *arrays, const tagc_gather_runner *runner, tagc_comm *comm,
                                const tagc_gatherer_options *options, tagc_gatherer **out);
 
+/* ---- deltas ---- */
+
 /* Decides what this gather sends. Call it before the message is written. */
 void tagc_gatherer_delta_begin(tagc_gatherer *gatherer);
 /* Writes the own message. */
@@ -102,5 +126,24 @@ void tagc_gatherer_delta_encode(tagc_gatherer *gatherer);
 tagc_row tagc_gatherer_delta_row(const tagc_gatherer *gatherer, int row, int is_void);
 /* Decodes the received messages to `full`; the own row is there already. */
 tagc_status tagc_gatherer_delta_decode(tagc_gatherer *gatherer);
+
+/* ---- lossless ---- */
+
+/* Divides a row into segments. Sets g->row_bytes and g->n_segments; then _place takes the arrays of the segments. */
+void tagc_gatherer_lossless_lay_out(tagc_gatherer *gatherer);
+void tagc_gatherer_lossless_place(tagc_gatherer *gatherer, tagc_arena *arena);
+/* Of a new gatherer: what the first fronts are. */
+void tagc_gatherer_lossless_init(tagc_gatherer *gatherer);
+/* Bytes to each other rank, as expected of weights. */
+size_t tagc_gatherer_lossless_bytes(const tagc_gatherer *gatherer);
+/* Lanes on which the first run posts, and this and later runs. */
+uint32_t tagc_gatherer_lossless_lanes(const tagc_gatherer *gatherer, uint32_t *later);
+int tagc_gatherer_lossless_is_ready(const tagc_gatherer *gatherer); /* after the first run */
+tagc_status tagc_gatherer_lossless_run(tagc_gatherer *gatherer);
+
+/* Whether this rank and the owner of `row` exchange rows without a relay: on the same host, or with the same local index. */
+static inline int tagc_gatherer_needs_no_relay(const tagc_gatherer *g, int row) {
+    return row / g->per_host == g->row / g->per_host || row % g->per_host == g->row % g->per_host;
+}
 
 #endif
