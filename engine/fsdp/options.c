@@ -77,7 +77,7 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     static const char *const shardings[] = {"full", "grad", "none", "hybrid"};
     static const char *const wraps[] = {"block", "matrix"};
     static const char *const policies[] = {"none", "non_attention_linear", "paper", "all", "names"};
-    static const char *const gathers[] = {"fp32", "bf16", "int8", "delta8", "delta4", "delta2"};
+    static const char *const gathers[] = {"fp32", "bf16", "lossless", "int8", "delta8", "delta4", "delta2"};
     TAGC_TRY(check_choice("sharding", o->sharding, shardings, TAGC_SHARD_HYBRID + 1));
     if (o->mild.exchange != -1 && o->mild.exchange != TAGC_EXCHANGE_DENSE &&
         o->mild.exchange != TAGC_EXCHANGE_DIRECT)

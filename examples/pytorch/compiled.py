@@ -46,7 +46,7 @@ def main(argv=None):
     add("--backend", default="inductor", help="of torch.compile (inductor)")
     add("--values", help="format of gradients (as compress() has it)")
     add("--sparsity", type=float, help="share of a gradient that is sent later (as compress() has it)")
-    add("--parameters", help="format of parameters: bf16, int8, delta8, delta4 (whole values)")
+    add("--parameters", help="format of parameters: bf16, lossless, int8, delta8, delta4 (whole values)")
     add("--steps", type=int, default=100, help="(100)")
     add("--n-embd", type=int, default=128, help="(128)")
     options = parser.parse_args(argv)

@@ -115,7 +115,7 @@ def main(argv=None):
     add("--torch", action="store_true", help="torch's collectives")
     add("--values", default="int4", help="format of gradients (int4)")
     add("--sparsity", type=float, default=0.0, help="share of a gradient that is sent later (0)")
-    add("--parameters", help="format of parameters: bf16, int8, delta8, delta4 (whole values)")
+    add("--parameters", help="format of parameters: bf16, lossless, int8, delta8, delta4 (whole values)")
     add("--steps", type=int, default=100, help="(100)")
     add("--n-embd", type=int, default=128, help="(128)")
     options = parser.parse_args(argv)

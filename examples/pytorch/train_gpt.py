@@ -51,7 +51,7 @@ def arguments():
     )
     add(
         "--parameters",
-        choices=["bf16", "int8", "delta8", "delta4", "delta2"],
+        choices=["bf16", "lossless", "int8", "delta8", "delta4", "delta2"],
         help="fsdp2: how parameters travel",
     )
     add("--record", help="file for statistics of each step, which tagc-report draws")

@@ -132,6 +132,11 @@ def arms_of(sparsity, threads):
             "all by tagc's connection, nothing compressed, bf16",
             _fsdp2_of(both, parameters="bf16", **dense),
         ),
+        Arm(
+            "fsdp2-tagc-dense-lossless-bf16",
+            "as fsdp2-tagc-dense-bf16, parameters in fewer bits without loss",
+            _fsdp2_of(both, parameters="lossless", **dense),
+        ),
         Arm("fsdp2-tagc", "gradients compressed", _fsdp2_of(**own)),
         Arm(
             "fsdp2-tagc-delta4",
@@ -142,6 +147,11 @@ def arms_of(sparsity, threads):
             "fsdp2-tagc-bf16",
             "gradients compressed, parameters whole, computing in bf16",
             _fsdp2_of(both, parameters="bf16", **own),
+        ),
+        Arm(
+            "fsdp2-tagc-lossless-bf16",
+            "as fsdp2-tagc-bf16, parameters in fewer bits without loss",
+            _fsdp2_of(both, parameters="lossless", **own),
         ),
         Arm(
             "fsdp2-tagc-delta4-bf16",

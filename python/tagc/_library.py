@@ -39,9 +39,9 @@ RESIDUAL_NONE = -2  # of ReducerOptions.residual, which is else one of FORMATS
 ROUNDINGS = {"nearest": 0, "stochastic": 1}
 OPS = {"avg": 0, "sum": 1}
 OUTPUTS = {"shard": 0, "unit": 1, "host shard": 2}
-# Kinds of parameter gathers: (format, delta).
-GATHERS = {"fp32": ("fp32", 0), "bf16": ("bf16", 0), "int8": ("int8", 0),
-           "delta8": ("int8", 1), "delta4": ("int4", 1), "delta2": ("int2", 1)}  # fmt: skip
+# Kinds of parameter gathers: (format, delta, lossless).
+GATHERS = {"fp32": ("fp32", 0, 0), "bf16": ("bf16", 0, 0), "lossless": ("bf16", 0, 1), "int8": ("int8", 0, 0),
+           "delta8": ("int8", 1, 0), "delta4": ("int4", 1, 0), "delta2": ("int2", 1, 0)}  # fmt: skip
 STATUSES = (
     "ok",
     "argument",
@@ -140,6 +140,7 @@ class GathererOptions(Structure):
             c_int),
         ("ranks_per_host", c_int), ("two_level", c_int), ("check_every", c_uint64), ("n_threads", c_uint64),
         ("full_format", c_uint64), ("rounding", c_uint64), ("rounding_seed", c_uint64),
+        ("lossless", c_uint64),
     ]  # fmt: skip
 
 

@@ -10,6 +10,10 @@ enum { N_STEPS = 7, N_RANKS = 3, POISONED = 3, LAYERS = 2 };
 
 /* ---- runs ---- */
 
+/* Wires whose bytes do not depend on the values. */
+static const int fixed[] = {TAGC_GATHER_FP32,   TAGC_GATHER_BF16,   TAGC_GATHER_INT8,
+                            TAGC_GATHER_DELTA8, TAGC_GATHER_DELTA4, TAGC_GATHER_DELTA2};
+
 typedef struct run {
     toy_model model;
     tagc_fsdp_options options;
@@ -59,7 +63,8 @@ static void train_on(tagc_comm *comm, run *r) {
         CHECK(stats.skipped == (model.poison != 0));
         CHECK(stats.wait_gather_s >= 0 && stats.wait_gather_s <= stats.total_s);
         r->gathered[rank][step] = stats.n_bytes_sent[TAGC_LEG_GATHER];
-        CHECK(stats.n_bytes_received[TAGC_LEG_GATHER] == stats.n_bytes_sent[TAGC_LEG_GATHER]);
+        if (r->options.gather != TAGC_GATHER_LOSSLESS) /* whose bytes depend on the values */
+            CHECK(stats.n_bytes_received[TAGC_LEG_GATHER] == stats.n_bytes_sent[TAGC_LEG_GATHER]);
     }
     tagc_comm_bytes(comm, after, NULL, TAGC_N_LEGS);
     toy_read(&r->model, f, r->values[rank]);
@@ -123,7 +128,7 @@ static double distance(const run *a, const run *b) {
 /* Parameters move by 0.01 a step; what a wire rounds away shows in the gradients, and through them here. */
 static void all_wires_train_alike(void **state) {
     (void)state;
-    static const double most[] = {0, 5e-4, 1e-3, 5e-4, 5e-4, 6e-4};
+    static const double most[] = {0, 5e-4, 5e-4, 1e-3, 5e-4, 5e-4, 6e-4};
     for (int sharding = TAGC_SHARD_FULL; sharding <= TAGC_SHARD_GRAD; sharding++) {
         run plain;
         make_run(&plain, sharding, TAGC_GATHER_FP32);
@@ -153,9 +158,9 @@ static void what_comes_between_changes_nothing(void **state) {
     (void)state;
     for (int variant = 0; variant < 12; variant++) {
         run calm, r;
-        make_run(&calm, TAGC_SHARD_GRAD, variant % 6);
+        make_run(&calm, TAGC_SHARD_GRAD, fixed[variant % 6]);
         run_one(&calm);
-        make_run(&r, TAGC_SHARD_GRAD, variant % 6);
+        make_run(&r, TAGC_SHARD_GRAD, fixed[variant % 6]);
         r.disturbed = 1;
         r.has_lanes = variant / 6;
         r.options.prefetch = variant % 3;
@@ -173,7 +178,7 @@ static void bytes_belong_to_steps(void **state) {
     (void)state;
     for (int variant = 0; variant < 12; variant++) {
         run r;
-        int wire = variant % 6, is_delta = wire >= TAGC_GATHER_DELTA8;
+        int wire = fixed[variant % 6], is_delta = wire >= TAGC_GATHER_DELTA8;
         make_run(&r, TAGC_SHARD_GRAD, wire);
         r.poisoned = 1;
         r.has_lanes = variant / 6;

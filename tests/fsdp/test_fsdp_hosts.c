@@ -204,6 +204,7 @@ static void gathers_in_two_levels_change_no_bit(void **state) {
         toy_exact_run(&r, world[0]);
         assert_memory_equal(one_level, r.result, n * sizeof *one_level);
         assert_true(r.stats.grad_norm == before.grad_norm);
+        if (wire == TAGC_GATHER_LOSSLESS) continue; /* each row has another */
         assert_memory_equal(r.stats.n_bytes_sent, before.n_bytes_sent, sizeof before.n_bytes_sent);
     }
     free(one_level);

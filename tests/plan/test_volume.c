@@ -392,11 +392,14 @@ static void direct_positions(void **state) {
     }
 }
 
-/* Gathers in every wire that a sharding allows, in one level and in two, counted when deltas are no longer whole. */
+/* Gathers in every wire that a sharding allows and whose bytes do not depend on the values, in one level and in two, counted
+ * when deltas are no longer whole. */
 static void every_gather(void **state) {
     (void)state;
+    static const int wires[] = {TAGC_GATHER_FP32,   TAGC_GATHER_BF16,   TAGC_GATHER_INT8,
+                                TAGC_GATHER_DELTA8, TAGC_GATHER_DELTA4, TAGC_GATHER_DELTA2};
     for (int variant = 0; variant < 6 * 3 * 2 * 2; variant++) {
-        int wire = variant % 6, sharding = variant / 6 % 3;
+        int wire = wires[variant % 6], sharding = variant / 6 % 3;
         small_run run = make(&tiny, 4);
         run.n_steps = 3;
         run.options.sharding = sharding == 2 ? TAGC_SHARD_HYBRID : sharding;

@@ -320,12 +320,14 @@ def train(rank, world_size, n_steps, options):
 
 def parameter_leg(rank, world_size):
     dense, _ = train(rank, world_size, 16, None)
-    bits = {}
-    for wire in ("fp32", "bf16", "int8", "delta8", "delta4", "delta2"):
+    bits, losses = {}, {}
+    for wire in ("fp32", "bf16", "lossless", "int8", "delta8", "delta4", "delta2"):
         loss, stats = train(rank, world_size, 16, dict(sparsity=0, layers="none", parameters=wire))
+        losses[wire] = loss
         assert abs(loss - dense) < (1e-5 if wire == "fp32" else 0.05) * dense, (wire, loss, dense)
         bits[wire] = stats["bytes_by_leg"]["gather"] * 8 / stats["n_elems"] * world_size / (world_size - 1)
     assert 60 < bits["fp32"] < 66 and 30 < bits["bf16"] < 33 and 15 < bits["int8"] < 20, bits  # twice a step
+    assert losses["lossless"] == losses["bf16"] and bits["lossless"] < 24, (losses, bits)  # 12 of 16, twice
     assert bits["delta8"] < 10 and bits["delta4"] < 6 and bits["delta2"] < 4, bits  # once a step
 
 

@@ -41,7 +41,7 @@ class Follower:
             return masters
         if self.wire == "int8":
             return torch.stack([rounded(row, 8) for row in masters])
-        if self.wire == "bf16" or self.masters is None or is_reset:
+        if self.wire in ("bf16", "lossless") or self.masters is None or is_reset:
             self.replica = masters.to(torch.bfloat16).float()
         elif not torch.equal(masters, self.masters):
             changes = [rounded(row, BITS[self.wire]) for row in masters - self.replica]
@@ -165,15 +165,15 @@ def spies_numel(spies, replica, hosts):
 
 def every_wire(rank, world_size):
     hosts = world_size // 2 if world_size < 8 else 2
-    for wire in ("fp32", "bf16", "int8", "delta8", "delta4", "delta2"):
-        model_class = Odd if wire in ("bf16", "delta8") else Even
+    for wire in ("fp32", "bf16", "lossless", "int8", "delta8", "delta4", "delta2"):
+        model_class = Odd if wire in ("bf16", "lossless", "delta8") else Even
         n_sent = train_and_evaluate(rank, world_size, wire, hosts, model_class)
         assert n_sent == 4 * 3 or not wire.startswith("delta"), n_sent  # once for each value of three modules
 
 
 def other_ways_to_shard(rank, world_size):
     train_and_evaluate(rank, world_size, "delta4", 2, **bf16())
-    train_and_evaluate(rank, world_size, "bf16", 2, **bf16())
+    train_and_evaluate(rank, world_size, "lossless", 2, **bf16())
     train_and_evaluate(rank, world_size, "delta4", 2, reshard_after_forward=False)
     train_and_evaluate(rank, world_size, "delta4", 2, reshard_after_forward=2)
     train_and_evaluate(rank, world_size, "delta4", world_size)  # one rank on each host

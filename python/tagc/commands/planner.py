@@ -23,7 +23,7 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.report.parser import UsageError
 
-GATHERS = {"fp32": 0, "bf16": 1, "int8": 2, "delta8": 3, "delta4": 4, "delta2": 5}  # tagc_gather_kind
+GATHERS = {name: kind for kind, name in enumerate(lib.GATHERS)}  # tagc_gather_kind
 
 
 class _Words(Structure):

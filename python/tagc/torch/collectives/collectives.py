@@ -392,7 +392,8 @@ class Collectives:
     def _gather_of(self, name: str | None, use: Use) -> AllGather:
         wire, seed = self._state.options.parameters, None
         if name is None:  # whole, or rounded at random, on each rank of a host in another way
-            is_whole, number = wire in (None, "fp32", "bf16"), f"{self._keys.n_once} {self._hosts.place}"
+            is_whole = wire in (None, "fp32", "bf16", "lossless")
+            number = f"{self._keys.n_once} {self._hosts.place}"
             wire, seed = (None, None) if is_whole else ("int8", zlib.crc32(number.encode()))
         wire = wire or ("bf16" if use.dtype == "bfloat16" else "fp32")
         words = name or f"a tensor of {use.n_elems} {use.dtype} without a key"

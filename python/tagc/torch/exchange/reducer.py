@@ -292,12 +292,12 @@ class Gatherer:
         """kernels: as of a Reducer; deltas. seed: of whole int8 that is rounded at random; None: to the
         nearest."""
         fields = lib.initialised(lib.GathererOptions, "tagc_gatherer_options_init")
-        format, fields.delta = lib.GATHERS[wire]
+        format, fields.delta, fields.lossless = lib.GATHERS[wire]
         fields.n_elems, fields.format, fields.tag = n_elems, lib.FORMATS[format], tag
         self.n_elems, self.n_shard = n_elems, n_elems // comm.world_size
         self.is_delta = wire.startswith("delta")
         # of what comes: bf16 where it holds what was sent
-        self.dtype = torch.bfloat16 if self.is_delta or wire == "bf16" else torch.float32
+        self.dtype = torch.bfloat16 if self.is_delta or format == "bf16" else torch.float32
         fields.full_format = lib.FORMATS["bf16" if self.dtype == torch.bfloat16 else "fp32"]
         fields.check_every = 100 if self.is_delta else 0
         fields.n_threads = n_threads
