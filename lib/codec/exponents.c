@@ -243,7 +243,6 @@ static size_t decode_chunk(const uint8_t *from, size_t n_bytes, uint16_t *values
     uint16_t n_escapes;
     memcpy(&n_escapes, from + 2, sizeof n_escapes);
     size_t n_groups = n_groups_of(n);
-    const uint8_t *rest = from + HEADER + n;
     size_t n_here = HEADER + (width == AS_THEY_ARE ? n * sizeof *values : n + width * n_groups + n_escapes);
     if (n_bytes < n_here) return 0;
     if (width == AS_THEY_ARE) {
@@ -251,6 +250,7 @@ static size_t decode_chunk(const uint8_t *from, size_t n_bytes, uint16_t *values
         return base == 0 && n_escapes == 0 ? n_here : 0;
     }
     if (width > MOST_WIDTH) return 0;
+    const uint8_t *rest = from + HEADER + n;
     unpack(width, rest, n_groups, codes, &escapes);
     if (escapes.n != n_escapes) return 0;
     rest += width * n_groups;

@@ -2,13 +2,7 @@
  *
  * A gather is a task of two halves: encode and post; then, when all rows are here, decode. With lanes, the tasks run on the comm's
  * second worker, beside the reducers' tasks, and the next gather is encoded while this one is on the wire. Without lanes they
- * run among the reducers' tasks, so that all ranks post in one order.
- *
- * In two levels, a row crosses to another host once. The rank of the same local index receives it and relays it unchanged to the
- * other ranks of its host. The comm starts the relays when the rows are here:
- *
- *   ticket     own row -> (h', l) of the other hosts, and (h, l') of the own one
- *   relays     row (h', l) -> (h, l'), one transfer for each h' */
+ * run among the reducers' tasks, so that all ranks post in one order. */
 #include "exchange/gatherer/gatherer.h"
 #include "codec/delta.h"
 #include "core/cpu.h"
@@ -31,12 +25,7 @@ static int bits_of(int format) {
 }
 
 static void place(tagc_gatherer *g, tagc_arena *arena) {
-    size_t n_others = (size_t)g->n_rows - 1, n_beside = g->n_relays ? (size_t)g->per_host - 1 : 0;
-    g->sends = tagc_arena_take(arena, n_others, sizeof *g->sends);
-    g->receives = tagc_arena_take(arena, n_others, sizeof *g->receives);
-    g->relays = tagc_arena_take(arena, (size_t)g->n_relays, sizeof *g->relays);
-    g->relay_sends = tagc_arena_take(arena, n_beside, sizeof *g->relay_sends);
-    g->relay_receives = tagc_arena_take(arena, n_beside, sizeof *g->relay_receives);
+    tagc_delivery_place(g, arena, &g->delivery);
     g->decoded = tagc_arena_take(arena, (size_t)g->n_rows, sizeof *g->decoded);
     if (g->is_lossless) tagc_gatherer_lossless_place(g, arena);
 }
@@ -150,41 +139,14 @@ static void post(tagc_gatherer *g) {
     uint64_t stride = g->is_plain ? g->shard * g->width : g->row_bytes;
     uint64_t n_bytes = tagc_gatherer_message_bytes(g);
     uint8_t *rows = g->is_plain ? g->full : g->rows;
-    uint32_t n_peers = 0;
-    for (int r = 0; r < g->n_rows; r++) {
-        if (r == g->row || !tagc_gatherer_needs_no_relay(g, r)) continue;
-        int peer = g->first_rank + r;
-        g->sends[n_peers] = (tagc_part){.peer = peer, .n_bytes = n_bytes};
-        g->receives[n_peers++] =
-            (tagc_part){.peer = peer, .n_bytes = n_bytes, .offset = (uint64_t)r * stride};
-    }
-    g->ticket = (tagc_ticket){
-        .transfer = {.n_sends = n_peers,
-                     .n_receives = n_peers,
-                     .sends = g->sends,
-                     .receives = g->receives,
-                     .send = send,
-                     .recv = rows},
-        .leg = TAGC_LEG_GATHER,
-        .tag = g->options.tag,
-    };
-    tagc_comm_post(g->comm, TAGC_LANE_GATHER, &g->ticket);
-    tagc_gatherer_post_relays(g, n_bytes, stride, rows);
+    for (int r = 0; r < g->n_rows; r++)
+        g->delivery.extents[r] = (tagc_extent){.offset = (uint64_t)r * stride, .n_bytes = n_bytes};
+    tagc_delivery_post(g, &g->delivery, TAGC_LANE_GATHER, send, rows);
     put_own(g);
 }
 
-/* Waits for all tickets even if one fails, because the comm uses their memory until then. */
-static tagc_status wait_for_rows(tagc_gatherer *g) {
-    tagc_status status = tagc_comm_wait(g->comm, &g->ticket);
-    for (int i = 0; i < g->n_relays; i++) {
-        tagc_status of_relay = tagc_comm_wait(g->comm, &g->relays[i]);
-        status = status == TAGC_OK ? of_relay : status;
-    }
-    return status;
-}
-
 static tagc_status finish(tagc_gatherer *g) {
-    TAGC_TRY(wait_for_rows(g));
+    TAGC_TRY(tagc_delivery_wait(g, &g->delivery));
     if (g->is_delta) return tagc_gatherer_delta_decode(g);
     if (g->is_plain) return TAGC_OK;
     int n = 0;
@@ -199,9 +161,7 @@ static int is_ready(void *arg) {
     tagc_gatherer *g = arg;
     if (!g->is_posted) return tagc_work_take(g->comm, &g->work);
     if (g->is_lossless) return tagc_gatherer_lossless_is_ready(g);
-    for (int i = 0; i < g->n_relays; i++)
-        if (!tagc_comm_is_done(g->comm, &g->relays[i])) return 0;
-    return tagc_comm_is_done(g->comm, &g->ticket);
+    return tagc_delivery_is_done(g, &g->delivery);
 }
 
 static tagc_status run_lossless(tagc_gatherer *g) {

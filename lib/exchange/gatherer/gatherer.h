@@ -1,5 +1,5 @@
-/* Inside of a gatherer, shared by gatherer.c (life, transfers, plain arrays), relay.c (two levels), delta.c (deltas),
- * lossless.c and rows.c (encoding and decoding). */
+/* Inside of a gatherer, shared by gatherer.c (life, plain arrays), delivery.c (transfers, two levels), rows.c (encoding and
+ * decoding), delta.c and lossless.c. */
 #ifndef TAGC_EXCHANGE_GATHERER_GATHERER_H
 #define TAGC_EXCHANGE_GATHERER_GATHERER_H
 
@@ -21,18 +21,29 @@ typedef struct tagc_row {
     atomic_int *nonfinite; /* encoding: set if a value or difference is not finite */
 } tagc_row;
 
+/* Where in a buffer of rows what travels of a row lies. */
+typedef struct tagc_extent {
+    uint64_t offset, n_bytes;
+} tagc_extent;
+
+/* Rows, or a part of each, on their way to all ranks (delivery.c). */
+typedef struct tagc_delivery {
+    tagc_extent *extents; /* (n_rows) filled by the caller before it posts */
+    int is_posted;        /* and not waited for */
+    tagc_ticket ticket;
+    tagc_ticket *relays;                     /* (n_relays) */
+    tagc_part *sends, *receives;             /* (n_rows - 1) */
+    tagc_part *relay_sends, *relay_receives; /* (n_relays, per_host - 1) */
+} tagc_delivery;
+
 /* Of a lossless gather: elements that travel in one message, encoded while the one before is on the wire (lossless.c). */
 typedef struct tagc_segment {
     size_t first, n; /* elements of a row */
     size_t at;       /* bytes of a row, where its message begins */
     size_t *front;   /* (n_rows) bytes of the body that travel with the header; all ranks know them */
     size_t *n_bytes; /* (n_rows) of the body, in this gather */
-    int is_posted;   /* a transfer is not waited for */
     int has_rest;    /* some body is longer than its front */
-    tagc_ticket ticket;
-    tagc_ticket *relays;                     /* (n_relays) */
-    tagc_part *sends, *receives;             /* (n_rows - 1) */
-    tagc_part *relay_sends, *relay_receives; /* (n_relays, per_host - 1) */
+    tagc_delivery delivery;
 } tagc_segment;
 
 struct tagc_gatherer {
@@ -57,9 +68,8 @@ struct tagc_gatherer {
     int is_posted;    /* the first half of the task is done */
     const float *own; /* (shard) */
     void *full;       /* (n_rows, shard), fp32 or bf16 */
-    tagc_ticket ticket;
-    int n_relays;        /* two levels: one for each other host */
-    tagc_ticket *relays; /* (n_relays) */
+    int n_relays;     /* two levels: one for each other host */
+    tagc_delivery delivery;
     tagc_task task;
     tagc_pool *pool; /* NULL with one thread */
 
@@ -80,15 +90,13 @@ struct tagc_gatherer {
     tagc_status told; /* a rank's failure in the gather before */
     int told_by;
 
-    /* One arena: | arrays of the ticket | relays and their arrays |. */
+    /* One arena: | arrays of the delivery | decoded |, of lossless gathers also | segments | arrays of each |. */
     void *arena;
     size_t arena_bytes;
-    tagc_work work;                          /* of a gather under way: rows */
-    tagc_part *sends, *receives;             /* (n_rows - 1) of the ticket */
-    tagc_part *relay_sends, *relay_receives; /* (per_host - 1) of each relay */
-    tagc_row *decoded;                       /* (n_rows) */
-    size_t row_bytes;                        /* the most bytes of a row; 0 for plain ones */
-    uint8_t *rows;                           /* (n_rows, row_bytes) as on the wire; row `row` is sent */
+    tagc_work work;    /* of a gather under way: rows */
+    tagc_row *decoded; /* (n_rows) */
+    size_t row_bytes;  /* the most bytes of a row; 0 for plain ones */
+    uint8_t *rows;     /* (n_rows, row_bytes) as on the wire; row `row` is sent */
 };
 
 static inline uint8_t *tagc_gatherer_row(const tagc_gatherer *g, int row) {
@@ -109,8 +117,15 @@ size_t tagc_gatherer_delta_bytes(int bits, size_t shard, int n_rows);
 /* Bytes that this gather sends to each other rank; all ranks know them in advance. */
 size_t tagc_gatherer_message_bytes(const tagc_gatherer *gatherer);
 
-/* Posts the relays of a posted gather: rows of n_bytes, `stride` bytes apart. */
-void tagc_gatherer_post_relays(tagc_gatherer *gatherer, uint64_t n_bytes, uint64_t stride, uint8_t *rows);
+/* ---- deliveries ---- */
+
+void tagc_delivery_place(const tagc_gatherer *gatherer, tagc_arena *arena, tagc_delivery *out);
+/* own: what travels of the own row. The others come to their extents of `rows`. */
+void tagc_delivery_post(const tagc_gatherer *gatherer, tagc_delivery *delivery, tagc_lane lane,
+                        const void *own, void *rows);
+int tagc_delivery_is_done(const tagc_gatherer *gatherer, const tagc_delivery *delivery);
+/* Returns TAGC_OK at once if nothing is posted. */
+tagc_status tagc_delivery_wait(const tagc_gatherer *gatherer, tagc_delivery *delivery);
 
 /* tagc_gatherer_create and its like. */
 tagc_status tagc_gatherer_make(const tagc_arrays *arrays, const tagc_gather_runner *runner, tagc_comm *comm,
@@ -140,10 +155,5 @@ size_t tagc_gatherer_lossless_bytes(const tagc_gatherer *gatherer);
 uint32_t tagc_gatherer_lossless_lanes(const tagc_gatherer *gatherer, uint32_t *later);
 int tagc_gatherer_lossless_is_ready(const tagc_gatherer *gatherer); /* after the first run */
 tagc_status tagc_gatherer_lossless_run(tagc_gatherer *gatherer);
-
-/* Whether this rank and the owner of `row` exchange rows without a relay: on the same host, or with the same local index. */
-static inline int tagc_gatherer_needs_no_relay(const tagc_gatherer *g, int row) {
-    return row / g->per_host == g->row / g->per_host || row % g->per_host == g->row % g->per_host;
-}
 
 #endif

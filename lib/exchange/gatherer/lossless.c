@@ -64,8 +64,7 @@ void tagc_gatherer_lossless_lay_out(tagc_gatherer *g) {
 }
 
 void tagc_gatherer_lossless_place(tagc_gatherer *g, tagc_arena *arena) {
-    size_t n = segment_elems(g), n_rows = (size_t)g->n_rows, n_relays = (size_t)g->n_relays;
-    size_t n_relayed = n_relays * (size_t)(g->per_host - 1);
+    size_t n = segment_elems(g), n_rows = (size_t)g->n_rows;
     tagc_segment *segments = tagc_arena_take(arena, (size_t)g->n_segments, sizeof *segments);
     for (int k = 0; k < g->n_segments; k++) {
         size_t first = (size_t)k * n;
@@ -73,12 +72,8 @@ void tagc_gatherer_lossless_place(tagc_gatherer *g, tagc_arena *arena) {
                           .n = smaller(n, g->shard - first),
                           .at = (size_t)k * message_room(n),
                           .front = tagc_arena_take(arena, n_rows, sizeof *s.front),
-                          .n_bytes = tagc_arena_take(arena, n_rows, sizeof *s.n_bytes),
-                          .relays = tagc_arena_take(arena, n_relays, sizeof *s.relays),
-                          .sends = tagc_arena_take(arena, n_rows - 1, sizeof *s.sends),
-                          .receives = tagc_arena_take(arena, n_rows - 1, sizeof *s.receives),
-                          .relay_sends = tagc_arena_take(arena, n_relayed, sizeof *s.relay_sends),
-                          .relay_receives = tagc_arena_take(arena, n_relayed, sizeof *s.relay_receives)};
+                          .n_bytes = tagc_arena_take(arena, n_rows, sizeof *s.n_bytes)};
+        tagc_delivery_place(g, arena, &s.delivery);
         if (segments) segments[k] = s;
     }
     g->segments = segments;
@@ -116,88 +111,16 @@ uint32_t tagc_gatherer_lossless_lanes(const tagc_gatherer *g, uint32_t *later) {
     return 1u << TAGC_LANE_GATHER | (g->n_relays ? 1u << TAGC_LANE_RELAY : 0);
 }
 
-/* What travels of a row's message, and from where on. */
-static uint64_t bytes_out(const tagc_segment *s, int row, int is_rest) {
-    if (!is_rest) return TAGC_WIRE_HEADER_BYTES + s->front[row];
-    return s->n_bytes[row] > s->front[row] ? s->n_bytes[row] - s->front[row] : 0;
-}
-
-static uint64_t begin_of(const tagc_gatherer *g, const tagc_segment *s, int row, int is_rest) {
-    return (uint64_t)row * g->row_bytes + s->at + (is_rest ? TAGC_WIRE_HEADER_BYTES + s->front[row] : 0);
-}
-
-/* Relays row (h', l), received by this rank, to (h, l'), and receives row (h', l') from there. */
-static void post_relays(tagc_gatherer *g, tagc_segment *s, int is_rest) {
-    int per_host = g->per_host, host = g->row / per_host, local = g->row % per_host;
-    for (int i = 0; i < g->n_relays; i++) {
-        int first = (i < host ? i : i + 1) * per_host; /* row (h', 0) */
-        tagc_part *sends = s->relay_sends + i * (per_host - 1),
-                  *receives = s->relay_receives + i * (per_host - 1);
-        uint32_t n_peers = 0;
-        for (int l = 0; l < per_host; l++) {
-            int peer = g->first_rank + host * per_host + l;
-            if (l == local) continue;
-            sends[n_peers] = (tagc_part){.peer = peer,
-                                         .n_bytes = bytes_out(s, first + local, is_rest),
-                                         .offset = begin_of(g, s, first + local, is_rest)};
-            receives[n_peers++] = (tagc_part){.peer = peer,
-                                              .n_bytes = bytes_out(s, first + l, is_rest),
-                                              .offset = begin_of(g, s, first + l, is_rest)};
-        }
-        s->relays[i] = (tagc_ticket){.transfer = {.n_sends = n_peers,
-                                                  .n_receives = n_peers,
-                                                  .sends = sends,
-                                                  .receives = receives,
-                                                  .send = g->rows,
-                                                  .recv = g->rows},
-                                     .leg = TAGC_LEG_GATHER,
-                                     .tag = g->options.tag,
-                                     .after = &s->ticket};
-        tagc_comm_post(g->comm, TAGC_LANE_RELAY, &s->relays[i]);
-    }
-}
-
-/* Fronts, or the rests of bodies that are longer. */
+/* Posts fronts, or the rests of bodies that are longer. */
 static void post(tagc_gatherer *g, tagc_segment *s, int is_rest) {
-    uint32_t n_peers = 0;
     for (int r = 0; r < g->n_rows; r++) {
-        if (r == g->row || !tagc_gatherer_needs_no_relay(g, r)) continue;
-        int peer = g->first_rank + r;
-        s->sends[n_peers] = (tagc_part){.peer = peer,
-                                        .n_bytes = bytes_out(s, g->row, is_rest),
-                                        .offset = begin_of(g, s, g->row, is_rest)};
-        s->receives[n_peers++] = (tagc_part){
-            .peer = peer, .n_bytes = bytes_out(s, r, is_rest), .offset = begin_of(g, s, r, is_rest)};
+        uint64_t message = (uint64_t)r * g->row_bytes + s->at, front = TAGC_WIRE_HEADER_BYTES + s->front[r];
+        uint64_t n_rest = s->n_bytes[r] > s->front[r] ? s->n_bytes[r] - s->front[r] : 0;
+        s->delivery.extents[r] = is_rest ? (tagc_extent){.offset = message + front, .n_bytes = n_rest}
+                                         : (tagc_extent){.offset = message, .n_bytes = front};
     }
-    s->ticket = (tagc_ticket){.transfer = {.n_sends = n_peers,
-                                           .n_receives = n_peers,
-                                           .sends = s->sends,
-                                           .receives = s->receives,
-                                           .send = g->rows,
-                                           .recv = g->rows},
-                              .leg = TAGC_LEG_GATHER,
-                              .tag = g->options.tag};
-    tagc_comm_post(g->comm, is_rest && !g->n_relays ? TAGC_LANE_RELAY : TAGC_LANE_GATHER, &s->ticket);
-    post_relays(g, s, is_rest);
-    s->is_posted = 1;
-}
-
-static int is_done(const tagc_gatherer *g, const tagc_segment *s) {
-    for (int i = 0; i < g->n_relays; i++)
-        if (!tagc_comm_is_done(g->comm, &s->relays[i])) return 0;
-    return tagc_comm_is_done(g->comm, &s->ticket);
-}
-
-/* Waits for all tickets even if one fails, because the comm uses their memory until then. */
-static tagc_status wait_for(tagc_gatherer *g, tagc_segment *s) {
-    if (!s->is_posted) return TAGC_OK;
-    tagc_status status = tagc_comm_wait(g->comm, &s->ticket);
-    for (int i = 0; i < g->n_relays; i++) {
-        tagc_status of_relay = tagc_comm_wait(g->comm, &s->relays[i]);
-        status = status == TAGC_OK ? of_relay : status;
-    }
-    s->is_posted = 0;
-    return status;
+    tagc_lane lane = is_rest && !g->n_relays ? TAGC_LANE_RELAY : TAGC_LANE_GATHER;
+    tagc_delivery_post(g, &s->delivery, lane, g->rows + s->delivery.extents[g->row].offset, g->rows);
 }
 
 /* ---- the own row ---- */
@@ -376,7 +299,7 @@ static void decode(tagc_gatherer *g, const tagc_segment *s) {
 static tagc_status take_front(tagc_gatherer *g) {
     int segment = g->n_fronts++;
     tagc_segment *s = &g->segments[segment];
-    TAGC_TRY(wait_for(g, s));
+    TAGC_TRY(tagc_delivery_wait(g, &s->delivery));
     TAGC_TRY(read_headers(g, segment));
     if (s->has_rest)
         post(g, s, 1);
@@ -388,7 +311,7 @@ static tagc_status take_front(tagc_gatherer *g) {
 
 static tagc_status take_rest(tagc_gatherer *g) {
     tagc_segment *s = &g->segments[g->n_rests++];
-    TAGC_TRY(wait_for(g, s));
+    TAGC_TRY(tagc_delivery_wait(g, &s->delivery));
     decode(g, s);
     return TAGC_OK;
 }
@@ -412,7 +335,8 @@ static int is_over(tagc_gatherer *g) {
 }
 
 int tagc_gatherer_lossless_is_ready(const tagc_gatherer *g) {
-    return is_done(g, &g->segments[g->n_fronts < g->n_segments ? g->n_fronts : g->n_rests]);
+    int segment = g->n_fronts < g->n_segments ? g->n_fronts : g->n_rests;
+    return tagc_delivery_is_done(g, &g->segments[segment].delivery);
 }
 
 tagc_status tagc_gatherer_lossless_run(tagc_gatherer *g) {
@@ -422,7 +346,7 @@ tagc_status tagc_gatherer_lossless_run(tagc_gatherer *g) {
     else
         status = g->n_fronts < g->n_segments ? take_front(g) : take_rest(g);
     if (status != TAGC_OK) {
-        for (int k = 0; k < g->n_segments; k++) (void)wait_for(g, &g->segments[k]);
+        for (int k = 0; k < g->n_segments; k++) (void)tagc_delivery_wait(g, &g->segments[k].delivery);
         return status;
     }
     if (is_over(g)) return conclude(g);
