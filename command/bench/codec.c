@@ -245,7 +245,7 @@ static tagc_status find_settings(const tagc_bench *bench, setting_list *list, ta
         tagc_status status = add_arm(list, bench, arm);
         if (status != TAGC_OK) return tagc_fail_in(status, "arm %s", arm->name);
     }
-    for (int kind = TAGC_GATHER_INT8; kind < TAGC_N_GATHER_KINDS; kind++)
+    for (int kind = TAGC_GATHER_LOSSLESS; kind < TAGC_N_GATHER_KINDS; kind++)
         if (list->gathers[kind].n_elems > setup->n_most_gathered)
             setup->n_most_gathered = list->gathers[kind].n_elems;
     setup->n_most = setup->n_most_gathered;
@@ -271,7 +271,7 @@ static tagc_status measure_codec(codec_table *c, setting_list *list) {
     for (int i = 0; i < list->n; i++)
         for (int k = 0; k < list->items[i].n_sizes; k++)
             TAGC_TRY(time_size(c, &list->items[i], &list->items[i].sizes[k]));
-    for (int kind = TAGC_GATHER_INT8; kind < TAGC_N_GATHER_KINDS; kind++)
+    for (int kind = TAGC_GATHER_LOSSLESS; kind < TAGC_N_GATHER_KINDS; kind++)
         if (list->gathers[kind].n_elems > 0) TAGC_TRY(time_gather(c, kind, &list->gathers[kind]));
     return TAGC_OK;
 }

@@ -94,12 +94,13 @@ static void say_beginning(tagc_trainer *t) {
 }
 
 static void say_parameters(tagc_trainer *t) {
-    static const char *const gathers[] = {"fp32",
-                                          "bf16",
-                                          "int8 blocks",
-                                          "bf16, then 8-bit deltas",
-                                          "bf16, then 4-bit deltas",
-                                          "bf16, then 2-bit deltas"};
+    static const char *const gathers[TAGC_N_GATHER_KINDS] = {"fp32",
+                                                             "bf16",
+                                                             "bf16, without loss in about 11 bits",
+                                                             "int8 blocks",
+                                                             "bf16, then 8-bit deltas",
+                                                             "bf16, then 4-bit deltas",
+                                                             "bf16, then 2-bit deltas"};
     const tagc_train_options *o = &t->options;
     if (o->sharding == TAGC_SHARD_NONE || t->rank->world_size == 1) return;
     int by_hosts = o->two_level && o->sharding != TAGC_SHARD_HYBRID && o->ranks_per_host > 1;

@@ -12,10 +12,10 @@ static tagc_status check_exchange(const tagc_train_options *options) {
         return tagc_fail(TAGC_ERR_ARGUMENT, "--block is %lld, allowed: a power of two from 16 to 4096",
                          (long long)options->block);
     if (options->gather >= TAGC_GATHER_DELTA8 && options->sharding != TAGC_SHARD_GRAD)
-        return tagc_fail(
-            TAGC_ERR_ARGUMENT,
-            "--gather %s needs --sharding grad, where parameters stay; others have fp32, bf16 and int8",
-            tagc_train_word(options, "gather"));
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--gather %s needs --sharding grad, where parameters stay; others have fp32, bf16, "
+                         "lossless and int8",
+                         tagc_train_word(options, "gather"));
     if (options->bucket_elems != 0 && options->wrap == TAGC_WRAP_MATRIX)
         return tagc_fail(
             TAGC_ERR_ARGUMENT,

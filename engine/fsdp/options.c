@@ -77,7 +77,8 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     static const char *const shardings[] = {"full", "grad", "none", "hybrid"};
     static const char *const wraps[] = {"block", "matrix"};
     static const char *const policies[] = {"none", "non_attention_linear", "paper", "all", "names"};
-    static const char *const gathers[] = {"fp32", "bf16", "lossless", "int8", "delta8", "delta4", "delta2"};
+    const char *gathers[TAGC_N_GATHER_KINDS];
+    for (int kind = 0; kind < TAGC_N_GATHER_KINDS; kind++) gathers[kind] = tagc_gather_choices[kind].name;
     TAGC_TRY(check_choice("sharding", o->sharding, shardings, TAGC_SHARD_HYBRID + 1));
     if (o->mild.exchange != -1 && o->mild.exchange != TAGC_EXCHANGE_DENSE &&
         o->mild.exchange != TAGC_EXCHANGE_DIRECT)
@@ -94,7 +95,7 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
                          (unsigned long long)o->bucket_elems);
     TAGC_TRY(check_choice("policy", o->policy, policies, TAGC_POLICY_NAMES + 1));
     TAGC_TRY(check_choice("dense_format", o->dense_format, tagc_format_names, TAGC_FORMAT_BF16 + 1));
-    TAGC_TRY(check_choice("gather", o->gather, gathers, TAGC_GATHER_DELTA2 + 1));
+    TAGC_TRY(check_choice("gather", o->gather, gathers, TAGC_N_GATHER_KINDS));
     if (o->gather >= TAGC_GATHER_DELTA8 && o->sharding != TAGC_SHARD_GRAD)
         return tagc_fail(
             TAGC_ERR_ARGUMENT,

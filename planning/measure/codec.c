@@ -6,7 +6,9 @@
  * and new at every step. Each turn times the floor, too, so that ratios compare measurements close in time. */
 #include "measure/codec.h"
 
+#include "codec/bf16.h"
 #include "codec/delta.h"
+#include "codec/exponents.h"
 #include "core/clock.h"
 #include "core/measure.h"
 #include "core/memory.h"
@@ -124,19 +126,53 @@ tagc_status tagc_measure_reducer(tagc_codec_bench *c, const tagc_reducer_options
 
 /* ---- codes of parameters ---- */
 
+enum { CHUNK = TAGC_EXPONENTS_CHUNK };
+
+static size_t lossless_bytes(size_t n) {
+    return (n + CHUNK - 1) / CHUNK * (tagc_exponents_max_bytes(CHUNK) + sizeof(uint32_t));
+}
+
+/* Chunks, each behind its length, as the gatherer has them. */
+static void encode_lossless(const float *values, uint8_t *body, size_t n) {
+    uint16_t halves[CHUNK];
+    for (size_t at = 0; at < n; at += CHUNK) {
+        size_t here = n - at < CHUNK ? n - at : CHUNK;
+        tagc_bf16_narrow(values + at, halves, here);
+        uint32_t n_bytes = (uint32_t)tagc_exponents_encode(halves, here, body + sizeof n_bytes);
+        memcpy(body, &n_bytes, sizeof n_bytes);
+        body += sizeof n_bytes + n_bytes;
+    }
+}
+
+static void decode_lossless(const uint8_t *body, float *values, size_t n) {
+    uint16_t halves[CHUNK];
+    for (size_t at = 0; at < n; at += CHUNK) {
+        size_t here = n - at < CHUNK ? n - at : CHUNK;
+        uint32_t n_bytes;
+        memcpy(&n_bytes, body, sizeof n_bytes);
+        (void)tagc_exponents_decode(body + sizeof n_bytes, n_bytes, halves, here); /* made here */
+        tagc_bf16_widen(halves, values + at, here);
+        body += sizeof n_bytes + n_bytes;
+    }
+}
+
 /* The engine's replica is fp32: it computes with it. */
 static double time_gather(int kind, const float *values, float *replica, uint8_t *body, size_t n,
                           int decodes) {
-    static const int bits[TAGC_N_GATHER_KINDS] = {0, 0, 8, 8, 4, 2};
-    int is_delta = kind >= TAGC_GATHER_DELTA8;
+    static const int bits_of[TAGC_N_GATHER_KINDS] = {
+        [TAGC_GATHER_INT8] = 8, [TAGC_GATHER_DELTA8] = 8, [TAGC_GATHER_DELTA4] = 4, [TAGC_GATHER_DELTA2] = 2};
+    int is_delta = kind >= TAGC_GATHER_DELTA8, bits = bits_of[kind];
     double start_s = tagc_clock_s();
-    if (!decodes)
-        (void)tagc_delta_encode_part(bits[kind], values, is_delta ? replica : NULL, sizeof *replica, n, 0, n,
-                                     body);
+    if (kind == TAGC_GATHER_LOSSLESS && decodes)
+        decode_lossless(body, replica, n);
+    else if (kind == TAGC_GATHER_LOSSLESS)
+        encode_lossless(values, body, n);
+    else if (!decodes)
+        (void)tagc_delta_encode_part(bits, values, is_delta ? replica : NULL, sizeof *replica, n, 0, n, body);
     else if (is_delta)
-        tagc_delta_apply_part(bits[kind], body, replica, sizeof *replica, n, 0, n);
+        tagc_delta_apply_part(bits, body, replica, sizeof *replica, n, 0, n);
     else
-        tagc_delta_decode(bits[kind], body, replica, n);
+        tagc_delta_decode(bits, body, replica, n);
     return tagc_clock_s() - start_s;
 }
 
@@ -183,7 +219,8 @@ tagc_status tagc_codec_bench_open(tagc_rank *rank, const tagc_codec_setup *setup
     TAGC_TRY(tagc_memory_create(setup->n_most * sizeof(float), "output", &memory));
     c->output = memory;
     if (setup->n_most_gathered > 0) {
-        TAGC_TRY(tagc_memory_create(tagc_delta_bytes(8, setup->n_most_gathered), "a body", &memory));
+        size_t n_bytes = lossless_bytes(setup->n_most_gathered); /* the longest of all */
+        TAGC_TRY(tagc_memory_create(n_bytes, "a body", &memory));
         c->body = memory;
     }
     return tagc_floor_open(rank->comm, setup->n_params, setup->n_threads, &c->floor);

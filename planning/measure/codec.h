@@ -49,7 +49,7 @@ typedef struct tagc_codec_bench {
 } tagc_codec_bench;
 
 typedef struct tagc_codec_setup {
-    /* Elements: of the model, of a unit, of a unit in codes of few bits. */
+    /* Elements: of the model, of a unit, of a unit that is gathered in codes. */
     uint64_t n_params, n_most, n_most_gathered;
     int n_threads, n_here; /* ranks on this rank's host */
 } tagc_codec_setup;
@@ -59,7 +59,7 @@ void tagc_codec_bench_close(tagc_codec_bench *bench);
 /* Collective. A reducer with these options; n_elems is theirs. */
 tagc_status tagc_measure_reducer(tagc_codec_bench *bench, const tagc_reducer_options *options,
                                  tagc_codec_time *out);
-/* Collective. Encodes a shard and decodes a unit. kind: a tagc_gather_kind in codes of few bits. */
+/* Collective. Encodes a shard and decodes a unit. kind: a tagc_gather_kind from LOSSLESS on. */
 tagc_status tagc_measure_gather(tagc_codec_bench *bench, int kind, uint64_t n_elems, tagc_codec_time *out);
 
 #endif

@@ -27,7 +27,7 @@ int tagc_mesh_n_gathers(const tagc_mesh_question *q) {
 }
 
 static int is_delta(const tagc_mesh_question *q) {
-    return q->gather > TAGC_GATHER_BF16;
+    return q->gather >= TAGC_GATHER_DELTA8;
 }
 
 /* Whether tagc exchanges the gradients of these ranks: within one host it leaves them to torch. */
@@ -35,8 +35,9 @@ static int compresses(const tagc_mesh_question *q, const tagc_mesh_group *g) {
     return q->format != TAGC_FORMAT_BF16 && g->n_hosts > 1;
 }
 
-static int gathers_deltas(const tagc_mesh_question *q, const tagc_mesh_group *g) {
-    return is_delta(q) && g->n_hosts > 1;
+/* As gradients: what is gathered within one host is left to torch. */
+static int gathers_by_tagc(const tagc_mesh_question *q, const tagc_mesh_group *g) {
+    return q->gather > TAGC_GATHER_BF16 && g->n_hosts > 1;
 }
 
 /* Ranks over which the optimizer's state is shared out. */
@@ -114,9 +115,10 @@ tagc_status tagc_mesh_flows(const tagc_mesh_question *q, const tagc_mesh_stage *
     }
     if (is_hybrid) {
         parameters->within = n_gathers * inside;
-    } else if (gathers_deltas(q, &g)) { /* they change once in a step */
+    } else if (gathers_by_tagc(q, &g)) {
         parameters->within = n_gathers * inside;
         TAGC_TRY(gathered_bytes(q, n, &g, &parameters->between));
+        if (!is_delta(q)) parameters->between *= n_gathers; /* values change once in a step */
     } else {
         parameters->ring = n_gathers * around;
     }
@@ -174,7 +176,7 @@ static tagc_status add_exchanges(const tagc_mesh_question *q, const tagc_mesh_st
         tagc_mesh_group g = tagc_mesh_group_of(q, unit);
         if (stage->n[unit] > 0 && compresses(q, &g))
             TAGC_TRY(add_unit(q, stage, unit, &g, &groups[unit == TAGC_MESH_EXPERTS]));
-        if (gathers_deltas(q, &g))
+        if (is_delta(q) && gathers_by_tagc(q, &g))
             out[TAGC_MESH_REPLICAS] += 2 * stage->n[unit] * tagc_mesh_count(&stage->units[unit]) / g.per_host;
     }
     for (int i = 0; i < 2; i++) {

@@ -2,6 +2,7 @@
 #include "mesh/parts.h"
 
 #include "core/status.h"
+#include "exchange/options.h"
 #include "plan/plan.h"
 #include <stdio.h>
 
@@ -67,9 +68,9 @@ static tagc_status check_step(const tagc_mesh_question *q) {
     if (q->gather > TAGC_GATHER_BF16 &&
         (q->placement == TAGC_PLACE_NONE || q->placement == TAGC_PLACE_HYBRID))
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "placement is %s, where nothing of parameters is sent between hosts: deltas are for "
-                         "zero1, zero2 and zero3",
-                         tagc_placement_describe(q->placement)->name);
+                         "placement is %s, where nothing of parameters is sent between hosts: gather %s is "
+                         "for zero1, zero2 and zero3",
+                         tagc_placement_describe(q->placement)->name, tagc_gather_choices[q->gather].name);
     if ((q->offload & TAGC_MESH_OFFLOAD_PARAMETERS) && q->placement < TAGC_PLACE_ZERO2)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "offload has parameters, which needs a placement that shards them, but it is %s",

@@ -67,7 +67,7 @@ typedef struct tagc_mesh_question {
     int codec_on_host;     /* 1: residuals, replicas and buffers of tagc are in the host's memory */
     int format;            /* tagc_format of gradients; BF16: torch's own exchange */
     double sparsity;       /* of compressed parameters; attention takes the default that goes with it */
-    int gather;            /* tagc_gather_kind: BF16 or deltas */
+    int gather;            /* tagc_gather_kind, from BF16 on */
     int forward, backward; /* tagc_format between stages on different hosts: BF16, INT8 or INT4 */
     int block;             /* values per scale of these */
 } tagc_mesh_question;

@@ -42,8 +42,9 @@ static void blocked(simulation *s, double start_s, double *total_s) {
  * replica. */
 static double gather_work(const simulation *s, const tagc_gatherer_options *gather, int decodes) {
     if (gather->format == TAGC_FORMAT_FP32) return 0;
-    if (gather->format == TAGC_FORMAT_BF16) return 6 * s->costs->byte_s;
-    const tagc_gather_cost *cost = &s->costs->gather[tagc_gatherer_options_kind(gather)];
+    int kind = tagc_gatherer_options_kind(gather);
+    if (kind == TAGC_GATHER_BF16) return 6 * s->costs->byte_s;
+    const tagc_gather_cost *cost = &s->costs->gather[kind];
     double elem_s = decodes ? cost->decode_s : cost->encode_s;
     return (cost->weight > 0 ? elem_s : 9 * s->costs->byte_s) * s->costs->codec_factor;
 }

@@ -47,12 +47,14 @@ run 0 train "${tiny[@]}" --compress none --sharding full --ranks 4 --steps 2 --b
 near_losses hsdp fsdp 1e-5
 
 # Parameters in two levels: no loss changes, with any exchange.
-for way in "--sharding full --compress none --gather bf16" "--sharding grad --exchange packed --gather delta4 --gather-check-every 2"; do
+for way in "--sharding full --compress none --gather lossless" "--sharding grad --exchange packed --gather delta4 --gather-check-every 2"; do
+    says="bf16, without loss in about 11 bits"
+    [[ $way == *delta4* ]] && says="bf16, then 4-bit deltas, once per step"
     # shellcheck disable=SC2086
     run 0 train "${tiny[@]}" $way --ranks 4 --batch-size 2 --steps 4 --out one-level
     # shellcheck disable=SC2086
     run 0 train "${tiny[@]}" --no-quiet $way --ranks 4 --batch-size 2 --steps 4 --two-level --ranks-per-host 2 --out two-levels
-    grep -q "^parameters: gathered as bf16.*, to each host once" out || fail "headline: $(grep parameters: out)"
+    grep -q "^parameters: gathered as $says, to each host once" out || fail "headline: $(grep parameters: out)"
     grep -q "^note:" out && fail "a note about two levels: $(cat out)"
     same_losses one-level two-levels
     rm -rf one-level two-levels

@@ -29,7 +29,7 @@ def found_on(bytes_per_s, codec_s_per_elem=2e-9, latency_s=1e-4, gloo_share=1.0)
         put(f"torch gather {dtype}", size / 2 / gloo_share)
     for options, bits in zip(survey.GRADIENTS, (32, 8, 1, 0.6, 0.3), strict=True):
         put(survey.name_of(options), bits / 8 / 2, codec_s_per_elem)
-    for wire, bits in (("fp32", 32), ("bf16", 16), ("delta4", 4)):
+    for wire, bits in (("fp32", 32), ("bf16", 16), ("lossless", 11.2), ("delta4", 4)):
         put(f"gather {wire}", bits / 8 / 2, codec_s_per_elem / 2)
     put("gather delta4 again", 0, 1e-10)
     put(survey.LOCAL, 1.1 / 8, codec_s_per_elem)
@@ -139,6 +139,17 @@ def test_slow_link_is_compressed(wrap):
         assert chosen["options"]["parameters"] == "delta4"
     fastest = min(row["step_s"] for row in rows)
     assert min(row["step_s"] for row in rows if row["options"] == chosen["options"]) <= 1.05 * fastest
+
+
+def test_nothing_is_lost():
+    """Gradients as they are go with bf16 parameters in fewer bits, but only where those are bf16 anyway."""
+    name = "tagc, uncompressed, parameters {}"
+    in_bf16, in_fp32 = (
+        {row["name"]: row["exposed_s"] for row in choice(shape_of(gather=gather), found_on(30e6))[1]}
+        for gather in ("bf16", "fp32")
+    )
+    assert in_bf16[name.format("lossless")] < in_bf16[name.format("bf16")]
+    assert name.format("fp32") in in_fp32 and name.format("lossless") not in in_fp32
 
 
 AS_IT_IS = {wrap: f"{wrap.upper()} in fp32, as it is" for wrap in ("fsdp2", "ddp", "fsdp1")}
@@ -374,7 +385,7 @@ def test_measuring(wrap, compressed):
     assert found["compute_s"] > 0 and found["n_elems"] == sum(p.numel() for p in Even(64).parameters())
     assert found["n_units"] == (3 if wrap == "fsdp2" else 1)
     names = [row["name"] for row in found["rows"]]
-    assert len(set(names)) == len(names) == {"fsdp2": 17, "ddp": 7, "fsdp1": 8}[wrap]
+    assert len(set(names)) == len(names) == {"fsdp2": 21, "ddp": 7, "fsdp1": 8}[wrap]
     for row in found["rows"]:
         assert row["gradients_s"] > 0 and (row["parameters_s"] > 0) == (wrap != "ddp")
         assert row["step_s"] >= found["compute_s"]

@@ -310,6 +310,10 @@ def test_tagc_sends_between_hosts_what_its_rows_take():
             assert found["legs"][leg]["rank"] == pytest.approx(between + within, rel=0.02)
         assert found["device"]["residual"] == pytest.approx(n / near, rel=0.02)
         assert found["device"]["replicas"] == pytest.approx(2 * n / near, rel=0.02)
+        whole = ask("lossless", "int4", **how)  # for forward and backward
+        between = 2 * 11.2 / 8 * n / near * (n_hosts - 1) / n_hosts
+        assert whole["legs"]["parameters"]["host"] == pytest.approx(per_host * between, rel=0.02)
+        assert whole["device"]["replicas"] == 0
     inside = ask("delta4", "int4", world_size=8, ranks_per_host=8)
     plain = ask(world_size=8, ranks_per_host=8)
     assert inside["legs"] | {"parameters": 0} == plain["legs"] | {"parameters": 0}

@@ -20,7 +20,7 @@ from tagc._library import Error
 from tagc.torch.advise import links, pipelines
 from tagc.torch.advise.choice import bytes_text, choose, factor_of, seconds_text
 from tagc.torch.advise.shape import Held, Shape, held_bytes, is_one, look
-from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, Survey, in_ways, name_of, own_work_of
+from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, WIRES, Survey, in_ways, name_of, own_work_of
 from tagc.torch.exchange import internals, streams
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import share
@@ -402,9 +402,9 @@ def forecast(
             continue
         is_in_group, is_on_device = "transport" in options, "codec" in options
         gradients_s = total(name_of(options), agree_s) + (0.0 if is_in_group or is_on_device else copies_s)
-        others: tuple[str, ...] = (
-            (shape.gather,) if options.get("exchange") == "dense" else ("bf16", "delta4")
-        )
+        others: tuple[str, ...] = WIRES
+        if options.get("exchange") == "dense":  # nothing is lost, in parameters neither
+            others = ("bf16", "lossless") if shape.gather == "bf16" else (shape.gather,)
         # torch's own gathers are in the model's group, too
         if is_in_group or not gathers.some_by_tagc:
             others = ()

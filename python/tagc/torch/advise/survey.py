@@ -47,6 +47,8 @@ GRADIENTS: tuple[dict[str, Any], ...] = (
     {"sparsity": 0.9875, "gentle": True},
 )
 
+# Formats of parameters, beside the one that torch gathers them in.
+WIRES = ("bf16", "lossless", "delta4")
 
 # whose exchange is an all-reduce of everything that is compressed, in LocalSteps' own settings
 LOCAL = "local steps"
@@ -163,7 +165,7 @@ class Survey:
             if with_local:
                 local = Options(**LOCAL_OPTIONS, residual="fp32", threads=self.threads)
                 self.reduce(size, local, LOCAL, True, self._flat)
-            for wire in sorted({self.shape.gather, "bf16", "delta4"}) if self.has_gathers else ():
+            for wire in sorted({self.shape.gather, *WIRES}) if self.has_gathers else ():
                 self._gather(size, wire)
             for n_gathers in (
                 sorted(set(map(own_gathers, self.shape.n_gathers)) - {0}) if self.has_gathers else ()
