@@ -194,7 +194,9 @@ static void make_up(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
     uint8_t *body = bytes + TAGC_WIRE_HEADER_BYTES;
     if (n_bytes < 128 || tagc_wire_read(bytes, TAGC_WIRE_HEADER_BYTES, &header) != TAGC_OK) return;
     memcpy(&end, body, sizeof end);
-    end = where == 0 ? end - 1 : where == 1 ? end + 1 : where == 2 ? UINT32_MAX : where == 3 ? 0 : end;
+    const uint32_t ends[] = {end - 1, end + 1, UINT32_MAX, 0,
+                             end,     end,     INT32_MAX}; /* the last: a piece begins there */
+    end = ends[where];
     memcpy(body, &end, sizeof end);
     if (where == 4) body[4] = 5; /* a width */
     if (where == 5) body[6]++;   /* escapes */
@@ -233,15 +235,15 @@ static void damaged_body(rank_run *run) {
 
 static void damage_is_told_to_all(void **state) {
     (void)state;
-    for (int variant = 0; variant < 10; variant++) {
+    for (int variant = 0; variant < 11; variant++) {
         int world_size = 2 + variant % 2;
-        trial t = make_lossless(2000, 0, 0, variant % 3 == 0);
+        trial t = make_lossless(variant == 6 ? PIECE + 100 : 2000, 0, 0, variant % 3 == 0);
         t.step = variant % 3;
         t.to = variant % world_size;
         t.from = (t.to + 1) % world_size;
-        t.damage = variant < 6 ? make_up : flip_in_body;
-        t.where = variant < 6 ? (uint64_t)variant : mix((uint64_t)variant);
-        t.which = variant >= 8; /* the rest */
+        t.damage = variant < 7 ? make_up : flip_in_body;
+        t.where = variant < 7 ? (uint64_t)variant : mix((uint64_t)variant);
+        t.which = variant >= 9; /* the rest */
         run_trial(&t, world_size, damaged_body);
         assert_int_equal(t.n_damaged, 1);
     }

@@ -226,10 +226,12 @@ tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, void *full
         tagc_residual_seed(g->options.rounding_seed, g->n_begun, (uint32_t)g->rank, (uint32_t)g->row);
     if (g->is_delta) tagc_gatherer_delta_begin(g);
     g->is_posted = 0;
-    uint32_t lanes = 1u << TAGC_LANE_GATHER | 1u << TAGC_LANE_RELAY, later = lanes;
-    if (g->is_lossless) lanes = tagc_gatherer_lossless_lanes(g, &later);
-    g->task =
-        (tagc_task){.run = run, .is_ready = is_ready, .arg = g, .next_lanes = lanes, .later_lanes = later};
+    uint32_t lanes = 1u << TAGC_LANE_GATHER | 1u << TAGC_LANE_RELAY;
+    g->task = (tagc_task){.run = run,
+                          .is_ready = is_ready,
+                          .arg = g,
+                          .next_lanes = g->is_lossless ? tagc_gatherer_lossless_lanes(g) : lanes,
+                          .later_lanes = lanes};
     tagc_work_line_up(g->comm, &g->work);
     tagc_comm_submit_gather(g->comm, &g->task);
     return TAGC_OK;

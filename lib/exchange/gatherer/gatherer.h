@@ -151,8 +151,8 @@ void tagc_gatherer_lossless_place(tagc_gatherer *gatherer, tagc_arena *arena);
 void tagc_gatherer_lossless_init(tagc_gatherer *gatherer);
 /* Bytes to each other rank, as expected of weights. */
 size_t tagc_gatherer_lossless_bytes(const tagc_gatherer *gatherer);
-/* Lanes on which the first run posts, and this and later runs. */
-uint32_t tagc_gatherer_lossless_lanes(const tagc_gatherer *gatherer, uint32_t *later);
+/* Lanes on which the first run posts; later ones post on TAGC_LANE_RELAY alone. */
+uint32_t tagc_gatherer_lossless_lanes(const tagc_gatherer *gatherer);
 int tagc_gatherer_lossless_is_ready(const tagc_gatherer *gatherer); /* after the first run */
 tagc_status tagc_gatherer_lossless_run(tagc_gatherer *gatherer);
 

@@ -101,13 +101,8 @@ static uint8_t *body_of(const tagc_gatherer *g, const tagc_segment *s, int row) 
 
 /* ---- transfers ---- */
 
-/* Without relays, rests have a lane of their own, so that the next gather begins before the rests of this one are known. */
-static uint32_t rest_lanes(const tagc_gatherer *g) {
-    return 1u << TAGC_LANE_RELAY | (g->n_relays ? 1u << TAGC_LANE_GATHER : 0);
-}
-
-uint32_t tagc_gatherer_lossless_lanes(const tagc_gatherer *g, uint32_t *later) {
-    *later = 1u << TAGC_LANE_GATHER | rest_lanes(g);
+/* Rests have the lane of relays: without these, the next gather begins before the rests of this one are known. */
+uint32_t tagc_gatherer_lossless_lanes(const tagc_gatherer *g) {
     return 1u << TAGC_LANE_GATHER | (g->n_relays ? 1u << TAGC_LANE_RELAY : 0);
 }
 
@@ -119,8 +114,8 @@ static void post(tagc_gatherer *g, tagc_segment *s, int is_rest) {
         s->delivery.extents[r] = is_rest ? (tagc_extent){.offset = message + front, .n_bytes = n_rest}
                                          : (tagc_extent){.offset = message, .n_bytes = front};
     }
-    tagc_lane lane = is_rest && !g->n_relays ? TAGC_LANE_RELAY : TAGC_LANE_GATHER;
-    tagc_delivery_post(g, &s->delivery, lane, g->rows + s->delivery.extents[g->row].offset, g->rows);
+    tagc_delivery_post(g, &s->delivery, is_rest ? TAGC_LANE_RELAY : TAGC_LANE_GATHER,
+                       g->rows + s->delivery.extents[g->row].offset, g->rows);
 }
 
 /* ---- the own row ---- */
@@ -351,6 +346,6 @@ tagc_status tagc_gatherer_lossless_run(tagc_gatherer *g) {
     }
     if (is_over(g)) return conclude(g);
     g->task.more = 1;
-    g->task.next_lanes = g->task.later_lanes = g->n_fronts < g->n_segments ? rest_lanes(g) : 0;
+    g->task.next_lanes = g->task.later_lanes = g->n_fronts < g->n_segments ? 1u << TAGC_LANE_RELAY : 0;
     return TAGC_OK;
 }
