@@ -319,10 +319,10 @@ def train(rank, world_size, n_steps, options):
 
 
 def parameter_leg(rank, world_size):
-    dense, _ = train(rank, world_size, 16, None)
+    dense, _ = train(rank, world_size, 13, None)
     bits, losses = {}, {}
     for wire in ("fp32", "bf16", "lossless", "int8", "delta8", "delta4", "delta2"):
-        loss, stats = train(rank, world_size, 16, dict(sparsity=0, layers="none", parameters=wire))
+        loss, stats = train(rank, world_size, 13, dict(sparsity=0, layers="none", parameters=wire))
         losses[wire] = loss
         assert abs(loss - dense) < (1e-5 if wire == "fp32" else 0.05) * dense, (wire, loss, dense)
         bits[wire] = stats["bytes_by_leg"]["gather"] * 8 / stats["n_elems"] * world_size / (world_size - 1)
