@@ -41,6 +41,8 @@ def made(make, wrap="data_parallel", **options):
     model = make()
     if wrap == "data_parallel":
         return tagc.data_parallel(model, **options)
+    if wrap == "each":  # of its modules by itself
+        return tagc.data_parallel(model, modules=list(model.modules())[1:], **options)
     from torch.distributed.fsdp import fully_shard
 
     for layer in getattr(model, "layers", []):
@@ -64,14 +66,14 @@ class Two(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.a, self.b = nn.Parameter(torch.randn(64, 7)), nn.Parameter(torch.randn(64, 7))
+        self.a, self.b = nn.Linear(7, 64, bias=False), nn.Linear(7, 64, bias=False)
         self.is_turned = False
 
     def forward(self, x):
         if self.is_turned:
-            b, a = self.b, self.a
+            b, a = self.b.weight, self.a.weight
         else:
-            a, b = self.a, self.b
+            a, b = self.a.weight, self.b.weight
         return (x @ a.t() + torch.tanh(x @ b.t()))[:, :3]
 
 
@@ -81,16 +83,16 @@ class Chosen(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.a, self.b, self.c = (nn.Parameter(torch.randn(32, n)) for n in (7, 7, 32))
+        self.a, self.b, self.c = (nn.Linear(n, 32, bias=False) for n in (7, 7, 32))
         self.again, self._is_again = "a", False
 
     def forward(self, x):
         x = checkpoint.checkpoint(self._first, x.detach().requires_grad_(), use_reentrant=False)
-        return (x @ self.c.t())[:, :3]
+        return self.c(x)[:, :3]
 
     def _first(self, x):
         with torch.no_grad():
-            read = {name: getattr(self, name) for name in (self.again if self._is_again else "a")}
+            read = {name: getattr(self, name).weight for name in (self.again if self._is_again else "a")}
         self._is_again = not self._is_again
         return torch.tanh(x @ read["a"].t())
 
@@ -153,16 +155,19 @@ def closed(*runs):
 
 
 class Watched:
-    """Logs what operators do as (name of the method, of the parameter), and the gathers that had not been
-    started before. holds: an exchange of gradients waits until the model has come two operators further, or
-    asks for something: it never ends if its operator waits for it."""
+    """Logs what operators do as (name of the method, of the parameter); and of modules the gathers, those
+    that had not been started before, and the exchanges of gradients. holds: such an exchange waits until the
+    model has come two operators further, or asks for something: it never ends if its operator waits for
+    it."""
 
     def __init__(self, holds=False):
-        self.holds, self.log, self.not_ahead, self.n_at_once = holds, [], [], 0
+        self.holds, self.n_at_once = holds, 0
+        self.log, self.taken, self.not_ahead, self.begun = [], [], [], []
         self._news, self._begun, self._n_ended, self._own = threading.Condition(), {}, 0, []
 
     def __enter__(self):
         from tagc.torch.compiled.ahead import Ahead
+        from tagc.torch.compiled.modules import Module
         from tagc.torch.compiled.sharded import Sharded
         from tagc.torch.compiled.starts import Starts
         from tagc.torch.passes import Passes
@@ -170,6 +175,7 @@ class Watched:
         for name in ("all_gather", "reduce_scatter", "wait"):
             self._replace(Sharded, name, functools.partial(self._operator, name))
         self._replace(Ahead, "take", self._take)
+        self._replace(Module, "begin", self._begin)
         if self.holds:
             self._replace(Passes, "exchange", self._exchange)
             self._replace(Starts, "_make_room", lambda *_: None)  # test_starts() looks at that
@@ -186,18 +192,21 @@ class Watched:
 
     def _operator(self, name, own, sharded, *arguments):
         with self._news:
-            if name == "reduce_scatter":
-                self._begun[sharded.parameter.name] = len(self.log)
             self.log.append((name, sharded.parameter.name))
             self._news.notify_all()
-        result = own(sharded, *arguments)
-        if name == "reduce_scatter":
-            self.n_at_once = max(self.n_at_once, self.n("reduce_scatter") - self._n_ended)
-        return result
+        return own(sharded, *arguments)
+
+    def _begin(self, own, module):
+        with self._news:
+            self._begun[module.name] = len(self.log) - 1
+            self.begun.append(module.name)
+        own(module)
+        self.n_at_once = max(self.n_at_once, len(self.begun) - self._n_ended)
 
     def _take(self, own, ahead, one, is_forward):
+        self.taken.append(one.name)
         if one not in ahead._started:
-            self.not_ahead.append(one.parameter.name)
+            self.not_ahead.append(one.name)
         return own(ahead, one, is_forward)
 
     def _exchange(self, own, passes, unit, *arguments, **options):
@@ -226,8 +235,9 @@ def check_overlap(run):
     last = len(names) - names[::-1].index("reduce_scatter")
     n = len(list(run.model.parameters()))
     assert names[last:] == ["wait"] * n and watched.n("wait") == watched.n("reduce_scatter") == n, watched.log
+    assert sorted(watched.begun) == sorted(run.handle.state.units), (watched.begun, watched.log)
     assert watched.n_at_once > 1, watched.log
-    assert watched.not_ahead == [watched.log[0][1]], (watched.not_ahead, watched.log)
+    assert watched.not_ahead == watched.taken[:1], (watched.not_ahead, watched.log)
 
 
 def parallel_as_torchtitan(model, mesh, mode="fully_shard", reduce_op="sum"):

@@ -14,22 +14,22 @@ MOST_PASSES = 4  # training and evaluation, with and without recomputing
 
 
 class Gathered(Protocol):
-    """A parameter."""
+    """Parameters that are gathered together."""
 
     @property
     def n_elems(self) -> int: ...
 
-    def version(self) -> int:
-        """Returns what changes whenever this rank's shard does."""
+    def version(self) -> object:
+        """Returns what changes when this rank's shards do."""
         ...
 
     def gathered(self) -> torch.Tensor:
-        """Returns the whole of it, in the runner's thread. Collective."""
+        """Returns the whole of them, in the runner's thread. Collective."""
         ...
 
 
 class Ahead:
-    """Of one handle. most: how many elements are gathered ahead together, beside one parameter of any
+    """Of one handle. most: how many elements are gathered ahead together, beside those of any
     size."""
 
     def __init__(self, starts: Starts, most: int) -> None:
@@ -37,10 +37,10 @@ class Ahead:
         self._passes: list[list[Gathered]] = []  # what came in the last different ones, the newest last
         self._now: list[Gathered] = []  # what has come in this one
         self._alike: list[list[Gathered]] = []  # of the last ones: those that began as this one
-        self._started: dict[Gathered, tuple[Started, int]] = {}  # with the version
+        self._started: dict[Gathered, tuple[Started, object]] = {}  # with the version
 
     def take(self, one: Gathered, is_forward: bool) -> torch.Tensor:
-        """Returns the whole of a parameter, and starts what comes next. Collective. is_forward: in no
+        """Returns the whole of them, and starts what comes next. Collective. is_forward: in no
         backward pass."""
         self._note(one, is_forward)
         found = self._started.pop(one, None)
@@ -60,7 +60,7 @@ class Ahead:
         self._now.append(one)
         self._alike = alike
 
-    def _start(self, one: Gathered) -> tuple[Started, int]:
+    def _start(self, one: Gathered) -> tuple[Started, object]:
         version = one.version()
         return self._starts.start(one.gathered), version
 

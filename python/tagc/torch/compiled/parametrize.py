@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from tagc._library import Error
+from tagc.torch.compiled.units import mark
 from tagc.torch.exchange import internals
 from tagc.torch.hooks.kinds import check_model, parametrized
 
@@ -101,6 +102,7 @@ def data_parallel(
     mp_policy: Any = None,
     reshard_after_forward: bool = True,
     shard_dim: int = 0,
+    modules: Iterable[Any] | None = None,
 ) -> torch.nn.Module:
     """Shards the parameters of a model that is to be compiled whole, as SimpleFSDP does. Collective.
 
@@ -116,10 +118,14 @@ def data_parallel(
     reshard_after_forward: whether, with tagc.compress(), compiled code gathers parameters again in the
         backward pass, and does not keep them until then.
     shard_dim: the dimension that is divided; others than 0 must be divisible by the number of ranks.
+    modules: those on which you would call fully_shard(). With tagc.compress(), the parameters of each are
+        gathered and reduced together, as those of a list of modules within this one, and all others as the
+        root's. Default: the items of each ModuleList, and of each ModuleDict that has one class of them.
 
     Returns the model. Make the optimizer afterwards."""
     check_model(model)
     mesh = _checked(model, mesh, reshard_after_forward, shard_dim)
+    mark(model, modules)
     make, shards = _maker(How(Precision.of(mp_policy), reshard_after_forward)), _Shards(mesh, shard_dim)
     for name, module in model.named_modules():
         own = {n: p for n, p in module.named_parameters(recurse=False, remove_duplicate=False) if p.numel()}

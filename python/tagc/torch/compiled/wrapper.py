@@ -1,5 +1,4 @@
-"""compress() of a model with SimpleFSDP's parametrizations: their properties call tagc's operators then, each
-for one parameter.
+"""compress() of a model with SimpleFSDP's parametrizations: their properties call tagc's operators then.
 
 Ranks must exchange in one order, and each has a compiler that may order operators otherwise. Reduce-scatters
 cannot pass each other: in a graph each hands the next a value. Gathers may: a rank has what another one wants
@@ -17,8 +16,11 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch.compiled import ops
-from tagc.torch.compiled.parametrize import again, class_of, find
-from tagc.torch.compiled.sharded import Pass, Sharded
+from tagc.torch.compiled.modules import Module
+from tagc.torch.compiled.parametrize import Found, again, class_of, find
+from tagc.torch.compiled.passes import Pass
+from tagc.torch.compiled.sharded import Sharded
+from tagc.torch.compiled.units import units_of
 from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.interfaces import ALONE, Kinds, Place, place_of
@@ -65,6 +67,22 @@ def _restore(module: Any) -> None:
     del module.tagc_reads, module.tagc_handle
 
 
+def _modules(model: torch.nn.Module, found: list[Found], sharded: dict[int, Sharded]) -> list[Module]:
+    """Returns what exchanges each unit of a model, or those of its parameters that are of one kind()."""
+    left, modules, of = dict(sharded), [], dict[torch.nn.Module, list[int]]()
+    for each in found:
+        of.setdefault(each.module, []).append(id(each.parameter))
+    for name, owners in units_of(model):
+        kinds: dict[tuple[object, ...], list[Sharded]] = {}
+        for key in (key for owner in owners for key in of.get(owner, [])):
+            if (one := left.pop(key, None)) is not None:  # else another unit has it, too
+                kinds.setdefault(one.kind(), []).append(one)
+        for i, parameters in enumerate(kinds.values()):
+            full_name = f"{name}, kind {i + 1} of {len(kinds)}" if len(kinds) > 1 else name
+            modules.append(Module(full_name, parameters))
+    return modules
+
+
 class Wrapper(GatheringWrapper):
     """All such parameters of a model, for compress()."""
 
@@ -81,7 +99,8 @@ class Wrapper(GatheringWrapper):
         for found in self._found:
             name = names[id(found.parameter)]
             self._sharded.setdefault(id(found.parameter), Sharded(name, found))
-        self._of_what = {one.what: one for one in self._sharded.values()}
+        self._modules = _modules(model, self._found, self._sharded)
+        self._of_what = {module.what: module for module in self._modules}
         self._gathers = []
         # exchanges of tensors in CPU memory go on in a thread, while another handle uses its own groups
         self.shares_groups = any(one.sharded.device.type != "cpu" for one in self._sharded.values())
@@ -113,8 +132,8 @@ class Wrapper(GatheringWrapper):
     def left_to_torch(self) -> dict[str, str]:
         found = {}
         for one in self._sharded.values():
-            if one.reduced_dtype() not in DTYPES:
-                found[one.parameter.name] = str(one.reduced_dtype()).removeprefix("torch.")
+            if one.reduced_dtype not in DTYPES:
+                found[one.parameter.name] = str(one.reduced_dtype).removeprefix("torch.")
             elif one.n_ranks == 1:
                 found[one.parameter.name] = ALONE
         return found
@@ -123,23 +142,23 @@ class Wrapper(GatheringWrapper):
         return set(self._sharded)
 
     def set_kinds(self, kinds: Kinds) -> None:
-        for one in self._sharded.values():
-            one.set_kind(kinds)
+        for module in self._modules:
+            module.set_kinds(kinds)
 
     # ---- what it does ----
 
     def install(self, handle: Compressed) -> None:
-        shared = Pass(handle, max(one.n_elems for one in self._sharded.values()))
+        shared = Pass(handle, max(module.n_elems for module in self._modules))
         handle.passes.settles.append(shared.starts.drop)
-        for tag, one in enumerate(self._sharded.values()):
-            if (gather := one.connect(shared, tag)) is not None:
+        for tag, module in enumerate(self._modules):
+            if (gather := module.connect(shared, tag)) is not None:
                 self._gathers.append(gather)
         names: dict[torch.nn.Module, list[str]] = {}
         for found in self._found:
             names.setdefault(found.module, []).append(found.name)
-        for module, own in names.items():
-            self._replace(module, tuple(own), handle)
-            handle.passes.undo.append(functools.partial(_restore, module))
+        for owner, own in names.items():
+            self._replace(owner, tuple(own), handle)
+            handle.passes.undo.append(functools.partial(_restore, owner))
         self.follow_loads(handle)
 
     def _replace(self, module: Any, names: tuple[str, ...], handle: Compressed) -> None:
