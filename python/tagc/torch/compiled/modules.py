@@ -126,7 +126,6 @@ class Module:
     # ---- parameters ----
 
     def read(self, one: Sharded) -> torch.Tensor:
-        """Returns one of its parameters, whole, in new memory. Collective."""
         own = self._connected()
         is_forward = own.is_forward()
         if self._whole is None or not self._is_fresh(one, self._whole[1]):
@@ -159,11 +158,9 @@ class Module:
 
     @property
     def is_unread(self) -> bool:
-        """Whether some parameter has not been read since all came."""
         return bool(self._unread)
 
     def drop(self) -> None:
-        """Frees the whole parameters."""
         self._whole, self._unread = None, set()
 
     def version(self) -> Version:
@@ -199,7 +196,6 @@ class Module:
 
     @property
     def scale(self) -> float:
-        """By which a sum over ranks is multiplied."""
         return scale_of(self.parameters[0].op, self.n_ranks)
 
     def take(self, one: Sharded, values: torch.Tensor) -> None:
@@ -220,7 +216,6 @@ class Module:
             self.begin()
 
     def begin(self) -> None:
-        """Begins the exchange of the gradients that have come. Collective."""
         own, gradients, self._gradients = self._connected(), self._gradients, None
         assert gradients is not None
         own.has_all(self)
@@ -246,11 +241,9 @@ class Module:
             at += each.n_shard
 
     def begin_all(self) -> None:
-        """Begins the exchanges of all modules' gradients that have come, since somebody waits for sums."""
         self._connected().begin_all()
 
     def sums(self, started: Started) -> torch.Tensor:
-        """Returns what an exchange gives."""
         own = self._connected()
         found = own.starts.wait(started)
         own.handle.passes.runners.keep(found)
@@ -267,7 +260,6 @@ class Module:
         self._last = self._now
 
     def forget(self) -> None:
-        """Drops what is left at the end of a pass."""
         self.drop()
         self._joined = self._gradients = None
         self._now = collections.Counter()

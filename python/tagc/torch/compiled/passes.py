@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,8 +14,33 @@ from tagc.torch.exchange import internals
 from tagc.torch.exchange.comm import Disagreement
 from tagc.torch.handle import Compressed
 
-if TYPE_CHECKING:
-    from tagc.torch.compiled.modules import Module
+
+class Module(Protocol):
+    """One whose parameters are exchanged together (modules.py)."""
+
+    @property
+    def n_elems(self) -> int: ...
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether it has its parameters, and some have not been read since they came."""
+        ...
+
+    def drop(self) -> None:
+        """Frees them."""
+        ...
+
+    def begin(self) -> None:
+        """Begins the exchange of the gradients that have come. Collective."""
+        ...
+
+    def end(self) -> None:
+        """Notes that all ranks have ended a pass."""
+        ...
+
+    def forget(self) -> None:
+        """Drops what is left at the end of a pass."""
+        ...
 
 
 class Pass:

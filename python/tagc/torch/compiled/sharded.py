@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,8 +14,30 @@ from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.hooks.replicas import fingerprint
 
-if TYPE_CHECKING:
-    from tagc.torch.compiled.modules import Module
+
+class Module(Protocol):
+    """That of a parameter (modules.py)."""
+
+    @property
+    def scale(self) -> float:
+        """By which a sum over ranks is multiplied."""
+        ...
+
+    def read(self, one: Sharded) -> torch.Tensor:
+        """Returns one of its parameters, whole, in new memory. Collective."""
+        ...
+
+    def take(self, one: Sharded, values: torch.Tensor) -> None:
+        """Takes a gradient in wire order, and begins the exchange if it is the last one. Collective."""
+        ...
+
+    def begin_all(self) -> None:
+        """Begins the exchanges of all modules' gradients that have come, since somebody waits for sums."""
+        ...
+
+    def sums(self, started: Started) -> torch.Tensor:
+        """Returns what an exchange gives."""
+        ...
 
 
 class Sharded:
