@@ -43,7 +43,7 @@ class Ahead:
         """Returns the whole of them, and starts what comes next. Collective. is_forward: in no
         backward pass."""
         self._note(one, is_forward)
-        # What was started and does not come next stays: other ranks have it, too, and may not come to it again.
+        # What was started and does not come next stays: others have it, too, and may not ask for it again.
         found = self._started.pop(one, None)
         if found is None or found[1] != one.version():
             found = self._start(one)
