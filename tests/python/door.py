@@ -9,6 +9,7 @@ a block of commands is run, with what is added here to make it short, or has a r
 not."""
 
 import importlib.metadata as metadata
+import importlib.util
 import os
 import pathlib
 import re
@@ -140,6 +141,17 @@ sys.exit({attribute}())
 """
 
 
+def put(source, target):
+    """A link to a file, or a copy, with the time that compiled Python code is checked by."""
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
+
+
 def link(distribution, site, bin):
     """Puts the files of a distribution into another environment, and makes its scripts there."""
     own = pathlib.Path(sysconfig.get_path("purelib")).resolve()
@@ -153,11 +165,11 @@ def link(distribution, site, bin):
         if not source.is_file() or not source.is_relative_to(own):
             continue
         target = site / source.relative_to(own)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(source, target)
-        except OSError:  # another file system
-            shutil.copyfile(source, target)
+        put(source, target)
+        if source.suffix == ".py":  # else each process would compile torch
+            compiled = pathlib.Path(importlib.util.cache_from_source(source))
+            if compiled.is_file():
+                put(compiled, pathlib.Path(importlib.util.cache_from_source(target)))
 
 
 def make_clone(source, clone):
