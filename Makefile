@@ -11,6 +11,10 @@ SANITIZE = -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS="-O1 -g1"
 # One test more than there are processors, and one more that mostly waits: many wait for another of their processes, too. A test
 # takes two of ctest's slots, one that mostly waits takes one (tests/CMakeLists.txt).
 CTEST = ctest --output-on-failure --no-tests=error -j$$((2 * $(JOBS) + 3))
+# Tests whose code others run under the address sanitizer in less time; and those that say nothing about what is left out, or much of
+# what others say.
+NO_NEW_ADDRESSES = ^test_(fsdp_levels|cli_bench)$$
+NO_FENCES = ^test_(model|model_large|layout|layout_planted|gpu_script|exchange_reducer_direct)$$
 .DEFAULT_GOAL := all
 .PHONY: help all configure build setup demo report check test quick python asan asan-build tsan tsan-build fences fences-build aarch64 aarch64-build wheels bench format format-check lint analyze install clean
 
@@ -62,7 +66,7 @@ asan-build:
 	@cmake --build build-asan -j$(JOBS)
 
 asan: asan-build ## tests under the address and undefined behaviour sanitizers
-	@cd build-asan && $(CTEST)
+	@cd build-asan && $(CTEST) -E '$(NO_NEW_ADDRESSES)'
 
 tsan-build:
 	@$(CMAKE) -S . -B build-tsan $(SANITIZE) -DTAGC_SANITIZE=thread -DTAGC_MPI=OFF -DTAGC_TRAINER=$(if $(SHORT),OFF,ON)
@@ -81,7 +85,7 @@ fences-build:
 
 fences: fences-build ## libtagc without lib/paper, without lib/gpu, and without both: the tests that remain
 	@for without in paper gpu; do (cd build-fences/no-$$without && $(CTEST) -R '^test_fences$$') || exit 1; done
-	@cd build-fences/neither && $(CTEST) -LE '^(level|fuzz|python)$$'
+	@cd build-fences/neither && $(CTEST) -LE '^(level|fuzz|python)$$' -E '$(NO_FENCES)'
 
 aarch64-build:
 	@JOBS=$(JOBS) scripts/aarch64.sh build
