@@ -247,6 +247,7 @@ static tagc_status read_mesh(const tagc_parsed *parsed, tagc_cluster *c) {
     TAGC_TRY(read_experts(v, &q->model));
     TAGC_TRY(read_sequence(v->sequence_parallel, &q->sequence));
     TAGC_TRY(read_offload(v->offload, &q->offload));
+    q->codec_on_host = v->codec == TAGC_ROOM_HOST;
     TAGC_TRY(read_pipeline_values(v->pipeline_values, q));
     q->world_size = (int)(v->hosts * v->gpus_per_host);
     q->ranks_per_host = (int)v->gpus_per_host;

@@ -130,6 +130,10 @@ def test_a_plan_says_in_which_gpus_a_rank_fits(capsys):
         assert row["residual"] == there["residual"] and row["replicas"] == there["replicas"]
     text = tagc(capsys, 0, "plan", *map(str, words))
     assert "fits in" in text and "none of 24 GB, 40 GB, 80 GB" in text
+    on_mesh = ("--model", "llama-3-8b", "--hosts", 2, "--gpus-per-host", 8)
+    for codec, here, there in (("host", "host", "device"), ("device", "device", "host")):
+        row = planned(capsys, *on_mesh, "--codec", codec)["rows"][4]
+        assert row["compresses"] and row[here]["residual"] > 0 == row[there]["residual"], row
 
 
 def test_hosts_with_several_gpus_share_their_card(capsys):
