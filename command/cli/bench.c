@@ -29,7 +29,7 @@ static const tagc_option own[] = {
     {NULL, "steps-per-round", TAGC_OPTION_INT, TAGC_ROLE_RUN, AT(steps_per_round), 1, 1000, NULL, "3", "N",
      "steps of a turn that are counted"},
     {NULL, "json", TAGC_OPTION_TEXT, TAGC_ROLE_PLACE, AT(json), 0, 0, NULL, NULL, "FILE",
-     "file for the figures, which tagc plan and tagc-report read"},
+     "file for the figures, which tagc plan and tagc-report read; - prints nothing else"},
 };
 /* clang-format on */
 enum { N_OWN = sizeof own / sizeof own[0] };
@@ -224,6 +224,7 @@ static tagc_status check_arm(const tagc_bench_plan *plan, const tagc_arm *arm) {
 static tagc_status make_plan(tagc_bench_plan *plan, tagc_parsed *parsed) {
     tagc_bench_options *options = &plan->options;
     TAGC_TRY(read_parts(options->only, &plan->parts));
+    options->train.quiet |= tagc_new_file_is_stdout(options->json);
     TAGC_TRY(tagc_train_model(&options->train, &plan->model));
     if (options->train.seq_len == 0)
         options->train.seq_len = plan->model.block_size < 256 ? plan->model.block_size : 256;

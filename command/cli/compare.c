@@ -23,7 +23,7 @@ static const tagc_option rows[] = {
      "yes", NULL, "loss curves below the table: validation if every run has it, otherwise training"},
     {NULL, "csv", TAGC_OPTION_TEXT, 0, offsetof(compare_options, csv), 0, 0, NULL, NULL, "FILE",
      "file for the runs as CSV: a header, then one row per run and step with losses, learning rate, gradient "
-     "norm, seconds and bits sent per parameter"},
+     "norm, seconds and bits sent per parameter; - prints nothing else"},
     {NULL, "svg", TAGC_OPTION_TEXT, 0, offsetof(compare_options, svg), 0, 0, NULL, NULL, "FILE",
      "moved: tagc-report --svg loss=FILE RUN_DIR... draws the picture"},
 };
@@ -241,8 +241,9 @@ static tagc_status compare(const tagc_parsed *parsed, const compare_options *opt
     tagc_status status = options->csv ? tagc_new_file_check(options->csv) : TAGC_OK;
     if (status == TAGC_OK) status = read_runs(parsed, runs, &n_runs);
     if (status == TAGC_OK && options->csv) status = tagc_runlog_write_csv(runs, n_runs, options->csv);
-    if (status == TAGC_OK) print_table(runs, n_runs);
-    if (status == TAGC_OK && options->curves) draw(runs, n_runs);
+    int is_csv_alone = tagc_new_file_is_stdout(options->csv);
+    if (status == TAGC_OK && !is_csv_alone) print_table(runs, n_runs);
+    if (status == TAGC_OK && !is_csv_alone && options->curves) draw(runs, n_runs);
     for (int i = 0; i < n_runs; i++) tagc_runlog_destroy(&runs[i]);
     return status;
 }

@@ -56,7 +56,7 @@ static const tagc_option own[] = {
          "without a profile: nanoseconds per element of all phases of a compressed exchange"),
     REAL(NULL, "optimizer-ns", optimizer_ns, 1e6, "none", "none", "without a profile: nanoseconds per element of the update"),
     {"Result", "json", TAGC_OPTION_TEXT, TAGC_ROLE_PLACE, AT(json), 0, 0, NULL, NULL, "FILE",
-     "file for the plan, which tagc-report reads; several world sizes or rates make a list of plans"},
+     "file for the plan, which tagc-report reads; several world sizes or rates make a list of plans; - prints nothing else"},
 };
 /* clang-format on */
 enum { N_OWN = sizeof own / sizeof own[0] };
@@ -293,6 +293,7 @@ static tagc_status make_plans(tagc_plan_request *request) {
     json_t *checks = NULL, *results = json_array();
     const char *path = request->options.json;
     tagc_status status = path ? tagc_new_file_check(path) : TAGC_OK;
+    request->options.train.quiet |= tagc_new_file_is_stdout(path);
     if (status == TAGC_OK) status = tagc_plan_find_costs(request);
     if (status == TAGC_OK && !request->options.train.quiet) tagc_plan_print_costs(request);
     if (status == TAGC_OK) status = tagc_plan_hold_checks(request, &checks);

@@ -19,14 +19,10 @@ static tagc_status write_json(const tagc_cluster *c, const tagc_cluster_plan *pl
 static tagc_status make(tagc_cluster *c) {
     tagc_cluster_plan plan = {0};
     const char *path = c->values.json;
-    int is_json_alone = path && strcmp(path, "-") == 0;
-    if (path && !is_json_alone) TAGC_TRY(tagc_new_file_check(path));
+    if (path) TAGC_TRY(tagc_new_file_check(path));
     TAGC_TRY(tagc_cluster_make(c, &plan));
-    if (is_json_alone)
-        tagc_cluster_print_json(c, &plan, stdout);
-    else
-        tagc_cluster_print(c, &plan, stdout);
-    return path && !is_json_alone ? write_json(c, &plan) : TAGC_OK;
+    if (!tagc_new_file_is_stdout(path)) tagc_cluster_print(c, &plan, stdout);
+    return path ? write_json(c, &plan) : TAGC_OK;
 }
 
 static int run(tagc_parsed *parsed) {

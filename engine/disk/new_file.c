@@ -11,6 +11,10 @@ static tagc_status cannot_write(const char *path, int error) {
     return tagc_fail(TAGC_ERR_IO, "cannot write %s: %s", path, strerror(error ? error : EIO));
 }
 
+int tagc_new_file_is_stdout(const char *path) {
+    return path && strcmp(path, "-") == 0;
+}
+
 static tagc_status find_partial(const char *path, tagc_new_file *file) {
     struct stat about;
     int exists = lstat(path, &about) == 0;
@@ -23,6 +27,10 @@ static tagc_status find_partial(const char *path, tagc_new_file *file) {
 }
 
 tagc_status tagc_new_file_open(const char *path, tagc_new_file *file) {
+    if (tagc_new_file_is_stdout(path)) {
+        *file = (tagc_new_file){.stream = stdout, .is_stdout = 1, .path = "standard output"};
+        return TAGC_OK;
+    }
     TAGC_TRY(find_partial(path, file));
     file->stream = fopen(file->partial, "we");
     return file->stream ? TAGC_OK : cannot_write(path, errno);
@@ -30,6 +38,7 @@ tagc_status tagc_new_file_open(const char *path, tagc_new_file *file) {
 
 tagc_status tagc_new_file_check(const char *path) {
     tagc_new_file file;
+    if (tagc_new_file_is_stdout(path)) return TAGC_OK;
     TAGC_TRY(find_partial(path, &file));
     if (!file.is_plain) return access(path, W_OK) == 0 ? TAGC_OK : cannot_write(path, errno);
     tagc_status status = tagc_new_file_open(path, &file);
@@ -44,7 +53,7 @@ tagc_status tagc_new_file_commit(tagc_new_file *file) {
         (file->is_plain && fsync(fileno(file->stream)) != 0))
         return cannot_write(file->path, errno);
     if (file->is_plain && rename(file->partial, file->path) != 0) return cannot_write(file->path, errno);
-    int failed = fclose(file->stream) != 0;
+    int failed = !file->is_stdout && fclose(file->stream) != 0;
     file->stream = NULL;
     if (failed) return cannot_write(file->path, errno);
     if (!file->is_plain) return TAGC_OK;
@@ -54,7 +63,7 @@ tagc_status tagc_new_file_commit(tagc_new_file *file) {
 
 void tagc_new_file_close(tagc_new_file *file) {
     if (!file->stream) return;
-    fclose(file->stream);
+    if (!file->is_stdout) fclose(file->stream);
     if (file->is_plain) unlink(file->partial);
     file->stream = NULL;
 }

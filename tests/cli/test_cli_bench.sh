@@ -76,6 +76,8 @@ check three.json local
 grep -q "^  all ranks to all: .* sent by each$" out || fail "no rate of three ranks: $(cat out)"
 run 0 bench "${quick[@]}" --only floor --json floor.json --quiet
 [ -s out ] && fail "--quiet prints"
+run 0 bench "${quick[@]}" --only floor --json -
+python3 -c 'import json; assert json.load(open("out"))["floor"]' || fail "--json - prints something else: $(cat out)"
 python3 -c '
 import json
 r = json.load(open("floor.json"))

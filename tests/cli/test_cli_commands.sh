@@ -140,6 +140,8 @@ grep -q "nats per token" out && fail "curves that were not asked for"
 cp -r c 'c,"2"'
 sed -i 's/"lr":[^,]*,//; s/"loss":[0-9.]*/"loss":null/' 'c,"2"/metrics.jsonl'
 run 0 compare --no-curves a 'c,"2"' --csv all.csv
+run 0 compare a 'c,"2"' --csv -
+cmp out all.csv || fail "--csv - is not the file"
 csv_column() { # <run> <column>: of its steps, empty fields as null; step 0 has only the evaluation before them
     awk -F, -v run="$1" -v name="$2" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == name) at = i; next }
         $1 == run && $2 > 0 { print $at == "" ? "null" : $at }' all.csv

@@ -48,11 +48,11 @@ fi
 
 # What cannot be printed is a failure, too.
 if [ -e /dev/full ]; then
-    for words in help version "train --help" "info tiny" "plan --model tiny" "compare small" "export --from small --out hf" \
-        "data --out again text" "bench --model tiny --only floor" "train ${tiny[*]} --steps 1 --no-quiet"; do
+    for words in help version "train --help" "info tiny" "plan --model tiny" "plan --model tiny --json -" "compare small" \
+        "compare small --csv -" "export --from small --out hf" "data --out again text" "bench --model tiny --only floor" "train ${tiny[*]} --steps 1 --no-quiet"; do
         code=0
         "$tagc" $words >/dev/full 2>err || code=$?
         [ $code = 1 ] || fail "tagc $words: exit code $code instead of 1 where nothing could be printed"
-        grep -q 'could not write\|could not be written\|cannot be printed' err || fail "tagc $words: $(cat err)"
+        grep -q 'could not write\|cannot write\|could not be written\|cannot be printed' err || fail "tagc $words: $(cat err)"
     done
 fi

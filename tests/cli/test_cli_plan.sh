@@ -125,6 +125,12 @@ run 0 export --from run-full-dense --out hf
 run 0 plan --quiet --config-json hf/config.json --world-size 4 --arms fsdp --json plan.json
 [ "$(json 'p["model"]["n_embd"]')" = 32 ] || fail "the model of config.json"
 [ "$(json 'p["link"]')" = None ] || fail "a link from nowhere"
+run 0 plan --config-json hf/config.json --world-size 4 --arms fsdp --json -
+python3 -c '
+import json
+piped, filed = (json.load(open(name)) | {"origin": None} for name in ("out", "plan.json"))
+assert piped == filed
+' && ! [ -e - ] || fail "--json - is not the file: $(cat out)"
 
 # ---- profile and check ----
 if "$tagc" help | grep -q ' bench '; then
