@@ -39,14 +39,6 @@ static tagc_status add_slab(tagc_queue *queue, tagc_slab_use use, size_t n_bytes
     return TAGC_OK;
 }
 
-/* What used the piece before may still be on its way through the streams; the last of them is the kernels'. */
-static tagc_status settle(tagc_kernels *k) {
-    TAGC_TRY(tagc_kernels_enter(k));
-    tagc_status status = tagc_kernels_wait(k);
-    tagc_kernels_leave(k);
-    return status;
-}
-
 static tagc_status take(tagc_slab *slabs, size_t n_bytes, const char *what, void **out) {
     size_t at;
     void *memory;
@@ -63,13 +55,16 @@ static tagc_status take(tagc_slab *slabs, size_t n_bytes, const char *what, void
     return TAGC_OK;
 }
 
+/* What used a piece before may still be on its way, in the kernels' stream: `out` and `add` are through when an exchange is finished
+ * without a failure, and after one `back` waits for `add`. Nobody uses the piece too early: a store fills the residual that it makes
+ * room for, and a unit writes its lists, in that stream, and both wait for it before any other stream has work for the piece. */
 tagc_status tagc_slab_create(tagc_queue *queue, tagc_slab_use use, size_t n_bytes, size_t slab_bytes,
                              const char *what, void **out) {
     *out = NULL;
     n_bytes = tagc_aligned(n_bytes ? n_bytes : 1);
     slab_bytes = tagc_aligned(slab_bytes);
     TAGC_TRY(take(queue->slabs[use], n_bytes, what, out));
-    if (*out) return settle(queue->kernels);
+    if (*out) return TAGC_OK;
     TAGC_TRY(add_slab(queue, use, slab_bytes > n_bytes ? slab_bytes : n_bytes, what));
     return take(queue->slabs[use], n_bytes, what, out);
 }
