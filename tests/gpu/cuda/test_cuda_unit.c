@@ -94,6 +94,38 @@ static int between_pointer(void *attributes, const void *pointer) {
     return real.PointerGetAttributes(attributes, pointer);
 }
 
+/* Batches whose memory overlaps work in one stream: streams have no order between their works. */
+static tagc_batch_maker noting_batches;
+static tagc_maker noting_maker;
+static pthread_mutex_t areas_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct area {
+    const char *begin, *end;
+    const void *stream;
+} areas[4096];
+static int n_areas, n_shared;
+
+static tagc_status create_and_note(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows,
+                                   tagc_batch_result *results, void *work, tagc_pool *pool, void *stream,
+                                   tagc_batch **out) {
+    const tagc_batch_maker *batches = harness_maker()->batches;
+    struct area new = {work, (const char *)work + batches->work_bytes(kind, rows, n_rows, 1), stream};
+    pthread_mutex_lock(&areas_lock);
+    for (int i = 0; i < n_areas; i++)
+        n_shared += areas[i].begin < new.end && new.begin < areas[i].end && areas[i].stream != stream;
+    if (n_areas == (int)(sizeof areas / sizeof *areas)) abort();
+    areas[n_areas++] = new;
+    pthread_mutex_unlock(&areas_lock);
+    return batches->create(kind, rows, n_rows, results, work, pool, stream, out);
+}
+
+static void make_noting(void) {
+    noting_maker = *harness_maker();
+    noting_batches = *noting_maker.batches;
+    noting_batches.create = create_and_note;
+    noting_maker.batches = &noting_batches;
+    n_areas = n_shared = 0;
+}
+
 /* ---- a rank ---- */
 
 typedef struct unit_of_test {
@@ -378,7 +410,7 @@ static void open_rank(one_rank *own) {
     int is_there = own->trial->on_device >> own->run->rank & 1;
     if (tagc_device_create(&table, where, own->run->rank, &own->device) != TAGC_OK) abort();
     real.SetDevice(own->run->rank);
-    if (is_there && tagc_kernels_create(own->device, harness_maker(), &own->kernels) != TAGC_OK) abort();
+    if (is_there && tagc_kernels_create(own->device, &noting_maker, &own->kernels) != TAGC_OK) abort();
     if ((is_there ? tagc_queue_create_on(own->kernels, 2, &own->queue)
                   : tagc_queue_create(own->device, 2, &own->queue)) != TAGC_OK)
         abort();
@@ -482,6 +514,7 @@ static int run(trial *t, int n_ranks) {
     fake_behave(t->manners);
     harness_maker_configure((uint64_t)t->seed + 1, 1 + (unsigned)t->seed % 5);
     n_foreign = 0;
+    make_noting();
     assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &real, where), TAGC_OK);
     assert_int_equal(tagc_runtime_bind_driver(&real), TAGC_OK);
     pthread_barrier_init(&t->barrier, NULL, (unsigned)n_ranks);
@@ -493,6 +526,7 @@ static int run(trial *t, int n_ranks) {
     if (n_mistakes) print_error("seed %d: %s\n%s\n", t->seed, fake_mistake(0), fake_report());
     assert_int_equal(n_mistakes, 0);
     assert_int_equal(n_foreign, 0); /* no other thread calls CUDA */
+    assert_int_equal(n_shared, 0);
     assert_int_equal(fake_n_device_blocks(), 0);
     return 0;
 }
