@@ -41,6 +41,14 @@ typedef struct tagc_frames_verdict {
 TAGC_API tagc_status tagc_frames_create(tagc_kernels *kernels, tagc_comm *comm,
                                         const tagc_reducer_options *options, tagc_reducer **out);
 
+/* tagc_frames_create with kernels, in a store that has no other reducers. Of all such reducers of a queue, one step at a time may be
+ * between _encode and _settle. _probe_in is local: it takes the memory that such a reducer will need, which stays with the queue; then
+ * destroy the probe. */
+TAGC_API tagc_status tagc_frames_create_in(tagc_store *store, tagc_comm *comm,
+                                           const tagc_reducer_options *options, tagc_reducer **out);
+TAGC_API tagc_status tagc_frames_probe_in(tagc_store *store, tagc_comm *comm,
+                                          const tagc_reducer_options *options, tagc_reducer **out);
+
 /* Returns the bytes of a frame, or if is_sums is 1, of a frame of sums: a multiple of 64. `send` and `received` have W frames and
  * are 64-aligned. The size changes with tagc_reducer_set_sparsity. 0 for any other reducer. */
 TAGC_API uint64_t tagc_frames_bytes(const tagc_reducer *reducer, int is_sums);

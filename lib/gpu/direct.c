@@ -275,6 +275,7 @@ tagc_status tagc_reducer_create_in(tagc_store *store, tagc_comm *comm, const tag
                                    tagc_reducer **out) {
     if (out) *out = NULL;
     TAGC_TRY(check(store, comm, out));
+    TAGC_TRY(tagc_store_take_kind(store, 0));
     TAGC_TRY(tagc_reducer_make(&store->arrays, &ahead, comm, options, out));
     (void)tagc_store_place(store, *out); /* from now on the store may move it */
     return TAGC_OK;
@@ -284,6 +285,7 @@ tagc_status tagc_reducer_probe_in(tagc_store *store, tagc_comm *comm, const tagc
                                   tagc_reducer **out) {
     if (out) *out = NULL;
     TAGC_TRY(check(store, comm, out));
+    TAGC_TRY(tagc_store_take_kind(store, 0));
     return tagc_reducer_make_alone(&store->of_probes, &ahead, comm, options, out);
 }
 

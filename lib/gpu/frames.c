@@ -9,11 +9,15 @@
  * The host swaps the two residuals in any case, so it can begin the next step without knowing how this one ended. `lengths` and
  * `stop` tell a batch which bodies are damaged or missing and must not be read.
  *
- * Memory beside the arrays: | results (W) | lengths (W) | stop | sums of checksums |. */
+ * Memory beside the arrays: | results (W) | lengths (W) | stop | sums of checksums |.
+ *
+ * Reducers in a store share that memory, because one step of them at a time is under way, and there follows | the residual from before
+ * the step |. A step begins with a copy to there and overwrites the residual, which so stays in its place; `settle` copies it back if
+ * the step does not count. The copy moves 2 bytes per value of an int8 residual, and saves a spare for each size of part. */
 #include "tagc/frames.h"
 #include "core/clock.h"
 #include "exchange/direct/direct.h"
-#include "gpu/kernels.h"
+#include "gpu/store.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -24,8 +28,11 @@ typedef enum last_call { IDLE, ENCODED, ADDED, DECODED, SETTLED } last_call;
 
 typedef struct direct_frames {
     const tagc_frames_maker *maker;
+    tagc_queue *queue; /* of the store; NULL: `memory` is the reducer's own */
     char *memory;
     size_t n_bytes;
+    void *before;   /* in a store, the residual from before the step; NULL: there is no residual */
+    int has_before; /* `before` has been written */
     uint64_t *lengths, *partial_sums;
     int *stop;
 
@@ -93,6 +100,11 @@ static const uint8_t *body_at(const char *frames, const tagc_frames_form *form, 
 
 /* ---- life ---- */
 
+/* NULL: it is in none. */
+static tagc_store *store_of(const tagc_reducer *r) {
+    return r->runner->is_ahead ? r->arrays->heap.context : NULL;
+}
+
 static void place(direct_frames *s, tagc_reducer *r, tagc_arena *arena) {
     tagc_batches *b = &tagc_direct_of(r)->batches;
     size_t n = (size_t)r->world_size;
@@ -100,6 +112,15 @@ static void place(direct_frames *s, tagc_reducer *r, tagc_arena *arena) {
     s->lengths = tagc_arena_take(arena, n, sizeof *s->lengths);
     s->stop = tagc_arena_take(arena, 1, sizeof *s->stop);
     s->partial_sums = tagc_arena_take(arena, s->maker->work_bytes((uint32_t)n), 1);
+    if (s->queue && r->n_residual)
+        s->before = tagc_arena_take(arena, (size_t)tagc_reducer_stored_bytes(r), 1);
+}
+
+/* Where its memory is now. */
+static void place_there(tagc_reducer *r) {
+    direct_frames *s = frames_of(r);
+    tagc_arena arena = {.base = s->queue ? s->queue->works[FRAMES_WORK].memory : s->memory};
+    place(s, r, &arena);
 }
 
 static tagc_status make(tagc_reducer *r) {
@@ -112,12 +133,17 @@ static tagc_status make(tagc_reducer *r) {
     TAGC_TRY(tagc_memory_create(sizeof(direct_frames), "reducer by frames", &tagc_direct_of(r)->on_device));
     direct_frames *s = frames_of(r);
     s->maker = kernels_of(r) ? kernels_of(r)->maker->frames : &tagc_frames_cpu;
+    s->queue = store_of(r) ? store_of(r)->queue : NULL;
     place(s, r, &arena);
     s->n_bytes = arena.n_bytes;
-    TAGC_TRY(heap->create(heap->context, s->n_bytes, "frames", &memory));
-    s->memory = memory;
-    arena = (tagc_arena){.base = memory};
-    place(s, r, &arena);
+    if (s->queue) {
+        const rooms_needs needs = {.work_bytes[FRAMES_WORK] = s->n_bytes};
+        TAGC_TRY(tagc_rooms_reserve(s->queue, &needs));
+    } else {
+        TAGC_TRY(heap->create(heap->context, s->n_bytes, "frames", &memory));
+        s->memory = memory;
+    }
+    place_there(r);
     return kernels_of(r) ? tagc_kernels_make_batches(r, 0) : tagc_batches_make(r);
 }
 
@@ -126,12 +152,15 @@ static void end(tagc_reducer *r) {
     direct_frames *s = frames_of(r);
     if (!s) return;
     tagc_batches_end(r);
+    if (s->queue && s->queue->steps_by_frames == r) s->queue->steps_by_frames = NULL;
     r->arrays->heap.destroy(r->arrays->heap.context, s->memory, s->n_bytes);
     tagc_memory_destroy(s);
     d->on_device = NULL;
 }
 
 static const tagc_runner runner = {.name = "frames", .by_caller = 1, .is_whole = 1, .make = make, .end = end};
+static const tagc_runner stored = {
+    .name = "frames", .by_caller = 1, .is_ahead = 1, .is_whole = 1, .make = make, .end = end};
 
 tagc_status tagc_frames_create(tagc_kernels *kernels, tagc_comm *comm, const tagc_reducer_options *options,
                                tagc_reducer **out) {
@@ -139,6 +168,27 @@ tagc_status tagc_frames_create(tagc_kernels *kernels, tagc_comm *comm, const tag
     *out = NULL;
     if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
     return tagc_reducer_make(kernels ? &kernels->arrays : &tagc_host_arrays, &runner, comm, options, out);
+}
+
+static tagc_status check_store(tagc_store *store, const tagc_comm *comm, tagc_reducer **out) {
+    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
+    *out = NULL;
+    if (!comm || !store) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL", comm ? "store" : "comm");
+    return tagc_store_take_kind(store, 1);
+}
+
+tagc_status tagc_frames_create_in(tagc_store *store, tagc_comm *comm, const tagc_reducer_options *options,
+                                  tagc_reducer **out) {
+    TAGC_TRY(check_store(store, comm, out));
+    TAGC_TRY(tagc_reducer_make(&store->arrays, &stored, comm, options, out));
+    (void)tagc_store_place(store, *out); /* from now on the store may move it */
+    return TAGC_OK;
+}
+
+tagc_status tagc_frames_probe_in(tagc_store *store, tagc_comm *comm, const tagc_reducer_options *options,
+                                 tagc_reducer **out) {
+    TAGC_TRY(check_store(store, comm, out));
+    return tagc_reducer_make_alone(&store->of_probes, &stored, comm, options, out);
 }
 
 /* ---- a step ---- */
@@ -242,11 +292,23 @@ static tagc_status work(tagc_reducer *r, tagc_status (*what)(tagc_reducer *r), t
     return status;
 }
 
+/* In a store, a row of the residual is overwritten: it is read where the copy is. */
+static tagc_batch_row row_before(const tagc_reducer *r, tagc_batch_row row) {
+    const char *before = frames_of(r)->before;
+    if (before) row.residual_in = before + ((const char *)row.residual_in - (const char *)r->residual);
+    return row;
+}
+
 static tagc_status encode(tagc_reducer *r) {
+    direct_frames *s = frames_of(r);
     tagc_frames_form form = form_of(r, 0, r->world_size);
+    if (s->before)
+        TAGC_TRY(tagc_kernels_copy(kernels_of(r), s->before, r->residual,
+                                   (size_t)tagc_reducer_stored_bytes(r), TAGC_COPY_THERE));
+    s->has_before = s->before != NULL;
     for (int q = 0; q < r->world_size; q++)
         tagc_direct_of(r)->batches.rows[q] =
-            tagc_encode_row(r, q, (uint8_t *)(size_t)body_at(frames_of(r)->send, &form, q));
+            row_before(r, tagc_encode_row(r, q, (uint8_t *)(size_t)body_at(s->send, &form, q)));
     TAGC_TRY(tagc_batches_run(r, TAGC_ENCODE));
     return seal(r, 0);
 }
@@ -261,6 +323,16 @@ tagc_status tagc_frames_encode(tagc_reducer *r, const void *gradient, float *out
     if (!verdict) return tagc_fail(TAGC_ERR_ARGUMENT, "verdict is NULL");
     TAGC_TRY(r->arrays->check(r->arrays->heap.context, verdict, "verdict"));
     direct_frames *s = frames_of(r);
+    if (s->queue) {
+        if (s->queue->steps_by_frames)
+            return tagc_fail(TAGC_ERR_STATE, "encode: another reducer in a store of this queue is between "
+                                             "encode and settle");
+        s->queue->steps_by_frames = r;
+        s->has_before = 0;
+        (void)tagc_store_place(store_of(r), r); /* a change may have made the residual */
+        place_there(r);
+        r->now.residual = r->residual;
+    }
     if (r->spares) {
         r->now.residual = tagc_comm_spare_take(r->comm, r->spares);
         if (!r->now.residual)
@@ -284,7 +356,7 @@ static tagc_status add(tagc_reducer *r) {
     if (!has_sums(r)) return TAGC_OK;
     tagc_frames_form form = form_of(r, 1, 1);
     tagc_direct_of(r)->batches.rows[0] =
-        tagc_encode_sums_row(r, (uint8_t *)(size_t)body_at(frames_of(r)->sums, &form, 0));
+        row_before(r, tagc_encode_sums_row(r, (uint8_t *)(size_t)body_at(frames_of(r)->sums, &form, 0)));
     TAGC_TRY(tagc_batches_run(r, TAGC_ENCODE_SUMS));
     return seal(r, 1);
 }
@@ -312,9 +384,24 @@ tagc_status tagc_frames_decode(tagc_reducer *r, const void *received) {
 static tagc_status settle(tagc_reducer *r) {
     direct_frames *s = frames_of(r);
     size_t n_output = (size_t)r->exchange->output_elems(&r->options, r->world_size);
-    return tagc_batches_check(r, s->maker->settle(s->verdict, r->residual, r->now.residual,
+    return tagc_batches_check(r, s->maker->settle(s->verdict, s->before ? s->before : r->residual, r->now.residual,
                                                   (size_t)tagc_reducer_stored_bytes(r), r->now.output,
                                                   n_output, stream_of(r)));
+}
+
+/* Of a step that failed on this rank, whose kernels may have run. */
+static void put_back(tagc_reducer *r) {
+    direct_frames *s = frames_of(r);
+    tagc_kernels *k = kernels_of(r);
+    if (!s->has_before || tagc_kernels_enter(k) != TAGC_OK) return; /* the device failed */
+    (void)tagc_kernels_copy(k, r->residual, s->before, (size_t)tagc_reducer_stored_bytes(r), TAGC_COPY_THERE);
+    tagc_kernels_leave(k);
+}
+
+static void end_in_store(tagc_reducer *r) {
+    if (r->now.failure != TAGC_OK) put_back(r);
+    r->now.residual = NULL; /* the residual itself */
+    frames_of(r)->queue->steps_by_frames = NULL;
 }
 
 /* If this rank failed, its kernels may not have run, so it keeps the residual from before the step. */
@@ -325,6 +412,7 @@ tagc_status tagc_frames_settle(tagc_reducer *r) {
     }
     TAGC_TRY(check_call(r, "settle", DECODED));
     tagc_status status = work(r, settle, TAGC_PHASE_DECODE, SETTLED);
+    if (frames_of(r)->queue) end_in_store(r);
     tagc_reducer_settle_residual(r, r->now.failure == TAGC_OK);
     r->now.gradient = r->now.output = NULL;
     return status;

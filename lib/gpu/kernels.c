@@ -99,7 +99,9 @@ tagc_status tagc_kernels_copy(tagc_kernels *k, void *to, const void *from, size_
     const tagc_runtime *runtime = runtime_of(k);
     if (n_bytes == 0) return TAGC_OK;
     return tagc_device_check(k->device, runtime->MemcpyAsync(to, from, n_bytes, kind, k->stream),
-                             kind == TAGC_COPY_TO_HOST ? "copying to the host" : "copying to the device");
+                             kind == TAGC_COPY_TO_HOST     ? "copying to the host"
+                             : kind == TAGC_COPY_TO_DEVICE ? "copying to the device"
+                                                           : "copying on the device");
 }
 
 tagc_status tagc_kernels_wait(tagc_kernels *k) {

@@ -63,7 +63,7 @@ tagc_status tagc_kernels_make_batches(struct tagc_reducer *reducer, size_t pinne
 
 /* Makes `work` and `pinned` at least this large; their contents are lost. */
 tagc_status tagc_kernels_reserve(tagc_kernels *kernels, size_t work_bytes, size_t pinned_bytes);
-/* Copies in the stream; `pinned` is the host's side. */
+/* Copies in the stream; `pinned` is the host's side, if there is one. */
 tagc_status tagc_kernels_copy(tagc_kernels *kernels, void *to, const void *from, size_t n_bytes,
                               tagc_copy kind);
 /* Until the stream is through. */

@@ -39,8 +39,8 @@ typedef struct gpu_room {
     gpu_side here, there;
 } gpu_room;
 
-/* Sizes of this memory in every buffer, and of what batches of each stream work in. */
-enum { OUT_WORK, ADD_WORK, BACK_WORK, N_WORKS };
+/* Sizes of this memory in every buffer, of what batches of each stream work in, and of what a step by frames takes (frames.c). */
+enum { OUT_WORK, ADD_WORK, BACK_WORK, FRAMES_WORK, N_WORKS };
 typedef struct rooms_needs {
     size_t n_rooms, head_bytes, here_bytes, there_bytes, work_bytes[N_WORKS];
 } rooms_needs;
@@ -89,7 +89,8 @@ struct tagc_queue {
     tagc_kernels *kernels;         /* NULL: none; else `back` is their stream */
     void *add;                     /* stream, with kernels */
     rooms_needs rooms;             /* what there is; n_rooms and head_bytes with `lock` */
-    tagc_work_area works[N_WORKS]; /* of each stream */
+    tagc_work_area works[N_WORKS];
+    const tagc_reducer *steps_by_frames; /* whose step has FRAMES_WORK; NULL: none */
     struct tagc_turns *turns;      /* with `launch` */
     tagc_slab *slabs[N_SLAB_USES]; /* with `launch` */
     uint64_t n_adds;               /* numbers given out, with `launch` */

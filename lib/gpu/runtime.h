@@ -20,6 +20,7 @@ enum {
 typedef enum tagc_copy {
     TAGC_COPY_TO_DEVICE = 1, /* cudaMemcpyHostToDevice */
     TAGC_COPY_TO_HOST = 2,   /* cudaMemcpyDeviceToHost */
+    TAGC_COPY_THERE = 3,     /* cudaMemcpyDeviceToDevice */
 } tagc_copy;
 
 /* Each member is the function of that name with "cuda" before it, and of the driver with "cu". All are required. */

@@ -89,9 +89,9 @@ static tagc_status move(tagc_store *store, char *region) {
 
 /* With the launch lock, while nothing is under way. */
 static tagc_status grow(tagc_store *store, size_t n_bytes) {
-    tagc_turns *turns;
+    tagc_turns *turns = NULL;
     void *region;
-    TAGC_TRY(acquire(store->queue, n_bytes, &turns));
+    if (!store->is_by_frames) TAGC_TRY(acquire(store->queue, n_bytes, &turns));
     tagc_status status =
         tagc_slab_create(store->queue, SLAB_OF_RESIDUALS, n_bytes, n_bytes, "residuals", &region);
     if (status == TAGC_OK) status = move(store, region);
@@ -222,8 +222,15 @@ void tagc_store_destroy(tagc_store *store) {
 
 /* ---- for units ---- */
 
+tagc_status tagc_store_take_kind(tagc_store *store, int is_by_frames) {
+    if (store->region && store->is_by_frames != is_by_frames)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "this store has reducers %s", is_by_frames ? "of units" : "by frames");
+    store->is_by_frames = is_by_frames;
+    return TAGC_OK;
+}
+
 tagc_store *tagc_store_of(const tagc_reducer *r) {
-    return r->runner && r->runner->is_ahead ? r->arrays->heap.context : NULL;
+    return r->runner && r->runner->is_ahead && !r->runner->by_caller ? r->arrays->heap.context : NULL;
 }
 
 size_t tagc_store_place(tagc_store *store, tagc_reducer *r) {

@@ -373,6 +373,8 @@ _FUNCTIONS = {
         c_int,
     ),
     "tagc_frames_create": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
+    "tagc_frames_create_in": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
+    "tagc_frames_probe_in": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
     "tagc_frames_bytes": ([c_void_p, c_int], c_uint64),
     "tagc_frames_encode": ([c_void_p, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
     "tagc_frames_add": ([c_void_p, c_void_p, c_void_p], c_int),

@@ -16,6 +16,7 @@ enum {
     GAVE_UP = 999, /* cudaErrorUnknown: of a call that would have waited for ever */
     TO_DEVICE = 1,
     TO_HOST = 2,
+    THERE = 3,
     MAPPED = 2, /* cudaHostAllocMapped */
     MAX_STREAMS = 64,
     MAX_EVENTS = 1024,

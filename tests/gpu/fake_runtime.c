@@ -181,7 +181,7 @@ int cudaEventQuery(void *handle) {
 
 FAKE_API int cudaMemcpyAsync(void *to, const void *from, size_t n_bytes, int kind, void *handle) {
     int code = enter("MemcpyAsync");
-    if (!code && kind != TO_HOST && kind != TO_DEVICE) code = INVALID_VALUE;
+    if (!code && kind != TO_HOST && kind != TO_DEVICE && kind != THERE) code = INVALID_VALUE;
     if (!code && (!seen(to, n_bytes, kind == TO_HOST) || !seen(from, n_bytes, kind == TO_DEVICE)))
         code = INVALID_VALUE;
     if (!code) fake.n_copied += n_bytes;

@@ -69,6 +69,10 @@ typedef struct both {
     trial *t;
     side own;
     tagc_reducer *plain, *reducer;
+#ifdef WITH_KERNELS
+    tagc_queue *queue; /* NULL: the reducer is in no store */
+    tagc_store *store;
+#endif
     size_t n, n_output, frame_bytes, sum_bytes;
     float *gradient, *expected, *output, *residuals[2]; /* on the host */
     float *there, *result;                              /* where the reducer's arrays are */
@@ -208,6 +212,18 @@ static inline void allocate(both *b) {
     b->old = malloc(w * stride);
 }
 
+#ifdef WITH_KERNELS
+/* A probe of the reducer takes the memory for it, but for the residual. */
+static inline void make_store(both *b) {
+    tagc_reducer *probe;
+    CHECK(b->run, tagc_queue_create_on(b->own.kernels, 2, &b->queue) == TAGC_OK);
+    CHECK(b->run, tagc_store_create(b->queue, &b->store) == TAGC_OK);
+    CHECK(b->run, tagc_store_expect(b->store, b->run->comm, &b->t->options, 1) == TAGC_OK);
+    CHECK(b->run, tagc_frames_probe_in(b->store, b->run->comm, &b->t->options, &probe) == TAGC_OK);
+    tagc_reducer_destroy(probe);
+}
+#endif
+
 static inline void make(rank_run *run, trial *t, both *b) {
     size_t w = (size_t)run->world_size;
     *b = (both){.run = run, .t = t, .n = (size_t)t->options.n_elems};
@@ -215,7 +231,13 @@ static inline void make(rank_run *run, trial *t, both *b) {
     if (t->on_device >> run->rank & 1 && !open_device(run, &b->own, run->rank)) return;
 #endif
     CHECK(run, tagc_reducer_create(run->comm, &t->options, &b->plain) == TAGC_OK);
-    CHECK(run, tagc_frames_create(b->own.kernels, run->comm, &t->options, &b->reducer) == TAGC_OK);
+#ifdef WITH_KERNELS
+    if (b->own.kernels && t->seed % 2) make_store(b);
+    CHECK(run, (b->store ? tagc_frames_create_in(b->store, run->comm, &t->options, &b->reducer)
+                         : tagc_frames_create(b->own.kernels, run->comm, &t->options, &b->reducer)) == TAGC_OK);
+#else
+    CHECK(run, tagc_frames_create(NULL, run->comm, &t->options, &b->reducer) == TAGC_OK);
+#endif
     b->n_output = t->options.output == TAGC_OUTPUT_SHARD ? b->n / w : b->n;
     b->frame_bytes = (size_t)tagc_frames_bytes(b->reducer, 0);
     b->sum_bytes = (size_t)tagc_frames_bytes(b->reducer, 1);
@@ -238,6 +260,8 @@ static inline void free_all(both *b) {
     free(b->gradient), free(b->expected), free(b->output), free(b->here), free(b->everyone), free(b->old);
     for (int i = 0; i < 2; i++) free(b->residuals[i]);
 #ifdef WITH_KERNELS
+    tagc_store_destroy(b->store);
+    tagc_queue_destroy(b->queue);
     close_side(b->run, &b->own);
 #endif
 }

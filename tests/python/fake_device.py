@@ -40,7 +40,11 @@ class FakeDevice:
         stream = ctypes.c_void_p()
         assert self.fake.fake_stream(ctypes.byref(stream)) == 0
         self._stream, self.n_futures, self.n_current, self._threads = stream.value, 0, 0, []
-        self.n_kept, self.tasks = 0, []  # what libtagc ran by itself: weak references to the sources
+        self.n_kept, self.n_pinned, self.tasks = (
+            0,
+            0,
+            [],
+        )  # what libtagc ran by itself: weak references to the sources
         # A device's allocator frees in the order of streams; the processor's at once. So memory stays here.
         self.memory = []
 
@@ -81,6 +85,7 @@ class FakeDevice:
         self._synchronize(stream)
 
     def pinned(self, n):
+        self.n_pinned += 1
         return torch.zeros(n, dtype=torch.int64)
 
     def keep(self, tensor):

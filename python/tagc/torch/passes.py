@@ -16,6 +16,7 @@ from tagc._library import Error
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange.call import FindLayout, Record, Reduction
 from tagc.torch.exchange.comm import Comm, Disagreement
+from tagc.torch.exchange.group import Link
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Exchanged, Expected
 from tagc.torch.exchange.layout import Layout
@@ -89,7 +90,7 @@ class Passes:
         """Takes the memory of exchanges of gradients on a device, and of gathers of parameters, before the
         first one, as far as it is known what they will be. Collective."""
         staged = self.runners.staged
-        if staged is None or not self.are_all_staged or self.runners.in_group:
+        if staged is None or not self.are_all_staged:
             return
         found = [what for what in self.state.wrapper.expected() if what.dtype in DTYPES]
         with self.state.lock:
@@ -115,12 +116,17 @@ class Passes:
         unit = None if layout is None else what.unit.alone(layout, makes=True)
         if unit is None or layout is None:
             return
-        way = staged.way(comm)
+        group, staging = self.runners.group, staged.staging
+        way = staged.way(comm) if group is None else group.link(hosts.levels()[-1], comm, staging)
         unit.prepare(way, layout, dist.ReduceOp.AVG, what.dtype)
         try:
             sizes = n_elems, n_elems if layout.all_reduce else layout.row
-            arguments = dist.ReduceOp.AVG, what.dtype, sizes, self.state.schedule
-            unit.task(staged.staging, way, f"gradients of {what.unit.name}", comms, *arguments)
+            arguments = what.dtype, sizes, self.state.schedule
+            if isinstance(way, Link):
+                unit.take_memory(way, *arguments)
+            else:
+                what_for = f"gradients of {what.unit.name}"
+                unit.task(staging, way, what_for, comms, dist.ReduceOp.AVG, *arguments)
         except Error as problem:
             failure = problem
         comm.agree(name, {}, failure)

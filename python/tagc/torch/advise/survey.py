@@ -329,7 +329,7 @@ class Survey:
         gradient, target = source.clone(), source if all_reduce else source.new_empty(layout.row)
         comm = self._comms[hosts]
         way: Way = (
-            Link(hosts.between, comm, kernels, self.timeout_s, Work())
+            Link(hosts.between, comm, self._staging, self.timeout_s, Work())
             if is_in_group
             else OwnWay(comm, Work(), kernels)
         )

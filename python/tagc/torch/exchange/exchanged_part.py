@@ -10,8 +10,7 @@ import torch
 
 from tagc import _library as lib
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.reducer import Way
-from tagc.torch.exchange.staging import Store
+from tagc.torch.exchange.reducer import Reducer
 from tagc.torch.exchange.work import Want
 
 Arrays = tuple[torch.Tensor, torch.Tensor]  # a reducer's gradient and its output
@@ -25,14 +24,12 @@ class ExchangedPart:
         self,
         layout: layouts.Layout,
         part: layouts.Part,
-        way: Way,
+        rank: int,
+        reducer: Reducer,
         options: Mapping[str, Any],
-        dtype: torch.dtype,
-        store: Store | None = None,
     ) -> None:
-        self._rank = way.comm.rank
+        self._rank, self.reducer = rank, reducer
         self._place(layout, part)
-        self.reducer = way.reducer(part.n_elems, options, dtype, store)
         self.options = dict(options)
 
     def _place(self, layout: layouts.Layout, part: layouts.Part) -> None:

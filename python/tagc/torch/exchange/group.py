@@ -26,7 +26,7 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.reducer import Reducer
-from tagc.torch.exchange.staging import Kernels
+from tagc.torch.exchange.staging import Staging, Store
 from tagc.torch.exchange.waits import Collectives
 from tagc.torch.exchange.work import Work
 
@@ -34,22 +34,35 @@ _WORDS = 4  # of tagc_frames_verdict; all ranks take the maximum of the first tw
 
 
 class Link:
-    """The Way by the caller's own group: its collectives for tensors on one device. kernels: of the device
-    where tensors are; None: in CPU memory."""
+    """The Way by the caller's own group: its collectives for tensors on one device. staging: of the device
+    where tensors are, with kernels; None: in CPU memory."""
 
     def __init__(
-        self, group: dist.ProcessGroup, comm: Comm, kernels: Kernels | None, timeout_s: float, work: Work
+        self, group: dist.ProcessGroup, comm: Comm, staging: Staging | None, timeout_s: float, work: Work
     ) -> None:
-        self.comm, self.kernels, self.size, self.work = comm, kernels, comm.world_size, work
+        self.comm, self.staging, self.size, self.work = comm, staging, comm.world_size, work
+        self.kernels = kernels = None if staging is None else staging.kernels
         self.collectives = Collectives(group, "gradients, which tagc sends in this group", timeout_s)
         self.device = torch.device("cpu") if kernels is None else kernels.device
-
-    staging = None
+        self.verdicts: list[tuple[torch.Tensor, torch.Tensor]] = []  # free ones: (there, on the host)
 
     def reducer(
-        self, n_elems: int, options: Mapping[str, Any], dtype: torch.dtype, store: object = None
-    ) -> Reducer:
-        return FrameReducer(self, n_elems, dtype if dtype == torch.bfloat16 else torch.float32, **options)
+        self,
+        n_elems: int,
+        options: Mapping[str, Any],
+        dtype: torch.dtype,
+        store: Store | None = None,
+        is_probe: bool = False,
+    ) -> FrameReducer:
+        """is_probe: for the memory that it takes. Local then."""
+        dtype = dtype if dtype == torch.bfloat16 else torch.float32
+        return FrameReducer(self, n_elems, dtype, store, is_probe, **options)
+
+    def reserve(self, n: int) -> None:
+        """Makes verdicts for n more reducers. Call it inside turn()."""
+        there = torch.zeros(n, _WORDS, dtype=torch.int64, device=self.device)
+        here = there if self.kernels is None else self.kernels.streams.pinned(n * _WORDS).view(n, _WORDS)
+        self.verdicts += zip(there, here)
 
     def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
         """Returns a context that enqueues torch's work in the kernels' stream, after the current stream's
@@ -65,27 +78,46 @@ class FrameReducer(Reducer):
     """A Reducer that sends by a Link. begin() enqueues the whole step, inside turn(); end(), which returns
     its outcome, is called when the stream has run it."""
 
-    def __init__(self, link: Link, n_elems: int, dtype: torch.dtype, **options: Any) -> None:
-        self._link, self._factor = link, 1.0
+    def __init__(
+        self,
+        link: Link,
+        n_elems: int,
+        dtype: torch.dtype,
+        store: Store | None,
+        is_probe: bool,
+        **options: Any,
+    ) -> None:
+        self._link, self._factor, self._is_probe = link, 1.0, is_probe
         # frames use direct: every value in fp32, and the mean taken of the sum, as in dense
         if options["exchange"] == lib.EXCHANGES["dense"]:
             options |= {"exchange": lib.EXCHANGES["direct"], "sparsity": 0.0}
             if options.get("op", lib.OPS["avg"]) == lib.OPS["avg"]:
                 options["op"], self._factor = lib.OPS["sum"], 1.0 / link.size
-        super().__init__(link.comm, n_elems, link.kernels, dtype, **options)
+        super().__init__(link.comm, n_elems, link.kernels, dtype, store, **options)
         self.is_in_place = False  # a frame is added when others have come
-        self._verdict = torch.zeros(_WORDS, dtype=torch.int64, device=link.device)
-        self._copy = self._verdict if link.kernels is None else link.kernels.streams.pinned(_WORDS)
         self._failure: Error | None = None
+        if not is_probe:
+            if not link.verdicts:
+                link.reserve(1)
+            self._verdict, self._copy = link.verdicts.pop()
+
+    def close(self) -> None:
+        if self._handle and not self._is_probe:
+            self._link.verdicts.append((self._verdict, self._copy))
+        super().close()
 
     def _create(self, fields: lib.ReducerOptions) -> None:
-        lib.call(
-            "tagc_frames_create",
-            self._kernels.handle if self._kernels else None,
-            self._comm.handle,
-            ctypes.byref(fields),
-            ctypes.byref(self._handle),
-        )
+        if self._store is not None:
+            name = "tagc_frames_probe_in" if self._is_probe else "tagc_frames_create_in"
+            self._handle = self._store.make(name, self._comm, fields)
+        else:  # in CPU memory
+            out = ctypes.byref(self._handle)
+            lib.call("tagc_frames_create", None, self._comm.handle, ctypes.byref(fields), out)
+
+    def lend(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns memory for frames: (sent, received)."""
+        n_bytes = self._link.size * max(self._frame_bytes(False), self._frame_bytes(True))
+        return self._link.work.lend_frames(self._link.device, n_bytes)
 
     def _frame_bytes(self, is_sums: bool) -> int:
         return lib.load().tagc_frames_bytes(self._handle, int(is_sums))
@@ -102,7 +134,7 @@ class FrameReducer(Reducer):
     def begin(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
         n_ranks, collectives, n_sums = self._link.size, self._link.collectives, self._frame_bytes(True)
         n_bytes = n_ranks * self._frame_bytes(False)
-        sent, received = self._link.work.lend_frames(self._link.device, max(n_bytes, n_ranks * n_sums))
+        sent, received = self.lend()
         self._failure, self._under_way = None, (gradient, output)
         pointers = self._pointers(gradient, output)
         self._try("tagc_frames_encode", *pointers, sent.data_ptr(), self._verdict.data_ptr())
@@ -139,8 +171,7 @@ class FrameReducer(Reducer):
             output.fill_(float("nan"))  # not used for training
         with contextlib.suppress(Error):  # the device failed; report the first failure
             lib.call("tagc_frames_settle", self._handle)
-        if self._copy is not self._verdict:
-            self._copy.copy_(self._verdict, non_blocking=True)
+        self._copy.copy_(self._verdict, non_blocking=True)
 
     def wait(self) -> None:
         """Does nothing: the stream has the step."""

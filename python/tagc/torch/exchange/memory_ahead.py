@@ -1,10 +1,10 @@
 """Takes the memory of a device that a unit can come to need, before its first exchange: whatever the schedule
-does, later ones allocate nothing. It makes tasks of probes (tagc_reducer_probe_in), which leave their memory
-with the queue and the store."""
+does, later ones allocate nothing. It makes probes (tagc_reducer_probe_in, tagc_frames_probe_in), which leave
+their memory with the queue and the store."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,29 +18,21 @@ from tagc.torch.exchange.task import Sampler, Task, TaskPart
 Options = Callable[[Layout, Part, Mapping[str, Any]], dict[str, Any]]  # all fields of a part's reducer
 
 
-def for_all_levels(
-    make: Callable[[Sequence[TaskPart]], Task],
-    way: Way,
-    layout: Layout,
-    dtype: torch.dtype,
-    sampler: Sampler,
-    store: Store,
-    options: Options,
-    exchanges: Sequence[ExchangedPart],
-) -> None:
-    """Takes what tasks of the unit with that layout need at any levels of its parameters. Batches need most
-    where all are at one level, and bodies where each is at another. exchanges: the unit's. Local."""
+def all_levels(
+    layout: Layout, dtype: torch.dtype, sampler: Sampler
+) -> Iterator[tuple[Layout, list[Mapping[str, Any]]]]:
+    """Yields layouts with levels of which one needs most, and the fields of each part's reducer. Batches need
+    most where all are at one level, and bodies where each is at another."""
     has_levels = [sampler.has_levels(parameter.kind) for parameter in layout.parameters]
     together = [0 if has else p.level for p, has in zip(layout.parameters, has_levels)]
     apart = [i if has else p.level for i, (p, has) in enumerate(zip(layout.parameters, has_levels))]
     for grouped in (layout.regrouped(together), layout.regrouped(apart)):
         variants = [sampler.largest(part, dtype) for part in grouped.parts]
         for number in range(max(map(len, variants))):
-            fields = [each[min(number, len(each) - 1)] for each in variants]
-            _take(make, way, grouped, fields, dtype, store, options, exchanges)
+            yield grouped, [each[min(number, len(each) - 1)] for each in variants]
 
 
-def _take(
+def take(
     make: Callable[[Sequence[TaskPart]], Task],
     way: Way,
     layout: Layout,
@@ -50,7 +42,7 @@ def _take(
     options: Options,
     exchanges: Sequence[ExchangedPart],
 ) -> None:
-    """fields: of each part of the layout."""
+    """Takes what a task of that layout needs. fields: of each part. exchanges: the unit's own. Local."""
     probes: list[Probe] = []
     parts: list[TaskPart] = []
     try:

@@ -88,20 +88,13 @@ class Reducer:
         self._create(fields)
 
     def _create(self, fields: lib.ReducerOptions) -> None:
+        about = self._comm.handle, ctypes.byref(fields), ctypes.byref(self._handle)
         if self._store is not None:
-            self._handle = self._store.reducer(self._comm, fields)
+            self._handle = self._store.make("tagc_reducer_create_in", self._comm, fields)
         elif self._kernels is None:
-            lib.call(
-                "tagc_reducer_create", self._comm.handle, ctypes.byref(fields), ctypes.byref(self._handle)
-            )
+            lib.call("tagc_reducer_create", *about)
         else:
-            lib.call(
-                "tagc_reducer_create_on",
-                self._kernels.handle,
-                self._comm.handle,
-                ctypes.byref(fields),
-                ctypes.byref(self._handle),
-            )
+            lib.call("tagc_reducer_create_on", self._kernels.handle, *about)
 
     def change(self, options: Mapping[str, Any]) -> None:
         """Sends by other options from now on: format, sparsity and block may differ. The residual stays.
@@ -211,7 +204,7 @@ class Probe:
         fields = fields_of(n_elems, options, dtype_read(options, dtype))
         is_unit = fields.output == lib.OUTPUTS["unit"]
         self.n_elems, self.n_output = n_elems, n_elems if is_unit else n_elems // comm.world_size
-        self._handle = store.probe(comm, fields)
+        self._handle = store.make("tagc_reducer_probe_in", comm, fields)
 
     @property
     def handle(self) -> int | None:
@@ -240,7 +233,7 @@ class Way(Protocol):
 
     @property
     def staging(self) -> Staging | None:
-        """Whose tasks are all exchanges of reducers with kernels; None: they run by themselves."""
+        """In whose queue reducers with kernels have stores; None: they have none."""
         ...
 
     def reducer(

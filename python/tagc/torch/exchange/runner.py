@@ -218,27 +218,32 @@ class Staged(Runner):
 
 
 class Group(Runner):
-    """kernels_for(tensor): of the tensor's device; None: CPU memory."""
+    """staging_for(tensor): of the tensor's device; None: CPU memory."""
 
-    def __init__(self, kernels_for: Callable[[torch.Tensor], Kernels | None], timeout_s: float) -> None:
+    def __init__(self, staging_for: Callable[[torch.Tensor], Staging | None], timeout_s: float) -> None:
         super().__init__()
-        self._kernels_for, self._timeout_s = kernels_for, timeout_s
+        self._staging_for, self._timeout_s = staging_for, timeout_s
         self._links: dict[tuple[Any, ...], Link] = {}
         self._ends: list[Callable[[], object]] = []  # of exchanges whose outcome is not known yet
 
     def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
-        kernels = self._kernels_for(source)
-        if kernels is not None and kernels.streams.is_capturing():
+        staging = self._staging_for(source)
+        if staging is not None and staging.streams.is_capturing():
             call.failure = call.failure or Error(
                 "unsupported",
                 "the current stream is being captured into a graph, "
                 'and transport="group" cannot exchange anything when a graph is replayed: capture '
                 "without the backward pass",
             )
-        key = call.comm.ranks, kernels
+        link = self.link(call.group, call.comm, staging)
+        self._ends.append(call.perform(link, source, target, call.failure))
+
+    def link(self, group: Any, comm: Comm, staging: Staging | None) -> Link:
+        """Returns the way over that group, whose connection is comm."""
+        key = comm.ranks, staging
         if key not in self._links:
-            self._links[key] = Link(call.group, call.comm, kernels, self._timeout_s, self.work)
-        self._ends.append(call.perform(self._links[key], source, target, call.failure))
+            self._links[key] = Link(group, comm, staging, self._timeout_s, self.work)
+        return self._links[key]
 
     def future(self, work: Job, is_awaited: bool = False) -> Future:
         """Does the work in the hook, not in a thread: all ranks must call a group's collectives in one order,
@@ -279,22 +284,18 @@ class Runners:
 
     def __init__(self, staging: Staging | None, codec: str | None, in_group: bool, timeout_s: float) -> None:
         self.host = Host(self._finish_staged)
-        self._staged = None if staging is None else Staged(staging)
-        self._group = Group(self._kernels_for, timeout_s) if in_group else None
+        self.staged = None if staging is None else Staged(staging)
+        self.group = Group(self._staging_for, timeout_s) if in_group else None
         self._codec, self._is_closed = codec, False
-
-    @property
-    def staged(self) -> Staged | None:
-        return self._staged
 
     @property
     def in_group(self) -> bool:
         """Whether gradients go by the caller's own group."""
-        return self._group is not None
+        return self.group is not None
 
     @property
     def staging(self) -> Staging | None:
-        return None if self._staged is None else self._staged.staging
+        return None if self.staged is None else self.staged.staging
 
     @property
     def kernels(self) -> Kernels | None:
@@ -302,7 +303,7 @@ class Runners:
 
     def works(self) -> list[Work]:
         """Returns the work memory of all of them."""
-        runners: list[Runner | None] = [self.host, self._staged, self._group]
+        runners: list[Runner | None] = [self.host, self.staged, self.group]
         beside = [self.host.work_beside]
         return beside + [runner.work for runner in runners if runner is not None]
 
@@ -313,15 +314,15 @@ class Runners:
         """Returns the one for gradients like that. Error if there should be one and cannot: host then tells
         the other ranks."""
         own = self.own(tensor)
-        return own if self._group is None or self._is_closed else self._group
+        return own if self.group is None or self._is_closed else self.group
 
     def own(self, tensor: torch.Tensor) -> Runner:
         """Returns the one by tagc's own connection."""
         if self._is_closed:
             return self.host
-        if self._staged is None and (found := streams.of(tensor.device)) is not None:
-            self._staged = Staged(Staging(found, self._codec))
-        return self.host if self._staged is None or not self.is_on_device(tensor) else self._staged
+        if self.staged is None and (found := streams.of(tensor.device)) is not None:
+            self.staged = Staged(Staging(found, self._codec))
+        return self.host if self.staged is None or not self.is_on_device(tensor) else self.staged
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
         return self.staging is not None and tensor.device == self.staging.streams.device
@@ -331,21 +332,21 @@ class Runners:
         if self.staging is not None and self.is_on_device(tensor):
             self.staging.streams.keep(tensor)
 
-    def _kernels_for(self, tensor: torch.Tensor) -> Kernels | None:
-        return self.kernels if self.is_on_device(tensor) else None
+    def _staging_for(self, tensor: torch.Tensor) -> Staging | None:
+        return self.staging if self.is_on_device(tensor) else None
 
     def _finish_staged(self) -> None:
         """Keeps one order of exchanges on all ranks, with tensors on several devices."""
-        if self._staged is not None:
-            self._staged.finish()
+        if self.staged is not None:
+            self.staged.finish()
 
     def finish(self) -> None:
-        for runner in (self._group, self._staged, self.host):
+        for runner in (self.group, self.staged, self.host):
             if runner is not None:
                 runner.finish()
 
     def drop(self) -> None:
-        for runner in (self._group, self._staged, self.host):
+        for runner in (self.group, self.staged, self.host):
             if runner is not None:
                 runner.drop()
 
@@ -356,7 +357,7 @@ class Runners:
 
     def close(self) -> None:
         self._is_closed = True
-        for runner in (self._staged, self.host):
+        for runner in (self.staged, self.host):
             if runner is not None:
                 runner.close()
 

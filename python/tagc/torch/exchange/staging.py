@@ -130,15 +130,9 @@ class Store:
         options = (lib.ReducerOptions * max(1, len(fields)))(*fields)
         lib.call("tagc_store_expect", self._handle, comm.handle, options, len(fields))
 
-    def reducer(self, comm: Comm, fields: lib.ReducerOptions) -> ctypes.c_void_p:
-        """Returns a new reducer. Collective."""
-        return self._made("tagc_reducer_create_in", comm, fields)
-
-    def probe(self, comm: Comm, fields: lib.ReducerOptions) -> ctypes.c_void_p:
-        """Returns a probe of one. Local."""
-        return self._made("tagc_reducer_probe_in", comm, fields)
-
-    def _made(self, function: str, comm: Comm, fields: lib.ReducerOptions) -> ctypes.c_void_p:
+    def make(self, function: str, comm: Comm, fields: lib.ReducerOptions) -> ctypes.c_void_p:
+        """Returns a new reducer (collective) or a probe of one (local), by libtagc's function of that
+        name."""
         handle = ctypes.c_void_p()
         lib.call(function, self._handle, comm.handle, ctypes.byref(fields), ctypes.byref(handle))
         return handle

@@ -17,10 +17,11 @@ import torch.distributed as dist
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange import layout as layouts
+from tagc.torch.exchange import memory_ahead
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.exchanged_part import Arrays, ExchangedPart
-from tagc.torch.exchange.memory_ahead import for_all_levels
-from tagc.torch.exchange.reducer import Way, dtype_read, fields_of, is_direct
+from tagc.torch.exchange.group import Link
+from tagc.torch.exchange.reducer import Way, dtype_read, fields_of
 from tagc.torch.exchange.staging import Staging, Store
 from tagc.torch.exchange.task import Sampler, Task, TaskPart
 from tagc.torch.exchange.work import Work
@@ -220,10 +221,33 @@ class Unit:
             )
             if self._store is not None and self._reserved != wanted:
                 options = functools.partial(self._reducer_options, way)
-                for_all_levels(make, way, self._layout, dtype, sampler, self._store, options, self._exchanges)
+                for grouped, fields in memory_ahead.all_levels(self._layout, dtype, sampler):
+                    own = self._store, options, self._exchanges
+                    memory_ahead.take(make, way, grouped, fields, dtype, *own)
                 self._reserved = wanted
             self._task, self._task_key = make(parts), wanted
         return None if self._task.is_under_way else self._task
+
+    def take_memory(self, way: Link, dtype: torch.dtype, sizes: tuple[int, int], sampler: Sampler) -> None:
+        """Takes the memory of reduce() by that way, of a unit that is_ready(), with tensors of that dtype and
+        sizes. Local."""
+        assert self._layout is not None  # is_ready()
+        probes: list[ExchangedPart] = []
+        with way.turn(waits=False):
+            way.reserve(len(self._layout.parameters) - len(self._exchanges))
+            source, target = (torch.empty(n, dtype=dtype, device=way.device) for n in sizes)
+            target = source if self._layout.all_reduce else target
+            for grouped, fields in memory_ahead.all_levels(self._layout, dtype, sampler):
+                try:
+                    for part, own in zip(grouped.parts, fields):
+                        options = self._reducer_options(way, grouped, part, own)
+                        probe = way.reducer(part.n_elems, options, dtype, self._store, is_probe=True)
+                        probes.append(ExchangedPart(grouped, part, way.comm.rank, probe, options))
+                        probe.lend()
+                    way.work.lend([want for each in probes for want in each.wants(source, target, False)])
+                finally:
+                    while probes:
+                        probes.pop().close()
 
     @staticmethod
     def _make_task(
@@ -271,9 +295,11 @@ class Unit:
         made = made or [None] * len(options)
         self._stow([exchange for exchange in self._exchanges if exchange not in made])
         try:
-            store = self._open_store(way, layout, dtype, options)
+            store = self._open_store(way, layout, dtype)
             for i, part in enumerate(layout.parts):
-                made[i] = made[i] or ExchangedPart(layout, part, way, options[i], dtype, store)
+                if made[i] is None:
+                    reducer = way.reducer(part.n_elems, options[i], dtype, store)
+                    made[i] = ExchangedPart(layout, part, way.comm.rank, reducer, options[i])
         except BaseException:  # the next reduce() makes new reducers; residuals stay
             self._exchanges = [exchange for exchange in made if exchange is not None]
             self.close()
@@ -293,12 +319,10 @@ class Unit:
             "rounding_seed": _rounding_seed(way, part),
         }
 
-    def _open_store(
-        self, way: Way, layout: layouts.Layout, dtype: torch.dtype, options: Sequence[Mapping[str, Any]]
-    ) -> Store | None:
-        """Returns that of the reducers, with room for whatever parts the layout can have; None: they need
+    def _open_store(self, way: Way, layout: layouts.Layout, dtype: torch.dtype) -> Store | None:
+        """Returns that of the reducers, with room for whatever parts the layout can have; None: there is
         none."""
-        if way.staging is None or not any(map(is_direct, options)):
+        if way.staging is None:
             self._close_store()
             return None
         self._store = self._store or Store(way.staging)
