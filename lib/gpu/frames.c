@@ -384,9 +384,9 @@ tagc_status tagc_frames_decode(tagc_reducer *r, const void *received) {
 static tagc_status settle(tagc_reducer *r) {
     direct_frames *s = frames_of(r);
     size_t n_output = (size_t)r->exchange->output_elems(&r->options, r->world_size);
-    return tagc_batches_check(r, s->maker->settle(s->verdict, s->before ? s->before : r->residual, r->now.residual,
-                                                  (size_t)tagc_reducer_stored_bytes(r), r->now.output,
-                                                  n_output, stream_of(r)));
+    return tagc_batches_check(r, s->maker->settle(s->verdict, s->before ? s->before : r->residual,
+                                                  r->now.residual, (size_t)tagc_reducer_stored_bytes(r),
+                                                  r->now.output, n_output, stream_of(r)));
 }
 
 /* Of a step that failed on this rank, whose kernels may have run. */

@@ -86,14 +86,14 @@ struct tagc_queue {
     queue_flags *flags;
     uint64_t in_there, out_there, add_there, added_there; /* their addresses on the device */
 
-    tagc_kernels *kernels;         /* NULL: none; else `back` is their stream */
-    void *add;                     /* stream, with kernels */
-    rooms_needs rooms;             /* what there is; n_rooms and head_bytes with `lock` */
+    tagc_kernels *kernels; /* NULL: none; else `back` is their stream */
+    void *add;             /* stream, with kernels */
+    rooms_needs rooms;     /* what there is; n_rooms and head_bytes with `lock` */
     tagc_work_area works[N_WORKS];
     const tagc_reducer *steps_by_frames; /* whose step has FRAMES_WORK; NULL: none */
-    struct tagc_turns *turns;      /* with `launch` */
-    tagc_slab *slabs[N_SLAB_USES]; /* with `launch` */
-    uint64_t n_adds;               /* numbers given out, with `launch` */
+    struct tagc_turns *turns;            /* with `launch` */
+    tagc_slab *slabs[N_SLAB_USES];       /* with `launch` */
+    uint64_t n_adds;                     /* numbers given out, with `launch` */
 
     /* Held while work is enqueued, so that streams get exchanges in the order of tickets. */
     pthread_mutex_t launch;

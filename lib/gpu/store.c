@@ -224,7 +224,8 @@ void tagc_store_destroy(tagc_store *store) {
 
 tagc_status tagc_store_take_kind(tagc_store *store, int is_by_frames) {
     if (store->region && store->is_by_frames != is_by_frames)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "this store has reducers %s", is_by_frames ? "of units" : "by frames");
+        return tagc_fail(TAGC_ERR_ARGUMENT, "this store has reducers %s",
+                         is_by_frames ? "of units" : "by frames");
     store->is_by_frames = is_by_frames;
     return TAGC_OK;
 }

@@ -233,8 +233,9 @@ static inline void make(rank_run *run, trial *t, both *b) {
     CHECK(run, tagc_reducer_create(run->comm, &t->options, &b->plain) == TAGC_OK);
 #ifdef WITH_KERNELS
     if (b->own.kernels && t->seed % 2) make_store(b);
-    CHECK(run, (b->store ? tagc_frames_create_in(b->store, run->comm, &t->options, &b->reducer)
-                         : tagc_frames_create(b->own.kernels, run->comm, &t->options, &b->reducer)) == TAGC_OK);
+    CHECK(run,
+          (b->store ? tagc_frames_create_in(b->store, run->comm, &t->options, &b->reducer)
+                    : tagc_frames_create(b->own.kernels, run->comm, &t->options, &b->reducer)) == TAGC_OK);
 #else
     CHECK(run, tagc_frames_create(NULL, run->comm, &t->options, &b->reducer) == TAGC_OK);
 #endif

@@ -111,7 +111,7 @@ static tagc_status create_and_note(tagc_batch_kind kind, const tagc_batch_row *r
     struct area new = {work, (const char *)work + batches->work_bytes(kind, rows, n_rows, 1), stream};
     pthread_mutex_lock(&areas_lock);
     for (int i = 0; i < n_areas; i++)
-        n_shared += areas[i].begin < new.end && new.begin < areas[i].end && areas[i].stream != stream;
+        n_shared += areas[i].begin < new.end &&new.begin < areas[i].end &&areas[i].stream != stream;
     if (n_areas == (int)(sizeof areas / sizeof *areas)) abort();
     areas[n_areas++] = new;
     pthread_mutex_unlock(&areas_lock);
