@@ -6,6 +6,7 @@ import random
 import pytest
 
 torch = pytest.importorskip("torch")
+import launch
 import ranks
 import torch.distributed as dist
 from models import Even, batch_of, loss_of
@@ -665,3 +666,11 @@ def test_errors_are_the_same_on_every_rank():
         ],
     ):
         assert part in text
+
+
+def test_the_command_needs_no_model(capfd):
+    words = "advise --params 10m --seconds 0.2 --wrap ddp".split()
+    ranks.run(launch.as_main, 2, "tagc", *words)
+    said = capfd.readouterr().out
+    assert said.startswith("DDP, 2 ranks, ") and "in every" not in said
+    assert "of" in said and "tagc, 95 % zero" in said
