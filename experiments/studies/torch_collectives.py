@@ -23,11 +23,14 @@ import gpt  # isort: skip
 import own_collectives  # isort: skip
 
 # What Collectives gets; None: torch's calls. "nudge": as in torch_first_try.py. "key": False: calls have
-# none. "first": that many steps are in 8 bits. "loops": those in which the arm means something.
+# none. "first": that many steps are in 8 bits. "muon": whether only Muon's matrices go through Collectives,
+# or all but these. "loops": those in which the arm means something.
 ARMS = {
     "torch's": {"options": None},
     "torch's, nudged": {"options": None, "nudge": 1e-6},
     "every value in 4 bits": {"options": {}},
+    "Muon's matrices in 4 bits": {"options": {}, "muon": True, "loops": ["muon"]},
+    "all but Muon's matrices in 4 bits": {"options": {}, "muon": False, "loops": ["muon"]},
     "the same, parameters as 4-bit changes": {"options": {"parameters": "delta4"}, "loops": ["muon"]},
     "a tenth of the values in 4 bits": {"options": {"sparsity": 0.9}},
     "by the schedule": {"options": {"gentle": True}, "loops": ["adamw"]},
@@ -61,6 +64,22 @@ class Torch(own_collectives.TorchCollectives):
         return own_collectives.Mean(tensor, dist.all_reduce(tensor, async_op=True))
 
 
+class Parted:
+    """Some keys by Collectives, the others by torch's calls."""
+
+    def __init__(self, comm, is_muon):
+        self.comm, self.is_muon, self.torch = comm, is_muon, Torch()
+
+    def calls(self, key):
+        return self.comm if key.startswith("stack") == self.is_muon else self.torch
+
+    def reduce_scatter(self, output, input, key, op):
+        return self.calls(key).reduce_scatter(output, input, key=key, op=op)
+
+    def all_gather(self, output, input, key):
+        return self.calls(key).all_gather(output, input, key=key)
+
+
 class Averaged:
     """An optimizer of torch behind an all-reduce of each gradient."""
 
@@ -90,6 +109,8 @@ def made(loop, arm, model):
     calls = Torch() if comm is None else comm if arm.get("key", True) else Keyless(comm)
     if loop == "adamw":
         return comm, Averaged(model, calls, optimizer)
+    if "muon" in arm:
+        calls = Parted(comm, arm["muon"])
     return comm, own_collectives.Optimizer(model, calls)
 
 
