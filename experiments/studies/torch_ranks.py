@@ -114,7 +114,8 @@ def table(args, rows):
 
 
 def draw(args, rows):
-    """Points for seeds, a line for the mean of each arm, and a band for what dense arms differ by."""
+    """Points for seeds, a line for the mean of each arm, and a band for what dense arms differ by that should
+    be equal."""
     import altair as alt
 
     from tagc.report import pictures
@@ -124,7 +125,7 @@ def draw(args, rows):
         title = f"{setup} ({SETUPS[setup]})"
         dense = [
             gap
-            for arm in ("dense", "dense, nudged")
+            for arm in ("dense", "dense, nudged", "dense, bf16")
             for gap, _ in gaps(args, rows, setup, 2, None, arm).values()
         ]
         if dense:
