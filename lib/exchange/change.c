@@ -22,6 +22,7 @@ static tagc_status take_up(tagc_reducer *r, const tagc_reducer_options *options)
     }
     tagc_reducer_destroy_state(r);
     *r = fresh;
+    tagc_reducer_note_residual(r);
     return TAGC_OK;
 }
 

@@ -151,7 +151,9 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_runner *runner, ta
     TAGC_TRY(tagc_reducer_make_residual(r));
     TAGC_TRY(tagc_work_open(comm, &tagc_host_arrays.heap, TAGC_WORK_REDUCE, checked.tag, &r->work));
     if (checked.n_threads > 1) TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
-    return tagc_reducer_lay_out(r);
+    TAGC_TRY(tagc_reducer_lay_out(r));
+    tagc_reducer_note_residual(r);
+    return TAGC_OK;
 }
 
 tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,

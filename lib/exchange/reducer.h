@@ -65,6 +65,9 @@ void tagc_reducer_destroy_state(tagc_reducer *r);
 /* If the options ask for one. After a failure there is none. */
 tagc_status tagc_reducer_make_residual(tagc_reducer *r);
 void tagc_reducer_destroy_residual(tagc_reducer *r);
+static inline void tagc_reducer_note_residual(tagc_reducer *r) {
+    if (r->runner && r->runner->note_residual) r->runner->note_residual(r);
+}
 
 /* ---- steps ---- */
 /* Of the residual. */

@@ -29,7 +29,7 @@ struct tagc_gatherer;
 typedef struct tagc_runner {
     /* For messages: "kernels". */
     const char *name;
-    /* 1: the caller sends the messages. No action of the step runs, and nothing below _end is called. */
+    /* 1: the caller sends the messages. No action of the step runs, and nothing below _note_residual is called. */
     int by_caller;
     /* 1: its steps bring the memory for a new residual. They are ahead (tagc_reducer_begin_ahead), or by the caller. */
     int is_ahead;
@@ -38,6 +38,8 @@ typedef struct tagc_runner {
     /* Made when the reducer is laid out, and ended with that layout. _end accepts what is half-made. */
     tagc_status (*make)(struct tagc_reducer *r);
     void (*end)(struct tagc_reducer *r);
+    /* The residual may be another one: the reducer is made, or was changed. NULL: nothing to note. */
+    void (*note_residual)(struct tagc_reducer *r);
     /* Encodes the fragment of turn t into its row. */
     void (*encode)(struct tagc_reducer *r, int t, tagc_encoded *out);
     /* Decodes and adds bodies [first, end) of the list tagc_direct.bodies, without those whose bytes are NULL. */

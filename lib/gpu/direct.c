@@ -260,6 +260,7 @@ static const tagc_runner ahead = {.name = "kernels",
                                   .is_ahead = 1,
                                   .make = make_ahead,
                                   .end = end,
+                                  .note_residual = tagc_store_note,
                                   .encode = on_encode,
                                   .add = on_add,
                                   .encode_sums = on_encode_sums,
@@ -276,9 +277,7 @@ tagc_status tagc_reducer_create_in(tagc_store *store, tagc_comm *comm, const tag
     if (out) *out = NULL;
     TAGC_TRY(check(store, comm, out));
     TAGC_TRY(tagc_store_take_kind(store, 0));
-    TAGC_TRY(tagc_reducer_make(&store->arrays, &ahead, comm, options, out));
-    (void)tagc_store_place(store, *out); /* from now on the store may move it */
-    return TAGC_OK;
+    return tagc_reducer_make(&store->arrays, &ahead, comm, options, out);
 }
 
 tagc_status tagc_reducer_probe_in(tagc_store *store, tagc_comm *comm, const tagc_reducer_options *options,

@@ -159,8 +159,13 @@ static void end(tagc_reducer *r) {
 }
 
 static const tagc_runner runner = {.name = "frames", .by_caller = 1, .is_whole = 1, .make = make, .end = end};
-static const tagc_runner stored = {
-    .name = "frames", .by_caller = 1, .is_ahead = 1, .is_whole = 1, .make = make, .end = end};
+static const tagc_runner stored = {.name = "frames",
+                                   .by_caller = 1,
+                                   .is_ahead = 1,
+                                   .is_whole = 1,
+                                   .make = make,
+                                   .end = end,
+                                   .note_residual = tagc_store_note};
 
 tagc_status tagc_frames_create(tagc_kernels *kernels, tagc_comm *comm, const tagc_reducer_options *options,
                                tagc_reducer **out) {
@@ -180,9 +185,7 @@ static tagc_status check_store(tagc_store *store, const tagc_comm *comm, tagc_re
 tagc_status tagc_frames_create_in(tagc_store *store, tagc_comm *comm, const tagc_reducer_options *options,
                                   tagc_reducer **out) {
     TAGC_TRY(check_store(store, comm, out));
-    TAGC_TRY(tagc_reducer_make(&store->arrays, &stored, comm, options, out));
-    (void)tagc_store_place(store, *out); /* from now on the store may move it */
-    return TAGC_OK;
+    return tagc_reducer_make(&store->arrays, &stored, comm, options, out);
 }
 
 tagc_status tagc_frames_probe_in(tagc_store *store, tagc_comm *comm, const tagc_reducer_options *options,
@@ -329,7 +332,6 @@ tagc_status tagc_frames_encode(tagc_reducer *r, const void *gradient, float *out
                                              "encode and settle");
         s->queue->steps_by_frames = r;
         s->has_before = 0;
-        (void)tagc_store_place(store_of(r), r); /* a change may have made the residual */
         place_there(r);
         r->now.residual = r->residual;
     }

@@ -234,13 +234,20 @@ tagc_store *tagc_store_of(const tagc_reducer *r) {
     return r->runner && r->runner->is_ahead && !r->runner->by_caller ? r->arrays->heap.context : NULL;
 }
 
-size_t tagc_store_place(tagc_store *store, tagc_reducer *r) {
-    for (store_piece *piece = store->pieces; piece; piece = piece->next) {
-        if (store->region + piece->at != (char *)r->residual) continue;
-        piece->reducer = r;
-        return piece->at;
-    }
-    return 0;
+static store_piece *piece_of(const tagc_store *store, const tagc_reducer *r) {
+    store_piece *piece = store->pieces;
+    while (piece && store->region + piece->at != (char *)r->residual) piece = piece->next;
+    return piece;
+}
+
+void tagc_store_note(tagc_reducer *r) {
+    store_piece *piece = piece_of(r->arrays->heap.context, r);
+    if (piece) piece->reducer = r;
+}
+
+size_t tagc_store_place(const tagc_store *store, const tagc_reducer *r) {
+    const store_piece *piece = piece_of(store, r);
+    return piece ? piece->at : 0;
 }
 
 void tagc_store_turn(tagc_store *store, int b) {

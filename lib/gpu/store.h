@@ -44,8 +44,10 @@ struct tagc_store {
 tagc_status tagc_store_take_kind(tagc_store *store, int is_by_frames);
 /* NULL: the reducer was not made by tagc_reducer_create_in. */
 tagc_store *tagc_store_of(const tagc_reducer *reducer);
+/* The runner's note_residual: from now on the store may move it. */
+void tagc_store_note(tagc_reducer *reducer);
 /* Where its residual is in the region; a probe's is nowhere. */
-size_t tagc_store_place(tagc_store *store, tagc_reducer *reducer);
+size_t tagc_store_place(const tagc_store *store, const tagc_reducer *reducer);
 /* Swaps region and spare of buffer b. */
 void tagc_store_turn(tagc_store *store, int b);
 /* Makes `lists` at least this large. */

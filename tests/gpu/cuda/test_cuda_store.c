@@ -3,6 +3,7 @@
 #include "../fake_runtime.h"
 #include "gpu/store.h"
 #include "harness_maker.h"
+#include "tagc/frames.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -62,13 +63,18 @@ static tagc_reducer_options options_of(uint64_t n_elems) {
     return options;
 }
 
-static tagc_reducer *make(const world *w, uint64_t n_elems, float first) {
+static void set(tagc_reducer *r, float first) {
     float values[MOST];
+    uint64_t n = tagc_reducer_residual_elems(r);
+    for (uint64_t i = 0; i < n; i++) values[i] = first + (float)i;
+    assert_int_equal(tagc_reducer_set_residual(r, values, n), TAGC_OK);
+}
+
+static tagc_reducer *make(const world *w, uint64_t n_elems, float first) {
     tagc_reducer_options options = options_of(n_elems);
     tagc_reducer *r;
     assert_int_equal(tagc_reducer_create_in(w->store, w->comm, &options, &r), TAGC_OK);
-    for (uint64_t i = 0; i < n_elems; i++) values[i] = first + (float)i;
-    assert_int_equal(tagc_reducer_set_residual(r, values, n_elems), TAGC_OK);
+    set(r, first);
     return r;
 }
 
@@ -99,6 +105,41 @@ static void test_moves(void **state) {
     check(b, 5000), check(d, 20000), check(e, 30000);
     tagc_reducer_destroy(b), tagc_reducer_destroy(d), tagc_reducer_destroy(e);
     close_world(&w);
+}
+
+/* A change makes the residual of `late`, and nothing else is called before it has to move: from a region to a larger one, and within
+ * it after `first` has gone. */
+static void moves_of_changed(tagc_status (*create)(tagc_store *, tagc_comm *, const tagc_reducer_options *,
+                                                   tagc_reducer **)) {
+    world w = {0};
+    tagc_reducer_options options = options_of(512), exact = options_of(256);
+    tagc_reducer *first, *late, *next, *last;
+    open_world(&w);
+    assert_int_equal(create(w.store, w.comm, &options, &first), TAGC_OK);
+    exact.sparsity = 0;
+    exact.format = TAGC_FORMAT_FP32;
+    assert_int_equal(create(w.store, w.comm, &exact, &late), TAGC_OK);
+    assert_int_equal(tagc_reducer_residual_elems(late), 0);
+    assert_int_equal(tagc_reducer_set_sparsity(late, 0.75), TAGC_OK);
+    assert_int_equal(tagc_reducer_residual_elems(late), 256);
+    set(first, 1000), set(late, 5000);
+    assert_int_equal(create(w.store, w.comm, &options, &next), TAGC_OK);
+    set(next, 9000);
+    check(first, 1000), check(late, 5000), check(next, 9000);
+    tagc_reducer_destroy(first);
+    tagc_reducer_destroy(next);
+    options.n_elems = 1024;
+    assert_int_equal(create(w.store, w.comm, &options, &last), TAGC_OK);
+    set(last, 20000);
+    check(late, 5000), check(last, 20000);
+    tagc_reducer_destroy(late), tagc_reducer_destroy(last);
+    close_world(&w);
+}
+
+static void test_moves_what_a_change_made(void **state) {
+    (void)state;
+    moves_of_changed(tagc_reducer_create_in);
+    moves_of_changed(tagc_frames_create_in);
 }
 
 /* Whatever is in a store takes spares of the same two regions: one for each exchange under way. */
@@ -156,6 +197,7 @@ static void test_refuses(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_moves),
+        cmocka_unit_test(test_moves_what_a_change_made),
         cmocka_unit_test(test_shares_spares),
         cmocka_unit_test(test_refuses),
     };
