@@ -130,6 +130,7 @@ static tagc_status make(tagc_reducer *r) {
     const tagc_heap *heap = &r->arrays->heap;
     tagc_arena arena = {0};
     void *memory;
+    if (store_of(r)) TAGC_TRY(tagc_store_check_idle(store_of(r)->queue)); /* such a step has what may grow */
     TAGC_TRY(tagc_memory_create(sizeof(direct_frames), "reducer by frames", &tagc_direct_of(r)->on_device));
     direct_frames *s = frames_of(r);
     s->maker = kernels_of(r) ? kernels_of(r)->maker->frames : &tagc_frames_cpu;
@@ -327,9 +328,7 @@ tagc_status tagc_frames_encode(tagc_reducer *r, const void *gradient, float *out
     TAGC_TRY(r->arrays->check(r->arrays->heap.context, verdict, "verdict"));
     direct_frames *s = frames_of(r);
     if (s->queue) {
-        if (s->queue->steps_by_frames)
-            return tagc_fail(TAGC_ERR_STATE, "encode: another reducer in a store of this queue is between "
-                                             "encode and settle");
+        TAGC_TRY(tagc_store_check_idle(s->queue));
         s->queue->steps_by_frames = r;
         s->has_before = 0;
         place_there(r);

@@ -112,6 +112,7 @@ static tagc_status grow(tagc_store *store, size_t n_bytes) {
 static tagc_status make_room(tagc_store *store, size_t n_bytes) {
     tagc_queue *queue = store->queue;
     size_t needed = n_used(store) + n_bytes, at;
+    TAGC_TRY(tagc_store_check_idle(queue)); /* such a step has addresses of the region */
     pthread_mutex_lock(&queue->launch);
     tagc_status status = tagc_queue_wait_for_all(queue);
     if (status == TAGC_OK && needed > store->n_bytes)
@@ -228,6 +229,11 @@ tagc_status tagc_store_take_kind(tagc_store *store, int is_by_frames) {
                          is_by_frames ? "of units" : "by frames");
     store->is_by_frames = is_by_frames;
     return TAGC_OK;
+}
+
+tagc_status tagc_store_check_idle(const tagc_queue *queue) {
+    if (!queue->steps_by_frames) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_STATE, "another reducer in a store of this queue is between encode and settle");
 }
 
 tagc_store *tagc_store_of(const tagc_reducer *r) {

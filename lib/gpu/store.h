@@ -42,6 +42,8 @@ struct tagc_store {
 
 /* The store becomes one of reducers by frames, or of others. TAGC_ERR_ARGUMENT if it has some of the other kind. */
 tagc_status tagc_store_take_kind(tagc_store *store, int is_by_frames);
+/* TAGC_ERR_STATE while a reducer of the queue is between tagc_frames_encode and _settle. */
+tagc_status tagc_store_check_idle(const tagc_queue *queue);
 /* NULL: the reducer was not made by tagc_reducer_create_in. */
 tagc_store *tagc_store_of(const tagc_reducer *reducer);
 /* The runner's note_residual: from now on the store may move it. */

@@ -194,12 +194,58 @@ static void test_refuses(void **state) {
     close_world(&w);
 }
 
+/* While a step by frames is under way, nothing moves its residual or takes its memory. The step ends as if nobody had asked. */
+static void test_refuses_between_encode_and_settle(void **state) {
+    enum { N = 512 };
+    world w = {0};
+    tagc_reducer_options options = options_of(N), larger = options_of(2 * N);
+    tagc_reducer *r, *small, *other;
+    void *memory;
+    (void)state;
+    open_world(&w);
+    assert_int_equal(tagc_frames_create_in(w.store, w.comm, &options, &r), TAGC_OK);
+    options.sparsity = 0;
+    options.format = TAGC_FORMAT_FP32;
+    assert_int_equal(tagc_frames_create_in(w.store, w.comm, &options, &small), TAGC_OK);
+    set(r, 1000);
+    size_t n_frames = RANKS * (size_t)tagc_frames_bytes(r, 0),
+           n_bytes = n_frames + sizeof(tagc_frames_verdict) + 2 * N * sizeof(float);
+    const tagc_heap *heap = &w.kernels->arrays.heap;
+    assert_int_equal(heap->create(w.kernels, n_bytes, "test", &memory), TAGC_OK);
+    assert_int_equal(w.kernels->arrays.fill(w.kernels, memory, 0, n_bytes), TAGC_OK);
+    float *gradient = (float *)memory, *output = gradient + N;
+    char *frames = (char *)(output + N);
+    void *verdict = frames + n_frames;
+    const char *region = w.store->region;
+    assert_int_equal(tagc_frames_encode(r, gradient, output, frames, verdict), TAGC_OK);
+    for (int i = 0; i < 5; i++) {
+        tagc_status status = i == 0   ? tagc_frames_create_in(w.store, w.comm, &larger, &other)
+                             : i == 1 ? tagc_frames_create_in(w.store, w.comm, &options, &other)
+                             : i == 2 ? tagc_frames_probe_in(w.store, w.comm, &larger, &other)
+                             : i == 3 ? tagc_reducer_set_sparsity(small, 0.75)
+                                      : tagc_frames_encode(small, gradient, output, frames, verdict);
+        assert_int_equal(status, TAGC_ERR_STATE);
+        assert_non_null(strstr(tagc_last_error(), "is between encode and settle"));
+        assert_ptr_equal(w.store->region, region); /* the step's kernels write there */
+    }
+    assert_int_equal(tagc_frames_settle(r), TAGC_OK); /* given up */
+    assert_int_equal(tagc_frames_end(r, &(tagc_frames_verdict){0}, NULL), TAGC_ERR_STATE);
+    check(r, 1000);
+    assert_int_equal(tagc_reducer_set_sparsity(small, 0.75), TAGC_OK);
+    set(small, 5000);
+    check(r, 1000), check(small, 5000);
+    heap->destroy(w.kernels, memory, n_bytes);
+    tagc_reducer_destroy(small), tagc_reducer_destroy(r);
+    close_world(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_moves),
         cmocka_unit_test(test_moves_what_a_change_made),
         cmocka_unit_test(test_shares_spares),
         cmocka_unit_test(test_refuses),
+        cmocka_unit_test(test_refuses_between_encode_and_settle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
