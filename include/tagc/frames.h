@@ -41,9 +41,10 @@ typedef struct tagc_frames_verdict {
 TAGC_API tagc_status tagc_frames_create(tagc_kernels *kernels, tagc_comm *comm,
                                         const tagc_reducer_options *options, tagc_reducer **out);
 
-/* tagc_frames_create with kernels, in a store that has no other reducers. Of all such reducers of a queue, one step at a time may be
- * between _encode and _settle. _probe_in is local: it takes the memory that such a reducer will need, which stays with the queue; then
- * destroy the probe. */
+/* tagc_frames_create with kernels, in a store whose reducers are all made so. Of all such reducers of a queue, one at a time may be
+ * between _encode and _settle; meanwhile no other one is made or changed (TAGC_ERR_STATE). _probe_in is local: it takes the memory that
+ * such a reducer will need besides its residual, for which there is tagc_store_expect. That memory stays with the queue; then destroy
+ * the probe. */
 TAGC_API tagc_status tagc_frames_create_in(tagc_store *store, tagc_comm *comm,
                                            const tagc_reducer_options *options, tagc_reducer **out);
 TAGC_API tagc_status tagc_frames_probe_in(tagc_store *store, tagc_comm *comm,
