@@ -163,8 +163,8 @@ def run(loop, arm, seed, steps, tokens, n_vocab):
 
 def table(rows):
     lines = []
-    for loop, seed in sorted({(row["loop"], row["seed"]) for row in rows}):
-        own = [row for row in rows if (row["loop"], row["seed"]) == (loop, seed)]
+    for loop, seed, steps in sorted({(row["loop"], row["seed"], row["steps"]) for row in rows}):
+        own = [row for row in rows if (row["loop"], row["seed"], row["steps"]) == (loop, seed, steps)]
         dense = next((row["loss"] for row in own if row["arm"] == "torch's"), math.nan)
         lines += [
             f"{loop:5} {seed}  {row['arm']:38} {row['loss']:.4f} {100 * (row['loss'] / dense - 1):+7.2f} %  "
@@ -193,7 +193,9 @@ def main():
         rows.append(key | run(loop, ARMS[name], seed, args.steps, tokens, n_vocab))
         if dist.get_rank() == 0:
             first_try.write_rows(args.json, rows)
-            last = [row for row in rows if (row["loop"], row["seed"]) == (loop, seed)]
+            last = [
+                row for row in rows if (row["loop"], row["seed"], row["steps"]) == (loop, seed, args.steps)
+            ]
             print(table(last).splitlines()[-1], flush=True)
     if dist.get_rank() == 0:
         print(table(rows))
