@@ -40,11 +40,8 @@ class FakeDevice:
         stream = ctypes.c_void_p()
         assert self.fake.fake_stream(ctypes.byref(stream)) == 0
         self._stream, self.n_futures, self.n_current, self._threads = stream.value, 0, 0, []
-        self.n_kept, self.n_pinned, self.tasks = (
-            0,
-            0,
-            [],
-        )  # what libtagc ran by itself: weak references to the sources
+        self.n_kept = self.n_pinned = 0
+        self.tasks = []  # what libtagc ran by itself: weak references to the sources
         # A device's allocator frees in the order of streams; the processor's at once. So memory stays here.
         self.memory = []
 
