@@ -49,14 +49,18 @@ def torchrun(script, *arguments, n_ranks=2, timeout_s=200, **environment):
 def as_main(rank, world_size, code, *arguments):
     """Runs a script, or a module by its name, in a rank of ranks.run() as torchrun would: it makes the
     process group itself. torchrun and its ranks import torch anew, which takes 9 processor seconds. door.py
-    runs torchrun."""
+    runs torchrun.
+
+    The script's group and the last one get stores without keys of another: a rank that reads where its peer
+    listened in an earlier group waits there for ever."""
     import torch.distributed as dist
 
     store = dist.distributed_c10d._get_default_store()
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
+    scripts = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False) if rank == 0 else None
+    port = [scripts.port if scripts else None]
+    dist.broadcast_object_list(port)
     dist.destroy_process_group()
-    os.environ |= {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port), "LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port[0]), "LOCAL_RANK": str(rank)}
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # it is there already
     sys.argv = [str(code), *map(str, arguments)]
     sys.path.insert(0, str(pathlib.Path(code).parent))
@@ -66,4 +70,5 @@ def as_main(rank, world_size, code, *arguments):
         assert not end.code, end.code
     if dist.is_initialized():
         dist.destroy_process_group()
+    store = dist.PrefixStore("after the script", store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)  # which ranks.run() ends
