@@ -104,7 +104,7 @@ def hold_off(optimizer, handle):
 def run(name, arm, setup, seed, tokens, n_vocab):
     import tagc.torch as tagc
 
-    model = first_try.made(setup, n_vocab, seed)
+    model = first_try.made({}, setup, n_vocab, seed)
     optimizers, handle = MAKES[name](model), None
     if arm != "dense":
         handle = tagc.compress(model, verbose=False)

@@ -1,9 +1,16 @@
-"""What the programs in experiments/studies refuse, by name, before they train."""
+"""What the programs in experiments/studies refuse, by name, before they train; and that one trains."""
 
+import json
 import os
 import pathlib
 import subprocess
 import sys
+
+import pytest
+
+pytest.importorskip("torch")
+import launch
+import ranks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -66,3 +73,10 @@ def test_torch_gpu_judges_memory():
     """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_other_optimizers_train(tmp_path):
+    program, rows = ROOT / "experiments" / "studies" / "torch_optimizers.py", tmp_path / "rows.json"
+    words = ["--steps", 2, "--optimizers", "muon", "--arms", "dense", "4 bits"]
+    ranks.run(launch.as_main, 2, program, *words, "--json", rows)
+    assert [row["arm"] for row in json.loads(rows.read_text())] == ["dense", "4 bits"]
