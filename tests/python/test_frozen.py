@@ -85,6 +85,11 @@ def who_gathers_what_is_said(rank, world_size):
     ):
         text, n_gathered = said(model, **options)
         assert "torch gathers" not in text and (n_gathered > 0) == bool(options), (text, n_gathered)
+    policy = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16)}
+    for wire, how in (("lossless", {}), ("lossless", policy), ("bf16", {})):
+        text, _ = said(sharded(torch.float32, **how), parameters=wire)
+        rounds = not rank and wire == "lossless" and not how
+        assert ("'lossless' rounds fp32 and fp16 to bf16" in text) == rounds, (wire, how, text)
 
 
 def test_units_of_several_dtypes():

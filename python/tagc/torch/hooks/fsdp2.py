@@ -503,7 +503,7 @@ class Wrapper(GatheringWrapper):
         self._warn_of_outsiders()
         self._warn_of_slow_sums()
         if handle.state.options.parameters is not None:
-            self._say_what_torch_gathers(handle)
+            self._say_how_gathers_differ(handle)
         self.follow_loads(handle)
         if self.between is not None:
             places = {str(mesh.get_coordinate()) for mesh in self._meshes()}
@@ -587,22 +587,28 @@ class Wrapper(GatheringWrapper):
         assert self.between is not None
         return AllReduce(handle, unit, module, self.between)
 
-    def _say_what_torch_gathers(self, handle: Compressed) -> None:
-        """Says which units torch gathers although the user has chosen a format."""
+    def _say_how_gathers_differ(self, handle: Compressed) -> None:
+        """Says which units torch gathers whatever the format is, and what "lossless" rounds."""
+        wire = handle.state.options.parameters
         torchs = [module for module in self.modules if not module.gathers_one_dtype()]
         if torchs:
             dtypes = sorted({str(dtype or "its own format") for dtype in torchs[0].group.gather_dtypes()})
             handle.state.say(
                 f"tagc: torch gathers {len(torchs)} of {len(self.modules)} units as it does without tagc, "
-                f"such as {torchs[0].name}, which has {' and '.join(dtypes)}: with parameters="
-                f"{handle.state.options.parameters!r} tagc gathers units of one dtype, fp32, bf16 or fp16"
+                f"such as {torchs[0].name}, which has {' and '.join(dtypes)}: with parameters={wire!r} tagc "
+                "gathers units of one dtype, fp32, bf16 or fp16"
+            )
+        gathered = {module.group.gather_dtypes()[0] for module in self.modules if module not in torchs}
+        if wire == "lossless" and gathered - {torch.bfloat16}:
+            handle.state.say(
+                "tagc: parameters='lossless' rounds fp32 and fp16 to bf16, as 'bf16' does; nothing is lost "
+                "where MixedPrecisionPolicy(param_dtype=torch.bfloat16) computes in bf16"
             )
 
     def _warn_of_outsiders(self) -> None:
         inside = {id(sharded) for module in self.modules for sharded in module.group.sharded_parameters}
-        outside = [
-            name for name, p in self._model.named_parameters() if p.requires_grad and id(p) not in inside
-        ]
+        named = self._model.named_parameters()
+        outside = [name for name, p in named if p.requires_grad and id(p) not in inside]
         if outside:
             _warn(
                 f"{len(outside)} trained parameters are in no fully_shard(), such as {outside[0]}: neither "
