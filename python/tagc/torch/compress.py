@@ -304,11 +304,8 @@ def _prepare(
     handle.state.is_verbose = verbose
     if verbose and wrapper.speaks:
         words = handle.state.moments.words
-        where = (
-            ""
-            if staging is None or staging.why_host is None
-            else f"compressed on the host: {staging.why_host}"
-        )
+        why = None if staging is None else staging.why_host
+        where = "" if why is None else f"compressed on the host: {why}"
         gloo = (
             "where a GPU's memory is short, an exchange may stop: its messages travel by gloo, which "
             "needs Python's lock; transport='native' needs none"
