@@ -240,13 +240,13 @@ class Door:
 
 
 PROGRAM = """
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 dist.init_process_group("gloo")
 model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 64))
 {snippet}
-import torch
 model(torch.randn(4, 64)).square().mean().backward()
 bits = [None, None]
 dist.all_gather_object(bits, round(handle.stats()["bits_per_param"]))
