@@ -2,6 +2,7 @@
 that the library has and by candidates. One process; ranks are simulated.
 
     python experiments/studies/moment.py --out moment.json --seeds 1 2 --begins 60 300
+    python experiments/studies/moment.py --out moment.json --seeds 1 2 --begins 250 --steps 500 --model first-try
 
 Until step --begins every value is sent. From then on a rank sends 5 % of each matrix (8 % of the embedding)
 unless an arm names another share, its values in 2 bits. A gap is the loss at the end relative to "dense" of
@@ -22,7 +23,11 @@ sys.path[:0] = [str(ROOT / "examples" / "pytorch")]
 
 from gpt import GPT, Config
 
-LAYERS, WIDTH, BLOCK, SEQUENCES, RATE, WARMUP, BETAS = 2, 64, 32, 16, 2e-3, 20, (0.9, 0.99)
+SEQUENCES, RATE, WARMUP, BETAS = 16, 2e-3, 20, (0.9, 0.99)
+MODELS = {  # "first-try": `untied` of torch_first_try.py
+    "small": dict(n_positions=32, n_embd=64, n_layer=2),
+    "first-try": dict(n_positions=64, n_embd=96, n_head=4, n_layer=3, tied=False),
+}
 
 
 def two_bits(values):
@@ -86,6 +91,41 @@ class Largest(Dense):
             total[chosen] += sent
         n = self.n(gradients[0])
         self.bits = (bits_of_positions(n, total.numel()) + 2 * n) / total.numel()
+        return total / self.n_ranks
+
+
+class FourBits(Dense):
+    """Every value in 4 bits, 32 to a scale, with error feedback. rank: before that, a product of two matrices
+    with so many columns, in bf16, by a power iteration that begins where the last one ended."""
+
+    def __init__(self, *args, rank=0):
+        super().__init__(*args)
+        self.rank, self.residuals, self.right = rank, None, None
+
+    def __call__(self, gradients, moment):
+        size, n_low = moment.numel(), 0
+        if self.residuals is None:
+            self.residuals = [torch.zeros_like(g) for g in gradients]
+            self.right = torch.randn(self.shape[1], self.rank, generator=self.generator)
+        total = torch.zeros_like(moment)
+        for g, r in zip(gradients, self.residuals, strict=True):
+            r += g
+        if self.rank:
+            matrices = [r.view(self.shape) for r in self.residuals]
+            left = torch.linalg.qr(sum(m @ self.right for m in matrices))[0].bfloat16().float()
+            rights = [(m.mT @ left).bfloat16().float() for m in matrices]
+            for r, right in zip(self.residuals, rights, strict=True):
+                r -= (left @ right.mT).flatten()
+            self.right = sum(rights)
+            total += (left @ self.right.mT).flatten()
+            n_low = 2 * self.rank * sum(self.shape)  # left's sums travel, too
+        for r in self.residuals:
+            blocks = torch.nn.functional.pad(r, (0, -size % 32)).view(-1, 32)
+            scales = blocks.abs().amax(1, keepdim=True) / 7 + 1e-30
+            sent = ((blocks / scales).round() * scales).flatten()[:size]
+            r -= sent
+            total += sent
+        self.bits = 4 + 16 / 32 + 16 * n_low / size
         return total / self.n_ranks
 
 
@@ -158,9 +198,20 @@ class Mask(Dense):
         return torch.cat([new, largest(rest, self.n(moment) - n_new)])
 
 
-def arm(kind, beta1=0.9, share=0.05, **options):
-    """share: of a matrix's values; of the embedding's 1.6 times as many."""
-    return {"kind": kind, "beta1": beta1, "share": share, "options": options}
+def arm(kind, beta1=0.9, share=0.05, falls="after", **options):
+    """share: of a matrix's values; of the embedding's 1.6 times as many. falls: whether beta1 goes to its last
+    value "before" the exchange begins, as in the library, or in the 100 steps "after"."""
+    return {"kind": kind, "beta1": beta1, "share": share, "falls": falls, "options": options}
+
+
+def beta1_of(spec, step, begin):
+    """Before: in ten windows of 20 steps, which lower (1 + beta1) / (1 - beta1) by equal ratios."""
+    if spec["falls"] == "after":
+        return BETAS[0] + min(1.0, max(0, step - begin) / 100) * (spec["beta1"] - BETAS[0])
+    at = min(10, max(0, (step - begin) // 20 + 11)) / 10
+    first, last = ((1 + beta) / (1 - beta) for beta in (BETAS[0], spec["beta1"]))
+    factor = first ** (1 - at) * last**at
+    return (factor - 1) / (factor + 1)
 
 
 ARMS = {
@@ -169,12 +220,15 @@ ARMS = {
     "dense, beta1 0": arm(Dense, 0.0),
     "largest": arm(Largest),
     "largest, beta1 0.5": arm(Largest, 0.5),
+    "library": arm(Largest, 0.5, falls="before"),
     "largest, beta1 0": arm(Largest, 0.0),
     "largest, residual times 0.98": arm(Largest, decay=0.98),
     "largest, residual times 0.9": arm(Largest, decay=0.9),
     "moment of the rank, beta1 0": arm(Largest, 0.0, before=0.9),
     "moment of the rank that forgets, beta1 0": arm(Largest, 0.0, before=0.9, forgets=True),
     "following": arm(Following, beta=0.9),
+    "4 bits": arm(FourBits),
+    "rank 4, the rest in 4 bits": arm(FourBits, rank=4),
     "largest 15 %": arm(Largest, share=0.15),
     "following, 15 %": arm(Following, beta=0.9, share=0.15),
     "mask 15 %, 20 steps, 20 % by residuals": arm(Mask, share=0.15),
@@ -197,9 +251,9 @@ def text():
     return tokens[: -len(tokens) // 10], tokens[-len(tokens) // 10 :]
 
 
-def batch(tokens, n, generator):
-    starts = torch.randint(len(tokens) - BLOCK - 1, (n,), generator=generator)
-    rows = tokens[starts[:, None] + torch.arange(BLOCK + 1)]
+def batch(tokens, n, length, generator):
+    starts = torch.randint(len(tokens) - length - 1, (n,), generator=generator)
+    rows = tokens[starts[:, None] + torch.arange(length + 1)]
     return rows[:, :-1], rows[:, 1:]
 
 
@@ -229,7 +283,8 @@ def update(parameter, gradient, state, lr, beta1, muon):
 
 def train(args, spec, begin, seed, texts):
     torch.manual_seed(seed)
-    model = GPT(Config(n_positions=BLOCK, n_embd=WIDTH, n_layer=LAYERS))
+    shape = MODELS[args.model]
+    model, length = GPT(Config(**shape)), shape["n_positions"]
     generator, own = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1000)
     names, parameters = zip(*model.named_parameters(), strict=True)
     muon = [args.muon and p.dim() == 2 and ".h." in n for n, p in zip(names, parameters, strict=True)]
@@ -246,19 +301,17 @@ def train(args, spec, begin, seed, texts):
                 else Dense(args.ranks, 1.0, own)
                 for n, p in zip(names, parameters, strict=True)
             ]
+            for exchange, p in zip(exchanges, parameters, strict=True):
+                exchange.shape = p.shape
         gradients = []
-        tokens, targets = batch(texts[0], SEQUENCES, generator)
+        tokens, targets = batch(texts[0], SEQUENCES, length, generator)
         for part in zip(tokens.chunk(args.ranks), targets.chunk(args.ranks), strict=True):
             model.zero_grad()
             model(*part).backward()
             gradients.append([p.grad.flatten().clone() for p in parameters])
         falls = 0.1 + 0.45 * (1 + math.cos(math.pi * step / args.steps))
         lr = RATE * min(1, (step + 1) / WARMUP) * falls
-        # the first moment becomes short in ten steps, as the library's does
-        beta1 = BETAS[0]
-        if step >= begin:
-            at = min(1.0, (step - begin) / 100)
-            beta1 = BETAS[0] + at * (spec["beta1"] - BETAS[0])
+        beta1 = beta1_of(spec, step, begin)
         with torch.no_grad():
             for i, (p, s) in enumerate(zip(parameters, state, strict=True)):
                 own_gradients = [g[i] for g in gradients]
@@ -268,7 +321,7 @@ def train(args, spec, begin, seed, texts):
                 update(p, mean, s, lr, (0.95 if muon[i] and beta1 == BETAS[0] else beta1), muon[i])
     fixed = torch.Generator().manual_seed(10_000)
     with torch.no_grad():
-        losses = [model(*batch(texts[1], 64, fixed)).item() for _ in range(30)]
+        losses = [model(*batch(texts[1], 64, length, fixed)).item() for _ in range(30)]
     bits = [e.bits * p.numel() for e, p in zip(exchanges, parameters, strict=True) if p.dim() == 2]
     n = sum(p.numel() for p in parameters if p.dim() == 2)
     return sum(losses) / len(losses), sum(bits) / n
@@ -282,6 +335,7 @@ def main():
     parser.add_argument("--begins", type=int, nargs="+", default=[300])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--model", choices=MODELS, default="small")
     parser.add_argument("--muon", action="store_true", help="Muon for the matrices of blocks")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -291,7 +345,7 @@ def main():
         for seed in args.seeds:
             for name in args.arms:
                 key = {"arm": name, "begin": begin, "seed": seed, "ranks": args.ranks}
-                key |= {"steps": args.steps, "muon": args.muon}
+                key |= {"steps": args.steps, "muon": args.muon, "model": args.model}
                 row = next((r for r in rows if key.items() <= r.items()), None)
                 if row is None:
                     start = time.monotonic()

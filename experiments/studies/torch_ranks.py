@@ -39,11 +39,8 @@ def case_name(ranks, hosts):
 
 def jobs(args):
     """[(ranks, hosts, arms, seed)], the cheap ones first."""
-    found = []
-    for seed in args.seeds:
-        found.append((2, None, DENSE, seed))
-        found += [(*case, tuple(OURS), seed) for case in CASES]
-    return found
+    kinds = [(2, None, DENSE), *((*case, tuple(OURS)) for case in CASES)]
+    return [(*kind, seed) for kind in kinds for seed in args.seeds]
 
 
 def read(path):
