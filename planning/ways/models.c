@@ -21,17 +21,32 @@ const tagc_mesh_named *tagc_mesh_find(const char *name) {
     return NULL;
 }
 
+/* A power of two, 8 or more, of at most 128 values each: the degrees of tensor parallelism that people use divide it. */
+static int heads_of(double width) {
+    int n_head = 8;
+    while (width / n_head > 128) n_head *= 2;
+    return n_head;
+}
+
+/* The nearest width whose heads have a multiple of 8 values, or of 4 in small models. */
+static int usual_width(double wide) {
+    int n_head = heads_of(wide), step = n_head * (n_head == 8 ? 4 : 8);
+    return (int)fmax(64, step * rint(wide / step));
+}
+
+/* Least squares: first as many parameters as asked for, then about 110 values of width for each layer, as GPT-3 and Llama
+ * have from 7 B on. Layers are a multiple of 8, so that 2, 4 and 8 stages divide them. */
 void tagc_plan_shape(double n_params, int *n_layer, int *n_embd) {
     double least = INFINITY;
-    *n_layer = 1;
+    *n_layer = 8;
     *n_embd = 64;
-    for (int n = 1; n <= 256; n++) {
+    for (int n = 8; n <= 256; n += 8) {
         /* 12 c^2 of a layer; the embedding and the head are c wide, too */
         double vocab = TAGC_MESH_VOCAB;
         double wide = (sqrt(vocab * vocab + 12 * n * n_params) - vocab) / (12 * n);
-        double width = fmax(64, rint(wide / 64) * 64);
+        double width = usual_width(wide);
         double size = 12 * n * width * width + 2 * vocab * width;
-        double off = fabs(log(size / n_params)) + 0.1 * fabs(log(width / n / 110));
+        double off = pow(log(size / n_params), 2) + 0.002 * pow(log(width / n / 110), 2);
         if (off >= least) continue;
         least = off;
         *n_layer = n;
@@ -42,7 +57,7 @@ void tagc_plan_shape(double n_params, int *n_layer, int *n_embd) {
 tagc_mesh_model tagc_mesh_gpt(double n_params, int n_positions) {
     int n_layer, width;
     tagc_plan_shape(n_params, &n_layer, &width);
-    int n_head = width / (width % 128 == 0 ? 128 : 64);
+    int n_head = heads_of(width);
     return (tagc_mesh_model){.n_layer = n_layer,
                              .n_embd = width,
                              .n_head = n_head,

@@ -18,7 +18,8 @@ extern const tagc_mesh_named tagc_mesh_models[];
 
 /* Whatever the case of its letters; NULL: there is no such model. */
 const tagc_mesh_named *tagc_mesh_find(const char *name);
-/* Layers and width of a GPT of about so many parameters, in usual proportions. */
+/* Layers and width of a GPT of about so many parameters, in usual proportions. 8 divides the layers, and the heads of
+ * tagc_mesh_gpt(). */
 TAGC_API void tagc_plan_shape(double n_params, int *n_layer, int *n_embd);
 /* A GPT of about so many parameters. */
 tagc_mesh_model tagc_mesh_gpt(double n_params, int n_positions);

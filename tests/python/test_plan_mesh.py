@@ -546,10 +546,32 @@ def test_the_command_says_what_fits_and_what_is_sent(capsys):
     ] == []  # one data rank: nothing to exchange
 
 
+NAMED_SIZES = ("50m", "125m", "350m", "1b", "3b", "7b", "8b", "13b", "30b", "70b", "175b", "405b")
+
+
 def test_sizes_become_gpts():
-    for n in (5e7, 1e9, 7e9, 70e9):
-        found = planned("--params", f"{n:.0f}", "--tensor-parallel", 1)["n_params"]
-        assert found == pytest.approx(n, rel=0.06)
+    """Of about so many parameters, which tensor parallelism and pipelines of the usual degrees divide."""
+    between = [f"{5e7 * 1.3**i:.0f}" for i in range(38)]  # to 800 B
+    for size in (*NAMED_SIZES, *between):
+        asked = float(size.replace("m", "e6").replace("b", "e9"))
+        for tensor, pipeline in ((1, 1), (1, 2), (2, 4), (4, 8), (8, 1), (8, 8)):
+            words = ("--params", size, "--hosts", 8, "--gpus-per-host", 8)
+            made = planned(*words, "--tensor-parallel", tensor, "--pipeline-parallel", pipeline)
+            assert made["n_params"] == pytest.approx(asked, rel=0.06), size
+            assert (made["mesh"]["tensor"], made["mesh"]["pipeline"]) == (tensor, pipeline)
+
+
+def test_sizes_become_the_gpts_that_have_been_built():
+    """Table 2.1 of 2005.14165, table 2 of 2302.13971."""
+    for size, layers, width in (
+        (2.7e9, 32, 2560),
+        (6.7e9, 32, 4096),
+        (7e9, 32, 4096),
+        (13e9, 40, 5120),
+        (65e9, 80, 8192),
+        (175e9, 96, 12288),
+    ):
+        assert planner.shape_of(size) == (layers, width)
 
 
 def test_the_guide_shows_what_its_command_prints(capsys):
