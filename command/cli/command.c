@@ -5,7 +5,7 @@
 
 int tagc_command_refuse(const tagc_command *command) {
     char text[TAGC_ERROR_TEXT_BYTES + 64];
-    snprintf(text, sizeof text, "%s (tagc %s --help explains)", tagc_last_error(), command->name);
+    snprintf(text, sizeof text, "%s (tagc %s --help-all explains)", tagc_last_error(), command->name);
     tagc_ranks_complain(tagc_ranks_launcher_rank(), text);
     return TAGC_EXIT_USAGE;
 }

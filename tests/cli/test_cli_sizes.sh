@@ -19,7 +19,7 @@ says "--placement is for a plan of the engine" "--model for one"
 run 2 plan --model lama-3-8b --tensor-parallel 2
 says '"lama-3-8b"' 'did you mean "llama-3-8b"?'
 run 2 plan --tensor-paralel 2
-says "unknown option --tensor-paralel" "did you mean --tensor-parallel?"
+says "unknown option --tensor-paralel" "did you mean --tensor-parallel?" "(tagc plan --help-all explains)"
 run 1 plan --params 1b --codec-ns 1 --json /nowhere/plan.json
 says "/nowhere/plan.json"
 run 0 plan --help-all
@@ -42,7 +42,7 @@ def ours(words):
 
 def theirs(words):
     done = subprocess.run([sys.argv[1], "plan", *words], capture_output=True, text=True)
-    return done.returncode, done.stdout, [line.removesuffix(" (tagc plan --help explains)") for line in done.stderr.splitlines()]
+    return done.returncode, done.stdout, [line.removesuffix(" (tagc plan --help-all explains)") for line in done.stderr.splitlines()]
 
 n_good = n_bad = 0
 for line in """
