@@ -24,6 +24,36 @@ static tagc_status check_divides(const char *name, int value, const char *what, 
     return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %d, which does not divide the %d %s", name, value, n, what);
 }
 
+static int common_divisor(int a, int b) {
+    return b == 0 ? a : common_divisor(b, a % b);
+}
+
+enum { LIST_BYTES = 80 };
+
+/* "1, 2, 4": what divides n, as far as there is room. */
+static const char *list_divisors(int n, char text[LIST_BYTES]) {
+    size_t used = 0;
+    for (int i = 1; i <= n; i++) {
+        if (n % i != 0) continue;
+        if (used + 16 > LIST_BYTES) {
+            snprintf(text + used, LIST_BYTES - used, ", ...");
+            break;
+        }
+        used += (size_t)snprintf(text + used, LIST_BYTES - used, "%s%d", used > 0 ? ", " : "", i);
+    }
+    return text;
+}
+
+/* n_all: what a degree has to divide in order to be right everywhere. */
+static tagc_status check_degree(const tagc_mesh_question *q, const char *name, int value, const char *what,
+                                int n, int n_all) {
+    char list[LIST_BYTES];
+    if (n % value == 0) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT,
+                     "%s is %d, which does not divide the %d %s; allowed with %d ranks: %s", name, value, n,
+                     what, q->world_size, list_divisors(n_all, list));
+}
+
 static tagc_status check_model(const tagc_mesh_question *q) {
     const tagc_mesh_model *m = &q->model;
     const range ranges[] = {{"layers", m->n_layer, 1, 1 << 16},
@@ -87,8 +117,39 @@ static tagc_status check_hosts(const tagc_mesh_question *q, const char *name, in
                      per_host);
 }
 
-static tagc_status check_mesh(const tagc_mesh_question *q) {
+static tagc_status check_tensor(const tagc_mesh_question *q) {
     const tagc_mesh_model *m = &q->model;
+    int n_tokens = q->n_tokens / q->n_context;
+    int n_all = common_divisor(m->n_head, q->world_size / (q->n_context * q->n_pipeline));
+    n_all = common_divisor(common_divisor(n_all, m->n_kv_head), m->n_ffn);
+    if (q->sequence != TAGC_MESH_WHOLE_SEQUENCE) n_all = common_divisor(n_all, n_tokens);
+    TAGC_TRY(check_degree(q, "tensor-parallel", q->n_tensor, "heads", m->n_head, n_all));
+    TAGC_TRY(check_degree(q, "tensor-parallel", q->n_tensor, "heads of keys", m->n_kv_head, n_all));
+    TAGC_TRY(
+        check_degree(q, "tensor-parallel", q->n_tensor, "values of the feed-forward width", m->n_ffn, n_all));
+    if (q->sequence == TAGC_MESH_WHOLE_SEQUENCE) return TAGC_OK;
+    if (q->n_tensor == 1)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "sequence-parallel is given, but tensor-parallel is 1: it splits the "
+                         "sequence over the ranks of tensor parallelism");
+    return check_degree(q, "sequence-parallel on tensor-parallel", q->n_tensor, "tokens of a rank's sequence",
+                        n_tokens, n_all);
+}
+
+static tagc_status check_experts(const tagc_mesh_question *q) {
+    const tagc_mesh_model *m = &q->model;
+    int n_ranks = q->world_size / (q->n_tensor * q->n_pipeline);
+    int n_all = common_divisor(m->n_experts, n_ranks);
+    if (q->n_expert > 1 && m->n_experts == 1)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "expert-parallel is %d, but the model has no experts",
+                         q->n_expert);
+    TAGC_TRY(check_degree(q, "expert-parallel", q->n_expert, "experts", m->n_experts, n_all));
+    return check_degree(q, "expert-parallel", q->n_expert, "ranks of data and context parallelism", n_ranks,
+                        n_all);
+}
+
+static tagc_status check_mesh(const tagc_mesh_question *q) {
+    char list[LIST_BYTES];
     long long n_fixed = (long long)q->n_tensor * q->n_context * q->n_pipeline;
     if (n_fixed > q->world_size)
         return tagc_fail(TAGC_ERR_ARGUMENT,
@@ -96,27 +157,15 @@ static tagc_status check_mesh(const tagc_mesh_question *q) {
                          q->n_tensor, q->n_context, q->n_pipeline, n_fixed, q->world_size);
     TAGC_TRY(check_divides("ranks per host", q->ranks_per_host, "ranks", q->world_size));
     if (q->world_size % n_fixed != 0)
-        return tagc_fail(
-            TAGC_ERR_ARGUMENT,
-            "tensor %d x context %d x pipeline %d are %lld ranks, which do not divide the %d there are",
-            q->n_tensor, q->n_context, q->n_pipeline, n_fixed, q->world_size);
-    TAGC_TRY(check_divides("tensor-parallel", q->n_tensor, "heads", m->n_head));
-    TAGC_TRY(check_divides("tensor-parallel", q->n_tensor, "heads of keys", m->n_kv_head));
-    TAGC_TRY(check_divides("tensor-parallel", q->n_tensor, "values of the feed-forward width", m->n_ffn));
-    TAGC_TRY(check_divides("context-parallel", q->n_context, "tokens of a sequence", q->n_tokens));
-    if (q->sequence != TAGC_MESH_WHOLE_SEQUENCE && q->n_tensor == 1)
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "sequence-parallel is given, but tensor-parallel is 1: it splits the "
-                         "sequence over the ranks of tensor parallelism");
-    if (q->sequence != TAGC_MESH_WHOLE_SEQUENCE)
-        TAGC_TRY(check_divides("sequence-parallel on tensor-parallel", q->n_tensor,
-                               "tokens of a rank's sequence", q->n_tokens / q->n_context));
-    if (q->n_expert > 1 && m->n_experts == 1)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "expert-parallel is %d, but the model has no experts",
-                         q->n_expert);
-    TAGC_TRY(check_divides("expert-parallel", q->n_expert, "experts", m->n_experts));
-    TAGC_TRY(check_divides("expert-parallel", q->n_expert, "ranks of data and context parallelism",
-                           (int)(q->world_size / (n_fixed / q->n_context))));
+                         "tensor %d x context %d x pipeline %d are %lld ranks, which do not divide the %d "
+                         "there are; allowed: %s",
+                         q->n_tensor, q->n_context, q->n_pipeline, n_fixed, q->world_size,
+                         list_divisors(q->world_size, list));
+    TAGC_TRY(check_degree(q, "context-parallel", q->n_context, "tokens of a sequence", q->n_tokens,
+                          common_divisor(q->n_tokens, q->world_size / (q->n_tensor * q->n_pipeline))));
+    TAGC_TRY(check_tensor(q));
+    TAGC_TRY(check_experts(q));
     if (q->keeps_scores && q->n_context > 1)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "attention keeps its scores, but context-parallel is %d, where no "
@@ -129,7 +178,8 @@ static tagc_status check_mesh(const tagc_mesh_question *q) {
 
 static tagc_status check_schedule(const tagc_mesh_question *q) {
     static const char *const names[] = {"gpipe", "1f1b", "interleaved", "zero-bubble"};
-    int v = q->n_stages_per_rank, n = q->n_pipeline;
+    int v = q->n_stages_per_rank, n = q->n_pipeline, n_layer = q->model.n_layer;
+    char list[LIST_BYTES];
     if (n == 1)
         return v == 1 ? TAGC_OK
                       : tagc_fail(TAGC_ERR_ARGUMENT, "stages-per-rank is %d, but pipeline-parallel is 1", v);
@@ -138,11 +188,11 @@ static tagc_status check_schedule(const tagc_mesh_question *q) {
                          names[q->schedule]);
     if (v == 1 && q->schedule == TAGC_MESH_INTERLEAVED)
         return tagc_fail(TAGC_ERR_ARGUMENT, "stages-per-rank is 1, allowed with interleaved: 2 or more");
-    if (q->model.n_layer % (n * v) != 0)
+    if (n_layer % (n * v) != 0)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "%d layers do not divide into %d stages (pipeline-parallel x "
-                         "stages-per-rank)",
-                         q->model.n_layer, n * v);
+                         "stages-per-rank); allowed: %s",
+                         n_layer, n * v, list_divisors(n_layer, list));
     if (v > 1 && q->n_micro_batches % n != 0)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "micro-batches is %d, allowed with %d stages per rank: multiples of "

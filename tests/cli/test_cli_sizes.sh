@@ -20,6 +20,8 @@ run 2 plan --model lama-3-8b --tensor-parallel 2
 says '"lama-3-8b"' 'did you mean "llama-3-8b"?'
 run 2 plan --tensor-paralel 2
 says "unknown option --tensor-paralel" "did you mean --tensor-parallel?" "(tagc plan --help-all explains)"
+run 2 plan --model 7b --gpus-per-host 9 --tensor-parallel 3
+says "which does not divide the 32 heads; allowed with 36 ranks: 1, 2, 4 (tagc plan --help-all explains)"
 run 1 plan --params 1b --codec-ns 1 --json /nowhere/plan.json
 says "/nowhere/plan.json"
 run 0 plan --help-all

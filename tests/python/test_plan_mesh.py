@@ -413,24 +413,38 @@ def test_what_cannot_be_is_named():
             dict(world_size=8, n_tensor=4, n_context=2, n_pipeline=2),
             "tensor 4 x context 2 x pipeline 2 are 16 ranks, but there are only 8",
         ),
-        (dict(world_size=12, n_tensor=8), "are 8 ranks, which do not divide the 12"),
+        (
+            dict(world_size=12, n_tensor=8),
+            "are 8 ranks, which do not divide the 12 there are; allowed: 1, 2, 3, 4, 6, 12$",
+        ),
+        (dict(world_size=5040, n_tensor=11), "the 5040 there are; allowed: 1, 2, 3, .*, 28, ...$"),
         (dict(world_size=8, ranks_per_host=3), "ranks per host is 3, which does not divide the 8 ranks"),
         (dict(world_size=8, ranks_per_host=16), "ranks per host is 16, allowed: 1 to 8"),
-        (dict(world_size=3, n_tensor=3), "tensor-parallel is 3, which does not divide the 8 heads"),
+        (
+            dict(world_size=12, n_tensor=3),
+            "tensor-parallel is 3, which does not divide the 8 heads; allowed with 12 ranks: 1, 2, 4$",
+        ),
+        (
+            dict(world_size=16, n_tensor=8, n_tokens=4 * 127, sequence=1),
+            "divide the 508 tokens of a rank's sequence; allowed with 16 ranks: 1, 2, 4$",
+        ),
         (
             dict(world_size=4, n_tensor=4, n_kv_head=2),
-            "tensor-parallel is 4, which does not divide the 2 heads of keys",
+            "tensor-parallel is 4, which does not divide the 2 heads of keys; allowed with 4 ranks: 1, 2$",
         ),
         (
             dict(world_size=8, n_tensor=8, n_ffn=1020),
-            "does not divide the 1020 values of the feed-forward width",
+            "does not divide the 1020 values of the feed-forward width; allowed with 8 ranks: 1, 2, 4$",
         ),
-        (dict(world_size=3, n_context=3), "context-parallel is 3, which does not divide the 128 tokens"),
+        (
+            dict(world_size=6, n_context=3),
+            "is 3, which does not divide the 128 tokens of a sequence; allowed with 6 ranks: 1, 2$",
+        ),
         (dict(sequence=1), "sequence-parallel is given, but tensor-parallel is 1"),
         (dict(world_size=4, n_expert=2), "expert-parallel is 2, but the model has no experts"),
         (
             dict(world_size=6, n_expert=3, n_experts=8),
-            "expert-parallel is 3, which does not divide the 8 experts",
+            "expert-parallel is 3, which does not divide the 8 experts; allowed with 6 ranks: 1, 2$",
         ),
         (
             dict(world_size=6, n_expert=4, n_experts=8),
@@ -438,7 +452,10 @@ def test_what_cannot_be_is_named():
         ),
         (dict(n_experts=4, n_active=5), "experts of a token is 5, allowed: 1 to 4"),
         (dict(world_size=24, ranks_per_host=8, n_pipeline=2), "a stage is 12 ranks and a host has 8"),
-        (dict(world_size=3, n_pipeline=3), "8 layers do not divide into 3 stages"),
+        (
+            dict(world_size=3, n_pipeline=3),
+            r"8 layers do not divide into 3 stages \(.*\); allowed: 1, 2, 4, 8$",
+        ),
         (dict(n_stages_per_rank=2), "stages-per-rank is 2, but pipeline-parallel is 1"),
         (dict(world_size=2, n_pipeline=2, n_stages_per_rank=2), "stages-per-rank is 2, allowed with 1f1b: 1"),
         (
