@@ -93,6 +93,18 @@ def test_bytes_are_exact(dtype, threads, monkeypatch):
         assert bits(generator) == bits(trainer)
 
 
+def test_changes_are_of_elements():
+    for dtype in (torch.int64, torch.float64, torch.complex64, torch.complex128):
+        values = torch.ones(50, 2, dtype=dtype)
+        here = tagc.WeightSync({"a": values})
+        here.encode()
+        assert here.last.n_changes == 100
+        for n, by in ((100, -1), (7, 2), (0, 0)):
+            values.view(-1)[:n] += by  # -1: from 1 to 0, in both words of float64, and in one of int64
+            here.encode()
+            assert here.last.n_changes == n
+
+
 def test_a_gap_is_named_and_never_applied():
     torch.manual_seed(1)
     trainer, random = Model(), torch.Generator().manual_seed(3)

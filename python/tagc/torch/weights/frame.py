@@ -74,8 +74,8 @@ def words_of(dtype: torch.dtype, numel: int) -> tuple[int, int]:
 
 
 def encode(before: torch.Tensor | None, after: torch.Tensor) -> tuple[bytes, int]:
-    """Returns the message that turns `before`, or anything if it is None, into `after`, and how many words of
-    it differ. Both are contiguous and in CPU memory."""
+    """Returns the message that turns `before`, or anything if it is None, into `after`, and how many
+    elements differ: all if it is None. Both are contiguous and in CPU memory."""
     width, n = words_of(after.dtype, after.numel())
     n_bytes, n_changes = ctypes.c_uint64(), ctypes.c_uint64()
     lib.call("tagc_changes_max_bytes", width, n, ctypes.byref(n_bytes))
@@ -91,7 +91,11 @@ def encode(before: torch.Tensor | None, after: torch.Tensor) -> tuple[bytes, int
         ctypes.byref(n_bytes),
         ctypes.byref(n_changes),
     )
-    return room[: n_bytes.value].tobytes(), n_changes.value
+    n_differ = n_changes.value
+    if before is not None and n != after.numel():  # several words make an element
+        words = [t.reshape(-1).view(torch.int32).view(after.numel(), -1) for t in (before, after)]
+        n_differ = int((words[0] != words[1]).any(1).sum())
+    return room[: n_bytes.value].tobytes(), n_differ if before is not None else after.numel()
 
 
 def check(piece: Piece, dtype: torch.dtype, is_whole: bool) -> None:

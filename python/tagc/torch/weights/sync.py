@@ -282,10 +282,8 @@ class WeightSync:
             index, box = place
             after, before = self._read(index, box, tensors), self._base.get(place)
             message, n_changes = frames.encode(None if whole else before, after)
-            # words of 4 bytes, of which elements of 8 or 16 have several
-            n_words = frames.words_of(after.dtype, 1)[1]
             was = frames.checksum(before.data_ptr(), before.nbytes) if is_hashed and before is not None else 0
-            return message, -(-n_changes // n_words), was
+            return message, n_changes, was
 
         made = list(self._map(encode, self._mine))
         messages = [message for message, _, _ in made]
