@@ -14,6 +14,7 @@ import launch
 import ranks
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
 
@@ -93,6 +94,29 @@ def test_bytes_are_exact(dtype, threads, monkeypatch):
         assert bits(generator) == bits(trainer)
 
 
+def test_tied_tensors_travel_once():
+    torch.manual_seed(1)
+    trainer, model, random = Model(), Model(), torch.Generator().manual_seed(3)
+    here, there = tagc.WeightSync(trainer, buffers=True), tagc.WeightSync(model.state_dict())
+    again = tagc.WeightSync(trainer.state_dict())
+    for _ in range(3):
+        buffer = here.encode()
+        assert there.apply(buffer) and len(again.encode()) == len(buffer)
+        assert bits(model) == bits(trainer)
+        step(trainer, random)
+    w = torch.zeros(6, 4)
+    for other in (w[1:3], w.t(), w.view(4, 6), w.view(-1), w.view(torch.int32), w[:, 1::2], w[2:, 2]):
+        text = "part and w overlap in memory, and are not the same tensor"
+        refused(lambda other=other: tagc.WeightSync({"w": w, "part": other}), "argument", text)
+    pair = {"left": w[:, :3], "right": w[2:5, 2:]}
+    refused(lambda: tagc.WeightSync(pair), "argument", "left and right overlap in memory")
+    apart = {"left": w[:, :2], "third": w[:, 2], "top": w[:3, 3], "end": w[3:, 3], "none": w[:0], "no": w[:0]}
+    whole = {name: torch.randn_like(tensor) for name, tensor in apart.items()}
+    here, there = tagc.WeightSync(whole), tagc.WeightSync(apart)
+    there.apply(here.encode())
+    assert all(torch.equal(apart[name], whole[name]) for name in whole) and (w != 0).all()
+
+
 def test_changes_are_of_elements():
     for dtype in (torch.int64, torch.float64, torch.complex64, torch.complex128):
         values = torch.ones(50, 2, dtype=dtype)
@@ -103,6 +127,20 @@ def test_changes_are_of_elements():
             values.view(-1)[:n] += by  # -1: from 1 to 0, in both words of float64, and in one of int64
             here.encode()
             assert here.last.n_changes == n
+
+
+def test_buffers_below_wrappers_travel():
+    def made(is_wrapped):
+        torch.manual_seed(1)
+        inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        return nn.Sequential(checkpoint_wrapper(inner) if is_wrapped else inner)
+
+    trainer, model = made(True), made(False)
+    trainer(torch.randn(8, 4))
+    here, there = tagc.WeightSync(trainer, buffers=True), tagc.WeightSync(model, buffers=True)
+    there.apply(here.encode())
+    assert list(bits(trainer).values()) == list(bits(model).values())
+    assert model[0][1].num_batches_tracked == 1
 
 
 def test_a_gap_is_named_and_never_applied():
@@ -232,7 +270,7 @@ def test_every_element_comes_once():
     from tagc.torch.weights.tensors import Box, Entry
 
     shape = (6, 5)
-    entries = [Entry("a", shape, torch.bfloat16, False, None)]
+    entries = [Entry("a", shape, torch.bfloat16, False, None, torch.bfloat16)]
 
     def checked(boxes):
         pieces = [Piece(0, box, 0, 0, 0) for box in boxes]
@@ -282,6 +320,10 @@ def test_arguments_are_named():
     refused(made(source=1), "argument", "source is 1, must be ranks from 0 to 0")
     refused(made(source=[]), "argument", "source is [], must be one rank or several different ones")
     refused(made(source=[0, 0]), "argument", "source is [0, 0], must be one rank or several")
+    refused(lambda: tagc.WeightSync(None), "argument", "model is None, must be a module or a dict of tensors")
+    refused(
+        lambda: tagc.WeightSync({1: torch.ones(2)}), "argument", "1 is a Tensor, must be a tensor by name"
+    )
     refused(made(dtype=torch.int8), "argument", "dtype is torch.int8, must be a floating-point dtype")
     refused(made(check_every=-1), "argument", "check_every is -1, must be a whole number from 0")
     refused(made(threads=0), "argument", "threads is 0, must be a whole number from 1 to 256")
@@ -292,6 +334,8 @@ def test_arguments_are_named():
     refused(lambda: tagc.WeightSync(meta), "unsupported", "a is not a plain tensor in memory")
     refused(lambda: tagc.WeightSync(Model()).send(), "state", "send() needs a group")
     refused(lambda: tagc.WeightSync(Model()).receive(), "state", "receive() needs a group")
+    lazy = {"a": torch.ones(3, dtype=torch.complex64).conj()}
+    refused(lambda: tagc.WeightSync(lazy), "unsupported", "a is not a plain tensor in memory")
     there = tagc.WeightSync(Model(torch.float32), dtype=torch.bfloat16)
     text = "dtype is torch.bfloat16, and inner.bias is of torch.float32 here: receivers have"
     refused(lambda: there.apply(b""), "argument", text)
@@ -384,7 +428,7 @@ def failures_over_a_group(rank, world_size):
     if rank == 1:
         model.scale = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
         before = bits(model, buffers=False)
-    refused(move, "state", "rank 1: scale has changed: it was (), and is (2,)")
+    refused(move, "state", "rank 1: scale has changed: it was () torch.bfloat16, and is (2,)")
     assert bits(model, buffers=False) == before and sync.version == 1
     model.scale = kept
     move()
@@ -436,6 +480,9 @@ def between_shards(rank, world_size):
         raw = {n: t.detach().reshape(-1).view(torch.int16).tolist() for n, t in full.items()}
         dist.all_gather_object(everyone, raw)
         assert everyone[2] == everyone[3] == everyone[0] == everyone[1]
+    held = model.state_dict() if rank < 2 else named  # its tied tensors are the same memory
+    held = {name: tensor for name, tensor in held.items() if name not in ("count", "mask")}
+    tagc.WeightSync(held, dist.group.WORLD, source=[0, 1])
     parts = [None] * world_size
     dist.all_gather_object(parts, sync.encode(whole=True) if rank < 2 else None)
     there = tagc.WeightSync(whole)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -17,6 +17,56 @@ from tagc.torch.exchange import internals
 
 PIECE_ELEMS = 1 << 24  # of one message, so that threads share the work of a large tensor
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # of torch.compile() and of activation checkpoints
+
+
+class Memory(NamedTuple):
+    """Where a tensor lies on this rank. Tied tensors have equal ones."""
+
+    device: torch.device
+    begin: int  # an address
+    dims: tuple[tuple[int, int], ...]  # stride in bytes and size of each that has more than one index
+    dtype: torch.dtype
+    shape: tuple[int, ...]  # of the whole tensor, if it is sharded
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Memory | None:
+        """Returns None if it has no memory."""
+        if tensor.layout is not torch.strided or not tensor.numel():
+            return None
+        held = tensor.detach()
+        held = held.to_local() if isinstance(held, DTensor) else held
+        storage, width = held.untyped_storage().data_ptr(), held.itemsize
+        dims = tuple((step * width, n) for step, n in zip(held.stride(), held.shape) if n != 1)
+        begin = storage + int(held.storage_offset()) * width
+        return cls(held.device, begin, dims, held.dtype, tuple(tensor.shape)) if storage else None
+
+    @property
+    def end(self) -> int:
+        """Returns the address behind it; at most begin if this rank holds nothing."""
+        if any(n == 0 for _, n in self.dims):
+            return self.begin
+        return self.begin + sum(step * (n - 1) for step, n in self.dims) + self.dtype.itemsize
+
+    def shares_elements(self) -> bool:
+        """Returns whether some of its elements are the same memory, as in an expanded tensor, or may be."""
+        end = self.dtype.itemsize
+        for step, n in sorted(self.dims):
+            if step < end:
+                return True
+            end += step * (n - 1)
+        return False
+
+    def overlaps(self, other: Memory) -> bool:
+        """Returns whether both have some byte of memory. They may lie between each other's elements."""
+        first = min(self.begin, other.begin)
+        taken = torch.zeros(max(self.end, other.end) - first, dtype=torch.bool)
+
+        def bytes_of(memory: Memory) -> torch.Tensor:
+            steps, sizes = zip(*((step, n) for step, n in (*memory.dims, (1, memory.dtype.itemsize)) if step))
+            return taken.as_strided(sizes, steps, memory.begin - first)
+
+        bytes_of(self).fill_(True)
+        return bool(bytes_of(other).any())
 
 
 class Box(NamedTuple):
@@ -65,6 +115,12 @@ class Entry:
     dtype: torch.dtype
     is_sharded: bool
     box: Box | None  # what this rank holds; None: nothing
+    held: torch.dtype  # in which this rank has it
+
+    def form(self) -> str:
+        """Returns what must stay as it was when the WeightSync was made."""
+        text = f"{self.shape} {self.held}"
+        return f"sharded, {text}, here {self.box}" if self.is_sharded else text
 
     def words(self) -> str:
         """Returns what all ranks must have alike."""
@@ -74,12 +130,26 @@ class Entry:
 def named_tensors(
     model: torch.nn.Module | Mapping[str, torch.Tensor], buffers: bool
 ) -> dict[str, torch.Tensor]:
-    """Returns the parameters by name, tied ones once, and if asked for the buffers that checkpoints have."""
-    if isinstance(model, Mapping):
-        return dict(model)
+    """Returns the tensors by name, tied ones once, under their first name. Of a module these are its
+    parameters, and if asked for the buffers that checkpoints have."""
+    found: dict[str, torch.Tensor] = {}
+    seen = set()
+    for name, tensor in (model if isinstance(model, Mapping) else _of_module(model, buffers)).items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise Error("argument", f"{name} is a {type(tensor).__name__}, must be a tensor by name")
+        memory = Memory.of(tensor)
+        if memory is None or memory not in seen:
+            found[name] = tensor
+        seen.add(memory)
+    return found
+
+
+def _of_module(model: torch.nn.Module, buffers: bool) -> dict[str, torch.Tensor]:
     module: torch.nn.Module = internals.unwrapped(model)
     if isinstance(module, DistributedDataParallel):
         module = internals.unwrapped(module.module)
+    if not isinstance(module, torch.nn.Module):
+        raise Error("argument", f"model is {model!r}, must be a module or a dict of tensors by name")
     if any(isinstance(inner, FullyShardedDataParallel) for inner in module.modules()):
         raise Error(
             "unsupported",
@@ -87,11 +157,12 @@ def named_tensors(
             "of tensors "
             "by name, or use FSDP2",
         )
-    found: dict[str, torch.Tensor] = dict(module.named_parameters())
-    if buffers:
-        in_checkpoints = module.state_dict().keys()
-        found |= {name: b for name, b in module.named_buffers() if name in in_checkpoints}
-    return {_plain_name(name): tensor for name, tensor in found.items()}
+    found: dict[str, torch.Tensor] = {_plain_name(name): p for name, p in module.named_parameters()}
+    if buffers:  # state_dict() drops some wrappers from names, and named_buffers() none
+        in_checkpoints = set(map(_plain_name, module.state_dict()))
+        named = {_plain_name(name): buffer for name, buffer in module.named_buffers()}
+        found |= {name: buffer for name, buffer in named.items() if name in in_checkpoints}
+    return found
 
 
 def _plain_name(name: str) -> str:
@@ -106,17 +177,38 @@ def entries_of(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -
     entries = []
     for name in sorted(tensors):
         tensor = tensors[name]
-        if not isinstance(tensor, torch.Tensor):
-            raise Error("argument", f"{name} is a {type(tensor).__name__}, must be a tensor")
-        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
-            raise Error("unsupported", f"{name} is not a plain tensor in memory (meta, sparse or quantized)")
+        is_lazy = tensor.is_conj() or tensor.is_neg()
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or is_lazy:
+            raise Error(
+                "unsupported",
+                f"{name} is not a plain tensor in memory (meta, sparse, quantized or conjugate)",
+            )
         travels = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        entries.append(
-            Entry(name, tuple(tensor.shape), travels, isinstance(tensor, DTensor), box_of(name, tensor))
-        )
+        entries.append(_entry(name, tensor, travels))
     if not entries:
         raise Error("argument", "the model has no parameters")
+    _check_apart(tensors)
     return entries
+
+
+def _entry(name: str, tensor: torch.Tensor, travels: torch.dtype) -> Entry:
+    is_sharded = isinstance(tensor, DTensor)
+    return Entry(name, tuple(tensor.shape), travels, is_sharded, box_of(name, tensor), tensor.dtype)
+
+
+def _check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises an Error if two tensors overlap in memory: a change of both would be made twice."""
+    placed = [(name, memory) for name, tensor in tensors.items() if (memory := Memory.of(tensor)) is not None]
+    beside: list[tuple[str, Memory]] = []
+    for name, memory in sorted(placed, key=lambda item: (str(item[1].device), item[1].begin)):
+        beside = [o for o in beside if o[1].device == memory.device and o[1].end > memory.begin]
+        for other, theirs in beside if memory.end > memory.begin else ():
+            if memory.overlaps(theirs):
+                names = " and ".join(sorted((name, other)))
+                raise Error(
+                    "argument", f"{names} overlap in memory, and are not the same tensor: give one of them"
+                )
+        beside.append((name, memory))
 
 
 def box_of(name: str, tensor: torch.Tensor) -> Box | None:
@@ -146,15 +238,11 @@ def box_of(name: str, tensor: torch.Tensor) -> Box | None:
     return Box(tuple(offsets), tuple(sizes)) if product(sizes) else None
 
 
-def local(entry: Entry, tensor: Any) -> torch.Tensor:
+def local(entry: Entry, tensor: torch.Tensor) -> torch.Tensor:
     """Returns what this rank holds of a tensor, which must be as it was when the entry was made."""
-    is_sharded = isinstance(tensor, DTensor)
-    if tuple(tensor.shape) != entry.shape or is_sharded != entry.is_sharded:
-        raise Error(
-            "state",
-            f"{entry.name} has changed: it was {'sharded, ' if entry.is_sharded else ''}{entry.shape}, "
-            f"and is "
-            f"{'sharded, ' if is_sharded else ''}{tuple(tensor.shape)} (FSDP2: call model.reshard() first)",
-        )
-    held: torch.Tensor = tensor.detach()
+    now = _entry(entry.name, tensor, entry.dtype)
+    if now.form() != entry.form():
+        hint = " (FSDP2: call model.reshard() first)" if entry.is_sharded > now.is_sharded else ""
+        raise Error("state", f"{entry.name} has changed: it was {entry.form()}, and is {now.form()}{hint}")
+    held = tensor.detach()
     return held.to_local() if isinstance(held, DTensor) else held
