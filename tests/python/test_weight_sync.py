@@ -6,6 +6,7 @@ import math
 import random
 import struct
 import sys
+import time
 
 import pytest
 
@@ -19,7 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
 
 import tagc.torch as tagc
-from tagc.torch.weights import tensors
+from tagc.torch.weights import frame, tensors
+from tagc.torch.weights import sync as sync_module
 
 SPECIAL = torch.tensor([0x7FC0, 0x7FC1, -0x40, 0x7F80, -0x80, -0x8000, 0, 1, -0x7FFF], dtype=torch.int16)
 
@@ -143,6 +145,77 @@ def test_buffers_below_wrappers_travel():
     assert model[0][1].num_batches_tracked == 1
 
 
+# ---- what can be written ----
+
+
+def test_targets_of_every_kind_are_written_as_a_whole_or_not_at_all():
+    with torch.inference_mode():
+        frozen = {"a": torch.zeros(4), "b": torch.zeros(5, 7).t(), "c": torch.zeros(())}
+    usual = {"a": torch.zeros(8)[::2], "b": torch.zeros(9, 7, 3)[1:8, :5, 2], "c": torch.zeros(2)[1]}
+    for threads in (1, 3):
+        values = {"a": torch.randn(4), "b": torch.randn(7, 5), "c": torch.randn(())}
+        here = tagc.WeightSync(values)
+        targets = [(m, tagc.WeightSync(m, threads=threads)) for m in (frozen, usual)]
+        for _ in range(2):
+            buffer = here.encode()
+            for model, there in targets:
+                there.apply(buffer)
+                assert all(torch.equal(model[name], values[name]) for name in values)
+            for tensor in values.values():
+                tensor += 1
+        with torch.inference_mode():
+            buffer = here.encode()
+            for model, there in targets:
+                there.apply(buffer)
+                assert all(torch.equal(model[name], values[name]) for name in values)
+    for name, bad in (
+        ("b", torch.zeros(1, 5).expand(7, 5)),
+        ("b", torch.zeros(40).as_strided((7, 5), (4, 1))),
+    ):
+        model = {name: torch.zeros_like(tensor) for name, tensor in values.items()} | {name: bad}
+        there = tagc.WeightSync(model)
+        refused(
+            lambda there=there: there.apply(here.encode(whole=True)), "argument", "b has several elements in"
+        )
+        assert not any(tensor.any() for tensor in model.values()) and there.version == 0
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_weights_written_in_part_take_only_whole_ones(threads, monkeypatch):
+    trainer, model, random = Model(), Model(), torch.Generator().manual_seed(3)
+    here, there = tagc.WeightSync(trainer), tagc.WeightSync(model, threads=threads)
+    there.apply(here.encode())
+    step(trainer, random)
+    buffer = here.encode()
+    writes, n_under_way = frame.apply, []
+
+    def write(piece, values):
+        if piece.entry == 1:
+            raise MemoryError("no room")
+        n_under_way.append(1)
+        time.sleep(0.2)
+        writes(piece, values)
+        n_under_way.pop()
+
+    monkeypatch.setattr(frame, "apply", write)
+    refused(lambda: there.apply(buffer), "state", "in part version 2, and need a whole one now: no room")
+    assert not n_under_way
+    monkeypatch.undo()
+    refused(lambda: there.apply(buffer), "state", "and these weights have none of its versions")
+    assert there.apply(here.encode(whole=True)) == 3 and bits(model) == bits(trainer)
+
+
+def test_a_dtype_that_changed_is_named():
+    trainer, model = Model(), Model()
+    here, there = tagc.WeightSync(trainer), tagc.WeightSync(model)
+    there.apply(here.encode())
+    model.half()
+    text = "inner.bias has changed: it was (7,) torch.bfloat16, and is (7,) torch.float16"
+    refused(lambda: there.apply(here.encode()), "state", text)
+    trainer.float()
+    refused(here.encode, "state", "it was (7,) torch.bfloat16, and is (7,) torch.float32")
+
+
 def test_a_gap_is_named_and_never_applied():
     torch.manual_seed(1)
     trainer, random = Model(), torch.Generator().manual_seed(3)
@@ -203,8 +276,6 @@ def test_what_is_damaged_changes_nothing():
 
 def forged(buffer, change):
     """The buffer with its table and messages changed, and checksums to match."""
-    from tagc.torch.weights import frame
-
     head, body = bytearray(buffer[:64]), bytearray(buffer[72:])
     head, body = change(head, body)
     head[56:64] = struct.pack("<Q", 72 + len(body))
@@ -320,6 +391,10 @@ def test_arguments_are_named():
     refused(made(source=1), "argument", "source is 1, must be ranks from 0 to 0")
     refused(made(source=[]), "argument", "source is [], must be one rank or several different ones")
     refused(made(source=[0, 0]), "argument", "source is [0, 0], must be one rank or several")
+    refused(made(source=None), "argument", "source is None, must be ranks from 0 to 0")
+    refused(made(source=0.0), "argument", "source is 0.0, must be ranks from 0 to 0")
+    refused(made(buffers="yes"), "argument", "buffers is 'yes', must be True or False")
+    refused(made(group="x"), "argument", "group is 'x', must be a ProcessGroup of torch.distributed or None")
     refused(lambda: tagc.WeightSync(None), "argument", "model is None, must be a module or a dict of tensors")
     refused(
         lambda: tagc.WeightSync({1: torch.ones(2)}), "argument", "1 is a Tensor, must be a tensor by name"
@@ -431,6 +506,14 @@ def failures_over_a_group(rank, world_size):
     refused(move, "state", "rank 1: scale has changed: it was () torch.bfloat16, and is (2,)")
     assert bits(model, buffers=False) == before and sync.version == 1
     model.scale = kept
+    for by, what in ((1, torch.float16), (1, torch.float32), (0, torch.float16)):
+        if rank == by:
+            model.to(what)
+        before = bits(model, buffers=False)
+        text = f"rank {by}: inner.bias has changed: it was (7,) torch.bfloat16, and is (7,) {what}"
+        refused(move, "state", text)
+        assert bits(model, buffers=False) == before and sync.version == 1
+        model.bfloat16()
     move()
     other = Model(width=5 if rank == 1 else 6)
     text = "inner.weight [7, 6] torch.bfloat16 on rank 0 and inner.weight [7, 5] torch.bfloat16 on rank 1"
@@ -441,6 +524,79 @@ def failures_over_a_group(rank, world_size):
 def test_a_failure_is_the_same_on_all_ranks_and_changes_nothing():
     first, second = ranks.run(failures_over_a_group, 2, timeout_s=100)
     assert first == second
+
+
+def writing_over_a_group(rank, world_size):
+    torch.manual_seed(rank)
+    values = {"a": torch.randn(4), "b": torch.randn(7, 5), "c": torch.randn(3)}
+    if rank == 1:
+        values["b"] = torch.zeros(1, 5).expand(7, 5)
+    refused(
+        lambda: tagc.WeightSync(values, dist.group.WORLD), "argument", "rank 1: b has several elements in"
+    )
+    if rank == 1:
+        with torch.inference_mode():
+            values = {name: torch.zeros(tensor.shape[::-1]).t() for name, tensor in values.items()}
+    sync = tagc.WeightSync(values, dist.group.WORLD, timeout_s=60)
+    move = sync.receive if rank else sync.send
+
+    def same():
+        everyone = [None] * world_size
+        dist.all_gather_object(everyone, [tensor.tolist() for tensor in values.values()])
+        return [theirs == everyone[0] for theirs in everyone]
+
+    move()
+    assert same() == [True] * 3
+    if rank == 0:
+        for tensor in values.values():
+            tensor += 1
+    writes = frame.apply
+
+    def write(piece, target):
+        if piece.entry == 1:
+            raise RuntimeError("no room")
+        writes(piece, target)
+
+    frame.apply = write if rank == 1 else writes
+    refused(move, "state", "rank 1: the weights are in part version 2, and need a whole one now: no room")
+    assert same() == [True, False, True] and sync.version == (0 if rank == 1 else 2)
+    frame.apply = writes
+    move()
+    assert same() == [True] * 3 and sync.version == 3
+    if rank == 0:  # a sender that cannot move its copy on sends all of it next
+        assert not sync.last.is_whole
+        values["a"] += 1
+        frame.apply = write
+    refused(move, "argument", "rank 0: no room")
+    frame.apply = writes
+    assert same() == [True] * 3 and sync.version == 4
+    move()
+    assert same() == [True] * 3 and sync.version == 5 and (rank > 0 or sync.last.is_whole)
+
+
+def test_a_receiver_that_failed_while_it_wrote_gets_all():
+    ranks.run(writing_over_a_group, 3, timeout_s=100)
+
+
+def making_over_a_group(rank, world_size):
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        refused(lambda: tagc.WeightSync(Model(), group), "argument", "this rank is not in the group")
+        return
+    made = sync_module.Links
+
+    def late(*arguments):
+        links = made(*arguments)
+        if rank == 2:
+            raise tagc.Error("transport", "it went away")
+        return links
+
+    sync_module.Links = late
+    refused(lambda: tagc.WeightSync(Model(), group), "transport", "rank 1: it went away")
+
+
+def test_all_ranks_make_it_or_none():
+    ranks.run(making_over_a_group, 3, timeout_s=100)
 
 
 # ---- shards ----
@@ -483,6 +639,13 @@ def between_shards(rank, world_size):
     held = model.state_dict() if rank < 2 else named  # its tied tensors are the same memory
     held = {name: tensor for name, tensor in held.items() if name not in ("count", "mask")}
     tagc.WeightSync(held, dist.group.WORLD, source=[0, 1])
+    if rank < 2:
+        kept = sync._base.copy()
+        if rank == 1:
+            sync._base.update(dict.fromkeys(kept, "no tensor"))
+        refused(sync.encode, "argument", "rank 1: 'str' object has no attribute")
+        sync._base.update(kept)
+        assert sync.version == 4
     parts = [None] * world_size
     dist.all_gather_object(parts, sync.encode(whole=True) if rank < 2 else None)
     there = tagc.WeightSync(whole)

@@ -1,11 +1,11 @@
-"""Connections of a WeightSync: a gloo group from each sender to all receivers, for bytes in CPU memory,
-whatever the user's group is for."""
+"""Connections of a WeightSync: a gloo group from each sender to all receivers, and one of all senders, for
+bytes in CPU memory, whatever the user's group is for."""
 
 from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from tagc.torch.exchange.gloo import bytes_at
 from tagc.torch.weights.frame import memory_of
 
 CHUNK_BYTES = 1 << 28  # of one call of gloo
+TEXT_BYTES = 1024  # of what a sender tells the others
 _T = TypeVar("_T")
 
 
@@ -27,16 +28,28 @@ class Links:
     def __init__(
         self, name: str, rank: int, senders: Sequence[int], receivers: Sequence[int], timeout_s: float
     ) -> None:
-        self._rank, self._receivers = rank, list(receivers)
+        self._name, self._rank, self._receivers = name, rank, list(receivers)
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._groups: dict[int, Any] = {}  # of gloo; its calls are missing in the stubs of torch
         for sender in senders if receivers else ():
-            members = [sender, *receivers]
-            if rank in members:
-                store = dist.PrefixStore(f"tagc/weights/{name}/{sender}", internals.default_store())
-                place = members.index(rank)
-                make = functools.partial(dist.ProcessGroupGloo, store, place, len(members), self._timeout)
-                self._groups[sender] = _try(make)
+            if rank == sender or rank in receivers:
+                self._groups[sender] = self._connect(str(sender), [sender, *receivers])
+        self._among = self._connect("senders", senders) if len(senders) > 1 and rank in senders else None
+
+    def _connect(self, what: str, members: Sequence[int]) -> Any:
+        store = dist.PrefixStore(f"tagc/weights/{self._name}/{what}", internals.default_store())
+        place = members.index(self._rank)
+        return _try(functools.partial(dist.ProcessGroupGloo, store, place, len(members), self._timeout))
+
+    def tell(self, text: str) -> list[str]:
+        """Returns the texts of all senders, in their order. Collective over them; local if there is one."""
+        group = self._among
+        if group is None:
+            return [text]
+        mine = torch.tensor(list(text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")), dtype=torch.uint8)
+        told = [torch.empty_like(mine) for _ in range(group.size())]
+        _try(lambda: group.allgather([told], [mine]).wait(self._timeout))
+        return [bytes(theirs.tolist()).rstrip(b"\0").decode(errors="ignore") for theirs in told]
 
     def move(self, sender: int, to: Sequence[int], frame: bytes | None, n_bytes: int) -> torch.Tensor | None:
         """Sends the frame of a sender, of n_bytes, to those receivers. frame: on the sender alone. Returns
@@ -70,3 +83,26 @@ def _try(call: Callable[[], _T]) -> _T:
         return call()
     except RuntimeError as failure:
         raise Error("transport", f"weights did not arrive: {failure}") from failure
+
+
+def rank_and_size(group: Any) -> tuple[int, int]:
+    """Returns the rank here and how many there are."""
+    if group is None:
+        return 0, 1
+    is_group = isinstance(group, dist.ProcessGroup)
+    if not is_group and group != dist.GroupMember.NON_GROUP_MEMBER:
+        raise Error("argument", f"group is {group!r}, must be a ProcessGroup of torch.distributed or None")
+    if not is_group or dist.get_rank(group) < 0:
+        raise Error("argument", "this rank is not in the group: only ranks of a group make its WeightSync")
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def senders_of(source: int | Sequence[int], size: int) -> list[int]:
+    """Returns the ranks that send, in order."""
+    ranks = list(source) if isinstance(source, Iterable) else [source]
+    for rank in ranks:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < size:
+            raise Error("argument", f"source is {source!r}, must be ranks from 0 to {size - 1}")
+    if not ranks or len(set(ranks)) != len(ranks):
+        raise Error("argument", f"source is {source!r}, must be one rank or several different ones")
+    return sorted(ranks)

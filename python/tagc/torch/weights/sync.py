@@ -5,7 +5,7 @@
 
 The trainer keeps a copy of what receivers have. It moves on by applying its own messages, so that it is by
 construction what they have. A frame names the version that it changes: a receiver without that version takes
-whole weights only."""
+whole weights only, and so does one whose weights were written in part."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tagc.torch.exchange.comm import share
 from tagc.torch.schedule.options import number
 from tagc.torch.weights import frame as frames
 from tagc.torch.weights.frame import Frame, Piece
-from tagc.torch.weights.links import Links
-from tagc.torch.weights.tensors import Box, Entry, entries_of, local, named_tensors, product
+from tagc.torch.weights.links import Links, rank_and_size, senders_of
+from tagc.torch.weights.tensors import Box, Entry, Memory, entries_of, local, named_tensors, product
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -84,20 +84,21 @@ class WeightSync:
         self.last: Sent | None = None
         failure: Exception | None = None
         senders: list[int] = []
-        size = 1 if group is None else dist.get_world_size(group)
-        self._rank = 0 if group is None else dist.get_rank(group)
+        self._rank, size = rank_and_size(group)
         try:
-            senders = _senders(source, size)
+            senders = senders_of(source, size)
             if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
                 raise Error(
                     "argument", f"dtype is {dtype!r}, must be a floating-point dtype of torch or None"
                 )
+            if not isinstance(buffers, bool):
+                raise Error("argument", f"buffers is {buffers!r}, must be True or False")
             number("check_every", check_every, 0, 2**31 - 1, int)
             number("threads", threads, 1, 256, int)
             number("timeout_s", timeout_s, 0.001, 1e6)
             self._entries = entries_of(named_tensors(model, buffers), dtype)
             if group is not None and self._rank not in senders:
-                self._check_dtypes()
+                self._targets()
         except Exception as problem:
             failure = problem
         self._senders = senders
@@ -117,7 +118,12 @@ class WeightSync:
         self._new_run = everyone[senders[0]]["run"]
         self._links = None
         if group is not None:
-            self._links = Links(everyone[0]["name"], self._rank, senders, self._receivers, timeout_s)
+            try:
+                self._links = Links(everyone[0]["name"], self._rank, senders, self._receivers, timeout_s)
+            except Exception as problem:
+                failure = problem
+            # No rank returns, and perhaps drops its connections, while another one is still connecting.
+            self._share((None, _words(failure)))
 
     @property
     def version(self) -> int:
@@ -129,9 +135,19 @@ class WeightSync:
     def encode(self, whole: bool = False) -> bytes:
         """Returns the next version of the weights as bytes: what changed since the last one, or if
         `whole`, or in the first call, all of them. Each sender makes its part; a receiver applies the
-        parts of all at once. Local: all senders call it equally often."""
+        parts of all at once. Collective over the senders: if it fails on one, all raise the same Error, and
+        there is no new version."""
         self._require("encode", self._is_sender())
-        made = self._encode(whole or self._version == 0)
+        made, failure = self._attempt(whole or not self._has_base())
+        if self._links is not None and len(self._senders) > 1:
+            told = self._links.tell("\n".join(_words(failure) or ()))
+            for rank, said in zip(self._senders, told):
+                if said:
+                    status, text = said.split("\n", 1)
+                    raise Error(status, f"rank {rank}: {text}") from failure
+        if made is None:
+            assert failure is not None
+            raise failure
         self._commit(made)
         return made.frame
 
@@ -142,7 +158,7 @@ class WeightSync:
         self._require("apply", self._group is None or not self._is_sender())
         if self._base:
             raise Error("state", "this WeightSync encodes; weights are applied by another one")
-        self._check_dtypes()
+        self._targets()
         if not buffers:
             raise Error("argument", "apply() got no buffer")
         parts = [frames.read(buffer, self._entries, self._fingerprint) for buffer in buffers]
@@ -159,7 +175,8 @@ class WeightSync:
     def send(self) -> int:
         """Sends the next version of the weights to the receivers of the group, which call receive(), and
         returns its number. Receivers that have not the last version get all weights. Collective; if it
-        fails on a rank, all raise the same Error, and no weights change."""
+        fails on a rank, all raise the same Error, and no weights change. Should a receiver fail while it
+        writes, the others have the version, and it gets all weights in the next one."""
         self._require("send", self._group is not None and self._is_sender())
         if not self._receivers:
             raise Error("state", f"all {len(self._senders)} ranks of the group send: call encode()")
@@ -173,7 +190,7 @@ class WeightSync:
 
     def _exchange(self, call: str) -> int:
         assert self._links is not None
-        states = self._share((self._run, self._version, None))
+        states = self._share((self._run, self._version, self._has_base(), None))
         base = states[self._senders[0]][:2]
         for rank in self._senders:
             if states[rank][:2] != base:
@@ -183,52 +200,52 @@ class WeightSync:
                     f"{rank} at "
                     f"{states[rank][1]}: all encode() and send() equally often",
                 )
-        behind = [r for r in self._receivers if base[1] == 0 or states[r][:2] != base]
+        has_base = all(states[rank][2] for rank in self._senders)
+        behind = [r for r in self._receivers if not has_base or states[r][:2] != base]
         made: _Made | None = None
         parts: list[Frame] = []
         if len(behind) < len(self._receivers):
-            made, parts = self._pass_on(False, [r for r in self._receivers if r not in behind])
-            altered = self._altered(parts) if parts else None
-            found = self._share((altered, None))
-            behind += [r for r in self._receivers if found[r][0] is not None]
-            if altered is not None:
+            made, parts, altered = self._pass_on(False, [r for r in self._receivers if r not in behind])
+            behind += altered
+            if self._rank in altered:
                 parts = []
         if behind:
-            whole, received = self._pass_on(True, sorted(behind))
+            whole, received, _ = self._pass_on(True, sorted(behind))
             made, parts = made or whole, parts or received
-        if parts:
-            self._apply(parts)
-        if made is not None:
-            self._commit(made)
+        failure: Exception | None = None
+        try:
+            if parts:
+                self._apply(parts)
+            if made is not None:
+                self._commit(made)
+        except Exception as problem:
+            failure = problem
+        self._share((None, _words(failure)))
         return self._version
 
-    def _pass_on(self, whole: bool, to: list[int]) -> tuple[_Made | None, list[Frame]]:
-        """Moves the next version from all senders to those receivers. Returns what this rank made, and on
-        receivers what they got, which has been checked. Collective; all ranks raise the same Error."""
+    def _pass_on(self, whole: bool, to: list[int]) -> tuple[_Made | None, list[Frame], list[int]]:
+        """Moves the next version from all senders to those receivers. Returns what this rank made; on
+        receivers what they got, which has been checked; and the receivers that something else has altered.
+        Collective; all ranks raise the same Error."""
         assert self._links is not None
-        made: _Made | None = None
-        failure: Exception | None = None
-        if self._is_sender():
-            try:
-                made = self._encode(whole)
-            except Exception as problem:
-                failure = problem
+        made, failure = self._attempt(whole) if self._is_sender() else (None, None)
         lengths = self._share((0 if made is None else len(made.frame), _words(failure)))
         buffers = []
         for sender in self._senders:
             mine = made.frame if made is not None and sender == self._rank else None
             buffers.append(self._links.move(sender, to, mine, lengths[sender][0]))
         parts: list[Frame] = []
+        altered = None
         if self._rank in to:
             try:
                 parts = [frames.read(buffer, self._entries, self._fingerprint) for buffer in buffers]
                 frames.check_parts(parts, self._entries)
-                for entry in self._entries:
-                    local(entry, self._tensors()[entry.name])
+                self._targets()
+                altered = self._altered(parts)
             except Exception as problem:
                 failure = problem
-        self._share((None, _words(failure)))
-        return made, parts
+        found = self._share((altered, _words(failure)))
+        return made, parts, [rank for rank in to if found[rank][0] is not None]
 
     def _share(self, mine: tuple[Any, ...]) -> list[Any]:
         """Returns what every rank says, if none has failed; the last item of each is its failure."""
@@ -274,6 +291,16 @@ class WeightSync:
         part = local(entry, tensors[entry.name])[box.within(entry.box)]
         return part.to("cpu", entry.dtype).contiguous()
 
+    def _has_base(self) -> bool:
+        """Returns whether this rank has a copy of all that receivers have from it."""
+        return self._version > 0 and len(self._base) == len(self._mine)
+
+    def _attempt(self, whole: bool) -> tuple[_Made | None, Exception | None]:
+        try:
+            return self._encode(whole), None
+        except Exception as problem:
+            return None, problem
+
     def _encode(self, whole: bool) -> _Made:
         tensors = self._tensors()
         version = self._version + 1
@@ -286,26 +313,33 @@ class WeightSync:
             was = frames.checksum(before.data_ptr(), before.nbytes) if is_hashed and before is not None else 0
             return message, n_changes, was
 
-        made = list(self._map(encode, self._mine))
+        made = self._map(encode, self._mine)
         messages = [message for message, _, _ in made]
-        pieces = [Piece(index, box, was, 0, 0) for (index, box), (_, _, was) in zip(self._mine, made)]
+        frame = self._frame(version, messages, [was for *_, was in made] if is_hashed else None, whole)
+        n_elems = sum(box.numel() for _, box in self._mine)
+        return _Made(frame, messages, Sent(version, whole, len(frame), n_elems, sum(n for _, n, _ in made)))
+
+    def _frame(self, version: int, messages: Sequence[bytes], hashes: list[int] | None, whole: bool) -> bytes:
+        """Returns this sender's part of a version. hashes: of what each piece was, if receivers compare."""
+        pieces = [
+            Piece(index, box, was, 0, 0)
+            for (index, box), was in zip(self._mine, hashes or [0] * len(self._mine))
+        ]
         header = Frame(
             self._senders.index(self._rank),
             len(self._senders),
             whole,
-            is_hashed,
+            hashes is not None,
             self._run or self._new_run,
             version,
             0 if whole else self._version,
             pieces,
             None,
         )
-        frame = frames.write(header, messages, self._entries, self._fingerprint)
-        n_elems = sum(box.numel() for _, box in self._mine)
-        return _Made(frame, messages, Sent(version, whole, len(frame), n_elems, sum(n for _, n, _ in made)))
+        return frames.write(header, messages, self._entries, self._fingerprint)
 
     def _commit(self, made: _Made) -> None:
-        """Moves the base on by the messages themselves."""
+        """Moves the base on by the messages themselves. If that fails, the next version is whole."""
 
         def move(place_and_message: tuple[tuple[int, Box], bytes]) -> None:
             (index, box), message = place_and_message
@@ -314,22 +348,35 @@ class WeightSync:
             address = frames.memory_of(message).ctypes.data
             frames.apply(Piece(index, box, 0, address, len(message)), self._base[index, box])
 
-        for _ in self._map(move, list(zip(self._mine, made.messages))):
-            pass
         self._run, self._version, self.last = self._run or self._new_run, made.sent.version, made.sent
+        try:
+            self._map(move, list(zip(self._mine, made.messages)))
+        except BaseException:
+            self._base.clear()
+            raise
 
     # ---- a receiver ----
 
-    def _check_dtypes(self) -> None:
-        tensors = self._tensors()
+    def _targets(self) -> list[torch.Tensor]:
+        """Returns what a receiver writes to, of each entry. Error if that cannot be done."""
+        tensors, found = self._tensors(), []
         for entry in self._entries:
-            if tensors[entry.name].dtype != entry.dtype:
+            target = local(entry, tensors[entry.name])
+            if target.dtype != entry.dtype:
                 raise Error(
                     "argument",
-                    f"dtype is {self._dtype}, and {entry.name} is of {tensors[entry.name].dtype} here: "
-                    f"receivers "
-                    "have the dtype in which weights travel",
+                    f"dtype is {self._dtype}, and {entry.name} is of {target.dtype} here: receivers have "
+                    "the dtype in which weights travel",
                 )
+            memory = Memory.of(target)
+            if memory is not None and memory.shares_elements():
+                raise Error(
+                    "argument",
+                    f"{entry.name} has several elements in the same memory (strides {target.stride()}): "
+                    "receivers must be able to write each",
+                )
+            found.append(target)
+        return found
 
     def _check_version(self, part: Frame) -> None:
         """Raises an Error that names the gap, unless the frame fits the weights here."""
@@ -375,32 +422,39 @@ class WeightSync:
         return None
 
     def _apply(self, parts: Sequence[Frame]) -> None:
-        """Applies frames that have been checked."""
-        tensors = self._tensors()
-        held = [
-            local(entry, tensors[entry.name]) if entry.box is not None else None for entry in self._entries
-        ]
+        """Applies frames that have been checked. If that fails part way, these weights are no version: only
+        whole ones are taken then."""
+        held = self._targets()
 
         def change(piece: Piece) -> None:
             mine, target = self._entries[piece.entry].box, held[piece.entry]
-            if mine is None or target is None:
+            if mine is None:
                 return
             common = mine.common(piece.box)
             if not common.numel():
                 return
-            view = target[common.within(mine)]
-            if common == piece.box and view.is_contiguous() and view.device.type == "cpu":
-                frames.apply(piece, view)
-                return
-            # Elements that this rank does not hold come out as anything, and are dropped.
-            room = torch.zeros(piece.box.sizes, dtype=view.dtype)
-            place = common.within(piece.box)
-            room[place] = view.cpu()
-            frames.apply(piece, room)
-            view.copy_(room[place])
+            # torch writes to tensors of inference mode within it only, and each thread has a mode of its own
+            with torch.inference_mode(target.is_inference()):
+                view = target[common.within(mine)]
+                if common == piece.box and view.is_contiguous() and view.device.type == "cpu":
+                    frames.apply(piece, view)
+                    return
+                # Elements that this rank does not hold come out as anything, and are dropped.
+                room = torch.zeros(piece.box.sizes, dtype=view.dtype)
+                place = common.within(piece.box)
+                room[place] = view.cpu()
+                frames.apply(piece, room)
+                view.copy_(room[place])
 
-        for _ in self._map(change, [piece for part in parts for piece in part.pieces]):
-            pass
+        self._run, self._version = 0, 0
+        try:
+            self._map(change, [piece for part in parts for piece in part.pieces])
+        except Exception as problem:
+            status = problem.status if isinstance(problem, Error) else "state"
+            raise Error(
+                status,
+                f"the weights are in part version {parts[0].version}, and need a whole one now: {problem}",
+            ) from problem
         self._run, self._version = parts[0].run, parts[0].version
 
     # ---- both ----
@@ -412,8 +466,13 @@ class WeightSync:
                 raise Error("state", f"the model has no {entry.name} any more")
         return found
 
-    def _map(self, function: Callable[[_T], _R], items: Iterable[_T]) -> Iterable[_R]:
-        return map(function, items) if self._pool is None else self._pool.map(function, items)
+    def _map(self, function: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
+        """Returns what the function returns of each. When one fails, no other is still under way."""
+        if self._pool is None:
+            return list(map(function, items))
+        futures = [self._pool.submit(function, item) for item in items]
+        concurrent.futures.wait(futures)
+        return [future.result() for future in futures]
 
     def _require(self, call: str, holds: bool) -> None:
         if holds:
@@ -430,18 +489,7 @@ class _Made(NamedTuple):
     sent: Sent
 
 
-def _words(failure: Exception | None) -> tuple[Any, str] | None:
+def _words(failure: Exception | None) -> tuple[str, str] | None:
     if failure is None:
         return None
     return (failure.status if isinstance(failure, Error) else "argument", str(failure))
-
-
-def _senders(source: int | Sequence[int], size: int) -> list[int]:
-    """Returns the ranks that send, in order."""
-    ranks = [source] if isinstance(source, int) else list(source)
-    for rank in ranks:
-        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < size:
-            raise Error("argument", f"source is {source!r}, must be ranks from 0 to {size - 1}")
-    if not ranks or len(set(ranks)) != len(ranks):
-        raise Error("argument", f"source is {source!r}, must be one rank or several different ones")
-    return sorted(ranks)
