@@ -138,6 +138,8 @@ class WeightSync:
         parts of all at once. Collective over the senders: if it fails on one, all raise the same Error, and
         there is no new version."""
         self._require("encode", self._is_sender())
+        if self._run not in (0, self._new_run):
+            raise Error("state", "this WeightSync applies; versions are encoded by another one")
         made, failure = self._attempt(whole or not self._has_base())
         if self._links is not None and len(self._senders) > 1:
             told = self._links.tell("\n".join(_words(failure) or ()))
@@ -151,10 +153,19 @@ class WeightSync:
         self._commit(made)
         return made.frame
 
+    def encode_current(self) -> bytes:
+        """Returns all weights of the version that was encoded or sent last, as bytes, for receivers that come
+        late: there is no new version, and receivers that have this one do not need them. Local."""
+        self._require("encode_current", self._is_sender())
+        if self._version == 0 or not self._has_base():
+            raise Error("state", "encode_current() needs a version: call encode() or send() first")
+        messages = [frames.encode(None, self._base[place])[0] for place in self._mine]
+        return self._frame(self._version, messages, None, whole=True)
+
     def apply(self, *buffers: Any) -> int:
         """Turns the weights into the version in these buffers, one of each sender, and returns its number.
-        Error if they are damaged, of other tensors, or change another version than these weights have; the
-        weights are as before then. Local."""
+        Error if they are damaged, of other tensors or of another run of the sender, or if they change another
+        version than these weights have; the weights are as before then. Local."""
         self._require("apply", self._group is None or not self._is_sender())
         if self._base:
             raise Error("state", "this WeightSync encodes; weights are applied by another one")
@@ -166,7 +177,7 @@ class WeightSync:
         self._check_version(parts[0])
         altered = self._altered(parts)
         if altered is not None:
-            raise Error("mismatch", f"{altered}: apply a whole one, of encode(whole=True)")
+            raise Error("mismatch", f"{altered}: apply a whole one, of encode_current()")
         self._apply(parts)
         return self._version
 
@@ -384,12 +395,16 @@ class WeightSync:
             raise Error(
                 "state", f"version {part.version} is not newer than version {self._version}, which is here"
             )
+        if self._version and part.run != self._run:
+            raise Error(
+                "state",
+                f"the buffer is version {part.version} of another run of the sender, and these weights are "
+                f"version {self._version} of theirs: to follow it, make a new WeightSync",
+            )
         if part.is_whole or (part.run == self._run and part.base == self._version):
             return
         if self._version == 0:
             here = "these weights have none of its versions"
-        elif part.run != self._run:
-            here = f"these weights are version {self._version} of another sender"
         else:
             missing = range(self._version + 1, part.version)
             here = f"these weights are version {self._version}: missing is " + (
@@ -399,7 +414,7 @@ class WeightSync:
             "state",
             f"the buffer turns version {part.base} into {part.version}, and {here}. Apply what is "
             f"missing first, or "
-            "a whole one, of encode(whole=True)",
+            "a whole one, of encode_current()",
         )
 
     def _altered(self, parts: Sequence[Frame]) -> str | None:

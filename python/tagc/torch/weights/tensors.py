@@ -149,7 +149,7 @@ def _of_module(model: torch.nn.Module, buffers: bool) -> dict[str, torch.Tensor]
     if isinstance(module, DistributedDataParallel):
         module = internals.unwrapped(module.module)
     if not isinstance(module, torch.nn.Module):
-        raise Error("argument", f"model is {model!r}, must be a module or a dict of tensors by name")
+        raise Error("argument", f"model is {model!r:.80}, must be a module or a dict of tensors by name")
     if any(isinstance(inner, FullyShardedDataParallel) for inner in module.modules()):
         raise Error(
             "unsupported",
