@@ -54,14 +54,8 @@ PYTHON_ORDER = [
     ["tagc.torch.log", "tagc.torch.checkpoint", "tagc.torch.memory"],
     ["tagc.torch.passes"],
     ["tagc.torch.handle"],
-    ["tagc.torch.hooks.*"],
-    [
-        "tagc.torch.local.*",
-        "tagc.torch.advise.*",
-        "tagc.torch.pipeline",
-        "tagc.torch.compiled.*",
-        "tagc.torch.weights.*",
-    ],  # fmt: skip
+    ["tagc.torch.hooks.*", "tagc.torch.pipeline"],
+    ["tagc.torch.local.*", "tagc.torch.advise.*", "tagc.torch.compiled.*", "tagc.torch.weights.*"],
     ["tagc.torch.quorum.*", "tagc.torch.collectives.*"],
     ["tagc.torch.compress"],
     ["tagc.torch.__init__"],

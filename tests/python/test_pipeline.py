@@ -350,6 +350,7 @@ def what_does_not_fit_is_refused(rank, world_size):
     import tagc.torch as tagc
 
     stage = Pipe("GPipe", 2).stages[0]
+    optimizer = torch.optim.AdamW(stage.submod.parameters())
     for options, words in (
         (dict(forward="int3"), "forward is 'int3', must be one of 'int8', 'int4', 'whole'"),
         (dict(backward="fp32"), "backward is 'fp32'"),
@@ -361,6 +362,7 @@ def what_does_not_fit_is_refused(rank, world_size):
             "sparsity is 0.9, which is for models; this is a PipelineStage, which takes forward",
         ),
         (dict(parameters="delta4"), "parameters is 'delta4', which is for models"),
+        (dict(optimizer=optimizer), "optimizer is a AdamW, which is for models"),
         (dict(backwards="int8"), "no option 'backwards': did you mean 'backward'"),
         (dict(forward="int4" if rank else "int8"), "forward is 'int8' on rank 0 and 'int4' on rank 1"),
         (dict(block=32 if rank else 64), "block is 64 on rank 0 and 32 on rank 1"),

@@ -120,6 +120,8 @@ def real_messages_are_measured(rank, world_size):
     """After a step, what the stage sends is known, as is the dtype; nothing of it is changed."""
     from torch.distributed.pipelining import ScheduleGPipe
 
+    import tagc.torch as tagc
+
     stage, said = stage_of(), io.StringIO()
     schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=nn.functional.mse_loss)
     x = torch.ones(2 * ROWS, WIDTH)
@@ -136,6 +138,10 @@ def real_messages_are_measured(rank, world_size):
     assert torch.equal(before[1], torch.get_rng_state())
     advice = quietly(stage, micro_batches=2)
     assert advice["choice"] == "off" and "all 2 stages are on one host" in advice["reason"]
+    with tagc.compress(stage, hosts=2, verbose=False):  # whose hosts advise() takes
+        assert len(quietly(stage, micro_batches=2)["rows"]) == 4
+        assert "on one host" in quietly(stage, micro_batches=2, hosts=1)["reason"]
+    assert "on one host" in quietly(stage, micro_batches=2)["reason"]
 
 
 def what_does_not_fit_is_refused(rank, world_size):

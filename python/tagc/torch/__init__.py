@@ -6,8 +6,8 @@
 It neither patches torch nor compiles an extension against it: it uses torch's own hooks, and libtagc by
 ctypes. In this folder a file names no file of a folder to the right of it:
 
-    exchange <- schedule <- state, statistics <- log <- passes <- handle <- hooks <- local, advise,
-    pipeline, compiled, weights <- quorum, collectives <- compress <- this file"""
+    exchange <- schedule <- state, statistics <- log <- passes <- handle <- hooks, pipeline <- local,
+    advise, compiled, weights <- quorum, collectives <- compress <- this file"""
 
 from __future__ import annotations
 

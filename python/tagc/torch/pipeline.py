@@ -85,7 +85,13 @@ class Pipeline:
 
 # The pipeline of a group that some of its stages have not joined yet.
 _forming: weakref.WeakKeyDictionary[Any, Pipeline] = weakref.WeakKeyDictionary()
-_compressed: weakref.WeakSet[Any] = weakref.WeakSet()  # stages
+_compressed: weakref.WeakKeyDictionary[Any, Pipeline] = weakref.WeakKeyDictionary()  # by stage
+
+
+def hosts_of(stage: Any) -> int | None:
+    """Returns the `hosts` with which compress(stage) was called; None without that."""
+    pipeline = _compressed.get(stage)
+    return None if pipeline is None else pipeline.options["hosts"]
 
 
 class Traffic:
@@ -130,7 +136,7 @@ class CompressedStage:
             self._replace(f"get_{short}_recv_ops", functools.partial(self._receive, way))
             self._replace(f"{way}_one_chunk", functools.partial(self._compute, way))
         self._replace("clear_runtime_states", self._begin)
-        _compressed.add(stage)
+        _compressed[stage] = pipeline
 
     @property
     def is_closed(self) -> bool:
@@ -206,7 +212,7 @@ class CompressedStage:
                 setattr(self.stage, name, own)
         if self._replaced:
             self.pipeline.is_closed = True
-            _compressed.discard(self.stage)
+            _compressed.pop(self.stage, None)
             if self._device is not None:
                 self._device.close()
         self._replaced.clear()
@@ -376,11 +382,17 @@ def misplaced_option(given: Mapping[str, Any], signature: inspect.Signature) -> 
     for name, parameter in signature.parameters.items():
         is_given = name in given and parameter.default not in (inspect.Parameter.empty, given[name])
         if is_given and name not in OF_STAGES + OF_BOTH:
+            takes = ", ".join(OF_STAGES + OF_BOTH)
             return (
-                f"{name} is {given[name]!r}, which is for models; this is a {kind}, which takes "
-                f"{', '.join(OF_STAGES + OF_BOTH)}"
+                f"{name} is {shown(given[name])}, which is for models; this is a {kind}, which takes {takes}"
             )
     return None
+
+
+def shown(value: object) -> str:
+    """Returns an option's value for a message; the type of what has no short text, as of an optimizer."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__name__}"
 
 
 def compress_stage(

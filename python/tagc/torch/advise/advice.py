@@ -62,8 +62,8 @@ def advise(
     model may be a stage of torch.distributed.pipelining, one on each rank: then it says whether
     compress(stage) pays. micro_batches: of a step, needed. schedule: "1F1B" (also for None) or "GPipe".
     activations: a tensor, or a list of them, as the stage returns for a micro-batch; needed before its first
-    step. step_s: how long the stage computes in a step. hosts, seconds, timeout_s and verbose as below;
-    stages take none of the rest.
+    step. step_s: how long the stage computes in a step. hosts: as below, or not given, those of
+    compress(stage). seconds, timeout_s and verbose as below; stages take none of the rest.
 
     step_s: seconds of a step's computing, without communication. step: instead of it, a function that
         computes one forward and backward pass without exchanging gradients, as on a copy that is not wrapped;

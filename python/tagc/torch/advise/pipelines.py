@@ -23,6 +23,7 @@ from tagc.torch.exchange.blocks import Codec, Device, codec_of, opened
 from tagc.torch.exchange.comm import share
 from tagc.torch.exchange.identity import identity
 from tagc.torch.exchange.streams import Cuda
+from tagc.torch.pipeline import hosts_of, shown
 from tagc.torch.schedule.options import number
 
 OF_STAGES = ("micro_batches", "schedule", "activations")  # the options of advise() that models do not have
@@ -192,9 +193,11 @@ def misplaced(given: Mapping[str, Any], signature: inspect.Signature) -> str | N
             continue
         if is_stage and name not in OF_STAGES + OF_BOTH:
             takes = ", ".join(OF_STAGES + OF_BOTH)
-            return f"{name} is {given[name]!r}, which is for models; this is a {kind}, which takes {takes}"
+            return (
+                f"{name} is {shown(given[name])}, which is for models; this is a {kind}, which takes {takes}"
+            )
         if not is_stage and name in OF_STAGES:
-            return f"{name} is {given[name]!r}, which is for a pipeline's stages; this is a {kind}"
+            return f"{name} is {shown(given[name])}, which is for a pipeline's stages; this is a {kind}"
     return None
 
 
@@ -236,6 +239,7 @@ def advise_stage(
     group = stage.group if stage.group is not None else dist.group.WORLD
     assert group is not None
     schedule = "1F1B" if schedule is None else schedule
+    hosts = hosts_of(stage) if hosts is None else hosts
     failure: Exception | None = None
     mine: dict[str, Any] = {}
     on: Cuda | Device | None = None
