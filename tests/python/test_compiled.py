@@ -177,6 +177,8 @@ def errors(rank, world_size):
         param_dtype, reduce_dtype = torch.int8, None
 
     check_error(lambda: tagc.data_parallel(Even(), mp_policy=Policy()), "param_dtype.*int8, must be a dtype")
+    text = "mp_policy is torch.bfloat16, must have param_dtype, reduce_dtype, or both"
+    check_error(lambda: tagc.data_parallel(Even(), mp_policy=torch.bfloat16), text)
     check_error(lambda: tagc.data_parallel(nn.Tanh()), "no parameters")
     check_error(lambda: tagc.data_parallel(3), "model is a int, must be a torch.nn.Module")
     model = made(Even)

@@ -32,8 +32,10 @@ class Precision:
 
     @staticmethod
     def of(policy: Any) -> Precision:
-        found = []
-        for name in ("param_dtype", "reduce_dtype"):
+        found, fields = [], ("param_dtype", "reduce_dtype")
+        if policy is not None and not any(hasattr(policy, name) for name in fields):
+            raise Error("argument", f"mp_policy is {policy!r}, must have param_dtype, reduce_dtype, or both")
+        for name in fields:
             dtype = getattr(policy, name, None)
             if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
                 raise Error(
@@ -165,6 +167,8 @@ def _checked(
         raise Error("argument", "this model has no parameters")
     if mesh is None:
         mesh = init_device_mesh(found.device.type, (dist.get_world_size(),))
+    if mesh.get_coordinate() is None:
+        raise Error("argument", f"this rank is not in the mesh {mesh!r}: only its ranks call data_parallel()")
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
             raise Error(
