@@ -175,8 +175,9 @@ def save_files(state: State, folder: Any) -> None:
     path = _file(folder, _place(state)[0])
     other = _writers.get(str(path.resolve()), lambda: None)()
     # elsewhere, a second handle is a later one of the same model
-    has_stages = not state.wrapper.is_managed and bool(state.wrapper.place().where)
-    if other is not None and other is not state and not other.is_closed and has_stages:
+    has_others = not state.wrapper.is_managed and bool(state.wrapper.place().where)
+    has_others |= other is not None and "collectives" in (other.wrapper.name, state.wrapper.name)
+    if other is not None and other is not state and not other.is_closed and has_others:
         raise Error(
             "argument",
             f"{path} was saved by another open handle of this process: give each handle, as of each stage of "
@@ -188,8 +189,8 @@ def save_files(state: State, folder: Any) -> None:
     part.replace(path)
 
 
-def load_files(state: State, folder: Any) -> None:
-    """Reads this rank's file, or those of all ranks if their number has changed. Local."""
+def read_files(state: State, folder: Any) -> Any:
+    """Returns this rank's file, or those of all ranks if their number has changed. Local."""
     rank = _place(state)[0]
     folder = _folder(folder)
     first = rank if _file(folder, rank).exists() else 0
@@ -197,7 +198,7 @@ def load_files(state: State, folder: Any) -> None:
     saved, own = next(iter(_ranks(mine).values()))[0], _about(state)
     n_saved = saved["world_size"]
     alike = first == rank and all(saved[key] == own[key] for key in (*_SIZES, *_PLACE))
-    load(state, mine if alike else [mine if r == first else _read(folder, r) for r in range(n_saved)])
+    return mine if alike else [mine if r == first else _read(folder, r) for r in range(n_saved)]
 
 
 def _folder(folder: Any, name: str = "folder") -> pathlib.Path:
@@ -273,13 +274,14 @@ class Reader:
 
     def state_dict(self) -> dict[str, Any]:
         entries: dict[str, Any] = {}
-        for rank, factor in _sources(_about(self._state), self._abouts).items():
+        for rank in _sources(_about(self._state), self._abouts):
             entries[f"rank{rank}"] = {
                 ABOUT: "",
                 "residuals": self._tensors(f"rank{rank}", "residuals", torch.float32),
             }
-            if factor is None and (replicas := self._tensors(f"rank{rank}", REPLICAS, torch.bfloat16)):
-                entries[f"rank{rank}"][REPLICAS] = replicas
+            if rank == _place(self._state)[0]:
+                if replicas := self._tensors(f"rank{rank}", REPLICAS, torch.bfloat16):
+                    entries[f"rank{rank}"][REPLICAS] = replicas
         return entries
 
     def _tensors(self, rank: str, kind: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -217,7 +217,7 @@ class Compressed:
         """Loads what save() wrote, also with another number of ranks. Local. If it does not fit, it raises
         Error and changes nothing."""
         self.synchronize()
-        checkpoint.load_files(self.state, folder)
+        checkpoint.load(self.state, checkpoint.read_files(self.state, folder))
 
     def at(self, checkpoint_id: Any, key: str | None = None, storage_reader: Any = None) -> checkpoint.Reader:
         """Replaces the handle in a dcp.load() of a checkpoint that another number of ranks saved:
