@@ -474,12 +474,19 @@ def pipes(take, names):
     assert names["handle"].stats()["steps"] == 1 and names["handle"].stats()["bytes_sent"] > 0
 
 
-@after("tagc.Collectives(")
+@after("comm.all_reduce(p.grad")
 def averages_gradients(take, names):
     """All ranks have the same model after many steps, and gradients have travelled in about 5 bits, twice."""
     oracles.check_alike(nn.utils.parameters_to_vector(names["model"].parameters()), "the model")
     stats = names["comm"].stats()
     assert stats["step"] == 31 and 8 < stats["bits_per_param"] < 14, stats
+    names["comm"].close()
+
+
+@after("comm.at(path)")
+def has_what_was_saved(take, names):
+    about = names["comm"].state_dict()[f"rank{take.rank}"]
+    assert len(about["residuals"]) == 7, about["residuals"].keys()
     names["comm"].close()
 
 

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from tagc._library import Error
-from tagc.torch.collectives.keys import Use
+from tagc.torch import checkpoint
+from tagc.torch.collectives.keys import Saved, Use
 from tagc.torch.exchange.unit import check_tensors, scale_of
+from tagc.torch.state import State
 
 
 class Work(dist.Work):
     """Of one call, as torch's collectives return one."""
 
-    def __init__(self, output: torch.Tensor) -> None:
+    def __init__(self, output: torch.Tensor, failed: list[Work]) -> None:
+        """failed: the calls whose failures nobody has raised yet."""
         super().__init__()
-        self._output, self.over = output, threading.Event()
-        self.failure: BaseException | None = None
+        self._output, self._failed, self.over = output, failed, threading.Event()
+        self._failure: BaseException | None = None
         self.future: torch.futures.Future[Any] | None = None  # of the output, once the call is on its way
-        self.is_raised = False
+
+    def fail(self, failure: BaseException) -> None:
+        self._failure = failure
+        self._failed.append(self)
+
+    def _check(self) -> None:
+        """Raises the failure, if there is one."""
+        if self._failure is not None:
+            with contextlib.suppress(ValueError):
+                self._failed.remove(self)  # which would keep the tensors
+            raise self._failure
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Waits until the output is there, and returns True. If the call has failed, it raises the Error that
@@ -35,18 +49,14 @@ class Work(dist.Work):
             )
         assert self.future is not None  # it was submitted
         self.future.wait()
-        if self.failure is not None:
-            self.is_raised = True
-            raise self.failure
+        self._check()
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Returns a future of [output], which fails as wait() does."""
 
         def value(_: torch.futures.Future[Any]) -> list[torch.Tensor]:
-            if self.failure is not None:
-                self.is_raised = True
-                raise self.failure
+            self._check()
             return [self._output]
 
         assert self.future is not None
@@ -56,7 +66,7 @@ class Work(dist.Work):
         return self.over.is_set()
 
     def is_success(self) -> bool:
-        return self.over.is_set() and self.failure is None
+        return self.over.is_set() and self._failure is None
 
     def result(self) -> list[torch.Tensor]:
         return [self._output]
@@ -80,6 +90,9 @@ def check(what: str, source: Any, target: Any, n_ranks: int) -> None:
         name = "tensor" if what == "all_reduce" else name
         if not isinstance(tensor, torch.Tensor):
             raise Error("argument", f"{name} is a {type(tensor).__name__}, must be a tensor")
+        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            advice = ": pass .to_local()" if hasattr(tensor, "to_local") else ""
+            raise Error("argument", f"{name} is a {type(tensor).__name__}, must be a plain tensor{advice}")
         if tensor.layout != torch.strided or not tensor.is_contiguous():
             raise Error("argument", f"{name} of shape {tuple(tensor.shape)} is not contiguous")
         if not tensor.numel():
@@ -96,6 +109,15 @@ def check(what: str, source: Any, target: Any, n_ranks: int) -> None:
         )
 
 
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor as (n,), without its history. Call it outside of inference mode, so that calls of
+    all kinds may write to it, also from a thread."""
+    if not tensor.is_inference():
+        return tensor.detach().view(-1)
+    values, at = tensor.untyped_storage(), tensor.storage_offset()
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(values, at, (tensor.numel(),), (1,))
+
+
 def copy(call: Call) -> None:
     """Does the call of a rank that is alone."""
     if call.failure is not None:
@@ -105,17 +127,42 @@ def copy(call: Call) -> None:
         call.target.mul_(factor)
 
 
-def uses(about: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Use], dict[str, Use], int]:
-    """Returns name -> class, and name -> use, of the keys of reductions, and of those of gathers; and the
-    number of calls without a key."""
+def keys_of(about: Mapping[str, Any]) -> Saved:
+    """Returns those of what a rank says of itself."""
     try:
         keys = about["keys"]
         reduced, gathered = (
             {name: Use(str(what), int(n), str(dtype)) for name, (what, n, dtype) in keys[each].items()}
             for each in ("reduced", "gathered")
         )
-        kinds, n_once = {name: str(keys["kinds"][name]) for name in reduced}, int(keys["without"])
+        kinds = {name: str(keys["kinds"][name]) for name in reduced}
+        return Saved(reduced, gathered, kinds, list(keys.get("named", ())), int(keys["without"]))
     except (AttributeError, KeyError, TypeError, ValueError):
         text = "tagc state: it says nothing of keys: it must be what Collectives.state_dict() gives"
         raise Error("argument", text) from None
-    return kinds, reduced, gathered, n_once
+
+
+def check_complete(saved: Any, abouts: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raises Error if dcp.load() has read less than was saved, as it does into an object without the keys."""
+    for part in saved if isinstance(saved, (list, tuple)) else [saved]:
+        for rank, about in abouts.items():
+            entry = part.get(f"rank{rank}", {})
+            saw = {*entry.get("residuals", ()), *entry.get(checkpoint.REPLICAS, ())}
+            missing = {*about.get("keys", {}).get("kept", ()), *about.get("gathered", ())} - saw
+            if entry and missing:
+                raise Error(
+                    "argument",
+                    f"tagc state: what rank {rank} saved of key {min(missing)} is not here: dcp.load() reads "
+                    "only what this object has already: give it comm.at(path) instead of comm",
+                )
+
+
+class Reader(checkpoint.Reader):
+    """Of Collectives.at(). load(saved, is_selected)."""
+
+    def __init__(self, load: Callable[[Any, bool], None], state: State, *where: Any) -> None:
+        super().__init__(state, *where)
+        self._load = load
+
+    def load_state_dict(self, saved: Any) -> None:
+        self._load(saved, True)

@@ -24,7 +24,7 @@ from tagc import _library
 from tagc._library import Error
 from tagc.torch import checkpoint
 from tagc.torch.advise import first_words
-from tagc.torch.collectives.calls import Call, Work, check, copy, uses
+from tagc.torch.collectives.calls import Call, Reader, Work, check, check_complete, copy, flat, keys_of
 from tagc.torch.collectives.keys import Keys, Reduced, Use
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.hosts import Cluster
@@ -71,7 +71,8 @@ class Collectives:
 
     A key is a parameter, another tensor that stands for itself, or a string. It names the residual: what a
     call has rounded off or not sent is added to the next one with that key. Calls with one key have one
-    size, dtype and collective; all_gather() may use the key of a reduction, too.
+    size, dtype and collective; all_gather() may use the key of a reduction, too. Give names, or strings as
+    keys, if you save the state: the numbers of other keys may change from run to run.
     Without a key there is no residual, and values are rounded at random, so that their mean is right: those
     of reductions from 4096 elements on in `values`, with selection or fewer than 4 bits in 4 bits; what
     all_reduce() sends back in 8 bits. Nothing is rounded if values is "fp32" or "bf16".
@@ -136,7 +137,7 @@ class Collectives:
         self._is_in_caller = in_group or self._hosts.is_one
         self._order = threading.RLock()  # held while a call takes its place
         self._last: Future | None = None  # of the last call in the runner's thread
-        self._failed: list[Work] = []  # since synchronize()
+        self._failed: list[Work] = []  # whose failures nobody has raised yet
         for level in self._keys.levels():
             self._passes.comm(level)
         if optimizer is not None:
@@ -181,11 +182,11 @@ class Collectives:
         Local."""
         with self._order:
             self._drain()
-            failed, self._failed = self._failed, []
+            failed = self._failed.copy()
+            self._failed.clear()
             self._passes.synchronize()
         for work in failed:
-            if not work.is_raised:
-                work.wait()
+            work.wait()
 
     def reset_parameters(self) -> None:
         """Makes the next gathers send whole values, in bf16, if `parameters` are deltas. Call it after a
@@ -230,7 +231,8 @@ class Collectives:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns copies of this rank's residuals, and with deltas of its rows of what all ranks have. Each
-        rank saves its own. Local; call it between steps."""
+        rank saves its own. Keys must have names: strings, or names=. Local; call it between steps."""
+        self._keys.check_names()
         self.synchronize()
         return checkpoint.save(self._state)
 
@@ -239,30 +241,55 @@ class Collectives:
         saved: of this rank; if another number of ranks saved, a list of those of all ranks. Deltas go on from
         what was saved, so load the parameters with them; with another number of ranks the next gathers send
         whole values. If it does not fit, it raises Error and changes nothing."""
+        self._load(saved)
+
+    def save(self, folder: Any) -> None:
+        """Writes state_dict() to a file of this rank in that folder, and makes the folder if it is missing.
+        Local; call it on every rank, between steps. Each Collectives has a folder of its own."""
+        self._keys.check_names()
         self.synchronize()
-        with self._order, self._state.lock:
-            reduced, gathered, n_once = self._added(checkpoint.abouts(saved))
-            try:
-                checkpoint.load(self._state, saved)
-            except BaseException:
-                self._forget(reduced, gathered)
-                raise
-            self._keys.n_once = n_once
+        checkpoint.save_files(self._state, folder)
+
+    def load(self, folder: Any) -> None:
+        """Loads what save() wrote, also with another number of ranks: as load_state_dict(). Local."""
+        self._load(checkpoint.read_files(self._state, folder))
+
+    def at(self, checkpoint_id: Any, key: str | None = None, storage_reader: Any = None) -> Reader:
+        """Replaces this object in a dcp.load(), which reads only keys that have been used:
+
+            dcp.save({"model": ..., "comm": comm}, checkpoint_id=path)
+            dcp.load({"model": ..., "comm": comm.at(path)}, checkpoint_id=path)
+
+        Any number of ranks may have saved it. key: this object's, if the checkpoint has several. Local;
+        dcp.load() is collective."""
+        return Reader(self._load, self._state, checkpoint_id, key, storage_reader)
 
     def close(self) -> None:
-        """Waits for calls under way, and frees residuals and connections. Local."""
+        """Waits for calls under way, and frees residuals and connections. Then it raises the first failure
+        that nobody has raised yet, unless an exception is under way. Local."""
         with self._order:
-            self._drain()
-            self._passes.close()
+            try:
+                if self.is_closed or sys.exc_info()[0] is not None:
+                    self._drain()
+                else:
+                    self.synchronize()
+            finally:
+                self._passes.close()
 
     # ---- a call ----
 
     def _submit(self, what: str, key: Any, source: Any, target: Any, op: Any) -> Work:
-        with self._order:
+        # what inference mode makes would not do for later calls
+        with self._order, torch.inference_mode(False):
             if self.is_closed:
                 raise Error("state", f"{what}(): this tagc.Collectives is closed")
+            try:
+                dist.get_process_group_ranks(self._group)
+            except (KeyError, ValueError) as gone:
+                text = "the process group of this tagc.Collectives was destroyed: make another one"
+                raise Error("state", f"{what}(): {text}") from gone
             call = self._call(what, key, source, target, op)
-            work = Work(target)
+            work = Work(target, self._failed)
             is_alone = self._keys.n_ranks() == 1
             runners = self._passes.runners
             runner, _ = self._passes.runner_for(call.source)
@@ -280,8 +307,8 @@ class Collectives:
                             if self._is_in_caller and not runners.is_on_device(call.source):
                                 self._passes.synchronize()
                     except BaseException as failure:
-                        work.failure = failure
-                        self._failed.append(work)
+                        self._passes.give_up()  # the step, as all ranks do
+                        work.fail(failure)
                 work.over.set()
                 return call.target
 
@@ -311,9 +338,9 @@ class Collectives:
             check(what, source, target, n_ranks)
             if what != "all_gather":
                 scale_of(op, n_ranks)
-            flat = source.detach().view(-1)
-            into = flat if target is source else target.detach().view(-1)
-            return Call(Use.of(what, source), name, key, flat, into, op, None)
+            values = flat(source)
+            into = values if target is source else flat(target)
+            return Call(Use.of(what, source), name, key, values, into, op, None)
         except Error as failure:
             nothing = torch.zeros(1)
             return Call(Use(what, 1, "float32"), None, key, nothing, nothing.clone(), ReduceOp.SUM, failure)
@@ -332,22 +359,16 @@ class Collectives:
                 begin = functools.partial(
                     self._reduce, call, self._keys.find(call.name, call.use, source, fields)
                 )
-        except Error as failure:
-            self._fail(call, failure)
+        except Error as failure:  # the other ranks are about to run it
+            self._passes.runners.wait()
+            self._keys.agree(self._passes.comm, f"{call.use.collective}()", {}, failure)
             return
+        if self._hosts.is_one:  # torch's collectives compare nothing
+            op = None if call.op is None else scale_of(call.op, self._keys.n_ranks())
+            numbers = {"elements": call.use.n_elems, "dtype": call.use.dtype, "factor of op": op}
+            about = "without a key" if call.name is None else f"of key {call.name}"
+            self._keys.agree(self._passes.comm, f"{call.use.collective} {about}", numbers)
         begin()
-
-    def _fail(self, call: Call, failure: Error) -> None:
-        """Tells the other ranks, which are about to run it, why this one does not. (Within one host by the
-        user's word ranks do not talk before torch's collective.)"""
-        if self._hosts.is_one:
-            raise failure
-
-        def find_layout() -> Layout:
-            raise failure
-
-        unit = Unit(f"{call.use.collective}()", self._state.schedule.fields)
-        self._exchange(call, unit, find_layout, recurs=False)
 
     def _exchange(self, call: Call, unit: Unit, find_layout: Callable[[], Layout], recurs: bool) -> None:
         # in CPU memory an exchange takes the memory of its source; sums within hosts are made elsewhere
@@ -403,30 +424,40 @@ class Collectives:
 
     # ---- checkpoints ----
 
-    def _added(self, abouts: Mapping[int, Mapping[str, Any]]) -> tuple[list[str], list[str], int]:
-        """Adds the keys of a checkpoint that have not come yet. Returns their names, of reductions and of
-        gathers, and the number of calls without a key."""
+    def _load(self, saved: Any, is_selected: bool = False) -> None:
+        """is_selected: as of checkpoint.load()."""
+        self.synchronize()
+        with self._order, self._state.lock:
+            keys, abouts = self._keys, checkpoint.abouts(saved)
+            reduced, gathered, strings = set(keys.reduced), set(keys.gathered), keys.strings.copy()
+            try:
+                if not is_selected:  # or all of these were read
+                    check_complete(saved, abouts)
+                n_once = self._add_saved(abouts)
+                checkpoint.load(self._state, saved, is_selected)
+            except BaseException:
+                for name in keys.reduced.keys() - reduced:
+                    self._state.remove_unit(keys.reduced.pop(name).unit.name)
+                for name in keys.gathered.keys() - gathered:
+                    keys.gathered.pop(name)[1].close()
+                keys.strings = strings
+                raise
+            keys.n_once = n_once
+
+    def _add_saved(self, abouts: Mapping[int, Mapping[str, Any]]) -> int:
+        """Adds the keys of a checkpoint that have not come yet. Returns its number of calls without a key."""
         about = abouts.get(dist.get_rank()) or abouts[min(abouts)]
-        kinds, reduced, gathered, n_once = uses(about)
-        added: tuple[list[str], list[str]] = [], []
-        for name, use in reduced.items():
+        found = keys_of(about)
+        self._keys.check_saved(found)
+        for name, use in found.reduced.items():
             if name not in self._keys.reduced:
-                kind = self._keys.kinds.get(name, kinds[name])
+                kind = self._keys.kinds.get(name, found.kinds[name])
                 self._add(name, self._keys.made(name, kind, use, self._state.schedule.fields))
-                added[0].append(name)
         # a gather's size is that of one rank
-        for name, use in gathered.items() if about["world_size"] == dist.get_world_size() else ():
+        for name, use in found.gathered.items() if about["world_size"] == dist.get_world_size() else ():
             if name not in self._keys.gathered:
                 self._keys.gathered[name] = use, self._gather_of(name, use)
-                added[1].append(name)
-        return *added, n_once
-
-    def _forget(self, reduced: list[str], gathered: list[str]) -> None:
-        """Takes back what _added() did."""
-        for name in reduced:
-            self._state.remove_unit(self._keys.reduced.pop(name).unit.name)
-        for name in gathered:
-            self._keys.gathered.pop(name)[1].close()
+        return found.n_once
 
     # ---- the end ----
 
@@ -457,6 +488,11 @@ def _prepared(
     """Makes all ranks agree. Returns (the group, the options, the keys with their hosts, whether the weights
     look fresh). Collective; all ranks raise the same Error."""
     found = dist.group.WORLD if dist.is_initialized() else None
+    if group is dist.GroupMember.NON_GROUP_MEMBER or (
+        isinstance(group, DeviceMesh) and group.get_coordinate() is None
+    ):  # its ranks do not wait for this one
+        why = "this rank is not in the group: only the ranks of a group make a tagc.Collectives over it"
+        raise Error("argument", why)
     mine: dict[str, Any] = {"rows": []}
     failure: Exception | None = None
     keys: Keys | None = None

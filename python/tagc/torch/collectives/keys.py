@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,17 @@ class Use:
 
     def __str__(self) -> str:
         return f"{self.collective} of {self.n_elems} elements of {self.dtype}"
+
+
+class Saved(NamedTuple):
+    """The keys of a checkpoint. kinds: classes of those of reductions. named: those of names. n_once: calls
+    without a key."""
+
+    reduced: dict[str, Use]
+    gathered: dict[str, Use]
+    kinds: dict[str, str]
+    named: list[str]
+    n_once: int
 
 
 class Reduced:
@@ -106,7 +117,7 @@ class Keys(Wrapped):
         self.n_once = 0  # calls without a key, from which their rounding derives
         # id of a parameter -> (it, so that no other gets this id; its name)
         self._names = {id(p): (p, row.name) for (_, p), row in zip(named or [], self.rows)}
-        self._strings: set[str] = set()  # names that came as such
+        self.strings: set[str] = set()  # names that came as such
 
     # ---- names ----
 
@@ -116,7 +127,7 @@ class Keys(Wrapped):
             return self._name_of_tensor(key)
         if not isinstance(key, str) or not key:
             raise Error("argument", f"key is {key!r}, must be a parameter, a name or None")
-        if not self._is_named and key not in self._strings and any(key == n for _, n in self._names.values()):
+        if not self._is_named and key not in self.strings and any(key == n for _, n in self._names.values()):
             raise Error(
                 "argument", f"key is {key!r}, which is the name of a parameter that came before: {_GIVE}"
             )
@@ -124,7 +135,7 @@ class Keys(Wrapped):
             raise Error(
                 "argument", f"key is {key!r}, which names does not have, and gentle is True: {_SCHEDULED}"
             )
-        self._strings.add(key)
+        self.strings.add(key)
         return key
 
     def _name_of_tensor(self, key: torch.Tensor) -> str:
@@ -135,7 +146,7 @@ class Keys(Wrapped):
                     "argument", f"key is a tensor of shape {shape}, which names does not have: {_GIVE}"
                 )
             name = str(len(self._names))
-            if name in self._strings:
+            if name in self.strings:
                 raise Error(
                     "argument",
                     f"key is a tensor of shape {shape}, number {name}, and {name!r} is a name that came "
@@ -210,15 +221,23 @@ class Keys(Wrapped):
     def groups(self) -> list[dist.ProcessGroup]:
         return [self._group]
 
+    def levels(self) -> list[Any]:
+        return super().levels() or self.groups()  # within one host ranks agree before torch's collectives
+
     def deciders(self) -> list[dist.ProcessGroup] | None:
         return super().deciders() if self._options.gentle else []
 
     def before_meeting(self, comm: Callable[[Any], Comm], step: int) -> None:
         """Makes ranks agree that they end a step, which the caller's own calls do."""
-        failure: Error | None = None
+        self.agree(comm, f"the end of step {step}", {})
+
+    def agree(
+        self, comm: Callable[[Any], Comm], what: str, numbers: Mapping[str, Any], failure: Error | None = None
+    ) -> None:
+        """Does what Comm.agree() does, over all ranks. comm(group) -> tagc's connection. Collective."""
         for level in self.levels():  # those of other hosts learn of a failure within one
             try:
-                comm(level).agree(f"the end of step {step}", {}, failure)
+                comm(level).agree(what, numbers, failure)
             except Error as problem:
                 failure = problem
         if failure is not None:
@@ -246,7 +265,36 @@ class Keys(Wrapped):
         reduced = {name: dataclasses.astuple(one.use) for name, one in self.reduced.items()}
         gathered = {name: dataclasses.astuple(use) for name, (use, _) in self.gathered.items()}
         kinds = {name: one.parameter.kind for name, one in self.reduced.items()}
-        return {"keys": {"reduced": reduced, "gathered": gathered, "kinds": kinds, "without": self.n_once}}
+        named = [name for name in {**reduced, **gathered} if name in self.kinds]
+        kept = [name for name, kind in kinds.items() if self._options.feeds_back(kind)]
+        keys = {"reduced": reduced, "gathered": gathered, "kinds": kinds, "named": named, "kept": kept}
+        return {"keys": keys | {"without": self.n_once}}
+
+    def check_names(self) -> None:
+        """Raises Error unless a resumed run calls each key by the name that it has here. Local."""
+        if self._names and not self._is_named:
+            raise Error(
+                "state",
+                "state_dict(): there are keys that are tensors without names: their numbers follow the order "
+                f"of first use, which may be another in a resumed run: give names=model, or {_GIVE}",
+            )
+
+    def check_saved(self, saved: Saved) -> None:
+        """Raises Error unless these keys of a checkpoint fit. Local."""
+        for name in saved.named:
+            if name not in self.kinds:
+                raise Error(
+                    "argument",
+                    f"tagc state: key {name} was of names, "
+                    + ("which does not have it here" if self._is_named else "and names is None here")
+                    + ": give the names that saved it",
+                )
+        known = {name: one.use for name, one in self.reduced.items()}
+        for name, use in saved.reduced.items():
+            if (mine := known.get(name, use)) != use:
+                raise Error("argument", f"tagc state: key {name}: {use}; its first call here was {mine}")
+        for name in {**saved.reduced, **saved.gathered}:
+            self.name_of(name)
 
     def deltas(self) -> dict[str, AllGather]:
         return {name: gather for name, (_, gather) in self.gathered.items() if gather.is_delta}

@@ -135,7 +135,7 @@ class Reduction(Call):
                 "elements": source.numel(),
                 "dtype": source.dtype,
                 "parameters": _fingerprint(layout),
-                "factor": scale_of(op, comm.world_size),
+                "factor of op": scale_of(op, comm.world_size),
                 "loss scale": self.loss_scale,
             }
         except Exception as problem:
