@@ -2,7 +2,7 @@
 that the library has and by candidates. One process; ranks are simulated.
 
     python experiments/studies/moment.py --out moment.json --seeds 1 2 --begins 60 300
-    python experiments/studies/moment.py --out moment.json --seeds 1 2 --begins 250 --steps 500 --model first-try
+    python experiments/studies/moment.py --out moment.json --begins 250 --steps 500 --model first-try
 
 Until step --begins every value is sent. From then on a rank sends 5 % of each matrix (8 % of the embedding)
 unless an arm names another share, its values in 2 bits. A gap is the loss at the end relative to "dense" of
@@ -199,8 +199,8 @@ class Mask(Dense):
 
 
 def arm(kind, beta1=0.9, share=0.05, falls="after", **options):
-    """share: of a matrix's values; of the embedding's 1.6 times as many. falls: whether beta1 goes to its last
-    value "before" the exchange begins, as in the library, or in the 100 steps "after"."""
+    """share: of a matrix's values; of the embedding's 1.6 times as many. falls: whether beta1 goes to its
+    last value "before" the exchange begins, as in the library, or in the 100 steps "after"."""
     return {"kind": kind, "beta1": beta1, "share": share, "falls": falls, "options": options}
 
 
