@@ -47,8 +47,8 @@ def largest(values, n):
 class Dense:
     """Every value. The others exchange so before they begin."""
 
-    def __init__(self, n_ranks, share, generator):
-        self.n_ranks, self.share, self.generator = n_ranks, share, generator
+    def __init__(self, n_ranks, share, generator, shape):
+        self.n_ranks, self.share, self.generator, self.shape = n_ranks, share, generator, shape
         self.bits = 0.0
 
     def __call__(self, gradients, moment):
@@ -296,13 +296,13 @@ def train(args, spec, begin, seed, texts):
     for step in range(args.steps):
         if step == begin:
             exchanges = [
-                spec["kind"](args.ranks, spec["share"] * (1 if ".h." in n else 1.6), own, **spec["options"])
+                spec["kind"](
+                    args.ranks, spec["share"] * (1 if ".h." in n else 1.6), own, p.shape, **spec["options"]
+                )
                 if p.dim() == 2
-                else Dense(args.ranks, 1.0, own)
+                else Dense(args.ranks, 1.0, own, p.shape)
                 for n, p in zip(names, parameters, strict=True)
             ]
-            for exchange, p in zip(exchanges, parameters, strict=True):
-                exchange.shape = p.shape
         gradients = []
         tokens, targets = batch(texts[0], SEQUENCES, length, generator)
         for part in zip(tokens.chunk(args.ranks), targets.chunk(args.ranks), strict=True):
