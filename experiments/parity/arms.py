@@ -313,4 +313,49 @@ OF_10M = dataclasses.replace(
     eval_every=150,
     save_every=150,
 )
-SETTINGS = {one.name: one for one in (TINY, TINY_LONG, OF_CLUSTER, TINY_UNTIED, TINY_NO_BIAS, OF_3M, OF_10M)}
+# the shape of the lab's model, on 2 hosts of 2 ranks: FSDP2 with every leg compressed, beside dense
+OF_CURVE = dataclasses.replace(
+    OF_10M,
+    name="curve",
+    n_layer=6,
+    n_embd=384,
+    n_head=6,
+    batch_size=8,
+    steps=750,
+    arms=("dense", "tagc-all-optimizer"),
+    n_ranks=4,
+    n_hosts=2,
+    warmup=75,
+    eval_every=25,
+    save_every=25,
+    autocast=False,
+)
+# by which rate dense ends lowest: that of `curve`
+OF_CURVE_RATE = dataclasses.replace(
+    OF_CURVE,
+    name="curve-rate",
+    batch_size=16,
+    steps=120,
+    arms=("dense",),
+    rates=(5e-4, 1e-3, 2e-3, 4e-3),
+    n_ranks=2,
+    n_hosts=0,
+    warmup=40,
+    eval_every=20,
+    final_tokens=65536,
+    save_every=0,
+)
+SETTINGS = {
+    one.name: one
+    for one in (
+        TINY,
+        TINY_LONG,
+        OF_CLUSTER,
+        TINY_UNTIED,
+        TINY_NO_BIAS,
+        OF_3M,
+        OF_10M,
+        OF_CURVE_RATE,
+        OF_CURVE,
+    )
+}

@@ -8,11 +8,13 @@
     python experiments/parity/parity.py tiny-no-bias    # likewise without biases, which stay in fp32
     python experiments/parity/parity.py 3m              # the finalists, to 10 tokens per parameter
     python experiments/parity/parity.py 10m             # a few of them, a shorter stretch
+    python experiments/parity/parity.py curve           # dense, and FSDP2 with every leg, on 2 hosts of 2
+    python experiments/parity/parity.py curve-rate      # at which rate dense ends lowest there
 
 Ctrl-C or --minutes ends it, the same command goes on, on another machine with --take-over; the table has a
-row for whatever is there. results/parity/NAME.json and .md are written after each run, NAME.svg at the end;
-`--tables` makes them anew without running. `--arms` runs these only, in that order; the tables still have the
-others that were run."""
+row for whatever is there. results/parity/NAME.json and .md are written after each run, NAME.svg at the end
+(experiments/studies/wall_clock.py draws those of several ranks per host); `--tables` makes them anew without
+running. `--arms` runs these only, in that order; the tables still have the others that were run."""
 
 import argparse
 import json
@@ -94,7 +96,9 @@ def main():
             print("whole" if is_whole else "unfinished: the same command goes on", flush=True)
         except KeyboardInterrupt:
             print("stopped: the same command goes on", flush=True)
-    pictures.draw(write(), stem)
+    found = write()
+    if not setting.n_hosts:
+        pictures.draw(found, stem)
     print(stem.with_suffix(".md").read_text())
 
 

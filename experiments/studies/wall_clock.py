@@ -1,10 +1,11 @@
-"""Loss against wall-clock on two hosts of two ranks: losses of results/parity/cluster.json (parity.py
-cluster), times of a step of results/cluster.json (lab run cluster).
+"""Loss against wall-clock on two hosts of two ranks: losses of results/parity/NAME.json (parity.py NAME),
+times of a step of results/cluster.json (lab run cluster).
 
-    python experiments/studies/wall_clock.py
+    python experiments/studies/wall_clock.py            # a model of 0.2 M parameters, 7 ways to train it
+    python experiments/studies/wall_clock.py curve      # one of 12 M, dense and tagc with every leg
 
-It prints a table and draws wall-clock.svg beside the losses. The losses are those of a model of 0.2 M
-parameters, the times those of one of 14 M in the lab: a small model's own step is nothing but latencies.
+It prints a table and draws wall-clock.svg or curve.svg beside the losses. The times are those of a model of
+14 M parameters in the lab, whose shape is that of `curve`: a small model's own step is nothing but latencies.
 A step of tagc takes as long as its bits say, on the line through the lab's two arms (every value in 4 bits,
 and the last level). 4-bit blocks and DeMo have no distributed form here: they get the lab's step with
 PowerSGD, with the bytes of their own messages, each through a host's card once."""
@@ -37,6 +38,7 @@ ARMS = {
     "HSDP, tagc": ("tagc-optimizer", ("hsdp-tagc-4bit-bf16", "hsdp-tagc-bf16")),
 }
 BASELINE = "FSDP2, bf16"
+PICTURES = {"cluster": "wall-clock.svg", "curve": "curve.svg"}  # by the name of the losses
 TICKS = (100, 200, 500, 1000, 2000, 5000)
 
 
@@ -96,6 +98,19 @@ def curve(setting, link, labs, runs):
     ]
 
 
+def above(runs, base):
+    """[(step, how much higher the mean loss is than the baseline's there)]"""
+    return [
+        (
+            point["step"],
+            statistics.mean(
+                run["evals"][i]["loss"] / dense["evals"][i]["loss"] - 1 for run, dense in zip(runs, base)
+            ),
+        )
+        for i, point in enumerate(base[0]["evals"])
+    ]
+
+
 def made(losses, lab):
     """{link: {arm: {"curve", "near_s", "gap", "step_s"}}}"""
     setting = losses["setting"]
@@ -111,13 +126,18 @@ def made(losses, lab):
         link = Link(case)
         rows = {}
         for name, (arm, labs) in ARMS.items():
+            if arm == "bf16" and arm not in runs:
+                arm = "dense"  # whose losses are as low, with larger messages
             if arm in runs:
                 own = [runs[arm][seed] for seed in seeds]
                 rows[name] = {
+                    "runs": own,
                     "curve": curve(setting, link, labs, own),
                     "loss": statistics.mean(run["loss"] for run in own),
                 }
         base = rows[BASELINE]
+        for row in rows.values():
+            row["above"] = above(row["runs"], base["runs"])
         goal = base["curve"][-1][1] * (1 + NEAR)
         for row in rows.values():
             row["near_s"] = simulate.reaches([(0.0, 99.0), *row["curve"]], goal)
@@ -147,13 +167,16 @@ def table(found):
     return "\n".join(lines) + "\n"
 
 
-def draw(found, path):
+def draw(found, path, shows_gaps):
     import altair as alt
 
     from tagc.report import pictures
 
     charts = []
     order = list(next(iter(found.values())))
+    colour = alt.Color(
+        "arm:N", scale=alt.Scale(domain=order), title=None, legend=alt.Legend(orient="bottom", columns=4)
+    )
     for link, rows in found.items():
         points = [
             {"arm": name, "seconds": seconds, "loss": loss}
@@ -176,28 +199,49 @@ def draw(found, path):
                     title="validation loss, nats per token",
                     axis=alt.Axis(tickCount=5),
                 ),
-                color=alt.Color(
-                    "arm:N", sort=order, title=None, legend=alt.Legend(orient="bottom", columns=4)
-                ),
+                color=colour,
             )
             .properties(width=330, height=260)
         )
-    chart = alt.hconcat(*charts).resolve_scale(y="shared").configure_view(stroke=None)
+    chart = alt.hconcat(*charts).resolve_scale(y="shared")
+    if shows_gaps:
+        rows = next(iter(found.values()))
+        points = [
+            {"arm": name, "step": step, "above": 100 * above}
+            for name, row in rows.items()
+            if name == BASELINE or row["gap"]
+            for step, above in row["above"]
+        ]
+        gaps = (
+            alt.Chart(alt.Data(values=points))
+            .mark_line()
+            .encode(
+                x=alt.X("step:Q", title="steps", axis=alt.Axis(grid=False)),
+                y=alt.Y("above:Q", title=f"loss above {BASELINE}, %"),
+                color=colour,
+            )
+            .properties(width=330, height=260)
+        )
+        chart = alt.hconcat(gaps, chart)
+    chart = chart.configure_view(stroke=None)
     path.write_text(pictures.as_svg(chart.to_dict()) + "\n")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--losses", type=pathlib.Path, default=ROOT / "results" / "parity" / "cluster.json")
+    folder = ROOT / "results" / "parity"
+    parser.add_argument(
+        "losses", nargs="?", choices=PICTURES, default="cluster", help="of parity.py (%(default)s)"
+    )
     parser.add_argument("--lab", type=pathlib.Path, default=ROOT / "results" / "cluster.json")
-    parser.add_argument("--svg", type=pathlib.Path, default=ROOT / "results" / "parity" / "wall-clock.svg")
     args = parser.parse_args()
-    found, seeds = made(json.loads(args.losses.read_text()), json.loads(args.lab.read_text()))
+    losses = json.loads((folder / f"{args.losses}.json").read_text())
+    found, seeds = made(losses, json.loads(args.lab.read_text()))
     print(
         f"seeds {', '.join(map(str, seeds))}; near: within {100 * NEAR:g} % of the last loss of {BASELINE}\n"
     )
     print(table(found))
-    draw(found, args.svg)
+    draw(found, folder / PICTURES[args.losses], shows_gaps=args.losses == "curve")
 
 
 if __name__ == "__main__":
