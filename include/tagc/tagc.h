@@ -206,9 +206,9 @@ TAGC_API void tagc_comm_abort(tagc_comm *comm, const char *reason);
 /* Waits for the steps and gathers that are in progress, then ends the threads and the connection. When it returns, the
  * transport no longer uses what the caller gave it: the context of a callback, the MPI communicator.
  *
- * Reducers and gatherers of the comm may still exist. Their _end returns the result of a step that was in progress, the
- * residual and the replica can be read, saved and loaded, and _destroy works as before. Their _begin returns
- * TAGC_ERR_STATE. The comm itself must not be used any more. */
+ * Reducers and gatherers of the comm may still exist. Their _end returns the result of a step that was in progress, the residual
+ * and the replica can be read, saved and loaded, and _destroy works as before. Their _begin returns TAGC_ERR_STATE. The comm itself
+ * must not be used any more. In a fork of the process _destroy does nothing, and what communicates returns TAGC_ERR_STATE. */
 TAGC_API void tagc_comm_destroy(tagc_comm *comm);
 
 /* Returns the time of the monotonic clock that events and statistics use. */

@@ -182,11 +182,12 @@ tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *opt
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
     if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
+    TAGC_TRY(tagc_comm_check_open(comm));
     return tagc_reducer_make(&tagc_host_arrays, NULL, comm, options, out);
 }
 
 void tagc_reducer_destroy(tagc_reducer *r) {
-    if (!r) return;
+    if (!r || tagc_comm_is_fork(r->comm)) return;
     if (r->now.begun && !tagc_reducer_is_by_caller(r)) (void)tagc_comm_join(r->comm, &r->now.task);
     tagc_reducer_destroy_residual(r);
     tagc_pool_destroy(r->pool);

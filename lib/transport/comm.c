@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { TICKET_POSTED = 1, TICKET_DONE = 2 };
 
@@ -410,6 +411,7 @@ tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int r
     tagc_comm *comm = lay_out(&arena, (size_t)world_size);
     comm->ops = ops;
     comm->context = context;
+    comm->process = getpid();
     comm->rank = rank;
     comm->world_size = world_size;
     comm->options = checked;
@@ -432,7 +434,7 @@ tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int r
 }
 
 void tagc_comm_abort(tagc_comm *comm, const char *reason) {
-    if (!comm) return;
+    if (!comm || tagc_comm_is_fork(comm)) return;
     if (!reason) reason = "no reason given";
     char before[64];
     snprintf(before, sizeof before, "this rank (%d) gave up: ", tagc_comm_name(comm, comm->rank));
@@ -458,7 +460,13 @@ void tagc_comm_let_go(tagc_comm *comm) {
     if (is_last) release(comm);
 }
 
+int tagc_comm_is_fork(const tagc_comm *comm) {
+    return comm->process != getpid();
+}
+
 tagc_status tagc_comm_check_open(tagc_comm *comm) {
+    if (tagc_comm_is_fork(comm))
+        return tagc_fail(TAGC_ERR_STATE, "a comm of process %d has no threads in a fork", (int)comm->process);
     pthread_mutex_lock(&comm->lock);
     int is_closed = comm->is_closed;
     pthread_mutex_unlock(&comm->lock);
@@ -467,7 +475,7 @@ tagc_status tagc_comm_check_open(tagc_comm *comm) {
 
 /* The transport ends here in any case, because the caller may free what it uses. */
 void tagc_comm_destroy(tagc_comm *comm) {
-    if (!comm) return;
+    if (!comm || tagc_comm_is_fork(comm)) return;
     stop_threads(comm);
     comm->ops->destroy(comm->context);
     pthread_mutex_lock(&comm->lock);

@@ -101,7 +101,9 @@ void tagc_comm_look_again(tagc_comm *comm);
  * comm is closed: it has no threads and no transport, and the last _let_go frees it. */
 void tagc_comm_hold(tagc_comm *comm);
 void tagc_comm_let_go(tagc_comm *comm);
-/* TAGC_ERR_STATE if the comm is closed: a task that is submitted now would never run. */
+/* In a fork of its process a comm has no threads, and its lock may be held for ever: nothing may be waited for or freed. */
+int tagc_comm_is_fork(const tagc_comm *comm);
+/* TAGC_ERR_STATE if the comm is closed or a fork's: a task that is submitted now would never run. */
 tagc_status tagc_comm_check_open(tagc_comm *comm);
 
 /* For transports that change some. from: NULL: the defaults. */

@@ -24,6 +24,7 @@ enum { TAGC_WORKER_REDUCE = 0, TAGC_WORKER_GATHER = 1, TAGC_N_WORKERS = 2 };
 struct tagc_comm {
     const tagc_transport_ops *ops;
     void *context; /* the transport's */
+    pid_t process; /* that has the threads */
     int rank, world_size;
     tagc_comm_options options;
 

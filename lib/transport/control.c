@@ -113,6 +113,7 @@ tagc_status tagc_comm_all_gather_as(tagc_comm *comm, tagc_leg leg, const void *s
     if (n_bytes > SIZE_MAX / 2 / (size_t)comm->world_size)
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes is %zu, must be at most %zu", n_bytes,
                          SIZE_MAX / 2 / (size_t)comm->world_size);
+    TAGC_TRY(tagc_comm_check_open(comm));
     memmove((char *)recv + (size_t)comm->rank * n_bytes, send, n_bytes);
     gather_call call = {comm, send, n_bytes, recv, leg};
     if (tagc_comm_has_lanes(comm) || pthread_equal(pthread_self(), comm->workers[TAGC_WORKER_REDUCE].thread))

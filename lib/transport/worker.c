@@ -95,6 +95,7 @@ static void submit(tagc_worker *worker, tagc_task *task) {
 }
 
 int tagc_comm_has_ended(tagc_comm *comm, const tagc_task *task) {
+    if (tagc_comm_is_fork(comm)) return 1;
     pthread_mutex_lock(&comm->lock);
     int has_ended = task->state == TASK_DONE;
     pthread_mutex_unlock(&comm->lock);
@@ -119,6 +120,7 @@ void tagc_comm_submit_gather(tagc_comm *comm, tagc_task *task) {
 }
 
 tagc_status tagc_comm_join(tagc_comm *comm, tagc_task *task) {
+    if (tagc_comm_is_fork(comm)) return tagc_comm_check_open(comm);
     pthread_mutex_lock(&comm->lock);
     while (task->state != TASK_DONE) pthread_cond_wait(&comm->ended, &comm->lock);
     pthread_mutex_unlock(&comm->lock);

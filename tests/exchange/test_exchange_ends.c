@@ -4,6 +4,9 @@
 #include "paper.h"
 #include "ranks.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 enum { SHARD = 256 };
 
 /* What is under way when the comm is destroyed, and whether it is ended before its reducer is destroyed. */
@@ -210,12 +213,77 @@ static void test_a_group_before_its_comms(void **state) {
     tagc_reducer_destroy(reducer);
 }
 
+/* Returns the line of the first wrong answer in a fork, or 0. */
+static int wrong_in_fork(tagc_comm *comm, tagc_reducer *reducer, tagc_gatherer *gatherer) {
+    tagc_reducer_options options;
+    tagc_reducer *another;
+    static float gradient[SHARD], output[SHARD];
+    int done = 0;
+#define TRY(call, expected)                                                                                  \
+    if ((call) != (expected)) return __LINE__
+    TRY(tagc_reducer_test(reducer, &done), TAGC_OK);
+    TRY(done, 1);
+    TRY(tagc_reducer_end(reducer, NULL), TAGC_ERR_STATE); /* its thread is in the parent */
+    TRY(strstr(tagc_last_error(), "has no threads in a fork") != NULL, 1);
+    TRY(tagc_reducer_run(reducer, gradient, output, NULL), TAGC_ERR_STATE);
+    TRY(tagc_gatherer_begin(gatherer, output, gradient), TAGC_ERR_STATE);
+    TRY(tagc_comm_barrier(comm), TAGC_ERR_STATE);
+    tagc_reducer_options_init(&options);
+    options.n_elems = SHARD;
+    TRY(tagc_reducer_create(comm, &options, &another), TAGC_ERR_STATE);
+#undef TRY
+    tagc_comm_abort(comm, "no reason of the parent's");
+    tagc_reducer_destroy(reducer);
+    tagc_comm_destroy(comm);
+    tagc_gatherer_destroy(gatherer);
+    return 0;
+}
+
+/* What a process made is of no use in a fork, such as a data loader's worker, and does no harm there. The parent goes on. */
+static void test_forks(void **state) {
+    (void)state;
+    static float gradient[SHARD] = {1}, output[SHARD];
+    tagc_local_group *group;
+    tagc_comm *comm;
+    tagc_reducer *reducer;
+    tagc_gatherer *gatherer;
+    tagc_reducer_options options;
+    tagc_gatherer_options gathers;
+    int status;
+    assert_int_equal(tagc_local_group_create(1, &group), TAGC_OK);
+    assert_int_equal(tagc_comm_create_local(group, 0, NULL, &comm), TAGC_OK);
+    tagc_reducer_options_init(&options);
+    tagc_gatherer_options_init(&gathers);
+    options.n_elems = gathers.n_elems = SHARD;
+    options.exchange = TAGC_EXCHANGE_DENSE;
+    options.n_threads = 2; /* of its own, which a fork has not, either */
+    assert_int_equal(tagc_reducer_create(comm, &options, &reducer), TAGC_OK);
+    assert_int_equal(tagc_gatherer_create(comm, &gathers, &gatherer), TAGC_OK);
+    assert_int_equal(tagc_reducer_begin(reducer, gradient, output), TAGC_OK);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(60); /* instead of waiting for a thread that is not there */
+        int line = wrong_in_fork(comm, reducer, gatherer);
+        if (line) fprintf(stderr, "line %d in the fork: %s\n", line, tagc_last_error());
+        _exit(line != 0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_int_equal(tagc_reducer_end(reducer, NULL), TAGC_OK);
+    assert_true(output[0] == 1);
+    tagc_gatherer_destroy(gatherer);
+    tagc_reducer_destroy(reducer);
+    tagc_comm_destroy(comm);
+    tagc_local_group_destroy(group);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reducers_after_their_comm),
         cmocka_unit_test(test_gatherers_after_their_comm),
         cmocka_unit_test(test_a_callback_is_not_called_again),
         cmocka_unit_test(test_a_group_before_its_comms),
+        cmocka_unit_test(test_forks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

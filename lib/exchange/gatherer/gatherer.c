@@ -110,6 +110,7 @@ tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_options *o
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
     if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
+    TAGC_TRY(tagc_comm_check_open(comm));
     return tagc_gatherer_make(&tagc_host_arrays, &tagc_host_gathers, comm, options, out);
 }
 
@@ -281,7 +282,7 @@ tagc_status tagc_gatherer_set_replica(tagc_gatherer *g, void *full, uint64_t n_g
 }
 
 void tagc_gatherer_destroy(tagc_gatherer *g) {
-    if (!g) return;
+    if (!g || tagc_comm_is_fork(g->comm)) return;
     if (g->begun) (void)tagc_gatherer_end(g);
     if (g->runner) g->runner->end(g);
     tagc_pool_destroy(g->pool);
