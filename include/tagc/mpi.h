@@ -21,7 +21,7 @@ extern "C" {
  * before you start threads. */
 TAGC_API void tagc_mpi_prepare(void);
 
-/* Collective over `mpi_comm`, which tagc duplicates. `options` may be NULL. */
+/* Collective over `mpi_comm`, which tagc duplicates. `options` may be NULL. If those of one rank are wrong, all fail. */
 TAGC_API tagc_status tagc_comm_create_mpi(MPI_Comm mpi_comm, const tagc_comm_options *options,
                                           tagc_comm **out);
 

@@ -6,6 +6,7 @@
 #include "tagc/transport.h"
 #include "transport/mpi_internal.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -369,6 +370,20 @@ static tagc_status keep_names(mpi_rank *self, const tagc_comm_options *options) 
     return TAGC_OK;
 }
 
+/* If a rank failed, all do: they would wait for it later. The lowest such rank's status is the others'. */
+static tagc_status agree(const mpi_rank *self, tagc_status status) {
+    char text[TEXT_BYTES];
+    int mine = status == TAGC_OK ? INT_MAX : self->rank << 8 | (int)status, first = mine;
+    int code = MPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, self->comm);
+    if (status != TAGC_OK) return status;
+    if (code != MPI_SUCCESS) return fail_mpi("MPI_Allreduce", code);
+    if (first == INT_MAX) return TAGC_OK;
+    status = (tagc_status)(first & 255);
+    snprintf(text, sizeof text, "rank %d failed to create its comm: %s", name_of(self, first >> 8),
+             tagc_status_name(status));
+    return tagc_report(status, text);
+}
+
 tagc_status tagc_comm_create_mpi_split(MPI_Comm mpi_comm, const tagc_comm_options *options,
                                        uint64_t split_bytes, tagc_comm **out) {
     if (!out) return tagc_report(TAGC_ERR_ARGUMENT, "out is NULL");
@@ -394,10 +409,11 @@ tagc_status tagc_comm_create_mpi_split(MPI_Comm mpi_comm, const tagc_comm_option
     status = keep_names(self, options);
     if (status == TAGC_OK)
         status = tagc_comm_create(&mpi_ops, self, self->rank, self->world_size, options, out);
+    status = agree(self, status);
     if (status != TAGC_OK) {
-        MPI_Comm_free(&self->comm);
-        free(self->names);
-        free(self);
+        if (!*out) mpi_destroy(self);
+        tagc_comm_destroy(*out);
+        *out = NULL;
     }
     return status;
 }

@@ -154,6 +154,27 @@ static void test_arguments(void **state) {
     assert_null(comm);
 }
 
+/* What only the last rank gets wrong: no other is left with a comm of which that rank is missing. */
+static void test_one_rank_fails(void **state) {
+    (void)state;
+    enum { MOST_RANKS = 64 };
+    int rank, W;
+    int32_t names[MOST_RANKS];
+    char part[96];
+    tagc_comm_options options;
+    tagc_comm *comm;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &W);
+    for (int r = 0; r < MOST_RANKS; r++) names[r] = 10 + r;
+    tagc_comm_options_init(&options);
+    options.names = names;
+    if (rank == W - 1) options.timeout_s = -1;
+    snprintf(part, sizeof part, "rank %d failed to create its comm: invalid argument", 10 + W - 1);
+    assert_int_equal(tagc_comm_create_mpi(MPI_COMM_WORLD, &options, &comm), TAGC_ERR_ARGUMENT);
+    assert_null(comm);
+    assert_true(has(rank == W - 1 ? "options.timeout_s is -1" : part));
+}
+
 int main(int argc, char **argv) {
     tagc_comm *early;
     if (tagc_comm_create_mpi(MPI_COMM_WORLD, NULL, &early) != TAGC_ERR_STATE || !has("MPI_Init_thread")) {
@@ -175,8 +196,13 @@ int main(int argc, char **argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     if (rank != 0 && !freopen("/dev/null", "w", stdout)) return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_arguments), cmocka_unit_test(test_storm),     cmocka_unit_test(test_split),
-        cmocka_unit_test(test_gather),    cmocka_unit_test(test_two_comms), cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_one_rank_fails),
+        cmocka_unit_test(test_storm),
+        cmocka_unit_test(test_split),
+        cmocka_unit_test(test_gather),
+        cmocka_unit_test(test_two_comms),
+        cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_timeout), /* these two leave broken comms behind */
     };
     int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
