@@ -72,24 +72,26 @@ static tagc_status corrupt(const native_socket *socket, const char *what) {
                      what);
 }
 
-static tagc_status mismatch(const native_socket *socket, uint64_t n_sent, uint64_t n_expected) {
-    const tagc_native *self = socket->self;
+static tagc_status mismatch(const tagc_native *self, int from, uint64_t n_sent, int to, uint64_t n_expected) {
     return tagc_fail(TAGC_ERR_CORRUPT, "rank %d sends %llu bytes to rank %d, which expects %llu",
-                     tagc_native_name(self, socket->peer->rank), (unsigned long long)n_sent,
-                     tagc_native_name(self, self->rank), (unsigned long long)n_expected);
+                     tagc_native_name(self, from), (unsigned long long)n_sent, tagc_native_name(self, to),
+                     (unsigned long long)n_expected);
 }
 
 /* The part that a frame belongs to; *out NULL if its transfer has not started here. */
 static tagc_status find_receive(native_socket *socket, const native_frame *frame, native_receive **out) {
     tagc_native *self = socket->self;
     native_request *request = tagc_native_find(self, frame->lane, frame->sequence);
+    int from = socket->peer->rank;
     *out = NULL;
     if (!request)
-        return frame->sequence < self->n_started[frame->lane] ? mismatch(socket, frame->total, 0) : TAGC_OK;
+        return frame->sequence < self->n_started[frame->lane]
+                   ? mismatch(self, from, frame->total, self->rank, 0)
+                   : TAGC_OK;
     const tagc_transfer *t = &request->transfer;
-    const tagc_part *part = tagc_find_part(t->receives, t->n_receives, socket->peer->rank);
+    const tagc_part *part = tagc_find_part(t->receives, t->n_receives, from);
     if (!part || part->n_bytes != frame->total)
-        return mismatch(socket, frame->total, part ? part->n_bytes : 0);
+        return mismatch(self, from, frame->total, self->rank, part ? part->n_bytes : 0);
     *out = &request->receives[part - t->receives];
     return TAGC_OK;
 }
@@ -140,7 +142,9 @@ static tagc_status take_ready(native_socket *socket, const native_frame *frame) 
     native_request *request = tagc_native_find(self, frame->lane, frame->sequence);
     if (!request) {
         if (frame->sequence < self->n_started[frame->lane])
-            return corrupt(socket, "a late answer to a transfer");
+            return tagc_fail(TAGC_ERR_CORRUPT, "rank %d sent less than the %llu bytes that rank %d expects",
+                             tagc_native_name(self, self->rank), (unsigned long long)frame->total,
+                             tagc_native_name(self, socket->peer->rank));
         native_early *early;
         TAGC_TRY(make_early(frame, &early));
         keep_early(self, socket->peer, early);
@@ -149,7 +153,7 @@ static tagc_status take_ready(native_socket *socket, const native_frame *frame) 
     const tagc_transfer *t = &request->transfer;
     const tagc_part *part = tagc_find_part(t->sends, t->n_sends, socket->peer->rank);
     if (!part || part->n_bytes != frame->total)
-        return corrupt(socket, "an answer to what was not sent to it");
+        return mismatch(self, self->rank, part ? part->n_bytes : 0, socket->peer->rank, frame->total);
     native_send *send = &request->sends[part - t->sends];
     send->is_ready = 1;
     self->has_answers = 1;

@@ -41,7 +41,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buffer) {
                                    : tagc_native_feed_direct(socket, (size_t)n);
     if (status == TAGC_OK) return;
     tagc_native_break(self, status, -1, tagc_last_error());
-    tagc_native_close_socket(socket);
+    uv_read_stop(stream); /* open, so that the peer can be told */
 }
 
 static void start_reading(tagc_native *self) {
