@@ -57,7 +57,7 @@ TAGC_API tagc_status tagc_native_connect(tagc_native *native, const void *addres
 /* Returns how many connections did not show the right key in time and were refused. */
 TAGC_API uint64_t tagc_native_refused(const tagc_native *native);
 
-/* On success the comm owns `native`. After tagc_native_connect only. `options` may be NULL. */
+/* On success the comm owns `native`. After tagc_native_connect, and once: TAGC_ERR_STATE otherwise. `options` may be NULL. */
 TAGC_API tagc_status tagc_comm_create_native(tagc_native *native, const tagc_comm_options *options,
                                              tagc_comm **out);
 

@@ -253,6 +253,15 @@ static void test_misuse(void **state) {
     expect(tagc_native_connect(native, addresses, keys, 1), TAGC_ERR_STATE, "its port is closed");
     tagc_native_destroy(native);
     tagc_native_destroy(NULL);
+
+    tagc_comm *second;
+    assert_int_equal(open_as("127.0.0.1", 0, 1, 0, 1, &native), TAGC_OK);
+    assert_int_equal(tagc_native_address(native, addresses[0]), TAGC_OK);
+    assert_int_equal(tagc_native_connect(native, addresses, keys, 60), TAGC_OK);
+    assert_int_equal(tagc_comm_create_native(native, NULL, &comm), TAGC_OK);
+    expect(tagc_comm_create_native(native, NULL, &second), TAGC_ERR_STATE, "already has a comm");
+    assert_null(second); /* or both would free the connections */
+    tagc_comm_destroy(comm);
 }
 
 int main(void) {

@@ -317,9 +317,12 @@ tagc_status tagc_comm_create_native(tagc_native *native, const tagc_comm_options
     if (!native) return tagc_fail(TAGC_ERR_ARGUMENT, "native is NULL");
     if (!native->is_connected)
         return tagc_fail(TAGC_ERR_STATE, "tagc_native_connect has to succeed before tagc_comm_create_native");
+    if (native->has_comm) return tagc_fail(TAGC_ERR_STATE, "this tagc_native already has a comm");
     start_reading(native);
     tagc_comm_options named;
     TAGC_TRY(tagc_comm_read_options(options, &named));
     if (!named.names) named.names = native->names;
-    return tagc_comm_create(&native_ops, native, native->rank, native->world_size, &named, out);
+    tagc_status status = tagc_comm_create(&native_ops, native, native->rank, native->world_size, &named, out);
+    native->has_comm = status == TAGC_OK;
+    return status;
 }

@@ -150,7 +150,7 @@ struct tagc_native {
     uv_loop_t loop;
     int has_loop;
     pid_t process; /* that opened it; a fork has no part in it */
-    int rank, world_size, n_sockets, is_connected;
+    int rank, world_size, n_sockets, is_connected, has_comm;
     int32_t *names;
     native_peer *peers; /* (W) */
     struct sockaddr_storage address;
