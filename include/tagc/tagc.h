@@ -461,9 +461,9 @@ TAGC_API tagc_status tagc_reducer_set_steps(tagc_reducer *reducer, uint64_t n_st
 
 /* Save and load this rank's residual, as it is stored, and the number of steps, as bytes with a header and a checksum
  * (docs/reference/wire-format.md). Do not call them between _begin and _end. _load accepts what _save wrote for the same
- * n_elems and ranks_per_host; otherwise it fails and keeps the residual. If options.residual was another one, or the world
- * size, values are stored anew, as by _set_residual. With ranks_per_host > 1, load only into the same world size and the same
- * `output`: the bytes do not record these, and the rows would be different ones. */
+ * n_elems and ranks_per_host, with ranks_per_host > 1 also the same world size; otherwise it fails and keeps the residual. If
+ * options.residual was another one, or the world size, values are stored anew, as by _set_residual. With ranks_per_host > 1, load
+ * only into the same `output`: the bytes do not record it, and the rows would be different ones. */
 TAGC_API uint64_t tagc_reducer_state_bytes(const tagc_reducer *reducer);
 TAGC_API tagc_status tagc_reducer_state_save(const tagc_reducer *reducer, void *buffer, uint64_t n_bytes);
 TAGC_API tagc_status tagc_reducer_state_load(tagc_reducer *reducer, const void *buffer, uint64_t n_bytes);

@@ -187,6 +187,7 @@ tagc_status tagc_reducer_state_save(const tagc_reducer *r, void *buffer, uint64_
                          (unsigned long long)tagc_reducer_state_bytes(r));
     tagc_wire_header header = {.kind = TAGC_WIRE_STATE,
                                .coding = r->n_residual ? r->residual_format : TAGC_FORMAT_FP32,
+                               .k = (uint32_t)r->shard,
                                .n_elems = r->options.n_elems,
                                .n_items = (uint32_t)tagc_reducer_n_rows(r),
                                .body_bytes = n_bytes - TAGC_WIRE_HEADER_BYTES,
@@ -209,22 +210,21 @@ typedef struct saved_rows {
 static tagc_status check_saved(const tagc_reducer *r, const tagc_wire_header *header, saved_rows *s) {
     s->format = header->coding;
     s->n_rows = header->n_items;
+    s->n_elems = header->k;
+    s->row_bytes = tagc_residual_bytes(s->format, s->n_elems);
     uint64_t n = r->n_residual, n_bytes = header->body_bytes;
-    int fits = header->n_elems == r->options.n_elems && (n == 0) == (n_bytes == 0);
-    if (fits && n) fits = s->n_rows > 0 && n % s->n_rows == 0;
-    if (fits && n) {
-        s->n_elems = (size_t)(n / s->n_rows);
-        s->row_bytes = tagc_residual_bytes(s->format, s->n_elems);
-        fits = n_bytes % s->n_rows == 0 && n_bytes / s->n_rows == s->row_bytes;
-    }
+    int fits = header->n_elems == r->options.n_elems && s->n_rows * s->n_elems == n &&
+               n_bytes == s->n_rows * s->row_bytes;
+    if (n && r->options.ranks_per_host > 1)
+        fits &= s->n_elems == r->shard; /* else other rows are this rank's */
     if (!fits)
         return tagc_fail(TAGC_ERR_MISMATCH,
-                         "saved residual: %llu bytes, in %llu rows of %s, of a unit of %llu elements; this "
-                         "reducer's has %llu "
-                         "values, of a unit of %llu",
-                         (unsigned long long)n_bytes, (unsigned long long)header->n_items,
+                         "saved residual: %llu bytes, %llu rows of %zu values in %s, of a unit of %llu "
+                         "elements; this reducer's: %llu rows of %zu, of a unit of %llu, %d ranks per host",
+                         (unsigned long long)n_bytes, (unsigned long long)s->n_rows, s->n_elems,
                          tagc_format_names[s->format], (unsigned long long)header->n_elems,
-                         (unsigned long long)n, (unsigned long long)r->options.n_elems);
+                         (unsigned long long)tagc_reducer_n_rows(r), r->shard,
+                         (unsigned long long)r->options.n_elems, r->options.ranks_per_host);
     for (uint64_t row = 0; n && row < s->n_rows; row++) {
         tagc_status status = tagc_residual_check(s->format, s->n_elems, s->bytes + row * s->row_bytes);
         if (status != TAGC_OK)
@@ -264,8 +264,8 @@ tagc_status tagc_reducer_state_load(tagc_reducer *r, const void *buffer, uint64_
     TAGC_TRY(open_rows(r, &rows));
     uint64_t before = r->n_steps;
     r->n_steps = header.step;
-    if (saved.format == r->residual_format && saved.row_bytes == r->row_bytes && r->n_residual)
-        memcpy(rows, saved.bytes, (size_t)header.body_bytes);
+    if (saved.format == r->residual_format && saved.n_elems == r->shard && r->n_residual)
+        memcpy(rows, saved.bytes, (size_t)tagc_reducer_stored_bytes(r));
     else
         convert(r, &saved, rows);
     status = close_rows(r, rows, 1, TAGC_OK);

@@ -40,7 +40,7 @@ typedef struct tagc_wire_header {
     uint32_t flags; /* TAGC_WIRE_FLAG_ */
     uint32_t rank;  /* of the sender */
     uint32_t
-        k; /* the most elements that the sender selects in a shard; blocks: values per scale; changes: bytes of an element */
+        k; /* the most elements that the sender selects in a shard; state: values of a row; blocks: values per scale; changes: bytes of an element */
     uint64_t n_elems;  /* of the shard; state: of the unit; blocks, changes: of the array */
     uint32_t n_items;  /* elements in the body; agreement: leftovers of the sender's shard; state: rows */
     uint32_t attempt;  /* union: added to the seed of the sketch's hashes */

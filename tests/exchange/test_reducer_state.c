@@ -1,4 +1,5 @@
 /* The residual as state, in every format: saved and loaded as bytes, scaled, and put in place. */
+#include "exchange/reducer.h"
 #include "good_options.h"
 #include "oracle.h"
 
@@ -115,18 +116,19 @@ static void go_on_by_values(two *t) {
     step_alike(t);
 }
 
-/* Those of one row's block, or of the whole row. */
-static float largest_near(const float *values, size_t i, size_t block) {
+/* How far a value of each format may be from what was loaded: the largest of its block, in a row of a shard, by this. */
+static const float codes[] = {[TAGC_FORMAT_FP32] = INFINITY, [TAGC_FORMAT_BF16] = 127, 63, 3};
+static const size_t blocks[] = {[TAGC_FORMAT_FP32] = 1, [TAGC_FORMAT_BF16] = 1, 128, 32};
+
+static float largest_near(const float *values, size_t shard, size_t i, size_t block) {
     float largest = 0;
-    size_t first = i % SHARD / block * block, end = first + block < SHARD ? first + block : SHARD;
-    for (size_t k = first; k < end; k++) largest = fmaxf(largest, fabsf(values[i / SHARD * SHARD + k]));
+    size_t first = i % shard / block * block, end = first + block < shard ? first + block : shard;
+    for (size_t k = first; k < end; k++) largest = fmaxf(largest, fabsf(values[i / shard * shard + k]));
     return largest;
 }
 
 /* What was saved in one format is loaded into another: what both can hold as it is, the rest to a code of the latter. */
 static void load_into_others(two *t) {
-    static const float codes[] = {[TAGC_FORMAT_FP32] = INFINITY, [TAGC_FORMAT_BF16] = 127, 63, 3};
-    static const size_t blocks[] = {[TAGC_FORMAT_FP32] = 1, [TAGC_FORMAT_BF16] = 1, 128, 32};
     rank_run *run = t->run;
     CHECK(run, tagc_reducer_state_save(t->one, t->saved, t->n_bytes) == TAGC_OK);
     residual_to(t->one, t->output);
@@ -140,7 +142,7 @@ static void load_into_others(two *t) {
         CHECK(run, residual_to(other, t->again) == t->n);
         for (size_t i = 0; i < t->n; i++) {
             float lost = t->again[i] - t->output[i];
-            CHECK(run, fabsf(lost) <= largest_near(t->output, i, blocks[format]) / codes[format]);
+            CHECK(run, fabsf(lost) <= largest_near(t->output, SHARD, i, blocks[format]) / codes[format]);
             error += (double)lost;
             size += fabs((double)lost);
         }
@@ -232,7 +234,116 @@ static void test_change(void **state) {
     in_every_format(change_body);
 }
 
+/* ---- another world ---- */
+
+/* A reducer of rank 0 in a world of which nobody else is there. */
+typedef struct world {
+    int world_size, ranks_per_host, format;
+    tagc_local_group *group;
+    tagc_comm *comm;
+    tagc_reducer *reducer;
+    size_t n, shard;
+} world;
+
+static void make_world(world *w, uint64_t n_elems, int world_size, int ranks_per_host, int format) {
+    tagc_reducer_options options;
+    *w = (world){.world_size = world_size, .ranks_per_host = ranks_per_host, .format = format};
+    assert_int_equal(tagc_local_group_create(world_size, &w->group), TAGC_OK);
+    assert_int_equal(tagc_comm_create_local(w->group, 0, NULL, &w->comm), TAGC_OK);
+    tagc_reducer_options_init(&options);
+    options.n_elems = n_elems;
+    options.ranks_per_host = ranks_per_host;
+    options.residual = format;
+    assert_int_equal(tagc_reducer_make_alone(&tagc_host_arrays, NULL, w->comm, &options, &w->reducer),
+                     TAGC_OK);
+    w->n = (size_t)tagc_reducer_residual_elems(w->reducer);
+    w->shard = (size_t)(n_elems / (uint64_t)world_size);
+    assert_int_equal(w->n, n_elems / (uint64_t)ranks_per_host);
+}
+
+static void destroy_world(world *w) {
+    tagc_reducer_destroy(w->reducer);
+    tagc_comm_destroy(w->comm);
+    tagc_local_group_destroy(w->group);
+}
+
+/* Small integers are the same in every format, however rows and blocks cut them. */
+static float put_by(int rank, size_t i, int is_integer) {
+    return is_integer ? (float)(int)(mix((uint64_t)rank << 32 | i) % 15) - 7 : random_gradient(3, rank, i);
+}
+
+/* had: what was saved after `step` steps. All of it is there afterwards, or nothing has changed. */
+static void load_into(const world *to, const world *from, const void *saved, uint64_t n_bytes,
+                      const float *had, int is_integer, uint64_t step) {
+    int fits = to->ranks_per_host == from->ranks_per_host &&
+               (to->ranks_per_host == 1 || to->world_size == from->world_size);
+    float *values = malloc(to->n * sizeof *values);
+    assert_int_equal(tagc_reducer_scale_residual(to->reducer, 0), TAGC_OK);
+    assert_int_equal(tagc_reducer_set_steps(to->reducer, 77), TAGC_OK);
+    tagc_status status = tagc_reducer_state_load(to->reducer, saved, n_bytes);
+    residual_to(to->reducer, values);
+    size_t n_wrong = 0;
+    for (size_t i = 0; i < to->n; i++) {
+        float off = fabsf(values[i] - (fits ? had[i] : 0));
+        int may_round = fits && !is_integer && off > 0;
+        n_wrong += may_round ? off > largest_near(had, to->shard, i, blocks[to->format]) / codes[to->format]
+                             : off != 0;
+    }
+    if (n_wrong || status != (fits ? TAGC_OK : TAGC_ERR_MISMATCH))
+        fail_msg("%zu values in format %d of %d ranks, %d per host, loaded into %d, of %d, %d: status %d, "
+                 "%zu wrong",
+                 from->n, from->format, from->world_size, from->ranks_per_host, to->format, to->world_size,
+                 to->ranks_per_host, (int)status, n_wrong);
+    assert_int_equal(tagc_reducer_steps(to->reducer), fits ? step : 77);
+    free(values);
+}
+
+/* What n_ranks ranks of one world save: each world that loads it has every value, so all ranks together have the same sum. */
+static void load_all(const world *from, const world *worlds, int n_worlds, int n_ranks, int is_integer) {
+    uint64_t n_bytes = tagc_reducer_state_bytes(from->reducer);
+    float *had = malloc(from->n * sizeof *had);
+    char *saved = malloc(n_bytes);
+    for (int rank = 0; rank < n_ranks && rank < from->world_size; rank++) {
+        for (size_t i = 0; i < from->n; i++) had[i] = put_by(rank, i, is_integer);
+        assert_int_equal(tagc_reducer_set_residual(from->reducer, had, from->n), TAGC_OK);
+        assert_int_equal(tagc_reducer_set_steps(from->reducer, (uint64_t)rank), TAGC_OK);
+        assert_int_equal(tagc_reducer_state_save(from->reducer, saved, n_bytes), TAGC_OK);
+        if (!is_integer) residual_to(from->reducer, had);
+        for (int w = 0; w < n_worlds; w++)
+            load_into(&worlds[w], from, saved, n_bytes, had, is_integer, (uint64_t)rank);
+    }
+    free(had), free(saved);
+}
+
+/* Every pair of worlds of these sizes that can share n_elems, in every two formats and with 1, 2 or 4 ranks per host. Shards of
+ * one length take as many bytes as longer ones: rows are filled up. */
+static void test_another_world(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t n_elems;
+        int first, last; /* world sizes */
+        int n_ranks;     /* that save */
+    } cases[] = {{64, 1, 64, 2}, {128, 1, 64, 2}, {720, 1, 24, 1}, {2992, 1, 44, 1}, {241920, 63, 64, 1}};
+    enum { MAX_WORLDS = 1024 };
+    static world worlds[MAX_WORLDS];
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        int n = 0;
+        for (int size = cases[c].first; size <= cases[c].last; size++)
+            for (int per_host = 1; per_host <= 4; per_host *= 2)
+                for (int format = TAGC_FORMAT_FP32; format <= TAGC_FORMAT_INT4; format++)
+                    if (cases[c].n_elems % (uint64_t)size == 0 && size % per_host == 0 &&
+                        (per_host == 1 || per_host < size)) /* else there is no residual */
+                        make_world(&worlds[n++], cases[c].n_elems, size, per_host, format);
+        assert_true(n > 4);
+        for (int w = 0; w < n; w++)
+            for (int is_integer = 0; is_integer < 2; is_integer++)
+                load_all(&worlds[w], worlds, n, cases[c].n_ranks, is_integer);
+        for (int w = 0; w < n; w++) destroy_world(&worlds[w]);
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_save), cmocka_unit_test(test_change)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_save), cmocka_unit_test(test_change),
+                                       cmocka_unit_test(test_another_world)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
