@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NAME_BYTES = 64 };
+enum { NAME_BYTES = 64, MOST_CONFIG_BYTES = 1 << 20 };
 
 int tagc_options_find(const tagc_command *command, const char *name) {
     for (int i = 0; i < command->n_options; i++)
@@ -251,27 +251,42 @@ static tagc_status parse_config_line(tagc_parsed *parsed, char *line, const char
     return tagc_options_take(parsed, name, trim(equals + 1), where);
 }
 
+/* text (n_bytes) has room for one byte more. */
+static tagc_status parse_config_text(tagc_parsed *parsed, const char *path, char *text, size_t n_bytes) {
+    char where[512], *line = text, *end = text + n_bytes;
+    if (n_bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0)
+        line += 3; /* what some editors begin UTF-8 with */
+    for (int number = 1; line < end; number++) {
+        char *line_end = memchr(line, '\n', (size_t)(end - line));
+        if (!line_end) line_end = end;
+        snprintf(where, sizeof where, "%.400s line %d: ", path, number);
+        if (memchr(line, '\0', (size_t)(line_end - line)))
+            return tagc_fail(TAGC_ERR_ARGUMENT, "%sa zero byte; this is not a text file", where);
+        *line_end = '\0';
+        TAGC_TRY(parse_config_line(parsed, line, where));
+        line = line_end + 1;
+    }
+    return TAGC_OK;
+}
+
+/* It may be a pipe. */
 static tagc_status parse_config(tagc_parsed *parsed, const char *path) {
     FILE *file = fopen(path, "r");
     if (!file) return tagc_fail(TAGC_ERR_ARGUMENT, "--config %s: %s", path, strerror(errno));
-    tagc_status status = TAGC_OK;
-    char *line = NULL, where[512];
-    size_t capacity = 0;
+    char *text = malloc(MOST_CONFIG_BYTES + 1);
     errno = 0;
-    for (int number = 1; status == TAGC_OK; number++) {
-        ssize_t n = getline(&line, &capacity, file);
-        if (n < 0) break;
-        if (number == 1 && n >= 3 && memcmp(line, "\xef\xbb\xbf", 3) == 0)
-            memmove(line, line + 3, (size_t)(n -= 3) + 1); /* what some editors begin UTF-8 with */
-        snprintf(where, sizeof where, "%.400s line %d: ", path, number);
-        if (memchr(line, '\0', (size_t)n))
-            status = tagc_fail(TAGC_ERR_ARGUMENT, "%sa zero byte; this is not a text file", where);
-        else
-            status = parse_config_line(parsed, line, where);
-    }
-    if (status == TAGC_OK && ferror(file))
+    size_t n_bytes = text ? fread(text, 1, MOST_CONFIG_BYTES + 1, file) : 0;
+    tagc_status status;
+    if (!text)
+        status = tagc_fail(TAGC_ERR_MEMORY, "--config %s: no memory to read it", path);
+    else if (ferror(file))
         status = tagc_fail(TAGC_ERR_ARGUMENT, "--config %s: %s", path, strerror(errno));
-    free(line);
+    else if (n_bytes > MOST_CONFIG_BYTES)
+        status = tagc_fail(TAGC_ERR_ARGUMENT, "--config %s: more than %d bytes; this is not a config file",
+                           path, MOST_CONFIG_BYTES);
+    else
+        status = parse_config_text(parsed, path, text, n_bytes);
+    free(text);
     fclose(file);
     return status;
 }

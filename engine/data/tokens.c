@@ -29,7 +29,7 @@ struct tagc_tokens {
 
 static tagc_status map_file(token_shard *shard) {
     const char *path = shard->path;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe would wait for who writes to it */
     if (fd < 0) return tagc_fail(TAGC_ERR_IO, "%s: cannot open: %s", path, strerror(errno));
     struct stat about;
     tagc_status status = TAGC_OK;

@@ -202,7 +202,7 @@ tagc_status tagc_safetensors_open(const char *path, tagc_safetensors **out) {
     tagc_safetensors *file = calloc(1, sizeof *file);
     if (!file) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory to open it", path);
     file->path = strdup(path);
-    file->fd = open(path, O_RDONLY | O_CLOEXEC);
+    file->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe would wait for who writes */
     tagc_status status;
     if (!file->path)
         status = tagc_fail(TAGC_ERR_MEMORY, "%s: no memory to open it", path);

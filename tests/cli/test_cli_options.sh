@@ -131,6 +131,12 @@ run 2 train --config nested.conf
 says "nested.conf line 1" "cannot name another"
 run 2 train --config absent.conf
 says "absent.conf"
+truncate -s 8M zeros.conf # where a line has no end
+run 2 train --config zeros.conf
+says "zeros.conf: more than 1048576 bytes"
+printf 'steps = 3\n# \0\n' >zero.conf
+run 2 train --config zero.conf
+says "zero.conf line 2" "a zero byte"
 make_data
 run 0 train --steps 2 --config good.conf --data data --out won --no-quiet
 # As an editor on another system writes it; the last of two lines counts.

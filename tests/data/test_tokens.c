@@ -205,7 +205,12 @@ static void refuses_what_is_no_file(void **state) {
                  "none.bin: cannot open");
     assert_null(tokens);
     assert_fails(tagc_tokens_open(*state, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_IO, "not a file");
-    const char *path = scratch_path(*state, "empty.bin");
+    const char *path = scratch_path(*state, "pipe.bin");
+    assert_int_equal(mkfifo(path, 0600), 0); /* to which nobody writes */
+    alarm(60);
+    assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_IO, "not a file");
+    alarm(0);
+    path = scratch_path(*state, "empty.bin");
     scratch_write(path, "", 0);
     assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_CORRUPT, "empty");
     path = scratch_path(*state, "notes.txt");

@@ -270,6 +270,10 @@ static void test_lying_files(void **state) {
     assert_int_equal(tagc_safetensors_open(path_of("raw.safetensors"), &file), TAGC_ERR_CORRUPT);
     assert_int_equal(tagc_safetensors_open(path_of("missing"), &file), TAGC_ERR_IO);
     assert_int_equal(tagc_safetensors_open(folder, &file), TAGC_ERR_IO);
+    assert_int_equal(mkfifo(path_of("pipe"), 0600), 0); /* to which nobody writes */
+    alarm(60);
+    assert_int_equal(tagc_safetensors_open(path_of("pipe"), &file), TAGC_ERR_IO);
+    alarm(0);
     assert_null(file);
 }
 
