@@ -58,7 +58,7 @@ static const tagc_field reducer_fields[] = {
 static const tagc_field gatherer_fields[] = {
     {GATHERER(n_elems), TAGC_FIELD_U64, 1, ALL, 1, MAX_UNIT_ELEMS, 0, NULL},
     {GATHERER(tag), TAGC_FIELD_U64, 0, ALL, 0, TAGC_FIELD_MAX_U64, TAGC_FIELD_MAX_U64, NULL},
-    {GATHERER(format), TAGC_FIELD_INT, 1, ALL, TAGC_FORMAT_FP32, TAGC_FORMAT_SIGN, TAGC_FORMAT_FP32,
+    {GATHERER(format), TAGC_FIELD_INT, 1, ALL, TAGC_FORMAT_FP32, TAGC_FORMAT_INT2, TAGC_FORMAT_FP32,
      tagc_format_names},
     {GATHERER(delta), TAGC_FIELD_INT, 1, ALL, 0, 1, 0, NULL},
     {GATHERER(ranks_per_host), TAGC_FIELD_INT, 1, ALL, 0, 65536, 0, NULL},
