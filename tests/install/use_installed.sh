@@ -40,6 +40,12 @@ check "$scratch/by-pkg-config/reduce_scatter"
     -Wl,-rpath,"$libdir"
 check_units "$scratch/by-pkg-config/units"
 
+read -ra alone <<<"$(pkg-config --cflags --libs tagc)"
+"$cc" -Wall -Wextra -Werror -O2 "$source/examples/native.c" -o "$scratch/by-pkg-config/native" "${alone[@]}" -Wl,-rpath,"$libdir"
+out=$(timeout 100 "$scratch/by-pkg-config/native" 2>&1) || grep -q 'TAGC_NATIVE' <<<"$out" # without libuv it says how to get it
+echo "$out"
+grep -q 'TAGC_NATIVE' <<<"$out" || [ "$(grep -c 'first value of its shard is 2\.00' <<<"$out")" -eq 2 ]
+
 read -ra includes <<<"$(pkg-config --cflags tagc-mpi)"
 for header in "$scratch"/prefix/include/tagc/*.h; do # each alone, in C and in C++
     echo "#include <tagc/$(basename "$header")>" >"$scratch/header.c"
