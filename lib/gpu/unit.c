@@ -199,6 +199,10 @@ tagc_status tagc_unit_run(const ticket *one, tagc_status failure, const char *te
 
 /* ---- making ---- */
 
+static int leads_out(uint64_t at, uint64_t length, uint64_t n) {
+    return length > n || at > n - length;
+}
+
 static tagc_status check(const tagc_queue *queue, const tagc_unit_options *of) {
     if (!queue || !of) return tagc_fail(TAGC_ERR_ARGUMENT, "queue or options is NULL");
     if (of->struct_bytes != sizeof *of)
@@ -219,8 +223,8 @@ static tagc_status check(const tagc_queue *queue, const tagc_unit_options *of) {
                              of->element, p);
         for (uint64_t i = 0; i < one->n_packs; i++) {
             const tagc_run *run = &one->packs[i];
-            if (run->to < end || run->to + run->length > one->n_gradient ||
-                run->from + run->length > of->n_input)
+            if (run->to < end || leads_out(run->to, run->length, one->n_gradient) ||
+                leads_out(run->from, run->length, of->n_input))
                 return tagc_fail(TAGC_ERR_ARGUMENT,
                                  "run %llu of part %u is out of order or out of its arrays",
                                  (unsigned long long)i, p);
@@ -228,11 +232,17 @@ static tagc_status check(const tagc_queue *queue, const tagc_unit_options *of) {
         }
         for (uint64_t i = 0; i < one->n_unpacks; i++) {
             const tagc_run *run = &one->unpacks[i];
-            if (run->from + run->length > one->n_output || run->to + run->length > of->n_output)
+            if (leads_out(run->from, run->length, one->n_output) ||
+                leads_out(run->to, run->length, of->n_output))
                 return tagc_fail(TAGC_ERR_ARGUMENT, "run %llu of part %u leads out of its arrays",
                                  (unsigned long long)i, p);
         }
     }
+    const uint64_t *place = of->places;
+    for (uint32_t s = 0; s < of->n_sampled; s++)
+        for (uint32_t i = 0; i < of->counts[s]; i++, place++)
+            if (*place >= of->n_input)
+                return tagc_fail(TAGC_ERR_ARGUMENT, "sample %u of parameter %u is out of the input", i, s);
     return TAGC_OK;
 }
 

@@ -358,8 +358,64 @@ static void test_differences(void **state) {
         }
 }
 
+/* Runs and samples that are, or add up to, more than there is; the largest numbers, too, whose sums are small. */
+static void test_runs(void **state) {
+    (void)state;
+    enum { N = 64 };
+    const tagc_run whole = {0, 0, N},
+                   bad[] = {{1, 0, N},          {0, 1, N},          {0, 0, N + 1},
+                            {N + 1, 0, 0},      {0, N + 1, 0},      {1, 1, UINT64_MAX},
+                            {UINT64_MAX, 0, 1}, {0, UINT64_MAX, 1}, {UINT64_MAX, UINT64_MAX, N}};
+    const uint32_t numbers[] = {0}, counts[] = {2};
+    uint64_t places[] = {0, N};
+    tagc_local_group *group;
+    tagc_comm *comm;
+    tagc_device *device;
+    tagc_queue *queue;
+    tagc_reducer *reducer;
+    tagc_reducer_options reducer_options;
+    fake_reset(5, 1, FAKE_EAGER, 1);
+    assert_int_equal(tagc_local_group_create(1, &group), TAGC_OK);
+    assert_int_equal(tagc_comm_create_local(group, 0, NULL, &comm), TAGC_OK);
+    tagc_reducer_options_init(&reducer_options);
+    reducer_options.n_elems = N;
+    assert_int_equal(tagc_reducer_create(comm, &reducer_options, &reducer), TAGC_OK);
+    assert_int_equal(tagc_device_open("cuda", FAKE_CUDART, 0, &device), TAGC_OK);
+    assert_int_equal(tagc_queue_create(device, 2, &queue), TAGC_OK);
+    for (size_t i = 0; i <= 2 * sizeof bad / sizeof *bad; i++) {
+        tagc_unit_part part = {reducer, N, N, &whole, 1, &whole, 1};
+        tagc_unit_options options = {.struct_bytes = sizeof options,
+                                     .what = "a",
+                                     .factor = 1,
+                                     .n_parts = 1,
+                                     .parts = &part,
+                                     .n_input = N,
+                                     .n_output = N,
+                                     .n_comms = 1,
+                                     .comms = {comm}};
+        tagc_unit *unit = (tagc_unit *)1;
+        if (i == 2 * sizeof bad / sizeof *bad) {
+            options.n_sampled = 1;
+            options.numbers = numbers, options.counts = counts, options.places = places;
+        } else if (i % 2) {
+            part.packs = &bad[i / 2];
+        } else {
+            part.unpacks = &bad[i / 2];
+        }
+        assert_int_equal(tagc_unit_create(queue, &options, &unit), TAGC_ERR_ARGUMENT);
+        assert_non_null(strstr(tagc_last_error(), " out of "));
+        assert_null(unit);
+    }
+    tagc_queue_destroy(queue);
+    tagc_device_close(device);
+    tagc_reducer_destroy(reducer);
+    tagc_comm_destroy(comm);
+    tagc_local_group_destroy(group);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_runs),
         cmocka_unit_test(test_fp16),
         cmocka_unit_test(test_bits),
         cmocka_unit_test(test_differences),
