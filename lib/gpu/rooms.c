@@ -23,13 +23,15 @@ tagc_status tagc_there_create(const tagc_queue *queue, size_t n_bytes, const cha
 
 /* ---- growing; the old memory stays until the new one is there ---- */
 
-static tagc_status grow_here(const tagc_queue *queue, char **memory, size_t n_bytes) {
+static tagc_status grow_here(tagc_queue *queue, char **memory, size_t n_bytes) {
     const tagc_runtime *runtime = runtime_of(queue);
     void *larger = NULL, *old = *memory;
     TAGC_TRY(tagc_device_check(queue->device, runtime->HostAlloc(&larger, n_bytes, TAGC_PINNED_PORTABLE),
                                "allocating pinned memory"));
     memset(larger, 0, n_bytes);
+    pthread_mutex_lock(&queue->lock); /* tagc_rooms_stop writes to what is there */
     *memory = larger;
+    pthread_mutex_unlock(&queue->lock);
     return old ? tagc_device_check(queue->device, runtime->FreeHost(old), "freeing pinned memory") : TAGC_OK;
 }
 

@@ -1,12 +1,16 @@
 /* A store: residuals keep their values while others come, go and make them move, and the device allocates nothing that was expected.
  * The other rank sends what it gets. */
 #include "../fake_runtime.h"
+#include "gpu/queue_private.h"
 #include "gpu/store.h"
 #include "harness_maker.h"
 #include "tagc/frames.h"
 
+#include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -239,8 +243,51 @@ static void test_refuses_between_encode_and_settle(void **state) {
     close_world(&w);
 }
 
+/* ---- any thread may close the queue ---- */
+
+enum { NOT_YET, CLOSE, CLOSED };
+static atomic_int
+    phase; /* relaxed, so that it puts nothing in an order that a thread sanitizer would take for the queue's */
+static int (*real_free)(void *memory);
+
+static int free_and_wait(void *memory) {
+    int code = real_free(memory);
+    if (atomic_load_explicit(&phase, memory_order_relaxed) != NOT_YET) return code;
+    atomic_store_explicit(&phase, CLOSE, memory_order_relaxed);
+    while (atomic_load_explicit(&phase, memory_order_relaxed) != CLOSED) sched_yield();
+    return code;
+}
+
+static void *close_main(void *queue) {
+    while (atomic_load_explicit(&phase, memory_order_relaxed) != CLOSE) sched_yield();
+    tagc_queue_close(queue);
+    atomic_store_explicit(&phase, CLOSED, memory_order_relaxed);
+    return NULL;
+}
+
+/* Between two buffers whose rooms grow: closing writes orders to the new rooms of one, and the old ones of the other. */
+static void test_closes_while_rooms_grow(void **state) {
+    (void)state;
+    world w = {0};
+    rooms_needs needs = {.n_rooms = 2, .head_bytes = 128};
+    pthread_t thread;
+    open_world(&w);
+    assert_int_equal(tagc_rooms_reserve(w.queue, &needs), TAGC_OK);
+    atomic_store(&phase, NOT_YET);
+    real_free = w.device->runtime.FreeHost;
+    w.device->runtime.FreeHost = free_and_wait;
+    assert_int_equal(pthread_create(&thread, NULL, close_main, w.queue), 0);
+    needs.n_rooms = 64;
+    assert_int_equal(tagc_rooms_reserve(w.queue, &needs), TAGC_OK);
+    pthread_join(thread, NULL);
+    needs.n_rooms = 128;
+    assert_int_equal(tagc_rooms_reserve(w.queue, &needs), TAGC_ERR_STATE);
+    close_world(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_closes_while_rooms_grow),
         cmocka_unit_test(test_moves),
         cmocka_unit_test(test_moves_what_a_change_made),
         cmocka_unit_test(test_shares_spares),
