@@ -106,7 +106,7 @@ typedef struct tagc_job tagc_job;
  * n_bytes_in, n_bytes_out: sizes of input and output, at least 1.
  *
  * The jobs of a queue share its buffers, which are as large as the largest job needs. If they have to grow, the call
- * waits for all enqueued exchanges. Do not call it from the thread that exchanges. */
+ * waits for all enqueued exchanges, as tagc_queue_wait does. Do not call it from the thread that exchanges. */
 TAGC_API tagc_status tagc_job_create(tagc_queue *queue, uint64_t tag, size_t n_bytes_in, size_t n_bytes_out,
                                      tagc_job **out);
 
@@ -115,7 +115,7 @@ TAGC_API tagc_status tagc_job_create(tagc_queue *queue, uint64_t tag, size_t n_b
  * for the result, and in the order of that stream the arrays may be freed or used again after the call. If it is 0, they
  * must stay valid and unchanged until tagc_queue_stream() has done its work.
  *
- * Returns at once, except that it blocks while 1024 exchanges are in progress. If the exchange cannot be started, there
+ * Returns at once, except that it waits, as tagc_queue_wait does, while 1024 exchanges are in progress. If the exchange cannot be started, there
  * is a ticket all the same, and _next and _wait return the failure. TAGC_ERR_ARGUMENT, without a ticket, if an argument
  * is NULL. */
 TAGC_API tagc_status tagc_job_enqueue(tagc_job *job, const void *input, void *output, void *stream, int waits,

@@ -13,8 +13,7 @@ static ticket *issue(tagc_job *job, tagc_unit *unit, tagc_unit_step *step) {
     pthread_mutex_lock(&queue->lock);
     uint64_t number = queue->n_enqueued + 1;
     ticket *one = ticket_of(queue, number);
-    while (one->number && !one->finished && !queue->is_closed)
-        pthread_cond_wait(&queue->changed, &queue->lock);
+    while (one->number && !one->finished && !queue->is_closed) tagc_queue_sleep(queue, NULL);
     *one = (ticket){.queue = queue,
                     .number = number,
                     .tag = job->tag,
@@ -173,8 +172,7 @@ static tagc_status grow(tagc_queue *queue, size_t n_bytes_in, size_t n_bytes_out
 /* Then no failed exchange uses pinned memory either. */
 tagc_status tagc_queue_wait_for_all(tagc_queue *queue) {
     pthread_mutex_lock(&queue->lock);
-    while (queue->n_finished < queue->n_enqueued && !queue->is_closed)
-        pthread_cond_wait(&queue->changed, &queue->lock);
+    while (queue->n_finished < queue->n_enqueued && !queue->is_closed) tagc_queue_sleep(queue, NULL);
     tagc_status status = queue->broken;
     if (status != TAGC_OK) tagc_fail(status, "%s", queue->why);
     if (queue->is_closed) status = tagc_fail(TAGC_ERR_STATE, "the queue is closed");

@@ -54,7 +54,7 @@
  * A buffer's rooms are shared as its arrays are: `out` waits for back[buffer], which is recorded behind all that uses them.
  *
  * Failures. A failed exchange fills buffer.out with NaN before it writes flag `out`, so the copy back brings NaN. The first failure of
- * the runtime breaks the queue. tagc_job_enqueue sees it, or tagc_queue_wait, which asks the device now and then, because a
+ * the runtime breaks the queue. tagc_job_enqueue sees it, or a wait for exchanges, which asks the device now and then, because a
  * failed device writes no flags. From then on every ticket is handed out at once with that failure, so that this rank can tell
  * its peers in their agreed order. A ticket is handed out only after all of it was enqueued, so a failure in between is known
  * before the exchange begins. The orders of a unit with kernels (tagc_orders) are negative until its exchange has succeeded. */
@@ -257,6 +257,15 @@ static int is_before(struct timespec a, struct timespec b) {
     return a.tv_sec != b.tv_sec ? a.tv_sec < b.tv_sec : a.tv_nsec < b.tv_nsec;
 }
 
+void tagc_queue_sleep(tagc_queue *queue, const struct timespec *end) {
+    struct timespec look = in_ms(LOOK_MS);
+    if (end && is_before(*end, look)) look = *end;
+    if (pthread_cond_timedwait(&queue->changed, &queue->lock, &look) != ETIMEDOUT) return;
+    pthread_mutex_unlock(&queue->lock);
+    look_at_device(queue);
+    pthread_mutex_lock(&queue->lock);
+}
+
 tagc_status tagc_queue_wait(tagc_queue *queue, uint64_t number, uint32_t timeout_ms, int *is_over) {
     if (!queue || !is_over) return tagc_fail(TAGC_ERR_ARGUMENT, "queue or is_over is NULL");
     struct timespec end = in_ms(timeout_ms);
@@ -264,13 +273,8 @@ tagc_status tagc_queue_wait(tagc_queue *queue, uint64_t number, uint32_t timeout
     pthread_mutex_lock(&queue->lock);
     if (number > queue->n_enqueued) number = queue->n_enqueued;
     while (queue->n_finished < number && !queue->is_closed) {
-        struct timespec look = in_ms(LOOK_MS);
         if (timeout_ms && !is_before(in_ms(0), end)) break;
-        if (timeout_ms && is_before(end, look)) look = end;
-        if (pthread_cond_timedwait(&queue->changed, &queue->lock, &look) != ETIMEDOUT) continue;
-        pthread_mutex_unlock(&queue->lock);
-        look_at_device(queue);
-        pthread_mutex_lock(&queue->lock);
+        tagc_queue_sleep(queue, timeout_ms ? &end : NULL);
     }
     *is_over = queue->n_finished >= number || queue->is_closed;
     if (*is_over) {

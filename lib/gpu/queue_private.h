@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <time.h>
 
 enum { N_TICKETS = 1024, MAX_BUFFERS = 16, TEXT_BYTES = 512, LOOK_MS = 50 };
 
@@ -59,7 +60,7 @@ typedef enum tagc_slab_use { SLAB_OF_RESIDUALS, SLAB_OF_LISTS, N_SLAB_USES } tag
 typedef struct buffer {
     void *in, *out;                         /* pinned */
     void *came, *copied_out, *added, *back; /* events */
-    gpu_side here, there;                   /* heads of all rooms, and all rests */
+    gpu_side here, there; /* heads of all rooms, and all rests; here: replaced with the lock */
 } buffer;
 
 /* In pinned memory: the last ticket whose input is there, and the last sums that were added, which the device writes; the last ticket
@@ -141,6 +142,9 @@ void tagc_queue_fail_ticket(ticket *one, tagc_status status, const char *text);
 void tagc_queue_break_down(tagc_queue *queue, tagc_status status, const char *text, uint64_t last);
 enum { NO_TICKET = 0 }; /* the device is dead */
 
+/* Waits for a change, at most until `end` (NULL: for any time), and now and then asks the device whether it still works. Call with the
+ * lock, and again until what is waited for is true. Not for the thread that exchanges, which makes no call of the runtime. */
+void tagc_queue_sleep(tagc_queue *queue, const struct timespec *end);
 /* Sleeps, or yields, between two looks at what another thread or the device writes. n_looks: so far. */
 void tagc_queue_pause(unsigned n_looks);
 /* Orders of a room, unless the queue is closed: then they stay negative. Bodies may be read; or the step counts. */

@@ -95,6 +95,34 @@ static void test_device_breaks(void **state) {
     }
 }
 
+/* So do those who wait for no exchange of their own: a larger job, which waits for all of them, and a ticket, for whose record the
+ * exchange 1,024 tickets before it has to end. */
+static void test_device_breaks_for_others(void **state) {
+    (void)state;
+    for (int is_full = 0; is_full < 2; is_full++) {
+        fake_reset(8, 1, FAKE_LATE, 1);
+        device_rig rig = {.is_late = 0};
+        assert_int_equal(rig_make(&rig, 0, 0, 8, 2), TAGC_OK);
+        for (int i = 0; i < (is_full ? N_TICKETS : 1); i++)
+            assert_int_equal(
+                tagc_job_enqueue(rig.jobs[0], rig.gradients[0], rig.outputs[0], rig.caller, 1, &rig.last),
+                TAGC_OK);
+        rig_start(&rig);
+        fake_break(0, 700);
+        tagc_job *larger = (tagc_job *)1;
+        if (is_full) {
+            assert_int_equal(rig_enqueue(&rig, 0, 0), TAGC_ERR_DEVICE);
+        } else {
+            assert_int_equal(tagc_job_create(rig.queue, 9, 1 << 20, 1 << 20, &larger), TAGC_ERR_DEVICE);
+            assert_null(larger);
+        }
+        assert_non_null(strstr(tagc_last_error(), "an illegal memory access was encountered (700)"));
+        assert_int_equal(rig_wait_for_last(&rig), TAGC_ERR_DEVICE);
+        rig_join(&rig);
+        rig_end(&rig);
+    }
+}
+
 /* What can be seen before anything is enqueued costs that exchange only. */
 static void test_arguments(void **state) {
     (void)state;
@@ -196,9 +224,13 @@ static void test_making_fails(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exchange_fails), cmocka_unit_test(test_each_call_fails),
-        cmocka_unit_test(test_device_breaks),  cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_close),          cmocka_unit_test(test_making_fails),
+        cmocka_unit_test(test_exchange_fails),
+        cmocka_unit_test(test_each_call_fails),
+        cmocka_unit_test(test_device_breaks),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_device_breaks_for_others),
+        cmocka_unit_test(test_close),
+        cmocka_unit_test(test_making_fails),
     };
     int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
     fake_reset(1, 1, FAKE_LATE, 1);
