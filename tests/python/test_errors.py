@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 import ranks
 import torch.distributed as dist
 from models import Even, Odd, batch_of, loss_of
+from oracles import check_error
 from test_state import wrapped
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -132,6 +133,45 @@ def works(model):
     with tagc.compress(model, sparsity=0.9, verbose=False):
         model.zero_grad()
         loss_of(model, batch_of(dist.get_rank())).backward()
+
+
+def optimizer_of_one_rank(rank, world_size):
+    """An optimizer that is wrong on one rank is an Error on all of them."""
+    import tagc.torch as tagc
+
+    model, other = wrapped("ddp"), Odd()
+    adam = torch.optim.AdamW((other if rank else model).parameters())
+    check_error(lambda: tagc.compress(model, adam, verbose=False), "rank 1: the optimizer has none of")
+    with tagc.compress(model, torch.optim.AdamW(model.parameters()), verbose=False) as handle:
+        loss_of(model, batch_of(rank)).backward()
+        assert handle.n_steps == 1
+
+
+def after_close(rank, world_size):
+    """A closed handle says so, and changes no optimizer."""
+    import tagc.torch as tagc
+
+    model = wrapped("ddp")
+    handle = tagc.compress(model, verbose=False)
+    handle.close()
+    adam = torch.optim.AdamW(model.parameters())
+    for call in (
+        lambda: handle.adapt(adam),
+        lambda: handle.param_groups(),
+        lambda: handle.watch(1.0),
+        lambda: handle.record("never.jsonl"),
+        lambda: handle.follow(torch.amp.GradScaler("cpu")),
+        lambda: handle.loss_scale(2.0),
+        lambda: handle.reset_parameters(),
+        lambda: handle.state_dict(),
+        lambda: handle.save("never"),
+        lambda: handle.load("never"),
+    ):
+        with pytest.raises(tagc.Error, match="this tagc handle is closed") as raised:
+            call()
+        assert raised.value.status == "state"
+    handle.close()
+    assert not os.path.exists("never.jsonl") and not os.path.exists("never")
 
 
 def raw_mistakes(rank, world_size):
@@ -420,6 +460,8 @@ CHECKS = [
     bad_values,
     function_of_an_object,
     raw_mistakes,
+    optimizer_of_one_rank,
+    after_close,
     completion,
     one_rank_differs,
     bad_calls,

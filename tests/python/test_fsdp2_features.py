@@ -324,7 +324,29 @@ def replicas_on_fsdp2(rank, world_size):
     assert found["n_units"] == 3 and not any("parameters" in row["options"] for row in found["rows"])
 
 
+def one_rank_per_host(rank, world_size):
+    """Replicas of one shard each, as a script for several GPUs per host makes them where hosts have one:
+    torch gathers the parameters, which travel nowhere, whatever `parameters` is."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    import tagc.torch as tagc
+
+    expected = None
+    for wire in (None, "delta4", "bf16", "lossless"):
+        mesh = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicate", "shard"))
+        model = sharded(Odd, mesh=mesh)
+        with tagc.compress(model, sparsity=0.8, layers="all", parameters=wire, verbose=False) as handle:
+            for step in range(2):
+                model.zero_grad()
+                loss_of(model, batch_of(rank, step)).backward()
+            found, stats = gradients(model), handle.stats()
+        assert stats["bytes_by_leg"]["values"] and not stats["bytes_by_leg"]["gather"]
+        expected = expected or found
+        check_equal(found, expected)
+
+
 TWO = [
+    one_rank_per_host,
     nothing_deprecated,
     unfrozen_after_an_evaluation,
     what_is_a_users_own,

@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+import warnings
 
 import pytest
 
@@ -150,6 +152,24 @@ def wrong_paths(rank, world_size, folder):
             handle.record(folder)
         with pytest.raises(tagc.Error, match="path is 3, must be the name of a file"):
             handle.record(3)
+        model = handle.model
+        if rank == 0:
+            with pytest.raises(tagc.Error, match="/proc/none/x.jsonl.*cannot be written") as raised:
+                handle.record("/proc/none/x.jsonl")
+            assert raised.value.status == "io"
+        path = folder / "gone" / "x.jsonl"
+        handle.record(path)
+        loss_of(model, batch_of(rank, 0)).backward()
+        if rank == 0:
+            assert len(lines_of(path)) >= 1
+            shutil.rmtree(path.parent)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(3):
+                loss_of(model, batch_of(rank, step)).backward()
+        assert [
+            str(one.message) for one in caught if "cannot be written, the record ends" in str(one.message)
+        ][:2] == [str(one.message) for one in caught][:1] * (rank == 0)
 
 
 def test_a_wrong_path_is_refused(tmp_path):

@@ -16,6 +16,7 @@ import ranks
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from models import Even, Odd, batch_of, loss_of
+from oracles import check_error
 
 OPTIONS = dict(sparsity=0.9, values="int2", layers="all", verbose=False)
 
@@ -184,6 +185,77 @@ def files(rank, world_size):
     with pytest.raises(tagc.Error, match="rank0.pt cannot be read"):
         after.handle.load(folder)
     assert same(residuals_of(after.handle.state_dict()).values(), saved.values())
+
+
+def other_moments(rank, world_size):
+    """Files of two moments, as a save that not all ranks came to leaves them, are one Error on all ranks at
+    the next exchange; a save deletes the files of ranks that are no more; twins do not share a folder."""
+    import tagc.torch as tagc
+
+    folder = shared_folder()
+    torn = Run(kind="ddp").steps(0)
+    torn.handle.save(folder)
+    torn.steps(1)
+    if rank == 0:
+        torn.handle.save(folder)
+        torch.save({}, f"{folder}/rank{world_size}.pt")
+        torch.save({}, f"{folder}/rank_of_mine.pt")
+    dist.barrier()
+    after = Run(kind="ddp")
+    with pytest.raises(tagc.Error, match="was saved by another open handle"):
+        after.handle.save(folder)
+    after.handle.load(folder)
+    check_error(
+        lambda: after.steps(1), "rank 0 has .*loaded at exchange 2; rank 1 has .*loaded at exchange 1"
+    )
+    dist.barrier()
+    torn.handle.save(folder)
+    dist.barrier()
+    assert set(os.listdir(folder)) == {"rank0.pt", "rank1.pt", "rank_of_mine.pt"}
+    again = Run(kind="ddp")
+    again.handle.load(folder)
+    again.steps(2)
+    assert again.handle.n_steps == 3
+
+
+def trained_later(rank, world_size):
+    """What was frozen when a checkpoint was saved begins at zero."""
+    import tagc.torch as tagc
+
+    def start(is_frozen):
+        model = Even()
+        model.layers[0].requires_grad_(not is_frozen)
+        return tagc.compress(torch.nn.parallel.DistributedDataParallel(model), residual="fp32", **OPTIONS)
+
+    with start(True) as first:
+        loss_of(first.model, batch_of(rank)).backward()
+        saved = first.state_dict()
+    with start(False) as second:
+        loss_of(second.model, batch_of(rank)).backward()
+        second.load_state_dict(saved)
+        found, old = residuals_of(second.state_dict()), residuals_of(saved)
+        assert old and set(old) < set(found)
+        for name, values in found.items():
+            assert torch.equal(values, old.get(name, torch.zeros_like(values))), name
+        loss_of(second.model, batch_of(rank)).backward()
+
+
+def without_deltas(rank, world_size):
+    """A checkpoint with replicas goes to a handle that has none, by all ways."""
+    folder = shared_folder()
+    saved = Run(options=OPTIONS | {"parameters": "delta4"}).steps(0, 1)
+    saved.handle.save(f"{folder}/files")
+    dcp.save({"tagc": saved.handle}, checkpoint_id=f"{folder}/dcp")
+    residuals = residuals_of(saved.handle.state_dict())
+    for load in (
+        lambda handle: handle.load(f"{folder}/files"),
+        lambda handle: dcp.load({"tagc": handle}, checkpoint_id=f"{folder}/dcp"),
+        lambda handle: dcp.load({"tagc": handle.at(f"{folder}/dcp")}, checkpoint_id=f"{folder}/dcp"),
+    ):
+        run = Run()
+        load(run.handle)
+        assert same(residuals_of(run.handle.state_dict()).values(), residuals.values())
+        run.steps(2)
 
 
 def check_sent(run, sent, is_resumed):
@@ -372,7 +444,7 @@ def refusals(rank, world_size):
         (None, "NoneType"),
         (7, "int"),
         ([], "has no rank"),
-        ({}, "dict"),
+        ({}, "is empty"),
         ({"model": {}}, "'model'"),
         ([3], "int"),
         ({name: {"residuals": {}}}, name),
@@ -380,7 +452,7 @@ def refusals(rank, world_size):
         ({name: {about_key: entry[about_key], "residuals": [1]}}, "list"),
         ({"rank7": entry}, "rank7"),
         ([good, good], "twice"),
-        (changed(names={parameter: "layers.1.mlp.else"}), f"no residual of {parameter}"),
+        (changed(names={parameter: "layers.1.mlp.else"}), "residual of layers.1.mlp.else"),
         (changed(**{"layers.1.mlp.else": spoilt}), "layers.1.mlp.else"),
         (changed(**{parameter: torch.zeros(3, 2)}), r"\(3, 2\)"),
         (changed(**{parameter: [1.0]}), "list"),
@@ -569,6 +641,9 @@ def test_two_ranks():
             kinds,
             deltas_resume,
             dcp_resume,
+            other_moments,
+            trained_later,
+            without_deltas,
             refusals,
             dense_has_no_residuals,
             with_tensor_parallelism,

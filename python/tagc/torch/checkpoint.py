@@ -144,7 +144,12 @@ def load(state: State, saved: Any, is_selected: bool = False) -> None:
             for about, residuals in old.values():
                 old[about["rank"]] = about, {n: values for n, values in residuals.items() if n not in alone}
             state.say("tagc: residuals of what one rank trains alone now are left out of what was loaded")
-        keepers = _keepers(state, {name for rank in wanted for name in old[rank][1]})
+        names = {name for rank in wanted for name in old[rank][1]}
+        keepers = _keepers(state, names)
+        if new := sorted({p.name for keeper in keepers for p in keeper.parameters} - names):
+            more = f" and {len(new) - 1} more begin" if len(new) > 1 else " begins"
+            state.say(f"tagc: the residual of {new[0]}{more} at zero: what was loaded has none of it")
+            keepers = [k._replace(parameters=[p for p in k.parameters if p.name in names]) for k in keepers]
         for rank in wanted:
             _check(keepers, rank, *old[rank], is_own=wanted[rank] is None)
         sources = [_Source(*old[rank], factor) for rank, factor in wanted.items()]
@@ -169,15 +174,13 @@ def load(state: State, saved: Any, is_selected: bool = False) -> None:
 
 
 def save_files(state: State, folder: Any) -> None:
-    """Writes this rank's file of a folder. Local."""
+    """Writes this rank's file of a folder, and deletes those of ranks that are no more. Local."""
+    _check_open(state)
     folder = _folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = _file(folder, _place(state)[0])
     other = _writers.get(str(path.resolve()), lambda: None)()
-    # elsewhere, a second handle is a later one of the same model
-    has_others = not state.wrapper.is_managed and bool(state.wrapper.place().where)
-    has_others |= other is not None and "collectives" in (other.wrapper.name, state.wrapper.name)
-    if other is not None and other is not state and not other.is_closed and has_others:
+    if other is not None and other is not state and not other.is_closed:
         raise Error(
             "argument",
             f"{path} was saved by another open handle of this process: give each handle, as of each stage of "
@@ -187,10 +190,15 @@ def save_files(state: State, folder: Any) -> None:
     part = path.with_suffix(".part")
     torch.save(save(state), part)
     part.replace(path)
+    n_ranks = _place(state)[1]
+    for old in folder.glob("rank*.pt"):  # of a run with more ranks
+        if (rank := old.stem.removeprefix("rank")).isdecimal() and int(rank) >= n_ranks:
+            old.unlink(missing_ok=True)
 
 
 def read_files(state: State, folder: Any) -> Any:
     """Returns this rank's file, or those of all ranks if their number has changed. Local."""
+    _check_open(state)
     rank = _place(state)[0]
     folder = _folder(folder)
     first = rank if _file(folder, rank).exists() else 0
@@ -397,10 +405,8 @@ def _ranks(saved: Any, residuals: bool = True) -> dict[int, tuple[dict[str, Any]
     entries = {}
     for part in saved if isinstance(saved, (list, tuple)) else [saved]:
         if not isinstance(part, dict) or not part:
-            raise _bad(
-                f"is a {type(part).__name__}, must be what state_dict() gives, or a list with that of each "
-                "rank"
-            )
+            what = "empty" if part == {} else f"a {type(part).__name__}"
+            raise _bad(f"is {what}, must be what state_dict() gives, or a list with that of each rank")
         for name, entry in part.items():
             text = entry.get(ABOUT) if isinstance(entry, dict) else None
             if not isinstance(text, str):
@@ -560,6 +566,8 @@ def _replicas(state: State, saved: Any, about: Mapping[str, Any], is_alike: bool
     entry = next(
         part[rank] for part in (saved if isinstance(saved, (list, tuple)) else [saved]) if rank in part
     )
+    if not state.wrapper.replica_sizes():
+        return {}
     rows, gathered, found = entry.get(REPLICAS, {}), about.get("gathered", {}), {}
     if not isinstance(rows, dict) or not isinstance(gathered, dict) or set(rows) != set(gathered):
         raise _bad(

@@ -297,7 +297,12 @@ def _prepare(
             handle.passes.comm(group)
     if optimizer is not None:
         try:
-            handle.adapt(optimizer)
+            try:
+                handle.adapt(optimizer)
+            except Exception as problem:
+                failure = problem
+            nothing = {"versions": {}, "options": {}, "rows": [], "fresh": None, "about host": None}
+            _agree(groups, nothing, failure, settings.timeout_s, "")
         except BaseException:
             handle.close()
             raise

@@ -116,7 +116,9 @@ class Compressed:
     def record(self, path: Any) -> None:
         """Writes a line of JSON to that file after each step, on rank 0, for `tagc-report`: stats(), the
         seconds since the last step, the level of each group of parameters, and the loss if watch() gets it. A
-        resumed run continues its file. Local."""
+        resumed run continues its file. A file that cannot be written later ends the record with a warning.
+        Local."""
+        self._check_open("record()")
         self._log = Log(path, self.state, self.passes.groups)
         self.passes.frees.append(self._log.close)
         self.passes.recorded = self._log.step
@@ -125,11 +127,16 @@ class Compressed:
         """Returns the table of compressed and other parameters, as printed at the start."""
         return self._table
 
+    def _check_open(self, call: str) -> None:
+        if self.is_closed:
+            raise Error("state", f"{call}: this tagc handle is closed")
+
     def follow(self, scaler: Any) -> None:
         """Scales residuals with the loss scale of a torch.amp.GradScaler from now on.
 
         If the scaler skips a step because a gradient is not finite, the residuals of that gradient's module
         are unchanged. Values that other modules have sent in that step are lost."""
+        self._check_open("follow()")
         if not callable(getattr(scaler, "get_scale", None)):
             raise Error("argument", f"scaler is a {type(scaler).__name__}, must have get_scale()")
         self.passes.scaler = scaler
@@ -137,6 +144,7 @@ class Compressed:
     def loss_scale(self, scale: float) -> None:
         """Sets the loss scale of the next gradients, for loops without a scaler. Local; pass the same on all
         ranks."""
+        self._check_open("loss_scale()")
         self.state.set_loss_scale(scale)
 
     def synchronize(self) -> None:
@@ -149,6 +157,7 @@ class Compressed:
         """Makes the next gather send whole values, in bf16, if `parameters` are deltas. Call it after a
         change of parameters outside of an optimizer's step (the model's load_state_dict() calls it itself): a
         delta rounds a large change to a few bits. Local; one rank is enough."""
+        self._check_open("reset_parameters()")
         self.wrapper.reset_parameters()
 
     def adapt(self, optimizer: Any) -> None:
@@ -161,6 +170,7 @@ class Compressed:
         and weight decay are unchanged, and checkpoints are those of a run without tagc. Other optimizers are
         not changed: if one has no first moment, tagc selects values; if it may have one, all values are sent
         in 4 bits. Rank 0 prints which. What changes later in groups and requires_grad is followed."""
+        self._check_open("adapt()")
         self.state.moments.adapt(optimizer)
         self.state.say(f"tagc: {self.state.moments.words}")
 
@@ -169,6 +179,7 @@ class Compressed:
         its mean over 20 exchanges and all ranks has risen by 2 % and by 4 standard errors, twice in a row,
         rank 0 warns, and every value travels until gradients are noise again, each time for twice as long.
         Local."""
+        self._check_open("watch()")
         if self.wrapper.deciders() is None:
             raise Error(
                 "unsupported",
@@ -191,6 +202,7 @@ class Compressed:
         groups: your own groups, as optimizers take them ({"params": ..., "weight_decay": ...}); each is split
         in two and keeps its options. Default: all trainable parameters. An optimizer that is not an Adam gets
         its own betas back at its first step, and rank 0 prints that."""
+        self._check_open("param_groups()")
         return self.state.moments.param_groups(betas, groups, options)
 
     def state_dict(self) -> dict[str, Any]:
@@ -208,8 +220,8 @@ class Compressed:
 
     def save(self, folder: Any) -> None:
         """Writes state_dict() to a file of this rank in that folder, and makes the folder if it is missing.
-        Local; call it on every rank, between steps, with the same folder; each stage of a pipeline has a
-        folder of its own."""
+        Local; call it on every rank, between steps, with the same folder. Each handle, as of each model and
+        of each stage of a pipeline, has a folder of its own."""
         self.synchronize()
         checkpoint.save_files(self.state, folder)
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+import warnings
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -31,6 +32,17 @@ def _finish(path: str, waiting: list[dict[str, Any]], losses: list[torch.Tensor]
         file.write(json.dumps(line) + "\n")
 
 
+def _end(path: str, waiting: list[dict[str, Any]], losses: list[torch.Tensor]) -> None:
+    try:
+        _finish(path, waiting, losses)
+    except OSError as failure:
+        _warn_of_end(path, failure)
+
+
+def _warn_of_end(path: str, failure: OSError) -> None:
+    warnings.warn(f"tagc: {path} cannot be written, the record ends: {failure}", stacklevel=3)
+
+
 class Log:
     """Of one handle. Rank 0 writes, and the others do nothing."""
 
@@ -42,14 +54,21 @@ class Log:
             raise Error("argument", f"path is {path!r}, must be the name of a file") from None
         if os.path.isdir(self._path):
             raise Error("argument", f"path is {self._path!r}, which is a folder; name a file")
+        if state.wrapper.speaks:
+            try:
+                os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
+                with open(self._path, "a", encoding="utf-8"):
+                    pass
+            except OSError as failure:
+                raise Error("io", f"path is {self._path!r}, which cannot be written: {failure}") from failure
         self._state, self._groups = state, groups
         self._losses: list[torch.Tensor] = []
         self._comes_after: bool | None = None  # whether a step's loss is seen after its backward pass
         self._waiting: list[dict[str, Any]] = []  # the last line, if it may still get a loss
         self._levels: dict[str, float] = {}
         self._epoch, self._last_s = -1, time.monotonic()
-        self._is_new = True
-        self.close = weakref.finalize(self, _finish, self._path, self._waiting, self._losses)  # at exit, too
+        self._is_new, self._is_lost = True, False
+        self.close = weakref.finalize(self, _end, self._path, self._waiting, self._losses)  # at exit, too
 
     def see(self, loss: float | torch.Tensor) -> None:
         """Takes a loss for the line of its step."""
@@ -58,8 +77,16 @@ class Log:
 
     def step(self, stats: Mapping[str, Any]) -> None:
         """Writes the line of a step. Waits for the device that has the loss."""
-        if not self._state.wrapper.speaks:
+        if not self._state.wrapper.speaks or self._is_lost:
             return
+        try:
+            self._step(stats)
+        except OSError as failure:  # training goes on, as on the other ranks
+            self._is_lost = True
+            self._waiting.clear()
+            _warn_of_end(self._path, failure)
+
+    def _step(self, stats: Mapping[str, Any]) -> None:
         if self._is_new:
             self._begin(stats)
         if self._comes_after is None:
@@ -76,8 +103,7 @@ class Log:
     def _begin(self, stats: Mapping[str, Any]) -> None:
         """Starts the file; that of a run that goes on is continued."""
         self._is_new = False
-        os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
-        if stats["step"] > 1 and os.path.exists(self._path):
+        if stats["step"] > 1 and os.path.exists(self._path) and os.path.getsize(self._path):
             return
         about = {"type": "torch", "format": FORMAT, "world_size": stats["world_size"],
                  "n_params": stats["n_elems"], "n_compressed": stats["n_compressed"]}  # fmt: skip

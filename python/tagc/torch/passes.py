@@ -217,8 +217,9 @@ class Passes:
         begin, find_scale = (self._begin, self._take_back), self._find_loss_scale(source, opens_step)
         lock = self.state.lock
         call = Reduction(
-            unit, comm, group, source, target, op, find_layout, find_scale, begin, lock, failure, waits, rows
-        )
+            unit, comm, group, source, target, op, find_layout, find_scale, begin, lock, failure, waits, rows,
+            None if self.state.wrapper.is_managed else self.state.loaded,
+        )  # fmt: skip
         if rows is not None and self.runners.is_on_device(source):
             call.add_up_now()
         call.opens_step, call.schedule, call.number = opens_step, self.state.schedule, number

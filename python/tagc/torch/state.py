@@ -52,6 +52,7 @@ class State:
         # as add_unit() got them
         self._keepers: dict[str, tuple[list[layouts.Parameter] | None, int, range | None]] = {}
         self.n_steps = 0  # exchanges of the whole model that have started
+        self.loaded: int | None = None  # n_steps of the checkpoint that was loaded last
         self.loss_scale = 1.0  # the factor by which residuals are multiplied
         self.lock = threading.RLock()  # held while any of it changes
         self.is_closed = self.is_verbose = False
@@ -106,6 +107,7 @@ class State:
     def resume(self, n_steps: int, loss_scale: float) -> None:
         """Continues after n_steps exchanges, with residuals of gradients times loss_scale."""
         self.n_steps, self.loss_scale = n_steps, float(loss_scale)
+        self.loaded = n_steps
 
     def is_left_to_torch(self, gradient: torch.Tensor) -> bool:
         """Returns whether compress() has found parameters with such gradients, and left them to torch."""

@@ -82,6 +82,7 @@ class Reduction(Call):
 
     rows: where gradients are added up within hosts first. source is what that gives then, rows.sums, and comm
         is between hosts.
+    loaded: of which exchange the state is that this rank has loaded.
     begin: (begin, take_back). begin(self, source) is called under the lock when all ranks have agreed. It
         returns the unit and the layout of the exchange, and a function that is called with its outcome.
         Before libtagc runs an exchange by itself, begin(self, None) is called before the agreement;
@@ -110,6 +111,7 @@ class Reduction(Call):
         failure: BaseException | None = None,
         waits: bool = True,
         rows: Rows | None = None,
+        loaded: int | None = None,
     ) -> None:
         super().__init__(comm, group, failure, waits)
         (self._begin, self._take_back), self._lock = begin, lock
@@ -137,6 +139,7 @@ class Reduction(Call):
                 "parameters": _fingerprint(layout),
                 "factor of op": scale_of(op, comm.world_size),
                 "loss scale": self.loss_scale,
+                "loaded at exchange": loaded,
             }
         except Exception as problem:
             self.failure = problem

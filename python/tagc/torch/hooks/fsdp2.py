@@ -564,8 +564,10 @@ class Wrapper(GatheringWrapper):
 
     def _gather_format(self, handle: Compressed, module: Module) -> str | None:
         """Returns the format in which tagc gathers the parameters; None: torch gathers them, as it does where
-        they are of several dtypes, and inside a host."""
+        they are of several dtypes, inside a host, and on one rank of several."""
+        shards, replicas = module.group.shard_group, module.group.replica_group
         is_inside = module.has_two_sums and self._sums_replicas(module) or self._hosts(module).is_one
+        is_inside |= shards is not None and shards.size() == 1 and replicas is not None
         return None if is_inside or not module.gathers_one_dtype() else handle.state.options.parameters
 
     def _warn_of_slow_sums(self) -> None:
