@@ -90,8 +90,9 @@ static tagc_option rows[N_OWN + TAGC_ARMS_MAX_SHARED];
 static tagc_command command = {
     .name = "plan",
     .summary = "memory, bytes and time of a deployment, without running it",
-    .usage = "[options]\n       tagc plan --params N|NAME [options of a model and a cluster by size]",
-    .common = "arms model batch-size world-size link-rate latency profile json",
+    .usage = "[options]\n       tagc plan --params N|NAME [options of a model and a cluster by size], as in\n"
+             "       tagc plan --params 7b --hosts 2 --gpus-per-host 8",
+    .common = "arms model batch-size world-size hosts link-rate latency profile json",
     .examples = examples,
     .options = rows,
     .print_more = print_more};

@@ -546,6 +546,46 @@ def test_advice_on_local_steps(bytes_per_s, step_s, better):
         assert local["bits"] == pytest.approx(0.55 / local["every"])
 
 
+def differing_runs(rank, world_size):
+    """The spread is that of the rank whose runs differ most, by the median of what was measured."""
+    from tagc.torch.advise.survey import Survey
+
+    with Survey(dist.group.WORLD, shape_of("ddp"), 1, 60) as survey:
+        slow = 3.0 if rank else 1.0
+        survey.times = {
+            "agree": {0: [1e-3]},
+            "one": {8: [1.0, 2.0, 1.5], 16: [1.0, slow, 1.0]},
+            "two": {8: [slow, 1.0, 9.0]},
+        }
+        found = survey.found()
+    assert found["spread"] == 3.0
+    assert found["seconds"]["one"] == {8: 1.5, 16: 1.0}
+    assert found["seconds"]["two"] == {8: 3.0 if world_size > 1 else 1.0}
+
+
+def test_differing_runs():
+    ranks.run(differing_runs, 2)
+    for spread, is_busy in (1.4, False), (1.6, True):
+        given = tagc_text(spread)
+        assert f"differ by {spread} times" in given
+        assert ("the machine or the link is busy, measure again" in given) == is_busy
+
+
+def tagc_text(spread):
+    shape, found = shape_of("ddp"), found_on(1e6)
+    rows = advice.forecast(shape, found, 1.0)
+    about = {
+        "wrap": "ddp",
+        "world_size": 2,
+        "n_params": shape.n_params,
+        "n_elems": shape.n_elems,
+        "n_units": 6,
+    }
+    link = {"bytes_per_s": 1e6, "torch_bytes_per_s": 1e6, "agree_s": 1e-4}
+    more = {"rows": rows, "link": link, "ranks_per_host": 1, "where": "", "bucket": None, "local": None}
+    return advice.text_of(advice.choose(rows) | about | more | {"spread": spread})
+
+
 def default_dtype(rank, world_size):
     """What is measured is fp32 in memory, whatever torch makes by default."""
     import tagc.torch as tagc

@@ -53,6 +53,7 @@ def bad_values(rank, world_size):
         ),
         (dict(mild="int"), "mild is 'int', must be one of 'dense'"),
         (dict(mild_sparsity=-1), "mild_sparsity is -1"),
+        (dict(mild="dense", mild_sparsity=0.5), "mild_sparsity is 0.5, and mild is 'dense'"),
         (dict(layers="linear"), "layers is 'linear'"),
         (dict(rules={"nothing.*": "dense"}), "matches no parameter"),
         (dict(rules=3), "rules"),

@@ -94,7 +94,7 @@ def compress(
     residual: how exchange "direct" stores what was not sent between steps: "int8" (default), "int4", "bf16"
         or "fp32", in 1, 0.5, 2 or 4 bytes per value. Rounding is stochastic: what it loses is zero on
         average.
-    parameters: FSDP2: format of gathers, between hosts of several ranks: None (torch's own), "bf16",
+    parameters: FSDP2: format of gathers, between hosts of several ranks: None (torch's own), "fp32", "bf16",
         "lossless" (bf16, bit for bit, in about 11 bits), "int8", or changes since the last gather: "delta8",
         "delta4", "delta2" (these take 2 bytes per parameter on every rank, on hosts of L ranks 2/L).
     hosts: on how many hosts the ranks of the model are, as many ranks on each, in the order of ranks. Not

@@ -31,6 +31,7 @@ from tagc.torch.hooks.kinds import kind_of
 from tagc.torch.schedule.options import TRANSPORTS, Options, unknown_option
 
 BACKWARD = 2 / 3  # of computing, which DDP's exchange overlaps
+BUSY = 1.5  # times that runs of the same measurement may differ by
 _UNITS = {
     "fsdp2": "units (modules with fully_shard())",
     "fsdp1": "units (FullyShardedDataParallel modules)",
@@ -83,7 +84,8 @@ def advise(
     "reason", "text", "where" (of the hosts, in words), "ranks_per_host" (whose gradients are added up within
     the host), "rows" (each way to communicate: seconds of gradients, parameters, "own_s" (FSDP2's own work),
     and a step, and "card_bytes", which a host sends to others in a step), "link",
-    "codec", "measured", and "local" (with `every`: "choice", "verdict", "every", "bits" per parameter and
+    "codec", "measured", "spread" (the slowest run of a measurement over its fastest: much above 1, something
+    else was running), and "local" (with `every`: "choice", "verdict", "every", "bits" per parameter and
     step, "exchange_s", "step_s", "reason"; else None)."""
     said = unknown_option(advise, unknown) or pipelines.misplaced(dict(locals()), inspect.signature(advise))
     if internals.is_pipeline_stage(model):
@@ -236,6 +238,7 @@ def advise_shape(
         "link": link_of(shape, found),
         "codec": found["codec"],
         "measured": found["seconds"],
+        "spread": found["spread"],
     }
     advice["bucket"] = bucket_of(shape, found, step_s, advice["name"])
     advice["local"] = None if every is None else local_of(shape, found, advice, every, n_reducers)
@@ -276,6 +279,7 @@ def _alone(shape: Shape, step_s: float | None, n_ranks: int) -> dict[str, Any]:
         "link": {},
         "codec": {},
         "measured": {},
+        "spread": 1.0,
         "bucket": None,
         "local": None,
         "text": reason,
@@ -606,6 +610,8 @@ def text_of(advice: Mapping[str, Any]) -> str:
         f"each rank sends {8 * link['bytes_per_s'] / 1e6:.0f} Mbit/s through tagc and "
         f"{8 * link['torch_bytes_per_s'] / 1e6:.0f} in torch's own reduction; an empty message takes "
         f"{seconds_text(link['agree_s'])}" + _copies_text(link),
+        f"runs of the same measurement differ by {advice['spread']:.1f} times"
+        + (": the machine or the link is busy, measure again" if advice["spread"] > BUSY else ""),
         f"{'seconds in a step':48} {'gradients':>10} {'parameters':>10} {'together':>10} {'step':>10} "
         f"{'factor':>7}" + (f" {'a host sends':>13}" if has_cards else ""),
     ]

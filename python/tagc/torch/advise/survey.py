@@ -173,22 +173,25 @@ class Survey:
                 self.own_work(size, n_gathers)
 
     def found(self) -> dict[str, Any]:
-        """Returns seconds by what and elements, median of the runs, of the slowest rank; the same on all
-        ranks. Collective."""
+        """Returns seconds by what and elements, median of the runs, of the slowest rank; and "spread", the
+        slowest run over the fastest, the median of what was measured. The same on all ranks. Collective."""
         mine = {
             what: {n: statistics.median(samples) for n, samples in by_size.items()}
             for what, by_size in self.times.items()
         }
-        everyone = share(self.group, (mine, self.phases, self.bits))
+        runs = [samples for by_size in self.times.values() for samples in by_size.values()]
+        spread = statistics.median(max(one) / max(min(one), 1e-9) for one in runs if len(one) > 1)
+        everyone = share(self.group, (mine, self.phases, self.bits, spread))
         worst = {
-            what: {n: max(theirs[what][n] for theirs, _, _ in everyone) for n in by_size}
+            what: {n: max(theirs[what][n] for theirs, *_ in everyone) for n in by_size}
             for what, by_size in mine.items()
         }
         phases = {
-            what: {phase: max(theirs[what][phase] for _, theirs, _ in everyone) for phase in by_phase}
+            what: {phase: max(theirs[what][phase] for _, theirs, *_ in everyone) for phase in by_phase}
             for what, by_phase in self.phases.items()
         }
-        return {"seconds": worst, "codec": phases, "bits": everyone[0][2]}
+        spread = max(theirs for *_, theirs in everyone)
+        return {"seconds": worst, "codec": phases, "bits": everyone[0][2], "spread": spread}
 
     def time(
         self,

@@ -123,6 +123,10 @@ class Options:
         if self.mild is None:
             self.mild = ("fp32" if self.sparsity == 0 else "int4") if is_direct else "dense"
         _choice("mild", self.mild, ("dense", *lib.FORMATS))
+        if self.mild_sparsity is not None and self.mild == "dense":
+            raise Error(
+                "argument", f"mild_sparsity is {self.mild_sparsity!r}, and mild is 'dense', which sends all"
+            )
         if self.mild_sparsity is None:
             self.mild_sparsity = min(0.85, self.sparsity)
         number("mild_sparsity", self.mild_sparsity, 0, 1)
