@@ -301,7 +301,13 @@ def _prepare(
                 handle.adapt(optimizer)
             except Exception as problem:
                 failure = problem
-            nothing = {"versions": {}, "options": {}, "rows": [], "fresh": None, "about host": None}
+            nothing: dict[str, Any] = {
+                "versions": {},
+                "options": {},
+                "rows": [],
+                "fresh": None,
+                "about host": None,
+            }
             _agree(groups, nothing, failure, settings.timeout_s, "")
         except BaseException:
             handle.close()
