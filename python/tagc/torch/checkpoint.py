@@ -86,8 +86,8 @@ _NUMBERS = {
 }
 
 
-# path of a file that save_files() has written -> what it is of
-_writers: dict[str, weakref.ref[State]] = {}
+# path of a file that save_files() has written -> what it is of, the last one last
+_writers: dict[str, list[weakref.ref[State]]] = {}
 
 
 _PLACE = ("replica", "place", "part", "cut", "where")  # of a rank, in "about"
@@ -179,14 +179,14 @@ def save_files(state: State, folder: Any) -> None:
     folder = _folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = _file(folder, _place(state)[0])
-    other = _writers.get(str(path.resolve()), lambda: None)()
-    if other is not None and other is not state and not other.is_closed:
-        raise Error(
-            "argument",
-            f"{path} was saved by another open handle of this process: give each handle, as of each stage of "
-            "a pipeline, a folder of its own",
-        )
-    _writers[str(path.resolve())] = weakref.ref(state)
+    _check_writers(state, path)
+    others = [writer for writer in _open_writers(path) if writer is not state]
+    # of one handle that a process has more of, such as of stages, this is known at once
+    are_apart = not state.wrapper.is_managed and bool(state.wrapper.place().where)
+    are_apart |= any("collectives" in (writer.wrapper.name, state.wrapper.name) for writer in others)
+    if others and are_apart:
+        raise _taken(path)
+    _writers[str(path.resolve())] = [weakref.ref(writer) for writer in (*others, state)]
     part = path.with_suffix(".part")
     torch.save(save(state), part)
     part.replace(path)
@@ -201,12 +201,35 @@ def read_files(state: State, folder: Any) -> Any:
     _check_open(state)
     rank = _place(state)[0]
     folder = _folder(folder)
+    _check_writers(state, _file(folder, rank))
     first = rank if _file(folder, rank).exists() else 0
     mine = _read(folder, first)
     saved, own = next(iter(_ranks(mine).values()))[0], _about(state)
     n_saved = saved["world_size"]
     alike = first == rank and all(saved[key] == own[key] for key in (*_SIZES, *_PLACE))
     return mine if alike else [mine if r == first else _read(folder, r) for r in range(n_saved)]
+
+
+def _open_writers(path: pathlib.Path) -> list[State]:
+    """Returns the open handles of this process that have written the file, the last one last."""
+    known = (one() for one in _writers.get(str(path.resolve()), ()))
+    return [writer for writer in known if writer is not None and not writer.is_closed]
+
+
+def _check_writers(state: State, path: pathlib.Path) -> None:
+    """Raises Error if another handle has replaced this one's file. That a handle which was never closed has
+    written it before is no mistake: a resumed run may be in the process of the one before it."""
+    writers = _open_writers(path)
+    if state in writers[:-1]:
+        raise _taken(path)
+
+
+def _taken(path: pathlib.Path) -> Error:
+    return Error(
+        "argument",
+        f"{path} was saved by another open handle of this process: give each handle, as of each model and of "
+        "each stage of a pipeline, a folder of its own",
+    )
 
 
 def _folder(folder: Any, name: str = "folder") -> pathlib.Path:
