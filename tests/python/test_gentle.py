@@ -535,12 +535,21 @@ def test_groups_that_come_stay_and_counters_in_groups_count_once():
     one, two, new = (nn.Parameter(torch.ones(3)) for _ in range(3))
     optimizer = Counting([{"params": [one, two], "n": torch.zeros(())}])
     adapt.OwnBetas(optimizer, {id(two): adapt.SHORT})
+    schedulers = [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))]
+    before = [{**group, "params": [*group["params"]]} for group in optimizer.param_groups]
+    try:
+        optimizer.step(lambda: 1 / 0)
+    except ZeroDivisionError:
+        pass
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2]
+    assert optimizer.param_groups[0]["betas"] == before[0]["betas"]
+    schedulers[0].step()  # zips the groups with those that it knows
     with pytest.raises(ZeroDivisionError):
         optimizer.step(lambda: 1 / 0)
     optimizer.add_param_group({"params": [new], "n": torch.zeros(())})
     optimizer.step()
     assert [([*map(id, group["params"])], group["n"].item()) for group in optimizer.param_groups] == [
-        ([id(one), id(two)], 2),
+        ([id(one), id(two)], 3),
         ([id(new)], 1),
     ]
 

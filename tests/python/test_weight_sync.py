@@ -7,6 +7,7 @@ import random
 import struct
 import sys
 import time
+import warnings
 
 import pytest
 
@@ -511,23 +512,27 @@ def over_a_group(rank, world_size):
     move()
     if rank == 0:
         model.inner.bias.data[2] += 1
-    move()  # version 4 has hashes
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        move()  # version 4 has hashes
+    named = "inner.bias is not what it was in version 3: something else has changed it; it gets all weights"
+    assert [str(one.message) for one in caught] == [f"tagc: {named}"] * (rank == 0)
     move()
     if rank == 1:
         sync.encode()  # which no one gets
     move()
-    refused(
-        sync.receive if rank == 1 else sync.send,
-        "state",
-        f"on rank {rank}, which {'sends' if rank == 1 else 'receives'}: source is [1]",
-    )
+    text = "rank 0: send() on rank 0, which receives: source is [1]"
+    refused(sync.receive if rank == 1 else sync.send, "state", text)
+    text = "rank 2: send() on rank 2, which receives: source is [1]"
+    refused(sync.receive if rank == 0 else sync.send, "state", text)
+    move()
     return [is_same for is_same, _ in seen], [whole for _, whole in seen]
 
 
 def test_receivers_that_missed_a_version_get_all():
     outcomes = ranks.run(over_a_group, 3, timeout_s=100)
-    assert [same for same, _ in outcomes] == [[True] * 6] * 3
-    assert outcomes[1][1] == [True, False, False, False, False, True]
+    assert [same for same, _ in outcomes] == [[True] * 7] * 3
+    assert outcomes[1][1] == [True, False, False, False, False, True, False]
 
 
 def failures_over_a_group(rank, world_size):

@@ -222,6 +222,16 @@ def words(
     return "\n".join(lines)
 
 
+class _Arguments(tuple[Any, ...]):
+    """Those of a step under way, which only its frames hold: when it has failed, they go, and it ends here,
+    before a scheduler or the user looks at the groups. torch calls no hook then."""
+
+    ends: Callable[[], object] = staticmethod(lambda: None)
+
+    def __del__(self) -> None:
+        self.ends()
+
+
 class OwnBetas:
     """Of one Adam: parameters whose ids `memories`, which may change, has are stepped with betas of their
     own."""
@@ -230,10 +240,11 @@ class OwnBetas:
         self._optimizer, self._memories = optimizer, memories
         self._undo: list[tuple[Group, list[torch.Tensor], Any]] = []  # of the step under way
         self._added: list[Group] = []  # for that step
+        self._number = 0  # of the last step with groups of tagc's
         # id of a parameter -> doubled() of the updates that its moments are known to have seen
         self._counts: dict[int, int] = {}
         self._hooks = [
-            optimizer.register_step_pre_hook(lambda *_: self._split()),
+            optimizer.register_step_pre_hook(self._begin),
             optimizer.register_step_post_hook(lambda *_: self._join()),
             # after a step that failed
             optimizer.register_state_dict_pre_hook(lambda *_: self._join()),
@@ -249,6 +260,23 @@ class OwnBetas:
         self._join()
         for hook in self._hooks:
             hook.remove()
+
+    def _begin(
+        self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self._split()
+        if not self._undo:
+            return None
+        self._number += 1
+        given, number, itself = _Arguments(args), self._number, weakref.ref(self)
+
+        def end() -> None:
+            own = itself()
+            if own is not None and own._number == number:
+                own._join()
+
+        given.ends = end
+        return given, kwargs
 
     def _split(self) -> None:
         """Splits groups. One keeps its dict, for what an optimizer counts in there, and the first of its

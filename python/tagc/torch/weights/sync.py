@@ -12,6 +12,7 @@ from __future__ import annotations
 import concurrent.futures
 import datetime
 import secrets
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -188,20 +189,25 @@ class WeightSync:
         returns its number. Receivers that have not the last version get all weights. Collective; if it
         fails on a rank, all raise the same Error, and no weights change. Should a receiver fail while it
         writes, the others have the version, and it gets all weights in the next one."""
-        self._require("send", self._group is not None and self._is_sender())
-        if not self._receivers:
+        if self._group is not None and not self._receivers:
             raise Error("state", f"all {len(self._senders)} ranks of the group send: call encode()")
-        return self._exchange("send()")
+        return self._exchange("send", self._is_sender())
 
     def receive(self) -> int:
         """Gets the next version of the weights from the senders, which call send(), and returns its
         number."""
-        self._require("receive", self._group is not None and not self._is_sender())
-        return self._exchange("receive()")
+        return self._exchange("receive", not self._is_sender())
 
-    def _exchange(self, call: str) -> int:
-        assert self._links is not None
-        states = self._share((self._run, self._version, self._has_base(), None))
+    def _exchange(self, call: str, is_mine: bool) -> int:
+        """is_mine: whether that call is this rank's."""
+        failure: Exception | None = None
+        try:
+            self._require(call, self._group is not None and is_mine)
+        except Error as problem:
+            if self._group is None:
+                raise
+            failure = problem
+        states = self._share((self._run, self._version, self._has_base(), _words(failure)))
         base = states[self._senders[0]][:2]
         for rank in self._senders:
             if states[rank][:2] != base:
@@ -223,7 +229,6 @@ class WeightSync:
         if behind:
             whole, received, _ = self._pass_on(True, sorted(behind))
             made, parts = made or whole, parts or received
-        failure: Exception | None = None
         try:
             if parts:
                 self._apply(parts)
@@ -256,6 +261,8 @@ class WeightSync:
             except Exception as problem:
                 failure = problem
         found = self._share((altered, _words(failure)))
+        if altered is not None:
+            warnings.warn(f"tagc: {altered}; it gets all weights", stacklevel=4)
         return made, parts, [rank for rank in to if found[rank][0] is not None]
 
     def _share(self, mine: tuple[Any, ...]) -> list[Any]:
