@@ -31,6 +31,17 @@ def step(number, wall_s=1.0, loss=4, **more):
             "optimizer_s": 0.05, "bits_sent_per_param": legs(index=1, values=2, gather=8)} | more  # fmt: skip
 
 
+def statistics(number, **more):
+    """What PyTorch's on_step gets, in short."""
+    return {"step": number, "world_size": 2, "n_elems": 8, "bytes_by_leg": {"values": 4}} | more
+
+
+def log(path, *lines):
+    """Writes a file of PyTorch's. lines: objects, or text as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write(path, "".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in lines))
+
+
 def evaluation(number, loss):
     return {"type": "eval", "step": number, "val_loss": loss}
 

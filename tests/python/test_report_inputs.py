@@ -61,6 +61,14 @@ def test_names(tmp_path):
     assert len(report.runs) == 2 and report.notes == [f"{other} holds no metrics.jsonl and is left out"]
 
 
+def test_torch_files_of_one_name_are_different_arms(tmp_path):
+    places = "dense/log.jsonl", "tagc/log.jsonl", "two/tagc/log.jsonl", "other.jsonl"
+    report = inputs.read_report([files.log(tmp_path / place, files.statistics(1)) for place in places])
+    assert [group.name for group in report.groups] == ["dense", "tagc", "tagc (2)", "other"]
+    (note,) = report.notes
+    assert note.startswith("PyTorch runs (dense, tagc, other): ")
+
+
 def test_torn_and_damaged_metrics(tmp_path):
     whole = [files.head(), files.step(1)]
     torn = tmp_path / "torn"

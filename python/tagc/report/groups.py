@@ -42,8 +42,10 @@ NO_MATTER = (
 
 def _key(run: Run) -> str:
     """Runs with one key are of one group."""
-    if run.place > 0 or not run.about:
+    if run.place > 0:
         return json.dumps([run.label, run.place])
+    if not run.about:  # of PyTorch: nothing tells seeds of one arm from different arms
+        return f"run {id(run)}"
     about = copy.deepcopy(run.about)
     about.pop("from_step", None)
     about.pop("origin", None)

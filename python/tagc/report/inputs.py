@@ -21,11 +21,6 @@ def _add_run(report: Report, path: str) -> None:
     report.sources.append(Source(path, "run", origin if isinstance(origin, dict) else {}, run))
     if run.is_torn:
         report.notes.append(f"the last line of the run {run.label} is incomplete and was ignored")
-    if run.is_torch:
-        report.notes.append(
-            f"{run.label} is a PyTorch run: its exposed time is the time in exchanges and gathers, also "
-            "where computing hides it; other time is computing and all else"
-        )
 
 
 def _add_trace(report: Report, root: object, path: str, label: str) -> None:
@@ -108,10 +103,27 @@ def add(report: Report, path: str) -> None:
         _add_result(report, item, path, source)
 
 
+def _name_torch_runs(report: Report) -> None:
+    """Gives PyTorch runs whose files have the same name their folders' names, and adds the note on all."""
+    found = [(source.path, source.run) for source in report.sources if source.run and source.run.is_torch]
+    labels = [run.label for _, run in found]
+    for path, run in found:
+        folder = os.path.basename(os.path.dirname(os.path.abspath(path)))
+        if labels.count(run.label) > 1 and os.path.isfile(path) and folder:
+            run.label = clean(folder)
+    if found:
+        names = ", ".join(dict.fromkeys(run.label for _, run in found))
+        report.notes.append(
+            f"PyTorch runs ({names}): exposed time is the time in exchanges and gathers, also where "
+            "computing hides it; other time is computing and all else"
+        )
+
+
 def read_report(paths: list[str]) -> Report:
     report = Report()
     for path in paths:
         add(report, path)
+    _name_torch_runs(report)
     groups.finish(report)
     if not report.sets and not report.traces:
         why = f"; {report.notes[0]}" if report.notes else ""
