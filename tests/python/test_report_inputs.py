@@ -69,6 +69,31 @@ def test_torch_files_of_one_name_are_different_arms(tmp_path):
     assert note.startswith("PyTorch runs (dense, tagc, other): ")
 
 
+def test_a_run_without_steps_is_left_out(tmp_path):
+    """One that has just begun does not cost the report of the others."""
+    begun = files.run(tmp_path / "begun", [files.head()])
+    empty = files.run(tmp_path / "empty", [])
+    torch = files.log(tmp_path / "torch.jsonl", {"type": "torch", "format": 1})
+    nothing = files.log(tmp_path / "nothing.jsonl")
+    torn = files.write(tmp_path / "torn.jsonl", '{"type": "tor')
+    paths = [begun, empty, torch, nothing, torn, f"{empty}/metrics.jsonl"]
+    report = inputs.read_report([*paths, files.a_run(tmp_path / "whole", "dense", 1, 1.0, 2.0)])
+    assert [run.label for run in report.runs] == ["whole"] and len(report.sources) == 1
+    assert len(report.notes) == 5 and all("holds no steps and is left out" in note for note in report.notes)
+    with pytest.raises(ReportError, match="nothing to report.*begun.* holds no steps"):
+        inputs.read_report([begun])
+
+
+def test_a_log_may_hold_what_is_not_finite_and_blank_lines(tmp_path):
+    """json.dumps() writes NaN for a loss that is not finite."""
+    lines = [files.statistics(i, loss=loss) for i, loss in enumerate((math.nan, 3.0, math.inf), 1)]
+    path = files.log(tmp_path / "log.jsonl", "", lines[0], " ", *lines[1:])
+    (run,) = inputs.read_report([path]).runs
+    assert [step.step for step in run.steps] == [1, 2, 3]
+    assert [math.isfinite(step.loss) for step in run.steps] == [False, True, False]
+    refused(files.write(tmp_path / "bench.json", '{"type": "bench", "x": NaN}'), "NaN is no JSON")
+
+
 def test_torn_and_damaged_metrics(tmp_path):
     whole = [files.head(), files.step(1)]
     torn = tmp_path / "torn"
@@ -80,7 +105,6 @@ def test_torn_and_damaged_metrics(tmp_path):
     with open(torn / "metrics.jsonl", "a") as file:
         file.write("\n" + json.dumps(files.step(3)) + "\n")  # the same line, but others follow
     refused(torn, "metrics.jsonl line 3 is no JSON")
-    refused(files.run(tmp_path / "empty", [files.head()]), "holds no steps")
     refused(files.run(tmp_path / "stepless", [{"type": "step", "loss": 1}]), "line 1", 'no number as "step"')
 
 

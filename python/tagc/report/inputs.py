@@ -16,6 +16,9 @@ from tagc.report.traces import read_trace
 
 def _add_run(report: Report, path: str) -> None:
     run = read_run(path)
+    if not run.steps:
+        report.notes.append(f"{path} holds no steps and is left out")
+        return
     report.runs.append(run)
     origin = run.about.get("origin")
     report.sources.append(Source(path, "run", origin if isinstance(origin, dict) else {}, run))

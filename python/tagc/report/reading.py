@@ -40,10 +40,15 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON")
 
 
-def parse(text: str, place: str) -> Any:
-    """Returns the value of a JSON text. ReportError names `place` and the line."""
+def _unknown(_: str) -> None:
+    return None
+
+
+def parse(text: str, place: str, is_log: bool = False) -> Any:
+    """Returns the value of a JSON text. ReportError names `place` and the line. is_log: NaN and Infinity are
+    None, because users write logs by json.dumps(); elsewhere they are errors."""
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_unknown if is_log else _no_constant)
         return _clean_all(value) if "\\" in text or _UNSAFE.search(text.replace("\n", "")) else value
     except json.JSONDecodeError as error:
         raise ReportError(f"{place} line {error.lineno} is no JSON: {error.msg}") from None
@@ -57,7 +62,8 @@ def read_text(path: str) -> str:
     try:
         if os.path.getsize(path) > MOST_BYTES:
             raise ReportError(
-                f"{path} is larger than 1 GiB; a trace of fewer steps is enough (--trace-steps)"
+                f"{path} is larger than 1 GiB: write a trace of fewer steps (--trace-steps); of a run's log, "
+                "every tenth line is enough"
             )
         with open(path, encoding="utf-8", newline="\n") as file:
             return file.read()

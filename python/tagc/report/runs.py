@@ -11,25 +11,24 @@ from tagc.report.reading import Node, ReportError, as_number, clean, parse, read
 
 
 def read_run(path: str) -> Run:
-    """Reads a run. path: its folder, or its file. An incomplete last line is ignored."""
+    """Reads a run, which may have no steps yet. path: its folder, or its file. An incomplete last line is
+    ignored."""
     file = os.path.join(path, "metrics.jsonl") if os.path.isdir(path) else path
     folder = os.path.dirname(path) if os.path.basename(path) == "metrics.jsonl" else path
     run = Run(clean(os.path.basename(os.path.abspath(folder)).removesuffix(".jsonl")))
     lines = read_text(file).split("\n")
     for number, line in enumerate(lines, 1):
         is_last = number == len(lines)
-        if is_last and not line:
-            break
+        if not line.strip():
+            continue
         try:
-            value = parse(line, f"{file} line {number}")
+            value = parse(line, f"{file} line {number}", is_log=True)
         except ReportError as error:
             if not is_last:
                 raise ReportError(str(error).replace(f"line {number} line 1 ", f"line {number} ")) from None
             run.is_torn = True
             break
         _add_line(run, Node(value, f"{file} line {number}"))
-    if not run.steps:
-        raise ReportError(f"{file} holds no steps")
     run.seed = _seed(run)
     return run
 
@@ -118,12 +117,14 @@ def _step(line: Node, world_size: int) -> Step:
 
 def is_metrics(path: str) -> bool:
     """Returns whether this is metrics.jsonl, an object per line. The content of the first line tells it from
-    a one-line result."""
+    a one-line result; where it has none yet, the file's name does."""
     try:
         with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-            first = parse(file.readline(1 << 20), path)
-    except (OSError, ReportError):
+            first = parse(file.readline(1 << 20), path, is_log=True)
+    except OSError:
         return False
+    except ReportError:
+        return path.endswith(".jsonl")
     return isinstance(first, dict) and (
         first.get("type") in ("run", "step", "eval", "torch") or _is_statistics(first)
     )
