@@ -115,6 +115,8 @@ def test_levels_are_drawn_by_group(tmp_path):
 
 def test_a_resumed_run_goes_on_in_its_file(tmp_path):
     ranks.run(train, 2, tmp_path, False, 8)
+    with open(tmp_path / "runs" / "here.jsonl", "a") as file:
+        file.write('{"type": "step", "st')  # what a crash leaves
     ranks.run(train, 2, tmp_path, False, 4, True)
     lines = lines_of(tmp_path / "runs" / "here.jsonl")
     assert [line.get("step") for line in lines] == [None, *range(1, 13)]

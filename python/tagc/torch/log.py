@@ -32,6 +32,14 @@ def _finish(path: str, waiting: list[dict[str, Any]], losses: list[torch.Tensor]
         file.write(json.dumps(line) + "\n")
 
 
+def _cut_torn_line(path: str) -> None:
+    """Cuts off what a crash or a full disk left of the last line: the next line would continue it."""
+    with open(path, "rb+") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - (1 << 20))  # no line is longer
+        file.seek(start)
+        file.truncate(start + file.read().rfind(b"\n") + 1)
+
+
 def _end(path: str, waiting: list[dict[str, Any]], losses: list[torch.Tensor]) -> None:
     try:
         _finish(path, waiting, losses)
@@ -104,7 +112,9 @@ class Log:
         """Starts the file; that of a run that goes on is continued."""
         self._is_new = False
         if stats["step"] > 1 and os.path.exists(self._path) and os.path.getsize(self._path):
-            return
+            _cut_torn_line(self._path)
+            if os.path.getsize(self._path):
+                return
         about = {"type": "torch", "format": FORMAT, "world_size": stats["world_size"],
                  "n_params": stats["n_elems"], "n_compressed": stats["n_compressed"]}  # fmt: skip
         with open(self._path, "w", encoding="utf-8") as file:
