@@ -463,7 +463,7 @@ def check_bad_states(rank, world_size):
             with pytest.raises(tagc.Error, match=pattern):
                 handle.load_state_dict(damaged(change))
         assert str(handle.state_dict()) == str(before)
-        # A site that is alone now: the mean of what waits stays what it was.
+        # Of twice as many sites: each adds as much to the mean as it would have.
         about = before[own]["about"]
         before[own]["about"] = about.replace(f'"sites": {world_size}', f'"sites": {2 * world_size}')
         handle.load_state_dict(before)

@@ -632,8 +632,9 @@ class LocalSteps:
     def load_state_dict(self, saved: Mapping[str, Any], residuals: bool = True) -> None:
         """Loads what state_dict() gave on this rank; a run that goes on with it goes on bit for bit, where
         all sites do. residuals=False: of another site, whose residuals stay there, for a site that joins.
-        With another number of sites residuals are multiplied, so that their mean stays what it was. Local,
-        between steps; Error, and nothing is changed, where it does not fit."""
+        With another number of sites residuals are multiplied, so that each adds as much to the mean as it
+        would have; what a site that left held back is lost. Local, between steps; Error, and nothing is
+        changed, where it does not fit."""
         local_state.load(self, saved, residuals)
 
     def drop_flights(self) -> None:
