@@ -251,7 +251,8 @@ def with_accelerate(rank, world_size):
 
 
 def with_lightning(rank, world_size):
-    """DDPStrategy and ModelParallelStrategy: fit(), and from a checkpoint in its middle."""
+    """DDPStrategy and ModelParallelStrategy: fit(), and from a checkpoint in its middle, by a new callback
+    and by one that has a handle from an earlier fit(). test() with that checkpoint needs no handle."""
     import lightning.pytorch as pl
     from lightning.fabric.plugins.environments import LightningEnvironment
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -280,6 +281,9 @@ def with_lightning(rank, world_size):
             # what a resumed fit() gets of the loader begins anew, and i goes on
             return loss_of(self.model, rank, i)
 
+        def test_step(self, batch, i):
+            pass
+
         def configure_optimizers(self):
             optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
             return [optimizer], [
@@ -295,13 +299,13 @@ def with_lightning(rank, world_size):
         local_rank = lambda self: rank
         set_world_size = set_global_rank = lambda self, n: None
 
-    def run(options, shards, load=None, save=None):
+    def run(options, shards, load=None, save=None, callback=None):
         strategy = (
             ModelParallelStrategy(data_parallel_size=world_size, tensor_parallel_size=1)
             if shards
             else DDPStrategy()
         )
-        callbacks = [TagcCallback(**options)] if options is not None else []
+        callbacks = [callback or TagcCallback(**options)] if options is not None else []
         if save:
             callbacks.append(ModelCheckpoint(save, "{step}", every_n_train_steps=3, save_top_k=-1))
         clipping = {} if shards else {"gradient_clip_val": 1.0}
@@ -324,22 +328,29 @@ def with_lightning(rank, world_size):
         data = torch.utils.data.DataLoader(torch.zeros(12, 1), batch_size=None)
         module = Module(shards)
         trainer.fit(module, data, ckpt_path=load)
-        return whole(module), callbacks[0].handle if callbacks else None, trainer.callback_metrics
+        found, metrics = whole(module), trainer.callback_metrics
+        if callback:
+            callback.handle.close()
+            trainer.test(module, data, ckpt_path=load, verbose=False)
+        return found, callbacks[0] if callbacks else None, metrics
 
     for shards in (False, True):
         # ModelParallelStrategy exchanges after every micro-step, with tagc or without
         n_exchanges = 12 if shards else 6
         dense, _, _ = run(None, shards)
-        found, handle, metrics = run(LOSSLESS, shards)
+        found, callback, metrics = run(LOSSLESS, shards)
         assert (
             furthest(found, dense) < 2e-5
-            and handle.n_steps == n_exchanges
+            and callback.handle.n_steps == n_exchanges
             and metrics["tagc/bits_per_param"] > 30
         ), metrics
-        unbroken, _, _ = run(LOSSY, shards, save=folder / f"{shards}")
-        resumed, handle, _ = run(LOSSY, shards, load=folder / f"{shards}" / "step=3.ckpt")
-        # DDP: as under Accelerate
-        assert handle.n_steps == n_exchanges and furthest(resumed, unbroken) < (1e-4 if shards else 2e-2)
+        unbroken, earlier, _ = run(LOSSY, shards, save=folder / f"{shards}")
+        for again in (None, earlier):
+            checkpoint = folder / f"{shards}" / "step=3.ckpt"
+            resumed, callback, _ = run(LOSSY, shards, load=checkpoint, callback=again)
+            # DDP: as under Accelerate
+            assert callback.handle.n_steps == n_exchanges
+            assert furthest(resumed, unbroken) < (1e-4 if shards else 2e-2)
 
 
 # ---- torchtitan ----

@@ -31,9 +31,14 @@ class TagcCallback(Callback):  # type: ignore[misc]  # Lightning may not be ther
         self._options, self._loaded = options, None
         self.handle: tagc.Compressed | None = None
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Before anything is loaded. Until now the checkpoint of an earlier fit() could still be saved."""
+        if stage == "fit":
+            if self.handle is not None:
+                self.handle.close()
+            self.handle = self._loaded = None
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.handle is not None:  # of an earlier fit(), after which its checkpoint could still be saved
-            self.handle.close()
         self.handle = tagc.compress(trainer.strategy.model, list(trainer.optimizers), **self._options)
         if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
             self.handle.follow(scaler)
@@ -60,6 +65,8 @@ class TagcCallback(Callback):  # type: ignore[misc]  # Lightning may not be ther
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
+        if trainer.state.fn != "fit":  # test() and predict() need the weights alone
+            return
         self._loaded = checkpoint.get("tagc")
         if self.handle is not None:  # ModelParallelStrategy loads after fit() has begun, DDPStrategy before
             self._restore(self.handle)
