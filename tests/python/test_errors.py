@@ -61,6 +61,7 @@ def bad_values(rank, world_size):
         (dict(parameters="delta3"), "parameters is 'delta3', must be one of None"),
         (dict(threads=0), "threads is 0"),
         (dict(threads=1.5), "threads is 1.5, must be a whole number"),
+        (dict(threads=2.0), "threads is 2.0, must be a whole number"),
         (dict(timeout_s=0), "timeout_s is 0"),
         (dict(timeout_s="1"), "timeout_s is '1'"),
         (dict(sparsity_warmup=3), "no option 'sparsity_warmup'"),

@@ -521,6 +521,8 @@ def check_options(rank, world_size):
         ({"between": 3}, "between is 3, must be a process group"),
         ({"between": "site"}, "between is 'site', and this model has no mesh"),
         ({"on_exchange": 3}, "on_exchange is 3, must be a function"),
+        ({"fragments": 2.0}, "fragments is 2.0, must be a whole number from 1 to 30"),
+        ({"threads": 2.0 if rank else 2}, "rank 1: threads is 2.0, must be a whole number"),
         ({"every": 30 + rank}, "every is 30 on rank 0 and 31 on rank 1"),
     ]:
         check_error(make(**options), pattern)

@@ -51,9 +51,9 @@ def _choice(name: str, value: object, allowed: Iterable[object]) -> None:
 
 
 def number(name: str, value: Any, low: float, high: float, kind: type[int] | type[float] = float) -> None:
-    """Raises an Error that names the option, unless the value is in range."""
-    fits = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
-    if not fits or kind(value) != value:
+    """Raises an Error that names the option, unless the value is in range, and an int if `kind` is: libtagc's
+    functions take no 2.0."""
+    if not isinstance(value, (int, kind)) or isinstance(value, bool) or not low <= value <= high:
         raise Error(
             "argument",
             f"{name} is {value!r}, must be {'a whole number' if kind is int else 'a number'} from "
