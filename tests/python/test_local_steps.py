@@ -552,6 +552,7 @@ def check_options(rank, world_size):
         assert torch.equal(flat(other), flat(seeded(Odd, seed=rank)))
     # Closed: the loop goes on by itself.
     handle = tagc.LocalSteps(model, optimizer, every=1, verbose=False)
+    check_error(make(), r"this model has LocalSteps already: close\(\) them first")
     assert "every 1 steps; direct, every value as int4; the mean of all sites; steps: 0" in repr(handle)
     handle.close()
     handle.close()

@@ -22,6 +22,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -62,6 +63,7 @@ _FOR_USERS = {
     "synchronize",
     "table",
 }
+_made: weakref.WeakSet[LocalSteps] = weakref.WeakSet()
 _DOES = ("begins fragment {}", "applies fragment {}", "synchronizes")
 
 
@@ -188,6 +190,7 @@ class LocalSteps:
             self._free()
             raise
         self.is_closed = False
+        _made.add(self)
         optimizers = self.site.optimizers
         self._hooks = [one.register_step_pre_hook(lambda *_: self._before_step()) for one in optimizers]
         self._hooks.append(optimizers[-1].register_step_post_hook(lambda *_: self._after_step()))
@@ -231,6 +234,8 @@ class LocalSteps:
             lib.load()
             self.settings = Settings(**chosen)
             site = self.site = Site(self.model, adapt.inner(optimizer), between, manager is not None)
+            if any(other.steps_one_of(site) for other in list(_made)):
+                raise Error("state", "this model has LocalSteps already: close() them first")
             if manager is not None:
                 groups = site.inner or [None]
             elif site.n_sites * site.n_inner != dist.get_world_size():
@@ -636,6 +641,12 @@ class LocalSteps:
         would have; what a site that left held back is lost. Local, between steps; Error, and nothing is
         changed, where it does not fit."""
         local_state.load(self, saved, residuals)
+
+    def steps_one_of(self, site: Site) -> bool:
+        """Returns whether it exchanges a parameter that `site` would exchange once more."""
+        mine = {id(one.parameter) for one in self.site.trained}
+        is_at_work = not self.is_closed and self._failure is None
+        return is_at_work and any(id(one.parameter) in mine for one in site.trained)
 
     def drop_flights(self) -> None:
         """Drops what is under way: nothing of it is applied, and residuals are as they were before."""
