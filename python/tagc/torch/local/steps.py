@@ -450,12 +450,14 @@ class LocalSteps:
                 stats = flight.end()
             except Error as problem:
                 flight.failure = flight.failure or problem
-            n_nonfinite = sum(one.nonfinite for _, one in stats)
-            if n_nonfinite and flight.failure is None:
-                flight.failure = Error(
-                    "state",
-                    f"what fragment {fragment.index} of some site came to is not finite; nothing was changed",
-                )
+            if any(one.nonfinite for _, one in stats):  # on all sites; who caused it fails alone, by name
+                is_mine = not flight.delta[: fragment.n_elems].isfinite().all()
+                is_of_one = any(map(any, self._agreement[0].all_gather(bytes([is_mine]))))
+                if flight.failure is None and (is_mine or not is_of_one):
+                    whose = "what this site adds to" if is_mine else "the mean of"
+                    flight.failure = Error(
+                        "state", f"{whose} fragment {fragment.index} is not finite; nothing was changed"
+                    )
             waited = time.perf_counter()
             self._agree(f"exchange {number} between sites", {"fragment": fragment.index}, flight.failure)
         except BaseException as problem:
