@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from tagc._library import Error
 from tagc.torch.compiled.units import mark
 from tagc.torch.exchange import internals
 from tagc.torch.hooks.kinds import check_model, parametrized
+from tagc.torch.schedule.options import unknown_option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +106,7 @@ def data_parallel(
     reshard_after_forward: bool = True,
     shard_dim: int = 0,
     modules: Iterable[Any] | None = None,
+    **unknown: NoReturn,
 ) -> torch.nn.Module:
     """Shards the parameters of a model that is to be compiled whole, as SimpleFSDP does. Collective.
 
@@ -125,6 +127,8 @@ def data_parallel(
         root's. Default: the items of each ModuleList, and of each ModuleDict that has one class of them.
 
     Returns the model. Make the optimizer afterwards."""
+    if text := unknown_option(data_parallel, unknown):
+        raise Error("argument", text)
     check_model(model)
     mesh = _checked(model, mesh, reshard_after_forward, shard_dim)
     mark(model, modules)
