@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import tempfile
 import types
+import unittest.mock
 import warnings
 
 import pytest
@@ -18,6 +19,8 @@ import torch.distributed as dist
 from oracles import check_alike
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+
+from tagc.torch import Error
 
 LOSSLESS = {"sparsity": 0, "values": "fp32", "mild": "fp32", "mild_sparsity": 0, "verbose": False}
 # 2 bits would tell DDP's buckets apart, which it makes anew
@@ -67,6 +70,13 @@ def furthest(found, expected):
     return max((found[name] - expected[name]).abs().max().item() for name in found)
 
 
+def refused_alone(call, advice):
+    """In a script that was started without torchrun."""
+    alone = unittest.mock.patch.object(dist, "is_initialized", lambda: False)
+    with alone, pytest.raises(Error, match=f"torch.distributed is not initialised.*{advice}"):
+        call()
+
+
 # ---- transformers ----
 
 
@@ -90,7 +100,7 @@ class Text(torch.utils.data.Dataset):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def trained(folder, options, fsdp=False, resume=None):
+def trained(folder, options, fsdp=False, resume=None, logging="steps"):
     """(parameters, log, callback) of a Trainer that accumulates and clips."""
     import transformers
 
@@ -109,8 +119,8 @@ def trained(folder, options, fsdp=False, resume=None):
     arguments = transformers.TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=4, gradient_accumulation_steps=2,
         max_grad_norm=0.5, max_steps=6,
-        save_strategy="steps" if saves else "no", save_steps=3, logging_steps=2, learning_rate=5e-3,
-        lr_scheduler_type="cosine",
+        save_strategy="steps" if saves else "no", save_steps=3, logging_strategy=logging, logging_steps=2,
+        learning_rate=5e-3, lr_scheduler_type="cosine",
         warmup_steps=2, report_to=[], use_cpu=True, disable_tqdm=True, seed=5,
         **(wrap if fsdp else {}))  # fmt: skip
     pretend_to_shard(fsdp)
@@ -147,19 +157,27 @@ def in_the_trainer(rank, world_size):
         checkpoint = folder / f"lossy{fsdp}" / "checkpoint-3"
         unbroken, _, _ = trained(checkpoint.parent, LOSSY, fsdp)
         assert sorted(p.name for p in (checkpoint / "tagc").iterdir()) == ["rank0.pt", "rank1.pt"]
-        resumed, _, callback = trained(checkpoint.parent, LOSSY, fsdp, resume=str(checkpoint))
+        resumed, _, callback = trained(folder / f"other{fsdp}", LOSSY, fsdp, resume=str(checkpoint))
         assert callback.handle.n_steps == 6 and furthest(resumed, unbroken) < 1e-4, furthest(
             resumed, unbroken
         )
     dist.barrier()
     if rank == 0:
         shutil.rmtree(checkpoint / "tagc")
+        shutil.rmtree(checkpoint.parent / "checkpoint-6")
     dist.barrier()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        forgetful, _, _ = trained(checkpoint.parent, LOSSY, fsdp, resume=str(checkpoint))
-    assert ("has no folder 'tagc'" in " ".join(str(w.message) for w in seen)) == (rank == 0)
+        forgetful, log, callback = trained(checkpoint.parent, LOSSY, fsdp, True, "epoch")
+        callback._resumed = None  # as if it had not seen train()
+        callback.on_train_begin(callback._trainer.args, callback._trainer.state, None, optimizer=None)
+    said = " ".join(str(w.message) for w in seen)
+    for text in (f"{checkpoint} has no folder 'tagc'", "is not known, give TagcCallback its resume_from="):
+        assert (text in said) == (rank == 0), said
     assert furthest(forgetful, unbroken) > 1e-3
+    for name in ("tagc/bits_per_param", "loss"):
+        assert [entry["step"] for entry in log if name in entry] == [2, 6]  # 2: of the run before
+    refused_alone(lambda: callback.on_train_begin(None, None, None), "torchrun")
     dist.barrier()
 
 
@@ -233,6 +251,7 @@ def with_accelerate(rank, world_size):
                     optimizer.zero_grad()
         return whole(model), handle
 
+    refused_alone(lambda: compress(None, Small()), "torchrun")
     dense, _ = run(None, 0, False)
     for fsdp in (False, True):
         found, handle = run(LOSSLESS, 0, fsdp)
@@ -334,6 +353,7 @@ def with_lightning(rank, world_size):
             trainer.test(module, data, ckpt_path=load, verbose=False)
         return found, callbacks[0] if callbacks else None, metrics
 
+    refused_alone(lambda: TagcCallback().on_fit_start(None, None), 'strategy="ddp"')
     for shards in (False, True):
         # ModelParallelStrategy exchanges after every micro-step, with tagc or without
         n_exchanges = 12 if shards else 6

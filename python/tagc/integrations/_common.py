@@ -8,29 +8,33 @@ import warnings
 
 import torch.distributed as dist
 
-from tagc.torch import Compressed
+from tagc.torch import Compressed, Error
 
 FOLDER = "tagc"  # of a checkpoint's folder
+
+
+def check_started(how: str) -> None:
+    """Raises an Error that says how, unless the loop's library has initialised torch.distributed, which it
+    does for several processes."""
+    if not dist.is_initialized():
+        raise Error("state", f"torch.distributed is not initialised, since this is one process: {how}")
 
 
 def save(handle: Compressed, checkpoint: str | os.PathLike[str]) -> None:
     handle.save(pathlib.Path(checkpoint) / FOLDER)
 
 
-def load(handle: Compressed, checkpoint: str | os.PathLike[str]) -> bool:
-    """Returns whether the checkpoint has a state of tagc. If not, rank 0 prints that residuals begin at
-    zero."""
-    folder = pathlib.Path(checkpoint) / FOLDER
-    if folder.is_dir():
+def load(handle: Compressed, checkpoint: str | os.PathLike[str] | None) -> bool:
+    """Returns whether the checkpoint has a state of tagc. If not, or if the checkpoint is not known, rank 0
+    prints that residuals begin at zero."""
+    if checkpoint is not None and (folder := pathlib.Path(checkpoint) / FOLDER).is_dir():
         handle.load(folder)
         return True
+    why = (
+        "the checkpoint of this resumed run is not known, give TagcCallback its resume_from="
+        if checkpoint is None
+        else f"{checkpoint} has no folder {FOLDER!r}, so it is of a run without tagc"
+    )
     if dist.get_rank() == 0:
-        warnings.warn(
-            (
-                f"tagc: {checkpoint} has no folder {FOLDER!r}, so it is of a run without tagc: residuals "
-                "begin "
-                "at zero"
-            ),
-            stacklevel=3,
-        )
+        warnings.warn(f"tagc: {why}: residuals begin at zero", stacklevel=3)
     return False

@@ -19,6 +19,7 @@ def compress(
     """Returns tagc.compress() of the model that accelerator.prepare() returned, DDP or FSDP2. save_state()
     then writes a folder `tagc` in its own folder, with a file of each rank; load_state() reads it, also with
     another number of processes. Collective."""
+    _common.check_started("start this script with torchrun or accelerate launch")
     handle = tagc.compress(model, optimizer, **options)
     if getattr(accelerator, "scaler", None) is not None:
         handle.follow(accelerator.scaler)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 import tagc.torch as tagc
+from tagc.integrations import _common
 
 try:
     from lightning.pytorch import Callback
@@ -39,6 +40,7 @@ class TagcCallback(Callback):  # type: ignore[misc]  # Lightning may not be ther
             self.handle = self._loaded = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _common.check_started('give the Trainer strategy="ddp"')
         self.handle = tagc.compress(trainer.strategy.model, list(trainer.optimizers), **self._options)
         if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
             self.handle.follow(scaler)

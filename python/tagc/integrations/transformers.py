@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from typing import Any
 
@@ -17,14 +18,23 @@ class TagcCallback(transformers.TrainerCallback):  # type: ignore[misc]  # trans
     during training.
 
     Each checkpoint gets a folder `tagc` with residuals and the schedule. A resumed run restores them from
-    resume_from if that is given, else from the checkpoint of that step in the Trainer's output folder. The
-    Trainer logs statistics as tagc/<name>."""
+    resume_from if that is given, else from the checkpoint that trainer.train() was called with. The Trainer
+    logs statistics as tagc/<name>."""
 
     def __init__(
         self, trainer: transformers.Trainer, *, resume_from: str | pathlib.Path | None = None, **options: Any
     ) -> None:
         self._trainer, self._resume_from, self._options = trainer, resume_from, options
         self.handle: tagc.Compressed | None = None
+        self._resumed: str | pathlib.Path | bool | None = None  # what train() got
+        train = trainer.train
+
+        @functools.wraps(train)
+        def observed(resume_from_checkpoint: Any = None, *arguments: Any, **named: Any) -> Any:
+            self._resumed = resume_from_checkpoint
+            return train(resume_from_checkpoint, *arguments, **named)
+
+        trainer.train = observed  # callbacks are not told the path
 
     def on_train_begin(
         self,
@@ -33,6 +43,7 @@ class TagcCallback(transformers.TrainerCallback):  # type: ignore[misc]  # trans
         control: transformers.TrainerControl,
         **kwargs: Any,
     ) -> None:
+        _common.check_started("start this script with torchrun or accelerate launch")
         model = self._trainer.model_wrapped
         if (
             self.handle is None
@@ -43,18 +54,10 @@ class TagcCallback(transformers.TrainerCallback):  # type: ignore[misc]  # trans
         if (scaler := getattr(self._trainer.accelerator, "scaler", None)) is not None:
             self.handle.follow(scaler)
         if state.global_step:
-            _common.load(self.handle, self._checkpoint(args, state))
-
-    def _checkpoint(
-        self, args: transformers.TrainingArguments, state: transformers.TrainerState
-    ) -> str | pathlib.Path:
-        name = f"{transformers.trainer_utils.PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        given = self._resume_from or args.resume_from_checkpoint
-        return (
-            given
-            if isinstance(given, (str, pathlib.Path)) and given not in ("True", "true")
-            else pathlib.Path(args.output_dir) / name
-        )
+            given = self._resume_from or self._resumed
+            if given is True:
+                given = transformers.trainer_utils.get_last_checkpoint(args.output_dir)
+            _common.load(self.handle, given or None)
 
     def on_step_end(
         self,
@@ -67,6 +70,8 @@ class TagcCallback(transformers.TrainerCallback):  # type: ignore[misc]  # trans
             stats = {key: value for key, value in self.handle.stats().items() if not isinstance(value, dict)}
             self._trainer.log(tagc.flat(stats))
             control.should_log = True  # log() says that all is logged, and the loss is not yet
+
+    on_epoch_end = on_step_end  # logging_strategy="epoch" asks for it there
 
     def on_save(
         self,
