@@ -330,7 +330,7 @@ OF_CURVE = dataclasses.replace(
     save_every=25,
     autocast=False,
 )
-# by which rate dense ends lowest: that of `curve`
+# which rate `curve` gets: the one with which dense ends lowest
 OF_CURVE_RATE = dataclasses.replace(
     OF_CURVE,
     name="curve-rate",

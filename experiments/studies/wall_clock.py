@@ -217,7 +217,7 @@ def draw(found, path, shows_gaps):
             .mark_line()
             .encode(
                 x=alt.X("step:Q", title="steps", axis=alt.Axis(grid=False)),
-                y=alt.Y("above:Q", title=f"loss above {BASELINE}, %"),
+                y=alt.Y("above:Q", title="loss above dense, %"),
                 color=colour,
             )
             .properties(width=330, height=260)
