@@ -591,10 +591,14 @@ def run_all(rank, world_size, snippets):
     failures = []
     for i, snippet in enumerate(snippets):
         failure = None
+        folder = pathlib.Path(names[0]) / str(i)
+        folder.mkdir(exist_ok=True)
+        os.chdir(folder)  # where snippets write files of relative names
         try:
-            run_one(snippet, rank, world_size, pathlib.Path(names[0]) / str(i))
+            run_one(snippet, rank, world_size, folder)
         except Exception:
             failure = traceback.format_exc()
+        os.chdir(ROOT)
         failures.append(failure)
         dist.barrier()
     return failures
