@@ -1,7 +1,9 @@
 """Loss scaling, mixed precision, accumulation, checkpointed activations, and parameters that are frozen, tied
 or unused, under FSDP2, against gradients of one process over the whole batch."""
 
+import contextlib
 import dataclasses
+import io
 import warnings
 
 import pytest
@@ -66,6 +68,75 @@ def check_conserved(model, handle, expected, scale=1.0, rtol=1e-5, atol=1e-6, su
 
 
 OPTIONS = dict(sparsity=0.9, layers="all", residual="fp32", verbose=False)  # sums are compared exactly
+
+
+# ---- gradients that get no step ----
+
+
+def wrapped(wrap):
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    return DistributedDataParallel(Even()) if wrap == "ddp" else sharded(Even())
+
+
+def norm_of(model):
+    norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def discarded(rank, world_size):
+    """A batch whose gradient is 10,000 times as large gets no step. Its rest does not come with the next."""
+    import tagc.torch as tagc
+
+    for wrap in ("ddp", "fsdp2"):
+        for sent in (dict(sparsity=0.95), dict(sparsity=0, values="int4")):
+            for discards in (True, False):
+                model = wrapped(wrap)
+                handle = tagc.compress(model, layers="all", verbose=False, **sent)
+                norms = []
+                for factor in (1, 1e4, 1, 1):
+                    (factor * loss_of(model, batch_of(rank))).backward()
+                    norms.append(norm_of(model))
+                    if factor > 1 and discards:
+                        handle.discard()
+                        held = [u.residuals_on_the_wire() for u in handle.state.units.values()]
+                        assert not any(v.any() for unit in held for v in unit.values())
+                    model.zero_grad()
+                assert norms[1] > 1000 * norms[0], (wrap, sent, norms)
+                if discards:
+                    assert max(norms[2:]) < 3 * norms[0], (wrap, sent, norms)
+                else:
+                    assert norms[2] > 10 * norms[0], (wrap, sent, norms)
+                handle.close()
+                check_error(handle.discard, "closed")
+
+
+def no_step_between(rank, world_size):
+    """Rank 0 says it once. Neither a step after each pass nor one that is skipped for a NaN is meant."""
+    import tagc.torch as tagc
+
+    about = "made no step between"
+    for wrap in ("ddp", "fsdp2"):
+        model = wrapped(wrap)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            tagc.compress(model, optimizer, layers="all")
+
+            def backward(factor=1.0):
+                (factor * loss_of(model, batch_of(rank))).backward()
+                model.zero_grad()
+
+            for _ in range(3):
+                backward()
+                optimizer.step()
+            backward(float("nan"))
+            backward()
+            optimizer.step()
+            assert about not in output.getvalue()
+            for _ in range(4):
+                backward()
+            assert output.getvalue().count(about) == (rank == 0), output.getvalue()
 
 
 # ---- loss scale ----
@@ -400,6 +471,8 @@ def parameter_groups(rank, world_size):
 
 
 CHECKS = [
+    discarded,
+    no_step_between,
     grad_scaler,
     loss_scale_by_hand,
     mixed_precision,

@@ -153,6 +153,17 @@ class Compressed:
         deltas. Local."""
         self.passes.synchronize()
 
+    def discard(self) -> None:
+        """Forgets the residuals. Call it on every rank if you throw the gradients of a backward pass away,
+        as those of a batch whose norm is a spike: what they left in the residuals would come with later
+        gradients. What earlier gradients left is lost, too. Gradients with inf or NaN leave nothing.
+
+        If gradients are thrown away in every step, do not call it. Freeze parameters that get no step
+        (requires_grad_(False)), or exchange nothing (no_sync(), set_requires_gradient_sync(False)). Local."""
+        self._check_open("discard()")
+        self.synchronize()
+        self.state.discard()
+
     def reset_parameters(self) -> None:
         """Makes the next gather send whole values, in bf16, if `parameters` are deltas. Call it after a
         change of parameters outside of an optimizer's step (the model's load_state_dict() calls it itself): a

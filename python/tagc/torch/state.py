@@ -104,6 +104,12 @@ class State:
                 self.schedule.scale(scale / self.loss_scale)
             self.loss_scale = scale
 
+    def discard(self) -> None:
+        """Forgets the residuals. Local."""
+        with self.lock:
+            for unit in self.units.values():
+                unit.scale_residuals(0.0)
+
     def resume(self, n_steps: int, loss_scale: float) -> None:
         """Continues after n_steps exchanges, with residuals of gradients times loss_scale."""
         self.n_steps, self.loss_scale = n_steps, float(loss_scale)

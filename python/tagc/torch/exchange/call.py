@@ -263,7 +263,10 @@ class Reduction(Call):
 
 def _fingerprint(layout: Layout | None) -> str:
     if layout is None:
-        return "unknown"
+        return (
+            "unknown, because some got no gradient (model.set_reduce_scatter_unused_params(True), of torch "
+            "2.13 or newer, gives them zeros)"
+        )
     names = zlib.crc32(
         "\n".join(
             f"{parameter.name} {parameter.level} {parameter.sparsity}" for parameter in layout.parameters

@@ -370,7 +370,7 @@ class Wrapper(AnyWrapper):
                 + (
                     ", which its mixed_precision needs: use torch.autocast instead"
                     if getattr(model, "mixed_precision", None) is not None
-                    else ""
+                    else ": wrap the model anew, without it"
                 ),
             )
         self._parameters: dict[int, layouts.Parameter] = {}  # by id of the model's

@@ -35,6 +35,9 @@ class Moments:
         self._outside: set[str] | None = None  # names of parameters that no hook gets; None: not looked yet
         self._epoch = -1  # of the schedule, when `memories` was made
         self._removes: list[Callable[[], None]] = []
+        self._watched: set[int] = set()  # ids of optimizers whose steps it sees
+        # numbers of exchanges of finite gradients since a step of any known optimizer, the first two
+        self._without_step: list[int] = []
         # id of a parameter that an Adam steps with betas of its own -> what makes them
         self.memories: dict[int, adapt.Memory] = {}
         self.words = ""  # on what adapt() did
@@ -47,6 +50,12 @@ class Moments:
         is_through = self._schedule.step()
         self._follow()
         return is_through
+
+    def awaits_step(self, n_steps: int, is_finite: bool) -> bool:
+        """Returns whether two exchanges of finite gradients have come with no step between."""
+        if self._optimizers and is_finite and len(self._without_step) < 2:
+            self._without_step.append(n_steps)
+        return len(self._without_step) == 2
 
     def load(self, about: Mapping[str, Any], with_windows: bool) -> None:
         """Loads the moments. about: of a checkpoint."""
@@ -107,7 +116,12 @@ class Moments:
         can, none = adapt.kinds(known, compressed)
         if self._wrapper.deciders() is None and self._options.gentle:
             can = set()  # its ranks could change beta1 at different steps
+        without_step = self._without_step
         for key, optimizer in self._optimizers.items():
+            if key not in self._watched:
+                self._watched.add(key)
+                hook = optimizer.register_step_pre_hook(lambda *_: without_step.clear())
+                self._removes.append(hook.remove)
             # one of attention alone, too: its beta2
             if can and key not in self._adams and adapt.kinds([optimizer], self._selected)[0]:
                 self._adams[key] = adapt.OwnBetas(adapt.stepper(optimizer), self.memories)
