@@ -19,20 +19,20 @@
     {NULL, name, TAGC_OPTION_CHOICE, TAGC_ROLE_RUN, AT(field), 0, 0, words, initial, NULL, help, NULL}
 static const tagc_option rows[] = {
     TEXT("A model and a cluster by size", "params", params, NULL, "1b", "N",
-         "parameters, as in 350m, 1b, 7b, or a model: gpt-3-175b, llama-3-8b, llama-3-70b, llama-3-405b, mixtral-8x7b,"
+         "parameters, as in 350m, 1b, 2t, or a model: gpt-3-175b, llama-3-8b, llama-3-70b, llama-3-405b, mixtral-8x7b,"
          " mixtral-8x22b"),
     TEXT(NULL, "model", params, NULL, "1b", "N", "the same as --params"),
     INT("hosts", hosts, 2, 8192, NULL, "4", "hosts"),
     INT("gpus-per-host", gpus_per_host, 1, 64, NULL, "1", "ranks on each host"),
     INT("ranks-per-host", gpus_per_host, 1, 64, NULL, "1", "the same as --gpus-per-host"),
     TEXT(NULL, "link", link, NULL, "1gbit,10gbit,25gbit", "RATES", "rates of a host's network card"),
-    TEXT(NULL, "latency", latency, NULL, "50us", "TIME", "between hosts, one way"),
-    TEXT(NULL, "host-link", host_link, NULL, "800gbit", "RATE", "between the GPUs of a host"),
+    TEXT(NULL, "latency", latency, NULL, "50us", "TIME", "between hosts, one way; not on a mesh"),
+    TEXT(NULL, "host-link", host_link, NULL, "800gbit", "RATE", "between the GPUs of a host; not on a mesh"),
     REAL("tflops", tflops, 0.001, 1e5, NULL, "150",
          "what a GPU reaches in training, often 40 % of what its data sheet says"),
     INT("tokens", tokens, 1, 1 << 24, NULL, "16384", "of each GPU and step, in sequences of 2048; not on a mesh"),
     REAL("codec-ns", codec_ns, 0, 1e6, "measured=-1", "measured",
-         "nanoseconds that the codec takes per element; measured: here, on one thread"),
+         "nanoseconds that the codec takes per element; measured: here, on one thread; not on a mesh"),
     CHOICE("codec", codec, "device|host", "device", "where tagc compresses, and so has residuals and buffers: compress(codec=)"),
     TEXT(NULL, "json", json, NULL, NULL, "FILE", "file for the plan, too; - prints nothing else"),
 
@@ -61,7 +61,7 @@ static const tagc_option rows[] = {
          "of compress(stage): activations and gradients between hosts, each bf16, int8 or int4"),
 };
 /* clang-format on */
-enum { N_ROWS = sizeof rows / sizeof rows[0] };
+enum { N_ROWS = sizeof rows / sizeof rows[0], MOST_RANKS = 65536 }; /* as of a tagc_comm */
 
 static const char examples[] =
     "  # Does compression pay? Four hosts with one GPU each, for three networks between them.\n"
@@ -110,15 +110,16 @@ static int next_word(const char **at, char word[48]) {
 }
 
 static tagc_status read_links(tagc_cluster *c) {
+    const char *text = c->values.link ? c->values.link : ""; /* options have no empty text */
     char word[48];
-    for (const char *at = c->values.link; next_word(&at, word); c->n_links++) {
+    for (const char *at = text; next_word(&at, word); c->n_links++) {
         if (c->n_links == TAGC_WAYS_MAX_LINKS)
             return tagc_fail(TAGC_ERR_ARGUMENT, "--link has more than %d rates", TAGC_WAYS_MAX_LINKS);
         if (!tagc_quantity_rate(word, strlen(word), &c->links[c->n_links]))
             return tagc_fail(
                 TAGC_ERR_ARGUMENT,
                 "--link is \"%.60s\", allowed: rates with kbit, mbit, gbit or tbit, as in 1gbit,10gbit",
-                c->values.link);
+                text);
     }
     return TAGC_OK;
 }
@@ -184,10 +185,10 @@ static tagc_status refuse_model(const char *option, const char *text) {
         snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", at->name);
         if (tagc_options_is_nearer(text, at->name, &least)) nearest = at->name;
     }
-    return tagc_fail(
-        TAGC_ERR_ARGUMENT,
-        "--%s is \"%.40s\", allowed: a number above 0, as in 350m, 1b or 7e9, or one of %s%s%s%s", option,
-        text, names, nearest ? "; did you mean \"" : "", nearest ? nearest : "", nearest ? "\"?" : "");
+    return tagc_fail(TAGC_ERR_ARGUMENT,
+                     "--%s is \"%.40s\", allowed: %g to %g, as in 350m, 1b or 7e9, or one of %s%s%s%s",
+                     option, text, TAGC_MESH_LEAST_PARAMS, TAGC_MESH_MOST_PARAMS, names,
+                     nearest ? "; did you mean \"" : "", nearest ? nearest : "", nearest ? "\"?" : "");
 }
 
 /* Two names of one option. */
@@ -207,10 +208,9 @@ static tagc_status read_model(const tagc_parsed *parsed, tagc_cluster *c) {
         c->question.model = named->model;
         return TAGC_OK;
     }
-    if (!tagc_quantity_size(text, strlen(text), &c->n_params)) return refuse_model(option, text);
-    if (c->n_params < TAGC_MESH_LEAST_PARAMS)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "--%s is %g, allowed: %g or more", option, c->n_params,
-                         TAGC_MESH_LEAST_PARAMS);
+    int is_size = tagc_quantity_size(text, strlen(text), &c->n_params);
+    if (!is_size || c->n_params < TAGC_MESH_LEAST_PARAMS || c->n_params > TAGC_MESH_MOST_PARAMS)
+        return refuse_model(option, text);
     c->question.model = tagc_mesh_gpt(c->n_params, (int)c->values.sequence_length);
     return TAGC_OK;
 }
@@ -232,6 +232,7 @@ static tagc_status read_experts(const tagc_cluster_values *v, tagc_mesh_model *m
 /* ---- the mesh ---- */
 
 static tagc_status read_mesh(const tagc_parsed *parsed, tagc_cluster *c) {
+    static const char *const of_times[] = {"latency", "host-link", "codec-ns"};
     static const char *const of_pipeline[] = {"pipeline-schedule", "stages-per-rank", "pipeline-values"};
     const tagc_cluster_values *v = &c->values;
     tagc_mesh_question *q = &c->question;
@@ -240,6 +241,10 @@ static tagc_status read_mesh(const tagc_parsed *parsed, tagc_cluster *c) {
             TAGC_ERR_ARGUMENT,
             "--tokens is not for a mesh, where a step has --micro-batches of --micro-batch-size sequences "
             "of --sequence-length");
+    for (size_t i = 0; i < sizeof of_times / sizeof of_times[0]; i++)
+        if (tagc_options_given(parsed, of_times[i]))
+            return tagc_fail(TAGC_ERR_ARGUMENT, "--%s is not for a mesh, of which nothing is simulated",
+                             of_times[i]);
     for (size_t i = 0; i < sizeof of_pipeline / sizeof of_pipeline[0]; i++)
         if (v->n_pipeline == 1 && tagc_options_given(parsed, of_pipeline[i]))
             return tagc_fail(TAGC_ERR_ARGUMENT, "--%s is given, but --pipeline-parallel is 1",
@@ -272,6 +277,10 @@ tagc_status tagc_cluster_read(const tagc_parsed *parsed) {
     const tagc_cluster_values *v = &c->values;
     TAGC_TRY(read_model(parsed, c));
     TAGC_TRY(read_links(c));
+    if (v->hosts * v->gpus_per_host > MOST_RANKS)
+        return tagc_fail(
+            TAGC_ERR_ARGUMENT, "--hosts %d with --gpus-per-host %d are %d ranks, allowed: at most %d",
+            (int)v->hosts, (int)v->gpus_per_host, (int)(v->hosts * v->gpus_per_host), MOST_RANKS);
     if (!v->latency || !tagc_quantity_time(v->latency, strlen(v->latency), &c->latency_s))
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "--latency is \"%.40s\", allowed: a number with us, ms or s, as in 50us",
@@ -281,6 +290,8 @@ tagc_status tagc_cluster_read(const tagc_parsed *parsed) {
             TAGC_ERR_ARGUMENT,
             "--host-link is \"%.40s\", allowed: a number with kbit, mbit, gbit or tbit, as in 80gbit",
             v->host_link ? v->host_link : "");
+    if (tagc_options_given(parsed, "json") && !v->json)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--json is \"\", allowed: a file, or -");
     c->is_mesh = c->name != NULL;
     int first_of_mesh = tagc_options_find(parsed->command, "tensor-parallel");
     for (int i = first_of_mesh; i < N_ROWS; i++) c->is_mesh |= parsed->given[i] != 0;

@@ -7,6 +7,8 @@
 enum { TAGC_MESH_VOCAB = 32000 }; /* of a model by size */
 /* Parameters: the embedding and the head of a smaller model are most of it. */
 #define TAGC_MESH_LEAST_PARAMS 1e7
+/* A layer of more is too large for a reducer of two ranks. */
+#define TAGC_MESH_MOST_PARAMS 2e12
 
 typedef struct tagc_mesh_named {
     const char *name;
