@@ -68,6 +68,10 @@ tagc_status tagc_cluster_make(tagc_cluster *cluster, tagc_cluster_plan *out);
 enum { TAGC_CLUSTER_CELL = 48 };
 /* "1.2 GB" */
 const char *tagc_cluster_bytes_text(double n_bytes, char text[TAGC_CLUSTER_CELL]);
+/* "7 B", "1.2 T" */
+const char *tagc_cluster_count_text(double n, char text[TAGC_CLUSTER_CELL]);
+/* "1.2 ms" */
+const char *tagc_cluster_seconds_text(double seconds, char text[TAGC_CLUSTER_CELL]);
 /* "10 Gbit/s" */
 const char *tagc_cluster_rate_text(double bits_per_s, char text[TAGC_CLUSTER_CELL]);
 

@@ -20,10 +20,11 @@ static const char *many_text(double n, const char *one, const char *many, char t
 
 static void print_head(const tagc_cluster *c, const tagc_mesh_plan *plan, FILE *out) {
     const tagc_mesh_question *q = &c->question;
-    char hosts[CELL], gpus[CELL], micro[CELL], data[CELL], tokens[CELL], ranks[CELL];
+    char n[CELL], hosts[CELL], gpus[CELL], micro[CELL], data[CELL], tokens[CELL], ranks[CELL];
     int has_experts = q->model.n_experts > 1;
-    fprintf(out, "%.3g B parameters", 1e-9 * (double)plan->any.n_params);
-    if (has_experts) fprintf(out, ", %.3g B of a token", 1e-9 * (double)plan->any.n_active_params);
+    fprintf(out, "%s parameters", tagc_cluster_count_text((double)plan->any.n_params, n));
+    if (has_experts)
+        fprintf(out, ", %s of a token", tagc_cluster_count_text((double)plan->any.n_active_params, n));
     fprintf(out, "; %s with %s each: tensor %d%s, context %d, data %d, pipeline %d",
             many_text((double)c->values.hosts, "host", NULL, hosts),
             many_text((double)c->values.gpus_per_host, "GPU", NULL, gpus), q->n_tensor,
@@ -127,7 +128,7 @@ static void print_sent(const tagc_cluster *c, const tagc_mesh_plan *plan, FILE *
         fprintf(out, " %7.0f %% %9s", 100 * (1 - sent->between / sent->all),
                 tagc_cluster_bytes_text(sent->host, text));
         for (int i = 0; i < c->n_links; i++) {
-            snprintf(cell, sizeof cell, "%.3g s", sent->host / tagc_cluster_payload(c->links[i]));
+            tagc_cluster_seconds_text(sent->host / tagc_cluster_payload(c->links[i]), cell);
             fprintf(out, " %12s", sent->host > 0 ? cell : "-");
         }
     }
@@ -135,9 +136,11 @@ static void print_sent(const tagc_cluster *c, const tagc_mesh_plan *plan, FILE *
 }
 
 void tagc_cluster_print_mesh(const tagc_cluster *c, const tagc_mesh_plan *plan, FILE *out) {
+    char seconds[CELL];
     print_head(c, plan, out);
     if (c->question.n_pipeline > 1) print_pipeline(c, plan, out);
-    fprintf(out, "computing takes %.3g s of each GPU, without what is recomputed\n", plan->compute_s);
+    fprintf(out, "computing takes %s of each GPU, without what is recomputed\n",
+            tagc_cluster_seconds_text(plan->compute_s, seconds));
     print_memories(plan, out);
     print_sent(c, plan, out);
     fprintf(out,

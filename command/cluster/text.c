@@ -4,14 +4,15 @@
 #include <string.h>
 
 enum { CELL = TAGC_CLUSTER_CELL };
+static const double ROUNDED = 0.9995; /* what three digits print as 1, and 1000 times as much as 1e+03 */
 
 const char *tagc_cluster_bytes_text(double n_bytes, char text[CELL]) {
     static const struct {
         const char *unit;
         double scale;
-    } units[] = {{"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}};
-    for (int i = 0; i < 3; i++)
-        if (n_bytes >= units[i].scale) {
+    } units[] = {{"PB", 1e15}, {"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}};
+    for (int i = 0; i < 5; i++)
+        if (n_bytes >= ROUNDED * units[i].scale) {
             snprintf(text, CELL, "%.3g %s", n_bytes / units[i].scale, units[i].unit);
             return text;
         }
@@ -25,8 +26,17 @@ const char *tagc_cluster_rate_text(double bits_per_s, char text[CELL]) {
     return text;
 }
 
-static const char *seconds_text(double seconds, char text[CELL]) {
-    snprintf(text, CELL, seconds >= 1 ? "%.3g s" : "%.3g ms", seconds >= 1 ? seconds : 1e3 * seconds);
+const char *tagc_cluster_count_text(double n, char text[CELL]) {
+    int is_large = n >= ROUNDED * 1e12;
+    snprintf(text, CELL, "%.3g %s", n / (is_large ? 1e12 : 1e9), is_large ? "T" : "B");
+    return text;
+}
+
+const char *tagc_cluster_seconds_text(double seconds, char text[CELL]) {
+    if (seconds < ROUNDED)
+        snprintf(text, CELL, "%.3g ms", 1e3 * seconds);
+    else
+        snprintf(text, CELL, seconds < 1e3 * ROUNDED ? "%.3g s" : "%.0f s", seconds);
     return text;
 }
 
@@ -52,7 +62,8 @@ static void print_rows(const tagc_cluster *c, const tagc_ways_plan *plan, FILE *
         const tagc_ways_row *row = &plan->rows[k];
         fprintf(out, "\n%-42s %16s", row->name, tagc_cluster_bytes_text(row->memory_bytes, text));
         fprintf(out, " %13s", tagc_cluster_bytes_text(row->gradient_bytes + row->parameter_bytes, text));
-        for (int i = 0; i < c->n_links; i++) fprintf(out, " %14s", seconds_text(row->step_s[i], text));
+        for (int i = 0; i < c->n_links; i++)
+            fprintf(out, " %14s", tagc_cluster_seconds_text(row->step_s[i], text));
     }
     fprintf(out, "\n");
 }
@@ -116,9 +127,10 @@ void tagc_cluster_print(const tagc_cluster *c, const tagc_cluster_plan *plan, FI
         return;
     }
     print_answers(c, &plan->ways, out);
-    fprintf(out, "\n%.3g B parameters, %d hosts with %d GPU%s each; times are simulated\n",
-            1e-9 * plan->ways.rows[0].n_params, (int)c->values.hosts, (int)c->values.gpus_per_host,
-            c->values.gpus_per_host > 1 ? "s" : "");
+    char n_params[CELL];
+    fprintf(out, "\n%s parameters, %d hosts with %d GPU%s each; times are simulated\n",
+            tagc_cluster_count_text(plan->ways.rows[0].n_params, n_params), (int)c->values.hosts,
+            (int)c->values.gpus_per_host, c->values.gpus_per_host > 1 ? "s" : "");
     fprintf(out, "codec: %.3g ns per element, %s; the codec has not been measured on a GPU\n", c->codec_ns,
             c->is_measured ? "measured here on one thread" : "as given");
     print_rows(c, &plan->ways, out);

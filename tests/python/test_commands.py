@@ -144,6 +144,13 @@ def test_a_plan_says_in_which_gpus_a_rank_fits(capsys):
         assert row["compresses"] and row[here]["residual"] > 0 == row[there]["residual"], row
 
 
+def test_large_numbers_have_no_exponents(capsys):
+    words = ("--params", "1t", "--link", "1gbit")
+    for more in (("--codec-ns", 0), ("--micro-batches", 1)):
+        said = tagc(capsys, 0, "plan", *words, *more)
+        assert "1.01 T parameters" in said and "e+0" not in said, said
+
+
 def test_hosts_with_several_gpus_share_their_card(capsys):
     made = planned(capsys, "--params", "1b", "--gpus-per-host", 8, "--codec-ns", 1)
     full, hybrid, four_sharded, few_sharded, four, _ = made["rows"]
