@@ -55,6 +55,7 @@ static int reducer_of(const tagc_mesh_question *q, const tagc_mesh_values *unit,
     tagc_reducer_options_init(r);
     r->n_elems = tagc_padded_elems((uint64_t)ceil(n_values[class_] / g->per_host), g->n_hosts);
     r->exchange = TAGC_EXCHANGE_DENSE;
+    r->format = TAGC_FORMAT_BF16; /* as the gradients are */
     if (class_ < 2) {
         tagc_schedule_options schedule;
         tagc_schedule_options_init(&schedule);

@@ -29,8 +29,10 @@ static tagc_mesh_values feed_forward(const tagc_mesh_model *m, int n_tensor) {
 }
 
 static tagc_mesh_values block(const tagc_mesh_model *m, int n_tensor) {
-    double width = m->n_embd, split = (2 * width + 2 * kv_width(m)) / n_tensor;
-    tagc_mesh_values v = {.mild = split * width, .dense = 2 * norm(m)};
+    double width = m->n_embd, split = width / n_tensor;
+    /* Only queries, keys and values are mild: the projection behind attention is compressed, as in engine/fsdp/layout.c. */
+    tagc_mesh_values v = {
+        .compressed = split * width, .mild = split * (width + 2 * kv_width(m)), .dense = 2 * norm(m)};
     if (m->has_bias) v.dense += (width + 2 * kv_width(m)) / n_tensor + width;
     if (m->n_experts > 1) {
         v.dense += width * m->n_experts; /* the router */

@@ -80,9 +80,9 @@ enum { UNITS_OF_BLOCK = 4, PARTS_OF_UNIT = 3 };
 
 static int list_units(int n_layer, int n_embd, int is_ddp, unit_values *units) {
     uint64_t width = (uint64_t)n_embd, square = width * width;
-    const unit_values whole = {8 * square, 4 * square, 13 * width};
+    const unit_values whole = {9 * square, 3 * square, 13 * width};
     const unit_values buckets[UNITS_OF_BLOCK] = {
-        {0, 3 * square, 0}, {0, square, 0}, {4 * square, 0, 0}, {4 * square, 0, 0}};
+        {0, 3 * square, 0}, {square, 0, 0}, {4 * square, 0, 0}, {4 * square, 0, 0}};
     int n = 0;
     for (int layer = 0; layer < n_layer; layer++) {
         if (!is_ddp) units[n++] = whole;

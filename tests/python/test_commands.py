@@ -8,7 +8,7 @@ import unittest.mock
 import pytest
 
 from tagc import _library as lib
-from tagc.commands import info, main, models
+from tagc.commands import info, main, models, planner
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -142,6 +142,31 @@ def test_a_plan_says_in_which_gpus_a_rank_fits(capsys):
     for codec, here, there in (("host", "host", "device"), ("device", "device", "host")):
         row = planned(capsys, *on_mesh, "--codec", codec)["rows"][4]
         assert row["compresses"] and row[here]["residual"] > 0 == row[there]["residual"], row
+
+
+def test_classes_are_those_of_compress(capsys):
+    """Buffers follow from the classes that compress() gives to matrices of these names; they are largest with
+    every value in 8 bits."""
+    policy = pytest.importorskip("tagc.torch.schedule.policy")
+    n_layer, width = models.shape_of(1e9)
+    matrices = {"attn.c_attn": 3, "attn.c_proj": 1, "mlp.c_fc": 4, "mlp.c_proj": 4}
+    named = [(f"h.0.{name}.weight", (n * width, width)) for name, n in matrices.items()]
+    of = {"compressed": 0, "mild": 0, "dense": 13 * width}
+    for row in policy.classify(named):
+        of[row.class_] += row.n_elems
+    every = dict(exchange=lib.EXCHANGES["direct"], format=lib.FORMATS["int8"], sparsity=0.0)
+    units = [
+        [
+            dict(n_elems=-(-n // 64) * 64, exchange=lib.EXCHANGES["dense"])
+            | (every if class_ != "dense" else {})
+            for class_, n in unit.items()
+        ]
+        for unit in n_layer * [of] + 2 * [{"compressed": 32_000 * width}]
+    ]
+    needs, packed = planner.needs(units, 4), [planner.packed_bytes(unit, 4, False) for unit in units]
+    made = planned(capsys, "--params", "1b", "--codec-ns", 1, "--codec", "host")["memory"]
+    assert made[1]["name"] == "FSDP2, tagc, each rank by itself"
+    assert made[1]["buffers"] == needs.buffers + needs.transient + max(packed)
 
 
 def test_large_numbers_have_no_exponents(capsys):
