@@ -98,6 +98,14 @@ static tagc_status add_row(const tagc_mesh_question *q, const way *w, tagc_mesh_
     return TAGC_OK;
 }
 
+/* Of a token, forward and backward, as planning/plan/program.c counts: products with matrices, of which the embedding is none, and
+ * the causal half of attention's scores and of their product with the values. */
+static double flops_per_token(const tagc_mesh_question *q, uint64_t n_active) {
+    const tagc_mesh_model *m = &q->model;
+    double width = m->n_embd, looked_up = ((double)m->n_vocab + m->n_positions) * width;
+    return 6 * ((double)n_active - looked_up) + 3.5 * 2 * m->n_layer * width * (q->n_tokens + 1.0);
+}
+
 tagc_status tagc_mesh_plan_make(const tagc_mesh_question *q, double flops_per_s, tagc_mesh_plan *out) {
     *out = (tagc_mesh_plan){0};
     TAGC_TRY(ask(q, &ways[1], TAGC_FORMAT_BF16, TAGC_FORMAT_BF16, &out->any));
@@ -106,6 +114,7 @@ tagc_status tagc_mesh_plan_make(const tagc_mesh_question *q, double flops_per_s,
         if (differs(q, out->any.n_data * q->n_context, &ways[i])) TAGC_TRY(add_row(q, &ways[i], out));
     add_sent(out, "offload, to and from the host", "", 0, &out->any.legs[TAGC_MESH_LEG_OFFLOAD]);
     out->n_tokens = (double)q->n_tokens * q->n_sequences * q->n_micro_batches * out->any.n_data;
-    out->compute_s = 6 * (double)out->any.n_active_params * out->n_tokens / q->world_size / flops_per_s;
+    out->compute_s =
+        flops_per_token(q, out->any.n_active_params) * out->n_tokens / q->world_size / flops_per_s;
     return TAGC_OK;
 }

@@ -1,8 +1,10 @@
-/* The planner of GPT-2 lays out an engine; a plan on a mesh has formulas. Both know FSDP2, with deltas and without. */
+/* The planner of GPT-2 lays out an engine; a plan on a mesh has formulas. Both know FSDP2, with deltas and without, and what
+ * computing takes. */
 #include "core/status.h"
 #include "mesh/mesh.h"
 #include "plan/ask.h"
 #include "plan/plan.h"
+#include "ways/on_mesh.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -106,6 +108,21 @@ static void both_planners_agree_on_what_both_know(void **state) {
     }
 }
 
+static void both_planners_agree_on_computing(void **state) {
+    (void)state;
+    for (int n_tokens = N_TOKENS; n_tokens <= 8192; n_tokens *= 8) { /* at last it is half attention */
+        tagc_plan_question q = question(TAGC_GATHER_BF16, TAGC_SHARD_FULL, 1);
+        tagc_mesh_question m = mesh_question(TAGC_GATHER_BF16, TAGC_PLACE_ZERO3, 1);
+        tagc_plan_reply engine;
+        tagc_mesh_plan mesh;
+        q.n_batch = m.n_sequences;
+        q.n_tokens = m.n_tokens = m.model.n_positions = n_tokens;
+        OK(tagc_plan_ask(&q, &engine));
+        OK(tagc_mesh_plan_make(&m, q.flops_per_s, &mesh));
+        assert_near("computing", mesh.compute_s, engine.compute_s, 0.005);
+    }
+}
+
 static void what_the_planner_refuses_is_said(void **state) {
     (void)state;
     tagc_plan_question good = question(TAGC_GATHER_BF16, TAGC_SHARD_FULL, 1), q[5];
@@ -131,6 +148,7 @@ static void what_the_planner_refuses_is_said(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(both_planners_agree_on_what_both_know),
+                                       cmocka_unit_test(both_planners_agree_on_computing),
                                        cmocka_unit_test(what_the_planner_refuses_is_said)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
