@@ -38,10 +38,11 @@ static const way of_several[] = {
 static tagc_status ask(const tagc_ways_setup *s, const way *w, int link, int n_levels,
                        tagc_plan_reply *reply) {
     int n_tokens = s->n_tokens < SEQUENCE ? s->n_tokens : SEQUENCE;
+    double n_sequences = (double)s->n_tokens / n_tokens, n_batch = ceil(n_sequences);
     tagc_plan_question q = {.n_layer = s->n_layer,
                             .n_embd = s->n_embd,
                             .n_vocab = TAGC_MESH_VOCAB,
-                            .n_batch = (int)fmax(1, rint((double)s->n_tokens / n_tokens)),
+                            .n_batch = (int)n_batch,
                             .n_tokens = n_tokens,
                             .n_micro_steps = 1,
                             .world_size = s->hosts * s->ranks_per_host,
@@ -54,7 +55,8 @@ static tagc_status ask(const tagc_ways_setup *s, const way *w, int link, int n_l
                             .link_bytes_per_s = s->links_bytes_per_s[link],
                             .latency_s = s->latency_s,
                             .host_bytes_per_s = s->host_bytes_per_s,
-                            .flops_per_s = s->flops_per_s,
+                            /* A part of a sequence takes that part of its time. */
+                            .flops_per_s = s->flops_per_s * n_batch / n_sequences,
                             .codec_s = s->codec_s};
     return tagc_plan_ask(&q, reply);
 }

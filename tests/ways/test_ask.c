@@ -5,6 +5,7 @@
 #include "plan/ask.h"
 #include "plan/plan.h"
 #include "ways/on_mesh.h"
+#include "ways/simulated.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -123,6 +124,26 @@ static void both_planners_agree_on_computing(void **state) {
     }
 }
 
+static void tokens_need_not_be_whole_sequences(void **state) {
+    (void)state;
+    double of_2048 = 0;
+    for (int n_tokens = 2048; n_tokens <= 5120; n_tokens += 512) {
+        tagc_ways_setup setup = {.n_layer = N_LAYER,
+                                 .n_embd = WIDTH,
+                                 .hosts = N_HOSTS,
+                                 .ranks_per_host = 1,
+                                 .n_tokens = n_tokens,
+                                 .links_bytes_per_s = {1e9},
+                                 .n_links = 1,
+                                 .host_bytes_per_s = 1e11,
+                                 .flops_per_s = 1e12};
+        tagc_ways_plan plan;
+        OK(tagc_ways_simulate(&setup, &plan));
+        if (n_tokens == 2048) of_2048 = plan.rows[0].compute_s;
+        assert_near("computing", plan.rows[0].compute_s, of_2048 * n_tokens / 2048, 1e-9);
+    }
+}
+
 static void what_the_planner_refuses_is_said(void **state) {
     (void)state;
     tagc_plan_question good = question(TAGC_GATHER_BF16, TAGC_SHARD_FULL, 1), q[5];
@@ -149,6 +170,7 @@ static void what_the_planner_refuses_is_said(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(both_planners_agree_on_what_both_know),
                                        cmocka_unit_test(both_planners_agree_on_computing),
+                                       cmocka_unit_test(tokens_need_not_be_whole_sequences),
                                        cmocka_unit_test(what_the_planner_refuses_is_said)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
