@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains under mpirun although ranks die. MPI ends the whole job then; this begins it again from the newest checkpoint, with as many ranks
-# as there are now. It ends when the run does, when it is interrupted, or when three starts in a row bring no new checkpoint.
+# Trains under mpirun although ranks die. MPI ends the whole job then; this begins it again from the newest checkpoint, or at step 0,
+# with as many ranks as there are now. It ends when the run does, when it is interrupted, or when three starts in a row bring no new checkpoint.
 #
 #   supervise.sh N_RANKS OUT [mpirun's options] -- options of tagc train
 #   supervise.sh 4 runs/first -- --data data/text --steps 10000 --save-every 100
@@ -24,12 +24,14 @@ while :; do
     n=$n_ranks
     [[ $n =~ ^[0-9]+$ ]] || n=$($n_ranks)
     [[ $n =~ ^[1-9][0-9]*$ ]] || { echo "supervise: the number of ranks is \"$n\", must be 1 or more" >&2; exit 2; }
-    before=$(newest)
+    before=$(newest) resume=()
+    [ -z "$before" ] && [ ! -e "$out/metrics.jsonl" ] || resume=(--resume) # without a checkpoint it begins again at step 0
     code=0
-    mpirun "${launcher[@]}" -n "$n" "${TAGC:-tagc}" train --out "$out" ${before:+--resume} "$@" || code=$?
+    mpirun "${launcher[@]}" -n "$n" "${TAGC:-tagc}" train --out "$out" "${resume[@]}" "$@" || code=$?
     [ $code != 0 ] && [ $is_interrupted = no ] || exit $code
-    [ "$(newest)" = "$before" ] && n_idle=$((n_idle + 1)) || n_idle=0
+    now=$(newest)
+    [ "$now" = "$before" ] && n_idle=$((n_idle + 1)) || n_idle=0
     [ $n_idle -lt 3 ] || { echo "supervise: three starts in a row brought no new checkpoint in $out" >&2; exit $code; }
-    echo "supervise: $n ranks ended with exit code $code; again from $(newest)" >&2
+    echo "supervise: $n ranks ended with exit code $code; again from ${now:-step 0}" >&2
     sleep 1
 done

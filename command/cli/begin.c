@@ -23,11 +23,22 @@ static tagc_status open_fork(tagc_rank *rank, const tagc_parsed *parsed, tagc_be
     return tagc_train_check(&from->options);
 }
 
+/* A run that died before its first checkpoint has nothing to go on from: it begins again, as a new run does. */
+static tagc_status begin_again(const tagc_parsed *parsed, tagc_beginning *from) {
+    from->options.resume = NULL;
+    tagc_progress_say(&from->progress, "note: %s holds no checkpoint yet: the run begins again at step 0",
+                      from->options.out);
+    if (!from->options.init_from || tagc_options_given(parsed, "model")) return TAGC_OK;
+    return tagc_train_take_shape(parsed, &from->options);
+}
+
 /* Finds the checkpoint to go on from and takes over its options. */
 static tagc_status open_resume(tagc_rank *rank, const tagc_parsed *parsed, tagc_beginning *from) {
     int is_latest = strcmp(from->options.resume, "latest") == 0;
     if (is_latest && !from->options.out)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--resume needs --out DIR of the run, or a path: --resume PATH");
+    if (is_latest) TAGC_TRY(tagc_run_folder_unsaved(rank->comm, from->options.out, &from->is_unsaved));
+    if (from->is_unsaved) return begin_again(parsed, from);
     TAGC_TRY(tagc_saved_open(rank->comm, is_latest ? from->options.out : from->options.resume,
                              from->checkpoint, &from->saved));
     from->step = from->saved.step;

@@ -24,10 +24,10 @@ struct tagc_metrics {
 typedef enum { LINE_STAYS, LINE_DAMAGED, LINE_PAST } tagc_line_kind;
 
 /* A record that describes the run has no step, so it is never past the checkpoint. */
-static tagc_line_kind kind_of(const char *line, size_t n_bytes, uint64_t step) {
+static tagc_line_kind kind_of(const char *line, size_t n_bytes, int64_t step) {
     json_t *object = json_loadb(line, n_bytes, 0, NULL);
     tagc_line_kind kind = !json_is_object(object) ? LINE_DAMAGED : LINE_STAYS;
-    if (json_integer_value(json_object_get(object, "step")) > (json_int_t)step) kind = LINE_PAST;
+    if (json_integer_value(json_object_get(object, "step")) > step) kind = LINE_PAST;
     json_decref(object);
     return kind;
 }
@@ -40,7 +40,7 @@ typedef struct kept_lines {
     size_t n_rest;
 } kept_lines;
 
-static int pick_lines(FILE *from, uint64_t step, kept_lines *kept) {
+static int pick_lines(FILE *from, int64_t step, kept_lines *kept) {
     char *line = NULL;
     size_t capacity = 0;
     FILE *rest = open_memstream(&kept->rest, &kept->n_rest);
@@ -84,7 +84,7 @@ static tagc_status set_aside(const tagc_metrics *metrics, FILE *file, char damag
     return tagc_fail(TAGC_ERR_IO, "%s: %s", damaged, strerror(errno));
 }
 
-tagc_status tagc_metrics_rewind(tagc_metrics *metrics, uint64_t step, char damaged[TAGC_PATH_BYTES]) {
+tagc_status tagc_metrics_rewind(tagc_metrics *metrics, int64_t step, char damaged[TAGC_PATH_BYTES]) {
     struct stat about;
     kept_lines kept = {0};
     damaged[0] = 0;

@@ -5,6 +5,7 @@
 #include "core/status.h"
 #include "disk/paths.h"
 #include "fsdp/checkpoint.h"
+#include "launch/over_ranks.h"
 #include <string.h>
 #include <sys/stat.h>
 
@@ -18,7 +19,7 @@ static int is_inside(const char *checkpoint, const char *dir) {
             (parent.st_dev == folder.st_dev && parent.st_ino == folder.st_ino));
 }
 
-tagc_status tagc_run_folder_check(const char *dir, const char *checkpoint, uint64_t step) {
+tagc_status tagc_run_folder_check(const char *dir, const char *checkpoint, uint64_t step, int is_unsaved) {
     char path[TAGC_PATH_BYTES];
     uint64_t newest = 0;
     int has_steps = 0;
@@ -39,12 +40,27 @@ tagc_status tagc_run_folder_check(const char *dir, const char *checkpoint, uint6
     if (has_steps)
         return tagc_fail(TAGC_ERR_IO, "%s holds a run already: go on with --resume, or choose another --out",
                          dir);
-    if (has_metrics)
+    if (has_metrics && !is_unsaved)
         return tagc_fail(
             TAGC_ERR_IO,
-            "%s holds the metrics of a run that saved no checkpoint: remove it, or choose another --out",
+            "%s holds the metrics of a run that saved no checkpoint: begin it again with --resume,"
+            " or choose another --out",
             dir);
     return TAGC_OK;
+}
+
+tagc_status tagc_run_folder_unsaved(tagc_comm *comm, const char *dir, int *out) {
+    char path[TAGC_PATH_BYTES];
+    double is_unsaved = 0;
+    if (tagc_comm_rank(comm) == 0) {
+        uint64_t newest;
+        int has_steps = 1; /* what cannot be read is named when the checkpoint is looked for */
+        is_unsaved = tagc_path_join(dir, "metrics.jsonl", path) == TAGC_OK && tagc_path_exists(path) &&
+                     tagc_checkpoint_newest(dir, &newest, &has_steps) == TAGC_OK && !has_steps;
+    }
+    tagc_status status = tagc_mean_over_ranks(comm, &is_unsaved, 1);
+    *out = is_unsaved > 0;
+    return status;
 }
 
 tagc_status tagc_run_folder_agree(tagc_comm *comm, const char *dir) {

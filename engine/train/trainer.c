@@ -124,11 +124,16 @@ static tagc_status open_loaders(tagc_trainer *t) {
                                 (uint64_t)t->options.eval_batches, &t->evaluation);
 }
 
-static tagc_status open_out(tagc_trainer *t, const char *checkpoint) {
+static tagc_status check_folder(const tagc_trainer *t, const tagc_beginning *from) {
+    return tagc_run_folder_check(t->options.out, t->options.resume ? from->checkpoint : NULL, t->step,
+                                 from->is_unsaved);
+}
+
+static tagc_status open_out(tagc_trainer *t, const tagc_beginning *from) {
     if (!t->options.out) return TAGC_OK;
     if (t->rank->rank == 0) {
         TAGC_TRY(tagc_metrics_open(t->options.out, &t->metrics));
-        TAGC_TRY(tagc_run_folder_check(t->options.out, t->options.resume ? checkpoint : NULL, t->step));
+        TAGC_TRY(check_folder(t, from));
     }
     return tagc_run_folder_agree(t->rank->comm, t->options.out);
 }
@@ -167,7 +172,7 @@ static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
 static tagc_status begin_metrics(tagc_trainer *t) {
     if (!t->metrics) return TAGC_OK;
     char damaged[TAGC_PATH_BYTES];
-    TAGC_TRY(tagc_metrics_rewind(t->metrics, t->step, damaged));
+    TAGC_TRY(tagc_metrics_rewind(t->metrics, t->options.resume ? (int64_t)t->step : -1, damaged));
     if (damaged[0])
         fprintf(stderr, "note: metrics.jsonl in %s had damaged lines, which are left out; as it was: %s\n",
                 t->options.out, damaged);
@@ -232,7 +237,7 @@ tagc_status tagc_trainer_rehearse(tagc_rank *rank, tagc_beginning *from, tagc_gp
     tagc_trainer t;
     tagc_status status = open_inputs(rank, from, &t);
     if (status == TAGC_OK && t.options.out && tagc_path_is_dir(t.options.out)) {
-        status = tagc_run_folder_check(t.options.out, t.options.resume ? from->checkpoint : NULL, t.step);
+        status = check_folder(&t, from);
         /* What the folder holds may be from a run that still goes on. */
         tagc_status others = status == TAGC_OK ? TAGC_OK : tagc_metrics_check_free(t.options.out);
         if (others != TAGC_OK) status = others;
@@ -245,7 +250,7 @@ tagc_status tagc_trainer_rehearse(tagc_rank *rank, tagc_beginning *from, tagc_gp
 tagc_status tagc_trainer_open(tagc_rank *rank, tagc_beginning *from, tagc_trainer *t) {
     TAGC_TRY(open_inputs(rank, from, t));
     if (t->options.ranks_per_host > 1) TAGC_TRY(check_hosts(t));
-    TAGC_TRY(open_out(t, from->checkpoint));
+    TAGC_TRY(open_out(t, from));
     TAGC_TRY(open_weights(t, from->checkpoint));
     TAGC_TRY(begin_metrics(t));
     return TAGC_OK;

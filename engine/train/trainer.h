@@ -14,7 +14,8 @@ typedef struct tagc_beginning {
     json_t *texts;    /* {name: text} of all options: what checkpoints and metrics say of them */
     tagc_saved saved; /* of the checkpoint; without one, best_val_loss is infinite */
     char checkpoint[TAGC_PATH_BYTES];
-    uint64_t step;     /* of the checkpoint */
+    uint64_t step;  /* of the checkpoint */
+    int is_unsaved; /* 1: --resume of a run that ended before its first checkpoint; options.resume is NULL */
     int is_data_given; /* 1: the text may be another than the checkpoint's */
     tagc_progress progress;
 } tagc_beginning;
@@ -60,8 +61,11 @@ tagc_status tagc_trainer_save(tagc_trainer *trainer);
 /* ---- the folder of --out ---- */
 
 /* Local, of rank 0: refuses a folder whose run would get mixed up with this one. checkpoint: the one that is
- * gone on from, of `step`; NULL for a new run. */
-tagc_status tagc_run_folder_check(const char *dir, const char *checkpoint, uint64_t step);
+ * gone on from, of `step`; NULL for a new run. is_unsaved: as in tagc_beginning. */
+tagc_status tagc_run_folder_check(const char *dir, const char *checkpoint, uint64_t step, int is_unsaved);
+
+/* Collective. *out: 1 if the folder holds metrics and no checkpoint. Rank 0's folder counts. */
+tagc_status tagc_run_folder_unsaved(tagc_comm *comm, const char *dir, int *out);
 
 /* Collective, after rank 0 has made it: refuses when a rank does not see the folder. */
 tagc_status tagc_run_folder_agree(tagc_comm *comm, const char *dir);

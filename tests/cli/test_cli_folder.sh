@@ -46,10 +46,17 @@ rm -r lines/step-00000009
 printf '{"type":"step","st' >>lines/metrics.jsonl
 run 0 train --quiet --out lines --resume
 [ ! -s err ] && [ ! -e lines/metrics.jsonl.damaged.2 ] || fail "a torn last line is told as damage: $(cat err)"
-# Metrics without a checkpoint cannot be gone on from, and the message does not say so.
-rm -r other/step-*
-run 1 train "${tiny[@]}" --steps 4 --batch-size 1 --out other
-says "saved no checkpoint"
+# A run that ended before its first checkpoint begins again, if one asks for it; its metrics are the new start's.
+cp -r other unsaved
+rm -r unsaved/step-*
+run 1 train "${tiny[@]}" --steps 4 --batch-size 1 --out unsaved
+says "saved no checkpoint" "--resume"
+run 0 train "${tiny[@]}" --no-quiet --steps 4 --batch-size 1 --out unsaved --resume
+grep -q "note: unsaved holds no checkpoint yet: the run begins again at step 0" out || fail "does not say where it begins"
+same_losses other unsaved
+[ "$(grep -c '"type":"run"' unsaved/metrics.jsonl)" = 1 ] || fail "the metrics have two runs"
+run 1 train "${tiny[@]}" --steps 4 --batch-size 1 --out nothing --resume
+says "cannot read folder nothing"
 
 # Places that cannot be written are found before the first step.
 run 1 train "${tiny[@]}" --steps 1000000 --out data/train.bin

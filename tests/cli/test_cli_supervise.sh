@@ -18,7 +18,8 @@ steady+=(--sharding grad --exchange direct --sparsity 0.9 --gather delta4)
 
 "$supervise" ./ranks.sh run --oversubscribe -- "${steady[@]}" --steps 1000000 >out 2>err &
 pid=$!
-trap 'job=$(pgrep -P $pid -x mpirun); kill -KILL $pid $(pgrep -P "$job") $job 2>/dev/null' EXIT
+end_all() { job=$(pgrep -P $pid -x mpirun); kill -KILL $pid $(pgrep -P "$job") $job 2>/dev/null; }
+trap end_all EXIT
 newest() { find run -maxdepth 1 -name 'step-*' 2>/dev/null | sort | tail -n 1; }
 ranks_of() { pgrep -P "$(pgrep -P $pid -x mpirun)" -x tagc; }
 waits_for() { # <number of starts>: and a checkpoint that the last of them wrote
@@ -43,12 +44,15 @@ grep -q "3 ranks ended with exit code 137; again from run/step-" err || fail "th
 grep -q "note: saved by 3 ranks, going on with 2" out || fail "no note about the number of ranks"
 
 # A signal to both, as from a terminal, is no failure to begin again after.
-job=$(pgrep -P $pid -x mpirun)
-kill -TERM $pid
-kill -TERM "$job"
-code=0
-wait $pid || code=$?
-trap - EXIT
+interrupt() {
+    job=$(pgrep -P $pid -x mpirun)
+    kill -TERM $pid
+    kill -TERM "$job"
+    code=0
+    wait $pid || code=$?
+    trap - EXIT
+}
+interrupt
 [ $code != 0 ] && [ "$(grep -c . starts)" = 3 ] || fail "exit code $code, $(grep -c . starts) starts"
 
 # What is left is one run: each step once, and the losses of a run that nothing happened to.
@@ -58,6 +62,28 @@ run 0 train --quiet --out run --resume --ranks 1 --steps $((last + 2))
 [ "$(column run step | sort -n | uniq | wc -l)" = $((last + 2)) ] && [ "$(column run step | wc -l)" = $((last + 2)) ] ||
     fail "$(column run step | wc -l) steps in metrics.jsonl, must be $((last + 2))"
 echo "$last steps"
+
+# A death before the first checkpoint: the run begins again at step 0.
+rm starts
+"$supervise" ./ranks.sh early --oversubscribe -- "${steady[@]}" --save-every end --steps 1000000 >out 2>err &
+pid=$!
+trap end_all EXIT
+steps_of() { # <ranks>: waits for the third step of a start with so many
+    for _ in $(seq 2400); do
+        grep -qs "\"world_size\":$1" early/metrics.jsonl && column early step | grep -qx 3 && return
+        kill -0 $pid 2>/dev/null || fail "the supervisor has ended"
+        sleep 0.05
+    done
+    fail "$1 ranks make no steps"
+}
+steps_of 3
+kill -KILL "$(ranks_of | tail -n 1)"
+steps_of 2
+interrupt
+grep -q "again from step 0" err && grep -q "early holds no checkpoint yet: the run begins again at step 0" out ||
+    fail "does not say that it begins again"
+last=$(find early -maxdepth 1 -name 'step-*')
+diff <(column early step) <(seq $((10#${last##*-}))) >/dev/null || fail "steps are missing or twice"
 
 # Nothing that starting again could mend: three times, and not for ever.
 code=0
