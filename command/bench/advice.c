@@ -34,14 +34,14 @@ static tagc_result_spread ratio_of(const tagc_bench_candidate *slow, const tagc_
 }
 
 /* By what the arms of a round took, which ran one after the other: a machine that slows down slows both. *is_unsteady: 1
- * if the rounds differ by more than the arms do. */
+ * if the rounds differ by more than the arms do. One round does not say by how much rounds differ. */
 static tagc_verdict judge(const tagc_bench_candidate *plain, const tagc_bench_candidate *packed, int n_rounds,
                           int *is_unsteady) {
     tagc_result_spread cost = ratio_of(packed, plain, n_rounds);
     tagc_verdict verdict =
         tagc_verdict_of(1, cost.median, fmax(cost.max - cost.median, cost.median - cost.min));
     *is_unsteady = verdict != tagc_verdict_of(1, cost.median, 0);
-    return verdict;
+    return n_rounds > 1 ? verdict : TAGC_VERDICT_UNKNOWN;
 }
 
 static void say(tagc_bench_advice *out, const char *format, ...) {
@@ -52,8 +52,8 @@ static void say(tagc_bench_advice *out, const char *format, ...) {
     va_end(arguments);
 }
 
-/* Says what an iteration without compression waits for, and what limits the compressed one: the largest of codec, link and
- * computing. */
+/* Says what an iteration without compression waits for, and what limits the compressed one: codec, link or computing, if it is
+ * most of what there is to explain. */
 static void say_limit(tagc_bench_advice *out, const tagc_bench_candidate *plain,
                       const tagc_bench_candidate *packed) {
     double exposed = plain->exposed_s / plain->total_s, left = packed->exposed_s / packed->total_s;
@@ -68,14 +68,22 @@ static void say_limit(tagc_bench_advice *out, const tagc_bench_candidate *plain,
     if (packed->codec_s > packed->comm_s && packed->codec_s > packed->compute_s)
         say(out, "; its codec is the limit: it works %s of the %s (the wire is busy for less)",
             tagc_human_time(packed->codec_s, text), all);
-    else if (packed->link_s > packed->compute_s && packed->link_s < packed->total_s)
+    else if (packed->link_s >= packed->total_s)
+        say(out, "; the link is the limit: its bytes fill it all the time");
+    else if (packed->link_s > packed->compute_s && 2 * packed->link_s > packed->exposed_s)
         say(out, "; the link is the limit: its bytes fill it for %s of the %s",
             tagc_human_time(packed->link_s, text), all);
-    else if (packed->link_s > packed->compute_s)
-        say(out, "; the link is the limit: its bytes fill it all the time");
-    else if (packed->compute_s > 0)
+    else if (2 * packed->compute_s > packed->total_s)
         say(out, "; computing is the limit: it takes %s of the %s", tagc_human_time(packed->compute_s, text),
             all);
+    else if (packed->link_s <= 0)
+        say(out, "; whether the link is the limit is not known, because it was not measured");
+    else if (2 * packed->link_s < packed->exposed_s)
+        say(out,
+            "; its bytes fill the link for only %s of the %s: messages or ranks wait for each other (where "
+            "latency"
+            " is high, try --bucket-elems and --grads-in-flight)",
+            tagc_human_time(packed->link_s, text), all);
 }
 
 static void say_same_sharding(tagc_bench_advice *out, const tagc_bench_candidate *candidates, int n,
@@ -113,6 +121,11 @@ void tagc_bench_advise(const tagc_bench_candidate *candidates, int n, int n_roun
         out->arm = packed;
         say(out, "%s pays: %s an iteration, %.2fx as fast as %s, the fastest without compression (%s; %s)",
             b->name, with, gain.median, a->name, without, range);
+    } else if (n_rounds < 2) {
+        say(out,
+            "whether compression pays is not known, because one round does not say by how much rounds differ"
+            " (give --rounds 3): %s takes %s an iteration, %s %s without (%.2fx)",
+            b->name, with, a->name, without, gain.median);
     } else {
         say(out,
             "leave compression off, %s %s%s: the best with it takes %s an iteration, %s %s without (%.2fx; "

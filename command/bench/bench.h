@@ -80,8 +80,8 @@ enum { TAGC_BENCH_REASON_BYTES = 768 };
 
 /* Of the fastest arm with compression beside the fastest without. */
 typedef struct tagc_bench_advice {
-    tagc_verdict verdict; /* unknown without one of either */
-    int arm;              /* -1: leave compression off */
+    tagc_verdict verdict; /* unknown without one of either, and with one round */
+    int arm;              /* -1: leave compression off, or unknown */
     double speedup;       /* NaN without one of either */
     char reason[TAGC_BENCH_REASON_BYTES];
 } tagc_bench_advice;

@@ -88,6 +88,45 @@ static void test_too_little(void **state) {
     candidates[0].round_s = c;
     advise(candidates, 2, 2, &advice); /* without the third round it is */
     assert_int_equal(advice.arm, 1);
+    advise(candidates, 2, 1, &advice); /* one round has no spread */
+    assert_int_equal(advice.arm, -1);
+    assert_int_equal(advice.verdict, TAGC_VERDICT_UNKNOWN);
+    assert_true(fabs(advice.speedup - 1.3) < 1e-12);
+    says(&advice, "whether compression pays is not known, because one round");
+}
+
+/* What is named as the limit is most of the time, or of the waiting. */
+static void test_limits(void **state) {
+    (void)state;
+    static const struct {
+        double exposed_s, compute_s, link_s;
+        const char *text;
+    } cases[] = {
+        {1.8, 0.1, 0, "whether the link is the limit is not known"},
+        {1.8, 0.1, 0.01,
+         "its bytes fill the link for only 10.0 ms of the 2.000 s: messages or ranks wait for each other"},
+        {1.8, 0.1, 0.2, "its bytes fill the link for only 200.0 ms"},
+        {1.8, 0.1, 1.5, "the link is the limit: its bytes fill it for 1.500 s of the 2.000 s"},
+        {1.8, 0.1, 2.5, "the link is the limit: its bytes fill it all the time"},
+        {0.5, 1.5, 0.1, "computing is the limit: it takes 1.500 s of the 2.000 s"},
+        {0.5, 1.5, 0, "computing is the limit"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const tagc_bench_candidate candidates[] = {
+            {.name = "fsdp", .round_s = slow, .total_s = 4.1, .exposed_s = 2.05},
+            {.name = "packed",
+             .is_compressed = 1,
+             .round_s = fast,
+             .total_s = 2.0,
+             .exposed_s = cases[i].exposed_s,
+             .compute_s = cases[i].compute_s,
+             .link_s = cases[i].link_s,
+             .comm_s = 1.9},
+        };
+        tagc_bench_advice advice;
+        advise(candidates, 2, 3, &advice);
+        says(&advice, cases[i].text);
+    }
 }
 
 /* An arm without compression under another sharding counts; the gain within the own one is told too. */
@@ -170,6 +209,7 @@ int main(void) {
         cmocka_unit_test(test_pays),           cmocka_unit_test(test_too_little),
         cmocka_unit_test(test_other_sharding), cmocka_unit_test(test_nothing_to_compare),
         cmocka_unit_test(test_long_names),     cmocka_unit_test(test_spread),
+        cmocka_unit_test(test_limits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

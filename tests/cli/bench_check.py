@@ -300,6 +300,7 @@ def check_recommendation(result):
         cost = statistics.median(costs)
         is_alike = max(cost, 1 / cost) <= 1.05 or abs(cost - 1) <= max(abs(c - cost) for c in costs)
         verdict = "makes no difference" if is_alike else "pays" if cost < 1 else "costs"
+        verdict = "unknown" if len(costs) == 1 else verdict
         assert recommendation["verdict"] == verdict, (recommendation, costs)
         assert recommendation["arm"] == (best[True]["name"] if verdict == "pays" else "none"), (
             recommendation,
