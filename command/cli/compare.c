@@ -59,6 +59,21 @@ static void print_row(const char *name, const char *format, const double values[
     printf("\n");
 }
 
+/* --eval-batches counts batches of each rank, so runs of other shapes are validated on more text, or on less. */
+static void print_tokens(const tagc_runlog *runs, int n_runs) {
+    double n_tokens[MAX_RUNS];
+    int differ = 0;
+    for (int i = 0; i < n_runs; i++) {
+        n_tokens[i] = runs[i].n_val_tokens;
+        differ |= isfinite(n_tokens[0]) && isfinite(n_tokens[i]) && n_tokens[i] != n_tokens[0];
+    }
+    if (!differ) return;
+    print_row("  over so many tokens", "%.0f", n_tokens, n_runs);
+    printf("note: the last validation losses are of different text, which alone makes them differ; "
+           "--eval-batches"
+           " are batches of each\n      rank, so --batch-size and the number of ranks count, too\n");
+}
+
 static void print_losses(const tagc_runlog *runs, int n_runs) {
     double last[MAX_RUNS], best[MAX_RUNS], against[MAX_RUNS];
     char name[96];
@@ -74,6 +89,7 @@ static void print_losses(const tagc_runlog *runs, int n_runs) {
     print_row("validation loss, last", "%.4f", last, n_runs);
     print_row(name, "%+.2f %%", against, n_runs);
     print_row("validation loss, best", "%.4f", best, n_runs);
+    print_tokens(runs, n_runs);
     printf("%s\n",
            n_runs > 1 ? "(one run each: how far apart the losses of two seeds are is not known)\n" : "");
 }

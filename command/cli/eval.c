@@ -63,12 +63,6 @@ static tagc_status open_tokens(tagc_rank *rank, const eval_options *options, int
                                eval_state *state) {
     TAGC_TRY(tagc_data_open(options->data, TAGC_DATA_VAL, &state->tokens));
     TAGC_TRY(tagc_engine_check_tokens(state->trained.saved.tokenizer, state->tokens));
-    uint64_t n_sequences = (tagc_tokens_n(state->tokens) - 1) / (uint64_t)n_tokens;
-    if (n_sequences > 0 && n_sequences < (uint64_t)rank->world_size)
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "%s has %" PRIu64 " sequence%s of %d tokens, fewer than there are ranks (%d)",
-                         tagc_tokens_path(state->tokens), n_sequences, n_sequences > 1 ? "s" : "", n_tokens,
-                         rank->world_size);
     uint64_t n_batches = options->n_batches ? (uint64_t)options->n_batches : UINT64_MAX;
     return tagc_evaluation_open(rank, &state->trained.model, state->tokens, (int)options->batch_size,
                                 n_tokens, n_batches, &state->evaluation);
@@ -112,9 +106,7 @@ static tagc_status evaluate(tagc_rank *rank, const eval_options *options, eval_s
     double loss = 0;
     TAGC_TRY(tagc_evaluate(rank, state->trained.fsdp, &state->workspace, e, &loss));
     if (rank->rank != 0) return TAGC_OK;
-    return print_result(options, state, loss,
-                        e->n_batches * (uint64_t)rank->world_size * (uint64_t)e->n_batch *
-                            (uint64_t)n_tokens);
+    return print_result(options, state, loss, e->n_tokens);
 }
 
 static tagc_status eval_rank(tagc_rank *rank, void *context) {

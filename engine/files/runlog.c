@@ -73,6 +73,7 @@ static tagc_status add_line(tagc_runlog *log, json_t *line) {
     } else if (type && strcmp(type, "step") == 0) {
         return add_step(log, line);
     } else if (type && strcmp(type, "eval") == 0) {
+        log->n_val_tokens = number(line, "n_tokens");
         return add_eval(log, number(line, "step"), number(line, "val_loss"));
     }
     return TAGC_OK;
@@ -112,7 +113,8 @@ static void make_label(const char *dir, char *label, size_t n_bytes) {
 
 tagc_status tagc_runlog_read(const char *dir, tagc_runlog *out) {
     char path[TAGC_PATH_BYTES];
-    *out = (tagc_runlog){.world_size = 1, .n_params = (double)NAN, .n_compressed = (double)NAN};
+    *out = (tagc_runlog){
+        .world_size = 1, .n_params = (double)NAN, .n_compressed = (double)NAN, .n_val_tokens = (double)NAN};
     int is_file = tagc_path_exists(dir) && !tagc_path_is_dir(dir);
     out->dir = dir;
     make_label(dir, out->label, sizeof out->label);

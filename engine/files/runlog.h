@@ -30,6 +30,7 @@ typedef struct tagc_runlog {
     json_t *about;                   /* the first entry of type "run"; may be NULL */
     tagc_runlog_step *steps;         /* (n_steps) */
     double *eval_steps, *val_losses; /* (n_evals) */
+    double n_val_tokens;             /* of the last of them */
 } tagc_runlog;
 
 /* dir: a run's folder, or its metrics.jsonl. TAGC_ERR_IO; TAGC_ERR_CORRUPT names the line. Ignores an incomplete last

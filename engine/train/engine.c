@@ -4,6 +4,7 @@
 #include "core/status.h"
 #include "gpt2/safetensors.h"
 #include "launch/over_ranks.h"
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -148,9 +149,16 @@ tagc_status tagc_evaluation_open(const tagc_rank *rank, const tagc_gpt2_config *
     uint64_t n_ranks = (uint64_t)rank->world_size;
     uint64_t n_sequences = (tagc_tokens_n(tokens) - 1) / (uint64_t)n_tokens;
     *out = (tagc_evaluation){.n_batch = (int)at_most((uint64_t)n_batch, n_sequences / n_ranks)};
+    if (n_sequences > 0 && n_sequences < n_ranks) /* none: the loader says what it needs */
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "%s has %" PRIu64 " sequence%s of %d tokens, fewer than there are ranks (%d): a"
+                         " validation loss would count some of them twice",
+                         tagc_tokens_path(tokens), n_sequences, n_sequences > 1 ? "s" : "", n_tokens,
+                         rank->world_size);
     TAGC_TRY(tagc_engine_loader(rank, config, tokens, out->n_batch, n_tokens, NULL, &out->loader));
     out->n_batches =
         at_most(n_batches, tagc_loader_n_windows(out->loader) / ((uint64_t)out->n_batch * n_ranks));
+    out->n_tokens = out->n_batches * n_ranks * (uint64_t)out->n_batch * (uint64_t)n_tokens;
     return TAGC_OK;
 }
 

@@ -70,10 +70,11 @@ typedef struct tagc_evaluation {
     tagc_loader *loader;
     int n_batch;        /* sequences per rank and batch */
     uint64_t n_batches; /* per rank */
+    uint64_t n_tokens;  /* of all ranks, in all batches */
 } tagc_evaluation;
 
-/* Local. The first batches of the text. n_batch and n_batches become less, but at least 1, where they would read a token
- * twice. loader: the caller destroys it. */
+/* Local. The first batches of the text. n_batch and n_batches become less where they would read a token twice;
+ * TAGC_ERR_ARGUMENT if there is less than a sequence per rank. loader: the caller destroys it. */
 tagc_status tagc_evaluation_open(const tagc_rank *rank, const tagc_gpt2_config *config,
                                  const tagc_tokens *tokens, int n_batch, int n_tokens, uint64_t n_batches,
                                  tagc_evaluation *out);

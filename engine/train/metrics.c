@@ -241,10 +241,11 @@ tagc_status tagc_metrics_step(tagc_metrics *metrics, const tagc_step_report *rep
     return write_line(metrics, line);
 }
 
-tagc_status tagc_metrics_eval(tagc_metrics *metrics, uint64_t step, double val_loss) {
+tagc_status tagc_metrics_eval(tagc_metrics *metrics, uint64_t step, double val_loss, uint64_t n_tokens) {
     json_t *line = json_object();
     json_object_set_new(line, "type", json_string("eval"));
     json_object_set_new(line, "step", json_integer((json_int_t)step));
     json_object_set_new(line, "val_loss", tagc_json_real(val_loss));
+    json_object_set_new(line, "n_tokens", json_integer((json_int_t)n_tokens));
     return write_line(metrics, line);
 }

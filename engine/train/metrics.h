@@ -3,7 +3,7 @@
  *
  *   {"type": "run", ...}   model, options, world size; one per start or resume
  *   {"type": "step", "step": 1, "loss": ..., ...}   "levels": units at each level of the schedule; absent if none follows it
- *   {"type": "eval", "step": 100, "val_loss": ...} */
+ *   {"type": "eval", "step": 100, "val_loss": ..., "n_tokens": over so many} */
 #ifndef TAGC_TRAIN_METRICS_H
 #define TAGC_TRAIN_METRICS_H
 
@@ -23,7 +23,7 @@ tagc_status tagc_metrics_check_free(const char *dir);
 tagc_status tagc_metrics_rewind(tagc_metrics *metrics, int64_t step, char damaged[TAGC_PATH_BYTES]);
 tagc_status tagc_metrics_run(tagc_metrics *metrics, json_t *run); /* takes the reference over */
 tagc_status tagc_metrics_step(tagc_metrics *metrics, const tagc_step_report *report);
-tagc_status tagc_metrics_eval(tagc_metrics *metrics, uint64_t step, double val_loss);
+tagc_status tagc_metrics_eval(tagc_metrics *metrics, uint64_t step, double val_loss, uint64_t n_tokens);
 void tagc_metrics_close(tagc_metrics *metrics); /* accepts NULL */
 
 #endif

@@ -6,6 +6,7 @@
 #include "launch/interrupt.h"
 #include "launch/over_ranks.h"
 #include "train/trainer.h"
+#include <math.h>
 #include <stdlib.h>
 
 /* Mean loss, and whether any rank was asked to stop. */
@@ -65,7 +66,11 @@ static tagc_status validate(tagc_trainer *t) {
     if (is_best) t->saved.best_val_loss = loss;
     tagc_progress_say(&t->progress, "step %*llu  validation loss %.4f%s", t->options.steps >= 10000 ? 6 : 4,
                       (unsigned long long)t->step, loss, is_best ? "  (best)" : "");
-    return t->metrics ? tagc_metrics_eval(t->metrics, t->step, loss) : TAGC_OK;
+    if (!isfinite(loss))
+        tagc_progress_say(
+            &t->progress,
+            "note: this validation loss is not finite: a weight is no number, or far too large");
+    return t->metrics ? tagc_metrics_eval(t->metrics, t->step, loss, t->evaluation.n_tokens) : TAGC_OK;
 }
 
 static tagc_status write_trace(tagc_trainer *t) {

@@ -120,8 +120,12 @@ static tagc_status open_loaders(tagc_trainer *t) {
     TAGC_TRY(tagc_engine_loader(t->rank, model, t->train_tokens, n_batch, t->training.n_tokens,
                                 &t->options.seed, &t->loader));
     if (!t->val_tokens) return TAGC_OK;
-    return tagc_evaluation_open(t->rank, model, t->val_tokens, n_batch, t->training.n_tokens,
-                                (uint64_t)t->options.eval_batches, &t->evaluation);
+    tagc_status status = tagc_evaluation_open(t->rank, model, t->val_tokens, n_batch, t->training.n_tokens,
+                                              (uint64_t)t->options.eval_batches, &t->evaluation);
+    if (status != TAGC_ERR_ARGUMENT || t->evaluation.loader) return status;
+    char text[TAGC_ERROR_TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", tagc_last_error());
+    return tagc_fail(status, "%s; --eval-every never trains without a validation loss", text);
 }
 
 static tagc_status check_folder(const tagc_trainer *t, const tagc_beginning *from) {

@@ -56,6 +56,9 @@ run 0 train "${tiny[@]}" "${still[@]}" --batch-size 6 --out d1
 run 0 train "${tiny[@]}" "${still[@]}" --batch-size 16 --ranks 2 --out d2
 paste <(val_column d1) <(val_column d2) | awk '{ n++; if (NF != 2 || ($1 - $2)^2 > 1e-10) exit 1 } END { exit n != 2 }' ||
     fail "training validates on another part of the file"
+run 1 train "${tiny[@]}" "${still[@]}" --batch-size 1 --ranks 7
+says "6 sequences of 32 tokens, fewer than there are ranks (7)" "--eval-every never"
+run 0 train "${tiny[@]}" "${still[@]}" --batch-size 1 --ranks 7 --eval-every never
 
 # GPT-2's end of text is not a token of a smaller vocabulary.
 grep -q '"eos_token_id": null' hf/config.json || fail "config.json leaves the end of text to the reader"
@@ -85,6 +88,8 @@ cp hf/model.safetensors infinite.safetensors
 printf '\x00\x00\x80\x7f' | dd of=infinite.safetensors bs=1 seek=$(($(wc -c <infinite.safetensors) - 4)) conv=notrunc 2>/dev/null
 run 1 train "${tiny[@]}" --steps 100 --batch-size 1 --ranks 2 --init-from infinite.safetensors
 says "the gradients of the last 20 steps, 1 to 20, were not finite"
+run 0 train "${tiny[@]}" --no-quiet --steps 0 --init-from infinite.safetensors
+grep -q "^note: this validation loss is not finite" out || fail "no note about a validation loss that is none: $(cat out)"
 run 1 train "${tiny[@]}" --steps 4 --batch-size 1 --init-from infinite.safetensors
 says "the gradients of the last 4 steps, 1 to 4, were not finite"
 
@@ -110,6 +115,14 @@ run 0 generate --from a --prompt "$(printf 'x%.0s' $(seq 200))" --n-tokens 5 --t
 run 0 compare a b
 grep -q "validation loss, last" out || fail "no table"
 grep -q "against a" out || fail "no difference"
+grep -q "validation losses are of different text" out && fail "a note about other text, though it is the same"
+# --eval-batches are batches of a rank: the same weights have another loss over other text, and compare says so.
+same=("${tiny[@]}" --lr 0 --min-lr 0 --steps 1 --init-from hf/model.safetensors)
+run 0 train "${same[@]}" --batch-size 2 --out two
+run 0 train "${same[@]}" --batch-size 8 --ranks 3 --preset fsdp --out twenty-four
+run 0 compare --no-curves two twenty-four
+grep -qE '^  over so many tokens +128 +1536$' out && grep -q "validation losses are of different text" out ||
+    fail "no note about different text: $(cat out)"
 # Times within the spread are marked by the rule of tagc-report: the middle 80 % of the steps overlap. Steps of given times:
 times() { # <run> <milliseconds>...: a run whose steps took so long
     local run=$1 n=0 ms
