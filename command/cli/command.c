@@ -1,5 +1,7 @@
 /* The beginning and the end that all commands share. */
 #include "cli/commands.h"
+#include "core/status.h"
+#include "disk/paths.h"
 #include "launch/ranks.h"
 #include <stdlib.h>
 
@@ -14,6 +16,18 @@ int tagc_command_end(tagc_status status) {
     if (status == TAGC_OK) return TAGC_EXIT_OK;
     tagc_ranks_complain(tagc_ranks_launcher_rank(), tagc_last_error());
     return status == TAGC_ERR_INTERRUPTED ? TAGC_EXIT_INTERRUPTED : TAGC_EXIT_FAILURE;
+}
+
+tagc_status tagc_command_keep(const char *dir, const char *file, const char *other_file) {
+    const char *const files[] = {file, other_file};
+    char path[TAGC_PATH_BYTES];
+    for (size_t i = 0; i < 2; i++) {
+        TAGC_TRY(tagc_path_join(dir, files[i], path));
+        if (tagc_path_exists(path))
+            return tagc_fail(TAGC_ERR_IO,
+                             "%s is there already: --force overwrites it, or choose another --out", path);
+    }
+    return TAGC_OK;
 }
 
 int tagc_entry_run(const tagc_entry *entry, int argc, char **argv) {

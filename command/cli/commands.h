@@ -32,4 +32,7 @@ int tagc_command_refuse(const tagc_command *command);
 /* The exit code of a command without ranks. Prints the last failure if `status` is one. */
 int tagc_command_end(tagc_status status);
 
+/* Fails if the folder has one of these files already; the remedy that it names is --force. */
+tagc_status tagc_command_keep(const char *dir, const char *file, const char *other_file);
+
 #endif

@@ -93,22 +93,10 @@ static void print_report(const data_options *options, const tagc_data_report *re
                (unsigned long long)report->n_invalid_bytes);
 }
 
-/* A run that resumes would go on with other text. */
-static tagc_status keep_what_is_there(const data_options *options) {
-    static const char *const files[] = {"train.bin", "val.bin"};
-    char path[TAGC_PATH_BYTES];
-    for (size_t i = 0; i < 2 && !options->force; i++) {
-        TAGC_TRY(tagc_path_join(options->out, files[i], path));
-        if (tagc_path_exists(path))
-            return tagc_fail(TAGC_ERR_IO,
-                             "%s is there already: --force overwrites it, or choose another --out", path);
-    }
-    return TAGC_OK;
-}
-
 static tagc_status build(const tagc_parsed *parsed) {
     const data_options *options = parsed->values;
-    TAGC_TRY(keep_what_is_there(options));
+    if (!options->force) /* a run that resumes would go on with other text */
+        TAGC_TRY(tagc_command_keep(options->out, "train.bin", "val.bin"));
     tagc_tokenizer *tokenizer = NULL;
     TAGC_TRY(tagc_trained_tokenizer(options->vocab, options->merges, "", &tokenizer));
     data_progress progress = {.is_terminal = !options->quiet && isatty(STDOUT_FILENO)};

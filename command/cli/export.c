@@ -7,6 +7,7 @@
 
 typedef struct export_options {
     const char *from, *out;
+    int force;
 } export_options;
 
 static const tagc_option rows[] = {
@@ -14,6 +15,8 @@ static const tagc_option rows[] = {
      "a run's folder (its newest checkpoint) or one checkpoint"},
     {NULL, "out", TAGC_OPTION_TEXT, 0, offsetof(export_options, out), 0, 0, NULL, NULL, "DIR",
      "folder for model.safetensors and config.json"},
+    {NULL, "force", TAGC_OPTION_FLAG, 0, offsetof(export_options, force), 0, 0, NULL, "no", NULL,
+     "overwrite the model.safetensors and config.json that --out has already"},
 };
 
 static const tagc_command command = {
@@ -67,6 +70,12 @@ static tagc_status export_rank(tagc_rank *rank, void *context) {
 }
 
 static int run(tagc_parsed *parsed) {
+    const export_options *options = parsed->values;
+    tagc_trained trained;
+    tagc_status status = tagc_trained_find(options->from, &trained);
+    if (status == TAGC_OK && !options->force)
+        status = tagc_command_keep(options->out, "model.safetensors", "config.json");
+    if (status != TAGC_OK) return tagc_command_end(status);
     tagc_launch launch = {.n_ranks = 1, .transport = TAGC_LAUNCH_LOCAL, .timeout_s = 120};
     return tagc_ranks_run(&launch, export_rank, parsed->values);
 }

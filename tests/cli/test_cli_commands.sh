@@ -35,6 +35,14 @@ for words in "eval --data data" "generate --n-tokens 1" "export --out both" "inf
     run 1 $words $([ "$words" = info ] || echo --from) both
     says "both holds checkpoints and model.safetensors"
 done
+# Nor is what a folder holds overwritten, unless that is asked for.
+cp both/model.safetensors exported
+run 1 export --from both/step-00000014 --out both
+says "both/model.safetensors is there already" "--force"
+cmp both/model.safetensors exported || fail "overwritten without --force"
+run 0 export --from both/step-00000014 --out both --force
+cmp -s both/model.safetensors exported && fail "--force overwrites nothing"
+cp exported both/model.safetensors
 run 0 eval --from both/step-00000014 --data data --batches 1
 run 0 eval --from both/model.safetensors --data data --batches 1
 
