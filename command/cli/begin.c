@@ -39,15 +39,22 @@ static tagc_status open_resume(tagc_rank *rank, const tagc_parsed *parsed, tagc_
         return tagc_fail(TAGC_ERR_ARGUMENT, "--resume needs --out DIR of the run, or a path: --resume PATH");
     if (is_latest) TAGC_TRY(tagc_run_folder_unsaved(rank->comm, from->options.out, &from->is_unsaved));
     if (from->is_unsaved) return begin_again(parsed, from);
-    TAGC_TRY(tagc_saved_open(rank->comm, is_latest ? from->options.out : from->options.resume,
-                             from->checkpoint, &from->saved));
+    tagc_status status = tagc_saved_open(rank->comm, is_latest ? from->options.out : from->options.resume,
+                                         from->checkpoint, &from->saved);
+    TAGC_TRY(tagc_run_folder_remedy(&from->options, status));
     from->step = from->saved.step;
-    tagc_status status = tagc_saved_check_known(&from->saved, parsed->command);
+    status = tagc_saved_check_known(&from->saved, parsed->command);
     if (status != TAGC_OK) return tagc_fail_in(status, "%s", from->checkpoint);
     TAGC_TRY(tagc_saved_merge(&from->saved, parsed, &from->options, &from->progress));
     if (from->saved.world_size != rank->world_size)
         tagc_progress_say(&from->progress, "note: saved by %d rank%s, going on with %d",
                           from->saved.world_size, from->saved.world_size > 1 ? "s" : "", rank->world_size);
+    if (from->saved.world_size == 1 && rank->world_size > 1 && !tagc_train_compresses(&from->options))
+        tagc_progress_say(
+            &from->progress,
+            "note: the run stays as one rank began it, and compresses nothing; --fork %s begins one"
+            " that does",
+            from->checkpoint);
     return tagc_train_check(&from->options);
 }
 
@@ -82,7 +89,9 @@ tagc_status tagc_begin(tagc_rank *rank, const tagc_parsed *parsed, int quiet, ta
     if (from->options.resume) TAGC_TRY(open_resume(rank, parsed, from));
     if (from->options.fork) TAGC_TRY(open_fork(rank, parsed, from));
     choose_exchange(rank, parsed, from, is_default_preset);
-    from->options.blas_threads = openblas_get_num_threads(); /* the resolved value of auto, for checkpoints */
+    from->options.ranks = rank->world_size;
+    from->options.blas_threads =
+        openblas_get_num_threads(); /* with the ranks, what checkpoints say of this start */
     tagc_train_command.resolve(&from->options);
     from->texts = tagc_saved_options(&tagc_train_command, &from->options);
     return TAGC_OK;

@@ -24,7 +24,7 @@ typedef enum tagc_option_type {
 typedef enum tagc_option_role {
     TAGC_ROLE_FREE = 0,  /* the same on all ranks; may change on resume, with a note */
     TAGC_ROLE_FIXED = 1, /* the same on all ranks; what a checkpoint was made with stays */
-    TAGC_ROLE_PLACE = 2, /* may differ between ranks (a path); on resume the checkpoint's unless given */
+    TAGC_ROLE_PLACE = 2, /* may differ between ranks (paths, arms); on resume the checkpoint's unless given */
     TAGC_ROLE_RUN = 3,   /* the same on all ranks; of this start of the run, never the checkpoint's */
     TAGC_ROLE_LOCAL = 4  /* of this process; neither compared nor taken from a checkpoint */
 } tagc_option_role;

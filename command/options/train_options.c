@@ -4,6 +4,7 @@
 #include "disk/paths.h"
 #include "exchange/options.h"
 #include "gpt2/shards.h"
+#include <math.h>
 
 static int is_direct(const tagc_train_options *o) {
     return tagc_train_compresses(o) && o->exchange == TAGC_EXCHANGE_DIRECT;
@@ -107,7 +108,8 @@ static const tagc_option rows[] = {
     {INT(NULL, "seed", FIXED, seed, 0, 4294967295.0, NULL, "0", "seed of the initial weights and of the order of the data")},
 
     {REAL("Optimizer (AdamW)", "lr", FREE, lr, 0, 10, NULL, "6e-4", "highest learning rate")},
-    {REAL(NULL, "min-lr", FREE, min_lr, 0, 10, NULL, "6e-5", "learning rate at the last step")},
+    {REAL(NULL, "min-lr", FREE, min_lr, 0, 10, "auto=-1", "auto",
+         "learning rate at the last step; auto: 6e-5, or --lr where that is less")},
     {INT(NULL, "warmup", FREE, warmup, 0, 1000000000, NULL, "100", "steps in which the learning rate rises to --lr")},
     {CHOICE(NULL, "schedule", FREE, schedule, "cosine|wsd", "cosine",
            "learning rate after the warm-up: half a cosine from --lr to --min-lr; or --lr, and in the last --decay-steps a straight line to"
@@ -129,10 +131,10 @@ static const tagc_option rows[] = {
          " come seldom, else --beta2"), .lacks = lacks_policy},
     {REAL(NULL, "clip", FREE, clip, 0, 1e9, NULL, "1", "largest norm of the gradient; 0 does not clip")},
 
-    {TEXT("Sharding", "preset", LOCAL, preset, NULL, NULL, "ARM",
+    {TEXT("Sharding", "preset", PLACE, preset, NULL, NULL, "ARM",
          "options of an arm of tagc bench, as fsdp, bf16 or all-legs; options on the command line take precedence. Default: all-legs"
          " for a new run on several ranks; none if --sharding, --gather, --wire, --compress or --exchange is given")},
-    {TEXT(NULL, "levels", LOCAL, levels, NULL, NULL, "LEVELS",
+    {TEXT(NULL, "levels", PLACE, levels, NULL, NULL, "LEVELS",
          "how ranks are grouped: hosts=H,ranks=R sets --two-level; replaces --ranks and --ranks-per-host")},
     {CHOICE(NULL, "sharding", FIXED, sharding, "full/zero3|grad/zero2|none/ddp|hybrid/hsdp", "full",
            "full: parameters, gradients and optimizer in parts (ZeRO-3); grad: gradients and optimizer (ZeRO-2);"
@@ -303,6 +305,7 @@ static void resolve(void *values) {
     tagc_train_options *options = values;
     tagc_fsdp_options engine;
     tagc_train_fsdp(options, &engine);
+    if (options->min_lr < 0) options->min_lr = fmin(6e-5, options->lr);
     options->gentle = engine.gentle ? 1 : 2;
     options->sparsity = engine.reducer.sparsity;
     if (options->values == TAGC_TRAIN_AUTO_VALUES) { /* for other exchanges, too: a fork may choose direct */

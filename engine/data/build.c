@@ -59,7 +59,8 @@ static tagc_status check_no_val(const char *out_dir) {
     if (lstat(path, &info) != 0) return TAGC_OK;
     return tagc_fail(
         TAGC_ERR_ARGUMENT,
-        "val_share is 0, but %s is there already, of other text: remove it, or choose another folder", path);
+        "--val-share is 0, but %s is there already, of other text: remove it, or choose another folder",
+        path);
 }
 
 static tagc_status tell_progress(builder *b) {
@@ -308,11 +309,12 @@ static tagc_status build(builder *b) {
     b->report.file = NULL;
     TAGC_TRY(tell_progress(b));
     if (b->report.n_text_bytes == 0)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: %zu files and no text in them", b->options->inputs[0],
-                         b->files.n);
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: %zu file%s and no text in %s", b->options->inputs[0],
+                         b->files.n, b->files.n == 1 ? "" : "s", b->files.n == 1 ? "it" : "them");
     if (b->val && b->report.n_val_tokens == 0)
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "val_share is %g: of %" PRIu64 " tokens nothing is left for val.bin",
+                         "--val-share is %g: of %" PRIu64
+                         " tokens nothing is left for val.bin; give more text",
                          b->options->val_share, b->report.n_train_tokens);
     TAGC_TRY(tagc_token_writer_finish(b->train));
     if (b->val) {

@@ -19,8 +19,8 @@ tagc_status tagc_checkpoint_save(tagc_fsdp *fsdp, tagc_comm *comm, const char *d
  * there is none. path (n_bytes). */
 tagc_status tagc_checkpoint_find(tagc_comm *comm, const char *dir, char *path, size_t n_bytes);
 
-/* Local: the highest step under `dir`. *found is 0 if there is none. */
-tagc_status tagc_checkpoint_newest(const char *dir, uint64_t *step, int *found);
+/* Local: the highest step below `before` under `dir`. *found is 0 if there is none. */
+tagc_status tagc_checkpoint_newest(const char *dir, uint64_t before, uint64_t *step, int *found);
 
 /* Collective. Loads parameters, moments, residuals and the schedule, bit-exact for the same world size. For another world
  * size it reshards parameters and moments, keeps the sum of the residuals over ranks (times the averaging factor), and begins

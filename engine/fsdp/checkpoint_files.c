@@ -85,9 +85,9 @@ static tagc_status newest(const char *dir, uint64_t before, uint64_t *step, char
     return TAGC_OK;
 }
 
-tagc_status tagc_checkpoint_newest(const char *dir, uint64_t *step, int *found) {
+tagc_status tagc_checkpoint_newest(const char *dir, uint64_t before, uint64_t *step, int *found) {
     char name[TAGC_PATH_BYTES];
-    return newest(dir, UINT64_MAX, step, name, found);
+    return newest(dir, before, step, name, found);
 }
 
 static tagc_status find(const char *dir, char path[TAGC_PATH_BYTES]) {

@@ -126,7 +126,7 @@ static tagc_status save_if_missing(tagc_trainer *t) {
     if (t->options.out && t->rank->rank == 0) {
         uint64_t newest;
         int found;
-        TAGC_TRY(tagc_checkpoint_newest(t->options.out, &newest, &found));
+        TAGC_TRY(tagc_checkpoint_newest(t->options.out, UINT64_MAX, &newest, &found));
         is_missing = !found;
     }
     TAGC_TRY(tagc_mean_over_ranks(t->rank->comm, &is_missing, 1));

@@ -26,7 +26,7 @@ tagc_status tagc_run_folder_check(const char *dir, const char *checkpoint, uint6
     struct stat metrics;
     TAGC_TRY(tagc_path_join(dir, "metrics.jsonl", path));
     int has_metrics = stat(path, &metrics) == 0 && metrics.st_size > 0;
-    TAGC_TRY(tagc_checkpoint_newest(dir, &newest, &has_steps));
+    TAGC_TRY(tagc_checkpoint_newest(dir, UINT64_MAX, &newest, &has_steps));
     if (checkpoint && is_inside(checkpoint, dir)) {
         if (!has_steps || newest <= step) return TAGC_OK;
         return tagc_fail(
@@ -56,11 +56,24 @@ tagc_status tagc_run_folder_unsaved(tagc_comm *comm, const char *dir, int *out) 
         uint64_t newest;
         int has_steps = 1; /* what cannot be read is named when the checkpoint is looked for */
         is_unsaved = tagc_path_join(dir, "metrics.jsonl", path) == TAGC_OK && tagc_path_exists(path) &&
-                     tagc_checkpoint_newest(dir, &newest, &has_steps) == TAGC_OK && !has_steps;
+                     tagc_checkpoint_newest(dir, UINT64_MAX, &newest, &has_steps) == TAGC_OK && !has_steps;
     }
     tagc_status status = tagc_mean_over_ranks(comm, &is_unsaved, 1);
     *out = is_unsaved > 0;
     return status;
+}
+
+tagc_status tagc_run_folder_remedy(const tagc_train_options *options, tagc_status status) {
+    char text[TAGC_ERROR_TEXT_BYTES];
+    uint64_t newest = 0, older = 0;
+    int found = 0;
+    snprintf(text, sizeof text, "%s", tagc_last_error());
+    if (status != TAGC_ERR_CORRUPT || strcmp(options->resume, "latest") != 0) return status;
+    if (tagc_checkpoint_newest(options->out, UINT64_MAX, &newest, &found) == TAGC_OK && found)
+        (void)tagc_checkpoint_newest(options->out, newest, &older, &found);
+    if (!found) return tagc_fail(status, "%s", text);
+    return tagc_fail(status, "%s; step %llu is there, too: remove step %llu to go on from it", text,
+                     (unsigned long long)older, (unsigned long long)newest);
 }
 
 tagc_status tagc_run_folder_agree(tagc_comm *comm, const char *dir) {

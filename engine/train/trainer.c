@@ -158,7 +158,9 @@ static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
     }
     if (t->options.resume) {
         char *extra = NULL;
-        TAGC_TRY(tagc_checkpoint_load(t->training.fsdp, t->rank->comm, checkpoint, &t->step, &extra));
+        tagc_status status =
+            tagc_checkpoint_load(t->training.fsdp, t->rank->comm, checkpoint, &t->step, &extra);
+        TAGC_TRY(tagc_run_folder_remedy(&t->options, status));
         free(extra);
         return tagc_loader_seek(t->loader, t->saved.position);
     }

@@ -67,6 +67,9 @@ tagc_status tagc_run_folder_check(const char *dir, const char *checkpoint, uint6
 /* Collective. *out: 1 if the folder holds metrics and no checkpoint. Rank 0's folder counts. */
 tagc_status tagc_run_folder_unsaved(tagc_comm *comm, const char *dir, int *out);
 
+/* Local: `status`, whose text names an older checkpoint if the newest one of --out is damaged. */
+tagc_status tagc_run_folder_remedy(const tagc_train_options *options, tagc_status status);
+
 /* Collective, after rank 0 has made it: refuses when a rank does not see the folder. */
 tagc_status tagc_run_folder_agree(tagc_comm *comm, const char *dir);
 

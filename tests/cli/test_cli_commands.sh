@@ -243,10 +243,16 @@ run 1 data --out d4 --lossy --quiet bad.txt
 says "d4/train.bin is there already" "--force"
 cmp d4/train.bin was.bin || fail "overwritten without --force"
 run 1 data --out d4 --force --lossy --quiet --val-share 0 bad.txt
-says "val_share is 0" "d4/val.bin is there already"
+says "--val-share is 0" "d4/val.bin is there already"
 cmp d4/train.bin was.bin && cmp d4/val.bin data/val.bin || fail "a refused build changed its folder"
 run 0 data --out d4 --force --quiet text/a.txt
 cmp d4/train.bin was.bin && cmp d4/val.bin data/val.bin || fail "--force made something else"
+: >nothing.txt
+run 1 data --out d5 nothing.txt
+says "nothing.txt: 1 file and no text in it"
+printf a >a-byte.txt
+run 1 data --out d5 a-byte.txt
+says "--val-share is 0.1: of 2 tokens nothing is left for val.bin"
 run 2 data --out d3
 says "no text is named"
 run 1 data --out d3 absent.txt

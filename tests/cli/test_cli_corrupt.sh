@@ -45,6 +45,18 @@ for file in rank-0.bin rank-1.bin manifest.json; do
     done
 done
 
+# Where the newest one is damaged, an older one is named, and the run goes on from it once the damaged one is gone.
+run 0 train "${options[@]}" --save-every 1 --out steps
+for file in rank-1.bin manifest.json; do
+    rm -rf bad
+    cp -r steps bad
+    flip bad/step-00000002/$file $(($(wc -c <bad/step-00000002/$file) / 3))
+    run 1 train --quiet --out bad --resume --ranks 2
+    says "step 1 is there, too: remove step 2 to go on from it"
+done
+rm -r bad/step-00000002
+run 0 train --quiet --out bad --resume --ranks 2
+
 # Weights.
 size=$(wc -c <hf/model.safetensors)
 for change in "cut_to bad/model.safetensors $((size - 1))" "cut_to bad/model.safetensors 100" \

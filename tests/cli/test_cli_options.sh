@@ -104,6 +104,8 @@ run 2 train --data x --model demo --seq-len 129
 says "--seq-len is 129" "128"
 run 2 train --data x --lr 1e-4 --min-lr 1e-3
 says "--min-lr"
+run 1 train --data x --lr 0
+says "x does not exist"
 run 2 train --data x --compress names
 says "--compress-names"
 run 2 train --data x --model gpt5

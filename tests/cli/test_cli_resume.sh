@@ -39,6 +39,16 @@ rm -r other/step-00000010
 run 0 train --no-quiet --out other --resume --ranks 3
 grep -q "note: saved by 2 ranks, going on with 3" out || fail "no note about the number of ranks"
 [ "$(column other loss | wc -l)" = 10 ] || fail "not ten steps"
+grep -q "note: the run stays as one rank began it" out && fail "a note about a run of one rank"
+# What is recorded of a start are its own ranks, and the arm that the run began with.
+run 0 train "${tiny[@]}" --steps 1 --ranks 2 --preset direct --out arm
+run 0 train --quiet --out arm --resume --steps 2
+grep '"type":"run"' arm/metrics.jsonl | grep -c '"preset":"direct".*"ranks":"2"' | grep -qx 2 || fail "the second start: $(grep '"run"' arm/metrics.jsonl)"
+# One rank has nobody to compress for. Where more of them go on, that it stays so is told.
+run 0 train "${tiny[@]}" --steps 1 --out alone
+run 0 train --no-quiet --out alone --resume --ranks 2 --steps 2
+grep -q "note: the run stays as one rank began it, and compresses nothing; --fork alone/step-00000001 begins" out ||
+    fail "does not say that nothing is compressed: $(cat out)"
 
 # What a checkpoint cannot go on with is refused, the rest is noted.
 run 1 train --quiet --out packed-b --resume --ranks 2 --n-layer 3

@@ -363,7 +363,7 @@ static void nothing_to_read(void **state) {
     mkdir(folder, 0777);
     build_fails(&e, folder, TAGC_ERR_ARGUMENT, "no file in it");
     scratch_write(scratch_path(folder, "empty"), "", 0);
-    build_fails(&e, folder, TAGC_ERR_ARGUMENT, "no text in them");
+    build_fails(&e, folder, TAGC_ERR_ARGUMENT, "1 file and no text in it");
     scratch_write(scratch_path(folder, "empty"), "abc", 3);
     build_fails(&e, folder, TAGC_ERR_ARGUMENT, "nothing is left for val.bin");
     build_fails(&e, scratch_path(*state, "absent"), TAGC_ERR_IO, "absent: cannot stat");
