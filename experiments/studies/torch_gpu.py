@@ -82,6 +82,12 @@ def carries(device):
     return True
 
 
+def say(args, rank, what):
+    """For gpu.sh, which stops what hangs: what began last, and when."""
+    if rank == 0:
+        print(f"at {time.time() - args.began:.0f} s: {what}", flush=True)
+
+
 class Run:
     """A model, wrapped, on a device, and its optimizer."""
 
@@ -136,6 +142,7 @@ def batches(config, n_steps, batch_size, rank):
 
 def losses_of(args, rank, wrapper, codec, device, perturbed=0.0):
     """Of each step, the mean over ranks."""
+    say(args, rank, f"{'alone' if wrapper is None else name_of(wrapper, codec)} on {device}")
     torch.manual_seed(1)
     model = GPT(TINY)
     with torch.no_grad():
@@ -229,6 +236,7 @@ def time_steps(args, rank, device, wrapper):
     seconds, peaks = {name: [] for name in runs}, {name: [] for name in runs}
     for number in range(-1, args.rounds):
         for name, run in runs.items():
+            say(args, rank, f"round {number + 1} of {name} on {device}")
             for _ in range(3 if number < 0 else args.steps):
                 dist.barrier()
                 wait_for(device)
@@ -351,6 +359,7 @@ def backend_of(args):
 
 def train(rank, args, store, out, wrapper):
     start(args, rank)
+    say(args, rank, f"{wrapper}: processes meet")
     dist.init_process_group(
         backend_of(args),
         init_method=f"file://{store}",
@@ -371,6 +380,7 @@ def train(rank, args, store, out, wrapper):
 
 def select(rank, args, out):
     start(args)
+    say(args, rank, "torch.topk")
     pathlib.Path(out).write_text(json.dumps(time_topk(args.topk_elems, args.device)))
 
 
@@ -530,6 +540,7 @@ def parse():
         add(f"--{name}", type=int, help=text)
     add("--json", metavar="FILE", help="everything, for machines")
     args = parser.parse_args()
+    args.began = time.time()
     args.codecs = codecs_on(args.device)
     is_cpu = args.device == "cpu"
     if not is_cpu and not torch.cuda.is_available():
