@@ -63,6 +63,24 @@ def test_other_variables(interfaces):
             native._n_sockets(2)
 
 
+def test_family_of_its_own_address(interfaces, monkeypatch):
+    """What the store's address is does not matter where the environment names the other family."""
+
+    class Store:
+        host, port = "::1", 1
+
+    monkeypatch.setattr(native.dist, "TCPStore", Store)
+    monkeypatch.setattr(native.internals, "default_store", Store)
+    for family, version in (("AF_INET", 4), ("AF_INET6", 6)):
+        interfaces("NCCL_SOCKET_FAMILY", family)
+        port, why_not = native.open_port(0, (0, 1), may_be_loopback=True)
+        if port is None:  # a host without IPv6
+            assert version == 6 and "no interface with an address of IPv6" in why_not
+            continue
+        assert port.address[5] == version, why_not
+        port.close()
+
+
 def connect(secrets, names):
     """Two ranks of this process with these secrets and names of their connection: their failures."""
     ports = [native.Port(rank, (5, 7), "127.0.0.1", 4) for rank in range(2)]

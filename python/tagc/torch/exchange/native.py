@@ -133,10 +133,10 @@ def open_port(rank: int, ranks: Sequence[int], may_be_loopback: bool) -> tuple[P
     """Returns (a port, ""), or (None, why there can be none). may_be_loopback: else another interface is
     taken, unless a variable names it."""
     try:
-        local = _named_interface()
+        local, family = _named_interface(), _family()
         if local is None and may_be_loopback:
-            local = _own_address()
-        return Port(rank, ranks, local, _family()), ""
+            local = _own_address(family)
+        return Port(rank, ranks, local, family), ""
     except Error as failure:
         return None, str(failure)
 
@@ -192,22 +192,23 @@ def _as_nccl(variable: str, text: str) -> str:
     return ",".join(found)
 
 
-def _own_address() -> str | None:
+def _own_address(family: int) -> str | None:
     """Returns this host's address on the way to the rank that hosts torch's store, or what its name means;
-    None where neither is known."""
+    None where neither is known, or has an address of that family (4, 6, or 0: either)."""
+    wanted = {4: socket.AF_INET, 6: socket.AF_INET6}.get(family, socket.AF_UNSPEC)
     store = internals.default_store()
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     if isinstance(store, dist.TCPStore):
         with contextlib.suppress(OSError):
-            family, kind, _, _, address = socket.getaddrinfo(
-                store.host, store.port or 1, type=socket.SOCK_DGRAM
+            there, kind, _, _, address = socket.getaddrinfo(
+                store.host, store.port or 1, wanted, socket.SOCK_DGRAM
             )[0]
-            with socket.socket(family, kind) as probe:  # sends nothing
+            with socket.socket(there, kind) as probe:  # sends nothing
                 probe.connect(address)
                 return str(probe.getsockname()[0])
     with contextlib.suppress(OSError):
-        found = str(socket.getaddrinfo(socket.gethostname(), None)[0][4][0])
+        found = str(socket.getaddrinfo(socket.gethostname(), None, wanted)[0][4][0])
         with socket.socket(socket.AF_INET6 if ":" in found else socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind((found, 0))  # that it is this host's
             return found
