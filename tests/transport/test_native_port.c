@@ -4,6 +4,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -206,6 +207,12 @@ static void test_where_it_listens(void **state) {
     expect(open_as("192.0.2.1", 0, 1, 0, 2, &native), TAGC_ERR_ARGUMENT,
            "no port can be opened at 192.0.2.1");
     expect(open_as("127.0.0.1", 6, 1, 0, 2, &native), TAGC_ERR_ARGUMENT, "an address of IPv4");
+    static const char *const of_nobody[] = {"0.0.0.0", "::", "fe80::1"};
+    for (int i = 0; i < 3; i++) {
+        expect(open_as(of_nobody[i], 0, 1, 0, 2, &native), TAGC_ERR_ARGUMENT,
+               "which other hosts cannot call");
+        assert_true(has(of_nobody[i]));
+    }
     expect(open_as(NULL, 5, 1, 0, 2, &native), TAGC_ERR_ARGUMENT, "options.family is 5");
     expect(open_as(NULL, 0, 17, 0, 2, &native), TAGC_ERR_ARGUMENT, "options.n_sockets is 17");
     expect(open_as(NULL, 0, 1, 2, 2, &native), TAGC_ERR_ARGUMENT, "rank is 2");
@@ -216,6 +223,30 @@ static void test_where_it_listens(void **state) {
     assert_memory_equal(address + 16, "\x7f\0\0\x01", 4);
     tagc_native_destroy(native);
     assert_int_equal(open_as(NULL, 0, 1, 0, 2, &native), TAGC_OK);
+    tagc_native_destroy(native);
+}
+
+/* A rank that may open no more files hangs up on others, and says so itself. */
+static void test_open_files(void **state) {
+    (void)state;
+    struct rlimit before, few;
+    tagc_native *native, *other;
+    unsigned char addresses[2][TAGC_NATIVE_ADDRESS_BYTES], keys[4 * TAGC_NATIVE_KEY_BYTES];
+    int fds[64], n = 0;
+    native_keys(0, 2, keys);
+    assert_int_equal(open_as("127.0.0.1", 0, 1, 0, 2, &native), TAGC_OK);
+    for (int r = 0; r < 2; r++) assert_int_equal(tagc_native_address(native, addresses[r]), TAGC_OK);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = (struct rlimit){.rlim_cur = 64, .rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    expect(open_as("127.0.0.1", 0, 16, 0, 5, &other), TAGC_ERR_MEMORY,
+           "16 connections with each of 4 other ranks take 72 files, and this process may open ");
+    while (n < 64 && (fds[n] = dup(STDOUT_FILENO)) >= 0) n++;
+    tagc_status status = tagc_native_connect(native, addresses, keys, 0.1);
+    while (n) close(fds[--n]);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    expect(status, TAGC_ERR_MEMORY,
+           "no connection to rank 1 within 0.1 s: this rank has too many files open");
     tagc_native_destroy(native);
 }
 
@@ -265,9 +296,9 @@ static void test_misuse(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_strangers), cmocka_unit_test(test_repeated_key),
-                                       cmocka_unit_test(test_impostor),
-                                       cmocka_unit_test(test_where_it_listens),
-                                       cmocka_unit_test(test_misuse)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_strangers),  cmocka_unit_test(test_repeated_key),
+        cmocka_unit_test(test_impostor),   cmocka_unit_test(test_where_it_listens),
+        cmocka_unit_test(test_open_files), cmocka_unit_test(test_misuse)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -308,7 +308,8 @@ static const char *why(const native_peer *peer) {
         return "it did not call";
     case UV_EOF:
     case UV_ECONNRESET:
-        return "it, or another program at its address, closed the connection: keys may differ";
+        return "it, or another program at its address, closed the connection: keys may differ, or it has "
+               "too many files open";
     case UV_EPROTO:
         return "what answers at its address does not show its key";
     default:
@@ -319,6 +320,11 @@ static const char *why(const native_peer *peer) {
 static tagc_status late(const tagc_native *self, int n_missing, int first, double timeout_s) {
     char more[32] = "";
     if (n_missing > 1) snprintf(more, sizeof more, " and %d more", n_missing - 1);
+    if (tagc_native_free_files(1) == 0) /* libuv hangs up on callers then, and says nothing */
+        return tagc_fail(
+            TAGC_ERR_MEMORY,
+            "no connection to rank %d%s within %g s: this rank has too many files open (ulimit -n)",
+            tagc_native_name(self, first), more, timeout_s);
     return tagc_fail(TAGC_ERR_TRANSPORT, "no connection to rank %d%s within %g s: %s",
                      tagc_native_name(self, first), more, timeout_s, why(&self->peers[first]));
 }

@@ -213,6 +213,8 @@ uint64_t tagc_native_on_the_way(const tagc_native *self);
 /* open.c */
 tagc_status tagc_native_read_address(const tagc_native *self, int rank, const unsigned char *from,
                                      struct sockaddr_storage *to);
+/* Returns how many more files this process may open, at most `most`. */
+int tagc_native_free_files(int most);
 
 /* forks.c: hold the lock where a socket is made, until it is noted. n_forks: of this process, before libuv may have accepted the
  * caller; it is hung up on if there were more since. */

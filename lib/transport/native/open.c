@@ -2,12 +2,15 @@
 #include "core/sized.h"
 #include "transport/native/native.h"
 
+#include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
-enum { BACKLOG = 1024, SHOWN_BYTES = 256 };
+enum { BACKLOG = 1024, SHOWN_BYTES = 256, OWN_FILES = 8 /* of a port and its loop */ };
 
 static const tagc_native_options default_options = {.n_sockets = 1};
 static const tagc_sized options_struct = {"tagc_native_options", sizeof(tagc_native_options),
@@ -36,11 +39,12 @@ static int family_of(const struct sockaddr *address) {
     return address->sa_family == AF_INET ? 4 : address->sa_family == AF_INET6 ? 6 : 0;
 }
 
-/* Link-local addresses mean something only together with an interface of the other host. */
-static int is_usable(const uv_interface_address_t *found, int family) {
-    const struct sockaddr *address = (const struct sockaddr *)&found->address;
-    if (family_of(address) != family) return 0;
-    return family == 4 || !IN6_IS_ADDR_LINKLOCAL(&found->address.address6.sin6_addr);
+/* "Any address" is every host's own; link-local ones mean something only together with an interface of the other host. */
+static int is_callable(const struct sockaddr_storage *address) {
+    const struct in6_addr *six = &((const struct sockaddr_in6 *)address)->sin6_addr;
+    if (address->ss_family == AF_INET)
+        return ((const struct sockaddr_in *)address)->sin_addr.s_addr != INADDR_ANY;
+    return !IN6_IS_ADDR_UNSPECIFIED(six) && !IN6_IS_ADDR_LINKLOCAL(six);
 }
 
 static void keep(const uv_interface_address_t *found, struct sockaddr_storage *to) {
@@ -49,6 +53,12 @@ static void keep(const uv_interface_address_t *found, struct sockaddr_storage *t
         memcpy(to, &found->address.address4, sizeof found->address.address4);
     else
         memcpy(to, &found->address.address6, sizeof found->address.address6);
+}
+
+static int is_usable(const uv_interface_address_t *found, int family) {
+    struct sockaddr_storage address;
+    keep(found, &address);
+    return family_of((const struct sockaddr *)&address) == family && is_callable(&address);
 }
 
 /* Writes "lo (127.0.0.1), eth0 (10.0.0.1)". */
@@ -107,6 +117,10 @@ static tagc_status find_local(const tagc_native_options *options, struct sockadd
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "options.local is %s, an address of IPv%d, and options.family is %d", local, family,
                          options->family);
+    if (is_address && !is_callable(to))
+        return tagc_fail(
+            TAGC_ERR_ARGUMENT,
+            "options.local is %s, which other hosts cannot call: take an interface's name or address", local);
     if (is_address) return TAGC_OK;
     uv_interface_address_t *all = NULL;
     int n = 0, error = uv_interface_addresses(&all, &n);
@@ -127,6 +141,26 @@ static tagc_status find_local(const tagc_native_options *options, struct sockadd
 }
 
 /* ---- the port ---- */
+
+int tagc_native_free_files(int most) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return most;
+    int n = 0;
+    for (rlim_t fd = 0; fd < limit.rlim_cur && fd <= INT_MAX && n < most; fd++)
+        n += fcntl((int)fd, F_GETFD) < 0;
+    return n;
+}
+
+/* A rank that can open no more files hangs up on its callers, who cannot know why. */
+static tagc_status check_files(int world_size, int n_sockets) {
+    int n_needed = (world_size - 1) * n_sockets + OWN_FILES, n_free = tagc_native_free_files(n_needed);
+    if (n_free == n_needed) return TAGC_OK;
+    return tagc_fail(
+        TAGC_ERR_MEMORY,
+        "%d connections with each of %d other ranks take %d files, and this process may open %d more "
+        "(ulimit -n)",
+        n_sockets, world_size - 1, n_needed, n_free);
+}
 
 static tagc_status listen_at(tagc_native *self) {
     struct sockaddr *address = (struct sockaddr *)&self->address;
@@ -170,6 +204,7 @@ tagc_status tagc_native_open(const tagc_native_options *options, int rank, int w
         return tagc_fail(TAGC_ERR_ARGUMENT, "rank is %d, must be in [0, %d)", rank, world_size);
     struct sockaddr_storage address;
     TAGC_TRY(find_local(&checked, &address));
+    TAGC_TRY(check_files(world_size, checked.n_sockets));
     tagc_arena arena = {0};
     lay_out(&arena, (size_t)world_size);
     void *memory;
