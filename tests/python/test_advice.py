@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+from pathlib import Path
 
 import pytest
 
@@ -497,6 +499,22 @@ def test_time_of_a_local_step(every, fragments, delay, exchange_s):
     assert links.local_step_s(1.0, exchange_s, every, fragments, delay) == pytest.approx(
         lived / steps, rel=0.02
     )
+
+
+def test_what_the_page_of_sites_says(capsys):
+    """The table is what its call prints, up to the "..."; and what selection saves."""
+    import tagc.torch
+
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "sites.md").read_text()
+    call, printed = re.search(
+        r"^(tagc\.plan_sites\(.*?\))\n```.*?\n```\n(.*?) \.\.\.\n```", page, re.S | re.M
+    ).groups()
+    exec(call, {"tagc": tagc.torch})
+    assert capsys.readouterr().out.startswith(printed)
+    every_value, selected = (
+        sum(links.ways()[f"direct, {what}"]) for what in ("every value as int4", "95 % zero")
+    )
+    assert "sends a sixth as much" in page and every_value / selected == pytest.approx(6, abs=0.2)
 
 
 def test_every_step_or_local_steps(capsys):
