@@ -1,7 +1,7 @@
 """Loss against wall-clock on two hosts of two ranks: losses of results/parity/NAME.json (parity.py NAME),
 times of a step of results/cluster.json (lab run cluster).
 
-    python experiments/studies/wall_clock.py            # a model of 0.2 M parameters, 7 ways to train it
+    python experiments/studies/wall_clock.py            # a model of 0.2 M parameters, 9 ways to train it
     python experiments/studies/wall_clock.py curve      # one of 12 M, dense and tagc with every leg
 
 It prints a table and draws wall-clock.svg or curve.svg beside the losses. The times are those of a model of
@@ -36,6 +36,7 @@ ARMS = {
         ("fsdp2-tagc-4bit-delta4-bf16", "fsdp2-tagc-delta4-bf16"),
     ),
     "HSDP, tagc": ("tagc-optimizer", ("hsdp-tagc-4bit-bf16", "hsdp-tagc-bf16")),
+    "HSDP, tagc, without the optimizer": ("tagc", ("hsdp-tagc-4bit-bf16", "hsdp-tagc-bf16")),
 }
 BASELINE = "FSDP2, bf16"
 PICTURES = {"cluster": "wall-clock.svg", "curve": "curve.svg"}  # by the name of the losses
@@ -175,7 +176,7 @@ def draw(found, path, shows_gaps):
     charts = []
     order = list(next(iter(found.values())))
     colour = alt.Color(
-        "arm:N", scale=alt.Scale(domain=order), title=None, legend=alt.Legend(orient="bottom", columns=4)
+        "arm:N", scale=alt.Scale(domain=order), title=None, legend=alt.Legend(orient="bottom", columns=3)
     )
     for link, rows in found.items():
         points = [
