@@ -122,6 +122,8 @@ run 0 HAS_GPU=1 HAS_TORCH=1 WITHOUT=uv.h scripts/gpu.sh "$work/out"
 said 'Not tried: training, no cache of memory; training, all of it.'
 grep -q 'training, all of it .*skipped: it may hang.*gloo; libuv 1.42' out/page.txt || fail "the page does not say what gloo may do"
 [ "$(wc -l <trained)" = 4 ] && [ ! -e build/objects/lib/transport/native/open.c.o ] || fail "without libuv"
+run 0 HAS_GPU=1 TAGC_GPU_SECONDS=2 scripts/gpu.sh "$work/out"
+said 'Not tried: tests; reducers; torch; bench; memcheck; racecheck.'
 run 1 HAS_GPU=1 HAS_TORCH=1 BROKEN=bench/bench_cuda.cu scripts/gpu.sh "$work/out"
 said 'The path does NOT work here: 1 parts failed: bench.'
 grep -q 'bench .*failed: bench_cuda.o does not compile: x.c:1: error: it is broken' out/page.txt || fail "the page does not say what failed"

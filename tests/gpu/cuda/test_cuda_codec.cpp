@@ -868,6 +868,14 @@ static void test_launches(void) {
 /* test_cuda_codec [N]: an Nth of the trials, for tools that slow a device down. */
 int main(int argc, char **argv) {
     const int part = argc > 1 && atoi(argv[1]) > 0 ? atoi(argv[1]) : 1;
+#ifndef TAGC_CUDA_HARNESS
+    int n_devices;
+    const cudaError_t code = cudaGetDeviceCount(&n_devices);
+    if (code != cudaSuccess) { /* as where the driver is older than the toolkit */
+        fprintf(stderr, "test_cuda_codec: no device: %s\n", cudaGetErrorString(code));
+        return 1;
+    }
+#endif
     each_trial(1, N_SMALL / part, 4, 700, 1);
     each_trial(2, N_LARGE / part, 2, 40000, 0);
     each_trial(3, N_DAMAGED / part, 3, 5000, 1);
