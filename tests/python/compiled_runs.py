@@ -203,11 +203,11 @@ class Watched:
         own(module)
         self.n_at_once = max(self.n_at_once, len(self.begun) - self._n_ended)
 
-    def _take(self, own, ahead, one, is_forward):
+    def _take(self, own, ahead, one, *how):
         self.taken.append(one.name)
         if one not in ahead._started:
             self.not_ahead.append(one.name)
-        return own(ahead, one, is_forward)
+        return own(ahead, one, *how)
 
     def _exchange(self, own, passes, unit, *arguments, **options):
         since = self._begun[unit.name] + 1

@@ -108,6 +108,51 @@ def evaluation(rank, world_size):
     closed(run, other)
 
 
+def changed(rank, world_size):
+    """What one rank alone changes, of a module that was read in part or is gathered ahead, all ranks see, or
+    all raise one Error."""
+    text = "have changed on rank 0 since they were gathered, and rank 1, which comes with"
+    batch, run = batch_of(0), Run(made(Even), sparsity=0, timeout_s=60)
+    model = run.model
+
+    def change(module, changing=(0,)):
+        if rank in changing:
+            module._parameters["weight"].to_local().detach()[0] += 1
+
+    def check(loss):
+        check_alike(loss.detach().view(1), "the loss")
+        assert torch.equal(loss, loss_of(copy.deepcopy(model), batch))  # for which torch gathers
+        return loss
+
+    with torch.no_grad():
+        loss_of(model, batch)
+        for module in (model.head, model.embed):
+            model.embed(torch.ones(1, 8))  # the root's, whose head stays unread
+            change(module)
+            check(loss_of(model, batch))
+        model.embed(torch.ones(1, 8))
+        change(model.head)
+    check(loss_of(model, batch)).backward()
+    # what a pass reads first may be what was left unread
+    for changing in ((0, 1), (0,)):
+        assert model.head.bias.numel()
+        change(model.embed, changing)
+        if len(changing) == 2:
+            check(loss_of(model, batch)).backward()
+    check_error(lambda: loss_of(model, batch), f"parameters of the root module {text} parameters of layers.0")
+    # the next block is there already when it changes
+    for changing in ((0, 1), (0,)):
+        run.steps(1)
+        hook = model.layers[1].register_forward_pre_hook(lambda *_: change(model.layers[1].out, changing))
+        if len(changing) == 2:
+            loss = loss_of(model, batch)
+            hook.remove()
+            check(loss).backward()
+    check_error(lambda: run.steps(1), f"parameters of layers.1 {text} gradients of")
+    hook.remove()
+    closed(run)
+
+
 def handles(rank, world_size):
     """What the handle says, closing it, a second one, and copies of the model."""
     import tagc.torch as tagc
@@ -325,6 +370,7 @@ def other_order(gm, inputs):
     operators = torch.ops.tagc.all_gather.default, torch.ops.tagc.reduce_scatter.default
     at, found = {name: [] for name in operators}, list(gm.graph.nodes)
     for node in found:
+    changed,
         name = (
             node.target if node.target in operators else next((a for a in node.args if a in operators), None)
         )
@@ -492,8 +538,8 @@ def test_ahead():
         def version(self):
             return versions[self.name]
 
-        def gathered(self):
-            log.append(self.name)
+        def gathered(self, have_changed):
+            log.append("!" * have_changed + self.name)
 
     parameters, ahead = {name: Parameter(name) for name in "abcd"}, Ahead(Starts(), 8)
 
@@ -518,7 +564,7 @@ def test_ahead():
     takes("abc")
     assert takes("a", ends=False) == "Aabc"
     versions["b"] += 1  # an optimizer's step
-    assert takes("bc", ends=False) == "BbC"
+    assert takes("bc", ends=False) == "B!bC"  # which all ranks must know
     ahead = Ahead(Starts(), 8)
     takes("abba", n_forward=2)
     assert takes("abba", n_forward=2) == "AabBbaBA"

@@ -4,6 +4,7 @@ has each gather where the whole parameter is read first, computes while the next
 
 from __future__ import annotations
 
+import functools
 from typing import Protocol
 
 import torch
@@ -23,8 +24,9 @@ class Gathered(Protocol):
         """Returns what changes when this rank's shards do."""
         ...
 
-    def gathered(self) -> torch.Tensor:
-        """Returns the whole of them, in the runner's thread. Collective."""
+    def gathered(self, have_changed: bool) -> torch.Tensor:
+        """Returns the whole of them, in the runner's thread. Collective. have_changed: since an earlier
+        gather."""
         ...
 
 
@@ -39,16 +41,23 @@ class Ahead:
         self._alike: list[list[Gathered]] = []  # of the last ones: those that began as this one
         self._started: dict[Gathered, tuple[Started, object]] = {}  # with the version
 
-    def take(self, one: Gathered, is_forward: bool) -> torch.Tensor:
+    def take(self, one: Gathered, is_forward: bool, have_changed: bool = False) -> torch.Tensor:
         """Returns the whole of them, and starts what comes next. Collective. is_forward: in no
-        backward pass."""
+        backward pass. have_changed: since an earlier gather."""
         self._note(one, is_forward)
         # What was started and does not come next stays: others have it, too, and may not ask for it again.
         found = self._started.pop(one, None)
-        if found is None or found[1] != one.version():
-            found = self._start(one)
+        have_changed = have_changed or (found is not None and found[1] != one.version())
+        if found is None or have_changed:
+            found = self._start(one, have_changed)
         self._look_ahead()
-        return self._starts.wait(found[0])
+        try:
+            return self._starts.wait(found[0])
+        except BaseException:
+            # what is behind it has failed, too, and ranks have come to different places of this pass
+            self._started.clear()
+            self._begin()
+            raise
 
     def _note(self, one: Gathered, is_forward: bool) -> None:
         at = len(self._now)
@@ -59,9 +68,9 @@ class Ahead:
         self._now.append(one)
         self._alike = alike
 
-    def _start(self, one: Gathered) -> tuple[Started, object]:
+    def _start(self, one: Gathered, have_changed: bool = False) -> tuple[Started, object]:
         version = one.version()
-        return self._starts.start(one.gathered), version
+        return self._starts.start(functools.partial(one.gathered, have_changed)), version
 
     def _look_ahead(self) -> None:
         """Starts what comes next in this pass."""
@@ -88,4 +97,7 @@ class Ahead:
         if self._now:
             others = [each for each in self._passes if each != self._now]
             self._passes = [*others[1 - MOST_PASSES :], self._now]
+        self._begin()
+
+    def _begin(self) -> None:
         self._now, self._alike = [], list(self._passes)

@@ -82,6 +82,11 @@ class Module:
         """What ranks call a gather of it."""
         return f"parameters of {self.name}"
 
+    @property
+    def what_changed(self) -> str:
+        """The same of a rank that needs it because its shard is not what the last one took."""
+        return f"changed {self.what}"
+
     def set_kinds(self, kinds: Kinds) -> None:
         before = [each.parameter for each in self.parameters]
         for each in self.parameters:
@@ -128,20 +133,23 @@ class Module:
     def read(self, one: Sharded) -> torch.Tensor:
         own = self._connected()
         is_forward = own.is_forward()
-        if self._whole is None or not self._is_fresh(one, self._whole[1]):
+        # A forward pass that reads one again is a new one: on all ranks, while a change shows on one alone.
+        kept = self._whole if one in self._unread or not is_forward else None
+        have_changed = kept is not None and not self._is_fresh(one, kept[1])
+        if kept is None or have_changed:
             version = self.version()
             if self._lasts(self.dtype):
-                values = own.ahead.take(self, is_forward)
+                values = own.ahead.take(self, is_forward, have_changed)
             else:
                 own.starts.drain()
-                values = self.gathered()
-            self._whole, self._unread = (values, version), set(self.parameters)
+                values = self.gathered(have_changed)
+            kept = self._whole = values, version
+            self._unread = set(self.parameters)
             own.keep(self)
-        values = self._whole[0]
         self._unread.discard(one)
         if not self._unread:
             self.drop()
-        return self._cut(values, one)
+        return self._cut(kept[0], one)
 
     def _is_fresh(self, one: Sharded, version: Version) -> bool:
         """Returns whether a parameter is as it was in that version: by this rank's shard of it, or if that is
@@ -166,17 +174,30 @@ class Module:
     def version(self) -> Version:
         return tuple(each.version() for each in self.parameters)
 
-    def gathered(self) -> torch.Tensor:
-        """Returns the whole parameters, in their turn. Collective."""
+    def gathered(self, have_changed: bool = False) -> torch.Tensor:
+        """Returns the whole parameters, in their turn. Collective. have_changed: since an earlier gather,
+        whose values ranks whose shards have not would use: they must come, too."""
         while True:
             joined, self._joined = self._joined, None
-            if joined is not None and joined[1] == self.version():
-                return joined[0]
+            if joined is not None and not have_changed:
+                if joined[1] == self.version():
+                    return joined[0]
+                have_changed = True
             try:
+                if have_changed:
+                    have_changed = False
+                    self._say_changed()
                 return self._gathered()
             except Disagreement as problem:
                 if not self._connected().handle.wrapper.joins(problem.whats):
                     raise
+
+    def _say_changed(self) -> None:
+        if self._lasts(self.dtype) and self._hosts.is_flat:
+            passes = self._connected().handle.passes
+            comm = passes.comm(self.group)
+            comm.agree(self.what_changed, {})
+            passes.recorder.add_control(comm.agreement_bytes)
 
     def join(self) -> None:
         """Gathers them because some rank wants them, and keeps them until this one does. Collective."""

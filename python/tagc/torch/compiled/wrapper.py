@@ -118,6 +118,7 @@ class Wrapper(GatheringWrapper):
         )
         if not hosts.is_two_level:
             return place
+        self._of_changed = {module.what_changed: module for module in self._modules}
         return place._replace(
             replica=place.replica // hosts.per_host, replicas=place.replicas // hosts.per_host
         )
@@ -176,3 +177,23 @@ class Wrapper(GatheringWrapper):
         for one in wanted:
             one.join()
         return bool(wanted)
+        for rank, module in enumerate(map(self._of_changed.get, whats)):
+            if module is not None:
+                return self._come_together(module, rank, whats)
+
+    @staticmethod
+    def _come_together(module: Module, rank: int, whats: Sequence[str]) -> bool:
+        """Returns True if all ranks have come to gather that module, whose parameters have changed on one of
+        them. Otherwise some have used its old values already, and all raise the same Error."""
+        other = next(
+            (i for i, what in enumerate(whats) if what not in (module.what, module.what_changed)), None
+        )
+        if other is None:
+            return True
+        ranks = dist.get_process_group_ranks(module.group)
+        raise Error(
+            "mismatch",
+            f"{module.what} have changed on rank {ranks[rank]} since they were gathered, and rank "
+            f"{ranks[other]}, which comes with {whats[other]}, uses the old ones: change a parameter on all "
+            "ranks, by an operation on the DTensor, which each of them sees",
+        )
