@@ -179,6 +179,29 @@ def handles(rank, world_size):
     closed(Run(run.model, **SELECTED))
 
 
+def moved(rank, world_size):
+    """A model is cast and moved where that changes nothing. What changes it must come before compress()."""
+    run, other = (Run(made(Tied), sparsity=0) for _ in range(2))
+    for move in (lambda model: model.to("cpu"), nn.Module.float, lambda model: model.again.to(torch.float32)):
+        move(run.model)
+        check_same(run, other, 1)
+    in_graph = [Run(made(Even), backend, sparsity=0) for backend in ("aot_eager", None)]
+    check_same(*in_graph, 1)
+    in_graph[0].model.to("cpu")  # which gives the graph other inputs
+    check_same(*in_graph, 1)
+    closed(*in_graph)
+    run.model.bfloat16()
+    text = r"weight is torch.bfloat16 on cpu, and compress\(\) saw torch.float32 on cpu: cast or move"
+    check_error(lambda: loss_of(run.model, batch_of(0)), text)
+    run.model.float()
+    run.optimizer.zero_grad()
+    loss_of(run.model, batch_of(rank)).backward()
+    closed(run, other)
+    cast = Run(run.model.bfloat16(), sparsity=0)
+    assert cast.model(batch_of(rank)[0].bfloat16()).dtype == torch.bfloat16
+    closed(cast)
+
+
 def checkpoints(rank, world_size):
     """By torch.distributed.checkpoint, with the handle's state beside that of the model and optimizer."""
     import torch.distributed.checkpoint as dcp
@@ -347,7 +370,9 @@ CHECKS = [
     precision,
     accumulation,
     evaluation,
+    changed,
     handles,
+    moved,
     checkpoints,
     errors,
     titan,
@@ -370,7 +395,6 @@ def other_order(gm, inputs):
     operators = torch.ops.tagc.all_gather.default, torch.ops.tagc.reduce_scatter.default
     at, found = {name: [] for name in operators}, list(gm.graph.nodes)
     for node in found:
-    changed,
         name = (
             node.target if node.target in operators else next((a for a in node.args if a in operators), None)
         )

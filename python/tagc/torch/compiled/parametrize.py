@@ -88,14 +88,12 @@ def class_of(
     names: tuple[str, ...],
     make: Callable[[str], property],
     prefix: str,
-    copies: Callable[..., object] | None = None,
+    methods: tuple[tuple[str, Callable[..., object]], ...] = (),
 ) -> type:
     """Returns the class of modules of that kind whose parameters with these names are properties. It is one
-    for all of them, so that compiled code fits them all. copies: in the place of its __deepcopy__()."""
+    for all of them, so that compiled code fits them all. methods: (name, what is in its place)."""
     own: dict[str, Any] = {name: make(name) for name in names}
-    return type(
-        f"{prefix}{kind.__name__}", (kind,), own if copies is None else own | {"__deepcopy__": copies}
-    )
+    return type(f"{prefix}{kind.__name__}", (kind,), own | dict(methods))
 
 
 def data_parallel(

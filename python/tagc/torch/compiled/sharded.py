@@ -98,6 +98,15 @@ class Sharded:
             self.read = ops.late(self.sharded.requires_grad_(True).to_local(), self.key)
         self.sharded.requires_grad_(is_trained)
 
+    def release(self) -> None:
+        """Gives up the parameter's node of autograd, without which torch can give it other values."""
+        self.read = self.read.detach()
+
+    def renew(self) -> None:
+        """Makes what the model reads again. With another dtype or device, reading it is an Error."""
+        if (self.read.dtype, self.read.device) == (self.sharded.dtype, self.sharded.device):
+            self.connect(self._connected())
+
     # ---- what the operators call ----
 
     def all_gather(self, shard: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -6,9 +6,11 @@ or expects to gather, joins it, and keeps what comes until its own graph asks fo
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -47,6 +49,13 @@ def _read(name: str, module: Any) -> torch.Tensor:
             f"{name} is not the parameter that compress() saw: load values into that, as load_state_dict() "
             "does without assign=True, or close() the handle first",
         )
+    if (parameter.dtype, parameter.device) != (shard.dtype, shard.device):
+        raise Error(
+            "state",
+            f"{name} is {parameter.dtype} on {parameter.device}, and compress() saw {shard.dtype} on "
+            f"{shard.device}: cast or move the model before compress(), or close() the handle and call "
+            "compress() again",
+        )
     if not parameter.requires_grad:
         shard = shard.detach()
     return again(ops.all_gather, reshards, shard, key, parameter.shape, dtype)
@@ -60,6 +69,14 @@ def _copied(module: Any, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(module, memo)
     finally:
         module.__class__, module.tagc_reads, module.tagc_handle = own
+
+
+def _moving(module: Any) -> AbstractContextManager[None]:
+    found: AbstractContextManager[None] = module.tagc_handle.wrapper.moving(module)
+    return found
+
+
+_METHODS = (("__deepcopy__", _copied), internals.apply_within(_moving))
 
 
 def _restore(module: Any) -> None:
@@ -101,6 +118,7 @@ class Wrapper(GatheringWrapper):
             self._sharded.setdefault(id(found.parameter), Sharded(name, found))
         self._modules = _modules(model, self._found, self._sharded)
         self._of_what = {module.what: module for module in self._modules}
+        self._of_changed = {module.what_changed: module for module in self._modules}
         self._gathers = []
         # exchanges of tensors in CPU memory go on in a thread, while another handle uses its own groups
         self.shares_groups = any(one.sharded.device.type != "cpu" for one in self._sharded.values())
@@ -118,7 +136,6 @@ class Wrapper(GatheringWrapper):
         )
         if not hosts.is_two_level:
             return place
-        self._of_changed = {module.what_changed: module for module in self._modules}
         return place._replace(
             replica=place.replica // hosts.per_host, replicas=place.replicas // hosts.per_host
         )
@@ -160,26 +177,47 @@ class Wrapper(GatheringWrapper):
         for owner, own in names.items():
             self._replace(owner, tuple(own), handle)
             handle.passes.undo.append(functools.partial(_restore, owner))
+        handle.passes.undo += [one.release for one in self._sharded.values()]
         self.follow_loads(handle)
 
     def _replace(self, module: Any, names: tuple[str, ...], handle: Compressed) -> None:
         """Replaces the properties of a module, which keeps the handle, as hooks would."""
         kind: Any = type(module)
-        module.__class__ = class_of(kind, names, Compressible, "Compressed", _copied)
+        module.__class__ = class_of(kind, names, Compressible, "Compressed", _METHODS)
         module.tagc_reads, module.tagc_handle = {}, handle
         for name in names:
-            parameter = internals.own_parameter(module, name)
-            one = self._sharded[id(parameter)]
-            module.tagc_reads[name] = parameter, one.read, one.key, one.dtype, one.reshards
+            self._note(module, name, self._sharded[id(internals.own_parameter(module, name))])
+
+    @staticmethod
+    def _note(module: Any, name: str, one: Sharded) -> None:
+        module.tagc_reads[name] = one.sharded, one.read, one.key, one.dtype, one.reshards
+
+    @contextlib.contextmanager
+    def moving(self, module: torch.nn.Module) -> Iterator[None]:
+        """Contains .to() and such, which swap parameters also where they change nothing. Local."""
+        own = {id(found.parameter) for found in self._found if found.module is module}
+        users = [
+            (found, self._sharded[id(found.parameter)]) for found in self._found if id(found.parameter) in own
+        ]
+        try:
+            for found, one in users:
+                one.release()
+                self._note(found.module, found.name, one)
+            yield
+        finally:
+            for one in {one for _, one in users}:
+                one.renew()
+            for found, one in users:
+                self._note(found.module, found.name, one)
 
     def joins(self, whats: Sequence[str]) -> bool:
+        for rank, module in enumerate(map(self._of_changed.get, whats)):
+            if module is not None:
+                return self._come_together(module, rank, whats)
         wanted = [self._of_what[what] for what in dict.fromkeys(whats) if what in self._of_what]
         for one in wanted:
             one.join()
         return bool(wanted)
-        for rank, module in enumerate(map(self._of_changed.get, whats)):
-            if module is not None:
-                return self._come_together(module, rank, whats)
 
     @staticmethod
     def _come_together(module: Module, rank: int, whats: Sequence[str]) -> bool:

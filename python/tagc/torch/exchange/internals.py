@@ -9,6 +9,7 @@ import copy
 import functools
 import sys
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,6 +80,7 @@ SEEN = {
     "ProcessGroup._get_backend": ALL,
     "OptimizedModule._orig_mod": ALL,
     "Module._parameters": ALL,
+    "Module._apply": ALL,
     "torch._library.effects.EffectType": "2.10 to 2.15",
     "CustomOpDef.register_effect": "2.10 to 2.15",
     "DeviceMesh._get_root_mesh": "2.13",
@@ -544,6 +546,17 @@ def stage_sends(stage: Any, is_forward: bool) -> list[Any] | None:
 def own_parameter(module: Any, name: str) -> Any:
     """Returns a parameter that a property of the module's class hides."""
     return _get(module, "Module._parameters")[name]
+
+
+def apply_within(around: Callable[[Any], AbstractContextManager[None]]) -> tuple[str, Callable[..., Any]]:
+    """Returns (name, method) of a class of modules whose tensors .to() and such change within
+    around(module)."""
+
+    def apply(module: Any, *arguments: Any, **options: Any) -> Any:
+        with around(module):
+            return _get(super(type(module), module), "Module._apply")(*arguments, **options)
+
+    return "_apply", apply
 
 
 def keep_order_of(operator: Any) -> None:
