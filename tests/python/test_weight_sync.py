@@ -678,6 +678,11 @@ def between_shards(rank, world_size):
         raw = {n: t.detach().reshape(-1).view(torch.int16).tolist() for n, t in full.items()}
         dist.all_gather_object(everyone, raw)
         assert everyone[2] == everyone[3] == everyone[0] == everyone[1]
+    if rank > 1:
+        empty = {name: torch.zeros_like(tensor) for name, tensor in named.items()}
+        alone = tagc.WeightSync(empty)
+        text = f"encode() without a group: this rank holds {6 - rank} of the 7 elements of inner.bias; name"
+        refused(alone.encode, "argument", text)
     held = model.state_dict() if rank < 2 else named  # its tied tensors are the same memory
     held = {name: tensor for name, tensor in held.items() if name not in ("count", "mask")}
     tagc.WeightSync(held, dist.group.WORLD, source=[0, 1])
@@ -693,6 +698,8 @@ def between_shards(rank, world_size):
     there = tagc.WeightSync(whole)
     refused(lambda: there.apply(parts[0]), "argument", "has parts 0 to 1, one of each sender; given are [0]")
     there.apply(parts[1], parts[0])
+    if rank > 1:
+        alone.apply(*parts[:2])
     dist.all_gather_object(parts, sync.encode_current() if rank < 2 else None)
     refused(lambda: there.apply(*parts[:2]), "state", "version 5 is not newer than version 5")
     everyone = [None] * world_size
@@ -701,6 +708,13 @@ def between_shards(rank, world_size):
     got = {n: torch.tensor(v, dtype=torch.uint8).view(torch.int16).tolist() for n, v in everyone[0].items()}
     if rank < 2:
         assert {n: raw[n] for n in got} == got
+        step(model, random)
+    dist.all_gather_object(parts, sync.encode() if rank < 2 else None)
+    there.apply(*parts[:2])
+    if rank > 1:  # without a group
+        alone.apply(*parts[:2])
+        full = {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in empty.items()}
+        assert all(full[n].view(torch.int16).equal(p.view(torch.int16)) for n, p in whole.named_parameters())
     text = (
         "source is [1]: these ranks hold 1 of the 3 elements of frozen; name all ranks that hold shards of it"
     )

@@ -115,7 +115,9 @@ class WeightSync:
         everyone = agree_all(group, mine, failure, timeout_s, "WeightSync()")
         self._fingerprint = frames.checksum_of(frames.description(self._entries))
         self._pool = concurrent.futures.ThreadPoolExecutor(threads) if threads > 1 else None
-        self._divide([everyone[rank]["boxes"] for rank in senders])
+        self._lacking = self._divide([everyone[rank]["boxes"] for rank in senders])
+        if group is not None and self._lacking:
+            raise Error("argument", self._lacking)
         self._new_run = everyone[senders[0]]["run"]
         self._links = None
         if group is not None:
@@ -139,6 +141,8 @@ class WeightSync:
         parts of all at once. Collective over the senders: if it fails on one, all raise the same Error, and
         there is no new version."""
         self._require("encode", self._is_sender())
+        if self._lacking:
+            raise Error("argument", self._lacking)
         if self._run not in (0, self._new_run):
             raise Error("state", "this WeightSync applies; versions are encoded by another one")
         made, failure = self._attempt(whole or not self._has_base())
@@ -280,9 +284,9 @@ class WeightSync:
     def _is_sender(self) -> bool:
         return self._group is None or self._rank in self._senders
 
-    def _divide(self, boxes: Sequence[Sequence[Box | None]]) -> None:
-        """Finds what each sender sends: of boxes that several hold, the first one's. Error if a tensor is not
-        held by them as a whole."""
+    def _divide(self, boxes: Sequence[Sequence[Box | None]]) -> str:
+        """Finds what each sender sends: of boxes that several hold, the first one's. Returns in words which
+        tensor they do not hold as a whole; "" if there is none. Without a group it may yet be a receiver."""
         for index, entry in enumerate(self._entries):
             taken: set[Box] = set()
             for part, theirs in enumerate(boxes):
@@ -294,12 +298,13 @@ class WeightSync:
                     self._mine += [(index, piece) for piece in box.pieces()]
             n_held = sum(box.numel() for box in taken)
             if n_held != product(entry.shape):
-                raise Error(
-                    "argument",
-                    f"source is {self._senders}: these ranks hold {n_held} of the "
-                    f"{product(entry.shape)} elements "
-                    f"of {entry.name}; name all ranks that hold shards of it",
+                who = f"source is {self._senders}: these ranks hold"
+                who = "encode() without a group: this rank holds" if self._group is None else who
+                return (
+                    f"{who} {n_held} of the {product(entry.shape)} elements of {entry.name}; name all ranks "
+                    "that hold shards of it"
                 )
+        return ""
 
     def _read(self, index: int, box: Box, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Returns that box of the tensor now, contiguous, in CPU memory, as it travels. This rank holds
