@@ -474,13 +474,18 @@ def wrong_calls_are_errors_on_all_ranks(rank, world_size):
             def wrong(call, text):
                 check_error(lambda: call().wait(), text, same=same)
 
-            first = "key a" if one_host else "gradients of a .all_reduce."
-            order = f"rank .* comes with .*{first}, and rank {world_size - 1} with .* of (key )?b"
+            order = f"rank .* comes with .*key a, and rank {world_size - 1} with .* of key b"
             wrong(lambda: comm.all_reduce(small, key="b" if last else "a"), order)
             wrong(lambda: comm.all_reduce(large if last else small, key="a"), "do not agree")
             wrong(lambda: comm.all_reduce(small.bfloat16() if last else small, key="a"), "bfloat16")
             wrong(lambda: comm.all_reduce(small, key="a", op=AVG if last else SUM), "has .*factor of op 1.0")
             comm.all_reduce(torch.ones(N), key="a").wait()  # no call has failed for good
+            one, other = (nn.Parameter(torch.ones(N)) for _ in range(2))
+            for key in (one, "0"):  # the number of no other, and no name that has come
+                wrong(lambda: comm.all_reduce(small, key=3 if last else key), "key is 3, must be")
+            wrong(lambda: comm.all_reduce(small.long() if last else small.clone()), "of torch.int64")
+            for key in (other, one):
+                comm.all_reduce(torch.ones(N), key=key).wait()
             first = "first call was all_reduce of 4224 elements of float32"
             wrong(lambda: comm.all_reduce(large if last else small, key="a"), f"key a: .*{first}")
             wrong(lambda: comm.all_reduce(large, key="a"), f"key a: .*{first}")
@@ -512,7 +517,7 @@ def wrong_calls_are_errors_on_all_ranks(rank, world_size):
             )
             wrong(lambda: one_of_two(large, small, key="a"), "do not agree")
             comm.all_reduce(torch.ones(N), key="f").wait()
-            check_alike(torch.tensor([comm.stats()["step"]]), "the step")
+            check_alike(torch.tensor([comm.stats()["step"], comm._keys.n_calls]), "the step")
             future = (comm.all_reduce(small, key=3) if last else comm.all_reduce(small, key="a")).get_future()
             try:
                 future.wait()

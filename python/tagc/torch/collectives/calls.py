@@ -76,7 +76,6 @@ class Call(NamedTuple):
     """What a user has called, with flat tensors. failure: why this rank only tells the others."""
 
     use: Use
-    name: str | None
     key: Any
     source: torch.Tensor
     target: torch.Tensor

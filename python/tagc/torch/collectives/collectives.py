@@ -301,6 +301,7 @@ class Collectives:
                 with torch.no_grad():
                     try:
                         if is_alone:
+                            self._name_of(call)
                             copy(call)
                         else:
                             self._run(call)
@@ -320,7 +321,7 @@ class Collectives:
                 work.future = Future()
                 work.future.set_result(run())
             else:
-                is_awaited = not self._hosts.is_flat or what == "all_gather" or call.name is None
+                is_awaited = not self._hosts.is_flat or what == "all_gather" or call.key is None
                 work.future = runner.future(run, is_awaited)
             return work
 
@@ -334,60 +335,65 @@ class Collectives:
         """Returns the call, checked as far as this rank can."""
         try:
             n_ranks = self._keys.n_ranks()
-            name = None if key is None else self._keys.name_of(key)
             check(what, source, target, n_ranks)
             if what != "all_gather":
                 scale_of(op, n_ranks)
             values = flat(source)
             into = values if target is source else flat(target)
-            return Call(Use.of(what, source), name, key, values, into, op, None)
+            return Call(Use.of(what, source), key, values, into, op, None)
         except Error as failure:
             nothing = torch.zeros(1)
-            return Call(Use(what, 1, "float32"), None, key, nothing, nothing.clone(), ReduceOp.SUM, failure)
+            return Call(Use(what, 1, "float32"), None, nothing, nothing.clone(), ReduceOp.SUM, failure)
+
+    def _name_of(self, call: Call) -> str | None:
+        return None if call.key is None else self._keys.name_of(call.key)
 
     def _run(self, call: Call) -> None:
         """Runs a call, in its turn. Collective."""
+        keys, what = self._keys, call.use.collective
+        keys.n_calls += 1
         try:
             if call.failure is not None:
                 raise call.failure
-            self._keys.n_once += call.name is None and not self._hosts.is_one
-            if call.use.collective == "all_gather":
-                begin = functools.partial(self._gather, call, self._keys.find_gather(call.name, call.use))
+            name = self._name_of(call)
+            if what == "all_gather":
+                begin = functools.partial(self._gather, call, name, keys.find_gather(name, call.use))
             else:
                 source = call.key if isinstance(call.key, torch.Tensor) else call.source
-                fields = self._state.schedule.fields
-                begin = functools.partial(
-                    self._reduce, call, self._keys.find(call.name, call.use, source, fields)
-                )
+                reduced = keys.find(name, call.use, source, self._state.schedule.fields)
+                begin = functools.partial(self._reduce, call, name, reduced)
         except Error as failure:  # the other ranks are about to run it
             self._passes.runners.wait()
-            self._keys.agree(self._passes.comm, f"{call.use.collective}()", {}, failure)
+            keys.agree(self._passes.comm, f"{what}()", {}, failure)
             return
-        if self._hosts.is_one:  # torch's collectives compare nothing
-            op = None if call.op is None else scale_of(call.op, self._keys.n_ranks())
+        if self._hosts.is_one or keys.is_new(call.key):  # torch's collectives compare nothing
+            self._passes.runners.wait()
+            op = None if call.op is None else scale_of(call.op, keys.n_ranks())
             numbers = {"elements": call.use.n_elems, "dtype": call.use.dtype, "factor of op": op}
-            about = "without a key" if call.name is None else f"of key {call.name}"
-            self._keys.agree(self._passes.comm, f"{call.use.collective} {about}", numbers)
+            about = "without a key" if name is None else f"of key {name}"
+            keys.agree(self._passes.comm, f"{what} {about}", numbers)
+            if name is not None:
+                keys.know(call.key, name)
         begin()
 
-    def _exchange(self, call: Call, unit: Unit, find_layout: Callable[[], Layout], recurs: bool) -> None:
+    def _exchange(self, call: Call, name: str | None, unit: Unit, find_layout: Callable[[], Layout]) -> None:
         # in CPU memory an exchange takes the memory of its source; sums within hosts are made elsewhere
         is_taken = call.source.device.type == "cpu" and self._hosts.is_flat
         source = call.source.clone() if is_taken and call.source is not call.target else call.source
-        waits, number = (True, self._keys.n_once) if call.name is None else (False, None)
+        waits, number = (True, self._keys.n_calls) if name is None else (False, None)
         arrays = source, call.target, call.op
         self._passes.exchange(
-            unit, self._group, *arrays, find_layout, waits=waits, recurs=recurs, number=number
+            unit, self._group, *arrays, find_layout, waits=waits, recurs=name is not None, number=number
         )
 
-    def _reduce(self, call: Call, reduced: Reduced) -> None:
+    def _reduce(self, call: Call, name: str | None, reduced: Reduced) -> None:
         try:
-            self._exchange(call, reduced.unit, lambda: reduced.layout, recurs=call.name is not None)
+            self._exchange(call, name, reduced.unit, lambda: reduced.layout)
         except BaseException:
-            if call.name is not None and call.name not in self._keys.reduced:
+            if name is not None and name not in self._keys.reduced:
                 reduced.unit.free()
             raise
-        self._add(call.name, reduced)
+        self._add(name, reduced)
 
     def _add(self, name: str | None, reduced: Reduced) -> None:
         if name is None or name in self._keys.reduced:
@@ -396,8 +402,8 @@ class Collectives:
             self._keys.reduced[name] = reduced
             self._state.add_unit(reduced.unit.name, lambda *_: reduced.unit, [reduced.parameter])
 
-    def _gather(self, call: Call, known: AllGather | None) -> None:
-        use, name = call.use, call.name
+    def _gather(self, call: Call, name: str | None, known: AllGather | None) -> None:
+        use = call.use
         gather = self._gather_of(name, use) if known is None else known
         try:
             gather(call.target, call.source, self._group)
@@ -414,7 +420,7 @@ class Collectives:
         wire, seed = self._state.options.parameters, None
         if name is None:  # whole, or rounded at random, on each rank of a host in another way
             is_whole = wire in (None, "fp32", "bf16", "lossless")
-            number = f"{self._keys.n_once} {self._hosts.place}"
+            number = f"{self._keys.n_calls} {self._hosts.place}"
             wire, seed = (None, None) if is_whole else ("int8", zlib.crc32(number.encode()))
         wire = wire or ("bf16" if use.dtype == "bfloat16" else "fp32")
         words = name or f"a tensor of {use.n_elems} {use.dtype} without a key"
@@ -433,7 +439,7 @@ class Collectives:
             try:
                 if not is_selected:  # or all of these were read
                     check_complete(saved, abouts)
-                n_once = self._add_saved(abouts)
+                n_calls = self._add_saved(abouts)
                 checkpoint.load(self._state, saved, is_selected)
             except BaseException:
                 for name in keys.reduced.keys() - reduced:
@@ -442,10 +448,10 @@ class Collectives:
                     keys.gathered.pop(name)[1].close()
                 keys.strings = strings
                 raise
-            keys.n_once = n_once
+            keys.n_calls = n_calls
 
     def _add_saved(self, abouts: Mapping[int, Mapping[str, Any]]) -> int:
-        """Adds the keys of a checkpoint that have not come yet. Returns its number of calls without a key."""
+        """Adds the keys of a checkpoint that have not come yet. Returns its number of calls."""
         about = abouts.get(dist.get_rank()) or abouts[min(abouts)]
         found = keys_of(about)
         self._keys.check_saved(found)
@@ -457,7 +463,7 @@ class Collectives:
         for name, use in found.gathered.items() if about["world_size"] == dist.get_world_size() else ():
             if name not in self._keys.gathered:
                 self._keys.gathered[name] = use, self._gather_of(name, use)
-        return found.n_once
+        return found.n_calls
 
     # ---- the end ----
 

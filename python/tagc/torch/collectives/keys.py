@@ -45,14 +45,14 @@ class Use:
 
 
 class Saved(NamedTuple):
-    """The keys of a checkpoint. kinds: classes of those of reductions. named: those of names. n_once: calls
-    without a key."""
+    """The keys of a checkpoint. kinds: classes of those of reductions. named: those of names. n_calls: from
+    which the rounding of calls without a key derives."""
 
     reduced: dict[str, Use]
     gathered: dict[str, Use]
     kinds: dict[str, str]
     named: list[str]
-    n_once: int
+    n_calls: int
 
 
 class Reduced:
@@ -114,7 +114,8 @@ class Keys(Wrapped):
             for row in self.rows
             if row.n_elems and options.sparsity > 0
         }
-        self.n_once = 0  # calls without a key, from which their rounding derives
+        # all calls, since these are as many on all ranks: the rounding of those without a key derives from it
+        self.n_calls = 0
         # id of a parameter -> (it, so that no other gets this id; its name)
         self._names = {id(p): (p, row.name) for (_, p), row in zip(named or [], self.rows)}
         self.strings: set[str] = set()  # names that came as such
@@ -122,7 +123,7 @@ class Keys(Wrapped):
     # ---- names ----
 
     def name_of(self, key: Any) -> str:
-        """Returns the name of a key. Local."""
+        """Returns the name of a key; of a new one, that which it gets if all ranks agree. Local."""
         if isinstance(key, torch.Tensor):
             return self._name_of_tensor(key)
         if not isinstance(key, str) or not key:
@@ -135,8 +136,20 @@ class Keys(Wrapped):
             raise Error(
                 "argument", f"key is {key!r}, which names does not have, and gentle is True: {_SCHEDULED}"
             )
-        self.strings.add(key)
         return key
+
+    def is_new(self, key: Any) -> bool:
+        """Returns whether ranks must agree on the name of this key. With names, they have."""
+        is_known = id(key) in self._names or isinstance(key, str) and key in self.strings
+        return key is not None and not self._is_named and not is_known
+
+    def know(self, key: Any, name: str) -> None:
+        """Notes a new key. Call it when all ranks have agreed on it: the number of one that failed on a rank
+        would be the number of another key there."""
+        if isinstance(key, str):
+            self.strings.add(name)
+        else:
+            self._names[id(key)] = key, name
 
     def _name_of_tensor(self, key: torch.Tensor) -> str:
         if id(key) not in self._names:
@@ -152,7 +165,7 @@ class Keys(Wrapped):
                     f"key is a tensor of shape {shape}, number {name}, and {name!r} is a name that came "
                     f"before: {_GIVE}",
                 )
-            self._names[id(key)] = key, name
+            return name
         return self._names[id(key)][1]
 
     def kind_of(self, name: str, tensor: torch.Tensor) -> str:
@@ -268,7 +281,7 @@ class Keys(Wrapped):
         named = [name for name in {**reduced, **gathered} if name in self.kinds]
         kept = [name for name, kind in kinds.items() if self._options.feeds_back(kind)]
         keys = {"reduced": reduced, "gathered": gathered, "kinds": kinds, "named": named, "kept": kept}
-        return {"keys": keys | {"without": self.n_once}}
+        return {"keys": keys | {"without": self.n_calls}}
 
     def check_names(self) -> None:
         """Raises Error unless a resumed run calls each key by the name that it has here. Local."""
@@ -293,8 +306,7 @@ class Keys(Wrapped):
         for name, use in saved.reduced.items():
             if (mine := known.get(name, use)) != use:
                 raise Error("argument", f"tagc state: key {name}: {use}; its first call here was {mine}")
-        for name in {**saved.reduced, **saved.gathered}:
-            self.name_of(name)
+        self.strings |= {self.name_of(name) for name in {**saved.reduced, **saved.gathered}}
 
     def deltas(self) -> dict[str, AllGather]:
         return {name: gather for name, (_, gather) in self.gathered.items() if gather.is_delta}
