@@ -412,6 +412,23 @@ def classes_follow_names(rank, world_size):
         )
 
 
+def keys_that_are_gone(rank, world_size):
+    """A tensor that is another one each time is no key; one that stays is."""
+    parameter, stays = nn.Parameter(torch.ones(N)), torch.ones(N)
+    for key_of in (lambda: parameter.data, lambda: parameter.grad, lambda: stays):
+        with collectives() as comm:
+            for step in range(3):
+                parameter.grad = torch.ones(N)
+                if step and key_of() is not stays:
+                    text = f"shape .{N},.*that of key 0 is gone.*give the parameter p itself"
+                    check_error(lambda: comm.all_reduce(parameter.grad, key=key_of()).wait(), text)
+                else:
+                    comm.all_reduce(parameter.grad, key=key_of()).wait()
+            comm.all_reduce(torch.ones(N), key=parameter).wait()
+            check_error(lambda: comm.all_reduce(torch.ones(3), key="0").wait(), "the name of a parameter")
+            check_error(comm.state_dict, "are tensors without names")
+
+
 def many_calls_from_many_threads(rank, world_size):
     """In the order in which they were made, whatever thread makes them; gradients of parameters too, which
     autograd watches."""
@@ -957,6 +974,7 @@ def test_two_ranks():
             follows_the_schedule_of_compress,
             the_schedule_is_for_names,
             classes_follow_names,
+            keys_that_are_gone,
             many_calls_from_many_threads,
             wrong_calls_are_errors_on_all_ranks,
             failures_end,

@@ -69,16 +69,18 @@ class Collectives:
     parameters: of all_gather(). All other options are those of compress(). With sparsity 0, `mild` is
         `values` by default; `codec` is "host".
 
-    A key is a parameter, another tensor that stands for itself, or a string. It names the residual: what a
-    call has rounded off or not sent is added to the next one with that key. Calls with one key have one
-    size, dtype and collective; all_gather() may use the key of a reduction, too. Give names, or strings as
-    keys, if you save the state: the numbers of other keys may change from run to run.
+    A key is a parameter, another tensor that you keep, or a string. It names the residual: what a call has
+    rounded off or not sent is added to the next one with that key. p.data and p.grad are new tensors each
+    time, which is an Error. Calls with one key have one size, dtype and collective; all_gather() may use the
+    key of a reduction, too. Give names, or strings as keys, if you save the state: the numbers of other keys
+    may change from run to run.
     Without a key there is no residual, and values are rounded at random, so that their mean is right: those
     of reductions from 4096 elements on in `values`, with selection or fewer than 4 bits in 4 bits; what
     all_reduce() sends back in 8 bits. Nothing is rounded if values is "fp32" or "bf16".
 
     All ranks make the same calls in the same order, from any thread. Many may be under way. Another order,
-    or a wrong argument on one rank, is an Error of that call on all ranks."""
+    or a wrong argument on one rank, is an Error of that call on all ranks; for tensors on GPUs, of which a
+    host has several, by the time-out."""
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ Keys is to Passes what a wrapped model is to the hooks', but it learns of its pa
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -116,8 +117,12 @@ class Keys(Wrapped):
         }
         # all calls, since these are as many on all ranks: the rounding of those without a key derives from it
         self.n_calls = 0
-        # id of a parameter -> (it, so that no other gets this id; its name)
-        self._names = {id(p): (p, row.name) for (_, p), row in zip(named or [], self.rows)}
+        # id of a tensor -> (the parameter, so that no other gets this id, or a reference to a tensor; name)
+        self._names: dict[int, tuple[Any, str]] = {
+            id(p): (p, row.name) for (_, p), row in zip(named or [], self.rows)
+        }
+        self._numbers: set[str] = set()  # names of tensors that came without one
+        self._gone: list[str] = []  # those of which there is no more
         self.strings: set[str] = set()  # names that came as such
 
     # ---- names ----
@@ -128,7 +133,7 @@ class Keys(Wrapped):
             return self._name_of_tensor(key)
         if not isinstance(key, str) or not key:
             raise Error("argument", f"key is {key!r}, must be a parameter, a name or None")
-        if not self._is_named and key not in self.strings and any(key == n for _, n in self._names.values()):
+        if not self._is_named and key not in self.strings and key in self._numbers:
             raise Error(
                 "argument", f"key is {key!r}, which is the name of a parameter that came before: {_GIVE}"
             )
@@ -148,8 +153,16 @@ class Keys(Wrapped):
         would be the number of another key there."""
         if isinstance(key, str):
             self.strings.add(name)
-        else:
-            self._names[id(key)] = key, name
+            return
+        names, gone, number = self._names, self._gone, id(key)
+
+        def forget(_: Any) -> None:
+            del names[number]
+            gone.append(name)
+
+        held = key if isinstance(key, torch.nn.Parameter) else weakref.ref(key, forget)
+        names[number] = held, name
+        self._numbers.add(name)
 
     def _name_of_tensor(self, key: torch.Tensor) -> str:
         if id(key) not in self._names:
@@ -158,7 +171,14 @@ class Keys(Wrapped):
                 raise Error(
                     "argument", f"key is a tensor of shape {shape}, which names does not have: {_GIVE}"
                 )
-            name = str(len(self._names))
+            if self._gone and not isinstance(key, torch.nn.Parameter):  # it cannot come again
+                raise Error(
+                    "argument",
+                    f"key is another tensor, of shape {shape}, and that of key {self._gone[0]} is gone, with "
+                    "what it had not sent: p.data and p.grad are new tensors each time: give the parameter p "
+                    "itself, or a string",
+                )
+            name = str(len(self._numbers))
             if name in self.strings:
                 raise Error(
                     "argument",
@@ -285,7 +305,7 @@ class Keys(Wrapped):
 
     def check_names(self) -> None:
         """Raises Error unless a resumed run calls each key by the name that it has here. Local."""
-        if self._names and not self._is_named:
+        if self._numbers:
             raise Error(
                 "state",
                 "state_dict(): there are keys that are tensors without names: their numbers follow the order "
