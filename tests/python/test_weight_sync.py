@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
+from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard, distribute_tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 import tagc.torch as tagc
 from tagc.torch.weights import frame, tensors
@@ -250,6 +251,20 @@ def test_a_dtype_that_changed_is_named():
     refused(here.encode, "state", "it was (7,) torch.bfloat16, and is (7,) torch.float32")
 
 
+def test_tensors_that_come_or_go_are_named():
+    trainer, model = nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 3))
+    here, there = tagc.WeightSync(trainer), tagc.WeightSync(dict(model.named_parameters()))
+    there.apply(here.encode())
+    trainer.append(nn.Linear(3, 3))
+    refused(here.encode, "state", "the model has 1.bias, and had it not before: make a new WeightSync")
+    del trainer[1:]
+    there.apply(here.encode())
+    trainer[0].bias = None
+    refused(here.encode, "state", "the model has no 0.bias any more")
+    there._model["more"] = torch.ones(3)
+    refused(lambda: there.apply(b""), "state", "the model has more, and had it not before")
+
+
 def test_a_gap_is_named_and_never_applied():
     torch.manual_seed(1)
     trainer, random = Model(), torch.Generator().manual_seed(3)
@@ -445,6 +460,8 @@ def test_arguments_are_named():
     refused(lambda: tagc.WeightSync({"a": 3}), "argument", "a is a int, must be a tensor")
     meta = {"a": torch.zeros(3, device="meta")}
     refused(lambda: tagc.WeightSync(meta), "unsupported", "a is not a plain tensor in memory")
+    two = {"a": TwoTensor(torch.ones(3), torch.ones(3))}
+    refused(lambda: tagc.WeightSync(two), "unsupported", "a is a TwoTensor, must be a plain tensor")
     refused(lambda: tagc.WeightSync(Model()).send(), "state", "send() needs a group")
     refused(lambda: tagc.WeightSync(Model()).receive(), "state", "receive() needs a group")
     lazy = {"a": torch.ones(3, dtype=torch.complex64).conj()}
@@ -715,6 +732,9 @@ def between_shards(rank, world_size):
         alone.apply(*parts[:2])
         full = {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in empty.items()}
         assert all(full[n].view(torch.int16).equal(p.view(torch.int16)) for n, p in whole.named_parameters())
+    local = TwoTensor(torch.ones(3), torch.ones(3))
+    other = {"a": DTensor.from_local(local, mesh if rank < 2 else theirs, [Replicate()])}
+    refused(lambda: tagc.WeightSync(other), "unsupported", "a is here a TwoTensor, must be a plain tensor")
     text = (
         "source is [1]: these ranks hold 1 of the 3 elements of frozen; name all ranks that hold shards of it"
     )

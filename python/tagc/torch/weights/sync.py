@@ -491,6 +491,9 @@ class WeightSync:
         for entry in self._entries:
             if entry.name not in found:
                 raise Error("state", f"the model has no {entry.name} any more")
+        if len(found) > len(self._entries):
+            new = min(found.keys() - {entry.name for entry in self._entries})
+            raise Error("state", f"the model has {new}, and had it not before: make a new WeightSync")
         return found
 
     def _map(self, function: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:

@@ -137,6 +137,11 @@ def named_tensors(
     for name, tensor in (model if isinstance(model, Mapping) else _of_module(model, buffers)).items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise Error("argument", f"{name} is a {type(tensor).__name__}, must be a tensor by name")
+        held = tensor.detach()
+        held = held.to_local() if isinstance(held, DTensor) else held
+        if type(held).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # it may have no memory
+            where = "here " if isinstance(tensor, DTensor) else ""
+            raise Error("unsupported", f"{name} is {where}a {type(held).__name__}, must be a plain tensor")
         memory = Memory.of(tensor)
         if memory is None or memory not in seen:
             found[name] = tensor
