@@ -4,6 +4,7 @@ cannot be applied is an error that changes nothing."""
 import copy
 import math
 import random
+import re
 import struct
 import sys
 import time
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch")
 import launch
 import ranks
 import torch.distributed as dist
+from oracles import lose_a_rank
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
@@ -656,6 +658,25 @@ def making_over_a_group(rank, world_size):
 
 def test_all_ranks_make_it_or_none():
     ranks.run(making_over_a_group, 3, timeout_s=100)
+
+
+def waiting_over_a_group(rank, world_size, folder):
+    """For a step of the trainer that takes longer than timeout_s; and for a rank that ends instead."""
+    dist.barrier()
+    sync = tagc.WeightSync(Model(), dist.group.WORLD, timeout_s=4)
+    move = sync.receive if rank else sync.send
+    if rank == 0:
+        time.sleep(5)
+    assert move() == 1
+    dist.barrier()  # the group is as before
+    lose_a_rank(rank, world_size, folder, True, move)
+
+
+def test_ranks_wait_for_each_others_calls(tmp_path):
+    ranks.attempt(waiting_over_a_group, 3, str(tmp_path))
+    for rank in range(2):
+        text = (tmp_path / str(rank)).read_text()
+        assert re.match(r"transport: rank (\d, )?2 ended or does not answer: ", text), text
 
 
 # ---- shards ----

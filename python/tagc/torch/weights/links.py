@@ -1,10 +1,13 @@
-"""Connections of a WeightSync: a gloo group from each sender to all receivers, and one of all senders, for
-bytes in CPU memory, whatever the user's group is for."""
+"""Connections of a WeightSync: a gloo group from each sender to all receivers, one of all senders, and one of
+all ranks, for bytes in CPU memory, whatever the user's group is for. A time-out of gloo ends all connections
+of its group."""
 
 from __future__ import annotations
 
 import datetime
 import functools
+import pickle
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -14,10 +17,12 @@ import torch.distributed as dist
 from tagc._library import Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange.gloo import bytes_at
+from tagc.torch.exchange.waits import disconnect, unheard
 from tagc.torch.weights.frame import memory_of
 
 CHUNK_BYTES = 1 << 28  # of one call of gloo
-TEXT_BYTES = 1024  # of what a sender tells the others
+PATIENCE = datetime.timedelta(days=1)  # of a rank that has called, until the others call
+_LONGEST_PAUSE_S = 0.05  # between two looks
 _T = TypeVar("_T")
 
 
@@ -35,21 +40,63 @@ class Links:
             if rank == sender or rank in receivers:
                 self._groups[sender] = self._connect(str(sender), [sender, *receivers])
         self._among = self._connect("senders", senders) if len(senders) > 1 and rank in senders else None
+        self._senders, self._everyone = senders, sorted([*senders, *receivers])
+        self._all = self._connect("all", self._everyone)
 
     def _connect(self, what: str, members: Sequence[int]) -> Any:
-        store = dist.PrefixStore(f"tagc/weights/{self._name}/{what}", internals.default_store())
-        place = members.index(self._rank)
+        place, store = members.index(self._rank), self._store(what)
         return _try(functools.partial(dist.ProcessGroupGloo, store, place, len(members), self._timeout))
+
+    def _store(self, what: str) -> dist.Store:
+        return dist.PrefixStore(f"tagc/weights/{self._name}/{what}", internals.default_store())
 
     def tell(self, text: str) -> list[str]:
         """Returns the texts of all senders, in their order. Collective over them; local if there is one."""
-        group = self._among
-        if group is None:
-            return [text]
-        mine = torch.tensor(list(text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")), dtype=torch.uint8)
-        told = [torch.empty_like(mine) for _ in range(group.size())]
-        _try(lambda: group.allgather([told], [mine]).wait(self._timeout))
-        return [bytes(theirs.tolist()).rstrip(b"\0").decode(errors="ignore") for theirs in told]
+        return [text] if self._among is None else self._share(self._among, text)
+
+    def share(self, mine: Any) -> list[Any]:
+        """Returns the object of each rank. Collective."""
+        return self._share(self._all, mine)
+
+    def await_calls(self) -> None:
+        """Waits until all ranks call this, for up to PATIENCE. Error as soon as one has ended. Collective."""
+        options = dist.BarrierOptions()
+        options.timeout = PATIENCE
+        begin = time.monotonic()
+        try:
+            work = self._all.barrier(options)
+            while not work.is_completed():  # a wait() of torch's would take no Ctrl-C
+                time.sleep(min(_LONGEST_PAUSE_S, 0.001 + 0.1 * (time.monotonic() - begin)))
+            work.wait()
+        except RuntimeError as failure:
+            raise self._lost(self._all, failure) from failure
+        except BaseException:
+            disconnect(self._all)  # else the process would end only with the wait
+            raise
+
+    def _share(self, group: Any, mine: Any) -> list[Any]:
+        data = pickle.dumps(mine)
+        try:
+            sizes, work = self._gather(group, torch.tensor([len(data)]))
+            work.wait(self._timeout)
+            padded = data.ljust(int(max(sizes)), b"\0")
+            everyone, work = self._gather(group, torch.frombuffer(bytearray(padded), dtype=torch.uint8))
+            work.wait(self._timeout)
+        except RuntimeError as failure:
+            raise self._lost(group, failure) from failure
+        return [pickle.loads(theirs.numpy().tobytes()) for theirs in everyone]
+
+    @staticmethod
+    def _gather(group: Any, mine: torch.Tensor) -> tuple[list[torch.Tensor], Any]:
+        everyone = [torch.empty_like(mine) for _ in range(group.size())]
+        return everyone, group.allgather([everyone], [mine])
+
+    def _lost(self, group: Any, failure: RuntimeError) -> Error:
+        """Returns the Error for a failed collective of a group, which ends for all then."""
+        disconnect(group)
+        ranks = self._everyone if group is self._all else self._senders
+        silent = unheard(self._store("lost"), self._rank, ranks)
+        return Error("transport", f"{silent or 'a rank'} ended or does not answer: {failure}")
 
     def move(self, sender: int, to: Sequence[int], frame: bytes | None, n_bytes: int) -> torch.Tensor | None:
         """Sends the frame of a sender, of n_bytes, to those receivers. frame: on the sender alone. Returns

@@ -60,6 +60,10 @@ class WeightSync:
     torch.bfloat16; None: as they are. buffers: those that checkpoints have travel, too.
     check_every: before each so many versions, receivers compare the hash of their weights with the senders';
     0: never. threads: that encode and apply.
+    timeout_s: within which all ranks make this object, and within which each part of a call ends, such as to
+    encode or to move a version. A rank that calls send() or receive() waits for the others to call for up to
+    a day, and until one of them ends. All that goes over connections of its own: a time-out makes this object
+    useless, and leaves the group as it was.
 
     Collective over the group. Senders keep a copy of what they send, in CPU memory."""
 
@@ -76,7 +80,7 @@ class WeightSync:
         timeout_s: float = 300.0,
     ) -> None:
         self._model, self._group, self._buffers = model, group, buffers
-        self._check_every, self._timeout_s = check_every, timeout_s
+        self._check_every = check_every
         self._run, self._version = 0, 0  # of the weights here, for a receiver; of the base, for a sender
         self._entries: list[Entry] = []
         self._base: dict[tuple[int, Box], torch.Tensor] = {}
@@ -126,7 +130,8 @@ class WeightSync:
             except Exception as problem:
                 failure = problem
             # No rank returns, and perhaps drops its connections, while another one is still connecting.
-            self._share((None, _words(failure)))
+            patience = datetime.timedelta(seconds=timeout_s)
+            _checked(share(group, (None, _words(failure)), patience))
 
     @property
     def version(self) -> int:
@@ -211,6 +216,8 @@ class WeightSync:
             if self._group is None:
                 raise
             failure = problem
+        assert self._links is not None
+        self._links.await_calls()
         states = self._share((self._run, self._version, self._has_base(), _words(failure)))
         base = states[self._senders[0]][:2]
         for rank in self._senders:
@@ -271,13 +278,8 @@ class WeightSync:
 
     def _share(self, mine: tuple[Any, ...]) -> list[Any]:
         """Returns what every rank says, if none has failed; the last item of each is its failure."""
-        assert self._group is not None
-        everyone = share(self._group, mine, datetime.timedelta(seconds=self._timeout_s))
-        for rank, said in enumerate(everyone):
-            if isinstance(said[-1], tuple):
-                status, text = said[-1]
-                raise Error(status, f"rank {rank}: {text}")
-        return everyone
+        assert self._links is not None
+        return _checked(self._links.share(mine))
 
     # ---- a sender ----
 
@@ -517,6 +519,14 @@ class _Made(NamedTuple):
     frame: bytes
     messages: list[bytes]
     sent: Sent
+
+
+def _checked(everyone: list[Any]) -> list[Any]:
+    for rank, said in enumerate(everyone):
+        if isinstance(said[-1], tuple):
+            status, text = said[-1]
+            raise Error(status, f"rank {rank}: {text}")
+    return everyone
 
 
 def _words(failure: Exception | None) -> tuple[str, str] | None:
