@@ -267,6 +267,16 @@ def test_tensors_that_come_or_go_are_named():
     refused(lambda: there.apply(b""), "state", "the model has more, and had it not before")
 
 
+def test_autograd_notices_what_is_written():
+    trainer, model = nn.Linear(3, 3), nn.Linear(3, 3)
+    here, there = tagc.WeightSync(trainer), tagc.WeightSync(model)
+    loss = model(torch.ones(3, requires_grad=True)).sum()
+    there.apply(here.encode())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    model(torch.ones(3)).sum().backward()
+
+
 def test_a_gap_is_named_and_never_applied():
     torch.manual_seed(1)
     trainer, random = Model(), torch.Generator().manual_seed(3)

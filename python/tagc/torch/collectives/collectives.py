@@ -176,7 +176,9 @@ class Collectives:
         """Gathers `input` (n,) of all ranks into `output` (W * n,), in the format `parameters`: None sends
         whole values. With deltas what travels is the change since what all ranks have of that key, in which
         rounding errors come again: keep `input` exact, in fp32, and do not compute the next one from
-        `output`. Without a key, "int8" and deltas are values in 8 bits, rounded at random. Returns a Work."""
+        `output`. Without a key, "int8" and deltas are values in 8 bits, rounded at random. A NaN or Inf makes
+        its block NaN in 8 bits, and all of `input` as a delta; the next finite one is right again. Returns a
+        Work."""
         return self._submit("all_gather", key, input, output, None)
 
     def synchronize(self) -> None:

@@ -475,6 +475,9 @@ class WeightSync:
                 frames.apply(piece, room)
                 view.copy_(room[place])
 
+        # what is written by address is to fail a backward pass under way, too
+        tensors = self._tensors()
+        torch.autograd.graph.increment_version([tensors[entry.name] for entry in self._entries])
         self._run, self._version = 0, 0
         try:
             self._map(change, [piece for part in parts for piece in part.pieces])
