@@ -14,7 +14,7 @@ refuses() { # <figure, a pattern> <text> <arguments>...
     grep -qE "needs about $figure" err || fail "the figure is not $figure"
 }
 train=(train --data data --steps 1 --quiet)
-refuses '[0-9.]+ GB per rank, [0-9.]+ TB for the 1024 ranks of host ' "this run" "${train[@]}" --ranks 1024 --model gpt2-xl
+refuses '[0-9.]+ GB per rank, [0-9.]+ TB for the 1024 ranks of host ' "this run" "${train[@]}" --eval-every never --ranks 1024 --model gpt2-xl
 refuses '[0-9.]+ TB, and host ' "this run" "${train[@]}" --model gpt2-xl --batch-size 65536
 refuses '[0-9.]+ TB, and host ' "this run" "${train[@]}" --model gpt2 --n-embd 16384 --n-head 64 --n-layer 1000
 refuses '[0-9.]+ TB per rank, [0-9.]+ TB for the 2 ranks of host ' "arm fsdp" bench --only arms --arms fsdp,bf16 --model gpt2-xl --batch-size 65536
@@ -28,7 +28,7 @@ says "need at least 1048577"
 
 # A checkpoint is checked as it was trained, with the ranks of now. A batch of eval is no larger than its text.
 run 0 "${train[@]}" --model tiny --batch-size 2 --ranks 2 --out small
-run 1 train --quiet --out small --resume --steps 2 --batch-size 65536 --seq-len 32 --ranks 1024
+run 1 train --quiet --out small --resume --steps 2 --batch-size 65536 --seq-len 32 --ranks 1024 --eval-every never
 says "this run needs about" "for the 1024 ranks of host"
 run 0 eval --from small --data data --batch-size 65536
 
