@@ -174,8 +174,8 @@ part() { # <name> <program that it needs, or torch> <file that it writes, or "">
         how="failed with $code: $(head -n 1 <<<"$said" | cut -c 1-200)"
         # Slow, or hanging: what it began last, and when, tells.
         [ $code != 124 ] && [ $code != 137 ] || how="stopped after $may_take s, $(grep -m 1 '^at ' <<<"$said" || echo "without a word")"
-        [ $code != 124 ] || [ $may_take != $left_s ] || how="skipped: no time was left after $may_take s"
-        [[ $said != *"Device not supported"* ]] || how="skipped: $1 does not support this device"
+        [ $code != 124 ] && [ $code != 137 ] || [ $may_take != $left_s ] || how="skipped: no time was left after $may_take s"
+        [ $needs != sanitizer ] || [[ $said != *"Device not supported"* ]] || how="skipped: $1 does not support this device"
     fi
     # A file that ends in the middle is no JSON.
     [ -z "$file" ] || [[ $(tail -c 2 "$out/$file" 2>/dev/null) == *"}"* ]] || rm -f "$out/$file"

@@ -121,7 +121,7 @@ def no_step_between(rank, world_size):
         model = wrapped(wrap)
         optimizer = torch.optim.AdamW(model.parameters())
         with contextlib.redirect_stdout(io.StringIO()) as output:
-            tagc.compress(model, optimizer, layers="all")
+            handle = tagc.compress(model, optimizer, layers="all")
 
             def backward(factor=1.0):
                 (factor * loss_of(model, batch_of(rank))).backward()
@@ -133,10 +133,28 @@ def no_step_between(rank, world_size):
             backward(float("nan"))
             backward()
             optimizer.step()
+            backward(1e4)
+            handle.discard()
+            backward()
+            optimizer.step()
             assert about not in output.getvalue()
             for _ in range(4):
                 backward()
             assert output.getvalue().count(about) == (rank == 0), output.getvalue()
+
+    def closure():
+        model.zero_grad()
+        loss = loss_of(model, batch_of(rank))
+        loss.backward()
+        return loss
+
+    model = wrapped("ddp")
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        handle = tagc.compress(model, optimizer, layers="all")
+        for _ in range(2):
+            optimizer.step(closure)
+    assert handle.n_steps > 4 and about not in output.getvalue()
 
 
 # ---- loss scale ----

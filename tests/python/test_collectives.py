@@ -427,6 +427,12 @@ def keys_that_are_gone(rank, world_size):
             comm.all_reduce(torch.ones(N), key=parameter).wait()
             check_error(lambda: comm.all_reduce(torch.ones(3), key="0").wait(), "the name of a parameter")
             check_error(comm.state_dict, "are tensors without names")
+    for hosts in (None, 1):  # what has a name has no number
+        with collectives(names=[("w", parameter), ("t", stays)], hosts=hosts) as comm:
+            for _ in range(2):
+                comm.all_reduce(torch.ones(N), key=parameter).wait()
+                comm.all_reduce(torch.ones(N), key=stays).wait()
+            comm.state_dict()
 
 
 def many_calls_from_many_threads(rank, world_size):

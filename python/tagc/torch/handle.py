@@ -163,6 +163,7 @@ class Compressed:
         self._check_open("discard()")
         self.synchronize()
         self.state.discard()
+        self.state.moments.has_discarded()
 
     def reset_parameters(self) -> None:
         """Makes the next gather send whole values, in bf16, if `parameters` are deltas. Call it after a

@@ -377,7 +377,7 @@ class Passes:
                 self.recorder.add_control(n_bytes, is_of_gradients=True)
             is_through = state.moments.go_on()
             stats = self.recorder.end(state.n_steps, state.loss_scale)
-            if state.moments.awaits_step(state.n_steps, not stats["n_nonfinite"]):
+            if state.moments.awaits_step(not stats["n_nonfinite"]):
                 state.say_once(
                     "tagc: two backward passes have exchanged gradients, and the optimizer made no step "
                     "between. To accumulate, exchange in the last pass only: no_sync(), or "

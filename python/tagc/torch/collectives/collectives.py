@@ -376,7 +376,7 @@ class Collectives:
             numbers = {"elements": call.use.n_elems, "dtype": call.use.dtype, "factor of op": op}
             about = "without a key" if name is None else f"of key {name}"
             keys.agree(self._passes.comm, f"{what} {about}", numbers)
-            if name is not None:
+            if name is not None and keys.is_new(call.key):
                 keys.know(call.key, name)
         begin()
 

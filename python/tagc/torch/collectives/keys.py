@@ -174,9 +174,9 @@ class Keys(Wrapped):
             if self._gone and not isinstance(key, torch.nn.Parameter):  # it cannot come again
                 raise Error(
                     "argument",
-                    f"key is another tensor, of shape {shape}, and that of key {self._gone[0]} is gone, with "
-                    "what it had not sent: p.data and p.grad are new tensors each time: give the parameter p "
-                    "itself, or a string",
+                    f"key is a new tensor, of shape {shape}, and that of key {self._gone[0]} is gone, with "
+                    "what it had not sent. Keep tensors that are keys; p.data and p.grad are new each time: "
+                    "give the parameter p itself, or a string",
                 )
             name = str(len(self._numbers))
             if name in self.strings:

@@ -17,6 +17,17 @@ from tagc.torch.schedule.options import Options
 from tagc.torch.schedule.schedule import Schedule
 
 
+class _Pace:
+    """Exchanges of finite gradients since a step of any known optimizer, whose hooks have this. Those within
+    a step, as LBFGS makes them, do not count."""
+
+    def __init__(self) -> None:
+        self.n_exchanges, self.is_stepping = 0, False
+
+    def step(self, begins: bool) -> None:
+        self.n_exchanges, self.is_stepping = 0, begins
+
+
 class Moments:
     """Of one handle. Its hooks in optimizers stay until close()."""
 
@@ -36,8 +47,7 @@ class Moments:
         self._epoch = -1  # of the schedule, when `memories` was made
         self._removes: list[Callable[[], None]] = []
         self._watched: set[int] = set()  # ids of optimizers whose steps it sees
-        # numbers of exchanges of finite gradients since a step of any known optimizer, the first two
-        self._without_step: list[int] = []
+        self._pace = _Pace()
         # id of a parameter that an Adam steps with betas of its own -> what makes them
         self.memories: dict[int, adapt.Memory] = {}
         self.words = ""  # on what adapt() did
@@ -51,11 +61,16 @@ class Moments:
         self._follow()
         return is_through
 
-    def awaits_step(self, n_steps: int, is_finite: bool) -> bool:
-        """Returns whether two exchanges of finite gradients have come with no step between."""
-        if self._optimizers and is_finite and len(self._without_step) < 2:
-            self._without_step.append(n_steps)
-        return len(self._without_step) == 2
+    def awaits_step(self, is_finite: bool) -> bool:
+        """Takes note of an exchange. Returns whether two of finite gradients have come with no step
+        between."""
+        if self._optimizers and is_finite and not self._pace.is_stepping:
+            self._pace.n_exchanges += 1
+        return self._pace.n_exchanges == 2
+
+    def has_discarded(self) -> None:
+        """Takes note that the user knows of gradients that get no step."""
+        self._pace.n_exchanges = 0
 
     def load(self, about: Mapping[str, Any], with_windows: bool) -> None:
         """Loads the moments. about: of a checkpoint."""
@@ -116,12 +131,14 @@ class Moments:
         can, none = adapt.kinds(known, compressed)
         if self._wrapper.deciders() is None and self._options.gentle:
             can = set()  # its ranks could change beta1 at different steps
-        without_step = self._without_step
+        pace = self._pace
         for key, optimizer in self._optimizers.items():
             if key not in self._watched:
                 self._watched.add(key)
-                hook = optimizer.register_step_pre_hook(lambda *_: without_step.clear())
-                self._removes.append(hook.remove)
+                self._removes += [
+                    optimizer.register_step_pre_hook(lambda *_: pace.step(True)).remove,
+                    optimizer.register_step_post_hook(lambda *_: pace.step(False)).remove,
+                ]
             # one of attention alone, too: its beta2
             if can and key not in self._adams and adapt.kinds([optimizer], self._selected)[0]:
                 self._adams[key] = adapt.OwnBetas(adapt.stepper(optimizer), self.memories)
