@@ -221,7 +221,7 @@ static const tagc_option rows[] = {
     {INT(NULL, "keep", FREE, keep, 1, 1000000, NULL, "2", "checkpoints that are kept"), .lacks = lacks_out},
     {TEXT(NULL, "resume", RUN, resume, "latest", NULL, "PATH",
          "go on from the newest checkpoint of --out, or from the one at PATH; options not given are the checkpoint's. A run that"
-         " saved none yet begins again")},
+         " saved none yet begins again, with the options that are given")},
     {TEXT(NULL, "fork", RUN, fork, NULL, NULL, "PATH",
          "a new run that begins with the weights, moments and step number of another run's checkpoint; any other option"
          " and the number of ranks may differ, residuals start empty, data from their beginning; the model is the checkpoint's")},

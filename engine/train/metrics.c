@@ -70,29 +70,31 @@ static int copy_whole(FILE *from, const char *path) {
     return (fclose(to) != 0) | failed;
 }
 
-/* To metrics.jsonl.damaged, or with a number where that is taken. */
-static tagc_status set_aside(const tagc_metrics *metrics, FILE *file, char damaged[TAGC_PATH_BYTES]) {
+/* Copies the file to metrics.jsonl.<why>, or with a number where that is taken. */
+static tagc_status set_aside(const tagc_metrics *metrics, FILE *file, const char *why,
+                             char aside[TAGC_PATH_BYTES]) {
     for (int i = 1; i < 1000; i++) {
         char number[16] = "";
         if (i > 1) snprintf(number, sizeof number, ".%d", i);
-        if (snprintf(damaged, TAGC_PATH_BYTES, "%s.damaged%s", metrics->path, number) >= TAGC_PATH_BYTES)
+        if (snprintf(aside, TAGC_PATH_BYTES, "%s.%s%s", metrics->path, why, number) >= TAGC_PATH_BYTES)
             return tagc_fail(TAGC_ERR_ARGUMENT, "%s: the path is too long", metrics->path);
-        if (tagc_path_exists(damaged)) continue;
-        if (!copy_whole(file, damaged)) return TAGC_OK;
+        if (tagc_path_exists(aside)) continue;
+        if (!copy_whole(file, aside)) return TAGC_OK;
         break;
     }
-    return tagc_fail(TAGC_ERR_IO, "%s: %s", damaged, strerror(errno));
+    return tagc_fail(TAGC_ERR_IO, "%s: %s", aside, strerror(errno));
 }
 
-tagc_status tagc_metrics_rewind(tagc_metrics *metrics, int64_t step, char damaged[TAGC_PATH_BYTES]) {
+tagc_status tagc_metrics_rewind(tagc_metrics *metrics, int64_t step, char aside[TAGC_PATH_BYTES]) {
     struct stat about;
     kept_lines kept = {0};
-    damaged[0] = 0;
+    aside[0] = 0;
     if (fstat(fileno(metrics->file), &about) != 0 || !S_ISREG(about.st_mode)) return TAGC_OK;
     FILE *from = fopen(metrics->path, "r");
     int failed = !from || pick_lines(from, step, &kept) != 0;
     tagc_status status = TAGC_OK;
-    if (!failed && kept.n_damaged > 0) status = set_aside(metrics, from, damaged);
+    if (!failed && (step < 0 ? about.st_size > 0 : kept.n_damaged > 0))
+        status = set_aside(metrics, from, step < 0 ? "before" : "damaged", aside);
     if (!failed && status == TAGC_OK) /* in place, so that the lock stays */
         failed = ftruncate(fileno(metrics->file), kept.n_prefix) != 0 ||
                  fwrite(kept.rest, 1, kept.n_rest, metrics->file) != kept.n_rest ||

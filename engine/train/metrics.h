@@ -19,8 +19,9 @@ tagc_status tagc_metrics_open(const char *dir, tagc_metrics **out);
 /* Fails if a run has the folder open for writing, as _open does. Not for a process that has it open itself. */
 tagc_status tagc_metrics_check_free(const char *dir);
 /* Drops the lines past `step` (-1: all), and those that are no records. Where one of these is not the last line, which a killed run
- * may leave torn, the file as it was is first copied to metrics.jsonl.damaged; damaged gets its path, else "". */
-tagc_status tagc_metrics_rewind(tagc_metrics *metrics, int64_t step, char damaged[TAGC_PATH_BYTES]);
+ * may leave torn, the file as it was is first copied to metrics.jsonl.damaged; with -1 any file but an empty one to
+ * metrics.jsonl.before. Where that is taken, .2 follows, and so on. aside gets the path, else "". */
+tagc_status tagc_metrics_rewind(tagc_metrics *metrics, int64_t step, char aside[TAGC_PATH_BYTES]);
 tagc_status tagc_metrics_run(tagc_metrics *metrics, json_t *run); /* takes the reference over */
 tagc_status tagc_metrics_step(tagc_metrics *metrics, const tagc_step_report *report);
 tagc_status tagc_metrics_eval(tagc_metrics *metrics, uint64_t step, double val_loss, uint64_t n_tokens);

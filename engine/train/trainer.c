@@ -177,11 +177,13 @@ static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
 
 static tagc_status begin_metrics(tagc_trainer *t) {
     if (!t->metrics) return TAGC_OK;
-    char damaged[TAGC_PATH_BYTES];
-    TAGC_TRY(tagc_metrics_rewind(t->metrics, t->options.resume ? (int64_t)t->step : -1, damaged));
-    if (damaged[0])
+    char aside[TAGC_PATH_BYTES];
+    TAGC_TRY(tagc_metrics_rewind(t->metrics, t->options.resume ? (int64_t)t->step : -1, aside));
+    if (aside[0] && !t->options.resume)
+        tagc_progress_say(&t->progress, "note: metrics.jsonl of the start before is now %s", aside);
+    else if (aside[0])
         fprintf(stderr, "note: metrics.jsonl in %s had damaged lines, which are left out; as it was: %s\n",
-                t->options.out, damaged);
+                t->options.out, aside);
     json_t *run = json_object();
     json_object_set_new(run, "tagc", json_string(tagc_version()));
     json_object_set_new(run, "model", tagc_saved_model(&t->saved.model));

@@ -46,7 +46,7 @@ rm -r lines/step-00000009
 printf '{"type":"step","st' >>lines/metrics.jsonl
 run 0 train --quiet --out lines --resume
 [ ! -s err ] && [ ! -e lines/metrics.jsonl.damaged.2 ] || fail "a torn last line is told as damage: $(cat err)"
-# A run that ended before its first checkpoint begins again, if one asks for it; its metrics are the new start's.
+# A run that ended before its first checkpoint begins again, if one asks for it; metrics.jsonl is the new start's.
 cp -r other unsaved
 rm -r unsaved/step-*
 run 1 train "${tiny[@]}" --steps 4 --batch-size 1 --out unsaved
@@ -55,6 +55,14 @@ run 0 train "${tiny[@]}" --no-quiet --steps 4 --batch-size 1 --out unsaved --res
 grep -q "note: unsaved holds no checkpoint yet: the run begins again at step 0" out || fail "does not say where it begins"
 same_losses other unsaved
 [ "$(grep -c '"type":"run"' unsaved/metrics.jsonl)" = 1 ] || fail "the metrics have two runs"
+# The metrics of the start before stay, beside the new ones, however often it begins again.
+grep -q "note: metrics.jsonl of the start before is now unsaved/metrics.jsonl.before" out || fail "does not say where they are"
+cmp other/metrics.jsonl unsaved/metrics.jsonl.before || fail "not set aside as they were"
+rm -r unsaved/step-*
+cp unsaved/metrics.jsonl second.jsonl
+run 0 train "${tiny[@]}" --steps 4 --batch-size 1 --out unsaved --resume
+cmp other/metrics.jsonl unsaved/metrics.jsonl.before || fail "the first metrics are gone"
+cmp second.jsonl unsaved/metrics.jsonl.before.2 || fail "the second metrics are gone"
 run 1 train "${tiny[@]}" --steps 4 --batch-size 1 --out nothing --resume
 says "cannot read folder nothing"
 
