@@ -24,12 +24,17 @@ static tagc_status open_fork(tagc_rank *rank, const tagc_parsed *parsed, tagc_be
 }
 
 /* A run that died before its first checkpoint has nothing to go on from: it begins again, as a new run does. */
-static tagc_status begin_again(const tagc_parsed *parsed, tagc_beginning *from) {
+static tagc_status begin_again(const tagc_rank *rank, const tagc_parsed *parsed, tagc_beginning *from) {
+    tagc_parsed again = *parsed; /* ranks that are threads share `parsed` */
+    again.values = &from->options;
     from->options.resume = NULL;
+    if (from->options.levels) /* without --resume, they also choose --two-level */
+        TAGC_TRY(tagc_levels_apply(from->options.levels, rank->world_size, &again));
     tagc_progress_say(&from->progress, "note: %s holds no checkpoint yet: the run begins again at step 0",
                       from->options.out);
-    if (!from->options.init_from || tagc_options_given(parsed, "model")) return TAGC_OK;
-    return tagc_train_take_shape(parsed, &from->options);
+    if (from->options.init_from && !tagc_options_given(parsed, "model"))
+        TAGC_TRY(tagc_train_take_shape(parsed, &from->options));
+    return tagc_train_check(&from->options);
 }
 
 /* Finds the checkpoint to go on from and takes over its options. */
@@ -38,7 +43,7 @@ static tagc_status open_resume(tagc_rank *rank, const tagc_parsed *parsed, tagc_
     if (is_latest && !from->options.out)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--resume needs --out DIR of the run, or a path: --resume PATH");
     if (is_latest) TAGC_TRY(tagc_run_folder_unsaved(rank->comm, from->options.out, &from->is_unsaved));
-    if (from->is_unsaved) return begin_again(parsed, from);
+    if (from->is_unsaved) return begin_again(rank, parsed, from);
     tagc_status status = tagc_saved_open(rank->comm, is_latest ? from->options.out : from->options.resume,
                                          from->checkpoint, &from->saved);
     TAGC_TRY(tagc_run_folder_remedy(&from->options, status));

@@ -63,6 +63,14 @@ cp unsaved/metrics.jsonl second.jsonl
 run 0 train "${tiny[@]}" --steps 4 --batch-size 1 --out unsaved --resume
 cmp other/metrics.jsonl unsaved/metrics.jsonl.before || fail "the first metrics are gone"
 cmp second.jsonl unsaved/metrics.jsonl.before.2 || fail "the second metrics are gone"
+# Its options are those of a first start, also where one option sets another.
+run 0 train "${tiny[@]}" --steps 2 --batch-size 1 --levels hosts=2,ranks=2 --out grouped
+rm -r grouped/step-*
+run 0 train "${tiny[@]}" --steps 2 --batch-size 1 --levels hosts=2,ranks=2 --out grouped --resume --no-quiet
+grep -q "no effect here" out && fail "an option without effect: $(cat out)"
+options() { grep -o '"options":{[^}]*}' "$1" | sed 's/"\(resume\|quiet\)":"[^"]*"//g'; }
+options grouped/metrics.jsonl | grep -q '"two-level":"yes"' || fail "the options: $(options grouped/metrics.jsonl)"
+diff <(options grouped/metrics.jsonl.before) <(options grouped/metrics.jsonl) >differ || fail "other options: $(cat differ)"
 run 1 train "${tiny[@]}" --steps 4 --batch-size 1 --out nothing --resume
 says "cannot read folder nothing"
 
