@@ -6,6 +6,7 @@
 #include "disk/paths.h"
 #include "fsdp/checkpoint.h"
 #include "launch/over_ranks.h"
+#include <jansson.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -17,6 +18,23 @@ static int is_inside(const char *checkpoint, const char *dir) {
            stat(checkpoint, &itself) == 0 && stat(above, &parent) == 0 &&
            ((itself.st_dev == folder.st_dev && itself.st_ino == folder.st_ino) ||
             (parent.st_dev == folder.st_dev && parent.st_ino == folder.st_ino));
+}
+
+/* Whether the first start, which wrote the first record, was a fork: begun again with other weights, it would be another run. */
+static int is_fork(const char *metrics_path) {
+    json_t *run = json_load_file(metrics_path, JSON_DISABLE_EOF_CHECK, NULL);
+    const char *fork = json_string_value(json_object_get(json_object_get(run, "options"), "fork"));
+    int found = fork && *fork;
+    json_decref(run);
+    return found;
+}
+
+static tagc_status fail_fork(const char *dir) {
+    return tagc_fail(
+        TAGC_ERR_IO,
+        "%s holds the metrics of a fork that saved no checkpoint: move metrics.jsonl away and give"
+        " --fork again without --resume, or choose another --out",
+        dir);
 }
 
 tagc_status tagc_run_folder_check(const char *dir, const char *checkpoint, uint64_t step, int is_unsaved) {
@@ -40,6 +58,7 @@ tagc_status tagc_run_folder_check(const char *dir, const char *checkpoint, uint6
     if (has_steps)
         return tagc_fail(TAGC_ERR_IO, "%s holds a run already: go on with --resume, or choose another --out",
                          dir);
+    if (has_metrics && !is_unsaved && is_fork(path)) return fail_fork(dir);
     if (has_metrics && !is_unsaved)
         return tagc_fail(
             TAGC_ERR_IO,
@@ -51,16 +70,17 @@ tagc_status tagc_run_folder_check(const char *dir, const char *checkpoint, uint6
 
 tagc_status tagc_run_folder_unsaved(tagc_comm *comm, const char *dir, int *out) {
     char path[TAGC_PATH_BYTES];
-    double is_unsaved = 0;
+    double found[2] = {0}; /* unsaved, and a fork */
     if (tagc_comm_rank(comm) == 0) {
         uint64_t newest;
         int has_steps = 1; /* what cannot be read is named when the checkpoint is looked for */
-        is_unsaved = tagc_path_join(dir, "metrics.jsonl", path) == TAGC_OK && tagc_path_exists(path) &&
-                     tagc_checkpoint_newest(dir, UINT64_MAX, &newest, &has_steps) == TAGC_OK && !has_steps;
+        found[0] = tagc_path_join(dir, "metrics.jsonl", path) == TAGC_OK && tagc_path_exists(path) &&
+                   tagc_checkpoint_newest(dir, UINT64_MAX, &newest, &has_steps) == TAGC_OK && !has_steps;
+        found[1] = found[0] > 0 && is_fork(path);
     }
-    tagc_status status = tagc_mean_over_ranks(comm, &is_unsaved, 1);
-    *out = is_unsaved > 0;
-    return status;
+    TAGC_TRY(tagc_mean_over_ranks(comm, found, 2));
+    *out = found[0] > 0;
+    return found[1] > 0 ? fail_fork(dir) : TAGC_OK;
 }
 
 tagc_status tagc_run_folder_remedy(const tagc_train_options *options, tagc_status status) {

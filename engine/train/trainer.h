@@ -64,7 +64,7 @@ tagc_status tagc_trainer_save(tagc_trainer *trainer);
  * gone on from, of `step`; NULL for a new run. is_unsaved: as in tagc_beginning. */
 tagc_status tagc_run_folder_check(const char *dir, const char *checkpoint, uint64_t step, int is_unsaved);
 
-/* Collective. *out: 1 if the folder holds metrics and no checkpoint. Rank 0's folder counts. */
+/* Collective. *out: 1 if the folder holds metrics and no checkpoint; refuses those of a fork. Rank 0's folder counts. */
 tagc_status tagc_run_folder_unsaved(tagc_comm *comm, const char *dir, int *out);
 
 /* Local: `status`, whose text names an older checkpoint if the newest one of --out is damaged. */

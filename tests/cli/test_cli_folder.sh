@@ -71,6 +71,17 @@ grep -q "no effect here" out && fail "an option without effect: $(cat out)"
 options() { grep -o '"options":{[^}]*}' "$1" | sed 's/"\(resume\|quiet\)":"[^"]*"//g'; }
 options grouped/metrics.jsonl | grep -q '"two-level":"yes"' || fail "the options: $(options grouped/metrics.jsonl)"
 diff <(options grouped/metrics.jsonl.before) <(options grouped/metrics.jsonl) >differ || fail "other options: $(cat differ)"
+# A fork does not begin again with random weights.
+run 0 train "${tiny[@]}" --steps 5 --batch-size 1 --fork other --out forked
+rm -r forked/step-*
+cp forked/metrics.jsonl fork.jsonl
+for how in "--fork other" --resume; do
+    run 1 train "${tiny[@]}" --steps 5 --batch-size 1 $how --out forked
+    says "forked holds the metrics of a fork that saved no checkpoint: move metrics.jsonl away and give --fork again"
+done
+cmp fork.jsonl forked/metrics.jsonl || fail "a refused start changed the metrics"
+mv forked/metrics.jsonl moved.jsonl
+run 0 train "${tiny[@]}" --steps 5 --batch-size 1 --fork other --out forked
 run 1 train "${tiny[@]}" --steps 4 --batch-size 1 --out nothing --resume
 says "cannot read folder nothing"
 
