@@ -25,8 +25,9 @@ typedef struct tagc_native tagc_native;
 typedef struct tagc_native_options {
     /* Written by _init. */
     size_t struct_bytes;
-    /* Where this rank listens: an address in numbers, but not 0.0.0.0, :: or fe80::, or names of interfaces separated
-     * by commas, of which the first that is up and has an address counts. Default NULL: the first interface other than loopback, else loopback. */
+    /* Where this rank listens: an address in numbers, but not 0.0.0.0, :: or fe80::; or names of interfaces separated by
+     * commas, of which the first that is up and has an address counts. Default NULL: the first interface other than
+     * loopback, else loopback. */
     const char *local;
     /* 4 (IPv4), 6 (IPv6), or 0 (default): what `local` has, IPv4 if it has both. */
     int family;
