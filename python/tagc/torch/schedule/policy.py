@@ -5,6 +5,7 @@ choices, which come before it."""
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import math
 import re
@@ -110,19 +111,14 @@ def _encoded(name: str) -> bytes:
 def _cleaned(parameters: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Returns `parameters` with clean names. Error if two get one name, by which residuals and checkpoints
     know them."""
-    whole: dict[str, str] = {}
-    cleaned = []
-    for name, what in parameters:
-        clean = clean_name(name)
-        if clean in whole:
-            raise Error(
-                "argument",
-                f"two parameters are called {clean} once tagc leaves out the parts of names that torch's "
-                f"wrappers insert, {whole[clean]} and {name}: rename the module of yours that is called like "
-                "one",
-            )
-        whole[clean] = name
-        cleaned.append((clean, what))
+    cleaned = [(clean_name(name), what) for name, what in parameters]
+    names = collections.Counter(name for name, _ in cleaned)
+    if twice := next((name for name, n in names.items() if n > 1), None):
+        raise Error(
+            "argument",
+            f"two parameters are called {twice} once tagc leaves out the parts of names that torch's "
+            "wrappers insert, such as _orig_mod: rename the module of yours that is called like one",
+        )
     return cleaned
 
 
