@@ -128,7 +128,7 @@ grep -q "validation losses are of different text" out && fail "a note about othe
 same=("${tiny[@]}" --lr 0 --min-lr 0 --steps 1 --init-from hf/model.safetensors)
 run 0 train "${same[@]}" --batch-size 2 --out two
 run 0 train "${same[@]}" --batch-size 8 --ranks 3 --preset fsdp --out twenty-four
-run 0 compare --no-curves two twenty-four
+run 0 compare two twenty-four
 grep -qE '^  over so many tokens +128 +1536$' out && grep -q "validation losses are of different text" out ||
     fail "no note about different text: $(cat out)"
 # Times within the spread are marked by the rule of tagc-report: the middle 80 % of the steps overlap. Steps of given times:
@@ -146,21 +146,17 @@ times() { # <run> <milliseconds>...: a run whose steps took so long
 times slow 9000 9000 100 101 102 103 104 105 106 107 108 109 900
 times fast 9000 9000 50 51 52 53 54 55 56 57 58 59 400
 times like 9000 9000 97 98 99 100 101 102 103 104 105 106 107
-run 0 compare --no-curves slow fast like
+run 0 compare slow fast like
 grep -qE '^  middle 80 % of the steps +101 to 109 +51 to 59 +98 to 106$' out || fail "the spread of times: $(cat out)"
 grep -qE '^  times as fast as slow +- +1\.91 +1\.03\?$' out || fail "which times differ: $(cat out)"
 grep -q '?: within the spread, since the middle 80 % of the steps overlap with those of slow' out || fail "the mark is not explained"
-run 0 compare --no-curves slow fast
+run 0 compare slow fast
 grep -q '?: within' out && fail "a mark is explained that is not there"
-run 0 compare a b
-sed -n '/^validation loss (nats per token)$/,$p' out >curves
-[ "$(wc -l <curves)" = 22 ] && grep -q ' |.*o' curves && grep -q ' |.*x' curves && grep -q '^ *o a   x b$' curves || fail "no curves: $(cat curves)"
-run 0 compare --no-curves a b
-grep -q "nats per token" out && fail "curves that were not asked for"
+
 # The same as CSV: every number as in metrics.jsonl, a run whose name has a comma and a quote quoted.
 cp -r c 'c,"2"'
 sed -i 's/"lr":[^,]*,//; s/"loss":[0-9.]*/"loss":null/' 'c,"2"/metrics.jsonl'
-run 0 compare --no-curves a 'c,"2"' --csv all.csv
+run 0 compare a 'c,"2"' --csv all.csv
 run 0 compare a 'c,"2"' --csv -
 cmp out all.csv || fail "--csv - is not the file"
 csv_column() { # <run> <column>: of its steps, empty fields as null; step 0 has only the evaluation before them
