@@ -102,6 +102,13 @@ typedef enum tagc_format {
     TAGC_FORMAT_SIGN = 5
 } tagc_format;
 
+/* How values lie in an array of the caller's. */
+typedef enum tagc_element {
+    TAGC_ELEMENT_FP32 = 0, /* float */
+    TAGC_ELEMENT_BF16 = 1, /* uint16_t, the upper half of a float */
+    TAGC_ELEMENT_FP16 = 2  /* uint16_t, IEEE binary16 */
+} tagc_element;
+
 /* How a value is rounded to one that the format has. */
 typedef enum tagc_rounding {
     /* To the nearest. */

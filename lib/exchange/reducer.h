@@ -11,8 +11,24 @@
 #include "exchange/step.h"
 #include "transport/work.h"
 
+/* Where a reducer's gradient comes from and its sums go, if it takes no arrays of a caller's: they lie in the memory of the step under
+ * way. All calls come from a worker of the comm. */
+typedef struct tagc_feed {
+    void *context;
+    /* Whether _fill can be called now; NULL: always. When that changes, call tagc_comm_look_again. */
+    int (*is_ready)(void *context);
+    /* Writes the gradient (n_elems); or, if `lends`, sets *gradient to where it is until _end. A failure is that of the step. */
+    tagc_status (*fill)(void *context, void **gradient);
+    int lends;
+    /* The step has ended on all ranks. sums: NULL after a failure, else (output_elems). */
+    void (*end)(void *context, tagc_status status, const float *sums);
+    /* 1: the memory of a step is not given back at its end, but by tagc_reducer_release. */
+    int keeps;
+} tagc_feed;
+
 struct tagc_reducer {
     tagc_comm *comm;
+    const tagc_feed *feed;     /* NULL: arrays are the caller's */
     const tagc_arrays *arrays; /* where gradient, output and residual are */
     const tagc_exchange_table *exchange;
     const tagc_runner *runner;                        /* of its batches; NULL if the exchange has none */
@@ -97,6 +113,13 @@ static inline float *tagc_reducer_fp32_row(const tagc_reducer *r, void *residual
 static inline size_t tagc_reducer_gradient_bytes(const tagc_reducer *r) {
     return r->options.gradient == TAGC_FORMAT_BF16 ? sizeof(uint16_t) : sizeof(float);
 }
+
+/* tagc_reducer_create of one with a feed, which outlives it. Collective. Its steps are those of _begin_fed, which checks nothing. */
+tagc_status tagc_reducer_create_fed(tagc_comm *comm, const tagc_reducer_options *options, const tagc_feed *feed,
+                                    tagc_reducer **out);
+tagc_status tagc_reducer_begin_fed(tagc_reducer *r);
+/* Gives back what the last step kept. Any thread may call it. */
+void tagc_reducer_release(tagc_reducer *r);
 
 /* _begin without a look at the arrays, for a step that is ahead. It is then held once: see tagc_hold. */
 tagc_status tagc_reducer_begin_ahead(tagc_reducer *r, const void *gradient, float *output);

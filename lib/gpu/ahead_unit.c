@@ -12,7 +12,7 @@
  * that of part p: what ahead.h says, or a rest | gradient | sums | in pinned memory; on the device, packed gradients and sums follow.
  * Rests lie one after the other, so that what a unit needs hardly depends on its parts. */
 #include "core/memory.h"
-#include "gpu/elements.h"
+#include "codec/elements.h"
 #include "gpu/unit_private.h"
 #include "schedule/private.h"
 

@@ -8,7 +8,7 @@
 #include "core/memory.h"
 #include "core/status.h"
 #include "exchange/reducer.h"
-#include "gpu/elements.h"
+#include "codec/elements.h"
 #include "gpu/unit_private.h"
 
 #include <stdio.h>

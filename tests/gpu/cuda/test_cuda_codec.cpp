@@ -14,7 +14,7 @@ extern "C" {
 #include "codec/select.h"
 #include "core/memory.h"
 #include "exchange/blocks.h"
-#include "gpu/elements.h"
+#include "codec/elements.h"
 #include "gpu/maker.h"
 const tagc_maker *tagc_cuda_maker(void);
 }

@@ -5,7 +5,7 @@
 #include "../../repeats.h"
 #include "../fake_runtime.h"
 #include "exchange/direct/direct.h"
-#include "gpu/elements.h"
+#include "codec/elements.h"
 #include "gpu/unit_private.h"
 #include "harness_maker.h"
 

@@ -1,0 +1,178 @@
+/* Where the values of a tensor lie in the arrays that ranks exchange, and who owns them.
+ *
+ * Owner o has elements [o * chunk, (o + 1) * chunk) of a tensor, at `offset` of his row of the part. Rows of one place come one after
+ * the other, host by host, so that what a host sums for a place is one array:
+ *
+ *   SHARD                   | place 0: host 0 | host 1 | ... | place 1: host 0 | ...       (L, H, width)
+ *   HOST_SHARD, UNIT        | place 0 | place 1 | ...                                      (L, width)
+ */
+#include "unit/unit.h"
+
+#include <string.h>
+
+static int has_rows_of_hosts(const tagc_model *model) {
+    return model->options.output == TAGC_OUTPUT_SHARD;
+}
+
+static uint64_t place_elems(const tagc_model_part *part) {
+    return part->width * (has_rows_of_hosts(part->model) ? (uint64_t)part->model->n_hosts : 1);
+}
+
+uint64_t tagc_part_elems(const tagc_model_part *part) {
+    return place_elems(part) * (uint64_t)part->model->n_places;
+}
+
+/* Of the row of an owner, in the part's array. */
+static uint64_t row_of(const tagc_model_part *part, uint64_t owner) {
+    const tagc_model *model = part->model;
+    if (!has_rows_of_hosts(model)) return owner * part->width;
+    uint64_t n_places = (uint64_t)model->n_places;
+    return (owner % n_places * (uint64_t)model->n_hosts + owner / n_places) * part->width;
+}
+
+void tagc_part_stretches(const tagc_model_part *part, const tagc_member *tensor, uint64_t first, uint64_t n,
+                         tagc_stretch_fn copy, void *context) {
+    while (n > 0) {
+        uint64_t owner = first / tensor->chunk, in_chunk = first % tensor->chunk;
+        uint64_t n_here = tensor->chunk - in_chunk < n ? tensor->chunk - in_chunk : n;
+        copy(context, row_of(part, owner) + tensor->offset + in_chunk, first, n_here);
+        first += n_here;
+        n -= n_here;
+    }
+}
+
+uint64_t tagc_part_find(const tagc_model_part *part, const tagc_member *tensor, uint64_t element) {
+    const tagc_model *model = part->model;
+    uint64_t owner = element / tensor->chunk, place = owner % (uint64_t)model->n_places;
+    if (place != (uint64_t)model->place) return UINT64_MAX;
+    return row_of(part, owner) + tensor->offset + element % tensor->chunk - place * place_elems(part);
+}
+
+void tagc_member_owned(const tagc_model *model, const tagc_member *tensor, uint64_t *first, uint64_t *n) {
+    uint64_t owner = (uint64_t)(model->n_owners == model->world_size ? model->rank : model->place);
+    if (model->n_owners == 1) owner = 0;
+    *first = owner * tensor->chunk < tensor->n_elems ? owner * tensor->chunk : tensor->n_elems;
+    uint64_t end = *first + tensor->chunk;
+    *n = (end < tensor->n_elems ? end : tensor->n_elems) - *first;
+}
+
+void tagc_part_lay_out(tagc_model_part *part) {
+    tagc_model *model = part->model;
+    uint64_t width = 0;
+    for (uint32_t i = 0; i < part->n_members; i++) {
+        tagc_member *tensor = &model->tensors[part->members[i]];
+        tensor->part = part;
+        tensor->offset = width;
+        width += tensor->chunk;
+    }
+    /* The hosts cut what all of them get among themselves. */
+    if (!has_rows_of_hosts(model)) width = tagc_padded_elems(width, model->n_hosts);
+    part->width = width;
+}
+
+/* ---- tables ---- */
+
+static tagc_status check_tensor(const tagc_tensor *t, size_t i, size_t n_tensors, uint64_t *n_elems) {
+    size_t length = t->name ? strnlen(t->name, 1024) : 0;
+    if (length == 0 || length > 1023)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "tensors[%zu].name has %s%zu bytes, must have 1 to 1023", i,
+                         length > 1023 ? "at least " : "", length);
+    if (t->n_dims > 64 || (t->n_dims > 0 && !t->shape))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: n_dims is %zu%s, must be at most 64", t->name, t->n_dims,
+                         t->shape ? "" : " and shape is NULL");
+    *n_elems = 1;
+    for (size_t d = 0; d < t->n_dims; d++) {
+        if (t->shape[d] == 0)
+            return tagc_fail(TAGC_ERR_ARGUMENT, "%s: shape[%zu] is 0, must be at least 1", t->name, d);
+        if (__builtin_mul_overflow(*n_elems, t->shape[d], n_elems) || *n_elems > (uint64_t)1 << 48)
+            return tagc_fail(TAGC_ERR_ARGUMENT, "%s has more than 2^48 elements", t->name);
+    }
+    if (t->unit >= n_tensors)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: unit is %u, must be below %zu, the number of tensors", t->name,
+                         t->unit, n_tensors);
+    if (t->kind < TAGC_CLASS_BY_NAME || t->kind > TAGC_CLASS_DENSE)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: kind is %d, must be in [%d, %d]", t->name, t->kind,
+                         TAGC_CLASS_BY_NAME, TAGC_CLASS_DENSE);
+    return TAGC_OK;
+}
+
+/* The tables, with the arrays of an exchange that depend on them. Called twice, see tagc_arena. */
+static void place_tables(tagc_model *model, tagc_arena *arena, size_t name_bytes, uint64_t n_samples, char **names,
+                         uint32_t **members) {
+    size_t n = model->n_tensors;
+    model->tensors = tagc_arena_take(arena, n, sizeof *model->tensors);
+    model->units = tagc_arena_take(arena, model->n_units, sizeof *model->units);
+    *members = tagc_arena_take(arena, n, sizeof **members);
+    *names = tagc_arena_take(arena, name_bytes, 1);
+    model->positions = tagc_arena_take(arena, (size_t)n_samples, sizeof *model->positions);
+    model->samples = tagc_arena_take(arena, (size_t)n_samples, sizeof *model->samples);
+    model->numbers = tagc_arena_take(arena, n, sizeof *model->numbers);
+    model->counts = tagc_arena_take(arena, n, sizeof *model->counts);
+    model->full = tagc_arena_take(arena, n, sizeof *model->full);
+    model->ends = tagc_arena_take(arena, n, sizeof *model->ends);
+}
+
+static uint64_t samples_of(uint64_t n_elems) {
+    return n_elems < TAGC_SCHEDULE_SAMPLE ? n_elems : TAGC_SCHEDULE_SAMPLE;
+}
+
+static tagc_status fill_tensor(tagc_model *model, const tagc_tensor *t, tagc_member *out, char *name) {
+    uint64_t n_rows = t->n_dims > 0 ? t->shape[0] : 1, n_owners = (uint64_t)model->n_owners;
+    int is_by_name = t->kind == TAGC_CLASS_BY_NAME;
+    out->name = name;
+    out->unit = t->unit;
+    out->chunk = (n_rows + n_owners - 1) / n_owners * (out->n_elems / n_rows);
+    out->kind = is_by_name ? TAGC_CLASS_DENSE : (tagc_class)t->kind;
+    if (!is_by_name) return TAGC_OK;
+    return tagc_classify(t->name, t->shape, t->n_dims, model->options.min_elems, &out->kind, NULL);
+}
+
+static tagc_status fill_units(tagc_model *model, uint32_t *members) {
+    for (uint32_t i = 0; i < model->n_tensors; i++) model->units[model->tensors[i].unit].n_members++;
+    for (uint32_t u = 0; u < model->n_units; u++) {
+        tagc_model_unit *unit = &model->units[u];
+        if (unit->n_members == 0)
+            return tagc_fail(TAGC_ERR_ARGUMENT, "no tensor has unit %u, and some have unit %u", u, model->n_units - 1);
+        unit->members = members;
+        members += unit->n_members;
+        unit->n_members = 0;
+    }
+    for (uint32_t i = 0; i < model->n_tensors; i++) {
+        tagc_model_unit *unit = &model->units[model->tensors[i].unit];
+        unit->members[unit->n_members++] = i;
+    }
+    return TAGC_OK;
+}
+
+tagc_status tagc_model_lay_out(tagc_model *model, const tagc_tensor *tensors, size_t n_tensors) {
+    uint64_t n_elems = 0, n_samples = 0;
+    size_t name_bytes = 0;
+    if (n_tensors < 1 || n_tensors > (size_t)1 << 20)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_tensors is %zu, must be in [1, 1048576]", n_tensors);
+    if (!tensors) return tagc_fail(TAGC_ERR_ARGUMENT, "tensors is NULL");
+    uint32_t last = 0;
+    for (size_t i = 0; i < n_tensors; i++) {
+        TAGC_TRY(check_tensor(&tensors[i], i, n_tensors, &n_elems));
+        name_bytes += strlen(tensors[i].name) + 1;
+        n_samples += samples_of(n_elems);
+        last = tensors[i].unit > last ? tensors[i].unit : last;
+    }
+    model->n_tensors = (uint32_t)n_tensors;
+    model->n_units = last + 1;
+    tagc_arena arena = {0};
+    char *names;
+    uint32_t *members;
+    place_tables(model, &arena, name_bytes, n_samples, &names, &members);
+    TAGC_TRY(tagc_memory_create(arena.n_bytes, "tables of a model", &model->memory));
+    arena = (tagc_arena){.base = model->memory};
+    place_tables(model, &arena, name_bytes, n_samples, &names, &members);
+    for (size_t i = 0; i < n_tensors; i++) {
+        tagc_member *out = &model->tensors[i];
+        size_t n_bytes = strlen(tensors[i].name) + 1;
+        memcpy(names, tensors[i].name, n_bytes);
+        TAGC_TRY(check_tensor(&tensors[i], i, n_tensors, &out->n_elems));
+        TAGC_TRY(fill_tensor(model, &tensors[i], out, names));
+        names += n_bytes;
+    }
+    return fill_units(model, members);
+}
