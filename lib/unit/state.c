@@ -295,10 +295,15 @@ typedef struct saved_about {
     uint64_t n_files, run, n_steps, n_hosts, n_places, output, op, n_schedule;
 } saved_about;
 
+static int is_same(const tagc_model *model, const saved_about *about) {
+    return about->n_hosts == (uint64_t)model->n_hosts && about->n_places == (uint64_t)model->n_places &&
+           about->output == (uint64_t)model->options.output;
+}
+
 static tagc_status compare_over(tagc_comm *comm, const saved_about *own, saved_about *any) {
     int n = tagc_comm_world_size(comm);
     void *memory;
-    *any = *own;
+    *any = n == 1 ? *own : (saved_about){0};
     if (n == 1) return TAGC_OK;
     TAGC_TRY(tagc_memory_create((size_t)n * sizeof *own, "what ranks have read", &memory));
     const saved_about *all = memory;
@@ -328,6 +333,10 @@ static tagc_status agree_on_files(const tagc_model *model, const saved_files *ta
         TAGC_TRY(compare_over(model->within, &own, about));
     }
     if (about->n_files == 0) return tagc_fail(TAGC_ERR_STATE, "no rank has a file to load");
+    int first = is_same(model, about) ? model->rank : model->host;
+    if (taken->n == 0 && (uint64_t)first < about->n_hosts * about->n_places)
+        return tagc_fail(TAGC_ERR_STATE, "the file of rank %d is missing, of %llu", first,
+                         (unsigned long long)(about->n_hosts * about->n_places));
     if (about->op != (uint64_t)model->options.op)
         return tagc_fail(TAGC_ERR_MISMATCH, "op was %llu in the saved run, and is %d", (unsigned long long)about->op,
                          model->options.op);
@@ -350,9 +359,9 @@ static tagc_status spread_schedule(tagc_model *model, const saved_files *taken, 
     return status;
 }
 
-static tagc_status load_schedule(tagc_model *model, const saved_files *taken, const saved_about *about, int is_same) {
+static tagc_status load_schedule(tagc_model *model, const saved_files *taken, const saved_about *about) {
     if (!model->schedule || about->n_schedule == 0) return TAGC_OK;
-    if (!is_same) return spread_schedule(model, taken, about);
+    if (!is_same(model, about)) return spread_schedule(model, taken, about);
     const saved_file *own = &taken->files[0];
     return tagc_schedule_load(model->schedule, own->schedule, own->header.n_schedule, 1, NULL, NULL);
 }
@@ -503,11 +512,11 @@ static tagc_status load_as_it_was(tagc_model_unit *unit, const saved_file *file,
     return TAGC_OK;
 }
 
-static tagc_status load_residuals(tagc_model *model, const saved_files *taken, const saved_about *about, int is_same) {
+static tagc_status load_residuals(tagc_model *model, const saved_files *taken, const saved_about *about) {
     for (uint32_t u = 0; u < model->n_units; u++) {
         tagc_model_unit *unit = &model->units[u];
         int is_loaded = 0;
-        if (is_same) TAGC_TRY(load_as_it_was(unit, &taken->files[0], &is_loaded));
+        if (is_same(model, about)) TAGC_TRY(load_as_it_was(unit, &taken->files[0], &is_loaded));
         if (!is_loaded) TAGC_TRY(load_by_value(model, unit, taken, about));
     }
     return TAGC_OK;
@@ -534,12 +543,10 @@ tagc_status tagc_model_load(tagc_model *model, const void *const *files, const s
     tagc_status status = tagc_model_agree(model, read_files(model, files, sizes, n_files, &taken));
     if (status == TAGC_OK) status = tagc_model_agree(model, agree_on_files(model, &taken, &about));
     if (status == TAGC_OK) {
-        int is_same = about.n_hosts == (uint64_t)model->n_hosts && about.n_places == (uint64_t)model->n_places &&
-                      about.output == (uint64_t)model->options.output;
-        status = tagc_model_agree(model, load_schedule(model, &taken, &about, is_same));
+        status = tagc_model_agree(model, load_schedule(model, &taken, &about));
         if (status == TAGC_OK) load_counts(model, &taken, &about);
         if (status == TAGC_OK) status = tagc_model_take_up(model);
-        if (status == TAGC_OK) status = tagc_model_agree(model, load_residuals(model, &taken, &about, is_same));
+        if (status == TAGC_OK) status = tagc_model_agree(model, load_residuals(model, &taken, &about));
     }
     tagc_memory_destroy(taken.files);
     return status;
