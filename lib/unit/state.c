@@ -327,11 +327,13 @@ static tagc_status agree_on_files(const tagc_model *model, const saved_files *ta
         const saved_header *h = &taken->files[0].header;
         own = (saved_about){taken->n, h->run, h->n_steps, h->n_hosts, h->n_places, h->output, h->op, h->n_schedule};
     }
-    TAGC_TRY(compare_over(model->between, &own, about));
-    if (model->within) {
+    tagc_status status = compare_over(model->between, &own, about);
+    if (model->within) { /* after a failure, too: the ranks of the host may not know of it */
         own = *about;
-        TAGC_TRY(compare_over(model->within, &own, about));
+        tagc_status other = compare_over(model->within, &own, about);
+        if (status == TAGC_OK) status = other;
     }
+    if (status != TAGC_OK) return status;
     if (about->n_files == 0) return tagc_fail(TAGC_ERR_STATE, "no rank has a file to load");
     int first = is_same(model, about) ? model->rank : model->host;
     if (taken->n == 0 && (uint64_t)first < about->n_hosts * about->n_places)
