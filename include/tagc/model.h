@@ -27,7 +27,7 @@
  *
  * Who owns what
  *   A tensor is cut along its first dimension into as many chunks as there are owners, as torch.chunk does: each has
- *   ceil(shape[0] / owners) rows, but the last ones may have fewer or none. tagc_model_owned tells this rank's part.
+ *   ceil(shape[0] / owners) rows, but the last ones may have fewer or none. tagc_model_owned tells which.
  *
  *   output            owners           what a rank gets
  *   SHARD             all W ranks      chunk `rank` of every tensor (a reduce-scatter; FSDP, ZeRO)
@@ -115,14 +115,15 @@ TAGC_API void tagc_model_options_init_sized(tagc_model_options *options, size_t 
  * options:  NULL: the defaults.
  * Both comms must outlive the calls that communicate. The model holds, per value of a compressed tensor, one byte of residual divided by
  * the number of ranks of a host. */
-TAGC_API tagc_status tagc_model_create(tagc_comm *within, tagc_comm *between, const tagc_tensor *tensors, size_t n_tensors,
-                                       const tagc_model_options *options, tagc_model **out);
+TAGC_API tagc_status tagc_model_create(tagc_comm *within, tagc_comm *between, const tagc_tensor *tensors,
+                                       size_t n_tensors, const tagc_model_options *options, tagc_model **out);
 
 /* Accepts NULL. Waits for units that are under way. */
 TAGC_API void tagc_model_destroy(tagc_model *model);
 
-/* Writes which elements of a tensor this rank gets: [*first, *first + *n_elems). *n_elems may be 0. */
-TAGC_API tagc_status tagc_model_owned(const tagc_model *model, uint32_t tensor, uint64_t *first, uint64_t *n_elems);
+/* Writes which elements of a tensor a rank gets: [*first, *first + *n_elems). *n_elems may be 0. rank: in [0, W). */
+TAGC_API tagc_status tagc_model_owned(const tagc_model *model, int rank, uint32_t tensor, uint64_t *first,
+                                      uint64_t *n_elems);
 
 /* Returns the class of a tensor, a tagc_class; -1 if there is no such tensor. */
 TAGC_API int tagc_model_class(const tagc_model *model, uint32_t tensor);
@@ -140,8 +141,8 @@ TAGC_API tagc_status tagc_model_plan(const tagc_model *model, uint32_t tensor, t
  * sums       (n_sums,): where sums go. Each piece lies within what this rank gets (tagc_model_owned). Elements that no piece covers are
  *            dropped. They may lie in the gradients.
  * Both lists and all arrays stay the caller's, and must not be touched until _end returns. */
-TAGC_API tagc_status tagc_model_begin(tagc_model *model, uint32_t unit, const tagc_piece *gradients, size_t n_gradients,
-                                      const tagc_piece *sums, size_t n_sums);
+TAGC_API tagc_status tagc_model_begin(tagc_model *model, uint32_t unit, const tagc_piece *gradients,
+                                      size_t n_gradients, const tagc_piece *sums, size_t n_sums);
 
 /* Never blocks. Sets *done to 1 if _end would return at once, else to 0. */
 TAGC_API tagc_status tagc_model_test(tagc_model *model, uint32_t unit, int *done);
@@ -173,8 +174,8 @@ TAGC_API tagc_status tagc_model_end(tagc_model *model, uint32_t unit, tagc_model
 TAGC_API tagc_status tagc_model_step(tagc_model *model, double loss);
 
 /* Writes the betas of an Adam for a tensor in this step, from the user's own. See "The first moment" in tagc/schedule.h. */
-TAGC_API tagc_status tagc_model_betas(const tagc_model *model, uint32_t tensor, double beta1, double beta2, double *own_beta1,
-                                      double *own_beta2);
+TAGC_API tagc_status tagc_model_betas(const tagc_model *model, uint32_t tensor, double beta1, double beta2,
+                                      double *own_beta1, double *own_beta2);
 
 /* Collective in effect. Says what the optimizer has of a tensor's first moment, in place of options.moment. */
 TAGC_API tagc_status tagc_model_set_moment(tagc_model *model, uint32_t tensor, tagc_moment moment);
@@ -198,7 +199,8 @@ TAGC_API tagc_status tagc_model_save(const tagc_model *model, void *bytes, size_
  * files (n_files,), sizes (n_files,): what this rank can read. Rank r takes those of the former ranks r, r + W and so on, and looks at
  * nothing but the header of the others: it is enough to pass the ones it takes. TAGC_ERR_STATE on all ranks if one is missing or came
  * twice; TAGC_ERR_CORRUPT if one is damaged, TAGC_ERR_MISMATCH if it is of another run or model. Then nothing has changed. */
-TAGC_API tagc_status tagc_model_load(tagc_model *model, const void *const *files, const size_t *sizes, size_t n_files);
+TAGC_API tagc_status tagc_model_load(tagc_model *model, const void *const *files, const size_t *sizes,
+                                     size_t n_files);
 
 #ifdef __cplusplus
 }

@@ -196,8 +196,8 @@ tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_runner *runn
     return make_together(arrays, runner, NULL, comm, options, out);
 }
 
-tagc_status tagc_reducer_create_fed(tagc_comm *comm, const tagc_reducer_options *options, const tagc_feed *feed,
-                                    tagc_reducer **out) {
+tagc_status tagc_reducer_create_fed(tagc_comm *comm, const tagc_reducer_options *options,
+                                    const tagc_feed *feed, tagc_reducer **out) {
     *out = NULL;
     TAGC_TRY(tagc_comm_check_open(comm));
     return make_together(&tagc_host_arrays, NULL, feed, comm, options, out);
@@ -407,7 +407,8 @@ tagc_status tagc_reducer_begin(tagc_reducer *r, const void *gradient, float *out
 }
 
 tagc_status tagc_reducer_begin_fed(tagc_reducer *r) {
-    if (r->now.begun) return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
+    if (r->now.begun)
+        return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
     return begin(r, NULL, NULL, 0);
 }
 

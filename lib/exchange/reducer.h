@@ -115,8 +115,8 @@ static inline size_t tagc_reducer_gradient_bytes(const tagc_reducer *r) {
 }
 
 /* tagc_reducer_create of one with a feed, which outlives it. Collective. Its steps are those of _begin_fed, which checks nothing. */
-tagc_status tagc_reducer_create_fed(tagc_comm *comm, const tagc_reducer_options *options, const tagc_feed *feed,
-                                    tagc_reducer **out);
+tagc_status tagc_reducer_create_fed(tagc_comm *comm, const tagc_reducer_options *options,
+                                    const tagc_feed *feed, tagc_reducer **out);
 tagc_status tagc_reducer_begin_fed(tagc_reducer *r);
 /* Gives back what the last step kept. Any thread may call it. */
 void tagc_reducer_release(tagc_reducer *r);

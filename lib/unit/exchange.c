@@ -4,8 +4,8 @@
  *   worker         | pack | sum over the host | sample | select, encode ... add | unpack |
  *
  * All parts of a unit, and all units, are under way at once, as far as memory goes (transport/work.h). */
-#include "core/sized.h"
 #include "codec/elements.h"
+#include "core/sized.h"
 #include "exchange/options.h"
 #include "unit/unit.h"
 
@@ -14,7 +14,8 @@
 #include <string.h>
 
 static const tagc_model_stats no_stats;
-static const tagc_sized stats_struct = {"tagc_model_stats", sizeof(tagc_model_stats), sizeof(tagc_model_stats), &no_stats};
+static const tagc_sized stats_struct = {"tagc_model_stats", sizeof(tagc_model_stats),
+                                        sizeof(tagc_model_stats), &no_stats};
 
 void tagc_model_stats_init_sized(tagc_model_stats *stats, size_t struct_bytes) {
     tagc_sized_init(&stats_struct, stats, struct_bytes);
@@ -36,7 +37,8 @@ static char *at(void *array, int element, uint64_t i) {
 static void copy_in(void *context, uint64_t to, uint64_t first, uint64_t n) {
     const copying *c = context;
     if (c->from == c->to)
-        memcpy(at(c->array, c->to, to), (const char *)c->values + (first - c->first) * tagc_element_bytes(c->from),
+        memcpy(at(c->array, c->to, to),
+               (const char *)c->values + (first - c->first) * tagc_element_bytes(c->from),
                n * tagc_element_bytes(c->from));
     else /* to fp32: nothing else is narrowed here */
         tagc_elements_read(c->values, c->from, first - c->first, n, (float *)c->array + to);
@@ -60,17 +62,20 @@ static void zero_padding(const tagc_model_part *part, copying *c) {
         whole.n_elems = n_all;
         tagc_part_stretches(part, &whole, t->n_elems, n_all - t->n_elems, zero, c);
     }
-    for (uint64_t row = 0; end < part->width && row < n_rows; row++) zero(c, row * part->width + end, 0, part->width - end);
+    for (uint64_t row = 0; end < part->width && row < n_rows; row++)
+        zero(c, row * part->width + end, 0, part->width - end);
 }
 
 static int reads_bf16(const tagc_model_part *part) {
-    return part->model->options.gradient == TAGC_ELEMENT_BF16 && part->model->options.exchange == TAGC_EXCHANGE_DIRECT;
+    return part->model->options.gradient == TAGC_ELEMENT_BF16 &&
+           part->model->options.exchange == TAGC_EXCHANGE_DIRECT;
 }
 
 static tagc_status pack(tagc_model_part *part, void *array) {
     const tagc_model *model = part->model;
     const tagc_model_unit *unit = part->unit;
-    copying c = {model->options.gradient, reads_bf16(part) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32, NULL, 0, array};
+    copying c = {model->options.gradient, reads_bf16(part) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32, NULL, 0,
+                 array};
     if (unit->status != TAGC_OK) return tagc_fail(unit->status, "%s", unit->text);
     zero_padding(part, &c);
     for (uint32_t i = 0; i < part->n_members; i++) {
@@ -99,8 +104,9 @@ static void unpack(const tagc_model_part *part, const float *sums) {
         const tagc_member *t = &model->tensors[piece->tensor];
         uint64_t first, n;
         if (t->part != part) continue;
-        tagc_member_owned(model, t, &first, &n);
-        tagc_elements_write(sums + t->offset + (piece->first - first), piece->values, model->options.sum, 0, piece->n_elems);
+        tagc_member_owned(model, model->rank, t, &first, &n);
+        tagc_elements_write(sums + t->offset + (piece->first - first), piece->values, model->options.sum, 0,
+                            piece->n_elems);
     }
 }
 
@@ -194,7 +200,8 @@ static void host_options(const tagc_model_part *part, tagc_reducer_options *o) {
     o->tag = (uint64_t)(part->unit - model->units);
     o->op = model->options.op;
     o->sparsity = 0;
-    o->format = model->tensors[part->members[0]].kind == TAGC_CLASS_DENSE ? model->options.dense_format : TAGC_FORMAT_BF16;
+    o->format = model->tensors[part->members[0]].kind == TAGC_CLASS_DENSE ? model->options.dense_format
+                                                                          : TAGC_FORMAT_BF16;
     o->gradient = reads_bf16(part) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     o->n_threads = model->options.n_threads;
 }
@@ -206,9 +213,13 @@ static tagc_status make_part(tagc_model_part *part) {
     part->feed = (tagc_feed){.context = part, .fill = fill_alone, .end = end_exchange};
     if (model->within) {
         host_options(part, &host);
-        part->host_feed = (tagc_feed){.context = part, .fill = fill_host_sum, .end = end_host_sum, .keeps = 1};
-        part->feed = (tagc_feed){
-            .context = part, .is_ready = has_host_sum, .fill = lend_host_sum, .lends = 1, .end = end_exchange};
+        part->host_feed =
+            (tagc_feed){.context = part, .fill = fill_host_sum, .end = end_host_sum, .keeps = 1};
+        part->feed = (tagc_feed){.context = part,
+                                 .is_ready = has_host_sum,
+                                 .fill = lend_host_sum,
+                                 .lends = 1,
+                                 .end = end_exchange};
         TAGC_TRY(tagc_reducer_create_fed(model->within, &host, &part->host_feed, &part->host_sum));
     }
     return tagc_reducer_create_fed(model->between, &options, &part->feed, &part->reducer);
@@ -224,7 +235,8 @@ void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts) {
 }
 
 int tagc_are_one_part(const tagc_member *a, const tagc_member *b) {
-    return a->kind == b->kind && a->is_followed == b->is_followed && (!a->is_followed || a->plan.level == b->plan.level);
+    return a->kind == b->kind && a->is_followed == b->is_followed &&
+           (!a->is_followed || a->plan.level == b->plan.level);
 }
 
 static tagc_status plan_part(tagc_model_part *part) {
@@ -233,34 +245,40 @@ static tagc_status plan_part(tagc_model_part *part) {
     part->is_followed = first->is_followed;
     part->plan = first->plan;
     if (!part->is_followed) return TAGC_OK;
-    for (uint32_t i = 0; i < part->n_members; i++) model->numbers[i] = model->tensors[part->members[i]].parameter;
+    for (uint32_t i = 0; i < part->n_members; i++)
+        model->numbers[i] = model->tensors[part->members[i]].parameter;
     return tagc_schedule_get_plan(model->schedule, model->numbers, NULL, part->n_members, &part->plan);
 }
 
 /* Groups tensors, in the order of their numbers. */
-static void group(tagc_model *model, tagc_model_unit *unit, tagc_model_part *parts, uint32_t *members, uint32_t *n_parts) {
+static void group(tagc_model *model, tagc_model_unit *unit, tagc_model_part *parts, uint32_t *members,
+                  uint32_t *n_parts) {
     *n_parts = 0;
     for (uint32_t i = 0; i < unit->n_members; i++) {
         const tagc_member *leader = &model->tensors[unit->members[i]];
         int is_taken = 0;
-        for (uint32_t p = 0; p < *n_parts; p++) is_taken |= tagc_are_one_part(leader, &model->tensors[parts[p].members[0]]);
+        for (uint32_t p = 0; p < *n_parts; p++)
+            is_taken |= tagc_are_one_part(leader, &model->tensors[parts[p].members[0]]);
         if (is_taken) continue;
         tagc_model_part *part = &parts[(*n_parts)++];
         *part = (tagc_model_part){.model = model, .unit = unit, .members = members};
         part->full = members + unit->n_members;
         for (uint32_t k = i; k < unit->n_members; k++)
-            if (tagc_are_one_part(leader, &model->tensors[unit->members[k]])) part->members[part->n_members++] = unit->members[k];
+            if (tagc_are_one_part(leader, &model->tensors[unit->members[k]]))
+                part->members[part->n_members++] = unit->members[k];
         members += part->n_members;
     }
 }
 
-tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_model_part **parts, uint32_t *n_parts) {
+tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_model_part **parts,
+                                 uint32_t *n_parts) {
     void *memory;
     *parts = NULL;
     *n_parts = 0;
     /* One block: at most as many parts as tensors, their lists of members, and those of full windows. */
     size_t parts_bytes = tagc_aligned(unit->n_members * sizeof **parts);
-    tagc_status status = tagc_memory_create(parts_bytes + 2 * unit->n_members * sizeof(uint32_t), "parts of a unit", &memory);
+    tagc_status status =
+        tagc_memory_create(parts_bytes + 2 * unit->n_members * sizeof(uint32_t), "parts of a unit", &memory);
     TAGC_TRY(tagc_model_agree(model, status));
     group(model, unit, memory, (uint32_t *)(void *)((char *)memory + parts_bytes), n_parts);
     *parts = memory;
@@ -279,26 +297,31 @@ tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_
 
 /* ---- a step ---- */
 
-static tagc_status check_pieces(tagc_model *model, uint32_t unit, const tagc_piece *pieces, size_t n, const char *what, int is_sum) {
+static tagc_status check_pieces(tagc_model *model, uint32_t unit, const tagc_piece *pieces, size_t n,
+                                const char *what, int is_sum) {
     if (n > 0 && !pieces) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL, and has %zu pieces", what, n);
     memset(model->ends, 0, model->n_tensors * sizeof *model->ends);
     for (size_t i = 0; i < n; i++) {
         const tagc_piece *p = &pieces[i];
         if (p->tensor >= model->n_tensors || model->tensors[p->tensor].unit != unit)
-            return tagc_fail(TAGC_ERR_ARGUMENT, "%s[%zu].tensor is %u, must be a tensor of unit %u", what, i, p->tensor, unit);
+            return tagc_fail(TAGC_ERR_ARGUMENT, "%s[%zu].tensor is %u, must be a tensor of unit %u", what, i,
+                             p->tensor, unit);
         const tagc_member *t = &model->tensors[p->tensor];
         uint64_t first = 0, n_all = t->n_elems;
-        if (is_sum) tagc_member_owned(model, t, &first, &n_all);
+        if (is_sum) tagc_member_owned(model, model->rank, t, &first, &n_all);
         if (p->first < first || p->n_elems > n_all || p->first - first > n_all - p->n_elems)
-            return tagc_fail(TAGC_ERR_ARGUMENT, "%s[%zu], %s: elements [%llu, %llu + %llu) are not within [%llu, %llu)", what, i,
+            return tagc_fail(TAGC_ERR_ARGUMENT,
+                             "%s[%zu], %s: elements [%llu, %llu + %llu) are not within [%llu, %llu)", what, i,
                              t->name, (unsigned long long)p->first, (unsigned long long)p->first,
                              (unsigned long long)p->n_elems, (unsigned long long)first,
                              (unsigned long long)(first + n_all));
         if (p->n_elems > 0 && !p->values)
             return tagc_fail(TAGC_ERR_ARGUMENT, "%s[%zu].values, %s, is NULL", what, i, t->name);
         if (p->first < model->ends[p->tensor])
-            return tagc_fail(TAGC_ERR_ARGUMENT, "%s[%zu], %s: first is %llu, must be at least %llu, the end of the piece before",
-                             what, i, t->name, (unsigned long long)p->first, (unsigned long long)model->ends[p->tensor]);
+            return tagc_fail(TAGC_ERR_ARGUMENT,
+                             "%s[%zu], %s: first is %llu, must be at least %llu, the end of the piece before",
+                             what, i, t->name, (unsigned long long)p->first,
+                             (unsigned long long)model->ends[p->tensor]);
         model->ends[p->tensor] = p->first + p->n_elems;
     }
     return TAGC_OK;
@@ -309,7 +332,9 @@ static tagc_status check_unit(const tagc_model *model, uint32_t unit, const char
     if (unit >= model->n_units)
         return tagc_fail(TAGC_ERR_ARGUMENT, "unit is %u, must be below %u", unit, model->n_units);
     if (model->units[unit].is_begun != is_begun)
-        return tagc_fail(TAGC_ERR_STATE, is_begun ? "%s of unit %u, which is not under way" : "%s of unit %u, which is under way",
+        return tagc_fail(TAGC_ERR_STATE,
+                         is_begun ? "%s of unit %u, which is not under way"
+                                  : "%s of unit %u, which is under way",
                          what, unit);
     return TAGC_OK;
 }
@@ -361,12 +386,13 @@ static tagc_status end_unit(tagc_model *model, uint32_t number, tagc_model_stats
     unit->is_begun = 0;
     unit->gradients = unit->sums = NULL;
     if (status != TAGC_OK) tagc_unit_forget_windows(model, unit);
-    return status == TAGC_OK ? TAGC_OK
-                             : tagc_fail_in(status, "unit %u, %s", number, model->tensors[unit->members[0]].name);
+    return status == TAGC_OK
+               ? TAGC_OK
+               : tagc_fail_in(status, "unit %u, %s", number, model->tensors[unit->members[0]].name);
 }
 
-tagc_status tagc_model_begin(tagc_model *model, uint32_t number, const tagc_piece *gradients, size_t n_gradients,
-                             const tagc_piece *sums, size_t n_sums) {
+tagc_status tagc_model_begin(tagc_model *model, uint32_t number, const tagc_piece *gradients,
+                             size_t n_gradients, const tagc_piece *sums, size_t n_sums) {
     TAGC_TRY(check_unit(model, number, "begin", 0));
     TAGC_TRY(tagc_comm_check_open(model->between));
     tagc_model_unit *unit = &model->units[number];
@@ -395,7 +421,8 @@ tagc_status tagc_model_test(tagc_model *model, uint32_t number, int *done) {
     TAGC_TRY(check_unit(model, number, "test", 1));
     const tagc_model_unit *unit = &model->units[number];
     *done = 1;
-    for (uint32_t p = 0; p < unit->n_parts && *done; p++) TAGC_TRY(tagc_reducer_test(unit->parts[p].reducer, done));
+    for (uint32_t p = 0; p < unit->n_parts && *done; p++)
+        TAGC_TRY(tagc_reducer_test(unit->parts[p].reducer, done));
     return TAGC_OK;
 }
 

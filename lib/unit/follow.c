@@ -7,7 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N_LOSSES = sizeof(tagc_schedule_losses) / sizeof(double), N_SUMS = sizeof(tagc_schedule_sums) / sizeof(double) };
+enum {
+    N_LOSSES = sizeof(tagc_schedule_losses) / sizeof(double),
+    N_SUMS = sizeof(tagc_schedule_sums) / sizeof(double)
+};
 
 static int class_has_levels(const tagc_model *model, tagc_class kind) {
     const tagc_schedule_options *o = &model->schedule_options;
@@ -38,8 +41,8 @@ static tagc_status describe(tagc_model *model, tagc_schedule_parameter *describe
         t->is_followed = class_has_levels(model, t->kind);
         if (!t->is_scheduled) continue;
         t->parameter = n;
-        described[n++] = (tagc_schedule_parameter){t->name, t->n_elems,
-                                                   t->kind == TAGC_CLASS_MILD ? TAGC_SCHEDULE_MILD : TAGC_SCHEDULE_COMPRESSED};
+        described[n++] = (tagc_schedule_parameter){
+            t->name, t->n_elems, t->kind == TAGC_CLASS_MILD ? TAGC_SCHEDULE_MILD : TAGC_SCHEDULE_COMPRESSED};
         if (!t->is_followed) continue;
         t->first_sample = n_positions;
         tagc_schedule_positions(t->n_elems, model->positions + n_positions, &n_samples);
@@ -71,13 +74,15 @@ tagc_status tagc_model_open_schedule(tagc_model *model) {
     void *memory;
     size_t n = model->n_tensors, n_message = N_LOSSES + n * N_SUMS;
     size_t n_most = (size_t)(model->n_hosts > model->n_places ? model->n_hosts : model->n_places);
-    TAGC_TRY(tagc_memory_create(n * (sizeof(tagc_schedule_parameter) + sizeof(char *)), "names of tensors", &memory));
+    TAGC_TRY(tagc_memory_create(n * (sizeof(tagc_schedule_parameter) + sizeof(char *)), "names of tensors",
+                                &memory));
     tagc_schedule_parameter *described = memory;
     tagc_status status = check_names(model, (const char **)(void *)(described + n));
     if (status == TAGC_OK) status = describe(model, described);
     tagc_memory_destroy(memory);
     if (status != TAGC_OK) return status;
-    TAGC_TRY(tagc_memory_create(n_message * (1 + n_most) * sizeof *model->own, "sums of the schedule", &memory));
+    TAGC_TRY(
+        tagc_memory_create(n_message * (1 + n_most) * sizeof *model->own, "sums of the schedule", &memory));
     model->own = memory;
     model->pooled = model->own + n_message;
     return tagc_model_take_plans(model);
@@ -126,8 +131,8 @@ tagc_status tagc_part_sample(tagc_model_part *part, const void *values) {
         model->numbers[i] = t->parameter;
         model->counts[i] = (uint32_t)(n_values - n_before);
     }
-    TAGC_TRY(tagc_schedule_add(model->schedule, model->numbers, model->counts, part->n_members, model->samples,
-                               part->full, &part->n_full));
+    TAGC_TRY(tagc_schedule_add(model->schedule, model->numbers, model->counts, part->n_members,
+                               model->samples, part->full, &part->n_full));
     if (part->n_full > 0) part->square = tagc_elements_square(values, element, 0, o->n_elems);
     return TAGC_OK;
 }
@@ -207,9 +212,11 @@ static tagc_status change_parts(tagc_model *model, tagc_model_unit *unit) {
         tagc_schedule_plan before = part->plan;
         tagc_reducer_options options;
         if (!part->is_followed) continue;
-        for (uint32_t i = 0; i < part->n_members; i++) model->numbers[i] = model->tensors[part->members[i]].parameter;
+        for (uint32_t i = 0; i < part->n_members; i++)
+            model->numbers[i] = model->tensors[part->members[i]].parameter;
         TAGC_TRY(tagc_schedule_get_plan(model->schedule, model->numbers, NULL, part->n_members, &part->plan));
-        if (before.format == part->plan.format && before.block == part->plan.block && before.sparsity == part->plan.sparsity)
+        if (before.format == part->plan.format && before.block == part->plan.block &&
+            before.sparsity == part->plan.sparsity)
             continue;
         tagc_part_options(part, &options);
         TAGC_TRY(tagc_reducer_change(part->reducer, &options));
@@ -222,8 +229,8 @@ static void lay_out_again(tagc_model_part *parts, uint32_t n_parts) {
 }
 
 /* Copies chunks of a tensor between rows of two parts. */
-static void copy_chunks(const tagc_member *t, const float *from, uint64_t from_width, uint64_t offset, float *to,
-                        uint64_t to_width, uint64_t n_rows) {
+static void copy_chunks(const tagc_member *t, const float *from, uint64_t from_width, uint64_t offset,
+                        float *to, uint64_t to_width, uint64_t n_rows) {
     for (uint64_t row = 0; row < n_rows; row++)
         memcpy(to + row * to_width + t->offset, from + row * from_width + offset, t->chunk * sizeof *to);
 }
@@ -251,7 +258,8 @@ static tagc_status move_residuals(const tagc_model_unit *unit, tagc_model_part *
     uint64_t n_all = 0;
     void *memory;
     for (uint32_t p = 0; p < n_parts; p++) n_all += tagc_reducer_residual_elems(parts[p].reducer);
-    TAGC_TRY(tagc_memory_create(n_parts * sizeof(float *) + (size_t)n_all * sizeof(float), "residuals of a unit", &memory));
+    TAGC_TRY(tagc_memory_create(n_parts * sizeof(float *) + (size_t)n_all * sizeof(float),
+                                "residuals of a unit", &memory));
     float **residuals = memory, *values = (float *)(void *)(residuals + n_parts);
     for (uint64_t i = 0; i < n_all; i++) values[i] = TAGC_ZERO_RESIDUAL;
     for (uint32_t p = 0; p < n_parts; p++) {
@@ -260,7 +268,8 @@ static tagc_status move_residuals(const tagc_model_unit *unit, tagc_model_part *
         values += n;
     }
     tagc_status status = TAGC_OK;
-    for (uint32_t p = 0; status == TAGC_OK && p < unit->n_parts; p++) status = hand_over(&unit->parts[p], parts, residuals);
+    for (uint32_t p = 0; status == TAGC_OK && p < unit->n_parts; p++)
+        status = hand_over(&unit->parts[p], parts, residuals);
     for (uint32_t p = 0; status == TAGC_OK && p < n_parts; p++)
         if (residuals[p])
             status = tagc_reducer_set_residual(parts[p].reducer, residuals[p],

@@ -48,9 +48,9 @@ uint64_t tagc_part_find(const tagc_model_part *part, const tagc_member *tensor, 
     return row_of(part, owner) + tensor->offset + element % tensor->chunk - place * place_elems(part);
 }
 
-void tagc_member_owned(const tagc_model *model, const tagc_member *tensor, uint64_t *first, uint64_t *n) {
-    uint64_t owner = (uint64_t)(model->n_owners == model->world_size ? model->rank : model->place);
-    if (model->n_owners == 1) owner = 0;
+void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *tensor, uint64_t *first,
+                       uint64_t *n) {
+    uint64_t owner = (uint64_t)(rank % model->n_owners); /* the place, where a host's ranks are owners */
     *first = owner * tensor->chunk < tensor->n_elems ? owner * tensor->chunk : tensor->n_elems;
     uint64_t end = *first + tensor->chunk;
     *n = (end < tensor->n_elems ? end : tensor->n_elems) - *first;
@@ -88,8 +88,8 @@ static tagc_status check_tensor(const tagc_tensor *t, size_t i, size_t n_tensors
             return tagc_fail(TAGC_ERR_ARGUMENT, "%s has more than 2^48 elements", t->name);
     }
     if (t->unit >= n_tensors)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: unit is %u, must be below %zu, the number of tensors", t->name,
-                         t->unit, n_tensors);
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: unit is %u, must be below %zu, the number of tensors",
+                         t->name, t->unit, n_tensors);
     if (t->kind < TAGC_CLASS_BY_NAME || t->kind > TAGC_CLASS_DENSE)
         return tagc_fail(TAGC_ERR_ARGUMENT, "%s: kind is %d, must be in [%d, %d]", t->name, t->kind,
                          TAGC_CLASS_BY_NAME, TAGC_CLASS_DENSE);
@@ -97,8 +97,8 @@ static tagc_status check_tensor(const tagc_tensor *t, size_t i, size_t n_tensors
 }
 
 /* The tables, with the arrays of an exchange that depend on them. Called twice, see tagc_arena. */
-static void place_tables(tagc_model *model, tagc_arena *arena, size_t name_bytes, uint64_t n_samples, char **names,
-                         uint32_t **members) {
+static void place_tables(tagc_model *model, tagc_arena *arena, size_t name_bytes, uint64_t n_samples,
+                         char **names, uint32_t **members) {
     size_t n = model->n_tensors;
     model->tensors = tagc_arena_take(arena, n, sizeof *model->tensors);
     model->units = tagc_arena_take(arena, model->n_units, sizeof *model->units);
@@ -132,7 +132,8 @@ static tagc_status fill_units(tagc_model *model, uint32_t *members) {
     for (uint32_t u = 0; u < model->n_units; u++) {
         tagc_model_unit *unit = &model->units[u];
         if (unit->n_members == 0)
-            return tagc_fail(TAGC_ERR_ARGUMENT, "no tensor has unit %u, and some have unit %u", u, model->n_units - 1);
+            return tagc_fail(TAGC_ERR_ARGUMENT, "no tensor has unit %u, and some have unit %u", u,
+                             model->n_units - 1);
         unit->members = members;
         members += unit->n_members;
         unit->n_members = 0;

@@ -48,9 +48,11 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
     if (o->paper && o->exchange == TAGC_EXCHANGE_DIRECT)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "paper is set, but exchange is direct");
     if (o->exchange != TAGC_EXCHANGE_DIRECT && (n_places > 1 || o->residual > TAGC_FORMAT_FP32))
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is one of the paper's, which have one rank per host and residual FP32");
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "exchange is one of the paper's, which have one rank per host and residual FP32");
     if (o->output == TAGC_OUTPUT_UNIT && n_places > 1)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "output is UNIT with %d ranks per host: use HOST_SHARD, and gather within the host",
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "output is UNIT with %d ranks per host: use HOST_SHARD, and gather within the host",
                          n_places);
     return TAGC_OK;
 }
@@ -106,9 +108,9 @@ static tagc_status agree_over(tagc_comm *comm, tagc_status status) {
     for (int rank = 0; agreed == TAGC_OK && rank < n; rank++) {
         if (all[rank].status == TAGC_OK) continue;
         all[rank].text[sizeof all[rank].text - 1] = 0;
-        agreed = rank == tagc_comm_rank(comm)
-                     ? tagc_fail((tagc_status)all[rank].status, "%s", all[rank].text)
-                     : tagc_fail((tagc_status)all[rank].status, "rank %d: %.480s", tagc_comm_name(comm, rank), all[rank].text);
+        agreed = rank == tagc_comm_rank(comm) ? tagc_fail((tagc_status)all[rank].status, "%s", all[rank].text)
+                                              : tagc_fail((tagc_status)all[rank].status, "rank %d: %.480s",
+                                                          tagc_comm_name(comm, rank), all[rank].text);
     }
     tagc_memory_destroy(memory);
     return agreed;
@@ -136,10 +138,11 @@ static tagc_status compare_over(tagc_comm *comm, uint64_t sum, uint64_t *run) {
     *run = all[0].run;
     for (int rank = 0; status == TAGC_OK && rank < n; rank++)
         if (all[rank].sum != all[0].sum)
-            status = tagc_fail(TAGC_ERR_MISMATCH,
-                               "tensors or options of rank %d differ from those of rank %d: names, lengths, units, "
-                               "classes and options must be the same on all ranks",
-                               tagc_comm_name(comm, rank), tagc_comm_name(comm, 0));
+            status = tagc_fail(
+                TAGC_ERR_MISMATCH,
+                "tensors or options of rank %d differ from those of rank %d: names, lengths, units, "
+                "classes and options must be the same on all ranks",
+                tagc_comm_name(comm, rank), tagc_comm_name(comm, 0));
     tagc_memory_destroy(memory);
     return status;
 }
@@ -152,7 +155,8 @@ static uint64_t mix(uint64_t sum, const void *bytes, size_t n_bytes) {
 static tagc_status compare(tagc_model *model) {
     const tagc_model_options *o = &model->options;
     const tagc_schedule_options *s = &model->schedule_options;
-    int choices[] = {o->moment, o->output, o->op, o->dense_format, o->residual, o->exchange, s->gentle, s->fresh,
+    int choices[] = {o->moment,      o->output,           o->op,          o->dense_format,
+                     o->residual,    o->exchange,         s->gentle,      s->fresh,
                      (int)s->format, (int)s->mild_format, model->n_hosts, model->n_places};
     double numbers[] = {s->sparsity, s->mild_sparsity, s->short_beta1};
     uint64_t sum = mix(0, choices, sizeof choices);
@@ -194,8 +198,8 @@ static tagc_status make_together(tagc_model *model, tagc_status local) {
     return TAGC_OK;
 }
 
-tagc_status tagc_model_create(tagc_comm *within, tagc_comm *between, const tagc_tensor *tensors, size_t n_tensors,
-                              const tagc_model_options *options, tagc_model **out) {
+tagc_status tagc_model_create(tagc_comm *within, tagc_comm *between, const tagc_tensor *tensors,
+                              size_t n_tensors, const tagc_model_options *options, tagc_model **out) {
     void *memory;
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
@@ -246,10 +250,13 @@ tagc_status tagc_model_check_idle(const tagc_model *model, const char *what) {
     return TAGC_OK;
 }
 
-tagc_status tagc_model_owned(const tagc_model *model, uint32_t tensor, uint64_t *first, uint64_t *n_elems) {
+tagc_status tagc_model_owned(const tagc_model *model, int rank, uint32_t tensor, uint64_t *first,
+                             uint64_t *n_elems) {
     if (!first || !n_elems) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL", first ? "n_elems" : "first");
     TAGC_TRY(check_tensor(model, tensor));
-    tagc_member_owned(model, &model->tensors[tensor], first, n_elems);
+    if (rank < 0 || rank >= model->world_size)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "rank is %d, must be in [0, %d)", rank, model->world_size);
+    tagc_member_owned(model, rank, &model->tensors[tensor], first, n_elems);
     return TAGC_OK;
 }
 
@@ -264,15 +271,17 @@ tagc_status tagc_model_plan(const tagc_model *model, uint32_t tensor, tagc_sched
     return TAGC_OK;
 }
 
-tagc_status tagc_model_betas(const tagc_model *model, uint32_t tensor, double beta1, double beta2, double *own_beta1,
-                             double *own_beta2) {
-    if (!own_beta1 || !own_beta2) return tagc_fail(TAGC_ERR_ARGUMENT, "own_beta%d is NULL", own_beta1 ? 2 : 1);
+tagc_status tagc_model_betas(const tagc_model *model, uint32_t tensor, double beta1, double beta2,
+                             double *own_beta1, double *own_beta2) {
+    if (!own_beta1 || !own_beta2)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "own_beta%d is NULL", own_beta1 ? 2 : 1);
     TAGC_TRY(check_tensor(model, tensor));
     const tagc_member *t = &model->tensors[tensor];
     *own_beta1 = beta1;
     *own_beta2 = beta2;
     if (t->is_scheduled)
-        tagc_schedule_betas(model->schedule, t->plan.moment, t->plan.n_selected, beta1, beta2, own_beta1, own_beta2);
+        tagc_schedule_betas(model->schedule, t->plan.moment, t->plan.n_selected, beta1, beta2, own_beta1,
+                            own_beta2);
     return TAGC_OK;
 }
 
@@ -297,7 +306,8 @@ tagc_status tagc_model_scale(tagc_model *model, double factor) {
     for (uint32_t u = 0; u < model->n_units; u++)
         for (uint32_t p = 0; p < model->units[u].n_parts; p++) {
             tagc_reducer *reducer = model->units[u].parts[p].reducer;
-            if (tagc_reducer_residual_elems(reducer) > 0) TAGC_TRY(tagc_reducer_scale_residual(reducer, factor));
+            if (tagc_reducer_residual_elems(reducer) > 0)
+                TAGC_TRY(tagc_reducer_scale_residual(reducer, factor));
         }
     return model->schedule ? tagc_schedule_scale(model->schedule, factor) : TAGC_OK;
 }

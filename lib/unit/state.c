@@ -89,7 +89,8 @@ static tagc_status write_all(const tagc_model *model, writer *w) {
     TAGC_TRY(put_schedule(w, model, n_schedule));
     for (uint32_t u = 0; u < model->n_units; u++) put_number(w, model->units[u].n_exchanges);
     for (uint32_t u = 0; u < model->n_units; u++)
-        for (uint32_t p = 0; p < model->units[u].n_parts; p++) TAGC_TRY(put_part(w, &model->units[u].parts[p]));
+        for (uint32_t p = 0; p < model->units[u].n_parts; p++)
+            TAGC_TRY(put_part(w, &model->units[u].parts[p]));
     put_number(w, w->bytes ? tagc_checksum(w->bytes, w->n) : 0);
     return TAGC_OK;
 }
@@ -101,7 +102,8 @@ tagc_status tagc_model_save(const tagc_model *model, void *bytes, size_t n_bytes
     TAGC_TRY(write_all(model, &size));
     *n_written = size.n;
     if (!bytes) return TAGC_OK;
-    if (n_bytes < size.n) return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes is %zu, must be at least %zu", n_bytes, size.n);
+    if (n_bytes < size.n)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes is %zu, must be at least %zu", n_bytes, size.n);
     return write_all(model, &w);
 }
 
@@ -146,7 +148,8 @@ static int take_tensor(reader *r, saved_tensor *t) {
 }
 
 static int take_part(reader *r, saved_part *part) {
-    if (!take_number(r, &part->n_members) || !take_number(r, &part->width) || !take_number(r, &part->n_state)) return 0;
+    if (!take_number(r, &part->n_members) || !take_number(r, &part->width) || !take_number(r, &part->n_state))
+        return 0;
     part->state = take(r, part->n_state);
     if (!part->state) return 0;
     part->members = *r;
@@ -171,14 +174,15 @@ static tagc_status corrupt(const char *what) {
 static tagc_status read_header(const void *bytes, size_t n_bytes, saved_header *header) {
     if (!bytes || n_bytes < sizeof magic + sizeof *header + 8 || n_bytes % 8 != 0)
         return corrupt("too few bytes for a model's state");
-    if (memcmp(bytes, magic, sizeof magic) != 0) return corrupt("not a model's state: it does not begin with TAGCMODL");
+    if (memcmp(bytes, magic, sizeof magic) != 0)
+        return corrupt("not a model's state: it does not begin with TAGCMODL");
     memcpy(header, (const char *)bytes + sizeof magic, sizeof *header);
     if (header->version != VERSION)
-        return tagc_fail(TAGC_ERR_CORRUPT, "version is %llu, this library reads %d", (unsigned long long)header->version,
-                         VERSION);
-    if (header->n_hosts < 1 || header->n_places < 1 || header->n_hosts > MOST_RANKS || header->n_places > MOST_RANKS ||
-        header->rank >= header->n_hosts * header->n_places || header->output > TAGC_OUTPUT_HOST_SHARD ||
-        header->op > TAGC_OP_SUM)
+        return tagc_fail(TAGC_ERR_CORRUPT, "version is %llu, this library reads %d",
+                         (unsigned long long)header->version, VERSION);
+    if (header->n_hosts < 1 || header->n_places < 1 || header->n_hosts > MOST_RANKS ||
+        header->n_places > MOST_RANKS || header->rank >= header->n_hosts * header->n_places ||
+        header->output > TAGC_OUTPUT_HOST_SHARD || header->op > TAGC_OP_SUM)
         return corrupt("the header has a number that is out of its range");
     return TAGC_OK;
 }
@@ -196,13 +200,16 @@ static tagc_status check_part(const saved_part *part, const saved_header *h) {
     for (uint64_t i = 0; i < part->n_members; i++) {
         saved_tensor t;
         (void)take_tensor(&members, &t);
-        if (t.chunk > UINT64_MAX / n_owners || t.chunk * n_owners < t.n_elems) return corrupt("a chunk is too short for its tensor");
+        if (t.chunk > UINT64_MAX / n_owners || t.chunk * n_owners < t.n_elems)
+            return corrupt("a chunk is too short for its tensor");
         if (__builtin_add_overflow(width, t.chunk, &width)) return corrupt("a row is too long");
     }
-    if (width > part->width || __builtin_mul_overflow(part->width, n_rows, &n_elems) || n_elems != state.n_elems)
+    if (width > part->width || __builtin_mul_overflow(part->width, n_rows, &n_elems) ||
+        n_elems != state.n_elems)
         return corrupt("a part's residual does not fit its tensors");
     uint64_t n_residual = (uint64_t)state.n_items * state.k;
-    if (n_residual != 0 && (n_residual != n_elems || state.body_bytes != state.n_items * tagc_residual_bytes(state.coding, state.k)))
+    if (n_residual != 0 && (n_residual != n_elems ||
+                            state.body_bytes != state.n_items * tagc_residual_bytes(state.coding, state.k)))
         return corrupt("a part's residual has another length than its tensors");
     return TAGC_OK;
 }
@@ -257,26 +264,32 @@ static tagc_status check_complete(const tagc_model *model, const saved_files *ta
         const saved_header *other = &taken->files[i].header;
         if (other->run != h->run || other->n_steps != h->n_steps || other->n_hosts != h->n_hosts ||
             other->n_places != h->n_places || other->output != h->output || other->op != h->op)
-            return tagc_fail(TAGC_ERR_MISMATCH, "files of rank %llu (step %llu) and of rank %llu (step %llu) are not of one save",
-                             (unsigned long long)h->rank, (unsigned long long)h->n_steps, (unsigned long long)other->rank,
-                             (unsigned long long)other->n_steps);
+            return tagc_fail(
+                TAGC_ERR_MISMATCH,
+                "files of rank %llu (step %llu) and of rank %llu (step %llu) are not of one save",
+                (unsigned long long)h->rank, (unsigned long long)h->n_steps, (unsigned long long)other->rank,
+                (unsigned long long)other->n_steps);
         if (other->rank != expected)
-            return tagc_fail(TAGC_ERR_STATE, "the file of rank %llu %s: this rank takes those of ranks %d, %d + %llu and so on, of %llu",
-                             (unsigned long long)(other->rank < expected ? other->rank : expected),
-                             other->rank < expected ? "came twice" : "is missing", (int)(is_same_world(model, h) ? model->rank : model->host),
-                             (int)(is_same_world(model, h) ? model->rank : model->host), (unsigned long long)step,
-                             (unsigned long long)(h->n_hosts * h->n_places));
+            return tagc_fail(
+                TAGC_ERR_STATE,
+                "the file of rank %llu %s: this rank takes those of ranks %d, %d + %llu and so on, of %llu",
+                (unsigned long long)(other->rank < expected ? other->rank : expected),
+                other->rank < expected ? "came twice" : "is missing",
+                (int)(is_same_world(model, h) ? model->rank : model->host),
+                (int)(is_same_world(model, h) ? model->rank : model->host), (unsigned long long)step,
+                (unsigned long long)(h->n_hosts * h->n_places));
     }
     if (expected < h->n_hosts * h->n_places)
-        return tagc_fail(TAGC_ERR_STATE, "the file of rank %llu is missing, of %llu", (unsigned long long)expected,
-                         (unsigned long long)(h->n_hosts * h->n_places));
+        return tagc_fail(TAGC_ERR_STATE, "the file of rank %llu is missing, of %llu",
+                         (unsigned long long)expected, (unsigned long long)(h->n_hosts * h->n_places));
     return TAGC_OK;
 }
 
-static tagc_status read_files(const tagc_model *model, const void *const *files, const size_t *sizes, size_t n_files,
-                              saved_files *taken) {
+static tagc_status read_files(const tagc_model *model, const void *const *files, const size_t *sizes,
+                              size_t n_files, saved_files *taken) {
     void *memory;
-    if (n_files > 0 && (!files || !sizes)) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL", files ? "sizes" : "files");
+    if (n_files > 0 && (!files || !sizes))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL", files ? "sizes" : "files");
     TAGC_TRY(tagc_memory_create((n_files + 1) * sizeof *taken->files, "a list of files", &memory));
     taken->files = memory;
     for (size_t i = 0; i < n_files; i++) {
@@ -311,9 +324,11 @@ static tagc_status compare_over(tagc_comm *comm, const saved_about *own, saved_a
     for (int rank = 0; status == TAGC_OK && rank < n; rank++) {
         if (all[rank].n_files == 0) continue;
         if (any->n_files == 0) *any = all[rank];
-        if (all[rank].run != any->run || all[rank].n_steps != any->n_steps || all[rank].n_hosts != any->n_hosts ||
-            all[rank].n_places != any->n_places || all[rank].output != any->output || all[rank].op != any->op)
-            status = tagc_fail(TAGC_ERR_MISMATCH, "files of rank %d, of step %llu, are of another save than those of step %llu",
+        if (all[rank].run != any->run || all[rank].n_steps != any->n_steps ||
+            all[rank].n_hosts != any->n_hosts || all[rank].n_places != any->n_places ||
+            all[rank].output != any->output || all[rank].op != any->op)
+            status = tagc_fail(TAGC_ERR_MISMATCH,
+                               "files of rank %d, of step %llu, are of another save than those of step %llu",
                                tagc_comm_name(comm, rank), (unsigned long long)all[rank].n_steps,
                                (unsigned long long)any->n_steps);
     }
@@ -325,7 +340,8 @@ static tagc_status agree_on_files(const tagc_model *model, const saved_files *ta
     saved_about own = {0};
     if (taken->n > 0) {
         const saved_header *h = &taken->files[0].header;
-        own = (saved_about){taken->n, h->run, h->n_steps, h->n_hosts, h->n_places, h->output, h->op, h->n_schedule};
+        own = (saved_about){taken->n,    h->run,    h->n_steps, h->n_hosts,
+                            h->n_places, h->output, h->op,      h->n_schedule};
     }
     tagc_status status = compare_over(model->between, &own, about);
     if (model->within) { /* after a failure, too: the ranks of the host may not know of it */
@@ -340,8 +356,8 @@ static tagc_status agree_on_files(const tagc_model *model, const saved_files *ta
         return tagc_fail(TAGC_ERR_STATE, "the file of rank %d is missing, of %llu", first,
                          (unsigned long long)(about->n_hosts * about->n_places));
     if (about->op != (uint64_t)model->options.op)
-        return tagc_fail(TAGC_ERR_MISMATCH, "op was %llu in the saved run, and is %d", (unsigned long long)about->op,
-                         model->options.op);
+        return tagc_fail(TAGC_ERR_MISMATCH, "op was %llu in the saved run, and is %d",
+                         (unsigned long long)about->op, model->options.op);
     return TAGC_OK;
 }
 
@@ -352,7 +368,8 @@ static tagc_status spread_schedule(tagc_model *model, const saved_files *taken, 
     size_t n_hosts = (size_t)model->n_hosts;
     uint64_t n = about->n_schedule;
     void *memory;
-    TAGC_TRY(tagc_model_agree(model, tagc_memory_create((n_hosts + 1) * (size_t)n, "a saved schedule", &memory)));
+    TAGC_TRY(
+        tagc_model_agree(model, tagc_memory_create((n_hosts + 1) * (size_t)n, "a saved schedule", &memory)));
     char *all = memory, *own = all + n_hosts * n;
     if (model->host == 0) memcpy(own, taken->files[0].schedule, n);
     tagc_status status = tagc_comm_all_gather(model->between, own, n, all);
@@ -371,7 +388,8 @@ static tagc_status load_schedule(tagc_model *model, const saved_files *taken, co
 /* ---- residuals ---- */
 
 /* The unit's tensor of that name and length, or NULL. */
-static const tagc_member *find_tensor(const tagc_model_unit *unit, const tagc_model *model, const saved_tensor *saved) {
+static const tagc_member *find_tensor(const tagc_model_unit *unit, const tagc_model *model,
+                                      const saved_tensor *saved) {
     for (uint32_t i = 0; i < unit->n_members; i++) {
         const tagc_member *t = &model->tensors[unit->members[i]];
         if (t->n_elems == saved->n_elems && strlen(t->name) == saved->n_name &&
@@ -408,15 +426,18 @@ typedef struct moving {
 static void add_stretch(void *context, uint64_t at, uint64_t first, uint64_t n) {
     const moving *m = context;
     const tagc_model *model = m->part->model;
-    uint64_t n_place = tagc_part_elems(m->part) / (uint64_t)model->n_places, begin = n_place * (uint64_t)model->place;
+    uint64_t n_place = tagc_part_elems(m->part) / (uint64_t)model->n_places,
+             begin = n_place * (uint64_t)model->place;
     if (at < begin || at >= begin + n_place) return; /* another place's */
-    for (uint64_t i = 0; i < n; i++) m->residual[at - begin + i] += (float)(m->factor * (double)m->values[first - m->first + i]);
+    for (uint64_t i = 0; i < n; i++)
+        m->residual[at - begin + i] += (float)(m->factor * (double)m->values[first - m->first + i]);
 }
 
 enum { PIECE = 4096 };
 
 /* Adds elements [first, first + n) of a tensor, from number `at` of a saved residual. */
-static void add_saved(const saved_part *saved, uint64_t at, const tagc_member *t, uint64_t first, uint64_t n, moving *m) {
+static void add_saved(const saved_part *saved, uint64_t at, const tagc_member *t, uint64_t first, uint64_t n,
+                      moving *m) {
     float values[PIECE];
     tagc_wire_header state;
     (void)tagc_wire_read(saved->state, saved->n_state, &state); /* it was checked */
@@ -424,8 +445,8 @@ static void add_saved(const saved_part *saved, uint64_t at, const tagc_member *t
     while (n > 0) {
         uint64_t row = at / state.k, in_row = at % state.k, n_here = n < PIECE ? n : PIECE;
         if (n_here > state.k - in_row) n_here = state.k - in_row;
-        tagc_residual_read(state.coding, state.k, saved->state + TAGC_WIRE_HEADER_BYTES + row * row_bytes, (size_t)in_row,
-                           (size_t)n_here, values);
+        tagc_residual_read(state.coding, state.k, saved->state + TAGC_WIRE_HEADER_BYTES + row * row_bytes,
+                           (size_t)in_row, (size_t)n_here, values);
         m->first = first;
         m->values = values;
         tagc_part_stretches(m->part, t, first, n_here, add_stretch, m);
@@ -440,7 +461,8 @@ static void add_tensor(const saved_header *h, const saved_part *saved, const sav
                        const tagc_member *t, moving *m) {
     uint64_t n_rows = h->output == TAGC_OUTPUT_SHARD ? h->n_hosts : 1, place = h->rank % h->n_places;
     for (uint64_t row = 0; row < n_rows; row++) {
-        uint64_t owner = h->output == TAGC_OUTPUT_UNIT ? 0 : row * h->n_places + place, first = owner * s->chunk;
+        uint64_t owner = h->output == TAGC_OUTPUT_UNIT ? 0 : row * h->n_places + place,
+                 first = owner * s->chunk;
         if (first >= t->n_elems) continue;
         uint64_t n = t->n_elems - first < s->chunk ? t->n_elems - first : s->chunk;
         add_saved(saved, row * saved->width + offset, t, first, n, m);
@@ -448,8 +470,8 @@ static void add_tensor(const saved_header *h, const saved_part *saved, const sav
 }
 
 /* residuals (n_parts,): of the parts of a unit, NULL where there is none. */
-static void add_file(const tagc_model *model, const tagc_model_unit *unit, const saved_file *file, float *const *residuals,
-                     double factor) {
+static void add_file(const tagc_model *model, const tagc_model_unit *unit, const saved_file *file,
+                     float *const *residuals, double factor) {
     reader r = file->parts;
     for (uint64_t p = 0; p < file->header.n_parts; p++) {
         saved_part saved;
@@ -470,11 +492,13 @@ static void add_file(const tagc_model *model, const tagc_model_unit *unit, const
     }
 }
 
-static tagc_status load_by_value(tagc_model *model, tagc_model_unit *unit, const saved_files *taken, const saved_about *about) {
+static tagc_status load_by_value(tagc_model *model, tagc_model_unit *unit, const saved_files *taken,
+                                 const saved_about *about) {
     uint64_t n_all = 0;
     void *memory;
     for (uint32_t p = 0; p < unit->n_parts; p++) n_all += tagc_reducer_residual_elems(unit->parts[p].reducer);
-    TAGC_TRY(tagc_memory_create(unit->n_parts * sizeof(float *) + (size_t)n_all * sizeof(float), "residuals of a unit", &memory));
+    TAGC_TRY(tagc_memory_create(unit->n_parts * sizeof(float *) + (size_t)n_all * sizeof(float),
+                                "residuals of a unit", &memory));
     float **residuals = memory, *values = (float *)(void *)(residuals + unit->n_parts);
     for (uint64_t i = 0; i < n_all; i++) values[i] = TAGC_ZERO_RESIDUAL;
     for (uint32_t p = 0; p < unit->n_parts; p++) {
@@ -538,7 +562,8 @@ static void load_counts(tagc_model *model, const saved_files *taken, const saved
     }
 }
 
-tagc_status tagc_model_load(tagc_model *model, const void *const *files, const size_t *sizes, size_t n_files) {
+tagc_status tagc_model_load(tagc_model *model, const void *const *files, const size_t *sizes,
+                            size_t n_files) {
     saved_files taken = {0};
     saved_about about;
     TAGC_TRY(tagc_model_check_idle(model, "load"));

@@ -29,9 +29,9 @@ typedef struct tagc_member {
     uint64_t chunk; /* elements that an owner has of it, but for the last ones */
     uint32_t unit;
     tagc_class kind;
-    int is_scheduled;   /* has a plan of the schedule */
-    int is_followed;    /* has levels */
-    uint32_t parameter; /* its number in the schedule, if it is scheduled */
+    int is_scheduled;                 /* has a plan of the schedule */
+    int is_followed;                  /* has levels */
+    uint32_t parameter;               /* its number in the schedule, if it is scheduled */
     uint64_t n_samples, first_sample; /* in model->positions */
     tagc_schedule_plan plan;
     tagc_model_part *part;
@@ -56,7 +56,7 @@ struct tagc_model_part {
     tagc_status host_status;
     char host_text[TAGC_ERROR_TEXT_BYTES];
     const float *host_values; /* (H, width) */
-    uint32_t *full; /* (n_members,) parameters whose windows became full */
+    uint32_t *full;           /* (n_members,) parameters whose windows became full */
     size_t n_full;
     double square; /* of its gradient, if n_full > 0 */
 };
@@ -77,7 +77,7 @@ struct tagc_model_unit {
 struct tagc_model {
     tagc_comm *within, *between;
     int n_hosts, n_places, host, place, rank, world_size;
-    int n_owners; /* into how many chunks a tensor is cut */
+    int n_owners;   /* into how many chunks a tensor is cut */
     uint64_t *ends; /* (n_tensors,) of pieces that are checked */
     tagc_model_options options;
     tagc_schedule_options schedule_options;
@@ -85,13 +85,13 @@ struct tagc_model {
     uint32_t n_tensors;
     tagc_model_unit *units;
     uint32_t n_units;
-    void *memory; /* of the tables above */
-    tagc_schedule *schedule; /* NULL: nothing is scheduled */
-    uint64_t *positions;     /* of samples, in their tensors */
-    float *samples;          /* of one part: (most,) */
+    void *memory;               /* of the tables above */
+    tagc_schedule *schedule;    /* NULL: nothing is scheduled */
+    uint64_t *positions;        /* of samples, in their tensors */
+    float *samples;             /* of one part: (most,) */
     uint32_t *numbers, *counts; /* (n_tensors,) arguments of tagc_schedule_add */
-    uint32_t *full; /* (n_tensors,) parameters whose windows are full, at the end of a step */
-    double *own, *pooled; /* messages of a step */
+    uint32_t *full;             /* (n_tensors,) parameters whose windows are full, at the end of a step */
+    double *own, *pooled;       /* messages of a step */
     uint64_t n_steps;
     uint64_t run; /* a number of this run, the same on all ranks, in saved states */
 };
@@ -110,13 +110,15 @@ void tagc_part_stretches(const tagc_model_part *part, const tagc_member *tensor,
                          tagc_stretch_fn copy, void *context);
 /* Where an element of a tensor lies in this place's row of the part's array; UINT64_MAX: in another place's. */
 uint64_t tagc_part_find(const tagc_model_part *part, const tagc_member *tensor, uint64_t element);
-/* What this rank gets of a tensor. */
-void tagc_member_owned(const tagc_model *model, const tagc_member *tensor, uint64_t *first, uint64_t *n);
+/* What a rank gets of a tensor. */
+void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *tensor, uint64_t *first,
+                       uint64_t *n);
 
 /* ---- exchange.c ---- */
 
 /* Makes the parts of a unit from the plans of its tensors. Collective. On failure *parts is NULL. */
-tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_model_part **parts, uint32_t *n_parts);
+tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_model_part **parts,
+                                 uint32_t *n_parts);
 /* 1: tensors of one unit that are exchanged as one, since their class and level are the same. */
 int tagc_are_one_part(const tagc_member *a, const tagc_member *b);
 void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts);

@@ -40,6 +40,15 @@ check "$scratch/by-pkg-config/reduce_scatter"
     -Wl,-rpath,"$libdir"
 check_units "$scratch/by-pkg-config/units"
 
+"$cc" -Wall -Wextra -Werror -O2 "$source/examples/train.c" -o "$scratch/by-pkg-config/train" "${flags[@]}" -lm -Wl,-rpath,"$libdir"
+train() { timeout 100 mpirun -n 2 "$scratch/by-pkg-config/train" "$@"; }
+whole=$(train 400)
+echo "$whole"
+grep -q '^step 400: loss 0\.0[0-9]*, 0\.[34][0-9] bits' <<<"$whole" # it has learnt, and came to the last level
+rm -f "$scratch"/state.*
+train 150 "$scratch/state"
+[ "$(train 400 "$scratch/state" | tail -n 1)" = "$(tail -n 1 <<<"$whole")" ] # goes on bit for bit
+
 read -ra alone <<<"$(pkg-config --cflags --libs tagc)"
 "$cc" -Wall -Wextra -Werror -O2 "$source/examples/native.c" -o "$scratch/by-pkg-config/native" "${alone[@]}" -Wl,-rpath,"$libdir"
 out=$(timeout 100 "$scratch/by-pkg-config/native" 2>&1) || grep -q 'TAGC_NATIVE' <<<"$out" # without libuv it says how to get it

@@ -15,7 +15,7 @@ typedef struct own_arrays {
 static void fill_own(member *m, const tagc_model *model, own_arrays *a) {
     for (uint32_t t = 0; t < N_ALL; t++) {
         uint64_t first, n;
-        EXPECT(m, tagc_model_owned(model, t, &first, &n) == TAGC_OK);
+        EXPECT(m, tagc_model_owned(model, m->rank, t, &first, &n) == TAGC_OK);
         for (int i = 0; i < N; i++) a->gradients[t][i] = (float)(m->rank + i);
         a->in[t] = (tagc_piece){t, 0, N, a->gradients[t]};
         a->out[t] = (tagc_piece){t, first, n, a->sums[t]};
@@ -56,14 +56,30 @@ static void check_right(member *m, tagc_model *model, own_arrays *a) {
 
 static void spoil(own_arrays *a, int kind) {
     switch (kind) {
-    case 0: a->in[0].n_elems = N + 1; break;
-    case 1: a->in[1].first = UINT64_MAX; break;
-    case 2: a->in[0].values = NULL; break;
-    case 3: a->in[1].tensor = 2; break; /* of another unit */
-    case 4: a->in[1] = a->in[0]; break; /* the same elements twice */
-    case 5: a->out[0].first++; break;   /* beyond what this rank owns */
-    case 6: a->out[1].n_elems = UINT64_MAX; break;
-    default: a->in[0].tensor = 99; break;
+    case 0:
+        a->in[0].n_elems = N + 1;
+        break;
+    case 1:
+        a->in[1].first = UINT64_MAX;
+        break;
+    case 2:
+        a->in[0].values = NULL;
+        break;
+    case 3:
+        a->in[1].tensor = 2;
+        break; /* of another unit */
+    case 4:
+        a->in[1] = a->in[0];
+        break; /* the same elements twice */
+    case 5:
+        a->out[0].first++;
+        break; /* beyond what this rank owns */
+    case 6:
+        a->out[1].n_elems = UINT64_MAX;
+        break;
+    default:
+        a->in[0].tensor = 99;
+        break;
     }
 }
 
@@ -74,7 +90,8 @@ static void arguments_body(member *m) {
         fill_own(m, model, a);
         if (m->rank == 1) spoil(a, kind);
         EXPECT(m, run_unit(model, 0, a) == TAGC_ERR_ARGUMENT);
-        if (m->rank == 1) EXPECT(m, strstr(tagc_last_error(), kind == 5 || kind == 6 ? "sums[" : "gradients[") != NULL);
+        if (m->rank == 1)
+            EXPECT(m, strstr(tagc_last_error(), kind == 5 || kind == 6 ? "sums[" : "gradients[") != NULL);
         if (m->rank != 1) EXPECT(m, strstr(tagc_last_error(), "rank") != NULL);
         check_right(m, model, a);
     }

@@ -17,7 +17,8 @@ static float plain_gradient(const plain_case *c, int rank, uint32_t tensor, uint
 }
 
 /* Cuts [first, first + n) of a tensor into pieces, each in memory of its own order: one array, backwards. */
-static size_t cut(tagc_piece *pieces, char *array, size_t element_bytes, uint32_t tensor, uint64_t first, uint64_t n, uint64_t seed) {
+static size_t cut(tagc_piece *pieces, char *array, size_t element_bytes, uint32_t tensor, uint64_t first,
+                  uint64_t n, uint64_t seed) {
     uint64_t end = first + n;
     size_t n_pieces = 0;
     char *at = array + n * element_bytes;
@@ -43,17 +44,19 @@ typedef struct unit_arrays {
 } unit_arrays;
 
 /* left_out: a tensor of which no piece is passed, or -1. */
-static void fill_arrays(member *m, tagc_model *model, const plain_case *c, uint32_t unit, int step, int left_out, unit_arrays *a) {
+static void fill_arrays(member *m, tagc_model *model, const plain_case *c, uint32_t unit, int step,
+                        int left_out, unit_arrays *a) {
     a->n_gradients = a->n_sums = a->n_blocks = 0;
     for (uint32_t t = unit; t < c->shape.n; t += c->shape.n_units) {
         uint64_t n = c->shape.n_elems[t], first, n_owned;
         size_t g = tagc_element_bytes(c->gradient), s = tagc_element_bytes(c->sum);
-        EXPECT(m, tagc_model_owned(model, t, &first, &n_owned) == TAGC_OK);
+        EXPECT(m, tagc_model_owned(model, m->rank, t, &first, &n_owned) == TAGC_OK);
         char *gradient = malloc(n * g), *sums = malloc(n_owned * s + 1);
         a->blocks[a->n_blocks++] = gradient;
         a->blocks[a->n_blocks++] = sums;
         memset(sums, 0x7f, n_owned * s);
-        size_t n_pieces = cut(a->gradients + a->n_gradients, gradient, g, t, 0, n, c->seed + (uint64_t)(step * 16 + m->rank));
+        size_t n_pieces = cut(a->gradients + a->n_gradients, gradient, g, t, 0, n,
+                              c->seed + (uint64_t)(step * 16 + m->rank));
         for (size_t p = a->n_gradients; p < a->n_gradients + n_pieces; p++)
             for (uint64_t i = 0; i < a->gradients[p].n_elems; i++) {
                 float value = plain_gradient(c, m->rank, t, a->gradients[p].first + i, step);
@@ -71,15 +74,19 @@ static void check_sums(member *m, const plain_case *c, int step, int left_out, u
         for (uint64_t i = 0; i < a->sums[p].n_elems; i++) {
             float sum = 0, got, expected;
             uint32_t t = a->sums[p].tensor;
-            for (int r = 0; r < n_ranks && (int)t != left_out; r++) sum += plain_gradient(c, r, t, a->sums[p].first + i, step);
+            for (int r = 0; r < n_ranks && (int)t != left_out; r++)
+                sum += plain_gradient(c, r, t, a->sums[p].first + i, step);
             expected = c->op == TAGC_OP_AVG ? sum * (1.0f / (float)w->n_hosts) : sum;
             uint16_t half;
-            if (c->sum == TAGC_ELEMENT_FP16) half = tagc_fp16_nearest(expected), expected = tagc_fp16_wide(half);
-            if (c->sum == TAGC_ELEMENT_BF16) tagc_bf16_narrow(&expected, &half, 1), tagc_bf16_widen(&half, &expected, 1);
+            if (c->sum == TAGC_ELEMENT_FP16)
+                half = tagc_fp16_nearest(expected), expected = tagc_fp16_wide(half);
+            if (c->sum == TAGC_ELEMENT_BF16)
+                tagc_bf16_narrow(&expected, &half, 1), tagc_bf16_widen(&half, &expected, 1);
             tagc_elements_read(a->sums[p].values, c->sum, i, 1, &got);
             if (!EXPECT(m, got == expected)) {
-                snprintf(m->failure, sizeof m->failure, "step %d, %s[%llu]: %g, not %g", step, c->shape.names[t],
-                         (unsigned long long)(a->sums[p].first + i), (double)got, (double)expected);
+                snprintf(m->failure, sizeof m->failure, "step %d, %s[%llu]: %g, not %g", step,
+                         c->shape.names[t], (unsigned long long)(a->sums[p].first + i), (double)got,
+                         (double)expected);
                 return;
             }
         }
@@ -100,16 +107,19 @@ static void plain_body(member *m) {
     o.op = c->op;
     o.gradient = c->gradient;
     o.sum = c->sum;
-    if (!EXPECT(m, tagc_model_create(m->within, m->between, c->shape.tensors, c->shape.n, &o, &model) == TAGC_OK)) return;
+    if (!EXPECT(m, tagc_model_create(m->within, m->between, c->shape.tensors, c->shape.n, &o, &model) ==
+                       TAGC_OK))
+        return;
     unit_arrays *arrays = calloc(c->shape.n_units, sizeof *arrays);
     for (int step = 0; step < c->n_steps && !m->failure[0]; step++) {
         int left_out = step % 3 == 2 ? (int)(number_of(c->seed, (uint64_t)step, 4, 4) % c->shape.n) : -1;
-        uint32_t first = (uint32_t)(number_of(c->seed, (uint64_t)step, 5, 5) % c->shape.n_units); /* another order in each step */
+        uint32_t first = (uint32_t)(number_of(c->seed, (uint64_t)step, 5, 5) %
+                                    c->shape.n_units); /* another order in each step */
         for (uint32_t k = 0; k < c->shape.n_units; k++) {
             uint32_t unit = (first + k) % c->shape.n_units;
             fill_arrays(m, model, c, unit, step, left_out, &arrays[unit]);
-            EXPECT(m, tagc_model_begin(model, unit, arrays[unit].gradients, arrays[unit].n_gradients, arrays[unit].sums,
-                                       arrays[unit].n_sums) == TAGC_OK);
+            EXPECT(m, tagc_model_begin(model, unit, arrays[unit].gradients, arrays[unit].n_gradients,
+                                       arrays[unit].sums, arrays[unit].n_sums) == TAGC_OK);
         }
         for (uint32_t unit = 0; unit < c->shape.n_units; unit++) {
             tagc_model_stats stats;
@@ -127,7 +137,8 @@ static void plain_body(member *m) {
 
 static void sums_are_plain_sums(void **state) {
     (void)state;
-    static const int worlds[][2] = {{1, 1}, {2, 1}, {3, 1}, {5, 1}, {8, 1}, {2, 2}, {3, 2}, {2, 3}, {4, 2}, {1, 3}};
+    static const int worlds[][2] = {{1, 1}, {2, 1}, {3, 1}, {5, 1}, {8, 1},
+                                    {2, 2}, {3, 2}, {2, 3}, {4, 2}, {1, 3}};
     static plain_case c;
     uint64_t seed = 1;
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
@@ -135,7 +146,11 @@ static void sums_are_plain_sums(void **state) {
             for (int element = 0; element < 3; element++) {
                 int n_places = worlds[i][1];
                 if (output == TAGC_OUTPUT_UNIT && n_places > 1) continue;
-                c = (plain_case){.seed = seed++, .output = output, .gradient = element, .sum = (element + (int)i) % 3, .n_steps = 4};
+                c = (plain_case){.seed = seed++,
+                                 .output = output,
+                                 .gradient = element,
+                                 .sum = (element + (int)i) % 3,
+                                 .n_steps = 4};
                 int is_exact = (worlds[i][0] & (worlds[i][0] - 1)) == 0; /* a mean of these numbers */
                 c.op = n_places == 1 && is_exact ? (int)(seed % 2) : TAGC_OP_SUM;
                 make_shape(&c.shape, c.seed, 3 + (uint32_t)(seed % 20), 1 + (uint32_t)(seed % 4));
@@ -181,7 +196,9 @@ static void lossy_body(member *m) {
     o.op = TAGC_OP_SUM;
     o.moment = c->moment;
     o.residual = TAGC_FORMAT_FP32;
-    if (!EXPECT(m, tagc_model_create(m->within, m->between, c->shape.tensors, c->shape.n, &o, &model) == TAGC_OK)) return;
+    if (!EXPECT(m, tagc_model_create(m->within, m->between, c->shape.tensors, c->shape.n, &o, &model) ==
+                       TAGC_OK))
+        return;
     /* All gradients of all units lie side by side, and so do the sums: padding that came from a neighbour would be lost. */
     uint64_t n_all = 0, at_sums = 0, starts[MOST_TENSORS], first, n_owned;
     for (uint32_t t = 0; t < c->shape.n; t++) starts[t] = n_all, n_all += c->shape.n_elems[t];
@@ -189,13 +206,14 @@ static void lossy_body(member *m) {
     tagc_piece in[MOST_TENSORS], out[MOST_TENSORS];
     for (int step = 0; step < c->n_steps && !m->failure[0]; step++) {
         for (uint32_t t = 0; t < c->shape.n; t++)
-            for (uint64_t i = 0; i < c->shape.n_elems[t]; i++) gradients[starts[t] + i] = lossy_gradient(c, m->rank, t, i, step);
+            for (uint64_t i = 0; i < c->shape.n_elems[t]; i++)
+                gradients[starts[t] + i] = lossy_gradient(c, m->rank, t, i, step);
         uint32_t n_in[MOST_TENSORS], begin[MOST_TENSORS], n = 0;
         at_sums = 0;
         for (uint32_t u = 0; u < c->shape.n_units; u++) {
             begin[u] = n;
             for (uint32_t t = u; t < c->shape.n; t += c->shape.n_units, n++) {
-                EXPECT(m, tagc_model_owned(model, t, &first, &n_owned) == TAGC_OK);
+                EXPECT(m, tagc_model_owned(model, m->rank, t, &first, &n_owned) == TAGC_OK);
                 in[n] = (tagc_piece){t, 0, c->shape.n_elems[t], gradients + starts[t]};
                 out[n] = (tagc_piece){t, first, n_owned, sums + at_sums};
                 at_sums += n_owned;
@@ -206,7 +224,8 @@ static void lossy_body(member *m) {
         for (uint32_t u = 0; u < c->shape.n_units; u++) EXPECT(m, tagc_model_end(model, u, NULL) == TAGC_OK);
         for (uint32_t k = 0; k < n; k++)
             for (uint64_t i = 0; i < out[k].n_elems; i++)
-                c->sent[m->rank][starts[out[k].tensor] + out[k].first + i] += (double)((float *)out[k].values)[i];
+                c->sent[m->rank][starts[out[k].tensor] + out[k].first + i] +=
+                    (double)((float *)out[k].values)[i];
         EXPECT(m, tagc_model_step(model, 3.0 + m->rank) == TAGC_OK);
     }
     for (uint32_t t = 0; t < c->shape.n; t++) {
@@ -222,11 +241,13 @@ static void lossy_body(member *m) {
     tagc_model_destroy(model);
 }
 
-static void lossy(int n_hosts, int n_places, int output, int moment, int n_steps, int reaches_last, uint64_t seed) {
+static void lossy(int n_hosts, int n_places, int output, int moment, int n_steps, int reaches_last,
+                  uint64_t seed) {
     static lossy_case c;
     int n_ranks = n_hosts * n_places;
     uint64_t n_all = 0, at = 0;
-    c = (lossy_case){.seed = seed, .output = output, .n_steps = n_steps, .moment = moment, .reaches_last = reaches_last};
+    c = (lossy_case){
+        .seed = seed, .output = output, .n_steps = n_steps, .moment = moment, .reaches_last = reaches_last};
     make_shape(&c.shape, seed, 9, 3);
     for (uint32_t t = 0; t < c.shape.n; t++) n_all += c.shape.n_elems[t];
     for (int r = 0; r < n_ranks; r++) {
@@ -249,15 +270,16 @@ static void lossy(int n_hosts, int n_places, int output, int moment, int n_steps
             /* fp32 residuals; between ranks of a host gradients travel in bf16. */
             double bound = (n_places > 1 ? 4e-3 : 2e-6) * magnitude;
             if (!(fabs(got - expected) <= bound))
-                fail_msg("%d x %d, output %d: %s[%llu]: %.9g arrived or stayed, %.9g went in", n_hosts, n_places, output,
-                         c.shape.names[t], (unsigned long long)i, got, expected);
+                fail_msg("%d x %d, output %d: %s[%llu]: %.9g arrived or stayed, %.9g went in", n_hosts,
+                         n_places, output, c.shape.names[t], (unsigned long long)i, got, expected);
         }
     for (int r = 0; r < n_ranks; r++) free(c.sent[r]), free(c.residual[r]);
 }
 
 static void nothing_is_lost(void **state) {
     (void)state;
-    for (int output = 0; output < 3; output++) lossy(3, 1, output, TAGC_MOMENT_NONE, 170, 1, 10 + (uint64_t)output);
+    for (int output = 0; output < 3; output++)
+        lossy(3, 1, output, TAGC_MOMENT_NONE, 170, 1, 10 + (uint64_t)output);
     lossy(2, 1, TAGC_OUTPUT_SHARD, TAGC_MOMENT_STAYS, 130, 0, 20);
     lossy(2, 2, TAGC_OUTPUT_SHARD, TAGC_MOMENT_NONE, 170, 1, 21);
     lossy(2, 3, TAGC_OUTPUT_HOST_SHARD, TAGC_MOMENT_NONE, 130, 0, 22);

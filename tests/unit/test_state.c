@@ -13,7 +13,7 @@ typedef struct state_case {
     size_t sizes[MOST_FILES];
     int n_files;
     float *sums[2][MOST_RANKS]; /* of the last step: of the run that went on, of the one that loaded */
-    double *left[2];            /* (n_all) residuals of all ranks, added up, in weights of the sum: saved, loaded */
+    double *left[2]; /* (n_all) residuals of all ranks, added up, in weights of the sum: saved, loaded */
     pthread_mutex_t lock;
     /* what one rank does to its list of files */
     void (*spoil)(struct state_case *c, member *m, const void **files, size_t *sizes, size_t *n);
@@ -53,7 +53,7 @@ static void one_step(member *m, tagc_model *model, const state_case *c, int step
     for (uint32_t u = 0; u < N_UNITS; u++) {
         uint32_t begin = n;
         for (uint32_t t = u; t < c->shape.n; t += N_UNITS, n++) {
-            EXPECT(m, tagc_model_owned(model, t, &first, &n_owned) == TAGC_OK);
+            EXPECT(m, tagc_model_owned(model, m->rank, t, &first, &n_owned) == TAGC_OK);
             in[n] = (tagc_piece){t, 0, c->shape.n_elems[t], gradients + starts[t]};
             out[n] = (tagc_piece){t, first, n_owned, sums + starts[t] + first};
         }
@@ -96,7 +96,8 @@ static void save_body(member *m) {
     c->files[m->rank] = file;
     c->sizes[m->rank] = n;
     if (c->left[0]) add_left(m, c, model, c->left[0]);
-    for (int step = c->n_before; step < c->n_before + c->n_after; step++) one_step(m, model, c, step, c->sums[0][m->rank]);
+    for (int step = c->n_before; step < c->n_before + c->n_after; step++)
+        one_step(m, model, c, step, c->sums[0][m->rank]);
     tagc_model_destroy(model);
 }
 
@@ -106,7 +107,8 @@ static void load_body(member *m) {
     const void *files[MOST_FILES + 1];
     size_t sizes[MOST_FILES + 1], n = (size_t)c->n_files;
     if (!model) return;
-    for (int i = 0; i < c->n_files; i++) files[i] = c->files[c->n_files - 1 - i], sizes[i] = c->sizes[c->n_files - 1 - i];
+    for (int i = 0; i < c->n_files; i++)
+        files[i] = c->files[c->n_files - 1 - i], sizes[i] = c->sizes[c->n_files - 1 - i];
     if (c->spoil) {
         one_step(m, model, c, 0, c->sums[1][m->rank]);
         size_t n_state, n_now;
@@ -116,13 +118,15 @@ static void load_body(member *m) {
         c->spoil(c, m, files, sizes, &n);
         EXPECT(m, tagc_model_load(model, files, sizes, n) == c->expected);
         EXPECT(m, strstr(tagc_last_error(), c->word) != NULL);
-        EXPECT(m, tagc_model_save(model, now, n_state, &n_now) == TAGC_OK && n_now == n_state && memcmp(before, now, n_state) == 0);
+        EXPECT(m, tagc_model_save(model, now, n_state, &n_now) == TAGC_OK && n_now == n_state &&
+                      memcmp(before, now, n_state) == 0);
         free(before);
         free(now);
     } else {
         EXPECT(m, tagc_model_load(model, files, sizes, n) == TAGC_OK);
         if (c->left[1]) add_left(m, c, model, c->left[1]);
-        for (int step = c->n_before; step < c->n_before + c->n_after; step++) one_step(m, model, c, step, c->sums[1][m->rank]);
+        for (int step = c->n_before; step < c->n_before + c->n_after; step++)
+            one_step(m, model, c, step, c->sums[1][m->rank]);
     }
     tagc_model_destroy(model);
 }
@@ -152,12 +156,18 @@ static void same_ranks_go_on_bit_for_bit(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
         for (int n_before = 7; n_before <= 127; n_before += 60) { /* within a window; at several levels */
-            state_case c = {.seed = 40 + i, .output = worlds[i][2], .moment = TAGC_MOMENT_NONE, .residual = -1, .n_before = n_before, .n_after = 25};
+            state_case c = {.seed = 40 + i,
+                            .output = worlds[i][2],
+                            .moment = TAGC_MOMENT_NONE,
+                            .residual = -1,
+                            .n_before = n_before,
+                            .n_after = 25};
             int n_ranks = worlds[i][0] * worlds[i][1];
             uint64_t n_all = open_case(&c, n_ranks);
             run_world(worlds[i][0], worlds[i][1], save_body, &c);
             run_world(worlds[i][0], worlds[i][1], load_body, &c);
-            for (int r = 0; r < n_ranks; r++) assert_memory_equal(c.sums[0][r], c.sums[1][r], n_all * sizeof(float));
+            for (int r = 0; r < n_ranks; r++)
+                assert_memory_equal(c.sums[0][r], c.sums[1][r], n_all * sizeof(float));
             close_case(&c);
         }
 }
@@ -168,7 +178,12 @@ static void other_ranks_get_the_same_sum(void **state) {
                                     {2, 2, 3, 2, 2}, {3, 1, 2, 1, 1}, {6, 1, 1, 1, 0}};
     (void)state;
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
-        state_case c = {.seed = 60 + i, .output = worlds[i][4], .moment = TAGC_MOMENT_NONE, .residual = TAGC_FORMAT_FP32, .n_before = 90, .op = (int)(i % 2)};
+        state_case c = {.seed = 60 + i,
+                        .output = worlds[i][4],
+                        .moment = TAGC_MOMENT_NONE,
+                        .residual = TAGC_FORMAT_FP32,
+                        .n_before = 90,
+                        .op = (int)(i % 2)};
         uint64_t n_all = open_case(&c, worlds[i][0] * worlds[i][1]);
         for (int k = 0; k < 2; k++) c.left[k] = calloc(n_all, sizeof(double));
         run_world(worlds[i][0], worlds[i][1], save_body, &c);
@@ -177,7 +192,8 @@ static void other_ranks_get_the_same_sum(void **state) {
         for (uint64_t k = 0; k < n_all; k++) {
             double bound = 1e-5 * (1 + fabs(c.left[0][k]));
             if (!(fabs(c.left[0][k] - c.left[1][k]) <= bound))
-                fail_msg("case %zu, element %llu: %.9g was left, %.9g was loaded", i, (unsigned long long)k, c.left[0][k], c.left[1][k]);
+                fail_msg("case %zu, element %llu: %.9g was left, %.9g was loaded", i, (unsigned long long)k,
+                         c.left[0][k], c.left[1][k]);
             largest = fmax(largest, fabs(c.left[0][k]));
         }
         assert_true(largest > 0.1);
@@ -236,9 +252,12 @@ static void what_does_not_fit_is_refused(void **state) {
         void (*spoil)(state_case *c, member *m, const void **files, size_t *sizes, size_t *n);
         tagc_status expected;
         const char *word;
-    } cases[] = {{cut_file, TAGC_ERR_CORRUPT, "checksum"},        {flip_bit, TAGC_ERR_CORRUPT, "checksum"},
-                 {all_get_rank_0, TAGC_ERR_STATE, "came twice"},  {one_is_missing, TAGC_ERR_STATE, "missing"},
-                 {twice, TAGC_ERR_STATE, "twice"},                {none, TAGC_ERR_STATE, "no rank has a file"},
+    } cases[] = {{cut_file, TAGC_ERR_CORRUPT, "checksum"},
+                 {flip_bit, TAGC_ERR_CORRUPT, "checksum"},
+                 {all_get_rank_0, TAGC_ERR_STATE, "came twice"},
+                 {one_is_missing, TAGC_ERR_STATE, "missing"},
+                 {twice, TAGC_ERR_STATE, "twice"},
+                 {none, TAGC_ERR_STATE, "no rank has a file"},
                  {one_of_another_run, TAGC_ERR_MISMATCH, "save"}};
     (void)state;
     state_case c = {.seed = 80, .moment = TAGC_MOMENT_NONE, .residual = -1, .n_before = 30}, other = c;
@@ -272,7 +291,8 @@ static void change_bytes(state_case *c, member *m, const void **files, size_t *s
     if (!EXPECT(m, n_bytes <= sizeof copies[0])) return;
     memcpy(copy, files[own], n_bytes);
     for (int k = 0; k < 3; k++) {
-        uint64_t where = number_of(hostile_seed, (uint64_t)k, 1, 0), what = number_of(hostile_seed, (uint64_t)k, 2, 0);
+        uint64_t where = number_of(hostile_seed, (uint64_t)k, 1, 0),
+                 what = number_of(hostile_seed, (uint64_t)k, 2, 0);
         size_t at = k == 0 ? where % 200 : where % (n_bytes - 8); /* the header is small */
         uint64_t values[] = {0, 1, UINT64_MAX, (uint64_t)1 << 63, what, what % 4096};
         if (what % 3 == 0)
@@ -291,7 +311,8 @@ static void hostile_body(member *m) {
     const void *files[MOST_FILES];
     size_t sizes[MOST_FILES], n = (size_t)c->n_files;
     if (!model) return;
-    for (int i = 0; i < c->n_files; i++) files[i] = c->files[c->n_files - 1 - i], sizes[i] = c->sizes[c->n_files - 1 - i];
+    for (int i = 0; i < c->n_files; i++)
+        files[i] = c->files[c->n_files - 1 - i], sizes[i] = c->sizes[c->n_files - 1 - i];
     change_bytes(c, m, files, sizes, &n);
     (void)tagc_model_load(model, files, sizes, n);
     one_step(m, model, c, 0, c->sums[1][m->rank]); /* whatever it was, ranks can go on */

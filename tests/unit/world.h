@@ -40,7 +40,8 @@ struct world {
 
 static inline int expect(member *m, int ok, const char *what, int line) {
     if (!ok && !m->failure[0])
-        snprintf(m->failure, sizeof m->failure, "line %d: %s (last error: %.400s)", line, what, tagc_last_error());
+        snprintf(m->failure, sizeof m->failure, "line %d: %s (last error: %.400s)", line, what,
+                 tagc_last_error());
     return ok;
 }
 #define EXPECT(m, condition) expect(m, !!(condition), #condition, __LINE__)
@@ -51,7 +52,8 @@ static inline void *member_main(void *arg) {
     tagc_comm_options options;
     tagc_comm_options_init(&options);
     options.timeout_s = 60;
-    int ok = EXPECT(m, tagc_comm_create_local(w->places[m->place], m->host, &options, &m->between) == TAGC_OK);
+    int ok =
+        EXPECT(m, tagc_comm_create_local(w->places[m->place], m->host, &options, &m->between) == TAGC_OK);
     if (w->n_places > 1)
         ok &= EXPECT(m, tagc_comm_create_local(w->hosts[m->host], m->place, &options, &m->within) == TAGC_OK);
     if (ok) w->body(m);
@@ -65,8 +67,10 @@ static inline void run_world(int n_hosts, int n_places, void (*body)(member *m),
     pthread_t threads[MOST_RANKS];
     static world w;
     w = (world){.n_hosts = n_hosts, .n_places = n_places, .body = body, .shared = shared};
-    for (int h = 0; h < n_hosts; h++) assert_int_equal(tagc_local_group_create(n_places, &w.hosts[h]), TAGC_OK);
-    for (int l = 0; l < n_places; l++) assert_int_equal(tagc_local_group_create(n_hosts, &w.places[l]), TAGC_OK);
+    for (int h = 0; h < n_hosts; h++)
+        assert_int_equal(tagc_local_group_create(n_places, &w.hosts[h]), TAGC_OK);
+    for (int l = 0; l < n_places; l++)
+        assert_int_equal(tagc_local_group_create(n_hosts, &w.places[l]), TAGC_OK);
     for (int r = 0; r < n_hosts * n_places; r++) {
         w.members[r] = (member){.w = &w, .host = r / n_places, .place = r % n_places, .rank = r};
         assert_int_equal(pthread_create(&threads[r], NULL, member_main, &w.members[r]), 0);
@@ -75,7 +79,8 @@ static inline void run_world(int n_hosts, int n_places, void (*body)(member *m),
     for (int h = 0; h < n_hosts; h++) tagc_local_group_destroy(w.hosts[h]);
     for (int l = 0; l < n_places; l++) tagc_local_group_destroy(w.places[l]);
     for (int r = 0; r < n_hosts * n_places; r++)
-        if (w.members[r].failure[0]) fail_msg("%d hosts of %d, rank %d: %s", n_hosts, n_places, r, w.members[r].failure);
+        if (w.members[r].failure[0])
+            fail_msg("%d hosts of %d, rank %d: %s", n_hosts, n_places, r, w.members[r].failure);
 }
 
 /* ---- a random number that depends on nothing but its arguments ---- */
