@@ -136,7 +136,8 @@ TAGC_API tagc_status tagc_model_plan(const tagc_model *model, uint32_t tensor, t
 /* Collective. Starts to sum the gradients of a unit's tensors over all ranks. Returns at once. All ranks begin units in the same order;
  * another order on one rank is TAGC_ERR_MISMATCH on all. Several units may be under way.
  *
- * gradients  (n_gradients,): pieces of this unit's tensors. Of one tensor they ascend and do not overlap. Elements that no piece
+ * gradients  (n_gradients,): pieces of this unit's tensors. Those of one tensor come one
+ *            after the other, in ascending order, and do not overlap. Elements that no piece
  *            covers count as zero.
  * sums       (n_sums,): where sums go. Each piece lies within what this rank gets (tagc_model_owned). Elements that no piece covers are
  *            dropped. They may lie in the gradients.

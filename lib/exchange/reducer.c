@@ -29,24 +29,20 @@ void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
     tagc_agreement_place(r, arena);
 }
 
-/* Whether sums can take the place of the gradient (see may_overlap). */
-static int sums_replace_gradient(const tagc_reducer *r) {
-    const tagc_reducer_options *o = &r->options;
-    if (!r->exchange->reads_first || o->ranks_per_host > 1 || r->world_size == 1) return 0;
-    return o->output == TAGC_OUTPUT_SHARD ? 4 <= tagc_reducer_gradient_bytes(r) * (size_t)r->world_size
-                                          : o->output == TAGC_OUTPUT_UNIT && o->gradient == TAGC_FORMAT_FP32;
-}
-
+/* direct works row by row. Where it sends no sums back, the last row is encoded before the first sum is written. */
 static void place_fed_arrays(tagc_reducer *r, tagc_arena *work) {
-    uint64_t n_output = r->exchange->output_elems(&r->options, r->world_size);
-    void *gradient = NULL;
-    float *sums = NULL;
-    if (!r->feed->lends)
-        gradient = tagc_arena_take(work, (size_t)r->options.n_elems, tagc_reducer_gradient_bytes(r));
-    if (!sums_replace_gradient(r)) sums = tagc_arena_take(work, (size_t)n_output, sizeof *sums);
+    size_t n = (size_t)r->options.n_elems,
+           n_output = (size_t)r->exchange->output_elems(&r->options, r->world_size);
+    int is_by_row = r->exchange->runner != NULL, is_shard = r->options.output == TAGC_OUTPUT_SHARD;
+    void *gradient = is_by_row ? NULL : tagc_arena_take(work, n, tagc_reducer_gradient_bytes(r));
+    float *output = is_by_row ? NULL : tagc_arena_take(work, n_output, sizeof *output);
+    void *row = is_by_row ? tagc_arena_take(work, r->shard, sizeof(float)) : NULL;
+    float *own_sums = is_by_row && !is_shard ? tagc_arena_take(work, r->shard, sizeof *own_sums) : row;
     if (!work->base) return;
     r->now.gradient = gradient;
-    r->now.output = sums; /* NULL: where the gradient is */
+    r->now.row = row;
+    r->now.own_sums = own_sums;
+    r->now.output = is_by_row && is_shard ? own_sums : output;
 }
 
 void tagc_reducer_place_work(tagc_reducer *r, tagc_arena *work) {
@@ -233,14 +229,29 @@ void tagc_reducer_destroy(tagc_reducer *r) {
 
 /* ---- a step ---- */
 
-/* After a failure this rank sends empty bodies, and never reads the gradient. */
-static void fill(tagc_reducer *r) {
-    void *gradient = (void *)(uintptr_t)r->now.gradient;
+static size_t n_rows_of_output(const tagc_reducer *r) {
+    return (size_t)(r->exchange->output_elems(&r->options, r->world_size) / r->shard);
+}
+
+static void start_fed(tagc_reducer *r) {
+    const tagc_feed *feed = r->feed;
+    const void *lent = NULL;
     double start_s = tagc_clock_s();
-    tagc_note_failure(r, r->feed->fill(r->feed->context, &gradient));
-    r->now.gradient = gradient;
-    if (!r->now.output) r->now.output = gradient;
+    tagc_note_failure(r, feed->start(feed->context, &lent));
+    char *whole = (char *)(uintptr_t)r->now.gradient;
+    for (size_t row = 0; whole && r->now.failure == TAGC_OK && row < (size_t)r->world_size; row++)
+        feed->fill(feed->context, row, whole + row * r->shard * tagc_reducer_gradient_bytes(r));
+    if (lent) r->now.gradient = lent;
     tagc_phase_end(r, TAGC_PHASE_SELECT, start_s);
+}
+
+/* Rows of sums that are sent back were taken when they were decoded. */
+static void end_fed(tagc_reducer *r) {
+    const tagc_feed *feed = r->feed;
+    int is_void = r->now.stats.nonfinite, was_taken = r->now.row && r->options.output != TAGC_OUTPUT_SHARD;
+    for (size_t row = 0; row < n_rows_of_output(r) && (is_void || !was_taken); row++)
+        feed->take(feed->context, row, is_void ? NULL : r->now.output + row * r->shard);
+    feed->end(feed->context, TAGC_OK);
 }
 
 static void give_work(tagc_reducer *r) {
@@ -259,7 +270,7 @@ static void start(tagc_reducer *r) {
     tagc_reducer_stats_init(&r->now.stats);
     r->now.failure = TAGC_OK;
     r->now.longest[0] = r->now.longest[1] = 0;
-    if (r->feed) fill(r);
+    if (r->feed) start_fed(r);
 }
 
 void tagc_reducer_settle_residual(tagc_reducer *r, int is_taken) {
@@ -285,7 +296,7 @@ static void finish(tagc_reducer *r) {
     tagc_reducer_stats *stats = &r->now.stats;
     tagc_reducer_settle_residual(r, !stats->nonfinite);
     if (r->exchange->end) r->exchange->end(r, 1);
-    if (r->feed) r->feed->end(r->feed->context, TAGC_OK, r->now.output);
+    if (r->feed) end_fed(r);
     give_work(r);
     uint64_t n_selected_from = r->options.n_elems / (uint64_t)r->options.ranks_per_host;
     stats->sparsity = 1.0 - (double)stats->n_sent / (double)n_selected_from;
@@ -299,7 +310,7 @@ static tagc_status fail(tagc_reducer *r, tagc_status status) {
     tagc_messages_drain(r); /* their failures are this one's echoes */
     tagc_reducer_settle_residual(r, 0);
     if (r->exchange->end) r->exchange->end(r, 0);
-    if (r->feed) r->feed->end(r->feed->context, status, NULL);
+    if (r->feed) r->feed->end(r->feed->context, status);
     give_work(r);
     return tagc_fail(status, "%s", text);
 }
@@ -387,6 +398,7 @@ static tagc_status begin(tagc_reducer *r, const void *gradient, float *output, i
     atomic_store(&r->now.hold, TAGC_NOT_HELD);
     r->now.gradient = gradient;
     r->now.output = output;
+    r->now.row = r->now.own_sums = NULL;
     r->now.number++;
     r->n_steps++;
     r->now.begun = 1;

@@ -11,18 +11,22 @@
 #include "exchange/step.h"
 #include "transport/work.h"
 
-/* Where a reducer's gradient comes from and its sums go, if it takes no arrays of a caller's: they lie in the memory of the step under
- * way. All calls come from a worker of the comm. */
+/* Where a reducer's gradient comes from and its sums go, if it takes no arrays of a caller's. direct asks for one row at a time, so a step
+ * holds one row (two where sums are sent back); the paper's exchanges hold whole arrays. All calls come from a worker of the comm. */
 typedef struct tagc_feed {
     void *context;
-    /* Whether _fill can be called now; NULL: always. When that changes, call tagc_comm_look_again. */
+    /* Whether the step can start now; NULL: always. When that changes, call tagc_comm_look_again. */
     int (*is_ready)(void *context);
-    /* Writes the gradient (n_elems); or, if `lends`, sets *gradient to where it is until _end. A failure is that of the step. */
-    tagc_status (*fill)(void *context, void **gradient);
-    int lends;
-    /* The step has ended on all ranks. sums: NULL after a failure, else (output_elems). */
-    void (*end)(void *context, tagc_status status, const float *sums);
-    /* 1: the memory of a step is not given back at its end, but by tagc_reducer_release. */
+    /* The step begins. A failure is that of the step. *lent: set it to a whole gradient (n_elems) that stays until _end; else rows
+     * are asked for. */
+    tagc_status (*start)(void *context, const void **lent);
+    /* Writes row `row` of the gradient (shard), in options.gradient. Each row once in a step. */
+    void (*fill)(void *context, size_t row, void *values);
+    /* Takes row `row` of the output (shard). NULL: something is not finite, and so is the whole output. */
+    void (*take)(void *context, size_t row, const float *sums);
+    /* The step has ended on all ranks. */
+    void (*end)(void *context, tagc_status status);
+    /* 1: the memory of a step, in which the last row of _take is, is not given back at its end, but by tagc_reducer_release. */
     int keeps;
 } tagc_feed;
 

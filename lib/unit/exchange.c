@@ -9,8 +9,8 @@
 #include "exchange/options.h"
 #include "unit/unit.h"
 
+#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static const tagc_model_stats no_stats;
@@ -21,112 +21,69 @@ void tagc_model_stats_init_sized(tagc_model_stats *stats, size_t struct_bytes) {
     tagc_sized_init(&stats_struct, stats, struct_bytes);
 }
 
-/* ---- into a part's array ---- */
-
-typedef struct copying {
-    int from, to; /* tagc_element */
-    const void *values;
-    uint64_t first; /* element at `values` */
-    void *array;
-} copying;
-
-static char *at(void *array, int element, uint64_t i) {
-    return (char *)array + i * tagc_element_bytes(element);
-}
-
-static void copy_in(void *context, uint64_t to, uint64_t first, uint64_t n) {
-    const copying *c = context;
-    if (c->from == c->to)
-        memcpy(at(c->array, c->to, to),
-               (const char *)c->values + (first - c->first) * tagc_element_bytes(c->from),
-               n * tagc_element_bytes(c->from));
-    else /* to fp32: nothing else is narrowed here */
-        tagc_elements_read(c->values, c->from, first - c->first, n, (float *)c->array + to);
-}
-
-static void zero(void *context, uint64_t to, uint64_t first, uint64_t n) {
-    const copying *c = context;
-    (void)first;
-    memset(at(c->array, c->to, to), 0, n * tagc_element_bytes(c->to));
-}
-
-/* What chunks of the last owners lack, and the end of rows. */
-static void zero_padding(const tagc_model_part *part, copying *c) {
-    const tagc_model *model = part->model;
-    uint64_t n_rows = tagc_part_elems(part) / part->width, end = 0;
-    for (uint32_t i = 0; i < part->n_members; i++) {
-        const tagc_member *t = &model->tensors[part->members[i]];
-        end = t->offset + t->chunk;
-        tagc_member whole = *t;
-        uint64_t n_all = t->chunk * (uint64_t)model->n_owners;
-        whole.n_elems = n_all;
-        tagc_part_stretches(part, &whole, t->n_elems, n_all - t->n_elems, zero, c);
-    }
-    for (uint64_t row = 0; end < part->width && row < n_rows; row++)
-        zero(c, row * part->width + end, 0, part->width - end);
-}
-
-static int reads_bf16(const tagc_model_part *part) {
-    return part->model->options.gradient == TAGC_ELEMENT_BF16 &&
-           part->model->options.exchange == TAGC_EXCHANGE_DIRECT;
-}
-
-static tagc_status pack(tagc_model_part *part, void *array) {
-    const tagc_model *model = part->model;
-    const tagc_model_unit *unit = part->unit;
-    copying c = {model->options.gradient, reads_bf16(part) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32, NULL, 0,
-                 array};
-    if (unit->status != TAGC_OK) return tagc_fail(unit->status, "%s", unit->text);
-    zero_padding(part, &c);
-    for (uint32_t i = 0; i < part->n_members; i++) {
-        const tagc_member *t = &model->tensors[part->members[i]];
-        uint64_t n_covered = 0;
-        for (size_t p = 0; p < unit->n_gradients; p++)
-            if (unit->gradients[p].tensor == part->members[i]) n_covered += unit->gradients[p].n_elems;
-        if (n_covered < t->n_elems) tagc_part_stretches(part, t, 0, t->n_elems, zero, &c);
-    }
-    for (size_t p = 0; p < unit->n_gradients; p++) {
-        const tagc_piece *piece = &unit->gradients[p];
-        const tagc_member *t = &model->tensors[piece->tensor];
-        if (t->part != part) continue;
-        c.values = piece->values;
-        c.first = piece->first;
-        tagc_part_stretches(part, t, piece->first, piece->n_elems, copy_in, &c);
-    }
-    return TAGC_OK;
-}
-
-static void unpack(const tagc_model_part *part, const float *sums) {
-    const tagc_model *model = part->model;
-    const tagc_model_unit *unit = part->unit;
-    for (size_t p = 0; p < unit->n_sums; p++) {
-        const tagc_piece *piece = &unit->sums[p];
-        const tagc_member *t = &model->tensors[piece->tensor];
-        uint64_t first, n;
-        if (t->part != part) continue;
-        tagc_member_owned(model, model->rank, t, &first, &n);
-        tagc_elements_write(sums + t->offset + (piece->first - first), piece->values, model->options.sum, 0,
-                            piece->n_elems);
-    }
-}
-
 /* ---- the feeds of its reducers ---- */
 
-static tagc_status fill_alone(void *context, void **gradient) {
+static int reads_bf16(const tagc_model_part *part) {
+    const tagc_model_options *o = &part->model->options;
+    return o->gradient == TAGC_ELEMENT_BF16 && o->exchange == TAGC_EXCHANGE_DIRECT;
+}
+
+/* Rows of the reducer that reads the caller's gradients. */
+static void fill_row(tagc_model_part *part, uint64_t n, size_t row, void *values) {
+    int element = reads_bf16(part) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
+    tagc_part_read(part, row * n, n, element, values);
+    if (part->n_full > 0) part->square += tagc_elements_square(values, element, 0, n);
+}
+
+static tagc_status start_alone(void *context, const void **lent) {
     tagc_model_part *part = context;
-    TAGC_TRY(pack(part, *gradient));
-    return tagc_part_sample(part, *gradient);
+    (void)lent;
+    if (part->unit->status != TAGC_OK) return tagc_fail(part->unit->status, "%s", part->unit->text);
+    return tagc_part_sample(part, NULL);
 }
 
-static tagc_status fill_host_sum(void *context, void **gradient) {
-    return pack(context, *gradient);
+static void fill_alone(void *context, size_t row, void *values) {
+    tagc_model_part *part = context;
+    fill_row(part, tagc_part_place_elems(part) / (uint64_t)part->model->n_hosts, row, values);
 }
 
-static void end_host_sum(void *context, tagc_status status, const float *sums) {
+/* The rank's own row, or of what all ranks of a place get, row by row. */
+static void take_sums(void *context, size_t row, const float *sums) {
+    tagc_model_part *part = context;
+    uint64_t n = tagc_part_place_elems(part) / (uint64_t)part->model->n_hosts;
+    tagc_part_write(part, tagc_part_own_row(part) + row * n, n, sums);
+}
+
+static void end_exchange(void *context, tagc_status status) {
+    tagc_model_part *part = context;
+    if (status == TAGC_OK && part->reducer->now.stats.nonfinite) part->square = (double)NAN;
+    if (part->host_sum) tagc_reducer_release(part->host_sum);
+}
+
+static tagc_status start_host_sum(void *context, const void **lent) {
+    const tagc_model_part *part = context;
+    (void)lent;
+    return part->unit->status == TAGC_OK ? TAGC_OK : tagc_fail(part->unit->status, "%s", part->unit->text);
+}
+
+static void fill_host_sum(void *context, size_t row, void *values) {
+    tagc_model_part *part = context;
+    tagc_part_read(part, row * tagc_part_place_elems(part), tagc_part_place_elems(part),
+                   reads_bf16(part) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32, values);
+}
+
+static void take_host_sum(void *context, size_t row, const float *sums) {
+    tagc_model_part *part = context;
+    float *kept = part->host_sum->now.output;
+    (void)row;
+    for (uint64_t i = 0; !sums && i < tagc_part_place_elems(part); i++) kept[i] = NAN;
+    part->host_values = kept;
+}
+
+static void end_host_sum(void *context, tagc_status status) {
     tagc_model_part *part = context;
     part->host_status = status;
     if (status != TAGC_OK) snprintf(part->host_text, sizeof part->host_text, "%s", tagc_last_error());
-    part->host_values = sums ? sums : part->host_sum->now.output;
     atomic_store(&part->has_host_sum, 1);
     tagc_comm_look_again(part->model->between);
 }
@@ -136,17 +93,22 @@ static int has_host_sum(void *context) {
     return atomic_load(&part->has_host_sum);
 }
 
-static tagc_status lend_host_sum(void *context, void **gradient) {
+/* After a failure nothing is read. */
+static tagc_status lend_host_sum(void *context, const void **lent) {
     tagc_model_part *part = context;
-    *gradient = (void *)(uintptr_t)part->host_values;
     if (part->host_status != TAGC_OK) return tagc_fail(part->host_status, "%s", part->host_text);
-    return tagc_part_sample(part, *gradient);
+    *lent = part->host_values;
+    TAGC_TRY(tagc_part_sample(part, part->host_values));
+    if (part->n_full > 0)
+        part->square = tagc_elements_square(*lent, TAGC_ELEMENT_FP32, 0, tagc_part_place_elems(part));
+    return TAGC_OK;
 }
 
-static void end_exchange(void *context, tagc_status status, const float *sums) {
-    tagc_model_part *part = context;
-    if (status == TAGC_OK) unpack(part, sums);
-    if (part->host_sum) tagc_reducer_release(part->host_sum);
+/* Never called before _start has failed: see tagc_feed.fill. */
+static void fill_nothing(void *context, size_t row, void *values) {
+    const tagc_model_part *part = context;
+    (void)row;
+    memset(values, 0, tagc_part_place_elems(part) / (uint64_t)part->model->n_hosts * sizeof(float));
 }
 
 /* ---- parts ---- */
@@ -172,7 +134,7 @@ void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
     const tagc_model *model = part->model;
     int kind = (int)model->tensors[part->members[0]].kind;
     tagc_reducer_options_init(o);
-    o->n_elems = tagc_part_elems(part) / (uint64_t)model->n_places;
+    o->n_elems = tagc_part_place_elems(part);
     o->tag = (uint64_t)(part->unit - model->units);
     o->op = model->options.op;
     o->output = model->options.output == TAGC_OUTPUT_SHARD ? TAGC_OUTPUT_SHARD : TAGC_OUTPUT_UNIT;
@@ -196,7 +158,7 @@ void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
 static void host_options(const tagc_model_part *part, tagc_reducer_options *o) {
     const tagc_model *model = part->model;
     tagc_reducer_options_init(o);
-    o->n_elems = tagc_part_elems(part);
+    o->n_elems = tagc_part_place_elems(part) * (uint64_t)model->n_places;
     o->tag = (uint64_t)(part->unit - model->units);
     o->op = model->options.op;
     o->sparsity = 0;
@@ -210,16 +172,19 @@ static tagc_status make_part(tagc_model_part *part) {
     const tagc_model *model = part->model;
     tagc_reducer_options options, host;
     tagc_part_options(part, &options);
-    part->feed = (tagc_feed){.context = part, .fill = fill_alone, .end = end_exchange};
+    part->feed = (tagc_feed){
+        .context = part, .start = start_alone, .fill = fill_alone, .take = take_sums, .end = end_exchange};
     if (model->within) {
         host_options(part, &host);
-        part->host_feed =
-            (tagc_feed){.context = part, .fill = fill_host_sum, .end = end_host_sum, .keeps = 1};
-        part->feed = (tagc_feed){.context = part,
-                                 .is_ready = has_host_sum,
-                                 .fill = lend_host_sum,
-                                 .lends = 1,
-                                 .end = end_exchange};
+        part->host_feed = (tagc_feed){.context = part,
+                                      .start = start_host_sum,
+                                      .fill = fill_host_sum,
+                                      .take = take_host_sum,
+                                      .end = end_host_sum,
+                                      .keeps = 1};
+        part->feed.is_ready = has_host_sum;
+        part->feed.start = lend_host_sum;
+        part->feed.fill = fill_nothing;
         TAGC_TRY(tagc_reducer_create_fed(model->within, &host, &part->host_feed, &part->host_sum));
     }
     return tagc_reducer_create_fed(model->between, &options, &part->feed, &part->reducer);
@@ -297,16 +262,20 @@ tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_
 
 /* ---- a step ---- */
 
+/* Checks a list, and notes where in it each tensor's pieces are. */
 static tagc_status check_pieces(tagc_model *model, uint32_t unit, const tagc_piece *pieces, size_t n,
                                 const char *what, int is_sum) {
     if (n > 0 && !pieces) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL, and has %zu pieces", what, n);
-    memset(model->ends, 0, model->n_tensors * sizeof *model->ends);
+    for (uint32_t i = 0; i < model->units[unit].n_members; i++) {
+        tagc_member *t = &model->tensors[model->units[unit].members[i]];
+        *(is_sum ? &t->n_sums : &t->n_gradients) = 0;
+    }
     for (size_t i = 0; i < n; i++) {
         const tagc_piece *p = &pieces[i];
         if (p->tensor >= model->n_tensors || model->tensors[p->tensor].unit != unit)
             return tagc_fail(TAGC_ERR_ARGUMENT, "%s[%zu].tensor is %u, must be a tensor of unit %u", what, i,
                              p->tensor, unit);
-        const tagc_member *t = &model->tensors[p->tensor];
+        tagc_member *t = &model->tensors[p->tensor];
         uint64_t first = 0, n_all = t->n_elems;
         if (is_sum) tagc_member_owned(model, model->rank, t, &first, &n_all);
         if (p->first < first || p->n_elems > n_all || p->first - first > n_all - p->n_elems)
@@ -317,12 +286,14 @@ static tagc_status check_pieces(tagc_model *model, uint32_t unit, const tagc_pie
                              (unsigned long long)(first + n_all));
         if (p->n_elems > 0 && !p->values)
             return tagc_fail(TAGC_ERR_ARGUMENT, "%s[%zu].values, %s, is NULL", what, i, t->name);
-        if (p->first < model->ends[p->tensor])
-            return tagc_fail(TAGC_ERR_ARGUMENT,
-                             "%s[%zu], %s: first is %llu, must be at least %llu, the end of the piece before",
-                             what, i, t->name, (unsigned long long)p->first,
-                             (unsigned long long)model->ends[p->tensor]);
-        model->ends[p->tensor] = p->first + p->n_elems;
+        size_t *n_before = is_sum ? &t->n_sums : &t->n_gradients;
+        if (*n_before == 0) *(is_sum ? &t->first_sum : &t->first_gradient) = i;
+        if (*n_before > 0 && (p[-1].tensor != p->tensor || p->first < p[-1].first + p[-1].n_elems))
+            return tagc_fail(
+                TAGC_ERR_ARGUMENT,
+                "%s[%zu], %s: pieces of a tensor must come one after the other, in ascending order", what, i,
+                t->name);
+        ++*n_before;
     }
     return TAGC_OK;
 }
@@ -344,6 +315,7 @@ static tagc_status begin_parts(tagc_model_unit *unit) {
         tagc_model_part *part = &unit->parts[p];
         atomic_store(&part->has_host_sum, 0);
         part->n_full = 0;
+        part->square = 0;
         if (part->host_sum) TAGC_TRY(tagc_reducer_begin_fed(part->host_sum));
         TAGC_TRY(tagc_reducer_begin_fed(part->reducer));
     }

@@ -1,6 +1,5 @@
 /* Follows the schedule (tagc/schedule.h): samples of gradients go in, sums over ranks decide, and plans come out as other parts and
  * other options of reducers. */
-#include "codec/elements.h"
 #include "unit/unit.h"
 
 #include <stdio.h>
@@ -115,26 +114,25 @@ tagc_status tagc_model_set_moment(tagc_model *model, uint32_t tensor, tagc_momen
 
 /* ---- the signal ---- */
 
-tagc_status tagc_part_sample(tagc_model_part *part, const void *values) {
+tagc_status tagc_part_sample(tagc_model_part *part, const float *host_sum) {
     tagc_model *model = part->model;
-    const tagc_reducer_options *o = &part->reducer->options;
-    int element = o->gradient == TAGC_FORMAT_BF16 ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
     size_t n_values = 0;
     if (!part->is_followed) return TAGC_OK;
     for (uint32_t i = 0; i < part->n_members; i++) {
         const tagc_member *t = &model->tensors[part->members[i]];
         size_t n_before = n_values;
         for (uint64_t k = 0; k < t->n_samples; k++) {
-            uint64_t at = tagc_part_find(part, t, model->positions[t->first_sample + k]);
-            if (at != UINT64_MAX) model->samples[n_values++] = tagc_element_read(values, element, at);
+            uint64_t element = model->positions[t->first_sample + k];
+            uint64_t at = host_sum ? tagc_part_find(part, t, element) : element;
+            if (at == UINT64_MAX) continue; /* another place's */
+            model->samples[n_values++] =
+                host_sum ? host_sum[at] : tagc_member_read(model, part->unit, t, element);
         }
         model->numbers[i] = t->parameter;
         model->counts[i] = (uint32_t)(n_values - n_before);
     }
-    TAGC_TRY(tagc_schedule_add(model->schedule, model->numbers, model->counts, part->n_members,
-                               model->samples, part->full, &part->n_full));
-    if (part->n_full > 0) part->square = tagc_elements_square(values, element, 0, o->n_elems);
-    return TAGC_OK;
+    return tagc_schedule_add(model->schedule, model->numbers, model->counts, part->n_members, model->samples,
+                             part->full, &part->n_full);
 }
 
 void tagc_unit_forget_windows(tagc_model *model, tagc_model_unit *unit) {

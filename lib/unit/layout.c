@@ -6,36 +6,42 @@
  *   SHARD                   | place 0: host 0 | host 1 | ... | place 1: host 0 | ...       (L, H, width)
  *   HOST_SHARD, UNIT        | place 0 | place 1 | ...                                      (L, width)
  */
+#include "codec/elements.h"
 #include "unit/unit.h"
 
+#include <math.h>
 #include <string.h>
 
 static int has_rows_of_hosts(const tagc_model *model) {
     return model->options.output == TAGC_OUTPUT_SHARD;
 }
 
-static uint64_t place_elems(const tagc_model_part *part) {
+uint64_t tagc_part_place_elems(const tagc_model_part *part) {
     return part->width * (has_rows_of_hosts(part->model) ? (uint64_t)part->model->n_hosts : 1);
 }
 
-uint64_t tagc_part_elems(const tagc_model_part *part) {
-    return place_elems(part) * (uint64_t)part->model->n_places;
+/* The row of an owner in the part's array, and back. */
+static uint64_t row_of(const tagc_model *model, uint64_t owner) {
+    uint64_t n_places = (uint64_t)model->n_places;
+    return has_rows_of_hosts(model) ? owner % n_places * (uint64_t)model->n_hosts + owner / n_places : owner;
 }
 
-/* Of the row of an owner, in the part's array. */
-static uint64_t row_of(const tagc_model_part *part, uint64_t owner) {
+static uint64_t owner_of(const tagc_model *model, uint64_t row) {
+    uint64_t n_hosts = (uint64_t)model->n_hosts;
+    return has_rows_of_hosts(model) ? row % n_hosts * (uint64_t)model->n_places + row / n_hosts : row;
+}
+
+uint64_t tagc_part_own_row(const tagc_model_part *part) {
     const tagc_model *model = part->model;
-    if (!has_rows_of_hosts(model)) return owner * part->width;
-    uint64_t n_places = (uint64_t)model->n_places;
-    return (owner % n_places * (uint64_t)model->n_hosts + owner / n_places) * part->width;
+    return row_of(model, (uint64_t)(model->rank % model->n_owners)) * part->width;
 }
 
 void tagc_part_stretches(const tagc_model_part *part, const tagc_member *tensor, uint64_t first, uint64_t n,
-                         tagc_stretch_fn copy, void *context) {
+                         tagc_stretch_fn visit, void *context) {
     while (n > 0) {
         uint64_t owner = first / tensor->chunk, in_chunk = first % tensor->chunk;
         uint64_t n_here = tensor->chunk - in_chunk < n ? tensor->chunk - in_chunk : n;
-        copy(context, row_of(part, owner) + tensor->offset + in_chunk, first, n_here);
+        visit(context, row_of(part->model, owner) * part->width + tensor->offset + in_chunk, first, n_here);
         first += n_here;
         n -= n_here;
     }
@@ -45,7 +51,122 @@ uint64_t tagc_part_find(const tagc_model_part *part, const tagc_member *tensor, 
     const tagc_model *model = part->model;
     uint64_t owner = element / tensor->chunk, place = owner % (uint64_t)model->n_places;
     if (place != (uint64_t)model->place) return UINT64_MAX;
-    return row_of(part, owner) + tensor->offset + element % tensor->chunk - place * place_elems(part);
+    return row_of(model, owner) * part->width + tensor->offset + element % tensor->chunk -
+           place * tagc_part_place_elems(part);
+}
+
+/* A stretch of the part's array, of one owner's chunk of one tensor: elements [first, first + n_real), then padding. */
+typedef struct stretch {
+    const tagc_member *tensor; /* NULL: padding alone */
+    uint64_t first, n_real, n;
+} stretch;
+
+/* That which begins at position `at`, and reaches to `end` at most. *hint: the member to look at first. */
+static stretch stretch_at(const tagc_model_part *part, uint64_t at, uint64_t end, uint32_t *hint) {
+    const tagc_model *model = part->model;
+    uint64_t owner = owner_of(model, at / part->width), in_row = at % part->width;
+    if (*hint >= part->n_members || model->tensors[part->members[*hint]].offset > in_row) *hint = 0;
+    for (; *hint < part->n_members; ++*hint) {
+        const tagc_member *t = &model->tensors[part->members[*hint]];
+        uint64_t in_chunk = in_row - t->offset;
+        if (in_chunk >= t->chunk) continue;
+        stretch s = {t, owner * t->chunk + in_chunk, 0, t->chunk - in_chunk};
+        if (s.n > end - at) s.n = end - at;
+        if (s.first < t->n_elems) s.n_real = t->n_elems - s.first < s.n ? t->n_elems - s.first : s.n;
+        return s;
+    }
+    uint64_t n = part->width - in_row;
+    return (stretch){.n = n < end - at ? n : end - at};
+}
+
+/* The first of a tensor's pieces that ends behind an element. */
+static const tagc_piece *piece_behind(const tagc_piece *pieces, size_t n, uint64_t element) {
+    size_t low = 0, high = n;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (pieces[middle].first + pieces[middle].n_elems > element)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return pieces + low;
+}
+
+static char *at_element(const void *array, int element, uint64_t i) {
+    return (char *)(uintptr_t)array + i * tagc_element_bytes(element);
+}
+
+/* values: as pieces are, or fp32. What no piece covers is zero. */
+static void read_pieces(const tagc_piece *pieces, size_t n_pieces, int from, uint64_t first, uint64_t n,
+                        int to, void *values) {
+    const tagc_piece *piece = piece_behind(pieces, n_pieces, first), *last = pieces + n_pieces;
+    for (uint64_t done = 0; done < n;) {
+        uint64_t next = piece < last ? piece->first : UINT64_MAX, element = first + done, n_here = n - done;
+        if (next > element) {
+            if (n_here > next - element) n_here = next - element;
+            memset(at_element(values, to, done), 0, n_here * tagc_element_bytes(to));
+        } else {
+            uint64_t n_left = piece->n_elems - (element - next);
+            if (n_here > n_left) n_here = n_left;
+            if (from == to)
+                memcpy(at_element(values, to, done), at_element(piece->values, from, element - next),
+                       n_here * tagc_element_bytes(to));
+            else
+                tagc_elements_read(piece->values, from, element - next, n_here, (float *)values + done);
+            if (n_here == n_left) piece++;
+        }
+        done += n_here;
+    }
+}
+
+void tagc_part_read(const tagc_model_part *part, uint64_t begin, uint64_t n, int element, void *values) {
+    const tagc_model *model = part->model;
+    uint32_t hint = 0;
+    for (uint64_t at = begin; at < begin + n;) {
+        stretch s = stretch_at(part, at, begin + n, &hint);
+        void *to = at_element(values, element, at - begin);
+        if (s.n_real > 0)
+            read_pieces(part->unit->gradients + s.tensor->first_gradient, s.tensor->n_gradients,
+                        model->options.gradient, s.first, s.n_real, element, to);
+        memset(at_element(to, element, s.n_real), 0, (s.n - s.n_real) * tagc_element_bytes(element));
+        at += s.n;
+    }
+}
+
+static void write_pieces(const tagc_piece *pieces, size_t n_pieces, int to, uint64_t first, uint64_t n,
+                         const float *values) {
+    enum { N_VOID = 256 };
+    float not_finite[N_VOID];
+    for (int i = 0; i < N_VOID && !values; i++) not_finite[i] = NAN;
+    const tagc_piece *piece = piece_behind(pieces, n_pieces, first), *last = pieces + n_pieces;
+    for (; piece < last && piece->first < first + n; piece++) {
+        uint64_t from = piece->first > first ? piece->first : first, end = piece->first + piece->n_elems;
+        if (end > first + n) end = first + n;
+        for (uint64_t n_here; from < end; from += n_here) {
+            n_here = values || end - from < N_VOID ? end - from : N_VOID;
+            tagc_elements_write(values ? values + (from - first) : not_finite, piece->values, to,
+                                from - piece->first, n_here);
+        }
+    }
+}
+
+void tagc_part_write(const tagc_model_part *part, uint64_t begin, uint64_t n, const float *values) {
+    uint32_t hint = 0;
+    for (uint64_t at = begin; at < begin + n;) {
+        stretch s = stretch_at(part, at, begin + n, &hint);
+        if (s.n_real > 0)
+            write_pieces(part->unit->sums + s.tensor->first_sum, s.tensor->n_sums, part->model->options.sum,
+                         s.first, s.n_real, values ? values + (at - begin) : NULL);
+        at += s.n;
+    }
+}
+
+float tagc_member_read(const tagc_model *model, const tagc_model_unit *unit, const tagc_member *tensor,
+                       uint64_t element) {
+    const tagc_piece *pieces = unit->gradients + tensor->first_gradient;
+    const tagc_piece *piece = piece_behind(pieces, tensor->n_gradients, element);
+    if (piece == pieces + tensor->n_gradients || piece->first > element) return 0;
+    return tagc_element_read(piece->values, model->options.gradient, element - piece->first);
 }
 
 void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *tensor, uint64_t *first,
@@ -109,7 +230,6 @@ static void place_tables(tagc_model *model, tagc_arena *arena, size_t name_bytes
     model->numbers = tagc_arena_take(arena, n, sizeof *model->numbers);
     model->counts = tagc_arena_take(arena, n, sizeof *model->counts);
     model->full = tagc_arena_take(arena, n, sizeof *model->full);
-    model->ends = tagc_arena_take(arena, n, sizeof *model->ends);
 }
 
 static uint64_t samples_of(uint64_t n_elems) {

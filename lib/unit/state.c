@@ -426,8 +426,7 @@ typedef struct moving {
 static void add_stretch(void *context, uint64_t at, uint64_t first, uint64_t n) {
     const moving *m = context;
     const tagc_model *model = m->part->model;
-    uint64_t n_place = tagc_part_elems(m->part) / (uint64_t)model->n_places,
-             begin = n_place * (uint64_t)model->place;
+    uint64_t n_place = tagc_part_place_elems(m->part), begin = n_place * (uint64_t)model->place;
     if (at < begin || at >= begin + n_place) return; /* another place's */
     for (uint64_t i = 0; i < n; i++)
         m->residual[at - begin + i] += (float)(m->factor * (double)m->values[first - m->first + i]);

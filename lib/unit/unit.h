@@ -36,6 +36,8 @@ typedef struct tagc_member {
     tagc_schedule_plan plan;
     tagc_model_part *part;
     uint64_t offset; /* of its chunk in a row of the part */
+    /* Its pieces in the exchange under way, in the unit's lists. */
+    size_t first_gradient, n_gradients, first_sum, n_sums;
 } tagc_member;
 
 /* What one reducer exchanges. */
@@ -55,7 +57,7 @@ struct tagc_model_part {
     atomic_int has_host_sum; /* whether the host's sum is there, or its failure */
     tagc_status host_status;
     char host_text[TAGC_ERROR_TEXT_BYTES];
-    const float *host_values; /* (H, width) */
+    const float *host_values; /* of this place's row: (place_elems) */
     uint32_t *full;           /* (n_members,) parameters whose windows became full */
     size_t n_full;
     double square; /* of its gradient, if n_full > 0 */
@@ -77,8 +79,7 @@ struct tagc_model_unit {
 struct tagc_model {
     tagc_comm *within, *between;
     int n_hosts, n_places, host, place, rank, world_size;
-    int n_owners;   /* into how many chunks a tensor is cut */
-    uint64_t *ends; /* (n_tensors,) of pieces that are checked */
+    int n_owners; /* into how many chunks a tensor is cut */
     tagc_model_options options;
     tagc_schedule_options schedule_options;
     tagc_member *tensors;
@@ -102,12 +103,21 @@ struct tagc_model {
 tagc_status tagc_model_lay_out(tagc_model *model, const tagc_tensor *tensors, size_t n_tensors);
 /* Sets width and offsets of a part whose members are known. */
 void tagc_part_lay_out(tagc_model_part *part);
-/* Elements of the array that a host's ranks add up, and of its rows, one for each place. */
-uint64_t tagc_part_elems(const tagc_model_part *part);
-/* Calls `copy` for every stretch of elements [first, first + n) of a tensor that lies in one piece of the part's array. at: there. */
+/* Elements of one place's row of the part's array. */
+uint64_t tagc_part_place_elems(const tagc_model_part *part);
+/* Where the row begins that this rank owns. */
+uint64_t tagc_part_own_row(const tagc_model_part *part);
+/* Positions [begin, begin + n) of the part's array: reads them from the unit's gradients, as fp32 or as these are, and writes them to
+ * its sums. values NULL: NaN. */
+void tagc_part_read(const tagc_model_part *part, uint64_t begin, uint64_t n, int element, void *values);
+void tagc_part_write(const tagc_model_part *part, uint64_t begin, uint64_t n, const float *values);
+/* An element of the gradient; 0 if no piece covers it. */
+float tagc_member_read(const tagc_model *model, const tagc_model_unit *unit, const tagc_member *tensor,
+                       uint64_t element);
+/* Calls `visit` for every stretch of elements [first, first + n) of a tensor that lies in one piece of the part's array. at: there. */
 typedef void (*tagc_stretch_fn)(void *context, uint64_t at, uint64_t first, uint64_t n);
 void tagc_part_stretches(const tagc_model_part *part, const tagc_member *tensor, uint64_t first, uint64_t n,
-                         tagc_stretch_fn copy, void *context);
+                         tagc_stretch_fn visit, void *context);
 /* Where an element of a tensor lies in this place's row of the part's array; UINT64_MAX: in another place's. */
 uint64_t tagc_part_find(const tagc_model_part *part, const tagc_member *tensor, uint64_t element);
 /* What a rank gets of a tensor. */
@@ -130,8 +140,9 @@ void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *option
 tagc_status tagc_model_open_schedule(tagc_model *model);
 /* Gives every tensor its plan. */
 tagc_status tagc_model_take_plans(tagc_model *model);
-/* Hands samples of a part's gradient (H, width) to the schedule. From the worker. */
-tagc_status tagc_part_sample(tagc_model_part *part, const void *values);
+/* Hands samples of a part's gradient to the schedule. host_sum: (place_elems), where ranks of a host have added up; else NULL. From the
+ * worker. */
+tagc_status tagc_part_sample(tagc_model_part *part, const float *host_sum);
 /* Forgets the windows of a unit whose exchange failed, as all ranks do. */
 void tagc_unit_forget_windows(tagc_model *model, tagc_model_unit *unit);
 /* Brings every unit's parts in line with the plans. Collective. */
