@@ -20,7 +20,7 @@
  *   tensor   A parameter of the model, with a name. Ranks know it by its number, from 0, in the list that _create got.
  *   unit     Tensors whose gradients are exchanged together, such as those of one block of a transformer. A unit whose exchange begins
  *            early overlaps with the computation of the others.
- *   class    What a tensor can bear (tagc/policy.h): COMPRESSED sends a small part of its values, MILD more of them, DENSE all.
+ *   class    How a tensor is exchanged (tagc/policy.h): COMPRESSED sends a small part of its values, MILD more of them, DENSE all.
  *   piece    Elements of a tensor that lie one after the other in memory.
  *   host     A machine. Inside a host bytes are nearly free, between hosts they are what costs.
  *   place    The number of a rank within its host.
@@ -91,7 +91,7 @@ typedef struct tagc_model_options {
     int dense_format;
     /* tagc_format in which residuals are stored: FP32, INT8 or INT4. Default -1: INT8. */
     int residual;
-    /* Matrices of fewer elements are DENSE by name. Default 4096. */
+    /* Matrices of fewer elements are DENSE by name. Default TAGC_CLASS_MIN_ELEMS. */
     uint64_t min_elems;
     /* Threads that encode and decode. Results do not depend on it. [1, 256], default 1. */
     int n_threads;

@@ -40,8 +40,7 @@ static tagc_status describe(tagc_model *model, tagc_schedule_parameter *describe
         t->is_followed = class_has_levels(model, t->kind);
         if (!t->is_scheduled) continue;
         t->parameter = n;
-        described[n++] = (tagc_schedule_parameter){
-            t->name, t->n_elems, t->kind == TAGC_CLASS_MILD ? TAGC_SCHEDULE_MILD : TAGC_SCHEDULE_COMPRESSED};
+        described[n++] = (tagc_schedule_parameter){t->name, t->n_elems, t->kind};
         if (!t->is_followed) continue;
         t->first_sample = n_positions;
         tagc_schedule_positions(t->n_elems, model->positions + n_positions, &n_samples);

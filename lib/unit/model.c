@@ -16,7 +16,7 @@ static const tagc_model_options default_options = {.moment = TAGC_MOMENT_STAYS,
                                                    .sum = TAGC_ELEMENT_FP32,
                                                    .dense_format = TAGC_FORMAT_FP32,
                                                    .residual = -1,
-                                                   .min_elems = 4096,
+                                                   .min_elems = TAGC_CLASS_MIN_ELEMS,
                                                    .n_threads = 1,
                                                    .exchange = TAGC_EXCHANGE_DIRECT};
 static const tagc_sized options_struct = {"tagc_model_options", sizeof(tagc_model_options),
