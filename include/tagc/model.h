@@ -159,7 +159,7 @@ typedef struct tagc_model_stats {
     /* From the start on tagc's thread to the end. */
     double total_s;
     /* 1: some rank's gradient had NaN or Inf, or a sum overflowed. Sums are NaN, and residuals as before. */
-    int nonfinite;
+    uint64_t nonfinite;
 } tagc_model_stats;
 
 TAGC_API void tagc_model_stats_init_sized(tagc_model_stats *stats, size_t struct_bytes);

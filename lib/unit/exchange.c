@@ -15,7 +15,9 @@
 
 static const tagc_model_stats no_stats;
 static const tagc_sized stats_struct = {"tagc_model_stats", sizeof(tagc_model_stats),
-                                        sizeof(tagc_model_stats), &no_stats};
+                                        offsetof(tagc_model_stats, nonfinite) +
+                                            sizeof(uint64_t), /* the last field of version 0.3 */
+                                        &no_stats};
 
 void tagc_model_stats_init_sized(tagc_model_stats *stats, size_t struct_bytes) {
     tagc_sized_init(&stats_struct, stats, struct_bytes);
@@ -342,7 +344,7 @@ static tagc_status end_parts(tagc_model_unit *unit, tagc_model_stats *out) {
                 *(i ? &out->n_bytes_within : &out->n_bytes_sent) += stats.n_bytes_sent[leg];
                 if (i == 0) out->n_bytes_received += stats.n_bytes_received[leg];
             }
-            out->nonfinite |= stats.nonfinite;
+            out->nonfinite |= stats.nonfinite != 0;
             if (i) continue;
             out->n_sent += stats.n_sent;
             out->n_elems += reducers[i]->options.n_elems;

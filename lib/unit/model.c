@@ -1,7 +1,6 @@
 /* The life of a model's object, and what it answers about itself. */
 #include "core/cpu.h"
 #include "core/sized.h"
-#include "tagc/paper.h"
 #include "unit/unit.h"
 
 #include <math.h>
@@ -20,7 +19,9 @@ static const tagc_model_options default_options = {.moment = TAGC_MOMENT_STAYS,
                                                    .n_threads = 1,
                                                    .exchange = TAGC_EXCHANGE_DIRECT};
 static const tagc_sized options_struct = {"tagc_model_options", sizeof(tagc_model_options),
-                                          sizeof(tagc_model_options), &default_options};
+                                          offsetof(tagc_model_options, paper) +
+                                              sizeof(void *), /* the last field of version 0.3 */
+                                          &default_options};
 
 void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes) {
     tagc_sized_init(&options_struct, options, struct_bytes);
