@@ -32,7 +32,8 @@
  *   output            owners           what a rank gets
  *   SHARD             all W ranks      chunk `rank` of every tensor (a reduce-scatter; FSDP, ZeRO)
  *   HOST_SHARD        ranks of a host  chunk `place`, the same on every host (hybrid sharding)
- *   UNIT              nobody           everything (an all-reduce; data parallel)
+ *   UNIT              nobody           everything (an all-reduce; data parallel). With hosts of several ranks, units end in the
+ *                                      same order on all ranks of a host: _end then communicates within it
  *
  * Calls are local unless their comment says "collective". One thread at a time may use a model. */
 #ifndef TAGC_MODEL_H

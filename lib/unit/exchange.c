@@ -53,7 +53,7 @@ static void fill_alone(void *context, size_t row, void *values) {
 static void take_sums(void *context, size_t row, const float *sums) {
     tagc_model_part *part = context;
     uint64_t n = tagc_part_place_elems(part) / (uint64_t)part->model->n_hosts;
-    tagc_part_write(part, tagc_part_own_row(part) + row * n, n, sums);
+    tagc_part_write(part, tagc_part_own_row(part) + row * n, n, TAGC_ELEMENT_FP32, sums);
 }
 
 static void end_exchange(void *context, tagc_status status) {
@@ -354,9 +354,42 @@ static tagc_status end_parts(tagc_model_unit *unit, tagc_model_stats *out) {
     return status == TAGC_OK ? TAGC_OK : tagc_fail(status, "%s", text);
 }
 
+enum { SPREAD_BYTES = 1 << 20 };
+
+tagc_status tagc_model_make_spread(tagc_model *model) {
+    void *memory;
+    if (!model->within || model->options.output != TAGC_OUTPUT_UNIT) return TAGC_OK;
+    TAGC_TRY(tagc_memory_create((size_t)(1 + model->n_places) * SPREAD_BYTES, "sums of a host", &memory));
+    model->spread = memory;
+    return TAGC_OK;
+}
+
+/* The ranks of a host send each other the sums of their places, slice by slice. */
+static tagc_status spread(tagc_model *model, const tagc_model_part *part) {
+    size_t width = tagc_element_bytes(model->options.sum), most = SPREAD_BYTES / width;
+    uint64_t n_place = tagc_part_place_elems(part), own = (uint64_t)model->place * n_place;
+    for (uint64_t at = 0, n; at < n_place; at += n) {
+        char *all = model->spread + SPREAD_BYTES;
+        n = n_place - at < most ? n_place - at : most;
+        tagc_part_read_sums(part, own + at, n, model->spread);
+        TAGC_TRY(tagc_comm_all_gather_as(model->within, TAGC_LEG_RESULT, model->spread, n * width, all));
+        for (int place = 0; place < model->n_places; place++)
+            if (place != model->place)
+                tagc_part_write(part, (uint64_t)place * n_place + at, n, model->options.sum,
+                                all + (size_t)place * n * width);
+    }
+    return TAGC_OK;
+}
+
 static tagc_status end_unit(tagc_model *model, uint32_t number, tagc_model_stats *stats) {
     tagc_model_unit *unit = &model->units[number];
     tagc_status status = end_parts(unit, stats);
+    if (model->spread) {
+        status =
+            tagc_agree_over(model->within, status); /* ranks of another place may not know of a failure */
+        for (uint32_t p = 0; p < unit->n_parts && status == TAGC_OK; p++)
+            status = spread(model, &unit->parts[p]);
+    }
     unit->is_begun = 0;
     unit->gradients = unit->sums = NULL;
     if (status != TAGC_OK) tagc_unit_forget_windows(model, unit);

@@ -119,22 +119,37 @@ static void read_pieces(const tagc_piece *pieces, size_t n_pieces, int from, uin
     }
 }
 
-void tagc_part_read(const tagc_model_part *part, uint64_t begin, uint64_t n, int element, void *values) {
-    const tagc_model *model = part->model;
+/* from: the unit's gradients, or its sums. */
+static void read_part(const tagc_model_part *part, int is_sums, uint64_t begin, uint64_t n, int element,
+                      void *values) {
+    const tagc_model_unit *unit = part->unit;
+    int from = is_sums ? part->model->options.sum : part->model->options.gradient;
     uint32_t hint = 0;
     for (uint64_t at = begin; at < begin + n;) {
         stretch s = stretch_at(part, at, begin + n, &hint);
         void *to = at_element(values, element, at - begin);
-        if (s.n_real > 0)
-            read_pieces(part->unit->gradients + s.tensor->first_gradient, s.tensor->n_gradients,
-                        model->options.gradient, s.first, s.n_real, element, to);
+        const tagc_member *t = s.tensor;
+        if (s.n_real > 0 && is_sums)
+            read_pieces(unit->sums + t->first_sum, t->n_sums, from, s.first, s.n_real, element, to);
+        else if (s.n_real > 0)
+            read_pieces(unit->gradients + t->first_gradient, t->n_gradients, from, s.first, s.n_real, element,
+                        to);
         memset(at_element(to, element, s.n_real), 0, (s.n - s.n_real) * tagc_element_bytes(element));
         at += s.n;
     }
 }
 
+void tagc_part_read(const tagc_model_part *part, uint64_t begin, uint64_t n, int element, void *values) {
+    read_part(part, 0, begin, n, element, values);
+}
+
+void tagc_part_read_sums(const tagc_model_part *part, uint64_t begin, uint64_t n, void *values) {
+    read_part(part, 1, begin, n, part->model->options.sum, values);
+}
+
+/* values: fp32 or as pieces are; NULL: NaN. */
 static void write_pieces(const tagc_piece *pieces, size_t n_pieces, int to, uint64_t first, uint64_t n,
-                         const float *values) {
+                         int from_element, const void *values) {
     enum { N_VOID = 256 };
     float not_finite[N_VOID];
     for (int i = 0; i < N_VOID && !values; i++) not_finite[i] = NAN;
@@ -144,19 +159,24 @@ static void write_pieces(const tagc_piece *pieces, size_t n_pieces, int to, uint
         if (end > first + n) end = first + n;
         for (uint64_t n_here; from < end; from += n_here) {
             n_here = values || end - from < N_VOID ? end - from : N_VOID;
-            tagc_elements_write(values ? values + (from - first) : not_finite, piece->values, to,
-                                from - piece->first, n_here);
+            if (values && from_element == to)
+                memcpy(at_element(piece->values, to, from - piece->first),
+                       at_element(values, to, from - first), n_here * tagc_element_bytes(to));
+            else
+                tagc_elements_write(values ? (const float *)values + (from - first) : not_finite,
+                                    piece->values, to, from - piece->first, n_here);
         }
     }
 }
 
-void tagc_part_write(const tagc_model_part *part, uint64_t begin, uint64_t n, const float *values) {
+void tagc_part_write(const tagc_model_part *part, uint64_t begin, uint64_t n, int element,
+                     const void *values) {
     uint32_t hint = 0;
     for (uint64_t at = begin; at < begin + n;) {
         stretch s = stretch_at(part, at, begin + n, &hint);
         if (s.n_real > 0)
             write_pieces(part->unit->sums + s.tensor->first_sum, s.tensor->n_sums, part->model->options.sum,
-                         s.first, s.n_real, values ? values + (at - begin) : NULL);
+                         s.first, s.n_real, element, values ? at_element(values, element, at - begin) : NULL);
         at += s.n;
     }
 }
@@ -172,6 +192,9 @@ float tagc_member_read(const tagc_model *model, const tagc_model_unit *unit, con
 void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *tensor, uint64_t *first,
                        uint64_t *n) {
     uint64_t owner = (uint64_t)(rank % model->n_owners); /* the place, where a host's ranks are owners */
+    *first = 0;
+    *n = tensor->n_elems;
+    if (model->options.output == TAGC_OUTPUT_UNIT) return;
     *first = owner * tensor->chunk < tensor->n_elems ? owner * tensor->chunk : tensor->n_elems;
     uint64_t end = *first + tensor->chunk;
     *n = (end < tensor->n_elems ? end : tensor->n_elems) - *first;

@@ -51,10 +51,6 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
     if (o->exchange != TAGC_EXCHANGE_DIRECT && (n_places > 1 || o->residual > TAGC_FORMAT_FP32))
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
                          "exchange is one of the paper's, which have one rank per host and residual FP32");
-    if (o->output == TAGC_OUTPUT_UNIT && n_places > 1)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "output is UNIT with %d ranks per host: use HOST_SHARD, and gather within the host",
-                         n_places);
     return TAGC_OK;
 }
 
@@ -94,7 +90,7 @@ typedef struct verdict {
     char text[TAGC_ERROR_TEXT_BYTES];
 } verdict;
 
-static tagc_status agree_over(tagc_comm *comm, tagc_status status) {
+tagc_status tagc_agree_over(tagc_comm *comm, tagc_status status) {
     int n = tagc_comm_world_size(comm);
     verdict mine = {.status = (int32_t)status}, *all;
     void *memory;
@@ -118,8 +114,8 @@ static tagc_status agree_over(tagc_comm *comm, tagc_status status) {
 }
 
 tagc_status tagc_model_agree(const tagc_model *model, tagc_status status) {
-    status = agree_over(model->between, status);
-    return model->within ? agree_over(model->within, status) : status;
+    status = tagc_agree_over(model->between, status);
+    return model->within ? tagc_agree_over(model->within, status) : status;
 }
 
 /* Ranks compare a checksum, so that the message is small; the first tensor that differs is not known then, but its rank is. */
@@ -182,10 +178,10 @@ static tagc_status make_locally(tagc_model *model, const tagc_tensor *tensors, s
                                 const tagc_model_options *options) {
     TAGC_TRY(tagc_cpu_check());
     TAGC_TRY(read_options(model, options));
-    model->n_owners = model->options.output == TAGC_OUTPUT_SHARD        ? model->world_size
-                      : model->options.output == TAGC_OUTPUT_HOST_SHARD ? model->n_places
-                                                                        : 1;
+    model->n_owners = model->options.output == TAGC_OUTPUT_SHARD ? model->world_size
+                                                                 : model->n_places; /* that exchange it */
     TAGC_TRY(tagc_model_lay_out(model, tensors, n_tensors));
+    TAGC_TRY(tagc_model_make_spread(model));
     return tagc_model_open_schedule(model);
 }
 
@@ -229,6 +225,7 @@ void tagc_model_destroy(tagc_model *model) {
         tagc_unit_destroy_parts(model->units[u].parts, model->units[u].n_parts);
     tagc_schedule_destroy(model->schedule);
     tagc_memory_destroy(model->own);
+    tagc_memory_destroy(model->spread);
     tagc_memory_destroy(model->memory);
     if (model->within) tagc_comm_let_go(model->within);
     tagc_comm_let_go(model->between);

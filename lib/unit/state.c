@@ -191,9 +191,7 @@ static tagc_status read_header(const void *bytes, size_t n_bytes, saved_header *
 static tagc_status check_part(const saved_part *part, const saved_header *h) {
     tagc_wire_header state;
     reader members = part->members;
-    uint64_t n_owners = h->output == TAGC_OUTPUT_SHARD        ? h->n_hosts * h->n_places
-                        : h->output == TAGC_OUTPUT_HOST_SHARD ? h->n_places
-                                                              : 1;
+    uint64_t n_owners = h->output == TAGC_OUTPUT_SHARD ? h->n_hosts * h->n_places : h->n_places;
     uint64_t n_rows = h->output == TAGC_OUTPUT_SHARD ? h->n_hosts : 1, width = 0, n_elems;
     TAGC_TRY(tagc_wire_read(part->state, part->n_state, &state));
     if (state.kind != TAGC_WIRE_STATE) return corrupt("a part has no residual's header");
@@ -460,8 +458,7 @@ static void add_tensor(const saved_header *h, const saved_part *saved, const sav
                        const tagc_member *t, moving *m) {
     uint64_t n_rows = h->output == TAGC_OUTPUT_SHARD ? h->n_hosts : 1, place = h->rank % h->n_places;
     for (uint64_t row = 0; row < n_rows; row++) {
-        uint64_t owner = h->output == TAGC_OUTPUT_UNIT ? 0 : row * h->n_places + place,
-                 first = owner * s->chunk;
+        uint64_t owner = row * h->n_places + place, first = owner * s->chunk;
         if (first >= t->n_elems) continue;
         uint64_t n = t->n_elems - first < s->chunk ? t->n_elems - first : s->chunk;
         add_saved(saved, row * saved->width + offset, t, first, n, m);

@@ -9,6 +9,8 @@
  *
  *   gradients -> part (L, H * width) -> reducer over `within` -> (H, width) -> reducer over `between` -> sums
  *
+ * Where all ranks get all sums, those of a host then send each other theirs.
+ *
  * A row is the chunks of one owner, tensor by tensor, padded to the same width for every owner. */
 #ifndef TAGC_UNIT_UNIT_H
 #define TAGC_UNIT_UNIT_H
@@ -93,6 +95,7 @@ struct tagc_model {
     uint32_t *numbers, *counts; /* (n_tensors,) arguments of tagc_schedule_add */
     uint32_t *full;             /* (n_tensors,) parameters whose windows are full, at the end of a step */
     double *own, *pooled;       /* messages of a step */
+    char *spread; /* (1 + L, SPREAD_BYTES): sums that ranks of a host send each other; or NULL */
     uint64_t n_steps;
     uint64_t run; /* a number of this run, the same on all ranks, in saved states */
 };
@@ -108,9 +111,12 @@ uint64_t tagc_part_place_elems(const tagc_model_part *part);
 /* Where the row begins that this rank owns. */
 uint64_t tagc_part_own_row(const tagc_model_part *part);
 /* Positions [begin, begin + n) of the part's array: reads them from the unit's gradients, as fp32 or as these are, and writes them to
- * its sums. values NULL: NaN. */
+ * its sums, from fp32 or from what these are. values NULL: NaN. */
 void tagc_part_read(const tagc_model_part *part, uint64_t begin, uint64_t n, int element, void *values);
-void tagc_part_write(const tagc_model_part *part, uint64_t begin, uint64_t n, const float *values);
+void tagc_part_write(const tagc_model_part *part, uint64_t begin, uint64_t n, int element,
+                     const void *values);
+/* What was written there, as sums are. */
+void tagc_part_read_sums(const tagc_model_part *part, uint64_t begin, uint64_t n, void *values);
 /* An element of the gradient; 0 if no piece covers it. */
 float tagc_member_read(const tagc_model *model, const tagc_model_unit *unit, const tagc_member *tensor,
                        uint64_t element);
@@ -132,6 +138,8 @@ tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_
 /* 1: tensors of one unit that are exchanged as one, since their class and level are the same. */
 int tagc_are_one_part(const tagc_member *a, const tagc_member *b);
 void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts);
+/* Memory for sums that ranks of a host send each other. */
+tagc_status tagc_model_make_spread(tagc_model *model);
 /* Options of the reducer of a part. */
 void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *options);
 
@@ -152,5 +160,6 @@ tagc_status tagc_model_take_up(tagc_model *model);
 tagc_status tagc_model_check_idle(const tagc_model *model, const char *what);
 /* Every rank passes its status; all return the same failure. Over both comms. */
 tagc_status tagc_model_agree(const tagc_model *model, tagc_status status);
+tagc_status tagc_agree_over(tagc_comm *comm, tagc_status status); /* over one */
 
 #endif
