@@ -1,7 +1,7 @@
 /* The tagc command: looks at its first word and hands over. */
+#include "blas/blas.h"
 #include "cli/commands.h"
 #include "core/cpu.h"
-#include "launch/blas.h"
 #include "launch/ranks.h"
 #include "tagc/tagc.h"
 #include <fcntl.h>
@@ -118,7 +118,7 @@ static int run(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    tagc_blas_without_workers(argv);
+    tagc_blas_begin(argv);
     fill_standard_streams();
     int code = run(argc, argv);
     /* A table sent to a full disk is no success. */
