@@ -1,6 +1,7 @@
 /* The tagc command: looks at its first word and hands over. */
 #include "blas/blas.h"
 #include "cli/commands.h"
+#include "cli/version.h"
 #include "core/cpu.h"
 #include "launch/ranks.h"
 #include "tagc/tagc.h"
@@ -63,7 +64,7 @@ static void print_help(FILE *out) {
     fprintf(out, "  %-10s %s\n", "report",
             "moved: tagc-report makes a page and pictures of runs and results");
     fprintf(out, "  %-10s %s\n", "help", "this text; tagc COMMAND --help for a command");
-    fprintf(out, "  %-10s %s\n", "version", "the version of this build");
+    fprintf(out, "  %-10s %s\n", "version", "this build, its parts, and the kernels that it uses here");
     fprintf(out, "\nA first run:\n"
                  "  tagc data --out data/books books/*.txt\n"
                  "  tagc train --data data/books --ranks 2 --steps 300 --out runs/first\n"
@@ -101,11 +102,7 @@ static int run(int argc, char **argv) {
             "\".[report]\", then tagc-report PATH... --out report.html");
         return TAGC_EXIT_USAGE;
     }
-    if (strcmp(word, "version") == 0 || strcmp(word, "--version") == 0) {
-        printf("tagc %s%s, %s\n", tagc_version(), TAGC_HAVE_MPI ? ", with MPI" : ", without MPI",
-               tagc_cpu_name(tagc_cpu_best()));
-        return TAGC_EXIT_OK;
-    }
+    if (tagc_version_print(word, stdout)) return TAGC_EXIT_OK;
     if (strcmp(word, "help") == 0 || strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
         print_help(stdout);
         return TAGC_EXIT_OK;

@@ -46,7 +46,7 @@ export OPENBLAS_NUM_THREADS=1
 unset OPENBLAS_CORETYPE TAGC_BLAS_KERNEL # whoever runs the tests may need them; the tests find the kernel by themselves
 
 has_mpirun() {
-    command -v mpirun >/dev/null && "$tagc" version | grep -q 'with MPI'
+    command -v mpirun >/dev/null && "$tagc" version | grep -q '^parts:.* mpi$'
 }
 # mpi <n> <arguments of tagc>...
 mpi() {

@@ -14,6 +14,9 @@ bench=(bench --model tiny --only floor --ranks 2)
 OPENBLAS_CORETYPE=Prescott run 0 "${bench[@]}"
 grep -q "^products: OpenBLAS .*, kernel Prescott, 1 thread$" out || fail "not the kernel that was asked for: $(cat out)"
 says "note: OPENBLAS_CORETYPE makes OpenBLAS use its Prescott kernel, and this processor could use $better"
+make_data
+OPENBLAS_CORETYPE=Prescott run 0 train --data data --model tiny --steps 1 --ranks 1 --out run
+grep -q '"blas":{"name":"OpenBLAS [^"]*","kernel":"Prescott","n_threads":1}' run/metrics.jsonl || fail "the run does not say its kernel"
 OPENBLAS_CORETYPE=$better run 0 "${bench[@]}"
 grep -q "kernel $better," out || fail "not the kernel that was asked for: $(cat out)"
 [ ! -s err ] || fail "a note about the right kernel: $(cat err)"
