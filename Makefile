@@ -121,7 +121,7 @@ lint: configure ## format-check, ruff's rules, and clang-tidy without its analyz
 analyze: build ## clang-tidy with clang's analyzer, which takes minutes
 	@JOBS=$(JOBS) scripts/lint.sh analyze
 
-install: build ## library, headers, pkg-config and CMake package, the tagc command, to PREFIX
+install: build ## library, headers, pkg-config and CMake package, the tagc command with its man page and completions, to PREFIX
 	@cmake --install build --prefix $(PREFIX)
 
 clean: ## remove the build folders

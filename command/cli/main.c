@@ -1,6 +1,7 @@
 /* The tagc command: looks at its first word and hands over. */
 #include "blas/blas.h"
 #include "cli/commands.h"
+#include "cli/manual.h"
 #include "cli/version.h"
 #include "core/cpu.h"
 #include "launch/ranks.h"
@@ -63,7 +64,8 @@ static void print_help(FILE *out) {
         fprintf(out, "  %-10s %s\n", entries[i]->command->name, entries[i]->command->summary);
     fprintf(out, "  %-10s %s\n", "report",
             "moved: tagc-report makes a page and pictures of runs and results");
-    fprintf(out, "  %-10s %s\n", "help", "this text; tagc COMMAND --help for a command");
+    fprintf(out, "  %-10s %s\n", "help",
+            "this text; tagc COMMAND --help for a command; --man, --bash and --zsh: a man page, completions");
     fprintf(out, "  %-10s %s\n", "version", "this build, its parts, and the kernels that it uses here");
     fprintf(out, "\nA first run:\n"
                  "  tagc data --out data/books books/*.txt\n"
@@ -88,6 +90,7 @@ static int run(int argc, char **argv) {
         return TAGC_EXIT_USAGE;
     }
     int is_help = strcmp(word, "help") == 0 && argc > 2;
+    if (is_help && tagc_manual_print(argv[2], entries, N_ENTRIES, stdout)) return TAGC_EXIT_OK;
     if (is_help) word = argv[2];
     const tagc_entry *entry = find_entry(word);
     if (entry && is_help) {
