@@ -56,10 +56,8 @@ extern "C" {
 /* Of this header, for comparisons in the preprocessor: major * 10000 + minor * 100 + patch. */
 #define TAGC_VERSION_NUMBER (TAGC_VERSION_MAJOR * 10000 + TAGC_VERSION_MINOR * 100 + TAGC_VERSION_PATCH)
 
-/* Returns the version of the loaded library, "major.minor.patch". */
+/* Return the version of the loaded library, as "major.minor.patch" and as TAGC_VERSION_NUMBER. */
 TAGC_API const char *tagc_version(void);
-
-/* Returns TAGC_VERSION_NUMBER of the loaded library. */
 TAGC_API int tagc_version_number(void);
 
 /* Returns a checksum of 64 bits, XXH3, which is the same on every machine. `bytes` may be NULL if n_bytes is 0. */

@@ -21,8 +21,9 @@ completed() {
 }
 
 n=0
+completed "" >offered
 for command in $commands help version; do
-    completed "" | grep -qx "$command" || fail "bash does not offer $command"
+    grep -qx "$command" offered || fail "bash does not offer $command"
     grep -q "^    '$command:" tagc.zsh || fail "zsh does not offer $command"
 done
 for command in $commands; do
@@ -44,14 +45,16 @@ for command in $commands; do
         if [ "$type" = choice ]; then
             wanted=$(sed 's,/[^|]*,,g; s/|/\n/g' <<<"$range")
             [ "$(completed "$command" "--$name" "")" = "$wanted" ] || fail "bash, $command --$name: $(completed "$command" "--$name" "")"
-            grep -F -- "'--$name[" part | grep -qF ":word:(${wanted//$'\n'/ })" || fail "zsh, $command --$name"
+            grep -F -- "'--$name[" part >option
+            grep -qF ":word:(${wanted//$'\n'/ })" option || fail "zsh, $command --$name"
         fi
         n=$((n + 1))
     done < <(rows "$command")
 done
 [ "$n" -ge 150 ] || fail "only $n options"
 [ -z "$(completed train --out "")" ] || fail "a word in place of a path" # -o default completes paths then
-completed train --spars | grep -qx -e --sparsity || fail "--spars"
+completed train --spars >offered
+grep -qx -e --sparsity offered || fail "--spars"
 
 if command -v groff >/dev/null; then
     groff -man -ww -Tascii tagc.man 2>warnings >page || fail "groff"
