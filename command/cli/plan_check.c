@@ -24,9 +24,12 @@ void tagc_plan_print_costs(const tagc_plan_request *request) {
         n_fitted += !request->inputs.profile.points[i].is_held_out;
     printf("Costs fitted to %d measured arms of %s, off by %.1f %% (root mean square):\n", n_fitted,
            request->inputs.profile.model, 100 * request->inputs.fit_rms);
-    printf("  products %.1f Gflop/s, memory %.1f GB/s, update %.2f ns an element, codec %.2f times what it "
+    const char *blas = request->inputs.profile.blas;
+    printf("  products %.1f Gflop/s%s%s%s, memory %.1f GB/s, update %.2f ns an element, codec %.2f times "
+           "what it "
            "takes alone\n",
-           1e-9 / c->flop_s, c->byte_s > 0 ? 1e-9 / c->byte_s : 0.0, 1e9 * c->optimizer_s, c->codec_factor);
+           1e-9 / c->flop_s, *blas ? " (" : "", blas, *blas ? ")" : "",
+           c->byte_s > 0 ? 1e-9 / c->byte_s : 0.0, 1e9 * c->optimizer_s, c->codec_factor);
     printf("  transfers reach %.0f %% of the link, cost %.0f us each, wait behind %.0f kB; moving a byte "
            "takes %.2f ns"
            " of a processor, waiting %.2f of one\n",

@@ -250,6 +250,15 @@ static tagc_status read_model(const reader *r, const json_t *bench, tagc_gpt2_co
     return TAGC_OK;
 }
 
+static void read_blas(const reader *r, const json_t *machine) {
+    const char *name, *kernel;
+    int n_threads, is_first = r->points->n_points == 0;
+    if (is_first && json_unpack((json_t *)machine, "{s:{s:s, s:s, s:i}}", "blas", "name", &name, "kernel",
+                                &kernel, "n_threads", &n_threads) == 0)
+        snprintf(r->points->blas, sizeof r->points->blas, "%.40s, kernel %.20s, %d thread%s", name, kernel,
+                 n_threads, n_threads == 1 ? "" : "s");
+}
+
 static double largest(const json_t *list) {
     double most = 0;
     for (size_t i = 0; i < json_array_size(list); i++)
@@ -307,6 +316,7 @@ static tagc_status read_common(const reader *r, const json_t *bench, tagc_point 
     TAGC_TRY(whole_of(bench, "", "seq_len", 1, s->model.block_size, &s->n_tokens));
     TAGC_TRY(whole_of(machine, "origin.machine", "n_cpus", 1, 1 << 20, &n_cpus));
     out->cores = n_cpus;
+    read_blas(r, machine);
     if (s->n_hosts < 1 || s->world_size % s->n_hosts != 0)
         s->n_hosts = 1; /* unevenly spread: most pairs have no network between them */
     s->n_machines = r->is_lab || is_one_machine(bench) ? 1 : s->n_hosts;

@@ -27,6 +27,8 @@ typedef struct tagc_points {
     int n_codec;
     tagc_gather_cost gather[TAGC_N_GATHER_KINDS];
     char model[TAGC_POINT_NAME_BYTES]; /* of the first file */
+    char blas
+        [TAGC_POINT_NAME_BYTES]; /* of the first file: what computed its products; "": the file does not say */
 } tagc_points;
 
 /* The engine's options from a result's "options" of an arm. */

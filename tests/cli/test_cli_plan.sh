@@ -138,6 +138,8 @@ if "$tagc" help | grep -q ' bench '; then
     run 0 plan --model tiny --profile bench.json --check bench.json --fit-arms fsdp,packed --world-size 2,64 \
         --link-rate 1gbit --json plan.json
     grep -q "Costs fitted to 2 measured arms" out || fail "costs are not shown"
+    blas=$("$tagc" version | sed -n 's/^products: //p')
+    grep -qE "^  products [0-9.]+ Gflop/s \\($blas, 1 thread\\), memory" out || fail "the kernel of the profile: $(cat out)"
     grep -q "held out from the fit: 1 points" out || fail "held-out points are not told"
     grep -q "^the arm that the simulation calls fastest was the fastest in [01] of 1 places" out || fail "who was chosen"
     [ "$(json '[c["is_held_out"] for c in p[0]["checks"]]')" = "[False, True, False]" ] || fail "which were held out"

@@ -12,6 +12,13 @@ rm -rf "$scratch"
 mkdir -p "$scratch/by-pkg-config"
 "$cmake" --install "$build" --prefix "$scratch/prefix" >"$scratch/install.log"
 
+if [ -e "$build/tagc" ]; then # as the command prints them now
+    share=$scratch/prefix/share
+    diff <("$build/tagc" help --man) "$share/man/man1/tagc.1"
+    diff <("$build/tagc" help --bash) "$share/bash-completion/completions/tagc"
+    diff <("$build/tagc" help --zsh) "$share/zsh/site-functions/_tagc"
+fi
+
 check() {
     local out
     out=$(timeout 100 mpirun -n 2 "$1")
