@@ -290,11 +290,7 @@ def _prepare(
             mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())},
         )
     else:
-        # what is left to torch is not exchanged in two levels
-        has_whole = settings.hosts != 1 and wrapper.left_to_torch()
-        whole = wrapper.groups() if has_whole else []
-        for group in [*wrapper.levels(), *(wrapper.deciders() or ()), *whole]:
-            handle.passes.comm(group)
+        handle.passes.connect(is_on_host=staging is None)
     if optimizer is not None:
         try:
             try:

@@ -140,8 +140,7 @@ class Collectives:
         self._order = threading.RLock()  # held while a call takes its place
         self._last: Future | None = None  # of the last call in the runner's thread
         self._failed: list[Work] = []  # whose failures nobody has raised yet
-        for level in self._keys.levels():
-            self._passes.comm(level)
+        self._passes.connect(is_on_host=True)
         if optimizer is not None:
             try:
                 self.adapt(optimizer)

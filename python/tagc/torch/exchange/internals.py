@@ -73,6 +73,7 @@ SEEN = {
     "FlatParameter._numels_with_padding": ALL,
     "FlatParameter._is_padding_mask": ALL,
     "torch.autograd.Variable._execution_engine": ALL,
+    "torch._C._current_autograd_node": "2.13",
     "torch.distributed.distributed_c10d._get_default_store": ALL,
     "torch.distributed.distributed_c10d._world": ALL,
     "torch.distributed.distributed_c10d._coalescing_manager": ALL,
@@ -612,6 +613,12 @@ def reduce_scatter_rows(
 def at_end_of_backward(function: Callable[[], object]) -> None:
     """Calls function() at the end of the running backward pass. RuntimeError outside of one."""
     _get(torch.autograd.Variable, "torch.autograd.Variable._execution_engine").queue_callback(function)
+
+
+def is_within_a_pass() -> bool:
+    """Returns whether the backward pass that ends now is one within another, as reentrant checkpointing has
+    them."""
+    return _get(torch._C, "torch._C._current_autograd_node")() is not None
 
 
 def default_store() -> dist.Store:

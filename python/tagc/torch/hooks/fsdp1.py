@@ -185,8 +185,8 @@ class _State:
         op: Any = ReduceOp.AVG
         if gradient.dtype == torch.float16:  # whose sum may be too large
             gradient, op = gradient.div_(group.size()), ReduceOp.SUM
-        timeout_s = self.handle.state.options.timeout_s
-        waits.add_up(gradient, output, op, group, self.unit.name, timeout_s)
+        torchs = self.handle.passes.torchs(group, gradient.device, f"gradients of {self.unit.name}")
+        waits.add_up(gradient, output, op, torchs, group.size())
 
 
 def _hook(state: _State, gradient: torch.Tensor, output: torch.Tensor | None = None) -> None:
