@@ -28,7 +28,7 @@ from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.staging import Kernels, Staging
 from tagc.torch.exchange.streams import Cuda
 from tagc.torch.exchange.unit import Stats, Unit
-from tagc.torch.exchange.waits import Collectives
+from tagc.torch.exchange.waits import Collectives, timeout_of
 from tagc.torch.exchange.work import Work
 from tagc.torch.hooks.replicas import CHANGED, Gathers
 from tagc.torch.schedule.options import Options
@@ -98,13 +98,14 @@ class Survey:
         group: dist.ProcessGroup,
         shape: Shape,
         threads: int = 1,
-        timeout_s: float = 300,
+        timeout_s: float | None = None,
         streams: Cuda | None = None,
         transports: Collection[str] | None = None,
         hosts: Hosts | None = None,
     ) -> None:
         """streams: of the model's device; None: CPU memory. transports: of compress(); None: all if every
         rank has kernels for its device, else "host"."""
+        timeout_s = timeout_of(group) if timeout_s is None else timeout_s
         self.group, self.shape, self.threads, self.timeout_s = group, shape, threads, timeout_s
         self.has_gathers = shape.wrap == "fsdp2" and any(shape.n_gathers)
         self.world_size, self.rank = shape.world_size, dist.get_rank(group)

@@ -19,7 +19,7 @@ from tagc._library import Error
 from tagc.torch.exchange import endings, internals, native
 from tagc.torch.exchange.gloo import Gloo
 from tagc.torch.exchange.identity import identity
-from tagc.torch.exchange.waits import OwnCollectives, within
+from tagc.torch.exchange.waits import OwnCollectives, timeout_of, within
 
 _TEXT_BYTES = 1024
 
@@ -216,10 +216,11 @@ def _text(padded: bytes) -> str:
     return padded.rstrip(b"\0").decode(errors="replace")
 
 
-def share(
-    group: dist.ProcessGroup, mine: Any, timeout: datetime.timedelta = datetime.timedelta(seconds=300)
-) -> list[Any]:
-    """Returns one object of every rank, in rank order. Collective over `group`, before there is a comm."""
+def share(group: dist.ProcessGroup, mine: Any, timeout: datetime.timedelta | None = None) -> list[Any]:
+    """Returns one object of every rank, in rank order. timeout: the group's by default. Collective over
+    `group`, before there is a comm."""
+    if timeout is None:
+        timeout = datetime.timedelta(seconds=timeout_of(group))
     everyone = [None] * dist.get_world_size(group)
     within(
         timeout, group, "the ranks of a group", lambda: dist.all_gather_object(everyone, mine, group=group)

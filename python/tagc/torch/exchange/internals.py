@@ -6,6 +6,7 @@ newer torch has moved one, the Error names it and the version; this module is th
 from __future__ import annotations
 
 import copy
+import datetime
 import functools
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -79,6 +80,7 @@ SEEN = {
     "torch.distributed.distributed_c10d._coalescing_manager": ALL,
     "_World.pg_names": ALL,
     "ProcessGroup._get_backend": ALL,
+    "ProcessGroup.Options._timeout": "2.13",
     "OptimizedModule._orig_mod": ALL,
     "Module._parameters": ALL,
     "Module._apply": ALL,
@@ -640,6 +642,13 @@ def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> Any:
         return find(device)
     except RuntimeError:
         return None
+
+
+def timeout_of(backend: Any) -> datetime.timedelta | None:
+    """Returns after which time a backend's collectives give up; None where it does not say."""
+    options = getattr(backend, "options", None)
+    found = None if options is None else _find(options, "ProcessGroup.Options._timeout")
+    return found if isinstance(found, datetime.timedelta) else None
 
 
 def unwrapped(model: Any) -> Any:

@@ -14,6 +14,8 @@ from tagc._library import Error
 from tagc.torch.exchange import endings, internals
 
 SOON = datetime.timedelta(seconds=1)
+TIMEOUT_S = 300.0  # of groups that do not say theirs
+MOST_S = 1e6  # of any time-out of tagc's
 _NEVER_SENT = 2**31 - 1  # a tag
 
 T = TypeVar("T")
@@ -124,6 +126,17 @@ def within(
         raise _lost(group, what, timeout, begin, failures[0] if failures else None) from (
             failures[0] if failures else None
         )
+
+
+def timeout_of(group: Any) -> float:
+    """Returns the seconds after which torch's collectives over a group give up: what the user gave
+    init_process_group(), or the group. The default of `timeout_s` everywhere."""
+    if isinstance(group, dist.ProcessGroup):
+        for device in ("cpu", "cuda"):
+            backend = internals.backend_of(group, torch.device(device))
+            if (found := internals.timeout_of(backend)) is not None:
+                return min(found.total_seconds(), MOST_S)
+    return TIMEOUT_S
 
 
 class _Work(dist.Work):
