@@ -81,6 +81,8 @@ SEEN = {
     "_World.pg_names": ALL,
     "ProcessGroup._get_backend": ALL,
     "ProcessGroup.Options._timeout": "2.13",
+    "ProcessGroupGloo._allgather_base": "2.13",
+    "ProcessGroupGloo._reduce_scatter_base": "2.13",
     "OptimizedModule._orig_mod": ALL,
     "Module._parameters": ALL,
     "Module._apply": ALL,
@@ -642,6 +644,18 @@ def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> Any:
         return find(device)
     except RuntimeError:
         return None
+
+
+def gloo_gather(gloo: Any) -> Callable[..., dist.Work]:
+    """Returns all_gather() of a gloo group that torch.distributed does not know: (received, sent)."""
+    found: Callable[..., dist.Work] = _get(gloo, "ProcessGroupGloo._allgather_base")
+    return found
+
+
+def gloo_reduce_scatter(gloo: Any) -> Callable[..., dist.Work]:
+    """Returns the same of reduce_scatter(): (target, source, options)."""
+    found: Callable[..., dist.Work] = _get(gloo, "ProcessGroupGloo._reduce_scatter_base")
+    return found
 
 
 def timeout_of(backend: Any) -> datetime.timedelta | None:

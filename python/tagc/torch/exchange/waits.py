@@ -334,7 +334,7 @@ class OwnCollectives(Collectives):
         options.reduceOp = op
         self._run(
             "the reduce-scatter",
-            lambda _: self._group._reduce_scatter_base(target, source, options),
+            lambda _: internals.gloo_reduce_scatter(self._group)(target, source, options),
             source.device,
         )
 
@@ -348,7 +348,7 @@ class OwnCollectives(Collectives):
         self._run("torch's all-reduce", lambda _: self._group.allreduce([tensor], options), tensor.device)
 
     def _gather(self, received: torch.Tensor, sent: torch.Tensor, is_async: bool) -> Any:
-        return self._group._allgather_base(received, sent)
+        return internals.gloo_gather(self._group)(received, sent)
 
     def largest(self, numbers: torch.Tensor) -> None:
         self.all_reduce(numbers, dist.ReduceOp.MAX)
