@@ -619,6 +619,18 @@ def at_end_of_backward(function: Callable[[], object]) -> None:
     _get(torch.autograd.Variable, "torch.autograd.Variable._execution_engine").queue_callback(function)
 
 
+def at_end_of_each_backward(module: torch.nn.Module, function: Callable[[], object]) -> Callable[[], None]:
+    """Calls function() at the end of each backward pass that begins with what module() returns: not of passes
+    within it. Returns a function that undoes it."""
+
+    def look(_: torch.nn.Module, __: Any, output: Any) -> None:
+        for tensor in torch.utils._pytree.tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(lambda _: at_end_of_backward(function))
+
+    return module.register_forward_hook(look).remove
+
+
 def is_within_a_pass() -> bool:
     """Returns whether the backward pass that ends now is one within another, as reentrant checkpointing has
     them."""

@@ -318,6 +318,8 @@ class Wrapper(AnyWrapper):
                     "the hosts of shards and of replicas", {"sums taken over": taken}
                 )
         handle.passes.undo.append(self._remove)
+        # all units may come in passes within the pass, as of reentrant checkpointing
+        handle.passes.undo.append(internals.at_end_of_each_backward(self._model, handle.passes.end_backward))
         for flat in self._flats:
             sums_replicas = self._sums_replicas(flat)
             own = flat.own(self.hosts(self._group_of(flat)), sums_replicas)
