@@ -324,8 +324,14 @@ class FsdpGroup:
         self._group._all_gather_comm = all_gather or gather
         self._group._all_reduce_hook = all_reduce_hook or hook
 
-    def restore_comms(self, comms: tuple[Any, Any, Any]) -> None:
-        self._group._reduce_scatter_comm, self._group._all_gather_comm, self._group._all_reduce_hook = comms
+    def restore_comms(self, comms: tuple[Any, Any, Any], own: tuple[Any, Any, Any]) -> None:
+        """Puts `comms` back in the place of `own`, where nobody has set another meanwhile."""
+        reduce, gather, hook = (
+            before if mine is not None and now is mine else now
+            for before, mine, now in zip(comms, own, self.comms)
+        )
+        self._group._reduce_scatter_comm, self._group._all_gather_comm = reduce, gather
+        self._group._all_reduce_hook = hook
 
     def leave_replicas_to_the_hook(self) -> Callable[[], None]:
         """Stops torch's own sum over replicas, so that the all-reduce hook gets this rank's gradient, or its
@@ -337,8 +343,11 @@ class FsdpGroup:
             group.mesh_info = copy.copy(mesh)
             group.mesh_info.replicate_process_group = _Alone()
 
+        ours = group.mesh_info
+
         def undo() -> None:
-            group.mesh_info = mesh
+            if group.mesh_info is ours:
+                group.mesh_info = mesh
 
         return undo
 
