@@ -70,10 +70,10 @@ def run(words: Sequence[str]) -> int:
         from tagc.torch.advise.advice import advise_shape, where_of
         from tagc.torch.advise.shape import Shape
         from tagc.torch.advise.survey import Survey
-        from tagc.torch.exchange.agreement import TIMEOUT_S
         from tagc.torch.exchange.comm import share
         from tagc.torch.exchange.hosts import Cluster
         from tagc.torch.exchange.identity import identity
+        from tagc.torch.exchange.waits import timeout_of
     except ModuleNotFoundError as missing:
         raise Error("unsupported", f'{missing}: pip install "tagc-train[torch]"') from None
 
@@ -93,7 +93,7 @@ def run(words: Sequence[str]) -> int:
             all_reduce=not is_sharded,
         )
         identities = share(group, identity())
-        cluster = Cluster(range(group.size()), arguments.hosts, TIMEOUT_S)
+        cluster = Cluster(range(group.size()), arguments.hosts, timeout_of(group))
         cluster.split([group], dict(enumerate(identities)))
         advise_shape(
             group,

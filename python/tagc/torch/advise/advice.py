@@ -26,6 +26,7 @@ from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import share
 from tagc.torch.exchange.hosts import Cluster
 from tagc.torch.exchange.identity import identity
+from tagc.torch.exchange.waits import timeout_of
 from tagc.torch.hooks import ddp, fsdp1
 from tagc.torch.hooks.kinds import kind_of
 from tagc.torch.schedule.options import TRANSPORTS, Options, unknown_option
@@ -48,7 +49,7 @@ def advise(
     step: Callable[[], object] | None = None,
     seconds: float = 20,
     threads: int = 1,
-    timeout_s: float = 300,
+    timeout_s: float | None = None,
     transports: Collection[str] | None = None,
     every: int | str | None = None,
     micro_batches: int | None = None,
@@ -132,6 +133,7 @@ def advise(
         ):
             raise Error("argument", f'every is {every!r}, must be "auto", or an integer of 2 to 1000000')
         on = streams.of(streams.device_of(model))
+        timeout_s = timeout_of(group) if timeout_s is None else timeout_s
         Options(threads=threads, timeout_s=timeout_s, hosts=hosts)  # which checks them
         cluster = _cluster(group, shape, hosts, between, timeout_s)
         if not shape.n_elems:
