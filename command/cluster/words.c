@@ -76,12 +76,15 @@ static const char examples[] =
     "\\\n"
     "      --pipeline-parallel 4 --micro-batches 16 --recompute attention --link 10gbit\n";
 
-const tagc_command tagc_cluster_command = {.name = "plan",
-                                           .summary = "memory, bytes and time of a deployment",
-                                           .usage = "[options]",
-                                           .examples = examples,
-                                           .options = rows,
-                                           .n_options = N_ROWS};
+const tagc_command tagc_cluster_command = {
+    .name = "plan",
+    .summary = "memory, bytes and time of a model on a cluster, without running it",
+    .usage = "[options]",
+    .common = "params hosts gpus-per-host link codec-ns tensor-parallel "
+              "pipeline-parallel json",
+    .examples = examples,
+    .options = rows,
+    .n_options = N_ROWS};
 
 /* An Ethernet frame of 1538 bytes on the line carries 1448 of TCP's. */
 double tagc_cluster_payload(double bits_per_s) {

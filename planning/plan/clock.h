@@ -17,11 +17,6 @@ typedef struct tagc_sim_machine { /* as one rank sees it */
     double large_bytes;
     double remote_bytes_per_s; /* to other hosts, each direction */
     double local_bytes_per_s;  /* to ranks of the same host; INFINITY: takes no time */
-    double overhead_s;         /* per transfer of any size */
-    double queue_bytes;        /* bytes in front of a transfer that ends while others are under way */
-    double cores;              /* processors of this rank; may be less than 1 */
-    double cpu_s_per_byte;     /* of moving bytes, taken from computing */
-    double poll_cores;         /* taken while a transfer is under way */
 } tagc_sim_machine;
 
 typedef struct tagc_sim_transfer {
@@ -57,7 +52,6 @@ typedef struct tagc_sim_job {
 
 typedef struct tagc_clock {
     tagc_sim_machine machine;
-    double caller_cores, worker_cores; /* that their work uses */
     double now_s;
     double comm_s, codec_s; /* time with a transfer under way, and time in which the worker worked */
     /* private */

@@ -26,8 +26,6 @@ typedef struct tagc_reduction {
     double within_share; /* two levels: share of the bytes within groups of ranks_per_host */
     tagc_volume volume;  /* of one rank and step, mean over ranks */
     double union_density, sent_density;
-    double load;     /* of a sketch: items of the union per cell; else 0 */
-    double unpeeled; /* share of the union that peeling cannot recover */
 } tagc_reduction;
 
 /* Of one rank. Level 0 is sent at once; in two levels, level 1 is relayed within the host when level 0 has arrived. */
@@ -66,8 +64,8 @@ tagc_status tagc_deployment_memory(const tagc_deployment *deployment, tagc_plan_
 
 /* ---- jobs.c ---- */
 
-/* The work of a reducer on its worker, as a job of the clock. TAGC_ERR_UNSUPPORTED if the costs lack the reduction's
- * exchange. costs NULL: everything is free. */
+/* The work of a reducer on its worker, as a job of the clock. TAGC_ERR_UNSUPPORTED for the exchanges of lib/paper. costs NULL: bytes
+ * are counted, and the job is empty. */
 tagc_status tagc_job_create(const tagc_reduction *reduction, const tagc_costs *costs, tagc_sim_job *out);
 void tagc_job_destroy(tagc_sim_job *job);
 

@@ -14,6 +14,7 @@ typedef struct simulation {
     const tagc_deployment *d;
     const tagc_layout *layout;
     const tagc_costs *costs;
+    int is_timed; /* 0: bytes are counted */
     tagc_fsdp_options options;
     tagc_program program;
     tagc_clock clock;
@@ -22,10 +23,6 @@ typedef struct simulation {
     tagc_sim_job *jobs;         /* (n_flats) */
     tagc_forecast forecast;
 } simulation;
-
-static void touch(simulation *s, double n_bytes) {
-    tagc_clock_work(&s->clock, n_bytes * s->costs->byte_s);
-}
 
 static void count(simulation *s, tagc_leg leg, double n_bytes, double remote_bytes) {
     s->forecast.n_bytes[leg] += n_bytes;
@@ -38,15 +35,11 @@ static void blocked(simulation *s, double start_s, double *total_s) {
 
 /* ---- callbacks of the order, as in pass.c ---- */
 
-/* bf16 converts at the speed of memory. Codes of few bits were measured; otherwise they read and write the master and the
- * replica. */
+/* Per element. fp32 and bf16 are copied beside what they take to arrive. */
 static double gather_work(const simulation *s, const tagc_gatherer_options *gather, int decodes) {
-    if (gather->format == TAGC_FORMAT_FP32) return 0;
     int kind = tagc_gatherer_options_kind(gather);
-    if (kind == TAGC_GATHER_BF16) return 6 * s->costs->byte_s;
-    const tagc_gather_cost *cost = &s->costs->gather[kind];
-    double elem_s = decodes ? cost->decode_s : cost->encode_s;
-    return (cost->weight > 0 ? elem_s : 9 * s->costs->byte_s) * s->costs->codec_factor;
+    if (gather->format == TAGC_FORMAT_FP32 || kind == TAGC_GATHER_BF16) return 0;
+    return decodes ? s->costs->gather_decode_s : s->costs->gather_encode_s;
 }
 
 /* The comm thread starts the second level when the first has arrived, without the caller. */
@@ -91,19 +84,14 @@ static tagc_status end_gather(void *context, int unit) {
 static tagc_status end_exchange(void *context, int unit) {
     simulation *s = context;
     const tagc_layout_unit *u = &s->layout->units[unit];
-    const tagc_fsdp_options *o = &s->d->engine;
     double start_s = s->clock.now_s;
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) tagc_clock_join(&s->clock, &s->jobs[i]);
     blocked(s, start_s, &s->forecast.wait_reduce_s);
-    if (!o->exchange_each_micro_step || o->n_micro_steps == 1) return TAGC_OK;
-    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++)
-        touch(s, 12 * (double)s->d->flats[i].n_owned);
     return TAGC_OK;
 }
 
 static void clear_gradients(void *context, int unit) {
-    simulation *s = context;
-    touch(s, 4 * (double)s->layout->units[unit].n_padded);
+    (void)context, (void)unit;
 }
 
 static tagc_status begin_exchange(void *context, int unit) {
@@ -226,8 +214,7 @@ static tagc_status prepare(simulation *s) {
     TAGC_TRY(make_order(s));
     find_used_backward(s);
     for (size_t i = 0; i < n_flats; i++)
-        TAGC_TRY(tagc_job_create(&s->d->flats[i].reduction, s->costs->n_codec >= 0 ? s->costs : NULL,
-                                 &s->jobs[i]));
+        TAGC_TRY(tagc_job_create(&s->d->flats[i].reduction, s->is_timed ? s->costs : NULL, &s->jobs[i]));
     return TAGC_OK;
 }
 
@@ -239,31 +226,28 @@ static void destroy(simulation *s) {
     tagc_program_destroy(&s->program);
 }
 
-/* The machine and links of one rank: the ranks of a host share them, and hosts may share a machine. */
-static tagc_sim_machine machine_of(const tagc_setup *setup, const tagc_costs *costs,
-                                   const tagc_plan_link *link) {
+/* The links of one rank, of which the ranks of a host share the one to other hosts. */
+static tagc_sim_machine machine_of(const tagc_setup *setup, const tagc_plan_link *link) {
     int per_host = setup->world_size / setup->n_hosts;
-    int n_machines = setup->n_machines > 0 ? setup->n_machines : setup->n_hosts;
     return (tagc_sim_machine){.latency_s = link->latency_s,
                               .large_latency_s = link->large_latency_s,
                               .large_bytes = TAGC_LARGE_MESSAGE_BYTES,
-                              .remote_bytes_per_s = link->bytes_per_s * costs->link_share / per_host,
+                              .remote_bytes_per_s = link->bytes_per_s / per_host,
                               .local_bytes_per_s =
-                                  link->host_bytes_per_s > 0 ? link->host_bytes_per_s : (double)INFINITY,
-                              .overhead_s = costs->overhead_s,
-                              .queue_bytes = costs->queue_bytes,
-                              .cores = costs->cores * n_machines / setup->world_size,
-                              .cpu_s_per_byte = costs->cpu_s_per_byte,
-                              .poll_cores = costs->poll_cores};
+                                  link->host_bytes_per_s > 0 ? link->host_bytes_per_s : (double)INFINITY};
 }
 
 static tagc_status run_steps(const tagc_deployment *d, const tagc_costs *costs, const tagc_plan_link *link,
                              int n_micro_steps, tagc_forecast *forecast) {
-    simulation s = {.d = d, .layout = d->layout, .costs = costs, .options = d->engine};
+    static const tagc_costs nothing = {0};
+    simulation s = {.d = d,
+                    .layout = d->layout,
+                    .costs = costs ? costs : &nothing,
+                    .is_timed = costs != NULL,
+                    .options = d->engine};
     s.options.n_micro_steps = n_micro_steps; /* of which the first ones are simulated */
-    tagc_sim_machine machine = machine_of(d->setup, costs, link);
+    tagc_sim_machine machine = machine_of(d->setup, link);
     tagc_clock_init(&s.clock, &machine);
-    s.clock.worker_cores = d->engine.reducer.n_threads;
     tagc_status status = prepare(&s);
     /* A step begins with the gathers that the update before it left under way. */
     if (status == TAGC_OK && d->engine.sharding == TAGC_SHARD_GRAD) status = update(&s);
@@ -286,10 +270,6 @@ static tagc_status run_steps(const tagc_deployment *d, const tagc_costs *costs, 
 /* Micro-steps in the middle are equal: a few are simulated, the rest are added. */
 tagc_status tagc_deployment_run(const tagc_deployment *d, const tagc_costs *costs, const tagc_plan_link *link,
                                 tagc_forecast *out) {
-    tagc_costs free_costs;
-    tagc_costs_init(&free_costs);
-    free_costs.n_codec = -1; /* no cost is known, and none is asked for */
-    if (!costs) costs = &free_costs;
     int n = d->engine.n_micro_steps, n_more = n - MAX_WHOLE_STEPS;
     if (n_more <= 0) return run_steps(d, costs, link, n, out);
     tagc_forecast before;
@@ -299,26 +279,6 @@ tagc_status tagc_deployment_run(const tagc_deployment *d, const tagc_costs *cost
     for (size_t i = 0; i < sizeof *out / sizeof *value; i++)
         value[i] += n_more * (value[i] - value_before[i]);
     return TAGC_OK;
-}
-
-void tagc_costs_init(tagc_costs *costs) {
-    *costs = (tagc_costs){.codec_factor = 1, .link_share = 1, .cores = 1e9};
-}
-
-void tagc_costs_give(tagc_costs *costs, double flop_s, double codec_s, double optimizer_s) {
-    static const tagc_codec_cost kinds[] = {{.exchange = TAGC_EXCHANGE_PACKED, .sparsity = 0.9875},
-                                            {.exchange = TAGC_EXCHANGE_SKETCH, .sparsity = 0.9875},
-                                            {.exchange = TAGC_EXCHANGE_DIRECT, .sparsity = 0.9875},
-                                            {.exchange = TAGC_EXCHANGE_DIRECT, .sparsity = 0}};
-    tagc_costs_init(costs);
-    costs->flop_s = flop_s;
-    costs->optimizer_s = optimizer_s;
-    for (size_t i = 0; codec_s >= 0 && i < sizeof kinds / sizeof kinds[0]; i++) {
-        tagc_codec_cost *codec = &costs->codec[costs->n_codec++];
-        *codec = kinds[i];
-        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
-            codec->elem_s[phase] = codec_s / TAGC_PHASE_WAIT;
-    }
 }
 
 tagc_status tagc_plan_simulate(const tagc_setup *setup, const tagc_costs *costs, const tagc_plan_link *link,
