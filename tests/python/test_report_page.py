@@ -57,11 +57,6 @@ def test_quality(tmp_path):
     assert {name for name, row in points.items() if row["k"] == "nothing beats it"} == {"cheap", "free"}
     assert [row["x"] for row in data["edge"]][:2] == [0.5, 1] and data["band"]
     assert draw(report, "pareto-all")["points"][2]["b"] == "4.5"
-    # ten steps of 30 s
-    slow = {row["arm"]: row for row in draw(report, "loss-slow")["validation"] if row["x"] > 0}
-    assert (slow["dense"]["x"], slow["dense"]["y"]) == (300, 3) and "fine" in slow and "dear" not in slow
-    fast = {row["arm"]: row for row in draw(report, "loss-fast")["validation"] if row["x"] > 0}
-    assert fast["dense"]["x"] == 10 and (fast["paper"]["x"], fast["paper"]["y"]) == (20, 3.09)
     figure = figures.find("pareto")
     svg = pictures.render(figure.draw(report, None), figure, False)
     assert marks(svg, "symbol") == 6 and marks(svg, "line") == 1
@@ -339,7 +334,7 @@ def seeds_page():
 
 def test_page(seeds_page):
     parsed = Page(seeds_page)
-    for wanted in "summary loss time bits timeline memory codec plan lab origin".split():
+    for wanted in "summary loss time bits timeline memory codec lab origin".split():
         assert wanted in parsed.ids, wanted
     assert [script["type"] for script in parsed.scripts] == ["application/json", "module"]
     assert "<title>A &lt;script&gt;alert(1)" in seeds_page and "\x1b" not in seeds_page
@@ -347,7 +342,7 @@ def test_page(seeds_page):
     assert "default-src 'none'" in policy and "unsafe-eval" not in policy and "http" not in policy
     before_the_library = seeds_page[: seeds_page.index('<script type="module">')]
     assert "http" not in before_the_library.replace("http-equiv", "") and "url(" not in before_the_library
-    assert len(specs_of(seeds_page)) == seeds_page.count('class="drawing"') >= 13
+    assert len(specs_of(seeds_page)) == seeds_page.count('class="drawing"') >= 10
     assert len(seeds_page) < 2_500_000
 
 
@@ -361,7 +356,6 @@ def test_a_page_without_validation_or_bench(tmp_path):
         "timeline",
         "memory",
         "codec",
-        "plan",
         "lab",
         "figure-gap",
     }
@@ -448,7 +442,7 @@ def test_command(tmp_path, capsys, monkeypatch):
     assert not [name for name in os.listdir() if name.endswith(".partial")]
     drawn = {"loss", "loss-time", "loss-bits", "time", "bits", "timeline", "window"}
     assert drawn == {name.removesuffix(".svg") for name in os.listdir("svg")}
-    assert len(specs_of(open("page.html").read())) >= 13
+    assert len(specs_of(open("page.html").read())) >= 10
     for name in os.listdir("svg"):
         root = ElementTree.parse(f"svg/{name}").getroot()
         assert (

@@ -95,57 +95,6 @@ class Run:
     place: int = 0  # of the lab: its case, from 1; of a folder: 0
     bits: list[float] = field(default_factory=lambda: [math.nan] * len(LEGS))  # of the lab: mean over steps
     total_s: Spread = Spread()  # of the lab: of a step
-    # of the lab: (bits per second, simulated seconds of a step)
-    links: list[tuple[float, float]] = field(default_factory=list)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        options = self.about.get("options")
-        return options if isinstance(options, dict) else {}
-
-    @property
-    def warm_steps(self) -> list[Step]:
-        """All steps but the first two, which fill caches."""
-        return self.steps[2:] if len(self.steps) > 4 else self.steps
-
-    def loss_at(self, step: float) -> float:
-        return next((loss for at, loss in reversed(self.evals) if at == step), math.nan)
-
-
-@dataclass
-class Group:
-    """One arm: runs that differ only in their seeds. base: the group that this one is compared with."""
-
-    name: str
-    runs: list[Run]
-    base: Group | None = None
-
-    @property
-    def first(self) -> Group:
-        return self.base or self
-
-
-@dataclass
-class Result:
-    """One way to train: measured once, or predicted."""
-
-    name: str
-    n_runs: int = 1
-    total_s: Spread = Spread()
-    exposed_s: Spread = Spread()
-    speedup: Spread = Spread()  # over the first arm of the set
-    part_s: list[float] = field(default_factory=lambda: [math.nan] * len(PARTS))
-    bits: list[float] = field(default_factory=lambda: [math.nan] * len(LEGS))
-    memory: list[float] = field(default_factory=lambda: [math.nan] * len(MEMORIES))
-    loss: Spread = Spread()  # validation, at the last common step
-    gap: Spread = Spread()  # to the first arm, as a share
-    n_params: float = math.nan
-    n_compressed: float = math.nan
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def gradient_bits(self) -> float:
-        return sum(bits for leg, bits in enumerate(self.bits) if leg != GATHER)
 
     @property
     def all_bits(self) -> float:
@@ -154,7 +103,7 @@ class Result:
 
 @dataclass
 class ArmSet:
-    """Arms that may be compared; all are compared with the first. kind: runs, bench or plan."""
+    """Arms that may be compared; all are compared with the first. kind: runs or bench."""
 
     kind: str
     title: str
@@ -164,34 +113,6 @@ class ArmSet:
     n_hosts: float = math.nan
     bits_per_s: float = math.nan
     place: int = 0
-
-
-@dataclass
-class PlanPoint:
-    """A simulated row of a plan; name: the arm, with its placement if there are several."""
-
-    name: str
-    placement: str
-    model: str
-    world_size: float
-    bits_per_s: float
-    iteration_s: float
-    exposed_s: float
-    latency_s: float = math.nan
-
-
-@dataclass
-class Check:
-    """A prediction and its measurement."""
-
-    arm: str
-    where: str
-    world_size: float
-    bits_per_s: float
-    measured_s: float
-    simulated_s: float
-    error: float
-    is_held_out: bool
 
 
 @dataclass
@@ -225,8 +146,6 @@ class Report:
     groups: list[Group] = field(default_factory=list)
     sets: list[ArmSet] = field(default_factory=list)
     traces: list[Any] = field(default_factory=list)  # traces.Trace
-    plan: list[PlanPoint] = field(default_factory=list)
-    checks: list[Check] = field(default_factory=list)
     cases: list[LabCase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # notes on the inputs, for the reader
     names: dict[str, int] = field(default_factory=dict)  # of arms: a name has one colour on the whole page
