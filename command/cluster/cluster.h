@@ -10,9 +10,8 @@
 #define TAGC_CLUSTER_CLUSTER_H
 
 #include "options/options.h"
-#include "ways/on_mesh.h"
-#include "ways/room.h"
-#include "ways/simulated.h"
+#include "sizes/memory.h"
+#include "sizes/rows.h"
 #include <stdio.h>
 
 /* Values of the options. */
@@ -30,10 +29,10 @@ typedef struct tagc_cluster_values {
 /* What was asked for, read and checked. */
 typedef struct tagc_cluster {
     tagc_cluster_values values;
-    int is_mesh;                       /* 1: a model by name, or an option of a mesh */
-    double n_params;                   /* 0: a model by name */
-    const char *name;                  /* of the model; NULL: by size */
-    double links[TAGC_WAYS_MAX_LINKS]; /* (n_links) bits per second of a host's card */
+    int is_mesh;                        /* 1: a model by name, or an option of a mesh */
+    double n_params;                    /* 0: a model by name */
+    const char *name;                   /* of the model; NULL: by size */
+    double links[TAGC_TIMES_MAX_LINKS]; /* (n_links) bits per second of a host's card */
     int n_links;
     double latency_s, host_link; /* bits per second */
     tagc_mesh_question question; /* of a mesh, without a way of data parallelism; else its model alone */
@@ -44,9 +43,9 @@ typedef struct tagc_cluster {
 /* One of both, as the words ask. */
 typedef struct tagc_cluster_plan {
     tagc_mesh_plan mesh;
-    tagc_ways_plan ways;
-    tagc_room_row room[TAGC_ROOM_MAX_ROWS];
-    int n_room;
+    tagc_times_plan times;
+    tagc_memory_row memory[TAGC_MEMORY_MAX_ROWS];
+    int n_memory;
 } tagc_cluster_plan;
 
 /* Its values are the members of a tagc_cluster. */

@@ -64,9 +64,9 @@ static int has_kind(const tagc_mesh_plan *plan, int is_host, int kind) {
 
 static void print_fits(const tagc_mesh_row *row, FILE *out) {
     const char *between = "  ";
-    for (int i = 0; i < TAGC_ROOM_N_SIZES; i++) {
-        if (row->device_all > 1e9 * tagc_room_sizes_gb[i]) continue;
-        fprintf(out, "%s%d GB", between, tagc_room_sizes_gb[i]);
+    for (int i = 0; i < TAGC_N_GPU_SIZES; i++) {
+        if (row->device_all > 1e9 * tagc_gpu_sizes_gb[i]) continue;
+        fprintf(out, "%s%d GB", between, tagc_gpu_sizes_gb[i]);
         between = ", ";
     }
     if (strcmp(between, "  ") == 0) fprintf(out, "  none of these");
@@ -96,8 +96,8 @@ static void print_memory(const tagc_mesh_plan *plan, int is_host, FILE *out) {
 static void print_memories(const tagc_mesh_plan *plan, FILE *out) {
     double in_host = 0;
     fprintf(out, "\nmemory of a GPU, of the rank of the pipeline that holds most (of ");
-    for (int i = 0; i < TAGC_ROOM_N_SIZES; i++)
-        fprintf(out, "%s%d GB", i > 0 ? ", " : "", tagc_room_sizes_gb[i]);
+    for (int i = 0; i < TAGC_N_GPU_SIZES; i++)
+        fprintf(out, "%s%d GB", i > 0 ? ", " : "", tagc_gpu_sizes_gb[i]);
     fprintf(out, ")\n");
     print_memory(plan, 0, out);
     for (int i = 0; i < plan->n_rows; i++) in_host += plan->rows[i].host_all;

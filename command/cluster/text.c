@@ -40,10 +40,10 @@ const char *tagc_cluster_seconds_text(double seconds, char text[CELL]) {
     return text;
 }
 
-static void print_answers(const tagc_cluster *c, const tagc_ways_plan *plan, FILE *out) {
+static void print_answers(const tagc_cluster *c, const tagc_times_plan *plan, FILE *out) {
     char rate[CELL];
     for (int i = 0; i < c->n_links; i++) {
-        const tagc_ways_answer *a = &plan->answers[i];
+        const tagc_times_answer *a = &plan->answers[i];
         fprintf(
             out, "%s: %s. %s is %.2f times as fast as %s, which waits for the network in %.0f %% of a step\n",
             tagc_cluster_rate_text(c->links[i], rate), a->verdict == TAGC_VERDICT_PAYS ? "compress" : "off",
@@ -51,7 +51,7 @@ static void print_answers(const tagc_cluster *c, const tagc_ways_plan *plan, FIL
     }
 }
 
-static void print_rows(const tagc_cluster *c, const tagc_ways_plan *plan, FILE *out) {
+static void print_rows(const tagc_cluster *c, const tagc_times_plan *plan, FILE *out) {
     char text[CELL], cell[CELL];
     fprintf(out, "\n%42s %16s %13s", "", "memory of a rank", "a host sends");
     for (int i = 0; i < c->n_links; i++) {
@@ -59,7 +59,7 @@ static void print_rows(const tagc_cluster *c, const tagc_ways_plan *plan, FILE *
         fprintf(out, " %14s", cell);
     }
     for (int k = 0; k < plan->n_rows; k++) {
-        const tagc_ways_row *row = &plan->rows[k];
+        const tagc_times_row *row = &plan->rows[k];
         fprintf(out, "\n%-42s %16s", row->name, tagc_cluster_bytes_text(row->memory_bytes, text));
         fprintf(out, " %13s", tagc_cluster_bytes_text(row->gradient_bytes + row->parameter_bytes, text));
         for (int i = 0; i < c->n_links; i++)
@@ -68,7 +68,7 @@ static void print_rows(const tagc_cluster *c, const tagc_ways_plan *plan, FILE *
     fprintf(out, "\n");
 }
 
-static void print_card(const tagc_ways_plan *plan, FILE *out) {
+static void print_card(const tagc_times_plan *plan, FILE *out) {
     int wide = 0;
     char text[CELL];
     if (plan->n_card == 0) return;
@@ -77,7 +77,7 @@ static void print_card(const tagc_ways_plan *plan, FILE *out) {
     fprintf(out, "\nthrough the card of a host in a step, in each direction\n%*s %10s %10s %10s %10s\n", wide,
             "", "gradients", "parameters", "all", "of a rank");
     for (int i = 0; i < plan->n_card; i++) {
-        const tagc_ways_card *card = &plan->card[i];
+        const tagc_times_card *card = &plan->card[i];
         const double cells[] = {card->gradient_bytes, card->parameter_bytes,
                                 card->gradient_bytes + card->parameter_bytes, card->rank_bytes};
         fprintf(out, "%-*s", wide, card->name);
@@ -86,24 +86,24 @@ static void print_card(const tagc_ways_plan *plan, FILE *out) {
     }
 }
 
-static void print_fits(const tagc_room_row *row, FILE *out) {
+static void print_fits(const tagc_memory_row *row, FILE *out) {
     int n = 0;
     fprintf(out, "  ");
-    for (int i = 0; i < TAGC_ROOM_N_SIZES; i++)
-        if ((double)row->device <= 1e9 * tagc_room_sizes_gb[i])
-            fprintf(out, "%s%d GB", n++ > 0 ? ", " : "", tagc_room_sizes_gb[i]);
-    for (int i = 0; n == 0 && i < TAGC_ROOM_N_SIZES; i++)
-        fprintf(out, "%s%d GB", i > 0 ? ", " : "none of ", tagc_room_sizes_gb[i]);
+    for (int i = 0; i < TAGC_N_GPU_SIZES; i++)
+        if ((double)row->device <= 1e9 * tagc_gpu_sizes_gb[i])
+            fprintf(out, "%s%d GB", n++ > 0 ? ", " : "", tagc_gpu_sizes_gb[i]);
+    for (int i = 0; n == 0 && i < TAGC_N_GPU_SIZES; i++)
+        fprintf(out, "%s%d GB", i > 0 ? ", " : "none of ", tagc_gpu_sizes_gb[i]);
     fprintf(out, "\n");
 }
 
-static void print_room(const tagc_cluster *c, const tagc_cluster_plan *plan, FILE *out) {
+static void print_held(const tagc_cluster *c, const tagc_cluster_plan *plan, FILE *out) {
     static const char *const columns[] = {"parameters", "gradients", "adam",       "residual",   "replicas",
                                           "buffers",    "pinned",    "on the GPU", "on the host"};
-    int wide = 0, is_here = c->values.codec == TAGC_ROOM_HOST;
+    int wide = 0, is_here = c->values.codec == TAGC_CODEC_ON_HOST;
     char text[CELL];
-    for (int i = 0; i < plan->n_room; i++)
-        if ((int)strlen(plan->room[i].name) > wide) wide = (int)strlen(plan->room[i].name);
+    for (int i = 0; i < plan->n_memory; i++)
+        if ((int)strlen(plan->memory[i].name) > wide) wide = (int)strlen(plan->memory[i].name);
     fprintf(out, "\nmemory of a rank, without activations and torch's buffers; codec=\"%s\": %s\n%*s",
             is_here ? "host" : "device",
             is_here ? "residual, replicas and buffers are in the host's memory"
@@ -111,8 +111,8 @@ static void print_room(const tagc_cluster *c, const tagc_cluster_plan *plan, FIL
             wide, "");
     for (int k = 0; k < 9; k++) fprintf(out, " %11s", columns[k]);
     fprintf(out, "  fits in\n");
-    for (int i = 0; i < plan->n_room; i++) {
-        const tagc_room_row *row = &plan->room[i];
+    for (int i = 0; i < plan->n_memory; i++) {
+        const tagc_memory_row *row = &plan->memory[i];
         const uint64_t cells[] = {row->parameters, row->gradients, row->adam,   row->residual, row->replicas,
                                   row->buffers,    row->pinned,    row->device, row->host};
         fprintf(out, "%-*s", wide, row->name);
@@ -126,16 +126,16 @@ void tagc_cluster_print(const tagc_cluster *c, const tagc_cluster_plan *plan, FI
         tagc_cluster_print_mesh(c, &plan->mesh, out);
         return;
     }
-    print_answers(c, &plan->ways, out);
+    print_answers(c, &plan->times, out);
     char n_params[CELL];
     fprintf(out, "\n%s parameters, %d hosts with %d GPU%s each; times are simulated\n",
-            tagc_cluster_count_text(plan->ways.rows[0].n_params, n_params), (int)c->values.hosts,
+            tagc_cluster_count_text(plan->times.rows[0].n_params, n_params), (int)c->values.hosts,
             (int)c->values.gpus_per_host, c->values.gpus_per_host > 1 ? "s" : "");
     fprintf(out, "codec: %.3g ns per element, %s; the codec has not been measured on a GPU\n", c->codec_ns,
             c->is_measured ? "measured here on one thread" : "as given");
-    print_rows(c, &plan->ways, out);
-    print_card(&plan->ways, out);
-    print_room(c, plan, out);
+    print_rows(c, &plan->times, out);
+    print_card(&plan->times, out);
+    print_held(c, plan, out);
     fprintf(out,
             "\nmemory of a rank in the table of times: parameters, gradients and Adam's moments in fp32,\n"
             "copies of parameters that stay, and residuals.\n");

@@ -2,7 +2,7 @@
 #include "cluster/cluster.h"
 
 #include "options/quantity.h"
-#include "ways/models.h"
+#include "sizes/catalogue.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -116,8 +116,8 @@ static tagc_status read_links(tagc_cluster *c) {
     const char *text = c->values.link ? c->values.link : ""; /* options have no empty text */
     char word[48];
     for (const char *at = text; next_word(&at, word); c->n_links++) {
-        if (c->n_links == TAGC_WAYS_MAX_LINKS)
-            return tagc_fail(TAGC_ERR_ARGUMENT, "--link has more than %d rates", TAGC_WAYS_MAX_LINKS);
+        if (c->n_links == TAGC_TIMES_MAX_LINKS)
+            return tagc_fail(TAGC_ERR_ARGUMENT, "--link has more than %d rates", TAGC_TIMES_MAX_LINKS);
         if (!tagc_quantity_rate(word, strlen(word), &c->links[c->n_links]))
             return tagc_fail(
                 TAGC_ERR_ARGUMENT,
@@ -255,7 +255,7 @@ static tagc_status read_mesh(const tagc_parsed *parsed, tagc_cluster *c) {
     TAGC_TRY(read_experts(v, &q->model));
     TAGC_TRY(read_sequence(v->sequence_parallel, &q->sequence));
     TAGC_TRY(read_offload(v->offload, &q->offload));
-    q->codec_on_host = v->codec == TAGC_ROOM_HOST;
+    q->codec_on_host = v->codec == TAGC_CODEC_ON_HOST;
     TAGC_TRY(read_pipeline_values(v->pipeline_values, q));
     q->world_size = (int)(v->hosts * v->gpus_per_host);
     q->ranks_per_host = (int)v->gpus_per_host;

@@ -7,7 +7,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Of the engine, or of the one that has most of the placement's legs. */
 static const int sharding_of[] = {[TAGC_PLACE_NONE] = TAGC_SHARD_NONE,
                                   [TAGC_PLACE_ZERO1] = TAGC_SHARD_GRAD,
                                   [TAGC_PLACE_ZERO2] = TAGC_SHARD_GRAD,
@@ -18,6 +17,10 @@ enum { N_PLACEMENTS = sizeof sharding_of / sizeof sharding_of[0] };
 const char *tagc_placement_name(int placement) {
     static const char *const names[N_PLACEMENTS] = {"none", "zero1", "zero2", "zero3", "hybrid"};
     return names[placement];
+}
+
+int tagc_sharding_of_placement(int placement) {
+    return sharding_of[placement];
 }
 
 /* Never ZERO1, which the engine does not have. */

@@ -22,6 +22,8 @@ typedef enum tagc_placement {
 } tagc_placement;
 
 const char *tagc_placement_name(int placement); /* "zero3" */
+/* Of the engine, or of the one that has most of the placement's legs. */
+int tagc_sharding_of_placement(int placement);
 int tagc_placement_of_sharding(int sharding);
 
 typedef struct tagc_setup {

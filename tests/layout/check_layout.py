@@ -31,7 +31,7 @@ C_ORDER = [
     ["engine/train"],
     ["planning/plan"],
     ["planning/mesh"],
-    ["planning/measure", "planning/ways"],
+    ["planning/measure", "planning/sizes"],
     ["command/options"],
     ["command/bench", "command/cluster"],
     ["command/cli"],

@@ -163,7 +163,7 @@ def test_classes_are_those_of_compress(capsys):
         ]
         for unit in n_layer * [of] + 2 * [{"compressed": 32_000 * width}]
     ]
-    needs, packed = planner.needs(units, 4), [planner.packed_bytes(unit, 4, False) for unit in units]
+    needs, packed = planner.host_memory(units, 4), [planner.packed_bytes(unit, 4, False) for unit in units]
     made = planned(capsys, "--params", "1b", "--codec-ns", 1, "--codec", "host")["memory"]
     assert made[1]["name"] == "FSDP2, tagc, each rank by itself"
     assert made[1]["buffers"] == needs.buffers + needs.transient + max(packed)

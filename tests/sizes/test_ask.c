@@ -4,8 +4,7 @@
 #include "mesh/mesh.h"
 #include "plan/ask.h"
 #include "plan/plan.h"
-#include "ways/on_mesh.h"
-#include "ways/simulated.h"
+#include "sizes/rows.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -128,17 +127,17 @@ static void tokens_need_not_be_whole_sequences(void **state) {
     (void)state;
     double of_2048 = 0;
     for (int n_tokens = 2048; n_tokens <= 5120; n_tokens += 512) {
-        tagc_ways_setup setup = {.n_layer = N_LAYER,
-                                 .n_embd = WIDTH,
-                                 .hosts = N_HOSTS,
-                                 .ranks_per_host = 1,
-                                 .n_tokens = n_tokens,
-                                 .links_bytes_per_s = {1e9},
-                                 .n_links = 1,
-                                 .host_bytes_per_s = 1e11,
-                                 .flops_per_s = 1e12};
-        tagc_ways_plan plan;
-        OK(tagc_ways_simulate(&setup, &plan));
+        tagc_times_setup setup = {.n_layer = N_LAYER,
+                                  .n_embd = WIDTH,
+                                  .hosts = N_HOSTS,
+                                  .ranks_per_host = 1,
+                                  .n_tokens = n_tokens,
+                                  .links_bytes_per_s = {1e9},
+                                  .n_links = 1,
+                                  .host_bytes_per_s = 1e11,
+                                  .flops_per_s = 1e12};
+        tagc_times_plan plan;
+        OK(tagc_times_make(&setup, &plan));
         if (n_tokens == 2048) of_2048 = plan.rows[0].compute_s;
         assert_near("computing", plan.rows[0].compute_s, of_2048 * n_tokens / 2048, 1e-9);
     }
