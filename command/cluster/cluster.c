@@ -16,6 +16,7 @@ static tagc_status simulate(tagc_cluster *c, tagc_cluster_plan *out) {
                               .latency_s = c->latency_s,
                               .host_bytes_per_s = c->host_link / 8,
                               .flops_per_s = 1e12 * v->tflops,
+                              .compute_s = v->compute_s,
                               .codec_s = 1e-9 * c->codec_ns};
     for (int i = 0; i < c->n_links; i++) setup.links_bytes_per_s[i] = tagc_cluster_payload(c->links[i]);
     TAGC_TRY(tagc_times_make(&setup, &out->times));

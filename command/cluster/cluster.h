@@ -18,7 +18,7 @@
 typedef struct tagc_cluster_values {
     const char *params, *link, *latency, *host_link, *json;
     int64_t hosts, gpus_per_host, tokens;
-    double tflops, codec_ns;
+    double tflops, compute_s, codec_ns;
     const char *sequence_parallel, *offload, *pipeline_values;
     int64_t n_tensor, n_context, n_pipeline, n_expert, n_stages_per_rank;
     int64_t micro_batches, micro_batch_size, sequence_length;

@@ -30,6 +30,8 @@ static const tagc_option rows[] = {
     TEXT(NULL, "host-link", host_link, NULL, "800gbit", "RATE", "between the GPUs of a host; not on a mesh"),
     REAL("tflops", tflops, 0.001, 1e5, NULL, "150",
          "what a GPU reaches in training, often 40 % of what its data sheet says"),
+    REAL("compute-s", compute_s, 1e-9, 1e6, "auto", "auto",
+         "seconds that a step computes, measured, in place of --tflops and --tokens; not on a mesh"),
     INT("tokens", tokens, 1, 1 << 24, NULL, "16384", "of each GPU and step, in sequences of 2048; not on a mesh"),
     REAL("codec-ns", codec_ns, 0, 1e6, "measured=-1", "measured",
          "nanoseconds that the codec takes per element; measured: here, on one thread; not on a mesh"),
@@ -235,7 +237,7 @@ static tagc_status read_experts(const tagc_cluster_values *v, tagc_mesh_model *m
 /* ---- the mesh ---- */
 
 static tagc_status read_mesh(const tagc_parsed *parsed, tagc_cluster *c) {
-    static const char *const of_times[] = {"latency", "host-link", "codec-ns"};
+    static const char *const of_times[] = {"latency", "host-link", "codec-ns", "compute-s"};
     static const char *const of_pipeline[] = {"pipeline-schedule", "stages-per-rank", "pipeline-values"};
     const tagc_cluster_values *v = &c->values;
     tagc_mesh_question *q = &c->question;

@@ -68,12 +68,12 @@ static tagc_status answer(const tagc_plan_question *q, tagc_plan_reply *reply) {
                  {"host_bytes_per_s", q->host_bytes_per_s},
                  {"flops_per_s", q->flops_per_s}};
     tagc_setup setup;
-    const tagc_costs costs = {.flop_s = 1 / q->flops_per_s,
-                              .optimizer_s = q->optimizer_s,
-                              .encode_s = (1 - decode_share) * q->codec_s,
-                              .decode_s = decode_share * q->codec_s,
-                              .gather_encode_s = gather_share * q->codec_s,
-                              .gather_decode_s = gather_share * q->codec_s};
+    tagc_costs costs = {.flop_s = 1 / q->flops_per_s,
+                        .optimizer_s = q->optimizer_s,
+                        .encode_s = (1 - decode_share) * q->codec_s,
+                        .decode_s = decode_share * q->codec_s,
+                        .gather_encode_s = gather_share * q->codec_s,
+                        .gather_decode_s = gather_share * q->codec_s};
     tagc_forecast forecast;
     tagc_plan_volume volume;
     tagc_plan_memory memory;
@@ -81,6 +81,7 @@ static tagc_status answer(const tagc_plan_question *q, tagc_plan_reply *reply) {
         if (!(rates[i].value > 0))
             return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %g, allowed: above 0", rates[i].name, rates[i].value);
     TAGC_TRY(setup_of(q, &setup));
+    if (q->compute_s > 0) costs.flop_s = q->compute_s / tagc_setup_flops(&setup);
     TAGC_TRY(tagc_plan_count(&setup, &volume, &memory));
     tagc_plan_link link = {.latency_s = q->latency_s,
                            .bytes_per_s = q->link_bytes_per_s,

@@ -40,6 +40,7 @@ static tagc_status ask(const tagc_times_setup *s, const tagc_strategy *strategy,
                             .host_bytes_per_s = s->host_bytes_per_s,
                             /* A part of a sequence takes that part of its time. */
                             .flops_per_s = s->flops_per_s * n_batch / n_sequences,
+                            .compute_s = s->compute_s,
                             .codec_s = s->codec_s};
     return tagc_plan_ask(&q, reply);
 }

@@ -18,6 +18,7 @@ typedef struct tagc_times_setup {
     int n_links;
     double latency_s, host_bytes_per_s; /* between hosts, one way; between ranks of a host */
     double flops_per_s;                 /* of a rank */
+    double compute_s;                   /* of a step, in place of flops_per_s; 0: not known */
     double codec_s;                     /* per element */
 } tagc_times_setup;
 

@@ -5,9 +5,7 @@ import pathlib
 
 LEGS = ("index", "values", "leftover", "result", "gather", "control")
 SEEDS = pathlib.Path(__file__).parent / "report_files"
-SEED_FILES = [
-    str(SEEDS / name) for name in ("metrics.jsonl", "bench.json", "lab.json", "trace.json")
-]
+SEED_FILES = [str(SEEDS / name) for name in ("metrics.jsonl", "bench.json", "lab.json", "trace.json")]
 
 
 def legs(**given):

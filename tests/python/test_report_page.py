@@ -204,7 +204,7 @@ def test_timeline_of_many_spans():
 
 
 def test_every_row_of_a_timeline_has_its_name():
-    report = inputs.read_report([files.SEED_FILES[4]])
+    report = inputs.read_report([files.SEED_FILES[3]])
     (drawing,) = figures.find("timeline").draw(report, None)
     names = [param["value"] for param in drawing.spec()["params"] if param["name"] == "labels"][0]
     svg = pictures.render([drawing], figures.find("timeline"), False)
@@ -214,7 +214,7 @@ def test_every_row_of_a_timeline_has_its_name():
 
 
 def test_window_by_name():
-    report = inputs.read_report([files.SEED_FILES[4]])
+    report = inputs.read_report([files.SEED_FILES[3]])
     assert {
         span["u"] for span in draw(report, "window", ["h.1", "h.2"])["spans"] if span["k"] == "backward"
     } <= {"h.1", "h.2"}
@@ -435,7 +435,7 @@ def test_command(tmp_path, capsys, monkeypatch):
         "--svg",
         "loss=a.svg,time=b.png",
         files.SEED_FILES[0],
-        files.SEED_FILES[4],
+        files.SEED_FILES[3],
     )
     said = tagc_report(capsys, 0, "--out", "page.html", *files.SEED_FILES)
     assert said.splitlines()[-1] == "page: page.html" and max(map(len, said.splitlines())) <= 110
@@ -470,7 +470,7 @@ WRONG = [
                                                    '"x.gif" ends in neither .svg nor .png'),
     (1, ("--svg", "codec=no.svg", "RUN"), "codec: it needs a bench or lab result"), (2, ("--units", "h.1",
         "RUN"), "--units needs a timeline"),
-    (2, ("--units", "h.77", files.SEED_FILES[4]), '"h.77" in a timeline; they hold '), (1, ("--out",
+    (2, ("--units", "h.77", files.SEED_FILES[3]), '"h.77" in a timeline; they hold '), (1, ("--out",
         "no/page.html", "RUN"), "cannot write no/page.html"),
     (1, ("--out", ".", "RUN"), "it is a folder"), (1, (".",), "nothing to report"), (1, ("--svg-dir",
         "RUN/metrics.jsonl/x", "RUN"), "metrics.jsonl"),

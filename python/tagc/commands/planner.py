@@ -120,7 +120,13 @@ def _load() -> ctypes.CDLL:
         library.tagc_plan_shape.restype = None
         library.tagc_plan_codec.argtypes = [c_int, c_double, POINTER(c_double)]
         reducers = POINTER(lib.ReducerOptions)
-        library.tagc_plan_host_memory.argtypes = [reducers, POINTER(c_uint32), c_size_t, c_int, POINTER(_HostMemory)]
+        library.tagc_plan_host_memory.argtypes = [
+            reducers,
+            POINTER(c_uint32),
+            c_size_t,
+            c_int,
+            POINTER(_HostMemory),
+        ]
         library.tagc_plan_packed.argtypes = [reducers, c_size_t, c_int, c_int, c_int]
         library.tagc_plan_packed.restype = c_uint64
         library.tagc_plan_device_memory.argtypes = [
@@ -216,7 +222,9 @@ def host_memory(units: Sequence[_Parts], world_size: int) -> HostMemory:
     return HostMemory(found.residual, found.buffers, found.transient)
 
 
-def device_memory(units: Sequence[_Parts], world_size: int, n_bytes: int = 4, n_sampled: int = 8192) -> DeviceMemory:
+def device_memory(
+    units: Sequence[_Parts], world_size: int, n_bytes: int = 4, n_sampled: int = 8192
+) -> DeviceMemory:
     """Returns what they take with codec="device", of gradients of n_bytes per value. n_sampled: values of the
     sample that kernels take."""
     found = _DeviceMemory()

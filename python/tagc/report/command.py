@@ -14,7 +14,8 @@ from tagc.report.reading import ReportError, clean
 from tagc.report.traces import backward_shares
 
 _FIGURES = (
-    "loss, loss-time, loss-bits, gap, pareto, pareto-all, levels, time, bits, timeline, window, memory, codec, link"
+    "loss, loss-time, loss-bits, gap, pareto, pareto-all, levels, time, bits, "
+    "timeline, window, memory, codec, link"
 )
 _EXAMPLES = """examples:
   # Folders of runs, timelines, results of tagc bench and the lab; their content tells which.

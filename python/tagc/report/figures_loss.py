@@ -301,4 +301,3 @@ def levels(report: Report) -> list[style.Drawing]:
         )
         drawings.append(style.Drawing(chart, {"levels": rows}))
     return drawings
-

@@ -97,6 +97,55 @@ class Run:
     total_s: Spread = Spread()  # of the lab: of a step
 
     @property
+    def options(self) -> dict[str, Any]:
+        options = self.about.get("options")
+        return options if isinstance(options, dict) else {}
+
+    @property
+    def warm_steps(self) -> list[Step]:
+        """All steps but the first two, which fill caches."""
+        return self.steps[2:] if len(self.steps) > 4 else self.steps
+
+    def loss_at(self, step: float) -> float:
+        return next((loss for at, loss in reversed(self.evals) if at == step), math.nan)
+
+
+@dataclass
+class Group:
+    """One arm: runs that differ only in their seeds. base: the group that this one is compared with."""
+
+    name: str
+    runs: list[Run]
+    base: Group | None = None
+
+    @property
+    def first(self) -> Group:
+        return self.base or self
+
+
+@dataclass
+class Result:
+    """One way to train: measured once, or predicted."""
+
+    name: str
+    n_runs: int = 1
+    total_s: Spread = Spread()
+    exposed_s: Spread = Spread()
+    speedup: Spread = Spread()  # over the first arm of the set
+    part_s: list[float] = field(default_factory=lambda: [math.nan] * len(PARTS))
+    bits: list[float] = field(default_factory=lambda: [math.nan] * len(LEGS))
+    memory: list[float] = field(default_factory=lambda: [math.nan] * len(MEMORIES))
+    loss: Spread = Spread()  # validation, at the last common step
+    gap: Spread = Spread()  # to the first arm, as a share
+    n_params: float = math.nan
+    n_compressed: float = math.nan
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def gradient_bits(self) -> float:
+        return sum(bits for leg, bits in enumerate(self.bits) if leg != GATHER)
+
+    @property
     def all_bits(self) -> float:
         return sum(self.bits)
 

@@ -9,19 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tagc.report import units
-from tagc.report.model import (
-    LEGS,
-    MEMORIES,
-    ArmSet,
-    LabCase,
-    Report,
-    Result,
-    Run,
-    Spread,
-    divided,
-    only,
-    spread_of,
-)
+from tagc.report.model import LEGS, MEMORIES, ArmSet, LabCase, Report, Result, Run, Spread, divided, spread_of
 from tagc.report.reading import Node, ReportError, as_number
 
 
