@@ -1,11 +1,9 @@
 /* A plan of a model and a cluster that are given by size: what `tagc plan` and `python -m tagc plan` both read and print.
  *
  *   words.c       the table of options, and what the words mean
- *   cluster.c     the plan of these words
- *   text.c        a plan of data parallelism as text
- *   mesh_text.c   a plan on a mesh as text
- *   json.c        both as JSON
- *   ask.c         all of it as one call, which libtagc-plan.so exports for Python */
+ *   cluster.c     the plan of these words; all of it as one call, which libtagc-plan.so exports for Python (ask.h)
+ *   text.c        the plan as text
+ *   json.c        and as JSON */
 #ifndef TAGC_CLUSTER_CLUSTER_H
 #define TAGC_CLUSTER_CLUSTER_H
 
@@ -64,18 +62,7 @@ const char *tagc_cluster_sequence_name(int sequence);
 /* Measures the codec, if its time was not given. */
 tagc_status tagc_cluster_make(tagc_cluster *cluster, tagc_cluster_plan *out);
 
-enum { TAGC_CLUSTER_CELL = 48 };
-/* "1.2 GB" */
-const char *tagc_cluster_bytes_text(double n_bytes, char text[TAGC_CLUSTER_CELL]);
-/* "7 B", "1.2 T" */
-const char *tagc_cluster_count_text(double n, char text[TAGC_CLUSTER_CELL]);
-/* "1.2 ms" */
-const char *tagc_cluster_seconds_text(double seconds, char text[TAGC_CLUSTER_CELL]);
-/* "10 Gbit/s" */
-const char *tagc_cluster_rate_text(double bits_per_s, char text[TAGC_CLUSTER_CELL]);
-
 void tagc_cluster_print(const tagc_cluster *cluster, const tagc_cluster_plan *plan, FILE *out);
-void tagc_cluster_print_mesh(const tagc_cluster *cluster, const tagc_mesh_plan *plan, FILE *out);
 void tagc_cluster_print_json(const tagc_cluster *cluster, const tagc_cluster_plan *plan, FILE *out);
 
 #endif

@@ -85,7 +85,6 @@ static tagc_status answer(const tagc_plan_question *q, tagc_plan_reply *reply) {
     TAGC_TRY(tagc_plan_count(&setup, &volume, &memory));
     tagc_plan_link link = {.latency_s = q->latency_s,
                            .bytes_per_s = q->link_bytes_per_s,
-                           .large_latency_s = q->latency_s,
                            .host_bytes_per_s = q->host_bytes_per_s};
     TAGC_TRY(tagc_plan_simulate(&setup, &costs, &link, &forecast));
     reply->n_params = volume.n_params;

@@ -54,10 +54,8 @@ static void settle_transfers(tagc_clock *clock) {
     for (tagc_sim_transfer **link = &clock->active; *link;) {
         tagc_sim_transfer *t = *link;
         if (t->state == MOVING && t->remote_left <= little_bytes && t->local_left <= little_bytes) {
-            int is_remote = t->remote_bytes > 0;
             t->state = TAIL;
-            int is_large = t->message_bytes > m->large_bytes && m->large_latency_s > m->latency_s;
-            t->tail_s = !is_remote ? 0 : is_large ? m->large_latency_s : m->latency_s;
+            t->tail_s = t->remote_bytes > 0 ? m->latency_s : 0;
         }
         if (t->state == TAIL && t->tail_s <= little_s) {
             t->state = DONE;

@@ -117,7 +117,6 @@ static void gather_replicas(const tagc_deployment *d, double n_elems, double bet
     to->remote_bytes[0] = between * across;
     to->n_bytes[1] = inside;
     to->remote_bytes[1] = inside * within;
-    to->message_bytes[1] = to_each;
 }
 
 static tagc_status plan_gather(const tagc_deployment *d, const tagc_gatherer_options *options,
@@ -131,12 +130,9 @@ static tagc_status plan_gather(const tagc_deployment *d, const tagc_gatherer_opt
     find_shares(s, per_group, &within, &across);
     double inside = options->two_level ? volume.n_within_bytes[TAGC_LEG_GATHER] : n_bytes;
     double relayed = inside - inside / n_groups;
-    double row =
-        volume.n_bytes[TAGC_LEG_GATHER] / fmax(s->world_size - 1, 1); /* of one rank, to each receiver */
     *to = (tagc_gather_plan){
         .n_bytes = {n_bytes - relayed, relayed},
-        .remote_bytes = {(n_bytes - inside) * across + (inside - relayed) * within, relayed * within},
-        .message_bytes = {row, row * (n_groups - 1)}};
+        .remote_bytes = {(n_bytes - inside) * across + (inside - relayed) * within, relayed * within}};
     if (d->keeps_replicas && options->two_level)
         gather_replicas(d, (double)options->n_elems, n_bytes - inside, across, within, to);
     return TAGC_OK;

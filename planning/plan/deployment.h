@@ -32,8 +32,7 @@ typedef struct tagc_reduction {
 enum { TAGC_N_GATHER_LEVELS = 2 };
 typedef struct tagc_gather_plan {
     double n_bytes[TAGC_N_GATHER_LEVELS];
-    double remote_bytes[TAGC_N_GATHER_LEVELS];  /* of these, to other hosts */
-    double message_bytes[TAGC_N_GATHER_LEVELS]; /* of these, to one other rank */
+    double remote_bytes[TAGC_N_GATHER_LEVELS]; /* of these, to other hosts */
 } tagc_gather_plan;
 
 typedef struct tagc_flat_plan {
@@ -61,13 +60,6 @@ tagc_status tagc_deployment_create(const tagc_setup *setup, tagc_deployment *out
 void tagc_deployment_destroy(tagc_deployment *deployment);
 
 tagc_status tagc_deployment_memory(const tagc_deployment *deployment, tagc_plan_memory *out);
-
-/* ---- jobs.c ---- */
-
-/* The work of a reducer on its worker, as a job of the clock. TAGC_ERR_UNSUPPORTED for the exchanges of lib/paper. costs NULL: bytes
- * are counted, and the job is empty. */
-tagc_status tagc_job_create(const tagc_reduction *reduction, const tagc_costs *costs, tagc_sim_job *out);
-void tagc_job_destroy(tagc_sim_job *job);
 
 /* ---- simulate.c ---- */
 

@@ -82,13 +82,8 @@ typedef struct tagc_costs {
 
 /* ---- forecast ---- */
 
-/* MPI announces a larger message before it sends it (Open MPI's btl_tcp_eager_limit), so its bytes arrive after three ways;
- * those of a small message take one. */
-enum { TAGC_LARGE_MESSAGE_BYTES = 1 << 16, TAGC_LARGE_MESSAGE_WAYS = 3 };
-
 typedef struct tagc_plan_link {
     double latency_s, bytes_per_s; /* of a host, each direction, measured with plain transfers */
-    double large_latency_s;        /* of large messages; 0: that of small ones */
     double host_bytes_per_s;       /* between ranks of one host; 0: takes no time */
 } tagc_plan_link;
 

@@ -47,28 +47,6 @@ static void a_transfer_takes_bytes_and_latency(void **state) {
     assert_time(clock.now_s, 10.5);
 }
 
-/* A tail of three ways instead of one, whatever else the transfer carries, and only to other hosts. */
-static void a_large_message_is_asked_for(void **state) {
-    (void)state;
-    static const struct {
-        double remote_bytes, local_bytes, message_bytes, expected_s;
-    } cases[] = {{1000, 0, 500, 10.5}, {1000, 0, 501, 11.5}, {0, 1000, 900, 0}, {1000, 900, 0, 10.5}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        tagc_sim_machine machine = plain;
-        machine.latency_s = 0.5;
-        machine.large_latency_s = 1.5;
-        machine.large_bytes = 500;
-        tagc_sim_transfer t = {.remote_bytes = cases[i].remote_bytes,
-                               .local_bytes = cases[i].local_bytes,
-                               .message_bytes = cases[i].message_bytes};
-        tagc_clock clock;
-        tagc_clock_init(&clock, &machine);
-        tagc_clock_post(&clock, &t);
-        tagc_clock_wait(&clock, &t);
-        assert_time(clock.now_s, cases[i].expected_s);
-    }
-}
-
 /* 1000 bytes across, 300 beside, then 500 beside: 10.5 s, 5 s with the half second of the first. Others go on meanwhile,
  * and who only waits for the last has not held it up. */
 static void a_transfer_follows_another(void **state) {
@@ -229,7 +207,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(work_takes_its_time),
         cmocka_unit_test(a_transfer_takes_bytes_and_latency),
-        cmocka_unit_test(a_large_message_is_asked_for),
         cmocka_unit_test(a_transfer_follows_another),
         cmocka_unit_test(transfers_share_the_link),
         cmocka_unit_test(local_and_remote_bytes_go_side_by_side),

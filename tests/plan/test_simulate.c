@@ -126,36 +126,25 @@ static void one_unit_by_hand(void **state) {
                 1e-3); /* the norm's bytes */
 }
 
-/* An endless link and computing that takes no time: a step is its ways, counted. Of one unit that is the gather, the
- * gradients, their agreement, the norm; fp32 rows of this model are large messages, bf16 ones are not. */
+/* An endless link and computing that takes no time: a step is its latencies, counted. Of one unit those are the gather, the
+ * gradients, their agreement, the norm. */
 static void nothing_but_latency(void **state) {
     (void)state;
-    static const double latencies_s[] = {1e-4, 0.01, 0.05};
     for (int n_ranks = 2; n_ranks <= 8; n_ranks *= 2)
-        for (int i = 0; i < 3 * 2; i++) {
-            double latency_s = latencies_s[i % 3], large_s = 3 * latency_s;
-            int is_bf16 = i / 3;
+        for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
             tagc_setup setup = make("tiny", n_ranks);
-            setup.model.n_layer = n_ranks * 3 / 2; /* rows of 20 to 30 thousand values */
             setup.engine.wrap = TAGC_WRAP_MATRIX;
             setup.engine.dense_format = setup.engine.gather = is_bf16;
             tagc_costs costs = {0};
-            double row = (double)tagc_gpt2_n_params(&setup.model) / n_ranks * (is_bf16 ? 2 : 4);
-            assert_true(is_bf16 == (row <= TAGC_LARGE_MESSAGE_BYTES));
-            tagc_plan_link link = {
-                .bytes_per_s = (double)INFINITY, .latency_s = latency_s, .large_latency_s = large_s};
+            tagc_plan_link link = {.bytes_per_s = (double)INFINITY, .latency_s = 0.01};
             tagc_forecast f;
             assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_OK);
-            double row_s = is_bf16 ? latency_s : large_s;
-            assert_near(f.iteration_s, 2 * row_s + 2 * latency_s, 1e-9);
-            assert_near(f.wait_gather_s, row_s, 1e-9);
-            link.large_latency_s = 0; /* not known: as a small one */
-            assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_OK);
-            assert_near(f.iteration_s, 4 * latency_s, 1e-9);
+            assert_near(f.iteration_s, 4 * 0.01, 1e-9);
+            assert_near(f.wait_gather_s, 0.01, 1e-9);
         }
     tagc_setup setup = make("tiny", 2);
     tagc_costs costs = {0};
-    tagc_plan_link link = {.bytes_per_s = 1, .large_latency_s = -1};
+    tagc_plan_link link = {.bytes_per_s = 1, .latency_s = -1};
     tagc_forecast f;
     assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_ERR_ARGUMENT);
 }
@@ -173,13 +162,13 @@ static tagc_setup make_direct(int n_layers, int n_ranks, double sparsity) {
 static double step_in_latencies(const tagc_setup *setup) {
     const tagc_costs costs = {0};
     tagc_forecast f;
-    tagc_plan_link link = {.bytes_per_s = (double)INFINITY, .latency_s = 0.5, .large_latency_s = 1.5};
+    tagc_plan_link link = {.bytes_per_s = (double)INFINITY, .latency_s = 0.5};
     if (tagc_plan_simulate(setup, &costs, &link, &f) != TAGC_OK) fail_msg("%s", tagc_last_error());
     return f.iteration_s / 0.5;
 }
 
 /* Direct: the gather of what is needed first, fragments with their headers, agreement, norm; whatever the number of ranks
- * and of units, whose steps share their latency. Of larger units headers go ahead, and bodies are large messages. */
+ * and of units, whose steps share their latency. Of larger units headers go ahead of bodies. */
 static void direct_takes_few_latencies(void **state) {
     (void)state;
     static const int n_ranks[] = {2, 3, 8, 64, 256};
@@ -195,8 +184,8 @@ static void direct_takes_few_latencies(void **state) {
     setup.engine.gather = TAGC_GATHER_DELTA4;
     setup.engine.reducer.format = TAGC_FORMAT_INT4;
     setup.model = (tagc_gpt2_config){1, 1, 64, 64, 31300, 1}; /* a matrix of 2 M elements */
-    assert_near(step_in_latencies(&setup), 3 + 1 + 3 + 1 + 1, 1e-9);
-    setup.world_size = setup.n_hosts = 64; /* headers of all, then their bodies, which are small */
+    assert_near(step_in_latencies(&setup), 1 + 1 + 1 + 1 + 1, 1e-9);
+    setup.world_size = setup.n_hosts = 64; /* headers of all, then their bodies */
     assert_near(step_in_latencies(&setup), 1 + 1 + 1 + 1 + 1, 1e-9);
 }
 
