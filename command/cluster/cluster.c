@@ -4,13 +4,18 @@
 #include "cluster/ask.h"
 #include "core/status.h"
 #include "sizes/codec.h"
+#include "tagc/schedule.h"
 #include <stdlib.h>
 #include <string.h>
 
 static tagc_status simulate(tagc_cluster *c, tagc_cluster_plan *out) {
     const tagc_cluster_values *v = &c->values;
     const tagc_mesh_model *m = &c->question.model;
-    if (c->is_measured) TAGC_TRY(tagc_plan_codec(TAGC_FORMAT_INT2, 0.95, &c->codec_ns));
+    if (c->is_measured) {
+        tagc_schedule_plan last;
+        TAGC_TRY(tagc_schedule_plan_of_level(NULL, TAGC_SCHEDULE_COMPRESSED, TAGC_LEVEL_LAST, &last));
+        TAGC_TRY(tagc_plan_codec(last.format, last.sparsity, &c->codec_ns));
+    }
     tagc_times_setup setup = {.n_layer = m->n_layer,
                               .n_embd = m->n_embd,
                               .hosts = (int)v->hosts,

@@ -3,6 +3,7 @@
 
 #include "options/quantity.h"
 #include "sizes/catalogue.h"
+#include "tagc/blocks.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -273,7 +274,9 @@ static tagc_status read_mesh(const tagc_parsed *parsed, tagc_cluster *c) {
                            : v->schedule == TAGC_MESH_INTERLEAVED ? 2
                                                                   : 1;
     q->recompute = v->recompute;
-    q->block = 64; /* as compress(stage) has by default */
+    tagc_blocks_options blocks; /* as compress(stage) has them by default */
+    tagc_blocks_options_init(&blocks);
+    q->block = blocks.block;
     return TAGC_OK;
 }
 

@@ -3,6 +3,7 @@
 
 #include "exchange/options.h"
 #include "plan/plan.h"
+#include "tagc/schedule.h"
 
 #include <math.h>
 #include <strings.h>
@@ -75,7 +76,7 @@ tagc_mesh_model tagc_mesh_gpt(double n_params, int n_positions) {
 
 /* ---- strategies ---- */
 
-#define PLAIN TAGC_GATHER_BF16, TAGC_FORMAT_BF16, 0
+#define PLAIN TAGC_GATHER_BF16, -1
 enum { TIMED = TAGC_TIMED_ALONE | TAGC_TIMED_HOSTS, EVERYWHERE = TIMED | TAGC_ON_MESH };
 
 const tagc_strategy tagc_strategies[TAGC_N_STRATEGIES] = {
@@ -84,16 +85,24 @@ const tagc_strategy tagc_strategies[TAGC_N_STRATEGIES] = {
     {"FSDP2 in bf16, sharded within a host", TAGC_TIMED_HOSTS | TAGC_ON_MESH, TAGC_PLACE_HYBRID, PLAIN},
     {"DDP in bf16", TAGC_ON_MESH, TAGC_PLACE_NONE, PLAIN},
     {"tagc, 4 bits, parameters=\"delta4\"", EVERYWHERE, TAGC_PLACE_ZERO3, TAGC_GATHER_DELTA4,
-     TAGC_FORMAT_INT4, 0},
+     TAGC_LEVEL_EVERY},
     {"tagc, 95 % zero, parameters=\"delta4\"", EVERYWHERE, TAGC_PLACE_ZERO3, TAGC_GATHER_DELTA4,
-     TAGC_FORMAT_INT2, 0.95},
+     TAGC_LEVEL_LAST},
     {"tagc, sharded within a host, 4 bits", TAGC_TIMED_HOSTS | TAGC_ON_MESH, TAGC_PLACE_HYBRID,
-     TAGC_GATHER_BF16, TAGC_FORMAT_INT4, 0},
+     TAGC_GATHER_BF16, TAGC_LEVEL_EVERY},
     {"tagc, sharded within a host, 95 % zero", TAGC_TIMED_HOSTS, TAGC_PLACE_HYBRID, TAGC_GATHER_BF16,
-     TAGC_FORMAT_INT2, 0.95},
-    {"tagc, DDP, 4 bits", TAGC_ON_MESH, TAGC_PLACE_NONE, TAGC_GATHER_BF16, TAGC_FORMAT_INT4, 0},
+     TAGC_LEVEL_LAST},
+    {"tagc, DDP, 4 bits", TAGC_ON_MESH, TAGC_PLACE_NONE, TAGC_GATHER_BF16, TAGC_LEVEL_EVERY},
 };
 
 int tagc_strategy_compresses(const tagc_strategy *strategy) {
-    return strategy->format > TAGC_FORMAT_BF16;
+    return strategy->level >= 0;
+}
+
+void tagc_strategy_sends(const tagc_strategy *strategy, int *format, double *sparsity) {
+    tagc_schedule_plan plan = {.format = TAGC_FORMAT_BF16};
+    if (tagc_strategy_compresses(strategy)) /* cannot fail: there is such a level */
+        (void)tagc_schedule_plan_of_level(NULL, TAGC_SCHEDULE_COMPRESSED, strategy->level, &plan);
+    *format = plan.format;
+    *sparsity = plan.sparsity;
 }

@@ -37,9 +37,9 @@ typedef enum tagc_strategy_use {
 
 typedef struct tagc_strategy {
     const char *name;
-    int uses;                      /* tagc_strategy_use, combined by | */
-    int placement, gather, format; /* tagc_placement, tagc_gather_kind, tagc_format of gradients */
-    double sparsity;
+    int uses;              /* tagc_strategy_use, combined by | */
+    int placement, gather; /* tagc_placement, tagc_gather_kind */
+    int level;             /* of the schedule, at which gradients are sent; -1: as they are, in bf16 */
 } tagc_strategy;
 
 /* Of the strategies that other rows are compared with. */
@@ -53,5 +53,7 @@ extern const tagc_strategy tagc_strategies[TAGC_N_STRATEGIES];
 
 /* Whether gradients become fewer bits than bf16 has. */
 int tagc_strategy_compresses(const tagc_strategy *strategy);
+/* What compressed parameters send: a tagc_format, and the share of values that are zero. */
+void tagc_strategy_sends(const tagc_strategy *strategy, int *format, double *sparsity);
 
 #endif

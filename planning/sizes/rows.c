@@ -33,8 +33,6 @@ static tagc_status ask(const tagc_times_setup *s, const tagc_strategy *strategy,
                             .n_levels = n_levels,
                             .sharding = sharding_of(strategy),
                             .gather = strategy->gather,
-                            .format = strategy->format,
-                            .sparsity = strategy->sparsity,
                             .link_bytes_per_s = s->links_bytes_per_s[link],
                             .latency_s = s->latency_s,
                             .host_bytes_per_s = s->host_bytes_per_s,
@@ -42,6 +40,7 @@ static tagc_status ask(const tagc_times_setup *s, const tagc_strategy *strategy,
                             .flops_per_s = s->flops_per_s * n_batch / n_sequences,
                             .compute_s = s->compute_s,
                             .codec_s = s->codec_s};
+    tagc_strategy_sends(strategy, &q.format, &q.sparsity);
     return tagc_plan_ask(&q, reply);
 }
 
@@ -139,8 +138,7 @@ static tagc_status ask_mesh(const tagc_mesh_question *question, const tagc_strat
     q.struct_bytes = sizeof q;
     q.placement = strategy->placement;
     q.gather = strategy->gather;
-    q.format = strategy->format;
-    q.sparsity = strategy->sparsity;
+    tagc_strategy_sends(strategy, &q.format, &q.sparsity);
     q.forward = forward;
     q.backward = backward;
     *reply = (tagc_mesh_reply){.struct_bytes = sizeof *reply};

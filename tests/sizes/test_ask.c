@@ -4,6 +4,7 @@
 #include "mesh/mesh.h"
 #include "plan/ask.h"
 #include "plan/plan.h"
+#include "sizes/catalogue.h"
 #include "sizes/rows.h"
 
 #include <math.h>
@@ -143,6 +144,23 @@ static void tokens_need_not_be_whole_sequences(void **state) {
     }
 }
 
+/* Names say the bits and the share of zeros that the schedule has. */
+static void strategies_are_named_as_they_send(void **state) {
+    (void)state;
+    for (int i = 0; i < TAGC_N_STRATEGIES; i++) {
+        const tagc_strategy *s = &tagc_strategies[i];
+        char zeros[32];
+        int format;
+        double sparsity;
+        tagc_strategy_sends(s, &format, &sparsity);
+        snprintf(zeros, sizeof zeros, "%g %% zero", 100 * sparsity);
+        assert_int_equal(strstr(s->name, "tagc, ") != NULL, tagc_strategy_compresses(s));
+        assert_int_equal(strstr(s->name, zeros) != NULL, sparsity > 0);
+        assert_int_equal(strstr(s->name, "4 bits") != NULL, format == TAGC_FORMAT_INT4);
+        assert_int_equal(strstr(s->name, "in bf16") != NULL, format == TAGC_FORMAT_BF16);
+    }
+}
+
 static void what_the_planner_refuses_is_said(void **state) {
     (void)state;
     tagc_plan_question good = question(TAGC_GATHER_BF16, TAGC_SHARD_FULL, 1), q[5];
@@ -170,6 +188,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(both_planners_agree_on_what_both_know),
                                        cmocka_unit_test(both_planners_agree_on_computing),
                                        cmocka_unit_test(tokens_need_not_be_whole_sequences),
+                                       cmocka_unit_test(strategies_are_named_as_they_send),
                                        cmocka_unit_test(what_the_planner_refuses_is_said)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,5 @@
 main.py      the first word, and what is printed if it is wrong
 plan.py      memory, bytes and time of a cluster that need not be there
 planner.py   libtagc-plan.so, the planner of the C command
-codec.py     what compressing costs on this processor
-advise.py    what compressing is worth on the link between the ranks that run it
+advise.py    what compressing is worth on the link between the ranks that run it: measures, and asks the planner
 info.py      what this installation has"""
