@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains a small GPT-2 on two ranks under plain FSDP, under TAGC as published, and with tagc's default, which compresses every leg, on the
-# same data in the same order, and ends with a table and the loss curves. Ranks are threads of one process, so that it
+# same data in the same order, and ends with a table. Ranks are threads of one process, so that it
 # needs no MPI set-up; DEMO_STEPS changes the length.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -13,7 +13,7 @@ static tagc_status simulate(tagc_cluster *c, tagc_cluster_plan *out) {
     const tagc_mesh_model *m = &c->question.model;
     if (c->is_measured) {
         tagc_schedule_plan last;
-        TAGC_TRY(tagc_schedule_plan_of_level(NULL, TAGC_SCHEDULE_COMPRESSED, TAGC_LEVEL_LAST, &last));
+        TAGC_TRY(tagc_schedule_plan_of_level(NULL, TAGC_CLASS_COMPRESSED, TAGC_LEVEL_LAST, &last));
         TAGC_TRY(tagc_plan_codec(last.format, last.sparsity, &c->codec_ns));
     }
     tagc_times_setup setup = {.n_layer = m->n_layer,

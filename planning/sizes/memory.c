@@ -137,8 +137,8 @@ static size_t list_parts(const unit_values *unit, const deployment *d, int level
         if (d->is_ddp) part->output = TAGC_OUTPUT_UNIT;
         part->exchange = kind == 2 ? TAGC_EXCHANGE_DENSE : TAGC_EXCHANGE_DIRECT;
         if (kind == 2) continue;
-        (void)tagc_schedule_plan_of_level(NULL, kind == 1 ? TAGC_SCHEDULE_MILD : TAGC_SCHEDULE_COMPRESSED,
-                                          level, &plan); /* cannot fail: there is such a level */
+        (void)tagc_schedule_plan_of_level(NULL, kind == 1 ? TAGC_CLASS_MILD : TAGC_CLASS_COMPRESSED, level,
+                                          &plan); /* cannot fail: there is such a level */
         part->format = plan.format;
         part->block = plan.block;
         part->sparsity = plan.sparsity;

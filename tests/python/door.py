@@ -60,6 +60,8 @@ NOT_HERE = {
     "mpirun": "needs hosts with these names",
     "torchrun --nnodes": "needs several hosts; tests/python/test_elastic.py does it on one",
     "python -m tagc report": "is a name",
+    "python -m tagc data": "is a name; tests/python/test_data.py",
+    'pip install ".[data]"': "is the package tokenizers; tests/python/test_data.py",
     "torchrun ...": "is a part of a command",
     "torchrun --standalone --nproc-per-node 2": "is a part of a command, whose script is a link",
     "tagc bench": "is a name, or needs minutes; tests/cli/test_cli_bench.sh",
