@@ -33,7 +33,7 @@ build: configure ## configure and compile into build/
 setup: ## install what is missing (apt), or print the one line that does
 	@scripts/setup.sh
 
-demo: ## two to five minutes: train a small GPT-2 on two ranks, FSDP against TAGC, and compare
+demo: ## two to three minutes: train a small GPT-2 on two ranks, FSDP against TAGC, and compare
 	@scripts/demo.sh
 
 report: ## the page of the demo, runs/demo/report.html; needs Python
@@ -57,7 +57,7 @@ python: ## the environment (torch, pytest) of the Python tests, made once in ~/.
 	@scripts/python.sh make
 
 check: ## what CI runs: setup of everything that tests use, lint, tests, then both sanitizers; LONG=1: with the long tests, and for aarch64
-	@scripts/setup.sh build lint lab browser abi model ccache aarch64 python
+	@scripts/setup.sh build text lint lab browser abi model ccache aarch64 python
 	@scripts/python.sh make || test $$? -eq 77
 	@LONG=$(LONG) scripts/check.sh
 
@@ -121,7 +121,7 @@ lint: configure ## format-check, ruff's rules, and clang-tidy without its analyz
 analyze: build ## clang-tidy with clang's analyzer, which takes minutes
 	@JOBS=$(JOBS) scripts/lint.sh analyze
 
-install: build ## library, headers, pkg-config and CMake package, the tagc command, to PREFIX
+install: build ## library, headers, pkg-config and CMake package, the tagc command with its man page and completions, to PREFIX
 	@cmake --install build --prefix $(PREFIX)
 
 clean: ## remove the build folders

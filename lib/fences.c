@@ -20,6 +20,18 @@ const tagc_exchange_table *const tagc_fenced_exchanges[] = {
 #endif
     NULL};
 
+const char *const tagc_fenced_parts[] = {
+#if TAGC_HAS_PAPER
+    "paper",
+#endif
+#if TAGC_HAS_GPU
+    "gpu",
+#endif
+#if TAGC_HAS_NATIVE
+    "native",
+#endif
+    NULL};
+
 #if !TAGC_HAS_PAPER
 /* So that a caller of sketch or packed links, and hears from tagc_reducer_create what is missing. */
 void tagc_paper_options_init_sized(tagc_paper_options *options, size_t struct_bytes) {

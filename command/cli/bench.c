@@ -1,5 +1,6 @@
 /* tagc bench: its options, most of them tagc train's, and its parts one after the other. */
 #include "bench/bench.h"
+#include "blas/blas.h"
 #include "cli/commands.h"
 #include "core/status.h"
 #include "disk/new_file.h"
@@ -93,6 +94,13 @@ static void begin_result(tagc_bench *bench) {
         json_object_set_new(bench->result, members[i], json_null());
 }
 
+static void say_blas(const tagc_bench *bench) {
+    tagc_blas_about blas;
+    tagc_blas_describe(&blas);
+    tagc_bench_say(bench, "products: %s, kernel %s, %d thread%s\n", blas.name, blas.kernel, blas.n_threads,
+                   blas.n_threads > 1 ? "s" : "");
+}
+
 /* By default mpirun binds a rank to one core; three threads of a rank then share it. */
 static void say_binding(const tagc_bench *bench) {
     cpu_set_t allowed;
@@ -120,6 +128,7 @@ static void say_headline(const tagc_bench *bench) {
         tagc_bench_say(bench, "ranks are threads of one process: memory takes the place of a network\n");
     else if (bench->hosts.n_hosts == 1)
         tagc_bench_say(bench, "all ranks are on one host: its memory takes the place of a network\n");
+    say_blas(bench);
     say_binding(bench);
 }
 

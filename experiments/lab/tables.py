@@ -157,9 +157,12 @@ def origin_text(result):
     notes = ", a quick run: not for keeping" if result["settings"].get("is_quick") else ""
     if about.get("is_busy"):
         notes += f", while other work kept {100 * about['busy_before']:.0f} % of the cores busy"
+    blas = about["machine"].get("blas")
+    kernel = f", {blas['name']} with its kernel {blas['kernel']}" if blas else ""
     return (
         f"`experiments/lab/lab run {result['experiment']}`, {about['machine']['n_cpus']} cores of "
-        f"{about['machine']['cpu']}, commit {about['commit'] or 'unknown'}, {about['date'][:10]}{notes}.\n"
+        f"{about['machine']['cpu']}{kernel}, commit {about['commit'] or 'unknown'}, "
+        f"{about['date'][:10]}{notes}.\n"
     )
 
 

@@ -53,9 +53,12 @@ extern "C" {
 #define TAGC_VERSION_MAJOR 0
 #define TAGC_VERSION_MINOR 2
 #define TAGC_VERSION_PATCH 0
+/* Of this header, for comparisons in the preprocessor: major * 10000 + minor * 100 + patch. */
+#define TAGC_VERSION_NUMBER (TAGC_VERSION_MAJOR * 10000 + TAGC_VERSION_MINOR * 100 + TAGC_VERSION_PATCH)
 
-/* Returns the version of the loaded library, "major.minor.patch". */
+/* Return the version of the loaded library, as "major.minor.patch" and as TAGC_VERSION_NUMBER. */
 TAGC_API const char *tagc_version(void);
+TAGC_API int tagc_version_number(void);
 
 /* Returns a checksum of 64 bits, XXH3, which is the same on every machine. `bytes` may be NULL if n_bytes is 0. */
 TAGC_API uint64_t tagc_checksum(const void *bytes, uint64_t n_bytes);
@@ -101,6 +104,13 @@ typedef enum tagc_format {
     /* One bit, the sign. The magnitude is the mean magnitude of the block. */
     TAGC_FORMAT_SIGN = 5
 } tagc_format;
+
+/* How values lie in an array of the caller's. */
+typedef enum tagc_element {
+    TAGC_ELEMENT_FP32 = 0, /* float */
+    TAGC_ELEMENT_BF16 = 1, /* uint16_t, the upper half of a float */
+    TAGC_ELEMENT_FP16 = 2  /* uint16_t, IEEE binary16 */
+} tagc_element;
 
 /* How a value is rounded to one that the format has. */
 typedef enum tagc_rounding {

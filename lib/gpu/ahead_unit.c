@@ -11,9 +11,9 @@
  * sums that the schedule wants where a window of it is full, about each 20th exchange; other exchanges leave them out. Room 1 + p is
  * that of part p: what ahead.h says, or a rest | gradient | sums | in pinned memory; on the device, packed gradients and sums follow.
  * Rests lie one after the other, so that what a unit needs hardly depends on its parts. */
+#include "codec/elements.h"
 #include "core/memory.h"
 #include "exchange/device_memory.h"
-#include "gpu/elements.h"
 #include "gpu/unit_private.h"
 #include "schedule/private.h"
 

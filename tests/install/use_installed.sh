@@ -12,6 +12,13 @@ rm -rf "$scratch"
 mkdir -p "$scratch/by-pkg-config"
 "$cmake" --install "$build" --prefix "$scratch/prefix" >"$scratch/install.log"
 
+if [ -e "$build/tagc" ]; then # as the command prints them now
+    share=$scratch/prefix/share
+    diff <("$build/tagc" help --man) "$share/man/man1/tagc.1"
+    diff <("$build/tagc" help --bash) "$share/bash-completion/completions/tagc"
+    diff <("$build/tagc" help --zsh) "$share/zsh/site-functions/_tagc"
+fi
+
 check() {
     local out
     out=$(timeout 100 mpirun -n 2 "$1")
@@ -39,6 +46,15 @@ check "$scratch/by-pkg-config/reduce_scatter"
 "$cc" -Wall -Wextra -Werror -O2 "$source/examples/units.c" -o "$scratch/by-pkg-config/units" "${flags[@]}" \
     -Wl,-rpath,"$libdir"
 check_units "$scratch/by-pkg-config/units"
+
+"$cc" -Wall -Wextra -Werror -O2 "$source/examples/train.c" -o "$scratch/by-pkg-config/train" "${flags[@]}" -lm -Wl,-rpath,"$libdir"
+train() { timeout 100 mpirun -n 2 "$scratch/by-pkg-config/train" "$@"; }
+whole=$(train 400)
+echo "$whole"
+grep -q '^step 400: loss 0\.0[0-9]*, 0\.[34][0-9] bits' <<<"$whole" # it has learnt, and came to the last level
+rm -f "$scratch"/state.*
+train 150 "$scratch/state"
+[ "$(train 400 "$scratch/state" | tail -n 1)" = "$(tail -n 1 <<<"$whole")" ] # goes on bit for bit
 
 read -ra alone <<<"$(pkg-config --cflags --libs tagc)"
 "$cc" -Wall -Wextra -Werror -O2 "$source/examples/native.c" -o "$scratch/by-pkg-config/native" "${alone[@]}" -Wl,-rpath,"$libdir"

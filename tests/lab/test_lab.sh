@@ -213,7 +213,7 @@ says "steps is 6, allowed: more than the base's 6"
 rm copy/experiments/lab/experiments/forks.toml
 
 # ---- two hosts ----
-"$tagc" version | grep -q 'with MPI' || { echo "skipped from here: tagc is built without MPI"; exit 77; }
+"$tagc" version | grep -q '^parts:.* mpi$' || { echo "skipped from here: tagc is built without MPI"; exit 77; }
 if ! "$lab" check >out 2>err; then
     echo "skipped from here: $(cat err)"
     exit 77

@@ -26,7 +26,7 @@ C_ORDER = [
     ["lib/unit"],
     ["lib/paper", "lib/gpu"],
     ["lib"],  # lib/fences.c alone
-    ["engine/model", "engine/disk"],
+    ["engine/model", "engine/disk", "engine/blas"],
     ["engine/data", "engine/files", "engine/fsdp", "engine/gpt2"],
     ["engine/launch"],
     ["engine/train"],

@@ -1,11 +1,14 @@
 """python -m tagc: what a user who has only run pip finds."""
 
+import ctypes
+import ctypes.util
 import json
 import pathlib
 import re
 import unittest.mock
 
 import pytest
+import torch
 
 from tagc import _library as lib
 from tagc.commands import info, main, planner
@@ -68,6 +71,24 @@ def test_info_measures_the_codec(capsys):
     said = tagc(capsys, 0, "info")
     measured = [float(number) for number in re.findall(r"codec here.*: (\S+) ns per element", said)]
     assert len(measured) == len(plan_settings()) and all(0.05 < ns < 1000 for ns in measured), said
+
+
+def test_info_says_what_computes_products(capsys, monkeypatch):
+    monkeypatch.setattr(info.planner, "codec_ns", lambda *_: 1)
+    blas = info.torch_blas()
+    assert f"products of torch: {blas['name']}, kernel {blas['kernel']}, {blas['n_threads']} threads" in tagc(
+        capsys, 0, "info"
+    )
+    assert f"BLAS_INFO={blas['name']}" in torch.__config__.show() and blas["kernel"] != "unknown"
+    # A torch with OpenBLAS: the library that is loaded says which kernel it uses.
+    found = ctypes.util.find_library("openblas")
+    if not found:
+        pytest.skip("this machine has no OpenBLAS beside torch's library")
+    core = ctypes.CDLL(found).openblas_get_corename
+    core.restype = ctypes.c_char_p
+    monkeypatch.setattr(torch.__config__, "show", lambda: "Build settings: BLAS_INFO=open, X=1")
+    assert info.torch_blas()["kernel"] == core().decode()
+    assert info.torch_blas()["name"] == "open"
 
 
 def test_info_says_by_what_messages_travel(capsys, monkeypatch):

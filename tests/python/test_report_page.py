@@ -337,6 +337,7 @@ def test_page(seeds_page):
     for wanted in "summary loss time bits timeline memory codec lab origin".split():
         assert wanted in parsed.ids, wanted
     assert [script["type"] for script in parsed.scripts] == ["application/json", "module"]
+    assert "products: OpenBLAS 0.3.21, kernel SkylakeX" in seeds_page
     assert "<title>A &lt;script&gt;alert(1)" in seeds_page and "\x1b" not in seeds_page
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', seeds_page)[1]
     assert "default-src 'none'" in policy and "unsafe-eval" not in policy and "http" not in policy

@@ -287,6 +287,9 @@ def _origin(origin: dict[str, Any]) -> list[str]:
             units.n_bytes(as_number(machine.get("memory_bytes"))),
         )
         lines.append(escaped(f"{machine['cpu']}, {n_cpus} CPUs, {memory}, {_text(machine.get('os'))}"))
+    blas = machine.get("blas")
+    if isinstance(blas, dict) and _text(blas.get("name")):
+        lines.append(escaped(f"products: {blas['name']}, kernel {_text(blas.get('kernel')) or '?'}"))
     command = origin.get("command")
     if isinstance(command, list):
         words = (shlex.quote(word) if isinstance(word, str) else json.dumps(word) for word in command[:200])

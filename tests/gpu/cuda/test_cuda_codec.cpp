@@ -10,11 +10,11 @@
 extern "C" {
 #include "codec/bf16.h"
 #include "codec/delta.h"
+#include "codec/elements.h"
 #include "codec/residual.h"
 #include "codec/select.h"
 #include "core/memory.h"
 #include "exchange/blocks.h"
-#include "gpu/elements.h"
 #include "gpu/maker.h"
 const tagc_maker *tagc_cuda_maker(void);
 }

@@ -1,5 +1,5 @@
-/* Conversions written so that a compiler vectorises them. fp16 has no other user in the library. */
-#include "gpu/elements.h"
+/* Conversions written so that a compiler vectorises them. */
+#include "codec/elements.h"
 
 #include <string.h>
 

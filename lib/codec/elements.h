@@ -1,9 +1,9 @@
 /* Elements of a caller's array as fp32, and back: runs of them, which lie elsewhere there. */
-#ifndef TAGC_GPU_ELEMENTS_H
-#define TAGC_GPU_ELEMENTS_H
+#ifndef TAGC_CODEC_ELEMENTS_H
+#define TAGC_CODEC_ELEMENTS_H
 
 #include "codec/bf16.h"
-#include "tagc/device.h"
+#include "tagc/tagc.h"
 
 #include <string.h>
 
