@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tagc import _library as lib
 from tagc._library import Error
 from tagc.commands import options, planner
 from tagc.report.parser import Parser, UsageError
@@ -65,9 +66,12 @@ def _slowest(group: Any, run: Callable[[], object]) -> float:
 def measure_link(comm: Any, world: Any, n_peers: int) -> tuple[float, float]:
     """Returns (seconds of an empty message, bytes per second that a rank sends to n_peers others together).
     Collective over `world`, whose ranks each have a comm to their peers, all at once."""
+    import torch
 
     def gather(n_bytes: int) -> float:
-        return _slowest(world, lambda: comm.all_gather(bytes(n_bytes)))
+        mine, everyone = (torch.zeros(n, dtype=torch.uint8) for n in (n_bytes, (1 + n_peers) * n_bytes))
+        call = ("tagc_comm_all_gather", comm.handle, mine.data_ptr(), n_bytes, everyone.data_ptr())
+        return _slowest(world, lambda: lib.call(*call))
 
     gather(1)
     latency_s = sorted(gather(1) for _ in range(5))[2]
