@@ -63,7 +63,7 @@ static tagc_command command = {.name = "bench",
                                .print_more = tagc_preset_print};
 
 static void prepare(void) {
-    command.n_options = tagc_arms_rows(TAGC_ARMS_OF_BENCH, own, N_OWN, rows);
+    command.n_options = tagc_arms_rows(own, N_OWN, rows);
 }
 
 /* ---- one rank ---- */
@@ -241,8 +241,7 @@ static tagc_status make_plan(tagc_bench_plan *plan, tagc_parsed *parsed) {
         return tagc_fail(TAGC_ERR_ARGUMENT, "--seq-len is %lld, allowed: 1 to the model's block-size of %d",
                          (long long)options->train.seq_len, plan->model.block_size);
     plan->n_tokens = (int)options->train.seq_len;
-    TAGC_TRY(
-        tagc_arms_read(options->arms, TAGC_ARMS_OF_BENCH, parsed, &plan->model, &plan->arms, &plan->n_arms));
+    TAGC_TRY(tagc_arms_read(options->arms, parsed, &plan->model, &plan->arms, &plan->n_arms));
     for (int i = 0; i < plan->n_arms; i++) TAGC_TRY(check_arm(plan, &plan->arms[i]));
     return TAGC_OK;
 }

@@ -2,20 +2,14 @@
  * what the command takes. */
 #include "cli/manual.h"
 
-#include "cluster/cluster.h"
 #include "tagc/tagc.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* The table of a command, and of tagc plan a second one, for clusters by size. */
-enum { MAX_TABLES = 2 };
-
-static int tables_of(const tagc_entry *entry, const tagc_command *tables[MAX_TABLES]) {
-    int n = 0;
+/* With all its rows. */
+static const tagc_command *prepared(const tagc_entry *entry) {
     if (entry->prepare) entry->prepare();
-    tables[n++] = entry->command;
-    if (strcmp(entry->command->name, "plan") == 0) tables[n++] = &tagc_cluster_command;
-    return n;
+    return entry->command;
 }
 
 /* ---- tagc.1 ---- */
@@ -60,8 +54,7 @@ static void put_table_roff(FILE *out, const tagc_command *table) {
 }
 
 static void put_command_roff(FILE *out, const tagc_entry *entry) {
-    const tagc_command *tables[MAX_TABLES];
-    int n = tables_of(entry, tables);
+    const tagc_command *command = prepared(entry);
     fprintf(out, ".SH TAGC ");
     for (const char *c = entry->command->name; *c; c++) fputc(*c >= 'a' && *c <= 'z' ? *c - 32 : *c, out);
     fputs("\n.nf\n\\fBtagc ", out);
@@ -71,10 +64,7 @@ static void put_command_roff(FILE *out, const tagc_entry *entry) {
     fputs("\n.fi\n.PP\n", out);
     put_roff(out, entry->command->summary);
     fputs(".\n", out);
-    for (int i = 0; i < n; i++) {
-        if (i) fputs(".SS For models and clusters by size, in place of the options above\n", out);
-        put_table_roff(out, tables[i]);
-    }
+    put_table_roff(out, command);
 }
 
 static void print_man(const tagc_entry *const entries[], int n, FILE *out) {
@@ -111,26 +101,23 @@ static void put_choices(FILE *out, const char *words) {
 }
 
 static void print_bash_command(const tagc_entry *entry, FILE *out) {
-    const tagc_command *tables[MAX_TABLES];
-    int n = tables_of(entry, tables);
+    const tagc_command *command = prepared(entry);
     fprintf(out, "    %s)\n        case $before in\n", entry->command->name);
-    for (int i = 0; i < n; i++)
-        for (int k = 0; k < tables[i]->n_options; k++) {
-            const tagc_option *option = &tables[i]->options[k];
-            tagc_option_text text;
-            if (option->type == TAGC_OPTION_FLAG) continue;
-            tagc_option_text_of(option, 1, &text);
-            fprintf(out, "        --%s) words='", option->name);
-            if (option->type == TAGC_OPTION_CHOICE) put_choices(out, text.value);
-            fputs("' ;;\n", out);
-        }
+    for (int i = 0; i < command->n_options; i++) {
+        const tagc_option *option = &command->options[i];
+        tagc_option_text text;
+        if (option->type == TAGC_OPTION_FLAG) continue;
+        tagc_option_text_of(option, 1, &text);
+        fprintf(out, "        --%s) words='", option->name);
+        if (option->type == TAGC_OPTION_CHOICE) put_choices(out, text.value);
+        fputs("' ;;\n", out);
+    }
     fputs("        *) words='--help --help-all", out);
-    for (int i = 0; i < n; i++)
-        for (int k = 0; k < tables[i]->n_options; k++) {
-            const char *name = tables[i]->options[k].name;
-            fprintf(out, " --%s", name);
-            if (tables[i]->options[k].type == TAGC_OPTION_FLAG) fprintf(out, " --no-%s", name);
-        }
+    for (int i = 0; i < command->n_options; i++) {
+        const char *name = command->options[i].name;
+        fprintf(out, " --%s", name);
+        if (command->options[i].type == TAGC_OPTION_FLAG) fprintf(out, " --no-%s", name);
+    }
     fputs("' ;;\n        esac\n        ;;\n", out);
 }
 
@@ -207,12 +194,10 @@ static void print_zsh(const tagc_entry *const entries[], int n, FILE *out) {
           "case $command in\n",
           out);
     for (int i = 0; i < n; i++) {
-        const tagc_command *tables[MAX_TABLES];
-        int n_tables = tables_of(entries[i], tables);
+        const tagc_command *command = prepared(entries[i]);
         fprintf(out, "%s)\n    _arguments '--help[usual options]' '--help-all[all options]'",
                 entries[i]->command->name);
-        for (int t = 0; t < n_tables; t++)
-            for (int k = 0; k < tables[t]->n_options; k++) print_zsh_option(out, &tables[t]->options[k]);
+        for (int k = 0; k < command->n_options; k++) print_zsh_option(out, &command->options[k]);
         if (entries[i]->command->positionals) fputs(" '*:file:_files'", out);
         fputs("\n    ;;\n", out);
     }

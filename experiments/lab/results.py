@@ -141,17 +141,14 @@ def write(path, result):
 
 
 def load(path):
-    """Returns what the file says that it holds, and that: "lab", "plan" (always a list), "torch-quality",
-    another word, or None."""
+    """Returns what the file says that it holds, and that: "lab", "torch-quality", another word, or None."""
     try:
         found = json.loads(pathlib.Path(path).read_text())
     except OSError as error:
         raise LabError(f"{path}: {error.strerror}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise LabError(f"{path} is no JSON: {error}") from None
-    first = found[0] if isinstance(found, list) and found else found
-    kind = first.get("type") if isinstance(first, dict) else None
-    return kind, [found] if kind == "plan" and found is first else found
+    return found.get("type") if isinstance(found, dict) else None, found
 
 
 def read(path):

@@ -8,7 +8,6 @@ import cells
 import clusterbench
 import formulas
 import pipelinebench
-import plans
 import tables_losses
 import tables_times
 import torchbench
@@ -17,7 +16,7 @@ from common import LabError, write_atomically
 
 import results
 
-KINDS = ("lab", "plan", "torch-quality")
+KINDS = ("lab", "torch-quality")
 
 # ---- bits ----
 
@@ -200,9 +199,7 @@ def from_paths(paths):
     made = {}
     for file in files:
         kind, found = results.load(file)
-        if kind == "plan":
-            made[file.stem] = plans.markdown(found)
-        elif kind == "torch-quality":
+        if kind == "torch-quality":
             made[file.stem] = torchquality.markdown(found)
         else:
             result = results.read(file)

@@ -206,6 +206,11 @@ typedef struct tagc_schedule_plan {
 TAGC_API tagc_status tagc_schedule_get_plan(const tagc_schedule *schedule, const uint32_t *parameters,
                                             const uint64_t *weights, size_t n, tagc_schedule_plan *plan);
 
+/* Writes what a parameter of that class sends at a tagc_level, with the level's own share: for plans of bytes and memory. options:
+ * NULL for the defaults. What has no such level has the plan of the one before it, and what has no levels that of LAST. */
+TAGC_API tagc_status tagc_schedule_plan_of_level(const tagc_schedule_options *options, tagc_class kind,
+                                                 int level, tagc_schedule_plan *plan);
+
 /* Turns the user's betas of an Adam into those of a parameter. moment: of its plan. n_selected: of its plan, or fewer if
  * its optimizer has made fewer updates; 0: beta2 stays. schedule: NULL for the default options. */
 TAGC_API void tagc_schedule_betas(const tagc_schedule *schedule, double moment, uint64_t n_selected,

@@ -168,11 +168,10 @@ tagc_status tagc_schedule_see_losses(tagc_schedule *s, const tagc_schedule_losse
     return TAGC_OK;
 }
 
-double tagc_level_share(const tagc_schedule *s, const tagc_scheduled *p, int level) {
-    int is_mild = p->kind == TAGC_CLASS_MILD;
-    if (level <= TAGC_LEVEL_EVERY && p->has_levels) return 1;
+double tagc_level_share(const tagc_schedule_options *options, tagc_class kind, int level) {
+    if (level <= TAGC_LEVEL_EVERY) return 1;
     if (level == TAGC_LEVEL_LARGEST) return 0.08;
-    return 1 - (is_mild ? s->options.mild_sparsity : s->options.sparsity);
+    return 1 - (kind == TAGC_CLASS_MILD ? options->mild_sparsity : options->sparsity);
 }
 
 /* First moments of what is noise begin to fade. */
@@ -226,7 +225,7 @@ static int share_out(tagc_schedule *s, tagc_scheduled **members) {
             members[n++] = &s->parameters[k];
         }
         if (first != i) continue;
-        tagc_share_out(members, n, tagc_level_share(s, p, p->now));
+        tagc_share_out(members, n, tagc_level_share(&s->options, p->kind, p->now));
         for (size_t k = 0; k < n; k++)
             is_other |= fabs(members[k]->next_share / members[k]->share - 1) > TAGC_SHARE_CHANGE;
     }

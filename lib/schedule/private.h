@@ -71,7 +71,7 @@ double tagc_losses_see(tagc_loss_watch *watch, const tagc_schedule_losses *losse
 
 /* ---- levels.c ---- */
 /* The share of values that a level sends. */
-double tagc_level_share(const tagc_schedule *schedule, const tagc_scheduled *p, int level);
+double tagc_level_share(const tagc_schedule_options *options, tagc_class kind, int level);
 tagc_status tagc_schedule_check(const tagc_schedule *schedule, const uint32_t *parameters, size_t n);
 
 #endif

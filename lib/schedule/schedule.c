@@ -186,8 +186,7 @@ static uint64_t n_selected(const tagc_scheduled *p) {
     return p->has_levels && p->now > TAGC_LEVEL_EVERY ? doubled((uint64_t)TAGC_WINDOW * p->n_windows) : 0;
 }
 
-static void write_sending(const tagc_schedule *s, const tagc_scheduled *p, tagc_schedule_plan *plan) {
-    int is_mild = p->kind == TAGC_CLASS_MILD;
+static void write_sending(const tagc_schedule_options *options, tagc_class kind, tagc_schedule_plan *plan) {
     switch (plan->level) {
     case TAGC_LEVEL_FRESH:
         plan->format = TAGC_FORMAT_INT8;
@@ -200,7 +199,7 @@ static void write_sending(const tagc_schedule *s, const tagc_scheduled *p, tagc_
         plan->format = TAGC_FORMAT_INT4;
         break;
     default:
-        plan->format = is_mild ? s->options.mild_format : s->options.format;
+        plan->format = kind == TAGC_CLASS_MILD ? options->mild_format : options->format;
     }
 }
 
@@ -227,8 +226,24 @@ tagc_status tagc_schedule_get_plan(const tagc_schedule *s, const uint32_t *param
     /* Two digits: a share that hardly differs needs no other reducer. */
     share = total > 0 ? rint(100 * share / total) / 100 : 1;
     *plan = (tagc_schedule_plan){.level = careful->now, .moment = moment, .n_selected = selected};
-    write_sending(s, careful, plan);
-    plan->sparsity = 1 - fmin(1, share * tagc_level_share(s, careful, careful->now));
+    write_sending(&s->options, careful->kind, plan);
+    plan->sparsity = 1 - fmin(1, share * tagc_level_share(&s->options, careful->kind, careful->now));
+    return TAGC_OK;
+}
+
+tagc_status tagc_schedule_plan_of_level(const tagc_schedule_options *options, tagc_class kind, int level,
+                                        tagc_schedule_plan *plan) {
+    const tagc_schedule_options *o = options ? options : &defaults;
+    if (kind != TAGC_CLASS_COMPRESSED && kind != TAGC_CLASS_MILD)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "kind is %d, must be compressed (0) or mild (1)", (int)kind);
+    if (level < TAGC_LEVEL_FRESH || level > TAGC_LEVEL_LAST)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "level is %d, must be 0 to %d", level, TAGC_LEVEL_LAST);
+    if (kind == TAGC_CLASS_MILD && level == TAGC_LEVEL_LARGEST) level = TAGC_LEVEL_EVERY;
+    double sparsity = kind == TAGC_CLASS_MILD ? o->mild_sparsity : o->sparsity;
+    int has_levels = o->gentle && sparsity > 0;
+    *plan = (tagc_schedule_plan){.level = has_levels ? level : TAGC_LEVEL_LAST, .moment = 1};
+    write_sending(o, kind, plan);
+    plan->sparsity = 1 - tagc_level_share(o, kind, plan->level);
     return TAGC_OK;
 }
 

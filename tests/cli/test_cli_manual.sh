@@ -10,10 +10,9 @@ run 0 help
 commands=$(sed -n '/^usage/,/^A first run/s/^  \([a-z]*\) .*/\1/p' out | grep -vxE 'report|help|version')
 [ "$(wc -w <<<"$commands")" -ge 9 ] || fail "commands: $commands"
 
-# rows <command>: its table, and of tagc plan the one for clusters by size, too.
+# rows <command>: its table.
 rows() {
     "$tagc" "$1" --help-table || fail "$1 --help-table"
-    [ "$1" != plan ] || "$tagc" plan --params 7b --help-table || fail "plan --params --help-table"
 }
 # completed <words>...: what bash offers for the last of them.
 completed() {

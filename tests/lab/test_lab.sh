@@ -197,10 +197,6 @@ schedule-from = "fork"
 warmup = 0
 eval-every = 3
 eval-batches = 2
-[simulate]
-link-rate = "1gbit,10gbit"
-compute-s = 0.25
-codec-ns = 0.1
 END
 timeout 60 copy/experiments/lab/lab run forks --tagc "$tagc" --out results >out 2>err || fail "forks"
 grep -q '^base: --model=tiny' out || fail "no base was trained"

@@ -1,6 +1,6 @@
 /* What compressing costs on this processor: two ranks as threads exchange. */
-#ifndef TAGC_WAYS_CODEC_H
-#define TAGC_WAYS_CODEC_H
+#ifndef TAGC_SIZES_CODEC_H
+#define TAGC_SIZES_CODEC_H
 
 #include "tagc/tagc.h"
 

@@ -4,8 +4,8 @@
 #include "mesh/mesh.h"
 #include "plan/ask.h"
 #include "plan/plan.h"
-#include "ways/on_mesh.h"
-#include "ways/simulated.h"
+#include "sizes/catalogue.h"
+#include "sizes/rows.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -128,19 +128,36 @@ static void tokens_need_not_be_whole_sequences(void **state) {
     (void)state;
     double of_2048 = 0;
     for (int n_tokens = 2048; n_tokens <= 5120; n_tokens += 512) {
-        tagc_ways_setup setup = {.n_layer = N_LAYER,
-                                 .n_embd = WIDTH,
-                                 .hosts = N_HOSTS,
-                                 .ranks_per_host = 1,
-                                 .n_tokens = n_tokens,
-                                 .links_bytes_per_s = {1e9},
-                                 .n_links = 1,
-                                 .host_bytes_per_s = 1e11,
-                                 .flops_per_s = 1e12};
-        tagc_ways_plan plan;
-        OK(tagc_ways_simulate(&setup, &plan));
+        tagc_times_setup setup = {.n_layer = N_LAYER,
+                                  .n_embd = WIDTH,
+                                  .hosts = N_HOSTS,
+                                  .ranks_per_host = 1,
+                                  .n_tokens = n_tokens,
+                                  .links_bytes_per_s = {1e9},
+                                  .n_links = 1,
+                                  .host_bytes_per_s = 1e11,
+                                  .flops_per_s = 1e12};
+        tagc_times_plan plan;
+        OK(tagc_times_make(&setup, &plan));
         if (n_tokens == 2048) of_2048 = plan.rows[0].compute_s;
         assert_near("computing", plan.rows[0].compute_s, of_2048 * n_tokens / 2048, 1e-9);
+    }
+}
+
+/* Names say the bits and the share of zeros that the schedule has. */
+static void strategies_are_named_as_they_send(void **state) {
+    (void)state;
+    for (int i = 0; i < TAGC_N_STRATEGIES; i++) {
+        const tagc_strategy *s = &tagc_strategies[i];
+        char zeros[32];
+        int format;
+        double sparsity;
+        tagc_strategy_sends(s, &format, &sparsity);
+        snprintf(zeros, sizeof zeros, "%g %% zero", 100 * sparsity);
+        assert_int_equal(strstr(s->name, "tagc, ") != NULL, tagc_strategy_compresses(s));
+        assert_int_equal(strstr(s->name, zeros) != NULL, sparsity > 0);
+        assert_int_equal(strstr(s->name, "4 bits") != NULL, format == TAGC_FORMAT_INT4);
+        assert_int_equal(strstr(s->name, "in bf16") != NULL, format == TAGC_FORMAT_BF16);
     }
 }
 
@@ -171,6 +188,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(both_planners_agree_on_what_both_know),
                                        cmocka_unit_test(both_planners_agree_on_computing),
                                        cmocka_unit_test(tokens_need_not_be_whole_sequences),
+                                       cmocka_unit_test(strategies_are_named_as_they_send),
                                        cmocka_unit_test(what_the_planner_refuses_is_said)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

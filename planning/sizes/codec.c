@@ -1,5 +1,5 @@
 /* Two ranks exchange a few times; waiting for each other does not count. */
-#include "ways/codec.h"
+#include "sizes/codec.h"
 
 #include "core/measure.h"
 #include "core/memory.h"

@@ -1,5 +1,9 @@
-/* The shapes of models that have a name, and of a GPT of which only the size is known. */
-#include "ways/models.h"
+/* The shapes of models that have a name, and of a GPT of which only the size is known; strategies. */
+#include "sizes/catalogue.h"
+
+#include "exchange/options.h"
+#include "plan/plan.h"
+#include "tagc/schedule.h"
 
 #include <math.h>
 #include <strings.h>
@@ -68,4 +72,37 @@ tagc_mesh_model tagc_mesh_gpt(double n_params, int n_positions) {
                              .has_bias = 1,
                              .n_experts = 1,
                              .n_active = 1};
+}
+
+/* ---- strategies ---- */
+
+#define PLAIN TAGC_GATHER_BF16, -1
+enum { TIMED = TAGC_TIMED_ALONE | TAGC_TIMED_HOSTS, EVERYWHERE = TIMED | TAGC_ON_MESH };
+
+const tagc_strategy tagc_strategies[TAGC_N_STRATEGIES] = {
+    {"FSDP2 in bf16", EVERYWHERE, TAGC_PLACE_ZERO3, PLAIN},
+    {"FSDP2 in bf16, reshard_after_forward=False", TAGC_TIMED_ALONE | TAGC_ON_MESH, TAGC_PLACE_ZERO2, PLAIN},
+    {"FSDP2 in bf16, sharded within a host", TAGC_TIMED_HOSTS | TAGC_ON_MESH, TAGC_PLACE_HYBRID, PLAIN},
+    {"DDP in bf16", TAGC_ON_MESH, TAGC_PLACE_NONE, PLAIN},
+    {"tagc, 4 bits, parameters=\"delta4\"", EVERYWHERE, TAGC_PLACE_ZERO3, TAGC_GATHER_DELTA4,
+     TAGC_LEVEL_EVERY},
+    {"tagc, 95 % zero, parameters=\"delta4\"", EVERYWHERE, TAGC_PLACE_ZERO3, TAGC_GATHER_DELTA4,
+     TAGC_LEVEL_LAST},
+    {"tagc, sharded within a host, 4 bits", TAGC_TIMED_HOSTS | TAGC_ON_MESH, TAGC_PLACE_HYBRID,
+     TAGC_GATHER_BF16, TAGC_LEVEL_EVERY},
+    {"tagc, sharded within a host, 95 % zero", TAGC_TIMED_HOSTS, TAGC_PLACE_HYBRID, TAGC_GATHER_BF16,
+     TAGC_LEVEL_LAST},
+    {"tagc, DDP, 4 bits", TAGC_ON_MESH, TAGC_PLACE_NONE, TAGC_GATHER_BF16, TAGC_LEVEL_EVERY},
+};
+
+int tagc_strategy_compresses(const tagc_strategy *strategy) {
+    return strategy->level >= 0;
+}
+
+void tagc_strategy_sends(const tagc_strategy *strategy, int *format, double *sparsity) {
+    tagc_schedule_plan plan = {.format = TAGC_FORMAT_BF16};
+    if (tagc_strategy_compresses(strategy)) /* cannot fail: there is such a level */
+        (void)tagc_schedule_plan_of_level(NULL, TAGC_CLASS_COMPRESSED, strategy->level, &plan);
+    *format = plan.format;
+    *sparsity = plan.sparsity;
 }

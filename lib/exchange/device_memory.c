@@ -1,38 +1,16 @@
-/* What exchanges take with their codec on the GPU: memory of the GPU, and pinned memory. Queues, rooms and stores (lib/gpu) lay
- * it out, and sizes of work memory are those of lib/gpu/cuda; here are their sums. */
-#include "ways/room.h"
+/* Sums of what queues, rooms and stores (lib/gpu) lay out, and of the work memory of kernels. */
+#include "exchange/device_memory.h"
 
-#include "core/memory.h"
-#include "core/status.h"
 #include "exchange/options.h"
 #include "exchange/volume.h"
 #include <math.h>
 
-enum {
-    N_BUFFERS = 2, /* exchanges under way */
-    N_HERE = 3,    /* and with the codec on the host */
-    PAGE_BYTES = 4096,
-    LINE_VALUES = 16,   /* of the sample by which kernels predict what is selected */
-    MAX_SIZES = 64,     /* of units; spares of more are counted for each unit */
-    OWN_BYTES = 1 << 18 /* pinned, of the kernels */
-};
-
-/* ---- work memory of a selection ---- */
-
-static double margin(double expected) {
-    return 4 * sqrt(LINE_VALUES * (expected + 4 * LINE_VALUES));
-}
-
-/* Candidates that have room, of n values of which k are selected. n_sampled: values of the sample. */
-static double candidates(double n, double k, double n_sampled) {
-    double expected = k * n_sampled / n, reach = expected + margin(expected);
-    return n < 4 * n_sampled ? 0 : fmin(n, (reach + margin(reach)) * n / n_sampled);
-}
+enum { MAX_SIZES = 64 }; /* of units; spares of more are counted for each unit */
 
 /* Candidates with their places, what is selected with its places, a bitmap, and a few bytes per chunk and span. */
 static double selection_bytes(double n, double sparsity, double n_sampled) {
     double k = n * (1 - sparsity);
-    return 6 * candidates(n, k, n_sampled) + 8 * k + n / 8 + n / 32;
+    return 6 * tagc_sample_room(n, k, n_sampled) + 8 * k + n / 8 + n / 32;
 }
 
 /* ---- a unit ---- */
@@ -47,7 +25,7 @@ typedef struct unit_needs {
 } unit_needs;
 
 static double in_pages(double n_bytes) {
-    return ceil(n_bytes / PAGE_BYTES) * PAGE_BYTES;
+    return ceil(n_bytes / TAGC_ROOM_BYTES) * TAGC_ROOM_BYTES;
 }
 
 static tagc_status add_part(const tagc_reducer_options *part, int world_size, int n_bytes, uint32_t n_sampled,
@@ -95,12 +73,13 @@ static void add_unit(const unit_needs *unit, int has_sums, model_needs *to) {
     if (unit->n_parts > to->most_parts) to->most_parts = unit->n_parts;
 }
 
-tagc_status tagc_plan_there(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
-                            int world_size, int n_bytes, uint32_t n_sampled, tagc_room_there *out) {
+tagc_status tagc_device_memory_of(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
+                                  int world_size, int n_bytes, uint32_t n_sampled, int n_buffers,
+                                  tagc_device_memory *out) {
     model_needs all = {0};
     double sizes[MAX_SIZES];
     size_t n_sizes = 0;
-    *out = (tagc_room_there){0};
+    *out = (tagc_device_memory){0};
     for (size_t i = 0; i < n;) {
         unit_needs unit = {0};
         size_t first = i, k = 0;
@@ -113,21 +92,8 @@ tagc_status tagc_plan_there(const tagc_reducer_options *parts, const uint32_t *u
         all.spares += unit.residual;
         if (n_sizes < MAX_SIZES) sizes[n_sizes++] = unit.residual;
     }
-    double heads = (all.most_parts + 2) * (double)PAGE_BYTES;
-    out->buffers = (uint64_t)(N_BUFFERS * (all.spares + heads + all.there) + all.encode + all.add);
-    out->pinned = (uint64_t)(OWN_BYTES + N_BUFFERS * (heads + all.here + all.copied));
+    double heads = (all.most_parts + 2) * (double)TAGC_ROOM_BYTES;
+    out->buffers = (uint64_t)(n_buffers * (all.spares + heads + all.there) + all.encode + all.add);
+    out->pinned = (uint64_t)(TAGC_LEAST_PINNED_BYTES + n_buffers * (heads + all.here + all.copied));
     return TAGC_OK;
-}
-
-uint64_t tagc_plan_pinned(const tagc_reducer_options *parts, const uint32_t *units, size_t n, int world_size,
-                          int n_bytes) {
-    double in = 0, out = 0;
-    for (size_t i = 0; i < n;) {
-        double values = 0, is_all_reduce = parts[i].output == TAGC_OUTPUT_UNIT;
-        uint32_t unit = units[i];
-        for (; i < n && units[i] == unit; i++) values += (double)parts[i].n_elems;
-        in = fmax(in, n_bytes * values);
-        out = fmax(out, n_bytes * values / (is_all_reduce ? 1 : world_size));
-    }
-    return (uint64_t)(N_HERE * (in + out));
 }
