@@ -1,8 +1,8 @@
 /* Headers of token files from hostile bytes. What is accepted must describe exactly the bytes there are. */
 #include "data/token_format.h"
+#include "data/xxh64.h"
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 
@@ -27,9 +27,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     uint8_t *fixed = malloc(n_bytes);
     if (!fixed) return 0;
     memcpy(fixed, data, n_bytes);
-    uint64_t payload = XXH64(fixed + TAGC_TOKEN_HEADER_BYTES, n_bytes - TAGC_TOKEN_HEADER_BYTES, 0);
+    uint64_t payload = tagc_xxh64(fixed + TAGC_TOKEN_HEADER_BYTES, n_bytes - TAGC_TOKEN_HEADER_BYTES, 0);
     for (int i = 0; i < 8; i++) fixed[32 + i] = (uint8_t)(payload >> (8 * i));
-    uint64_t header = XXH64(fixed, 120, 0);
+    uint64_t header = tagc_xxh64(fixed, 120, 0);
     for (int i = 0; i < 8; i++) fixed[120 + i] = (uint8_t)(header >> (8 * i));
     check(fixed, n_bytes);
     free(fixed);

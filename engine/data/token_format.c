@@ -3,11 +3,11 @@
 #include "data/token_format.h"
 
 #include "core/status.h"
+#include "data/xxh64.h"
 #include "disk/file_kind.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <xxhash.h>
 
 static const char our_magic[8] = {'t', 'a', 'g', 'c', 't', 'o', 'k', '\n'};
 
@@ -104,7 +104,7 @@ static tagc_status parse_ours(const uint8_t *data, uint64_t n_at_hand, uint64_t 
     if (get_u32(data + AT_VERSION) != OUR_VERSION)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "%s: version is %" PRIu32 ", this program reads %d", name,
                          get_u32(data + AT_VERSION), OUR_VERSION);
-    if (XXH64(data, AT_HEADER_CHECKSUM, 0) != get_u64(data + AT_HEADER_CHECKSUM))
+    if (tagc_xxh64(data, AT_HEADER_CHECKSUM, 0) != get_u64(data + AT_HEADER_CHECKSUM))
         return tagc_fail(TAGC_ERR_CORRUPT, "%s: the header's checksum is wrong: the file is damaged", name);
 
     /* From here on the fields are as some program wrote them, not necessarily ours. */
@@ -130,8 +130,8 @@ static tagc_status parse_ours(const uint8_t *data, uint64_t n_at_hand, uint64_t 
     info->first_byte = TAGC_TOKEN_HEADER_BYTES;
     memcpy(info->tokenizer, data + AT_TOKENIZER, TAGC_TOKENIZER_NAME_BYTES);
     TAGC_TRY(check_payload(info, n_bytes, name));
-    if (n_at_hand == n_bytes &&
-        XXH64(data + info->first_byte, n_bytes - info->first_byte, 0) != get_u64(data + AT_PAYLOAD_CHECKSUM))
+    if (n_at_hand == n_bytes && tagc_xxh64(data + info->first_byte, n_bytes - info->first_byte, 0) !=
+                                    get_u64(data + AT_PAYLOAD_CHECKSUM))
         return tagc_fail(TAGC_ERR_CORRUPT, "%s: the checksum of the tokens is wrong: the file is damaged",
                          name);
     return TAGC_OK;
@@ -214,5 +214,5 @@ void tagc_token_format_write(const tagc_tokens_info *info, uint64_t payload_chec
     put_u64(header + AT_PAYLOAD_CHECKSUM, payload_checksum);
     snprintf((char *)header + AT_TOKENIZER, TAGC_TOKENIZER_NAME_BYTES, "%s", info->tokenizer);
     put_u32(header + AT_END_OF_TEXT, info->end_of_text < 0 ? UINT32_MAX : (uint32_t)info->end_of_text);
-    put_u64(header + AT_HEADER_CHECKSUM, XXH64(header, AT_HEADER_CHECKSUM, 0));
+    put_u64(header + AT_HEADER_CHECKSUM, tagc_xxh64(header, AT_HEADER_CHECKSUM, 0));
 }

@@ -4,6 +4,7 @@
 
 #include "core/status.h"
 #include "data/token_format.h"
+#include "data/xxh64.h"
 #include "disk/paths.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 enum { BUFFER_BYTES = 1 << 16 };
 
@@ -143,19 +143,17 @@ tagc_status tagc_token_writer_move_tail(tagc_token_writer *from, tagc_token_writ
 }
 
 static tagc_status checksum_payload(tagc_token_writer *w, uint64_t *checksum) {
-    XXH64_state_t *state = XXH64_createState();
-    if (!state) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory for its checksum", w->temporary);
-    XXH64_reset(state, 0);
+    tagc_xxh64_state state;
+    tagc_xxh64_begin(&state);
     uint64_t at = TAGC_TOKEN_HEADER_BYTES, end = at + w->info.n_tokens * (uint64_t)w->info.token_bytes;
     tagc_status status = TAGC_OK;
     while (at < end && status == TAGC_OK) {
         size_t n = end - at < BUFFER_BYTES ? (size_t)(end - at) : BUFFER_BYTES;
         status = read_exactly(w, at, w->buffer, n);
-        XXH64_update(state, w->buffer, n);
+        tagc_xxh64_add(&state, w->buffer, n);
         at += n;
     }
-    *checksum = XXH64_digest(state);
-    XXH64_freeState(state);
+    *checksum = tagc_xxh64_end(&state);
     return status;
 }
 

@@ -3,11 +3,11 @@
 #include "data/bpe.h"
 #include "data/data.h"
 #include "data/source.h"
+#include "data/xxh64.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 enum { BYTE_END_OF_TEXT = 0 };
 
@@ -39,7 +39,7 @@ tagc_status tagc_tokenizer_create_bpe(const char *vocab_path, const char *merges
         status = tagc_bpe_create(&vocab, &merges, &made->bpe);
     }
     if (status == TAGC_OK) {
-        uint64_t both = XXH64(merges.bytes, merges.n_bytes, XXH64(vocab.bytes, vocab.n_bytes, 0));
+        uint64_t both = tagc_xxh64(merges.bytes, merges.n_bytes, tagc_xxh64(vocab.bytes, vocab.n_bytes, 0));
         snprintf(made->name, sizeof made->name, "bpe-%016" PRIx64, both);
         *out = made;
     } else {

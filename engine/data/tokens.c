@@ -1,6 +1,7 @@
 /* Token files as one array in memory, by mapping them. The ranks of one host share their pages, and opening a file of many
  * gigabytes copies nothing. A corpus of several files, its shards, reads as if it were one file. */
 #include "core/status.h"
+#include "core/xxh3.h"
 #include "data/token_format.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -10,7 +11,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 typedef struct token_shard {
     char *path;
@@ -137,11 +137,10 @@ static uint64_t fingerprint_of(const token_shard *shard) {
     const tagc_tokens_info *info = &shard->info;
     const uint8_t *data = shard->map + info->first_byte;
     size_t n_bytes = (size_t)info->n_tokens * (size_t)info->token_bytes;
-    uint64_t hash =
-        XXH3_64bits_withSeed(&info->n_tokens, sizeof info->n_tokens, (XXH64_hash_t)info->token_bytes);
-    if (n_bytes <= (size_t)PIECES * PIECE_BYTES) return XXH3_64bits_withSeed(data, n_bytes, hash);
+    uint64_t hash = tagc_xxh3(&info->n_tokens, sizeof info->n_tokens, (uint64_t)info->token_bytes);
+    if (n_bytes <= (size_t)PIECES * PIECE_BYTES) return tagc_xxh3(data, n_bytes, hash);
     size_t stride = (n_bytes - PIECE_BYTES) / (PIECES - 1);
-    for (size_t i = 0; i < PIECES; i++) hash = XXH3_64bits_withSeed(data + i * stride, PIECE_BYTES, hash);
+    for (size_t i = 0; i < PIECES; i++) hash = tagc_xxh3(data + i * stride, PIECE_BYTES, hash);
     return hash;
 }
 
@@ -149,7 +148,7 @@ uint64_t tagc_tokens_fingerprint(const tagc_tokens *tokens) {
     uint64_t hash = fingerprint_of(&tokens->shards[0]);
     for (size_t i = 1; i < tokens->n_shards; i++) {
         uint64_t next = fingerprint_of(&tokens->shards[i]);
-        hash = XXH3_64bits_withSeed(&next, sizeof next, hash);
+        hash = tagc_xxh3(&next, sizeof next, hash);
     }
     return hash;
 }

@@ -4,7 +4,7 @@
 #include "core/status.h"
 #include "data/data.h"
 #include "data/token_format.h"
-#include <xxhash.h>
+#include "data/xxh64.h"
 
 static void put_u32(uint8_t *p, uint32_t value) {
     for (int i = 0; i < 4; i++) p[i] = (uint8_t)(value >> (8 * i));
@@ -28,8 +28,8 @@ static size_t make_ours(uint8_t *file, uint32_t width, uint32_t vocab_size, cons
     put_u32(file + 104, vocab_size - 1);
     for (size_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < width; k++) file[128 + i * width + k] = (uint8_t)(tokens[i] >> (8 * k));
-    put_u64(file + 32, XXH64(file + 128, n * width, 0));
-    put_u64(file + 120, XXH64(file, 120, 0));
+    put_u64(file + 32, tagc_xxh64(file + 128, n * width, 0));
+    put_u64(file + 120, tagc_xxh64(file, 120, 0));
     return 128 + n * width;
 }
 
@@ -63,7 +63,7 @@ static void reads_ours_in_each_width(void **state) {
         }
         tagc_tokens_close(opened);
 
-        tagc_token_format_write(&info, XXH64(file + 128, n_bytes - 128, 0), header);
+        tagc_token_format_write(&info, tagc_xxh64(file + 128, n_bytes - 128, 0), header);
         assert_memory_equal(header, file, sizeof header);
     }
 }
@@ -187,14 +187,14 @@ static void refuses_lying_fields(void **state) {
     for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
         size_t n_bytes = make_ours(file, 2, 300, values, 40);
         put_u32(file + lies[i].at, lies[i].value);
-        put_u64(file + 120, XXH64(file, 120, 0));
+        put_u64(file + 120, tagc_xxh64(file, 120, 0));
         assert_int_not_equal(tagc_token_format_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info),
                              TAGC_OK);
         if (!strstr(tagc_last_error(), lies[i].part)) fail_msg("%s: %s", lies[i].part, tagc_last_error());
     }
     size_t n_bytes = make_ours(file, 2, 300, values, 40);
     memset(file + 40, 'x', 64);
-    put_u64(file + 120, XXH64(file, 120, 0));
+    put_u64(file + 120, tagc_xxh64(file, 120, 0));
     assert_fails(tagc_token_format_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info),
                  TAGC_ERR_CORRUPT, "tokenizer is longer");
 }
