@@ -58,6 +58,7 @@
 #ifndef TAGC_SCHEDULE_H
 #define TAGC_SCHEDULE_H
 
+#include "tagc/policy.h"
 #include "tagc/tagc.h"
 
 #ifdef __cplusplus
@@ -75,9 +76,6 @@ typedef enum tagc_level {
 
 /* Returns "fresh", "every", "largest", "last", or "?" for another number. */
 TAGC_API const char *tagc_level_name(int level);
-
-/* The class of a parameter. What is sent dense is none of a schedule's. */
-typedef enum tagc_schedule_class { TAGC_SCHEDULE_COMPRESSED = 0, TAGC_SCHEDULE_MILD = 1 } tagc_schedule_class;
 
 /* What the optimizer has of a compressed parameter. */
 typedef enum tagc_moment {
@@ -115,7 +113,8 @@ typedef struct tagc_schedule_parameter {
     const char *name;
     /* Of the whole parameter, not of a rank's piece. */
     uint64_t n_elems;
-    tagc_schedule_class kind;
+    /* COMPRESSED or MILD. What is sent dense is none of a schedule's. */
+    tagc_class kind;
 } tagc_schedule_parameter;
 
 /* parameters: (n_parameters,), copied. Their numbers, from 0, name them in all calls below.

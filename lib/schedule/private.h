@@ -17,7 +17,7 @@ enum { TAGC_NOT_FADING = -1 };
 typedef struct tagc_scheduled {
     char *name;
     uint64_t n_elems;
-    tagc_schedule_class kind;
+    tagc_class kind;
     tagc_moment moment;
     int now, next;  /* levels: in effect, and from the next step on */
     int has_levels; /* 0: always at LAST */

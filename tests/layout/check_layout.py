@@ -23,6 +23,7 @@ C_ORDER = [
     ["lib/core"],
     ["lib/codec", "lib/schedule", "lib/transport"],
     ["lib/exchange"],
+    ["lib/unit"],
     ["lib/paper", "lib/gpu"],
     ["lib"],  # lib/fences.c alone
     ["engine/model", "engine/disk"],
