@@ -1,8 +1,9 @@
 /* Headers of token files from hostile bytes. What is accepted must describe exactly the bytes there are. */
 #include "data/token_file.h"
+#include "data/xxh64.h"
+#include "tagc/tagc.h"
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 
@@ -30,9 +31,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     const uint8_t *tokens = fixed + TAGC_TOKEN_HEADER_BYTES;
     size_t n_payload = n_bytes - TAGC_TOKEN_HEADER_BYTES;
     int is_first = fixed[8] == 1; /* version 1 has another checksum */
-    uint64_t payload = is_first ? XXH64(tokens, n_payload, 0) : XXH3_64bits(tokens, n_payload);
+    uint64_t payload = is_first ? tagc_xxh64(tokens, n_payload, 0) : tagc_checksum(tokens, n_payload);
     for (int i = 0; i < 8; i++) fixed[32 + i] = (uint8_t)(payload >> (8 * i));
-    uint64_t header = is_first ? XXH64(fixed, 120, 0) : XXH3_64bits(fixed, 120);
+    uint64_t header = is_first ? tagc_xxh64(fixed, 120, 0) : tagc_checksum(fixed, 120);
     for (int i = 0; i < 8; i++) fixed[120 + i] = (uint8_t)(header >> (8 * i));
     check(fixed, n_bytes);
     free(fixed);

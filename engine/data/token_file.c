@@ -2,7 +2,9 @@
  * opening many gigabytes copies nothing; shards that read as if they were one file; and which files --data names. */
 #include "data/token_file.h"
 #include "core/status.h"
+#include "core/xxh3.h"
 #include "data/text_files.h"
+#include "data/xxh64.h"
 #include "disk/file_kind.h"
 #include "disk/paths.h"
 #include <dirent.h>
@@ -16,7 +18,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 /* ---- headers: the first bytes tell three formats apart; every field is checked against the file's size ---- */
 
@@ -74,7 +75,7 @@ static void put_u64(uint8_t *p, uint64_t value) {
 }
 
 static uint64_t checksum_of(uint32_t version, const void *bytes, size_t n_bytes) {
-    return version == 1 ? XXH64(bytes, n_bytes, 0) : XXH3_64bits(bytes, n_bytes);
+    return version == 1 ? tagc_xxh64(bytes, n_bytes, 0) : tagc_xxh3(bytes, n_bytes, 0);
 }
 
 static const struct llmc_kind *llmc_kind_of(const uint8_t *data, uint64_t n_at_hand) {
@@ -357,11 +358,10 @@ static uint64_t fingerprint_of(const token_shard *shard) {
     const tagc_tokens_info *info = &shard->info;
     const uint8_t *data = shard->map + info->first_byte;
     size_t n_bytes = (size_t)info->n_tokens * (size_t)info->token_bytes;
-    uint64_t hash =
-        XXH3_64bits_withSeed(&info->n_tokens, sizeof info->n_tokens, (XXH64_hash_t)info->token_bytes);
-    if (n_bytes <= (size_t)PIECES * PIECE_BYTES) return XXH3_64bits_withSeed(data, n_bytes, hash);
+    uint64_t hash = tagc_xxh3(&info->n_tokens, sizeof info->n_tokens, (uint64_t)info->token_bytes);
+    if (n_bytes <= (size_t)PIECES * PIECE_BYTES) return tagc_xxh3(data, n_bytes, hash);
     size_t stride = (n_bytes - PIECE_BYTES) / (PIECES - 1);
-    for (size_t i = 0; i < PIECES; i++) hash = XXH3_64bits_withSeed(data + i * stride, PIECE_BYTES, hash);
+    for (size_t i = 0; i < PIECES; i++) hash = tagc_xxh3(data + i * stride, PIECE_BYTES, hash);
     return hash;
 }
 
@@ -369,7 +369,7 @@ uint64_t tagc_tokens_fingerprint(const tagc_tokens *tokens) {
     uint64_t hash = fingerprint_of(&tokens->shards[0]);
     for (size_t i = 1; i < tokens->n_shards; i++) {
         uint64_t next = fingerprint_of(&tokens->shards[i]);
-        hash = XXH3_64bits_withSeed(&next, sizeof next, hash);
+        hash = tagc_xxh3(&next, sizeof next, hash);
     }
     return hash;
 }

@@ -10,7 +10,9 @@ command -v pkg-config mpirun >/dev/null || { echo "no pkg-config or mpirun"; exi
 
 rm -rf "$scratch"
 mkdir -p "$scratch/by-pkg-config"
-"$cmake" --install "$build" --prefix "$scratch/prefix" >"$scratch/install.log"
+export TAGC_INSTALLED=$scratch/installed.txt
+"$source/scripts/install.sh" "$build" "$scratch/prefix" >"$scratch/install.log"
+grep -q "^install: $scratch/prefix.* is not where programs look for libraries: link with -Wl,-rpath,$scratch/prefix" "$scratch/install.log"
 
 if [ -e "$build/tagc" ]; then # as the command prints them now
     share=$scratch/prefix/share
@@ -62,6 +64,14 @@ out=$(timeout 100 "$scratch/by-pkg-config/native" 2>&1) || grep -q 'TAGC_NATIVE'
 echo "$out"
 grep -q 'TAGC_NATIVE' <<<"$out" || [ "$(grep -c 'first value of its shard is 2\.00' <<<"$out")" -eq 2 ]
 
+read -ra all_static <<<"$(pkg-config --static --cflags --libs tagc)"
+if "$cc" -static -O2 "$source/examples/native.c" -o "$scratch/by-pkg-config/native-static" "${all_static[@]}" 2>"$scratch/static.log"; then
+    if ldd "$scratch/by-pkg-config/native-static" 2>/dev/null | grep '=>'; then exit 1; fi
+elif ! grep -qE 'cannot find -l(c|m|uv)( |:|$)' "$scratch/static.log"; then # a system without archives of its libraries
+    cat "$scratch/static.log"
+    exit 1
+fi
+
 read -ra includes <<<"$(pkg-config --cflags tagc-mpi)"
 for header in "$scratch"/prefix/include/tagc/*.h; do # each alone, in C and in C++
     echo "#include <tagc/$(basename "$header")>" >"$scratch/header.c"
@@ -84,3 +94,7 @@ read -ra flags <<<"$(pkg-config --cflags --libs --static tagc-mpi | sed "s,-ltag
 "$cc" -O2 "$source/examples/reduce_scatter.c" -o "$scratch/by-pkg-config/static" "${flags[@]}"
 if ldd "$scratch/by-pkg-config/static" | grep libtagc; then exit 1; fi
 check "$scratch/by-pkg-config/static"
+
+"$source/scripts/install.sh" --uninstall "$build"
+find "$scratch/prefix" -type f | { ! grep .; }
+[ ! -e "$scratch/prefix/include/tagc" ]
