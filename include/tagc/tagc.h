@@ -117,7 +117,7 @@ typedef enum tagc_rounding {
     /* To the nearest. */
     TAGC_ROUNDING_NEAREST = 0,
     /* To one of the two next values, to the nearer with the greater probability, so that the mean error is zero. The
-     * probabilities are multiples of 1/256, so the mean may be off by 1/512 of a step, and what is below that becomes zero. */
+     * probabilities have 24 bits (INT4: 28), so the mean is right to 10^-9 of a block's largest value. */
     TAGC_ROUNDING_STOCHASTIC = 1
 } tagc_rounding;
 

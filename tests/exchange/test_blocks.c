@@ -61,8 +61,9 @@ static void oracle(const tagc_blocks_options *o, const float *x, size_t n, const
             arrives[i] = is_finite ? 0 : oracle_wide(0x7fc0);
             if (!is_finite || half == 0) continue;
             float scale = oracle_wide(half);
-            int byte = is_random ? oracle_byte(seed, (uint32_t)i) : -1;
-            int code = bits == 2 ? two_bits_of(scale, x[i]) : oracle_integer(o->format, byte, scale, x[i]);
+            uint32_t threshold = oracle_threshold(seed, (uint32_t)i);
+            int code = bits == 2 ? two_bits_of(scale, x[i])
+                                 : oracle_integer(o->format, is_random ? &threshold : NULL, scale, x[i]);
             put(body + 2 * n_blocks, bits, i, code);
             arrives[i] = bits == 2 ? (code & 2 ? -1 : 1) * scale * (code & 1 ? 4 : 1) : (float)code * scale;
         }

@@ -172,7 +172,9 @@ static tagc_code_options random_options(size_t most) {
     o.sparse = random_below(3) != 0;
     if (o.sparse && random_below(12)) o.k = random_below(random_below(4) ? o.n / 10 + 1 : o.n + 1);
     random_formats(&o);
-    o.is_stochastic = !o.sparse && random_below(4) == 0;
+    int has_zero =
+        o.values != TAGC_FORMAT_INT2 && o.values != TAGC_FORMAT_SIGN; /* others are not rounded at random */
+    o.is_stochastic = !o.sparse && has_zero && random_below(4) == 0;
     return o;
 }
 
