@@ -1,7 +1,7 @@
 /* Headers of token files from hostile bytes. What is accepted must describe exactly the bytes there are. */
+#include "core/xxh3.h"
 #include "data/token_file.h"
 #include "data/xxh64.h"
-#include "tagc/tagc.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,9 +31,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     const uint8_t *tokens = fixed + TAGC_TOKEN_HEADER_BYTES;
     size_t n_payload = n_bytes - TAGC_TOKEN_HEADER_BYTES;
     int is_first = fixed[8] == 1; /* version 1 has another checksum */
-    uint64_t payload = is_first ? tagc_xxh64(tokens, n_payload, 0) : tagc_checksum(tokens, n_payload);
+    uint64_t payload = is_first ? tagc_xxh64(tokens, n_payload, 0) : tagc_xxh3(tokens, n_payload, 0);
     for (int i = 0; i < 8; i++) fixed[32 + i] = (uint8_t)(payload >> (8 * i));
-    uint64_t header = is_first ? tagc_xxh64(fixed, 120, 0) : tagc_checksum(fixed, 120);
+    uint64_t header = is_first ? tagc_xxh64(fixed, 120, 0) : tagc_xxh3(fixed, 120, 0);
     for (int i = 0; i < 8; i++) fixed[120 + i] = (uint8_t)(header >> (8 * i));
     check(fixed, n_bytes);
     free(fixed);
