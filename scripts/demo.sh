@@ -26,7 +26,7 @@ train() { # <name> <options>...
     shift
     echo
     echo "== $name: ${*:-no options, the default}"
-    "$tagc" train --config experiments/configs/demo.conf --data data/demo --ranks 2 ${DEMO_STEPS:+--steps "$DEMO_STEPS"} \
+    "$tagc" train --config lab/configs/demo.conf --data data/demo --ranks 2 ${DEMO_STEPS:+--steps "$DEMO_STEPS"} \
         --out "$runs/$name" --trace "$runs/$name.trace.json" "$@"
 }
 mkdir -p "$runs"

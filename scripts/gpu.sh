@@ -190,7 +190,7 @@ train_in_conditions() {
             note "$name" "skipped: it may hang while libtagc sends by gloo; $no_uv" 0
             continue
         fi
-        part "$name" torch "" $may_take env "${settings[@]}" "$python" experiments/studies/torch_gpu.py --only losses --loss-steps 8
+        part "$name" torch "" $may_take env "${settings[@]}" "$python" lab/studies/torch_gpu.py --only losses --loss-steps 8
         took=$((SECONDS - took)) # a machine that is slow is so in all conditions
         [ $may_take != 150 ] || may_take=$((took < 150 ? took + 60 : 75))
     done
@@ -215,7 +215,7 @@ all() {
     part tests test_cuda_codec "" 100 "$build/test_cuda_codec"
     [ -n "${why_no[torch]:-}" ] || train_in_conditions
     part reducers bench_device reducers.json 100 "$build/bench_device" --required ${cudart:+--library "$cudart"} --json "$out/reducers.json"
-    part torch torch torch.json 200 "$python" experiments/studies/torch_gpu.py --json "$out/torch.json"
+    part torch torch torch.json 200 "$python" lab/studies/torch_gpu.py --json "$out/torch.json"
     part bench bench_cuda kernels.json 90 "$build/bench_cuda" "$out/kernels.json"
     sanitizer=$(command -v compute-sanitizer ||
         find -L "$toolkit"/{bin,compute-sanitizer} -maxdepth 1 -name compute-sanitizer -print -quit 2>/dev/null || true)

@@ -2,8 +2,8 @@
 the package index
 has: the newest release of each, in an environment that is made for it and deleted afterwards. Some gigabytes
 each to download, where the index has builds for CUDA; no GPU is needed. What was found joins that of earlier
-calls in results/torch-versions.json, and the table there and in docs/reference/torch-versions.md is written
-anew.
+calls in lab/results/torch-versions.json, and the table there and in docs/reference/torch-versions.md is
+written anew.
 
     scripts/torch_versions.sh                                          # all tests on all versions: hours
     scripts/torch_versions.sh --versions 2.9,2.15
@@ -24,7 +24,7 @@ import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).parents[1]
 TESTS = ROOT / "tests" / "python"
-FOUND = ROOT / "results" / "torch-versions.json"
+FOUND = ROOT / "lab" / "results" / "torch-versions.json"
 DOCS = ROOT / "docs" / "reference" / "torch-versions.md"
 BEGIN, END = "<!-- scripts/torch_versions.sh writes what follows -->", "<!-- to here -->"
 OLDEST = (2, 9)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests of tagc under torchft, which the usual ones skip where torchft is missing, as it is in CI: there is no time left there.
 #   torchft.sh                    tests/python/test_torchft*.py, after make build
-#   torchft.sh <arguments>...     runs the interpreter that has torchft: torchft.sh experiments/studies/torch_chaos.py --steps 300
+#   torchft.sh <arguments>...     runs the interpreter that has torchft: torchft.sh lab/studies/torch_chaos.py --steps 300
 # The environment is that of scripts/python.sh, with torchft on top of it; it is made once. torchft takes torch as it is there.
 set -euo pipefail
 root=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")

@@ -617,7 +617,7 @@ typedef enum tagc_verdict {
 } tagc_verdict;
 
 /* If the longer step takes at most this share more time than the shorter, they count as alike. Repeated measurements
- * of one set-up differ by as much: of the rounds of `tagc bench` behind docs/studies/results.md, half are within 4 % of the
+ * of one set-up differ by as much: of the rounds of `tagc bench` behind lab/docs/results.md, half are within 4 % of the
  * median of their arm. A gain that a second measurement may not find again is none. */
 #define TAGC_VERDICT_MARGIN 0.05
 

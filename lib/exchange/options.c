@@ -110,7 +110,7 @@ void tagc_gatherer_options_init_sized(tagc_gatherer_options *options, size_t str
 
 /* ---- the way back ----
  *
- * docs/studies/way-back.md: sums need more bits than fragments, for each of them stands for the values of all ranks. */
+ * lab/docs/way-back.md: sums need more bits than fragments, for each of them stands for the values of all ranks. */
 
 #define RETURNED_PER_SENT 2.4
 

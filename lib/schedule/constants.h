@@ -1,4 +1,4 @@
-/* The numbers of the schedule. include/tagc/schedule.h says what each rule is for; docs/studies/schedule.md what it is worth.
+/* The numbers of the schedule. include/tagc/schedule.h says what each rule is for; lab/docs/schedule.md what it is worth.
  * A study that leaves a rule out compiles with another number: cmake -DCMAKE_C_FLAGS=-DTAGC_ALARM=1e9. */
 #ifndef TAGC_SCHEDULE_CONSTANTS_H
 #define TAGC_SCHEDULE_CONSTANTS_H

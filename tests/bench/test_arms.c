@@ -51,7 +51,7 @@ static void arms_are_their_files(void **state) {
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char path[1024];
-        snprintf(path, sizeof path, TAGC_TEST_DATA "/../../experiments/configs/%s.conf", names[i][1]);
+        snprintf(path, sizeof path, TAGC_TEST_DATA "/../../lab/configs/%s.conf", names[i][1]);
         const char *option = difference(names[i][0], path);
         if (option) fail_msg("arm %s and %s differ in --%s", names[i][0], path, option);
     }
@@ -89,7 +89,7 @@ static void files_come_to(void **state) {
         char path[1024], text[512] = "", word[64];
         tagc_arm *arm;
         int n;
-        snprintf(path, sizeof path, TAGC_TEST_DATA "/../../experiments/configs/%s.conf", files[i].file);
+        snprintf(path, sizeof path, TAGC_TEST_DATA "/../../lab/configs/%s.conf", files[i].file);
         if (tagc_arms_read(path, NULL, NULL, &arm, &n) != TAGC_OK)
             fail_msg("%s: %s", path, tagc_last_error());
         for (size_t k = 0; k < sizeof names / sizeof *names; k++) {

@@ -5,7 +5,7 @@ source "$(dirname "$0")/lib.sh" "$@"
 make_data
 export ASAN_OPTIONS=detect_leaks=0
 
-configs=$here/../../experiments/configs
+configs=$here/../../lab/configs
 for conf in direct direct-bf16 zero2-direct all-legs all-legs-2bit ddp-direct; do
     run 0 train "${tiny[@]}" --no-quiet --config "$configs/$conf.conf" --steps 3 --ranks 2 --batch-size 2 --out $conf
     grep -q "^note:" out && fail "$conf.conf has an option without effect: $(grep '^note:' out)"

@@ -23,7 +23,7 @@ run 0 train "${tiny[@]}" "${model[@]}" --steps $steps --batch-size 2 --ranks 2 -
     --sparsity 0.8 --index sum1 --unpeeled estimate --compress all --out sum1
 awk '{ lost += $1 } END { exit !(lost > 0) }' <(column sum1 n_lost) || fail "the summed 1-bit index lost nothing"
 
-for conf in "$here"/../../experiments/configs/tagc-*.conf "$here"/../../experiments/configs/fsdp.conf "$here"/../../experiments/configs/packed.conf; do
+for conf in "$here"/../../lab/configs/tagc-*.conf "$here"/../../lab/configs/fsdp.conf "$here"/../../lab/configs/packed.conf; do
     run 0 train "${tiny[@]}" --config "$conf" --steps 2 --ranks 2 --batch-size 2 --out "$(basename "$conf")"
 done
 # 4-bit counts overflow above 15 ranks, so they are refused there.

@@ -67,8 +67,8 @@ PYTHON_ORDER = [
 ]
 # The page of a result needs no torch and no libtagc.
 ALONE = ["tagc.report.*"]
-# Python outside of the package that imports nothing of experiments/, either.
-BESIDE = ["bench", "cmake", "examples", "fuzz", "scripts"]
+# Beside the products; what is here imports and includes nothing of lab/, either.
+BESIDE = ["bench", "cmake", "examples", "fuzz", "scripts", "tests"]
 
 HERE = "tests/layout/check_layout.py"
 C_SUFFIXES = (".c", ".h", ".cu", ".cuh")
@@ -192,27 +192,12 @@ def imports_of(text, module):
                 yield node.lineno, f"{base}.{alias.name}"
 
 
-def check_experiments(root):
-    """Returns the imports of experiments/ by files outside of it. Its programs import each other by the names
-    of their files, so these names count, too, unless the importer has a neighbour of that name."""
-    folder = root / "experiments"
-    names = {"experiments"} | {p.stem for p in folder.rglob("*") if p.is_dir() or p.suffix == ".py"}
-    broken = []
-    for path in sorted(p for beside in ["python", *BESIDE] for p in (root / beside).rglob("*.py")):
-        for line, name in imports_of(path.read_text(), path.stem):
-            first = name.split(".")[0]
-            if first in names and not (path.parent / f"{first}.py").exists():
-                where = path.relative_to(root).as_posix()
-                broken.append(f"{where}:{line}: imports {name}, and nothing imports experiments/")
-    return broken
-
-
 def check_python(root):
     """Returns the broken rules of Python, and how many imports were read."""
     package = root / "python"
     paths = sorted(package.rglob("*.py"))
     modules = {".".join(p.relative_to(package).with_suffix("").parts): p for p in paths}
-    broken, arrows, n = check_experiments(root), {}, 0
+    broken, arrows, n = [], {}, 0
 
     def module_of(name):
         while name:
@@ -245,10 +230,41 @@ def check_python(root):
     return broken, n
 
 
+# ---- the lab ----
+
+
+def check_lab(root):
+    """Returns the includes and imports of files of lab/ by files outside of it. Programs of lab/ import each
+    other by the names of their files, and so do headers: these names count, too, unless who names one has a
+    neighbour of that name."""
+    inside = list((root / "lab").rglob("*"))
+    headers = {path.name for path in inside if path.suffix in C_SUFFIXES}
+    modules = {"lab"} | {path.stem for path in inside if path.is_dir() or path.suffix == ".py"}
+    broken = []
+    for path in sorted(p for folder in [*PRODUCTS, "python", *BESIDE] for p in (root / folder).rglob("*.*")):
+        if path.suffix == ".py":
+            named = [
+                (line, name, name.split(".")[0]) for line, name in imports_of(path.read_text(), path.stem)
+            ]
+            verb, known, suffix = "imports", modules, ".py"
+        elif path.suffix in C_SUFFIXES:
+            named = [(line, name, name.split("/")[-1]) for line, name in includes_of(path.read_text())]
+            verb, known, suffix = "includes", headers, ""
+        else:
+            continue
+        where = path.relative_to(root).as_posix()
+        broken += [
+            f"{where}:{line}: {verb} {name}, and nothing {verb} what is in lab/"
+            for line, name, last in named
+            if last in known and not (path.parent / f"{last}{suffix}").exists()
+        ]
+    return broken
+
+
 def check(root):
     """Returns the broken rules, and how many lines were read."""
     (c, n_c), (python, n_python) = check_c(root), check_python(root)
-    return c + python, n_c + n_python
+    return c + python + check_lab(root), n_c + n_python
 
 
 # ---- what must be found ----
@@ -280,12 +296,17 @@ def planted(root):
     yield {local: "from tagc.torch.advise.choice import choose"}, "imports tagc.torch.advise.choice"
     yield {"python/tagc/torch/handle.py": "import tagc.torch"}, "imports tagc.torch.__init__"
     yield {"python/tagc/report/command.py": "import tagc.torch.handle"}, "tagc.torch.handle, and stands alone"
-    # experiments/, by its folders, by its files, and by a program beside the package
-    lab = {"experiments/lab/tables.py": ""}
-    yield {low: "from experiments.lab import tables", **lab}, "imports experiments.lab.tables, and nothing"
-    yield {low: "from lab import tables", **lab}, "imports lab.tables, and nothing imports"
-    yield {"scripts/new.py": "import tables", **lab}, "scripts/new.py:2: imports tables, and nothing imports"
+    # lab/, by its folders, by its files, and by programs and headers beside the products
+    lab = {"lab/hosts/tables.py": "", "lab/hosts/delay_line.h": ""}
+    yield {low: "from lab.hosts import tables", **lab}, "imports lab.hosts.tables, and nothing imports"
+    yield {"scripts/new.py": "from hosts import tables", **lab}, "imports hosts.tables, and nothing imports"
     yield {low: "def f():\n    import tables", **lab}, "imports tables, and nothing imports"
+    yield {"scripts/new.py": "import tables", **lab}, "scripts/new.py:2: imports tables, and nothing imports"
+    yield {"tests/python/new.py": "import tables", **lab}, "new.py:2: imports tables, and nothing imports"
+    in_c = '#include "delay_line.h"'
+    yield {"bench/new.c": in_c, **lab}, "bench/new.c:2: includes delay_line.h, and nothing includes"
+    yield {"tests/core/new.c": '#include "../../lab/hosts/delay_line.h"', **lab}, "and nothing includes"
+    yield {"lib/core/clock.c": in_c, **lab}, "includes delay_line.h, and nothing includes"
     yield {"python/tagc/new.py": "nothing = None"}, "tagc.new has no place"
     yield (
         {
@@ -313,7 +334,7 @@ def check_planted(root):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(f"{text or ''}\n{line}\n")
             look = check_c if paths[0].suffix in C_SUFFIXES else check_python
-            if not any(expected in line for line in look(copy)[0]):
+            if not any(expected in line for line in look(copy)[0] + check_lab(copy)):
                 missed.append(f"planted in {', '.join(lines)}, and not found: {expected}")
             for path, text in before.items():
                 path.unlink() if text is None else path.write_text(text)

@@ -1,4 +1,4 @@
-"""The forecast of advise() against steps that were measured: `experiments/lab/lab run torch` at commit
+"""The forecast of advise() against steps that were measured: `lab/lab run torch` at commit
 2246a720, in whose result both are. And the size that it measures with."""
 
 import pytest

@@ -4,7 +4,7 @@ Error feedback sums gradients over exchanges already, and an Adam's first moment
 waited in the residual. With beta1 = 0.9 that costs loss. With 0 it costs none in most models and a lot in
 some, whose steps are so large that only a mean of gradients keeps them from oscillating; and a model that has
 just begun to learn needs all of it. So beta1 becomes BETA1 before selection begins, parameter by parameter:
-docs/studies/first-try.md has the runs.
+lab/docs/first-try.md has the runs.
 
 Where values are selected, the second moment has a longer memory: include/tagc/schedule.h says why.
 
@@ -35,7 +35,7 @@ BETA1 = 0.5  # of what is compressed, once its gradient is noise; a smaller one 
 _ADAM = re.compile(r"^_?(Paged|Fused|CPU|DeepSpeedCPU)?[NR]?Adam(W|_?Base)?(_?(4|8|32)bit|Fp8)?$")
 
 
-# Whose momentum goes on with selection at no cost that experiments/studies/torch_optimizers.py shows: a sum
+# Whose momentum goes on with selection at no cost that lab/studies/torch_optimizers.py shows: a sum
 # of gradients, or a sign of it.
 _KEEPS_PACE = ("SGD", "SGD8bit", "PagedSGD8bit", "Lion", "Lion8bit", "PagedLion8bit")
 
