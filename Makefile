@@ -18,7 +18,7 @@ CTEST = ctest --output-on-failure --no-tests=error -j$$((2 * $(JOBS) + 3))
 NO_NEW_ADDRESSES = ^test_(fsdp_levels|cli_bench)$$
 NO_FENCES = ^test_(model|model_large|layout|layout_planted|gpu_script|exchange_reducer_direct)$$
 .DEFAULT_GOAL := all
-.PHONY: help all configure build lib test-build setup demo report check test quick python asan asan-build tsan tsan-build fences fences-build aarch64 aarch64-build wheels bench format format-check lint analyze install uninstall clean
+.PHONY: help all configure build lib test-build setup demo report check test quick python lab-check asan asan-build tsan tsan-build fences fences-build aarch64 aarch64-build wheels bench format format-check lint analyze install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,11 @@ check: ## what CI runs: setup of everything that tests use, lint, tests, then bo
 	@scripts/setup.sh build text tests lint lab browser abi model ccache aarch64 python
 	@scripts/python.sh make || test $$? -eq 77
 	@LONG=$(LONG) scripts/check.sh
+
+lab-check: build ## the lab's tests and lint (lab/README.md); make check runs its smoke test alone
+	@scripts/setup.sh lab
+	@JOBS=$(JOBS) scripts/lint.sh lab
+	@cd build && $(CTEST) -C lab -L '^lab$$'
 
 asan-build:
 	@$(call configure_in,build-asan) $(SANITIZE) -DTAGC_SANITIZE=address,undefined

@@ -4,13 +4,14 @@
 #   lint.sh           all three
 #   lint.sh format    only the form: clang-format and ruff format
 #   lint.sh fix       writes the form instead of checking it, and sorts Python's imports
+#   lint.sh lab       the form and ruff's rules, of lab/ alone
 #   lint.sh analyze   clang-tidy with the analyzer of clang, which takes minutes
 # clang-tidy reads build/compile_commands.json (make lint makes it).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 verb=${1:-all}
 jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
-failed=()
+failed=() folder=.
 
 sources() { git ls-files -z -- "$@"; }
 say_seconds() { echo "lint: $1: $((SECONDS - start)) s"; }
@@ -48,12 +49,12 @@ form() { # <clang-format's arguments> -- <ruff's>
     while [ "$1" != -- ]; do clang+=("$1"); shift; done
     shift
     if tool=$(llvm_14 clang-format); then
-        sources '*.c' '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -0 -P"$jobs" -n40 "$tool" "${clang[@]}" || failed+=(clang-format)
+        sources "$folder/*".{c,h,cpp,cu,cuh} | xargs -0 -P"$jobs" -n40 "$tool" "${clang[@]}" || failed+=(clang-format)
         say_seconds clang-format
     fi
     start=$SECONDS
     if tool=$(find_ruff); then
-        "$tool" format --quiet "$@" || failed+=("ruff format")
+        "$tool" format --quiet "$@" "$folder" || failed+=("ruff format")
         say_seconds "ruff format"
     fi
 }
@@ -70,16 +71,17 @@ tidy() { # <clang-tidy's arguments>
 rules() { # <ruff check's arguments>
     local tool start=$SECONDS
     tool=$(find_ruff) || return 0
-    "$tool" check --quiet "$@" || failed+=("ruff check")
+    "$tool" check --quiet "$@" "$folder" || failed+=("ruff check")
     say_seconds "ruff check"
 }
 
 case $verb in
 all) form --dry-run -Werror -- --diff; rules; tidy '--checks=-clang-analyzer-*' ;;
 format) form --dry-run -Werror -- --diff ;;
+lab) folder=lab; form --dry-run -Werror -- --diff; rules ;;
 fix) form -i --; rules --select I --fix ;;
 analyze) tidy ;;
-*) echo "lint.sh: \"$verb\" is unknown; known: format, fix, analyze" >&2; exit 2 ;;
+*) echo "lint.sh: \"$verb\" is unknown; known: format, lab, fix, analyze" >&2; exit 2 ;;
 esac
 if [ ${#failed[@]} -gt 0 ]; then
     echo "lint: FAILED: $(IFS=,; echo "${failed[*]}"); make format mends the form" >&2

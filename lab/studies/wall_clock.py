@@ -242,7 +242,10 @@ def main():
         f"seeds {', '.join(map(str, seeds))}; near: within {100 * NEAR:g} % of the last loss of {BASELINE}\n"
     )
     print(table(found))
-    draw(found, folder / PICTURES[args.losses], shows_gaps=args.losses == "curve")
+    try:
+        draw(found, folder / PICTURES[args.losses], shows_gaps=args.losses == "curve")
+    except ModuleNotFoundError as error:  # the table is what most want
+        print(f"no picture: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

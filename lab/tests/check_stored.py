@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""The smoke test: the lab can be imported, and stored results give the tables that stand in its pages. Takes
+seconds; wants neither torch nor a build."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+try:
+    import tomllib  # noqa: F401
+except ImportError:
+    print("skipped: python3 is older than 3.11")
+    sys.exit(77)
+
+LAB = pathlib.Path(__file__).resolve().parents[1]
+sys.dont_write_bytecode = True
+
+
+def said_by(*words):
+    done = subprocess.run([sys.executable, "-B", LAB / "lab", *words], capture_output=True, text=True)
+    assert done.returncode == 0, (words, done.stderr)
+    return done.stdout
+
+
+def check_hosts():
+    """Every experiment is read, and `lab tables` makes the page of results as it is."""
+    listed = said_by("list")
+    assert all(f"{path.stem} " in listed for path in (LAB / "experiments").glob("*.toml")), listed
+    with tempfile.TemporaryDirectory() as folder:
+        page = pathlib.Path(shutil.copy(LAB / "docs" / "results.md", folder))
+        old = page.read_text()
+        made = said_by("tables", "--into", page, LAB / "results")
+        assert "speed" in made and page.read_text() == old, "tables of lab/docs/results.md differ"
+
+
+def check_wall_clock():
+    """The figures of wall_clock.py stand in a row of the page, whatever the row is called there."""
+    sys.path.insert(0, str(LAB / "studies"))
+    import wall_clock  # and with it what parity/ makes tables of
+
+    losses, times = (
+        json.loads((LAB / "results" / name).read_text()) for name in ("parity/cluster.json", "cluster.json")
+    )
+    page = (LAB / "docs" / "parity.md").read_text().replace("*", "")
+    rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in page.splitlines() if line[:1] == "|"]
+    found, _ = wall_clock.made(losses, times)
+    made = [line.split(" | ")[1:] for line in wall_clock.table(found).splitlines()[3:] if line]
+    assert len(made) == len(wall_clock.ARMS) - 1, made
+    for cells in made:
+        times, loss = cells[:4], cells[4].removesuffix(" |")
+        wanted = [*times, "0" if loss == "+0.00 %" else loss]
+        assert any(row[:4] == times and row[-1] == wanted[-1] for row in rows), cells
+
+
+check_hosts()
+check_wall_clock()
+print("all well")
