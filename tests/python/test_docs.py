@@ -1,5 +1,5 @@
-"""Every python snippet of PAGES runs on two ranks as it stands there, and every relative link of every page
-leads somewhere.
+"""Every python snippet of PAGES runs on two ranks as it stands there, and every relative link and every path
+of every page leads somewhere.
 
 What a snippet takes from its reader's program comes from a function here of the same name: a snippet that
 begins to use `sampler` needs a `@provides def sampler(take)`. take("model") gives what another one makes,
@@ -706,3 +706,44 @@ def test_broken_links_are_found():
         assert broken_links("docs/a.md", f"{text}[x]({bad})", other.__contains__, other.__getitem__) == [
             bad
         ], bad
+
+
+# ---- paths ----
+
+HISTORY = "CHANGELOG.md"  # names what was
+FOLDERS = "bench|cmake|command|docs|engine|examples|fuzz|include|lab|lib|planning|python|scripts|tests"
+
+
+def broken_paths(page, text, finds):
+    """Returns the paths in the code of a page, in fences or not, that exist neither from the root nor from
+    the page's folder. What is to be filled in or made is no path: NAME.toml, test_<what>.py, mkdir."""
+    fences = re.findall(r"^```.*?^```$", text, re.M | re.S)
+    inline = re.findall(r"`[^`\n]+`", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
+    code = re.sub(r"mkdir -p \S+|cp \S+ \S+", "", "\n".join(fences + inline))
+    named = re.findall(rf"(?<![\w./$=<-])((?:{FOLDERS})/[\w./*-]*\w\*?)(?![\w./*-]*[<{{])", code)
+    return [
+        path
+        for path in dict.fromkeys(named)
+        if not re.match("(?!README)[A-Z]{3}", os.path.basename(path))
+        and not finds(path)
+        and not finds(os.path.normpath(os.path.join(os.path.dirname(page), path)))
+    ]
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page != HISTORY])
+def test_paths(page):
+    broken = broken_paths(page, (ROOT / page).read_text(), lambda path: any(ROOT.glob(path)))
+    assert not broken, f"{page}: these paths lead nowhere: {', '.join(broken)}"
+
+
+def test_broken_paths_are_found():
+    there = {"lab/lab", "lab/docs/a.md", "tests/python/door.py", "lab/configs/*.conf"}
+    text = (
+        "`lab/lab run x` `docs/a.md` `lab/configs/*.conf` `lab/experiments/NAME.toml` lib/words/are no code "
+        "`tests/python/test_<what>.py` `MODULE=python/hooks` `build/bench/x`\n"
+        "```\nsudo lab/lab # lab/docs/a.md\n```\n"
+    )
+    assert broken_paths("lab/README.md", text, there.__contains__) == []
+    for bad in "lab/hosts/lab", "tests/lab", "scripts/no.sh", "lab/results/speed.svg":
+        for planted in f"`python {bad}`", f"```\nsudo {bad} run\n```":
+            assert broken_paths("lab/README.md", f"{text}{planted}\n", there.__contains__) == [bad]
