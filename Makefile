@@ -72,7 +72,7 @@ check: ## what CI runs: setup of everything that tests use, lint, tests, then bo
 	@scripts/python.sh make || test $$? -eq 77
 	@LONG=$(LONG) scripts/check.sh
 
-lab-check: build ## the lab's tests and lint (lab/README.md); make check runs its smoke test alone
+lab-check: test-build ## the lab's tests and lint (lab/README.md); make check runs its smoke test alone
 	@scripts/setup.sh lab
 	@JOBS=$(JOBS) scripts/lint.sh lab
 	@cd build && $(CTEST) -C lab -L '^lab$$'

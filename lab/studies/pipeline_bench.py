@@ -7,7 +7,7 @@ against tagc's. Arms take turns in one run, so that ratios are between neighbour
 Tensors between stages have the size of a large model's, and messages are real. Computing is simulated, since
 a processor takes a thousand times as long for it as a GPU: a stage multiplies activations by a vector and
 sleeps as long as its layers would take at --tflops. --tflops 0 runs blocks of a GPT on the processor.
-docs/reference/results-format.md describes the output of --json."""
+lab/docs/formats.md describes the output of --json."""
 
 import argparse
 import functools

@@ -5,7 +5,7 @@ take turns in one run, so that ratios are between neighbours in time.
         --arms fsdp2,fsdp2-tagc
     sudo lab/lab run torch        # over links as slow as asked for
 
-docs/reference/results-format.md describes the output of --json."""
+lab/docs/formats.md describes the output of --json."""
 
 import argparse
 import ctypes
