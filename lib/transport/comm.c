@@ -391,6 +391,14 @@ static tagc_comm *lay_out(tagc_arena *arena, size_t n_ranks) {
     return comm;
 }
 
+/* Another for each comm, as far as clocks can tell. That of rank 0 is everyone's. */
+static uint32_t draw_world(const tagc_comm *comm) {
+    uint64_t mixed =
+        (uint64_t)(tagc_clock_s() * 1e9) ^ (uint64_t)comm->process << 40 ^ (uint64_t)(uintptr_t)comm;
+    mixed = (mixed ^ mixed >> 31) * 0x94d049bb133111ebu;
+    return (uint32_t)(mixed >> 32);
+}
+
 tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int rank, int world_size,
                              const tagc_comm_options *options, tagc_comm **out) {
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
@@ -412,6 +420,7 @@ tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int r
     comm->ops = ops;
     comm->context = context;
     comm->process = getpid();
+    comm->world = draw_world(comm);
     comm->rank = rank;
     comm->world_size = world_size;
     comm->options = checked;
