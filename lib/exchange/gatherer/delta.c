@@ -141,7 +141,7 @@ tagc_status tagc_gatherer_delta_decode(tagc_gatherer *g) {
         tagc_wire_header header = {.flags = g->is_void ? TAGC_WIRE_FLAG_NONFINITE : 0,
                                    .status = (uint32_t)g->failure};
         tagc_status status = row == g->row ? TAGC_OK : read_message(g, row, &header);
-        if (status == TAGC_ERR_MISMATCH) of_other_unit = row;
+        if (status == TAGC_ERR_MISMATCH && of_other_unit < 0) of_other_unit = row;
         if (status != TAGC_OK) {
             damaged = damaged < 0 ? row : damaged;
             continue;

@@ -29,7 +29,8 @@ void tagc_gather_words_post(tagc_gatherer *g) {
                                            .send = &w->own,
                                            .recv = w->all},
                               .leg = TAGC_LEG_CONTROL,
-                              .tag = g->options.tag};
+                              .tag = g->options.tag,
+                              .of = &g->identity};
     tagc_comm_post(g->comm, TAGC_LANE_GATHER, &w->ticket);
 }
 
