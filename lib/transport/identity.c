@@ -51,8 +51,9 @@ static const tagc_identity *find(const tagc_comm *comm, uint32_t unit) {
     return identity;
 }
 
-/* Their sizes, too, if these differ. */
-static tagc_status fail(tagc_comm *comm, const tagc_identity *own, int from, uint32_t unit) {
+/* Names both, and their sizes if these differ. self: what the text calls this rank. */
+static tagc_status fail(tagc_comm *comm, const tagc_identity *own, int from, uint32_t unit,
+                        const char *self) {
     char here[TAGC_UNIT_TEXT_BYTES], there[TAGC_UNIT_TEXT_BYTES] = "a unit that this rank does not have",
                                      size_here[48] = "", size_there[48] = "";
     tagc_identity_text(own, here);
@@ -65,12 +66,20 @@ static tagc_status fail(tagc_comm *comm, const tagc_identity *own, int from, uin
     }
     pthread_mutex_unlock(&comm->lock);
     return tagc_fail(TAGC_ERR_MISMATCH,
-                     "rank %d exchanges %s%s, this rank %s%s: begin units in the same order on all ranks",
-                     tagc_comm_name(comm, from), there, size_there, here, size_here);
+                     "rank %d exchanges %s%s, %s %s%s: begin units in the same order on all ranks",
+                     tagc_comm_name(comm, from), there, size_there, self, here, size_here);
 }
 
 tagc_status tagc_identity_check(tagc_comm *comm, const tagc_identity *own, int from, uint32_t unit) {
-    return unit == own->unit ? TAGC_OK : fail(comm, own, from, unit);
+    return unit == own->unit ? TAGC_OK : fail(comm, own, from, unit, "this rank");
+}
+
+tagc_status tagc_identity_abort(tagc_comm *comm, const tagc_identity *own, int from, uint32_t unit) {
+    char self[32];
+    snprintf(self, sizeof self, "rank %d", tagc_comm_name(comm, comm->rank));
+    (void)fail(comm, own, from, unit, self);
+    tagc_comm_abort(comm, tagc_last_error());
+    return fail(comm, own, from, unit, "this rank");
 }
 
 int tagc_identity_may_be_alike(tagc_comm *comm, const tagc_identity *own, uint32_t unit) {

@@ -38,6 +38,8 @@ void tagc_identity_set_name(tagc_comm *comm, tagc_identity *identity, const char
 
 /* TAGC_ERR_MISMATCH unless `from` is in a step of the same unit. The text names both. */
 tagc_status tagc_identity_check(tagc_comm *comm, const tagc_identity *own, int from, uint32_t unit);
+/* The same where `from` is in another, and breaks the comm. */
+tagc_status tagc_identity_abort(tagc_comm *comm, const tagc_identity *own, int from, uint32_t unit);
 /* 0: that unit is one of this comm whose steps have other messages. The two would wait for each other. */
 int tagc_identity_may_be_alike(tagc_comm *comm, const tagc_identity *own, uint32_t unit);
 /* As messages call it: "reducer 3, tag 7". */

@@ -184,7 +184,8 @@ static inline void order_of_gathers(order_check *c, const tagc_gatherer_options 
 /* Sizes, so that small units send fronts with their headers, and large ones headers alone. */
 static inline void order_of_all(order_check *c, int has_paper, int is_short) {
     int world_size = tagc_comm_world_size(c->comm);
-    uint64_t small = 512 * (uint64_t)world_size, large = (uint64_t)world_size * 131072 * 5;
+    uint64_t small = 512 * (uint64_t)world_size,
+             large = (1u << 20) / (uint64_t)world_size * (uint64_t)world_size + (uint64_t)world_size;
     static const struct {
         int exchange, format, output, residual, is_large, per_host;
         double sparsity;

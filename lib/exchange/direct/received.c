@@ -47,12 +47,8 @@ tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const
         status =
             tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, expected %d", header.kind, TAGC_WIRE_FRAGMENT);
     int is_other_unit = status == TAGC_OK && header.unit != r->identity.unit;
-    if (is_other_unit && !tagc_identity_may_be_alike(r->comm, &r->identity, header.unit)) {
-        /* Their steps have other messages from here on. */
-        status = tagc_identity_check(r->comm, &r->identity, from, header.unit);
-        tagc_comm_abort(r->comm, tagc_last_error());
-        return status;
-    }
+    if (is_other_unit && !tagc_identity_may_be_alike(r->comm, &r->identity, header.unit))
+        return tagc_identity_abort(r->comm, &r->identity, from, header.unit);
     size_t most = larger(longest_body(options, is_other_unit), d->capacity);
     if (status == TAGC_OK && header.body_bytes > most)
         status = tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow, at most %zu can be",

@@ -87,7 +87,10 @@ static int name_of(const tagc_gatherer *g, int row) {
     return tagc_comm_name(g->comm, g->first_rank + row);
 }
 
-/* TAGC_ERR_MISMATCH: the sender is in a gather of another unit. */
+static int is_of_other_unit(const tagc_gatherer *g, tagc_status status, const tagc_wire_header *header) {
+    return status == TAGC_ERR_MISMATCH && header->unit != g->identity.unit;
+}
+
 static tagc_status read_message(const tagc_gatherer *g, int row, tagc_wire_header *header) {
     tagc_wire_header expected = {
         .kind = TAGC_WIRE_PARAMETERS,
@@ -99,7 +102,7 @@ static tagc_status read_message(const tagc_gatherer *g, int row, tagc_wire_heade
     tagc_status status = tagc_wire_read(tagc_gatherer_row(g, row), tagc_gatherer_message_bytes(g), header);
     if (status == TAGC_OK)
         status = tagc_wire_expect_of(g->comm, &g->identity, g->first_rank + row, header, &expected);
-    if (status == TAGC_ERR_MISMATCH) return status;
+    if (is_of_other_unit(g, status, header)) return status;
     if (status == TAGC_OK && header->n_items != (g->is_checked ? (uint32_t)g->n_rows : 0))
         status = tagc_fail(TAGC_ERR_CORRUPT, "%u checksums, expected %d", header->n_items,
                            g->is_checked ? g->n_rows : 0);
@@ -141,7 +144,7 @@ tagc_status tagc_gatherer_delta_decode(tagc_gatherer *g) {
         tagc_wire_header header = {.flags = g->is_void ? TAGC_WIRE_FLAG_NONFINITE : 0,
                                    .status = (uint32_t)g->failure};
         tagc_status status = row == g->row ? TAGC_OK : read_message(g, row, &header);
-        if (status == TAGC_ERR_MISMATCH && of_other_unit < 0) of_other_unit = row;
+        if (is_of_other_unit(g, status, &header) && of_other_unit < 0) of_other_unit = row;
         if (status != TAGC_OK) {
             damaged = damaged < 0 ? row : damaged;
             continue;

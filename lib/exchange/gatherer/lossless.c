@@ -248,9 +248,10 @@ static tagc_status read_headers(tagc_gatherer *g, int segment) {
         tagc_status status = r == g->row ? TAGC_OK : read_header(g, segment, r, &header);
         if (status == TAGC_ERR_MISMATCH && is_of_other_unit(g, &header, s->n))
             header.status = TAGC_OK; /* of another gatherer */
+        else if (status == TAGC_ERR_MISMATCH && header.unit != g->identity.unit)
+            return tagc_identity_abort(g->comm, &g->identity, g->first_rank + r, header.unit);
         else if (status != TAGC_OK) {
-            if (status != TAGC_ERR_MISMATCH)
-                status = tagc_fail_in(TAGC_ERR_TRANSPORT, "header of parameters from rank %d", name);
+            status = tagc_fail_in(TAGC_ERR_TRANSPORT, "header of parameters from rank %d", name);
             tagc_comm_abort(g->comm, tagc_last_error());
             return status;
         }
