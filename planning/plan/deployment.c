@@ -175,6 +175,10 @@ static tagc_status plan_gather(const tagc_deployment *d, const tagc_gatherer_opt
         .n_bytes = {n_bytes - relayed, relayed},
         .remote_bytes = {(n_bytes - inside) * across + (inside - relayed) * within, relayed * within},
         .message_bytes = {row, row * (n_groups - 1)}};
+    double words = volume.n_bytes[TAGC_LEG_CONTROL];
+    double words_inside = options->two_level ? volume.n_within_bytes[TAGC_LEG_CONTROL] : words;
+    to->n_word_bytes = words;
+    to->remote_word_bytes = (words - words_inside) * across + words_inside * within;
     if (d->keeps_replicas && options->two_level)
         gather_replicas(d, (double)options->n_elems, n_bytes - inside, across, within, to);
     return TAGC_OK;

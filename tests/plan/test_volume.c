@@ -278,7 +278,8 @@ static void flats_of_their_own(void **state) {
             if (layout->flats[i].has_gatherer)
                 assert_int_equal(tagc_gatherer_volume(&layout->flats[i].gatherer, setup.world_size, &one),
                                  TAGC_OK);
-            if (layout->flats[i].has_gatherer) expected[TAGC_LEG_GATHER] += one.n_bytes[TAGC_LEG_GATHER];
+            for (int leg = 0; leg < TAGC_N_LEGS && layout->flats[i].has_gatherer; leg++)
+                expected[leg] += one.n_bytes[leg];
         }
         expected[TAGC_LEG_CONTROL] += (double)tagc_norm_bytes(setup.world_size);
         setup.flat_reducers = own;
