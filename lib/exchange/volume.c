@@ -63,12 +63,11 @@ tagc_status tagc_gatherer_volume(const tagc_gatherer_options *options, int world
     double n_bytes = (double)tagc_gatherer_message_bytes(&g), n_beside = g.per_host - 1,
            n_across = n_hosts - 1;
     tagc_volume_add(out, TAGC_LEG_GATHER, (n_across + n_beside) * n_bytes);
-    if (tagc_gatherer_has_words(&g)) {
-        tagc_volume_add(out, TAGC_LEG_CONTROL, (double)(g.n_rows - 1) * sizeof(tagc_gather_word));
-        if (g.options.two_level) out->n_within_bytes[TAGC_LEG_CONTROL] = n_beside * sizeof(tagc_gather_word);
-    }
     for (int i = 0; i < g.n_relays; i++) tagc_volume_add(out, TAGC_LEG_GATHER, n_beside * n_bytes);
     if (g.options.two_level) out->n_within_bytes[TAGC_LEG_GATHER] = (n_across + 1) * n_beside * n_bytes;
+    out->word_bytes = tagc_gatherer_has_words(&g) ? sizeof(tagc_gather_word) : 0;
+    out->n_bytes[TAGC_LEG_GATHER] += (g.n_rows - 1) * out->word_bytes;
+    if (g.options.two_level) out->n_within_bytes[TAGC_LEG_GATHER] += n_beside * out->word_bytes;
     return TAGC_OK;
 }
 

@@ -168,17 +168,13 @@ static tagc_status plan_gather(const tagc_deployment *d, const tagc_gatherer_opt
     int n_groups = options->two_level ? s->world_size / per_group : 1;
     find_shares(s, per_group, &within, &across);
     double inside = options->two_level ? volume.n_within_bytes[TAGC_LEG_GATHER] : n_bytes;
-    double relayed = inside - inside / n_groups;
+    double relayed = (inside - (per_group - 1) * volume.word_bytes) * (1 - 1.0 / n_groups);
     double row =
         volume.n_bytes[TAGC_LEG_GATHER] / fmax(s->world_size - 1, 1); /* of one rank, to each receiver */
     *to = (tagc_gather_plan){
         .n_bytes = {n_bytes - relayed, relayed},
         .remote_bytes = {(n_bytes - inside) * across + (inside - relayed) * within, relayed * within},
         .message_bytes = {row, row * (n_groups - 1)}};
-    double words = volume.n_bytes[TAGC_LEG_CONTROL];
-    double words_inside = options->two_level ? volume.n_within_bytes[TAGC_LEG_CONTROL] : words;
-    to->n_word_bytes = words;
-    to->remote_word_bytes = (words - words_inside) * across + words_inside * within;
     if (d->keeps_replicas && options->two_level)
         gather_replicas(d, (double)options->n_elems, n_bytes - inside, across, within, to);
     return TAGC_OK;

@@ -36,7 +36,6 @@ typedef struct tagc_gather_plan {
     double n_bytes[TAGC_N_GATHER_LEVELS];
     double remote_bytes[TAGC_N_GATHER_LEVELS];  /* of these, to other hosts */
     double message_bytes[TAGC_N_GATHER_LEVELS]; /* of these, to one other rank */
-    double n_word_bytes, remote_word_bytes;     /* beside rows without a header; they travel with these */
 } tagc_gather_plan;
 
 typedef struct tagc_flat_plan {

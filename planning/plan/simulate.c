@@ -60,9 +60,6 @@ static void post_gather(simulation *s, int flat) {
         if (i > 0) levels[i - 1].then = &levels[i];
         count(s, TAGC_LEG_GATHER, plan->n_bytes[i], plan->remote_bytes[i]);
     }
-    count(s, TAGC_LEG_CONTROL, plan->n_word_bytes, plan->remote_word_bytes);
-    levels[0].remote_bytes += plan->remote_word_bytes;
-    levels[0].local_bytes += plan->n_word_bytes - plan->remote_word_bytes;
     tagc_clock_post(&s->clock, &levels[0]);
 }
 

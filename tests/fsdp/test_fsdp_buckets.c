@@ -349,8 +349,7 @@ typedef struct order {
 
 static void record(void *context, const tagc_event *e) {
     order *o = context;
-    if (!o->is_on || strcmp(e->stream, "comm") != 0 || e->tag == UINT64_MAX || o->n_events == MOST_EVENTS ||
-        strcmp(e->name, tagc_leg_name(TAGC_LEG_CONTROL)) == 0)
+    if (!o->is_on || strcmp(e->stream, "comm") != 0 || e->tag == UINT64_MAX || o->n_events == MOST_EVENTS)
         return;
     o->events[o->n_events++] = (event){strcmp(e->name, tagc_leg_name(TAGC_LEG_GATHER)) == 0, (int)e->tag};
 }

@@ -28,7 +28,7 @@ void tagc_gather_words_post(tagc_gatherer *g) {
                                            .receives = w->receives,
                                            .send = &w->own,
                                            .recv = w->all},
-                              .leg = TAGC_LEG_CONTROL,
+                              .leg = TAGC_LEG_GATHER,
                               .tag = g->options.tag,
                               .of = &g->identity};
     tagc_comm_post(g->comm, TAGC_LANE_GATHER, &w->ticket);
