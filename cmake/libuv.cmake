@@ -56,4 +56,7 @@ if(TAGC_LIBUV_WORKS)
 elseif(TAGC_NATIVE STREQUAL "ON")
   message(FATAL_ERROR "TAGC_NATIVE is ON, and libuv 1.42 or newer is missing: install libuv1-dev (Debian, Ubuntu), libuv-devel (Fedora) "
                       "or libuv (conda), or pass -DTAGC_LIBUV_SOURCE=<folder of its sources>")
+else()
+  message(NOTICE "tagc: without libuv, so PyTorch's messages go by gloo, which takes longer; to have them by TCP of its own, install "
+                 "libuv1-dev (Debian, Ubuntu), libuv-devel (Fedora) or libuv (conda), and build again")
 endif()

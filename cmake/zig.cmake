@@ -9,7 +9,6 @@ endif()
 set(CMAKE_C_COMPILER "$ENV{TAGC_ZIG}" cc -target ${target})
 set(CMAKE_AR "$ENV{TAGC_ZIG_TOOLS}/ar")
 set(CMAKE_RANLIB "$ENV{TAGC_ZIG_TOOLS}/ranlib")
-set(XXHASH_INCLUDE_DIR "$ENV{TAGC_ZIG_TOOLS}") # not /usr/include, where this machine's own C library is
 if(NOT TAGC_LIBUV_SOURCE)
-  set(TAGC_NATIVE OFF CACHE STRING "") # likewise
+  set(TAGC_NATIVE OFF CACHE STRING "") # not from /usr, where this machine's own C library is
 endif()

@@ -1,6 +1,6 @@
 /* Files of text, plain or gzip, from hostile bytes. The text must not depend on the sizes in which it is
  * read, and bytes that do not start like gzip must come out as they are. */
-#include "data/source.h"
+#include "data/text_files.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,9 @@
 /* Headers of token files from hostile bytes. What is accepted must describe exactly the bytes there are. */
-#include "data/token_format.h"
+#include "core/xxh3.h"
+#include "data/token_file.h"
+#include "data/xxh64.h"
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 
@@ -11,7 +12,7 @@ static void check(const uint8_t *data, size_t n_bytes) {
     for (int format = TAGC_TOKENS_AUTO; format <= TAGC_TOKENS_LLMC + 1; format++) {
         tagc_tokens_info info;
         tagc_tokens_format asked = (tagc_tokens_format)format;
-        if (tagc_token_format_parse(data, n_bytes, n_bytes, asked, names[format & 1], &info) != TAGC_OK)
+        if (tagc_token_file_parse(data, n_bytes, n_bytes, asked, names[format & 1], &info) != TAGC_OK)
             continue;
         if (info.n_tokens == 0 || info.first_byte + info.n_tokens * (uint64_t)info.token_bytes != n_bytes)
             abort();
@@ -27,9 +28,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     uint8_t *fixed = malloc(n_bytes);
     if (!fixed) return 0;
     memcpy(fixed, data, n_bytes);
-    uint64_t payload = XXH64(fixed + TAGC_TOKEN_HEADER_BYTES, n_bytes - TAGC_TOKEN_HEADER_BYTES, 0);
+    const uint8_t *tokens = fixed + TAGC_TOKEN_HEADER_BYTES;
+    size_t n_payload = n_bytes - TAGC_TOKEN_HEADER_BYTES;
+    int is_first = fixed[8] == 1; /* version 1 has another checksum */
+    uint64_t payload = is_first ? tagc_xxh64(tokens, n_payload, 0) : tagc_xxh3(tokens, n_payload, 0);
     for (int i = 0; i < 8; i++) fixed[32 + i] = (uint8_t)(payload >> (8 * i));
-    uint64_t header = XXH64(fixed, 120, 0);
+    uint64_t header = is_first ? tagc_xxh64(fixed, 120, 0) : tagc_xxh3(fixed, 120, 0);
     for (int i = 0; i < 8; i++) fixed[120 + i] = (uint8_t)(header >> (8 * i));
     check(fixed, n_bytes);
     free(fixed);

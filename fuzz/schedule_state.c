@@ -32,9 +32,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     static tagc_schedule *s;
     static uint8_t before[MOST], after[MOST];
     if (!s) {
-        const tagc_schedule_parameter parameters[N] = {{"a", 100, TAGC_SCHEDULE_COMPRESSED},
-                                                       {"b", 7, TAGC_SCHEDULE_MILD},
-                                                       {"c", 9, TAGC_SCHEDULE_COMPRESSED}};
+        const tagc_schedule_parameter parameters[N] = {
+            {"a", 100, TAGC_CLASS_COMPRESSED}, {"b", 7, TAGC_CLASS_MILD}, {"c", 9, TAGC_CLASS_COMPRESSED}};
         tagc_schedule_options options;
         tagc_schedule_options_init(&options);
         require(tagc_schedule_create(&options, parameters, N, &s) == TAGC_OK);

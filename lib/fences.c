@@ -20,6 +20,18 @@ const tagc_exchange_table *const tagc_fenced_exchanges[] = {
 #endif
     NULL};
 
+const char *const tagc_fenced_parts[] = {
+#if TAGC_HAS_PAPER
+    "paper",
+#endif
+#if TAGC_HAS_GPU
+    "gpu",
+#endif
+#if TAGC_HAS_NATIVE
+    "native",
+#endif
+    NULL};
+
 #if !TAGC_HAS_PAPER
 /* So that a caller of sketch or packed links, and hears from tagc_reducer_create what is missing. */
 void tagc_paper_options_init_sized(tagc_paper_options *options, size_t struct_bytes) {
@@ -49,8 +61,8 @@ tagc_status tagc_frames_create(tagc_kernels *kernels, tagc_comm *comm, const tag
 #if !TAGC_HAS_NATIVE
 /* Whoever wants it begins with _open. */
 #define NO_NATIVE                                                                                            \
-    "this libtagc was built without the native transport: install libuv's headers, and cmake "               \
-    "-DTAGC_NATIVE=ON builds one with it"
+    "this libtagc was built without the native transport: install libuv1-dev (Debian, Ubuntu), libuv-devel " \
+    "(Fedora) or libuv (conda), and build it again (cmake: -DTAGC_NATIVE=ON)"
 
 void tagc_native_options_init_sized(tagc_native_options *options, size_t struct_bytes) {
     memset(options, 0, struct_bytes);

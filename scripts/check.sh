@@ -45,9 +45,10 @@ stage() { # <heading> <make target> [<target of what the next stage compiles>]
 }
 trap '[ -z "$next" ] || kill "$next" 2>/dev/null || true; rm -f "$times_file" "$tests"' EXIT
 
+export WERROR=ON # make reads it
 stage "format and lint" lint
 start=$SECONDS
-make --no-print-directory build
+make --no-print-directory test-build
 count
 summary+=("release build: $((SECONDS - start)) s, $used s of processors")
 [ -n "${LONG:-}" ] || export SHORT=1 # make test and make tsan read it

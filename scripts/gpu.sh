@@ -7,8 +7,7 @@
 # With two GPUs PyTorch's processes have one each, over NCCL, and rank 0 the second one; with one GPU they share it over gloo.
 # The last page of output, page.txt, says whether the path works; gpu.json and gpu.txt have everything. All are written as parts end.
 # Needs nvcc, a GPU, a C compiler, and neither CMake nor a network. It names what is missing and leaves out what needs that: without
-# xxhash.h (libxxhash-dev) all but the tests and the bench of the kernels, without libuv (libuv1-dev) training without a cache of memory,
-# without torch all training. Bring them along in folders that CPATH, LIBRARY_PATH and LD_LIBRARY_PATH name.
+# libuv (libuv1-dev) training without a cache of memory, without torch all training. Bring them along in folders that CPATH, LIBRARY_PATH and LD_LIBRARY_PATH name.
 # TAGC_PYTHON: the Python (python3). TAGC_GPU_BUILD: where to build (build-gpu). TAGC_GPU_SECONDS: what it may take (580). CC, CFLAGS.
 # A part that fails or hangs is named, the others go on, and the script exits with 1. A part for which no time is left is not tried.
 # Exits with 77, and says why, where nvcc, a C compiler or a GPU is missing; without a GPU it compiles all of it first.
@@ -40,10 +39,7 @@ works() { # <flag>...: whether the program in stdin compiles and runs
     "${cc[@]}" -x c - -o "$build/probe" "$@" >/dev/null 2>&1 && "$build/probe" >/dev/null 2>&1
 }
 works <<<'int main(void) { return 0; }' || { echo "gpu.sh: no C compiler that works: CC is \"${cc[*]}\"" >&2; exit 77; }
-no_xxhash='' no_uv='' uv=(-luv)
-works -DXXH_INLINE_ALL <<<'#include <xxhash.h>
-int main(void) { return XXH3_64bits("", 0) == 0; }' ||
-    no_xxhash='xxhash.h is missing: install libxxhash-dev (Debian, Ubuntu), xxhash-devel (Fedora) or xxhash (conda), or set CPATH'
+no_uv='' uv=(-luv)
 works -luv <<<'#include <uv.h>
 #if UV_VERSION_HEX < 0x012a00
 #error too old
@@ -81,15 +77,14 @@ finish() { # <what> <program that needs it>...
 each() { # <command>...: for each source in stdin
     timeout $((limit_s / 2)) xargs -P"$(nproc)" -I{} "$@" -c {} -o "$objects/{}.o"
 }
-c_flags=(-std=c11 -O3 -g -w -ffp-contract=off -fPIC -fvisibility=hidden -D_GNU_SOURCE -DXXH_INLINE_ALL -Iinclude -Ilib
+c_flags=(-std=c11 -O3 -g -w -ffp-contract=off -fPIC -fvisibility=hidden -D_GNU_SOURCE -Iinclude -Ilib
          -DTAGC_HAS_PAPER=1 -DTAGC_HAS_GPU=1 "-DTAGC_HAS_NATIVE=${#uv[@]}" ${CFLAGS:-})
 cuda_flags=(-std=c++17 -O3 -lineinfo -fmad=false "-arch=$arch" -Iinclude -Ilib -DTAGC_CUDA_THREADS=256
             -DTAGC_CUDA_LINES=512 -Xcompiler=-fPIC,-fvisibility=hidden)
 find lib bench tests/gpu/cuda -type d -exec mkdir -p "$objects/{}" \;
 c_sources() {
     find lib -name '*.c' ! -path lib/transport/mpi.c |
-        if [ -n "$no_uv" ]; then grep -v ^lib/transport/native/; else cat; fi |
-        if [ -n "$no_xxhash" ]; then xargs grep -L '^#include <xxhash.h>'; else cat; fi
+        if [ -n "$no_uv" ]; then grep -v ^lib/transport/native/; else cat; fi
 }
 compile_c() {
     local code=0
@@ -107,7 +102,6 @@ start libtagc.a compile_c
 start kernels compile_cuda lib/gpu/cuda/*.cu
 start test_cuda_codec.o compile_cuda tests/gpu/cuda/test_cuda_codec.cpp
 start bench_cuda.o compile_cuda bench/bench_cuda.cu
-if [ -n "$no_xxhash" ]; then why_no[bench_device]="skipped: $no_xxhash" why_no[libtagc.so]="skipped: $no_xxhash"; fi
 finish libtagc.a libtagc.so bench_device # the others need little of it
 finish kernels test_cuda_codec bench_device bench_cuda libtagc-cuda.so
 finish test_cuda_codec.o test_cuda_codec

@@ -4,7 +4,7 @@ each alone, links it before the libraries of the tests that execute its line, an
 first those that find most bugs of the file per second.
 
     pip install universalmutator
-    make build && scripts/mutants.py --out build/mutants --mutants 300        # repeat to go on where it was
+    make test-build && scripts/mutants.py --out build/mutants --mutants 300   # repeat to go on where it was
                                                                               stopped
 
 It first runs each test once, linked with libraries that count with gcov which lines the test executes. A

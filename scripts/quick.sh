@@ -9,9 +9,9 @@ jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
 verb=${1:-} name=${2:-}
 
 has_target() { grep -Eq "(^|/)$1\.dir\$" build/CMakeFiles/TargetDirectories.txt; }
-run() { # <target> <ctest's arguments>
+run() { # <targets> <ctest's arguments>
     local start=$SECONDS
-    cmake --build build -j"$jobs" --target "$1"
+    cmake --build build -j"$jobs" --target $1
     shift
     ctest --test-dir build --output-on-failure --no-tests=error -j$((2 * jobs + 2)) "$@"
     echo "quick: $((SECONDS - start)) s"
@@ -40,7 +40,7 @@ test:?*)
         test_python_door) target=tagc ;;
         test_python_*) target=tests_of_python ;;
         test_cli_*) target=tagc ;;
-        *) target=all ;;
+        *) target="all tests" ;;
         esac
     fi
     run "$target" -R "^$name(_[0-9]+)?\$"

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Installs what is missing of the groups asked for: build (default), lint (clang-format and clang-tidy), lab (the lab's hosts and links), browser (the test
+# Installs what is missing of the groups asked for: build (default), lib (of these what libtagc alone needs), tests (the C tests), text (the manual of Perl, on which the demo and the lab train), lint (clang-format and clang-tidy), lab (the lab's hosts and links), browser (the test
 # that opens a report), abi (the tests of libtagc's interface against older versions and with LLVM's linker), model (the model checker), ccache (make check
 # then compiles once what it needs twice), aarch64 (cross compiler and qemu for scripts/aarch64.sh), python (what scripts/python.sh makes its environment
 # with). Says nothing when nothing is missing. Without root and without passwordless sudo it prints the one line to run, and fails. Where all but the build's
 # and the lab's packages cannot be had, it says so and goes on: what needs them is skipped.
 set -euo pipefail
 
-build=(build-essential cmake ninja-build pkg-config libopenblas-dev libopenmpi-dev openmpi-bin libcmocka-dev
-       libxxhash-dev libuv1-dev libjansson-dev zlib1g-dev perl-doc python3)
+lib=(build-essential cmake ninja-build pkg-config libuv1-dev)
+build=("${lib[@]}" libopenblas-dev libopenmpi-dev openmpi-bin libjansson-dev zlib1g-dev python3)
+tests=(libcmocka-dev libxxhash-dev)
+text=(perl-doc)
 lint=(clang-format-14 clang-tidy-14)
 abi=(abigail-tools lld)
 model=(spin)
@@ -60,7 +62,10 @@ install_group() { # <packages...>
 
 for group in "${@:-build}"; do
     case $group in
+    lib) install_group "${lib[@]}" ;;
     build) install_group "${build[@]}" ;;
+    text) install_group "${text[@]}" || echo "setup: going on without the manual of Perl" >&2 ;;
+    tests) install_group "${tests[@]}" ;;
     lint) install_group "${lint[@]}" || echo "setup: going on without clang-format and clang-tidy" >&2 ;;
     lab) install_group "${lab[@]}" ;;
     browser) install_group "${browser[@]}" || echo "setup: going on without a browser" >&2 ;;
@@ -72,6 +77,6 @@ for group in "${@:-build}"; do
         python3 -c 'import ensurepip, venv' 2>/dev/null || install_group "${python[@]}" ||
             echo "setup: going on without venv" >&2
         ;;
-    *) echo "setup: \"$group\" is no group; known: build, lint, lab, browser, abi, model, ccache, aarch64, python" >&2; exit 2 ;;
+    *) echo "setup: \"$group\" is no group; known: build, lib, tests, text, lint, lab, browser, abi, model, ccache, aarch64, python" >&2; exit 2 ;;
     esac
 done

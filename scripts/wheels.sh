@@ -10,7 +10,7 @@
 # Where nvcc works there is a fifth wheel, with libtagc-cuda.so: nvcc's host compiler links this machine's C library, so that its
 # name asks for a newer one. pip takes it where it can and the other where it cannot.
 #   wheels.sh [TARGET...]     as in x86_64-linux-gnu.2.17; without one, all
-# Needs python3, cmake, libxxhash-dev, and to run what it built: qemu-user, libc6-arm64-cross, apt-get (for musl's loader).
+# Needs python3, cmake, and to run what it built: qemu-user, libc6-arm64-cross, apt-get (for musl's loader).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD work=$PWD/build-wheels dist=$PWD/dist
@@ -47,9 +47,6 @@ make_tools() {
         printf '#!/bin/sh\nexec "%s" %s "$@"\n' "$TAGC_ZIG" $tool >"$TAGC_ZIG_TOOLS/$tool"
         chmod +x "$TAGC_ZIG_TOOLS/$tool"
     done
-    local header=${XXHASH_INCLUDE_DIR:-/usr/include}/xxhash.h
-    [ -e "$header" ] || fail "no xxhash.h: install libxxhash-dev, or set XXHASH_INCLUDE_DIR to its folder"
-    cp "$header" "$TAGC_ZIG_TOOLS/"
 }
 
 # libuv's sources, which each wheel's libtagc.so has compiled in: uvloop's source distribution on PyPI brings them.

@@ -8,52 +8,51 @@
 
 enum { MAX_ARMS = 64, VALUE_BYTES = 512 };
 
-/* Whether a command has a row of tagc train, and whether arms get its value. */
-typedef enum share { ABSENT, NEVER, GIVEN, ALWAYS } share;
+/* Whether arms get the value that tagc bench has. */
+typedef enum share { NEVER, GIVEN, ALWAYS } share;
 
 /* clang-format off */
 static const struct {
     const char *section, *name;
     const char *initial, *help; /* NULL: as in tagc train */
-    share of_user[2];
+    share share;
 } shared[] = {
-    {"Model and batch", "model", "gpt2-162m", NULL, {ALWAYS, ALWAYS}},
-    {NULL, "n-layer", NULL, NULL, {GIVEN, ALWAYS}}, /* a plan's may be the profile's */
-    {NULL, "n-head", NULL, NULL, {GIVEN, ALWAYS}},
-    {NULL, "n-embd", NULL, NULL, {GIVEN, ALWAYS}},
-    {NULL, "block-size", NULL, NULL, {GIVEN, ALWAYS}},
-    {NULL, "vocab-size", NULL, NULL, {GIVEN, ALWAYS}},
-    {NULL, "tied", NULL, NULL, {GIVEN, ALWAYS}},
-    {NULL, "batch-size", "1", NULL, {ALWAYS, ALWAYS}},
+    {"Model and batch", "model", "gpt2-162m", NULL, ALWAYS},
+    {NULL, "n-layer", NULL, NULL, GIVEN},
+    {NULL, "n-head", NULL, NULL, GIVEN},
+    {NULL, "n-embd", NULL, NULL, GIVEN},
+    {NULL, "block-size", NULL, NULL, GIVEN},
+    {NULL, "vocab-size", NULL, NULL, GIVEN},
+    {NULL, "tied", NULL, NULL, GIVEN},
+    {NULL, "batch-size", "1", NULL, ALWAYS},
     {NULL, "seq-len", "auto", "tokens per sequence; auto: 256, or the model's block-size when that is less",
-     {ALWAYS, ALWAYS}},
-    {NULL, "accumulate", NULL, NULL, {ALWAYS, ALWAYS}},
-    {NULL, "seed", NULL, NULL, {ALWAYS, ABSENT}},
+     ALWAYS},
+    {NULL, "accumulate", NULL, NULL, ALWAYS},
+    {NULL, "seed", NULL, NULL, ALWAYS},
     {NULL, "data", NULL, "tokens to train on, as for tagc train; without it they are drawn at random",
-     {NEVER, ABSENT}},
-    {"For all arms", "wrap", NULL, NULL, {GIVEN, GIVEN}},
-    {NULL, "bucket-elems", NULL, NULL, {GIVEN, GIVEN}},
-    {NULL, "prefetch", NULL, NULL, {GIVEN, GIVEN}},
-    {NULL, "grads-in-flight", NULL, NULL, {GIVEN, GIVEN}},
-    {NULL, "exchange-each-micro-step", NULL, NULL, {GIVEN, GIVEN}},
+     NEVER},
+    {"For all arms", "wrap", NULL, NULL, GIVEN},
+    {NULL, "bucket-elems", NULL, NULL, GIVEN},
+    {NULL, "prefetch", NULL, NULL, GIVEN},
+    {NULL, "grads-in-flight", NULL, NULL, GIVEN},
+    {NULL, "exchange-each-micro-step", NULL, NULL, GIVEN},
     {"Ranks and machine", "ranks", "2",
      "ranks as threads of this process; under mpirun every process is a rank and this is not needed",
-     {NEVER, ABSENT}},
-    {NULL, "transport", NULL, NULL, {NEVER, ABSENT}},
-    {NULL, "timeout", NULL, NULL, {GIVEN, ABSENT}},
-    {NULL, "codec-threads", NULL, NULL, {GIVEN, GIVEN}},
-    {NULL, "blas-threads", NULL, NULL, {GIVEN, ABSENT}},
-    {NULL, "quiet", NULL, NULL, {NEVER, NEVER}},
+     NEVER},
+    {NULL, "transport", NULL, NULL, NEVER},
+    {NULL, "timeout", NULL, NULL, GIVEN},
+    {NULL, "codec-threads", NULL, NULL, GIVEN},
+    {NULL, "blas-threads", NULL, NULL, GIVEN},
+    {NULL, "quiet", NULL, NULL, NEVER},
 };
 /* clang-format on */
 enum { N_SHARED = sizeof shared / sizeof shared[0] };
 _Static_assert((int)N_SHARED <= (int)TAGC_ARMS_MAX_SHARED, "raise TAGC_ARMS_MAX_SHARED");
 
-int tagc_arms_rows(tagc_arms_user user, const tagc_option *own, int n_own, tagc_option *rows) {
+int tagc_arms_rows(const tagc_option *own, int n_own, tagc_option *rows) {
     int n = n_own;
     memcpy(rows, own, (size_t)n_own * sizeof *rows);
     for (int i = 0; i < N_SHARED; i++) {
-        if (shared[i].of_user[user] == ABSENT) continue;
         tagc_option *row = &rows[n++];
         *row = tagc_train_command.options[tagc_options_find(&tagc_train_command, shared[i].name)];
         row->section = shared[i].section;
@@ -108,10 +107,10 @@ static tagc_status take_pairs(tagc_arm *arm, const char *text, size_t n, const c
     return TAGC_OK;
 }
 
-static tagc_status take_shared(tagc_arm *arm, tagc_arms_user user, const tagc_parsed *from) {
+static tagc_status take_shared(tagc_arm *arm, const tagc_parsed *from) {
     char value[VALUE_BYTES];
     for (int i = 0; from && i < N_SHARED; i++) {
-        share how = shared[i].of_user[user];
+        share how = shared[i].share;
         if (how != ALWAYS && !(how == GIVEN && tagc_options_given(from, shared[i].name))) continue;
         int row = tagc_options_find(from->command, shared[i].name);
         tagc_options_get(from->command, from->values, row, value, sizeof value);
@@ -122,11 +121,11 @@ static tagc_status take_shared(tagc_arm *arm, tagc_arms_user user, const tagc_pa
 
 /* text (n): of the arm; n_name: of its NAME. preset NULL: the name is that of a config file. */
 static tagc_status take_options(tagc_arm *arm, const char *preset, const char *text, size_t n_name, size_t n,
-                                tagc_arms_user user, const tagc_parsed *from) {
+                                const tagc_parsed *from) {
     char option[] = "--config", *argv[] = {option, arm->config};
     TAGC_TRY(tagc_options_parse(&tagc_train_command, preset ? 0 : 2, argv, &arm->options, &arm->parsed));
     if (preset) TAGC_TRY(take_pairs(arm, preset, strlen(preset), " "));
-    TAGC_TRY(take_shared(arm, user, from));
+    TAGC_TRY(take_shared(arm, from));
     if (n > n_name) TAGC_TRY(take_pairs(arm, text + n_name + 1, n - n_name - 1, "+,"));
     TAGC_TRY(tagc_train_check(&arm->options));
     tagc_train_command.resolve(&arm->options);
@@ -134,8 +133,7 @@ static tagc_status take_options(tagc_arm *arm, const char *preset, const char *t
     return TAGC_OK;
 }
 
-static tagc_status parse_arm(tagc_arm *arm, const char *text, size_t n, tagc_arms_user user,
-                             const tagc_parsed *from) {
+static tagc_status parse_arm(tagc_arm *arm, const char *text, size_t n, const tagc_parsed *from) {
     size_t n_name = strcspn(text, "+,");
     const char *preset = tagc_preset_words(text, n_name);
     if (n == 0) return tagc_fail(TAGC_ERR_ARGUMENT, "an empty name in the list of arms");
@@ -149,7 +147,7 @@ static tagc_status parse_arm(tagc_arm *arm, const char *text, size_t n, tagc_arm
     }
     arm->config = strndup(text, n_name);
     if (!arm->config) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for arms");
-    tagc_status status = take_options(arm, preset, text, n_name, n, user, from);
+    tagc_status status = take_options(arm, preset, text, n_name, n, from);
     return status == TAGC_OK ? status : tagc_fail_in(status, "arm %s", arm->name);
 }
 
@@ -170,26 +168,25 @@ static tagc_status check_model(const tagc_arm *arm, const tagc_gpt2_config *mode
                      command);
 }
 
-static tagc_status parse_all(const char *list, tagc_arms_user user, const tagc_parsed *parsed, tagc_arm *arms,
-                             int *n_arms) {
+static tagc_status parse_all(const char *list, const tagc_parsed *parsed, tagc_arm *arms, int *n_arms) {
     for (const char *at = list;; at++) {
         if (*n_arms == MAX_ARMS) return tagc_fail(TAGC_ERR_ARGUMENT, "more than %d arms", MAX_ARMS);
         size_t n = strcspn(at, ",");
-        TAGC_TRY(parse_arm(&arms[(*n_arms)++], at, n, user, parsed));
+        TAGC_TRY(parse_arm(&arms[(*n_arms)++], at, n, parsed));
         at += n;
         if (!*at) return check_names(arms, *n_arms);
     }
 }
 
-tagc_status tagc_arms_read(const char *list, tagc_arms_user user, const tagc_parsed *parsed,
-                           const tagc_gpt2_config *model, tagc_arm **out, int *n_out) {
+tagc_status tagc_arms_read(const char *list, const tagc_parsed *parsed, const tagc_gpt2_config *model,
+                           tagc_arm **out, int *n_out) {
     *out = NULL;
     *n_out = 0;
     if (!list) return tagc_fail(TAGC_ERR_ARGUMENT, "--arms is empty");
     tagc_arm *arms = calloc(MAX_ARMS, sizeof *arms);
     if (!arms) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for arms");
     int n = 0;
-    tagc_status status = parse_all(list, user, parsed, arms, &n);
+    tagc_status status = parse_all(list, parsed, arms, &n);
     for (int i = 0; model && status == TAGC_OK && i < n; i++)
         status = check_model(&arms[i], model, parsed->command->name);
     if (status != TAGC_OK) {

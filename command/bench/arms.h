@@ -18,16 +18,14 @@ typedef struct tagc_arm {
     char *config;                   /* private */
 } tagc_arm;
 
-/* The commands with arms. Their options begin with a tagc_train_options, whose rows they share. */
-typedef enum tagc_arms_user { TAGC_ARMS_OF_BENCH, TAGC_ARMS_OF_PLAN } tagc_arms_user;
-
-/* Writes own rows (n_own), then the shared ones, at most TAGC_ARMS_MAX_SHARED, to rows. Returns their number. */
-int tagc_arms_rows(tagc_arms_user user, const tagc_option *own, int n_own, tagc_option *rows);
+/* Writes own rows (n_own), then those that tagc bench shares with tagc train, at most TAGC_ARMS_MAX_SHARED, to rows. Returns their
+ * number. */
+int tagc_arms_rows(const tagc_option *own, int n_own, tagc_option *rows);
 
 /* list: ARMs, separated by commas. Shared rows of `parsed` override an arm's NAME but not its +options; NULL: none. Two arms
  * of one name are refused, and an arm that sets a model other than `model`, unless that is NULL. On failure *out is NULL. */
-tagc_status tagc_arms_read(const char *list, tagc_arms_user user, const tagc_parsed *parsed,
-                           const tagc_gpt2_config *model, tagc_arm **out, int *n_out);
+tagc_status tagc_arms_read(const char *list, const tagc_parsed *parsed, const tagc_gpt2_config *model,
+                           tagc_arm **out, int *n_out);
 void tagc_arms_destroy(tagc_arm *arms, int n);
 
 #endif

@@ -1,5 +1,6 @@
 /* tagc bench: its options, most of them tagc train's, and its parts one after the other. */
 #include "bench/bench.h"
+#include "blas/blas.h"
 #include "cli/commands.h"
 #include "core/status.h"
 #include "disk/new_file.h"
@@ -62,7 +63,7 @@ static tagc_command command = {.name = "bench",
                                .print_more = tagc_preset_print};
 
 static void prepare(void) {
-    command.n_options = tagc_arms_rows(TAGC_ARMS_OF_BENCH, own, N_OWN, rows);
+    command.n_options = tagc_arms_rows(own, N_OWN, rows);
 }
 
 /* ---- one rank ---- */
@@ -93,6 +94,13 @@ static void begin_result(tagc_bench *bench) {
         json_object_set_new(bench->result, members[i], json_null());
 }
 
+static void say_blas(const tagc_bench *bench) {
+    tagc_blas_about blas;
+    tagc_blas_describe(&blas);
+    tagc_bench_say(bench, "products: %s, kernel %s, %d thread%s\n", blas.name, blas.kernel, blas.n_threads,
+                   blas.n_threads > 1 ? "s" : "");
+}
+
 /* By default mpirun binds a rank to one core; three threads of a rank then share it. */
 static void say_binding(const tagc_bench *bench) {
     cpu_set_t allowed;
@@ -120,6 +128,7 @@ static void say_headline(const tagc_bench *bench) {
         tagc_bench_say(bench, "ranks are threads of one process: memory takes the place of a network\n");
     else if (bench->hosts.n_hosts == 1)
         tagc_bench_say(bench, "all ranks are on one host: its memory takes the place of a network\n");
+    say_blas(bench);
     say_binding(bench);
 }
 
@@ -232,8 +241,7 @@ static tagc_status make_plan(tagc_bench_plan *plan, tagc_parsed *parsed) {
         return tagc_fail(TAGC_ERR_ARGUMENT, "--seq-len is %lld, allowed: 1 to the model's block-size of %d",
                          (long long)options->train.seq_len, plan->model.block_size);
     plan->n_tokens = (int)options->train.seq_len;
-    TAGC_TRY(
-        tagc_arms_read(options->arms, TAGC_ARMS_OF_BENCH, parsed, &plan->model, &plan->arms, &plan->n_arms));
+    TAGC_TRY(tagc_arms_read(options->arms, parsed, &plan->model, &plan->arms, &plan->n_arms));
     for (int i = 0; i < plan->n_arms; i++) TAGC_TRY(check_arm(plan, &plan->arms[i]));
     return TAGC_OK;
 }

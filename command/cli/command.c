@@ -32,8 +32,6 @@ tagc_status tagc_command_keep(const char *dir, const char *file, const char *oth
 
 int tagc_entry_run(const tagc_entry *entry, int argc, char **argv) {
     if (entry->prepare) entry->prepare();
-    if (entry->choose && entry->choose(argc, argv, &entry) != TAGC_OK)
-        return tagc_command_refuse(entry->command);
     tagc_parsed parsed = {0};
     void *values = calloc(1, entry->n_value_bytes);
     int code = TAGC_EXIT_OK, is_speaker = tagc_ranks_launcher_rank() == 0;

@@ -9,8 +9,6 @@ typedef struct tagc_entry {
     size_t n_value_bytes;            /* of the struct of its values, which begins as zeros */
     int (*run)(tagc_parsed *parsed); /* returns the exit code */
     void (*prepare)(void);           /* NULL, or: completes the rows of the command */
-    /* NULL, or: sets *entry to another one if the words are for that. TAGC_ERR_ARGUMENT if they are for both. */
-    tagc_status (*choose)(int argc, char **argv, const struct tagc_entry **entry);
 } tagc_entry;
 
 extern const tagc_entry tagc_entry_train, tagc_entry_bench, tagc_entry_compare, tagc_entry_plan,

@@ -1,6 +1,5 @@
-/* tagc compare: several runs in one table, and their loss curves in the terminal. */
+/* tagc compare: several runs in one table. */
 #include "cli/commands.h"
-#include "cli/curves.h"
 #include "core/status.h"
 #include "disk/new_file.h"
 #include "disk/paths.h"
@@ -11,17 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_RUNS = TAGC_CURVES_MOST, NAME_COLUMN = 34, RUN_COLUMN = 18 };
+enum { MAX_RUNS = 8, NAME_COLUMN = 34, RUN_COLUMN = 18 };
 
 typedef struct compare_options {
-    int curves;
     const char *csv, *svg;
 } compare_options;
 
 static const tagc_option rows[] = {
-    {"What", "curves", TAGC_OPTION_FLAG, TAGC_ROLE_LOCAL, offsetof(compare_options, curves), 0, 0, NULL,
-     "yes", NULL, "loss curves below the table: validation if every run has it, otherwise training"},
-    {NULL, "csv", TAGC_OPTION_TEXT, 0, offsetof(compare_options, csv), 0, 0, NULL, NULL, "FILE",
+    {"What", "csv", TAGC_OPTION_TEXT, 0, offsetof(compare_options, csv), 0, 0, NULL, NULL, "FILE",
      "file for the runs as CSV: a header, then one row per run and step with losses, learning rate, gradient "
      "norm, seconds and bits sent per parameter; - prints nothing else"},
     {NULL, "svg", TAGC_OPTION_TEXT, 0, offsetof(compare_options, svg), 0, 0, NULL, NULL, "FILE",
@@ -30,7 +26,7 @@ static const tagc_option rows[] = {
 
 static const tagc_command command = {
     .name = "compare",
-    .summary = "put runs beside the first: losses and their curves, where time went, bits per parameter",
+    .summary = "put runs beside the first: losses, where time went, bits per parameter",
     .usage = "RUN_DIR...",
     .examples = "  tagc compare runs/fsdp runs/tagc\n"
                 "  tagc compare runs/tagc --csv tagc.csv   # for a spreadsheet\n",
@@ -209,23 +205,6 @@ static void print_table(const tagc_runlog *runs, int n_runs) {
     print_bits(runs, n_runs);
 }
 
-/* Validation losses, or those of training where a run has no two of them. */
-static void draw(const tagc_runlog *runs, int n_runs) {
-    tagc_curve curves[MAX_RUNS];
-    int has_evals = 1;
-    for (int i = 0; i < n_runs; i++) has_evals &= runs[i].n_evals > 1;
-    for (int i = 0; i < n_runs; i++) {
-        const tagc_runlog *run = &runs[i];
-        curves[i] = has_evals ? (tagc_curve){run->label, run->eval_steps, run->val_losses, run->n_evals, 1}
-                              : (tagc_curve){run->label, &run->steps->step, &run->steps->loss, run->n_steps,
-                                             sizeof *run->steps / sizeof(double)};
-    }
-    printf("\n");
-    tagc_curves_print(curves, n_runs,
-                      has_evals ? "validation loss (nats per token)" : "training loss (nats per token)",
-                      "optimizer step", stdout);
-}
-
 /* A folder, but no run's, as a shell pattern may name. */
 static int is_other_folder(const char *dir) {
     char path[TAGC_PATH_BYTES];
@@ -259,7 +238,6 @@ static tagc_status compare(const tagc_parsed *parsed, const compare_options *opt
     if (status == TAGC_OK && options->csv) status = tagc_runlog_write_csv(runs, n_runs, options->csv);
     int is_csv_alone = tagc_new_file_is_stdout(options->csv);
     if (status == TAGC_OK && !is_csv_alone) print_table(runs, n_runs);
-    if (status == TAGC_OK && !is_csv_alone && options->curves) draw(runs, n_runs);
     for (int i = 0; i < n_runs; i++) tagc_runlog_destroy(&runs[i]);
     return status;
 }

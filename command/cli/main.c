@@ -1,7 +1,9 @@
 /* The tagc command: looks at its first word and hands over. */
+#include "blas/blas.h"
 #include "cli/commands.h"
+#include "cli/manual.h"
+#include "cli/version.h"
 #include "core/cpu.h"
-#include "launch/blas.h"
 #include "launch/ranks.h"
 #include "tagc/tagc.h"
 #include <fcntl.h>
@@ -62,8 +64,9 @@ static void print_help(FILE *out) {
         fprintf(out, "  %-10s %s\n", entries[i]->command->name, entries[i]->command->summary);
     fprintf(out, "  %-10s %s\n", "report",
             "moved: tagc-report makes a page and pictures of runs and results");
-    fprintf(out, "  %-10s %s\n", "help", "this text; tagc COMMAND --help for a command");
-    fprintf(out, "  %-10s %s\n", "version", "the version of this build");
+    fprintf(out, "  %-10s %s\n", "help",
+            "this text; tagc COMMAND --help for a command; --man, --bash and --zsh: a man page, completions");
+    fprintf(out, "  %-10s %s\n", "version", "this build, its parts, and the kernels that it uses here");
     fprintf(out, "\nA first run:\n"
                  "  tagc data --out data/books books/*.txt\n"
                  "  tagc train --data data/books --ranks 2 --steps 300 --out runs/first\n"
@@ -87,6 +90,7 @@ static int run(int argc, char **argv) {
         return TAGC_EXIT_USAGE;
     }
     int is_help = strcmp(word, "help") == 0 && argc > 2;
+    if (is_help && tagc_manual_print(argv[2], entries, N_ENTRIES, stdout)) return TAGC_EXIT_OK;
     if (is_help) word = argv[2];
     const tagc_entry *entry = find_entry(word);
     if (entry && is_help) {
@@ -101,11 +105,7 @@ static int run(int argc, char **argv) {
             "\".[report]\", then tagc-report PATH... --out report.html");
         return TAGC_EXIT_USAGE;
     }
-    if (strcmp(word, "version") == 0 || strcmp(word, "--version") == 0) {
-        printf("tagc %s%s, %s\n", tagc_version(), TAGC_HAVE_MPI ? ", with MPI" : ", without MPI",
-               tagc_cpu_name(tagc_cpu_best()));
-        return TAGC_EXIT_OK;
-    }
+    if (tagc_version_print(word, stdout)) return TAGC_EXIT_OK;
     if (strcmp(word, "help") == 0 || strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
         print_help(stdout);
         return TAGC_EXIT_OK;
@@ -118,7 +118,7 @@ static int run(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    tagc_blas_without_workers(argv);
+    tagc_blas_begin(argv);
     fill_standard_streams();
     int code = run(argc, argv);
     /* A table sent to a full disk is no success. */

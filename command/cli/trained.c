@@ -111,23 +111,8 @@ void tagc_trained_close(tagc_trained *trained) {
     tagc_saved_destroy(&trained->saved);
 }
 
-tagc_status tagc_trained_tokenizer(const char *vocab, const char *merges, const char *wanted,
-                                   tagc_tokenizer **out) {
-    *out = NULL;
-    if (!vocab != !merges)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "--vocab and --merges go together: both are needed");
-    TAGC_TRY(vocab ? tagc_tokenizer_create_bpe(vocab, merges, out) : tagc_tokenizer_create_bytes(out));
-    const char *name = tagc_tokenizer_name(*out);
-    if (!*wanted || strcmp(name, wanted) == 0) return TAGC_OK;
-    tagc_status status =
-        vocab
-            ? tagc_fail(TAGC_ERR_MISMATCH,
-                        "the model was trained with tokenizer %s, --vocab and --merges make %s", wanted, name)
-            : tagc_fail(TAGC_ERR_MISMATCH,
-                        "the model was trained with tokenizer %s: give its files with --vocab and"
-                        " --merges",
-                        wanted);
-    tagc_tokenizer_destroy(*out);
-    *out = NULL;
-    return status;
+int tagc_trained_has_bytes(const tagc_trained *trained) {
+    const char *tokenizer = trained->saved.tokenizer;
+    if (!*tokenizer) return trained->model.vocab_size <= TAGC_BYTES_VOCAB_SIZE;
+    return strcmp(tokenizer, TAGC_BYTES_TOKENIZER) == 0;
 }

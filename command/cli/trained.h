@@ -43,8 +43,7 @@ void tagc_trained_close(tagc_trained *trained);
 /* Local. The shape of a weights file: config.json beside it, else the preset. */
 tagc_status tagc_trained_shape(const char *weights, const char *preset, tagc_gpt2_config *out);
 
-/* Bytes, or BPE when files are given. TAGC_ERR_MISMATCH when `wanted` (not "") is another tokenizer. */
-tagc_status tagc_trained_tokenizer(const char *vocab, const char *merges, const char *wanted,
-                                   tagc_tokenizer **out);
+/* Whether its tokens are bytes. Of one that does not know its tokenizer, the vocabulary says so. */
+int tagc_trained_has_bytes(const tagc_trained *trained);
 
 #endif

@@ -1,29 +1,90 @@
-/* From words to a plan. */
+/* From words to a plan, and the whole command without files and exit codes. */
 #include "cluster/cluster.h"
 
-#include "ways/codec.h"
+#include "cluster/ask.h"
+#include "core/status.h"
+#include "sizes/codec.h"
+#include "tagc/schedule.h"
+#include <stdlib.h>
+#include <string.h>
 
 static tagc_status simulate(tagc_cluster *c, tagc_cluster_plan *out) {
     const tagc_cluster_values *v = &c->values;
     const tagc_mesh_model *m = &c->question.model;
-    if (c->is_measured) TAGC_TRY(tagc_plan_codec(TAGC_FORMAT_INT2, 0.95, &c->codec_ns));
-    tagc_ways_setup setup = {.n_layer = m->n_layer,
-                             .n_embd = m->n_embd,
-                             .hosts = (int)v->hosts,
-                             .ranks_per_host = (int)v->gpus_per_host,
-                             .n_tokens = (int)v->tokens,
-                             .n_links = c->n_links,
-                             .latency_s = c->latency_s,
-                             .host_bytes_per_s = c->host_link / 8,
-                             .flops_per_s = 1e12 * v->tflops,
-                             .codec_s = 1e-9 * c->codec_ns};
+    if (c->is_measured) {
+        tagc_schedule_plan last;
+        TAGC_TRY(tagc_schedule_plan_of_level(NULL, TAGC_CLASS_COMPRESSED, TAGC_LEVEL_LAST, &last));
+        TAGC_TRY(tagc_plan_codec(last.format, last.sparsity, &c->codec_ns));
+    }
+    tagc_times_setup setup = {.n_layer = m->n_layer,
+                              .n_embd = m->n_embd,
+                              .hosts = (int)v->hosts,
+                              .ranks_per_host = (int)v->gpus_per_host,
+                              .n_tokens = (int)v->tokens,
+                              .n_links = c->n_links,
+                              .latency_s = c->latency_s,
+                              .host_bytes_per_s = c->host_link / 8,
+                              .flops_per_s = 1e12 * v->tflops,
+                              .compute_s = v->compute_s,
+                              .codec_s = 1e-9 * c->codec_ns};
     for (int i = 0; i < c->n_links; i++) setup.links_bytes_per_s[i] = tagc_cluster_payload(c->links[i]);
-    TAGC_TRY(tagc_ways_simulate(&setup, &out->ways));
-    return tagc_room_make(m->n_layer, m->n_embd, setup.hosts, setup.ranks_per_host, (tagc_room_codec)v->codec,
-                          out->room, &out->n_room);
+    TAGC_TRY(tagc_times_make(&setup, &out->times));
+    return tagc_memory_rows_make(m->n_layer, m->n_embd, setup.hosts, setup.ranks_per_host,
+                                 (tagc_codec_place)v->codec, out->memory, &out->n_memory);
 }
 
 tagc_status tagc_cluster_make(tagc_cluster *c, tagc_cluster_plan *out) {
     if (c->is_mesh) return tagc_mesh_plan_make(&c->question, 1e12 * c->values.tflops, &out->mesh);
     return simulate(c, out);
+}
+
+/* ---- for Python ---- */
+
+/* What print() prints, as text. */
+static tagc_status to_text(void (*print)(const tagc_cluster *, const tagc_cluster_plan *, FILE *),
+                           const tagc_cluster *c, const tagc_cluster_plan *plan, char **out) {
+    size_t n_bytes;
+    FILE *file = open_memstream(out, &n_bytes);
+    if (!file) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a plan");
+    print(c, plan, file);
+    if (fclose(file) == 0) return TAGC_OK;
+    free(*out);
+    *out = NULL;
+    return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a plan");
+}
+
+static void print_help(const tagc_cluster *c, const tagc_cluster_plan *plan, FILE *out) {
+    (void)c;
+    (void)plan;
+    tagc_options_explain(&tagc_cluster_command, out);
+}
+
+static tagc_status answer(tagc_cluster *c, const tagc_parsed *parsed, tagc_plan_answer_text *out) {
+    tagc_cluster_plan plan = {0};
+    if (parsed->help) return to_text(print_help, c, &plan, &out->text);
+    TAGC_TRY(tagc_cluster_read(parsed));
+    TAGC_TRY(tagc_cluster_make(c, &plan));
+    TAGC_TRY(to_text(tagc_cluster_print, c, &plan, &out->text));
+    out->path = c->values.json;
+    return to_text(tagc_cluster_print_json, c, &plan, &out->json);
+}
+
+tagc_status tagc_plan_words(int n, char **words, tagc_plan_answer_text *out) {
+    tagc_cluster c = {0};
+    tagc_parsed parsed = {0};
+    if (out->struct_bytes != sizeof *out) return TAGC_ERR_MISMATCH; /* of another version */
+    *out = (tagc_plan_answer_text){.struct_bytes = sizeof *out};
+    tagc_status status = tagc_options_parse(&tagc_cluster_command, n, words, &c, &parsed);
+    if (status == TAGC_OK) status = answer(&c, &parsed, out);
+    tagc_options_destroy(&parsed);
+    if (status == TAGC_OK) return TAGC_OK;
+    tagc_plan_words_free(out);
+    snprintf(out->why, sizeof out->why, "%s", tagc_last_error());
+    return status;
+}
+
+void tagc_plan_words_free(tagc_plan_answer_text *out) {
+    free(out->text);
+    free(out->json);
+    out->text = out->json = NULL;
 }

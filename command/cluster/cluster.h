@@ -1,25 +1,22 @@
 /* A plan of a model and a cluster that are given by size: what `tagc plan` and `python -m tagc plan` both read and print.
  *
  *   words.c       the table of options, and what the words mean
- *   cluster.c     the plan of these words
- *   text.c        a plan of data parallelism as text
- *   mesh_text.c   a plan on a mesh as text
- *   json.c        both as JSON
- *   ask.c         all of it as one call, which libtagc-plan.so exports for Python */
+ *   cluster.c     the plan of these words; all of it as one call, which libtagc-plan.so exports for Python (ask.h)
+ *   text.c        the plan as text
+ *   json.c        and as JSON */
 #ifndef TAGC_CLUSTER_CLUSTER_H
 #define TAGC_CLUSTER_CLUSTER_H
 
 #include "options/options.h"
-#include "ways/on_mesh.h"
-#include "ways/room.h"
-#include "ways/simulated.h"
+#include "sizes/memory.h"
+#include "sizes/rows.h"
 #include <stdio.h>
 
 /* Values of the options. */
 typedef struct tagc_cluster_values {
     const char *params, *link, *latency, *host_link, *json;
     int64_t hosts, gpus_per_host, tokens;
-    double tflops, codec_ns;
+    double tflops, compute_s, codec_ns;
     const char *sequence_parallel, *offload, *pipeline_values;
     int64_t n_tensor, n_context, n_pipeline, n_expert, n_stages_per_rank;
     int64_t micro_batches, micro_batch_size, sequence_length;
@@ -30,10 +27,10 @@ typedef struct tagc_cluster_values {
 /* What was asked for, read and checked. */
 typedef struct tagc_cluster {
     tagc_cluster_values values;
-    int is_mesh;                       /* 1: a model by name, or an option of a mesh */
-    double n_params;                   /* 0: a model by name */
-    const char *name;                  /* of the model; NULL: by size */
-    double links[TAGC_WAYS_MAX_LINKS]; /* (n_links) bits per second of a host's card */
+    int is_mesh;                        /* 1: a model by name, or an option of a mesh */
+    double n_params;                    /* 0: a model by name */
+    const char *name;                   /* of the model; NULL: by size */
+    double links[TAGC_TIMES_MAX_LINKS]; /* (n_links) bits per second of a host's card */
     int n_links;
     double latency_s, host_link; /* bits per second */
     tagc_mesh_question question; /* of a mesh, without a way of data parallelism; else its model alone */
@@ -44,9 +41,9 @@ typedef struct tagc_cluster {
 /* One of both, as the words ask. */
 typedef struct tagc_cluster_plan {
     tagc_mesh_plan mesh;
-    tagc_ways_plan ways;
-    tagc_room_row room[TAGC_ROOM_MAX_ROWS];
-    int n_room;
+    tagc_times_plan times;
+    tagc_memory_row memory[TAGC_MEMORY_MAX_ROWS];
+    int n_memory;
 } tagc_cluster_plan;
 
 /* Its values are the members of a tagc_cluster. */
@@ -65,18 +62,7 @@ const char *tagc_cluster_sequence_name(int sequence);
 /* Measures the codec, if its time was not given. */
 tagc_status tagc_cluster_make(tagc_cluster *cluster, tagc_cluster_plan *out);
 
-enum { TAGC_CLUSTER_CELL = 48 };
-/* "1.2 GB" */
-const char *tagc_cluster_bytes_text(double n_bytes, char text[TAGC_CLUSTER_CELL]);
-/* "7 B", "1.2 T" */
-const char *tagc_cluster_count_text(double n, char text[TAGC_CLUSTER_CELL]);
-/* "1.2 ms" */
-const char *tagc_cluster_seconds_text(double seconds, char text[TAGC_CLUSTER_CELL]);
-/* "10 Gbit/s" */
-const char *tagc_cluster_rate_text(double bits_per_s, char text[TAGC_CLUSTER_CELL]);
-
 void tagc_cluster_print(const tagc_cluster *cluster, const tagc_cluster_plan *plan, FILE *out);
-void tagc_cluster_print_mesh(const tagc_cluster *cluster, const tagc_mesh_plan *plan, FILE *out);
 void tagc_cluster_print_json(const tagc_cluster *cluster, const tagc_cluster_plan *plan, FILE *out);
 
 #endif

@@ -78,8 +78,8 @@ static void print_kinds(FILE *out, const char *name, const double values[TAGC_ME
 static void print_fits(FILE *out, double n_bytes) {
     key(out, "fits", 0);
     fputc('[', out);
-    for (int i = 0, n = 0; i < TAGC_ROOM_N_SIZES; i++)
-        if (n_bytes <= 1e9 * tagc_room_sizes_gb[i]) number(out, NULL, n++ == 0, tagc_room_sizes_gb[i]);
+    for (int i = 0, n = 0; i < TAGC_N_GPU_SIZES; i++)
+        if (n_bytes <= 1e9 * tagc_gpu_sizes_gb[i]) number(out, NULL, n++ == 0, tagc_gpu_sizes_gb[i]);
     fputc(']', out);
 }
 
@@ -144,10 +144,10 @@ static void print_mesh_plan(const tagc_cluster *c, const tagc_mesh_plan *plan, F
 
 /* ---- of data parallelism ---- */
 
-static void print_answers(const tagc_cluster *c, const tagc_ways_plan *plan, FILE *out) {
+static void print_answers(const tagc_cluster *c, const tagc_times_plan *plan, FILE *out) {
     open_list(out, "links");
     for (int i = 0; i < c->n_links; i++) {
-        const tagc_ways_answer *a = &plan->answers[i];
+        const tagc_times_answer *a = &plan->answers[i];
         open_element(out, i);
         number(out, "bits_per_s", 1, c->links[i]);
         text(out, "choice", 0, a->verdict == TAGC_VERDICT_PAYS ? "compress" : "off");
@@ -168,10 +168,10 @@ static void print_seconds(FILE *out, const char *name, const double *seconds, in
     fputc(']', out);
 }
 
-static void print_rows(const tagc_cluster *c, const tagc_ways_plan *plan, FILE *out) {
+static void print_rows(const tagc_cluster *c, const tagc_times_plan *plan, FILE *out) {
     open_list(out, "rows");
     for (int i = 0; i < plan->n_rows; i++) {
-        const tagc_ways_row *row = &plan->rows[i];
+        const tagc_times_row *row = &plan->rows[i];
         open_element(out, i);
         text(out, "name", 1, row->name);
         yes_or_no(out, "compresses", 0, row->compresses);
@@ -197,10 +197,10 @@ static void print_rows(const tagc_cluster *c, const tagc_ways_plan *plan, FILE *
     fputc(']', out);
 }
 
-static void print_room(const tagc_cluster_plan *plan, FILE *out) {
+static void print_held(const tagc_cluster_plan *plan, FILE *out) {
     open_list(out, "memory");
-    for (int i = 0; i < plan->n_room; i++) {
-        const tagc_room_row *row = &plan->room[i];
+    for (int i = 0; i < plan->n_memory; i++) {
+        const tagc_memory_row *row = &plan->memory[i];
         open_element(out, i);
         text(out, "name", 1, row->name);
         number(out, "parameters", 0, (double)row->parameters);
@@ -226,11 +226,11 @@ void tagc_cluster_print_json(const tagc_cluster *c, const tagc_cluster_plan *pla
     if (c->is_mesh) {
         print_mesh_plan(c, &plan->mesh, out);
     } else {
-        number(out, "n_params", 0, plan->ways.rows[0].n_params);
+        number(out, "n_params", 0, plan->times.rows[0].n_params);
         number(out, "codec_ns", 0, c->codec_ns);
-        print_answers(c, &plan->ways, out);
-        print_rows(c, &plan->ways, out);
-        print_room(plan, out);
+        print_answers(c, &plan->times, out);
+        print_rows(c, &plan->times, out);
+        print_held(plan, out);
     }
     fprintf(out, "}\n");
 }

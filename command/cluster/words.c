@@ -2,7 +2,8 @@
 #include "cluster/cluster.h"
 
 #include "options/quantity.h"
-#include "ways/models.h"
+#include "sizes/catalogue.h"
+#include "tagc/blocks.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,6 +31,8 @@ static const tagc_option rows[] = {
     TEXT(NULL, "host-link", host_link, NULL, "800gbit", "RATE", "between the GPUs of a host; not on a mesh"),
     REAL("tflops", tflops, 0.001, 1e5, NULL, "150",
          "what a GPU reaches in training, often 40 % of what its data sheet says"),
+    REAL("compute-s", compute_s, 1e-9, 1e6, "auto", "auto",
+         "seconds that a step computes, measured, in place of --tflops and --tokens; not on a mesh"),
     INT("tokens", tokens, 1, 1 << 24, NULL, "16384", "of each GPU and step, in sequences of 2048; not on a mesh"),
     REAL("codec-ns", codec_ns, 0, 1e6, "measured=-1", "measured",
          "nanoseconds that the codec takes per element; measured: here, on one thread; not on a mesh"),
@@ -76,12 +79,15 @@ static const char examples[] =
     "\\\n"
     "      --pipeline-parallel 4 --micro-batches 16 --recompute attention --link 10gbit\n";
 
-const tagc_command tagc_cluster_command = {.name = "plan",
-                                           .summary = "memory, bytes and time of a deployment",
-                                           .usage = "[options]",
-                                           .examples = examples,
-                                           .options = rows,
-                                           .n_options = N_ROWS};
+const tagc_command tagc_cluster_command = {
+    .name = "plan",
+    .summary = "memory, bytes and time of a model on a cluster, without running it",
+    .usage = "[options]",
+    .common = "params hosts gpus-per-host link codec-ns tensor-parallel "
+              "pipeline-parallel json",
+    .examples = examples,
+    .options = rows,
+    .n_options = N_ROWS};
 
 /* An Ethernet frame of 1538 bytes on the line carries 1448 of TCP's. */
 double tagc_cluster_payload(double bits_per_s) {
@@ -113,8 +119,8 @@ static tagc_status read_links(tagc_cluster *c) {
     const char *text = c->values.link ? c->values.link : ""; /* options have no empty text */
     char word[48];
     for (const char *at = text; next_word(&at, word); c->n_links++) {
-        if (c->n_links == TAGC_WAYS_MAX_LINKS)
-            return tagc_fail(TAGC_ERR_ARGUMENT, "--link has more than %d rates", TAGC_WAYS_MAX_LINKS);
+        if (c->n_links == TAGC_TIMES_MAX_LINKS)
+            return tagc_fail(TAGC_ERR_ARGUMENT, "--link has more than %d rates", TAGC_TIMES_MAX_LINKS);
         if (!tagc_quantity_rate(word, strlen(word), &c->links[c->n_links]))
             return tagc_fail(
                 TAGC_ERR_ARGUMENT,
@@ -232,7 +238,7 @@ static tagc_status read_experts(const tagc_cluster_values *v, tagc_mesh_model *m
 /* ---- the mesh ---- */
 
 static tagc_status read_mesh(const tagc_parsed *parsed, tagc_cluster *c) {
-    static const char *const of_times[] = {"latency", "host-link", "codec-ns"};
+    static const char *const of_times[] = {"latency", "host-link", "codec-ns", "compute-s"};
     static const char *const of_pipeline[] = {"pipeline-schedule", "stages-per-rank", "pipeline-values"};
     const tagc_cluster_values *v = &c->values;
     tagc_mesh_question *q = &c->question;
@@ -252,7 +258,7 @@ static tagc_status read_mesh(const tagc_parsed *parsed, tagc_cluster *c) {
     TAGC_TRY(read_experts(v, &q->model));
     TAGC_TRY(read_sequence(v->sequence_parallel, &q->sequence));
     TAGC_TRY(read_offload(v->offload, &q->offload));
-    q->codec_on_host = v->codec == TAGC_ROOM_HOST;
+    q->codec_on_host = v->codec == TAGC_CODEC_ON_HOST;
     TAGC_TRY(read_pipeline_values(v->pipeline_values, q));
     q->world_size = (int)(v->hosts * v->gpus_per_host);
     q->ranks_per_host = (int)v->gpus_per_host;
@@ -268,7 +274,9 @@ static tagc_status read_mesh(const tagc_parsed *parsed, tagc_cluster *c) {
                            : v->schedule == TAGC_MESH_INTERLEAVED ? 2
                                                                   : 1;
     q->recompute = v->recompute;
-    q->block = 64; /* as compress(stage) has by default */
+    tagc_blocks_options blocks; /* as compress(stage) has them by default */
+    tagc_blocks_options_init(&blocks);
+    q->block = blocks.block;
     return TAGC_OK;
 }
 

@@ -62,34 +62,36 @@ static void range_text(const tagc_option *option, char *text, size_t n_bytes) {
     }
 }
 
-/* brief: the first statement of the help, and the default. */
-static void print_option(FILE *out, const tagc_option *option, int brief) {
-    char value[160], range[160], help[1200];
+void tagc_option_text_of(const tagc_option *option, int brief, tagc_option_text *out) {
+    char range[160];
     int is_number = option->type == TAGC_OPTION_INT || option->type == TAGC_OPTION_REAL;
     if (option->type == TAGC_OPTION_CHOICE)
-        main_words(option->words, value, sizeof value);
+        main_words(option->words, out->value, sizeof out->value);
     else
-        snprintf(value, sizeof value, "%s", option->value ? option->value : "");
-    int column;
+        snprintf(out->value, sizeof out->value, "%s", option->value ? option->value : "");
     if (option->type == TAGC_OPTION_FLAG)
-        column = fprintf(out, "  --[no-]%s", option->name);
+        snprintf(out->usage, sizeof out->usage, "--[no-]%s", option->name);
     else if (option->type == TAGC_OPTION_TEXT && option->words)
-        column = fprintf(out, "  --%s [%s]", option->name, value);
+        snprintf(out->usage, sizeof out->usage, "--%s [%s]", option->name, out->value);
     else
-        column = fprintf(out, "  --%s %s", option->name, value);
+        snprintf(out->usage, sizeof out->usage, "--%s %s", option->name, out->value);
     range_text(option, range, sizeof range);
     is_number &= !brief;
     const char *initial = option->type == TAGC_OPTION_FLAG ? NULL : option->initial;
-    if (brief) {
-        snprintf(help, sizeof help, "%.*s%s%s%s", (int)strcspn(option->help, ";"), option->help,
+    if (brief)
+        snprintf(out->help, sizeof out->help, "%.*s%s%s%s", (int)strcspn(option->help, ";"), option->help,
                  initial ? " (default " : "", initial ? initial : "", initial ? ")" : "");
-        print_wrapped(out, help, column);
-        return;
-    }
-    snprintf(help, sizeof help, "%s%s%s%s%s%s%s", option->help, is_number || initial ? " (" : "",
-             is_number ? range : "", is_number && initial ? "; " : "", initial ? "default " : "",
-             initial ? initial : "", is_number || initial ? ")" : "");
-    print_wrapped(out, help, column);
+    else
+        snprintf(out->help, sizeof out->help, "%s%s%s%s%s%s%s", option->help,
+                 is_number || initial ? " (" : "", is_number ? range : "", is_number && initial ? "; " : "",
+                 initial ? "default " : "", initial ? initial : "", is_number || initial ? ")" : "");
+}
+
+static void print_option(FILE *out, const tagc_option *option, int brief) {
+    tagc_option_text text;
+    tagc_option_text_of(option, brief, &text);
+    int column = fprintf(out, "  %s", text.usage);
+    print_wrapped(out, text.help, column);
 }
 
 static void print_common(const tagc_command *command, FILE *out) {

@@ -111,6 +111,14 @@ void tagc_options_get(const tagc_command *command, const void *values, int optio
 void tagc_options_help(const tagc_command *command, int all, FILE *out);
 /* Every option, by sections, and the examples. */
 void tagc_options_explain(const tagc_command *command, FILE *out);
+/* What a help says of an option. */
+typedef struct tagc_option_text {
+    char value[160]; /* "N"; of a CHOICE "full|grad|none" */
+    char usage[240]; /* "--steps N" */
+    char help[1200]; /* brief: the first statement, and the default; else all, with the range */
+} tagc_option_text;
+
+void tagc_option_text_of(const tagc_option *option, int brief, tagc_option_text *out);
 /* One row per option: name, type, range, default, with tabs between; for scripts and completion. */
 void tagc_options_table(const tagc_command *command, FILE *out);
 

@@ -17,32 +17,6 @@ json_t *tagc_saved_options(const tagc_command *command, const void *values) {
     return object;
 }
 
-/* NULL: it is not there. */
-static const char *saved_text(const json_t *options, const char *name) {
-    return json_string_value(json_object_get(options, name));
-}
-
-tagc_status tagc_saved_engine(const json_t *options, tagc_fsdp_options *out) {
-    const tagc_command *command = &tagc_train_command;
-    tagc_train_options values = {0};
-    for (int i = 0; i < command->n_options; i++) {
-        const char *name = command->options[i].name, *initial = command->options[i].initial;
-        const json_t *value = json_object_get(options, name);
-        const char *text = saved_text(options, name);
-        if (value && !json_is_string(value))
-            return tagc_fail(TAGC_ERR_CORRUPT, "options.%.40s is not a text", name);
-        if (!text) text = initial ? initial : "";
-        TAGC_TRY(tagc_options_set(command, &values, i, text, "options of the result: "));
-    }
-    /* The names live in the result, which is closed after reading. */
-    if (values.compress == TAGC_POLICY_NAMES)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "compress is names: arms of a profile need one of the other policies");
-    values.compress_names = NULL;
-    tagc_train_fsdp(&values, out);
-    return TAGC_OK;
-}
-
 tagc_status tagc_saved_check_known(const tagc_saved *saved, const tagc_command *command) {
     const char *name;
     json_t *value;
@@ -69,7 +43,7 @@ tagc_status tagc_saved_merge_model(const tagc_saved *saved, const tagc_parsed *p
 /* NULL: of this start of the run, or nothing is saved. */
 static const char *text_of(const tagc_saved *saved, const tagc_option *option) {
     int is_own = option->role == TAGC_ROLE_RUN || option->role == TAGC_ROLE_LOCAL;
-    return is_own ? NULL : saved_text(saved->options, option->name);
+    return is_own ? NULL : json_string_value(json_object_get(saved->options, option->name));
 }
 
 tagc_status tagc_saved_merge(const tagc_saved *saved, const tagc_parsed *parsed, void *values,

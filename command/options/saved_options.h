@@ -9,9 +9,6 @@
 /* Returns every option of a command. */
 json_t *tagc_saved_options(const tagc_command *command, const void *values);
 
-/* The engine's options out of a result's, which are those of tagc train by name. Names that this build does not know are passed over. */
-tagc_status tagc_saved_engine(const json_t *options, tagc_fsdp_options *out);
-
 /* To go on: TAGC_ERR_UNSUPPORTED for an option that this build does not know. */
 tagc_status tagc_saved_check_known(const tagc_saved *saved, const tagc_command *command);
 

@@ -1,6 +1,8 @@
-/* From text to batches: tokenizers, token files, the corpus builder, and the loader for training.
+/* From text to batches: token files, the corpus builder, and the loader for training.
  *
  *   text files --tagc_data_build--> train.bin, val.bin --tagc_tokens_open--> tokens --tagc_loader--> (B, T)
+ *
+ * The builder makes a token of each byte. Files of other tokens come from `python -m tagc data`, nanoGPT or llm.c.
  *
  * This module knows neither models nor networks. A rank only selects which windows of a batch to read. */
 #ifndef TAGC_DATA_DATA_H
@@ -14,7 +16,7 @@ typedef struct tagc_tokens tagc_tokens;
 
 typedef enum tagc_tokens_format {
     TAGC_TOKENS_AUTO = 0,  /* by magic number; a file without one is RAW16 if its name ends in ".bin" */
-    TAGC_TOKENS_TAGC = 1,  /* this project's: see engine/data/token_format.h */
+    TAGC_TOKENS_TAGC = 1,  /* this project's: see engine/data/token_file.h */
     TAGC_TOKENS_RAW16 = 2, /* nanoGPT: uint16 and nothing else */
     TAGC_TOKENS_LLMC = 3   /* llm.c: 256 int32 of header, then uint16 (GPT-2) or uint32 (Llama 3) */
 } tagc_tokens_format;
@@ -28,7 +30,8 @@ typedef struct tagc_tokens_info {
     uint32_t vocab_size; /* every token is below; 0 if the format does not record it (RAW16) */
     int64_t end_of_text; /* the token between documents, -1 if the format does not record it */
     uint64_t first_byte; /* of the payload in the file */
-    char tokenizer[TAGC_TOKENIZER_NAME_BYTES]; /* tagc_tokenizer_name of the maker, "" when not known */
+    /* Equal names mean equal tokens: "bytes", or "tokenizers-" and a checksum of tokenizer.json. "": not known. */
+    char tokenizer[TAGC_TOKENIZER_NAME_BYTES];
 } tagc_tokens_info;
 
 const char *tagc_tokens_format_name(int format); /* "auto", "tagc", "raw16", "llmc"; "?" for others */
@@ -70,64 +73,53 @@ typedef enum tagc_data_part { TAGC_DATA_TRAIN = 0, TAGC_DATA_VAL = 1 } tagc_data
 tagc_status tagc_data_open(const char *data, tagc_data_part part, tagc_tokens **out);
 int tagc_data_has(const char *data, tagc_data_part part);
 
-/* ---- tokenizers ---- */
-
-typedef struct tagc_tokenizer tagc_tokenizer;
+/* ---- corpus: files and folders of text into train.bin and val.bin ---- */
 
 /* A token is a byte, and the byte 0 ends a text. So the vocabulary is 256, a token takes one byte in the file, and no row
  * of the model exists for a single token. A text must not contain the byte 0. If one does, it is usually not a text file,
  * and the corpus builder says so. */
-tagc_status tagc_tokenizer_create_bytes(tagc_tokenizer **out);
+#define TAGC_BYTES_TOKENIZER "bytes"
+enum { TAGC_BYTES_VOCAB_SIZE = 256, TAGC_BYTES_END_OF_TEXT = 0 };
 
-/* GPT-2's byte pair encoding from its two files. "<|endoftext|>" of the vocabulary ends a text. (If there is none, end_of_text
- * is -1.) Inside a text it is ordinary text. */
-tagc_status tagc_tokenizer_create_bpe(const char *vocab_path, const char *merges_path, tagc_tokenizer **out);
-void tagc_tokenizer_destroy(tagc_tokenizer *tokenizer); /* accepts NULL */
+/* Why a name was passed over. All but TWICE are of names below a folder; what the caller names is read, or a failure. */
+typedef enum tagc_data_skip {
+    TAGC_SKIP_HIDDEN,  /* its name begins with a dot */
+    TAGC_SKIP_BROKEN,  /* a link to nothing, or to itself */
+    TAGC_SKIP_FOLDER,  /* a link to a folder */
+    TAGC_SKIP_SPECIAL, /* a pipe, a socket or a device */
+    TAGC_SKIP_UNREADABLE,
+    TAGC_SKIP_TWICE, /* a file that was reached before, by whatever name */
+    TAGC_N_SKIPS
+} tagc_data_skip;
 
-/* "bytes", or "bpe-" and 16 hexadecimal digits that depend on both files: equal names mean equal tokens. */
-const char *tagc_tokenizer_name(const tagc_tokenizer *tokenizer);
-int tagc_tokenizer_vocab_size(const tagc_tokenizer *tokenizer);
-int tagc_tokenizer_end_of_text(const tagc_tokenizer *tokenizer); /* -1 when there is none */
+enum { TAGC_SKIP_N_NAMED = 3, TAGC_SKIP_PATH_BYTES = 120 };
 
-/* tokens (n_bytes): a text never has more tokens than bytes; *n_tokens of them are set. Any bytes are
- * accepted, valid UTF-8 or not. One thread at a time per tokenizer (BPE works in its scratch). */
-tagc_status tagc_tokenizer_encode(tagc_tokenizer *tokenizer, const char *text, size_t n_bytes, int *tokens,
-                                  size_t *n_tokens);
+typedef struct tagc_data_skipped {
+    uint64_t n;
+    char names[TAGC_SKIP_N_NAMED * (TAGC_SKIP_PATH_BYTES + 2) +
+               6]; /* the first of them, and "..." where there are more */
+} tagc_data_skipped;
 
-/* The bytes of one token, owned by the tokenizer. A character may be split between tokens. (NULL, 0) for the end of text and
- * for tokens that the vocabulary does not have (models pad theirs). */
-const char *tagc_tokenizer_piece(const tagc_tokenizer *tokenizer, int token, size_t *n_bytes);
-
-/* All pieces joined, with a final '\0' that n_bytes does not count; *text is malloc'ed and the caller frees it. */
-tagc_status tagc_tokenizer_decode(const tagc_tokenizer *tokenizer, const int *tokens, size_t n_tokens,
-                                  char **text, size_t *n_bytes);
-
-/* ---- corpus: files and folders of text into train.bin and val.bin ---- */
+const char *tagc_data_skip_text(int skip); /* "links to nothing" */
 
 typedef struct tagc_data_report {
     uint64_t n_files;         /* read so far */
-    uint64_t n_documents;     /* with text: the files, and the lines of JSON lines */
-    uint64_t n_empty;         /* documents without text, which are left out */
+    uint64_t n_empty;         /* of them without text, which are left out */
     uint64_t n_total_files;   /* found */
     uint64_t n_text_bytes;    /* after decompression */
-    uint64_t n_invalid_bytes; /* not UTF-8, or 0 if that ends a text; above 0 only with lossy */
+    uint64_t n_invalid_bytes; /* not UTF-8, or 0; above 0 only with lossy */
     uint64_t n_train_tokens;
     uint64_t n_val_tokens;
-    const char *file; /* being read; NULL at the end */
-    /* The first file that was taken as plain text, but looks like JSON lines with that field; "": none. */
-    char json_like[256];
+    const char *file;                        /* being read; NULL at the end */
+    tagc_data_skipped skipped[TAGC_N_SKIPS]; /* by tagc_data_skip */
 } tagc_data_report;
 
 typedef struct tagc_data_options {
     const char *const *inputs; /* (n_inputs) files and folders; no default */
     size_t n_inputs;
-    const char *out_dir;       /* receives train.bin and val.bin; created if missing. No default */
-    tagc_tokenizer *tokenizer; /* default NULL: bytes */
-    double val_share;          /* [0, 0.5], default 0.1; 0 writes no val.bin */
-    /* 0 (default): bytes that are not UTF-8 (or 0 if that ends a text) are an error; 1: they are kept as they are. */
-    int lossy;
-    /* The field that holds the text in JSON lines, default "text"; NULL: such files are plain text. */
-    const char *text_field;
+    const char *out_dir; /* receives train.bin and val.bin; created if missing. No default */
+    double val_share;    /* [0, 0.5], default 0.1; 0 writes no val.bin */
+    int lossy; /* 0 (default): bytes that are 0 or not UTF-8 are an error; 1: they are kept as they are */
     /* Default NULL. If it returns non-zero, the build stops. */
     int (*progress)(void *context, const tagc_data_report *so_far);
     void *progress_context;
@@ -135,16 +127,13 @@ typedef struct tagc_data_options {
 
 void tagc_data_options_init(tagc_data_options *options);
 
-/* Reads the inputs in the given order, folders recursively in byte order of names. It skips hidden names, links to folders,
- * and what is not a file. A file that two inputs reach is read twice. A file that starts like gzip is decompressed, and a
- * byte order mark of UTF-8 is left out. Each file becomes one document, followed by end_of_text.
+/* Reads the inputs in the given order, folders recursively in byte order of names, each file once. A file that starts like gzip is
+ * decompressed, and a byte order mark of UTF-8 is left out. Each file becomes one document, followed by the byte 0. Without lossy,
+ * a file that is of a known kind other than text (UTF-16, zstd, Parquet, JSON lines and so on) is TAGC_ERR_UNSUPPORTED with what to do
+ * about it.
  *
- * JSON lines are files named *.jsonl or *.ndjson, and *.json if the first line is an object with that field; with .gz
- * behind it, too. Each line becomes a document. Without lossy, a file that is of a known kind other than text (UTF-16,
- * zstd, Parquet and so on) is TAGC_ERR_UNSUPPORTED with what to do about it.
- *
- * Validation: with at least 2 / val_share files, and of JSON lines, a whole document goes there whenever it has less than
- * its share. Else the tail of each document. The same inputs give the same files, byte for byte.
+ * Validation: with at least 2 / val_share files, a whole document goes there whenever it has less than its share. Else the
+ * tail of each document. The same inputs give the same files, byte for byte.
  *
  * Both files appear only when both are complete and on disk. After a failure, older files are as they were. report may be
  * NULL. */

@@ -1,6 +1,7 @@
 /* Describes the build and the system. What is unknown becomes null, so that a result never fails for it. */
 #include "files/result_file.h"
 
+#include "blas/blas.h"
 #include "tagc/tagc.h"
 #include "tagc_commit.h"
 #include <stdio.h>
@@ -42,6 +43,13 @@ static json_t *cpu(const struct utsname *system) {
     return found ? found : any_text(system->machine);
 }
 
+json_t *tagc_origin_blas(void) {
+    tagc_blas_about blas;
+    tagc_blas_describe(&blas);
+    return json_pack("{s:o, s:o, s:i}", "name", any_text(blas.name), "kernel", any_text(blas.kernel),
+                     "n_threads", blas.n_threads);
+}
+
 static json_t *machine(json_t *hosts) {
     char text[160];
     struct utsname system = {0};
@@ -53,8 +61,12 @@ static json_t *machine(json_t *hosts) {
     snprintf(text, sizeof text, "%.64s %.64s", system.sysname, system.release);
     json_int_t n_cpus = sysconf(_SC_NPROCESSORS_ONLN);
     json_int_t n_bytes = (json_int_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGE_SIZE);
-    return json_pack("{s:o, s:I, s:I, s:o, s:o}", "cpu", cpu(&system), "n_cpus", n_cpus, "memory_bytes",
-                     n_bytes, "os", any_text(text), "hosts", hosts);
+    return json_pack("{s:o, s:I, s:I, s:o, s:o, s:o}", "cpu", cpu(&system), "n_cpus", n_cpus, "memory_bytes",
+                     n_bytes, "os", any_text(text), "hosts", hosts, "blas", tagc_origin_blas());
+}
+
+const char *tagc_origin_commit(void) {
+    return TAGC_COMMIT;
 }
 
 json_t *tagc_origin(const char *command, int argc, char *const *argv, json_t *hosts) {
@@ -65,6 +77,6 @@ json_t *tagc_origin(const char *command, int argc, char *const *argv, json_t *ho
     strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
     json_t *words = json_pack("[s, s]", "tagc", command);
     for (int i = 0; i < argc; i++) json_array_append_new(words, any_text(argv[i]));
-    return json_pack("{s:s, s:s?, s:s, s:o, s:o}", "version", tagc_version(), "commit",
-                     (const char *)TAGC_COMMIT, "date", date, "command", words, "machine", machine(hosts));
+    return json_pack("{s:s, s:s?, s:s, s:o, s:o}", "version", tagc_version(), "commit", tagc_origin_commit(),
+                     "date", date, "command", words, "machine", machine(hosts));
 }

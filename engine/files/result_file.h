@@ -33,6 +33,12 @@ tagc_status tagc_result_write(const json_t *result, const char *path);
  * alone. Returns NULL if out of memory. */
 json_t *tagc_origin(const char *command, int argc, char *const *argv, json_t *hosts);
 
+/* What computes products: its "name", "kernel" and "n_threads". */
+json_t *tagc_origin_blas(void);
+
+/* The commit of this build; NULL: it was not made from a git tree. */
+const char *tagc_origin_commit(void);
+
 /* This host's name, never empty. */
 void tagc_origin_host(char *name, int n_bytes);
 

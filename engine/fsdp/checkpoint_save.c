@@ -1,6 +1,7 @@
 /* Saving: ranks write into a folder with a temporary name. Rank 0 renames it when every rank has written and synced its
  * part. If a rank fails, all ranks learn it and the unfinished folder is removed. */
 #include "codec/bf16.h"
+#include "core/xxh3.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/checkpoint_files.h"
 #include "fsdp/internal.h"
@@ -10,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 typedef struct tagc_save {
     tagc_fsdp *fsdp;
@@ -61,10 +61,10 @@ static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
 
 /* ---- this rank's file ---- */
 
-static tagc_status write_bytes(int fd, const void *bytes, size_t n_bytes, XXH3_state_t *hash,
+static tagc_status write_bytes(int fd, const void *bytes, size_t n_bytes, tagc_xxh3_state *hash,
                                const char *path) {
     const char *at = bytes;
-    if (hash != NULL) XXH3_64bits_update(hash, bytes, n_bytes);
+    if (hash != NULL) tagc_xxh3_add(hash, bytes, n_bytes);
     while (n_bytes > 0) {
         ssize_t n = write(fd, at, n_bytes < (size_t)1 << 30 ? n_bytes : (size_t)1 << 30);
         if (n < 0 && errno == EINTR) continue;
@@ -77,7 +77,7 @@ static tagc_status write_bytes(int fd, const void *bytes, size_t n_bytes, XXH3_s
 }
 
 /* The values are exact in bf16. */
-static tagc_status write_halves(int fd, const float *values, uint64_t n, XXH3_state_t *hash,
+static tagc_status write_halves(int fd, const float *values, uint64_t n, tagc_xxh3_state *hash,
                                 const char *path) {
     uint16_t halves[4096];
     for (uint64_t at = 0, n_now; at < n; at += n_now) {
@@ -89,7 +89,7 @@ static tagc_status write_halves(int fd, const float *values, uint64_t n, XXH3_st
     return TAGC_OK;
 }
 
-static tagc_status write_schedule(const tagc_save *save, int fd, XXH3_state_t *hash, const char *path) {
+static tagc_status write_schedule(const tagc_save *save, int fd, tagc_xxh3_state *hash, const char *path) {
     size_t n_bytes = save->manifest->n_schedule;
     if (n_bytes == 0) return TAGC_OK;
     void *bytes = malloc(n_bytes);
@@ -100,7 +100,7 @@ static tagc_status write_schedule(const tagc_save *save, int fd, XXH3_state_t *h
     return status;
 }
 
-static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, const char *path) {
+static tagc_status write_sections(tagc_save *save, int fd, tagc_xxh3_state *hash, const char *path) {
     const tagc_fsdp *f = save->fsdp;
     unsigned char header[TAGC_RANK_HEADER_BYTES];
     tagc_rank_file_header(save->manifest, f->rank, header);
@@ -139,17 +139,15 @@ static tagc_status write_rank_file(tagc_save *save, tagc_manifest_file *file) {
     const tagc_fsdp *f = save->fsdp;
     char path[TAGC_PATH_BYTES];
     TAGC_TRY(tagc_path_print(path, "%s/rank-%d.bin", save->partial, f->rank));
-    XXH3_state_t *hash = XXH3_createState();
-    if (hash == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a checksum");
-    XXH3_64bits_reset(hash);
+    tagc_xxh3_state hash;
+    tagc_xxh3_begin(&hash);
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     tagc_status status =
         fd >= 0 ? TAGC_OK : tagc_fail(TAGC_ERR_IO, "cannot create %s: %s", path, strerror(errno));
-    if (fd >= 0) status = close_file(fd, write_sections(save, fd, hash, path), path);
+    if (fd >= 0) status = close_file(fd, write_sections(save, fd, &hash, path), path);
     file->n_bytes = tagc_rank_file_bytes(save->manifest, f->rank);
-    file->checksum = XXH3_64bits_digest(hash);
+    file->checksum = tagc_xxh3_end(&hash);
     tagc_fsdp_gathered(f, &file->gather_sent, &file->gather_received);
-    XXH3_freeState(hash);
     return status;
 }
 

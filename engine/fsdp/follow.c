@@ -78,9 +78,7 @@ static void describe(tagc_fsdp *f, tagc_flat *flat) {
         size_t parameter = flat->first_parameter + (size_t)i, n;
         const tagc_tensor_info *t = member_of(f, flat, i);
         w->parameters[parameter] = (uint32_t)parameter;
-        w->described[parameter] = (tagc_schedule_parameter){
-            t->name, t->n_elems,
-            flat->class_ == TAGC_CLASS_MILD ? TAGC_SCHEDULE_MILD : TAGC_SCHEDULE_COMPRESSED};
+        w->described[parameter] = (tagc_schedule_parameter){t->name, t->n_elems, (tagc_class)flat->class_};
         tagc_schedule_positions(t->n_elems, at, &n);
         for (size_t k = 0; k < n; k++)
             at[k] += f->tables.places[f->tables.members[flat->first_member + i]].offset;

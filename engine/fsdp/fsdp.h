@@ -14,6 +14,7 @@
 #include "fsdp/trace.h"
 #include "model/tensor.h"
 #include "tagc/paper.h"
+#include "tagc/policy.h"
 #include "tagc/schedule.h"
 
 typedef struct tagc_fsdp tagc_fsdp;
@@ -40,15 +41,6 @@ typedef enum tagc_policy {
     TAGC_POLICY_ALL = 3,                  /* everything, including norms and biases */
     TAGC_POLICY_NAMES = 4                 /* tensors that match a name pattern */
 } tagc_policy;
-
-/* How the gradient of a tensor is exchanged. A unit has one flat for each class among its tensors. */
-typedef enum tagc_class {
-    TAGC_CLASS_DENSE = 0,      /* norms, biases, and everything in no other class */
-    TAGC_CLASS_COMPRESSED = 1, /* what the policy compresses */
-    TAGC_CLASS_MILD =
-        2, /* with options.mild: matrices that the policy leaves out (attention QKV, positions) */
-    TAGC_N_CLASSES = 3
-} tagc_class;
 
 typedef struct tagc_fsdp_options {
     int sharding; /* tagc_sharding, default FULL */
@@ -99,7 +91,8 @@ void tagc_fsdp_options_init(tagc_fsdp_options *options);
  * read options without an engine. */
 void tagc_fsdp_options_resolve(tagc_fsdp_options *options);
 
-/* The class of this tensor under resolved `options`. */
+/* The class of this tensor under resolved `options`: compressed by `policy`; else mild with options.mild, if it is a matrix;
+ * else dense. A unit has one flat for each class among its tensors. */
 tagc_class tagc_fsdp_class(const tagc_fsdp_options *options, const tagc_tensor_info *tensor);
 
 /* Collective. All ranks must pass the same tensor table and options (checked). tensors is copied. trace may be NULL; it

@@ -228,20 +228,19 @@ uint64_t tagc_fsdp_own_part(uint64_t n_padded, int world_size, int n_owners, int
 }
 
 static void make_flats(tagc_fsdp *f) {
-    static const int order[TAGC_N_CLASSES] = {TAGC_CLASS_COMPRESSED, TAGC_CLASS_MILD, TAGC_CLASS_DENSE};
     int n_members = 0;
     for (int unit = 0; unit < f->tables.n_units; unit++) {
         tagc_layout_unit *u = &f->tables.units[unit];
         u->first_flat = f->tables.n_flats;
-        for (int k = 0; k < TAGC_N_CLASSES; k++) {
+        for (int class_ = 0; class_ < TAGC_N_CLASSES; class_++) {
             tagc_flat *flat = &f->tables.flats[f->tables.n_flats];
             flat->unit = unit;
-            flat->class_ = order[k];
+            flat->class_ = class_;
             flat->first_member = n_members;
             flat->unit_offset = u->n_padded;
             for (int i = 0; i < f->tables.n_tensors; i++) {
                 if (f->tables.places[i].unit != unit ||
-                    (int)tagc_fsdp_class(&f->options, &f->tables.tensors[i]) != order[k])
+                    (int)tagc_fsdp_class(&f->options, &f->tables.tensors[i]) != class_)
                     continue;
                 f->tables.places[i].flat = f->tables.n_flats;
                 f->tables.places[i].offset = flat->n_elems;

@@ -1,12 +1,12 @@
 /* Checkpoint bytes. Every number read from a file is checked against what files can hold before it is used. */
 #include "core/status.h"
+#include "core/xxh3.h"
 #include "fsdp/checkpoint_format.h"
 #include "fsdp/internal.h"
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #define MAX_ELEMS ((uint64_t)1 << 44) /* of a flat: far above any model, far below overflow */
 #define MAX_ENTRIES 1000000
@@ -81,7 +81,7 @@ static json_t *content_of(const tagc_manifest *m) {
 static int hash_content(const json_t *content, char hex[20]) {
     char *text = json_dumps(content, JSON_COMPACT | JSON_SORT_KEYS);
     if (text == NULL) return 0;
-    snprintf(hex, 20, "%016llx", (unsigned long long)XXH3_64bits(text, strlen(text)));
+    snprintf(hex, 20, "%016llx", (unsigned long long)tagc_xxh3(text, strlen(text), 0));
     free(text);
     return 1;
 }
@@ -307,18 +307,18 @@ uint64_t tagc_rank_file_bytes(const tagc_manifest *m, int rank) {
 /* A hash that ties a rank's file to the tables of its layout. */
 static uint64_t layout_hash(const tagc_manifest *m) {
     uint64_t sharding[] = {(uint64_t)m->sharded, (uint64_t)m->n_owners};
-    uint64_t hash = XXH3_64bits(sharding, sizeof sharding);
+    uint64_t hash = tagc_xxh3(sharding, sizeof sharding, 0);
     for (int i = 0; i < m->n_flats; i++) {
         const tagc_manifest_flat *f = &m->flats[i];
         uint64_t numbers[] = {f->n_elems, f->n_padded, f->n_residual, f->n_gathers > 0,
                               (uint64_t)(f->has_moment1 | f->is_residual_bf16 << 1)};
-        hash = XXH3_64bits_withSeed(numbers, sizeof numbers, hash);
+        hash = tagc_xxh3(numbers, sizeof numbers, hash);
     }
     for (int i = 0; i < m->n_tensors; i++) {
         const tagc_manifest_tensor *t = &m->tensors[i];
-        uint64_t numbers[] = {XXH3_64bits(t->name, strlen(t->name)), t->n_rows, t->n_cols, (uint64_t)t->flat,
+        uint64_t numbers[] = {tagc_xxh3(t->name, strlen(t->name), 0), t->n_rows, t->n_cols, (uint64_t)t->flat,
                               t->offset};
-        hash = XXH3_64bits_withSeed(numbers, sizeof numbers, hash);
+        hash = tagc_xxh3(numbers, sizeof numbers, hash);
     }
     return hash;
 }
@@ -349,7 +349,7 @@ tagc_status tagc_rank_file_check(const tagc_manifest *m, int rank, const void *b
     if (memcmp(bytes, header, sizeof header) != 0)
         return tagc_fail(TAGC_ERR_CORRUPT, "its header is not that of rank %d in step %llu of this manifest",
                          rank, (unsigned long long)m->step);
-    if (verify && XXH3_64bits(bytes, n_bytes) != m->files[rank].checksum)
+    if (verify && tagc_xxh3(bytes, n_bytes, 0) != m->files[rank].checksum)
         return tagc_fail(TAGC_ERR_CORRUPT, "it does not match its checksum");
     return TAGC_OK;
 }

@@ -1,10 +1,10 @@
 /* Options of the engine: defaults, ranges, and the text that ranks compare to find different options. */
 #include "exchange/options.h"
+#include "core/xxh3.h"
 #include "fsdp/internal.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <xxhash.h>
 
 void tagc_fsdp_options_init(tagc_fsdp_options *options) {
     *options = (tagc_fsdp_options){
@@ -139,7 +139,7 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
 void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_BYTES]) {
     const tagc_fsdp_options *o = &fsdp->options;
     memset(text, 0, TAGC_OPTIONS_TEXT_BYTES);
-    uint64_t tensors = 0, names = o->names == NULL ? 0 : XXH3_64bits(o->names, strlen(o->names));
+    uint64_t tensors = 0, names = o->names == NULL ? 0 : tagc_xxh3(o->names, strlen(o->names), 0);
     for (int i = 0; i < fsdp->tables.n_tensors; i++) {
         const tagc_tensor_info *t = &fsdp->tables.tensors[i];
         uint64_t numbers[] = {t->n_rows,
@@ -148,8 +148,8 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
                               (uint64_t)t->layer,
                               (uint64_t)t->last_layer,
                               (uint64_t)t->decay,
-                              XXH3_64bits(t->name, strlen(t->name))};
-        tensors = XXH3_64bits_withSeed(numbers, sizeof numbers, tensors);
+                              tagc_xxh3(t->name, strlen(t->name), 0)};
+        tensors = tagc_xxh3(numbers, sizeof numbers, tensors);
     }
     snprintf(text, TAGC_OPTIONS_TEXT_BYTES,
              "n_tensors=%d tensors=%016llx sharding=%d wrap=%d bucket_elems=%llu policy=%d names=%016llx "

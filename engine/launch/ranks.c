@@ -1,7 +1,7 @@
 /* Launches ranks: chooses the transport and the number of ranks, and prints the message if one fails. */
 #include "launch/ranks.h"
 
-#include "launch/blas.h"
+#include "blas/blas.h"
 
 #include "core/status.h"
 #include <pthread.h>
@@ -60,6 +60,14 @@ void tagc_ranks_complain(int rank, const char *text) {
 static int exit_code(tagc_status status) {
     if (status == TAGC_OK) return TAGC_EXIT_OK;
     return status == TAGC_ERR_INTERRUPTED ? TAGC_EXIT_INTERRUPTED : TAGC_EXIT_FAILURE;
+}
+
+/* Rank 0 says what slows the products of all. */
+static tagc_status prepare_products(const tagc_launch *launch, int n_callers, int n_ranks) {
+    char text[TAGC_BLAS_TEXT_BYTES];
+    tagc_blas_warning(text);
+    if (*text && tagc_ranks_launcher_rank() == 0) tagc_ranks_complain(0, text);
+    return tagc_blas_prepare(n_callers, n_ranks, launch->blas_threads);
 }
 
 /* Makes the trace and clock of a rank, and the options of its comm. */
@@ -134,7 +142,7 @@ static void *local_main(void *arg) {
 static int run_local(const tagc_launch *launch, tagc_rank_fn run, void *context) {
     int n_ranks = launch->n_ranks > 0 ? launch->n_ranks : launch->n_local_ranks;
     if (n_ranks < 1) n_ranks = 1;
-    if (tagc_blas_prepare(n_ranks, n_ranks, launch->blas_threads) != TAGC_OK) {
+    if (prepare_products(launch, n_ranks, n_ranks) != TAGC_OK) {
         tagc_ranks_complain(0, tagc_last_error());
         return TAGC_EXIT_FAILURE;
     }
@@ -247,7 +255,7 @@ static int run_mpi(const tagc_launch *launch, tagc_rank_fn run, void *context) {
         status =
             tagc_fail(TAGC_ERR_ARGUMENT, "--ranks is %d, allowed under mpirun: nothing, or %d as it started",
                       launch->n_ranks, mpi_size);
-    if (status == TAGC_OK) status = tagc_blas_prepare(1, ranks_of_host(), launch->blas_threads);
+    if (status == TAGC_OK) status = prepare_products(launch, 1, ranks_of_host());
     if (status == TAGC_OK) status = prepare_rank(launch, &rank, &options);
     if (status == TAGC_OK) status = tagc_comm_create_mpi(MPI_COMM_WORLD, &options, &rank.comm);
     status = status == TAGC_OK ? run(&rank, context) : tagc_rank_finish(&rank, status);

@@ -1,7 +1,7 @@
 /* DIR/metrics.jsonl: one JSON object per line, flushed per line, so that a run can be followed and survives
  * its end.
  *
- *   {"type": "run", ...}   model, options, world size; one per start or resume
+ *   {"type": "run", ...}   model, options, world size, blas; one per start or resume
  *   {"type": "step", "step": 1, "loss": ..., ...}   "levels": units at each level of the schedule; absent if none follows it
  *   {"type": "eval", "step": 100, "val_loss": ..., "n_tokens": over so many} */
 #ifndef TAGC_TRAIN_METRICS_H

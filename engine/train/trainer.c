@@ -4,6 +4,7 @@
 
 #include "core/status.h"
 #include "disk/new_file.h"
+#include "files/result_file.h"
 #include "fsdp/checkpoint.h"
 #include "launch/hosts.h"
 #include "launch/over_ranks.h"
@@ -186,6 +187,7 @@ static tagc_status begin_metrics(tagc_trainer *t) {
                 t->options.out, aside);
     json_t *run = json_object();
     json_object_set_new(run, "tagc", json_string(tagc_version()));
+    json_object_set_new(run, "blas", tagc_origin_blas());
     json_object_set_new(run, "model", tagc_saved_model(&t->saved.model));
     json_object_set(run, "options", t->texts);
     json_object_set_new(run, "world_size", json_integer(t->rank->world_size));

@@ -85,12 +85,11 @@ KEYS = PLACE_KEYS | {
     "seeds": _list_of(_is_seed, "a list of whole numbers"),
     "base": (_are_options, "a table of options of tagc train, as in steps = 600"),
     "rates": _list_of(_number(float, 1e-9, 10)[0], "a list of learning rates from 1e-9 to 10"),
-    "simulate": (_are_options, "a table of options of tagc plan, as in compute-s = 0.25"),
     "data": _one_of("manual", "words"),
     "trace": _word(r"\d+(-\d+)?", 'steps, as in "3-4"'),
     "units": (_is_pair, "the two units whose backward the timeline shows"),
 }
-OF_TRAIN = ("seeds", "data", "trace", "units", "base", "rates", "simulate")
+OF_TRAIN = ("seeds", "data", "trace", "units", "base", "rates")
 OF_BENCH = ("pairs", "against")
 REQUIRED = ("title", "kind", "table", "minutes", "arms")
 DEFAULTS = {
@@ -225,7 +224,7 @@ def _check(where, table, keys):
 def _merged(below, above):
     """`above` wins; tables of options are merged name by name."""
     both = {**below, **above}
-    for key in ("options", "base", "simulate"):
+    for key in ("options", "base"):
         if key in below and key in above:
             both[key] = {**below[key], **above[key]}
     return both

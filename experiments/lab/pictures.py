@@ -29,10 +29,9 @@ def draw(path):
     """Draws NAME.svg in the folder of the result NAME.json; returns its path, or None if the result has no
     picture."""
     path = pathlib.Path(path)
-    is_plan = results.load(path)[0] == "plan"
-    if not is_plan and results.read(path)["settings"].get("table") in OF_TORCH:
+    if results.read(path)["settings"].get("table") in OF_TORCH:
         return None
-    figure, units = ("plan", []) if is_plan else figure_of(path)
+    figure, units = figure_of(path)
     if figure == "window" and not all(file.exists() for file in traces_of(path)):
         raise LabError(
             f"no picture of {path}: its traces are not beside it; "
@@ -40,7 +39,7 @@ def draw(path):
         )
     picture = path.with_suffix(".svg")
     with tempfile.TemporaryDirectory() as folder:
-        shown = path if is_plan else _ordered(path, folder)
+        shown = _ordered(path, folder)
         words = [
             str(ROOT / "scripts" / "report.sh"),
             "--quiet",

@@ -102,8 +102,7 @@ class Quality:
                 runs.append(self._fork(case, arm, seed, best["rate"]))
                 done += 1
                 self._told(done, todo, runs[-1])
-        made = {"base": self.base_summary(), "runs": runs, "other_runs": other_runs}
-        return made | self._simulated(case)
+        return {"base": self.base_summary(), "runs": runs, "other_runs": other_runs}
 
     def _rates(self, arm):
         has_own = any(word.startswith("--lr=") for word in split_arm(arm)[2])
@@ -139,34 +138,6 @@ class Quality:
             + (f", rate {run['rate']:g}" if run["rate"] else "")
             + f": {run['wall_s']:.0f} s, validation loss {loss:.4f}"
         )
-
-    # ---- what a step would take elsewhere ----
-
-    def _simulated(self, case):
-        """Iterations of every arm by `tagc plan`, under what the experiment's `simulate` assumes."""
-        if not self.experiment.simulate:
-            return {}
-        path, steps = self.runner.scratch / "plan.json", {}
-        for arm in case.arms:
-            label, config, extras = split_arm(arm)
-            own = self.runner.scratch / "arm.conf"  # an arm's name is limited in length, a file's is not
-            lines = [" = ".join(word.removeprefix("--").split("=", 1)) for word in extras]
-            own.write_text((ROOT / config).read_text() + "\n" + "\n".join(lines) + "\n")
-            words = [
-                self.runner.tagc,
-                "plan",
-                f"--arms={own}",
-                f"--world-size={case.world_size}",
-                *words_of(self.experiment.simulate),
-                f"--json={path}",
-            ]
-            self.runner.run_command(words)
-            plans = json.loads(path.read_text())
-            for plan in plans if isinstance(plans, list) else [plans]:
-                steps.setdefault(label, []).append(
-                    {"bits_per_s": plan["link"]["line_bits_per_s"], "step_s": plan["rows"][0]["iteration_s"]}
-                )
-        return {"simulated": {"assumed": self.experiment.simulate, "arms": steps}}
 
 
 def _final_loss(run):

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import shutil
 import time
 
@@ -55,7 +56,13 @@ def _commit():
     return (head + ("-dirty" if changed else "")) or None
 
 
-def _machine(n_hosts):
+def _blas(about):
+    """What `tagc version` says that it computes products with."""
+    found = re.search(r"^products: (.+), kernel (.+)$", about, re.MULTILINE)
+    return {"name": found[1], "kernel": found[2]} if found else None
+
+
+def _machine(n_hosts, about):
     system = _first_line("/etc/os-release", "PRETTY_NAME") or platform.system()
     return {
         "cpu": _first_line("/proc/cpuinfo", "model name") or platform.machine(),
@@ -63,6 +70,7 @@ def _machine(n_hosts):
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "os": f"{system}, Linux {platform.release()}",
         "hosts": [f"h{host}" for host in range(1, n_hosts + 1)] if n_hosts > 1 else [platform.node()],
+        "blas": _blas(about),
     }
 
 
@@ -85,9 +93,10 @@ def origin(command, tagc, n_hosts):
     """Where a result comes from, asked before the work. What in the environment changes the speed of the
     ranks is part of it, and what else the machine is doing."""
     busy = _busy_share()
+    about = call(tagc, "version")
     telling = ("OPENBLAS_", "OMP_", "OMPI_MCA_", "GOTO_")
     return {
-        "version": call(tagc, "version").split()[1].rstrip(","),
+        "version": about.split()[1].rstrip(","),
         "commit": _commit(),
         "date": now_text(),
         "command": command,
@@ -96,7 +105,7 @@ def origin(command, tagc, n_hosts):
         },
         "busy_before": busy,
         "is_busy": busy > 0.2,
-        "machine": _machine(n_hosts),
+        "machine": _machine(n_hosts, about),
     }
 
 
@@ -132,17 +141,14 @@ def write(path, result):
 
 
 def load(path):
-    """Returns what the file says that it holds, and that: "lab", "plan" (always a list), "torch-quality",
-    another word, or None."""
+    """Returns what the file says that it holds, and that: "lab", "torch-quality", another word, or None."""
     try:
         found = json.loads(pathlib.Path(path).read_text())
     except OSError as error:
         raise LabError(f"{path}: {error.strerror}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise LabError(f"{path} is no JSON: {error}") from None
-    first = found[0] if isinstance(found, list) and found else found
-    kind = first.get("type") if isinstance(first, dict) else None
-    return kind, [found] if kind == "plan" and found is first else found
+    return found.get("type") if isinstance(found, dict) else None, found
 
 
 def read(path):

@@ -53,7 +53,6 @@ OF_COMPRESSION = (
 )
 OF_SKETCHES = ("ratio", "index", "cells", "unpeeled", "fill-union")
 OF_A_STEP = ("total_s", "compute_s", "wait_gather_s", "wait_reduce_s", "optimizer_s", "gradient_s", "phase_s")
-OF_A_ROW = ("arm", "placement", "iteration_s", "exposed_s")  # of a plan
 
 
 def rounded(value, digits=DIGITS):
@@ -189,23 +188,8 @@ def case(found):
     return rounded(made)
 
 
-def plan(found):
-    """Returns a plan with those members of its rows that a table or a picture shows."""
-    rows = [of(row, OF_A_ROW) | {"placement": of(row["placement"], ("name",))} for row in found["rows"]]
-    return rounded(found | {"rows": rows})
-
-
 def keep(path):
-    """Rewrites a result of the lab or of `tagc plan --json` in its small form."""
-    kind, found = results.load(path)
-    if kind == "plan":
-        made = [plan(item) for item in found]
-        made[1:] = [
-            without(item, "origin", "model", "costs")
-            | {"origin": {}, "model": {"name": item["model"]["name"]}}
-            for item in made[1:]
-        ]  # one command made them all
-    else:
-        made = results.read(path)
-        made["cases"] = [case(item) for item in made["cases"]]
+    """Rewrites a result of the lab in its small form."""
+    made = results.read(path)
+    made["cases"] = [case(item) for item in made["cases"]]
     results.write(path, made)

@@ -8,7 +8,6 @@ import cells
 import clusterbench
 import formulas
 import pipelinebench
-import plans
 import tables_losses
 import tables_times
 import torchbench
@@ -17,7 +16,7 @@ from common import LabError, write_atomically
 
 import results
 
-KINDS = ("lab", "plan", "torch-quality")
+KINDS = ("lab", "torch-quality")
 
 # ---- bits ----
 
@@ -158,9 +157,12 @@ def origin_text(result):
     notes = ", a quick run: not for keeping" if result["settings"].get("is_quick") else ""
     if about.get("is_busy"):
         notes += f", while other work kept {100 * about['busy_before']:.0f} % of the cores busy"
+    blas = about["machine"].get("blas")
+    kernel = f", {blas['name']} with its kernel {blas['kernel']}" if blas else ""
     return (
         f"`experiments/lab/lab run {result['experiment']}`, {about['machine']['n_cpus']} cores of "
-        f"{about['machine']['cpu']}, commit {about['commit'] or 'unknown'}, {about['date'][:10]}{notes}.\n"
+        f"{about['machine']['cpu']}{kernel}, commit {about['commit'] or 'unknown'}, "
+        f"{about['date'][:10]}{notes}.\n"
     )
 
 
@@ -197,9 +199,7 @@ def from_paths(paths):
     made = {}
     for file in files:
         kind, found = results.load(file)
-        if kind == "plan":
-            made[file.stem] = plans.markdown(found)
-        elif kind == "torch-quality":
+        if kind == "torch-quality":
             made[file.stem] = torchquality.markdown(found)
         else:
             result = results.read(file)

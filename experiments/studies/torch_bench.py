@@ -32,6 +32,7 @@ from torch_arms import DEFAULT_ARMS, Arm, arms_of
 
 import tagc
 import tagc.torch
+from tagc.commands.info import torch_blas
 from tagc.torch.advise import survey
 from tagc.torch.schedule.options import Options
 
@@ -95,6 +96,7 @@ def origin(program, hosts):
             "n_cpus": os.cpu_count(),
             "os": platform.platform(),
             "hosts": sorted(set(hosts)),
+            "blas": torch_blas(),
         },
         "environment": {
             name: value

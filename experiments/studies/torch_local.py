@@ -44,6 +44,8 @@ ARMS = {
     "Muon, every step, fp32": None,
     "Muon, averaging, direct 95 %": LARGEST,
 }
+PAYLOAD = 1448 / 1538  # of a link's rate: a frame of 1538 bytes has 1448 bytes of TCP's data
+MESSAGES = 5  # of an all-reduce, one after the other: the agreement, bodies and their rests, sums and theirs
 LINKS = [(rate, latency) for rate in (20, 100, 1000) for latency in (0.001, 0.03, 0.1)]  # Mbit/s, seconds
 
 
@@ -259,7 +261,7 @@ def run(args):
 
 
 def table(args):
-    from tagc.torch.advise import links
+    from tagc.torch.advise.choice import local_step_s
 
     found = {key_of(row): row for row in done(args)}
     heads = [
@@ -286,9 +288,9 @@ def table(args):
         )
         cells = []
         for rate, latency in LINKS:
-            n_bytes_s = bits * every * (sites - 1) / sites * args.params / (links.PAYLOAD * rate * 1e6)
-            exchange_s = links.MESSAGES * latency + n_bytes_s
-            cells.append(f"{links.local_step_s(args.step_s, exchange_s, every):.3g} s")
+            n_bytes_s = bits * every * (sites - 1) / sites * args.params / (PAYLOAD * rate * 1e6)
+            exchange_s = MESSAGES * latency + n_bytes_s
+            cells.append(f"{local_step_s(args.step_s, exchange_s, every):.3g} s")
         words = [
             str(sites),
             arm,

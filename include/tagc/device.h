@@ -133,13 +133,6 @@ TAGC_API void tagc_job_destroy(tagc_job *job);
  * copied. */
 typedef struct tagc_unit tagc_unit;
 
-/* Of a unit's input and output. Reducers write fp32. They read fp32, or of a unit in bf16 what their options.gradient says. */
-typedef enum tagc_element {
-    TAGC_ELEMENT_FP32 = 0,
-    TAGC_ELEMENT_BF16 = 1,
-    TAGC_ELEMENT_FP16 = 2
-} tagc_element;
-
 /* `length` elements, from number `from` of one array to number `to` of another. */
 typedef struct tagc_run {
     uint64_t from, to, length;

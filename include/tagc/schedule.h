@@ -58,6 +58,7 @@
 #ifndef TAGC_SCHEDULE_H
 #define TAGC_SCHEDULE_H
 
+#include "tagc/policy.h"
 #include "tagc/tagc.h"
 
 #ifdef __cplusplus
@@ -75,9 +76,6 @@ typedef enum tagc_level {
 
 /* Returns "fresh", "every", "largest", "last", or "?" for another number. */
 TAGC_API const char *tagc_level_name(int level);
-
-/* The class of a parameter. What is sent dense is none of a schedule's. */
-typedef enum tagc_schedule_class { TAGC_SCHEDULE_COMPRESSED = 0, TAGC_SCHEDULE_MILD = 1 } tagc_schedule_class;
 
 /* What the optimizer has of a compressed parameter. */
 typedef enum tagc_moment {
@@ -115,7 +113,8 @@ typedef struct tagc_schedule_parameter {
     const char *name;
     /* Of the whole parameter, not of a rank's piece. */
     uint64_t n_elems;
-    tagc_schedule_class kind;
+    /* COMPRESSED or MILD. What is sent dense is none of a schedule's. */
+    tagc_class kind;
 } tagc_schedule_parameter;
 
 /* parameters: (n_parameters,), copied. Their numbers, from 0, name them in all calls below.
@@ -206,6 +205,11 @@ typedef struct tagc_schedule_plan {
  * weights (n,): elements of each in this exchange; NULL: whole parameters. n is at least 1. */
 TAGC_API tagc_status tagc_schedule_get_plan(const tagc_schedule *schedule, const uint32_t *parameters,
                                             const uint64_t *weights, size_t n, tagc_schedule_plan *plan);
+
+/* Writes what a parameter of that class sends at a tagc_level, with the level's own share: for plans of bytes and memory. options:
+ * NULL for the defaults. What has no such level has the plan of the one before it, and what has no levels that of LAST. */
+TAGC_API tagc_status tagc_schedule_plan_of_level(const tagc_schedule_options *options, tagc_class kind,
+                                                 int level, tagc_schedule_plan *plan);
 
 /* Turns the user's betas of an Adam into those of a parameter. moment: of its plan. n_selected: of its plan, or fewer if
  * its optimizer has made fewer updates; 0: beta2 stays. schedule: NULL for the default options. */

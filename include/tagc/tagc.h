@@ -53,9 +53,12 @@ extern "C" {
 #define TAGC_VERSION_MAJOR 0
 #define TAGC_VERSION_MINOR 2
 #define TAGC_VERSION_PATCH 0
+/* Of this header, for comparisons in the preprocessor: major * 10000 + minor * 100 + patch. */
+#define TAGC_VERSION_NUMBER (TAGC_VERSION_MAJOR * 10000 + TAGC_VERSION_MINOR * 100 + TAGC_VERSION_PATCH)
 
-/* Returns the version of the loaded library, "major.minor.patch". */
+/* Return the version of the loaded library, as "major.minor.patch" and as TAGC_VERSION_NUMBER. */
 TAGC_API const char *tagc_version(void);
+TAGC_API int tagc_version_number(void);
 
 /* Returns a checksum of 64 bits, XXH3, which is the same on every machine. `bytes` may be NULL if n_bytes is 0. */
 TAGC_API uint64_t tagc_checksum(const void *bytes, uint64_t n_bytes);
@@ -102,12 +105,19 @@ typedef enum tagc_format {
     TAGC_FORMAT_SIGN = 5
 } tagc_format;
 
+/* How values lie in an array of the caller's. */
+typedef enum tagc_element {
+    TAGC_ELEMENT_FP32 = 0, /* float */
+    TAGC_ELEMENT_BF16 = 1, /* uint16_t, the upper half of a float */
+    TAGC_ELEMENT_FP16 = 2  /* uint16_t, IEEE binary16 */
+} tagc_element;
+
 /* How a value is rounded to one that the format has. */
 typedef enum tagc_rounding {
     /* To the nearest. */
     TAGC_ROUNDING_NEAREST = 0,
     /* To one of the two next values, to the nearer with the greater probability, so that the mean error is zero. The
-     * probabilities are multiples of 1/256, so the mean may be off by 1/512 of a step, and what is below that becomes zero. */
+     * probabilities have 24 bits (INT4: 28), so the mean is right to 10^-9 of a block's largest value. */
     TAGC_ROUNDING_STOCHASTIC = 1
 } tagc_rounding;
 

@@ -21,10 +21,6 @@ INLINE VEC avx2_clamp(VEC x, float most) {
     return (VEC)_mm256_min_ps(above, _mm256_set1_ps(most));
 }
 
-INLINE IVEC avx2_floor(VEC x) {
-    return (IVEC)_mm256_cvtps_epi32(_mm256_floor_ps((__m256)x));
-}
-
 INLINE void avx2_pack(const UVEC *codes, int bits, uint8_t *out) {
     __m256i halves = _mm256_packus_epi32((__m256i)codes[0], (__m256i)codes[1]);
     halves = _mm256_permute4x64_epi64(halves, 0xd8);
@@ -52,6 +48,15 @@ INLINE void avx2_unpack(const uint8_t *in, int bits, UVEC *codes) {
     memcpy(&high, in + bits, (size_t)bits);
     codes[0] = (UVEC)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)_pdep_u64(low, eight)));
     codes[1] = (UVEC)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)_pdep_u64(high, eight)));
+}
+
+INLINE void avx2_spread(const uint8_t *random, UVEC *thresholds) {
+    /* byte j of four comes to the top of lane j, and the three others below it */
+    const __m256i first = _mm256_setr_epi8(1, 2, 3, 0, 2, 3, 0, 1, 3, 0, 1, 2, 0, 1, 2, 3, 5, 6, 7, 4, 6, 7,
+                                           4, 5, 7, 4, 5, 6, 4, 5, 6, 7);
+    __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)random));
+    thresholds[0] = (UVEC)_mm256_shuffle_epi8(bytes, first);
+    thresholds[1] = (UVEC)_mm256_shuffle_epi8(bytes, _mm256_add_epi8(first, _mm256_set1_epi8(8)));
 }
 
 INLINE void avx2_halves(UVEC half, uint8_t *out) {

@@ -21,10 +21,6 @@ INLINE VEC avx512_clamp(VEC x, float most) {
     return (VEC)_mm512_min_ps(above, _mm512_set1_ps(most));
 }
 
-INLINE IVEC avx512_floor(VEC x) {
-    return (IVEC)_mm512_cvt_roundps_epi32((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-}
-
 INLINE void avx512_pack(const UVEC *codes, int bits, uint8_t *out) {
     __m128i bytes = _mm512_cvtepi32_epi8((__m512i)codes[0]);
     if (bits == 8) {
@@ -57,6 +53,13 @@ INLINE void avx512_unpack(const uint8_t *in, int bits, UVEC *codes) {
     __m512i shifts = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(bits)); /* modulo 32 */
     shifts = _mm512_and_si512(shifts, _mm512_set1_epi32(31));
     codes[0] = (UVEC)_mm512_and_si512(_mm512_srlv_epi32(words, shifts), _mm512_set1_epi32((1 << bits) - 1));
+}
+
+INLINE void avx512_spread(const uint8_t *random, UVEC *thresholds) {
+    const __m512i words = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    const __m512i turns = _mm512_broadcast_i32x4(_mm_setr_epi32(8, 16, 24, 0));
+    __m512i all = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)random));
+    thresholds[0] = (UVEC)_mm512_rorv_epi32(_mm512_permutexvar_epi32(words, all), turns);
 }
 
 INLINE void avx512_halves(UVEC half, uint8_t *out) {

@@ -6,8 +6,8 @@
  * includes code_vectors.h, which has VEC, UVEC and IVEC, and defines:
  *
  *   NAME(max), NAME(clamp)            of UVEC below 2^31; of VEC to [-most, most], NaN to -most
- *   NAME(floor)                       of VEC below 2^31, as IVEC
  *   NAME(pack), NAME(unpack)          WIDTH codes of 8, 4, 2 or 1 bits to and from whole bytes
+ *   NAME(spread)                      LANES random bytes to the thresholds of as many values (residual.h)
  *   NAME(halves)                      the lower 16 bits of each lane to 2 * WIDTH bytes
  *
  * Every operation is one IEEE operation in a fixed order, and sums are LANES partial sums, so all levels give the same

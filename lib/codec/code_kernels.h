@@ -37,9 +37,10 @@ typedef struct tagc_code_kernels {
     /* Rounds one block. decoded and errors (n) may be NULL, or x itself. Writes ceil(n * bits / 8) bytes. */
     void (*round)(int values, float level, float scale, const float *x, size_t n, float *decoded,
                   float *errors, uint8_t *packed);
-    /* out = x + ((byte + 0.5) / 256 - 0.5) * scale, with the bytes of tagc_residual_random for positions [first, first + n); out
-     * is not x. */
-    void (*dither)(const float *x, size_t first, size_t n, uint32_t seed, float scale, float *out);
+    /* Rounds one block of int8 or int4 at random (values.h), with the thresholds of positions [first, first + n); first is a multiple
+     * of LANES. */
+    void (*dither)(int values, const float *x, size_t first, size_t n, uint32_t seed, float scale,
+                   uint8_t *packed);
     void (*narrow)(const float *x, size_t n, float *decoded, float *errors, uint8_t *halves);
     void (*widen_halves)(const uint8_t *halves, size_t n, float *out);
     /* Values [first, first + n) of an integer format; first a multiple of LANES. */

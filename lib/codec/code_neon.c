@@ -21,10 +21,6 @@ INLINE VEC neon_clamp(VEC x, float most) {
     return (VEC)vminq_f32(above, vdupq_n_f32(most));
 }
 
-INLINE IVEC neon_floor(VEC x) {
-    return (IVEC)vcvtmq_s32_f32((float32x4_t)x);
-}
-
 /* Neighbours come together by halves: 8 bits of two codes, then of four, then of eight. */
 INLINE void neon_pack(const UVEC *codes, int bits, uint8_t *out) {
     uint16x8_t low = vcombine_u16(vmovn_u32((uint32x4_t)codes[0]), vmovn_u32((uint32x4_t)codes[1]));
@@ -72,6 +68,14 @@ INLINE void neon_unpack(const uint8_t *in, int bits, UVEC *codes) {
     codes[1] = (UVEC)vmovl_u16(vget_high_u16(low));
     codes[2] = (UVEC)vmovl_u16(vget_low_u16(high));
     codes[3] = (UVEC)vmovl_u16(vget_high_u16(high));
+}
+
+INLINE void neon_spread(const uint8_t *random, UVEC *thresholds) {
+    /* byte j of four comes to the top of lane j, and the three others below it */
+    static const uint8_t places[16] = {1, 2, 3, 0, 2, 3, 0, 1, 3, 0, 1, 2, 0, 1, 2, 3};
+    uint8x16_t bytes = vld1q_u8(random), from = vld1q_u8(places);
+    for (int p = 0; p < 4; p++, from = vaddq_u8(from, vdupq_n_u8(4)))
+        thresholds[p] = (UVEC)vqtbl1q_u8(bytes, from);
 }
 
 INLINE void neon_halves(UVEC half, uint8_t *out) {

@@ -23,11 +23,6 @@ INLINE VEC scalar_clamp(VEC x, float most) {
     return (VEC)((below & (UVEC)x) | (~below & (UVEC)high));
 }
 
-INLINE IVEC scalar_floor(VEC x) {
-    IVEC down = __builtin_convertvector(x, IVEC); /* towards zero */
-    return down + (IVEC)(__builtin_convertvector(down, VEC) > x);
-}
-
 INLINE void scalar_pack(const UVEC *codes, int bits, uint8_t *out) {
     uint64_t words[2] = {0, 0};
     for (int i = 0; i < TAGC_CODE_LANES; i++)
@@ -39,6 +34,20 @@ INLINE void scalar_unpack(const uint8_t *in, int bits, UVEC *codes) {
     uint32_t lanes[TAGC_CODE_LANES];
     for (int i = 0; i < TAGC_CODE_LANES; i++) lanes[i] = in[i * bits / 8] >> i * bits % 8 & ((1 << bits) - 1);
     memcpy(codes, lanes, sizeof lanes);
+}
+
+INLINE void scalar_spread(const uint8_t *random, UVEC *thresholds) {
+    UVEC all;
+    memcpy(&all, random, sizeof all);
+    UVEC of_0 = all >> 8 | all << 24, of_1 = all >> 16 | all << 16, of_2 = all >> 24 | all << 8;
+    UVEC a = __builtin_shufflevector(of_0, of_1, 0, 4, 1, 5),
+         b = __builtin_shufflevector(of_2, all, 0, 4, 1, 5);
+    UVEC c = __builtin_shufflevector(of_0, of_1, 2, 6, 3, 7),
+         d = __builtin_shufflevector(of_2, all, 2, 6, 3, 7);
+    thresholds[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
+    thresholds[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
+    thresholds[2] = __builtin_shufflevector(c, d, 0, 1, 4, 5);
+    thresholds[3] = __builtin_shufflevector(c, d, 2, 3, 6, 7);
 }
 
 INLINE void scalar_halves(UVEC half, uint8_t *out) {

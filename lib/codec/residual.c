@@ -51,28 +51,23 @@ uint32_t tagc_residual_zeros(int format) {
 
 /* ---- one value ---- */
 
-/* For the value at position i, 0 to 255. */
-static uint32_t random_byte(uint32_t seed, size_t i) {
-    return tagc_residual_random(seed, (uint32_t)(i / 4)) >> i % 4 * 8 & 255u;
+static uint32_t threshold_of(uint32_t seed, size_t i) {
+    return tagc_residual_threshold(tagc_residual_random(seed, (uint32_t)(i / 4)), (uint32_t)(i % 4));
 }
 
 static float step_of(uint32_t exponent) {
     return tagc_bits_float(0x80000000u | exponent << 23);
 }
 
-/* 1 / step_of(exponent), for exponents that are written. */
-static float inverse_of(uint32_t exponent) {
-    return tagc_bits_float(0x80000000u | (254 - exponent) << 23);
+static uint32_t code_of(int format, float value, uint32_t exponent, uint32_t threshold) {
+    int bits = format == TAGC_FORMAT_INT8 ? 8 : 4;
+    float most = format == TAGC_FORMAT_INT8 ? 127 * 0x1p24f : 7 * 0x1p28f;
+    float scaled = value * tagc_bits_float(tagc_residual_scale(bits, exponent));
+    return tagc_residual_code(bits, scaled > most ? most : scaled < -most ? -most : scaled, threshold);
 }
 
-static int32_t code_of(float value, float inverse, float most, uint32_t byte) {
-    float quotient = value * inverse;
-    quotient = quotient > most ? most : quotient < -most ? -most : quotient;
-    return (int32_t)floorf(quotient + ((float)byte + 0.5f) / 256);
-}
-
-static uint16_t half_of(float value, uint32_t byte) {
-    uint32_t bits = tagc_float_bits(value), half = ((bits & 0x7fffffffu) + (byte << 8 | 0x80u)) >> 16;
+static uint16_t half_of(float value, uint32_t threshold) {
+    uint32_t bits = tagc_float_bits(value), half = ((bits & 0x7fffffffu) + (threshold >> 16)) >> 16;
     if (half > LARGEST_HALF) half = LARGEST_HALF;
     return (uint16_t)(half == 0 ? ZERO_HALF : half | (bits >> 16 & 0x8000u));
 }
@@ -125,17 +120,16 @@ void tagc_residual_pad(int format, size_t n, void *row) {
 /* One block. */
 static void write_codes(int format, const float *values, size_t first, size_t n, uint32_t seed,
                         uint8_t *exponent, uint8_t *codes) {
-    float most = format == TAGC_FORMAT_INT8 ? 127 : 7;
     *exponent = (uint8_t)tagc_residual_exponent(format, largest_of(values, n));
     for (size_t i = 0; i < n; i++) {
         float value = isfinite(values[i]) ? values[i] : 0;
-        int32_t code = code_of(value, inverse_of(*exponent), most, random_byte(seed, first + i));
+        uint32_t code = code_of(format, value, *exponent, threshold_of(seed, first + i));
         if (format == TAGC_FORMAT_INT8)
             codes[first + i] = (uint8_t)code;
         else if (i % 2 == 0)
-            codes[(first + i) / 2] = (uint8_t)(code & 15);
+            codes[(first + i) / 2] = (uint8_t)code;
         else
-            codes[(first + i) / 2] |= (uint8_t)((uint32_t)code << 4);
+            codes[(first + i) / 2] |= (uint8_t)(code << 4);
     }
 }
 
@@ -146,7 +140,7 @@ void tagc_residual_write_int8(const float *values, size_t first, uint32_t seed, 
 
 static void write_halves(const float *values, size_t first, size_t n, uint32_t seed, uint16_t *halves) {
     size_t i = tagc_code_best()->write_residual_halves(values, first, n, seed, halves);
-    for (; i < n; i++) halves[first + i] = half_of(values[i], random_byte(seed, first + i));
+    for (; i < n; i++) halves[first + i] = half_of(values[i], threshold_of(seed, first + i));
 }
 
 void tagc_residual_write(int format, size_t n, const float *values, size_t first, size_t n_here,
@@ -170,18 +164,17 @@ void tagc_residual_write(int format, size_t n, const float *values, size_t first
     if (first + n_here == n) tagc_residual_pad(format, n, row);
 }
 
-static void put_code(int format, uint8_t *codes, size_t i, int32_t code) {
+static void put_code(int format, uint8_t *codes, size_t i, uint32_t code) {
     if (format == TAGC_FORMAT_INT8)
         codes[i] = (uint8_t)code;
     else
-        codes[i / 2] = (uint8_t)((codes[i / 2] & (i % 2 ? 15 : 240)) | (code & 15) << i % 2 * 4);
+        codes[i / 2] = (uint8_t)((codes[i / 2] & (i % 2 ? 15 : 240)) | code << i % 2 * 4);
 }
 
 /* Integers. */
 static size_t put_codes(int format, const uint32_t *indices, const float *values, size_t n, uint32_t seed,
                         const uint8_t *exponents, uint8_t *codes, uint32_t *misfits) {
     size_t block = block_of(format), n_misfits = 0, i = 0;
-    float most = format == TAGC_FORMAT_INT8 ? 127 : 7;
     if (format == TAGC_FORMAT_INT8)
         i = tagc_code_best()->put_int8(indices, values, n, seed, exponents, codes, misfits, &n_misfits);
     for (; i < n; i++) {
@@ -189,8 +182,7 @@ static size_t put_codes(int format, const uint32_t *indices, const float *values
         if (tagc_residual_exponent(format, tagc_float_bits(values[i]) & 0x7fffffffu) > exponent)
             misfits[n_misfits++] = at;
         else
-            put_code(format, codes, at,
-                     code_of(values[i], inverse_of(exponent), most, random_byte(seed, at)));
+            put_code(format, codes, at, code_of(format, values[i], exponent, threshold_of(seed, at)));
     }
     return n_misfits;
 }
@@ -204,7 +196,7 @@ size_t tagc_residual_put(int format, size_t n, const uint32_t *indices, const fl
         if (format == TAGC_FORMAT_FP32)
             ((float *)row)[indices[i]] = values[i] == 0 ? -0.0f : values[i];
         else
-            ((uint16_t *)row)[indices[i]] = half_of(values[i], random_byte(seed, indices[i]));
+            ((uint16_t *)row)[indices[i]] = half_of(values[i], threshold_of(seed, indices[i]));
     return 0;
 }
 

@@ -8,7 +8,8 @@
  *           ceil(n / 2) bytes: codes, that of an even value in the low half, then zeros up to a multiple of 64 bytes
  *
  * A value is code * -(2^(exponent - 127)). The exponent of a block is the smallest for which the largest magnitude is at most
- * 127 (int4: 7) times 2^(exponent - 127), from 1 up to the last that cannot overflow. Hence:
+ * 127 (int4: 7) times 2^(exponent - 127), from 24 (int4: 28), so that the arithmetic below cannot overflow, up to the last whose
+ * values cannot. Any other is read, too. Hence:
  *
  *   - Code 0 is -0.0f, which changes no bit of a gradient that it is added to. (fp32 and bf16 hold zeros as -0.0f, too.) A row
  *     of zero bytes in int8 or int4 is a residual of zeros.
@@ -16,13 +17,17 @@
  *
  * Rounding is stochastic, so that what a step rounds off is missing on average in no direction: a residual that was rounded
  * to the nearest would never take up a gradient of less than half a code. The random numbers are a hash of a seed and
- * the position, in integers, so that all processor levels, thread counts and GPUs write the same bytes. The code of v at
- * position i is
+ * the position, in integers, so that all processor levels, thread counts and GPUs write the same bytes. The threshold of
+ * position i has 32 random bits: tagc_residual_random(seed, i / 4), turned so that its byte i % 4 is the highest. The code of v at
+ * position i is, in integers,
  *
- *   floor(-v / 2^(exponent - 127) + (byte + 0.5) / 256)       in fp32; byte: bits [8 (i % 4), 8 (i % 4) + 8) of
- *                                                             tagc_residual_random(seed, i / 4)
+ *   (q + threshold / 2^8) >> 24             int8; q = -v / 2^(exponent - 127) * 2^24, cut to an integer
+ *   (q + threshold / 2^4) >> 28             int4; q = -v / 2^(exponent - 127) * 2^28
  *
- * and a bf16 is the upper half of the bits of |v| + (byte * 256 + 128), with the sign of v. */
+ * and a bf16 is the upper half of the bits of |v| + threshold / 2^16, with the sign of v. So each of v's two neighbours is taken with the
+ * probability that makes the mean v, but for what is cut off of q: less than 2^-24 of a step (int4: 2^-28), which is 10^-9 of the
+ * block's largest value. With 8 random bits and a constant for the rest, what is below 1/512 of a step would become zero in
+ * every step. The lower bits of a threshold are the upper ones of its neighbours: they are correlated by 1/256. */
 #ifndef TAGC_CODEC_RESIDUAL_H
 #define TAGC_CODEC_RESIDUAL_H
 
@@ -64,12 +69,28 @@ TAGC_RESIDUAL_FN uint32_t tagc_residual_random(uint32_t seed, uint32_t group) {
     return x ^ x >> 15;
 }
 
+/* The threshold of the value at position 4 * group + j, given the random bytes of the group. */
+TAGC_RESIDUAL_FN uint32_t tagc_residual_threshold(uint32_t random, uint32_t j) {
+    return random >> 8 >> 8 * j | random << (24 - 8 * j);
+}
+
+/* The code in `bits` (8 or 4). scaled: the quotient times 2^(32 - bits); the quotient is at most 127 or 7 in size. */
+TAGC_RESIDUAL_FN uint32_t tagc_residual_code(int bits, float scaled, uint32_t threshold) {
+    return ((uint32_t)(int32_t)scaled + (threshold >> bits)) >> (32 - bits);
+}
+
+/* The bits of what scales a value for tagc_residual_code, of an exponent that is written. */
+TAGC_RESIDUAL_FN uint32_t tagc_residual_scale(int bits, uint32_t exponent) {
+    return 0x80000000u | (254 + 32 - (uint32_t)bits - exponent) << 23;
+}
+
 /* The exponent of a block of int8 or int4 whose largest magnitude has these bits, which are finite. */
 TAGC_RESIDUAL_FN uint32_t tagc_residual_exponent(int format, uint32_t largest_bits) {
-    const uint32_t is_int8 = format == TAGC_FORMAT_INT8, most = is_int8 ? 248 : 252, bits = is_int8 ? 6 : 2;
+    const uint32_t is_int8 = format == TAGC_FORMAT_INT8, most = is_int8 ? 248 : 252, bits = is_int8 ? 6 : 2,
+                   fewest = is_int8 ? 24 : 28;
     /* 127 is 2^6 * (1 + 0x7e0000 / 2^23), 7 is 2^2 * (1 + 0x600000 / 2^23); a larger mantissa carries */
     uint32_t exponent = (largest_bits + (is_int8 ? 0x1ffffu : 0x1fffffu)) >> 23;
-    exponent = exponent > bits ? exponent - bits : 1;
+    exponent = exponent > bits + fewest ? exponent - bits : fewest;
     return exponent < most ? exponent : most;
 }
 

@@ -1,5 +1,6 @@
 /* Reading and writing stored residuals (residual.h) in vectors of WIDTH lanes. Included after code_body.h, which says what an includer
- * defines. TAGC_RESIDUAL_BLOCK values are written together: several blocks of int4, for which random bytes are made at once. */
+ * defines. TAGC_RESIDUAL_BLOCK values are written together: several blocks of int4, for which random bytes are made at once. Values
+ * that are rounded at random without a residual (values.h) are here, too. */
 
 enum { NAME(GROUP) = TAGC_RESIDUAL_BLOCK };
 
@@ -9,46 +10,55 @@ INLINE UVEC NAME(random_of)(UVEC x) {
     return x ^ x >> 15;
 }
 
-/* The random bytes of GROUP values, the first at a multiple of GROUP. */
-INLINE void NAME(random_bytes)(uint32_t seed, size_t first, uint8_t *bytes) {
+/* The random bytes of n values up to GROUP, the first at a multiple of LANES; of some more if n is none of 4 * WIDTH. */
+INLINE void NAME(random_bytes)(uint32_t seed, size_t first, size_t n, uint8_t *bytes) {
     UVEC group;
     for (int lane = 0; lane < WIDTH; lane++) group[lane] = (uint32_t)lane;
     group += seed + (uint32_t)(first / 4);
-    for (int i = 0; i < NAME(GROUP); i += 4 * WIDTH, group += WIDTH) {
+    for (size_t i = 0; i < n; i += 4 * WIDTH, group += WIDTH) {
         UVEC x = NAME(random_of)(group);
         memcpy(bytes + i, &x, sizeof x);
     }
 }
 
-KERNEL void NAME(dither)(const float *x, size_t first, size_t n, uint32_t seed, float scale, float *out) {
-    UVEC at;
-    for (int lane = 0; lane < WIDTH; lane++) at[lane] = (uint32_t)first + (uint32_t)lane;
-    for (size_t i = 0; i < n; i += WIDTH, at += WIDTH) {
-        UVEC byte = NAME(random_of)(seed + (at >> 2)) >> (at & 3u) * 8 & 255u;
-        VEC above_one = (VEC)(byte << 15 | 0x3f804000u); /* 1 + (byte + 0.5) / 256, made of bits */
-        VEC noise = (above_one - 1.5f) * scale;
-        if (n - i >= WIDTH) {
-            NAME(store)(out + i, NAME(load)(x + i) + noise);
-            continue;
-        }
-        VEC last = NAME(load_part)(x + i, n - i) + noise;
-        memcpy(out + i, &last, (n - i) * sizeof *out);
+/* tagc_residual_code. */
+INLINE UVEC NAME(code_of)(VEC scaled, UVEC threshold, int bits) {
+    return ((UVEC) __builtin_convertvector(scaled, IVEC) + (threshold >> bits)) >> (32 - bits);
+}
+
+/* ---- values without a residual ---- */
+
+INLINE void NAME(dither_as)(int bits, const float *x, size_t first, size_t n, uint32_t seed, float scale,
+                            uint8_t *packed) {
+    const float most = bits == 8 ? 127 : 7, one = bits == 8 ? 0x1p24f : 0x1p28f, inverse = 1 / scale;
+    uint8_t random[NAME(GROUP)], last[LANES];
+    UVEC thresholds[PARTS], codes[PARTS];
+    for (size_t i = 0; i < n; i += LANES, packed += LANES * bits / 8) {
+        size_t n_left = n - i, at = i % NAME(GROUP);
+        if (at == 0) NAME(random_bytes)(seed, first + i, n_left < NAME(GROUP) ? n_left : NAME(GROUP), random);
+        NAME(spread)(random + at, thresholds);
+        for (int p = 0; p < PARTS; p++)
+            codes[p] = NAME(code_of)(NAME(clamp)(NAME(load_of)(x, i, p, n) * inverse, most) * one,
+                                     thresholds[p], bits);
+        NAME(pack)(codes, bits, n_left < LANES ? last : packed);
+        if (n_left < LANES) memcpy(packed, last, (n_left * (size_t)bits + 7) / 8); /* bits past n are zero */
     }
+}
+
+KERNEL void NAME(dither)(int values, const float *x, size_t first, size_t n, uint32_t seed, float scale,
+                         uint8_t *packed) {
+    values == TAGC_FORMAT_INT8 ? NAME(dither_as)(8, x, first, n, seed, scale, packed)
+                               : NAME(dither_as)(4, x, first, n, seed, scale, packed);
 }
 
 /* ---- integers ---- */
 
-/* LANES values with 1 / step as `inverse`. */
-INLINE void NAME(round_codes)(const float *x, float inverse, const uint8_t *bytes, int bits,
-                              uint8_t *packed) {
-    UVEC random[PARTS], codes[PARTS];
-    NAME(unpack)(bytes, 8, random);
-    for (int p = 0; p < PARTS; p++) {
-        /* bytes / 256 + 1, made of bits */
-        VEC above_one = (VEC)(random[p] << 15 | 0x3f804000u);
-        VEC quotient = NAME(load)(x + p * WIDTH) * inverse + (above_one - 1.0f);
-        codes[p] = (UVEC)NAME(floor)(quotient) & ((1u << bits) - 1);
-    }
+/* LANES values with tagc_residual_scale as `scale`. */
+INLINE void NAME(round_codes)(const float *x, float scale, const uint8_t *random, int bits, uint8_t *packed) {
+    UVEC thresholds[PARTS], codes[PARTS];
+    NAME(spread)(random, thresholds);
+    for (int p = 0; p < PARTS; p++)
+        codes[p] = NAME(code_of)(NAME(load)(x + p * WIDTH) * scale, thresholds[p], bits);
     NAME(pack)(codes, bits, packed);
 }
 
@@ -65,10 +75,10 @@ INLINE int NAME(write_group)(int format, int bits, int block, const float *x, co
         uint32_t largest = NAME(top)(NAME(max)(top, other));
         if (largest >= TAGC_RESIDUAL_PLAIN) return 0;
         uint32_t exponent = tagc_residual_exponent(format, largest);
-        float inverse = tagc_bits_float(0x80000000u | (254 - exponent) << 23);
+        float scale = tagc_bits_float(tagc_residual_scale(bits, exponent));
         exponents[b] = (uint8_t)exponent;
         for (int i = 0; i < block; i += LANES)
-            NAME(round_codes)(x + i, inverse, random + i, bits, codes + (b * block + i) * bits / 8);
+            NAME(round_codes)(x + i, scale, random + i, bits, codes + (b * block + i) * bits / 8);
     }
     return 1;
 }
@@ -79,7 +89,7 @@ KERNEL size_t NAME(write_residual)(int format, const float *x, size_t first, siz
     uint8_t random[NAME(GROUP)];
     size_t i = 0;
     for (; i + NAME(GROUP) <= n; i += NAME(GROUP)) {
-        NAME(random_bytes)(seed, first + i, random);
+        NAME(random_bytes)(seed, first + i, NAME(GROUP), random);
         uint8_t *to = codes + (first + i) * bits / 8, *exponent = exponents + (first + i) / block;
         int is_done = format == TAGC_FORMAT_INT8
                           ? NAME(write_group)(TAGC_FORMAT_INT8, 8, 128, x + i, random, exponent, to)
@@ -102,10 +112,10 @@ KERNEL size_t NAME(put_int8)(const uint32_t *indices, const float *values, size_
             UVEC at, exponent;
             memcpy(&at, indices + i + p * WIDTH, sizeof at);
             memcpy(&exponent, wide + p * WIDTH, sizeof exponent);
-            VEC x = NAME(load)(values + i + p * WIDTH), inverse = (VEC)(0x80000000u | (254 - exponent) << 23);
-            UVEC byte = NAME(random_of)(seed + (at >> 2)) >> (at & 3u) * 8 & 255u;
-            VEC above_one = (VEC)(byte << 15 | 0x3f804000u);
-            rounded[p] = (UVEC)NAME(floor)(NAME(clamp)(x * inverse, 127) + (above_one - 1.0f)) & 255u;
+            VEC x = NAME(load)(values + i + p * WIDTH), scale = (VEC)(0x80000000u | (278 - exponent) << 23);
+            UVEC random = NAME(random_of)(seed + (at >> 2)), turn = (at & 3u) * 8;
+            UVEC threshold = random >> 8 >> turn | random << (24 - turn);
+            rounded[p] = NAME(code_of)(NAME(clamp)(x * scale, 127 * 0x1p24f), threshold, 8);
             /* exponents of values, as tagc_residual_exponent has them: 6 more than of their blocks */
             IVEC wanted = (IVEC)(((UVEC)NAME(magnitude)(x) + 0x1ffffu) >> 23) - 6;
             too_large |= (wanted > (IVEC)exponent) & (exponent < 248);
@@ -158,13 +168,13 @@ KERNEL size_t NAME(write_residual_halves)(const float *x, size_t first, size_t n
     uint8_t random[NAME(GROUP)];
     size_t i = 0;
     for (; i + NAME(GROUP) <= n; i += NAME(GROUP)) {
-        NAME(random_bytes)(seed, first + i, random);
+        NAME(random_bytes)(seed, first + i, NAME(GROUP), random);
         for (size_t j = 0; j < NAME(GROUP); j += LANES) {
-            UVEC bytes[PARTS];
-            NAME(unpack)(random + j, 8, bytes);
+            UVEC thresholds[PARTS];
+            NAME(spread)(random + j, thresholds);
             for (int p = 0; p < PARTS; p++) {
                 VEC v = NAME(load)(x + i + j + (size_t)p * WIDTH);
-                UVEC half = ((UVEC)NAME(magnitude)(v) + (bytes[p] << 8 | 0x80u)) >> 16;
+                UVEC half = ((UVEC)NAME(magnitude)(v) + (thresholds[p] >> 16)) >> 16;
                 half -= (half + 0x80u) >> 15; /* not up to Inf */
                 half |= ((UVEC)v & 0x80000000u) >> 16 | ((UVEC)(half == 0) & 0x8000u);
                 NAME(halves)(half, (uint8_t *)(halves + first + i + j + (size_t)p * WIDTH));

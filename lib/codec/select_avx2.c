@@ -167,12 +167,10 @@ INLINE __m256i random_bytes(__m256i x) {
     return _mm256_xor_si256(x, _mm256_srli_epi32(x, 15));
 }
 
-/* Codes of 8 elements, not yet bytes. places: for each of them, the byte of `random` that becomes byte 1 of its lane. There it is
- * 128 + byte / 256 as a float, with half a byte of 1 / 256 more. */
-INLINE __m256i round_vector(const float *acc, __m256 inverse, __m256i random, __m256i places) {
-    __m256i bits = _mm256_or_si256(_mm256_shuffle_epi8(random, places), _mm256_set1_epi32(0x43000080));
-    __m256 part = _mm256_sub_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(128));
-    return _mm256_cvtps_epi32(_mm256_floor_ps(_mm256_fmadd_ps(_mm256_load_ps(acc), inverse, part)));
+/* Codes of 8 elements, not yet bytes. places: for each of them, the bytes of `random` that are its threshold / 256. */
+INLINE __m256i round_vector(const float *acc, __m256 scale, __m256i random, __m256i places) {
+    __m256i fixed = _mm256_cvttps_epi32(_mm256_mul_ps(_mm256_load_ps(acc), scale));
+    return _mm256_srai_epi32(_mm256_add_epi32(fixed, _mm256_shuffle_epi8(random, places)), 24);
 }
 
 /* The random bytes of the block at `at`. */
@@ -191,18 +189,20 @@ INLINE __m256i twice(const uint8_t *bytes) {
 }
 
 /* Writes the codes of a whole block. */
-INLINE void write_codes(const float *acc, __m256 inverse, const uint8_t *random, uint8_t *codes) {
-    /* bytes 0 to 7 of 16, each to byte 1 of a lane, and bytes 8 to 15; a negative place is a zero */
-    const __m256i first = _mm256_setr_epi8(-1, 0, -1, -1, -1, 1, -1, -1, -1, 2, -1, -1, -1, 3, -1, -1, -1, 4,
-                                           -1, -1, -1, 5, -1, -1, -1, 6, -1, -1, -1, 7, -1, -1);
-    const __m256i second = _mm256_add_epi32(first, _mm256_set1_epi32(8 << 8));
+INLINE void write_codes(const float *acc, __m256 scale, const uint8_t *random, uint8_t *codes) {
+    /* byte j of four to byte 2 of a lane, and the two that threshold / 256 has below it; a negative place is a zero. Bytes 0 to 7 of
+     * 16, then 8 to 15. */
+    const __m256i first =
+        _mm256_setr_epi32((int)0xff000302, (int)0xff010003, (int)0xff020100, (int)0xff030201, (int)0xff040706,
+                          (int)0xff050407, (int)0xff060504, (int)0xff070605);
+    const __m256i second = _mm256_add_epi32(first, _mm256_set1_epi32(0x00080808));
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     for (int i = 0; i < TAGC_RESIDUAL_BLOCK; i += 32) {
         __m256i low = twice(random + i), high = twice(random + i + 16);
-        __m256i a = _mm256_packs_epi32(round_vector(acc + i, inverse, low, first),
-                                       round_vector(acc + i + 8, inverse, low, second));
-        __m256i b = _mm256_packs_epi32(round_vector(acc + i + 16, inverse, high, first),
-                                       round_vector(acc + i + 24, inverse, high, second));
+        __m256i a = _mm256_packs_epi32(round_vector(acc + i, scale, low, first),
+                                       round_vector(acc + i + 8, scale, low, second));
+        __m256i b = _mm256_packs_epi32(round_vector(acc + i + 16, scale, high, first),
+                                       round_vector(acc + i + 24, scale, high, second));
         __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), order);
         _mm256_storeu_si256((__m256i *)(void *)(codes + i), bytes);
     }
@@ -248,8 +248,8 @@ INLINE void write_block(const block *from, size_t at, uint32_t seed, uint8_t *ex
     }
     uint32_t exponent = tagc_residual_exponent(TAGC_FORMAT_INT8, from->largest);
     *exponents = (uint8_t)exponent;
-    __m256i inverse = _mm256_set1_epi32((int)(0x80000000u | (254 - exponent) << 23));
-    write_codes(from->acc, _mm256_castsi256_ps(inverse), from->random, codes + at);
+    __m256i scale = _mm256_set1_epi32((int)tagc_residual_scale(8, exponent));
+    write_codes(from->acc, _mm256_castsi256_ps(scale), from->random, codes + at);
 }
 
 INLINE size_t stream_int8(const void *gradient, int is_bf16, const uint8_t *exponents_in,

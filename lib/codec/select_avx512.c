@@ -137,12 +137,11 @@ TARGET static inline __m512i random_bytes(__m512i x) {
     return _mm512_xor_si512(x, _mm512_srli_epi32(x, 15));
 }
 
-/* Codes of 16 elements, not yet bytes. */
-TARGET static inline __m512i round_vector(__m512 acc, __m512 inverse, const uint8_t *random) {
-    __m512 byte = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)random)));
-    __m512 part = _mm512_fmadd_ps(byte, _mm512_set1_ps(1.0f / 256), _mm512_set1_ps(1.0f / 512));
-    return _mm512_cvt_roundps_epi32(_mm512_fmadd_ps(acc, inverse, part),
-                                    _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+/* Codes of 16 elements, not yet bytes. places: for each of them, the bytes of `random` that are its threshold / 256. */
+TARGET static inline __m512i round_vector(__m512 acc, __m512 scale, const uint8_t *random, __m512i places) {
+    __m512i bytes = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *)random));
+    __m512i fixed = _mm512_cvttps_epi32(_mm512_mul_ps(acc, scale));
+    return _mm512_srai_epi32(_mm512_add_epi32(fixed, _mm512_shuffle_epi8(bytes, places)), 24);
 }
 
 /* The random bytes of the block at `at`. */
@@ -153,14 +152,19 @@ TARGET static inline void write_random(uint32_t seed, size_t at, __m512i iota, u
 }
 
 /* Writes the codes of a whole block. */
-TARGET static inline void write_codes(const __m512 *acc, __m512 inverse, const uint8_t *random,
+TARGET static inline void write_codes(const __m512 *acc, __m512 scale, const uint8_t *random,
                                       uint8_t *codes) {
+    /* byte j of four to byte 2 of a lane, and the two that threshold / 256 has below it; a negative place is a zero */
+    const __m512i places = _mm512_setr_epi32(
+        (int)0xff000302, (int)0xff010003, (int)0xff020100, (int)0xff030201, (int)0xff040706, (int)0xff050407,
+        (int)0xff060504, (int)0xff070605, (int)0xff080b0a, (int)0xff09080b, (int)0xff0a0908, (int)0xff0b0a09,
+        (int)0xff0c0f0e, (int)0xff0d0c0f, (int)0xff0e0d0c, (int)0xff0f0e0d);
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     for (int half = 0; half < 2; half++, acc += 4, codes += 64, random += 64) {
-        __m512i low = _mm512_packs_epi32(round_vector(acc[0], inverse, random),
-                                         round_vector(acc[1], inverse, random + 16));
-        __m512i high = _mm512_packs_epi32(round_vector(acc[2], inverse, random + 32),
-                                          round_vector(acc[3], inverse, random + 48));
+        __m512i low = _mm512_packs_epi32(round_vector(acc[0], scale, random, places),
+                                         round_vector(acc[1], scale, random + 16, places));
+        __m512i high = _mm512_packs_epi32(round_vector(acc[2], scale, random + 32, places),
+                                          round_vector(acc[3], scale, random + 48, places));
         _mm512_storeu_si512(codes, _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high)));
     }
 }
@@ -196,8 +200,8 @@ INLINE void write_block(const block *from, size_t at, uint32_t seed, uint8_t *ex
     }
     uint32_t exponent = tagc_residual_exponent(TAGC_FORMAT_INT8, from->largest);
     *exponents = (uint8_t)exponent;
-    __m512i inverse = _mm512_set1_epi32((int)(0x80000000u | (254 - exponent) << 23));
-    write_codes(from->acc, _mm512_castsi512_ps(inverse), from->random, codes + at);
+    __m512i scale = _mm512_set1_epi32((int)tagc_residual_scale(8, exponent));
+    write_codes(from->acc, _mm512_castsi512_ps(scale), from->random, codes + at);
 }
 
 INLINE size_t stream_int8(const void *gradient, int is_bf16, const uint8_t *exponents_in,

@@ -114,17 +114,17 @@ static void send_nothing(const float *values, float *decoded, float *errors, siz
 static void encode_block(const tagc_value_format *format, const float *values, float *decoded, float *errors,
                          size_t first, size_t n, uint8_t *scale_bytes, uint8_t *packed) {
     uint32_t scale_bits = scale_of(format, values, n);
-    float scale = tagc_bits_float(TAGC_BF16_WIDE(scale_bits)), dithered[TAGC_VALUES_MAX_BLOCK];
+    float scale = tagc_bits_float(TAGC_BF16_WIDE(scale_bits));
     tagc_store16(scale_bytes, scale_bits);
     if (scale_bits == 0 || scale_bits == TAGC_BF16_NAN) {
         send_nothing(values, decoded, errors, n, packed, packed_bytes(format, n));
         return;
     }
-    if (format->is_stochastic) {
-        format->kernels->dither(values, first, n, format->seed, scale, dithered);
-        values = dithered;
-    }
-    format->kernels->round(format->values, level_of_int2(format), scale, values, n, decoded, errors, packed);
+    if (format->is_stochastic)
+        format->kernels->dither(format->values, values, first, n, format->seed, scale, packed);
+    else
+        format->kernels->round(format->values, level_of_int2(format), scale, values, n, decoded, errors,
+                               packed);
 }
 
 void tagc_values_encode(const tagc_value_format *format, const float *values, float *decoded, float *errors,

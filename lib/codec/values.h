@@ -14,8 +14,8 @@
  * The product is one fp32 multiplication. Scales are 0 or normal numbers, and small enough that no value comes near
  * Inf. If a block cannot meet that, its scale is 0, and all of it stays in the sender's residual.
  *
- * Stochastic rounding takes the integer nearest to (v + ((byte + 0.5) / 256 - 0.5) * scale) / scale, in fp32, where byte is that of
- * the value's position (residual.h), and a scale that is rounded up, so that the largest value has an integer on both sides. */
+ * Stochastic rounding makes the integer of v * (1 / scale), in fp32, as a stored residual makes a code of its quotient, with the threshold
+ * of the value's position (residual.h). Its scale is rounded up, so that the largest value has an integer on both sides. */
 #ifndef TAGC_CODEC_VALUES_H
 #define TAGC_CODEC_VALUES_H
 

@@ -61,7 +61,7 @@ static int processor_has(tagc_cpu level) {
     }
 }
 
-static tagc_cpu best_of_processor(void) {
+tagc_cpu tagc_cpu_of_processor(void) {
     int level = N_LEVELS - 1;
     while (!processor_has((tagc_cpu)level)) level--;
     return (tagc_cpu)level;
@@ -70,7 +70,7 @@ static tagc_cpu best_of_processor(void) {
 /* The level in TAGC_CPU: the processor's best if it is unset or empty, UNKNOWN if it names no level. */
 static int asked_for(void) {
     const char *name = getenv("TAGC_CPU");
-    if (!name || !*name) return best_of_processor();
+    if (!name || !*name) return tagc_cpu_of_processor();
     for (int level = 0; level < N_LEVELS; level++)
         if (strcmp(name, names[level]) == 0) return level;
     return UNKNOWN;
@@ -81,7 +81,7 @@ tagc_cpu tagc_cpu_best(void) {
     int level = atomic_load_explicit(&found, memory_order_relaxed);
     if (level == UNKNOWN) {
         level = asked_for();
-        if (level == UNKNOWN || !processor_has((tagc_cpu)level)) level = best_of_processor();
+        if (level == UNKNOWN || !processor_has((tagc_cpu)level)) level = tagc_cpu_of_processor();
         atomic_store_explicit(&found, level, memory_order_relaxed);
     }
     return (tagc_cpu)level;

@@ -18,6 +18,9 @@ typedef enum tagc_cpu {
 /* The level in use. If TAGC_CPU is invalid, the processor's best. */
 tagc_cpu tagc_cpu_best(void);
 
+/* The processor's best level, whatever TAGC_CPU says. */
+tagc_cpu tagc_cpu_of_processor(void);
+
 /* 1 if kernels of this level may run: the processor has it, and TAGC_CPU allows it. */
 int tagc_cpu_has(tagc_cpu level);
 

@@ -8,6 +8,10 @@
 
 #include "tagc/tagc.h"
 
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "tagc must not be compiled with -ffast-math: ranks would round differently, and NaN would go unseen"
+#endif
+
 #define TAGC_ERROR_TEXT_BYTES 512
 
 /* Statuses of the trainer and its files. No function of libtagc returns them, so they are not in tagc_status. */

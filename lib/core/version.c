@@ -9,6 +9,10 @@ const char *tagc_version(void) {
     return TEXT(TAGC_VERSION_MAJOR) "." TEXT(TAGC_VERSION_MINOR) "." TEXT(TAGC_VERSION_PATCH);
 }
 
+int tagc_version_number(void) {
+    return TAGC_VERSION_NUMBER;
+}
+
 double tagc_time_s(void) {
     return tagc_clock_s();
 }

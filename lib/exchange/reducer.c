@@ -29,7 +29,24 @@ void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
     tagc_agreement_place(r, arena);
 }
 
+/* direct works row by row. Where it sends no sums back, the last row is encoded before the first sum is written. */
+static void place_fed_arrays(tagc_reducer *r, tagc_arena *work) {
+    size_t n = (size_t)r->options.n_elems,
+           n_output = (size_t)r->exchange->output_elems(&r->options, r->world_size);
+    int is_by_row = r->exchange->runner != NULL, is_shard = r->options.output == TAGC_OUTPUT_SHARD;
+    void *gradient = is_by_row ? NULL : tagc_arena_take(work, n, tagc_reducer_gradient_bytes(r));
+    float *output = is_by_row ? NULL : tagc_arena_take(work, n_output, sizeof *output);
+    void *row = is_by_row ? tagc_arena_take(work, r->shard, sizeof(float)) : NULL;
+    float *own_sums = is_by_row && !is_shard ? tagc_arena_take(work, r->shard, sizeof *own_sums) : row;
+    if (!work->base) return;
+    r->now.gradient = gradient;
+    r->now.row = row;
+    r->now.own_sums = own_sums;
+    r->now.output = is_by_row && is_shard ? own_sums : output;
+}
+
 void tagc_reducer_place_work(tagc_reducer *r, tagc_arena *work) {
+    if (r->feed) place_fed_arrays(r, work);
     if (!tagc_reducer_is_by_caller(r)) r->exchange->place_work(r, work);
 }
 
@@ -122,8 +139,8 @@ static tagc_status check_runner(const tagc_reducer *r, const tagc_runner *runner
 }
 
 /* The part of _create that does not communicate. On failure *out may be half-made. */
-static tagc_status make(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,
-                        const tagc_reducer_options *options, tagc_reducer **out) {
+static tagc_status make(const tagc_arrays *arrays, const tagc_runner *runner, const tagc_feed *feed,
+                        tagc_comm *comm, const tagc_reducer_options *options, tagc_reducer **out) {
     tagc_reducer_options checked;
     _Alignas(8) char own[TAGC_OWN_MAX_BYTES];
     void *memory;
@@ -135,6 +152,7 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_runner *runner, ta
     r->comm = comm;
     tagc_comm_hold(comm);
     r->arrays = arrays;
+    r->feed = feed;
     r->options = checked;
     memcpy(r->own_options, own, sizeof own);
     r->exchange = tagc_exchange_of(checked.exchange);
@@ -156,10 +174,10 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_runner *runner, ta
     return TAGC_OK;
 }
 
-tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,
-                              const tagc_reducer_options *options, tagc_reducer **out) {
+static tagc_status make_together(const tagc_arrays *arrays, const tagc_runner *runner, const tagc_feed *feed,
+                                 tagc_comm *comm, const tagc_reducer_options *options, tagc_reducer **out) {
     tagc_reducer *r;
-    tagc_status status = make(arrays, runner, comm, options, &r);
+    tagc_status status = make(arrays, runner, feed, comm, options, &r);
     status = tagc_reducer_options_agree(comm, status, r ? &r->options : NULL, r ? r->own_options : NULL,
                                         r ? &r->identity : NULL);
     if (status != TAGC_OK) {
@@ -170,9 +188,21 @@ tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_runner *runn
     return TAGC_OK;
 }
 
+tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,
+                              const tagc_reducer_options *options, tagc_reducer **out) {
+    return make_together(arrays, runner, NULL, comm, options, out);
+}
+
+tagc_status tagc_reducer_create_fed(tagc_comm *comm, const tagc_reducer_options *options,
+                                    const tagc_feed *feed, tagc_reducer **out) {
+    *out = NULL;
+    TAGC_TRY(tagc_comm_check_open(comm));
+    return make_together(&tagc_host_arrays, NULL, feed, comm, options, out);
+}
+
 tagc_status tagc_reducer_make_alone(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,
                                     const tagc_reducer_options *options, tagc_reducer **out) {
-    tagc_status status = make(arrays, runner, comm, options, out);
+    tagc_status status = make(arrays, runner, NULL, comm, options, out);
     if (status == TAGC_OK) return TAGC_OK;
     tagc_reducer_destroy(*out);
     *out = NULL;
@@ -205,6 +235,40 @@ void tagc_reducer_set_name(tagc_reducer *r, const char *name) {
 
 /* ---- a step ---- */
 
+static size_t n_rows_of_output(const tagc_reducer *r) {
+    return (size_t)(r->exchange->output_elems(&r->options, r->world_size) / r->shard);
+}
+
+static void start_fed(tagc_reducer *r) {
+    const tagc_feed *feed = r->feed;
+    const void *lent = NULL;
+    double start_s = tagc_clock_s();
+    tagc_note_failure(r, feed->start(feed->context, &lent));
+    char *whole = (char *)(uintptr_t)r->now.gradient;
+    for (size_t row = 0; whole && r->now.failure == TAGC_OK && row < (size_t)r->world_size; row++)
+        feed->fill(feed->context, row, whole + row * r->shard * tagc_reducer_gradient_bytes(r));
+    if (lent) r->now.gradient = lent;
+    tagc_phase_end(r, TAGC_PHASE_SELECT, start_s);
+}
+
+/* Rows of sums that are sent back were taken when they were decoded. */
+static void end_fed(tagc_reducer *r) {
+    const tagc_feed *feed = r->feed;
+    int is_void = r->now.stats.nonfinite, was_taken = r->now.row && r->options.output != TAGC_OUTPUT_SHARD;
+    for (size_t row = 0; row < n_rows_of_output(r) && (is_void || !was_taken); row++)
+        feed->take(feed->context, row, is_void ? NULL : r->now.output + row * r->shard);
+    feed->end(feed->context, TAGC_OK);
+}
+
+static void give_work(tagc_reducer *r) {
+    if (!r->feed || !r->feed->keeps) tagc_work_give(r->comm, &r->work);
+}
+
+void tagc_reducer_release(tagc_reducer *r) {
+    tagc_work_give(r->comm, &r->work);
+    tagc_comm_look_again(r->comm); /* a step may wait for it */
+}
+
 static void start(tagc_reducer *r) {
     tagc_arena work = {.base = r->work.memory};
     tagc_reducer_place_work(r, &work);
@@ -212,6 +276,7 @@ static void start(tagc_reducer *r) {
     tagc_reducer_stats_init(&r->now.stats);
     r->now.failure = TAGC_OK;
     r->now.longest[0] = r->now.longest[1] = 0;
+    if (r->feed) start_fed(r);
 }
 
 void tagc_reducer_settle_residual(tagc_reducer *r, int is_taken) {
@@ -237,7 +302,8 @@ static void finish(tagc_reducer *r) {
     tagc_reducer_stats *stats = &r->now.stats;
     tagc_reducer_settle_residual(r, !stats->nonfinite);
     if (r->exchange->end) r->exchange->end(r, 1);
-    tagc_work_give(r->comm, &r->work);
+    if (r->feed) end_fed(r);
+    give_work(r);
     uint64_t n_selected_from = r->options.n_elems / (uint64_t)r->options.ranks_per_host;
     stats->sparsity = 1.0 - (double)stats->n_sent / (double)n_selected_from;
     stats->total_s = tagc_clock_s() - r->now.start_s;
@@ -250,7 +316,8 @@ static tagc_status fail(tagc_reducer *r, tagc_status status) {
     tagc_messages_drain(r); /* their failures are this one's echoes */
     tagc_reducer_settle_residual(r, 0);
     if (r->exchange->end) r->exchange->end(r, 0);
-    tagc_work_give(r->comm, &r->work);
+    if (r->feed) r->feed->end(r->feed->context, status);
+    give_work(r);
     return tagc_fail(status, "%s", text);
 }
 
@@ -258,6 +325,7 @@ static tagc_status fail(tagc_reducer *r, tagc_status status) {
 static int has_memory(tagc_reducer *r) {
     tagc_step *step = &r->now;
     if (!tagc_work_take(r->comm, &r->work)) return 0;
+    if (r->feed && r->feed->is_ready && !r->feed->is_ready(r->feed->context)) return 0;
     if (!r->spares || step->is_ahead) return 1;
     if (!step->residual) step->residual = tagc_comm_spare_take(r->comm, r->spares);
     return step->residual != NULL;
@@ -336,6 +404,7 @@ static tagc_status begin(tagc_reducer *r, const void *gradient, float *output, i
     atomic_store(&r->now.hold, TAGC_NOT_HELD);
     r->now.gradient = gradient;
     r->now.output = output;
+    r->now.row = r->now.own_sums = NULL;
     r->now.number++;
     r->n_steps++;
     r->now.begun = 1;
@@ -353,6 +422,12 @@ tagc_status tagc_reducer_begin(tagc_reducer *r, const void *gradient, float *out
         return tagc_fail(TAGC_ERR_STATE, "this reducer's steps are those of its unit (tagc_unit_enqueue)");
     TAGC_TRY(tagc_reducer_check_arrays(r, gradient, output));
     return begin(r, gradient, output, 0);
+}
+
+tagc_status tagc_reducer_begin_fed(tagc_reducer *r) {
+    if (r->now.begun)
+        return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
+    return begin(r, NULL, NULL, 0);
 }
 
 tagc_status tagc_reducer_begin_ahead(tagc_reducer *r, const void *gradient, float *output) {

@@ -44,7 +44,10 @@ typedef struct tagc_step {
     double start_s;
     const void *gradient; /* (W, shard), in options.gradient */
     float *output;        /* (output_elems) */
-    void *residual;       /* the new residual, or NULL; swapped with the reducer's */
+    /* Of a step with a feed: a row of the gradient, then of the output, and the sums of the own row; else NULL. (shard) */
+    void *row;
+    float *own_sums;
+    void *residual; /* the new residual, or NULL; swapped with the reducer's */
     tagc_reducer_stats stats;
     tagc_status failure; /* of this rank; sent to all in the next agreement */
     char failure_text[TAGC_ERROR_TEXT_BYTES];

@@ -2,10 +2,10 @@
 #include "exchange/wire.h"
 
 #include "core/status.h"
+#include "core/xxh3.h"
 
 #include <math.h>
 #include <string.h>
-#include <xxhash.h>
 
 #if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "bodies travel as they lie in memory, and the format is little-endian"
@@ -50,15 +50,15 @@ static int version_of(int kind) {
 }
 
 static uint64_t checksum(const uint8_t *bytes, uint64_t body_bytes) {
-    return XXH3_64bits_withSeed(bytes + TAGC_WIRE_HEADER_BYTES, body_bytes, XXH3_64bits(bytes, AT_CHECKSUM));
+    return tagc_xxh3(bytes + TAGC_WIRE_HEADER_BYTES, body_bytes, tagc_xxh3(bytes, AT_CHECKSUM, 0));
 }
 
 uint64_t tagc_wire_sum(const void *body, uint64_t n_bytes) {
-    return XXH3_64bits(body, n_bytes);
+    return tagc_xxh3(body, n_bytes, 0);
 }
 
 uint64_t tagc_checksum(const void *bytes, uint64_t n_bytes) {
-    return XXH3_64bits(bytes, (size_t)n_bytes);
+    return tagc_xxh3(bytes, (size_t)n_bytes, 0);
 }
 
 void tagc_wire_write(const tagc_wire_header *header, void *message) {

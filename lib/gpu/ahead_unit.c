@@ -11,8 +11,9 @@
  * sums that the schedule wants where a window of it is full, about each 20th exchange; other exchanges leave them out. Room 1 + p is
  * that of part p: what ahead.h says, or a rest | gradient | sums | in pinned memory; on the device, packed gradients and sums follow.
  * Rests lie one after the other, so that what a unit needs hardly depends on its parts. */
+#include "codec/elements.h"
 #include "core/memory.h"
-#include "gpu/elements.h"
+#include "exchange/device_memory.h"
 #include "gpu/unit_private.h"
 #include "schedule/private.h"
 
@@ -22,8 +23,6 @@
 /* All that an exchange puts behind its first flag must fit into a launch queue, since its messages begin when all is enqueued. CUDA's
  * has 1,024 places. */
 enum { LAUNCH_PLACES = 1024 };
-/* Each room has pages of its own. So memory that a copy reads or writes can be kept from the host, which tests do. */
-enum { ROOM_ALIGNMENT = 4096 };
 #define SQUARES_BYTES (2 * TAGC_N_SQUARES * sizeof(double)) /* of a part */
 
 int tagc_unit_has_kernels(const tagc_unit *unit) {
@@ -49,7 +48,7 @@ int tagc_unit_wants_kernels(const tagc_unit_options *of) {
 }
 
 static size_t in_pages(size_t n_bytes) {
-    return (n_bytes + ROOM_ALIGNMENT - 1) / ROOM_ALIGNMENT * ROOM_ALIGNMENT;
+    return (n_bytes + TAGC_ROOM_BYTES - 1) / TAGC_ROOM_BYTES * TAGC_ROOM_BYTES;
 }
 
 static size_t floats_bytes(uint64_t n) {

@@ -7,11 +7,11 @@
 #include "exchange/gatherer/gatherer.h"
 #include "codec/bf16.h"
 #include "codec/delta.h"
+#include "core/xxh3.h"
 #include "gpu/kernels.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <xxhash.h>
 
 enum { PIECE_ELEMS = 1 << 16 };
 enum { ENCODE, APPLY_ONE, APPLY_OTHERS, N_BATCHES };
@@ -257,16 +257,15 @@ static void on_decode_rows(tagc_gatherer *g, int n_rows) {
 }
 
 static uint64_t on_checksum(tagc_gatherer *g, int row) {
-    _Alignas(64) XXH3_state_t state;
-    XXH3_INITSTATE(&state);
-    XXH3_64bits_reset(&state);
+    tagc_xxh3_state state;
+    tagc_xxh3_begin(&state);
     for (size_t at = 0, n; at < g->shard; at += n) {
         n = g->shard - at < PIECE_ELEMS ? g->shard - at : PIECE_ELEMS;
         note(g, tagc_kernels_read(kernels_of(g), on_of(g)->piece, (uint16_t *)tagc_gatherer_full(g, row) + at,
                                   n * sizeof(uint16_t)));
-        XXH3_64bits_update(&state, on_of(g)->piece, n * sizeof(uint16_t));
+        tagc_xxh3_add(&state, on_of(g)->piece, n * sizeof(uint16_t));
     }
-    return XXH3_64bits_digest(&state);
+    return tagc_xxh3_end(&state);
 }
 
 static const tagc_gather_runner kernels = {.make = make,

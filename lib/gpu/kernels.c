@@ -1,11 +1,10 @@
 /* See kernels.h. */
 #include "gpu/kernels.h"
 #include "core/status.h"
+#include "exchange/device_memory.h"
 #include "tagc/frames.h"
 
 #include <string.h>
-
-enum { LEAST_PINNED = 1 << 18 };
 
 static const tagc_runtime *runtime_of(const tagc_kernels *k) {
     return &k->device->runtime;
@@ -174,7 +173,7 @@ static tagc_status try_out(tagc_kernels *k) {
     TAGC_TRY(tagc_device_check(
         k->device, runtime->StreamCreateWithFlags(&k->stream, TAGC_STREAM_NON_BLOCKING), "making a stream"));
     TAGC_TRY(tagc_kernels_check(k, k->maker->prepare()));
-    TAGC_TRY(tagc_kernels_reserve(k, TAGC_ALIGNMENT, LEAST_PINNED));
+    TAGC_TRY(tagc_kernels_reserve(k, TAGC_ALIGNMENT, TAGC_LEAST_PINNED_BYTES));
     TAGC_TRY(tagc_device_check(k->device, runtime->MemsetAsync(k->work, 0, TAGC_ALIGNMENT, k->stream),
                                "writing to memory of the device"));
     return tagc_kernels_wait(k);

@@ -4,11 +4,11 @@
  * The messages of the agreement are those of the PyTorch layer (Comm.agree), because one rank may exchange in C and another,
  * whose gradients stay on its device, in Python: 64 bytes of each rank; if they are not equal, or a rank has failed, what each rank is
  * about and its reason. */
+#include "codec/elements.h"
 #include "core/clock.h"
 #include "core/memory.h"
 #include "core/status.h"
 #include "exchange/reducer.h"
-#include "gpu/elements.h"
 #include "gpu/unit_private.h"
 
 #include <stdio.h>

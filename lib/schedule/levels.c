@@ -13,25 +13,25 @@ static int has_none(const tagc_scheduled *p) {
 }
 
 static int is_compressed(const tagc_scheduled *p, uint64_t group) {
-    return p->kind == TAGC_SCHEDULE_COMPRESSED && p->has_levels && p->is_seen && p->group == group;
+    return p->kind == TAGC_CLASS_COMPRESSED && p->has_levels && p->is_seen && p->group == group;
 }
 
 /* Whether no compressed parameter ever had a long first moment. */
 static int all_have_none(const tagc_schedule *s) {
     for (size_t i = 0; i < s->n; i++) {
         const tagc_scheduled *p = &s->parameters[i];
-        if (p->kind == TAGC_SCHEDULE_COMPRESSED && p->has_levels && p->moment != TAGC_MOMENT_NONE) return 0;
+        if (p->kind == TAGC_CLASS_COMPRESSED && p->has_levels && p->moment != TAGC_MOMENT_NONE) return 0;
     }
     return 1;
 }
 
 static int has_no_long_moment(const tagc_schedule *s, const tagc_scheduled *p) {
-    return p->kind == TAGC_SCHEDULE_MILD ? p->is_settled || all_have_none(s) : has_none(p);
+    return p->kind == TAGC_CLASS_MILD ? p->is_settled || all_have_none(s) : has_none(p);
 }
 
 /* Whether noise waits for a moment to become short: its own, or if it is mild, those of all that is compressed. */
 static int waits(const tagc_scheduled *p) {
-    return p->is_noise && (p->kind == TAGC_SCHEDULE_MILD || p->moment == TAGC_MOMENT_SHORTENS);
+    return p->is_noise && (p->kind == TAGC_CLASS_MILD || p->moment == TAGC_MOMENT_SHORTENS);
 }
 
 /* Whether a weak direction is enough to leave its level: half of what is compressed is further. With a long first moment it
@@ -55,7 +55,7 @@ static int may_go_on(const tagc_schedule *s, const tagc_scheduled *p) {
 }
 
 static int next_level(const tagc_scheduled *p) {
-    return p->kind == TAGC_SCHEDULE_MILD && p->now == TAGC_LEVEL_EVERY ? TAGC_LEVEL_LAST : p->now + 1;
+    return p->kind == TAGC_CLASS_MILD && p->now == TAGC_LEVEL_EVERY ? TAGC_LEVEL_LAST : p->now + 1;
 }
 
 static void raise_alarm(tagc_schedule *s, tagc_alarm_kind kind, const tagc_scheduled *p, double value) {
@@ -168,18 +168,17 @@ tagc_status tagc_schedule_see_losses(tagc_schedule *s, const tagc_schedule_losse
     return TAGC_OK;
 }
 
-double tagc_level_share(const tagc_schedule *s, const tagc_scheduled *p, int level) {
-    int is_mild = p->kind == TAGC_SCHEDULE_MILD;
-    if (level <= TAGC_LEVEL_EVERY && p->has_levels) return 1;
+double tagc_level_share(const tagc_schedule_options *options, tagc_class kind, int level) {
+    if (level <= TAGC_LEVEL_EVERY) return 1;
     if (level == TAGC_LEVEL_LARGEST) return 0.08;
-    return 1 - (is_mild ? s->options.mild_sparsity : s->options.sparsity);
+    return 1 - (kind == TAGC_CLASS_MILD ? options->mild_sparsity : options->sparsity);
 }
 
 /* First moments of what is noise begin to fade. */
 static void begin_fading(tagc_schedule *s) {
     for (size_t i = 0; i < s->n; i++) {
         tagc_scheduled *p = &s->parameters[i];
-        if (p->is_noise && p->kind == TAGC_SCHEDULE_COMPRESSED && p->moment == TAGC_MOMENT_SHORTENS &&
+        if (p->is_noise && p->kind == TAGC_CLASS_COMPRESSED && p->moment == TAGC_MOMENT_SHORTENS &&
             p->fading == TAGC_NOT_FADING && p->now > TAGC_LEVEL_FRESH)
             p->fading = TAGC_FADING - fades(s);
     }
@@ -203,7 +202,7 @@ static void settle(tagc_schedule *s) {
         if (!p->is_full || p->fading != 0 || p->is_settled || !is_ripe(s, p->group)) continue;
         for (size_t k = 0; k < s->n; k++) {
             tagc_scheduled *other = &s->parameters[k];
-            if (other->group == p->group && (other->fading == 0 || other->kind == TAGC_SCHEDULE_MILD))
+            if (other->group == p->group && (other->fading == 0 || other->kind == TAGC_CLASS_MILD))
                 other->is_settled = 1;
         }
     }
@@ -226,7 +225,7 @@ static int share_out(tagc_schedule *s, tagc_scheduled **members) {
             members[n++] = &s->parameters[k];
         }
         if (first != i) continue;
-        tagc_share_out(members, n, tagc_level_share(s, p, p->now));
+        tagc_share_out(members, n, tagc_level_share(&s->options, p->kind, p->now));
         for (size_t k = 0; k < n; k++)
             is_other |= fabs(members[k]->next_share / members[k]->share - 1) > TAGC_SHARE_CHANGE;
     }

@@ -17,7 +17,7 @@ enum { TAGC_NOT_FADING = -1 };
 typedef struct tagc_scheduled {
     char *name;
     uint64_t n_elems;
-    tagc_schedule_class kind;
+    tagc_class kind;
     tagc_moment moment;
     int now, next;  /* levels: in effect, and from the next step on */
     int has_levels; /* 0: always at LAST */
@@ -71,7 +71,7 @@ double tagc_losses_see(tagc_loss_watch *watch, const tagc_schedule_losses *losse
 
 /* ---- levels.c ---- */
 /* The share of values that a level sends. */
-double tagc_level_share(const tagc_schedule *schedule, const tagc_scheduled *p, int level);
+double tagc_level_share(const tagc_schedule_options *options, tagc_class kind, int level);
 tagc_status tagc_schedule_check(const tagc_schedule *schedule, const uint32_t *parameters, size_t n);
 
 #endif

@@ -85,7 +85,7 @@ static tagc_status check_parameters(const tagc_schedule_parameter *parameters, s
         if (p->n_elems == 0)
             return tagc_fail(TAGC_ERR_ARGUMENT, "parameters[%zu] (%s): n_elems is 0, must be above 0", i,
                              p->name);
-        if (p->kind != TAGC_SCHEDULE_COMPRESSED && p->kind != TAGC_SCHEDULE_MILD)
+        if (p->kind != TAGC_CLASS_COMPRESSED && p->kind != TAGC_CLASS_MILD)
             return tagc_fail(TAGC_ERR_ARGUMENT,
                              "parameters[%zu] (%s): kind is %d, must be compressed (0) or mild (1)", i,
                              p->name, (int)p->kind);
@@ -95,7 +95,7 @@ static tagc_status check_parameters(const tagc_schedule_parameter *parameters, s
 
 static tagc_status init_parameter(const tagc_schedule_options *o, const tagc_schedule_parameter *from,
                                   tagc_scheduled *p) {
-    double sparsity = from->kind == TAGC_SCHEDULE_MILD ? o->mild_sparsity : o->sparsity;
+    double sparsity = from->kind == TAGC_CLASS_MILD ? o->mild_sparsity : o->sparsity;
     int has_levels = o->gentle && sparsity > 0;
     int first = !has_levels ? TAGC_LEVEL_LAST : o->fresh ? TAGC_LEVEL_FRESH : TAGC_LEVEL_EVERY;
     *p = (tagc_scheduled){.n_elems = from->n_elems,
@@ -152,7 +152,7 @@ tagc_status tagc_schedule_set_moment(tagc_schedule *s, size_t parameter, tagc_mo
         return tagc_fail(TAGC_ERR_ARGUMENT, "moment is %d, must be stays (0), shortens (1) or none (2)",
                          (int)moment);
     tagc_scheduled *p = &s->parameters[parameter];
-    if (p->kind != TAGC_SCHEDULE_COMPRESSED) return TAGC_OK;
+    if (p->kind != TAGC_CLASS_COMPRESSED) return TAGC_OK;
     int was_short = p->moment == TAGC_MOMENT_NONE || p->is_settled || p->fading != TAGC_NOT_FADING;
     int is_selected = p->has_levels && p->now > TAGC_LEVEL_EVERY;
     /* What is selected already relies on a short moment. A long one that comes is made short at once, or, where nobody can
@@ -177,7 +177,7 @@ static uint64_t doubled(uint64_t n) {
 }
 
 static double moment_of(const tagc_schedule *s, const tagc_scheduled *p) {
-    if (p->kind != TAGC_SCHEDULE_COMPRESSED || p->moment != TAGC_MOMENT_SHORTENS) return 1;
+    if (p->kind != TAGC_CLASS_COMPRESSED || p->moment != TAGC_MOMENT_SHORTENS) return 1;
     if (p->is_settled || (!s->options.gentle && s->options.sparsity > 0)) return 0;
     return p->fading == TAGC_NOT_FADING ? 1 : (double)p->fading / TAGC_FADING;
 }
@@ -186,8 +186,7 @@ static uint64_t n_selected(const tagc_scheduled *p) {
     return p->has_levels && p->now > TAGC_LEVEL_EVERY ? doubled((uint64_t)TAGC_WINDOW * p->n_windows) : 0;
 }
 
-static void write_sending(const tagc_schedule *s, const tagc_scheduled *p, tagc_schedule_plan *plan) {
-    int is_mild = p->kind == TAGC_SCHEDULE_MILD;
+static void write_sending(const tagc_schedule_options *options, tagc_class kind, tagc_schedule_plan *plan) {
     switch (plan->level) {
     case TAGC_LEVEL_FRESH:
         plan->format = TAGC_FORMAT_INT8;
@@ -200,7 +199,7 @@ static void write_sending(const tagc_schedule *s, const tagc_scheduled *p, tagc_
         plan->format = TAGC_FORMAT_INT4;
         break;
     default:
-        plan->format = is_mild ? s->options.mild_format : s->options.format;
+        plan->format = kind == TAGC_CLASS_MILD ? options->mild_format : options->format;
     }
 }
 
@@ -227,8 +226,24 @@ tagc_status tagc_schedule_get_plan(const tagc_schedule *s, const uint32_t *param
     /* Two digits: a share that hardly differs needs no other reducer. */
     share = total > 0 ? rint(100 * share / total) / 100 : 1;
     *plan = (tagc_schedule_plan){.level = careful->now, .moment = moment, .n_selected = selected};
-    write_sending(s, careful, plan);
-    plan->sparsity = 1 - fmin(1, share * tagc_level_share(s, careful, careful->now));
+    write_sending(&s->options, careful->kind, plan);
+    plan->sparsity = 1 - fmin(1, share * tagc_level_share(&s->options, careful->kind, careful->now));
+    return TAGC_OK;
+}
+
+tagc_status tagc_schedule_plan_of_level(const tagc_schedule_options *options, tagc_class kind, int level,
+                                        tagc_schedule_plan *plan) {
+    const tagc_schedule_options *o = options ? options : &defaults;
+    if (kind != TAGC_CLASS_COMPRESSED && kind != TAGC_CLASS_MILD)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "kind is %d, must be compressed (0) or mild (1)", (int)kind);
+    if (level < TAGC_LEVEL_FRESH || level > TAGC_LEVEL_LAST)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "level is %d, must be 0 to %d", level, TAGC_LEVEL_LAST);
+    if (kind == TAGC_CLASS_MILD && level == TAGC_LEVEL_LARGEST) level = TAGC_LEVEL_EVERY;
+    double sparsity = kind == TAGC_CLASS_MILD ? o->mild_sparsity : o->sparsity;
+    int has_levels = o->gentle && sparsity > 0;
+    *plan = (tagc_schedule_plan){.level = has_levels ? level : TAGC_LEVEL_LAST, .moment = 1};
+    write_sending(o, kind, plan);
+    plan->sparsity = 1 - tagc_level_share(o, kind, plan->level);
     return TAGC_OK;
 }
 

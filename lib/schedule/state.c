@@ -218,13 +218,13 @@ static void take_over(tagc_scheduled *p, const tagc_scheduled *from) {
     now.moment = p->moment;
     now.has_levels = 1;
     now.next_share = now.share;
-    if (p->kind == TAGC_SCHEDULE_MILD && now.now == TAGC_LEVEL_LARGEST) now.now = now.next = TAGC_LEVEL_LAST;
+    if (p->kind == TAGC_CLASS_MILD && now.now == TAGC_LEVEL_LARGEST) now.now = now.next = TAGC_LEVEL_LAST;
     *p = now;
 }
 
 /* Its first moment was short, and is not known to be so here. */
 static int is_unknown(const tagc_scheduled *p) {
-    return p->kind == TAGC_SCHEDULE_COMPRESSED && p->moment == TAGC_MOMENT_STAYS &&
+    return p->kind == TAGC_CLASS_COMPRESSED && p->moment == TAGC_MOMENT_STAYS &&
            (p->is_settled || p->fading != TAGC_NOT_FADING);
 }
 
@@ -237,7 +237,7 @@ static void begin_unknown_anew(tagc_schedule *s, size_t *n_unknown, size_t *unkn
         }
     for (size_t i = 0; i < s->n; i++) {
         tagc_scheduled *p = &s->parameters[i];
-        int is_mild = p->kind == TAGC_SCHEDULE_MILD && p->has_levels;
+        int is_mild = p->kind == TAGC_CLASS_MILD && p->has_levels;
         if (n > 0 && (is_mild || is_unknown(p)) && p->now > TAGC_LEVEL_EVERY)
             p->now = p->next = TAGC_LEVEL_EVERY;
         if (is_mild ? n == 0 : p->moment == TAGC_MOMENT_SHORTENS) continue;

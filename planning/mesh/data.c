@@ -6,10 +6,9 @@
 #include "exchange/options.h"
 #include "exchange/volume.h"
 #include "plan/plan.h"
+#include "tagc/policy.h"
 #include "transport/work.h"
 #include <math.h>
-
-enum { N_CLASSES = 3 };
 
 tagc_mesh_group tagc_mesh_group_of(const tagc_mesh_question *q, int unit) {
     int n_stage = q->world_size / q->n_pipeline, stride = q->n_tensor;
@@ -50,16 +49,16 @@ static int n_owners(const tagc_mesh_question *q, const tagc_mesh_group *g) {
 /* The options of the reducer of a class; 0: the unit has no values of that class. */
 static int reducer_of(const tagc_mesh_question *q, const tagc_mesh_values *unit, int class_,
                       const tagc_mesh_group *g, tagc_reducer_options *r) {
-    const double n_values[N_CLASSES] = {unit->compressed, unit->mild, unit->dense};
+    const double n_values[TAGC_N_CLASSES] = {unit->compressed, unit->mild, unit->dense};
     if (!(n_values[class_] > 0)) return 0;
     tagc_reducer_options_init(r);
     r->n_elems = tagc_padded_elems((uint64_t)ceil(n_values[class_] / g->per_host), g->n_hosts);
     r->exchange = TAGC_EXCHANGE_DENSE;
     r->format = TAGC_FORMAT_BF16; /* as the gradients are */
-    if (class_ < 2) {
+    if (class_ != TAGC_CLASS_DENSE) {
         tagc_schedule_options schedule;
         tagc_schedule_options_init(&schedule);
-        int is_mild = class_ == 1 && q->sparsity > 0;
+        int is_mild = class_ == TAGC_CLASS_MILD && q->sparsity > 0;
         r->exchange = TAGC_EXCHANGE_DIRECT;
         r->format = is_mild ? (int)schedule.mild_format : q->format;
         r->sparsity = is_mild ? fmin(schedule.mild_sparsity, q->sparsity) : q->sparsity;
@@ -72,7 +71,7 @@ static tagc_status exchanged_bytes(const tagc_mesh_question *q, const tagc_mesh_
                                    const tagc_mesh_group *g, double *n_bytes) {
     tagc_reducer_options options;
     *n_bytes = 0;
-    for (int class_ = 0; class_ < N_CLASSES; class_++) {
+    for (int class_ = 0; class_ < TAGC_N_CLASSES; class_++) {
         if (!reducer_of(q, unit, class_, g, &options)) continue;
         double sent = options.exchange == TAGC_EXCHANGE_DENSE ? 1 : 1 - options.sparsity;
         tagc_volume volume;
@@ -162,7 +161,7 @@ static tagc_status add_unit(const tagc_mesh_question *q, const tagc_mesh_stage *
     uint64_t work = 0;
     packing packed = {0};
     tagc_reducer_options options;
-    for (int class_ = 0; class_ < N_CLASSES; class_++)
+    for (int class_ = 0; class_ < TAGC_N_CLASSES; class_++)
         if (reducer_of(q, &stage->units[unit], class_, g, &options))
             TAGC_TRY(add_reducer(&options, g, stage->n[unit], to, &work, &packed));
     if (work > to->most) to->most = work;

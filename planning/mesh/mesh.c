@@ -100,11 +100,11 @@ static tagc_status check_step(const tagc_mesh_question *q) {
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "placement is %s, where nothing of parameters is sent between hosts: gather %s is "
                          "for zero1, zero2 and zero3",
-                         tagc_placement_describe(q->placement)->name, tagc_gather_choices[q->gather].name);
+                         tagc_placement_name(q->placement), tagc_gather_choices[q->gather].name);
     if ((q->offload & TAGC_MESH_OFFLOAD_PARAMETERS) && q->placement < TAGC_PLACE_ZERO2)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "offload has parameters, which needs a placement that shards them, but it is %s",
-                         tagc_placement_describe(q->placement)->name);
+                         tagc_placement_name(q->placement));
     return TAGC_OK;
 }
 

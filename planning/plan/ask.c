@@ -12,6 +12,7 @@ static void set_hosts(const tagc_plan_question *q, tagc_fsdp_options *engine) {
 /* What encoding an element of a parameter takes, or decoding it, beside the codec of a gradient. Measured where both are on
  * processors, in 4 bits. */
 static const double gather_share = 0.5;
+static const double decode_share = 0.25; /* of a gradient's codec; the rest selects and encodes */
 
 /* Every value as it is, which compresses nothing. */
 static int is_plain(const tagc_plan_question *q) {
@@ -67,7 +68,12 @@ static tagc_status answer(const tagc_plan_question *q, tagc_plan_reply *reply) {
                  {"host_bytes_per_s", q->host_bytes_per_s},
                  {"flops_per_s", q->flops_per_s}};
     tagc_setup setup;
-    tagc_costs costs;
+    tagc_costs costs = {.flop_s = 1 / q->flops_per_s,
+                        .optimizer_s = q->optimizer_s,
+                        .encode_s = (1 - decode_share) * q->codec_s,
+                        .decode_s = decode_share * q->codec_s,
+                        .gather_encode_s = gather_share * q->codec_s,
+                        .gather_decode_s = gather_share * q->codec_s};
     tagc_forecast forecast;
     tagc_plan_volume volume;
     tagc_plan_memory memory;
@@ -75,13 +81,10 @@ static tagc_status answer(const tagc_plan_question *q, tagc_plan_reply *reply) {
         if (!(rates[i].value > 0))
             return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %g, allowed: above 0", rates[i].name, rates[i].value);
     TAGC_TRY(setup_of(q, &setup));
+    if (q->compute_s > 0) costs.flop_s = q->compute_s / tagc_setup_flops(&setup);
     TAGC_TRY(tagc_plan_count(&setup, &volume, &memory));
-    tagc_costs_give(&costs, 1 / q->flops_per_s, is_plain(q) ? -1 : q->codec_s, q->optimizer_s);
-    for (int kind = 0; kind < TAGC_N_GATHER_KINDS; kind++)
-        costs.gather[kind] = (tagc_gather_cost){gather_share * q->codec_s, gather_share * q->codec_s, 1};
     tagc_plan_link link = {.latency_s = q->latency_s,
                            .bytes_per_s = q->link_bytes_per_s,
-                           .large_latency_s = q->latency_s,
                            .host_bytes_per_s = q->host_bytes_per_s};
     TAGC_TRY(tagc_plan_simulate(&setup, &costs, &link, &forecast));
     reply->n_params = volume.n_params;

@@ -21,6 +21,7 @@ typedef struct tagc_plan_question {
     double latency_s;        /* one way */
     double host_bytes_per_s; /* between ranks of one host */
     double flops_per_s;      /* of a rank, that it reaches in matrix products */
+    double compute_s;        /* of a step, as measured, in place of flops_per_s; 0: not known */
     double codec_s;          /* per element of all phases of a compressed exchange; 0: takes no time */
     double optimizer_s;      /* per element owned */
 } tagc_plan_question;

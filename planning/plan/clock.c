@@ -7,16 +7,12 @@
 enum { IDLE = 0, MOVING = 1, TAIL = 2, DONE = 3, WAITING = 4 };
 
 static const double little_s = 1e-12, little_bytes = 1e-6;
-static const double least_share =
-    0.05; /* of the processors; computing keeps at least this beside communication */
-
 typedef struct speeds {
-    double remote, local;  /* bytes per second of one transfer */
-    double caller, worker; /* seconds of work per second */
+    double remote, local; /* bytes per second of one transfer */
 } speeds;
 
 void tagc_clock_init(tagc_clock *clock, const tagc_sim_machine *machine) {
-    *clock = (tagc_clock){.machine = *machine, .caller_cores = 1, .worker_cores = 1};
+    *clock = (tagc_clock){.machine = *machine};
     clock->jobs_end = &clock->jobs;
 }
 
@@ -58,11 +54,8 @@ static void settle_transfers(tagc_clock *clock) {
     for (tagc_sim_transfer **link = &clock->active; *link;) {
         tagc_sim_transfer *t = *link;
         if (t->state == MOVING && t->remote_left <= little_bytes && t->local_left <= little_bytes) {
-            int is_remote = t->remote_bytes > 0, is_crowded = clock->active != t || t->next != NULL;
             t->state = TAIL;
-            int is_large = t->message_bytes > m->large_bytes && m->large_latency_s > m->latency_s;
-            t->tail_s = m->overhead_s + (!is_remote ? 0 : is_large ? m->large_latency_s : m->latency_s);
-            if (is_remote && is_crowded) t->tail_s += m->queue_bytes / m->remote_bytes_per_s;
+            t->tail_s = t->remote_bytes > 0 ? m->latency_s : 0;
         }
         if (t->state == TAIL && t->tail_s <= little_s) {
             t->state = DONE;
@@ -156,29 +149,15 @@ static int worker_works(const tagc_clock *clock) {
 
 /* ---- time ---- */
 
-static speeds speeds_now(const tagc_clock *clock, int caller_works) {
+static speeds speeds_now(const tagc_clock *clock) {
     const tagc_sim_machine *m = &clock->machine;
     int n_remote = 0, n_local = 0;
     for (const tagc_sim_transfer *t = clock->active; t; t = t->next) {
         n_remote += t->state == MOVING && t->remote_left > little_bytes;
         n_local += t->state == MOVING && t->local_left > little_bytes;
     }
-    speeds v = {.remote = n_remote ? m->remote_bytes_per_s / n_remote : 0,
-                .local = n_local ? m->local_bytes_per_s / n_local : 0};
-    double bytes_per_s = n_remote && isfinite(v.remote) ? m->remote_bytes_per_s : 0;
-    if (n_local && isfinite(v.local)) bytes_per_s += m->local_bytes_per_s;
-    double moving = bytes_per_s * m->cpu_s_per_byte, polling = clock->active ? m->poll_cores : 0;
-    if (moving > m->cores) { /* the processor, not the link, limits the transfer */
-        v.remote *= m->cores / moving;
-        v.local *= m->cores / moving;
-        moving = m->cores;
-    }
-    double free = m->cores - moving - polling;
-    if (free < least_share * m->cores) free = least_share * m->cores;
-    double wanted =
-        (caller_works ? clock->caller_cores : 0) + (worker_works(clock) ? clock->worker_cores : 0);
-    v.caller = v.worker = wanted > free ? free / wanted : 1;
-    return v;
+    return (speeds){.remote = n_remote ? m->remote_bytes_per_s / n_remote : 0,
+                    .local = n_local ? m->local_bytes_per_s / n_local : 0};
 }
 
 static double sooner(double dt, double left, double speed) {
@@ -188,10 +167,10 @@ static double sooner(double dt, double left, double speed) {
 
 /* One event. caller_left_s: the caller's work, NULL while it waits. */
 static void step(tagc_clock *clock, double *caller_left_s) {
-    speeds v = speeds_now(clock, caller_left_s != NULL);
+    speeds v = speeds_now(clock);
     double dt = INFINITY;
-    if (caller_left_s) dt = sooner(dt, *caller_left_s, v.caller);
-    if (worker_works(clock)) dt = sooner(dt, clock->running->left_s, v.worker);
+    if (caller_left_s) dt = sooner(dt, *caller_left_s, 1);
+    if (worker_works(clock)) dt = sooner(dt, clock->running->left_s, 1);
     for (const tagc_sim_transfer *t = clock->active; t; t = t->next) {
         if (t->state == TAIL) {
             dt = sooner(dt, t->tail_s, 1);
@@ -205,9 +184,9 @@ static void step(tagc_clock *clock, double *caller_left_s) {
     if (clock->active) clock->comm_s += dt;
     if (worker_works(clock)) {
         clock->codec_s += dt;
-        clock->running->left_s -= dt * v.worker;
+        clock->running->left_s -= dt;
     }
-    if (caller_left_s) *caller_left_s -= dt * v.caller;
+    if (caller_left_s) *caller_left_s -= dt;
     advance_transfers(clock, &v, dt);
     settle_transfers(clock);
     settle_worker(clock);

@@ -5,28 +5,18 @@
  *   worker    jobs, each a list of work, post and wait. An action of a job lasts from one wait to the next. When an action ends,
  *             the worker takes the oldest job that waits for nothing and whose action posts on no lane on which an older
  *             job may still post, as the worker of lib/transport does
- *   transfer  bytes at an equal share of the link among those under way, then a latency: that of a large message if one of
- *             its messages is large */
+ *   transfer  bytes at an equal share of the link among those under way, then a latency */
 #ifndef TAGC_PLAN_CLOCK_H
 #define TAGC_PLAN_CLOCK_H
 
 typedef struct tagc_sim_machine { /* as one rank sees it */
     double latency_s;             /* one way */
-    /* Of messages above large_bytes, which MPI announces before it sends; at least latency_s. */
-    double large_latency_s;
-    double large_bytes;
-    double remote_bytes_per_s; /* to other hosts, each direction */
-    double local_bytes_per_s;  /* to ranks of the same host; INFINITY: takes no time */
-    double overhead_s;         /* per transfer of any size */
-    double queue_bytes;        /* bytes in front of a transfer that ends while others are under way */
-    double cores;              /* processors of this rank; may be less than 1 */
-    double cpu_s_per_byte;     /* of moving bytes, taken from computing */
-    double poll_cores;         /* taken while a transfer is under way */
+    double remote_bytes_per_s;    /* to other hosts, each direction */
+    double local_bytes_per_s;     /* to ranks of the same host; INFINITY: takes no time */
 } tagc_sim_machine;
 
 typedef struct tagc_sim_transfer {
     double remote_bytes, local_bytes; /* to send */
-    double message_bytes;             /* the most of these to one other rank */
     struct tagc_sim_transfer *then;   /* NULL, or posted when this one is complete, without an op */
     /* private to the clock: */
     double remote_left, local_left, tail_s;
@@ -57,7 +47,6 @@ typedef struct tagc_sim_job {
 
 typedef struct tagc_clock {
     tagc_sim_machine machine;
-    double caller_cores, worker_cores; /* that their work uses */
     double now_s;
     double comm_s, codec_s; /* time with a transfer under way, and time in which the worker worked */
     /* private */

@@ -7,26 +7,26 @@
 #include <math.h>
 #include <stdlib.h>
 
-static const tagc_placement_info placements[] = {
-    [TAGC_PLACE_NONE] = {"none", "replicated", "replicated", "replicated", "replicated", 1, TAGC_SHARD_NONE},
-    [TAGC_PLACE_ZERO1] = {"zero1", "replicated, gathered once per step", "replicated", "sharded",
-                          "replicated", 0, TAGC_SHARD_GRAD},
-    [TAGC_PLACE_ZERO2] = {"zero2", "replicated, gathered once per step", "sharded", "sharded", "replicated",
-                          1, TAGC_SHARD_GRAD},
-    [TAGC_PLACE_ZERO3] = {"zero3", "sharded, gathered on use", "sharded", "sharded", "replicated", 1,
-                          TAGC_SHARD_FULL},
-    [TAGC_PLACE_HYBRID] = {"hybrid", "sharded within a host, gathered on use", "sharded within a host",
-                           "sharded within a host", "once per host", 1, TAGC_SHARD_HYBRID},
-};
-enum { N_PLACEMENTS = sizeof placements / sizeof placements[0] };
+static const int sharding_of[] = {[TAGC_PLACE_NONE] = TAGC_SHARD_NONE,
+                                  [TAGC_PLACE_ZERO1] = TAGC_SHARD_GRAD,
+                                  [TAGC_PLACE_ZERO2] = TAGC_SHARD_GRAD,
+                                  [TAGC_PLACE_ZERO3] = TAGC_SHARD_FULL,
+                                  [TAGC_PLACE_HYBRID] = TAGC_SHARD_HYBRID};
+enum { N_PLACEMENTS = sizeof sharding_of / sizeof sharding_of[0] };
 
-const tagc_placement_info *tagc_placement_describe(int placement) {
-    return &placements[placement];
+const char *tagc_placement_name(int placement) {
+    static const char *const names[N_PLACEMENTS] = {"none", "zero1", "zero2", "zero3", "hybrid"};
+    return names[placement];
 }
 
+int tagc_sharding_of_placement(int placement) {
+    return sharding_of[placement];
+}
+
+/* Never ZERO1, which the engine does not have. */
 int tagc_placement_of_sharding(int sharding) {
-    int placement = TAGC_PLACE_NONE;
-    while (!placements[placement].is_run || placements[placement].sharding != sharding) placement++;
+    int placement = TAGC_PLACE_HYBRID;
+    while (sharding_of[placement] != sharding) placement--;
     return placement;
 }
 
@@ -40,7 +40,7 @@ static tagc_fsdp_options engine_of(const tagc_setup *s) {
     tagc_fsdp_options engine = s->engine;
     if (s->placement == TAGC_PLACE_HYBRID && engine.sharding != TAGC_SHARD_HYBRID)
         engine.ranks_per_host = s->world_size / s->n_hosts;
-    engine.sharding = placements[tagc_setup_keeps_replicas(s) ? TAGC_PLACE_ZERO2 : s->placement].sharding;
+    engine.sharding = sharding_of[tagc_setup_keeps_replicas(s) ? TAGC_PLACE_ZERO2 : s->placement];
     return engine;
 }
 
@@ -59,44 +59,7 @@ tagc_status tagc_setup_check(const tagc_setup *s) {
     return TAGC_OK;
 }
 
-int tagc_setup_senders(const tagc_setup *s) {
-    tagc_fsdp_options engine = engine_of(s);
-    int is_direct = engine.reducer.exchange == TAGC_EXCHANGE_DIRECT;
-    int by_hosts = engine.sharding == TAGC_SHARD_HYBRID || (engine.two_level && is_direct);
-    return s->world_size / (by_hosts ? engine.ranks_per_host : 1);
-}
-
-double tagc_setup_union(const tagc_setup *s) {
-    if (s->union_density >= 0) return s->union_density;
-    return 1 - pow(s->engine.reducer.sparsity, tagc_setup_senders(s));
-}
-
 /* ---- reductions ---- */
-
-/* The share of items that peeling cannot recover from a sketch with `load` items per cell: edges of the 2-core of a random
- * 3-uniform hypergraph. x is the chance that a cell of an item keeps other items to the end; 0 below a load of 0.818. */
-static double unpeeled_share(double load) {
-    double x = 1;
-    for (int i = 0; i < 2000; i++) x = 1 - exp(-3 * load * x * x);
-    return x < 1e-3 ? 0 : x * x * x;
-}
-
-/* A sketch that is too small for the union sends the items that do not peel as plain values, or only their positions. */
-static tagc_status add_leftovers(tagc_reduction *r) {
-    size_t n_ranks = (size_t)r->n_ranks;
-    double n_items = r->union_density * (double)r->options.n_elems / (double)n_ranks;
-    double n_cells = r->volume.n_bytes[TAGC_LEG_VALUES] / (4 * ((double)n_ranks - 1));
-    r->load = n_items / n_cells;
-    r->unpeeled = unpeeled_share(r->load);
-    if (r->unpeeled == 0) return TAGC_OK;
-    uint64_t *n_left = calloc(n_ranks, sizeof *n_left);
-    if (!n_left) return tagc_fail(TAGC_ERR_MEMORY, "no memory for leftovers of %zu ranks", n_ranks);
-    for (size_t i = 0; i < n_ranks; i++) n_left[i] = (uint64_t)llround(r->unpeeled * n_items);
-    tagc_volume_data data = {.union_density = r->union_density, .n_left = n_left};
-    tagc_status status = tagc_reducer_volume(&r->options, r->n_ranks, 0, &data, &r->volume);
-    free(n_left);
-    return status;
-}
 
 double tagc_reduction_remote(const tagc_reduction *r, int leg) {
     double within = r->volume.n_within_bytes[leg];
@@ -140,8 +103,7 @@ static tagc_status plan_reduction(const tagc_deployment *d, const tagc_reducer_o
     int n_ranks = d->setup->world_size;
     *r = (tagc_reduction){.options = *options, .n_ranks = n_ranks};
     find_shares(d->setup, options->ranks_per_host, &r->within_share, &r->remote_share);
-    TAGC_TRY(count_reduction(d->setup, r));
-    return r->volume.sketching && n_ranks > 1 ? add_leftovers(r) : TAGC_OK;
+    return count_reduction(d->setup, r);
 }
 
 /* Deltas between hosts alone; within a host a gather of replicas in bf16, twice in each micro-step. between: of the deltas, to other
@@ -155,7 +117,6 @@ static void gather_replicas(const tagc_deployment *d, double n_elems, double bet
     to->remote_bytes[0] = between * across;
     to->n_bytes[1] = inside;
     to->remote_bytes[1] = inside * within;
-    to->message_bytes[1] = to_each;
 }
 
 static tagc_status plan_gather(const tagc_deployment *d, const tagc_gatherer_options *options,
@@ -169,12 +130,9 @@ static tagc_status plan_gather(const tagc_deployment *d, const tagc_gatherer_opt
     find_shares(s, per_group, &within, &across);
     double inside = options->two_level ? volume.n_within_bytes[TAGC_LEG_GATHER] : n_bytes;
     double relayed = (inside - (per_group - 1) * volume.word_bytes) * (1 - 1.0 / n_groups);
-    double row =
-        volume.n_bytes[TAGC_LEG_GATHER] / fmax(s->world_size - 1, 1); /* of one rank, to each receiver */
     *to = (tagc_gather_plan){
         .n_bytes = {n_bytes - relayed, relayed},
-        .remote_bytes = {(n_bytes - inside) * across + (inside - relayed) * within, relayed * within},
-        .message_bytes = {row, row * (n_groups - 1)}};
+        .remote_bytes = {(n_bytes - inside) * across + (inside - relayed) * within, relayed * within}};
     if (d->keeps_replicas && options->two_level)
         gather_replicas(d, (double)options->n_elems, n_bytes - inside, across, within, to);
     return TAGC_OK;
@@ -182,16 +140,11 @@ static tagc_status plan_gather(const tagc_deployment *d, const tagc_gatherer_opt
 
 static tagc_status plan_flat(const tagc_deployment *d, int flat, tagc_flat_plan *to) {
     const tagc_layout_flat *from = &d->layout->flats[flat];
-    tagc_reducer_options reducer = from->reducer;
     int n_ranks = d->setup->world_size;
     int n_owners = d->engine.sharding == TAGC_SHARD_HYBRID ? d->engine.ranks_per_host : n_ranks;
     *to = (tagc_flat_plan){.n_owned = from->n_padded / (uint64_t)(from->has_gatherer ? n_owners : 1)};
     if (from->has_gatherer) TAGC_TRY(plan_gather(d, &from->gatherer, &to->gather));
-    if (d->setup->flat_reducers) {
-        reducer = d->setup->flat_reducers[flat];
-        tagc_layout_own_fields(&d->engine, from->n_padded, from->unit, &reducer);
-    }
-    return plan_reduction(d, &reducer, &to->reduction);
+    return plan_reduction(d, &from->reducer, &to->reduction);
 }
 
 tagc_status tagc_model_layout(const tagc_gpt2_config *model, const tagc_fsdp_options *engine, int world_size,
@@ -344,19 +297,6 @@ tagc_status tagc_plan_memory_of(const tagc_setup *setup, tagc_plan_memory *out) 
     return status;
 }
 
-/* Mean over all sketches, weighted by their items. */
-static void find_unpeeled(const tagc_deployment *d, tagc_plan_volume *volume) {
-    double n = 0;
-    for (int i = 0; i < d->layout->n_flats; i++) {
-        const tagc_reduction *r = &d->flats[i].reduction;
-        if (!(r->load > 0)) continue;
-        volume->load = fmax(volume->load, r->load);
-        volume->unpeeled += r->unpeeled * (double)r->options.n_elems;
-        n += (double)r->options.n_elems;
-    }
-    if (n > 0) volume->unpeeled /= n;
-}
-
 tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, tagc_plan_memory *memory) {
     tagc_deployment d;
     tagc_forecast forecast = {0};
@@ -368,7 +308,6 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
     volume->n_params = d.layout->n_params;
     volume->n_compressed = d.layout->n_compressed;
     volume->n_mild = d.layout->n_mild;
-    find_unpeeled(&d, volume);
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
         volume->n_bytes[leg] = forecast.n_bytes[leg];
         volume->n_host_bytes[leg] = per_host * forecast.n_remote_bytes[leg];

@@ -26,16 +26,13 @@ typedef struct tagc_reduction {
     double within_share; /* two levels: share of the bytes within groups of ranks_per_host */
     tagc_volume volume;  /* of one rank and step, mean over ranks */
     double union_density, sent_density;
-    double load;     /* of a sketch: items of the union per cell; else 0 */
-    double unpeeled; /* share of the union that peeling cannot recover */
 } tagc_reduction;
 
 /* Of one rank. Level 0 is sent at once; in two levels, level 1 is relayed within the host when level 0 has arrived. */
 enum { TAGC_N_GATHER_LEVELS = 2 };
 typedef struct tagc_gather_plan {
     double n_bytes[TAGC_N_GATHER_LEVELS];
-    double remote_bytes[TAGC_N_GATHER_LEVELS];  /* of these, to other hosts */
-    double message_bytes[TAGC_N_GATHER_LEVELS]; /* of these, to one other rank */
+    double remote_bytes[TAGC_N_GATHER_LEVELS]; /* of these, to other hosts */
 } tagc_gather_plan;
 
 typedef struct tagc_flat_plan {
@@ -63,13 +60,6 @@ tagc_status tagc_deployment_create(const tagc_setup *setup, tagc_deployment *out
 void tagc_deployment_destroy(tagc_deployment *deployment);
 
 tagc_status tagc_deployment_memory(const tagc_deployment *deployment, tagc_plan_memory *out);
-
-/* ---- jobs.c ---- */
-
-/* The work of a reducer on its worker, as a job of the clock. TAGC_ERR_UNSUPPORTED if the costs lack the reduction's
- * exchange. costs NULL: everything is free. */
-tagc_status tagc_job_create(const tagc_reduction *reduction, const tagc_costs *costs, tagc_sim_job *out);
-void tagc_job_destroy(tagc_sim_job *job);
 
 /* ---- simulate.c ---- */
 

@@ -2,7 +2,7 @@
  *
  *   setup      a model, ranks and hosts, a batch, options of the engine, a placement
  *   volume     bytes per leg and optimizer step, and memory: exact, from the code that lays out real engines
- *   costs      the time of a machine for a product, a byte, an element; fitted to measured iterations
+ *   costs      the time of a machine for a product and an element
  *   forecast   a simulated optimizer step with these costs */
 #ifndef TAGC_PLAN_PLAN_H
 #define TAGC_PLAN_PLAN_H
@@ -21,25 +21,17 @@ typedef enum tagc_placement {
     TAGC_PLACE_HYBRID = 4 /* ZeRO-3 within a host, replicas across hosts */
 } tagc_placement;
 
-typedef struct tagc_placement_info {
-    const char *name, *parameters, *gradients, *optimizer, *residuals;
-    int is_run;   /* 0: tagc train has no such engine; the plan combines legs that it has */
-    int sharding; /* of the engine, or of one with most of these legs */
-} tagc_placement_info;
-
-const tagc_placement_info *tagc_placement_describe(int placement);
+const char *tagc_placement_name(int placement); /* "zero3" */
+/* Of the engine, or of the one that has most of the placement's legs. */
+int tagc_sharding_of_placement(int placement);
 int tagc_placement_of_sharding(int sharding);
 
 typedef struct tagc_setup {
     tagc_gpt2_config model;
     int world_size, n_hosts; /* n_hosts divides world_size */
-    int n_machines;          /* machines of the hosts; 0: as many. Hosts of a lab share one */
     int n_batch, n_tokens;   /* of a rank and micro-step */
     int placement;
     tagc_fsdp_options engine; /* `placement` replaces its sharding */
-    /* (n_flats of the layout) The exchange of each flat, as after tagc_fsdp_set_exchange; NULL: that of the engine's
-     * options. */
-    const tagc_reducer_options *flat_reducers; /* (n_flats) */
     /* packed and sketch: density of the union of what ranks keep, in flats with the engine's sparsity; < 0: as if each rank
      * sent 1 - sparsity, independently of the others. */
     double union_density;
@@ -52,14 +44,10 @@ int tagc_setup_keeps_replicas(const tagc_setup *setup);
 tagc_status tagc_setup_check(const tagc_setup *setup);
 /* Floating point operations of the products of all micro-steps of a rank. */
 double tagc_setup_flops(const tagc_setup *setup);
-/* The number of independent selections: of ranks, or of hosts if their ranks add first. */
-int tagc_setup_senders(const tagc_setup *setup);
-/* The density of the union: union_density, or 1 - (1 - p)^senders. */
-double tagc_setup_union(const tagc_setup *setup);
 /* The layout of an engine for this model. */
 tagc_status tagc_model_layout(const tagc_gpt2_config *model, const tagc_fsdp_options *engine, int world_size,
                               tagc_layout **out);
-/* The layout of the engine under the setup's placement. Does not read flat_reducers. */
+/* The layout of the engine under the setup's placement. */
 tagc_status tagc_setup_layout(const tagc_setup *setup, tagc_layout **out);
 
 /* ---- volume and memory ---- */
@@ -69,8 +57,6 @@ typedef struct tagc_plan_volume {
     double n_host_bytes[TAGC_N_LEGS]; /* sent by all ranks of one host to other hosts */
     double n_bytes_compressed;        /* index, values, leftovers and results of compressed flats */
     uint64_t n_params, n_compressed, n_mild;
-    double load;     /* of the fullest sketch: items per cell; 0 without sketches */
-    double unpeeled; /* share of the unions that peeling cannot recover: 0 up to a load of 0.818 */
 } tagc_plan_volume;
 
 typedef struct tagc_plan_memory {
@@ -85,56 +71,19 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
 
 /* ---- costs ---- */
 
-/* Codec time per element of a unit, for one kind of exchange. */
-typedef struct tagc_codec_cost {
-    int exchange;           /* tagc_exchange: sketch, packed or direct */
-    int format, all_reduce; /* direct: tagc_format, and whether sums were returned */
-    double sparsity, ratio;
-    double
-        union_density; /* direct: of what is decoded: sent values, and with all_reduce the sums sent back */
-    double elem_s[TAGC_N_PHASES]; /* WAIT is unused */
-    double weight;                /* elements it was measured on */
-} tagc_codec_cost;
-
-/* Codec time per element of a parameter gather: of the owner's shard to encode, of the whole unit to decode. */
-typedef struct tagc_gather_cost {
-    double encode_s, decode_s;
-    double weight; /* elements it was measured on; 0: not measured, the time of its memory traffic */
-} tagc_gather_cost;
-
-enum { TAGC_MAX_CODEC_COSTS = 64 };
-
+/* Seconds. A dense exchange and values in fp32 or bf16 take none besides those of the link. */
 typedef struct tagc_costs {
-    double flop_s;         /* of a matrix product */
-    double optimizer_s;    /* per element owned */
-    double byte_s;         /* of memory read or written */
-    double codec_factor;   /* times what codecs were measured to take alone */
-    double overhead_s;     /* per transfer, besides latency */
-    double queue_bytes;    /* in front of a transfer that shares the link */
-    double link_share;     /* share of the link's rate that transfers reach */
-    double cpu_s_per_byte; /* of moving bytes */
-    double poll_cores;     /* of the comm thread while something is under way */
-    double cores;          /* of a machine */
-    tagc_codec_cost codec[TAGC_MAX_CODEC_COSTS];
-    int n_codec;
-    tagc_gather_cost gather[TAGC_N_GATHER_KINDS]; /* by tagc_gather_kind */
+    double flop_s;             /* of a matrix product */
+    double optimizer_s;        /* per element owned */
+    double encode_s, decode_s; /* direct: per element of a unit */
+    double gather_encode_s;    /* of codes of parameters: per element of the owner's shard */
+    double gather_decode_s;    /* and of the whole unit */
 } tagc_costs;
-
-/* Costs without a measurement: everything is free, one core per rank. */
-void tagc_costs_init(tagc_costs *costs);
-/* Costs that are given: of a product, of all phases of any compressed exchange per element (below 0: unknown), and of the update
- * per element. All else is free. */
-void tagc_costs_give(tagc_costs *costs, double flop_s, double codec_s, double optimizer_s);
 
 /* ---- forecast ---- */
 
-/* MPI announces a larger message before it sends it (Open MPI's btl_tcp_eager_limit), so its bytes arrive after three ways;
- * those of a small message take one. */
-enum { TAGC_LARGE_MESSAGE_BYTES = 1 << 16, TAGC_LARGE_MESSAGE_WAYS = 3 };
-
 typedef struct tagc_plan_link {
     double latency_s, bytes_per_s; /* of a host, each direction, measured with plain transfers */
-    double large_latency_s;        /* of large messages; 0: that of small ones */
     double host_bytes_per_s;       /* between ranks of one host; 0: takes no time */
 } tagc_plan_link;
 
@@ -147,7 +96,7 @@ typedef struct tagc_forecast {
     double n_remote_bytes[TAGC_N_LEGS]; /* of these, to other hosts */
 } tagc_forecast;
 
-/* TAGC_ERR_UNSUPPORTED if the costs lack an exchange of the setup. */
+/* TAGC_ERR_UNSUPPORTED for the exchanges of lib/paper. */
 tagc_status tagc_plan_simulate(const tagc_setup *setup, const tagc_costs *costs, const tagc_plan_link *link,
                                tagc_forecast *out);
 

@@ -2,6 +2,7 @@
  * place of the threads and the network of pass.c and step.c. */
 #include "core/status.h"
 #include "exchange/options.h"
+#include "exchange/wire.h"
 #include "plan/deployment.h"
 #include "plan/program.h"
 
@@ -10,10 +11,212 @@
 
 enum { MAX_WHOLE_STEPS = 4 };
 
+/* ---- jobs: the order of work and transfers in lib/exchange, dense.c and direct/direct.c. Many small pieces are merged into a few,
+ * because the order of waits matters much more than the number of pieces ---- */
+
+enum { DEPTH = 3, MAX_CHUNKS = 16, MAX_PEERS = 12, HOST_DEPTH = 2 };
+/* Of a job, with room to spare. The longest is direct in two levels with MAX_PEERS batches and sums that return. */
+enum { MAX_OPS = 160, MAX_TRANSFERS = 80 };
+
+/* Seconds of work of one step over a whole unit. */
+typedef struct codec_work {
+    double encode_s, decode_s;
+} codec_work;
+
+typedef struct builder {
+    tagc_sim_job *job;
+    double remote_share; /* of the transfers posted next */
+} builder;
+
+/* Every value as fp32 or bf16. */
+static int is_plain(const tagc_reducer_options *o) {
+    return o->exchange == TAGC_EXCHANGE_DENSE || (o->sparsity == 0 && o->format <= TAGC_FORMAT_BF16);
+}
+
+/* Selecting and encoding is one pass over what the ranks of a host have added up. */
+static codec_work find_work(const tagc_reduction *r, const tagc_costs *costs) {
+    int is_coded = r->n_ranks > r->options.ranks_per_host; /* else all ranks are of one host */
+    if (is_plain(&r->options) || !is_coded) return (codec_work){0, 0};
+    double n = (double)r->options.n_elems / r->options.ranks_per_host;
+    return (codec_work){costs->encode_s * n, costs->decode_s * n};
+}
+
+/* ---- building ---- */
+
+static void add_op(builder *b, tagc_sim_op op) {
+    if (b->job->n_ops == MAX_OPS) abort(); /* only a new kind of step could */
+    b->job->ops[b->job->n_ops++] = op;
+}
+
+static void work(builder *b, double s) {
+    if (s > 0) add_op(b, (tagc_sim_op){.kind = TAGC_SIM_WORK, .work_s = s});
+}
+
+static void wait(builder *b, int transfer) {
+    add_op(b, (tagc_sim_op){.kind = TAGC_SIM_WAIT, .transfer = transfer});
+}
+
+/* Returns the transfer's number. */
+static int add_transfer(builder *b, double n_bytes) {
+    tagc_sim_job *job = b->job;
+    if (job->n_transfers == MAX_TRANSFERS) abort();
+    job->transfers[job->n_transfers] = (tagc_sim_transfer){.remote_bytes = n_bytes * b->remote_share,
+                                                           .local_bytes = n_bytes * (1 - b->remote_share)};
+    return job->n_transfers++;
+}
+
+static int post(builder *b, int lane, double n_bytes) {
+    int transfer = add_transfer(b, n_bytes);
+    add_op(b, (tagc_sim_op){.kind = TAGC_SIM_POST, .transfer = transfer, .lane = lane});
+    return transfer;
+}
+
+/* A few bytes from each rank to each other. */
+static void agree(builder *b, int lane, double n_bytes) {
+    wait(b, post(b, lane, n_bytes));
+}
+
+/* A lane is a round of an exchange, as for tagc_then in lib/exchange. */
+static void dense_step(builder *b, const tagc_reduction *r) {
+    enum { IN, OUT, AGREEMENT };
+    const double *n_bytes = r->volume.n_bytes;
+    int in[MAX_CHUNKS], out[MAX_CHUNKS];
+    size_t chunk = r->volume.chunk_elems, shard = (size_t)(r->options.n_elems / (uint64_t)r->n_ranks);
+    size_t n_real = chunk ? (shard + chunk - 1) / chunk : 1;
+    int n = n_real < MAX_CHUNKS ? (int)n_real : MAX_CHUNKS, is_all = r->options.output != TAGC_OUTPUT_SHARD;
+    for (int c = 0; c < n && c < DEPTH; c++) in[c] = post(b, IN, n_bytes[TAGC_LEG_VALUES] / n);
+    for (int c = 0; c < n; c++) {
+        wait(b, in[c]);
+        if (is_all && c >= DEPTH) wait(b, out[c - DEPTH]);
+        if (is_all) out[c] = post(b, OUT, n_bytes[TAGC_LEG_RESULT] / n);
+        if (c + DEPTH < n) in[c + DEPTH] = post(b, IN, n_bytes[TAGC_LEG_VALUES] / n);
+    }
+    int agreement = post(b, AGREEMENT, n_bytes[TAGC_LEG_CONTROL]); /* beside the sums */
+    for (int c = n > DEPTH ? n - DEPTH : 0; is_all && c < n; c++) wait(b, out[c]);
+    wait(b, agreement);
+}
+
+enum { ROWS, HEADERS, BODIES, RESULTS, RESULT_RESTS, DIRECT_AGREEMENT };
+
+typedef struct direct_builder {
+    builder *b;
+    const tagc_reduction *r;
+    const codec_work *w;
+    int n, n_turns;     /* parcels of other hosts, merged; turns include the own host */
+    double each, own;   /* shares of the unit in a turn */
+    double front, rest; /* bytes of a batch: headers with the start of the bodies, and the rest */
+    double within;      /* bytes of a turn among the ranks of a host */
+    int front_out[MAX_PEERS], rest_out[MAX_PEERS], host_in[MAX_PEERS + 1];
+} direct_builder;
+
+static void post_host_rows(direct_builder *d, int s) {
+    if (d->within == 0 || s >= d->n_turns) return;
+    d->b->remote_share = d->r->within_share;
+    d->host_in[s] = post(d->b, ROWS, d->within);
+    d->b->remote_share = d->r->remote_share;
+}
+
+/* The rank encodes its own fragment last, while others are on the wire. Of several batches, the rest of one is posted as
+ * soon as its headers have arrived, between two pieces of work. */
+static void send_fragments(direct_builder *d) {
+    tagc_sim_transfer *transfers = d->b->job->transfers;
+    for (int s = 0; s < d->n_turns; s++) {
+        if (d->within > 0) {
+            wait(d->b, d->host_in[s]);
+            post_host_rows(d, s + HOST_DEPTH);
+        }
+        work(d->b, (s < d->n ? d->each : d->own) * d->w->encode_s);
+        if (s < d->n) d->front_out[s] = post(d->b, HEADERS, d->front);
+        if (s >= d->n || d->n == 1) continue;
+        d->rest_out[s] = add_transfer(d->b, d->rest);
+        transfers[d->front_out[s]].then = &transfers[d->rest_out[s]];
+    }
+    for (int s = 0; s < d->n; s++) {
+        wait(d->b, d->front_out[s]);
+        if (d->n == 1) d->rest_out[s] = post(d->b, BODIES, d->rest);
+    }
+}
+
+/* The sums that return. Those of small units are in one message with their headers. */
+static void return_results(builder *b, const tagc_reduction *r, double headers, double results) {
+    if (r->volume.eager_bytes > 0 || headers == 0) {
+        wait(b, post(b, RESULTS, headers + results));
+        return;
+    }
+    wait(b, post(b, RESULTS, headers));
+    wait(b, post(b, RESULT_RESTS, results));
+}
+
+/* In two levels a turn begins with the sum over the ranks of the host. */
+static void direct_step(builder *b, const tagc_reduction *r, const codec_work *w) {
+    const double *n_bytes = r->volume.n_bytes, *n_within = r->volume.n_within_bytes;
+    int n_hosts = r->n_ranks / r->options.ranks_per_host, n_others = n_hosts - 1;
+    int n = r->volume.n_parcels < MAX_PEERS ? r->volume.n_parcels : MAX_PEERS;
+    double agreement = (double)(r->n_ranks - 1) * TAGC_WIRE_HEADER_BYTES;
+    double headers = (double)n_others * TAGC_WIRE_HEADER_BYTES, within = n_within[TAGC_LEG_VALUES];
+    direct_builder d = {.b = b, .r = r, .w = w, .n = n, .n_turns = n + 1, .own = 1.0 / n_hosts};
+    d.within = within / d.n_turns;
+    if (n > 0) {
+        double eager = n_others * r->volume.eager_bytes;
+        d.each = (1 - d.own) / n;
+        d.front = (headers + eager) / n;
+        double rest = n_bytes[TAGC_LEG_INDEX] + n_bytes[TAGC_LEG_VALUES] - within - eager;
+        d.rest = rest < 1 ? 0 : rest / n; /* less than a byte is rounding */
+    }
+    b->remote_share = r->remote_share;
+    for (int s = 0; s < HOST_DEPTH; s++) post_host_rows(&d, s);
+    send_fragments(&d);
+    double results = n_bytes[TAGC_LEG_RESULT], others = n_bytes[TAGC_LEG_CONTROL] - agreement - headers;
+    double decode_s = w->decode_s, first = r->sent_density / tagc_reduction_decoded(r);
+    for (int s = 0; s < n; s++) {
+        wait(b, d.rest_out[s]);
+        work(b, first * decode_s * d.each);
+    }
+    work(b, first * decode_s * d.own);
+    if (results > 0) {
+        return_results(b, r, others, results);
+        work(b, (1 - first) * decode_s);
+    }
+    agree(b, DIRECT_AGREEMENT, agreement);
+}
+
+static void destroy_job(tagc_sim_job *job) {
+    free(job->ops);
+    free(job->transfers);
+    *job = (tagc_sim_job){0};
+}
+
+/* The work of a reducer on its worker, as a job of the clock. costs NULL: bytes are counted, and the job is empty. */
+static tagc_status create_job(const tagc_reduction *r, const tagc_costs *costs, tagc_sim_job *out) {
+    *out = (tagc_sim_job){0};
+    builder b = {.job = out, .remote_share = r->remote_share};
+    int exchange = r->options.exchange;
+    if (r->n_ranks == 1 || !costs)
+        return TAGC_OK; /* a single rank sends nothing, and its work is negligible */
+    if (exchange != TAGC_EXCHANGE_DENSE && exchange != TAGC_EXCHANGE_DIRECT)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %s, allowed in a forecast: dense and direct",
+                         tagc_exchange_names[exchange]);
+    codec_work work = find_work(r, costs);
+    out->ops = malloc(MAX_OPS * sizeof *out->ops);
+    out->transfers = malloc(MAX_TRANSFERS * sizeof *out->transfers);
+    if (!out->ops || !out->transfers) {
+        destroy_job(out);
+        return tagc_fail(TAGC_ERR_MEMORY, "no memory for the steps of a reducer");
+    }
+    if (exchange == TAGC_EXCHANGE_DENSE)
+        dense_step(&b, r);
+    else
+        direct_step(&b, r, &work);
+    return TAGC_OK;
+}
+
+/* ---- a step ---- */
+
 typedef struct simulation {
     const tagc_deployment *d;
     const tagc_layout *layout;
     const tagc_costs *costs;
+    int is_timed; /* 0: bytes are counted */
     tagc_fsdp_options options;
     tagc_program program;
     tagc_clock clock;
@@ -22,10 +225,6 @@ typedef struct simulation {
     tagc_sim_job *jobs;         /* (n_flats) */
     tagc_forecast forecast;
 } simulation;
-
-static void touch(simulation *s, double n_bytes) {
-    tagc_clock_work(&s->clock, n_bytes * s->costs->byte_s);
-}
 
 static void count(simulation *s, tagc_leg leg, double n_bytes, double remote_bytes) {
     s->forecast.n_bytes[leg] += n_bytes;
@@ -38,15 +237,11 @@ static void blocked(simulation *s, double start_s, double *total_s) {
 
 /* ---- callbacks of the order, as in pass.c ---- */
 
-/* bf16 converts at the speed of memory. Codes of few bits were measured; otherwise they read and write the master and the
- * replica. */
+/* Per element. fp32 and bf16 are copied beside what they take to arrive. */
 static double gather_work(const simulation *s, const tagc_gatherer_options *gather, int decodes) {
-    if (gather->format == TAGC_FORMAT_FP32) return 0;
     int kind = tagc_gatherer_options_kind(gather);
-    if (kind == TAGC_GATHER_BF16) return 6 * s->costs->byte_s;
-    const tagc_gather_cost *cost = &s->costs->gather[kind];
-    double elem_s = decodes ? cost->decode_s : cost->encode_s;
-    return (cost->weight > 0 ? elem_s : 9 * s->costs->byte_s) * s->costs->codec_factor;
+    if (gather->format == TAGC_FORMAT_FP32 || kind == TAGC_GATHER_BF16) return 0;
+    return decodes ? s->costs->gather_decode_s : s->costs->gather_encode_s;
 }
 
 /* The comm thread starts the second level when the first has arrived, without the caller. */
@@ -54,8 +249,7 @@ static void post_gather(simulation *s, int flat) {
     const tagc_gather_plan *plan = &s->d->flats[flat].gather;
     tagc_sim_transfer *levels = s->gathers + (size_t)flat * TAGC_N_GATHER_LEVELS;
     for (int i = 0; i < TAGC_N_GATHER_LEVELS; i++) {
-        levels[i] = (tagc_sim_transfer){.message_bytes = plan->message_bytes[i],
-                                        .remote_bytes = plan->remote_bytes[i],
+        levels[i] = (tagc_sim_transfer){.remote_bytes = plan->remote_bytes[i],
                                         .local_bytes = plan->n_bytes[i] - plan->remote_bytes[i]};
         if (i > 0) levels[i - 1].then = &levels[i];
         count(s, TAGC_LEG_GATHER, plan->n_bytes[i], plan->remote_bytes[i]);
@@ -91,19 +285,14 @@ static tagc_status end_gather(void *context, int unit) {
 static tagc_status end_exchange(void *context, int unit) {
     simulation *s = context;
     const tagc_layout_unit *u = &s->layout->units[unit];
-    const tagc_fsdp_options *o = &s->d->engine;
     double start_s = s->clock.now_s;
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) tagc_clock_join(&s->clock, &s->jobs[i]);
     blocked(s, start_s, &s->forecast.wait_reduce_s);
-    if (!o->exchange_each_micro_step || o->n_micro_steps == 1) return TAGC_OK;
-    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++)
-        touch(s, 12 * (double)s->d->flats[i].n_owned);
     return TAGC_OK;
 }
 
 static void clear_gradients(void *context, int unit) {
-    simulation *s = context;
-    touch(s, 4 * (double)s->layout->units[unit].n_padded);
+    (void)context, (void)unit;
 }
 
 static tagc_status begin_exchange(void *context, int unit) {
@@ -226,44 +415,38 @@ static tagc_status prepare(simulation *s) {
     TAGC_TRY(make_order(s));
     find_used_backward(s);
     for (size_t i = 0; i < n_flats; i++)
-        TAGC_TRY(tagc_job_create(&s->d->flats[i].reduction, s->costs->n_codec >= 0 ? s->costs : NULL,
-                                 &s->jobs[i]));
+        TAGC_TRY(create_job(&s->d->flats[i].reduction, s->is_timed ? s->costs : NULL, &s->jobs[i]));
     return TAGC_OK;
 }
 
 static void destroy(simulation *s) {
-    for (int i = 0; s->jobs && i < s->layout->n_flats; i++) tagc_job_destroy(&s->jobs[i]);
+    for (int i = 0; s->jobs && i < s->layout->n_flats; i++) destroy_job(&s->jobs[i]);
     tagc_order_destroy(&s->order);
     free(s->gathers);
     free(s->jobs);
     tagc_program_destroy(&s->program);
 }
 
-/* The machine and links of one rank: the ranks of a host share them, and hosts may share a machine. */
-static tagc_sim_machine machine_of(const tagc_setup *setup, const tagc_costs *costs,
-                                   const tagc_plan_link *link) {
+/* The links of one rank, of which the ranks of a host share the one to other hosts. */
+static tagc_sim_machine machine_of(const tagc_setup *setup, const tagc_plan_link *link) {
     int per_host = setup->world_size / setup->n_hosts;
-    int n_machines = setup->n_machines > 0 ? setup->n_machines : setup->n_hosts;
     return (tagc_sim_machine){.latency_s = link->latency_s,
-                              .large_latency_s = link->large_latency_s,
-                              .large_bytes = TAGC_LARGE_MESSAGE_BYTES,
-                              .remote_bytes_per_s = link->bytes_per_s * costs->link_share / per_host,
+                              .remote_bytes_per_s = link->bytes_per_s / per_host,
                               .local_bytes_per_s =
-                                  link->host_bytes_per_s > 0 ? link->host_bytes_per_s : (double)INFINITY,
-                              .overhead_s = costs->overhead_s,
-                              .queue_bytes = costs->queue_bytes,
-                              .cores = costs->cores * n_machines / setup->world_size,
-                              .cpu_s_per_byte = costs->cpu_s_per_byte,
-                              .poll_cores = costs->poll_cores};
+                                  link->host_bytes_per_s > 0 ? link->host_bytes_per_s : (double)INFINITY};
 }
 
 static tagc_status run_steps(const tagc_deployment *d, const tagc_costs *costs, const tagc_plan_link *link,
                              int n_micro_steps, tagc_forecast *forecast) {
-    simulation s = {.d = d, .layout = d->layout, .costs = costs, .options = d->engine};
+    static const tagc_costs nothing = {0};
+    simulation s = {.d = d,
+                    .layout = d->layout,
+                    .costs = costs ? costs : &nothing,
+                    .is_timed = costs != NULL,
+                    .options = d->engine};
     s.options.n_micro_steps = n_micro_steps; /* of which the first ones are simulated */
-    tagc_sim_machine machine = machine_of(d->setup, costs, link);
+    tagc_sim_machine machine = machine_of(d->setup, link);
     tagc_clock_init(&s.clock, &machine);
-    s.clock.worker_cores = d->engine.reducer.n_threads;
     tagc_status status = prepare(&s);
     /* A step begins with the gathers that the update before it left under way. */
     if (status == TAGC_OK && d->engine.sharding == TAGC_SHARD_GRAD) status = update(&s);
@@ -286,10 +469,6 @@ static tagc_status run_steps(const tagc_deployment *d, const tagc_costs *costs, 
 /* Micro-steps in the middle are equal: a few are simulated, the rest are added. */
 tagc_status tagc_deployment_run(const tagc_deployment *d, const tagc_costs *costs, const tagc_plan_link *link,
                                 tagc_forecast *out) {
-    tagc_costs free_costs;
-    tagc_costs_init(&free_costs);
-    free_costs.n_codec = -1; /* no cost is known, and none is asked for */
-    if (!costs) costs = &free_costs;
     int n = d->engine.n_micro_steps, n_more = n - MAX_WHOLE_STEPS;
     if (n_more <= 0) return run_steps(d, costs, link, n, out);
     tagc_forecast before;
@@ -301,30 +480,10 @@ tagc_status tagc_deployment_run(const tagc_deployment *d, const tagc_costs *cost
     return TAGC_OK;
 }
 
-void tagc_costs_init(tagc_costs *costs) {
-    *costs = (tagc_costs){.codec_factor = 1, .link_share = 1, .cores = 1e9};
-}
-
-void tagc_costs_give(tagc_costs *costs, double flop_s, double codec_s, double optimizer_s) {
-    static const tagc_codec_cost kinds[] = {{.exchange = TAGC_EXCHANGE_PACKED, .sparsity = 0.9875},
-                                            {.exchange = TAGC_EXCHANGE_SKETCH, .sparsity = 0.9875},
-                                            {.exchange = TAGC_EXCHANGE_DIRECT, .sparsity = 0.9875},
-                                            {.exchange = TAGC_EXCHANGE_DIRECT, .sparsity = 0}};
-    tagc_costs_init(costs);
-    costs->flop_s = flop_s;
-    costs->optimizer_s = optimizer_s;
-    for (size_t i = 0; codec_s >= 0 && i < sizeof kinds / sizeof kinds[0]; i++) {
-        tagc_codec_cost *codec = &costs->codec[costs->n_codec++];
-        *codec = kinds[i];
-        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
-            codec->elem_s[phase] = codec_s / TAGC_PHASE_WAIT;
-    }
-}
-
 tagc_status tagc_plan_simulate(const tagc_setup *setup, const tagc_costs *costs, const tagc_plan_link *link,
                                tagc_forecast *out) {
     tagc_deployment d;
-    if (!(link->bytes_per_s > 0) || !(link->latency_s >= 0) || !(link->large_latency_s >= 0))
+    if (!(link->bytes_per_s > 0) || !(link->latency_s >= 0))
         return tagc_fail(TAGC_ERR_ARGUMENT, "a link of %g bytes per second and a latency of %g s",
                          link->bytes_per_s, link->latency_s);
     TAGC_TRY(tagc_deployment_create(setup, &d));

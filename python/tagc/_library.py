@@ -323,6 +323,11 @@ _FUNCTIONS = {
         ],
         c_int,
     ),
+    "tagc_classify": (
+        [c_char_p, POINTER(c_uint64), c_size_t, c_uint64, POINTER(c_int), POINTER(c_char_p)],
+        c_int,
+    ),
+    "tagc_clean_name": ([c_char_p, c_char_p, c_size_t], c_int),
     "tagc_changes_max_bytes": ([c_int, c_uint64, POINTER(c_uint64)], c_int),
     "tagc_changes_encode": (
         [c_int, c_void_p, c_void_p, c_uint64, c_void_p, c_uint64, POINTER(c_uint64), POINTER(c_uint64)],

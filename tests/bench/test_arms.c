@@ -13,7 +13,7 @@
 static void read_arm(const char *text, tagc_fsdp_options *engine) {
     tagc_arm *arms;
     int n;
-    if (tagc_arms_read(text, TAGC_ARMS_OF_BENCH, NULL, NULL, &arms, &n) != TAGC_OK)
+    if (tagc_arms_read(text, NULL, NULL, &arms, &n) != TAGC_OK)
         fail_msg("%s: %s", text, tagc_last_error());
     assert_int_equal(n, 1);
     tagc_train_fsdp(&arms[0].options, engine);
@@ -26,9 +26,9 @@ static const char *difference(const char *a, const char *b) {
     tagc_arm *first, *second;
     int n;
     const char *name = NULL;
-    if (tagc_arms_read(a, TAGC_ARMS_OF_BENCH, NULL, NULL, &first, &n) != TAGC_OK)
+    if (tagc_arms_read(a, NULL, NULL, &first, &n) != TAGC_OK)
         fail_msg("%s: %s", a, tagc_last_error());
-    if (tagc_arms_read(b, TAGC_ARMS_OF_BENCH, NULL, NULL, &second, &n) != TAGC_OK)
+    if (tagc_arms_read(b, NULL, NULL, &second, &n) != TAGC_OK)
         fail_msg("%s: %s", b, tagc_last_error());
     for (int i = 0; i < tagc_train_command.n_options && !name; i++) {
         char one[256], other[256];
@@ -90,7 +90,7 @@ static void files_come_to(void **state) {
         tagc_arm *arm;
         int n;
         snprintf(path, sizeof path, TAGC_TEST_DATA "/../../experiments/configs/%s.conf", files[i].file);
-        if (tagc_arms_read(path, TAGC_ARMS_OF_BENCH, NULL, NULL, &arm, &n) != TAGC_OK)
+        if (tagc_arms_read(path, NULL, NULL, &arm, &n) != TAGC_OK)
             fail_msg("%s: %s", path, tagc_last_error());
         for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
             tagc_options_get(&tagc_train_command, &arm->options,
@@ -176,7 +176,7 @@ static void arms_have_what_changes_them(void **state) {
         tagc_arm *arms;
         int n;
         snprintf(text, sizeof text, "packed+%s", refused[i]);
-        assert_int_equal(tagc_arms_read(text, TAGC_ARMS_OF_BENCH, NULL, NULL, &arms, &n), TAGC_ERR_ARGUMENT);
+        assert_int_equal(tagc_arms_read(text, NULL, NULL, &arms, &n), TAGC_ERR_ARGUMENT);
         assert_non_null(strstr(tagc_last_error(), "is not an arm's own"));
     }
 }

@@ -61,7 +61,10 @@ def check_origin(origin):
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", origin["date"]), origin["date"]
     assert origin["command"][:2] == ["tagc", "bench"] and "--model" in origin["command"], origin["command"]
     machine = origin["machine"]
-    members(machine, ["cpu", "n_cpus", "memory_bytes", "os", "hosts"], "machine")
+    members(machine, ["cpu", "n_cpus", "memory_bytes", "os", "hosts", "blas"], "machine")
+    members(machine["blas"], ["name", "kernel", "n_threads"], "machine.blas")
+    assert machine["blas"]["name"].startswith("OpenBLAS ") and machine["blas"]["kernel"]
+    positive(machine["blas"]["n_threads"], "n_threads")
     assert machine["cpu"] and machine["os"] and machine["hosts"]
     positive(machine["n_cpus"], "n_cpus")
     assert machine["memory_bytes"] > 1 << 26, machine["memory_bytes"]

@@ -128,7 +128,7 @@ grep -q "validation losses are of different text" out && fail "a note about othe
 same=("${tiny[@]}" --lr 0 --min-lr 0 --steps 1 --init-from hf/model.safetensors)
 run 0 train "${same[@]}" --batch-size 2 --out two
 run 0 train "${same[@]}" --batch-size 8 --ranks 3 --preset fsdp --out twenty-four
-run 0 compare --no-curves two twenty-four
+run 0 compare two twenty-four
 grep -qE '^  over so many tokens +128 +1536$' out && grep -q "validation losses are of different text" out ||
     fail "no note about different text: $(cat out)"
 # Times within the spread are marked by the rule of tagc-report: the middle 80 % of the steps overlap. Steps of given times:
@@ -146,21 +146,17 @@ times() { # <run> <milliseconds>...: a run whose steps took so long
 times slow 9000 9000 100 101 102 103 104 105 106 107 108 109 900
 times fast 9000 9000 50 51 52 53 54 55 56 57 58 59 400
 times like 9000 9000 97 98 99 100 101 102 103 104 105 106 107
-run 0 compare --no-curves slow fast like
+run 0 compare slow fast like
 grep -qE '^  middle 80 % of the steps +101 to 109 +51 to 59 +98 to 106$' out || fail "the spread of times: $(cat out)"
 grep -qE '^  times as fast as slow +- +1\.91 +1\.03\?$' out || fail "which times differ: $(cat out)"
 grep -q '?: within the spread, since the middle 80 % of the steps overlap with those of slow' out || fail "the mark is not explained"
-run 0 compare --no-curves slow fast
+run 0 compare slow fast
 grep -q '?: within' out && fail "a mark is explained that is not there"
-run 0 compare a b
-sed -n '/^validation loss (nats per token)$/,$p' out >curves
-[ "$(wc -l <curves)" = 22 ] && grep -q ' |.*o' curves && grep -q ' |.*x' curves && grep -q '^ *o a   x b$' curves || fail "no curves: $(cat curves)"
-run 0 compare --no-curves a b
-grep -q "nats per token" out && fail "curves that were not asked for"
+
 # The same as CSV: every number as in metrics.jsonl, a run whose name has a comma and a quote quoted.
 cp -r c 'c,"2"'
 sed -i 's/"lr":[^,]*,//; s/"loss":[0-9.]*/"loss":null/' 'c,"2"/metrics.jsonl'
-run 0 compare --no-curves a 'c,"2"' --csv all.csv
+run 0 compare a 'c,"2"' --csv all.csv
 run 0 compare a 'c,"2"' --csv -
 cmp out all.csv || fail "--csv - is not the file"
 csv_column() { # <run> <column>: of its steps, empty fields as null; step 0 has only the evaluation before them
@@ -210,26 +206,37 @@ printf 'garbage\n' >>b/metrics.jsonl
 run 1 compare a b
 says "b/metrics.jsonl line"
 
-# JSON lines: a document per line, of which one field is the text.
-printf '{"text": "one", "body": "eins"}\n{"text": "two", "body": "zwei"}\n{"text": null}\n' >lines.jsonl
-run 0 data --out lines lines.jsonl
-grep -q "^1 file, 2 documents, 6 B of text -> lines" out && grep -qx "1 empty document was left out" out || fail "JSON lines: $(cat out)"
-[ "$(tail -c 4 lines/train.bin | tr '\0' '|')$(tail -c 4 lines/val.bin | tr '\0' '|')" = "one|two|" ] || fail "the texts of JSON lines"
-run 1 data --out lines --force --text-field body lines.jsonl
-says 'lines.jsonl line 3: no field "body"; it has "text".'
-run 1 data --out lines-2 --text-field content lines.jsonl
-says 'lines.jsonl line 1: no field "content"; it has "text", "body". --text-field NAME takes another'
-run 0 data --out lines-3 --text-field none lines.jsonl
-grep -q "^1 file, [0-9]* B of text" out || fail "--text-field none: $(cat out)"
-cp lines.jsonl lines.txt
-run 0 data --out lines-4 lines.txt
-grep -q '^note: lines.txt has JSON lines and was taken as plain text; if its name ended in .jsonl, the field "text"' out || fail "no note: $(cat out)"
+# JSON lines are for the command of Python; --lossy takes any file as it is.
+printf '{"text": "one"}\n' >lines.jsonl
+run 1 data --out lines lines.jsonl
+says "lines.jsonl is JSON lines, and tagc data reads plain text: python -m tagc data takes a field of each line"
+run 0 data --out lines --lossy lines.jsonl
 printf '\377\376h\0i\0' >utf16.txt
 run 1 data --out lines-5 utf16.txt
 says "utf16.txt is UTF-16 text, and tagc data reads UTF-8: iconv -f UTF-16 -t UTF-8 utf16.txt > NEW.txt converts it"
-printf '{"model": {"type": "BPE"}}' >tokenizer.json
-run 1 data --out lines-6 --vocab tokenizer.json --merges "$here/../data/tiny_merges.txt" text
-says "tokenizer.json: this is a tokenizer of Hugging Face in one file" "save_vocabulary"
+
+# What a folder has beside files is told, and a file counts once by all its names.
+mkdir -p odd/sub && printf 'some text that is enough for both' >odd/a && printf 'and some more of it' >odd/sub/b
+ln odd/a odd/hard && ln -s a odd/soft && ln -s /nowhere odd/gone && ln -s sub odd/up && ln -s ring odd/ring
+mkfifo odd/pipe && : >odd/.hidden && : >odd/empty
+run 0 data --out from-odd odd odd/a odd/sub
+cat >expected <<'END'
+1 empty file was left out
+skipped 1: hidden (odd/.hidden)
+skipped 2: links to nothing (odd/gone, odd/ring)
+skipped 1: links to folders (odd/up)
+skipped 1: pipes, sockets or devices (odd/pipe)
+skipped 4: reached before, each is counted once (odd/hard, odd/soft, odd/a, ...)
+END
+tail -n +2 out >told
+grep -q "^3 files, 52 B of text" out || fail "files that are counted twice: $(cat out)"
+diff expected told || fail "what is left out: $(cat out)"
+run 0 data --quiet --out from-odd --force odd
+[ ! -s out ] || fail "--quiet prints: $(cat out)"
+# What is named is read, a pipe of the shell, too.
+printf 'text of a pipe' >piped.txt
+run 0 data --quiet --out from-pipe --val-share 0 <(cat piped.txt)
+[ "$(tail -c 15 from-pipe/train.bin | tr '\0' '|')" = "text of a pipe|" ] || fail "a pipe of the shell is not read"
 
 # Data: what is not text is refused with its place, unless asked for.
 printf 'abc\377def\n' >bad.txt
@@ -259,16 +266,23 @@ run 1 data --out d3 absent.txt
 says "absent.txt"
 
 # Tokens of one tokenizer mean nothing to a model of another, even where the vocabulary is large enough.
-files=$here/../data
-run 0 data --quiet --out bpe --vocab "$files/tiny_vocab.json" --merges "$files/tiny_merges.txt" text
+# The file is one of python -m tagc data --train-bpe 300.
+mkdir bpe && cp "$here/other_tokens.bin" bpe/train.bin && cp bpe/train.bin bpe/val.bin
 run 0 train "${tiny[@]}" --data bpe --batch-size 1 --steps 2 --out bpe-run
 run 1 eval --from bpe-run --data data
-says "data/val.bin holds tokens of tokenizer bytes" "trained on those of bpe-"
+says "data/val.bin holds tokens of tokenizer bytes" "trained on those of tokenizers-"
 run 1 train --quiet --out bpe-run --resume --steps 4 --data data
 says "data/train.bin holds tokens of tokenizer bytes"
 run 1 train "${tiny[@]}" --data bpe --val-data data/val.bin --batch-size 1 --steps 2
 says "data/val.bin holds tokens of tokenizer bytes"
 run 0 eval --from bpe-run --data bpe
+# The engine knows no text of them: numbers go in and come out.
+run 0 generate --from bpe-run --prompt " 7  299 " --n-tokens 3
+grep -Eqx '7 299( [0-9]+){3} ' out || fail "numbers of tokens: $(cat out)"
+for prompt in "" "the" "7 300" "7 -1" "7x" "7 99999999999999999999"; do
+    run 1 generate --from bpe-run --prompt "$prompt" --n-tokens 3
+    says "--prompt is \"$prompt\": the model's tokens are no bytes but those of tokenizers-" "from 0 to 299 are needed"
+done
 run 1 eval --from bpe-run --data bpe --seq-len 33
 says "--seq-len is 33" "block-size of 32"
 # A name with a quote stays JSON; what cannot be printed is a failure.

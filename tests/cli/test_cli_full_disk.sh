@@ -48,7 +48,7 @@ fi
 
 # What cannot be printed is a failure, too.
 if [ -e /dev/full ]; then
-    for words in help version "train --help" "info tiny" "plan --model tiny" "plan --model tiny --json -" "compare small" \
+    for words in help version "train --help" "info tiny" "plan --model llama-3-8b" "plan --model llama-3-8b --json -" "compare small" \
         "compare small --csv -" "export --from small --out hf" "data --out again text" "bench --model tiny --only floor" "train ${tiny[*]} --steps 1 --no-quiet"; do
         code=0
         "$tagc" $words >/dev/full 2>err || code=$?

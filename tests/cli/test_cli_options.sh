@@ -33,6 +33,18 @@ for command in train bench compare plan eval generate data export info; do
         fail "tagc help does not say: $(head -n 1 out)"
 done
 run 0 version
+grep -qE '^tagc [0-9]+\.[0-9]+\.[0-9]+, commit ([0-9a-f]{7,}(-dirty)?|unknown)$' out || fail "tagc version: $(cat out)"
+grep -qE '^parts: paper(, gpu)?(, native)?(, mpi)?$' out || fail "tagc version: $(cat out)"
+grep -qE '^processor: (scalar|neon|avx2|avx512)$' out || fail "tagc version: $(cat out)"
+grep -qE '^products: OpenBLAS [0-9.]+[^ ]*, kernel [A-Za-z0-9_]+$' out || fail "tagc version: $(cat out)"
+[ "$(wc -l <out)" = 4 ] || fail "tagc version: $(cat out)"
+cp out version
+for short in -V --version; do
+    run 0 $short
+    [ "$(cat out)" = "$(head -n 1 version | cut -d, -f1)" ] || fail "tagc $short: $(cat out)"
+done
+TAGC_CPU=scalar run 0 version
+grep -qx 'processor: scalar' out || fail "tagc version: $(cat out)"
 run 2
 run 2 trian
 says '"trian" is no command; did you mean tagc train?'

@@ -15,7 +15,6 @@ run 0 train "${train[@]}" --compress none --exchange dense --out runs/fsdp --tra
 run 0 train "${train[@]}" --exchange packed --sparsity 0.9 --out runs/packed --trace packed.trace.json
 run 0 train "${train[@]}" --exchange packed --sparsity 0.9 --seed 2 --out runs/packed-2
 run 0 bench --model tiny --ranks 2 --arms fsdp,packed --rounds 2 --warmup-steps 1 --steps-per-round 1 --json bench.json
-run 0 plan --model tiny --world-size 2,4 --link-rate 1gbit,10gbit --profile bench.json --json plan.json
 export PYTHONPATH=$here/../../python
 report() { # <expected exit code> <arguments of tagc-report>...
     local expected=$1 code=0
@@ -23,11 +22,11 @@ report() { # <expected exit code> <arguments of tagc-report>...
     timeout 300 "$python" -m tagc.report "$@" >out 2>err || code=$?
     [ "$code" = "$expected" ] || fail "exit code $code instead of $expected: tagc-report $*"
 }
-report 0 --out page.html runs/fsdp runs/packed runs/packed-2 fsdp.trace.json packed.trace.json bench.json plan.json
+report 0 --out page.html runs/fsdp runs/packed runs/packed-2 fsdp.trace.json packed.trace.json bench.json
 grep -q '^page: page.html' out || fail "does not say where the page is"
 grep -q 'fastest\|differs clearly\|faster' out || fail "no verdict on the terminal"
 grep -q '^packed .* [0-9.]* *[+-][0-9.]* %$' out || fail "no loss of packed: $(cat out)"
-for name in loss loss-time loss-bits gap pareto pareto-all time bits timeline window memory codec link plan plan-world; do
+for name in loss loss-time loss-bits gap pareto pareto-all time bits timeline window memory codec link; do
     grep -q "id=\"figure-$name\"" page.html || fail "no figure $name"
 done
 head -c -20 runs/fsdp/metrics.jsonl >torn.jsonl

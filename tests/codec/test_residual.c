@@ -54,34 +54,44 @@ static uint32_t oracle_byte(uint32_t seed, size_t i) {
     return (uint32_t)(x % 256);
 }
 
+/* The bytes of a hash from that of the value down and round, as a share of 1. */
+static double oracle_threshold(uint32_t seed, size_t i, int n_bytes) {
+    double threshold = 0;
+    for (int k = 0; k < n_bytes; k++)
+        threshold += ldexp(oracle_byte(seed, i / 4 * 4 + (i + 4 - (size_t)k) % 4), -8 * (k + 1));
+    return threshold;
+}
+
 static int oracle_exponent(int format, const float *x, size_t n) {
     double largest = 0, most = format == TAGC_FORMAT_INT8 ? 127 : 7;
-    int exponent = 1, top = format == TAGC_FORMAT_INT8 ? 248 : 252;
+    int exponent = format == TAGC_FORMAT_INT8 ? 24 : 28, top = format == TAGC_FORMAT_INT8 ? 248 : 252;
     for (size_t i = 0; i < n; i++) largest = fmax(largest, fabs((double)x[i]));
     while (exponent < top && largest > most * ldexp(1, exponent - 127)) exponent++;
     return exponent;
 }
 
-static double oracle_code(int format, double x, int exponent, uint32_t byte) {
+/* Quotient and threshold have 24 or 28 bits after the point. */
+static double oracle_code(int format, double x, int exponent, uint32_t seed, size_t i) {
+    int n_bits = format == TAGC_FORMAT_INT8 ? 24 : 28;
     double most = format == TAGC_FORMAT_INT8 ? 127 : 7,
            quotient = fmin(fmax(-ldexp(x, 127 - exponent), -most), most);
-    return floor((float)(quotient + (byte + 0.5) / 256));
+    double threshold = floor(ldexp(oracle_threshold(seed, i, 4), n_bits));
+    return floor(ldexp(trunc(ldexp(quotient, n_bits)) + threshold, -n_bits));
 }
 
 /* What value i of x (n) becomes. */
 static float oracle(int format, const float *x, size_t n, size_t i, uint32_t seed) {
-    uint32_t byte = oracle_byte(seed, i);
     if (format == TAGC_FORMAT_FP32) return x[i] == 0 ? -0.0f : x[i];
-    if (format == TAGC_FORMAT_BF16) { /* between the two neighbours, as the byte says */
+    if (format == TAGC_FORMAT_BF16) { /* one of the two neighbours */
         double below = fabs((double)float_of(bits_of(x[i]) & 0xffff0000u)),
                part = bits_of(x[i]) % 65536 / 65536.0;
         float above = float_of((bits_of(fabsf(x[i])) & 0xffff0000u) + 0x10000u);
-        float size = part + (byte + 0.5) / 256 >= 1 && isfinite(above) ? above : (float)below;
+        float size = part + oracle_threshold(seed, i, 2) >= 1 && isfinite(above) ? above : (float)below;
         return size == 0 ? -0.0f : copysignf(size, x[i]);
     }
     size_t begin = i / block_of(format) * block_of(format), end = begin + block_of(format);
     int exponent = oracle_exponent(format, x + begin, (end < n ? end : n) - begin);
-    double code = oracle_code(format, x[i], exponent, byte);
+    double code = oracle_code(format, x[i], exponent, seed, i);
     return code == 0 ? -0.0f : (float)(-code * ldexp(1, exponent - 127));
 }
 
@@ -213,14 +223,52 @@ static void test_unbiased(void **state) {
             double variance = step * step * p * (1 - p);
             if (p * (1 - p) < 0.02) continue; /* too rare for the normal distribution */
             double z = sum[i] / sqrt(variance * N_SEEDS);
-            /* a byte has 256 steps: the mean is off by at most half a step of them */
-            assert_true(fabs(sum[i]) / N_SEEDS <= 6 * sqrt(variance / N_SEEDS) + step / 512);
+            assert_true(fabs(sum[i]) / N_SEEDS <= 6 * sqrt(variance / N_SEEDS));
             assert_true(fabs(squares[i] / N_SEEDS / variance - 1) < 0.5);
             chi += z * z, total += squares[i] / N_SEEDS, total_deviation += variance, n_counted++;
         }
         assert_true(n_counted > N / 2);
         assert_true(fabs(total / total_deviation - 1) < 0.01);
-        assert_true(chi / (double)n_counted < 1.5); /* 1, and a little for the 256 steps */
+        assert_true(chi / (double)n_counted < 1.25);
+    }
+}
+
+/* Values down to a millionth of their block's largest: none is too small to count. The sum over many steps is the exact one within
+ * five standard deviations, that of single values and that of all in a decade; in bf16, what is small is the part of a value that is
+ * rounded off. */
+static void test_small(void **state) {
+    (void)state;
+    enum { N = 1024, N_STEPS = 100000, N_DECADES = 7 };
+    static float x[N], out[N];
+    static uint8_t row[4 * N];
+    for (int f = 1; f < N_FORMATS; f++) {
+        static double sum[N];
+        double decade[N_DECADES] = {0}, variance[N_DECADES] = {0};
+        int format = formats[f];
+        for (int i = 0; i < N; i++) {
+            float size = (float)pow(10, -6.0 * (i % 32) / 31), one = i / 32 % 2 ? -1.0f : 1.0f;
+            x[i] = format == TAGC_FORMAT_BF16 ? one * (1 + size / 128) : one * size;
+        }
+        memset(sum, 0, sizeof sum);
+        for (int s = 0; s < N_STEPS; s++) {
+            tagc_residual_write(format, N, x, 0, N, tagc_residual_seed(9, (uint64_t)s, 0, 0), row);
+            tagc_residual_read(format, N, row, 0, N, out);
+            for (int i = 0; i < N; i++) sum[i] += (double)out[i] - (double)x[i];
+        }
+        for (int i = 0; i < N; i++) {
+            double step = format == TAGC_FORMAT_BF16 ? 0x1p-7 : format == TAGC_FORMAT_INT8 ? 0x1p-6 : 0x1p-2;
+            double p = fabs(x[i]) / step - floor(fabs(x[i]) / step),
+                   of_one = step * step * p * (1 - p) * N_STEPS;
+            int d = i % 32 * 6 / 31;
+            decade[d] += x[i] < 0 ? -sum[i] : sum[i], variance[d] += of_one;
+            if (p * (1 - p) * N_STEPS > 30 && fabs(sum[i]) > 5 * sqrt(of_one))
+                fail_msg("format %d, %g: off by %g standard deviations", format, (double)x[i],
+                         sum[i] / sqrt(of_one));
+        }
+        for (int d = 0; d < N_DECADES; d++)
+            if (fabs(decade[d]) > 5 * sqrt(variance[d]))
+                fail_msg("format %d, decade %d: off by %g standard deviations", format, d,
+                         decade[d] / sqrt(variance[d]));
     }
 }
 
@@ -251,7 +299,7 @@ static void test_independent(void **state) {
     assert_true(fabs(mean) < limit);
     for (size_t i = 0; i < 1000; i++)
         assert_int_equal(oracle_byte(seed, i),
-                         tagc_residual_random(seed, (uint32_t)(i / 4)) >> i % 4 * 8 & 255);
+                         tagc_residual_threshold(tagc_residual_random(seed, (uint32_t)(i / 4)), i % 4) >> 24);
 }
 
 /* Rows of any bytes are read within bounds, and refused if a value is not finite. */
@@ -276,9 +324,10 @@ static void test_hostile(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_bit),   cmocka_unit_test(test_read_anywhere),
-        cmocka_unit_test(test_clear),       cmocka_unit_test(test_unbiased),
-        cmocka_unit_test(test_independent), cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_every_bit), cmocka_unit_test(test_read_anywhere),
+        cmocka_unit_test(test_clear),     cmocka_unit_test(test_unbiased),
+        cmocka_unit_test(test_small),     cmocka_unit_test(test_independent),
+        cmocka_unit_test(test_hostile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /* Formats of values: all tables give the same bits, scales are what they are said to be, and no accepted bytes decode to
  * anything that is not finite. */
 #define RANDOM_SEED 5
+#include "codec/residual.h"
 #include "codec/values.h"
 #include "random.h"
 
@@ -107,6 +108,66 @@ static void test_every_table(void **state) {
         }
         result_free(&expected);
         free(values);
+    }
+}
+
+/* Rounded at random: every table as the plain one, and in parts as at once. */
+static void test_random(void **state) {
+    (void)state;
+    const tagc_code_kernels *available[TAGC_CODE_MAX_KERNELS];
+    size_t n_available = tagc_code_available(available);
+    for (int trial = 0; trial < N_TRIALS; trial++) {
+        size_t n = 1 + random_below(trial % 4 ? 300 : MAX_N);
+        tagc_value_format format =
+            tagc_values_format(trial % 2 ? TAGC_FORMAT_INT8 : TAGC_FORMAT_INT4, 16 << random_below(9), 0);
+        size_t n_bytes = tagc_values_bytes(&format, n), step = (size_t)format.block * (1 + random_below(3));
+        float *values = bytes_of(4 * n);
+        uint8_t *expected = bytes_of(n_bytes), *bytes = bytes_of(n_bytes);
+        fill(trial % N_FILLS, values, n);
+        format.is_stochastic = 1;
+        format.seed = (uint32_t)random_u64();
+        format.kernels = &tagc_code_scalar;
+        tagc_values_encode(&format, values, NULL, NULL, 0, n, n, expected);
+        assert_true(tagc_values_valid(&format, expected, n));
+        for (size_t i = 0; i < n_available; i++) {
+            format.kernels = available[i];
+            for (size_t at = 0; at < n; at += step)
+                tagc_values_encode(&format, values + at, NULL, NULL, at, n - at < step ? n - at : step, n,
+                                   bytes);
+            assert_memory_equal(bytes, expected, n_bytes);
+        }
+        free(values), free(expected), free(bytes);
+    }
+}
+
+/* Values down to a millionth of their block's largest: over many roundings the sums of each decade are the exact ones, within five
+ * standard deviations. */
+static void test_means(void **state) {
+    (void)state;
+    enum { N = 1024, BLOCK = 128, N_STEPS = 100000, N_DECADES = 7 };
+    static float x[N], received[N];
+    static uint8_t bytes[2 * N];
+    for (int i = 0; i < N; i++) x[i] = (float)pow(10, -6.0 * (i % 32) / 31) * (i / 32 % 2 ? -1.0f : 1.0f);
+    for (int values = TAGC_FORMAT_INT8; values <= TAGC_FORMAT_INT4; values++) {
+        tagc_value_format format = tagc_values_format(values, BLOCK, 0);
+        double off[N_DECADES] = {0}, variance[N_DECADES] = {0};
+        format.is_stochastic = 1;
+        for (int s = 0; s < N_STEPS; s++) {
+            format.seed = tagc_residual_seed(11, (uint64_t)s, 0, 0);
+            tagc_values_encode(&format, x, NULL, NULL, 0, N, N, bytes);
+            tagc_values_decode(&format, bytes, 0, N, N, received);
+            for (int i = 0; i < N; i++)
+                off[i % 32 * 6 / 31] += ((double)received[i] - (double)x[i]) * (x[i] < 0 ? -1 : 1);
+        }
+        double scale = (double)tagc_bits_float(tagc_load16(bytes) << 16); /* of all blocks */
+        for (int i = 0; i < N; i++) {
+            double share = fabs((double)x[i]) / scale - floor(fabs((double)x[i]) / scale);
+            variance[i % 32 * 6 / 31] += share * (1 - share) * scale * scale * N_STEPS;
+        }
+        for (int d = 0; d < N_DECADES; d++)
+            if (fabs(off[d]) > 5 * sqrt(variance[d]))
+                fail_msg("format %d, decade %d: off by %g standard deviations", values, d,
+                         off[d] / sqrt(variance[d]));
     }
 }
 
@@ -258,8 +319,9 @@ static void test_hostile(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_table), cmocka_unit_test(test_parts),     cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_scales),      cmocka_unit_test(test_any_scale), cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_every_table), cmocka_unit_test(test_random),  cmocka_unit_test(test_means),
+        cmocka_unit_test(test_parts),       cmocka_unit_test(test_errors),  cmocka_unit_test(test_scales),
+        cmocka_unit_test(test_any_scale),   cmocka_unit_test(test_hostile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

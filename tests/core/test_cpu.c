@@ -19,7 +19,7 @@ enum { N_ALL = sizeof all / sizeof *all };
 
 /* The answers of a process with this TAGC_CPU (NULL: unset). */
 typedef struct answers {
-    tagc_cpu best;
+    tagc_cpu best, processor;
     int has[N_ALL], has_vbmi2;
     tagc_status status;
     char text[512];
@@ -38,6 +38,7 @@ static answers answers_with(const char *value) {
         else
             unsetenv("TAGC_CPU");
         a.best = tagc_cpu_best();
+        a.processor = tagc_cpu_of_processor();
         for (int i = 0; i < N_ALL; i++) a.has[i] = tagc_cpu_has(all[i]);
         a.has_vbmi2 = tagc_cpu_has_vbmi2();
         a.status = tagc_cpu_check();
@@ -85,6 +86,7 @@ static void a_level_hides_what_is_better(void **state) {
         }
         assert_int_equal(a.status, TAGC_OK);
         assert_int_equal(a.best, all[i]);
+        assert_int_equal(a.processor, free_choice.best);
         for (int j = 0; j < N_ALL; j++) assert_int_equal(a.has[j], free_choice.has[j] && j <= i);
         assert_int_equal(a.has_vbmi2, free_choice.has_vbmi2 && all[i] == TAGC_CPU_AVX512);
     }

@@ -2,9 +2,10 @@
 #include "scratch.h"
 
 #include "core/status.h"
+#include "core/xxh3.h"
 #include "data/data.h"
-#include "data/token_format.h"
-#include <xxhash.h>
+#include "data/token_file.h"
+#include "data/xxh64.h"
 
 static void put_u32(uint8_t *p, uint32_t value) {
     for (int i = 0; i < 4; i++) p[i] = (uint8_t)(value >> (8 * i));
@@ -15,12 +16,16 @@ static void put_u64(uint8_t *p, uint64_t value) {
     put_u32(p + 4, (uint32_t)(value >> 32));
 }
 
-/* Field by field from the picture in token_format.h, not by the function that writes it. */
-static size_t make_ours(uint8_t *file, uint32_t width, uint32_t vocab_size, const uint32_t *tokens,
-                        size_t n) {
+static uint64_t checksum(uint32_t version, const void *bytes, size_t n_bytes) {
+    return version == 1 ? tagc_xxh64(bytes, n_bytes, 0) : tagc_xxh3(bytes, n_bytes, 0);
+}
+
+/* Field by field from the picture in token_file.h, not by the function that writes it. */
+static size_t make_version(uint32_t version, uint8_t *file, uint32_t width, uint32_t vocab_size,
+                           const uint32_t *tokens, size_t n) {
     memset(file, 0, 128);
     memcpy(file, "tagctok\n", 8);
-    put_u32(file + 8, 1);
+    put_u32(file + 8, version);
     put_u32(file + 12, width);
     put_u32(file + 16, vocab_size);
     put_u64(file + 24, n);
@@ -28,9 +33,14 @@ static size_t make_ours(uint8_t *file, uint32_t width, uint32_t vocab_size, cons
     put_u32(file + 104, vocab_size - 1);
     for (size_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < width; k++) file[128 + i * width + k] = (uint8_t)(tokens[i] >> (8 * k));
-    put_u64(file + 32, XXH64(file + 128, n * width, 0));
-    put_u64(file + 120, XXH64(file, 120, 0));
+    put_u64(file + 32, checksum(version, file + 128, n * width));
+    put_u64(file + 120, checksum(version, file, 120));
     return 128 + n * width;
+}
+
+static size_t make_ours(uint8_t *file, uint32_t width, uint32_t vocab_size, const uint32_t *tokens,
+                        size_t n) {
+    return make_version(2, file, width, vocab_size, tokens, n);
 }
 
 static void reads_ours_in_each_width(void **state) {
@@ -63,7 +73,7 @@ static void reads_ours_in_each_width(void **state) {
         }
         tagc_tokens_close(opened);
 
-        tagc_token_format_write(&info, XXH64(file + 128, n_bytes - 128, 0), header);
+        tagc_token_file_header(&info, file + 128, header);
         assert_memory_equal(header, file, sizeof header);
     }
 }
@@ -155,18 +165,39 @@ static void refuses_every_cut_and_every_flipped_bit(void **state) {
     for (uint32_t i = 0; i < 40; i++) values[i] = i * 7;
     size_t n_bytes = make_ours(file, 2, 300, values, 40);
     tagc_tokens_info info;
-    assert_ok(tagc_token_format_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info));
+    assert_ok(tagc_token_file_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info));
     for (size_t n = 0; n < n_bytes; n++)
-        assert_int_not_equal(tagc_token_format_parse(file, n, n, TAGC_TOKENS_AUTO, "x", &info), TAGC_OK);
+        assert_int_not_equal(tagc_token_file_parse(file, n, n, TAGC_TOKENS_AUTO, "x", &info), TAGC_OK);
     for (size_t bit = 0; bit < 8 * n_bytes; bit++) {
         memcpy(broken, file, n_bytes);
         broken[bit / 8] ^= (uint8_t)(1u << (bit % 8));
-        tagc_status status = tagc_token_format_parse(broken, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info);
+        tagc_status status = tagc_token_file_parse(broken, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info);
         if (status == TAGC_OK) fail_msg("bit %zu of byte %zu went unnoticed", bit % 8, bit / 8);
     }
     memcpy(broken, file, n_bytes);
-    assert_int_not_equal(tagc_token_format_parse(broken, n_bytes, n_bytes + 2, TAGC_TOKENS_AUTO, "x", &info),
+    assert_int_not_equal(tagc_token_file_parse(broken, n_bytes, n_bytes + 2, TAGC_TOKENS_AUTO, "x", &info),
                          TAGC_OK);
+}
+
+/* Files that tagc up to 0.2 made have XXH64 as checksum, and only they. */
+static void reads_the_first_version(void **state) {
+    (void)state;
+    uint32_t values[40];
+    uint8_t file[128 + 80];
+    for (uint32_t i = 0; i < 40; i++) values[i] = i * 7;
+    size_t n_bytes = make_version(1, file, 2, 300, values, 40);
+    tagc_tokens_info info;
+    assert_ok(tagc_token_file_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info));
+    assert_int_equal(info.n_tokens, 40);
+    for (size_t at = 0; at < n_bytes; at++) {
+        file[at] ^= 1;
+        assert_int_not_equal(tagc_token_file_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info),
+                             TAGC_OK);
+        file[at] ^= 1;
+    }
+    put_u64(file + 120, tagc_xxh3(file, 120, 0));
+    assert_fails(tagc_token_file_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info),
+                 TAGC_ERR_CORRUPT, "header's checksum");
 }
 
 /* Checksums right, fields wrong: what another program could write. */
@@ -176,7 +207,7 @@ static void refuses_lying_fields(void **state) {
         uint32_t value;
         const char *part;
     } lies[] = {
-        {8, 2, "version is 2"},          {12, 0, "token_bytes is 0"},     {12, 3, "token_bytes is 3"},
+        {8, 3, "version is 3"},          {12, 0, "token_bytes is 0"},     {12, 3, "token_bytes is 3"},
         {12, 0x80000000, "token_bytes"}, {16, 0, "vocab_size is 0"},      {16, 0x80000000, "vocab_size"},
         {24, 0, "n_tokens is 0"},        {24, 41, "n_tokens is 41"},      {28, 1, "n_tokens"},
         {28, 0x80000000, "n_tokens"},    {104, 300, "end_of_text is 300"}};
@@ -187,15 +218,15 @@ static void refuses_lying_fields(void **state) {
     for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
         size_t n_bytes = make_ours(file, 2, 300, values, 40);
         put_u32(file + lies[i].at, lies[i].value);
-        put_u64(file + 120, XXH64(file, 120, 0));
-        assert_int_not_equal(tagc_token_format_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info),
+        put_u64(file + 120, checksum(2, file, 120));
+        assert_int_not_equal(tagc_token_file_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info),
                              TAGC_OK);
         if (!strstr(tagc_last_error(), lies[i].part)) fail_msg("%s: %s", lies[i].part, tagc_last_error());
     }
     size_t n_bytes = make_ours(file, 2, 300, values, 40);
     memset(file + 40, 'x', 64);
-    put_u64(file + 120, XXH64(file, 120, 0));
-    assert_fails(tagc_token_format_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info),
+    put_u64(file + 120, checksum(2, file, 120));
+    assert_fails(tagc_token_file_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info),
                  TAGC_ERR_CORRUPT, "tokenizer is longer");
 }
 
@@ -312,6 +343,7 @@ int main(void) {
         cmocka_unit_test(reads_nanogpt),
         cmocka_unit_test(reads_llmc),
         cmocka_unit_test(refuses_every_cut_and_every_flipped_bit),
+        cmocka_unit_test(reads_the_first_version),
         cmocka_unit_test(refuses_lying_fields),
         cmocka_unit_test(refuses_what_is_no_file),
         cmocka_unit_test(shards_are_one_file),

@@ -33,13 +33,16 @@ static inline uint32_t oracle_seed(uint64_t number, uint64_t step, uint32_t rank
     return (uint32_t)(oracle_mixed(of_step + ((uint64_t)rank << 32) + row) >> 32);
 }
 
-/* That of a position, [0, 255]. */
-static inline int oracle_byte(uint32_t seed, uint32_t position) {
+/* What the fraction of the value at a position has to reach for the integer above it, [0, 1) as 32 bits: the four bytes of a word,
+ * from that of the position down and round. */
+static inline uint32_t oracle_threshold(uint32_t seed, uint32_t position) {
+    uint32_t threshold = 0;
     uint32_t x = seed + position / 4;
     x = (x ^ x >> 16) * 0x21f0aaadu;
     x = (x ^ x >> 15) * 0x735a2d97u;
     x ^= x >> 15;
-    return (int)(x >> position % 4 * 8 & 255);
+    for (uint32_t i = 0; i < 4; i++) threshold = threshold << 8 | (x >> (position + 4 - i) % 4 * 8 & 255);
+    return threshold;
 }
 
 /* The scale of a block (n) of int8 or int4, whose values are finite. 0: all of it becomes zero. */
@@ -53,15 +56,15 @@ static inline uint16_t oracle_scale(int format, int is_random, const float *x, s
     return half > most ? most : half;
 }
 
-/* byte: the random one, or -1: to the nearest. */
-static inline int oracle_integer(int format, int byte, float scale, float x) {
+/* threshold: NULL to the nearest. */
+static inline int oracle_integer(int format, const uint32_t *threshold, float scale, float x) {
     const float most = format == TAGC_FORMAT_INT8 ? 127 : 7;
-    if (byte >= 0) {
-        float noise = ((float)byte + 0.5f) / 256 - 0.5f;
-        x += noise * scale;
-    }
     float quotient = x * (1 / scale);
-    return (int)nearbyintf(quotient > most ? most : quotient < -most ? -most : quotient);
+    quotient = quotient > most ? most : quotient < -most ? -most : quotient;
+    if (!threshold) return (int)nearbyintf(quotient);
+    int n_bits = format == TAGC_FORMAT_INT8 ? 24 : 28; /* that quotient and threshold have after the point */
+    return (int)floor(
+        ldexp(trunc(ldexp((double)quotient, n_bits)) + (double)(*threshold >> (32 - n_bits)), -n_bits));
 }
 
 #endif

@@ -99,7 +99,8 @@ static void round_row(int format, size_t block, uint32_t seed, float *x, size_t 
         uint16_t half = oracle_scale(format, 1, x + at, m);
         for (size_t i = at; i < at + m; i++) {
             float scale = oracle_wide(half);
-            int integer = half ? oracle_integer(format, oracle_byte(seed, (uint32_t)i), scale, x[i]) : 0;
+            uint32_t threshold = oracle_threshold(seed, (uint32_t)i);
+            int integer = half ? oracle_integer(format, &threshold, scale, x[i]) : 0;
             x[i] = (float)integer * scale;
         }
     }

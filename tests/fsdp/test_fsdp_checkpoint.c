@@ -4,6 +4,7 @@
 #include "folder.h"
 #include "toy.h"
 
+#include "core/xxh3.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/checkpoint_files.h"
 #include "fsdp/checkpoint_format.h"
@@ -14,7 +15,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #define LR 0.01
 
@@ -72,9 +72,8 @@ static uint64_t hash_replica(tagc_fsdp *f) {
     uint64_t hash = 0;
     CHECK_OK(tagc_order_end_gathers(&f->order));
     for (int t = 0; t < f->tables.n_tensors && f->options.gather >= TAGC_GATHER_DELTA8; t++)
-        hash =
-            XXH3_64bits_withSeed(f->tables.flats[f->tables.places[t].flat].full + f->tables.places[t].offset,
-                                 f->tables.tensors[t].n_elems * sizeof(float), hash);
+        hash = tagc_xxh3(f->tables.flats[f->tables.places[t].flat].full + f->tables.places[t].offset,
+                         f->tables.tensors[t].n_elems * sizeof(float), hash);
     return hash;
 }
 

@@ -490,15 +490,13 @@ static void open_plain(const chosen *c, const tagc_fsdp *f, plain *p) {
         for (int k = flat->first_member; k < flat->first_member + flat->n_members && flat->is_followed; k++) {
             const tagc_tensor_info *t = &c->model.tensors[f->tables.members[k]];
             p->tensors[p->n] = f->tables.members[k];
-            parameters[p->n++] = (tagc_schedule_parameter){
-                t->name, t->n_elems,
-                flat->class_ == TAGC_CLASS_MILD ? TAGC_SCHEDULE_MILD : TAGC_SCHEDULE_COMPRESSED};
+            parameters[p->n++] = (tagc_schedule_parameter){t->name, t->n_elems, (tagc_class)flat->class_};
         }
     }
     for (int rank = 0; rank < c->world_size; rank++) {
         CHECK_OK(tagc_schedule_create(&options, parameters, p->n, &p->of_rank[rank]));
         for (size_t i = 0; i < p->n; i++)
-            if (parameters[i].kind == TAGC_SCHEDULE_COMPRESSED)
+            if (parameters[i].kind == TAGC_CLASS_COMPRESSED)
                 CHECK_OK(tagc_schedule_set_moment(p->of_rank[rank], i, TAGC_MOMENT_SHORTENS));
     }
 }

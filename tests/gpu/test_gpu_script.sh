@@ -114,10 +114,6 @@ assert parts["training, no cache of memory"]["result"].startswith("stopped after
 END
 
 # What is missing is named, and what needs none of it runs.
-run 0 HAS_GPU=1 HAS_TORCH=1 WITHOUT=xxhash.h scripts/gpu.sh "$work/out"
-said 'What was tried works here. Not tried: reducers; torch.'
-grep -q 'reducers .*skipped: xxhash.h is missing: install libxxhash-dev' out/page.txt || fail "the page does not say what reducers lack"
-[ ! -e build/objects/lib/exchange/wire.c.o ] && [ ! -e trained ] || fail "without xxhash.h, what needs it was compiled"
 run 0 HAS_GPU=1 HAS_TORCH=1 WITHOUT=uv.h scripts/gpu.sh "$work/out"
 said 'Not tried: training, no cache of memory; training, all of it.'
 grep -q 'training, all of it .*skipped: it may hang.*gloo; libuv 1.42' out/page.txt || fail "the page does not say what gloo may do"

@@ -2,7 +2,7 @@
  * failures and differences are told in the agreement. Ranks are threads, with one device each. */
 #include "rig.h"
 
-#include "gpu/elements.h"
+#include "codec/elements.h"
 
 #include <math.h>
 

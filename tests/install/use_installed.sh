@@ -10,7 +10,16 @@ command -v pkg-config mpirun >/dev/null || { echo "no pkg-config or mpirun"; exi
 
 rm -rf "$scratch"
 mkdir -p "$scratch/by-pkg-config"
-"$cmake" --install "$build" --prefix "$scratch/prefix" >"$scratch/install.log"
+export TAGC_INSTALLED=$scratch/installed.txt
+"$source/scripts/install.sh" "$build" "$scratch/prefix" >"$scratch/install.log"
+grep -q "^install: $scratch/prefix.* is not where programs look for libraries: link with -Wl,-rpath,$scratch/prefix" "$scratch/install.log"
+
+if [ -e "$build/tagc" ]; then # as the command prints them now
+    share=$scratch/prefix/share
+    diff <("$build/tagc" help --man) "$share/man/man1/tagc.1"
+    diff <("$build/tagc" help --bash) "$share/bash-completion/completions/tagc"
+    diff <("$build/tagc" help --zsh) "$share/zsh/site-functions/_tagc"
+fi
 
 check() {
     local out
@@ -40,11 +49,28 @@ check "$scratch/by-pkg-config/reduce_scatter"
     -Wl,-rpath,"$libdir"
 check_units "$scratch/by-pkg-config/units"
 
+"$cc" -Wall -Wextra -Werror -O2 "$source/examples/train.c" -o "$scratch/by-pkg-config/train" "${flags[@]}" -lm -Wl,-rpath,"$libdir"
+train() { timeout 100 mpirun -n 2 "$scratch/by-pkg-config/train" "$@"; }
+whole=$(train 400)
+echo "$whole"
+grep -q '^step 400: loss 0\.0[0-9]*, 0\.[34][0-9] bits' <<<"$whole" # it has learnt, and came to the last level
+rm -f "$scratch"/state.*
+train 150 "$scratch/state"
+[ "$(train 400 "$scratch/state" | tail -n 1)" = "$(tail -n 1 <<<"$whole")" ] # goes on bit for bit
+
 read -ra alone <<<"$(pkg-config --cflags --libs tagc)"
 "$cc" -Wall -Wextra -Werror -O2 "$source/examples/native.c" -o "$scratch/by-pkg-config/native" "${alone[@]}" -Wl,-rpath,"$libdir"
 out=$(timeout 100 "$scratch/by-pkg-config/native" 2>&1) || grep -q 'TAGC_NATIVE' <<<"$out" # without libuv it says how to get it
 echo "$out"
 grep -q 'TAGC_NATIVE' <<<"$out" || [ "$(grep -c 'first value of its shard is 2\.00' <<<"$out")" -eq 2 ]
+
+read -ra all_static <<<"$(pkg-config --static --cflags --libs tagc)"
+if "$cc" -static -O2 "$source/examples/native.c" -o "$scratch/by-pkg-config/native-static" "${all_static[@]}" 2>"$scratch/static.log"; then
+    if ldd "$scratch/by-pkg-config/native-static" 2>/dev/null | grep '=>'; then exit 1; fi
+elif ! grep -qE 'cannot find -l(c|m|uv)( |:|$)' "$scratch/static.log"; then # a system without archives of its libraries
+    cat "$scratch/static.log"
+    exit 1
+fi
 
 read -ra includes <<<"$(pkg-config --cflags tagc-mpi)"
 for header in "$scratch"/prefix/include/tagc/*.h; do # each alone, in C and in C++
@@ -68,3 +94,7 @@ read -ra flags <<<"$(pkg-config --cflags --libs --static tagc-mpi | sed "s,-ltag
 "$cc" -O2 "$source/examples/reduce_scatter.c" -o "$scratch/by-pkg-config/static" "${flags[@]}"
 if ldd "$scratch/by-pkg-config/static" | grep libtagc; then exit 1; fi
 check "$scratch/by-pkg-config/static"
+
+"$source/scripts/install.sh" --uninstall "$build"
+find "$scratch/prefix" -type f | { ! grep .; }
+[ ! -e "$scratch/prefix/include/tagc" ]

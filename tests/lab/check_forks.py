@@ -28,9 +28,4 @@ for run in others:  # a rate of next to nothing leaves the model as it was
 dense = runs[0]["bits_per_param"]
 assert abs(dense["values"] - 32) < 0.5 and dense["gather"] > 40, dense
 assert (case["options"] | runs[4]["options"])["lr"] == "0.001"
-for name, steps in case["simulated"]["arms"].items():
-    assert [step["bits_per_s"] for step in steps] == [1e9, 1e10], steps
-    assert steps[0]["step_s"] > steps[1]["step_s"] >= 0.25, (name, steps)
-dense, half = (case["simulated"]["arms"][name][0]["step_s"] for name in ("dense", "half"))
-assert half < dense, (half, dense)
 print("all well")

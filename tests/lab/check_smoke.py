@@ -8,6 +8,8 @@ assert (result["type"], result["format"], result["experiment"]) == ("lab", 1, "s
 for member in ("version", "commit", "date", "command", "machine"):
     assert member in result["origin"], member
 assert result["origin"]["machine"]["hosts"] == ["h1", "h2"]
+blas = result["origin"]["machine"]["blas"]
+assert blas["name"].startswith("OpenBLAS ") and blas["kernel"], blas
 assert result["settings"]["arms"] == ["experiments/configs/fsdp.conf", "experiments/configs/packed.conf"]
 (case,) = result["cases"]
 assert (case["hosts"], case["ranks_per_host"]) == (2, 1)

@@ -19,7 +19,11 @@ import results
 
 LEGS = ("index", "values", "leftover", "result", "gather", "control")
 OPTIONS = {"exchange": "dense", "compress": "none", "index": "or", "wire": "fp32", "ratio": "auto"}
-ORIGIN = {"commit": "abc1234", "date": "2026-01-02T03:04:05Z", "machine": {"n_cpus": 2, "cpu": "a processor"}}
+ORIGIN = {
+    "commit": "abc1234",
+    "date": "2026-01-02T03:04:05Z",
+    "machine": {"n_cpus": 2, "cpu": "a processor", "blas": {"name": "OpenBLAS 0.3.21", "kernel": "SkylakeX"}},
+}
 LINK = {
     "rate": "1gbit",
     "mtu": 9000,
@@ -125,7 +129,9 @@ def check_times():
     equal(cells.verdict([1.02, 1.03, 1.04]), "faster")
     equal(cells.verdict([0.5, 0.95, 0.99]), "within the spread")
     assert "0.97 Gbit/s one way, 0.95 in both directions" in text
-    assert "commit abc1234, 2026-01-02" in text
+    assert (
+        "2 cores of a processor, OpenBLAS 0.3.21 with its kernel SkylakeX, commit abc1234, 2026-01-02" in text
+    )
     sweep = tables.markdown(lab("links", "times", [case(bench=bench), case(bench=bench, hosts=4)]))
     equal(row_of(sweep, "arm"), ["arm", "2 ranks, 1 Gbit/s", "4 ranks, 1 Gbit/s"])
     equal(row_of(sweep, "`fast`")[1], "3.00 s (1.75x, 1.75x as fast)")

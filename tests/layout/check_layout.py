@@ -23,15 +23,16 @@ C_ORDER = [
     ["lib/core"],
     ["lib/codec", "lib/schedule", "lib/transport"],
     ["lib/exchange"],
+    ["lib/unit"],
     ["lib/paper", "lib/gpu"],
     ["lib"],  # lib/fences.c alone
-    ["engine/model", "engine/disk"],
+    ["engine/model", "engine/disk", "engine/blas"],
     ["engine/data", "engine/files", "engine/fsdp", "engine/gpt2"],
     ["engine/launch"],
     ["engine/train"],
     ["planning/plan"],
     ["planning/mesh"],
-    ["planning/measure", "planning/ways"],
+    ["planning/measure", "planning/sizes"],
     ["command/options"],
     ["command/bench", "command/cluster"],
     ["command/cli"],
@@ -276,7 +277,7 @@ def planted(root):
     yield {low: "from tagc.torch import handle"}, "exchange.* imports tagc.torch.handle"
     yield {low: "def f():\n    from tagc.torch import state"}, "exchange.* imports tagc.torch.state"
     yield {low: types + "import tagc.torch.hooks.ddp"}, "exchange.* imports tagc.torch.hooks.ddp"
-    yield {local: "from tagc.torch.advise.links import plan"}, "imports tagc.torch.advise.links"
+    yield {local: "from tagc.torch.advise.choice import choose"}, "imports tagc.torch.advise.choice"
     yield {"python/tagc/torch/handle.py": "import tagc.torch"}, "imports tagc.torch.__init__"
     yield {"python/tagc/report/command.py": "import tagc.torch.handle"}, "tagc.torch.handle, and stands alone"
     # experiments/, by its folders, by its files, and by a program beside the package

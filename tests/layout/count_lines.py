@@ -32,7 +32,10 @@ MUST_READ = {
             for name in ("checkpoint", "compress", "handle", "passes", "state", "statistics")
         ),
         *(f"python/tagc/torch/{name}" for name in ("exchange", "hooks", "schedule")),
-        *(f"include/tagc/{name}.h" for name in ("tagc", "transport", "schedule", "device", "frames")),
+        *(
+            f"include/tagc/{name}.h"
+            for name in ("tagc", "transport", "policy", "schedule", "device", "frames")
+        ),
     ],
 }
 WITHOUT["to work on libtagc"] = [
@@ -41,7 +44,7 @@ WITHOUT["to work on libtagc"] = [
 ]  # fmt: skip
 WITHOUT["to work on compress()"] = ["python/tagc/torch/exchange/blocks.py"]  # of pipelines, as is pipeline.py
 # A little above what there is: whoever adds more says so here.
-LIMITS = {"to work on libtagc": 18_450, "to work on compress()": 13_330, "bytes of results/": 1_062_000}
+LIMITS = {"to work on libtagc": 21_600, "to work on compress()": 13_560, "bytes of results/": 1_062_000}
 
 
 def files_of(root, names, without=()):

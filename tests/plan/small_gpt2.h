@@ -34,8 +34,6 @@ typedef struct small_run {
     tagc_fsdp_options options;
     int world_size, n_sequences, n_tokens, n_steps; /* n_sequences: of the global batch of a step */
     double lr;
-    /* (n_flats) or NULL: given to each flat before the first step. */
-    const tagc_reducer_options *flat_reducers;
     void (*watch)(tagc_fsdp *fsdp, int rank); /* NULL, or told of each engine before the first step */
     /* results */
     tagc_fsdp_stats stats[MAX_RANKS]; /* of the last step */
@@ -115,8 +113,6 @@ static inline void *small_main(void *arg) {
     tagc_fsdp *f;
     tagc_gpt2 *model;
     CHECK_OK(tagc_fsdp_create(comm, tensors, n_tensors, &run->options, NULL, &f));
-    for (int i = 0; run->flat_reducers && i < tagc_fsdp_n_flats(f); i++)
-        CHECK_OK(tagc_fsdp_set_exchange(f, i, &run->flat_reducers[i]));
     if (run->watch) run->watch(f, self->rank);
     CHECK_OK(tagc_fsdp_fill(f, small_fill, &run->config));
     CHECK_OK(tagc_gpt2_create(&run->config, run->n_sequences, run->n_tokens, &model));

@@ -4,8 +4,6 @@
 #include "small_gpt2.h"
 
 #include "exchange/volume.h"
-#include "paper/peel.h"
-#include "paper/sketch.h"
 #include "plan/plan.h"
 
 #ifdef TAGC_SANITIZED
@@ -56,7 +54,6 @@ static void compare(small_run *run, const char *what) {
                         .n_tokens = run->n_tokens,
                         .placement = tagc_placement_of_sharding(run->options.sharding),
                         .engine = run->options,
-                        .flat_reducers = run->flat_reducers,
                         .union_density = -1};
     double n_union = (double)run->stats[0].n_union;
     int exchange = run->options.reducer.exchange;
@@ -173,57 +170,6 @@ static void sketches(void **state) {
     }
 }
 
-/* What a sketch of that load leaves over, by planning a real one over random positions. */
-static double really_unpeeled(double load, size_t n) {
-    tagc_sketch sketch;
-    tagc_sketch_init(&sketch, n, n / 10, 3);
-    size_t n_items = 0;
-    uint32_t *items = malloc(n * sizeof *items);
-    double density = load * (double)sketch.n_cells / (double)n;
-    for (size_t i = 0; i < n; i++)
-        if ((double)(mix(i) >> 11) * 0x1p-53 < density) items[n_items++] = (uint32_t)i;
-    tagc_peeling plan;
-    void *memory = aligned_alloc(64, (tagc_peeling_bytes(n_items) + 63) / 64 * 64);
-    void *scratch = aligned_alloc(64, (tagc_peeling_scratch_bytes(&sketch, n_items) + 63) / 64 * 64);
-    tagc_peeling_place(&plan, memory, n_items);
-    tagc_peeling_make(&plan, &sketch, items, n_items, scratch);
-    double share = (double)(n_items - plan.n_peeled) / (double)n_items;
-    free(items);
-    free(memory);
-    free(scratch);
-    return share;
-}
-
-/* Too small a sketch: what it cannot give back travels plainly, and is planned for. */
-static void overload_is_planned(void **state) {
-    (void)state;
-    static const double loads[] = {0.3, 0.75, 0.85, 0.9, 1, 1.5, 3};
-    for (size_t i = 0; i < sizeof loads / sizeof loads[0]; i++) {
-        tagc_setup setup = {.world_size = 4,
-                            .n_hosts = 4,
-                            .n_batch = 1,
-                            .n_tokens = 8,
-                            .placement = TAGC_PLACE_ZERO3,
-                            .union_density = loads[i] / 10};
-        tagc_plan_volume v;
-        assert_int_equal(tagc_gpt2_preset("gpt2-162m", &setup.model), TAGC_OK);
-        tagc_fsdp_options_init(&setup.engine);
-        setup.engine.reducer.exchange = TAGC_EXCHANGE_SKETCH;
-        setup.engine.paper.ratio = 10;
-        tagc_fsdp_options_resolve(&setup.engine);
-        assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
-        double real = really_unpeeled(loads[i], 4000000);
-        if (fabs(v.unpeeled - real) > 0.01 || fabs(v.load - loads[i]) > 0.005 * loads[i])
-            fail_msg("load %g (planned %g): %g do not peel, planned %g", loads[i], v.load, real, v.unpeeled);
-        /* Positions to all others, and a value from each of them. */
-        double n_left = v.unpeeled * setup.union_density * (double)v.n_compressed / 4;
-        assert_true(fabs(v.n_bytes[TAGC_LEG_LEFTOVER] - 2 * 3 * 4 * n_left) <= 0.01 * 2 * 3 * 4 * n_left);
-        setup.engine.paper.unpeeled = TAGC_UNPEELED_ESTIMATE;
-        assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
-        assert_true(v.n_bytes[TAGC_LEG_LEFTOVER] == 0);
-    }
-}
-
 /* Many micro-steps are extrapolated from a few. */
 static void long_accumulation(void **state) {
     (void)state;
@@ -235,59 +181,6 @@ static void long_accumulation(void **state) {
         run.options.exchange_each_micro_step = variant / 3;
         run.options.policy = TAGC_POLICY_NONE;
         if (variant % STRIDE == 0) compare(&run, "accumulation");
-    }
-}
-
-/* Flats that exchange as they were told to, not as the engine's options say: what each one's reducer sends by itself, and
- * no flat's own n_elems, tag or all_reduce counts. */
-static void flats_of_their_own(void **state) {
-    (void)state;
-    for (int variant = 0; variant < 4; variant++) {
-        tagc_setup setup = {.model = tied,
-                            .world_size = 4,
-                            .n_hosts = 2,
-                            .n_batch = 1,
-                            .n_tokens = 8,
-                            .placement = variant % 2 ? TAGC_PLACE_NONE : TAGC_PLACE_ZERO2,
-                            .union_density = variant / 2 ? 0.2 : -1};
-        tagc_layout *layout;
-        tagc_plan_volume v;
-        double expected[TAGC_N_LEGS] = {0};
-        tagc_fsdp_options_init(&setup.engine);
-        setup.engine.reducer.exchange = TAGC_EXCHANGE_PACKED;
-        setup.engine.reducer.sparsity = 0.9;
-        assert_int_equal(tagc_setup_layout(&setup, &layout), TAGC_OK);
-        tagc_reducer_options *own = calloc((size_t)layout->n_flats, sizeof *own);
-        for (int i = 0; i < layout->n_flats; i++) {
-            tagc_reducer_options_init(&own[i]);
-            own[i].exchange = i % 2 ? TAGC_EXCHANGE_PACKED : TAGC_EXCHANGE_DENSE;
-            own[i].format = i % 2 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
-            own[i].sparsity = i % 4 == 1 ? 0.9 : 0.5;
-            own[i].n_elems = 12345;
-            own[i].output = variant % 2 == 0;
-            tagc_reducer_options real = own[i];
-            real.n_elems = layout->flats[i].n_padded;
-            real.output = variant % 2;
-            double p = 1 - real.sparsity;
-            tagc_reducer_options_prune(&real);
-            tagc_volume_data data = {.union_density =
-                                         p < 0.2 && variant / 2 ? 0.2 : 1 - pow(1 - p, setup.world_size)};
-            tagc_volume one;
-            assert_int_equal(tagc_reducer_volume(&real, setup.world_size, 0, &data, &one), TAGC_OK);
-            for (int leg = 0; leg < TAGC_N_LEGS; leg++) expected[leg] += one.n_bytes[leg];
-            if (layout->flats[i].has_gatherer)
-                assert_int_equal(tagc_gatherer_volume(&layout->flats[i].gatherer, setup.world_size, &one),
-                                 TAGC_OK);
-            if (layout->flats[i].has_gatherer) expected[TAGC_LEG_GATHER] += one.n_bytes[TAGC_LEG_GATHER];
-        }
-        expected[TAGC_LEG_CONTROL] += (double)tagc_norm_bytes(setup.world_size);
-        setup.flat_reducers = own;
-        assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
-        for (int leg = 0; leg < TAGC_N_LEGS; leg++)
-            if (fabs(v.n_bytes[leg] - expected[leg]) > 1e-6 * expected[leg])
-                fail_msg("%s: %g instead of %g", tagc_leg_name(leg), v.n_bytes[leg], expected[leg]);
-        free(own);
-        tagc_layout_destroy(layout);
     }
 }
 
@@ -316,28 +209,6 @@ static void direct_blocks(void **state) {
             run.options.reducer.exchange = TAGC_EXCHANGE_DENSE;
         }
         if (variant % STRIDE == 0) compare(&run, "direct blocks");
-    }
-}
-
-/* An engine whose flats were each given an exchange of their own, between steps. */
-static void exchanges_set_flat_by_flat(void **state) {
-    (void)state;
-    for (int variant = 0; variant < 4 * 2; variant++) {
-        small_run run = make(&tiny, 4);
-        tagc_reducer_options own[64];
-        run.options.sharding = variant % 4;
-        run.options.two_level = variant / 4;
-        if (run.options.two_level || run.options.sharding == TAGC_SHARD_HYBRID)
-            run.options.ranks_per_host = 2;
-        run.options.reducer.exchange = TAGC_EXCHANGE_DIRECT;
-        for (int i = 0; i < 64; i++) {
-            tagc_reducer_options_init(&own[i]);
-            own[i].exchange = i % 3 ? TAGC_EXCHANGE_DIRECT : TAGC_EXCHANGE_DENSE;
-            own[i].format = i % 3 ? i % 6 : i % 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
-            own[i].sparsity = 0;
-        }
-        run.flat_reducers = own;
-        if (variant % STRIDE == 0) compare(&run, "flat by flat");
     }
 }
 
@@ -469,19 +340,11 @@ static void hosts_are_told_apart(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_placement),
-        cmocka_unit_test(both_wraps),
-        cmocka_unit_test(buckets),
-        cmocka_unit_test(every_wire_and_index),
-        cmocka_unit_test(sketches),
-        cmocka_unit_test(long_accumulation),
-        cmocka_unit_test(overload_is_planned),
-        cmocka_unit_test(flats_of_their_own),
-        cmocka_unit_test(direct_blocks),
-        cmocka_unit_test(exchanges_set_flat_by_flat),
-        cmocka_unit_test(direct_positions),
-        cmocka_unit_test(every_gather),
-        cmocka_unit_test(hosts_are_told_apart),
+        cmocka_unit_test(every_placement), cmocka_unit_test(both_wraps),
+        cmocka_unit_test(buckets),         cmocka_unit_test(every_wire_and_index),
+        cmocka_unit_test(sketches),        cmocka_unit_test(long_accumulation),
+        cmocka_unit_test(direct_blocks),   cmocka_unit_test(direct_positions),
+        cmocka_unit_test(every_gather),    cmocka_unit_test(hosts_are_told_apart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

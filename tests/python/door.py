@@ -48,10 +48,7 @@ ADDED = {
     "build/tagc train": TINY,
     "build/tagc compare": "",
     "tagc bench --model demo": "--quiet --n-layer 1 --rounds 1 --arms fsdp,all-legs --json bench.json",
-    "tagc plan --world-size 8 --hosts 4": "",
-    "tagc plan --profile bench.json": "",
-    "tagc plan --profile a.json --check b.json": "",
-    "tagc-report bench.json plan.json runs/first runs/second": "",
+    "tagc-report bench.json runs/first runs/second": "",
     "torchrun --standalone --nproc-per-node 2 examples/pytorch/train_gpt.py": f"{SMALL} {SAVE}",
     "torchrun --standalone --nproc-per-node 2 examples/pytorch/compiled.py": COMPILED,
     "tagc-report runs/first runs/second --out report.html": "",
@@ -63,6 +60,8 @@ NOT_HERE = {
     "mpirun": "needs hosts with these names",
     "torchrun --nnodes": "needs several hosts; tests/python/test_elastic.py does it on one",
     "python -m tagc report": "is a name",
+    "python -m tagc data": "is a name; tests/python/test_data.py",
+    'pip install ".[data]"': "is the package tokenizers; tests/python/test_data.py",
     "torchrun ...": "is a part of a command",
     "torchrun --standalone --nproc-per-node 2": "is a part of a command, whose script is a link",
     "tagc bench": "is a name, or needs minutes; tests/cli/test_cli_bench.sh",
@@ -306,9 +305,6 @@ def main(source, scratch, command):
 def prepare(door, start):
     """Makes the files that a page takes for granted: the reader's own results."""
     clone = door.clone
-    if start == "tagc plan --profile a.json --check b.json":
-        for name in ("a.json", "b.json"):
-            shutil.copy(clone / "bench.json", clone / name)
     if "runs/first runs/second" in start:
         for mine, name in (("fsdp", "first"), ("tagc", "second")):
             shutil.copytree(clone / "runs" / mine, clone / "runs" / name, dirs_exist_ok=True)

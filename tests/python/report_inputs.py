@@ -5,9 +5,7 @@ import pathlib
 
 LEGS = ("index", "values", "leftover", "result", "gather", "control")
 SEEDS = pathlib.Path(__file__).parent / "report_files"
-SEED_FILES = [
-    str(SEEDS / name) for name in ("metrics.jsonl", "bench.json", "plan.json", "lab.json", "trace.json")
-]
+SEED_FILES = [str(SEEDS / name) for name in ("metrics.jsonl", "bench.json", "lab.json", "trace.json")]
 
 
 def legs(**given):
@@ -87,13 +85,8 @@ QUALITY = (("dense", "dense", (2, 4), 32, 64), ("paper", "sketch", (2.06, 4.12),
                (1.98, 4.04), 1, 64))  # fmt: skip
 
 
-def quality(step_s=30):
-    """A result of the lab with forks of a trained state; at the fast link an arm's step takes 1 s, 2 s, ...
-    in their order."""
-    simulated = {
-        name: [{"bits_per_s": 1e9, "step_s": step_s}, {"bits_per_s": 1e10, "step_s": i + 1}]
-        for i, (name, *_) in enumerate(QUALITY)
-    }
+def quality():
+    """A result of the lab with forks of a trained state."""
     runs = [{"label": name, "seed": seed, "world_size": 2, "n_params": 1000, "n_compressed": 500,
              "options": {"exchange": exchange},
              "bits_per_param": legs(values=bits, gather=gather), "evals": [{"step": 100, "val_loss": 5},
@@ -101,8 +94,7 @@ def quality(step_s=30):
             for name, exchange, losses, bits, gather in QUALITY for seed in (0, 1)]  # fmt: skip
     return {"type": "lab", "format": 1, "experiment": "quality-x", "title": "t", "origin": {},
             "settings": {"table": "quality"}, "cases": [
-        {"hosts": 1, "ranks_per_host": 2, "link": None, "interface": None, "simulated": {"assumed": {},
-            "arms": simulated}, "runs": runs}]}  # fmt: skip
+        {"hosts": 1, "ranks_per_host": 2, "link": None, "interface": None, "runs": runs}]}  # fmt: skip
 
 
 THREADS = [{"ph": "M", "name": "thread_name", "pid": 0, "tid": tid, "args": {"name": name}}

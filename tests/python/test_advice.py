@@ -3,7 +3,6 @@
 import json
 import random
 import re
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,8 @@ import torch.distributed as dist
 from models import Even, batch_of, loss_of
 
 from tagc import _library as lib
-from tagc.torch.advise import advice, links, survey
+from tagc.torch.advise import advice, survey
+from tagc.torch.advise import choice as choices
 from tagc.torch.advise.shape import _shared_out
 
 MEAN = 4_000_000
@@ -366,8 +366,6 @@ def undisturbed(rank, world_size, wrap, compressed):
     found = tagc.advise(
         model, seconds=1, verbose=False, step=lambda: loss_of(copy, batch_of(rank)).backward(), every="auto"
     )
-    if wrap == "ddp" and not compressed:
-        bits_of_an_exchange(rank, world_size)
     for old, new in zip(before, state()):
         assert len(old) == len(new) and all(torch.equal(a, b) for a, b in zip(old, new))
     assert not compressed or before[2] and any(values.any() for values in before[2])
@@ -395,7 +393,7 @@ def test_measuring(wrap, compressed):
     assert found["link"]["bytes_per_s"] > 0 and found["reason"] in found["text"]
     local = found["local"]
     assert (
-        local["every"] in links.EVERY
+        local["every"] in choices.EVERY
         and local["reason"] in found["text"]
         and local["step_s"] >= found["compute_s"]
     )
@@ -403,78 +401,7 @@ def test_measuring(wrap, compressed):
     assert 4.5 < local["bits"] * local["every"] < 6
 
 
-def bits_of_an_exchange(rank, world_size):
-    """What plan_sites() assumes is what libtagc sends, within 4 %."""
-    from tagc import _library as lib
-    from tagc.torch.exchange.comm import Comm
-    from tagc.torch.exchange.reducer import Reducer
-
-    n, random_values = 1 << 17, torch.Generator().manual_seed(rank)
-    comm = Comm(dist.group.WORLD, 60, "gloo")  # "native" pads messages, to need no round for their lengths
-    for sparsity, (out, back) in (
-        (0.95, links.ways()["direct, 95 % zero"]),
-        (0.99, links.ways(0.99)["direct, 99 % zero"]),
-    ):
-        reducer = Reducer(
-            comm,
-            n,
-            exchange=lib.EXCHANGES["direct"],
-            format=lib.FORMATS["int2"],
-            sparsity=sparsity,
-            output=lib.OUTPUTS["unit"],
-            op=lib.OPS["avg"],
-        )
-        reducer.begin(torch.randn(n, generator=random_values), torch.empty(n))
-        sent = {leg: 8 * n_bytes / n * 2 for leg, n_bytes in zip(lib.LEGS, reducer.end().n_bytes_sent)}
-        assert sent["index"] + sent["values"] == pytest.approx(out, rel=0.04) and sent[
-            "result"
-        ] == pytest.approx(back, rel=0.04)
-        reducer.close()
-    comm.close()
-
-
-# ---- between sites: pure ----
-
-
-def test_rates_of_lines():
-    import tagc.torch as tagc
-
-    assert links.link_of("500mbit") == pytest.approx((470.74e6,) * 2, rel=1e-4)
-    assert links.link_of("110mbit/1.5gbit") == pytest.approx((103.56e6, 1.4122e9), rel=1e-4)
-    for bad in "500", "0mbit", "1gbit/2gbit/3gbit", "fast", "", "-1mbit", "1gbit/", 7:
-        with pytest.raises(tagc.Error, match="up and down"):
-            links.link_of(bad)
-    for wrong in (
-        dict(n_params=0),
-        dict(links=["1gbit"]),
-        dict(links="1gbit"),
-        dict(links=None),
-        dict(step_s=0),
-        dict(sparsity=1),
-        dict(value_bits=0),
-        dict(every=1),
-        dict(every=5, delay=5),
-        dict(every=5.5),
-        dict(latency_s="1"),
-        dict(delay="1"),
-        dict(fragments=1.5),
-        dict(units=True),
-    ):
-        with pytest.raises(
-            tagc.Error, match=f"{next(iter(wrong)) if len(wrong) == 1 else 'every'} is .*must"
-        ):
-            tagc.plan_sites(**dict(n_params=1e6, links=["1gbit"] * 2, step_s=1, verbose=False) | wrong)
-
-
-def test_time_of_bytes():
-    """By hand: two sites send half of each, and the owner's half of the sums; four send three quarters. The
-    slowest direction decides."""
-    assert links.bytes_s(1e6, [links.Link(1e6, 4e6), links.Link(8e6, 8e6)], 2, 6) == pytest.approx(
-        (2 / 2 + 6 / 2) * 1e6 / 1e6
-    )
-    assert links.bytes_s(
-        1, [links.Link(10, 4), links.Link(10, 2), *[links.Link(10, 10)] * 2], 4, 6
-    ) == pytest.approx(0.75 * (4 + 6) / 2)
+# ---- local steps: pure ----
 
 
 def lived_through(compute_s, exchange_s, every, fragments, delay, steps):
@@ -496,55 +423,9 @@ def lived_through(compute_s, exchange_s, every, fragments, delay, steps):
 def test_time_of_a_local_step(every, fragments, delay, exchange_s):
     steps = 100 * every
     lived = lived_through(1.0, exchange_s, every, fragments, delay, steps + delay) - delay
-    assert links.local_step_s(1.0, exchange_s, every, fragments, delay) == pytest.approx(
+    assert choices.local_step_s(1.0, exchange_s, every, fragments, delay) == pytest.approx(
         lived / steps, rel=0.02
     )
-
-
-def test_what_the_page_of_sites_says(capsys):
-    """The table is what its call prints, up to the "..."; and what selection saves."""
-    import tagc.torch
-
-    page = (Path(__file__).parents[2] / "docs" / "guide" / "sites.md").read_text()
-    call, printed = re.search(
-        r"^(tagc\.plan_sites\(.*?\))\n```.*?\n```\n(.*?) \.\.\.\n```", page, re.S | re.M
-    ).groups()
-    exec(call, {"tagc": tagc.torch})
-    assert capsys.readouterr().out.startswith(printed)
-    every_value, selected = (
-        sum(links.ways()[f"direct, {what}"]) for what in ("every value as int4", "95 % zero")
-    )
-    assert "sends a sixth as much" in page and every_value / selected == pytest.approx(6, abs=0.2)
-
-
-def test_every_step_or_local_steps(capsys):
-    import tagc.torch as tagc
-
-    slow = tagc.plan_sites(124e6, ["110mbit/500mbit"] * 4, step_s=1, latency_s=0.03)
-    assert (
-        slow["choice"] == "local steps"
-        and slow["every"] == 200
-        and "int4, every 200" in slow["reason"]
-        and slow["verdict"] == "pays"
-        and slow["text"] in capsys.readouterr().out
-    )
-    fast = tagc.plan_sites(124e6, ["1gbit"] * 4, step_s=5, latency_s=0.001, verbose=False)
-    assert (
-        fast["choice"] == "every step"
-        and fast["verdict"] != "pays"
-        and "95 % zero in each step" in fast["reason"]
-    )
-    given = tagc.plan_sites(
-        124e6, ["110mbit/500mbit"] * 4, step_s=1, latency_s=0.03, every=100, verbose=False
-    )
-    assert given["every"] == 100
-    bits = {row["name"]: row["bits"] for row in given["rows"]}
-    assert bits["direct, 95 % zero, every 100 steps"] == pytest.approx(bits["direct, 95 % zero"] / 100)
-    hidden = tagc.plan_sites(
-        124e6, ["110mbit/500mbit"] * 4, step_s=1, latency_s=0.03, every=30, delay=3, verbose=False
-    )
-    row = next(row for row in hidden["rows"] if row["name"].startswith("direct, 95 % zero, every"))
-    assert row["step_s"] == 1 and row["exchange_s"] > 1
 
 
 @pytest.mark.parametrize(
@@ -726,9 +607,46 @@ def test_errors_are_the_same_on_every_rank():
         assert part in text
 
 
-def test_the_command_needs_no_model(capfd):
-    words = "advise --params 10m --seconds 0.2 --wrap ddp".split()
-    ranks.run(launch.as_main, 2, "tagc", *words)
-    said = capfd.readouterr().out
-    assert said.startswith("DDP, 2 ranks, ") and "in every" not in said
-    assert "of" in said and "tagc, 95 % zero" in said
+def test_the_command_asks_the_planner(capfd):
+    """It measures link and codec, and prints the plan of such a link."""
+    ranks.run(launch.as_main, 2, "tagc", *"advise --params 10m --step-s 0.05".split())
+    head, answer = capfd.readouterr().out.splitlines()[:2]
+    rate, codec_ns = re.fullmatch(
+        r"2 ranks; a host sends (\d+) Mbit/s, an empty message takes \d+ us, "
+        r"the codec ([\d.]+) ns per element",
+        head,
+    ).groups()
+    assert float(rate) > 1 and 0.1 < float(codec_ns) < 1000
+    assert re.search(r"bit/s: (compress|off)\. tagc, ", answer), answer
+
+
+def test_the_rate_of_a_link(monkeypatch):
+    """To 3 others, by 5 MB/s and 10 ms."""
+    from types import SimpleNamespace
+
+    from tagc.commands import advise as command
+
+    sizes = []
+
+    def slowest(world, run):
+        run()
+        return 0.01 + 3 * sizes[-1] / 5e6
+
+    monkeypatch.setattr(command.lib, "call", lambda name, handle, mine, n_bytes, into: sizes.append(n_bytes))
+    monkeypatch.setattr(command, "_slowest", slowest)
+    latency_s, bytes_per_s = command.measure_link(SimpleNamespace(handle=None), None, 3)
+    assert latency_s == pytest.approx(0.01, rel=1e-3) and bytes_per_s == pytest.approx(5e6, rel=1e-3)
+    assert max(sizes) == 1 << 20  # 0.6 s
+
+
+def test_a_measured_step_is_planned_with(capsys):
+    """Its seconds take the place of what a GPU computes and of how many tokens."""
+    from tagc.commands import planner
+
+    words = ["--params=350m", "--hosts=2", "--link=1gbit", "--codec-ns=0", "--json=-"]
+    plans = [
+        json.loads(planner.plan([*words, "--compute-s=3.5", *more]).json)
+        for more in ([], ["--tflops=1"], ["--tokens=64"])
+    ]
+    assert all(row["compute_s"] == pytest.approx(3.5, rel=1e-6) for plan in plans for row in plan["rows"][:2])
+    assert plans[0]["rows"] == plans[1]["rows"]

@@ -135,7 +135,7 @@ def a_warning_comes_first(rank, world_size, patience_s=0.1):
         store().wait(["rank 0 has warned"])
         tagc.compress(model, verbose=False).close()
     else:
-        with pytest.warns(UserWarning, match=r"rank 1 has not called compress\(\) yet; .* up to 300 s"):
+        with pytest.warns(UserWarning, match=r"rank 1 has not called compress\(\) yet; .* up to 1800 s"):
             tagc.compress(model, verbose=False).close()
 
 

@@ -40,8 +40,8 @@ class Run:
         self.rank, self.model, self.optimizer, self.handle = rank, model, optimizer, handle
         self.n_steps, self.used = 0, {}
 
-    def _look(self):
-        for group in self.optimizer.param_groups:
+    def _look(self, stepped):
+        for group in stepped.param_groups:
             for parameter in group["params"]:
                 self.used[id(parameter)] = group.get("betas", (None,))[0]
 
@@ -64,7 +64,9 @@ class Run:
                 name, plan = f"of.{what}.weight", self.handle.state.schedule.plan
                 if self.level(what) > EVERY and self.handle.state.schedule.moments[name] == 1:
                     assert plan({name: 1}).moment == 0, f"{what} is selected while its first moment is long"
-            hook = self.optimizer.register_step_pre_hook(lambda *_: self._look())  # behind tagc's own
+            hook = self.optimizer.register_step_pre_hook(  # behind tagc's own
+                lambda _, args, __: self._look(args[0])
+            )
             self.optimizer.step()
             hook.remove()
             self.optimizer.zero_grad()

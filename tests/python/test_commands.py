@@ -1,14 +1,17 @@
 """python -m tagc: what a user who has only run pip finds."""
 
+import ctypes
+import ctypes.util
 import json
 import pathlib
 import re
 import unittest.mock
 
 import pytest
+import torch
 
 from tagc import _library as lib
-from tagc.commands import info, main, models, planner
+from tagc.commands import info, main, planner
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -28,7 +31,7 @@ def test_mistakes_are_answered_with_what_was_meant(capsys):
     assert 'did you mean "plan"?' in tagc(capsys, 2, "paln")
     assert 'did you mean "version"?' in tagc(capsys, 2, "verison")
     assert "did you mean" not in tagc(capsys, 2, "xyzzy")
-    assert "allowed: plan, advise, report, info, version" in tagc(capsys, 2, "xyzzy")
+    assert "allowed: plan, advise, data, report, info, version" in tagc(capsys, 2, "xyzzy")
     assert "unknown option --parms; did you mean --params?" in tagc(capsys, 2, "plan", "--parms", "1b")
     assert "did you mean --gpus-per-host?" in tagc(capsys, 2, "plan", "--gpu-per-hosts=3")
     for words, text in (
@@ -70,6 +73,24 @@ def test_info_measures_the_codec(capsys):
     assert len(measured) == len(plan_settings()) and all(0.05 < ns < 1000 for ns in measured), said
 
 
+def test_info_says_what_computes_products(capsys, monkeypatch):
+    monkeypatch.setattr(info.planner, "codec_ns", lambda *_: 1)
+    blas = info.torch_blas()
+    assert f"products of torch: {blas['name']}, kernel {blas['kernel']}, {blas['n_threads']} threads" in tagc(
+        capsys, 0, "info"
+    )
+    assert f"BLAS_INFO={blas['name']}" in torch.__config__.show() and blas["kernel"] != "unknown"
+    # A torch with OpenBLAS: the library that is loaded says which kernel it uses.
+    found = ctypes.util.find_library("openblas")
+    if not found:
+        pytest.skip("this machine has no OpenBLAS beside torch's library")
+    core = ctypes.CDLL(found).openblas_get_corename
+    core.restype = ctypes.c_char_p
+    monkeypatch.setattr(torch.__config__, "show", lambda: "Build settings: BLAS_INFO=open, X=1")
+    assert info.torch_blas()["kernel"] == core().decode()
+    assert info.torch_blas()["name"] == "open"
+
+
 def test_info_says_by_what_messages_travel(capsys, monkeypatch):
     def without(name, *_):
         raise lib.Error("unsupported", "this libtagc was built without it")
@@ -95,7 +116,7 @@ def test_bytes_are_those_that_anyone_can_count(capsys):
     n, part = made["n_params"], 3 / 4
     assert abs(n / 1e9 - 1) < 0.05
     # the embedding is not read by the backward pass, and so gathered once
-    embedding = 32_000 * models.shape_of(1e9)[1]
+    embedding = 32_000 * planner.shape_of(1e9)[1]
     assert full["gradient_bytes"] == pytest.approx(2 * n * part, rel=0.01)
     assert full["parameter_bytes"] == pytest.approx(2 * (2 * n - embedding) * part, rel=0.03)
     assert kept["parameter_bytes"] == pytest.approx(2 * n * part, rel=0.01)
@@ -117,7 +138,7 @@ def test_a_plan_says_in_which_gpus_a_rank_fits(capsys):
     words = ("--model", "7b", "--hosts", 2, "--ranks-per-host", 8, "--codec-ns", 1, "--link", "10gbit")
     made = planned(capsys, *words)
     plain, flat, levels, deltas, ddp, ddp_levels = made["memory"]
-    n, unit = made["n_params"], 12 * models.shape_of(7e9)[1] ** 2
+    n, unit = made["n_params"], 12 * planner.shape_of(7e9)[1] ** 2
     assert plain["device"] == pytest.approx(16 * n / 16, rel=0.01) and plain["fits"] == [24, 40, 80]
     assert ddp["device"] == pytest.approx(16 * n, rel=0.01) and ddp["fits"] == []
     # residuals are of what a rank sends between hosts: everything, or what it owns of its host's sums
@@ -148,7 +169,7 @@ def test_classes_are_those_of_compress(capsys):
     """Buffers follow from the classes that compress() gives to matrices of these names; they are largest with
     every value in 8 bits."""
     policy = pytest.importorskip("tagc.torch.schedule.policy")
-    n_layer, width = models.shape_of(1e9)
+    n_layer, width = planner.shape_of(1e9)
     matrices = {"attn.c_attn": 3, "attn.c_proj": 1, "mlp.c_fc": 4, "mlp.c_proj": 4}
     named = [(f"h.0.{name}.weight", (n * width, width)) for name, n in matrices.items()]
     of = {"compressed": 0, "mild": 0, "dense": 13 * width}
@@ -163,7 +184,7 @@ def test_classes_are_those_of_compress(capsys):
         ]
         for unit in n_layer * [of] + 2 * [{"compressed": 32_000 * width}]
     ]
-    needs, packed = planner.needs(units, 4), [planner.packed_bytes(unit, 4, False) for unit in units]
+    needs, packed = planner.host_memory(units, 4), [planner.packed_bytes(unit, 4, False) for unit in units]
     made = planned(capsys, "--params", "1b", "--codec-ns", 1, "--codec", "host")["memory"]
     assert made[1]["name"] == "FSDP2, tagc, each rank by itself"
     assert made[1]["buffers"] == needs.buffers + needs.transient + max(packed)
@@ -182,7 +203,7 @@ def test_hosts_with_several_gpus_share_their_card(capsys):
     n, part = made["n_params"], 3 / 4
     assert full["gradient_bytes"] == pytest.approx(2 * n * part, rel=0.02)  # once per host and not per GPU
     # biases and norms travel whole, in bf16, and each of the eight sends them by itself
-    n_layer, width = models.shape_of(1e9)
+    n_layer, width = planner.shape_of(1e9)
     again = 7 * 2 * 13 * width * n_layer
     assert four_sharded["gradient_bytes"] == pytest.approx((4.13 / 8 * n + again) * part, rel=0.01)
     assert four_sharded["parameter_bytes"] == pytest.approx(4.06 / 8 * n * part, rel=0.02)

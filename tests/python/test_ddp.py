@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gc
+import itertools
 import pickle
 import sys
 import threading
@@ -673,3 +674,61 @@ def loss_of_a_rank(rank, world_size, folder, dies, transport):
 def test_a_rank_that_is_gone_is_an_error_on_the_others(tmp_path, dies, transport):
     ranks.attempt(loss_of_a_rank, 3, str(tmp_path), dies, transport)
     check_loss_of_a_rank(3, tmp_path)
+
+
+class Checkpointed(nn.Module):
+    """Backward passes within the backward pass, each of which has a bucket or two; or none."""
+
+    def __init__(self, is_reentrant, n_outside=0):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 64) for _ in range(6)])
+        self.is_reentrant, self.n_outside = is_reentrant, n_outside
+
+    def forward(self, x):
+        for i, layer in enumerate(self.layers):
+            if self.is_reentrant is None or i < self.n_outside:
+                x = layer(x)
+            else:
+                x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=self.is_reentrant)
+        return x
+
+
+def passes_within_a_pass(rank, world_size, how, static_graph):
+    """Each pass ends its step, and a failure raises in backward(), before an optimizer would step."""
+    import torch.utils.checkpoint
+
+    import tagc.torch as tagc
+
+    for n_outside, breaks in itertools.product((0, 2), (False, True)):
+        model = wrapped(
+            lambda n=n_outside: Checkpointed(how, n), bucket_cap_mb=0.02, static_graph=static_graph
+        )
+        steps = []
+        handle = compress(model, sparsity=0, on_step=lambda stats, to=steps: to.append(stats["step"]))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def backward(step):
+            x = torch.randn(3, 64, generator=torch.Generator().manual_seed(9 * step + rank))
+            model(x.requires_grad_()).square().mean().backward()
+
+        for step in range(4):
+            backward(step)
+            assert steps == [*range(1, step + 2)], (n_outside, steps)
+            optimizer.step()
+            optimizer.zero_grad()
+        if breaks and rank == 1:
+            handle.loss_scale(2.0)
+        if breaks:
+            with pytest.raises(tagc.Error, match="loss scale"):
+                backward(5)
+            handle.loss_scale(1.0)
+            optimizer.zero_grad()
+            backward(6)
+            assert steps[-1] == 5 and all(p.grad.isfinite().all() for p in model.parameters()), steps
+        handle.close()
+
+
+@pytest.mark.parametrize("static_graph", [False, True])
+@pytest.mark.parametrize("how", [True, False, None], ids=["reentrant", "not reentrant", "none"])
+def test_passes_within_a_pass(how, static_graph):
+    ranks.run(passes_within_a_pass, 2, how, static_graph)

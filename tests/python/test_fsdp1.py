@@ -19,6 +19,7 @@ from oracles import (
     mix_of_classes,
     sum_over_ranks,
 )
+from torch.utils.checkpoint import checkpoint
 
 
 def wrapped(make_model, blocks=(Block, EvenBlock), **options):
@@ -385,6 +386,33 @@ CHECKS = [
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_fsdp1(world_size):
     ranks.run_each(CHECKS, world_size)
+
+
+class Checkpointed(torch.nn.Module):
+    """Backward passes within the backward pass, of all blocks but the first ones."""
+
+    def __init__(self, n_outside):
+        super().__init__()
+        self.blocks, self.n_outside = torch.nn.ModuleList([Block(16) for _ in range(3)]), n_outside
+
+    def forward(self, x):
+        for i, block in enumerate(self.blocks):
+            x = block(x) if i < self.n_outside else checkpoint(block, x, use_reentrant=True)
+        return {"loss": x.square().mean()}
+
+
+def passes_within_a_pass(rank, world_size):
+    """Each pass ends its step."""
+    for n_outside in (0, 2):
+        model, steps = wrapped(lambda n=n_outside: Checkpointed(n), use_orig_params=True), []
+        with compress(model, sparsity=0, on_step=lambda stats, to=steps: to.append(stats["step"])):
+            for step in range(3):
+                model(torch.randn(4, 16, requires_grad=True))["loss"].backward()
+                assert steps == [*range(1, step + 2)], (n_outside, steps)
+
+
+def test_passes_within_a_pass():
+    ranks.run(passes_within_a_pass, 2)
 
 
 def loss_of_a_rank(rank, world_size, folder, dies):

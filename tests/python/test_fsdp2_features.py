@@ -102,6 +102,11 @@ def what_is_a_users_own(rank, world_size):
         handle.close()
         loss_of(model, batch_of(rank)).backward()
         assert reduce.n_calls == 1 and gather.n_calls > 0
+    handle, later = tagc.compress(model, sparsity=0, verbose=False), Own()
+    model.layers[0].set_custom_reduce_scatter(later)  # close() does not put back what is not its own
+    handle.close()
+    loss_of(model, batch_of(rank)).backward()
+    assert later.n_calls == 1 and reduce.n_calls == 1
 
     torch.manual_seed(0)
     model = Even()

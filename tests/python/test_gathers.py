@@ -338,7 +338,7 @@ def rows_by_the_backend(rank, world_size):
             internals.backend_of = lambda *_, made=type("Backend", (), backend)(): made
         try:
             whole = torch.empty(3, world_size * 2)
-            waits.gather_rows(rows, whole, dist.group.WORLD, "rows", 60)
+            waits.Collectives(dist.group.WORLD, "rows", 60).gather_rows(whole, rows)
         finally:
             internals.backend_of = own
         assert torch.equal(whole, expected), (backend, whole)

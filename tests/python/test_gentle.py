@@ -319,7 +319,7 @@ def switches_off(rank, world_size):
     handle = tagc.compress(model, optimizer, verbose=False)
 
     seen = []  # by the step
-    optimizer.register_step_pre_hook(lambda *_: seen.append(stepped_short(optimizer, model)))
+    optimizer.register_step_pre_hook(lambda _, args, __: seen.append(stepped_short(args[0], model)))
     noisy, steady = model.module.noisy, model.module.steady
     for step in range(2 * WINDOW):
         backward(model, rank, step)
@@ -381,7 +381,7 @@ def steps_with_a_closure(handle, model, optimizer, rank):
     from tagc.torch.schedule.schedule import WINDOW
 
     seen = []  # (names that are stepped short, names of which every value travelled)
-    optimizer.register_step_pre_hook(lambda *_: seen.append((stepped_short(optimizer, model), None)))
+    optimizer.register_step_pre_hook(lambda _, args, __: seen.append((stepped_short(args[0], model), None)))
     for step in range(2 * WINDOW):
 
         def closure():
@@ -479,7 +479,7 @@ def test_a_short_moment_is_that_of_groups_of_their_own():
             {},
             [(len(group["params"]), group["betas"], group["lr"]) for group in held.param_groups],
         )
-        short = adapt.OwnBetas(held, memories)
+        remove = adapt.OwnBetas.of(held, memories)
         for step in range(44):
             if step == 4:
                 memories.update({id(p): adapt.Memory(0.0) for p in (*one[:2], one[3])})
@@ -510,7 +510,7 @@ def test_a_short_moment_is_that_of_groups_of_their_own():
             assert groups == [
                 (len(group["params"]), group["betas"], group["lr"]) for group in held.param_groups
             ]
-        short.remove()
+        remove()
         for group in plain.param_groups:
             group["betas"] = (0.9, 0.8)
         for mine, theirs in zip(one, other):
@@ -534,7 +534,7 @@ def test_groups_that_come_stay_and_counters_in_groups_count_once():
 
     one, two, new = (nn.Parameter(torch.ones(3)) for _ in range(3))
     optimizer = Counting([{"params": [one, two], "n": torch.zeros(())}])
-    adapt.OwnBetas(optimizer, {id(two): adapt.SHORT})
+    adapt.OwnBetas.of(optimizer, {id(two): adapt.SHORT})
     schedulers = [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))]
     before = [{**group, "params": [*group["params"]]} for group in optimizer.param_groups]
     try:
@@ -560,8 +560,8 @@ def test_beta2_follows_the_updates_of_what_is_loaded():
     parameter, seen = nn.Parameter(torch.ones(3)), []
     parameter.grad = torch.ones(3)
     optimizer = torch.optim.AdamW([parameter], betas=(0.9, 0.95))
-    adapt.OwnBetas(optimizer, {id(parameter): adapt.Memory(1.0, 640)})
-    optimizer.register_step_pre_hook(lambda *_: seen.append(optimizer.param_groups[0]["betas"][1]))
+    adapt.OwnBetas.of(optimizer, {id(parameter): adapt.Memory(1.0, 640)})
+    optimizer.register_step_pre_hook(lambda _, args, __: seen.append(args[0].param_groups[0]["betas"][1]))
     optimizer.step()
     young = copy.deepcopy(optimizer.state_dict())
     optimizer.state[parameter]["step"] += 1000
@@ -671,7 +671,7 @@ def attention_has_an_optimizer_of_its_own(rank, world_size):
         torch.optim.AdamW([p for p in model.parameters() if p is not attention]),
     )
     handle, seen = tagc.compress(model, [others, own], verbose=False), []
-    own.register_step_pre_hook(lambda optimizer, *_: seen.append(optimizer.param_groups[0]["betas"]))
+    own.register_step_pre_hook(lambda _, args, __: seen.append(args[0].param_groups[0]["betas"]))
     backward(model, rank, 0)
     own.step()
     handle.state.moments.memories[id(attention)] = Memory(1.0, 1 << 20)

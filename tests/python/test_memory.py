@@ -293,7 +293,7 @@ def counted(rank, world_size):
             parts = [[{**e.options, "n_elems": e.reducer.n_elems} for e in unit._exchanges] for unit in units]
             seeds = [part["rounding_seed"] for unit in parts for part in unit]
             assert len(set(seeds)) == len(seeds), "reducers of one step would round alike"
-            expected, found = planner.needs(parts, world_size), handle.memory()
+            expected, found = planner.host_memory(parts, world_size), handle.memory()
             n_values = sum(e.reducer.n_residual for unit in units for e in unit._exchanges)
             assert n_values and n_values <= found.host.residual <= 4 * n_values
             packing = max(planner.packed_bytes(unit, world_size, kind == "ddp") for unit in parts)
@@ -389,7 +389,7 @@ def allocated(rank, world_size):
         units = list(handle.state.units.values())
         units = units if kind == "fsdp2" else list(units[0]._units.values())
         parts = [[{**e.options, "n_elems": e.reducer.n_elems} for e in unit._exchanges] for unit in units]
-        needs, found = planner.needs(parts, 2), handle.memory()
+        needs, found = planner.host_memory(parts, 2), handle.memory()
         packed = max(planner.packed_bytes(unit, 2, kind == "ddp", n_bytes) for unit in parts)
         if kind == "ddp":  # the first buckets were others
             least, packed = packed, sum(work.n_bytes(True) for work in handle.passes.runners.works())
@@ -397,7 +397,7 @@ def allocated(rank, world_size):
         expected = needs.residual + needs.buffers + needs.transient + packed
         assert abs(found.total - expected) <= 0.03 * expected, (kind, n_bytes, found, expected)
         largest = max(parts, key=lambda unit: sum(part["n_elems"] for part in unit))
-        of_it = planner.needs([largest], 2).transient + planner.packed_bytes(
+        of_it = planner.host_memory([largest], 2).transient + planner.packed_bytes(
             largest, 2, kind == "ddp", n_bytes
         )
         assert of_it <= 6 * sum(part["n_elems"] for part in largest), (kind, n_bytes, of_it, largest)

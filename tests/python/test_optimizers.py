@@ -366,6 +366,77 @@ def several_share_a_model(rank, world_size):
         )
 
 
+def handles_share_an_optimizer(rank, world_size, order):
+    """Two models in one pass, and one AdamW whose groups have parameters of both: at each step each parameter
+    moves, as the plain rule with its betas has it, and the user's groups stay. order: in which handles
+    close."""
+    import tagc.torch as tagc
+    from tagc.torch.schedule import adapt
+    from tagc.torch.schedule.schedule import WINDOW
+
+    class Part(nn.Module):
+        def __init__(self, seed):
+            super().__init__()
+            torch.manual_seed(seed)
+            self.one, self.two = nn.Linear(72, 72, bias=False), nn.Linear(72, 72, bias=False)
+
+        def forward(self, x):
+            return self.two(torch.tanh(self.one(x)))
+
+    def groups(models):
+        named = [named for model in models for named in model.named_parameters()]
+        return [
+            {"params": [p for name, p in named if "one" in name], "lr": 1e-3},
+            {"params": [p for name, p in named if "two" in name], "lr": 2e-3},
+        ]
+
+    models = [DistributedDataParallel(Part(seed)) for seed in range(2)]
+    optimizer = torch.optim.AdamW(groups(models))
+    handles = [tagc.compress(model, optimizer, verbose=False) for model in models]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    twins = [nn.Parameter(p.detach().clone()) for p in parameters]
+    # of each parameter one of its own
+    plain = [torch.optim.AdamW([twin], lr=1e-3 if i < 2 else 2e-3) for i, twin in enumerate(twins)]
+    kept = [(id(group), [*map(id, group["params"])], group["betas"]) for group in optimizer.param_groups]
+
+    def step(number):
+        x = torch.randn(4, 72, generator=torch.Generator().manual_seed(2 * number + rank))
+        for model in models:
+            x = model(x)
+        (x * torch.randn(4, 72, generator=torch.Generator().manual_seed(number))).mean().backward()
+        memories = {}
+        for handle in handles:
+            memories |= {} if handle.is_closed else handle.state.moments.memories
+        for own, p, twin in zip(plain, parameters, twins):
+            memory = memories.get(id(p), adapt.Memory())
+            own.param_groups[0]["betas"] = memory.betas((0.9, 0.999))
+            twin.grad = p.grad.clone()
+            own.step()
+        optimizer.step()
+        optimizer.zero_grad()
+        for p, twin in zip(parameters, twins):
+            assert torch.allclose(p, twin, rtol=1e-5, atol=1e-7), number
+        now = [(id(group), [*map(id, group["params"])], group["betas"]) for group in optimizer.param_groups]
+        assert now == kept, number
+
+    for number in range(5 * WINDOW):
+        step(number)
+    moments = [m for handle in handles for m in handle.state.moments.memories.values()]
+    assert len(moments) == 4 and any(memory.moment < 1 for memory in moments), moments
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    for i in order:
+        handles[i].close()
+        models[i] = models[i].module
+        step(1000 + i)
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+
+
+def share_in_both_orders(rank, world_size):
+    for order in ((0, 1), (1, 0)):
+        handles_share_an_optimizer(rank, world_size, order)
+
+
 def test_optimizers_and_schedulers():
     ranks.run_each(
         (
@@ -375,6 +446,7 @@ def test_optimizers_and_schedulers():
             others_are_left_alone,
             several_share_a_model,
             sharded_over_ranks,
+            share_in_both_orders,
         ),
         2,
     )

@@ -21,8 +21,9 @@ IN_A_V = ("ZBVZeroBubble", "DualPipeV")
 # ---- the oracle: rounding ----
 
 
-def random_bytes(seed, n):
-    """Of the positions 0 to n - 1, by the generator that include/tagc/blocks.h derives from the seed."""
+def thresholds(seed, n):
+    """32 random bits for each of the positions 0 to n - 1, by the generator that include/tagc/blocks.h
+    derives from the seed."""
 
     def mixed(x):
         x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
@@ -34,7 +35,8 @@ def random_bytes(seed, n):
     x = (x ^ x >> 16) * 0x21F0AAAD % 2**32
     x = (x ^ x >> 15) * 0x735A2D97 % 2**32
     x = x ^ x >> 15
-    return x >> torch.arange(n) % 4 * 8 & 255
+    turn = torch.arange(n) % 4 * 8 + 8
+    return (x >> turn | x << 32 - turn) % 2**32
 
 
 def arrives(tensor, values, block, seed=None):
@@ -48,9 +50,14 @@ def arrives(tensor, values, block, seed=None):
         scale = scale.bfloat16().float()
     else:
         scale = ((scale.view(torch.int32) + 0xFFFF) >> 16 << 16).view(torch.float32)
-        noise = (random_bytes(seed, x.numel()).float() + 0.5) / 256 - 0.5
-        x = x + noise.view_as(x) * scale
-    codes = torch.where(scale > 0, (x * (1 / scale)).round().clamp(-most, most), 0)
+    codes = x * (1 / scale)
+    if seed is None:
+        codes = codes.round().clamp(-most, most)
+    else:
+        bits = 8 if values == "int8" else 4
+        fixed = (codes.clamp(-most, most) * 2.0 ** (32 - bits)).nan_to_num().long()
+        codes = (fixed + (thresholds(seed, x.numel()).view_as(x) >> bits) >> 32 - bits).float()
+    codes = torch.where(scale > 0, codes, 0)
     return (codes * scale).flatten()[:n].view(tensor.shape).to(tensor.dtype)
 
 

@@ -2,7 +2,9 @@
 installed."""
 
 import math
+import pathlib
 import re
+from random import Random
 
 import pytest
 
@@ -123,13 +125,13 @@ def test_shapes_decide_before_names():
     rows = [
         ("h.0.ln_1.weight", (D,), N, "norm"), ("h.0.mlp.c_fc.bias", (D,), N, "bias"), ("scale", (), N,
             "vector"),
-        ("cls_token", (1, 1, 4 * MIN_ELEMS), N, "vector"), ("h.0.mlp.c_fc.weight", (few, D), N, "below"),
+        ("cls_token", (1, 1, 4 * MIN_ELEMS), N, "vector"), ("h.0.mlp.c_fc.weight", (few, D), N, "small"),
         ("h.1.mlp.c_fc.weight", (few + 1, D), C, "feed-forward"), ("h.0.attn.c_attn.weight", (few, D), N,
-            "below"),
+            "small"),
         ("empty.weight", (0, D), N, "empty"), ("q_norm.weight", (D, D), N, "norm"),
         ("blocks.0.moe.gate.weight", (D, 4 * D), N, "router"), ("blocks.0.mlp.gate.weight", (4 * D, D), C,
             "feed"),
-        ("conv1.weight", (D, 3, 7, 7), C, "4 dimensions"), ("something.weight", (D, D), C, "unknown matrix"),
+        ("conv1.weight", (D, 3, 7, 7), C, "3+ dimensions"), ("something.weight", (D, D), C, "unknown matrix"),
         ("layers.0.self_attn.something.weight", (D, D), M, "unknown use"),
     ]  # fmt: skip
     for row, (name, shape, class_, reason) in zip(classify([row[:2] for row in rows]), rows, strict=True):
@@ -161,7 +163,7 @@ def test_a_module_of_the_users_that_is_called_module_keeps_its_name():
 
 
 def test_equal_names_are_refused():
-    with pytest.raises(Error, match="two parameters are called a.weight"):
+    with pytest.raises(Error, match="two parameters are called a.weight once .* such as _orig_mod"):
         classify([("a.weight", (D, D)), ("b.weight", (D, D)), ("a._orig_mod.weight", (D, D))])
 
 
@@ -212,10 +214,15 @@ def test_a_callable_sees_name_and_what_was_given():
     (dict(rules={"": "dense"}), ["pattern", "''"]),
     (dict(rules=["a.*"]), ["rules", "['a.*']", "dict"]),
     (dict(min_elems=-1), ["min_elems", "-1"]),
+    (dict(min_elems=2**64), ["min_elems", f"{2**64}"]),
     (dict(min_elems=True), ["min_elems", "True"]),
     (dict(min_elems=0.5), ["min_elems", "0.5"]),
     (dict(parameters=[("", (3, 3))]), ["name", "''"]),
     (dict(parameters=[(7, (3, 3))]), ["name", "7"]),
+    (dict(parameters=[("a.b\0c", (3, 3))]), ["name", "'a.b\\x00c'", "NUL"]),
+    (dict(parameters=[("a\ud800", (3, 3))]), ["name", "'a\\ud800'", "UTF-8"]),
+    (dict(parameters=[("a", (2**64, 0))]), [f"a is given as ({2**64}, 0)"]),
+    (dict(parameters=[("a", (2**40, 2**40))]), ["shape of a has 2^64 values"]),
     (dict(parameters=[("a", "3x3")]), ["a is given as '3x3'"]),
     (dict(parameters=[("a", "33")]), ["a is given as '33'"]),
     (dict(parameters=[("a", None)]), ["a is given as None"]),
@@ -243,6 +250,43 @@ def test_names_that_look_like_patterns_or_nothing():
     assert all(row.class_ in CLASSES and row.reason for row in rows)
     assert all(len(line) <= 100 for line in table(rows).splitlines())
     assert classify([]) == []
+
+
+WORDS = """norm ln ln_f bias pe pos position embed head attn attention mlp ffn experts intermediate fc c_fc w1
+lin1 proj o_proj out output dense q kv query_key_value in_proj_weight gate router weight kernel layers h 0 12
+model x _ w""".split()
+
+
+def made_up(random, n_words):
+    return ".".join("_".join(random.choices(WORDS, k=random.choice((1, 1, 2)))) for _ in range(n_words))
+
+
+def test_what_holds_for_any_name():
+    random = Random(4)
+    names = {made_up(random, random.randrange(1, 6)) for _ in range(1500)}
+    rows = classify([(name, (4 * D, D)) for name in names])
+    for row in rows:
+        ways = [
+            row.name.upper(),
+            row.name + ".weight",
+            "outside." + row.name,
+            row.name.replace(".", "._orig_mod."),
+        ]
+        for name in ways:
+            assert classify([(name, row.shape)])[0][3:] == row[3:], (name, row)
+        assert classify([(row.name, row.shape)], min_elems=row.n_elems + 1)[0].class_ == N
+        assert classify([(row.name, (row.n_elems,))])[0].class_ == N
+        if classify([(row.name, (1, D))])[0].reason in ("norm", "bias"):
+            assert row.class_ == N
+    assert {row.class_ for row in rows} == set(CLASSES)
+
+
+def test_the_number_is_that_of_the_header():
+    header = pathlib.Path(__file__, "../../../include/tagc/policy.h").resolve().read_text()
+    assert re.search(r"^#define TAGC_CLASS_MIN_ELEMS (\d+)$", header, re.M)[1] == str(MIN_ELEMS)
+    assert re.findall(r"TAGC_CLASS_([A-Z]+) = (\d)", header) == [
+        (kind.upper(), str(i)) for i, kind in enumerate(CLASSES)
+    ]
 
 
 def gpt2_rows(n_layer=12, d=768, n_vocab=50257, n_positions=1024):

@@ -109,7 +109,7 @@ def test_torn_and_damaged_metrics(tmp_path):
 
 
 MEMBERS = [
-    ({"type": "other"}, '"other", allowed: bench, plan, lab'), ({"a": 1}, "no result"), ([], "empty list"),
+    ({"type": "other"}, '"other", allowed: bench, lab'), ({"a": 1}, "no result"), ([], "empty list"),
     ("", "line 1 is no JSON"),
     ([1], "is no object"), ({"type": "bench", "format": 2}, '"format" is 2, allowed: 1'), ({"type": "bench",
         "format": 1}, 'lacks "arms", a list'),
@@ -120,9 +120,7 @@ MEMBERS = [
         "arms[0] is no object"),
     ({"type": "lab", "format": 1, "cases": [{}]}, '"experiment", a text'),
     ({"type": "lab", "format": 1, "experiment": "x", "cases": [{}]}, 'cases[0] lacks "hosts", a number'),
-    ({"type": "plan", "format": 1, "model": {"name": "m"}, "world_size": 2, "rows": [{"arm": "a"}]},
-     'rows[0] lacks "iteration_s", a number'),
-    (files.quality("soon"), '"step_s" is no number'), ('{"a":\n\n nonsense}', "line 3 is no JSON"),
+    ('{"a":\n\n nonsense}', "line 3 is no JSON"),
     ('{"a": NaN}', "NaN is no JSON"),
     ("[" * 200000, "nested too deeply"), ('{"a": ' + "9" * 5000 + "}", "is no JSON"), ({"traceEvents": []},
         "no event"),
@@ -373,8 +371,6 @@ def test_mutated_files(tmp_path):
                 tables.shares(report, None),
                 tables.link(report),
                 tables.lab(report),
-                tables.checks(report),
-                tables.plan(report),
                 tables.options(report),
                 tables.sources(report),
                 *(tables.summary_of(report, arms) for arms in report.sets),

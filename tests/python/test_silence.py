@@ -1,6 +1,7 @@
 """A rank that says nothing any more: every other one gets an Error within the time-out, wherever it waits,
 and the rank itself does when it goes on."""
 
+import datetime
 import os
 import signal
 import time
@@ -127,3 +128,74 @@ def rounds(rank, world_size):
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_rounds_and_abort(world_size):
     ranks.run_each([rounds, gives_up], world_size)
+
+
+OF_GROUP_S = 77.0
+
+
+def timeouts_of_groups(rank, world_size):
+    """Unless it is given, the time-out of all that tagc makes is that of the user's group, and not one that
+    ends a job that may wait longer."""
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    import tagc.torch as tagc
+
+    group = dist.new_group(timeout=datetime.timedelta(seconds=OF_GROUP_S))
+    of_world_s = torch.distributed.default_pg_timeout.total_seconds()
+    mesh = DeviceMesh.from_group(group, "cpu")
+
+    def seconds_of(comm):
+        return comm._timeout_s
+
+    for options, given_s in (({}, None), ({"timeout_s": 5}, 5)):
+        for model, wanted_s in (
+            (DistributedDataParallel(nn.Linear(8, 8)), of_world_s),
+            (DistributedDataParallel(nn.Linear(8, 8), process_group=group), OF_GROUP_S),
+            (fully_shard(nn.Linear(8, 8), mesh=mesh), OF_GROUP_S),
+        ):
+            with tagc.compress(model, verbose=False, **options) as handle:
+                assert {seconds_of(comm) for comm in handle.passes.comms()} == {given_s or wanted_s}
+        with tagc.Collectives(group, **options) as collectives:
+            assert {seconds_of(comm) for comm in collectives._passes.comms()} == {given_s or OF_GROUP_S}
+        linear = nn.Linear(8, 8)
+        for between, wanted_s in ((None, of_world_s), (group, OF_GROUP_S)):
+            model = linear if between is None else fully_shard(nn.Linear(8, 8), mesh=_alone())
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            steps = tagc.LocalSteps(model, optimizer, between=between, verbose=False, **options)
+            assert {seconds_of(comm) for comm in steps._comms} == {given_s or wanted_s}
+            steps.close()
+        sync = tagc.WeightSync(linear, group, source=0, **options)
+        assert sync._links._timeout.total_seconds() == (given_s or OF_GROUP_S)
+
+
+def _alone():
+    """A mesh of this rank."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    return DeviceMesh.from_group(groups[dist.get_rank()], "cpu")
+
+
+def patience_of_a_group(rank, world_size):
+    """A rank that comes later than the group's time-out is an Error on the others; one that comes earlier is
+    awaited."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    import tagc.torch as tagc
+
+    group = dist.new_group(timeout=datetime.timedelta(seconds=TIMEOUT_S))
+    model = DistributedDataParallel(torch.nn.Linear(8, 8), process_group=group)
+    if rank == 0:
+        with pytest.raises(tagc.Error, match=f"rank 1 has not called compress.. within {TIMEOUT_S} s"):
+            tagc.compress(model)
+    dist.barrier()
+    with tagc.compress(model, verbose=False):
+        dist.barrier()
+
+
+@pytest.mark.parametrize("function", [timeouts_of_groups, patience_of_a_group])
+def test_timeouts_are_the_groups(function):
+    ranks.run(function, 2)

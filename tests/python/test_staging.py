@@ -530,7 +530,7 @@ def planned(rank, world_size):
             handle.close()
         device.check()
         if kernels:
-            expected = planner.there(parts, world_size, n_bytes, n_sampled)
+            expected = planner.device_memory(parts, world_size, n_bytes, n_sampled)
             pairs = [
                 ("residual", found.device.residual, expected.residual),
                 ("buffers", found.device.buffers + found.device.transient, expected.buffers),

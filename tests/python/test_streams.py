@@ -190,9 +190,9 @@ def test_waits_of_two_backends(monkeypatch):
     op = dist._make_nccl_premul_sum(0.5)
     waits.ReduceScatter("a", 5)(there, large, "group", op, async_op=True).wait()
     assert calls[-1] == ("reduce_scatter", op), "NCCL multiplies by itself"
-    waits.gather_rows(there.view(1, 2), large.view(1, 4), "group", "a", 5)
-    assert calls[-1][0] == "all_gather_rows"
     group = waits.Collectives("group", "a", 5)
+    group.gather_rows(large.view(1, 4), there.view(1, 2))
+    assert calls[-1][0] == "all_gather_rows"
     group.all_to_all(large, large)
     group.all_gather(large, there)
     group.largest(there)

@@ -36,8 +36,8 @@ static inline tagc_schedule *made(const char *kinds, const tagc_schedule_options
     assert_true(n <= MOST_MADE);
     for (size_t i = 0; i < n; i++) {
         snprintf(names[i], sizeof names[i], "p%zu", i);
-        parameters[i] = (tagc_schedule_parameter){
-            names[i], 1000, kinds[i] == 'm' ? TAGC_SCHEDULE_MILD : TAGC_SCHEDULE_COMPRESSED};
+        parameters[i] = (tagc_schedule_parameter){names[i], 1000,
+                                                  kinds[i] == 'm' ? TAGC_CLASS_MILD : TAGC_CLASS_COMPRESSED};
     }
     tagc_schedule_options o;
     tagc_schedule_options_init(&o);

@@ -54,7 +54,12 @@ static void plans_say_what_travels(void **state) {
                  {0, TAGC_FORMAT_INT8, 0, 0},    {1, TAGC_FORMAT_INT4, 32, 0},
                  {2, TAGC_FORMAT_INT4, 0, 0.92}, {3, TAGC_FORMAT_INT2, 0, 0.95}};
     for (size_t w = 0; w < sizeof steps / sizeof *steps; w++) {
-        tagc_schedule_plan plan = plan_of(s, 0);
+        tagc_schedule_plan plan = plan_of(s, 0), asked;
+        OK(tagc_schedule_plan_of_level(&o, TAGC_CLASS_COMPRESSED, steps[w].level, &asked));
+        assert_int_equal(asked.level, steps[w].level);
+        assert_int_equal(asked.format, steps[w].format);
+        assert_int_equal(asked.block, steps[w].block);
+        assert_near(asked.sparsity, steps[w].sparsity, 1e-9);
         assert_int_equal(plan.level, steps[w].level);
         assert_int_equal(plan.format, steps[w].format);
         assert_int_equal(plan.block, steps[w].block);
@@ -66,6 +71,29 @@ static void plans_say_what_travels(void **state) {
     assert_int_equal(mild.format, TAGC_FORMAT_INT4);
     assert_near(mild.sparsity, 0.85, 1e-12);
     tagc_schedule_destroy(s);
+}
+
+/* Of mild parameters, of those that have no levels, and what is none. */
+static void plans_of_levels_without_a_schedule(void **state) {
+    (void)state;
+    tagc_schedule_options o;
+    tagc_schedule_plan plan;
+    tagc_schedule_options_init(&o);
+    OK(tagc_schedule_plan_of_level(NULL, TAGC_CLASS_MILD, TAGC_LEVEL_LAST, &plan));
+    assert_int_equal(plan.format, TAGC_FORMAT_INT4);
+    assert_near(plan.sparsity, 0.85, 1e-12);
+    OK(tagc_schedule_plan_of_level(NULL, TAGC_CLASS_MILD, TAGC_LEVEL_LARGEST, &plan));
+    assert_int_equal(plan.level, TAGC_LEVEL_EVERY); /* where it stays until LAST */
+    o.gentle = 0;
+    o.sparsity = 0.5;
+    o.format = TAGC_FORMAT_BF16;
+    OK(tagc_schedule_plan_of_level(&o, TAGC_CLASS_COMPRESSED, TAGC_LEVEL_EVERY, &plan));
+    assert_int_equal(plan.level, TAGC_LEVEL_LAST);
+    assert_int_equal(plan.format, TAGC_FORMAT_BF16);
+    assert_near(plan.sparsity, 0.5, 1e-12);
+    assert_int_equal(tagc_schedule_plan_of_level(&o, TAGC_CLASS_MILD, 4, &plan), TAGC_ERR_ARGUMENT);
+    assert_int_equal(tagc_schedule_plan_of_level(&o, TAGC_CLASS_DENSE, TAGC_LEVEL_LAST, &plan),
+                     TAGC_ERR_ARGUMENT);
 }
 
 static void a_direction_holds_back_and_a_weak_one_follows(void **state) {
@@ -387,6 +415,7 @@ int main(void) {
         cmocka_unit_test(noise_goes_on_when_its_moment_is_short),
         cmocka_unit_test(a_moment_that_becomes_long_spoils_no_selection),
         cmocka_unit_test(plans_say_what_travels),
+        cmocka_unit_test(plans_of_levels_without_a_schedule),
         cmocka_unit_test(a_direction_holds_back_and_a_weak_one_follows),
         cmocka_unit_test(what_has_a_direction_again_begins_anew_and_waits_longer),
         cmocka_unit_test(a_fading_moment_comes_back_with_a_direction),

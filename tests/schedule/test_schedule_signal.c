@@ -158,7 +158,7 @@ static void shares_make_units_select_as_one(void **state) {
             squares[i] = (i > 0 ? squares[i - 1] : 0.01) * pow(10, uniform());
             sizes[i] = 1 + rand() % 5000;
             snprintf(names[i], sizeof names[i], "p%d", i);
-            parameters[i] = (tagc_schedule_parameter){names[i], (uint64_t)sizes[i], TAGC_SCHEDULE_COMPRESSED};
+            parameters[i] = (tagc_schedule_parameter){names[i], (uint64_t)sizes[i], TAGC_CLASS_COMPRESSED};
         }
         tagc_schedule_options o;
         tagc_schedule_options_init(&o);

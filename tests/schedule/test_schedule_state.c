@@ -51,7 +51,7 @@ static tagc_schedule *with_order(const char *const *names) {
     tagc_schedule_parameter parameters[N];
     for (int i = 0; i < N; i++)
         parameters[i] = (tagc_schedule_parameter){
-            names[i], 1000, kinds[names[i][1] - '0'] == 'm' ? TAGC_SCHEDULE_MILD : TAGC_SCHEDULE_COMPRESSED};
+            names[i], 1000, kinds[names[i][1] - '0'] == 'm' ? TAGC_CLASS_MILD : TAGC_CLASS_COMPRESSED};
     tagc_schedule_options o;
     tagc_schedule_options_init(&o);
     o.fresh = 1;
@@ -241,7 +241,7 @@ static void wrong_arguments_are_named(void **state) {
     tagc_schedule_options o, wrong;
     tagc_schedule_options_init(&o);
     tagc_schedule *s;
-    const tagc_schedule_parameter good = {"p", 10, TAGC_SCHEDULE_COMPRESSED};
+    const tagc_schedule_parameter good = {"p", 10, TAGC_CLASS_COMPRESSED};
 #define REFUSED(call, text)                                                                                  \
     do {                                                                                                     \
         assert_int_equal(call, TAGC_ERR_ARGUMENT);                                                           \

@@ -423,6 +423,12 @@ static void test_names(void **state) {
     char version[32];
     snprintf(version, sizeof version, "%d.%d.%d", TAGC_VERSION_MAJOR, TAGC_VERSION_MINOR, TAGC_VERSION_PATCH);
     assert_string_equal(tagc_version(), version);
+    int part[3] = {0};
+    assert_int_equal(sscanf(tagc_version(), "%d.%d.%d", &part[0], &part[1], &part[2]), 3);
+    assert_int_equal(tagc_version_number(), part[0] * 10000 + part[1] * 100 + part[2]);
+#if TAGC_VERSION_NUMBER < 200 || TAGC_VERSION_NUMBER >= 1000000 /* the preprocessor can compare it */
+    fail();
+#endif
     tagc_comm_destroy(NULL);
     tagc_local_group_destroy(NULL);
     tagc_comm_abort(NULL, "no comm");

@@ -23,12 +23,13 @@ static const void *gradient_at(const tagc_reducer *r, size_t row) {
 }
 
 static float *sums_of(const tagc_reducer *r) {
-    return r->now.output ? tagc_direct_sums(r) : NULL;
+    return r->now.output || r->now.own_sums ? tagc_direct_sums(r) : NULL;
 }
 
 /* What this rank has for an owner on `host`: with several ranks per host, the sum for the turn under way. */
 static const void *values_for(const tagc_reducer *r, int host) {
     const tagc_direct *d = tagc_direct_of(r);
+    if (r->now.row && !r->now.gradient) return r->now.row; /* tagc_direct_fill_row */
     return d->per_host > 1 ? d->host_sum : gradient_at(r, tagc_direct_row(r, host, d->local));
 }
 
@@ -64,7 +65,7 @@ tagc_batch_row tagc_encode_sums_row(const tagc_reducer *r, uint8_t *body) {
 
 tagc_batch_row tagc_decode_sums_row(const tagc_reducer *r, size_t row, const tagc_body *body) {
     return (tagc_batch_row){.options = tagc_direct_of(r)->sums,
-                            .sums = at(r->now.output, row * r->shard),
+                            .sums = r->now.row ? r->now.row : at(r->now.output, row * r->shard),
                             .scale = r->scale,
                             .bodies = body,
                             .n_bodies = body->bytes != NULL};

@@ -38,8 +38,14 @@ size_t tagc_direct_row(const tagc_reducer *r, int host, int local) {
                                                                 : tagc_rank_of(d, host, local));
 }
 
+void tagc_direct_fill_row(tagc_reducer *r, int host) {
+    if (!r->now.row || r->now.gradient) return;
+    r->feed->fill(r->feed->context, tagc_direct_row(r, host, tagc_direct_of(r)->local), r->now.row);
+}
+
 float *tagc_direct_sums(const tagc_reducer *r) {
     const tagc_direct *d = tagc_direct_of(r);
+    if (r->now.own_sums) return r->now.own_sums;
     size_t row = r->options.output == TAGC_OUTPUT_SHARD  ? 0
                  : r->options.output == TAGC_OUTPUT_UNIT ? (size_t)r->rank
                                                          : (size_t)d->host;
@@ -239,7 +245,7 @@ static tagc_status finish(tagc_reducer *r) {
     TAGC_TRY(tagc_agree_end(r, NULL, NULL));
     const float value = NAN;
     uint32_t word;
-    if (!r->now.stats.nonfinite || r->now.is_ahead) return TAGC_OK;
+    if (!r->now.stats.nonfinite || r->now.is_ahead || r->feed) return TAGC_OK;
     memcpy(&word, &value, sizeof word);
     return r->arrays->fill(r->arrays->heap.context, r->now.output, word,
                            output_elems(&r->options, r->world_size) * sizeof(float));

@@ -118,6 +118,8 @@ static inline int tagc_rank_of(const tagc_direct *d, int host, int local) {
 const tagc_code *tagc_direct_code(const tagc_direct *d, const tagc_code_options *options);
 /* Row of the unit that the rank `local` of `host` owns. */
 size_t tagc_direct_row(const tagc_reducer *r, int host, int local);
+/* Where the gradient comes from a feed: asks for the row for an owner on `host`. */
+void tagc_direct_fill_row(tagc_reducer *r, int host);
 /* Where the sums of the own row go. */
 float *tagc_direct_sums(const tagc_reducer *r);
 

@@ -278,7 +278,10 @@ static tagc_body body_from(tagc_reducer *r, int host) {
     const tagc_direct *d = tagc_direct_of(r);
     if (host != d->host)
         return tagc_fragment_body(r, (size_t)host, tagc_rank_of(d, host, d->local), &d->fragment);
-    if (tagc_direct_has_results(r)) return tagc_own_body(r);
+    if (tagc_direct_has_results(r)) {
+        tagc_direct_fill_row(r, host);
+        return tagc_own_body(r);
+    }
     const tagc_fragment *own = &d->sent[own_row_out(d)];
     if (own->is_void) return (tagc_body){0};
     return (tagc_body){.bytes =

@@ -13,6 +13,7 @@ static const tagc_batch_result *run(tagc_reducer *r, int which, tagc_batch_row r
 static void encode(tagc_reducer *r, int t, tagc_encoded *out) {
     const tagc_direct *d = tagc_direct_of(r);
     uint8_t *body = (uint8_t *)tagc_direct_row_out(d, t) + TAGC_WIRE_HEADER_BYTES;
+    tagc_direct_fill_row(r, tagc_host_to(d, t));
     *out = run(r, TAGC_ENCODE, tagc_encode_row(r, tagc_host_to(d, t), body))->encoded;
 }
 
@@ -30,8 +31,10 @@ static void encode_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out) {
 
 static void decode_sums(tagc_reducer *r) {
     const tagc_direct *d = tagc_direct_of(r);
-    for (size_t row = 0; row < d->n_rows; row++)
+    for (size_t row = 0; row < d->n_rows; row++) {
         run(r, TAGC_DECODE_SUMS, tagc_decode_sums_row(r, row, &d->bodies[row]));
+        if (r->now.row) r->feed->take(r->feed->context, row, r->now.row);
+    }
 }
 
 const tagc_runner tagc_direct_on_host = {.name = "the processor",

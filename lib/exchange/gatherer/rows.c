@@ -2,11 +2,11 @@
  * number of threads. */
 #include "codec/bf16.h"
 #include "codec/delta.h"
+#include "core/xxh3.h"
 #include "exchange/gatherer/gatherer.h"
 
 #include <math.h>
 #include <string.h>
-#include <xxhash.h>
 
 enum { PIECE_BLOCKS = 64, PIECE_ELEMS = PIECE_BLOCKS * TAGC_DELTA_BLOCK }; /* 64 KiB of fp32 */
 
@@ -81,7 +81,7 @@ static void decode_rows(tagc_gatherer *g, int n_rows) {
 }
 
 static uint64_t checksum(tagc_gatherer *g, int row) {
-    return XXH3_64bits(tagc_gatherer_full(g, row), g->shard * g->width);
+    return tagc_xxh3(tagc_gatherer_full(g, row), g->shard * g->width, 0);
 }
 
 static tagc_status make(tagc_gatherer *g) {

@@ -55,20 +55,12 @@ static value_format format_of(const tagc_code_options *o) {
     return format;
 }
 
-static double margin_at_most(double expected) {
-    return 4 * sqrt(LINE * (expected + 4 * LINE));
-}
-
-/* Capacity for candidates: the sample's prediction if large elements come in clusters, plus as much again for its spread. */
 static void plan_sample(topk_row *row) {
     const double n_sampled = (double)N_LINES * LINE;
     row->n_room = 0;
     if (row->n < 4 * N_LINES * LINE || row->k == 0 || row->k == row->n) return;
-    double expected = (double)row->k * (n_sampled / (double)row->n),
-           reach = expected + margin_at_most(expected);
-    double room = (reach + margin_at_most(reach)) * ((double)row->n / n_sampled);
-    row->n_room = room < (double)row->n ? (uint32_t)room : row->n;
-    row->n_expected = (float)expected;
+    row->n_room = (uint32_t)tagc_sample_room((double)row->n, (double)row->k, n_sampled);
+    row->n_expected = (float)((double)row->k * (n_sampled / (double)row->n));
     row->stride = row->n / LINE / N_LINES;
 }
 

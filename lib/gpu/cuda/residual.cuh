@@ -35,11 +35,6 @@ __device__ __forceinline__ float step_of(uint32_t exponent) {
     return float_of(SIGN | exponent << 23);
 }
 
-/* 1 / step_of(exponent), for exponents that are written. */
-__device__ __forceinline__ float inverse_of(uint32_t exponent) {
-    return float_of(SIGN | (254 - exponent) << 23);
-}
-
 /* The value of a code of four bits. */
 __device__ __forceinline__ float signed_of(uint32_t code) {
     return (float)((int)((code & 15u) ^ 8u) - 8);
@@ -140,23 +135,23 @@ __device__ __forceinline__ float value_of(int format, const raw_quad *quad, unsi
 
 /* ---- rounding ---- */
 
-/* byte: of tagc_residual_random, for this value. */
-__device__ __forceinline__ uint32_t rounded_half(float value, uint32_t byte) {
-    const uint32_t half = smaller((magnitude(value) + (byte << 8 | 0x80u)) >> 16, LARGEST_HALF);
+__device__ __forceinline__ uint32_t rounded_half(float value, uint32_t threshold) {
+    const uint32_t half = smaller((magnitude(value) + (threshold >> 16)) >> 16, LARGEST_HALF);
     return half == 0 ? ZERO_HALF : half | (bits_of(value) >> 16 & 0x8000u);
 }
 
 /* In as many bits as the format has. */
-__device__ __forceinline__ uint32_t rounded_code(int format, float value, float inverse, uint32_t byte) {
-    const float most = format == TAGC_FORMAT_INT8 ? 127.0f : 7.0f;
-    float quotient = magnitude(value) < INF_BITS ? value * inverse : 0.0f;
-    quotient = quotient > most ? most : quotient < -most ? -most : quotient;
-    const int code = (int)floorf(quotient + ((float)byte + 0.5f) / 256.0f);
-    return (uint32_t)code & (format == TAGC_FORMAT_INT8 ? 255u : 15u);
+__device__ __forceinline__ uint32_t rounded_code(int format, float value, uint32_t exponent,
+                                                 uint32_t threshold) {
+    const int bits = format == TAGC_FORMAT_INT8 ? 8 : 4;
+    const float most = format == TAGC_FORMAT_INT8 ? 127 * 0x1p24f : 7 * 0x1p28f;
+    float scaled = magnitude(value) < INF_BITS ? value * float_of(tagc_residual_scale(bits, exponent)) : 0.0f;
+    scaled = scaled > most ? most : scaled < -most ? -most : scaled;
+    return tagc_residual_code(bits, scaled, threshold);
 }
 
-__device__ __forceinline__ uint32_t random_byte(const acc_arrays *a, uint32_t i) {
-    return tagc_residual_random(a->seed, i / 4) >> i % 4 * 8 & 255u;
+__device__ __forceinline__ uint32_t threshold_of(const acc_arrays *a, uint32_t i) {
+    return tagc_residual_threshold(tagc_residual_random(a->seed, i / 4), i % 4);
 }
 
 /* ---- writing ---- */
@@ -179,7 +174,7 @@ __device__ __forceinline__ void write_halves(uint16_t *to, size_t at, size_t n, 
     unsigned long long all = 0;
     TAGC_UNROLL
     for (unsigned j = 0; j < QUAD; j++)
-        all |= (unsigned long long)rounded_half(from[j], random >> j * 8 & 255u) << j * 16;
+        all |= (unsigned long long)rounded_half(from[j], tagc_residual_threshold(random, j)) << j * 16;
     if (is_aligned && at + QUAD <= n)
         *reinterpret_cast<unsigned long long *>(to + at) = all;
     else
@@ -202,7 +197,7 @@ __device__ __forceinline__ void write_codes(const acc_arrays *a, size_t at, cons
     const uint32_t exponent = tagc_residual_exponent(format, smaller(largest, INF_BITS - 1));
     TAGC_UNROLL
     for (unsigned j = 0; j < QUAD; j++)
-        word |= rounded_code(format, from[j], inverse_of(exponent), random >> j * 8 & 255u)
+        word |= rounded_code(format, from[j], exponent, tagc_residual_threshold(random, j))
                 << j * (is_int8 ? 8 : 4);
     if (at < a->n_padded && is_int8) *reinterpret_cast<uint32_t *>(codes + at) = word;
     if (at < a->n_padded && !is_int8) *reinterpret_cast<uint16_t *>(codes + at / 2) = (uint16_t)word;
@@ -233,7 +228,7 @@ __device__ __forceinline__ void put_plain(const acc_arrays *a, uint32_t i, float
     if (a->residual_format == TAGC_FORMAT_FP32)
         static_cast<float *>(a->residual_out)[i] = value;
     else
-        static_cast<uint16_t *>(a->residual_out)[i] = (uint16_t)rounded_half(value, random_byte(a, i));
+        static_cast<uint16_t *>(a->residual_out)[i] = (uint16_t)rounded_half(value, threshold_of(a, i));
 }
 
 /* Writes one value as an integer where a zero was written. Returns 0, and writes nothing, if the exponent of its block is too small. */
@@ -241,7 +236,7 @@ __device__ __forceinline__ int put_code(const acc_arrays *a, uint32_t i, float v
     const int format = a->residual_format;
     const uint32_t exponent = static_cast<const uint8_t *>(a->residual_out)[block_of(a, i)];
     if (tagc_residual_exponent(format, magnitude(value)) > exponent) return 0;
-    const uint32_t code = rounded_code(format, value, inverse_of(exponent), random_byte(a, i));
+    const uint32_t code = rounded_code(format, value, exponent, threshold_of(a, i));
     if (format == TAGC_FORMAT_INT8)
         codes_out(a)[i] = (uint8_t)code;
     else /* another thread may write the other half of the byte */

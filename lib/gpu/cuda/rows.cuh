@@ -6,6 +6,7 @@
 #include "gpu/cuda/device.cuh"
 extern "C" {
 #include "codec/residual.h"
+#include "exchange/device_memory.h"
 #include "gpu/maker.h"
 }
 
@@ -14,9 +15,10 @@ namespace tagc_cuda {
 constexpr unsigned SPAN = 512;          /* elements that a warp streams at a time; chunks are whole spans */
 constexpr unsigned TILE = WARPS * SPAN; /* elements that a block streams */
 #ifndef TAGC_CUDA_LINES
-#define TAGC_CUDA_LINES 512 /* tests use fewer, so that small rows are sampled, too */
+#define TAGC_CUDA_LINES TAGC_SAMPLE_LINES /* tests use fewer, so that small rows are sampled, too */
 #endif
-constexpr unsigned LINE = 16, N_LINES = TAGC_CUDA_LINES; /* of the sample: elements per line, lines */
+constexpr unsigned LINE = TAGC_SAMPLE_LINE,
+                   N_LINES = TAGC_CUDA_LINES; /* of the sample: elements per line, lines */
 constexpr unsigned RADIX_BITS = 11, N_RADIX = 1u << RADIX_BITS;
 constexpr unsigned MAX_CHUNK = 32768; /* elements */
 constexpr unsigned MIN_BITS = 2, MAX_BITS = 15,

@@ -6,7 +6,7 @@
 #include "gpu/cuda/host.cuh"
 #include "gpu/cuda/residual.cuh"
 extern "C" {
-#include "gpu/elements.h"
+#include "codec/elements.h"
 }
 
 using namespace tagc_cuda;

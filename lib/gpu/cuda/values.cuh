@@ -120,14 +120,21 @@ __device__ __forceinline__ float lost(float wanted, float decoded) {
     return float_of(bits_of(decoded - wanted) ^ SIGN);
 }
 
+/* x is at position `at`. Where rounding is stochastic, nobody reads `decoded`. */
 __device__ __forceinline__ uint32_t round_value(const value_format *f, float scale, float inverse, float x,
-                                                float *decoded) {
+                                                uint32_t at, float *decoded) {
     const uint32_t sign = bits_of(x) & SIGN;
     if (f->values == TAGC_FORMAT_INT8 || f->values == TAGC_FORMAT_INT4) {
         const float magic = 12582912.0f, most = f->values == TAGC_FORMAT_INT8 ? 127.0f : 7.0f;
         float clamped = x * inverse;
         clamped = clamped > -most ? clamped : -most;
         clamped = clamped < most ? clamped : most;
+        if (f->is_stochastic) {
+            const int bits = bits_per_value(f->values);
+            const uint32_t threshold = tagc_residual_threshold(tagc_residual_random(f->seed, at / 4), at % 4);
+            const float one = f->values == TAGC_FORMAT_INT8 ? 0x1p24f : 0x1p28f;
+            return tagc_residual_code(bits, clamped * one, threshold);
+        }
         float shifted = clamped + magic;
         *decoded = (shifted - magic) * scale;
         return bits_of(shifted) & (f->values == TAGC_FORMAT_INT8 ? 255u : 15u);
@@ -174,14 +181,6 @@ __device__ __forceinline__ float value_at(const value_format *f, const uint8_t *
 
 /* ---- a block of values ---- */
 
-/* In the order of codec/residual_body.h. */
-__device__ __forceinline__ float dithered(const value_format *f, float x, float scale, uint32_t at) {
-    if (!f->is_stochastic) return x;
-    const uint32_t byte = tagc_residual_random(f->seed, at / 4) >> at % 4 * 8 & 255u;
-    const float noise = (float_of(byte << 15 | 0x3f804000u) - 1.5f) * scale;
-    return x + noise;
-}
-
 /* Encodes the values of a block, whose first is value `first` of all, and calls put(i, decoded, error) for each. scale_bytes and
  * packed: the block's bytes in the body. */
 template <typename getter, typename putter>
@@ -197,7 +196,7 @@ __device__ __forceinline__ void encode_block(const value_format *f, const value_
         float x = block->at(r), decoded = 0, error;
         uint32_t code = 0;
         if (is_sent) {
-            code = round_value(f, scale, inverse, dithered(f, x, scale, (uint32_t)first + i), &decoded);
+            code = round_value(f, scale, inverse, x, (uint32_t)first + i, &decoded);
             error = lost(x, decoded);
         } else {
             error = zero_as_negative(x);

@@ -1,13 +1,17 @@
-"""python -m tagc advise: tagc.advise() for a model of a given size that need not be there."""
+"""python -m tagc advise: measures the link between the ranks and the codec, and asks the planner about a
+model of a given size that need not be there."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from tagc import _library as lib
 from tagc._library import Error
-from tagc.commands import models, options
+from tagc.commands import options, planner
 from tagc.report.parser import Parser, UsageError
 
 _EXAMPLES = """examples:
@@ -17,6 +21,9 @@ _EXAMPLES = """examples:
   # Here, to see what it prints.
   torchrun --standalone --nproc-per-node 2 -m tagc advise --params 10m
 """
+_LONG_S = 0.3  # of messages that show the rate
+_MOST_BYTES = 1 << 26  # of a rank to each other
+PAYLOAD = 1448 / 1538  # of a link's rate: a frame of 1538 bytes has 1448 bytes of TCP's data
 
 
 def parser() -> Parser:
@@ -24,37 +31,54 @@ def parser() -> Parser:
         prog="python -m tagc advise",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Measures the link between the ranks, and the codec, in CPU memory; says what to choose.",
+        description="Measures the link between the ranks and the codec of their processors, and asks the "
+        "planner (python -m tagc plan) what to choose on such a link.",
     )
     add = made.add_argument
-    add(
-        "--params",
-        metavar="N",
-        type=options.size,
-        default=1e8,
-        help="parameters, as in 10m, 1b. Default: 100m",
-    )
-    add("--wrap", choices=("fsdp2", "ddp"), default="fsdp2", help="how the model is wrapped. Default: fsdp2")
+    add("--params", metavar="N", default="100m", help="parameters, as in 10m, 1b. Default: 100m")
     add(
         "--hosts",
         metavar="N",
         type=options.whole(2, 10**6),
-        help="on how many hosts the ranks are, in their order. Default: as found",
+        help="on how many hosts the ranks are, in their order. Default: as found; ranks of one host count as "
+        "one host each",
     )
     add(
         "--step-s",
         metavar="X",
         type=options.real(1e-9, 1e6),
-        help="seconds that a step computes; without it only communication is compared",
-    )
-    add(
-        "--seconds",
-        metavar="X",
-        type=options.real(0.1, 3600),
-        default=20.0,
-        help="that it may take, about. Default: 20",
+        help="seconds that a step computes. Default: what the planner takes a GPU to need",
     )
     return made
+
+
+def _slowest(group: Any, run: Callable[[], object]) -> float:
+    """Returns the seconds of a call, of the slowest rank. Collective over the group."""
+    from tagc.torch.exchange.comm import share
+
+    share(group, None)  # ranks start together
+    begin = time.perf_counter()
+    run()
+    return float(max(share(group, time.perf_counter() - begin)))
+
+
+def measure_link(comm: Any, world: Any, n_peers: int) -> tuple[float, float]:
+    """Returns (seconds of an empty message, bytes per second that a rank sends to n_peers others together).
+    Collective over `world`, whose ranks each have a comm to their peers, all at once."""
+    import torch
+
+    def gather(n_bytes: int) -> float:
+        mine, everyone = (torch.zeros(n, dtype=torch.uint8) for n in (n_bytes, (1 + n_peers) * n_bytes))
+        call = ("tagc_comm_all_gather", comm.handle, mine.data_ptr(), n_bytes, everyone.data_ptr())
+        return _slowest(world, lambda: lib.call(*call))
+
+    gather(1)
+    latency_s = sorted(gather(1) for _ in range(5))[2]
+    n_bytes = 1 << 16
+    while (seconds := gather(n_bytes)) < _LONG_S and n_bytes < _MOST_BYTES:
+        n_bytes *= 4
+    seconds = sorted([seconds, gather(n_bytes), gather(n_bytes)])[1]
+    return latency_s, n_peers * n_bytes / max(seconds - latency_s, 1e-9)
 
 
 def run(words: Sequence[str]) -> int:
@@ -65,48 +89,63 @@ def run(words: Sequence[str]) -> int:
             "hosts that will train, or here by torchrun --standalone --nproc-per-node 2 -m tagc advise"
         )
     try:
+        import torch
         import torch.distributed as dist
 
-        from tagc.torch.advise.advice import advise_shape, where_of
-        from tagc.torch.advise.shape import Shape
-        from tagc.torch.advise.survey import Survey
-        from tagc.torch.exchange.agreement import TIMEOUT_S
-        from tagc.torch.exchange.comm import share
+        from tagc.torch.exchange.comm import Comm, share
         from tagc.torch.exchange.hosts import Cluster
         from tagc.torch.exchange.identity import identity
+        from tagc.torch.exchange.waits import timeout_of
     except ModuleNotFoundError as missing:
         raise Error("unsupported", f'{missing}: pip install "tagc-train[torch]"') from None
 
-    n_layer, width = models.shape_of(arguments.params)
-    root = {"compressed": 2 * models.N_VOCAB * width, "dense": 2 * width}
-    layer = {"compressed": 9 * width**2, "mild": 3 * width**2, "dense": 13 * width}
-    is_sharded = arguments.wrap == "fsdp2"
     dist.init_process_group("gloo")
     try:
-        group = dist.group.WORLD
-        assert group is not None
-        shape = Shape(
-            arguments.wrap,
-            group.size(),
-            [root] + [layer] * n_layer,
-            [1] + [2] * n_layer if is_sharded else [0] * (1 + n_layer),
-            all_reduce=not is_sharded,
-        )
-        identities = share(group, identity())
-        cluster = Cluster(range(group.size()), arguments.hosts, TIMEOUT_S)
-        cluster.split([group], dict(enumerate(identities)))
-        advise_shape(
-            group,
-            shape,
-            Survey(group, shape, hosts=cluster.of(group)),
-            step_s=arguments.step_s,
-            seconds=arguments.seconds,
-            every=None,
-            n_reducers=1 + n_layer,
-            where=where_of(identities, cluster, group, None),
-            verbose=True,
-        )
+        world = dist.group.WORLD
+        assert world is not None
+        timeout_s = timeout_of(world)
+        cluster = Cluster(range(world.size()), arguments.hosts, timeout_s)
+        cluster.split([world], dict(enumerate(share(world, identity()))))
+        hosts = cluster.of(world)
+        comm = Comm(hosts.between, timeout_s)
+        try:
+            latency_s, bytes_per_s = measure_link(comm, world, hosts.n_hosts - 1)
+        finally:
+            comm.close()
+        codec_ns = max(share(world, planner.codec_ns("int2", 0.95)))
+        if dist.get_rank() == 0:
+            said = cluster.words([world], torch.device("cpu"))
+            print(_advice(arguments, hosts.n_hosts, hosts.per_host, latency_s, bytes_per_s, codec_ns, said))
         dist.barrier()
     finally:
         dist.destroy_process_group()
     return 0
+
+
+def _advice(
+    arguments: argparse.Namespace,
+    n_hosts: int,
+    per_host: int,
+    latency_s: float,
+    bytes_per_s: float,
+    codec_ns: float,
+    where: str,
+) -> str:
+    """Returns what was measured, and the plan. bytes_per_s: of each of per_host ranks."""
+    payload = 8 * per_host * bytes_per_s  # of a host's card
+    asked = {
+        "params": arguments.params,
+        "hosts": n_hosts,
+        "gpus-per-host": per_host,
+        "link": f"{payload / PAYLOAD / 1e6:.6f}mbit",
+        "latency": f"{1e6 * latency_s:.6f}us",
+        "codec-ns": f"{codec_ns:.6f}",
+    }
+    if arguments.step_s is not None:
+        asked["compute-s"] = arguments.step_s
+    made = planner.plan([f"--{name}={value}" for name, value in asked.items()])
+    head = (
+        f"{n_hosts * per_host} ranks; a host sends {payload / 1e6:.0f} Mbit/s, an empty message takes "
+        f"{1e6 * latency_s:.0f} us, the codec {codec_ns:.3g} ns per element"
+    )
+    return "\n".join(line for line in (head, where, made.text) if line)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import pathlib
 import platform
+import re
 from collections.abc import Sequence
 from importlib import metadata
 
@@ -44,12 +46,37 @@ def _connections() -> str:
     return "native, libtagc's own TCP connections"
 
 
+def _openblas_kernel() -> str:
+    """Returns what the OpenBLAS of this process says that it uses; numpy's own has other names."""
+    for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if "openblas" in pathlib.Path(path).name and hasattr(ctypes.CDLL(path), "openblas_get_corename"):
+            ask = ctypes.CDLL(path).openblas_get_corename
+            ask.restype = ctypes.c_char_p
+            return str(ask().decode())
+    return "unknown"
+
+
+def torch_blas() -> dict[str, str | int]:
+    """Returns what torch computes products with: a library; its kernel, or where the library does not say,
+    the vector instructions of torch's own loops; threads of a product."""
+    import torch
+
+    named = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    name = named[1] if named else "unknown"
+    kernel = _openblas_kernel() if name == "open" else torch.backends.cpu.get_cpu_capability()
+    return {"name": name, "kernel": kernel, "n_threads": torch.get_num_threads()}
+
+
 def run(words: Sequence[str]) -> int:
     made = parser.Parser(prog="python -m tagc info", description="What this installation has.")
     made.parse_args(list(words))
     print(f"tagc {lib.version()}, {lib.library_path()}")
     print(f"python {platform.python_version()}, {platform.machine()}")
     print(f"torch {_version_of('torch')}, numpy {_version_of('numpy')}")
+    if importlib.util.find_spec("torch"):
+        blas = torch_blas()
+        print(f"products of torch: {blas['name']}, kernel {blas['kernel']}, {blas['n_threads']} threads")
     has_report = all(importlib.util.find_spec(name) for name in ("altair", "vl_convert"))
     how = "yes" if has_report else 'no: pip install "tagc-train[report]"'
     print(f"pictures of reports: {how}")

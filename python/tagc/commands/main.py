@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from tagc import _library as lib
-from tagc.commands import info, plan
+from tagc.commands import data, info, plan
 from tagc.report import parser
 
 _OK, _FAILED, _USAGE = 0, 1, 2
@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
         plan.run,
     ),
     "advise": ("the same, measured over the link between the ranks that run it (needs torch)", _advise),
+    "data": ("token files of text and JSON lines for `tagc train`, by any tokenizer", data.run),
     "report": ("a page and pictures of runs and measurements, as tagc-report", _report),
     "info": ("what this installation has, and how fast its codec is here", info.run),
     "version": ("the version", _version),

@@ -70,11 +70,11 @@ class _MeshReply(Structure):
     ]  # fmt: skip
 
 
-class _Needs(Structure):
+class _HostMemory(Structure):
     _fields_ = [("residual", c_uint64), ("buffers", c_uint64), ("transient", c_uint64)]
 
 
-class _There(Structure):
+class _DeviceMemory(Structure):
     _fields_ = [("residual", c_uint64), ("buffers", c_uint64), ("pinned", c_uint64)]
 
 
@@ -86,7 +86,7 @@ class Plan(NamedTuple):
     path: str | None
 
 
-class Needs(NamedTuple):
+class HostMemory(NamedTuple):
     """Bytes of a rank for reducers. transient: of the exchange under way."""
 
     residual: int
@@ -94,7 +94,7 @@ class Needs(NamedTuple):
     transient: int
 
 
-class There(NamedTuple):
+class DeviceMemory(NamedTuple):
     """Bytes of a rank for reducers with their codec on the GPU. pinned: in the host's memory."""
 
     residual: int
@@ -120,11 +120,17 @@ def _load() -> ctypes.CDLL:
         library.tagc_plan_shape.restype = None
         library.tagc_plan_codec.argtypes = [c_int, c_double, POINTER(c_double)]
         reducers = POINTER(lib.ReducerOptions)
-        library.tagc_plan_needs.argtypes = [reducers, POINTER(c_uint32), c_size_t, c_int, POINTER(_Needs)]
+        library.tagc_plan_host_memory.argtypes = [
+            reducers,
+            POINTER(c_uint32),
+            c_size_t,
+            c_int,
+            POINTER(_HostMemory),
+        ]
         library.tagc_plan_packed.argtypes = [reducers, c_size_t, c_int, c_int, c_int]
         library.tagc_plan_packed.restype = c_uint64
-        library.tagc_plan_there.argtypes = [
-            reducers, POINTER(c_uint32), c_size_t, c_int, c_int, c_uint32, POINTER(_There)
+        library.tagc_plan_device_memory.argtypes = [
+            reducers, POINTER(c_uint32), c_size_t, c_int, c_int, c_uint32, POINTER(_DeviceMemory)
         ]  # fmt: skip
         library.tagc_plan_pinned.argtypes = [reducers, POINTER(c_uint32), c_size_t, c_int, c_int]
         library.tagc_plan_pinned.restype = c_uint64
@@ -208,21 +214,23 @@ def _listed(units: Sequence[_Parts]) -> tuple[Any, Any, int]:
     return _options(parts), (c_uint32 * len(parts))(*numbers), len(parts)
 
 
-def needs(units: Sequence[_Parts], world_size: int) -> Needs:
+def host_memory(units: Sequence[_Parts], world_size: int) -> HostMemory:
     """Returns what the reducers of a model take on each of world_size ranks."""
-    found = _Needs()
-    status = _load().tagc_plan_needs(*_listed(units), world_size, byref(found))
+    found = _HostMemory()
+    status = _load().tagc_plan_host_memory(*_listed(units), world_size, byref(found))
     _check(status, f"no reducer has options that are among these: {units}")
-    return Needs(found.residual, found.buffers, found.transient)
+    return HostMemory(found.residual, found.buffers, found.transient)
 
 
-def there(units: Sequence[_Parts], world_size: int, n_bytes: int = 4, n_sampled: int = 8192) -> There:
+def device_memory(
+    units: Sequence[_Parts], world_size: int, n_bytes: int = 4, n_sampled: int = 8192
+) -> DeviceMemory:
     """Returns what they take with codec="device", of gradients of n_bytes per value. n_sampled: values of the
     sample that kernels take."""
-    found = _There()
-    status = _load().tagc_plan_there(*_listed(units), world_size, n_bytes, n_sampled, byref(found))
+    found = _DeviceMemory()
+    status = _load().tagc_plan_device_memory(*_listed(units), world_size, n_bytes, n_sampled, byref(found))
     _check(status, f"no reducer has options that are among these: {units}")
-    return There(found.residual, found.buffers, found.pinned)
+    return DeviceMemory(found.residual, found.buffers, found.pinned)
 
 
 def pinned_bytes(units: Sequence[_Parts], world_size: int, n_bytes: int = 4) -> int:

@@ -14,12 +14,11 @@ from tagc.report.reading import ReportError, clean
 from tagc.report.traces import backward_shares
 
 _FIGURES = (
-    "loss, loss-time, loss-bits, gap, pareto, pareto-all, loss-slow, loss-fast, levels, time, bits, "
-    "timeline, window, memory, codec, link, plan, "
-    "plan-world"
+    "loss, loss-time, loss-bits, gap, pareto, pareto-all, levels, time, bits, "
+    "timeline, window, memory, codec, link"
 )
 _EXAMPLES = """examples:
-  # Folders of runs, timelines, results of tagc bench, tagc plan and the lab; their content tells which.
+  # Folders of runs, timelines, results of tagc bench and the lab; their content tells which.
   tagc-report --out report.html runs/fsdp runs/packed runs/*.trace.json bench.json
   tagc-report --svg loss=loss.svg,time=time.svg runs/fsdp runs/packed
 """

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tagc.report import figures_bars, figures_loss, figures_pareto, figures_plan, figures_timeline
+from tagc.report import figures_bars, figures_loss, figures_pareto, figures_timeline
 from tagc.report.model import Report, Units
 from tagc.report.style import Drawing
 
@@ -89,23 +89,6 @@ FIGURES = (
         _one(figures_pareto.all_legs),
     ),
     Figure(
-        "loss-slow",
-        "Loss over simulated time, slowest link",
-        "Losses are measured. tagc plan simulates the time of a step for a larger model, under the costs "
-        "that the result holds under "
-        '"assumed". Shown: the first arm, the paper\'s, and those that no other beats in bits of all '
-        "legs and loss.",
-        "a lab result with simulated steps",
-        _one(figures_loss.loss_slow),
-    ),
-    Figure(
-        "loss-fast",
-        "Loss over simulated time, fastest link",
-        "The same over the fastest link.",
-        "a lab result with steps simulated over two links",
-        _one(figures_loss.loss_fast),
-    ),
-    Figure(
         "levels",
         "Level of each group of parameters",
         "What the schedule lets each group send: every value in 8 bits, every value in 4 bits, the "
@@ -126,10 +109,10 @@ FIGURES = (
     Figure(
         "bits",
         "Bits per parameter on the wire",
-        "Counted from the bytes sent (computed for simulated rows), over the whole model including dense "
+        "Counted from the bytes sent, over the whole model including dense "
         "tensors. gather is the "
         "parameters; the other legs are the gradients and the agreement on them.",
-        "runs of two or more ranks, a bench, lab or plan result",
+        "runs of two or more ranks, a bench or lab result",
         _many(figures_bars.bits),
     ),
     Figure(
@@ -154,10 +137,8 @@ FIGURES = (
     Figure(
         "memory",
         "Memory of a rank",
-        "Parameters, gradients, optimizer state and residuals that persist between steps. Simulated rows "
-        "also have the buffers of exchanges, "
-        "which measured rows do not count.",
-        "a bench, lab or plan result",
+        "Parameters, gradients, optimizer state and residuals that persist between steps.",
+        "a bench or lab result",
         _many(figures_bars.memory),
     ),
     Figure(
@@ -176,20 +157,6 @@ FIGURES = (
         "100 % is a plain exchange of all ranks with all others, in the same run.",
         "a bench or lab result",
         _many(figures_bars.link),
-    ),
-    Figure(
-        "plan",
-        "Iteration time against link rate, simulated",
-        "Lines: simulated. Diamonds: measured, if a bench with as many ranks was given.",
-        "plan results (tagc plan --json)",
-        _many(figures_plan.over_rate),
-    ),
-    Figure(
-        "plan-world",
-        "Iteration time against number of ranks, simulated",
-        "Lines: simulated. Diamonds: measured.",
-        "plan results of two or more numbers of ranks",
-        _many(figures_plan.over_world),
     ),
 )
 NAMES = tuple(figure.name for figure in FIGURES)

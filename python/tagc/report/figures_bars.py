@@ -1,4 +1,4 @@
-"""Stacked bars, one row per arm: time, bits, memory, codec, link, and plans that do not vary."""
+"""Stacked bars, one row per arm: time, bits, memory, codec and link."""
 
 from __future__ import annotations
 
@@ -150,14 +150,13 @@ class View:
     words: Callable[[float], str]
     end: Callable[[Result], str]
     heading: Callable[[ArmSet], str] = lambda arms: ""  # added to the heading of a set
-    has_plans: bool = False
     leaves_out_repeats: bool = False
     spread: Callable[[Result], tuple[float, float]] = lambda result: (math.nan, math.nan)
 
 
 def _is_same(a: ArmSet, b: ArmSet, view: View) -> bool:
     """Returns rows without repetitions: a sweep of the link has the same bytes and memory for each rate."""
-    if len(a.results) != len(b.results) or (a.kind == "plan") != (b.kind == "plan"):
+    if len(a.results) != len(b.results):
         return False
     for x, y in zip(a.results, b.results):
         if x.name != y.name:
@@ -179,7 +178,7 @@ def _draw_sets(report: Report, view: View) -> list[style.Drawing]:
     gigabytes."""
     drawn: list[ArmSet] = []
     for arms in report.sets:
-        if (arms.kind != "plan" or view.has_plans) and _most(arms, view) > 0:
+        if _most(arms, view) > 0:
             if not view.leaves_out_repeats or not any(_is_same(arms, other, view) for other in drawn):
                 drawn.append(arms)
     if not drawn:
@@ -190,7 +189,7 @@ def _draw_sets(report: Report, view: View) -> list[style.Drawing]:
     for chart in charts:
         rows: list[Bar] = []
         for arms in chart:
-            if len(drawn) > 1 or arms.kind == "plan" or view.heading(arms):
+            if len(drawn) > 1 or view.heading(arms):
                 rows.append(Bar(arms.title + view.heading(arms)))
             rows += [
                 Bar(result.name, view.parts(result), view.end(result), *view.spread(result))
@@ -234,7 +233,7 @@ def bits(report: Report) -> list[style.Drawing]:
     title = "bits per parameter, rank and step, before (W-1)/W"
     return _draw_sets(report, View(lambda result: result.bits, LEGS, _LEG_COLORS, lambda most: (title, 1.0),
                                    _bits_words,
-                                   lambda result: units.fixed(finite_sum(result.bits), 2), has_plans=True,
+                                   lambda result: units.fixed(finite_sum(result.bits), 2),
                                    leaves_out_repeats=True))  # fmt: skip
 
 
@@ -244,29 +243,8 @@ def memory(report: Report) -> list[style.Drawing]:
 
     return _draw_sets(report, View(lambda result: result.memory, MEMORIES, _MEMORY_COLORS, unit,
                                    units.n_bytes,
-                                   lambda result: units.n_bytes(finite_sum(result.memory)), has_plans=True,
+                                   lambda result: units.n_bytes(finite_sum(result.memory)),
                                    leaves_out_repeats=True))  # fmt: skip
-
-
-def plan(report: Report) -> list[style.Drawing]:
-    rows: list[Bar] = []
-    most = 0.0
-    for arms in report.sets:
-        if arms.kind != "plan":
-            continue
-        rows.append(Bar(arms.title))
-        for result in arms.results:
-            total, exposed = result.total_s.middle, result.exposed_s.middle
-            most = max(most, total if math.isfinite(total) else 0.0)
-            rows.append(Bar(result.name, (total - exposed, exposed), units.time(total)))
-    if not most > 0:
-        return []
-    names, colors = (
-        ("compute, and communication behind it", "exposed communication"),
-        (style.FILLS[0], style.FILLS[4]),
-    )
-    unit, scale = ("ms", 1e-3) if most < 1 else ("s", 1.0)
-    return [_bars(rows, names, colors, f"time of an optimizer step ({unit}), simulated", scale, units.time)]
 
 
 # ---- codec and link of a bench ----

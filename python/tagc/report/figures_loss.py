@@ -11,7 +11,7 @@ from typing import Any
 
 import altair as alt
 
-from tagc.report import pareto, style, units
+from tagc.report import style, units
 from tagc.report.groups import group_gap
 from tagc.report.model import Group, Report, Run, Spread, spread_of
 
@@ -301,82 +301,3 @@ def levels(report: Report) -> list[style.Drawing]:
         )
         drawings.append(style.Drawing(chart, {"levels": rows}))
     return drawings
-
-
-# ---- over simulated time ----
-
-
-def _links(report: Report) -> list[float]:
-    return [rate for run in report.runs for rate, _ in run.links]
-
-
-def _over_link(report: Report, bits_per_s: float) -> style.Drawing | None:
-    """Draws losses of runs over step times of a plan. Shown: the first arm, the paper's, and those that no
-    other beats."""
-    points = pareto.find(report, True)
-    curves: list[Curve] = []
-    for is_wanted in ("is_first", "is_paper", "is_front"):
-        for point in points:
-            kind = (
-                "is_first"
-                if point.is_first
-                else "is_paper"
-                if point.is_paper
-                else "is_front"
-                if point.is_front
-                else ""
-            )
-            group = next(
-                (
-                    g
-                    for g in report.groups
-                    if g.runs[0].place == point.arms.place and g.name == point.result.name
-                ),
-                None,
-            )
-            seconds = dict(group.runs[0].links).get(bits_per_s, 0.0) if group else 0.0
-            if (
-                kind != is_wanted
-                or point.arms is not points[0].arms
-                or not group
-                or not seconds > 0
-                or len(group.runs[0].evals) < 2
-            ):
-                continue
-            start = group.runs[0].evals[0][0]
-            color = 0 if point.is_first else 1 if point.is_paper else len(curves) + 2
-            curves.append(
-                Curve(
-                    group.name,
-                    color,
-                    "validation",
-                    [
-                        (
-                            (step - start) * seconds,
-                            spread_of([run.loss_at(step) for run in group.runs], is_mean=True),
-                        )
-                        for step, _ in group.runs[0].evals
-                    ],
-                )
-            )
-    curves = curves[:8]
-    if len(curves) < 2:
-        return None
-    scale, unit = _time_unit(_end(curves), 600, 36000)
-    return lines(
-        curves,
-        f"simulated time at {units.rate(bits_per_s)} ({unit})",
-        "validation loss (nats per token)",
-        x_scale=scale,
-        x_name=unit,
-    )
-
-
-def loss_slow(report: Report) -> style.Drawing | None:
-    links = _links(report)
-    return _over_link(report, min(links)) if links else None
-
-
-def loss_fast(report: Report) -> style.Drawing | None:
-    links = _links(report)
-    return _over_link(report, max(links)) if links and max(links) > min(links) else None

@@ -188,7 +188,7 @@ def finish(report: Report) -> None:
     _make_sets(report)
     other = PARTS.index("other")
     for arms in report.sets:
-        for result in arms.results if arms.kind != "plan" else ():
+        for result in arms.results:
             # Medians of parts do not add up to the median of the sum, so the last part is the difference.
             result.part_s[:other] = [
                 max(part, 0.0) if math.isfinite(part) else part for part in result.part_s[:other]

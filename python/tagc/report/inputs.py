@@ -9,7 +9,7 @@ from typing import Any
 from tagc.report import groups
 from tagc.report.model import MOST_INPUTS, Report, Source
 from tagc.report.reading import Node, ReportError, clean, parse, read_text
-from tagc.report.results import add_bench, add_lab, add_plan
+from tagc.report.results import add_bench, add_lab
 from tagc.report.runs import is_metrics, read_run
 from tagc.report.traces import read_trace
 
@@ -51,16 +51,14 @@ def _add_result(report: Report, value: Any, path: str, source: Source) -> None:
         raise ReportError(
             f'{path} has neither traceEvents nor a "type": it is no result, trace or run of tagc'
         )
-    if kind not in ("bench", "plan", "lab"):
-        raise ReportError(f'{path} is of type "{kind[:40]}", allowed: bench, plan, lab, a trace, a run')
+    if kind not in ("bench", "lab"):
+        raise ReportError(f'{path} is of type "{kind[:40]}", allowed: bench, lab, a trace, a run')
     if node.get("format") != 1:
         raise ReportError(f'{path}: "format" is {node.get("format")!r}, allowed: 1')
     source.what = kind
     source.origin = source.origin or node.node_or_empty("origin").value
     if kind == "bench":
         add_bench(report, node)
-    elif kind == "plan":
-        add_plan(report, node)
     else:
         add_lab(
             report,
@@ -131,6 +129,6 @@ def read_report(paths: list[str]) -> Report:
     if not report.sets and not report.traces:
         why = f"; {report.notes[0]}" if report.notes else ""
         raise ReportError(
-            f"nothing to report: name folders of runs, timelines, or results of bench, plan or the lab{why}"
+            f"nothing to report: name folders of runs, timelines, or results of bench or the lab{why}"
         )
     return report

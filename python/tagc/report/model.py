@@ -95,8 +95,6 @@ class Run:
     place: int = 0  # of the lab: its case, from 1; of a folder: 0
     bits: list[float] = field(default_factory=lambda: [math.nan] * len(LEGS))  # of the lab: mean over steps
     total_s: Spread = Spread()  # of the lab: of a step
-    # of the lab: (bits per second, simulated seconds of a step)
-    links: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -154,7 +152,7 @@ class Result:
 
 @dataclass
 class ArmSet:
-    """Arms that may be compared; all are compared with the first. kind: runs, bench or plan."""
+    """Arms that may be compared; all are compared with the first. kind: runs or bench."""
 
     kind: str
     title: str
@@ -164,34 +162,6 @@ class ArmSet:
     n_hosts: float = math.nan
     bits_per_s: float = math.nan
     place: int = 0
-
-
-@dataclass
-class PlanPoint:
-    """A simulated row of a plan; name: the arm, with its placement if there are several."""
-
-    name: str
-    placement: str
-    model: str
-    world_size: float
-    bits_per_s: float
-    iteration_s: float
-    exposed_s: float
-    latency_s: float = math.nan
-
-
-@dataclass
-class Check:
-    """A prediction and its measurement."""
-
-    arm: str
-    where: str
-    world_size: float
-    bits_per_s: float
-    measured_s: float
-    simulated_s: float
-    error: float
-    is_held_out: bool
 
 
 @dataclass
@@ -225,8 +195,6 @@ class Report:
     groups: list[Group] = field(default_factory=list)
     sets: list[ArmSet] = field(default_factory=list)
     traces: list[Any] = field(default_factory=list)  # traces.Trace
-    plan: list[PlanPoint] = field(default_factory=list)
-    checks: list[Check] = field(default_factory=list)
     cases: list[LabCase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # notes on the inputs, for the reader
     names: dict[str, int] = field(default_factory=dict)  # of arms: a name has one colour on the whole page

@@ -17,13 +17,12 @@ from tagc.report.tables import escaped
 _SECTIONS = (
     ("loss", "Loss", ("loss", "loss-time", "loss-bits", "gap")),
     ("levels", "Levels", ("levels",)),
-    ("quality", "Loss against bits", ("pareto", "pareto-all", "loss-slow", "loss-fast")),
+    ("quality", "Loss against bits", ("pareto", "pareto-all")),
     ("time", "Time of a step", ("time",)),
     ("bits", "Bytes on the wire", ("bits",)),
     ("timeline", "Timeline", ("timeline", "window")),
     ("memory", "Memory", ("memory",)),
     ("codec", "Codec and link", ("codec", "link")),
-    ("plan", "Plan", ("plan", "plan-world")),
 )
 
 # The page fetches nothing, and its policy makes the browser enforce that. Vega's interpreter (ast) evaluates
@@ -122,9 +121,7 @@ class _Page:
         report = self.report
         words = "".join(f"<p>{escaped(line)}</p>\n" for line in summary.words(report, self.units))
         parts = [f'<div class="verdict">\n{words}</div>\n' if words else ""]
-        shown = [
-            arms for s, arms in enumerate(report.sets) if arms.results and (arms.kind != "plan" or s < 4)
-        ]
+        shown = [arms for arms in report.sets if arms.results]
         parts += [tables.summary_of(report, arms) for arms in shown]
         parts.append(f'<p class="hint">{escaped(_HINT)}</p>\n' if shown else "")
         notes = "".join(f"<li>{escaped(note)}</li>\n" for note in report.notes)
@@ -142,8 +139,6 @@ class _Page:
                 inner += tables.shares(report, self.units)
             elif name == "codec":
                 inner += tables.link(report)
-            elif name == "plan":
-                inner += tables.checks(report) + tables.plan(report)
             self.section(name, title, inner)
         if report.cases:
             self.section("lab", "Lab", tables.lab(report))

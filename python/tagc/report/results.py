@@ -1,4 +1,4 @@
-"""Reads results of `tagc bench`, `tagc plan` and the lab."""
+"""Reads results of `tagc bench` and the lab."""
 
 from __future__ import annotations
 
@@ -9,21 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tagc.report import units
-from tagc.report.model import (
-    LEGS,
-    MEMORIES,
-    ArmSet,
-    Check,
-    LabCase,
-    PlanPoint,
-    Report,
-    Result,
-    Run,
-    Spread,
-    divided,
-    only,
-    spread_of,
-)
+from tagc.report.model import LEGS, MEMORIES, ArmSet, LabCase, Report, Result, Run, Spread, divided, spread_of
 from tagc.report.reading import Node, ReportError, as_number
 
 
@@ -116,54 +102,6 @@ def _ratio(slow: Node, fast: Node) -> Spread:
     return spread_of(ratios)
 
 
-# ---- plan ----
-
-
-def add_plan(report: Report, plan: Node) -> None:
-    rows = plan.nodes("rows")
-    model = plan.node("model").text("name")
-    link = plan.node_or_empty("link")
-    found = ArmSet(
-        "plan",
-        "",
-        world_size=plan.number("world_size"),
-        n_hosts=plan.number_or_nan("n_hosts"),
-        bits_per_s=link.number_or_nan("line_bits_per_s"),
-    )
-    # the line's rate, as it was asked for, says more to people than the payload that fits it
-    if math.isnan(found.bits_per_s):
-        found.bits_per_s = 8 * link.number_or_nan("bytes_per_s")
-    at = f", link {units.rate(found.bits_per_s)}" if math.isfinite(found.bits_per_s) else ""
-    found.title = f"{model[:60]}, {units.plural(found.world_size, 'rank')}{at}, simulated"
-    report.sets.append(found)
-    arms = [row.text("arm") for row in rows]
-    for row, arm in zip(rows, arms):
-        placement = row.node_or_empty("placement").text_or("name", "")
-        name = f"{arm} ({placement})" if arms.count(arm) > 1 else arm
-        point = PlanPoint(
-            name,
-            placement,
-            model,
-            found.world_size,
-            found.bits_per_s,
-            row.number("iteration_s"),
-            row.number("exposed_s"),
-            link.number_or_nan("latency_s"),
-        )
-        report.plan.append(point)
-        result = report.add_result(found, name)
-        if "bits_per_param" in row.value:  # the lab keeps times alone
-            result.bits, result.memory = _legs(row, "bits_per_param"), _memory(row)
-        result.total_s, result.exposed_s = only(point.iteration_s), only(point.exposed_s)
-        result.speedup = only(divided(found.results[0].total_s.middle, point.iteration_s))
-    for check in plan.nodes_or_none("checks"):
-        report.checks.append(Check(
-            check.text("arm"), check.text_or("place", ""), check.number_or_nan("world_size"),
-            8 * check.number_or_nan("link_bytes_per_s"), check.number("measured_s"),
-            check.number("simulated_s"),
-            check.number("error"), check.get("is_held_out") is True))  # fmt: skip
-
-
 # ---- the lab ----
 
 
@@ -225,10 +163,6 @@ def _read_run(
         run.bits = _legs(item, "bits_per_param")
     if isinstance(item.get("total_s"), dict):
         run.total_s = _spread(item, "total_s")
-    simulated = case.node_or_empty("simulated").node_or_empty("arms")
-    run.links = [
-        (step.number("bits_per_s"), step.number("step_s")) for step in simulated.nodes_or_none(label)
-    ]
     evals = [(entry.number("step"), entry.number("val_loss")) for entry in item.nodes("evals")]
     run.evals = [(step, loss) for step, loss in evals if math.isfinite(step)]
     report.runs.append(run)

@@ -77,12 +77,7 @@ def _times(arms: ArmSet) -> str:
         if speedup.n > 1
         else ""
     )
-    if arms.kind == "plan":
-        words = (
-            f"{best_name} is predicted to be {'the fastest' if speedup.middle > 1 else 'the nearest'}, "
-            f"{ratio} as {name}."
-        )
-    elif _is_within_spread(arms, other):
+    if _is_within_spread(arms, other):
         words = f"no arm differs clearly from {name}: {best_name} is {ratio}, within the spread{over}."
     elif speedup.middle > 1:
         words = f"{best_name} is the fastest of {len(arms.results)} arms, {ratio} as {name}{over}."
@@ -147,23 +142,22 @@ def _shares(report: Report, asked: Units) -> str:
 
 
 def words(report: Report, asked: Units) -> list[str]:
-    """Returns one or two sentences per line; measurements first, then predictions."""
+    """Returns one or two sentences per line."""
     lines: list[str] = []
     n_said = n_left = n_advice = 0
-    for is_plan in (False, True):
-        for arms in report.sets:
-            if (arms.kind == "plan") != is_plan or not arms.results:
-                continue
-            if n_said >= _MOST_SENTENCES - 2 * is_plan:
-                n_left += 1
-                continue
-            times, losses = _times(arms), _losses(arms)
-            n_said += bool(times)
-            lines += [line for line in (times, losses) if line]
-            reason = arms.bench.node_or_empty("recommendation").text_or("reason", "") if arms.bench else ""
-            if reason and n_advice < _MOST_ADVICE:
-                n_advice += 1
-                lines.append(f"tagc bench recommends: {reason}.")
+    for arms in report.sets:
+        if not arms.results:
+            continue
+        if n_said >= _MOST_SENTENCES:
+            n_left += 1
+            continue
+        times, losses = _times(arms), _losses(arms)
+        n_said += bool(times)
+        lines += [line for line in (times, losses) if line]
+        reason = arms.bench.node_or_empty("recommendation").text_or("reason", "") if arms.bench else ""
+        if reason and n_advice < _MOST_ADVICE:
+            n_advice += 1
+            lines.append(f"tagc bench recommends: {reason}.")
     if not lines and report.sets:
         lines.append("No arm was timed; the page (--out) shows codec and link.")
     if n_left:

@@ -15,7 +15,7 @@ from tagc.report.reading import as_number, clean
 from tagc.report.results import pair_ratio
 from tagc.report.traces import Shares, backward_shares, shown_units, step_shares
 
-MOST_PLAN_ROWS, MOST_ARMS, MOST_OPTIONS = 400, 64, 96
+MOST_ARMS, MOST_OPTIONS = 64, 96
 _PLACES = ("out", "trace", "config", "quiet", "seed")  # options that always differ between runs
 
 
@@ -234,37 +234,6 @@ def lab(report: Report) -> str:
     )
 
 
-def plan(report: Report) -> str:
-    if len(report.plan) > MOST_PLAN_ROWS:  # a sweep: the lines show it better
-        return ""
-    rows = [
-        _arm(report, point.name)
-        + _cell(units.count(point.world_size))
-        + _cell(units.rate(point.bits_per_s))
-        + _cell(point.placement)
-        + _cell(units.time(point.iteration_s))
-        + _cell(units.time(point.exposed_s))
-        for point in report.plan
-    ]
-    return _table("Predictions, simulated", ("arm", "ranks", "link", "placement", "step", "exposed"), 1, rows)
-
-
-def checks(report: Report) -> str:
-    rows = [
-        _head(check.arm)
-        + _cell(check.where, "left wrap")
-        + _cell(units.count(check.world_size))
-        + _cell(units.rate(check.bits_per_s))
-        + _cell(units.time(check.measured_s))
-        + _cell(units.time(check.simulated_s))
-        + _cell(units.change(check.error))
-        + _cell("no" if check.is_held_out else "yes")
-        for check in report.checks
-    ]
-    heads = ("arm", "where", "ranks", "link", "measured", "simulated", "error", "seen by the fit")
-    return _table("Predictions against measurements", heads, 2, rows)
-
-
 # ---- the runs ----
 
 
@@ -318,6 +287,9 @@ def _origin(origin: dict[str, Any]) -> list[str]:
             units.n_bytes(as_number(machine.get("memory_bytes"))),
         )
         lines.append(escaped(f"{machine['cpu']}, {n_cpus} CPUs, {memory}, {_text(machine.get('os'))}"))
+    blas = machine.get("blas")
+    if isinstance(blas, dict) and _text(blas.get("name")):
+        lines.append(escaped(f"products: {blas['name']}, kernel {_text(blas.get('kernel')) or '?'}"))
     command = origin.get("command")
     if isinstance(command, list):
         words = (shlex.quote(word) if isinstance(word, str) else json.dumps(word) for word in command[:200])

@@ -29,7 +29,6 @@ except ModuleNotFoundError as missing:
 
 from tagc._library import Error
 from tagc.torch.advise.advice import advise
-from tagc.torch.advise.links import plan_sites
 from tagc.torch.collectives.collectives import Collectives
 from tagc.torch.compiled.parametrize import data_parallel
 from tagc.torch.compress import compress, ddp_state, param_groups
@@ -57,5 +56,4 @@ __all__ = [
     "ddp_state",
     "flat",
     "param_groups",
-    "plan_sites",
 ]

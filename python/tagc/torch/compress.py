@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tagc import _library
 from tagc._library import Error
 from tagc.torch.advise import first_words
-from tagc.torch.exchange import internals, streams
+from tagc.torch.exchange import internals, streams, waits
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.hosts import Cluster
 from tagc.torch.exchange.interfaces import ALONE
@@ -111,7 +111,8 @@ def compress(
         are under way at once, if every rank can; else a gloo group of tagc's own, and rank 0 prints why.
         "native" and "gloo": that one. "group": the model's own group, in messages of a fixed size, for NCCL
         over NVLink or RDMA; it needs exchange "direct", and libtagc-cuda.so for gradients on a GPU.
-    threads: of the codec on the host. timeout_s: after this time a silent peer is an error.
+    threads: of the codec on the host. timeout_s: after this time a silent peer is an error. Not given: the
+        time-out of the model's process group, as init_process_group() got it.
     on_step: called with a dict of statistics after each backward pass. verbose: rank 0 prints what is
         compressed.
 
@@ -209,6 +210,7 @@ def _prepare(
     failure: Exception | None = None
     cluster: Cluster | None = None
     mine: dict[str, Any] = {}
+    given_s = options.get("timeout_s")
     try:
         manager = torchft.manager_of(model)
         if torchft.is_manager(between):
@@ -235,6 +237,9 @@ def _prepare(
             )
         wrapper = _wrapper(model, between, only) if manager is None else _managed_wrapper(model, manager)
         groups = [None] if isinstance(wrapper, managed.Wrapper) else _all_of(wrapper)
+        if options["timeout_s"] is None:
+            of_model = None if isinstance(wrapper, managed.Wrapper) else wrapper.groups()[0]
+            options["timeout_s"] = waits.timeout_of(of_model if between is None else between)
         mine = _describe(model, wrapper, options)
         mine["options"]["an optimizer was given to compress()"] = optimizer is not None
         mine["fresh"] = first_words.look_fresh(mine["rows"], policy.named_parameters(model))
@@ -286,15 +291,10 @@ def _prepare(
     handle.passes.groups = {row.name: row.reason for row in rows}
     if isinstance(wrapper, managed.Managed):  # replicas compare options when they connect
         wrapper.start(
-            options["timeout_s"],
-            mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())},
+            given_s, mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())}
         )
     else:
-        # what is left to torch is not exchanged in two levels
-        has_whole = settings.hosts != 1 and wrapper.left_to_torch()
-        whole = wrapper.groups() if has_whole else []
-        for group in [*wrapper.levels(), *(wrapper.deciders() or ()), *whole]:
-            handle.passes.comm(group)
+        handle.passes.connect(is_on_host=staging is None)
     if optimizer is not None:
         try:
             try:

@@ -75,6 +75,20 @@ class Passes:
                 comms[ranks] = Comm(group, options.timeout_s, transport)
             return comms[ranks]
 
+    def connect(self, is_on_host: bool) -> None:
+        """Makes the connections of the exchanges that compress() expects, of a model in CPU memory or on a
+        device. Collective."""
+        wrapper = self.state.wrapper
+        is_one, in_thread = self.state.options.hosts == 1, is_on_host and wrapper.works_in_thread
+        # what is left to torch is not exchanged in two levels
+        is_left = in_thread if is_one else bool(wrapper.left_to_torch())
+        whole = wrapper.groups() if is_left else []
+        for group in [*wrapper.levels(), *(wrapper.deciders() or ()), *whole]:
+            self.comm(group)
+        within = [hosts.within for hosts in map(wrapper.hosts, wrapper.groups()) if hosts.is_two_level]
+        for group in [*within, *(whole if in_thread else [])] if is_on_host else []:
+            self.comm(group).collectives("compress()")
+
     def comms(self) -> list[Comm]:
         """Returns all connections so far."""
         return [*self._comms.values(), *self._gather_comms.values()]
@@ -269,10 +283,17 @@ class Passes:
             self.comm(group).agree(f"gradients of {unit.name}", numbers)
         n_elems = internals.n_stored(source)
         is_all_reduce = source.is_sparse or source.numel() == target.numel()
-        waits.add_up(source, target, op, group, unit.name, self.state.options.timeout_s)
-        n_ranks = group.size()
+        n_ranks, what = group.size(), f"gradients of {unit.name}"
+        waits.add_up(source, target, op, self.torchs(group, source.device, what), n_ranks)
         n_bytes = (1 + is_all_reduce) * n_elems * source.element_size() * (n_ranks - 1) // n_ranks
         self.recorder.add_torchs(n_bytes, n_elems, n_ranks, time.perf_counter() - begin, hosts.is_one)
+
+    def torchs(self, group: dist.ProcessGroup, device: torch.device, what: str) -> waits.Collectives:
+        """Returns torch's collectives over a group of the user's, for tensors on that device: in a thread,
+        where DDP and the user's code may use the group meanwhile, by a group of the handle's own."""
+        if device.type == "cpu" and self.state.wrapper.works_in_thread:
+            return self.comm(group).collectives(what)
+        return waits.Collectives(group, what, self.state.options.timeout_s)
 
     def runner_for(self, tensor: torch.Tensor) -> tuple[Runner, Error | None]:
         """Returns what runs exchanges of gradients like that, and why it is not the right one: it then tells

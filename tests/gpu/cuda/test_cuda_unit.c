@@ -4,8 +4,8 @@
 #include "../../exchange/rounds.h"
 #include "../../repeats.h"
 #include "../fake_runtime.h"
+#include "codec/elements.h"
 #include "exchange/direct/direct.h"
-#include "gpu/elements.h"
 #include "gpu/unit_private.h"
 #include "harness_maker.h"
 

@@ -1,2 +1,1 @@
-"""advise() and plan_sites(): what to choose for this model and these links, "off" included. Nothing here
-changes a model."""
+"""advise(): what to choose for this model on these links, "off" included. Nothing here changes a model."""

@@ -17,8 +17,18 @@ import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.advise import links, pipelines
-from tagc.torch.advise.choice import bytes_text, choose, factor_of, seconds_text
+from tagc.torch.advise import pipelines
+from tagc.torch.advise.choice import (
+    EVERY,
+    bytes_text,
+    choose,
+    choose_every,
+    choose_local,
+    factor_of,
+    local_step_s,
+    mildest,
+    seconds_text,
+)
 from tagc.torch.advise.shape import Held, Shape, held_bytes, is_one, look
 from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, WIRES, Survey, in_ways, name_of, own_work_of
 from tagc.torch.exchange import internals, streams
@@ -26,6 +36,7 @@ from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import share
 from tagc.torch.exchange.hosts import Cluster
 from tagc.torch.exchange.identity import identity
+from tagc.torch.exchange.waits import timeout_of
 from tagc.torch.hooks import ddp, fsdp1
 from tagc.torch.hooks.kinds import kind_of
 from tagc.torch.schedule.options import TRANSPORTS, Options, unknown_option
@@ -48,7 +59,7 @@ def advise(
     step: Callable[[], object] | None = None,
     seconds: float = 20,
     threads: int = 1,
-    timeout_s: float = 300,
+    timeout_s: float | None = None,
     transports: Collection[str] | None = None,
     every: int | str | None = None,
     micro_batches: int | None = None,
@@ -70,7 +81,7 @@ def advise(
         computes one forward and backward pass without exchanging gradients, as on a copy that is not wrapped;
         it is timed. With neither of them only communication is compared, not whether it matters.
     every: also compare with local steps, whose exchange is measured, too: steps between two exchanges, or
-        "auto". plan_sites() does that for lines that are not here, from their rates.
+        "auto".
     seconds: that it may take, about. hosts, between, threads, timeout_s: as for compress(). transports: of
         compress(), which to measure, such as ("host", "group"); None: both where every rank has kernels for
         its GPU, else "host". verbose: rank 0 prints the advice.
@@ -132,6 +143,7 @@ def advise(
         ):
             raise Error("argument", f'every is {every!r}, must be "auto", or an integer of 2 to 1000000')
         on = streams.of(streams.device_of(model))
+        timeout_s = timeout_of(group) if timeout_s is None else timeout_s
         Options(threads=threads, timeout_s=timeout_s, hosts=hosts)  # which checks them
         cluster = _cluster(group, shape, hosts, between, timeout_s)
         if not shape.n_elems:
@@ -528,7 +540,7 @@ def bucket_of(
             tried.append((2**exponent, len(joined.units), row_of(joined)))
     if not tried:
         return None
-    best = links.mildest([row for _, _, row in tried], of)
+    best = mildest([row for _, _, row in tried], of)
     elems, n_units, row = next(one for one in tried if one[2] is best)
     if lib.verdict(now[of], row[of]) != "pays":
         return None
@@ -550,7 +562,7 @@ def local_of(
     chosen = next(row for row in advice["rows"] if row["name"] == advice["name"])
     compute_s, bits = advice["compute_s"], found["bits"][LOCAL]
     if compute_s is None:
-        steps = links.EVERY[-1] if every == "auto" else int(every)
+        steps = EVERY[-1] if every == "auto" else int(every)
         return {
             "every": steps,
             "bits": bits / steps,
@@ -563,17 +575,15 @@ def local_of(
                 "step_s= or step=, and this says whether that pays"
             ),
         }
-    steps = links.choose_every(compute_s, exchange_s) if every == "auto" else int(every)
-    row = {"name": LOCAL, "every": steps, "step_s": links.local_step_s(compute_s, exchange_s, steps)}
-    better, verdict, reason = links.choice(
-        [{"name": chosen["name"], "every": 1, "step_s": chosen["step_s"]}, row], compute_s
-    )
+    steps = choose_every(compute_s, exchange_s) if every == "auto" else int(every)
+    row = {"name": LOCAL, "every": steps, "step_s": local_step_s(compute_s, exchange_s, steps)}
+    verdict, reason = choose_local(chosen, row, compute_s)
     return row | {
         "bits": bits / steps,
         "exchange_s": exchange_s,
         "verdict": verdict,
         "reason": reason,
-        "choice": "every step" if better["every"] == 1 else "local steps",
+        "choice": "local steps" if verdict == "pays" else "every step",
     }
 
 

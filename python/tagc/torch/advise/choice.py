@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tagc import _library as lib
-from tagc.torch.advise import links
+
+EVERY = (5, 10, 20, 30, 50, 100, 200, 300, 500)  # steps between exchanges of local steps
 
 
 def choose(rows: Sequence[dict[str, Any]], what_shows: str = "step= or step_s= shows") -> dict[str, Any]:
@@ -17,7 +18,7 @@ def choose(rows: Sequence[dict[str, Any]], what_shows: str = "step= or step_s= s
     plain_rows, packed_rows = (
         [row for row in rows if (row["choice"] == "compress") == is_packed] for is_packed in (False, True)
     )
-    plain, packed = links.mildest(plain_rows, of), links.mildest(packed_rows, of)
+    plain, packed = mildest(plain_rows, of), mildest(packed_rows, of)
     baseline, strongest = (min(some, key=lambda row: row[of]) for some in (plain_rows, packed_rows))
     verdict = lib.verdict(baseline[of], packed[of])
     chosen = packed if verdict == "pays" else plain
@@ -51,6 +52,17 @@ def choose(rows: Sequence[dict[str, Any]], what_shows: str = "step= or step_s= s
     }
 
 
+def mildest(rows: Sequence[Mapping[str, Any]], of: str) -> Mapping[str, Any]:
+    """Returns the first of rows, from the mildest to the strongest, beside which the fastest makes no
+    difference."""
+    fastest_s = min(row[of] for row in rows)
+    return next(
+        row
+        for row in rows
+        if row[of] == fastest_s or lib.verdict(row[of], fastest_s) == "makes no difference"
+    )
+
+
 def factor_of(baseline: Mapping[str, Any], row: Mapping[str, Any], of: str) -> float:
     """Returns how many times as fast as the baseline a row is."""
     return float(baseline[of] / row[of]) if row[of] > 0 else 1.0
@@ -70,3 +82,43 @@ def seconds_text(seconds: float) -> str:
         if seconds * scale >= 1:
             return f"{seconds * scale:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
+
+
+# ---- local steps ----
+
+
+def local_step_s(
+    compute_s: float, exchange_s: float, every: int, fragments: int = 1, delay: int = 0
+) -> float:
+    """Returns the mean seconds of a step, where an exchange of one fragment takes exchange_s and `delay`
+    steps hide it."""
+    return compute_s + fragments / every * max(0.0, exchange_s - delay * compute_s)
+
+
+def choose_every(compute_s: float, exchange_s: float, fragments: int = 1, delay: int = 0) -> int:
+    """Returns the fewest steps between exchanges at which these make no difference to a step, or the most
+    that are offered."""
+    fitting = (
+        every
+        for every in EVERY
+        if every >= fragments
+        and every > delay
+        and lib.verdict(compute_s, local_step_s(compute_s, exchange_s, every, fragments, delay)) != "costs"
+    )
+    return next(fitting, max(EVERY[-1], fragments, delay + 1))
+
+
+def choose_local(each: Mapping[str, Any], local: Mapping[str, Any], compute_s: float) -> tuple[str, str]:
+    """Returns (verdict, reason) of local steps beside an exchange in each step. Both have "name" and
+    "step_s"; local has "every"."""
+    says = lib.verdict(each["step_s"], local["step_s"])
+    text = (
+        f"a step takes {each['step_s']:.3g} s with {each['name']} in each step, {local['step_s']:.3g} s "
+        f"with {local['name']}; {compute_s:.3g} s of it compute; "
+        f"{each['step_s'] / local['step_s']:.2f} times as fast"
+    )
+    if says == "pays":
+        return says, (
+            f"local steps pay, every={local['every']}: {text}; what they cost in loss, only training shows"
+        )
+    return says, f"exchange in each step, taking local steps {says}: {text}"

@@ -1,10 +1,8 @@
-"""Notes that compress() prints once, on rank 0, if compression is unlikely to help: a model that has not
-learnt yet, ranks on one host, a fast link. Nothing is measured here; tagc.advise() does that. look_fresh()
-also decides at which level parameters begin."""
+"""Notes that compress() prints once, on rank 0: a model that has not learnt yet, and ranks on one host.
+Whether compression pays, tagc.advise() says. look_fresh() also decides at which level parameters begin."""
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,24 +11,10 @@ import torch
 from tagc.torch.exchange.identity import identity
 from tagc.torch.schedule.policy import Row
 
-FAST_MBIT = 25_000  # of a network card; above it compression seldom pays
-
 
 def about_host() -> dict[str, Any]:
     """Returns what ranks exchange about their host. Local."""
-    return {"host": identity(), "mbit": card_mbit()}
-
-
-def card_mbit(
-    proc: pathlib.Path = pathlib.Path("/proc/net/route"), cards: pathlib.Path = pathlib.Path("/sys/class/net")
-) -> int:
-    """Returns the nominal rate of the card with the default route, 0 if unknown."""
-    try:
-        rows = [line.split() for line in proc.read_text().splitlines()[1:]]
-        name = next(row[0] for row in rows if row[1] == "00000000")
-        return max(0, int((cards / name / "speed").read_text()))
-    except (OSError, StopIteration, ValueError, IndexError):
-        return 0
+    return {"host": identity()}
 
 
 def look_fresh(rows: Iterable[Row], named: Iterable[tuple[str, torch.Tensor]]) -> bool | None:
@@ -55,15 +39,11 @@ def look_fresh(rows: Iterable[Row], named: Iterable[tuple[str, torch.Tensor]]) -
 
 def line(hosts: Sequence[Mapping[str, Any]], is_fresh: bool, is_gentle: bool | None) -> str:
     """Returns the notes, or "". hosts: about_host() of each rank."""
-    parts, rates = [], [host["mbit"] for host in hosts]
+    parts = []
     if len(hosts) > 1 and len({host["host"] for host in hosts}) == 1:
         parts.append(
             f"all {len(hosts)} ranks that exchange gradients are on one host, where compression gains "
             "nothing: each counts as a host, as for a trial"
-        )
-    elif min(rates) >= FAST_MBIT:
-        parts.append(
-            f"the slowest network card does {min(rates) / 1000:g} Gbit/s, where compression seldom pays"
         )
     if is_fresh and is_gentle:
         parts.append(

@@ -228,7 +228,7 @@ def advise_stage(
     hosts: int | None,
     step_s: float | None,
     seconds: float,
-    timeout_s: float,
+    timeout_s: float | None,
     verbose: bool,
     wrong: str | None,
 ) -> dict[str, Any]:

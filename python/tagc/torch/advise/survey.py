@@ -18,7 +18,7 @@ import torch.distributed as dist
 from tagc import _library as lib
 from tagc.torch.advise import own_work
 from tagc.torch.advise.shape import Shape, n_of
-from tagc.torch.exchange import internals, waits
+from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.comm import Comm, share
 from tagc.torch.exchange.group import Link
@@ -28,6 +28,7 @@ from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.staging import Kernels, Staging
 from tagc.torch.exchange.streams import Cuda
 from tagc.torch.exchange.unit import Stats, Unit
+from tagc.torch.exchange.waits import Collectives, timeout_of
 from tagc.torch.exchange.work import Work
 from tagc.torch.hooks.replicas import CHANGED, Gathers
 from tagc.torch.schedule.options import Options
@@ -97,13 +98,14 @@ class Survey:
         group: dist.ProcessGroup,
         shape: Shape,
         threads: int = 1,
-        timeout_s: float = 300,
+        timeout_s: float | None = None,
         streams: Cuda | None = None,
         transports: Collection[str] | None = None,
         hosts: Hosts | None = None,
     ) -> None:
         """streams: of the model's device; None: CPU memory. transports: of compress(); None: all if every
         rank has kernels for its device, else "host"."""
+        timeout_s = timeout_of(group) if timeout_s is None else timeout_s
         self.group, self.shape, self.threads, self.timeout_s = group, shape, threads, timeout_s
         self.has_gathers = shape.wrap == "fsdp2" and any(shape.n_gathers)
         self.world_size, self.rank = shape.world_size, dist.get_rank(group)
@@ -112,8 +114,10 @@ class Survey:
         self.hosts = flat if hosts is None or not hosts.is_two_level else hosts
         # of the exchanges of gradients: by its hosts
         self._comms = {flat: self.comm, self.hosts: self.comm}
-        if self.hosts is not flat:
+        self._within: Comm | None = None
+        if self.hosts.within is not None:
             self._comms = {flat: self.comm, self.hosts: Comm(self.hosts.between, timeout_s)}
+            self._within = Comm(self.hosts.within, timeout_s)
         self._flat = flat
         self.times: dict[str, dict[int, list[float]]] = {}
         self.phases: dict[str, dict[str, float]] = {}  # what -> seconds per element
@@ -127,10 +131,16 @@ class Survey:
     def __exit__(self, *_: object) -> None:
         if self._staging is not None:
             self._staging.close()
-        for comm in set(self._comms.values()):
-            comm.close()
+        for comm in {*self._comms.values(), self._within}:
+            if comm is not None:
+                comm.close()
         if self._staging is not None:
             self._staging.free()
+
+    def _of_host(self, device: torch.device) -> Collectives:
+        """Returns collectives of the ranks of this host."""
+        assert self._within is not None  # hosts have several ranks
+        return self.hosts.collectives(self._within, device, "advise()", self.timeout_s)
 
     @property
     def _kernels(self) -> Kernels | None:
@@ -341,11 +351,11 @@ class Survey:
         stats: list[Stats] = []
 
         def run() -> None:
-            if whole is not None:
-                Rows(hosts, comm, whole, dist.ReduceOp.AVG, "advise()", self.timeout_s).add_up()
+            if whole is not None and self._within is not None:
+                Rows(hosts, self._within, whole, dist.ReduceOp.AVG, "advise()", self.timeout_s).add_up()
             end = unit.reduce(way, layout, source, target, dist.ReduceOp.AVG)
             if whole is not None and all_reduce:
-                internals.all_gather(whole, target, group=hosts.within)
+                self._of_host(target.device).all_gather(whole, target)
             if is_in_group and kernels is not None:
                 kernels.streams.finish(kernels.stream)
             stats.append(end())
@@ -388,8 +398,8 @@ class Survey:
             gathers.run(gatherer, shard, output, None, vote, found)
             if vote:
                 self.bits[f"gather {wire}"] = 8 * (comm.bytes_sent()["gather"] - before) / n_came
-            if hosts.within is not None:
-                waits.gather_rows(rows, whole, hosts.within, "advise()", self.timeout_s)
+            if self._within is not None:
+                self._of_host(rows.device).gather_rows(whole, rows)
 
         def run_changed() -> None:
             run()

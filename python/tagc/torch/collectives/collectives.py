@@ -31,6 +31,7 @@ from tagc.torch.exchange.hosts import Cluster
 from tagc.torch.exchange.layout import Layout
 from tagc.torch.exchange.runner import Future, Runners
 from tagc.torch.exchange.unit import ReduceOp, Unit, scale_of
+from tagc.torch.exchange.waits import timeout_of
 from tagc.torch.hooks.gathers import AllGather
 from tagc.torch.memory import Held, Memory, count
 from tagc.torch.passes import Passes
@@ -140,8 +141,7 @@ class Collectives:
         self._order = threading.RLock()  # held while a call takes its place
         self._last: Future | None = None  # of the last call in the runner's thread
         self._failed: list[Work] = []  # whose failures nobody has raised yet
-        for level in self._keys.levels():
-            self._passes.comm(level)
+        self._passes.connect(is_on_host=True)
         if optimizer is not None:
             try:
                 self.adapt(optimizer)
@@ -513,6 +513,8 @@ def _prepared(
         if text := unknown_option(Collectives, unknown):
             raise Error("argument", text)
         _library.load()
+        if given["timeout_s"] is None:
+            given["timeout_s"] = timeout_of(found)
         options = Options(**given)
         keys = Keys(found, options, names)
         if optimizer is not None and not keys.parameters():

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from tagc._library import Error
 from tagc.torch.exchange.arrivals import meet
 from tagc.torch.exchange.comm import share
-
-TIMEOUT_S = 300.0  # where the user's is not known
+from tagc.torch.exchange.waits import timeout_of
 
 
 def agree_all(
@@ -32,7 +31,7 @@ def agree_all(
     status = failure.status if isinstance(failure, Error) else "argument"
     # not compared yet if there was a failure
     is_number = isinstance(timeout_s, (int, float)) and 0 < timeout_s <= 1e6
-    wait_s = float(timeout_s) if is_number else TIMEOUT_S
+    wait_s = float(timeout_s) if is_number else timeout_of(group)
     if call:
         try:
             meet(group, call, wait_s)

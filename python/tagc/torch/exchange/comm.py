@@ -19,7 +19,7 @@ from tagc._library import Error
 from tagc.torch.exchange import endings, internals, native
 from tagc.torch.exchange.gloo import Gloo
 from tagc.torch.exchange.identity import identity
-from tagc.torch.exchange.waits import within
+from tagc.torch.exchange.waits import OwnCollectives, timeout_of, within
 
 _TEXT_BYTES = 1024
 
@@ -59,6 +59,8 @@ class Comm:
         self._timeout_s = timeout_s
         self._lock = threading.RLock()
         self._handle = ctypes.c_void_p()
+        self._name = ""  # of this connection, the same on all ranks
+        self._gloo: Any = None  # for collectives()
         self._way = self._connect(group, transport)
         self._handle = self._way.comm()
         endings.add(self)
@@ -72,7 +74,8 @@ class Comm:
         self.ranks = tuple(dist.get_process_group_ranks(group))
         # messages to users have the ranks of torch.distributed
         self.rank, self.world_size = dist.get_rank(group), len(self.ranks)
-        return _connect(group, self.rank, self.ranks, self._timeout_s, transport)
+        way, self._name = _connect(group, self.rank, self.ranks, self._timeout_s, transport)
+        return way
 
     @property
     def handle(self) -> ctypes.c_void_p:
@@ -139,6 +142,21 @@ class Comm:
             f"{texts[odd]}",
         )
 
+    def collectives(self, what: str) -> OwnCollectives:
+        """Returns collectives of tensors in CPU memory, by a gloo group of this connection's own. The first
+        call is collective. what: for messages."""
+        with self._lock:
+            if self._gloo is None:
+                store = dist.PrefixStore(f"{self._name}/tensors", internals.default_store())
+                timeout = datetime.timedelta(seconds=self._timeout_s)
+                try:
+                    self._gloo = dist.ProcessGroupGloo(store, self.rank, self.world_size, timeout)
+                except RuntimeError as failure:
+                    raise Error(
+                        "transport", f"{what}: no gloo group of ranks {_listed(self.ranks)}: {failure}"
+                    ) from failure
+            return OwnCollectives(self._gloo, self.ranks, what, self._timeout_s)
+
     @property
     def agreement_bytes(self) -> int:
         """The message of one rank if all agree, and of each other."""
@@ -174,6 +192,7 @@ class Comm:
             lib.load().tagc_comm_destroy(self._handle)
             self._handle = ctypes.c_void_p()
             self._way.close()
+            self._gloo = None
 
 
 def compared(what: str, numbers: Mapping[str, Any]) -> tuple[list[int], str]:
@@ -185,6 +204,10 @@ def compared(what: str, numbers: Mapping[str, Any]) -> tuple[list[int], str]:
     return words, ", ".join(f"{name} {value}" for name, value in numbers.items())
 
 
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+
+
 def _padded(text: str, n_bytes: int) -> bytes:
     return text.encode(errors="replace")[:n_bytes].ljust(n_bytes, b"\0")
 
@@ -193,10 +216,11 @@ def _text(padded: bytes) -> str:
     return padded.rstrip(b"\0").decode(errors="replace")
 
 
-def share(
-    group: dist.ProcessGroup, mine: Any, timeout: datetime.timedelta = datetime.timedelta(seconds=300)
-) -> list[Any]:
-    """Returns one object of every rank, in rank order. Collective over `group`, before there is a comm."""
+def share(group: dist.ProcessGroup, mine: Any, timeout: datetime.timedelta | None = None) -> list[Any]:
+    """Returns one object of every rank, in rank order. timeout: the group's by default. Collective over
+    `group`, before there is a comm."""
+    if timeout is None:
+        timeout = datetime.timedelta(seconds=timeout_of(group))
     everyone = [None] * dist.get_world_size(group)
     within(
         timeout, group, "the ranks of a group", lambda: dist.all_gather_object(everyone, mine, group=group)
@@ -209,10 +233,10 @@ def share(
 
 def _connect(
     group: dist.ProcessGroup, rank: int, ranks: tuple[int, ...], timeout_s: float, transport: str
-) -> Way:
-    """Returns the native transport for all but "gloo" if all ranks can use it, else gloo. For "host" and
-    "group", rank 0 then prints why; for "native" that is an Error. Collective; all ranks return the same or
-    raise the same Error."""
+) -> tuple[Way, str]:
+    """Returns (the native transport for all but "gloo" if all ranks can use it, else gloo; the name of the
+    connection). For "host" and "group", rank 0 then prints why; for "native" that is an Error. Collective;
+    all ranks return the same or raise the same Error."""
     global _n_made
     timeout = datetime.timedelta(seconds=timeout_s)
     port, offers = _offer(group, rank, ranks, timeout, transport)
@@ -231,7 +255,7 @@ def _connect(
         failures = share(group, mine, timeout)
         why_not = next((f"rank {ranks[r]}: {text}" for r, text in enumerate(failures) if text), "")
         if not why_not:
-            return native.Native(port, timeout_s)
+            return native.Native(port, timeout_s), name
     if port is not None:
         port.close()
     if transport == "native":
@@ -245,7 +269,7 @@ def _connect(
     # new_group() would not do: it reuses the name of a destroyed group, and then finds that group's
     # addresses in the store
     store = dist.distributed_c10d.PrefixStore(name, internals.default_store())
-    return Gloo(store, rank, ranks, timeout_s)
+    return Gloo(store, rank, ranks, timeout_s), name
 
 
 def _offer(

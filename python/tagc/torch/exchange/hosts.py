@@ -6,6 +6,16 @@ part of the sums with the ranks of the same place in the other hosts:
     within                       the L ranks of a host
     between                      the H ranks of a place
 
+Collectives of a process group must come in one order on all of its ranks, and torch checks that nowhere: sums
+of two that cross are wrong. So whoever calls one of torch's collectives keeps this rule: a group is used from
+one thread, or it is the handle's own. Which group is whose:
+
+    the user's, torch's wrapper's        in the user's thread: in compress(), and in hooks in the place of the
+                                         wrapper's own collective. Never in a thread of tagc's
+    those of Cluster (within, between)   likewise: several handles have them, which take turns in the user's
+                                         thread, or on a device's stream
+    Comm, and Comm.collectives()         the handle's own: from its thread, too. All in CPU memory goes by it
+
 compress() asks every rank where it runs (identity()), or takes the user's `hosts=`. Cluster is what it finds
 for a whole model, Hosts for one process group of it."""
 
@@ -22,8 +32,9 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch.exchange import internals
-from tagc.torch.exchange.comm import share
+from tagc.torch.exchange.comm import Comm, share
 from tagc.torch.exchange.identity import identity
+from tagc.torch.exchange.waits import Collectives
 
 Ranks = tuple[int, ...]
 
@@ -96,8 +107,17 @@ class Hosts:
         """Returns groups: sums over one after the other are sums over the whole group."""
         return [self.between] if self.within is None else [self.within, self.between]
 
+    def collectives(self, comm: Comm, device: torch.device, what: str, timeout_s: float) -> Collectives:
+        """Returns those of the ranks of this host, for tensors on that device. comm: over these ranks."""
+        if device.type == "cpu":
+            return comm.collectives(what)
+        assert self.within is not None  # or there is one rank per host
+        return Collectives(self.within, what, timeout_s)
+
     def backend(self, device: torch.device) -> str:
         """Returns the name of what adds up tensors on that device within a host."""
+        if device.type == "cpu" and self.within is not None:
+            return "gloo"
         found = internals.backend_of(self.within, device) if self.within is not None else None
         return "nothing" if found is None else str(found.name())
 

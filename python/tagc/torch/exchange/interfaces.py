@@ -88,6 +88,8 @@ class Wrapped:
     # whether its hooks add gradients up within each host, and exchange the sums between hosts
     sums_within_hosts = False
     shares_groups = True  # whether groups within its hosts may be those of others, with which it takes turns
+    # whether exchanges of tensors in CPU memory run in a thread of tagc's from begin to end
+    works_in_thread = False
     ends_with_backward = True  # whether the end of a backward pass is that of a step
     cluster: Cluster | None = None  # which compress() finds; None: each rank counts as a host
 

@@ -6,6 +6,7 @@ newer torch has moved one, the Error names it and the version; this module is th
 from __future__ import annotations
 
 import copy
+import datetime
 import functools
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -73,11 +74,15 @@ SEEN = {
     "FlatParameter._numels_with_padding": ALL,
     "FlatParameter._is_padding_mask": ALL,
     "torch.autograd.Variable._execution_engine": ALL,
+    "torch._C._current_autograd_node": "2.13",
     "torch.distributed.distributed_c10d._get_default_store": ALL,
     "torch.distributed.distributed_c10d._world": ALL,
     "torch.distributed.distributed_c10d._coalescing_manager": ALL,
     "_World.pg_names": ALL,
     "ProcessGroup._get_backend": ALL,
+    "ProcessGroup.Options._timeout": "2.13",
+    "ProcessGroupGloo._allgather_base": "2.13",
+    "ProcessGroupGloo._reduce_scatter_base": "2.13",
     "OptimizedModule._orig_mod": ALL,
     "Module._parameters": ALL,
     "Module._apply": ALL,
@@ -319,8 +324,14 @@ class FsdpGroup:
         self._group._all_gather_comm = all_gather or gather
         self._group._all_reduce_hook = all_reduce_hook or hook
 
-    def restore_comms(self, comms: tuple[Any, Any, Any]) -> None:
-        self._group._reduce_scatter_comm, self._group._all_gather_comm, self._group._all_reduce_hook = comms
+    def restore_comms(self, comms: tuple[Any, Any, Any], own: tuple[Any, Any, Any]) -> None:
+        """Puts `comms` back in the place of `own`, where nobody has set another meanwhile."""
+        reduce, gather, hook = (
+            before if mine is not None and now is mine else now
+            for before, mine, now in zip(comms, own, self.comms)
+        )
+        self._group._reduce_scatter_comm, self._group._all_gather_comm = reduce, gather
+        self._group._all_reduce_hook = hook
 
     def leave_replicas_to_the_hook(self) -> Callable[[], None]:
         """Stops torch's own sum over replicas, so that the all-reduce hook gets this rank's gradient, or its
@@ -332,8 +343,11 @@ class FsdpGroup:
             group.mesh_info = copy.copy(mesh)
             group.mesh_info.replicate_process_group = _Alone()
 
+        ours = group.mesh_info
+
         def undo() -> None:
-            group.mesh_info = mesh
+            if group.mesh_info is ours:
+                group.mesh_info = mesh
 
         return undo
 
@@ -614,6 +628,24 @@ def at_end_of_backward(function: Callable[[], object]) -> None:
     _get(torch.autograd.Variable, "torch.autograd.Variable._execution_engine").queue_callback(function)
 
 
+def at_end_of_each_backward(module: torch.nn.Module, function: Callable[[], object]) -> Callable[[], None]:
+    """Calls function() at the end of each backward pass that begins with what module() returns: not of passes
+    within it. Returns a function that undoes it."""
+
+    def look(_: torch.nn.Module, __: Any, output: Any) -> None:
+        for tensor in torch.utils._pytree.tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(lambda _: at_end_of_backward(function))
+
+    return module.register_forward_hook(look).remove
+
+
+def is_within_a_pass() -> bool:
+    """Returns whether the backward pass that ends now is one within another, as reentrant checkpointing has
+    them."""
+    return _get(torch._C, "torch._C._current_autograd_node")() is not None
+
+
 def default_store() -> dist.Store:
     return _get(dist.distributed_c10d, "torch.distributed.distributed_c10d._get_default_store")()
 
@@ -633,6 +665,25 @@ def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> Any:
         return find(device)
     except RuntimeError:
         return None
+
+
+def gloo_gather(gloo: Any) -> Callable[..., dist.Work]:
+    """Returns all_gather() of a gloo group that torch.distributed does not know: (received, sent)."""
+    found: Callable[..., dist.Work] = _get(gloo, "ProcessGroupGloo._allgather_base")
+    return found
+
+
+def gloo_reduce_scatter(gloo: Any) -> Callable[..., dist.Work]:
+    """Returns the same of reduce_scatter(): (target, source, options)."""
+    found: Callable[..., dist.Work] = _get(gloo, "ProcessGroupGloo._reduce_scatter_base")
+    return found
+
+
+def timeout_of(backend: Any) -> datetime.timedelta | None:
+    """Returns after which time a backend's collectives give up; None where it does not say."""
+    options = getattr(backend, "options", None)
+    found = None if options is None else _find(options, "ProcessGroup.Options._timeout")
+    return found if isinstance(found, datetime.timedelta) else None
 
 
 def unwrapped(model: Any) -> Any:

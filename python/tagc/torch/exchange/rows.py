@@ -3,8 +3,8 @@ the sums of its host, of the rows that the ranks of its place own.
 
     this rank's gradient (H, L, row) -> of all ranks of the host, added up -> the rows of its place (H, row)
 
-The model's own backend adds up, in the gradient's dtype. No row is moved for that: host by host, the rows of
-its ranks are the input of one reduce-scatter."""
+The model's own backend adds up, or gloo in CPU memory, in the gradient's dtype. No row is moved for that:
+host by host, the rows of its ranks are the input of one reduce-scatter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tagc.torch.exchange import waits
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.unit import scale_of
@@ -38,9 +37,8 @@ class Rows:
         self._source: torch.Tensor | None = source  # until it is added up: an exchange under way keeps this
         self._n_bytes = source.nbytes // hosts.per_host * (hosts.per_host - 1)
         self._n_rows = hosts.n_hosts if n_rows is None else n_rows
-        self._collectives = waits.Collectives(
-            hosts.within, f"gradients of {name}, within the host", timeout_s
-        )
+        what = f"gradients of {name}, within the host"
+        self._collectives = hosts.collectives(comm, source.device, what, timeout_s)
         self.sums = source.new_empty(source.numel() // hosts.per_host)
 
     @property
@@ -59,7 +57,7 @@ class Rows:
         whole, self._source = self._source, None
         assert whole is not None  # it is called once
         source, sums = whole.view(n_rows, per_host, -1), self.sums.view(n_rows, -1)
-        if waits.gloo_of(self.hosts.within, source.device) is None:
+        if not self._collectives.is_gloo(source.device):
             self._collectives.reduce_scatter_rows(sums, source.flatten(1), self._op)
             return
         # gloo has a reduce-scatter only by an all-reduce of everything, and no mean

@@ -351,9 +351,10 @@ class Runners:
                 runner.drop()
 
     def wait(self) -> None:
-        """Waits for the exchanges of tensors on a device, so that another may use their connection."""
+        """Waits for the exchanges that are under way, so that another may use their connection."""
         if self.staging is not None:
             self.staging.wait()
+        self.host.finish()
 
     def close(self) -> None:
         self._is_closed = True

@@ -14,6 +14,8 @@ from tagc._library import Error
 from tagc.torch.exchange import endings, internals
 
 SOON = datetime.timedelta(seconds=1)
+TIMEOUT_S = 300.0  # of groups that do not say theirs
+MOST_S = 1e6  # of any time-out of tagc's
 _NEVER_SENT = 2**31 - 1  # a tag
 
 T = TypeVar("T")
@@ -56,6 +58,8 @@ _CPU = torch.device("cpu")
 
 def gloo_of(group: dist.ProcessGroup | None, device: torch.device = _CPU) -> dist.ProcessGroupGloo | None:
     """Returns the gloo backend of a group for tensors on that device; None if it has another."""
+    if isinstance(group, dist.ProcessGroupGloo):  # of tagc's own
+        return group
     backend = internals.backend_of(dist.group.WORLD if group is None else group, device)
     return backend if isinstance(backend, dist.ProcessGroupGloo) else None
 
@@ -80,14 +84,16 @@ def _lost(
     timeout: datetime.timedelta,
     begin: float,
     failure: Exception | None,
+    ranks: Sequence[int] | None = None,
 ) -> Error:
     """Returns the Error for a failed wait. It ends what is still under way; otherwise the process could not
-    exit. It names ranks that are silent: the others report in torch's store that they have failed, too."""
+    exit. It names ranks that are silent: the others report in torch's store that they have failed, too.
+    ranks: of a group that torch.distributed does not know."""
     is_late = time.monotonic() - begin >= 0.99 * timeout.total_seconds()
     disconnect(gloo_of(group))
     group = dist.group.WORLD if group is None else group
     assert group is not None  # a collective of it has failed
-    ranks = dist.get_process_group_ranks(group)
+    ranks = dist.get_process_group_ranks(group) if ranks is None else ranks
     store = dist.PrefixStore(f"tagc/{','.join(map(str, ranks))}", internals.default_store())
     silent = unheard(store, dist.get_rank(), ranks)
     if is_late:
@@ -122,21 +128,38 @@ def within(
         )
 
 
+def timeout_of(group: Any) -> float:
+    """Returns the seconds after which torch's collectives over a group give up: what the user gave
+    init_process_group(), or the group. The default of `timeout_s` everywhere."""
+    if isinstance(group, dist.ProcessGroup):
+        for device in ("cpu", "cuda"):
+            backend = internals.backend_of(group, torch.device(device))
+            if (found := internals.timeout_of(backend)) is not None:
+                return min(found.total_seconds(), MOST_S)
+    return TIMEOUT_S
+
+
 class _Work(dist.Work):
     """A torch Work whose waits end at the time-out."""
 
     def __init__(
-        self, work: dist.Work, group: dist.ProcessGroup, what: str, timeout: datetime.timedelta
+        self,
+        work: dist.Work,
+        group: dist.ProcessGroup,
+        what: str,
+        timeout: datetime.timedelta,
+        ranks: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         self._work, self._group, self._what, self._timeout = work, group, what, timeout
+        self._ranks = ranks
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         begin = time.monotonic()
         try:
             return self._work.wait(self._timeout)
         except RuntimeError as failure:
-            raise _lost(self._group, self._what, self._timeout, begin, failure) from failure
+            raise _lost(self._group, self._what, self._timeout, begin, failure, self._ranks) from failure
 
     def is_completed(self) -> bool:
         return self._work.is_completed()
@@ -152,6 +175,8 @@ class FsdpComm:
 
 
 class _Comm(FsdpComm):
+    _ranks: Sequence[int] | None = None  # of a group that torch.distributed does not know
+
     def __init__(self, name: str, timeout_s: float) -> None:
         self._name, self._timeout = name, datetime.timedelta(seconds=timeout_s)
 
@@ -167,7 +192,7 @@ class _Comm(FsdpComm):
             return begin(async_op)
         begun = begin(True)
         assert begun is not None  # this rank is in the group
-        work = _Work(begun, group, f"{what} of {self._name}", self._timeout)
+        work = _Work(begun, group, f"{what} of {self._name}", self._timeout, self._ranks)
         if async_op:
             return work
         work.wait()
@@ -220,83 +245,125 @@ class ReduceScatter(_Comm):
         )
 
 
-def gather_rows(
-    rows: torch.Tensor, target: torch.Tensor, group: dist.ProcessGroup, name: str, timeout_s: float
-) -> None:
-    """Gathers each row of (n, row) from all ranks into that of the target, (n, ranks * row)."""
-    if gloo_of(group, rows.device) is None:
-        internals.all_gather_rows(target, rows, group)
-        return
-    gather = AllGather(name, timeout_s)
-    for work in [gather(*pair, group, async_op=True) for pair in zip(target, rows)]:
-        assert work is not None  # it was begun
-        work.wait()
+class Collectives(_Comm):
+    """Of a group whose other users are in the same thread, or that orders its collectives on a stream
+    (groups.py)."""
+
+    def __init__(self, group: dist.ProcessGroup, name: str, timeout_s: float) -> None:
+        super().__init__(name, timeout_s)
+        self._group: Any = group
+
+    def is_gloo(self, device: torch.device) -> bool:
+        """Returns whether gloo moves tensors of that device, which has few collectives."""
+        return gloo_of(self._group, device) is not None
+
+    def _run(self, what: str, begin: Callable[[bool], Any], device: torch.device) -> None:
+        self._start(what, begin, self._group, False, device)
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        self._run(
+            "the all-to-all",
+            lambda is_async: dist.all_to_all_single(received, sent, group=self._group, async_op=is_async),
+            sent.device,
+        )
+
+    def reduce_scatter(self, target: torch.Tensor, source: torch.Tensor, op: Any) -> None:
+        ReduceScatter(self._name, self._timeout.total_seconds())(target, source, self._group, op)
+
+    def reduce_scatter_rows(self, sums: torch.Tensor, source: torch.Tensor, op: Any) -> None:
+        """Reduce-scatters each row of the source, (n, ranks * row), into that of the sums, (n, row)."""
+        self._run(
+            "the reduce-scatter",
+            lambda is_async: internals.reduce_scatter_rows(sums, source, op, self._group, is_async),
+            source.device,
+        )
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
+        self._run(
+            "torch's all-reduce",
+            lambda is_async: dist.all_reduce(tensor, op, group=self._group, async_op=is_async),
+            tensor.device,
+        )
+
+    def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        self._start_gather(received, sent, False)
+
+    def _start_gather(self, received: torch.Tensor, sent: torch.Tensor, async_op: bool) -> dist.Work | None:
+        return self._start(
+            "the all-gather",
+            lambda is_async: self._gather(received, sent, is_async),
+            self._group,
+            async_op,
+            sent.device,
+        )
+
+    def _gather(self, received: torch.Tensor, sent: torch.Tensor, is_async: bool) -> Any:
+        return internals.all_gather(received, sent, group=self._group, async_op=is_async)
+
+    def gather_rows(self, target: torch.Tensor, rows: torch.Tensor) -> None:
+        """Gathers each row of (n, row) from all ranks into that of the target, (n, ranks * row)."""
+        if not self.is_gloo(rows.device):
+            internals.all_gather_rows(target, rows, self._group)
+            return
+        for work in [self._start_gather(*pair, True) for pair in zip(target, rows)]:
+            assert work is not None  # it was begun
+            work.wait()
+
+    def largest(self, numbers: torch.Tensor) -> None:
+        """Takes the largest of all ranks, in place."""
+        self._run(
+            "the agreement",
+            lambda is_async: dist.all_reduce(numbers, dist.ReduceOp.MAX, self._group, is_async),
+            numbers.device,
+        )
+
+
+class OwnCollectives(Collectives):
+    """Of a gloo group that torch.distributed does not know, over these ranks: in CPU memory, from any thread
+    of the handle that has it."""
+
+    def __init__(self, gloo: Any, ranks: Sequence[int], name: str, timeout_s: float) -> None:
+        super().__init__(gloo, name, timeout_s)
+        self._ranks = ranks
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        self._run("the all-to-all", lambda _: self._group.alltoall_base(received, sent, [], []), sent.device)
+
+    def reduce_scatter(self, target: torch.Tensor, source: torch.Tensor, op: Any) -> None:
+        options = dist.ReduceScatterOptions()
+        options.reduceOp = op
+        self._run(
+            "the reduce-scatter",
+            lambda _: internals.gloo_reduce_scatter(self._group)(target, source, options),
+            source.device,
+        )
+
+    def reduce_scatter_rows(self, sums: torch.Tensor, source: torch.Tensor, op: Any) -> None:
+        for mine, row in zip(sums, source):
+            self.reduce_scatter(mine, row, op)
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        self._run("torch's all-reduce", lambda _: self._group.allreduce([tensor], options), tensor.device)
+
+    def _gather(self, received: torch.Tensor, sent: torch.Tensor, is_async: bool) -> Any:
+        return internals.gloo_gather(self._group)(received, sent)
+
+    def largest(self, numbers: torch.Tensor) -> None:
+        self.all_reduce(numbers, dist.ReduceOp.MAX)
 
 
 def add_up(
-    source: torch.Tensor, target: torch.Tensor, op: Any, group: dist.ProcessGroup, name: str, timeout_s: float
+    source: torch.Tensor, target: torch.Tensor, op: Any, collectives: Collectives, n_ranks: int
 ) -> None:
     """Lets torch exchange gradients that tagc does not know, of unusual dtypes or sparse ones: an all-reduce
     if target is as large as source, else a reduce-scatter."""
     if target.layout == torch.strided and target.numel() < source.numel():
-        ReduceScatter(name, timeout_s)(target, source, group, op)
+        collectives.reduce_scatter(target, source, op)
         return
     mean = op == dist.ReduceOp.AVG
     target.copy_(source)
-    _Comm(name, timeout_s)._start(
-        "torch's all-reduce of the gradients",
-        lambda is_async: dist.all_reduce(
-            target, dist.ReduceOp.SUM if mean else op, group=group, async_op=is_async
-        ),
-        group,
-        False,
-        target.device,
-    )
+    collectives.all_reduce(target, dist.ReduceOp.SUM if mean else op)
     if mean:  # which gloo does not have
-        target.div_(group.size())
-
-
-class Collectives(_Comm):
-    """What exchanges by the caller's own group ask of it."""
-
-    def __init__(self, group: dist.ProcessGroup, name: str, timeout_s: float) -> None:
-        super().__init__(name, timeout_s)
-        self._group = group
-
-    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> None:
-        self._start(
-            "the all-to-all",
-            lambda is_async: dist.all_to_all_single(received, sent, group=self._group, async_op=is_async),
-            self._group,
-            False,
-            sent.device,
-        )
-
-    def reduce_scatter_rows(self, sums: torch.Tensor, source: torch.Tensor, op: Any) -> None:
-        """Reduce-scatters each row of the source, (n, ranks * row), into that of the sums, (n, row)."""
-        self._start(
-            "the reduce-scatter",
-            lambda is_async: internals.reduce_scatter_rows(sums, source, op, self._group, is_async),
-            self._group,
-            False,
-            source.device,
-        )
-
-    def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
-        self._start(
-            "the all-gather",
-            lambda is_async: internals.all_gather(received, sent, group=self._group, async_op=is_async),
-            self._group,
-            False,
-            sent.device,
-        )
-
-    def largest(self, numbers: torch.Tensor) -> None:
-        """Takes the largest of all ranks, in place."""
-        self._start(
-            "the agreement",
-            lambda is_async: dist.all_reduce(numbers, dist.ReduceOp.MAX, self._group, is_async),
-            self._group,
-            False,
-            numbers.device,
-        )
+        target.div_(n_ranks)

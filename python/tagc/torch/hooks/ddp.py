@@ -140,17 +140,32 @@ class _Bucket:
 class _Backward:
     """One backward pass. It raises the first failure of its buckets after DDP has copied the last one. (DDP
     would turn a failed future into a failed cast, and a hook that raises would leave its reducer in the
-    middle of a pass.)"""
+    middle of a pass.) Reentrant checkpointing has passes within the pass: DDP copies the buckets at the end
+    of the one in which the last bucket comes, while the first one may have come in another."""
 
     def __init__(self, state: State) -> None:
         self.failure: BaseException | None = None
         self.is_open = True
-        self.is_whole = False  # whether its last bucket has come
+        self._is_whole = False  # whether its last bucket has come
+        self._has_ended = False
         self._state = state
-        try:  # DDP queues its own callback after its first hook
-            internals.at_end_of_backward(lambda: internals.at_end_of_backward(self.end))
+        self._await_end()
+
+    def see(self, bucket: dist.GradBucket) -> None:
+        """Takes note of a bucket, in its hook."""
+        if bucket.is_last():
+            self._is_whole = True
+            self._await_end()
+
+    def _await_end(self) -> None:
+        try:  # DDP queues its own callback after its last hook
+            internals.at_end_of_backward(lambda: internals.at_end_of_backward(self._end_of_pass))
         except RuntimeError:
             self.is_open = False
+
+    def _end_of_pass(self) -> None:
+        if not self._has_ended and (self._is_whole or not internals.is_within_a_pass()):
+            self.end()
 
     def attempt(self, function: Callable[[], object]) -> None:
         try:
@@ -164,9 +179,10 @@ class _Backward:
 
     def end(self) -> None:
         """Raises the failure and drops it, because its traceback refers to the model."""
+        self._has_ended = True
         handle = self._state.handle
         self.attempt(handle.passes.synchronize)
-        if self.is_whole and self.failure is None:
+        if self._is_whole and self.failure is None:
             self.attempt(handle.passes.end_step)
         failure, self.failure = self.failure, None
         if failure is not None and not _wrapper_of(handle).swallows(failure):
@@ -237,7 +253,7 @@ class State:
         """Returns a future of the bucket's average. It is the hook."""
         handle, source, backward = self.handle, bucket.buffer(), self._backward_of(bucket)
         index, tensors, wrapper = bucket.index(), bucket.parameters(), _wrapper_of(handle)
-        backward.is_whole = bucket.is_last()
+        backward.see(bucket)
 
         def work() -> torch.Tensor:
             try:
@@ -350,6 +366,7 @@ class Wrapper(AnyWrapper):
     name = "ddp"
     op: Any = ReduceOp.AVG
     sums_within_hosts = True
+    works_in_thread = True
     ends_with_backward = False  # the last bucket ends the step
 
     def __init__(self, model: DistributedDataParallel) -> None:

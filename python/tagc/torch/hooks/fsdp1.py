@@ -185,8 +185,8 @@ class _State:
         op: Any = ReduceOp.AVG
         if gradient.dtype == torch.float16:  # whose sum may be too large
             gradient, op = gradient.div_(group.size()), ReduceOp.SUM
-        timeout_s = self.handle.state.options.timeout_s
-        waits.add_up(gradient, output, op, group, self.unit.name, timeout_s)
+        torchs = self.handle.passes.torchs(group, gradient.device, f"gradients of {self.unit.name}")
+        waits.add_up(gradient, output, op, torchs, group.size())
 
 
 def _hook(state: _State, gradient: torch.Tensor, output: torch.Tensor | None = None) -> None:
@@ -318,6 +318,8 @@ class Wrapper(AnyWrapper):
                     "the hosts of shards and of replicas", {"sums taken over": taken}
                 )
         handle.passes.undo.append(self._remove)
+        # all units may come in passes within the pass, as of reentrant checkpointing
+        handle.passes.undo.append(internals.at_end_of_each_backward(self._model, handle.passes.end_backward))
         for flat in self._flats:
             sums_replicas = self._sums_replicas(flat)
             own = flat.own(self.hosts(self._group_of(flat)), sums_replicas)

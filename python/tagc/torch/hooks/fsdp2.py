@@ -488,8 +488,8 @@ class Wrapper(GatheringWrapper):
                 )
         for tag, module in enumerate(self.modules):
             _compressed[module.module] = weakref.ref(handle)
-            handle.passes.undo.append(functools.partial(module.group.restore_comms, module.group.comms))
-            comms = self._comms(handle, tag, module)
+            before, comms = module.group.comms, self._comms(handle, tag, module)
+            handle.passes.undo.append(functools.partial(module.group.restore_comms, before, comms))
             for what, own in module.group.replaced(*comms):
                 _warn(
                     f"{module.name} has a custom {what} ({type(own).__name__}), which is not called while "

@@ -177,9 +177,10 @@ class AllGather(waits.FsdpComm):
         call = Gathering(self._gather, comm, within, group, failure, self._wants_kernels)
         call.runs_beside = runs_beside
         runner.run(call, input_tensor, came)
-        if hosts.within is not None:
-            rows = came.view(hosts.n_hosts, -1), output_tensor.view(hosts.n_hosts, -1)
-            waits.gather_rows(*rows, hosts.within, self.name, timeout_s)
+        if within is not None:
+            what = f"parameters of {self.name}"
+            rows = output_tensor.view(hosts.n_hosts, -1), came.view(hosts.n_hosts, -1)
+            hosts.collectives(within, came.device, what, timeout_s).gather_rows(*rows)
         return None
 
     def _hosts_of(self, group: dist.ProcessGroup) -> Hosts:

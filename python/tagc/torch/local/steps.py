@@ -36,6 +36,7 @@ from tagc._library import Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.waits import timeout_of
 from tagc.torch.hooks import torchft
 from tagc.torch.local import state as local_state
 from tagc.torch.local.fragments import Flight, Fragment, Outer, Part, cut
@@ -111,7 +112,8 @@ class LocalSteps:
     sparsity, values, layers, rules: what is sent, as of compress(); by default every value in 4 bits.
         Attention and positions ("mild") travel as all that is compressed does. sparsity=0, values="fp32"
         sends everything and leaves no residual.
-    threads: of the codec. timeout_s: after which a silent site is an error.
+    threads: of the codec. timeout_s: after which a silent site is an error. Not given: the time-out of the
+        group between sites, as init_process_group() got it; 300 with a manager.
     on_exchange: called with stats() after each exchange. verbose: rank 0 prints what is compressed.
 
     Raises the same Error on every rank. A name that is none of these is such an Error, too."""
@@ -136,7 +138,7 @@ class LocalSteps:
         between: dist.ProcessGroup | DeviceMesh | str | None = None,
         manager: Any = None,
         threads: int = 1,
-        timeout_s: float = 300,
+        timeout_s: float | None = None,
         on_exchange: Callable[[dict[str, Any]], object] | None = None,
         verbose: bool = True,
         **unknown: NoReturn,
@@ -232,6 +234,8 @@ class LocalSteps:
             if on_exchange is not None and not callable(on_exchange):
                 raise Error("argument", f"on_exchange is {on_exchange!r}, must be a function of a dict")
             lib.load()
+            if chosen["timeout_s"] is None:
+                chosen["timeout_s"] = timeout_of(between or (groups[0] if manager is None else None))
             self.settings = Settings(**chosen)
             site = self.site = Site(self.model, adapt.inner(optimizer), between, manager is not None)
             if any(other.steps_one_of(site) for other in list(_made)):

@@ -8,8 +8,8 @@ docs/studies/first-try.md has the runs.
 
 Where values are selected, the second moment has a longer memory: include/tagc/schedule.h says why.
 
-It does so inside the optimizer's step() alone: it splits groups before a step and joins them after it. At
-other times a scheduler, a checkpoint or a loop that sets learning rates sees the groups that it knows."""
+It does so inside the optimizer's step() alone, which gets groups that are split. A scheduler, a checkpoint or
+a loop that sets learning rates sees the groups that it knows, at any time."""
 
 from __future__ import annotations
 
@@ -222,110 +222,114 @@ def words(
     return "\n".join(lines)
 
 
-class _Arguments(tuple[Any, ...]):
-    """Those of a step under way, which only its frames hold: when it has failed, they go, and it ends here,
-    before a scheduler or the user looks at the groups. torch calls no hook then."""
-
-    ends: Callable[[], object] = staticmethod(lambda: None)
-
-    def __del__(self) -> None:
-        self.ends()
-
-
 class OwnBetas:
-    """Of one Adam: parameters whose ids `memories`, which may change, has are stepped with betas of their
-    own."""
+    """Of one Adam: its steps update some parameters with betas of their own. All handles whose parameters it
+    has share this object. A step runs on a stand-in, which is the optimizer but for its groups: they are
+    split, and the user's are not touched. So nothing is to be put back, also when a step fails."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, memories: Mapping[int, Memory]) -> None:
-        self._optimizer, self._memories = optimizer, memories
-        self._undo: list[tuple[Group, list[torch.Tensor], Any]] = []  # of the step under way
-        self._added: list[Group] = []  # for that step
-        self._number = 0  # of the last step with groups of tagc's
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        """Use of()."""
+        self._memories: list[Mapping[int, Memory]] = []  # of each handle, by ids of parameters
+        self._groups: list[Group] = []  # of the stand-in, in a step
+        # those of the user's that have a part, (theirs, the part, what it was before the step)
+        self._parts: list[tuple[Group, Group, Group]] = []
         # id of a parameter -> doubled() of the updates that its moments are known to have seen
         self._counts: dict[int, int] = {}
+        own, itself = type(optimizer), weakref.ref(self)
+
+        def groups(_: torch.optim.Optimizer) -> list[Group]:
+            betas = itself()
+            return [] if betas is None else betas._groups
+
+        self._stand_in: type[torch.optim.Optimizer] = type(
+            own.__name__, (own,), {"param_groups": property(groups), "__module__": own.__module__}
+        )
         self._hooks = [
             optimizer.register_step_pre_hook(self._begin),
-            optimizer.register_step_post_hook(lambda *_: self._join()),
-            # after a step that failed
-            optimizer.register_state_dict_pre_hook(lambda *_: self._join()),
-            optimizer.register_load_state_dict_pre_hook(lambda *_: self._before_load()),
+            optimizer.register_step_post_hook(lambda optimizer, *_: self._end(optimizer)),
+            # what is loaded may have seen fewer updates
+            optimizer.register_load_state_dict_pre_hook(lambda *_: self._counts.clear()),
         ]
 
-    @property
-    def is_split(self) -> bool:
-        """Whether a step is under way, whose groups are not the user's."""
-        return bool(self._undo)
+    @staticmethod
+    def of(optimizer: torch.optim.Optimizer, memories: Mapping[int, Memory]) -> Callable[[], None]:
+        """Steps the parameters whose ids `memories`, which may change, has with betas of their own, until
+        what it returns is called."""
+        if optimizer not in _own_betas:
+            _own_betas[optimizer] = OwnBetas(optimizer)
+        itself, own = weakref.ref(optimizer), _own_betas[optimizer]
+        own._memories.append(memories)
 
-    def remove(self) -> None:
-        self._join()
-        for hook in self._hooks:
-            hook.remove()
+        def remove() -> None:
+            own._memories = [each for each in own._memories if each is not memories]
+            if own._memories:
+                return
+            for hook in own._hooks:
+                hook.remove()
+            if (optimizer := itself()) is not None and _own_betas.get(optimizer) is own:
+                del _own_betas[optimizer]
+
+        return remove
 
     def _begin(
-        self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        self._split()
-        if not self._undo:
+        if isinstance(optimizer, self._stand_in):  # a step() calls that of a base class
             return None
-        self._number += 1
-        given, number, itself = _Arguments(args), self._number, weakref.ref(self)
+        self._split(optimizer)
+        if not self._parts:
+            return None
+        stand_in = object.__new__(self._stand_in)
+        object.__setattr__(stand_in, "__dict__", optimizer.__dict__)
+        return (stand_in, *args[1:]), kwargs
 
-        def end() -> None:
-            own = itself()
-            if own is not None and own._number == number:
-                own._join()
-
-        given.ends = end
-        return given, kwargs
-
-    def _split(self) -> None:
-        """Splits groups. One keeps its dict, for what an optimizer counts in there, and the first of its
-        parts; the others have copies."""
-        self._join()
-        groups = self._optimizer.param_groups
-        for group in list(groups):
+    def _split(self, optimizer: torch.optim.Optimizer) -> None:
+        self._groups, self._parts, others = [], [], []
+        for group in optimizer.param_groups:
             parts: dict[Memory, list[torch.Tensor]] = {}
             for parameter in group["params"]:
-                parts.setdefault(self._memory(parameter), []).append(parameter)
+                parts.setdefault(self._memory(optimizer, parameter), []).append(parameter)
             if not parts or parts.keys() == {Memory()}:
+                self._groups.append(group)
                 continue
-            params, betas = group["params"], group["betas"]
-            self._undo.append((group, params, betas))
-            first, *others = sorted(parts)
-            for memory in others:  # a tensor may be a counter that a step adds to
-                copied = {
-                    key: value.clone() if isinstance(value, torch.Tensor) else value
-                    for key, value in group.items()
-                }
-                self._added.append({**copied, "params": parts[memory], "betas": memory.betas(betas)})
-            group["params"], group["betas"] = parts[first], first.betas(betas)
-        groups += self._added
+            # the first part counts for the group: a tensor may be a counter that a step adds to
+            for i, memory in enumerate(sorted(parts)):
+                part = group if i == 0 else _copied(group)
+                part = {**part, "params": parts[memory], "betas": memory.betas(group["betas"])}
+                if i > 0:
+                    others.append(part)
+                    continue
+                self._groups.append(part)
+                self._parts.append((group, part, dict(part)))
+        self._groups += others
 
-    def _memory(self, parameter: torch.Tensor) -> Memory:
+    def _end(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes over what the step has set in groups."""
+        if isinstance(optimizer, self._stand_in):
+            return
+        for group, part, before in self._parts:
+            group.update({key: part[key] for key in part if part[key] is not before.get(key, part)})
+        self._groups, self._parts = [], []
+
+    def _memory(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Memory:
         """Returns the memory of a parameter. An exchange is not always an update: micro-batches may be
         exchanged one by one, and a parameter may have had no gradient."""
-        memory = self._memories.get(id(parameter), Memory())
-        count = self._counts.get(id(parameter), 0)
+        key = id(parameter)
+        memory = next((each[key] for each in self._memories if key in each), Memory())
+        count = self._counts.get(key, 0)
         if count < memory.n_selected:
-            step = self._optimizer.state.get(parameter, {}).get("step", memory.n_selected)
+            step = optimizer.state.get(parameter, {}).get("step", memory.n_selected)
             if isinstance(step, torch.Tensor) and step.is_cuda:  # looking would wait for the device
                 return memory
-            self._counts[id(parameter)] = count = doubled(float(step))
+            self._counts[key] = count = doubled(float(step))
         return memory._replace(n_selected=min(memory.n_selected, count))
 
-    def _join(self) -> None:
-        added = {id(group) for group in self._added}  # the user may have added one after a step that failed
-        if added:
-            self._optimizer.param_groups[:] = [
-                group for group in self._optimizer.param_groups if id(group) not in added
-            ]
-        for group, params, betas in self._undo:
-            group["params"], group["betas"] = params, betas
-        self._undo, self._added = [], []
 
-    def _before_load(self) -> None:
-        self._join()
-        self._counts.clear()  # what is loaded may have seen fewer updates
+_own_betas: weakref.WeakKeyDictionary[torch.optim.Optimizer, OwnBetas] = weakref.WeakKeyDictionary()
+
+
+def _copied(group: Group) -> Group:
+    return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in group.items()}
 
 
 # ---- groups for an optimizer that is made after compress() ----

@@ -36,7 +36,7 @@ class Moments:
     ) -> None:
         self._model, self._wrapper, self._options, self._schedule = model, wrapper, options, schedule
         self._optimizers: dict[int, torch.optim.Optimizer] = {}  # of adapt(), by id
-        self._adams: dict[int, adapt.OwnBetas] = {}  # of these, by id
+        self._adams: set[int] = set()  # ids of those of these that step with betas of their own
         # id of a parameter -> name, of what is compressed, and of attention and positions
         self._selected: dict[int, str] = {}
         # names of parameters in groups of param_groups() that no optimizer has stepped yet
@@ -111,8 +111,6 @@ class Moments:
     def _look(self) -> None:
         """Looks at what the optimizers and the model have now: while training runs, a user may unfreeze
         parameters, add or edit groups, or replace parameters."""
-        if any(own.is_split for own in self._adams.values()):
-            return  # in a closure of an optimizer's step
         named, known = self._wrapper.named_parameters(), self._optimizers.values()
         seen = (
             [id(parameter) for _, parameter in named if parameter.requires_grad],
@@ -141,8 +139,8 @@ class Moments:
                 ]
             # one of attention alone, too: its beta2
             if can and key not in self._adams and adapt.kinds([optimizer], self._selected)[0]:
-                self._adams[key] = adapt.OwnBetas(adapt.stepper(optimizer), self.memories)
-                self._removes.append(self._adams[key].remove)
+                self._adams.add(key)
+                self._removes.append(adapt.OwnBetas.of(adapt.stepper(optimizer), self.memories))
         stepped = adapt.stepped(known)
         self._promised -= {name for key, name in compressed.items() if key in stepped}
         self._missing = set(self._ids("compressed").values()) - self._promised if known else set()

@@ -135,9 +135,8 @@ class Options:
         number("threads", self.threads, 1, 256, int)
         if self.hosts is not None:
             number("hosts", self.hosts, 1, 10**6, int)
-        if self.timeout_s is None:
-            self.timeout_s = 300
-        number("timeout_s", self.timeout_s, 0.001, 1e6)
+        if self.timeout_s is not None:  # else whoever knows the group sets it
+            number("timeout_s", self.timeout_s, 0.001, 1e6)
         _choice("residual", self.residual, (None, *RESIDUALS))
         if self.residual not in (None, "fp32") and not is_direct:
             raise Error(

@@ -1,17 +1,12 @@
 """Chooses the class of each parameter by name and shape, and prints the table of classes.
 
-A pure function of names and shapes, so all ranks get the same. A class is
-
-    "compressed"  most of the gradient is not sent and becomes the residual
-    "mild"        a milder code, for attention and positions: the strong one increases their loss
-    "dense"       every value is sent: norms, biases, routers, small matrices
-
-Names are read from the innermost module outwards. So `layers.0.self_attn.o_proj.weight` is a projection, and
-`attn_model.layers.0.mlp.fc1.weight` is not attention."""
+libtagc decides by name (include/tagc/policy.h explains the classes); here are the user's own rules and
+choices, which come before it."""
 
 from __future__ import annotations
 
 import collections
+import ctypes
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,43 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tagc import Error
+from tagc import _library as lib
+from tagc._library import Error
 
-CLASSES = ("compressed", "mild", "dense")
+CLASSES = ("compressed", "mild", "dense")  # in the order of tagc_class
 LAYERS = ("non-attention-linear", "all", "none")
-
-# 4096 fp32 gradients are 16 KiB: 13 us at 10 Gbit/s, less than the overhead of a message, so compressing a
-# smaller matrix saves no time. Selection also has little choice: 5 % of 4096 are 200 values, over all owners.
-# Such small matrices are mostly tables of biases or types, whose values matter more. The matrices of a model
-# of width 32 are larger than this.
-MIN_ELEMS = 4096
-
-# Parts of names that FSDP1, activation checkpointing and torch.compile insert.
-_WRAPPERS = {"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"}
-
-_WEIGHT = re.compile(r"^(weight(_[gv])?|kernel|original\d?|parametrizations)$")
-_NORM = re.compile(r"norm|^ln(_|\d|$)|_ln$")
-# the decay of a state space has one value per channel and state, like a bias
-_BIAS = re.compile(r"bias$|^a_log$|^dt_bias$")
-_POSITION = re.compile(r"(^|_)(w?pe|pos|rel_?pos|posit\w*)(_|$)|position")
-_EMBEDDING = re.compile(r"^wte$|embed|^tok_emb|^shared$|^emb$")
-_HEAD = re.compile(r"^(lm_?)?head$|^embed_out$|^lm_head_proj$|^vocab_proj$")
-_ATTENTION = re.compile(r"attn|attention|^mha$|^attns?$")
-_FEED_FORWARD = re.compile(
-    r"mlp|^ffn?s?($|_)|feed_?forward|experts?$|densereludense|^moe$|_moe$|^intermediate$"
-)
-_FEED_FORWARD_MATRIX = re.compile(
-    r"^(c_?fc|fc\d?|fc_(in|out)|fc_?proj|lin(ear)?_?[12]|w[123]|wi(_[01])?|gate_proj|up_proj|down_proj|gate_up_proj"
-    r"|dense_h_to_4h|dense_4h_to_h)w?$"
-)
-_PROJECTION = re.compile(
-    r"^(o|w_?o|o_?proj|out|output|out_?proj|to_out|out_lin|c_proj|proj|dense|linear_out|att_?projw?)$"
-)
-_QKV = r"q|k|v|qk|kv|qv|qkv|query|key|value|queries|keys|values|query_key_value"
-_QKV_WORDS = re.compile(rf"(^|_)(w|c|to)?({_QKV})(_|\d|w?$)")  # inside attention any such word matches
-_QKV_NAME = re.compile(
-    rf"^(w_?|c_|to_)?({_QKV})(_(a_|b_)?(proj|lin))?(_weight)?w?$|^c_attn$|^attn_qkv$|^q_attn$"
-)
+MIN_ELEMS = 4096  # TAGC_CLASS_MIN_ELEMS
 
 
 class Row(NamedTuple):
@@ -70,8 +34,11 @@ class Row(NamedTuple):
 
 
 def clean_name(name: str) -> str:
-    """Returns the name without the parts that _WRAPPERS lists."""
-    return ".".join(word for word in name.split(".") if word not in _WRAPPERS) or name
+    """Returns the name without the parts that FSDP1, activation checkpointing and torch.compile insert."""
+    encoded = _encoded(name)
+    clean = ctypes.create_string_buffer(len(encoded) + 1)
+    lib.call("tagc_clean_name", encoded, clean, len(clean))
+    return clean.value.decode()
 
 
 def named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -92,16 +59,15 @@ def classify(
 
     `rules`, {pattern: class}, are tried first, in order; then `layers`: one of LAYERS or a callable (name,
     parameter) -> class. An Error names what is not allowed, including a rule without effect."""
-    named = [(_name(name), what, _shape(name, what)) for name, what in parameters]
-    _check_unique([name for name, _, _ in named])
+    named = [(name, what, _shape(name, what)) for name, what in _cleaned(parameters)]
     if not callable(layers) and layers not in LAYERS:
         raise Error(
             "argument",
             f"layers is {layers!r}, allowed are {', '.join(map(repr, LAYERS))} and a callable "
             "(name, parameter) -> class",
         )
-    if isinstance(min_elems, bool) or not isinstance(min_elems, int) or min_elems < 0:
-        raise Error("argument", f"min_elems is {min_elems!r}, allowed are integers from 0 on")
+    if isinstance(min_elems, bool) or not isinstance(min_elems, int) or not 0 <= min_elems < 2**64:
+        raise Error("argument", f"min_elems is {min_elems!r}, allowed are integers in [0, 2^64)")
     rules = _checked_rules(rules, [name for name, _, _ in named])
     rows = []
     for name, what, shape in named:
@@ -116,7 +82,7 @@ def classify(
             if not isinstance(class_, str) or class_ not in CLASSES:
                 raise Error("argument", f"layers() gives {class_!r} for {name}, allowed are {_allowed()}")
         elif layers == "non-attention-linear":
-            class_, reason = _by_name(name, shape, n_elems, min_elems)
+            class_, reason = _by_name(name, shape, min_elems)
         else:
             class_, reason = ("compressed" if layers == "all" else "dense"), f"layers={layers}"
         rows.append(Row(name, shape, n_elems, class_, reason))
@@ -127,23 +93,33 @@ def _allowed() -> str:
     return ", ".join(map(repr, CLASSES))
 
 
-def _name(name: str) -> str:
-    if not isinstance(name, str) or not name:
+def _encoded(name: str) -> bytes:
+    """Returns the name as C takes it."""
+    try:
+        encoded = name.encode() if isinstance(name, str) else b""
+    except UnicodeEncodeError:
+        encoded = b""
+    if not encoded or b"\0" in encoded:
         raise Error(
-            "argument", f"the name of a parameter is {name!r}, it has to be a string with something in it"
+            "argument",
+            f"the name of a parameter is {name!r}, it has to be a string with something in it, which is "
+            "UTF-8 and has no NUL",
         )
-    return clean_name(name)
+    return encoded
 
 
-def _check_unique(names: list[str]) -> None:
-    """Raises an Error if two parameters have one name, by which residuals and checkpoints know them."""
-    if twice := next((name for name, n in collections.Counter(names).items() if n > 1), None):
+def _cleaned(parameters: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Returns `parameters` with clean names. Error if two get one name, by which residuals and checkpoints
+    know them."""
+    cleaned = [(clean_name(name), what) for name, what in parameters]
+    names = collections.Counter(name for name, _ in cleaned)
+    if twice := next((name for name, n in names.items() if n > 1), None):
         raise Error(
             "argument",
             f"two parameters are called {twice} once tagc leaves out the parts of names that torch's "
-            f"wrappers insert ({', '.join(sorted(_WRAPPERS))}): rename the module of yours that is called "
-            "like one",
+            "wrappers insert, such as _orig_mod: rename the module of yours that is called like one",
         )
+    return cleaned
 
 
 def _shape(name: str, what: Any) -> tuple[int, ...]:
@@ -151,7 +127,7 @@ def _shape(name: str, what: Any) -> tuple[int, ...]:
         shape = tuple(int(n) for n in getattr(what, "shape", what))
     except (TypeError, ValueError):
         shape = None
-    if shape is None or isinstance(what, str) or min(shape, default=0) < 0:
+    if shape is None or isinstance(what, str) or not all(0 <= n < 2**64 for n in shape):
         raise Error(
             "argument", f"{name} is given as {what!r}, allowed are a shape and what has one"
         ) from None
@@ -188,54 +164,19 @@ def _checked_rules(rules: Mapping[str, str] | None, names: list[str]) -> dict[st
     return dict(rules)
 
 
-def _by_name(name: str, shape: tuple[int, ...], n_elems: int, min_elems: int) -> tuple[str, str]:
-    words = name.lower().split(".")
-    owner = words.pop()  # the name of its module, or its own name if that is more specific
-    while words and _WEIGHT.search(owner):
-        owner = words.pop()
-    if sum(n > 1 for n in shape) < 2:
-        return "dense", "norm" if _NORM.search(owner) else "bias" if _BIAS.search(owner) else "vector"
-    if _NORM.search(owner):
-        return "dense", "norm"
-    if _BIAS.search(owner):
-        return "dense", "bias"
-    # A feed-forward gate has at least as many rows as columns; a router has one row per expert.
-    if owner == "router" or "router" in words or (owner == "gate" and 4 * shape[0] <= shape[-1]):
-        return "dense", "router"
-    if n_elems < min_elems:
-        return "dense", f"below {min_elems} elements"
-    if _POSITION.search(owner):
-        return "mild", "positions"
-    if _HEAD.search(owner) or (owner == "output" and not any(word.isdigit() for word in words)):
-        return "compressed", "head"
-    if _EMBEDDING.search(owner):
-        return "compressed", "embedding"
-    return _inside(words, owner, shape)
-
-
-def _inside(words: list[str], owner: str, shape: tuple[int, ...]) -> tuple[str, str]:
-    """Returns the class of a matrix: by its modules, the innermost first, then by its own name."""
-    place = next(
-        (kind for word in reversed(words) for kind, pattern in _PLACES if pattern.search(word)), None
+def _by_name(name: str, shape: tuple[int, ...], min_elems: int) -> tuple[str, str]:
+    class_, reason = ctypes.c_int(), ctypes.c_char_p()
+    lengths = (ctypes.c_uint64 * len(shape))(*shape)
+    lib.call(
+        "tagc_classify",
+        _encoded(name),
+        lengths,
+        len(shape),
+        min_elems,
+        ctypes.byref(class_),
+        ctypes.byref(reason),
     )
-    inner = words[-1] if words else ""
-    if place == "attention":
-        if owner in ("c_attn", "in_proj", "in_proj_weight") or _QKV_WORDS.search(owner):
-            return "mild", "attention"
-        if _PROJECTION.search(owner) or (owner.isdigit() and _PROJECTION.search(inner)):
-            return "compressed", "attention projection"
-        return "mild", "attention, unknown use"
-    by_name = _FEED_FORWARD_MATRIX.search(owner) or _FEED_FORWARD.search(owner)
-    if place == "feed-forward" or by_name or (owner == "dense" and inner == "output"):
-        return "compressed", "feed-forward"
-    if _QKV_NAME.search(owner) or owner == "in_proj_weight":
-        return "mild", "attention"
-    if _PROJECTION.search(owner) and owner.startswith("att"):
-        return "compressed", "attention projection"
-    return "compressed", "unknown matrix" if len(shape) == 2 else f"unknown, {len(shape)} dimensions"
-
-
-_PLACES = (("feed-forward", _FEED_FORWARD), ("attention", _ATTENTION))
+    return CLASSES[class_.value], (reason.value or b"").decode()
 
 
 def table(rows: list[Row], travels: Mapping[str, tuple[str, float | None]] | None = None) -> str:

@@ -23,6 +23,7 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import share
+from tagc.torch.exchange.waits import timeout_of
 from tagc.torch.schedule.options import number
 from tagc.torch.weights import frame as frames
 from tagc.torch.weights.frame import Frame, Piece
@@ -61,9 +62,10 @@ class WeightSync:
     check_every: before each so many versions, receivers compare the hash of their weights with the senders';
     0: never. threads: that encode and apply.
     timeout_s: within which all ranks make this object, and within which each part of a call ends, such as to
-    encode or to move a version. A rank that calls send() or receive() waits for the others to call for up to
-    a day, and until one of them ends. All that goes over connections of its own: a time-out makes this object
-    useless, and leaves the group as it was.
+    encode or to move a version. Not given: the group's time-out, as init_process_group() got it. A rank that
+    calls send() or receive() waits for the others to call for up to a day, and until one of them ends. All
+    that goes over connections of its own: a time-out makes this object useless, and leaves the group as it
+    was.
 
     Collective over the group. Senders keep a copy of what they send, in CPU memory."""
 
@@ -77,7 +79,7 @@ class WeightSync:
         buffers: bool = False,
         check_every: int = 16,
         threads: int = 1,
-        timeout_s: float = 300.0,
+        timeout_s: float | None = None,
     ) -> None:
         self._model, self._group, self._buffers = model, group, buffers
         self._check_every = check_every
@@ -90,6 +92,7 @@ class WeightSync:
         failure: Exception | None = None
         senders: list[int] = []
         self._rank, size = rank_and_size(group)
+        timeout_s = timeout_of(group) if timeout_s is None else timeout_s
         try:
             senders = senders_of(source, size)
             if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):

@@ -1,0 +1,211 @@
+/* tagc_model: the exchange of a model's gradients, in one object.
+ *
+ * A program that trains over several ranks has tensors. Once per step, each rank has a gradient of every tensor. The object sums these
+ * gradients over the ranks, in few bits, and gives each rank the sums that it owns. What was not sent stays behind, as a residual, and
+ * is added to the next gradient. The object decides what each tensor may send, from the gradients themselves (tagc/schedule.h).
+ *
+ *     tagc_model_create(NULL, comm, tensors, n_tensors, &options, &model);      once
+ *
+ *     for each step
+ *         for each unit, as soon as its gradients are there
+ *             tagc_model_begin(model, unit, gradients, n, sums, m);             returns at once
+ *         for each unit
+ *             tagc_model_end(model, unit, NULL);                                the sums are there
+ *         tagc_model_betas(model, tensor, 0.9, 0.95, &beta1, &beta2);           for the optimizer's step
+ *         tagc_model_step(model, loss);                                         decides what the next step sends
+ *
+ * examples/train.c is such a program, with checkpoints.
+ *
+ * Terms
+ *   tensor   A parameter of the model, with a name. Ranks know it by its number, from 0, in the list that _create got.
+ *   unit     Tensors whose gradients are exchanged together, such as those of one block of a transformer. A unit whose exchange begins
+ *            early overlaps with the computation of the others.
+ *   class    How a tensor is exchanged (tagc/policy.h): COMPRESSED sends a small part of its values, MILD more of them, DENSE all.
+ *   piece    Elements of a tensor that lie one after the other in memory.
+ *   host     A machine. Inside a host bytes are nearly free, between hosts they are what costs.
+ *   place    The number of a rank within its host.
+ *
+ * Who owns what
+ *   A tensor is cut along its first dimension into as many chunks as there are owners, as torch.chunk does: each has
+ *   ceil(shape[0] / owners) rows, but the last ones may have fewer or none. tagc_model_owned tells which.
+ *
+ *   output            owners           what a rank gets
+ *   SHARD             all W ranks      chunk `rank` of every tensor (a reduce-scatter; FSDP, ZeRO)
+ *   HOST_SHARD        ranks of a host  chunk `place`, the same on every host (hybrid sharding)
+ *   UNIT              nobody           everything (an all-reduce; data parallel). With hosts of several ranks, units end in the
+ *                                      same order on all ranks of a host: _end then communicates within it
+ *
+ * Calls are local unless their comment says "collective". One thread at a time may use a model. */
+#ifndef TAGC_MODEL_H
+#define TAGC_MODEL_H
+
+#include "tagc/policy.h"
+#include "tagc/schedule.h"
+#include "tagc/tagc.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tagc_model tagc_model;
+
+/* The class of a tensor is that of its name and shape. */
+#define TAGC_CLASS_BY_NAME (-1)
+
+typedef struct tagc_tensor {
+    /* Not empty, at most 1023 bytes, another one for each tensor. Saved states go by it. */
+    const char *name;
+    /* (n_dims,), each at least 1. n_dims is 0 for a single value. */
+    const uint64_t *shape;
+    size_t n_dims;
+    /* From 0 on. Numbers of units must not leave one out. */
+    uint32_t unit;
+    /* A tagc_class, or TAGC_CLASS_BY_NAME. */
+    int kind;
+} tagc_tensor;
+
+/* Elements [first, first + n_elems) of a tensor, at `values`. */
+typedef struct tagc_piece {
+    uint32_t tensor;
+    uint64_t first, n_elems;
+    void *values;
+} tagc_piece;
+
+/* The defaults suit a model with random weights and an optimizer of which nothing is known: every value travels, in 8 bits for 60 steps
+ * and in 4 bits after them. To send less, say what the optimizer's first moment is (`moment`). */
+typedef struct tagc_model_options {
+    /* Written by _init. */
+    size_t struct_bytes;
+    /* What the classes COMPRESSED and MILD send in the end, and how they come there. Copied. Default NULL: the defaults of
+     * tagc_schedule_options, but `fresh`. */
+    const tagc_schedule_options *schedule;
+    /* tagc_moment of every tensor, see tagc_model_set_moment. Default STAYS. SHORTENS if the optimizer is an Adam that takes the betas
+     * of tagc_model_betas. */
+    int moment;
+    /* tagc_output, default SHARD. */
+    int output;
+    /* tagc_op, default AVG: the sum divided by the number of ranks. */
+    int op;
+    /* tagc_element of gradients, and of sums. Default FP32. */
+    int gradient, sum;
+    /* tagc_format of the class DENSE, FP32 (default) or BF16. Sums are made in fp32. */
+    int dense_format;
+    /* tagc_format in which residuals are stored: FP32, INT8 or INT4. Default -1: INT8. */
+    int residual;
+    /* Matrices of fewer elements are DENSE by name. Default TAGC_CLASS_MIN_ELEMS. */
+    uint64_t min_elems;
+    /* Threads that encode and decode. Results do not depend on it. [1, 256], default 1. */
+    int n_threads;
+    /* tagc_exchange of the class COMPRESSED, default DIRECT. SKETCH and PACKED are the paper's; they have no levels, and FP32
+     * residuals. */
+    int exchange;
+    /* Options of SKETCH and PACKED. Copied. Default NULL: the defaults of tagc_paper_options. */
+    const struct tagc_paper_options *paper;
+} tagc_model_options;
+
+TAGC_API void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes);
+#define tagc_model_options_init(options) tagc_model_options_init_sized((options), sizeof *(options))
+
+/* Collective over both comms. Makes the exchange of a model's gradients. TAGC_ERR_MISMATCH on all ranks if tensors or options differ.
+ *
+ * within:   the ranks of this host, by place; NULL if each host has one rank.
+ * between:  the ranks of this place, one on each host, by host. Without `within`, all ranks.
+ * Every host has as many ranks. Rank h * L + l is place l of host h, where a host has L ranks. Ranks of a host first add their
+ * gradients up, and only the hosts' sums cross the slow link, each value once.
+ * tensors:  (n_tensors,), copied. n_tensors is in [1, 2^20].
+ * options:  NULL: the defaults.
+ * Both comms must outlive the calls that communicate. The model holds, per value of a compressed tensor, one byte of residual divided by
+ * the number of ranks of a host. */
+TAGC_API tagc_status tagc_model_create(tagc_comm *within, tagc_comm *between, const tagc_tensor *tensors,
+                                       size_t n_tensors, const tagc_model_options *options, tagc_model **out);
+
+/* Accepts NULL. Waits for units that are under way. */
+TAGC_API void tagc_model_destroy(tagc_model *model);
+
+/* Writes which elements of a tensor a rank gets: [*first, *first + *n_elems). *n_elems may be 0. rank: in [0, W). */
+TAGC_API tagc_status tagc_model_owned(const tagc_model *model, int rank, uint32_t tensor, uint64_t *first,
+                                      uint64_t *n_elems);
+
+/* Returns the class of a tensor, a tagc_class; -1 if there is no such tensor. */
+TAGC_API int tagc_model_class(const tagc_model *model, uint32_t tensor);
+
+/* Writes what a tensor sends at present. Of a tensor without levels, `level` is LAST. */
+TAGC_API tagc_status tagc_model_plan(const tagc_model *model, uint32_t tensor, tagc_schedule_plan *plan);
+
+/* ---- a step ---- */
+
+/* Collective. Starts to sum the gradients of a unit's tensors over all ranks. Returns at once. All ranks begin units in the same order;
+ * another order on one rank is TAGC_ERR_MISMATCH on all. Several units may be under way.
+ *
+ * gradients  (n_gradients,): pieces of this unit's tensors. Those of one tensor come one
+ *            after the other, in ascending order, and do not overlap. Elements that no piece
+ *            covers count as zero.
+ * sums       (n_sums,): where sums go. Each piece lies within what this rank gets (tagc_model_owned). Elements that no piece covers are
+ *            dropped. They may lie in the gradients.
+ * Both lists and all arrays stay the caller's, and must not be touched until _end returns. */
+TAGC_API tagc_status tagc_model_begin(tagc_model *model, uint32_t unit, const tagc_piece *gradients,
+                                      size_t n_gradients, const tagc_piece *sums, size_t n_sums);
+
+/* Never blocks. Sets *done to 1 if _end would return at once, else to 0. */
+TAGC_API tagc_status tagc_model_test(tagc_model *model, uint32_t unit, int *done);
+
+/* Statistics of one exchange of a unit, over all its parts. */
+typedef struct tagc_model_stats {
+    /* Written by _init. */
+    size_t struct_bytes;
+    /* Bytes sent to and received from ranks of other hosts, and of this host. */
+    uint64_t n_bytes_sent, n_bytes_received, n_bytes_within;
+    /* Values that this rank selected, of how many. */
+    uint64_t n_sent, n_elems;
+    /* From the start on tagc's thread to the end. */
+    double total_s;
+    /* 1: some rank's gradient had NaN or Inf, or a sum overflowed. Sums are NaN, and residuals as before. */
+    uint64_t nonfinite;
+} tagc_model_stats;
+
+TAGC_API void tagc_model_stats_init_sized(tagc_model_stats *stats, size_t struct_bytes);
+#define tagc_model_stats_init(stats) tagc_model_stats_init_sized((stats), sizeof *(stats))
+
+/* Waits for the exchange that _begin started. All ranks return the same status, except for TAGC_ERR_TRANSPORT. After a failure the sums
+ * are undefined, and residuals are as before. stats: NULL, or initialised. */
+TAGC_API tagc_status tagc_model_end(tagc_model *model, uint32_t unit, tagc_model_stats *stats);
+
+/* Collective. Ends a step of the whole model, when no unit is under way: adds up over ranks what the schedule has seen, and decides
+ * what the next step sends. Once in 20 steps it communicates and waits; otherwise it does not. loss: of this rank's batch, NaN if
+ * unknown. */
+TAGC_API tagc_status tagc_model_step(tagc_model *model, double loss);
+
+/* Writes the betas of an Adam for a tensor in this step, from the user's own. See "The first moment" in tagc/schedule.h. */
+TAGC_API tagc_status tagc_model_betas(const tagc_model *model, uint32_t tensor, double beta1, double beta2,
+                                      double *own_beta1, double *own_beta2);
+
+/* Collective in effect. Says what the optimizer has of a tensor's first moment, in place of options.moment. */
+TAGC_API tagc_status tagc_model_set_moment(tagc_model *model, uint32_t tensor, tagc_moment moment);
+
+/* Collective in effect. Says that gradients are multiplied by `factor` from now on, as a loss scaler does: residuals follow. (0, inf). */
+TAGC_API tagc_status tagc_model_scale(tagc_model *model, double factor);
+
+/* Writes what all objects of both comms hold now. */
+TAGC_API tagc_status tagc_model_memory(const tagc_model *model, tagc_memory *memory);
+
+/* ---- checkpoints ---- */
+
+/* Writes this rank's residuals, the schedule and the number of steps to `bytes` (n_bytes,), and the size to *n_written; with `bytes`
+ * NULL the size alone. No unit may be under way. Keep what every rank writes. docs/reference/wire-format.md describes the bytes. */
+TAGC_API tagc_status tagc_model_save(const tagc_model *model, void *bytes, size_t n_bytes, size_t *n_written);
+
+/* Collective. Takes over what _save wrote on all ranks of a run, which may have had other numbers of ranks and hosts. Tensors go by
+ * name; what the files lack begins anew. With the same ranks, training goes on bit for bit; otherwise the sums of residuals over ranks
+ * stay what they were.
+ *
+ * files (n_files,), sizes (n_files,): what this rank can read. Rank r takes those of the former ranks r, r + W and so on, and looks at
+ * nothing but the header of the others: it is enough to pass the ones it takes. TAGC_ERR_STATE on all ranks if one is missing or came
+ * twice; TAGC_ERR_CORRUPT if one is damaged, TAGC_ERR_MISMATCH if it is of another run or model. Then nothing has changed. */
+TAGC_API tagc_status tagc_model_load(tagc_model *model, const void *const *files, const size_t *sizes,
+                                     size_t n_files);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,50 @@
+/* Conversions written so that a compiler vectorises them. */
+#include "codec/elements.h"
+
+#include <string.h>
+
+size_t tagc_element_bytes(int element) {
+    return element == TAGC_ELEMENT_FP32                                   ? 4
+           : element == TAGC_ELEMENT_BF16 || element == TAGC_ELEMENT_FP16 ? 2
+                                                                          : 0;
+}
+
+void tagc_elements_read(const void *array, int element, uint64_t first, uint64_t n, float *to) {
+    if (element == TAGC_ELEMENT_FP32) {
+        memcpy(to, (const float *)array + first, n * sizeof *to);
+        return;
+    }
+    const uint16_t *from = (const uint16_t *)array + first;
+    if (element == TAGC_ELEMENT_BF16) {
+        tagc_bf16_widen(from, to, n);
+        return;
+    }
+    for (uint64_t i = 0; i < n; i++) to[i] = tagc_fp16_wide(from[i]);
+}
+
+void tagc_elements_write(const float *from, void *array, int element, uint64_t first, uint64_t n) {
+    if (element == TAGC_ELEMENT_FP32) {
+        memcpy((float *)array + first, from, n * sizeof *from);
+        return;
+    }
+    uint16_t *to = (uint16_t *)array + first;
+    if (element == TAGC_ELEMENT_BF16) {
+        tagc_bf16_narrow(from, to, n);
+        return;
+    }
+    for (uint64_t i = 0; i < n; i++) to[i] = tagc_fp16_nearest(from[i]);
+}
+
+double tagc_elements_square(const void *array, int element, uint64_t first, uint64_t n) {
+    enum { PIECE = 512 };
+    float values[PIECE];
+    double sum = 0;
+    for (uint64_t at = 0; at < n; at += PIECE) {
+        uint64_t n_here = n - at < PIECE ? n - at : PIECE;
+        double part = 0;
+        tagc_elements_read(array, element, first + at, n_here, values);
+        for (uint64_t i = 0; i < n_here; i++) part += (double)values[i] * (double)values[i];
+        sum += part;
+    }
+    return sum;
+}

@@ -1,0 +1,444 @@
+/* One exchange of a unit: its parts, what is packed into them, and where sums go.
+ *
+ *   caller   begin ............................................................. end
+ *   worker         | pack | sum over the host | sample | select, encode ... add | unpack |
+ *
+ * All parts of a unit, and all units, are under way at once, as far as memory goes (transport/work.h). */
+#include "codec/elements.h"
+#include "core/sized.h"
+#include "exchange/options.h"
+#include "unit/unit.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static const tagc_model_stats no_stats;
+static const tagc_sized stats_struct = {"tagc_model_stats", sizeof(tagc_model_stats),
+                                        offsetof(tagc_model_stats, nonfinite) +
+                                            sizeof(uint64_t), /* the last field of version 0.3 */
+                                        &no_stats};
+
+void tagc_model_stats_init_sized(tagc_model_stats *stats, size_t struct_bytes) {
+    tagc_sized_init(&stats_struct, stats, struct_bytes);
+}
+
+/* ---- the feeds of its reducers ---- */
+
+static int reads_bf16(const tagc_model_part *part) {
+    const tagc_model_options *o = &part->model->options;
+    return o->gradient == TAGC_ELEMENT_BF16 && o->exchange == TAGC_EXCHANGE_DIRECT;
+}
+
+/* Rows of the reducer that reads the caller's gradients. */
+static void fill_row(tagc_model_part *part, uint64_t n, size_t row, void *values) {
+    int element = reads_bf16(part) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
+    tagc_part_read(part, row * n, n, element, values);
+    if (part->n_full > 0) part->square += tagc_elements_square(values, element, 0, n);
+}
+
+static tagc_status start_alone(void *context, const void **lent) {
+    tagc_model_part *part = context;
+    (void)lent;
+    if (part->unit->status != TAGC_OK) return tagc_fail(part->unit->status, "%s", part->unit->text);
+    return tagc_part_sample(part, NULL);
+}
+
+static void fill_alone(void *context, size_t row, void *values) {
+    tagc_model_part *part = context;
+    fill_row(part, tagc_part_place_elems(part) / (uint64_t)part->model->n_hosts, row, values);
+}
+
+/* The rank's own row, or of what all ranks of a place get, row by row. */
+static void take_sums(void *context, size_t row, const float *sums) {
+    tagc_model_part *part = context;
+    uint64_t n = tagc_part_place_elems(part) / (uint64_t)part->model->n_hosts;
+    tagc_part_write(part, tagc_part_own_row(part) + row * n, n, TAGC_ELEMENT_FP32, sums);
+}
+
+static void end_exchange(void *context, tagc_status status) {
+    tagc_model_part *part = context;
+    if (status == TAGC_OK && part->reducer->now.stats.nonfinite) part->square = (double)NAN;
+    if (part->host_sum) tagc_reducer_release(part->host_sum);
+}
+
+static tagc_status start_host_sum(void *context, const void **lent) {
+    const tagc_model_part *part = context;
+    (void)lent;
+    return part->unit->status == TAGC_OK ? TAGC_OK : tagc_fail(part->unit->status, "%s", part->unit->text);
+}
+
+static void fill_host_sum(void *context, size_t row, void *values) {
+    tagc_model_part *part = context;
+    tagc_part_read(part, row * tagc_part_place_elems(part), tagc_part_place_elems(part),
+                   reads_bf16(part) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32, values);
+}
+
+static void take_host_sum(void *context, size_t row, const float *sums) {
+    tagc_model_part *part = context;
+    float *kept = part->host_sum->now.output;
+    (void)row;
+    for (uint64_t i = 0; !sums && i < tagc_part_place_elems(part); i++) kept[i] = NAN;
+    part->host_values = kept;
+}
+
+static void end_host_sum(void *context, tagc_status status) {
+    tagc_model_part *part = context;
+    part->host_status = status;
+    if (status != TAGC_OK) snprintf(part->host_text, sizeof part->host_text, "%s", tagc_last_error());
+    atomic_store(&part->has_host_sum, 1);
+    tagc_comm_look_again(part->model->between);
+}
+
+static int has_host_sum(void *context) {
+    tagc_model_part *part = context;
+    return atomic_load(&part->has_host_sum);
+}
+
+/* After a failure nothing is read. */
+static tagc_status lend_host_sum(void *context, const void **lent) {
+    tagc_model_part *part = context;
+    if (part->host_status != TAGC_OK) return tagc_fail(part->host_status, "%s", part->host_text);
+    *lent = part->host_values;
+    TAGC_TRY(tagc_part_sample(part, part->host_values));
+    if (part->n_full > 0)
+        part->square = tagc_elements_square(*lent, TAGC_ELEMENT_FP32, 0, tagc_part_place_elems(part));
+    return TAGC_OK;
+}
+
+/* Never called before _start has failed: see tagc_feed.fill. */
+static void fill_nothing(void *context, size_t row, void *values) {
+    const tagc_model_part *part = context;
+    (void)row;
+    memset(values, 0, tagc_part_place_elems(part) / (uint64_t)part->model->n_hosts * sizeof(float));
+}
+
+/* ---- parts ---- */
+
+static int is_paper(const tagc_model_part *part) {
+    return part->model->options.exchange != TAGC_EXCHANGE_DIRECT &&
+           part->model->tensors[part->members[0]].kind == TAGC_CLASS_COMPRESSED;
+}
+
+/* Of the part's first name in the alphabet, so that it does not depend on how tensors are grouped; the ranks of a host round other
+ * values of the same tensors. */
+static uint64_t seed_of(const tagc_model_part *part) {
+    const tagc_model *model = part->model;
+    const char *first = model->tensors[part->members[0]].name;
+    for (uint32_t i = 1; i < part->n_members; i++) {
+        const char *name = model->tensors[part->members[i]].name;
+        if (strcmp(name, first) < 0) first = name;
+    }
+    return tagc_checksum(first, strlen(first)) + (uint64_t)model->place;
+}
+
+void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
+    const tagc_model *model = part->model;
+    int kind = (int)model->tensors[part->members[0]].kind;
+    tagc_reducer_options_init(o);
+    o->n_elems = tagc_part_place_elems(part);
+    o->tag = (uint64_t)(part->unit - model->units);
+    o->op = model->options.op;
+    o->output = model->options.output == TAGC_OUTPUT_SHARD ? TAGC_OUTPUT_SHARD : TAGC_OUTPUT_UNIT;
+    o->n_threads = model->options.n_threads;
+    o->rounding_seed = seed_of(part);
+    if (is_paper(part)) {
+        o->exchange = model->options.exchange;
+        o->paper = model->options.paper;
+        o->sparsity = model->schedule_options.sparsity;
+        return;
+    }
+    o->exchange = TAGC_EXCHANGE_DIRECT;
+    o->residual = model->options.residual;
+    o->gradient = reads_bf16(part) && !model->within ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+    o->sparsity = kind == TAGC_CLASS_DENSE ? 0 : part->plan.sparsity;
+    o->format = kind == TAGC_CLASS_DENSE ? model->options.dense_format : (int)part->plan.format;
+    if (kind != TAGC_CLASS_DENSE && part->plan.block > 0) o->block = part->plan.block;
+}
+
+/* Ranks of a host add up in fp32, and send each other bf16, or what the class DENSE sends. */
+static void host_options(const tagc_model_part *part, tagc_reducer_options *o) {
+    const tagc_model *model = part->model;
+    tagc_reducer_options_init(o);
+    o->n_elems = tagc_part_place_elems(part) * (uint64_t)model->n_places;
+    o->tag = (uint64_t)(part->unit - model->units);
+    o->op = model->options.op;
+    o->sparsity = 0;
+    o->format = model->tensors[part->members[0]].kind == TAGC_CLASS_DENSE ? model->options.dense_format
+                                                                          : TAGC_FORMAT_BF16;
+    o->gradient = reads_bf16(part) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+    o->n_threads = model->options.n_threads;
+}
+
+static tagc_status make_part(tagc_model_part *part) {
+    const tagc_model *model = part->model;
+    tagc_reducer_options options, host;
+    tagc_part_options(part, &options);
+    part->feed = (tagc_feed){
+        .context = part, .start = start_alone, .fill = fill_alone, .take = take_sums, .end = end_exchange};
+    if (model->within) {
+        host_options(part, &host);
+        part->host_feed = (tagc_feed){.context = part,
+                                      .start = start_host_sum,
+                                      .fill = fill_host_sum,
+                                      .take = take_host_sum,
+                                      .end = end_host_sum,
+                                      .keeps = 1};
+        part->feed.is_ready = has_host_sum;
+        part->feed.start = lend_host_sum;
+        part->feed.fill = fill_nothing;
+        TAGC_TRY(tagc_reducer_create_fed(model->within, &host, &part->host_feed, &part->host_sum));
+    }
+    return tagc_reducer_create_fed(model->between, &options, &part->feed, &part->reducer);
+}
+
+void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts) {
+    for (uint32_t p = 0; parts && p < n_parts; p++) {
+        tagc_reducer_destroy(parts[p].reducer); /* it may read what the host's sum keeps */
+        if (parts[p].host_sum) tagc_reducer_release(parts[p].host_sum);
+        tagc_reducer_destroy(parts[p].host_sum);
+    }
+    tagc_memory_destroy(parts);
+}
+
+int tagc_are_one_part(const tagc_member *a, const tagc_member *b) {
+    return a->kind == b->kind && a->is_followed == b->is_followed &&
+           (!a->is_followed || a->plan.level == b->plan.level);
+}
+
+static tagc_status plan_part(tagc_model_part *part) {
+    tagc_model *model = part->model;
+    const tagc_member *first = &model->tensors[part->members[0]];
+    part->is_followed = first->is_followed;
+    part->plan = first->plan;
+    if (!part->is_followed) return TAGC_OK;
+    for (uint32_t i = 0; i < part->n_members; i++)
+        model->numbers[i] = model->tensors[part->members[i]].parameter;
+    return tagc_schedule_get_plan(model->schedule, model->numbers, NULL, part->n_members, &part->plan);
+}
+
+/* Groups tensors, in the order of their numbers. */
+static void group(tagc_model *model, tagc_model_unit *unit, tagc_model_part *parts, uint32_t *members,
+                  uint32_t *n_parts) {
+    *n_parts = 0;
+    for (uint32_t i = 0; i < unit->n_members; i++) {
+        const tagc_member *leader = &model->tensors[unit->members[i]];
+        int is_taken = 0;
+        for (uint32_t p = 0; p < *n_parts; p++)
+            is_taken |= tagc_are_one_part(leader, &model->tensors[parts[p].members[0]]);
+        if (is_taken) continue;
+        tagc_model_part *part = &parts[(*n_parts)++];
+        *part = (tagc_model_part){.model = model, .unit = unit, .members = members};
+        part->full = members + unit->n_members;
+        for (uint32_t k = i; k < unit->n_members; k++)
+            if (tagc_are_one_part(leader, &model->tensors[unit->members[k]]))
+                part->members[part->n_members++] = unit->members[k];
+        members += part->n_members;
+    }
+}
+
+tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_model_part **parts,
+                                 uint32_t *n_parts) {
+    void *memory;
+    *parts = NULL;
+    *n_parts = 0;
+    /* One block: at most as many parts as tensors, their lists of members, and those of full windows. */
+    size_t parts_bytes = tagc_aligned(unit->n_members * sizeof **parts);
+    tagc_status status =
+        tagc_memory_create(parts_bytes + 2 * unit->n_members * sizeof(uint32_t), "parts of a unit", &memory);
+    TAGC_TRY(tagc_model_agree(model, status));
+    group(model, unit, memory, (uint32_t *)(void *)((char *)memory + parts_bytes), n_parts);
+    *parts = memory;
+    for (uint32_t p = 0; status == TAGC_OK && p < *n_parts; p++) {
+        tagc_part_lay_out(&(*parts)[p]);
+        status = plan_part(&(*parts)[p]);
+        if (status == TAGC_OK) status = make_part(&(*parts)[p]);
+        if (status == TAGC_OK) status = tagc_reducer_set_steps((*parts)[p].reducer, unit->n_exchanges);
+    }
+    if (status == TAGC_OK) return TAGC_OK;
+    tagc_unit_destroy_parts(*parts, *n_parts);
+    *parts = NULL; /* a failure of making a reducer is the same on all ranks */
+    *n_parts = 0;
+    return status;
+}
+
+/* ---- a step ---- */
+
+/* Checks a list, and notes where in it each tensor's pieces are. */
+static tagc_status check_pieces(tagc_model *model, uint32_t unit, const tagc_piece *pieces, size_t n,
+                                const char *what, int is_sum) {
+    if (n > 0 && !pieces) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL, and has %zu pieces", what, n);
+    for (uint32_t i = 0; i < model->units[unit].n_members; i++) {
+        tagc_member *t = &model->tensors[model->units[unit].members[i]];
+        *(is_sum ? &t->n_sums : &t->n_gradients) = 0;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const tagc_piece *p = &pieces[i];
+        if (p->tensor >= model->n_tensors || model->tensors[p->tensor].unit != unit)
+            return tagc_fail(TAGC_ERR_ARGUMENT, "%s[%zu].tensor is %u, must be a tensor of unit %u", what, i,
+                             p->tensor, unit);
+        tagc_member *t = &model->tensors[p->tensor];
+        uint64_t first = 0, n_all = t->n_elems;
+        if (is_sum) tagc_member_owned(model, model->rank, t, &first, &n_all);
+        if (p->first < first || p->n_elems > n_all || p->first - first > n_all - p->n_elems)
+            return tagc_fail(TAGC_ERR_ARGUMENT,
+                             "%s[%zu], %s: elements [%llu, %llu + %llu) are not within [%llu, %llu)", what, i,
+                             t->name, (unsigned long long)p->first, (unsigned long long)p->first,
+                             (unsigned long long)p->n_elems, (unsigned long long)first,
+                             (unsigned long long)(first + n_all));
+        if (p->n_elems > 0 && !p->values)
+            return tagc_fail(TAGC_ERR_ARGUMENT, "%s[%zu].values, %s, is NULL", what, i, t->name);
+        size_t *n_before = is_sum ? &t->n_sums : &t->n_gradients;
+        if (*n_before == 0) *(is_sum ? &t->first_sum : &t->first_gradient) = i;
+        if (*n_before > 0 && (p[-1].tensor != p->tensor || p->first < p[-1].first + p[-1].n_elems))
+            return tagc_fail(
+                TAGC_ERR_ARGUMENT,
+                "%s[%zu], %s: pieces of a tensor must come one after the other, in ascending order", what, i,
+                t->name);
+        ++*n_before;
+    }
+    return TAGC_OK;
+}
+
+static tagc_status check_unit(const tagc_model *model, uint32_t unit, const char *what, int is_begun) {
+    if (!model) return tagc_fail(TAGC_ERR_ARGUMENT, "model is NULL");
+    if (unit >= model->n_units)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "unit is %u, must be below %u", unit, model->n_units);
+    if (model->units[unit].is_begun != is_begun)
+        return tagc_fail(TAGC_ERR_STATE,
+                         is_begun ? "%s of unit %u, which is not under way"
+                                  : "%s of unit %u, which is under way",
+                         what, unit);
+    return TAGC_OK;
+}
+
+static tagc_status begin_parts(tagc_model_unit *unit) {
+    for (uint32_t p = 0; p < unit->n_parts; p++) {
+        tagc_model_part *part = &unit->parts[p];
+        atomic_store(&part->has_host_sum, 0);
+        part->n_full = 0;
+        part->square = 0;
+        if (part->host_sum) TAGC_TRY(tagc_reducer_begin_fed(part->host_sum));
+        TAGC_TRY(tagc_reducer_begin_fed(part->reducer));
+    }
+    return TAGC_OK;
+}
+
+/* Of all its parts, also after a failure, because peers wait. */
+static tagc_status end_parts(tagc_model_unit *unit, tagc_model_stats *out) {
+    tagc_status status = TAGC_OK;
+    char text[TAGC_ERROR_TEXT_BYTES] = "";
+    for (uint32_t p = 0; p < unit->n_parts; p++) {
+        tagc_model_part *part = &unit->parts[p];
+        tagc_reducer *reducers[] = {part->reducer, part->host_sum};
+        for (int i = 0; i < 2; i++) {
+            tagc_reducer_stats stats;
+            tagc_reducer_stats_init(&stats);
+            if (!reducers[i] || !reducers[i]->now.begun) continue;
+            tagc_status failure = tagc_reducer_end(reducers[i], &stats);
+            if (failure != TAGC_OK && status == TAGC_OK) {
+                status = failure;
+                snprintf(text, sizeof text, "%s", tagc_last_error());
+            }
+            for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+                *(i ? &out->n_bytes_within : &out->n_bytes_sent) += stats.n_bytes_sent[leg];
+                if (i == 0) out->n_bytes_received += stats.n_bytes_received[leg];
+            }
+            out->nonfinite |= stats.nonfinite != 0;
+            if (i) continue;
+            out->n_sent += stats.n_sent;
+            out->n_elems += reducers[i]->options.n_elems;
+            out->total_s = stats.total_s > out->total_s ? stats.total_s : out->total_s;
+        }
+    }
+    return status == TAGC_OK ? TAGC_OK : tagc_fail(status, "%s", text);
+}
+
+enum { SPREAD_BYTES = 1 << 20 };
+
+tagc_status tagc_model_make_spread(tagc_model *model) {
+    void *memory;
+    if (!model->within || model->options.output != TAGC_OUTPUT_UNIT) return TAGC_OK;
+    TAGC_TRY(tagc_memory_create((size_t)(1 + model->n_places) * SPREAD_BYTES, "sums of a host", &memory));
+    model->spread = memory;
+    return TAGC_OK;
+}
+
+/* The ranks of a host send each other the sums of their places, slice by slice. */
+static tagc_status spread(tagc_model *model, const tagc_model_part *part) {
+    size_t width = tagc_element_bytes(model->options.sum), most = SPREAD_BYTES / width;
+    uint64_t n_place = tagc_part_place_elems(part), own = (uint64_t)model->place * n_place;
+    for (uint64_t at = 0, n; at < n_place; at += n) {
+        char *all = model->spread + SPREAD_BYTES;
+        n = n_place - at < most ? n_place - at : most;
+        tagc_part_read_sums(part, own + at, n, model->spread);
+        TAGC_TRY(tagc_comm_all_gather_as(model->within, TAGC_LEG_RESULT, model->spread, n * width, all));
+        for (int place = 0; place < model->n_places; place++)
+            if (place != model->place)
+                tagc_part_write(part, (uint64_t)place * n_place + at, n, model->options.sum,
+                                all + (size_t)place * n * width);
+    }
+    return TAGC_OK;
+}
+
+static tagc_status end_unit(tagc_model *model, uint32_t number, tagc_model_stats *stats) {
+    tagc_model_unit *unit = &model->units[number];
+    tagc_status status = end_parts(unit, stats);
+    if (model->spread) {
+        status =
+            tagc_agree_over(model->within, status); /* ranks of another place may not know of a failure */
+        for (uint32_t p = 0; p < unit->n_parts && status == TAGC_OK; p++)
+            status = spread(model, &unit->parts[p]);
+    }
+    unit->is_begun = 0;
+    unit->gradients = unit->sums = NULL;
+    if (status != TAGC_OK) tagc_unit_forget_windows(model, unit);
+    return status == TAGC_OK
+               ? TAGC_OK
+               : tagc_fail_in(status, "unit %u, %s", number, model->tensors[unit->members[0]].name);
+}
+
+tagc_status tagc_model_begin(tagc_model *model, uint32_t number, const tagc_piece *gradients,
+                             size_t n_gradients, const tagc_piece *sums, size_t n_sums) {
+    TAGC_TRY(check_unit(model, number, "begin", 0));
+    TAGC_TRY(tagc_comm_check_open(model->between));
+    tagc_model_unit *unit = &model->units[number];
+    unit->status = check_pieces(model, number, gradients, n_gradients, "gradients", 0);
+    if (unit->status == TAGC_OK) unit->status = check_pieces(model, number, sums, n_sums, "sums", 1);
+    if (unit->status != TAGC_OK) snprintf(unit->text, sizeof unit->text, "%s", tagc_last_error());
+    unit->gradients = gradients;
+    unit->n_gradients = n_gradients;
+    unit->sums = sums;
+    unit->n_sums = n_sums;
+    unit->is_begun = 1;
+    unit->n_exchanges++;
+    tagc_status status = begin_parts(unit);
+    if (status == TAGC_OK && unit->status == TAGC_OK) return TAGC_OK;
+    /* The other ranks have begun, too: they learn of the failure from this exchange. */
+    tagc_model_stats stats;
+    tagc_model_stats_init(&stats);
+    tagc_status ended = end_unit(model, number, &stats);
+    if (unit->status != TAGC_OK) return tagc_fail(unit->status, "%s", unit->text);
+    return status != TAGC_OK ? status : ended;
+}
+
+tagc_status tagc_model_test(tagc_model *model, uint32_t number, int *done) {
+    if (!done) return tagc_fail(TAGC_ERR_ARGUMENT, "done is NULL");
+    *done = 0;
+    TAGC_TRY(check_unit(model, number, "test", 1));
+    const tagc_model_unit *unit = &model->units[number];
+    *done = 1;
+    for (uint32_t p = 0; p < unit->n_parts && *done; p++)
+        TAGC_TRY(tagc_reducer_test(unit->parts[p].reducer, done));
+    return TAGC_OK;
+}
+
+tagc_status tagc_model_end(tagc_model *model, uint32_t number, tagc_model_stats *out) {
+    tagc_model_stats stats;
+    tagc_model_stats_init(&stats);
+    TAGC_TRY(check_unit(model, number, "end", 1));
+    if (out) TAGC_TRY(tagc_sized_check(&stats_struct, out)); /* while the exchange can still be ended */
+    tagc_status status = end_unit(model, number, &stats);
+    if (status == TAGC_OK && out) tagc_sized_write(&stats_struct, &stats, out);
+    return status;
+}

@@ -1,0 +1,322 @@
+/* Follows the schedule (tagc/schedule.h): samples of gradients go in, sums over ranks decide, and plans come out as other parts and
+ * other options of reducers. */
+#include "unit/unit.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    N_LOSSES = sizeof(tagc_schedule_losses) / sizeof(double),
+    N_SUMS = sizeof(tagc_schedule_sums) / sizeof(double)
+};
+
+static int class_has_levels(const tagc_model *model, tagc_class kind) {
+    const tagc_schedule_options *o = &model->schedule_options;
+    if (!o->gentle || kind == TAGC_CLASS_DENSE) return 0;
+    if (kind == TAGC_CLASS_MILD) return o->mild_sparsity > 0;
+    return o->sparsity > 0 && model->options.exchange == TAGC_EXCHANGE_DIRECT;
+}
+
+/* What a tensor without a plan of the schedule sends. */
+static tagc_schedule_plan fixed_plan(const tagc_model *model, tagc_class kind) {
+    const tagc_schedule_options *o = &model->schedule_options;
+    tagc_schedule_plan plan = {.level = TAGC_LEVEL_LAST, .moment = 1};
+    plan.format = kind == TAGC_CLASS_DENSE  ? (tagc_format)model->options.dense_format
+                  : kind == TAGC_CLASS_MILD ? o->mild_format
+                                            : o->format;
+    plan.sparsity = kind == TAGC_CLASS_DENSE ? 0 : kind == TAGC_CLASS_MILD ? o->mild_sparsity : o->sparsity;
+    return plan;
+}
+
+static tagc_status describe(tagc_model *model, tagc_schedule_parameter *described) {
+    uint32_t n = 0;
+    uint64_t n_positions = 0;
+    for (uint32_t i = 0; i < model->n_tensors; i++) {
+        tagc_member *t = &model->tensors[i];
+        size_t n_samples = 0;
+        t->plan = fixed_plan(model, t->kind);
+        t->is_scheduled = t->kind != TAGC_CLASS_DENSE;
+        t->is_followed = class_has_levels(model, t->kind);
+        if (!t->is_scheduled) continue;
+        t->parameter = n;
+        described[n++] = (tagc_schedule_parameter){t->name, t->n_elems, t->kind};
+        if (!t->is_followed) continue;
+        t->first_sample = n_positions;
+        tagc_schedule_positions(t->n_elems, model->positions + n_positions, &n_samples);
+        t->n_samples = n_samples;
+        n_positions += n_samples;
+    }
+    if (n == 0) return TAGC_OK;
+    TAGC_TRY(tagc_schedule_create(&model->schedule_options, described, n, &model->schedule));
+    for (uint32_t i = 0; i < n; i++)
+        TAGC_TRY(tagc_schedule_set_moment(model->schedule, i, (tagc_moment)model->options.moment));
+    return TAGC_OK;
+}
+
+/* Two tensors of one name would share a residual in a saved state. */
+static int by_name(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static tagc_status check_names(const tagc_model *model, const char **names) {
+    for (uint32_t i = 0; i < model->n_tensors; i++) names[i] = model->tensors[i].name;
+    qsort(names, model->n_tensors, sizeof *names, by_name);
+    for (uint32_t i = 1; i < model->n_tensors; i++)
+        if (strcmp(names[i], names[i - 1]) == 0)
+            return tagc_fail(TAGC_ERR_ARGUMENT, "two tensors are called %s", names[i]);
+    return TAGC_OK;
+}
+
+tagc_status tagc_model_open_schedule(tagc_model *model) {
+    void *memory;
+    size_t n = model->n_tensors, n_message = N_LOSSES + n * N_SUMS;
+    size_t n_most = (size_t)(model->n_hosts > model->n_places ? model->n_hosts : model->n_places);
+    TAGC_TRY(tagc_memory_create(n * (sizeof(tagc_schedule_parameter) + sizeof(char *)), "names of tensors",
+                                &memory));
+    tagc_schedule_parameter *described = memory;
+    tagc_status status = check_names(model, (const char **)(void *)(described + n));
+    if (status == TAGC_OK) status = describe(model, described);
+    tagc_memory_destroy(memory);
+    if (status != TAGC_OK) return status;
+    TAGC_TRY(
+        tagc_memory_create(n_message * (1 + n_most) * sizeof *model->own, "sums of the schedule", &memory));
+    model->own = memory;
+    model->pooled = model->own + n_message;
+    return tagc_model_take_plans(model);
+}
+
+tagc_status tagc_model_take_plans(tagc_model *model) {
+    for (uint32_t i = 0; i < model->n_tensors; i++) {
+        tagc_member *t = &model->tensors[i];
+        tagc_schedule_plan plan;
+        if (!t->is_scheduled) continue;
+        TAGC_TRY(tagc_schedule_get_plan(model->schedule, &t->parameter, NULL, 1, &plan));
+        if (t->is_followed) {
+            t->plan = plan;
+        } else { /* its moments alone are the schedule's */
+            t->plan.moment = plan.moment;
+            t->plan.n_selected = plan.n_selected;
+        }
+    }
+    return TAGC_OK;
+}
+
+tagc_status tagc_model_set_moment(tagc_model *model, uint32_t tensor, tagc_moment moment) {
+    TAGC_TRY(tagc_model_check_idle(model, "set_moment"));
+    if (tensor >= model->n_tensors)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "tensor is %u, must be below %u", tensor, model->n_tensors);
+    const tagc_member *t = &model->tensors[tensor];
+    if (!t->is_scheduled) return TAGC_OK;
+    return tagc_schedule_set_moment(model->schedule, t->parameter, moment);
+}
+
+/* ---- the signal ---- */
+
+tagc_status tagc_part_sample(tagc_model_part *part, const float *host_sum) {
+    tagc_model *model = part->model;
+    size_t n_values = 0;
+    if (!part->is_followed) return TAGC_OK;
+    for (uint32_t i = 0; i < part->n_members; i++) {
+        const tagc_member *t = &model->tensors[part->members[i]];
+        size_t n_before = n_values;
+        for (uint64_t k = 0; k < t->n_samples; k++) {
+            uint64_t element = model->positions[t->first_sample + k];
+            uint64_t at = host_sum ? tagc_part_find(part, t, element) : element;
+            if (at == UINT64_MAX) continue; /* another place's */
+            model->samples[n_values++] =
+                host_sum ? host_sum[at] : tagc_member_read(model, part->unit, t, element);
+        }
+        model->numbers[i] = t->parameter;
+        model->counts[i] = (uint32_t)(n_values - n_before);
+    }
+    return tagc_schedule_add(model->schedule, model->numbers, model->counts, part->n_members, model->samples,
+                             part->full, &part->n_full);
+}
+
+void tagc_unit_forget_windows(tagc_model *model, tagc_model_unit *unit) {
+    for (uint32_t i = 0; i < unit->n_members; i++) {
+        const tagc_member *t = &model->tensors[unit->members[i]];
+        tagc_schedule_sums unused;
+        if (t->is_followed) (void)tagc_schedule_take(model->schedule, &t->parameter, 1, &unused);
+    }
+    for (uint32_t p = 0; p < unit->n_parts; p++) unit->parts[p].n_full = 0;
+}
+
+/* This rank's sums of all windows that are full, part by part, since ranks may have packed parts in another order. */
+static tagc_status take(tagc_model *model, tagc_schedule_sums *sums, size_t *n_full) {
+    *n_full = 0;
+    for (uint32_t u = 0; u < model->n_units; u++)
+        for (uint32_t p = 0; p < model->units[u].n_parts; p++) {
+            tagc_model_part *part = &model->units[u].parts[p];
+            double square;
+            if (part->n_full == 0) continue;
+            TAGC_TRY(tagc_schedule_take(model->schedule, part->full, part->n_full, sums + *n_full));
+            TAGC_TRY(tagc_reducer_residual_square(part->reducer, &square));
+            for (size_t k = 0; k < part->n_full; k++, ++*n_full) {
+                model->full[*n_full] = part->full[k];
+                sums[*n_full].residual = square;
+                sums[*n_full].gradient = part->square;
+            }
+            part->n_full = 0;
+        }
+    return TAGC_OK;
+}
+
+/* Adds up in the order of ranks, so that all get the same bits. */
+static tagc_status add_over(tagc_comm *comm, double *own, double *pooled, size_t n) {
+    size_t n_ranks = (size_t)tagc_comm_world_size(comm);
+    if (n_ranks == 1) return TAGC_OK;
+    TAGC_TRY(tagc_comm_all_gather(comm, own, n * sizeof *own, pooled));
+    for (size_t i = 0; i < n; i++) {
+        own[i] = 0;
+        for (size_t rank = 0; rank < n_ranks; rank++) own[i] += pooled[rank * n + i];
+    }
+    return TAGC_OK;
+}
+
+static tagc_status see(tagc_model *model) {
+    tagc_schedule_losses losses;
+    tagc_schedule_sums *sums = (tagc_schedule_sums *)(void *)(model->own + N_LOSSES);
+    size_t n_full;
+    TAGC_TRY(take(model, sums, &n_full));
+    if (n_full == 0) return TAGC_OK;
+    size_t n = N_LOSSES + n_full * N_SUMS;
+    tagc_schedule_take_losses(model->schedule, &losses);
+    memcpy(model->own, &losses, sizeof losses);
+    TAGC_TRY(add_over(model->between, model->own, model->pooled, n));
+    if (model->within) TAGC_TRY(add_over(model->within, model->own, model->pooled, n));
+    TAGC_TRY(tagc_schedule_see(model->schedule, model->full, n_full, sums, 0));
+    memcpy(&losses, model->own, sizeof losses);
+    return tagc_schedule_see_losses(model->schedule, &losses);
+}
+
+/* ---- what was decided ---- */
+
+/* Whether the parts are those that the plans ask for, but for options that a reducer can change. */
+static int has_parts(const tagc_model *model, const tagc_model_unit *unit) {
+    for (uint32_t i = 0; i < unit->n_members; i++)
+        for (uint32_t k = 0; k < i; k++) {
+            const tagc_member *a = &model->tensors[unit->members[i]], *b = &model->tensors[unit->members[k]];
+            if (tagc_are_one_part(a, b) != (a->part == b->part)) return 0;
+        }
+    return 1;
+}
+
+static tagc_status change_parts(tagc_model *model, tagc_model_unit *unit) {
+    for (uint32_t p = 0; p < unit->n_parts; p++) {
+        tagc_model_part *part = &unit->parts[p];
+        tagc_schedule_plan before = part->plan;
+        tagc_reducer_options options;
+        if (!part->is_followed) continue;
+        for (uint32_t i = 0; i < part->n_members; i++)
+            model->numbers[i] = model->tensors[part->members[i]].parameter;
+        TAGC_TRY(tagc_schedule_get_plan(model->schedule, model->numbers, NULL, part->n_members, &part->plan));
+        if (before.format == part->plan.format && before.block == part->plan.block &&
+            before.sparsity == part->plan.sparsity)
+            continue;
+        tagc_part_options(part, &options);
+        TAGC_TRY(tagc_reducer_change(part->reducer, &options));
+    }
+    return TAGC_OK;
+}
+
+static void lay_out_again(tagc_model_part *parts, uint32_t n_parts) {
+    for (uint32_t p = 0; p < n_parts; p++) tagc_part_lay_out(&parts[p]);
+}
+
+/* Copies chunks of a tensor between rows of two parts. */
+static void copy_chunks(const tagc_member *t, const float *from, uint64_t from_width, uint64_t offset,
+                        float *to, uint64_t to_width, uint64_t n_rows) {
+    for (uint64_t row = 0; row < n_rows; row++)
+        memcpy(to + row * to_width + t->offset, from + row * from_width + offset, t->chunk * sizeof *to);
+}
+
+/* Hands the residual of one part to those where its tensors are now. to (n,): their new residuals. */
+static tagc_status hand_over(const tagc_model_part *from, const tagc_model_part *parts, float *const *to) {
+    const tagc_model *model = from->model;
+    uint64_t n = tagc_reducer_residual_elems(from->reducer), offset = 0;
+    void *memory;
+    if (n == 0) return TAGC_OK;
+    TAGC_TRY(tagc_memory_create((size_t)n * sizeof(float), "a residual", &memory));
+    tagc_status status = tagc_reducer_get_residual(from->reducer, memory, n);
+    for (uint32_t i = 0; status == TAGC_OK && i < from->n_members; i++) {
+        const tagc_member *t = &model->tensors[from->members[i]];
+        float *values = to[t->part - parts];
+        if (values) copy_chunks(t, memory, from->width, offset, values, t->part->width, n / from->width);
+        offset += t->chunk;
+    }
+    tagc_memory_destroy(memory);
+    return status;
+}
+
+/* Local. parts (n_parts,): the unit's new ones, in which its tensors are laid out already. */
+static tagc_status move_residuals(const tagc_model_unit *unit, tagc_model_part *parts, uint32_t n_parts) {
+    uint64_t n_all = 0;
+    void *memory;
+    for (uint32_t p = 0; p < n_parts; p++) n_all += tagc_reducer_residual_elems(parts[p].reducer);
+    TAGC_TRY(tagc_memory_create(n_parts * sizeof(float *) + (size_t)n_all * sizeof(float),
+                                "residuals of a unit", &memory));
+    float **residuals = memory, *values = (float *)(void *)(residuals + n_parts);
+    for (uint64_t i = 0; i < n_all; i++) values[i] = TAGC_ZERO_RESIDUAL;
+    for (uint32_t p = 0; p < n_parts; p++) {
+        uint64_t n = tagc_reducer_residual_elems(parts[p].reducer);
+        residuals[p] = n > 0 ? values : NULL;
+        values += n;
+    }
+    tagc_status status = TAGC_OK;
+    for (uint32_t p = 0; status == TAGC_OK && p < unit->n_parts; p++)
+        status = hand_over(&unit->parts[p], parts, residuals);
+    for (uint32_t p = 0; status == TAGC_OK && p < n_parts; p++)
+        if (residuals[p])
+            status = tagc_reducer_set_residual(parts[p].reducer, residuals[p],
+                                               tagc_reducer_residual_elems(parts[p].reducer));
+    tagc_memory_destroy(memory);
+    return status;
+}
+
+/* New parts are made before old ones go, so that a failure changes nothing. */
+static tagc_status regroup(tagc_model *model, tagc_model_unit *unit) {
+    tagc_model_part *parts;
+    uint32_t n_parts;
+    tagc_status status = tagc_unit_make_parts(model, unit, &parts, &n_parts);
+    if (status == TAGC_OK) status = tagc_model_agree(model, move_residuals(unit, parts, n_parts));
+    if (status != TAGC_OK) {
+        tagc_unit_destroy_parts(parts, n_parts);
+        lay_out_again(unit->parts, unit->n_parts);
+        return status;
+    }
+    tagc_unit_destroy_parts(unit->parts, unit->n_parts);
+    unit->parts = parts;
+    unit->n_parts = n_parts;
+    return TAGC_OK;
+}
+
+tagc_status tagc_model_take_up(tagc_model *model) {
+    tagc_status local = TAGC_OK;
+    char text[TAGC_ERROR_TEXT_BYTES] = "";
+    TAGC_TRY(tagc_model_take_plans(model));
+    for (uint32_t u = 0; u < model->n_units; u++) {
+        tagc_model_unit *unit = &model->units[u];
+        if (!has_parts(model, unit)) {
+            TAGC_TRY(regroup(model, unit));
+            continue;
+        }
+        tagc_status status = change_parts(model, unit);
+        if (status == TAGC_OK || local != TAGC_OK) continue;
+        local = status; /* memory: the others go on, and learn of it below */
+        snprintf(text, sizeof text, "%s", tagc_last_error());
+    }
+    return tagc_model_agree(model, local == TAGC_OK ? TAGC_OK : tagc_fail(local, "%s", text));
+}
+
+tagc_status tagc_model_step(tagc_model *model, double loss) {
+    int has_changed = 0;
+    TAGC_TRY(tagc_model_check_idle(model, "step"));
+    model->n_steps++;
+    if (!model->schedule) return TAGC_OK;
+    tagc_schedule_add_loss(model->schedule, loss);
+    TAGC_TRY(see(model));
+    TAGC_TRY(tagc_schedule_step(model->schedule, &has_changed, NULL));
+    return has_changed ? tagc_model_take_up(model) : tagc_model_take_plans(model);
+}

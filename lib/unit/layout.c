@@ -1,0 +1,322 @@
+/* Where the values of a tensor lie in the arrays that ranks exchange, and who owns them.
+ *
+ * Owner o has elements [o * chunk, (o + 1) * chunk) of a tensor, at `offset` of his row of the part. Rows of one place come one after
+ * the other, host by host, so that what a host sums for a place is one array:
+ *
+ *   SHARD                   | place 0: host 0 | host 1 | ... | place 1: host 0 | ...       (L, H, width)
+ *   HOST_SHARD, UNIT        | place 0 | place 1 | ...                                      (L, width)
+ */
+#include "codec/elements.h"
+#include "unit/unit.h"
+
+#include <math.h>
+#include <string.h>
+
+static int has_rows_of_hosts(const tagc_model *model) {
+    return model->options.output == TAGC_OUTPUT_SHARD;
+}
+
+uint64_t tagc_part_place_elems(const tagc_model_part *part) {
+    return part->width * (has_rows_of_hosts(part->model) ? (uint64_t)part->model->n_hosts : 1);
+}
+
+/* The row of an owner in the part's array, and back. */
+static uint64_t row_of(const tagc_model *model, uint64_t owner) {
+    uint64_t n_places = (uint64_t)model->n_places;
+    return has_rows_of_hosts(model) ? owner % n_places * (uint64_t)model->n_hosts + owner / n_places : owner;
+}
+
+static uint64_t owner_of(const tagc_model *model, uint64_t row) {
+    uint64_t n_hosts = (uint64_t)model->n_hosts;
+    return has_rows_of_hosts(model) ? row % n_hosts * (uint64_t)model->n_places + row / n_hosts : row;
+}
+
+uint64_t tagc_part_own_row(const tagc_model_part *part) {
+    const tagc_model *model = part->model;
+    return row_of(model, (uint64_t)(model->rank % model->n_owners)) * part->width;
+}
+
+void tagc_part_stretches(const tagc_model_part *part, const tagc_member *tensor, uint64_t first, uint64_t n,
+                         tagc_stretch_fn visit, void *context) {
+    while (n > 0) {
+        uint64_t owner = first / tensor->chunk, in_chunk = first % tensor->chunk;
+        uint64_t n_here = tensor->chunk - in_chunk < n ? tensor->chunk - in_chunk : n;
+        visit(context, row_of(part->model, owner) * part->width + tensor->offset + in_chunk, first, n_here);
+        first += n_here;
+        n -= n_here;
+    }
+}
+
+uint64_t tagc_part_find(const tagc_model_part *part, const tagc_member *tensor, uint64_t element) {
+    const tagc_model *model = part->model;
+    uint64_t owner = element / tensor->chunk, place = owner % (uint64_t)model->n_places;
+    if (place != (uint64_t)model->place) return UINT64_MAX;
+    return row_of(model, owner) * part->width + tensor->offset + element % tensor->chunk -
+           place * tagc_part_place_elems(part);
+}
+
+/* A stretch of the part's array, of one owner's chunk of one tensor: elements [first, first + n_real), then padding. */
+typedef struct stretch {
+    const tagc_member *tensor; /* NULL: padding alone */
+    uint64_t first, n_real, n;
+} stretch;
+
+/* That which begins at position `at`, and reaches to `end` at most. *hint: the member to look at first. */
+static stretch stretch_at(const tagc_model_part *part, uint64_t at, uint64_t end, uint32_t *hint) {
+    const tagc_model *model = part->model;
+    uint64_t owner = owner_of(model, at / part->width), in_row = at % part->width;
+    if (*hint >= part->n_members || model->tensors[part->members[*hint]].offset > in_row) *hint = 0;
+    for (; *hint < part->n_members; ++*hint) {
+        const tagc_member *t = &model->tensors[part->members[*hint]];
+        uint64_t in_chunk = in_row - t->offset;
+        if (in_chunk >= t->chunk) continue;
+        stretch s = {t, owner * t->chunk + in_chunk, 0, t->chunk - in_chunk};
+        if (s.n > end - at) s.n = end - at;
+        if (s.first < t->n_elems) s.n_real = t->n_elems - s.first < s.n ? t->n_elems - s.first : s.n;
+        return s;
+    }
+    uint64_t n = part->width - in_row;
+    return (stretch){.n = n < end - at ? n : end - at};
+}
+
+/* The first of a tensor's pieces that ends behind an element. */
+static const tagc_piece *piece_behind(const tagc_piece *pieces, size_t n, uint64_t element) {
+    size_t low = 0, high = n;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (pieces[middle].first + pieces[middle].n_elems > element)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return pieces + low;
+}
+
+static char *at_element(const void *array, int element, uint64_t i) {
+    return (char *)(uintptr_t)array + i * tagc_element_bytes(element);
+}
+
+/* values: as pieces are, or fp32. What no piece covers is zero. */
+static void read_pieces(const tagc_piece *pieces, size_t n_pieces, int from, uint64_t first, uint64_t n,
+                        int to, void *values) {
+    const tagc_piece *piece = piece_behind(pieces, n_pieces, first), *last = pieces + n_pieces;
+    for (uint64_t done = 0; done < n;) {
+        uint64_t next = piece < last ? piece->first : UINT64_MAX, element = first + done, n_here = n - done;
+        if (next > element) {
+            if (n_here > next - element) n_here = next - element;
+            memset(at_element(values, to, done), 0, n_here * tagc_element_bytes(to));
+        } else {
+            uint64_t n_left = piece->n_elems - (element - next);
+            if (n_here > n_left) n_here = n_left;
+            if (from == to)
+                memcpy(at_element(values, to, done), at_element(piece->values, from, element - next),
+                       n_here * tagc_element_bytes(to));
+            else
+                tagc_elements_read(piece->values, from, element - next, n_here, (float *)values + done);
+            if (n_here == n_left) piece++;
+        }
+        done += n_here;
+    }
+}
+
+/* from: the unit's gradients, or its sums. */
+static void read_part(const tagc_model_part *part, int is_sums, uint64_t begin, uint64_t n, int element,
+                      void *values) {
+    const tagc_model_unit *unit = part->unit;
+    int from = is_sums ? part->model->options.sum : part->model->options.gradient;
+    uint32_t hint = 0;
+    for (uint64_t at = begin; at < begin + n;) {
+        stretch s = stretch_at(part, at, begin + n, &hint);
+        void *to = at_element(values, element, at - begin);
+        const tagc_member *t = s.tensor;
+        if (s.n_real > 0 && is_sums)
+            read_pieces(unit->sums + t->first_sum, t->n_sums, from, s.first, s.n_real, element, to);
+        else if (s.n_real > 0)
+            read_pieces(unit->gradients + t->first_gradient, t->n_gradients, from, s.first, s.n_real, element,
+                        to);
+        memset(at_element(to, element, s.n_real), 0, (s.n - s.n_real) * tagc_element_bytes(element));
+        at += s.n;
+    }
+}
+
+void tagc_part_read(const tagc_model_part *part, uint64_t begin, uint64_t n, int element, void *values) {
+    read_part(part, 0, begin, n, element, values);
+}
+
+void tagc_part_read_sums(const tagc_model_part *part, uint64_t begin, uint64_t n, void *values) {
+    read_part(part, 1, begin, n, part->model->options.sum, values);
+}
+
+/* values: fp32 or as pieces are; NULL: NaN. */
+static void write_pieces(const tagc_piece *pieces, size_t n_pieces, int to, uint64_t first, uint64_t n,
+                         int from_element, const void *values) {
+    enum { N_VOID = 256 };
+    float not_finite[N_VOID];
+    for (int i = 0; i < N_VOID && !values; i++) not_finite[i] = NAN;
+    const tagc_piece *piece = piece_behind(pieces, n_pieces, first), *last = pieces + n_pieces;
+    for (; piece < last && piece->first < first + n; piece++) {
+        uint64_t from = piece->first > first ? piece->first : first, end = piece->first + piece->n_elems;
+        if (end > first + n) end = first + n;
+        for (uint64_t n_here; from < end; from += n_here) {
+            n_here = values || end - from < N_VOID ? end - from : N_VOID;
+            if (values && from_element == to)
+                memcpy(at_element(piece->values, to, from - piece->first),
+                       at_element(values, to, from - first), n_here * tagc_element_bytes(to));
+            else
+                tagc_elements_write(values ? (const float *)values + (from - first) : not_finite,
+                                    piece->values, to, from - piece->first, n_here);
+        }
+    }
+}
+
+void tagc_part_write(const tagc_model_part *part, uint64_t begin, uint64_t n, int element,
+                     const void *values) {
+    uint32_t hint = 0;
+    for (uint64_t at = begin; at < begin + n;) {
+        stretch s = stretch_at(part, at, begin + n, &hint);
+        if (s.n_real > 0)
+            write_pieces(part->unit->sums + s.tensor->first_sum, s.tensor->n_sums, part->model->options.sum,
+                         s.first, s.n_real, element, values ? at_element(values, element, at - begin) : NULL);
+        at += s.n;
+    }
+}
+
+float tagc_member_read(const tagc_model *model, const tagc_model_unit *unit, const tagc_member *tensor,
+                       uint64_t element) {
+    const tagc_piece *pieces = unit->gradients + tensor->first_gradient;
+    const tagc_piece *piece = piece_behind(pieces, tensor->n_gradients, element);
+    if (piece == pieces + tensor->n_gradients || piece->first > element) return 0;
+    return tagc_element_read(piece->values, model->options.gradient, element - piece->first);
+}
+
+void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *tensor, uint64_t *first,
+                       uint64_t *n) {
+    uint64_t owner = (uint64_t)(rank % model->n_owners); /* the place, where a host's ranks are owners */
+    *first = 0;
+    *n = tensor->n_elems;
+    if (model->options.output == TAGC_OUTPUT_UNIT) return;
+    *first = owner * tensor->chunk < tensor->n_elems ? owner * tensor->chunk : tensor->n_elems;
+    uint64_t end = *first + tensor->chunk;
+    *n = (end < tensor->n_elems ? end : tensor->n_elems) - *first;
+}
+
+void tagc_part_lay_out(tagc_model_part *part) {
+    tagc_model *model = part->model;
+    uint64_t width = 0;
+    for (uint32_t i = 0; i < part->n_members; i++) {
+        tagc_member *tensor = &model->tensors[part->members[i]];
+        tensor->part = part;
+        tensor->offset = width;
+        width += tensor->chunk;
+    }
+    /* The hosts cut what all of them get among themselves. */
+    if (!has_rows_of_hosts(model)) width = tagc_padded_elems(width, model->n_hosts);
+    part->width = width;
+}
+
+/* ---- tables ---- */
+
+static tagc_status check_tensor(const tagc_tensor *t, size_t i, size_t n_tensors, uint64_t *n_elems) {
+    size_t length = t->name ? strnlen(t->name, 1024) : 0;
+    if (length == 0 || length > 1023)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "tensors[%zu].name has %s%zu bytes, must have 1 to 1023", i,
+                         length > 1023 ? "at least " : "", length);
+    if (t->n_dims > 64 || (t->n_dims > 0 && !t->shape))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: n_dims is %zu%s, must be at most 64", t->name, t->n_dims,
+                         t->shape ? "" : " and shape is NULL");
+    *n_elems = 1;
+    for (size_t d = 0; d < t->n_dims; d++) {
+        if (t->shape[d] == 0)
+            return tagc_fail(TAGC_ERR_ARGUMENT, "%s: shape[%zu] is 0, must be at least 1", t->name, d);
+        if (__builtin_mul_overflow(*n_elems, t->shape[d], n_elems) || *n_elems > (uint64_t)1 << 48)
+            return tagc_fail(TAGC_ERR_ARGUMENT, "%s has more than 2^48 elements", t->name);
+    }
+    if (t->unit >= n_tensors)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: unit is %u, must be below %zu, the number of tensors",
+                         t->name, t->unit, n_tensors);
+    if (t->kind < TAGC_CLASS_BY_NAME || t->kind > TAGC_CLASS_DENSE)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: kind is %d, must be in [%d, %d]", t->name, t->kind,
+                         TAGC_CLASS_BY_NAME, TAGC_CLASS_DENSE);
+    return TAGC_OK;
+}
+
+/* The tables, with the arrays of an exchange that depend on them. Called twice, see tagc_arena. */
+static void place_tables(tagc_model *model, tagc_arena *arena, size_t name_bytes, uint64_t n_samples,
+                         char **names, uint32_t **members) {
+    size_t n = model->n_tensors;
+    model->tensors = tagc_arena_take(arena, n, sizeof *model->tensors);
+    model->units = tagc_arena_take(arena, model->n_units, sizeof *model->units);
+    *members = tagc_arena_take(arena, n, sizeof **members);
+    *names = tagc_arena_take(arena, name_bytes, 1);
+    model->positions = tagc_arena_take(arena, (size_t)n_samples, sizeof *model->positions);
+    model->samples = tagc_arena_take(arena, (size_t)n_samples, sizeof *model->samples);
+    model->numbers = tagc_arena_take(arena, n, sizeof *model->numbers);
+    model->counts = tagc_arena_take(arena, n, sizeof *model->counts);
+    model->full = tagc_arena_take(arena, n, sizeof *model->full);
+}
+
+static uint64_t samples_of(uint64_t n_elems) {
+    return n_elems < TAGC_SCHEDULE_SAMPLE ? n_elems : TAGC_SCHEDULE_SAMPLE;
+}
+
+static tagc_status fill_tensor(tagc_model *model, const tagc_tensor *t, tagc_member *out, char *name) {
+    uint64_t n_rows = t->n_dims > 0 ? t->shape[0] : 1, n_owners = (uint64_t)model->n_owners;
+    int is_by_name = t->kind == TAGC_CLASS_BY_NAME;
+    out->name = name;
+    out->unit = t->unit;
+    out->chunk = (n_rows + n_owners - 1) / n_owners * (out->n_elems / n_rows);
+    out->kind = is_by_name ? TAGC_CLASS_DENSE : (tagc_class)t->kind;
+    if (!is_by_name) return TAGC_OK;
+    return tagc_classify(t->name, t->shape, t->n_dims, model->options.min_elems, &out->kind, NULL);
+}
+
+static tagc_status fill_units(tagc_model *model, uint32_t *members) {
+    for (uint32_t i = 0; i < model->n_tensors; i++) model->units[model->tensors[i].unit].n_members++;
+    for (uint32_t u = 0; u < model->n_units; u++) {
+        tagc_model_unit *unit = &model->units[u];
+        if (unit->n_members == 0)
+            return tagc_fail(TAGC_ERR_ARGUMENT, "no tensor has unit %u, and some have unit %u", u,
+                             model->n_units - 1);
+        unit->members = members;
+        members += unit->n_members;
+        unit->n_members = 0;
+    }
+    for (uint32_t i = 0; i < model->n_tensors; i++) {
+        tagc_model_unit *unit = &model->units[model->tensors[i].unit];
+        unit->members[unit->n_members++] = i;
+    }
+    return TAGC_OK;
+}
+
+tagc_status tagc_model_lay_out(tagc_model *model, const tagc_tensor *tensors, size_t n_tensors) {
+    uint64_t n_elems = 0, n_samples = 0;
+    size_t name_bytes = 0;
+    if (n_tensors < 1 || n_tensors > (size_t)1 << 20)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_tensors is %zu, must be in [1, 1048576]", n_tensors);
+    if (!tensors) return tagc_fail(TAGC_ERR_ARGUMENT, "tensors is NULL");
+    uint32_t last = 0;
+    for (size_t i = 0; i < n_tensors; i++) {
+        TAGC_TRY(check_tensor(&tensors[i], i, n_tensors, &n_elems));
+        name_bytes += strlen(tensors[i].name) + 1;
+        n_samples += samples_of(n_elems);
+        last = tensors[i].unit > last ? tensors[i].unit : last;
+    }
+    model->n_tensors = (uint32_t)n_tensors;
+    model->n_units = last + 1;
+    tagc_arena arena = {0};
+    char *names;
+    uint32_t *members;
+    place_tables(model, &arena, name_bytes, n_samples, &names, &members);
+    TAGC_TRY(tagc_memory_create(arena.n_bytes, "tables of a model", &model->memory));
+    arena = (tagc_arena){.base = model->memory};
+    place_tables(model, &arena, name_bytes, n_samples, &names, &members);
+    for (size_t i = 0; i < n_tensors; i++) {
+        tagc_member *out = &model->tensors[i];
+        size_t n_bytes = strlen(tensors[i].name) + 1;
+        memcpy(names, tensors[i].name, n_bytes);
+        TAGC_TRY(check_tensor(&tensors[i], i, n_tensors, &out->n_elems));
+        TAGC_TRY(fill_tensor(model, &tensors[i], out, names));
+        names += n_bytes;
+    }
+    return fill_units(model, members);
+}

@@ -1,0 +1,311 @@
+/* The life of a model's object, and what it answers about itself. */
+#include "core/cpu.h"
+#include "core/sized.h"
+#include "unit/unit.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static const tagc_model_options default_options = {.moment = TAGC_MOMENT_STAYS,
+                                                   .output = TAGC_OUTPUT_SHARD,
+                                                   .op = TAGC_OP_AVG,
+                                                   .gradient = TAGC_ELEMENT_FP32,
+                                                   .sum = TAGC_ELEMENT_FP32,
+                                                   .dense_format = TAGC_FORMAT_FP32,
+                                                   .residual = -1,
+                                                   .min_elems = TAGC_CLASS_MIN_ELEMS,
+                                                   .n_threads = 1,
+                                                   .exchange = TAGC_EXCHANGE_DIRECT};
+static const tagc_sized options_struct = {"tagc_model_options", sizeof(tagc_model_options),
+                                          offsetof(tagc_model_options, paper) +
+                                              sizeof(void *), /* the last field of version 0.3 */
+                                          &default_options};
+
+void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes) {
+    tagc_sized_init(&options_struct, options, struct_bytes);
+}
+
+/* ---- options ---- */
+
+static tagc_status check_choice(const char *name, int value, int low, int high) {
+    if (value >= low && value <= high) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %d, must be in [%d, %d]", name, value, low, high);
+}
+
+static tagc_status check_options(const tagc_model_options *o, int n_places) {
+    TAGC_TRY(check_choice("moment", o->moment, TAGC_MOMENT_STAYS, TAGC_MOMENT_NONE));
+    TAGC_TRY(check_choice("output", o->output, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD));
+    TAGC_TRY(check_choice("op", o->op, TAGC_OP_AVG, TAGC_OP_SUM));
+    TAGC_TRY(check_choice("gradient", o->gradient, TAGC_ELEMENT_FP32, TAGC_ELEMENT_FP16));
+    TAGC_TRY(check_choice("sum", o->sum, TAGC_ELEMENT_FP32, TAGC_ELEMENT_FP16));
+    TAGC_TRY(check_choice("dense_format", o->dense_format, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16));
+    TAGC_TRY(check_choice("n_threads", o->n_threads, 1, 256));
+    TAGC_TRY(check_choice("exchange", o->exchange, TAGC_EXCHANGE_SKETCH, TAGC_EXCHANGE_DIRECT));
+    if (o->residual != -1 && o->residual != TAGC_FORMAT_FP32 && o->residual != TAGC_FORMAT_INT8 &&
+        o->residual != TAGC_FORMAT_INT4)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "residual is %d, must be -1, FP32, INT8 or INT4", o->residual);
+    if (o->paper && o->exchange == TAGC_EXCHANGE_DIRECT)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "paper is set, but exchange is direct");
+    if (o->exchange != TAGC_EXCHANGE_DIRECT && (n_places > 1 || o->residual > TAGC_FORMAT_FP32))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "exchange is one of the paper's, which have one rank per host and residual FP32");
+    return TAGC_OK;
+}
+
+static tagc_status read_options(tagc_model *model, const tagc_model_options *from) {
+    tagc_model_options *o = &model->options;
+    tagc_model_options_init(o);
+    if (from) TAGC_TRY(tagc_sized_read(&options_struct, from, o));
+    TAGC_TRY(check_options(o, model->n_places));
+    tagc_schedule_options_init(&model->schedule_options);
+    if (o->schedule)
+        model->schedule_options = *o->schedule;
+    else
+        model->schedule_options.fresh = 1;
+    o->schedule = NULL;
+    return TAGC_OK;
+}
+
+static tagc_status read_comms(tagc_model *model, tagc_comm *within, tagc_comm *between) {
+    if (!between) return tagc_fail(TAGC_ERR_ARGUMENT, "between is NULL");
+    TAGC_TRY(tagc_comm_check_open(between));
+    if (within) TAGC_TRY(tagc_comm_check_open(within));
+    model->between = between;
+    model->within = within && tagc_comm_world_size(within) > 1 ? within : NULL;
+    model->n_hosts = tagc_comm_world_size(between);
+    model->host = tagc_comm_rank(between);
+    model->n_places = model->within ? tagc_comm_world_size(within) : 1;
+    model->place = model->within ? tagc_comm_rank(within) : 0;
+    model->world_size = model->n_hosts * model->n_places;
+    model->rank = model->host * model->n_places + model->place;
+    return TAGC_OK;
+}
+
+/* ---- agreement: over the hosts of a place, then over the places of a host ---- */
+
+typedef struct verdict {
+    int32_t status;
+    char text[TAGC_ERROR_TEXT_BYTES];
+} verdict;
+
+tagc_status tagc_agree_over(tagc_comm *comm, tagc_status status) {
+    int n = tagc_comm_world_size(comm);
+    verdict mine = {.status = (int32_t)status}, *all;
+    void *memory;
+    if (n == 1) return status;
+    if (status != TAGC_OK) snprintf(mine.text, sizeof mine.text, "%s", tagc_last_error());
+    if (tagc_memory_create((size_t)n * sizeof mine, "verdicts of all ranks", &memory) != TAGC_OK) {
+        tagc_comm_abort(comm, "no memory for the verdicts of all ranks");
+        return TAGC_ERR_MEMORY;
+    }
+    all = memory;
+    tagc_status agreed = tagc_comm_all_gather(comm, &mine, sizeof mine, all);
+    for (int rank = 0; agreed == TAGC_OK && rank < n; rank++) {
+        if (all[rank].status == TAGC_OK) continue;
+        all[rank].text[sizeof all[rank].text - 1] = 0;
+        agreed = rank == tagc_comm_rank(comm) ? tagc_fail((tagc_status)all[rank].status, "%s", all[rank].text)
+                                              : tagc_fail((tagc_status)all[rank].status, "rank %d: %.480s",
+                                                          tagc_comm_name(comm, rank), all[rank].text);
+    }
+    tagc_memory_destroy(memory);
+    return agreed;
+}
+
+tagc_status tagc_model_agree(const tagc_model *model, tagc_status status) {
+    status = tagc_agree_over(model->between, status);
+    return model->within ? tagc_agree_over(model->within, status) : status;
+}
+
+/* Ranks compare a checksum, so that the message is small; the first tensor that differs is not known then, but its rank is. */
+typedef struct rank_about {
+    uint64_t sum, run;
+} rank_about;
+
+/* *run: becomes rank 0's. */
+static tagc_status compare_over(tagc_comm *comm, uint64_t sum, uint64_t *run) {
+    int n = tagc_comm_world_size(comm);
+    void *memory;
+    rank_about own = {sum, *run};
+    if (n == 1) return TAGC_OK;
+    TAGC_TRY(tagc_memory_create((size_t)n * sizeof own, "checksums of all ranks", &memory));
+    const rank_about *all = memory;
+    tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, memory);
+    *run = all[0].run;
+    for (int rank = 0; status == TAGC_OK && rank < n; rank++)
+        if (all[rank].sum != all[0].sum)
+            status = tagc_fail(
+                TAGC_ERR_MISMATCH,
+                "tensors or options of rank %d differ from those of rank %d: names, lengths, units, "
+                "classes and options must be the same on all ranks",
+                tagc_comm_name(comm, rank), tagc_comm_name(comm, 0));
+    tagc_memory_destroy(memory);
+    return status;
+}
+
+static uint64_t mix(uint64_t sum, const void *bytes, size_t n_bytes) {
+    uint64_t pair[2] = {sum, tagc_checksum(bytes, n_bytes)};
+    return tagc_checksum(pair, sizeof pair);
+}
+
+static tagc_status compare(tagc_model *model) {
+    const tagc_model_options *o = &model->options;
+    const tagc_schedule_options *s = &model->schedule_options;
+    int choices[] = {o->moment,      o->output,           o->op,          o->dense_format,
+                     o->residual,    o->exchange,         s->gentle,      s->fresh,
+                     (int)s->format, (int)s->mild_format, model->n_hosts, model->n_places};
+    double numbers[] = {s->sparsity, s->mild_sparsity, s->short_beta1};
+    uint64_t sum = mix(0, choices, sizeof choices);
+    sum = mix(sum, numbers, sizeof numbers);
+    for (uint32_t i = 0; i < model->n_tensors; i++) {
+        const tagc_member *t = &model->tensors[i];
+        uint64_t about[] = {t->n_elems, t->chunk, t->unit, (uint64_t)t->kind};
+        sum = mix(sum, t->name, strlen(t->name));
+        sum = mix(sum, about, sizeof about);
+    }
+    tagc_status status = compare_over(model->between, sum, &model->run);
+    if (model->within) { /* after a failure, too: the ranks of the host may not know of it */
+        tagc_status other = compare_over(model->within, sum, &model->run);
+        if (status == TAGC_OK) status = other;
+    }
+    return tagc_model_agree(model, status);
+}
+
+/* ---- life ---- */
+
+static tagc_status make_locally(tagc_model *model, const tagc_tensor *tensors, size_t n_tensors,
+                                const tagc_model_options *options) {
+    TAGC_TRY(tagc_cpu_check());
+    TAGC_TRY(read_options(model, options));
+    model->n_owners = model->options.output == TAGC_OUTPUT_SHARD ? model->world_size
+                                                                 : model->n_places; /* that exchange it */
+    TAGC_TRY(tagc_model_lay_out(model, tensors, n_tensors));
+    TAGC_TRY(tagc_model_make_spread(model));
+    return tagc_model_open_schedule(model);
+}
+
+static tagc_status make_together(tagc_model *model, tagc_status local) {
+    TAGC_TRY(tagc_model_agree(model, local));
+    TAGC_TRY(compare(model));
+    for (uint32_t u = 0; u < model->n_units; u++) {
+        tagc_model_unit *unit = &model->units[u];
+        TAGC_TRY(tagc_unit_make_parts(model, unit, &unit->parts, &unit->n_parts));
+    }
+    return TAGC_OK;
+}
+
+tagc_status tagc_model_create(tagc_comm *within, tagc_comm *between, const tagc_tensor *tensors,
+                              size_t n_tensors, const tagc_model_options *options, tagc_model **out) {
+    void *memory;
+    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
+    *out = NULL;
+    TAGC_TRY(tagc_memory_create(sizeof(tagc_model), "model", &memory));
+    tagc_model *model = memory;
+    double clock = tagc_time_s();
+    model->run = tagc_checksum(&clock, sizeof clock) ^ (uint64_t)(uintptr_t)memory ^ (uint64_t)getpid() << 32;
+    tagc_status status = read_comms(model, within, between);
+    if (status != TAGC_OK) {
+        tagc_memory_destroy(model);
+        return status;
+    }
+    tagc_comm_hold(between);
+    if (model->within) tagc_comm_hold(within);
+    status = make_together(model, make_locally(model, tensors, n_tensors, options));
+    if (status != TAGC_OK)
+        tagc_model_destroy(model);
+    else
+        *out = model;
+    return status;
+}
+
+void tagc_model_destroy(tagc_model *model) {
+    if (!model || tagc_comm_is_fork(model->between)) return;
+    for (uint32_t u = 0; model->units && u < model->n_units; u++)
+        tagc_unit_destroy_parts(model->units[u].parts, model->units[u].n_parts);
+    tagc_schedule_destroy(model->schedule);
+    tagc_memory_destroy(model->own);
+    tagc_memory_destroy(model->spread);
+    tagc_memory_destroy(model->memory);
+    if (model->within) tagc_comm_let_go(model->within);
+    tagc_comm_let_go(model->between);
+    tagc_memory_destroy(model);
+}
+
+/* ---- what it answers ---- */
+
+static tagc_status check_tensor(const tagc_model *model, uint32_t tensor) {
+    if (!model) return tagc_fail(TAGC_ERR_ARGUMENT, "model is NULL");
+    if (tensor < model->n_tensors) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT, "tensor is %u, must be below %u", tensor, model->n_tensors);
+}
+
+tagc_status tagc_model_check_idle(const tagc_model *model, const char *what) {
+    if (!model) return tagc_fail(TAGC_ERR_ARGUMENT, "model is NULL");
+    for (uint32_t u = 0; u < model->n_units; u++)
+        if (model->units[u].is_begun)
+            return tagc_fail(TAGC_ERR_STATE, "%s while unit %u is under way: end it first", what, u);
+    return TAGC_OK;
+}
+
+tagc_status tagc_model_owned(const tagc_model *model, int rank, uint32_t tensor, uint64_t *first,
+                             uint64_t *n_elems) {
+    if (!first || !n_elems) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL", first ? "n_elems" : "first");
+    TAGC_TRY(check_tensor(model, tensor));
+    if (rank < 0 || rank >= model->world_size)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "rank is %d, must be in [0, %d)", rank, model->world_size);
+    tagc_member_owned(model, rank, &model->tensors[tensor], first, n_elems);
+    return TAGC_OK;
+}
+
+int tagc_model_class(const tagc_model *model, uint32_t tensor) {
+    return model && tensor < model->n_tensors ? (int)model->tensors[tensor].kind : -1;
+}
+
+tagc_status tagc_model_plan(const tagc_model *model, uint32_t tensor, tagc_schedule_plan *plan) {
+    if (!plan) return tagc_fail(TAGC_ERR_ARGUMENT, "plan is NULL");
+    TAGC_TRY(check_tensor(model, tensor));
+    *plan = model->tensors[tensor].plan;
+    return TAGC_OK;
+}
+
+tagc_status tagc_model_betas(const tagc_model *model, uint32_t tensor, double beta1, double beta2,
+                             double *own_beta1, double *own_beta2) {
+    if (!own_beta1 || !own_beta2)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "own_beta%d is NULL", own_beta1 ? 2 : 1);
+    TAGC_TRY(check_tensor(model, tensor));
+    const tagc_member *t = &model->tensors[tensor];
+    *own_beta1 = beta1;
+    *own_beta2 = beta2;
+    if (t->is_scheduled)
+        tagc_schedule_betas(model->schedule, t->plan.moment, t->plan.n_selected, beta1, beta2, own_beta1,
+                            own_beta2);
+    return TAGC_OK;
+}
+
+tagc_status tagc_model_memory(const tagc_model *model, tagc_memory *memory) {
+    tagc_memory within;
+    if (!model) return tagc_fail(TAGC_ERR_ARGUMENT, "model is NULL");
+    TAGC_TRY(tagc_comm_memory(model->between, memory));
+    if (!model->within) return TAGC_OK;
+    tagc_memory_init(&within);
+    TAGC_TRY(tagc_comm_memory(model->within, &within));
+    memory->residual_bytes += within.residual_bytes;
+    memory->spare_bytes += within.spare_bytes;
+    memory->work_bytes += within.work_bytes;
+    memory->buffer_bytes += within.buffer_bytes;
+    return TAGC_OK;
+}
+
+tagc_status tagc_model_scale(tagc_model *model, double factor) {
+    TAGC_TRY(tagc_model_check_idle(model, "scale"));
+    if (!(factor > 0) || isinf(factor))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "factor is %g, must be finite and above 0", factor);
+    for (uint32_t u = 0; u < model->n_units; u++)
+        for (uint32_t p = 0; p < model->units[u].n_parts; p++) {
+            tagc_reducer *reducer = model->units[u].parts[p].reducer;
+            if (tagc_reducer_residual_elems(reducer) > 0)
+                TAGC_TRY(tagc_reducer_scale_residual(reducer, factor));
+        }
+    return model->schedule ? tagc_schedule_scale(model->schedule, factor) : TAGC_OK;
+}

@@ -1,0 +1,165 @@
+/* Inside of a model: layout.c (where values lie), model.c (life), exchange.c (one exchange of a unit), follow.c (the schedule),
+ * state.c (checkpoints).
+ *
+ * A unit's tensors of one class and level are a part, which one reducer exchanges. Without hosts of several ranks (L = 1):
+ *
+ *   gradients -> part (W, width) -> reducer over `between` -> sums
+ *
+ * With them, ranks of a host first add up. Rank `place` of the host then has, of every host's owners at that place, a row:
+ *
+ *   gradients -> part (L, H * width) -> reducer over `within` -> (H, width) -> reducer over `between` -> sums
+ *
+ * Where all ranks get all sums, those of a host then send each other theirs.
+ *
+ * A row is the chunks of one owner, tensor by tensor, padded to the same width for every owner. */
+#ifndef TAGC_UNIT_UNIT_H
+#define TAGC_UNIT_UNIT_H
+
+#include "core/memory.h"
+#include "exchange/reducer.h"
+#include "tagc/model.h"
+
+#include <stdatomic.h>
+
+typedef struct tagc_model_part tagc_model_part;
+typedef struct tagc_model_unit tagc_model_unit;
+
+/* A tensor as the model has copied it. */
+typedef struct tagc_member {
+    const char *name;
+    uint64_t n_elems;
+    uint64_t chunk; /* elements that an owner has of it, but for the last ones */
+    uint32_t unit;
+    tagc_class kind;
+    int is_scheduled;                 /* has a plan of the schedule */
+    int is_followed;                  /* has levels */
+    uint32_t parameter;               /* its number in the schedule, if it is scheduled */
+    uint64_t n_samples, first_sample; /* in model->positions */
+    tagc_schedule_plan plan;
+    tagc_model_part *part;
+    uint64_t offset; /* of its chunk in a row of the part */
+    /* Its pieces in the exchange under way, in the unit's lists. */
+    size_t first_gradient, n_gradients, first_sum, n_sums;
+} tagc_member;
+
+/* What one reducer exchanges. */
+struct tagc_model_part {
+    tagc_model *model;
+    tagc_model_unit *unit;
+    uint32_t *members; /* (n_members,) numbers of tensors, ascending */
+    uint32_t n_members;
+    tagc_schedule_plan plan;
+    int is_followed;
+    uint64_t width; /* of a row */
+    tagc_reducer *reducer;
+    tagc_feed feed;
+    tagc_reducer *host_sum; /* over `within`, or NULL */
+    tagc_feed host_feed;
+    /* the exchange under way */
+    atomic_int has_host_sum; /* whether the host's sum is there, or its failure */
+    tagc_status host_status;
+    char host_text[TAGC_ERROR_TEXT_BYTES];
+    const float *host_values; /* of this place's row: (place_elems) */
+    uint32_t *full;           /* (n_members,) parameters whose windows became full */
+    size_t n_full;
+    double square; /* of its gradient, if n_full > 0 */
+};
+
+struct tagc_model_unit {
+    uint32_t *members; /* (n_members,) numbers of its tensors, ascending */
+    uint32_t n_members;
+    tagc_model_part *parts; /* (n_parts,) */
+    uint32_t n_parts;
+    int is_begun;
+    uint64_t n_exchanges; /* begun; rounding derives from it */
+    const tagc_piece *gradients, *sums;
+    size_t n_gradients, n_sums;
+    tagc_status status; /* of _begin, kept for _end */
+    char text[TAGC_ERROR_TEXT_BYTES];
+};
+
+struct tagc_model {
+    tagc_comm *within, *between;
+    int n_hosts, n_places, host, place, rank, world_size;
+    int n_owners; /* into how many chunks a tensor is cut */
+    tagc_model_options options;
+    tagc_schedule_options schedule_options;
+    tagc_member *tensors;
+    uint32_t n_tensors;
+    tagc_model_unit *units;
+    uint32_t n_units;
+    void *memory;               /* of the tables above */
+    tagc_schedule *schedule;    /* NULL: nothing is scheduled */
+    uint64_t *positions;        /* of samples, in their tensors */
+    float *samples;             /* of one part: (most,) */
+    uint32_t *numbers, *counts; /* (n_tensors,) arguments of tagc_schedule_add */
+    uint32_t *full;             /* (n_tensors,) parameters whose windows are full, at the end of a step */
+    double *own, *pooled;       /* messages of a step */
+    char *spread; /* (1 + L, SPREAD_BYTES): sums that ranks of a host send each other; or NULL */
+    uint64_t n_steps;
+    uint64_t run; /* a number of this run, the same on all ranks, in saved states */
+};
+
+/* ---- layout.c ---- */
+
+/* Copies tensors into tables, and numbers units. */
+tagc_status tagc_model_lay_out(tagc_model *model, const tagc_tensor *tensors, size_t n_tensors);
+/* Sets width and offsets of a part whose members are known. */
+void tagc_part_lay_out(tagc_model_part *part);
+/* Elements of one place's row of the part's array. */
+uint64_t tagc_part_place_elems(const tagc_model_part *part);
+/* Where the row begins that this rank owns. */
+uint64_t tagc_part_own_row(const tagc_model_part *part);
+/* Positions [begin, begin + n) of the part's array: reads them from the unit's gradients, as fp32 or as these are, and writes them to
+ * its sums, from fp32 or from what these are. values NULL: NaN. */
+void tagc_part_read(const tagc_model_part *part, uint64_t begin, uint64_t n, int element, void *values);
+void tagc_part_write(const tagc_model_part *part, uint64_t begin, uint64_t n, int element,
+                     const void *values);
+/* What was written there, as sums are. */
+void tagc_part_read_sums(const tagc_model_part *part, uint64_t begin, uint64_t n, void *values);
+/* An element of the gradient; 0 if no piece covers it. */
+float tagc_member_read(const tagc_model *model, const tagc_model_unit *unit, const tagc_member *tensor,
+                       uint64_t element);
+/* Calls `visit` for every stretch of elements [first, first + n) of a tensor that lies in one piece of the part's array. at: there. */
+typedef void (*tagc_stretch_fn)(void *context, uint64_t at, uint64_t first, uint64_t n);
+void tagc_part_stretches(const tagc_model_part *part, const tagc_member *tensor, uint64_t first, uint64_t n,
+                         tagc_stretch_fn visit, void *context);
+/* Where an element of a tensor lies in this place's row of the part's array; UINT64_MAX: in another place's. */
+uint64_t tagc_part_find(const tagc_model_part *part, const tagc_member *tensor, uint64_t element);
+/* What a rank gets of a tensor. */
+void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *tensor, uint64_t *first,
+                       uint64_t *n);
+
+/* ---- exchange.c ---- */
+
+/* Makes the parts of a unit from the plans of its tensors. Collective. On failure *parts is NULL. */
+tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_model_part **parts,
+                                 uint32_t *n_parts);
+/* 1: tensors of one unit that are exchanged as one, since their class and level are the same. */
+int tagc_are_one_part(const tagc_member *a, const tagc_member *b);
+void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts);
+/* Memory for sums that ranks of a host send each other. */
+tagc_status tagc_model_make_spread(tagc_model *model);
+/* Options of the reducer of a part. */
+void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *options);
+
+/* ---- follow.c ---- */
+
+tagc_status tagc_model_open_schedule(tagc_model *model);
+/* Gives every tensor its plan. */
+tagc_status tagc_model_take_plans(tagc_model *model);
+/* Hands samples of a part's gradient to the schedule. host_sum: (place_elems), where ranks of a host have added up; else NULL. From the
+ * worker. */
+tagc_status tagc_part_sample(tagc_model_part *part, const float *host_sum);
+/* Forgets the windows of a unit whose exchange failed, as all ranks do. */
+void tagc_unit_forget_windows(tagc_model *model, tagc_model_unit *unit);
+/* Brings every unit's parts in line with the plans. Collective. */
+tagc_status tagc_model_take_up(tagc_model *model);
+
+/* TAGC_ERR_STATE if a unit is under way. */
+tagc_status tagc_model_check_idle(const tagc_model *model, const char *what);
+/* Every rank passes its status; all return the same failure. Over both comms. */
+tagc_status tagc_model_agree(const tagc_model *model, tagc_status status);
+tagc_status tagc_agree_over(tagc_comm *comm, tagc_status status); /* over one */
+
+#endif

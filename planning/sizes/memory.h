@@ -1,0 +1,54 @@
+/* What a rank holds for a GPT of some shape under FSDP2 and DDP, with tagc and without it, but for activations. */
+#ifndef TAGC_SIZES_MEMORY_H
+#define TAGC_SIZES_MEMORY_H
+
+#include "exchange/device_memory.h"
+
+/* Where gradients become fewer bytes: compress(codec=) of tagc.torch. */
+typedef enum tagc_codec_place { TAGC_CODEC_ON_DEVICE, TAGC_CODEC_ON_HOST } tagc_codec_place;
+
+/* Sizes of the memory of GPUs that a plan speaks of, in GB. */
+enum { TAGC_N_GPU_SIZES = 3 };
+extern const int tagc_gpu_sizes_gb[TAGC_N_GPU_SIZES];
+
+/* Bytes of a rank for reducers. */
+typedef struct tagc_host_memory {
+    uint64_t residual, buffers;
+    uint64_t transient; /* of the exchange under way */
+} tagc_host_memory;
+
+/* parts (n): options of the reducers; units (n): the unit of each, those of a unit one after the other. TAGC_ERR_ARGUMENT if
+ * there is no such reducer. */
+TAGC_API tagc_status tagc_plan_host_memory(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
+                                           int world_size, tagc_host_memory *out);
+
+/* Bytes in which an exchange packs gradients of n_bytes per value, 2 or 4, and their sums, as Unit.reduce() of tagc.torch does:
+ * the largest part stays in the gradient itself, and sums take the place of gradients. Dense parts are read as fp32, and their
+ * sums lie apart. parts (n): of one unit. */
+TAGC_API uint64_t tagc_plan_packed(const tagc_reducer_options *parts, size_t n, int world_size, int is_ddp,
+                                   int n_bytes);
+
+/* Bytes of a rank for reducers with their codec on the GPU. n_bytes: of a value of the gradient, 2 or 4. n_sampled: values of which a
+ * selection takes a sample; kernels have TAGC_SAMPLE_LINES * TAGC_SAMPLE_LINE. The rest as in tagc_plan_host_memory. */
+TAGC_API tagc_status tagc_plan_device_memory(const tagc_reducer_options *parts, const uint32_t *units,
+                                             size_t n, int world_size, int n_bytes, uint32_t n_sampled,
+                                             tagc_device_memory *out);
+/* Bytes of pinned memory with the codec on the host, of gradients and sums of n_bytes per value. */
+TAGC_API uint64_t tagc_plan_pinned(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
+                                   int world_size, int n_bytes);
+
+typedef struct tagc_memory_row {
+    const char *name;
+    uint64_t parameters, gradients, adam;
+    uint64_t residual, replicas, buffers, pinned; /* of tagc */
+    uint64_t device, host;                        /* of these, on the GPU and in the host's memory */
+} tagc_memory_row;
+
+enum { TAGC_MEMORY_MAX_ROWS = 6 };
+
+/* A row per way. */
+tagc_status tagc_memory_rows_make(int n_layer, int n_embd, int hosts, int ranks_per_host,
+                                  tagc_codec_place codec, tagc_memory_row rows[TAGC_MEMORY_MAX_ROWS],
+                                  int *n_rows);
+
+#endif

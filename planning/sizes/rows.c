@@ -1,0 +1,225 @@
+/* Asks the simulator, or the formulas of a mesh, about every strategy that makes a difference. */
+#include "sizes/rows.h"
+
+#include "core/status.h"
+#include "plan/ask.h"
+#include "plan/plan.h"
+#include "sizes/catalogue.h"
+#include <math.h>
+#include <stdio.h>
+
+enum { SEQUENCE = 2048 }; /* tokens */
+
+/* ---- data parallelism alone ---- */
+
+/* What is gathered as deltas is gathered once in a step, as with ZeRO-2. */
+static int sharding_of(const tagc_strategy *strategy) {
+    if (strategy->gather >= TAGC_GATHER_DELTA8) return TAGC_SHARD_GRAD;
+    return tagc_sharding_of_placement(strategy->placement);
+}
+
+static tagc_status ask(const tagc_times_setup *s, const tagc_strategy *strategy, int link, int n_levels,
+                       tagc_plan_reply *reply) {
+    int n_tokens = s->n_tokens < SEQUENCE ? s->n_tokens : SEQUENCE;
+    double n_sequences = (double)s->n_tokens / n_tokens, n_batch = ceil(n_sequences);
+    tagc_plan_question q = {.n_layer = s->n_layer,
+                            .n_embd = s->n_embd,
+                            .n_vocab = TAGC_MESH_VOCAB,
+                            .n_batch = (int)n_batch,
+                            .n_tokens = n_tokens,
+                            .n_micro_steps = 1,
+                            .world_size = s->hosts * s->ranks_per_host,
+                            .ranks_per_host = s->ranks_per_host,
+                            .n_levels = n_levels,
+                            .sharding = sharding_of(strategy),
+                            .gather = strategy->gather,
+                            .link_bytes_per_s = s->links_bytes_per_s[link],
+                            .latency_s = s->latency_s,
+                            .host_bytes_per_s = s->host_bytes_per_s,
+                            /* A part of a sequence takes that part of its time. */
+                            .flops_per_s = s->flops_per_s * n_batch / n_sequences,
+                            .compute_s = s->compute_s,
+                            .codec_s = s->codec_s};
+    tagc_strategy_sends(strategy, &q.format, &q.sparsity);
+    return tagc_plan_ask(&q, reply);
+}
+
+/* What the planner counts as an fp32 copy of all parameters is torch's own, in bf16, or a replica of deltas: in bf16, of what one
+ * rank of each host owns. */
+static double memory_of(const tagc_times_setup *s, const tagc_strategy *strategy,
+                        const tagc_plan_reply *reply) {
+    uint64_t n = reply->n_params, n_bytes = reply->state_bytes + reply->residual_bytes;
+    if (sharding_of(strategy) == TAGC_SHARD_GRAD) {
+        n_bytes -= 4 * n;
+        n_bytes += 2 * n / (uint64_t)(strategy->gather == TAGC_GATHER_BF16 ? 1 : s->ranks_per_host);
+    }
+    return (double)n_bytes;
+}
+
+static tagc_status make_row(const tagc_times_setup *s, const tagc_strategy *strategy, tagc_times_row *row) {
+    *row = (tagc_times_row){.name = strategy->name, .compresses = tagc_strategy_compresses(strategy)};
+    for (int link = 0; link < s->n_links; link++) {
+        tagc_plan_reply reply;
+        TAGC_TRY(ask(s, strategy, link, 2, &reply));
+        row->step_s[link] = reply.step_s;
+        row->exposed_s[link] = reply.exposed_s;
+        if (link > 0) continue;
+        row->memory_bytes = memory_of(s, strategy, &reply);
+        row->gradient_bytes = reply.gradient_bytes;
+        row->parameter_bytes = reply.gather_bytes;
+        row->n_params = (double)reply.n_params;
+        row->compute_s = reply.compute_s;
+    }
+    return TAGC_OK;
+}
+
+static void add_card(tagc_times_plan *plan, const tagc_times_setup *s, const char *name, const char *how,
+                     double gradient_bytes, double parameter_bytes) {
+    tagc_times_card *card = &plan->card[plan->n_card++];
+    snprintf(card->name, sizeof card->name, "%s%s", name, how);
+    card->gradient_bytes = gradient_bytes;
+    card->parameter_bytes = parameter_bytes;
+    card->rank_bytes = (gradient_bytes + parameter_bytes) / s->ranks_per_host;
+}
+
+/* A ring of all ranks enters and leaves each host once. */
+static tagc_status make_card(const tagc_times_setup *s, tagc_times_plan *plan) {
+    const tagc_strategy *four_bits = &tagc_strategies[TAGC_STRATEGY_FOUR_BITS];
+    const tagc_times_row *dense = &plan->rows[0], *four = &plan->rows[2], *few = &plan->rows[3];
+    double n_hosts = s->hosts, n_ranks = n_hosts * s->ranks_per_host;
+    double ring = (n_ranks - 1) / n_ranks / ((n_hosts - 1) / n_hosts);
+    tagc_plan_reply flat;
+    TAGC_TRY(ask(s, four_bits, 0, 1, &flat));
+    add_card(plan, s, dense->name, ", a ring of all ranks", ring * dense->gradient_bytes,
+             ring * dense->parameter_bytes);
+    add_card(plan, s, dense->name, ", in two levels", dense->gradient_bytes, dense->parameter_bytes);
+    add_card(plan, s, four_bits->name, ", each rank by itself", flat.gradient_bytes, flat.gather_bytes);
+    add_card(plan, s, four->name, ", in two levels", four->gradient_bytes, four->parameter_bytes);
+    add_card(plan, s, few->name, ", in two levels", few->gradient_bytes, few->parameter_bytes);
+    return TAGC_OK;
+}
+
+static tagc_times_answer answer(const tagc_times_plan *plan, int link) {
+    const tagc_times_row *fastest[2] = {NULL, NULL};
+    for (int i = 0; i < plan->n_rows; i++) {
+        const tagc_times_row *row = &plan->rows[i], **best = &fastest[row->compresses];
+        if (!*best || row->step_s[link] < (*best)->step_s[link]) *best = row;
+    }
+    double plain_s = fastest[0]->step_s[link], packed_s = fastest[1]->step_s[link];
+    return (tagc_times_answer){.verdict = tagc_verdict_of(plain_s, packed_s, 0),
+                               .plain = fastest[0],
+                               .packed = fastest[1],
+                               .factor = plain_s / packed_s,
+                               .communication = fastest[0]->exposed_s[link] / plain_s};
+}
+
+tagc_status tagc_times_make(const tagc_times_setup *s, tagc_times_plan *out) {
+    int use = s->ranks_per_host > 1 ? TAGC_TIMED_HOSTS : TAGC_TIMED_ALONE;
+    *out = (tagc_times_plan){0};
+    for (int i = 0; i < TAGC_N_STRATEGIES; i++)
+        if (tagc_strategies[i].uses & use)
+            TAGC_TRY(make_row(s, &tagc_strategies[i], &out->rows[out->n_rows++]));
+    if (s->ranks_per_host > 1) TAGC_TRY(make_card(s, out));
+    for (int link = 0; link < s->n_links; link++) out->answers[link] = answer(out, link);
+    return TAGC_OK;
+}
+
+/* ---- a mesh ---- */
+
+const char *tagc_mesh_kind_name(int kind) {
+    static const char *const names[TAGC_MESH_N_KINDS] = {"parameters", "gradients", "optimizer",  "residual",
+                                                         "replicas",   "buffers",   "activations"};
+    return names[kind];
+}
+
+static tagc_status ask_mesh(const tagc_mesh_question *question, const tagc_strategy *strategy, int forward,
+                            int backward, tagc_mesh_reply *reply) {
+    tagc_mesh_question q = *question;
+    q.struct_bytes = sizeof q;
+    q.placement = strategy->placement;
+    q.gather = strategy->gather;
+    tagc_strategy_sends(strategy, &q.format, &q.sparsity);
+    q.forward = forward;
+    q.backward = backward;
+    *reply = (tagc_mesh_reply){.struct_bytes = sizeof *reply};
+    return tagc_plan_mesh(&q, reply);
+}
+
+/* Whether a strategy is another one than those before it. In a pipeline, FSDP2 gathers once in a step. */
+static int differs(const tagc_mesh_question *q, int n_data_ranks, const tagc_strategy *strategy) {
+    int near = q->ranks_per_host / q->n_tensor; /* ranks of a host that share out the same parameters */
+    near = near < 1 ? 1 : near < n_data_ranks ? near : n_data_ranks;
+    if (!(strategy->uses & TAGC_ON_MESH)) return 0;
+    if (strategy == &tagc_strategies[TAGC_STRATEGY_FSDP2] && q->n_pipeline > 1) return 0;
+    if (tagc_strategy_compresses(strategy) && near == n_data_ranks) return 0; /* within a host, or alone */
+    if (strategy->placement == TAGC_PLACE_HYBRID && (near == 1 || near == n_data_ranks)) return 0;
+    return strategy->placement != TAGC_PLACE_NONE || !(q->offload & TAGC_MESH_OFFLOAD_PARAMETERS);
+}
+
+static void add_sent(tagc_mesh_plan *plan, const char *what, const char *of, int compresses,
+                     const tagc_mesh_bytes *bytes) {
+    if (!(bytes->all > 0)) return;
+    tagc_mesh_sent *sent = &plan->sent[plan->n_sent++];
+    snprintf(sent->name, sizeof sent->name, "%s%s", what, of);
+    sent->compresses = compresses;
+    sent->bytes = *bytes;
+}
+
+static const char *format_name(int format) {
+    return format == TAGC_FORMAT_BF16 ? "bf16" : format == TAGC_FORMAT_INT8 ? "int8" : "int4";
+}
+
+/* What travels whatever the strategy, and messages between stages as compress(stage) sends them. */
+static tagc_status add_shared(const tagc_mesh_question *q, tagc_mesh_plan *plan) {
+    const tagc_mesh_bytes *legs = plan->any.legs;
+    tagc_mesh_reply packed;
+    char name[64];
+    add_sent(plan, "tensor parallel", "", 0, &legs[TAGC_MESH_LEG_TENSOR]);
+    add_sent(plan, "context parallel", "", 0, &legs[TAGC_MESH_LEG_CONTEXT]);
+    add_sent(plan, "expert parallel", "", 0, &legs[TAGC_MESH_LEG_EXPERT]);
+    add_sent(plan, "pipeline parallel", "", 0, &legs[TAGC_MESH_LEG_PIPELINE]);
+    if (!(legs[TAGC_MESH_LEG_PIPELINE].between > 0)) return TAGC_OK;
+    TAGC_TRY(ask_mesh(q, &tagc_strategies[TAGC_STRATEGY_STAYS_GATHERED], q->forward, q->backward, &packed));
+    snprintf(name, sizeof name, ", compress(stage), %s and %s", format_name(q->forward),
+             format_name(q->backward));
+    add_sent(plan, "pipeline parallel", name, 1, &packed.legs[TAGC_MESH_LEG_PIPELINE]);
+    return TAGC_OK;
+}
+
+static tagc_status add_row(const tagc_mesh_question *q, const tagc_strategy *strategy, tagc_mesh_plan *plan) {
+    int compresses = tagc_strategy_compresses(strategy);
+    tagc_mesh_reply reply;
+    TAGC_TRY(ask_mesh(q, strategy, TAGC_FORMAT_BF16, TAGC_FORMAT_BF16, &reply));
+    tagc_mesh_row *row = &plan->rows[plan->n_rows++];
+    *row = (tagc_mesh_row){.name = strategy->name, .compresses = compresses, .stage = reply.fullest};
+    for (int kind = 0; kind < TAGC_MESH_N_KINDS; kind++) {
+        row->device_all += row->device[kind] = reply.device[kind];
+        row->host_all += row->host[kind] = reply.host[kind];
+    }
+    add_sent(plan, "gradients: ", strategy->name, compresses, &reply.legs[TAGC_MESH_LEG_GRADIENTS]);
+    add_sent(plan, "parameters: ", strategy->name, compresses, &reply.legs[TAGC_MESH_LEG_PARAMETERS]);
+    return TAGC_OK;
+}
+
+/* Of a token, forward and backward, as planning/plan/program.c counts: products with matrices, of which the embedding is none, and
+ * the causal half of attention's scores and of their product with the values. */
+static double flops_per_token(const tagc_mesh_question *q, uint64_t n_active) {
+    const tagc_mesh_model *m = &q->model;
+    double width = m->n_embd, looked_up = ((double)m->n_vocab + m->n_positions) * width;
+    return 6 * ((double)n_active - looked_up) + 3.5 * 2 * m->n_layer * width * (q->n_tokens + 1.0);
+}
+
+tagc_status tagc_mesh_plan_make(const tagc_mesh_question *q, double flops_per_s, tagc_mesh_plan *out) {
+    *out = (tagc_mesh_plan){0};
+    TAGC_TRY(ask_mesh(q, &tagc_strategies[TAGC_STRATEGY_STAYS_GATHERED], TAGC_FORMAT_BF16, TAGC_FORMAT_BF16,
+                      &out->any));
+    TAGC_TRY(add_shared(q, out));
+    for (int i = 0; i < TAGC_N_STRATEGIES; i++)
+        if (differs(q, out->any.n_data * q->n_context, &tagc_strategies[i]))
+            TAGC_TRY(add_row(q, &tagc_strategies[i], out));
+    add_sent(out, "offload, to and from the host", "", 0, &out->any.legs[TAGC_MESH_LEG_OFFLOAD]);
+    out->n_tokens = (double)q->n_tokens * q->n_sequences * q->n_micro_batches * out->any.n_data;
+    out->compute_s =
+        flops_per_token(q, out->any.n_active_params) * out->n_tokens / q->world_size / flops_per_s;
+    return TAGC_OK;
+}

@@ -1,0 +1,219 @@
+/* What one rank does wrong is the same failure on all ranks, nobody waits, and the next exchange is right. */
+#include "world.h"
+
+static uint64_t matrix[] = {33, 7};
+static const tagc_tensor tensors[] = {{"a", matrix, 2, 0, TAGC_CLASS_COMPRESSED},
+                                      {"b", matrix, 2, 0, TAGC_CLASS_DENSE},
+                                      {"c", matrix, 2, 1, TAGC_CLASS_MILD}};
+enum { N = 33 * 7, N_ALL = 3 };
+
+typedef struct own_arrays {
+    float gradients[N_ALL][N], sums[N_ALL][N];
+    tagc_piece in[N_ALL], out[N_ALL];
+} own_arrays;
+
+static void fill_own(member *m, const tagc_model *model, own_arrays *a) {
+    for (uint32_t t = 0; t < N_ALL; t++) {
+        uint64_t first, n;
+        EXPECT(m, tagc_model_owned(model, m->rank, t, &first, &n) == TAGC_OK);
+        for (int i = 0; i < N; i++) a->gradients[t][i] = (float)(m->rank + i);
+        a->in[t] = (tagc_piece){t, 0, N, a->gradients[t]};
+        a->out[t] = (tagc_piece){t, first, n, a->sums[t]};
+    }
+}
+
+static tagc_model *make_model(member *m, int n_places) {
+    tagc_model_options o;
+    tagc_schedule_options all;
+    tagc_model *model = NULL;
+    tagc_schedule_options_init(&all);
+    all.gentle = 0;
+    all.sparsity = all.mild_sparsity = 0;
+    all.format = all.mild_format = TAGC_FORMAT_INT8;
+    tagc_model_options_init(&o);
+    o.schedule = &all;
+    o.residual = TAGC_FORMAT_FP32;
+    (void)n_places;
+    EXPECT(m, tagc_model_create(m->within, m->between, tensors, N_ALL, &o, &model) == TAGC_OK);
+    return model;
+}
+
+static tagc_status run_unit(tagc_model *model, uint32_t unit, own_arrays *a) {
+    uint32_t first = unit == 0 ? 0 : 2, n = unit == 0 ? 2 : 1;
+    tagc_status status = tagc_model_begin(model, unit, a->in + first, n, a->out + first, n);
+    return status == TAGC_OK ? tagc_model_end(model, unit, NULL) : status;
+}
+
+static void check_right(member *m, tagc_model *model, own_arrays *a) {
+    float mean = (float)(m->w->n_hosts * m->w->n_places - 1) / 2;
+    fill_own(m, model, a);
+    EXPECT(m, run_unit(model, 0, a) == TAGC_OK);
+    EXPECT(m, run_unit(model, 1, a) == TAGC_OK);
+    for (uint32_t t = 0; t < N_ALL; t++)
+        for (uint64_t i = 0; i < a->out[t].n_elems; i++)
+            EXPECT(m, fabsf(a->sums[t][i] - (mean + (float)(a->out[t].first + i))) < 3.0f);
+}
+
+static void spoil(own_arrays *a, int kind) {
+    switch (kind) {
+    case 0:
+        a->in[0].n_elems = N + 1;
+        break;
+    case 1:
+        a->in[1].first = UINT64_MAX;
+        break;
+    case 2:
+        a->in[0].values = NULL;
+        break;
+    case 3:
+        a->in[1].tensor = 2;
+        break; /* of another unit */
+    case 4:
+        a->in[1] = a->in[0];
+        break; /* the same elements twice */
+    case 5:
+        a->out[0].first++;
+        break; /* beyond what this rank owns */
+    case 6:
+        a->out[1].n_elems = UINT64_MAX;
+        break;
+    default:
+        a->in[0].tensor = 99;
+        break;
+    }
+}
+
+static void arguments_body(member *m) {
+    own_arrays *a = calloc(1, sizeof *a);
+    tagc_model *model = make_model(m, m->w->n_places);
+    for (int kind = 0; model && kind < 8 && !m->failure[0]; kind++) {
+        fill_own(m, model, a);
+        if (m->rank == 1) spoil(a, kind);
+        EXPECT(m, run_unit(model, 0, a) == TAGC_ERR_ARGUMENT);
+        if (m->rank == 1)
+            EXPECT(m, strstr(tagc_last_error(), kind == 5 || kind == 6 ? "sums[" : "gradients[") != NULL);
+        if (m->rank != 1) EXPECT(m, strstr(tagc_last_error(), "rank") != NULL);
+        check_right(m, model, a);
+    }
+    tagc_model_destroy(model);
+    free(a);
+}
+
+static void an_argument_of_one_rank(void **state) {
+    (void)state;
+    run_world(3, 1, arguments_body, NULL);
+    run_world(2, 2, arguments_body, NULL);
+}
+
+static void nonfinite_body(member *m) {
+    own_arrays *a = calloc(1, sizeof *a);
+    tagc_model *model = make_model(m, 1);
+    if (!model) return;
+    check_right(m, model, a);
+    size_t n = tagc_reducer_residual_elems(model->tensors[0].part->reducer);
+    float *before = malloc(n * sizeof(float)), *after = malloc(n * sizeof(float));
+    EXPECT(m, tagc_reducer_get_residual(model->tensors[0].part->reducer, before, n) == TAGC_OK);
+    fill_own(m, model, a);
+    if (m->rank == 1) a->gradients[0][5] = NAN;
+    tagc_model_stats stats;
+    tagc_model_stats_init(&stats);
+    EXPECT(m, tagc_model_begin(model, 0, a->in, 2, a->out, 2) == TAGC_OK);
+    EXPECT(m, tagc_model_end(model, 0, &stats) == TAGC_OK);
+    EXPECT(m, stats.nonfinite);
+    for (uint64_t i = 0; i < a->out[0].n_elems; i++) EXPECT(m, isnan(a->sums[0][i]));
+    for (uint64_t i = 0; i < a->out[1].n_elems; i++) EXPECT(m, !isnan(a->sums[1][i])); /* another part */
+    EXPECT(m, tagc_reducer_get_residual(model->tensors[0].part->reducer, after, n) == TAGC_OK);
+    EXPECT(m, memcmp(before, after, n * sizeof(float)) == 0);
+    free(before);
+    free(after);
+    tagc_model_destroy(model);
+    free(a);
+}
+
+static void what_is_not_finite(void **state) {
+    (void)state;
+    run_world(3, 1, nonfinite_body, NULL);
+    run_world(2, 2, nonfinite_body, NULL);
+}
+
+/* ---- calls ---- */
+
+static void calls_body(member *m) {
+    own_arrays *a = calloc(1, sizeof *a);
+    tagc_model *model = make_model(m, 1);
+    size_t n;
+    int done;
+    if (!model) return;
+    fill_own(m, model, a);
+    EXPECT(m, tagc_model_end(model, 0, NULL) == TAGC_ERR_STATE);
+    EXPECT(m, tagc_model_test(model, 0, &done) == TAGC_ERR_STATE);
+    EXPECT(m, tagc_model_begin(model, 2, NULL, 0, NULL, 0) == TAGC_ERR_ARGUMENT);
+    EXPECT(m, tagc_model_begin(model, 0, a->in, 2, a->out, 2) == TAGC_OK);
+    EXPECT(m, tagc_model_begin(model, 0, a->in, 2, a->out, 2) == TAGC_ERR_STATE);
+    EXPECT(m, tagc_model_step(model, 1) == TAGC_ERR_STATE && strstr(tagc_last_error(), "unit 0"));
+    EXPECT(m, tagc_model_save(model, NULL, 0, &n) == TAGC_ERR_STATE);
+    EXPECT(m, tagc_model_scale(model, 2) == TAGC_ERR_STATE);
+    EXPECT(m, tagc_model_end(model, 0, NULL) == TAGC_OK);
+    EXPECT(m, tagc_model_scale(model, 0) == TAGC_ERR_ARGUMENT);
+    EXPECT(m, tagc_model_plan(model, 9, NULL) == TAGC_ERR_ARGUMENT);
+    EXPECT(m, tagc_model_begin(model, 1, a->in + 2, 1, a->out + 2, 1) == TAGC_OK);
+    tagc_model_destroy(model); /* waits */
+    free(a);
+}
+
+static void calls_in_a_wrong_order(void **state) {
+    (void)state;
+    run_world(2, 1, calls_body, NULL);
+}
+
+/* ---- what ranks were made with ---- */
+
+static void made_body(member *m) {
+    int kind = *(int *)m->w->shared;
+    tagc_tensor own[N_ALL];
+    tagc_model_options o;
+    tagc_model *model;
+    tagc_status expected = TAGC_ERR_MISMATCH;
+    memcpy(own, tensors, sizeof own);
+    tagc_model_options_init(&o);
+    uint64_t other[] = {33, 8};
+    if (m->rank == 1) {
+        if (kind == 0) own[0].name = "z";
+        if (kind == 1) own[1].shape = other;
+        if (kind == 2) own[2].kind = TAGC_CLASS_DENSE;
+        if (kind == 3) own[2].unit = 0, own[1].unit = 1;
+        if (kind == 4) o.output = m->w->n_places > 1 ? TAGC_OUTPUT_HOST_SHARD : TAGC_OUTPUT_UNIT;
+    }
+    if (kind >= 5) expected = TAGC_ERR_ARGUMENT;
+    if (m->rank == 1 || m->w->n_hosts == 1) {
+        if (kind == 5) own[1].name = "a";
+        if (kind == 6) own[1].name = "";
+        if (kind == 7) own[2].unit = 7;
+        if (kind == 8) own[2].unit = 2;
+        if (kind == 9) o.residual = TAGC_FORMAT_INT2;
+        if (kind == 10) own[0].n_dims = 65;
+        if (kind == 11) o.n_threads = 0;
+    }
+    EXPECT(m, tagc_model_create(m->within, m->between, own, N_ALL, &o, &model) == expected);
+    EXPECT(m, model == NULL && tagc_last_error()[0]);
+    tagc_model_destroy(model);
+}
+
+static void ranks_that_differ(void **state) {
+    (void)state;
+    for (int kind = 0; kind < 12; kind++) {
+        run_world(3, 1, made_body, &kind);
+        if (kind >= 5) run_world(1, 1, made_body, &kind);
+        run_world(2, 2, made_body, &kind);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_argument_of_one_rank),
+        cmocka_unit_test(what_is_not_finite),
+        cmocka_unit_test(calls_in_a_wrong_order),
+        cmocka_unit_test(ranks_that_differ),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

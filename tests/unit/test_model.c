@@ -1,0 +1,325 @@
+/* A model's exchange against plain sums: who gets what, from pieces of every shape, while several units are under way; and that nothing
+ * is lost while the schedule changes what is sent. */
+#include "codec/elements.h"
+#include "world.h"
+
+/* ---- sums that any order of additions gives exactly ---- */
+
+typedef struct plain_case {
+    shape_of_model shape;
+    uint64_t seed;
+    int output, op, gradient, sum, n_steps;
+} plain_case;
+
+/* Small whole numbers: their sums over 16 ranks are exact in bf16 and fp16. */
+static float plain_gradient(const plain_case *c, int rank, uint32_t tensor, uint64_t i, int step) {
+    return (float)(int)(number_of(c->seed, (uint64_t)rank * 64 + tensor, i, (uint64_t)step) % 7) - 3.0f;
+}
+
+/* Cuts [first, first + n) of a tensor into pieces, each in memory of its own order: one array, backwards. */
+static size_t cut(tagc_piece *pieces, char *array, size_t element_bytes, uint32_t tensor, uint64_t first,
+                  uint64_t n, uint64_t seed) {
+    uint64_t end = first + n;
+    size_t n_pieces = 0;
+    char *at = array + n * element_bytes;
+    while (first < end) {
+        uint64_t n_here = 1 + number_of(seed, tensor, first, 9) % (end - first);
+        at -= n_here * element_bytes;
+        pieces[n_pieces++] = (tagc_piece){tensor, first, n_here, at};
+        first += n_here;
+        if (n_pieces == 7 && first < end) { /* the rest in one */
+            at -= (end - first) * element_bytes;
+            pieces[n_pieces++] = (tagc_piece){tensor, first, end - first, at};
+            break;
+        }
+    }
+    return n_pieces;
+}
+
+typedef struct unit_arrays {
+    tagc_piece gradients[8 * MOST_TENSORS], sums[8 * MOST_TENSORS];
+    size_t n_gradients, n_sums;
+    void *blocks[2 * MOST_TENSORS];
+    size_t n_blocks;
+} unit_arrays;
+
+/* left_out: a tensor of which no piece is passed, or -1. */
+static void fill_arrays(member *m, tagc_model *model, const plain_case *c, uint32_t unit, int step,
+                        int left_out, unit_arrays *a) {
+    a->n_gradients = a->n_sums = a->n_blocks = 0;
+    for (uint32_t t = unit; t < c->shape.n; t += c->shape.n_units) {
+        uint64_t n = c->shape.n_elems[t], first, n_owned;
+        size_t g = tagc_element_bytes(c->gradient), s = tagc_element_bytes(c->sum);
+        EXPECT(m, tagc_model_owned(model, m->rank, t, &first, &n_owned) == TAGC_OK);
+        char *gradient = malloc(n * g), *sums = malloc(n_owned * s + 1);
+        a->blocks[a->n_blocks++] = gradient;
+        a->blocks[a->n_blocks++] = sums;
+        memset(sums, 0x7f, n_owned * s);
+        size_t n_pieces = cut(a->gradients + a->n_gradients, gradient, g, t, 0, n,
+                              c->seed + (uint64_t)(step * 16 + m->rank));
+        for (size_t p = a->n_gradients; p < a->n_gradients + n_pieces; p++)
+            for (uint64_t i = 0; i < a->gradients[p].n_elems; i++) {
+                float value = plain_gradient(c, m->rank, t, a->gradients[p].first + i, step);
+                tagc_elements_write(&value, a->gradients[p].values, c->gradient, i, 1);
+            }
+        if ((int)t != left_out) a->n_gradients += n_pieces;
+        if (n_owned > 0) a->n_sums += cut(a->sums + a->n_sums, sums, s, t, first, n_owned, c->seed + 77);
+    }
+}
+
+static void check_sums(member *m, const plain_case *c, int step, int left_out, unit_arrays *a) {
+    const world *w = m->w;
+    int n_ranks = w->n_hosts * w->n_places;
+    for (size_t p = 0; p < a->n_sums; p++)
+        for (uint64_t i = 0; i < a->sums[p].n_elems; i++) {
+            float sum = 0, got, expected;
+            uint32_t t = a->sums[p].tensor;
+            for (int r = 0; r < n_ranks && (int)t != left_out; r++)
+                sum += plain_gradient(c, r, t, a->sums[p].first + i, step);
+            expected = c->op == TAGC_OP_AVG ? sum * (1.0f / (float)w->n_hosts) : sum;
+            uint16_t half;
+            if (c->sum == TAGC_ELEMENT_FP16)
+                half = tagc_fp16_nearest(expected), expected = tagc_fp16_wide(half);
+            if (c->sum == TAGC_ELEMENT_BF16)
+                tagc_bf16_narrow(&expected, &half, 1), tagc_bf16_widen(&half, &expected, 1);
+            tagc_elements_read(a->sums[p].values, c->sum, i, 1, &got);
+            if (!EXPECT(m, got == expected)) {
+                snprintf(m->failure, sizeof m->failure, "step %d, %s[%llu]: %g, not %g", step,
+                         c->shape.names[t], (unsigned long long)(a->sums[p].first + i), (double)got,
+                         (double)expected);
+                return;
+            }
+        }
+}
+
+static void plain_body(member *m) {
+    const plain_case *c = m->w->shared;
+    tagc_model_options o;
+    tagc_schedule_options all;
+    tagc_model *model;
+    tagc_schedule_options_init(&all);
+    all.gentle = 0;
+    all.sparsity = all.mild_sparsity = 0;
+    all.format = all.mild_format = TAGC_FORMAT_FP32;
+    tagc_model_options_init(&o);
+    o.schedule = &all;
+    o.output = c->output;
+    o.op = c->op;
+    o.gradient = c->gradient;
+    o.sum = c->sum;
+    if (!EXPECT(m, tagc_model_create(m->within, m->between, c->shape.tensors, c->shape.n, &o, &model) ==
+                       TAGC_OK))
+        return;
+    unit_arrays *arrays = calloc(c->shape.n_units, sizeof *arrays);
+    for (int step = 0; step < c->n_steps && !m->failure[0]; step++) {
+        int left_out = step % 3 == 2 ? (int)(number_of(c->seed, (uint64_t)step, 4, 4) % c->shape.n) : -1;
+        uint32_t first = (uint32_t)(number_of(c->seed, (uint64_t)step, 5, 5) %
+                                    c->shape.n_units); /* another order in each step */
+        for (uint32_t k = 0; k < c->shape.n_units; k++) {
+            uint32_t unit = (first + k) % c->shape.n_units;
+            fill_arrays(m, model, c, unit, step, left_out, &arrays[unit]);
+            EXPECT(m, tagc_model_begin(model, unit, arrays[unit].gradients, arrays[unit].n_gradients,
+                                       arrays[unit].sums, arrays[unit].n_sums) == TAGC_OK);
+        }
+        for (uint32_t unit = 0; unit < c->shape.n_units; unit++) {
+            tagc_model_stats stats;
+            tagc_model_stats_init(&stats);
+            EXPECT(m, tagc_model_end(model, unit, &stats) == TAGC_OK);
+            EXPECT(m, !stats.nonfinite);
+            check_sums(m, c, step, left_out, &arrays[unit]);
+            while (arrays[unit].n_blocks > 0) free(arrays[unit].blocks[--arrays[unit].n_blocks]);
+        }
+        EXPECT(m, tagc_model_step(model, NAN) == TAGC_OK);
+    }
+    free(arrays);
+    tagc_model_destroy(model);
+}
+
+static void sums_are_plain_sums(void **state) {
+    (void)state;
+    static const int worlds[][2] = {{1, 1}, {2, 1}, {3, 1}, {5, 1}, {8, 1},
+                                    {2, 2}, {3, 2}, {2, 3}, {4, 2}, {1, 3}};
+    static plain_case c;
+    uint64_t seed = 1;
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
+        for (int output = 0; output < 3; output++)
+            for (int element = 0; element < 3; element++) {
+                int n_places = worlds[i][1];
+                c = (plain_case){.seed = seed++,
+                                 .output = output,
+                                 .gradient = element,
+                                 .sum = (element + (int)i) % 3,
+                                 .n_steps = 4};
+                int is_exact = (worlds[i][0] & (worlds[i][0] - 1)) == 0; /* a mean of these numbers */
+                c.op = n_places == 1 && is_exact ? (int)(seed % 2) : TAGC_OP_SUM;
+                make_shape(&c.shape, c.seed, 3 + (uint32_t)(seed % 20), 1 + (uint32_t)(seed % 4));
+                run_world(worlds[i][0], n_places, plain_body, &c);
+            }
+}
+
+/* ---- nothing is lost ---- */
+
+typedef struct lossy_case {
+    shape_of_model shape;
+    uint64_t seed;
+    int output, n_steps, moment, reaches_last;
+    double *sent[MOST_RANKS], *residual[MOST_RANKS]; /* (all elements): what owners got, and what stays */
+    int owner_of_row[MOST_RANKS];
+} lossy_case;
+
+static float lossy_gradient(const lossy_case *c, int rank, uint32_t tensor, uint64_t i, int step) {
+    uint64_t bits = number_of(c->seed, (uint64_t)rank * 64 + tensor, i, (uint64_t)step);
+    return ((float)(bits >> 40) / 8388608.0f - 1.0f) * (float)(1u << (i % 9));
+}
+
+/* What stays of a tensor on this rank, by element. */
+static void add_residual(member *m, const tagc_model *model, uint32_t tensor, double *residual) {
+    const tagc_member *t = &model->tensors[tensor];
+    uint64_t n = tagc_reducer_residual_elems(t->part->reducer);
+    if (n == 0) return;
+    float *values = malloc(n * sizeof *values);
+    EXPECT(m, tagc_reducer_get_residual(t->part->reducer, values, n) == TAGC_OK);
+    for (uint64_t i = 0; i < t->n_elems; i++) {
+        uint64_t at = tagc_part_find(t->part, t, i);
+        if (at != UINT64_MAX) residual[i] += (double)values[at];
+    }
+    free(values);
+}
+
+static void lossy_body(member *m) {
+    lossy_case *c = m->w->shared;
+    tagc_model_options o;
+    tagc_model *model;
+    tagc_model_options_init(&o);
+    o.output = c->output;
+    o.op = TAGC_OP_SUM;
+    o.moment = c->moment;
+    o.residual = TAGC_FORMAT_FP32;
+    if (!EXPECT(m, tagc_model_create(m->within, m->between, c->shape.tensors, c->shape.n, &o, &model) ==
+                       TAGC_OK))
+        return;
+    /* All gradients of all units lie side by side, and so do the sums: padding that came from a neighbour would be lost. */
+    uint64_t n_all = 0, at_sums = 0, starts[MOST_TENSORS], first, n_owned;
+    for (uint32_t t = 0; t < c->shape.n; t++) starts[t] = n_all, n_all += c->shape.n_elems[t];
+    float *gradients = malloc(n_all * sizeof *gradients), *sums = malloc(n_all * sizeof *sums);
+    tagc_piece in[MOST_TENSORS], out[MOST_TENSORS];
+    for (int step = 0; step < c->n_steps && !m->failure[0]; step++) {
+        for (uint32_t t = 0; t < c->shape.n; t++)
+            for (uint64_t i = 0; i < c->shape.n_elems[t]; i++)
+                gradients[starts[t] + i] = lossy_gradient(c, m->rank, t, i, step);
+        uint32_t n_in[MOST_TENSORS], begin[MOST_TENSORS], n = 0;
+        at_sums = 0;
+        for (uint32_t u = 0; u < c->shape.n_units; u++) {
+            begin[u] = n;
+            for (uint32_t t = u; t < c->shape.n; t += c->shape.n_units, n++) {
+                EXPECT(m, tagc_model_owned(model, m->rank, t, &first, &n_owned) == TAGC_OK);
+                in[n] = (tagc_piece){t, 0, c->shape.n_elems[t], gradients + starts[t]};
+                out[n] = (tagc_piece){t, first, n_owned, sums + at_sums};
+                at_sums += n_owned;
+            }
+            n_in[u] = n - begin[u];
+            EXPECT(m, tagc_model_begin(model, u, in + begin[u], n_in[u], out + begin[u], n_in[u]) == TAGC_OK);
+        }
+        for (uint32_t u = 0; u < c->shape.n_units; u++) EXPECT(m, tagc_model_end(model, u, NULL) == TAGC_OK);
+        for (uint32_t k = 0; k < n; k++)
+            for (uint64_t i = 0; i < out[k].n_elems; i++)
+                c->sent[m->rank][starts[out[k].tensor] + out[k].first + i] +=
+                    (double)((float *)out[k].values)[i];
+        EXPECT(m, tagc_model_step(model, 3.0 + m->rank) == TAGC_OK);
+    }
+    for (uint32_t t = 0; t < c->shape.n; t++) {
+        tagc_schedule_plan plan;
+        add_residual(m, model, t, c->residual[m->rank] + starts[t]);
+        EXPECT(m, tagc_model_plan(model, t, &plan) == TAGC_OK);
+        if (c->reaches_last) EXPECT(m, plan.level == TAGC_LEVEL_LAST);
+        if (c->moment == TAGC_MOMENT_STAYS && tagc_model_class(model, t) == TAGC_CLASS_COMPRESSED)
+            EXPECT(m, plan.level < TAGC_LEVEL_LAST);
+    }
+    free(gradients);
+    free(sums);
+    tagc_model_destroy(model);
+}
+
+static void lossy(int n_hosts, int n_places, int output, int moment, int n_steps, int reaches_last,
+                  uint64_t seed) {
+    static lossy_case c;
+    int n_ranks = n_hosts * n_places;
+    uint64_t n_all = 0, at = 0;
+    c = (lossy_case){
+        .seed = seed, .output = output, .n_steps = n_steps, .moment = moment, .reaches_last = reaches_last};
+    make_shape(&c.shape, seed, 9, 3);
+    for (uint32_t t = 0; t < c.shape.n; t++) n_all += c.shape.n_elems[t];
+    for (int r = 0; r < n_ranks; r++) {
+        c.sent[r] = calloc(n_all, sizeof(double));
+        c.residual[r] = calloc(n_all, sizeof(double));
+    }
+    run_world(n_hosts, n_places, lossy_body, &c);
+    for (uint32_t t = 0; t < c.shape.n; t++)
+        for (uint64_t i = 0; i < c.shape.n_elems[t]; i++, at++) {
+            double expected = 0, got = 0, magnitude = 1;
+            for (int step = 0; step < n_steps; step++)
+                for (int r = 0; r < n_ranks; r++) {
+                    double value = (double)lossy_gradient(&c, r, t, i, step);
+                    expected += value;
+                    magnitude += fabs(value);
+                }
+            /* Every sum has one owner; where all get all, rank 0 has them. */
+            int n_copies = output == TAGC_OUTPUT_SHARD ? 1 : output == TAGC_OUTPUT_UNIT ? n_ranks : n_hosts;
+            for (int r = 0; r < n_ranks; r++) got += c.sent[r][at] / n_copies + c.residual[r][at];
+            /* fp32 residuals; between ranks of a host gradients travel in bf16. */
+            double bound = (n_places > 1 ? 4e-3 : 2e-6) * magnitude;
+            if (!(fabs(got - expected) <= bound))
+                fail_msg("%d x %d, output %d: %s[%llu]: %.9g arrived or stayed, %.9g went in", n_hosts,
+                         n_places, output, c.shape.names[t], (unsigned long long)i, got, expected);
+        }
+    for (int r = 0; r < n_ranks; r++) free(c.sent[r]), free(c.residual[r]);
+}
+
+static void nothing_is_lost(void **state) {
+    (void)state;
+    for (int output = 0; output < 3; output++)
+        lossy(3, 1, output, TAGC_MOMENT_NONE, 170, 1, 10 + (uint64_t)output);
+    lossy(2, 1, TAGC_OUTPUT_SHARD, TAGC_MOMENT_STAYS, 130, 0, 20);
+    lossy(2, 2, TAGC_OUTPUT_SHARD, TAGC_MOMENT_NONE, 170, 1, 21);
+    lossy(2, 3, TAGC_OUTPUT_HOST_SHARD, TAGC_MOMENT_NONE, 130, 0, 22);
+    lossy(2, 2, TAGC_OUTPUT_UNIT, TAGC_MOMENT_NONE, 70, 0, 24);
+    lossy(7, 1, TAGC_OUTPUT_SHARD, TAGC_MOMENT_SHORTENS, 90, 0, 23);
+}
+
+/* ---- defaults ---- */
+
+static void defaults_are_safe_body(member *m) {
+    uint64_t matrix[] = {64, 128}, vector[] = {128};
+    tagc_tensor tensors[] = {{"h.0.mlp.c_fc.weight", matrix, 2, 0, TAGC_CLASS_BY_NAME},
+                             {"h.0.attn.c_attn.weight", matrix, 2, 0, TAGC_CLASS_BY_NAME},
+                             {"h.0.ln_1.weight", vector, 1, 0, TAGC_CLASS_BY_NAME}};
+    tagc_model *model;
+    tagc_schedule_plan plan;
+    double beta1, beta2;
+    if (!EXPECT(m, tagc_model_create(NULL, m->between, tensors, 3, NULL, &model) == TAGC_OK)) return;
+    EXPECT(m, tagc_model_class(model, 0) == TAGC_CLASS_COMPRESSED);
+    EXPECT(m, tagc_model_class(model, 1) == TAGC_CLASS_MILD);
+    EXPECT(m, tagc_model_class(model, 2) == TAGC_CLASS_DENSE);
+    EXPECT(m, tagc_model_class(model, 3) == -1);
+    for (uint32_t t = 0; t < 2; t++) {
+        EXPECT(m, tagc_model_plan(model, t, &plan) == TAGC_OK);
+        EXPECT(m, plan.level == TAGC_LEVEL_FRESH && plan.sparsity == 0 && plan.format == TAGC_FORMAT_INT8);
+        EXPECT(m, tagc_model_betas(model, t, 0.9, 0.95, &beta1, &beta2) == TAGC_OK);
+        EXPECT(m, beta1 == 0.9 && beta2 == 0.95);
+    }
+    tagc_model_destroy(model);
+}
+
+static void defaults_are_safe(void **state) {
+    (void)state;
+    run_world(2, 1, defaults_are_safe_body, NULL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sums_are_plain_sums),
+        cmocka_unit_test(nothing_is_lost),
+        cmocka_unit_test(defaults_are_safe),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
