@@ -279,7 +279,8 @@ typedef struct tagc_reducer_options {
     size_t struct_bytes;
     /* The size of the unit: a positive multiple of W, at most W * (2^32 - 64). Required. */
     uint64_t n_elems;
-    /* Identifies this unit in events. Default UINT64_MAX: none. */
+    /* Identifies this unit in events and messages; the same on all ranks, which so notice units that are made in different
+     * orders. Default UINT64_MAX: none. */
     uint64_t tag;
     /* tagc_exchange, default DIRECT. */
     int exchange;
@@ -406,6 +407,10 @@ TAGC_API tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_opt
 /* Collective. Starts to reduce `gradient` (W, shard), fp32 or what options.gradient says, into `output`, which is (shard) or the shape that tagc_output
  * describes. Returns at once. The caller owns both arrays, and must not touch them until _end returns. The gradient is not
  * changed. The reducers of a comm run in the order of their _begin calls.
+ *
+ * That order is the same on all ranks. Each message names its reducer, so where one rank begins another one, the steps of both
+ * fail on all ranks with TAGC_ERR_MISMATCH, whose text names both. If the two send messages of the same lengths, the comm stays
+ * usable. If not, it breaks: some ranks may return TAGC_ERR_TRANSPORT.
  *
  * The arrays must not overlap, except in direct's steps in host memory, with one rank per host: there `output` may lie anywhere
  * in `gradient` if it is the shard. With TAGC_OUTPUT_UNIT, an fp32 gradient and several ranks it may be `gradient` itself. What
@@ -540,7 +545,8 @@ TAGC_API tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_o
 
 /* Collective. Starts to gather every rank's `shard` (shard) into `full` (rows, shard). Returns at once. The caller must
  * not touch the arrays until _end returns. Gathers of a comm run in the order of their _begin calls, and overlap with
- * each other and with reducers.
+ * each other and with reducers. That order is the same on all ranks. Where it is not, the gathers fail as the steps of
+ * reducers do; `full` is then undefined, and the next gather of deltas sends whole parameters.
  *
  * Whole parameters: `shard` may be this rank's row of a `full` of FP32. NaN and Inf are sent as they are; INT8 sends the block
  * as NaN.

@@ -26,6 +26,7 @@ void tagc_agree_begin(tagc_reducer *r, int round, uint32_t n_items) {
         .rank = (uint32_t)r->rank,
         .k = (uint32_t)r->k,
         .n_elems = r->shard,
+        .unit = r->identity.unit,
         .n_items = n_items,
         .status = (uint32_t)r->now.failure,
         .longest = {r->now.longest[0], r->now.longest[1]},
@@ -43,14 +44,15 @@ void tagc_agree_begin(tagc_reducer *r, int round, uint32_t n_items) {
     tagc_message_post(r, r->agreement, round, TAGC_LEG_CONTROL, r->agree_send, r->agree_recv);
 }
 
-/* Reads what rank q sent. Another k is a failure of the step, not of the message. */
+/* Reads what rank q sent. Another k is a failure of the step, not of the message. TAGC_ERR_MISMATCH: q is in a step of another
+ * unit. */
 static tagc_status read_from(const tagc_reducer *r, int q, size_t max_items, tagc_wire_header *header) {
     tagc_wire_header expected = {
         .kind = TAGC_WIRE_AGREE, .rank = (uint32_t)q, .n_elems = r->shard, .step = r->now.number};
     tagc_status status =
         tagc_wire_read(r->agree_recv + (size_t)q * TAGC_WIRE_HEADER_BYTES, TAGC_WIRE_HEADER_BYTES, header);
     if (status == TAGC_OK) expected.k = header->k;
-    if (status == TAGC_OK) status = tagc_wire_expect(header, &expected);
+    if (status == TAGC_OK) status = tagc_wire_expect_of(r->comm, &r->identity, q, header, &expected);
     if (status == TAGC_OK && header->n_items > max_items)
         status = tagc_fail(TAGC_ERR_CORRUPT, "%u leftovers of %zu elements", header->n_items, max_items);
     return status;
@@ -58,12 +60,18 @@ static tagc_status read_from(const tagc_reducer *r, int q, size_t max_items, tag
 
 tagc_status tagc_agree_end(tagc_reducer *r, const size_t *max_items, uint32_t *n_items) {
     TAGC_TRY(tagc_message_wait(r, r->agreement));
-    int nonfinite = 0, failed_rank = -1, other_k = -1;
+    int nonfinite = 0, failed_rank = -1, other_k = -1, is_other_unit = 0;
+    char other_unit[TAGC_ERROR_TEXT_BYTES];
     tagc_status failure = TAGC_OK;
     tagc_wire_header header, different = {0};
     r->now.n_told = 0;
     for (int q = 0; q < r->world_size; q++) {
         tagc_status status = read_from(r, q, max_items ? max_items[q] : (size_t)r->world_size, &header);
+        if (status == TAGC_ERR_MISMATCH) {
+            if (!is_other_unit) snprintf(other_unit, sizeof other_unit, "%s", tagc_last_error());
+            is_other_unit = 1;
+            continue;
+        }
         if (status != TAGC_OK) {
             /* Without an agreement, ranks cannot know what the others do next, and cannot inform them. */
             status = tagc_fail_in(TAGC_ERR_TRANSPORT, "agreement from rank %d arrived damaged",
@@ -85,6 +93,8 @@ tagc_status tagc_agree_end(tagc_reducer *r, const size_t *max_items, uint32_t *n
         failure = (tagc_status)header.status;
     }
     r->now.stats.nonfinite = nonfinite;
+    /* Before all else: some rank differs from every rank, so that all return this. */
+    if (is_other_unit) return tagc_fail(TAGC_ERR_MISMATCH, "%s", other_unit);
     if (failed_rank >= 0 && r->now.failure == failure) return tagc_fail(failure, "%s", r->now.failure_text);
     if (failed_rank >= 0)
         return tagc_fail(failure, "rank %d failed in this step: %s", tagc_comm_name(r->comm, failed_rank),

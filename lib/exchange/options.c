@@ -33,7 +33,7 @@ static const char *const rounding_names[] = {"nearest", "stochastic"};
 #define REDUCER(name) #name, offsetof(tagc_reducer_options, name)
 static const tagc_field reducer_fields[] = {
     {REDUCER(n_elems), TAGC_FIELD_U64, 1, ALL, 1, MAX_UNIT_ELEMS, 0, NULL},
-    {REDUCER(tag), TAGC_FIELD_U64, 0, ALL, 0, TAGC_FIELD_MAX_U64, TAGC_FIELD_MAX_U64, NULL},
+    {REDUCER(tag), TAGC_FIELD_U64, 1, ALL, 0, TAGC_FIELD_MAX_U64, TAGC_FIELD_MAX_U64, NULL},
     {REDUCER(exchange), TAGC_FIELD_INT, 1, ALL, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_DIRECT,
      tagc_exchange_names},
     /* As it was given: its default may differ between ranks, and nothing on the wire depends on it. Without one, defaults that
@@ -57,7 +57,7 @@ static const tagc_field reducer_fields[] = {
 #define GATHERER(name) #name, offsetof(tagc_gatherer_options, name)
 static const tagc_field gatherer_fields[] = {
     {GATHERER(n_elems), TAGC_FIELD_U64, 1, ALL, 1, MAX_UNIT_ELEMS, 0, NULL},
-    {GATHERER(tag), TAGC_FIELD_U64, 0, ALL, 0, TAGC_FIELD_MAX_U64, TAGC_FIELD_MAX_U64, NULL},
+    {GATHERER(tag), TAGC_FIELD_U64, 1, ALL, 0, TAGC_FIELD_MAX_U64, TAGC_FIELD_MAX_U64, NULL},
     {GATHERER(format), TAGC_FIELD_INT, 1, ALL, TAGC_FORMAT_FP32, TAGC_FORMAT_INT2, TAGC_FORMAT_FP32,
      tagc_format_names},
     {GATHERER(delta), TAGC_FIELD_INT, 1, ALL, 0, 1, 0, NULL},
@@ -453,6 +453,7 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
 
 /* What one rank sends to the others when it creates an object. */
 typedef struct report {
+    tagc_identity_claim claim;
     uint32_t status;
     uint32_t n_fields; /* tells a reducer from a gatherer */
     uint64_t values[N_REDUCER_FIELDS + TAGC_OWN_MAX_FIELDS];
@@ -503,6 +504,11 @@ static tagc_status compare_reports(const tagc_comm *comm, const tagc_field *fiel
                 TAGC_ERR_MISMATCH, "rank %d makes a %s where rank %d makes a %s", tagc_comm_name(comm, r),
                 reports[r].n_fields == N_REDUCER_FIELDS ? "reducer" : "gatherer", tagc_comm_name(comm, 0),
                 reports[0].n_fields == N_REDUCER_FIELDS ? "reducer" : "gatherer");
+        if (reports[r].claim.serial != reports[0].claim.serial)
+            return tagc_fail(TAGC_ERR_MISMATCH,
+                             "rank %d makes object %u of this comm where rank %d makes object %u",
+                             tagc_comm_name(comm, r), reports[r].claim.serial, tagc_comm_name(comm, 0),
+                             reports[0].claim.serial);
         TAGC_TRY(compare_values(comm, fields, n_fields, 0, reports, r));
         if (own) TAGC_TRY(compare_values(comm, own->fields, own->n_fields, n_fields, reports, r));
     }
@@ -510,8 +516,9 @@ static tagc_status compare_reports(const tagc_comm *comm, const tagc_field *fiel
 }
 
 static tagc_status agree(tagc_comm *comm, tagc_status local, const tagc_field *fields, int n_fields,
-                         report *own) {
+                         report *own, tagc_identity *identity) {
     int world_size = tagc_comm_world_size(comm);
+    own->claim = tagc_identity_next(comm);
     own->status = (uint32_t)local;
     own->n_fields = (uint32_t)n_fields;
     if (local != TAGC_OK)
@@ -525,24 +532,48 @@ static tagc_status agree(tagc_comm *comm, tagc_status local, const tagc_field *f
     }
     status = tagc_comm_all_gather(comm, own, sizeof *own, reports);
     if (status == TAGC_OK) status = compare_reports(comm, fields, n_fields, reports);
+    if (status == TAGC_OK) tagc_identity_open(comm, identity, ((const report *)reports)->claim);
     tagc_memory_destroy(reports);
     return status;
 }
 
+/* What decides which messages a step has, and cannot change. */
+static uint64_t shape_of(const tagc_field *fields, int n_fields, const uint64_t *values) {
+    uint64_t shape = (uint64_t)n_fields; /* tells a reducer from a gatherer */
+    for (int f = 0; f < n_fields; f++) {
+        int is_tag = strcmp(fields[f].name, "tag") == 0;
+        if (!fields[f].shared || is_tag || (fields == reducer_fields && is_changeable(&fields[f]))) continue;
+        shape = (shape ^ values[f]) * 0x9e3779b97f4a7c15u;
+        shape ^= shape >> 29;
+    }
+    return shape;
+}
+
 tagc_status tagc_reducer_options_agree(tagc_comm *comm, tagc_status local,
-                                       const tagc_reducer_options *options, const void *own) {
+                                       const tagc_reducer_options *options, const void *own,
+                                       tagc_identity *identity) {
     report mine = {0};
     if (local == TAGC_OK) {
         const tagc_own_options *o = own_options_of(options->exchange);
         write_values(reducer_fields, N_REDUCER_FIELDS, options, mine.values);
         if (o) write_values(o->fields, o->n_fields, own, mine.values + N_REDUCER_FIELDS);
+        *identity = (tagc_identity){.noun = "reducer",
+                                    .tag = options->tag,
+                                    .n_elems = options->n_elems,
+                                    .shape = shape_of(reducer_fields, N_REDUCER_FIELDS, mine.values)};
     }
-    return agree(comm, local, reducer_fields, N_REDUCER_FIELDS, &mine);
+    return agree(comm, local, reducer_fields, N_REDUCER_FIELDS, &mine, identity);
 }
 
 tagc_status tagc_gatherer_options_agree(tagc_comm *comm, tagc_status local,
-                                        const tagc_gatherer_options *options) {
+                                        const tagc_gatherer_options *options, tagc_identity *identity) {
     report mine = {0};
-    if (local == TAGC_OK) write_values(gatherer_fields, N_GATHERER_FIELDS, options, mine.values);
-    return agree(comm, local, gatherer_fields, N_GATHERER_FIELDS, &mine);
+    if (local == TAGC_OK) {
+        write_values(gatherer_fields, N_GATHERER_FIELDS, options, mine.values);
+        *identity = (tagc_identity){.noun = "gatherer",
+                                    .tag = options->tag,
+                                    .n_elems = options->n_elems,
+                                    .shape = shape_of(gatherer_fields, N_GATHERER_FIELDS, mine.values)};
+    }
+    return agree(comm, local, gatherer_fields, N_GATHERER_FIELDS, &mine, identity);
 }

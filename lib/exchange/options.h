@@ -4,6 +4,7 @@
 
 #include "core/status.h"
 #include "tagc/tagc.h"
+#include "transport/identity.h"
 
 /* The formats of a gather by the words of --gather. */
 typedef enum tagc_gather_kind {
@@ -58,10 +59,12 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
                                         tagc_gatherer_options *out);
 
 /* Collective. Each rank passes the status of its own preparations, with its text in tagc_last_error(). All return the same:
- * the status of the lowest rank that failed, "rank 2: <its text>", or TAGC_ERR_MISMATCH if options differ. */
+ * the status of the lowest rank that failed, "rank 2: <its text>", or TAGC_ERR_MISMATCH if options differ. After TAGC_OK
+ * *identity is open (transport/identity.h); options and identity may be NULL where the preparations failed. */
 tagc_status tagc_reducer_options_agree(tagc_comm *comm, tagc_status local,
-                                       const tagc_reducer_options *options, const void *own);
+                                       const tagc_reducer_options *options, const void *own,
+                                       tagc_identity *identity);
 tagc_status tagc_gatherer_options_agree(tagc_comm *comm, tagc_status local,
-                                        const tagc_gatherer_options *options);
+                                        const tagc_gatherer_options *options, tagc_identity *identity);
 
 #endif

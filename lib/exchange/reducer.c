@@ -178,7 +178,8 @@ static tagc_status make_together(const tagc_arrays *arrays, const tagc_runner *r
                                  tagc_comm *comm, const tagc_reducer_options *options, tagc_reducer **out) {
     tagc_reducer *r;
     tagc_status status = make(arrays, runner, feed, comm, options, &r);
-    status = tagc_reducer_options_agree(comm, status, r ? &r->options : NULL, r ? r->own_options : NULL);
+    status = tagc_reducer_options_agree(comm, status, r ? &r->options : NULL, r ? r->own_options : NULL,
+                                        r ? &r->identity : NULL);
     if (status != TAGC_OK) {
         tagc_reducer_destroy(r);
         return status;
@@ -223,8 +224,13 @@ void tagc_reducer_destroy(tagc_reducer *r) {
     tagc_pool_destroy(r->pool);
     tagc_reducer_destroy_state(r);
     tagc_work_close(r->comm, &r->work);
+    tagc_identity_close(r->comm, &r->identity);
     tagc_comm_let_go(r->comm);
     tagc_memory_destroy(r);
+}
+
+void tagc_reducer_set_name(tagc_reducer *r, const char *name) {
+    tagc_identity_set_name(r->comm, &r->identity, name);
 }
 
 /* ---- a step ---- */

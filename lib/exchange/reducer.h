@@ -32,6 +32,7 @@ typedef struct tagc_feed {
 
 struct tagc_reducer {
     tagc_comm *comm;
+    tagc_identity identity;
     const tagc_feed *feed;     /* NULL: arrays are the caller's */
     const tagc_arrays *arrays; /* where gradient, output and residual are */
     const tagc_exchange_table *exchange;
@@ -70,6 +71,9 @@ tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_runner *runn
 /* tagc_reducer_create without a word to other ranks: for the sizes of its memory. It cannot begin. */
 tagc_status tagc_reducer_make_alone(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,
                                     const tagc_reducer_options *options, tagc_reducer **out);
+
+/* What messages call it where ranks begin steps in different orders. Longer names are cut. */
+void tagc_reducer_set_name(tagc_reducer *r, const char *name);
 
 /* 1: the caller sends the messages. */
 static inline int tagc_reducer_is_by_caller(const tagc_reducer *r) {

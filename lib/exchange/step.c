@@ -113,6 +113,7 @@ void tagc_message_post_parts(tagc_reducer *r, tagc_message *message, int round, 
         .part_sent = part_sent,
         .part_received = part_received,
         .tag = r->options.tag,
+        .of = &r->identity,
     };
     message->in_flight = 1;
     tagc_comm_post(r->comm, lane_of(round), &message->ticket);

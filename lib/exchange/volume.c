@@ -65,6 +65,9 @@ tagc_status tagc_gatherer_volume(const tagc_gatherer_options *options, int world
     tagc_volume_add(out, TAGC_LEG_GATHER, (n_across + n_beside) * n_bytes);
     for (int i = 0; i < g.n_relays; i++) tagc_volume_add(out, TAGC_LEG_GATHER, n_beside * n_bytes);
     if (g.options.two_level) out->n_within_bytes[TAGC_LEG_GATHER] = (n_across + 1) * n_beside * n_bytes;
+    out->word_bytes = tagc_gatherer_has_words(&g) ? sizeof(tagc_gather_word) : 0;
+    out->n_bytes[TAGC_LEG_GATHER] += (g.n_rows - 1) * out->word_bytes;
+    if (g.options.two_level) out->n_within_bytes[TAGC_LEG_GATHER] += n_beside * out->word_bytes;
     return TAGC_OK;
 }
 

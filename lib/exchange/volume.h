@@ -24,6 +24,7 @@ typedef struct tagc_volume {
     double n_bytes[TAGC_N_LEGS]; /* bytes to all other ranks together; a whole number if n_union is given */
     double n_within_bytes[TAGC_N_LEGS]; /* of these, to ranks of the own host (two levels) */
     uint64_t n_transfers[TAGC_N_LEGS];  /* posted, whatever the number of their messages */
+    double word_bytes;  /* gathers of rows without a header: to each other rank beside a row, not relayed */
     int n_parcels;      /* direct: messages with fragments; there are as many for the rests of bodies */
     double eager_bytes; /* direct: bytes of the front */
     size_t chunk_elems; /* dense: elements of a chunk; else 0 */

@@ -22,6 +22,7 @@ enum { /* byte offsets of the fields */
        AT_RANK = 8,
        AT_K = 12,
        AT_N_ELEMS = 16,
+       AT_UNIT = 20, /* but for what is saved, whose n_elems has 8 bytes */
        AT_N_ITEMS = 24,
        AT_ATTEMPT = 28,
        AT_BODY_SUM = 28, /* fragment, lossless */
@@ -39,6 +40,15 @@ static int is_apart(int kind) {
     return kind == TAGC_WIRE_FRAGMENT || kind == TAGC_WIRE_LOSSLESS;
 }
 
+/* Bytes that outlive a step: they are of no unit, and their version has not changed since. */
+static int is_saved(int kind) {
+    return kind == TAGC_WIRE_STATE || kind == TAGC_WIRE_BLOCKS || kind == TAGC_WIRE_CHANGES;
+}
+
+static int version_of(int kind) {
+    return is_saved(kind) ? TAGC_WIRE_SAVED_VERSION : TAGC_WIRE_VERSION;
+}
+
 static uint64_t checksum(const uint8_t *bytes, uint64_t body_bytes) {
     return tagc_xxh3(bytes + TAGC_WIRE_HEADER_BYTES, body_bytes, tagc_xxh3(bytes, AT_CHECKSUM, 0));
 }
@@ -54,13 +64,14 @@ uint64_t tagc_checksum(const void *bytes, uint64_t n_bytes) {
 void tagc_wire_write(const tagc_wire_header *header, void *message) {
     uint8_t *bytes = message;
     memcpy(bytes + AT_MAGIC, magic, sizeof magic);
-    bytes[AT_VERSION] = TAGC_WIRE_VERSION;
+    bytes[AT_VERSION] = (uint8_t)version_of(header->kind);
     bytes[AT_KIND] = (uint8_t)header->kind;
     bytes[AT_CODING] = (uint8_t)header->coding;
     bytes[AT_FLAGS] = (uint8_t)header->flags;
     memcpy(bytes + AT_RANK, &header->rank, 4);
     memcpy(bytes + AT_K, &header->k, 4);
     memcpy(bytes + AT_N_ELEMS, &header->n_elems, 8);
+    if (!is_saved(header->kind)) memcpy(bytes + AT_UNIT, &header->unit, 4);
     memcpy(bytes + AT_N_ITEMS, &header->n_items, 4);
     if (is_apart(header->kind)) {
         memcpy(bytes + AT_BODY_SUM, &header->body_sum, 8);
@@ -84,7 +95,8 @@ static void read_fields(const uint8_t *bytes, tagc_wire_header *header) {
         (tagc_wire_header){.kind = bytes[AT_KIND], .coding = bytes[AT_CODING], .flags = bytes[AT_FLAGS]};
     memcpy(&header->rank, bytes + AT_RANK, 4);
     memcpy(&header->k, bytes + AT_K, 4);
-    memcpy(&header->n_elems, bytes + AT_N_ELEMS, 8);
+    memcpy(&header->n_elems, bytes + AT_N_ELEMS, is_saved(header->kind) ? 8 : 4);
+    if (!is_saved(header->kind)) memcpy(&header->unit, bytes + AT_UNIT, 4);
     memcpy(&header->n_items, bytes + AT_N_ITEMS, 4);
     if (is_apart(header->kind)) {
         memcpy(&header->body_sum, bytes + AT_BODY_SUM, 8);
@@ -151,9 +163,9 @@ tagc_status tagc_wire_read(const void *message, uint64_t n_bytes, tagc_wire_head
         return tagc_fail(TAGC_ERR_CORRUPT, "magic is %02x %02x %02x %02x, not \"TAGC\"", bytes[0], bytes[1],
                          bytes[2], bytes[3]);
     read_fields(bytes, header);
-    if (bytes[AT_VERSION] != TAGC_WIRE_VERSION)
+    if (bytes[AT_VERSION] != version_of(header->kind))
         return tagc_fail(TAGC_ERR_CORRUPT, "version is %d, this library reads %d", bytes[AT_VERSION],
-                         TAGC_WIRE_VERSION);
+                         version_of(header->kind));
     uint64_t n_behind = is_apart(header->kind) ? 0 : header->body_bytes;
     if (n_behind != n_bytes - TAGC_WIRE_HEADER_BYTES)
         return tagc_fail(TAGC_ERR_CORRUPT, "the header says %llu bytes follow, there are %llu",
@@ -182,4 +194,10 @@ tagc_status tagc_wire_expect(const tagc_wire_header *header, const tagc_wire_hea
                          "sparsity: %u of a shard's %llu elements are sent from there, %u from here",
                          header->k, (unsigned long long)header->n_elems, expected->k);
     return TAGC_OK;
+}
+
+tagc_status tagc_wire_expect_of(tagc_comm *comm, const tagc_identity *own, int from,
+                                const tagc_wire_header *header, const tagc_wire_header *expected) {
+    if (header->kind == expected->kind) TAGC_TRY(tagc_identity_check(comm, own, from, header->unit));
+    return tagc_wire_expect(header, expected);
 }

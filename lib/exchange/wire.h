@@ -6,9 +6,11 @@
 #define TAGC_EXCHANGE_WIRE_H
 
 #include "tagc/tagc.h"
+#include "transport/identity.h"
 
 #define TAGC_WIRE_HEADER_BYTES 64
-#define TAGC_WIRE_VERSION 1
+#define TAGC_WIRE_VERSION 2
+#define TAGC_WIRE_SAVED_VERSION 1 /* of state, blocks and changes, which outlive a step: they name no unit */
 enum { TAGC_WIRE_MAX_INDEX = 2 }; /* the largest tagc_index */
 
 typedef enum tagc_wire_kind {
@@ -41,7 +43,8 @@ typedef struct tagc_wire_header {
     uint32_t rank;  /* of the sender */
     uint32_t
         k; /* the most elements that the sender selects in a shard; state: values of a row; blocks: values per scale; changes: bytes of an element */
-    uint64_t n_elems;  /* of the shard; state: of the unit; blocks, changes: of the array */
+    uint64_t n_elems; /* of the shard, below 2^32; state: of the unit; blocks, changes: of the array */
+    uint32_t unit; /* identity of the reducer or gatherer (transport/identity.h); state, blocks, changes: 0 */
     uint32_t n_items;  /* elements in the body; agreement: leftovers of the sender's shard; state: rows */
     uint32_t attempt;  /* union: added to the seed of the sketch's hashes */
     float max_abs;     /* index: largest |acc| of the fragment; union: the largest over ranks */
@@ -69,5 +72,10 @@ tagc_status tagc_wire_read(const void *message, uint64_t n_bytes, tagc_wire_head
 /* TAGC_ERR_CORRUPT (TAGC_ERR_MISMATCH for k) unless the fields that the receiver knows in advance (kind, coding, rank, k,
  * n_elems, step) are as in `expected`. */
 tagc_status tagc_wire_expect(const tagc_wire_header *header, const tagc_wire_header *expected);
+
+/* The same of a message in a step of this reducer or gatherer, from that rank of the comm. If the message is of the expected
+ * kind and of another unit: TAGC_ERR_MISMATCH, whose text names both. */
+tagc_status tagc_wire_expect_of(tagc_comm *comm, const tagc_identity *own, int from,
+                                const tagc_wire_header *header, const tagc_wire_header *expected);
 
 #endif

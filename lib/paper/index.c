@@ -90,6 +90,7 @@ static tagc_wire_header header_of(const tagc_reducer *r, tagc_wire_kind kind, in
                               .rank = (uint32_t)rank,
                               .k = (uint32_t)r->k,
                               .n_elems = r->shard,
+                              .unit = r->identity.unit,
                               .body_bytes = tagc_index_bytes(r) - TAGC_WIRE_HEADER_BYTES,
                               .step = r->now.number};
 }
@@ -177,7 +178,7 @@ static tagc_status read_index(tagc_reducer *r, tagc_wire_kind kind, int from, si
     tagc_wire_header expected = header_of(r, kind, from);
     const char *message = p->index_recv + (size_t)from * p->index_bytes;
     tagc_status status = tagc_wire_read(message, tagc_index_bytes(r), header);
-    if (status == TAGC_OK) status = tagc_wire_expect(header, &expected);
+    if (status == TAGC_OK) status = tagc_wire_expect_of(r->comm, &r->identity, from, header, &expected);
     if (status == TAGC_OK && header->n_items > max_items)
         status = tagc_fail(TAGC_ERR_CORRUPT, "%u elements, at most %zu can be", header->n_items, max_items);
     if (status == TAGC_OK)

@@ -64,6 +64,7 @@ tagc_status tagc_settle_leftovers(tagc_reducer *r) {
                                .rank = (uint32_t)r->rank,
                                .k = (uint32_t)r->k,
                                .n_elems = r->shard,
+                               .unit = r->identity.unit,
                                .n_items = s->n_left[r->rank],
                                .body_bytes = s->n_left[r->rank] * sizeof(uint32_t),
                                .step = r->now.number};
@@ -88,7 +89,7 @@ static tagc_status read_positions(tagc_reducer *r, int d) {
                                          .n_elems = r->shard,
                                          .step = r->now.number};
     tagc_status status = tagc_wire_read(tagc_contribution(r, d), positions_bytes(n_left), &header);
-    if (status == TAGC_OK) status = tagc_wire_expect(&header, &expected);
+    if (status == TAGC_OK) status = tagc_wire_expect_of(r->comm, &r->identity, d, &header, &expected);
     if (status == TAGC_OK)
         status = tagc_index_check_positions(left_positions(r, d), n_left, tagc_union_bits(r, d), r->shard);
     return status == TAGC_OK ? TAGC_OK

@@ -29,13 +29,14 @@ typedef struct tagc_pace {
 
 /* ---- comm thread ---- */
 
-/* The text is what stands before the reason, the reason, and what stands behind it. */
-static void comm_break(tagc_comm *comm, const char *before, const char *reason, const char *behind) {
+/* The text is what stands before the reason, the reason, and what stands behind it. told: the reason for other ranks. */
+static void comm_break(tagc_comm *comm, const char *before, const char *reason, const char *behind,
+                       const char *told) {
     size_t n_around = strlen(before) + strlen(behind);
     pthread_mutex_lock(&comm->lock);
     if (!comm->broken) { /* the first reason stays, because later failures follow from it */
         comm->broken = 1;
-        snprintf(comm->reason, sizeof comm->reason, "%s", reason);
+        snprintf(comm->reason, sizeof comm->reason, "%s", told);
         snprintf(comm->error, sizeof comm->error, "%s%.*s%s", before,
                  (int)(sizeof comm->error - 1 - n_around), reason, behind);
         pthread_cond_signal(&comm->wake);
@@ -43,14 +44,27 @@ static void comm_break(tagc_comm *comm, const char *before, const char *reason, 
     pthread_mutex_unlock(&comm->lock);
 }
 
+/* Ranks that begin units in different orders may meet here, where lengths differ: so each says which one it exchanges. */
 static void comm_break_by(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
-    char reason[TAGC_ERROR_TEXT_BYTES], leg[32];
+    char reason[TAGC_ERROR_TEXT_BYTES], told[sizeof reason],
+        what[TAGC_UNIT_TEXT_BYTES + 64] = "", behind[sizeof what + 64];
     snprintf(reason, sizeof reason, "%s", tagc_last_error());
     if (!reason[0])
         snprintf(reason, sizeof reason, "transport %s: %s", comm->ops->name, tagc_status_name(status));
-    snprintf(leg, sizeof leg, " (leg %s)", tagc_leg_name((int)ticket->leg));
+    if (ticket->of) {
+        char name[TAGC_UNIT_TEXT_BYTES];
+        tagc_identity_text(ticket->of, name);
+        snprintf(what, sizeof what, " exchanges %s of %llu elements", name,
+                 (unsigned long long)ticket->of->n_elems);
+    }
+    snprintf(behind, sizeof behind, "%s%s (leg %s)", ticket->of ? "; this rank" : "", what,
+             tagc_leg_name((int)ticket->leg));
     ticket->status = status;
-    comm_break(comm, "", reason, leg);
+    snprintf(told, sizeof told, "%s", reason);
+    if (ticket->of && status == TAGC_ERR_MISMATCH)
+        snprintf(told, sizeof told, "%.*s; rank %d%s", (int)(sizeof told - sizeof what - 32), reason,
+                 tagc_comm_name(comm, comm->rank), what);
+    comm_break(comm, "", reason, behind, told);
 }
 
 static void finish(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
@@ -391,6 +405,14 @@ static tagc_comm *lay_out(tagc_arena *arena, size_t n_ranks) {
     return comm;
 }
 
+/* Another for each comm, as far as clocks can tell. That of rank 0 is everyone's. */
+static uint32_t draw_world(const tagc_comm *comm) {
+    uint64_t mixed =
+        (uint64_t)(tagc_clock_s() * 1e9) ^ (uint64_t)comm->process << 40 ^ (uint64_t)(uintptr_t)comm;
+    mixed = (mixed ^ mixed >> 31) * 0x94d049bb133111ebu;
+    return (uint32_t)(mixed >> 32);
+}
+
 tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int rank, int world_size,
                              const tagc_comm_options *options, tagc_comm **out) {
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
@@ -412,6 +434,7 @@ tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int r
     comm->ops = ops;
     comm->context = context;
     comm->process = getpid();
+    comm->world = draw_world(comm);
     comm->rank = rank;
     comm->world_size = world_size;
     comm->options = checked;
@@ -438,7 +461,7 @@ void tagc_comm_abort(tagc_comm *comm, const char *reason) {
     if (!reason) reason = "no reason given";
     char before[64];
     snprintf(before, sizeof before, "this rank (%d) gave up: ", tagc_comm_name(comm, comm->rank));
-    comm_break(comm, before, reason, "");
+    comm_break(comm, before, reason, "", reason);
     comm->ops->abort(comm->context, reason);
 }
 

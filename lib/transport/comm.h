@@ -11,6 +11,7 @@
 #include "core/memory.h"
 #include "core/status.h"
 #include "tagc/transport.h"
+#include "transport/identity.h"
 
 /* The lanes. On a transport without TAGC_TRANSPORT_LANES all of them are lane 0, and only tasks on the worker may post, so
  * that the order is that of submission. */
@@ -35,7 +36,8 @@ typedef struct tagc_ticket {
     tagc_leg leg;
     tagc_leg part_leg; /* how many of its bytes count as this leg; the others count as `leg` */
     uint64_t part_sent, part_received;
-    uint64_t tag; /* for events */
+    uint64_t tag;            /* for events */
+    const tagc_identity *of; /* the reducer or gatherer, for messages; NULL: neither */
     /* NULL, or a ticket posted before. This ticket, and later ones on its lane, start when that ticket is complete. So
      * it can send what that ticket received without a thread that waits. The earlier ticket must stay until this one
      * is waited for. */

@@ -45,6 +45,8 @@ struct tagc_comm {
     uint64_t n_posted, n_done; /* tickets */
     tagc_spares *spares;
     uint64_t n_held_bytes[TAGC_N_HELD];
+    uint32_t world, n_made; /* see identity.h */
+    struct tagc_identity *identities;
     struct tagc_works *works; /* see work.h */
 
     int n_users; /* reducers and gatherers made from it */

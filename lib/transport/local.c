@@ -73,7 +73,7 @@ static request *find(const local_rank *peer, const request *mine) {
 }
 
 static void mismatch(int from, uint64_t n_sent, int to, uint64_t n_expected, request *a, request *b) {
-    a->status = TAGC_ERR_CORRUPT;
+    a->status = TAGC_ERR_MISMATCH;
     snprintf(a->error, sizeof a->error, "rank %d sends %llu bytes to rank %d, which expects %llu", from,
              (unsigned long long)n_sent, to, (unsigned long long)n_expected);
     if (!b) return;

@@ -188,7 +188,7 @@ static tagc_status check_piece(const mpi_rank *self, const request *r, int i, co
     if (class == MPI_ERR_TRUNCATE) {
         snprintf(text, sizeof text, "rank %d sends more than the %d bytes that rank %d expects",
                  name_of(self, r->pieces[i].peer), r->pieces[i].n_bytes, name_of(self, self->rank));
-        return tagc_report(TAGC_ERR_CORRUPT, text);
+        return tagc_report(TAGC_ERR_MISMATCH, text);
     }
     if (code != MPI_SUCCESS) {
         snprintf(text, sizeof text, "the message %s rank %d", i < r->n_receives ? "from" : "to",
@@ -200,7 +200,7 @@ static tagc_status check_piece(const mpi_rank *self, const request *r, int i, co
     if (n_received == r->pieces[i].n_bytes) return TAGC_OK;
     snprintf(text, sizeof text, "rank %d sends %d bytes to rank %d, which expects %d",
              name_of(self, r->pieces[i].peer), n_received, name_of(self, self->rank), r->pieces[i].n_bytes);
-    return tagc_report(TAGC_ERR_CORRUPT, text);
+    return tagc_report(TAGC_ERR_MISMATCH, text);
 }
 
 /* ---- the table ---- */

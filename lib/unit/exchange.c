@@ -170,6 +170,15 @@ static void host_options(const tagc_model_part *part, tagc_reducer_options *o) {
     o->n_threads = model->options.n_threads;
 }
 
+/* For messages: the part's first tensor stands for it. */
+static void name_reducers(const tagc_model_part *part) {
+    char name[96];
+    snprintf(name, sizeof name, "unit %u, %.60s", (unsigned)(part->unit - part->model->units),
+             part->model->tensors[part->members[0]].name);
+    tagc_reducer_set_name(part->reducer, name);
+    if (part->host_sum) tagc_reducer_set_name(part->host_sum, name);
+}
+
 static tagc_status make_part(tagc_model_part *part) {
     const tagc_model *model = part->model;
     tagc_reducer_options options, host;
@@ -189,7 +198,9 @@ static tagc_status make_part(tagc_model_part *part) {
         part->feed.fill = fill_nothing;
         TAGC_TRY(tagc_reducer_create_fed(model->within, &host, &part->host_feed, &part->host_sum));
     }
-    return tagc_reducer_create_fed(model->between, &options, &part->feed, &part->reducer);
+    TAGC_TRY(tagc_reducer_create_fed(model->between, &options, &part->feed, &part->reducer));
+    name_reducers(part);
+    return TAGC_OK;
 }
 
 void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts) {

@@ -129,7 +129,7 @@ static tagc_status plan_gather(const tagc_deployment *d, const tagc_gatherer_opt
     int n_groups = options->two_level ? s->world_size / per_group : 1;
     find_shares(s, per_group, &within, &across);
     double inside = options->two_level ? volume.n_within_bytes[TAGC_LEG_GATHER] : n_bytes;
-    double relayed = inside - inside / n_groups;
+    double relayed = (inside - (per_group - 1) * volume.word_bytes) * (1 - 1.0 / n_groups);
     *to = (tagc_gather_plan){
         .n_bytes = {n_bytes - relayed, relayed},
         .remote_bytes = {(n_bytes - inside) * across + (inside - relayed) * within, relayed * within}};

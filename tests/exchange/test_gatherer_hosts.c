@@ -28,6 +28,13 @@ static uint64_t message_bytes(const view *v, int whole, int checked) {
     return 64 + (whole ? 2 * shard : body + (checked ? 8 * (uint64_t)v->n_rows : 0));
 }
 
+/* In which gather the sender is, to each other rank: of rows without a header. */
+static uint64_t word_bytes(const view *v) {
+    return v->t->kind == TAGC_GATHER_FP32 || v->t->kind == TAGC_GATHER_BF16 || v->t->kind == TAGC_GATHER_INT8
+               ? 16
+               : 0;
+}
+
 /* What the comm has sent to ranks of other hosts. */
 static uint64_t sent_across(const view *v) {
     uint64_t sent[MAX_RANKS], sum = 0;
@@ -60,13 +67,15 @@ static void follow_body(rank_run *run) {
         expect(&v, whole);
         CHECK(run, is_as_expected(&v));
         uint64_t n_bytes = message_bytes(&v, whole, checked), n_across = (uint64_t)n_hosts - 1;
-        CHECK(run, sent_bytes(&v) - before == n_bytes * (uint64_t)(run->world_size - 1));
-        CHECK(run, sent_across(&v) - sent_before == n_across * n_bytes);
-        if (!v.t->has_lanes) CHECK(run, v.t->n_across[run->rank] - across_before == n_across * n_bytes);
+        uint64_t n_due = (n_bytes + word_bytes(&v)) * (uint64_t)(run->world_size - 1);
+        uint64_t n_due_across = n_across * (n_bytes + (uint64_t)per_host * word_bytes(&v));
+        CHECK(run, sent_bytes(&v) - before == n_due);
+        CHECK(run, sent_across(&v) - sent_before == n_due_across);
+        if (!v.t->has_lanes) CHECK(run, v.t->n_across[run->rank] - across_before == n_due_across);
         if (whole || checked) continue;
         double sent = planned.n_bytes[TAGC_LEG_GATHER], within = planned.n_within_bytes[TAGC_LEG_GATHER];
-        CHECK(run, sent == (double)(n_bytes * (uint64_t)(run->world_size - 1)));
-        CHECK(run, sent - within == (double)(n_across * n_bytes));
+        CHECK(run, sent == (double)n_due);
+        CHECK(run, sent - within == (double)n_due_across);
     }
     close_view(&v);
 }

@@ -91,6 +91,34 @@ static void test_lying_agreement(void **state) {
     assert_non_null(strstr(t.texts[0], "4294967295 leftovers of"));
 }
 
+/* One rank's index, union or agreement names another unit than the one that it is in. */
+static void other_unit(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
+    (void)where;
+    tagc_wire_header header;
+    if (tagc_wire_read(bytes, n_bytes, &header) != TAGC_OK) return;
+    header.unit++;
+    tagc_wire_write(&header, bytes);
+}
+
+static void test_hostile_unit(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 9; variant++) {
+        int world_size = 2 + variant % 3, message = variant / 3; /* index, union, agreement */
+        trial t = make_trial(world_size, TAGC_EXCHANGE_PACKED, TAGC_INDEX_OR);
+        t.net.to = variant % world_size;
+        t.net.from = (t.net.to + 1) % world_size;
+        t.net.call = first_call_of_second_step(TAGC_EXCHANGE_PACKED) + message;
+        t.net.damage = other_unit;
+        run_trial(&t, world_size);
+        assert_int_equal(t.net.n_damaged, 1);
+        assert_int_equal(t.statuses[t.net.to], TAGC_ERR_MISMATCH);
+        if (message < 2) assert_same_failure(&t, world_size, TAGC_ERR_MISMATCH, "another unit");
+        if (message < 2) continue;
+        assert_non_null(strstr(t.texts[t.net.to],
+                               "exchanges a unit that this rank does not have, this rank \"reducer 1\""));
+    }
+}
+
 /* A liar: one kept element moved, header and checksum to match. Only the sketch's emptiness can tell. */
 static void move_element(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
     tagc_wire_header header;
@@ -223,8 +251,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_damaged_index),     cmocka_unit_test(test_damaged_values),
         cmocka_unit_test(test_damaged_agreement), cmocka_unit_test(test_lying_agreement),
-        cmocka_unit_test(test_wrong_index),       cmocka_unit_test(test_oversized_index),
-        cmocka_unit_test(test_leftovers),         cmocka_unit_test(test_rank_gives_up),
+        cmocka_unit_test(test_hostile_unit),      cmocka_unit_test(test_wrong_index),
+        cmocka_unit_test(test_oversized_index),   cmocka_unit_test(test_leftovers),
+        cmocka_unit_test(test_rank_gives_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

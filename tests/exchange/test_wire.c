@@ -18,14 +18,14 @@
 
 /* The index message of the document: rank 1 of two tells rank 0 that it keeps elements 3, 8 and 20 of 24. */
 static const uint8_t example[TAGC_WIRE_HEADER_BYTES + 8] = {
-    0x54, 0x41, 0x47, 0x43, 0x01, 0x01, 0x00, 0x00, /* magic, version, kind, coding, flags */
+    0x54, 0x41, 0x47, 0x43, 0x02, 0x01, 0x00, 0x00, /* magic, version, kind, coding, flags */
     0x01, 0x00, 0x00, 0x00, 0x03, 0x00, 0x00, 0x00, /* rank, k */
-    0x18, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, /* n_elems */
+    0x18, 0x00, 0x00, 0x00, 0x07, 0x3c, 0x5a, 0xe1, /* n_elems, unit */
     0x03, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, /* n_items, attempt */
     0x00, 0x00, 0x20, 0x40, 0x00, 0x00, 0x00, 0x00, /* max_abs 2.5, status */
     0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, /* body_bytes */
     0x01, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, /* step */
-    0xc9, 0x10, 0x38, 0xbd, 0x5a, 0x54, 0xdf, 0x3c, /* checksum */
+    0x26, 0x3d, 0x9b, 0x99, 0x45, 0xe4, 0xc1, 0x37, /* checksum */
     0x08, 0x01, 0x10, 0x00, 0x00, 0x00, 0x00, 0x00, /* body: bits 3, 8, 20 */
 };
 
@@ -35,6 +35,7 @@ static tagc_wire_header example_header(void) {
                               .rank = 1,
                               .k = 3,
                               .n_elems = 24,
+                              .unit = 0xe15a3c07u,
                               .n_items = 3,
                               .max_abs = 2.5f,
                               .body_bytes = 8,
@@ -70,14 +71,14 @@ static void test_worked_union(void **state) {
 
 /* The document's fragment: rank 1 tells rank 0 of six elements of 64, in int4. */
 static const uint8_t fragment_header[TAGC_WIRE_HEADER_BYTES] = {
-    0x54, 0x41, 0x47, 0x43, 0x01, 0x06, 0x03, 0x00, /* magic, version, kind, coding, flags */
+    0x54, 0x41, 0x47, 0x43, 0x02, 0x06, 0x03, 0x00, /* magic, version, kind, coding, flags */
     0x01, 0x00, 0x00, 0x00, 0x06, 0x00, 0x00, 0x00, /* rank, k */
-    0x40, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, /* n_elems */
+    0x40, 0x00, 0x00, 0x00, 0x07, 0x3c, 0x5a, 0xe1, /* n_elems, unit */
     0x06, 0x00, 0x00, 0x00, 0xba, 0xe6, 0x12, 0xe1, /* n_items, body_sum */
     0x88, 0x1c, 0x52, 0xf2, 0x10, 0x00, 0x00, 0x00, /* body_sum, index_bytes */
     0x15, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, /* body_bytes */
     0x01, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, /* step */
-    0x74, 0xc5, 0x99, 0x9d, 0x39, 0x53, 0xe1, 0x07, /* checksum */
+    0xc6, 0x98, 0xb2, 0x72, 0x96, 0x9d, 0xb6, 0x15, /* checksum */
 };
 static const uint8_t fragment_body[21] = {
     0x06, 0x00, 0x00, 0x00, 0x04, 0x00, 0x00, 0x00, /* n_items, gaps of 4 bits */
@@ -114,6 +115,7 @@ static void test_worked_fragment(void **state) {
                                .rank = 1,
                                .k = 6,
                                .n_elems = 64,
+                               .unit = 0xe15a3c07u,
                                .n_items = (uint32_t)encoded.n_sent,
                                .body_sum = tagc_wire_sum(body, encoded.n_bytes),
                                .index_bytes = (uint32_t)encoded.n_index_bytes,
@@ -167,7 +169,8 @@ static void test_round_trip(void **state) {
                                .flags = 1,
                                .rank = 0x01020304,
                                .k = 0xfffffff0u,
-                               .n_elems = 0x0102030405060708u,
+                               .n_elems = 0xffffffc0u,
+                               .unit = 0x05060708u,
                                .n_items = 77,
                                .attempt = 31,
                                .max_abs = 1e-40f,
@@ -180,6 +183,7 @@ static void test_round_trip(void **state) {
     assert_int_equal(tagc_wire_read(message, sizeof message, &back), TAGC_OK);
     assert_true(back.kind == header.kind && back.coding == header.coding && back.flags == header.flags);
     assert_true(back.rank == header.rank && back.k == header.k && back.n_elems == header.n_elems);
+    assert_true(back.unit == header.unit);
     assert_true(back.n_items == header.n_items && back.attempt == header.attempt &&
                 back.max_abs == header.max_abs);
     assert_true(back.status == header.status && back.body_bytes == header.body_bytes &&
@@ -256,10 +260,12 @@ static void test_other_versions_are_refused_by_number(void **state) {
             uint64_t sum = tagc_xxh3(message + 64, header.body_bytes, tagc_xxh3(message, 56, 0));
             memcpy(message + 56, &sum, 8);
             tagc_status status = tagc_wire_read(message, 64 + header.body_bytes, &back);
-            assert_int_equal(status, version == 1 ? TAGC_OK : TAGC_ERR_CORRUPT);
+            int due =
+                kind == TAGC_WIRE_STATE || kind == TAGC_WIRE_BLOCKS || kind == TAGC_WIRE_CHANGES ? 1 : 2;
+            assert_int_equal(status, version == due ? TAGC_OK : TAGC_ERR_CORRUPT);
             char said[64];
-            snprintf(said, sizeof said, "version is %d, this library reads 1", version);
-            if (version != 1) assert_string_equal(tagc_last_error(), said);
+            snprintf(said, sizeof said, "version is %d, this library reads %d", version, due);
+            if (version != due) assert_string_equal(tagc_last_error(), said);
         }
 }
 

@@ -86,6 +86,8 @@ static void nothing_but_bytes(void **state) {
     }
 }
 
+enum { WORD = 16 }; /* bytes beside a row of a gather */
+
 /* One unit: gather, compute, exchange, agree, norm, update, each of which waits for the one before. */
 static void one_unit_by_hand(void **state) {
     (void)state;
@@ -97,7 +99,8 @@ static void one_unit_by_hand(void **state) {
     costs.optimizer_s = 1e-7;
     double n_padded = (double)tagc_padded_elems(tagc_gpt2_n_params(&setup.model), 2);
     double shard_s = n_padded / 2 * 4 / bytes_per_s;
-    double expected = shard_s + latency_s               /* gather */
+    double word_s = WORD / bytes_per_s;
+    double expected = shard_s + word_s + latency_s      /* gather */
                       + 1e-9 * tagc_setup_flops(&setup) /* forward and backward */
                       + shard_s + latency_s             /* gradients: one chunk */
                       + 64 / bytes_per_s + latency_s    /* agreement */
@@ -105,12 +108,12 @@ static void one_unit_by_hand(void **state) {
                       + 1e-7 * n_padded / 2;
     tagc_forecast f = simulate(&setup, &costs, bytes_per_s, latency_s);
     assert_near(f.iteration_s, expected, 1e-9);
-    assert_near(f.wait_gather_s, shard_s + latency_s, 1e-9);
+    assert_near(f.wait_gather_s, shard_s + word_s + latency_s, 1e-9);
     assert_near(f.wait_reduce_s, shard_s + 72 / bytes_per_s + 3 * latency_s, 1e-9);
 
     /* Replicated: no gather, and the sums come back, beside which the ranks agree. */
     setup.placement = TAGC_PLACE_NONE;
-    expected += -1e-7 * n_padded / 2 + 1e-7 * n_padded - latency_s;
+    expected += -1e-7 * n_padded / 2 + 1e-7 * n_padded - latency_s - word_s;
     assert_near(simulate(&setup, &costs, bytes_per_s, latency_s).iteration_s, expected, 1e-9);
 
     /* Two ranks of one host share its link with two of the other: each sends a third of its bytes within the host. */
@@ -230,7 +233,8 @@ static void direct_by_hand(void **state) {
     costs.encode_s = encode_s;
     costs.decode_s = decode_s;
     double n = (double)tagc_padded_elems(tagc_gpt2_n_params(&setup.model), 2);
-    double gather_s = n / 2 * 4 / bytes_per_s + latency_s, control_s = (64 + 8) / bytes_per_s + 2 * latency_s;
+    double gather_s = (n / 2 * 4 + WORD) / bytes_per_s + latency_s,
+           control_s = (64 + 8) / bytes_per_s + 2 * latency_s;
     double body_s = (64 + values_bytes(&setup)) / bytes_per_s + latency_s;
     assert_true(body_s > n / 2 * encode_s); /* the own half is encoded beside it */
     double expected =
@@ -277,7 +281,8 @@ static void two_levels_by_hand(void **state) {
     tagc_forecast f, fast;
     assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_OK);
     /* Two rows across, one beside them to the neighbour, who is reached four times as fast; then two more to it. */
-    double across_s = 2 * row / (bytes_per_s / 2) + latency_s, relay_s = 2 * row / host_bytes_per_s;
+    double across_s = (2 * row + 4 * WORD) / (bytes_per_s / 2) + latency_s,
+           relay_s = 2 * row / host_bytes_per_s;
     assert_near(f.wait_gather_s, across_s + relay_s, 1e-9);
     link.host_bytes_per_s = 0;
     assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &fast), TAGC_OK);

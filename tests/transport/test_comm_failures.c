@@ -162,7 +162,7 @@ static void sizes_body(rank_run *run) {
              (int)shared->n_expected);
     /* Who has nothing to send or to expect may be through before the other one looks. */
     int concerned = (run->rank == 0 && shared->n_sent) || (run->rank == 1 && shared->n_expected);
-    if (concerned) CHECK(run, status == TAGC_ERR_CORRUPT && has(text));
+    if (concerned) CHECK(run, status == TAGC_ERR_MISMATCH && has(text));
     CHECK(run, status == TAGC_OK || has(text));
     CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT && has(text));
     tagc_comm_destroy(comm);

@@ -179,7 +179,7 @@ static void sizes_body(rank_run *run) {
     tagc_comm_post(comm, TAGC_LANE_REDUCE, &ticket);
     tagc_status status = tagc_comm_wait(comm, &ticket);
     if (status == TAGC_OK) status = tagc_comm_barrier(comm);
-    CHECK(run, status == TAGC_ERR_CORRUPT || status == TAGC_ERR_TRANSPORT);
+    CHECK(run, status == TAGC_ERR_MISMATCH || status == TAGC_ERR_TRANSPORT);
     snprintf(text, sizeof text, "rank 10 sends %d bytes to rank 11, which expects %d", (int)sizes[0],
              (int)sizes[1]);
     int is_said = has(text);

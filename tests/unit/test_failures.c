@@ -136,6 +136,52 @@ static void what_is_not_finite(void **state) {
     run_world(2, 2, nonfinite_body, NULL);
 }
 
+/* ---- the order of units ---- */
+
+static const tagc_tensor alike[] = {{"x", matrix, 2, 0, TAGC_CLASS_COMPRESSED},
+                                    {"y", matrix, 2, 1, TAGC_CLASS_COMPRESSED}};
+
+static void order_body(member *m) {
+    own_arrays *a = calloc(1, sizeof *a);
+    tagc_model *model = NULL;
+    tagc_model_options o;
+    tagc_model_options_init(&o);
+    o.residual = TAGC_FORMAT_FP32;
+    EXPECT(m, tagc_model_create(m->within, m->between, alike, 2, &o, &model) == TAGC_OK);
+    for (int step = 0; model && step < 4 && !m->failure[0]; step++) {
+        int is_swapped = step % 2 == 1, other = is_swapped && m->rank == 1;
+        tagc_status status[2];
+        for (uint32_t t = 0; t < 2; t++) {
+            uint64_t first, n;
+            EXPECT(m, tagc_model_owned(model, m->rank, t, &first, &n) == TAGC_OK);
+            for (int i = 0; i < N; i++) a->gradients[t][i] = t ? 100.0f : 1.0f;
+            a->in[t] = (tagc_piece){t, 0, N, a->gradients[t]};
+            a->out[t] = (tagc_piece){t, first, n, a->sums[t]};
+        }
+        for (int k = 0; k < 2; k++) {
+            uint32_t unit = (uint32_t)(other ? 1 - k : k);
+            EXPECT(m, tagc_model_begin(model, unit, &a->in[unit], 1, &a->out[unit], 1) == TAGC_OK);
+        }
+        for (uint32_t unit = 0; unit < 2; unit++) {
+            status[unit] = tagc_model_end(model, unit, NULL);
+            EXPECT(m, status[unit] == (is_swapped ? TAGC_ERR_MISMATCH : TAGC_OK));
+            if (is_swapped)
+                EXPECT(m, strstr(tagc_last_error(), "unit 0, x") && strstr(tagc_last_error(), "unit 1, y"));
+            for (uint64_t i = 0; !is_swapped && i < a->out[unit].n_elems; i++)
+                EXPECT(m, fabsf(a->sums[unit][i] - (unit ? 100.0f : 1.0f)) < (unit ? 2.0f : 0.02f));
+        }
+        EXPECT(m, tagc_model_step(model, 1.0) == TAGC_OK);
+    }
+    tagc_model_destroy(model);
+    free(a);
+}
+
+static void units_in_another_order(void **state) {
+    (void)state;
+    run_world(2, 1, order_body, NULL);
+    run_world(5, 1, order_body, NULL);
+}
+
 /* ---- calls ---- */
 
 static void calls_body(member *m) {
@@ -210,9 +256,8 @@ static void ranks_that_differ(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_argument_of_one_rank),
-        cmocka_unit_test(what_is_not_finite),
-        cmocka_unit_test(calls_in_a_wrong_order),
+        cmocka_unit_test(an_argument_of_one_rank), cmocka_unit_test(what_is_not_finite),
+        cmocka_unit_test(units_in_another_order),  cmocka_unit_test(calls_in_a_wrong_order),
         cmocka_unit_test(ranks_that_differ),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -120,6 +120,7 @@ void tagc_fragment_finish(tagc_reducer *r, const tagc_code_options *options, cha
                                .rank = (uint32_t)r->rank,
                                .k = (uint32_t)options->k,
                                .n_elems = r->shard,
+                               .unit = r->identity.unit,
                                .n_items = (uint32_t)out->n_items,
                                .body_sum = out->sum,
                                .index_bytes = (uint32_t)out->index_bytes,

@@ -16,7 +16,7 @@ static tagc_status check_header(const tagc_reducer *r, const tagc_wire_header *h
                                  .k = (uint32_t)options->k,
                                  .n_elems = r->shard,
                                  .step = r->now.number};
-    TAGC_TRY(tagc_wire_expect(header, &expected));
+    TAGC_TRY(tagc_wire_expect_of(r->comm, &r->identity, from, header, &expected));
     if (!options->sparse && header->index_bytes)
         return tagc_fail(TAGC_ERR_CORRUPT, "%u bytes of positions, where all elements are sent",
                          header->index_bytes);
@@ -28,9 +28,10 @@ static tagc_status check_header(const tagc_reducer *r, const tagc_wire_header *h
     return TAGC_OK;
 }
 
-/* The longest body that any sparsity makes. */
-static size_t longest_body(const tagc_code_options *options) {
+/* The longest body that any sparsity makes, and if the unit is another one, any format. */
+static size_t longest_body(const tagc_code_options *options, int is_other_unit) {
     tagc_code_options o = *options;
+    if (is_other_unit) o.values = TAGC_FORMAT_FP32;
     o.k = o.n;
     o.sparse = 1;
     size_t n_bytes = tagc_code_of(&o)->max_bytes(&o);
@@ -45,7 +46,10 @@ tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const
     if (status == TAGC_OK && header.kind != TAGC_WIRE_FRAGMENT)
         status =
             tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, expected %d", header.kind, TAGC_WIRE_FRAGMENT);
-    size_t most = larger(longest_body(options), d->capacity);
+    int is_other_unit = status == TAGC_OK && header.unit != r->identity.unit;
+    if (is_other_unit && !tagc_identity_may_be_alike(r->comm, &r->identity, header.unit))
+        return tagc_identity_abort(r->comm, &r->identity, from, header.unit);
+    size_t most = larger(longest_body(options, is_other_unit), d->capacity);
     if (status == TAGC_OK && header.body_bytes > most)
         status = tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow, at most %zu can be",
                            (unsigned long long)header.body_bytes, most);

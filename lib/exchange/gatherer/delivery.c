@@ -49,6 +49,7 @@ static void post_relays(const tagc_gatherer *g, tagc_delivery *d, void *rows) {
                                                   .recv = rows},
                                      .leg = TAGC_LEG_GATHER,
                                      .tag = g->options.tag,
+                                     .of = &g->identity,
                                      .after = &d->ticket};
         tagc_comm_post(g->comm, TAGC_LANE_RELAY, &d->relays[i]);
     }
@@ -70,7 +71,8 @@ void tagc_delivery_post(const tagc_gatherer *g, tagc_delivery *d, tagc_lane lane
                                            .send = own,
                                            .recv = rows},
                               .leg = TAGC_LEG_GATHER,
-                              .tag = g->options.tag};
+                              .tag = g->options.tag,
+                              .of = &g->identity};
     tagc_comm_post(g->comm, lane, &d->ticket);
     post_relays(g, d, rows);
     d->is_posted = 1;

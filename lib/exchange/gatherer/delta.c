@@ -67,6 +67,7 @@ void tagc_gatherer_delta_encode(tagc_gatherer *g) {
         .flags = g->is_void ? TAGC_WIRE_FLAG_NONFINITE : 0,
         .rank = (uint32_t)g->rank,
         .n_elems = g->shard,
+        .unit = g->identity.unit,
         .n_items = g->is_checked ? (uint32_t)g->n_rows : 0,
         .status = (uint32_t)g->failure,
         .body_bytes = body_bytes(g),
@@ -86,6 +87,10 @@ static int name_of(const tagc_gatherer *g, int row) {
     return tagc_comm_name(g->comm, g->first_rank + row);
 }
 
+static int is_of_other_unit(const tagc_gatherer *g, tagc_status status, const tagc_wire_header *header) {
+    return status == TAGC_ERR_MISMATCH && header->unit != g->identity.unit;
+}
+
 static tagc_status read_message(const tagc_gatherer *g, int row, tagc_wire_header *header) {
     tagc_wire_header expected = {
         .kind = TAGC_WIRE_PARAMETERS,
@@ -95,7 +100,9 @@ static tagc_status read_message(const tagc_gatherer *g, int row, tagc_wire_heade
         .step = g->n_begun,
     };
     tagc_status status = tagc_wire_read(tagc_gatherer_row(g, row), tagc_gatherer_message_bytes(g), header);
-    if (status == TAGC_OK) status = tagc_wire_expect(header, &expected);
+    if (status == TAGC_OK)
+        status = tagc_wire_expect_of(g->comm, &g->identity, g->first_rank + row, header, &expected);
+    if (is_of_other_unit(g, status, header)) return status;
     if (status == TAGC_OK && header->n_items != (g->is_checked ? (uint32_t)g->n_rows : 0))
         status = tagc_fail(TAGC_ERR_CORRUPT, "%u checksums, expected %d", header->n_items,
                            g->is_checked ? g->n_rows : 0);
@@ -132,11 +139,13 @@ tagc_row tagc_gatherer_delta_row(const tagc_gatherer *g, int row, int is_void) {
 
 tagc_status tagc_gatherer_delta_decode(tagc_gatherer *g) {
     tagc_status told = TAGC_OK, encode_failure = g->device_failure;
-    int damaged = -1, teller = 0, n_sound = 0;
+    int damaged = -1, of_other_unit = -1, teller = 0, n_sound = 0;
     for (int row = 0; row < g->n_rows; row++) {
         tagc_wire_header header = {.flags = g->is_void ? TAGC_WIRE_FLAG_NONFINITE : 0,
                                    .status = (uint32_t)g->failure};
-        if (row != g->row && read_message(g, row, &header) != TAGC_OK) {
+        tagc_status status = row == g->row ? TAGC_OK : read_message(g, row, &header);
+        if (is_of_other_unit(g, status, &header) && of_other_unit < 0) of_other_unit = row;
+        if (status != TAGC_OK) {
             damaged = damaged < 0 ? row : damaged;
             continue;
         }
@@ -156,6 +165,10 @@ tagc_status tagc_gatherer_delta_decode(tagc_gatherer *g) {
         return tagc_fail(g->device_failure, "%s", g->device_text);
     }
     tagc_wire_header header;
+    if (of_other_unit >= 0) { /* as all ranks see, so that none has to tell */
+        g->is_whole_next = 1;
+        return read_message(g, of_other_unit, &header); /* once more, for its text */
+    }
     if (damaged >= 0) return g->failure = read_message(g, damaged, &header); /* once more, for its text */
     if (told != TAGC_OK)
         return told == TAGC_ERR_DEVICE

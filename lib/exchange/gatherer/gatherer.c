@@ -9,6 +9,7 @@
 #include "exchange/options.h"
 
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 static int bits_of(int format) {
@@ -26,6 +27,7 @@ static int bits_of(int format) {
 
 static void place(tagc_gatherer *g, tagc_arena *arena) {
     tagc_delivery_place(g, arena, &g->delivery);
+    if (tagc_gatherer_has_words(g)) tagc_gather_words_place(g, arena);
     g->decoded = tagc_arena_take(arena, (size_t)g->n_rows, sizeof *g->decoded);
     if (g->is_lossless) tagc_gatherer_lossless_place(g, arena);
 }
@@ -97,7 +99,8 @@ tagc_status tagc_gatherer_make(const tagc_arrays *arrays, const tagc_gather_runn
                                const tagc_gatherer_options *options, tagc_gatherer **out) {
     tagc_gatherer *g;
     tagc_status status = make(arrays, runner, comm, options, &g);
-    status = tagc_gatherer_options_agree(comm, status, status == TAGC_OK ? &g->options : NULL);
+    status = tagc_gatherer_options_agree(comm, status, status == TAGC_OK ? &g->options : NULL,
+                                         g ? &g->identity : NULL);
     if (status != TAGC_OK) {
         tagc_gatherer_destroy(g);
         return status;
@@ -136,6 +139,7 @@ static void put_own(tagc_gatherer *g) {
 }
 
 static void post(tagc_gatherer *g) {
+    if (tagc_gatherer_has_words(g)) tagc_gather_words_post(g);
     const void *send = encode(g);
     uint64_t stride = g->is_plain ? g->shard * g->width : g->row_bytes;
     uint64_t n_bytes = tagc_gatherer_message_bytes(g);
@@ -146,8 +150,19 @@ static void post(tagc_gatherer *g) {
     put_own(g);
 }
 
+/* status: of the rows. Where units have different sizes, the rows break the comm, and the words say why. */
+static tagc_status check_words(tagc_gatherer *g, tagc_status status) {
+    char text[TAGC_ERROR_TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", status == TAGC_OK ? "" : tagc_last_error());
+    tagc_status of_words = tagc_gather_words_check(g);
+    if (status == TAGC_OK || of_words == TAGC_ERR_MISMATCH) return of_words;
+    return tagc_fail(status, "%s", text);
+}
+
 static tagc_status finish(tagc_gatherer *g) {
-    TAGC_TRY(tagc_delivery_wait(g, &g->delivery));
+    tagc_status status = tagc_delivery_wait(g, &g->delivery);
+    if (tagc_gatherer_has_words(g)) TAGC_TRY(check_words(g, status));
+    TAGC_TRY(status);
     if (g->is_delta) return tagc_gatherer_delta_decode(g);
     if (g->is_plain) return TAGC_OK;
     int n = 0;
@@ -162,6 +177,7 @@ static int is_ready(void *arg) {
     tagc_gatherer *g = arg;
     if (!g->is_posted) return tagc_work_take(g->comm, &g->work);
     if (g->is_lossless) return tagc_gatherer_lossless_is_ready(g);
+    if (tagc_gatherer_has_words(g) && !tagc_gather_words_are_here(g)) return 0;
     return tagc_delivery_is_done(g, &g->delivery);
 }
 
@@ -288,7 +304,12 @@ void tagc_gatherer_destroy(tagc_gatherer *g) {
     tagc_pool_destroy(g->pool);
     tagc_work_close(g->comm, &g->work);
     tagc_comm_count(g->comm, TAGC_HELD_BUFFERS, -(int64_t)g->arena_bytes);
+    tagc_identity_close(g->comm, &g->identity);
     tagc_comm_let_go(g->comm);
     tagc_memory_destroy(g->arena);
     tagc_memory_destroy(g);
+}
+
+void tagc_gatherer_set_name(tagc_gatherer *g, const char *name) {
+    tagc_identity_set_name(g->comm, &g->identity, name);
 }

@@ -9,6 +9,7 @@
 #include "core/status.h"
 #include "exchange/runner.h"
 #include "transport/comm.h"
+#include "transport/identity.h"
 #include "transport/work.h"
 
 #include <stdatomic.h>
@@ -46,8 +47,22 @@ typedef struct tagc_segment {
     tagc_delivery delivery;
 } tagc_segment;
 
+/* What each rank says beside rows that have no header. */
+typedef struct tagc_gather_word {
+    uint32_t unit, zero;
+    uint64_t step; /* n_begun */
+} tagc_gather_word;
+
+/* These words on their way, at the same time as the rows (words.c). */
+typedef struct tagc_gather_words {
+    tagc_gather_word own, *all;  /* (n_rows) */
+    tagc_part *sends, *receives; /* (n_rows - 1) */
+    tagc_ticket ticket;
+} tagc_gather_words;
+
 struct tagc_gatherer {
     tagc_comm *comm;
+    tagc_identity identity;
     const tagc_arrays *arrays; /* where the values are */
     const tagc_gather_runner *runner;
     void *on_device;            /* what a runner of lib/gpu has made, else NULL */
@@ -70,6 +85,7 @@ struct tagc_gatherer {
     void *full;       /* (n_rows, shard), fp32 or bf16 */
     int n_relays;     /* two levels: one for each other host */
     tagc_delivery delivery;
+    tagc_gather_words words; /* of rows without a header */
     tagc_task task;
     tagc_pool *pool; /* NULL with one thread */
 
@@ -89,8 +105,10 @@ struct tagc_gatherer {
     int damaged_row;
     tagc_status told; /* a rank's failure in the gather before */
     int told_by;
+    int is_of_other_unit; /* some header names another unit: other_unit is its text */
+    char other_unit[TAGC_ERROR_TEXT_BYTES];
 
-    /* One arena: | arrays of the delivery | decoded |, of lossless gathers also | segments | arrays of each |. */
+    /* One arena: | arrays of the delivery | of the words | decoded |, of lossless gathers also | segments | arrays of each |. */
     void *arena;
     size_t arena_bytes;
     tagc_work work;    /* of a gather under way: rows */
@@ -126,6 +144,21 @@ void tagc_delivery_post(const tagc_gatherer *gatherer, tagc_delivery *delivery, 
 int tagc_delivery_is_done(const tagc_gatherer *gatherer, const tagc_delivery *delivery);
 /* Returns TAGC_OK at once if nothing is posted. */
 tagc_status tagc_delivery_wait(const tagc_gatherer *gatherer, tagc_delivery *delivery);
+
+/* ---- words.c: the identity of rows that have no header ---- */
+
+/* 1: rows have none, neither as plain arrays nor encoded. */
+static inline int tagc_gatherer_has_words(const tagc_gatherer *g) {
+    return !g->is_delta && !g->is_lossless;
+}
+void tagc_gather_words_place(tagc_gatherer *gatherer, tagc_arena *arena);
+void tagc_gather_words_post(tagc_gatherer *gatherer);
+int tagc_gather_words_are_here(const tagc_gatherer *gatherer);
+/* Waits; TAGC_ERR_MISMATCH if a rank is in another gather. */
+tagc_status tagc_gather_words_check(tagc_gatherer *gatherer);
+
+/* As tagc_reducer_set_name. */
+void tagc_gatherer_set_name(tagc_gatherer *gatherer, const char *name);
 
 /* tagc_gatherer_create and its like. */
 tagc_status tagc_gatherer_make(const tagc_arrays *arrays, const tagc_gather_runner *runner, tagc_comm *comm,

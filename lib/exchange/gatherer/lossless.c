@@ -16,6 +16,7 @@
 #include "exchange/gatherer/gatherer.h"
 #include "exchange/wire.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { CHUNK = TAGC_EXPONENTS_CHUNK, PIECE = 4 * CHUNK, LEAST_PIECES = 4, MOST_SEGMENTS = 8 };
@@ -172,6 +173,7 @@ static void encode(tagc_gatherer *g, int segment) {
     tagc_wire_header header = {.kind = TAGC_WIRE_LOSSLESS,
                                .rank = (uint32_t)g->rank,
                                .n_elems = s->n,
+                               .unit = g->identity.unit,
                                .n_items = (uint32_t)segment,
                                .status = (uint32_t)g->failure,
                                .body_sum = tagc_wire_sum(body, n_bytes),
@@ -199,6 +201,7 @@ static void begin(tagc_gatherer *g) {
     g->n_fronts = g->n_rests = 0;
     g->told = TAGC_OK;
     g->damage = NULL;
+    g->is_of_other_unit = 0;
     for (int k = 0; k < g->n_segments; k++) {
         encode(g, k);
         post(g, &g->segments[k], 0);
@@ -216,13 +219,23 @@ static tagc_status read_header(const tagc_gatherer *g, int segment, int row, tag
                                  .n_elems = s->n,
                                  .step = g->n_begun};
     TAGC_TRY(tagc_wire_read(message_of(g, s, row), TAGC_WIRE_HEADER_BYTES, header));
-    TAGC_TRY(tagc_wire_expect(header, &expected));
+    TAGC_TRY(tagc_wire_expect_of(g->comm, &g->identity, g->first_rank + row, header, &expected));
     if (header->n_items != (uint32_t)segment)
         return tagc_fail(TAGC_ERR_CORRUPT, "segment is %u, expected %d", header->n_items, segment);
     if (header->body_bytes < table_bytes(s->n) || header->body_bytes > max_body(s->n))
         return tagc_fail(TAGC_ERR_CORRUPT, "the body has %llu bytes, must have %zu to %zu",
                          (unsigned long long)header->body_bytes, table_bytes(s->n), max_body(s->n));
     return TAGC_OK;
+}
+
+/* The body of another unit follows as its header says, and is received and left alone. Only one of the same shape can be. */
+static int is_of_other_unit(tagc_gatherer *g, const tagc_wire_header *header, size_t n) {
+    if (header->unit == g->identity.unit || header->body_bytes > max_body(n) ||
+        !tagc_identity_may_be_alike(g->comm, &g->identity, header->unit))
+        return 0;
+    if (!g->is_of_other_unit) snprintf(g->other_unit, sizeof g->other_unit, "%s", tagc_last_error());
+    g->is_of_other_unit = 1;
+    return 1;
 }
 
 /* Notes what the headers of a segment say. */
@@ -232,8 +245,13 @@ static tagc_status read_headers(tagc_gatherer *g, int segment) {
     for (int r = 0; r < g->n_rows; r++) {
         tagc_wire_header header = {.status = (uint32_t)g->failure, .body_bytes = s->n_bytes[r]};
         int name = tagc_comm_name(g->comm, g->first_rank + r);
-        if (r != g->row && read_header(g, segment, r, &header) != TAGC_OK) {
-            tagc_status status = tagc_fail_in(TAGC_ERR_TRANSPORT, "header of parameters from rank %d", name);
+        tagc_status status = r == g->row ? TAGC_OK : read_header(g, segment, r, &header);
+        if (status == TAGC_ERR_MISMATCH && is_of_other_unit(g, &header, s->n))
+            header.status = TAGC_OK; /* of another gatherer */
+        else if (status == TAGC_ERR_MISMATCH && header.unit != g->identity.unit)
+            return tagc_identity_abort(g->comm, &g->identity, g->first_rank + r, header.unit);
+        else if (status != TAGC_OK) {
+            status = tagc_fail_in(TAGC_ERR_TRANSPORT, "header of parameters from rank %d", name);
             tagc_comm_abort(g->comm, tagc_last_error());
             return status;
         }
@@ -283,6 +301,7 @@ static const char *decode_row(tagc_gatherer *g, const tagc_segment *s, int row) 
 }
 
 static void decode(tagc_gatherer *g, const tagc_segment *s) {
+    if (g->is_of_other_unit) return;
     for (int r = 0; r < g->n_rows; r++) {
         const char *damage = r == g->row ? NULL : decode_row(g, s, r);
         if (!damage || g->damage) continue;
@@ -300,7 +319,6 @@ static tagc_status take_front(tagc_gatherer *g) {
         post(g, s, 1);
     else
         decode(g, s);
-    for (int r = 0; r < g->n_rows; r++) s->front[r] = front_after(s->n_bytes[r], s->n);
     return TAGC_OK;
 }
 
@@ -312,6 +330,13 @@ static tagc_status take_rest(tagc_gatherer *g) {
 }
 
 static tagc_status conclude(tagc_gatherer *g) {
+    if (g->is_of_other_unit) { /* as all ranks see, so that all keep their fronts */
+        g->failure = TAGC_OK;
+        return tagc_fail(TAGC_ERR_MISMATCH, "%s", g->other_unit);
+    }
+    for (int k = 0; k < g->n_segments; k++)
+        for (int r = 0; r < g->n_rows; r++)
+            g->segments[k].front[r] = front_after(g->segments[k].n_bytes[r], g->segments[k].n);
     g->failure = g->damage ? TAGC_ERR_CORRUPT : TAGC_OK;
     if (g->damage)
         return tagc_fail(TAGC_ERR_CORRUPT, "parameters from rank %d: %s",

@@ -73,7 +73,7 @@ static tagc_status corrupt(const native_socket *socket, const char *what) {
 }
 
 static tagc_status mismatch(const tagc_native *self, int from, uint64_t n_sent, int to, uint64_t n_expected) {
-    return tagc_fail(TAGC_ERR_CORRUPT, "rank %d sends %llu bytes to rank %d, which expects %llu",
+    return tagc_fail(TAGC_ERR_MISMATCH, "rank %d sends %llu bytes to rank %d, which expects %llu",
                      tagc_native_name(self, from), (unsigned long long)n_sent, tagc_native_name(self, to),
                      (unsigned long long)n_expected);
 }
@@ -142,7 +142,7 @@ static tagc_status take_ready(native_socket *socket, const native_frame *frame) 
     native_request *request = tagc_native_find(self, frame->lane, frame->sequence);
     if (!request) {
         if (frame->sequence < self->n_started[frame->lane])
-            return tagc_fail(TAGC_ERR_CORRUPT, "rank %d sent less than the %llu bytes that rank %d expects",
+            return tagc_fail(TAGC_ERR_MISMATCH, "rank %d sent less than the %llu bytes that rank %d expects",
                              tagc_native_name(self, self->rank), (unsigned long long)frame->total,
                              tagc_native_name(self, socket->peer->rank));
         native_early *early;
