@@ -62,7 +62,9 @@ def _plain(name: str) -> str:
 def has_weights(saved: Any, model: torch.nn.Module) -> bool:
     """Returns whether something has weights of the model: most tensors of a table have names of its
     parameters."""
-    names = {_plain(name) for name, _ in model.named_parameters()} | {_plain(n) for n, _ in model.named_buffers()}
+    names = {_plain(name) for name, _ in model.named_parameters()} | {
+        _plain(n) for n, _ in model.named_buffers()
+    }
     for table in _tables(saved):
         keys = [_plain(str(key)) for key, value in table.items() if isinstance(value, torch.Tensor)]
         if keys and 2 * sum(key in names for key in keys) > len(keys):
@@ -148,7 +150,7 @@ class Residuals:
                 print(f"tagc run: residuals of {checkpoint} are not saved: {failure}", flush=True)
 
     def load(self, checkpoint: str | None, say: Callable[[str], None]) -> None:
-        """Takes up the residuals of the checkpoint that the first rank has loaded, on all ranks or on none."""
+        """Takes up the residuals of the checkpoint that the first rank has loaded, on all ranks or none."""
         name = [checkpoint]
         dist.broadcast_object_list(name, self._first, self._group)
         handle = self.handle
@@ -194,7 +196,9 @@ class Checkpoints:
         for name in ("lightning.fabric.plugins.io.torch_io", "lightning_fabric.plugins.io.torch_io"):
             io = getattr(sys.modules.get(name), "TorchCheckpointIO", None)
             if io is not None and (io, "save_checkpoint") not in [known[:2] for known in self._originals]:
-                self._wrap(io, "save_checkpoint", lambda _, saved, path, *__, **___: self._on_save(saved, path))
+                self._wrap(
+                    io, "save_checkpoint", lambda _, saved, path, *__, **___: self._on_save(saved, path)
+                )
 
     def end(self) -> None:
         """The last agreement, before the ranks part."""
@@ -210,7 +214,9 @@ class Checkpoints:
     # ---- what is wrapped ----
 
     def observe(self) -> None:
-        self._wrap(torch, "save", lambda saved, file=None, *_, **named: self._on_save(saved, named.get("f", file)))
+        self._wrap(
+            torch, "save", lambda saved, file=None, *_, **named: self._on_save(saved, named.get("f", file))
+        )
         self._wrap(torch, "load", self._on_load, takes_result=True)
         for name in ("save", "async_save"):
             self._wrap(dcp, name, self._on_dcp_save)
@@ -225,7 +231,12 @@ class Checkpoints:
         self._originals.clear()
 
     def _wrap(
-        self, owner: Any, name: str, see: Callable[..., None], is_before: bool = False, takes_result: bool = False
+        self,
+        owner: Any,
+        name: str,
+        see: Callable[..., None],
+        is_before: bool = False,
+        takes_result: bool = False,
     ) -> None:
         """Replaces a function by one that calls see() with its arguments, too, unless another wrapped one has
         called it."""

@@ -16,7 +16,8 @@ from tagc.run.training import Settings, Training, say
 
 _EXAMPLES = """examples:
   # On each of two hosts of eight GPUs, with the address of one of them.
-  torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 -m tagc run train.py --lr 3e-4
+  torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+    -m tagc run train.py --lr 3e-4
 
   # The same without compression, to compare.
   torchrun ... -m tagc run --off train.py --lr 3e-4
@@ -42,16 +43,22 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        description="Runs a training script as it is, and compresses the models that it trains under DDP, FSDP2 or "
-        "FSDP1. Start it by torchrun or another launcher, on every rank with the same options. "
+        description="Runs a training script as it is, and compresses the models that it trains under DDP, "
+        "FSDP2 or FSDP1. Start it by torchrun or another launcher, on every rank with the same options. "
         "docs/guide/run.md says more.",
     )
     add = made.add_argument
     add("--off", action="store_true", help="nothing compressed, for a comparison")
-    add("--advise", action="store_true", help="tagc.advise() on each model first; compressed only if that pays")
+    add(
+        "--advise",
+        action="store_true",
+        help="tagc.advise() on each model first; compressed only if that pays",
+    )
     add("--even-on-one-host", action="store_true", help="compressed also where all ranks are on one host")
     add("--record", metavar="FILE", help="a line of statistics per step, by rank 0, for tagc-report")
-    add("--options", metavar="FILE", help="options of compress() in JSON or TOML; those given here come first")
+    add(
+        "--options", metavar="FILE", help="options of compress() in JSON or TOML; those given here come first"
+    )
     of_compress = made.add_argument_group("options of compress()")
     for name, hint in options.of_compress().items():
         words = options.words_of(hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 import json
 import pathlib
@@ -59,12 +60,16 @@ def value_of(name: str, hint: Any, text: str) -> Any:
             try:
                 return kind(text)
             except ValueError:
-                raise Error("argument", f'"{text}", allowed: {"a whole number" if kind is int else "a number"}') from None
-    if any(typing.get_origin(one) is not None and issubclass(typing.get_origin(one), Mapping) for one in allowed):
+                raise Error(
+                    "argument", f'"{text}", allowed: {"a whole number" if kind is int else "a number"}'
+                ) from None
+    if any(
+        typing.get_origin(one) is not None and issubclass(typing.get_origin(one), Mapping) for one in allowed
+    ):
         try:
             return json.loads(text)
         except ValueError:
-            raise Error("argument", f"\"{text}\", allowed: JSON, as '{{\"head.*\": \"dense\"}}'") from None
+            raise Error("argument", f'"{text}", allowed: JSON, as \'{{"head.*": "dense"}}\'') from None
     return text
 
 
@@ -73,13 +78,13 @@ def of_file(path: str) -> dict[str, Any]:
     try:
         text = pathlib.Path(path).read_text()
         if path.endswith(".toml"):
-            import tomllib  # of Python 3.11
-
-            options = tomllib.loads(text)
+            options = importlib.import_module("tomllib").loads(text)  # of Python 3.11
         else:
             options = json.loads(text)
     except ModuleNotFoundError:
-        raise Error("unsupported", f"{path} is TOML, which needs Python 3.11: write the options as JSON") from None
+        raise Error(
+            "unsupported", f"{path} is TOML, which needs Python 3.11: write the options as JSON"
+        ) from None
     except (OSError, ValueError) as failure:
         raise Error("io", f"{path} cannot be read: {failure}") from None
     if not isinstance(options, dict):

@@ -26,7 +26,13 @@ def find_script(path: str) -> tuple[types.CodeType, dict[str, Any]]:
     except OSError as failure:
         raise Error("io", f"the script cannot be read: {failure}") from None
     loader = importlib.machinery.SourceFileLoader("__main__", whole)
-    return code, {"__file__": whole, "__spec__": None, "__package__": None, "__loader__": loader, "__cached__": None}
+    return code, {
+        "__file__": whole,
+        "__spec__": None,
+        "__package__": None,
+        "__loader__": loader,
+        "__cached__": None,
+    }
 
 
 def find_module(name: str) -> tuple[types.CodeType, dict[str, Any]]:
@@ -50,6 +56,8 @@ def run(code: types.CodeType, names: dict[str, Any], argv: Sequence[str], is_mod
     vars(main).update(names, __doc__=None)
     sys.argv[:] = [names["__file__"] if is_module else argv[0], *argv[1:]]
     if not is_module and not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = os.path.dirname(os.path.realpath(argv[0]))  # `python -m tagc` has put the working folder there
+        sys.path[0] = os.path.dirname(
+            os.path.realpath(argv[0])
+        )  # `python -m tagc` has put the working folder there
     sys.modules["__main__"] = main
     exec(code, vars(main))

@@ -1,8 +1,8 @@
 """What happens beside the script: torch's two global hooks see the first training pass of each wrapped model,
 and the first step of each optimizer.
 
-    forward pre-hook           a wrapped model trains: hosts_of(), advise(), compress(), residuals taken up again,
-                               and handle.adapt() with the optimizers that it has by then
+    forward pre-hook           a wrapped model trains: hosts_of(), advise(), compress(), handle.adapt() with
+                               the optimizers that it has by then, residuals taken up again
     optimizer step pre-hook    another optimizer steps with a model's parameters: handle.adapt()
 
 The order of models, and so everything collective, is the script's: the same on all ranks."""
@@ -56,8 +56,8 @@ class Model:
         self.n_exchanges = self.n_bytes_sent = self.n_bytes_dense = 0
         self._handle: weakref.ref[tagc.Compressed] | None = None
 
-    def compress(self, options: dict[str, Any]) -> tagc.Compressed:
-        handle = tagc.compress(self.root(), on_step=self._count, **options)
+    def compress(self, root: torch.nn.Module, options: dict[str, Any]) -> tagc.Compressed:
+        handle = tagc.compress(root, on_step=self._count, **options)
         self._handle = weakref.ref(handle)
         return handle
 
@@ -180,8 +180,8 @@ class Training:
         is_asked = settings.counts_ranks or settings.options.keys() & {"hosts", "between"}
         if len(set(hosts.values())) == 1 and not is_asked:
             self._leave(
-                f"{model.name} is not compressed: its {len(hosts)} ranks are on one host, and nothing passes a "
-                "network (--even-on-one-host compresses all the same)"
+                f"{model.name} is not compressed: its {len(hosts)} ranks are on one host, and nothing "
+                "passes a network (--even-on-one-host compresses all the same)"
             )
             return
         options = dict(settings.options)
@@ -192,7 +192,7 @@ class Training:
                 self._leave(f"{model.name} is not compressed, as advised")
                 return
             options = advice["options"] | options
-        handle = model.compress(options)
+        handle = model.compress(root, options)
         self._models.append(model)
         self._adapt_at_once(model)
         self._checkpoints.add(root, handle, sorted(hosts))

@@ -193,7 +193,9 @@ def param_groups(
 
 def check_options(**options: Any) -> None:
     """Raises the Error that compress() raises for these options with any model. Local."""
-    if (unknown := unknown_option(compress, options.keys() - inspect.signature(compress).parameters)) is not None:
+    if (
+        unknown := unknown_option(compress, options.keys() - inspect.signature(compress).parameters)
+    ) is not None:
         raise Error("argument", unknown)
     fields = {field.name for field in dataclasses.fields(Options)}
     Options(**{name: value for name, value in options.items() if name in fields})
@@ -209,7 +211,8 @@ def hosts_of(model: torch.nn.Module) -> dict[int, str]:
         groups = _all_of(_wrapper(model, None, None))
     except Exception as problem:
         failure = problem
-    mine = {"versions": {}, "options": {}, "rows": [], "fresh": None, "about host": first_words.about_host()}
+    mine: dict[str, Any] = {"versions": {}, "options": {}, "rows": [], "fresh": None}
+    mine["about host"] = first_words.about_host()
     hosts = _agree(groups, mine, failure, None, "hosts_of()")[1]
     return {rank: about["host"] for rank, about in hosts.items()}
 

@@ -12,7 +12,11 @@ from torch.distributed.fsdp import fully_shard
 class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm, self.up, self.down = torch.nn.LayerNorm(64), torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)
+        self.norm, self.up, self.down = (
+            torch.nn.LayerNorm(64),
+            torch.nn.Linear(64, 256),
+            torch.nn.Linear(256, 64),
+        )
 
     def forward(self, x):
         return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))

@@ -1,4 +1,4 @@
-"""nanoGPT's loop: globals, require_backward_grad_sync, evaluation first, one checkpoint file, a GradScaler."""
+"""nanoGPT's loop: globals, require_backward_grad_sync, evaluation first, one file of checkpoints."""
 
 import os
 import sys
@@ -53,7 +53,7 @@ class GPT(nn.Module):
         for block in self.h:
             x = block(x)
         logits = self.lm_head(self.ln_f(x))
-        return logits, nn.functional.cross_entropy(logits.view(-1, 128), targets.view(-1))
+        return logits, nn.functional.cross_entropy(logits.view(-1, 128), targets.reshape(-1))
 
 
 n_batches = 0
