@@ -62,6 +62,7 @@ PYTHON_ORDER = [
     ["tagc.torch.__init__"],
     ["tagc.integrations.*"],
     ["tagc.report.*"],
+    ["tagc.run.*"],
     ["tagc.commands.*"],
     ["tagc.__main__"],
 ]

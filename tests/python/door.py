@@ -22,6 +22,7 @@ import sysconfig
 GUIDE = (
     "install",
     "pytorch",
+    "run",
     "trainers",
     "command",
     "does-it-pay",
@@ -60,6 +61,7 @@ NOT_HERE = {
     "mpirun": "needs hosts with these names",
     "torchrun --nnodes": "needs several hosts; tests/python/test_elastic.py does it on one",
     "python -m tagc report": "is a name",
+    "python -m tagc run": "is a name; tests/python/test_run.py",
     "python -m tagc data": "is a name; tests/python/test_data.py",
     'pip install ".[data]"': "is the package tokenizers; tests/python/test_data.py",
     "torchrun ...": "is a part of a command",

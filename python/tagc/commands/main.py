@@ -24,6 +24,12 @@ def _report(words: Sequence[str]) -> int:
     return command.main(words)
 
 
+def _run(words: Sequence[str]) -> int:
+    from tagc.run import command  # which needs torch
+
+    return command.main(words)
+
+
 def _version(words: Sequence[str]) -> int:
     parser.Parser(prog="python -m tagc version", description="The version of libtagc.").parse_args(
         list(words)
@@ -33,6 +39,7 @@ def _version(words: Sequence[str]) -> int:
 
 
 COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
+    "run": ("a training script as it is, compressed: torchrun ... -m tagc run train.py ARGS", _run),
     "plan": (
         "whether compression pays for a model on a cluster, and its memory; nothing is trained",
         plan.run,

@@ -31,7 +31,7 @@ from tagc._library import Error
 from tagc.torch.advise.advice import advise
 from tagc.torch.collectives.collectives import Collectives
 from tagc.torch.compiled.parametrize import data_parallel
-from tagc.torch.compress import compress, ddp_state, param_groups
+from tagc.torch.compress import check_options, compress, ddp_state, hosts_of, param_groups
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.bucketing import buckets
 from tagc.torch.hooks.ddp import ddp_hook
@@ -49,11 +49,13 @@ __all__ = [
     "WeightSync",
     "advise",
     "buckets",
+    "check_options",
     "compress",
     "compress_stage",
     "data_parallel",
     "ddp_hook",
     "ddp_state",
     "flat",
+    "hosts_of",
     "param_groups",
 ]

@@ -1,5 +1,5 @@
 """compress(), ddp_state() and param_groups(): they look at the model, agree with the other ranks on what to
-do, and install hooks."""
+do, and install hooks. check_options() and hosts_of() are for who calls compress() in another's script."""
 
 from __future__ import annotations
 
@@ -189,6 +189,32 @@ def param_groups(
     if groups is None:
         groups = [{"params": [parameter for _, parameter in named if parameter.requires_grad]}]
     return adapt.split_groups(groups, compressed, betas, options)[0]
+
+
+def check_options(**options: Any) -> None:
+    """Raises the Error that compress() raises for these options with any model. Local."""
+    if (
+        unknown := unknown_option(compress, options.keys() - inspect.signature(compress).parameters)
+    ) is not None:
+        raise Error("argument", unknown)
+    fields = {field.name for field in dataclasses.fields(Options)}
+    Options(**{name: value for name, value in options.items() if name in fields})
+
+
+def hosts_of(model: torch.nn.Module) -> dict[int, str]:
+    """Returns, for each rank that trains `model`, what is the same for ranks of one host only. Changes
+    nothing. Collective over these ranks; if compress() would not take the model, it raises that Error, whose
+    status is "state" if the model is compressed already or has a communication hook of its own."""
+    model, failure = internals.unwrapped(model), None
+    groups: list[dist.ProcessGroup | None] = [dist.group.WORLD]
+    try:
+        groups = _all_of(_wrapper(model, None, None))
+    except Exception as problem:
+        failure = problem
+    mine: dict[str, Any] = {"versions": {}, "options": {}, "rows": [], "fresh": None}
+    mine["about host"] = first_words.about_host()
+    hosts = _agree(groups, mine, failure, None, "hosts_of()")[1]
+    return {rank: about["host"] for rank, about in hosts.items()}
 
 
 def _prepare(
