@@ -58,6 +58,7 @@ def bad_values(rank, world_size):
         (dict(rules={"nothing.*": "dense"}), "matches no parameter"),
         (dict(rules=3), "rules"),
         (dict(layers=lambda name, parameter: "big"), "'big'"),
+        (dict(transport="group"), "transport is 'group', must be one of 'host', 'gloo', 'native'"),
         (dict(parameters="delta3"), "parameters is 'delta3', must be one of None"),
         (dict(threads=0), "threads is 0"),
         (dict(threads=1.5), "threads is 1.5, must be a whole number"),

@@ -564,42 +564,40 @@ def put_levels(handle, levels):
 
 
 def levels_change(rank, world_size):
-    """Whatever the schedule does, by tagc's connection and by the caller's own group: the bits of CPU memory,
-    hooks hand every exchange to libtagc, and nothing is allocated after compress()."""
+    """Whatever the schedule does: the bits of CPU memory, hooks hand every exchange to libtagc, and nothing
+    is allocated after compress()."""
     import tagc.torch as tagc
     from tagc.torch.schedule.schedule import Schedule
 
-    def run(kind, model_options, device=None, **options):
+    def run(kind, model_options, device=None):
         model = wrapped(kind, **model_options)
         with mock.patch.object(Schedule, "_is_fresh", mock.PropertyMock(return_value=True), create=True):
-            handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.95, gentle=True, **options)
+            handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.95, gentle=True)
         handle.passes.state.schedule._is_fresh = True
         gradients = []
 
-        def counts():  # also of what torch allocates for exchanges by the caller's group
+        def counts():
             works = [work.n_bytes(True) for work in handle.passes.runners.works()]
-            return device and (device.fake.fake_n_allocs(), device.n_pinned, options and works)
+            return device and (device.fake.fake_n_allocs(), works)
 
         for step, levels in enumerate(LEVELS):
             put_levels(handle, levels)
             before = counts()
             loss_of(model, batch_of(rank, step)).backward()
-            assert counts() == before, (kind, options, step, levels, before, counts())
+            assert counts() == before, (kind, step, levels, before, counts())
             gradients += [local(p.grad).clone() for p in model.parameters() if p.grad is not None]
         residuals = next(iter(handle.state_dict().values()))["residuals"]
         handle.close()
         return gradients, residuals
 
     cases = [("fsdp2", {}), ("fsdp2", bf16()), ("fsdp1", {}), ("ddp", {})]
-    for number, ((kind, model_options), options) in enumerate(
-        itertools.product(cases, ({}, {"transport": "group"}))
-    ):
+    for number, (kind, model_options) in enumerate(cases):
         plain = run(kind, model_options)
         with fake(230 + 10 * number + rank, kernels=True) as device:
             device.fake.fake_n_allocs.restype = ctypes.c_uint64
-            there = run(kind, model_options, device, **options)
+            there = run(kind, model_options, device)
             least = len(LEVELS) * (1 if kind == "fsdp1" else 3)
-            assert len(device.tasks) >= least or options and not device.tasks
+            assert len(device.tasks) >= least
         device.check()
         n = len(plain[0]) // len(LEVELS)
         different = [
@@ -692,9 +690,7 @@ def between_hosts(rank, world_size):
             (True, {"between": mesh["host"].get_group()}, False),
             (False, {"hosts": 2}, False),
             (False, {"hosts": 2}, True),
-            (False, {"hosts": 2, "transport": "group"}, True),
             (None, {"hosts": 2}, True),
-            (None, {"hosts": 2, "transport": "group"}, True),
         )
     ):
         plain = run(has_mesh, options)

@@ -623,7 +623,6 @@ WAYS = (
     dict(layers=mix_of_classes),
     dict(layers="all", exchange="packed"),
     dict(layers="all", exchange="sketch", sparsity=0.9875),
-    dict(layers="all", transport="group"),
     dict(layers="all", sparsity=0, values="int8"),
 )
 

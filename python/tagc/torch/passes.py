@@ -16,7 +16,6 @@ from tagc._library import Error
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange.call import FindLayout, Record, Reduction
 from tagc.torch.exchange.comm import Comm, Disagreement
-from tagc.torch.exchange.group import Link
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Exchanged, Expected
 from tagc.torch.exchange.layout import Layout
@@ -116,17 +115,12 @@ class Passes:
         unit = None if layout is None else what.unit.alone(layout, makes=True)
         if unit is None or layout is None:
             return
-        group, staging = self.runners.group, staged.staging
-        way = staged.way(comm) if group is None else group.link(hosts.levels()[-1], comm, staging)
+        way = staged.way(comm)
         unit.prepare(way, layout, dist.ReduceOp.AVG, what.dtype)
         try:
             sizes = n_elems, n_elems if layout.all_reduce else layout.row
-            arguments = what.dtype, sizes, self.state.schedule
-            if isinstance(way, Link):
-                unit.take_memory(way, *arguments)
-            else:
-                what_for = f"gradients of {what.unit.name}"
-                unit.task(staging, way, what_for, comms, dist.ReduceOp.AVG, *arguments)
+            what_for, op = f"gradients of {what.unit.name}", dist.ReduceOp.AVG
+            unit.task(staged.staging, way, what_for, comms, op, what.dtype, sizes, self.state.schedule)
         except Error as problem:
             failure = problem
         comm.agree(name, {}, failure)
@@ -217,7 +211,7 @@ class Passes:
         begin, find_scale = (self._begin, self._take_back), self._find_loss_scale(source, opens_step)
         lock = self.state.lock
         call = Reduction(
-            unit, comm, group, source, target, op, find_layout, find_scale, begin, lock, failure, waits, rows,
+            unit, comm, source, target, op, find_layout, find_scale, begin, lock, failure, waits, rows,
             None if self.state.wrapper.is_managed else self.state.loaded,
         )  # fmt: skip
         if rows is not None and self.runners.is_on_device(source):

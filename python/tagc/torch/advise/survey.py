@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,9 +21,8 @@ from tagc.torch.advise.shape import Shape, n_of
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.comm import Comm, share
-from tagc.torch.exchange.group import Link
 from tagc.torch.exchange.hosts import Hosts
-from tagc.torch.exchange.reducer import Gatherer, OwnWay, Way
+from tagc.torch.exchange.reducer import Gatherer, Way
 from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.staging import Kernels, Staging
 from tagc.torch.exchange.streams import Cuda
@@ -54,14 +53,11 @@ WIRES = ("bf16", "lossless", "delta4")
 LOCAL = "local steps"
 LOCAL_OPTIONS: dict[str, Any] = {"sparsity": 0, "values": "int4", "mild": "int4", "mild_sparsity": 0}
 
-# Options that change the way of gradients on a device, for exchange direct.
-WAYS: tuple[dict[str, Any], ...] = ({"codec": "device"}, {"transport": "group"})
 
-
-def in_ways(options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns those options, and the same with each other way."""
-    others = [] if options.get("exchange") == "dense" else [{**options, **way} for way in WAYS]
-    return [dict(options), *others]
+def by_codec(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns those options, and for exchange direct the same with the codec on the device."""
+    on_device = [] if options.get("exchange") == "dense" else [{**options, "codec": "device"}]
+    return [dict(options), *on_device]
 
 
 def name_of(options: Mapping[str, Any]) -> str:
@@ -72,8 +68,7 @@ def name_of(options: Mapping[str, Any]) -> str:
         what = "every value as int8" if options["sparsity"] == 0 else f"{100 * options['sparsity']:g} % zero"
     parameters = f", parameters {options['parameters']}" if options.get("parameters") else ""
     on_device = ", codec on the device" if options.get("codec") == "device" else ""
-    in_group = ", in the model's own group" if options.get("transport") == "group" else ""
-    return f"tagc, {what}{on_device}{in_group}{parameters}"
+    return f"tagc, {what}{on_device}{parameters}"
 
 
 def own_gathers(n_gathers: int) -> int:
@@ -99,11 +94,9 @@ class Survey:
         threads: int = 1,
         timeout_s: float = 300,
         streams: Cuda | None = None,
-        transports: Collection[str] | None = None,
         hosts: Hosts | None = None,
     ) -> None:
-        """streams: of the model's device; None: CPU memory. transports: of compress(); None: all if every
-        rank has kernels for its device, else "host"."""
+        """streams: of the model's device; None: CPU memory."""
         self.group, self.shape, self.threads, self.timeout_s = group, shape, threads, timeout_s
         self.has_gathers = shape.wrap == "fsdp2" and any(shape.n_gathers)
         self.world_size, self.rank = shape.world_size, dist.get_rank(group)
@@ -118,7 +111,7 @@ class Survey:
         self.times: dict[str, dict[int, list[float]]] = {}
         self.phases: dict[str, dict[str, float]] = {}  # what -> seconds per element
         self.bits: dict[str, float] = {}  # what -> sent per element, of the host of rank 0
-        self._transports, self._staging = transports, None if streams is None else Staging(streams, None)
+        self._staging = None if streams is None else Staging(streams, None)
         self._random = torch.Generator().manual_seed(1234 + self.rank)  # keeps the user's random numbers
 
     def __enter__(self) -> Survey:
@@ -138,12 +131,7 @@ class Survey:
 
     def _is_measured(self, options: Mapping[str, Any], have_kernels: bool) -> bool:
         """Returns whether it is measured, the same on all ranks."""
-        if "codec" in options:
-            return have_kernels
-        if "transport" in options:
-            is_asked = have_kernels if self._transports is None else "group" in self._transports
-            return is_asked and (self.streams is None or have_kernels)
-        return True
+        return have_kernels or "codec" not in options
 
     def run(self, seconds: float, with_local: bool = False) -> None:
         """Measures everything that forecast() needs, in about that time. with_local: and the exchange of
@@ -159,7 +147,7 @@ class Survey:
                 self.torch_reduce(size, dtype, all_reduce)
                 if any(self.shape.n_gathers):
                     self.torch_gather(size, dtype)
-            for options in itertools.chain(*map(in_ways, GRADIENTS)):
+            for options in itertools.chain(*map(by_codec, GRADIENTS)):
                 if self._is_measured(options, have_kernels):
                     self.reduce(size, Options(**options, threads=self.threads), name_of(options), all_reduce)
             if with_local:
@@ -325,17 +313,12 @@ class Survey:
             if all_reduce
             else layouts.chunked(parameters, hosts.n_hosts)
         )
-        is_in_group = options.transport == "group"
-        kernels = self._kernels if is_in_group or options.codec == "device" else None
+        kernels = self._kernels if options.codec == "device" else None
         source = self._gradient(layout.n_elems).to(DTYPES[self.shape.reduce])
         source = source if kernels is None else source.to(kernels.device)
         gradient, target = source.clone(), source if all_reduce else source.new_empty(layout.row)
         comm = self._comms[hosts]
-        way: Way = (
-            Link(hosts.between, comm, self._staging, self.timeout_s, Work())
-            if is_in_group
-            else OwnWay(comm, Work(), kernels)
-        )
+        way = Way(comm, Work(), kernels)
         whole = None if hosts.is_flat else self._on_device(layout.n_elems * hosts.per_host, self.shape.reduce)
         unit = Unit("advise()", lambda part, dtype: options.reducer(part.kind, dtype))
         stats: list[Stats] = []
@@ -346,8 +329,6 @@ class Survey:
             end = unit.reduce(way, layout, source, target, dist.ReduceOp.AVG)
             if whole is not None and all_reduce:
                 internals.all_gather(whole, target, group=hosts.within)
-            if is_in_group and kernels is not None:
-                kernels.streams.finish(kernels.stream)
             stats.append(end())
 
         try:

@@ -115,9 +115,9 @@ class Module:
 
     def _lasts(self, dtype: torch.dtype) -> bool:
         """Returns whether exchanges go on in the runner's thread. Not on a device, whose streams order them;
-        and not by the caller's own group, of whose collectives only the caller knows the order."""
-        is_own = not self._hosts.is_one and not self._connected().handle.passes.runners.in_group
-        return is_own and dtype in DTYPES and self._device.type == "cpu" and self.n_ranks > 1
+        and not within one host, by the caller's own group, of whose collectives only the caller knows the
+        order."""
+        return not self._hosts.is_one and dtype in DTYPES and self._device.type == "cpu" and self.n_ranks > 1
 
     @property
     def _device(self) -> torch.device:

@@ -26,7 +26,7 @@ Record = Callable[[Stats, float, float], object]
 
 
 class Call:
-    """comm: over which ranks agree and tagc sends. group: theirs. failure: of this rank; perform() tells the
+    """comm: over which ranks agree and tagc sends. failure: of this rank; perform() tells the
     others. waits: whether later work of the current stream waits for the result. wants_kernels: whether it
     runs on the tensors' device, if that has kernels."""
 
@@ -35,20 +35,9 @@ class Call:
     runs_beside = False
 
     def __init__(
-        self,
-        comm: Comm,
-        group: Any,
-        failure: BaseException | None = None,
-        waits: bool = True,
-        wants_kernels: bool = True,
+        self, comm: Comm, failure: BaseException | None = None, waits: bool = True, wants_kernels: bool = True
     ) -> None:
-        self.comm, self.group, self.failure, self.waits, self.wants_kernels = (
-            comm,
-            group,
-            failure,
-            waits,
-            wants_kernels,
-        )
+        self.comm, self.failure, self.waits, self.wants_kernels = comm, failure, waits, wants_kernels
 
     def perform(
         self,
@@ -98,7 +87,6 @@ class Reduction(Call):
         self,
         unit: Exchanged,
         comm: Comm,
-        group: Any,
         source: torch.Tensor,
         target: torch.Tensor,
         op: Any,
@@ -113,7 +101,7 @@ class Reduction(Call):
         rows: Rows | None = None,
         loaded: int | None = None,
     ) -> None:
-        super().__init__(comm, group, failure, waits)
+        super().__init__(comm, failure, waits)
         (self._begin, self._take_back), self._lock = begin, lock
         self.n_elems, self.dtype = source.numel(), source.dtype
         self.n_bytes = self.n_elems * source.element_size()
@@ -157,7 +145,7 @@ class Reduction(Call):
         with self._lock:
             try:
                 unit, layout, record = self._begin(self, source)
-                end = unit.reduce(way, layout, source, target, self.op, step=self.step, waits=self.waits)
+                end = unit.reduce(way, layout, source, target, self.op, step=self.step)
             except Exception as problem:
                 if way.kernels is not None:
                     self._abort_unless_told(problem)

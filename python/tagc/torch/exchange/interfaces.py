@@ -271,15 +271,7 @@ class Exchanged(Protocol):
         ...
 
     def reduce(
-        self,
-        way: Way,
-        layout: Layout,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: Any,
-        *,
-        step: int = 0,
-        waits: bool = True,
+        self, way: Way, layout: Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *, step: int = 0
     ) -> Callable[[], Stats]: ...
 
     def alone(self, layout: Layout, makes: bool = False) -> Unit | None:

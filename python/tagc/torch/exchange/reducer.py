@@ -3,10 +3,9 @@ those of a device. They pass on pointers and do not read the tensors."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -215,42 +214,12 @@ class Probe:
         self._handle = ctypes.c_void_p()
 
 
-class Way(Protocol):
-    """Where the reducers of a unit work, and what sends their messages. A unit sees no difference."""
+class Way(NamedTuple):
+    """Where the reducers of a unit work, and what sends their messages.
 
-    @property
-    def comm(self) -> Comm: ...
-
-    @property
-    def kernels(self) -> Kernels | None:
-        """Of the device where tensors are; None: CPU memory."""
-        ...
-
-    @property
-    def work(self) -> Work:
-        """Memory that its exchanges share, because they run one after the other."""
-        ...
-
-    @property
-    def staging(self) -> Staging | None:
-        """In whose queue reducers with kernels have stores; None: they have none."""
-        ...
-
-    def reducer(
-        self, n_elems: int, options: Mapping[str, Any], dtype: torch.dtype, store: Store | None = None
-    ) -> Reducer:
-        """Returns a new reducer. options: fields of tagc_reducer_options. dtype: of the hook's gradient,
-        which need not be the reducer's own. store: of reducers with kernels. Collective."""
-        ...
-
-    def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
-        """Returns the context in which torch's work for an exchange runs. waits: the current stream waits for
-        it."""
-        ...
-
-
-class OwnWay(NamedTuple):
-    """By tagc's own connection. wait() of a reducer blocks."""
+    work: memory that its exchanges share, because they run one after the other. kernels: of the device where
+    tensors are; None: CPU memory. staging: in whose queue reducers with kernels have stores; None: they have
+    none."""
 
     comm: Comm
     work: Work
@@ -260,12 +229,11 @@ class OwnWay(NamedTuple):
     def reducer(
         self, n_elems: int, options: Mapping[str, Any], dtype: torch.dtype, store: Store | None = None
     ) -> Reducer:
+        """Returns a new reducer. options: fields of tagc_reducer_options. dtype: of the hook's gradient,
+        which need not be the reducer's own. store: of reducers with kernels. Collective."""
         has_kernels = self.kernels is not None and is_direct(options)
         kernels, store = (self.kernels, store) if has_kernels else (None, None)
         return Reducer(self.comm, n_elems, kernels, dtype_read(options, dtype), store, **options)
-
-    def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
 
 
 class Gatherer:

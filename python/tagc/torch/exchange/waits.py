@@ -257,7 +257,7 @@ def add_up(
 
 
 class Collectives(_Comm):
-    """What exchanges by the caller's own group ask of it."""
+    """What sums within a host ask of its group (rows.py, slices.py)."""
 
     def __init__(self, group: dist.ProcessGroup, name: str, timeout_s: float) -> None:
         super().__init__(name, timeout_s)
@@ -289,14 +289,4 @@ class Collectives(_Comm):
             self._group,
             False,
             sent.device,
-        )
-
-    def largest(self, numbers: torch.Tensor) -> None:
-        """Takes the largest of all ranks, in place."""
-        self._start(
-            "the agreement",
-            lambda is_async: dist.all_reduce(numbers, dist.ReduceOp.MAX, self._group, is_async),
-            self._group,
-            False,
-            numbers.device,
         )

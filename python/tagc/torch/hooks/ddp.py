@@ -119,10 +119,9 @@ class _Bucket:
         op: Any,
         *,
         step: int = 0,
-        waits: bool = True,
     ) -> Callable[[], Stats]:
         return self._buckets.unit(self.name, layout).reduce(
-            way, layout, source, target, op, step=step, waits=waits, rests=self._rests
+            way, layout, source, target, op, step=step, rests=self._rests
         )
 
     def alone(self, layout: layouts.Layout, makes: bool = False) -> Unit | None:

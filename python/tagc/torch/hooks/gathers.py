@@ -55,8 +55,8 @@ class Gathering(Call):
         failure: Failure,
         wants_kernels: bool,
     ) -> None:
-        super().__init__(comm, group, failure, wants_kernels=wants_kernels)
-        self._gather, self.within = gather, within
+        super().__init__(comm, failure, wants_kernels=wants_kernels)
+        self._gather, self.within, self.group = gather, within, group
 
     def perform(
         self, way: Way, source: torch.Tensor | None, target: torch.Tensor | None, failure: Failure
@@ -167,7 +167,7 @@ class AllGather(waits.FsdpComm):
         runner: Runner = passes.runners.host
         failure: BaseException | None = None
         try:
-            runner = passes.runners.own(input_tensor)
+            runner = passes.runners.of(input_tensor)
             check_tensors(input_tensor, output_tensor, "parameters")
         except Exception as problem:
             failure = problem
