@@ -244,13 +244,13 @@ static tagc_status decode(tagc_ahead *a, int b, const gpu_room *room, void *stre
 
 tagc_status tagc_ahead_put_back(tagc_ahead *a, int b, const gpu_room *room) {
     const tagc_reducer *r = a->reducer;
-    const tagc_frames_maker *frames = a->queue->kernels->maker->frames;
+    const tagc_runs_maker *runs = a->queue->kernels->maker->runs;
     void *stream = a->queue->back;
     size_t n_output = (size_t)r->exchange->output_elems(&r->options, r->world_size);
     TAGC_TRY(copy_received(a, room, returns_sums(a), stream));
     if (returns_sums(a)) TAGC_TRY(decode(a, b, room, stream));
-    return tagc_batches_check(r, frames->settle(&orders_in(room->there)->verdict, r->residual, spare_of(a, b),
-                                                a->n_stored, a->steps[b].output, n_output, stream));
+    return tagc_batches_check(r, runs->settle(&orders_in(room->there)->is_void, r->residual, spare_of(a, b),
+                                              a->n_stored, a->steps[b].output, n_output, stream));
 }
 
 void tagc_ahead_turn(tagc_ahead *a) {
@@ -260,7 +260,7 @@ void tagc_ahead_turn(tagc_ahead *a) {
 /* ---- the thread that exchanges ---- */
 
 void tagc_orders_refuse(const gpu_room *room) {
-    *orders_in(room->here) = (tagc_orders){.stop = {1, 1}, .verdict = {.failure = TAGC_ERR_STATE}};
+    *orders_in(room->here) = (tagc_orders){.stop = {1, 1}, .is_void = 1};
 }
 
 /* The arrays are the launches' matter. */

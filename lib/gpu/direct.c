@@ -276,7 +276,6 @@ tagc_status tagc_reducer_create_in(tagc_store *store, tagc_comm *comm, const tag
                                    tagc_reducer **out) {
     if (out) *out = NULL;
     TAGC_TRY(check(store, comm, out));
-    TAGC_TRY(tagc_store_take_kind(store, 0));
     return tagc_reducer_make(&store->arrays, &ahead, comm, options, out);
 }
 
@@ -284,7 +283,6 @@ tagc_status tagc_reducer_probe_in(tagc_store *store, tagc_comm *comm, const tagc
                                   tagc_reducer **out) {
     if (out) *out = NULL;
     TAGC_TRY(check(store, comm, out));
-    TAGC_TRY(tagc_store_take_kind(store, 0));
     return tagc_reducer_make_alone(&store->of_probes, &ahead, comm, options, out);
 }
 

@@ -98,11 +98,6 @@ class Kernels:
         lib.call("tagc_kernels_open", device, ctypes.byref(self.handle))
 
     @property
-    def stream(self) -> int:
-        """The handle of their stream."""
-        return lib.load().tagc_kernels_stream(self.handle)
-
-    @property
     def n_bytes(self) -> int:
         """Bytes of device memory that they and their reducers hold."""
         return lib.load().tagc_kernels_bytes(self.handle)
