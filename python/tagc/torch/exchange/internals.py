@@ -293,11 +293,6 @@ class FsdpGroup:
             _get(self._group, "FSDPParamGroup._all_reduce_hook"),
         )
 
-    @property
-    def gathers_by_default(self) -> bool:
-        """Whether torch gathers parameters in the default way: no custom comm, no special memory."""
-        return type(self.comms[1]).__name__ == "DefaultAllGather"
-
     def replaced(
         self, reduce_scatter: object = None, all_gather: object = None, all_reduce_hook: object = None
     ) -> Iterator[tuple[str, object]]:

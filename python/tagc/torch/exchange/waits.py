@@ -174,29 +174,8 @@ class _Comm(FsdpComm):
         return None
 
 
-class AllGather(_Comm):
-    """For set_custom_all_gather(): torch's own, with a time-out."""
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        return self._start(
-            "torch's all-gather of the parameters",
-            lambda is_async: internals.all_gather(
-                output_tensor, input_tensor, group=group, async_op=is_async
-            ),
-            group,
-            async_op,
-            input_tensor.device,
-        )
-
-
 class ReduceScatter(_Comm):
-    """For set_custom_reduce_scatter(): likewise."""
+    """For set_custom_reduce_scatter(): torch's own, with a time-out, and by gloo with every op."""
 
     def __call__(
         self,
@@ -227,10 +206,10 @@ def gather_rows(
     if gloo_of(group, rows.device) is None:
         internals.all_gather_rows(target, rows, group)
         return
-    gather = AllGather(name, timeout_s)
-    for work in [gather(*pair, group, async_op=True) for pair in zip(target, rows)]:
-        assert work is not None  # it was begun
-        work.wait()
+    what, timeout = f"the all-gather of {name}, within the host", datetime.timedelta(seconds=timeout_s)
+    for begun in [internals.all_gather(*pair, group=group, async_op=True) for pair in zip(target, rows)]:
+        assert begun is not None  # this rank is in the group
+        _Work(begun, group, what, timeout).wait()
 
 
 def add_up(

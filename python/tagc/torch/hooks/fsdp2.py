@@ -523,9 +523,7 @@ class Wrapper(GatheringWrapper):
             self._expected.append(all_reduce.expected)
         if shards is None:
             return None, None, all_reduce
-        gather: waits.AllGather | AllGather | None = (
-            waits.AllGather(name, timeout_s) if module.group.gathers_by_default else None
-        )
+        gather: AllGather | None = None
         if (wire := self._gather_format(handle, module)) is not None:
             gather = AllGather(handle.passes, name, (shards, module.n_shard(), module.own), wire, tag)
             self._gathers.append(gather)
