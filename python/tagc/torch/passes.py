@@ -148,7 +148,7 @@ class Passes:
         Over hosts of several ranks it has two levels: a reduce-scatter's rows, or an all-reduce's slices, are
         added up within each host, and the sums are what is exchanged.
 
-        find_layout() -> the layout of `source`, or of its sums; or None if its parameters are unknown: then
+        find_layout() -> the layout of `source`, or of its sums; or None if some parameters are missing: then
         this exchange is dense and residuals do not change. waits: whether the current stream waits for the
         result. recurs: whether this unit comes once in a step. number: from which rounding derives; None: the
         step's."""

@@ -369,6 +369,12 @@ def fsdp_state(module: FSDPModule) -> Any:
     return _get(module, "FSDPModule._get_fsdp_state")()
 
 
+def can_reduce_unused() -> bool:
+    """Returns whether FSDP2 can give zeros for parameters without a gradient:
+    set_reduce_scatter_unused_params()."""
+    return version() >= (2, 13)
+
+
 def is_in_fsdp_backward(module: FSDPModule) -> bool:
     context = _get(fsdp_state(module), "FSDPState._state_ctx")
     return bool(_get(context, "FSDPStateContext.post_backward_final_callback_queued"))
