@@ -170,8 +170,8 @@ def with_kernels(rank, world_size):
             finally:
                 tagc.compress, reducer.Gatherer.__init__ = compress, make
             assert device.fake.fake_n_device_blocks() == 0, "memory of the device stays"
-            # exchanges by flags; a bucket that rests needs Python
-            assert (len(device.tasks) > 0) != ("find_unused_parameters" in model_options)
+            # exchanges by flags; without kernels a bucket that rests needs Python
+            assert (len(device.tasks) > 0) == (has[rank] or "find_unused_parameters" not in model_options)
         assert found == ["device" if has[rank] else "host"]
         assert set(gathers) == ({how["codec"][rank] == "device"} if "codec" in how else set()), (
             "deltas on the device when asked for by name"
@@ -712,6 +712,12 @@ def advice(rank, world_size):
     assert advised["link"]["copy_out_bytes_per_s"] == pytest.approx(1e9)
     assert advised["link"]["copy_back_bytes_per_s"] == pytest.approx(5e8)
     assert "copies to the host 1.0 GB/s, back 0.5" in advised["text"]
+    device.check()
+    with fake(82 + rank, kernels=True) as device:
+        advised = tagc.advise(wrapped("ddp"), seconds=1, verbose=False)
+        assert device.tasks, "kernels are measured as hooks use them"
+    on_device = [row for row in advised["rows"] if "codec on the device" in row["name"]]
+    assert on_device and all(row["gradients_s"] > 0 for row in on_device)
     device.check()
 
 

@@ -150,7 +150,7 @@ tagc_status tagc_batches_make_one(tagc_reducer *r, int which, void *work, void *
 tagc_status tagc_batches_make(tagc_reducer *r) {
     tagc_batches *b = &tagc_direct_of(r)->batches;
     for (int which = 0; which < TAGC_N_BATCHES; which++)
-        TAGC_TRY(tagc_batches_make_one(r, which, b->work, b->stream, &b->made[which]));
+        TAGC_TRY(tagc_batches_make_one(r, which, b->work, NULL, &b->made[which]));
     return TAGC_OK;
 }
 

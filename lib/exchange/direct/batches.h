@@ -1,5 +1,5 @@
 /* The batches of a direct exchange, over any maker (codec/batch.h): their rows, life and runs. The processor (host.c) and kernels
- * (lib/gpu/direct.c) use them.
+ * (lib/gpu/ahead.c) use them.
  *
  *   ENCODE        own rows -> fragments           a row for each turn; with results, none for the own host
  *   ADD           fragments -> own sums           one row, with a body from each host; with results, the own one is plain
@@ -22,8 +22,6 @@ typedef struct tagc_batches {
     tagc_body *bodies;                /* (hosts) for these rows to name */
     tagc_batch_result *results;       /* (hosts) of the last run, where the maker works */
     void *work;                       /* of the maker; shared, since one batch runs at a time */
-    uint64_t n_moves;                 /* of `work`, when the batches were made */
-    void *stream;                     /* of the maker, or NULL */
     tagc_batch *made[TAGC_N_BATCHES]; /* NULL: not needed, or not made yet */
 } tagc_batches;
 

@@ -112,9 +112,10 @@ class Passes:
             comm.place = hosts.place
         name = f"memory for gradients of {what.unit.name}"
         comm.agree(name, {"elements": n_elems, "dtype": what.dtype}, failure)
-        unit = None if layout is None else what.unit.alone(layout, makes=True)
-        if unit is None or layout is None:
+        if layout is None or what.unit.rests:
             return
+        unit = what.unit.alone(layout, makes=True)
+        assert unit is not None  # it is made
         way = staged.way(comm)
         unit.prepare(way, layout, dist.ReduceOp.AVG, what.dtype)
         try:

@@ -158,7 +158,42 @@ static void test_shares_spares(void **state) {
     close_world(&w);
 }
 
-/* Steps are those of a unit; a probe takes no memory, and no unit takes a reducer that is in no store. */
+/* State goes in and out by way of the host: what one reducer saves, the other loads, and each scales it as the other does. */
+static void test_state(void **state) {
+    world w = {0};
+    (void)state;
+    open_world(&w);
+    for (int format = TAGC_FORMAT_FP32; format <= TAGC_FORMAT_INT4; format++) {
+        tagc_reducer_options options = options_of(1024);
+        float values[MOST], others[MOST];
+        tagc_reducer *there, *plain;
+        options.residual = format;
+        options.tag = 1;
+        assert_int_equal(tagc_reducer_create_in(w.store, w.comm, &options, &there), TAGC_OK);
+        assert_int_equal(tagc_reducer_create(w.comm, &options, &plain), TAGC_OK);
+        uint64_t n_bytes = tagc_reducer_state_bytes(there), n = tagc_reducer_residual_elems(there);
+        char *one = malloc(n_bytes), *other = malloc(n_bytes);
+        for (uint64_t i = 0; i < n; i++) values[i] = (float)(i % 17) * 1e-3f;
+        assert_int_equal(tagc_reducer_set_residual(there, values, n), TAGC_OK);
+        assert_int_equal(tagc_reducer_set_residual(plain, values, n), TAGC_OK);
+        assert_int_equal(tagc_reducer_scale_residual(there, 0.5), TAGC_OK);
+        assert_int_equal(tagc_reducer_scale_residual(plain, 0.5), TAGC_OK);
+        assert_int_equal(tagc_reducer_scale_residual(there, 1e60), TAGC_ERR_ARGUMENT);
+        assert_int_equal(tagc_reducer_state_save(there, one, n_bytes), TAGC_OK);
+        assert_int_equal(tagc_reducer_state_save(plain, other, n_bytes), TAGC_OK);
+        assert_memory_equal(one, other, n_bytes);
+        set(there, 3);
+        assert_int_equal(tagc_reducer_state_load(there, other, n_bytes), TAGC_OK);
+        assert_int_equal(tagc_reducer_get_residual(there, values, n), TAGC_OK);
+        assert_int_equal(tagc_reducer_get_residual(plain, others, n), TAGC_OK);
+        assert_memory_equal(values, others, n * sizeof *values);
+        free(one), free(other);
+        tagc_reducer_destroy(plain), tagc_reducer_destroy(there);
+    }
+    close_world(&w);
+}
+
+/* Steps are those of a unit; a probe takes no memory, and no unit takes a reducer that is in no store of its queue. */
 static void test_refuses(void **state) {
     static const tagc_run whole = {0, 0, 1024};
     world w = {0};
@@ -167,13 +202,17 @@ static void test_refuses(void **state) {
     open_world(&w);
     tagc_reducer_options options = options_of(1024);
     tagc_reducer *r = make(&w, 1024, 1), *probe, *outside;
+    tagc_queue *queue;
+    tagc_store *store;
     assert_int_equal(tagc_reducer_begin(r, values, sums), TAGC_ERR_STATE);
     assert_string_equal(tagc_last_error(), "this reducer's steps are those of its unit (tagc_unit_enqueue)");
     uint64_t n_allocs = fake_n_allocs();
     assert_int_equal(tagc_reducer_probe_in(w.store, w.comm, &options, &probe), TAGC_OK);
     assert_int_equal(fake_n_allocs(), n_allocs);
     check(r, 1);
-    assert_int_equal(tagc_reducer_create_on(w.kernels, w.comm, &options, &outside), TAGC_OK);
+    assert_int_equal(tagc_queue_create_on(w.kernels, 2, &queue), TAGC_OK);
+    assert_int_equal(tagc_store_create(queue, &store), TAGC_OK);
+    assert_int_equal(tagc_reducer_create_in(store, w.comm, &options, &outside), TAGC_OK);
     tagc_unit_part part = {outside, 1024, 512, &whole, 1, &whole, 1};
     tagc_unit_options of = {.struct_bytes = sizeof of,
                             .what = "gradients of a",
@@ -189,6 +228,8 @@ static void test_refuses(void **state) {
     assert_int_equal(tagc_unit_create(w.queue, &of, &unit), TAGC_ERR_ARGUMENT);
     assert_non_null(strstr(tagc_last_error(), "part 0 has a reducer with kernels that is not in a store"));
     tagc_reducer_destroy(outside), tagc_reducer_destroy(probe), tagc_reducer_destroy(r);
+    tagc_store_destroy(store);
+    tagc_queue_destroy(queue);
     close_world(&w);
 }
 
@@ -240,6 +281,7 @@ int main(void) {
         cmocka_unit_test(test_moves),
         cmocka_unit_test(test_moves_what_a_change_made),
         cmocka_unit_test(test_shares_spares),
+        cmocka_unit_test(test_state),
         cmocka_unit_test(test_refuses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,6 +6,7 @@ model."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import statistics
 import time
@@ -20,7 +21,7 @@ from tagc.torch.advise import own_work
 from tagc.torch.advise.shape import Shape, n_of
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.comm import Comm, share
+from tagc.torch.exchange.comm import Comm, compared, share
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.reducer import Gatherer, Way
 from tagc.torch.exchange.rows import Rows
@@ -30,6 +31,7 @@ from tagc.torch.exchange.unit import Stats, Unit
 from tagc.torch.exchange.work import Work
 from tagc.torch.hooks.replicas import CHANGED, Gathers
 from tagc.torch.schedule.options import Options
+from tagc.torch.schedule.samples import Sample
 
 N_SMALL = 4096
 N_RUNS = 3
@@ -81,6 +83,25 @@ def own_work_of(n_gathers: int) -> str:
 
 
 # ---- measuring ----
+
+
+class _Unsampled:
+    """In the place of a schedule, for task.Task: nothing follows the gradients."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def sampling(self, layout: layouts.Layout) -> tuple[ctypes.c_void_p, Sample]:
+        return ctypes.c_void_p(), Sample((), (), torch.empty(0, dtype=torch.long))
+
+    def largest(self, part: layouts.Part, dtype: torch.dtype) -> list[dict[str, Any]]:
+        return [self._options.reducer(part.kind, dtype)]
+
+    def has_levels(self, kind: str) -> bool:
+        return False
+
+    def note(self, *_: object) -> None:
+        """Is never called: there are no windows."""
 
 
 class Survey:
@@ -318,7 +339,7 @@ class Survey:
         source = source if kernels is None else source.to(kernels.device)
         gradient, target = source.clone(), source if all_reduce else source.new_empty(layout.row)
         comm = self._comms[hosts]
-        way = Way(comm, Work(), kernels)
+        way = Way(comm, Work(), kernels, None if kernels is None else self._staging)
         whole = None if hosts.is_flat else self._on_device(layout.n_elems * hosts.per_host, self.shape.reduce)
         unit = Unit("advise()", lambda part, dtype: options.reducer(part.kind, dtype))
         stats: list[Stats] = []
@@ -326,12 +347,16 @@ class Survey:
         def run() -> None:
             if whole is not None:
                 Rows(hosts, comm, whole, dist.ReduceOp.AVG, "advise()", self.timeout_s).add_up()
-            end = unit.reduce(way, layout, source, target, dist.ReduceOp.AVG)
+            if way.staging is None:
+                found = unit.reduce(way, layout, source, target, dist.ReduceOp.AVG)()
+            else:
+                found = self._by_libtagc(unit, way, options, source, target)
             if whole is not None and all_reduce:
                 internals.all_gather(whole, target, group=hosts.within)
-            stats.append(end())
+            stats.append(found)
 
         try:
+            unit.prepare(way, layout, dist.ReduceOp.AVG, source.dtype)
             # an exchange does not keep its source
             seconds = self.time(what, n, run, n_warm=2, before=lambda: source.copy_(gradient))
         finally:
@@ -348,6 +373,20 @@ class Survey:
             / layout.n_elems
         )
         return seconds
+
+    @staticmethod
+    def _by_libtagc(
+        unit: Unit, way: Way, options: Options, source: torch.Tensor, target: torch.Tensor
+    ) -> Stats:
+        """Exchanges arrays on a device, as hooks have it done, and waits for the result."""
+        what, op, sizes = "advise()", dist.ReduceOp.AVG, (source.numel(), target.numel())
+        assert way.staging is not None  # with kernels
+        task = unit.task(way.staging, way, what, [way.comm], op, source.dtype, sizes, _Unsampled(options))
+        assert task is not None  # none is under way
+        task.begin(*compared(what, {}), 0, task.check)
+        way.staging.start(task, source, target, waits=True)
+        way.staging.finish()
+        return [(part, lib.ReducerStats.from_buffer_copy(stats)) for part, stats in task.stats()]
 
     def _gather(self, n: int, wire: str) -> None:
         """Times tagc's gather of changed parameters, including the hook's vote and copies; in two levels over

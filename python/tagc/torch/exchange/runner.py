@@ -167,7 +167,9 @@ class Staged(Runner):
         def perform_here(
             source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None
         ) -> None:
-            task = None if failure is not None else call.make_task(way, self.staging)
+            task = None
+            if failure is None and source is not None:
+                task = call.make_task(way, self.staging, source)
             if task is None or source is None or target is None:
                 perform(source, target, failure)
             else:

@@ -26,6 +26,7 @@ from tagc.torch.exchange.task import Sampler, Task, TaskPart
 from tagc.torch.exchange.work import Work
 
 Stats = list[tuple[layouts.Part, lib.ReducerStats]]
+Resting = list[tuple[ExchangedPart, torch.Tensor]]  # (exchange, residual) that it does not send
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ReduceOp = dist.ReduceOp
 
@@ -87,7 +88,7 @@ class Unit:
     layouts.Part. own: has the pieces of every parameter that this rank exchanges, where the ranks of a
     replica have parts of a residual (Place.part); None: all of them."""
 
-    can_be_alone = True
+    rests = False
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class Unit:
         kind, factor = _kind_of(op, way)
         self._prepare(way, layout, kind, source.dtype, step)
         begun: list[ExchangedPart] = []
-        resting: list[tuple[ExchangedPart, torch.Tensor]] = []
+        resting: Resting = []
 
         def end() -> Stats:
             stats, failure = [], None
@@ -141,13 +142,13 @@ class Unit:
                     stats.append((exchange.part, exchange.reducer.end()))
                 except Error as problem:
                     failure = failure or problem
-            self._put_back(resting)
+            self.put_back(resting)
             if failure is not None:
                 raise failure
             return stats
 
         if rests:
-            resting += self._withdraw(source)
+            resting += self.withdraw(source)
         failure: BaseException | None = None
         arrays: dict[ExchangedPart, Arrays] = {}
         try:
@@ -352,9 +353,8 @@ class Unit:
                 raise
         return made
 
-    def _withdraw(self, source: torch.Tensor) -> list[tuple[ExchangedPart, torch.Tensor]]:
-        """Takes the residuals of parameters with a zero gradient out of the reducers: [(exchange,
-        residual)]."""
+    def withdraw(self, source: torch.Tensor) -> Resting:
+        """Takes the residuals of parameters with a zero gradient out of the reducers."""
         taken = []
         for exchange in self._exchanges:
             residual = exchange.reducer.residual()
@@ -376,8 +376,8 @@ class Unit:
         return taken
 
     @staticmethod
-    def _put_back(resting: list[tuple[ExchangedPart, torch.Tensor]]) -> None:
-        """Puts back what _withdraw() took."""
+    def put_back(resting: Resting) -> None:
+        """Puts back what withdraw() took."""
         for exchange, values in resting:
             residual = exchange.reducer.residual()
             exchange.reducer.set_residual(values if residual is None else values.add_(residual))
