@@ -4,7 +4,6 @@
 #include "core/status.h"
 #include "exchange/registry.h"
 #include "tagc/device.h"
-#include "tagc/frames.h"
 #include "tagc/native.h"
 #include "tagc/paper.h"
 
@@ -41,18 +40,11 @@ void tagc_paper_options_init_sized(tagc_paper_options *options, size_t struct_by
 #endif
 
 #if !TAGC_HAS_GPU
-/* Whoever wants a device or frames begins with one of these. */
-#define NO_GPU "this libtagc was built without devices and frames: cmake -DTAGC_GPU=AUTO builds one with them"
+/* Whoever wants a device begins with this. */
+#define NO_GPU "this libtagc was built without devices: cmake -DTAGC_GPU=AUTO builds one with them"
 
 tagc_status tagc_device_open(const char *maker, const char *library, int ordinal, tagc_device **out) {
     (void)maker, (void)library, (void)ordinal;
-    if (out) *out = NULL;
-    return tagc_fail(TAGC_ERR_UNSUPPORTED, NO_GPU);
-}
-
-tagc_status tagc_frames_create(tagc_kernels *kernels, tagc_comm *comm, const tagc_reducer_options *options,
-                               tagc_reducer **out) {
-    (void)kernels, (void)comm, (void)options;
     if (out) *out = NULL;
     return tagc_fail(TAGC_ERR_UNSUPPORTED, NO_GPU);
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # gpu.sh [folder for results]: on a machine with nvcc and a GPU, in less than ten minutes, the most important first: the tests of the kernels
-# on the device; where a Python has torch with CUDA, training under FSDP2 and DDP with each codec and with transport="group", against the
+# on the device; where a Python has torch with CUDA, training under FSDP2 and DDP with each codec, against the
 # same on the processor, on a driver at its worst (lazy and eager loading of kernels, one connection, no cache of memory, all of it): what hangs
-# is stopped, and named with what it began last; reducers with kernels against those of the processor, bits and times (bench_device); time and
+# is stopped, and named with what it began last; units with kernels against reducers of the processor, bits and times (bench_device); time and
 # peak of memory of a step of PyTorch; the bench of the kernels; the tests again under compute-sanitizer (memcheck and racecheck).
 # With two GPUs PyTorch's processes have one each, over NCCL, and rank 0 the second one; with one GPU they share it over gloo.
 # The last page of output, page.txt, says whether the path works; gpu.json and gpu.txt have everything. All are written as parts end.

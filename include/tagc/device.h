@@ -229,16 +229,6 @@ TAGC_API void tagc_unit_destroy(tagc_unit *unit);
  * library is missing or belongs to another version. */
 TAGC_API tagc_status tagc_kernels_open(tagc_device *device, tagc_kernels **out);
 
-/* Collective, like tagc_reducer_create. The gradient and the output of _begin and the residual are in the device's
- * memory. The device selects, encodes, decodes and adds; only encoded bodies go through the host. Messages and results
- * are bit for bit those of other reducers, so ranks with and without kernels can take part in one exchange.
- * TAGC_ERR_UNSUPPORTED on all ranks unless the exchange is direct with one rank per host.
- *
- * When you call _begin, the device must have finished the work that produces the gradient. When _end returns, any
- * stream may use the output. Other functions take host memory. Destroy the reducers before you close their kernels. */
-TAGC_API tagc_status tagc_reducer_create_on(tagc_kernels *kernels, tagc_comm *comm,
-                                            const tagc_reducer_options *options, tagc_reducer **out);
-
 /* What the reducers of one unit keep on the device: their residuals. A step writes the next residuals into a spare; all stores of a
  * queue that are of one size share `n_buffers` of these. So when reducers are replaced by others that have the same values together,
  * as the schedule splits and joins parts, the device allocates nothing.
@@ -252,8 +242,10 @@ TAGC_API tagc_status tagc_store_expect(tagc_store *store, const tagc_comm *comm,
                                        const tagc_reducer_options *options, uint32_t n);
 TAGC_API void tagc_store_destroy(tagc_store *store);
 
-/* tagc_reducer_create_on for a reducer of a unit, whose exchanges are its only steps. Collective with all functions that make
- * reducers. */
+/* Collective, with all functions that make reducers. A reducer of a unit, whose exchanges are its only steps: gradient, output and
+ * residual are in the device's memory. The device selects, encodes, decodes and adds; only encoded bodies go through the host. Messages
+ * and results are bit for bit those of other reducers, so ranks with and without kernels can take part in one exchange. Functions of the
+ * residual take host memory. TAGC_ERR_UNSUPPORTED on all ranks unless the exchange is direct with one rank per host. */
 TAGC_API tagc_status tagc_reducer_create_in(tagc_store *store, tagc_comm *comm,
                                             const tagc_reducer_options *options, tagc_reducer **out);
 /* Local. Makes one that has no residual and no steps. A unit of such probes takes the memory that a unit of such reducers will

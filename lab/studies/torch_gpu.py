@@ -51,35 +51,17 @@ TOLERANCE = 5e-4
 
 
 def name_of(wrapper, codec):
-    """codec: where tagc's is, or "group": there as well, and in the model's own group; None without tagc."""
+    """codec: where tagc's is; None without tagc."""
     return wrapper if codec is None else f"{wrapper}-tagc" + ("" if codec == "host" else f"-{codec}")
 
 
 def codecs_on(device):
-    """Of tagc: always the processor's, the kernels where they were built, and the model's own group where
-    there is a codec for it."""
+    """Of tagc: always the processor's, and the kernels where they were built."""
     if device == "cpu":
-        return ["host", "group"]
+        return ["host"]
     named = os.environ.get("TAGC_CUDA_LIBRARY")
     beside = tagc._library.library_path().parent / "libtagc-cuda.so"
-    return ["host", "device", "group"] if named or beside.exists() else ["host"]
-
-
-def carries(device):
-    """Whether this gloo does for tensors on the device what transport="group" asks of it; NCCL refuses two
-    ranks on one GPU."""
-    sent, numbers = (
-        torch.zeros(2 * N_RANKS, dtype=torch.uint8, device=device),
-        torch.zeros(2, dtype=torch.int64, device=device),
-    )
-    try:
-        dist.all_to_all_single(torch.empty_like(sent), sent)
-        dist.all_gather_into_tensor(torch.empty(2 * N_RANKS, dtype=torch.uint8, device=device), sent[:2])
-        dist.all_reduce(numbers, dist.ReduceOp.MAX)
-    except (RuntimeError, ValueError) as why:
-        print(f"no arm in the model's own group: {why}", file=sys.stderr)
-        return False
-    return True
+    return ["host", "device"] if named or beside.exists() else ["host"]
 
 
 def say(args, rank, what):
@@ -106,8 +88,9 @@ class Run:
             model = DistributedDataParallel(model)
         self.model = model
         if codec is not None:
-            way = {"transport": "group"} if codec == "group" else {"codec": codec}
-            self.handle = tagc.torch.compress(model, sparsity=0.95, threads=threads, verbose=False, **way)
+            self.handle = tagc.torch.compress(
+                model, sparsity=0.95, threads=threads, verbose=False, codec=codec
+            )
         groups = self.handle.param_groups() if self.handle else model.parameters()
         self.optimizer = torch.optim.AdamW(groups, lr=1e-3)
 
@@ -367,8 +350,6 @@ def train(rank, args, store, out, wrapper):
         world_size=N_RANKS,
         timeout=datetime.timedelta(seconds=120),
     )
-    if "group" in args.codecs and not carries(args.device):
-        args.codecs.remove("group")
     found = {"losses": compare_losses(args, rank, args.device, wrapper)}
     if args.only != "losses":
         found["steps"] = time_steps(args, rank, args.device, wrapper)

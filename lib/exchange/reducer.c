@@ -47,7 +47,7 @@ static void place_fed_arrays(tagc_reducer *r, tagc_arena *work) {
 
 void tagc_reducer_place_work(tagc_reducer *r, tagc_arena *work) {
     if (r->feed) place_fed_arrays(r, work);
-    if (!tagc_reducer_is_by_caller(r)) r->exchange->place_work(r, work);
+    r->exchange->place_work(r, work);
 }
 
 static void count_residual(const tagc_reducer *r, int sign) {
@@ -219,7 +219,7 @@ tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *opt
 
 void tagc_reducer_destroy(tagc_reducer *r) {
     if (!r || tagc_comm_is_fork(r->comm)) return;
-    if (r->now.begun && !tagc_reducer_is_by_caller(r)) (void)tagc_comm_join(r->comm, &r->now.task);
+    if (r->now.begun) (void)tagc_comm_join(r->comm, &r->now.task);
     tagc_reducer_destroy_residual(r);
     tagc_pool_destroy(r->pool);
     tagc_reducer_destroy_state(r);
@@ -372,8 +372,7 @@ static int overlap(const void *a, uint64_t n_bytes_a, const void *b, uint64_t n_
  * the own one. */
 static int may_overlap(const tagc_reducer *r, const void *gradient, const float *output) {
     const tagc_reducer_options *o = &r->options;
-    int is_read_first = r->exchange->reads_first && r->arrays->is_here && !tagc_reducer_is_by_caller(r) &&
-                        o->ranks_per_host == 1;
+    int is_read_first = r->exchange->reads_first && r->arrays->is_here && o->ranks_per_host == 1;
     int is_same = gradient == output && o->gradient == TAGC_FORMAT_FP32 && r->world_size > 1;
     return is_read_first && (o->output == TAGC_OUTPUT_SHARD || (o->output == TAGC_OUTPUT_UNIT && is_same));
 }
@@ -390,12 +389,6 @@ tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const void *gradien
         return tagc_fail(TAGC_ERR_ARGUMENT, "output overlaps gradient, must lie apart");
     TAGC_TRY(r->arrays->check(r->arrays->heap.context, gradient, "gradient"));
     return r->arrays->check(r->arrays->heap.context, output, "output");
-}
-
-static tagc_status check_not_by_caller(const tagc_reducer *r) {
-    return tagc_reducer_is_by_caller(r)
-               ? tagc_fail(TAGC_ERR_STATE, "this reducer's steps are those of tagc_frames_encode")
-               : TAGC_OK;
 }
 
 static tagc_status begin(tagc_reducer *r, const void *gradient, float *output, int is_ahead) {
@@ -417,7 +410,6 @@ static tagc_status begin(tagc_reducer *r, const void *gradient, float *output, i
 
 tagc_status tagc_reducer_begin(tagc_reducer *r, const void *gradient, float *output) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
-    TAGC_TRY(check_not_by_caller(r));
     if (r->runner && r->runner->is_ahead)
         return tagc_fail(TAGC_ERR_STATE, "this reducer's steps are those of its unit (tagc_unit_enqueue)");
     TAGC_TRY(tagc_reducer_check_arrays(r, gradient, output));
@@ -442,7 +434,6 @@ void tagc_reducer_let_go(tagc_reducer *r) {
 
 tagc_status tagc_reducer_end(tagc_reducer *r, tagc_reducer_stats *stats) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
-    TAGC_TRY(check_not_by_caller(r));
     if (!r->now.begun) return tagc_fail(TAGC_ERR_STATE, "end without begin: no step is under way");
     if (stats) TAGC_TRY(tagc_sized_check(&stats_struct, stats)); /* while the step can still be ended */
     tagc_status status = tagc_comm_join(r->comm, &r->now.task);
@@ -455,7 +446,6 @@ tagc_status tagc_reducer_test(tagc_reducer *r, int *done) {
     if (!done) return tagc_fail(TAGC_ERR_ARGUMENT, "done is NULL");
     *done = 0;
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
-    TAGC_TRY(check_not_by_caller(r));
     if (!r->now.begun) return tagc_fail(TAGC_ERR_STATE, "test without begin: no step is under way");
     *done = tagc_comm_has_ended(r->comm, &r->now.task);
     return TAGC_OK;

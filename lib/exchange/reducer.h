@@ -75,11 +75,6 @@ tagc_status tagc_reducer_make_alone(const tagc_arrays *arrays, const tagc_runner
 /* What messages call it where ranks begin steps in different orders. Longer names are cut. */
 void tagc_reducer_set_name(tagc_reducer *r, const char *name);
 
-/* 1: the caller sends the messages. */
-static inline int tagc_reducer_is_by_caller(const tagc_reducer *r) {
-    return r->runner && r->runner->by_caller;
-}
-
 /* ---- parts of its life, for reducer.c and change.c ---- */
 
 /* Makes buffers, and a state that continues r->state, which stays. After a failure, call _destroy_state. */

@@ -29,9 +29,7 @@ struct tagc_gatherer;
 typedef struct tagc_runner {
     /* For messages: "kernels". */
     const char *name;
-    /* 1: the caller sends the messages. No action of the step runs, and nothing below _note_residual is called. */
-    int by_caller;
-    /* 1: its steps bring the memory for a new residual. They are ahead (tagc_reducer_begin_ahead), or by the caller. */
+    /* 1: its steps are ahead (tagc_reducer_begin_ahead), and bring the memory for a new residual. */
     int is_ahead;
     /* 1: a call costs much, so a batch has the rows of all hosts, and _add waits for all bodies. 0: one row at a time. */
     int is_whole;

@@ -244,13 +244,13 @@ static tagc_status decode(tagc_ahead *a, int b, const gpu_room *room, void *stre
 
 tagc_status tagc_ahead_put_back(tagc_ahead *a, int b, const gpu_room *room) {
     const tagc_reducer *r = a->reducer;
-    const tagc_frames_maker *frames = a->queue->kernels->maker->frames;
+    const tagc_runs_maker *runs = a->queue->kernels->maker->runs;
     void *stream = a->queue->back;
     size_t n_output = (size_t)r->exchange->output_elems(&r->options, r->world_size);
     TAGC_TRY(copy_received(a, room, returns_sums(a), stream));
     if (returns_sums(a)) TAGC_TRY(decode(a, b, room, stream));
-    return tagc_batches_check(r, frames->settle(&orders_in(room->there)->verdict, r->residual, spare_of(a, b),
-                                                a->n_stored, a->steps[b].output, n_output, stream));
+    return tagc_batches_check(r, runs->settle(&orders_in(room->there)->is_void, r->residual, spare_of(a, b),
+                                              a->n_stored, a->steps[b].output, n_output, stream));
 }
 
 void tagc_ahead_turn(tagc_ahead *a) {
@@ -260,7 +260,7 @@ void tagc_ahead_turn(tagc_ahead *a) {
 /* ---- the thread that exchanges ---- */
 
 void tagc_orders_refuse(const gpu_room *room) {
-    *orders_in(room->here) = (tagc_orders){.stop = {1, 1}, .verdict = {.failure = TAGC_ERR_STATE}};
+    *orders_in(room->here) = (tagc_orders){.stop = {1, 1}, .is_void = 1};
 }
 
 /* The arrays are the launches' matter. */
@@ -312,7 +312,7 @@ static tagc_status check_length(const tagc_ahead *a, const tagc_encoded *encoded
                      encoded->n_bytes, encoded->n_index_bytes, a->stride);
 }
 
-void tagc_ahead_take_body(tagc_reducer *r, int t, tagc_encoded *out) {
+static void take_body(tagc_reducer *r, int t, tagc_encoded *out) {
     const tagc_ahead *a = ahead_of(r);
     int rank = tagc_host_to(direct_of(a), t);
     const tagc_encoded *encoded = &results_in(a, a->room.here)[t].encoded;
@@ -340,13 +340,14 @@ static int give(tagc_ahead *a, size_t own_bytes) {
     return 1;
 }
 
-void tagc_ahead_give_bodies(tagc_reducer *r) {
+static void give_bodies(tagc_reducer *r, int first, int end_host) {
+    (void)first, (void)end_host; /* all of them */
     tagc_ahead *a = ahead_of(r);
     int is_plain = returns_sums(a);
     a->has_bodies = give(a, is_plain ? 0 : results_in(a, a->room.here)[n_ranks(a) - 1].encoded.n_bytes);
 }
 
-void tagc_ahead_take_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out) {
+static void take_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out) {
     const tagc_ahead *a = ahead_of(r);
     const tagc_encoded *encoded = &sums_in(a, a->room.here)[1].encoded;
     tagc_status status = check_length(a, encoded);
@@ -356,7 +357,46 @@ void tagc_ahead_take_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out) {
     memcpy(body, body_in(a, a->room.here, own_rank(a)), encoded->n_bytes);
 }
 
-void tagc_ahead_give_sums(tagc_reducer *r) {
+static void give_sums(tagc_reducer *r) {
     tagc_ahead *a = ahead_of(r);
     give(a, sums_in(a, a->room.here)[1].encoded.n_bytes); /* if one is missing, the step does not count */
+}
+
+/* Bodies are in the rooms of the unit's queue. */
+static tagc_status make_nothing(tagc_reducer *r) {
+    (void)r;
+    return TAGC_OK;
+}
+
+static void end_nothing(tagc_reducer *r) {
+    (void)r;
+}
+
+static const tagc_runner runner = {.name = "kernels",
+                                   .is_whole = 1,
+                                   .is_ahead = 1,
+                                   .make = make_nothing,
+                                   .end = end_nothing,
+                                   .note_residual = tagc_store_note,
+                                   .encode = take_body,
+                                   .add = give_bodies,
+                                   .encode_sums = take_sums,
+                                   .decode_sums = give_sums};
+
+static tagc_status check(const tagc_store *store, const tagc_comm *comm, tagc_reducer **out) {
+    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
+    *out = NULL;
+    return comm && store ? TAGC_OK : tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL", comm ? "store" : "comm");
+}
+
+tagc_status tagc_reducer_create_in(tagc_store *store, tagc_comm *comm, const tagc_reducer_options *options,
+                                   tagc_reducer **out) {
+    TAGC_TRY(check(store, comm, out));
+    return tagc_reducer_make(&store->arrays, &runner, comm, options, out);
+}
+
+tagc_status tagc_reducer_probe_in(tagc_store *store, tagc_comm *comm, const tagc_reducer_options *options,
+                                  tagc_reducer **out) {
+    TAGC_TRY(check(store, comm, out));
+    return tagc_reducer_make_alone(&store->of_probes, &runner, comm, options, out);
 }

@@ -73,11 +73,4 @@ tagc_status tagc_ahead_end(tagc_ahead *ahead, tagc_reducer_stats *stats);
 /* Makes the orders of a room negative, while the device does not read them. */
 void tagc_orders_refuse(const gpu_room *room);
 
-/* ---- the worker: what gpu/direct.c has for a step that is ahead ---- */
-
-void tagc_ahead_take_body(tagc_reducer *r, int t, tagc_encoded *out);
-void tagc_ahead_give_bodies(tagc_reducer *r);
-void tagc_ahead_take_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out);
-void tagc_ahead_give_sums(tagc_reducer *r);
-
 #endif

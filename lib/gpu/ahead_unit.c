@@ -351,7 +351,7 @@ tagc_status tagc_unit_put_back(const ticket *one, void *output) {
     TAGC_TRY(tagc_queue_copy(queue, own.there.head, own.here.head, sizeof *orders, TAGC_COPY_TO_DEVICE,
                              queue->back));
     return tagc_kernels_check(
-        queue->kernels, queue->kernels->maker->runs->spoil(&orders->verdict, output, n_bytes, queue->back));
+        queue->kernels, queue->kernels->maker->runs->spoil(&orders->is_void, output, n_bytes, queue->back));
 }
 
 /* If the device is not dead, earlier exchanges end as if nothing had happened. Of this one it must not read bodies that never come, so

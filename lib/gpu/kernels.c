@@ -2,7 +2,7 @@
 #include "gpu/kernels.h"
 #include "core/status.h"
 #include "exchange/device_memory.h"
-#include "tagc/frames.h"
+#include "tagc/device.h"
 
 #include <string.h>
 
@@ -229,10 +229,6 @@ uint64_t tagc_kernels_pinned_bytes(tagc_kernels *k) {
     uint64_t n_bytes = k->pinned_bytes + k->n_outgrown_bytes;
     pthread_mutex_unlock(&k->lock);
     return n_bytes;
-}
-
-void *tagc_kernels_stream(const tagc_kernels *k) {
-    return k ? k->stream : NULL;
 }
 
 void tagc_kernels_close(tagc_kernels *k) {

@@ -52,12 +52,7 @@ tagc_status tagc_kernels_create(tagc_device *device, const tagc_maker *maker, ta
 
 /* One thread at a time. On failure it has not entered. */
 tagc_status tagc_kernels_enter(tagc_kernels *kernels);
-/* The same for a run of a reducer's batches: makes them anew if the memory that they work in has moved. */
-tagc_status tagc_kernels_enter_for(struct tagc_reducer *reducer);
 void tagc_kernels_leave(tagc_kernels *kernels);
-
-/* Makes a reducer's batches, whose results are set, and room for pinned_bytes. Does not enter before. */
-tagc_status tagc_kernels_make_batches(struct tagc_reducer *reducer, size_t pinned_bytes);
 
 /* ---- having entered ---- */
 

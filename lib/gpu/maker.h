@@ -1,13 +1,13 @@
-/* What libtagc-cuda.so has, or a test in its place: kernels for batches of the codes (codec/batch.h), for deltas, for frames, for runs
- * of elements and for messages of arrays. All give the same bytes and sums as the processor. */
+/* What libtagc-cuda.so has, or a test in its place: kernels for batches of the codes (codec/batch.h), for deltas, for runs of
+ * elements and for messages of arrays. All give the same bytes and sums as the processor. */
 #ifndef TAGC_GPU_MAKER_H
 #define TAGC_GPU_MAKER_H
 
 #include "codec/batch.h"
-#include "gpu/frame.h"
+#include "gpu/message.h"
 #include "tagc/device.h"
 
-#define TAGC_MAKER_ABI 6u
+#define TAGC_MAKER_ABI 7u
 
 /* Deltas (delta.h) over many arrays at once. */
 typedef enum tagc_delta_kind {
@@ -37,26 +37,6 @@ typedef struct tagc_delta_maker {
     void (*destroy)(tagc_delta_batch *batch); /* accepts NULL */
 } tagc_delta_maker;
 
-/* Headers of frames (frames.h). Whatever the arguments point to is where the arrays are. The order of a step: _seal; and
- * on their owner's rank _open, a batch that validates, _judge, a batch that decodes, _judge. */
-typedef struct tagc_frames_maker {
-    size_t (*work_bytes)(uint32_t n_frames);
-    /* In front of bodies of which results (n_frames) tell. Fragments begin the verdict anew; a body of sums is left out where the
-     * verdict says that nothing counts. */
-    tagc_status (*seal)(const tagc_frames_form *form, uint8_t *frames, const tagc_batch_result *results,
-                        tagc_frames_verdict *verdict, void *work, void *stream);
-    /* Frame i is of rank i. lengths (n_frames): of bodies that count, else 0. */
-    tagc_status (*open)(const tagc_frames_form *form, const uint8_t *frames, uint64_t *lengths,
-                        tagc_frames_verdict *verdict, void *work, void *stream);
-    /* Damages, of bodies whose length is not 0 (lengths NULL: of all), and what is not finite. stop: 1 where the verdict says that nothing
-     * counts. */
-    tagc_status (*judge)(const tagc_frames_form *form, const tagc_batch_result *results, uint32_t n,
-                         const uint64_t *lengths, tagc_frames_verdict *verdict, int *stop, void *stream);
-    /* Nothing, unless the verdict says that nothing counts: then residual becomes `before`, and output NaN. */
-    tagc_status (*settle)(const tagc_frames_verdict *agreed, const void *before, void *residual,
-                          size_t residual_bytes, float *output, size_t n_output, void *stream);
-} tagc_frames_maker;
-
 /* A run of elements in a list, whose runs have no gap between them if counted by `at`. */
 typedef struct tagc_listed_run {
     uint64_t from, to; /* its first element in one array, and in the other */
@@ -74,14 +54,16 @@ typedef struct tagc_squared {
 } tagc_squared;
 enum { TAGC_N_SQUARES = 256 }; /* sums of squares of each, whose sum the caller takes */
 
-/* Copies of runs between arrays of any tagc_element. Whatever the arguments point to is where the arrays are. */
+/* Copies of runs between arrays of any tagc_element, and the end of an exchange of such arrays. Whatever the arguments point to is where the arrays are. */
 typedef struct tagc_runs_maker {
     /* n: of all runs together. Each value is multiplied by `factor`. */
     tagc_status (*copy)(const tagc_listed_run *runs, uint32_t n_runs, uint64_t n, const void *from,
                         int from_element, void *to, int to_element, float factor, void *stream);
-    /* Nothing, unless the verdict has a failure: then all bits of n_bytes, a multiple of two, are set, which is NaN in
-     * every element. */
-    tagc_status (*spoil)(const tagc_frames_verdict *verdict, void *array, size_t n_bytes, void *stream);
+    /* Nothing, unless *is_void: then residual becomes `before`, and output NaN. residual_bytes: a multiple of two. */
+    tagc_status (*settle)(const int *is_void, const void *before, void *residual, size_t residual_bytes,
+                          float *output, size_t n_output, void *stream);
+    /* Nothing, unless *is_void: then all bits of n_bytes, a multiple of two, are set, which is NaN in every element. */
+    tagc_status (*spoil)(const int *is_void, void *array, size_t n_bytes, void *stream);
     /* squares (2, TAGC_N_SQUARES): of the residual, of the gradient. */
     tagc_status (*squares)(const tagc_squared *of, double *squares, void *stream);
 } tagc_runs_maker;
@@ -110,13 +92,9 @@ typedef struct tagc_maker {
     tagc_status (*prepare)(void);
     const tagc_batch_maker *batches; /* its last_error is that of all calls */
     const tagc_delta_maker *deltas;
-    const tagc_frames_maker *frames;
     const tagc_runs_maker *runs;
     const tagc_messages_maker *messages;
 } tagc_maker;
-
-/* Frames on the processor. */
-extern const tagc_frames_maker tagc_frames_cpu;
 
 /* The maker of libtagc-cuda.so, which is looked for in the file that TAGC_CUDA_LIBRARY names, else beside libtagc, else where the
  * system looks for libraries. TAGC_ERR_UNSUPPORTED, with what is missing, if this machine does not have it. */

@@ -202,7 +202,7 @@ void tagc_queue_settle(tagc_queue *queue, tagc_orders *orders) {
     pthread_mutex_lock(&queue->lock);
     if (!queue->is_closed) {
         orders->stop[1] = 0;
-        orders->verdict = (tagc_frames_verdict){0};
+        orders->is_void = 0;
     }
     pthread_mutex_unlock(&queue->lock);
 }

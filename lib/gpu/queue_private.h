@@ -4,7 +4,7 @@
 
 #include "gpu/kernels.h"
 #include "gpu/runtime.h"
-#include "tagc/frames.h"
+#include "tagc/device.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -40,16 +40,16 @@ typedef struct gpu_room {
     gpu_side here, there;
 } gpu_room;
 
-/* Sizes of this memory in every buffer, of what batches of each stream work in, and of what a step by frames takes (frames.c). */
-enum { OUT_WORK, ADD_WORK, BACK_WORK, FRAMES_WORK, N_WORKS };
+/* Sizes of this memory in every buffer, and of what batches of each stream work in. */
+enum { OUT_WORK, ADD_WORK, BACK_WORK, N_WORKS };
 typedef struct rooms_needs {
     size_t n_rooms, head_bytes, here_bytes, there_bytes, work_bytes[N_WORKS];
 } rooms_needs;
 
 /* What the host has to say to the device. A queue that is closed makes all of it negative. */
 typedef struct tagc_orders {
-    int stop[2];                 /* bodies of fragments, of sums: 1: they are not to be read */
-    tagc_frames_verdict verdict; /* whether the step counts */
+    int stop[2]; /* bodies of fragments, of sums: 1: they are not to be read */
+    int is_void; /* 1: the step does not count */
 } tagc_orders;
 enum { ORDERS_BYTES = 64 }; /* what follows in a head begins there */
 
@@ -91,10 +91,9 @@ struct tagc_queue {
     void *add;             /* stream, with kernels */
     rooms_needs rooms;     /* what there is; n_rooms and head_bytes with `lock` */
     tagc_work_area works[N_WORKS];
-    const tagc_reducer *steps_by_frames; /* whose step has FRAMES_WORK; NULL: none */
-    struct tagc_turns *turns;            /* with `launch` */
-    tagc_slab *slabs[N_SLAB_USES];       /* with `launch` */
-    uint64_t n_adds;                     /* numbers given out, with `launch` */
+    struct tagc_turns *turns;      /* with `launch` */
+    tagc_slab *slabs[N_SLAB_USES]; /* with `launch` */
+    uint64_t n_adds;               /* numbers given out, with `launch` */
 
     /* Held while work is enqueued, so that streams get exchanges in the order of tickets. */
     pthread_mutex_t launch;

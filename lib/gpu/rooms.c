@@ -117,8 +117,7 @@ void tagc_rooms_stop(tagc_queue *queue) {
     for (int b = 0; b < queue->n_buffers; b++)
         for (uint32_t i = 0; i < queue->rooms.n_rooms; i++) {
             char *head = queue->buffers[b].here.head + i * queue->rooms.head_bytes;
-            *(tagc_orders *)(void *)head =
-                (tagc_orders){.stop = {1, 1}, .verdict = {.failure = TAGC_ERR_STATE}};
+            *(tagc_orders *)(void *)head = (tagc_orders){.stop = {1, 1}, .is_void = 1};
         }
 }
 

@@ -91,7 +91,7 @@ static tagc_status move(tagc_store *store, char *region) {
 static tagc_status grow(tagc_store *store, size_t n_bytes) {
     tagc_turns *turns = NULL;
     void *region;
-    if (!store->is_by_frames) TAGC_TRY(acquire(store->queue, n_bytes, &turns));
+    TAGC_TRY(acquire(store->queue, n_bytes, &turns));
     tagc_status status =
         tagc_slab_create(store->queue, SLAB_OF_RESIDUALS, n_bytes, n_bytes, "residuals", &region);
     if (status == TAGC_OK) status = move(store, region);
@@ -112,7 +112,6 @@ static tagc_status grow(tagc_store *store, size_t n_bytes) {
 static tagc_status make_room(tagc_store *store, size_t n_bytes) {
     tagc_queue *queue = store->queue;
     size_t needed = n_used(store) + n_bytes, at;
-    TAGC_TRY(tagc_store_check_idle(queue)); /* such a step has addresses of the region */
     pthread_mutex_lock(&queue->launch);
     tagc_status status = tagc_queue_wait_for_all(queue);
     if (status == TAGC_OK && needed > store->n_bytes)
@@ -223,21 +222,8 @@ void tagc_store_destroy(tagc_store *store) {
 
 /* ---- for units ---- */
 
-tagc_status tagc_store_take_kind(tagc_store *store, int is_by_frames) {
-    if (store->region && store->is_by_frames != is_by_frames)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "this store has reducers %s",
-                         is_by_frames ? "of units" : "by frames");
-    store->is_by_frames = is_by_frames;
-    return TAGC_OK;
-}
-
-tagc_status tagc_store_check_idle(const tagc_queue *queue) {
-    if (!queue->steps_by_frames) return TAGC_OK;
-    return tagc_fail(TAGC_ERR_STATE, "another reducer in a store of this queue is between encode and settle");
-}
-
 tagc_store *tagc_store_of(const tagc_reducer *r) {
-    return r->runner && r->runner->is_ahead && !r->runner->by_caller ? r->arrays->heap.context : NULL;
+    return r->runner && r->runner->is_ahead ? r->arrays->heap.context : NULL;
 }
 
 static store_piece *piece_of(const tagc_store *store, const tagc_reducer *r) {

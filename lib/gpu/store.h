@@ -6,7 +6,7 @@
  * A step writes the new residuals of all parts into the spare of its buffer, and when it is enqueued, region and spare swap. So a
  * queue has as many spares as exchanges may be under way, and the memory of a unit does not depend on how its parts change: when the
  * schedule splits or joins them, residuals take other places of the same region. If what is free is in pieces, the others move
- * together, through the host. A store of reducers by frames has no spares (frames.c). */
+ * together, through the host. */
 #ifndef TAGC_GPU_STORE_H
 #define TAGC_GPU_STORE_H
 
@@ -33,17 +33,12 @@ struct tagc_store {
     tagc_arrays arrays, of_probes; /* the latter's residuals take no memory */
     char *region;                  /* (n_bytes) */
     size_t n_bytes, n_expected;
-    int is_by_frames;    /* all its reducers are */
-    tagc_turns *turns;   /* NULL: n_bytes is 0, or is_by_frames */
+    tagc_turns *turns;   /* NULL: n_bytes is 0 */
     store_piece *pieces; /* by place */
     void *lists;         /* (lists_bytes) of the unit */
     size_t lists_bytes;
 };
 
-/* The store becomes one of reducers by frames, or of others. TAGC_ERR_ARGUMENT if it has some of the other kind. */
-tagc_status tagc_store_take_kind(tagc_store *store, int is_by_frames);
-/* TAGC_ERR_STATE while a reducer of the queue is between tagc_frames_encode and _settle. */
-tagc_status tagc_store_check_idle(const tagc_queue *queue);
 /* NULL: the reducer was not made by tagc_reducer_create_in. */
 tagc_store *tagc_store_of(const tagc_reducer *reducer);
 /* The runner's note_residual: from now on the store may move it. */

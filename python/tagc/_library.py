@@ -278,7 +278,6 @@ _FUNCTIONS = {
     "tagc_reducer_options_init_sized": ([POINTER(ReducerOptions), c_size_t], None),
     "tagc_reducer_stats_init_sized": ([POINTER(ReducerStats), c_size_t], None),
     "tagc_reducer_create": ([c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
-    "tagc_reducer_create_on": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
     "tagc_comm_memory": ([c_void_p, POINTER(Memory)], c_int),
     "tagc_memory_init_sized": ([POINTER(Memory), c_size_t], None),
     "tagc_reducer_change": ([c_void_p, POINTER(ReducerOptions)], c_int),
@@ -377,17 +376,6 @@ _FUNCTIONS = {
         [c_void_p, c_char_p, c_size_t, c_int, POINTER(c_size_t), POINTER(c_size_t)],
         c_int,
     ),
-    "tagc_frames_create": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
-    "tagc_frames_create_in": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
-    "tagc_frames_probe_in": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
-    "tagc_frames_bytes": ([c_void_p, c_int], c_uint64),
-    "tagc_frames_encode": ([c_void_p, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
-    "tagc_frames_add": ([c_void_p, c_void_p, c_void_p], c_int),
-    "tagc_frames_decode": ([c_void_p, c_void_p], c_int),
-    "tagc_frames_settle": ([c_void_p], c_int),
-    "tagc_frames_end": ([c_void_p, c_void_p, POINTER(ReducerStats)], c_int),
-    "tagc_frames_failure": ([c_void_p, c_int], c_int64),
-    "tagc_kernels_stream": ([c_void_p], c_void_p),
     "tagc_device_open": ([c_char_p, c_char_p, c_int, POINTER(c_void_p)], c_int),
     "tagc_device_text": ([c_void_p], c_char_p),
     "tagc_device_close": ([c_void_p], None),
@@ -431,8 +419,6 @@ _GPU = (
     "tagc_job_",
     "tagc_unit_",
     "tagc_kernels_",
-    "tagc_frames_",
-    "tagc_reducer_create_on",
     "tagc_store_",
     "tagc_reducer_create_in",
     "tagc_reducer_probe_in",
@@ -473,7 +459,7 @@ def _load(path: pathlib.Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
         for name, (arguments, result) in _FUNCTIONS.items():
             if name.startswith(_GPU) and not hasattr(library, name):
-                continue  # built without lib/gpu: tagc_device_open and tagc_frames_create say so
+                continue  # built without lib/gpu: tagc_device_open says so
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, result
     except (OSError, AttributeError) as failure:

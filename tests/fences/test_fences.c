@@ -1,5 +1,5 @@
 /* What is behind a fence is there, or asking for it names the option that builds it. */
-#include "tagc/frames.h"
+#include "tagc/device.h"
 #include "tagc/native.h"
 #include "tagc/paper.h"
 
@@ -48,27 +48,13 @@ static void exchanges_as_published(void **state) {
     tagc_local_group_destroy(group);
 }
 
-static void devices_and_frames(void **state) {
+static void devices(void **state) {
     (void)state;
-    tagc_local_group *group;
-    tagc_comm *comm = alone(&group);
     tagc_device *device;
     tagc_status status = tagc_device_open("abacus", NULL, 0, &device);
     assert_int_not_equal(status, TAGC_OK);
     assert_null(device);
     assert_int_equal(strstr(tagc_last_error(), "TAGC_GPU") != NULL, !TAGC_HAS_GPU);
-    tagc_reducer_options options;
-    tagc_reducer *reducer;
-    tagc_reducer_options_init(&options);
-    options.n_elems = 64;
-    status = tagc_frames_create(NULL, comm, &options, &reducer);
-    if (TAGC_HAS_GPU)
-        assert_int_equal(status, TAGC_OK);
-    else
-        expect_refusal(status, "TAGC_GPU=AUTO");
-    tagc_reducer_destroy(reducer);
-    tagc_comm_destroy(comm);
-    tagc_local_group_destroy(group);
 }
 
 static void native_transport(void **state) {
@@ -97,8 +83,7 @@ static void native_transport(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(exchanges_as_published),
-                                       cmocka_unit_test(devices_and_frames),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(exchanges_as_published), cmocka_unit_test(devices),
                                        cmocka_unit_test(native_transport)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

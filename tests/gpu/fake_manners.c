@@ -8,8 +8,6 @@
 #include <string.h>
 #include <time.h>
 
-enum { LIMIT_MS = 60000 };
-
 /* ---- who waits for whom ---- */
 
 static int connection_of(const stream *one) {

@@ -29,6 +29,7 @@ enum {
     MAX_WAITS = 32,
     REPORT_BYTES = 4096,
 };
+enum { LIMIT_MS = 60000 }; /* of fake_limit(), before a reset, too */
 enum { KERNEL, COPY, RECORD, WAIT, HOST_FUNCTION, FREE, FILL, WRITE_FLAG, WAIT_FLAG };
 
 typedef struct block {

@@ -7,8 +7,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
-struct fake_state fake = {
-    .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .n_devices = 1, .version = 13000};
+struct fake_state fake = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                          .changed = PTHREAD_COND_INITIALIZER,
+                          .n_devices = 1,
+                          .limit_ms = LIMIT_MS,
+                          .version = 13000};
 _Thread_local int current_device, in_host_function, in_kernel;
 
 /* ---- calls ---- */

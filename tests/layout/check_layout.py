@@ -38,10 +38,7 @@ C_ORDER = [
     ["command/cli"],
 ]
 # Only the folder itself, lib/fences.c and other products include these public headers.
-FENCES = {
-    "lib/paper": ["include/tagc/paper.h"],
-    "lib/gpu": ["include/tagc/device.h", "include/tagc/frames.h"],
-}
+FENCES = {"lib/paper": ["include/tagc/paper.h"], "lib/gpu": ["include/tagc/device.h"]}
 # Includes that name no file of the tree.
 ELSEWHERE = {"tagc_commit.h": "made by CMake", "harness.h": "tests/gpu/cuda, in place of CUDA's header"}
 

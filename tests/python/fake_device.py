@@ -15,9 +15,7 @@ import weakref
 
 import torch
 
-from tagc import _library as lib
-from tagc._library import Error
-from tagc.torch.exchange import gloo, group, runner, staging, streams
+from tagc.torch.exchange import gloo, runner, staging, streams
 from tagc.torch.hooks.gathers import Gathering
 
 LIBRARY = pathlib.Path(os.environ["TAGC_LIBRARY"]).parent / "tests" / "gpu" / "libcudart.so.13"
@@ -40,7 +38,7 @@ class FakeDevice:
         stream = ctypes.c_void_p()
         assert self.fake.fake_stream(ctypes.byref(stream)) == 0
         self._stream, self.n_futures, self.n_current, self._threads = stream.value, 0, 0, []
-        self.n_kept = self.n_pinned = 0
+        self.n_kept = 0
         self.tasks = []  # what libtagc ran by itself: weak references to the sources
         # A device's allocator frees in the order of streams; the processor's at once. So memory stays here.
         self.memory = []
@@ -70,28 +68,12 @@ class FakeDevice:
         code = self.fake.cudaStreamSynchronize(ctypes.c_void_p(stream))
         assert code == 0 or self.is_broken, code
 
-    def turn(self, stream, waits):
-        self.n_current += 1
-        return contextlib.nullcontext()
-
     def aside(self):
         self.n_current += 1
         return contextlib.nullcontext(self._stream)
 
-    def finish(self, stream):
-        self._synchronize(stream)
-
-    def pinned(self, n):
-        self.n_pinned += 1
-        return torch.zeros(n, dtype=torch.int64)
-
     def keep(self, tensor):
         self.n_kept += 1
-
-    def is_capturing(self):
-        return self.is_captured
-
-    is_captured = False
 
     def settle(self):
         """Torch's own work is done when its call returns."""
@@ -159,22 +141,6 @@ class Installed:
 
         runner.Staged.run, staging.Staging.finish = run_and_wait, finish_and_wait
         staging.Staging.start, gloo.Gloo._move = start_and_count, move_late
-        self._frames = group.FrameReducer._try, group.FrameReducer._settle
-        attempt = self._frames[0]
-
-        def try_and_wait(self, *arguments):  # torch's own work comes next, and is done at once
-            attempt(self, *arguments)
-            device._synchronize(self._kernels.stream)
-
-        def copy_late(self, output):
-            if self._failure is not None:
-                output.fill_(float("nan"))
-            with contextlib.suppress(Error):
-                lib.call("tagc_frames_settle", self._handle)
-            device._synchronize(self._kernels.stream)
-            self._copy.copy_(self._verdict)
-
-        group.FrameReducer._try, group.FrameReducer._settle = try_and_wait, copy_late
         return device
 
     def __exit__(self, *_):
@@ -183,4 +149,3 @@ class Installed:
         del os.environ["TAGC_CUDA_LIBRARY"]
         streams.of, runner.Staged.run, staging.Staging.finish, staging.Staging.start = self._before
         gloo.Gloo._move = self._move
-        group.FrameReducer._try, group.FrameReducer._settle = self._frames

@@ -363,7 +363,7 @@ def checkpointed_activations(rank, world_size):
 
 
 class Uneven(nn.Module):
-    """Tied weights, and parts that are used when asked for: `twins` are of one size, `single` of its own."""
+    """Tied weights, and parts that are used when asked for."""
 
     def __init__(self):
         super().__init__()
@@ -389,6 +389,7 @@ class Uneven(nn.Module):
 
 def unlike_others(rank, world_size):
     import tagc.torch as tagc
+    from tagc.torch.exchange import internals
 
     def expected(used, frozen=()):
         torch.manual_seed(0)
@@ -405,34 +406,31 @@ def unlike_others(rank, world_size):
         everything = {"single", "twin 0", "twin 1"}
         loss_of(model, batch_of(rank)).backward()
         check_conserved(model, handle, expected(everything))
-        # Its size is not like any other's: layout finds out that it is missing.
+        # Torch leaves one out: this unit goes dense, and its residuals stay.
         model.zero_grad()
-        handle.load_state_dict(zeros(handle))
-        model.used = everything - {"single"}
+        before = handle.state_dict()
+        model.used = everything - {"twin 0"}
         loss_of(model, batch_of(rank)).backward()
-        assert model.single.grad is None
-        check_conserved(model, handle, expected(model.used))
-        assert not [w for w in warned if "tagc" in str(w.message)]
-        # One of two twins, and no rank can tell which: this unit goes dense, and its residuals stay.
-        for _ in range(2):
+        assert model.twins[0].weight.grad is None
+        for name, grad in grads_of(model).items():
+            if not name.startswith("layers."):
+                torch.testing.assert_close(
+                    grad, expected(model.used)[name].double(), rtol=1e-5, atol=1e-6, msg=name
+                )
+        after = next(iter(handle.state_dict().values()))["residuals"]
+        for name, values in next(iter(before.values()))["residuals"].items():
+            assert torch.equal(values, after[name]) or name.startswith("layers."), name
+        # Torch 2.13 gives zeros in the next pass, and the unit is compressed.
+        if internals.can_reduce_unused():
             model.zero_grad()
-            before = handle.state_dict()
-            model.used = everything - {"twin 0"}
+            handle.load_state_dict(zeros(handle))
+            model.used = everything - {"twin 0", "single"}
             loss_of(model, batch_of(rank)).backward()
-            assert model.twins[0].weight.grad is None
-            for name, grad in grads_of(model).items():
-                if not name.startswith("layers."):
-                    torch.testing.assert_close(
-                        grad, expected(model.used)[name].double(), rtol=1e-5, atol=1e-6, msg=name
-                    )
-            after = next(iter(handle.state_dict().values()))["residuals"]
-            for name, values in next(iter(before.values()))["residuals"].items():
-                assert torch.equal(values, after[name]) or name.startswith("layers."), name
+            nothing = {"twins.0.weight": torch.zeros(24, 24), "single": torch.zeros(25)}
+            check_conserved(model, handle, expected(model.used) | nothing)
         said = [str(w.message) for w in warned if "tagc" in str(w.message)]
         assert len(said) == (rank == 0), said
-        assert all(
-            "root module" in text and "twins.0.weight" in text and "fully_shard()" in text for text in said
-        )
+        assert all("root module" in text and "twins.0.weight" in text for text in said)
         # Frozen from now on: not in the gradient at all.
         model.zero_grad()
         model.used = everything

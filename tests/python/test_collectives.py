@@ -600,7 +600,6 @@ def in_inference_mode(rank, world_size):
     last = rank == world_size - 1
     for options in (
         {},
-        {"transport": "group"},
         {"hosts": 1},
         {"hosts": world_size // 2 if world_size > 2 else None, "parameters": "delta4"},
     ):
@@ -679,7 +678,7 @@ def on_few_ranks(rank, world_size):
         check_error(work.wait, "key is 3")
     mesh = dist.device_mesh.init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("a", "b"))
     first = rank // 2 * 2
-    for options in ({}, {"transport": "gloo"}, {"transport": "group"}, {"hosts": 1}):
+    for options in ({}, {"transport": "gloo"}, {"hosts": 1}):
         with collectives(group=mesh["b"], values="fp32", **options) as comm:
             for step in range(2):
                 mine, total = given(rank, step, N), given(first, step, N) + given(first + 1, step, N)

@@ -58,6 +58,7 @@ def bad_values(rank, world_size):
         (dict(rules={"nothing.*": "dense"}), "matches no parameter"),
         (dict(rules=3), "rules"),
         (dict(layers=lambda name, parameter: "big"), "'big'"),
+        (dict(transport="group"), "transport is 'group', must be one of 'host', 'gloo', 'native'"),
         (dict(parameters="delta3"), "parameters is 'delta3', must be one of None"),
         (dict(threads=0), "threads is 0"),
         (dict(threads=1.5), "threads is 1.5, must be a whole number"),
@@ -314,7 +315,7 @@ def bad_calls(rank, world_size):
             (dict(op=dist.ReduceOp.MAX), "reduce op.*MAX.*has AVG, SUM and PREMUL_SUM", "unsupported"),
             (dict(dtype=torch.float64), "float64: must be fp32, bf16 or fp16", "unsupported"),
             (dict(dtype=torch.int32), "int32: must be fp32", "unsupported"),
-            (dict(n=n + world_size * 1000), "no choice of this module's parameters has as many", "mismatch"),
+            (dict(n=n + world_size * 1000), "all of this module's parameters have", "mismatch"),
             (
                 dict(dtype=torch.bfloat16 if is_one else torch.float32),
                 "do not agree: rank 0 has .*float32.*rank 1 .*bfloat16",
@@ -326,7 +327,7 @@ def bad_calls(rank, world_size):
                 "mismatch",
             ),
             (dict(op=dist.ReduceOp.MIN if is_one else dist.ReduceOp.AVG), "rank 1: reduce op", "unsupported"),
-            (dict(n=n - 2 * world_size if is_one else n), "elements|no choice", "mismatch"),
+            (dict(n=n - 2 * world_size if is_one else n), "elements", "mismatch"),
             (dict(n_out=n), "output", "mismatch"),
         ]
         for arguments, words, status in cases:

@@ -212,7 +212,7 @@ def nonfinite(rank, world_size):
 
 
 class Twins(nn.Module):
-    """Two layers of one size, of which one at a time is used."""
+    """Two layers, of which one at a time is used."""
 
     def __init__(self):
         super().__init__()
@@ -224,34 +224,53 @@ class Twins(nn.Module):
 
 
 def parameters_that_differ(rank, world_size):
-    """Frozen, tied and unused parameters; and two of one size, where no rank can tell which one is
-    missing."""
+    """Frozen, tied and unused parameters."""
     import tagc.torch as tagc
+    from tagc.torch.exchange import internals
 
     model = sharded(Tied)
     with tagc.compress(model, sparsity=0, layers="all", verbose=False):
         loss_of(model, batch_of(rank)).backward()
         check_equal(gradients(model), full_gradients(Tied, world_size))
+    ask = internals.can_reduce_unused
+    for can in sorted({ask(), False}):  # False: as before torch 2.13
+        internals.can_reduce_unused = lambda can=can: can
+        try:
+            unused(rank, world_size, can)
+        finally:
+            internals.can_reduce_unused = ask
+
+
+def unused(rank, world_size, can):
+    """Where some parameters have no gradient, the exchange is dense, once or always, and residuals stay."""
+    import tagc.torch as tagc
+
     model = sharded(Twins)
-    with tagc.compress(model, sparsity=0.5, layers="all", verbose=False) as handle:
+    expected = full_gradients(Twins, world_size)
+    with tagc.compress(model, sparsity=0.5, values="fp32", layers="all", verbose=False) as handle:
         unit = next(iter(handle.state.units.values()))
         unit.set_residuals_on_the_wire({"one.weight": torch.ones(21)})
         before = unit.residuals_on_the_wire()
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            for _ in range(2):
+        said = []
+        for step in range(2):
+            with warnings.catch_warnings(record=True) as heard:
+                warnings.simplefilter("always")
                 loss_of(model, batch_of(rank)).backward()
-        said = [str(warning.message) for warning in said if "sizes do not show which" in str(warning.message)]
+            said += [str(warning.message) for warning in heard if "got no gradient" in str(warning.message)]
+            found, after = gradients(model), unit.residuals_on_the_wire()
+            if can and step == 1:  # torch gives zeros, and everything is compressed
+                assert not torch.equal(after["one.weight"], before["one.weight"])
+                assert not found["other.weight"].any() and not found["other.bias"].any()
+            else:
+                check_equal({name: found[name] for name in expected}, expected)
+                assert all(torch.equal(after[name], before[name]) for name in before)
+            model.zero_grad()
         assert len(said) == (rank == 0), said
         # fully_shard() of what only some ranks use would hang
-        assert all("one.weight" in text and "reduce_scatter_unused_params(True)" in text for text in said), (
-            said
-        )
-        check_equal(
-            {name: grad / 2 for name, grad in gradients(model).items()}, full_gradients(Twins, world_size)
-        )
-        after = unit.residuals_on_the_wire()
-        assert set(after) == set(before) and all(torch.equal(after[name], before[name]) for name in before)
+        words = "one.weight", "set_reduce_scatter_unused_params(True)", "in this" if can else "until they"
+        assert all(word in text for text in said for word in words), said
+    loss_of(model, batch_of(rank)).backward()
+    assert model.other.weight.grad is None, "close() leaves torch as it was"
 
 
 def failures_and_after(rank, world_size):

@@ -94,7 +94,7 @@ class Exchanged:
         from tagc import _library as lib
         from tagc.torch.exchange import layout as layouts
         from tagc.torch.exchange.comm import Comm
-        from tagc.torch.exchange.reducer import OwnWay
+        from tagc.torch.exchange.reducer import Way
         from tagc.torch.exchange.unit import Unit
         from tagc.torch.exchange.work import Work
 
@@ -112,7 +112,7 @@ class Exchanged:
 
         self.results, self.reducers = [], []
         comm = Comm(dist.group.WORLD, 60.0)
-        way, unit = OwnWay(comm, Work()), Unit("noise", fields)
+        way, unit = Way(comm, Work()), Unit("noise", fields)
         if makes_anew:
             unit._change = lambda way, layout, options: []
         torch.manual_seed(rank)
@@ -229,7 +229,7 @@ def in_place(rank, world_size):
     from tagc.torch.exchange.work import Work
 
     comm = Comm(dist.group.WORLD, 60.0)
-    way, make = reducer.OwnWay(comm, Work()), reducer.OwnWay.reducer
+    way, make = reducer.Way(comm, Work()), reducer.Way.reducer
     for number, layout in enumerate(layouts_of(world_size)):
         torch.manual_seed(10 * number + rank)
         source = torch.randn(layout.n_elems)
@@ -262,7 +262,7 @@ def in_place(rank, world_size):
         for target in (halves.new_empty(n_target), *([None] if layout.all_reduce else [])):
             found = reduced(way, layout, halves, target)
             with pytest.MonkeyPatch.context() as monkey:
-                monkey.setattr(reducer.OwnWay, "reducer", lambda *given: make(*given[:3], torch.float32))
+                monkey.setattr(reducer.Way, "reducer", lambda *given: make(*given[:3], torch.float32))
                 copied = reduced(way, layout, halves, target)
             assert found[2] <= {torch.bfloat16} and copied[2] <= {torch.float32}, (number, found[2])
             for one, other in zip(found[0] + found[1], copied[0] + copied[1], strict=True):

@@ -170,8 +170,8 @@ def with_kernels(rank, world_size):
             finally:
                 tagc.compress, reducer.Gatherer.__init__ = compress, make
             assert device.fake.fake_n_device_blocks() == 0, "memory of the device stays"
-            # exchanges by flags; a bucket that rests needs Python
-            assert (len(device.tasks) > 0) != ("find_unused_parameters" in model_options)
+            # exchanges by flags; without kernels a bucket that rests needs Python
+            assert (len(device.tasks) > 0) == (has[rank] or "find_unused_parameters" not in model_options)
         assert found == ["device" if has[rank] else "host"]
         assert set(gathers) == ({how["codec"][rank] == "device"} if "codec" in how else set()), (
             "deltas on the device when asked for by name"
@@ -564,42 +564,40 @@ def put_levels(handle, levels):
 
 
 def levels_change(rank, world_size):
-    """Whatever the schedule does, by tagc's connection and by the caller's own group: the bits of CPU memory,
-    hooks hand every exchange to libtagc, and nothing is allocated after compress()."""
+    """Whatever the schedule does: the bits of CPU memory, hooks hand every exchange to libtagc, and nothing
+    is allocated after compress()."""
     import tagc.torch as tagc
     from tagc.torch.schedule.schedule import Schedule
 
-    def run(kind, model_options, device=None, **options):
+    def run(kind, model_options, device=None):
         model = wrapped(kind, **model_options)
         with mock.patch.object(Schedule, "_is_fresh", mock.PropertyMock(return_value=True), create=True):
-            handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.95, gentle=True, **options)
+            handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.95, gentle=True)
         handle.passes.state.schedule._is_fresh = True
         gradients = []
 
-        def counts():  # also of what torch allocates for exchanges by the caller's group
+        def counts():
             works = [work.n_bytes(True) for work in handle.passes.runners.works()]
-            return device and (device.fake.fake_n_allocs(), device.n_pinned, options and works)
+            return device and (device.fake.fake_n_allocs(), works)
 
         for step, levels in enumerate(LEVELS):
             put_levels(handle, levels)
             before = counts()
             loss_of(model, batch_of(rank, step)).backward()
-            assert counts() == before, (kind, options, step, levels, before, counts())
+            assert counts() == before, (kind, step, levels, before, counts())
             gradients += [local(p.grad).clone() for p in model.parameters() if p.grad is not None]
         residuals = next(iter(handle.state_dict().values()))["residuals"]
         handle.close()
         return gradients, residuals
 
     cases = [("fsdp2", {}), ("fsdp2", bf16()), ("fsdp1", {}), ("ddp", {})]
-    for number, ((kind, model_options), options) in enumerate(
-        itertools.product(cases, ({}, {"transport": "group"}))
-    ):
+    for number, (kind, model_options) in enumerate(cases):
         plain = run(kind, model_options)
         with fake(230 + 10 * number + rank, kernels=True) as device:
             device.fake.fake_n_allocs.restype = ctypes.c_uint64
-            there = run(kind, model_options, device, **options)
+            there = run(kind, model_options, device)
             least = len(LEVELS) * (1 if kind == "fsdp1" else 3)
-            assert len(device.tasks) >= least or options and not device.tasks
+            assert len(device.tasks) >= least
         device.check()
         n = len(plain[0]) // len(LEVELS)
         different = [
@@ -692,9 +690,7 @@ def between_hosts(rank, world_size):
             (True, {"between": mesh["host"].get_group()}, False),
             (False, {"hosts": 2}, False),
             (False, {"hosts": 2}, True),
-            (False, {"hosts": 2, "transport": "group"}, True),
             (None, {"hosts": 2}, True),
-            (None, {"hosts": 2, "transport": "group"}, True),
         )
     ):
         plain = run(has_mesh, options)
@@ -716,6 +712,12 @@ def advice(rank, world_size):
     assert advised["link"]["copy_out_bytes_per_s"] == pytest.approx(1e9)
     assert advised["link"]["copy_back_bytes_per_s"] == pytest.approx(5e8)
     assert "copies to the host 1.0 GB/s, back 0.5" in advised["text"]
+    device.check()
+    with fake(82 + rank, kernels=True) as device:
+        advised = tagc.advise(wrapped("ddp"), seconds=1, verbose=False)
+        assert device.tasks, "kernels are measured as hooks use them"
+    on_device = [row for row in advised["rows"] if "codec on the device" in row["name"]]
+    assert on_device and all(row["gradients_s"] > 0 for row in on_device)
     device.check()
 
 

@@ -92,31 +92,6 @@ class Stream:
         self.calls.append(("host waits for", self.name))
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_turn(recorder, monkeypatch, waits):
-    """The kernels' stream begins after what the caller's was given; and that goes on after the kernels',
-    where it is asked to, also after a failure."""
-    here = Stream(recorder, "here")
-    monkeypatch.setattr(recorder, "current_stream", lambda device: here)
-    monkeypatch.setattr(
-        recorder, "ExternalStream", lambda handle, device: Stream(recorder, f"{handle} of {device}")
-    )
-    monkeypatch.setattr(
-        recorder,
-        "stream",
-        lambda stream: contextlib.nullcontext(recorder.calls.append(("into", stream.name))),
-    )
-    one = streams.Cuda(torch.device("cuda", 2))
-    with contextlib.suppress(ZeroDivisionError), one.turn(99, waits):
-        recorder.calls.append("work")
-        raise ZeroDivisionError
-    there = "99 of cuda:2"
-    after = [("here", "waits for", there)] if waits else []
-    assert recorder.calls == [(there, "waits for", "here"), ("into", there), "work", *after]
-    one.finish(99)
-    assert recorder.calls[-1] == ("host waits for", there)
-
-
 def test_copy_seconds(recorder):
     """Nothing is under way when a copy begins, nor when its time is taken."""
 
@@ -153,9 +128,6 @@ def test_keep(recorder):
     one = streams.Cuda(torch.device("cuda", 2))
     one.keep(Tensor())
     assert recorder.calls == [("current_stream", "cuda:2"), ("kept for", 77)]
-    assert not one.is_capturing()
-    recorder.calls.append("captured")
-    assert one.is_capturing()
 
 
 class NcclWork:
@@ -182,11 +154,8 @@ def test_waits_of_two_backends(monkeypatch):
 
     for name in ("all_gather", "reduce_scatter", "all_gather_rows", "reduce_scatter_rows"):
         monkeypatch.setattr(internals, name, begun(name))
-    for name in ("all_to_all_single", "all_reduce"):
-        monkeypatch.setattr(dist, name, begun(name))
+    monkeypatch.setattr(dist, "all_to_all_single", begun("all_to_all_single"))
     there, large = (torch.empty(n, device="meta") for n in (2, 4))  # not the processor's
-    work = waits.AllGather("a", 5)(large, there, "group", async_op=True)
-    assert isinstance(work, NcclWork) and work.wait()
     op = dist._make_nccl_premul_sum(0.5)
     waits.ReduceScatter("a", 5)(there, large, "group", op, async_op=True).wait()
     assert calls[-1] == ("reduce_scatter", op), "NCCL multiplies by itself"
@@ -195,9 +164,8 @@ def test_waits_of_two_backends(monkeypatch):
     assert calls[-1][0] == "all_gather_rows"
     group.all_to_all(large, large)
     group.all_gather(large, there)
-    group.largest(there)
     group.reduce_scatter_rows(there, large, op)
-    assert len(calls) == 7
+    assert len(calls) == 5
 
 
 def test_of(recorder):

@@ -51,7 +51,7 @@ class Rank:
         for part in layout.parts:
             is_whole = part.kind == "dense"
             how = {"sparsity": 0.0, "format": lib.FORMATS["fp32"]} if is_whole else {"sparsity": 0.75}
-            reducer = Reducer(comm, part.n_elems, None, **options, **how)
+            reducer = Reducer(comm, part.n_elems, **options, **how)
             parts.append((part, reducer, layout.output_runs(part, comm.rank)))
         self.reducers = [reducer for _, reducer, _ in parts]
         streams, stream = copy.copy(device), ctypes.c_void_p()

@@ -495,8 +495,8 @@ def test_what_is_refused():
 
     with pytest.raises(tagc.Error, match="parameters is 'delta4': under torchft it must be None"):
         ranks_of_one(lambda: sharded(parameters="delta4"))
-    with pytest.raises(tagc.Error, match="transport is 'group'"):
-        ranks_of_one(lambda: sharded(transport="group"))
+    with pytest.raises(tagc.Error, match="transport is 'native'"):
+        ranks_of_one(lambda: sharded(transport="native"))
     manager._use_async_quorum = True
     with pytest.raises(tagc.Error, match="use_async_quorum=True: FSDP2 needs False"):
         ranks_of_one(sharded)

@@ -1,10 +1,10 @@
 /* See batches.h. */
 #include "exchange/direct/direct.h"
 
-static const tagc_batch_kind kinds[TAGC_N_BATCHES] = {
-    [TAGC_ENCODE] = TAGC_BATCH_ENCODE,      [TAGC_ADD] = TAGC_BATCH_DECODE,
-    [TAGC_ENCODE_SUMS] = TAGC_BATCH_ENCODE, [TAGC_DECODE_SUMS] = TAGC_BATCH_DECODE,
-    [TAGC_CHECK] = TAGC_BATCH_VALIDATE,     [TAGC_CHECK_SUMS] = TAGC_BATCH_VALIDATE};
+static const tagc_batch_kind kinds[TAGC_N_BATCHES] = {[TAGC_ENCODE] = TAGC_BATCH_ENCODE,
+                                                      [TAGC_ADD] = TAGC_BATCH_DECODE,
+                                                      [TAGC_ENCODE_SUMS] = TAGC_BATCH_ENCODE,
+                                                      [TAGC_DECODE_SUMS] = TAGC_BATCH_DECODE};
 
 /* ---- rows; arrays are NULL where no step is under way ---- */
 
@@ -74,22 +74,21 @@ tagc_batch_row tagc_decode_sums_row(const tagc_reducer *r, size_t row, const tag
 /* ---- life ---- */
 
 static int is_needed(const tagc_reducer *r, int which) {
-    int is_of_sums = which == TAGC_ENCODE_SUMS || which == TAGC_DECODE_SUMS || which == TAGC_CHECK_SUMS;
-    if (!tagc_direct_of(r)->coded || (is_of_sums && !tagc_direct_has_results(r))) return 0;
-    return kinds[which] != TAGC_BATCH_VALIDATE || r->runner->by_caller;
+    int is_of_sums = which == TAGC_ENCODE_SUMS || which == TAGC_DECODE_SUMS;
+    return tagc_direct_of(r)->coded && (!is_of_sums || tagc_direct_has_results(r));
 }
 
 static size_t n_rows(const tagc_reducer *r, int which) {
     size_t n = r->runner->is_whole ? (size_t)tagc_direct_of(r)->n_hosts : 1;
     if (which == TAGC_ADD || which == TAGC_ENCODE_SUMS) return 1;
-    int leaves_own_out = which == TAGC_ENCODE && r->runner->is_whole && !r->runner->by_caller;
+    int leaves_own_out = which == TAGC_ENCODE && r->runner->is_whole;
     return leaves_own_out && tagc_direct_has_results(r) ? n - 1 : n;
 }
 
 /* As large as a row can be. */
 static tagc_batch_row largest(const tagc_reducer *r, int which) {
     const tagc_direct *d = tagc_direct_of(r);
-    int is_of_fragments = which == TAGC_ENCODE || which == TAGC_ADD || which == TAGC_CHECK;
+    int is_of_fragments = which == TAGC_ENCODE || which == TAGC_ADD;
     return (tagc_batch_row){.options = is_of_fragments ? d->fragment : d->sums,
                             .bodies = d->batches.bodies,
                             .n_bodies = which == TAGC_ADD ? d->n_hosts : 1};
@@ -110,9 +109,7 @@ void tagc_batches_place(tagc_reducer *r, tagc_arena *arena) {
     if (!d->coded) return;
     b->rows = tagc_arena_take(arena, n_hosts, sizeof *b->rows);
     b->bodies = tagc_arena_take(arena, n_hosts, sizeof *b->bodies);
-    if (!r->arrays->is_here) return;
-    b->results = tagc_arena_take(arena, n_hosts, sizeof *b->results);
-    if (tagc_reducer_is_by_caller(r)) tagc_batches_place_work(r, arena); /* its steps take no other memory */
+    if (r->arrays->is_here) b->results = tagc_arena_take(arena, n_hosts, sizeof *b->results);
 }
 
 void tagc_batches_place_work(tagc_reducer *r, tagc_arena *arena) {
@@ -154,7 +151,7 @@ tagc_status tagc_batches_make_one(tagc_reducer *r, int which, void *work, void *
 tagc_status tagc_batches_make(tagc_reducer *r) {
     tagc_batches *b = &tagc_direct_of(r)->batches;
     for (int which = 0; which < TAGC_N_BATCHES; which++)
-        TAGC_TRY(tagc_batches_make_one(r, which, b->work, b->stream, &b->made[which]));
+        TAGC_TRY(tagc_batches_make_one(r, which, b->work, NULL, &b->made[which]));
     return TAGC_OK;
 }
 

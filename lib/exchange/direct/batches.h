@@ -1,11 +1,10 @@
-/* The batches of a direct exchange, over any maker (codec/batch.h): their rows, life and runs. The processor (host.c), kernels
- * (lib/gpu/direct.c) and frames (lib/gpu/frames.c) use them.
+/* The batches of a direct exchange, over any maker (codec/batch.h): their rows, life and runs. The processor (host.c) and kernels
+ * (lib/gpu/ahead.c) use them.
  *
  *   ENCODE        own rows -> fragments           a row for each turn; with results, none for the own host
  *   ADD           fragments -> own sums           one row, with a body from each host; with results, the own one is plain
  *   ENCODE_SUMS   own sums -> body                one row
  *   DECODE_SUMS   bodies -> sums                  a row for each host
- *   CHECK, CHECK_SUMS   received bodies           a row for each host
  *
  * If the runner is not whole, each has one row, and runs once for each host. */
 #ifndef TAGC_EXCHANGE_DIRECT_BATCHES_H
@@ -16,23 +15,13 @@
 
 struct tagc_reducer;
 
-enum {
-    TAGC_ENCODE,
-    TAGC_ADD,
-    TAGC_ENCODE_SUMS,
-    TAGC_DECODE_SUMS,
-    TAGC_CHECK,
-    TAGC_CHECK_SUMS,
-    TAGC_N_BATCHES
-};
+enum { TAGC_ENCODE, TAGC_ADD, TAGC_ENCODE_SUMS, TAGC_DECODE_SUMS, TAGC_N_BATCHES };
 
 typedef struct tagc_batches {
     tagc_batch_row *rows;             /* (hosts) of the next run */
     tagc_body *bodies;                /* (hosts) for these rows to name */
     tagc_batch_result *results;       /* (hosts) of the last run, where the maker works */
     void *work;                       /* of the maker; shared, since one batch runs at a time */
-    uint64_t n_moves;                 /* of `work`, when the batches were made */
-    void *stream;                     /* of the maker, or NULL */
     tagc_batch *made[TAGC_N_BATCHES]; /* NULL: not needed, or not made yet */
 } tagc_batches;
 

@@ -81,7 +81,6 @@ static void choose_codes(tagc_reducer *r) {
 
 static void place(tagc_reducer *r, tagc_arena *arena) {
     tagc_direct *d = tagc_direct_of(r);
-    d->on_device = NULL; /* that of a layout before belongs to it */
     d->per_host = r->options.ranks_per_host;
     d->n_hosts = r->world_size / d->per_host;
     d->host = r->rank / d->per_host;

@@ -39,8 +39,7 @@ typedef struct tagc_fragment {
 } tagc_fragment;
 
 typedef struct tagc_direct {
-    void *on_device; /* what a runner of lib/gpu has made for this layout, else NULL */
-    void *ahead;     /* of the step under way, if that is ahead */
+    void *ahead; /* of the step under way, if that is ahead */
     int n_hosts, per_host, host, local;
     int coded; /* 0: all ranks are on one host, and nothing is encoded */
     tagc_code_options fragment, sums;

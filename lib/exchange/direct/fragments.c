@@ -66,7 +66,7 @@ void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
         d->hand_out = d->result_out + 2;
         d->rows_in = d->hand_out + n_handed;
     }
-    if (!d->coded || tagc_reducer_is_by_caller(r)) return;
+    if (!d->coded) return;
     d->sent = tagc_arena_take(arena, own_row_out(d) + 1, sizeof *d->sent);
     d->received = tagc_arena_take(arena, d->n_rows, sizeof *d->received);
     d->bodies = tagc_arena_take(arena, d->n_rows, sizeof *d->bodies);

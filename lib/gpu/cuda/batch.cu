@@ -399,7 +399,6 @@ static tagc_status cuda_prepare(void) {
     TAGC_TRY(load_kernel(clear_results));
     TAGC_TRY(load_kernel(add_topk));
     TAGC_TRY(load_kernel(add_blocks));
-    TAGC_TRY(cuda_frames_prepare());
     TAGC_TRY(cuda_runs_prepare());
     TAGC_TRY(cuda_messages_prepare());
     return cuda_delta_prepare();
@@ -408,8 +407,8 @@ static tagc_status cuda_prepare(void) {
 static const tagc_batch_maker batches = {cuda_work_bytes, cuda_create,  cuda_point,     cuda_run,
                                          cuda_n_launches, cuda_destroy, tagc_last_error};
 
-static const tagc_maker maker = {TAGC_MAKER_ABI, cuda_prepare, &batches,      &cuda_deltas,
-                                 &cuda_frames,   &cuda_runs,   &cuda_messages};
+static const tagc_maker maker = {TAGC_MAKER_ABI, cuda_prepare, &batches,
+                                 &cuda_deltas,   &cuda_runs,   &cuda_messages};
 
 extern "C" TAGC_API const tagc_maker *tagc_cuda_maker(void);
 const tagc_maker *tagc_cuda_maker(void) {

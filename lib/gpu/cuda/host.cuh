@@ -92,10 +92,6 @@ inline tagc_status send_tables(void *there, const char *image, size_t n_bytes, c
 extern const tagc_delta_maker cuda_deltas;
 tagc_status cuda_delta_prepare(void);
 
-/* Frames: frames.cu. */
-extern const tagc_frames_maker cuda_frames;
-tagc_status cuda_frames_prepare(void);
-
 /* Runs of elements: runs.cu. */
 extern const tagc_runs_maker cuda_runs;
 tagc_status cuda_runs_prepare(void);

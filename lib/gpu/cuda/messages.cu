@@ -56,25 +56,26 @@ __global__ void __launch_bounds__(THREADS)
 
 /* ---- headers ---- */
 
-__device__ __forceinline__ tagc_frame_header header_of(const tagc_message_form *form, uint64_t n_bytes,
-                                                       uint64_t body_sum) {
-    tagc_frame_header header = {};
-    header.magic = TAGC_FRAME_MAGIC;
-    header.version = TAGC_FRAME_VERSION;
-    header.kind = TAGC_FRAME_BLOCKS;
+__device__ __forceinline__ tagc_message_header header_of(const tagc_message_form *form, uint64_t n_bytes,
+                                                         uint64_t body_sum) {
+    tagc_message_header header = {};
+    header.magic = TAGC_MESSAGE_MAGIC;
+    header.version = TAGC_MESSAGE_VERSION;
+    header.kind = TAGC_MESSAGE_BLOCKS;
     header.coding = (uint8_t)form->values;
     header.n_elems = form->n;
     header.block = (uint32_t)form->block;
     header.body_bytes = n_bytes;
     header.body_sum = body_sum;
-    header.sum = tagc_frame_header_sum(&header);
+    header.sum = tagc_message_header_sum(&header);
     return header;
 }
 
 /* What is wrong with a header, as tagc_blocks_decode says it. */
-__device__ __forceinline__ int status_of(const tagc_frame_header *found, const tagc_frame_header *wanted) {
+__device__ __forceinline__ int status_of(const tagc_message_header *found,
+                                         const tagc_message_header *wanted) {
     if (found->magic != wanted->magic || found->version != wanted->version ||
-        found->sum != tagc_frame_header_sum(found) || found->kind != wanted->kind)
+        found->sum != tagc_message_header_sum(found) || found->kind != wanted->kind)
         return TAGC_ERR_CORRUPT;
     if (found->coding != wanted->coding || found->n_elems != wanted->n_elems || found->block != wanted->block)
         return TAGC_ERR_MISMATCH;
@@ -103,27 +104,27 @@ struct sum_message_shared {
 
 /* written: the header, to write; NULL: it is there, to be judged. */
 __global__ void __launch_bounds__(THREADS)
-    sum_message(tagc_message_form form, const uint8_t *message, tagc_frame_header *written, uint64_t number,
+    sum_message(tagc_message_form form, const uint8_t *message, tagc_message_header *written, uint64_t number,
                 tagc_blocks_state *state) {
     TAGC_SHARED(sum_message_shared, shared);
     const value_format f = format_of(&form);
-    const uint8_t *body = message + TAGC_FRAME_HEADER_BYTES;
+    const uint8_t *body = message + TAGC_MESSAGE_HEADER_BYTES;
     const uint64_t n_bytes = values_bytes(&f, form.n), n_words = (n_bytes + 7) / 8;
     const uint64_t each = (n_words + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * each;
     const unsigned long long own =
-        tagc_frame_sum_words(body, n_bytes, begin + threadIdx.x, smaller(begin + each, n_words), THREADS);
+        tagc_message_sum_words(body, n_bytes, begin + threadIdx.x, smaller(begin + each, n_words), THREADS);
     const unsigned long long sum = block_sum(&shared.scan, own);
     unsigned long long *total = reinterpret_cast<unsigned long long *>(&state->sum);
     if (threadIdx.x == 0) atomicAdd(total, sum);
     if (!written && is_damaged(&form, body)) atomicOr(&state->is_damaged, 1u);
     if (!is_last_block(&state->ticket, gridDim.x, &shared.is_last) || threadIdx.x != 0) return;
-    const uint64_t body_sum = tagc_frame_sum_end(atomicAdd(total, 0ull), n_bytes);
-    const tagc_frame_header header = header_of(&form, n_bytes, body_sum);
+    const uint64_t body_sum = tagc_message_sum_end(atomicAdd(total, 0ull), n_bytes);
+    const tagc_message_header header = header_of(&form, n_bytes, body_sum);
     state->verdict = TAGC_OK;
     if (written) {
         *written = header;
     } else {
-        const int status = status_of(reinterpret_cast<const tagc_frame_header *>(message), &header);
+        const int status = status_of(reinterpret_cast<const tagc_message_header *>(message), &header);
         state->verdict = status == TAGC_OK && atomicOr(&state->is_damaged, 0u) ? TAGC_ERR_CORRUPT : status;
     }
     if (state->verdict != TAGC_OK && state->status == TAGC_OK) {
@@ -156,11 +157,11 @@ unsigned n_summers(const tagc_message_form *form) {
 tagc_status encode(const tagc_message_form *form, const void *values, uint8_t *message,
                    tagc_blocks_state *state, void *stream) {
     cudaStream_t in = static_cast<cudaStream_t>(stream);
-    tagc_frame_header *header = reinterpret_cast<tagc_frame_header *>(message);
+    tagc_message_header *header = reinterpret_cast<tagc_message_header *>(message);
     const uint64_t number = 0;
     if (form->n)
         TAGC_LAUNCH(encode_message, encode_shared, parts_of(form->n, RUN), in, *form, values,
-                    message + TAGC_FRAME_HEADER_BYTES);
+                    message + TAGC_MESSAGE_HEADER_BYTES);
     TAGC_LAUNCH(sum_message, sum_message_shared, n_summers(form), in, *form, message, header, number, state);
     return check_launches();
 }
@@ -168,11 +169,11 @@ tagc_status encode(const tagc_message_form *form, const void *values, uint8_t *m
 tagc_status decode(const tagc_message_form *form, const uint8_t *message, void *values, uint64_t number,
                    tagc_blocks_state *state, void *stream) {
     cudaStream_t in = static_cast<cudaStream_t>(stream);
-    tagc_frame_header *none = nullptr;
+    tagc_message_header *none = nullptr;
     TAGC_LAUNCH(sum_message, sum_message_shared, n_summers(form), in, *form, message, none, number, state);
     if (form->n)
         TAGC_LAUNCH(decode_message, no_shared, parts_of(form->n, RUN), in, *form,
-                    message + TAGC_FRAME_HEADER_BYTES, values, state);
+                    message + TAGC_MESSAGE_HEADER_BYTES, values, state);
     return check_launches();
 }
 

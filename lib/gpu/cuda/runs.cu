@@ -1,6 +1,7 @@
 /* Runs of elements (gpu/maker.h): a gradient is packed by class, and sums are unpacked, in one launch for any number of runs.
  *
  *   copy    an element per thread and turn; a block finds its first run by halving, and goes on from there
+ *   settle  undoes a step if it does not count; else returns at once
  *   spoil   fills a result with NaN where its exchange failed; else returns at once
  *   squares sums up the squares of a residual and of a gradient; always in the same order */
 #include "gpu/cuda/host.cuh"
@@ -15,6 +16,8 @@ namespace {
 
 constexpr unsigned COPIED_EACH = 4096;   /* elements per block */
 constexpr unsigned MOST_SPOILERS = 1024; /* blocks */
+constexpr unsigned MOST_SETTLERS = 2048,
+                   SETTLED_EACH = 8192; /* blocks at most; elements per block if there are few */
 
 /* The last run that begins at or before element e of the list. */
 __device__ __forceinline__ uint32_t run_of(const tagc_listed_run *runs, uint32_t n_runs, uint64_t e) {
@@ -45,8 +48,16 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 __global__ void __launch_bounds__(THREADS)
-    spoil_array(const tagc_frames_verdict *verdict, uint16_t *array, size_t n) {
-    if (!verdict->failure) return;
+    settle_step(const int *is_void, const uint16_t *before, uint16_t *residual, size_t n_residual,
+                float *output, size_t n_output) {
+    if (!*is_void) return;
+    const size_t first = (size_t)blockIdx.x * THREADS + threadIdx.x, every = (size_t)gridDim.x * THREADS;
+    for (size_t i = first; i < n_residual; i += every) residual[i] = before[i];
+    for (size_t i = first; i < n_output; i += every) output[i] = float_of(0x7fc00000u);
+}
+
+__global__ void __launch_bounds__(THREADS) spoil_array(const int *is_void, uint16_t *array, size_t n) {
+    if (!*is_void) return;
     for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * THREADS)
         array[i] = 0xffff;
 }
@@ -103,10 +114,21 @@ tagc_status copy(const tagc_listed_run *runs, uint32_t n_runs, uint64_t n, const
     return check_launches();
 }
 
-tagc_status spoil(const tagc_frames_verdict *verdict, void *array, size_t n_bytes, void *stream) {
+/* Every format of a residual has a whole number of halves. */
+tagc_status settle(const int *is_void, const void *before, void *residual, size_t residual_bytes,
+                   float *output, size_t n_output, void *stream) {
+    cudaStream_t in = static_cast<cudaStream_t>(stream);
+    const size_t n_residual = residual_bytes / sizeof(uint16_t);
+    const unsigned n_blocks = smaller(parts_of(larger(n_residual, n_output), SETTLED_EACH), MOST_SETTLERS);
+    TAGC_LAUNCH(settle_step, no_shared, n_blocks, in, is_void, static_cast<const uint16_t *>(before),
+                static_cast<uint16_t *>(residual), n_residual, output, n_output);
+    return check_launches();
+}
+
+tagc_status spoil(const int *is_void, void *array, size_t n_bytes, void *stream) {
     cudaStream_t in = static_cast<cudaStream_t>(stream);
     const size_t n = n_bytes / sizeof(uint16_t);
-    TAGC_LAUNCH(spoil_array, no_shared, smaller(parts_of(n, COPIED_EACH), MOST_SPOILERS), in, verdict,
+    TAGC_LAUNCH(spoil_array, no_shared, smaller(parts_of(n, COPIED_EACH), MOST_SPOILERS), in, is_void,
                 static_cast<uint16_t *>(array), n);
     return check_launches();
 }
@@ -120,10 +142,11 @@ tagc_status squares(const tagc_squared *of, double *squares, void *stream) {
 
 } // namespace
 
-const tagc_runs_maker tagc_cuda::cuda_runs = {copy, spoil, squares};
+const tagc_runs_maker tagc_cuda::cuda_runs = {copy, settle, spoil, squares};
 
 tagc_status tagc_cuda::cuda_runs_prepare(void) {
     TAGC_TRY(load_kernel(copy_runs));
     TAGC_TRY(load_kernel(sum_squares));
+    TAGC_TRY(load_kernel(settle_step));
     return load_kernel(spoil_array);
 }

@@ -60,7 +60,7 @@ def compress(
     hosts: int | None = None,
     between: dist.ProcessGroup | DeviceMesh | str | Any = None,
     codec: Literal["host", "device"] | None = None,
-    transport: Literal["host", "gloo", "native", "group"] = "host",
+    transport: Literal["host", "gloo", "native"] = "host",
     threads: int = 1,
     timeout_s: float | None = None,
     on_step: Callable[[dict[str, Any]], object] | None = None,
@@ -109,8 +109,7 @@ def compress(
         else rank 0 prints why not. Ranks may differ.
     transport: by what encoded gradients travel. "host": libtagc's own TCP connections, where many messages
         are under way at once, if every rank can; else a gloo group of tagc's own, and rank 0 prints why.
-        "native" and "gloo": that one. "group": the model's own group, in messages of a fixed size, for NCCL
-        over NVLink or RDMA; it needs exchange "direct", and libtagc-cuda.so for gradients on a GPU.
+        "native" and "gloo": that one.
     threads: of the codec on the host. timeout_s: after this time a silent peer is an error. Not given: the
         time-out of the model's process group, as init_process_group() got it.
     on_step: called with a dict of statistics after each backward pass. verbose: rank 0 prints what is
@@ -275,7 +274,7 @@ def _prepare(
             raise Error(
                 "unsupported", f"parameters is {settings.parameters!r}: under torchft it must be None"
             )
-        if wrapper.is_managed and settings.transport in ("group", "native"):
+        if wrapper.is_managed and settings.transport == "native":
             raise Error(
                 "unsupported",
                 f"transport is {settings.transport!r}: under torchft, whose groups change, tagc takes 'host'",

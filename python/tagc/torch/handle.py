@@ -47,9 +47,7 @@ class Compressed:
         self.model, self.wrapper, self._table, self._process = model, wrapper, table, os.getpid()
         self.state = State(model, wrapper, options, is_fresh)
         self._log: Log | None = None
-        self.passes = Passes(
-            self.state, Runners(staging, options.codec_on(), options.transport == "group", options.timeout_s)
-        )
+        self.passes = Passes(self.state, Runners(staging, options.codec_on()))
 
     @property
     def is_closed(self) -> bool:

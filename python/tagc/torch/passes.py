@@ -16,7 +16,6 @@ from tagc._library import Error
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange.call import FindLayout, Record, Reduction
 from tagc.torch.exchange.comm import Comm, Disagreement
-from tagc.torch.exchange.group import Link
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Exchanged, Expected
 from tagc.torch.exchange.layout import Layout
@@ -127,20 +126,16 @@ class Passes:
             comm.place = hosts.place
         name = f"memory for gradients of {what.unit.name}"
         comm.agree(name, {"elements": n_elems, "dtype": what.dtype}, failure)
-        unit = None if layout is None else what.unit.alone(layout, makes=True)
-        if unit is None or layout is None:
+        if layout is None or what.unit.rests:
             return
-        group, staging = self.runners.group, staged.staging
-        way = staged.way(comm) if group is None else group.link(hosts.levels()[-1], comm, staging)
+        unit = what.unit.alone(layout, makes=True)
+        assert unit is not None  # it is made
+        way = staged.way(comm)
         unit.prepare(way, layout, dist.ReduceOp.AVG, what.dtype)
         try:
             sizes = n_elems, n_elems if layout.all_reduce else layout.row
-            arguments = what.dtype, sizes, self.state.schedule
-            if isinstance(way, Link):
-                unit.take_memory(way, *arguments)
-            else:
-                what_for = f"gradients of {what.unit.name}"
-                unit.task(staging, way, what_for, comms, dist.ReduceOp.AVG, *arguments)
+            what_for, op = f"gradients of {what.unit.name}", dist.ReduceOp.AVG
+            unit.task(staged.staging, way, what_for, comms, op, what.dtype, sizes, self.state.schedule)
         except Error as problem:
             failure = problem
         comm.agree(name, {}, failure)
@@ -168,7 +163,7 @@ class Passes:
         Over hosts of several ranks it has two levels: a reduce-scatter's rows, or an all-reduce's slices, are
         added up within each host, and the sums are what is exchanged.
 
-        find_layout() -> the layout of `source`, or of its sums; or None if its parameters are unknown: then
+        find_layout() -> the layout of `source`, or of its sums; or None if some parameters are missing: then
         this exchange is dense and residuals do not change. waits: whether the current stream waits for the
         result. recurs: whether this unit comes once in a step. number: from which rounding derives; None: the
         step's."""
@@ -231,7 +226,7 @@ class Passes:
         begin, find_scale = (self._begin, self._take_back), self._find_loss_scale(source, opens_step)
         lock = self.state.lock
         call = Reduction(
-            unit, comm, group, source, target, op, find_layout, find_scale, begin, lock, failure, waits, rows,
+            unit, comm, source, target, op, find_layout, find_scale, begin, lock, failure, waits, rows,
             None if self.state.wrapper.is_managed else self.state.loaded,
         )  # fmt: skip
         if rows is not None and self.runners.is_on_device(source):

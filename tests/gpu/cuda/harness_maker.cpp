@@ -172,7 +172,7 @@ void delta_destroy(tagc_delta_batch *b) {
 
 } // namespace
 
-/* ---- frames ---- */
+/* ---- runs and messages ---- */
 
 namespace {
 
@@ -196,45 +196,6 @@ template <typename T> T *seen(T *pointer) {
     return pointer;
 }
 
-const tagc_frames_maker *real_frames() {
-    return tagc_cuda_maker()->frames;
-}
-
-tagc_status frames_seal(const tagc_frames_form *form, uint8_t *frames, const tagc_batch_result *results,
-                        tagc_frames_verdict *verdict, void *work, void *stream) {
-    return launch_later(stream, [=, f = *form] {
-        return real_frames()->seal(&f, seen(frames), seen(results), seen(verdict),
-                                   seen(static_cast<char *>(work)), nullptr);
-    });
-}
-
-tagc_status frames_open(const tagc_frames_form *form, const uint8_t *frames, uint64_t *lengths,
-                        tagc_frames_verdict *verdict, void *work, void *stream) {
-    return launch_later(stream, [=, f = *form] {
-        return real_frames()->open(&f, seen(frames), seen(lengths), seen(verdict),
-                                   seen(static_cast<char *>(work)), nullptr);
-    });
-}
-
-tagc_status frames_judge(const tagc_frames_form *form, const tagc_batch_result *results, uint32_t n,
-                         const uint64_t *lengths, tagc_frames_verdict *verdict, int *stop, void *stream) {
-    return launch_later(stream, [=, f = *form] {
-        return real_frames()->judge(&f, seen(results), n, seen(lengths), seen(verdict), seen(stop), nullptr);
-    });
-}
-
-tagc_status frames_settle(const tagc_frames_verdict *agreed, const void *before, void *residual,
-                          size_t n_residual, float *output, size_t n_output, void *stream) {
-    return launch_later(stream, [=] {
-        return real_frames()->settle(seen(agreed), seen(before), seen(residual), n_residual, seen(output),
-                                     n_output, nullptr);
-    });
-}
-
-size_t frames_work_bytes(uint32_t n_frames) {
-    return real_frames()->work_bytes(n_frames);
-}
-
 tagc_status runs_copy(const tagc_listed_run *runs, uint32_t n_runs, uint64_t n, const void *from,
                       int from_element, void *to, int to_element, float factor, void *stream) {
     return launch_later(stream, [=] {
@@ -243,9 +204,17 @@ tagc_status runs_copy(const tagc_listed_run *runs, uint32_t n_runs, uint64_t n, 
     });
 }
 
-tagc_status runs_spoil(const tagc_frames_verdict *verdict, void *array, size_t n_bytes, void *stream) {
+tagc_status runs_settle(const int *is_void, const void *before, void *residual, size_t n_residual,
+                        float *output, size_t n_output, void *stream) {
+    return launch_later(stream, [=] {
+        return tagc_cuda_maker()->runs->settle(seen(is_void), seen(before), seen(residual), n_residual,
+                                               seen(output), n_output, nullptr);
+    });
+}
+
+tagc_status runs_spoil(const int *is_void, void *array, size_t n_bytes, void *stream) {
     return launch_later(
-        stream, [=] { return tagc_cuda_maker()->runs->spoil(seen(verdict), seen(array), n_bytes, nullptr); });
+        stream, [=] { return tagc_cuda_maker()->runs->spoil(seen(is_void), seen(array), n_bytes, nullptr); });
 }
 
 tagc_status runs_squares(const tagc_squared *of, double *squares, void *stream) {
@@ -258,7 +227,7 @@ tagc_status runs_squares(const tagc_squared *of, double *squares, void *stream) 
     });
 }
 
-const tagc_runs_maker harness_runs = {runs_copy, runs_spoil, runs_squares};
+const tagc_runs_maker harness_runs = {runs_copy, runs_settle, runs_spoil, runs_squares};
 
 tagc_status messages_encode(const tagc_message_form *form, const void *values, uint8_t *message,
                             tagc_blocks_state *state, void *stream) {
@@ -276,9 +245,6 @@ tagc_status messages_decode(const tagc_message_form *form, const uint8_t *messag
 }
 
 const tagc_messages_maker harness_messages = {messages_encode, messages_decode};
-
-const tagc_frames_maker harness_frames = {frames_work_bytes, frames_seal, frames_open, frames_judge,
-                                          frames_settle};
 
 } // namespace
 
@@ -299,8 +265,8 @@ const tagc_maker *harness_maker(void) {
         tagc_cuda_maker()->batches->n_launches, destroy, tagc_last_error};
     static const tagc_delta_maker deltas = {tagc_cuda_maker()->deltas->work_bytes, delta_create, delta_point,
                                             delta_run, delta_destroy};
-    static const tagc_maker maker = {TAGC_MAKER_ABI,  prepare,       &batches,         &deltas,
-                                     &harness_frames, &harness_runs, &harness_messages};
+    static const tagc_maker maker = {TAGC_MAKER_ABI, prepare,       &batches,
+                                     &deltas,        &harness_runs, &harness_messages};
     return &maker;
 }
 

@@ -738,8 +738,8 @@ static void test_messages(int trial) {
     uint8_t *one = reinterpret_cast<uint8_t *>(here.at()), *other = reinterpret_cast<uint8_t *>(there.at());
     CHECK(tagc_blocks_encode(&c.options, values, n, one, c.n_bytes) == TAGC_OK);
     CHECK(maker->encode(&c.form, values, other, state.at(), nullptr) == TAGC_OK && has_run());
-    CHECK(memcmp(one + TAGC_FRAME_HEADER_BYTES, other + TAGC_FRAME_HEADER_BYTES,
-                 c.n_bytes - TAGC_FRAME_HEADER_BYTES) == 0);
+    CHECK(memcmp(one + TAGC_MESSAGE_HEADER_BYTES, other + TAGC_MESSAGE_HEADER_BYTES,
+                 c.n_bytes - TAGC_MESSAGE_HEADER_BYTES) == 0);
     decoded.make(n + 1, 0);
     expected.make(n + 1, 0);
     CHECK(tagc_blocks_decode(&c.options, one, c.n_bytes, expected.at(), n) == TAGC_OK);
@@ -753,18 +753,18 @@ static void test_messages(int trial) {
         other[random_below(c.n_bytes)] ^= (uint8_t)(1u << random_below(8));
     } else if (kind == 1) { /* with a checksum that fits: a scale that nobody writes */
         if (!n) return;
-        const uint64_t body_bytes = c.n_bytes - TAGC_FRAME_HEADER_BYTES;
-        tagc_frame_header *header = reinterpret_cast<tagc_frame_header *>(other);
-        memcpy(other + TAGC_FRAME_HEADER_BYTES + 2 * random_below((n + c.form.block - 1) / c.form.block),
+        const uint64_t body_bytes = c.n_bytes - TAGC_MESSAGE_HEADER_BYTES;
+        tagc_message_header *header = reinterpret_cast<tagc_message_header *>(other);
+        memcpy(other + TAGC_MESSAGE_HEADER_BYTES + 2 * random_below((n + c.form.block - 1) / c.form.block),
                random_below(2) ? "\x80\x7f" : "\x01\x00", 2);
-        header->body_sum = tagc_frame_sum(other + TAGC_FRAME_HEADER_BYTES, body_bytes);
-        header->sum = tagc_frame_header_sum(header);
+        header->body_sum = tagc_message_sum(other + TAGC_MESSAGE_HEADER_BYTES, body_bytes);
+        header->sum = tagc_message_header_sum(header);
     } else if (kind == 2) {
         harmed.form.block = c.form.block == 16 ? 32 : c.form.block / 2;
     } else {
-        tagc_frame_header *header = reinterpret_cast<tagc_frame_header *>(other);
+        tagc_message_header *header = reinterpret_cast<tagc_message_header *>(other);
         header->n_elems++;
-        header->sum = tagc_frame_header_sum(header);
+        header->sum = tagc_message_header_sum(header);
     }
     if (kind == 2) { /* the receiver's length is another one, too: it reads what it has room for */
         array<uint64_t> longer;

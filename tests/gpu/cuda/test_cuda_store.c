@@ -4,7 +4,7 @@
 #include "gpu/queue_private.h"
 #include "gpu/store.h"
 #include "harness_maker.h"
-#include "tagc/frames.h"
+#include "tagc/device.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -113,37 +113,31 @@ static void test_moves(void **state) {
 
 /* A change makes the residual of `late`, and nothing else is called before it has to move: from a region to a larger one, and within
  * it after `first` has gone. */
-static void moves_of_changed(tagc_status (*create)(tagc_store *, tagc_comm *, const tagc_reducer_options *,
-                                                   tagc_reducer **)) {
+static void test_moves_what_a_change_made(void **state) {
     world w = {0};
     tagc_reducer_options options = options_of(512), exact = options_of(256);
     tagc_reducer *first, *late, *next, *last;
+    (void)state;
     open_world(&w);
-    assert_int_equal(create(w.store, w.comm, &options, &first), TAGC_OK);
+    assert_int_equal(tagc_reducer_create_in(w.store, w.comm, &options, &first), TAGC_OK);
     exact.sparsity = 0;
     exact.format = TAGC_FORMAT_FP32;
-    assert_int_equal(create(w.store, w.comm, &exact, &late), TAGC_OK);
+    assert_int_equal(tagc_reducer_create_in(w.store, w.comm, &exact, &late), TAGC_OK);
     assert_int_equal(tagc_reducer_residual_elems(late), 0);
     assert_int_equal(tagc_reducer_set_sparsity(late, 0.75), TAGC_OK);
     assert_int_equal(tagc_reducer_residual_elems(late), 256);
     set(first, 1000), set(late, 5000);
-    assert_int_equal(create(w.store, w.comm, &options, &next), TAGC_OK);
+    assert_int_equal(tagc_reducer_create_in(w.store, w.comm, &options, &next), TAGC_OK);
     set(next, 9000);
     check(first, 1000), check(late, 5000), check(next, 9000);
     tagc_reducer_destroy(first);
     tagc_reducer_destroy(next);
     options.n_elems = 1024;
-    assert_int_equal(create(w.store, w.comm, &options, &last), TAGC_OK);
+    assert_int_equal(tagc_reducer_create_in(w.store, w.comm, &options, &last), TAGC_OK);
     set(last, 20000);
     check(late, 5000), check(last, 20000);
     tagc_reducer_destroy(late), tagc_reducer_destroy(last);
     close_world(&w);
-}
-
-static void test_moves_what_a_change_made(void **state) {
-    (void)state;
-    moves_of_changed(tagc_reducer_create_in);
-    moves_of_changed(tagc_frames_create_in);
 }
 
 /* Whatever is in a store takes spares of the same two regions: one for each exchange under way. */
@@ -164,7 +158,42 @@ static void test_shares_spares(void **state) {
     close_world(&w);
 }
 
-/* Steps are those of a unit; a probe takes no memory, and no unit takes a reducer that is in no store. */
+/* State goes in and out by way of the host: what one reducer saves, the other loads, and each scales it as the other does. */
+static void test_state(void **state) {
+    world w = {0};
+    (void)state;
+    open_world(&w);
+    for (int format = TAGC_FORMAT_FP32; format <= TAGC_FORMAT_INT4; format++) {
+        tagc_reducer_options options = options_of(1024);
+        float values[MOST], others[MOST];
+        tagc_reducer *there, *plain;
+        options.residual = format;
+        options.tag = 1;
+        assert_int_equal(tagc_reducer_create_in(w.store, w.comm, &options, &there), TAGC_OK);
+        assert_int_equal(tagc_reducer_create(w.comm, &options, &plain), TAGC_OK);
+        uint64_t n_bytes = tagc_reducer_state_bytes(there), n = tagc_reducer_residual_elems(there);
+        char *one = malloc(n_bytes), *other = malloc(n_bytes);
+        for (uint64_t i = 0; i < n; i++) values[i] = (float)(i % 17) * 1e-3f;
+        assert_int_equal(tagc_reducer_set_residual(there, values, n), TAGC_OK);
+        assert_int_equal(tagc_reducer_set_residual(plain, values, n), TAGC_OK);
+        assert_int_equal(tagc_reducer_scale_residual(there, 0.5), TAGC_OK);
+        assert_int_equal(tagc_reducer_scale_residual(plain, 0.5), TAGC_OK);
+        assert_int_equal(tagc_reducer_scale_residual(there, 1e60), TAGC_ERR_ARGUMENT);
+        assert_int_equal(tagc_reducer_state_save(there, one, n_bytes), TAGC_OK);
+        assert_int_equal(tagc_reducer_state_save(plain, other, n_bytes), TAGC_OK);
+        assert_memory_equal(one, other, n_bytes);
+        set(there, 3);
+        assert_int_equal(tagc_reducer_state_load(there, other, n_bytes), TAGC_OK);
+        assert_int_equal(tagc_reducer_get_residual(there, values, n), TAGC_OK);
+        assert_int_equal(tagc_reducer_get_residual(plain, others, n), TAGC_OK);
+        assert_memory_equal(values, others, n * sizeof *values);
+        free(one), free(other);
+        tagc_reducer_destroy(plain), tagc_reducer_destroy(there);
+    }
+    close_world(&w);
+}
+
+/* Steps are those of a unit; a probe takes no memory, and no unit takes a reducer that is in no store of its queue. */
 static void test_refuses(void **state) {
     static const tagc_run whole = {0, 0, 1024};
     world w = {0};
@@ -173,13 +202,17 @@ static void test_refuses(void **state) {
     open_world(&w);
     tagc_reducer_options options = options_of(1024);
     tagc_reducer *r = make(&w, 1024, 1), *probe, *outside;
+    tagc_queue *queue;
+    tagc_store *store;
     assert_int_equal(tagc_reducer_begin(r, values, sums), TAGC_ERR_STATE);
     assert_string_equal(tagc_last_error(), "this reducer's steps are those of its unit (tagc_unit_enqueue)");
     uint64_t n_allocs = fake_n_allocs();
     assert_int_equal(tagc_reducer_probe_in(w.store, w.comm, &options, &probe), TAGC_OK);
     assert_int_equal(fake_n_allocs(), n_allocs);
     check(r, 1);
-    assert_int_equal(tagc_reducer_create_on(w.kernels, w.comm, &options, &outside), TAGC_OK);
+    assert_int_equal(tagc_queue_create_on(w.kernels, 2, &queue), TAGC_OK);
+    assert_int_equal(tagc_store_create(queue, &store), TAGC_OK);
+    assert_int_equal(tagc_reducer_create_in(store, w.comm, &options, &outside), TAGC_OK);
     tagc_unit_part part = {outside, 1024, 512, &whole, 1, &whole, 1};
     tagc_unit_options of = {.struct_bytes = sizeof of,
                             .what = "gradients of a",
@@ -195,51 +228,8 @@ static void test_refuses(void **state) {
     assert_int_equal(tagc_unit_create(w.queue, &of, &unit), TAGC_ERR_ARGUMENT);
     assert_non_null(strstr(tagc_last_error(), "part 0 has a reducer with kernels that is not in a store"));
     tagc_reducer_destroy(outside), tagc_reducer_destroy(probe), tagc_reducer_destroy(r);
-    close_world(&w);
-}
-
-/* While a step by frames is under way, nothing moves its residual or takes its memory. The step ends as if nobody had asked. */
-static void test_refuses_between_encode_and_settle(void **state) {
-    enum { N = 512 };
-    world w = {0};
-    tagc_reducer_options options = options_of(N), larger = options_of(2 * N);
-    tagc_reducer *r, *small, *other;
-    void *memory;
-    (void)state;
-    open_world(&w);
-    assert_int_equal(tagc_frames_create_in(w.store, w.comm, &options, &r), TAGC_OK);
-    options.sparsity = 0;
-    options.format = TAGC_FORMAT_FP32;
-    assert_int_equal(tagc_frames_create_in(w.store, w.comm, &options, &small), TAGC_OK);
-    set(r, 1000);
-    size_t n_frames = RANKS * (size_t)tagc_frames_bytes(r, 0),
-           n_bytes = n_frames + sizeof(tagc_frames_verdict) + 2 * N * sizeof(float);
-    const tagc_heap *heap = &w.kernels->arrays.heap;
-    assert_int_equal(heap->create(w.kernels, n_bytes, "test", &memory), TAGC_OK);
-    assert_int_equal(w.kernels->arrays.fill(w.kernels, memory, 0, n_bytes), TAGC_OK);
-    float *gradient = (float *)memory, *output = gradient + N;
-    char *frames = (char *)(output + N);
-    void *verdict = frames + n_frames;
-    const char *region = w.store->region;
-    assert_int_equal(tagc_frames_encode(r, gradient, output, frames, verdict), TAGC_OK);
-    for (int i = 0; i < 5; i++) {
-        tagc_status status = i == 0   ? tagc_frames_create_in(w.store, w.comm, &larger, &other)
-                             : i == 1 ? tagc_frames_create_in(w.store, w.comm, &options, &other)
-                             : i == 2 ? tagc_frames_probe_in(w.store, w.comm, &larger, &other)
-                             : i == 3 ? tagc_reducer_set_sparsity(small, 0.75)
-                                      : tagc_frames_encode(small, gradient, output, frames, verdict);
-        assert_int_equal(status, TAGC_ERR_STATE);
-        assert_non_null(strstr(tagc_last_error(), "is between encode and settle"));
-        assert_ptr_equal(w.store->region, region); /* the step's kernels write there */
-    }
-    assert_int_equal(tagc_frames_settle(r), TAGC_OK); /* given up */
-    assert_int_equal(tagc_frames_end(r, &(tagc_frames_verdict){0}, NULL), TAGC_ERR_STATE);
-    check(r, 1000);
-    assert_int_equal(tagc_reducer_set_sparsity(small, 0.75), TAGC_OK);
-    set(small, 5000);
-    check(r, 1000), check(small, 5000);
-    heap->destroy(w.kernels, memory, n_bytes);
-    tagc_reducer_destroy(small), tagc_reducer_destroy(r);
+    tagc_store_destroy(store);
+    tagc_queue_destroy(queue);
     close_world(&w);
 }
 
@@ -291,8 +281,8 @@ int main(void) {
         cmocka_unit_test(test_moves),
         cmocka_unit_test(test_moves_what_a_change_made),
         cmocka_unit_test(test_shares_spares),
+        cmocka_unit_test(test_state),
         cmocka_unit_test(test_refuses),
-        cmocka_unit_test(test_refuses_between_encode_and_settle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

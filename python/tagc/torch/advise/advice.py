@@ -9,7 +9,7 @@ import inspect
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -30,7 +30,7 @@ from tagc.torch.advise.choice import (
     seconds_text,
 )
 from tagc.torch.advise.shape import Held, Shape, held_bytes, is_one, look
-from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, WIRES, Survey, in_ways, name_of, own_work_of
+from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, WIRES, Survey, by_codec, name_of, own_work_of
 from tagc.torch.exchange import internals, streams
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import share
@@ -39,7 +39,7 @@ from tagc.torch.exchange.identity import identity
 from tagc.torch.exchange.waits import timeout_of
 from tagc.torch.hooks import ddp, fsdp1
 from tagc.torch.hooks.kinds import kind_of
-from tagc.torch.schedule.options import TRANSPORTS, Options, unknown_option
+from tagc.torch.schedule.options import Options, unknown_option
 
 BACKWARD = 2 / 3  # of computing, which DDP's exchange overlaps
 BUSY = 1.5  # times that runs of the same measurement may differ by
@@ -60,7 +60,6 @@ def advise(
     seconds: float = 20,
     threads: int = 1,
     timeout_s: float | None = None,
-    transports: Collection[str] | None = None,
     every: int | str | None = None,
     micro_batches: int | None = None,
     schedule: str | None = None,
@@ -82,9 +81,8 @@ def advise(
         it is timed. With neither of them only communication is compared, not whether it matters.
     every: also compare with local steps, whose exchange is measured, too: steps between two exchanges, or
         "auto".
-    seconds: that it may take, about. hosts, between, threads, timeout_s: as for compress(). transports: of
-        compress(), which to measure, such as ("host", "group"); None: both where every rank has kernels for
-        its GPU, else "host". verbose: rank 0 prints the advice.
+    seconds: that it may take, about. hosts, between, threads, timeout_s: as for compress(). verbose: rank
+        0 prints the advice.
 
     Returns a dict for JSON, the same on every rank: "choice" ("off" or "compress"), "verdict" (compression
     "pays", "makes no difference" or "costs", by tagc_verdict_of, as tagc bench and tagc plan have it),
@@ -131,11 +129,6 @@ def advise(
             raise Error(
                 "argument", "step must be a function, and there is no use for it where step_s is given"
             )
-        if transports is not None and not set(transports) <= set(TRANSPORTS):
-            raise Error(
-                "argument",
-                f"transports is {transports!r}, must have no others than {', '.join(map(repr, TRANSPORTS))}",
-            )
         if (
             every is not None
             and every != "auto"
@@ -155,7 +148,6 @@ def advise(
                 "threads": threads,
                 "step": step is not None,
                 "step_s": step_s is None,
-                "transports": transports,
                 "every": every,
                 "hosts": hosts,
             },
@@ -181,9 +173,7 @@ def advise(
     return advise_shape(
         group,
         shape,
-        Survey(
-            group, shape, threads, timeout_s, on, transports, None if cluster is None else cluster.of(group)
-        ),
+        Survey(group, shape, threads, timeout_s, on, None if cluster is None else cluster.of(group)),
         step_s=step_s,
         seconds=seconds,
         every=every,
@@ -413,25 +403,21 @@ def forecast(
             ring_bytes("bf16", in_bf16=True),
             torch={"reduce": "bf16", "param": "bf16"},
         )
-    for options in itertools.chain(*map(in_ways, GRADIENTS)):
+    for options in itertools.chain(*map(by_codec, GRADIENTS)):
         if name_of(options) not in found["seconds"]:
             continue
-        is_in_group, is_on_device = "transport" in options, "codec" in options
-        gradients_s = total(name_of(options), agree_s) + (0.0 if is_in_group or is_on_device else copies_s)
+        is_on_device = "codec" in options
+        gradients_s = total(name_of(options), agree_s) + (0.0 if is_on_device else copies_s)
         others: tuple[str, ...] = WIRES
         if options.get("exchange") == "dense":  # nothing is lost, in parameters neither
             others = ("bf16", "lossless") if shape.gather == "bf16" else (shape.gather,)
-        # torch's own gathers are in the model's group, too
-        if is_in_group or not gathers.some_by_tagc:
+        if not gathers.some_by_tagc:
             others = ()
         for parameters in (None, *others):
             parameters_s = gathers.by_torch() if parameters is None else gathers.by_tagc(parameters)
             gathered = around * gathers.torchs_bytes() if parameters is None else gathers.bytes_of(parameters)
             chosen = options | ({"parameters": parameters} if parameters else {})
-            if (
-                not (is_in_group or is_on_device)
-                and name_of({**options, "codec": "device"}) in found["seconds"]
-            ):
+            if not is_on_device and name_of({**options, "codec": "device"}) in found["seconds"]:
                 chosen["codec"] = "host"  # which is not the default where there are kernels
             card_bytes = tagcs_bytes(name_of(options), gathered)
             add(name_of(chosen), "compress", gradients_s, parameters_s, card_bytes, chosen)

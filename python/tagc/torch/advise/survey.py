@@ -6,10 +6,11 @@ model."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,10 +21,9 @@ from tagc.torch.advise import own_work
 from tagc.torch.advise.shape import Shape, n_of
 from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.comm import Comm, share
-from tagc.torch.exchange.group import Link
+from tagc.torch.exchange.comm import Comm, compared, share
 from tagc.torch.exchange.hosts import Hosts
-from tagc.torch.exchange.reducer import Gatherer, OwnWay, Way
+from tagc.torch.exchange.reducer import Gatherer, Way
 from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.staging import Kernels, Staging
 from tagc.torch.exchange.streams import Cuda
@@ -32,6 +32,7 @@ from tagc.torch.exchange.waits import Collectives, timeout_of
 from tagc.torch.exchange.work import Work
 from tagc.torch.hooks.replicas import CHANGED, Gathers
 from tagc.torch.schedule.options import Options
+from tagc.torch.schedule.samples import Sample
 
 N_SMALL = 4096
 N_RUNS = 3
@@ -55,14 +56,11 @@ WIRES = ("bf16", "lossless", "delta4")
 LOCAL = "local steps"
 LOCAL_OPTIONS: dict[str, Any] = {"sparsity": 0, "values": "int4", "mild": "int4", "mild_sparsity": 0}
 
-# Options that change the way of gradients on a device, for exchange direct.
-WAYS: tuple[dict[str, Any], ...] = ({"codec": "device"}, {"transport": "group"})
 
-
-def in_ways(options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns those options, and the same with each other way."""
-    others = [] if options.get("exchange") == "dense" else [{**options, **way} for way in WAYS]
-    return [dict(options), *others]
+def by_codec(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns those options, and for exchange direct the same with the codec on the device."""
+    on_device = [] if options.get("exchange") == "dense" else [{**options, "codec": "device"}]
+    return [dict(options), *on_device]
 
 
 def name_of(options: Mapping[str, Any]) -> str:
@@ -73,8 +71,7 @@ def name_of(options: Mapping[str, Any]) -> str:
         what = "every value as int8" if options["sparsity"] == 0 else f"{100 * options['sparsity']:g} % zero"
     parameters = f", parameters {options['parameters']}" if options.get("parameters") else ""
     on_device = ", codec on the device" if options.get("codec") == "device" else ""
-    in_group = ", in the model's own group" if options.get("transport") == "group" else ""
-    return f"tagc, {what}{on_device}{in_group}{parameters}"
+    return f"tagc, {what}{on_device}{parameters}"
 
 
 def own_gathers(n_gathers: int) -> int:
@@ -89,6 +86,25 @@ def own_work_of(n_gathers: int) -> str:
 # ---- measuring ----
 
 
+class _Unsampled:
+    """In the place of a schedule, for task.Task: nothing follows the gradients."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def sampling(self, layout: layouts.Layout) -> tuple[ctypes.c_void_p, Sample]:
+        return ctypes.c_void_p(), Sample((), (), torch.empty(0, dtype=torch.long))
+
+    def largest(self, part: layouts.Part, dtype: torch.dtype) -> list[dict[str, Any]]:
+        return [self._options.reducer(part.kind, dtype)]
+
+    def has_levels(self, kind: str) -> bool:
+        return False
+
+    def note(self, *_: object) -> None:
+        """Is never called: there are no windows."""
+
+
 class Survey:
     """Times on this rank, {what: {elements: [seconds]}}; each measurement is collective. group: of the
     gradients' exchange. hosts: those of the group; None: each rank counts as one."""
@@ -100,11 +116,9 @@ class Survey:
         threads: int = 1,
         timeout_s: float | None = None,
         streams: Cuda | None = None,
-        transports: Collection[str] | None = None,
         hosts: Hosts | None = None,
     ) -> None:
-        """streams: of the model's device; None: CPU memory. transports: of compress(); None: all if every
-        rank has kernels for its device, else "host"."""
+        """streams: of the model's device; None: CPU memory."""
         timeout_s = timeout_of(group) if timeout_s is None else timeout_s
         self.group, self.shape, self.threads, self.timeout_s = group, shape, threads, timeout_s
         self.has_gathers = shape.wrap == "fsdp2" and any(shape.n_gathers)
@@ -122,7 +136,7 @@ class Survey:
         self.times: dict[str, dict[int, list[float]]] = {}
         self.phases: dict[str, dict[str, float]] = {}  # what -> seconds per element
         self.bits: dict[str, float] = {}  # what -> sent per element, of the host of rank 0
-        self._transports, self._staging = transports, None if streams is None else Staging(streams, None)
+        self._staging = None if streams is None else Staging(streams, None)
         self._random = torch.Generator().manual_seed(1234 + self.rank)  # keeps the user's random numbers
 
     def __enter__(self) -> Survey:
@@ -148,12 +162,7 @@ class Survey:
 
     def _is_measured(self, options: Mapping[str, Any], have_kernels: bool) -> bool:
         """Returns whether it is measured, the same on all ranks."""
-        if "codec" in options:
-            return have_kernels
-        if "transport" in options:
-            is_asked = have_kernels if self._transports is None else "group" in self._transports
-            return is_asked and (self.streams is None or have_kernels)
-        return True
+        return have_kernels or "codec" not in options
 
     def run(self, seconds: float, with_local: bool = False) -> None:
         """Measures everything that forecast() needs, in about that time. with_local: and the exchange of
@@ -169,7 +178,7 @@ class Survey:
                 self.torch_reduce(size, dtype, all_reduce)
                 if any(self.shape.n_gathers):
                     self.torch_gather(size, dtype)
-            for options in itertools.chain(*map(in_ways, GRADIENTS)):
+            for options in itertools.chain(*map(by_codec, GRADIENTS)):
                 if self._is_measured(options, have_kernels):
                     self.reduce(size, Options(**options, threads=self.threads), name_of(options), all_reduce)
             if with_local:
@@ -335,17 +344,12 @@ class Survey:
             if all_reduce
             else layouts.chunked(parameters, hosts.n_hosts)
         )
-        is_in_group = options.transport == "group"
-        kernels = self._kernels if is_in_group or options.codec == "device" else None
+        kernels = self._kernels if options.codec == "device" else None
         source = self._gradient(layout.n_elems).to(DTYPES[self.shape.reduce])
         source = source if kernels is None else source.to(kernels.device)
         gradient, target = source.clone(), source if all_reduce else source.new_empty(layout.row)
         comm = self._comms[hosts]
-        way: Way = (
-            Link(hosts.between, comm, self._staging, self.timeout_s, Work())
-            if is_in_group
-            else OwnWay(comm, Work(), kernels)
-        )
+        way = Way(comm, Work(), kernels, None if kernels is None else self._staging)
         whole = None if hosts.is_flat else self._on_device(layout.n_elems * hosts.per_host, self.shape.reduce)
         unit = Unit("advise()", lambda part, dtype: options.reducer(part.kind, dtype))
         stats: list[Stats] = []
@@ -353,14 +357,16 @@ class Survey:
         def run() -> None:
             if whole is not None and self._within is not None:
                 Rows(hosts, self._within, whole, dist.ReduceOp.AVG, "advise()", self.timeout_s).add_up()
-            end = unit.reduce(way, layout, source, target, dist.ReduceOp.AVG)
+            if way.staging is None:
+                found = unit.reduce(way, layout, source, target, dist.ReduceOp.AVG)()
+            else:
+                found = self._by_libtagc(unit, way, options, source, target)
             if whole is not None and all_reduce:
                 self._of_host(target.device).all_gather(whole, target)
-            if is_in_group and kernels is not None:
-                kernels.streams.finish(kernels.stream)
-            stats.append(end())
+            stats.append(found)
 
         try:
+            unit.prepare(way, layout, dist.ReduceOp.AVG, source.dtype)
             # an exchange does not keep its source
             seconds = self.time(what, n, run, n_warm=2, before=lambda: source.copy_(gradient))
         finally:
@@ -377,6 +383,20 @@ class Survey:
             / layout.n_elems
         )
         return seconds
+
+    @staticmethod
+    def _by_libtagc(
+        unit: Unit, way: Way, options: Options, source: torch.Tensor, target: torch.Tensor
+    ) -> Stats:
+        """Exchanges arrays on a device, as hooks have it done, and waits for the result."""
+        what, op, sizes = "advise()", dist.ReduceOp.AVG, (source.numel(), target.numel())
+        assert way.staging is not None  # with kernels
+        task = unit.task(way.staging, way, what, [way.comm], op, source.dtype, sizes, _Unsampled(options))
+        assert task is not None  # none is under way
+        task.begin(*compared(what, {}), 0, task.check)
+        way.staging.start(task, source, target, waits=True)
+        way.staging.finish()
+        return [(part, lib.ReducerStats.from_buffer_copy(stats)) for part, stats in task.stats()]
 
     def _gather(self, n: int, wire: str) -> None:
         """Times tagc's gather of changed parameters, including the hook's vote and copies; in two levels over

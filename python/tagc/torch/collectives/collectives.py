@@ -101,7 +101,7 @@ class Collectives:
         parameters: Parameters | None = None,
         hosts: int | None = None,
         codec: Literal["host", "device"] | None = "host",
-        transport: Literal["host", "gloo", "native", "group"] = "host",
+        transport: Literal["host", "gloo", "native"] = "host",
         threads: int = 1,
         timeout_s: float | None = None,
         **unknown: NoReturn,
@@ -132,12 +132,11 @@ class Collectives:
         self._group, options, self._keys, is_fresh = _prepared(group, names, optimizer, given, unknown)
         self._state = State(torch.nn.Module(), self._keys, options, is_fresh)
         self._state.is_verbose = True
-        in_group = options.transport == "group"
-        self._passes = Passes(self._state, Runners(None, options.codec_on(), in_group, options.timeout_s))
+        self._passes = Passes(self._state, Runners(None, options.codec_on()))
         self._passes.frees.append(self._keys.free)
         self._hosts = self._keys.own_hosts()
         # such calls use groups in which the caller may have collectives of its own
-        self._is_in_caller = in_group or self._hosts.is_one
+        self._is_in_caller = self._hosts.is_one
         self._order = threading.RLock()  # held while a call takes its place
         self._last: Future | None = None  # of the last call in the runner's thread
         self._failed: list[Work] = []  # whose failures nobody has raised yet

@@ -18,8 +18,8 @@ import torch
 from tagc.torch.compiled.passes import Pass
 from tagc.torch.compiled.sharded import Sharded
 from tagc.torch.compiled.starts import Started
+from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange import waits
 from tagc.torch.exchange.comm import Disagreement
 from tagc.torch.exchange.interfaces import Kinds
 from tagc.torch.exchange.unit import DTYPES, Unit, scale_of
@@ -105,7 +105,7 @@ class Module:
         parameters = [each.parameter for each in self.parameters]
         self._unit = handle.state.add_unit(self.name, Unit, parameters, self.n_ranks, held)
         if self.dtype not in DTYPES:
-            self._gather: Any = waits.AllGather(self.name, handle.state.options.timeout_s)
+            self._gather: Any = internals.all_gather
             return None
         wire = handle.state.options.parameters or ("bf16" if self.dtype == torch.bfloat16 else "fp32")
         owned = self.group, self.n_shard, lambda: [each.own() for each in self.parameters]
@@ -115,9 +115,9 @@ class Module:
 
     def _lasts(self, dtype: torch.dtype) -> bool:
         """Returns whether exchanges go on in the runner's thread. Not on a device, whose streams order them;
-        and not by the caller's own group, of whose collectives only the caller knows the order."""
-        is_own = not self._hosts.is_one and not self._connected().handle.passes.runners.in_group
-        return is_own and dtype in DTYPES and self._device.type == "cpu" and self.n_ranks > 1
+        and not within one host, by the caller's own group, of whose collectives only the caller knows the
+        order."""
+        return not self._hosts.is_one and dtype in DTYPES and self._device.type == "cpu" and self.n_ranks > 1
 
     @property
     def _device(self) -> torch.device:

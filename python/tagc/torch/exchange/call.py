@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import zlib
@@ -18,7 +19,7 @@ from tagc.torch.exchange.reducer import LocalFailure, Way
 from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.staging import Staging
 from tagc.torch.exchange.task import Sampler, Task
-from tagc.torch.exchange.unit import Stats, check_tensors, scale_of
+from tagc.torch.exchange.unit import Resting, Stats, Unit, check_tensors, scale_of
 
 FindLayout = Callable[[], "Layout | None"]  # of the gradient; None: its parameters are unknown
 # (outcome, seconds of the exchange, seconds of the agreement)
@@ -26,7 +27,7 @@ Record = Callable[[Stats, float, float], object]
 
 
 class Call:
-    """comm: over which ranks agree and tagc sends. group: theirs. failure: of this rank; perform() tells the
+    """comm: over which ranks agree and tagc sends. failure: of this rank; perform() tells the
     others. waits: whether later work of the current stream waits for the result. wants_kernels: whether it
     runs on the tensors' device, if that has kernels."""
 
@@ -35,20 +36,9 @@ class Call:
     runs_beside = False
 
     def __init__(
-        self,
-        comm: Comm,
-        group: Any,
-        failure: BaseException | None = None,
-        waits: bool = True,
-        wants_kernels: bool = True,
+        self, comm: Comm, failure: BaseException | None = None, waits: bool = True, wants_kernels: bool = True
     ) -> None:
-        self.comm, self.group, self.failure, self.waits, self.wants_kernels = (
-            comm,
-            group,
-            failure,
-            waits,
-            wants_kernels,
-        )
+        self.comm, self.failure, self.waits, self.wants_kernels = comm, failure, waits, wants_kernels
 
     def perform(
         self,
@@ -70,7 +60,7 @@ class Call:
         """Prepares its next exchange, in the hook. Local."""
         raise NotImplementedError
 
-    def make_task(self, way: Way, staging: Staging) -> Task | None:
+    def make_task(self, way: Way, staging: Staging, source: torch.Tensor) -> Task | None:
         """Agrees with all ranks on this exchange, makes what it needs, and returns what libtagc runs by
         itself, begun; None: nothing was done, and perform() is the way. Collective; nothing is under
         way."""
@@ -98,7 +88,6 @@ class Reduction(Call):
         self,
         unit: Exchanged,
         comm: Comm,
-        group: Any,
         source: torch.Tensor,
         target: torch.Tensor,
         op: Any,
@@ -113,7 +102,7 @@ class Reduction(Call):
         rows: Rows | None = None,
         loaded: int | None = None,
     ) -> None:
-        super().__init__(comm, group, failure, waits)
+        super().__init__(comm, failure, waits)
         (self._begin, self._take_back), self._lock = begin, lock
         self.n_elems, self.dtype = source.numel(), source.dtype
         self.n_bytes = self.n_elems * source.element_size()
@@ -157,7 +146,7 @@ class Reduction(Call):
         with self._lock:
             try:
                 unit, layout, record = self._begin(self, source)
-                end = unit.reduce(way, layout, source, target, self.op, step=self.step, waits=self.waits)
+                end = unit.reduce(way, layout, source, target, self.op, step=self.step)
             except Exception as problem:
                 if way.kernels is not None:
                     self._abort_unless_told(problem)
@@ -174,36 +163,40 @@ class Reduction(Call):
         unit = None if self.layout is None else self.unit.alone(self.layout)
         if unit is None or self.layout is None or not self._is_plain or self.failure or self.rows_wait:
             return None
-        if not unit.is_ready(way, self.layout, self.op, self.dtype):
+        if self.unit.rests or not unit.is_ready(way, self.layout, self.op, self.dtype):
             return None
+        return self._task_of(unit, self.layout, way, staging)
+
+    def _task_of(self, unit: Unit, layout: Layout, way: Way, staging: Staging) -> Task | None:
         comms = [self.comm] if self.rows is None else [self.rows.comm, self.comm]
-        n_output = self.n_elems if self.is_all_reduce else self.layout.row
-        sizes = self.n_elems, n_output
+        sizes = self.n_elems, self.n_elems if self.is_all_reduce else layout.row
         return unit.task(staging, way, self._what, comms, self.op, self.dtype, sizes, self.schedule)
 
-    def make_task(self, way: Way, staging: Staging) -> Task | None:
+    def make_task(self, way: Way, staging: Staging, source: torch.Tensor) -> Task | None:
         if self.layout is None or not self._is_plain or self.failure or self.rows_wait:
-            return None
-        if not self.unit.can_be_alone:
             return None
         self._agree(None)
         with self._lock:
             try:
                 _, layout, record = self._begin(self, None)
                 unit = self.unit.alone(layout, makes=True)
-                assert unit is not None  # can_be_alone
+                assert unit is not None  # it is made
                 unit.prepare(way, layout, self.op, self.dtype, self.step)
-                task = self._local_task(way, staging)
+                task, resting = self._local_task(unit, layout, way, staging, source)
             except Exception as problem:
                 self._abort_unless_told(problem)
                 raise
-        assert task is not None  # nothing is under way
-        self._put(task, layout, record)
+        self._put(task, layout, record, functools.partial(unit.put_back, resting))
         return task
 
-    def _local_task(self, way: Way, staging: Staging) -> Task | None:
+    def _local_task(
+        self, unit: Unit, layout: Layout, way: Way, staging: Staging, source: torch.Tensor
+    ) -> tuple[Task, Resting]:
+        """Returns also the residuals that are not sent."""
         try:
-            return self.task(way, staging)
+            task = self._task_of(unit, layout, way, staging)
+            assert task is not None  # nothing is under way
+            return task, unit.withdraw(source) if self.unit.rests else []
         except Error as problem:
             raise LocalFailure(problem.status, str(problem)) from problem
 
@@ -213,10 +206,13 @@ class Reduction(Call):
             _, layout, record = self._begin(self, None)
         self._put(task, layout, record)
 
-    def _put(self, task: Task, layout: Layout, record: Record) -> None:
+    def _put(
+        self, task: Task, layout: Layout, record: Record, put_back: Callable[[], object] = lambda: None
+    ) -> None:
         words, text = compared(self._what, self._numbers)
 
         def end() -> None:
+            put_back()
             if not task.is_agreed and self.opens_step:
                 self._take_back()
             if (found := task.full_windows()) is not None:

@@ -50,8 +50,7 @@ class Disagreement(Error):
 
 
 class Comm:
-    """One rank's connection to the others of `group`. Collective to make. transport: as in compress();
-    "group", whose gradients go by another way, is "host" for all else."""
+    """One rank's connection to the others of `group`. Collective to make. transport: as in compress()."""
 
     place = 0  # of its ranks in their hosts, if gradients are added up there first
 
@@ -235,7 +234,7 @@ def _connect(
     group: dist.ProcessGroup, rank: int, ranks: tuple[int, ...], timeout_s: float, transport: str
 ) -> tuple[Way, str]:
     """Returns (the native transport for all but "gloo" if all ranks can use it, else gloo; the name of the
-    connection). For "host" and "group", rank 0 then prints why; for "native" that is an Error. Collective;
+    connection). For "host", rank 0 then prints why; for "native" that is an Error. Collective;
     all ranks return the same or raise the same Error."""
     global _n_made
     timeout = datetime.timedelta(seconds=timeout_s)
@@ -260,7 +259,7 @@ def _connect(
         port.close()
     if transport == "native":
         raise Error("unsupported", f"transport is 'native': {why_not}")
-    if transport in ("host", "group") and rank == 0 and why_not not in _said:
+    if transport == "host" and rank == 0 and why_not not in _said:
         _said.add(why_not)
         print(
             f"tagc: messages go by gloo, which takes longer than libtagc's own connections: {why_not}",

@@ -268,25 +268,17 @@ class Exchanged(Protocol):
     options: ExchangeOptions
 
     @property
-    def can_be_alone(self) -> bool:
-        """Whether alone() may give a unit."""
+    def rests(self) -> bool:
+        """Whether a parameter whose gradient is zero keeps its residual."""
         ...
 
     def reduce(
-        self,
-        way: Way,
-        layout: Layout,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: Any,
-        *,
-        step: int = 0,
-        waits: bool = True,
+        self, way: Way, layout: Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *, step: int = 0
     ) -> Callable[[], Stats]: ...
 
     def alone(self, layout: Layout, makes: bool = False) -> Unit | None:
-        """Returns the unit whose reduce() this one's is with that layout; None: it does more, or there is
-        none yet. makes: makes it, if all ranks have agreed on that layout."""
+        """Returns the unit whose reduce() this one's is with that layout; None: there is none yet. makes:
+        makes it, if all ranks have agreed on that layout."""
         ...
 
     def squares(self, layout: Layout, source: torch.Tensor) -> list[tuple[float, float]]: ...

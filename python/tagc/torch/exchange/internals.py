@@ -298,11 +298,6 @@ class FsdpGroup:
             _get(self._group, "FSDPParamGroup._all_reduce_hook"),
         )
 
-    @property
-    def gathers_by_default(self) -> bool:
-        """Whether torch gathers parameters in the default way: no custom comm, no special memory."""
-        return type(self.comms[1]).__name__ == "DefaultAllGather"
-
     def replaced(
         self, reduce_scatter: object = None, all_gather: object = None, all_reduce_hook: object = None
     ) -> Iterator[tuple[str, object]]:
@@ -386,6 +381,12 @@ def fsdp_groups(module: FSDPModule) -> list[FsdpGroup]:
 def fsdp_state(module: FSDPModule) -> Any:
     """Returns the same object for all modules of one list that fully_shard() got."""
     return _get(module, "FSDPModule._get_fsdp_state")()
+
+
+def can_reduce_unused() -> bool:
+    """Returns whether FSDP2 can give zeros for parameters without a gradient:
+    set_reduce_scatter_unused_params()."""
+    return version() >= (2, 13)
 
 
 def is_in_fsdp_backward(module: FSDPModule) -> bool:

@@ -1,6 +1,6 @@
 """Takes the memory of a device that a unit can come to need, before its first exchange: whatever the schedule
-does, later ones allocate nothing. It makes probes (tagc_reducer_probe_in, tagc_frames_probe_in), which leave
-their memory with the queue and the store."""
+does, later ones allocate nothing. It makes probes (tagc_reducer_probe_in), which leave their memory with
+the queue and the store."""
 
 from __future__ import annotations
 

@@ -3,10 +3,9 @@ those of a device. They pass on pointers and do not read the tensors."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,12 +36,12 @@ class LocalFailure(Error):
     """A failure of this rank's device, while other ranks wait for its messages."""
 
 
-def _call(kernels: Kernels | None, name: str, *arguments: Any) -> None:
+def _call(store: Store | None, name: str, *arguments: Any) -> None:
     """Calls a function that is not collective."""
     try:
         lib.call(name, *arguments)
     except Error as failure:
-        if kernels is None or failure.status != "device":
+        if store is None or failure.status != "device":
             raise
         raise LocalFailure(failure.status, str(failure)) from failure
 
@@ -60,47 +59,38 @@ class Reducer:
     """Sums gradients of n_elems values, (W, shard), over ranks, for the owner of each row or for every rank.
     Collective to make.
 
-    options: fields of tagc_reducer_options by name. kernels: the staging.Kernels of the device of gradient
-    and output; None: CPU memory. dtype: of gradients, fp32 or bf16. store: where its residual is then, and
-    its exchanges are those of a task.Task."""
+    options: fields of tagc_reducer_options by name. dtype: of gradients, fp32 or bf16. store: where its
+    residual is, on a device, and then its exchanges are those of a task.Task; None: all in CPU memory."""
 
     def __init__(
         self,
         comm: Comm,
         n_elems: int,
-        kernels: Kernels | None = None,
         dtype: torch.dtype = torch.float32,
         store: Store | None = None,
         **options: Any,
     ) -> None:
         fields = fields_of(n_elems, options, dtype)
-        self._comm, self._handle, self._kernels, self.dtype = comm, ctypes.c_void_p(), kernels, dtype
-        self._store = store
-        self.device = torch.device("cpu") if kernels is None else kernels.device
+        self._handle, self._store, self.dtype = ctypes.c_void_p(), store, dtype
+        self.device = torch.device("cpu") if store is None else store.device
         self.n_elems = n_elems
         self.n_output = n_elems if fields.output == lib.OUTPUTS["unit"] else n_elems // comm.world_size
         # whether the sums may take the place of the gradient, from its beginning (tagc_reducer_begin)
         has_room = 4 * self.n_output <= dtype.itemsize * n_elems
-        is_taken = fields.exchange == lib.EXCHANGES["direct"] and kernels is None
+        is_taken = fields.exchange == lib.EXCHANGES["direct"] and store is None
         self.is_in_place = is_taken and has_room and comm.world_size > 1
         self._under_way: tuple[torch.Tensor, ...] = ()
         self._stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
-        self._create(fields)
-
-    def _create(self, fields: lib.ReducerOptions) -> None:
-        about = self._comm.handle, ctypes.byref(fields), ctypes.byref(self._handle)
-        if self._store is not None:
-            self._handle = self._store.make("tagc_reducer_create_in", self._comm, fields)
-        elif self._kernels is None:
-            lib.call("tagc_reducer_create", *about)
+        if store is not None:
+            self._handle = store.make("tagc_reducer_create_in", comm, fields)
         else:
-            lib.call("tagc_reducer_create_on", self._kernels.handle, *about)
+            lib.call("tagc_reducer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
 
     def change(self, options: Mapping[str, Any]) -> None:
         """Sends by other options from now on: format, sparsity and block may differ. The residual stays.
         Collective in effect."""
         fields = fields_of(self.n_elems, options, self.dtype)
-        _call(self._kernels, "tagc_reducer_change", self._handle, ctypes.byref(fields))
+        _call(self._store, "tagc_reducer_change", self._handle, ctypes.byref(fields))
 
     def _pointers(self, gradient: torch.Tensor, output: torch.Tensor) -> tuple[int, int]:
         return (
@@ -113,10 +103,7 @@ class Reducer:
         return self._handle.value
 
     def begin(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
-        """Starts the exchange. On a device it waits for this thread's stream, which must end with the
-        gradient. Do not use either tensor until wait()."""
-        if self._kernels is not None:
-            self._kernels.streams.settle()
+        """Starts the exchange. Do not use either tensor until wait()."""
         lib.call("tagc_reducer_begin", self._handle, *self._pointers(gradient, output))
         self._under_way = gradient, output
 
@@ -149,7 +136,7 @@ class Reducer:
 
     def set_steps(self, n_steps: int) -> None:
         """Sets the number of steps that have begun. The rounding of the residual derives from it."""
-        _call(self._kernels, "tagc_reducer_set_steps", self._handle, n_steps)
+        _call(self._store, "tagc_reducer_set_steps", self._handle, n_steps)
 
     def residual(self) -> torch.Tensor | None:
         """Returns a copy of the residual, fp32 in CPU memory; None if the exchange has none."""
@@ -157,19 +144,19 @@ class Reducer:
         if not n_elems:
             return None
         values = torch.empty(n_elems, dtype=torch.float32)
-        _call(self._kernels, "tagc_reducer_get_residual", self._handle, values.data_ptr(), n_elems)
+        _call(self._store, "tagc_reducer_get_residual", self._handle, values.data_ptr(), n_elems)
         return values
 
     def residual_square(self) -> float:
         """Returns the sum of the squares of the residual; 0 if the exchange has none."""
         square = ctypes.c_double()
-        _call(self._kernels, "tagc_reducer_residual_square", self._handle, ctypes.byref(square))
+        _call(self._store, "tagc_reducer_residual_square", self._handle, ctypes.byref(square))
         return square.value
 
     def set_residual(self, values: torch.Tensor) -> None:
         n_elems = values.numel()
         _call(
-            self._kernels,
+            self._store,
             "tagc_reducer_set_residual",
             self._handle,
             _address(values, n_elems, "residual"),
@@ -177,7 +164,7 @@ class Reducer:
         )
 
     def scale_residual(self, factor: float) -> None:
-        _call(self._kernels, "tagc_reducer_scale_residual", self._handle, factor)
+        _call(self._store, "tagc_reducer_scale_residual", self._handle, factor)
 
     def close(self) -> None:
         if self._handle:
@@ -215,42 +202,12 @@ class Probe:
         self._handle = ctypes.c_void_p()
 
 
-class Way(Protocol):
-    """Where the reducers of a unit work, and what sends their messages. A unit sees no difference."""
+class Way(NamedTuple):
+    """Where the reducers of a unit work, and what sends their messages.
 
-    @property
-    def comm(self) -> Comm: ...
-
-    @property
-    def kernels(self) -> Kernels | None:
-        """Of the device where tensors are; None: CPU memory."""
-        ...
-
-    @property
-    def work(self) -> Work:
-        """Memory that its exchanges share, because they run one after the other."""
-        ...
-
-    @property
-    def staging(self) -> Staging | None:
-        """In whose queue reducers with kernels have stores; None: they have none."""
-        ...
-
-    def reducer(
-        self, n_elems: int, options: Mapping[str, Any], dtype: torch.dtype, store: Store | None = None
-    ) -> Reducer:
-        """Returns a new reducer. options: fields of tagc_reducer_options. dtype: of the hook's gradient,
-        which need not be the reducer's own. store: of reducers with kernels. Collective."""
-        ...
-
-    def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
-        """Returns the context in which torch's work for an exchange runs. waits: the current stream waits for
-        it."""
-        ...
-
-
-class OwnWay(NamedTuple):
-    """By tagc's own connection. wait() of a reducer blocks."""
+    work: memory that its exchanges share, because they run one after the other. kernels: of the device where
+    tensors are; None: CPU memory. staging: in whose queue their reducers have stores; None: reducers work in
+    CPU memory."""
 
     comm: Comm
     work: Work
@@ -260,12 +217,10 @@ class OwnWay(NamedTuple):
     def reducer(
         self, n_elems: int, options: Mapping[str, Any], dtype: torch.dtype, store: Store | None = None
     ) -> Reducer:
-        has_kernels = self.kernels is not None and is_direct(options)
-        kernels, store = (self.kernels, store) if has_kernels else (None, None)
-        return Reducer(self.comm, n_elems, kernels, dtype_read(options, dtype), store, **options)
-
-    def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
+        """Returns a new reducer. options: fields of tagc_reducer_options. dtype: of the hook's gradient,
+        which need not be the reducer's own. store: of reducers with kernels. Collective."""
+        store = store if is_direct(options) else None
+        return Reducer(self.comm, n_elems, dtype_read(options, dtype), store, **options)
 
 
 class Gatherer:

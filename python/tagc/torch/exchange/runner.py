@@ -1,12 +1,10 @@
-"""One way to run an exchange, in three versions. A hook makes a Call and hands it to a runner with two
+"""One way to run an exchange, in two versions. A hook makes a Call and hands it to a runner with two
 tensors; nothing else asks which one it is.
 
     Host      tensors in CPU memory: run() blocks until the result is there, or with may_last until the one
               before it is
     Staged    a device's tensors: run() hands them to a thread, in pinned memory (staging.py), and streams
               wait for the result; it returns at once where no Python is needed for that (task.py)
-    Group     by the caller's own collectives (group.py): run() enqueues the whole exchange in the kernels'
-              stream
 
 Failures are raised by run(), or by finish() at the end of a backward pass. Runners of all ranks must get the
 same calls in the same order."""
@@ -17,7 +15,6 @@ import contextlib
 import functools
 import queue
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -25,8 +22,7 @@ from tagc._library import Error
 from tagc.torch.exchange import endings, streams
 from tagc.torch.exchange.call import Call
 from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.group import Link
-from tagc.torch.exchange.reducer import OwnWay
+from tagc.torch.exchange.reducer import Way
 from tagc.torch.exchange.staging import Kernels, Staging
 from tagc.torch.exchange.work import Work
 
@@ -74,10 +70,10 @@ class Host(Runner):
     def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
         self._settle()
         if call.runs_beside:
-            call.perform(OwnWay(call.comm, self.work_beside), source, target, call.failure)()
+            call.perform(Way(call.comm, self.work_beside), source, target, call.failure)()
             return
         self.finish()
-        way = OwnWay(call.comm, self.work)
+        way = Way(call.comm, self.work)
         if not call.may_last or self._is_closed:
             call.perform(way, source, target, call.failure)()
             return
@@ -131,7 +127,7 @@ class Host(Runner):
 
 def _perform(
     call: Call,
-    way: OwnWay,
+    way: Way,
     source: torch.Tensor,
     target: torch.Tensor,
     under_way: torch.futures.Future[Failures],
@@ -155,13 +151,13 @@ class Staged(Runner):
         super().__init__()
         self.staging = staging
 
-    def way(self, comm: Comm) -> OwnWay:
+    def way(self, comm: Comm) -> Way:
         """Returns that of gradients' tasks."""
         kernels = self.staging.kernels
-        return OwnWay(comm, self.work, kernels, None if kernels is None else self.staging)
+        return Way(comm, self.work, kernels, None if kernels is None else self.staging)
 
     def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
-        way = self.way(call.comm) if call.wants_kernels else OwnWay(call.comm, self.work)
+        way = self.way(call.comm) if call.wants_kernels else Way(call.comm, self.work)
 
         def perform(
             source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None
@@ -171,7 +167,9 @@ class Staged(Runner):
         def perform_here(
             source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None
         ) -> None:
-            task = None if failure is not None else call.make_task(way, self.staging)
+            task = None
+            if failure is None and source is not None:
+                task = call.make_task(way, self.staging, source)
             if task is None or source is None or target is None:
                 perform(source, target, failure)
             else:
@@ -217,81 +215,14 @@ class Staged(Runner):
         self.staging.close()
 
 
-class Group(Runner):
-    """staging_for(tensor): of the tensor's device; None: CPU memory."""
-
-    def __init__(self, staging_for: Callable[[torch.Tensor], Staging | None], timeout_s: float) -> None:
-        super().__init__()
-        self._staging_for, self._timeout_s = staging_for, timeout_s
-        self._links: dict[tuple[Any, ...], Link] = {}
-        self._ends: list[Callable[[], object]] = []  # of exchanges whose outcome is not known yet
-
-    def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
-        staging = self._staging_for(source)
-        if staging is not None and staging.streams.is_capturing():
-            call.failure = call.failure or Error(
-                "unsupported",
-                "the current stream is being captured into a graph, "
-                'and transport="group" cannot exchange anything when a graph is replayed: capture '
-                "without the backward pass",
-            )
-        link = self.link(call.group, call.comm, staging)
-        self._ends.append(call.perform(link, source, target, call.failure))
-
-    def link(self, group: Any, comm: Comm, staging: Staging | None) -> Link:
-        """Returns the way over that group, whose connection is comm."""
-        key = comm.ranks, staging
-        if key not in self._links:
-            self._links[key] = Link(group, comm, staging, self._timeout_s, self.work)
-        return self._links[key]
-
-    def future(self, work: Job, is_awaited: bool = False) -> Future:
-        """Does the work in the hook, not in a thread: all ranks must call a group's collectives in one order,
-        and other modules may call some in their backward. Streams wait for the value."""
-        value = work()
-        for link in self._links.values():
-            if link.kernels is not None:
-                found = link.kernels.streams
-                return found.future(value, found.current() if is_awaited else link.kernels.stream)
-        future = Future()
-        future.set_result(value)
-        return future
-
-    def finish(self) -> None:
-        ends, self._ends, first = self._ends, [], None
-        if ends:
-            for kernels in {link.kernels for link in self._links.values()}:
-                if kernels is not None:
-                    kernels.streams.finish(kernels.stream)
-        for end in ends:
-            try:
-                end()
-            except Error as failure:
-                first = first or failure
-        if first is not None:
-            raise first
-
-    def drop(self) -> None:
-        """Drops the exchanges of a failed pass."""
-        with contextlib.suppress(Error):
-            self.finish()
-
-
 class Runners:
     """Those of one handle. staging: of the device where gradients are; None: of the first device that a
-    tensor is on. codec: of Staging.
-    in_group: whether gradients go by the caller's own group."""
+    tensor is on. codec: of Staging."""
 
-    def __init__(self, staging: Staging | None, codec: str | None, in_group: bool, timeout_s: float) -> None:
+    def __init__(self, staging: Staging | None, codec: str | None) -> None:
         self.host = Host(self._finish_staged)
         self.staged = None if staging is None else Staged(staging)
-        self.group = Group(self._staging_for, timeout_s) if in_group else None
         self._codec, self._is_closed = codec, False
-
-    @property
-    def in_group(self) -> bool:
-        """Whether gradients go by the caller's own group."""
-        return self.group is not None
 
     @property
     def staging(self) -> Staging | None:
@@ -303,9 +234,8 @@ class Runners:
 
     def works(self) -> list[Work]:
         """Returns the work memory of all of them."""
-        runners: list[Runner | None] = [self.host, self.staged, self.group]
-        beside = [self.host.work_beside]
-        return beside + [runner.work for runner in runners if runner is not None]
+        staged = [] if self.staged is None else [self.staged.work]
+        return [self.host.work, self.host.work_beside, *staged]
 
     def pinned_bytes(self) -> int:
         return 0 if self.staging is None else self.staging.pinned_bytes
@@ -313,11 +243,6 @@ class Runners:
     def of(self, tensor: torch.Tensor) -> Runner:
         """Returns the one for gradients like that. Error if there should be one and cannot: host then tells
         the other ranks."""
-        own = self.own(tensor)
-        return own if self.group is None or self._is_closed else self.group
-
-    def own(self, tensor: torch.Tensor) -> Runner:
-        """Returns the one by tagc's own connection."""
         if self._is_closed:
             return self.host
         if self.staged is None and (found := streams.of(tensor.device)) is not None:
@@ -332,21 +257,18 @@ class Runners:
         if self.staging is not None and self.is_on_device(tensor):
             self.staging.streams.keep(tensor)
 
-    def _staging_for(self, tensor: torch.Tensor) -> Staging | None:
-        return self.staging if self.is_on_device(tensor) else None
-
     def _finish_staged(self) -> None:
         """Keeps one order of exchanges on all ranks, with tensors on several devices."""
         if self.staged is not None:
             self.staged.finish()
 
     def finish(self) -> None:
-        for runner in (self.group, self.staged, self.host):
+        for runner in (self.staged, self.host):
             if runner is not None:
                 runner.finish()
 
     def drop(self) -> None:
-        for runner in (self.group, self.staged, self.host):
+        for runner in (self.staged, self.host):
             if runner is not None:
                 runner.drop()
 

@@ -18,8 +18,8 @@ waits, a hook has neither that lock nor any of the driver.
 
 With kernels (libtagc-cuda.so) gradients stay on the device, and only encoded bodies are copied to the host.
 start() has the reducers select, encode and add in streams, and the thread sees bodies in pinned memory.
-run_here() is for what start() cannot do, and to make what a first start() needs: it runs in the hook, while
-no exchange is under way.
+run_here() is for gathers, for gradients without a layout, and to make what start() needs: it runs in the
+hook, while no exchange is under way.
 
 finish() raises failures. Every rank calls it at the same place: at the end of a backward pass, before an
 optimizer's step. So all ranks raise the same Error at the same point of their program, and can continue from
@@ -98,11 +98,6 @@ class Kernels:
         lib.call("tagc_kernels_open", device, ctypes.byref(self.handle))
 
     @property
-    def stream(self) -> int:
-        """The handle of their stream."""
-        return lib.load().tagc_kernels_stream(self.handle)
-
-    @property
     def n_bytes(self) -> int:
         """Bytes of device memory that they and their reducers hold."""
         return lib.load().tagc_kernels_bytes(self.handle)
@@ -122,7 +117,7 @@ class Store:
     (tagc_store)."""
 
     def __init__(self, staging: Staging) -> None:
-        self._handle = ctypes.c_void_p()
+        self.device, self._handle = staging.streams.device, ctypes.c_void_p()
         lib.call("tagc_store_create", staging.queue, ctypes.byref(self._handle))
 
     def expect(self, comm: Comm, fields: Sequence[lib.ReducerOptions]) -> None:

@@ -32,10 +32,6 @@ class Cuda:
         """Returns the handle of this thread's current stream."""
         return torch.cuda.current_stream(self.device).cuda_stream
 
-    def is_capturing(self) -> bool:
-        """Returns whether the current stream's work goes into a graph instead of to the device."""
-        return torch.cuda.is_current_stream_capturing()
-
     def future(self, value: Any, stream: int) -> torch.futures.Future[Any]:
         """Returns a future that has its value at once. A stream that waits for it waits for all work so far
         of the stream with this handle."""
@@ -45,22 +41,6 @@ class Cuda:
         return future
 
     @contextlib.contextmanager
-    def turn(self, stream: int, waits: bool) -> Iterator[None]:
-        """Returns a context that enqueues this thread's work in the stream with that handle, after the
-        current stream's work so far. waits: the current stream then waits for it."""
-        here, there = (
-            torch.cuda.current_stream(self.device),
-            torch.cuda.ExternalStream(stream, device=self.device),
-        )
-        there.wait_stream(here)
-        try:
-            with torch.cuda.stream(there):
-                yield
-        finally:
-            if waits:
-                here.wait_stream(there)
-
-    @contextlib.contextmanager
     def aside(self) -> Iterator[int]:
         """Returns a context that enqueues this thread's work in another stream, after the current stream's
         work so far, which does not wait for it. Yields its handle."""
@@ -68,10 +48,6 @@ class Cuda:
         there.wait_stream(here)
         with torch.cuda.stream(there):
             yield int(there.cuda_stream)
-
-    def finish(self, stream: int) -> None:
-        """Waits for the stream with that handle."""
-        torch.cuda.ExternalStream(stream, device=self.device).synchronize()
 
     def pinned(self, n: int) -> torch.Tensor:
         """Returns integers in pinned host memory, so that copies to it do not block the host."""

@@ -20,13 +20,13 @@ from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange import memory_ahead
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.exchanged_part import Arrays, ExchangedPart
-from tagc.torch.exchange.group import Link
 from tagc.torch.exchange.reducer import Way, dtype_read, fields_of
 from tagc.torch.exchange.staging import Staging, Store
 from tagc.torch.exchange.task import Sampler, Task, TaskPart
 from tagc.torch.exchange.work import Work
 
 Stats = list[tuple[layouts.Part, lib.ReducerStats]]
+Resting = list[tuple[ExchangedPart, torch.Tensor]]  # (exchange, residual) that it does not send
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ReduceOp = dist.ReduceOp
 
@@ -88,7 +88,7 @@ class Unit:
     layouts.Part. own: has the pieces of every parameter that this rank exchanges, where the ranks of a
     replica have parts of a residual (Place.part); None: all of them."""
 
-    can_be_alone = True
+    rests = False
 
     def __init__(
         self,
@@ -119,7 +119,6 @@ class Unit:
         op: Any,
         *,
         step: int = 0,
-        waits: bool = True,
         rests: bool = False,
     ) -> Callable[[], Stats]:
         """Exchanges source into target. Collective; all ranks must have agreed on the layout. Returns a
@@ -129,12 +128,12 @@ class Unit:
         source (n_elems,); target (row,), or for an all-reduce (n_elems,), which may be source. Both have the
         same dtype, one of DTYPES, and are where the way's reducers work. In CPU memory the values of source
         are lost. step: the number of this exchange, from which the rounding of residuals derives; 0: reducers
-        count by themselves. waits: later work of the current stream waits for the result. rests: if this
-        rank's gradient of a parameter is zero, its residual is not sent."""
+        count by themselves. rests: if this rank's gradient of a parameter is zero, its residual is not
+        sent."""
         kind, factor = _kind_of(op, way)
         self._prepare(way, layout, kind, source.dtype, step)
         begun: list[ExchangedPart] = []
-        resting: list[tuple[ExchangedPart, torch.Tensor]] = []
+        resting: Resting = []
 
         def end() -> Stats:
             stats, failure = [], None
@@ -143,42 +142,41 @@ class Unit:
                     stats.append((exchange.part, exchange.reducer.end()))
                 except Error as problem:
                     failure = failure or problem
-            self._put_back(resting)
+            self.put_back(resting)
             if failure is not None:
                 raise failure
             return stats
 
-        with way.turn(waits):
-            if rests:
-                resting += self._withdraw(source)
-            failure: BaseException | None = None
-            arrays: dict[ExchangedPart, Arrays] = {}
+        if rests:
+            resting += self.withdraw(source)
+        failure: BaseException | None = None
+        arrays: dict[ExchangedPart, Arrays] = {}
+        try:
+            arrays = self._pack(way.work, source, target)
+            for exchange in self._exchanges:
+                begun.append(exchange)
+                exchange.reducer.begin(*arrays[exchange])
+        except BaseException as problem:
+            failure = problem
+        is_apart = target.data_ptr() != source.data_ptr()
+        if layout.gaps and is_apart and failure is None:
+            target.zero_()
+        # All of them, also after a failure, because peers wait. The one that was packed last comes first:
+        # others may be put to where it is read.
+        for exchange in sorted(begun, key=list(arrays).index, reverse=True):
             try:
-                arrays = self._pack(way.work, source, target)
-                for exchange in self._exchanges:
-                    begun.append(exchange)
-                    exchange.reducer.begin(*arrays[exchange])
-            except BaseException as problem:
-                failure = problem
-            is_apart = target.data_ptr() != source.data_ptr()
-            if layout.gaps and is_apart and failure is None:
-                target.zero_()
-            # All of them, also after a failure, because peers wait. The one that was packed last comes first:
-            # others may be put to where it is read.
-            for exchange in sorted(begun, key=list(arrays).index, reverse=True):
-                try:
-                    exchange.wait()
-                    if failure is None:
-                        exchange.put(arrays[exchange][1], target, factor)
-                except Error as problem:
-                    failure = failure or problem
-            if failure is None:
-                for run in () if is_apart else layout.gaps:
-                    target[run.target : run.target + run.length].zero_()
-            if failure is not None:
-                with contextlib.suppress(Error):
-                    end()
-                raise failure
+                exchange.wait()
+                if failure is None:
+                    exchange.put(arrays[exchange][1], target, factor)
+            except Error as problem:
+                failure = failure or problem
+        if failure is None:
+            for run in () if is_apart else layout.gaps:
+                target[run.target : run.target + run.length].zero_()
+        if failure is not None:
+            with contextlib.suppress(Error):
+                end()
+            raise failure
         return end
 
     # ---- the step as libtagc runs it by itself ----
@@ -227,27 +225,6 @@ class Unit:
                 self._reserved = wanted
             self._task, self._task_key = make(parts), wanted
         return None if self._task.is_under_way else self._task
-
-    def take_memory(self, way: Link, dtype: torch.dtype, sizes: tuple[int, int], sampler: Sampler) -> None:
-        """Takes the memory of reduce() by that way, of a unit that is_ready(), with tensors of that dtype and
-        sizes. Local."""
-        assert self._layout is not None  # is_ready()
-        probes: list[ExchangedPart] = []
-        with way.turn(waits=False):
-            way.reserve(len(self._layout.parameters) - len(self._exchanges))
-            source, target = (torch.empty(n, dtype=dtype, device=way.device) for n in sizes)
-            target = source if self._layout.all_reduce else target
-            for grouped, fields in memory_ahead.all_levels(self._layout, dtype, sampler):
-                try:
-                    for part, own in zip(grouped.parts, fields):
-                        options = self._reducer_options(way, grouped, part, own)
-                        probe = way.reducer(part.n_elems, options, dtype, self._store, is_probe=True)
-                        probes.append(ExchangedPart(grouped, part, way.comm.rank, probe, options))
-                        probe.lend()
-                    way.work.lend([want for each in probes for want in each.wants(source, target, False)])
-                finally:
-                    while probes:
-                        probes.pop().close()
 
     @staticmethod
     def _make_task(
@@ -376,9 +353,8 @@ class Unit:
                 raise
         return made
 
-    def _withdraw(self, source: torch.Tensor) -> list[tuple[ExchangedPart, torch.Tensor]]:
-        """Takes the residuals of parameters with a zero gradient out of the reducers: [(exchange,
-        residual)]."""
+    def withdraw(self, source: torch.Tensor) -> Resting:
+        """Takes the residuals of parameters with a zero gradient out of the reducers."""
         taken = []
         for exchange in self._exchanges:
             residual = exchange.reducer.residual()
@@ -400,8 +376,8 @@ class Unit:
         return taken
 
     @staticmethod
-    def _put_back(resting: list[tuple[ExchangedPart, torch.Tensor]]) -> None:
-        """Puts back what _withdraw() took."""
+    def put_back(resting: Resting) -> None:
+        """Puts back what withdraw() took."""
         for exchange, values in resting:
             residual = exchange.reducer.residual()
             exchange.reducer.set_residual(values if residual is None else values.add_(residual))

@@ -1,6 +1,5 @@
-"""Exchanges of gradients whose parameters are unknown. FSDP leaves out parameters without a gradient, and
-sizes may not show which. Such an exchange is dense, and the unit's residuals are kept for the next one with a
-known layout."""
+"""Exchanges of gradients of which a part is missing. FSDP2 leaves out parameters without a gradient, and does
+not say which. Such an exchange is dense, and the unit's residuals are kept for the next one that is whole."""
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.interfaces import Exchanged
@@ -47,13 +47,23 @@ class UnknownLayouts:
             return
         self._warned.add(unit.name)
         held = ", ".join(sorted(unit.names_of_residuals()))
+        if internals.can_reduce_unused():
+            until = "in this backward pass"
+            how = (
+                "From the next one on torch gives zeros for them, as after "
+                "model.set_reduce_scatter_unused_params(True). Call that before the first pass if ranks "
+                "leave out different parameters"
+            )
+        else:
+            until = "until they all have one again"
+            how = (
+                "model.set_reduce_scatter_unused_params(True) of torch 2.13 gives zeros for them. If all "
+                "ranks leave out the same module, its own fully_shard() or requires_grad = False will do, "
+                "too. If they leave out different parameters"
+            )
         warnings.warn(
-            f"tagc: some parameters of {unit.name} got no gradient, and sizes do not show which; its "
-            "gradients are sent uncompressed until they all have one again"
-            f"{f', with the residuals of {held} kept' if held else ''}. Call "
-            "model.set_reduce_scatter_unused_params(True) (torch 2.13 or newer). Without it, torch adds up "
-            "gradients of different parameters if ranks leave out different ones, as experts that only some "
-            "ranks use. If all ranks leave out the same module, its own fully_shard() or requires_grad = "
-            "False will do, too",
+            f"tagc: some parameters of {unit.name} got no gradient; its gradients are sent uncompressed "
+            f"{until}{f', with the residuals of {held} kept' if held else ''}. {how}, as experts that only "
+            "some ranks use: without it torch adds up gradients of different parameters",
             stacklevel=2,
         )

@@ -199,29 +199,8 @@ class _Comm(FsdpComm):
         return None
 
 
-class AllGather(_Comm):
-    """For set_custom_all_gather(): torch's own, with a time-out."""
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        return self._start(
-            "torch's all-gather of the parameters",
-            lambda is_async: internals.all_gather(
-                output_tensor, input_tensor, group=group, async_op=is_async
-            ),
-            group,
-            async_op,
-            input_tensor.device,
-        )
-
-
 class ReduceScatter(_Comm):
-    """For set_custom_reduce_scatter(): likewise."""
+    """For set_custom_reduce_scatter(): torch's own, with a time-out, and by gloo with every op."""
 
     def __call__(
         self,

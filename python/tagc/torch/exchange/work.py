@@ -1,5 +1,5 @@
-"""Memory that only an exchange under way needs: gradients packed by class, sums before they are unpacked, and
-frames. The units of a runner exchange one after the other, so they share it."""
+"""Memory that only an exchange under way needs: gradients packed by class, and sums before they are unpacked.
+The units of a runner exchange one after the other, so they share it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ class Work:
 
     def __init__(self) -> None:
         self._arrays: dict[torch.device, torch.Tensor] = {}
-        self._frames: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}  # of group.Link
 
     def lend(self, wanted: Sequence[Want]) -> list[torch.Tensor]:
-        """Returns an fp32 array for each (device, elements), undefined, until the next call. Call it inside
-        the turn() of a Way, because a device's allocator gives memory to streams."""
+        """Returns an fp32 array for each (device, elements), undefined, until the next call."""
         begins, ends = [], dict[torch.device, int]()
         for device, n_elems in wanted:
             begins.append(ends.get(device, 0))
@@ -30,18 +28,8 @@ class Work:
                 self._arrays[device] = torch.empty(end, dtype=torch.float32, device=device)
         return [self._arrays[device][at : at + n] for (device, n), at in zip(wanted, begins)]
 
-    def lend_frames(self, device: torch.device, n_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns (sent, received), of at least so many bytes, as lend() does."""
-        if device not in self._frames or self._frames[device][0].numel() < n_bytes:
-            self._frames.pop(device, None)
-            sent, received = (torch.zeros(n_bytes, dtype=torch.uint8, device=device) for _ in range(2))
-            self._frames[device] = sent, received
-        return self._frames[device]
-
     def n_bytes(self, is_on_host: bool) -> int:
         """Returns the bytes that it holds in host memory, or on devices."""
         return sum(
-            array.nbytes
-            for array in [*self._arrays.values(), *(each for pair in self._frames.values() for each in pair)]
-            if (array.device.type == "cpu") == is_on_host
+            array.nbytes for array in self._arrays.values() if (array.device.type == "cpu") == is_on_host
         )

@@ -107,8 +107,7 @@ class _Bucket:
         self.name = (
             f"bucket {index} ({parameters[0].name}{f' and {n} more' if (n := len(parameters) - 1) else ''})"
         )
-        self.options, self._buckets, self._rests = buckets.options, buckets, rests
-        self.can_be_alone = not rests
+        self.options, self._buckets, self.rests = buckets.options, buckets, rests
 
     def reduce(
         self,
@@ -119,15 +118,12 @@ class _Bucket:
         op: Any,
         *,
         step: int = 0,
-        waits: bool = True,
     ) -> Callable[[], Stats]:
         return self._buckets.unit(self.name, layout).reduce(
-            way, layout, source, target, op, step=step, waits=waits, rests=self._rests
+            way, layout, source, target, op, step=step, rests=self.rests
         )
 
     def alone(self, layout: layouts.Layout, makes: bool = False) -> Unit | None:
-        if self._rests:
-            return None
         return self._buckets.unit(self.name, layout) if makes else self._buckets.find(layout)
 
     def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:

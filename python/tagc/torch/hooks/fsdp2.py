@@ -42,6 +42,7 @@ class Module:
             for (shape, dim), split, sharded in zip(group.shapes(), group.splits(), group.sharded_parameters)
         ]
         self._layouts: dict[Any, layouts.Layout] = {}  # by key
+        self._reduces_unused = False
 
     def name_parameters(self, names: Mapping[int, str]) -> None:
         """Names the parameters. names: id of a parameter of the model -> its name."""
@@ -111,9 +112,22 @@ class Module:
             p for p, sharded in zip(self.parameters, self.group.sharded_parameters) if sharded.requires_grad
         ]
 
+    def _reduce_unused(self) -> None:
+        """Makes torch give zeros for parameters without a gradient, which it has left out, from the next pass
+        on. Before torch 2.13 it cannot."""
+        if internals.can_reduce_unused():
+            self.module.set_reduce_scatter_unused_params(True, recurse=False)
+            self._reduces_unused = True
+
+    def leave_unused(self) -> None:
+        """Undoes what _reduce_unused() has done."""
+        if self._reduces_unused:
+            self.module.set_reduce_scatter_unused_params(False, recurse=False)
+            self._reduces_unused = False
+
     def layout(self, n_elems: int, hosts: Hosts) -> layouts.Layout | None:
-        """Returns the layout of what is exchanged of an input of n_elems; None where more than one choice of
-        parameters would fit."""
+        """Returns the layout of what is exchanged of an input of n_elems; None where some parameters got no
+        gradient."""
         world_size, n_rows = len(hosts.rows) * hosts.per_host, 0 if hosts.is_flat else len(hosts.rows)
         return self._layout(
             n_elems,
@@ -154,41 +168,21 @@ class Module:
         kind: tuple[object, ...],
         make: Callable[[Sequence[layouts.Parameter]], layouts.Layout],
     ) -> layouts.Layout | None:
-        present = _those_that_fit([self.parameters[i] for i in self.group.reduced()], n_elems, world_size)
-        if present is None:
+        present = [self.parameters[i] for i in self.group.reduced()]
+        n_all = sum(layouts.chunked_elems(parameter, world_size) for parameter in present)
+        if n_elems > n_all:
+            raise Error(
+                "mismatch",
+                f"the gradient has {n_elems} elements, and all of this module's parameters have {n_all} over "
+                f"{world_size} ranks",
+            )
+        if n_elems < n_all:
+            self._reduce_unused()
             return None
         key = kind, tuple(parameter.name for parameter in present)
         if key not in self._layouts:
             self._layouts[key] = make(present)
         return self._layouts[key]
-
-
-def _those_that_fit(
-    parameters: list[layouts.Parameter], n_elems: int, world_size: int
-) -> list[layouts.Parameter] | None:
-    """Returns the only subset of parameters that takes n_elems of an input, in order. None where there are
-    several; Error where there is none. A parameter without a gradient is not in the input."""
-    sizes = [layouts.chunked_elems(parameter, world_size) for parameter in parameters]
-    missing = sum(sizes) - n_elems
-    if missing == 0:
-        return parameters
-    # elements left out -> (ways to do so, up to 2; one of them)
-    ways: dict[int, tuple[int, tuple[int, ...]]] = {0: (1, ())}
-    for i, size in enumerate(sizes):
-        for total, (n, chosen) in list(ways.items()):
-            if 0 < size and total + size <= missing:
-                seen, other = ways.get(total + size, (0, ()))
-                ways[total + size] = min(2, seen + n), other or (*chosen, i)
-        if len(ways) > 100_000:
-            return None
-    n, left_out = ways.get(missing, (0, ()))
-    if n == 0:
-        raise Error(
-            "mismatch",
-            f"the gradient has {n_elems} elements, and no choice of this module's parameters has as many "
-            f"(all of them: {sum(sizes)} over {world_size} ranks)",
-        )
-    return None if n > 1 else [parameter for i, parameter in enumerate(parameters) if i not in left_out]
 
 
 class ReduceScatter(waits.FsdpComm):
@@ -490,6 +484,7 @@ class Wrapper(GatheringWrapper):
             _compressed[module.module] = weakref.ref(handle)
             before, comms = module.group.comms, self._comms(handle, tag, module)
             handle.passes.undo.append(functools.partial(module.group.restore_comms, before, comms))
+            handle.passes.undo.append(module.leave_unused)
             for what, own in module.group.replaced(*comms):
                 _warn(
                     f"{module.name} has a custom {what} ({type(own).__name__}), which is not called while "
@@ -523,9 +518,7 @@ class Wrapper(GatheringWrapper):
             self._expected.append(all_reduce.expected)
         if shards is None:
             return None, None, all_reduce
-        gather: waits.AllGather | AllGather | None = (
-            waits.AllGather(name, timeout_s) if module.group.gathers_by_default else None
-        )
+        gather: AllGather | None = None
         if (wire := self._gather_format(handle, module)) is not None:
             gather = AllGather(handle.passes, name, (shards, module.n_shard(), module.own), wire, tag)
             self._gathers.append(gather)

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from tagc._library import Error
-from tagc.torch.exchange import waits
+from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange.call import Call
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.hosts import Hosts
@@ -55,8 +55,8 @@ class Gathering(Call):
         failure: Failure,
         wants_kernels: bool,
     ) -> None:
-        super().__init__(comm, group, failure, wants_kernels=wants_kernels)
-        self._gather, self.within = gather, within
+        super().__init__(comm, failure, wants_kernels=wants_kernels)
+        self._gather, self.within, self.group = gather, within, group
 
     def perform(
         self, way: Way, source: torch.Tensor | None, target: torch.Tensor | None, failure: Failure
@@ -158,7 +158,7 @@ class AllGather(waits.FsdpComm):
         timeout_s = self._passes.state.options.timeout_s
         hosts = self._hosts_of(group)
         if hosts.is_one:
-            return waits.AllGather(self.name, timeout_s)(output_tensor, input_tensor, group, async_op)
+            return internals.all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
         passes, within = self._passes, None
         came = output_tensor
         if hosts.within is not None:
@@ -167,7 +167,7 @@ class AllGather(waits.FsdpComm):
         runner: Runner = passes.runners.host
         failure: BaseException | None = None
         try:
-            runner = passes.runners.own(input_tensor)
+            runner = passes.runners.of(input_tensor)
             check_tensors(input_tensor, output_tensor, "parameters")
         except Exception as problem:
             failure = problem

@@ -16,7 +16,7 @@ from tagc.torch.schedule import policy
 
 EVERY_VALUE = ("int4", 0)  # without selection, and of LocalSteps
 EVERY_VALUE_BLOCK = 32  # values that share a scale then; among more, small ones arrive late and in bursts
-TRANSPORTS = ("host", "gloo", "native", "group")
+TRANSPORTS = ("host", "gloo", "native")
 RESIDUALS = ("fp32", "bf16", "int8", "int4")
 NOT_GIVEN: Any = None  # Options replaces it by a value
 
@@ -93,11 +93,6 @@ class Options:
         _choice("gentle", self.gentle, (None, True, False))
         _choice("codec", self.codec, (None, "device", "host"))
         _choice("transport", self.transport, TRANSPORTS)
-        if self.transport == "group" and not is_direct:
-            raise Error(
-                "argument",
-                f"transport is 'group', which is for exchange 'direct'; this one is {self.exchange!r}",
-            )
         if self.codec == "device" and not is_direct:
             raise Error(
                 "argument",
@@ -154,8 +149,6 @@ class Options:
 
     def codec_on(self) -> str | None:
         """Returns the same options for gradients on a device."""
-        if self.transport == "group":
-            return "device"
         return self.codec if self.exchange == "direct" else "host"
 
     def is_scheduled(self, kind: str) -> bool:
