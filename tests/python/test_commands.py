@@ -263,10 +263,10 @@ def test_a_slower_codec_never_makes_a_faster_step(capsys):
             assert free["step_s"] == fast["step_s"] == slow["step_s"]
 
 
-def cells_of_readme():
-    """Returns (words, cells) of each row of the README's table, and the two commands below it."""
-    text = (ROOT / "README.md").read_text()
-    text = text[text.index("## Is it for me?") : text.index("## How it works")]
+def cells_of_the_guide():
+    """Returns (words, cells) of each row of the guide's table, and the two commands below it."""
+    text = (ROOT / "docs/guide/does-it-pay.md").read_text()
+    text = text[text.index("### 1 B and 7 B parameters") : text.index("### On your hosts")]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "| **" in line
     ]
@@ -278,8 +278,8 @@ def told(link):
     return f"{link['factor']:.1f}" if link["choice"] == "compress" else "off"
 
 
-def test_the_readme_says_what_its_commands_say(capsys):
-    rows, commands = cells_of_readme()
+def test_the_guide_says_what_its_commands_say(capsys):
+    rows, commands = cells_of_the_guide()
     assert len(commands) == 2 and [(row[0], row[1]) for row in rows] == [
         (f"**{params} B**", gpus) for params in "17" for gpus in "18"
     ]
