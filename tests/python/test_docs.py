@@ -219,7 +219,9 @@ def model(take):
             lambda self, x: nn.Linear.forward(self, x) + self.lora_B(self.lora_A(x)), made.head
         )
         return made
-    if not re.search(r"fully_shard\(|DistributedDataParallel\(|LocalSteps\(|Collectives\(|data_parallel\(", take.text):
+    if not re.search(
+        r"fully_shard\(|DistributedDataParallel\(|LocalSteps\(|Collectives\(|data_parallel\(", take.text
+    ):
         for layer in made.layers:
             take("fully_shard")(layer)
         take("fully_shard")(made)
