@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The smoke test: the lab can be imported, and stored results give the tables that stand in its pages and in README. Takes
-seconds; wants neither torch nor a build."""
+"""The smoke test: the lab can be imported, and stored results give the tables that stand in its pages and in
+README. Takes seconds; wants neither torch nor a build."""
 
 import json
 import pathlib

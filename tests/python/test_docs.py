@@ -739,6 +739,29 @@ def test_links(page):
     assert not broken, f"{page}: these links lead nowhere: {', '.join(broken)}"
 
 
+def test_contents_of_the_guide():
+    text = (ROOT / "docs/guide/pytorch.md").read_text()
+    contents = " ".join(text[text.index("Contents: ") : text.index("\n## ")].split())
+    titles = re.findall(r"^## (.*)$", text, re.M)
+    assert re.findall(r"\[([^]]*)\]\(#", contents) == titles
+
+
+def test_the_reference_has_all_options():
+    import inspect
+
+    from tagc.torch import compress
+
+    text = (ROOT / "docs/reference/options.md").read_text()
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    options = [name for name, at in inspect.signature(compress).parameters.items() if at.kind in kinds]
+    assert named == [name for name in options if name != "model"]
+    guide = (ROOT / "docs/guide/pytorch.md").read_text()
+    used = guide[guide.index("## The most used options") :].split("\n\n")[1]
+    assert len(shown := set(re.findall(r"^\| `(\w+)=", used, re.M))) == 6 and shown <= {*named}, shown
+
+
 def test_broken_links_are_found():
     other = {"docs/b.md": "# One heading\n## `code`, and more\n## `code`, and more\n"}
     text = (
