@@ -21,6 +21,7 @@ static tagc_status simulate(tagc_cluster *c, tagc_cluster_plan *out) {
                               .hosts = (int)v->hosts,
                               .ranks_per_host = (int)v->gpus_per_host,
                               .n_tokens = (int)v->tokens,
+                              .n_micro_steps = (int)v->accumulate,
                               .n_links = c->n_links,
                               .latency_s = c->latency_s,
                               .host_bytes_per_s = c->host_link / 8,

@@ -15,7 +15,7 @@
 /* Values of the options. */
 typedef struct tagc_cluster_values {
     const char *params, *link, *latency, *host_link, *json;
-    int64_t hosts, gpus_per_host, tokens;
+    int64_t hosts, gpus_per_host, tokens, accumulate;
     double tflops, compute_s, codec_ns;
     const char *sequence_parallel, *offload, *pipeline_values;
     int64_t n_tensor, n_context, n_pipeline, n_expert, n_stages_per_rank;
@@ -58,6 +58,11 @@ tagc_status tagc_cluster_read(const tagc_parsed *parsed);
 /* The payload of TCP in bytes per second of a line of bits_per_s. */
 double tagc_cluster_payload(double bits_per_s);
 const char *tagc_cluster_sequence_name(int sequence);
+
+/* The calls of torch and tagc.torch that make a row which compresses, a line each. Returns how many. */
+enum { TAGC_CLUSTER_MAX_CALLS = 4, TAGC_CLUSTER_CALL_CHARS = 96 };
+int tagc_cluster_calls(const tagc_cluster *cluster, const tagc_times_row *row,
+                       char lines[TAGC_CLUSTER_MAX_CALLS][TAGC_CLUSTER_CALL_CHARS]);
 
 /* Measures the codec, if its time was not given. */
 tagc_status tagc_cluster_make(tagc_cluster *cluster, tagc_cluster_plan *out);

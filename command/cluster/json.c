@@ -144,6 +144,15 @@ static void print_mesh_plan(const tagc_cluster *c, const tagc_mesh_plan *plan, F
 
 /* ---- of data parallelism ---- */
 
+static void print_calls(const tagc_cluster *c, const tagc_times_row *row, FILE *out) {
+    char lines[TAGC_CLUSTER_MAX_CALLS][TAGC_CLUSTER_CALL_CHARS];
+    int n = tagc_cluster_calls(c, row, lines);
+    key(out, "code", 0);
+    fputc('[', out);
+    for (int i = 0; i < n; i++) text(out, NULL, i == 0, lines[i]);
+    fputc(']', out);
+}
+
 static void print_answers(const tagc_cluster *c, const tagc_times_plan *plan, FILE *out) {
     open_list(out, "links");
     for (int i = 0; i < c->n_links; i++) {
@@ -156,6 +165,7 @@ static void print_answers(const tagc_cluster *c, const tagc_times_plan *plan, FI
         text(out, "plain", 0, a->plain->name);
         number(out, "factor", 0, a->factor);
         number(out, "communication", 0, a->communication);
+        print_calls(c, a->packed, out);
         fputc('}', out);
     }
     fputc(']', out);

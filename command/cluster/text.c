@@ -2,6 +2,8 @@
  * kind, and what a step sends. */
 #include "cluster/cluster.h"
 
+#include "plan/plan.h"
+#include "tagc/schedule.h"
 #include <string.h>
 
 enum { CELL = 48 };
@@ -45,7 +47,31 @@ static const char *seconds_text(double seconds, char text[CELL]) {
     return text;
 }
 
+int tagc_cluster_calls(const tagc_cluster *c, const tagc_times_row *row,
+                       char lines[TAGC_CLUSTER_MAX_CALLS][TAGC_CLUSTER_CALL_CHARS]) {
+    const tagc_strategy *s = row->strategy;
+    int n = 0, is_near = s->placement == TAGC_PLACE_HYBRID, selects = s->level == TAGC_LEVEL_LAST;
+    const size_t most = TAGC_CLUSTER_CALL_CHARS;
+    if (is_near)
+        snprintf(lines[n++], most,
+                 "mesh = init_device_mesh(\"cuda\", (%d, %d), mesh_dim_names=(\"host\", \"gpu\"))",
+                 (int)c->values.hosts, (int)c->values.gpus_per_host);
+    snprintf(lines[n++], most, "fully_shard(model%s)", is_near ? ", mesh=mesh" : "");
+    if (selects) snprintf(lines[n++], most, "optimizer = torch.optim.AdamW(model.parameters())");
+    snprintf(lines[n++], most, "handle = tagc.compress(model%s%s%s)", selects ? ", optimizer" : "",
+             s->gather == TAGC_GATHER_DELTA4 ? ", parameters=\"delta4\"" : "",
+             c->values.codec == TAGC_CODEC_ON_HOST ? ", codec=\"host\"" : "");
+    return n;
+}
+
+static void print_calls(const tagc_cluster *c, const tagc_times_row *row, FILE *out) {
+    char lines[TAGC_CLUSTER_MAX_CALLS][TAGC_CLUSTER_CALL_CHARS];
+    int n = tagc_cluster_calls(c, row, lines);
+    for (int i = 0; i < n; i++) fprintf(out, "    %s\n", lines[i]);
+}
+
 static void print_answers(const tagc_cluster *c, const tagc_times_plan *plan, FILE *out) {
+    const tagc_times_row *last = NULL; /* whose calls stand above */
     char rate[CELL];
     for (int i = 0; i < c->n_links; i++) {
         const tagc_times_answer *a = &plan->answers[i];
@@ -53,6 +79,9 @@ static void print_answers(const tagc_cluster *c, const tagc_times_plan *plan, FI
                 "%s: %s. %s is %.2f times as fast as %s, which waits for the network in %.0f %% of a step\n",
                 rate_text(c->links[i], rate), a->verdict == TAGC_VERDICT_PAYS ? "compress" : "off",
                 a->packed->name, a->factor, a->plain->name, 100 * a->communication);
+        if (a->verdict != TAGC_VERDICT_PAYS || a->packed == last) continue;
+        print_calls(c, a->packed, out);
+        last = a->packed;
     }
 }
 
@@ -286,5 +315,8 @@ void tagc_cluster_print(const tagc_cluster *c, const tagc_cluster_plan *plan, FI
     print_held(c, plan, out);
     fprintf(out,
             "\nmemory of a rank in the table of times: parameters, gradients and Adam's moments in fp32,\n"
-            "copies of parameters that stay, and residuals.\n");
+            "copies of parameters that stay, and residuals.%s\n",
+            c->values.accumulate > 1
+                ? " Gradients that FSDP2 keeps whole between micro-steps are not counted."
+                : "");
 }

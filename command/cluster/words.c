@@ -33,7 +33,10 @@ static const tagc_option rows[] = {
          "what a GPU reaches in training, often 40 % of what its data sheet says"),
     REAL("compute-s", compute_s, 1e-9, 1e6, "auto", "auto",
          "seconds that a step computes, measured, in place of --tflops and --tokens; not on a mesh"),
-    INT("tokens", tokens, 1, 1 << 24, NULL, "16384", "of each GPU and step, in sequences of 2048; not on a mesh"),
+    INT("tokens", tokens, 1, 1 << 24, NULL, "16384",
+        "of each GPU and micro-step, in sequences of 2048; not on a mesh"),
+    INT("accumulate", accumulate, 1, 65536, NULL, "1",
+        "micro-steps of a step, of which the last one exchanges gradients; not on a mesh"),
     REAL("codec-ns", codec_ns, 0, 1e6, "measured=-1", "measured",
          "nanoseconds that the codec takes per element; measured: here, on one thread; not on a mesh"),
     CHOICE("codec", codec, "device|host", "device", "where tagc compresses, and so has residuals and buffers: compress(codec=)"),
@@ -83,7 +86,7 @@ const tagc_command tagc_cluster_command = {
     .name = "plan",
     .summary = "memory, bytes and time of a model on a cluster, without running it",
     .usage = "[options]",
-    .common = "params hosts gpus-per-host link codec-ns tensor-parallel "
+    .common = "params hosts gpus-per-host link accumulate codec-ns tensor-parallel "
               "pipeline-parallel json",
     .examples = examples,
     .options = rows,
@@ -238,15 +241,18 @@ static tagc_status read_experts(const tagc_cluster_values *v, tagc_mesh_model *m
 /* ---- the mesh ---- */
 
 static tagc_status read_mesh(const tagc_parsed *parsed, tagc_cluster *c) {
+    static const char *const of_batch[] = {"tokens", "accumulate"};
     static const char *const of_times[] = {"latency", "host-link", "codec-ns", "compute-s"};
     static const char *const of_pipeline[] = {"pipeline-schedule", "stages-per-rank", "pipeline-values"};
     const tagc_cluster_values *v = &c->values;
     tagc_mesh_question *q = &c->question;
-    if (tagc_options_given(parsed, "tokens"))
-        return tagc_fail(
-            TAGC_ERR_ARGUMENT,
-            "--tokens is not for a mesh, where a step has --micro-batches of --micro-batch-size sequences "
-            "of --sequence-length");
+    for (size_t i = 0; i < sizeof of_batch / sizeof of_batch[0]; i++)
+        if (tagc_options_given(parsed, of_batch[i]))
+            return tagc_fail(
+                TAGC_ERR_ARGUMENT,
+                "--%s is not for a mesh, where a step has --micro-batches of --micro-batch-size sequences of "
+                "--sequence-length",
+                of_batch[i]);
     for (size_t i = 0; i < sizeof of_times / sizeof of_times[0]; i++)
         if (tagc_options_given(parsed, of_times[i]))
             return tagc_fail(TAGC_ERR_ARGUMENT, "--%s is not for a mesh, of which nothing is simulated",

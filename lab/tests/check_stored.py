@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The smoke test: the lab can be imported, and stored results give the tables that stand in its pages. Takes
-seconds; wants neither torch nor a build."""
+"""The smoke test: the lab can be imported, and stored results give the tables that stand in its pages and in
+README. Takes seconds; wants neither torch nor a build."""
 
 import json
 import pathlib
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,40 @@ def check_wall_clock():
         assert any(row[:4] == times and row[-1] == wanted[-1] for row in rows), cells
 
 
+# Of each row of README's table of speed: a file of results and its case, the arm compared with, and tagc's.
+SPEED = (
+    ("speed", 0, "fsdp-bf16", "all-legs"),
+    ("speed", 0, "zero2-bf16", "all-legs"),
+    ("speed", 1, "zero2-bf16", "all-legs"),
+    ("torch", 1, "fsdp2-bf16", "fsdp2-tagc-delta4-bf16"),
+    ("torch", 1, "ddp-powersgd", "ddp-tagc"),
+    ("cluster", 0, "fsdp2-bf16", "fsdp2-tagc-delta4-bf16"),
+)
+
+
+def factor(name, case, slow, fast):
+    """How many times as fast, in two digits, by the median of rounds; "-" where it has not been measured."""
+    sys.path.insert(0, str(LAB / "hosts"))
+    import cells
+
+    measured = json.loads((LAB / "results" / f"{name}.json").read_text())["cases"][case]
+    arms = {arm["name"]: arm for arm in (measured.get("bench") or measured["torch"])["arms"]}
+    if slow not in arms:
+        return "-"
+    ratio = statistics.median(cells.ratios(arms[slow], arms[fast]))
+    return f"{ratio:.2f}" if ratio < 1.1 else f"{ratio:.1f}"
+
+
+def check_readme():
+    page = (LAB.parent / "README.md").read_text()
+    table = page[page.index("| model, link |") :].split("\n\n")[0].splitlines()[2:]
+    found = [tuple(cell.strip() for cell in row.split("|")[3:5]) for row in table]
+    accumulated = [factor("speed-accumulate", *row[1:]) if row[0] == "speed" else "-" for row in SPEED]
+    made = list(zip((factor(*row) for row in SPEED), accumulated, strict=True))
+    assert found == made, (found, made)
+
+
 check_hosts()
 check_wall_clock()
+check_readme()
 print("all well")

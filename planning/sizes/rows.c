@@ -27,7 +27,7 @@ static tagc_status ask(const tagc_times_setup *s, const tagc_strategy *strategy,
                             .n_vocab = TAGC_MESH_VOCAB,
                             .n_batch = (int)n_batch,
                             .n_tokens = n_tokens,
-                            .n_micro_steps = 1,
+                            .n_micro_steps = s->n_micro_steps,
                             .world_size = s->hosts * s->ranks_per_host,
                             .ranks_per_host = s->ranks_per_host,
                             .n_levels = n_levels,
@@ -57,7 +57,8 @@ static double memory_of(const tagc_times_setup *s, const tagc_strategy *strategy
 }
 
 static tagc_status make_row(const tagc_times_setup *s, const tagc_strategy *strategy, tagc_times_row *row) {
-    *row = (tagc_times_row){.name = strategy->name, .compresses = tagc_strategy_compresses(strategy)};
+    *row = (tagc_times_row){
+        .name = strategy->name, .compresses = tagc_strategy_compresses(strategy), .strategy = strategy};
     for (int link = 0; link < s->n_links; link++) {
         tagc_plan_reply reply;
         TAGC_TRY(ask(s, strategy, link, 2, &reply));

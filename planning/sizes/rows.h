@@ -3,7 +3,7 @@
 #ifndef TAGC_SIZES_ROWS_H
 #define TAGC_SIZES_ROWS_H
 
-#include "mesh/mesh.h"
+#include "sizes/catalogue.h"
 
 /* ---- data parallelism alone: what a step takes on each link, and what hosts send ---- */
 
@@ -13,7 +13,7 @@ enum { TAGC_TIMES_MAX_LINKS = 16, TAGC_TIMES_MAX_ROWS = 6, TAGC_TIMES_MAX_CARD =
 typedef struct tagc_times_setup {
     int n_layer, n_embd;
     int hosts, ranks_per_host;
-    int n_tokens;                                   /* of a rank and step */
+    int n_tokens, n_micro_steps;                    /* of a rank and micro-step; of a step */
     double links_bytes_per_s[TAGC_TIMES_MAX_LINKS]; /* (n_links) payload of a host's card */
     int n_links;
     double latency_s, host_bytes_per_s; /* between hosts, one way; between ranks of a host */
@@ -25,6 +25,7 @@ typedef struct tagc_times_setup {
 typedef struct tagc_times_row {
     const char *name;
     int compresses;
+    const tagc_strategy *strategy;
     double memory_bytes; /* of a rank: parameters, gradients, Adam's moments, copies that stay, residuals */
     double gradient_bytes, parameter_bytes; /* that a host sends to others in a step */
     double n_params, compute_s;

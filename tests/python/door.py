@@ -247,6 +247,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 dist.init_process_group("gloo")
 model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 64))
+batches = torch.randn(2, 4, 64)
 {snippet}
 model(torch.randn(4, 64)).square().mean().backward()
 bits = [None, None]
@@ -260,9 +261,10 @@ dist.destroy_process_group()
 
 
 def check_snippet(door):
-    """Runs README's lines of Python."""
+    """Runs README's loop with the lines that its diff adds."""
     text = (door.clone / "README.md").read_text()
-    snippet = re.search(r"^```python\n(.*?)^```$", text, re.M | re.S)[1]
+    lines = re.search(r"^```diff\n(.*?)^```$", text, re.M | re.S)[1].splitlines()
+    snippet = "\n".join(line[2:] for line in lines)
     (door.clone / "newcomer.py").write_text(PROGRAM.format(snippet=snippet))
     said = door.run("torchrun --standalone --nproc-per-node 2 newcomer.py")
     if not re.search(r"bits of both ranks: [1-9]\d* [1-9]", said):

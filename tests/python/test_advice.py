@@ -596,6 +596,17 @@ def test_the_command_asks_the_planner(capfd):
     assert re.search(r"bit/s: (compress|off)\. tagc, ", answer), answer
 
 
+def test_the_command_passes_micro_steps_on():
+    from tagc.commands import advise as command
+    from tagc.commands import planner
+
+    asked = command.parser().parse_args(["--params=350m", "--accumulate=4"])
+    said = command._advice(asked, 2, 1, 1e-3, 1e8, 1.0, "")
+    same = ["--params=350m", "--hosts=2", "--latency=1000us", "--codec-ns=1", "--accumulate=4"]
+    rate = f"--link={8e8 / command.PAYLOAD / 1e6:.6f}mbit"
+    assert said.endswith(planner.plan([*same, rate]).text)
+
+
 def test_the_rate_of_a_link(monkeypatch):
     """To 3 others, by 5 MB/s and 10 ms."""
     from types import SimpleNamespace

@@ -263,10 +263,57 @@ def test_a_slower_codec_never_makes_a_faster_step(capsys):
             assert free["step_s"] == fast["step_s"] == slow["step_s"]
 
 
-def cells_of_readme():
-    """Returns (words, cells) of each row of the README's table, and the two commands below it."""
-    text = (ROOT / "README.md").read_text()
-    text = text[text.index("## Is it for me?") : text.index("## How it works")]
+def call_of_readme(cluster):
+    """Returns the lines of code of a row of README's table of calls."""
+    rows = [row.split("|") for row in (ROOT / "README.md").read_text().splitlines() if row[:1] == "|"]
+    (code,) = (cells[2] for cells in rows if cells[1].strip() == cluster)
+    return re.findall(r"`([^`]*)`", code)
+
+
+def test_the_code_of_the_best_row_is_that_of_readme(capsys):
+    """test_docs.py runs README's."""
+    alone = ("--hosts", 4, "--codec-ns", 1, "--link", "250mbit,1gbit,100gbit")
+    slow, fast, off = planned(capsys, *alone)["links"]
+    assert (slow["choice"], fast["choice"], off["choice"]) == ("compress", "compress", "off")
+    assert slow["code"] == fast["code"] == call_of_readme("FSDP2, one GPU per machine")
+    said = tagc(capsys, 0, "plan", *alone).splitlines()
+    assert said[1:4] == [f"    {line}" for line in slow["code"]], said
+    assert said[4].startswith("1 Gbit/s: compress") and said[5].startswith("100 Gbit/s: off"), said
+
+    near = ("--hosts", 2, "--gpus-per-host", 8, "--codec-ns", 0, "--link", "10gbit")
+    (link,) = planned(capsys, *near)["links"]
+    expected = call_of_readme("FSDP2, several GPUs per machine, the model fits in one machine")
+    assert link["code"] == [line.replace("n_hosts, gpus_per_host", "2, 8") for line in expected]
+    (link,) = planned(capsys, *near, "--codec", "host")["links"]
+    assert link["code"][-1] == 'handle = tagc.compress(model, optimizer, codec="host")'
+    (link,) = planned(capsys, "--codec-ns", 1.5, "--link", "25gbit")["links"]
+    assert link["packed"].startswith("tagc, 4 bits"), link
+    assert link["code"] == ["fully_shard(model)", 'handle = tagc.compress(model, parameters="delta4")'], link
+
+
+def test_micro_steps_exchange_gradients_once(capsys):
+    words = ("--codec-ns", 0, "--link", "10gbit", "--tokens", 16384)
+    one, four = (planned(capsys, *words, "--accumulate", n) for n in (1, 4))
+    for before, after in zip(one["rows"], four["rows"], strict=True):
+        assert after["compute_s"] == pytest.approx(4 * before["compute_s"])
+        assert after["gradient_bytes"] == before["gradient_bytes"]
+        gathers = 4 if before["name"] == "FSDP2 in bf16" else 1  # the others keep what they have gathered
+        assert after["parameter_bytes"] == pytest.approx(gathers * before["parameter_bytes"], rel=0.01)
+    factors = [f"{made['links'][0]['factor']:.1f}" for made in (one, four)]
+    guide = " ".join((ROOT / "docs/guide/does-it-pay.md").read_text().split())
+    assert f"{factors[0]} times as fast with one micro-step" in guide, factors
+    assert f"and {factors[1]} times with four" in guide, factors
+    larger = planned(capsys, *words[:-1], 65536)  # as many tokens between exchanges: the same gradients
+    assert four["rows"][-1]["step_s"] == pytest.approx(larger["rows"][-1]["step_s"], rel=0.05)
+    assert "are not counted" in tagc(capsys, 0, "plan", *words, "--accumulate", 4)
+    said = tagc(capsys, 2, "plan", "--tensor-parallel", 2, "--accumulate", 4)
+    assert "--accumulate is not for a mesh, where a step has --micro-batches" in said
+
+
+def cells_of_the_guide():
+    """Returns (words, cells) of each row of the guide's table, and the two commands below it."""
+    text = (ROOT / "docs/guide/does-it-pay.md").read_text()
+    text = text[text.index("### 1 B and 7 B parameters") : text.index("### On your hosts")]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "| **" in line
     ]
@@ -278,8 +325,8 @@ def told(link):
     return f"{link['factor']:.1f}" if link["choice"] == "compress" else "off"
 
 
-def test_the_readme_says_what_its_commands_say(capsys):
-    rows, commands = cells_of_readme()
+def test_the_guide_says_what_its_commands_say(capsys):
+    rows, commands = cells_of_the_guide()
     assert len(commands) == 2 and [(row[0], row[1]) for row in rows] == [
         (f"**{params} B**", gpus) for params in "17" for gpus in "18"
     ]

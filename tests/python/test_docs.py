@@ -1,5 +1,5 @@
-"""Every python snippet of PAGES runs on two ranks as it stands there, and every relative link and every path
-of every page leads somewhere.
+"""Every python snippet of PAGES runs on two ranks as it stands there, also as a diff and in README's table of
+calls; every relative link and every path of every page leads somewhere, and README stays short.
 
 What a snippet takes from its reader's program comes from a function here of the same name: a snippet that
 begins to use `sampler` needs a `@provides def sampler(take)`. take("model") gives what another one makes,
@@ -59,14 +59,31 @@ class Snippet(NamedTuple):
 
 
 def snippets_of(page):
+    """Those in fences; of a diff what it makes."""
     text = (ROOT / page).read_text()
+    snippets = []
+    for found in re.finditer(r"^```(python|diff)\n(.*?)^```$", text, re.M | re.S):
+        lines = found[2].splitlines(keepends=True)
+        if found[1] == "diff":
+            lines = [line[2:] or "\n" for line in lines if not line.startswith("-")]
+        snippets.append(Snippet(page, text[: found.start(2)].count("\n") + 1, "".join(lines)))
+    return snippets
+
+
+def calls_of_readme():
+    """The code of each row of the table of calls."""
+    text = (ROOT / "README.md").read_text()
+    first = text.index("| cluster | code |")
+    table = text[first : text.index("\n\n", first)]
+    line = text[:first].count("\n") + 1
     return [
-        Snippet(page, text[: found.start(1)].count("\n") + 1, found[1])
-        for found in re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S)
+        Snippet("README.md", line + i, "\n".join(re.findall(r"`([^`]*)`", row.split("|")[2])) + "\n")
+        for i, row in enumerate(table.split("\n"))
+        if i >= 2
     ]
 
 
-SNIPPETS = [snippet for page in PAGES for snippet in snippets_of(page)]
+SNIPPETS = [snippet for page in PAGES for snippet in snippets_of(page)] + calls_of_readme()
 
 
 def needed_names(tree):
@@ -169,9 +186,10 @@ def DistributedDataParallel(take):
 
 @provides
 def init_device_mesh(take):
+    """On processors, whatever the device is called."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh
+    return lambda device, *given, **more: init_device_mesh("cpu", *given, **more)
 
 
 @provides
@@ -201,7 +219,9 @@ def model(take):
             lambda self, x: nn.Linear.forward(self, x) + self.lora_B(self.lora_A(x)), made.head
         )
         return made
-    if not re.search(r"fully_shard\(|LocalSteps\(|Collectives\(|data_parallel\(", take.text):
+    if not re.search(
+        r"fully_shard\(|DistributedDataParallel\(|LocalSteps\(|Collectives\(|data_parallel\(", take.text
+    ):
         for layer in made.layers:
             take("fully_shard")(layer)
         take("fully_shard")(made)
@@ -264,6 +284,7 @@ def batches(take):
 PROVIDED |= {"torch": lambda take: torch, "dist": lambda take: dist, "nn": lambda take: nn,
              "lr": lambda take: 1e-3,
              "n_hosts": lambda take: take.world_size, "ranks_per_host": lambda take: 1,
+             "gpus_per_host": lambda take: 1,
              "n_sites": lambda take: take.world_size,
              "ranks_per_site": lambda take: 1}  # fmt: skip
 
@@ -298,6 +319,11 @@ def args(take):
 def dataset(take):
     tokens = torch.randint(96, (64, 16), generator=torch.Generator().manual_seed(1))
     return [{"input_ids": row, "labels": row} for row in tokens]
+
+
+@provides
+def trainer(take):
+    return take("Trainer")(take("model"), take("args"), train_dataset=take("dataset"))
 
 
 @provides
@@ -376,6 +402,11 @@ def Schedule1F1B(take):
     from torch.distributed.pipelining import Schedule1F1B
 
     return Schedule1F1B
+
+
+@provides
+def stage(take):
+    return take("PipelineStage")(take("layers"), take("i"), take("n_stages"), take("device"))
 
 
 @provides
@@ -633,9 +664,25 @@ def test_all_are_found():
         text = (ROOT / page).read_text()
         assert (
             len(snippets_of(page))
-            == len(re.findall(r"^\s*(```|~~~)+[ \t]*(?:python|py|Python)\b", text, re.M))
+            == len(re.findall(r"^\s*(```|~~~)+[ \t]*(?:python|py|Python|diff)\b", text, re.M))
             > 0
         ), page
+    assert len(calls_of_readme()) == 7 and all("tagc" in call.text for call in calls_of_readme())
+
+
+MOST_WORDS = 900  # of README
+
+
+def n_words(text):
+    """Of what a reader sees: with code, and without the targets of links."""
+    seen = re.sub(r"\]\([^)]*\)", "]", text).replace("<br>", " ")
+    return sum(any(map(str.isalnum, word)) for word in seen.split())
+
+
+def test_readme_is_short():
+    assert n_words("| a | [b c](d/e.md)<br>`f` - |\n") == 4
+    n = n_words((ROOT / "README.md").read_text())
+    assert n <= MOST_WORDS, f"README.md has {n} words, allowed: {MOST_WORDS}; move some to docs/"
 
 
 # ---- links ----
@@ -690,6 +737,29 @@ def test_links(page):
         lambda path: (ROOT / path).read_text(),
     )
     assert not broken, f"{page}: these links lead nowhere: {', '.join(broken)}"
+
+
+def test_contents_of_the_guide():
+    text = (ROOT / "docs/guide/pytorch.md").read_text()
+    contents = " ".join(text[text.index("Contents: ") : text.index("\n## ")].split())
+    titles = re.findall(r"^## (.*)$", text, re.M)
+    assert re.findall(r"\[([^]]*)\]\(#", contents) == titles
+
+
+def test_the_reference_has_all_options():
+    import inspect
+
+    from tagc.torch import compress
+
+    text = (ROOT / "docs/reference/options.md").read_text()
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    options = [name for name, at in inspect.signature(compress).parameters.items() if at.kind in kinds]
+    assert named == [name for name in options if name != "model"]
+    guide = (ROOT / "docs/guide/pytorch.md").read_text()
+    used = guide[guide.index("## The most used options") :].split("\n\n")[1]
+    assert len(shown := set(re.findall(r"^\| `(\w+)=", used, re.M))) == 6 and shown <= {*named}, shown
 
 
 def test_broken_links_are_found():

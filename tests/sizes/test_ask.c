@@ -133,6 +133,7 @@ static void tokens_need_not_be_whole_sequences(void **state) {
                                   .hosts = N_HOSTS,
                                   .ranks_per_host = 1,
                                   .n_tokens = n_tokens,
+                                  .n_micro_steps = 1,
                                   .links_bytes_per_s = {1e9},
                                   .n_links = 1,
                                   .host_bytes_per_s = 1e11,

@@ -49,6 +49,13 @@ def parser() -> Parser:
         type=options.real(1e-9, 1e6),
         help="seconds that a step computes. Default: what the planner takes a GPU to need",
     )
+    add(
+        "--accumulate",
+        metavar="N",
+        type=options.whole(1, 65536),
+        default=1,
+        help="micro-steps of a step, of which the last one exchanges gradients. Default: 1",
+    )
     return made
 
 
@@ -140,6 +147,7 @@ def _advice(
         "link": f"{payload / PAYLOAD / 1e6:.6f}mbit",
         "latency": f"{1e6 * latency_s:.6f}us",
         "codec-ns": f"{codec_ns:.6f}",
+        "accumulate": arguments.accumulate,
     }
     if arguments.step_s is not None:
         asked["compute-s"] = arguments.step_s

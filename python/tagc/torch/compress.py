@@ -355,6 +355,7 @@ def _prepare(
                 [about for rank, about in abouts.items() if rank in wrapper.exchanging()],
                 is_fresh,
                 settings.gentle,
+                settings.hosts,
             )
         )
         split = "" if cluster is None else cluster.words(wrapper.groups(), streams.device_of(model))

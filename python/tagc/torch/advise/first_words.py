@@ -37,13 +37,16 @@ def look_fresh(rows: Iterable[Row], named: Iterable[tuple[str, torch.Tensor]]) -
     return seen or None
 
 
-def line(hosts: Sequence[Mapping[str, Any]], is_fresh: bool, is_gentle: bool | None) -> str:
-    """Returns the notes, or "". hosts: about_host() of each rank."""
+def line(
+    hosts: Sequence[Mapping[str, Any]], is_fresh: bool, is_gentle: bool | None, n_given: int | None = None
+) -> str:
+    """Returns the notes, or "". hosts: about_host() of each rank; n_given: compress(hosts=)."""
     parts = []
     if len(hosts) > 1 and len({host["host"] for host in hosts}) == 1:
+        count = "each counts as a host" if n_given is None else f"they count as {n_given} hosts"
         parts.append(
             f"all {len(hosts)} ranks that exchange gradients are on one host, where compression gains "
-            "nothing: each counts as a host, as for a trial"
+            f"nothing: {count}, as for a trial"
         )
     if is_fresh and is_gentle:
         parts.append(
