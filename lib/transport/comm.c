@@ -48,7 +48,10 @@ static void comm_break_by(tagc_comm *comm, tagc_ticket *ticket, tagc_status stat
     snprintf(reason, sizeof reason, "%s", tagc_last_error());
     if (!reason[0])
         snprintf(reason, sizeof reason, "transport %s: %s", comm->ops->name, tagc_status_name(status));
-    snprintf(leg, sizeof leg, " (leg %s)", tagc_leg_name((int)ticket->leg));
+    if (ticket->leg == TAGC_LEG_CONTROL)
+        snprintf(leg, sizeof leg, " (while ranks agreed)");
+    else
+        snprintf(leg, sizeof leg, " (leg %s)", tagc_leg_name((int)ticket->leg));
     ticket->status = status;
     comm_break(comm, "", reason, leg);
 }
