@@ -54,7 +54,7 @@ def said_by(model, *optimizer, **options):
 
 
 def of_attention_alone_are_selected(rank, world_size):
-    """Selection begins, with the user's beta1 and a longer beta2; without an optimizer every value travels."""
+    """Selection begins, with the beta1 and a longer beta2; without an optimizer all values travel."""
     for how in ("compress", "param_groups", "none"):
         model = adapters()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -146,5 +146,5 @@ def test_a_hint_for_the_wrong_module():
     import tagc
 
     with pytest.raises(AttributeError, match="'compress'; .* import tagc.torch as tagc"):
-        tagc.compress
+        getattr(tagc, "compress")  # noqa: B009
     assert not hasattr(tagc, "__wrapped__")

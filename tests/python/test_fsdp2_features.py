@@ -9,10 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 import ranks
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from models import Even, EvenBlock, Odd, batch_of, loss_of
 from oracles import check_alike, check_equal, check_error, full_gradients
 from test_fsdp2 import Twins, gradients, sharded, units_of
+from torch.distributed.device_mesh import DeviceMesh
 
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 
