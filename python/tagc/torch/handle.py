@@ -109,6 +109,8 @@ class Compressed:
                              decode, wait
         n_gathered           elements of gathered parameters
         gather_bits          sent by a host per element of the parameters, before (H-1)/H
+        n_saturated          values of fp16 gradients that compression put beyond 65,504: the rest waits in
+                             the residual
         n_nonfinite          units whose gradients were not finite on some rank; nonfinite_units: {name: 1}
                              of each"""
         return self.passes.recorder.last

@@ -71,6 +71,7 @@ class Recorder:
                 if part.kind == "compressed":
                     now["_sent"] += min(step.n_sent * per_host, n_real)
                     now["n_compressed"] += n_real
+                now["n_saturated"] += step.n_saturated
                 if step.nonfinite:
                     now["nonfinite_units"][unit] = 1
 
@@ -186,7 +187,7 @@ class Recorder:
                 "ranks_per_host": 1, "bytes_within": 0, "bits_per_param": 0.0,
                 "dense_bytes": 0, "ratio": 0.0, "exchange_s": 0.0, "agree_s": 0.0, "gather_s": 0.0,
                 "time_s": dict.fromkeys(lib.PHASES, 0.0), "n_gathered": 0, "gather_bits": 0.0,
-                "n_nonfinite": 0,
+                "n_nonfinite": 0, "n_saturated": 0,
                 "nonfinite_units": {}, "_sent": 0, "_gradient_bytes": 0, "_host_bytes": 0, "_gather_bytes": 0,
                 "_share": 0.0, "_gather_share": 1.0,
             }  # fmt: skip

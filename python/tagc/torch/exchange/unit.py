@@ -141,6 +141,7 @@ class Unit:
             for exchange in begun:
                 try:
                     stats.append((exchange.part, exchange.reducer.end()))
+                    stats[-1][1].n_saturated = exchange.n_saturated
                 except Error as problem:
                     failure = failure or problem
             self._put_back(resting)
