@@ -44,6 +44,7 @@ two that depends on W, 2 for 4 ranks and 4 for 8. A change of that is not correc
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -177,7 +178,10 @@ def save_files(state: State, folder: Any) -> None:
     """Writes this rank's file of a folder, and deletes those of ranks that are no more. Local."""
     _check_open(state)
     folder = _folder(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise Error("io", f"{folder} cannot be made: {failure}") from failure
     path = _file(folder, _place(state)[0])
     _check_writers(state, path)
     others = [writer for writer in _open_writers(path) if writer is not state]
@@ -188,8 +192,13 @@ def save_files(state: State, folder: Any) -> None:
         raise _taken(path)
     _writers[str(path.resolve())] = [weakref.ref(writer) for writer in (*others, state)]
     part = path.with_suffix(".part")
-    torch.save(save(state), part)
-    part.replace(path)
+    try:
+        torch.save(save(state), part)
+        part.replace(path)
+    except (OSError, RuntimeError) as failure:  # torch says neither the file nor why where a disk is full
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise Error("io", f"{part} cannot be written, is the disk full? {failure}") from failure
     n_ranks = _place(state)[1]
     for old in folder.glob("rank*.pt"):  # of a run with more ranks
         if (rank := old.stem.removeprefix("rank")).isdecimal() and int(rank) >= n_ranks:
