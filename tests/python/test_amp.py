@@ -539,3 +539,28 @@ def near_the_top_of_fp16(rank, world_size):
 
 def test_near_the_top_of_fp16():
     ranks.run(near_the_top_of_fp16, 2)
+
+
+def a_scaler_that_is_not_followed(rank, world_size):
+    """Rank 0 warns once that residuals keep the scale of before, unless the handle knows a scaler or a
+    scale."""
+    import tagc.torch as tagc
+
+    for how in ("unknown", "scaler", "scale"):
+        model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
+        handle = tagc.compress(model, verbose=False)
+        if how == "scaler":
+            handle.follow(torch.amp.GradScaler("cpu"))
+        elif how == "scale":
+            handle.loss_scale(2.0)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for factor in (1.0, float("inf"), float("inf")):
+                (factor * model(torch.ones(1, 64)).sum()).backward()
+        said = [str(warning.message) for warning in seen if "handle.follow(scaler)" in str(warning.message)]
+        assert len(said) == (how == "unknown" and rank == 0), (how, said)
+        handle.close()
+
+
+def test_a_scaler_that_is_not_followed():
+    ranks.run(a_scaler_that_is_not_followed, 2)

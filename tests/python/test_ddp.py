@@ -422,8 +422,9 @@ def copies(rank, world_size):
         check_error(lambda: copied.stats(), "stats: this copy of a tagc handle.*call compress")
         copied.close()
         handle.close()
-        with pytest.raises(tagc.Error, match="closed"):
-            backward(model, rank)
+        model.zero_grad()
+        backward(model, rank)
+        check_equal(gradients(model), full_gradients(Odd, world_size))
 
 
 def end_of_life(rank, world_size):
@@ -520,8 +521,8 @@ def misuse(rank, world_size):
     handle.close()
     for _ in range(2):
         model.zero_grad()
-        check_error(lambda: backward(model, rank), "this tagc handle is closed")
-        assert all(gradient.isnan().all() for gradient in gradients(model).values())
+        backward(model, rank)  # by torch's own all-reduce, whose hook DDP does not let go
+        check_equal(gradients(model), full_gradients(Odd, world_size))
     model.zero_grad()
     with compress(model, sparsity=0):
         backward(model, rank)

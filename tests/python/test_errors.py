@@ -40,6 +40,8 @@ def refused(words, model, status=None, **options):
 def bad_values(rank, world_size):
     model = wrapped("fsdp2")
     cases = [
+        (dict(sparsity=1.0), "sparsity is 1.0, at which nothing would ever be sent"),
+        (dict(mild_sparsity=1), "mild_sparsity is 1, at which nothing would ever be sent"),
         (dict(sparsity=1.5), "sparsity is 1.5, must be a number from 0 to 1"),
         (dict(sparsity="0.9"), "sparsity is '0.9'"),
         (dict(sparsity=float("nan")), "sparsity is nan"),

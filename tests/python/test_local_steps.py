@@ -995,3 +995,42 @@ def test_fragments_are_cut_evenly():
         )
         if n <= len(sizes) // 4:
             assert max(sum(sizes[i] for i in one) for one in ranges) < sum(sizes) / n + 2 * max(sizes)
+
+
+def defaults_of_torch_have_no_part(rank, world_size):
+    """torch.set_default_dtype() and set_default_device(), which a user sets for the model: what tagc saves
+    is fp32 in CPU memory all the same."""
+    import tagc.torch as tagc
+
+    torch.manual_seed(0)
+    model = nn.Linear(96, 96)
+    ddp = nn.parallel.DistributedDataParallel(nn.Linear(96, 96))
+    compressed = tagc.compress(ddp, verbose=False)
+    ddp(torch.ones(2, 96)).sum().backward()
+    optimizer = adamw(model.parameters())
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        handle = tagc.LocalSteps(model, optimizer, every=2, verbose=False)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 96, dtype=torch.float32) + rank).square().mean().backward()
+            optimizer.step()
+        torch.set_default_device("meta")
+        for state in (handle.state_dict(), compressed.state_dict()):
+            for named in state[f"rank{rank}"].values():
+                for values in named.values() if isinstance(named, dict) else ():
+                    assert values.device.type == "cpu" and not values.is_meta
+        saved = handle.state_dict()
+        residual = saved[f"rank{rank}"]["residual"]["weight"]
+        assert residual.dtype == torch.float32 and residual.any()
+        handle.load_state_dict(saved)
+        compressed.load_state_dict(compressed.state_dict())
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    handle.close()
+    compressed.close()
+
+
+def test_defaults_of_torch():
+    ranks.run(defaults_of_torch_have_no_part, 2)

@@ -105,7 +105,7 @@ def save(state: State) -> dict[str, Any]:
             for parameter in keeper.parameters:
                 wire = held.pop(parameter.name, None)
                 if wire is None:
-                    wire = torch.full((_n_wire(parameter, keeper),), -0.0, dtype=torch.float32)
+                    wire = torch.full((_n_wire(parameter, keeper),), -0.0, dtype=torch.float32, device="cpu")
                 residuals[parameter.name] = _from_wire(wire, parameter, keeper)
         about, entry = _about(state), {"residuals": residuals}
         if replicas := state.wrapper.replicas():
@@ -327,7 +327,7 @@ class Reader:
     def _tensors(self, rank: str, kind: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Returns empty tensors, for what the checkpoint has there."""
         return {
-            path[-1]: torch.empty(self._metadata.state_dict_metadata[fqn].size, dtype=dtype)
+            path[-1]: torch.empty(self._metadata.state_dict_metadata[fqn].size, dtype=dtype, device="cpu")
             for fqn, path in self._metadata.planner_data.items()
             if isinstance(path, tuple) and path[:-3] == self._key and path[-3:-1] == (rank, kind)
         }
@@ -641,7 +641,7 @@ def _resharded(parameter: layouts.Parameter, keeper: Keeper, sources: list[_Sour
     if len(sources) == 1 and sources[0].factor is None:
         values = sources[0].residuals[parameter.name]
         return values if keeper.held is not None else layouts.to_wire(values, parameter, keeper.n_chunks)
-    total = torch.zeros(parameter.shape, dtype=torch.float32)
+    total = torch.zeros(parameter.shape, dtype=torch.float32, device="cpu")
     scale = sources[0].about["loss_scale"]
     for _, replica in itertools.groupby(sources, key=lambda source: source.about["replica"]):
         first, *others = replica

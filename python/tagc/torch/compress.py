@@ -79,7 +79,7 @@ def compress(
         parameters with a beta1 of 0.5; other optimizers are unchanged: Compressed.adapt(). Without it tagc
         sends more values, as a first moment requires.
     sparsity: at least this share of each compressed gradient is not sent but added to the next one (the
-        residual); [0, 1]; 0 sends every value. Not given: 0.95, with a gentle start.
+        residual); [0, 1); 0 sends every value. Not given: 0.95, with a gentle start.
     gentle: the gentle start: first every value is sent in 4 bits, of random weights in 8 for 60 exchanges. A
         parameter changes to `sparsity` or `mild_sparsity` when its gradients are mostly noise. Default: if
         sparsity is not given. If Adam keeps a long first moment, or compress() does not get the optimizer,

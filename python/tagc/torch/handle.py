@@ -148,6 +148,7 @@ class Compressed:
         ranks."""
         self._check_open("loss_scale()")
         self.state.set_loss_scale(scale)
+        self.state.knows_scale = True
 
     def synchronize(self) -> None:
         """Waits until all exchanges of device tensors are complete, and raises the first failure.

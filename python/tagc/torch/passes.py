@@ -405,6 +405,12 @@ class Passes:
                     "set_requires_gradient_sync(False). If you throw gradients away, a part of them comes "
                     "with later ones: help(handle.discard) says what to do"
                 )
+            if stats["n_nonfinite"] and self.scaler is None and not state.knows_scale:
+                state.warn_once(
+                    "tagc: gradients are not finite. Where a GradScaler skips this step and lowers its scale, "
+                    "residuals keep the old one, and count too much: handle.follow(scaler), or "
+                    "handle.loss_scale(scale)"
+                )
             for alarm in state.schedule.take_alarms():
                 if state.wrapper.speaks:
                     warnings.warn(f"tagc: {alarm}", stacklevel=2)

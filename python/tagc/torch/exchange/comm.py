@@ -289,9 +289,7 @@ def _lack_of_files(world_size: int) -> str:
             opened.append(os.open(os.devnull, os.O_RDONLY))
         return ""
     except OSError as failure:
-        return (
-            f"{failure.strerror}: gloo needs {n} file descriptors, and {len(opened)} are free (ulimit -n)"
-        )
+        return f"{failure.strerror}: gloo needs {n} file descriptors, and {len(opened)} are free (ulimit -n)"
     finally:
         for file in opened:
             os.close(file)

@@ -94,7 +94,7 @@ def save(handle: Remembered) -> dict[str, Any]:
         tensors: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in _kinds(handle)}
         for fragment in handle.fragments:
             flight = flights.get(fragment.index)
-            residual = torch.zeros(fragment.n_elems)
+            residual = torch.zeros(fragment.n_elems, dtype=torch.float32, device="cpu")
             before = None if handle.managed is None else handle.managed.residuals_before(fragment)
             if flight is not None:
                 residual = flight.residual_before()
@@ -108,7 +108,9 @@ def save(handle: Remembered) -> dict[str, Any]:
                 "anchor": fragment.anchor,
                 "residual": residual,
                 "velocity": fragment.velocity,
-                "delta": torch.zeros(fragment.n_elems) if flight is None else flight.delta,
+                "delta": torch.zeros(fragment.n_elems, dtype=torch.float32, device="cpu")
+                if flight is None
+                else flight.delta,
             }
             for place in fragment.places:
                 for kind, named in tensors.items():
@@ -163,10 +165,10 @@ def load(handle: Remembered, saved: Mapping[str, Any], residuals: bool) -> None:
         handle.drop_flights()
         flights = []
         for fragment in handle.fragments:
-            arrays = {kind: torch.zeros(fragment.n_elems) for kind in ("residual", "delta")} | {
-                "anchor": fragment.anchor,
-                "velocity": fragment.velocity,
-            }
+            arrays = {
+                kind: torch.zeros(fragment.n_elems, dtype=torch.float32, device="cpu")
+                for kind in ("residual", "delta")
+            } | {"anchor": fragment.anchor, "velocity": fragment.velocity}
             for place in fragment.places:
                 for kind in _kinds(handle):
                     if (kind != "residual" or place.kind == "compressed") and (kind != "delta" or begun):
