@@ -395,7 +395,6 @@ def overlap(rank, world_size):
 def copies(rank, world_size):
     """A compressed model can be copied and pickled. The copy is a DDP model without hooks, which can be
     compressed, too."""
-    import tagc.torch as tagc
 
     for make_copy in (copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))):
         model = wrapped(Odd)

@@ -407,8 +407,8 @@ class Passes:
                 )
             if stats["n_nonfinite"] and self.scaler is None and not state.knows_scale:
                 state.warn_once(
-                    "tagc: gradients are not finite. Where a GradScaler skips this step and lowers its scale, "
-                    "residuals keep the old one, and count too much: handle.follow(scaler), or "
+                    "tagc: gradients are not finite. Where a GradScaler skips this step and lowers its "
+                    "scale, residuals keep the old one, and count too much: handle.follow(scaler), or "
                     "handle.loss_scale(scale)"
                 )
             for alarm in state.schedule.take_alarms():
