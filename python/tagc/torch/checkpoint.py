@@ -29,6 +29,8 @@ has its own residuals and DCP writes only one of several equal keys.
                                       by which gradients were multiplied
     about["schedule"]                 tagc_schedule_save(), in base64; absent without levels. Open windows
                                       count only for the same number of ranks
+    about["pending"]                  {parameter: sums of a window of the schedule that was full when this was
+                                      saved, and not added up over ranks yet}; absent if there is none
     about["gathered"]                 of each module in "replicas": [gathers so far, checksum of this rank's
                                       input to the last one, checksum of its shard when this was saved]; only
                                       if `parameters` are deltas. With another number of ranks, or if
@@ -497,7 +499,10 @@ def _sources(
     if all(mine[key] == first[key] for key in _SIZES):
         own = mine["rank"]
         if own not in abouts:
-            raise _bad(f"has {_listed(abouts)}, and this is rank {own}")
+            raise _bad(
+                f"has {_listed(abouts)}, and this is rank {own}: each rank has its own residuals, so call "
+                "handle.save(folder) and handle.load(folder) on every rank, or give dcp.save() the handle"
+            )
         if all(abouts[own][key] == mine[key] for key in _PLACE):
             return {own: None}
     same = {rank: about for rank, about in abouts.items() if about["where"] == mine["where"]}

@@ -350,9 +350,9 @@ class Schedule:
 
     # ---- in checkpoints ----
 
-    def state(self, with_windows: bool = True) -> dict[str, str]:
-        """Returns {"schedule": the state as text}, or {} without levels. with_windows: False where another
-        rank takes it over."""
+    def state(self, with_windows: bool = True) -> dict[str, Any]:
+        """Returns {"schedule": the state as text, "pending": {name: sums of a full window that wait for
+        pool()}}, or {} without levels. with_windows: False where another rank takes it over."""
         if not any(self._has_levels.values()):
             return {}
         for loss in self._losses:
@@ -361,7 +361,10 @@ class Schedule:
         lib.call("tagc_schedule_save", self._handle, with_windows, None, 0, ctypes.byref(n))
         text = ctypes.create_string_buffer(n.value)
         lib.call("tagc_schedule_save", self._handle, with_windows, text, n, ctypes.byref(n))
-        return {"schedule": base64.b64encode(text.raw).decode()}
+        pending = {self._names[number]: _numbers([sums]) for number, sums in self._seen.items()}
+        return {"schedule": base64.b64encode(text.raw).decode()} | (
+            {"pending": pending} if pending and with_windows else {}
+        )
 
     def load(self, about: Mapping[str, Any], with_windows: bool) -> tuple[str, int]:
         """Loads a schedule. about: of a checkpoint; one without is of a run without levels. Returns (name of
@@ -381,6 +384,12 @@ class Schedule:
             ctypes.byref(first),
         )
         self._losses, self._seen, self._noted = [], {}, []
+        if with_windows and self.pools:
+            self._seen = {
+                self._numbers[name]: lib.ScheduleSums(*numbers)
+                for name, numbers in about.get("pending", {}).items()
+                if name in self._numbers
+            }
         self.epoch += 1
         self._put()
         return (self._names[first.value], n.value) if n.value else ("", 0)
@@ -395,8 +404,12 @@ def fits(about: Mapping[str, Any]) -> bool:
         saved = base64.b64decode(about["schedule"], validate=True)
         schedule = _made({}, {}, Options())
         lib.call("tagc_schedule_load", schedule, saved, len(saved), True, None, None)
+        for numbers in about.get("pending", {}).values():
+            lib.ScheduleSums(*numbers)
+            if len(numbers) != len(lib.ScheduleSums._fields_):
+                return False
         return True
-    except (Error, TypeError, ValueError, binascii.Error):
+    except (AttributeError, Error, TypeError, ValueError, binascii.Error):
         return False
     finally:
         if schedule is not None:
