@@ -79,6 +79,7 @@ def of_attention_alone_are_selected(rank, world_size):
             assert levels == {1} and bits > 6, (levels, bits)
             continue
         assert levels == {3} and bits < 4.5, (how, levels, bits)
+        assert "(dense: 64)" in repr(handle), repr(handle)  # fp32, both halves of an all-reduce
         assert repr(handle).count("mild:") == 1 and " to " in repr(handle), repr(handle)
         assert handle.state.moments.memories
         if how == "compress":  # whose hook comes before this test's

@@ -20,6 +20,7 @@ from tagc.torch.memory import Held, Memory, count
 from tagc.torch.passes import Passes
 from tagc.torch.schedule.options import Options
 from tagc.torch.state import State
+from tagc.torch.statistics import beside_dense
 
 
 class Compressed:
@@ -276,8 +277,12 @@ class Compressed:
         if self.is_closed:
             return f"<tagc handle of a {model}, closed; exchanges: {self.n_steps}>"
         now = str(self.state.schedule) or f"compressed: {self.state.options.travels('compressed')}"
-        last = self.passes.recorder.last.get("bits_per_param")
-        sent = f", the last one of {last:.3g} bits per element" if last is not None else ""
+        last = self.passes.recorder.last
+        sent = (
+            f", the last one of {last['bits_per_param']:.3g} bits per element ({beside_dense(last)})"
+            if last
+            else ""
+        )
         return (
             f"<tagc handle of a {model} ({self.wrapper.name}, {self.wrapper.n_ranks()} ranks): "
             f"{self._table.splitlines()[-1]}; {now}; exchanges so far: {self.n_steps}{sent}>"

@@ -27,7 +27,7 @@ from tagc.torch.exchange.unit import DTYPES, Stats
 from tagc.torch.exchange.unknown import UnknownLayouts
 from tagc.torch.schedule.schedule import WINDOW
 from tagc.torch.state import State
-from tagc.torch.statistics import Recorder
+from tagc.torch.statistics import Recorder, beside_dense
 
 
 class Passes:
@@ -417,7 +417,7 @@ class Passes:
             if is_through:
                 state.say(
                     f"tagc: {state.schedule} since exchange {state.n_steps}; "
-                    f"{stats['mean_bits_per_param']:.3g} bits per element until then"
+                    f"{stats['mean_bits_per_param']:.3g} bits per element until then ({beside_dense(stats)})"
                 )
         if self.recorded:
             self.recorded(stats)

@@ -194,6 +194,11 @@ class Recorder:
         return self._now
 
 
+def beside_dense(stats: Mapping[str, Any]) -> str:
+    """Returns what a dense exchange sends per element of the gradients: of an all-reduce in both halves."""
+    return f"dense: {stats['bits_per_param'] * stats['ratio']:.3g}"
+
+
 def flat(stats: Mapping[str, Any], prefix: str = "tagc/") -> dict[str, float]:
     """Returns {prefix and name: number} of the result of Compressed.stats(), for TensorBoard, Weights &
     Biases and others. Each number of an inner dict gets a name of its own, such as tagc/time_s/encode.
