@@ -111,8 +111,9 @@ class ExchangedPart:
         self.n_saturated = 0
         if scale != 1.0:
             output.mul_(scale)
-        elif target.dtype == torch.float16 and self.options["op"] == lib.OPS["avg"]:
-            self._saturate(output)
+        elif target.dtype == torch.float16 and output.device.type == "cpu":
+            if self.options["op"] == lib.OPS["avg"]:
+                self._saturate(output)
         if output.data_ptr() != target.data_ptr():
             layouts.copy_runs(output, target, self.outputs)
         else:  # they are in it, and have to be moved apart
@@ -120,10 +121,7 @@ class ExchangedPart:
 
     def _saturate(self, output: torch.Tensor) -> None:
         """Keeps a mean within fp16: that of finite gradients fits, and what rounding and residuals put
-        beyond waits in the residual. On a device, where looking would wait, it is dropped."""
-        if output.device.type != "cpu":
-            output.copy_(torch.where(output.isinf(), output, output.clamp(-_LARGEST, _LARGEST)))
-            return
+        beyond waits in the residual."""
         least, most = torch.aminmax(output)
         if not max(-least.item(), most.item()) > _LARGEST or not (least.isfinite() and most.isfinite()):
             return
