@@ -443,8 +443,8 @@ static void cable_body(rank_run *run) {
     if (run->rank == 1)
         CHECK(run, status == TAGC_ERR_IO && has("the cable was cut"));
     else
-        CHECK(run,
-              status == TAGC_ERR_TRANSPORT && has("transport callback: transport failure (while ranks agreed)"));
+        CHECK(run, status == TAGC_ERR_TRANSPORT &&
+                       has("transport callback: transport failure (while ranks agreed)"));
     CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT); /* without a call, or it would never return */
     tagc_comm_destroy(comm);
 }
