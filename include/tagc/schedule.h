@@ -34,7 +34,8 @@
  *   - Its window was noise (coherence below 1.3) and its first moment is short, or it has none.
  *   - Or half of the compressed parameters are further, and its direction is weak (below 2.2). It then leaves EVERY only.
  *   A parameter of the class mild has no first moment of its own here: if it is noise, it waits until those of all compressed
- *   parameters of its group are short. If one of these keeps a long one, it stays at EVERY.
+ *   parameters of its group are short. If one of these keeps a long one, it stays at EVERY. Where no compressed parameter of its
+ *   group has a gradient, it goes on by itself, unless its own moment STAYS.
  * When it begins anew, at EVERY, and waits for twice as many windows of noise
  *   - Its gradient points one way again (above 2.6).
  *   - Its residual has outgrown its gradient, 20 times in norm at the end of two windows in a row. Of noise it is about two.
@@ -77,7 +78,7 @@ typedef enum tagc_level {
 /* Returns "fresh", "every", "largest", "last", or "?" for another number. */
 TAGC_API const char *tagc_level_name(int level);
 
-/* What the optimizer has of a compressed parameter. */
+/* What the optimizer has of a parameter. */
 typedef enum tagc_moment {
     /* A long first moment, or one of unknown length: the parameter goes no further than LARGEST. */
     TAGC_MOMENT_STAYS = 0,
@@ -124,7 +125,7 @@ TAGC_API tagc_status tagc_schedule_create(const tagc_schedule_options *options,
                                           tagc_schedule **out);
 TAGC_API void tagc_schedule_destroy(tagc_schedule *schedule);
 
-/* Says what the optimizer has of a compressed parameter; of a mild one it has no effect. The default is STAYS. May be called again
+/* Says what the optimizer has of a parameter; of a mild one it counts only where no compressed one is trained. The default is STAYS. May be called again
  * whenever that changes. If values of the parameter are selected and its moment was short, it begins anew at EVERY with STAYS, and
  * its moment is short at once with SHORTENS. */
 TAGC_API tagc_status tagc_schedule_set_moment(tagc_schedule *schedule, size_t parameter, tagc_moment moment);

@@ -290,7 +290,8 @@ typedef struct tagc_reducer_options {
     int format;
     /* The share of every fragment that is not sent. [0, 1]; default -1: 0.95 for direct, 0 without a residual, 0.9875 for
      * sketch and packed. dense supports only 0. At 0, direct sends every element and no positions. Below 1, at least one
-     * element of each fragment is sent, so that no residual waits forever. */
+     * element of each fragment is sent, so that no residual waits forever; at 1 nothing is ever
+     * sent. */
     double sparsity;
     /* tagc_op, default AVG. */
     int op;

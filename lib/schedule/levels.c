@@ -16,17 +16,21 @@ static int is_compressed(const tagc_scheduled *p, uint64_t group) {
     return p->kind == TAGC_CLASS_COMPRESSED && p->has_levels && p->is_seen && p->group == group;
 }
 
-/* Whether no compressed parameter ever had a long first moment. */
-static int all_have_none(const tagc_schedule *s) {
+/* Whether nothing holds a mild parameter up: no compressed one that is trained beside it ever had a long first moment, or there is
+ * none, as with adapters of attention alone. Then its own moment counts, which it keeps. */
+static int is_free(const tagc_schedule *s, const tagc_scheduled *mild) {
+    size_t n = 0;
     for (size_t i = 0; i < s->n; i++) {
         const tagc_scheduled *p = &s->parameters[i];
-        if (p->kind == TAGC_CLASS_COMPRESSED && p->has_levels && p->moment != TAGC_MOMENT_NONE) return 0;
+        if (!is_compressed(p, mild->group)) continue;
+        if (p->moment != TAGC_MOMENT_NONE) return 0;
+        n++;
     }
-    return 1;
+    return n > 0 || mild->moment != TAGC_MOMENT_STAYS;
 }
 
 static int has_no_long_moment(const tagc_schedule *s, const tagc_scheduled *p) {
-    return p->kind == TAGC_CLASS_MILD ? p->is_settled || all_have_none(s) : has_none(p);
+    return p->kind == TAGC_CLASS_MILD ? p->is_settled || is_free(s, p) : has_none(p);
 }
 
 /* Whether noise waits for a moment to become short: its own, or if it is mild, those of all that is compressed. */
@@ -88,7 +92,6 @@ static int fades(const tagc_schedule *s) {
 
 /* coherence: NaN if a gradient was not finite. */
 static void decide(tagc_schedule *s, tagc_scheduled *p, double coherence) {
-    p->is_seen = 1;
     p->is_noise = coherence < TAGC_MOST_COHERENCE;
     int is_calm = p->is_noise || (coherence < TAGC_WEAK_COHERENCE && may_follow(s, p));
     p->n_calm = is_calm ? p->n_calm + 1 : 0;
@@ -142,16 +145,23 @@ tagc_status tagc_schedule_see(tagc_schedule *s, const uint32_t *parameters, size
     return TAGC_OK;
 }
 
+static int has_gradient(const tagc_scheduled *p) {
+    return p->pending.weight != 0 || p->pending.signal != 0;
+}
+
 /* Decides from what was seen since the last step: in the order of parameters, whatever the order of units was. */
 static void decide_pending(tagc_schedule *s) {
+    for (size_t i = 0; i < s->n; i++) {
+        tagc_scheduled *p = &s->parameters[i];
+        if (p->is_pending && p->has_levels && has_gradient(p)) p->is_seen = 1;
+    }
     for (size_t i = 0; i < s->n; i++) {
         tagc_scheduled *p = &s->parameters[i];
         if (!p->is_pending || !p->has_levels) continue;
         double signal = p->pending.signal, weight = p->pending.weight;
         p->n_windows++;
         if (p->now == TAGC_LEVEL_FRESH && p->n_windows >= TAGC_FRESH_WINDOWS) p->next = TAGC_LEVEL_EVERY;
-        if (weight != 0 || signal != 0) /* else it had no gradient */
-            decide(s, p, weight > 0 && isfinite(signal) ? signal / weight : (double)NAN);
+        if (has_gradient(p)) decide(s, p, weight > 0 && isfinite(signal) ? signal / weight : (double)NAN);
         check_growth(s, p, growth_of(&p->pending));
         p->is_pending = 0;
     }

@@ -152,7 +152,10 @@ tagc_status tagc_schedule_set_moment(tagc_schedule *s, size_t parameter, tagc_mo
         return tagc_fail(TAGC_ERR_ARGUMENT, "moment is %d, must be stays (0), shortens (1) or none (2)",
                          (int)moment);
     tagc_scheduled *p = &s->parameters[parameter];
-    if (p->kind != TAGC_CLASS_COMPRESSED) return TAGC_OK;
+    if (p->kind != TAGC_CLASS_COMPRESSED) {
+        p->moment = moment;
+        return TAGC_OK;
+    }
     int was_short = p->moment == TAGC_MOMENT_NONE || p->is_settled || p->fading != TAGC_NOT_FADING;
     int is_selected = p->has_levels && p->now > TAGC_LEVEL_EVERY;
     /* What is selected already relies on a short moment. A long one that comes is made short at once, or, where nobody can

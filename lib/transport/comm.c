@@ -47,7 +47,7 @@ static void comm_break(tagc_comm *comm, const char *before, const char *reason, 
 /* Ranks that begin units in different orders may meet here, where lengths differ: so each says which one it exchanges. */
 static void comm_break_by(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
     char reason[TAGC_ERROR_TEXT_BYTES], told[sizeof reason],
-        what[TAGC_UNIT_TEXT_BYTES + 64] = "", behind[sizeof what + 64];
+        what[TAGC_UNIT_TEXT_BYTES + 64] = "", leg[32], behind[sizeof what + sizeof leg + 16];
     snprintf(reason, sizeof reason, "%s", tagc_last_error());
     if (!reason[0])
         snprintf(reason, sizeof reason, "transport %s: %s", comm->ops->name, tagc_status_name(status));
@@ -57,8 +57,11 @@ static void comm_break_by(tagc_comm *comm, tagc_ticket *ticket, tagc_status stat
         snprintf(what, sizeof what, " exchanges %s of %llu elements", name,
                  (unsigned long long)ticket->of->n_elems);
     }
-    snprintf(behind, sizeof behind, "%s%s (leg %s)", ticket->of ? "; this rank" : "", what,
-             tagc_leg_name((int)ticket->leg));
+    if (ticket->leg == TAGC_LEG_CONTROL)
+        snprintf(leg, sizeof leg, " (while ranks agreed)");
+    else
+        snprintf(leg, sizeof leg, " (leg %s)", tagc_leg_name((int)ticket->leg));
+    snprintf(behind, sizeof behind, "%s%s%s", ticket->of ? "; this rank" : "", what, leg);
     ticket->status = status;
     snprintf(told, sizeof told, "%s", reason);
     if (ticket->of && status == TAGC_ERR_MISMATCH)

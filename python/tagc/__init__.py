@@ -13,4 +13,5 @@ __all__ = ["Error", "library_path", "version"]
 def __getattr__(name: str) -> str:
     if name == "__version__":
         return version()
-    raise AttributeError(f"module 'tagc' has no attribute {name!r}")
+    hint = "" if name.startswith("_") else "; what trains models is in tagc.torch: import tagc.torch as tagc"
+    raise AttributeError(f"module 'tagc' has no attribute {name!r}{hint}")

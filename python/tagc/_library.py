@@ -94,6 +94,7 @@ class ReducerStats(Structure):
         ("n_returned", c_uint64), ("sparsity", c_double), ("n_cells", c_uint64), ("load", c_double),
         ("n_unpeeled", c_uint64), ("n_lost", c_uint64), ("peel_rounds", c_int), ("nonfinite", c_int),
     ]  # fmt: skip
+    n_saturated = 0  # not libtagc's: a unit counts it
 
 
 class Run(Structure):

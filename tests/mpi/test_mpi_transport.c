@@ -123,7 +123,7 @@ static void test_timeout(void **state) {
     assert_int_equal(tagc_comm_create_mpi(MPI_COMM_WORLD, &options, &comm), TAGC_OK);
     int W = tagc_comm_world_size(comm), rank = tagc_comm_rank(comm);
     char part[96];
-    snprintf(part, sizeof part, "no answer from rank %d within 0.3 s (leg control)", W - 1);
+    snprintf(part, sizeof part, "no answer from rank %d within 0.3 s (while ranks agreed)", W - 1);
     double start_s = tagc_time_s();
     if (rank < W - 1) {
         assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_TRANSPORT);

@@ -125,7 +125,7 @@ def check_loss_of_a_rank(world_size, folder):
         assert re.fullmatch(
             rf"transport: (rank ({others}) gave up: )?"
             rf"(no answer from rank {lost} within 4 s|rank {lost} ended or cannot be reached any more: .+)"
-            r" \(leg \w+\)",
+            r" \((leg \w+|while ranks agreed)\)",
             text,
             re.DOTALL,
         ), text

@@ -502,3 +502,63 @@ CHECKS = [
 
 def test_two_ranks():
     ranks.run_each(CHECKS, 2)
+
+
+def near_the_top_of_fp16(rank, world_size):
+    """Gradients of up to 60,000 on all ranks: every mean is finite, as torch's is, and what rounding puts
+    beyond comes later: what has come and what waits are what was given."""
+    import tagc.torch as tagc
+
+    torch.manual_seed(rank)
+    for options in ({}, {"sparsity": 0.9}, {"residual": "fp32", "values": "int2", "sparsity": 0.5}):
+        model = nn.parallel.DistributedDataParallel(nn.Linear(128, 128, bias=False).half())
+        handle = tagc.compress(model, verbose=False, **options)
+        given, came = torch.zeros(128, 128), torch.zeros(128, 128)
+        n_saturated = 0
+        for _ in range(10):
+            gradient = (torch.rand(128, 128) * 12000 + 48000).half()
+            model.zero_grad()
+            out = model(torch.eye(128).half())  # (128, 128): the gradient is that of the weight, transposed
+            torch.autograd.backward(out, gradient.t().contiguous())
+            own = model.module.weight.grad
+            assert own.isfinite().all(), (options, own.isinf().sum())
+            came += own.float()
+            gradient = gradient.float()
+            dist.all_reduce(gradient)
+            given += gradient / world_size
+            n_saturated += handle.stats()["n_saturated"]
+        assert n_saturated > 0 and handle.stats()["n_nonfinite"] == 0
+        waiting = next(iter(handle.state_dict()[f"rank{rank}"]["residuals"].values())).float()
+        dist.all_reduce(waiting)
+        lost = given - came - waiting / world_size
+        assert lost.abs().mean() < 0.02 * given.mean() and lost.mean().abs() < 1e-3 * given.mean(), options
+        handle.close()
+
+
+def test_near_the_top_of_fp16():
+    ranks.run(near_the_top_of_fp16, 2)
+
+
+def a_scaler_that_is_not_followed(rank, world_size):
+    """Rank 0 warns once that residuals keep the scale of before, unless the handle knows a scaler or a
+    scale."""
+    import tagc.torch as tagc
+
+    for how in ("unknown", "scaler", "scale"):
+        model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
+        handle = tagc.compress(model, verbose=False)
+        if how == "scaler":
+            handle.follow(torch.amp.GradScaler("cpu"))
+        elif how == "scale":
+            handle.loss_scale(2.0)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for factor in (1.0, float("inf"), float("inf")):
+                (factor * model(torch.ones(1, 64)).sum()).backward()
+        said = [str(warning.message) for warning in seen if "handle.follow(scaler)" in str(warning.message)]
+        assert len(said) == (how == "unknown" and rank == 0), (how, said)
+        handle.close()
+
+
+def test_a_scaler_that_is_not_followed():
+    ranks.run(a_scaler_that_is_not_followed, 2)

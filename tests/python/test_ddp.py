@@ -395,7 +395,6 @@ def overlap(rank, world_size):
 def copies(rank, world_size):
     """A compressed model can be copied and pickled. The copy is a DDP model without hooks, which can be
     compressed, too."""
-    import tagc.torch as tagc
 
     for make_copy in (copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))):
         model = wrapped(Odd)
@@ -422,8 +421,9 @@ def copies(rank, world_size):
         check_error(lambda: copied.stats(), "stats: this copy of a tagc handle.*call compress")
         copied.close()
         handle.close()
-        with pytest.raises(tagc.Error, match="closed"):
-            backward(model, rank)
+        model.zero_grad()
+        backward(model, rank)
+        check_equal(gradients(model), full_gradients(Odd, world_size))
 
 
 def end_of_life(rank, world_size):
@@ -520,8 +520,8 @@ def misuse(rank, world_size):
     handle.close()
     for _ in range(2):
         model.zero_grad()
-        check_error(lambda: backward(model, rank), "this tagc handle is closed")
-        assert all(gradient.isnan().all() for gradient in gradients(model).values())
+        backward(model, rank)  # by torch's own all-reduce, whose hook DDP does not let go
+        check_equal(gradients(model), full_gradients(Odd, world_size))
     model.zero_grad()
     with compress(model, sparsity=0):
         backward(model, rank)

@@ -98,6 +98,6 @@ def test_a_fork_a_kill_and_exits_without_a_word(tmp_path):
     assert [outcome[1] for outcome in outcomes] == ["ended with 0", "ended with 0", "ended with -9"], outcomes
     for rank in range(2):
         assert re.fullmatch(
-            r"(rank [01] gave up: )?rank 2 ended or cannot be reached any more: .* \(leg control\)",
+            r"(rank [01] gave up: )?rank 2 ended or cannot be reached any more: .* \(while ranks agreed\)",
             (tmp_path / str(rank)).read_text(),
         )

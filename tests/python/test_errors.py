@@ -40,6 +40,8 @@ def refused(words, model, status=None, **options):
 def bad_values(rank, world_size):
     model = wrapped("fsdp2")
     cases = [
+        (dict(sparsity=1.0), "sparsity is 1.0, at which nothing would ever be sent"),
+        (dict(mild_sparsity=1), "mild_sparsity is 1, at which nothing would ever be sent"),
         (dict(sparsity=1.5), "sparsity is 1.5, must be a number from 0 to 1"),
         (dict(sparsity="0.9"), "sparsity is '0.9'"),
         (dict(sparsity=float("nan")), "sparsity is nan"),
@@ -77,7 +79,7 @@ def bad_values(rank, world_size):
     ]
     for options, words in cases:
         refused(words, model, "argument", **options)
-    refused("model is a Even, none of them: it must be fully_shard", Even(), "argument")
+    refused("model is a Even, not wrapped: it must be fully_shard", Even(), "argument")
     refused("model is a int, must be a torch.nn.Module", 3, "argument")
     refused("between is for fully_shard", wrapped("ddp"), "argument", between=dist.group.WORLD)
     refused(
@@ -184,7 +186,7 @@ def raw_mistakes(rank, world_size):
     model = wrapped("ddp")
     with pytest.raises(tagc.Error, match="advise.. has no option 'sparsity'.* it has hosts, between, step_s"):
         tagc.advise(model, sparsity=0.9)
-    with pytest.raises(tagc.Error, match="model is a Even, none of them.*before advise"):
+    with pytest.raises(tagc.Error, match="model is a Even, not wrapped.*before advise"):
         tagc.advise(Even())
     with tagc.compress(model, verbose=False) as handle:
         for call, words in (
@@ -248,7 +250,7 @@ def one_rank_differs(rank, world_size):
     )
     refused("rank 1: sparsity is 2", model, "argument", sparsity=2 if is_one else 0.9)
     refused("rank 1: compress.. has no option 'speed'", model, "argument", **({"speed": 1} if is_one else {}))
-    refused("rank 1: model is a Even, none of them", Even() if is_one else model, "argument")
+    refused("rank 1: model is a Even, not wrapped", Even() if is_one else model, "argument")
     real = torch.__version__
     try:
         torch.__version__ = "2.8.1" if is_one else real

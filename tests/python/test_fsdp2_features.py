@@ -12,6 +12,7 @@ import torch.distributed as dist
 from models import Even, EvenBlock, Odd, batch_of, loss_of
 from oracles import check_alike, check_equal, check_error, full_gradients
 from test_fsdp2 import Twins, gradients, sharded, units_of
+from torch.distributed.device_mesh import DeviceMesh
 
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 
@@ -329,6 +330,28 @@ def replicas_on_fsdp2(rank, world_size):
     assert found["n_units"] == 3 and not any("parameters" in row["options"] for row in found["rows"])
 
 
+def accumulates_without_all_reduce(rank, world_size):
+    """set_requires_all_reduce(False), as trainers set it in all micro-steps but the last: one exchange, of
+    the sum, under replicate() and with `between`."""
+    import tagc.torch as tagc
+
+    alone = [dist.new_group([other]) for other in range(world_size)][rank]
+    mesh = DeviceMesh.from_group(alone, "cpu")
+    for make, options in (
+        (lambda: replicated(Odd), {}),
+        (lambda: sharded(Odd, mesh=mesh), {"between": dist.group.WORLD}),
+    ):
+        model = make()
+        with tagc.compress(model, sparsity=0, layers="all", verbose=False, **options) as handle:
+            for _ in range(2):
+                model.zero_grad()
+                for step in range(3):
+                    model.set_requires_all_reduce(step == 2)
+                    loss_of(model, batch_of(rank, step)).backward()
+                check_equal(gradients(model), full_gradients(Odd, world_size, steps=(0, 1, 2)))
+            assert handle.n_steps == 2, handle.n_steps
+
+
 def one_rank_per_host(rank, world_size):
     """Replicas of one shard each, as a script for several GPUs per host makes them where hosts have one:
     torch gathers the parameters, which travel nowhere, whatever `parameters` is."""
@@ -362,6 +385,7 @@ TWO = [
     parameters_of_two_dtypes,
     after_a_failure,
     replicas_on_fsdp2,
+    accumulates_without_all_reduce,
 ]
 
 

@@ -818,6 +818,44 @@ def trains(rank, world_size):
     assert gaps["from the first step"] > 0.06, (dense, gaps)  # 0.116; else this test shows nothing
 
 
+def resumes_with_sums_that_wait(rank, world_size):
+    """A parameter that missed steps fills its window between two meetings of all ranks: its sums, which wait
+    for the next one, are in the checkpoint."""
+    from torch.distributed.fsdp import fully_shard
+
+    import tagc.torch as tagc
+    from tagc.torch.schedule.schedule import WINDOW
+
+    def made():
+        model = Given()
+        fully_shard(model)
+        handle = tagc.compress(model, hosts=2, verbose=False)
+        handle.param_groups()
+        return model, handle
+
+    def train(model, first, last):
+        for step in range(first, last):
+            model.noisy.requires_grad_(step >= 5)
+            random = torch.Generator().manual_seed(1000 * step + rank)
+            model.zero_grad()
+            model(*(torch.randn(p.shape, generator=random) for p in model.parameters())).backward()
+
+    model, handle = made()
+    train(model, 0, WINDOW + 7)
+    saved = copy.deepcopy(handle.state_dict())
+    assert handle.state.schedule.state()["pending"].keys() == {"noisy"}
+    train(model, WINDOW + 7, 2 * WINDOW + 1)
+    other, second = made()
+    second.load_state_dict(saved)
+    train(other, WINDOW + 7, 2 * WINDOW + 1)
+    assert second.state.schedule.state() == handle.state.schedule.state()
+    assert second.state.schedule.levels()["noisy"] == 2
+
+
+def test_resumed_on_several_ranks_per_host():
+    ranks.run(resumes_with_sums_that_wait, 4)
+
+
 def test_levels():
     ranks.run_each(
         (

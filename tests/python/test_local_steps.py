@@ -486,6 +486,7 @@ def check_not_finite(rank, world_size):
             with torch.no_grad():
                 model.layers[0].mlp.weight[0, 0] = float("inf")
         optimizer.zero_grad()
+        handle._see_gradient(None)  # a backward pass would find NaN, and the step would spread it
         check_error(optimizer.step, "rank 1: what this site adds to fragment 0 is not finite")
         after = handle.state_dict()[f"rank{rank}"]
         assert all(
@@ -499,8 +500,9 @@ def check_not_finite(rank, world_size):
                     parameter = model.get_parameter(name)
                     parameter.copy_(values.view_as(parameter))
             optimizer.state.clear()
-        optimizer.step()
-        optimizer.step()
+        for _ in range(2):
+            handle._see_gradient(None)
+            optimizer.step()
         check_alike(flat(model), "after the repair")
         assert flat(model).isfinite().all()
 
@@ -630,6 +632,61 @@ def check_a_site_that_catches_up(rank, world_size):
         train(model, optimizer, 1, rank, first=1)
         handle.managed = None
     assert calls == [0]
+
+
+def steps_that_are_none(rank, world_size):
+    """torch's get_optimizer_state_dict() makes the optimizer's state by a step of its own: it counts nowhere,
+    neither before training nor in a resume. Gradients that no backward pass made count."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    import tagc.torch as tagc
+
+    def made():
+        model = seeded(Even)
+        optimizer = adamw(model.parameters())
+        return model, optimizer, tagc.LocalSteps(model, optimizer, every=5, verbose=False)
+
+    model, optimizer, handle = made()
+    get_optimizer_state_dict(model, optimizer)
+    assert handle.n_steps == 0 and not handle.is_open
+    train(model, optimizer, 7, rank)
+    assert handle.n_steps == 7
+    saved = {name: value.clone() for name, value in model.state_dict().items()}, handle.state_dict()
+    handle.close()
+    model, optimizer, handle = made()
+    model.load_state_dict(saved[0])
+    handle.load_state_dict(saved[1])
+    get_optimizer_state_dict(model, optimizer)
+    assert handle.n_steps == 7
+    optimizer.zero_grad()
+    named = list(model.parameters())
+    for parameter, gradient in zip(named, torch.autograd.grad(loss_of(model, batch_of(rank, 7)), named)):
+        parameter.grad = gradient
+    optimizer.step()
+    assert handle.n_steps == 8
+    handle.close()
+
+
+def residuals_are_the_ranks_own(rank, world_size):
+    """Rank 0's state on all ranks: its residuals would count twice, and the others' be lost."""
+    import tagc.torch as tagc
+
+    model = seeded(Even)
+    optimizer = adamw(model.parameters())
+    with tagc.LocalSteps(model, optimizer, every=2, verbose=False) as handle:
+        train(model, optimizer, 2, rank)
+        everyone = [None] * world_size
+        dist.all_gather_object(everyone, handle.state_dict())
+        if rank:
+            check_error(
+                lambda: handle.load_state_dict(everyone[0]), "has rank0, and this is rank1", same=False
+            )
+        handle.load_state_dict(everyone[0], residuals=False)
+        handle.load_state_dict(everyone[0] | everyone[1])
+
+
+def test_whose_state_and_which_steps():
+    ranks.run_each((steps_that_are_none, residuals_are_the_ranks_own), 2)
 
 
 def test_synchronize_goes_on_behind_what_others_exchange():
@@ -811,6 +868,7 @@ def check_fsdp2_sites(rank, world_size):
                 next(p for p in model.parameters() if p.to_local().numel()).to_local().fill_(float("nan"))
                 before = [p.detach().to_local().clone() for p in model.parameters()]
         optimizer.zero_grad()
+        handle._see_gradient(None)  # as above
         check_error(optimizer.step, "not finite", same=False)
         assert all(torch.equal(p.to_local(), one) or rank == 3 for p, one in zip(model.parameters(), before))
     check_error(
@@ -937,3 +995,42 @@ def test_fragments_are_cut_evenly():
         )
         if n <= len(sizes) // 4:
             assert max(sum(sizes[i] for i in one) for one in ranges) < sum(sizes) / n + 2 * max(sizes)
+
+
+def defaults_of_torch_have_no_part(rank, world_size):
+    """torch.set_default_dtype() and set_default_device(), which a user sets for the model: what tagc saves
+    is fp32 in CPU memory all the same."""
+    import tagc.torch as tagc
+
+    torch.manual_seed(0)
+    model = nn.Linear(96, 96)
+    ddp = nn.parallel.DistributedDataParallel(nn.Linear(96, 96))
+    compressed = tagc.compress(ddp, verbose=False)
+    ddp(torch.ones(2, 96)).sum().backward()
+    optimizer = adamw(model.parameters())
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        handle = tagc.LocalSteps(model, optimizer, every=2, verbose=False)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 96, dtype=torch.float32) + rank).square().mean().backward()
+            optimizer.step()
+        torch.set_default_device("meta")
+        for state in (handle.state_dict(), compressed.state_dict()):
+            for named in state[f"rank{rank}"].values():
+                for values in named.values() if isinstance(named, dict) else ():
+                    assert values.device.type == "cpu" and not values.is_meta
+        saved = handle.state_dict()
+        residual = saved[f"rank{rank}"]["residual"]["weight"]
+        assert residual.dtype == torch.float32 and residual.any()
+        handle.load_state_dict(saved)
+        compressed.load_state_dict(compressed.state_dict())
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    handle.close()
+    compressed.close()
+
+
+def test_defaults_of_torch():
+    ranks.run(defaults_of_torch_have_no_part, 2)

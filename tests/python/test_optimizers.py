@@ -457,7 +457,9 @@ def test_models_beside_each_other():
     from tagc.torch.schedule import adapt
 
     models = [torch.nn.Linear(2, 2) for _ in range(3)]
-    awaited = [adapt.Awaited({id(p): None for p in model.parameters()}, lambda *_: None) for model in models]
+    awaited = [
+        adapt.Awaited({id(p): None for p in model.parameters()}, set(), lambda *_: None) for model in models
+    ]
     optimizers = [torch.optim.Adam(model.parameters()) for model in models]
     for optimizer in optimizers:
         optimizer.step()

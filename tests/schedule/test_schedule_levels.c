@@ -235,7 +235,7 @@ static void mild_ones_wait_for_the_compressed(void **state) {
 
 /* The engine says of all parameters that their moment shortens, PyTorch of compressed ones alone. Where one of these keeps a
  * direction, and so a long moment, no mild one goes on that is noise; one with a weak direction follows. */
-static void what_is_said_of_a_mild_moment_has_no_effect(void **state) {
+static void what_is_said_of_a_mild_moment_has_no_effect_beside_compressed_ones(void **state) {
     (void)state;
     tagc_schedule *of_all = made("ccmm", NULL), *of_compressed = made("ccmm", NULL),
                   *other = made("ccmm", NULL);
@@ -263,6 +263,39 @@ static void what_is_said_of_a_mild_moment_has_no_effect(void **state) {
     tagc_schedule_destroy(of_all);
     tagc_schedule_destroy(of_compressed);
     tagc_schedule_destroy(other);
+}
+
+/* Adapters of attention alone: the compressed parameter is frozen, and holds nothing up. Nobody shortens a mild moment. */
+static void mild_ones_alone_go_on_by_their_own_moment(void **state) {
+    (void)state;
+    for (int moment = TAGC_MOMENT_STAYS; moment <= TAGC_MOMENT_NONE; moment++) {
+        tagc_schedule *s = made("mcm", NULL);
+        OK(tagc_schedule_set_moment(s, 0, (tagc_moment)moment));
+        OK(tagc_schedule_set_moment(s, 2, (tagc_moment)moment));
+        for (int w = 0; w < 2; w++) {
+            for (uint32_t i = 0; i < 3; i += 2) {
+                tagc_schedule_sums found = sums(NOISE, 2);
+                OK(tagc_schedule_see(s, &i, 1, &found, NOISE_GROUP));
+            }
+            OK(tagc_schedule_step(s, NULL, NULL));
+        }
+        int expected = moment == TAGC_MOMENT_STAYS ? TAGC_LEVEL_EVERY : TAGC_LEVEL_LAST;
+        assert_int_equal(level_of(s, 0), expected);
+        assert_int_equal(level_of(s, 2), expected);
+        assert_near(plan_of(s, 0).moment, 1, 0);
+        tagc_schedule_destroy(s);
+    }
+}
+
+/* The first window of a model: a compressed parameter behind it in the list holds a mild one up. */
+static void a_mild_one_sees_who_is_trained_beside_it_at_once(void **state) {
+    (void)state;
+    tagc_schedule *s = made("mc", NULL);
+    set_all(s, 2, TAGC_MOMENT_SHORTENS);
+    const double noise[] = {NOISE, NOISE};
+    window(s, noise, 2);
+    assert_int_equal(level_of(s, 0), TAGC_LEVEL_EVERY);
+    tagc_schedule_destroy(s);
 }
 
 static void noise_waits_for_its_own_moment_and_follows_nobody(void **state) {
@@ -422,7 +455,9 @@ int main(void) {
         cmocka_unit_test(a_residual_must_outgrow_twice),
         cmocka_unit_test(a_loss_must_rise_twice_and_beyond_chance),
         cmocka_unit_test(mild_ones_wait_for_the_compressed),
-        cmocka_unit_test(what_is_said_of_a_mild_moment_has_no_effect),
+        cmocka_unit_test(what_is_said_of_a_mild_moment_has_no_effect_beside_compressed_ones),
+        cmocka_unit_test(mild_ones_alone_go_on_by_their_own_moment),
+        cmocka_unit_test(a_mild_one_sees_who_is_trained_beside_it_at_once),
         cmocka_unit_test(noise_waits_for_its_own_moment_and_follows_nobody),
         cmocka_unit_test(a_mild_one_waits_for_its_own_group),
         cmocka_unit_test(nothing_is_decided_from_nothing),

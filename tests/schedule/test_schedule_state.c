@@ -1,6 +1,8 @@
 /* Saved states, and wrong arguments. */
 #include "made.h"
 
+#include <time.h>
+
 static size_t saved(const tagc_schedule *s, int with_windows, uint8_t *bytes, size_t n_bytes) {
     size_t n, n_written;
     OK(tagc_schedule_save(s, with_windows, NULL, 0, &n));
@@ -295,6 +297,53 @@ static void wrong_arguments_are_named(void **state) {
     assert_string_equal(tagc_level_name(4), "?");
 }
 
+/* Names that begin alike, in any order; and a load of many parameters takes no n^2 steps. */
+static double load_many(size_t n) {
+    tagc_schedule_parameter *parameters = calloc(n, sizeof *parameters);
+    char(*names)[24] = calloc(n, sizeof *names);
+    for (size_t i = 0; i < n; i++) {
+        snprintf(names[i], sizeof names[i], "p%zu", (i * 7919) % n);
+        parameters[i] = (tagc_schedule_parameter){names[i], 1, TAGC_CLASS_COMPRESSED};
+    }
+    tagc_schedule *one, *other;
+    tagc_schedule_options options;
+    tagc_schedule_options_init(&options);
+    OK(tagc_schedule_create(&options, parameters, n, &one));
+    for (uint32_t i = 0; i < n; i += 3) {
+        tagc_schedule_sums found = sums(NOISE, 2);
+        OK(tagc_schedule_set_moment(one, i, TAGC_MOMENT_NONE));
+        OK(tagc_schedule_see(one, &i, 1, &found, NOISE_GROUP));
+        if (i > 3 * 64) break; /* a step takes n^2 of those that were seen */
+    }
+    OK(tagc_schedule_step(one, NULL, NULL));
+    for (size_t i = 0; i < n / 2; i++) { /* the other one has them in another order */
+        tagc_schedule_parameter p = parameters[i];
+        parameters[i] = parameters[n - 1 - i];
+        parameters[n - 1 - i] = p;
+    }
+    OK(tagc_schedule_create(&options, parameters, n, &other));
+    size_t n_bytes;
+    OK(tagc_schedule_save(one, 1, NULL, 0, &n_bytes));
+    void *bytes = malloc(n_bytes);
+    OK(tagc_schedule_save(one, 1, bytes, n_bytes, &n_bytes));
+    clock_t begin = clock();
+    OK(tagc_schedule_load(other, bytes, n_bytes, 1, NULL, NULL));
+    double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+    for (uint32_t i = 0; i < n; i++) assert_int_equal(level_of(other, (uint32_t)n - 1 - i), level_of(one, i));
+    tagc_schedule_destroy(one);
+    tagc_schedule_destroy(other);
+    free(bytes);
+    free(names);
+    free(parameters);
+    return seconds;
+}
+
+static void many_parameters_are_loaded_by_name(void **state) {
+    (void)state;
+    double few = load_many(2500), many = load_many(20000);
+    if (many > 32 * (few + 1e-3)) fail_msg("8 times the parameters take %.0f times as long", many / few);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(resumed_runs_decide_alike),
@@ -304,6 +353,7 @@ int main(void) {
         cmocka_unit_test(what_a_state_lacks_is_last_and_what_it_has_more_is_dropped),
         cmocka_unit_test(damaged_states_are_refused),
         cmocka_unit_test(wrong_arguments_are_named),
+        cmocka_unit_test(many_parameters_are_loaded_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

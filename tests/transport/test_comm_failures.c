@@ -41,7 +41,7 @@ static void silent_body(rank_run *run) {
     double start_s = tagc_clock_s();
     if (run->rank != 2) {
         CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT);
-        CHECK(run, has("no answer from rank 2 within 0.3 s (leg control)"));
+        CHECK(run, has("no answer from rank 2 within 0.3 s (while ranks agreed)"));
         CHECK(run, tagc_clock_s() - start_s >= 0.3 || has("gave up"));
         tagc_fail(TAGC_ERR_IO, "something else");
         CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT); /* for good, with the first reason */
@@ -303,7 +303,7 @@ static void test_failing_transport(void **state) {
     assert_int_equal(tagc_comm_create(&flaky_ops, &at_start, 0, 2, NULL, &comm), TAGC_OK);
     assert_int_equal(tagc_comm_barrier(comm), TAGC_OK);
     assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_IO);
-    assert_true(has("transport flaky: input or output failure (leg control)"));
+    assert_true(has("transport flaky: input or output failure (while ranks agreed)"));
     assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_TRANSPORT);
     assert_int_equal(at_start.n_starts, 2);
     uint64_t sent[TAGC_N_LEGS];
@@ -316,10 +316,10 @@ static void test_failing_transport(void **state) {
     flaky at_test = {.fail_test_at = 1};
     assert_int_equal(tagc_comm_create(&flaky_ops, &at_test, 1, 2, NULL, &comm), TAGC_OK);
     assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_CORRUPT);
-    assert_string_equal(tagc_last_error(), "bent cable (leg control)");
+    assert_string_equal(tagc_last_error(), "bent cable (while ranks agreed)");
     assert_string_equal(at_test.reason, "bent cable"); /* for other ranks */
     assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_TRANSPORT);
-    assert_string_equal(tagc_last_error(), "bent cable (leg control)");
+    assert_string_equal(tagc_last_error(), "bent cable (while ranks agreed)");
     tagc_comm_destroy(comm);
 
     flaky silent = {.silent = 1};
@@ -329,7 +329,7 @@ static void test_failing_transport(void **state) {
     assert_int_equal(tagc_comm_create(&flaky_ops, &silent, 1, 2, &options, &comm), TAGC_OK);
     assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_TRANSPORT);
     assert_string_equal(tagc_last_error(),
-                        "no answer within 0.05 s (leg control)"); /* it did not say for whom */
+                        "no answer within 0.05 s (while ranks agreed)"); /* it did not say for whom */
     tagc_comm_abort(comm, NULL);
     tagc_comm_destroy(comm);
     assert_int_equal(silent.n_aborts, 1);
@@ -443,8 +443,8 @@ static void cable_body(rank_run *run) {
     if (run->rank == 1)
         CHECK(run, status == TAGC_ERR_IO && has("the cable was cut"));
     else
-        CHECK(run,
-              status == TAGC_ERR_TRANSPORT && has("transport callback: transport failure (leg control)"));
+        CHECK(run, status == TAGC_ERR_TRANSPORT &&
+                       has("transport callback: transport failure (while ranks agreed)"));
     CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT); /* without a call, or it would never return */
     tagc_comm_destroy(comm);
 }

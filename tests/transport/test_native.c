@@ -137,7 +137,7 @@ static void silent_body(rank_run *run) {
     double start_s = tagc_clock_s();
     if (run->rank != 2) {
         CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT);
-        CHECK(run, has("no answer from rank 12 within 0.3 s (leg control)"));
+        CHECK(run, has("no answer from rank 12 within 0.3 s (while ranks agreed)"));
         CHECK(run, tagc_clock_s() - start_s >= 0.3 || has("gave up"));
     }
     pthread_barrier_wait(&group->met);
@@ -350,7 +350,7 @@ static void test_the_first_is_named(void **state) {
     tagc_comm *comm = native_join(&run, group, native);
     assert_string_equal(run.failure, "");
     assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_TRANSPORT);
-    assert_string_equal(tagc_last_error(), "rank 12 gave up: the disk is full (leg control)");
+    assert_string_equal(tagc_last_error(), "rank 12 gave up: the disk is full (while ranks agreed)");
     tagc_comm_destroy(comm);
     pthread_join(others, NULL);
     native_group_free(group);

@@ -29,6 +29,8 @@ has its own residuals and DCP writes only one of several equal keys.
                                       by which gradients were multiplied
     about["schedule"]                 tagc_schedule_save(), in base64; absent without levels. Open windows
                                       count only for the same number of ranks
+    about["pending"]                  {parameter: sums of a window of the schedule that was full when this was
+                                      saved, and not added up over ranks yet}; absent if there is none
     about["gathered"]                 of each module in "replicas": [gathers so far, checksum of this rank's
                                       input to the last one, checksum of its shard when this was saved]; only
                                       if `parameters` are deltas. With another number of ranks, or if
@@ -44,6 +46,7 @@ two that depends on W, 2 for 4 ranks and 4 for 8. A change of that is not correc
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -104,7 +107,7 @@ def save(state: State) -> dict[str, Any]:
             for parameter in keeper.parameters:
                 wire = held.pop(parameter.name, None)
                 if wire is None:
-                    wire = torch.full((_n_wire(parameter, keeper),), -0.0, dtype=torch.float32)
+                    wire = torch.full((_n_wire(parameter, keeper),), -0.0, dtype=torch.float32, device="cpu")
                 residuals[parameter.name] = _from_wire(wire, parameter, keeper)
         about, entry = _about(state), {"residuals": residuals}
         if replicas := state.wrapper.replicas():
@@ -177,7 +180,10 @@ def save_files(state: State, folder: Any) -> None:
     """Writes this rank's file of a folder, and deletes those of ranks that are no more. Local."""
     _check_open(state)
     folder = _folder(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise Error("io", f"{folder} cannot be made: {failure}") from failure
     path = _file(folder, _place(state)[0])
     _check_writers(state, path)
     others = [writer for writer in _open_writers(path) if writer is not state]
@@ -188,8 +194,13 @@ def save_files(state: State, folder: Any) -> None:
         raise _taken(path)
     _writers[str(path.resolve())] = [weakref.ref(writer) for writer in (*others, state)]
     part = path.with_suffix(".part")
-    torch.save(save(state), part)
-    part.replace(path)
+    try:
+        torch.save(save(state), part)
+        part.replace(path)
+    except (OSError, RuntimeError) as failure:  # torch says neither the file nor why where a disk is full
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise Error("io", f"{part} cannot be written, is the disk full? {failure}") from failure
     n_ranks = _place(state)[1]
     for old in folder.glob("rank*.pt"):  # of a run with more ranks
         if (rank := old.stem.removeprefix("rank")).isdecimal() and int(rank) >= n_ranks:
@@ -318,7 +329,7 @@ class Reader:
     def _tensors(self, rank: str, kind: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Returns empty tensors, for what the checkpoint has there."""
         return {
-            path[-1]: torch.empty(self._metadata.state_dict_metadata[fqn].size, dtype=dtype)
+            path[-1]: torch.empty(self._metadata.state_dict_metadata[fqn].size, dtype=dtype, device="cpu")
             for fqn, path in self._metadata.planner_data.items()
             if isinstance(path, tuple) and path[:-3] == self._key and path[-3:-1] == (rank, kind)
         }
@@ -488,7 +499,10 @@ def _sources(
     if all(mine[key] == first[key] for key in _SIZES):
         own = mine["rank"]
         if own not in abouts:
-            raise _bad(f"has {_listed(abouts)}, and this is rank {own}")
+            raise _bad(
+                f"has {_listed(abouts)}, and this is rank {own}: each rank has its own residuals, so call "
+                "handle.save(folder) and handle.load(folder) on every rank, or give dcp.save() the handle"
+            )
         if all(abouts[own][key] == mine[key] for key in _PLACE):
             return {own: None}
     same = {rank: about for rank, about in abouts.items() if about["where"] == mine["where"]}
@@ -632,7 +646,7 @@ def _resharded(parameter: layouts.Parameter, keeper: Keeper, sources: list[_Sour
     if len(sources) == 1 and sources[0].factor is None:
         values = sources[0].residuals[parameter.name]
         return values if keeper.held is not None else layouts.to_wire(values, parameter, keeper.n_chunks)
-    total = torch.zeros(parameter.shape, dtype=torch.float32)
+    total = torch.zeros(parameter.shape, dtype=torch.float32, device="cpu")
     scale = sources[0].about["loss_scale"]
     for _, replica in itertools.groupby(sources, key=lambda source: source.about["replica"]):
         first, *others = replica

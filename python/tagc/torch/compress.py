@@ -79,7 +79,7 @@ def compress(
         parameters with a beta1 of 0.5; other optimizers are unchanged: Compressed.adapt(). Without it tagc
         sends more values, as a first moment requires.
     sparsity: at least this share of each compressed gradient is not sent but added to the next one (the
-        residual); [0, 1]; 0 sends every value. Not given: 0.95, with a gentle start.
+        residual); [0, 1); 0 sends every value. Not given: 0.95, with a gentle start.
     gentle: the gentle start: first every value is sent in 4 bits, of random weights in 8 for 60 exchanges. A
         parameter changes to `sparsity` or `mild_sparsity` when its gradients are mostly noise. Default: if
         sparsity is not given. If Adam keeps a long first moment, or compress() does not get the optimizer,
@@ -338,6 +338,12 @@ def _prepare(
             handle.close()
             raise
     handle.state.is_verbose = verbose
+    if wrapper.speaks and internals.version() > internals.NEWEST:
+        newest = ".".join(map(str, internals.NEWEST))
+        warnings.warn(
+            f"tagc: torch is {torch.__version__}; the newest that tagc was tested with is {newest}",
+            stacklevel=3,
+        )
     if verbose and wrapper.speaks:
         words = handle.state.moments.words
         why = None if staging is None else staging.why_host
@@ -348,12 +354,13 @@ def _prepare(
             if staging is not None and any(comm.needs_python for comm in handle.passes.comms())
             else ""
         )
+        nothing_is = _nothing(rows, settings, {name for name, p in named if p.requires_grad})
         expect = (
             ""
             if wrapper.is_managed or settings.hosts == 1
             else first_words.line(
                 [about for rank, about in abouts.items() if rank in wrapper.exchanging()],
-                is_fresh,
+                is_fresh and not nothing_is,
                 settings.gentle,
                 settings.hosts,
             )
@@ -361,8 +368,8 @@ def _prepare(
         split = "" if cluster is None else cluster.words(wrapper.groups(), streams.device_of(model))
         print(
             table,
-            handle.state.schedule.words(),
-            *(f"\n{text}" for text in (words, split, where, gloo, expect) if text),
+            handle.state.schedule.words(handle.state.moments.deciding(), bool(words)),
+            *(f"\n{text}" for text in (nothing_is, words, split, where, gloo, expect) if text),
             sep="",
             flush=True,
         )
@@ -503,6 +510,23 @@ def _agree(
     if raised is not None:
         raise raised
     return bool(mine["fresh"]), hosts
+
+
+def _nothing(rows: list[policy.Row], settings: Options, trained: Set[str]) -> str:
+    """Returns a line on a model of which nothing is compressed, and why; "" of another. trained: names."""
+    own = [row for row in rows if row.name in trained]
+    if settings.hosts == 1 or any(settings.is_scheduled(row.class_) for row in own):
+        return ""
+    if not own:
+        return "tagc: no parameter of this model is trained, so there is nothing to exchange"
+    small = [row for row in own if row.reason == "small matrix"]
+    why = (
+        f": {len(small)} matrices, such as {small[0].name}, have fewer than {policy.MIN_ELEMS:,} elements "
+        "each; rules={pattern: 'compressed'} compresses them nevertheless"
+        if small
+        else ""
+    )
+    return f"tagc: nothing of this model is compressed, every gradient travels as without tagc{why}"
 
 
 def _table(rows: list[policy.Row], settings: Options, frozen: Set[str]) -> str:

@@ -20,6 +20,7 @@ from tagc.torch.memory import Held, Memory, count
 from tagc.torch.passes import Passes
 from tagc.torch.schedule.options import Options
 from tagc.torch.state import State
+from tagc.torch.statistics import beside_dense
 
 
 class Compressed:
@@ -107,6 +108,8 @@ class Compressed:
                              decode, wait
         n_gathered           elements of gathered parameters
         gather_bits          sent by a host per element of the parameters, before (H-1)/H
+        n_saturated          values of fp16 gradients that compression put beyond 65,504: the rest waits in
+                             the residual
         n_nonfinite          units whose gradients were not finite on some rank; nonfinite_units: {name: 1}
                              of each"""
         return self.passes.recorder.last
@@ -144,6 +147,7 @@ class Compressed:
         ranks."""
         self._check_open("loss_scale()")
         self.state.set_loss_scale(scale)
+        self.state.knows_scale = True
 
     def synchronize(self) -> None:
         """Waits until all exchanges of device tensors are complete, and raises the first failure.
@@ -271,8 +275,12 @@ class Compressed:
         if self.is_closed:
             return f"<tagc handle of a {model}, closed; exchanges: {self.n_steps}>"
         now = str(self.state.schedule) or f"compressed: {self.state.options.travels('compressed')}"
-        last = self.passes.recorder.last.get("bits_per_param")
-        sent = f", the last one of {last:.3g} bits per element" if last is not None else ""
+        last = self.passes.recorder.last
+        sent = (
+            f", the last one of {last['bits_per_param']:.3g} bits per element ({beside_dense(last)})"
+            if last
+            else ""
+        )
         return (
             f"<tagc handle of a {model} ({self.wrapper.name}, {self.wrapper.n_ranks()} ranks): "
             f"{self._table.splitlines()[-1]}; {now}; exchanges so far: {self.n_steps}{sent}>"

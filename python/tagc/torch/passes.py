@@ -26,7 +26,7 @@ from tagc.torch.exchange.unit import DTYPES, Stats
 from tagc.torch.exchange.unknown import UnknownLayouts
 from tagc.torch.schedule.schedule import WINDOW
 from tagc.torch.state import State
-from tagc.torch.statistics import Recorder
+from tagc.torch.statistics import Recorder, beside_dense
 
 
 class Passes:
@@ -400,13 +400,19 @@ class Passes:
                     "set_requires_gradient_sync(False). If you throw gradients away, a part of them comes "
                     "with later ones: help(handle.discard) says what to do"
                 )
+            if stats["n_nonfinite"] and self.scaler is None and not state.knows_scale:
+                state.warn_once(
+                    "tagc: gradients are not finite. Where a GradScaler skips this step and lowers its "
+                    "scale, residuals keep the old one, and count too much: handle.follow(scaler), or "
+                    "handle.loss_scale(scale)"
+                )
             for alarm in state.schedule.take_alarms():
                 if state.wrapper.speaks:
                     warnings.warn(f"tagc: {alarm}", stacklevel=2)
             if is_through:
                 state.say(
                     f"tagc: {state.schedule} since exchange {state.n_steps}; "
-                    f"{stats['mean_bits_per_param']:.3g} bits per element until then"
+                    f"{stats['mean_bits_per_param']:.3g} bits per element until then ({beside_dense(stats)})"
                 )
         if self.recorded:
             self.recorded(stats)

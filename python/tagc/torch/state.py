@@ -4,6 +4,7 @@ checkpoint.py saves and loads it."""
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
@@ -53,6 +54,7 @@ class State:
         self._keepers: dict[str, tuple[list[layouts.Parameter] | None, int, range | None]] = {}
         self.n_steps = 0  # exchanges of the whole model that have started
         self.loaded: int | None = None  # n_steps of the checkpoint that was loaded last
+        self.knows_scale = False  # whether the user has set one
         self.loss_scale = 1.0  # the factor by which residuals are multiplied
         self.lock = threading.RLock()  # held while any of it changes
         self.is_closed = self.is_verbose = False
@@ -126,6 +128,11 @@ class State:
     def say(self, text: str) -> None:
         if self.is_verbose and self.wrapper.speaks:
             print(text, flush=True)
+
+    def warn_once(self, text: str) -> None:
+        if text not in self._said and self.wrapper.speaks:
+            self._said.add(text)
+            warnings.warn(text, stacklevel=3)
 
     def say_once(self, text: str) -> None:
         if text not in self._said:

@@ -71,6 +71,7 @@ class Recorder:
                 if part.kind == "compressed":
                     now["_sent"] += min(step.n_sent * per_host, n_real)
                     now["n_compressed"] += n_real
+                now["n_saturated"] += step.n_saturated
                 if step.nonfinite:
                     now["nonfinite_units"][unit] = 1
 
@@ -186,11 +187,16 @@ class Recorder:
                 "ranks_per_host": 1, "bytes_within": 0, "bits_per_param": 0.0,
                 "dense_bytes": 0, "ratio": 0.0, "exchange_s": 0.0, "agree_s": 0.0, "gather_s": 0.0,
                 "time_s": dict.fromkeys(lib.PHASES, 0.0), "n_gathered": 0, "gather_bits": 0.0,
-                "n_nonfinite": 0,
+                "n_nonfinite": 0, "n_saturated": 0,
                 "nonfinite_units": {}, "_sent": 0, "_gradient_bytes": 0, "_host_bytes": 0, "_gather_bytes": 0,
                 "_share": 0.0, "_gather_share": 1.0,
             }  # fmt: skip
         return self._now
+
+
+def beside_dense(stats: Mapping[str, Any]) -> str:
+    """Returns what a dense exchange sends per element of the gradients: of an all-reduce in both halves."""
+    return f"dense: {stats['bits_per_param'] * stats['ratio']:.3g}"
 
 
 def flat(stats: Mapping[str, Any], prefix: str = "tagc/") -> dict[str, float]:

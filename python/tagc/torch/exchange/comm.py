@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import os
 import secrets
 import struct
 import threading
@@ -22,6 +23,7 @@ from tagc.torch.exchange.identity import identity
 from tagc.torch.exchange.waits import OwnCollectives, timeout_of, within
 
 _TEXT_BYTES = 1024
+_GLOOS_FILES = 8  # file descriptors of a group, besides two for each rank
 
 Way = Gloo | native.Native  # by which libtagc's messages go
 
@@ -146,6 +148,8 @@ class Comm:
         call is collective. what: for messages."""
         with self._lock:
             if self._gloo is None:
+                lacks = _lack_of_files(self.world_size)
+                self.agree(what, {}, Error("transport", lacks) if lacks else None)
                 store = dist.PrefixStore(f"{self._name}/tensors", internals.default_store())
                 timeout = datetime.timedelta(seconds=self._timeout_s)
                 try:
@@ -259,6 +263,9 @@ def _connect(
         port.close()
     if transport == "native":
         raise Error("unsupported", f"transport is 'native': {why_not}")
+    lacks = share(group, _lack_of_files(len(ranks)), timeout)
+    if lack := next((f"rank {ranks[r]}: {text}" for r, text in enumerate(lacks) if text), ""):
+        raise Error("transport", f"no connection can be made: {lack}")
     if transport == "host" and rank == 0 and why_not not in _said:
         _said.add(why_not)
         print(
@@ -269,6 +276,22 @@ def _connect(
     # addresses in the store
     store = dist.distributed_c10d.PrefixStore(name, internals.default_store())
     return Gloo(store, rank, ranks, timeout_s), name
+
+
+def _lack_of_files(world_size: int) -> str:
+    """Returns why this rank cannot make a gloo group, or "". Where one cannot, the others would wait for it
+    until their time is over."""
+    opened: list[int] = []
+    n = _GLOOS_FILES + 2 * world_size
+    try:
+        while len(opened) < n:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+        return ""
+    except OSError as failure:
+        return f"{failure.strerror}: gloo needs {n} file descriptors, and {len(opened)} are free (ulimit -n)"
+    finally:
+        for file in opened:
+            os.close(file)
 
 
 def _offer(

@@ -13,6 +13,7 @@ from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.reducer import Reducer
 from tagc.torch.exchange.work import Want
 
+_LARGEST = 65504.0  # of fp16
 Arrays = tuple[torch.Tensor, torch.Tensor]  # a reducer's gradient and its output
 CHANGEABLE = {"format", "sparsity", "block", "result_format", "result_sparsity"}  # of a reducer
 
@@ -31,6 +32,7 @@ class ExchangedPart:
         self._rank, self.reducer = rank, reducer
         self._place(layout, part)
         self.options = dict(options)
+        self.n_saturated = 0  # in the last exchange
 
     def _place(self, layout: layouts.Layout, part: layouts.Part) -> None:
         self.layout, self.part, self.outputs = layout, part, layout.output_runs(part, self._rank)
@@ -106,12 +108,32 @@ class ExchangedPart:
 
     def put(self, output: torch.Tensor, target: torch.Tensor, scale: float) -> None:
         """Gives target the sums, which are there, times `scale`."""
+        self.n_saturated = 0
         if scale != 1.0:
             output.mul_(scale)
+        elif target.dtype == torch.float16 and output.device.type == "cpu":
+            if self.options["op"] == lib.OPS["avg"]:
+                self._saturate(output)
         if output.data_ptr() != target.data_ptr():
             layouts.copy_runs(output, target, self.outputs)
         else:  # they are in it, and have to be moved apart
             layouts.move_runs(target, reversed(self.outputs))
+
+    def _saturate(self, output: torch.Tensor) -> None:
+        """Keeps a mean within fp16: that of finite gradients fits, and what rounding and residuals put
+        beyond waits in the residual."""
+        least, most = torch.aminmax(output)
+        if not max(-least.item(), most.item()) > _LARGEST or not (least.isfinite() and most.isfinite()):
+            return
+        rest = output - output.clamp(-_LARGEST, _LARGEST)
+        output -= rest
+        self.n_saturated = int(rest.count_nonzero())
+        if (residual := self.reducer.residual()) is not None:
+            n, is_all = rest.numel(), rest.numel() == residual.numel()
+            # all ranks have the same rest of an all-reduce, the owner alone that of its row
+            own = residual if is_all else residual[self._rank * n : (self._rank + 1) * n]
+            own.add_(rest, alpha=1 if is_all else residual.numel() // n)
+            self.reducer.set_residual(residual)
 
     def close(self) -> None:
         self.reducer.close()

@@ -32,7 +32,7 @@ def bytes_at(address: int, n_bytes: int) -> torch.Tensor:
 def tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
     """Returns a tensor of that dtype and shape over memory that it does not own."""
     if not like.numel():
-        return torch.empty(like.shape, dtype=like.dtype)
+        return torch.empty(like.shape, dtype=like.dtype, device="cpu")
     return torch.frombuffer(_MEMORY.from_address(address), dtype=like.dtype, count=like.numel()).view(
         like.shape
     )
@@ -125,9 +125,9 @@ class Gloo:
         expected = [0] * self.world_size
         for part in transfer.receives[: transfer.n_receives]:
             expected[part.peer] = part.n_bytes
-        source = torch.empty(sum(lengths), dtype=torch.uint8)
+        source = torch.empty(sum(lengths), dtype=torch.uint8, device="cpu")
         ctypes.memmove(source.data_ptr(), b"".join(sent), source.numel())
-        target = torch.empty(sum(expected), dtype=torch.uint8)
+        target = torch.empty(sum(expected), dtype=torch.uint8, device="cpu")
         begin = time.monotonic()
         try:
             self._group.alltoall_base(target, source, expected, lengths).wait(self._timeout)

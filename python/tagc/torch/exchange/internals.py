@@ -38,6 +38,7 @@ SEEN = {
     "FSDPParamGroup.post_forward_mesh_info": ALL,
     "FSDPParamGroup.mp_policy": "2.9 to 2.14",
     "FSDPParamGroup.gradient_divide_factor": ALL,
+    "FSDPParamGroup.all_reduce_grads": ALL,
     "FSDPParamGroup._reduce_scatter_comm": ALL,
     "FSDPParamGroup._all_gather_comm": ALL,
     "FSDPParamGroup._all_reduce_hook": ALL,
@@ -327,6 +328,10 @@ class FsdpGroup:
         )
         self._group._reduce_scatter_comm, self._group._all_gather_comm = reduce, gather
         self._group._all_reduce_hook = hook
+
+    def holds_back(self) -> bool:
+        """Returns whether set_requires_all_reduce(False) was called: this pass only accumulates."""
+        return not _get(self._group, "FSDPParamGroup.all_reduce_grads")
 
     def leave_replicas_to_the_hook(self) -> Callable[[], None]:
         """Stops torch's own sum over replicas, so that the all-reduce hook gets this rank's gradient, or its

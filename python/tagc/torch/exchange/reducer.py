@@ -143,7 +143,7 @@ class Reducer:
         n_elems = self.n_residual
         if not n_elems:
             return None
-        values = torch.empty(n_elems, dtype=torch.float32)
+        values = torch.empty(n_elems, dtype=torch.float32, device="cpu")
         _call(self._store, "tagc_reducer_get_residual", self._handle, values.data_ptr(), n_elems)
         return values
 

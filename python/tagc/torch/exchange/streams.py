@@ -51,7 +51,7 @@ class Cuda:
 
     def pinned(self, n: int) -> torch.Tensor:
         """Returns integers in pinned host memory, so that copies to it do not block the host."""
-        return torch.zeros(n, dtype=torch.int64).pin_memory()
+        return torch.zeros(n, dtype=torch.int64, device="cpu").pin_memory()
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Makes torch keep a tensor's memory, once the tensor is gone, until the current stream's work so far
@@ -68,7 +68,7 @@ class Cuda:
     def copy_seconds(self, n_bytes: int, n_runs: int = 5) -> tuple[float, float]:
         """Returns the median seconds of a copy to pinned memory and of one back."""
         there = torch.zeros(n_bytes, dtype=torch.uint8, device=self.device)
-        here = torch.zeros(n_bytes, dtype=torch.uint8).pin_memory()
+        here = torch.zeros(n_bytes, dtype=torch.uint8, device="cpu").pin_memory()
         found = []
         for source, target in ((there, here), (here, there)):
             samples = []

@@ -60,7 +60,7 @@ def check_tensors(source: torch.Tensor, target: torch.Tensor, what: str) -> None
 
 
 def _zeros(n_elems: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.full((n_elems,), -0.0, dtype=dtype)  # libtagc's zero: adding it changes no bit
+    return torch.full((n_elems,), -0.0, dtype=dtype, device="cpu")  # libtagc's zero: adding it changes no bit
 
 
 def stowable(values: torch.Tensor) -> torch.Tensor:
@@ -140,6 +140,7 @@ class Unit:
             for exchange in begun:
                 try:
                     stats.append((exchange.part, exchange.reducer.end()))
+                    stats[-1][1].n_saturated = exchange.n_saturated
                 except Error as problem:
                     failure = failure or problem
             self.put_back(resting)

@@ -69,7 +69,7 @@ def disconnect(gloo: dist.ProcessGroupGloo | None) -> None:
     rank. Gloo closes them if a message does not arrive in time, and no message has this tag."""
     if gloo is not None and gloo.size() > 1:
         backend: Any = gloo  # recv() is missing in the stubs of torch
-        nothing = torch.empty(1, dtype=torch.uint8)
+        nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
         try:
             backend.recv([nothing], (gloo.rank() + 1) % gloo.size(), _NEVER_SENT).wait(
                 datetime.timedelta(milliseconds=1)

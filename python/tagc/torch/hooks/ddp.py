@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from tagc._library import Error
@@ -205,6 +206,7 @@ class State:
         self._layouts: dict[tuple[str, ...], layouts.Layout] = {}
         self._backward: _Backward | None = None
         self.manager: Any = None  # torchft's, where it is
+        self._group: dist.ProcessGroup | None = None  # of DDP, for after close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Gives a copy of the model an empty state, because its reducer has no hook."""
@@ -228,7 +230,7 @@ class State:
         state = _wrapper_of(handle).hooked() or State()
         model: Any = handle.model
         state._handle, state._model = weakref.ref(handle), weakref.ref(model)
-        state._layouts = {}
+        state._layouts, state._group = {}, getattr(model, "process_group", None)
         model._tagc = _Owned(handle)
         if UNIT not in handle.state.units:
             hosts, n_chunks, held = _wrapper_of(handle).own_hosts(), 1, None
@@ -247,7 +249,11 @@ class State:
 
     def send(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Returns a future of the bucket's average. It is the hook."""
-        handle, source, backward = self.handle, bucket.buffer(), self._backward_of(bucket)
+        handle, source = self._handle(), bucket.buffer()
+        if self.manager is None and (handle is None or handle.is_closed):  # DDP keeps its hook
+            return default_hooks.allreduce_hook(self._group, bucket)  # type: ignore[arg-type]
+        handle = self.handle
+        backward = self._backward_of(bucket)
         index, tensors, wrapper = bucket.index(), bucket.parameters(), _wrapper_of(handle)
         backward.see(bucket)
 

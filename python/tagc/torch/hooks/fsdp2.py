@@ -236,6 +236,7 @@ class AllReduce:
         """is_torchs: whether torch would sum over that group itself."""
         self._handle, self._unit, self._module, self._group = handle, unit, module, group
         self._hosts, self._is_torchs = handle.wrapper.hosts(group), is_torchs
+        self._held: torch.Tensor | None = None  # by set_requires_all_reduce(False), until the last micro-step
 
     def expected(self) -> Expected:
         """Returns its next exchange."""
@@ -250,6 +251,16 @@ class AllReduce:
         )
 
     def __call__(self, reduce_output: torch.Tensor) -> None:
+        if self._module.group.holds_back():
+            if self._held is None:
+                self._held = reduce_output.clone()
+            else:
+                self._held += reduce_output
+            reduce_output.zero_()  # which torch adds to the gradient
+            return
+        if self._held is not None:
+            reduce_output += self._held
+            self._held = None
         op = self._module.group.sum_op if self._is_torchs else dist.ReduceOp.AVG
         self._handle.passes.exchange(
             self._unit,

@@ -294,7 +294,7 @@ class AllGather(waits.FsdpComm):
         gather = self._gathers.get(self._key)
         row, n_gathers = (None, 0) if gather is None else gather.row(self._hosts.host)
         if row is None or gather is None:
-            return Replica(torch.zeros(self._key[1], dtype=torch.bfloat16), 0, "", "")
+            return Replica(torch.zeros(self._key[1], dtype=torch.bfloat16, device="cpu"), 0, "", "")
         return Replica(row, n_gathers, gather.sent, checksum(self._own()))
 
     def set_replica(self, replica: Replica | None) -> None:

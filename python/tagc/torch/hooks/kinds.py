@@ -60,7 +60,7 @@ def kind_of(
     }
     found = [kind for kind, is_it in kinds.items() if is_it]
     if len(found) != 1:
-        how = "none of them" if not found else " and ".join(found)
+        how = "not wrapped" if not found else "in both " + " and ".join(found)
         raise Error(
             "argument",
             f"model is a {type(model).__name__}, {how}: it must be fully_shard()-ed, or wrapped in "

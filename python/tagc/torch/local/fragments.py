@@ -79,7 +79,9 @@ class Flight:
     """A fragment under way. Its arrays are made once; fragments use them in turn."""
 
     def __init__(self, n_elems: int) -> None:
-        self.delta, self.mean, self.residual = (torch.zeros(n_elems, dtype=torch.float32) for _ in range(3))
+        self.delta, self.mean, self.residual = (
+            torch.zeros(n_elems, dtype=torch.float32, device="cpu") for _ in range(3)
+        )
         self.fragment: Fragment
         self.step = 0  # of begin()
         self.failure: Exception | None = None  # sent to the other ranks
@@ -169,13 +171,17 @@ class Fragment:
             trained, kinds, site, 1 if comm is None else comm.world_size
         )
         self.n_real = sum(place.length for place in self.places)
-        self.anchor = torch.zeros(self.n_elems, dtype=torch.float32)
-        self.velocity = torch.zeros(self.n_elems if outer.momentum else 0, dtype=torch.float32)
+        self.anchor = torch.zeros(self.n_elems, dtype=torch.float32, device="cpu")
+        self.velocity = torch.zeros(self.n_elems if outer.momentum else 0, dtype=torch.float32, device="cpu")
         # the residual while there are no reducers
-        self._unsent: torch.Tensor | None = torch.zeros(self.n_elems) if comm is None else None
+        self._unsent: torch.Tensor | None = (
+            torch.zeros(self.n_elems, dtype=torch.float32, device="cpu") if comm is None else None
+        )
         self.reducers: list[Reducer] = []
         self._gatherer: Gatherer | None = None
-        self._gathered = torch.zeros(0)  # (slices, n), if there are several
+        self._gathered = torch.zeros(
+            0, dtype=torch.float32, device="cpu"
+        )  # (slices, n), if there are several
         try:
             if comm is not None:
                 for part in self.parts:
@@ -185,7 +191,7 @@ class Fragment:
                         )
                     )
             if self._n_slices > 1 and inner is not None:
-                self._gathered = torch.zeros(self._n_slices, self.n_elems, dtype=torch.float32)
+                self._gathered = torch.zeros(self._n_slices, self.n_elems, dtype=torch.float32, device="cpu")
                 self._gatherer = Gatherer(inner, self._gathered.numel(), "fp32", tag=index)
         except BaseException:
             self.close()
@@ -274,7 +280,7 @@ class Fragment:
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
         """Returns name -> copy of the residual, (length,), of each compressed parameter. Local."""
-        values = torch.zeros(self.n_elems)
+        values = torch.zeros(self.n_elems, dtype=torch.float32, device="cpu")
         self.copy_residual(values)
         return {
             place.trained.name: values[place.at].clone()
@@ -288,7 +294,7 @@ class Fragment:
 
     def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
         """Replaces all residuals; those not named become zero."""
-        residual = torch.zeros(self.n_elems)
+        residual = torch.zeros(self.n_elems, dtype=torch.float32, device="cpu")
         for place in self.places:
             if place.trained.name in values:
                 residual[place.at].copy_(values[place.trained.name])
@@ -299,7 +305,7 @@ class Fragment:
     def disconnect(self) -> None:
         """Ends the reducers and keeps the residuals."""
         if self._unsent is None:
-            residual = torch.zeros(self.n_elems)
+            residual = torch.zeros(self.n_elems, dtype=torch.float32, device="cpu")
             self.copy_residual(residual)
             self._unsent = residual
         self.close()

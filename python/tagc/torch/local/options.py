@@ -46,7 +46,7 @@ class Settings:
                 ),
             )
         number("residual_decay", self.residual_decay, 0, 1)
-        number("sparsity", self.sparsity, 0, 1)
+        options.share("sparsity", self.sparsity)
         options._choice("values", self.values, tuple(lib.FORMATS))
         if not callable(self.layers):
             options._choice("layers", self.layers, policy.LAYERS)

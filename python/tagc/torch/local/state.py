@@ -94,7 +94,7 @@ def save(handle: Remembered) -> dict[str, Any]:
         tensors: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in _kinds(handle)}
         for fragment in handle.fragments:
             flight = flights.get(fragment.index)
-            residual = torch.zeros(fragment.n_elems)
+            residual = torch.zeros(fragment.n_elems, dtype=torch.float32, device="cpu")
             before = None if handle.managed is None else handle.managed.residuals_before(fragment)
             if flight is not None:
                 residual = flight.residual_before()
@@ -108,7 +108,9 @@ def save(handle: Remembered) -> dict[str, Any]:
                 "anchor": fragment.anchor,
                 "residual": residual,
                 "velocity": fragment.velocity,
-                "delta": torch.zeros(fragment.n_elems) if flight is None else flight.delta,
+                "delta": torch.zeros(fragment.n_elems, dtype=torch.float32, device="cpu")
+                if flight is None
+                else flight.delta,
             }
             for place in fragment.places:
                 for kind, named in tensors.items():
@@ -132,7 +134,7 @@ def save(handle: Remembered) -> dict[str, Any]:
 def load(handle: Remembered, saved: Mapping[str, Any], residuals: bool) -> None:
     with handle.lock:
         _check_open(handle)
-        entry = _entry(handle, saved)
+        entry = _entry(handle, saved, residuals)
         about = _about(entry)
         if bool(about["managed"]) != (handle.managed is not None):
             raise _bad(
@@ -163,10 +165,10 @@ def load(handle: Remembered, saved: Mapping[str, Any], residuals: bool) -> None:
         handle.drop_flights()
         flights = []
         for fragment in handle.fragments:
-            arrays = {kind: torch.zeros(fragment.n_elems) for kind in ("residual", "delta")} | {
-                "anchor": fragment.anchor,
-                "velocity": fragment.velocity,
-            }
+            arrays = {
+                kind: torch.zeros(fragment.n_elems, dtype=torch.float32, device="cpu")
+                for kind in ("residual", "delta")
+            } | {"anchor": fragment.anchor, "velocity": fragment.velocity}
             for place in fragment.places:
                 for kind in _kinds(handle):
                     if (kind != "residual" or place.kind == "compressed") and (kind != "delta" or begun):
@@ -201,13 +203,16 @@ def load_shared(handle: Remembered, state: Mapping[str, Any]) -> None:
     handle.n_steps, handle.n_exchanges = int(state["steps"]), int(state["exchanges"])
 
 
-def _entry(handle: Remembered, saved: Any) -> dict[str, Any]:
-    """Returns this rank's entry, or the only one there is."""
+def _entry(handle: Remembered, saved: Any, residuals: bool) -> dict[str, Any]:
+    """Returns this rank's entry; without its residuals, the only one there is."""
     if not isinstance(saved, Mapping) or not saved:
         raise _bad(f"is a {type(saved).__name__}, must be what state_dict() gives")
     own = f"rank{handle.site.rank}"
-    if own not in saved and len(saved) != 1:
-        raise _bad(f"has {', '.join(map(str, saved))}, and this is {own}")
+    if own not in saved and (residuals or len(saved) != 1):
+        raise _bad(
+            f"has {', '.join(map(str, saved))}, and this is {own}: each rank saves and loads its own; a site "
+            "that joins loads another's with residuals=False"
+        )
     entry = saved[own] if own in saved else next(iter(saved.values()))
     if not isinstance(entry, dict):
         raise _bad(f"{own} is a {type(entry).__name__}, must be what state_dict() gives")

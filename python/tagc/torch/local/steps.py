@@ -167,6 +167,8 @@ class LocalSteps:
         self.lock = threading.RLock()
         self.is_open = False  # whether there is an anchor, and all sites have the same
         self.has_anchor = False
+        # whether a backward pass went before the optimizers' next step; whether that is one that counts
+        self._has_gradients = self._counts = False
         self._failure: Exception | None = None
         self._n_control, self._meet_s = 0, 0.0  # bytes of agreements, and waits, since the last exchange
         self._process = os.getpid()
@@ -194,8 +196,11 @@ class LocalSteps:
         self.is_closed = False
         _made.add(self)
         optimizers = self.site.optimizers
-        self._hooks = [one.register_step_pre_hook(lambda *_: self._before_step()) for one in optimizers]
-        self._hooks.append(optimizers[-1].register_step_post_hook(lambda *_: self._after_step()))
+        self._hooks = [one.register_step_pre_hook(self._before_one) for one in optimizers]
+        self._hooks.append(optimizers[-1].register_step_post_hook(lambda *_: self._after_one()))
+        self._hooks += [
+            one.parameter.register_post_accumulate_grad_hook(self._see_gradient) for one in self.site.trained
+        ]
         self.say(f"{self.table}\ntagc: {self._words()}")
 
     # ---- making it ----
@@ -333,6 +338,26 @@ class LocalSteps:
         return self._free_flights[0]
 
     # ---- what the optimizer's hooks call ----
+
+    def _see_gradient(self, parameter: torch.Tensor) -> None:
+        self._has_gradients = True
+
+    def _before_one(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """A step without a backward pass and with gradients of zeros is none of training: torch's
+        get_optimizer_state_dict() makes an optimizer's state by one."""
+        self._counts = self._has_gradients or any(
+            bool(parameter.grad.any())
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        )
+        if self._counts:
+            self._before_step()
+
+    def _after_one(self) -> None:
+        if self._counts:
+            self._has_gradients = False
+            self._after_step()
 
     def _before_step(self) -> None:
         if not self.is_open:

@@ -191,9 +191,12 @@ def check_complete(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapp
 
 
 def words(
-    optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, str], options: Options
+    optimizers: Iterable[torch.optim.Optimizer],
+    compressed: Mapping[int, str],
+    options: Options,
+    shortens: bool = True,
 ) -> str:
-    """Returns what is done about each."""
+    """Returns what is done about each. shortens: False where beta1 stays, as of attention alone."""
     lines = []
     for optimizer in optimizers:
         can, none = kinds([optimizer], compressed)
@@ -202,6 +205,9 @@ def words(
         if not n:
             continue
         if can:
+            if not shortens:
+                lines.append(f"{name}: beta2 is nearer to 1 where values are selected")
+                continue
             when = (
                 ", once a gradient is mostly noise; beta2 is nearer to 1 where values are selected"
                 if options.gentle
@@ -365,10 +371,14 @@ class Awaited:
     on_known(optimizer) is called for each."""
 
     def __init__(
-        self, given: Mapping[int, tuple[Any, Any] | None], on_known: Callable[[torch.optim.Optimizer], object]
+        self,
+        given: Mapping[int, tuple[Any, Any] | None],
+        kept: Collection[int],
+        on_known: Callable[[torch.optim.Optimizer], object],
     ) -> None:
+        """kept: ids of parameters whose groups keep their betas."""
         self._given, self._on_known = given, on_known
-        self._waiting = set(given)
+        self._waiting = {*given, *kept}
         self._hook = register_optimizer_step_pre_hook(lambda optimizer, *_: self._look(optimizer))
 
     def remove(self) -> None:
@@ -383,13 +393,15 @@ class Awaited:
             own = self._waiting.intersection(map(id, group["params"]))
             if not own:
                 continue
-            betas = self._given[min(own)] or optimizer.defaults.get("betas")
+            is_known = True
+            self._waiting -= own
+            if not (split := own & self._given.keys()):
+                continue
+            betas = self._given[min(split)] or optimizer.defaults.get("betas")
             if betas is None:
                 group.pop("betas", None)
             else:
                 group["betas"] = SHORT.betas(betas) if is_adam(optimizer) else betas
-            is_known = True
-            self._waiting -= own
         if is_known:
             self._on_known(optimizer)
 

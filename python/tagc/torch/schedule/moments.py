@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class Moments:
         self._model, self._wrapper, self._options, self._schedule = model, wrapper, options, schedule
         self._optimizers: dict[int, torch.optim.Optimizer] = {}  # of adapt(), by id
         self._adams: set[int] = set()  # ids of those of these that step with betas of their own
-        # id of a parameter -> name, of what is compressed, and of attention and positions
+        # id of a parameter -> name, of all that goes from level to level
         self._selected: dict[int, str] = {}
         # names of parameters in groups of param_groups() that no optimizer has stepped yet
         self._promised: set[str] = set()
@@ -88,14 +88,14 @@ class Moments:
 
     def adapt(self, optimizer: Any) -> None:
         """Does what Compressed.adapt() says."""
-        given, compressed = adapt.inner(optimizer), self._ids("compressed")
+        given, deciding = adapt.inner(optimizer), self._deciding()
         known = {**self._optimizers, **{id(one): one for one in given}}
         has_some = adapt.stepped(given) & {id(parameter) for _, parameter in self._wrapper.named_parameters()}
-        adapt.check_complete(known.values() if has_some else given, compressed)
+        adapt.check_complete(known.values() if has_some else given, deciding)
         if (
             self._options.gentle
             and self._wrapper.deciders() is None
-            and adapt.kinds(known.values(), compressed)[0]
+            and adapt.kinds(known.values(), deciding)[0]
         ):
             raise Error(
                 "unsupported",
@@ -106,7 +106,7 @@ class Moments:
         self._optimizers = known
         self._look()
         self._follow()
-        self.words = adapt.words(known.values(), compressed, self._options)
+        self.words = adapt.words(known.values(), deciding, self._options, bool(self._ids("compressed")))
 
     def _look(self) -> None:
         """Looks at what the optimizers and the model have now: while training runs, a user may unfreeze
@@ -124,9 +124,8 @@ class Moments:
             self._warn_of_missing()
             return
         self._seen = seen
-        compressed = self._ids("compressed", with_frozen=True)
-        self._selected = {**compressed, **self._ids("mild", with_frozen=True)}
-        can, none = adapt.kinds(known, compressed)
+        self._selected = self._ids("compressed", with_frozen=True) | self._ids("mild", with_frozen=True)
+        can, none = adapt.kinds(known, self._selected)
         if self._wrapper.deciders() is None and self._options.gentle:
             can = set()  # its ranks could change beta1 at different steps
         pace = self._pace
@@ -137,14 +136,13 @@ class Moments:
                     optimizer.register_step_pre_hook(lambda *_: pace.step(True)).remove,
                     optimizer.register_step_post_hook(lambda *_: pace.step(False)).remove,
                 ]
-            # one of attention alone, too: its beta2
             if can and key not in self._adams and adapt.kinds([optimizer], self._selected)[0]:
                 self._adams.add(key)
                 self._removes.append(adapt.OwnBetas.of(adapt.stepper(optimizer), self.memories))
         stepped = adapt.stepped(known)
-        self._promised -= {name for key, name in compressed.items() if key in stepped}
-        self._missing = set(self._ids("compressed").values()) - self._promised if known else set()
-        self._missing -= {name for key, name in compressed.items() if key in stepped}
+        steps = {name for key, name in self._selected.items() if key in stepped}
+        self._promised -= steps
+        self._missing = set(self._deciding().values()) - self._promised - steps if known else set()
         self._schedule.set_moments(can, none | self._promised)
         self._warn_of_outsiders()
 
@@ -190,7 +188,9 @@ class Moments:
                 {"params": [parameter for parameter in self._model.parameters() if parameter.requires_grad]}
             ]
         split, given = adapt.split_groups(groups, compressed, betas, options)
-        self._promised |= {compressed[key] for key in given}
+        deciding = self._deciding()
+        kept = {id(p) for group in split for p in group["params"]} & deciding.keys() - given.keys()
+        self._promised |= {deciding[key] for key in (*given, *kept)}
         self._seen = None
         self._look()
         self._follow()
@@ -200,7 +200,7 @@ class Moments:
             if (moments := itself()) is not None:
                 moments._know(optimizer)
 
-        self._removes.append(adapt.Awaited(given, on_known).remove)
+        self._removes.append(adapt.Awaited(given, kept, on_known).remove)
         return split
 
     def close(self) -> None:
@@ -228,6 +228,14 @@ class Moments:
             if kinds.get(name) == kind and (parameter.requires_grad or with_frozen):
                 found[id(parameter)] = name
         return found
+
+    def deciding(self) -> Collection[str]:
+        return self._deciding().values()
+
+    def _deciding(self) -> dict[int, str]:
+        """Returns id -> name of what is trained and by whose first moment selection goes on: the compressed;
+        where there is none, as with adapters of attention alone, the mild."""
+        return self._ids("compressed") or self._ids("mild")
 
     def _know(self, optimizer: torch.optim.Optimizer) -> None:
         """Takes the optimizer that groups of param_groups() went to, at its first step."""

@@ -61,6 +61,13 @@ def number(name: str, value: Any, low: float, high: float, kind: type[int] | typ
         )
 
 
+def share(name: str, value: Any) -> None:
+    """Raises an Error unless the value is a sparsity."""
+    number(name, value, 0, 1)
+    if value == 1:
+        raise Error("argument", f"{name} is {value!r}, at which nothing would ever be sent: must be below 1")
+
+
 def of_direct(values: str, sparsity: float) -> dict[str, Any]:
     """Returns fields of tagc_reducer_options for the exchange direct."""
     block = {"block": EVERY_VALUE_BLOCK} if (values, sparsity) == EVERY_VALUE else {}
@@ -106,7 +113,7 @@ class Options:
             )
         if self.sparsity is None:
             self.sparsity = 0.95 if is_direct else 0.9875
-        number("sparsity", self.sparsity, 0, 1)
+        share("sparsity", self.sparsity)
         if self.values is not None and not is_direct:
             raise Error(
                 "argument",
@@ -124,7 +131,7 @@ class Options:
             )
         if self.mild_sparsity is None:
             self.mild_sparsity = min(0.85, self.sparsity)
-        number("mild_sparsity", self.mild_sparsity, 0, 1)
+        share("mild_sparsity", self.mild_sparsity)
         if self.parameters is not None:
             _choice("parameters", self.parameters, (None, *lib.GATHERS))
         number("threads", self.threads, 1, 256, int)

@@ -25,7 +25,7 @@ def positions(n_elems: int) -> torch.Tensor:
     """Returns which of a parameter's elements are looked at: the same everywhere, in ascending order."""
     found, n = (ctypes.c_uint64 * lib.SCHEDULE_SAMPLE)(), ctypes.c_size_t()
     lib.load().tagc_schedule_positions(n_elems, found, ctypes.byref(n))
-    return torch.tensor(found[: n.value], dtype=torch.long)
+    return torch.tensor(found[: n.value], dtype=torch.long, device="cpu")
 
 
 class Samples:
@@ -59,5 +59,5 @@ class Samples:
             places.append(own)
             counts.append(len(own))
             numbers.append(self._numbers[parameter.name])
-        joined = torch.cat(places) if places else torch.empty(0, dtype=torch.long)
+        joined = torch.cat(places) if places else torch.empty(0, dtype=torch.long, device="cpu")
         return Sample(tuple(numbers), tuple(counts), joined.to(device))

@@ -10,7 +10,7 @@ import binascii
 import ctypes
 import itertools
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -43,18 +43,13 @@ class Plan(NamedTuple):
     moment: float
     n_selected: int
 
-    def __str__(self) -> str:
-        return (
-            f"{100 * self.sparsity:.3g} % zero, {self.values}"
-            if self.sparsity
-            else f"every value in {self.values}"
-        )
-
 
 class _Wrapper(Protocol):
     """What a schedule asks of a wrapper."""
 
     def parameters(self) -> list[Parameter]: ...
+
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]: ...
 
     def set_kinds(self, kinds: Kinds) -> None: ...
 
@@ -84,9 +79,7 @@ class Schedule:
         self.pools = bool(wrapper.deciders())  # whether pool() is to be called
         self._seen: dict[int, lib.ScheduleSums] = {}  # number of a parameter -> sums that wait for pool()
         self._noted: list[tuple[Comm, dict[int, lib.ScheduleSums]]] = []  # likewise, for meet()
-        self.moments = dict.fromkeys(
-            (name for name, kind in self._kinds.items() if kind == "compressed"), STAYS
-        )
+        self.moments = dict.fromkeys(self._kinds, STAYS)
         self.epoch = 0  # counts what may change a plan
         # of this rank, not handed over yet: reading one may wait for a device
         self._losses: list[torch.Tensor] = []
@@ -163,20 +156,30 @@ class Schedule:
         return said
 
     def __str__(self) -> str:
-        used = {
-            (kind, str(self.plan({name: 1}))) for name, kind in self._kinds.items() if self._has_levels[name]
-        }
-        return ", ".join(f"{kind}: {words}" for kind, words in sorted(used))
+        named = [name for name in self._names if self._has_levels[name]]
+        trained = {name for name, tensor in self._wrapper.named_parameters() if tensor.requires_grad}
+        shares: dict[tuple[str, str], list[float]] = {}  # (class, how) -> sparsities
+        for name in [name for name in named if name in trained] or named:
+            plan = self.plan({name: 1})
+            how = f"zero, {plan.values}" if plan.sparsity else f"every value in {plan.values}"
+            shares.setdefault((self._kinds[name], how), []).append(plan.sparsity)
+        return ", ".join(
+            f"{kind}: {_percent(found) + how if max(found) else how}"
+            for (kind, how), found in sorted(shares.items())
+        )
 
-    def words(self) -> str:
-        """Returns how training begins, for the table."""
-        names = [name for name in self._names if self._has_levels[name]]
+    def words(self, deciding: Collection[str], is_known: bool) -> str:
+        """Returns how training begins, for the table. deciding: names of those by whose moment it goes on.
+        is_known: whether tagc knows the optimizer."""
+        names = [name for name in deciding if self._has_levels[name]]
         if not names:
             return ""
         first = "every value travels in 4 bits"
         if any(self.plan({name: 1}).level == FRESH for name in names):
             first = f"every value travels in 8 bits for {FRESH_EXCHANGES} exchanges, then in 4 bits"
-        if set(self.moments.values()) == {STAYS}:
+        if {self.moments[name] for name in names} == {STAYS}:
+            if is_known:
+                return f"\nat first {first}; it stays so with this optimizer"
             return (
                 f"\nat first {first}; it stays so until tagc knows the optimizer, since selection costs loss "
                 "where the optimizer keeps a long mean of gradients.\nWith compress(model, optimizer), a "
@@ -187,8 +190,8 @@ class Schedule:
     # ---- what it decides from ----
 
     def set_moments(self, can_shorten: Iterable[str], never_long: Iterable[str]) -> None:
-        """Names of what is compressed: whose first moment tagc can shorten, and which has none or a short
-        one. The others keep theirs."""
+        """Names: whose first moment tagc can shorten, and which has none or a short one. The others keep
+        theirs."""
         can, none = set(can_shorten), set(never_long)
         self.moments = {
             name: NONE if name in none else SHORTENS if name in can else STAYS for name in self.moments
@@ -347,9 +350,9 @@ class Schedule:
 
     # ---- in checkpoints ----
 
-    def state(self, with_windows: bool = True) -> dict[str, str]:
-        """Returns {"schedule": the state as text}, or {} without levels. with_windows: False where another
-        rank takes it over."""
+    def state(self, with_windows: bool = True) -> dict[str, Any]:
+        """Returns {"schedule": the state as text, "pending": {name: sums of a full window that wait for
+        pool()}}, or {} without levels. with_windows: False where another rank takes it over."""
         if not any(self._has_levels.values()):
             return {}
         for loss in self._losses:
@@ -358,7 +361,10 @@ class Schedule:
         lib.call("tagc_schedule_save", self._handle, with_windows, None, 0, ctypes.byref(n))
         text = ctypes.create_string_buffer(n.value)
         lib.call("tagc_schedule_save", self._handle, with_windows, text, n, ctypes.byref(n))
-        return {"schedule": base64.b64encode(text.raw).decode()}
+        pending = {self._names[number]: _numbers([sums]) for number, sums in self._seen.items()}
+        return {"schedule": base64.b64encode(text.raw).decode()} | (
+            {"pending": pending} if pending and with_windows else {}
+        )
 
     def load(self, about: Mapping[str, Any], with_windows: bool) -> tuple[str, int]:
         """Loads a schedule. about: of a checkpoint; one without is of a run without levels. Returns (name of
@@ -378,6 +384,12 @@ class Schedule:
             ctypes.byref(first),
         )
         self._losses, self._seen, self._noted = [], {}, []
+        if with_windows and self.pools:
+            self._seen = {
+                self._numbers[name]: lib.ScheduleSums(*numbers)
+                for name, numbers in about.get("pending", {}).items()
+                if name in self._numbers
+            }
         self.epoch += 1
         self._put()
         return (self._names[first.value], n.value) if n.value else ("", 0)
@@ -392,8 +404,12 @@ def fits(about: Mapping[str, Any]) -> bool:
         saved = base64.b64decode(about["schedule"], validate=True)
         schedule = _made({}, {}, Options())
         lib.call("tagc_schedule_load", schedule, saved, len(saved), True, None, None)
+        for numbers in about.get("pending", {}).values():
+            lib.ScheduleSums(*numbers)
+            if len(numbers) != len(lib.ScheduleSums._fields_):
+                return False
         return True
-    except (Error, TypeError, ValueError, binascii.Error):
+    except (AttributeError, Error, TypeError, ValueError, binascii.Error):
         return False
     finally:
         if schedule is not None:
@@ -422,6 +438,12 @@ def _empty(options: Options) -> bytes:
     lib.call("tagc_schedule_save", schedule, False, text, len(text), ctypes.byref(n))
     lib.load().tagc_schedule_destroy(schedule)
     return text.raw[: n.value]
+
+
+def _percent(shares: Collection[float]) -> str:
+    """Returns "95 % ", or where they differ "80 to 99 % "."""
+    least, most = (f"{100 * share:.3g}" for share in (min(shares), max(shares)))
+    return f"{least} % " if least == most else f"{least} to {most} % "
 
 
 def _numbers(sums: Iterable[lib.ScheduleSums]) -> list[float]:

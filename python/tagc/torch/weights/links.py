@@ -77,7 +77,7 @@ class Links:
     def _share(self, group: Any, mine: Any) -> list[Any]:
         data = pickle.dumps(mine)
         try:
-            sizes, work = self._gather(group, torch.tensor([len(data)]))
+            sizes, work = self._gather(group, torch.tensor([len(data)], device="cpu"))
             work.wait(self._timeout)
             padded = data.ljust(int(max(sizes)), b"\0")
             everyone, work = self._gather(group, torch.frombuffer(bytearray(padded), dtype=torch.uint8))
@@ -104,7 +104,7 @@ class Links:
         if not to or (self._rank != sender and self._rank not in to):
             return None
         if frame is None:
-            buffer = torch.empty(n_bytes, dtype=torch.uint8)
+            buffer = torch.empty(n_bytes, dtype=torch.uint8, device="cpu")
         else:
             buffer = bytes_at(memory_of(frame).ctypes.data, n_bytes)
         _try(lambda: self._move(sender, to, buffer))
