@@ -5,10 +5,10 @@
 #include "core/clock.h"
 #include "core/memory.h"
 #include "core/sized.h"
+#include "core/thread.h"
 #include "transport/comm_private.h"
 
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -316,20 +316,14 @@ static tagc_status check_ops(const tagc_transport_ops *ops) {
     return TAGC_OK;
 }
 
-/* Signals go to the caller's threads, not to tagc's. */
 static tagc_status start_threads(tagc_comm *comm) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&comm->comm_thread, NULL, comm_main, comm);
-    comm->is_started = !error;
-    for (int i = 0; i < TAGC_N_WORKERS && !error; i++) {
+    TAGC_TRY(tagc_thread_start(&comm->comm_thread, "the comm thread", comm_main, comm));
+    comm->is_started = 1;
+    for (int i = 0; i < TAGC_N_WORKERS; i++) {
         tagc_worker *worker = &comm->workers[i];
-        error = pthread_create(&worker->thread, NULL, tagc_comm_worker_main, worker);
-        worker->is_started = !error;
+        TAGC_TRY(tagc_thread_start(&worker->thread, "a worker thread", tagc_comm_worker_main, worker));
+        worker->is_started = 1;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error) return tagc_fail(TAGC_ERR_MEMORY, "a thread could not be started: %s", strerror(error));
     return TAGC_OK;
 }
 
