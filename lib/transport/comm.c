@@ -30,11 +30,13 @@ typedef struct tagc_pace {
 /* ---- comm thread ---- */
 
 /* The text is what stands before the reason, the reason, and what stands behind it. */
-static void comm_break(tagc_comm *comm, const char *before, const char *reason, const char *behind) {
+static void comm_break(tagc_comm *comm, const char *before, const tagc_failure *failure, const char *behind) {
     size_t n_around = strlen(before) + strlen(behind);
+    const char *reason = failure->reason;
     pthread_mutex_lock(&comm->lock);
-    if (!comm->broken) { /* the first reason stays, because later failures follow from it */
-        comm->broken = 1;
+    if (comm->broken == TAGC_OK) { /* the first reason stays, because later failures follow from it */
+        comm->broken = failure->status;
+        comm->failed_rank = failure->rank;
         snprintf(comm->reason, sizeof comm->reason, "%s", reason);
         snprintf(comm->error, sizeof comm->error, "%s%.*s%s", before,
                  (int)(sizeof comm->error - 1 - n_around), reason, behind);
@@ -43,14 +45,22 @@ static void comm_break(tagc_comm *comm, const char *before, const char *reason, 
     pthread_mutex_unlock(&comm->lock);
 }
 
-static void comm_break_by(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
+/* What concerns one rank alone is where it began, if nobody is to blame. */
+static int is_own(tagc_status status) {
+    return status != TAGC_ERR_TRANSPORT && status != TAGC_ERR_TIMEOUT && status != TAGC_ERR_MISMATCH &&
+           status != TAGC_ERR_CORRUPT;
+}
+
+static void comm_break_by(tagc_comm *comm, const tagc_ticket *ticket, tagc_status status) {
+    tagc_failure failure = {.status = status, .rank = tagc_last_rank()};
+    if (failure.rank < 0 && is_own(status)) failure.rank = comm->rank;
     char reason[TAGC_ERROR_TEXT_BYTES], leg[32];
     snprintf(reason, sizeof reason, "%s", tagc_last_error());
     if (!reason[0])
         snprintf(reason, sizeof reason, "transport %s: %s", comm->ops->name, tagc_status_name(status));
     snprintf(leg, sizeof leg, " (leg %s)", tagc_leg_name((int)ticket->leg));
-    ticket->status = status;
-    comm_break(comm, "", reason, leg);
+    failure.reason = reason;
+    comm_break(comm, "", &failure, leg);
 }
 
 static void finish(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
@@ -124,9 +134,10 @@ static int is_late(const tagc_comm *comm, const tagc_ticket *ticket, double now_
         snprintf(peer, sizeof peer, is_silent ? " from rank %d" : ", waiting for rank %d",
                  tagc_comm_name(comm, waiting_for));
     if (is_silent)
-        tagc_fail(TAGC_ERR_TRANSPORT, "no answer%s within %g s", peer, timeout_s);
+        tagc_fail(TAGC_ERR_TIMEOUT, "no answer%s within %g s", peer, timeout_s);
     else
-        tagc_fail(TAGC_ERR_TRANSPORT, "not complete within %g s%s", total_s, peer);
+        tagc_fail(TAGC_ERR_TIMEOUT, "not complete within %g s%s", total_s, peer);
+    tagc_blame(TAGC_ERR_TIMEOUT, waiting_for);
     return 1;
 }
 
@@ -151,7 +162,7 @@ static int poll_active(tagc_comm *comm, tagc_ticket **active, double *moved_s) {
             continue;
         }
         if (is_late(comm, ticket, now_s, *moved_s, progress.waiting_for)) {
-            comm_break_by(comm, ticket, TAGC_ERR_TRANSPORT);
+            comm_break_by(comm, ticket, TAGC_ERR_TIMEOUT);
             return 1;
         }
         link = &ticket->next;
@@ -159,17 +170,17 @@ static int poll_active(tagc_comm *comm, tagc_ticket **active, double *moved_s) {
     return moved;
 }
 
-/* The posters get their buffers back only after the transport has released them. The ticket that broke the comm carries
- * its status. */
+/* The posters get their buffers back only after the transport has released them. */
 static void fail_all(tagc_comm *comm, tagc_ticket *active, tagc_ticket *waiting) {
-    if (active) comm->ops->cancel(comm->context, comm->reason);
+    const tagc_failure failure = {comm->broken, comm->failed_rank, comm->reason};
+    if (active) comm->ops->cancel(comm->context, &failure);
     for (tagc_ticket *next; active; active = next) {
         next = active->next;
-        finish(comm, active, active->status == TAGC_OK ? TAGC_ERR_TRANSPORT : active->status);
+        finish(comm, active, comm->broken);
     }
     for (tagc_ticket *next; waiting; waiting = next) {
         next = waiting->next;
-        finish(comm, waiting, TAGC_ERR_TRANSPORT);
+        finish(comm, waiting, comm->broken);
     }
 }
 
@@ -218,7 +229,7 @@ static void *comm_main(void *arg) {
             pthread_cond_wait(&comm->wake, &comm->lock);
         if (!comm->posted && !waiting && !active) break;
         take_posted(comm, &waiting);
-        int broken = comm->broken, started = 0;
+        int broken = comm->broken != TAGC_OK, started = 0;
         pthread_mutex_unlock(&comm->lock);
 
         if (broken) {
@@ -228,14 +239,14 @@ static void *comm_main(void *arg) {
             started = start_ready(comm, &waiting, &active);
         }
         pthread_mutex_lock(&comm->lock);
-        if (!active || comm->broken) continue;
+        if (!active || comm->broken != TAGC_OK) continue;
         pthread_mutex_unlock(&comm->lock);
         int moved = poll_active(comm, &active, &moved_s);
         double now_s = tagc_clock_s(), still_s = keep_pace(&pace, now_s, started, moved);
         int is_still = still_s > (pace.gap_s < slow_s ? patience_fast_s : patience_slow_s);
         if (still_s > 0 && !is_still) sched_yield();
         pthread_mutex_lock(&comm->lock);
-        if (is_still && active && !comm->posted && !comm->broken) rest(comm, still_s);
+        if (is_still && active && !comm->posted && comm->broken == TAGC_OK) rest(comm, still_s);
     }
     pthread_mutex_unlock(&comm->lock);
     return NULL;
@@ -430,10 +441,20 @@ tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int r
 void tagc_comm_abort(tagc_comm *comm, const char *reason) {
     if (!comm || tagc_comm_is_fork(comm)) return;
     if (!reason) reason = "no reason given";
+    const tagc_failure failure = {TAGC_ERR_TRANSPORT, comm->rank, reason};
     char before[64];
     snprintf(before, sizeof before, "this rank (%d) gave up: ", tagc_comm_name(comm, comm->rank));
-    comm_break(comm, before, reason, "");
-    comm->ops->abort(comm->context, reason);
+    comm_break(comm, before, &failure, "");
+    comm->ops->abort(comm->context, &failure);
+}
+
+tagc_status tagc_comm_give_up(tagc_comm *comm, tagc_status status, int rank) {
+    char reason[TAGC_ERROR_TEXT_BYTES];
+    snprintf(reason, sizeof reason, "%s", tagc_last_error());
+    const tagc_failure failure = {status, rank, reason};
+    comm_break(comm, "", &failure, "");
+    comm->ops->abort(comm->context, &failure);
+    return tagc_fail(status, "%s", reason);
 }
 
 int tagc_comm_name(const tagc_comm *comm, int rank) {

@@ -232,11 +232,10 @@ static tagc_status read_headers(tagc_gatherer *g, int segment) {
     for (int r = 0; r < g->n_rows; r++) {
         tagc_wire_header header = {.status = (uint32_t)g->failure, .body_bytes = s->n_bytes[r]};
         int name = tagc_comm_name(g->comm, g->first_rank + r);
-        if (r != g->row && read_header(g, segment, r, &header) != TAGC_OK) {
-            tagc_status status = tagc_fail_in(TAGC_ERR_TRANSPORT, "header of parameters from rank %d", name);
-            tagc_comm_abort(g->comm, tagc_last_error());
-            return status;
-        }
+        tagc_status status = r == g->row ? TAGC_OK : read_header(g, segment, r, &header);
+        if (status != TAGC_OK)
+            return tagc_comm_give_up(g->comm, tagc_fail_in(status, "header of parameters from rank %d", name),
+                                     g->first_rank + r);
         s->n_bytes[r] = (size_t)header.body_bytes;
         s->has_rest |= s->n_bytes[r] > s->front[r];
         if (header.status == TAGC_OK || g->told != TAGC_OK) continue;
