@@ -438,13 +438,13 @@ TAGC_API tagc_status tagc_reducer_run(tagc_reducer *reducer, const void *gradien
 /* Collective in effect. Sets the sparsity, [0, 1], of the following steps. Do not call it between _begin and _end. It
  * allocates new buffers if the sparsity changes. After a failure nothing has changed. If ranks set different values,
  * the next step fails on all ranks with TAGC_ERR_MISMATCH and the comm stays usable. (An all-reduce with
- * ranks_per_host > 1 may fail with TAGC_ERR_TRANSPORT instead.) Above 0, TAGC_ERR_UNSUPPORTED for dense. */
+ * ranks_per_host > 1 may break the comm with it.) Above 0, TAGC_ERR_UNSUPPORTED for dense. */
 TAGC_API tagc_status tagc_reducer_set_sparsity(tagc_reducer *reducer, double sparsity);
 
 /* Collective in effect. The following steps take format, sparsity, block, result_format and result_sparsity from `options`,
  * as a new reducer would; all other fields must be those with which this one was made. The residual stays, in place. For direct. As with
  * tagc_reducer_set_sparsity, do not call it between _begin and _end, and after a failure nothing has changed. If ranks
- * set different values, the next step fails on all ranks, with TAGC_ERR_MISMATCH or TAGC_ERR_TRANSPORT. */
+ * set different values, the next step fails on all ranks, with TAGC_ERR_MISMATCH, and may break the comm. */
 TAGC_API tagc_status tagc_reducer_change(tagc_reducer *reducer, const tagc_reducer_options *options);
 
 /* Returns the number of values of the residual, n_elems / ranks_per_host. Returns 0 if there is no residual: for dense,
