@@ -157,7 +157,8 @@ static int run_local(const tagc_launch *launch, tagc_rank_fn run, void *context)
     int n_started = 0;
     for (; n_started < n_ranks; n_started++) {
         threads[n_started] = (local_thread){.job = &job, .rank = n_started};
-        if (tagc_thread_start(&threads[n_started].thread, "a rank", local_main, &threads[n_started]) != TAGC_OK)
+        if (tagc_thread_start(&threads[n_started].thread, "a rank", local_main, &threads[n_started]) !=
+            TAGC_OK)
             break;
     }
     if (n_started < n_ranks) {

@@ -75,7 +75,8 @@ tagc_status tagc_plan_codec(int format, double sparsity, double *ns) {
     TAGC_TRY(tagc_local_group_create(2, &group));
     side sides[2] = {{.group = group, .format = format, .sparsity = sparsity},
                      {.group = group, .rank = 1, .format = format, .sparsity = sparsity}};
-    tagc_status status = tagc_thread_start(&thread, "a thread to measure the codec with", run_side, &sides[1]);
+    tagc_status status =
+        tagc_thread_start(&thread, "a thread to measure the codec with", run_side, &sides[1]);
     if (status == TAGC_OK) {
         run_side(&sides[0]);
         pthread_join(thread, NULL);
