@@ -118,7 +118,8 @@ static int are_alike(const unit units[]) {
 int main(int argc, char **argv) {
     int level;
     tagc_mpi_prepare();
-    MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
+    if (level < MPI_THREAD_MULTIPLE) MPI_Abort(MPI_COMM_WORLD, 1); /* tagc's thread calls MPI, too */
     tagc_comm *comm;
     must(tagc_comm_create_mpi(MPI_COMM_WORLD, NULL, &comm));
     int rank = tagc_comm_rank(comm);

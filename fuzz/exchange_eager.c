@@ -104,8 +104,8 @@ static tagc_status test(void *context, void *request, tagc_progress *progress) {
     return TAGC_OK;
 }
 
-static void leave(void *context, const char *reason) {
-    (void)context, (void)reason;
+static void leave(void *context, const tagc_failure *failure) {
+    (void)context, (void)failure;
 }
 
 static void destroy(void *context) {

@@ -27,7 +27,7 @@ static tagc_native *make(void) {
     self->names = calloc(W, sizeof *self->names);
     self->world_size = W;
     self->n_sockets = 1;
-    self->culprit = -1;
+    self->giver = self->failed_rank = -1;
     for (int r = 0; r < W; r++) self->peers[r].rank = self->names[r] = r;
     return self;
 }

@@ -13,7 +13,7 @@ typedef struct verdict {
 
 tagc_status tagc_agree(tagc_comm *comm, tagc_status status) {
     int world_size = tagc_comm_world_size(comm);
-    if (world_size == 1 || status == TAGC_ERR_TRANSPORT)
+    if (world_size == 1 || status == TAGC_ERR_TRANSPORT || status == TAGC_ERR_TIMEOUT)
         return status; /* no other rank, or none can be reached */
     verdict mine = {.status = (int)status};
     if (status != TAGC_OK) strncpy(mine.text, tagc_last_error(), sizeof mine.text - 1);

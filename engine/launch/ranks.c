@@ -4,7 +4,7 @@
 #include "blas/blas.h"
 
 #include "core/status.h"
-#include <pthread.h>
+#include "core/thread.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -157,7 +157,9 @@ static int run_local(const tagc_launch *launch, tagc_rank_fn run, void *context)
     int n_started = 0;
     for (; n_started < n_ranks; n_started++) {
         threads[n_started] = (local_thread){.job = &job, .rank = n_started};
-        if (pthread_create(&threads[n_started].thread, NULL, local_main, &threads[n_started]) != 0) break;
+        if (tagc_thread_start(&threads[n_started].thread, "a rank", local_main, &threads[n_started]) !=
+            TAGC_OK)
+            break;
     }
     if (n_started < n_ranks) {
         /* Other ranks wait for ranks that will never start. Nothing has been written yet, so exiting is safe. */

@@ -166,7 +166,7 @@ typedef struct tagc_model_stats {
 TAGC_API void tagc_model_stats_init_sized(tagc_model_stats *stats, size_t struct_bytes);
 #define tagc_model_stats_init(stats) tagc_model_stats_init_sized((stats), sizeof *(stats))
 
-/* Waits for the exchange that _begin started. All ranks return the same status, except for TAGC_ERR_TRANSPORT. After a failure the sums
+/* Waits for the exchange that _begin started. All ranks return the same status, unless a comm broke. After a failure the sums
  * are undefined, and residuals are as before. stats: NULL, or initialised. */
 TAGC_API tagc_status tagc_model_end(tagc_model *model, uint32_t unit, tagc_model_stats *stats);
 

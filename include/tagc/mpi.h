@@ -1,10 +1,9 @@
 /* tagc over MPI. Link tagc-mpi in addition to libtagc.
  *
- * - Initialise MPI with at least MPI_THREAD_SERIALIZED.
- * - tagc makes its MPI calls from its own thread. Unless MPI provides MPI_THREAD_MULTIPLE, your program must make no
- *   MPI call while a comm exists. That includes creating or destroying another comm.
- * - Destroy all comms before MPI_Finalize.
- * - After TAGC_ERR_TRANSPORT a comm may leave sends behind that MPI cannot cancel. End the job with tagc_comm_abort or
+ * - Initialise MPI with MPI_THREAD_MULTIPLE, and check that it is provided: tagc makes its MPI calls from its own thread. With
+ *   MPI_THREAD_SERIALIZED, your program must make no MPI call while a comm exists. That includes creating or destroying another comm.
+ * - Destroy all comms before MPI_Finalize. A transfer that starts later fails with TAGC_ERR_STATE.
+ * - After a comm broke it may leave sends behind that MPI cannot cancel. End the job with tagc_comm_abort or
  *   MPI_Abort. */
 #ifndef TAGC_MPI_H
 #define TAGC_MPI_H

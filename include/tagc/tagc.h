@@ -73,16 +73,18 @@ typedef enum tagc_status {
     TAGC_ERR_STATE = 2,
     /* An allocation failed. */
     TAGC_ERR_MEMORY = 3,
-    /* The ranks passed different options or shapes. */
+    /* The ranks passed different options or shapes. If one sends another number of bytes than its peer expects, the comm breaks, too. */
     TAGC_ERR_MISMATCH = 4,
-    /* A peer ended or stopped responding. The comm can only be destroyed. */
+    /* A peer ended or gave up, or the connection with it broke. The comm can only be destroyed. */
     TAGC_ERR_TRANSPORT = 5,
     /* Received or loaded bytes are damaged. */
     TAGC_ERR_CORRUPT = 6,
     /* The value is valid, but this build or this exchange does not support it. */
     TAGC_ERR_UNSUPPORTED = 7,
     /* A device or its runtime reported a failure. (The tagc command uses 8 and 9.) */
-    TAGC_ERR_DEVICE = 10
+    TAGC_ERR_DEVICE = 10,
+    /* A peer was silent for timeout_s, or a transfer took longer than total_timeout_s. The comm can only be destroyed. */
+    TAGC_ERR_TIMEOUT = 11
 } tagc_status;
 
 /* Returns the name of a status, such as "out of memory". */
@@ -209,9 +211,14 @@ TAGC_API tagc_status tagc_comm_all_gather(tagc_comm *comm, const void *send, siz
 /* Collective, blocking. Returns after every rank has called it. */
 TAGC_API tagc_status tagc_comm_barrier(tagc_comm *comm);
 
-/* Tells the peers that this rank gives up, so that they fail with `reason` instead of waiting. Over MPI it ends the
- * whole job (MPI_Abort). Afterwards the comm can only be destroyed. */
+/* Tells the peers that this rank gives up, so that they fail with `reason` instead of waiting, and TAGC_ERR_TRANSPORT. Over MPI it ends
+ * the whole job (MPI_Abort). Afterwards the comm can only be destroyed. */
 TAGC_API void tagc_comm_abort(tagc_comm *comm, const char *reason);
+
+/* Returns the rank, as options.names calls it, that broke the comm: it ended, gave up, was silent, or sent what it should not. -1 if
+ * the comm is not broken, or nobody knows the rank. The rank that finds the failure tells the others, over transports that can. Then all
+ * of them return the same status and the same rank. */
+TAGC_API int tagc_comm_failed_rank(const tagc_comm *comm);
 
 /* Waits for the steps and gathers that are in progress, then ends the threads and the connection. When it returns, the
  * transport no longer uses what the caller gave it: the context of a callback, the MPI communicator.
@@ -422,9 +429,12 @@ TAGC_API tagc_status tagc_reducer_begin(tagc_reducer *reducer, const void *gradi
  * may see 1 at different times. Call _end in any case. */
 TAGC_API tagc_status tagc_reducer_test(tagc_reducer *reducer, int *done);
 
-/* Waits for the step that _begin started. All ranks return the same status, except for TAGC_ERR_TRANSPORT. After a
+/* Waits for the step that _begin started. All ranks return the same status, unless the comm broke before all had agreed. After a
  * failure, the output is undefined and the residual is as before the step. `stats` may be NULL. If it is not
- * initialised, _end returns TAGC_ERR_ARGUMENT at once: initialise it and call _end again. */
+ * initialised, _end returns TAGC_ERR_ARGUMENT at once: initialise it and call _end again.
+ *
+ * A gradient that is not finite is no failure: _end returns TAGC_OK on all ranks, with stats.nonfinite 1. Look at it there before you use
+ * the output. */
 TAGC_API tagc_status tagc_reducer_end(tagc_reducer *reducer, tagc_reducer_stats *stats);
 
 /* Collective, blocking. _begin and _end in one call. */
@@ -434,13 +444,13 @@ TAGC_API tagc_status tagc_reducer_run(tagc_reducer *reducer, const void *gradien
 /* Collective in effect. Sets the sparsity, [0, 1], of the following steps. Do not call it between _begin and _end. It
  * allocates new buffers if the sparsity changes. After a failure nothing has changed. If ranks set different values,
  * the next step fails on all ranks with TAGC_ERR_MISMATCH and the comm stays usable. (An all-reduce with
- * ranks_per_host > 1 may fail with TAGC_ERR_TRANSPORT instead.) Above 0, TAGC_ERR_UNSUPPORTED for dense. */
+ * ranks_per_host > 1 may break the comm with it.) Above 0, TAGC_ERR_UNSUPPORTED for dense. */
 TAGC_API tagc_status tagc_reducer_set_sparsity(tagc_reducer *reducer, double sparsity);
 
 /* Collective in effect. The following steps take format, sparsity, block, result_format and result_sparsity from `options`,
  * as a new reducer would; all other fields must be those with which this one was made. The residual stays, in place. For direct. As with
  * tagc_reducer_set_sparsity, do not call it between _begin and _end, and after a failure nothing has changed. If ranks
- * set different values, the next step fails on all ranks, with TAGC_ERR_MISMATCH or TAGC_ERR_TRANSPORT. */
+ * set different values, the next step fails on all ranks, with TAGC_ERR_MISMATCH, and may break the comm. */
 TAGC_API tagc_status tagc_reducer_change(tagc_reducer *reducer, const tagc_reducer_options *options);
 
 /* Returns the number of values of the residual, n_elems / ranks_per_host. Returns 0 if there is no residual: for dense,

@@ -70,6 +70,14 @@ typedef struct tagc_progress {
     int waiting_for;
 } tagc_progress;
 
+/* Why a comm broke. */
+typedef struct tagc_failure {
+    tagc_status status;
+    /* The rank where the failure began, in [0, W), or -1 if unknown. */
+    int rank;
+    const char *reason;
+} tagc_failure;
+
 /* Every member is required. The comm calls them from one thread, never two at a time. There are two exceptions: any
  * thread may call abort, and the thread that destroys the comm calls destroy. */
 typedef struct tagc_transport_ops {
@@ -82,17 +90,19 @@ typedef struct tagc_transport_ops {
     tagc_status (*start)(void *context, const tagc_transfer *transfer, void **request);
     /* Never blocks. A failure is final. */
     tagc_status (*test)(void *context, void *request, tagc_progress *progress);
-    /* The comm broke for this reason. When cancel returns, the transport must no longer use the buffers of any transfer.
-     * It should tell the peers, if it can do so without ending the process. The comm starts no more transfers. */
-    void (*cancel)(void *context, const char *reason);
+    /* The comm broke. When cancel returns, the transport must no longer use the buffers of any transfer. It should tell the peers the
+     * whole failure, if it can do so without ending the process, so that theirs is the same. The comm starts no more transfers. */
+    void (*cancel)(void *context, const tagc_failure *failure);
     /* This rank gives up. Tell the peers if possible. */
-    void (*abort)(void *context, const char *reason);
+    void (*abort)(void *context, const tagc_failure *failure);
     void (*destroy)(void *context);
 } tagc_transport_ops;
 
 /* For transports. Records `text` as the failure of the calling thread and returns `status`. The thread that
  * waits for the transfer finds the text in tagc_last_error(). */
 TAGC_API tagc_status tagc_report(tagc_status status, const char *text);
+/* Like tagc_report, for a failure that began at that rank, in [0, W): tagc_comm_failed_rank names it. */
+TAGC_API tagc_status tagc_report_rank(tagc_status status, int rank, const char *text);
 
 /* world_size is in [1, 65536]. `ops` must outlive the comm. On success the comm owns `context` and destroys
  * it in the end. `options` may be NULL. */

@@ -1,11 +1,10 @@
 /* The pool sleeps between loops. Ranks in one process share the cores, and a spinning pool would take them from
  * the rank that has work. */
 #include "core/pool.h"
-#include "core/status.h"
+#include "core/thread.h"
 
-#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define MAX_THREADS 256
 
@@ -61,11 +60,12 @@ tagc_status tagc_pool_create(int n_threads, tagc_pool **out) {
         worker *w = &pool->workers[i];
         w->pool = pool;
         w->index = i + 1;
-        int error = pthread_create(&w->thread, NULL, worker_main, w);
-        if (error) {
+        char what[64];
+        snprintf(what, sizeof what, "thread %d of n_threads %d", i + 1, n_threads);
+        tagc_status status = tagc_thread_start(&w->thread, what, worker_main, w);
+        if (status != TAGC_OK) {
             tagc_pool_destroy(pool);
-            return tagc_fail(TAGC_ERR_MEMORY, "thread %d of n_threads %d cannot be started: %s", i + 1,
-                             n_threads, strerror(error));
+            return status;
         }
         pool->n_started++;
     }

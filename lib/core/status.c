@@ -7,12 +7,47 @@
 
 static _Thread_local char last_error[TAGC_ERROR_TEXT_BYTES];
 
+static _Thread_local int last_rank = -1;
+
+/* How many bytes a control character starts with `at` takes, in ASCII or as UTF-8 of U+0080 to U+009F; 0: none is there. */
+static int control_bytes(const unsigned char *at) {
+    if (at[0] < 0x20 || at[0] == 0x7f) return 1;
+    return at[0] == 0xc2 && at[1] >= 0x80 && at[1] <= 0x9f ? 2 : 0;
+}
+
+/* Part of a text may come from another rank. It must not move the cursor of a terminal, nor begin a line of a log. */
+static void keep_text(const char *text) {
+    size_t n = 0;
+    for (const unsigned char *at = (const unsigned char *)text; *at;) {
+        char shown[8] = {(char)*at};
+        int n_bytes = control_bytes(at), n_shown = 1;
+        if (n_bytes) n_shown = snprintf(shown, sizeof shown, "\\x%02x", at[n_bytes - 1]);
+        if (n + (size_t)n_shown >= sizeof last_error) break;
+        memcpy(last_error + n, shown, (size_t)n_shown);
+        n += (size_t)n_shown;
+        at += n_bytes ? n_bytes : 1;
+    }
+    last_error[n] = 0;
+}
+
 tagc_status tagc_fail(tagc_status status, const char *format, ...) {
+    char text[TAGC_ERROR_TEXT_BYTES];
     va_list args;
     va_start(args, format);
-    vsnprintf(last_error, sizeof last_error, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    keep_text(text);
+    last_rank = -1;
     return status;
+}
+
+tagc_status tagc_blame(tagc_status status, int rank) {
+    last_rank = rank;
+    return status;
+}
+
+int tagc_last_rank(void) {
+    return last_rank;
 }
 
 tagc_status tagc_fail_in(tagc_status status, const char *format, ...) {
@@ -23,8 +58,7 @@ tagc_status tagc_fail_in(tagc_status status, const char *format, ...) {
     va_end(args);
     size_t n = n_chars < 0 ? 0 : strlen(text);
     snprintf(text + n, sizeof text - n, ": %s", last_error);
-    text[sizeof last_error - 1] = 0; /* cut at the end of the details, not at their start */
-    memcpy(last_error, text, sizeof last_error);
+    keep_text(text); /* cuts at the end of the details, not at their start */
     return status;
 }
 
@@ -46,6 +80,8 @@ const char *tagc_status_name(tagc_status status) {
         return "ranks disagree";
     case TAGC_ERR_TRANSPORT:
         return "transport failure";
+    case TAGC_ERR_TIMEOUT:
+        return "no answer in time";
     case TAGC_ERR_CORRUPT:
         return "corrupt data";
     case TAGC_ERR_UNSUPPORTED:

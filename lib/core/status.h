@@ -17,14 +17,19 @@
 /* Statuses of the trainer and its files. No function of libtagc returns them, so they are not in tagc_status. */
 #define TAGC_ERR_IO ((tagc_status)8)          /* a file cannot be read or written */
 #define TAGC_ERR_INTERRUPTED ((tagc_status)9) /* the user asked to stop */
-#define TAGC_LAST_STATUS 10
+#define TAGC_LAST_STATUS 11
 
 /* Records the text of a failure for this thread and returns `status`, for use in `return tagc_fail(...)`. The text
- * names the argument, its value and what is allowed. It has no trailing newline or period. */
+ * names the argument, its value and what is allowed. It has no trailing newline or period. Control characters become "\x1b". */
 tagc_status tagc_fail(tagc_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Puts "<prefix>: " before the recorded text, for callers that know the file or the rank. Returns `status`. */
 tagc_status tagc_fail_in(tagc_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Notes that the failure just recorded began at that rank, a number in the comm, and returns `status`; and reads what was noted. -1:
+ * of no rank in particular, as after each _fail. */
+tagc_status tagc_blame(tagc_status status, int rank);
+int tagc_last_rank(void);
 
 /* Returns from the function if `expression` failed. The only macro here that hides control flow. */
 #define TAGC_TRY(expression)                                                                                 \

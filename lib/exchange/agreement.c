@@ -74,10 +74,9 @@ tagc_status tagc_agree_end(tagc_reducer *r, const size_t *max_items, uint32_t *n
         }
         if (status != TAGC_OK) {
             /* Without an agreement, ranks cannot know what the others do next, and cannot inform them. */
-            status = tagc_fail_in(TAGC_ERR_TRANSPORT, "agreement from rank %d arrived damaged",
-                                  tagc_comm_name(r->comm, q));
-            tagc_comm_abort(r->comm, tagc_last_error());
-            return status;
+            status =
+                tagc_fail_in(status, "agreement from rank %d arrived damaged", tagc_comm_name(r->comm, q));
+            return tagc_comm_give_up(r->comm, status, q);
         }
         nonfinite |= (header.flags & TAGC_WIRE_FLAG_NONFINITE) != 0;
         r->now.n_told += header.n_items;

@@ -5,10 +5,10 @@
 #include "core/clock.h"
 #include "core/memory.h"
 #include "core/sized.h"
+#include "core/thread.h"
 #include "transport/comm_private.h"
 
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -30,12 +30,14 @@ typedef struct tagc_pace {
 /* ---- comm thread ---- */
 
 /* The text is what stands before the reason, the reason, and what stands behind it. told: the reason for other ranks. */
-static void comm_break(tagc_comm *comm, const char *before, const char *reason, const char *behind,
+static void comm_break(tagc_comm *comm, const char *before, const tagc_failure *failure, const char *behind,
                        const char *told) {
     size_t n_around = strlen(before) + strlen(behind);
+    const char *reason = failure->reason;
     pthread_mutex_lock(&comm->lock);
-    if (!comm->broken) { /* the first reason stays, because later failures follow from it */
-        comm->broken = 1;
+    if (comm->broken == TAGC_OK) { /* the first reason stays, because later failures follow from it */
+        comm->broken = failure->status;
+        comm->failed_rank = failure->rank;
         snprintf(comm->reason, sizeof comm->reason, "%s", told);
         snprintf(comm->error, sizeof comm->error, "%s%.*s%s", before,
                  (int)(sizeof comm->error - 1 - n_around), reason, behind);
@@ -44,10 +46,18 @@ static void comm_break(tagc_comm *comm, const char *before, const char *reason, 
     pthread_mutex_unlock(&comm->lock);
 }
 
+/* What concerns one rank alone is where it began, if nobody is to blame. */
+static int is_own(tagc_status status) {
+    return status != TAGC_ERR_TRANSPORT && status != TAGC_ERR_TIMEOUT && status != TAGC_ERR_MISMATCH &&
+           status != TAGC_ERR_CORRUPT;
+}
+
 /* Ranks that begin units in different orders may meet here, where lengths differ: so each says which one it exchanges. */
 static void comm_break_by(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
     char reason[TAGC_ERROR_TEXT_BYTES], told[sizeof reason],
         what[TAGC_UNIT_TEXT_BYTES + 64] = "", leg[32], behind[sizeof what + sizeof leg + 16];
+    tagc_failure failure = {.status = status, .rank = tagc_last_rank(), .reason = reason};
+    if (failure.rank < 0 && is_own(status)) failure.rank = comm->rank;
     snprintf(reason, sizeof reason, "%s", tagc_last_error());
     if (!reason[0])
         snprintf(reason, sizeof reason, "transport %s: %s", comm->ops->name, tagc_status_name(status));
@@ -67,7 +77,7 @@ static void comm_break_by(tagc_comm *comm, tagc_ticket *ticket, tagc_status stat
     if (ticket->of && status == TAGC_ERR_MISMATCH)
         snprintf(told, sizeof told, "%.*s; rank %d%s", (int)(sizeof told - sizeof what - 32), reason,
                  tagc_comm_name(comm, comm->rank), what);
-    comm_break(comm, "", reason, behind, told);
+    comm_break(comm, "", &failure, behind, told);
 }
 
 static void finish(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
@@ -141,9 +151,10 @@ static int is_late(const tagc_comm *comm, const tagc_ticket *ticket, double now_
         snprintf(peer, sizeof peer, is_silent ? " from rank %d" : ", waiting for rank %d",
                  tagc_comm_name(comm, waiting_for));
     if (is_silent)
-        tagc_fail(TAGC_ERR_TRANSPORT, "no answer%s within %g s", peer, timeout_s);
+        tagc_fail(TAGC_ERR_TIMEOUT, "no answer%s within %g s", peer, timeout_s);
     else
-        tagc_fail(TAGC_ERR_TRANSPORT, "not complete within %g s%s", total_s, peer);
+        tagc_fail(TAGC_ERR_TIMEOUT, "not complete within %g s%s", total_s, peer);
+    tagc_blame(TAGC_ERR_TIMEOUT, waiting_for);
     return 1;
 }
 
@@ -168,7 +179,7 @@ static int poll_active(tagc_comm *comm, tagc_ticket **active, double *moved_s) {
             continue;
         }
         if (is_late(comm, ticket, now_s, *moved_s, progress.waiting_for)) {
-            comm_break_by(comm, ticket, TAGC_ERR_TRANSPORT);
+            comm_break_by(comm, ticket, TAGC_ERR_TIMEOUT);
             return 1;
         }
         link = &ticket->next;
@@ -176,17 +187,17 @@ static int poll_active(tagc_comm *comm, tagc_ticket **active, double *moved_s) {
     return moved;
 }
 
-/* The posters get their buffers back only after the transport has released them. The ticket that broke the comm carries
- * its status. */
+/* The posters get their buffers back only after the transport has released them. */
 static void fail_all(tagc_comm *comm, tagc_ticket *active, tagc_ticket *waiting) {
-    if (active) comm->ops->cancel(comm->context, comm->reason);
+    const tagc_failure failure = {comm->broken, comm->failed_rank, comm->reason};
+    if (active) comm->ops->cancel(comm->context, &failure);
     for (tagc_ticket *next; active; active = next) {
         next = active->next;
-        finish(comm, active, active->status == TAGC_OK ? TAGC_ERR_TRANSPORT : active->status);
+        finish(comm, active, comm->broken);
     }
     for (tagc_ticket *next; waiting; waiting = next) {
         next = waiting->next;
-        finish(comm, waiting, TAGC_ERR_TRANSPORT);
+        finish(comm, waiting, comm->broken);
     }
 }
 
@@ -235,7 +246,7 @@ static void *comm_main(void *arg) {
             pthread_cond_wait(&comm->wake, &comm->lock);
         if (!comm->posted && !waiting && !active) break;
         take_posted(comm, &waiting);
-        int broken = comm->broken, started = 0;
+        int broken = comm->broken != TAGC_OK, started = 0;
         pthread_mutex_unlock(&comm->lock);
 
         if (broken) {
@@ -245,14 +256,14 @@ static void *comm_main(void *arg) {
             started = start_ready(comm, &waiting, &active);
         }
         pthread_mutex_lock(&comm->lock);
-        if (!active || comm->broken) continue;
+        if (!active || comm->broken != TAGC_OK) continue;
         pthread_mutex_unlock(&comm->lock);
         int moved = poll_active(comm, &active, &moved_s);
         double now_s = tagc_clock_s(), still_s = keep_pace(&pace, now_s, started, moved);
         int is_still = still_s > (pace.gap_s < slow_s ? patience_fast_s : patience_slow_s);
         if (still_s > 0 && !is_still) sched_yield();
         pthread_mutex_lock(&comm->lock);
-        if (is_still && active && !comm->posted && !comm->broken) rest(comm, still_s);
+        if (is_still && active && !comm->posted && comm->broken == TAGC_OK) rest(comm, still_s);
     }
     pthread_mutex_unlock(&comm->lock);
     return NULL;
@@ -333,20 +344,14 @@ static tagc_status check_ops(const tagc_transport_ops *ops) {
     return TAGC_OK;
 }
 
-/* Signals go to the caller's threads, not to tagc's. */
 static tagc_status start_threads(tagc_comm *comm) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&comm->comm_thread, NULL, comm_main, comm);
-    comm->is_started = !error;
-    for (int i = 0; i < TAGC_N_WORKERS && !error; i++) {
+    TAGC_TRY(tagc_thread_start(&comm->comm_thread, "the comm thread", comm_main, comm));
+    comm->is_started = 1;
+    for (int i = 0; i < TAGC_N_WORKERS; i++) {
         tagc_worker *worker = &comm->workers[i];
-        error = pthread_create(&worker->thread, NULL, tagc_comm_worker_main, worker);
-        worker->is_started = !error;
+        TAGC_TRY(tagc_thread_start(&worker->thread, "a worker thread", tagc_comm_worker_main, worker));
+        worker->is_started = 1;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error) return tagc_fail(TAGC_ERR_MEMORY, "a thread could not be started: %s", strerror(error));
     return TAGC_OK;
 }
 
@@ -462,10 +467,20 @@ tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int r
 void tagc_comm_abort(tagc_comm *comm, const char *reason) {
     if (!comm || tagc_comm_is_fork(comm)) return;
     if (!reason) reason = "no reason given";
+    const tagc_failure failure = {TAGC_ERR_TRANSPORT, comm->rank, reason};
     char before[64];
     snprintf(before, sizeof before, "this rank (%d) gave up: ", tagc_comm_name(comm, comm->rank));
-    comm_break(comm, before, reason, "", reason);
-    comm->ops->abort(comm->context, reason);
+    comm_break(comm, before, &failure, "", reason);
+    comm->ops->abort(comm->context, &failure);
+}
+
+tagc_status tagc_comm_give_up(tagc_comm *comm, tagc_status status, int rank) {
+    char reason[TAGC_ERROR_TEXT_BYTES];
+    snprintf(reason, sizeof reason, "%s", tagc_last_error());
+    const tagc_failure failure = {status, rank, reason};
+    comm_break(comm, "", &failure, "", reason);
+    comm->ops->abort(comm->context, &failure);
+    return tagc_fail(status, "%s", reason);
 }
 
 int tagc_comm_name(const tagc_comm *comm, int rank) {

@@ -35,9 +35,10 @@ struct tagc_comm {
     int n_waiters;
     tagc_ticket *posted, **posted_end;
     uint64_t n_bytes_sent[TAGC_N_LEGS], n_bytes_received[TAGC_N_LEGS];
-    uint64_t *sent_to; /* (W) bytes, by peer */
-    int32_t *names;    /* (W) for messages */
-    int broken;        /* never reset; the two texts below then stay constant */
+    uint64_t *sent_to;  /* (W) bytes, by peer */
+    int32_t *names;     /* (W) for messages */
+    tagc_status broken; /* other than TAGC_OK: never reset; what follows then stays constant */
+    int failed_rank;    /* where it began, or -1 */
     char error[TAGC_ERROR_TEXT_BYTES];
     char reason[TAGC_ERROR_TEXT_BYTES]; /* why, for other ranks: without what concerns this one alone */
 

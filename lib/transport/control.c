@@ -13,6 +13,10 @@ tagc_status tagc_report(tagc_status status, const char *text) {
     return tagc_fail(status, "%s", text ? text : "");
 }
 
+tagc_status tagc_report_rank(tagc_status status, int rank, const char *text) {
+    return tagc_blame(tagc_report(status, text), rank);
+}
+
 int tagc_comm_rank(const tagc_comm *comm) {
     return comm ? comm->rank : 0;
 }
@@ -44,6 +48,16 @@ int tagc_comm_is_idle(const tagc_comm *comm) {
     int is_idle = comm->n_posted == comm->n_done;
     pthread_mutex_unlock(lock);
     return is_idle;
+}
+
+int tagc_comm_failed_rank(const tagc_comm *comm) {
+    if (!comm) return -1;
+    pthread_mutex_t *lock = (pthread_mutex_t *)&comm->lock;
+    pthread_mutex_lock(lock);
+    int rank =
+        comm->broken == TAGC_OK || comm->failed_rank < 0 ? -1 : tagc_comm_name(comm, comm->failed_rank);
+    pthread_mutex_unlock(lock);
+    return rank;
 }
 
 void tagc_comm_sent_to(const tagc_comm *comm, uint64_t *sent) {

@@ -77,8 +77,7 @@ tagc_status tagc_identity_check(tagc_comm *comm, const tagc_identity *own, int f
 tagc_status tagc_identity_abort(tagc_comm *comm, const tagc_identity *own, int from, uint32_t unit) {
     char self[32];
     snprintf(self, sizeof self, "rank %d", tagc_comm_name(comm, comm->rank));
-    (void)fail(comm, own, from, unit, self);
-    tagc_comm_abort(comm, tagc_last_error());
+    (void)tagc_comm_give_up(comm, fail(comm, own, from, unit, self), from);
     return fail(comm, own, from, unit, "this rank");
 }
 

@@ -29,6 +29,7 @@ typedef struct request {
     uint32_t capacity;            /* parts of both directions, stored behind this struct */
     int n_copying;                /* peers that now read our buffer without the lock */
     tagc_status status;
+    int sender; /* of what is not expected */
     char error[TAGC_ERROR_TEXT_BYTES];
     struct request *next;
 } request;
@@ -48,19 +49,27 @@ struct tagc_local_group {
     int n_comms;           /* that exist */
     int is_destroyed;      /* by the caller; its last comm frees it */
     pthread_cond_t copied; /* a request's n_copying fell to 0 */
-    int broken;            /* for good, by `error` */
+    tagc_status broken;    /* other than TAGC_OK: for good, by `error` */
+    int failed_rank;
     char error[TAGC_ERROR_TEXT_BYTES];
     local_rank ranks[]; /* (W,) */
 };
 
-/* Call with the lock. Keeps the first reason. */
-static void group_break(tagc_local_group *group, int name, const char *reason) {
-    if (group->broken) return;
-    group->broken = 1;
-    if (reason)
-        snprintf(group->error, sizeof group->error, "rank %d gave up: %s", name, reason);
-    else
-        snprintf(group->error, sizeof group->error, "rank %d left", name);
+/* Call with the lock. Keeps the first reason. `by`: the rank that found the failure. */
+static void group_break(const local_rank *by, const tagc_failure *failure) {
+    tagc_local_group *group = by->group;
+    if (group->broken != TAGC_OK) return;
+    group->broken = failure->status;
+    group->failed_rank = failure->rank;
+    snprintf(group->error, sizeof group->error, "rank %d gave up: %s", by->name, failure->reason);
+}
+
+static void group_leave(const local_rank *leaver) {
+    tagc_local_group *group = leaver->group;
+    if (group->broken != TAGC_OK) return;
+    group->broken = TAGC_ERR_TRANSPORT;
+    group->failed_rank = leaver->rank;
+    snprintf(group->error, sizeof group->error, "rank %d left", leaver->name);
 }
 
 /* ---- one request ---- */
@@ -72,12 +81,15 @@ static request *find(const local_rank *peer, const request *mine) {
     return other;
 }
 
-static void mismatch(int from, uint64_t n_sent, int to, uint64_t n_expected, request *a, request *b) {
+static void mismatch(const local_rank *from, uint64_t n_sent, const local_rank *to, uint64_t n_expected,
+                     request *a, request *b) {
     a->status = TAGC_ERR_MISMATCH;
-    snprintf(a->error, sizeof a->error, "rank %d sends %llu bytes to rank %d, which expects %llu", from,
-             (unsigned long long)n_sent, to, (unsigned long long)n_expected);
+    a->sender = from->rank;
+    snprintf(a->error, sizeof a->error, "rank %d sends %llu bytes to rank %d, which expects %llu", from->name,
+             (unsigned long long)n_sent, to->name, (unsigned long long)n_expected);
     if (!b) return;
     b->status = a->status;
+    b->sender = a->sender;
     memcpy(b->error, a->error, sizeof b->error);
 }
 
@@ -101,7 +113,7 @@ static void copy_part(local_rank *self, request *mine, uint32_t i, request *thei
 static int has_started(local_rank *self, const request *mine, int peer, request **theirs) {
     local_rank *other = &self->group->ranks[peer];
     if (other->n_started[mine->transfer.lane] <= mine->sequence) {
-        if (other->left) group_break(self->group, other->name, NULL);
+        if (other->left) group_leave(other);
         return 0;
     }
     *theirs = find(other, mine);
@@ -116,7 +128,7 @@ static int receive_part(local_rank *self, request *mine, uint32_t i) {
     if (theirs) sent = tagc_find_part(theirs->transfer.sends, theirs->transfer.n_sends, self->rank);
     uint64_t n_sent = sent ? sent->n_bytes : 0;
     if (n_sent != part->n_bytes)
-        mismatch(self->group->ranks[part->peer].name, n_sent, self->name, part->n_bytes, mine, theirs);
+        mismatch(&self->group->ranks[part->peer], n_sent, self, part->n_bytes, mine, theirs);
     else
         copy_part(self, mine, i, theirs, sent);
     return 1;
@@ -130,7 +142,7 @@ static int check_send(local_rank *self, request *mine, uint32_t i) {
     if (theirs) wanted = tagc_find_part(theirs->transfer.receives, theirs->transfer.n_receives, self->rank);
     uint64_t n_wanted = wanted ? wanted->n_bytes : 0;
     if (n_wanted != part->n_bytes)
-        mismatch(self->name, part->n_bytes, self->group->ranks[part->peer].name, n_wanted, mine, theirs);
+        mismatch(self, part->n_bytes, &self->group->ranks[part->peer], n_wanted, mine, theirs);
     else
         mine->send_state[i] = PART_AGREED;
     return 1;
@@ -142,10 +154,10 @@ static int advance(local_rank *self, request *mine) {
     tagc_local_group *group = self->group;
     const tagc_transfer *t = &mine->transfer;
     int missing = -1;
-    for (uint32_t i = 0; i < t->n_receives && mine->status == TAGC_OK && !group->broken; i++)
+    for (uint32_t i = 0; i < t->n_receives && mine->status == TAGC_OK && group->broken == TAGC_OK; i++)
         if (mine->receive_state[i] == PART_OPEN && !receive_part(self, mine, i))
             missing = t->receives[i].peer;
-    for (uint32_t i = 0; i < t->n_sends && mine->status == TAGC_OK && !group->broken; i++)
+    for (uint32_t i = 0; i < t->n_sends && mine->status == TAGC_OK && group->broken == TAGC_OK; i++)
         if (mine->send_state[i] == PART_OPEN && !check_send(self, mine, i)) missing = t->sends[i].peer;
     return missing;
 }
@@ -214,23 +226,23 @@ static tagc_status local_test(void *context, void *handle, tagc_progress *progre
     progress->waiting_for = advance(self, mine);
     progress->moved = mine->n_pending < n_pending;
     if (mine->status != TAGC_OK) {
-        status = tagc_fail(mine->status, "%s", mine->error);
+        status = tagc_blame(tagc_fail(mine->status, "%s", mine->error), mine->sender);
     } else if (mine->n_pending == 0) {
         progress->done = 1;
         hide(self, mine);
-    } else if (group->broken) {
-        status = tagc_fail(TAGC_ERR_TRANSPORT, "%s", group->error);
+    } else if (group->broken != TAGC_OK) {
+        status = tagc_blame(tagc_fail(group->broken, "%s", group->error), group->failed_rank);
     }
     pthread_mutex_unlock(&group->lock);
     return status;
 }
 
 /* After a break no thread starts to copy. Waits for those that have started. */
-static void local_cancel(void *context, const char *reason) {
+static void local_cancel(void *context, const tagc_failure *failure) {
     local_rank *self = context;
     tagc_local_group *group = self->group;
     pthread_mutex_lock(&group->lock);
-    group_break(group, self->name, reason);
+    group_break(self, failure);
     while (self->shown) {
         while (self->shown->n_copying > 0) pthread_cond_wait(&group->copied, &group->lock);
         hide(self, self->shown);
@@ -238,10 +250,10 @@ static void local_cancel(void *context, const char *reason) {
     pthread_mutex_unlock(&group->lock);
 }
 
-static void local_abort(void *context, const char *reason) {
+static void local_abort(void *context, const tagc_failure *failure) {
     local_rank *self = context;
     pthread_mutex_lock(&self->group->lock);
-    group_break(self->group, self->name, reason);
+    group_break(self, failure);
     pthread_mutex_unlock(&self->group->lock);
 }
 

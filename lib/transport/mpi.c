@@ -21,7 +21,14 @@ static const uint64_t default_piece_bytes = (uint64_t)1 << 18, largest_piece_byt
 static const double window_s = 5e-3;
 static const int least_window = 4, largest_window = 256; /* pieces */
 
-enum { TEXT_BYTES = 256, N_LANES = 9 };
+enum { TEXT_BYTES = 256, N_LANES = 9, FAREWELL_TAG = N_LANES, REASON_BYTES = 400 };
+
+/* What a rank sends to its peers when its comm breaks. Once it has begun to leave, it stays in memory: MPI may not let go of it. */
+typedef struct farewell {
+    int32_t status, rank, name; /* rank: where the failure began, or -1; name: of the sender */
+    char reason[REASON_BYTES];
+} farewell;
+static const double farewell_s = 1;
 
 typedef struct piece {
     int peer, n_bytes;
@@ -67,6 +74,15 @@ static tagc_status fail_mpi(const char *what, int code) {
     MPI_Error_string(code, why, &length);
     snprintf(text, sizeof text, "%s failed: %s", what, why);
     return tagc_report(TAGC_ERR_TRANSPORT, text);
+}
+
+/* Other threads of the program may have ended MPI, and a call would then end the process. */
+static tagc_status check_running(void) {
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    return finalized ? tagc_report(TAGC_ERR_STATE,
+                                   "MPI has been finalised while a comm exists: destroy comms before")
+                     : TAGC_OK;
 }
 
 static int name_of(const mpi_rank *self, int rank) {
@@ -188,19 +204,19 @@ static tagc_status check_piece(const mpi_rank *self, const request *r, int i, co
     if (class == MPI_ERR_TRUNCATE) {
         snprintf(text, sizeof text, "rank %d sends more than the %d bytes that rank %d expects",
                  name_of(self, r->pieces[i].peer), r->pieces[i].n_bytes, name_of(self, self->rank));
-        return tagc_report(TAGC_ERR_MISMATCH, text);
+        return tagc_report_rank(TAGC_ERR_MISMATCH, r->pieces[i].peer, text);
     }
     if (code != MPI_SUCCESS) {
         snprintf(text, sizeof text, "the message %s rank %d", i < r->n_receives ? "from" : "to",
                  name_of(self, r->pieces[i].peer));
-        return fail_mpi(text, code);
+        return tagc_report_rank(fail_mpi(text, code), r->pieces[i].peer, tagc_last_error());
     }
     if (i >= r->n_receives) return TAGC_OK;
     MPI_Get_count(status, MPI_BYTE, &n_received);
     if (n_received == r->pieces[i].n_bytes) return TAGC_OK;
     snprintf(text, sizeof text, "rank %d sends %d bytes to rank %d, which expects %d",
              name_of(self, r->pieces[i].peer), n_received, name_of(self, self->rank), r->pieces[i].n_bytes);
-    return tagc_report(TAGC_ERR_MISMATCH, text);
+    return tagc_report_rank(TAGC_ERR_MISMATCH, r->pieces[i].peer, text);
 }
 
 /* ---- the table ---- */
@@ -208,6 +224,8 @@ static tagc_status check_piece(const mpi_rank *self, const request *r, int i, co
 static tagc_status mpi_start(void *context, const tagc_transfer *transfer, void **handle) {
     mpi_rank *self = context;
     request *r = self->pool;
+    tagc_status running = check_running();
+    if (running != TAGC_OK) return running;
     if (r)
         self->pool = r->next;
     else if (!(r = calloc(1, sizeof *r)))
@@ -243,6 +261,48 @@ static void retire(mpi_rank *self, request *r) {
     self->pool = r;
 }
 
+/* Fails if a peer has said why it gave up. */
+static tagc_status hear_farewell(const mpi_rank *self) {
+    int has_come = 0;
+    MPI_Status from;
+    farewell told;
+    char text[TEXT_BYTES + REASON_BYTES];
+    int code = MPI_Iprobe(MPI_ANY_SOURCE, FAREWELL_TAG, self->comm, &has_come, &from);
+    if (code != MPI_SUCCESS || !has_come) return TAGC_OK;
+    code =
+        MPI_Recv(&told, sizeof told, MPI_BYTE, from.MPI_SOURCE, FAREWELL_TAG, self->comm, MPI_STATUS_IGNORE);
+    if (code != MPI_SUCCESS) return fail_mpi("the last message of a peer", code);
+    told.reason[REASON_BYTES - 1] = 0;
+    snprintf(text, sizeof text, "rank %d gave up: %s", (int)told.name, told.reason);
+    return tagc_report_rank((tagc_status)told.status, told.rank, text);
+}
+
+/* Without a wait for peers that take nothing: what has not left by then has no effect. */
+static void bid_farewell(mpi_rank *self, const tagc_failure *failure) {
+    size_t n_peers = (size_t)self->world_size - 1;
+    farewell *last = calloc(1, sizeof *last);
+    MPI_Request *handles = malloc((n_peers + 1) * sizeof *handles); /* NOLINT(bugprone-sizeof-expression) */
+    int n = 0, is_done = 0;
+    if (!last || !handles) {
+        free(last);
+        free(handles);
+        return;
+    }
+    *last = (farewell){.status = failure->status, .rank = failure->rank, .name = name_of(self, self->rank)};
+    snprintf(last->reason, sizeof last->reason, "%s", failure->reason);
+    for (int peer = 0; peer < self->world_size; peer++)
+        if (peer != self->rank && MPI_Isend(last, sizeof *last, MPI_BYTE, peer, FAREWELL_TAG, self->comm,
+                                            &handles[n]) == MPI_SUCCESS)
+            n++;
+    double until_s = MPI_Wtime() + farewell_s;
+    while (!is_done && MPI_Wtime() < until_s)
+        if (MPI_Testall(n, handles, &is_done, MPI_STATUSES_IGNORE) != MPI_SUCCESS) break;
+    for (int i = 0; i < n && !is_done; i++)
+        if (handles[i] != MPI_REQUEST_NULL) MPI_Request_free(&handles[i]);
+    if (is_done) free(last);
+    free(handles);
+}
+
 static tagc_status mpi_test(void *context, void *handle, tagc_progress *progress) {
     mpi_rank *self = context;
     request *r = handle;
@@ -269,6 +329,10 @@ static tagc_status mpi_test(void *context, void *handle, tagc_progress *progress
         retire(self, r);
         return TAGC_OK;
     }
+    if (!progress->moved) {
+        tagc_status status = hear_farewell(self);
+        if (status != TAGC_OK) return status;
+    }
     for (int i = 0; i < r->n_begun; i++)
         if (r->handles[i] != MPI_REQUEST_NULL) {
             progress->waiting_for = r->pieces[i].peer;
@@ -279,14 +343,14 @@ static tagc_status mpi_test(void *context, void *handle, tagc_progress *progress
 
 /* Cancels the receives. MPI 4 cannot cancel a send: MPI keeps messages that a peer has not received. The job should
  * therefore end after a comm broke. */
-static void mpi_cancel(void *context, const char *reason) {
+static void mpi_cancel(void *context, const tagc_failure *failure) {
     mpi_rank *self = context;
-    (void)reason; /* MPI cannot inform one peer without a message that this rank would have to wait for */
     self->cancelled = 1;
+    if (check_running() == TAGC_OK) bid_farewell(self, failure);
     while (self->active) {
         request *r = self->active;
         for (int i = 0; i < r->n_pieces; i++) { /* those that have not started have no handle */
-            if (r->handles[i] == MPI_REQUEST_NULL) continue;
+            if (r->handles[i] == MPI_REQUEST_NULL || check_running() != TAGC_OK) continue;
             if (i < r->n_receives) MPI_Cancel(&r->handles[i]);
             MPI_Request_free(&r->handles[i]);
         }
@@ -294,8 +358,9 @@ static void mpi_cancel(void *context, const char *reason) {
     }
 }
 
-static void mpi_abort(void *context, const char *reason) {
+static void mpi_abort(void *context, const tagc_failure *failure) {
     mpi_rank *self = context;
+    const char *reason = failure->reason;
     /* If the reason is empty, the caller has printed it. */
     if (*reason) fprintf(stderr, "tagc: rank %d gave up: %s\n", name_of(self, self->rank), reason);
     fflush(stderr);

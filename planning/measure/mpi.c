@@ -20,7 +20,7 @@ static tagc_status wait_all(MPI_Request *requests, int n, double timeout_s) {
         MPI_Testall(n, requests, &done, MPI_STATUSES_IGNORE);
         if (done) return TAGC_OK;
         if (tagc_clock_s() - start_s > timeout_s)
-            return tagc_fail(TAGC_ERR_TRANSPORT, "no answer within %g s to plain MPI messages", timeout_s);
+            return tagc_fail(TAGC_ERR_TIMEOUT, "no answer within %g s to plain MPI messages", timeout_s);
         sched_yield();
     }
 }

@@ -4,7 +4,7 @@
 #include "core/measure.h"
 #include "core/memory.h"
 #include "core/status.h"
-#include <pthread.h>
+#include "core/thread.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -75,13 +75,14 @@ tagc_status tagc_plan_codec(int format, double sparsity, double *ns) {
     TAGC_TRY(tagc_local_group_create(2, &group));
     side sides[2] = {{.group = group, .format = format, .sparsity = sparsity},
                      {.group = group, .rank = 1, .format = format, .sparsity = sparsity}};
-    int failure = pthread_create(&thread, NULL, run_side, &sides[1]);
-    if (failure == 0) {
+    tagc_status status =
+        tagc_thread_start(&thread, "a thread to measure the codec with", run_side, &sides[1]);
+    if (status == TAGC_OK) {
         run_side(&sides[0]);
         pthread_join(thread, NULL);
     }
     tagc_local_group_destroy(group);
-    if (failure != 0) return tagc_fail(TAGC_ERR_MEMORY, "no thread to measure the codec with");
+    TAGC_TRY(status);
     *ns = 0;
     for (int i = 0; i < 2; i++) {
         if (sides[i].status != TAGC_OK) return tagc_fail(sides[i].status, "%s", sides[i].why);

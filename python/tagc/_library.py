@@ -54,7 +54,10 @@ STATUSES = (
     "io",
     "interrupted",
     "device",
+    "timeout",
 )
+# Of failures after which there is no connection any more.
+LOST = ("transport", "timeout")
 
 
 class Error(RuntimeError):
@@ -254,6 +257,7 @@ _FUNCTIONS = {
     "tagc_checksum": ([c_void_p, c_uint64], c_uint64),
     "tagc_last_error": ([], c_char_p),
     "tagc_report": ([c_int, c_char_p], c_int),
+    "tagc_report_rank": ([c_int, c_int, c_char_p], c_int),
     "tagc_verdict_of": ([c_double, c_double, c_double], c_uint32),
     "tagc_verdict_name": ([c_int], c_char_p),
     "tagc_comm_options_init_sized": ([POINTER(CommOptions), c_size_t], None),
@@ -275,6 +279,7 @@ _FUNCTIONS = {
     "tagc_comm_bytes": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64), c_int], None),
     "tagc_comm_all_gather": ([c_void_p, c_void_p, c_size_t, c_void_p], c_int),
     "tagc_comm_abort": ([c_void_p, c_char_p], None),
+    "tagc_comm_failed_rank": ([c_void_p], c_int),
     "tagc_comm_destroy": ([c_void_p], None),
     "tagc_reducer_options_init_sized": ([POINTER(ReducerOptions), c_size_t], None),
     "tagc_reducer_stats_init_sized": ([POINTER(ReducerStats), c_size_t], None),

@@ -95,6 +95,7 @@ typedef struct trial {
     tagc_paper_options paper;
     network net;
     tagc_status statuses[MAX_RANKS];
+    int is_broken[MAX_RANKS]; /* the comm */
     char texts[MAX_RANKS][512];
 } trial;
 
@@ -133,12 +134,13 @@ static inline void *trial_main(void *arg) {
     tagc_status status = tagc_reducer_run(reducer, gradient, output, NULL);
     if (self->rank == 0) t->net.first_call = first_call;
     if (self->rank == 0) t->net.n_calls = end.n_calls - first_call;
-    if (status == TAGC_ERR_TRANSPORT) leave(&t->net);
+    t->is_broken[self->rank] = status == TAGC_ERR_TRANSPORT || tagc_comm_failed_rank(comm) >= 0;
+    if (t->is_broken[self->rank]) leave(&t->net);
     t->statuses[self->rank] = status;
     if (status != TAGC_OK) snprintf(t->texts[self->rank], sizeof t->texts[0], "%s", tagc_last_error());
     residual_to(reducer, after);
     if (status != TAGC_OK) EXPECT(self, memcmp(before, after, n_residual * sizeof *before) == 0);
-    if (status == TAGC_ERR_CORRUPT) {
+    if (status == TAGC_ERR_CORRUPT && !t->is_broken[self->rank]) {
         tagc_status next = tagc_reducer_run(reducer, gradient, output, NULL);
         EXPECT(self, next == TAGC_OK || next == TAGC_ERR_TRANSPORT);
     }

@@ -115,8 +115,8 @@ static inline tagc_status rounds_test(void *context, void *handle, tagc_progress
     return TAGC_OK;
 }
 
-static inline void rounds_give_up(void *context, const char *reason) {
-    (void)reason;
+static inline void rounds_give_up(void *context, const tagc_failure *failure) {
+    (void)failure;
     ((rounds *)context)->was_broken = 1;
 }
 

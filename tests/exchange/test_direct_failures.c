@@ -34,7 +34,9 @@ static void describe(const trial *t, const char *what) {
 static int is_as_due(const trial *t, tagc_status due) {
     int W = t->net.world_size, n_ok = count(t, TAGC_OK), n_gone = count(t, TAGC_ERR_TRANSPORT);
     if (t->net.n_damaged == 0) return n_ok == W;
-    if (due == TAGC_ERR_TRANSPORT) return t->statuses[t->net.to] == TAGC_ERR_TRANSPORT && n_gone + n_ok == W;
+    if (due == TAGC_ERR_TRANSPORT)
+        return t->statuses[t->net.to] == TAGC_ERR_CORRUPT && t->is_broken[t->net.to] &&
+               n_gone + n_ok == W - 1;
     return count(t, due) == W || (t->options.ranks_per_host > 1 && n_ok == W);
 }
 

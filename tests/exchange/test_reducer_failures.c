@@ -65,7 +65,8 @@ static void test_damaged_agreement(void **state) {
     t.net.where = 77;
     run_trial(&t, 2);
     assert_int_equal(t.net.n_damaged, 1);
-    assert_int_equal(t.statuses[0], TAGC_ERR_TRANSPORT);
+    assert_int_equal(t.statuses[0], TAGC_ERR_CORRUPT);
+    assert_int_equal(t.is_broken[0], 1);
     assert_non_null(strstr(t.texts[0], "agreement from rank 11 arrived damaged: "));
     assert_int_equal(t.statuses[1], TAGC_ERR_TRANSPORT);
 }
@@ -87,7 +88,8 @@ static void test_lying_agreement(void **state) {
     t.net.damage = too_many_leftovers;
     run_trial(&t, 2);
     assert_int_equal(t.net.n_damaged, 1);
-    assert_int_equal(t.statuses[0], TAGC_ERR_TRANSPORT);
+    assert_int_equal(t.statuses[0], TAGC_ERR_CORRUPT);
+    assert_int_equal(t.is_broken[0], 1);
     assert_non_null(strstr(t.texts[0], "4294967295 leftovers of"));
 }
 

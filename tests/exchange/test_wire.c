@@ -217,7 +217,7 @@ static void test_hostile_fields(void **state) {
         if (c == 1) header.kind = TAGC_WIRE_LAST + 1;
         if (c == 2) header.coding = 3;
         if (c == 3) header.flags = 2;
-        if (c == 4) header.status = 11;
+        if (c == 4) header.status = 12;
         if (c >= 5) header.max_abs = bad_sizes[c - 5];
         tagc_wire_write(&header, storage);
         assert_int_equal(tagc_wire_read(storage, sizeof example, &back), TAGC_ERR_CORRUPT);

@@ -427,7 +427,7 @@ class Quit(torch.autograd.Function):
 
 
 def quits(rank, world_size, kind, how):
-    """The others raise a transport Error. How long that took."""
+    """The others raise the Error of a lost peer. How long that took."""
     import tagc.torch as tagc
     from tagc.torch.exchange import internals
 
@@ -451,7 +451,8 @@ def quits(rank, world_size, kind, how):
     try:
         loss_of(model, batch_of(rank)).backward()
     except tagc.Error as failure:
-        is_told = failure.status == "transport" and "rank 1" in str(failure)
+        status = {"dies": "transport", "sleeps": "timeout"}[how]
+        is_told = failure.status == status and "rank 1" in str(failure)
         store.set("rank 0 has given up", "")
         os._exit(7 if is_told and time.monotonic() - begin < 30 else 8)
     except BaseException as failure:  # torch's own messages between, which have another timeout

@@ -412,6 +412,7 @@ static void test_names(void **state) {
                                         [TAGC_ERR_MEMORY] = "out of memory",
                                         [TAGC_ERR_MISMATCH] = "ranks disagree",
                                         [TAGC_ERR_TRANSPORT] = "transport failure",
+                                        [TAGC_ERR_TIMEOUT] = "no answer in time",
                                         [TAGC_ERR_CORRUPT] = "corrupt data",
                                         [TAGC_ERR_UNSUPPORTED] = "not supported",
                                         [TAGC_ERR_DEVICE] = "device failure"};

@@ -26,8 +26,8 @@ static tagc_status gate_test(void *context, void *request, tagc_progress *progre
     return TAGC_OK;
 }
 
-static void gate_give_up(void *context, const char *reason) {
-    (void)context, (void)reason;
+static void gate_give_up(void *context, const tagc_failure *failure) {
+    (void)context, (void)failure;
 }
 
 static void gate_destroy(void *context) {

@@ -40,11 +40,13 @@ static void silent_body(rank_run *run) {
     pthread_barrier_wait(&shared->all); /* so that nobody waits for a rank that is merely late */
     double start_s = tagc_clock_s();
     if (run->rank != 2) {
-        CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT);
+        CHECK(run, tagc_comm_failed_rank(comm) == -1);
+        CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TIMEOUT); /* found here, or told by the other */
         CHECK(run, has("no answer from rank 2 within 0.3 s (while ranks agreed)"));
+        CHECK(run, tagc_comm_failed_rank(comm) == 2);
         CHECK(run, tagc_clock_s() - start_s >= 0.3 || has("gave up"));
         tagc_fail(TAGC_ERR_IO, "something else");
-        CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT); /* for good, with the first reason */
+        CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TIMEOUT); /* for good, with the first reason */
         CHECK(run, has("no answer from rank 2 within 0.3 s"));
     }
     CHECK(run, tagc_clock_s() - start_s <
@@ -77,6 +79,7 @@ static void abort_body(rank_run *run) {
         CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT && has("rank 1 gave up: the disk is full"));
         CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT && has("rank 1 gave up: the disk is full"));
     }
+    CHECK(run, tagc_comm_failed_rank(comm) == 1);
     tagc_comm_destroy(comm);
 }
 
@@ -164,7 +167,8 @@ static void sizes_body(rank_run *run) {
     int concerned = (run->rank == 0 && shared->n_sent) || (run->rank == 1 && shared->n_expected);
     if (concerned) CHECK(run, status == TAGC_ERR_MISMATCH && has(text));
     CHECK(run, status == TAGC_OK || has(text));
-    CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT && has(text));
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_MISMATCH && has(text)); /* on rank 2, too */
+    CHECK(run, tagc_comm_failed_rank(comm) == 0);
     tagc_comm_destroy(comm);
 }
 
@@ -226,7 +230,8 @@ static void test_bad_transfers(void **state) {
         tagc_comm_post(comm, TAGC_LANE_REDUCE, &bad);
         assert_int_equal(tagc_comm_wait(comm, &bad), TAGC_ERR_ARGUMENT);
         if (!has(bad_transfers[i].text)) fail_msg("%s, not %s", tagc_last_error(), bad_transfers[i].text);
-        assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_TRANSPORT); /* peers cannot know what was meant */
+        assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_ARGUMENT); /* peers cannot know what was meant */
+        assert_int_equal(tagc_comm_failed_rank(comm), 0);
         uint64_t sent[TAGC_N_LEGS];
         tagc_comm_bytes(comm, sent, NULL, TAGC_N_LEGS);
         assert_int_equal(sent[TAGC_LEG_VALUES], 0);
@@ -252,6 +257,7 @@ static void test_find_part(void **state) {
 typedef struct flaky {
     int fail_start_at, fail_test_at, silent; /* the how-manieth call, from 1; 0 never */
     int n_starts, n_tests, n_cancels, n_aborts, n_destroys;
+    tagc_failure told;
     char reason[64];
 } flaky;
 
@@ -266,18 +272,20 @@ static tagc_status flaky_test(void *context, void *request, tagc_progress *progr
     flaky *self = context;
     (void)request;
     progress->done = !self->silent;
-    return ++self->n_tests == self->fail_test_at ? tagc_report(TAGC_ERR_CORRUPT, "bent cable") : TAGC_OK;
+    return ++self->n_tests == self->fail_test_at ? tagc_report_rank(TAGC_ERR_CORRUPT, 0, "bent cable")
+                                                 : TAGC_OK;
 }
 
-static void flaky_cancel(void *context, const char *reason) {
+static void flaky_cancel(void *context, const tagc_failure *failure) {
     flaky *self = context;
     self->n_cancels++;
-    snprintf(self->reason, sizeof self->reason, "%s", reason);
+    self->told = *failure;
+    snprintf(self->reason, sizeof self->reason, "%s", failure->reason);
 }
 
-static void flaky_abort(void *context, const char *reason) {
+static void flaky_abort(void *context, const tagc_failure *failure) {
     flaky *self = context;
-    (void)reason;
+    (void)failure;
     self->n_aborts++;
 }
 
@@ -304,7 +312,7 @@ static void test_failing_transport(void **state) {
     assert_int_equal(tagc_comm_barrier(comm), TAGC_OK);
     assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_IO);
     assert_true(has("transport flaky: input or output failure (while ranks agreed)"));
-    assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_TRANSPORT);
+    assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_IO);
     assert_int_equal(at_start.n_starts, 2);
     uint64_t sent[TAGC_N_LEGS];
     tagc_comm_bytes(comm, sent, NULL, TAGC_N_LEGS);
@@ -318,7 +326,10 @@ static void test_failing_transport(void **state) {
     assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_CORRUPT);
     assert_string_equal(tagc_last_error(), "bent cable (while ranks agreed)");
     assert_string_equal(at_test.reason, "bent cable"); /* for other ranks */
-    assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_TRANSPORT);
+    assert_int_equal(at_test.told.status, TAGC_ERR_CORRUPT);
+    assert_int_equal(at_test.told.rank, 0);
+    assert_int_equal(tagc_comm_failed_rank(comm), 0);
+    assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_CORRUPT);
     assert_string_equal(tagc_last_error(), "bent cable (while ranks agreed)");
     tagc_comm_destroy(comm);
 
@@ -327,7 +338,8 @@ static void test_failing_transport(void **state) {
     tagc_comm_options_init(&options);
     options.timeout_s = 0.05;
     assert_int_equal(tagc_comm_create(&flaky_ops, &silent, 1, 2, &options, &comm), TAGC_OK);
-    assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_TRANSPORT);
+    assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_TIMEOUT);
+    assert_int_equal(tagc_comm_failed_rank(comm), -1);
     assert_string_equal(tagc_last_error(),
                         "no answer within 0.05 s (while ranks agreed)"); /* it did not say for whom */
     tagc_comm_abort(comm, NULL);
@@ -363,8 +375,8 @@ static tagc_status trickle_test(void *context, void *request, tagc_progress *pro
     return TAGC_OK;
 }
 
-static void trickle_nothing(void *context, const char *reason) {
-    (void)context, (void)reason;
+static void trickle_nothing(void *context, const tagc_failure *failure) {
+    (void)context, (void)failure;
 }
 
 static void trickle_destroy(void *context) {
@@ -393,7 +405,7 @@ static void test_silence_and_total(void **state) {
     assert_int_equal(tagc_comm_create(&trickle_ops, &queueing, 0, 2, &options, &comm), TAGC_OK);
     for (int i = 0; i < 3; i++) tagc_comm_post(comm, TAGC_LANE_GATHER, &tickets[i]);
     assert_int_equal(tagc_comm_wait(comm, &tickets[1]), TAGC_OK); /* four time-outs after it began */
-    assert_int_equal(tagc_comm_wait(comm, &tickets[2]), TAGC_ERR_TRANSPORT);
+    assert_int_equal(tagc_comm_wait(comm, &tickets[2]), TAGC_ERR_TIMEOUT);
     assert_true(has("no answer from rank 1 within 0.1 s (leg index)"));
     assert_true(tagc_clock_s() - queueing.begun_s >= 0.5);
     tagc_comm_destroy(comm);
@@ -402,7 +414,8 @@ static void test_silence_and_total(void **state) {
     trickle endless = {.long_s = 1e9};
     assert_int_equal(tagc_comm_create(&trickle_ops, &endless, 0, 2, &options, &comm), TAGC_OK);
     tagc_comm_post(comm, TAGC_LANE_GATHER, &tickets[0]);
-    assert_int_equal(tagc_comm_wait(comm, &tickets[0]), TAGC_ERR_TRANSPORT);
+    assert_int_equal(tagc_comm_wait(comm, &tickets[0]), TAGC_ERR_TIMEOUT);
+    assert_int_equal(tagc_comm_failed_rank(comm), 1);
     assert_true(has("not complete within 0.2 s, waiting for rank 1 (leg index)"));
     tagc_comm_destroy(comm);
 }
@@ -445,7 +458,7 @@ static void cable_body(rank_run *run) {
     else
         CHECK(run, status == TAGC_ERR_TRANSPORT &&
                        has("transport callback: transport failure (while ranks agreed)"));
-    CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT); /* without a call, or it would never return */
+    CHECK(run, tagc_comm_barrier(comm) == status); /* without a call, or it would never return */
     tagc_comm_destroy(comm);
 }
 

@@ -136,8 +136,9 @@ static void silent_body(rank_run *run) {
     if (!comm) return;
     double start_s = tagc_clock_s();
     if (run->rank != 2) {
-        CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT);
+        CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TIMEOUT); /* found here, or told by the other */
         CHECK(run, has("no answer from rank 12 within 0.3 s (while ranks agreed)"));
+        CHECK(run, tagc_comm_failed_rank(comm) == 12);
         CHECK(run, tagc_clock_s() - start_s >= 0.3 || has("gave up"));
     }
     pthread_barrier_wait(&group->met);
@@ -179,7 +180,8 @@ static void sizes_body(rank_run *run) {
     tagc_comm_post(comm, TAGC_LANE_REDUCE, &ticket);
     tagc_status status = tagc_comm_wait(comm, &ticket);
     if (status == TAGC_OK) status = tagc_comm_barrier(comm);
-    CHECK(run, status == TAGC_ERR_MISMATCH || status == TAGC_ERR_TRANSPORT);
+    CHECK(run, status == TAGC_ERR_MISMATCH);
+    CHECK(run, tagc_comm_failed_rank(comm) == 10);
     snprintf(text, sizeof text, "rank 10 sends %d bytes to rank 11, which expects %d", (int)sizes[0],
              (int)sizes[1]);
     int is_said = has(text);
@@ -283,6 +285,7 @@ static void killed_body(rank_run *run) {
     else
         CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT);
     CHECK(run, has("rank 12 ended or cannot be reached any more"));
+    CHECK(run, run->rank == 2 || tagc_comm_failed_rank(comm) == 12);
     CHECK(run, tagc_clock_s() - start_s < group->timeout_s / 2);
     tagc_comm_destroy(comm);
 }
@@ -313,7 +316,7 @@ static void test_killed_process(void **state) {
 static void *end_and_say(void *arg) {
     native_group *group = arg;
     unsigned char bytes[NATIVE_TEST_HELLO];
-    const char reason[] = "the disk is full";
+    const char reason[] = "the \x1b[2Jdisk\n\xc2\x9b is full";
     int fds[3];
     for (int r = 1; r < 3; r++) {
         fds[r] = native_dial(group->addresses[0]);
@@ -326,7 +329,7 @@ static void *end_and_say(void *arg) {
         if (recv(fds[r], bytes, 33, MSG_WAITALL) != 33) abort(); /* of the barrier */
     shutdown(fds[1], SHUT_WR);
     if (recv(fds[1], bytes, 1, 0) != 0) abort(); /* rank 0 has seen it */
-    unsigned char frame[32] = {3, [4] = sizeof reason - 1, [8] = 12, [16] = sizeof reason - 1};
+    unsigned char frame[32] = {3, [4] = sizeof reason - 1, [8] = 12, [16] = TAGC_ERR_MISMATCH, [24] = 1 + 1};
     if (send(fds[2], frame, sizeof frame, MSG_NOSIGNAL | MSG_MORE) != sizeof frame ||
         send(fds[2], reason, sizeof reason - 1, MSG_NOSIGNAL) != sizeof reason - 1)
         abort();
@@ -349,8 +352,11 @@ static void test_the_first_is_named(void **state) {
     pthread_create(&others, NULL, end_and_say, group);
     tagc_comm *comm = native_join(&run, group, native);
     assert_string_equal(run.failure, "");
-    assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_TRANSPORT);
-    assert_string_equal(tagc_last_error(), "rank 12 gave up: the disk is full (while ranks agreed)");
+    assert_int_equal(tagc_comm_barrier(comm),
+                     TAGC_ERR_MISMATCH); /* as rank 12 said, and of whom it said it */
+    assert_string_equal(tagc_last_error(),
+                        "rank 12 gave up: the \\x1b[2Jdisk\\x0a\\x9b is full (while ranks agreed)");
+    assert_int_equal(tagc_comm_failed_rank(comm), 11);
     tagc_comm_destroy(comm);
     pthread_join(others, NULL);
     native_group_free(group);

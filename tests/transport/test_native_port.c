@@ -4,8 +4,10 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { N_FLOOD = 400 };
@@ -138,6 +140,132 @@ static void test_repeated_key(void **state) {
     native_group_free(group);
 }
 
+/* Closes it so that the other end is told of a reset. */
+static void reset(int fd) {
+    const struct linger none = {.l_onoff = 1};
+    (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+    close(fd);
+}
+
+static int call_as(int from, int to, const unsigned char *address) {
+    unsigned char hello[NATIVE_TEST_HELLO], answer[NATIVE_TEST_HELLO];
+    const struct timeval limit = {.tv_sec = 30};
+    native_hello(hello, 1, from, to, 0, from, to);
+    int fd = native_dial(address);
+    if (fd < 0) return -1;
+    (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    if (send(fd, hello, sizeof hello, MSG_NOSIGNAL) == NATIVE_TEST_HELLO &&
+        recv(fd, answer, sizeof answer, MSG_WAITALL) == NATIVE_TEST_HELLO)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static void *connect_rank(void *arg) {
+    rank_run *run = arg;
+    native_group *group = run->shared;
+    unsigned char keys[2 * NATIVE_TEST_RANKS * TAGC_NATIVE_KEY_BYTES];
+    native_keys(run->rank, 3, keys);
+    CHECK(run, tagc_native_connect(group->extra, group->addresses, keys, 60) == TAGC_OK);
+    return NULL;
+}
+
+/* Rank 1 gets an answer and is cut off while rank 0 still waits for rank 2. It calls again with the same key. */
+static void test_cut_off_after_the_answer(void **state) {
+    (void)state;
+    native_group *group = native_group_make(3, 1);
+    rank_run run = {.rank = 0, .world_size = 3, .shared = group};
+    tagc_native *native = group->extra = native_open(&run, group);
+    assert_non_null(native);
+    for (int r = 1; r < 3; r++) memcpy(group->addresses[r], group->addresses[0], TAGC_NATIVE_ADDRESS_BYTES);
+    pthread_t rank_0;
+    pthread_create(&rank_0, NULL, connect_rank, &run);
+    int first = call_as(1, 0, group->addresses[0]);
+    if (first >= 0) reset(first);
+    usleep(50000);
+    int again = call_as(1, 0, group->addresses[0]);
+    int ended = call_as(2, 0, group->addresses[0]);
+    pthread_join(rank_0, NULL);
+    assert_string_equal(run.failure, "");
+    assert_true(first >= 0 && again >= 0 && ended >= 0);
+    assert_int_equal(tagc_native_refused(native), 0);
+    close(again);
+    close(ended);
+    tagc_native_destroy(native);
+    native_group_free(group);
+}
+
+/* Rank 0 answers and is then cut off while rank 1 still waits for rank 2. Rank 1 calls it again. */
+static void test_caller_cut_off_after_the_answer(void **state) {
+    (void)state;
+    native_group *group = native_group_make(3, 1);
+    rank_run run = {.rank = 1, .world_size = 3, .shared = group};
+    tagc_native *native = group->extra = native_open(&run, group);
+    assert_non_null(native);
+    struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n_bytes = sizeof own;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), fds[2];
+    const struct timeval limit = {.tv_sec = 30};
+    (void)setsockopt(listener, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit); /* of accept, too */
+    assert_int_equal(bind(listener, (struct sockaddr *)&own, sizeof own), 0);
+    assert_int_equal(listen(listener, 10), 0);
+    getsockname(listener, (struct sockaddr *)&own, &n_bytes);
+    for (int r = 0; r < 3; r += 2)
+        memcpy(group->addresses[r], group->addresses[1], TAGC_NATIVE_ADDRESS_BYTES);
+    memcpy(group->addresses[0] + 8, &own.sin_port, 2);
+    pthread_t rank_1;
+    pthread_create(&rank_1, NULL, connect_rank, &run);
+    int n_called = 0;
+    for (int i = 0; i < 2; i++) {
+        unsigned char hello[NATIVE_TEST_HELLO];
+        fds[i] = accept(listener, NULL, NULL);
+        if (fds[i] < 0 || recv(fds[i], hello, sizeof hello, MSG_WAITALL) != NATIVE_TEST_HELLO) continue;
+        native_hello(hello, 2, 0, 1, 0, 0, 1);
+        n_called += send(fds[i], hello, sizeof hello, MSG_NOSIGNAL) == NATIVE_TEST_HELLO;
+        if (i == 0) reset(fds[i]);
+    }
+    usleep(50000);
+    int last = call_as(2, 1, group->addresses[1]);
+    pthread_join(rank_1, NULL);
+    assert_string_equal(run.failure, "");
+    assert_int_equal(n_called, 2);
+    assert_true(last >= 0);
+    close(fds[1]);
+    close(last);
+    close(listener);
+    tagc_native_destroy(native);
+    native_group_free(group);
+}
+
+/* Returns how many connections of this process end after so long a silence of the other end. */
+static int count_with_limit(unsigned limit_ms) {
+    int n = 0;
+    for (int fd = 0; fd < 1024; fd++) {
+        unsigned found_ms = 0;
+        socklen_t n_bytes = sizeof found_ms;
+        n += getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &found_ms, &n_bytes) == 0 && found_ms == limit_ms;
+    }
+    return n;
+}
+
+static void timed_body(rank_run *run) {
+    native_group *group = run->shared;
+    tagc_comm *comm = native_comm(run, group);
+    pthread_barrier_wait(&group->met);
+    if (run->rank == 0)
+        CHECK(run, count_with_limit(34567) == 4); /* two connections, both of whose ends are here */
+    pthread_barrier_wait(&group->met);
+    tagc_comm_destroy(comm);
+}
+
+static void test_host_without_power(void **state) {
+    (void)state;
+    native_group *group = native_group_make(2, 2);
+    group->timeout_s = 34.567;
+    run_ranks(2, timed_body, group);
+    native_group_free(group);
+}
+
 /* An impostor at the address of rank 0 cannot show its key. */
 static void *pretend(void *arg) {
     int listener = *(int *)arg, fd;
@@ -226,28 +354,43 @@ static void test_where_it_listens(void **state) {
     tagc_native_destroy(native);
 }
 
-/* A rank that may open no more files hangs up on others, and says so itself. */
-static void test_open_files(void **state) {
-    (void)state;
-    struct rlimit before, few;
+/* In a process of its own, which cannot raise its hard limit again. Returns the line of the first failure, or 0. */
+static int open_with_few_files(void) {
+    struct rlimit few = {.rlim_cur = 64, .rlim_max = 100}, after;
     tagc_native *native, *other;
     unsigned char addresses[2][TAGC_NATIVE_ADDRESS_BYTES], keys[4 * TAGC_NATIVE_KEY_BYTES];
-    int fds[64], n = 0;
     native_keys(0, 2, keys);
-    assert_int_equal(open_as("127.0.0.1", 0, 1, 0, 2, &native), TAGC_OK);
-    for (int r = 0; r < 2; r++) assert_int_equal(tagc_native_address(native, addresses[r]), TAGC_OK);
-    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
-    few = (struct rlimit){.rlim_cur = 64, .rlim_max = before.rlim_max};
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-    expect(open_as("127.0.0.1", 0, 16, 0, 5, &other), TAGC_ERR_MEMORY,
-           "16 connections with each of 4 other ranks take 72 files, and this process may open ");
-    while (n < 64 && (fds[n] = dup(STDOUT_FILENO)) >= 0) n++;
-    tagc_status status = tagc_native_connect(native, addresses, keys, 0.1);
-    while (n) close(fds[--n]);
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
-    expect(status, TAGC_ERR_MEMORY,
-           "no connection to rank 1 within 0.1 s: this rank has too many files open");
-    tagc_native_destroy(native);
+    if (open_as("127.0.0.1", 0, 1, 0, 2, &native) != TAGC_OK) return __LINE__;
+    for (int r = 0; r < 2; r++) (void)tagc_native_address(native, addresses[r]);
+    if (setrlimit(RLIMIT_NOFILE, &few) != 0) return __LINE__;
+    if (open_as("127.0.0.1", 0, 1, 0, 9, &other) != TAGC_OK) return __LINE__;
+    tagc_native_destroy(other);
+    getrlimit(RLIMIT_NOFILE, &after);
+    if (after.rlim_cur != 64) return __LINE__; /* it has enough */
+    if (open_as("127.0.0.1", 0, 16, 0, 5, &other) != TAGC_OK) return __LINE__;
+    tagc_native_destroy(other);
+    getrlimit(RLIMIT_NOFILE, &after);
+    if (after.rlim_cur <= 72 || after.rlim_cur > 100 || after.rlim_max != 100) return __LINE__;
+    if (open_as("127.0.0.1", 0, 16, 0, 7, &other) != TAGC_ERR_MEMORY) return __LINE__;
+    if (!has("16 connections with each of 6 other ranks take 104 files, and this process may open "))
+        return __LINE__;
+    while (dup(STDOUT_FILENO) >= 0) {
+    }
+    if (tagc_native_connect(native, addresses, keys, 0.1) != TAGC_ERR_MEMORY) return __LINE__;
+    if (!has("no connection to rank 1 within 0.1 s: this rank has too many files open")) return __LINE__;
+    return 0;
+}
+
+/* A rank raises its soft limit as far as its connections need it. One that may open no more files hangs up on others, and says so
+ * itself. */
+static void test_open_files(void **state) {
+    (void)state;
+    int status;
+    pid_t child = fork();
+    if (child == 0) _exit(open_with_few_files() & 255);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
 }
 
 static void test_misuse(void **state) {
@@ -296,9 +439,14 @@ static void test_misuse(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_strangers),  cmocka_unit_test(test_repeated_key),
-        cmocka_unit_test(test_impostor),   cmocka_unit_test(test_where_it_listens),
-        cmocka_unit_test(test_open_files), cmocka_unit_test(test_misuse)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_strangers),
+                                       cmocka_unit_test(test_repeated_key),
+                                       cmocka_unit_test(test_cut_off_after_the_answer),
+                                       cmocka_unit_test(test_caller_cut_off_after_the_answer),
+                                       cmocka_unit_test(test_host_without_power),
+                                       cmocka_unit_test(test_impostor),
+                                       cmocka_unit_test(test_where_it_listens),
+                                       cmocka_unit_test(test_open_files),
+                                       cmocka_unit_test(test_misuse)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

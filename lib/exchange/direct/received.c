@@ -55,10 +55,8 @@ tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const
                            (unsigned long long)header.body_bytes, most);
     if (status != TAGC_OK) {
         /* Only the sender knows the length of the body that it will send, and this rank cannot stop it before. */
-        status = tagc_fail_in(TAGC_ERR_TRANSPORT, "header of the fragment from rank %d",
-                              tagc_comm_name(r->comm, from));
-        tagc_comm_abort(r->comm, tagc_last_error());
-        return status;
+        status = tagc_fail_in(status, "header of the fragment from rank %d", tagc_comm_name(r->comm, from));
+        return tagc_comm_give_up(r->comm, status, from);
     }
     status = check_header(r, &header, from, options);
     size_t longest = tagc_direct_code(d, options)->max_bytes(options);

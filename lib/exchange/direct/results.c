@@ -63,9 +63,10 @@ static tagc_status hand_row(tagc_reducer *r, int of, int is_body) {
         if (l != d->local) d->rows[n++] = row_of(r, of, l);
     if (is_body && d->received[own].n_bytes > d->capacity) {
         /* The body was discarded, and the other ranks of this host know. */
-        tagc_comm_abort(r->comm, "a body of another sparsity cannot be handed on");
-        return tagc_fail(TAGC_ERR_TRANSPORT, "the body from rank %d is too long to be handed on",
-                         tagc_comm_name(r->comm, tagc_rank_of(d, of, d->local)));
+        int from = tagc_rank_of(d, of, d->local);
+        tagc_status status = tagc_fail(TAGC_ERR_MISMATCH, "the body from rank %d is too long to be handed on",
+                                       tagc_comm_name(r->comm, from));
+        return tagc_comm_give_up(r->comm, status, from);
     }
     if (is_body) TAGC_TRY(tagc_rests_begin(r, d->rows, n, 0, &rests));
     tagc_message_clear(message);

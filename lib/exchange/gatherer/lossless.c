@@ -250,11 +250,9 @@ static tagc_status read_headers(tagc_gatherer *g, int segment) {
             header.status = TAGC_OK; /* of another gatherer */
         else if (status == TAGC_ERR_MISMATCH && header.unit != g->identity.unit)
             return tagc_identity_abort(g->comm, &g->identity, g->first_rank + r, header.unit);
-        else if (status != TAGC_OK) {
-            status = tagc_fail_in(TAGC_ERR_TRANSPORT, "header of parameters from rank %d", name);
-            tagc_comm_abort(g->comm, tagc_last_error());
-            return status;
-        }
+        else if (status != TAGC_OK)
+            return tagc_comm_give_up(g->comm, tagc_fail_in(status, "header of parameters from rank %d", name),
+                                     g->first_rank + r);
         s->n_bytes[r] = (size_t)header.body_bytes;
         s->has_rest |= s->n_bytes[r] > s->front[r];
         if (header.status == TAGC_OK || g->told != TAGC_OK) continue;

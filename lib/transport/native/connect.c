@@ -4,9 +4,11 @@
 #include "core/clock.h"
 #include "transport/native/native.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 enum {
@@ -16,7 +18,8 @@ enum {
     FIRST_RETRY_MS = 20,
     MOST_RETRY_MS = 1000,
     HELLO_MS = 10000,
-    KEEP_ALIVE_S = 60
+    KEEP_ALIVE_S = 60,
+    TICKS_PER_LOOK = 10 /* at all open connections */
 };
 enum { MORE_PENDING = 128 }; /* than ranks have connections to open */
 
@@ -159,10 +162,21 @@ static void open_socket(native_socket *socket) {
 
 /* ---- the called end ---- */
 
+/* Nothing is left to read and the other end is closed, so that it was no rank's last words. */
+static int is_dead(const native_socket *socket) {
+    uv_os_fd_t fd;
+    char byte;
+    if (uv_fileno((const uv_handle_t *)&socket->tcp, &fd) != 0) return 0;
+    ssize_t n = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
+
 static void on_call(native_socket *socket) {
     tagc_native *self = socket->self;
     native_peer *peer = recognise(self, socket->hello, CALL);
     int index = socket->hello[6];
+    if (peer && peer->sockets[index] && is_dead(peer->sockets[index]))
+        tagc_native_close_socket(peer->sockets[index]);
     if (!peer || peer->sockets[index]) { /* a second one with that key repeats what the first has said */
         refuse(socket);
         return;
@@ -279,8 +293,24 @@ static void refuse_late(tagc_native *self, uint64_t now_ms) {
 
 /* ---- all of them ---- */
 
+/* A connection that opened may end while others are awaited. Its caller calls again, and finds its place empty. */
+static void close_dead(tagc_native *self) {
+    for (int r = 0; r < self->world_size; r++)
+        for (int i = 0; i < self->n_sockets; i++) {
+            native_socket *socket = self->peers[r].sockets[i];
+            if (!socket || !socket->is_open || !is_dead(socket)) continue;
+            if (socket->is_caller)
+                retry_later(socket, UV_ECONNRESET);
+            else
+                tagc_native_close_socket(socket);
+            self->peers[r].last_error = UV_ECONNRESET;
+        }
+}
+
 static void on_tick(uv_timer_t *timer) {
-    refuse_late(timer->data, uv_now(timer->loop));
+    tagc_native *self = timer->data;
+    refuse_late(self, uv_now(timer->loop));
+    if (self->n_ticks++ % TICKS_PER_LOOK == 0) close_dead(self);
 }
 
 static tagc_status call_where_due(tagc_native *self) {
@@ -325,8 +355,9 @@ static tagc_status late(const tagc_native *self, int n_missing, int first, doubl
             TAGC_ERR_MEMORY,
             "no connection to rank %d%s within %g s: this rank has too many files open (ulimit -n)",
             tagc_native_name(self, first), more, timeout_s);
-    return tagc_fail(TAGC_ERR_TRANSPORT, "no connection to rank %d%s within %g s: %s",
-                     tagc_native_name(self, first), more, timeout_s, why(&self->peers[first]));
+    return tagc_fail(self->peers[first].last_error ? TAGC_ERR_TRANSPORT : TAGC_ERR_TIMEOUT,
+                     "no connection to rank %d%s within %g s: %s", tagc_native_name(self, first), more,
+                     timeout_s, why(&self->peers[first]));
 }
 
 static tagc_status connect_all(tagc_native *self, double timeout_s) {

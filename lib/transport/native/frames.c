@@ -44,7 +44,10 @@ tagc_status tagc_native_read_header(const unsigned char *header, native_frame *f
     case NATIVE_READY:
         return frame->n_bytes == 0 && frame->offset == 0 ? TAGC_OK : TAGC_ERR_CORRUPT;
     case NATIVE_GAVE_UP:
-        return frame->n_bytes < NATIVE_REASON_BYTES ? TAGC_OK : TAGC_ERR_CORRUPT;
+        return frame->n_bytes < NATIVE_REASON_BYTES && frame->total >= 1 &&
+                       frame->total <= TAGC_LAST_STATUS && frame->offset <= INT32_MAX
+                   ? TAGC_OK
+                   : TAGC_ERR_CORRUPT;
     case NATIVE_GOODBYE:
         return frame->n_bytes == 0 ? TAGC_OK : TAGC_ERR_CORRUPT;
     default:
@@ -54,11 +57,12 @@ tagc_status tagc_native_read_header(const unsigned char *header, native_frame *f
 
 /* ---- requests ---- */
 
-void tagc_native_break(tagc_native *self, tagc_status status, int culprit, const char *reason) {
+void tagc_native_break(tagc_native *self, const tagc_failure *failure, int giver) {
     if (self->broken != TAGC_OK) return;
-    self->broken = status;
-    self->culprit = culprit;
-    snprintf(self->reason, sizeof self->reason, "%s", reason);
+    self->broken = failure->status;
+    self->failed_rank = failure->rank;
+    self->giver = giver;
+    snprintf(self->reason, sizeof self->reason, "%s", failure->reason);
 }
 
 native_request *tagc_native_find(tagc_native *self, uint32_t lane, uint64_t sequence) {
@@ -68,14 +72,16 @@ native_request *tagc_native_find(tagc_native *self, uint32_t lane, uint64_t sequ
 }
 
 static tagc_status corrupt(const native_socket *socket, const char *what) {
-    return tagc_fail(TAGC_ERR_CORRUPT, "rank %d sent %s", tagc_native_name(socket->self, socket->peer->rank),
-                     what);
+    int from = socket->peer->rank;
+    tagc_fail(TAGC_ERR_CORRUPT, "rank %d sent %s", tagc_native_name(socket->self, from), what);
+    return tagc_blame(TAGC_ERR_CORRUPT, from);
 }
 
 static tagc_status mismatch(const tagc_native *self, int from, uint64_t n_sent, int to, uint64_t n_expected) {
-    return tagc_fail(TAGC_ERR_MISMATCH, "rank %d sends %llu bytes to rank %d, which expects %llu",
-                     tagc_native_name(self, from), (unsigned long long)n_sent, tagc_native_name(self, to),
-                     (unsigned long long)n_expected);
+    tagc_fail(TAGC_ERR_MISMATCH, "rank %d sends %llu bytes to rank %d, which expects %llu",
+              tagc_native_name(self, from), (unsigned long long)n_sent, tagc_native_name(self, to),
+              (unsigned long long)n_expected);
+    return tagc_blame(TAGC_ERR_MISMATCH, from);
 }
 
 /* The part that a frame belongs to; *out NULL if its transfer has not started here. */
@@ -114,7 +120,31 @@ static void add_received(native_receive *receive, uint64_t n_bytes) {
     if (receive->n_received == receive->n_bytes) receive->request->n_left--;
 }
 
-static tagc_status make_early(const native_frame *frame, native_early **out) {
+/* Whether a peer may send this frame before its transfer has started here: so much of a part once, and an answer once. */
+static tagc_status check_early(const native_socket *socket, const native_frame *frame) {
+    const native_peer *peer = socket->peer;
+    uint64_t n_bytes = frame->n_bytes,
+             most = frame->total < NATIVE_EAGER_BYTES ? frame->total : NATIVE_EAGER_BYTES;
+    if (frame->sequence - socket->self->n_started[frame->lane] >= NATIVE_MOST_AHEAD)
+        return corrupt(socket, "a frame of a transfer too far ahead");
+    if (peer->n_early_bytes + sizeof(native_early) + n_bytes > NATIVE_MOST_EARLY_BYTES)
+        return corrupt(socket, "more than it may before its receiver has started");
+    if (frame->kind == NATIVE_DATA && frame->offset + frame->n_bytes > NATIVE_EAGER_BYTES)
+        return corrupt(socket, "more of a part than it may before its receiver has started");
+    for (const native_early *early = peer->early; early; early = early->next) {
+        const native_frame *other = &early->frame;
+        if (other->lane != frame->lane || other->sequence != frame->sequence || other->kind != frame->kind)
+            continue;
+        if (frame->kind == NATIVE_READY) return corrupt(socket, "an answer twice");
+        n_bytes += other->n_bytes;
+        if (n_bytes > most) return corrupt(socket, "more bytes of a part than it has");
+    }
+    return TAGC_OK;
+}
+
+static tagc_status make_early(const native_socket *socket, const native_frame *frame, native_early **out) {
+    *out = NULL;
+    TAGC_TRY(check_early(socket, frame));
     native_early *early = malloc(sizeof *early + frame->n_bytes);
     *out = early;
     if (!early)
@@ -127,12 +157,14 @@ static tagc_status make_early(const native_frame *frame, native_early **out) {
 static void keep_early(tagc_native *self, native_peer *peer, native_early *early) {
     early->next = peer->early;
     peer->early = early;
+    peer->n_early_bytes += sizeof *early + early->frame.n_bytes;
     self->n_early++;
 }
 
-static void drop_early(tagc_native *self, native_early **link) {
+static void drop_early(tagc_native *self, native_peer *peer, native_early **link) {
     native_early *early = *link;
     *link = early->next;
+    peer->n_early_bytes -= sizeof *early + early->frame.n_bytes;
     free(early);
     self->n_early--;
 }
@@ -142,11 +174,13 @@ static tagc_status take_ready(native_socket *socket, const native_frame *frame) 
     native_request *request = tagc_native_find(self, frame->lane, frame->sequence);
     if (!request) {
         if (frame->sequence < self->n_started[frame->lane])
-            return tagc_fail(TAGC_ERR_MISMATCH, "rank %d sent less than the %llu bytes that rank %d expects",
-                             tagc_native_name(self, self->rank), (unsigned long long)frame->total,
-                             tagc_native_name(self, socket->peer->rank));
+            return tagc_blame(tagc_fail(TAGC_ERR_MISMATCH,
+                                        "rank %d sent less than the %llu bytes that rank %d expects",
+                                        tagc_native_name(self, self->rank), (unsigned long long)frame->total,
+                                        tagc_native_name(self, socket->peer->rank)),
+                              self->rank);
         native_early *early;
-        TAGC_TRY(make_early(frame, &early));
+        TAGC_TRY(make_early(socket, frame, &early));
         keep_early(self, socket->peer, early);
         return TAGC_OK;
     }
@@ -188,9 +222,7 @@ static tagc_status begin_frame(native_socket *socket) {
         socket->in_target = place_of(socket->in_receive, frame->offset);
         return announce(socket, socket->in_receive, frame);
     }
-    if (frame->offset + frame->n_bytes > NATIVE_EAGER_BYTES)
-        return corrupt(socket, "more of a part than it may before its receiver has started");
-    TAGC_TRY(make_early(frame, &socket->in_early));
+    TAGC_TRY(make_early(socket, frame, &socket->in_early));
     socket->in_target = socket->in_early->data;
     return TAGC_OK;
 }
@@ -212,7 +244,7 @@ static tagc_status end_early(native_socket *socket) {
     TAGC_TRY(find_receive(socket, &early->frame, &receive));
     if (!receive) return TAGC_OK;
     TAGC_TRY(copy_early(socket, receive, early));
-    drop_early(socket->self, &socket->peer->early);
+    drop_early(socket->self, socket->peer, &socket->peer->early);
     return TAGC_OK;
 }
 
@@ -223,7 +255,8 @@ static tagc_status end_frame(native_socket *socket) {
     socket->in_receive = NULL;
     if (socket->in.kind != NATIVE_GAVE_UP) return TAGC_OK;
     self->in_reason[socket->in.n_bytes] = 0;
-    tagc_native_break(self, TAGC_ERR_TRANSPORT, (int)(socket->in.sequence & INT32_MAX), self->in_reason);
+    const tagc_failure failure = {(tagc_status)socket->in.total, (int)socket->in.offset - 1, self->in_reason};
+    tagc_native_break(self, &failure, (int)(socket->in.sequence & INT32_MAX));
     return TAGC_OK;
 }
 
@@ -290,7 +323,7 @@ static tagc_status take_from(tagc_native *self, native_peer *peer, const native_
             continue;
         }
         TAGC_TRY(take_one(self, peer, *link));
-        drop_early(self, link);
+        drop_early(self, peer, link);
     }
     return TAGC_OK;
 }
@@ -304,5 +337,5 @@ tagc_status tagc_native_take_early(tagc_native *self, native_request *request) {
 
 void tagc_native_drop_early(tagc_native *self) {
     for (int r = 0; r < self->world_size; r++)
-        while (self->peers[r].early) drop_early(self, &self->peers[r].early);
+        while (self->peers[r].early) drop_early(self, &self->peers[r], &self->peers[r].early);
 }

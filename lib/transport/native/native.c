@@ -4,9 +4,12 @@
 #include "core/clock.h"
 #include "transport/comm.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -40,15 +43,27 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buffer) {
     tagc_status status = is_staged ? tagc_native_feed(socket, self->staging, (size_t)n)
                                    : tagc_native_feed_direct(socket, (size_t)n);
     if (status == TAGC_OK) return;
-    tagc_native_break(self, status, -1, tagc_last_error());
+    const tagc_failure failure = {status, tagc_last_rank(), tagc_last_error()};
+    tagc_native_break(self, &failure, -1);
     uv_read_stop(stream); /* open, so that the peer can be told */
 }
 
-static void start_reading(tagc_native *self) {
+/* A host without power answers nothing. The kernel then ends its connections as early as the comm would break. */
+static void limit_silence(uv_tcp_t *tcp, double timeout_s) {
+    unsigned timeout_ms = timeout_s < 1 ? 1000 : (unsigned)(1e3 * timeout_s);
+    uv_os_fd_t fd;
+    if (uv_fileno((uv_handle_t *)tcp, &fd) == 0)
+        (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
+}
+
+static void start_reading(tagc_native *self, double timeout_s) {
     for (int r = 0; r < self->world_size; r++)
-        for (int i = 0; i < self->n_sockets; i++)
-            if (self->peers[r].sockets[i])
-                uv_read_start((uv_stream_t *)&self->peers[r].sockets[i]->tcp, give_room, on_read);
+        for (int i = 0; i < self->n_sockets; i++) {
+            native_socket *socket = self->peers[r].sockets[i];
+            if (!socket) continue;
+            limit_silence(&socket->tcp, timeout_s);
+            uv_read_start((uv_stream_t *)&socket->tcp, give_room, on_read);
+        }
 }
 
 /* Frames that arrived may allow more to leave. */
@@ -130,16 +145,21 @@ static void begin_parts(tagc_native *self, native_request *request) {
 /* ---- failures ---- */
 
 static tagc_status fail_broken(const tagc_native *self) {
-    if (self->culprit >= 0)
-        return tagc_fail(self->broken, "rank %d gave up: %s", self->culprit, self->reason);
-    return tagc_fail(self->broken, "%s", self->reason);
+    if (self->giver >= 0)
+        tagc_fail(self->broken, "rank %d gave up: %s", self->giver, self->reason);
+    else
+        tagc_fail(self->broken, "%s", self->reason);
+    return tagc_blame(self->broken, self->failed_rank);
 }
 
 static tagc_status fail_gone(const tagc_native *self, const native_peer *peer) {
     int name = tagc_native_name(self, peer->rank);
-    if (peer->has_left) return tagc_fail(TAGC_ERR_TRANSPORT, "rank %d left", name);
-    return tagc_fail(TAGC_ERR_TRANSPORT, "rank %d ended or cannot be reached any more: %s", name,
-                     peer->last_error == UV_EOF ? "its connection closed" : uv_strerror(peer->last_error));
+    if (peer->has_left)
+        tagc_fail(TAGC_ERR_TRANSPORT, "rank %d left", name);
+    else
+        tagc_fail(TAGC_ERR_TRANSPORT, "rank %d ended or cannot be reached any more: %s", name,
+                  peer->last_error == UV_EOF ? "its connection closed" : uv_strerror(peer->last_error));
+    return tagc_blame(TAGC_ERR_TRANSPORT, peer->rank);
 }
 
 static int is_open_receive(const native_receive *receive) {
@@ -198,14 +218,16 @@ static void bid_farewell(tagc_native *self, const native_frame *frame) {
 }
 
 /* Tells the peers who gave up, and lets go of all buffers. */
-static void give_up(tagc_native *self, const char *reason) {
+static void give_up(tagc_native *self, const tagc_failure *failure) {
     if (self->has_given_up) return;
     self->has_given_up = 1;
-    tagc_native_break(self, TAGC_ERR_TRANSPORT, tagc_native_name(self, self->rank), reason);
-    int culprit = self->culprit >= 0 ? self->culprit : tagc_native_name(self, self->rank);
-    native_frame frame = {.kind = NATIVE_GAVE_UP, .sequence = (uint64_t)culprit};
-    frame.n_bytes = (uint32_t)strlen(self->reason);
-    frame.total = frame.n_bytes;
+    tagc_native_break(self, failure, tagc_native_name(self, self->rank));
+    int giver = self->giver >= 0 ? self->giver : tagc_native_name(self, self->rank);
+    native_frame frame = {.kind = NATIVE_GAVE_UP,
+                          .n_bytes = (uint32_t)strlen(self->reason),
+                          .sequence = (uint64_t)giver,
+                          .total = (uint64_t)self->broken,
+                          .offset = (uint64_t)(self->failed_rank + 1)};
     bid_farewell(self, &frame);
     tagc_native_close_all(self);
 }
@@ -257,21 +279,21 @@ static tagc_status native_test(void *context, void *handle, tagc_progress *progr
     return status;
 }
 
-static void native_cancel(void *context, const char *reason) {
+static void native_cancel(void *context, const tagc_failure *failure) {
     tagc_native *self = context;
     pthread_mutex_lock(&self->lock);
-    give_up(self, reason);
+    give_up(self, failure);
     for (int lane = 0; lane < NATIVE_LANES; lane++)
         while (self->active[lane]) retire(self, self->active[lane]);
     pthread_mutex_unlock(&self->lock);
 }
 
-static void native_abort(void *context, const char *reason) {
+static void native_abort(void *context, const tagc_failure *failure) {
     tagc_native *self = context;
     native_guard guard;
     if (self->process != getpid()) return;
     tagc_native_enter(self, &guard);
-    give_up(self, reason);
+    give_up(self, failure);
     tagc_native_leave(self, &guard);
 }
 
@@ -318,9 +340,9 @@ tagc_status tagc_comm_create_native(tagc_native *native, const tagc_comm_options
     if (!native->is_connected)
         return tagc_fail(TAGC_ERR_STATE, "tagc_native_connect has to succeed before tagc_comm_create_native");
     if (native->has_comm) return tagc_fail(TAGC_ERR_STATE, "this tagc_native already has a comm");
-    start_reading(native);
     tagc_comm_options named;
     TAGC_TRY(tagc_comm_read_options(options, &named));
+    start_reading(native, named.timeout_s);
     if (!named.names) named.names = native->names;
     tagc_status status = tagc_comm_create(&native_ops, native, native->rank, native->world_size, &named, out);
     native->has_comm = status == TAGC_OK;

@@ -33,6 +33,9 @@ enum {
     NATIVE_HEADER_BYTES = 32,
     NATIVE_PIECE_BYTES = 256 << 10,
     NATIVE_EAGER_BYTES = 1 << 20,
+    /* What a peer may send before its transfers have started here. A step holds less, because its rank's work memory is bounded. */
+    NATIVE_MOST_AHEAD = 1 << 16, /* transfers of a lane */
+    NATIVE_MOST_EARLY_BYTES = 512 << 20,
     NATIVE_STAGING_BYTES = 128 << 10,
     NATIVE_REASON_BYTES = 400,
     /* After a connection ended, this rank waits so long before it says who is lost: the lost rank may not be the first, and
@@ -42,10 +45,11 @@ enum {
 };
 
 typedef enum native_kind {
-    NATIVE_DATA = 1,    /* a piece of a part */
-    NATIVE_READY = 2,   /* the receiver of a large part has started its transfer */
-    NATIVE_GAVE_UP = 3, /* a rank gave up: its name, and why */
-    NATIVE_GOODBYE = 4  /* the sender's comm was destroyed */
+    NATIVE_DATA = 1,  /* a piece of a part */
+    NATIVE_READY = 2, /* the receiver of a large part has started its transfer */
+    NATIVE_GAVE_UP =
+        3, /* a rank gave up: sequence: its name, total: the status, offset: 1 + the rank where it began, or 0 */
+    NATIVE_GOODBYE = 4 /* the sender's comm was destroyed */
 } native_kind;
 
 typedef struct native_frame {
@@ -138,6 +142,7 @@ struct native_peer {
     native_send *first, *last;                /* parts of which a piece may leave */
     native_receive *first_ready, *last_ready; /* frames to send */
     native_early *early;
+    uint64_t n_early_bytes;
     int has_left;                                     /* said goodbye */
     int is_told;                                      /* why this rank gave up */
     uint64_t ended, ended_ms;                         /* its number among peers that ended; 0: it has not */
@@ -161,6 +166,7 @@ struct tagc_native {
     int is_listening;
     uint64_t n_forks; /* before the loop ran */
     uv_timer_t timer;
+    uint64_t n_ticks;
     native_socket *pending; /* accepted connections that have not shown their key, the newest first */
     int n_pending;
     uint64_t n_refused;
@@ -176,7 +182,8 @@ struct tagc_native {
     int has_answers;        /* NATIVE_READY frames have arrived */
     int has_given_up;       /* its sockets are closed */
     tagc_status broken;     /* not TAGC_OK: for good, by `reason` */
-    int culprit;            /* name of the rank that gave up, or -1 */
+    int giver;              /* name of the rank that gave up, or -1 */
+    int failed_rank;        /* where the failure began, or -1 */
     char reason[NATIVE_REASON_BYTES];
     unsigned char staging[NATIVE_STAGING_BYTES];
     char in_reason[NATIVE_REASON_BYTES];
@@ -198,8 +205,8 @@ tagc_status tagc_native_feed_direct(native_socket *socket, size_t n_bytes);
 tagc_status tagc_native_take_early(tagc_native *self, native_request *request);
 void tagc_native_drop_early(tagc_native *self);
 native_request *tagc_native_find(tagc_native *self, uint32_t lane, uint64_t sequence);
-/* Breaks for good; the first reason stays. culprit: name of the rank that gave up, or -1. */
-void tagc_native_break(tagc_native *self, tagc_status status, int culprit, const char *reason);
+/* Breaks for good; the first reason stays. giver: name of the rank that gave up, or -1. */
+void tagc_native_break(tagc_native *self, const tagc_failure *failure, int giver);
 
 /* send.c */
 void tagc_native_queue_send(native_peer *peer, native_send *send);

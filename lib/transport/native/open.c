@@ -151,9 +151,22 @@ int tagc_native_free_files(int most) {
     return n;
 }
 
+/* Raises the soft limit by so many files, up to the hard one. */
+static void raise_limit(int n_more) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+    rlim_t wanted = limit.rlim_cur + (rlim_t)n_more;
+    limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 /* A rank that can open no more files hangs up on its callers, who cannot know why. */
 static tagc_status check_files(int world_size, int n_sockets) {
     int n_needed = (world_size - 1) * n_sockets + OWN_FILES, n_free = tagc_native_free_files(n_needed);
+    if (n_free < n_needed) {
+        raise_limit(n_needed - n_free);
+        n_free = tagc_native_free_files(n_needed);
+    }
     if (n_free == n_needed) return TAGC_OK;
     return tagc_fail(
         TAGC_ERR_MEMORY,
@@ -215,7 +228,7 @@ tagc_status tagc_native_open(const tagc_native_options *options, int rank, int w
     self->world_size = world_size;
     self->n_sockets = checked.n_sockets;
     self->address = address;
-    self->culprit = -1;
+    self->giver = self->failed_rank = -1;
     self->process = getpid();
     for (int r = 0; r < world_size; r++) {
         self->names[r] = checked.names ? checked.names[r] : r;

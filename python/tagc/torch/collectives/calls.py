@@ -45,7 +45,7 @@ class Work(dist.Work):
         then raised by synchronize(), or by the first call of the next step."""
         if timeout is not None and not self.over.wait(timeout.total_seconds()):
             raise Error(
-                "transport", f"wait(): no result within {timeout.total_seconds():g} s; the call goes on"
+                "timeout", f"wait(): no result within {timeout.total_seconds():g} s; the call goes on"
             )
         assert self.future is not None  # it was submitted
         self.future.wait()

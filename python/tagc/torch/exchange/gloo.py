@@ -19,7 +19,6 @@ import torch.distributed as dist
 from tagc import _library as lib
 from tagc.torch.exchange.waits import SOON, disconnect, soon, unheard
 
-_TRANSPORT = lib.STATUSES.index("transport")
 _MEMORY = ctypes.c_char * (1 << 47)  # any address; the views below have the lengths
 COLLECTIVE_BYTES = 1 << 16  # per message: above it, copying takes longer than separate calls
 
@@ -38,11 +37,23 @@ def tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
     )
 
 
-class Silence(Exception):
+class Lost(Exception):
+    """A peer is lost. peer: its place among the ranks, or -1 if unknown."""
+
+    status = "transport"
+
+    def __init__(self, peer: int, text: str) -> None:
+        super().__init__(text)
+        self.peer = peer
+
+
+class Silence(Lost):
     """No answer in time."""
 
+    status = "timeout"
 
-class Gone(Exception):
+
+class Gone(Lost):
     """A connection ended: the rank at its other end did, or the network."""
 
 
@@ -99,13 +110,19 @@ class Gloo:
             self._move(transfer.contents)
             return 0
         except BaseException as failure:  # nothing may pass through C
-            mine = str(failure)
+            mine = failure if isinstance(failure, Lost) else Lost(-1, str(failure))
             # before this rank closes, so that peers do not report it as the first to fail
-            if isinstance(failure, (Silence, Gone)):
+            if isinstance(failure, Lost):
                 self._tell(mine)
-            reason = self._hear()
-            text = mine if reason is None or reason == self._told(mine) else reason
-            return lib.load().tagc_report(_TRANSPORT, text.encode(errors="replace"))
+            told = self._hear()
+            if told is None or told == self._told(mine):
+                status, peer, text = mine.status, mine.peer, str(mine)
+            else:
+                status, number, text = told.split(" ", 2)
+                peer = int(number)
+            return lib.load().tagc_report_rank(
+                lib.STATUSES.index(status), peer, text.encode(errors="replace")
+            )
         finally:
             self._is_idle.set()
 
@@ -134,9 +151,11 @@ class Gloo:
         except RuntimeError as failure:
             is_late, ranks = self._is_late(begin), unheard(self._store, self.ranks[self.rank], self.ranks)
             if not is_late:
-                raise Gone(f"{ranks or 'a rank'} ended or cannot be reached any more: {failure}") from failure
+                raise Gone(
+                    -1, f"{ranks or 'a rank'} ended or cannot be reached any more: {failure}"
+                ) from failure
             peers = f" from {ranks}" if ranks else ""
-            raise Silence(f"no answer{peers} within {self._timeout.total_seconds():g} s") from failure
+            raise Silence(-1, f"no answer{peers} within {self._timeout.total_seconds():g} s") from failure
         at = target.data_ptr()
         for part in transfer.receives[: transfer.n_receives]:
             if part.n_bytes:
@@ -162,9 +181,11 @@ class Gloo:
         except RuntimeError as failure:
             if self._is_late(begin):
                 raise Silence(
-                    f"no answer from rank {self.ranks[peer]} within {self._timeout.total_seconds():g} s"
+                    peer, f"no answer from rank {self.ranks[peer]} within {self._timeout.total_seconds():g} s"
                 ) from failure
-            raise Gone(f"rank {self.ranks[peer]} ended or cannot be reached any more: {failure}") from failure
+            raise Gone(
+                peer, f"rank {self.ranks[peer]} ended or cannot be reached any more: {failure}"
+            ) from failure
 
     def _is_late(self, begin: float) -> bool:
         return time.monotonic() - begin >= 0.99 * self._timeout.total_seconds()
@@ -173,21 +194,21 @@ class Gloo:
 
     def _on_abort(self, _context: int | None, reason: bytes) -> None:
         try:
-            self._tell(reason.decode(errors="replace"))
+            self._tell(Lost(self.rank, reason.decode(errors="replace")))
             disconnect(self._group)
         except BaseException:  # no exception may pass through C, and no peer can be reached
             pass
 
-    def _tell(self, reason: str) -> None:
-        """Keeps the first reason of all ranks."""
-        text = self._told(reason)
+    def _tell(self, failure: Lost) -> None:
+        """Keeps the first failure of all ranks."""
+        text = self._told(failure)
         soon(lambda: self._store.compare_set("gave up", "", text))
 
-    def _told(self, reason: str) -> str:
-        return f"rank {self.ranks[self.rank]} gave up: {reason}"
+    def _told(self, failure: Lost) -> str:
+        return f"{failure.status} {failure.peer} rank {self.ranks[self.rank]} gave up: {failure}"
 
     def _hear(self) -> str | None:
-        """Returns the reason for which another rank gave up, if it arrives soon; else None."""
+        """Returns what _told() made where a rank gave up first, if it arrives soon; else None."""
 
         def ask() -> str:
             self._store.wait(["gave up"], SOON)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from tagc import _library as lib
-from tagc._library import Error
+from tagc._library import LOST, Error
 from tagc.torch.exchange import internals
 
 SECRET_BYTES = 32
@@ -70,7 +70,7 @@ class Port:
         try:
             lib.call("tagc_native_connect", self._handle, b"".join(addresses), keys, timeout_s)
         except Error as failure:
-            if failure.status != "transport":
+            if failure.status not in LOST:
                 raise
             raise Error(
                 failure.status, f"{failure} (another interface: {VARIABLES[0]}, in the environment)"

@@ -100,7 +100,7 @@ def _lost(
         why = f"no answer{f' from {silent}' if silent else ''} within {timeout.total_seconds():g} s"
     else:
         why = f"{silent or 'a rank'} ended or cannot be reached any more: {failure}"
-    return Error("transport", f"{what}: {why}")
+    return Error("timeout" if is_late else "transport", f"{what}: {why}")
 
 
 def within(

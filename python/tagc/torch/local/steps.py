@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tagc import _library as lib
-from tagc._library import Error
+from tagc._library import LOST, Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import Comm
@@ -444,7 +444,7 @@ class LocalSteps:
         try:
             votes = self._agree(what, {}, vote=mine.vote())
         except BaseException as problem:
-            if not isinstance(problem, Error) or problem.status == "transport":
+            if not isinstance(problem, Error) or problem.status in LOST:
                 self._give_up(problem)
             raise
         self._meet_s += time.perf_counter() - begin
@@ -492,7 +492,7 @@ class LocalSteps:
         except BaseException as problem:
             flight.undo()
             self._free_flights.append(flight)
-            if not isinstance(problem, Error) or problem.status == "transport":
+            if not isinstance(problem, Error) or problem.status in LOST:
                 self._give_up(problem)
             raise
         self._free_flights.append(flight)
@@ -546,7 +546,7 @@ class LocalSteps:
         votes: list[int] = []
         self._n_control += sum(comm.agreement_bytes for comm in self._agreement)
         # they need not wait, too, for whom it waited
-        if isinstance(failure, Error) and failure.status == "transport":
+        if isinstance(failure, Error) and failure.status in LOST:
             for comm in self._agreement:
                 comm.abort(str(failure))
             raise failure
@@ -558,7 +558,7 @@ class LocalSteps:
                     comm.agree("within this site", {"call": vote}, failure)
             except Error as problem:
                 failure = problem
-                if problem.status == "transport":
+                if problem.status in LOST:
                     for other in self._agreement[i + 1 :]:
                         other.abort(str(problem))
                     raise failure from problem

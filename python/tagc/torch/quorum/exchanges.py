@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from tagc import _library as lib
-from tagc._library import Error
+from tagc._library import LOST, Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.local import state as local_state
@@ -146,7 +146,7 @@ class Exchanges:
         finally:
             self.quorum.decided(counts)
         if failure is not None:
-            if failure.status != "transport":
+            if failure.status not in LOST:
                 raise failure
             self.say(f"tagc: this exchange is given up: {failure}")
         if counts and flight is not None:

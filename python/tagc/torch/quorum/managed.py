@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from tagc._library import Error
+from tagc._library import LOST, Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange.comm import Comm, Way
 from tagc.torch.exchange.gloo import Gloo
@@ -456,7 +456,7 @@ class Managed:
 
     def gives_up(self, handle: Compressed | None, failure: BaseException) -> bool:
         """Returns whether torchft, not the caller of backward(), gets this failure."""
-        if not isinstance(failure, Error) or failure.status != "transport":
+        if not isinstance(failure, Error) or failure.status not in LOST:
             return False
         if handle is not None and (self._error is None or self._error is not self._manager.errored()):
             handle.state.say(f"tagc: this step is given up: {failure}")
