@@ -8,7 +8,7 @@
 #include "gpt2/gpt2.h"
 
 /* Of `values` and `mild`, behind those of tagc_format: the exchange's own choice. */
-enum { TAGC_TRAIN_AUTO_VALUES = TAGC_FORMAT_SIGN + 1 };
+enum { TAGC_TRAIN_AUTO_VALUES = TAGC_FORMAT_INT2 + 1 };
 enum { TAGC_TRAIN_MAX_RANKS = 1024 };
 
 typedef struct tagc_train_options {

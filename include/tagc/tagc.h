@@ -100,9 +100,7 @@ typedef enum tagc_format {
     /* INT8, INT4 and INT2 share one scale per block of values. */
     TAGC_FORMAT_INT8 = 2,
     TAGC_FORMAT_INT4 = 3,
-    TAGC_FORMAT_INT2 = 4,
-    /* One bit, the sign. The magnitude is the mean magnitude of the block. */
-    TAGC_FORMAT_SIGN = 5
+    TAGC_FORMAT_INT2 = 4
 } tagc_format;
 
 /* How values lie in an array of the caller's. */

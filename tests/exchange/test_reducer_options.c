@@ -33,7 +33,6 @@ static const struct {
     {"format", TAGC_FORMAT_INT8, DIRECT, "format is int8, but exchange"},
     {"format", TAGC_FORMAT_INT4, DIRECT, "format is int4, but exchange"},
     {"format", TAGC_FORMAT_INT2, DIRECT, "format is int2, but exchange"},
-    {"format", TAGC_FORMAT_SIGN, DIRECT, "format is sign, but exchange"},
     {"sparsity", 0, ALL, ""},
     {"sparsity", 0.5, SKETCH | PACKED | DIRECT, "sparsity is 0.5, but exchange dense has no sparsity"},
     {"op", TAGC_OP_SUM, ALL, ""},
@@ -115,9 +114,8 @@ static void bad_enums(rank_run *run) {
         const char *field, *text;
     } enums[] = {
         {"exchange", "exchange is 9, must be dense (0), sketch (1), packed (2) or direct (3)"},
-        {"format",
-         "format is 9, must be -1 (the default), fp32 (0), bf16 (1), int8 (2), int4 (3), int2 (4) or "
-         "sign (5)"},
+        {"format", "format is 9, must be -1 (the default), fp32 (0), bf16 (1), int8 (2), int4 (3) or int2 "
+                   "(4)"},
         {"residual",
          "residual is 9, must be none (-2), -1 (the default), fp32 (0), bf16 (1), int8 (2) or int4 (3)"},
         {"gradient", "gradient is 9, must be fp32 (0) or bf16 (1)"},
@@ -211,10 +209,9 @@ static void bad_without_residual(rank_run *run) {
          "sparsity is 0.5, must be 0 where residual is none: what is not sent would be lost"},
         {"format", TAGC_FORMAT_BF16, "format is bf16, must be fp32, int8 or int4 where residual is none"},
         {"format", TAGC_FORMAT_INT2, "format is int2, must be"},
-        {"format", TAGC_FORMAT_SIGN, "format is sign, must be"},
         {"result_sparsity", 0.25, "result_sparsity is 0.25, must be 0 where residual is none"},
         {"result_format", TAGC_FORMAT_BF16, "result_format is bf16, must be"},
-        {"result_format", TAGC_FORMAT_SIGN, "result_format is sign, must be"},
+        {"result_format", TAGC_FORMAT_INT2, "result_format is int2, must be"},
     };
     both b;
     int is_paper;

@@ -105,8 +105,8 @@ static sums_row shape_sums(const tagc_batch_row *from) {
 }
 
 static const char *name_of(int format) {
-    static const char *const names[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
-    return format >= 0 && format <= TAGC_FORMAT_SIGN ? names[format] : "unknown";
+    static const char *const names[] = {"fp32", "bf16", "int8", "int4", "int2"};
+    return format >= 0 && format <= TAGC_FORMAT_INT2 ? names[format] : "unknown";
 }
 
 static tagc_status check_row(const tagc_batch_row *row, size_t index) {

@@ -84,7 +84,7 @@ def compress(
         parameter changes to `sparsity` or `mild_sparsity` when its gradients are mostly noise. Default: if
         sparsity is not given. If Adam keeps a long first moment, or compress() does not get the optimizer,
         all parameters then stay at 4 bits.
-    values: format of a sent value, "fp32", "bf16", "int8", "int4", "int2" or "sign"; default "int2", "fp32"
+    values: format of a sent value, "fp32", "bf16", "int8", "int4" or "int2"; default "int2", "fp32"
         at sparsity 0.
     layers: the compressed parameters: "non-attention-linear" (default), "all", "none", or a function (name,
         parameter) -> "compressed", "mild" or "dense". rules: {pattern of names: class}, tried first.

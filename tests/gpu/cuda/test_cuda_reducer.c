@@ -181,7 +181,7 @@ static trial make_trial(int seed, int world_size, size_t shard) {
     tagc_reducer_options_init(&t.options);
     t.options.exchange = TAGC_EXCHANGE_DIRECT;
     t.options.n_elems = (uint64_t)world_size * shard;
-    t.options.format = seed % 6;
+    t.options.format = seed % 5;
     t.options.sparsity = seed % 4 == 3 ? 0 : seed % 4 == 2 ? 0.8 : 0.95;
     t.options.residual = seed % 5 - 1;
     t.options.gradient = seed / 2 % 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;

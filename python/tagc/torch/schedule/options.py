@@ -21,7 +21,7 @@ RESIDUALS = ("fp32", "bf16", "int8", "int4")
 NOT_GIVEN: Any = None  # Options replaces it by a value
 
 # What users write, for their editors and type checkers; Options checks it at run time.
-Values = Literal["fp32", "bf16", "int8", "int4", "int2", "sign"]
+Values = Literal["fp32", "bf16", "int8", "int4", "int2"]
 Mild = Literal["dense"] | Values
 Exchange = Literal["direct", "packed", "sketch", "dense"]
 Parameters = Literal["fp32", "bf16", "lossless", "int8", "delta8", "delta4", "delta2"]
