@@ -171,8 +171,8 @@ static const tagc_option rows[] = {
     {CHOICE(NULL, "values", FREE, values, "fp32|bf16|int8|int4|int2|auto", "auto",
            "direct: how a value travels; what rounding loses stays in the residual; auto: the best measured, which the"
            " run prints as it begins"), .lacks = lacks_direct},
-    {CHOICE(NULL, "residual", FREE, residual, "fp32|bf16|int8|int4", "int8",
-           "direct: how the residual is stored between steps, in 4, 2, 1 or 0.5 bytes per value"), .lacks = lacks_direct},
+    {CHOICE(NULL, "residual", FREE, residual, "fp32|int8|int4", "int8",
+           "direct: how the residual is stored between steps, in 4, 1 or 0.5 bytes per value"), .lacks = lacks_direct},
     {INT(NULL, "block", FREE, block, 16, 4096, NULL, "128", "direct: values that share a scale; a power of two"), .lacks = lacks_coded},
     {CHOICE(NULL, "mild", FIXED, mild, "dense|bf16|int8|int4|int2|auto", "auto",
            "how the matrices travel that --compress leaves out (attention, positions): dense, or direct with these values;"

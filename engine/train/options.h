@@ -28,7 +28,8 @@ typedef struct tagc_train_options {
     const char *compress_names;
     int exchange, index, cells, unpeeled, fill_union, wire;
     double sparsity, ratio;
-    int values, mild, residual;
+    int values, mild;
+    int residual; /* fp32, int8, int4 */
     double mild_sparsity, result_sparsity;
     int result_values; /* auto, then tagc_format */
     int gentle;        /* auto, yes, no */

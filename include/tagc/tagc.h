@@ -310,7 +310,7 @@ typedef struct tagc_reducer_options {
     int n_threads;
     /* Options of sketch and packed. _create copies them. Default NULL: the defaults of tagc_paper_options. */
     const struct tagc_paper_options *paper;
-    /* tagc_format in which the residual is stored between steps: FP32, BF16, INT8 or INT4, which take 4, 2, 1 and 0.5
+    /* tagc_format in which the residual is stored between steps: FP32, INT8 or INT4, which take 4, 1 and 0.5
      * bytes per value. Rounding is stochastic: what it loses is zero on average. Nothing on the wire depends on it.
      * Or TAGC_RESIDUAL_NONE: there is none.
      * Ranks must pass the same value. sketch and packed support FP32. Default -1: INT8 for direct, FP32 for these two.

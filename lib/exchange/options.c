@@ -25,6 +25,7 @@ enum {
 
 const char *const tagc_exchange_names[] = {"dense", "sketch", "packed", "direct"};
 const char *const tagc_format_names[] = {"fp32", "bf16", "int8", "int4", "int2"};
+static const char *const residual_names[] = {"fp32", NULL, "int8", "int4"};
 static const char *const op_names[] = {"avg", "sum"};
 static const char *const output_names[] = {"shard", "unit", "host_shard"};
 static const char *const rounding_names[] = {"nearest", "stochastic"};
@@ -39,7 +40,7 @@ static const tagc_field reducer_fields[] = {
     /* As it was given: its default may differ between ranks, and nothing on the wire depends on it. Without one, defaults that
      * follow differ, too, so that ranks compare this first. */
     {REDUCER(residual), TAGC_FIELD_INT, 1, SKETCH | PACKED | DIRECT, TAGC_RESIDUAL_NONE, TAGC_FORMAT_INT4, -1,
-     tagc_format_names},
+     residual_names},
     {REDUCER(format), TAGC_FIELD_INT, 1, ALL, -1, TAGC_FORMAT_INT2, -1, tagc_format_names},
     {REDUCER(sparsity), TAGC_FIELD_DOUBLE, 1, SKETCH | PACKED | DIRECT, -1, 1, -1, NULL},
     {REDUCER(op), TAGC_FIELD_INT, 1, ALL, TAGC_OP_AVG, TAGC_OP_SUM, TAGC_OP_AVG, op_names},

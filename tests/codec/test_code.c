@@ -587,13 +587,12 @@ static void check_stored(const tagc_code_options *options, int kind, tagc_pool *
 
 static void test_stored(void **state) {
     (void)state;
-    static const int formats[] = {TAGC_FORMAT_INT8, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4, TAGC_FORMAT_BF16,
-                                  TAGC_FORMAT_FP32};
+    static const int formats[] = {TAGC_FORMAT_INT8, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4, TAGC_FORMAT_FP32};
     tagc_pool *pool;
     assert_int_equal(tagc_pool_create(3, &pool), TAGC_OK);
     for (int trial = 0; trial < N_STORED; trial++) {
         tagc_code_options o = random_options(trial % 10 == 0 ? 150000 : trial % 3 == 0 ? 5000 : 700);
-        o.residual = formats[random_below(5)];
+        o.residual = formats[random_below(4)];
         o.gradient = random_below(3) ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
         check_stored(&o, (int)random_below(N_FILLS), trial % 4 ? NULL : pool);
     }
@@ -601,7 +600,7 @@ static void test_stored(void **state) {
         tagc_code_options o = random_options(3);
         o.n = (size_t)(1 << 21) + random_below(300000);
         o.k = o.sparse ? tagc_select_count(o.n, trial % 2 ? 0.95 : 0.8) : o.n;
-        o.residual = formats[random_below(5)];
+        o.residual = formats[random_below(4)];
         o.gradient = random_below(3) ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
         check_stored(&o, trial % 3 ? HEAVY : CLUMPED, trial % 4 ? NULL : pool);
     }

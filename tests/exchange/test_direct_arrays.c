@@ -135,7 +135,7 @@ static void test_batches_alone_touch_the_arrays(void **state) {
         options.format = variant % 5;
         options.output = variant / 2 % 2;
         options.n_threads = 1 + variant % 2;
-        options.residual = variant % 5 - 1;
+        options.residual = residual_of(variant);
         run_ranks(world_size, body, &options, NULL, runs);
     }
 }

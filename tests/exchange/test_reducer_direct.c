@@ -44,11 +44,6 @@ static experiment make_experiment(int world_size, size_t shard, int n_steps, uin
     return x;
 }
 
-/* Every way to store a residual, and the default; of two variants that differ in one number, two ways. */
-static int residual_of(int variant) {
-    return variant % 5 - 1;
-}
-
 static void make_halves(experiment *x) {
     x->options.gradient = TAGC_FORMAT_BF16;
     for (size_t i = 0; i < row_of(x, (size_t)x->n_steps, 0); i++) {

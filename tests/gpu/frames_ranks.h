@@ -333,7 +333,7 @@ static inline trial make_trial(int seed, int world_size, size_t shard) {
     t.options.n_elems = (uint64_t)world_size * shard;
     t.options.format = seed % 5;
     t.options.sparsity = seed % 4 == 3 ? 0 : seed % 4 == 2 ? 0.8 : 0.95;
-    t.options.residual = seed % 5 - 1;
+    t.options.residual = residual_of(seed);
     t.options.gradient = seed / 2 % 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     t.options.op = seed % 3 ? TAGC_OP_AVG : TAGC_OP_SUM;
     t.options.output = seed % 5 < 3 ? TAGC_OUTPUT_SHARD : TAGC_OUTPUT_UNIT;

@@ -82,7 +82,7 @@ def with_kernels(rank, world_size):
     """The same on a device (a fake one, whose kernels the harness executes), of all ranks or of one."""
     cases = [
         ("fsdp2", {"sparsity": 0.9, "residual": "int8"}, bf16(), (True, True)),
-        ("ddp", {"sparsity": 0.9, "residual": "bf16"}, {}, (True, False)),
+        ("ddp", {"sparsity": 0.9, "residual": "int4"}, {}, (True, False)),
         ("fsdp2", {}, {}, (False, True)),
     ]
     for number, (kind, options, model_options, has) in enumerate(cases):

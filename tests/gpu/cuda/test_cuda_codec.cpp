@@ -158,7 +158,8 @@ static void fill(int kind, const array<float> &x) {
 }
 
 static void random_formats(tagc_code_options *o) {
-    o->residual = (int)random_below(TAGC_FORMAT_INT4 + 1);
+    static const int residuals[] = {TAGC_FORMAT_FP32, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4};
+    o->residual = residuals[random_below(3)];
     o->gradient = (int)random_below(TAGC_FORMAT_BF16 + 1);
 }
 
@@ -226,7 +227,7 @@ static size_t size_of(int format) {
 
 /* Integers lie at multiples of TAGC_ALIGNMENT. */
 static void make_stored(int format, size_t n, size_t offset, array<uint8_t> *row) {
-    row->make(tagc_residual_bytes(format, n), format > TAGC_FORMAT_BF16 ? 0 : offset * size_of(format));
+    row->make(tagc_residual_bytes(format, n), format == TAGC_FORMAT_FP32 ? offset * sizeof(float) : 0);
 }
 
 static void put_gradient(const tagc_code_options *o, const array<float> &values, fragment *f) {
