@@ -27,7 +27,7 @@ typedef struct bench {
 
 typedef enum quantity { FLOOR, CLEAR, SELECT, ENCODE, VALIDATE, DECODE, N_QUANTITIES } quantity;
 
-static const char *const value_names[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
+static const char *const value_names[] = {"fp32", "bf16", "int8", "int4", "int2"};
 
 static double now_s(const bench *b) {
     struct timespec now;
@@ -206,7 +206,7 @@ int main(int argc, char **argv) {
         run(&b, sparsities[i], TAGC_FORMAT_INT4);
         run(&b, sparsities[i], TAGC_FORMAT_INT2);
     }
-    for (int values = TAGC_FORMAT_FP32; values <= TAGC_FORMAT_SIGN; values++) run(&b, 0, values);
+    for (int values = TAGC_FORMAT_FP32; values <= TAGC_FORMAT_INT2; values++) run(&b, 0, values);
     tagc_pool_destroy(b.pool);
     return 0;
 }

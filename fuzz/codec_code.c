@@ -97,7 +97,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     tagc_code_options o = {.n = n,
                            .k = (data[5] | (size_t)data[6] << 8) % (n + 1),
                            .sparse = data[0] & 1,
-                           .values = data[1] % 6,
+                           .values = data[1] % 5,
                            .block = 16 << data[2] % 9,
                            .residual = data[0] & 8    ? TAGC_FORMAT_INT8
                                        : data[0] & 16 ? TAGC_FORMAT_INT4

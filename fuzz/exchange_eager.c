@@ -129,7 +129,7 @@ static const struct {
 } units[N_UNITS] = {{0.9, TAGC_FORMAT_INT4, TAGC_OUTPUT_SHARD},
                     {0.95, TAGC_FORMAT_FP32, TAGC_OUTPUT_SHARD},
                     {0, TAGC_FORMAT_INT8, TAGC_OUTPUT_UNIT},
-                    {0.9, TAGC_FORMAT_SIGN, TAGC_OUTPUT_UNIT}};
+                    {0.9, TAGC_FORMAT_INT2, TAGC_OUTPUT_UNIT}};
 
 static peer other = {.n_before = -2};
 static tagc_comm *comm;

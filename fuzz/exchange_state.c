@@ -32,7 +32,7 @@ static tagc_reducer *reducer_of(int size, int world, int format) {
         tagc_reducer_options options;
         tagc_reducer_options_init(&options);
         options.n_elems = sizes[size];
-        options.residual = format;
+        options.residual = format == TAGC_FORMAT_BF16 ? TAGC_FORMAT_INT8 : format; /* bf16 is only read */
         options.ranks_per_host = world > 1 && format == TAGC_FORMAT_BF16 ? 2 : 1;
         require(tagc_reducer_make_alone(&tagc_host_arrays, NULL, comms[world], &options, reducer) == TAGC_OK);
     }

@@ -26,12 +26,11 @@ static void check_header(const tagc_wire_header *header, size_t n_bytes) {
     require(header->kind >= TAGC_WIRE_INDEX && header->kind <= TAGC_WIRE_LAST);
     int is_fragment = header->kind == TAGC_WIRE_FRAGMENT;
     require(header->coding >= 0 &&
-            header->coding <= (is_fragment                          ? (int)TAGC_FORMAT_SIGN
-                               : header->kind == TAGC_WIRE_BLOCKS   ? (int)TAGC_FORMAT_INT2
-                               : header->kind == TAGC_WIRE_CHANGES  ? 1
-                               : header->kind == TAGC_WIRE_LOSSLESS ? 0
-                               : header->kind == TAGC_WIRE_STATE    ? (int)TAGC_FORMAT_INT4
-                                                                    : (int)TAGC_INDEX_SUM1));
+            header->coding <= (is_fragment || header->kind == TAGC_WIRE_BLOCKS ? (int)TAGC_FORMAT_INT2
+                               : header->kind == TAGC_WIRE_CHANGES             ? 1
+                               : header->kind == TAGC_WIRE_LOSSLESS            ? 0
+                               : header->kind == TAGC_WIRE_STATE               ? (int)TAGC_FORMAT_INT4
+                                                                               : (int)TAGC_INDEX_SUM1));
     require(isfinite(header->max_abs) && header->max_abs >= 0);
     require(header->status <= TAGC_LAST_STATUS);
     require(header->index_bytes <= header->body_bytes);

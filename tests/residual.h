@@ -12,6 +12,12 @@ static inline uint64_t residual_to(const tagc_reducer *reducer, float *values) {
     return n;
 }
 
+/* Every way to store a residual, and the default. */
+static inline int residual_of(int variant) {
+    static const int formats[] = {-1, TAGC_FORMAT_FP32, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4};
+    return formats[variant % 4];
+}
+
 /* A copy, which the caller frees, or NULL if there is no residual. n_elems may be NULL. */
 static inline float *copy_of_residual(const tagc_reducer *reducer, uint64_t *n_elems) {
     uint64_t n = tagc_reducer_residual_elems(reducer);

@@ -168,13 +168,13 @@ static const tagc_option rows[] = {
     {CHOICE(NULL, "exchange", FIXED, exchange, "dense|sketch|packed|direct", "direct",
            "dense: every value; sketch: TAGC as published, index and count sketch; packed: index and the values behind"
            " it, nothing to peel; direct: each rank's own positions and low-bit values, straight to the owner"), .lacks = lacks_exchange},
-    {CHOICE(NULL, "values", FREE, values, "fp32|bf16|int8|int4|int2|sign|auto", "auto",
+    {CHOICE(NULL, "values", FREE, values, "fp32|bf16|int8|int4|int2|auto", "auto",
            "direct: how a value travels; what rounding loses stays in the residual; auto: the best measured, which the"
            " run prints as it begins"), .lacks = lacks_direct},
-    {CHOICE(NULL, "residual", FREE, residual, "fp32|bf16|int8|int4", "int8",
-           "direct: how the residual is stored between steps, in 4, 2, 1 or 0.5 bytes per value"), .lacks = lacks_direct},
+    {CHOICE(NULL, "residual", FREE, residual, "fp32|int8|int4", "int8",
+           "direct: how the residual is stored between steps, in 4, 1 or 0.5 bytes per value"), .lacks = lacks_direct},
     {INT(NULL, "block", FREE, block, 16, 4096, NULL, "128", "direct: values that share a scale; a power of two"), .lacks = lacks_coded},
-    {CHOICE(NULL, "mild", FIXED, mild, "dense|bf16|int8|int4|int2|sign|auto", "auto",
+    {CHOICE(NULL, "mild", FIXED, mild, "dense|bf16|int8|int4|int2|auto", "auto",
            "how the matrices travel that --compress leaves out (attention, positions): dense, or direct with these values;"
            " auto: dense for dense, sketch and packed, else low-bit values as they measured best"), .lacks = lacks_matrices},
     {REAL(NULL, "mild-sparsity", FREE, mild_sparsity, 0, 1, "auto=-1", "auto",
@@ -185,7 +185,7 @@ static const tagc_option rows[] = {
     {REAL(NULL, "result-sparsity", FREE, result_sparsity, 0, 1, "auto=-1", "auto",
          "where every rank gets all sums: least share of the sums of compressed matrices that stays with their owner as residual;"
          " auto: owners send back 2.4 times the share that ranks send"), .lacks = lacks_results},
-    {CHOICE(NULL, "result-values", FREE, result_values, "auto|fp32|bf16|int8|int4|int2|sign", "auto",
+    {CHOICE(NULL, "result-values", FREE, result_values, "auto|fp32|bf16|int8|int4|int2", "auto",
            "how such a sum travels; auto: int4, or --values if that is finer"), .lacks = lacks_results},
     {REAL(NULL, "ratio", FREE, ratio, 1, 1000, "auto", "auto",
          "sketch: values per cell; auto takes as many cells as the index says are needed"), .lacks = lacks_sketch},

@@ -44,6 +44,9 @@ tagc_learning_rate tagc_train_learning_rate(const tagc_train_options *options, u
                                 .last = options->min_lr};
 }
 
+/* In the order of --residual's words. */
+static const int residual_formats[] = {TAGC_FORMAT_FP32, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4};
+
 void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) {
     tagc_fsdp_options_init(out);
     out->sharding = options->sharding;
@@ -78,7 +81,7 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     if (out->reducer.exchange == TAGC_EXCHANGE_DIRECT) {
         out->reducer.result_sparsity = options->result_sparsity;
         out->reducer.result_format = options->result_values - 1;
-        out->reducer.residual = options->residual;
+        out->reducer.residual = residual_formats[options->residual];
     }
     out->reducer.n_threads = (int)options->codec_threads;
     set_paper(options, &out->paper);

@@ -8,7 +8,7 @@
 #include "gpt2/gpt2.h"
 
 /* Of `values` and `mild`, behind those of tagc_format: the exchange's own choice. */
-enum { TAGC_TRAIN_AUTO_VALUES = TAGC_FORMAT_SIGN + 1 };
+enum { TAGC_TRAIN_AUTO_VALUES = TAGC_FORMAT_INT2 + 1 };
 enum { TAGC_TRAIN_MAX_RANKS = 1024 };
 
 typedef struct tagc_train_options {
@@ -28,7 +28,8 @@ typedef struct tagc_train_options {
     const char *compress_names;
     int exchange, index, cells, unpeeled, fill_union, wire;
     double sparsity, ratio;
-    int values, mild, residual;
+    int values, mild;
+    int residual; /* fp32, int8, int4 */
     double mild_sparsity, result_sparsity;
     int result_values; /* auto, then tagc_format */
     int gentle;        /* auto, yes, no */

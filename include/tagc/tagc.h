@@ -102,9 +102,7 @@ typedef enum tagc_format {
     /* INT8, INT4 and INT2 share one scale per block of values. */
     TAGC_FORMAT_INT8 = 2,
     TAGC_FORMAT_INT4 = 3,
-    TAGC_FORMAT_INT2 = 4,
-    /* One bit, the sign. The magnitude is the mean magnitude of the block. */
-    TAGC_FORMAT_SIGN = 5
+    TAGC_FORMAT_INT2 = 4
 } tagc_format;
 
 /* How values lie in an array of the caller's. */
@@ -321,7 +319,7 @@ typedef struct tagc_reducer_options {
     int n_threads;
     /* Options of sketch and packed. _create copies them. Default NULL: the defaults of tagc_paper_options. */
     const struct tagc_paper_options *paper;
-    /* tagc_format in which the residual is stored between steps: FP32, BF16, INT8 or INT4, which take 4, 2, 1 and 0.5
+    /* tagc_format in which the residual is stored between steps: FP32, INT8 or INT4, which take 4, 1 and 0.5
      * bytes per value. Rounding is stochastic: what it loses is zero on average. Nothing on the wire depends on it.
      * Or TAGC_RESIDUAL_NONE: there is none.
      * Ranks must pass the same value. sketch and packed support FP32. Default -1: INT8 for direct, FP32 for these two.

@@ -3,7 +3,7 @@
  *   topk    the k largest of gradient + residual: positions as gaps, values in one of the formats
  *   blocks  every element, in order, without positions
  *
- * Formats of values (tagc_format): fp32, bf16, and integers of 8, 4, 2 and 1 bits with one scale per `block` values.
+ * Formats of values (tagc_format): fp32, bf16, and integers of 8, 4 and 2 bits with one scale per `block` values.
  * The residual takes the losses of rounding and selection. All processor levels and thread counts give the same bytes and
  * the same sums. docs/reference/wire-format.md describes the bodies. */
 #ifndef TAGC_CODEC_CODE_H

@@ -6,7 +6,7 @@
  * includes code_vectors.h, which has VEC, UVEC and IVEC, and defines:
  *
  *   NAME(max), NAME(clamp)            of UVEC below 2^31; of VEC to [-most, most], NaN to -most
- *   NAME(pack), NAME(unpack)          WIDTH codes of 8, 4, 2 or 1 bits to and from whole bytes
+ *   NAME(pack), NAME(unpack)          WIDTH codes of 8, 4 or 2 bits to and from whole bytes
  *   NAME(spread)                      LANES random bytes to the thresholds of as many values (residual.h)
  *   NAME(halves)                      the lower 16 bits of each lane to 2 * WIDTH bytes
  *
@@ -129,7 +129,6 @@ KERNEL float NAME(refit)(const float *x, size_t n, float level, float scale) {
 
 /* One vector: its codes and their decoded values. `values` is a constant at each call. */
 INLINE UVEC NAME(round_vector)(int values, float level, float scale, float inverse, VEC x, VEC *decoded) {
-    UVEC sign = (UVEC)x & 0x80000000u;
     if (values == TAGC_FORMAT_INT8 || values == TAGC_FORMAT_INT4) {
         const float magic =
             12582912.0f; /* 1.5 * 2^23: adding it rounds, and leaves an integer in the low bits */
@@ -137,14 +136,11 @@ INLINE UVEC NAME(round_vector)(int values, float level, float scale, float inver
         *decoded = (shifted - magic) * scale;
         return (UVEC)shifted & (values == TAGC_FORMAT_INT8 ? 255u : 15u);
     }
-    if (values == TAGC_FORMAT_INT2) {
-        IVEC large = NAME(is_large)(x, level, scale);
-        VEC size = NAME(choose)(large, (VEC){0} + scale * level, (VEC){0} + scale);
-        *decoded = (VEC)((UVEC)size | sign);
-        return sign >> 30 | ((UVEC)large & 1u);
-    }
-    *decoded = (VEC)((UVEC)((VEC){0} + scale) | sign);
-    return sign >> 31;
+    UVEC sign = (UVEC)x & 0x80000000u;
+    IVEC large = NAME(is_large)(x, level, scale);
+    VEC size = NAME(choose)(large, (VEC){0} + scale * level, (VEC){0} + scale);
+    *decoded = (VEC)((UVEC)size | sign);
+    return sign >> 30 | ((UVEC)large & 1u);
 }
 
 /* The loss, with zeros as -0.0f. decoded - wanted is +0.0f if they are equal, unless decoded is -0.0f. */
@@ -188,10 +184,8 @@ KERNEL void NAME(round)(int values, float level, float scale, const float *x, si
         NAME(round_as)(TAGC_FORMAT_INT8, 8, level, scale, x, n, decoded, errors, packed);
     else if (values == TAGC_FORMAT_INT4)
         NAME(round_as)(TAGC_FORMAT_INT4, 4, level, scale, x, n, decoded, errors, packed);
-    else if (values == TAGC_FORMAT_INT2)
-        NAME(round_as)(TAGC_FORMAT_INT2, 2, level, scale, x, n, decoded, errors, packed);
     else
-        NAME(round_as)(TAGC_FORMAT_SIGN, 1, level, scale, x, n, decoded, errors, packed);
+        NAME(round_as)(TAGC_FORMAT_INT2, 2, level, scale, x, n, decoded, errors, packed);
 }
 
 INLINE UVEC NAME(half_of)(VEC v) {
@@ -234,7 +228,6 @@ INLINE VEC NAME(widen_vector)(int values, float level, float scale, UVEC codes) 
         IVEC integers = ((IVEC)codes ^ top) - top;
         return __builtin_convertvector(integers, VEC) * scale;
     }
-    if (values == TAGC_FORMAT_SIGN) return (VEC)((UVEC)((VEC){0} + scale) | codes << 31);
     IVEC large = -(IVEC)(codes & 1u);
     VEC size = NAME(choose)(large, (VEC){0} + scale * level, (VEC){0} + scale);
     return (VEC)((UVEC)size | (codes & 2u) << 30);
@@ -267,10 +260,8 @@ KERNEL void NAME(widen)(int values, float level, const uint8_t *scales, int bloc
         NAME(widen_as)(TAGC_FORMAT_INT8, 8, level, scales, block, packed, first, n, out);
     else if (values == TAGC_FORMAT_INT4)
         NAME(widen_as)(TAGC_FORMAT_INT4, 4, level, scales, block, packed, first, n, out);
-    else if (values == TAGC_FORMAT_INT2)
-        NAME(widen_as)(TAGC_FORMAT_INT2, 2, level, scales, block, packed, first, n, out);
     else
-        NAME(widen_as)(TAGC_FORMAT_SIGN, 1, level, scales, block, packed, first, n, out);
+        NAME(widen_as)(TAGC_FORMAT_INT2, 2, level, scales, block, packed, first, n, out);
 }
 
 KERNEL void NAME(add)(float *sums, const float *x, float scale, size_t n) {

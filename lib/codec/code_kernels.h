@@ -53,7 +53,6 @@ typedef struct tagc_code_kernels {
     /* int8 and int4. first is a multiple of TAGC_RESIDUAL_BLOCK. */
     size_t (*write_residual)(int format, const float *x, size_t first, size_t n, uint32_t seed,
                              uint8_t *exponents, uint8_t *codes);
-    size_t (*write_residual_halves)(const float *x, size_t first, size_t n, uint32_t seed, uint16_t *halves);
     /* tagc_residual_put of int8; *n_misfits counts on. */
     size_t (*put_int8)(const uint32_t *indices, const float *values, size_t n, uint32_t seed,
                        const uint8_t *exponents, uint8_t *codes, uint32_t *misfits, size_t *n_misfits);

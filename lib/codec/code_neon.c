@@ -37,28 +37,22 @@ INLINE void neon_pack(const UVEC *codes, int bits, uint8_t *out) {
         vst1_u8(out, twos);
         return;
     }
-    uint16x4_t quads = vreinterpret_u16_u8(twos);
-    quads = vorr_u16(quads, vshl_u16(vshr_n_u16(quads, 8), vdup_n_s16((int16_t)(2 * bits))));
+    uint16x4_t quads = vreinterpret_u16_u8(twos); /* of 2 bits */
+    quads = vorr_u16(quads, vshl_n_u16(vshr_n_u16(quads, 8), 4));
     uint8x8_t fours = vmovn_u16(vcombine_u16(quads, quads));
     uint32_t word = vget_lane_u32(vreinterpret_u32_u8(fours), 0);
-    if (bits == 1) { /* half a byte of each */
-        word = (word & 0x000f000fu) | (word >> 4 & 0x00f000f0u);
-        word = (word & 255) | (word >> 8 & 0xff00u);
-    }
-    memcpy(out, &word, 2 * (size_t)bits);
+    memcpy(out, &word, sizeof word);
 }
 
 /* The byte of each of 16 codes, shifted so that the code is at its end. */
 INLINE void neon_unpack(const uint8_t *in, int bits, UVEC *codes) {
-    static const uint8_t bytes_of[4][16] = {{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1},
-                                            {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3},
+    static const uint8_t bytes_of[3][16] = {{0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3},
                                             {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7},
                                             {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}};
-    static const int8_t shifts_of[4][16] = {{0, -1, -2, -3, -4, -5, -6, -7, 0, -1, -2, -3, -4, -5, -6, -7},
-                                            {0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6},
+    static const int8_t shifts_of[3][16] = {{0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6},
                                             {0, -4, 0, -4, 0, -4, 0, -4, 0, -4, 0, -4, 0, -4, 0, -4},
                                             {0}};
-    int row = __builtin_ctz((unsigned)bits);
+    int row = __builtin_ctz((unsigned)bits) - 1;
     uint8_t here[16] = {0};
     memcpy(here, in, 2 * (size_t)bits);
     uint8x16_t bytes = vqtbl1q_u8(vld1q_u8(here), vld1q_u8(bytes_of[row]));

@@ -46,7 +46,6 @@ const tagc_code_kernels TABLE = {
     .widen = NAME(widen),
     .add = NAME(add),
     .write_residual = NAME(write_residual),
-    .write_residual_halves = NAME(write_residual_halves),
     .put_int8 = NAME(put_int8),
     .read_residual = NAME(read_residual),
     .copy_around = NAME(copy_around),

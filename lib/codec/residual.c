@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { PIECE = 1024, INF_BITS = 0x7f800000, LARGEST_HALF = 0x7f7f, ZERO_HALF = 0x8000 };
+enum { PIECE = 1024, INF_BITS = 0x7f800000 };
 
 static size_t block_of(int format) {
     return format == TAGC_FORMAT_INT8 ? 128 : 32;
@@ -46,7 +46,7 @@ uint32_t tagc_residual_seed(uint64_t number, uint64_t step, uint32_t rank, uint3
 }
 
 uint32_t tagc_residual_zeros(int format) {
-    return has_exponents(format) ? 0 : format == TAGC_FORMAT_BF16 ? 0x10001u * ZERO_HALF : 0x80000000u;
+    return has_exponents(format) ? 0 : 0x80000000u;
 }
 
 /* ---- one value ---- */
@@ -64,12 +64,6 @@ static uint32_t code_of(int format, float value, uint32_t exponent, uint32_t thr
     float most = format == TAGC_FORMAT_INT8 ? 127 * 0x1p24f : 7 * 0x1p28f;
     float scaled = value * tagc_bits_float(tagc_residual_scale(bits, exponent));
     return tagc_residual_code(bits, scaled > most ? most : scaled < -most ? -most : scaled, threshold);
-}
-
-static uint16_t half_of(float value, uint32_t threshold) {
-    uint32_t bits = tagc_float_bits(value), half = ((bits & 0x7fffffffu) + (threshold >> 16)) >> 16;
-    if (half > LARGEST_HALF) half = LARGEST_HALF;
-    return (uint16_t)(half == 0 ? ZERO_HALF : half | (bits >> 16 & 0x8000u));
 }
 
 /* ---- rows ---- */
@@ -138,17 +132,11 @@ void tagc_residual_write_int8(const float *values, size_t first, uint32_t seed, 
     write_codes(TAGC_FORMAT_INT8, values, first, TAGC_RESIDUAL_BLOCK, seed, exponent, codes);
 }
 
-static void write_halves(const float *values, size_t first, size_t n, uint32_t seed, uint16_t *halves) {
-    size_t i = tagc_code_best()->write_residual_halves(values, first, n, seed, halves);
-    for (; i < n; i++) halves[first + i] = half_of(values[i], threshold_of(seed, first + i));
-}
-
 void tagc_residual_write(int format, size_t n, const float *values, size_t first, size_t n_here,
                          uint32_t seed, void *row) {
     uint8_t *exponents = row, *codes = exponents + tagc_residual_exponent_bytes(format, n);
     for (size_t i = 0; format == TAGC_FORMAT_FP32 && i < n_here; i++)
         ((float *)row)[first + i] = values[i] == 0 ? -0.0f : values[i];
-    if (format == TAGC_FORMAT_BF16) write_halves(values, first, n_here, seed, row);
     if (!has_exponents(format)) return;
     size_t block = block_of(format), i = 0;
     while (n_here - i >= TAGC_RESIDUAL_BLOCK) {
@@ -192,11 +180,7 @@ size_t tagc_residual_put(int format, size_t n, const uint32_t *indices, const fl
     uint8_t *exponents = row, *codes = exponents + tagc_residual_exponent_bytes(format, n);
     if (has_exponents(format))
         return put_codes(format, indices, values, n_here, seed, exponents, codes, misfits);
-    for (size_t i = 0; i < n_here; i++)
-        if (format == TAGC_FORMAT_FP32)
-            ((float *)row)[indices[i]] = values[i] == 0 ? -0.0f : values[i];
-        else
-            ((uint16_t *)row)[indices[i]] = half_of(values[i], threshold_of(seed, indices[i]));
+    for (size_t i = 0; i < n_here; i++) ((float *)row)[indices[i]] = values[i] == 0 ? -0.0f : values[i];
     return 0;
 }
 

@@ -1,7 +1,6 @@
-/* Residuals as they are stored: rows of n values as fp32, as bf16, or as integers of 8 or 4 bits with one scale per block.
+/* Residuals as they are stored: rows of n values as fp32, or as integers of 8 or 4 bits with one scale per block.
  *
  *   fp32    n x 4 bytes
- *   bf16    n x 2 bytes
  *   int8    ceil(n / 128) exponents, one byte each, then zeros up to a multiple of 64 bytes
  *           n x 1 byte: codes, two's complement, then zeros up to a multiple of 64 bytes
  *   int4    ceil(n / 32) exponents and zeros as above
@@ -11,7 +10,7 @@
  * 127 (int4: 7) times 2^(exponent - 127), from 24 (int4: 28), so that the arithmetic below cannot overflow, up to the last whose
  * values cannot. Any other is read, too. Hence:
  *
- *   - Code 0 is -0.0f, which changes no bit of a gradient that it is added to. (fp32 and bf16 hold zeros as -0.0f, too.) A row
+ *   - Code 0 is -0.0f, which changes no bit of a gradient that it is added to. (fp32 holds zeros as -0.0f, too.) A row
  *     of zero bytes in int8 or int4 is a residual of zeros.
  *   - Every value is a bf16. What was read is written again without loss.
  *
@@ -24,10 +23,11 @@
  *   (q + threshold / 2^8) >> 24             int8; q = -v / 2^(exponent - 127) * 2^24, cut to an integer
  *   (q + threshold / 2^4) >> 28             int4; q = -v / 2^(exponent - 127) * 2^28
  *
- * and a bf16 is the upper half of the bits of |v| + threshold / 2^16, with the sign of v. So each of v's two neighbours is taken with the
- * probability that makes the mean v, but for what is cut off of q: less than 2^-24 of a step (int4: 2^-28), which is 10^-9 of the
+ * So each of v's two neighbours is taken with the probability that makes the mean v, but for what is cut off of q: less than 2^-24 of a step (int4: 2^-28), which is 10^-9 of the
  * block's largest value. With 8 random bits and a constant for the rest, what is below 1/512 of a step would become zero in
- * every step. The lower bits of a threshold are the upper ones of its neighbours: they are correlated by 1/256. */
+ * every step. The lower bits of a threshold are the upper ones of its neighbours: they are correlated by 1/256.
+ *
+ * Saved states of libtagc 0.2 may hold rows of bf16, n x 2 bytes. These are read, and not written. */
 #ifndef TAGC_CODEC_RESIDUAL_H
 #define TAGC_CODEC_RESIDUAL_H
 
@@ -46,9 +46,9 @@
 /* Values at whose multiples a row can be cut: ranges that begin there are written independently. */
 #define TAGC_RESIDUAL_BLOCK 128
 
-/* Is it one of the four? */
+/* Is it one that is written? */
 static inline int tagc_residual_is_format(int format) {
-    return format >= TAGC_FORMAT_FP32 && format <= TAGC_FORMAT_INT4;
+    return format == TAGC_FORMAT_FP32 || format == TAGC_FORMAT_INT8 || format == TAGC_FORMAT_INT4;
 }
 
 /* Bytes of a row. Rows follow each other without a gap. */
@@ -94,7 +94,7 @@ TAGC_RESIDUAL_FN uint32_t tagc_residual_exponent(int format, uint32_t largest_bi
     return exponent < most ? exponent : most;
 }
 
-/* The word of which a row of zeros consists; of bf16, the last one may be half. */
+/* The word of which a row of zeros consists. */
 uint32_t tagc_residual_zeros(int format);
 
 /* values = those at [first, first + n_here) of a row of n. */

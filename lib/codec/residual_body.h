@@ -160,26 +160,3 @@ KERNEL size_t NAME(read_residual)(int format, const uint8_t *exponents, const ui
     if (format == TAGC_FORMAT_INT8) return NAME(read_integers)(8, 7, exponents, codes, first, n, ahead, out);
     return NAME(read_integers)(4, 5, exponents, codes, first, n, ahead, out);
 }
-
-/* ---- bf16 ---- */
-
-KERNEL size_t NAME(write_residual_halves)(const float *x, size_t first, size_t n, uint32_t seed,
-                                          uint16_t *halves) {
-    uint8_t random[NAME(GROUP)];
-    size_t i = 0;
-    for (; i + NAME(GROUP) <= n; i += NAME(GROUP)) {
-        NAME(random_bytes)(seed, first + i, NAME(GROUP), random);
-        for (size_t j = 0; j < NAME(GROUP); j += LANES) {
-            UVEC thresholds[PARTS];
-            NAME(spread)(random + j, thresholds);
-            for (int p = 0; p < PARTS; p++) {
-                VEC v = NAME(load)(x + i + j + (size_t)p * WIDTH);
-                UVEC half = ((UVEC)NAME(magnitude)(v) + (thresholds[p] >> 16)) >> 16;
-                half -= (half + 0x80u) >> 15; /* not up to Inf */
-                half |= ((UVEC)v & 0x80000000u) >> 16 | ((UVEC)(half == 0) & 0x8000u);
-                NAME(halves)(half, (uint8_t *)(halves + first + i + j + (size_t)p * WIDTH));
-            }
-        }
-    }
-    return i;
-}

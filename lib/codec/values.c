@@ -7,8 +7,7 @@
  *               residual. That does not justify its time.
  *   int2        Levels a and L a. If all values are sent, L = 4: normal values alone would need 3, heavy tails 5 and more.
  *               Refitting a to its levels by least squares saves a fifth of the error on heavy tails. If only the largest
- *               are sent, they start at the threshold: L = 2. There a = 0.9 of the mean magnitude is as good as refitting.
- *   sign        The mean magnitude, which is the least-squares choice. */
+ *               are sent, they start at the threshold: L = 2. There a = 0.9 of the mean magnitude is as good as refitting. */
 #include "codec/values.h"
 #include "codec/bf16.h"
 
@@ -21,7 +20,7 @@ enum { N_REFITS = 2, PIECE = 1024, INF_BITS = 0x7f800000 };
 /* ---- formats ---- */
 
 static int bits_per_value(int values) {
-    static const int bits[] = {32, 16, 8, 4, 2, 1};
+    static const int bits[] = {32, 16, 8, 4, 2};
     return bits[values];
 }
 
@@ -81,12 +80,10 @@ static float wanted_scale(const tagc_value_format *format, const float *x, size_
         return tagc_bits_float(k->largest(x, n)) / 127;
     case TAGC_FORMAT_INT4:
         return tagc_bits_float(k->largest(x, n)) / 7;
-    case TAGC_FORMAT_INT2:
+    default:
         scale = k->mean(x, n) * (format->sparse ? 0.9f : 0.5f);
         for (int i = 0; !format->sparse && i < N_REFITS; i++) scale = k->refit(x, n, level, scale);
         return scale;
-    default:
-        return k->mean(x, n);
     }
 }
 

@@ -9,7 +9,6 @@
  *   int8    two's complement; value = scale * integer; -128 is not written
  *   int4    the same; -8 is not written
  *   int2    bit 1 is the sign (1: negative), bit 0 the magnitude: scale * 1 or scale * 4 (sparse: * 2)
- *   sign    1: negative; magnitude = scale
  *
  * The product is one fp32 multiplication. Scales are 0 or normal numbers, and small enough that no value comes near
  * Inf. If a block cannot meet that, its scale is 0, and all of it stays in the sender's residual.

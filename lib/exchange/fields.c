@@ -30,7 +30,7 @@ void tagc_field_text(const tagc_field *f, uint64_t raw, char text[TAGC_FIELD_TEX
         snprintf(text, TAGC_FIELD_TEXT_BYTES, "the default");
     else if (f->names && value == -2 && f->min == -2)
         snprintf(text, TAGC_FIELD_TEXT_BYTES, "none");
-    else if (f->names && value >= 0 && value <= f->max)
+    else if (f->names && value >= 0 && value <= f->max && f->names[(int)value])
         snprintf(text, TAGC_FIELD_TEXT_BYTES, "%s", f->names[(int)value]);
     else if (f->type == TAGC_FIELD_DOUBLE)
         snprintf(text, TAGC_FIELD_TEXT_BYTES, "%.10g", value);
@@ -49,6 +49,7 @@ static void allowed_text(const tagc_field *f, char *text, size_t n_bytes) {
     size_t n = 0;
     for (int value = (int)f->min; value <= f->max && n < n_bytes; value++) {
         const char *before = value == f->min ? "" : value == f->max ? " or " : ", ";
+        if (value >= 0 && !f->names[value]) continue;
         if (value == -1)
             n += (size_t)snprintf(text + n, n_bytes - n, "%s-1 (the default)", before);
         else
@@ -57,11 +58,16 @@ static void allowed_text(const tagc_field *f, char *text, size_t n_bytes) {
     }
 }
 
+/* Whether a value within the range is one: a name may be missing. */
+static int is_known(const tagc_field *f, double value) {
+    return !f->names || value < 0 || f->names[(int)value] != NULL;
+}
+
 tagc_status tagc_fields_check(const tagc_field *fields, int n_fields, const void *options) {
     for (int f = 0; f < n_fields; f++) {
         uint64_t raw = tagc_field_raw(&fields[f], options);
         double value = tagc_field_number(&fields[f], raw);
-        if (value >= fields[f].min && value <= fields[f].max) continue;
+        if (value >= fields[f].min && value <= fields[f].max && is_known(&fields[f], value)) continue;
         char text[TAGC_FIELD_TEXT_BYTES], allowed[160];
         tagc_field_text(&fields[f], raw, text);
         allowed_text(&fields[f], allowed, sizeof allowed);

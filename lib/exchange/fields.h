@@ -16,7 +16,8 @@ typedef struct tagc_field {
     /* Bits 1 << tagc_exchange: with these the field means something. With others it must keep its default. */
     int exchanges;
     double min, max, initial;
-    /* Of an enum: what its values 0, 1, ... are called in messages; -1 is the default, -2 none. Else NULL. */
+    /* Of an enum: what its values 0, 1, ... are called in messages, NULL if a value is not taken; -1 is the default, -2 none.
+     * Else NULL. */
     const char *const *names;
 } tagc_field;
 

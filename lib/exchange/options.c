@@ -24,7 +24,8 @@ enum {
 #define MAX_SHARD (UINT32_MAX - 63)
 
 const char *const tagc_exchange_names[] = {"dense", "sketch", "packed", "direct"};
-const char *const tagc_format_names[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
+const char *const tagc_format_names[] = {"fp32", "bf16", "int8", "int4", "int2"};
+static const char *const residual_names[] = {"fp32", NULL, "int8", "int4"};
 static const char *const op_names[] = {"avg", "sum"};
 static const char *const output_names[] = {"shard", "unit", "host_shard"};
 static const char *const rounding_names[] = {"nearest", "stochastic"};
@@ -39,14 +40,14 @@ static const tagc_field reducer_fields[] = {
     /* As it was given: its default may differ between ranks, and nothing on the wire depends on it. Without one, defaults that
      * follow differ, too, so that ranks compare this first. */
     {REDUCER(residual), TAGC_FIELD_INT, 1, SKETCH | PACKED | DIRECT, TAGC_RESIDUAL_NONE, TAGC_FORMAT_INT4, -1,
-     tagc_format_names},
-    {REDUCER(format), TAGC_FIELD_INT, 1, ALL, -1, TAGC_FORMAT_SIGN, -1, tagc_format_names},
+     residual_names},
+    {REDUCER(format), TAGC_FIELD_INT, 1, ALL, -1, TAGC_FORMAT_INT2, -1, tagc_format_names},
     {REDUCER(sparsity), TAGC_FIELD_DOUBLE, 1, SKETCH | PACKED | DIRECT, -1, 1, -1, NULL},
     {REDUCER(op), TAGC_FIELD_INT, 1, ALL, TAGC_OP_AVG, TAGC_OP_SUM, TAGC_OP_AVG, op_names},
     {REDUCER(output), TAGC_FIELD_INT, 1, ALL, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD, TAGC_OUTPUT_SHARD,
      output_names},
     {REDUCER(result_sparsity), TAGC_FIELD_DOUBLE, 1, DIRECT, -1, 1, -1, NULL},
-    {REDUCER(result_format), TAGC_FIELD_INT, 1, DIRECT, -1, TAGC_FORMAT_SIGN, -1, tagc_format_names},
+    {REDUCER(result_format), TAGC_FIELD_INT, 1, DIRECT, -1, TAGC_FORMAT_INT2, -1, tagc_format_names},
     {REDUCER(block), TAGC_FIELD_INT, 1, DIRECT, 0, 4096, 0, NULL},
     {REDUCER(ranks_per_host), TAGC_FIELD_INT, 1, DIRECT, 1, 65536, 1, NULL},
     {REDUCER(n_threads), TAGC_FIELD_INT, 0, ALL, 1, 256, 1, NULL},
@@ -329,7 +330,7 @@ tagc_status tagc_reducer_options_check_once(const tagc_reducer_options *full) {
 
 /* Checks fields that apply to the exchange, but not together with others. `full` has its defaults resolved. */
 static tagc_status check_together(const tagc_reducer_options *options, const tagc_reducer_options *full) {
-    int most = full->exchange == TAGC_EXCHANGE_DIRECT  ? TAGC_FORMAT_SIGN
+    int most = full->exchange == TAGC_EXCHANGE_DIRECT  ? TAGC_FORMAT_INT2
                : full->exchange == TAGC_EXCHANGE_DENSE ? TAGC_FORMAT_BF16
                                                        : TAGC_FORMAT_FP32;
     const char *exchange = tagc_exchange_names[full->exchange], *format = tagc_format_names[full->format];

@@ -28,7 +28,7 @@ void tagc_gatherer_options_choose(tagc_gatherer_options *options, int kind);
 /* What options ask for, which were checked. */
 int tagc_gatherer_options_kind(const tagc_gatherer_options *options);
 
-extern const char *const tagc_format_names[TAGC_FORMAT_SIGN + 1];
+extern const char *const tagc_format_names[TAGC_FORMAT_INT2 + 1];
 extern const char *const tagc_exchange_names[TAGC_EXCHANGE_DIRECT + 1];
 
 /* 1: direct that keeps no residual, and rounds at random. */

@@ -119,12 +119,11 @@ static tagc_status check_fields(const tagc_wire_header *header) {
     int is_fragment = header->kind == TAGC_WIRE_FRAGMENT;
     int is_state = header->kind == TAGC_WIRE_STATE, is_blocks = header->kind == TAGC_WIRE_BLOCKS;
     int is_changes = header->kind == TAGC_WIRE_CHANGES, is_lossless = header->kind == TAGC_WIRE_LOSSLESS;
-    int max_coding = is_fragment   ? TAGC_FORMAT_SIGN
-                     : is_blocks   ? TAGC_FORMAT_INT2
-                     : is_state    ? TAGC_FORMAT_INT4
-                     : is_changes  ? 1
-                     : is_lossless ? 0
-                                   : TAGC_WIRE_MAX_INDEX;
+    int max_coding = is_fragment || is_blocks ? TAGC_FORMAT_INT2
+                     : is_state               ? TAGC_FORMAT_INT4
+                     : is_changes             ? 1
+                     : is_lossless            ? 0
+                                              : TAGC_WIRE_MAX_INDEX;
     if (header->kind < TAGC_WIRE_INDEX || header->kind > TAGC_WIRE_LAST)
         return tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, must be in [1, %d]", header->kind,
                          TAGC_WIRE_LAST);

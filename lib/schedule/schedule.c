@@ -37,9 +37,9 @@ static tagc_status check_range(const char *name, double value, double most) {
 }
 
 static tagc_status check_format(const char *name, tagc_format format) {
-    if ((int)format >= TAGC_FORMAT_FP32 && format <= TAGC_FORMAT_SIGN) return TAGC_OK;
+    if ((int)format >= TAGC_FORMAT_FP32 && format <= TAGC_FORMAT_INT2) return TAGC_OK;
     return tagc_fail(TAGC_ERR_ARGUMENT,
-                     "%s is %d, must be fp32 (0), bf16 (1), int8 (2), int4 (3), int2 (4) or sign (5)", name,
+                     "%s is %d, must be fp32 (0), bf16 (1), int8 (2), int4 (3) or int2 (4)", name,
                      (int)format);
 }
 

@@ -89,7 +89,7 @@ static tagc_status check_step(const tagc_mesh_question *q) {
                             {"stages-per-rank", q->n_stages_per_rank, 1, 1024},
                             {"recompute", q->recompute, 0, TAGC_MESH_RECOMPUTE_ALL},
                             {"offload", q->offload, 0, 7},
-                            {"format", q->format, TAGC_FORMAT_BF16, TAGC_FORMAT_SIGN},
+                            {"format", q->format, TAGC_FORMAT_BF16, TAGC_FORMAT_INT2},
                             {"gather", q->gather, TAGC_GATHER_BF16, TAGC_GATHER_DELTA2}};
     TAGC_TRY(check_ranges(ranges, sizeof ranges / sizeof ranges[0]));
     if (!(q->sparsity >= 0 && q->sparsity < 1) || (is_plain && q->sparsity != 0))

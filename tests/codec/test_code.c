@@ -218,7 +218,7 @@ static void each_shape(void (*check)(const tagc_code_options *options)) {
     static const size_t large[] = {2048, 2049, 4097, 70000, 300001};
     static const int blocks[] = {16, 128, 4096};
     static const double densities[] = {0, 0.001, 0.0125, 0.1, 0.5, 1};
-    for (int values = TAGC_FORMAT_FP32; values <= TAGC_FORMAT_SIGN; values++)
+    for (int values = TAGC_FORMAT_FP32; values <= TAGC_FORMAT_INT2; values++)
         for (size_t i = 0; i < N_SMALL + N_BIG; i++) {
             size_t n = i < N_SMALL ? 16 + random_below(185) : large[i - N_SMALL];
             tagc_code_options o = {.n = n, .k = n, .values = values, .block = blocks[i % 3]};
@@ -258,7 +258,8 @@ static void test_round_trip(void **state) {
 static tagc_code_options random_options(size_t most) {
     static const int blocks[] = {16, 128, 512};
     size_t n = 16 + random_below(most);
-    tagc_code_options o = {.n = n, .k = n, .values = (int)random_below(6), .block = blocks[random_below(3)]};
+    tagc_code_options o = {
+        .n = n, .k = n, .values = (int)random_below(TAGC_FORMAT_INT2 + 1), .block = blocks[random_below(3)]};
     o.sparse = (int)random_below(2);
     if (o.sparse) o.k = random_below(random_below(4) ? n / 4 + 1 : n + 1);
     return o;
@@ -435,7 +436,7 @@ static void test_overflow(void **state) {
     (void)state;
     tagc_pool *pool;
     assert_int_equal(tagc_pool_create(3, &pool), TAGC_OK);
-    for (int variant = REPEATS(0, 0, 4); variant < 8 * 6; variant += REPEATS(1, 1, 9)) {
+    for (int variant = REPEATS(0, 0, 4); variant < 8 * (TAGC_FORMAT_INT2 + 1); variant += REPEATS(1, 1, 9)) {
         tagc_code_options o = {.n = variant & 2 ? (1 << 21) + 77 : 300,
                                .sparse = variant & 1,
                                .values = variant / 8,
@@ -586,13 +587,12 @@ static void check_stored(const tagc_code_options *options, int kind, tagc_pool *
 
 static void test_stored(void **state) {
     (void)state;
-    static const int formats[] = {TAGC_FORMAT_INT8, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4, TAGC_FORMAT_BF16,
-                                  TAGC_FORMAT_FP32};
+    static const int formats[] = {TAGC_FORMAT_INT8, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4, TAGC_FORMAT_FP32};
     tagc_pool *pool;
     assert_int_equal(tagc_pool_create(3, &pool), TAGC_OK);
     for (int trial = 0; trial < N_STORED; trial++) {
         tagc_code_options o = random_options(trial % 10 == 0 ? 150000 : trial % 3 == 0 ? 5000 : 700);
-        o.residual = formats[random_below(5)];
+        o.residual = formats[random_below(4)];
         o.gradient = random_below(3) ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
         check_stored(&o, (int)random_below(N_FILLS), trial % 4 ? NULL : pool);
     }
@@ -600,7 +600,7 @@ static void test_stored(void **state) {
         tagc_code_options o = random_options(3);
         o.n = (size_t)(1 << 21) + random_below(300000);
         o.k = o.sparse ? tagc_select_count(o.n, trial % 2 ? 0.95 : 0.8) : o.n;
-        o.residual = formats[random_below(5)];
+        o.residual = formats[random_below(4)];
         o.gradient = random_below(3) ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
         check_stored(&o, trial % 3 ? HEAVY : CLUMPED, trial % 4 ? NULL : pool);
     }

@@ -17,8 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const int formats[] = {TAGC_FORMAT_FP32, TAGC_FORMAT_BF16, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4};
-enum { N_FORMATS = 4, MOST = 5000 };
+static const int formats[] = {TAGC_FORMAT_FP32, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4};
+enum { N_FORMATS = 3, MOST = 5000 };
 
 static void *bytes_of(size_t n_bytes) {
     void *memory = malloc(n_bytes ? n_bytes : 1);
@@ -39,7 +39,6 @@ static size_t in_lines(size_t n_bytes) {
 
 static size_t expected_bytes(int format, size_t n) {
     if (format == TAGC_FORMAT_FP32) return 4 * n;
-    if (format == TAGC_FORMAT_BF16) return 2 * n;
     size_t n_blocks = (n + block_of(format) - 1) / block_of(format);
     return in_lines(n_blocks) + in_lines(format == TAGC_FORMAT_INT8 ? n : (n + 1) / 2);
 }
@@ -55,9 +54,9 @@ static uint32_t oracle_byte(uint32_t seed, size_t i) {
 }
 
 /* The bytes of a hash from that of the value down and round, as a share of 1. */
-static double oracle_threshold(uint32_t seed, size_t i, int n_bytes) {
+static double oracle_threshold(uint32_t seed, size_t i) {
     double threshold = 0;
-    for (int k = 0; k < n_bytes; k++)
+    for (int k = 0; k < 4; k++)
         threshold += ldexp(oracle_byte(seed, i / 4 * 4 + (i + 4 - (size_t)k) % 4), -8 * (k + 1));
     return threshold;
 }
@@ -75,20 +74,13 @@ static double oracle_code(int format, double x, int exponent, uint32_t seed, siz
     int n_bits = format == TAGC_FORMAT_INT8 ? 24 : 28;
     double most = format == TAGC_FORMAT_INT8 ? 127 : 7,
            quotient = fmin(fmax(-ldexp(x, 127 - exponent), -most), most);
-    double threshold = floor(ldexp(oracle_threshold(seed, i, 4), n_bits));
+    double threshold = floor(ldexp(oracle_threshold(seed, i), n_bits));
     return floor(ldexp(trunc(ldexp(quotient, n_bits)) + threshold, -n_bits));
 }
 
 /* What value i of x (n) becomes. */
 static float oracle(int format, const float *x, size_t n, size_t i, uint32_t seed) {
     if (format == TAGC_FORMAT_FP32) return x[i] == 0 ? -0.0f : x[i];
-    if (format == TAGC_FORMAT_BF16) { /* one of the two neighbours */
-        double below = fabs((double)float_of(bits_of(x[i]) & 0xffff0000u)),
-               part = bits_of(x[i]) % 65536 / 65536.0;
-        float above = float_of((bits_of(fabsf(x[i])) & 0xffff0000u) + 0x10000u);
-        float size = part + oracle_threshold(seed, i, 2) >= 1 && isfinite(above) ? above : (float)below;
-        return size == 0 ? -0.0f : copysignf(size, x[i]);
-    }
     size_t begin = i / block_of(format) * block_of(format), end = begin + block_of(format);
     int exponent = oracle_exponent(format, x + begin, (end < n ? end : n) - begin);
     double code = oracle_code(format, x[i], exponent, seed, i);
@@ -212,14 +204,9 @@ static void test_unbiased(void **state) {
             }
         }
         for (int i = 0; i < N; i++) {
-            double step, p;
-            if (format == TAGC_FORMAT_BF16) {
-                step = ldexp(1, (int)(bits_of(x[i]) >> 23 & 255) - 127 - 7);
-            } else {
-                size_t begin = (size_t)i / block_of(format) * block_of(format);
-                step = ldexp(1, oracle_exponent(format, x + begin, block_of(format)) - 127);
-            }
-            p = fabs(x[i]) / step - floor(fabs(x[i]) / step);
+            size_t begin = (size_t)i / block_of(format) * block_of(format);
+            double step = ldexp(1, oracle_exponent(format, x + begin, block_of(format)) - 127);
+            double p = fabs(x[i]) / step - floor(fabs(x[i]) / step);
             double variance = step * step * p * (1 - p);
             if (p * (1 - p) < 0.02) continue; /* too rare for the normal distribution */
             double z = sum[i] / sqrt(variance * N_SEEDS);
@@ -234,8 +221,7 @@ static void test_unbiased(void **state) {
 }
 
 /* Values down to a millionth of their block's largest: none is too small to count. The sum over many steps is the exact one within
- * five standard deviations, that of single values and that of all in a decade; in bf16, what is small is the part of a value that is
- * rounded off. */
+ * five standard deviations, that of single values and that of all in a decade. */
 static void test_small(void **state) {
     (void)state;
     enum { N = 1024, N_STEPS = 100000, N_DECADES = 7 };
@@ -247,7 +233,7 @@ static void test_small(void **state) {
         int format = formats[f];
         for (int i = 0; i < N; i++) {
             float size = (float)pow(10, -6.0 * (i % 32) / 31), one = i / 32 % 2 ? -1.0f : 1.0f;
-            x[i] = format == TAGC_FORMAT_BF16 ? one * (1 + size / 128) : one * size;
+            x[i] = one * size;
         }
         memset(sum, 0, sizeof sum);
         for (int s = 0; s < N_STEPS; s++) {
@@ -256,7 +242,7 @@ static void test_small(void **state) {
             for (int i = 0; i < N; i++) sum[i] += (double)out[i] - (double)x[i];
         }
         for (int i = 0; i < N; i++) {
-            double step = format == TAGC_FORMAT_BF16 ? 0x1p-7 : format == TAGC_FORMAT_INT8 ? 0x1p-6 : 0x1p-2;
+            double step = format == TAGC_FORMAT_INT8 ? 0x1p-6 : 0x1p-2;
             double p = fabs(x[i]) / step - floor(fabs(x[i]) / step),
                    of_one = step * step * p * (1 - p) * N_STEPS;
             int d = i % 32 * 6 / 31;

@@ -60,7 +60,8 @@ static void fill(int kind, float *x, size_t n) {
 
 static tagc_value_format random_format(void) {
     static const int blocks[] = {16, 32, 128, 1024, 4096};
-    return tagc_values_format((int)random_below(6), blocks[random_below(5)], (int)random_below(2));
+    return tagc_values_format((int)random_below(TAGC_FORMAT_INT2 + 1), blocks[random_below(5)],
+                              (int)random_below(2));
 }
 
 /* ---- every table ---- */
@@ -228,8 +229,7 @@ static void test_errors(void **state) {
         {TAGC_FORMAT_INT8, 0, HEAVY, 3e-4},  {TAGC_FORMAT_INT4, 0, NORMAL, 0.015},
         {TAGC_FORMAT_INT4, 0, HEAVY, 0.06},  {TAGC_FORMAT_INT4, 1, NORMAL, 0.01},
         {TAGC_FORMAT_INT2, 0, NORMAL, 0.14}, {TAGC_FORMAT_INT2, 0, HEAVY, 0.40},
-        {TAGC_FORMAT_INT2, 1, NORMAL, 0.05}, {TAGC_FORMAT_SIGN, 0, NORMAL, 0.38},
-        {TAGC_FORMAT_SIGN, 1, NORMAL, 0.06},
+        {TAGC_FORMAT_INT2, 1, NORMAL, 0.05},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         double energy = error_energy(cases[i].values, cases[i].sparse, cases[i].kind);
@@ -238,22 +238,21 @@ static void test_errors(void **state) {
     }
 }
 
-/* Integers are the nearest; the sign's scale is the mean magnitude. */
+/* Integers are the nearest. */
 static void test_scales(void **state) {
     (void)state;
     for (int trial = 0; trial < N_TRIALS; trial++) {
         float x[128], decoded[128];
         uint8_t bytes[2 + 128];
-        double sum = 0, largest = 0;
+        double largest = 0;
         fill(trial % 2 ? NORMAL : HEAVY, x, 128);
-        for (int i = 0; i < 128; i++) sum += fabs(x[i]), largest = fmax(largest, fabs(x[i]));
-        for (int values = TAGC_FORMAT_INT8; values <= TAGC_FORMAT_SIGN; values++) {
+        for (int i = 0; i < 128; i++) largest = fmax(largest, fabs(x[i]));
+        for (int values = TAGC_FORMAT_INT8; values <= TAGC_FORMAT_INT2; values++) {
             tagc_value_format format = tagc_values_format(values, 128, 0);
             tagc_values_encode(&format, x, decoded, NULL, 0, 128, 128, bytes);
             float scale = tagc_bits_float(tagc_load16(bytes) << 16);
             int most = values == TAGC_FORMAT_INT8 ? 127 : 7;
             for (int i = 0; i < 128; i++) assert_false(x[i] * decoded[i] < 0);
-            if (values == TAGC_FORMAT_SIGN) assert_true(fabs(scale / (sum / 128) - 1) < 0.005);
             if (values > TAGC_FORMAT_INT4) continue;
             assert_true(fabs(scale / (largest / most) - 1) < 0.005);
             for (int i = 0; i < 128; i++)
@@ -273,7 +272,7 @@ static void check_finite(const tagc_value_format *format, const uint8_t *bytes, 
 
 static void test_any_scale(void **state) {
     (void)state;
-    for (int values = TAGC_FORMAT_BF16; values <= TAGC_FORMAT_SIGN; values++) {
+    for (int values = TAGC_FORMAT_BF16; values <= TAGC_FORMAT_INT2; values++) {
         tagc_value_format format = tagc_values_format(values, 4096, 0);
         size_t n = 4096, n_bytes = tagc_values_bytes(&format, n), n_good = 0;
         uint8_t *bytes = bytes_of(n_bytes);

@@ -256,7 +256,7 @@ static void test_options(void **state) {
             "options.rounding is 2, must be 0 (NEAREST) or 1 (STOCHASTIC)",
             "options.rounding is STOCHASTIC, which is for INT8 and INT4; options.format is INT2",
             "struct_bytes of tagc_blocks_options is 5"};
-        if (c < 2) o.format = c == 0 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_SIGN;
+        if (c < 2) o.format = c == 0 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_INT2 + 1;
         if (c == 2) o.block = 8;
         if (c == 3) o.block = 8192;
         if (c == 4) o.block = 48;
@@ -362,7 +362,7 @@ static void test_forged(void **state) {
         if (c == 3) message[N_BYTES - 1] |= 0xf0; /* behind the last value */
         if (c == 4) header.kind = TAGC_WIRE_FRAGMENT, header.body_bytes = 0, n_bytes = HEADER;
         if (c == 5) header.body_bytes--, n_bytes--;
-        if (c == 6) header.coding = TAGC_FORMAT_SIGN;
+        if (c == 6) header.coding = TAGC_FORMAT_INT2 + 1;
         tagc_wire_write(&header, message);
         decode_refused(&o, message, n_bytes, N, TAGC_ERR_CORRUPT, texts[c]);
     }

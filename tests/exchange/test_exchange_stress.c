@@ -55,7 +55,7 @@ static float draw_value(trial *t, int kind) {
 static void draw_direct(trial *t, unit *x) {
     tagc_reducer_options *o = &x->options;
     o->exchange = TAGC_EXCHANGE_DIRECT;
-    o->format = (int)draw(t, 6);
+    o->format = (int)draw(t, TAGC_FORMAT_INT2 + 1);
     o->block = 16 << draw(t, 9);
     o->output = (int)draw(t, 3);
     do o->ranks_per_host = 1 + (int)draw(t, (uint64_t)t->world_size);

@@ -106,7 +106,6 @@ static void test_stored(void **state) {
         {"int8, residual int8", TAGC_FORMAT_INT8, TAGC_FORMAT_INT8, 0},
         {"int4, residual int8", TAGC_FORMAT_INT4, TAGC_FORMAT_INT8, 0},
         {"int4, residual int4", TAGC_FORMAT_INT4, TAGC_FORMAT_INT4, 0},
-        {"int4, residual bf16", TAGC_FORMAT_INT4, TAGC_FORMAT_BF16, 0},
         {"95 % zero, residual int8", TAGC_FORMAT_INT4, TAGC_FORMAT_INT8, 0.95},
         {"95 % zero, residual int4", TAGC_FORMAT_INT4, TAGC_FORMAT_INT4, 0.95},
     };

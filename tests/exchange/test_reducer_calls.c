@@ -91,7 +91,7 @@ static void change_levels(rank_run *run) {
         int format, block;
         double sparsity;
     } levels[] = {{TAGC_FORMAT_INT8, 0, 0},    {TAGC_FORMAT_INT4, 64, 0}, {TAGC_FORMAT_INT2, 32, 0.9},
-                  {TAGC_FORMAT_INT2, 32, 0.5}, {TAGC_FORMAT_SIGN, 0, 0},  {TAGC_FORMAT_FP32, 0, 0},
+                  {TAGC_FORMAT_INT2, 32, 0.5}, {TAGC_FORMAT_INT2, 0, 0},  {TAGC_FORMAT_FP32, 0, 0},
                   {TAGC_FORMAT_INT4, 0, 0}};
     caller c = new_caller(run, TAGC_EXCHANGE_DIRECT);
     c.options.format = TAGC_FORMAT_INT8;

@@ -25,7 +25,7 @@ static const difference differences[] = {
     {"op", TAGC_EXCHANGE_PACKED, TAGC_OP_SUM, "op: rank 12 has sum, rank 10 has avg"},
     {"output", TAGC_EXCHANGE_PACKED, TAGC_OUTPUT_UNIT, "output: rank 12 has unit, rank 10 has shard"},
     {"seed", TAGC_EXCHANGE_SKETCH, 1, NULL},
-    {"format", TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_SIGN, NULL},
+    {"format", TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, NULL},
     {"format", TAGC_EXCHANGE_DENSE, TAGC_FORMAT_BF16, "format: rank 12 has bf16, rank 10 has fp32"},
     {"block", TAGC_EXCHANGE_DIRECT, 64, NULL},
     {"ranks_per_host", TAGC_EXCHANGE_DIRECT, 2, NULL},

@@ -33,7 +33,6 @@ static const struct {
     {"format", TAGC_FORMAT_INT8, DIRECT, "format is int8, but exchange"},
     {"format", TAGC_FORMAT_INT4, DIRECT, "format is int4, but exchange"},
     {"format", TAGC_FORMAT_INT2, DIRECT, "format is int2, but exchange"},
-    {"format", TAGC_FORMAT_SIGN, DIRECT, "format is sign, but exchange"},
     {"sparsity", 0, ALL, ""},
     {"sparsity", 0.5, SKETCH | PACKED | DIRECT, "sparsity is 0.5, but exchange dense has no sparsity"},
     {"op", TAGC_OP_SUM, ALL, ""},
@@ -44,7 +43,6 @@ static const struct {
     {"n_threads", 2, ALL, ""},
     {"residual", TAGC_FORMAT_FP32, SKETCH | PACKED | DIRECT,
      "residual is fp32, but exchange dense has no residual"},
-    {"residual", TAGC_FORMAT_BF16, DIRECT, "residual is bf16, but exchange"},
     {"residual", TAGC_FORMAT_INT8, DIRECT, "residual is int8, but exchange"},
     {"residual", TAGC_FORMAT_INT4, DIRECT, "residual is int4, but exchange"},
     {"residual", TAGC_RESIDUAL_NONE, DIRECT, "residual is none, but exchange"},
@@ -113,25 +111,27 @@ static void bad_numbers(rank_run *run) {
 static void bad_enums(rank_run *run) {
     static const struct {
         const char *field, *text;
+        int value;
     } enums[] = {
-        {"exchange", "exchange is 9, must be dense (0), sketch (1), packed (2) or direct (3)"},
+        {"exchange", "exchange is 9, must be dense (0), sketch (1), packed (2) or direct (3)", 9},
         {"format",
-         "format is 9, must be -1 (the default), fp32 (0), bf16 (1), int8 (2), int4 (3), int2 (4) or "
-         "sign (5)"},
-        {"residual",
-         "residual is 9, must be none (-2), -1 (the default), fp32 (0), bf16 (1), int8 (2) or int4 (3)"},
-        {"gradient", "gradient is 9, must be fp32 (0) or bf16 (1)"},
-        {"op", "op is 9, must be avg (0) or sum (1)"},
-        {"output", "output is 9, must be shard (0), unit (1) or host_shard (2)"},
-        {"index", "index is 9, must be or (0), sum4 (1) or sum1 (2)"},
-        {"cells", "cells is 9, must be fp32 (0) or fixed (1)"},
-        {"unpeeled", "unpeeled is 9, must be packed (0), residual (1) or estimate (2)"},
+         "format is 9, must be -1 (the default), fp32 (0), bf16 (1), int8 (2), int4 (3) or int2 "
+         "(4)",
+         9},
+        {"residual", "residual is 9, must be none (-2), -1 (the default), fp32 (0), int8 (2) or int4 (3)", 9},
+        {"residual", "residual is 1, must be none (-2), -1 (the default), fp32 (0), int8 (2) or int4 (3)", 1},
+        {"gradient", "gradient is 9, must be fp32 (0) or bf16 (1)", 9},
+        {"op", "op is 9, must be avg (0) or sum (1)", 9},
+        {"output", "output is 9, must be shard (0), unit (1) or host_shard (2)", 9},
+        {"index", "index is 9, must be or (0), sum4 (1) or sum1 (2)", 9},
+        {"cells", "cells is 9, must be fp32 (0) or fixed (1)", 9},
+        {"unpeeled", "unpeeled is 9, must be packed (0), residual (1) or estimate (2)", 9},
     };
     for (size_t i = 0; i < sizeof enums / sizeof enums[0]; i++) {
         both b = {.options = good_options(run->world_size)};
         int is_paper;
         tagc_paper_options_init(&b.paper);
-        set_field(&b, enums[i].field, 9, &is_paper);
+        set_field(&b, enums[i].field, enums[i].value, &is_paper);
         if (is_paper) b.options.paper = &b.paper;
         expect_refusal(run, &b.options, TAGC_ERR_ARGUMENT, enums[i].text);
     }
@@ -211,10 +211,9 @@ static void bad_without_residual(rank_run *run) {
          "sparsity is 0.5, must be 0 where residual is none: what is not sent would be lost"},
         {"format", TAGC_FORMAT_BF16, "format is bf16, must be fp32, int8 or int4 where residual is none"},
         {"format", TAGC_FORMAT_INT2, "format is int2, must be"},
-        {"format", TAGC_FORMAT_SIGN, "format is sign, must be"},
         {"result_sparsity", 0.25, "result_sparsity is 0.25, must be 0 where residual is none"},
         {"result_format", TAGC_FORMAT_BF16, "result_format is bf16, must be"},
-        {"result_format", TAGC_FORMAT_SIGN, "result_format is sign, must be"},
+        {"result_format", TAGC_FORMAT_INT2, "result_format is int2, must be"},
     };
     both b;
     int is_paper;

@@ -36,7 +36,9 @@ static void run_steps(rank_run *run) {
         CHECK(run,
               tagc_reducer_run(reducer, x->gradients + row * n, x->outputs + row * n_out, stats) == TAGC_OK);
         uint64_t n_residual = residual_to(reducer, x->residuals + row * n);
-        CHECK(run, n_residual == (x->options.exchange == TAGC_EXCHANGE_DENSE ? 0 : n));
+        int is_paper =
+            x->options.exchange == TAGC_EXCHANGE_SKETCH || x->options.exchange == TAGC_EXCHANGE_PACKED;
+        CHECK(run, n_residual == (is_paper ? n : 0));
     }
     tagc_reducer_destroy(reducer);
 }
@@ -198,6 +200,34 @@ static void test_dense_chunks(void **state) {
     destroy_experiment(&x);
 }
 
+/* direct at sparsity 0 gives the bits of dense, with two exceptions. Where sums are sent back in bf16, its owner adds its own part
+ * unrounded. For a shard each part is divided by W before it is added, so the bits are the same only where W is a power of two. */
+static void test_direct_is_dense(void **state) {
+    (void)state;
+    for (int world_size = 1; world_size <= 8; world_size++)
+        for (int variant = 0; variant < 8; variant++) {
+            experiment x[2];
+            rank_run runs[MAX_RANKS];
+            for (int i = 0; i < 2; i++) {
+                x[i] = make_experiment(world_size, 1999, 11);
+                x[i].options.exchange = i ? TAGC_EXCHANGE_DIRECT : TAGC_EXCHANGE_DENSE;
+                x[i].options.sparsity = i ? 0 : -1;
+                x[i].options.format = variant & 1 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+                x[i].options.output = variant & 2 ? TAGC_OUTPUT_UNIT : TAGC_OUTPUT_SHARD;
+                x[i].options.op = variant & 4 ? TAGC_OP_SUM : TAGC_OP_AVG;
+                run_ranks(world_size, run_steps, &x[i], NULL, runs);
+            }
+            size_t n_bytes = N_STEPS * (size_t)world_size * output_elems(&x[0], world_size) * sizeof(float);
+            int is_same = memcmp(x[0].outputs, x[1].outputs, n_bytes) == 0;
+            int is_unit = variant & 2, is_bf16 = variant & 1, is_sum = variant & 4;
+            int divides_alike = is_unit || is_sum || (world_size & (world_size - 1)) == 0;
+            if (is_same != (divides_alike && (!is_unit || !is_bf16 || world_size == 1)))
+                fail_msg("%d ranks, variant %d: %s bits", world_size, variant,
+                         is_same ? "the same" : "other");
+            for (int i = 0; i < 2; i++) destroy_experiment(&x[i]);
+        }
+}
+
 /* θ = 0 keeps everything: what comes out is the plain reduce-scatter, whatever the exchange. */
 static void test_nothing_zeroed(void **state) {
     (void)state;
@@ -283,7 +313,7 @@ int main(void) {
         cmocka_unit_test(test_sketch_fixed),   cmocka_unit_test(test_sketch_fp32),
         cmocka_unit_test(test_dense),          cmocka_unit_test(test_dense_chunks),
         cmocka_unit_test(test_nothing_zeroed), cmocka_unit_test(test_everything_zeroed),
-        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_threads),        cmocka_unit_test(test_direct_is_dense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

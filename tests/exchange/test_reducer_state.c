@@ -5,7 +5,8 @@
 
 #include <math.h>
 
-enum { SHARD = 1000, N_DAMAGES = 200, HEADER = 64 };
+enum { SHARD = 1000, N_DAMAGES = 200, HEADER = 64, N_FORMATS = 3 };
+static const int formats[N_FORMATS] = {TAGC_FORMAT_FP32, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4};
 #define EMPTY_BITS 0x80000000u /* of an element of an empty residual */
 
 /* Two reducers of the same unit, and what the first one saved after a step. */
@@ -24,9 +25,7 @@ static uint64_t stored_bytes(int format, size_t n_rows, size_t shard) {
     size_t blocks = format == TAGC_FORMAT_INT8 ? (shard + 127) / 128 : (shard + 31) / 32;
     size_t codes = format == TAGC_FORMAT_INT8 ? shard : (shard + 1) / 2;
     size_t integers = (blocks + 63) / 64 * 64 + (codes + 63) / 64 * 64;
-    return n_rows * (format == TAGC_FORMAT_FP32   ? shard * 4
-                     : format == TAGC_FORMAT_BF16 ? shard * 2
-                                                  : integers);
+    return n_rows * (format == TAGC_FORMAT_FP32 ? shard * 4 : integers);
 }
 
 static int make(rank_run *run, two *t) {
@@ -117,8 +116,8 @@ static void go_on_by_values(two *t) {
 }
 
 /* How far a value of each format may be from what was loaded: the largest of its block, in a row of a shard, by this. */
-static const float codes[] = {[TAGC_FORMAT_FP32] = INFINITY, [TAGC_FORMAT_BF16] = 127, 63, 3};
-static const size_t blocks[] = {[TAGC_FORMAT_FP32] = 1, [TAGC_FORMAT_BF16] = 1, 128, 32};
+static const float codes[] = {[TAGC_FORMAT_FP32] = INFINITY, [TAGC_FORMAT_INT8] = 63, [TAGC_FORMAT_INT4] = 3};
+static const size_t blocks[] = {[TAGC_FORMAT_FP32] = 1, [TAGC_FORMAT_INT8] = 128, [TAGC_FORMAT_INT4] = 32};
 
 static float largest_near(const float *values, size_t shard, size_t i, size_t block) {
     float largest = 0;
@@ -132,7 +131,8 @@ static void load_into_others(two *t) {
     rank_run *run = t->run;
     CHECK(run, tagc_reducer_state_save(t->one, t->saved, t->n_bytes) == TAGC_OK);
     residual_to(t->one, t->output);
-    for (int format = TAGC_FORMAT_FP32; format <= TAGC_FORMAT_INT4; format++) {
+    for (int f = 0; f < N_FORMATS; f++) {
+        int format = formats[f];
         tagc_reducer_options options = t->options;
         tagc_reducer *other;
         double error = 0, size = 0;
@@ -177,13 +177,49 @@ static void save_body(rank_run *run) {
 
 static void in_every_format(void (*body)(rank_run *run)) {
     rank_run runs[MAX_RANKS];
-    for (int format = TAGC_FORMAT_FP32; format <= TAGC_FORMAT_INT4; format++)
+    for (int f = 0; f < N_FORMATS; f++) {
+        int format = formats[f];
         run_ranks(2, body, &format, NULL, runs);
+    }
 }
 
 static void test_save(void **state) {
     (void)state;
     in_every_format(save_body);
+}
+
+/* Rows of bf16, as libtagc 0.2 saved them where it was asked to. The values are small integers, which every format has. */
+static void load_halves(rank_run *run) {
+    two t;
+    if (make(run, &t)) {
+        t.n_bytes = HEADER + 2 * t.n;
+        t.saved = calloc(1, t.n_bytes);
+        for (size_t i = 0; i < t.n; i++) {
+            uint32_t bits = bits_of((float)(i % 15) - 7);
+            uint16_t half = bits ? (uint16_t)(bits >> 16) : 0x8000;
+            memcpy(t.saved + HEADER + 2 * i, &half, sizeof half);
+        }
+        tagc_wire_header header = {.kind = TAGC_WIRE_STATE,
+                                   .coding = TAGC_FORMAT_BF16,
+                                   .k = SHARD,
+                                   .n_elems = t.n,
+                                   .n_items = (uint32_t)run->world_size,
+                                   .body_bytes = 2 * t.n,
+                                   .step = 7};
+        tagc_wire_write(&header, t.saved);
+        load(&t, t.saved);
+        CHECK(run, residual_to(t.other, t.again) == t.n && tagc_reducer_steps(t.other) == 7);
+        for (size_t i = 0; i < t.n; i++) CHECK(run, t.again[i] == (float)(i % 15) - 7);
+        memcpy(t.saved + HEADER, (uint16_t[]){0x7f80}, 2); /* Inf */
+        tagc_wire_write(&header, t.saved);
+        CHECK(run, tagc_reducer_state_load(t.other, t.saved, t.n_bytes) == TAGC_ERR_CORRUPT);
+    }
+    free_all(&t);
+}
+
+static void test_halves(void **state) {
+    (void)state;
+    in_every_format(load_halves);
 }
 
 /* t->again: the residual before. */
@@ -330,10 +366,10 @@ static void test_another_world(void **state) {
         int n = 0;
         for (int size = cases[c].first; size <= cases[c].last; size++)
             for (int per_host = 1; per_host <= 4; per_host *= 2)
-                for (int format = TAGC_FORMAT_FP32; format <= TAGC_FORMAT_INT4; format++)
+                for (int f = 0; f < N_FORMATS; f++)
                     if (cases[c].n_elems % (uint64_t)size == 0 && size % per_host == 0 &&
                         (per_host == 1 || per_host < size)) /* else there is no residual */
-                        make_world(&worlds[n++], cases[c].n_elems, size, per_host, format);
+                        make_world(&worlds[n++], cases[c].n_elems, size, per_host, formats[f]);
         assert_true(n > 4);
         for (int w = 0; w < n; w++)
             for (int is_integer = 0; is_integer < 2; is_integer++)
@@ -343,7 +379,7 @@ static void test_another_world(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_save), cmocka_unit_test(test_change),
-                                       cmocka_unit_test(test_another_world)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_save), cmocka_unit_test(test_halves),
+                                       cmocka_unit_test(test_change), cmocka_unit_test(test_another_world)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

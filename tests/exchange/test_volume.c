@@ -212,7 +212,7 @@ static void direct(void **state) {
                 tagc_reducer_options_init(&c.options);
                 tagc_paper_options_init(&c.paper);
                 c.options.exchange = TAGC_EXCHANGE_DIRECT;
-                c.options.format = (variant + (int)w) % 6;
+                c.options.format = (variant + (int)w) % 5;
                 c.options.sparsity = sparsities[variant % 4];
                 c.options.output = variant / 4 % 3;
                 c.options.ranks_per_host = per_host;
@@ -266,7 +266,7 @@ static void direct_expected_length(void **state) {
         tagc_reducer_options_init(&e.options);
         e.options.exchange = TAGC_EXCHANGE_DIRECT;
         e.options.n_elems = 20000 * (uint64_t)world_size;
-        e.options.format = variant % 6;
+        e.options.format = variant % 5;
         e.options.sparsity = sparsities[variant % 4];
         e.options.output = variant / 8;
         e.options.ranks_per_host = variant % 3 ? 1 : 2;

@@ -151,7 +151,7 @@ static void test_fragment_headers(void **state) {
     }
     for (int c = 0; c < 5; c++) {
         header = worked;
-        if (c == 0) header.coding = TAGC_FORMAT_SIGN + 1;
+        if (c == 0) header.coding = TAGC_FORMAT_INT2 + 1;
         if (c == 1) header.index_bytes = 22;
         if (c == 2) header.flags = TAGC_WIRE_FLAG_NONFINITE;
         if (c == 3) header.flags = 2;

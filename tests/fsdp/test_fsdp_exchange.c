@@ -194,7 +194,7 @@ static void nothing_is_lost(void **state) {
                                    DIRECT(INT4, 0.9),
                                    DIRECT(INT8, 0),
                                    SKETCH,
-                                   DIRECT(SIGN, 0),
+                                   DIRECT(INT2, 0),
                                    DENSE,
                                    DIRECT(BF16, 0.8),
                                    PACKED,
@@ -223,7 +223,7 @@ static void hosts_lose_nothing(void **state) {
         DIRECT(FP32, 0.9), DIRECT(FP32, 0.5), DENSE, DIRECT(FP32, 0.95), PACKED, DIRECT(FP32, 0), DENSE};
     static const setup hosts_only[] = {DIRECT(FP32, 0.9), DIRECT(FP32, 0.5), DENSE, DIRECT(FP32, 0.95),
                                        DENSE};
-    static const setup rounded[] = {DIRECT(INT4, 0.9), DENSE, DIRECT(INT8, 0), DIRECT(SIGN, 0.5), DENSE};
+    static const setup rounded[] = {DIRECT(INT4, 0.9), DENSE, DIRECT(INT8, 0), DIRECT(INT2, 0.5), DENSE};
 #ifdef TAGC_SANITIZED
     static const int worlds[][2] = {{2, 2}, {4, 2}, {6, 3}};
 #else
@@ -292,7 +292,7 @@ static void fail_alike(tagc_comm *comm, void *arg) {
         if (last && kind == 1) flat = -1;
         if (last && kind == 2) flat = 1, expected = TAGC_ERR_MISMATCH;
         if (last && kind == 3) o.block = 17;
-        if (last && kind == 4) o.format = TAGC_FORMAT_SIGN;
+        if (last && kind == 4) o.format = TAGC_FORMAT_INT8;
         if (kind == 2 || kind == 4) expected = TAGC_ERR_MISMATCH;
         CHECK(tagc_fsdp_set_exchange(f, flat, last && kind == 5 ? NULL : &o) == expected);
         CHECK(f->tables.flats[0].reducer == before && residual_to(before, now) == n);

@@ -111,7 +111,7 @@ static void test_direct(void **state) {
             if (world_size % per_host) continue;
             options.n_elems = (variant < 9 ? 3000u : 40000u) * (uint64_t)world_size;
             options.exchange = TAGC_EXCHANGE_DIRECT;
-            options.format = variant % 6;
+            options.format = variant % 5;
             options.output = variant % 3;
             options.ranks_per_host = per_host;
             options.sparsity = variant % 5 ? 0.95 : 0;

@@ -195,7 +195,7 @@ static void direct_blocks(void **state) {
         run.options.sharding = variant % 4;
         run.options.reducer.exchange = TAGC_EXCHANGE_DIRECT;
         run.options.reducer.sparsity = 0;
-        run.options.reducer.format = variant % 6;
+        run.options.reducer.format = variant % 5;
         run.options.reducer.block = 16 << variant % 3;
         run.options.two_level = variant % 3 == 0;
         if (run.options.two_level || run.options.sharding == TAGC_SHARD_HYBRID)
@@ -203,7 +203,7 @@ static void direct_blocks(void **state) {
         run.options.dense_format = variant / 2 % 2;
         if (mild) {
             run.options.mild = run.options.reducer;
-            run.options.mild.format = (variant + 3) % 6;
+            run.options.mild.format = (variant + 3) % 5;
         }
         if (mild && variant % 2) {
             run.options.reducer.exchange = TAGC_EXCHANGE_DENSE;

@@ -261,8 +261,8 @@ static void wrong_arguments_are_named(void **state) {
     WRONG_OPTION(sparsity, 1.5, "sparsity is 1.5");
     WRONG_OPTION(sparsity, (double)NAN, "sparsity is");
     WRONG_OPTION(mild_sparsity, -1, "mild_sparsity is -1");
-    WRONG_OPTION(format, (tagc_format)6,
-                 "format is 6, must be fp32 (0), bf16 (1), int8 (2), int4 (3), int2 (4) or sign (5)");
+    WRONG_OPTION(format, (tagc_format)5,
+                 "format is 5, must be fp32 (0), bf16 (1), int8 (2), int4 (3) or int2 (4)");
     WRONG_OPTION(mild_format, (tagc_format)-1, "mild_format is -1");
     WRONG_OPTION(short_beta1, 1, "short_beta1 is 1");
     WRONG_OPTION(struct_bytes, 3, "struct_bytes of tagc_schedule_options is 3");

@@ -105,8 +105,8 @@ static sums_row shape_sums(const tagc_batch_row *from) {
 }
 
 static const char *name_of(int format) {
-    static const char *const names[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
-    return format >= 0 && format <= TAGC_FORMAT_SIGN ? names[format] : "unknown";
+    static const char *const names[] = {"fp32", "bf16", "int8", "int4", "int2"};
+    return format >= 0 && format <= TAGC_FORMAT_INT2 ? names[format] : "unknown";
 }
 
 static tagc_status check_row(const tagc_batch_row *row, size_t index) {
@@ -117,7 +117,7 @@ static tagc_status check_row(const tagc_batch_row *row, size_t index) {
                          o->n, o->k);
     if (!tagc_residual_is_format(o->residual))
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "row %zu of a batch: the residual is %s, must be fp32, bf16, int8 or int4", index,
+                         "row %zu of a batch: the residual is %s, must be fp32, int8 or int4", index,
                          name_of(o->residual));
     if (o->gradient != TAGC_FORMAT_FP32 && o->gradient != TAGC_FORMAT_BF16)
         return tagc_fail(TAGC_ERR_ARGUMENT, "row %zu of a batch: the gradient is %s, must be fp32 or bf16",

@@ -15,7 +15,7 @@ constexpr float MIN_NORMAL = 1.17549435e-38f;
 constexpr unsigned RUN = 4096; /* elements that a block of threads takes: whole blocks of values */
 
 __host__ __device__ __forceinline__ int bits_per_value(int values) {
-    return 32 >> values; /* fp32, bf16, int8, int4, int2, sign */
+    return 32 >> values; /* fp32, bf16, int8, int4, int2 */
 }
 
 __host__ __device__ __forceinline__ int has_scales(int values) {
@@ -74,7 +74,6 @@ __device__ __forceinline__ float wanted_scale(const value_format *f, const value
     float sum = 0;
     for (unsigned r = 0; r < block->n_rounds; r++) sum += float_of(magnitude(block->at(r))) * 0x1p-12f;
     const float mean = half_sum(sum) * (4096.0f / n);
-    if (f->values == TAGC_FORMAT_SIGN) return mean;
     float scale = mean * (f->sparse ? 0.9f : 0.5f);
     for (int refit = 0; !f->sparse && refit < 2; refit++) {
         float sums = 0, squares = 0;
@@ -123,7 +122,6 @@ __device__ __forceinline__ float lost(float wanted, float decoded) {
 /* x is at position `at`. Where rounding is stochastic, nobody reads `decoded`. */
 __device__ __forceinline__ uint32_t round_value(const value_format *f, float scale, float inverse, float x,
                                                 uint32_t at, float *decoded) {
-    const uint32_t sign = bits_of(x) & SIGN;
     if (f->values == TAGC_FORMAT_INT8 || f->values == TAGC_FORMAT_INT4) {
         const float magic = 12582912.0f, most = f->values == TAGC_FORMAT_INT8 ? 127.0f : 7.0f;
         float clamped = x * inverse;
@@ -139,14 +137,11 @@ __device__ __forceinline__ uint32_t round_value(const value_format *f, float sca
         *decoded = (shifted - magic) * scale;
         return bits_of(shifted) & (f->values == TAGC_FORMAT_INT8 ? 255u : 15u);
     }
-    if (f->values == TAGC_FORMAT_INT2) {
-        const float level = level_of(f);
-        const int is_large = float_of(magnitude(x)) > scale * ((1 + level) / 2);
-        *decoded = float_of(bits_of(is_large ? scale * level : scale) | sign);
-        return sign >> 30 | (uint32_t)is_large;
-    }
-    *decoded = float_of(bits_of(scale) | sign);
-    return sign >> 31;
+    const uint32_t sign = bits_of(x) & SIGN;
+    const float level = level_of(f);
+    const int is_large = float_of(magnitude(x)) > scale * ((1 + level) / 2);
+    *decoded = float_of(bits_of(is_large ? scale * level : scale) | sign);
+    return sign >> 30 | (uint32_t)is_large;
 }
 
 __device__ __forceinline__ uint32_t half_of(float x) {
@@ -172,11 +167,11 @@ __device__ __forceinline__ float value_at(const value_format *f, const uint8_t *
     const float scale = float_of(load16(bytes + 2 * (i >> f->shift)) << 16);
     const size_t bit = i * bits;
     const uint32_t code = bytes[scales_bytes(f, n) + bit / 8] >> bit % 8 & ((1u << bits) - 1);
-    if (f->values == TAGC_FORMAT_SIGN) return float_of(bits_of(scale) | code << 31);
-    if (f->values == TAGC_FORMAT_INT2)
-        return float_of(bits_of(code & 1u ? scale * level_of(f) : scale) | (code & 2u) << 30);
-    const int top = 1 << (bits - 1);
-    return (float)(((int)code ^ top) - top) * scale;
+    if (f->values != TAGC_FORMAT_INT2) {
+        const int top = 1 << (bits - 1);
+        return (float)(((int)code ^ top) - top) * scale;
+    }
+    return float_of(bits_of(code & 1u ? scale * level_of(f) : scale) | (code & 2u) << 30);
 }
 
 /* ---- a block of values ---- */

@@ -84,15 +84,15 @@ def compress(
         parameter changes to `sparsity` or `mild_sparsity` when its gradients are mostly noise. Default: if
         sparsity is not given. If Adam keeps a long first moment, or compress() does not get the optimizer,
         all parameters then stay at 4 bits.
-    values: format of a sent value, "fp32", "bf16", "int8", "int4", "int2" or "sign"; default "int2", "fp32"
+    values: format of a sent value, "fp32", "bf16", "int8", "int4" or "int2"; default "int2", "fp32"
         at sparsity 0.
     layers: the compressed parameters: "non-attention-linear" (default), "all", "none", or a function (name,
         parameter) -> "compressed", "mild" or "dense". rules: {pattern of names: class}, tried first.
     mild, mild_sparsity: format and sparsity of attention and positions: "dense" or one of `values`; default
         "int4" at 0.85.
     exchange: "direct" (default), "packed", "sketch" (the paper's) or "dense".
-    residual: how exchange "direct" stores what was not sent between steps: "int8" (default), "int4", "bf16"
-        or "fp32", in 1, 0.5, 2 or 4 bytes per value. Rounding is stochastic: what it loses is zero on
+    residual: how exchange "direct" stores what was not sent between steps: "int8" (default), "int4" or
+        "fp32", in 1, 0.5 or 4 bytes per value. Rounding is stochastic: what it loses is zero on
         average.
     parameters: FSDP2: format of gathers, between hosts of several ranks: None (torch's own), "fp32", "bf16",
         "lossless" (bf16, bit for bit, in about 11 bits), "int8", or changes since the last gather: "delta8",

@@ -17,15 +17,15 @@ from tagc.torch.schedule import policy
 EVERY_VALUE = ("int4", 0)  # without selection, and of LocalSteps
 EVERY_VALUE_BLOCK = 32  # values that share a scale then; among more, small ones arrive late and in bursts
 TRANSPORTS = ("host", "gloo", "native")
-RESIDUALS = ("fp32", "bf16", "int8", "int4")
+RESIDUALS = ("fp32", "int8", "int4")
 NOT_GIVEN: Any = None  # Options replaces it by a value
 
 # What users write, for their editors and type checkers; Options checks it at run time.
-Values = Literal["fp32", "bf16", "int8", "int4", "int2", "sign"]
+Values = Literal["fp32", "bf16", "int8", "int4", "int2"]
 Mild = Literal["dense"] | Values
 Exchange = Literal["direct", "packed", "sketch", "dense"]
 Parameters = Literal["fp32", "bf16", "lossless", "int8", "delta8", "delta4", "delta2"]
-Residual = Literal["fp32", "bf16", "int8", "int4"]
+Residual = Literal["fp32", "int8", "int4"]
 Class = Literal["compressed", "mild", "dense"]
 Layers = Literal["non-attention-linear", "all", "none"] | Callable[[str, torch.Tensor], str]
 
