@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import tagc.torch as tagc
-from tagc.run.checkpoints import Checkpoints
+from tagc.run.checkpoints import Checkpoints, is_training
 
 WRAPPERS = (DistributedDataParallel, FSDPModule, FullyShardedDataParallel)
 
@@ -151,8 +151,8 @@ class Training:
         # compiled code calls this for each module that it has in it
         if torch.compiler.is_compiling() or self._seen.get(module) is type(module):
             return
-        if self._is_busy or not (module.training and torch.is_grad_enabled()):
-            return  # an evaluation
+        if self._is_busy or not is_training(module):
+            return
         roots = roots_in(module)
         trained = [root for root in roots if any(p.requires_grad for p in root.parameters())]
         if roots and not trained:
