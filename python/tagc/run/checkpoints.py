@@ -73,7 +73,7 @@ def has_weights(saved: Any, model: torch.nn.Module) -> bool:
 
 
 def is_training(module: torch.nn.Module) -> bool:
-    """Returns whether a forward pass of the module is one of training, not of an evaluation. A wrapper may be in
+    """Returns whether a forward pass of the module is of training, not of an evaluation. A wrapper may be in
     eval() around a module that is not, as Lightning's."""
     modes = (module.training, *(child.training for child in module.children()))
     return torch.is_grad_enabled() and any(modes)
