@@ -1,144 +1,18 @@
 """python -m tagc run: scripts that know nothing of tagc (run_scripts/), as two ranks, beside the same scripts
-as they are. Ranks are forks with what torchrun sets, but for one test, which takes torchrun."""
+as they are."""
 
-import json
-import multiprocessing.connection
 import os
-import pathlib
 import re
-import runpy
 import subprocess
 import sys
-import time
 
 import pytest
 
 torch = pytest.importorskip("torch")
-import ranks
+import ranks  # noqa: F401  # run.py looks for it
+from run_script import SCRIPTS, SELECTING, TRIAL, check, losses, plain, ran, resumed
 
 from tagc.commands import main
-
-SCRIPTS = pathlib.Path(__file__).parent / "run_scripts"
-TRIAL = ("--even-on-one-host",)
-SELECTING = (*TRIAL, "--sparsity", "0.9", "--values", "fp32")
-
-
-def rank_main(words, folder, environment, output):
-    """One rank: words of `tagc run`, or a script as it is."""
-    os.environ.update(environment)
-    os.chdir(folder)
-    to = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.dup2(to, 1)
-    os.dup2(to, 2)
-    torch.set_num_threads(1)
-    code = 0
-    try:
-        if words[0] == "run":
-            sys.path[0] = str(folder)
-            code = main.main(words)
-        else:
-            sys.path[0], sys.argv = os.path.dirname(words[0]), list(words)
-            runpy.run_path(words[0], run_name="__main__")
-    except SystemExit as end:
-        code = end.code or 0
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    os._exit(code)
-
-
-def started(folder, *words, n=2):
-    """Returns what the ranks print. Their store is here, as torchrun's is in its agent."""
-    store, output = ranks._store(), folder / f"output{time.monotonic_ns()}"
-    environment = {
-        "WORLD_SIZE": f"{n}", "LOCAL_WORLD_SIZE": f"{n}", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": f"{store.port}", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "none",
-        "GROUP_RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0", "TOKENIZERS_PARALLELISM": "false",
-        "ACCELERATE_USE_CPU": "true",
-    }  # fmt: skip
-    processes = [
-        ranks.fresh().Process(
-            target=rank_main,
-            args=(words, folder, environment | {"RANK": f"{r}", "LOCAL_RANK": f"{r}"}, output),
-        )
-        for r in range(n)
-    ]
-    for process in processes:
-        process.start()
-    end = time.monotonic() + 120
-    while (
-        any(p.is_alive() for p in processes)
-        and not any(p.exitcode for p in processes)
-        and time.monotonic() < end
-    ):
-        multiprocessing.connection.wait([p.sentinel for p in processes if p.is_alive()], 1)
-    hang = [
-        process.kill() for process in processes if process.is_alive()
-    ]  # as torchrun does, if one has failed
-    for process in processes:
-        process.join()
-    text = output.read_text()
-    assert not hang and not any(process.exitcode for process in processes), text
-    return text
-
-
-def ran(folder, options, script, *words):
-    return started(folder, "run", *options, str(SCRIPTS / script), *words)
-
-
-def plain(folder, script, *words):
-    return started(folder, str(SCRIPTS / script), *words)
-
-
-def losses(text):
-    found = {int(step): loss for step, loss in re.findall(r"loss (\d+) (\S+)", text)}
-    assert found, text
-    return found
-
-
-def furthest(some, others):
-    assert some.keys() == others.keys()
-    return max(abs(float(some[step]) - float(others[step])) / float(others[step]) for step in some)
-
-
-def share_sent(path):
-    """Of what gradients take uncompressed."""
-    steps = [json.loads(line) for line in path.read_text().splitlines()]
-    steps = [step for step in steps if "bytes_sent" in step]
-    return sum(step["bytes_sent"] for step in steps) / sum(step["dense_bytes"] for step in steps)
-
-
-def check(folder, script, *words, close=0.1, most=0.45, resume=None):
-    """A script as it is; with --off, the same bits; compressed, other losses that are near, from fewer
-    bytes. resume: the words by which it begins at its checkpoint; the losses of the two agree as far as
-    `exact` says."""
-    expected = losses(plain(folder, script, *words))
-    text = ran(folder, ("--off",), script, *words)
-    assert losses(text) == expected and "off: nothing is compressed" in text
-    said = ran(folder, (*TRIAL, "--record", "record.jsonl"), script, *words)
-    assert losses(said) != expected and furthest(losses(said), expected) < close, (said, expected)
-    assert share_sent(folder / "record.jsonl") < most and "this rank sent" in said
-    return said
-
-
-def resumed(folder, script, saving, resuming, exact=True):
-    """A run broken off at its checkpoint and resumed, beside the one that went on: the same bits, and other
-    ones without the residuals."""
-    on = losses(ran(folder, SELECTING, script, *saving))
-    text = ran(folder, SELECTING, script, *resuming)
-    assert "residuals go on from" in text
-    again = losses(text)
-    assert 1 < len(again) < len(on)
-    assert not exact or again == {step: on[step] for step in again}
-    folders = [path for path in folder.rglob("*tagc") if path.is_dir()]
-    assert folders and all((path / "0" / f"rank{r}.pt").is_file() for path in folders for r in range(2))
-    for path in folders:
-        path.rename(path.with_name("elsewhere"))
-    anew = ran(folder, SELECTING, script, *resuming)
-    assert anew.count("residuals begin anew") == 1 and losses(anew) != again
 
 
 def test_ddp(tmp_path):
@@ -192,18 +66,6 @@ def test_accelerate(tmp_path):
     pytest.importorskip("accelerate")
     check(tmp_path, "accelerated.py", ".", "plain")
     resumed(tmp_path, "accelerated.py", ("state", "save"), ("state", "resume"))
-
-
-def test_trainer(tmp_path):
-    pytest.importorskip("transformers")
-    check(tmp_path, "trainer.py", "out", "plain")
-    resumed(tmp_path, "trainer.py", ("out", "save"), ("out", "resume"), exact=False)
-
-
-def test_lightning(tmp_path):
-    pytest.importorskip("lightning")
-    check(tmp_path, "fit.py", "plain", "save")
-    resumed(tmp_path, "fit.py", ("out", "save"), ("out", "resume"))
 
 
 def test_advice(tmp_path):

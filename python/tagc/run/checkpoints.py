@@ -72,6 +72,13 @@ def has_weights(saved: Any, model: torch.nn.Module) -> bool:
     return False
 
 
+def is_training(module: torch.nn.Module) -> bool:
+    """Returns whether a forward pass of the module is of training, not of an evaluation. A wrapper may be in
+    eval() around a module that is not, as Lightning's."""
+    modes = (module.training, *(child.training for child in module.children()))
+    return torch.is_grad_enabled() and any(modes)
+
+
 def path_of(file: Any) -> str | None:
     """Returns the path of what torch.save() and torch.load() take; None of a buffer in memory."""
     name = file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", None)
@@ -113,7 +120,7 @@ class Residuals:
         return (handle := self.handle) is not None and handle.n_steps != self._n_steps
 
     def _before(self, module: torch.nn.Module, _: Any) -> None:
-        if module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and is_training(module):
             self.begin()
 
     def _after(self, *_: object) -> None:

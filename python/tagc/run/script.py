@@ -17,7 +17,7 @@ from tagc import Error
 
 def find_script(path: str) -> tuple[types.CodeType, dict[str, Any]]:
     """Returns the code of a file, and what python sets in its __main__."""
-    whole = os.path.abspath(path)
+    whole = os.path.join(os.getcwd(), path.removeprefix("./"))
     if os.path.isdir(path):
         raise Error("argument", f"{path} is a folder, must be a script; -m MODULE takes a package")
     try:
@@ -53,7 +53,9 @@ def find_module(name: str) -> tuple[types.CodeType, dict[str, Any]]:
 def run(code: types.CodeType, names: dict[str, Any], argv: Sequence[str], is_module: bool) -> None:
     """Runs it. argv: its path as the user wrote it, and its own arguments."""
     main = types.ModuleType("__main__")
-    vars(main).update(names, __doc__=None)
+    vars(main).update(names)
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
     sys.argv[:] = [names["__file__"] if is_module else argv[0], *argv[1:]]
     if not is_module and not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(

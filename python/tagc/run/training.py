@@ -3,7 +3,8 @@ and the first step of each optimizer.
 
     forward pre-hook           a wrapped model trains: hosts_of(), advise(), compress(), handle.adapt() with
                                the optimizers that it has by then, residuals taken up again
-    optimizer step pre-hook    another optimizer steps with a model's parameters: handle.adapt()
+    optimizer step pre-hook    another optimizer steps with a model's parameters: handle.adapt(). If step()
+                               calls the first pass itself, as Lightning's, the model is compressed now
 
 The order of models, and so everything collective, is the script's: the same on all ranks."""
 
@@ -24,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import tagc.torch as tagc
-from tagc.run.checkpoints import Checkpoints
+from tagc.run.checkpoints import Checkpoints, is_training
 
 WRAPPERS = (DistributedDataParallel, FSDPModule, FullyShardedDataParallel)
 
@@ -120,6 +121,7 @@ class Training:
         self._models: list[Model] = []
         # what has been looked at. fully_shard() changes a module's class, so that it is looked at anew
         self._seen: weakref.WeakKeyDictionary[torch.nn.Module, type] = weakref.WeakKeyDictionary()
+        self._stepped: set[int] = set()  # groups of optimizers, by identity
         self._checkpoints = Checkpoints(say)
         self._has_spoken = self._is_busy = False
 
@@ -151,15 +153,19 @@ class Training:
         # compiled code calls this for each module that it has in it
         if torch.compiler.is_compiling() or self._seen.get(module) is type(module):
             return
-        if self._is_busy or not (module.training and torch.is_grad_enabled()):
-            return  # an evaluation
+        if self._is_busy or not is_training(module):
+            return
         roots = roots_in(module)
         trained = [root for root in roots if any(p.requires_grad for p in root.parameters())]
         if roots and not trained:
             return  # frozen so far
+        self._take(module, trained)
+
+    def _take(self, module: torch.nn.Module, roots: Sequence[torch.nn.Module]) -> None:
+        """Begins with the wrapped models in a module, once."""
         self._is_busy = True
         try:
-            for root in trained:
+            for root in roots:
                 self._begin(root)
         finally:
             self._is_busy = False
@@ -215,7 +221,20 @@ class Training:
             model.adapt([*owners.values()])
             model.adapted |= owners.keys()
 
+    def _look_for_model(self, optimizer: torch.optim.Optimizer) -> None:
+        """Compresses the wrapped model of an optimizer whose first pass no hook has seen. Where there are
+        several, which of them comes first is known at their passes alone."""
+        wrapped = [one for kind in WRAPPERS for one in _alive(kind) if self._seen.get(one) is not type(one)]
+        owners = [root for root in wrapped if Model(root).owns(optimizer)]
+        inner = {id(module) for root in owners for module in [*root.modules()][1:]}
+        outermost = [root for root in owners if id(root) not in inner]
+        if len(outermost) == 1:
+            self._take(outermost[0], outermost)
+
     def _on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if id(optimizer.param_groups) not in self._stepped:
+            self._stepped.add(id(optimizer.param_groups))
+            self._look_for_model(optimizer)
         for model in self._models:
             if id(optimizer.param_groups) not in model.adapted:
                 model.adapted.add(id(optimizer.param_groups))

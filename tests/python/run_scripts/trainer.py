@@ -27,7 +27,7 @@ def main(folder, verb):
     trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-3" if verb == "resume" else None)
     if trainer.is_world_process_zero():
         for row in trainer.state.log_history:
-            if "loss" in row:
+            if "loss" in row and not (verb == "resume" and row["step"] <= 3):
                 print(f"loss {row['step']} {row['loss']!r}")
 
 
