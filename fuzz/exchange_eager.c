@@ -214,7 +214,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     tagc_status status = step(unit);
     check(unit, is_sums, status, before, n_residual);
     other.n_before = -2;
-    if (status == TAGC_ERR_TRANSPORT)
+    if (status == TAGC_ERR_TRANSPORT || tagc_comm_failed_rank(comm) >= 0)
         unmake();
     else
         require(step(unit) == TAGC_OK); /* the comm lives on, and the other rank is honest again */

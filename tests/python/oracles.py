@@ -123,8 +123,8 @@ def check_loss_of_a_rank(world_size, folder):
     for rank in range(world_size - 1):
         text = (folder / str(rank)).read_text()
         assert re.fullmatch(
-            rf"transport: (rank ({others}) gave up: )?"
-            rf"(no answer from rank {lost} within 4 s|rank {lost} ended or cannot be reached any more: .+)"
+            rf"(timeout: (rank ({others}) gave up: )?no answer from rank {lost} within 4 s"
+            rf"|transport: (rank ({others}) gave up: )?rank {lost} ended or cannot be reached any more: .+)"
             r" \((leg \w+|while ranks agreed)\)",
             text,
             re.DOTALL,

@@ -972,7 +972,8 @@ def test_a_lost_site(tmp_path, dies):
     ranks.attempt(lose_a_site, 3, str(tmp_path), dies)
     for rank in range(2):
         failure, in_time, kept, again = (tmp_path / str(rank)).read_text().split("\n")
-        assert failure.startswith("transport: ") and "rank 2" in failure and in_time == "True", failure
+        status = "transport" if dies else "timeout"
+        assert failure.startswith(f"{status}: ") and "rank 2" in failure and in_time == "True", failure
         assert kept == "True 8 1"  # where they meet for the second exchange
         assert again.startswith("state: an exchange failed (") and "make LocalSteps anew" in again
 
