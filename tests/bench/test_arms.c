@@ -13,8 +13,7 @@
 static void read_arm(const char *text, tagc_fsdp_options *engine) {
     tagc_arm *arms;
     int n;
-    if (tagc_arms_read(text, NULL, NULL, &arms, &n) != TAGC_OK)
-        fail_msg("%s: %s", text, tagc_last_error());
+    if (tagc_arms_read(text, NULL, NULL, &arms, &n) != TAGC_OK) fail_msg("%s: %s", text, tagc_last_error());
     assert_int_equal(n, 1);
     tagc_train_fsdp(&arms[0].options, engine);
     engine->names = NULL;
@@ -26,10 +25,8 @@ static const char *difference(const char *a, const char *b) {
     tagc_arm *first, *second;
     int n;
     const char *name = NULL;
-    if (tagc_arms_read(a, NULL, NULL, &first, &n) != TAGC_OK)
-        fail_msg("%s: %s", a, tagc_last_error());
-    if (tagc_arms_read(b, NULL, NULL, &second, &n) != TAGC_OK)
-        fail_msg("%s: %s", b, tagc_last_error());
+    if (tagc_arms_read(a, NULL, NULL, &first, &n) != TAGC_OK) fail_msg("%s: %s", a, tagc_last_error());
+    if (tagc_arms_read(b, NULL, NULL, &second, &n) != TAGC_OK) fail_msg("%s: %s", b, tagc_last_error());
     for (int i = 0; i < tagc_train_command.n_options && !name; i++) {
         char one[256], other[256];
         tagc_options_get(&tagc_train_command, &first->options, i, one, sizeof one);
