@@ -92,7 +92,7 @@ def test_options(tmp_path, capsys):
         (("--sparsity", "much", script), '--sparsity is "much", allowed: a number'),
         (("--threads=1.5", script), '--threads is "1.5", allowed: a whole number'),
         (("--gentle", "yes", script), '--gentle is "yes", allowed: true, false'),
-        (("--values", "int5", script), 'allowed: fp32, bf16, int8, int4, int2, sign; did you mean int8?'),
+        (("--values", "int5", script), 'allowed: fp32, bf16, int8, int4, int2; did you mean int8?'),
         (("--rules", "head", script), '--rules is "head", allowed: JSON'),
         (("--exchange", "packed", "--values", "int4", script), "values is 'int4', which is for exchange"),
         (("--options", f"{tmp_path}/wrong.json", script), "sparsty is no option; did you mean sparsity?"),
