@@ -59,6 +59,9 @@ class FakeDevice:
         self._threads[-1].start()
         return future
 
+    def pinned(self, n):
+        return torch.zeros(n, dtype=torch.int64)
+
     def join(self):
         """Before a reset: no thread may be in the runtime then."""
         for thread in self._threads:
