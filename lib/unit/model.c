@@ -124,7 +124,7 @@ typedef struct rank_about {
 } rank_about;
 
 /* *run: becomes rank 0's. */
-static tagc_status compare_over(tagc_comm *comm, uint64_t sum, uint64_t *run) {
+static tagc_status compare_over(tagc_comm *comm, uint64_t sum, uint64_t *run, const char *what) {
     int n = tagc_comm_world_size(comm);
     void *memory;
     rank_about own = {sum, *run};
@@ -135,13 +135,19 @@ static tagc_status compare_over(tagc_comm *comm, uint64_t sum, uint64_t *run) {
     *run = all[0].run;
     for (int rank = 0; status == TAGC_OK && rank < n; rank++)
         if (all[rank].sum != all[0].sum)
-            status = tagc_fail(
-                TAGC_ERR_MISMATCH,
-                "tensors or options of rank %d differ from those of rank %d: names, lengths, units, "
-                "classes and options must be the same on all ranks",
-                tagc_comm_name(comm, rank), tagc_comm_name(comm, 0));
+            status = tagc_fail(TAGC_ERR_MISMATCH, "rank %d differs from rank %d in %s, the same on all ranks",
+                               tagc_comm_name(comm, rank), tagc_comm_name(comm, 0), what);
     tagc_memory_destroy(memory);
     return status;
+}
+
+tagc_status tagc_model_compare(tagc_model *model, uint64_t sum, const char *what) {
+    tagc_status status = compare_over(model->between, sum, &model->run, what);
+    if (model->within) { /* after a failure, too: the ranks of the host may not know of it */
+        tagc_status other = compare_over(model->within, sum, &model->run, what);
+        if (status == TAGC_OK) status = other;
+    }
+    return tagc_model_agree(model, status);
 }
 
 static uint64_t mix(uint64_t sum, const void *bytes, size_t n_bytes) {
@@ -164,12 +170,8 @@ static tagc_status compare(tagc_model *model) {
         sum = mix(sum, t->name, strlen(t->name));
         sum = mix(sum, about, sizeof about);
     }
-    tagc_status status = compare_over(model->between, sum, &model->run);
-    if (model->within) { /* after a failure, too: the ranks of the host may not know of it */
-        tagc_status other = compare_over(model->within, sum, &model->run);
-        if (status == TAGC_OK) status = other;
-    }
-    return tagc_model_agree(model, status);
+    return tagc_model_compare(model, sum,
+                              "its tensors or options: names, lengths, units, classes and options must be");
 }
 
 /* ---- life ---- */

@@ -10,6 +10,7 @@
 #include "exchange/wire.h"
 #include "unit/unit.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -383,6 +384,43 @@ static tagc_status load_schedule(tagc_model *model, const saved_files *taken, co
     return tagc_schedule_load(model->schedule, own->schedule, own->header.n_schedule, 1, NULL, NULL);
 }
 
+static tagc_status copy_schedule(const tagc_model *model, int with_windows, void **bytes, size_t *n) {
+    TAGC_TRY(tagc_schedule_save(model->schedule, with_windows, NULL, 0, n));
+    TAGC_TRY(tagc_memory_create(*n, "a schedule", bytes));
+    return tagc_schedule_save(model->schedule, with_windows, *bytes, *n, n);
+}
+
+/* But for windows under way, what ranks have loaded must be the same: they decide alike from it, and exchange alike. */
+static tagc_status compare_schedules(tagc_model *model) {
+    void *bytes = NULL;
+    size_t n = 0;
+    tagc_status status = tagc_model_agree(model, copy_schedule(model, 0, &bytes, &n));
+    if (status == TAGC_OK)
+        status = tagc_model_compare(model, tagc_checksum(bytes, n),
+                                    "what its file says of the schedule, which must be");
+    tagc_memory_destroy(bytes);
+    return status;
+}
+
+static tagc_status load_schedules(tagc_model *model, const saved_files *taken, const saved_about *about) {
+    void *before = NULL;
+    size_t n = 0;
+    if (!model->schedule) return TAGC_OK;
+    tagc_status status = tagc_model_agree(model, copy_schedule(model, 1, &before, &n));
+    if (status == TAGC_OK) {
+        status = tagc_model_agree(model, load_schedule(model, taken, about));
+        if (status == TAGC_OK) status = compare_schedules(model);
+        if (status != TAGC_OK) { /* nothing has changed */
+            char text[TAGC_ERROR_TEXT_BYTES];
+            snprintf(text, sizeof text, "%s", tagc_last_error());
+            (void)tagc_schedule_load(model->schedule, before, n, 1, NULL, NULL);
+            status = tagc_fail(status, "%s", text);
+        }
+    }
+    tagc_memory_destroy(before);
+    return status;
+}
+
 /* ---- residuals ---- */
 
 /* The unit's tensor of that name and length, or NULL. */
@@ -566,7 +604,7 @@ tagc_status tagc_model_load(tagc_model *model, const void *const *files, const s
     tagc_status status = tagc_model_agree(model, read_files(model, files, sizes, n_files, &taken));
     if (status == TAGC_OK) status = tagc_model_agree(model, agree_on_files(model, &taken, &about));
     if (status == TAGC_OK) {
-        status = tagc_model_agree(model, load_schedule(model, &taken, &about));
+        status = load_schedules(model, &taken, &about);
         if (status == TAGC_OK) load_counts(model, &taken, &about);
         if (status == TAGC_OK) status = tagc_model_take_up(model);
         if (status == TAGC_OK) status = tagc_model_agree(model, load_residuals(model, &taken, &about));

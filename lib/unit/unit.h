@@ -160,6 +160,8 @@ tagc_status tagc_model_take_up(tagc_model *model);
 tagc_status tagc_model_check_idle(const tagc_model *model, const char *what);
 /* Every rank passes its status; all return the same failure. Over both comms. */
 tagc_status tagc_model_agree(const tagc_model *model, tagc_status status);
+/* TAGC_ERR_MISMATCH on all ranks unless all pass the same checksum; what: a sentence's end, see model.c. Collective. */
+tagc_status tagc_model_compare(tagc_model *model, uint64_t sum, const char *what);
 tagc_status tagc_agree_over(tagc_comm *comm, tagc_status status); /* over one */
 
 #endif

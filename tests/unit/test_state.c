@@ -324,7 +324,7 @@ static void hostile_files_do_no_harm(void **state) {
     state_case c = {.seed = 90, .moment = TAGC_MOMENT_NONE, .residual = -1, .n_before = 30};
     open_case(&c, 3);
     run_world(3, 1, save_body, &c);
-    int n = getenv("LONG") ? 20000 : 300;
+    int n = getenv("LONG") ? 20000 : 150;
     for (hostile_seed = 1; hostile_seed <= (uint64_t)n; hostile_seed++) run_world(3, 1, hostile_body, &c);
     close_case(&c);
 }
