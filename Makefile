@@ -101,7 +101,7 @@ fences-build:
 
 fences: fences-build ## libtagc without lib/paper, without lib/gpu, and without both: the tests that remain
 	@for without in paper gpu; do (cd build-fences/no-$$without && $(CTEST) -R '^test_fences$$') || exit 1; done
-	@cd build-fences/neither && $(CTEST) -LE '^(level|fuzz|python)$$' -E '$(NO_FENCES)'
+	@cd build-fences/neither && $(CTEST) -LE '^(level|fuzz|python|install|long)$$' -E '$(NO_FENCES)'
 
 aarch64-build:
 	@JOBS=$(JOBS) scripts/aarch64.sh build

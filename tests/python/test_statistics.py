@@ -119,7 +119,9 @@ def values_of_a_step(rank, world_size):
     )
     for leg in ("index", "gather", "control"):  # native pads the others
         assert by_gloo["bytes_by_leg"][leg] == stats["bytes_by_leg"][leg] > 0
-    assert stats["gather_s"] > 0 and 8 < stats["gather_bits"] < 9.2, stats["gather_bits"]  # with words of units
+    assert stats["gather_s"] > 0 and 8 < stats["gather_bits"] < 9.2, stats[
+        "gather_bits"
+    ]  # with words of units
     assert stats["n_gathered"] % n == 0 or stats["n_gathered"] > n
 
 
