@@ -106,7 +106,7 @@ static tagc_status lend_host_sum(void *context, const void **lent) {
     return TAGC_OK;
 }
 
-/* Never called before _start has failed: see tagc_feed.fill. */
+/* The own row may be asked for after _start has failed and lent nothing. */
 static void fill_nothing(void *context, size_t row, void *values) {
     const tagc_model_part *part = context;
     (void)row;
@@ -278,11 +278,11 @@ tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_
 /* Checks a list, and notes where in it each tensor's pieces are. */
 static tagc_status check_pieces(tagc_model *model, uint32_t unit, const tagc_piece *pieces, size_t n,
                                 const char *what, int is_sum) {
-    if (n > 0 && !pieces) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL, and has %zu pieces", what, n);
     for (uint32_t i = 0; i < model->units[unit].n_members; i++) {
         tagc_member *t = &model->tensors[model->units[unit].members[i]];
         *(is_sum ? &t->n_sums : &t->n_gradients) = 0;
     }
+    if (n > 0 && !pieces) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL, and has %zu pieces", what, n);
     for (size_t i = 0; i < n; i++) {
         const tagc_piece *p = &pieces[i];
         if (p->tensor >= model->n_tensors || model->tensors[p->tensor].unit != unit)

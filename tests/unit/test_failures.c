@@ -99,8 +99,29 @@ static void arguments_body(member *m) {
     free(a);
 }
 
+/* A list that is NULL, after an exchange whose lists were not, where the own row is read after a failure, too. */
+static void no_list_body(member *m) {
+    own_arrays *a = calloc(1, sizeof *a);
+    tagc_model *model = NULL;
+    tagc_model_options o;
+    tagc_model_options_init(&o);
+    o.output = TAGC_OUTPUT_UNIT;
+    EXPECT(m, tagc_model_create(m->within, m->between, tensors, N_ALL, &o, &model) == TAGC_OK);
+    for (int step = 0; model && step < 3; step++) {
+        int is_wrong = step == 1 && m->rank == 1;
+        fill_own(m, model, a);
+        tagc_status status = tagc_model_begin(model, 0, is_wrong ? NULL : a->in, 2, a->out, 2);
+        if (status == TAGC_OK) status = tagc_model_end(model, 0, NULL);
+        EXPECT(m, status == (step == 1 ? TAGC_ERR_ARGUMENT : TAGC_OK));
+    }
+    tagc_model_destroy(model);
+    free(a);
+}
+
 static void an_argument_of_one_rank(void **state) {
     (void)state;
+    run_world(3, 1, no_list_body, NULL);
+    run_world(2, 2, no_list_body, NULL);
     run_world(3, 1, arguments_body, NULL);
     run_world(2, 2, arguments_body, NULL);
 }
