@@ -414,9 +414,14 @@ tagc_status tagc_model_begin(tagc_model *model, uint32_t number, const tagc_piec
     TAGC_TRY(check_unit(model, number, "begin", 0));
     TAGC_TRY(tagc_comm_check_open(model->between));
     tagc_model_unit *unit = &model->units[number];
+    /* Both, also after a failure: their counts are those of this exchange from here on. */
     unit->status = check_pieces(model, number, gradients, n_gradients, "gradients", 0);
-    if (unit->status == TAGC_OK) unit->status = check_pieces(model, number, sums, n_sums, "sums", 1);
     if (unit->status != TAGC_OK) snprintf(unit->text, sizeof unit->text, "%s", tagc_last_error());
+    tagc_status of_sums = check_pieces(model, number, sums, n_sums, "sums", 1);
+    if (unit->status == TAGC_OK && of_sums != TAGC_OK) {
+        unit->status = of_sums;
+        snprintf(unit->text, sizeof unit->text, "%s", tagc_last_error());
+    }
     unit->gradients = gradients;
     unit->n_gradients = n_gradients;
     unit->sums = sums;

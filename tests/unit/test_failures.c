@@ -110,7 +110,8 @@ static void no_list_body(member *m) {
     for (int step = 0; model && step < 3; step++) {
         int is_wrong = step == 1 && m->rank == 1;
         fill_own(m, model, a);
-        tagc_status status = tagc_model_begin(model, 0, is_wrong ? NULL : a->in, 2, a->out, 2);
+        tagc_status status =
+            tagc_model_begin(model, 0, is_wrong ? NULL : a->in, 2, is_wrong ? NULL : a->out, 2);
         if (status == TAGC_OK) status = tagc_model_end(model, 0, NULL);
         EXPECT(m, status == (step == 1 ? TAGC_ERR_ARGUMENT : TAGC_OK));
     }
