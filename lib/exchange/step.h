@@ -42,8 +42,10 @@ typedef struct tagc_step {
     atomic_int hold; /* tagc_hold */
     uint64_t number; /* from 1 */
     double start_s;
-    const void *gradient; /* (W, shard), in options.gradient */
-    float *output;        /* (output_elems) */
+    const void *gradient;       /* (W, shard), in options.gradient */
+    float *output;              /* (output_elems) */
+    const void *given_gradient; /* (n_given) of the caller's, where the unit is padded */
+    float *given_output;        /* as well, its part of the unit */
     /* Of a step with a feed: a row of the gradient, then of the output, and the sums of the own row; else NULL. (shard) */
     void *row;
     float *own_sums;

@@ -138,8 +138,14 @@ tagc_status tagc_job_put(tagc_job *job, tagc_unit *unit, tagc_unit_step *step, c
     return status;
 }
 
-tagc_status tagc_job_enqueue(tagc_job *job, const void *input, void *output, void *stream, int waits,
-                             uint64_t *number) {
+tagc_status tagc_job_enqueue(tagc_job *job, const void *input, size_t n_bytes_in, void *output,
+                             size_t n_bytes_out, void *stream, int waits, uint64_t *number) {
+    if (job && n_bytes_in != job->n_bytes_in)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes_in is %zu, must be %zu: that of the job", n_bytes_in,
+                         job->n_bytes_in);
+    if (job && n_bytes_out != job->n_bytes_out)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes_out is %zu, must be %zu: that of the job", n_bytes_out,
+                         job->n_bytes_out);
     return tagc_job_put(job, NULL, NULL, input, output, stream, waits, number);
 }
 

@@ -565,7 +565,10 @@ static tagc_status load_as_it_was(tagc_model_unit *unit, const saved_file *file,
             saved_part saved;
             (void)take_part(&r, &saved);
             if (!is_same_part(&unit->parts[p], &saved)) continue;
-            TAGC_TRY(tagc_reducer_state_load(unit->parts[p].reducer, saved.state, saved.n_state));
+            tagc_status status = tagc_reducer_state_load(unit->parts[p].reducer, saved.state, saved.n_state);
+            if (status == TAGC_ERR_MISMATCH)
+                return TAGC_OK; /* of another output, or of a unit with another number */
+            TAGC_TRY(status);
             *is_loaded = 1;
         }
     }

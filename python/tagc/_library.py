@@ -142,7 +142,7 @@ class GathererOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("format", c_int), ("delta",
             c_int),
-        ("ranks_per_host", c_int), ("two_level", c_int), ("check_every", c_uint64), ("n_threads", c_uint64),
+        ("ranks_per_host", c_int), ("within_host", c_int), ("check_every", c_uint64), ("n_threads", c_uint64),
         ("full_format", c_uint64), ("rounding", c_uint64), ("rounding_seed", c_uint64),
         ("lossless", c_uint64),
     ]  # fmt: skip
@@ -194,7 +194,8 @@ class ScheduleSums(Structure):
 class UnitStep(Structure):
     _fields_ = [
         ("words", c_int64 * UNIT_WORDS), ("text", c_char_p), ("number", c_uint64), ("has_agreed", c_int),
-        ("gradients", c_void_p), ("outputs", c_void_p), ("status", c_int), ("is_agreed", c_int),
+        ("gradients", c_void_p), ("outputs", c_void_p), ("n_gradients", c_uint64), ("n_outputs", c_uint64),
+        ("status", c_int), ("is_agreed", c_int),
         ("agree_s", c_double), ("exchange_s", c_double), ("why", c_char * 512),
         ("stats", POINTER(ReducerStats)), ("n_full", c_uint32), ("full", POINTER(c_uint32)), ("sums",
             POINTER(ScheduleSums)), ("squares", POINTER(c_double)),
@@ -287,7 +288,7 @@ _FUNCTIONS = {
     "tagc_comm_memory": ([c_void_p, POINTER(Memory)], c_int),
     "tagc_memory_init_sized": ([POINTER(Memory), c_size_t], None),
     "tagc_reducer_change": ([c_void_p, POINTER(ReducerOptions)], c_int),
-    "tagc_reducer_begin": ([c_void_p, c_void_p, c_void_p], c_int),
+    "tagc_reducer_begin": ([c_void_p, c_void_p, c_uint64, c_void_p, c_uint64], c_int),
     "tagc_reducer_end": ([c_void_p, POINTER(ReducerStats)], c_int),
     "tagc_reducer_residual_elems": ([c_void_p], c_uint64),
     "tagc_reducer_residual_format": ([c_void_p], c_int),
@@ -300,11 +301,11 @@ _FUNCTIONS = {
     "tagc_gatherer_options_init_sized": ([POINTER(GathererOptions), c_size_t], None),
     "tagc_gatherer_create": ([c_void_p, POINTER(GathererOptions), POINTER(c_void_p)], c_int),
     "tagc_gatherer_create_on": ([c_void_p, c_void_p, POINTER(GathererOptions), POINTER(c_void_p)], c_int),
-    "tagc_gatherer_begin": ([c_void_p, c_void_p, c_void_p], c_int),
+    "tagc_gatherer_begin": ([c_void_p, c_void_p, c_uint64, c_void_p, c_uint64], c_int),
     "tagc_gatherer_end": ([c_void_p], c_int),
     "tagc_gatherer_reset": ([c_void_p], c_int),
     "tagc_gatherer_replica": ([c_void_p, POINTER(c_uint64)], c_void_p),
-    "tagc_gatherer_set_replica": ([c_void_p, c_void_p, c_uint64], c_int),
+    "tagc_gatherer_set_replica": ([c_void_p, c_void_p, c_uint64, c_uint64], c_int),
     "tagc_gatherer_destroy": ([c_void_p], None),
     "tagc_blocks_options_init_sized": ([POINTER(BlocksOptions), c_size_t], None),
     "tagc_blocks_bytes": ([POINTER(BlocksOptions), c_uint64, POINTER(c_uint64)], c_int),
@@ -403,11 +404,15 @@ _FUNCTIONS = {
     "tagc_queue_close": ([c_void_p], None),
     "tagc_queue_destroy": ([c_void_p], None),
     "tagc_job_create": ([c_void_p, c_uint64, c_size_t, c_size_t, POINTER(c_void_p)], c_int),
-    "tagc_job_enqueue": ([c_void_p, c_void_p, c_void_p, c_void_p, c_int, POINTER(c_uint64)], c_int),
+    "tagc_job_enqueue": (
+        [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_int, POINTER(c_uint64)],
+        c_int,
+    ),
     "tagc_job_destroy": ([c_void_p], None),
     "tagc_unit_create": ([c_void_p, POINTER(UnitOptions), POINTER(c_void_p)], c_int),
     "tagc_unit_enqueue": (
-        [c_void_p, POINTER(UnitStep), c_void_p, c_void_p, c_void_p, c_int, POINTER(c_uint64)],
+        [c_void_p, POINTER(UnitStep), c_void_p, c_uint64, c_void_p, c_uint64, c_void_p, c_int,
+            POINTER(c_uint64)],  # fmt: skip
         c_int,
     ),
     "tagc_unit_work": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64)], None),

@@ -514,6 +514,13 @@ def averages_gradients(take, names):
     names["comm"].close()
 
 
+@after('handle.save(f"{path}.tagc")')
+def each_rank_has_saved(take, names):
+    folder = pathlib.Path(f"{take('path')}.tagc")
+    dist.barrier()
+    assert sorted(file.name for file in folder.iterdir()) == ["rank0.pt", "rank1.pt"]
+
+
 @after("comm.at(path)")
 def has_what_was_saved(take, names):
     about = names["comm"].state_dict()[f"rank{take.rank}"]

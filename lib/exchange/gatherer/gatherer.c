@@ -42,7 +42,7 @@ tagc_status tagc_gatherer_lay_out(tagc_gatherer *g, const tagc_gatherer_options 
     g->rank = rank;
     g->world_size = world_size;
     g->per_host = g->options.ranks_per_host;
-    g->n_rows = g->options.two_level ? world_size : g->per_host;
+    g->n_rows = g->options.within_host ? g->per_host : world_size;
     g->n_relays = g->per_host > 1 ? g->n_rows / g->per_host - 1 : 0;
     g->row = rank % g->n_rows;
     g->first_rank = rank - g->row;
@@ -210,7 +210,7 @@ static tagc_status run(void *arg) {
 /* A delta is the master minus the result of the last gather. */
 static tagc_status check_full(const tagc_gatherer *g, const float *shard, const void *full) {
     uintptr_t from = (uintptr_t)shard, begin = (uintptr_t)full;
-    uintptr_t end = begin + (size_t)g->n_rows * g->shard * g->width;
+    uintptr_t end = begin + g->options.n_elems * g->width;
     int overlap = from < end && begin < from + g->shard * sizeof *shard;
     if (overlap && g->is_delta)
         return tagc_fail(TAGC_ERR_ARGUMENT,
@@ -226,11 +226,25 @@ static tagc_status check_full(const tagc_gatherer *g, const float *shard, const 
     return TAGC_OK;
 }
 
-tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, void *full) {
+static tagc_status check_length(const char *name, uint64_t n, uint64_t must, const char *what) {
+    if (n == must) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %llu, must be %llu: %s", name, (unsigned long long)n,
+                     (unsigned long long)must, what);
+}
+
+static tagc_status check_n_full(const tagc_gatherer *g, uint64_t n_full) {
+    return check_length("n_full", n_full, g->options.n_elems, "the n_elems of the gatherer");
+}
+
+tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, uint64_t n_shard, void *full,
+                                uint64_t n_full) {
     if (!g) return tagc_fail(TAGC_ERR_ARGUMENT, "gatherer is NULL");
     if (!shard) return tagc_fail(TAGC_ERR_ARGUMENT, "shard is NULL");
     if (!full) return tagc_fail(TAGC_ERR_ARGUMENT, "full is NULL");
     if (g->begun) return tagc_fail(TAGC_ERR_STATE, "begin after begin: a gather is under way, end it first");
+    TAGC_TRY(
+        check_length("n_shard", n_shard, g->shard, "n_elems divided by the number of ranks that gather"));
+    TAGC_TRY(check_n_full(g, n_full));
     TAGC_TRY(check_full(g, shard, full));
     TAGC_TRY(g->arrays->check(g->arrays->heap.context, shard, "shard"));
     TAGC_TRY(g->arrays->check(g->arrays->heap.context, full, "full"));
@@ -283,11 +297,12 @@ const void *tagc_gatherer_replica(const tagc_gatherer *g, uint64_t *n_gathers) {
     return has_replica ? g->full : NULL;
 }
 
-tagc_status tagc_gatherer_set_replica(tagc_gatherer *g, void *full, uint64_t n_gathers) {
+tagc_status tagc_gatherer_set_replica(tagc_gatherer *g, void *full, uint64_t n_full, uint64_t n_gathers) {
     if (!g) return tagc_fail(TAGC_ERR_ARGUMENT, "gatherer is NULL");
     if (!full) return tagc_fail(TAGC_ERR_ARGUMENT, "full is NULL");
     if (!g->is_delta)
         return tagc_fail(TAGC_ERR_ARGUMENT, "a replica for gathers that are whole (delta is 0)");
+    TAGC_TRY(check_n_full(g, n_full));
     if (n_gathers == 0) return tagc_fail(TAGC_ERR_ARGUMENT, "n_gathers is 0, allowed is 1 or more");
     if (g->begun)
         return tagc_fail(TAGC_ERR_STATE, "set_replica after begin: a gather is under way, end it first");

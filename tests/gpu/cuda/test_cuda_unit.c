@@ -2,6 +2,7 @@
  * that fail; and each planted mistake is found. Ranks are threads, with a device of the fake runtime each; kernels run in the harness. */
 #include "../../exchange/ranks.h"
 #include "../../exchange/rounds.h"
+#include "../../lengths.h"
 #include "../../repeats.h"
 #include "../fake_runtime.h"
 #include "codec/elements.h"
@@ -137,6 +138,7 @@ typedef struct unit_of_test {
     int n_parts, element;
     char *source, *target; /* on the device; all-reduce: the same array */
     size_t n_bytes_in, n_bytes_out;
+    uint64_t n_input, n_output, n_gradients, n_outputs;
     char *results, *wanted;
     tagc_unit_step steps[MAX_STEPS];
     tagc_reducer_stats stats[MAX_STEPS][N_PARTS], plain_stats[N_PARTS];
@@ -263,10 +265,11 @@ static void make_unit(one_rank *own, int number) {
                                  .places = places};
     CHECK(own->run, tagc_unit_create(own->queue, &options, &u->unit) == TAGC_OK);
     if (!u->unit) abort();
-    uint64_t n_gradients, n_outputs;
-    tagc_unit_work(u->unit, &n_gradients, &n_outputs);
-    u->gradients = malloc((size_t)n_gradients * sizeof(float) + 1);
-    u->outputs = malloc((size_t)n_outputs * sizeof(float) + 1);
+    tagc_unit_work(u->unit, &u->n_gradients, &u->n_outputs);
+    u->gradients = malloc((size_t)u->n_gradients * sizeof(float) + 1);
+    u->outputs = malloc((size_t)u->n_outputs * sizeof(float) + 1);
+    u->n_input = options.n_input;
+    u->n_output = options.n_output;
     u->n_bytes_in = options.n_input * tagc_element_bytes(u->element);
     u->n_bytes_out = options.n_output * tagc_element_bytes(u->element);
     u->source = fake_alloc(u->n_bytes_in);
@@ -291,7 +294,7 @@ static void expect(one_rank *own, int number, int step) {
         tagc_reducer_stats_init(&u->plain_stats[p]);
         if (tagc_reducer_residual_square(u->plain[p], &u->plain_squares[2 * p]) != TAGC_OK) abort();
         u->plain_squares[2 * p + 1] = tagc_elements_square(gradient, TAGC_ELEMENT_FP32, 0, part->n_gradient);
-        if (tagc_reducer_run(u->plain[p], gradient, output, &u->plain_stats[p]) != TAGC_OK) abort();
+        if (run_reducer(u->plain[p], gradient, output, &u->plain_stats[p]) != TAGC_OK) abort();
         float factor = number == 1 ? 1 : own->trial->factor;
         for (uint64_t i = 0; i < part->n_output; i++) output[i] *= factor;
         for (uint64_t r = 0; r < part->n_unpacks; r++)
@@ -354,6 +357,8 @@ static void enqueue(one_rank *own, int step) {
                                           .number = number == 2 ? 0 : (uint64_t)step + 1,
                                           .gradients = u->gradients,
                                           .outputs = u->outputs,
+                                          .n_gradients = u->n_gradients,
+                                          .n_outputs = u->n_outputs,
                                           .status = TAGC_ERR_STATE,
                                           .stats = u->stats[step],
                                           .full = u->full,
@@ -364,8 +369,8 @@ static void enqueue(one_rank *own, int step) {
         if (fails) pthread_barrier_wait(&t->barrier);
         if (fails && own->run->rank) pthread_barrier_wait(&t->barrier);
         if (fails && own->run->rank == 0) fake_fail(t->failing, t->nth, 700);
-        tagc_unit_enqueue(u->unit, &u->steps[step], u->source, u->target, own->stream, !t->is_pipelined,
-                          &own->last);
+        tagc_unit_enqueue(u->unit, &u->steps[step], u->source, u->n_input, u->target, u->n_output,
+                          own->stream, !t->is_pipelined, &own->last);
         if (fails && own->run->rank == 0) pthread_barrier_wait(&t->barrier);
         fake_launch(t->is_pipelined ? back : own->stream, read_there, work);
     }
@@ -701,11 +706,12 @@ static void exchange_many(many *m, tagc_reducer *plain, tagc_unit *unit) {
     tagc_reducer_stats_init(&stats);
     for (int i = 0; i < N_MANY; i++) m->values[i] = (float)((i * 37) % 101 - 50);
     fake_launch(m->stream, write_many, m);
-    assert_int_equal(tagc_unit_enqueue(unit, &step, m->there, m->there, m->stream, 1, &number), TAGC_OK);
+    assert_int_equal(
+        tagc_unit_enqueue(unit, &step, m->there, N_MANY, m->there, N_MANY, m->stream, 1, &number), TAGC_OK);
     assert_int_equal(pthread_create(&thread, NULL, exchange_main, m->queue), 0);
     assert_int_equal(tagc_queue_wait(m->queue, number, 0, &is_over), TAGC_OK);
     assert_int_equal(real.StreamSynchronize(m->stream), 0); /* `values` are read */
-    assert_int_equal(tagc_reducer_run(plain, m->values, output, NULL), TAGC_OK);
+    assert_int_equal(run_reducer(plain, m->values, output, NULL), TAGC_OK);
     fake_launch(m->stream, read_many, m);
     assert_int_equal(real.StreamSynchronize(m->stream), 0);
     assert_memory_equal(output, m->values, N_MANY * sizeof *output);

@@ -16,20 +16,21 @@ from tagc.torch.exchange.staging import Kernels, Staging, Store
 from tagc.torch.exchange.work import Work
 
 
-def _address(
+def _array(
     tensor: torch.Tensor,
     n_elems: int,
     what: str,
     device: torch.device = torch.device("cpu"),
     dtype: torch.dtype = torch.float32,
-) -> int:
+) -> tuple[int, int]:
+    """Returns the address and the length of a tensor."""
     if tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device != device:
         raise ValueError(
             f"{what} must be a contiguous {dtype} tensor on {device}, not {tensor.dtype} on {tensor.device}"
         )
     if tensor.numel() != n_elems:
         raise ValueError(f"{what} has {tensor.numel()} elements, must have {n_elems}")
-    return tensor.data_ptr()
+    return tensor.data_ptr(), n_elems
 
 
 class LocalFailure(Error):
@@ -92,10 +93,10 @@ class Reducer:
         fields = fields_of(self.n_elems, options, self.dtype)
         _call(self._store, "tagc_reducer_change", self._handle, ctypes.byref(fields))
 
-    def _pointers(self, gradient: torch.Tensor, output: torch.Tensor) -> tuple[int, int]:
+    def _arrays(self, gradient: torch.Tensor, output: torch.Tensor) -> tuple[int, ...]:
         return (
-            _address(gradient, self.n_elems, "gradient", self.device, self.dtype),
-            _address(output, self.n_output, "output", self.device),
+            *_array(gradient, self.n_elems, "gradient", self.device, self.dtype),
+            *_array(output, self.n_output, "output", self.device),
         )
 
     @property
@@ -104,7 +105,7 @@ class Reducer:
 
     def begin(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
         """Starts the exchange. Do not use either tensor until wait()."""
-        lib.call("tagc_reducer_begin", self._handle, *self._pointers(gradient, output))
+        lib.call("tagc_reducer_begin", self._handle, *self._arrays(gradient, output))
         self._under_way = gradient, output
 
     def wait(self) -> None:
@@ -154,13 +155,11 @@ class Reducer:
         return square.value
 
     def set_residual(self, values: torch.Tensor) -> None:
-        n_elems = values.numel()
         _call(
             self._store,
             "tagc_reducer_set_residual",
             self._handle,
-            _address(values, n_elems, "residual"),
-            n_elems,
+            *_array(values, values.numel(), "residual"),
         )
 
     def scale_residual(self, factor: float) -> None:
@@ -267,11 +266,11 @@ class Gatherer:
     def run(self, shard: torch.Tensor, full: torch.Tensor) -> None:
         """Gathers shard (shard,), fp32, into full (W * shard,), of self.dtype, blocking. For deltas, full
         must hold the result of the last run."""
-        pointers = (
-            _address(shard, self.n_shard, "shard", self._device),
-            _address(full, self.n_elems, "full", self._device, self.dtype),
+        arrays = (
+            *_array(shard, self.n_shard, "shard", self._device),
+            *_array(full, self.n_elems, "full", self._device, self.dtype),
         )
-        lib.call("tagc_gatherer_begin", self._handle, *pointers)
+        lib.call("tagc_gatherer_begin", self._handle, *arrays)
         lib.call("tagc_gatherer_end", self._handle)
 
     def reset(self) -> None:
@@ -290,7 +289,7 @@ class Gatherer:
         lib.call(
             "tagc_gatherer_set_replica",
             self._handle,
-            _address(full, self.n_elems, "full", self._device, self.dtype),
+            *_array(full, self.n_elems, "full", self._device, self.dtype),
             n_gathers,
         )
 
