@@ -411,8 +411,17 @@ _FUNCTIONS = {
     "tagc_job_destroy": ([c_void_p], None),
     "tagc_unit_create": ([c_void_p, POINTER(UnitOptions), POINTER(c_void_p)], c_int),
     "tagc_unit_enqueue": (
-        [c_void_p, POINTER(UnitStep), c_void_p, c_uint64, c_void_p, c_uint64, c_void_p, c_int,
-            POINTER(c_uint64)],  # fmt: skip
+        [
+            c_void_p,
+            POINTER(UnitStep),
+            c_void_p,
+            c_uint64,
+            c_void_p,
+            c_uint64,
+            c_void_p,
+            c_int,
+            POINTER(c_uint64),
+        ],  # fmt: skip
         c_int,
     ),
     "tagc_unit_work": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64)], None),

@@ -345,7 +345,7 @@ def rows_by_the_backend(rank, world_size):
 
 
 def others_that_change_parameters(rank, world_size):
-    """What is not the optimizer's is said once, before anything is computed with values that are not there."""
+    """What is not the optimizer's is said once."""
     import warnings
 
     import tagc.torch as tagc

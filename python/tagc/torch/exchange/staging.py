@@ -55,7 +55,9 @@ Run = Callable[["torch.Tensor | None", "torch.Tensor | None", "BaseException | N
 class Task(Protocol):
     """task.Task: an exchange that libtagc runs by itself."""
 
-    def enqueue(self, source: int, target: int, stream: int, waits: bool) -> tuple[int, bool]: ...
+    def enqueue(
+        self, source: torch.Tensor, target: torch.Tensor, stream: int, waits: bool
+    ) -> tuple[int, bool]: ...
 
     def end(self) -> None: ...
 

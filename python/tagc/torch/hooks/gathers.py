@@ -278,7 +278,8 @@ class AllGather(waits.FsdpComm):
         return [own.flatten()[:: max(1, own.numel() // _LOOKS)].clone() for own in self._own()]
 
     def stepped(self, is_watched: bool) -> None:
-        """Notes that an optimizer has changed parameters. is_watched: what it leaves is to be compared. Local."""
+        """Notes that an optimizer has changed parameters. is_watched: whether to compare what it leaves.
+        Local."""
         self._left = self._look() if is_watched and self.is_delta else None
 
     def _look_for_others(self) -> None:
@@ -286,8 +287,8 @@ class AllGather(waits.FsdpComm):
         left, self._left = self._left, None
         if left is not None and not all(map(torch.equal, left, self._look())):
             self._passes.state.warn_once(
-                "tagc: something other than the optimizer has changed parameters, and deltas of few bits follow "
-                "only small changes: all ranks compute with values that are not yet these. Call "
+                "tagc: something other than the optimizer has changed parameters, and deltas of few bits "
+                "follow only small changes: all ranks compute with values that are not yet these. Call "
                 "handle.reset_parameters() after such a change, as averaged weights for an evaluation are"
             )
 
@@ -343,7 +344,8 @@ class GatheringWrapper(Wrapper):
     _gathers: list[AllGather]
 
     def follow_parameters(self, handle: Compressed) -> None:
-        """Notes from now on when the model's parameters are loaded, and when an optimizer changes them. Local."""
+        """Notes from now on when the model's parameters are loaded, and when an optimizer changes them.
+        Local."""
         if self._gathers:
             loaded = self._model.register_load_state_dict_post_hook(lambda *_: self._parameters_loaded())
             handle.passes.undo.append(loaded.remove)
@@ -352,7 +354,8 @@ class GatheringWrapper(Wrapper):
             handle.passes.undo.append(stepped.remove)
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Optimizers of few parameters each, as in a backward pass that updates, are too many to look after."""
+        """Optimizers of few parameters each, as in a backward pass that updates, are too many to look
+        after."""
         own = {id(parameter) for parameter in self._model.parameters() if parameter.requires_grad}
         n = sum(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
         for gather in self._gathers if n else ():
