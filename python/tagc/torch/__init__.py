@@ -7,7 +7,7 @@ It neither patches torch nor compiles an extension against it: it uses torch's o
 ctypes. In this folder a file names no file of a folder to the right of it:
 
     exchange <- schedule <- state, statistics <- log <- passes <- handle <- hooks, pipeline <- local,
-    advise, compiled, weights <- quorum, collectives <- compress <- this file"""
+    advise, compiled <- quorum, collectives <- compress <- extension, this file"""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ from tagc.torch.hooks.ddp import ddp_hook
 from tagc.torch.pipeline import CompressedStage, compress_stage
 from tagc.torch.quorum.local_steps import LocalSteps
 from tagc.torch.statistics import flat
-from tagc.torch.weights.sync import WeightSync
 
 __all__ = [
     "Collectives",
@@ -46,7 +45,6 @@ __all__ = [
     "CompressedStage",
     "Error",
     "LocalSteps",
-    "WeightSync",
     "advise",
     "buckets",
     "check_options",

@@ -17,6 +17,7 @@ pytest.importorskip("vl_convert", reason="vl-convert-python is not installed")
 
 import vl_convert
 
+from tagc.commands import main
 from tagc.report import command, figures, figures_bars, groups, inputs, page, pictures, style
 from tagc.report.reading import ReportError
 
@@ -510,3 +511,10 @@ def test_neither_torch_nor_altair_is_loaded_for_words():
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=os.environ
     )
     assert done.stdout == "[]\n", done
+
+
+def test_it_is_a_command_of_tagc(capsys):
+    assert main.main(["report", "--titel", "x"]) == 2
+    assert 'did you mean "--title"?' in capsys.readouterr().err
+    assert main.main(["help"]) == 0
+    assert "  report   a page and pictures" in capsys.readouterr().out

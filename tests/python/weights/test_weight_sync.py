@@ -2,6 +2,7 @@
 cannot be applied is an error that changes nothing."""
 
 import copy
+import datetime
 import math
 import random
 import re
@@ -24,8 +25,8 @@ from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard, dist
 from torch.testing._internal.two_tensor import TwoTensor
 
 import tagc.torch as tagc
-from tagc.torch.weights import frame, tensors
-from tagc.torch.weights import sync as sync_module
+from tagc.weights import WeightSync, frame, tensors
+from tagc.weights import sync as sync_module
 
 SPECIAL = torch.tensor([0x7FC0, 0x7FC1, -0x40, 0x7F80, -0x80, -0x8000, 0, 1, -0x7FFF], dtype=torch.int16)
 
@@ -75,8 +76,8 @@ def test_bytes_are_exact(dtype, threads, monkeypatch):
     monkeypatch.setattr(tensors, "PIECE_ELEMS", 100)  # the table takes several messages
     torch.manual_seed(1)
     trainer, generator, random = Model(dtype), Model(dtype), torch.Generator().manual_seed(3)
-    here = tagc.WeightSync(trainer, buffers=True, check_every=3, threads=threads)
-    there = tagc.WeightSync(generator, buffers=True, check_every=3, threads=threads)
+    here = WeightSync(trainer, buffers=True, check_every=3, threads=threads)
+    there = WeightSync(generator, buffers=True, check_every=3, threads=threads)
     n_elems = 50 * 6 + 7 * 6 + 7 + 1 + 1 + 9  # tied once
     for version in range(1, 8):
         before = bits(trainer)
@@ -103,8 +104,8 @@ def test_bytes_are_exact(dtype, threads, monkeypatch):
 def test_tied_tensors_travel_once():
     torch.manual_seed(1)
     trainer, model, random = Model(), Model(), torch.Generator().manual_seed(3)
-    here, there = tagc.WeightSync(trainer, buffers=True), tagc.WeightSync(model.state_dict())
-    again = tagc.WeightSync(trainer.state_dict())
+    here, there = WeightSync(trainer, buffers=True), WeightSync(model.state_dict())
+    again = WeightSync(trainer.state_dict())
     for _ in range(3):
         buffer = here.encode()
         assert there.apply(buffer) and len(again.encode()) == len(buffer)
@@ -113,12 +114,12 @@ def test_tied_tensors_travel_once():
     w = torch.zeros(6, 4)
     for other in (w[1:3], w.t(), w.view(4, 6), w.view(-1), w.view(torch.int32), w[:, 1::2], w[2:, 2]):
         text = "part and w overlap in memory, and are not the same tensor"
-        refused(lambda other=other: tagc.WeightSync({"w": w, "part": other}), "argument", text)
+        refused(lambda other=other: WeightSync({"w": w, "part": other}), "argument", text)
     pair = {"left": w[:, :3], "right": w[2:5, 2:]}
-    refused(lambda: tagc.WeightSync(pair), "argument", "left and right overlap in memory")
+    refused(lambda: WeightSync(pair), "argument", "left and right overlap in memory")
     apart = {"left": w[:, :2], "third": w[:, 2], "top": w[:3, 3], "end": w[3:, 3], "none": w[:0], "no": w[:0]}
     whole = {name: torch.randn_like(tensor) for name, tensor in apart.items()}
-    here, there = tagc.WeightSync(whole), tagc.WeightSync(apart)
+    here, there = WeightSync(whole), WeightSync(apart)
     there.apply(here.encode())
     assert all(torch.equal(apart[name], whole[name]) for name in whole) and (w != 0).all()
 
@@ -126,7 +127,7 @@ def test_tied_tensors_travel_once():
 def test_changes_are_of_elements():
     for dtype in (torch.int64, torch.float64, torch.complex64, torch.complex128):
         values = torch.ones(50, 2, dtype=dtype)
-        here = tagc.WeightSync({"a": values})
+        here = WeightSync({"a": values})
         here.encode()
         assert here.last.n_changes == 100
         for n, by in (
@@ -153,7 +154,7 @@ def test_buffers_below_wrappers_travel(wrapper):
     inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     trainer, model = nn.Sequential(wrapper(inner)), nn.Sequential(copy.deepcopy(inner))
     inner(torch.randn(8, 4))
-    here, there = tagc.WeightSync(trainer, buffers=True), tagc.WeightSync(model, buffers=True)
+    here, there = WeightSync(trainer, buffers=True), WeightSync(model, buffers=True)
     there.apply(here.encode())
     assert list(bits(trainer).values()) == list(bits(model).values())
     assert model[0][1].num_batches_tracked == 1
@@ -163,7 +164,7 @@ def test_a_late_receiver_gets_the_current_version():
     torch.manual_seed(1)
     trainer, early, late = Model(), Model(), Model()
     random = torch.Generator().manual_seed(3)
-    here, first, second = (tagc.WeightSync(model, check_every=2) for model in (trainer, early, late))
+    here, first, second = (WeightSync(model, check_every=2) for model in (trainer, early, late))
     refused(here.encode_current, "state", "encode_current() needs a version: call encode() or send() first")
     first.apply(here.encode())
     step(trainer, random)
@@ -191,8 +192,8 @@ def test_targets_of_every_kind_are_written_as_a_whole_or_not_at_all():
     usual = {"a": torch.zeros(8)[::2], "b": torch.zeros(9, 7, 3)[1:8, :5, 2], "c": torch.zeros(2)[1]}
     for threads in (1, 3):
         values = {"a": torch.randn(4), "b": torch.randn(7, 5), "c": torch.randn(())}
-        here = tagc.WeightSync(values)
-        targets = [(m, tagc.WeightSync(m, threads=threads)) for m in (frozen, usual)]
+        here = WeightSync(values)
+        targets = [(m, WeightSync(m, threads=threads)) for m in (frozen, usual)]
         for _ in range(2):
             buffer = here.encode()
             for model, there in targets:
@@ -210,7 +211,7 @@ def test_targets_of_every_kind_are_written_as_a_whole_or_not_at_all():
         ("b", torch.zeros(40).as_strided((7, 5), (4, 1))),
     ):
         model = {name: torch.zeros_like(tensor) for name, tensor in values.items()} | {name: bad}
-        there = tagc.WeightSync(model)
+        there = WeightSync(model)
         refused(
             lambda there=there: there.apply(here.encode(whole=True)), "argument", "b has several elements in"
         )
@@ -220,7 +221,7 @@ def test_targets_of_every_kind_are_written_as_a_whole_or_not_at_all():
 @pytest.mark.parametrize("threads", [1, 3])
 def test_weights_written_in_part_take_only_whole_ones(threads, monkeypatch):
     trainer, model, random = Model(), Model(), torch.Generator().manual_seed(3)
-    here, there = tagc.WeightSync(trainer), tagc.WeightSync(model, threads=threads)
+    here, there = WeightSync(trainer), WeightSync(model, threads=threads)
     there.apply(here.encode())
     step(trainer, random)
     buffer = here.encode()
@@ -244,7 +245,7 @@ def test_weights_written_in_part_take_only_whole_ones(threads, monkeypatch):
 
 def test_a_dtype_that_changed_is_named():
     trainer, model = Model(), Model()
-    here, there = tagc.WeightSync(trainer), tagc.WeightSync(model)
+    here, there = WeightSync(trainer), WeightSync(model)
     there.apply(here.encode())
     model.half()
     text = "inner.bias has changed: it was (7,) torch.bfloat16, and is (7,) torch.float16"
@@ -255,7 +256,7 @@ def test_a_dtype_that_changed_is_named():
 
 def test_tensors_that_come_or_go_are_named():
     trainer, model = nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 3))
-    here, there = tagc.WeightSync(trainer), tagc.WeightSync(dict(model.named_parameters()))
+    here, there = WeightSync(trainer), WeightSync(dict(model.named_parameters()))
     there.apply(here.encode())
     trainer.append(nn.Linear(3, 3))
     refused(here.encode, "state", "the model has 1.bias, and had it not before: make a new WeightSync")
@@ -269,7 +270,7 @@ def test_tensors_that_come_or_go_are_named():
 
 def test_autograd_notices_what_is_written():
     trainer, model = nn.Linear(3, 3), nn.Linear(3, 3)
-    here, there = tagc.WeightSync(trainer), tagc.WeightSync(model)
+    here, there = WeightSync(trainer), WeightSync(model)
     loss = model(torch.ones(3, requires_grad=True)).sum()
     there.apply(here.encode())
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -280,8 +281,8 @@ def test_autograd_notices_what_is_written():
 def test_a_gap_is_named_and_never_applied():
     torch.manual_seed(1)
     trainer, random = Model(), torch.Generator().manual_seed(3)
-    here, late = tagc.WeightSync(trainer, check_every=0), Model()
-    there = tagc.WeightSync(late)
+    here, late = WeightSync(trainer, check_every=0), Model()
+    there = WeightSync(late)
     buffers = [here.encode()]
     for _ in range(5):
         step(trainer, random)
@@ -301,14 +302,14 @@ def test_a_gap_is_named_and_never_applied():
     whole = here.encode(whole=True)
     assert there.apply(whole) == 7 and bits(late) == bits(trainer) != before
     refused(lambda: there.apply(whole), "state", "version 7 is not newer than version 7")
-    other = tagc.WeightSync(trainer)
+    other = WeightSync(trainer)
     other.encode()
     for _ in range(7):
         another = other.encode()
     for buffer in (another, other.encode(whole=True)):
         text = "of another run of the sender, and these weights are version 7 of theirs: to follow it, make"
         refused(lambda buffer=buffer: there.apply(buffer), "state", text)
-    assert tagc.WeightSync(late).apply(buffer) == 9
+    assert WeightSync(late).apply(buffer) == 9
     refused(there.encode, "state", "this WeightSync applies; versions are encoded by another one")
     refused(lambda: here.apply(whole), "state", "this WeightSync encodes")
 
@@ -316,8 +317,8 @@ def test_a_gap_is_named_and_never_applied():
 def test_what_is_damaged_changes_nothing():
     torch.manual_seed(1)
     trainer, random = Model(), torch.Generator().manual_seed(3)
-    here, model = tagc.WeightSync(trainer), Model()
-    there = tagc.WeightSync(model)
+    here, model = WeightSync(trainer), Model()
+    there = WeightSync(model)
     there.apply(here.encode())
     step(trainer, random)
     buffer = here.encode()
@@ -353,7 +354,7 @@ def forged(buffer, change):
 def test_forged_tables_are_refused():
     torch.manual_seed(1)
     trainer, model = Model(), Model()
-    here, there = tagc.WeightSync(trainer), tagc.WeightSync(model)
+    here, there = WeightSync(trainer), WeightSync(model)
     there.apply(here.encode())
     step(trainer, torch.Generator().manual_seed(3))
     buffer, before = here.encode(), bits(model)
@@ -402,8 +403,8 @@ def test_forged_tables_are_refused():
 
 def test_every_element_comes_once():
     """Boxes that cover a tensor are taken, but not if one moves onto others."""
-    from tagc.torch.weights.frame import Frame, Piece, check_parts
-    from tagc.torch.weights.tensors import Box, Entry
+    from tagc.weights.frame import Frame, Piece, check_parts
+    from tagc.weights.tensors import Box, Entry
 
     shape = (6, 5)
     entries = [Entry("a", shape, torch.bfloat16, False, None, torch.bfloat16)]
@@ -437,21 +438,21 @@ def test_every_element_comes_once():
 
 
 def test_other_models_are_named():
-    here = tagc.WeightSync(Model())
+    here = WeightSync(Model())
     whole, changes = here.encode(), here.encode()
-    wide = tagc.WeightSync(Model(width=5))
+    wide = WeightSync(Model(width=5))
     text = "the senders have inner.weight [7, 6] bfloat16, and this model has inner.weight [7, 5] bfloat16"
     refused(lambda: wide.apply(whole), "mismatch", text)
     refused(lambda: wide.apply(changes), "mismatch", "the buffer is of other names, shapes or dtypes")
-    with_buffers = tagc.WeightSync(Model(), buffers=True)
+    with_buffers = WeightSync(Model(), buffers=True)
     refused(lambda: with_buffers.apply(whole), "mismatch", "this model has count [] int64, and the senders")
-    fewer = tagc.WeightSync({"scale": torch.tensor(1.0, dtype=torch.bfloat16)})
+    fewer = WeightSync({"scale": torch.tensor(1.0, dtype=torch.bfloat16)})
     refused(lambda: fewer.apply(whole), "mismatch", "and this model has no tensor of that name")
 
 
 def test_arguments_are_named():
     def made(**options):
-        return lambda: tagc.WeightSync(Model(), **options)
+        return lambda: WeightSync(Model(), **options)
 
     refused(made(source=1), "argument", "source is 1, must be ranks from 0 to 0")
     refused(made(source=[]), "argument", "source is [], must be one rank or several different ones")
@@ -460,25 +461,23 @@ def test_arguments_are_named():
     refused(made(source=0.0), "argument", "source is 0.0, must be ranks from 0 to 0")
     refused(made(buffers="yes"), "argument", "buffers is 'yes', must be True or False")
     refused(made(group="x"), "argument", "group is 'x', must be a ProcessGroup of torch.distributed or None")
-    refused(lambda: tagc.WeightSync(None), "argument", "model is None, must be a module or a dict of tensors")
-    refused(
-        lambda: tagc.WeightSync({1: torch.ones(2)}), "argument", "1 is a Tensor, must be a tensor by name"
-    )
+    refused(lambda: WeightSync(None), "argument", "model is None, must be a module or a dict of tensors")
+    refused(lambda: WeightSync({1: torch.ones(2)}), "argument", "1 is a Tensor, must be a tensor by name")
     refused(made(dtype=torch.int8), "argument", "dtype is torch.int8, must be a floating-point dtype")
     refused(made(check_every=-1), "argument", "check_every is -1, must be a whole number from 0")
     refused(made(threads=0), "argument", "threads is 0, must be a whole number from 1 to 256")
     refused(made(timeout_s=0), "argument", "timeout_s is 0, must be a number")
-    refused(lambda: tagc.WeightSync({}), "argument", "the model has no parameters")
-    refused(lambda: tagc.WeightSync({"a": 3}), "argument", "a is a int, must be a tensor")
+    refused(lambda: WeightSync({}), "argument", "the model has no parameters")
+    refused(lambda: WeightSync({"a": 3}), "argument", "a is a int, must be a tensor")
     meta = {"a": torch.zeros(3, device="meta")}
-    refused(lambda: tagc.WeightSync(meta), "unsupported", "a is not a plain tensor in memory")
+    refused(lambda: WeightSync(meta), "unsupported", "a is not a plain tensor in memory")
     two = {"a": TwoTensor(torch.ones(3), torch.ones(3))}
-    refused(lambda: tagc.WeightSync(two), "unsupported", "a is a TwoTensor, must be a plain tensor")
-    refused(lambda: tagc.WeightSync(Model()).send(), "state", "send() needs a group")
-    refused(lambda: tagc.WeightSync(Model()).receive(), "state", "receive() needs a group")
+    refused(lambda: WeightSync(two), "unsupported", "a is a TwoTensor, must be a plain tensor")
+    refused(lambda: WeightSync(Model()).send(), "state", "send() needs a group")
+    refused(lambda: WeightSync(Model()).receive(), "state", "receive() needs a group")
     lazy = {"a": torch.ones(3, dtype=torch.complex64).conj()}
-    refused(lambda: tagc.WeightSync(lazy), "unsupported", "a is not a plain tensor in memory")
-    there = tagc.WeightSync(Model(torch.float32), dtype=torch.bfloat16)
+    refused(lambda: WeightSync(lazy), "unsupported", "a is not a plain tensor in memory")
+    there = WeightSync(Model(torch.float32), dtype=torch.bfloat16)
     text = "dtype is torch.bfloat16, and inner.bias is of torch.float32 here: receivers have"
     refused(lambda: there.apply(b""), "argument", text)
 
@@ -486,7 +485,7 @@ def test_arguments_are_named():
 def test_a_hash_finds_what_something_else_changed():
     torch.manual_seed(1)
     trainer, model, random = Model(), Model(), torch.Generator().manual_seed(3)
-    here, there = tagc.WeightSync(trainer, check_every=4), tagc.WeightSync(model, check_every=4)
+    here, there = WeightSync(trainer, check_every=4), WeightSync(model, check_every=4)
     for version in range(1, 4):
         there.apply(here.encode())
         step(trainer, random)
@@ -502,9 +501,9 @@ def test_masters_travel_in_another_dtype():
     """Of what an optimizer moves in fp32, receivers see what shows in bf16."""
     torch.manual_seed(1)
     trainer = nn.Linear(200, 100)
-    here = tagc.WeightSync(trainer, dtype=torch.bfloat16)
+    here = WeightSync(trainer, dtype=torch.bfloat16)
     model = nn.Linear(200, 100, dtype=torch.bfloat16)
-    there = tagc.WeightSync(model)
+    there = WeightSync(model)
     there.apply(here.encode())
     before = trainer.weight.detach().to(torch.bfloat16)
     with torch.no_grad():
@@ -521,7 +520,7 @@ def test_masters_travel_in_another_dtype():
 def over_a_group(rank, world_size):
     torch.manual_seed(rank)
     model, random = Model(), torch.Generator().manual_seed(3)
-    sync = tagc.WeightSync(model, dist.group.WORLD, source=1, check_every=4)
+    sync = WeightSync(model, dist.group.WORLD, source=1, check_every=4)
     seen = []
 
     def move():
@@ -566,7 +565,7 @@ def test_receivers_that_missed_a_version_get_all():
 
 def failures_over_a_group(rank, world_size):
     model, random = Model(), torch.Generator().manual_seed(3)
-    sync = tagc.WeightSync(model, dist.group.WORLD, timeout_s=60)
+    sync = WeightSync(model, dist.group.WORLD, timeout_s=60)
     move = sync.receive if rank else sync.send
     move()
     step(model, random) if rank == 0 else None
@@ -588,7 +587,7 @@ def failures_over_a_group(rank, world_size):
     move()
     other = Model(width=5 if rank == 1 else 6)
     text = "inner.weight [7, 6] torch.bfloat16 on rank 0 and inner.weight [7, 5] torch.bfloat16 on rank 1"
-    refused(lambda: tagc.WeightSync(other, dist.group.WORLD), "mismatch", text)
+    refused(lambda: WeightSync(other, dist.group.WORLD), "mismatch", text)
     return bits(model, buffers=False)
 
 
@@ -602,13 +601,11 @@ def writing_over_a_group(rank, world_size):
     values = {"a": torch.randn(4), "b": torch.randn(7, 5), "c": torch.randn(3)}
     if rank == 1:
         values["b"] = torch.zeros(1, 5).expand(7, 5)
-    refused(
-        lambda: tagc.WeightSync(values, dist.group.WORLD), "argument", "rank 1: b has several elements in"
-    )
+    refused(lambda: WeightSync(values, dist.group.WORLD), "argument", "rank 1: b has several elements in")
     if rank == 1:
         with torch.inference_mode():
             values = {name: torch.zeros(tensor.shape[::-1]).t() for name, tensor in values.items()}
-    sync = tagc.WeightSync(values, dist.group.WORLD, timeout_s=60)
+    sync = WeightSync(values, dist.group.WORLD, timeout_s=60)
     move = sync.receive if rank else sync.send
 
     def same():
@@ -652,7 +649,7 @@ def test_a_receiver_that_failed_while_it_wrote_gets_all():
 def making_over_a_group(rank, world_size):
     group = dist.new_group([1, 2])
     if rank == 0:
-        refused(lambda: tagc.WeightSync(Model(), group), "argument", "this rank is not in the group")
+        refused(lambda: WeightSync(Model(), group), "argument", "this rank is not in the group")
         return
     made = sync_module.Links
 
@@ -663,7 +660,7 @@ def making_over_a_group(rank, world_size):
         return links
 
     sync_module.Links = late
-    refused(lambda: tagc.WeightSync(Model(), group), "transport", "rank 1: it went away")
+    refused(lambda: WeightSync(Model(), group), "transport", "rank 1: it went away")
 
 
 def test_all_ranks_make_it_or_none():
@@ -673,7 +670,7 @@ def test_all_ranks_make_it_or_none():
 def waiting_over_a_group(rank, world_size, folder):
     """For a step of the trainer that takes longer than timeout_s; and for a rank that ends instead."""
     dist.barrier()
-    sync = tagc.WeightSync(Model(), dist.group.WORLD, timeout_s=4)
+    sync = WeightSync(Model(), dist.group.WORLD, timeout_s=4)
     move = sync.receive if rank else sync.send
     if rank == 0:
         time.sleep(5)
@@ -713,7 +710,7 @@ def between_shards(rank, world_size):
             "scale": model.scale.data,
             "frozen": model.frozen.data,
         }
-    sync = tagc.WeightSync(named, dist.group.WORLD, source=[0, 1], check_every=2)
+    sync = WeightSync(named, dist.group.WORLD, source=[0, 1], check_every=2)
     for _ in range(4):
         if rank < 2:
             step(model, random)
@@ -728,12 +725,12 @@ def between_shards(rank, world_size):
         assert everyone[2] == everyone[3] == everyone[0] == everyone[1]
     if rank > 1:
         empty = {name: torch.zeros_like(tensor) for name, tensor in named.items()}
-        alone = tagc.WeightSync(empty)
+        alone = WeightSync(empty)
         text = f"encode() without a group: this rank holds {6 - rank} of the 7 elements of inner.bias; name"
         refused(alone.encode, "argument", text)
     held = model.state_dict() if rank < 2 else named  # its tied tensors are the same memory
     held = {name: tensor for name, tensor in held.items() if name not in ("count", "mask")}
-    tagc.WeightSync(held, dist.group.WORLD, source=[0, 1])
+    WeightSync(held, dist.group.WORLD, source=[0, 1])
     if rank < 2:
         kept = sync._base.copy()
         if rank == 1:
@@ -743,7 +740,7 @@ def between_shards(rank, world_size):
         assert sync.version == 4
     parts = [None] * world_size
     dist.all_gather_object(parts, sync.encode(whole=True) if rank < 2 else None)
-    there = tagc.WeightSync(whole)
+    there = WeightSync(whole)
     refused(lambda: there.apply(parts[0]), "argument", "has parts 0 to 1, one of each sender; given are [0]")
     there.apply(parts[1], parts[0])
     if rank > 1:
@@ -765,11 +762,11 @@ def between_shards(rank, world_size):
         assert all(full[n].view(torch.int16).equal(p.view(torch.int16)) for n, p in whole.named_parameters())
     local = TwoTensor(torch.ones(3), torch.ones(3))
     other = {"a": DTensor.from_local(local, mesh if rank < 2 else theirs, [Replicate()])}
-    refused(lambda: tagc.WeightSync(other), "unsupported", "a is here a TwoTensor, must be a plain tensor")
+    refused(lambda: WeightSync(other), "unsupported", "a is here a TwoTensor, must be a plain tensor")
     text = (
         "source is [1]: these ranks hold 1 of the 3 elements of frozen; name all ranks that hold shards of it"
     )
-    refused(lambda: tagc.WeightSync(named, dist.group.WORLD, source=[1]), "argument", text)
+    refused(lambda: WeightSync(named, dist.group.WORLD, source=[1]), "argument", text)
 
 
 def test_senders_and_receivers_are_sharded_otherwise():
@@ -809,7 +806,7 @@ def test_bits_of_a_model_that_trains():
     train(30, 1e-3)
     shares = []
     for rate in (1e-6, 1e-5, 1e-4):
-        here = tagc.WeightSync(model, dtype=torch.bfloat16)
+        here = WeightSync(model, dtype=torch.bfloat16)
         here.encode()
         train(1, rate)  # whose changes are not counted: the rate has just fallen
         here.encode()
@@ -845,3 +842,18 @@ def example(rank, world_size):
 def test_example_generates_with_the_trainers_weights():
     first, *others = ranks.run(example, 3, timeout_s=150)
     assert others == [first] * 2
+
+
+# ---- time-outs ----
+
+
+def timeouts(rank, world_size):
+    """Unless it is given, the time-out is that of the user's group."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=77))
+    for options, wanted_s in (({}, 77), ({"timeout_s": 5}, 5)):
+        sync = WeightSync(nn.Linear(8, 8), group, source=0, **options)
+        assert sync._links._timeout.total_seconds() == wanted_s
+
+
+def test_timeouts_are_the_groups():
+    ranks.run(timeouts, 2)

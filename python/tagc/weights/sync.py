@@ -21,14 +21,11 @@ import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.exchange.agreement import agree_all
-from tagc.torch.exchange.comm import share
-from tagc.torch.exchange.waits import timeout_of
-from tagc.torch.schedule.options import number
-from tagc.torch.weights import frame as frames
-from tagc.torch.weights.frame import Frame, Piece
-from tagc.torch.weights.links import Links, rank_and_size, senders_of
-from tagc.torch.weights.tensors import Box, Entry, Memory, entries_of, local, named_tensors, product
+from tagc.torch.extension import agree_all, number, share, timeout_of
+from tagc.weights import frame as frames
+from tagc.weights.frame import Frame, Piece
+from tagc.weights.links import Links, rank_and_size, senders_of
+from tagc.weights.tensors import Box, Entry, Memory, entries_of, local, named_tensors, product
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")

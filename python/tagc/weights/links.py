@@ -15,10 +15,8 @@ import torch
 import torch.distributed as dist
 
 from tagc._library import Error
-from tagc.torch.exchange import internals
-from tagc.torch.exchange.gloo import bytes_at
-from tagc.torch.exchange.waits import disconnect, unheard
-from tagc.torch.weights.frame import memory_of
+from tagc.torch.extension import bytes_at, default_store, disconnect, unheard
+from tagc.weights.frame import memory_of
 
 CHUNK_BYTES = 1 << 28  # of one call of gloo
 PATIENCE = datetime.timedelta(days=1)  # of a rank that has called, until the others call
@@ -48,7 +46,7 @@ class Links:
         return _try(functools.partial(dist.ProcessGroupGloo, store, place, len(members), self._timeout))
 
     def _store(self, what: str) -> dist.Store:
-        return dist.PrefixStore(f"tagc/weights/{self._name}/{what}", internals.default_store())
+        return dist.PrefixStore(f"tagc/weights/{self._name}/{what}", default_store())
 
     def tell(self, text: str) -> list[str]:
         """Returns the texts of all senders, in their order. Collective over them; local if there is one."""

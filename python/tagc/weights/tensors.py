@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tagc._library import Error
-from tagc.torch.exchange import internals
+from tagc.torch.extension import unwrapped
 
 PIECE_ELEMS = 1 << 24  # of one message, so that threads share the work of a large tensor
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # of torch.compile() and of activation checkpoints
@@ -150,9 +150,9 @@ def named_tensors(
 
 
 def _of_module(model: torch.nn.Module, buffers: bool) -> dict[str, torch.Tensor]:
-    module: torch.nn.Module = internals.unwrapped(model)
+    module: torch.nn.Module = unwrapped(model)
     if isinstance(module, DistributedDataParallel):
-        module = internals.unwrapped(module.module)
+        module = unwrapped(module.module)
     if not isinstance(module, torch.nn.Module):
         raise Error("argument", f"model is {model!r:.80}, must be a module or a dict of tensors by name")
     if any(isinstance(inner, FullyShardedDataParallel) for inner in module.modules()):

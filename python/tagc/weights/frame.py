@@ -13,7 +13,7 @@ import torch
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.weights.tensors import Box, Entry, product
+from tagc.weights.tensors import Box, Entry, product
 
 _HEADER = struct.Struct("<4sBBHHHI7Q")
 _MAGIC, _FORMAT = b"TAGW", 1
