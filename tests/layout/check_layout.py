@@ -54,7 +54,7 @@ PYTHON_ORDER = [
     ["tagc.torch.handle"],
     ["tagc.torch.hooks.*", "tagc.torch.pipeline"],
     ["tagc.torch.local.*", "tagc.torch.advise.*", "tagc.torch.compiled.*"],
-    ["tagc.torch.quorum.*", "tagc.torch.collectives.*"],
+    ["tagc.torch.quorum.*"],
     ["tagc.torch.compress"],
     ["tagc.torch.extension"],
     ["tagc.torch.__init__"],
@@ -66,7 +66,12 @@ PYTHON_ORDER = [
 # An annex is python/tagc/<name>, with its tests in tests/python/<name> and this page in docs/guide. It can be
 # deleted with these: nothing else imports it, no annex imports another one, and each uses public names alone.
 # tests/python/test_annexes.py deletes each.
-ANNEXES = {"report": "report.md", "integrations": "trainers.md", "weights": "weights.md"}
+ANNEXES = {
+    "report": "report.md",
+    "integrations": "trainers.md",
+    "weights": "weights.md",
+    "collectives": "collectives.md",
+}
 PYTHON_ORDER.append([f"tagc.{name}.*" for name in ANNEXES])
 # What annexes may import of the rest: of these modules all names, or the names of __all__.
 PUBLIC = {

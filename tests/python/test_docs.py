@@ -36,6 +36,7 @@ PAGES = (
     "docs/guide/sites.md",
     "docs/guide/elastic.md",
     "docs/guide/compiled.md",
+    "docs/guide/collectives.md",
     "docs/guide/weights.md",
 )
 # test_integrations.py runs theirs, in processes that have them anyway

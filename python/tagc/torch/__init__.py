@@ -7,7 +7,7 @@ It neither patches torch nor compiles an extension against it: it uses torch's o
 ctypes. In this folder a file names no file of a folder to the right of it:
 
     exchange <- schedule <- state, statistics <- log <- passes <- handle <- hooks, pipeline <- local,
-    advise, compiled <- quorum, collectives <- compress <- extension, this file"""
+    advise, compiled <- quorum <- compress <- extension, this file"""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ except ModuleNotFoundError as missing:
 
 from tagc._library import Error
 from tagc.torch.advise.advice import advise
-from tagc.torch.collectives.collectives import Collectives
 from tagc.torch.compiled.parametrize import data_parallel
 from tagc.torch.compress import check_options, compress, ddp_state, hosts_of, param_groups
 from tagc.torch.handle import Compressed
@@ -40,7 +39,6 @@ from tagc.torch.quorum.local_steps import LocalSteps
 from tagc.torch.statistics import flat
 
 __all__ = [
-    "Collectives",
     "Compressed",
     "CompressedStage",
     "Error",

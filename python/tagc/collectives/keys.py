@@ -15,14 +15,20 @@ import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.hosts import Hosts
-from tagc.torch.exchange.interfaces import ExchangeOptions, Kinds, Place, Wrapped, place_of
-from tagc.torch.exchange.unit import Unit
-from tagc.torch.hooks.gathers import AllGather
-from tagc.torch.schedule import policy
-from tagc.torch.schedule.options import Options
+from tagc.torch.extension import (
+    AllGather,
+    Comm,
+    ExchangeOptions,
+    Hosts,
+    Kinds,
+    Options,
+    Place,
+    Unit,
+    Wrapped,
+    layouts,
+    place_of,
+    policy,
+)
 
 BY_NAME = "non-attention-linear"  # the default of layers=
 # what libtagc rounds at random where no residual takes what a format rounds off

@@ -12,10 +12,8 @@ import torch
 import torch.distributed as dist
 
 from tagc._library import Error
-from tagc.torch import checkpoint
-from tagc.torch.collectives.keys import Saved, Use
-from tagc.torch.exchange.unit import check_tensors, scale_of
-from tagc.torch.state import State
+from tagc.collectives.keys import Saved, Use
+from tagc.torch.extension import State, check_tensors, checkpoint, scale_of
 
 
 class Work(dist.Work):

@@ -22,37 +22,43 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tagc import _library
 from tagc._library import Error
-from tagc.torch import checkpoint
-from tagc.torch.advise import first_words
-from tagc.torch.collectives.calls import Call, Reader, Work, check, check_complete, copy, flat, keys_of
-from tagc.torch.collectives.keys import Keys, Reduced, Use
-from tagc.torch.exchange.agreement import agree_all
-from tagc.torch.exchange.hosts import Cluster
-from tagc.torch.exchange.layout import Layout
-from tagc.torch.exchange.runner import Future, Runners
-from tagc.torch.exchange.unit import ReduceOp, Unit, scale_of
-from tagc.torch.exchange.waits import timeout_of
-from tagc.torch.hooks.gathers import AllGather
-from tagc.torch.memory import Held, Memory, count
-from tagc.torch.passes import Passes
-from tagc.torch.schedule.options import (
+from tagc.collectives.calls import Call, Reader, Work, check, check_complete, copy, flat, keys_of
+from tagc.collectives.keys import Keys, Reduced, Use
+from tagc.torch.extension import (
+    AllGather,
     Class,
+    Cluster,
     Exchange,
+    Future,
+    Held,
     Layers,
+    Memory,
     Mild,
     Options,
     Parameters,
+    Passes,
+    ReduceOp,
     Residual,
+    Runners,
+    State,
+    Unit,
     Values,
+    about_host,
+    agree_all,
+    checkpoint,
+    count,
+    layouts,
+    look_fresh,
+    scale_of,
+    timeout_of,
     unknown_option,
 )
-from tagc.torch.state import State
 
 
 class Collectives:
     """torch's collectives, compressed. Collective to make, over the ranks of the group.
 
-        comm = tagc.Collectives()
+        comm = Collectives()
         work = comm.reduce_scatter(output, input, key=parameter, op=dist.ReduceOp.AVG)
         work.wait()
 
@@ -285,11 +291,11 @@ class Collectives:
         # what inference mode makes would not do for later calls
         with self._order, torch.inference_mode(False):
             if self.is_closed:
-                raise Error("state", f"{what}(): this tagc.Collectives is closed")
+                raise Error("state", f"{what}(): this Collectives is closed")
             try:
                 dist.get_process_group_ranks(self._group)
             except (KeyError, ValueError) as gone:
-                text = "the process group of this tagc.Collectives was destroyed: make another one"
+                text = "the process group of this Collectives was destroyed: make another one"
                 raise Error("state", f"{what}(): {text}") from gone
             call = self._call(what, key, source, target, op)
             work = Work(target, self._failed)
@@ -379,7 +385,9 @@ class Collectives:
                 keys.know(call.key, name)
         begin()
 
-    def _exchange(self, call: Call, name: str | None, unit: Unit, find_layout: Callable[[], Layout]) -> None:
+    def _exchange(
+        self, call: Call, name: str | None, unit: Unit, find_layout: Callable[[], layouts.Layout]
+    ) -> None:
         # in CPU memory an exchange takes the memory of its source; sums within hosts are made elsewhere
         is_taken = call.source.device.type == "cpu" and self._hosts.is_flat
         source = call.source.clone() if is_taken and call.source is not call.target else call.source
@@ -485,10 +493,10 @@ class Collectives:
 
     def __repr__(self) -> str:
         if self.is_closed:
-            return "<tagc.Collectives, closed>"
+            return "<tagc Collectives, closed>"
         travels = self._state.options.travels("compressed")
         n_ranks, n_keys = self._keys.n_ranks(), len(self._keys.reduced)
-        return f"<tagc.Collectives over {n_ranks} ranks, keys of reductions: {n_keys}; {travels}>"
+        return f"<tagc Collectives over {n_ranks} ranks, keys of reductions: {n_keys}; {travels}>"
 
 
 def _prepared(
@@ -500,7 +508,7 @@ def _prepared(
     if group is dist.GroupMember.NON_GROUP_MEMBER or (
         isinstance(group, DeviceMesh) and group.get_coordinate() is None
     ):  # its ranks do not wait for this one
-        why = "this rank is not in the group: only the ranks of a group make a tagc.Collectives over it"
+        why = "this rank is not in the group: only the ranks of a group make Collectives over it"
         raise Error("argument", why)
     mine: dict[str, Any] = {"rows": []}
     failure: Exception | None = None
@@ -526,10 +534,10 @@ def _prepared(
         mine["versions"] = {"libtagc": _library.version(), "torch": torch.__version__}
         mine |= {"options": options.fingerprint(), "rows": keys.rows}
         mine["options"]["an optimizer was given"] = optimizer is not None
-        mine["fresh"] = first_words.look_fresh(keys.rows, keys.named_parameters())
+        mine["fresh"] = look_fresh(keys.rows, keys.named_parameters())
     except Exception as problem:
         failure = problem
-    mine["about host"] = first_words.about_host()
+    mine["about host"] = about_host()
     everyone = agree_all(found, mine, failure, given["timeout_s"], "Collectives()")
     assert found is not None and keys is not None and keys.cluster is not None  # or that has raised
     ranks = dist.get_process_group_ranks(found)
