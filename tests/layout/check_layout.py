@@ -46,6 +46,7 @@ ELSEWHERE = {"tagc_commit.h": "made by CMake", "harness.h": "tests/gpu/cuda, in 
 PYTHON_ORDER = [
     ["tagc._library"],
     ["tagc.__init__"],
+    ["tagc._annexes"],
     ["tagc.torch.exchange.*"],
     ["tagc.torch.schedule.*"],
     ["tagc.torch.state", "tagc.torch.statistics"],
@@ -53,7 +54,7 @@ PYTHON_ORDER = [
     ["tagc.torch.passes"],
     ["tagc.torch.handle"],
     ["tagc.torch.hooks.*", "tagc.torch.pipeline"],
-    ["tagc.torch.local.*", "tagc.torch.advise.*", "tagc.torch.compiled.*"],
+    ["tagc.torch.local.*", "tagc.torch.advise.*"],
     ["tagc.torch.quorum.*"],
     ["tagc.torch.compress"],
     ["tagc.torch.extension"],
@@ -67,6 +68,7 @@ PYTHON_ORDER = [
 # deleted with these: nothing else imports it, no annex imports another one, and each uses public names alone.
 # tests/python/test_annexes.py deletes each.
 ANNEXES = {
+    "compiled": "compiled.md",
     "report": "report.md",
     "integrations": "trainers.md",
     "weights": "weights.md",

@@ -465,6 +465,7 @@ def config(take):
 
 def stand_in_for_torchtitan():
     """Makes modules for `from torchtitan... import data_parallel`, whatever is installed."""
+    sys.path.append(str(ROOT / "tests" / "python" / "compiled"))
     import compiled_runs
 
     path = ""

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import functools
 import importlib
-import pathlib
-import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 
-import tagc
+from tagc import _annexes
 from tagc import _library as lib
 from tagc.commands import data, info, parser, plan
 
@@ -33,12 +31,10 @@ def _run(words: Sequence[str]) -> int:
 def _of_annexes() -> dict[str, tuple[str, Callable[[Sequence[str]], int]]]:
     """Returns the commands of annexes, by name."""
     commands = {}
-    for folder in map(pathlib.Path, tagc.__path__):
-        for module in pkgutil.iter_modules([str(folder)]):
-            if (folder / module.name / "command.py").exists():
-                about = getattr(importlib.import_module(f"tagc.{module.name}"), "COMMAND", None)
-                if about is not None:
-                    commands[module.name] = (about, functools.partial(_call, f"tagc.{module.name}.command"))
+    for name in _annexes.with_part("command"):
+        about = getattr(importlib.import_module(f"tagc.{name}"), "COMMAND", None)
+        if about is not None:
+            commands[name] = (about, functools.partial(_call, f"tagc.{name}.command"))
     return commands
 
 

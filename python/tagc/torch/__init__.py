@@ -7,7 +7,7 @@ It neither patches torch nor compiles an extension against it: it uses torch's o
 ctypes. In this folder a file names no file of a folder to the right of it:
 
     exchange <- schedule <- state, statistics <- log <- passes <- handle <- hooks, pipeline <- local,
-    advise, compiled <- quorum <- compress <- extension, this file"""
+    advise <- quorum <- compress <- extension, this file"""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ except ModuleNotFoundError as missing:
 
 from tagc._library import Error
 from tagc.torch.advise.advice import advise
-from tagc.torch.compiled.parametrize import data_parallel
 from tagc.torch.compress import check_options, compress, ddp_state, hosts_of, param_groups
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.bucketing import buckets
@@ -48,7 +47,6 @@ __all__ = [
     "check_options",
     "compress",
     "compress_stage",
-    "data_parallel",
     "ddp_hook",
     "ddp_state",
     "flat",

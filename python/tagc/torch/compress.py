@@ -377,30 +377,17 @@ def _prepare(
 
 
 def _wrapper(model: Any, between: dist.ProcessGroup | None, only: str | None) -> Wrapper:
-    kind = kind_of(model, between, only)
-    if kind == "fsdp2":
-        from tagc.torch.hooks import fsdp2
-
-        return fsdp2.Wrapper(model, between)
-    if kind == "ddp":
-        return ddp.Wrapper(model)
-    if kind == "simple_fsdp":
-        from tagc.torch.compiled import wrapper
-
-        return wrapper.Wrapper(model)
-    from tagc.torch.hooks import fsdp1
-
-    return fsdp1.Wrapper(model)
+    return kind_of(model, between, only).wrapper(model, between)
 
 
 def _managed_wrapper(model: Any, manager: Any) -> Wrapper:
     """Returns the wrapper of a model under torchft."""
     if torchft.manager_of(model) is not None:
         return managed.Wrapper(model, manager)
-    if kind_of(model, None) != "fsdp2":
+    if (kind := kind_of(model, None).name) != "fsdp2":
         raise Error(
             "argument",
-            f"between is a Manager, and this model is {kind_of(model, None)}: with a Manager tagc takes "
+            f"between is a Manager, and this model is {kind}: with a Manager tagc takes "
             "fully_shard()-ed models; wrap others in torchft.DistributedDataParallel",
         )
     from tagc.torch.quorum import fsdp2 as managed_fsdp2

@@ -5,15 +5,18 @@ from tagc.torch import checkpoint
 from tagc.torch.advise.first_words import about_host, look_fresh
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.agreement import agree_all
-from tagc.torch.exchange.comm import Comm, share
+from tagc.torch.exchange.comm import Comm, Disagreement, share
 from tagc.torch.exchange.gloo import bytes_at
 from tagc.torch.exchange.hosts import Cluster, Hosts
-from tagc.torch.exchange.interfaces import ExchangeOptions, Kinds, Place, Wrapped, place_of
-from tagc.torch.exchange.internals import default_store, unwrapped
-from tagc.torch.exchange.runner import Future, Runners
-from tagc.torch.exchange.unit import ReduceOp, Unit, check_tensors, scale_of
+from tagc.torch.exchange.interfaces import ALONE, ExchangeOptions, Kinds, Place, Wrapped, place_of
+from tagc.torch.exchange.internals import ALL as TESTED
+from tagc.torch.exchange.internals import all_gather, at_end_of_backward, default_store, reader, unwrapped
+from tagc.torch.exchange.runner import Future, Host, Runners
+from tagc.torch.exchange.unit import DTYPES, ReduceOp, Unit, check_tensors, scale_of
 from tagc.torch.exchange.waits import disconnect, timeout_of, unheard
-from tagc.torch.hooks.gathers import AllGather
+from tagc.torch.hooks.gathers import AllGather, GatheringWrapper
+from tagc.torch.hooks.kinds import Kind, check_model
+from tagc.torch.hooks.replicas import fingerprint
 from tagc.torch.memory import Held, Memory, count
 from tagc.torch.passes import Passes
 from tagc.torch.schedule import policy
@@ -39,9 +42,11 @@ __all__ = [
     "Class", "Exchange", "Layers", "Mild", "Options", "Parameters", "Residual", "Values", "number", "policy",
     "unknown_option",
     # of a model and its memory
-    "bytes_at", "look_fresh", "unwrapped",
+    "Kind", "bytes_at", "check_model", "fingerprint", "look_fresh", "unwrapped",
     # of exchanges: a Wrapped says what there is to exchange, Passes exchanges it
-    "AllGather", "Cluster", "Comm", "ExchangeOptions", "Future", "Held", "Hosts", "Kinds", "Memory", "Passes",
-    "Place", "ReduceOp", "Runners", "State", "Unit", "Wrapped", "check_tensors", "checkpoint", "count",
-    "layouts", "place_of", "scale_of",
+    "ALONE", "AllGather", "Cluster", "Comm", "DTYPES", "Disagreement", "ExchangeOptions", "Future",
+    "GatheringWrapper", "Held", "Host", "Hosts", "Kinds", "Memory", "Passes", "Place", "ReduceOp", "Runners",
+    "State", "Unit", "Wrapped", "check_tensors", "checkpoint", "count", "layouts", "place_of", "scale_of",
+    # of torch
+    "TESTED", "all_gather", "at_end_of_backward", "reader",
 ]

@@ -121,7 +121,7 @@ def advise(
         lib.load()
         if said is not None:
             raise Error("argument", said)
-        shape, group = look(model, kind_of(model, between, call="advise()"), between)
+        shape, group = look(model, kind_of(model, between, call="advise()").name, between)
         for name, value, most in (("step_s", step_s, 1e6), ("seconds", seconds, 3600)):
             if value is not None and not (isinstance(value, (int, float)) and 0 < value <= most):
                 raise Error("argument", f"{name} is {value!r}, must be a number above 0, at most {most:g}")

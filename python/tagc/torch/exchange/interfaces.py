@@ -82,7 +82,7 @@ def place_of(ranks: Sequence[int], mesh: DeviceMesh | None = None, others: Seque
 class Wrapped:
     """A wrapped model. It knows torch's units."""
 
-    name: str  # "fsdp2", "ddp", "fsdp1" or "simple_fsdp"
+    name: str  # "fsdp2", "ddp" or another kind's
     between: dist.ProcessGroup | None = None  # as compress() got it
     is_managed = False  # under torchft, whose replicas join and leave: managed.py
     # whether its hooks add gradients up within each host, and exchange the sums between hosts

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from tagc._library import Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange.unit import DTYPES
-from tagc.torch.hooks.kinds import check_model, parametrized
+from tagc.torch.hooks.kinds import check_model, kinds_of
 from tagc.torch.schedule import policy
 
 # what `between` may be, for messages
@@ -204,12 +204,13 @@ def _kind(model: torch.nn.Module) -> str:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     check_model(model)
-    if next(parametrized(model), None) is not None:
-        raise Error(
-            "unsupported",
-            "model is of data_parallel(), which exchanges in every backward pass: LocalSteps takes "
-            "a plain model, DDP, or fully_shard()",
-        )
+    for kind in kinds_of(model):
+        if kind.name not in ("ddp", "fsdp2"):
+            raise Error(
+                "unsupported",
+                f"model is {kind.name}, which exchanges in every backward pass: LocalSteps takes a plain "
+                "model, DDP, or fully_shard()",
+            )
     is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
     is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):

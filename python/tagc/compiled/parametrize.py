@@ -18,10 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from tagc._library import Error
-from tagc.torch.compiled.units import mark
-from tagc.torch.exchange import internals
-from tagc.torch.hooks.kinds import check_model, parametrized
-from tagc.torch.schedule.options import unknown_option
+from tagc.compiled import internals
+from tagc.compiled.units import mark
+from tagc.torch.extension import check_model, unknown_option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +107,7 @@ def data_parallel(
 ) -> torch.nn.Module:
     """Shards the parameters of a model that is to be compiled whole, as SimpleFSDP does. Collective.
 
-        model = tagc.data_parallel(model, mesh)
+        model = data_parallel(model, mesh)
         handle = tagc.compress(model, optimizer)
         compiled = torch.compile(model, fullgraph=True)
 
@@ -208,6 +207,16 @@ class _Shards:
 # ---- what compress() looks for ----
 
 
+def parametrized(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, list[str]]]:
+    """Yields (name, module, names of parameters) where parameters are properties of their module's class, as
+    in SimpleFSDP."""
+    for prefix, module in model.named_modules():
+        own = [name for name, _ in module.named_parameters(recurse=False, remove_duplicate=False)]
+        names = [name for name in own if isinstance(getattr(type(module), name, None), property)]
+        if names:
+            yield prefix, module, names
+
+
 class Found(NamedTuple):
     """A parameter that is a property."""
 
@@ -235,7 +244,8 @@ def _check_parameter(name: str, parameter: Any) -> None:
 
     if not isinstance(parameter, DTensor):
         raise Error(
-            "argument", f"{name} is a property of its module, and no DTensor: use tagc.data_parallel(model)"
+            "argument",
+            f"{name} is a property of its module, and no DTensor: use tagc.compiled.data_parallel(model)",
         )
     placements: Any = parameter.placements
     if len(placements) != 1 or not placements[0].is_shard():
@@ -270,7 +280,7 @@ def _of_property(name: str, own: property) -> tuple[How, Any]:
             what = "with full_dtensor=True"
         raise Error(
             "unsupported",
-            f"{name} is a property of its module, {what}: use tagc.data_parallel(model), or "
+            f"{name} is a property of its module, {what}: use tagc.compiled.data_parallel(model), or "
             "data_parallel() of torchtitan 0.3 with mode='fully_shard'",
         )
     return How(Precision.of(found), True), op

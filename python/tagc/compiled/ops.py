@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from tagc._library import Error
-from tagc.torch.exchange import internals
+from tagc.compiled import internals
 
 
 class Exchanges(Protocol):

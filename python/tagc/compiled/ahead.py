@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from tagc.torch.compiled.starts import Started, Starts
+from tagc.compiled.starts import Started, Starts
 
 MOST_PASSES = 4  # training and evaluation, with and without recomputing
 

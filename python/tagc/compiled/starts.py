@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from tagc.torch.exchange.runner import Future, Host
+from tagc.torch.extension import Future, Host
 
 Exchange = Callable[[], torch.Tensor]
 

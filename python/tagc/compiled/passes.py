@@ -8,11 +8,10 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from tagc.torch.compiled.ahead import Ahead
-from tagc.torch.compiled.starts import Starts
-from tagc.torch.exchange import internals
-from tagc.torch.exchange.comm import Disagreement
-from tagc.torch.handle import Compressed
+from tagc.compiled.ahead import Ahead
+from tagc.compiled.starts import Starts
+from tagc.torch import Compressed
+from tagc.torch.extension import Disagreement, at_end_of_backward
 
 
 class Module(Protocol):
@@ -60,7 +59,7 @@ class Pass:
     def opens(self) -> bool:
         """Returns whether this is in a backward pass, at whose end all exchanges will have ended."""
         try:
-            internals.at_end_of_backward(self._end)
+            at_end_of_backward(self._end)
         except RuntimeError:
             return False
         self._is_open = True

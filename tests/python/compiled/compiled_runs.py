@@ -35,14 +35,14 @@ class Checkpointed(Odd):
 
 def made(make, wrap="data_parallel", **options):
     """(the model, what wrap() got)."""
-    import tagc.torch as tagc
+    from tagc.compiled import data_parallel
 
     torch.manual_seed(0)
     model = make()
     if wrap == "data_parallel":
-        return tagc.data_parallel(model, **options)
+        return data_parallel(model, **options)
     if wrap == "each":  # of its modules by itself
-        return tagc.data_parallel(model, modules=list(model.modules())[1:], **options)
+        return data_parallel(model, modules=list(model.modules())[1:], **options)
     from torch.distributed.fsdp import fully_shard
 
     for layer in getattr(model, "layers", []):
@@ -166,10 +166,10 @@ class Watched:
         self._news, self._begun, self._n_ended, self._own = threading.Condition(), {}, 0, []
 
     def __enter__(self):
-        from tagc.torch.compiled.ahead import Ahead
-        from tagc.torch.compiled.modules import Module
-        from tagc.torch.compiled.sharded import Sharded
-        from tagc.torch.compiled.starts import Starts
+        from tagc.compiled.ahead import Ahead
+        from tagc.compiled.modules import Module
+        from tagc.compiled.sharded import Sharded
+        from tagc.compiled.starts import Starts
         from tagc.torch.passes import Passes
 
         for name in ("all_gather", "reduce_scatter", "wait"):

@@ -15,15 +15,10 @@ from typing import Any
 
 import torch
 
-from tagc.torch.compiled.passes import Pass
-from tagc.torch.compiled.sharded import Sharded
-from tagc.torch.compiled.starts import Started
-from tagc.torch.exchange import internals
-from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.comm import Disagreement
-from tagc.torch.exchange.interfaces import Kinds
-from tagc.torch.exchange.unit import DTYPES, Unit, scale_of
-from tagc.torch.hooks.gathers import AllGather
+from tagc.compiled.passes import Pass
+from tagc.compiled.sharded import Sharded
+from tagc.compiled.starts import Started
+from tagc.torch.extension import DTYPES, AllGather, Disagreement, Kinds, Unit, all_gather, layouts, scale_of
 
 Version = tuple[tuple[object, ...], ...]  # of each parameter
 
@@ -105,7 +100,7 @@ class Module:
         parameters = [each.parameter for each in self.parameters]
         self._unit = handle.state.add_unit(self.name, Unit, parameters, self.n_ranks, held)
         if self.dtype not in DTYPES:
-            self._gather: Any = internals.all_gather
+            self._gather: Any = all_gather
             return None
         wire = handle.state.options.parameters or ("bf16" if self.dtype == torch.bfloat16 else "fp32")
         owned = self.group, self.n_shard, lambda: [each.own() for each in self.parameters]

@@ -17,20 +17,14 @@ import torch
 import torch.distributed as dist
 
 from tagc._library import Error
-from tagc.torch.compiled import ops
-from tagc.torch.compiled.modules import Module
-from tagc.torch.compiled.parametrize import Found, again, class_of, find
-from tagc.torch.compiled.passes import Pass
-from tagc.torch.compiled.sharded import Sharded
-from tagc.torch.compiled.units import units_of
-from tagc.torch.exchange import internals
-from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.interfaces import ALONE, Kinds, Place, place_of
-from tagc.torch.exchange.unit import DTYPES
-from tagc.torch.handle import Compressed
-from tagc.torch.hooks.gathers import GatheringWrapper
-from tagc.torch.hooks.kinds import parametrized
-from tagc.torch.schedule import policy
+from tagc.compiled import internals, ops
+from tagc.compiled.modules import Module
+from tagc.compiled.parametrize import Found, again, class_of, find, parametrized
+from tagc.compiled.passes import Pass
+from tagc.compiled.sharded import Sharded
+from tagc.compiled.units import units_of
+from tagc.torch import Compressed
+from tagc.torch.extension import ALONE, DTYPES, GatheringWrapper, Kinds, Place, layouts, place_of, policy
 
 
 class Compressible(property):

@@ -7,12 +7,10 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from tagc.torch.compiled import ops
-from tagc.torch.compiled.parametrize import Found
-from tagc.torch.compiled.starts import Started
-from tagc.torch.exchange import internals
-from tagc.torch.exchange import layout as layouts
-from tagc.torch.hooks.replicas import fingerprint
+from tagc.compiled import internals, ops
+from tagc.compiled.parametrize import Found
+from tagc.compiled.starts import Started
+from tagc.torch.extension import fingerprint, layouts
 
 
 class Module(Protocol):

@@ -4,6 +4,7 @@ whose compilers order operators differently end right, or all get one error."""
 import copy
 import functools
 import tempfile
+import time
 import types
 
 import pytest
@@ -29,7 +30,9 @@ from compiled_runs import (
 from models import Even, Odd, Tied, batch_of, loss_of
 from oracles import check_alike, check_equal, check_error, full_gradients
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from tagc.compiled import data_parallel
 
 # ---- eager ----
 
@@ -240,21 +243,21 @@ def errors(rank, world_size):
         (dict(modules=["head"]), "modules has 'head' at 0, must have modules, and lists of modules"),
         (dict(modules=[nn.Tanh()]), "modules has a Tanh at 0, which is not in the model"),
     ):
-        check_error(functools.partial(tagc.data_parallel, Even(), **options), text)
+        check_error(functools.partial(data_parallel, Even(), **options), text)
 
     class Policy:
         param_dtype, reduce_dtype = torch.int8, None
 
-    check_error(lambda: tagc.data_parallel(Even(), mp_policy=Policy()), "param_dtype.*int8, must be a dtype")
+    check_error(lambda: data_parallel(Even(), mp_policy=Policy()), "param_dtype.*int8, must be a dtype")
     text = "mp_policy is torch.bfloat16, must have param_dtype, reduce_dtype, or both"
-    check_error(lambda: tagc.data_parallel(Even(), mp_policy=torch.bfloat16), text)
-    check_error(lambda: tagc.data_parallel(nn.Tanh()), "no parameters")
-    check_error(lambda: tagc.data_parallel(3), "model is a int, must be a torch.nn.Module")
+    check_error(lambda: data_parallel(Even(), mp_policy=torch.bfloat16), text)
+    check_error(lambda: data_parallel(nn.Tanh()), "no parameters")
+    check_error(lambda: data_parallel(3), "model is a int, must be a torch.nn.Module")
     model = made(Even)
-    check_error(lambda: tagc.data_parallel(model), "data_parallel\\(\\) was called")
-    check_error(lambda: tagc.advise(model), "advise\\(\\) does not know models of data_parallel")
+    check_error(lambda: data_parallel(model), "data_parallel\\(\\) was called")
+    check_error(lambda: tagc.advise(model), "advise\\(\\) does not know models of simple_fsdp")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    check_error(lambda: tagc.LocalSteps(model, optimizer), "model is of data_parallel.*LocalSteps takes")
+    check_error(lambda: tagc.LocalSteps(model, optimizer), "model is simple_fsdp.*LocalSteps takes")
 
     class Stranger(nn.Linear):
         weight = property(lambda self: self._parameters["weight"])
@@ -284,7 +287,7 @@ def titan(rank, world_size):
     average.steps(3)
     assert not torch.equal(tagc_gradient, next(iter(average.model.parameters())).grad.full_tensor())
     closed(mine, average)
-    check_error(lambda: tagc.compress(parallel("max")), "with gradients of .*max.*use tagc.data_parallel")
+    check_error(lambda: tagc.compress(parallel("max")), "with gradients of .*max.*use .*data_parallel")
 
 
 def order(rank, world_size):
@@ -482,9 +485,25 @@ class Patient:
             self.jobs.pop(0)()
 
 
+def a_rank_outside(rank, world_size):
+    """It learns that at once, and the others do not wait for it."""
+    mesh, begin = DeviceMesh("cpu", [0]), time.monotonic()
+    if rank == 0:
+        data_parallel(nn.Linear(70, 70), mesh)
+    else:
+        check_error(
+            lambda: data_parallel(nn.Linear(70, 70), mesh), "this rank is not in the mesh", same=False
+        )
+        assert time.monotonic() - begin < 15
+
+
+def test_a_rank_outside():
+    ranks.run(a_rank_outside, 2)
+
+
 def test_units():
     """What is exchanged together: what the user has said, or blocks, and the rest as the root's."""
-    from tagc.torch.compiled.units import mark, units_of
+    from tagc.compiled.units import mark, units_of
 
     def found(model, modules=None):
         mark(model, modules)
@@ -514,7 +533,7 @@ def test_units():
 
 def test_starts():
     """They wait for each other only where too much is under way; one that fails stops those behind it."""
-    from tagc.torch.compiled.starts import Starts
+    from tagc.compiled.starts import Starts
 
     done, starts = [], Starts(Patient(), 10)
 
@@ -540,8 +559,8 @@ def test_starts():
 
 def test_ahead():
     """What comes next is gathered ahead as far as the last passes agree on it."""
-    from tagc.torch.compiled.ahead import Ahead
-    from tagc.torch.compiled.starts import Started
+    from tagc.compiled.ahead import Ahead
+    from tagc.compiled.starts import Started
 
     log, versions = [], dict.fromkeys("abcd", 0)
 
