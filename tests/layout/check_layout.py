@@ -53,7 +53,7 @@ PYTHON_ORDER = [
     ["tagc.torch.log", "tagc.torch.checkpoint", "tagc.torch.memory"],
     ["tagc.torch.passes"],
     ["tagc.torch.handle"],
-    ["tagc.torch.hooks.*", "tagc.torch.pipeline"],
+    ["tagc.torch.hooks.*"],
     ["tagc.torch.local.*", "tagc.torch.advise.*"],
     ["tagc.torch.quorum.*"],
     ["tagc.torch.compress"],
@@ -69,6 +69,7 @@ PYTHON_ORDER = [
 # tests/python/test_annexes.py deletes each.
 ANNEXES = {
     "compiled": "compiled.md",
+    "pipeline": "pipeline.md",
     "report": "report.md",
     "integrations": "trainers.md",
     "weights": "weights.md",

@@ -37,6 +37,7 @@ PAGES = (
     "docs/guide/elastic.md",
     "docs/guide/compiled.md",
     "docs/guide/collectives.md",
+    "docs/guide/pipeline.md",
     "docs/guide/weights.md",
 )
 # test_integrations.py runs theirs, in processes that have them anyway

@@ -14,7 +14,6 @@ pytest.importorskip("torch", reason="torch is not installed")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # An error that is expected and does not come is one: pyproject.toml says "strict".
 PROGRAM = """import torch
-from torch.distributed.pipelining import PipelineStage
 import tagc.torch as tagc
 
 model = torch.nn.Linear(3, 3)
@@ -32,10 +31,6 @@ tagc.compress(model, parameters="delta3")  # type: ignore[arg-type]
 tagc.compress(model, mild="mild")  # type: ignore[arg-type]
 tagc.compress(model, layers="linear")  # type: ignore[arg-type]
 tagc.compress(model, rules={"*": "sparse"})  # type: ignore[dict-item]
-stage = PipelineStage(model, 0, 2, torch.device("cpu"))
-piped: tagc.CompressedStage = tagc.compress_stage(stage, forward="int8", backward="whole", block=32, hosts=2)
-tagc.compress_stage(stage, forward="int2")  # type: ignore[arg-type]
-tagc.compress_stage(model)  # type: ignore[arg-type]
 tagc.LocalSteps(model, optimizer, values="int3")  # type: ignore[arg-type]
 tagc.buckets(model, 3)  # type: ignore[arg-type]
 handle.at("folder", key=3)  # type: ignore[arg-type]

@@ -27,7 +27,6 @@ from tagc.torch.hooks import ddp, torchft
 from tagc.torch.hooks.kinds import kind_of
 from tagc.torch.hooks.wrapper import Wrapper
 from tagc.torch.local.sites import BETWEEN, group_of
-from tagc.torch.pipeline import OF_STAGES, Boundary, agree_on_stage, misplaced_option
 from tagc.torch.quorum import managed
 from tagc.torch.schedule import adapt, policy
 from tagc.torch.schedule.options import (
@@ -65,16 +64,12 @@ def compress(
     timeout_s: float | None = None,
     on_step: Callable[[dict[str, Any]], object] | None = None,
     verbose: bool = True,
-    forward: Boundary | None = None,
-    backward: Boundary | None = None,
-    block: int | None = None,
     **unknown: NoReturn,
 ) -> Compressed:
     """Makes tagc exchange the gradients of `model` from now on. Collective over the ranks that train it; call
     it between two backward passes, best before the first, on all ranks at the same place.
 
-    model: with fully_shard() (FSDP2), DistributedDataParallel or FullyShardedDataParallel (FSDP1). Or a
-        PipelineStage, see below.
+    model: with fully_shard() (FSDP2), DistributedDataParallel or FullyShardedDataParallel (FSDP1).
     optimizer: of the model's parameters, or a list if several share them. An Adam then updates compressed
         parameters with a beta1 of 0.5; other optimizers are unchanged: Compressed.adapt(). Without it tagc
         sends more values, as a first moment requires.
@@ -115,22 +110,10 @@ def compress(
     on_step: called with a dict of statistics after each backward pass. verbose: rank 0 prints what is
         compressed.
 
-    A PipelineStage of torch.distributed.pipelining, as for compress_stage(): what it sends stages on other
-    hosts travels in few bits. Collective over the stage's group, on each rank once per stage, before the
-    first step. It takes hosts (of the group's ranks; not given: tagc finds them, and within a host tensors
-    travel whole), timeout_s, verbose and:
-    forward, backward: formats of activations, rounded to the nearest, and of their gradients, rounded at
-        random without bias: "int8", "int4" or "whole"; default "int8" and "int4". Integers, booleans and
-        float64 travel whole.
-    block: values that share a scale, a power of two from 16 to 4096; default 64.
-
-    Returns a Compressed; of a stage, a CompressedStage. On failure it raises the same Error on every rank and
-    changes nothing. An unknown option is such an Error, too."""
+    Returns a Compressed. On failure it raises the same Error on every rank and changes nothing. An
+    unknown option is such an Error, too."""
     given = dict(locals())
-    wrong = unknown_option(compress, unknown) or misplaced_option(given, inspect.signature(compress))
-    if internals.is_pipeline_stage(model):
-        made: Any = agree_on_stage(model, wrong, forward, backward, block, hosts, timeout_s, verbose)
-        return made  # for type checkers there is compress_stage()
+    wrong = unknown_option(compress, unknown)
     options = {field.name: given[field.name] for field in dataclasses.fields(Options)}
     handle, wrapper = _prepare(model, between, on_step, verbose, options, wrong, optimizer=optimizer)
     try:
@@ -159,7 +142,7 @@ def ddp_state(model: torch.nn.parallel.DistributedDataParallel, **options: Any) 
 _OF_DDP = {
     name: option
     for name, option in inspect.signature(compress).parameters.items()
-    if option.kind is option.KEYWORD_ONLY and name not in ("parameters", "between", *OF_STAGES)
+    if option.kind is option.KEYWORD_ONLY and name not in ("parameters", "between")
 }
 # what help() and unknown_option() show
 ddp_state.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -2,16 +2,21 @@
 for."""
 
 from tagc.torch import checkpoint
+from tagc.torch.advise.choice import bytes_text, choose, factor_of, seconds_text
 from tagc.torch.advise.first_words import about_host, look_fresh
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import Comm, Disagreement, share
 from tagc.torch.exchange.gloo import bytes_at
 from tagc.torch.exchange.hosts import Cluster, Hosts
+from tagc.torch.exchange.identity import identity
 from tagc.torch.exchange.interfaces import ALONE, ExchangeOptions, Kinds, Place, Wrapped, place_of
 from tagc.torch.exchange.internals import ALL as TESTED
 from tagc.torch.exchange.internals import all_gather, at_end_of_backward, default_store, reader, unwrapped
 from tagc.torch.exchange.runner import Future, Host, Runners
+from tagc.torch.exchange.staging import Kernels
+from tagc.torch.exchange.streams import Cuda
+from tagc.torch.exchange.streams import of as streams_of
 from tagc.torch.exchange.unit import DTYPES, ReduceOp, Unit, check_tensors, scale_of
 from tagc.torch.exchange.waits import disconnect, timeout_of, unheard
 from tagc.torch.hooks.gathers import AllGather, GatheringWrapper
@@ -37,7 +42,7 @@ from tagc.torch.state import State
 # fmt: off
 __all__ = [
     # of ranks, before there is a connection
-    "about_host", "agree_all", "default_store", "disconnect", "share", "timeout_of", "unheard",
+    "about_host", "agree_all", "default_store", "disconnect", "identity", "share", "timeout_of", "unheard",
     # of options, and their types
     "Class", "Exchange", "Layers", "Mild", "Options", "Parameters", "Residual", "Values", "number", "policy",
     "unknown_option",
@@ -47,6 +52,10 @@ __all__ = [
     "ALONE", "AllGather", "Cluster", "Comm", "DTYPES", "Disagreement", "ExchangeOptions", "Future",
     "GatheringWrapper", "Held", "Host", "Hosts", "Kinds", "Memory", "Passes", "Place", "ReduceOp", "Runners",
     "State", "Unit", "Wrapped", "check_tensors", "checkpoint", "count", "layouts", "place_of", "scale_of",
+    # of arrays on a device
+    "Cuda", "Kernels", "streams_of",
+    # of advice
+    "bytes_text", "choose", "factor_of", "seconds_text",
     # of torch
     "TESTED", "all_gather", "at_end_of_backward", "reader",
 ]

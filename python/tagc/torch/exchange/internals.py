@@ -86,8 +86,6 @@ SEEN = {
     "ProcessGroupGloo._reduce_scatter_base": "2.13",
     "OptimizedModule._orig_mod": ALL,
     "DeviceMesh._get_root_mesh": "2.13",
-    "torch.distributed.pipelining.stage._PipelineStageBase": "2.13",
-    "_PipelineStageBase._stage_meta": "2.13",
     "Module._forward_pre_hooks": ALL,
     "Module._forward_hooks": ALL,
     "Tensor._nnz": ALL,
@@ -544,25 +542,6 @@ def composable_ddp_within(model: torch.nn.Module) -> torch.nn.Module | None:
 
 def is_ignored_by_ddp(parameter: torch.Tensor) -> bool:
     return bool(_find(parameter, "Parameter._ddp_ignored", False))
-
-
-# ---- pipelines ----
-
-
-def is_pipeline_stage(model: object) -> bool:
-    """Returns whether it is a stage of torch.distributed.pipelining, made by hand or by its build_stage()."""
-    module = sys.modules.get("torch.distributed.pipelining.stage")
-    return module is not None and isinstance(
-        model, _get(module, "torch.distributed.pipelining.stage._PipelineStageBase")
-    )
-
-
-def stage_sends(stage: Any, is_forward: bool) -> list[Any] | None:
-    """Returns what the stage on the other side expects, with `shape` and `dtype`: of each output, or each
-    gradient of an input. None where torch does not say."""
-    found = _find(stage, "_PipelineStageBase._stage_meta")
-    metas = None if found is None else found.outputs if is_forward else found.input_grads
-    return None if metas is None else [meta for meta in metas if meta is not None]
 
 
 # ---- the rest ----

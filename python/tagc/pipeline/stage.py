@@ -15,7 +15,6 @@ Only these methods of the one stage change, so all of torch's schedules work."""
 from __future__ import annotations
 
 import functools
-import inspect
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -26,11 +25,9 @@ import torch.distributed as dist
 
 from tagc import _library
 from tagc._library import Error
-from tagc.torch.exchange import internals, streams
-from tagc.torch.exchange.agreement import agree_all
-from tagc.torch.exchange.blocks import Codec, Device, codec_of, opened
-from tagc.torch.exchange.identity import identity
-from tagc.torch.schedule.options import number
+from tagc.pipeline import internals
+from tagc.pipeline.blocks import Codec, Device, codec_of, opened
+from tagc.torch.extension import Cuda, agree_all, identity, number
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -38,15 +35,12 @@ if TYPE_CHECKING:
 Boundary = Literal["int8", "int4", "whole"]  # what users write
 VALUES = ("int8", "int4", "whole")
 
-DEFAULTS: dict[str, Any] = {"forward": "int8", "backward": "int4", "block": 64}
-OF_STAGES = tuple(DEFAULTS)  # the options of compress() that models do not have
-OF_BOTH = ("hosts", "timeout_s", "verbose")
 _MISSING = object()
 
 
 class Pipeline:
-    """What all stages over one process group have alike. Every rank calls compress() for its stages, one
-    after the other; each call tells all ranks which stages have joined."""
+    """What all stages over one process group have alike. Every rank calls compress_stage() for its stages,
+    one after the other; each call tells all ranks which stages have joined."""
 
     def __init__(
         self, group: dist.ProcessGroup, options: dict[str, Any], hosts: list[Any], has_kernels: bool
@@ -89,7 +83,7 @@ _compressed: weakref.WeakKeyDictionary[Any, Pipeline] = weakref.WeakKeyDictionar
 
 
 def hosts_of(stage: Any) -> int | None:
-    """Returns the `hosts` with which compress(stage) was called; None without that."""
+    """Returns the `hosts` with which compress_stage() was called; None without that."""
     pipeline = _compressed.get(stage)
     return None if pipeline is None else pipeline.options["hosts"]
 
@@ -103,8 +97,8 @@ class Traffic:
 
 
 class CompressedStage:
-    """One stage of a pipeline, whose tensors to and from stages on other hosts tagc encodes. compress() makes
-    it.
+    """One stage of a pipeline, whose tensors to and from stages on other hosts tagc encodes.
+    compress_stage() makes it.
 
     state_dict(), load_state_dict()     for checkpoints
     stats(), table()                    what was sent; how it travels
@@ -112,7 +106,7 @@ class CompressedStage:
 
     close() is local: call it for all stages, between two steps."""
 
-    def __init__(self, stage: Any, pipeline: Pipeline, on: streams.Cuda | Device | None) -> None:
+    def __init__(self, stage: Any, pipeline: Pipeline, on: Cuda | Device | None) -> None:
         """on: the stage's device, where it is not in host memory, or the kernels for it."""
         self.stage, self.pipeline, self.n_steps = stage, pipeline, 0
         self._device = on if isinstance(on, Device) else None
@@ -143,7 +137,7 @@ class CompressedStage:
         return not self._replaced
 
     def stats(self) -> dict[str, Any]:
-        """Returns what this stage has sent and received since compress(), evaluation included: a new dict.
+        """Returns what this stage has sent and received since compress_stage(), in evaluation, too: a dict.
 
         steps                 of the schedule, that have begun
         bytes_sent            to other stages
@@ -249,8 +243,8 @@ class CompressedStage:
             )
             raise Error(
                 "state",
-                f"stage {self.stage.stage_index} is compressed, and {others}: call compress() on every stage "
-                "before a step, and close() all handles or none",
+                f"stage {self.stage.stage_index} is compressed, and {others}: call compress_stage() on every "
+                "stage before a step, and close() all handles or none",
             )
         self._raise_fault()
         self._due.clear()
@@ -370,31 +364,6 @@ class CompressedStage:
         return f"activation {i}" if way == "forward" else f"gradient {i}"
 
 
-def misplaced_option(given: Mapping[str, Any], signature: inspect.Signature) -> str | None:
-    """Returns the text of an error if compress() got an option that stages have and models have not, or the
-    other way round; None if there is none."""
-    kind = type(given["model"]).__name__
-    if not internals.is_pipeline_stage(given["model"]):
-        for name in OF_STAGES:
-            if given[name] is not None:
-                return f"{name} is {given[name]!r}, which is for a pipeline's stages; this is a {kind}"
-        return None
-    for name, parameter in signature.parameters.items():
-        is_given = name in given and parameter.default not in (inspect.Parameter.empty, given[name])
-        if is_given and name not in OF_STAGES + OF_BOTH:
-            takes = ", ".join(OF_STAGES + OF_BOTH)
-            return (
-                f"{name} is {shown(given[name])}, which is for models; this is a {kind}, which takes {takes}"
-            )
-    return None
-
-
-def shown(value: object) -> str:
-    """Returns an option's value for a message; the type of what has no short text, as of an optimizer."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"a {type(value).__name__}"
-
-
 def compress_stage(
     stage: PipelineStage,
     *,
@@ -405,30 +374,21 @@ def compress_stage(
     timeout_s: float | None = None,
     verbose: bool = True,
 ) -> CompressedStage:
-    """Does what compress(stage) does, which explains the options; type checkers know the handle that this one
-    returns."""
+    """Makes what this stage sends stages on other hosts travel in few bits. Collective over the stage's
+    group, on each rank once per stage, before the first step.
+
+    forward, backward: formats of activations, rounded to the nearest, and of their gradients, rounded at
+        random without bias: "int8", "int4" or "whole". Integers, booleans and float64 travel whole.
+    block: values that share a scale, a power of two from 16 to 4096.
+    hosts: of the group's ranks. Not given: tagc finds them, and within a host tensors travel whole.
+    timeout_s: after this time a silent peer is an error. verbose: rank 0 prints how tensors travel.
+
+    On failure it raises the same Error on every rank and changes nothing."""
     if not internals.is_pipeline_stage(stage):
         raise Error("argument", f"stage is a {type(stage).__name__}, must be a PipelineStage")
-    return agree_on_stage(stage, None, forward, backward, block, hosts, timeout_s, verbose)
-
-
-def agree_on_stage(
-    stage: Any,
-    wrong: str | None,
-    forward: str | None,
-    backward: str | None,
-    block: int | None,
-    hosts: int | None,
-    timeout_s: float | None,
-    verbose: bool,
-) -> CompressedStage:
-    """Returns the handle of one stage, for compress(), whose options these are. wrong: the text of an error
-    that is known already. Collective over the stage's group; all ranks return, or raise the same Error and
-    change nothing."""
     if not dist.is_initialized():
         raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
-    given = {"forward": forward, "backward": backward, "block": block}
-    options: dict[str, Any] = {n: DEFAULTS[n] if value is None else value for n, value in given.items()}
+    options: dict[str, Any] = {"forward": forward, "backward": backward, "block": block}
     options |= {"hosts": hosts, "num_stages": stage.num_stages}
     group = stage.group if stage.group is not None else dist.group.WORLD
     assert group is not None
@@ -437,10 +397,10 @@ def agree_on_stage(
         pipeline = None
     failure: Exception | None = None
     versions = {}
-    on: streams.Cuda | Device | None = None
+    on: Cuda | Device | None = None
     why_host = ""
     try:
-        _check(stage, group, wrong, options, hosts, timeout_s)
+        _check(stage, group, options, hosts, timeout_s)
         on, why_host = opened(torch.device(stage.device))
         versions = {"libtagc": _library.version(), "torch": torch.__version__}
     except Exception as problem:
@@ -454,7 +414,7 @@ def agree_on_stage(
         "why_host": why_host,
     }
     try:
-        everyone = agree_all(group, mine, failure, timeout_s, "compress(stage)")
+        everyone = agree_all(group, mine, failure, timeout_s, "compress_stage()")
         return _join(stage, group, options, everyone, on, verbose)
     except BaseException:
         if isinstance(on, Device):
@@ -467,7 +427,7 @@ def _join(
     group: dist.ProcessGroup,
     options: dict[str, Any],
     everyone: list[dict[str, Any]],
-    on: streams.Cuda | Device | None,
+    on: Cuda | Device | None,
     verbose: bool,
 ) -> CompressedStage:
     """Returns the handle of a stage, now that all ranks know the same. everyone: what each rank has said.
@@ -498,7 +458,8 @@ def _join(
     for at in joining:
         if at in pipeline.joined or joining.count(at) > 1:
             raise Error(
-                "argument", f"stage {at} of this pipeline is compressed twice: call compress() once per stage"
+                "argument",
+                f"stage {at} of this pipeline is compressed twice: call compress_stage() once per stage",
             )
     pipeline.joined.update(joining)
     _forming[group] = pipeline
@@ -518,12 +479,8 @@ def _join(
     return CompressedStage(stage, pipeline, on)
 
 
-def _check(
-    stage: Any, group: Any, wrong: str | None, options: dict[str, Any], hosts: Any, timeout_s: Any
-) -> None:
+def _check(stage: Any, group: Any, options: dict[str, Any], hosts: Any, timeout_s: Any) -> None:
     """Raises an Error that names the option, unless all fit. Local."""
-    if wrong is not None:
-        raise Error("argument", wrong)
     for way in ("forward", "backward"):
         if options[way] not in VALUES:
             raise Error(

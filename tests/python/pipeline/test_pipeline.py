@@ -14,6 +14,8 @@ import torch.distributed as dist
 from oracles import check_error
 from torch import nn
 
+from tagc.pipeline import compress_stage
+
 WIDTH, BATCH, CHUNKS, STEPS = 40, 12, 4, 3
 IN_A_V = ("ZBVZeroBubble", "DualPipeV")
 
@@ -179,9 +181,8 @@ class Pipe:
         self.handles = []
 
     def compress(self, **options):
-        import tagc.torch as tagc
 
-        self.handles = [tagc.compress(stage, **{"verbose": False} | options) for stage in self.stages]
+        self.handles = [compress_stage(stage, **{"verbose": False} | options) for stage in self.stages]
         return self
 
     def step(self, step, part=0):
@@ -285,7 +286,6 @@ def without_compression_equals_torch(rank, world_size):
 
 
 def on_one_host_nothing_is_compressed(rank, world_size):
-    import tagc.torch as tagc
 
     pipe = Pipe("GPipe", 2).compress().train()
     assert same(pipe.parameters(), Pipe("GPipe", 2).train().parameters())
@@ -300,7 +300,7 @@ def on_one_host_nothing_is_compressed(rank, world_size):
     ):
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
-            handle = tagc.compress(Pipe("GPipe", 2).stages[0], **options)
+            handle = compress_stage(Pipe("GPipe", 2).stages[0], **options)
         assert re.search(words, handle.table()), handle.table()
         assert said.getvalue() == (f"{handle.table()}\n" if rank == 0 else "")
 
@@ -357,51 +357,43 @@ def what_does_not_fit_is_refused(rank, world_size):
     import tagc.torch as tagc
 
     stage = Pipe("GPipe", 2).stages[0]
-    optimizer = torch.optim.AdamW(stage.submod.parameters())
     for options, words in (
         (dict(forward="int3"), "forward is 'int3', must be one of 'int8', 'int4', 'whole'"),
         (dict(backward="fp32"), "backward is 'fp32'"),
         (dict(block=48), "block is 48, must be a power of two from 16 to 4096"),
         (dict(block=8), "block is 8"),
         (dict(hosts=3), "hosts is 3, must be a whole number from 1 to 2"),
-        (
-            dict(sparsity=0.9),
-            "sparsity is 0.9, which is for models; this is a PipelineStage, which takes forward",
-        ),
-        (dict(parameters="delta4"), "parameters is 'delta4', which is for models"),
-        (dict(optimizer=optimizer), "optimizer is a AdamW, which is for models"),
-        (dict(backwards="int8"), "no option 'backwards': did you mean 'backward'"),
         (dict(forward="int4" if rank else "int8"), "forward is 'int8' on rank 0 and 'int4' on rank 1"),
         (dict(block=32 if rank else 64), "block is 64 on rank 0 and 32 on rank 1"),
         (dict(hosts=2 if rank else None), "hosts is None on rank 0 and 2 on rank 1"),
     ):
-        check_error(lambda options=options: tagc.compress(stage, verbose=False, **options), words)
+        check_error(lambda options=options: compress_stage(stage, verbose=False, **options), words)
         assert "get_fwd_send_ops" not in vars(stage)
     model = nn.parallel.DistributedDataParallel(nn.Linear(3, 3))
-    check_error(
-        lambda: tagc.compress(model, forward="int8"), "forward is 'int8', which is for a pipeline's stages"
-    )
-    handle = tagc.compress(stage, verbose=False)
-    check_error(lambda: tagc.compress(stage, verbose=False), "stage 0 is compressed already")
+    check_error(lambda: compress_stage(model), "stage is a DistributedDataParallel, must be a PipelineStage")
+    check_error(lambda: tagc.compress(stage), "model is a PipelineStage, must be a torch.nn.Module")
+    with pytest.raises(TypeError, match="sparsity"):  # on this rank alone, before anything is collective
+        compress_stage(stage, sparsity=0.9)
+    handle = compress_stage(stage, verbose=False)
+    check_error(lambda: compress_stage(stage, verbose=False), "stage 0 is compressed already")
     handle.close()
 
 
 def all_stages_or_none(rank, world_size):
-    import tagc.torch as tagc
 
     pipe = Pipe("Interleaved1F1B", 4)
-    first = tagc.compress(pipe.stages[0], hosts=2, verbose=False)
+    first = compress_stage(pipe.stages[0], hosts=2, verbose=False)
     check_error(lambda: pipe.step(0), "compressed, and stage 2 of its pipeline is not", same=False)
     check_error(
-        lambda: tagc.compress(pipe.stages[1], hosts=2, block=32, verbose=False),
+        lambda: compress_stage(pipe.stages[1], hosts=2, block=32, verbose=False),
         "block is 32, and was 64 for stage 0 of the same pipeline",
     )
     other = Pipe("Interleaved1F1B", 4)
     check_error(
-        lambda: tagc.compress(other.stages[0], hosts=2, verbose=False),
+        lambda: compress_stage(other.stages[0], hosts=2, verbose=False),
         "stage 0 of this pipeline is compressed twice",
     )
-    second = tagc.compress(pipe.stages[1], hosts=2, verbose=False)
+    second = compress_stage(pipe.stages[1], hosts=2, verbose=False)
     pipe.train()
     second.close()
     check_error(lambda: pipe.step(0), "another one of its pipeline is closed", same=False)
@@ -509,7 +501,7 @@ def beside_compressed_gradients(rank, world_size):
 
 
 def test_a_codec_takes_all_floats_and_strides():
-    from tagc.torch.exchange.blocks import Codec
+    from tagc.pipeline.blocks import Codec
 
     torch.manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -529,7 +521,7 @@ def test_a_codec_takes_all_floats_and_strides():
 
 def test_what_is_not_finite_stays_so():
     """A scaler of losses sees it, and other blocks are as they were."""
-    from tagc.torch.exchange.blocks import Codec
+    from tagc.pipeline.blocks import Codec
 
     codec, tensor, back = Codec("int4", 16, True), torch.full((48,), 7.0).half(), torch.empty(48).half()
     tensor[20] = math.inf
@@ -561,3 +553,12 @@ def test_two_ranks():
 
 def test_four_ranks():
     ranks.run_each([four_stages, pipelines_beside_each_other_round_otherwise, beside_compressed_gradients], 4)
+
+
+def test_literals():
+    """What a type checker takes is what is checked at run time."""
+    from typing import get_args
+
+    from tagc.pipeline import stage
+
+    assert set(get_args(stage.Boundary)) == set(stage.VALUES)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from test_pipeline import CHUNKS, STEPS, Pipe, arrives, expected, same, traffic
 
 import tagc.torch as tagc
-from tagc.torch.exchange import blocks
+from tagc.pipeline import blocks
 
 
 class Installed(fake_device.Installed):

@@ -1,33 +1,38 @@
-"""advise() of a pipeline's stage: measures a message between neighbours, whole and encoded, and says whether
-compress(stage) pays.
+"""advise_stage(): measures a message between neighbours, whole and encoded, and says whether compress_stage()
+pays.
 
 forecast() is a pure function of what was measured, the same on every rank."""
 
 from __future__ import annotations
 
-import inspect
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.advise.choice import bytes_text, choose, factor_of, seconds_text
-from tagc.torch.exchange import internals
-from tagc.torch.exchange.agreement import agree_all
-from tagc.torch.exchange.blocks import Codec, Device, codec_of, opened
-from tagc.torch.exchange.comm import share
-from tagc.torch.exchange.identity import identity
-from tagc.torch.exchange.streams import Cuda
-from tagc.torch.pipeline import hosts_of, shown
-from tagc.torch.schedule.options import number
+from tagc.pipeline import internals
+from tagc.pipeline.blocks import Codec, Device, codec_of, opened
+from tagc.pipeline.stage import hosts_of
+from tagc.torch.extension import (
+    Cuda,
+    agree_all,
+    bytes_text,
+    choose,
+    factor_of,
+    identity,
+    number,
+    seconds_text,
+    share,
+)
 
-OF_STAGES = ("micro_batches", "schedule", "activations")  # the options of advise() that models do not have
-OF_BOTH = ("hosts", "step_s", "seconds", "timeout_s", "verbose")
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
+
 SCHEDULES = ("1F1B", "GPipe")
 BACKWARD = 2 / 3  # of a stage's computing
 BLOCK = 64
@@ -184,23 +189,6 @@ def _way(name: str, choice: str, options: Mapping[str, str], forward: int, backw
     return made | {"forward_bytes": forward, "backward_bytes": backward, "codec_s": [0.0, 0.0]}
 
 
-def misplaced(given: Mapping[str, Any], signature: inspect.Signature) -> str | None:
-    """Returns the text of an error if advise() got an option that stages have and models have not, or the
-    other way round; None if there is none."""
-    kind, is_stage = type(given["model"]).__name__, internals.is_pipeline_stage(given["model"])
-    for name, parameter in signature.parameters.items():
-        if parameter.default in (inspect.Parameter.empty, given.get(name)):
-            continue
-        if is_stage and name not in OF_STAGES + OF_BOTH:
-            takes = ", ".join(OF_STAGES + OF_BOTH)
-            return (
-                f"{name} is {shown(given[name])}, which is for models; this is a {kind}, which takes {takes}"
-            )
-        if not is_stage and name in OF_STAGES:
-            return f"{name} is {shown(given[name])}, which is for a pipeline's stages; this is a {kind}"
-    return None
-
-
 def _activations(stage: Any, given: Any) -> Tensors:
     """Returns shape and dtype of each tensor that this stage sends to the next one."""
     if given is None:
@@ -220,31 +208,41 @@ def _activations(stage: Any, given: Any) -> Tensors:
 
 
 def advise_stage(
-    stage: Any,
+    stage: PipelineStage,
     *,
-    micro_batches: int | None,
-    schedule: str | None,
-    activations: Any,
-    hosts: int | None,
-    step_s: float | None,
-    seconds: float,
-    timeout_s: float | None,
-    verbose: bool,
-    wrong: str | None,
+    micro_batches: int,
+    schedule: str = "1F1B",
+    activations: Any = None,
+    hosts: int | None = None,
+    step_s: float | None = None,
+    seconds: float = 20,
+    timeout_s: float | None = None,
+    verbose: bool = True,
 ) -> dict[str, Any]:
-    """Returns what advise(stage) returns; it explains the options. Collective over the stage's group. wrong:
-    the text of an error that is known already."""
+    """Measures messages between the stages, and says whether compress_stage() pays. Collective over the
+    stage's group, one stage on each rank, before or after compress_stage(); changes nothing.
+
+    micro_batches: of a step. schedule: "1F1B" or "GPipe".
+    activations: a tensor, or a list of them, as the stage returns for a micro-batch; needed before its first
+        step.
+    hosts: as for compress_stage(); not given: those that it was called with.
+    step_s: how long the stage computes in a step; without it only communication is compared.
+    seconds: that it may take, about. timeout_s: as for compress_stage(). verbose: rank 0 prints the advice.
+
+    Returns a dict for JSON, the same on every rank, with what tagc.torch.advise() has of it: "choice",
+    "verdict", "baseline", "gain", "name", "options" (of compress_stage()), "reason", "text", "rows"."""
+    if not internals.is_pipeline_stage(stage):
+        raise Error("argument", f"stage is a {type(stage).__name__}, must be a PipelineStage")
     if not dist.is_initialized():
         raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
     group = stage.group if stage.group is not None else dist.group.WORLD
     assert group is not None
-    schedule = "1F1B" if schedule is None else schedule
     hosts = hosts_of(stage) if hosts is None else hosts
     failure: Exception | None = None
     mine: dict[str, Any] = {}
     on: Cuda | Device | None = None
     try:
-        tensors = _check(stage, group, wrong, micro_batches, schedule, activations, hosts, step_s, seconds)
+        tensors = _check(stage, group, micro_batches, schedule, activations, hosts, step_s, seconds)
         on, why_host = opened(torch.device(stage.device))
         is_last = stage.stage_index == stage.num_stages - 1
         mine = {
@@ -265,10 +263,11 @@ def advise_stage(
     except Exception as problem:
         failure = problem
     try:
-        everyone = agree_all(group, mine, failure, timeout_s, "advise(stage)")
+        everyone = agree_all(group, mine, failure, timeout_s, "advise_stage()")
         has_kernels = not any(theirs["why_host"] for theirs in everyone)
-        codec_on = on.streams if isinstance(on, Device) and not has_kernels else on  # as compress(stage) does
-        assert micro_batches is not None
+        codec_on = (
+            on.streams if isinstance(on, Device) and not has_kernels else on
+        )  # as compress_stage() does
         advice = _advise(everyone, stage, group, codec_on, micro_batches, schedule, hosts, step_s, seconds)
     finally:
         if isinstance(on, Device):
@@ -318,7 +317,6 @@ def _size(tensors: Tensors) -> int:
 def _check(
     stage: Any,
     group: dist.ProcessGroup,
-    wrong: str | None,
     micro_batches: object,
     schedule: object,
     activations: Any,
@@ -327,8 +325,6 @@ def _check(
     seconds: object,
 ) -> Tensors:
     """Returns what the stage sends, or raises an Error that names the option. Local."""
-    if wrong is not None:
-        raise Error("argument", wrong)
     number("micro_batches", micro_batches, 1, 10**6, int)
     if schedule not in SCHEDULES:
         raise Error("argument", f"schedule is {schedule!r}, must be one of {', '.join(map(repr, SCHEDULES))}")
@@ -343,8 +339,8 @@ def _check(
     if stage.num_stages != n_ranks:
         raise Error(
             "unsupported",
-            f"advise() forecasts schedules with one stage per rank; this pipeline has {stage.num_stages} "
-            f"stages on {n_ranks} ranks",
+            "advise_stage() forecasts schedules with one stage per rank; this pipeline has "
+            f"{stage.num_stages} stages on {n_ranks} ranks",
         )
     if stage.stage_index == stage.num_stages - 1 and activations is None:
         return []  # nobody gets what the last one returns
@@ -353,7 +349,7 @@ def _check(
 
 def _alone(why: str, step_s: float | None) -> dict[str, Any]:
     name = "torch's own messages"
-    reason = f"leave it off: {why}, so compress(stage) would send everything whole"
+    reason = f"leave it off: {why}, so compress_stage() would send everything whole"
     made = {"choice": "off", "options": {}, "torch": {}, "name": name, "baseline": name, "gain": 1.0}
     return made | {"verdict": "makes no difference", "reason": reason, "rows": [], "text": reason}
 

@@ -9,9 +9,7 @@ import torch
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.exchange import streams
-from tagc.torch.exchange.staging import Kernels
-from tagc.torch.exchange.streams import Cuda
+from tagc.torch.extension import Cuda, Kernels, streams_of
 
 # What a Codec takes, and as what libtagc reads and writes it.
 _ELEMENTS = {torch.float32: torch.float32, torch.bfloat16: torch.bfloat16, torch.float16: torch.float32}
@@ -167,7 +165,7 @@ class DeviceCodec(Codec):
 def opened(device: torch.device) -> tuple[Cuda | Device | None, str]:
     """Returns what codec_of() takes for tensors there, and why there are no kernels for them ("": there
     are)."""
-    on = streams.of(device)
+    on = streams_of(device)
     if on is None:
         return None, "tensors are in host memory"
     try:
