@@ -54,8 +54,7 @@ PYTHON_ORDER = [
     ["tagc.torch.passes"],
     ["tagc.torch.handle"],
     ["tagc.torch.hooks.*"],
-    ["tagc.torch.local.*", "tagc.torch.advise.*"],
-    ["tagc.torch.quorum.*"],
+    ["tagc.torch.advise.*"],
     ["tagc.torch.compress"],
     ["tagc.torch.extension"],
     ["tagc.torch.__init__"],
@@ -70,6 +69,8 @@ PYTHON_ORDER = [
 ANNEXES = {
     "compiled": "compiled.md",
     "pipeline": "pipeline.md",
+    "local": "local.md",
+    "quorum": "torchft.md",
     "report": "report.md",
     "integrations": "trainers.md",
     "weights": "weights.md",
@@ -82,6 +83,8 @@ PUBLIC = {
     "tagc._library": "",
     "tagc.torch.__init__": "__all__",
     "tagc.torch.extension": "__all__",
+    "tagc.torch.hooks.ddp": "__all__",
+    "tagc.torch.hooks.fsdp2": "__all__",
     "tagc.commands.parser": "",
 }
 # The page of a result needs no torch and no libtagc.

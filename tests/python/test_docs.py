@@ -37,6 +37,8 @@ PAGES = (
     "docs/guide/elastic.md",
     "docs/guide/compiled.md",
     "docs/guide/collectives.md",
+    "docs/guide/local.md",
+    "docs/guide/torchft.md",
     "docs/guide/pipeline.md",
     "docs/guide/weights.md",
 )

@@ -8,7 +8,7 @@ from tagc.compiled.parametrize import parametrized
 from tagc.torch.extension import Kind
 
 
-def _takes(model: Any) -> bool:
+def _takes(model: Any, between: Any) -> bool:
     return next(parametrized(model), None) is not None
 
 

@@ -6,8 +6,8 @@
 It neither patches torch nor compiles an extension against it: it uses torch's own hooks, and libtagc by
 ctypes. In this folder a file names no file of a folder to the right of it:
 
-    exchange <- schedule <- state, statistics <- log <- passes <- handle <- hooks <- local,
-    advise <- quorum <- compress <- extension, this file"""
+    exchange <- schedule <- state, statistics <- log <- passes <- handle <- hooks <- advise <-
+    compress <- extension, this file"""
 
 from __future__ import annotations
 
@@ -33,13 +33,11 @@ from tagc.torch.compress import check_options, compress, ddp_state, hosts_of, pa
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.bucketing import buckets
 from tagc.torch.hooks.ddp import ddp_hook
-from tagc.torch.quorum.local_steps import LocalSteps
 from tagc.torch.statistics import flat
 
 __all__ = [
     "Compressed",
     "Error",
-    "LocalSteps",
     "advise",
     "buckets",
     "check_options",

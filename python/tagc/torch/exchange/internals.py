@@ -55,10 +55,6 @@ SEEN = {
     "DDPMeshInfo.replicate_mesh_dim": "2.13",
     "DDPMeshInfo.replicate_process_group": ALL,
     "DistributedDataParallel._comm_hooks": ALL,
-    "DistributedDataParallel._remove_autograd_hooks": "2.13",
-    "DistributedDataParallel._build_params_for_reducer": "2.13",
-    "DistributedDataParallel._build_debug_param_to_name_mapping": "2.13",
-    "DistributedDataParallel._ddp_init_helper": "2.13",
     "Parameter._ddp_ignored": ALL,
     "torch.distributed._composable.replicate.DDP": ALL,
     "FullyShardedDataParallel._handle": ALL,
@@ -518,18 +514,6 @@ def ddp_hooks(model: torch.nn.Module) -> list[tuple[Any, Any]]:
     return _get(model, "DistributedDataParallel._comm_hooks")
 
 
-def renew_ddp_reducer(model: Any) -> None:
-    """Gives a DistributedDataParallel a new reducer with the same settings and without a hook, because a
-    reducer accepts only one."""
-    _get(model, "DistributedDataParallel._remove_autograd_hooks")()
-    parameters, expect_sparse = _get(model, "DistributedDataParallel._build_params_for_reducer")()
-    names = _get(model, "DistributedDataParallel._build_debug_param_to_name_mapping")(parameters)
-    _get(model, "DistributedDataParallel._ddp_init_helper")(
-        parameters, expect_sparse, names, model.static_graph
-    )
-    ddp_hooks(model).clear()
-
-
 def composable_ddp_within(model: torch.nn.Module) -> torch.nn.Module | None:
     """Returns the first module under torch's older composable replicate(), which hides its DDP; None if there
     is none."""
@@ -675,9 +659,3 @@ def gradient_hooks_of(parameter: torch.Tensor) -> list[Any]:
 def n_stored(tensor: torch.Tensor) -> int:
     """Returns how many elements a dense tensor has, or how many a sparse one holds."""
     return _get(tensor, "Tensor._nnz")() * tensor[0].numel() if tensor.is_sparse else tensor.numel()
-
-
-def has_async_quorum(manager: Any) -> bool:
-    """Returns whether torchft's Manager looks for a quorum while the forward pass runs. torchft has no public
-    name for it."""
-    return bool(getattr(manager, "_use_async_quorum", False))

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from tagc import _annexes
 from tagc._library import Error
@@ -36,23 +38,34 @@ class Kind(NamedTuple):
 
     name: str  # of the wrapper
     how: str  # what must be done to a model, in words
-    takes: Callable[[Any], bool]  # whether this is such a model
-    wrapper: Callable[[Any, Any], Wrapper]  # of a model and `between`, which is None but for FSDP2
+    takes: Callable[[Any, Any], bool]  # whether this is such a model, with such a `between`
+    wrapper: Callable[[Any, Any], Wrapper]  # of a model and `between`, or an Error
+    takes_between: bool = False
+    goes_first: bool = False  # where it takes a model, it does so in the place of all others
+    needs_init: bool = True  # whether its ranks are those of torch.distributed
 
 
-def _has_fsdp2(model: torch.nn.Module) -> bool:
+def _has_fsdp2(model: torch.nn.Module, between: Any) -> bool:
     from torch.distributed.fsdp import FSDPModule
 
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
-def _fsdp2(model: Any, between: dist.ProcessGroup | None) -> Wrapper:
+def _fsdp2(model: Any, between: Any) -> Wrapper:
     from tagc.torch.hooks import fsdp2
 
-    return fsdp2.Wrapper(model, between)
+    return fsdp2.Wrapper(model, group_of(model, between))
 
 
-def _has_fsdp1(model: torch.nn.Module) -> bool:
+def _is_ddp(model: torch.nn.Module, between: Any) -> bool:
+    return isinstance(model, torch.nn.parallel.DistributedDataParallel)
+
+
+def _ddp(model: Any, between: None) -> Wrapper:
+    return ddp.Wrapper(model)
+
+
+def _is_fsdp1(model: torch.nn.Module, between: Any) -> bool:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     return isinstance(model, FullyShardedDataParallel)
@@ -69,29 +82,67 @@ def kinds() -> list[Kind]:
     """Returns all kinds."""
     of_annexes = [importlib.import_module(f"tagc.{name}.kind").KIND for name in _annexes.with_part("kind")]
     return [
-        Kind("fsdp2", "fully_shard()-ed", _has_fsdp2, _fsdp2),
+        Kind("fsdp2", "fully_shard()-ed", _has_fsdp2, _fsdp2, takes_between=True),
         Kind("ddp", "wrapped in DistributedDataParallel", _is_ddp, _ddp),
-        Kind("fsdp1", "wrapped in FullyShardedDataParallel", _has_fsdp1, _fsdp1),
+        Kind("fsdp1", "wrapped in FullyShardedDataParallel", _is_fsdp1, _fsdp1),
         *of_annexes,
     ]
 
 
-def _ddp(model: Any, between: None) -> Wrapper:
-    return ddp.Wrapper(model)
-
-
-def _is_ddp(model: torch.nn.Module) -> bool:
-    return isinstance(model, torch.nn.parallel.DistributedDataParallel)
-
-
-def kinds_of(model: torch.nn.Module) -> list[Kind]:
+def kinds_of(model: Any, between: Any = None) -> list[Kind]:
     """Returns those that this model is of."""
-    return [kind for kind in kinds() if kind.takes(model)]
+    if not isinstance(model, torch.nn.Module):
+        return []
+    found = [kind for kind in kinds() if kind.takes(model, between)]
+    return [kind for kind in found if kind.goes_first] or found
 
 
-def kind_of(
-    model: Any, between: dist.ProcessGroup | None, only: str | None = None, call: str = "compress()"
-) -> Kind:
+def group_of(model: torch.nn.Module, between: Any) -> dist.ProcessGroup | None:
+    """Returns the process group that `between` means: it may be the name of a dimension of the mesh that the
+    model's mesh was cut from, or a mesh of one dimension. Local."""
+    if isinstance(between, DeviceMesh):
+        if between.ndim != 1:
+            raise Error(
+                "argument",
+                f"between is a mesh of {between.ndim} dimensions, must have one, as mesh['site'] has",
+            )
+        return between.get_group()
+    if not isinstance(between, str):
+        if between is not None and not isinstance(between, dist.ProcessGroup):
+            raise Error(
+                "argument",
+                f"between is {between!r}, must be a process group that this rank is in, its mesh of one "
+                "dimension, or the name of that dimension",
+            )
+        return between
+    own = next(
+        (parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor)), None
+    )
+    if own is None:
+        raise Error(
+            "argument",
+            (
+                f"between is {between!r}, and this model has no mesh, of which that could be a dimension: "
+                "give "
+                f"mesh[{between!r}]"
+            ),
+        )
+    root = internals.root_mesh(own)
+    others = [name for name in root.mesh_dim_names or () if name not in (own.mesh_dim_names or ())]
+    if between not in others:
+        names = ", ".join(map(repr, others)) or "there is none, so give a process group"
+        raise Error(
+            "argument",
+            (
+                f"between is {between!r}, must be a dimension of the mesh that this model's mesh was cut "
+                "from "
+                f"and does not have: {names}"
+            ),
+        )
+    return root[between].get_group()
+
+
+def kind_of(model: Any, between: Any, only: str | None = None, call: str = "compress()") -> Kind:
     """Returns the one that this model is of. call: what the user has called."""
     check_model(model)
     if internals.composable_ddp_within(model) is not None:
@@ -101,7 +152,7 @@ def kind_of(
             "its DDP: use DistributedDataParallel(model), or replicate() of "
             "torch.distributed._composable.replicate_with_fsdp",
         )
-    found = kinds_of(model)
+    found = kinds_of(model, between)
     if len(found) != 1:
         how = "not wrapped" if not found else "in both " + " and ".join(kind.name for kind in found)
         ways = ", or ".join(kind.how for kind in kinds())
@@ -119,6 +170,6 @@ def kind_of(
         )
     if only is not None and found[0].name != only:
         raise Error("argument", f"ddp_state() is for DistributedDataParallel; this model is {found[0].name}")
-    if between is not None and found[0].name != "fsdp2":
+    if between is not None and not found[0].takes_between:
         raise Error("argument", f"between is for fully_shard()-ed models; this one is {found[0].name}")
     return found[0]

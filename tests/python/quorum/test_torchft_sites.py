@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("torchft", reason="torchft is not installed")  # imports torch
 torch = pytest.importorskip("torch")
+LocalSteps = pytest.importorskip("tagc.local").LocalSteps
 import torch.distributed as dist
 from test_docs import SNIPPETS
 from test_torchft import (
@@ -25,6 +26,8 @@ from test_torchft import (
     the_model,
     wait_until,
 )
+
+from tagc.quorum import Sites
 
 EVERY, MOMENTUM, PLANTED = 3, 0.5, 4  # PLANTED: exchanges before something happens to a site
 
@@ -100,11 +103,11 @@ def train(name, folder, script, n_ranks=1, rank=0, port=0, **options):
     manager, healed = a_manager(name, model, inner, store, rank, n_ranks)
     there = []  # (parameters) that the optimizer came to, before tagc's own hook
     inner.register_step_post_hook(lambda *_: there.append(of_model(model)))
-    handle = tagc.LocalSteps(
+    handle = LocalSteps(
         model,
         inner,
         every=EVERY,
-        manager=manager,
+        manager=Sites(manager),
         outer_momentum=MOMENTUM,
         layers="all",
         timeout_s=60,
@@ -194,7 +197,7 @@ def train(name, folder, script, n_ranks=1, rank=0, port=0, **options):
             time.sleep(0.02)
     saved = handle.state_dict()
     handle.load_state_dict(saved)
-    with pytest.raises(tagc.Error, match="saved under torchft"):
+    with pytest.raises(tagc.Error, match="saved where sites join and leave"):
         handle.load_state_dict(
             {
                 key: {**entry, "about": entry["about"].replace('"managed": 1', '"managed": 0')}
@@ -356,18 +359,18 @@ def alone(name, folder, script):
 
     def refused(what, *arguments, **options):
         with pytest.raises(tagc.Error, match=what):
-            tagc.LocalSteps(*(arguments or (model, inner)), **{"every": 4, "manager": manager} | options)
+            LocalSteps(*(arguments or (model, inner)), **{"every": 4, "manager": Sites(manager)} | options)
 
     refused("delay is 2: under torchft it must be 0", delay=2)
     refused("between is 'site', must be None where a manager is given", between="site")
-    refused("manager is a int, must be torchft's Manager", manager=3)
+    refused("manager is a int, must be torchft's Manager", manager=Sites(3))
     refused("optimizer is torchft's", model, Optimizer(manager, inner))
     refused("give LocalSteps the model itself", DistributedDataParallel(manager, model), inner)
     refused("every is 0", every=0)
     manager._use_async_quorum = True
     refused("use_async_quorum=True: LocalSteps needs False")
     manager._use_async_quorum = False
-    handle = tagc.LocalSteps(model, inner, every=1, manager=manager, verbose=False)
+    handle = LocalSteps(model, inner, every=1, manager=Sites(manager), verbose=False)
     refused("this Manager has LocalSteps already")
 
     def step():
@@ -395,7 +398,6 @@ def alone(name, folder, script):
 
 def check_resumed(model, inner, manager):
     """A run that was saved between two exchanges goes on bit for bit."""
-    import tagc.torch as tagc
 
     def steps(first, last):
         for step in range(first, last):
@@ -405,11 +407,11 @@ def check_resumed(model, inner, manager):
             inner.step()
 
     def local_steps():
-        return tagc.LocalSteps(
+        return LocalSteps(
             model,
             inner,
             every=3,
-            manager=manager,
+            manager=Sites(manager),
             outer_momentum=MOMENTUM,
             layers="all",
             sparsity=0.9,

@@ -1,5 +1,4 @@
-"""Whether torchft is there: it wraps a model, or the user gave its Manager or one of its process groups.
-tagc.torch.quorum works with it."""
+"""Whether torchft is there: it wraps a model, or the user gave its Manager or one of its process groups."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tagc.torch.exchange import internals
+from tagc.torch.extension import ddp_hooks
 from tagc.torch.hooks import ddp
 
 
@@ -20,9 +19,7 @@ def manager_of(model: torch.nn.Module) -> Any:
 
     if not isinstance(model, DistributedDataParallel):
         return None
-    states = [
-        state.manager if isinstance(state, ddp.State) else state for _, state in internals.ddp_hooks(model)
-    ]
+    states = [state.partner if isinstance(state, ddp.State) else state for _, state in ddp_hooks(model)]
     return next((state for state in states if isinstance(state, Manager)), None)
 
 

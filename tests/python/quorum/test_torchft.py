@@ -255,7 +255,7 @@ def check_saved(handle, rank):
         and before.keys() == after.keys()
     )
     (key,) = mine.keys() - {"residuals"}
-    with pytest.raises(tagc.Error, match="not saved under torchft"):
+    with pytest.raises(tagc.Error, match="not saved by replicas that join"):
         handle.load_state_dict(
             {f"rank{rank}": mine | {key: mine[key].replace('"managed": 1', '"managed": 0')}}
         )

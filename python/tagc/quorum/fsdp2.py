@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from tagc._library import Error
-from tagc.torch.exchange import internals
-from tagc.torch.exchange.interfaces import Exchanged, Wrapped
-from tagc.torch.handle import Compressed
+from tagc.quorum import internals
+from tagc.quorum.managed import Managed
+from tagc.torch import Compressed
+from tagc.torch.extension import Exchanged, Wrapped
 from tagc.torch.hooks import fsdp2
-from tagc.torch.quorum.managed import Managed
 
 
 class _AllReduce:
@@ -63,10 +63,13 @@ class Wrapper(Managed, fsdp2.Wrapper):
         self._manager = manager
         super().__init__(model)
 
-    def start(self, timeout_s: float | None, fingerprint: Mapping[str, Any]) -> None:
+    def connect(
+        self, handle: Compressed, timeout_s: float | None, fingerprint: Mapping[str, Any], is_on_host: bool
+    ) -> None:
         shards = self.modules[0].group.shard_group
         assert shards is not None  # __init__() has looked
-        super().start(timeout_s, {**fingerprint, "place in the shard group": shards.rank()})
+        fingerprint = {**fingerprint, "place in the shard group": shards.rank()}
+        super().connect(handle, timeout_s, fingerprint, is_on_host)
 
     def groups(self) -> list[Any]:
         return super().groups() + ([] if self._quorum is None else [self._quorum])

@@ -33,20 +33,28 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tagc import _library as lib
 from tagc._library import LOST, Error
-from tagc.torch.exchange import internals
-from tagc.torch.exchange.agreement import agree_all
-from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.waits import timeout_of
-from tagc.torch.hooks import torchft
-from tagc.torch.local import state as local_state
-from tagc.torch.local.fragments import Flight, Fragment, Outer, Part, cut
-from tagc.torch.local.options import Settings
-from tagc.torch.local.sites import BETWEEN, Site, group_of
-from tagc.torch.local.state import Exchanges
-from tagc.torch.local.statistics import Recorder
-from tagc.torch.memory import Held, Memory, count
-from tagc.torch.schedule import adapt, options, policy
-from tagc.torch.schedule.options import Class, Layers, Values
+from tagc.local import state as local_state
+from tagc.local.fragments import Flight, Fragment, Outer, Part, cut
+from tagc.local.options import Settings
+from tagc.local.sites import Site
+from tagc.local.state import Exchanges, Others
+from tagc.local.statistics import Recorder
+from tagc.torch.extension import (
+    Class,
+    Comm,
+    Held,
+    Layers,
+    Memory,
+    Values,
+    agree_all,
+    count,
+    group_of,
+    inner,
+    policy,
+    timeout_of,
+    unknown_option,
+    unwrapped,
+)
 
 BEGINS, LANDS, SYNCHRONIZES = range(3)  # what a site comes for
 # of LocalSteps
@@ -90,7 +98,7 @@ class LocalSteps:
     """Sites that each train `model` by themselves, and exchange how far their parameters moved every `every`
     steps:
 
-        handle = tagc.LocalSteps(model, optimizer, every=30)
+        handle = LocalSteps(model, optimizer, every=30)
 
     The loop stays as it is: optimizer.step() does the rest. Collective over the ranks of all sites, after
     wrapping. Sites begin with the same parameters. Each counts the steps that its optimizer takes: one that a
@@ -102,7 +110,8 @@ class LocalSteps:
         do not step is left alone, and so are buffers: each site has its own.
     between: the group of the ranks that have the same place in their sites, its mesh of one dimension, or
         that dimension's name, as "site"; all ranks where the model is plain.
-    manager: torchft's, where sites join and leave; then between and delay are left out.
+    manager: where sites join and leave, who knows them: tagc.quorum.Sites(torchft's Manager); then between
+        and delay are left out.
     every: steps between two exchanges of a parameter, from 1 on.
     fragments: parts of the model, [1, every]; one is exchanged every every / fragments steps.
     delay: steps, [0, every - 1], after which what was exchanged is applied; training goes on meanwhile.
@@ -136,7 +145,7 @@ class LocalSteps:
         layers: Layers = "non-attention-linear",
         rules: Mapping[str, Class] | None = None,
         between: dist.ProcessGroup | DeviceMesh | str | None = None,
-        manager: Any = None,
+        manager: Others | None = None,
         threads: int = 1,
         timeout_s: float | None = None,
         on_exchange: Callable[[dict[str, Any]], object] | None = None,
@@ -157,8 +166,8 @@ class LocalSteps:
             "threads": threads,
             "timeout_s": timeout_s,
         }
-        said = options.unknown_option(LocalSteps, unknown)
-        self.model: torch.nn.Module = internals.unwrapped(model)
+        said = unknown_option(LocalSteps, unknown)
+        self.model: torch.nn.Module = unwrapped(model)
         mine = self._prepare(optimizer, between, manager, chosen, on_exchange, said)
         rows = mine["rows"]
         self._kinds = {row.name: row.class_ for row in rows}
@@ -181,7 +190,7 @@ class LocalSteps:
         self.flying: list[Flight] = []  # in the order in which they began
         self._comms: list[Comm] = []
         self._agreement: list[Comm] = []
-        self.managed: Exchanges | None = None  # under torchft
+        self.managed: Exchanges | None = None  # where sites join and leave
         self._verbose = verbose
         try:
             if manager is None:
@@ -189,7 +198,7 @@ class LocalSteps:
             else:
                 self.make_fragments(None)
                 about = {"classes": zlib.crc32(repr(rows).encode())}
-                self.managed = self._join(manager, mine["versions"] | mine["options"] | about)
+                self.managed = manager.join(self, mine["versions"] | mine["options"] | about)
         except BaseException:
             self._free()
             raise
@@ -209,7 +218,7 @@ class LocalSteps:
         self,
         optimizer: Any,
         between: Any,
-        manager: Any,
+        manager: Others | None,
         chosen: dict[str, Any],
         on_exchange: object,
         unknown: str | None,
@@ -222,27 +231,24 @@ class LocalSteps:
         try:
             if unknown is not None:
                 raise Error("argument", unknown)
-            if torchft.is_managed_group(between) or torchft.manager_of(self.model) is not None:
+            if manager is not None and not isinstance(manager, Others):
                 raise Error(
                     "argument",
-                    "between or the model's wrapper is torchft's: under torchft, give LocalSteps the model "
-                    "itself, and "
-                    "manager=manager in place of between",
+                    f"manager is a {type(manager).__name__}, must have check() and join(), as "
+                    "tagc.quorum.Sites(manager)",
                 )
             if manager is not None:
-                self._check_manager(manager, optimizer, between, chosen["delay"])
+                manager.check(optimizer, between, chosen["delay"])
             elif groups[0] is None:
                 raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
             between = group_of(self.model, between)
-            if between is not None and not isinstance(between, dist.ProcessGroup):
-                raise Error("argument", f"between is {between!r}, must be {BETWEEN}")
             if on_exchange is not None and not callable(on_exchange):
                 raise Error("argument", f"on_exchange is {on_exchange!r}, must be a function of a dict")
             lib.load()
             if chosen["timeout_s"] is None:
                 chosen["timeout_s"] = timeout_of(between or (groups[0] if manager is None else None))
             self.settings = Settings(**chosen)
-            site = self.site = Site(self.model, adapt.inner(optimizer), between, manager is not None)
+            site = self.site = Site(self.model, inner(optimizer), between, manager is not None)
             if any(other.steps_one_of(site) for other in list(_made)):
                 raise Error("state", "this model has LocalSteps already: close() them first")
             if manager is not None:
@@ -282,15 +288,6 @@ class LocalSteps:
             raise failure
         return mine
 
-    # Under torchft: tagc.torch.quorum.local_steps.
-
-    def _check_manager(self, manager: Any, optimizer: Any, between: Any, delay: Any) -> None:
-        """Raises Error if these do not go together."""
-        raise NotImplementedError
-
-    def _join(self, manager: Any, fingerprint: Mapping[str, Any]) -> Exchanges:
-        raise NotImplementedError
-
     def _connect(self) -> None:
         site, settings = self.site, self.settings
 
@@ -303,8 +300,8 @@ class LocalSteps:
         self.make_fragments(self._comm)
 
     def make_fragments(self, comm: Comm | None) -> None:
-        """Makes fragments with the state of those that there are; under torchft, for each quorum. comm: to
-        the other sites. Collective."""
+        """Makes fragments with the state of those that there are; again for each set of sites, where these
+        join and leave. comm: to the other sites. Collective."""
         site, settings = self.site, self.settings
         inner = self._agreement[1] if len(self._agreement) > 1 else None
         outer = Outer(settings.outer_lr, settings.outer_momentum)
@@ -368,7 +365,7 @@ class LocalSteps:
         with self.lock:
             self._check_usable()
             self.n_steps += 1
-            step = self.n_steps  # an exchange under torchft may change it to that of other sites
+            step = self.n_steps  # an exchange may change it to that of other sites
             self._recorder.n_steps += 1
             self._land()
             for fragment, due in zip(self.fragments, self._due):
@@ -673,6 +670,14 @@ class LocalSteps:
         changed, where it does not fit."""
         local_state.load(self, saved, residuals)
 
+    def shared(self) -> dict[str, Any]:
+        """Returns what a site that joins gets of another one."""
+        return local_state.shared(self)
+
+    def load_shared(self, state: Mapping[str, Any]) -> None:
+        """Loads what shared() of another site returned. Local; Error where it does not fit."""
+        local_state.load_shared(self, state)
+
     def steps_one_of(self, site: Site) -> bool:
         """Returns whether it exchanges a parameter that `site` would exchange once more."""
         mine = {id(one.parameter) for one in self.site.trained}
@@ -697,7 +702,7 @@ class LocalSteps:
         self.has_anchor, self.is_open = bool(about["open"]), False
 
     def say(self, text: str) -> None:
-        """Prints it on rank 0; under torchft, on rank 0 of each site."""
+        """Prints it on rank 0; where sites join and leave, on rank 0 of each site."""
         if self._verbose and self.site.rank == 0:
             print(text, flush=True)
 
@@ -727,12 +732,8 @@ class LocalSteps:
             if (chosen.outer_lr, chosen.outer_momentum) == (1, 0)
             else f"outer lr {chosen.outer_lr:g}, momentum {chosen.outer_momentum:g}"
         )
-        inner = f" of {site.n_inner} ranks" if site.n_inner > 1 else ""
-        sites = (
-            f"{site.n_sites} sites{inner}"
-            if self.managed is None
-            else f"the sites{inner} of torchft's quorum"
-        )
+        ranks = f" of {site.n_inner} ranks" if site.n_inner > 1 else ""
+        sites = f"{site.n_sites} sites{ranks}" if self.managed is None else f"the sites{ranks} of a quorum"
         return f"{sites}, every {chosen.every} steps{parts}{later}; {chosen.travels()}; {outer}"
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tagc import _library as lib
-from tagc.torch.local.fragments import Part
+from tagc.local.fragments import Part
 
 
 class Recorder:

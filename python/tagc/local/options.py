@@ -8,8 +8,7 @@ from typing import Any
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.schedule import options, policy
-from tagc.torch.schedule.options import Layers
+from tagc.torch.extension import Layers, choice, number, of_direct, policy, sparsity_in_range
 
 
 @dataclasses.dataclass
@@ -30,7 +29,6 @@ class Settings:
     timeout_s: float
 
     def __post_init__(self) -> None:
-        number = options.number
         number("every", self.every, 1, 10**6, int)
         number("fragments", self.fragments, 1, self.every, int)
         number("delay", self.delay, 0, self.every - 1, int)
@@ -46,10 +44,10 @@ class Settings:
                 ),
             )
         number("residual_decay", self.residual_decay, 0, 1)
-        options.share("sparsity", self.sparsity)
-        options._choice("values", self.values, tuple(lib.FORMATS))
+        sparsity_in_range("sparsity", self.sparsity)
+        choice("values", self.values, tuple(lib.FORMATS))
         if not callable(self.layers):
-            options._choice("layers", self.layers, policy.LAYERS)
+            choice("layers", self.layers, policy.LAYERS)
         number("threads", self.threads, 1, 256, int)
         number("timeout_s", self.timeout_s, 0.001, 1e6)
 
@@ -60,7 +58,7 @@ class Settings:
             return fields | {"exchange": lib.EXCHANGES["dense"], "format": lib.FORMATS["fp32"]}
         # exchanges are rare, residual_decay would round each time, and there are anchors of 4 bytes anyway
         stored = {"residual": lib.FORMATS["fp32"]}
-        return fields | stored | options.of_direct(self.values, self.sparsity)
+        return fields | stored | of_direct(self.values, self.sparsity)
 
     def due(self) -> list[int]:
         """Returns when each fragment is due: steps modulo `every`."""

@@ -26,54 +26,60 @@ import torch
 
 from tagc import _library as lib
 from tagc._library import LOST, Error
-from tagc.torch.exchange import internals
-from tagc.torch.exchange.comm import Comm
-from tagc.torch.local import state as local_state
-from tagc.torch.local.fragments import Flight, Fragment, Part
-from tagc.torch.local.steps import LocalSteps
-from tagc.torch.quorum import managed
+from tagc.quorum import internals, managed
+from tagc.torch.extension import Comm
 
 KEY = "tagc.LocalSteps"  # of the state that torchft sends to a replica that joins
 
 
-def check(manager: Any, optimizer: Any, between: Any, delay: Any) -> None:
-    """Raises Error if LocalSteps cannot work with these."""
-    try:
-        from torchft import Manager, Optimizer
-    except ImportError as failure:
-        raise Error(
-            "argument",
-            f"manager is a {type(manager).__name__}, must be torchft's Manager, and torchft is not installed",
-        ) from failure
-    if not isinstance(manager, Manager):
-        raise Error("argument", f"manager is a {type(manager).__name__}, must be torchft's Manager")
-    if internals.has_async_quorum(manager):
-        raise Error(
-            "unsupported",
-            "this Manager has use_async_quorum=True: LocalSteps needs False, because a replica that joins "
-            "must have its "
-            "state before an exchange begins",
-        )
-    if isinstance(optimizer, Optimizer):
-        raise Error(
-            "argument",
-            (
+class Sites:
+    """Sites that join and leave, as torchft's Manager knows them: LocalSteps(model, optimizer,
+    manager=Sites(manager))."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def check(self, optimizer: Any, between: Any, delay: Any) -> None:
+        """Raises Error if LocalSteps cannot work with these. Local."""
+        manager = self._manager
+        try:
+            from torchft import Manager, Optimizer
+        except ImportError as failure:
+            raise Error(
+                "argument",
+                f"manager is a {type(manager).__name__}, must be torchft's Manager, and torchft is not "
+                "installed",
+            ) from failure
+        if not isinstance(manager, Manager):
+            raise Error("argument", f"manager is a {type(manager).__name__}, must be torchft's Manager")
+        if internals.has_async_quorum(manager):
+            raise Error(
+                "unsupported",
+                "this Manager has use_async_quorum=True: LocalSteps needs False, because a replica that "
+                "joins must have its state before an exchange begins",
+            )
+        if isinstance(optimizer, Optimizer):
+            raise Error(
+                "argument",
                 "optimizer is torchft's, which asks for a quorum at every step: give LocalSteps torch's own "
-                "optimizer"
-            ),
-        )
-    if between is not None:
-        raise Error(
-            "argument",
-            f"between is {between!r}, must be None where a manager is given: torchft knows the other sites",
-        )
-    if delay:
-        raise Error(
-            "unsupported",
-            f"delay is {delay!r}: under torchft it must be 0, because a replica that joins gets the state "
-            "of another one "
-            "during an exchange, which must not change meanwhile",
-        )
+                "optimizer",
+            )
+        if between is not None:
+            raise Error(
+                "argument",
+                f"between is {between!r}, must be None where a manager is given: torchft knows the other "
+                "sites",
+            )
+        if delay:
+            raise Error(
+                "unsupported",
+                f"delay is {delay!r}: under torchft it must be 0, because a replica that joins gets the "
+                "state of another one during an exchange, which must not change meanwhile",
+            )
+
+    def join(self, handle: Any, fingerprint: Mapping[str, Any]) -> Exchanges:
+        """Returns the exchanges of these LocalSteps. fingerprint: what all sites must have alike, by name."""
+        return Exchanges(handle, self._manager, fingerprint)
 
 
 _registered: weakref.WeakKeyDictionary[Any, list[weakref.ref[Exchanges]]] = weakref.WeakKeyDictionary()
@@ -103,7 +109,7 @@ def _register(manager: Any, exchanges: Exchanges) -> None:
 class Exchanges:
     """The exchanges of LocalSteps in the quorums of a Manager."""
 
-    def __init__(self, handle: LocalSteps, manager: Any, fingerprint: Mapping[str, Any]) -> None:
+    def __init__(self, handle: Any, manager: Any, fingerprint: Mapping[str, Any]) -> None:
         self._handle, self._manager, self.is_closed = handle, manager, False
         self.quorum = managed.Quorum(
             manager, handle.settings.timeout_s, {name: repr(value) for name, value in fingerprint.items()}
@@ -117,7 +123,7 @@ class Exchanges:
 
     # ---- an exchange ----
 
-    def run(self, fragment: Fragment | None) -> bool:
+    def run(self, fragment: Any) -> bool:
         """Makes an exchange of a fragment, or None: of the one that others exchange now, to which this
         replica contributes nothing. Returns whether it counts. Collective over the replicas that torchft has
         in its quorum."""
@@ -130,8 +136,8 @@ class Exchanges:
             if fragment is None:  # between backward() and step(): gradients are of the parameters before
                 for trained in self._handle.site.trained:
                     trained.parameter.grad = None
-        flight: Flight | None = None
-        stats: list[tuple[Part, lib.ReducerStats]] = []
+        flight: Any = None
+        stats: list[tuple[Any, lib.ReducerStats]] = []
         is_now, failure = True, None
         try:
             flight, is_now = self._prepare(fragment)
@@ -168,7 +174,7 @@ class Exchanges:
                 )
             at = (at if self._exchanged is None else self._exchanged) + 1
 
-    def _prepare(self, fragment: Fragment | None) -> tuple[Flight | None, bool]:
+    def _prepare(self, fragment: Any) -> tuple[Any, bool]:
         """Returns (what this replica sends, whether its parameters are to be the base afterwards); None: no
         replica contributes."""
         handle = self._handle
@@ -226,7 +232,7 @@ class Exchanges:
             flight.delta.zero_()
         return flight, is_now
 
-    def _exchange(self, flight: Flight) -> list[tuple[Part, lib.ReducerStats]]:
+    def _exchange(self, flight: Any) -> list[tuple[Any, lib.ReducerStats]]:
         self.quorum.begin(self)
         self.quorum.goes_on(
             place.trained.name
@@ -250,12 +256,12 @@ class Exchanges:
 
     def state(self) -> dict[str, Any]:
         """Returns the state for another site. Called in a thread of torchft's, while run() waits for it."""
-        return local_state.shared(self._handle)
+        return self._handle.shared()
 
     def load(self, state: dict[str, Any]) -> None:
         self._is_healed = True
         try:
-            local_state.load_shared(self._handle, state)
+            self._handle.load_shared(state)
         except Error as problem:  # raised when the others know why
             self._refused = problem
 
@@ -266,7 +272,7 @@ class Exchanges:
         return self._handle.n_exchanges
 
     @property
-    def units(self) -> dict[str, Fragment]:
+    def units(self) -> dict[str, Any]:
         return {str(fragment.index): fragment for fragment in self._handle.fragments}
 
     def takes_part(self) -> bool:
@@ -302,7 +308,7 @@ class Exchanges:
     def connection(self) -> Comm:
         return self.quorum.connection()
 
-    def residuals_before(self, fragment: Fragment) -> Mapping[str, torch.Tensor] | None:
+    def residuals_before(self, fragment: Any) -> Mapping[str, torch.Tensor] | None:
         return self.quorum.residuals_before(str(fragment.index))
 
     def forget(self) -> None:

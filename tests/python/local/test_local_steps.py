@@ -17,6 +17,8 @@ from models import Even, Odd, Tied, batch_of, loss_of
 from oracles import check_alike, check_error
 from torch import nn
 
+from tagc.local import LocalSteps
+
 LR = 3e-2
 
 
@@ -161,13 +163,12 @@ def flat(model):
 
 def check_mean_and_nesterov(rank, world_size):
     """The plainest: all values, and the outer steps of torch's own SGD."""
-    import tagc.torch as tagc
 
     for outer in {}, {"outer_lr": 0.7, "outer_momentum": 0.9}:
         for layers in "all", "none":
             model = seeded(Odd)
             optimizer = adamw(model.parameters())
-            with tagc.LocalSteps(model, optimizer, every=3, layers=layers, **everything(), **outer) as handle:
+            with LocalSteps(model, optimizer, every=3, layers=layers, **everything(), **outer) as handle:
                 train(model, optimizer, 9, rank)
                 check_alike(flat(model), f"{outer} {layers}")
                 assert handle.n_exchanges == 3 and handle.stats()["step"] == 9
@@ -184,12 +185,11 @@ def check_mean_and_nesterov(rank, world_size):
 
 
 def check_top_k(rank, world_size):
-    import tagc.torch as tagc
 
     for decay in 1.0, 0.5:
         model = seeded(Odd)
         optimizer = adamw(model.parameters())
-        with tagc.LocalSteps(
+        with LocalSteps(
             model,
             optimizer,
             every=2,
@@ -218,13 +218,12 @@ def check_top_k(rank, world_size):
 def check_bytes(rank, world_size):
     """What docs/guide/sites.md says that a site sends and receives, besides headers, of which each exchange
     has at most 4 and an agreement."""
-    import tagc.torch as tagc
 
     for values, bits, layers in ("int4", 4.5, "all"), ("fp32", 32, "none"), ("bf16", 16, "all"):
         model = nn.Linear(256, 256, bias=False)
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        with tagc.LocalSteps(
+        with LocalSteps(
             model, optimizer, every=1, sparsity=0, values=values, layers=layers, verbose=False
         ) as handle:
             for _ in range(2):
@@ -239,7 +238,6 @@ def check_bytes(rank, world_size):
 
 
 def check_fragments_and_delay(rank, world_size):
-    import tagc.torch as tagc
 
     cases = [
         ({"every": 6, "fragments": 2, "delay": 2}, {"every": 6, 3: 0, 0: 1}),
@@ -250,7 +248,7 @@ def check_fragments_and_delay(rank, world_size):
     for options, due in cases:
         model = seeded(Odd)
         optimizer = adamw(model.parameters())
-        with tagc.LocalSteps(
+        with LocalSteps(
             model, optimizer, outer_lr=0.7, outer_momentum=0.6, **everything(**options)
         ) as handle:
             train(model, optimizer, 14, rank)
@@ -273,7 +271,6 @@ def check_fragments_and_delay(rank, world_size):
 def check_conservation(rank, world_size):
     """What arrived, times the sites, and what all of them kept are what all of them did, to the rounding of
     fp32. With 2-bit values and fragments in the air, too."""
-    import tagc.torch as tagc
 
     model = seeded(lambda: Even(64))
     optimizer = adamw(model.parameters())
@@ -290,7 +287,7 @@ def check_conservation(rank, world_size):
         lambda *_: before.update({name: p.detach().clone() for name, p in model.named_parameters()})
     )
     optimizer.register_step_post_hook(note)  # before LocalSteps has its own
-    with tagc.LocalSteps(
+    with LocalSteps(
         model, optimizer, every=4, fragments=2, delay=1, sparsity=0.95, values="int2", verbose=False
     ) as handle:
         train(model, optimizer, 21, rank)
@@ -310,13 +307,12 @@ def check_conservation(rank, world_size):
 def check_bf16(rank, world_size):
     """The anchor is fp32: what is too small for a bf16 parameter adds up in it. A parameter that no site
     changes stays what it is."""
-    import tagc.torch as tagc
 
     model = seeded(Odd).to(torch.bfloat16)
     optimizer = torch.optim.SGD([{"params": [model.scale], "lr": 0.0}, {"params": [model.mix]}], lr=1.0)
     with torch.no_grad():
         model.mix.fill_(1.0)
-    with tagc.LocalSteps(model, optimizer, every=1, outer_lr=0.001, **everything()) as handle:
+    with LocalSteps(model, optimizer, every=1, outer_lr=0.001, **everything()) as handle:
         for _ in range(40):
             model.mix.grad = torch.full_like(model.mix, 0.5 + rank)
             model.scale.grad = torch.ones_like(model.scale)
@@ -338,7 +334,6 @@ def check_bf16(rank, world_size):
 
 def check_odd_parameters(rank, world_size):
     """Tied, frozen, unused; several groups and optimizers; a scheduler."""
-    import tagc.torch as tagc
 
     model = seeded(Tied)
     matrices = [p for p in model.parameters() if p.requires_grad and p.ndim == 2]
@@ -346,7 +341,7 @@ def check_odd_parameters(rank, world_size):
     sgd = torch.optim.SGD(others, lr=0.1)
     adam = torch.optim.AdamW([{"params": matrices[:1], "weight_decay": 0.0}, {"params": matrices[1:]}], lr=LR)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 10)
-    with tagc.LocalSteps(model, [sgd, adam], every=2, **everything()) as handle:
+    with LocalSteps(model, [sgd, adam], every=2, **everything()) as handle:
         assert not any("frozen" in name for name in sum(names_of(handle), []))
         for step in range(4):
             adam.zero_grad()
@@ -371,7 +366,6 @@ def check_odd_parameters(rank, world_size):
 
 def check_resume(rank, world_size):
     """Bit for bit, with fragments under way, and in either order of loading."""
-    import tagc.torch as tagc
 
     options = {
         "every": 4,
@@ -389,7 +383,7 @@ def check_resume(rank, world_size):
         model = seeded(lambda: Even(32), seed=rank if made else 0)
         optimizer = adamw(model.parameters())
         made.append(model)
-        return model, optimizer, tagc.LocalSteps(model, optimizer, **options)
+        return model, optimizer, LocalSteps(model, optimizer, **options)
 
     made = []
     model, optimizer, handle = make()
@@ -436,7 +430,7 @@ def check_bad_states(rank, world_size):
 
     model = seeded(Odd)
     optimizer = adamw(model.parameters())
-    with tagc.LocalSteps(model, optimizer, every=2, layers="all", verbose=False) as handle:
+    with LocalSteps(model, optimizer, every=2, layers="all", verbose=False) as handle:
         train(model, optimizer, 3, rank)
         before = handle.state_dict()
         own = f"rank{rank}"
@@ -475,11 +469,10 @@ def check_bad_states(rank, world_size):
 
 def check_not_finite(rank, world_size):
     """One site's parameters go bad: an Error on all, nothing changes, and the next exchange works."""
-    import tagc.torch as tagc
 
     model = seeded(lambda: Even(64))
     optimizer = adamw(model.parameters())
-    with tagc.LocalSteps(model, optimizer, every=2, verbose=False) as handle:
+    with LocalSteps(model, optimizer, every=2, verbose=False) as handle:
         train(model, optimizer, 3, rank)
         before = handle.state_dict()[f"rank{rank}"]
         if rank == 1:
@@ -494,7 +487,7 @@ def check_not_finite(rank, world_size):
             for kind in ("anchor", "residual")
             for name, values in after[kind].items()
         )
-        if rank == 1:  # as docs/guide/sites.md says
+        if rank == 1:  # as docs/guide/local.md says
             with torch.no_grad():
                 for name, values in after["anchor"].items():
                     parameter = model.get_parameter(name)
@@ -514,7 +507,7 @@ def check_options(rank, world_size):
     optimizer = adamw(model.parameters())
 
     def make(*arguments, **options):
-        return lambda: tagc.LocalSteps(*(arguments or (model, optimizer)), verbose=False, **options)
+        return lambda: LocalSteps(*(arguments or (model, optimizer)), verbose=False, **options)
 
     for options, pattern in [
         ({"evry": 30}, r"LocalSteps\(\) has no option 'evry': did you mean 'every'\?"),
@@ -552,13 +545,13 @@ def check_options(rank, world_size):
     # Sites that begin with other values are told at the first step, and nothing has changed.
     other = seeded(Odd, seed=rank)
     other_optimizer = adamw(other.parameters())
-    with tagc.LocalSteps(other, other_optimizer, verbose=False):
+    with LocalSteps(other, other_optimizer, verbose=False):
         check_error(
             lambda: train(other, other_optimizer, 1, rank), "what sites begin with, which must be the same"
         )
         assert torch.equal(flat(other), flat(seeded(Odd, seed=rank)))
     # Closed: the loop goes on by itself.
-    handle = tagc.LocalSteps(model, optimizer, every=1, verbose=False)
+    handle = LocalSteps(model, optimizer, every=1, verbose=False)
     check_error(make(), r"this model has LocalSteps already: close\(\) them first")
     assert "every 1 steps; direct, every value as int4; the mean of all sites; steps: 0" in repr(handle)
     handle.close()
@@ -574,9 +567,7 @@ def check_statistics(rank, world_size):
 
     model, said = seeded(lambda: Even(64)), []
     optimizer = adamw(model.parameters())
-    with tagc.LocalSteps(
-        model, optimizer, every=5, fragments=2, verbose=False, on_exchange=said.append
-    ) as handle:
+    with LocalSteps(model, optimizer, every=5, fragments=2, verbose=False, on_exchange=said.append) as handle:
         counts = dict.fromkeys(("sent", "received"), 0)
 
         def count():
@@ -616,11 +607,10 @@ def check_statistics(rank, world_size):
 def check_a_site_that_catches_up(rank, world_size):
     """Under torchft an exchange may give a site the number of steps of the others: then no other fragment is
     due in this step."""
-    import tagc.torch as tagc
 
     model, calls = seeded(lambda: Even(64)), []
     optimizer = adamw(model.parameters())
-    with tagc.LocalSteps(model, optimizer, every=6, fragments=3, verbose=False) as handle:
+    with LocalSteps(model, optimizer, every=6, fragments=3, verbose=False) as handle:
         train(model, optimizer, 1, rank)
 
         class Managed:
@@ -639,12 +629,10 @@ def steps_that_are_none(rank, world_size):
     neither before training nor in a resume. Gradients that no backward pass made count."""
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-    import tagc.torch as tagc
-
     def made():
         model = seeded(Even)
         optimizer = adamw(model.parameters())
-        return model, optimizer, tagc.LocalSteps(model, optimizer, every=5, verbose=False)
+        return model, optimizer, LocalSteps(model, optimizer, every=5, verbose=False)
 
     model, optimizer, handle = made()
     get_optimizer_state_dict(model, optimizer)
@@ -669,11 +657,10 @@ def steps_that_are_none(rank, world_size):
 
 def residuals_are_the_ranks_own(rank, world_size):
     """Rank 0's state on all ranks: its residuals would count twice, and the others' be lost."""
-    import tagc.torch as tagc
 
     model = seeded(Even)
     optimizer = adamw(model.parameters())
-    with tagc.LocalSteps(model, optimizer, every=2, verbose=False) as handle:
+    with LocalSteps(model, optimizer, every=2, verbose=False) as handle:
         train(model, optimizer, 2, rank)
         everyone = [None] * world_size
         dist.all_gather_object(everyone, handle.state_dict())
@@ -687,34 +674,6 @@ def residuals_are_the_ranks_own(rank, world_size):
 
 def test_whose_state_and_which_steps():
     ranks.run_each((steps_that_are_none, residuals_are_the_ranks_own), 2)
-
-
-def test_synchronize_goes_on_behind_what_others_exchange():
-    """Under torchft: a site that failed alone exchanges fragment 0 while the others are at fragment 1."""
-    import tagc.torch as tagc
-    from tagc.torch.quorum.exchanges import Exchanges
-
-    def run_all(outcomes):
-        """outcomes: of each run(), (whether it counts, the fragment that was exchanged or None). Returns the
-        fragments that were asked for."""
-        asked, left = [], list(outcomes)
-        site = types.SimpleNamespace(_handle=types.SimpleNamespace(fragments=[0, 1, 2]), _exchanged=None)
-
-        def run(fragment):
-            asked.append(fragment)
-            counts, site._exchanged = left.pop(0)
-            return counts
-
-        site.run = run
-        Exchanges.run_all(site)
-        assert not left
-        return asked
-
-    assert run_all([(True, 0), (True, 1), (True, 2)]) == [0, 1, 2]
-    assert run_all([(True, 1), (True, 2)]) == [0, 2]
-    assert run_all([(True, None)] * 3) == [0, 1, 2]  # no replica contributed
-    with pytest.raises(tagc.Error, match="fragment 1 does not count"):
-        run_all([(True, 0), (False, None)])
 
 
 TWO = [
@@ -743,12 +702,11 @@ def test_two_sites():
 
 def check_one_site(rank, world_size):
     """Alone: the outer step goes on, and compression keeps what it does not send."""
-    import tagc.torch as tagc
 
     alone = [dist.new_group([each]) for each in range(world_size)][rank]
     model = seeded(Odd)
     optimizer = adamw(model.parameters())
-    with tagc.LocalSteps(
+    with LocalSteps(
         model, optimizer, every=2, fragments=2, delay=1, outer_lr=0.5, between=alone, **everything()
     ) as handle:
         train(model, optimizer, 5, 0)
@@ -757,13 +715,12 @@ def check_one_site(rank, world_size):
 
 
 def check_three_of_four(rank, world_size):
-    import tagc.torch as tagc
 
     three = dist.new_group([0, 1, 2])
     if rank < 3:
         model = seeded(Odd)
         optimizer = adamw(model.parameters())
-        with tagc.LocalSteps(
+        with LocalSteps(
             model,
             optimizer,
             every=2,
@@ -789,13 +746,12 @@ def groups_of(rank):
 
 
 def check_ddp_sites(rank, world_size):
-    import tagc.torch as tagc
 
     inner, between = groups_of(rank)
     for delay in 0, 2:
         model = nn.parallel.DistributedDataParallel(seeded(Odd), process_group=inner)
         optimizer = adamw(model.parameters())
-        with tagc.LocalSteps(
+        with LocalSteps(
             model,
             optimizer,
             every=3,
@@ -821,8 +777,6 @@ def check_fsdp2_sites(rank, world_size):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    import tagc.torch as tagc
-
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("site", "local"))
     for options, exchange in (
         ({"outer_lr": 0.7, "outer_momentum": 0.6, "delay": 1, **everything()}, None),
@@ -833,7 +787,7 @@ def check_fsdp2_sites(rank, world_size):
             fully_shard(layer, mesh=mesh["local"])
         fully_shard(model, mesh=mesh["local"])
         optimizer = adamw(model.parameters())
-        with tagc.LocalSteps(
+        with LocalSteps(
             model,
             optimizer,
             every=3,
@@ -858,7 +812,7 @@ def check_fsdp2_sites(rank, world_size):
             )
             assert set(handle.state_dict()) == {f"rank{rank}"}
     # One rank of one site fails, and all ranks of both raise.
-    with tagc.LocalSteps(
+    with LocalSteps(
         model, optimizer, every=1, between=mesh["site"].get_group(), layers="all", verbose=False
     ) as handle:
         handle._before_step()
@@ -872,17 +826,16 @@ def check_fsdp2_sites(rank, world_size):
         check_error(optimizer.step, "not finite", same=False)
         assert all(torch.equal(p.to_local(), one) or rank == 3 for p, one in zip(model.parameters(), before))
     check_error(
-        lambda: tagc.LocalSteps(model, optimizer, verbose=False),
+        lambda: LocalSteps(model, optimizer, verbose=False),
         "this model is fsdp2 over 2 ranks, and between is None",
     )
     for wrong in "local", "host":
         check_error(
-            lambda wrong=wrong: tagc.LocalSteps(model, optimizer, between=wrong, verbose=False),
+            lambda wrong=wrong: LocalSteps(model, optimizer, between=wrong, verbose=False),
             f"between is '{wrong}', must be a dimension .*: 'site'",
         )
     check_error(
-        lambda: tagc.LocalSteps(model, optimizer, between=mesh, verbose=False),
-        "between is a mesh of 2 dimensions",
+        lambda: LocalSteps(model, optimizer, between=mesh, verbose=False), "between is a mesh of 2 dimensions"
     )
 
 
@@ -891,15 +844,13 @@ def check_three_levels(rank, world_size):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    import tagc.torch as tagc
-
     mesh = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("site", "host", "local"))
     model = seeded(Odd)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh["host", "local"])
     fully_shard(model, mesh=mesh["host", "local"])
     optimizer = adamw(model.parameters())
-    with tagc.LocalSteps(model, optimizer, every=3, between="site", **everything()) as handle:
+    with LocalSteps(model, optimizer, every=3, between="site", **everything()) as handle:
         train(model, optimizer, 6, rank)
         assert handle.site.n_sites == 2 and handle.site.n_inner == 2
         check_close(
@@ -936,7 +887,7 @@ def lose_a_site(rank, world_size, folder, dies):
     folder = pathlib.Path(folder)
     model = seeded(lambda: Even(64))
     optimizer = adamw(model.parameters())
-    handle = tagc.LocalSteps(model, optimizer, every=4, delay=2, timeout_s=2, verbose=False)
+    handle = LocalSteps(model, optimizer, every=4, delay=2, timeout_s=2, verbose=False)
     train(model, optimizer, 7, rank)
     before = handle.state_dict()[f"rank{rank}"]
     if rank == world_size - 1:
@@ -982,7 +933,7 @@ def test_a_lost_site(tmp_path, dies):
 
 
 def test_fragments_are_cut_evenly():
-    from tagc.torch.local.fragments import cut
+    from tagc.local.fragments import cut
 
     generator = torch.Generator().manual_seed(0)
     for _ in range(300):
@@ -1011,7 +962,7 @@ def defaults_of_torch_have_no_part(rank, world_size):
     optimizer = adamw(model.parameters())
     try:
         torch.set_default_dtype(torch.bfloat16)
-        handle = tagc.LocalSteps(model, optimizer, every=2, verbose=False)
+        handle = LocalSteps(model, optimizer, every=2, verbose=False)
         for _ in range(2):
             optimizer.zero_grad()
             model(torch.ones(2, 96, dtype=torch.float32) + rank).square().mean().backward()

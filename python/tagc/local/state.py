@@ -14,19 +14,19 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from tagc._library import Error
-from tagc.torch.exchange.comm import Comm
-from tagc.torch.local.fragments import Flight, Fragment
-from tagc.torch.local.options import Settings
-from tagc.torch.local.sites import Site
+from tagc.local.fragments import Flight, Fragment
+from tagc.local.options import Settings
+from tagc.local.sites import Site
+from tagc.torch.extension import Comm
 
 
 class Exchanges(Protocol):
-    """The exchanges of sites that join and leave: tagc.torch.quorum.exchanges."""
+    """The exchanges of sites that join and leave."""
 
     def run(self, fragment: Fragment | None) -> bool: ...
 
@@ -44,6 +44,19 @@ class Exchanges(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Others(Protocol):
+    """Who knows sites that join and leave."""
+
+    def check(self, optimizer: Any, between: Any, delay: Any) -> None:
+        """Raises Error if LocalSteps cannot work with these. Local."""
+        ...
+
+    def join(self, handle: Any, fingerprint: Mapping[str, Any]) -> Exchanges:
+        """Returns the exchanges of these LocalSteps. fingerprint: what all sites must have alike, by name."""
+        ...
 
 
 class Remembered(Protocol):
@@ -138,9 +151,8 @@ def load(handle: Remembered, saved: Mapping[str, Any], residuals: bool) -> None:
         about = _about(entry)
         if bool(about["managed"]) != (handle.managed is not None):
             raise _bad(
-                f"was {'' if about['managed'] else 'not '}saved under torchft, where residuals are parts of "
-                "the mean: "
-                f"load it {'there' if about['managed'] else 'elsewhere'}"
+                f"was {'' if about['managed'] else 'not '}saved where sites join and leave, and residuals "
+                f"are parts of the mean: load it {'there' if about['managed'] else 'elsewhere'}"
             )
         begun = {int(index): int(step) for index, step in about["begun"].items()}
         mine = handle.settings

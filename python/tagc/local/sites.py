@@ -13,17 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from tagc._library import Error
-from tagc.torch.exchange import internals
-from tagc.torch.exchange.unit import DTYPES
-from tagc.torch.hooks.kinds import check_model, kinds_of
-from tagc.torch.schedule import policy
-
-# what `between` may be, for messages
-BETWEEN = "a process group that this rank is in, its mesh of one dimension, or the name of that dimension"
+from tagc.torch.extension import DTYPES, check_model, kinds_of, policy
 
 
 class Trained(NamedTuple):
@@ -38,48 +31,9 @@ class Trained(NamedTuple):
         return values.to_local() if isinstance(values, DTensor) else values
 
 
-def group_of(model: torch.nn.Module, between: Any) -> Any:
-    """Returns the process group that `between` means: it may be the name of a dimension of the mesh that the
-    model's mesh was cut from, or a mesh of one dimension. Anything else is returned as it is. Local."""
-    if isinstance(between, DeviceMesh):
-        if between.ndim != 1:
-            raise Error(
-                "argument",
-                f"between is a mesh of {between.ndim} dimensions, must have one, as mesh['site'] has",
-            )
-        return between.get_group()
-    if not isinstance(between, str):
-        return between
-    own = next(
-        (parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor)), None
-    )
-    if own is None:
-        raise Error(
-            "argument",
-            (
-                f"between is {between!r}, and this model has no mesh, of which that could be a dimension: "
-                "give "
-                f"mesh[{between!r}]"
-            ),
-        )
-    root = internals.root_mesh(own)
-    others = [name for name in root.mesh_dim_names or () if name not in (own.mesh_dim_names or ())]
-    if between not in others:
-        names = ", ".join(map(repr, others)) or "there is none, so give a process group"
-        raise Error(
-            "argument",
-            (
-                f"between is {between!r}, must be a dimension of the mesh that this model's mesh was cut "
-                "from "
-                f"and does not have: {names}"
-            ),
-        )
-    return root[between].get_group()
-
-
 class Site:
     """This rank's place among all. between: the ranks with the same place in their sites, None: all ranks.
-    is_managed: torchft knows the other sites. Local; Error where the model is none of the three."""
+    is_managed: they join and leave. Local; Error where the model is none of the three."""
 
     def __init__(
         self,
@@ -89,7 +43,7 @@ class Site:
         is_managed: bool = False,
     ) -> None:
         self.model, self.optimizers = model, list(optimizers)
-        self.kind = _kind(model)
+        self.kind = _kind(model, between)
         # over each of which the ranks of this site agree, one after the other
         self.inner = self._inner_groups()
         self.n_sites, self.site = 1, 0
@@ -99,10 +53,8 @@ class Site:
         elif self.kind == "ddp":
             raise Error(
                 "unsupported",
-                (
-                    "model is DistributedDataParallel: under torchft, LocalSteps takes a plain model or a "
-                    "fully_shard()-ed one"
-                ),
+                "model is DistributedDataParallel: where sites join and leave, LocalSteps takes a plain "
+                "model or a fully_shard()-ed one",
             )
         self.trained = self._find_trained()
 
@@ -200,34 +152,22 @@ class Site:
             )
 
 
-def _kind(model: torch.nn.Module) -> str:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
+def _kind(model: torch.nn.Module, between: Any) -> str:
     check_model(model)
-    for kind in kinds_of(model):
+    for kind in kinds_of(model, between):
         if kind.name not in ("ddp", "fsdp2"):
             raise Error(
                 "unsupported",
-                f"model is {kind.name}, which exchanges in every backward pass: LocalSteps takes a plain "
-                "model, DDP, or fully_shard()",
+                f"model or between is of {kind.name}, which exchanges in every backward pass: LocalSteps "
+                "takes a plain model, DDP, or fully_shard(); where sites join and leave, give it the model "
+                "itself and manager=",
             )
     is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
     is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        raise Error(
-            "unsupported",
-            (
-                "model is FullyShardedDataParallel (FSDP1): LocalSteps takes a plain model, DDP, or "
-                "fully_shard()"
-            ),
-        )
     if is_ddp and is_sharded:
         raise Error(
             "unsupported",
-            (
-                "model is DistributedDataParallel with parameters that are sharded, too: LocalSteps takes "
-                "one "
-                "of both"
-            ),
+            "model is DistributedDataParallel with parameters that are sharded, too: LocalSteps takes one of "
+            "both",
         )
     return "ddp" if is_ddp else "fsdp2" if is_sharded else "plain"

@@ -9,6 +9,8 @@ from models import Even, batch_of, loss_of
 from test_local_steps import adamw, check_alike, flat, groups_of, seeded
 from torch import nn
 
+from tagc.local import LocalSteps
+
 EVERYTHING = dict(sparsity=0, values="fp32", verbose=False, timeout_s=60)
 
 
@@ -22,14 +24,11 @@ def train(model, optimizer, steps, site, skipped=()):
 
 
 def made(rank, **options):
-    import tagc.torch as tagc
 
     model = seeded(lambda: Even(16))
     optimizer = adamw(model.parameters())
     said = []
-    handle = tagc.LocalSteps(
-        model, optimizer, on_exchange=said.append, **{"every": 5, **EVERYTHING, **options}
-    )
+    handle = LocalSteps(model, optimizer, on_exchange=said.append, **{"every": 5, **EVERYTHING, **options})
     return model, optimizer, handle, said
 
 
@@ -62,12 +61,11 @@ def a_site_with_fewer_batches(rank, world_size):
 def what_all_did_is_in_the_mean(rank, world_size):
     """By hand, with plain SGD: the parameters at the end are the mean of what each site would have alone
     after the last common exchange."""
-    import tagc.torch as tagc
 
     model = nn.Linear(3, 3, bias=False)
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    handle = tagc.LocalSteps(model, optimizer, every=4, layers="all", **EVERYTHING)
+    handle = LocalSteps(model, optimizer, every=4, layers="all", **EVERYTHING)
     for _ in range(7 if rank == 0 else 2):  # each step adds rank + 1
         model.weight.grad = torch.full_like(model.weight, -(rank + 1.0))
         optimizer.step()
@@ -114,12 +112,11 @@ def test_two_sites():
 
 def sites_of_two(rank, world_size):
     """Ranks of a site come together; one that does not is an error on all."""
-    import tagc.torch as tagc
 
     inner, between = groups_of(rank)
     model = nn.parallel.DistributedDataParallel(seeded(lambda: Even(16)), process_group=inner)
     optimizer = adamw(model.parameters())
-    with tagc.LocalSteps(model, optimizer, every=3, between=between, **EVERYTHING) as handle:
+    with LocalSteps(model, optimizer, every=3, between=between, **EVERYTHING) as handle:
         train(model, optimizer, range(7 if rank < 2 else 4), rank)
         handle.synchronize()
         check_alike(flat(model), "all ranks")

@@ -26,9 +26,8 @@ import torch
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.reducer import Gatherer, Reducer
-from tagc.torch.local.sites import Site, Trained
+from tagc.local.sites import Site, Trained
+from tagc.torch.extension import Comm, Gatherer, Reducer
 
 
 class Outer(NamedTuple):

@@ -29,12 +29,11 @@ import torch
 import torch.distributed as dist
 
 from tagc._library import LOST, Error
-from tagc.torch.exchange import internals
-from tagc.torch.exchange.comm import Comm, Way
-from tagc.torch.exchange.gloo import Gloo
-from tagc.torch.handle import Compressed
+from tagc.quorum import internals
+from tagc.quorum.torchft import is_managed_group
+from tagc.torch import Compressed
+from tagc.torch.extension import Comm, Gloo, Options, Way
 from tagc.torch.hooks import ddp
-from tagc.torch.hooks.torchft import is_managed_group
 
 TIMEOUT_S = 60.0  # as torchft's Manager
 MOST_REMEMBERED = 100  # connections
@@ -410,14 +409,28 @@ class Quorum:
 class Managed:
     """What the wrappers of models under torchft share."""
 
-    is_managed = True
+    is_elastic = True
     sums_within_hosts = False  # replicas are on hosts of their own
+    why_no_hosts = "tagc exchanges between torchft's replicas"
     _manager: Any
     _quorum: Quorum | None = None
     _error: Any = None  # torchft's, of the last step that was given up
 
-    def start(self, timeout_s: float | None, fingerprint: Mapping[str, Any]) -> None:
-        """Makes the quorum. fingerprint: settings that must be equal on all replicas, by name."""
+    def check(self, options: Options, is_on_device: bool) -> None:
+        if options.parameters is not None:
+            raise Error("unsupported", f"parameters is {options.parameters!r}: under torchft it must be None")
+        if options.transport == "native":
+            raise Error(
+                "unsupported",
+                f"transport is {options.transport!r}: under torchft, whose groups change, tagc takes 'host'",
+            )
+        if is_on_device:
+            raise Error("unsupported", "the model is on a device: under torchft it must be in CPU memory")
+
+    def connect(
+        self, handle: Compressed, timeout_s: float | None, fingerprint: Mapping[str, Any], is_on_host: bool
+    ) -> None:
+        """Makes the quorum: replicas compare options when they connect."""
         self._quorum = Quorum(
             self._manager, timeout_s or TIMEOUT_S, {name: repr(value) for name, value in fingerprint.items()}
         )
@@ -481,6 +494,9 @@ class Wrapper(Managed, ddp.Wrapper):
     def groups(self) -> list[Any]:
         return [] if self._quorum is None else [self._quorum]
 
+    def agreeing(self) -> list[Any]:
+        return [None]  # replicas are no ranks of one torch.distributed
+
     def n_ranks(self) -> int:
         return 0 if self._quorum is None else self._quorum.size()
 
@@ -490,7 +506,7 @@ class Wrapper(Managed, ddp.Wrapper):
         super().install(handle)
         state = self.hooked()
         assert state is not None
-        state.manager = self._manager
+        state.partner = self._manager
         self.follow_commits(handle)
 
     # ---- called by the hook ----
