@@ -16,6 +16,7 @@ from gpt import GPT, Config
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import tagc.torch as tagc
+from tagc.compiled import data_parallel
 
 TEXT = pathlib.Path(__file__).resolve().parents[2] / "docs"
 KEPT = {
@@ -54,7 +55,7 @@ def main(argv=None):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     text = torch.tensor(list(b"".join(path.read_bytes() for path in sorted(TEXT.rglob("*.md")))))
     torch.manual_seed(1)
-    model = tagc.data_parallel(GPT(Config(n_layer=3, n_embd=options.n_embd, n_positions=64, tied=False)))
+    model = data_parallel(GPT(Config(n_layer=3, n_embd=options.n_embd, n_positions=64, tied=False)))
     for block in model.transformer["h"]:
         checkpointed(block)
     optimizer, handle, losses = torch.optim.AdamW(model.parameters(), 1e-3), None, []

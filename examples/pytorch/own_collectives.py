@@ -19,7 +19,7 @@ TEXT = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
 
 class TorchCollectives:
-    """torch's calls as tagc.Collectives has them, with the mean of the ranks."""
+    """torch's calls as Collectives has them, with the mean of the ranks."""
 
     def reduce_scatter(self, output, input, key, op):
         return Mean(output, dist.reduce_scatter_tensor(output, input, async_op=True))
@@ -122,9 +122,9 @@ def main(argv=None):
     dist.init_process_group("gloo")
     rank, world_size, comm = dist.get_rank(), dist.get_world_size(), TorchCollectives()
     if not options.torch:
-        import tagc.torch as tagc
+        from tagc.collectives import Collectives
 
-        comm = tagc.Collectives(**{n: getattr(options, n) for n in ("values", "sparsity", "parameters")})
+        comm = Collectives(**{n: getattr(options, n) for n in ("values", "sparsity", "parameters")})
     text = torch.tensor(list(b"".join(path.read_bytes() for path in sorted(TEXT.rglob("*.md")))))
     torch.manual_seed(1)
     model = GPT(Config(n_layer=3, n_embd=options.n_embd, n_positions=64))

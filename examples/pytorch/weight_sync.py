@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from gpt import GPT, Config
 
-import tagc.torch as tagc
+from tagc.weights import WeightSync
 
 TEXT = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
@@ -58,7 +58,7 @@ def main(argv=None):
         optimizer.param_groups[0]["lr"] = options.lr
     else:
         model = model.bfloat16()
-    sync = tagc.WeightSync(model, dist.group.WORLD, source=0, dtype=torch.bfloat16)
+    sync = WeightSync(model, dist.group.WORLD, source=0, dtype=torch.bfloat16)
     for _ in range(options.steps + 1):
         if rank == 0:
             sync.send()

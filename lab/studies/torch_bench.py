@@ -31,6 +31,7 @@ from gpt import GPT, Config
 from torch_arms import DEFAULT_ARMS, Arm, arms_of
 
 import tagc
+import tagc.local
 import tagc.torch
 from tagc.commands.info import torch_blas
 from tagc.torch.advise import survey
@@ -148,7 +149,7 @@ class Bench:
         groups = arm.handle.param_groups() if arm.handle else arm.wrapped.parameters()
         arm.optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=True)
         if arm.local:
-            arm.handle = tagc.torch.LocalSteps(
+            arm.handle = tagc.local.LocalSteps(
                 model, arm.optimizer, every=1, layers="all", verbose=False, **arm.local
             )
 

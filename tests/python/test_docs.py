@@ -36,6 +36,11 @@ PAGES = (
     "docs/guide/sites.md",
     "docs/guide/elastic.md",
     "docs/guide/compiled.md",
+    "docs/guide/collectives.md",
+    "docs/guide/local.md",
+    "docs/guide/torchft.md",
+    "docs/guide/pipeline.md",
+    "docs/guide/weights.md",
 )
 # test_integrations.py runs theirs, in processes that have them anyway
 SLOW_TO_IMPORT = ("transformers", "accelerate", "lightning")
@@ -463,6 +468,7 @@ def config(take):
 
 def stand_in_for_torchtitan():
     """Makes modules for `from torchtitan... import data_parallel`, whatever is installed."""
+    sys.path.append(str(ROOT / "tests" / "python" / "compiled"))
     import compiled_runs
 
     path = ""

@@ -215,10 +215,6 @@ def completion(rank, world_size):
     def offered(handle):
         return {name for name in dir(handle) if not name.startswith("_")}
 
-    model = Even()
-    with tagc.LocalSteps(model, torch.optim.SGD(model.parameters(), lr=0.1), verbose=False) as handle:
-        assert {"synchronize", "stats", "state_dict", "close", "n_steps"} <= offered(handle)
-        assert not {"flying", "fragments", "lock", "site", "land"} & offered(handle)
     with tagc.compress(wrapped("ddp"), verbose=False) as handle:
         assert not {"state", "passes", "wrapper"} & offered(handle)
         words = set(re.findall(r"(\w+)\(|, (n_steps)", type(handle).__doc__))
@@ -504,7 +500,6 @@ def test_signatures():
     """What compress() takes by name is what Options has, with the same defaults; ddp_state() takes what means
     something there."""
     import tagc.torch as tagc
-    from tagc.torch import pipeline
     from tagc.torch.schedule.options import Options
 
     def named(function):
@@ -515,15 +510,12 @@ def test_signatures():
         }
 
     options = {field.name: field.default for field in dataclasses.fields(Options)}
-    of_stages = {"forward": None, "backward": None, "block": None}
     others = {"between": None, "on_step": None, "verbose": True}
-    assert named(tagc.compress) == options | others | of_stages
-    not_of_ddp = {"between", "parameters", *of_stages}
+    assert named(tagc.compress) == options | others
+    not_of_ddp = {"between", "parameters"}
     assert named(tagc.ddp_state) == {
         name: value for name, value in named(tagc.compress).items() if name not in not_of_ddp
     }
-    of_both = ("hosts", "timeout_s", "verbose")
-    assert named(tagc.compress_stage) == pipeline.DEFAULTS | {n: named(tagc.compress)[n] for n in of_both}
 
 
 def test_literals():
@@ -531,11 +523,9 @@ def test_literals():
     from typing import get_args
 
     from tagc import _library as lib
-    from tagc.torch import pipeline
     from tagc.torch.schedule import options, policy
 
     for literal, allowed in (
-        (pipeline.Boundary, pipeline.VALUES),
         (options.Values, lib.FORMATS),
         (options.Exchange, lib.EXCHANGES),
         (options.Parameters, lib.GATHERS),

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from tagc import _library as lib
-from tagc.commands import planner
-from tagc.report import parser
+from tagc.commands import parser, planner
 
 CODEC_SETTINGS = (("every value in 4 bits", "int4", 0.0), ("95 % zero, 2 bits", "int2", 0.95))
 

@@ -5,7 +5,6 @@ survey.py measures; forecast() and choose() are pure functions of what it found,
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import statistics
 import time
@@ -17,7 +16,6 @@ import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.advise import pipelines
 from tagc.torch.advise.choice import (
     EVERY,
     bytes_text,
@@ -61,20 +59,11 @@ def advise(
     threads: int = 1,
     timeout_s: float | None = None,
     every: int | str | None = None,
-    micro_batches: int | None = None,
-    schedule: str | None = None,
-    activations: Any = None,
     verbose: bool = True,
     **unknown: NoReturn,
 ) -> dict[str, Any]:
     """Measures this model's communication and says what to choose. Collective over the ranks that train it,
     before or after compress(); leaves model, gradients, residuals and random numbers as they are.
-
-    model may be a stage of torch.distributed.pipelining, one on each rank: then it says whether
-    compress(stage) pays. micro_batches: of a step, needed. schedule: "1F1B" (also for None) or "GPipe".
-    activations: a tensor, or a list of them, as the stage returns for a micro-batch; needed before its first
-    step. step_s: how long the stage computes in a step. hosts: as below, or not given, those of
-    compress(stage). seconds, timeout_s and verbose as below; stages take none of the rest.
 
     step_s: seconds of a step's computing, without communication. step: instead of it, a function that
         computes one forward and backward pass without exchanging gradients, as on a copy that is not wrapped;
@@ -96,20 +85,7 @@ def advise(
     "codec", "measured", "spread" (the slowest run of a measurement over its fastest: much above 1, something
     else was running), and "local" (with `every`: "choice", "verdict", "every", "bits" per parameter and
     step, "exchange_s", "step_s", "reason"; else None)."""
-    said = unknown_option(advise, unknown) or pipelines.misplaced(dict(locals()), inspect.signature(advise))
-    if internals.is_pipeline_stage(model):
-        return pipelines.advise_stage(
-            model,
-            micro_batches=micro_batches,
-            schedule=schedule,
-            activations=activations,
-            hosts=hosts,
-            step_s=step_s,
-            seconds=seconds,
-            timeout_s=timeout_s,
-            verbose=verbose,
-            wrong=said,
-        )
+    said = unknown_option(advise, unknown)
     model = internals.unwrapped(model)
     group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
     failure: Exception | None = None
@@ -121,7 +97,7 @@ def advise(
         lib.load()
         if said is not None:
             raise Error("argument", said)
-        shape, group = look(model, kind_of(model, between, call="advise()"), between)
+        shape, group = look(model, kind_of(model, between, call="advise()").name, between)
         for name, value, most in (("step_s", step_s, 1e6), ("seconds", seconds, 3600)):
             if value is not None and not (isinstance(value, (int, float)) and 0 < value <= most):
                 raise Error("argument", f"{name} is {value!r}, must be a number above 0, at most {most:g}")

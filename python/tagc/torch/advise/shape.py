@@ -115,10 +115,10 @@ Named = list[tuple[str, Sequence[int]]]  # (name, shape) of each parameter of a 
 
 def look(model: Any, kind: str, between: dist.ProcessGroup | None = None) -> tuple[Shape, dist.ProcessGroup]:
     """Returns (Shape, process group of the gradients' exchange) of a model; kind: its wrapper."""
-    if kind == "simple_fsdp":
+    if kind not in ("fsdp2", "fsdp1", "ddp"):
         raise Error(
             "unsupported",
-            "advise() does not know models of data_parallel(): ask for the same model with fully_shard()",
+            f"advise() does not know models of {kind}: ask for the same model with fully_shard()",
         )
     group: dist.ProcessGroup
     held: list[Held] = []

@@ -82,9 +82,10 @@ def place_of(ranks: Sequence[int], mesh: DeviceMesh | None = None, others: Seque
 class Wrapped:
     """A wrapped model. It knows torch's units."""
 
-    name: str  # "fsdp2", "ddp", "fsdp1" or "simple_fsdp"
+    name: str  # "fsdp2", "ddp" or another kind's
     between: dist.ProcessGroup | None = None  # as compress() got it
-    is_managed = False  # under torchft, whose replicas join and leave: managed.py
+    # whether its ranks may join and leave: a residual is then a part of the mean, and belongs to no place
+    is_elastic = False
     # whether its hooks add gradients up within each host, and exchange the sums between hosts
     sums_within_hosts = False
     shares_groups = True  # whether groups within its hosts may be those of others, with which it takes turns
@@ -108,6 +109,13 @@ class Wrapped:
     def hosts(self, group: Any) -> Hosts:
         """Returns the hosts of one of groups()."""
         return Hosts.flat(group) if self.cluster is None else self.cluster.of(group)
+
+    @property
+    def why_no_hosts(self) -> str:
+        """Why it does not add gradients up within hosts."""
+        if self.between is not None:
+            return "between says which ranks are on other hosts"
+        return f"this model is {self.name}, whose gradients are not added up within hosts"
 
     def levels(self) -> list[Any]:
         """Returns the groups of the exchanges of tagc itself, in the same order on all ranks: of groups(), or

@@ -1,4 +1,5 @@
-"""All private attributes of torch that tagc reads or sets. No other module uses one.
+"""All private attributes of torch that tagc.torch reads or sets. No other module uses one; an annex has an
+internals.py of its own.
 
 SEEN lists the versions of torch that have each, found in their source and by running the tests on them. If a
 newer torch has moved one, the Error names it and the version; this module is then the place to change."""
@@ -9,8 +10,7 @@ import copy
 import datetime
 import functools
 import sys
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,10 +55,6 @@ SEEN = {
     "DDPMeshInfo.replicate_mesh_dim": "2.13",
     "DDPMeshInfo.replicate_process_group": ALL,
     "DistributedDataParallel._comm_hooks": ALL,
-    "DistributedDataParallel._remove_autograd_hooks": "2.13",
-    "DistributedDataParallel._build_params_for_reducer": "2.13",
-    "DistributedDataParallel._build_debug_param_to_name_mapping": "2.13",
-    "DistributedDataParallel._ddp_init_helper": "2.13",
     "Parameter._ddp_ignored": ALL,
     "torch.distributed._composable.replicate.DDP": ALL,
     "FullyShardedDataParallel._handle": ALL,
@@ -85,16 +81,9 @@ SEEN = {
     "ProcessGroupGloo._allgather_base": "2.13",
     "ProcessGroupGloo._reduce_scatter_base": "2.13",
     "OptimizedModule._orig_mod": ALL,
-    "Module._parameters": ALL,
-    "Module._apply": ALL,
-    "torch._library.effects.EffectType": "2.10 to 2.15",
-    "CustomOpDef.register_effect": "2.10 to 2.15",
     "DeviceMesh._get_root_mesh": "2.13",
-    "torch.distributed.pipelining.stage._PipelineStageBase": "2.13",
-    "_PipelineStageBase._stage_meta": "2.13",
     "Module._forward_pre_hooks": ALL,
     "Module._forward_hooks": ALL,
-    "Tensor._version": ALL,
     "Tensor._nnz": ALL,
     "Tensor._post_accumulate_grad_hooks": ALL,
 }
@@ -106,23 +95,33 @@ def version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _get(owner: Any, name: str) -> Any:
-    """Returns owner's attribute. name: a key of SEEN. Error if it is missing."""
-    seen = SEEN[name]
-    try:
-        return getattr(owner, name.rpartition(".")[2])
-    except AttributeError as missing:
-        raise Error(
-            "unsupported",
-            f"torch {torch.__version__} has no {name}, which tagc needs and which torch {seen} had: use one "
-            "of those versions, or a tagc that knows this one",
-        ) from missing
+Read = Callable[..., Any]
 
 
-def _find(owner: Any, name: str, default: Any = None) -> Any:
-    """Returns the same for attributes that not every version, or not every object, has."""
-    assert name in SEEN, name
-    return getattr(owner, name.rpartition(".")[2], default)
+def reader(seen: Mapping[str, str]) -> tuple[Read, Read]:
+    """Returns (get, find) of private attributes. seen: {what has it.name: versions of torch}. get(owner,
+    name) raises an Error that names both where it is missing; find(owner, name, default) is for those that
+    not every version, or not every object, has."""
+
+    def get(owner: Any, name: str) -> Any:
+        versions = seen[name]
+        try:
+            return getattr(owner, name.rpartition(".")[2])
+        except AttributeError as missing:
+            raise Error(
+                "unsupported",
+                f"torch {torch.__version__} has no {name}, which tagc needs and which torch {versions} had: "
+                "use one of those versions, or a tagc that knows this one",
+            ) from missing
+
+    def find(owner: Any, name: str, default: Any = None) -> Any:
+        assert name in seen, name
+        return getattr(owner, name.rpartition(".")[2], default)
+
+    return get, find
+
+
+_get, _find = reader(SEEN)
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
@@ -515,18 +514,6 @@ def ddp_hooks(model: torch.nn.Module) -> list[tuple[Any, Any]]:
     return _get(model, "DistributedDataParallel._comm_hooks")
 
 
-def renew_ddp_reducer(model: Any) -> None:
-    """Gives a DistributedDataParallel a new reducer with the same settings and without a hook, because a
-    reducer accepts only one."""
-    _get(model, "DistributedDataParallel._remove_autograd_hooks")()
-    parameters, expect_sparse = _get(model, "DistributedDataParallel._build_params_for_reducer")()
-    names = _get(model, "DistributedDataParallel._build_debug_param_to_name_mapping")(parameters)
-    _get(model, "DistributedDataParallel._ddp_init_helper")(
-        parameters, expect_sparse, names, model.static_graph
-    )
-    ddp_hooks(model).clear()
-
-
 def composable_ddp_within(model: torch.nn.Module) -> torch.nn.Module | None:
     """Returns the first module under torch's older composable replicate(), which hides its DDP; None if there
     is none."""
@@ -539,53 +526,6 @@ def composable_ddp_within(model: torch.nn.Module) -> torch.nn.Module | None:
 
 def is_ignored_by_ddp(parameter: torch.Tensor) -> bool:
     return bool(_find(parameter, "Parameter._ddp_ignored", False))
-
-
-# ---- pipelines ----
-
-
-def is_pipeline_stage(model: object) -> bool:
-    """Returns whether it is a stage of torch.distributed.pipelining, made by hand or by its build_stage()."""
-    module = sys.modules.get("torch.distributed.pipelining.stage")
-    return module is not None and isinstance(
-        model, _get(module, "torch.distributed.pipelining.stage._PipelineStageBase")
-    )
-
-
-def stage_sends(stage: Any, is_forward: bool) -> list[Any] | None:
-    """Returns what the stage on the other side expects, with `shape` and `dtype`: of each output, or each
-    gradient of an input. None where torch does not say."""
-    found = _find(stage, "_PipelineStageBase._stage_meta")
-    metas = None if found is None else found.outputs if is_forward else found.input_grads
-    return None if metas is None else [meta for meta in metas if meta is not None]
-
-
-# ---- compiled models ----
-
-
-def own_parameter(module: Any, name: str) -> Any:
-    """Returns a parameter that a property of the module's class hides."""
-    return _get(module, "Module._parameters")[name]
-
-
-def apply_within(around: Callable[[Any], AbstractContextManager[None]]) -> tuple[str, Callable[..., Any]]:
-    """Returns (name, method) of a class of modules whose tensors .to() and such change within
-    around(module)."""
-
-    def apply(module: Any, *arguments: Any, **options: Any) -> Any:
-        with around(module):
-            return _get(super(type(module), module), "Module._apply")(*arguments, **options)
-
-    return "_apply", apply
-
-
-def keep_order_of(operator: Any) -> None:
-    """Makes compilers keep the order of calls of a custom operator, by a value that goes from each to the
-    next."""
-    register = _find(operator, "CustomOpDef.register_effect")
-    effects = sys.modules.get("torch._library.effects")
-    if register is not None and effects is not None:
-        register(_get(effects, "torch._library.effects.EffectType").ORDERED)
 
 
 # ---- the rest ----
@@ -719,14 +659,3 @@ def gradient_hooks_of(parameter: torch.Tensor) -> list[Any]:
 def n_stored(tensor: torch.Tensor) -> int:
     """Returns how many elements a dense tensor has, or how many a sparse one holds."""
     return _get(tensor, "Tensor._nnz")() * tensor[0].numel() if tensor.is_sparse else tensor.numel()
-
-
-def n_changes(tensor: torch.Tensor) -> int:
-    """Returns how often the values of a tensor have been changed in place."""
-    return int(_get(tensor, "Tensor._version"))
-
-
-def has_async_quorum(manager: Any) -> bool:
-    """Returns whether torchft's Manager looks for a quorum while the forward pass runs. torchft has no public
-    name for it."""
-    return bool(getattr(manager, "_use_async_quorum", False))

@@ -29,6 +29,8 @@ from tagc.torch.hooks.gathers import AllGather, GatheringWrapper
 from tagc.torch.hooks.wrapper import words_of_slow_sums
 from tagc.torch.schedule import policy
 
+__all__ = ["Module", "Wrapper"]  # for annexes that extend it
+
 
 class Module:
     """What one fully_shard()-ed module exchanges together, in FSDP2's order: its parameters, or those on one
