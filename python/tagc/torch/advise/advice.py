@@ -27,7 +27,7 @@ from tagc.torch.advise.choice import (
     mildest,
     seconds_text,
 )
-from tagc.torch.advise.shape import Held, Shape, held_bytes, is_one, look
+from tagc.torch.advise.shape import Held, Shape, advised, held_bytes, is_one, look
 from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, WIRES, Survey, by_codec, name_of, own_work_of
 from tagc.torch.exchange import internals, streams
 from tagc.torch.exchange.agreement import agree_all
@@ -35,17 +35,11 @@ from tagc.torch.exchange.comm import share
 from tagc.torch.exchange.hosts import Cluster
 from tagc.torch.exchange.identity import identity
 from tagc.torch.exchange.waits import timeout_of
-from tagc.torch.hooks import ddp, fsdp1
 from tagc.torch.hooks.kinds import kind_of
 from tagc.torch.schedule.options import Options, unknown_option
 
 BACKWARD = 2 / 3  # of computing, which DDP's exchange overlaps
 BUSY = 1.5  # times that runs of the same measurement may differ by
-_UNITS = {
-    "fsdp2": "units (modules with fully_shard())",
-    "fsdp1": "units (FullyShardedDataParallel modules)",
-    "ddp": "buckets",
-}
 
 
 def advise(
@@ -163,11 +157,9 @@ def _cluster(
     group: dist.ProcessGroup, shape: Shape, hosts: int | None, between: Any, timeout_s: float
 ) -> Cluster | None:
     """Returns the hosts to look for, where compress() adds gradients up within them. Local."""
-    kinds: dict[str, Any] = {"fsdp2": True, "ddp": ddp.Wrapper, "fsdp1": fsdp1.Wrapper}
-    adds_up = between is None and getattr(kinds[shape.wrap], "sums_within_hosts", True)
+    adds_up = between is None
     if hosts is not None and not adds_up:
-        why = "between is given, too" if between is not None else f"this model is {shape.wrap}"
-        raise Error("unsupported", f"hosts is {hosts}, and {why}: leave hosts out")
+        raise Error("unsupported", f"hosts is {hosts}, and between is given, too: leave hosts out")
     return Cluster(dist.get_process_group_ranks(group), hosts, timeout_s) if adds_up else None
 
 
@@ -506,11 +498,7 @@ def bucket_of(
     elems, n_units, row = next(one for one in tried if one[2] is best)
     if lib.verdict(now[of], row[of]) != "pays":
         return None
-    how = {
-        "fsdp2": f"for bucket in tagc.buckets(layers, {elems}): fully_shard(bucket)",
-        "fsdp1": f"auto_wrap_policy=functools.partial(size_based_auto_wrap_policy, min_num_params={elems})",
-        "ddp": f"DistributedDataParallel(model, bucket_cap_mb={-(-4 * elems // 2**20)})",
-    }[shape.wrap]
+    how = advised(shape.wrap).units_of(elems)
     return {"elems": elems, "n_units": n_units, "comm_s": row["comm_s"], "now_s": now["comm_s"], "how": how}
 
 
@@ -577,7 +565,7 @@ def text_of(advice: Mapping[str, Any]) -> str:
     lines = [
         f"{advice['wrap'].upper()}, {advice['world_size']} ranks, {advice['n_params'] / 1e6:.1f} M parameters"
         + (f", {advice['n_elems'] / 1e6:.3g} M of them trained" if n_frozen else "")
-        + f", {advice['n_units']} {_UNITS[advice['wrap']]}",
+        + f", {advice['n_units']} {advised(advice['wrap']).units}",
         *([advice["where"]] if advice["where"] else []),
         f"each rank sends {8 * link['bytes_per_s'] / 1e6:.0f} Mbit/s through tagc and "
         f"{8 * link['torch_bytes_per_s'] / 1e6:.0f} in torch's own reduction; an empty message takes "
