@@ -35,7 +35,9 @@ def rank_main(words, folder, environment, output):
             code = main.main(words)
         else:
             sys.path[0], sys.argv = os.path.dirname(words[0]), list(words)
-            runpy.run_path(words[0], run_name="__main__")
+            # Kept: freed here, a process group would wait for its thread with the interpreter's lock in hand,
+            # and the thread may wait for that.
+            script = runpy.run_path(words[0], run_name="__main__")  # noqa: F841
     except SystemExit as end:
         code = end.code or 0
     except BaseException:
