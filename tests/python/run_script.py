@@ -37,7 +37,7 @@ def rank_main(words, folder, environment, output):
             sys.path[0], sys.argv = os.path.dirname(words[0]), list(words)
             # Kept: freed here, a process group would wait for its thread with the interpreter's lock in hand,
             # and the thread may wait for that.
-            script = runpy.run_path(words[0], run_name="__main__")  # noqa: F841
+            script = runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
         code = end.code or 0
     except BaseException:

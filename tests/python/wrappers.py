@@ -6,6 +6,6 @@ KINDS = [kind.name for kind in kinds()]
 HAS_FSDP1 = "fsdp1" in KINDS
 
 
-def there(*names):
-    """Returns those of these kinds that there are."""
-    return [name for name in names if name in KINDS]
+def present(cases, of=lambda case: case if isinstance(case, str) else case[0]):
+    """Returns the cases whose kind there is. of(case): its kind."""
+    return [case for case in cases if of(case) in KINDS]
