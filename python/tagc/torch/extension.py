@@ -5,6 +5,7 @@ from tagc.torch import checkpoint
 from tagc.torch.advise.choice import bytes_text, choose, factor_of, seconds_text
 from tagc.torch.advise.first_words import about_host, look_fresh
 from tagc.torch.exchange import layout as layouts
+from tagc.torch.exchange import streams
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import Comm, Disagreement, Way, share
 from tagc.torch.exchange.gloo import Gloo, bytes_at
@@ -33,9 +34,8 @@ from tagc.torch.exchange.internals import (
 )
 from tagc.torch.exchange.reducer import Gatherer, Reducer
 from tagc.torch.exchange.runner import Future, Host, Runners
+from tagc.torch.exchange.said import say
 from tagc.torch.exchange.staging import Kernels
-from tagc.torch.exchange.streams import Cuda
-from tagc.torch.exchange.streams import of as streams_of
 from tagc.torch.exchange.unit import DTYPES, ReduceOp, Unit, check_tensors, scale_of
 from tagc.torch.exchange.waits import add_up, disconnect, timeout_of, unheard
 from tagc.torch.hooks.gathers import AllGather, GatheringWrapper
@@ -56,11 +56,11 @@ from tagc.torch.schedule.options import (
     Parameters,
     Residual,
     Values,
+    check_known,
     choice,
     number,
     of_direct,
     sparsity_in_range,
-    unknown_option,
 )
 from tagc.torch.state import State
 
@@ -69,8 +69,8 @@ __all__ = [
     # of ranks, before there is a connection
     "about_host", "agree_all", "default_store", "disconnect", "identity", "share", "timeout_of", "unheard",
     # of options, and their types
-    "Class", "Exchange", "Layers", "Mild", "Options", "Parameters", "Residual", "Values", "choice", "number",
-    "of_direct", "policy", "sparsity_in_range", "unknown_option",
+    "Class", "Exchange", "Layers", "Mild", "Options", "Parameters", "Residual", "Values", "check_known",
+    "choice", "number", "of_direct", "policy", "sparsity_in_range",
     # of a model and its memory
     "Advised", "Kind", "Looked", "bytes_at", "check_model", "fingerprint", "group_of", "inner", "kinds_of",
     "look_fresh", "unwrapped",
@@ -80,9 +80,9 @@ __all__ = [
     "Kinds", "Memory", "Passes", "Place", "ReduceOp", "Reducer", "Runners", "State", "Unit", "Way", "Wrapped",
     "add_up", "check_tensors", "checkpoint", "count", "layouts", "place_of", "scale_of", "words_of_slow_sums",
     # of arrays on a device
-    "Cuda", "Kernels", "streams_of",
-    # of advice
-    "bytes_text", "choose", "factor_of", "seconds_text",
+    "Kernels", "streams",
+    # of words
+    "bytes_text", "choose", "factor_of", "say", "seconds_text",
     # of torch
     "TESTED", "all_gather", "at_end_of_backward", "at_end_of_each_backward", "ddp_hooks", "n_changes",
     "reader",

@@ -509,8 +509,9 @@ def check_options(rank, world_size):
     def make(*arguments, **options):
         return lambda: LocalSteps(*(arguments or (model, optimizer)), verbose=False, **options)
 
+    with pytest.raises(TypeError, match=r"LocalSteps\(\) has no option 'evry': did you mean 'every'\?"):
+        make(evry=30)()
     for options, pattern in [
-        ({"evry": 30}, r"LocalSteps\(\) has no option 'evry': did you mean 'every'\?"),
         ({"every": 0}, "every is 0, must be a whole number from 1"),
         ({"every": 3, "fragments": 4}, "fragments is 4, must be a whole number from 1 to 3"),
         ({"every": 3, "delay": 3}, "delay is 3, must be a whole number from 0 to 2"),

@@ -34,9 +34,10 @@ from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import share
 from tagc.torch.exchange.hosts import Cluster
 from tagc.torch.exchange.identity import identity
+from tagc.torch.exchange.said import say
 from tagc.torch.exchange.waits import timeout_of
 from tagc.torch.hooks.kinds import kind_of
-from tagc.torch.schedule.options import Options, unknown_option
+from tagc.torch.schedule.options import Options, check_known
 
 BACKWARD = 2 / 3  # of computing, which DDP's exchange overlaps
 BUSY = 1.5  # times that runs of the same measurement may differ by
@@ -79,7 +80,7 @@ def advise(
     "codec", "measured", "spread" (the slowest run of a measurement over its fastest: much above 1, something
     else was running), and "local" (with `every`: "choice", "verdict", "every", "bits" per parameter and
     step, "exchange_s", "step_s", "reason"; else None)."""
-    said = unknown_option(advise, unknown)
+    check_known(advise, unknown)
     model = internals.unwrapped(model)
     group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
     failure: Exception | None = None
@@ -89,8 +90,6 @@ def advise(
         if group is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
         lib.load()
-        if said is not None:
-            raise Error("argument", said)
         shape, group = look(model, kind_of(model, between, call="advise()").name, between)
         for name, value, most in (("step_s", step_s, 1e6), ("seconds", seconds, 3600)):
             if value is not None and not (isinstance(value, (int, float)) and 0 < value <= most):
@@ -218,7 +217,7 @@ def advise_shape(
 
 def _said(advice: dict[str, Any], verbose: bool) -> dict[str, Any]:
     if verbose and dist.get_rank() == 0:
-        print(advice["text"], flush=True)
+        say(advice["text"])
     return advice
 
 
