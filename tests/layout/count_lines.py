@@ -42,8 +42,8 @@ WITHOUT["to work on libtagc"] = [
     "lib/gpu", "lib/paper", "lib/transport/native",
     *(f"include/tagc/{name}.h" for name in ("device", "native", "paper"))
 ]  # fmt: skip
-# A little above what there is: whoever adds more says so here. The core of tagc.torch is to come to 9,500, and the
-# annexes to 7,500.
+# A little above what there is: whoever adds more says so here. The core of tagc.torch is to come to 9,500,
+# and the annexes to 7,500.
 LIMITS = {
     "core of tagc.torch": 13_400,
     "annexes together": 12_700,
