@@ -71,6 +71,7 @@ ANNEXES = {
     "pipeline": "pipeline.md",
     "local": "local.md",
     "quorum": "torchft.md",
+    "fsdp1": "fsdp1.md",
     "report": "report.md",
     "integrations": "trainers.md",
     "weights": "weights.md",

@@ -11,6 +11,7 @@ import launch
 import ranks
 import torch.distributed as dist
 from models import Even, batch_of, loss_of
+from wrappers import present
 
 from tagc import _library as lib
 from tagc.torch.advise import advice, survey
@@ -139,7 +140,7 @@ def found_far(latency_s, bytes_per_s=12.5e6):
     return found_on(bytes_per_s, latency_s=latency_s)
 
 
-@pytest.mark.parametrize("wrap", ["fsdp2", "ddp", "fsdp1"])
+@pytest.mark.parametrize("wrap", present(["fsdp2", "ddp", "fsdp1"]))
 def test_small_units_are_joined(wrap):
     shape = survey.Shape(
         wrap,
@@ -352,7 +353,7 @@ def undisturbed(rank, world_size, wrap, compressed):
     return json.dumps(found)
 
 
-@pytest.mark.parametrize("wrap", ["fsdp2", "ddp", "fsdp1"])
+@pytest.mark.parametrize("wrap", present(["fsdp2", "ddp", "fsdp1"]))
 @pytest.mark.parametrize("compressed", [False, True])
 def test_measuring(wrap, compressed):
     said = ranks.run(undisturbed, 2, wrap, compressed)

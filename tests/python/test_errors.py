@@ -1,7 +1,11 @@
 """What goes wrong is one clear Error on every rank, soon, and never a hang."""
 
+import contextlib
 import dataclasses
+import functools
 import inspect
+import io
+import logging
 import os
 import re
 import subprocess
@@ -67,13 +71,6 @@ def bad_values(rank, world_size):
         (dict(threads=2.0), "threads is 2.0, must be a whole number"),
         (dict(timeout_s=0), "timeout_s is 0"),
         (dict(timeout_s="1"), "timeout_s is '1'"),
-        (dict(sparsity_warmup=3), "no option 'sparsity_warmup'"),
-        (
-            dict(sparcity=0.9),
-            "^compress.. has no option 'sparcity': did you mean 'sparsity'.* It has sparsity, gentle, ",
-        ),
-        (dict(sparsety=0.9), "did you mean 'sparsity'"),
-        (dict(zzz=3), "no option 'zzz'; it has sparsity, gentle"),
         (dict(on_step=3), "on_step is 3"),
         (dict(between=3), "between is 3"),
     ]
@@ -184,8 +181,6 @@ def raw_mistakes(rank, world_size):
     import tagc.torch as tagc
 
     model = wrapped("ddp")
-    with pytest.raises(tagc.Error, match="advise.. has no option 'sparsity'.* it has hosts, between, step_s"):
-        tagc.advise(model, sparsity=0.9)
     with pytest.raises(tagc.Error, match="model is a Even, not wrapped.*before advise"):
         tagc.advise(Even())
     with tagc.compress(model, verbose=False) as handle:
@@ -245,7 +240,6 @@ def one_rank_differs(rank, world_size):
         layers=lambda name, p: "dense" if is_one and name == "head.weight" else "compressed",
     )
     refused("rank 1: sparsity is 2", model, "argument", sparsity=2 if is_one else 0.9)
-    refused("rank 1: compress.. has no option 'speed'", model, "argument", **({"speed": 1} if is_one else {}))
     refused("rank 1: model is a Even, not wrapped", Even() if is_one else model, "argument")
     real = torch.__version__
     try:
@@ -552,3 +546,59 @@ def test_without_torch_distributed():
 
     with pytest.raises(tagc.Error, match="not initialised: call init_process_group"):
         tagc.compress(nn.Linear(3, 3))
+
+
+def test_an_unknown_option_is_a_type_error():
+    """Of the rank that gives it, before anything is collective: no group is needed to hear of it."""
+    import tagc.torch as tagc
+
+    model = nn.Linear(3, 3)
+    for function in (tagc.compress, tagc.ddp_state, tagc.advise):
+        with pytest.raises(
+            TypeError, match=rf"^{function.__name__}\(\) has no option 'timeout': did you mean"
+        ):
+            function(model, timeout=3)
+    for options, words in (
+        (dict(sparsity_warmup=3), "no option 'sparsity_warmup'"),
+        (dict(sparcity=0.9), "did you mean 'sparsity'.* It has sparsity, gentle, "),
+        (dict(sparsety=0.9), "did you mean 'sparsity'"),
+        (dict(zzz=3), "no option 'zzz'; it has sparsity, gentle"),
+    ):
+        for function in (functools.partial(tagc.compress, model), tagc.check_options):
+            with pytest.raises(TypeError, match=words):
+                function(**options)
+
+
+# ---- words ----
+
+
+def words_of(rank, world_size, handlers, level):
+    """What compress() says: on the terminal, and to a program's own handlers."""
+    import tagc.torch as tagc
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            heard.append((record.name, record.levelname, record.getMessage()))
+
+    heard, said = [], io.StringIO()
+    for name in handlers:
+        logging.getLogger(name).addHandler(Handler())
+    if level is not None:
+        logging.getLogger("tagc").setLevel(level)
+    with contextlib.redirect_stdout(said):
+        tagc.compress(wrapped("ddp")).close()
+        tagc.compress(wrapped("ddp"), verbose=False).close()
+    return said.getvalue(), heard
+
+
+@pytest.mark.parametrize("handlers, level", [((), None), ((None,), None), (("tagc",), None), ((), "WARNING")])
+def test_words_go_by_a_logger(handlers, level):
+    (said, heard), other = ranks.run(words_of, 2, handlers, level)
+    assert other == ("", [])  # rank 0 speaks
+    table = "elements compressed ("
+    assert (table in said) == (
+        handlers != (None,) and level is None
+    )  # a program's root handler gets it instead
+    texts = [text for name, kind, text in heard if (name, kind) == ("tagc", "INFO")]
+    assert texts == [text for _, _, text in heard] and len(texts) == len(handlers)
+    assert all(table in text for text in texts)

@@ -65,7 +65,12 @@ def strays(trees):
 
 
 def test_torchs_private_attributes_stand_in_modules_of_their_own():
-    assert strays({k: t for k, t in trees_of(FOLDER).items() if not k.startswith("integrations/")}) == []
+    torchs = {
+        name: tree
+        for name, tree in trees_of(FOLDER).items()
+        if name.split("/")[0] not in ("commands", "integrations", "report", "run")
+    }
+    assert strays(torchs) == []
     planted = ast.parse(
         "def f(model, group):\n    model._get_fsdp_state()\n    getattr(group, '_fsdp_params', 0)\n"
         "    from torch.distributed._composable import replicate\n"
@@ -101,7 +106,6 @@ def test_what_has_moved_is_named():
     for function, name in (
         (internals.fsdp_state, "FSDPModule._get_fsdp_state"),
         (internals.ddp_hooks, "_comm_hooks"),
-        (internals.flat_of, "FullyShardedDataParallel._handle"),
     ):
         with pytest.raises(Error, match=name):
             function(types.SimpleNamespace())

@@ -6,6 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import ranks
 from torch import nn
+from wrappers import present
 
 N = 64
 
@@ -53,7 +54,7 @@ def steps(model, rank, n, optimizer=None):
 def matrices_keep_their_own_residuals(rank, world_size):
     import tagc.torch as tagc
 
-    for kind in ("ddp", "fsdp2", "fsdp1"):
+    for kind in present(("ddp", "fsdp2", "fsdp1")):
         for n_out in (N, 2 * N):
             model = wrapped(kind, n_out=n_out)
             with tagc.compress(model, sparsity=0.9, values="fp32", verbose=False) as handle:
@@ -71,7 +72,7 @@ def matrices_keep_their_own_residuals(rank, world_size):
 def equal_names_are_refused(rank, world_size):
     import tagc.torch as tagc
 
-    for kind in ("ddp", "fsdp2", "fsdp1"):
+    for kind in present(("ddp", "fsdp2", "fsdp1")):
         model = wrapped(kind, name="_checkpoint_wrapped_module")
         for call in (lambda: tagc.compress(model, verbose=False), lambda: tagc.param_groups(model)):
             with pytest.raises(tagc.Error, match="two parameters are called weight once .*_orig_mod"):

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import ranks
 import torch.distributed as dist
+from wrappers import present
 
 from tagc._library import Error
 from tagc.torch.exchange import native
@@ -193,12 +194,13 @@ def same_bits(rank, world_size):
     """Training by gloo's messages and by libtagc's own."""
     from test_staging import check_same, train
 
-    for kind, options in (
+    cases = [
         ("fsdp2", {}),
         ("fsdp2", {"sparsity": 0.9, "parameters": "delta4"}),
         ("ddp", {"sparsity": 0.9}),
         ("fsdp1", {"sparsity": 0.9, "layers": "all"}),
-    ):
+    ]
+    for kind, options in present(cases):
         by = [train(kind, rank, {**options, "transport": name}, {}, n_steps=4) for name in ("native", "gloo")]
         for _, _, _, stats in by:
             del stats["bytes_sent"]  # only connections with lanes have fronts

@@ -45,13 +45,13 @@ from tagc.torch.extension import (
     Values,
     about_host,
     agree_all,
+    check_known,
     checkpoint,
     count,
     layouts,
     look_fresh,
     scale_of,
     timeout_of,
-    unknown_option,
 )
 
 
@@ -112,6 +112,7 @@ class Collectives:
         timeout_s: float | None = None,
         **unknown: NoReturn,
     ) -> None:
+        check_known(Collectives, unknown)
         if gentle is not True:
             sparsity = 0.0 if sparsity is None else sparsity
             if exchange == "direct":
@@ -135,7 +136,7 @@ class Collectives:
             "timeout_s": timeout_s,
         }
         self._process = os.getpid()
-        self._group, options, self._keys, is_fresh = _prepared(group, names, optimizer, given, unknown)
+        self._group, options, self._keys, is_fresh = _prepared(group, names, optimizer, given)
         self._state = State(torch.nn.Module(), self._keys, options, is_fresh)
         self._state.is_verbose = True
         self._passes = Passes(self._state, Runners(None, options.codec_on()))
@@ -500,7 +501,7 @@ class Collectives:
 
 
 def _prepared(
-    group: Any, names: Any, optimizer: Any, given: dict[str, Any], unknown: Mapping[str, Any]
+    group: Any, names: Any, optimizer: Any, given: dict[str, Any]
 ) -> tuple[dist.ProcessGroup, Options, Keys, bool]:
     """Makes all ranks agree. Returns (the group, the options, the keys with their hosts, whether the weights
     look fresh). Collective; all ranks raise the same Error."""
@@ -517,8 +518,6 @@ def _prepared(
         if found is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
         found = _group_of(group) or found
-        if text := unknown_option(Collectives, unknown):
-            raise Error("argument", text)
         _library.load()
         if given["timeout_s"] is None:
             given["timeout_s"] = timeout_of(found)

@@ -95,6 +95,7 @@ class Keys(Wrapped):
     name = "collectives"
     sums_within_hosts = True
     ends_with_backward = False
+    shares_folder = False
 
     def __init__(self, group: dist.ProcessGroup, options: Options, names: Any) -> None:
         self._group, self._options = group, options

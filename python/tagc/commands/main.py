@@ -30,7 +30,7 @@ def _run(words: Sequence[str]) -> int:
 
 def _of_annexes() -> dict[str, tuple[str, Callable[[Sequence[str]], int]]]:
     """Returns the commands of annexes, by name."""
-    commands = {}
+    commands: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {}
     for name in _annexes.with_part("command"):
         about = getattr(importlib.import_module(f"tagc.{name}"), "COMMAND", None)
         if about is not None:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
-
 from tagc.torch.extension import TESTED, reader
 
 SEEN = {
@@ -16,7 +14,6 @@ SEEN = {
     "Module._apply": TESTED,
     "torch._library.effects.EffectType": "2.10 to 2.15",
     "CustomOpDef.register_effect": "2.10 to 2.15",
-    "Tensor._version": TESTED,
 }
 _get, _find = reader(SEEN)
 
@@ -44,8 +41,3 @@ def keep_order_of(operator: Any) -> None:
     effects = sys.modules.get("torch._library.effects")
     if register is not None and effects is not None:
         register(_get(effects, "torch._library.effects.EffectType").ORDERED)
-
-
-def n_changes(tensor: torch.Tensor) -> int:
-    """Returns how often the values of a tensor have been changed in place."""
-    return int(_get(tensor, "Tensor._version"))

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from tagc._library import Error
 from tagc.compiled import internals
 from tagc.compiled.units import mark
-from tagc.torch.extension import check_model, unknown_option
+from tagc.torch.extension import check_known, check_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,8 +124,7 @@ def data_parallel(
         root's. Default: the items of each ModuleList, and of each ModuleDict that has one class of them.
 
     Returns the model. Make the optimizer afterwards."""
-    if text := unknown_option(data_parallel, unknown):
-        raise Error("argument", text)
+    check_known(data_parallel, unknown)
     check_model(model)
     mesh = _checked(model, mesh, reshard_after_forward, shard_dim)
     mark(model, modules)

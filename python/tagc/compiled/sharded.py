@@ -7,10 +7,10 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from tagc.compiled import internals, ops
+from tagc.compiled import ops
 from tagc.compiled.parametrize import Found
 from tagc.compiled.starts import Started
-from tagc.torch.extension import fingerprint, layouts
+from tagc.torch.extension import fingerprint, layouts, n_changes
 
 
 class Module(Protocol):
@@ -80,7 +80,7 @@ class Sharded:
         those by what state_dict() gives, into which a checkpoint may be loaded. Reading a device's memory for
         that would wait for the device."""
         with torch.inference_mode(False), torch.no_grad():  # the first has no such numbers
-            counts = internals.n_changes(self.sharded), internals.n_changes(self.sharded.to_local())
+            counts = n_changes(self.sharded), n_changes(self.sharded.to_local())
         is_near = self.sharded.device.type == "cpu"
         return *counts, fingerprint(self.own().contiguous()) if is_near else ""
 

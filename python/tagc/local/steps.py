@@ -47,12 +47,13 @@ from tagc.torch.extension import (
     Memory,
     Values,
     agree_all,
+    check_known,
     count,
     group_of,
     inner,
     policy,
+    say,
     timeout_of,
-    unknown_option,
     unwrapped,
 )
 
@@ -125,7 +126,8 @@ class LocalSteps:
         group between sites, as init_process_group() got it; 300 with a manager.
     on_exchange: called with stats() after each exchange. verbose: rank 0 prints what is compressed.
 
-    Raises the same Error on every rank. A name that is none of these is such an Error, too."""
+    Raises the same Error on every rank. A name that is none of these is a TypeError, on the rank that gives
+    it."""
 
     is_closed = True  # until it is made
 
@@ -166,9 +168,9 @@ class LocalSteps:
             "threads": threads,
             "timeout_s": timeout_s,
         }
-        said = unknown_option(LocalSteps, unknown)
+        check_known(LocalSteps, unknown)
         self.model: torch.nn.Module = unwrapped(model)
-        mine = self._prepare(optimizer, between, manager, chosen, on_exchange, said)
+        mine = self._prepare(optimizer, between, manager, chosen, on_exchange)
         rows = mine["rows"]
         self._kinds = {row.name: row.class_ for row in rows}
         self.on_exchange = on_exchange
@@ -221,7 +223,6 @@ class LocalSteps:
         manager: Others | None,
         chosen: dict[str, Any],
         on_exchange: object,
-        unknown: str | None,
     ) -> dict[str, Any]:
         """Sets self.settings and self.site; Error on all ranks where one of them cannot, or has others.
         Returns what they agree on."""
@@ -229,8 +230,6 @@ class LocalSteps:
         groups: list[Any] = [dist.group.WORLD if dist.is_initialized() else None]
         mine: dict[str, Any] = {}
         try:
-            if unknown is not None:
-                raise Error("argument", unknown)
             if manager is not None and not isinstance(manager, Others):
                 raise Error(
                     "argument",
@@ -704,7 +703,7 @@ class LocalSteps:
     def say(self, text: str) -> None:
         """Prints it on rank 0; where sites join and leave, on rank 0 of each site."""
         if self._verbose and self.site.rank == 0:
-            print(text, flush=True)
+            say(text)
 
     def close(self) -> None:
         """Takes the hooks out, ends what is under way without applying it, and frees the residuals. Local."""

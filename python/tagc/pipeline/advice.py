@@ -19,15 +19,16 @@ from tagc.pipeline import internals
 from tagc.pipeline.blocks import Codec, Device, codec_of, opened
 from tagc.pipeline.stage import hosts_of
 from tagc.torch.extension import (
-    Cuda,
     agree_all,
     bytes_text,
     choose,
     factor_of,
     identity,
     number,
+    say,
     seconds_text,
     share,
+    streams,
 )
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class _Survey:
         self,
         group: dist.ProcessGroup,
         device: torch.device,
-        on: Cuda | Device | None,
+        on: streams.Cuda | Device | None,
         hosts: Sequence[Any],
         seconds: float,
     ) -> None:
@@ -240,7 +241,7 @@ def advise_stage(
     hosts = hosts_of(stage) if hosts is None else hosts
     failure: Exception | None = None
     mine: dict[str, Any] = {}
-    on: Cuda | Device | None = None
+    on: streams.Cuda | Device | None = None
     try:
         tensors = _check(stage, group, micro_batches, schedule, activations, hosts, step_s, seconds)
         on, why_host = opened(torch.device(stage.device))
@@ -273,7 +274,7 @@ def advise_stage(
         if isinstance(on, Device):
             on.close()
     if verbose and dist.get_rank() == 0:
-        print(advice["text"], flush=True)
+        say(advice["text"])
     return advice
 
 
@@ -281,7 +282,7 @@ def _advise(
     everyone: list[dict[str, Any]],
     stage: Any,
     group: dist.ProcessGroup,
-    on: Cuda | Device | None,
+    on: streams.Cuda | Device | None,
     micro_batches: int,
     schedule: str,
     hosts: int | None,

@@ -9,7 +9,7 @@ import torch
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.extension import Cuda, Kernels, streams_of
+from tagc.torch.extension import Kernels, streams
 
 # What a Codec takes, and as what libtagc reads and writes it.
 _ELEMENTS = {torch.float32: torch.float32, torch.bfloat16: torch.bfloat16, torch.float16: torch.float32}
@@ -69,7 +69,7 @@ class StagedCodec(Codec):
     """The same for tensors and messages on a device: they are copied to pinned host memory and back, and the
     host waits for the current stream."""
 
-    def __init__(self, values: str, block: int, is_stochastic: bool, streams: Cuda) -> None:
+    def __init__(self, values: str, block: int, is_stochastic: bool, streams: streams.Cuda) -> None:
         super().__init__(values, block, is_stochastic)
         self._streams = streams
         self._pinned: dict[str, torch.Tensor] = {}  # which grow to the largest
@@ -102,7 +102,7 @@ class Device:
     """libtagc's kernels for messages in the memory of one device, which work in the order of the current
     stream. Error if there are none."""
 
-    def __init__(self, streams: Cuda) -> None:
+    def __init__(self, streams: streams.Cuda) -> None:
         self.streams, self._device = streams, ctypes.c_void_p()
         library = streams.library.encode() if streams.library else None
         lib.call(
@@ -162,10 +162,10 @@ class DeviceCodec(Codec):
         lib.call(f"tagc_blocks_{what}_on", device.kernels, options, *arguments, device.state, stream)
 
 
-def opened(device: torch.device) -> tuple[Cuda | Device | None, str]:
+def opened(device: torch.device) -> tuple[streams.Cuda | Device | None, str]:
     """Returns what codec_of() takes for tensors there, and why there are no kernels for them ("": there
     are)."""
-    on = streams_of(device)
+    on = streams.of(device)
     if on is None:
         return None, "tensors are in host memory"
     try:
@@ -174,7 +174,7 @@ def opened(device: torch.device) -> tuple[Cuda | Device | None, str]:
         return on, str(missing)
 
 
-def codec_of(values: str, block: int, is_stochastic: bool, on: Cuda | Device | None) -> Codec:
+def codec_of(values: str, block: int, is_stochastic: bool, on: streams.Cuda | Device | None) -> Codec:
     """Returns the Codec of tensors in host memory (None), or on a device, with its kernels or without."""
     if on is None:
         return Codec(values, block, is_stochastic)

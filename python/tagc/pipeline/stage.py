@@ -27,7 +27,7 @@ from tagc import _library
 from tagc._library import Error
 from tagc.pipeline import internals
 from tagc.pipeline.blocks import Codec, Device, codec_of, opened
-from tagc.torch.extension import Cuda, agree_all, identity, number
+from tagc.torch.extension import agree_all, identity, number, say, streams
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -106,7 +106,7 @@ class CompressedStage:
 
     close() is local: call it for all stages, between two steps."""
 
-    def __init__(self, stage: Any, pipeline: Pipeline, on: Cuda | Device | None) -> None:
+    def __init__(self, stage: Any, pipeline: Pipeline, on: streams.Cuda | Device | None) -> None:
         """on: the stage's device, where it is not in host memory, or the kernels for it."""
         self.stage, self.pipeline, self.n_steps = stage, pipeline, 0
         self._device = on if isinstance(on, Device) else None
@@ -397,7 +397,7 @@ def compress_stage(
         pipeline = None
     failure: Exception | None = None
     versions = {}
-    on: Cuda | Device | None = None
+    on: streams.Cuda | Device | None = None
     why_host = ""
     try:
         _check(stage, group, options, hosts, timeout_s)
@@ -427,7 +427,7 @@ def _join(
     group: dist.ProcessGroup,
     options: dict[str, Any],
     everyone: list[dict[str, Any]],
-    on: Cuda | Device | None,
+    on: streams.Cuda | Device | None,
     verbose: bool,
 ) -> CompressedStage:
     """Returns the handle of a stage, now that all ranks know the same. everyone: what each rank has said.
@@ -466,16 +466,14 @@ def _join(
     if len(pipeline.joined) == pipeline.n_stages:
         del _forming[group]
     if is_new and verbose and dist.get_rank() == 0:
-        print(pipeline.words(), flush=True)
+        say(pipeline.words())
         if on is not None and pipeline.n_hosts > 1:
             where = (
                 "by kernels there"
                 if pipeline.has_kernels
                 else f"on the host, through pinned memory, which waits for the device: {why_host}"
             )
-            print(
-                f"tagc: the stages are on {stage.device}, and their tensors are encoded {where}", flush=True
-            )
+            say(f"tagc: the stages are on {stage.device}, and their tensors are encoded {where}")
     return CompressedStage(stage, pipeline, on)
 
 

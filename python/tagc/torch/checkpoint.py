@@ -190,7 +190,7 @@ def save_files(state: State, folder: Any) -> None:
     others = [writer for writer in _open_writers(path) if writer is not state]
     # of one handle that a process has more of, such as of stages, this is known at once
     are_apart = not state.wrapper.is_elastic and bool(state.wrapper.place().where)
-    are_apart |= any("collectives" in (writer.wrapper.name, state.wrapper.name) for writer in others)
+    are_apart |= not all(writer.wrapper.shares_folder for writer in (*others, state))
     if others and are_apart:
         raise _taken(path)
     _writers[str(path.resolve())] = [weakref.ref(writer) for writer in (*others, state)]

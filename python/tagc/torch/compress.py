@@ -21,6 +21,7 @@ from tagc.torch.exchange import internals, streams, waits
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.hosts import Cluster
 from tagc.torch.exchange.interfaces import ALONE
+from tagc.torch.exchange.said import say
 from tagc.torch.exchange.staging import Staging
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks import ddp
@@ -36,7 +37,7 @@ from tagc.torch.schedule.options import (
     Parameters,
     Residual,
     Values,
-    unknown_option,
+    check_known,
 )
 
 
@@ -105,15 +106,15 @@ def compress(
         "native" and "gloo": that one.
     threads: of the codec on the host. timeout_s: after this time a silent peer is an error. Not given: the
         time-out of the model's process group, as init_process_group() got it.
-    on_step: called with a dict of statistics after each backward pass. verbose: rank 0 prints what is
-        compressed.
+    on_step: called with a dict of statistics after each backward pass. verbose: rank 0 says what is
+        compressed, by the logger "tagc", which is on the terminal unless your program routes it.
 
     Returns a Compressed. On failure it raises the same Error on every rank and changes nothing. An
-    unknown option is such an Error, too."""
+    unknown option is a TypeError, on the rank that gives it."""
     given = dict(locals())
-    wrong = unknown_option(compress, unknown)
+    check_known(compress, unknown)
     options = {field.name: given[field.name] for field in dataclasses.fields(Options)}
-    handle, wrapper = _prepare(model, between, on_step, verbose, options, wrong, optimizer=optimizer)
+    handle, wrapper = _prepare(model, between, on_step, verbose, options, optimizer=optimizer)
     try:
         wrapper.install(handle)
         handle.passes.prepare()
@@ -131,10 +132,10 @@ def ddp_state(model: torch.nn.parallel.DistributedDataParallel, **options: Any) 
         model.register_comm_hook(state, tagc.ddp_hook)
 
     Takes the options of compress(). The handle is state.handle; pass an optimizer to state.handle.adapt()."""
-    unknown = unknown_option(ddp_state, options.keys() - _OF_DDP.keys())
+    check_known(ddp_state, options.keys() - _OF_DDP.keys())
     given = {name: options.get(name, option.default) for name, option in _OF_DDP.items()}
     on_step, verbose = given.pop("on_step"), given.pop("verbose")
-    return ddp.State.of(_prepare(model, None, on_step, verbose, given, unknown, only="ddp")[0])
+    return ddp.State.of(_prepare(model, None, on_step, verbose, given, only="ddp")[0])
 
 
 _OF_DDP = {
@@ -142,7 +143,7 @@ _OF_DDP = {
     for name, option in inspect.signature(compress).parameters.items()
     if option.kind is option.KEYWORD_ONLY and name not in ("parameters", "between")
 }
-# what help() and unknown_option() show
+# what help() and check_known() show
 ddp_state.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD), *_OF_DDP.values()]
 )
@@ -172,11 +173,8 @@ def param_groups(
 
 
 def check_options(**options: Any) -> None:
-    """Raises the Error that compress() raises for these options with any model. Local."""
-    if (
-        unknown := unknown_option(compress, options.keys() - inspect.signature(compress).parameters)
-    ) is not None:
-        raise Error("argument", unknown)
+    """Raises what compress() raises for these options with any model. Local."""
+    check_known(compress, options.keys() - inspect.signature(compress).parameters)
     fields = {field.name for field in dataclasses.fields(Options)}
     Options(**{name: value for name, value in options.items() if name in fields})
 
@@ -203,12 +201,10 @@ def _prepare(
     on_step: Callable[[dict[str, Any]], object] | None,
     verbose: bool,
     options: dict[str, Any],
-    unknown: str | None,
     only: str | None = None,
     optimizer: Any = None,
 ) -> tuple[Compressed, Wrapper]:
-    """Returns a Compressed without its hooks, and the wrapper that has them. unknown: the error text on an
-    unknown option, or None. Collective."""
+    """Returns a Compressed without its hooks, and the wrapper that has them. Collective."""
     model = internals.unwrapped(model)
     staging: Staging | None = None
     groups: list[dist.ProcessGroup | None] = [dist.group.WORLD if dist.is_initialized() else None]
@@ -222,8 +218,6 @@ def _prepare(
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
         if on_step is not None and not callable(on_step):
             raise Error("argument", f"on_step is {on_step!r}, must be a function of a dict")
-        if unknown is not None:
-            raise Error("argument", unknown)
         wrapper = kind_of(model, between, only).wrapper(model, between)
         groups = wrapper.agreeing()
         if options["timeout_s"] is None:
@@ -314,13 +308,9 @@ def _prepare(
             )
         )
         split = "" if cluster is None else cluster.words(wrapper.groups(), streams.device_of(model))
-        print(
-            table,
-            handle.state.schedule.words(handle.state.moments.deciding(), bool(words)),
-            *(f"\n{text}" for text in (nothing_is, words, split, where, gloo, expect) if text),
-            sep="",
-            flush=True,
-        )
+        about = handle.state.schedule.words(handle.state.moments.deciding(), bool(words))
+        lines = [text for text in (nothing_is, words, split, where, gloo, expect) if text]
+        say("\n".join([f"{table}{about}", *lines]))
     return handle, wrapper
 
 

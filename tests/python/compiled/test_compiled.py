@@ -232,13 +232,14 @@ def errors(rank, world_size):
     import tagc.torch as tagc
 
     two = init_device_mesh("cpu", (1, world_size))
+    with pytest.raises(TypeError, match="'reshard_after': did you mean 'reshard_after_forward'"):
+        data_parallel(Even(), reshard_after=True)
     for options, text in (
         (dict(mesh=two), "mesh is DeviceMesh.*must be a DeviceMesh of one dimension"),
         (dict(mesh=3), "mesh is 3, must be"),
         (dict(shard_dim=1), "norm.weight has 1 dimensions, and shard_dim is 1"),
         (dict(shard_dim=-1), "shard_dim is -1, must be an integer from 0"),
         (dict(reshard_after_forward=2), "reshard_after_forward is 2, must be True or False"),
-        (dict(reshard_after=True), "has no option 'reshard_after': did you mean 'reshard_after_forward'"),
         (dict(modules=3), "modules is 3, must be modules of the model, or None"),
         (dict(modules=["head"]), "modules has 'head' at 0, must have modules, and lists of modules"),
         (dict(modules=[nn.Tanh()]), "modules has a Tanh at 0, which is not in the model"),

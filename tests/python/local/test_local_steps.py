@@ -4,9 +4,7 @@ torch.optim.SGD as the outer step, and top-k by sorting."""
 import copy
 import io
 import pathlib
-import sys
 import time
-import types
 
 import pytest
 
@@ -18,6 +16,7 @@ from oracles import check_alike, check_error
 from torch import nn
 
 from tagc.local import LocalSteps
+from tagc.torch.hooks import kinds
 
 LR = 3e-2
 
@@ -509,8 +508,9 @@ def check_options(rank, world_size):
     def make(*arguments, **options):
         return lambda: LocalSteps(*(arguments or (model, optimizer)), verbose=False, **options)
 
+    with pytest.raises(TypeError, match=r"LocalSteps\(\) has no option 'evry': did you mean 'every'\?"):
+        make(evry=30)()
     for options, pattern in [
-        ({"evry": 30}, r"LocalSteps\(\) has no option 'evry': did you mean 'every'\?"),
         ({"every": 0}, "every is 0, must be a whole number from 1"),
         ({"every": 3, "fragments": 4}, "fragments is 4, must be a whole number from 1 to 3"),
         ({"every": 3, "delay": 3}, "delay is 3, must be a whole number from 0 to 2"),
@@ -528,11 +528,10 @@ def check_options(rank, world_size):
         check_error(make(**options), pattern)
     check_error(make(model, adamw(seeded(Odd).parameters())), "parameters that are not the model's")
     check_error(make(model, 3), "optimizer is a int")
-    with pytest.MonkeyPatch.context() as patch:  # every group is torchft's
-        patch.setitem(
-            sys.modules, "torchft.process_group", types.SimpleNamespace(ProcessGroup=dist.ProcessGroup)
-        )
-        check_error(make(between=dist.group.WORLD), "manager=manager in place of between")
+    with pytest.MonkeyPatch.context() as patch:  # a kind that takes models with any `between`
+        other = kinds.Kind("another kind", "wrapped", lambda _, between: between is not None, None)
+        patch.setattr(kinds, "kinds", lambda: [other])
+        check_error(make(between=dist.group.WORLD), "model or between is of another kind, which exchanges in")
     check_error(make(seeded(Odd).double(), adamw(seeded(Odd).double().parameters())), "not the model's")
     wrapped = nn.parallel.DistributedDataParallel(seeded(Odd))
     check_error(

@@ -1,14 +1,17 @@
 """Decisions of replicas, for which no torchft is needed."""
 
+import sys
 import types
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 from tagc import Error
 from tagc.quorum import managed
 from tagc.quorum.exchanges import Exchanges
+from tagc.torch import compress
+from tagc.torch.extension import kinds_of
 
 
 def test_whose_stages_replicas_of_a_new_quorum_follow():
@@ -60,3 +63,19 @@ def test_synchronize_goes_on_behind_what_others_exchange():
     assert run_all([(True, None)] * 3) == [0, 1, 2]  # no replica contributed
     with pytest.raises(Error, match="fragment 1 does not count"):
         run_all([(True, 0), (False, None)])
+
+
+def test_torchfts_groups_are_refused(monkeypatch):
+    """Also where torchft itself is not installed: a kind of models that goes before all others."""
+
+    class Group:
+        pass
+
+    monkeypatch.setitem(sys.modules, "torchft.process_group", types.SimpleNamespace(ProcessGroup=Group))
+    model, group = torch.nn.Linear(3, 3), Group()
+    (kind,) = kinds_of(model, group)
+    assert kind.name == "torchft" and not kinds_of(model, None)
+    with pytest.raises(Error, match="or fully_shard.. with between=manager"):
+        kind.wrapper(model, group)
+    with pytest.raises(Error, match="or fully_shard.. with between=manager"):  # without torch.distributed
+        compress(model, between=group)

@@ -27,25 +27,20 @@ from tagc.torch.advise.choice import (
     mildest,
     seconds_text,
 )
-from tagc.torch.advise.shape import Held, Shape, held_bytes, is_one, look
+from tagc.torch.advise.shape import Held, Shape, advised, held_bytes, is_one, look
 from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, WIRES, Survey, by_codec, name_of, own_work_of
 from tagc.torch.exchange import internals, streams
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import share
 from tagc.torch.exchange.hosts import Cluster
 from tagc.torch.exchange.identity import identity
+from tagc.torch.exchange.said import say
 from tagc.torch.exchange.waits import timeout_of
-from tagc.torch.hooks import ddp, fsdp1
 from tagc.torch.hooks.kinds import kind_of
-from tagc.torch.schedule.options import Options, unknown_option
+from tagc.torch.schedule.options import Options, check_known
 
 BACKWARD = 2 / 3  # of computing, which DDP's exchange overlaps
 BUSY = 1.5  # times that runs of the same measurement may differ by
-_UNITS = {
-    "fsdp2": "units (modules with fully_shard())",
-    "fsdp1": "units (FullyShardedDataParallel modules)",
-    "ddp": "buckets",
-}
 
 
 def advise(
@@ -85,7 +80,7 @@ def advise(
     "codec", "measured", "spread" (the slowest run of a measurement over its fastest: much above 1, something
     else was running), and "local" (with `every`: "choice", "verdict", "every", "bits" per parameter and
     step, "exchange_s", "step_s", "reason"; else None)."""
-    said = unknown_option(advise, unknown)
+    check_known(advise, unknown)
     model = internals.unwrapped(model)
     group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
     failure: Exception | None = None
@@ -95,8 +90,6 @@ def advise(
         if group is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
         lib.load()
-        if said is not None:
-            raise Error("argument", said)
         shape, group = look(model, kind_of(model, between, call="advise()").name, between)
         for name, value, most in (("step_s", step_s, 1e6), ("seconds", seconds, 3600)):
             if value is not None and not (isinstance(value, (int, float)) and 0 < value <= most):
@@ -163,11 +156,9 @@ def _cluster(
     group: dist.ProcessGroup, shape: Shape, hosts: int | None, between: Any, timeout_s: float
 ) -> Cluster | None:
     """Returns the hosts to look for, where compress() adds gradients up within them. Local."""
-    kinds: dict[str, Any] = {"fsdp2": True, "ddp": ddp.Wrapper, "fsdp1": fsdp1.Wrapper}
-    adds_up = between is None and getattr(kinds[shape.wrap], "sums_within_hosts", True)
+    adds_up = between is None
     if hosts is not None and not adds_up:
-        why = "between is given, too" if between is not None else f"this model is {shape.wrap}"
-        raise Error("unsupported", f"hosts is {hosts}, and {why}: leave hosts out")
+        raise Error("unsupported", f"hosts is {hosts}, and between is given, too: leave hosts out")
     return Cluster(dist.get_process_group_ranks(group), hosts, timeout_s) if adds_up else None
 
 
@@ -226,7 +217,7 @@ def advise_shape(
 
 def _said(advice: dict[str, Any], verbose: bool) -> dict[str, Any]:
     if verbose and dist.get_rank() == 0:
-        print(advice["text"], flush=True)
+        say(advice["text"])
     return advice
 
 
@@ -506,11 +497,7 @@ def bucket_of(
     elems, n_units, row = next(one for one in tried if one[2] is best)
     if lib.verdict(now[of], row[of]) != "pays":
         return None
-    how = {
-        "fsdp2": f"for bucket in tagc.buckets(layers, {elems}): fully_shard(bucket)",
-        "fsdp1": f"auto_wrap_policy=functools.partial(size_based_auto_wrap_policy, min_num_params={elems})",
-        "ddp": f"DistributedDataParallel(model, bucket_cap_mb={-(-4 * elems // 2**20)})",
-    }[shape.wrap]
+    how = advised(shape.wrap).units_of(elems)
     return {"elems": elems, "n_units": n_units, "comm_s": row["comm_s"], "now_s": now["comm_s"], "how": how}
 
 
@@ -577,7 +564,7 @@ def text_of(advice: Mapping[str, Any]) -> str:
     lines = [
         f"{advice['wrap'].upper()}, {advice['world_size']} ranks, {advice['n_params'] / 1e6:.1f} M parameters"
         + (f", {advice['n_elems'] / 1e6:.3g} M of them trained" if n_frozen else "")
-        + f", {advice['n_units']} {_UNITS[advice['wrap']]}",
+        + f", {advice['n_units']} {advised(advice['wrap']).units}",
         *([advice["where"]] if advice["where"] else []),
         f"each rank sends {8 * link['bytes_per_s'] / 1e6:.0f} Mbit/s through tagc and "
         f"{8 * link['torch_bytes_per_s'] / 1e6:.0f} in torch's own reduction; an empty message takes "

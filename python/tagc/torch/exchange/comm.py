@@ -20,6 +20,7 @@ from tagc._library import Error
 from tagc.torch.exchange import endings, internals, native
 from tagc.torch.exchange.gloo import Gloo
 from tagc.torch.exchange.identity import identity
+from tagc.torch.exchange.said import say
 from tagc.torch.exchange.waits import OwnCollectives, timeout_of, within
 
 _TEXT_BYTES = 1024
@@ -268,10 +269,7 @@ def _connect(
         raise Error("transport", f"no connection can be made: {lack}")
     if transport == "host" and rank == 0 and why_not not in _said:
         _said.add(why_not)
-        print(
-            f"tagc: messages go by gloo, which takes longer than libtagc's own connections: {why_not}",
-            flush=True,
-        )
+        say(f"tagc: messages go by gloo, which takes longer than libtagc's own connections: {why_not}")
     # new_group() would not do: it reuses the name of a destroyed group, and then finds that group's
     # addresses in the store
     store = dist.distributed_c10d.PrefixStore(name, internals.default_store())

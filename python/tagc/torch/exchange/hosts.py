@@ -81,7 +81,7 @@ class Hosts:
     @staticmethod
     def flat(group: Any, is_on_one_host: bool = False) -> Hosts:
         """Returns those of a group of which each rank counts as a host."""
-        rank = group.rank() if isinstance(group, dist.ProcessGroup) else 0  # torchft's have no such number
+        rank = group.rank() if isinstance(group, dist.ProcessGroup) else 0  # others have no such number
         return Hosts(group, None, rank, group.size(), 1, is_on_one_host)
 
     @property

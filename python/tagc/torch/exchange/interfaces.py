@@ -88,6 +88,8 @@ class Wrapped:
     is_elastic = False
     # whether its hooks add gradients up within each host, and exchange the sums between hosts
     sums_within_hosts = False
+    shares_folder = True  # whether other handles of a process may save into its folder
+    has_flat_parameters = False  # whether the model's own may hold several of parameters()
     shares_groups = True  # whether groups within its hosts may be those of others, with which it takes turns
     # whether exchanges of tensors in CPU memory run in a thread of tagc's from begin to end
     works_in_thread = False

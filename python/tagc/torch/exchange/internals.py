@@ -57,19 +57,6 @@ SEEN = {
     "DistributedDataParallel._comm_hooks": ALL,
     "Parameter._ddp_ignored": ALL,
     "torch.distributed._composable.replicate.DDP": ALL,
-    "FullyShardedDataParallel._handle": ALL,
-    "ShardingStrategy._HYBRID_SHARD_ZERO2": "2.13",
-    "FullyShardedDataParallel._comm_hook": ALL,
-    "FullyShardedDataParallel._comm_hook_state": ALL,
-    "FullyShardedDataParallel._inter_node_pg": "2.13",
-    "FullyShardedDataParallel._device_mesh": "2.13",
-    "FullyShardedDataParallel._post_backward_callback_queued": ALL,
-    "FlatParamHandle.flat_param": ALL,
-    "FlatParameter._fqns": ALL,
-    "FlatParameter._shapes": ALL,
-    "FlatParameter._params": ALL,
-    "FlatParameter._numels_with_padding": ALL,
-    "FlatParameter._is_padding_mask": ALL,
     "torch.autograd.Variable._execution_engine": ALL,
     "torch._C._current_autograd_node": "2.13",
     "torch.distributed.distributed_c10d._get_default_store": ALL,
@@ -84,6 +71,7 @@ SEEN = {
     "DeviceMesh._get_root_mesh": "2.13",
     "Module._forward_pre_hooks": ALL,
     "Module._forward_hooks": ALL,
+    "Tensor._version": ALL,
     "Tensor._nnz": ALL,
     "Tensor._post_accumulate_grad_hooks": ALL,
 }
@@ -421,91 +409,6 @@ def call_after_reductions(state: Any, function: Callable[[], object]) -> Callabl
     return functools.partial(state.__dict__.pop, "_root_post_backward_final_callback", None)
 
 
-# ---- FSDP1 ----
-
-
-def flat_of(module: torch.nn.Module) -> FlatParameter | None:
-    """Returns the flat parameter of a FullyShardedDataParallel module; None if it has none of its own."""
-    handle = _get(module, "FullyShardedDataParallel._handle")
-    return None if handle is None else FlatParameter(_get(handle, "FlatParamHandle.flat_param"))
-
-
-class FlatParameter:
-    def __init__(self, flat: Any) -> None:
-        self._flat = flat
-
-    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Returns (name within the module, shape) of each parameter in it."""
-        return list(
-            zip(
-                _get(self._flat, "FlatParameter._fqns"), map(tuple, _get(self._flat, "FlatParameter._shapes"))
-            )
-        )
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype in which it is sharded."""
-        dtype: torch.dtype = self._flat.dtype
-        return dtype
-
-    def starts(self) -> tuple[list[int], int]:
-        """Returns the start of each parameter, and the number of all elements with padding between them."""
-        starts, at = [], 0
-        for numel, is_padding in zip(
-            _get(self._flat, "FlatParameter._numels_with_padding"),
-            _get(self._flat, "FlatParameter._is_padding_mask"),
-        ):
-            if not is_padding:
-                starts.append(at)
-            at += numel
-        return starts, at
-
-    def trained(self) -> list[bool]:
-        """Returns whether each parameter is trained."""
-        own = _get(self._flat, "FlatParameter._params")
-        if own is None:
-            return [bool(self._flat.requires_grad)] * len(self.shapes())
-        return [parameter.requires_grad for parameter in own]
-
-
-def fsdp1_hook(module: torch.nn.Module) -> Any:
-    return _get(module, "FullyShardedDataParallel._comm_hook")
-
-
-def set_fsdp1_hook(module: Any, hook: object, state: object) -> None:
-    """Sets the hook of one module. torch's own method refuses hybrid sharding, whose hook then has to sum
-    over replicas, too."""
-    fsdp1_hook(module), _get(module, "FullyShardedDataParallel._comm_hook_state")
-    module._comm_hook, module._comm_hook_state = hook, state
-
-
-def fsdp1_hybrid() -> tuple[Any, Any]:
-    """Returns FSDP1's strategies with replicas of shards: that which gathers twice, and once per step."""
-    from torch.distributed.fsdp import ShardingStrategy
-
-    return ShardingStrategy.HYBRID_SHARD, _get(ShardingStrategy, "ShardingStrategy._HYBRID_SHARD_ZERO2")
-
-
-def fsdp1_replicas(module: torch.nn.Module) -> dist.ProcessGroup:
-    """Returns the group over which hybrid sharding sums shards."""
-    group: dist.ProcessGroup = _get(module, "FullyShardedDataParallel._inter_node_pg")
-    return group
-
-
-def fsdp1_mesh(module: torch.nn.Module) -> DeviceMesh | None:
-    """Returns the mesh that it was made with; None if it was made with process groups."""
-    mesh: DeviceMesh | None = _find(module, "FullyShardedDataParallel._device_mesh")
-    return mesh
-
-
-def remove_fsdp1_hook(module: Any) -> None:
-    module._comm_hook = module._comm_hook_state = None
-
-
-def is_in_fsdp1_backward(model: torch.nn.Module) -> bool:
-    return bool(_find(model, "FullyShardedDataParallel._post_backward_callback_queued", False))
-
-
 # ---- DDP ----
 
 
@@ -659,3 +562,8 @@ def gradient_hooks_of(parameter: torch.Tensor) -> list[Any]:
 def n_stored(tensor: torch.Tensor) -> int:
     """Returns how many elements a dense tensor has, or how many a sparse one holds."""
     return _get(tensor, "Tensor._nnz")() * tensor[0].numel() if tensor.is_sparse else tensor.numel()
+
+
+def n_changes(tensor: torch.Tensor) -> int:
+    """Returns how often the values of a tensor have been changed in place."""
+    return int(_get(tensor, "Tensor._version"))

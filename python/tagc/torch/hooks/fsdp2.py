@@ -329,7 +329,7 @@ class Wrapper(GatheringWrapper):
             handle = None if earlier is None else earlier()
             if handle is not None and not handle.is_closed:
                 raise Error("state", f"{module.name} is compressed already: close() its tagc handle first")
-        # parallel tensors inside a host do no harm; but torchft's replicas could not decide together on them
+        # parallel tensors inside a host do no harm; but replicas that join and leave could not decide on them
         meshes = self._meshes() if between is None else [module.group.data_mesh for module in self.modules]
         if self.sums_shards and any(mesh.ndim > 1 for mesh in meshes):
             raise Error(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +33,27 @@ def check_model(model: Any) -> None:
         raise Error("argument", f"model is a {type(model).__name__}, must be a torch.nn.Module")
 
 
+class Looked(NamedTuple):
+    """What determines the communication of a model."""
+
+    units: Sequence[Sequence[tuple[str, Sequence[int]]]]  # of each the (name, shape) of what is trained
+    gathered: Sequence[Sequence[tuple[torch.dtype, int]]]  # of each the (dtype, elements) that a gather sends
+    n_gathers: list[int]  # of each in a step
+    dtypes: tuple[torch.dtype | None, torch.dtype | None]  # of gradients and gathers; None: the parameters'
+    group: dist.ProcessGroup  # of the gradients' exchange
+
+
+class Advised(NamedTuple):
+    """What advise() knows of a kind."""
+
+    units: str = "units"  # what they are called
+    units_of: Callable[[int], str] = str  # what to write for units of so many elements
+    look: Callable[[Any], Looked] | None = (
+        None  # None: advise() does not know such models, or knows them itself
+    )
+    reduces_frozen: bool = False  # whether torch reduces what is not trained, too, as zeros
+
+
 class Kind(NamedTuple):
     """A kind of wrapped models, for compress(). An annex adds one by a kind.py with a KIND."""
 
@@ -43,6 +64,7 @@ class Kind(NamedTuple):
     takes_between: bool = False
     goes_first: bool = False  # where it takes a model, it does so in the place of all others
     needs_init: bool = True  # whether its ranks are those of torch.distributed
+    advised: Advised | None = None
 
 
 def _has_fsdp2(model: torch.nn.Module, between: Any) -> bool:
@@ -65,16 +87,13 @@ def _ddp(model: Any, between: None) -> Wrapper:
     return ddp.Wrapper(model)
 
 
-def _is_fsdp1(model: torch.nn.Module, between: Any) -> bool:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    return isinstance(model, FullyShardedDataParallel)
-
-
-def _fsdp1(model: Any, between: None) -> Wrapper:
-    from tagc.torch.hooks import fsdp1
-
-    return fsdp1.Wrapper(model)
+_FSDP2 = Advised(
+    "units (modules with fully_shard())",
+    lambda n_elems: f"for bucket in tagc.buckets(layers, {n_elems}): fully_shard(bucket)",
+)
+_DDP = Advised(
+    "buckets", lambda n_elems: f"DistributedDataParallel(model, bucket_cap_mb={-(-4 * n_elems // 2**20)})"
+)
 
 
 @functools.cache
@@ -82,9 +101,8 @@ def kinds() -> list[Kind]:
     """Returns all kinds."""
     of_annexes = [importlib.import_module(f"tagc.{name}.kind").KIND for name in _annexes.with_part("kind")]
     return [
-        Kind("fsdp2", "fully_shard()-ed", _has_fsdp2, _fsdp2, takes_between=True),
-        Kind("ddp", "wrapped in DistributedDataParallel", _is_ddp, _ddp),
-        Kind("fsdp1", "wrapped in FullyShardedDataParallel", _is_fsdp1, _fsdp1),
+        Kind("fsdp2", "fully_shard()-ed", _has_fsdp2, _fsdp2, takes_between=True, advised=_FSDP2),
+        Kind("ddp", "wrapped in DistributedDataParallel", _is_ddp, _ddp, advised=_DDP),
         *of_annexes,
     ]
 

@@ -1,4 +1,4 @@
-"""What compress() asks of a wrapper: fsdp2.py, ddp.py and fsdp1.py have one each."""
+"""What compress() asks of a wrapper: fsdp2.py and ddp.py have one each, and annexes."""
 
 from __future__ import annotations
 

@@ -30,19 +30,19 @@ Class = Literal["compressed", "mild", "dense"]
 Layers = Literal["non-attention-linear", "all", "none"] | Callable[[str, torch.Tensor], str]
 
 
-def unknown_option(function: Callable[..., object], names: Iterable[str]) -> str | None:
-    """Returns the error text if a function was called with unknown options; None if there are none."""
+def check_known(function: Callable[..., object], names: Iterable[str]) -> None:
+    """Raises a TypeError, as Python does, if a function was called with options that it has not, and says
+    which may have been meant. Local: other ranks hear of it as of any program that ends."""
     known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for name in sorted(names):
         near = difflib.get_close_matches(name, known, n=2) or [
             other for other in known if name in other or other in name
         ]
         meant = f": did you mean {' or '.join(map(repr, near))}?" if near else ";"
-        return (
+        raise TypeError(
             f"{function.__name__}() has no option {name!r}{meant} {'It' if near else 'it'} has "
             f"{', '.join(known)}"
         )
-    return None
 
 
 def choice(name: str, value: object, allowed: Iterable[object]) -> None:

@@ -21,15 +21,24 @@ from torch.distributed import ReduceOp
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 from tagc._library import Error
-from tagc.torch.exchange import internals, waits
-from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.hosts import Hosts
-from tagc.torch.exchange.interfaces import Exchanged, Expected, Kinds, Place, place_of
-from tagc.torch.exchange.unit import DTYPES, Unit
-from tagc.torch.handle import Compressed
-from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
-from tagc.torch.hooks.wrapper import words_of_slow_sums
-from tagc.torch.schedule import policy
+from tagc.fsdp1 import internals
+from tagc.torch import Compressed
+from tagc.torch.extension import (
+    DTYPES,
+    AnyWrapper,
+    Exchanged,
+    Expected,
+    Hosts,
+    Kinds,
+    Place,
+    Unit,
+    add_up,
+    at_end_of_each_backward,
+    layouts,
+    place_of,
+    policy,
+    words_of_slow_sums,
+)
 
 
 class _Flat:
@@ -40,9 +49,9 @@ class _Flat:
         self.module, self.group = module, module.process_group
         self.name = policy.clean_name(name) if name else "the root module"
         self.is_sharded = module.sharding_strategy != ShardingStrategy.NO_SHARD
-        is_hybrid = module.sharding_strategy in internals.fsdp1_hybrid()
-        self.replicas = internals.fsdp1_replicas(module) if is_hybrid else None  # of shards
-        if (hook := internals.fsdp1_hook(module)) is not None:
+        is_hybrid = module.sharding_strategy in internals.hybrid()
+        self.replicas = internals.replicas(module) if is_hybrid else None  # of shards
+        if (hook := internals.hook_of(module)) is not None:
             raise Error(
                 "state",
                 "this model is compressed already: close() its tagc handle first"
@@ -186,7 +195,7 @@ class _State:
         if gradient.dtype == torch.float16:  # whose sum may be too large
             gradient, op = gradient.div_(group.size()), ReduceOp.SUM
         torchs = self.handle.passes.torchs(group, gradient.device, f"gradients of {self.unit.name}")
-        waits.add_up(gradient, output, op, torchs, group.size())
+        add_up(gradient, output, op, torchs, group.size())
 
 
 def _hook(state: _State, gradient: torch.Tensor, output: torch.Tensor | None = None) -> None:
@@ -200,6 +209,7 @@ class Wrapper(AnyWrapper):
 
     name = "fsdp1"
     sums_within_hosts = True
+    has_flat_parameters = True
 
     def __init__(self, model: FullyShardedDataParallel) -> None:
         self._model = model
@@ -252,7 +262,7 @@ class Wrapper(AnyWrapper):
             return super().ranks()
         if self.n_ranks() == dist.get_world_size():
             return list(range(self.n_ranks()))
-        if (mesh := internals.fsdp1_mesh(flat.module)) is None:
+        if (mesh := internals.mesh(flat.module)) is None:
             raise Error(
                 "unsupported",
                 f"{flat.name} has {flat.module.sharding_strategy} over {self.n_ranks()} of "
@@ -271,7 +281,7 @@ class Wrapper(AnyWrapper):
     def place(self) -> Place:
         flat = self._flats[0]
         hosts, n_shards = self.hosts(self._group_of(flat)), flat.group.size()
-        place, cut = place_of(self.ranks(), internals.fsdp1_mesh(flat.module)), self._cut()
+        place, cut = place_of(self.ranks(), internals.mesh(flat.module)), self._cut()
         if self._sums_replicas(flat):
             part, parts = flat.group.rank() * hosts.per_host + hosts.place, n_shards * hosts.per_host
             return Place(hosts.host, hosts.n_hosts, place.where, part, parts, cut)
@@ -303,7 +313,7 @@ class Wrapper(AnyWrapper):
         return [state.expected() for state in self._states]
 
     def is_in_backward(self) -> bool:
-        return internals.is_in_fsdp1_backward(self._model)
+        return internals.is_in_backward(self._model)
 
     def install(self, handle: Compressed) -> None:
         if not self._model.check_is_root():
@@ -319,14 +329,14 @@ class Wrapper(AnyWrapper):
                 )
         handle.passes.undo.append(self._remove)
         # all units may come in passes within the pass, as of reentrant checkpointing
-        handle.passes.undo.append(internals.at_end_of_each_backward(self._model, handle.passes.end_backward))
+        handle.passes.undo.append(at_end_of_each_backward(self._model, handle.passes.end_backward))
         for flat in self._flats:
             sums_replicas = self._sums_replicas(flat)
             own = flat.own(self.hosts(self._group_of(flat)), sums_replicas)
             make = functools.partial(Unit, own=own)
             unit = handle.state.add_unit(flat.name, make, parameters=flat.parameters)
             state = _State(handle, unit, flat, sums_replicas)
-            internals.set_fsdp1_hook(flat.module, _hook, state)
+            internals.set_hook(flat.module, _hook, state)
             self._states.append(state)
         self._warn_of_slow_sums()
 
@@ -346,4 +356,4 @@ class Wrapper(AnyWrapper):
 
     def _remove(self) -> None:
         for module in FullyShardedDataParallel.fsdp_modules(self._model):
-            internals.remove_fsdp1_hook(module)
+            internals.remove_hook(module)
