@@ -239,11 +239,18 @@ class NativeOptions(Structure):
         ("family", c_int),
         ("n_sockets", c_int),
         ("names", POINTER(c_int32)),
+        ("tls", c_uint64),
     ]
 
 
 EXCHANGE_FN = CFUNCTYPE(c_int, c_void_p, POINTER(Transfer))
-ABORT_FN = CFUNCTYPE(None, c_void_p, c_char_p)
+
+
+class Failure(Structure):
+    _fields_ = [("status", c_int), ("rank", c_int), ("reason", c_char_p)]
+
+
+ABORT_FN = CFUNCTYPE(None, c_void_p, POINTER(Failure))
 TRANSPORT_ABI = 1
 
 
@@ -288,6 +295,7 @@ _FUNCTIONS = {
     "tagc_memory_init_sized": ([POINTER(Memory), c_size_t], None),
     "tagc_reducer_change": ([c_void_p, POINTER(ReducerOptions)], c_int),
     "tagc_reducer_begin": ([c_void_p, c_void_p, c_void_p], c_int),
+    "tagc_reducer_fail": ([c_void_p, c_int, c_char_p], c_int),
     "tagc_reducer_end": ([c_void_p, POINTER(ReducerStats)], c_int),
     "tagc_reducer_residual_elems": ([c_void_p], c_uint64),
     "tagc_reducer_residual_format": ([c_void_p], c_int),
@@ -301,6 +309,7 @@ _FUNCTIONS = {
     "tagc_gatherer_create": ([c_void_p, POINTER(GathererOptions), POINTER(c_void_p)], c_int),
     "tagc_gatherer_create_on": ([c_void_p, c_void_p, POINTER(GathererOptions), POINTER(c_void_p)], c_int),
     "tagc_gatherer_begin": ([c_void_p, c_void_p, c_void_p], c_int),
+    "tagc_gatherer_fail": ([c_void_p, c_int, c_char_p], c_int),
     "tagc_gatherer_end": ([c_void_p], c_int),
     "tagc_gatherer_reset": ([c_void_p], c_int),
     "tagc_gatherer_replica": ([c_void_p, POINTER(c_uint64)], c_void_p),
