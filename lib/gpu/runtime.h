@@ -97,7 +97,22 @@ struct tagc_device {
     tagc_runtime runtime;
     char where[TAGC_WHERE_TEXT_BYTES];
     int ordinal;
+    int calls_wait;  /* 1: a call that puts work into a stream may wait until it has run */
+    int patience_ms; /* of the probe that finds this out */
 };
+
+/* 1: the environment says that launches are to wait (CUDA_LAUNCH_BLOCKING). */
+int tagc_is_told_to_wait(void);
+
+/* *waits: whether some call of an exchange waits until its work has run. there: 64 bytes of the device's memory, which become 0. launch: of
+ * a kernel, in that stream; NULL: none. The stream is through when it returns. Call after entering. */
+typedef struct tagc_probe_work {
+    void *there;
+    tagc_status (*launch)(void *context, void *stream);
+    void *context;
+} tagc_probe_work;
+tagc_status tagc_device_probe(const tagc_device *device, void *stream, const tagc_probe_work *work,
+                              int *waits);
 
 /* tagc_device_open for a bound runtime, which is copied. On success *out owns its library. */
 tagc_status tagc_device_create(const tagc_runtime *runtime, const char *where, int ordinal,

@@ -96,7 +96,7 @@ typedef struct waiting {
 
 /* See fake_behave. */
 typedef struct manners {
-    int blocking_alloc, lazy_loading, late_flags;
+    int blocking_alloc, lazy_loading, late_flags, launch_blocking, copy_blocking;
     int n_connections, depth; /* 0: without a limit */
 } manners;
 
