@@ -150,7 +150,7 @@ int enter(const char *function) {
             return one->code;
         }
     }
-    if (strcmp(function, "GetDeviceCount") != 0 && strcmp(function, "GetDriverEntryPoint") != 0)
+    if (strcmp(function, "GetDeviceCount") != 0 && strcmp(function, "GetDriverEntryPointByVersion") != 0)
         fake.contexts |= 1u << current_device;
     return wait_until(on, function, "for a call that keeps it out of the driver", 0, is_free, on);
 }

@@ -253,11 +253,13 @@ static int primary_context_state(int ordinal, unsigned *flags, int *is_active) {
     return OK;
 }
 
-int cudaGetDriverEntryPoint(const char *symbol, void **out, unsigned long long flags, int *status) {
+int cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned version,
+                                     unsigned long long flags, int *status) {
     static int (*const flag_calls[])(void *, uint64_t, uint32_t, unsigned) = {write_value_32, wait_value_32};
     static int (*const context_call)(int, unsigned *, int *) = primary_context_state;
-    int code = enter("GetDriverEntryPoint");
+    int code = enter("GetDriverEntryPointByVersion");
     *out = NULL;
+    if (!code && version > DRIVER_VERSION) code = INVALID_VALUE;
     if (code || flags || fake.is_driver_old)
         ;
     else if (!strcmp(symbol, "cuStreamWriteValue32"))

@@ -76,9 +76,9 @@ FAKE_API int cudaEventQuery(void *event);
 FAKE_API int cudaLaunchHostFunc(void *stream, void (*function)(void *arg), void *arg);
 FAKE_API int cudaHostGetDevicePointer(void **address, void *memory, unsigned flags);
 /* Those of the driver: cuStreamWriteValue32, cuStreamWaitValue32 and cuDevicePrimaryCtxGetState. Their names are not exported, since a
- * process may have a driver of its own. */
-FAKE_API int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags,
-                                     int *status);
+ * process may have a driver of its own. A version that the fake driver, one of 13.0, does not know is an invalid value. */
+FAKE_API int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
+                                              unsigned long long flags, int *status);
 
 /* ---- failures ---- */
 
