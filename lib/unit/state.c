@@ -96,6 +96,10 @@ static tagc_status write_all(const tagc_model *model, writer *w) {
     return TAGC_OK;
 }
 
+void tagc_model_set_run(tagc_model *model, uint64_t run) {
+    model->run = run;
+}
+
 tagc_status tagc_model_save(const tagc_model *model, void *bytes, size_t n_bytes, size_t *n_written) {
     writer size = {0}, w = {.bytes = bytes};
     if (!n_written) return tagc_fail(TAGC_ERR_ARGUMENT, "n_written is NULL");
