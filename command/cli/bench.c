@@ -266,7 +266,10 @@ static int run(tagc_parsed *parsed) {
                           .blas_threads = (int)options->blas_threads};
     /* bench writes nothing before its end, so a signal may end it at any point. */
     int code;
-    if (make_plan(plan, parsed) != TAGC_OK)
+    int is_made = make_plan(plan, parsed) == TAGC_OK;
+    for (int i = 0; is_made && i < plan->n_arms; i++)
+        launch.has_levels |= plan->arms[i].options.ranks_per_host > 1;
+    if (!is_made)
         code = tagc_command_refuse(&command);
     else if ((code = tagc_command_end(check_threads(plan, &launch))) == TAGC_EXIT_OK)
         code = tagc_ranks_run(&launch, bench_rank, plan);

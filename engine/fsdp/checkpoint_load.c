@@ -1,9 +1,7 @@
 /* Loading: all ranks map and verify the files before any of them changes a value.
  *
- * Values are looked up tensor by tensor, so that the engine may have another world size, wrap, sharding or policy.
- * A residual e on one of W ranks adds e / W to the mean gradient. A position has C copies (one per rank, or one per
- * host). The new copy c gets the sum of the old copies c, c + C, ..., times W' / W for W' new ranks. So the sum of the
- * gradients that have not been sent stays the same. */
+ * Values are looked up tensor by tensor, so that the engine may have another world size, wrap, sharding or policy. Residuals and
+ * the schedule go by name, too, see tagc_model_load. */
 #include "codec/bf16.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/checkpoint_files.h"
@@ -45,8 +43,9 @@ static tagc_status compare_tensors(const tagc_load *load) {
                              "%s has tensor %s (%llu x %llu) where this model has %s (%zu x %zu)", load->path,
                              old->name, (unsigned long long)old->n_rows, (unsigned long long)old->n_cols,
                              now->name, now->n_rows, now->n_cols);
-        uint64_t n_residual = tagc_reducer_residual_elems(f->tables.flats[f->tables.places[i].flat].reducer);
-        if (!load->forks && m->flats[old->flat].n_residual > 0 && n_residual == 0)
+        const tagc_flat *flat = &f->tables.flats[f->tables.places[i].flat];
+        uint64_t n_residual = tagc_reducer_residual_elems(tagc_fsdp_part(f, flat)->reducer);
+        if (!load->forks && m->flats[old->flat].has_residual && n_residual == 0)
             return tagc_fail(
                 TAGC_ERR_MISMATCH,
                 "%s holds a residual of %s, which would be lost: this run does not compress it, or all ranks "
@@ -136,56 +135,22 @@ static void load_values(tagc_load *load) {
     f->n_updates = load->manifest->n_updates;
 }
 
-static float residual_value(const tagc_manifest_flat *flat, const void *section, uint64_t i) {
-    float value;
-    if (flat->is_residual_bf16)
-        tagc_bf16_widen((const uint16_t *)section + i, &value, 1);
-    else
-        value = ((const float *)section)[i];
-    return value;
-}
-
-/* Adds what this rank's share of the old copies holds of one tensor to out (n_residual), laid out as the new flat. */
-static void add_residual(const tagc_load *load, int tensor, uint64_t n_residual, float *out) {
-    const tagc_fsdp *f = load->fsdp;
+static tagc_status load_model(const tagc_load *load) {
     const tagc_manifest *m = load->manifest;
-    const tagc_manifest_tensor *old = &m->tensors[tensor];
-    const tagc_manifest_flat *before = &m->flats[old->flat];
-    const tagc_place *place = &f->tables.places[tensor];
-    float factor = (float)f->world_size / (float)m->world_size;
-    for (uint64_t i = 0, n; i < old->n_elems; i += n) {
-        tagc_cover to = tagc_residual_cover(f->tables.flats[place->flat].n_padded, n_residual, f->world_size,
-                                            f->n_owners, f->rank, place->offset + i);
-        n = old->n_elems - i < to.n_run ? old->n_elems - i : to.n_run;
-        for (int rank = 0; rank < m->world_size; rank++) {
-            tagc_cover from = tagc_residual_cover(before->n_padded, before->n_residual, m->world_size,
-                                                  m->n_owners, rank, old->offset + i);
-            n = n < from.n_run ? n : from.n_run; /* the same for all ranks */
-            if (!to.covers || !from.covers || from.copy % to.n_copies != to.copy) continue;
-            const void *section = section_of(load, rank, old->flat, TAGC_SECTION_RESIDUAL);
-            for (uint64_t k = 0; k < n; k++) out[to.at + k] += residual_value(before, section, from.at + k);
-        }
-        for (uint64_t k = 0; to.covers && k < n && m->world_size != f->world_size; k++)
-            out[to.at + k] *= factor;
+    size_t n = (size_t)m->world_size;
+    void *memory;
+    TAGC_TRY(tagc_agree(load->fsdp->comm, tagc_memory_create(n * (sizeof(void *) + sizeof(size_t)),
+                                                             "states of all ranks", &memory)));
+    const void **states = memory;
+    size_t *sizes = (size_t *)(void *)(states + n);
+    for (int rank = 0; rank < m->world_size; rank++) {
+        states[rank] =
+            load->files[rank].bytes + tagc_rank_file_offset(m, rank, m->n_flats, TAGC_SECTION_MASTER);
+        sizes[rank] = m->files[rank].n_model;
     }
-}
-
-/* Loads the residual that this rank takes over. */
-static tagc_status load_residual(const tagc_load *load, int index) {
-    tagc_fsdp *f = load->fsdp;
-    tagc_flat *flat = &f->tables.flats[index];
-    uint64_t n_residual = tagc_reducer_residual_elems(flat->reducer);
-    tagc_fsdp_drop_former(f, flat);
-    int old = load->manifest->tensors[f->tables.members[flat->first_member]].flat;
-    if (!load->forks) TAGC_TRY(tagc_reducer_set_steps(flat->reducer, load->manifest->flats[old].n_steps));
-    if (n_residual == 0) return TAGC_OK;
-    if (load->forks) return tagc_reducer_scale_residual(flat->reducer, 0);
-    float *out = flat->full_gradient;                         /* unused between steps, and large enough */
-    for (uint64_t i = 0; i < n_residual; i++) out[i] = -0.0f; /* adding -0 changes no bit, not even a sign */
-    for (int i = flat->first_member; i < flat->first_member + flat->n_members; i++)
-        if (load->manifest->flats[load->manifest->tensors[f->tables.members[i]].flat].n_residual > 0)
-            add_residual(load, f->tables.members[i], n_residual, out);
-    return tagc_reducer_set_residual(flat->reducer, out, n_residual);
+    tagc_status status = tagc_fsdp_load_model(load->fsdp, states, sizes, n);
+    tagc_memory_destroy(memory);
+    return status;
 }
 
 /* ---- replicas ---- */
@@ -231,29 +196,17 @@ static tagc_status load_replicas(const tagc_load *load) {
     return TAGC_OK;
 }
 
-/* Windows are those of one rank's gradients, which another number of ranks cannot use. */
-static tagc_status load_schedule(const tagc_load *load) {
-    tagc_fsdp *f = load->fsdp;
-    const tagc_manifest *m = load->manifest;
-    int is_same = m->world_size == f->world_size, rank = is_same ? f->rank : 0;
-    if (load->forks) return tagc_fsdp_begin_anew(f);
-    return tagc_fsdp_load_schedule(
-        f, load->files[rank].bytes + tagc_rank_file_offset(m, rank, m->n_flats, TAGC_SECTION_MASTER),
-        m->n_schedule, is_same);
-}
-
 static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, int forks,
                                    uint64_t *step, char **extra) {
     tagc_load load = {.fsdp = fsdp, .path = path, .forks = forks};
     *extra = NULL;
     tagc_status status = tagc_agree(comm, read_all(&load));
     if (status == TAGC_OK) status = tagc_fsdp_renew(fsdp);
-    if (status == TAGC_OK) status = load_schedule(&load);
+    if (status == TAGC_OK && !forks && !load.manifest->is_followed) status = tagc_fsdp_stop_following(fsdp);
+    if (status == TAGC_OK) status = forks ? tagc_fsdp_begin_anew(fsdp) : load_model(&load);
     if (status == TAGC_OK) {
         load_values(&load);
-        for (int i = 0; status == TAGC_OK && i < fsdp->tables.n_flats; i++) status = load_residual(&load, i);
-        if (status == TAGC_OK && !forks) status = load_replicas(&load);
-        status = tagc_agree(comm, status); /* one rank alone may find a residual that is not finite */
+        if (!forks) status = tagc_agree(comm, load_replicas(&load));
     }
     if (status == TAGC_OK) {
         *step = load.manifest->step;
