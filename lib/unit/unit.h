@@ -1,5 +1,5 @@
-/* Inside of a model: layout.c (where values lie), model.c (life), exchange.c (one exchange of a unit), follow.c (the schedule),
- * state.c (checkpoints).
+/* Inside of a model: layout.c (where values lie), model.c (life), exchange.c (one exchange of a unit), residual.c (what is not
+ * sent), follow.c (the schedule), state.c (checkpoints).
  *
  * A unit's tensors of one class and level are a part, which one reducer exchanges. Without hosts of several ranks (L = 1):
  *
@@ -62,7 +62,9 @@ struct tagc_model_part {
     const float *host_values; /* of this place's row: (place_elems) */
     uint32_t *full;           /* (n_members,) parameters whose windows became full */
     size_t n_full;
-    double square; /* of its gradient, if n_full > 0 */
+    double square;  /* of its gradient, if n_full > 0 */
+    float *resting; /* (2, residual): what is not sent, and room; NULL unless options.rests */
+    int rests;      /* something is not sent in this exchange */
 };
 
 struct tagc_model_unit {
@@ -74,6 +76,7 @@ struct tagc_model_unit {
     uint64_t n_exchanges; /* begun; rounding derives from it */
     const tagc_piece *gradients, *sums;
     size_t n_gradients, n_sums;
+    uint64_t word;      /* that ranks must have alike */
     tagc_status status; /* of _begin, kept for _end */
     char text[TAGC_ERROR_TEXT_BYTES];
 };
@@ -89,13 +92,14 @@ struct tagc_model {
     tagc_model_unit *units;
     uint32_t n_units;
     void *memory;               /* of the tables above */
-    tagc_schedule *schedule;    /* NULL: nothing is scheduled */
+    tagc_schedule *schedule;    /* NULL: nothing is scheduled; options.follows: the caller's */
     uint64_t *positions;        /* of samples, in their tensors */
     float *samples;             /* of one part: (most,) */
     uint32_t *numbers, *counts; /* (n_tensors,) arguments of tagc_schedule_add */
     uint32_t *full;             /* (n_tensors,) parameters whose windows are full, at the end of a step */
     double *own, *pooled;       /* messages of a step */
     char *spread; /* (1 + L, SPREAD_BYTES): sums that ranks of a host send each other; or NULL */
+    char name[96];
     uint64_t n_steps;
     uint64_t run; /* a number of this run, the same on all ranks, in saved states */
 };
@@ -115,6 +119,10 @@ uint64_t tagc_part_own_row(const tagc_model_part *part);
 void tagc_part_read(const tagc_model_part *part, uint64_t begin, uint64_t n, int element, void *values);
 void tagc_part_write(const tagc_model_part *part, uint64_t begin, uint64_t n, int element,
                      const void *values);
+/* Copies between the unit's gradients, which are fp32 here, and what this place keeps of the part, in the part's order (place_elems). */
+void tagc_part_copy_residual(const tagc_model_part *part, float *residual, int to_pieces);
+/* 1: all of a tensor's gradient is zero. */
+int tagc_member_is_zero(const tagc_model *model, const tagc_model_unit *unit, const tagc_member *tensor);
 /* What was written there, as sums are. */
 void tagc_part_read_sums(const tagc_model_part *part, uint64_t begin, uint64_t n, void *values);
 /* An element of the gradient; 0 if no piece covers it. */
@@ -143,7 +151,28 @@ tagc_status tagc_model_make_spread(tagc_model *model);
 /* Options of the reducer of a part. */
 void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *options);
 
+/* What messages call an exchange of a unit. tensor: of it, a number. */
+enum { TAGC_LABEL_BYTES = 96 };
+void tagc_unit_label(const tagc_model *model, uint32_t unit, uint32_t tensor, char label[TAGC_LABEL_BYTES]);
+/* Checks a list of pieces, and notes where in it each tensor's are. */
+tagc_status tagc_unit_check_pieces(tagc_model *model, uint32_t unit, const tagc_piece *pieces, size_t n,
+                                   const char *what, int is_sum);
+/* TAGC_ERR_ARGUMENT or _STATE unless there is that unit, and it is under way or not. */
+tagc_status tagc_unit_check(const tagc_model *model, uint32_t unit, const char *what, int is_begun);
+
+/* ---- residual.c ---- */
+
+/* Takes what tensors with a zero gradient keep out of the reducers, and puts it back. Both do nothing without options.rests. */
+tagc_status tagc_rest_begin(tagc_model *model, tagc_model_unit *unit);
+tagc_status tagc_rest_end(tagc_model *model, tagc_model_unit *unit);
+
 /* ---- follow.c ---- */
+
+static inline int tagc_model_is_following(const tagc_model *model) {
+    return model->options.follows != NULL;
+}
+/* TAGC_ERR_STATE if the schedule is the caller's. */
+tagc_status tagc_model_check_own_schedule(const tagc_model *model, const char *what);
 
 tagc_status tagc_model_open_schedule(tagc_model *model);
 /* Gives every tensor its plan. */
