@@ -208,23 +208,29 @@ static void name_reducers(const tagc_model_part *part) {
     if (part->host_sum) tagc_reducer_set_name(part->host_sum, label);
 }
 
+static void set_feeds(tagc_model_part *part) {
+    int is_alone = part->model->within == NULL;
+    part->feed = (tagc_feed){.context = part,
+                             .is_ready = is_alone ? NULL : has_host_sum,
+                             .start = is_alone ? start_alone : lend_host_sum,
+                             .fill = is_alone ? fill_alone : fill_nothing,
+                             .take = take_sums,
+                             .end = end_exchange};
+    part->host_feed = (tagc_feed){.context = part,
+                                  .start = start_host_sum,
+                                  .fill = fill_host_sum,
+                                  .take = take_host_sum,
+                                  .end = end_host_sum,
+                                  .keeps = 1};
+}
+
 static tagc_status make_part(tagc_model_part *part) {
     const tagc_model *model = part->model;
     tagc_reducer_options options, host;
     tagc_part_options(part, &options);
-    part->feed = (tagc_feed){
-        .context = part, .start = start_alone, .fill = fill_alone, .take = take_sums, .end = end_exchange};
+    set_feeds(part);
     if (model->within) {
         host_options(part, &host);
-        part->host_feed = (tagc_feed){.context = part,
-                                      .start = start_host_sum,
-                                      .fill = fill_host_sum,
-                                      .take = take_host_sum,
-                                      .end = end_host_sum,
-                                      .keeps = 1};
-        part->feed.is_ready = has_host_sum;
-        part->feed.start = lend_host_sum;
-        part->feed.fill = fill_nothing;
         TAGC_TRY(tagc_reducer_create_fed(model->within, &host, &part->host_feed, &part->host_sum));
     }
     TAGC_TRY(tagc_reducer_create_fed(model->between, &options, &part->feed, &part->reducer));
@@ -236,6 +242,28 @@ static tagc_status make_part(tagc_model_part *part) {
         tagc_memory_create((size_t)n_resting * sizeof(float), "residuals that are not sent", &memory);
     part->resting = memory;
     return tagc_model_agree(model, status);
+}
+
+void tagc_part_inherit(tagc_model_part *part) {
+    tagc_model_part *former = part->heir_of;
+    set_feeds(part);
+    part->reducer = former->reducer;
+    part->host_sum = former->host_sum;
+    part->resting = former->resting;
+    part->reducer->feed = &part->feed;
+    if (part->host_sum) part->host_sum->feed = &part->host_feed;
+    former->reducer = former->host_sum = NULL;
+    former->resting = NULL;
+    part->heir_of = NULL;
+}
+
+/* That of these parts which has the same tensors, or NULL. */
+static tagc_model_part *find_same(tagc_model_part *parts, uint32_t n_parts, const tagc_model_part *part) {
+    for (uint32_t p = 0; p < n_parts; p++)
+        if (parts[p].n_members == part->n_members &&
+            !memcmp(parts[p].members, part->members, part->n_members * sizeof *part->members))
+            return &parts[p];
+    return NULL;
 }
 
 void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts) {
@@ -254,14 +282,11 @@ int tagc_are_one_part(const tagc_member *a, const tagc_member *b) {
 }
 
 static tagc_status plan_part(tagc_model_part *part) {
-    tagc_model *model = part->model;
+    const tagc_model *model = part->model;
     const tagc_member *first = &model->tensors[part->members[0]];
     part->is_followed = first->is_followed;
     part->plan = first->plan;
-    if (!part->is_followed) return TAGC_OK;
-    for (uint32_t i = 0; i < part->n_members; i++)
-        model->numbers[i] = model->tensors[part->members[i]].parameter;
-    return tagc_schedule_get_plan(model->schedule, model->numbers, NULL, part->n_members, &part->plan);
+    return part->is_followed ? tagc_part_take_plan(part) : TAGC_OK;
 }
 
 /* Groups tensors, in the order of their numbers. */
@@ -287,6 +312,8 @@ static void group(tagc_model *model, tagc_model_unit *unit, tagc_model_part *par
 tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_model_part **parts,
                                  uint32_t *n_parts) {
     void *memory;
+    tagc_model_part *former = unit->parts; /* before the caller gets the new ones, which may be here */
+    uint32_t n_former = unit->n_parts;
     *parts = NULL;
     *n_parts = 0;
     /* One block: at most as many parts as tensors, their lists of members, and those of full windows. */
@@ -299,6 +326,8 @@ tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_
     for (uint32_t p = 0; status == TAGC_OK && p < *n_parts; p++) {
         tagc_part_lay_out(&(*parts)[p]);
         status = plan_part(&(*parts)[p]);
+        (*parts)[p].heir_of = find_same(former, n_former, &(*parts)[p]);
+        if ((*parts)[p].heir_of) continue;
         if (status == TAGC_OK) status = make_part(&(*parts)[p]);
         if (status == TAGC_OK) status = tagc_reducer_set_steps((*parts)[p].reducer, unit->n_exchanges);
     }

@@ -236,20 +236,34 @@ static int has_parts(const tagc_model *model, const tagc_model_unit *unit) {
     return 1;
 }
 
-static tagc_status change_parts(tagc_model *model, tagc_model_unit *unit) {
+tagc_status tagc_part_take_plan(tagc_model_part *part) {
+    const tagc_model *model = part->model;
+    for (uint32_t i = 0; i < part->n_members; i++) {
+        const tagc_member *t = &model->tensors[part->members[i]];
+        model->numbers[i] = t->parameter;
+        model->weights[i] = t->chunk * (uint64_t)model->n_owners; /* as it is exchanged, with padding */
+    }
+    return tagc_schedule_get_plan(model->schedule, model->numbers, model->weights, part->n_members,
+                                  &part->plan);
+}
+
+/* before: what it has sent so far. */
+static tagc_status change_part(const tagc_model_part *part, const tagc_schedule_plan *before) {
+    tagc_reducer_options options;
+    if (before->format == part->plan.format && before->block == part->plan.block &&
+        before->sparsity == part->plan.sparsity)
+        return TAGC_OK;
+    tagc_part_options(part, &options);
+    return tagc_reducer_change(part->reducer, &options);
+}
+
+static tagc_status change_parts(tagc_model_unit *unit) {
     for (uint32_t p = 0; p < unit->n_parts; p++) {
         tagc_model_part *part = &unit->parts[p];
         tagc_schedule_plan before = part->plan;
-        tagc_reducer_options options;
         if (!part->is_followed) continue;
-        for (uint32_t i = 0; i < part->n_members; i++)
-            model->numbers[i] = model->tensors[part->members[i]].parameter;
-        TAGC_TRY(tagc_schedule_get_plan(model->schedule, model->numbers, NULL, part->n_members, &part->plan));
-        if (before.format == part->plan.format && before.block == part->plan.block &&
-            before.sparsity == part->plan.sparsity)
-            continue;
-        tagc_part_options(part, &options);
-        TAGC_TRY(tagc_reducer_change(part->reducer, &options));
+        TAGC_TRY(tagc_part_take_plan(part));
+        TAGC_TRY(change_part(part, &before));
     }
     return TAGC_OK;
 }
@@ -308,7 +322,8 @@ static tagc_status move_residuals(const tagc_model_unit *unit, tagc_model_part *
     return status;
 }
 
-/* New parts are made before old ones go, so that a failure changes nothing. */
+/* New parts are made before old ones go, so that a failure of that changes nothing. Those of the same tensors as before get the reducers of these,
+ * whose residuals so stay what they are. */
 static tagc_status regroup(tagc_model *model, tagc_model_unit *unit) {
     tagc_model_part *parts;
     uint32_t n_parts;
@@ -319,10 +334,17 @@ static tagc_status regroup(tagc_model *model, tagc_model_unit *unit) {
         lay_out_again(unit->parts, unit->n_parts);
         return status;
     }
+    for (uint32_t p = 0; p < n_parts; p++) {
+        if (!parts[p].heir_of) continue;
+        tagc_schedule_plan before = parts[p].heir_of->plan;
+        tagc_part_inherit(&parts[p]);
+        tagc_status failure = change_part(&parts[p], &before);
+        if (status == TAGC_OK) status = failure;
+    }
     tagc_unit_destroy_parts(unit->parts, unit->n_parts);
     unit->parts = parts;
     unit->n_parts = n_parts;
-    return TAGC_OK;
+    return tagc_model_agree(model, status);
 }
 
 tagc_status tagc_model_take_up(tagc_model *model) {
@@ -335,7 +357,7 @@ tagc_status tagc_model_take_up(tagc_model *model) {
             TAGC_TRY(regroup(model, unit));
             continue;
         }
-        tagc_status status = change_parts(model, unit);
+        tagc_status status = change_parts(unit);
         if (status == TAGC_OK || local != TAGC_OK) continue;
         local = status; /* memory: the others go on, and learn of it below */
         snprintf(text, sizeof text, "%s", tagc_last_error());

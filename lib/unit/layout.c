@@ -285,6 +285,7 @@ static void place_tables(tagc_model *model, tagc_arena *arena, size_t name_bytes
     *names = tagc_arena_take(arena, name_bytes, 1);
     model->positions = tagc_arena_take(arena, (size_t)n_samples, sizeof *model->positions);
     model->samples = tagc_arena_take(arena, (size_t)n_samples, sizeof *model->samples);
+    model->weights = tagc_arena_take(arena, n, sizeof *model->weights);
     model->numbers = tagc_arena_take(arena, n, sizeof *model->numbers);
     model->counts = tagc_arena_take(arena, n, sizeof *model->counts);
     model->full = tagc_arena_take(arena, n, sizeof *model->full);

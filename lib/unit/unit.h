@@ -53,7 +53,8 @@ struct tagc_model_part {
     uint64_t width; /* of a row */
     tagc_reducer *reducer;
     tagc_feed feed;
-    tagc_reducer *host_sum; /* over `within`, or NULL */
+    tagc_reducer *host_sum;   /* over `within`, or NULL */
+    tagc_model_part *heir_of; /* a former part of the same tensors, whose reducers this one gets; or NULL */
     tagc_feed host_feed;
     /* the exchange under way */
     atomic_int has_host_sum; /* whether the host's sum is there, or its failure */
@@ -96,6 +97,7 @@ struct tagc_model {
     uint64_t *positions;        /* of samples, in their tensors */
     float *samples;             /* of one part: (most,) */
     uint32_t *numbers, *counts; /* (n_tensors,) arguments of tagc_schedule_add */
+    uint64_t *weights;          /* (n_tensors,) of tagc_schedule_get_plan */
     uint32_t *full;             /* (n_tensors,) parameters whose windows are full, at the end of a step */
     double *own, *pooled;       /* messages of a step */
     char *spread; /* (1 + L, SPREAD_BYTES): sums that ranks of a host send each other; or NULL */
@@ -143,6 +145,8 @@ void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *ten
 /* Makes the parts of a unit from the plans of its tensors. Collective. On failure *parts is NULL. */
 tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_model_part **parts,
                                  uint32_t *n_parts);
+/* Gives a part the reducers of the one that it is the heir of. */
+void tagc_part_inherit(tagc_model_part *part);
 /* 1: tensors of one unit that are exchanged as one, since their class and level are the same. */
 int tagc_are_one_part(const tagc_member *a, const tagc_member *b);
 void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts);
@@ -175,6 +179,8 @@ static inline int tagc_model_is_following(const tagc_model *model) {
 tagc_status tagc_model_check_own_schedule(const tagc_model *model, const char *what);
 
 tagc_status tagc_model_open_schedule(tagc_model *model);
+/* Gives a part that has levels the plan of its tensors together. */
+tagc_status tagc_part_take_plan(tagc_model_part *part);
 /* Gives every tensor its plan. */
 tagc_status tagc_model_take_plans(tagc_model *model);
 /* Hands samples of a part's gradient to the schedule. host_sum: (place_elems), where ranks of a host have added up; else NULL. From the
