@@ -255,7 +255,9 @@ static void start_fed(tagc_reducer *r) {
 /* Rows of sums that are sent back were taken when they were decoded. */
 static void end_fed(tagc_reducer *r) {
     const tagc_feed *feed = r->feed;
-    int is_void = r->now.stats.nonfinite, was_taken = r->now.row && r->options.output != TAGC_OUTPUT_SHARD;
+    /* dense gives sums as computed. */
+    int is_void = r->now.stats.nonfinite && r->options.exchange != TAGC_EXCHANGE_DENSE,
+        was_taken = r->now.row && r->options.output != TAGC_OUTPUT_SHARD;
     for (size_t row = 0; row < n_rows_of_output(r) && (is_void || !was_taken); row++)
         feed->take(feed->context, row, is_void ? NULL : r->now.output + row * r->shard);
     feed->end(feed->context, TAGC_OK);

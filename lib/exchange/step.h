@@ -41,6 +41,7 @@ typedef struct tagc_step {
     int is_ahead;
     atomic_int hold; /* tagc_hold */
     uint64_t number; /* from 1 */
+    uint64_t word;   /* of the caller's, which all ranks must have alike; set before the step begins */
     double start_s;
     const void *gradient; /* (W, shard), in options.gradient */
     float *output;        /* (output_elems) */

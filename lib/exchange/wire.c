@@ -31,6 +31,7 @@ enum { /* byte offsets of the fields */
        AT_STATUS = 36,
        AT_INDEX_BYTES = 36, /* fragment */
        AT_BODY_BYTES = 40,
+       AT_WORD = 40, /* agreement */
        AT_STEP = 48,
        AT_CHECKSUM = 56
 };
@@ -84,7 +85,7 @@ void tagc_wire_write(const tagc_wire_header *header, void *message) {
     else
         memcpy(bytes + AT_STATUS, &header->status, 4);
     if (header->kind == TAGC_WIRE_AGREE) memcpy(bytes + AT_LONGEST, header->longest, sizeof header->longest);
-    memcpy(bytes + AT_BODY_BYTES, &header->body_bytes, 8);
+    memcpy(bytes + AT_BODY_BYTES, header->kind == TAGC_WIRE_AGREE ? &header->word : &header->body_bytes, 8);
     memcpy(bytes + AT_STEP, &header->step, 8);
     uint64_t sum = checksum(bytes, is_apart(header->kind) ? 0 : header->body_bytes);
     memcpy(bytes + AT_CHECKSUM, &sum, 8);
@@ -110,7 +111,7 @@ static void read_fields(const uint8_t *bytes, tagc_wire_header *header) {
         memcpy(&header->index_bytes, bytes + AT_INDEX_BYTES, 4);
     else
         memcpy(&header->status, bytes + AT_STATUS, 4);
-    memcpy(&header->body_bytes, bytes + AT_BODY_BYTES, 8);
+    memcpy(header->kind == TAGC_WIRE_AGREE ? &header->word : &header->body_bytes, bytes + AT_BODY_BYTES, 8);
     memcpy(&header->step, bytes + AT_STEP, 8);
 }
 

@@ -104,6 +104,7 @@ tagc_status tagc_model_save(const tagc_model *model, void *bytes, size_t n_bytes
     writer size = {0}, w = {.bytes = bytes};
     if (!n_written) return tagc_fail(TAGC_ERR_ARGUMENT, "n_written is NULL");
     TAGC_TRY(tagc_model_check_idle(model, "save"));
+    TAGC_TRY(tagc_model_check_own_schedule(model, "save"));
     TAGC_TRY(write_all(model, &size));
     *n_written = size.n;
     if (!bytes) return TAGC_OK;
@@ -615,6 +616,7 @@ tagc_status tagc_model_load(tagc_model *model, const void *const *files, const s
     saved_files taken = {0};
     saved_about about;
     TAGC_TRY(tagc_model_check_idle(model, "load"));
+    TAGC_TRY(tagc_model_check_own_schedule(model, "load"));
     tagc_status status = tagc_model_agree(model, read_files(model, files, sizes, n_files, &taken));
     if (status == TAGC_OK) status = tagc_model_agree(model, agree_on_files(model, &taken, &about));
     if (status == TAGC_OK) {
