@@ -1,10 +1,8 @@
 /* Loading: ranks verify the files before any of them changes a value, each some of them, and then read what they need. A read that fails
  * is an error, where in a mapped file it would end the process.
  *
- * Values are looked up tensor by tensor, so that the engine may have another world size, wrap, sharding or policy.
- * A residual e on one of W ranks adds e / W to the mean gradient. A position has C copies (one per rank, or one per
- * host). The new copy c gets the sum of the old copies c, c + C, ..., times W' / W for W' new ranks. So the sum of the
- * gradients that have not been sent stays the same. */
+ * Values are looked up tensor by tensor, so that the engine may have another world size, wrap, sharding or policy. Residuals and
+ * the schedule go by name, too, see tagc_model_load. */
 #include "codec/bf16.h"
 #include "core/xxh3.h"
 #include "fsdp/checkpoint.h"
@@ -24,7 +22,8 @@ typedef struct tagc_load {
     const char *path;
     int forks; /* residuals are not loaded */
     tagc_manifest *manifest;
-    char *schedule; /* (n_schedule of the manifest) */
+    const void **models; /* (n_models) states of tagc_model that this rank takes, and their sizes */
+    size_t *sizes, n_models;
     /* Files that are open, of ranks that are apart by multiples of N_OPEN: file of rank R at R % N_OPEN, or -1. */
     int open[N_OPEN], rank_of[N_OPEN];
 } tagc_load;
@@ -45,8 +44,9 @@ static tagc_status compare_tensors(const tagc_load *load) {
                              "%s has tensor %s (%llu x %llu) where this model has %s (%zu x %zu)", load->path,
                              old->name, (unsigned long long)old->n_rows, (unsigned long long)old->n_cols,
                              now->name, now->n_rows, now->n_cols);
-        uint64_t n_residual = tagc_reducer_residual_elems(f->tables.flats[f->tables.places[i].flat].reducer);
-        if (!load->forks && m->flats[old->flat].n_residual > 0 && n_residual == 0)
+        const tagc_flat *flat = &f->tables.flats[f->tables.places[i].flat];
+        uint64_t n_residual = tagc_reducer_residual_elems(tagc_fsdp_part(f, flat)->reducer);
+        if (!load->forks && m->flats[old->flat].has_residual && n_residual == 0)
             return tagc_fail(
                 TAGC_ERR_MISMATCH,
                 "%s holds a residual of %s, which would be lost: this run does not compress it, or all ranks "
@@ -131,16 +131,28 @@ static tagc_status check_file(tagc_load *load, int rank) {
     return status == TAGC_OK ? TAGC_OK : tagc_fail_in(status, "%s/rank-%d.bin", load->path, rank);
 }
 
-/* Windows are those of one rank's gradients, which another number of ranks cannot use. */
-static tagc_status read_schedule(tagc_load *load) {
+/* Residuals and schedules: this rank takes those that ranks R, R + W ... saved. */
+static tagc_status read_models(tagc_load *load) {
     const tagc_manifest *m = load->manifest;
-    int rank = m->world_size == load->fsdp->world_size ? load->fsdp->rank : 0;
-    load->schedule = malloc(m->n_schedule > 0 ? (size_t)m->n_schedule : 1);
-    if (load->schedule == NULL)
-        return tagc_fail(TAGC_ERR_MEMORY, "no memory for %llu bytes of the schedule",
-                         (unsigned long long)m->n_schedule);
-    return read_bytes(load, rank, tagc_rank_file_offset(m, rank, m->n_flats, TAGC_SECTION_MASTER),
-                      load->schedule, (size_t)m->n_schedule);
+    int first = load->fsdp->rank, by = load->fsdp->world_size, n = 0;
+    size_t n_bytes = 0;
+    for (int rank = first; rank < m->world_size; rank += by)
+        n++, n_bytes += tagc_aligned(m->files[rank].n_model);
+    size_t lists = (size_t)n * (sizeof(void *) + sizeof(size_t));
+    void *memory;
+    TAGC_TRY(tagc_memory_create(tagc_aligned(lists) + n_bytes, "states of the ranks before", &memory));
+    load->models = memory;
+    load->n_models = (size_t)n;
+    load->sizes = (size_t *)(void *)(load->models + n);
+    char *to = (char *)memory + tagc_aligned(lists);
+    for (int rank = first, i = 0; rank < m->world_size; rank += by, i++) {
+        load->models[i] = to;
+        load->sizes[i] = m->files[rank].n_model;
+        TAGC_TRY(read_bytes(load, rank, tagc_rank_file_offset(m, rank, m->n_flats, TAGC_SECTION_MASTER), to,
+                            load->sizes[i]));
+        to += tagc_aligned(load->sizes[i]);
+    }
+    return TAGC_OK;
 }
 
 static tagc_status read_all(tagc_load *load) {
@@ -149,7 +161,7 @@ static tagc_status read_all(tagc_load *load) {
     TAGC_TRY(tagc_manifest_read(load->path, &load->manifest));
     TAGC_TRY(compare_tensors(load));
     for (int rank = 0; rank < load->manifest->world_size; rank++) TAGC_TRY(check_file(load, rank));
-    return load->forks ? TAGC_OK : read_schedule(load);
+    return load->forks ? TAGC_OK : read_models(load);
 }
 
 /* ---- the change ---- */
@@ -202,52 +214,6 @@ static tagc_status load_values(tagc_load *load) {
     return TAGC_OK;
 }
 
-/* Adds what this rank's share of the old copies holds of one tensor to out (n_residual), laid out as the new flat. */
-static tagc_status add_residual(tagc_load *load, int tensor, uint64_t n_residual, float *out) {
-    const tagc_fsdp *f = load->fsdp;
-    const tagc_manifest *m = load->manifest;
-    const tagc_manifest_tensor *old = &m->tensors[tensor];
-    const tagc_manifest_flat *before = &m->flats[old->flat];
-    const tagc_place *place = &f->tables.places[tensor];
-    float factor = (float)f->world_size / (float)m->world_size, values[PIECE_ELEMS];
-    for (uint64_t i = 0, n; i < old->n_elems; i += n) {
-        tagc_cover to = tagc_residual_cover(f->tables.flats[place->flat].n_padded, n_residual, f->world_size,
-                                            f->n_owners, f->rank, place->offset + i);
-        n = old->n_elems - i < to.n_run ? old->n_elems - i : to.n_run;
-        n = n < PIECE_ELEMS ? n : PIECE_ELEMS;
-        for (int rank = 0; rank < m->world_size; rank++) {
-            tagc_cover from = tagc_residual_cover(before->n_padded, before->n_residual, m->world_size,
-                                                  m->n_owners, rank, old->offset + i);
-            n = n < from.n_run ? n : from.n_run; /* the same for all ranks */
-            if (!to.covers || !from.covers || from.copy % to.n_copies != to.copy) continue;
-            TAGC_TRY(read_values(load, rank, old->flat, TAGC_SECTION_RESIDUAL, before->is_residual_bf16,
-                                 from.at, n, values));
-            for (uint64_t k = 0; k < n; k++) out[to.at + k] += values[k];
-        }
-        for (uint64_t k = 0; to.covers && k < n && m->world_size != f->world_size; k++)
-            out[to.at + k] *= factor;
-    }
-    return TAGC_OK;
-}
-
-/* Loads the residual that this rank takes over. */
-static tagc_status load_residual(tagc_load *load, int index) {
-    tagc_fsdp *f = load->fsdp;
-    tagc_flat *flat = &f->tables.flats[index];
-    uint64_t n_residual = tagc_reducer_residual_elems(flat->reducer);
-    tagc_fsdp_drop_former(f, flat);
-    int old = load->manifest->tensors[f->tables.members[flat->first_member]].flat;
-    if (!load->forks) TAGC_TRY(tagc_reducer_set_steps(flat->reducer, load->manifest->flats[old].n_steps));
-    if (n_residual == 0) return TAGC_OK;
-    if (load->forks) return tagc_reducer_scale_residual(flat->reducer, 0);
-    float *out = flat->full_gradient;                         /* unused between steps, and large enough */
-    for (uint64_t i = 0; i < n_residual; i++) out[i] = -0.0f; /* adding -0 changes no bit, not even a sign */
-    for (int i = flat->first_member; i < flat->first_member + flat->n_members; i++)
-        if (load->manifest->flats[load->manifest->tensors[f->tables.members[i]].flat].n_residual > 0)
-            TAGC_TRY(add_residual(load, f->tables.members[i], n_residual, out));
-    return tagc_reducer_set_residual(flat->reducer, out, n_residual);
-}
-
 /* ---- replicas ---- */
 
 static int had_replica(const tagc_load *load, const tagc_flat *flat) {
@@ -291,13 +257,6 @@ static tagc_status load_replicas(tagc_load *load) {
     return TAGC_OK;
 }
 
-static tagc_status load_schedule(const tagc_load *load) {
-    tagc_fsdp *f = load->fsdp;
-    if (load->forks) return tagc_fsdp_begin_anew(f);
-    return tagc_fsdp_load_schedule(f, load->schedule, (size_t)load->manifest->n_schedule,
-                                   load->manifest->world_size == f->world_size);
-}
-
 static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, int forks,
                                    uint64_t *step, char **extra) {
     tagc_load load = {.fsdp = fsdp, .path = path, .forks = forks};
@@ -305,12 +264,14 @@ static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char 
     *extra = NULL;
     tagc_status status = tagc_agree(comm, read_all(&load));
     if (status == TAGC_OK) status = tagc_fsdp_renew(fsdp);
-    if (status == TAGC_OK) status = load_schedule(&load);
+    if (status == TAGC_OK && !forks && !load.manifest->is_followed) status = tagc_fsdp_stop_following(fsdp);
+    if (status == TAGC_OK)
+        status = forks ? tagc_fsdp_begin_anew(fsdp)
+                       : tagc_fsdp_load_model(fsdp, load.models, load.sizes, load.n_models);
     if (status == TAGC_OK) {
         status = load_values(&load);
-        for (int i = 0; status == TAGC_OK && i < fsdp->tables.n_flats; i++) status = load_residual(&load, i);
         if (status == TAGC_OK && !forks) status = load_replicas(&load);
-        status = tagc_agree(comm, status); /* one rank alone may fail to read, or find what is not finite */
+        status = tagc_agree(comm, status); /* one rank alone may fail to read */
     }
     if (status == TAGC_OK) {
         *step = load.manifest->step;
@@ -318,7 +279,7 @@ static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char 
         load.manifest->extra = NULL;
     }
     close_files(&load);
-    free(load.schedule);
+    tagc_memory_destroy(load.models);
     tagc_manifest_destroy(load.manifest);
     return status;
 }

@@ -426,9 +426,16 @@ TAGC_API tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_opt
  *
  * The arrays must not overlap, except in direct's steps in host memory, with one rank per host: there `output` may lie anywhere
  * in `gradient` if it is the shard. With TAGC_OUTPUT_UNIT, an fp32 gradient and several ranks it may be `gradient` itself. What
- * it takes the place of is lost, also if the step fails. */
+ * it takes the place of is lost, also if the step fails.
+ *
+ * An argument that is wrong on one rank fails the step on all: that rank takes part with zeros, and its _begin returns when the step is
+ * over; the _end of all others returns the same status. Residuals are as before, and the next step can follow. */
 TAGC_API tagc_status tagc_reducer_begin(tagc_reducer *reducer, const void *gradient, uint64_t n_gradient,
                                         float *output, uint64_t n_output);
+
+/* Instead of _begin and _end, on a rank that cannot begin, such as for want of memory: all ranks return `status` from the step, which none
+ * then waits for. Returns it, too, when the step is over. `reason` is this rank's text; it may be NULL. */
+TAGC_API tagc_status tagc_reducer_fail(tagc_reducer *reducer, tagc_status status, const char *reason);
 
 /* Never blocks. Sets *done to 1 if _end would return at once, because the step finished or failed, else to 0. Ranks
  * may see 1 at different times. Call _end in any case. */
@@ -573,9 +580,15 @@ TAGC_API tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_o
  * Otherwise `shard` and `full` must not overlap.
  * Deltas: Pass the same `full` every time, with the values that the last gather
  * left there. If an owner's shard has NaN or Inf, its whole row becomes NaN on all ranks. The first gather after it
- * that is finite again sends whole parameters. */
+ * that is finite again sends whole parameters.
+ *
+ * An argument that is wrong on one rank fails the gather on all, as with tagc_reducer_begin. The next gather of deltas sends whole
+ * parameters. */
 TAGC_API tagc_status tagc_gatherer_begin(tagc_gatherer *gatherer, const float *shard, uint64_t n_shard,
                                          void *full, uint64_t n_full);
+
+/* Instead of _begin and _end, on a rank that cannot begin: as tagc_reducer_fail. */
+TAGC_API tagc_status tagc_gatherer_fail(tagc_gatherer *gatherer, tagc_status status, const char *reason);
 
 /* Never blocks. Sets *done to 1 if _end would return at once, because the gather finished or failed, else to 0. */
 TAGC_API tagc_status tagc_gatherer_test(tagc_gatherer *gatherer, int *done);

@@ -13,6 +13,7 @@
 #include "exchange/options.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 static const tagc_reducer_stats no_stats;
@@ -303,7 +304,9 @@ static void start_fed(tagc_reducer *r) {
 /* Rows of sums that are sent back were taken when they were decoded. */
 static void end_fed(tagc_reducer *r) {
     const tagc_feed *feed = r->feed;
-    int is_void = r->now.stats.nonfinite, was_taken = r->now.row && r->options.output != TAGC_OUTPUT_SHARD;
+    /* dense gives sums as computed. */
+    int is_void = r->now.stats.nonfinite && r->options.exchange != TAGC_EXCHANGE_DENSE,
+        was_taken = r->now.row && r->options.output != TAGC_OUTPUT_SHARD;
     for (size_t row = 0; row < n_rows_of_output(r) && (is_void || !was_taken); row++)
         feed->take(feed->context, row, is_void ? NULL : r->now.output + row * r->shard);
     feed->end(feed->context, TAGC_OK);
@@ -323,7 +326,7 @@ static void start(tagc_reducer *r) {
     tagc_reducer_place_work(r, &work);
     r->now.start_s = tagc_clock_s();
     tagc_reducer_stats_init(&r->now.stats);
-    r->now.failure = TAGC_OK;
+    r->now.failure = r->now.refused; /* with its text */
     r->now.longest[0] = r->now.longest[1] = 0;
     if (r->feed) start_fed(r);
 }
@@ -480,13 +483,53 @@ static tagc_status begin(tagc_reducer *r, const void *gradient, float *output, i
     return TAGC_OK;
 }
 
-tagc_status tagc_reducer_begin(tagc_reducer *r, const void *gradient, uint64_t n_gradient, float *output,
-                               uint64_t n_output) {
+static tagc_status check_begins(const tagc_reducer *r) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
     if (r->runner && r->runner->is_ahead)
         return tagc_fail(TAGC_ERR_STATE, "this reducer's steps are those of its unit (tagc_unit_enqueue)");
-    TAGC_TRY(check_arrays(r, gradient, n_gradient, output, n_output));
-    return begin(r, gradient, output, 0);
+    if (r->now.begun)
+        return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
+    return tagc_comm_check_open(r->comm);
+}
+
+/* The last failure is this rank's own, and the others are in the step, or will be. So it goes through it, with zeros in the place of the
+ * caller's arrays, and all of them return its status. Without memory for that, the comm breaks. Returns when the step is over. */
+static tagc_status refuse(tagc_reducer *r, tagc_status status) {
+    char text[TAGC_ERROR_TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", tagc_last_error());
+    const tagc_heap *heap = &r->arrays->heap;
+    size_t n_gradient = (size_t)r->options.n_elems * tagc_reducer_gradient_bytes(r),
+           n_output = n_rows_of_output(r) * r->shard * sizeof(float);
+    void *gradient, *output = NULL;
+    tagc_status made = heap->create(heap->context, n_gradient, "a gradient of zeros", &gradient);
+    if (made == TAGC_OK) made = heap->create(heap->context, n_output, "sums that nobody takes", &output);
+    if (made == TAGC_OK) {
+        r->now.refused = status;
+        snprintf(r->now.failure_text, sizeof r->now.failure_text, "%s", text);
+        (void)begin(r, gradient, output, 0);
+        (void)tagc_comm_join(r->comm, &r->now.task);
+        r->now.begun = 0;
+        r->now.refused = TAGC_OK;
+    } else {
+        (void)tagc_fail(status, "%s", text);
+        (void)tagc_comm_give_up(r->comm, status, r->rank);
+    }
+    heap->destroy(heap->context, gradient, n_gradient);
+    heap->destroy(heap->context, output, n_output);
+    return tagc_fail(status, "%s", text);
+}
+
+tagc_status tagc_reducer_begin(tagc_reducer *r, const void *gradient, uint64_t n_gradient, float *output,
+                               uint64_t n_output) {
+    TAGC_TRY(check_begins(r));
+    tagc_status status = check_arrays(r, gradient, n_gradient, output, n_output);
+    return status == TAGC_OK ? begin(r, gradient, output, 0) : refuse(r, status);
+}
+
+tagc_status tagc_reducer_fail(tagc_reducer *r, tagc_status status, const char *reason) {
+    TAGC_TRY(check_begins(r));
+    TAGC_TRY(tagc_status_check_own(status));
+    return refuse(r, tagc_fail(status, "%s", reason ? reason : "no reason given"));
 }
 
 tagc_status tagc_reducer_begin_fed(tagc_reducer *r) {
@@ -526,7 +569,9 @@ tagc_status tagc_reducer_test(tagc_reducer *r, int *done) {
 
 tagc_status tagc_reducer_run(tagc_reducer *r, const void *gradient, uint64_t n_gradient, float *output,
                              uint64_t n_output, tagc_reducer_stats *stats) {
-    if (stats) TAGC_TRY(tagc_sized_check(&stats_struct, stats)); /* before anything is under way */
+    TAGC_TRY(check_begins(r));
+    tagc_status status = tagc_reducer_check_stats(stats);
+    if (status != TAGC_OK) return refuse(r, status);
     TAGC_TRY(tagc_reducer_begin(r, gradient, n_gradient, output, n_output));
     return tagc_reducer_end(r, stats);
 }

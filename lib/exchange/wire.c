@@ -35,6 +35,7 @@ enum { /* byte offsets of the fields */
        AT_INDEX_BYTES = 36, /* fragment */
        AT_WORLD_SIZE = 36,  /* state */
        AT_BODY_BYTES = 40,
+       AT_WORD = 40, /* agreement */
        AT_STEP = 48,
        AT_CHECKSUM = 56
 };
@@ -94,7 +95,7 @@ void tagc_wire_write(const tagc_wire_header *header, void *message) {
         memcpy(bytes + AT_TAG, &header->tag, 8);
         memcpy(bytes + AT_WORLD_SIZE, &header->world_size, 4);
     }
-    memcpy(bytes + AT_BODY_BYTES, &header->body_bytes, 8);
+    memcpy(bytes + AT_BODY_BYTES, header->kind == TAGC_WIRE_AGREE ? &header->word : &header->body_bytes, 8);
     memcpy(bytes + AT_STEP, &header->step, 8);
     uint64_t sum = checksum(bytes, is_apart(header->kind) ? 0 : header->body_bytes);
     memcpy(bytes + AT_CHECKSUM, &sum, 8);
@@ -127,7 +128,7 @@ static void read_fields(const uint8_t *bytes, tagc_wire_header *header) {
         memcpy(&header->index_bytes, bytes + AT_INDEX_BYTES, 4);
     else if (!is_state)
         memcpy(&header->status, bytes + AT_STATUS, 4);
-    memcpy(&header->body_bytes, bytes + AT_BODY_BYTES, 8);
+    memcpy(header->kind == TAGC_WIRE_AGREE ? &header->word : &header->body_bytes, bytes + AT_BODY_BYTES, 8);
     memcpy(&header->step, bytes + AT_STEP, 8);
 }
 

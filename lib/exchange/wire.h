@@ -59,6 +59,7 @@ typedef struct tagc_wire_header {
     uint32_t world_size;  /* state, instead of status */
     uint32_t index_bytes; /* fragment, instead of status: first bytes of the body, which are positions */
     uint64_t body_bytes;  /* size of the body; fragment and lossless: of front and rest together */
+    uint64_t word;        /* agreement, instead of body_bytes: what all ranks must have alike */
     uint64_t
         step; /* number of this step of the reducer, or gather of the gatherer, from 1; state: of the last one */
 } tagc_wire_header;

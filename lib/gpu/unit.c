@@ -23,6 +23,16 @@ typedef struct said {
 
 /* ---- the agreement ---- */
 
+/* The first number in a text of the form "elements 7; dtype float" that is another one in `other`, and how long it is. */
+static const char *first_difference(const char *text, const char *other, int *n_chars) {
+    size_t begin = 0;
+    for (size_t n = 0; text[n] && text[n] == other[n]; n++)
+        if (n > 0 && text[n - 1] == ';' && text[n] == ' ') begin = n + 1;
+    const char *end = strstr(text + begin, "; ");
+    *n_chars = (int)(end ? (size_t)(end - text) - begin : strlen(text + begin));
+    return text + begin;
+}
+
 /* Returns the failure that the ranks have told each other. */
 static tagc_status explain(const tagc_unit *unit, const tagc_comm *comm, const said *all) {
     int n_ranks = tagc_comm_world_size(comm), first = tagc_comm_name(comm, 0);
@@ -43,8 +53,11 @@ static tagc_status explain(const tagc_unit *unit, const tagc_comm *comm, const s
             "ranks do not agree: rank %d comes with %s, and rank %d with %s: every rank must use the same "
             "modules, in the same order",
             first, all[0].what, tagc_comm_name(comm, odd), all[odd].what);
-    return tagc_fail(TAGC_ERR_MISMATCH, "%s: ranks do not agree: rank %d has %s; rank %d has %s", all[0].what,
-                     first, all[0].text, tagc_comm_name(comm, odd), all[odd].text);
+    int n_one, n_other;
+    const char *one = first_difference(all[0].text, all[odd].text, &n_one),
+               *other = first_difference(all[odd].text, all[0].text, &n_other);
+    return tagc_fail(TAGC_ERR_MISMATCH, "%s: ranks do not agree: rank %d has %.*s; rank %d has %.*s",
+                     all[0].what, first, n_one, one, tagc_comm_name(comm, odd), n_other, other);
 }
 
 /* Collective over one comm. failure: of this rank, with its text. */

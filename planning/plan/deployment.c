@@ -4,6 +4,7 @@
 #include "core/status.h"
 #include "exchange/options.h"
 #include "transport/work.h"
+#include "unit/unit.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -86,6 +87,37 @@ static void find_shares(const tagc_setup *s, int per_group, double *within, doub
     *across = n_groups > 1 ? (double)(n_groups - n_near) / (n_groups - 1) : 0;
 }
 
+static void add_volume(tagc_volume *to, const tagc_volume *from, int is_within) {
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+        to->n_bytes[leg] += from->n_bytes[leg];
+        to->n_transfers[leg] += from->n_transfers[leg];
+        if (is_within) to->n_within_bytes[leg] += from->n_bytes[leg];
+    }
+}
+
+/* As lib/unit: the ranks of a host add up, rows of the sums are encoded and go to the ranks of their place, and where all ranks get all
+ * sums, those of a host send each other theirs. */
+static tagc_status count_two_levels(tagc_reduction *r, const tagc_volume_data *data) {
+    int per_host = r->options.ranks_per_host, n_hosts = r->n_ranks / per_host;
+    tagc_reducer_options within, between = r->options;
+    tagc_volume volume;
+    tagc_reducer_options_init(&within);
+    within.n_elems = r->options.n_elems;
+    within.sparsity = 0;
+    within.format = r->options.format == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
+    between.ranks_per_host = 1;
+    between.n_elems /= (uint64_t)per_host;
+    if (between.output != TAGC_OUTPUT_SHARD) between.output = TAGC_OUTPUT_UNIT;
+    TAGC_TRY(tagc_reducer_volume(&between, n_hosts, 0, data, &r->volume));
+    TAGC_TRY(tagc_reducer_volume(&within, per_host, 0, NULL, &volume));
+    add_volume(&r->volume, &volume, 1);
+    if (r->options.output != TAGC_OUTPUT_UNIT) return TAGC_OK;
+    volume = (tagc_volume){0};
+    tagc_volume_add(&volume, TAGC_LEG_RESULT, (per_host - 1) * sizeof(float) * (double)between.n_elems);
+    add_volume(&r->volume, &volume, 1);
+    return TAGC_OK;
+}
+
 /* Sets densities and volume of a reduction whose options and ranks are set. What was measured or given of densities belongs
  * to the engine's sparsity; other reductions are taken as if ranks chose independently. */
 static tagc_status count_reduction(const tagc_setup *s, tagc_reduction *r) {
@@ -95,6 +127,7 @@ static tagc_status count_reduction(const tagc_setup *s, tagc_reduction *r) {
     r->union_density =
         is_the_engines && s->union_density >= 0 ? s->union_density : 1 - pow(1 - r->sent_density, n_senders);
     tagc_volume_data data = {.union_density = r->union_density, .sent_density = r->sent_density};
+    if (r->options.ranks_per_host > 1) return count_two_levels(r, &data);
     return tagc_reducer_volume(&r->options, r->n_ranks, 0, &data, &r->volume);
 }
 
@@ -149,7 +182,12 @@ static tagc_status plan_flat(const tagc_deployment *d, int flat, tagc_flat_plan 
     int n_owners = d->engine.sharding == TAGC_SHARD_HYBRID ? d->engine.ranks_per_host : n_ranks;
     *to = (tagc_flat_plan){.n_owned = from->n_padded / (uint64_t)(from->has_gatherer ? n_owners : 1)};
     if (from->has_gatherer) TAGC_TRY(plan_gather(d, &from->gatherer, &to->gather));
-    return plan_reduction(d, &from->reducer, &to->reduction);
+    TAGC_TRY(plan_reduction(d, &from->reducer, &to->reduction));
+    int is_first = flat == 0 || d->layout->flats[flat - 1].unit != from->unit;
+    if (from->reducer.output == TAGC_OUTPUT_UNIT && is_first) /* once per unit the ranks of a host agree */
+        tagc_volume_add_within(&to->reduction.volume, TAGC_LEG_CONTROL,
+                               (from->reducer.ranks_per_host - 1) * (double)TAGC_VERDICT_BYTES);
+    return TAGC_OK;
 }
 
 tagc_status tagc_model_layout(const tagc_gpt2_config *model, const tagc_fsdp_options *engine, int world_size,

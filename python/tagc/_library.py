@@ -221,6 +221,35 @@ class Alarm(Structure):
     _fields_ = [("kind", c_int), ("n_parameters", c_size_t), ("worst", c_size_t), ("value", c_double)]
 
 
+CLASSES = {"compressed": 0, "mild": 1, "dense": 2}
+ELEMENTS = {"fp32": 0, "bf16": 1, "fp16": 2}
+
+
+class Tensor(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("shape", POINTER(c_uint64)),
+        ("n_dims", c_size_t),
+        ("unit", c_uint32),
+        ("kind", c_int),
+    ]
+
+
+class Piece(Structure):
+    _fields_ = [("tensor", c_uint32), ("first", c_uint64), ("n_elems", c_uint64), ("values", c_void_p)]
+
+
+class ModelOptions(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("schedule", POINTER(ScheduleOptions)), ("moment", c_int),
+        ("output", c_int), ("op", c_int), ("gradient", c_int), ("sum", c_int), ("dense_format", c_int),
+        ("residual", c_int), ("min_elems", c_uint64), ("n_threads", c_int), ("exchange", c_int),
+        ("paper", c_void_p), ("cut", c_int), ("block", c_int), ("result_format", c_int),
+        ("result_sparsity", c_double), ("follows", c_void_p), ("numbers", POINTER(c_uint32)),
+        ("tag", c_uint64), ("rests", c_uint64), ("name", c_char_p),
+    ]  # fmt: skip
+
+
 class Part(Structure):
     _fields_ = [("peer", c_int32), ("n_bytes", c_uint64), ("offset", c_uint64)]
 
@@ -240,11 +269,18 @@ class NativeOptions(Structure):
         ("family", c_int),
         ("n_sockets", c_int),
         ("names", POINTER(c_int32)),
+        ("tls", c_uint64),
     ]
 
 
 EXCHANGE_FN = CFUNCTYPE(c_int, c_void_p, POINTER(Transfer))
-ABORT_FN = CFUNCTYPE(None, c_void_p, c_char_p)
+
+
+class Failure(Structure):
+    _fields_ = [("status", c_int), ("rank", c_int), ("reason", c_char_p)]
+
+
+ABORT_FN = CFUNCTYPE(None, c_void_p, POINTER(Failure))
 TRANSPORT_ABI = 1
 
 
@@ -289,6 +325,7 @@ _FUNCTIONS = {
     "tagc_memory_init_sized": ([POINTER(Memory), c_size_t], None),
     "tagc_reducer_change": ([c_void_p, POINTER(ReducerOptions)], c_int),
     "tagc_reducer_begin": ([c_void_p, c_void_p, c_uint64, c_void_p, c_uint64], c_int),
+    "tagc_reducer_fail": ([c_void_p, c_int, c_char_p], c_int),
     "tagc_reducer_end": ([c_void_p, POINTER(ReducerStats)], c_int),
     "tagc_reducer_residual_elems": ([c_void_p], c_uint64),
     "tagc_reducer_residual_format": ([c_void_p], c_int),
@@ -302,6 +339,7 @@ _FUNCTIONS = {
     "tagc_gatherer_create": ([c_void_p, POINTER(GathererOptions), POINTER(c_void_p)], c_int),
     "tagc_gatherer_create_on": ([c_void_p, c_void_p, POINTER(GathererOptions), POINTER(c_void_p)], c_int),
     "tagc_gatherer_begin": ([c_void_p, c_void_p, c_uint64, c_void_p, c_uint64], c_int),
+    "tagc_gatherer_fail": ([c_void_p, c_int, c_char_p], c_int),
     "tagc_gatherer_end": ([c_void_p], c_int),
     "tagc_gatherer_reset": ([c_void_p], c_int),
     "tagc_gatherer_replica": ([c_void_p, POINTER(c_uint64)], c_void_p),
@@ -383,6 +421,33 @@ _FUNCTIONS = {
         [c_void_p, c_char_p, c_size_t, c_int, POINTER(c_size_t), POINTER(c_size_t)],
         c_int,
     ),
+    "tagc_model_options_init_sized": ([POINTER(ModelOptions), c_size_t], None),
+    "tagc_model_create": (
+        [c_void_p, c_void_p, POINTER(Tensor), c_size_t, POINTER(ModelOptions), POINTER(c_void_p)],
+        c_int,
+    ),
+    "tagc_model_destroy": ([c_void_p], None),
+    "tagc_model_plan": ([c_void_p, c_uint32, POINTER(SchedulePlan)], c_int),
+    "tagc_model_begin": ([c_void_p, c_uint32, POINTER(Piece), c_size_t, POINTER(Piece), c_size_t], c_int),
+    "tagc_model_begin_failed": ([c_void_p, c_uint32, c_int, c_char_p], c_int),
+    "tagc_model_set_word": ([c_void_p, c_uint32, c_uint64], c_int),
+    "tagc_model_end": ([c_void_p, c_uint32, c_void_p], c_int),
+    "tagc_model_n_parts": ([c_void_p, c_uint32], c_uint32),
+    "tagc_model_part_stats": (
+        [c_void_p, c_uint32, c_uint32, POINTER(c_uint32), POINTER(c_uint64), POINTER(ReducerStats)],
+        c_int,
+    ),
+    "tagc_model_take_full": (
+        [c_void_p, c_uint32, POINTER(c_uint32), POINTER(ScheduleSums), POINTER(c_size_t)],
+        c_int,
+    ),
+    "tagc_model_follow": ([c_void_p], c_int),
+    "tagc_model_set_exchanges": ([c_void_p, c_uint64], c_int),
+    "tagc_model_scale": ([c_void_p, c_double], c_int),
+    "tagc_model_has_residual": ([c_void_p, c_uint32], c_int),
+    "tagc_model_get_residual": ([c_void_p, c_uint32, POINTER(Piece), c_size_t], c_int),
+    "tagc_model_set_residual": ([c_void_p, c_uint32, POINTER(Piece), c_size_t], c_int),
+    "tagc_model_forget": ([c_void_p], c_int),
     "tagc_device_open": ([c_char_p, c_char_p, c_int, POINTER(c_void_p)], c_int),
     "tagc_device_text": ([c_void_p], c_char_p),
     "tagc_device_close": ([c_void_p], None),

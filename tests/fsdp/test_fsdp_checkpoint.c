@@ -2,7 +2,7 @@
  * half there. */
 #include "../repeats.h"
 #include "folder.h"
-#include "toy.h"
+#include "unsent.h"
 
 #include "core/xxh3.h"
 #include "fsdp/checkpoint.h"
@@ -43,15 +43,10 @@ typedef struct script {
 
 static void read_residual(const script *s, const tagc_fsdp *f, double *out) {
     for (int t = 0; t < s->model.n_tensors; t++) {
-        uint64_t n;
-        const tagc_flat *flat = &f->tables.flats[f->tables.places[t].flat];
-        float *residual = copy_of_residual(flat->reducer, &n);
-        for (size_t i = 0; i < s->model.tensors[t].n_elems; i++) {
-            tagc_cover c = tagc_residual_cover(flat->n_padded, n, f->world_size, f->n_owners, f->rank,
-                                               f->tables.places[t].offset + i);
-            *out++ = c.covers ? (double)residual[c.at] : 0;
-        }
-        free(residual);
+        size_t n = s->model.tensors[t].n_elems;
+        memset(out, 0, n * sizeof *out);
+        add_unsent(f, t, 1, out);
+        out += n;
     }
 }
 
@@ -59,7 +54,7 @@ static uint64_t hash_residual(const tagc_fsdp *f) {
     uint64_t hash = 0;
     for (int i = 0; i < f->tables.n_flats; i++) {
         uint64_t n;
-        float *residual = copy_of_residual(f->tables.flats[i].reducer, &n);
+        float *residual = copy_of_residual(reducer_of(f, i), &n);
         for (uint64_t j = 0; j < n; j++) { /* zero is -0 in padding, too */
             uint32_t bits;
             memcpy(&bits, &residual[j], sizeof bits);
@@ -436,7 +431,7 @@ static void fork_rank(tagc_comm *comm, void *arg) {
         CHECK_OK(tagc_checkpoint_fork(f, comm, path, &step, &extra));
         CHECK(step == 3 && f->n_updates == 3);
         for (int i = 0; i < f->tables.n_flats; i++) {
-            float *residual = copy_of_residual(f->tables.flats[i].reducer, &n);
+            float *residual = copy_of_residual(reducer_of(f, i), &n);
             for (uint64_t j = 0; j < n; j++) CHECK(residual[j] == 0);
             free(residual);
         }

@@ -37,6 +37,7 @@ typedef struct trial {
     const char *failing; /* a call of the runtime that fails in the second step of rank 0; NULL: none */
     int nth;
     const char *manners;
+    const char *refused; /* words of why there are no kernels; NULL: there are */
     sabotage sabotage;
     int n; /* which call of an exchange */
     int n_found;
@@ -415,11 +416,19 @@ static void open_rank(one_rank *own) {
     int is_there = own->trial->on_device >> own->run->rank & 1;
     if (tagc_device_create(&table, where, own->run->rank, &own->device) != TAGC_OK) abort();
     real.SetDevice(own->run->rank);
+    if (is_there && own->trial->refused) {
+        own->device->patience_ms = 100; /* of a probe that must run out of it */
+        CHECK(own->run,
+              tagc_kernels_create(own->device, &noting_maker, &own->kernels) == TAGC_ERR_UNSUPPORTED);
+        CHECK(own->run, strstr(tagc_last_error(), own->trial->refused) != NULL);
+        is_there = 0;
+    }
     if (is_there && tagc_kernels_create(own->device, &noting_maker, &own->kernels) != TAGC_OK) abort();
     if ((is_there ? tagc_queue_create_on(own->kernels, 2, &own->queue)
                   : tagc_queue_create(own->device, 2, &own->queue)) != TAGC_OK)
         abort();
     own->device->runtime.StreamWaitValue32 = between_flag;
+    CHECK(own->run, own->device->calls_wait == (own->trial->refused != NULL));
     if (fake_stream(&own->stream) || real.EventCreateWithFlags(&own->step_over, TAGC_EVENT_WITHOUT_TIMING))
         abort();
     tagc_schedule_options options;
@@ -548,6 +557,54 @@ static void test_bits(void **state) {
         t.odd_at = seed % 4 ? 2 : -1;
         run(&t, n_ranks);
     }
+}
+
+/* Where launches or copies wait until they have run, kernels are refused, and the processor gives the same bits. */
+static void test_calls_that_wait(void **state) {
+    static const struct {
+        const char *manners, *variable, *refused;
+    } all[] = {{"launch-blocking", "0", "a debugger, a profiler or a sanitizer"},
+               {"copy-blocking", "", "a debugger, a profiler or a sanitizer"},
+               {"launch-blocking,copy-blocking,blocking-alloc", "", "a debugger"},
+               {"", "1", "CUDA_LAUNCH_BLOCKING is set in the environment"}};
+    (void)state;
+    for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
+        trial t = make_trial(60 + i); /* with and without a stream that waits */
+        t.manners = all[i].manners;
+        t.refused = all[i].refused;
+        t.odd_at = 2;
+        t.is_pipelined = i % 2;
+        t.n_steps = 3;
+        setenv("CUDA_LAUNCH_BLOCKING", all[i].variable, 1);
+        run(&t, 2);
+        unsetenv("CUDA_LAUNCH_BLOCKING");
+    }
+}
+
+/* A queue without kernels finds out by itself. */
+static void rank_without(rank_run *run) {
+    tagc_device *device;
+    tagc_queue *queue = NULL;
+    char where[TAGC_WHERE_TEXT_BYTES];
+    tagc_runtime table;
+    (void)run;
+    if (tagc_runtime_bind(FAKE_CUDART, &table, where) != TAGC_OK) abort();
+    if (tagc_device_create(&table, where, 0, &device) != TAGC_OK) abort();
+    device->patience_ms = 100;
+    CHECK(run, tagc_queue_create(device, 2, &queue) == TAGC_OK && device->calls_wait == 1);
+    tagc_queue_destroy(queue);
+    tagc_device_close(device);
+}
+
+static void test_queue_finds_out(void **state) {
+    rank_run runs[MAX_RANKS];
+    (void)state;
+    fake_reset(1, 1, FAKE_EAGER, 1);
+    fake_behave("copy-blocking");
+    run_ranks(1, rank_without, NULL, NULL, runs);
+    assert_int_equal(fake_n_mistakes(), 0);
+    assert_int_equal(fake_n_live(), 0);
+    assert_int_equal(fake_n_device_blocks(), 0);
 }
 
 /* Windows of the schedule, and the squares for them: with and without kernels, several steps ahead or one after the other. The hook
@@ -812,9 +869,14 @@ static int run_planted(int p, int seed) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bits),        cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_differences), cmocka_unit_test(test_failing_calls),
-        cmocka_unit_test(test_overlap),     cmocka_unit_test(test_many_ranks),
+        cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_calls_that_wait),
+        cmocka_unit_test(test_queue_finds_out),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_differences),
+        cmocka_unit_test(test_failing_calls),
+        cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_many_ranks),
         cmocka_unit_test(test_planted),
     };
     program = argv[0];

@@ -3,6 +3,7 @@ those of a device. They pass on pointers and do not read the tensors."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -31,6 +32,21 @@ def _array(
     if tensor.numel() != n_elems:
         raise ValueError(f"{what} has {tensor.numel()} elements, must have {n_elems}")
     return tensor.data_ptr(), n_elems
+
+
+def as_error(problem: BaseException) -> Error:
+    """Returns what all ranks raise where this one has failed with `problem`."""
+    if isinstance(problem, Error):
+        return problem
+    is_memory = isinstance(problem, (MemoryError, torch.OutOfMemoryError)) or "can't allocate" in str(problem)
+    return Error("memory" if is_memory else "argument", f"{type(problem).__name__}: {problem}")
+
+
+def _fail(name: str, handle: ctypes.c_void_p, problem: BaseException) -> None:
+    """Takes part in an exchange for the others' sake: all ranks fail as this one has."""
+    error = as_error(problem)
+    with contextlib.suppress(Error):
+        lib.call(name, handle, lib.STATUSES.index(error.status), str(error).encode(errors="replace"))
 
 
 class LocalFailure(Error):
@@ -107,6 +123,10 @@ class Reducer:
         """Starts the exchange. Do not use either tensor until wait()."""
         lib.call("tagc_reducer_begin", self._handle, *self._arrays(gradient, output))
         self._under_way = gradient, output
+
+    def fail(self, problem: BaseException) -> None:
+        """Instead of begin() and wait(), where this rank cannot begin: the others wait for it."""
+        _fail("tagc_reducer_fail", self._handle, problem)
 
     def wait(self) -> None:
         """Waits until the output is there; Error if it will not be."""
@@ -250,7 +270,7 @@ class Gatherer:
         fields.n_threads = n_threads
         if seed is not None:
             fields.rounding, fields.rounding_seed = lib.ROUNDINGS["stochastic"], seed
-        self._handle = ctypes.c_void_p()
+        self._handle, self.n_begun = ctypes.c_void_p(), 0
         self._device = torch.device("cpu") if kernels is None else kernels.device
         if kernels is None:
             lib.call("tagc_gatherer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
@@ -270,8 +290,14 @@ class Gatherer:
             *_array(shard, self.n_shard, "shard", self._device),
             *_array(full, self.n_elems, "full", self._device, self.dtype),
         )
+        self.n_begun += 1
         lib.call("tagc_gatherer_begin", self._handle, *arrays)
         lib.call("tagc_gatherer_end", self._handle)
+
+    def fail(self, problem: BaseException) -> None:
+        """Instead of run(), where this rank cannot begin: the others wait for it."""
+        self.n_begun += 1
+        _fail("tagc_gatherer_fail", self._handle, problem)
 
     def reset(self) -> None:
         """Makes the next run send whole values, not changes."""

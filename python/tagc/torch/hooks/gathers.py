@@ -25,7 +25,7 @@ from tagc.torch.exchange.call import Call
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Replica
-from tagc.torch.exchange.reducer import Gatherer, Way
+from tagc.torch.exchange.reducer import Gatherer, Way, as_error
 from tagc.torch.exchange.runner import Runner, Staged
 from tagc.torch.exchange.staging import Kernels
 from tagc.torch.exchange.unit import DTYPES, check_tensors
@@ -223,6 +223,7 @@ class AllGather(waits.FsdpComm):
         vote = call.agree(what, numbers, failure, vote)
         agreed = time.perf_counter()
         assert gather is not None and source is not None and target is not None  # or agree() has raised
+        n_begun = 0 if gather.gatherer is None else gather.gatherer.n_begun
         try:
             # that exchange has the lock, and nothing else changes what is needed here
             with contextlib.nullcontext() if call.runs_beside else self._passes.state.lock:
@@ -239,7 +240,9 @@ class AllGather(waits.FsdpComm):
                     *call.within_host(target),
                 )
         except Exception as problem:
-            failure = problem
+            failure = as_error(problem)
+            if gather.gatherer is not None and gather.gatherer.n_begun == n_begun:
+                gather.gatherer.fail(failure)  # or the others would wait for its row
         if call.within is not None:  # whose ranks would wait for this one's rows
             call.within.agree(what, {}, failure)
         elif failure is not None:
