@@ -1,6 +1,9 @@
 /* acc = gradient + residual, and the new residual, each as it is stored (codec/residual.h). The operations are those of
  * codec/residual.c, so that the bits are the same.
  *
+ * No residual is in bf16 any more (check_row of batch.cu). Its branches stay here and in select.cuh, since without them ptxas of CUDA 13 spills
+ * registers of settle_rows, encode_blocks and stream_rows on some devices.
+ *
  * A warp takes TAGC_RESIDUAL_BLOCK values at a time, each lane four side by side (a quad). That is one block of int8 or four of int4, and
  * the four random bytes of a quad are one hash. */
 #ifndef TAGC_GPU_CUDA_RESIDUAL_CUH
@@ -12,6 +15,7 @@ namespace tagc_cuda {
 
 constexpr unsigned QUAD = 4, LANES_OF_INT4 = 32 / QUAD; /* lanes that share an exponent of int4 */
 static_assert(LANES * QUAD == TAGC_RESIDUAL_BLOCK, "a warp takes a block");
+constexpr uint32_t ZERO_HALF = 0x8000u, LARGEST_HALF = 0x7f7fu;
 
 /* Integers, with an exponent for each block. */
 __host__ __device__ __forceinline__ int has_exponents(int residual_format) {
@@ -49,6 +53,8 @@ __device__ __forceinline__ float gradient_at(const acc_arrays *a, size_t i) {
 
 __device__ __forceinline__ float residual_at(const acc_arrays *a, size_t i) {
     if (a->residual_format == TAGC_FORMAT_FP32) return static_cast<const float *>(a->residual_in)[i];
+    if (a->residual_format == TAGC_FORMAT_BF16)
+        return float_of((uint32_t) static_cast<const uint16_t *>(a->residual_in)[i] << 16);
     const float step = step_of(static_cast<const uint8_t *>(a->residual_in)[block_of(a, i)]);
     if (a->residual_format == TAGC_FORMAT_INT8) return (float)(int8_t)codes_in(a)[i] * step;
     return signed_of((uint32_t)codes_in(a)[i / 2] >> i % 2 * 4) * step;
@@ -64,7 +70,9 @@ __device__ __forceinline__ int is_aligned(const acc_arrays *a) {
     const uintptr_t residual = (uintptr_t)a->residual_in | (uintptr_t)a->residual_out,
                     wide = QUAD * sizeof(float) - 1, half = QUAD * sizeof(uint16_t) - 1;
     const uintptr_t of_gradient = a->gradient_format == TAGC_FORMAT_FP32 ? wide : half;
-    const uintptr_t of_residual = a->residual_format == TAGC_FORMAT_FP32 ? wide : 0;
+    const uintptr_t of_residual = a->residual_format == TAGC_FORMAT_FP32   ? wide
+                                  : a->residual_format == TAGC_FORMAT_BF16 ? half
+                                                                           : 0;
     return (((uintptr_t)a->gradient & of_gradient) | (residual & of_residual)) == 0;
 }
 
@@ -108,6 +116,8 @@ __device__ __forceinline__ raw_quad load_gradient(const acc_arrays *a, size_t at
 __device__ __forceinline__ raw_quad load_residual(const acc_arrays *a, size_t at, int is_aligned) {
     if (a->residual_format == TAGC_FORMAT_FP32)
         return load_floats(static_cast<const float *>(a->residual_in), at, a->n, is_aligned);
+    if (a->residual_format == TAGC_FORMAT_BF16)
+        return load_halves(static_cast<const uint16_t *>(a->residual_in), at, a->n, is_aligned);
     raw_quad quad = {};
     if (at >= a->n) return quad; /* zeros follow the last code, up to a whole quad */
     quad.words[0] = a->residual_format == TAGC_FORMAT_INT8
@@ -127,6 +137,11 @@ __device__ __forceinline__ float value_of(int format, const raw_quad *quad, unsi
 }
 
 /* ---- rounding ---- */
+
+__device__ __forceinline__ uint32_t rounded_half(float value, uint32_t threshold) {
+    const uint32_t half = smaller((magnitude(value) + (threshold >> 16)) >> 16, LARGEST_HALF);
+    return half == 0 ? ZERO_HALF : half | (bits_of(value) >> 16 & 0x8000u);
+}
 
 /* In as many bits as the format has. */
 __device__ __forceinline__ uint32_t rounded_code(int format, float value, uint32_t exponent,
@@ -155,6 +170,20 @@ __device__ __forceinline__ void write_floats(float *to, size_t at, size_t n, int
     TAGC_UNROLL
     for (unsigned j = 0; j < QUAD; j++)
         if (at + j < n) to[at + j] = from[j];
+}
+
+__device__ __forceinline__ void write_halves(uint16_t *to, size_t at, size_t n, int is_aligned,
+                                             const float *from, uint32_t random) {
+    unsigned long long all = 0;
+    TAGC_UNROLL
+    for (unsigned j = 0; j < QUAD; j++)
+        all |= (unsigned long long)rounded_half(from[j], tagc_residual_threshold(random, j)) << j * 16;
+    if (is_aligned && at + QUAD <= n)
+        *reinterpret_cast<unsigned long long *>(to + at) = all;
+    else
+        TAGC_UNROLL
+    for (unsigned j = 0; j < QUAD; j++)
+        if (at + j < n) to[at + j] = (uint16_t)(all >> j * 16);
 }
 
 /* Integers, and the zeros that follow the last code and the last exponent. */
@@ -190,12 +219,19 @@ __device__ __forceinline__ void write_residual(const acc_arrays *a, size_t at, i
         write_floats(static_cast<float *>(a->residual_out), at, a->n, is_aligned, from);
         return;
     }
-    write_codes(a, at, from, tagc_residual_random(a->seed, (uint32_t)(at / QUAD)));
+    const uint32_t random = tagc_residual_random(a->seed, (uint32_t)(at / QUAD));
+    if (a->residual_format == TAGC_FORMAT_BF16)
+        write_halves(static_cast<uint16_t *>(a->residual_out), at, a->n, is_aligned, from, random);
+    else
+        write_codes(a, at, from, random);
 }
 
-/* Writes one value in fp32. */
+/* Writes one value in fp32 or bf16. */
 __device__ __forceinline__ void put_plain(const acc_arrays *a, uint32_t i, float value) {
-    static_cast<float *>(a->residual_out)[i] = value;
+    if (a->residual_format == TAGC_FORMAT_FP32)
+        static_cast<float *>(a->residual_out)[i] = value;
+    else
+        static_cast<uint16_t *>(a->residual_out)[i] = (uint16_t)rounded_half(value, threshold_of(a, i));
 }
 
 /* Writes one value as an integer where a zero was written. Returns 0, and writes nothing, if the exponent of its block is too small. */

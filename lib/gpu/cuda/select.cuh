@@ -274,6 +274,9 @@ __device__ __forceinline__ void stream_any(const topk_row *row, uint32_t index, 
     case TAGC_FORMAT_FP32:
         stream_either<TAGC_FORMAT_FP32>(row, index, t_lo, t_hi);
         break;
+    case TAGC_FORMAT_BF16:
+        stream_either<TAGC_FORMAT_BF16>(row, index, t_lo, t_hi);
+        break;
     case TAGC_FORMAT_INT8:
         stream_either<TAGC_FORMAT_INT8>(row, index, t_lo, t_hi);
         break;

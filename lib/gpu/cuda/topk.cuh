@@ -4,7 +4,7 @@
  *            elements
  *   gather   writes a bitmap per chunk, and indices and values in order, and counts the codes of each width; the row's last
  *            block chooses the best width, as the processor does, and writes the start of the body
- *   emit     writes codes of positions, and values with their scales; a residual in fp32 gets the loss
+ *   emit     writes codes of positions, and values with their scales; a residual in fp32 or bf16 gets the loss
  *   settle   puts losses into a residual of integers
  *
  * In a residual of integers, a value that fits into the exponent of its block is one code more: candidates that were not sent get theirs
