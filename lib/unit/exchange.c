@@ -437,11 +437,11 @@ tagc_status tagc_unit_check(const tagc_model *model, uint32_t unit, const char *
 }
 
 static tagc_status begin_plain(tagc_model_part *part) {
+    uint64_t n = part->width * (uint64_t)part->model->n_owners;
+    int is_chunk = part->model->options.output != TAGC_OUTPUT_UNIT;
     TAGC_TRY(tagc_part_sample(part, NULL));
-    if (part->n_full > 0)
-        part->square = tagc_elements_square(part->gradient, TAGC_ELEMENT_FP32, 0,
-                                            part->width * (uint64_t)part->model->n_owners);
-    return tagc_reducer_begin(part->reducer, part->gradient, part->sums);
+    if (part->n_full > 0) part->square = tagc_elements_square(part->gradient, TAGC_ELEMENT_FP32, 0, n);
+    return tagc_reducer_begin(part->reducer, part->gradient, n, part->sums, is_chunk ? part->width : n);
 }
 
 static tagc_status begin_parts(tagc_model_unit *unit) {
