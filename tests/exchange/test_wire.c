@@ -251,9 +251,10 @@ static void test_other_versions_are_refused_by_number(void **state) {
             tagc_wire_header header = example_header(), back;
             header.kind = kind;
             int is_apart = kind == TAGC_WIRE_FRAGMENT || kind == TAGC_WIRE_LOSSLESS;
-            header.body_bytes = is_apart ? 0 : header.body_bytes;
+            header.body_bytes = is_apart || kind == TAGC_WIRE_AGREE ? 0 : header.body_bytes;
             if (is_apart || kind == TAGC_WIRE_AGREE) header.max_abs = 0;
             if (kind == TAGC_WIRE_LOSSLESS) header.coding = 0;
+            if (kind == TAGC_WIRE_STATE) header.coding = TAGC_FORMAT_INT8;
             memset(storage, 0, sizeof storage);
             tagc_wire_write(&header, message);
             message[4] = (uint8_t)version;
