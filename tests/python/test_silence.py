@@ -69,13 +69,7 @@ def test_in_a_reduction_under_ddp():
 
 
 def test_in_a_reduction_by_gloo():
-    check(
-        2,
-        "ddp",
-        "backward",
-        {"transport": "gloo"},
-        ["no answer from rank 1 within 3 s.* .leg", WOKEN],
-    )
+    check(2, "ddp", "backward", {"transport": "gloo"}, ["no answer from rank 1 within 3 s.* .leg", WOKEN])
 
 
 @pytest.mark.slow

@@ -353,7 +353,7 @@ class State:
             except BaseException:  # synchronize() raises it
                 return _spoilt(source)
 
-        return passes.runners.host.future(result)
+        return passes.runners.host.await_end(result)
 
     def expected(self, index: int, tensors: Sequence[torch.Tensor]) -> Expected:
         """Returns the exchange of a bucket of these parameters."""
