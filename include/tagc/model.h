@@ -35,6 +35,8 @@
  *   UNIT              nobody           everything (an all-reduce; data parallel). With hosts of several ranks, units end in the
  *                                      same order on all ranks of a host: _end then communicates within it
  *
+ *   Another way to cut is tagc_cut.
+ *
  * Calls are local unless their comment says "collective". One thread at a time may use a model. */
 #ifndef TAGC_MODEL_H
 #define TAGC_MODEL_H
@@ -51,6 +53,19 @@ typedef struct tagc_model tagc_model;
 
 /* The class of a tensor is that of its name and shape. */
 #define TAGC_CLASS_BY_NAME (-1)
+
+/* Into what owners' parts are cut. */
+typedef enum tagc_cut {
+    /* Each tensor along its first dimension, see above. */
+    TAGC_CUT_ROWS = 0,
+    /* Those tensors of a unit that have one class lie end to end, in the order of their numbers, in a flat of tagc_padded_elems(n, W)
+     * elements. It is cut into as many equal chunks as there are owners, who so have any run of elements of a tensor, or none. All
+     * tensors of a flat are exchanged as one: at the level of the most careful of them. */
+    TAGC_CUT_FLAT = 1,
+    /* The same, where the caller has each flat as one array, with the padding, in fp32. _begin gets these arrays, and where each host has one
+     * rank nothing is copied. */
+    TAGC_CUT_FLAT_ARRAYS = 2
+} tagc_cut;
 
 typedef struct tagc_tensor {
     /* Not empty, at most 1023 bytes, another one for each tensor. Saved states go by it. */
@@ -97,10 +112,17 @@ typedef struct tagc_model_options {
     /* Threads that encode and decode. Results do not depend on it. [1, 256], default 1. */
     int n_threads;
     /* tagc_exchange of the class COMPRESSED, default DIRECT. SKETCH and PACKED are the paper's; they have no levels, and FP32
-     * residuals. */
+     * residuals. DENSE sends every value in the schedule's `format`, FP32 or BF16. */
     int exchange;
     /* Options of SKETCH and PACKED. Copied. Default NULL: the defaults of tagc_paper_options. */
     const struct tagc_paper_options *paper;
+    /* tagc_cut, default ROWS. */
+    int cut;
+    /* As in tagc_reducer_options, for what DIRECT exchanges; a level may ask for smaller blocks. Default 0. */
+    int block;
+    /* As in tagc_reducer_options, of the class COMPRESSED while it sends a part of its values. Defaults -1. */
+    int result_format;
+    double result_sparsity;
     /* A schedule that the caller creates, steps, saves and destroys, after the model: so several models, such as one for each bucket
      * of a trainer that regroups tensors, decide together. See "A schedule of the caller's" below. Default NULL: the model has its
      * own. `schedule` must be the options of this one, and `moment` does not count. */
@@ -157,7 +179,11 @@ TAGC_API tagc_status tagc_model_plan(const tagc_model *model, uint32_t tensor, t
  *            covers count as zero.
  * sums       (n_sums,): where sums go. Each piece lies within what this rank gets (tagc_model_owned). Elements that no piece covers are
  *            dropped. They may lie in the gradients.
- * Both lists and all arrays stay the caller's, and must not be touched until _end returns. */
+ * Both lists and all arrays stay the caller's, and must not be touched until _end returns.
+ *
+ * With TAGC_CUT_FLAT_ARRAYS both lists have one piece for each flat of the unit: its first tensor, first 0, and the whole flat with its
+ * padding, of which gradients are zero; of sums this rank's chunk, or with UNIT the whole flat. The arrays do not overlap. Another
+ * list is TAGC_ERR_ARGUMENT on this rank alone. */
 TAGC_API tagc_status tagc_model_begin(tagc_model *model, uint32_t unit, const tagc_piece *gradients,
                                       size_t n_gradients, const tagc_piece *sums, size_t n_sums);
 

@@ -29,14 +29,29 @@ static tagc_class kind_of(const tagc_model_part *part) {
     return part->model->tensors[part->members[0]].kind;
 }
 
+static int is_compressed(const tagc_model_part *part) {
+    return kind_of(part) == TAGC_CLASS_COMPRESSED;
+}
+
 static int is_paper(const tagc_model_part *part) {
-    return part->model->options.exchange != TAGC_EXCHANGE_DIRECT && kind_of(part) == TAGC_CLASS_COMPRESSED;
+    int exchange = part->model->options.exchange;
+    return is_compressed(part) && (exchange == TAGC_EXCHANGE_SKETCH || exchange == TAGC_EXCHANGE_PACKED);
+}
+
+static int is_dense(const tagc_model_part *part) {
+    return kind_of(part) == TAGC_CLASS_DENSE ||
+           (is_compressed(part) && part->model->options.exchange == TAGC_EXCHANGE_DENSE);
+}
+
+/* Of a dense part: that of its class. */
+static int format_of(const tagc_model_part *part) {
+    return kind_of(part) == TAGC_CLASS_DENSE ? part->model->options.dense_format : (int)part->plan.format;
 }
 
 /* direct can, the other exchanges read fp32. */
 static int reads_bf16(const tagc_model_part *part) {
-    return part->model->options.gradient == TAGC_ELEMENT_BF16 && !is_paper(part) &&
-           (kind_of(part) != TAGC_CLASS_DENSE || part->model->within);
+    const tagc_model_options *o = &part->model->options;
+    return o->gradient == TAGC_ELEMENT_BF16 && !is_paper(part) && (!is_dense(part) || part->model->within);
 }
 
 /* Rows of the reducer that reads the caller's gradients. */
@@ -67,7 +82,7 @@ static void take_sums(void *context, size_t row, const float *sums) {
 
 static void end_exchange(void *context, tagc_status status) {
     tagc_model_part *part = context;
-    if (status == TAGC_OK && part->reducer->now.stats.nonfinite) part->square = (double)NAN;
+    (void)status;
     if (part->host_sum) tagc_reducer_release(part->host_sum);
 }
 
@@ -154,6 +169,7 @@ static uint64_t tag_of(const tagc_model_part *part) {
 
 void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
     const tagc_model *model = part->model;
+    const tagc_model_options *asked = &model->options;
     tagc_reducer_options_init(o);
     o->n_elems = tagc_part_place_elems(part);
     o->tag = tag_of(part);
@@ -167,28 +183,34 @@ void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
         o->sparsity = model->schedule_options.sparsity;
         return;
     }
-    if (kind_of(part) == TAGC_CLASS_DENSE) { /* direct at sparsity 0 takes two to five times as long */
+    o->format = format_of(part);
+    if (model->within && model->n_hosts == 1) o->format = TAGC_FORMAT_FP32; /* nothing leaves the host */
+    if (is_dense(part)) { /* direct at sparsity 0 takes two to five times as long */
         o->exchange = TAGC_EXCHANGE_DENSE;
-        o->format = model->options.dense_format;
         return;
     }
     o->exchange = TAGC_EXCHANGE_DIRECT;
-    o->residual = model->options.residual;
+    o->residual = asked->residual;
     o->gradient = reads_bf16(part) && !model->within ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+    o->sparsity = 0;
+    if (model->within && model->n_hosts == 1) return;
     o->sparsity = part->plan.sparsity;
-    o->format = (int)part->plan.format;
-    if (part->plan.block > 0) o->block = part->plan.block;
+    if (o->format >= TAGC_FORMAT_INT8) o->block = asked->block;
+    if (part->plan.block > 0 && (o->block == 0 || o->block > part->plan.block)) o->block = part->plan.block;
+    if (!is_compressed(part) || (part->is_followed && part->plan.sparsity == 0)) return;
+    o->result_format = asked->result_format;
+    o->result_sparsity = asked->result_sparsity;
 }
 
-/* Ranks of a host add up in fp32, and send each other bf16, or what the class DENSE sends. */
-static void host_options(const tagc_model_part *part, tagc_reducer_options *o) {
+/* Ranks of a host add up in fp32, and send each other fp32 if that is what hosts send, else bf16. */
+void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *o) {
     const tagc_model *model = part->model;
     tagc_reducer_options_init(o);
     o->n_elems = tagc_part_place_elems(part) * (uint64_t)model->n_places;
     o->tag = tag_of(part);
     o->op = model->options.op;
     o->sparsity = 0;
-    o->format = kind_of(part) == TAGC_CLASS_DENSE ? model->options.dense_format : TAGC_FORMAT_BF16;
+    o->format = format_of(part) == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
     o->gradient = reads_bf16(part) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     o->n_threads = model->options.n_threads;
 }
@@ -228,9 +250,14 @@ static tagc_status make_part(tagc_model_part *part) {
     const tagc_model *model = part->model;
     tagc_reducer_options options, host;
     tagc_part_options(part, &options);
+    if (tagc_model_is_plain(model)) {
+        TAGC_TRY(tagc_reducer_create(model->between, &options, &part->reducer));
+        name_reducers(part);
+        return TAGC_OK;
+    }
     set_feeds(part);
     if (model->within) {
-        host_options(part, &host);
+        tagc_part_host_options(part, &host);
         TAGC_TRY(tagc_reducer_create_fed(model->within, &host, &part->host_feed, &part->host_sum));
     }
     TAGC_TRY(tagc_reducer_create_fed(model->between, &options, &part->feed, &part->reducer));
@@ -276,17 +303,16 @@ void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts) {
     tagc_memory_destroy(parts);
 }
 
-int tagc_are_one_part(const tagc_member *a, const tagc_member *b) {
+int tagc_are_one_part(const tagc_model *model, const tagc_member *a, const tagc_member *b) {
     return a->kind == b->kind && a->is_followed == b->is_followed &&
-           (!a->is_followed || a->plan.level == b->plan.level);
+           (!a->is_followed || tagc_model_is_flat(model) || a->plan.level == b->plan.level);
 }
 
 static tagc_status plan_part(tagc_model_part *part) {
-    const tagc_model *model = part->model;
-    const tagc_member *first = &model->tensors[part->members[0]];
+    const tagc_member *first = &part->model->tensors[part->members[0]];
     part->is_followed = first->is_followed;
     part->plan = first->plan;
-    return part->is_followed ? tagc_part_take_plan(part) : TAGC_OK;
+    return part->is_followed ? tagc_part_plan(part, &part->plan) : TAGC_OK;
 }
 
 /* Groups tensors, in the order of their numbers. */
@@ -297,13 +323,13 @@ static void group(tagc_model *model, tagc_model_unit *unit, tagc_model_part *par
         const tagc_member *leader = &model->tensors[unit->members[i]];
         int is_taken = 0;
         for (uint32_t p = 0; p < *n_parts; p++)
-            is_taken |= tagc_are_one_part(leader, &model->tensors[parts[p].members[0]]);
+            is_taken |= tagc_are_one_part(model, leader, &model->tensors[parts[p].members[0]]);
         if (is_taken) continue;
         tagc_model_part *part = &parts[(*n_parts)++];
         *part = (tagc_model_part){.model = model, .unit = unit, .members = members};
         part->full = members + unit->n_members;
         for (uint32_t k = i; k < unit->n_members; k++)
-            if (tagc_are_one_part(leader, &model->tensors[unit->members[k]]))
+            if (tagc_are_one_part(model, leader, &model->tensors[unit->members[k]]))
                 part->members[part->n_members++] = unit->members[k];
         members += part->n_members;
     }
@@ -375,6 +401,29 @@ tagc_status tagc_unit_check_pieces(tagc_model *model, uint32_t unit, const tagc_
     return TAGC_OK;
 }
 
+/* Of flats in arrays of the caller's: one for each part. */
+static tagc_status check_arrays(tagc_model *model, uint32_t unit, const tagc_piece *pieces, size_t n,
+                                const char *what, int is_sum) {
+    int is_chunk = is_sum && model->options.output != TAGC_OUTPUT_UNIT;
+    tagc_model_unit *u = &model->units[unit];
+    for (uint32_t p = 0; p < u->n_parts; p++) {
+        tagc_model_part *part = &u->parts[p];
+        const tagc_piece *piece = NULL;
+        for (size_t i = 0; pieces && i < n; i++)
+            if (pieces[i].tensor == part->members[0]) piece = &pieces[i];
+        uint64_t n_elems = part->width * (is_chunk ? 1 : (uint64_t)model->n_owners);
+        if (!piece || n != u->n_parts || piece->first != 0 || piece->n_elems != n_elems || !piece->values)
+            return tagc_fail(TAGC_ERR_ARGUMENT,
+                             "%s must have %u pieces, and one for the flat of %s of [0, %llu)", what,
+                             u->n_parts, model->tensors[part->members[0]].name, (unsigned long long)n_elems);
+        if (is_sum)
+            part->sums = piece->values;
+        else
+            part->gradient = piece->values;
+    }
+    return TAGC_OK;
+}
+
 tagc_status tagc_unit_check(const tagc_model *model, uint32_t unit, const char *what, int is_begun) {
     if (!model) return tagc_fail(TAGC_ERR_ARGUMENT, "model is NULL");
     if (unit >= model->n_units)
@@ -387,6 +436,14 @@ tagc_status tagc_unit_check(const tagc_model *model, uint32_t unit, const char *
     return TAGC_OK;
 }
 
+static tagc_status begin_plain(tagc_model_part *part) {
+    TAGC_TRY(tagc_part_sample(part, NULL));
+    if (part->n_full > 0)
+        part->square = tagc_elements_square(part->gradient, TAGC_ELEMENT_FP32, 0,
+                                            part->width * (uint64_t)part->model->n_owners);
+    return tagc_reducer_begin(part->reducer, part->gradient, part->sums);
+}
+
 static tagc_status begin_parts(tagc_model_unit *unit) {
     for (uint32_t p = 0; p < unit->n_parts; p++) {
         tagc_model_part *part = &unit->parts[p];
@@ -395,6 +452,10 @@ static tagc_status begin_parts(tagc_model_unit *unit) {
         part->square = 0;
         part->reducer->now.word = unit->word;
         if (part->host_sum) part->host_sum->now.word = unit->word;
+        if (tagc_model_is_plain(part->model)) {
+            TAGC_TRY(begin_plain(part));
+            continue;
+        }
         if (part->host_sum) TAGC_TRY(tagc_reducer_begin_fed(part->host_sum));
         TAGC_TRY(tagc_reducer_begin_fed(part->reducer));
     }
@@ -422,6 +483,7 @@ static tagc_status end_parts(tagc_model_unit *unit, tagc_model_stats *out) {
                 if (i == 0) out->n_bytes_received += stats.n_bytes_received[leg];
             }
             out->nonfinite |= stats.nonfinite != 0;
+            if (stats.nonfinite) part->square = (double)NAN;
             if (i) continue;
             out->n_sent += stats.n_sent;
             out->n_elems += reducers[i]->options.n_elems;
@@ -489,6 +551,7 @@ static void note(tagc_model_unit *unit, tagc_status status) {
 /* Its failure so far is in unit->status, and the other ranks learn of it from this exchange. */
 static tagc_status begin_unit(tagc_model *model, tagc_model_unit *unit) {
     unit->is_begun = 1;
+    unit->is_blind = model->is_blind;
     if (unit->status == TAGC_OK) note(unit, tagc_rest_begin(model, unit));
     unit->n_exchanges++;
     return begin_parts(unit);
@@ -499,6 +562,12 @@ tagc_status tagc_model_begin(tagc_model *model, uint32_t number, const tagc_piec
     TAGC_TRY(tagc_unit_check(model, number, "begin", 0));
     TAGC_TRY(tagc_comm_check_open(model->between));
     tagc_model_unit *unit = &model->units[number];
+    if (model->options.cut == TAGC_CUT_FLAT_ARRAYS) {
+        TAGC_TRY(check_arrays(model, number, gradients, n_gradients, "gradients", 0));
+        TAGC_TRY(check_arrays(model, number, sums, n_sums, "sums", 1));
+        gradients = sums = NULL;
+        n_gradients = n_sums = 0;
+    }
     unit->status = TAGC_OK;
     /* Both, also after a failure: their counts are those of this exchange from here on. */
     note(unit, tagc_unit_check_pieces(model, number, gradients, n_gradients, "gradients", 0));

@@ -38,7 +38,8 @@ static tagc_status describe(tagc_model *model, tagc_schedule_parameter *describe
         tagc_member *t = &model->tensors[i];
         size_t n_samples = 0;
         t->plan = fixed_plan(model, t->kind);
-        t->is_scheduled = t->kind != TAGC_CLASS_DENSE;
+        t->is_scheduled = t->kind != TAGC_CLASS_DENSE && (t->kind != TAGC_CLASS_COMPRESSED ||
+                                                          model->options.exchange != TAGC_EXCHANGE_DENSE);
         t->is_followed = class_has_levels(model, t->kind);
         if (!t->is_scheduled) continue;
         t->parameter = tagc_model_is_following(model) ? model->options.numbers[i] : n;
@@ -94,6 +95,17 @@ tagc_status tagc_model_open_schedule(tagc_model *model) {
     return tagc_model_take_plans(model);
 }
 
+tagc_status tagc_part_plan(const tagc_model_part *part, tagc_schedule_plan *plan) {
+    const tagc_model *model = part->model;
+    for (uint32_t i = 0; i < part->n_members; i++) {
+        const tagc_member *t = &model->tensors[part->members[i]];
+        model->numbers[i] = t->parameter;
+        /* as it is exchanged: rows with padding */
+        model->weights[i] = tagc_model_is_flat(model) ? t->n_elems : t->chunk * (uint64_t)model->n_owners;
+    }
+    return tagc_schedule_get_plan(model->schedule, model->numbers, model->weights, part->n_members, plan);
+}
+
 tagc_status tagc_model_take_plans(tagc_model *model) {
     for (uint32_t i = 0; i < model->n_tensors; i++) {
         tagc_member *t = &model->tensors[i];
@@ -102,6 +114,7 @@ tagc_status tagc_model_take_plans(tagc_model *model) {
         TAGC_TRY(tagc_schedule_get_plan(model->schedule, &t->parameter, NULL, 1, &plan));
         if (t->is_followed) {
             t->plan = plan;
+            if (t->part && tagc_model_is_flat(model)) TAGC_TRY(tagc_part_plan(t->part, &t->plan));
         } else { /* its moments alone are the schedule's */
             t->plan.moment = plan.moment;
             t->plan.n_selected = plan.n_selected;
@@ -125,7 +138,7 @@ tagc_status tagc_model_set_moment(tagc_model *model, uint32_t tensor, tagc_momen
 tagc_status tagc_part_sample(tagc_model_part *part, const float *host_sum) {
     tagc_model *model = part->model;
     size_t n_values = 0;
-    if (!part->is_followed) return TAGC_OK;
+    if (!part->is_followed || part->unit->is_blind) return TAGC_OK;
     for (uint32_t i = 0; i < part->n_members; i++) {
         const tagc_member *t = &model->tensors[part->members[i]];
         size_t n_before = n_values;
@@ -141,6 +154,10 @@ tagc_status tagc_part_sample(tagc_model_part *part, const float *host_sum) {
     }
     return tagc_schedule_add(model->schedule, model->numbers, model->counts, part->n_members, model->samples,
                              part->full, &part->n_full);
+}
+
+void tagc_model_set_sampling(tagc_model *model, int is_sampled) {
+    model->is_blind = !is_sampled;
 }
 
 void tagc_unit_forget_windows(tagc_model *model, tagc_model_unit *unit) {
@@ -231,20 +248,9 @@ static int has_parts(const tagc_model *model, const tagc_model_unit *unit) {
     for (uint32_t i = 0; i < unit->n_members; i++)
         for (uint32_t k = 0; k < i; k++) {
             const tagc_member *a = &model->tensors[unit->members[i]], *b = &model->tensors[unit->members[k]];
-            if (tagc_are_one_part(a, b) != (a->part == b->part)) return 0;
+            if (tagc_are_one_part(model, a, b) != (a->part == b->part)) return 0;
         }
     return 1;
-}
-
-tagc_status tagc_part_take_plan(tagc_model_part *part) {
-    const tagc_model *model = part->model;
-    for (uint32_t i = 0; i < part->n_members; i++) {
-        const tagc_member *t = &model->tensors[part->members[i]];
-        model->numbers[i] = t->parameter;
-        model->weights[i] = t->chunk * (uint64_t)model->n_owners; /* as it is exchanged, with padding */
-    }
-    return tagc_schedule_get_plan(model->schedule, model->numbers, model->weights, part->n_members,
-                                  &part->plan);
 }
 
 /* before: what it has sent so far. */
@@ -254,7 +260,10 @@ static tagc_status change_part(const tagc_model_part *part, const tagc_schedule_
         before->sparsity == part->plan.sparsity)
         return TAGC_OK;
     tagc_part_options(part, &options);
-    return tagc_reducer_change(part->reducer, &options);
+    TAGC_TRY(tagc_reducer_change(part->reducer, &options));
+    if (!part->host_sum) return TAGC_OK;
+    tagc_part_host_options(part, &options);
+    return tagc_reducer_change(part->host_sum, &options);
 }
 
 static tagc_status change_parts(tagc_model_unit *unit) {
@@ -262,7 +271,7 @@ static tagc_status change_parts(tagc_model_unit *unit) {
         tagc_model_part *part = &unit->parts[p];
         tagc_schedule_plan before = part->plan;
         if (!part->is_followed) continue;
-        TAGC_TRY(tagc_part_take_plan(part));
+        TAGC_TRY(tagc_part_plan(part, &part->plan));
         TAGC_TRY(change_part(part, &before));
     }
     return TAGC_OK;

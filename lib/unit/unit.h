@@ -11,7 +11,7 @@
  *
  * Where all ranks get all sums, those of a host then send each other theirs.
  *
- * A row is the chunks of one owner, tensor by tensor, padded to the same width for every owner. */
+ * A row is the chunks of one owner, tensor by tensor, padded to the same width for every owner. Of a flat it is the owner's chunk. */
 #ifndef TAGC_UNIT_UNIT_H
 #define TAGC_UNIT_UNIT_H
 
@@ -28,7 +28,7 @@ typedef struct tagc_model_unit tagc_model_unit;
 typedef struct tagc_member {
     const char *name;
     uint64_t n_elems;
-    uint64_t chunk; /* elements that an owner has of it, but for the last ones */
+    uint64_t chunk; /* elements that an owner has of it, but for the last ones; 0 in a flat */
     uint32_t unit;
     tagc_class kind;
     int is_scheduled;                 /* has a plan of the schedule */
@@ -37,7 +37,7 @@ typedef struct tagc_member {
     uint64_t n_samples, first_sample; /* in model->positions */
     tagc_schedule_plan plan;
     tagc_model_part *part;
-    uint64_t offset; /* of its chunk in a row of the part */
+    uint64_t offset; /* of its chunk in a row of the part; in a flat, of its first element */
     /* Its pieces in the exchange under way, in the unit's lists. */
     size_t first_gradient, n_gradients, first_sum, n_sums;
 } tagc_member;
@@ -57,6 +57,8 @@ struct tagc_model_part {
     tagc_model_part *heir_of; /* a former part of the same tensors, whose reducers this one gets; or NULL */
     tagc_feed host_feed;
     /* the exchange under way */
+    const float *gradient;   /* the caller's array of a flat, or NULL: pieces */
+    float *sums;             /* beside it */
     atomic_int has_host_sum; /* whether the host's sum is there, or its failure */
     tagc_status host_status;
     char host_text[TAGC_ERROR_TEXT_BYTES];
@@ -73,8 +75,8 @@ struct tagc_model_unit {
     uint32_t n_members;
     tagc_model_part *parts; /* (n_parts,) */
     uint32_t n_parts;
-    int is_begun;
-    uint64_t n_exchanges; /* begun; rounding derives from it */
+    int is_begun, is_blind; /* is_blind: the schedule does not look at this exchange */
+    uint64_t n_exchanges;   /* begun; rounding derives from it */
     const tagc_piece *gradients, *sums;
     size_t n_gradients, n_sums;
     uint64_t word;      /* that ranks must have alike */
@@ -101,10 +103,20 @@ struct tagc_model {
     uint32_t *full;             /* (n_tensors,) parameters whose windows are full, at the end of a step */
     double *own, *pooled;       /* messages of a step */
     char *spread; /* (1 + L, SPREAD_BYTES): sums that ranks of a host send each other; or NULL */
+    int is_blind; /* see tagc_model_set_sampling */
     char name[96];
     uint64_t n_steps;
     uint64_t run; /* a number of this run, the same on all ranks, in saved states */
 };
+
+/* 1: tensors lie end to end in flats. */
+static inline int tagc_model_is_flat(const tagc_model *model) {
+    return model->options.cut != TAGC_CUT_ROWS;
+}
+/* 1: reducers work on the caller's arrays. */
+static inline int tagc_model_is_plain(const tagc_model *model) {
+    return model->options.cut == TAGC_CUT_FLAT_ARRAYS && !model->within;
+}
 
 /* ---- layout.c ---- */
 
@@ -148,12 +160,13 @@ tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_
 /* Gives a part the reducers of the one that it is the heir of. */
 void tagc_part_inherit(tagc_model_part *part);
 /* 1: tensors of one unit that are exchanged as one, since their class and level are the same. */
-int tagc_are_one_part(const tagc_member *a, const tagc_member *b);
+int tagc_are_one_part(const tagc_model *model, const tagc_member *a, const tagc_member *b);
 void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts);
 /* Memory for sums that ranks of a host send each other. */
 tagc_status tagc_model_make_spread(tagc_model *model);
-/* Options of the reducer of a part. */
+/* Options of the reducer of a part, and of that which adds up within a host. */
 void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *options);
+void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *options);
 
 /* What messages call an exchange of a unit. tensor: of it, a number. */
 enum { TAGC_LABEL_BYTES = 96 };
@@ -179,13 +192,18 @@ static inline int tagc_model_is_following(const tagc_model *model) {
 tagc_status tagc_model_check_own_schedule(const tagc_model *model, const char *what);
 
 tagc_status tagc_model_open_schedule(tagc_model *model);
-/* Gives a part that has levels the plan of its tensors together. */
-tagc_status tagc_part_take_plan(tagc_model_part *part);
-/* Gives every tensor its plan. */
+/* The plan of all tensors of a part together. */
+tagc_status tagc_part_plan(const tagc_model_part *part, tagc_schedule_plan *plan);
+/* Gives every tensor its plan, in a flat that of the flat. */
 tagc_status tagc_model_take_plans(tagc_model *model);
 /* Hands samples of a part's gradient to the schedule. host_sum: (place_elems), where ranks of a host have added up; else NULL. From the
  * worker. */
 tagc_status tagc_part_sample(tagc_model_part *part, const float *host_sum);
+/* 0: units that begin from now on are exchanged without a look of the schedule's, as the first of several exchanges in a step are. All
+ * ranks say the same. */
+void tagc_model_set_sampling(tagc_model *model, int is_sampled);
+/* The number of its run in saved states, for a caller who tells runs apart otherwise. All ranks say the same. */
+void tagc_model_set_run(tagc_model *model, uint64_t run);
 /* Forgets the windows of a unit whose exchange failed, as all ranks do. */
 void tagc_unit_forget_windows(tagc_model *model, tagc_model_unit *unit);
 /* Brings every unit's parts in line with the plans. Collective. */
@@ -198,5 +216,7 @@ tagc_status tagc_model_agree(const tagc_model *model, tagc_status status);
 /* TAGC_ERR_MISMATCH on all ranks unless all pass the same checksum; what: a sentence's end, see model.c. Collective. */
 tagc_status tagc_model_compare(tagc_model *model, uint64_t sum, const char *what);
 tagc_status tagc_agree_over(tagc_comm *comm, tagc_status status); /* over one */
+/* What it sends to each other rank. */
+#define TAGC_VERDICT_BYTES (sizeof(int32_t) + TAGC_ERROR_TEXT_BYTES)
 
 #endif

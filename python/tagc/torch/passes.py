@@ -55,8 +55,8 @@ class Passes:
 
     def comm(self, group: Any) -> Comm:
         """Returns the connection over that group's ranks. Collective at the first call for a group."""
-        if self.state.wrapper.is_managed and not isinstance(group, dist.ProcessGroup):
-            return group.connection()  # a managed.Quorum
+        if not isinstance(group, dist.ProcessGroup):
+            return group.connection()  # ranks that torch.distributed does not know
         return self._comm(self._comms, group)
 
     def gather_comm(self, group: dist.ProcessGroup) -> Comm:
@@ -71,8 +71,8 @@ class Passes:
         with self.state.lock:
             if ranks not in comms:
                 options = self.state.options
-                # torchft may end the groups of a replica and make others in its place
-                transport = "gloo" if self.state.wrapper.is_managed else options.transport
+                # groups of ranks that leave may end, and others be made in their place
+                transport = "gloo" if self.state.wrapper.is_elastic else options.transport
                 comms[ranks] = Comm(group, options.timeout_s, transport)
             return comms[ranks]
 
@@ -324,7 +324,7 @@ class Passes:
         lock = self.state.lock
         call = Reduction(
             unit, comm, source, target, op, find_layout, find_scale, begin, lock, failure, waits, rows,
-            None if self.state.wrapper.is_managed else self.state.loaded,
+            None if self.state.wrapper.is_elastic else self.state.loaded,
         )  # fmt: skip
         if rows is not None and self.runners.is_on_device(source):
             call.add_up_now()

@@ -150,10 +150,13 @@ class Reduction(Call):
         with self._lock:
             try:
                 unit, layout, record = self._begin(self, source)
+            except Exception as problem:
+                self.comm.abort(f"{self.unit.name}: {problem}")
+                raise
+            try:
                 end = unit.reduce(way, layout, source, target, self.op, step=self.step)
             except Exception as problem:
-                if way.kernels is not None:
-                    self._abort_unless_told(problem)
+                self._abort_unless_told(problem)
                 raise
         seconds = time.perf_counter() - begin
         return lambda: record(end(), seconds, agree_s)

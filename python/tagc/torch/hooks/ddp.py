@@ -31,6 +31,8 @@ from tagc.torch.handle import Compressed
 from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
 from tagc.torch.schedule import policy
 
+__all__ = ["State", "Wrapper"]  # for annexes that extend it
+
 UNIT = "buckets"
 U = TypeVar("U", Unit, FlatModel)
 
@@ -242,7 +244,7 @@ class State:
         self._model: Callable[[], torch.nn.Module | None] = lambda: None
         self._layouts: dict[tuple[str, ...], layouts.Layout] = {}
         self._backward: _Backward | None = None
-        self.manager: Any = None  # torchft's, where it is
+        self.partner: Any = None  # who exchanges without a handle, so that DDP must not
         self._group: dist.ProcessGroup | None = None  # of DDP, for after close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -287,7 +289,7 @@ class State:
     def send(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Returns a future of the bucket's average. It is the hook."""
         handle, source = self._handle(), bucket.buffer()
-        if self.manager is None and (handle is None or handle.is_closed):  # DDP keeps its hook
+        if self.partner is None and (handle is None or handle.is_closed):  # DDP keeps its hook
             return default_hooks.allreduce_hook(self._group, bucket)  # type: ignore[arg-type]
         handle = self.handle
         backward = self._backward_of(bucket)
@@ -555,7 +557,7 @@ class Wrapper(AnyWrapper):
         """Returns the exchanges of the first backward pass: DDP has a bucket of all gradients of a dtype
         then, unless it searches for unused parameters."""
         state = self.hooked()
-        if state is None or self.finds_unused or self.is_managed:
+        if state is None or self.finds_unused or self.is_elastic:
             return []
         tensors: dict[torch.dtype, list[torch.Tensor]] = {}
         left = self.left_to_torch()
