@@ -441,7 +441,9 @@ static tagc_status begin_plain(tagc_model_part *part) {
     if (part->n_full > 0)
         part->square = tagc_elements_square(part->gradient, TAGC_ELEMENT_FP32, 0,
                                             part->width * (uint64_t)part->model->n_owners);
-    return tagc_reducer_begin(part->reducer, part->gradient, part->sums);
+    const tagc_reducer *reducer = part->reducer;
+    return tagc_reducer_begin(part->reducer, part->gradient, reducer->options.n_elems, part->sums,
+                              tagc_reducer_given_output(reducer));
 }
 
 static tagc_status begin_parts(tagc_model_unit *unit) {
