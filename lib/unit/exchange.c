@@ -436,14 +436,21 @@ tagc_status tagc_unit_check(const tagc_model *model, uint32_t unit, const char *
     return TAGC_OK;
 }
 
+static void note(tagc_model_unit *unit, tagc_status status) {
+    if (status == TAGC_OK || unit->status != TAGC_OK) return;
+    unit->status = status;
+    snprintf(unit->text, sizeof unit->text, "%s", tagc_last_error());
+}
+
 static tagc_status begin_plain(tagc_model_part *part) {
+    const tagc_model *model = part->model;
+    const tagc_model_unit *unit = part->unit;
+    uint64_t n_elems = part->width * (uint64_t)model->n_owners;
+    if (unit->status != TAGC_OK) return tagc_reducer_fail(part->reducer, unit->status, unit->text);
     TAGC_TRY(tagc_part_sample(part, NULL));
-    if (part->n_full > 0)
-        part->square = tagc_elements_square(part->gradient, TAGC_ELEMENT_FP32, 0,
-                                            part->width * (uint64_t)part->model->n_owners);
-    const tagc_reducer *reducer = part->reducer;
-    return tagc_reducer_begin(part->reducer, part->gradient, reducer->options.n_elems, part->sums,
-                              tagc_reducer_given_output(reducer));
+    if (part->n_full > 0) part->square = tagc_elements_square(part->gradient, TAGC_ELEMENT_FP32, 0, n_elems);
+    return tagc_reducer_begin(part->reducer, part->gradient, n_elems, part->sums,
+                              model->options.output == TAGC_OUTPUT_UNIT ? n_elems : part->width);
 }
 
 static tagc_status begin_parts(tagc_model_unit *unit) {
@@ -455,7 +462,7 @@ static tagc_status begin_parts(tagc_model_unit *unit) {
         part->reducer->now.word = unit->word;
         if (part->host_sum) part->host_sum->now.word = unit->word;
         if (tagc_model_is_plain(part->model)) {
-            TAGC_TRY(begin_plain(part));
+            note(unit, begin_plain(part)); /* and the other parts, since peers begin them */
             continue;
         }
         if (part->host_sum) TAGC_TRY(tagc_reducer_begin_fed(part->host_sum));
@@ -544,12 +551,6 @@ static tagc_status end_unit(tagc_model *model, uint32_t number, tagc_model_stats
     return tagc_fail_in(status, "%s", label);
 }
 
-static void note(tagc_model_unit *unit, tagc_status status) {
-    if (status == TAGC_OK || unit->status != TAGC_OK) return;
-    unit->status = status;
-    snprintf(unit->text, sizeof unit->text, "%s", tagc_last_error());
-}
-
 /* Its failure so far is in unit->status, and the other ranks learn of it from this exchange. */
 static tagc_status begin_unit(tagc_model *model, tagc_model_unit *unit) {
     unit->is_begun = 1;
@@ -564,13 +565,13 @@ tagc_status tagc_model_begin(tagc_model *model, uint32_t number, const tagc_piec
     TAGC_TRY(tagc_unit_check(model, number, "begin", 0));
     TAGC_TRY(tagc_comm_check_open(model->between));
     tagc_model_unit *unit = &model->units[number];
+    unit->status = TAGC_OK;
     if (model->options.cut == TAGC_CUT_FLAT_ARRAYS) {
-        TAGC_TRY(check_arrays(model, number, gradients, n_gradients, "gradients", 0));
-        TAGC_TRY(check_arrays(model, number, sums, n_sums, "sums", 1));
+        note(unit, check_arrays(model, number, gradients, n_gradients, "gradients", 0));
+        note(unit, check_arrays(model, number, sums, n_sums, "sums", 1));
         gradients = sums = NULL;
         n_gradients = n_sums = 0;
     }
-    unit->status = TAGC_OK;
     /* Both, also after a failure: their counts are those of this exchange from here on. */
     note(unit, tagc_unit_check_pieces(model, number, gradients, n_gradients, "gradients", 0));
     note(unit, tagc_unit_check_pieces(model, number, sums, n_sums, "sums", 1));

@@ -334,6 +334,8 @@ class State:
     ) -> torch.futures.Future[torch.Tensor] | None:
         """Begins an exchange that goes on without Python, and returns a future of its result; None: it cannot
         be one."""
+        if handle.wrapper.is_elastic:  # its ranks come and go
+            return None
         passes, group = handle.passes, handle.wrapper.groups()[0]
         try:
             bucket, layout = self._find(handle, index, tensors)
