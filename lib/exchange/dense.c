@@ -151,7 +151,9 @@ static void add_piece(const chunk_work *w, size_t at, size_t n) {
     const tagc_reducer *r = w->r;
     const dense *d = of(r);
     size_t n_ranks = (size_t)r->world_size, buffer = w->c % DEPTH * n_ranks * d->chunk;
-    float widened[PIECE_ELEMS], *out = w->out + at;
+    float widened[PIECE_ELEMS], kept[PIECE_ELEMS], *out = w->out + at;
+    if (!is_half(r)) /* the sums may take the place of the own row */
+        memcpy(kept, tagc_reducer_gradient(r) + chunk_begin(r, (size_t)r->rank, w->c) + at, n * sizeof *kept);
     for (size_t q = 0; q < n_ranks; q++) {
         int own = (int)q == r->rank;
         size_t arrived = buffer + q * d->chunk + at;
@@ -159,7 +161,7 @@ static void add_piece(const chunk_work *w, size_t at, size_t n) {
         if (is_half(r))
             tagc_bf16_widen((own ? d->send_halves : d->recv_halves) + arrived, widened, n);
         else
-            from = own ? tagc_reducer_gradient(r) + chunk_begin(r, q, w->c) + at : d->recv_chunks + arrived;
+            from = own ? kept : d->recv_chunks + arrived;
         if (q == 0)
             memcpy(out, from, n * sizeof *out);
         else

@@ -31,16 +31,19 @@ void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
     tagc_agreement_place(r, arena);
 }
 
-/* direct works row by row. Where it sends no sums back, the last row is encoded before the first sum is written. */
+/* direct works row by row. Where it sends no sums back, the last row is encoded before the first sum is written. The sums of dense take
+ * the place of its gradient, chunk by chunk, once that has been sent. */
 static void place_fed_arrays(tagc_reducer *r, tagc_arena *work) {
     size_t n = (size_t)r->options.n_elems,
            n_output = (size_t)r->exchange->output_elems(&r->options, r->world_size);
     int is_by_row = r->exchange->runner != NULL, is_shard = r->options.output == TAGC_OUTPUT_SHARD;
     void *gradient = is_by_row ? NULL : tagc_arena_take(work, n, tagc_reducer_gradient_bytes(r));
-    float *output = is_by_row ? NULL : tagc_arena_take(work, n_output, sizeof *output);
+    int is_in_place = r->options.exchange == TAGC_EXCHANGE_DENSE;
+    float *output = is_by_row || is_in_place ? NULL : tagc_arena_take(work, n_output, sizeof *output);
     void *row = is_by_row ? tagc_arena_take(work, r->shard, sizeof(float)) : NULL;
     float *own_sums = is_by_row && !is_shard ? tagc_arena_take(work, r->shard, sizeof *own_sums) : row;
     if (!work->base) return;
+    if (is_in_place) output = (float *)gradient + (is_shard ? (size_t)r->rank * r->shard : 0);
     r->now.gradient = gradient;
     r->now.row = row;
     r->now.own_sums = own_sums;

@@ -26,8 +26,16 @@ static int count_alike(alike *found, size_t *n_found, uint64_t residual) {
     return found[i].n++;
 }
 
+/* What a step takes beside its reducer's own where a tagc_model asks for rows: direct has one, and one of sums if these are sent back; dense
+ * has the gradient, whose place the sums take. */
+static uint64_t fed_bytes(const tagc_reducer_options *part, int world_size) {
+    uint64_t row = (part->n_elems / (uint64_t)world_size * sizeof(float) + 63) / 64 * 64;
+    if (part->exchange == TAGC_EXCHANGE_DIRECT) return (part->output == TAGC_OUTPUT_SHARD ? 1 : 2) * row;
+    return part->n_elems * sizeof(float);
+}
+
 static tagc_status add_needs(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
-                             int world_size, alike *found, tagc_host_memory *out) {
+                             int world_size, int is_fed, alike *found, tagc_host_memory *out) {
     uint64_t spares = 0, most = 0, total = 0, work = 0;
     size_t n_found = 0;
     for (size_t i = 0; i < n; i++) {
@@ -38,6 +46,7 @@ static tagc_status add_needs(const tagc_reducer_options *parts, const uint32_t *
         out->residual += memory.residual;
         out->buffers += memory.buffers;
         spares += memory.spare;
+        if (is_fed) memory.work += fed_bytes(&parts[i], world_size);
         total += memory.work;
         work = i > 0 && units[i] == units[i - 1] ? work + memory.work : memory.work;
         if (work > most) most = work;
@@ -47,11 +56,11 @@ static tagc_status add_needs(const tagc_reducer_options *parts, const uint32_t *
 }
 
 tagc_status tagc_plan_host_memory(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
-                                  int world_size, tagc_host_memory *out) {
+                                  int world_size, int is_fed, tagc_host_memory *out) {
     *out = (tagc_host_memory){0};
     alike *found = calloc(n + 1, sizeof *found);
     if (!found) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a plan of %zu reducers", n);
-    tagc_status status = add_needs(parts, units, n, world_size, found, out);
+    tagc_status status = add_needs(parts, units, n, world_size, is_fed, found, out);
     free(found);
     return status;
 }
@@ -156,6 +165,11 @@ static uint64_t larger(uint64_t a, uint64_t b) {
     return a > b ? a : b;
 }
 
+/* DDP's buckets go by tagc_model where each rank is a host. */
+static int is_fed(const deployment *d) {
+    return d->is_ddp && d->inside == 1;
+}
+
 /* Raises what tagc takes to that of a level. */
 static tagc_status add_level(const work_memory *m, int n_units, const deployment *d, int level,
                              tagc_codec_place codec, tagc_memory_row *row) {
@@ -163,7 +177,8 @@ static tagc_status add_level(const work_memory *m, int n_units, const deployment
     uint64_t packed = 0;
     for (int i = 0; i < n_units; i++) {
         size_t n_parts = list_parts(&m->units[i], d, level, (uint32_t)i, m->parts + n);
-        packed = larger(packed, tagc_plan_packed(m->parts + n, n_parts, d->ranks, d->is_ddp, 4));
+        if (!is_fed(d))
+            packed = larger(packed, tagc_plan_packed(m->parts + n, n_parts, d->ranks, d->is_ddp, 4));
         for (size_t k = 0; k < n_parts; k++) m->of_unit[n++] = (uint32_t)i;
     }
     if (codec == TAGC_CODEC_ON_DEVICE) {
@@ -175,7 +190,7 @@ static tagc_status add_level(const work_memory *m, int n_units, const deployment
         row->pinned = larger(row->pinned, held.pinned);
     } else {
         tagc_host_memory needs;
-        TAGC_TRY(tagc_plan_host_memory(m->parts, m->of_unit, n, d->ranks, &needs));
+        TAGC_TRY(tagc_plan_host_memory(m->parts, m->of_unit, n, d->ranks, is_fed(d), &needs));
         row->residual = larger(row->residual, needs.residual);
         row->buffers = larger(row->buffers, needs.buffers + needs.transient + packed);
         row->pinned = larger(row->pinned, tagc_plan_pinned(m->parts, m->of_unit, n, d->ranks, 4));

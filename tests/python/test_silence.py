@@ -65,22 +65,16 @@ def test_in_our_gather_under_fsdp2():
 
 
 def test_in_a_reduction_under_ddp():
-    check(2, "ddp", "backward", {}, ["no answer from rank 1 within 3 s .while ranks agreed", WOKEN])
+    check(2, "ddp", "backward", {}, ["no answer from rank 1 within 3 s.* .leg", WOKEN])
 
 
 def test_in_a_reduction_by_gloo():
-    check(
-        2,
-        "ddp",
-        "backward",
-        {"transport": "gloo"},
-        ["no answer from rank 1 within 3 s .while ranks agreed", WOKEN],
-    )
+    check(2, "ddp", "backward", {"transport": "gloo"}, ["no answer from rank 1 within 3 s.* .leg", WOKEN])
 
 
 @pytest.mark.slow
 def test_among_three():
-    words = "no answer from rank 2 within 3 s .while ranks agreed"
+    words = "no answer from rank 2 within 3 s.* .leg"
     for transport in ("native", "gloo"):
         check(3, "ddp", "backward", {"transport": transport}, [words, words, WOKEN])
 

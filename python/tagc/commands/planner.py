@@ -125,6 +125,7 @@ def _load() -> ctypes.CDLL:
             POINTER(c_uint32),
             c_size_t,
             c_int,
+            c_int,
             POINTER(_HostMemory),
         ]
         library.tagc_plan_packed.argtypes = [reducers, c_size_t, c_int, c_int, c_int]
@@ -214,10 +215,11 @@ def _listed(units: Sequence[_Parts]) -> tuple[Any, Any, int]:
     return _options(parts), (c_uint32 * len(parts))(*numbers), len(parts)
 
 
-def host_memory(units: Sequence[_Parts], world_size: int) -> HostMemory:
-    """Returns what the reducers of a model take on each of world_size ranks."""
+def host_memory(units: Sequence[_Parts], world_size: int, is_fed: bool = False) -> HostMemory:
+    """Returns what the reducers of a model take on each of world_size ranks. is_fed: whether they are those
+    of a tagc_model, which packs nothing."""
     found = _HostMemory()
-    status = _load().tagc_plan_host_memory(*_listed(units), world_size, byref(found))
+    status = _load().tagc_plan_host_memory(*_listed(units), world_size, is_fed, byref(found))
     _check(status, f"no reducer has options that are among these: {units}")
     return HostMemory(found.residual, found.buffers, found.transient)
 

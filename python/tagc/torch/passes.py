@@ -224,7 +224,7 @@ class Passes:
             call.opens_step, call.agrees_first = opens_step, False
             self._loss_scale = call.loss_scale
             if comm.needs_python:  # then all messages have one order
-                host.wait_for_jobs()
+                host.wait_for_work()
             model = unit.find_model(layout)
             if model is None:
                 host.wait_for_jobs()

@@ -67,7 +67,9 @@ class Host(Runner):
         # of a thread, once there is one
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] | None = None
         self._thread: threading.Thread | None = None
-        self._last: Future | None = None  # of future()
+        # the last of await_end() and future(), and of future() alone; each keeps a tensor
+        self._last: Future | None = None
+        self._last_work: Future | None = None
         self._is_closed = False
 
     def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -95,13 +97,23 @@ class Host(Runner):
             self.finish()
 
     def wait_for_jobs(self) -> None:
-        """Waits for the work of future(). In its thread there is nothing to wait for."""
+        """Waits for all work of the thread. In that there is nothing to wait for."""
         if self._last is not None and threading.current_thread() is not self._thread:
             self._last.wait()
-            self._last = None  # it keeps a tensor
+            self._last = self._last_work = None
+
+    def wait_for_work(self) -> None:
+        """Waits where work that sends messages itself is under way."""
+        if self._last_work is not None:
+            self.wait_for_jobs()
 
     def future(self, work: Job, is_awaited: bool = False) -> Future:
         """Hands the work to a thread, so that the caller goes on; when this is closed, the caller does it."""
+        self._last_work = future = self.await_end(work)
+        return future
+
+    def await_end(self, work: Job) -> Future:
+        """As future(), of work that only waits for what is under way."""
         future = self._last = Future()
 
         def job() -> None:

@@ -49,7 +49,7 @@ class Buckets:
     def unit(self, name: str, layout: layouts.Layout) -> Unit:
         """Returns the one of a bucket with that name and layout."""
         found = self.find(layout)
-        return self._replace(layout, Unit(name, self.options)) if found is None else found
+        return self._replace(layout, lambda: Unit(name, self.options)) if found is None else found
 
     def find(self, layout: layouts.Layout) -> Unit | None:
         """Returns the one of a bucket with that layout, if there is one."""
@@ -70,7 +70,7 @@ class Buckets:
         follower: Follower,
         rests: bool,
     ) -> FlatModel:
-        return self._replace(layout, FlatModel(name, comm, layout, dtype, follower, rests))
+        return self._replace(layout, lambda: FlatModel(name, comm, layout, dtype, follower, rests))
 
     def drop_model(self, layout: layouts.Layout) -> None:
         if (model := self.find_model(layout)) is not None:
@@ -80,14 +80,14 @@ class Buckets:
         unit = self.find(layout)
         return [(0.0, 0.0)] * len(layout.parts) if unit is None else unit.squares(layout, source)
 
-    def _replace(self, layout: layouts.Layout, new: U) -> U:
-        """Puts it into the place of all that share a parameter with that bucket, and returns it."""
+    def _replace(self, layout: layouts.Layout, make: Callable[[], U]) -> U:
+        """Ends all that share a parameter with that bucket, and returns what exchanges it instead."""
         names = _names_of(layout)
         for old in [old for old in self._units if not set(old).isdisjoint(names)]:
             unit = self._units.pop(old)
             unit.close()
             self._stowed |= unit.residuals_on_the_wire()
-        self._units[names] = new
+        new = self._units[names] = make()
         new.set_residuals_on_the_wire(
             {name: self._stowed.pop(name) for name in names if name in self._stowed}
         )
@@ -334,6 +334,8 @@ class State:
     ) -> torch.futures.Future[torch.Tensor] | None:
         """Begins an exchange that goes on without Python, and returns a future of its result; None: it cannot
         be one."""
+        if handle.wrapper.is_elastic:  # its ranks come and go
+            return None
         passes, group = handle.passes, handle.wrapper.groups()[0]
         try:
             bucket, layout = self._find(handle, index, tensors)
@@ -355,7 +357,7 @@ class State:
             except BaseException:  # synchronize() raises it
                 return _spoilt(source)
 
-        return passes.runners.host.future(result)
+        return passes.runners.host.await_end(result)
 
     def expected(self, index: int, tensors: Sequence[torch.Tensor]) -> Expected:
         """Returns the exchange of a bucket of these parameters."""
