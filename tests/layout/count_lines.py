@@ -41,7 +41,7 @@ WITHOUT["to work on libtagc"] = [
 ]  # fmt: skip
 WITHOUT["to work on compress()"] = ["python/tagc/torch/exchange/blocks.py"]  # of pipelines, as is pipeline.py
 # A little above what there is: whoever adds more says so here.
-LIMITS = {"to work on libtagc": 22_300, "to work on compress()": 13_700, "bytes of lab/results/": 1_062_000}
+LIMITS = {"to work on libtagc": 22_450, "to work on compress()": 13_700, "bytes of lab/results/": 1_062_000}
 
 
 def files_of(root, names, without=()):
