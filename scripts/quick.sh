@@ -22,6 +22,7 @@ case $verb:$name in
 module:?*)
     name=${name%/}
     name=${name/#python\/tagc\/torch\//python/}
+    name=${name/#python\/tagc\//python/}
     case $name in
     python | python/*) target=tests_of_python ;;
     *) target=tests_of_${name##*/} name=${name##*/} ;; # lib/codec is codec

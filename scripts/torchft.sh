@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The tests of tagc under torchft, which the usual ones skip where torchft is missing, as it is in CI: there is no time left there.
-#   torchft.sh                    tests/python/test_torchft*.py, after make build
+#   torchft.sh                    tests/python/quorum/test_torchft*.py, after make build
 #   torchft.sh <arguments>...     runs the interpreter that has torchft: torchft.sh lab/studies/torch_chaos.py --steps 300
 # The environment is that of scripts/python.sh, with torchft on top of it; it is made once. torchft takes torch as it is there.
 set -euo pipefail
@@ -15,5 +15,5 @@ if [ ! -e "$environment/made" ]; then
     "$environment/bin/python" -m pip install --disable-pip-version-check --no-input --quiet --progress-bar off "$torchft"
     touch "$environment/made"
 fi
-[ $# -gt 0 ] || set -- -m pytest -q -p no:cacheprovider "$root"/tests/python/test_torchft*.py
+[ $# -gt 0 ] || set -- -m pytest -q -p no:cacheprovider "$root"/tests/python/quorum/test_torchft*.py
 exec "$environment/bin/python" "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The test of tagc under trl's trainers, which the usual ones skip where trl is missing, as it is in CI: tests/python/test_trl.py, after
+# The test of tagc under trl's trainers, which the usual ones skip where trl is missing, as it is in CI: tests/python/integrations/test_trl.py, after
 # make build. trl.sh <arguments>... runs the interpreter that has trl. The environment is that of scripts/python.sh, with trl and peft on top
 # of it; it is made once.
 set -euo pipefail
@@ -16,5 +16,5 @@ if [ ! -e "$environment/made" ]; then
     touch "$environment/made"
 fi
 export HF_HUB_OFFLINE=1
-[ $# -gt 0 ] || set -- -m pytest -q -p no:cacheprovider "$root"/tests/python/test_trl.py
+[ $# -gt 0 ] || set -- -m pytest -q -p no:cacheprovider "$root"/tests/python/integrations/test_trl.py
 exec "$environment/bin/python" "$@"

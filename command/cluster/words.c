@@ -64,7 +64,7 @@ static const tagc_option rows[] = {
          " activations"),
     CHOICE("recompute", recompute, "none|attention|full", "none", "what the backward pass computes again"),
     TEXT(NULL, "pipeline-values", pipeline_values, NULL, "int8,int4", "F,B",
-         "of compress(stage): activations and gradients between hosts, each bf16, int8 or int4"),
+         "of compress_stage(): activations and gradients between hosts, each bf16, int8 or int4"),
 };
 /* clang-format on */
 enum { N_ROWS = sizeof rows / sizeof rows[0], MOST_RANKS = 65536 }; /* as of a tagc_comm */
@@ -280,7 +280,7 @@ static tagc_status read_mesh(const tagc_parsed *parsed, tagc_cluster *c) {
                            : v->schedule == TAGC_MESH_INTERLEAVED ? 2
                                                                   : 1;
     q->recompute = v->recompute;
-    tagc_blocks_options blocks; /* as compress(stage) has them by default */
+    tagc_blocks_options blocks; /* as compress_stage() has them by default */
     tagc_blocks_options_init(&blocks);
     q->block = blocks.block;
     return TAGC_OK;

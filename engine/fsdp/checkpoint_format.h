@@ -81,8 +81,9 @@ uint64_t tagc_rank_file_offset(const tagc_manifest *manifest, int rank, int flat
 uint64_t tagc_rank_file_bytes(const tagc_manifest *manifest, int rank);
 void tagc_rank_file_header(const tagc_manifest *manifest, int rank,
                            unsigned char header[TAGC_RANK_HEADER_BYTES]);
-/* Checks that this is the file of `rank` that the manifest describes: header and size, and with verify the checksum. */
-tagc_status tagc_rank_file_check(const tagc_manifest *manifest, int rank, const void *bytes, size_t n_bytes,
-                                 int verify);
+/* Checks that this is the file of `rank` that the manifest describes: header, size, and its checksum, unless that is NULL. */
+tagc_status tagc_rank_file_check(const tagc_manifest *manifest, int rank,
+                                 const unsigned char header[TAGC_RANK_HEADER_BYTES], size_t n_bytes,
+                                 const uint64_t *checksum);
 
 #endif

@@ -91,8 +91,8 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_r
     tagc_gatherer_options_choose(g, f->options.gather);
     g->check_every = g->delta ? (uint64_t)f->options.gather_check_every : 0;
     int is_hybrid = f->options.sharding == TAGC_SHARD_HYBRID;
-    g->two_level = !is_hybrid && f->options.two_level;
-    g->ranks_per_host = is_hybrid || g->two_level ? f->options.ranks_per_host : 0;
+    g->within_host = is_hybrid;
+    g->ranks_per_host = is_hybrid || f->options.two_level ? f->options.ranks_per_host : 1;
     return f->options.sharding != TAGC_SHARD_NONE;
 }
 

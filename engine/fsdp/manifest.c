@@ -313,17 +313,18 @@ void tagc_rank_file_header(const tagc_manifest *m, int rank, unsigned char heade
     put(header + 40, tagc_rank_file_bytes(m, rank), 8);
 }
 
-tagc_status tagc_rank_file_check(const tagc_manifest *m, int rank, const void *bytes, size_t n_bytes,
-                                 int verify) {
+tagc_status tagc_rank_file_check(const tagc_manifest *m, int rank,
+                                 const unsigned char found[TAGC_RANK_HEADER_BYTES], size_t n_bytes,
+                                 const uint64_t *checksum) {
     if (n_bytes != m->files[rank].n_bytes)
         return tagc_fail(TAGC_ERR_CORRUPT, "it has %zu bytes, its manifest says %llu", n_bytes,
                          (unsigned long long)m->files[rank].n_bytes);
     unsigned char header[TAGC_RANK_HEADER_BYTES];
     tagc_rank_file_header(m, rank, header);
-    if (memcmp(bytes, header, sizeof header) != 0)
+    if (memcmp(found, header, sizeof header) != 0)
         return tagc_fail(TAGC_ERR_CORRUPT, "its header is not that of rank %d in step %llu of this manifest",
                          rank, (unsigned long long)m->step);
-    if (verify && tagc_xxh3(bytes, n_bytes, 0) != m->files[rank].checksum)
+    if (checksum != NULL && *checksum != m->files[rank].checksum)
         return tagc_fail(TAGC_ERR_CORRUPT, "it does not match its checksum");
     return TAGC_OK;
 }

@@ -10,9 +10,11 @@ static const char *const pass_names[] = {"forward", "backward", "between passes"
 static tagc_status begin_gather(void *context, int unit) {
     tagc_fsdp *f = context;
     const tagc_layout_unit *u = &f->tables.units[unit];
-    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++)
-        TAGC_TRY(tagc_gatherer_begin(f->tables.flats[i].gatherer, f->tables.flats[i].master,
-                                     f->tables.flats[i].full));
+    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
+        const tagc_flat *flat = &f->tables.flats[i];
+        TAGC_TRY(
+            tagc_gatherer_begin(flat->gatherer, flat->master, flat->n_owned, flat->full, flat->n_padded));
+    }
     return TAGC_OK;
 }
 

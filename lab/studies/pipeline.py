@@ -3,10 +3,11 @@ one process, whose activations and gradients pass libtagc's codec where stages w
 
     python lab/studies/pipeline.py --data FOLDER --stages 2 4 --seeds 1 2 --steps 300
 
-All arms of a seed have the same weights and batches. A batch is rounded as in `tagc.compress(stage)`. Rows of
-it do not meet in a block, so that it does not matter how many micro-batches there are. "dense, rows reversed"
-differs from "dense" in nothing but how sums round: so far apart do equal runs end. In arms of bf16, tensors
-between stages are bf16 and all else is fp32. With --results, a run that the file has is not made again."""
+All arms of a seed have the same weights and batches. A batch is rounded as by
+`tagc.pipeline.compress_stage()`. Rows of it do not meet in a block, so that it does not matter how many
+micro-batches there are. "dense, rows reversed" differs from "dense" in nothing but how sums round: so far
+apart do equal runs end. In arms of bf16, tensors between stages are bf16 and all else is fp32. With
+--results, a run that the file has is not made again."""
 
 import argparse
 import json
@@ -60,7 +61,7 @@ def through(codec, x, seed):
 
 
 def codecs_of(arm):
-    from tagc.torch.exchange.blocks import Codec
+    from tagc.pipeline.blocks import Codec
 
     o = DEFAULT | ARMS[arm]
     if o["forward"] is None:

@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python"), str(RO
 from gpt import Block, Config
 from torch_bench import bytes_sent, origin, round_medians, spread
 
-import tagc.torch
+import tagc.pipeline
 
 SCHEDULES = {"1f1b": pipelining.Schedule1F1B, "gpipe": pipelining.ScheduleGPipe}
 MESSAGES = {
@@ -113,7 +113,7 @@ class Bench:
         stage = pipelining.PipelineStage(module, self.rank, self.world_size, torch.device("cpu"))
         handle = None
         if options is not None:
-            handle = tagc.torch.compress(stage, hosts=args.hosts, verbose=False, **options)
+            handle = tagc.pipeline.compress_stage(stage, hosts=args.hosts, verbose=False, **options)
         made = SCHEDULES[schedule](stage, n_microbatches=args.micro_batches, loss_fn=_loss)
         shape = args.micro_batches * args.batch_size, args.seq_len, args.width
         x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)

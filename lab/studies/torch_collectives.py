@@ -1,4 +1,4 @@
-"""What tagc.Collectives cost in loss where a loop communicates by itself, on the model, text and rate of
+"""What Collectives cost in loss where a loop communicates by itself, on the model, text and rate of
 torch_first_try.py. Two loops: Muon and AdamW of examples/pytorch/own_collectives.py, which reduce-scatter
 gradients and gather parameters; and AdamW behind an all-reduce of each gradient.
 
@@ -97,7 +97,7 @@ class Averaged:
 
 def made(loop, arm, model):
     """Returns (Collectives or None, what has step(lr))."""
-    import tagc.torch as tagc
+    from tagc.collectives import Collectives
 
     options, comm, optimizer = arm["options"], None, None
     if loop == "adamw":
@@ -105,7 +105,7 @@ def made(loop, arm, model):
     if options is not None:
         if options.get("gentle"):
             options = options | {"names": model, "optimizer": optimizer}
-        comm = tagc.Collectives(**options)
+        comm = Collectives(**options)
     calls = Torch() if comm is None else comm if arm.get("key", True) else Keyless(comm)
     if loop == "adamw":
         return comm, Averaged(model, calls, optimizer)
@@ -116,10 +116,10 @@ def made(loop, arm, model):
 
 def go_on(arm, comm, optimizer):
     """Ends the first steps, which were in 8 bits. What they rounded off is lost."""
-    import tagc.torch as tagc
+    from tagc.collectives import Collectives
 
     comm.close()
-    comm = tagc.Collectives(**arm["options"])
+    comm = Collectives(**arm["options"])
     for one in getattr(optimizer, "shared", [optimizer]):
         one.comm = comm
     return comm

@@ -162,6 +162,7 @@ def one_run(args, arm, every, seed, train, held_out):
     from torch.nn.parallel import DistributedDataParallel
 
     import tagc.torch as tagc
+    from tagc.local import LocalSteps
 
     rank, sites, begin = dist.get_rank(), dist.get_world_size(), time.monotonic()
     torch.manual_seed(1)
@@ -171,7 +172,7 @@ def one_run(args, arm, every, seed, train, held_out):
     wrapped = DistributedDataParallel(model) if own is None else model
     handle = None
     if own is not None:
-        handle = tagc.LocalSteps(model, optimizers, every=every, verbose=False, **own)
+        handle = LocalSteps(model, optimizers, every=every, verbose=False, **own)
     elif "direct" in arm:
         handle = tagc.compress(
             wrapped, optimizers, verbose=False, on_step=lambda stats: bits.append(stats["bits_per_param"])

@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python")]
 import train_gpt
 from gpt import GPT, Config
 
-from tagc.torch.weights import frame
+from tagc.weights import frame
 
 LINK_MB_S = 125.0  # of 1 Gbit/s
 N_HEADER = 64  # of a message; docs/reference/wire-format.md

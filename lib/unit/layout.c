@@ -223,6 +223,41 @@ float tagc_member_read(const tagc_model *model, const tagc_model_unit *unit, con
     return tagc_element_read(piece->values, model->options.gradient, element - piece->first);
 }
 
+void tagc_part_copy_residual(const tagc_model_part *part, float *residual, int to_pieces) {
+    uint64_t n_place = tagc_part_place_elems(part), begin = n_place * (uint64_t)part->model->place;
+    uint32_t hint = 0;
+    for (uint64_t at = begin; at < begin + n_place;) {
+        stretch s = stretch_at(part, at, begin + n_place, &hint);
+        const tagc_piece *pieces = s.n_real > 0 ? part->unit->gradients + s.tensor->first_gradient : NULL,
+                         *last = pieces ? pieces + s.tensor->n_gradients : NULL, *piece = last;
+        if (pieces) piece = piece_behind(pieces, s.tensor->n_gradients, s.first);
+        for (; piece < last && piece->first < s.first + s.n_real; piece++) {
+            uint64_t from = piece->first > s.first ? piece->first : s.first,
+                     end = piece->first + piece->n_elems;
+            if (end > s.first + s.n_real) end = s.first + s.n_real;
+            float *theirs = (float *)piece->values + (from - piece->first),
+                  *own = residual + (at - begin) + (from - s.first);
+            memcpy(to_pieces ? theirs : own, to_pieces ? own : theirs, (end - from) * sizeof *own);
+        }
+        at += s.n;
+    }
+}
+
+int tagc_member_is_zero(const tagc_model *model, const tagc_model_unit *unit, const tagc_member *tensor) {
+    enum { N_READ = 1024 };
+    float values[N_READ];
+    for (size_t p = 0; p < tensor->n_gradients; p++) {
+        const tagc_piece *piece = &unit->gradients[tensor->first_gradient + p];
+        for (uint64_t at = 0, n; at < piece->n_elems; at += n) {
+            n = piece->n_elems - at < N_READ ? piece->n_elems - at : N_READ;
+            tagc_elements_read(piece->values, model->options.gradient, at, n, values);
+            for (uint64_t i = 0; i < n; i++)
+                if (!(values[i] == 0)) return 0;
+        }
+    }
+    return 1;
+}
+
 void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *tensor, uint64_t *first,
                        uint64_t *n) {
     uint64_t owner = (uint64_t)(rank % model->n_owners); /* the place, where a host's ranks are owners */
@@ -290,6 +325,7 @@ static void place_tables(tagc_model *model, tagc_arena *arena, size_t name_bytes
     *names = tagc_arena_take(arena, name_bytes, 1);
     model->positions = tagc_arena_take(arena, (size_t)n_samples, sizeof *model->positions);
     model->samples = tagc_arena_take(arena, (size_t)n_samples, sizeof *model->samples);
+    model->weights = tagc_arena_take(arena, n, sizeof *model->weights);
     model->numbers = tagc_arena_take(arena, n, sizeof *model->numbers);
     model->counts = tagc_arena_take(arena, n, sizeof *model->counts);
     model->full = tagc_arena_take(arena, n, sizeof *model->full);

@@ -129,6 +129,7 @@ tagc_status tagc_model_save(const tagc_model *model, void *bytes, size_t n_bytes
     char *at = bytes;
     if (!n_written) return tagc_fail(TAGC_ERR_ARGUMENT, "n_written is NULL");
     TAGC_TRY(tagc_model_check_idle(model, "save"));
+    TAGC_TRY(tagc_model_check_own_schedule(model, "save"));
     TAGC_TRY(write_all(model, &size));
     *n_written = size.n;
     if (!bytes) return TAGC_OK;
@@ -604,7 +605,10 @@ static tagc_status load_as_it_was(tagc_model_unit *unit, const saved_file *file,
             saved_part saved;
             (void)take_part(&r, &saved);
             if (!is_same_part(&unit->parts[p], &saved)) continue;
-            TAGC_TRY(tagc_reducer_state_load(unit->parts[p].reducer, saved.state, saved.n_state));
+            tagc_status status = tagc_reducer_state_load(unit->parts[p].reducer, saved.state, saved.n_state);
+            if (status == TAGC_ERR_MISMATCH)
+                return TAGC_OK; /* of another output, or of a unit with another number */
+            TAGC_TRY(status);
             *is_loaded = 1;
         }
     }
@@ -640,6 +644,7 @@ tagc_status tagc_model_load(tagc_model *model, const void *const *files, const s
     saved_files taken = {0};
     saved_about about;
     TAGC_TRY(tagc_model_check_idle(model, "load"));
+    TAGC_TRY(tagc_model_check_own_schedule(model, "load"));
     tagc_status status = tagc_model_agree(model, read_files(model, files, sizes, n_files, &taken));
     if (status == TAGC_OK) status = tagc_model_agree(model, agree_on_files(model, &taken, &about));
     if (status == TAGC_OK) {

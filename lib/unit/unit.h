@@ -1,5 +1,5 @@
-/* Inside of a model: layout.c (where values lie), model.c (life), exchange.c (one exchange of a unit), follow.c (the schedule),
- * state.c (checkpoints).
+/* Inside of a model: layout.c (where values lie), model.c (life), exchange.c (one exchange of a unit), residual.c (what is not
+ * sent), follow.c (the schedule), state.c (checkpoints).
  *
  * A unit's tensors of one class and level are a part, which one reducer exchanges. Without hosts of several ranks (L = 1):
  *
@@ -53,7 +53,8 @@ struct tagc_model_part {
     uint64_t width; /* of a row */
     tagc_reducer *reducer;
     tagc_feed feed;
-    tagc_reducer *host_sum; /* over `within`, or NULL */
+    tagc_reducer *host_sum;   /* over `within`, or NULL */
+    tagc_model_part *heir_of; /* a former part of the same tensors, whose reducers this one gets; or NULL */
     tagc_feed host_feed;
     /* the exchange under way */
     const float *gradient;   /* the caller's array of a flat, or NULL: pieces */
@@ -64,7 +65,9 @@ struct tagc_model_part {
     const float *host_values; /* of this place's row: (place_elems) */
     uint32_t *full;           /* (n_members,) parameters whose windows became full */
     size_t n_full;
-    double square; /* of its gradient, if n_full > 0 */
+    double square;  /* of its gradient, if n_full > 0 */
+    float *resting; /* (2, residual): what is not sent, and room; NULL unless options.rests */
+    int rests;      /* something is not sent in this exchange */
 };
 
 struct tagc_model_unit {
@@ -76,6 +79,7 @@ struct tagc_model_unit {
     uint64_t n_exchanges;   /* begun; rounding derives from it */
     const tagc_piece *gradients, *sums;
     size_t n_gradients, n_sums;
+    uint64_t word;      /* that ranks must have alike */
     tagc_status status; /* of _begin, kept for _end */
     char text[TAGC_ERROR_TEXT_BYTES];
 };
@@ -91,14 +95,16 @@ struct tagc_model {
     tagc_model_unit *units;
     uint32_t n_units;
     void *memory;               /* of the tables above */
-    tagc_schedule *schedule;    /* NULL: nothing is scheduled */
+    tagc_schedule *schedule;    /* NULL: nothing is scheduled; options.follows: the caller's */
     uint64_t *positions;        /* of samples, in their tensors */
     float *samples;             /* of one part: (most,) */
     uint32_t *numbers, *counts; /* (n_tensors,) arguments of tagc_schedule_add */
+    uint64_t *weights;          /* (n_tensors,) of tagc_schedule_get_plan */
     uint32_t *full;             /* (n_tensors,) parameters whose windows are full, at the end of a step */
     double *own, *pooled;       /* messages of a step */
     char *spread; /* (1 + L, SPREAD_BYTES): sums that ranks of a host send each other; or NULL */
     int is_blind; /* see tagc_model_set_sampling */
+    char name[96];
     uint64_t n_steps;
     uint64_t run; /* a number of this run, the same on all ranks, in saved states */
 };
@@ -127,6 +133,10 @@ uint64_t tagc_part_own_row(const tagc_model_part *part);
 void tagc_part_read(const tagc_model_part *part, uint64_t begin, uint64_t n, int element, void *values);
 void tagc_part_write(const tagc_model_part *part, uint64_t begin, uint64_t n, int element,
                      const void *values);
+/* Copies between the unit's gradients, which are fp32 here, and what this place keeps of the part, in the part's order (place_elems). */
+void tagc_part_copy_residual(const tagc_model_part *part, float *residual, int to_pieces);
+/* 1: all of a tensor's gradient is zero. */
+int tagc_member_is_zero(const tagc_model *model, const tagc_model_unit *unit, const tagc_member *tensor);
 /* What was written there, as sums are. */
 void tagc_part_read_sums(const tagc_model_part *part, uint64_t begin, uint64_t n, void *values);
 /* An element of the gradient; 0 if no piece covers it. */
@@ -147,6 +157,8 @@ void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *ten
 /* Makes the parts of a unit from the plans of its tensors. Collective. On failure *parts is NULL. */
 tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_model_part **parts,
                                  uint32_t *n_parts);
+/* Gives a part the reducers of the one that it is the heir of. */
+void tagc_part_inherit(tagc_model_part *part);
 /* 1: tensors of one unit that are exchanged as one, since their class and level are the same. */
 int tagc_are_one_part(const tagc_model *model, const tagc_member *a, const tagc_member *b);
 void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts);
@@ -156,7 +168,28 @@ tagc_status tagc_model_make_spread(tagc_model *model);
 void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *options);
 void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *options);
 
+/* What messages call an exchange of a unit. tensor: of it, a number. */
+enum { TAGC_LABEL_BYTES = 96 };
+void tagc_unit_label(const tagc_model *model, uint32_t unit, uint32_t tensor, char label[TAGC_LABEL_BYTES]);
+/* Checks a list of pieces, and notes where in it each tensor's are. */
+tagc_status tagc_unit_check_pieces(tagc_model *model, uint32_t unit, const tagc_piece *pieces, size_t n,
+                                   const char *what, int is_sum);
+/* TAGC_ERR_ARGUMENT or _STATE unless there is that unit, and it is under way or not. */
+tagc_status tagc_unit_check(const tagc_model *model, uint32_t unit, const char *what, int is_begun);
+
+/* ---- residual.c ---- */
+
+/* Takes what tensors with a zero gradient keep out of the reducers, and puts it back. Both do nothing without options.rests. */
+tagc_status tagc_rest_begin(tagc_model *model, tagc_model_unit *unit);
+tagc_status tagc_rest_end(tagc_model *model, tagc_model_unit *unit);
+
 /* ---- follow.c ---- */
+
+static inline int tagc_model_is_following(const tagc_model *model) {
+    return model->options.follows != NULL;
+}
+/* TAGC_ERR_STATE if the schedule is the caller's. */
+tagc_status tagc_model_check_own_schedule(const tagc_model *model, const char *what);
 
 tagc_status tagc_model_open_schedule(tagc_model *model);
 /* The plan of all tensors of a part together. */

@@ -152,21 +152,26 @@ static void gather_replicas(const tagc_deployment *d, double n_elems, double bet
     to->remote_bytes[1] = inside * within;
 }
 
+static int is_in_levels(const tagc_gatherer_options *options) {
+    return !options->within_host && options->ranks_per_host > 1;
+}
+
 static tagc_status plan_gather(const tagc_deployment *d, const tagc_gatherer_options *options,
                                tagc_gather_plan *to) {
     const tagc_setup *s = d->setup;
     tagc_volume volume;
     TAGC_TRY(tagc_gatherer_volume(options, s->world_size, &volume));
     double n_bytes = volume.n_bytes[TAGC_LEG_GATHER], within, across;
-    int per_group = options->ranks_per_host > 0 ? options->ranks_per_host : s->world_size;
-    int n_groups = options->two_level ? s->world_size / per_group : 1;
+    int two_level = is_in_levels(options);
+    int per_group = options->within_host || two_level ? options->ranks_per_host : s->world_size;
+    int n_groups = two_level ? s->world_size / per_group : 1;
     find_shares(s, per_group, &within, &across);
-    double inside = options->two_level ? volume.n_within_bytes[TAGC_LEG_GATHER] : n_bytes;
+    double inside = two_level ? volume.n_within_bytes[TAGC_LEG_GATHER] : n_bytes;
     double relayed = (inside - (per_group - 1) * volume.word_bytes) * (1 - 1.0 / n_groups);
     *to = (tagc_gather_plan){
         .n_bytes = {n_bytes - relayed, relayed},
         .remote_bytes = {(n_bytes - inside) * across + (inside - relayed) * within, relayed * within}};
-    if (d->keeps_replicas && options->two_level)
+    if (d->keeps_replicas && two_level)
         gather_replicas(d, (double)options->n_elems, n_bytes - inside, across, within, to);
     return TAGC_OK;
 }
@@ -293,10 +298,10 @@ static void add_exchanges(const tagc_deployment *d, int flat, work_bytes work[2]
     if (about->has_gatherer) {
         tagc_gatherer_options options = about->gatherer;
         int n_ranks = r->n_ranks;
-        if (d->keeps_replicas && options.two_level) { /* the ranks of a place gather what they own */
+        if (d->keeps_replicas && is_in_levels(&options)) { /* the ranks of a place gather what they own */
             n_ranks /= options.ranks_per_host;
             options.n_elems /= (uint64_t)options.ranks_per_host;
-            options.two_level = options.ranks_per_host = 0;
+            options.ranks_per_host = 1;
         }
         (void)tagc_gatherer_memory(&options, n_ranks, &gatherer);
     }

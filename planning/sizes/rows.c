@@ -170,7 +170,7 @@ static const char *format_name(int format) {
     return format == TAGC_FORMAT_BF16 ? "bf16" : format == TAGC_FORMAT_INT8 ? "int8" : "int4";
 }
 
-/* What travels whatever the strategy, and messages between stages as compress(stage) sends them. */
+/* What travels whatever the strategy, and messages between stages as compress_stage() sends them. */
 static tagc_status add_shared(const tagc_mesh_question *q, tagc_mesh_plan *plan) {
     const tagc_mesh_bytes *legs = plan->any.legs;
     tagc_mesh_reply packed;
@@ -181,7 +181,7 @@ static tagc_status add_shared(const tagc_mesh_question *q, tagc_mesh_plan *plan)
     add_sent(plan, "pipeline parallel", "", 0, &legs[TAGC_MESH_LEG_PIPELINE]);
     if (!(legs[TAGC_MESH_LEG_PIPELINE].between > 0)) return TAGC_OK;
     TAGC_TRY(ask_mesh(q, &tagc_strategies[TAGC_STRATEGY_STAYS_GATHERED], q->forward, q->backward, &packed));
-    snprintf(name, sizeof name, ", compress(stage), %s and %s", format_name(q->forward),
+    snprintf(name, sizeof name, ", compress_stage(), %s and %s", format_name(q->forward),
              format_name(q->backward));
     add_sent(plan, "pipeline parallel", name, 1, &packed.legs[TAGC_MESH_LEG_PIPELINE]);
     return TAGC_OK;

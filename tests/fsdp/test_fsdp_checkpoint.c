@@ -10,10 +10,13 @@
 #include "fsdp/checkpoint_format.h"
 #include "fsdp/internal.h"
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define LR 0.01
@@ -554,6 +557,59 @@ static void damaged_files_are_refused(void **state) {
     script_free(s);
 }
 
+/* ---- a disk that fails ---- */
+
+static atomic_int n_reads_left; /* until the one that fails; negative: none does */
+
+/* In place of the C library's, in all of this program. */
+ssize_t pread(int fd, void *to, size_t n_bytes, off_t offset) {
+    if (atomic_load(&n_reads_left) > 0 && atomic_fetch_sub(&n_reads_left, 1) == 1) {
+        errno = EIO;
+        return -1;
+    }
+    return syscall(SYS_pread64, fd, to, n_bytes, offset);
+}
+
+static void load_or_fail(tagc_comm *comm, void *arg) {
+    script *s = arg;
+    int rank = tagc_comm_rank(comm);
+    tagc_fsdp *f = make(s, comm);
+    uint64_t step;
+    char *extra;
+    s->status[rank] = tagc_checkpoint_load(f, comm, s->dir, &step, &extra);
+    snprintf(s->text[rank], TAGC_ERROR_TEXT_BYTES, "%s", tagc_last_error());
+    free(extra);
+    tagc_fsdp_destroy(f);
+}
+
+/* Whichever read fails, on whichever rank: all ranks say which file it was, and go on. */
+static void failing_reads_are_errors(void **state) {
+    char dir[1024], path[1100];
+    snprintf(dir, sizeof dir, "%s/reads", (char *)*state);
+    script *s = script_make(dir);
+    s->n_steps_after = 0;
+    toy_run(2, save_and_go_on, s);
+    snprintf(path, sizeof path, "%s/step-00000003", dir);
+    s->dir = path;
+    int n_failed = 0;
+    for (int n = 1, before = 1, next;; n = next) {
+        atomic_store(&n_reads_left, n);
+        toy_run(2, load_or_fail, s);
+        int has_failed = atomic_exchange(&n_reads_left, -1) == 0;
+        assert_int_equal(s->status[0], has_failed ? TAGC_ERR_IO : TAGC_OK);
+        assert_int_equal(s->status[0], s->status[1]);
+        if (!has_failed) break;
+        assert_string_equal(s->text[0], s->text[1]);
+        assert_non_null(strstr(s->text[0], "/rank-"));
+        assert_non_null(strstr(s->text[0], ".bin: Input/output error"));
+        n_failed++;
+        next = n + before;
+        before = n;
+    }
+    assert_true(n_failed > 5);
+    script_free(s);
+}
+
 static void other_models_are_refused(void **state) {
     char dir[1024], path[1100];
     snprintf(dir, sizeof dir, "%s/models", (char *)*state);
@@ -675,6 +731,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(moments_move_too, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(forks_keep_weights_and_moments, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(damaged_files_are_refused, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(failing_reads_are_errors, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(other_models_are_refused, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(disk_full_leaves_the_old, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(the_newest_stay, make_dir, remove_dir),

@@ -66,6 +66,16 @@ case $without in
     ;;
 esac
 case $without in *,build,*) ;; *) command_of_newcomer 1500 "make lib && make build && build/tagc --help" ;; esac
+case $without in
+*,build,*) ;;
+*)
+    # As root, into /usr/local: programs find the library without a word, and nothing of it is left in the end.
+    command_of_newcomer 300 "make install && cd / && tagc version && printf '%s\\n' '#include <tagc/tagc.h>' '#include <stdio.h>' \
+        'int main(void) { return puts(tagc_version()) < 0; }' >/tmp/program.c && gcc /tmp/program.c -ltagc -o /tmp/program && /tmp/program"
+    grep -q 'install: programs find libtagc.so in /usr/local/lib' "$root/said" || fail "make install as root does not say that programs find the library"
+    command_of_newcomer 60 "make uninstall && ! ls -d /usr/local/lib/libtagc* /usr/local/include/tagc /usr/local/bin/tagc 2>/dev/null"
+    ;;
+esac
 case $without in *,demo,*) ;; *) tail=20 command_of_newcomer 1200 "DEMO_STEPS=${DEMO_STEPS:-30} make demo" ;; esac
 echo "packages at the end: $(packages)"
 echo passed

@@ -5,7 +5,7 @@
     check_layout.py ROOT --planted   checks that what is planted into copies of it is found
 
 A line that breaks a rule is printed; the exit status is 1 then. To add a folder, give it a place in
-C_ORDER or PYTHON_ORDER.
+C_ORDER, PYTHON_ORDER or ANNEXES.
 """
 
 import ast
@@ -46,25 +46,50 @@ ELSEWHERE = {"tagc_commit.h": "made by CMake", "harness.h": "tests/gpu/cuda, in 
 PYTHON_ORDER = [
     ["tagc._library"],
     ["tagc.__init__"],
+    ["tagc._annexes"],
     ["tagc.torch.exchange.*"],
     ["tagc.torch.schedule.*"],
     ["tagc.torch.state", "tagc.torch.statistics"],
     ["tagc.torch.log", "tagc.torch.checkpoint", "tagc.torch.memory"],
     ["tagc.torch.passes"],
     ["tagc.torch.handle"],
-    ["tagc.torch.hooks.*", "tagc.torch.pipeline"],
-    ["tagc.torch.local.*", "tagc.torch.advise.*", "tagc.torch.compiled.*", "tagc.torch.weights.*"],
-    ["tagc.torch.quorum.*", "tagc.torch.collectives.*"],
+    ["tagc.torch.hooks.*"],
+    ["tagc.torch.advise.*"],
     ["tagc.torch.compress"],
+    ["tagc.torch.extension"],
     ["tagc.torch.__init__"],
-    ["tagc.integrations.*"],
-    ["tagc.report.*"],
     ["tagc.run.*"],
+    ["tagc.commands.parser"],
     ["tagc.commands.*"],
     ["tagc.__main__"],
 ]
+# An annex is python/tagc/<name>, with its tests in tests/python/<name> and this page in docs/guide. It can be
+# deleted with these: nothing else imports it, no annex imports another one, and each uses public names alone.
+# tests/python/test_annexes.py deletes each.
+ANNEXES = {
+    "compiled": "compiled.md",
+    "pipeline": "pipeline.md",
+    "local": "local.md",
+    "quorum": "torchft.md",
+    "fsdp1": "fsdp1.md",
+    "report": "report.md",
+    "integrations": "trainers.md",
+    "weights": "weights.md",
+    "collectives": "collectives.md",
+}
+PYTHON_ORDER.append([f"tagc.{name}.*" for name in ANNEXES])
+# What annexes may import of the rest: of these modules all names, or the names of __all__.
+PUBLIC = {
+    "tagc.__init__": "__all__",
+    "tagc._library": "",
+    "tagc.torch.__init__": "__all__",
+    "tagc.torch.extension": "__all__",
+    "tagc.torch.hooks.ddp": "__all__",
+    "tagc.torch.hooks.fsdp2": "__all__",
+    "tagc.commands.parser": "",
+}
 # The page of a result needs no torch and no libtagc.
-ALONE = ["tagc.report.*"]
+ALONE = {"tagc.report.*": ["tagc.commands.parser"]}
 # Beside the products; what is here imports and includes nothing of lab/, either.
 BESIDE = ["bench", "cmake", "examples", "fuzz", "scripts", "tests"]
 
@@ -222,10 +247,81 @@ def check_python(root):
                 continue
             if to_level >= level:
                 broken.append(f"{where}:{line}: {entry} imports {target}, from above or beside it")
-            elif entry in ALONE:
+            elif target not in ALONE.get(entry, [target]):
                 broken.append(f"{where}:{line}: {entry} imports {target}, and stands alone")
     broken += [f"these import each other in a circle: {', '.join(circle)}" for circle in circles(arrows)]
     return broken, n
+
+
+# ---- annexes ----
+
+
+def public_names(text):
+    """Returns the names in __all__ of a module."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return set(ast.literal_eval(node.value))
+    return set()
+
+
+@functools.cache
+def attributes_of(text):
+    """Returns (line, name, attribute) of all name.attribute."""
+    return [
+        (node.lineno, node.value.id, node.attr)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    ]
+
+
+def uses_of(text, module):
+    """Yields (line, dotted name) of all imports, and of attributes of what `import a.b as c` has named c."""
+    yield from imports_of(text, module)
+    named = {
+        alias.asname: alias.name
+        for node in parsed(text)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.asname
+    }
+    for line, name, attribute in attributes_of(text):
+        if name in named:
+            yield line, f"{named[name]}.{attribute}"
+
+
+def check_annexes(root):
+    """Returns what annexes use that is not public, who uses them, and what one lacks."""
+    public = {}
+    for module, which in PUBLIC.items():
+        path = root / "python" / f"{module.replace('.', '/')}.py"
+        if path.exists():
+            public[module.removesuffix(".__init__")] = public_names(path.read_text()) if which else None
+    broken = []
+    for annex, page in ANNEXES.items():
+        for path in (f"python/tagc/{annex}", f"tests/python/{annex}", f"docs/guide/{page}"):
+            if not (root / path).exists():
+                broken.append(f"{path} is not there: the annex {annex} has a folder, tests and a page")
+        for path in sorted((root / "python" / "tagc" / annex).rglob("*.py")):
+            module = ".".join(path.relative_to(root / "python").with_suffix("").parts)
+            for line, name in uses_of(path.read_text(), module):
+                if name.split(".")[0] != "tagc" or name.startswith(f"tagc.{annex}"):
+                    continue
+                of, _, last = name.rpartition(".")
+                if name in public or of in public and (public[of] is None or last in public[of]):
+                    continue
+                where = path.relative_to(root).as_posix()
+                broken.append(f"{where}:{line}: the annex {annex} uses {name}, which is not public")
+    tests = root / "tests" / "python"
+    for path in sorted(tests.rglob("*.py")):
+        of = path.relative_to(tests).parts[0]
+        for line, name in imports_of(path.read_text(), path.stem):
+            used = name.split(".")[1] if name.startswith("tagc.") else ""
+            if used in ANNEXES and used != of:
+                where = path.relative_to(root).as_posix()
+                broken.append(
+                    f"{where}:{line}: imports {name}: what tests an annex is in tests/python/{used}"
+                )
+    return broken
 
 
 # ---- the lab ----
@@ -262,7 +358,7 @@ def check_lab(root):
 def check(root):
     """Returns the broken rules, and how many lines were read."""
     (c, n_c), (python, n_python) = check_c(root), check_python(root)
-    return c + python + check_lab(root), n_c + n_python
+    return c + python + check_annexes(root) + check_lab(root), n_c + n_python
 
 
 # ---- what must be found ----
@@ -294,6 +390,23 @@ def planted(root):
     yield {local: "from tagc.torch.advise.choice import choose"}, "imports tagc.torch.advise.choice"
     yield {"python/tagc/torch/handle.py": "import tagc.torch"}, "imports tagc.torch.__init__"
     yield {"python/tagc/report/command.py": "import tagc.torch.handle"}, "tagc.torch.handle, and stands alone"
+    # annexes: who imports one, what one imports, by name and as an attribute, and what tests one
+    report = "python/tagc/report/command.py"
+    yield {low: "def f():\n    from tagc.report import page"}, "exchange.* imports tagc.report.page"
+    yield (
+        {"python/tagc/commands/main.py": "from tagc.report import page"},
+        "imports tagc.report.page, from above",
+    )
+    yield (
+        {report: "from tagc.torch.exchange import unit"},
+        "annex report uses tagc.torch.exchange.unit, which",
+    )
+    yield (
+        {report: "from tagc.torch import handle"},
+        "annex report uses tagc.torch.handle, which is not public",
+    )
+    yield {report: "import tagc.torch as t\nt.handle"}, "annex report uses tagc.torch.handle, which is not"
+    yield {"tests/python/new.py": "import tagc.report"}, "imports tagc.report: what tests an annex is in"
     # lab/, by its folders, by its files, and by programs and headers beside the products
     lab = {"lab/hosts/tables.py": "", "lab/hosts/delay_line.h": ""}
     yield {low: "from lab.hosts import tables", **lab}, "imports lab.hosts.tables, and nothing imports"
@@ -320,9 +433,9 @@ def check_planted(root):
     missed, n = [], 0
     with tempfile.TemporaryDirectory() as scratch:
         copy = pathlib.Path(scratch)
-        for folder in [*PRODUCTS, "python"]:
+        for folder in [*PRODUCTS, "python", "tests/python", "docs/guide"]:
             for path in (root / folder).rglob("*"):
-                if path.suffix in (*C_SUFFIXES, ".py"):
+                if path.suffix in (*C_SUFFIXES, ".py", ".md"):
                     (copy / path.relative_to(root)).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(path, copy / path.relative_to(root))
         for n, (lines, expected) in enumerate(planted(copy), 1):
@@ -332,7 +445,7 @@ def check_planted(root):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(f"{text or ''}\n{line}\n")
             look = check_c if paths[0].suffix in C_SUFFIXES else check_python
-            if not any(expected in line for line in look(copy)[0] + check_lab(copy)):
+            if not any(expected in line for line in look(copy)[0] + check_annexes(copy) + check_lab(copy)):
                 missed.append(f"planted in {', '.join(lines)}, and not found: {expected}")
             for path, text in before.items():
                 path.unlink() if text is None else path.write_text(text)

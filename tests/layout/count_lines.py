@@ -8,6 +8,8 @@ count_lines.py ROOT --limits   also fails where one of LIMITS is passed
 import pathlib
 import sys
 
+from check_layout import ANNEXES
+
 SOURCES = (".c", ".h", ".cpp", ".cu", ".cuh", ".py", ".sh")
 PRODUCTS = {
     "include": ["include"],
@@ -16,13 +18,14 @@ PRODUCTS = {
     "engine": ["engine"],
     "planning": ["planning"],
     "command": ["command"],
-    "python/tagc/torch": ["python/tagc/torch"],
+    "core of tagc.torch": ["python/tagc/torch"],
+    "annexes together": [f"python/tagc/{annex}" for annex in ANNEXES],
     "python/tagc, the rest": ["python/tagc"],
     "lab": ["lab"],
     "bench, fuzz, examples, scripts": ["bench", "fuzz", "examples", "scripts"],
     "tests": ["tests"],
 }
-WITHOUT = {"python/tagc, the rest": ["python/tagc/torch"]}
+WITHOUT = {"python/tagc, the rest": ["python/tagc/torch", *PRODUCTS["annexes together"]]}
 # What to read before a change of the core of libtagc, or of compress().
 MUST_READ = {
     "to work on libtagc": ["include/tagc", "lib"],
@@ -39,9 +42,15 @@ WITHOUT["to work on libtagc"] = [
     "lib/gpu", "lib/paper", "lib/transport/native",
     *(f"include/tagc/{name}.h" for name in ("device", "native", "paper"))
 ]  # fmt: skip
-WITHOUT["to work on compress()"] = ["python/tagc/torch/exchange/blocks.py"]  # of pipelines, as is pipeline.py
-# A little above what there is: whoever adds more says so here.
-LIMITS = {"to work on libtagc": 22_450, "to work on compress()": 13_700, "bytes of lab/results/": 1_062_000}
+# A little above what there is: whoever adds more says so here. The core of tagc.torch is to come to 9,500,
+# and the annexes to 7,500.
+LIMITS = {
+    "core of tagc.torch": 13_400,
+    "annexes together": 12_700,
+    "to work on libtagc": 22_450,
+    "to work on compress()": 12_900,
+    "bytes of lab/results/": 1_062_000,
+}
 
 
 def files_of(root, names, without=()):

@@ -74,7 +74,7 @@ NOT_HERE = {
     "sysctl": "changes the kernel",
     "wg ": "changes the network",
     "ip ": "changes the network",
-    "pip install torchft": "tests/python/test_torchft.py",
+    "pip install torchft": "tests/python/quorum/test_torchft.py",
     "scripts/report.sh": "is tagc-report",
 }
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.nn import functional as F
+from wrappers import KINDS
 
 WIDTH, VOCABULARY, LENGTH = 96, 64, 16
 ROWS = {}
@@ -33,8 +34,10 @@ class Row(NamedTuple):
     alone: str  # what torch runs alone: this row, or that where torch makes all the sums
 
 
-def row(n_ranks, exact=False, quick=False, alone=None):
-    """Makes a function that makes a Job a row of the table."""
+def row(n_ranks, exact=False, quick=False, alone=None, kind=None):
+    """Makes a function that makes a Job a row of the table. kind: of its model, where that is an annex's."""
+    if kind is not None and kind not in KINDS:
+        return lambda make: make
     return lambda make: (
         ROWS.setdefault(make.__name__, Row(make, n_ranks, exact, quick, alone or make.__name__)).make
     )
@@ -233,7 +236,7 @@ def replicate_tp():
     return Job([model], steps_of(model, mesh["dp"].get_local_rank()), [mesh["dp"]])
 
 
-@row(4, exact=True)
+@row(4, exact=True, kind="fsdp1")
 def fsdp1_tp():
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy

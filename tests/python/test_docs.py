@@ -36,7 +36,13 @@ PAGES = (
     "docs/guide/sites.md",
     "docs/guide/elastic.md",
     "docs/guide/compiled.md",
+    "docs/guide/pipeline.md",
+    "docs/guide/collectives.md",
+    "docs/guide/local.md",
+    "docs/guide/torchft.md",
+    "docs/guide/weights.md",
 )
+PAGES = tuple(page for page in PAGES if (ROOT / page).exists())  # an annex may be deleted with its page
 # test_integrations.py runs theirs, in processes that have them anyway
 SLOW_TO_IMPORT = ("transformers", "accelerate", "lightning")
 
@@ -463,6 +469,7 @@ def config(take):
 
 def stand_in_for_torchtitan():
     """Makes modules for `from torchtitan... import data_parallel`, whatever is installed."""
+    sys.path.append(str(ROOT / "tests" / "python" / "compiled"))
     import compiled_runs
 
     path = ""
@@ -512,6 +519,13 @@ def averages_gradients(take, names):
     stats = names["comm"].stats()
     assert stats["step"] == 31 and 8 < stats["bits_per_param"] < 14, stats
     names["comm"].close()
+
+
+@after('handle.save(f"{path}.tagc")')
+def each_rank_has_saved(take, names):
+    folder = pathlib.Path(f"{take('path')}.tagc")
+    dist.barrier()
+    assert sorted(file.name for file in folder.iterdir()) == ["rank0.pt", "rank1.pt"]
 
 
 @after("comm.at(path)")
@@ -744,6 +758,44 @@ def test_contents_of_the_guide():
     contents = " ".join(text[text.index("Contents: ") : text.index("\n## ")].split())
     titles = re.findall(r"^## (.*)$", text, re.M)
     assert re.findall(r"\[([^]]*)\]\(#", contents) == titles
+
+
+OUR_WORDS = (
+    "unit",
+    "leg",
+    "arm",
+    "level",
+    "mild",
+    "gentl[ey]",
+    "place",
+)  # that mean more here than elsewhere
+
+
+def undefined_words(text):
+    """Returns those of OUR_WORDS that a page uses before it defines them; there they are *emphasised*.
+    Headings and code do not count."""
+    prose = re.sub(r"^```.*?^```$|^#.*?$", "", text, flags=re.M | re.S)
+    prose = re.sub(r"`[^`\n]*`|\]\([^)]*\)", "", prose)
+    undefined = []
+    for word in OUR_WORDS:
+        first = re.search(rf"(?<![\w-])(\*?){word}s?\b(\*?)", prose)
+        if first and not (first[1] and first[2]):
+            undefined.append(word)
+    return undefined
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page.startswith(("README", "docs/guide/"))])
+def test_words_are_defined(page):
+    undefined = undefined_words((ROOT / page).read_text())
+    assert not undefined, (
+        f"{page} uses {', '.join(undefined)} before it says what that is: *unit* (...), or none"
+    )
+
+
+def test_undefined_words_are_found():
+    assert undefined_words("# Units\nA *unit* is. `arm`; units, all-legs.\n```\nlevels\n```\n") == []
+    assert undefined_words("Each unit is. A *unit* is. [an arm](arm.md)") == ["unit", "arm"]
+    assert undefined_words("It goes gently, in place, at a *level*.") == ["gentl[ey]", "place"]
 
 
 def test_the_reference_has_all_options():

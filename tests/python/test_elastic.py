@@ -161,29 +161,3 @@ def test_a_host_comes_stops_and_goes(tmp_path):
         int(step): float(loss) for step, loss in re.findall(r"step +(\d+)  evaluation loss ([\d.]+)", said)
     }
     assert losses.keys() == {3, 7, 11} and losses[3] > losses[7] > losses[11], said
-
-
-def test_whose_stages_replicas_of_a_new_quorum_follow():
-    """Under torchft. "x" and "y" are connections; step 7 is the last one."""
-    from tagc.torch.quorum import managed
-
-    def everyone(*found):
-        return [{"takes part": takes_part, "last": last} for takes_part, last in found]
-
-    fresh, healed, old, new = (False, None), (True, None), (True, ["x", 5]), (True, ["x", 7])
-    apart = (True, ["y", 7])
-    for found, source, strays in [
-        ([new, new], 0, []),
-        ([fresh, new], 1, []),
-        ([healed, new], 1, []),
-        ([old, healed, new], 2, []),
-        ([healed, old], 0, []),
-        ([fresh, fresh], 0, []),
-        ([fresh, healed], 1, []),
-        ([apart, new, new], 0, [0]),
-        ([new, apart], 0, [1]),
-        ([apart, fresh, new, old], 0, [2]),
-    ]:
-        assert (
-            managed._source(everyone(*found), 7) == source and managed._strays(everyone(*found), 7) == strays
-        ), found

@@ -73,8 +73,6 @@ def refused(rank, world_size):
         for model in deepspeed_engine(stage):
             for call in (tagc.compress, tagc.advise):
                 check_error(lambda: call(model), rf"in an engine of DeepSpeed \(.*{instead}.*FSDP version 2")
-            optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            check_error(lambda: tagc.LocalSteps(model, optimizer), "in an engine of DeepSpeed")
     for model in colossal_model("low level zero"):
         check_error(
             lambda: tagc.compress(model), rf"in an engine of Colossal-AI \(.*{instead}.*TorchDDPPlugin"

@@ -11,6 +11,7 @@ import ranks
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from wrappers import HAS_FSDP1
 
 N = 64
 
@@ -152,7 +153,7 @@ def each_wrap_is_measured(rank, world_size):
     fsdp1 = FullyShardedDataParallel(
         nn.Sequential(Adapted(torch.float32)), use_orig_params=True, device_id=torch.device("cpu")
     )
-    for model in (sharded(torch.int8, torch.float32), ddp, fsdp1):
+    for model in (sharded(torch.int8, torch.float32), ddp, *([fsdp1] if HAS_FSDP1 else [])):
         found = tagc.advise(model, seconds=0.5, verbose=False)
         n_units = 2 if found["wrap"] == "fsdp2" else 1
         assert (found["n_elems"], found["n_params"]) == (n_units * n_trained, n_units * (n_trained + n))

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from models import Odd, Tied, batch_of, loss_of
 from oracles import check_alike, check_equal, full_gradients, mix_of_classes
 from torch import nn
+from wrappers import HAS_FSDP1
 
 SHAPE = (64, 32)  # divided by all numbers of ranks here, so that no fragment is padded
 SPARSITY = 0.875
@@ -654,16 +655,18 @@ def fsdp1_as_torch(rank, world_size):
 def layouts_of(world_size):
     """{name: (function that makes the model, hosts)}"""
     half = world_size // 2
-    return {
+    of_fsdp1 = {
+        "fsdp1": (lambda: fsdp1(OddMatrices, "FULL_SHARD"), 2),
+        "fsdp1, whole": (lambda: fsdp1(OddMatrices, "NO_SHARD"), 2),
+        "fsdp1, replicas": (lambda: fsdp1(OddMatrices, "HYBRID_SHARD", mesh_of(half, 2)), 2),
+    }
+    return (of_fsdp1 if HAS_FSDP1 else {}) | {
         "ddp": (lambda: ddp(OddMatrices), 2),
         "ddp, flat": (lambda: ddp(OddMatrices), None),
         "replicas": (lambda: hsdp(OddMatrices, mesh_of(2, half)), 2),
         "replicas of whole": (lambda: hsdp(OddMatrices, mesh_of(world_size, 1)), 2),
         "replicas on hosts": (lambda: hsdp(OddMatrices, mesh_of(half, 2)), 2 if world_size > 4 else None),
         "shards": (lambda: hsdp(OddMatrices, mesh_of(half, 2, across=True)), 2),
-        "fsdp1": (lambda: fsdp1(OddMatrices, "FULL_SHARD"), 2),
-        "fsdp1, whole": (lambda: fsdp1(OddMatrices, "NO_SHARD"), 2),
-        "fsdp1, replicas": (lambda: fsdp1(OddMatrices, "HYBRID_SHARD", mesh_of(half, 2)), 2),
     }
 
 
@@ -756,8 +759,7 @@ def test_on_four_ranks():
             hsdp_as_torch,
             hsdp_conserves,
             nonfinite,
-            fsdp1_oracle,
-            fsdp1_as_torch,
+            *([fsdp1_oracle, fsdp1_as_torch] if HAS_FSDP1 else []),
         ],
         4,
         timeout_s=400,
@@ -775,8 +777,9 @@ def test_checkpoints(tmp_path):
     to_come = ranks.run(save_each, 4, str(tmp_path), every)[0]
     ranks.run(load_each, 4, str(tmp_path), to_come, every, 3)
     ranks.run(load_each, 8, str(tmp_path), to_come, two, 3)
-    for world_size, saved, again in ((2, "fsdp1", "by two"), (4, "by two", "by four")):
-        ranks.run(save_before_a_step, world_size, str(tmp_path), saved, again)
-    ranks.run(load_each, 2, str(tmp_path), {"by four": to_come["fsdp1"]}, ["fsdp1"], 1)
+    if HAS_FSDP1:
+        for world_size, saved, again in ((2, "fsdp1", "by two"), (4, "by two", "by four")):
+            ranks.run(save_before_a_step, world_size, str(tmp_path), saved, again)
+        ranks.run(load_each, 2, str(tmp_path), {"by four": to_come["fsdp1"]}, ["fsdp1"], 1)
     to_come = ranks.run(save_each, 8, str(tmp_path), two)[0]
     ranks.run(load_each, 4, str(tmp_path), to_come, every, 2)

@@ -544,7 +544,7 @@ def test_the_command_says_what_fits_and_what_is_sent(capsys):
     rows, legs = {row["name"]: row for row in made["rows"]}, {leg["name"]: leg for leg in made["legs"]}
     assert made["bubble"] == pytest.approx(3 / 16) and made["mesh"]["data"] == 4
     assert legs["tensor parallel"]["between"] == 0  # within hosts
-    whole, packed = legs["pipeline parallel"], legs["pipeline parallel, compress(stage), int8 and int4"]
+    whole, packed = legs["pipeline parallel"], legs["pipeline parallel, compress_stage(), int8 and int4"]
     n = 2048 * 8192 // 8
     assert packed["rank"] / whole["rank"] == pytest.approx((message(n, 8, 64) + message(n, 4, 64)) / (4 * n))
     for row in rows.values():

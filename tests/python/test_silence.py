@@ -152,25 +152,6 @@ def timeouts_of_groups(rank, world_size):
         ):
             with tagc.compress(model, verbose=False, **options) as handle:
                 assert {seconds_of(comm) for comm in handle.passes.comms()} == {given_s or wanted_s}
-        with tagc.Collectives(group, **options) as collectives:
-            assert {seconds_of(comm) for comm in collectives._passes.comms()} == {given_s or OF_GROUP_S}
-        linear = nn.Linear(8, 8)
-        for between, wanted_s in ((None, of_world_s), (group, OF_GROUP_S)):
-            model = linear if between is None else fully_shard(nn.Linear(8, 8), mesh=_alone())
-            optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            steps = tagc.LocalSteps(model, optimizer, between=between, verbose=False, **options)
-            assert {seconds_of(comm) for comm in steps._comms} == {given_s or wanted_s}
-            steps.close()
-        sync = tagc.WeightSync(linear, group, source=0, **options)
-        assert sync._links._timeout.total_seconds() == (given_s or OF_GROUP_S)
-
-
-def _alone():
-    """A mesh of this rank."""
-    from torch.distributed.device_mesh import DeviceMesh
-
-    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
-    return DeviceMesh.from_group(groups[dist.get_rank()], "cpu")
 
 
 def patience_of_a_group(rank, world_size):

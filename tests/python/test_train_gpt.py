@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 import launch
 import ranks
+from wrappers import HAS_FSDP1
 
 TRAIN = launch.EXAMPLES / "train_gpt.py"
 SMALL = [
@@ -65,7 +66,7 @@ def trained(rank, world_size, *runs):
     ["--wrap", "fsdp2", "--parameters", "delta8"],
     ["--wrap", "fsdp2", "--bf16", "--checkpoint-activations", "--accumulate", 2],
     ["--wrap", "ddp", "--tied", "--bf16", "--accumulate", 2],
-    ["--wrap", "fsdp1"],
+    *([["--wrap", "fsdp1"]] if HAS_FSDP1 else []),
 ], ids=lambda options: "".join(map(str, options)))  # fmt: skip
 def test_learns_and_goes_on_from_a_checkpoint(text, tmp_path, options):
     options = [*options, "--data", text, "--steps", 12, "--save-every", 6]

@@ -694,45 +694,6 @@ def tensor_parallel(rank, world_size):
         assert all(p.grad.to_local().any() for p in model.of.values())
 
 
-def sites_of_hosts(rank, world_size):
-    """Local steps between two sites of two hosts of two ranks each: within a site, gradients go in two
-    levels."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    import tagc.torch as tagc
-
-    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("site", "local"))
-    model = sharded(Odd, mesh=mesh["local"])
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    every = dict(sparsity=0, values="fp32", layers="all", verbose=False)
-    with (
-        tagc.compress(model, hosts=2, **every) as handle,
-        tagc.LocalSteps(model, optimizer, every=2, between="site", **every) as local,
-    ):
-        for step in range(4):
-            optimizer.zero_grad()
-            loss_of(model, batch_of(rank, step)).backward()
-            optimizer.step()
-        assert local.n_exchanges == 2 and handle.n_steps == 4 and handle.stats()["ranks_per_host"] == 2
-        torch.manual_seed(0)
-        sites = [Odd(), Odd()]
-        sites[1].load_state_dict(sites[0].state_dict())
-        for step in range(4):
-            for site, one in enumerate(sites):
-                losses = [loss_of(one, batch_of(4 * site + place, step)) for place in range(4)]
-                parameters = list(one.parameters())
-                for p, gradient in zip(parameters, torch.autograd.grad(sum(losses) / 4, parameters)):
-                    p.data -= 0.05 * gradient
-            if step % 2:
-                for p, q in zip(sites[0].parameters(), sites[1].parameters()):
-                    p.data = (p.data + q.data) / 2
-                    q.data = p.data.clone()
-        expected = dict(sites[0].named_parameters())
-        for name, parameter in model.named_parameters():
-            found = parameter.full_tensor().detach()
-            torch.testing.assert_close(found, expected[name].detach(), rtol=1e-4, atol=1e-6, msg=name)
-
-
 def on_larger_hosts(rank, world_size):
     """Four hosts of two ranks, bit for bit; two of four."""
     simulated(rank, world_size, 4)
@@ -800,7 +761,7 @@ def test_four_ranks():
 
 
 def test_eight_ranks():
-    ranks.run_each([on_larger_hosts, tensor_parallel, sites_of_hosts], 8)
+    ranks.run_each([on_larger_hosts, tensor_parallel], 8)
 
 
 def test_checkpoints_of_other_hosts(tmp_path):

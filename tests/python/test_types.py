@@ -1,4 +1,5 @@
-"""The types of the package hold, and those who use it get them."""
+"""The types of the package hold, and those who use it get them. tests/python/<annex>/typed_<annex>.py uses an
+annex."""
 
 import os
 import pathlib
@@ -13,7 +14,6 @@ pytest.importorskip("torch", reason="torch is not installed")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # An error that is expected and does not come is one: pyproject.toml says "strict".
 PROGRAM = """import torch
-from torch.distributed.pipelining import PipelineStage
 import tagc.torch as tagc
 
 model = torch.nn.Linear(3, 3)
@@ -31,15 +31,6 @@ tagc.compress(model, parameters="delta3")  # type: ignore[arg-type]
 tagc.compress(model, mild="mild")  # type: ignore[arg-type]
 tagc.compress(model, layers="linear")  # type: ignore[arg-type]
 tagc.compress(model, rules={"*": "sparse"})  # type: ignore[dict-item]
-stage = PipelineStage(model, 0, 2, torch.device("cpu"))
-piped: tagc.CompressedStage = tagc.compress_stage(stage, forward="int8", backward="whole", block=32, hosts=2)
-tagc.compress_stage(stage, forward="int2")  # type: ignore[arg-type]
-tagc.compress_stage(model)  # type: ignore[arg-type]
-tagc.LocalSteps(model, optimizer, values="int3")  # type: ignore[arg-type]
-comm = tagc.Collectives(names=model, parameters="delta4", hosts=2)
-comm.all_reduce(model.weight, key=model.weight).wait()
-comm.reduce_scatter(model.weight, model.weight, key=3)  # type: ignore[arg-type]
-tagc.Collectives(values="int3")  # type: ignore[arg-type]
 tagc.buckets(model, 3)  # type: ignore[arg-type]
 handle.at("folder", key=3)  # type: ignore[arg-type]
 tagc.advise(model, step=3)  # type: ignore[arg-type]
@@ -64,6 +55,7 @@ def test_the_package_and_a_program_that_uses_it(tmp_path):
         cache,
         "tagc",
         program,
+        *sorted((ROOT / "tests" / "python").glob("*/typed_*.py")),
     ]
     done = subprocess.run(
         [*map(str, command)],

@@ -156,23 +156,23 @@ static void same_ranks_go_on_bit_for_bit(void **state) {
     static const int worlds[][4] = {{1, 1, 0, 0}, {3, 1, 0, 0}, {2, 1, 1, 0}, {2, 2, 0, 0},
                                     {2, 3, 2, 0}, {3, 1, 0, 1}, {2, 2, 0, 1}};
     (void)state;
-    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
-        for (int n_before = 7; n_before <= 127; n_before += 60) { /* within a window; at several levels */
-            state_case c = {.seed = 40 + i,
-                            .output = worlds[i][2],
-                            .cut = worlds[i][3],
-                            .moment = TAGC_MOMENT_NONE,
-                            .residual = -1,
-                            .n_before = n_before,
-                            .n_after = 25};
-            int n_ranks = worlds[i][0] * worlds[i][1];
-            uint64_t n_all = open_case(&c, n_ranks);
-            run_world(worlds[i][0], worlds[i][1], save_body, &c);
-            run_world(worlds[i][0], worlds[i][1], load_body, &c);
-            for (int r = 0; r < n_ranks; r++)
-                assert_memory_equal(c.sums[0][r], c.sums[1][r], n_all * sizeof(float));
-            close_case(&c);
-        }
+    static const int n_before[] = {7, 127, 67, 127, 67, 127, 67}; /* within a window; at several levels */
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
+        state_case c = {.seed = 40 + i,
+                        .output = worlds[i][2],
+                        .cut = worlds[i][3],
+                        .moment = TAGC_MOMENT_NONE,
+                        .residual = -1,
+                        .n_before = n_before[i],
+                        .n_after = 25};
+        int n_ranks = worlds[i][0] * worlds[i][1];
+        uint64_t n_all = open_case(&c, n_ranks);
+        run_world(worlds[i][0], worlds[i][1], save_body, &c);
+        run_world(worlds[i][0], worlds[i][1], load_body, &c);
+        for (int r = 0; r < n_ranks; r++)
+            assert_memory_equal(c.sums[0][r], c.sums[1][r], n_all * sizeof(float));
+        close_case(&c);
+    }
 }
 
 static void other_ranks_get_the_same_sum(void **state) {

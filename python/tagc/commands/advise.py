@@ -12,7 +12,7 @@ from typing import Any
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.commands import options, planner
-from tagc.report.parser import Parser, UsageError
+from tagc.commands.parser import Parser, UsageError
 
 _EXAMPLES = """examples:
   # On each of two hosts, with the address of one of them; the network between them is measured.

@@ -24,7 +24,7 @@ from typing import IO, Any
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.commands import options
-from tagc.report.parser import Parser, UsageError
+from tagc.commands.parser import Parser, UsageError
 
 _EXAMPLES = """examples:
   python -m tagc data --out data/web --tokenizer tokenizer.json crawl.jsonl.gz books/

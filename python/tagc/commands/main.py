@@ -1,13 +1,17 @@
-"""The first word of `python -m tagc`."""
+"""The first word of `python -m tagc`.
+
+An annex adds a command by a command.py with main(words), and by a COMMAND that says what it does."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 
+from tagc import _annexes
 from tagc import _library as lib
-from tagc.commands import data, info, plan
-from tagc.report import parser
+from tagc.commands import data, info, parser, plan
 
 _OK, _FAILED, _USAGE = 0, 1, 2
 
@@ -18,16 +22,24 @@ def _advise(words: Sequence[str]) -> int:
     return advise.run(words)
 
 
-def _report(words: Sequence[str]) -> int:
-    from tagc.report import command
-
-    return command.main(words)
-
-
 def _run(words: Sequence[str]) -> int:
     from tagc.run import command  # which needs torch
 
     return command.main(words)
+
+
+def _of_annexes() -> dict[str, tuple[str, Callable[[Sequence[str]], int]]]:
+    """Returns the commands of annexes, by name."""
+    commands: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {}
+    for name in _annexes.with_part("command"):
+        about = getattr(importlib.import_module(f"tagc.{name}"), "COMMAND", None)
+        if about is not None:
+            commands[name] = (about, functools.partial(_call, f"tagc.{name}.command"))
+    return commands
+
+
+def _call(module: str, words: Sequence[str]) -> int:
+    return int(importlib.import_module(module).main(words))  # only now, since it may need torch
 
 
 def _version(words: Sequence[str]) -> int:
@@ -46,9 +58,9 @@ COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     ),
     "advise": ("the same, measured over the link between the ranks that run it (needs torch)", _advise),
     "data": ("token files of text and JSON lines for `tagc train`, by any tokenizer", data.run),
-    "report": ("a page and pictures of runs and measurements, as tagc-report", _report),
     "info": ("what this installation has, and how fast its codec is here", info.run),
     "version": ("the version", _version),
+    **_of_annexes(),
 }
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.report.parser import UsageError
+from tagc.commands.parser import UsageError
 
 GATHERS = {name: kind for kind, name in enumerate(lib.GATHERS)}  # tagc_gather_kind
 

@@ -23,11 +23,11 @@ def compress(
     handle = tagc.compress(model, optimizer, **options)
     if getattr(accelerator, "scaler", None) is not None:
         handle.follow(accelerator.scaler)
-    hooks = [
+    for hook in (
         accelerator.register_save_state_pre_hook(
             lambda models, weights, folder: _common.save(handle, folder)
         ),
         accelerator.register_load_state_pre_hook(lambda models, folder: _common.load(handle, folder)),
-    ]
-    handle.passes.undo += [hook.remove for hook in hooks]
+    ):
+        handle.on_close(hook.remove)
     return handle

@@ -10,7 +10,6 @@ import transformers
 
 import tagc.torch as tagc
 from tagc.integrations import _common
-from tagc.torch.exchange import internals
 
 
 class TagcCallback(transformers.TrainerCallback):  # type: ignore[misc]  # transformers may not be there, and is not looked into
@@ -45,11 +44,7 @@ class TagcCallback(transformers.TrainerCallback):  # type: ignore[misc]  # trans
     ) -> None:
         _common.check_started("start this script with torchrun or accelerate launch")
         model = self._trainer.model_wrapped
-        if (
-            self.handle is None
-            or self.handle.is_closed
-            or self.handle.model is not internals.unwrapped(model)
-        ):
+        if self.handle is None or self.handle.is_closed or not self.handle.is_of(model):
             self.handle = tagc.compress(model, kwargs["optimizer"], **self._options)
         if (scaler := getattr(self._trainer.accelerator, "scaler", None)) is not None:
             self.handle.follow(scaler)

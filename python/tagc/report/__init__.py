@@ -10,3 +10,5 @@ figures need altair and vl-convert-python (`pip install "tagc-train[report]"`). 
     figures     the list of figures; each is one Vega-Lite specification
     page        the HTML page: specifications, tables, and the Vega library, in one file
     command     tagc-report"""
+
+COMMAND = "a page and pictures of runs and measurements, as tagc-report"

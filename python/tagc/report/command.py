@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from tagc.commands.parser import Parser, UsageError, meant
 from tagc.report import inputs, summary
 from tagc.report.model import Report, Units
-from tagc.report.parser import Parser, UsageError, meant
 from tagc.report.reading import ReportError, clean
 from tagc.report.traces import backward_shares
 

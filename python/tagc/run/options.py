@@ -15,8 +15,7 @@ from typing import Any
 import tagc.torch as tagc
 from tagc import Error
 
-# what no word can be, and what is for stages of pipelines, which a loop of their own calls
-_NOT_HERE = ("on_step", "forward", "backward", "block")
+_NOT_HERE = ("on_step",)  # what no word can be
 
 
 def meant(word: str, known: Iterable[str]) -> str:

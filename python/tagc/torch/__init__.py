@@ -6,8 +6,8 @@
 It neither patches torch nor compiles an extension against it: it uses torch's own hooks, and libtagc by
 ctypes. In this folder a file names no file of a folder to the right of it:
 
-    exchange <- schedule <- state, statistics <- log <- passes <- handle <- hooks, pipeline <- local,
-    advise, compiled, weights <- quorum, collectives <- compress <- this file"""
+    exchange <- schedule <- state, statistics <- log <- passes <- handle <- hooks <- advise <-
+    compress <- extension, this file"""
 
 from __future__ import annotations
 
@@ -29,30 +29,19 @@ except ModuleNotFoundError as missing:
 
 from tagc._library import Error
 from tagc.torch.advise.advice import advise
-from tagc.torch.collectives.collectives import Collectives
-from tagc.torch.compiled.parametrize import data_parallel
 from tagc.torch.compress import check_options, compress, ddp_state, hosts_of, param_groups
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.bucketing import buckets
 from tagc.torch.hooks.ddp import ddp_hook
-from tagc.torch.pipeline import CompressedStage, compress_stage
-from tagc.torch.quorum.local_steps import LocalSteps
 from tagc.torch.statistics import flat
-from tagc.torch.weights.sync import WeightSync
 
 __all__ = [
-    "Collectives",
     "Compressed",
-    "CompressedStage",
     "Error",
-    "LocalSteps",
-    "WeightSync",
     "advise",
     "buckets",
     "check_options",
     "compress",
-    "compress_stage",
-    "data_parallel",
     "ddp_hook",
     "ddp_state",
     "flat",

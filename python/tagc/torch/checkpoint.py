@@ -11,7 +11,7 @@ has its own residuals and DCP writes only one of several equal keys.
 
     about["version"]                  1, the only one that is read
     about["world_size"], ["rank"]     of torch.distributed
-    about["managed"]                  1 under torchft
+    about["managed"]                  1 of replicas that join and leave
     about["replica"], ["replicas"]    the residuals of all replicas add up to the unsent gradient: every rank
                                       that averages gradients with this one is a replica, or where they are
                                       first averaged within hosts, as with `between`, every host
@@ -128,10 +128,11 @@ def load(state: State, saved: Any, is_selected: bool = False) -> None:
         _check_open(state)
         mine, old = _about(state), _ranks(saved)
         for about, _ in old.values():
-            if bool(about["managed"]) != state.wrapper.is_managed:
+            if bool(about["managed"]) != state.wrapper.is_elastic:
                 raise _bad(
-                    f"was {'' if about['managed'] else 'not '}saved under torchft, where residuals are "
-                    f"parts of the mean gradient: load it {'there' if about['managed'] else 'elsewhere'}"
+                    f"was {'' if about['managed'] else 'not '}saved by replicas that join and leave, whose "
+                    "residuals are parts of the mean gradient: load it "
+                    f"{'there' if about['managed'] else 'elsewhere'}"
                 )
         first = next(iter(old.values()))[0]
         if state.wrapper.has_several_meshes and any(first[key] != mine[key] for key in _SIZES):
@@ -188,8 +189,8 @@ def save_files(state: State, folder: Any) -> None:
     _check_writers(state, path)
     others = [writer for writer in _open_writers(path) if writer is not state]
     # of one handle that a process has more of, such as of stages, this is known at once
-    are_apart = not state.wrapper.is_managed and bool(state.wrapper.place().where)
-    are_apart |= any("collectives" in (writer.wrapper.name, state.wrapper.name) for writer in others)
+    are_apart = not state.wrapper.is_elastic and bool(state.wrapper.place().where)
+    are_apart |= not all(writer.wrapper.shares_folder for writer in (*others, state))
     if others and are_apart:
         raise _taken(path)
     _writers[str(path.resolve())] = [weakref.ref(writer) for writer in (*others, state)]
@@ -217,8 +218,14 @@ def read_files(state: State, folder: Any) -> Any:
     mine = _read(folder, first)
     saved, own = next(iter(_ranks(mine).values()))[0], _about(state)
     n_saved = saved["world_size"]
-    alike = first == rank and all(saved[key] == own[key] for key in (*_SIZES, *_PLACE))
-    return mine if alike else [mine if r == first else _read(folder, r) for r in range(n_saved)]
+    if first == rank and all(saved[key] == own[key] for key in (*_SIZES, *_PLACE)):
+        return mine
+    everyone = []
+    for r in range(n_saved):
+        everyone.append(mine if r == first else _read(folder, r))
+        for about, _ in _ranks(everyone[-1], residuals=False).values():
+            _check_same_save(saved, about)  # before a file is missed that this save did not write
+    return everyone
 
 
 def _open_writers(path: pathlib.Path) -> list[State]:
@@ -342,8 +349,8 @@ class Reader:
 
 
 def _place(state: State) -> tuple[int, int]:
-    """Returns (rank, ranks). A replica under torchft counts as alone, because the others may change."""
-    if state.wrapper.is_managed:
+    """Returns (rank, ranks). A replica counts as alone where others join and leave."""
+    if state.wrapper.is_elastic:
         keeper = state.keepers()[0]
         return keeper.place, keeper.places
     return dist.get_rank(), dist.get_world_size()
@@ -356,7 +363,7 @@ def _about(state: State) -> dict[str, Any]:
             "version": VERSION,
             "world_size": world_size,
             "rank": rank,
-            "managed": int(state.wrapper.is_managed),
+            "managed": int(state.wrapper.is_elastic),
             "replica": rank,
             "replicas": world_size,
             "where": {},
@@ -372,12 +379,12 @@ def _about(state: State) -> dict[str, Any]:
         | state.schedule.state()
         | state.wrapper.about()
     )
-    if not state.wrapper.is_managed:
+    if not state.wrapper.is_elastic:
         about |= state.wrapper.place()._asdict()
     keeper = next(iter(state.keepers()), None)
     if keeper is not None and keeper.held is not None:
         about |= {"place": keeper.place, "places": keeper.places, "chunks": len(keeper.held)}
-        if state.wrapper.is_managed:
+        if state.wrapper.is_elastic:
             about |= {"replica": 0, "replicas": 1}
     return about
 
@@ -489,13 +496,8 @@ def _sources(
     """Returns {old rank: factor of its residuals} of the ranks whose residuals this one takes over, in order
     of replica and place; None: no factor, bit for bit."""
     first = abouts[min(abouts)]
-    for rank, about in abouts.items():
-        for key in (*_SIZES, "step"):
-            if about[key] != first[key]:
-                raise _bad(
-                    f"{key} is {first[key]} of rank {first['rank']} and {about[key]} of rank {rank}: they "
-                    "are not of the same moment"
-                )
+    for about in abouts.values():
+        _check_same_save(first, about)
     if all(mine[key] == first[key] for key in _SIZES):
         own = mine["rank"]
         if own not in abouts:
@@ -534,6 +536,16 @@ def _sources(
             "torch.distributed.checkpoint handle.at(path) instead of handle"
         )
     return wanted
+
+
+def _check_same_save(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Raises Error unless two ranks saved at the same step of the same run, as far as their numbers tell."""
+    for key in (*_SIZES, "step"):
+        if other[key] != one[key]:
+            raise _bad(
+                f"{key} is {one[key]} of rank {one['rank']} and {other[key]} of rank {other['rank']}: they "
+                "are not of the same moment"
+            )
 
 
 def _many(about: Mapping[str, Any]) -> str:

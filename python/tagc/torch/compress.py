@@ -21,14 +21,12 @@ from tagc.torch.exchange import internals, streams, waits
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.hosts import Cluster
 from tagc.torch.exchange.interfaces import ALONE
+from tagc.torch.exchange.said import say
 from tagc.torch.exchange.staging import Staging
 from tagc.torch.handle import Compressed
-from tagc.torch.hooks import ddp, torchft
-from tagc.torch.hooks.kinds import kind_of
+from tagc.torch.hooks import ddp
+from tagc.torch.hooks.kinds import kind_of, kinds_of
 from tagc.torch.hooks.wrapper import Wrapper
-from tagc.torch.local.sites import BETWEEN, group_of
-from tagc.torch.pipeline import OF_STAGES, Boundary, agree_on_stage, misplaced_option
-from tagc.torch.quorum import managed
 from tagc.torch.schedule import adapt, policy
 from tagc.torch.schedule.options import (
     Class,
@@ -39,7 +37,7 @@ from tagc.torch.schedule.options import (
     Parameters,
     Residual,
     Values,
-    unknown_option,
+    check_known,
 )
 
 
@@ -65,16 +63,12 @@ def compress(
     timeout_s: float | None = None,
     on_step: Callable[[dict[str, Any]], object] | None = None,
     verbose: bool = True,
-    forward: Boundary | None = None,
-    backward: Boundary | None = None,
-    block: int | None = None,
     **unknown: NoReturn,
 ) -> Compressed:
     """Makes tagc exchange the gradients of `model` from now on. Collective over the ranks that train it; call
     it between two backward passes, best before the first, on all ranks at the same place.
 
-    model: with fully_shard() (FSDP2), DistributedDataParallel or FullyShardedDataParallel (FSDP1). Or a
-        PipelineStage, see below.
+    model: with fully_shard() (FSDP2), DistributedDataParallel or FullyShardedDataParallel (FSDP1).
     optimizer: of the model's parameters, or a list if several share them. An Adam then updates compressed
         parameters with a beta1 of 0.5; other optimizers are unchanged: Compressed.adapt(). Without it tagc
         sends more values, as a first moment requires.
@@ -112,27 +106,15 @@ def compress(
         "native" and "gloo": that one.
     threads: of the codec on the host. timeout_s: after this time a silent peer is an error. Not given: the
         time-out of the model's process group, as init_process_group() got it.
-    on_step: called with a dict of statistics after each backward pass. verbose: rank 0 prints what is
-        compressed.
+    on_step: called with a dict of statistics after each backward pass. verbose: rank 0 says what is
+        compressed, by the logger "tagc", which is on the terminal unless your program routes it.
 
-    A PipelineStage of torch.distributed.pipelining, as for compress_stage(): what it sends stages on other
-    hosts travels in few bits. Collective over the stage's group, on each rank once per stage, before the
-    first step. It takes hosts (of the group's ranks; not given: tagc finds them, and within a host tensors
-    travel whole), timeout_s, verbose and:
-    forward, backward: formats of activations, rounded to the nearest, and of their gradients, rounded at
-        random without bias: "int8", "int4" or "whole"; default "int8" and "int4". Integers, booleans and
-        float64 travel whole.
-    block: values that share a scale, a power of two from 16 to 4096; default 64.
-
-    Returns a Compressed; of a stage, a CompressedStage. On failure it raises the same Error on every rank and
-    changes nothing. An unknown option is such an Error, too."""
+    Returns a Compressed. On failure it raises the same Error on every rank and changes nothing. An
+    unknown option is a TypeError, on the rank that gives it."""
     given = dict(locals())
-    wrong = unknown_option(compress, unknown) or misplaced_option(given, inspect.signature(compress))
-    if internals.is_pipeline_stage(model):
-        made: Any = agree_on_stage(model, wrong, forward, backward, block, hosts, timeout_s, verbose)
-        return made  # for type checkers there is compress_stage()
+    check_known(compress, unknown)
     options = {field.name: given[field.name] for field in dataclasses.fields(Options)}
-    handle, wrapper = _prepare(model, between, on_step, verbose, options, wrong, optimizer=optimizer)
+    handle, wrapper = _prepare(model, between, on_step, verbose, options, optimizer=optimizer)
     try:
         wrapper.install(handle)
         handle.passes.prepare()
@@ -150,18 +132,18 @@ def ddp_state(model: torch.nn.parallel.DistributedDataParallel, **options: Any) 
         model.register_comm_hook(state, tagc.ddp_hook)
 
     Takes the options of compress(). The handle is state.handle; pass an optimizer to state.handle.adapt()."""
-    unknown = unknown_option(ddp_state, options.keys() - _OF_DDP.keys())
+    check_known(ddp_state, options.keys() - _OF_DDP.keys())
     given = {name: options.get(name, option.default) for name, option in _OF_DDP.items()}
     on_step, verbose = given.pop("on_step"), given.pop("verbose")
-    return ddp.State.of(_prepare(model, None, on_step, verbose, given, unknown, only="ddp")[0])
+    return ddp.State.of(_prepare(model, None, on_step, verbose, given, only="ddp")[0])
 
 
 _OF_DDP = {
     name: option
     for name, option in inspect.signature(compress).parameters.items()
-    if option.kind is option.KEYWORD_ONLY and name not in ("parameters", "between", *OF_STAGES)
+    if option.kind is option.KEYWORD_ONLY and name not in ("parameters", "between")
 }
-# what help() and unknown_option() show
+# what help() and check_known() show
 ddp_state.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD), *_OF_DDP.values()]
 )
@@ -191,11 +173,8 @@ def param_groups(
 
 
 def check_options(**options: Any) -> None:
-    """Raises the Error that compress() raises for these options with any model. Local."""
-    if (
-        unknown := unknown_option(compress, options.keys() - inspect.signature(compress).parameters)
-    ) is not None:
-        raise Error("argument", unknown)
+    """Raises what compress() raises for these options with any model. Local."""
+    check_known(compress, options.keys() - inspect.signature(compress).parameters)
     fields = {field.name for field in dataclasses.fields(Options)}
     Options(**{name: value for name, value in options.items() if name in fields})
 
@@ -207,7 +186,7 @@ def hosts_of(model: torch.nn.Module) -> dict[int, str]:
     model, failure = internals.unwrapped(model), None
     groups: list[dist.ProcessGroup | None] = [dist.group.WORLD]
     try:
-        groups = _all_of(_wrapper(model, None, None))
+        groups = kind_of(model, None).wrapper(model, None).agreeing()
     except Exception as problem:
         failure = problem
     mine: dict[str, Any] = {"versions": {}, "options": {}, "rows": [], "fresh": None}
@@ -222,12 +201,10 @@ def _prepare(
     on_step: Callable[[dict[str, Any]], object] | None,
     verbose: bool,
     options: dict[str, Any],
-    unknown: str | None,
     only: str | None = None,
     optimizer: Any = None,
 ) -> tuple[Compressed, Wrapper]:
-    """Returns a Compressed without its hooks, and the wrapper that has them. unknown: the error text on an
-    unknown option, or None. Collective."""
+    """Returns a Compressed without its hooks, and the wrapper that has them. Collective."""
     model = internals.unwrapped(model)
     staging: Staging | None = None
     groups: list[dist.ProcessGroup | None] = [dist.group.WORLD if dist.is_initialized() else None]
@@ -237,54 +214,23 @@ def _prepare(
     mine: dict[str, Any] = {}
     given_s = options.get("timeout_s")
     try:
-        manager = torchft.manager_of(model)
-        if torchft.is_manager(between):
-            if manager is not None:
-                raise Error(
-                    "argument",
-                    "between is a Manager, and torchft, which wraps the model, has one: leave between out",
-                )
-            manager, between = between, None
-        if groups == [None] and manager is None:
+        if groups == [None] and all(kind.needs_init for kind in kinds_of(model, between)):
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
         if on_step is not None and not callable(on_step):
             raise Error("argument", f"on_step is {on_step!r}, must be a function of a dict")
-        between = group_of(model, between)
-        if between is not None and not isinstance(between, dist.ProcessGroup):
-            raise Error("argument", f"between is {between!r}, must be {BETWEEN}")
-        if unknown is not None:
-            raise Error("argument", unknown)
-        if torchft.is_managed_group(between):
-            raise Error(
-                "unsupported",
-                "between is one of torchft's process groups: under torchft, tagc takes "
-                "torchft.DistributedDataParallel, or fully_shard() with between=manager",
-            )
-        wrapper = _wrapper(model, between, only) if manager is None else _managed_wrapper(model, manager)
-        groups = [None] if isinstance(wrapper, managed.Wrapper) else _all_of(wrapper)
+        wrapper = kind_of(model, between, only).wrapper(model, between)
+        groups = wrapper.agreeing()
         if options["timeout_s"] is None:
-            of_model = None if isinstance(wrapper, managed.Wrapper) else wrapper.groups()[0]
-            options["timeout_s"] = waits.timeout_of(of_model if between is None else between)
+            of_model = next(iter(wrapper.groups()), None)
+            options["timeout_s"] = waits.timeout_of(of_model if wrapper.between is None else wrapper.between)
         mine = _describe(model, wrapper, options)
         mine["options"]["an optimizer was given to compress()"] = optimizer is not None
         mine["fresh"] = first_words.look_fresh(mine["rows"], policy.named_parameters(model))
         settings = Options(**options)
         cluster = _cluster(wrapper, settings)
-        if wrapper.is_managed and settings.parameters is not None:
-            raise Error(
-                "unsupported", f"parameters is {settings.parameters!r}: under torchft it must be None"
-            )
-        if wrapper.is_managed and settings.transport == "native":
-            raise Error(
-                "unsupported",
-                f"transport is {settings.transport!r}: under torchft, whose groups change, tagc takes 'host'",
-            )
-        if (found := streams.of(streams.device_of(model))) is not None:
-            if wrapper.is_managed:
-                raise Error(
-                    "unsupported",
-                    f"the model is on {streams.device_of(model)}: under torchft it must be in CPU memory",
-                )
+        found = streams.of(streams.device_of(model))
+        wrapper.check(settings, found is not None)
+        if found is not None:
             staging = Staging(found, settings.codec_on())
         elif settings.codec == "device":
             raise Error("unsupported", "codec is 'device', and the model is in CPU memory")
@@ -314,12 +260,8 @@ def _prepare(
     handle.passes.on_step = on_step
     handle.passes.are_all_staged = all(about["is staged"] for about in abouts.values())
     handle.passes.groups = {row.name: row.reason for row in rows}
-    if isinstance(wrapper, managed.Managed):  # replicas compare options when they connect
-        wrapper.start(
-            given_s, mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())}
-        )
-    else:
-        handle.passes.connect(is_on_host=staging is None)
+    about_all = mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())}
+    wrapper.connect(handle, given_s, about_all, staging is None)
     if optimizer is not None:
         try:
             try:
@@ -357,7 +299,7 @@ def _prepare(
         nothing_is = _nothing(rows, settings, {name for name, p in named if p.requires_grad})
         expect = (
             ""
-            if wrapper.is_managed or settings.hosts == 1
+            if wrapper.is_elastic or settings.hosts == 1
             else first_words.line(
                 [about for rank, about in abouts.items() if rank in wrapper.exchanging()],
                 is_fresh and not nothing_is,
@@ -366,59 +308,16 @@ def _prepare(
             )
         )
         split = "" if cluster is None else cluster.words(wrapper.groups(), streams.device_of(model))
-        print(
-            table,
-            handle.state.schedule.words(handle.state.moments.deciding(), bool(words)),
-            *(f"\n{text}" for text in (nothing_is, words, split, where, gloo, expect) if text),
-            sep="",
-            flush=True,
-        )
+        about = handle.state.schedule.words(handle.state.moments.deciding(), bool(words))
+        lines = [text for text in (nothing_is, words, split, where, gloo, expect) if text]
+        say("\n".join([f"{table}{about}", *lines]))
     return handle, wrapper
-
-
-def _wrapper(model: Any, between: dist.ProcessGroup | None, only: str | None) -> Wrapper:
-    kind = kind_of(model, between, only)
-    if kind == "fsdp2":
-        from tagc.torch.hooks import fsdp2
-
-        return fsdp2.Wrapper(model, between)
-    if kind == "ddp":
-        return ddp.Wrapper(model)
-    if kind == "simple_fsdp":
-        from tagc.torch.compiled import wrapper
-
-        return wrapper.Wrapper(model)
-    from tagc.torch.hooks import fsdp1
-
-    return fsdp1.Wrapper(model)
-
-
-def _managed_wrapper(model: Any, manager: Any) -> Wrapper:
-    """Returns the wrapper of a model under torchft."""
-    if torchft.manager_of(model) is not None:
-        return managed.Wrapper(model, manager)
-    if kind_of(model, None) != "fsdp2":
-        raise Error(
-            "argument",
-            f"between is a Manager, and this model is {kind_of(model, None)}: with a Manager tagc takes "
-            "fully_shard()-ed models; wrap others in torchft.DistributedDataParallel",
-        )
-    from tagc.torch.quorum import fsdp2 as managed_fsdp2
-
-    return managed_fsdp2.Wrapper(model, manager)
 
 
 def _cluster(wrapper: Wrapper, settings: Options) -> Cluster | None:
     """Returns the hosts to look for; None where tagc's exchanges are between hosts anyway. Local."""
     if settings.hosts is not None and not wrapper.sums_within_hosts:
-        why = (
-            "tagc exchanges between torchft's replicas"
-            if wrapper.is_managed
-            else "between says which ranks are on other hosts"
-            if wrapper.between is not None
-            else f"this model is {wrapper.name}, whose gradients are not added up within hosts"
-        )
-        raise Error("unsupported", f"hosts is {settings.hosts}, and {why}: leave hosts out")
+        raise Error("unsupported", f"hosts is {settings.hosts}, and {wrapper.why_no_hosts}: leave hosts out")
     if not wrapper.sums_within_hosts:
         return None
     return Cluster(wrapper.ranks(), settings.hosts, settings.timeout_s, wrapper.shares_groups)
@@ -472,18 +371,6 @@ def _named(model: torch.nn.Module, wrapper: Wrapper) -> Iterator[tuple[str, torc
         if whole is None or not parameter.n_whole and tuple(whole.shape) != parameter.shape:
             whole = torch.empty(parameter.shape, device="meta")
         yield parameter.name, whole
-
-
-def _all_of(wrapper: Wrapper) -> list[dist.ProcessGroup | None]:
-    """Returns groups over which, one after the other, all ranks of the model agree. If these are all ranks,
-    the world, because a rank with a wrong model does not know another group."""
-    groups = wrapper.groups()
-    if not groups:
-        raise Error("argument", "this model has no parameters")
-    world = dist.group.WORLD
-    if world is not None and wrapper.n_ranks() == dist.get_world_size():
-        return [world]
-    return [*(wrapper.deciders() or groups[:1])]
 
 
 def _agree(

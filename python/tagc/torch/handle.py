@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import torch
 
 from tagc._library import Error
 from tagc.torch import checkpoint
+from tagc.torch.exchange import internals
 from tagc.torch.exchange.interfaces import Wrapped
 from tagc.torch.exchange.runner import Runners
 from tagc.torch.exchange.staging import Staging
@@ -34,7 +35,7 @@ class Compressed:
                                  for an optimizer or a scaler that is made after compress()
     save(folder), load(folder), state_dict(), load_state_dict(), at(path)
                                  residuals in checkpoints
-    close()                      ends it; `with` does so, too"""
+    close(), on_close(call)      ends it, as `with` does; what else is to be done then"""
 
     def __init__(
         self,
@@ -53,6 +54,14 @@ class Compressed:
     @property
     def is_closed(self) -> bool:
         return self.state.is_closed
+
+    def is_of(self, model: torch.nn.Module) -> bool:
+        """Returns whether this is the model whose gradients it exchanges, also within torch.compile()."""
+        return internals.unwrapped(model) is self.model
+
+    def on_close(self, call: Callable[[], object]) -> None:
+        """Calls that when the handle is closed: for what others' libraries have registered. Local."""
+        self.passes.undo.append(call)
 
     @property
     def n_steps(self) -> int:

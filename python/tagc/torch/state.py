@@ -13,6 +13,7 @@ import torch
 from tagc._library import Error
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.interfaces import ExchangeOptions, Residuals, Wrapped
+from tagc.torch.exchange.said import say
 from tagc.torch.exchange.unit import DTYPES
 from tagc.torch.schedule import schedule
 from tagc.torch.schedule.moments import Moments
@@ -127,7 +128,7 @@ class State:
 
     def say(self, text: str) -> None:
         if self.is_verbose and self.wrapper.speaks:
-            print(text, flush=True)
+            say(text)
 
     def warn_once(self, text: str) -> None:
         if text not in self._said and self.wrapper.speaks:

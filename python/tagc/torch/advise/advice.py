@@ -5,7 +5,6 @@ survey.py measures; forecast() and choose() are pure functions of what it found,
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import statistics
 import time
@@ -17,7 +16,6 @@ import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.advise import pipelines
 from tagc.torch.advise.choice import (
     EVERY,
     bytes_text,
@@ -29,25 +27,20 @@ from tagc.torch.advise.choice import (
     mildest,
     seconds_text,
 )
-from tagc.torch.advise.shape import Held, Shape, held_bytes, is_one, look
+from tagc.torch.advise.shape import Held, Shape, advised, held_bytes, is_one, look
 from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, WIRES, Survey, by_codec, name_of, own_work_of
 from tagc.torch.exchange import internals, streams
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import share
 from tagc.torch.exchange.hosts import Cluster
 from tagc.torch.exchange.identity import identity
+from tagc.torch.exchange.said import say
 from tagc.torch.exchange.waits import timeout_of
-from tagc.torch.hooks import ddp, fsdp1
 from tagc.torch.hooks.kinds import kind_of
-from tagc.torch.schedule.options import Options, unknown_option
+from tagc.torch.schedule.options import Options, check_known
 
-BACKWARD = 2 / 3  # of computing, which DDP's exchange overlaps
+BACKWARD = 2 / 3  # of a pass's computing, which DDP's exchange overlaps
 BUSY = 1.5  # times that runs of the same measurement may differ by
-_UNITS = {
-    "fsdp2": "units (modules with fully_shard())",
-    "fsdp1": "units (FullyShardedDataParallel modules)",
-    "ddp": "buckets",
-}
 
 
 def advise(
@@ -57,28 +50,22 @@ def advise(
     between: dist.ProcessGroup | None = None,
     step_s: float | None = None,
     step: Callable[[], object] | None = None,
+    accumulate: int = 1,
     seconds: float = 20,
     threads: int = 1,
     timeout_s: float | None = None,
     every: int | str | None = None,
-    micro_batches: int | None = None,
-    schedule: str | None = None,
-    activations: Any = None,
     verbose: bool = True,
     **unknown: NoReturn,
 ) -> dict[str, Any]:
     """Measures this model's communication and says what to choose. Collective over the ranks that train it,
     before or after compress(); leaves model, gradients, residuals and random numbers as they are.
 
-    model may be a stage of torch.distributed.pipelining, one on each rank: then it says whether
-    compress(stage) pays. micro_batches: of a step, needed. schedule: "1F1B" (also for None) or "GPipe".
-    activations: a tensor, or a list of them, as the stage returns for a micro-batch; needed before its first
-    step. step_s: how long the stage computes in a step. hosts: as below, or not given, those of
-    compress(stage). seconds, timeout_s and verbose as below; stages take none of the rest.
-
     step_s: seconds of a step's computing, without communication. step: instead of it, a function that
         computes one forward and backward pass without exchanging gradients, as on a copy that is not wrapped;
         it is timed. With neither of them only communication is compared, not whether it matters.
+    accumulate: forward and backward passes of a step, of which the last one exchanges gradients. step_s is
+        that of all of them, step of one.
     every: also compare with local steps, whose exchange is measured, too: steps between two exchanges, or
         "auto".
     seconds: that it may take, about. hosts, between, threads, timeout_s: as for compress(). verbose: rank
@@ -96,20 +83,7 @@ def advise(
     "codec", "measured", "spread" (the slowest run of a measurement over its fastest: much above 1, something
     else was running), and "local" (with `every`: "choice", "verdict", "every", "bits" per parameter and
     step, "exchange_s", "step_s", "reason"; else None)."""
-    said = unknown_option(advise, unknown) or pipelines.misplaced(dict(locals()), inspect.signature(advise))
-    if internals.is_pipeline_stage(model):
-        return pipelines.advise_stage(
-            model,
-            micro_batches=micro_batches,
-            schedule=schedule,
-            activations=activations,
-            hosts=hosts,
-            step_s=step_s,
-            seconds=seconds,
-            timeout_s=timeout_s,
-            verbose=verbose,
-            wrong=said,
-        )
+    check_known(advise, unknown)
     model = internals.unwrapped(model)
     group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
     failure: Exception | None = None
@@ -119,12 +93,13 @@ def advise(
         if group is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
         lib.load()
-        if said is not None:
-            raise Error("argument", said)
-        shape, group = look(model, kind_of(model, between, call="advise()"), between)
+        shape, group = look(model, kind_of(model, between, call="advise()").name, between)
         for name, value, most in (("step_s", step_s, 1e6), ("seconds", seconds, 3600)):
             if value is not None and not (isinstance(value, (int, float)) and 0 < value <= most):
                 raise Error("argument", f"{name} is {value!r}, must be a number above 0, at most {most:g}")
+        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or not 1 <= accumulate <= 65536:
+            raise Error("argument", f"accumulate is {accumulate!r}, must be an integer of 1 to 65536")
+        shape.accumulate = accumulate
         if step is not None and (not callable(step) or step_s is not None):
             raise Error(
                 "argument", "step must be a function, and there is no use for it where step_s is given"
@@ -148,6 +123,7 @@ def advise(
                 "threads": threads,
                 "step": step is not None,
                 "step_s": step_s is None,
+                "accumulate": accumulate,
                 "every": every,
                 "hosts": hosts,
             },
@@ -165,7 +141,7 @@ def advise(
         cluster.split([group], {rank: theirs["host"] for rank, theirs in zip(ranks, everyone)})
     if step is not None:
         try:
-            step_s = _seconds_of(model, step)
+            step_s = accumulate * _seconds_of(model, step)
         except Exception as problem:
             failure = problem
         agree_all(group, {"versions": {}, "options": {}, "rows": []}, failure)
@@ -187,11 +163,9 @@ def _cluster(
     group: dist.ProcessGroup, shape: Shape, hosts: int | None, between: Any, timeout_s: float
 ) -> Cluster | None:
     """Returns the hosts to look for, where compress() adds gradients up within them. Local."""
-    kinds: dict[str, Any] = {"fsdp2": True, "ddp": ddp.Wrapper, "fsdp1": fsdp1.Wrapper}
-    adds_up = between is None and getattr(kinds[shape.wrap], "sums_within_hosts", True)
+    adds_up = between is None
     if hosts is not None and not adds_up:
-        why = "between is given, too" if between is not None else f"this model is {shape.wrap}"
-        raise Error("unsupported", f"hosts is {hosts}, and {why}: leave hosts out")
+        raise Error("unsupported", f"hosts is {hosts}, and between is given, too: leave hosts out")
     return Cluster(dist.get_process_group_ranks(group), hosts, timeout_s) if adds_up else None
 
 
@@ -234,6 +208,7 @@ def advise_shape(
         "n_elems": shape.n_elems,
         "n_units": len(shape.units),
         "compute_s": step_s,
+        "accumulate": shape.accumulate,
         "ranks_per_host": survey.hosts.per_host,
         "where": where,
         "rows": rows,
@@ -250,7 +225,7 @@ def advise_shape(
 
 def _said(advice: dict[str, Any], verbose: bool) -> dict[str, Any]:
     if verbose and dist.get_rank() == 0:
-        print(advice["text"], flush=True)
+        say(advice["text"])
     return advice
 
 
@@ -277,6 +252,7 @@ def _alone(shape: Shape, step_s: float | None, n_ranks: int) -> dict[str, Any]:
         "n_elems": shape.n_elems,
         "n_units": len(shape.units),
         "compute_s": step_s,
+        "accumulate": shape.accumulate,
         "rows": [],
         "link": {},
         "codec": {},
@@ -359,7 +335,7 @@ def forecast(
         }
         if step_s is not None:
             if shape.wrap == "ddp":
-                row["exposed_s"] = max(0.0, comm_s - BACKWARD * step_s)
+                row["exposed_s"] = max(0.0, comm_s - BACKWARD * step_s / shape.accumulate)
             row["step_s"] = step_s + row["exposed_s"] + gathers.own_s
         rows.append(row)
 
@@ -447,7 +423,7 @@ class Gathers:
     def __init__(self, shape: Shape, found: Mapping[str, Any], agree_s: float, per_host: int = 1) -> None:
         self._shape, self._found, self._agree_s, self._per_host = shape, found, agree_s, per_host
         self._units = [
-            (held, times, any(unit.values()))
+            (held, times * shape.accumulate, any(unit.values()))
             for held, times, unit in zip(shape.held, shape.n_gathers, shape.units)
             if times
         ]
@@ -455,9 +431,9 @@ class Gathers:
         self.some_by_tagc = shape.wrap == "fsdp2" and any(is_one(held) for held, _, _ in self._units)
         # of FSDP2, whoever communicates: its copies into and out of units
         self.own_s = sum(
-            cost(found, own_work_of(times), sum(held.values()))
-            for held, times, _ in self._units
-            if own_work_of(times) in found["seconds"]
+            shape.accumulate * cost(found, own_work_of(times), sum(held.values()))
+            for held, times in zip(shape.held, shape.n_gathers)
+            if times and own_work_of(times) in found["seconds"]
         )
 
     def by_torch(self, in_bf16: bool = False) -> float:
@@ -530,11 +506,7 @@ def bucket_of(
     elems, n_units, row = next(one for one in tried if one[2] is best)
     if lib.verdict(now[of], row[of]) != "pays":
         return None
-    how = {
-        "fsdp2": f"for bucket in tagc.buckets(layers, {elems}): fully_shard(bucket)",
-        "fsdp1": f"auto_wrap_policy=functools.partial(size_based_auto_wrap_policy, min_num_params={elems})",
-        "ddp": f"DistributedDataParallel(model, bucket_cap_mb={-(-4 * elems // 2**20)})",
-    }[shape.wrap]
+    how = advised(shape.wrap).units_of(elems)
     return {"elems": elems, "n_units": n_units, "comm_s": row["comm_s"], "now_s": now["comm_s"], "how": how}
 
 
@@ -601,8 +573,9 @@ def text_of(advice: Mapping[str, Any]) -> str:
     lines = [
         f"{advice['wrap'].upper()}, {advice['world_size']} ranks, {advice['n_params'] / 1e6:.1f} M parameters"
         + (f", {advice['n_elems'] / 1e6:.3g} M of them trained" if n_frozen else "")
-        + f", {advice['n_units']} {_UNITS[advice['wrap']]}",
+        + f", {advice['n_units']} {advised(advice['wrap']).units}",
         *([advice["where"]] if advice["where"] else []),
+        *(_passes_text(advice) if advice["accumulate"] > 1 else []),
         f"each rank sends {8 * link['bytes_per_s'] / 1e6:.0f} Mbit/s through tagc and "
         f"{8 * link['torch_bytes_per_s'] / 1e6:.0f} in torch's own reduction; an empty message takes "
         f"{seconds_text(link['agree_s'])}" + _copies_text(link),
@@ -640,6 +613,11 @@ def text_of(advice: Mapping[str, Any]) -> str:
         local = advice["local"]
         lines.append(f"{local['reason']}; {local['bits']:.3g} bits per parameter and step")
     return "\n".join(lines)
+
+
+def _passes_text(advice: Mapping[str, Any]) -> list[str]:
+    gathers = "" if advice["wrap"] == "ddp" else "; each of them gathers parameters"
+    return [f"{advice['accumulate']} passes in a step, the last one exchanges gradients{gathers}"]
 
 
 def _copies_text(link: Mapping[str, float]) -> str:

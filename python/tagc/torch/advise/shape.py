@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tagc._library import Error
-from tagc.torch.exchange import internals
+from tagc.torch.hooks.kinds import Advised, kinds
 from tagc.torch.schedule import policy
 
 BUCKET_BYTES = 25 << 20  # DDP's
@@ -38,7 +38,7 @@ class Shape:
     """The properties of a model that determine its communication. A unit may hold parameters that are not
     trained: they are gathered, and have no gradient."""
 
-    wrap: str  # "fsdp2", "fsdp1" or "ddp"
+    wrap: str  # "fsdp2", "ddp" or another kind
     world_size: int
     units: list[dict[str, int]]  # elements of each exchange, by class; {} of a unit that is not trained
     n_gathers: list[int]  # of each unit in a step
@@ -47,6 +47,7 @@ class Shape:
     all_reduce: bool = False  # gradients go to every rank
     held: list[Held] = dataclasses.field(default_factory=list)  # not given: of each unit what is trained
     n_params: int = 0  # of the model; not given: those that are trained
+    accumulate: int = 1  # passes of a step: each gathers parameters, the last one exchanges gradients
 
     def __post_init__(self) -> None:
         self.held = self.held or [{self.gather: sum(unit.values())} for unit in self.units]
@@ -59,10 +60,9 @@ class Shape:
 
     @property
     def reduced(self) -> list[int]:
-        """Elements of each unit that torch reduces: FSDP1 all of a flat parameter, those that are not trained
-        as zeros."""
+        """Elements of each unit that torch reduces."""
         sizes = [sum(unit.values()) for unit in self.units]
-        if self.wrap != "fsdp1":
+        if not advised(self.wrap).reduces_frozen:
             return sizes
         return [max(n, sum(held.values())) if n else 0 for n, held in zip(sizes, self.held)]
 
@@ -110,28 +110,37 @@ def _sums(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     return {key: one.get(key, 0) + other.get(key, 0) for key in (*one, *other)}
 
 
+def advised(kind: str) -> Advised:
+    """Returns what advise() knows of a kind."""
+    return next((one.advised for one in kinds() if one.name == kind and one.advised), Advised())
+
+
 Named = list[tuple[str, Sequence[int]]]  # (name, shape) of each parameter of a unit
 
 
 def look(model: Any, kind: str, between: dist.ProcessGroup | None = None) -> tuple[Shape, dist.ProcessGroup]:
     """Returns (Shape, process group of the gradients' exchange) of a model; kind: its wrapper."""
-    if kind == "simple_fsdp":
-        raise Error(
-            "unsupported",
-            "advise() does not know models of data_parallel(): ask for the same model with fully_shard()",
-        )
     group: dist.ProcessGroup
     held: list[Held] = []
     if kind == "fsdp2":
         units, held, n_gathers, dtypes, group = _fsdp2(model)
         reduce, gather = map(_short, dtypes)
-    elif kind == "fsdp1":
-        units, held, n_gathers, group = _fsdp1(model)
-        reduce = _short(model.mixed_precision.reduce_dtype) or _short(model.mixed_precision.param_dtype)
-        gather = _short(model.mixed_precision.param_dtype)
-    else:
+    elif kind == "ddp":
         units, group, reduce, gather = _ddp(model), model.process_group, None, None
         n_gathers = [0] * len(units)
+    else:
+        if (advised_kind := advised(kind)).look is None:
+            raise Error(
+                "unsupported",
+                f"advise() does not know models of {kind}: ask for the same model with fully_shard()",
+            )
+        found = advised_kind.look(model)
+        units, n_gathers, group = [[*unit] for unit in found.units], found.n_gathers, found.group
+        reduce, gather = map(_short, found.dtypes)
+        for sends in found.gathered:
+            held.append({})
+            for dtype, n in sends:
+                _count(held[-1], dtype, n)
     divided_by = 1
     if between is not None:  # only shards, over another group; legs inside a host do not change
         divided_by, group, n_gathers, held = group.size(), between, [0] * len(units), []
@@ -150,7 +159,9 @@ def look(model: Any, kind: str, between: dist.ProcessGroup | None = None) -> tup
         gather or _most(_sum_of(held)),
         all_reduce=between is not None or not any(n_gathers),
         held=held,
-        n_params=sum(p.numel() for p in model.parameters()) if kind != "fsdp1" else sum(map(n_of, held)),
+        n_params=sum(p.numel() for p in model.parameters())
+        if kind in ("fsdp2", "ddp")
+        else sum(map(n_of, held)),
     )
     return shape, group
 
@@ -214,31 +225,6 @@ def _fsdp2(
     groups = (one.group.replica_group if one.has_two_sums else one.only_group() for one in modules)
     group = max((group for group in groups if group is not None), key=lambda group: group.size())
     return units, held, [one.group.n_gathers for one in modules], modules[-1].group.dtypes(), group
-
-
-def _fsdp1(model: Any) -> tuple[list[Named], list[Held], list[int], dist.ProcessGroup]:
-    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
-
-    n_gathers_of = dict(zip(internals.fsdp1_hybrid(), (2, 1))) | {
-        ShardingStrategy.FULL_SHARD: 2,
-        ShardingStrategy.SHARD_GRAD_OP: 1,
-        ShardingStrategy.NO_SHARD: 0,
-    }
-    units: list[Named] = []
-    held: list[Held] = []
-    n_gathers = []
-    dtype = model.mixed_precision.param_dtype
-    for name, module in model.named_modules():
-        if isinstance(module, FullyShardedDataParallel) and (flat := internals.flat_of(module)) is not None:
-            named = [(f"{name}.{fqn}" if name else fqn, shape) for fqn, shape in flat.shapes()]
-            units.append([one for one, is_trained in zip(named, flat.trained()) if is_trained])
-            held.append({})
-            _count(held[-1], dtype or flat.dtype, sum(math.prod(shape) for _, shape in named))
-            n_gathers.append(n_gathers_of[module.sharding_strategy])
-    group = model.process_group
-    if model.sharding_strategy in internals.fsdp1_hybrid():  # that of replicas, which are on several hosts
-        group = internals.fsdp1_replicas(model)
-    return units, held, n_gathers, group
 
 
 def _short(dtype: torch.dtype | None) -> str | None:

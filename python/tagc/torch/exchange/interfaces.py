@@ -82,11 +82,14 @@ def place_of(ranks: Sequence[int], mesh: DeviceMesh | None = None, others: Seque
 class Wrapped:
     """A wrapped model. It knows torch's units."""
 
-    name: str  # "fsdp2", "ddp", "fsdp1" or "simple_fsdp"
+    name: str  # "fsdp2", "ddp" or another kind's
     between: dist.ProcessGroup | None = None  # as compress() got it
-    is_managed = False  # under torchft, whose replicas join and leave: managed.py
+    # whether its ranks may join and leave: a residual is then a part of the mean, and belongs to no place
+    is_elastic = False
     # whether its hooks add gradients up within each host, and exchange the sums between hosts
     sums_within_hosts = False
+    shares_folder = True  # whether other handles of a process may save into its folder
+    has_flat_parameters = False  # whether the model's own may hold several of parameters()
     shares_groups = True  # whether groups within its hosts may be those of others, with which it takes turns
     # whether exchanges of tensors in CPU memory run in a thread of tagc's from begin to end
     works_in_thread = False
@@ -108,6 +111,13 @@ class Wrapped:
     def hosts(self, group: Any) -> Hosts:
         """Returns the hosts of one of groups()."""
         return Hosts.flat(group) if self.cluster is None else self.cluster.of(group)
+
+    @property
+    def why_no_hosts(self) -> str:
+        """Why it does not add gradients up within hosts."""
+        if self.between is not None:
+            return "between says which ranks are on other hosts"
+        return f"this model is {self.name}, whose gradients are not added up within hosts"
 
     def levels(self) -> list[Any]:
         """Returns the groups of the exchanges of tagc itself, in the same order on all ranks: of groups(), or

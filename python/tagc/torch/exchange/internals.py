@@ -1,4 +1,5 @@
-"""All private attributes of torch that tagc reads or sets. No other module uses one.
+"""All private attributes of torch that tagc.torch reads or sets. No other module uses one; an annex has an
+internals.py of its own.
 
 SEEN lists the versions of torch that have each, found in their source and by running the tests on them. If a
 newer torch has moved one, the Error names it and the version; this module is then the place to change."""
@@ -9,8 +10,7 @@ import copy
 import datetime
 import functools
 import sys
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,25 +55,8 @@ SEEN = {
     "DDPMeshInfo.replicate_mesh_dim": "2.13",
     "DDPMeshInfo.replicate_process_group": ALL,
     "DistributedDataParallel._comm_hooks": ALL,
-    "DistributedDataParallel._remove_autograd_hooks": "2.13",
-    "DistributedDataParallel._build_params_for_reducer": "2.13",
-    "DistributedDataParallel._build_debug_param_to_name_mapping": "2.13",
-    "DistributedDataParallel._ddp_init_helper": "2.13",
     "Parameter._ddp_ignored": ALL,
     "torch.distributed._composable.replicate.DDP": ALL,
-    "FullyShardedDataParallel._handle": ALL,
-    "ShardingStrategy._HYBRID_SHARD_ZERO2": "2.13",
-    "FullyShardedDataParallel._comm_hook": ALL,
-    "FullyShardedDataParallel._comm_hook_state": ALL,
-    "FullyShardedDataParallel._inter_node_pg": "2.13",
-    "FullyShardedDataParallel._device_mesh": "2.13",
-    "FullyShardedDataParallel._post_backward_callback_queued": ALL,
-    "FlatParamHandle.flat_param": ALL,
-    "FlatParameter._fqns": ALL,
-    "FlatParameter._shapes": ALL,
-    "FlatParameter._params": ALL,
-    "FlatParameter._numels_with_padding": ALL,
-    "FlatParameter._is_padding_mask": ALL,
     "torch.autograd.Variable._execution_engine": ALL,
     "torch._C._current_autograd_node": "2.13",
     "torch.distributed.distributed_c10d._get_default_store": ALL,
@@ -85,13 +68,7 @@ SEEN = {
     "ProcessGroupGloo._allgather_base": "2.13",
     "ProcessGroupGloo._reduce_scatter_base": "2.13",
     "OptimizedModule._orig_mod": ALL,
-    "Module._parameters": ALL,
-    "Module._apply": ALL,
-    "torch._library.effects.EffectType": "2.10 to 2.15",
-    "CustomOpDef.register_effect": "2.10 to 2.15",
     "DeviceMesh._get_root_mesh": "2.13",
-    "torch.distributed.pipelining.stage._PipelineStageBase": "2.13",
-    "_PipelineStageBase._stage_meta": "2.13",
     "Module._forward_pre_hooks": ALL,
     "Module._forward_hooks": ALL,
     "Tensor._version": ALL,
@@ -106,23 +83,33 @@ def version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _get(owner: Any, name: str) -> Any:
-    """Returns owner's attribute. name: a key of SEEN. Error if it is missing."""
-    seen = SEEN[name]
-    try:
-        return getattr(owner, name.rpartition(".")[2])
-    except AttributeError as missing:
-        raise Error(
-            "unsupported",
-            f"torch {torch.__version__} has no {name}, which tagc needs and which torch {seen} had: use one "
-            "of those versions, or a tagc that knows this one",
-        ) from missing
+Read = Callable[..., Any]
 
 
-def _find(owner: Any, name: str, default: Any = None) -> Any:
-    """Returns the same for attributes that not every version, or not every object, has."""
-    assert name in SEEN, name
-    return getattr(owner, name.rpartition(".")[2], default)
+def reader(seen: Mapping[str, str]) -> tuple[Read, Read]:
+    """Returns (get, find) of private attributes. seen: {what has it.name: versions of torch}. get(owner,
+    name) raises an Error that names both where it is missing; find(owner, name, default) is for those that
+    not every version, or not every object, has."""
+
+    def get(owner: Any, name: str) -> Any:
+        versions = seen[name]
+        try:
+            return getattr(owner, name.rpartition(".")[2])
+        except AttributeError as missing:
+            raise Error(
+                "unsupported",
+                f"torch {torch.__version__} has no {name}, which tagc needs and which torch {versions} had: "
+                "use one of those versions, or a tagc that knows this one",
+            ) from missing
+
+    def find(owner: Any, name: str, default: Any = None) -> Any:
+        assert name in seen, name
+        return getattr(owner, name.rpartition(".")[2], default)
+
+    return get, find
+
+
+_get, _find = reader(SEEN)
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
@@ -422,109 +409,12 @@ def call_after_reductions(state: Any, function: Callable[[], object]) -> Callabl
     return functools.partial(state.__dict__.pop, "_root_post_backward_final_callback", None)
 
 
-# ---- FSDP1 ----
-
-
-def flat_of(module: torch.nn.Module) -> FlatParameter | None:
-    """Returns the flat parameter of a FullyShardedDataParallel module; None if it has none of its own."""
-    handle = _get(module, "FullyShardedDataParallel._handle")
-    return None if handle is None else FlatParameter(_get(handle, "FlatParamHandle.flat_param"))
-
-
-class FlatParameter:
-    def __init__(self, flat: Any) -> None:
-        self._flat = flat
-
-    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Returns (name within the module, shape) of each parameter in it."""
-        return list(
-            zip(
-                _get(self._flat, "FlatParameter._fqns"), map(tuple, _get(self._flat, "FlatParameter._shapes"))
-            )
-        )
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype in which it is sharded."""
-        dtype: torch.dtype = self._flat.dtype
-        return dtype
-
-    def starts(self) -> tuple[list[int], int]:
-        """Returns the start of each parameter, and the number of all elements with padding between them."""
-        starts, at = [], 0
-        for numel, is_padding in zip(
-            _get(self._flat, "FlatParameter._numels_with_padding"),
-            _get(self._flat, "FlatParameter._is_padding_mask"),
-        ):
-            if not is_padding:
-                starts.append(at)
-            at += numel
-        return starts, at
-
-    def trained(self) -> list[bool]:
-        """Returns whether each parameter is trained."""
-        own = _get(self._flat, "FlatParameter._params")
-        if own is None:
-            return [bool(self._flat.requires_grad)] * len(self.shapes())
-        return [parameter.requires_grad for parameter in own]
-
-
-def fsdp1_hook(module: torch.nn.Module) -> Any:
-    return _get(module, "FullyShardedDataParallel._comm_hook")
-
-
-def set_fsdp1_hook(module: Any, hook: object, state: object) -> None:
-    """Sets the hook of one module. torch's own method refuses hybrid sharding, whose hook then has to sum
-    over replicas, too."""
-    fsdp1_hook(module), _get(module, "FullyShardedDataParallel._comm_hook_state")
-    module._comm_hook, module._comm_hook_state = hook, state
-
-
-def fsdp1_hybrid() -> tuple[Any, Any]:
-    """Returns FSDP1's strategies with replicas of shards: that which gathers twice, and once per step."""
-    from torch.distributed.fsdp import ShardingStrategy
-
-    return ShardingStrategy.HYBRID_SHARD, _get(ShardingStrategy, "ShardingStrategy._HYBRID_SHARD_ZERO2")
-
-
-def fsdp1_replicas(module: torch.nn.Module) -> dist.ProcessGroup:
-    """Returns the group over which hybrid sharding sums shards."""
-    group: dist.ProcessGroup = _get(module, "FullyShardedDataParallel._inter_node_pg")
-    return group
-
-
-def fsdp1_mesh(module: torch.nn.Module) -> DeviceMesh | None:
-    """Returns the mesh that it was made with; None if it was made with process groups."""
-    mesh: DeviceMesh | None = _find(module, "FullyShardedDataParallel._device_mesh")
-    return mesh
-
-
-def remove_fsdp1_hook(module: Any) -> None:
-    module._comm_hook = module._comm_hook_state = None
-
-
-def is_in_fsdp1_backward(model: torch.nn.Module) -> bool:
-    return bool(_find(model, "FullyShardedDataParallel._post_backward_callback_queued", False))
-
-
 # ---- DDP ----
 
 
 def ddp_hooks(model: torch.nn.Module) -> list[tuple[Any, Any]]:
     """Returns [(hook, state)] of a DistributedDataParallel: the list itself, not a copy."""
     return _get(model, "DistributedDataParallel._comm_hooks")
-
-
-def renew_ddp_reducer(model: Any) -> None:
-    """Gives a DistributedDataParallel a new reducer with the same settings and without a hook, because a
-    reducer accepts only one."""
-    _get(model, "DistributedDataParallel._remove_autograd_hooks")()
-    parameters, expect_sparse = _get(model, "DistributedDataParallel._build_params_for_reducer")()
-    names = _get(model, "DistributedDataParallel._build_debug_param_to_name_mapping")(parameters)
-    _get(model, "DistributedDataParallel._ddp_init_helper")(
-        parameters, expect_sparse, names, model.static_graph
-    )
-    ddp_hooks(model).clear()
 
 
 def composable_ddp_within(model: torch.nn.Module) -> torch.nn.Module | None:
@@ -539,53 +429,6 @@ def composable_ddp_within(model: torch.nn.Module) -> torch.nn.Module | None:
 
 def is_ignored_by_ddp(parameter: torch.Tensor) -> bool:
     return bool(_find(parameter, "Parameter._ddp_ignored", False))
-
-
-# ---- pipelines ----
-
-
-def is_pipeline_stage(model: object) -> bool:
-    """Returns whether it is a stage of torch.distributed.pipelining, made by hand or by its build_stage()."""
-    module = sys.modules.get("torch.distributed.pipelining.stage")
-    return module is not None and isinstance(
-        model, _get(module, "torch.distributed.pipelining.stage._PipelineStageBase")
-    )
-
-
-def stage_sends(stage: Any, is_forward: bool) -> list[Any] | None:
-    """Returns what the stage on the other side expects, with `shape` and `dtype`: of each output, or each
-    gradient of an input. None where torch does not say."""
-    found = _find(stage, "_PipelineStageBase._stage_meta")
-    metas = None if found is None else found.outputs if is_forward else found.input_grads
-    return None if metas is None else [meta for meta in metas if meta is not None]
-
-
-# ---- compiled models ----
-
-
-def own_parameter(module: Any, name: str) -> Any:
-    """Returns a parameter that a property of the module's class hides."""
-    return _get(module, "Module._parameters")[name]
-
-
-def apply_within(around: Callable[[Any], AbstractContextManager[None]]) -> tuple[str, Callable[..., Any]]:
-    """Returns (name, method) of a class of modules whose tensors .to() and such change within
-    around(module)."""
-
-    def apply(module: Any, *arguments: Any, **options: Any) -> Any:
-        with around(module):
-            return _get(super(type(module), module), "Module._apply")(*arguments, **options)
-
-    return "_apply", apply
-
-
-def keep_order_of(operator: Any) -> None:
-    """Makes compilers keep the order of calls of a custom operator, by a value that goes from each to the
-    next."""
-    register = _find(operator, "CustomOpDef.register_effect")
-    effects = sys.modules.get("torch._library.effects")
-    if register is not None and effects is not None:
-        register(_get(effects, "torch._library.effects.EffectType").ORDERED)
 
 
 # ---- the rest ----
@@ -724,9 +567,3 @@ def n_stored(tensor: torch.Tensor) -> int:
 def n_changes(tensor: torch.Tensor) -> int:
     """Returns how often the values of a tensor have been changed in place."""
     return int(_get(tensor, "Tensor._version"))
-
-
-def has_async_quorum(manager: Any) -> bool:
-    """Returns whether torchft's Manager looks for a quorum while the forward pass runs. torchft has no public
-    name for it."""
-    return bool(getattr(manager, "_use_async_quorum", False))

@@ -1,1 +1,1 @@
-"""torch's wrappers of models (FSDP2, DDP, FSDP1), and the hooks that tagc installs in them."""
+"""torch's wrappers of models (FSDP2, DDP), and the hooks that tagc installs in them."""

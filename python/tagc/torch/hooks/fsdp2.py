@@ -29,6 +29,8 @@ from tagc.torch.hooks.gathers import AllGather, GatheringWrapper
 from tagc.torch.hooks.wrapper import words_of_slow_sums
 from tagc.torch.schedule import policy
 
+__all__ = ["Module", "Wrapper"]  # for annexes that extend it
+
 
 class Module:
     """What one fully_shard()-ed module exchanges together, in FSDP2's order: its parameters, or those on one
@@ -327,7 +329,7 @@ class Wrapper(GatheringWrapper):
             handle = None if earlier is None else earlier()
             if handle is not None and not handle.is_closed:
                 raise Error("state", f"{module.name} is compressed already: close() its tagc handle first")
-        # parallel tensors inside a host do no harm; but torchft's replicas could not decide together on them
+        # parallel tensors inside a host do no harm; but replicas that join and leave could not decide on them
         meshes = self._meshes() if between is None else [module.group.data_mesh for module in self.modules]
         if self.sums_shards and any(mesh.ndim > 1 for mesh in meshes):
             raise Error(
@@ -510,7 +512,7 @@ class Wrapper(GatheringWrapper):
         self._warn_of_slow_sums()
         if handle.state.options.parameters is not None:
             self._say_how_gathers_differ(handle)
-        self.follow_loads(handle)
+        self.follow_parameters(handle)
         if self.between is not None:
             places = {str(mesh.get_coordinate()) for mesh in self._meshes()}
             handle.passes.comm(self.between).agree("between", {"place in the model's mesh": sorted(places)})

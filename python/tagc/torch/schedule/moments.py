@@ -219,7 +219,7 @@ class Moments:
         kinds = {parameter.name: parameter.kind for parameter in self._wrapper.parameters()}
         found = {}
         for name, parameter in self._wrapper.named_parameters():
-            if name not in kinds and self._wrapper.name == "fsdp1":
+            if name not in kinds and self._wrapper.has_flat_parameters:
                 raise Error(
                     "unsupported",
                     f"{name} holds parameters of several kinds: wrap the model with use_orig_params=True "

@@ -30,22 +30,23 @@ Class = Literal["compressed", "mild", "dense"]
 Layers = Literal["non-attention-linear", "all", "none"] | Callable[[str, torch.Tensor], str]
 
 
-def unknown_option(function: Callable[..., object], names: Iterable[str]) -> str | None:
-    """Returns the error text if a function was called with unknown options; None if there are none."""
+def check_known(function: Callable[..., object], names: Iterable[str]) -> None:
+    """Raises a TypeError, as Python does, if a function was called with options that it has not, and says
+    which may have been meant. Local: other ranks hear of it as of any program that ends."""
     known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for name in sorted(names):
         near = difflib.get_close_matches(name, known, n=2) or [
             other for other in known if name in other or other in name
         ]
         meant = f": did you mean {' or '.join(map(repr, near))}?" if near else ";"
-        return (
+        raise TypeError(
             f"{function.__name__}() has no option {name!r}{meant} {'It' if near else 'it'} has "
             f"{', '.join(known)}"
         )
-    return None
 
 
-def _choice(name: str, value: object, allowed: Iterable[object]) -> None:
+def choice(name: str, value: object, allowed: Iterable[object]) -> None:
+    """Raises an Error that names the option, unless its value is one of these."""
     if value not in allowed:
         raise Error("argument", f"{name} is {value!r}, must be one of {', '.join(repr(a) for a in allowed)}")
 
@@ -61,7 +62,7 @@ def number(name: str, value: Any, low: float, high: float, kind: type[int] | typ
         )
 
 
-def share(name: str, value: Any) -> None:
+def sparsity_in_range(name: str, value: Any) -> None:
     """Raises an Error unless the value is a sparsity."""
     number(name, value, 0, 1)
     if value == 1:
@@ -95,11 +96,11 @@ class Options:
     residual: str | None = None
 
     def __post_init__(self) -> None:
-        _choice("exchange", self.exchange, tuple(lib.EXCHANGES))
+        choice("exchange", self.exchange, tuple(lib.EXCHANGES))
         is_direct = self.exchange == "direct"
-        _choice("gentle", self.gentle, (None, True, False))
-        _choice("codec", self.codec, (None, "device", "host"))
-        _choice("transport", self.transport, TRANSPORTS)
+        choice("gentle", self.gentle, (None, True, False))
+        choice("codec", self.codec, (None, "device", "host"))
+        choice("transport", self.transport, TRANSPORTS)
         if self.codec == "device" and not is_direct:
             raise Error(
                 "argument",
@@ -113,7 +114,7 @@ class Options:
             )
         if self.sparsity is None:
             self.sparsity = 0.95 if is_direct else 0.9875
-        share("sparsity", self.sparsity)
+        sparsity_in_range("sparsity", self.sparsity)
         if self.values is not None and not is_direct:
             raise Error(
                 "argument",
@@ -121,25 +122,25 @@ class Options:
             )
         if self.values is None:
             self.values = "int2" if self.sparsity > 0 else "fp32"
-        _choice("values", self.values, tuple(lib.FORMATS))
+        choice("values", self.values, tuple(lib.FORMATS))
         if self.mild is None:
             self.mild = ("fp32" if self.sparsity == 0 else "int4") if is_direct else "dense"
-        _choice("mild", self.mild, ("dense", *lib.FORMATS))
+        choice("mild", self.mild, ("dense", *lib.FORMATS))
         if self.mild_sparsity is not None and self.mild == "dense":
             raise Error(
                 "argument", f"mild_sparsity is {self.mild_sparsity!r}, and mild is 'dense', which sends all"
             )
         if self.mild_sparsity is None:
             self.mild_sparsity = min(0.85, self.sparsity)
-        share("mild_sparsity", self.mild_sparsity)
+        sparsity_in_range("mild_sparsity", self.mild_sparsity)
         if self.parameters is not None:
-            _choice("parameters", self.parameters, (None, *lib.GATHERS))
+            choice("parameters", self.parameters, (None, *lib.GATHERS))
         number("threads", self.threads, 1, 256, int)
         if self.hosts is not None:
             number("hosts", self.hosts, 1, 10**6, int)
         if self.timeout_s is not None:  # else whoever knows the group sets it
             number("timeout_s", self.timeout_s, 0.001, 1e6)
-        _choice("residual", self.residual, (None, *RESIDUALS))
+        choice("residual", self.residual, (None, *RESIDUALS))
         if self.residual not in (None, "fp32") and not is_direct:
             raise Error(
                 "argument",
@@ -147,7 +148,7 @@ class Options:
                 f"{self.exchange!r}",
             )
         if not callable(self.layers):
-            _choice("layers", self.layers, policy.LAYERS)
+            choice("layers", self.layers, policy.LAYERS)
 
     def stored(self) -> dict[str, int]:
         """Returns the field of tagc_reducer_options that says how residuals are stored, if it was given:

@@ -1,0 +1,83 @@
+"""The options of LocalSteps: their checks, and their translation to fields of tagc_reducer_options."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch.extension import Layers, choice, number, of_direct, policy, sparsity_in_range
+
+
+@dataclasses.dataclass
+class Settings:
+    """The options of LocalSteps, checked."""
+
+    every: int
+    fragments: int
+    delay: int
+    outer_lr: float
+    outer_momentum: float
+    residual_decay: float
+    sparsity: float
+    values: str
+    layers: Layers
+    rules: Mapping[str, str] | None
+    threads: int
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        number("every", self.every, 1, 10**6, int)
+        number("fragments", self.fragments, 1, self.every, int)
+        number("delay", self.delay, 0, self.every - 1, int)
+        number("outer_lr", self.outer_lr, 0, 10)
+        number("outer_momentum", self.outer_momentum, 0, 1)
+        if self.outer_lr == 0 or self.outer_momentum == 1:
+            raise Error(
+                "argument",
+                (
+                    f"outer_lr is {self.outer_lr!r} and outer_momentum {self.outer_momentum!r}: must be "
+                    "above "
+                    "0, and below 1"
+                ),
+            )
+        number("residual_decay", self.residual_decay, 0, 1)
+        sparsity_in_range("sparsity", self.sparsity)
+        choice("values", self.values, tuple(lib.FORMATS))
+        if not callable(self.layers):
+            choice("layers", self.layers, policy.LAYERS)
+        number("threads", self.threads, 1, 256, int)
+        number("timeout_s", self.timeout_s, 0.001, 1e6)
+
+    def fields(self, kind: str, op: str) -> dict[str, Any]:
+        """Returns fields of tagc_reducer_options."""
+        fields: dict[str, Any] = {"n_threads": self.threads, "op": lib.OPS[op]}
+        if kind == "dense":
+            return fields | {"exchange": lib.EXCHANGES["dense"], "format": lib.FORMATS["fp32"]}
+        # exchanges are rare, residual_decay would round each time, and there are anchors of 4 bytes anyway
+        stored = {"residual": lib.FORMATS["fp32"]}
+        return fields | stored | of_direct(self.values, self.sparsity)
+
+    def due(self) -> list[int]:
+        """Returns when each fragment is due: steps modulo `every`."""
+        return [(i + 1) * self.every // self.fragments % self.every for i in range(self.fragments)]
+
+    def n_flights(self) -> int:
+        """Returns how many fragments are under way at most."""
+        due = self.due()
+        return max(sum((step - one) % self.every < max(1, self.delay) for one in due) for step in due)
+
+    def travels(self) -> str:
+        return (
+            f"direct, {100 * self.sparsity:g} % zero, {self.values}"
+            if self.sparsity
+            else f"direct, every value as {self.values}"
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Returns what must be the same on all ranks, by name."""
+        fields = dict(vars(self))
+        del fields["threads"], fields["timeout_s"]
+        return fields | ({"layers": "a function"} if callable(self.layers) else {})

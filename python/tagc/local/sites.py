@@ -1,0 +1,173 @@
+"""What one site of local steps is: a plain model in one process, a DDP model, or a model that FSDP2 shards
+inside the site. Under torchft a site is a replica, and torchft knows the others.
+
+A rank exchanges with the ranks that have the same place in the other sites. Under FSDP2 it has its shards for
+that. Under DDP all ranks of a site have the same parameters, so that each takes a slice of them, and gathers
+the others' slices within the site afterwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from tagc._library import Error
+from tagc.torch.extension import DTYPES, check_model, kinds_of, policy
+
+
+class Trained(NamedTuple):
+    """A parameter that an optimizer steps."""
+
+    name: str
+    parameter: torch.nn.Parameter
+
+    def local(self) -> torch.Tensor:
+        """Returns what this rank has of it, sharing its memory."""
+        values = self.parameter.detach()
+        return values.to_local() if isinstance(values, DTensor) else values
+
+
+class Site:
+    """This rank's place among all. between: the ranks with the same place in their sites, None: all ranks.
+    is_managed: they join and leave. Local; Error where the model is none of the three."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizers: Iterable[torch.optim.Optimizer],
+        between: dist.ProcessGroup | None,
+        is_managed: bool = False,
+    ) -> None:
+        self.model, self.optimizers = model, list(optimizers)
+        self.kind = _kind(model, between)
+        # over each of which the ranks of this site agree, one after the other
+        self.inner = self._inner_groups()
+        self.n_sites, self.site = 1, 0
+        self.n_slices, self.slice = 1, 0
+        if not is_managed:
+            self._join(between)
+        elif self.kind == "ddp":
+            raise Error(
+                "unsupported",
+                "model is DistributedDataParallel: where sites join and leave, LocalSteps takes a plain "
+                "model or a fully_shard()-ed one",
+            )
+        self.trained = self._find_trained()
+
+    def _join(self, between: dist.ProcessGroup | None) -> None:
+        if between is None and any(group.size() > 1 for group in self.inner):
+            raise Error(
+                "argument",
+                f"this model is {self.kind} over {self.n_inner} ranks, and between is None: it must be the "
+                "group of "
+                "the ranks that have the same place in their sites, as mesh['site'].get_group() is",
+            )
+        world = dist.group.WORLD
+        assert world is not None
+        self.between = world if between is None else between
+        self.n_sites, self.site = self.between.size(), dist.get_rank(self.between)
+        self._check_apart()
+        if self.kind == "ddp":
+            self.n_slices, self.slice = self.inner[0].size(), dist.get_rank(self.inner[0])
+
+    @property
+    def rank(self) -> int:
+        """Of torch.distributed: under torchft, within this site; 0 where there is none."""
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    @property
+    def n_inner(self) -> int:
+        """Ranks of a site."""
+        return math.prod(group.size() for group in self.inner)
+
+    def _inner_groups(self) -> list[dist.ProcessGroup]:
+        if isinstance(self.model, torch.nn.parallel.DistributedDataParallel):
+            return [self.model.process_group]
+        found: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        for parameter in self.model.parameters():
+            if isinstance(parameter, DTensor):
+                for group in parameter.device_mesh.get_all_groups():
+                    found[tuple(dist.get_process_group_ranks(group))] = group
+        return list(found.values())
+
+    def _check_apart(self) -> None:
+        others = set(dist.get_process_group_ranks(self.between)) - {dist.get_rank()}
+        for group in self.inner:
+            if both := others & set(dist.get_process_group_ranks(group)):
+                raise Error(
+                    "argument",
+                    f"ranks {dist.get_rank()} and {min(both)} are of two sites by `between`, and this "
+                    f"model, {self.kind}, is "
+                    "sharded or averaged over both: give it a mesh or a process group inside its site",
+                )
+
+    def _find_trained(self) -> list[Trained]:
+        names = {id(parameter): name for name, parameter in policy.named_parameters(self.model)}
+        stepped = self._stepped()
+        if strange := sum(key not in names for key in stepped):
+            raise Error(
+                "argument",
+                (
+                    f"the optimizer has {strange} parameters that are not the model's: it must be made of "
+                    "the "
+                    "wrapped model's"
+                ),
+            )
+        trained = [
+            Trained(names[id(parameter)], parameter)
+            for parameter in self.model.parameters()
+            if id(parameter) in stepped
+        ]
+        if not trained:
+            raise Error("argument", "the optimizer has no parameter that requires a gradient")
+        for one in trained:
+            if one.parameter.dtype not in DTYPES:
+                raise Error("unsupported", f"{one.name} is {one.parameter.dtype}: must be fp32, bf16 or fp16")
+            if one.parameter.is_meta:
+                raise Error("argument", f"{one.name} is on the meta device: give it memory and values first")
+        return trained
+
+    def _stepped(self) -> set[int]:
+        return {
+            id(parameter)
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad
+        }
+
+    def check_trained(self) -> None:
+        """Raises Error where another parameter is trained by now."""
+        if new := self._stepped() - {id(one.parameter) for one in self.trained}:
+            names = [name for name, one in policy.named_parameters(self.model) if id(one) in new]
+            raise Error(
+                "state",
+                f"{', '.join(sorted(names)[:3]) or 'a parameter'} was not trained when LocalSteps was made, "
+                "and is now: close it, "
+                "and make it anew",
+            )
+
+
+def _kind(model: torch.nn.Module, between: Any) -> str:
+    check_model(model)
+    for kind in kinds_of(model, between):
+        if kind.name not in ("ddp", "fsdp2"):
+            raise Error(
+                "unsupported",
+                f"model or between is of {kind.name}, which exchanges in every backward pass: LocalSteps "
+                "takes a plain model, DDP, or fully_shard(); where sites join and leave, give it the model "
+                "itself and manager=",
+            )
+    is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    if is_ddp and is_sharded:
+        raise Error(
+            "unsupported",
+            "model is DistributedDataParallel with parameters that are sharded, too: LocalSteps takes one of "
+            "both",
+        )
+    return "ddp" if is_ddp else "fsdp2" if is_sharded else "plain"

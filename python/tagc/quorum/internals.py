@@ -1,0 +1,33 @@
+"""The private attributes of torch, and of torchft, that replicas need beside those of tagc.torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tagc.torch.extension import ddp_hooks, reader
+
+SEEN = {
+    "DistributedDataParallel._remove_autograd_hooks": "2.13",
+    "DistributedDataParallel._build_params_for_reducer": "2.13",
+    "DistributedDataParallel._build_debug_param_to_name_mapping": "2.13",
+    "DistributedDataParallel._ddp_init_helper": "2.13",
+}
+_get, _find = reader(SEEN)
+
+
+def renew_ddp_reducer(model: Any) -> None:
+    """Gives a DistributedDataParallel a new reducer with the same settings and without a hook, because a
+    reducer accepts only one."""
+    _get(model, "DistributedDataParallel._remove_autograd_hooks")()
+    parameters, expect_sparse = _get(model, "DistributedDataParallel._build_params_for_reducer")()
+    names = _get(model, "DistributedDataParallel._build_debug_param_to_name_mapping")(parameters)
+    _get(model, "DistributedDataParallel._ddp_init_helper")(
+        parameters, expect_sparse, names, model.static_graph
+    )
+    ddp_hooks(model).clear()
+
+
+def has_async_quorum(manager: Any) -> bool:
+    """Returns whether torchft's Manager looks for a quorum while the forward pass runs. torchft has no public
+    name for it."""
+    return bool(getattr(manager, "_use_async_quorum", False))

@@ -1,1 +1,0 @@
-"""Models that are compiled whole: SimpleFSDP's parametrizations, whose collectives are operators of tagc."""

@@ -1,0 +1,89 @@
+"""What annexes take from the core beyond what users call. docs/reference/architecture.md says what it is
+for."""
+
+from tagc.torch import checkpoint
+from tagc.torch.advise.choice import bytes_text, choose, factor_of, seconds_text
+from tagc.torch.advise.first_words import about_host, look_fresh
+from tagc.torch.exchange import layout as layouts
+from tagc.torch.exchange import streams
+from tagc.torch.exchange.agreement import agree_all
+from tagc.torch.exchange.comm import Comm, Disagreement, Way, share
+from tagc.torch.exchange.gloo import Gloo, bytes_at
+from tagc.torch.exchange.hosts import Cluster, Hosts
+from tagc.torch.exchange.identity import identity
+from tagc.torch.exchange.interfaces import (
+    ALONE,
+    Exchanged,
+    ExchangeOptions,
+    Expected,
+    Kinds,
+    Place,
+    Wrapped,
+    place_of,
+)
+from tagc.torch.exchange.internals import ALL as TESTED
+from tagc.torch.exchange.internals import (
+    all_gather,
+    at_end_of_backward,
+    at_end_of_each_backward,
+    ddp_hooks,
+    default_store,
+    n_changes,
+    reader,
+    unwrapped,
+)
+from tagc.torch.exchange.reducer import Gatherer, Reducer
+from tagc.torch.exchange.runner import Future, Host, Runners
+from tagc.torch.exchange.said import say
+from tagc.torch.exchange.staging import Kernels
+from tagc.torch.exchange.unit import DTYPES, ReduceOp, Unit, check_tensors, scale_of
+from tagc.torch.exchange.waits import add_up, disconnect, timeout_of, unheard
+from tagc.torch.hooks.gathers import AllGather, GatheringWrapper
+from tagc.torch.hooks.kinds import Advised, Kind, Looked, check_model, group_of, kinds_of
+from tagc.torch.hooks.replicas import fingerprint
+from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
+from tagc.torch.hooks.wrapper import words_of_slow_sums
+from tagc.torch.memory import Held, Memory, count
+from tagc.torch.passes import Passes
+from tagc.torch.schedule import policy
+from tagc.torch.schedule.adapt import inner
+from tagc.torch.schedule.options import (
+    Class,
+    Exchange,
+    Layers,
+    Mild,
+    Options,
+    Parameters,
+    Residual,
+    Values,
+    check_known,
+    choice,
+    number,
+    of_direct,
+    sparsity_in_range,
+)
+from tagc.torch.state import State
+
+# fmt: off
+__all__ = [
+    # of ranks, before there is a connection
+    "about_host", "agree_all", "default_store", "disconnect", "identity", "share", "timeout_of", "unheard",
+    # of options, and their types
+    "Class", "Exchange", "Layers", "Mild", "Options", "Parameters", "Residual", "Values", "check_known",
+    "choice", "number", "of_direct", "policy", "sparsity_in_range",
+    # of a model and its memory
+    "Advised", "Kind", "Looked", "bytes_at", "check_model", "fingerprint", "group_of", "inner", "kinds_of",
+    "look_fresh", "unwrapped",
+    # of exchanges: a Wrapped says what there is to exchange, Passes exchanges it
+    "ALONE", "AllGather", "AnyWrapper", "Cluster", "Comm", "DTYPES", "Disagreement", "ExchangeOptions",
+    "Exchanged", "Expected", "Future", "GatheringWrapper", "Gatherer", "Gloo", "Held", "Host", "Hosts",
+    "Kinds", "Memory", "Passes", "Place", "ReduceOp", "Reducer", "Runners", "State", "Unit", "Way", "Wrapped",
+    "add_up", "check_tensors", "checkpoint", "count", "layouts", "place_of", "scale_of", "words_of_slow_sums",
+    # of arrays on a device
+    "Kernels", "streams",
+    # of words
+    "bytes_text", "choose", "factor_of", "say", "seconds_text",
+    # of torch
+    "TESTED", "all_gather", "at_end_of_backward", "at_end_of_each_backward", "ddp_hooks", "n_changes",
+    "reader",
+]

@@ -1,1 +1,0 @@
-"""Weights that a trainer sends to others after every step, exactly: sync.py has WeightSync."""

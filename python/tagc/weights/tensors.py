@@ -1,0 +1,253 @@
+"""What a WeightSync sends: tensors of a model by name, and which box of each this rank holds. A box is a
+range of indices in each dimension."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.parallel import DistributedDataParallel
+
+from tagc._library import Error
+from tagc.torch.extension import unwrapped
+
+PIECE_ELEMS = 1 << 24  # of one message, so that threads share the work of a large tensor
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # of torch.compile() and of activation checkpoints
+
+
+class Memory(NamedTuple):
+    """Where a tensor lies on this rank. Tied tensors have equal ones."""
+
+    device: torch.device
+    begin: int  # an address
+    dims: tuple[tuple[int, int], ...]  # stride in bytes and size of each that has more than one index
+    dtype: torch.dtype
+    shape: tuple[int, ...]  # of the whole tensor, if it is sharded
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Memory | None:
+        """Returns None if it has no memory."""
+        if tensor.layout is not torch.strided or not tensor.numel():
+            return None
+        held = tensor.detach()
+        held = held.to_local() if isinstance(held, DTensor) else held
+        storage, width = held.untyped_storage().data_ptr(), held.itemsize
+        dims = tuple((step * width, n) for step, n in zip(held.stride(), held.shape) if n != 1)
+        begin = storage + int(held.storage_offset()) * width
+        return cls(held.device, begin, dims, held.dtype, tuple(tensor.shape)) if storage else None
+
+    @property
+    def end(self) -> int:
+        """Returns the address behind it; at most begin if this rank holds nothing."""
+        if any(n == 0 for _, n in self.dims):
+            return self.begin
+        return self.begin + sum(step * (n - 1) for step, n in self.dims) + self.dtype.itemsize
+
+    def shares_elements(self) -> bool:
+        """Returns whether some of its elements are the same memory, as in an expanded tensor, or may be."""
+        end = self.dtype.itemsize
+        for step, n in sorted(self.dims):
+            if step < end:
+                return True
+            end += step * (n - 1)
+        return False
+
+    def overlaps(self, other: Memory) -> bool:
+        """Returns whether both have some byte of memory. They may lie between each other's elements."""
+        first = min(self.begin, other.begin)
+        taken = torch.zeros(max(self.end, other.end) - first, dtype=torch.bool)
+
+        def bytes_of(memory: Memory) -> torch.Tensor:
+            steps, sizes = zip(*((step, n) for step, n in (*memory.dims, (1, memory.dtype.itemsize)) if step))
+            return taken.as_strided(sizes, steps, memory.begin - first)
+
+        bytes_of(self).fill_(True)
+        return bool(bytes_of(other).any())
+
+
+class Box(NamedTuple):
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def numel(self) -> int:
+        """Returns how many elements it has."""
+        return product(self.sizes)
+
+    def common(self, other: Box) -> Box:
+        """Returns what is in both; its sizes may be 0."""
+        begin = tuple(map(max, self.offsets, other.offsets))
+        ends = (min(a + n, b + m) for a, n, b, m in zip(*self, *other))
+        return Box(begin, tuple(max(0, end - first) for first, end in zip(begin, ends)))
+
+    def within(self, other: Box) -> tuple[slice, ...]:
+        """Returns where it lies in an array of the other, which contains it."""
+        return tuple(slice(a - b, a - b + n) for a, n, b in zip(*self, other.offsets))
+
+    def pieces(self) -> Iterator[Box]:
+        """Yields boxes of whole rows, of at most PIECE_ELEMS elements where a row is not longer."""
+        if not self.sizes:
+            yield self
+            return
+        n_rows = self.sizes[0]
+        step = max(1, PIECE_ELEMS // max(1, product(self.sizes[1:])))
+        for at in range(0, n_rows, step):
+            sizes = (min(step, n_rows - at), *self.sizes[1:])
+            yield Box((self.offsets[0] + at, *self.offsets[1:]), sizes)
+
+
+def product(numbers: Iterable[int]) -> int:
+    found = 1
+    for number in numbers:
+        found *= number
+    return found
+
+
+@dataclasses.dataclass
+class Entry:
+    """One tensor. dtype: in which it travels."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    is_sharded: bool
+    box: Box | None  # what this rank holds; None: nothing
+    held: torch.dtype  # in which this rank has it
+
+    def form(self) -> str:
+        """Returns what must stay as it was when the WeightSync was made."""
+        text = f"{self.shape} {self.held}"
+        return f"sharded, {text}, here {self.box}" if self.is_sharded else text
+
+    def words(self) -> str:
+        """Returns what all ranks must have alike."""
+        return f"{self.name} {list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
+
+
+def named_tensors(
+    model: torch.nn.Module | Mapping[str, torch.Tensor], buffers: bool
+) -> dict[str, torch.Tensor]:
+    """Returns the tensors by name, tied ones once, under their first name. Of a module these are its
+    parameters, and if asked for the buffers that checkpoints have."""
+    found: dict[str, torch.Tensor] = {}
+    seen = set()
+    for name, tensor in (model if isinstance(model, Mapping) else _of_module(model, buffers)).items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise Error("argument", f"{name} is a {type(tensor).__name__}, must be a tensor by name")
+        held = tensor.detach()
+        held = held.to_local() if isinstance(held, DTensor) else held
+        if type(held).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # it may have no memory
+            where = "here " if isinstance(tensor, DTensor) else ""
+            raise Error("unsupported", f"{name} is {where}a {type(held).__name__}, must be a plain tensor")
+        memory = Memory.of(tensor)
+        if memory is None or memory not in seen:
+            found[name] = tensor
+        seen.add(memory)
+    return found
+
+
+def _of_module(model: torch.nn.Module, buffers: bool) -> dict[str, torch.Tensor]:
+    module: torch.nn.Module = unwrapped(model)
+    if isinstance(module, DistributedDataParallel):
+        module = unwrapped(module.module)
+    if not isinstance(module, torch.nn.Module):
+        raise Error("argument", f"model is {model!r:.80}, must be a module or a dict of tensors by name")
+    if any(isinstance(inner, FullyShardedDataParallel) for inner in module.modules()):
+        raise Error(
+            "unsupported",
+            "the model is under FSDP1, whose parameters are views of flat ones: give WeightSync a dict "
+            "of tensors "
+            "by name, or use FSDP2",
+        )
+    found: dict[str, torch.Tensor] = {_plain_name(name): p for name, p in module.named_parameters()}
+    if buffers:  # state_dict() drops some wrappers from names, and named_buffers() none
+        in_checkpoints = set(map(_plain_name, module.state_dict()))
+        named = {_plain_name(name): buffer for name, buffer in module.named_buffers()}
+        found |= {name: buffer for name, buffer in named.items() if name in in_checkpoints}
+    return found
+
+
+def _plain_name(name: str) -> str:
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def entries_of(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -> list[Entry]:
+    """Returns an entry per tensor, in the order of names, so that ranks need not build a model in the same
+    order. dtype: in which floating-point numbers travel; None: in their own."""
+    entries = []
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        is_lazy = tensor.is_conj() or tensor.is_neg()
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or is_lazy:
+            raise Error(
+                "unsupported",
+                f"{name} is not a plain tensor in memory (meta, sparse, quantized or conjugate)",
+            )
+        travels = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        entries.append(_entry(name, tensor, travels))
+    if not entries:
+        raise Error("argument", "the model has no parameters")
+    _check_apart(tensors)
+    return entries
+
+
+def _entry(name: str, tensor: torch.Tensor, travels: torch.dtype) -> Entry:
+    is_sharded = isinstance(tensor, DTensor)
+    return Entry(name, tuple(tensor.shape), travels, is_sharded, box_of(name, tensor), tensor.dtype)
+
+
+def _check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises an Error if two tensors overlap in memory: a change of both would be made twice."""
+    placed = [(name, memory) for name, tensor in tensors.items() if (memory := Memory.of(tensor)) is not None]
+    beside: list[tuple[str, Memory]] = []
+    for name, memory in sorted(placed, key=lambda item: (str(item[1].device), item[1].begin)):
+        beside = [o for o in beside if o[1].device == memory.device and o[1].end > memory.begin]
+        for other, theirs in beside if memory.end > memory.begin else ():
+            if memory.overlaps(theirs):
+                names = " and ".join(sorted((name, other)))
+                raise Error(
+                    "argument", f"{names} overlap in memory, and are not the same tensor: give one of them"
+                )
+        beside.append((name, memory))
+
+
+def box_of(name: str, tensor: torch.Tensor) -> Box | None:
+    """Returns what of the tensor this rank holds; None if nothing."""
+    offsets, sizes = [0] * tensor.ndim, list(tensor.shape)
+    if not isinstance(tensor, DTensor):
+        return Box(tuple(offsets), tuple(sizes))
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    for i, placement in enumerate(tensor.placements):
+        if isinstance(placement, Replicate):
+            continue
+        if type(placement) is not Shard:  # strided or partial
+            raise Error("unsupported", f"{name} is placed as {placement}, must be as Shard or Replicate")
+        chunk = -(-sizes[placement.dim] // tensor.device_mesh.size(i))
+        begin = min(coordinate[i] * chunk, sizes[placement.dim])
+        offsets[placement.dim] += begin
+        sizes[placement.dim] = min(chunk, sizes[placement.dim] - begin)
+    if tuple(tensor.to_local().shape) != tuple(sizes):
+        raise Error(
+            "unsupported",
+            f"{name}: this rank holds {tuple(tensor.to_local().shape)} of it, and torch's even sharding "
+            f"gives it "
+            f"{tuple(sizes)}",
+        )
+    return Box(tuple(offsets), tuple(sizes)) if product(sizes) else None
+
+
+def local(entry: Entry, tensor: torch.Tensor) -> torch.Tensor:
+    """Returns what this rank holds of a tensor, which must be as it was when the entry was made."""
+    now = _entry(entry.name, tensor, entry.dtype)
+    if now.form() != entry.form():
+        hint = " (FSDP2: call model.reshard() first)" if entry.is_sharded > now.is_sharded else ""
+        raise Error("state", f"{entry.name} has changed: it was {entry.form()}, and is {now.form()}{hint}")
+    held = tensor.detach()
+    return held.to_local() if isinstance(held, DTensor) else held

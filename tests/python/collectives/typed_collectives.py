@@ -1,0 +1,10 @@
+# test_types.py has its types checked. An error that is expected and does not come is one.
+import torch
+
+from tagc.collectives import Collectives
+
+model = torch.nn.Linear(3, 3)
+comm = Collectives(names=model, parameters="delta4", hosts=2)
+comm.all_reduce(model.weight, key=model.weight).wait()
+comm.reduce_scatter(model.weight, model.weight, key=3)  # type: ignore[arg-type]
+Collectives(values="int3")  # type: ignore[arg-type]
