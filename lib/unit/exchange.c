@@ -437,11 +437,12 @@ tagc_status tagc_unit_check(const tagc_model *model, uint32_t unit, const char *
 }
 
 static tagc_status begin_plain(tagc_model_part *part) {
+    const tagc_model *model = part->model;
+    uint64_t n_flat = part->width * (uint64_t)model->n_owners;
+    uint64_t n_sums = model->options.output == TAGC_OUTPUT_UNIT ? n_flat : part->width;
     TAGC_TRY(tagc_part_sample(part, NULL));
-    if (part->n_full > 0)
-        part->square = tagc_elements_square(part->gradient, TAGC_ELEMENT_FP32, 0,
-                                            part->width * (uint64_t)part->model->n_owners);
-    return tagc_reducer_begin(part->reducer, part->gradient, part->sums);
+    if (part->n_full > 0) part->square = tagc_elements_square(part->gradient, TAGC_ELEMENT_FP32, 0, n_flat);
+    return tagc_reducer_begin(part->reducer, part->gradient, n_flat, part->sums, n_sums);
 }
 
 static tagc_status begin_parts(tagc_model_unit *unit) {
