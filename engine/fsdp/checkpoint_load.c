@@ -131,13 +131,19 @@ static tagc_status check_file(tagc_load *load, int rank) {
     return status == TAGC_OK ? TAGC_OK : tagc_fail_in(status, "%s/rank-%d.bin", load->path, rank);
 }
 
-/* Residuals and schedules: this rank takes those that ranks R, R + W ... saved. */
+/* Whether tagc_model_load may want what a former rank saved: in the same world that of this rank, else those of its host. */
+static int takes_model(const tagc_load *load, int rank) {
+    const tagc_model *model = load->fsdp->model;
+    return rank == model->rank || rank % model->n_hosts == model->host;
+}
+
+/* Residuals and schedules. */
 static tagc_status read_models(tagc_load *load) {
     const tagc_manifest *m = load->manifest;
-    int first = load->fsdp->rank, by = load->fsdp->world_size, n = 0;
+    int n = 0;
     size_t n_bytes = 0;
-    for (int rank = first; rank < m->world_size; rank += by)
-        n++, n_bytes += tagc_aligned(m->files[rank].n_model);
+    for (int rank = 0; rank < m->world_size; rank++)
+        if (takes_model(load, rank)) n++, n_bytes += tagc_aligned(m->files[rank].n_model);
     size_t lists = (size_t)n * (sizeof(void *) + sizeof(size_t));
     void *memory;
     TAGC_TRY(tagc_memory_create(tagc_aligned(lists) + n_bytes, "states of the ranks before", &memory));
@@ -145,12 +151,13 @@ static tagc_status read_models(tagc_load *load) {
     load->n_models = (size_t)n;
     load->sizes = (size_t *)(void *)(load->models + n);
     char *to = (char *)memory + tagc_aligned(lists);
-    for (int rank = first, i = 0; rank < m->world_size; rank += by, i++) {
+    for (int rank = 0, i = 0; rank < m->world_size; rank++) {
+        if (!takes_model(load, rank)) continue;
         load->models[i] = to;
         load->sizes[i] = m->files[rank].n_model;
         TAGC_TRY(read_bytes(load, rank, tagc_rank_file_offset(m, rank, m->n_flats, TAGC_SECTION_MASTER), to,
                             load->sizes[i]));
-        to += tagc_aligned(load->sizes[i]);
+        to += tagc_aligned(load->sizes[i++]);
     }
     return TAGC_OK;
 }
