@@ -87,14 +87,15 @@ static tagc_status write_halves(int fd, const float *values, uint64_t n, tagc_xx
     return TAGC_OK;
 }
 
-static tagc_status write_model(const tagc_save *save, int fd, tagc_xxh3_state *hash, const char *path) {
-    size_t n_bytes = save->manifest->files[save->fsdp->rank].n_model;
-    void *bytes = malloc(n_bytes);
-    if (bytes == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for %zu bytes of residuals", n_bytes);
-    tagc_status status = tagc_model_save(save->fsdp->model, bytes, n_bytes, &n_bytes);
-    if (status == TAGC_OK) status = write_bytes(fd, bytes, n_bytes, hash, path);
-    free(bytes);
-    return status;
+typedef struct model_file {
+    int fd;
+    tagc_xxh3_state *hash;
+    const char *path;
+} model_file;
+
+static tagc_status write_piece(void *context, const void *bytes, size_t n_bytes) {
+    const model_file *file = context;
+    return write_bytes(file->fd, bytes, n_bytes, file->hash, file->path);
 }
 
 static tagc_status write_sections(tagc_save *save, int fd, tagc_xxh3_state *hash, const char *path) {
@@ -115,7 +116,8 @@ static tagc_status write_sections(tagc_save *save, int fd, tagc_xxh3_state *hash
             TAGC_TRY(write_halves(fd, flat->full + first, n_owned, hash, path));
     }
     if (lseek(fd, 0, SEEK_CUR) % 8 != 0) TAGC_TRY(write_bytes(fd, "\0\0\0", 4, hash, path));
-    return write_model(save, fd, hash, path);
+    model_file file = {fd, hash, path};
+    return tagc_model_write(f->model, write_piece, &file);
 }
 
 /* Syncs and closes the file; keeps the first failure. */

@@ -130,11 +130,11 @@ static void model_options(const tagc_fsdp *f, tagc_model_options *m) {
     }
     m->cut = TAGC_CUT_FLAT_ARRAYS;
     if (exchange == TAGC_EXCHANGE_DIRECT) {
-        m->block = o->reducer.block;
+        m->block = o->reducer.block > 0 ? o->reducer.block : options_of(f, TAGC_CLASS_MILD).block;
         m->result_sparsity = o->reducer.result_sparsity;
         m->result_format = o->reducer.result_format;
     } else if (o->mild.exchange == TAGC_EXCHANGE_DIRECT) {
-        m->block = o->mild.block;
+        m->block = options_of(f, TAGC_CLASS_MILD).block;
     }
 }
 

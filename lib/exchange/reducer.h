@@ -74,6 +74,10 @@ tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_runner *runn
 tagc_status tagc_reducer_make_alone(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,
                                     const tagc_reducer_options *options, tagc_reducer **out);
 
+/* What tagc_reducer_state_save writes, without a copy: the header (TAGC_WIRE_HEADER_BYTES) and where the rest is. Of a reducer in host
+ * memory. */
+void tagc_reducer_state_view(const tagc_reducer *r, void *header, const void **body, uint64_t *n_body);
+
 /* What messages call it where ranks begin steps in different orders. Longer names are cut. */
 void tagc_reducer_set_name(tagc_reducer *r, const char *name);
 

@@ -179,23 +179,34 @@ uint64_t tagc_reducer_state_bytes(const tagc_reducer *r) {
     return r ? TAGC_WIRE_HEADER_BYTES + tagc_reducer_stored_bytes(r) : 0;
 }
 
+static tagc_wire_header saved_header(const tagc_reducer *r) {
+    return (tagc_wire_header){.kind = TAGC_WIRE_STATE,
+                              .coding = r->n_residual ? r->residual_format : TAGC_FORMAT_FP32,
+                              .output = r->options.output,
+                              .rank = (uint32_t)r->rank,
+                              .world_size = (uint32_t)r->world_size,
+                              .tag = r->options.tag,
+                              .k = (uint32_t)r->shard,
+                              .n_elems = r->n_given,
+                              .n_items = (uint32_t)tagc_reducer_n_rows(r),
+                              .body_bytes = tagc_reducer_stored_bytes(r),
+                              .step = r->n_steps};
+}
+
+void tagc_reducer_state_view(const tagc_reducer *r, void *header, const void **body, uint64_t *n_body) {
+    tagc_wire_header saved = saved_header(r);
+    *body = r->residual;
+    *n_body = saved.body_bytes;
+    tagc_wire_write_of(&saved, r->residual, header);
+}
+
 tagc_status tagc_reducer_state_save(const tagc_reducer *r, void *buffer, uint64_t n_bytes) {
     TAGC_TRY(check_idle(r, "state_save"));
     if (!buffer) return tagc_fail(TAGC_ERR_ARGUMENT, "buffer is NULL");
     if (n_bytes != tagc_reducer_state_bytes(r))
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes is %llu, must be %llu", (unsigned long long)n_bytes,
                          (unsigned long long)tagc_reducer_state_bytes(r));
-    tagc_wire_header header = {.kind = TAGC_WIRE_STATE,
-                               .coding = r->n_residual ? r->residual_format : TAGC_FORMAT_FP32,
-                               .output = r->options.output,
-                               .rank = (uint32_t)r->rank,
-                               .world_size = (uint32_t)r->world_size,
-                               .tag = r->options.tag,
-                               .k = (uint32_t)r->shard,
-                               .n_elems = r->n_given,
-                               .n_items = (uint32_t)tagc_reducer_n_rows(r),
-                               .body_bytes = n_bytes - TAGC_WIRE_HEADER_BYTES,
-                               .step = r->n_steps};
+    tagc_wire_header header = saved_header(r);
     if (header.body_bytes)
         TAGC_TRY(r->arrays->read(r->arrays->heap.context, (char *)buffer + TAGC_WIRE_HEADER_BYTES,
                                  r->residual, (size_t)header.body_bytes));

@@ -55,8 +55,8 @@ static int version_of(int kind) {
     return is_saved(kind) ? TAGC_WIRE_SAVED_VERSION : TAGC_WIRE_VERSION;
 }
 
-static uint64_t checksum(const uint8_t *bytes, uint64_t body_bytes) {
-    return tagc_xxh3(bytes + TAGC_WIRE_HEADER_BYTES, body_bytes, tagc_xxh3(bytes, AT_CHECKSUM, 0));
+static uint64_t checksum(const uint8_t *bytes, const void *body, uint64_t body_bytes) {
+    return tagc_xxh3(body, body_bytes, tagc_xxh3(bytes, AT_CHECKSUM, 0));
 }
 
 uint64_t tagc_wire_sum(const void *body, uint64_t n_bytes) {
@@ -67,7 +67,7 @@ uint64_t tagc_checksum(const void *bytes, uint64_t n_bytes) {
     return tagc_xxh3(bytes, (size_t)n_bytes, 0);
 }
 
-void tagc_wire_write(const tagc_wire_header *header, void *message) {
+void tagc_wire_write_of(const tagc_wire_header *header, const void *body, void *message) {
     uint8_t *bytes = message;
     memcpy(bytes + AT_MAGIC, magic, sizeof magic);
     bytes[AT_VERSION] = (uint8_t)version_of(header->kind);
@@ -97,8 +97,12 @@ void tagc_wire_write(const tagc_wire_header *header, void *message) {
     }
     memcpy(bytes + AT_BODY_BYTES, header->kind == TAGC_WIRE_AGREE ? &header->word : &header->body_bytes, 8);
     memcpy(bytes + AT_STEP, &header->step, 8);
-    uint64_t sum = checksum(bytes, is_apart(header->kind) ? 0 : header->body_bytes);
+    uint64_t sum = checksum(bytes, body, is_apart(header->kind) ? 0 : header->body_bytes);
     memcpy(bytes + AT_CHECKSUM, &sum, 8);
+}
+
+void tagc_wire_write(const tagc_wire_header *header, void *message) {
+    tagc_wire_write_of(header, (const char *)message + TAGC_WIRE_HEADER_BYTES, message);
 }
 
 static void read_fields(const uint8_t *bytes, tagc_wire_header *header) {
@@ -193,7 +197,8 @@ tagc_status tagc_wire_read(const void *message, uint64_t n_bytes, tagc_wire_head
                          (unsigned long long)(n_bytes - TAGC_WIRE_HEADER_BYTES));
     uint64_t sum;
     memcpy(&sum, bytes + AT_CHECKSUM, 8);
-    if (sum != checksum(bytes, n_behind)) return tagc_fail(TAGC_ERR_CORRUPT, "the checksum is wrong");
+    if (sum != checksum(bytes, bytes + TAGC_WIRE_HEADER_BYTES, n_behind))
+        return tagc_fail(TAGC_ERR_CORRUPT, "the checksum is wrong");
     return check_fields(header);
 }
 

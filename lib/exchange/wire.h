@@ -70,6 +70,8 @@ uint64_t tagc_wire_sum(const void *body, uint64_t n_bytes);
 /* Writes the header of a body that is already in place at message + TAGC_WIRE_HEADER_BYTES. The body of a fragment, or of a
  * lossless gather, has a checksum of its own, body_sum. */
 void tagc_wire_write(const tagc_wire_header *header, void *message);
+/* The same of a body that is elsewhere. */
+void tagc_wire_write_of(const tagc_wire_header *header, const void *body, void *message);
 
 /* TAGC_ERR_CORRUPT unless the n_bytes are one whole message: magic, version, known kind, fields in range, a body of
  * exactly the stated length, checksum. For a fragment or a lossless gather it checks the header only. */

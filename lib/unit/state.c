@@ -7,6 +7,7 @@
  * ranks, a part that has the same tensors gets its bytes back. Otherwise values go from where they were to where they are: every former
  * rank's residual is taken up by one host, so that the sum over ranks stays. */
 #include "codec/residual.h"
+#include "core/xxh3.h"
 #include "exchange/wire.h"
 #include "unit/unit.h"
 
@@ -25,17 +26,27 @@ typedef struct saved_header {
 /* ---- saving ---- */
 
 typedef struct writer {
-    char *bytes; /* NULL: counts only */
+    tagc_write_fn write; /* NULL: counts only */
+    void *context;
     size_t n;
+    tagc_xxh3_state sum;
+    tagc_status status; /* of what was written so far */
 } writer;
 
+static void put_bytes(writer *w, const void *bytes, size_t n) {
+    w->n += n;
+    if (!w->write || w->status != TAGC_OK || n == 0) return;
+    tagc_xxh3_add(&w->sum, bytes, n);
+    w->status = w->write(w->context, bytes, n);
+}
+
+static void put_padding(writer *w) {
+    put_bytes(w, (const char[8]){0}, (8 - w->n % 8) % 8);
+}
+
 static void put(writer *w, const void *bytes, size_t n) {
-    size_t n_padded = (n + 7) / 8 * 8;
-    if (w->bytes && n > 0) {
-        memcpy(w->bytes + w->n, bytes, n);
-        memset(w->bytes + w->n + n, 0, n_padded - n);
-    }
-    w->n += n_padded;
+    put_bytes(w, bytes, n);
+    put_padding(w);
 }
 
 static void put_number(writer *w, uint64_t number) {
@@ -43,23 +54,24 @@ static void put_number(writer *w, uint64_t number) {
 }
 
 static tagc_status put_schedule(writer *w, const tagc_model *model, size_t n) {
-    if (w->bytes && n > 0) {
-        size_t n_written;
-        memset(w->bytes + w->n + n / 8 * 8, 0, (n + 7) / 8 * 8 - n / 8 * 8);
-        TAGC_TRY(tagc_schedule_save(model->schedule, 1, w->bytes + w->n, n, &n_written));
-    }
-    w->n += (n + 7) / 8 * 8;
-    return TAGC_OK;
+    void *bytes = NULL;
+    if (n > 0) TAGC_TRY(tagc_memory_create(n, "a schedule", &bytes));
+    tagc_status status = n > 0 ? tagc_schedule_save(model->schedule, 1, bytes, n, &n) : TAGC_OK;
+    if (status == TAGC_OK) put(w, bytes, n);
+    tagc_memory_destroy(bytes);
+    return status;
 }
 
-static tagc_status put_part(writer *w, const tagc_model_part *part) {
-    uint64_t n_state = tagc_reducer_state_bytes(part->reducer);
+static void put_part(writer *w, const tagc_model_part *part) {
+    char header[TAGC_WIRE_HEADER_BYTES] = {0};
+    const void *body = NULL;
+    uint64_t n_body = tagc_reducer_state_bytes(part->reducer) - sizeof header;
     put_number(w, part->n_members);
     put_number(w, part->width);
-    put_number(w, n_state);
-    if (w->bytes) TAGC_TRY(tagc_reducer_state_save(part->reducer, w->bytes + w->n, n_state));
-    if (w->bytes) memset(w->bytes + w->n + n_state, 0, (size_t)((n_state + 7) / 8 * 8 - n_state));
-    w->n += (size_t)((n_state + 7) / 8 * 8);
+    put_number(w, sizeof header + n_body);
+    if (w->write) tagc_reducer_state_view(part->reducer, header, &body, &n_body);
+    put_bytes(w, header, sizeof header);
+    put(w, body, (size_t)n_body);
     for (uint32_t i = 0; i < part->n_members; i++) {
         const tagc_member *t = &part->model->tensors[part->members[i]];
         put_number(w, t->n_elems);
@@ -67,7 +79,6 @@ static tagc_status put_part(writer *w, const tagc_model_part *part) {
         put_number(w, strlen(t->name));
         put(w, t->name, strlen(t->name));
     }
-    return TAGC_OK;
 }
 
 static tagc_status write_all(const tagc_model *model, writer *w) {
@@ -85,23 +96,37 @@ static tagc_status write_all(const tagc_model *model, writer *w) {
                            model->n_units,
                            0};
     for (uint32_t u = 0; u < model->n_units; u++) header.n_parts += model->units[u].n_parts;
+    tagc_xxh3_begin(&w->sum);
     put(w, magic, sizeof magic);
     put(w, &header, sizeof header);
     TAGC_TRY(put_schedule(w, model, n_schedule));
     for (uint32_t u = 0; u < model->n_units; u++) put_number(w, model->units[u].n_exchanges);
     for (uint32_t u = 0; u < model->n_units; u++)
-        for (uint32_t p = 0; p < model->units[u].n_parts; p++)
-            TAGC_TRY(put_part(w, &model->units[u].parts[p]));
-    put_number(w, w->bytes ? tagc_checksum(w->bytes, w->n) : 0);
-    return TAGC_OK;
+        for (uint32_t p = 0; p < model->units[u].n_parts; p++) put_part(w, &model->units[u].parts[p]);
+    put_number(w, tagc_xxh3_end(&w->sum));
+    return w->status;
 }
 
 void tagc_model_set_run(tagc_model *model, uint64_t run) {
     model->run = run;
 }
 
+tagc_status tagc_model_write(const tagc_model *model, tagc_write_fn write, void *context) {
+    writer w = {.write = write, .context = context};
+    TAGC_TRY(tagc_model_check_idle(model, "save"));
+    return write_all(model, &w);
+}
+
+static tagc_status write_to_memory(void *context, const void *bytes, size_t n) {
+    char **at = context;
+    memcpy(*at, bytes, n);
+    *at += n;
+    return TAGC_OK;
+}
+
 tagc_status tagc_model_save(const tagc_model *model, void *bytes, size_t n_bytes, size_t *n_written) {
-    writer size = {0}, w = {.bytes = bytes};
+    writer size = {0};
+    char *at = bytes;
     if (!n_written) return tagc_fail(TAGC_ERR_ARGUMENT, "n_written is NULL");
     TAGC_TRY(tagc_model_check_idle(model, "save"));
     TAGC_TRY(tagc_model_check_own_schedule(model, "save"));
@@ -110,7 +135,7 @@ tagc_status tagc_model_save(const tagc_model *model, void *bytes, size_t n_bytes
     if (!bytes) return TAGC_OK;
     if (n_bytes < size.n)
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes is %zu, must be at least %zu", n_bytes, size.n);
-    return write_all(model, &w);
+    return tagc_model_write(model, write_to_memory, &at);
 }
 
 /* ---- reading: nothing is believed before the checksum, and no length then ---- */

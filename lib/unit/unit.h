@@ -202,6 +202,9 @@ tagc_status tagc_part_sample(tagc_model_part *part, const float *host_sum);
 /* 0: units that begin from now on are exchanged without a look of the schedule's, as the first of several exchanges in a step are. All
  * ranks say the same. */
 void tagc_model_set_sampling(tagc_model *model, int is_sampled);
+/* tagc_model_save into a file, piece by piece: residuals are not copied. */
+typedef tagc_status (*tagc_write_fn)(void *context, const void *bytes, size_t n_bytes);
+tagc_status tagc_model_write(const tagc_model *model, tagc_write_fn write, void *context);
 /* The number of its run in saved states, for a caller who tells runs apart otherwise. All ranks say the same. */
 void tagc_model_set_run(tagc_model *model, uint64_t run);
 /* Forgets the windows of a unit whose exchange failed, as all ranks do. */

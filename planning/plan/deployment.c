@@ -108,6 +108,10 @@ static tagc_status count_two_levels(tagc_reduction *r, const tagc_volume_data *d
     between.ranks_per_host = 1;
     between.n_elems /= (uint64_t)per_host;
     if (between.output != TAGC_OUTPUT_SHARD) between.output = TAGC_OUTPUT_UNIT;
+    if (r->is_dense) {
+        between.exchange = TAGC_EXCHANGE_DENSE;
+        tagc_reducer_options_prune(&between);
+    }
     TAGC_TRY(tagc_reducer_volume(&between, n_hosts, 0, data, &r->volume));
     TAGC_TRY(tagc_reducer_volume(&within, per_host, 0, NULL, &volume));
     add_volume(&r->volume, &volume, 1);
@@ -131,10 +135,12 @@ static tagc_status count_reduction(const tagc_setup *s, tagc_reduction *r) {
     return tagc_reducer_volume(&r->options, r->n_ranks, 0, &data, &r->volume);
 }
 
-static tagc_status plan_reduction(const tagc_deployment *d, const tagc_reducer_options *options,
-                                  tagc_reduction *r) {
-    int n_ranks = d->setup->world_size;
+static tagc_status plan_reduction(const tagc_deployment *d, const tagc_layout_flat *flat, tagc_reduction *r) {
+    const tagc_reducer_options *options = &flat->reducer;
+    int n_ranks = d->setup->world_size, exchange = d->engine.reducer.exchange;
     *r = (tagc_reduction){.options = *options, .n_ranks = n_ranks};
+    r->is_dense = flat->class_ == TAGC_CLASS_DENSE ||
+                  (flat->class_ == TAGC_CLASS_COMPRESSED && exchange == TAGC_EXCHANGE_DENSE);
     find_shares(d->setup, options->ranks_per_host, &r->within_share, &r->remote_share);
     return count_reduction(d->setup, r);
 }
@@ -182,7 +188,7 @@ static tagc_status plan_flat(const tagc_deployment *d, int flat, tagc_flat_plan 
     int n_owners = d->engine.sharding == TAGC_SHARD_HYBRID ? d->engine.ranks_per_host : n_ranks;
     *to = (tagc_flat_plan){.n_owned = from->n_padded / (uint64_t)(from->has_gatherer ? n_owners : 1)};
     if (from->has_gatherer) TAGC_TRY(plan_gather(d, &from->gatherer, &to->gather));
-    TAGC_TRY(plan_reduction(d, &from->reducer, &to->reduction));
+    TAGC_TRY(plan_reduction(d, from, &to->reduction));
     int is_first = flat == 0 || d->layout->flats[flat - 1].unit != from->unit;
     if (from->reducer.output == TAGC_OUTPUT_UNIT && is_first) /* once per unit the ranks of a host agree */
         tagc_volume_add_within(&to->reduction.volume, TAGC_LEG_CONTROL,

@@ -22,6 +22,7 @@
 typedef struct tagc_reduction {
     tagc_reducer_options options;
     int n_ranks;
+    int is_dense;        /* travels whole between hosts */
     double remote_share; /* share of bytes that leave the host; in two levels, of those between groups */
     double within_share; /* two levels: share of the bytes within groups of ranks_per_host */
     tagc_volume volume;  /* of one rank and step, mean over ranks */

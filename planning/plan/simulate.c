@@ -177,6 +177,18 @@ static void direct_step(builder *b, const tagc_reduction *r, const codec_work *w
     exchange_within(b, r, n_within[TAGC_LEG_RESULT]);
 }
 
+/* What is dense of two levels: the sum over the ranks of the host, then between hosts. */
+static void dense_step_between(builder *b, const tagc_reduction *r) {
+    const double *within = r->volume.n_within_bytes;
+    tagc_reduction between = *r;
+    between.n_ranks /= r->options.ranks_per_host;
+    between.options.n_elems /= (uint64_t)r->options.ranks_per_host;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) between.volume.n_bytes[leg] -= within[leg];
+    exchange_within(b, r, within[TAGC_LEG_VALUES] + within[TAGC_LEG_CONTROL]);
+    dense_step(b, &between);
+    exchange_within(b, r, within[TAGC_LEG_RESULT]);
+}
+
 static void destroy_job(tagc_sim_job *job) {
     free(job->ops);
     free(job->transfers);
@@ -202,6 +214,8 @@ static tagc_status create_job(const tagc_reduction *r, const tagc_costs *costs, 
     }
     if (exchange == TAGC_EXCHANGE_DENSE)
         dense_step(&b, r);
+    else if (r->is_dense)
+        dense_step_between(&b, r);
     else
         direct_step(&b, r, &work);
     return TAGC_OK;

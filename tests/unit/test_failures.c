@@ -251,8 +251,11 @@ static void made_body(member *m) {
         if (kind == 2) own[2].kind = TAGC_CLASS_DENSE;
         if (kind == 3) own[2].unit = 0, own[1].unit = 1;
         if (kind == 4) o.output = m->w->n_places > 1 ? TAGC_OUTPUT_HOST_SHARD : TAGC_OUTPUT_UNIT;
+        if (kind == 12) o.cut = TAGC_CUT_FLAT;
+        if (kind == 13) o.block = 64;
     }
-    if (kind >= 5) expected = TAGC_ERR_ARGUMENT;
+    if (kind >= 5 && kind < 12) expected = TAGC_ERR_ARGUMENT;
+    if (kind >= 14) expected = TAGC_ERR_UNSUPPORTED;
     if (m->rank == 1 || m->w->n_hosts == 1) {
         if (kind == 5) own[1].name = "a";
         if (kind == 6) own[1].name = "";
@@ -261,6 +264,7 @@ static void made_body(member *m) {
         if (kind == 9) o.residual = TAGC_FORMAT_INT2;
         if (kind == 10) own[0].n_dims = 65;
         if (kind == 11) o.n_threads = 0;
+        if (kind == 14) o.cut = TAGC_CUT_FLAT_ARRAYS, o.sum = TAGC_ELEMENT_BF16;
     }
     EXPECT(m, tagc_model_create(m->within, m->between, own, N_ALL, &o, &model) == expected);
     EXPECT(m, model == NULL && tagc_last_error()[0]);
@@ -269,18 +273,63 @@ static void made_body(member *m) {
 
 static void ranks_that_differ(void **state) {
     (void)state;
-    for (int kind = 0; kind < 12; kind++) {
+    for (int kind = 0; kind < 15; kind++) {
         run_world(3, 1, made_body, &kind);
-        if (kind >= 5) run_world(1, 1, made_body, &kind);
+        if (kind >= 5 && kind != 12 && kind != 13) run_world(1, 1, made_body, &kind);
         run_world(2, 2, made_body, &kind);
     }
+}
+
+/* Lists that are not the unit's flats: an error of this rank, before it begins. */
+static void flats_body(member *m) {
+    tagc_model_options o;
+    tagc_model *model;
+    float gradient[1024] = {0}, sums[1024];
+    tagc_model_options_init(&o);
+    o.cut = TAGC_CUT_FLAT_ARRAYS;
+    o.op = TAGC_OP_SUM;
+    if (!EXPECT(m, tagc_model_create(NULL, m->between, tensors, N_ALL, &o, &model) == TAGC_OK)) return;
+    tagc_piece in[4], out[4];
+    uint32_t n = model->units[0].n_parts;
+    for (uint32_t p = 0; p < n; p++) {
+        const tagc_model_part *part = &model->units[0].parts[p];
+        in[p] = (tagc_piece){part->members[0], 0, part->width * (uint64_t)m->w->n_hosts, gradient};
+        out[p] = (tagc_piece){part->members[0], 0, part->width, sums};
+        if (!EXPECT(m, in[p].n_elems <= 1024)) return;
+    }
+    for (int kind = 0; kind < 6; kind++) {
+        tagc_piece bad = in[0];
+        size_t n_bad = n;
+        const tagc_piece *list = &bad;
+        if (kind == 0) n_bad = n - 1;
+        if (kind == 1) bad.n_elems--;
+        if (kind == 2) bad.first = 1;
+        if (kind == 3) bad.values = NULL;
+        if (kind == 4) bad.tensor = N_ALL;
+        if (kind == 5) list = NULL;
+        tagc_piece pieces[4];
+        memcpy(pieces, in, sizeof pieces);
+        pieces[0] = bad;
+        EXPECT(m, tagc_model_begin(model, 0, list ? pieces : NULL, n_bad, out, n) == TAGC_ERR_ARGUMENT);
+        EXPECT(m, strstr(tagc_last_error(), "gradients must have") != NULL);
+    }
+    EXPECT(m, tagc_model_begin(model, 0, in, n, in, n) == TAGC_ERR_ARGUMENT);
+    EXPECT(m, strstr(tagc_last_error(), "sums must have") != NULL);
+    EXPECT(m, tagc_model_begin(model, 0, in, n, out, n) == TAGC_OK);
+    EXPECT(m, tagc_model_end(model, 0, NULL) == TAGC_OK);
+    tagc_model_destroy(model);
+}
+
+static void lists_that_are_no_flats(void **state) {
+    (void)state;
+    run_world(2, 1, flats_body, NULL);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_argument_of_one_rank), cmocka_unit_test(what_is_not_finite),
         cmocka_unit_test(units_in_another_order),  cmocka_unit_test(calls_in_a_wrong_order),
-        cmocka_unit_test(ranks_that_differ),
+        cmocka_unit_test(ranks_that_differ),       cmocka_unit_test(lists_that_are_no_flats),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
