@@ -184,7 +184,7 @@ static double time_copies(side *s) {
 static double time_host(job *j, const side *s) {
     pthread_barrier_wait(&j->barrier);
     double begin = tagc_clock_s();
-    expect(tagc_reducer_run(s->host, s->gradient, s->expected, NULL), "step");
+    expect(tagc_reducer_run(s->host, s->gradient, s->n, s->expected, s->n_output, NULL), "step");
     pthread_barrier_wait(&j->barrier); /* the slowest rank's */
     return tagc_clock_s() - begin;
 }
@@ -195,7 +195,9 @@ static double time_device(job *j, side *s, tagc_reducer_stats *stats) {
     int is_over;
     pthread_barrier_wait(&j->barrier);
     double begin = tagc_clock_s();
-    expect(tagc_unit_enqueue(s->unit, &step, s->there, s->output_there, s->stream, 1, &ticket), "step");
+    expect(tagc_unit_enqueue(s->unit, &step, s->there, s->n, s->output_there, s->n_output, s->stream, 1,
+                             &ticket),
+           "step");
     expect(tagc_device_check(s->device, s->device->runtime.StreamSynchronize(s->stream), "waiting"), "step");
     expect(tagc_queue_wait(s->queue, ticket, 0, &is_over), "step");
     pthread_barrier_wait(&j->barrier);

@@ -56,7 +56,7 @@ static void run_kind(const rank *self, tagc_comm *comm, int k, float *own, float
     for (int i = -2; i < N_REPEATS; i++) {
         expect(tagc_comm_barrier(comm));
         double start_s = tagc_clock_s();
-        expect(tagc_gatherer_begin(gatherer, own, full));
+        expect(tagc_gatherer_begin(gatherer, own, b->n / N_RANKS, full, b->n));
         double begun_s = tagc_clock_s();
         if (i >= 0) pause_for(2 * longest_s);
         double asked_s = tagc_clock_s();

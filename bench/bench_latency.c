@@ -79,7 +79,7 @@ static step_cost time_steps(const setting *s, const row *kind, int W, int n_unit
         if (i == 0) n_messages = network->ranks[0].n_messages;
         double start_s = tagc_clock_s();
         for (int u = 0; u < n_units; u++)
-            expect(tagc_reducer_begin(reducers[u], gradients[u], outputs[u]), "begin");
+            expect(tagc_reducer_begin(reducers[u], gradients[u], n_elems, outputs[u], s->shard), "begin");
         for (int u = 0; u < n_units; u++)
             expect(tagc_reducer_end(reducers[u], u == 0 ? &stats : NULL), "end");
         if (i < 0) continue;

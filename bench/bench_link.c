@@ -84,8 +84,8 @@ static void transfers(link_bench *b, int wire) {
 
 static void gather_begin(link_bench *b, int wire, int unit) {
     if (unit < b->n_units)
-        must(
-            tagc_gatherer_begin(b->gatherers[wire][unit], b->parameters, slot(b, b->full, unit, b->n_elems)));
+        must(tagc_gatherer_begin(b->gatherers[wire][unit], b->parameters, b->shard,
+                                 slot(b, b->full, unit, b->n_elems), b->n_elems));
 }
 
 /* A forward pass: the next unit's gather is under way while one is waited for. */
@@ -98,8 +98,8 @@ static void forward(link_bench *b, int wire) {
 }
 
 static void reduce_begin(link_bench *b, int wire, int unit) {
-    must(tagc_reducer_begin(b->reducers[wire][unit], slot(b, b->gradient, unit, b->n_elems),
-                            slot(b, b->output, unit, b->shard)));
+    must(tagc_reducer_begin(b->reducers[wire][unit], slot(b, b->gradient, unit, b->n_elems), b->n_elems,
+                            slot(b, b->output, unit, b->shard), b->shard));
 }
 
 /* Reductions alone, as in a backward pass that keeps its parameters. */

@@ -12,3 +12,4 @@ set(CMAKE_RANLIB "$ENV{TAGC_ZIG_TOOLS}/ranlib")
 if(NOT TAGC_LIBUV_SOURCE)
   set(TAGC_NATIVE OFF CACHE STRING "") # not from /usr, where this machine's own C library is
 endif()
+set(TAGC_TLS OFF CACHE STRING "") # likewise

@@ -60,7 +60,7 @@ int main(void) {
           *mean = calloc(options.n_elems, sizeof *mean);
     if (!gradient || !mean) return 1;
     for (int i = 0; i < N_ELEMS; i++) gradient[i] = (float)(1 + 2 * rank); /* 1 and 3 */
-    must(tagc_reducer_run(reducer, gradient, mean, NULL));
+    must(tagc_reducer_run(reducer, gradient, options.n_elems, mean, options.n_elems / W, NULL));
     printf("rank %d: the first value of its shard is %.2f\n", rank, (double)mean[0]);
 
     free(gradient);

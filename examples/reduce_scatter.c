@@ -37,7 +37,7 @@ int main(int argc, char **argv) {
         for (size_t i = 0; i < N_ELEMS; i++) gradient[i] = (float)rand() / (float)RAND_MAX - 0.5f;
         tagc_reducer_stats stats;
         tagc_reducer_stats_init(&stats);
-        must(tagc_reducer_begin(reducer, gradient, mean));
+        must(tagc_reducer_begin(reducer, gradient, n, mean, shard));
         /* ... compute something else here ... */
         must(tagc_reducer_end(reducer, &stats));
         double n_bytes = 0;

@@ -90,14 +90,15 @@ static double step(unit units[], int is_first) {
     }
     for (int i = N_UNITS - 1; i >= 0; i--) {
         backward(&units[i]);
-        must(tagc_reducer_begin(units[i].reducer, units[i].gradient, units[i].mean));
+        must(tagc_reducer_begin(units[i].reducer, units[i].gradient, units[i].n, units[i].mean,
+                                units[i].shard));
     }
     for (int i = N_UNITS - 1; i >= 0; i--) { /* in the order in which they were begun */
         must(tagc_reducer_end(units[i].reducer, NULL));
         update(&units[i]);
     }
     for (int i = 0; i < N_UNITS; i++) /* in the order in which the forward pass needs them */
-        must(tagc_gatherer_begin(units[i].gatherer, units[i].own, units[i].full));
+        must(tagc_gatherer_begin(units[i].gatherer, units[i].own, units[i].shard, units[i].full, units[i].n));
     return loss;
 }
 

@@ -8,6 +8,7 @@
  *   1  a body, behind a header with those three fields and all others right
  *   2  added to the body that was sent to the other rank, behind its header with a right checksum
  *   3  the same with the checksum of the body as it was */
+#include "../tests/lengths.h"
 #include "../tests/residual.h"
 #include "codec/code.h"
 #include "exchange/direct/direct.h"
@@ -166,7 +167,7 @@ static void unmake(void) {
 static tagc_status step(int unit) {
     tagc_reducer_stats stats;
     tagc_reducer_stats_init(&stats);
-    require(tagc_reducer_begin(reducers[unit], gradient, output) == TAGC_OK);
+    require(begin_reducer(reducers[unit], gradient, output) == TAGC_OK);
     return tagc_reducer_end(reducers[unit], &stats);
 }
 

@@ -32,7 +32,8 @@ static tagc_reducer *reducer_of(int size, int world, int format) {
         tagc_reducer_options options;
         tagc_reducer_options_init(&options);
         options.n_elems = sizes[size];
-        options.residual = format == TAGC_FORMAT_BF16 ? TAGC_FORMAT_INT8 : format; /* bf16 is only read */
+        options.residual =
+            format == TAGC_FORMAT_BF16 ? TAGC_FORMAT_INT8 : format; /* none is stored in bf16 */
         options.ranks_per_host = world > 1 && format == TAGC_FORMAT_BF16 ? 2 : 1;
         require(tagc_reducer_make_alone(&tagc_host_arrays, NULL, comms[world], &options, reducer) == TAGC_OK);
     }
@@ -49,9 +50,9 @@ static tagc_status try_load(tagc_reducer *reducer, const void *state, size_t n_b
     return status;
 }
 
-/* What was taken is saved, and is the same in a reducer of fp32 whose row is the whole unit. */
-static void check_again(tagc_reducer *reducer, int size) {
-    tagc_reducer *whole = reducer_of(size, 0, TAGC_FORMAT_FP32);
+/* What was taken is saved, and is the same in a reducer of fp32, unless that has other rows. */
+static void check_again(tagc_reducer *reducer, int size, int world) {
+    tagc_reducer *whole = reducer_of(size, world, TAGC_FORMAT_FP32);
     uint64_t n_bytes = tagc_reducer_state_bytes(reducer);
     float values[LARGEST], again[LARGEST];
     uint8_t *state = malloc(n_bytes);
@@ -65,20 +66,23 @@ static void check_again(tagc_reducer *reducer, int size) {
 
 /* The input as n_rows rows of k values, filled up with zeros. */
 static void try_rows(const uint8_t *data, size_t n_bytes, int format, uint32_t n_rows, uint32_t k, int size,
-                     tagc_reducer *reducer) {
+                     int world, tagc_reducer *reducer) {
     uint64_t room = n_rows * tagc_residual_bytes(format, k);
     uint8_t *state = calloc(1, TAGC_WIRE_HEADER_BYTES + room); /* an exact copy, as in standalone.c */
     require(state != NULL);
     if (n_bytes) memcpy(state + TAGC_WIRE_HEADER_BYTES, data, n_bytes < room ? n_bytes : room);
     tagc_wire_header header = {.kind = TAGC_WIRE_STATE,
                                .coding = format,
+                               .output = TAGC_OUTPUT_SHARD,
+                               .tag = UINT64_MAX,
+                               .world_size = 1u << world,
                                .k = k,
                                .n_elems = sizes[size],
                                .n_items = n_rows,
                                .body_bytes = room};
     tagc_wire_write(&header, state);
     tagc_status status = try_load(reducer, state, TAGC_WIRE_HEADER_BYTES + room);
-    if (status == TAGC_OK) check_again(reducer, size);
+    if (status == TAGC_OK) check_again(reducer, size, world);
     if (status == TAGC_OK) require((uint64_t)n_rows * k == tagc_reducer_residual_elems(reducer));
     free(state);
 }
@@ -92,9 +96,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     uint32_t n_rows = 1u << from, any_rows = (uint32_t)(choice >> 32) & 255,
              any_k = (uint32_t)(choice >> 40) & 255;
     for (int format = TAGC_FORMAT_FP32; format <= TAGC_FORMAT_INT4; format++) {
-        try_rows(data, n_bytes, format, n_rows, (uint32_t)(sizes[size] >> from), size, reducer);
-        try_rows(data, n_bytes, format, n_rows, any_k, size, reducer);
-        try_rows(data, n_bytes, format, any_rows, (uint32_t)(sizes[size] >> from), size, reducer);
+        try_rows(data, n_bytes, format, n_rows, (uint32_t)(sizes[size] >> from), size, to, reducer);
+        try_rows(data, n_bytes, format, n_rows, any_k, size, to, reducer);
+        try_rows(data, n_bytes, format, any_rows, (uint32_t)(sizes[size] >> from), size, to, reducer);
     }
     return 0;
 }

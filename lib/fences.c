@@ -1,6 +1,6 @@
 /* What this build has of lib/paper, lib/gpu and lib/transport/native, and what asking for the rest says. No other file outside of
- * them knows which are there. CMake sets TAGC_HAS_PAPER, TAGC_HAS_GPU and TAGC_HAS_NATIVE, from TAGC_PAPER, TAGC_GPU and
- * TAGC_NATIVE. */
+ * them knows which are there. CMake sets TAGC_HAS_PAPER, TAGC_HAS_GPU, TAGC_HAS_NATIVE and TAGC_HAS_TLS, from TAGC_PAPER, TAGC_GPU,
+ * TAGC_NATIVE and TAGC_TLS. */
 #include "core/status.h"
 #include "exchange/registry.h"
 #include "tagc/device.h"
@@ -28,6 +28,9 @@ const char *const tagc_fenced_parts[] = {
 #endif
 #if TAGC_HAS_NATIVE
     "native",
+#endif
+#if TAGC_HAS_TLS
+    "tls",
 #endif
     NULL};
 

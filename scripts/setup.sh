@@ -6,7 +6,7 @@
 # and the lab's packages cannot be had, it says so and goes on: what needs them is skipped.
 set -euo pipefail
 
-lib=(build-essential cmake ninja-build pkg-config libuv1-dev)
+lib=(build-essential cmake ninja-build pkg-config libuv1-dev libssl-dev)
 build=("${lib[@]}" libopenblas-dev libopenmpi-dev openmpi-bin libjansson-dev zlib1g-dev python3)
 tests=(libcmocka-dev libxxhash-dev)
 text=(perl-doc)

@@ -228,19 +228,15 @@ static inline tagc_status delaying_test(void *context, void *handle, tagc_progre
     return status;
 }
 
-static inline void delaying_end(void *context, const char *reason) {
+static inline void delaying_give_up(void *context, const tagc_failure *failure) {
     delaying_rank *self = context;
     pthread_mutex_lock(&self->network->lock);
     if (!self->network->is_broken) {
         self->network->is_broken = 1;
         snprintf(self->network->error, sizeof self->network->error, "rank %d gave up: %s", self->rank,
-                 reason);
+                 failure->reason);
     }
     pthread_mutex_unlock(&self->network->lock);
-}
-
-static inline void delaying_give_up(void *context, const tagc_failure *failure) {
-    delaying_end(context, failure->reason);
 }
 
 static inline void delaying_leave(void *context) {
@@ -272,7 +268,7 @@ static const tagc_transport_ops delaying_ops = {
 };
 
 static const tagc_callback_ops delaying_callback = {
-    .abi = TAGC_TRANSPORT_ABI, .exchange = delaying_exchange, .abort = delaying_end};
+    .abi = TAGC_TRANSPORT_ABI, .exchange = delaying_exchange, .abort = delaying_give_up};
 
 static inline tagc_status delaying_comm(delaying_network *network, int rank, const tagc_comm_options *options,
                                         tagc_comm **out) {

@@ -73,19 +73,22 @@ typedef struct tagc_bench_candidate {
     int sharding, is_compressed;
     const double *round_s; /* (n_rounds) median iteration of each */
     double total_s, exposed_s, compute_s, codec_s, comm_s;
-    double link_s; /* time of its bytes at the link's full rate; 0: not known */
+    double link_s;  /* time of its bytes at the link's full rate; 0: not known */
+    double n_bytes; /* sent in an iteration: between hosts if these have several ranks; 0: not known */
 } tagc_bench_candidate;
 
-enum { TAGC_BENCH_REASON_BYTES = 768 };
+enum { TAGC_BENCH_REASON_BYTES = 896, TAGC_BENCH_LEAST_ROUNDS = 5 };
 
 /* Of the fastest arm with compression beside the fastest without. */
 typedef struct tagc_bench_advice {
-    tagc_verdict verdict; /* unknown without one of either, and with one round */
+    tagc_verdict verdict; /* unknown without one of either, and with fewer than TAGC_BENCH_LEAST_ROUNDS */
     int arm;              /* -1: leave compression off, or unknown */
     double speedup;       /* NaN without one of either */
     char reason[TAGC_BENCH_REASON_BYTES];
 } tagc_bench_advice;
 
-void tagc_bench_advise(const tagc_bench_candidate *candidates, int n, int n_rounds, tagc_bench_advice *out);
+/* again: an arm's second turn of a round over its first, of all rounds. What is the same arm differs by so much. */
+void tagc_bench_advise(const tagc_bench_candidate *candidates, int n, int n_rounds, tagc_result_spread again,
+                       tagc_bench_advice *out);
 
 #endif

@@ -31,8 +31,10 @@ typedef struct tagc_measured_arm {
 typedef struct tagc_measured_arms {
     tagc_bench *bench;
     int n, n_rounds, n_steps;
-    tagc_measured_arm *arms; /* (n) */
-    tagc_tokens *tokens;     /* NULL: synthetic */
+    tagc_measured_arm
+        *arms; /* (n + 1): the last one is the first again, for by how much an arm differs from itself */
+    tagc_result_spread again; /* that one over the first, round by round */
+    tagc_tokens *tokens;      /* NULL: synthetic */
 } tagc_measured_arms;
 
 int tagc_measured_name_width(const tagc_measured_arms *arms);

@@ -28,6 +28,9 @@ void tagc_measured_summarize(tagc_measured_arms *b) {
         for (int k = 0; k < b->n_rounds; k++) a->speedups[k] = b->arms[0].round_s[k] / a->round_s[k];
         a->speedup = tagc_result_spread_of(a->speedups, b->n_rounds);
     }
+    tagc_measured_arm *again = &b->arms[b->n];
+    for (int k = 0; k < b->n_rounds; k++) again->speedups[k] = again->round_s[k] / b->arms[0].round_s[k];
+    b->again = tagc_result_spread_of(again->speedups, b->n_rounds);
 }
 
 /* Per parameter of the whole model, before the factor (W-1)/W. */
@@ -41,6 +44,19 @@ static double link_s(const tagc_measured_arms *b, const tagc_measured_arm *a) {
     double n_bytes = 0;
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) n_bytes += a->n_bytes[leg] / a->n_steps;
     return b->bench->all_to_all_bytes_per_s > 0 ? n_bytes / b->bench->all_to_all_bytes_per_s : 0;
+}
+
+/* 1: hosts have several ranks each, so that what passes a card is not what a rank sends. */
+static int has_cards(const tagc_measured_arms *b) {
+    int n_hosts = b->bench->hosts.n_hosts;
+    return n_hosts > 1 && n_hosts < b->bench->rank->world_size;
+}
+
+/* What an arm sends in a step: of hosts with several ranks what passes a card. */
+static double n_bytes_sent(const tagc_measured_arms *b, const tagc_measured_arm *a) {
+    double n_bytes = 0;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) n_bytes += a->n_bytes[leg];
+    return (has_cards(b) ? a->card_bytes : n_bytes) / a->n_steps;
 }
 
 static uint64_t memory_bytes(const tagc_measured_arm *a) {
@@ -66,12 +82,6 @@ static void say_table(const tagc_measured_arms *b) {
                        100 * a->exposed.median / a->total.median, 100 * a->median.codec_s / a->total.median,
                        all - gathered, all, tagc_human_bytes((double)memory_bytes(a), memory));
     }
-}
-
-/* 1: hosts have several ranks each, so that what passes a card is not what a rank sends. */
-static int has_cards(const tagc_measured_arms *b) {
-    int n_hosts = b->bench->hosts.n_hosts;
-    return n_hosts > 1 && n_hosts < b->bench->rank->world_size;
 }
 
 static void say_cards(const tagc_measured_arms *b) {
@@ -170,15 +180,16 @@ static tagc_status recommend(const tagc_measured_arms *b) {
                                                  .compute_s = a->median.compute_s + a->median.optimizer_s,
                                                  .link_s = link_s(b, a),
                                                  .codec_s = a->median.codec_s,
-                                                 .comm_s = a->median.comm_s};
+                                                 .comm_s = a->median.comm_s,
+                                                 .n_bytes = n_bytes_sent(b, a)};
     }
-    tagc_bench_advise(candidates, n, b->n_rounds, &advice);
+    tagc_bench_advise(candidates, n, b->n_rounds, b->again, &advice);
     const char *name = advice.arm < 0 ? "none" : candidates[advice.arm].name;
     tagc_bench_say(b->bench, "\nRecommendation: %s\n", advice.reason);
     tagc_bench_put(b->bench, "recommendation",
-                   json_pack("{s:s, s:s, s:s, s:o}", "arm", name, "verdict",
+                   json_pack("{s:s, s:s, s:s, s:o, s:o}", "arm", name, "verdict",
                              tagc_verdict_name((int)advice.verdict), "reason", advice.reason, "speedup",
-                             tagc_json_real(advice.speedup)));
+                             tagc_json_real(advice.speedup), "again", tagc_json_spread(&b->again)));
     free(candidates);
     return TAGC_OK;
 }

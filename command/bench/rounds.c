@@ -1,6 +1,7 @@
 /* Iterations of the real engine under each arm. Arms take turns, because a machine's speed changes within minutes. Every
- * other round runs them in reverse, so that a slow change favours none. Two engines of a large model rarely fit into
- * memory, so each turn makes its own. */
+ * other round runs them in reverse, so that a slow change favours none. The first arm takes a second turn, after the last
+ * one: what differs between its two turns is chance. Two engines of a large model rarely fit into memory, so each turn
+ * makes its own. */
 #include "bench/measured.h"
 
 #include "core/clock.h"
@@ -20,12 +21,12 @@ static tagc_status open_arms(tagc_measured_arms *b) {
     b->n = plan->n_arms;
     b->n_rounds = (int)plan->options.rounds;
     b->n_steps = (int)plan->options.steps_per_round;
-    b->arms = calloc((size_t)b->n, sizeof *b->arms);
+    b->arms = calloc((size_t)b->n + 1, sizeof *b->arms);
     if (!b->arms) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %d arms", b->n);
-    for (int i = 0; i < b->n; i++) {
+    for (int i = 0; i <= b->n; i++) {
         tagc_measured_arm *a = &b->arms[i];
         size_t n_rounds = (size_t)b->n_rounds;
-        a->arm = &plan->arms[i];
+        a->arm = &plan->arms[i % b->n];
         a->iterations = calloc(n_rounds * (size_t)b->n_steps, sizeof *a->iterations);
         a->round_s = calloc(n_rounds, sizeof *a->round_s);
         a->speedups = calloc(n_rounds, sizeof *a->speedups);
@@ -36,7 +37,7 @@ static tagc_status open_arms(tagc_measured_arms *b) {
 }
 
 static void close_arms(tagc_measured_arms *b) {
-    for (int i = 0; b->arms && i < b->n; i++) {
+    for (int i = 0; b->arms && i <= b->n; i++) {
         free(b->arms[i].iterations);
         free(b->arms[i].round_s);
         free(b->arms[i].speedups);
@@ -186,7 +187,8 @@ static tagc_status take_turn(tagc_measured_arms *b, tagc_measured_arm *a, int ro
         tagc_result_spread_every(&a->iterations[round * b->n_steps].total_s, TAGC_BENCH_N_FIGURES, b->n_steps)
             .median;
     tagc_bench_say(b->bench, "  round %d of %d  %-*s %10s an iteration   (engine made in %s)\n", round + 1,
-                   b->n_rounds, tagc_measured_name_width(b), a->arm->name,
+                   b->n_rounds, tagc_measured_name_width(b),
+                   a == &b->arms[b->n] ? "the first again" : a->arm->name,
                    tagc_human_time(a->round_s[round], each), tagc_human_time(made_s, made));
     return TAGC_OK;
 }
@@ -197,8 +199,8 @@ static tagc_status measure_arms(tagc_measured_arms *b) {
                    b->tokens ? b->bench->plan->options.train.data : "synthetic tokens");
     tagc_status status = TAGC_OK;
     for (int round = 0; status == TAGC_OK && round < b->n_rounds; round++)
-        for (int i = 0; status == TAGC_OK && i < b->n; i++)
-            status = take_turn(b, &b->arms[round % 2 ? b->n - 1 - i : i], round);
+        for (int i = 0; status == TAGC_OK && i <= b->n; i++)
+            status = take_turn(b, &b->arms[round % 2 ? b->n - i : i], round);
     TAGC_TRY(status);
     tagc_measured_summarize(b);
     return tagc_measured_report(b);

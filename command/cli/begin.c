@@ -81,6 +81,15 @@ static void choose_exchange(const tagc_rank *rank, const tagc_parsed *parsed, ta
                       "one rank has no peers: gradients stay dense (--exchange direct compresses them)");
 }
 
+/* Sums of matrix products are added in another order by kernels of another level. */
+static void say_what_computes(tagc_beginning *from, const char *now) {
+    if (from->options.resume && from->saved.cpu[0] && strcmp(from->saved.cpu, now) != 0)
+        tagc_progress_say(&from->progress,
+                          "note: saved with %s, going on with %s: not bit for bit what it would have been",
+                          from->saved.cpu, now);
+    snprintf(from->saved.cpu, sizeof from->saved.cpu, "%s", now);
+}
+
 tagc_status tagc_begin(tagc_rank *rank, const tagc_parsed *parsed, int quiet, tagc_beginning *from,
                        int *is_default_preset) {
     *is_default_preset = 0;
@@ -91,6 +100,8 @@ tagc_status tagc_begin(tagc_rank *rank, const tagc_parsed *parsed, int quiet, ta
     tagc_status status = tagc_agree_options(rank->comm, &tagc_train_command, &from->options);
     rank->is_failure_common = status == TAGC_ERR_MISMATCH;
     TAGC_TRY(status);
+    char cpu[sizeof from->saved.cpu];
+    TAGC_TRY(tagc_saved_processors(rank->comm, cpu, sizeof cpu));
     if (from->options.resume) TAGC_TRY(open_resume(rank, parsed, from));
     if (from->options.fork) TAGC_TRY(open_fork(rank, parsed, from));
     choose_exchange(rank, parsed, from, is_default_preset);
@@ -98,6 +109,8 @@ tagc_status tagc_begin(tagc_rank *rank, const tagc_parsed *parsed, int quiet, ta
     from->options.blas_threads =
         openblas_get_num_threads(); /* with the ranks, what checkpoints say of this start */
     tagc_train_command.resolve(&from->options);
+    if (from->options.out) TAGC_TRY(tagc_saved_check_text(&tagc_train_command, &from->options));
     from->texts = tagc_saved_options(&tagc_train_command, &from->options);
+    say_what_computes(from, cpu);
     return TAGC_OK;
 }

@@ -23,8 +23,8 @@ static const tagc_option own[] = {
      " options behind it, as in packed+sparsity=0.95+gather=bf16"},
     {NULL, "only", TAGC_OPTION_TEXT, TAGC_ROLE_RUN, AT(only), 0, 0, NULL, NULL, "LIST",
      "parts to measure, of link, exchanges, floor, codec, arms; without it all of them"},
-    {NULL, "rounds", TAGC_OPTION_INT, TAGC_ROLE_RUN, AT(rounds), 1, 1000, NULL, "3", "N",
-     "turns of each arm, every other one in the opposite order"},
+    {NULL, "rounds", TAGC_OPTION_INT, TAGC_ROLE_RUN, AT(rounds), 1, 1000, NULL, "5", "N",
+     "turns of each arm, every other one in the opposite order; fewer than 5 give no verdict"},
     {NULL, "warmup-steps", TAGC_OPTION_INT, TAGC_ROLE_RUN, AT(warmup_steps), 0, 1000, NULL, "1", "N",
      "steps at the beginning of a turn that are not counted: the first one touches new memory"},
     {NULL, "steps-per-round", TAGC_OPTION_INT, TAGC_ROLE_RUN, AT(steps_per_round), 1, 1000, NULL, "3", "N",
@@ -266,7 +266,10 @@ static int run(tagc_parsed *parsed) {
                           .blas_threads = (int)options->blas_threads};
     /* bench writes nothing before its end, so a signal may end it at any point. */
     int code;
-    if (make_plan(plan, parsed) != TAGC_OK)
+    int is_made = make_plan(plan, parsed) == TAGC_OK;
+    for (int i = 0; is_made && i < plan->n_arms; i++)
+        launch.has_levels |= plan->arms[i].options.ranks_per_host > 1;
+    if (!is_made)
         code = tagc_command_refuse(&command);
     else if ((code = tagc_command_end(check_threads(plan, &launch))) == TAGC_EXIT_OK)
         code = tagc_ranks_run(&launch, bench_rank, plan);

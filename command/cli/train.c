@@ -139,7 +139,8 @@ static int run(tagc_parsed *parsed) {
                           .transport = options->transport,
                           .timeout_s = options->timeout,
                           .blas_threads = (int)options->blas_threads,
-                          .trace = options->trace != NULL};
+                          .trace = options->trace != NULL,
+                          .has_levels = options->ranks_per_host > 1};
     int n_ranks = launch.n_ranks ? launch.n_ranks : launch.n_local_ranks ? launch.n_local_ranks : 1;
     train_job job = {.parsed = parsed};
     tagc_status status = rehearse(&job, is_local ? n_ranks : 0);

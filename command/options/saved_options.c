@@ -5,16 +5,47 @@
 #include "options/train_options.h"
 #include <string.h>
 
-enum { VALUE_BYTES = 4096 };
+enum { VALUE_BYTES = 512 }; /* of what is no text */
+
+/* Of any length: a text where it is, other values in `room`. */
+static const char *value_of(const tagc_command *command, const void *values, int i, char room[VALUE_BYTES]) {
+    const tagc_option *option = &command->options[i];
+    if (option->type != TAGC_OPTION_TEXT) {
+        tagc_options_get(command, values, i, room, VALUE_BYTES);
+        return room;
+    }
+    const char *held = *(const char *const *)((const char *)values + option->offset);
+    return held ? held : "";
+}
 
 json_t *tagc_saved_options(const tagc_command *command, const void *values) {
     json_t *object = json_object();
-    char text[VALUE_BYTES];
-    for (int i = 0; i < command->n_options; i++) {
-        tagc_options_get(command, values, i, text, sizeof text);
-        json_object_set_new(object, command->options[i].name, json_string(text));
-    }
+    char room[VALUE_BYTES];
+    for (int i = 0; i < command->n_options; i++)
+        json_object_set_new(object, command->options[i].name,
+                            json_string(value_of(command, values, i, room)));
     return object;
+}
+
+/* Of this start of the run. */
+static int is_own(const tagc_option *option) {
+    return option->role == TAGC_ROLE_RUN || option->role == TAGC_ROLE_LOCAL;
+}
+
+tagc_status tagc_saved_check_text(const tagc_command *command, const void *values) {
+    char room[VALUE_BYTES];
+    for (int i = 0; i < command->n_options; i++) {
+        json_t *text = json_string(value_of(command, values, i, room));
+        int can_be_saved = text != NULL || is_own(&command->options[i]);
+        json_decref(text);
+        if (!can_be_saved)
+            return tagc_fail(
+                TAGC_ERR_ARGUMENT,
+                "--%s is no UTF-8 text, and a checkpoint cannot hold it: use another name, such as"
+                " that of a link",
+                command->options[i].name);
+    }
+    return TAGC_OK;
 }
 
 tagc_status tagc_saved_check_known(const tagc_saved *saved, const tagc_command *command) {
@@ -42,14 +73,13 @@ tagc_status tagc_saved_merge_model(const tagc_saved *saved, const tagc_parsed *p
 
 /* NULL: of this start of the run, or nothing is saved. */
 static const char *text_of(const tagc_saved *saved, const tagc_option *option) {
-    int is_own = option->role == TAGC_ROLE_RUN || option->role == TAGC_ROLE_LOCAL;
-    return is_own ? NULL : json_string_value(json_object_get(saved->options, option->name));
+    return is_own(option) ? NULL : json_string_value(json_object_get(saved->options, option->name));
 }
 
 tagc_status tagc_saved_merge(const tagc_saved *saved, const tagc_parsed *parsed, void *values,
                              tagc_progress *progress) {
     const tagc_command *command = parsed->command;
-    char now[VALUE_BYTES], then[VALUE_BYTES];
+    char room[VALUE_BYTES];
     for (int i = 0; i < command->n_options; i++) {
         const char *text = text_of(saved, &command->options[i]);
         if (text && !parsed->given[i])
@@ -59,10 +89,9 @@ tagc_status tagc_saved_merge(const tagc_saved *saved, const tagc_parsed *parsed,
         command->resolve(values); /* so that an auto that is given is compared by what it means */
     for (int i = 0; i < command->n_options; i++) {
         const tagc_option *option = &command->options[i];
-        const char *text = text_of(saved, option);
-        if (!text || !parsed->given[i]) continue;
-        tagc_options_get(command, values, i, now, sizeof now);
-        snprintf(then, sizeof then, "%s", text);
+        const char *then = text_of(saved, option);
+        if (!then || !parsed->given[i]) continue;
+        const char *now = value_of(command, values, i, room);
         if (strcmp(now, then) != 0 && option->role == TAGC_ROLE_FIXED) {
             return tagc_fail(
                 TAGC_ERR_MISMATCH,

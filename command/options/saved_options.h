@@ -9,6 +9,9 @@
 /* Returns every option of a command. */
 json_t *tagc_saved_options(const tagc_command *command, const void *values);
 
+/* TAGC_ERR_ARGUMENT names an option that a checkpoint cannot hold. */
+tagc_status tagc_saved_check_text(const tagc_command *command, const void *values);
+
 /* To go on: TAGC_ERR_UNSUPPORTED for an option that this build does not know. */
 tagc_status tagc_saved_check_known(const tagc_saved *saved, const tagc_command *command);
 

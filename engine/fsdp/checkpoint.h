@@ -25,7 +25,8 @@ tagc_status tagc_checkpoint_newest(const char *dir, uint64_t before, uint64_t *s
 /* Collective. Loads parameters, moments, residuals and the schedule, bit-exact for the same world size. For another world
  * size it reshards parameters and moments, keeps the sum of the residuals over ranks (times the averaging factor), and begins
  * the schedule's windows anew. An engine goes on without a schedule if the checkpoint has none.
- * *extra is malloc'ed. It changes nothing unless every file of every rank is intact. */
+ * *extra is malloc'ed. It changes nothing unless every file of every rank is intact; TAGC_ERR_IO on all ranks if one that was cannot be read
+ * any more. */
 tagc_status tagc_checkpoint_load(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, uint64_t *step,
                                  char **extra);
 

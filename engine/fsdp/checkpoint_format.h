@@ -6,17 +6,14 @@
  *                     0 "TAGCCKPT"   8 version u32   12 world size u32   16 rank u32   20 flats u32
  *                    24 step u64    32 layout hash u64   40 bytes of the file u64   48 zero
  *                   then per flat, fp32: master (n_owned), first moment (n_owned; none if beta1 is 0), second moment
- *                   (n_owned), residual (n_residual; in bf16 if the manifest says so, which holds the values of every
- *                   format but fp32 without loss). If parameters travel as deltas, the replica (n_owned) precedes the
- *                   residual, in bf16. What is in bf16 is padded with zeros to a multiple of 4 bytes
- *                   then the state of the schedule, as tagc_schedule_save writes it (n_schedule bytes of the manifest): the
- *                   same on all ranks, but for the windows under way and the losses of this rank
+ *                   (n_owned). If parameters travel as deltas, the replica (n_owned) follows in bf16, padded with zeros to
+ *                   a multiple of 4 bytes
+ *                   then zeros up to a multiple of 8 bytes, and what tagc_model_save writes: this rank's residuals and
+ *                   the schedule (n_model bytes of the manifest)
  *
  * Sharded: n_owned = n_padded / W. With L ranks per host (hybrid; else L = W), rank R = h * L + l holds the n_owned
  * values of every flat from l * n_padded / L + h * n_owned on.
- * Replicated: rank 0 holds everything, the others only residuals.
- * Each rank has its own residual, which covers the whole flat. If the ranks of a host add their gradients first, it
- * covers every L-th piece instead: pieces are n_padded / L long (hybrid: one per rank) or n_padded / W. */
+ * Replicated: rank 0 holds everything, the others only what the model saves. */
 #ifndef TAGC_FSDP_CHECKPOINT_FORMAT_H
 #define TAGC_FSDP_CHECKPOINT_FORMAT_H
 
@@ -24,7 +21,7 @@
 #include "model/tensor.h"
 
 /* Of the manifest and of the ranks' files. Other versions are refused. */
-#define TAGC_CHECKPOINT_VERSION 1
+#define TAGC_CHECKPOINT_VERSION 2
 #define TAGC_RANK_HEADER_BYTES 64
 
 typedef struct tagc_manifest_tensor {
@@ -36,23 +33,21 @@ typedef struct tagc_manifest_tensor {
 
 typedef struct tagc_manifest_flat {
     uint64_t n_elems, n_padded;
-    uint64_t n_residual;  /* n_padded, n_padded / ranks per host, or 0 if the exchange keeps none */
-    int is_residual_bf16; /* else fp32 */
-    uint64_t n_steps;     /* of the reducer, from which the rounding of its residual derives */
-    uint64_t n_gathers;   /* gathers that made the replica; 0: no replica is saved */
-    int has_moment1;
+    uint64_t n_gathers; /* gathers that made the replica; 0: no replica is saved */
+    int has_moment1, has_residual;
 } tagc_manifest_flat;
 
 typedef struct tagc_manifest_file {
     uint64_t n_bytes, checksum;            /* xxh3-64 */
+    uint64_t n_model;                      /* bytes of the model's state, a multiple of 8 */
     uint64_t gather_sent, gather_received; /* by this rank since the last step; the next step counts them */
 } tagc_manifest_file;
 
 typedef struct tagc_manifest {
     uint64_t step, n_updates;
-    uint64_t n_schedule; /* bytes of the schedule's state; 0: the run followed none */
     int world_size, sharded, n_tensors, n_flats;
-    int n_owners; /* ranks that hold one copy together: the world size, less if hybrid */
+    int is_followed; /* 1: a schedule says what flats send */
+    int n_owners;    /* ranks that hold one copy together: the world size, less if hybrid */
     tagc_manifest_tensor *tensors;
     tagc_manifest_flat *flats;
     tagc_manifest_file *files; /* (world_size) */
@@ -75,29 +70,20 @@ typedef enum tagc_section {
     TAGC_SECTION_MOMENT1 = 1,
     TAGC_SECTION_MOMENT2 = 2,
     TAGC_SECTION_REPLICA = 3,
-    TAGC_SECTION_RESIDUAL = 4,
-    TAGC_N_SECTIONS = 5
+    TAGC_N_SECTIONS = 4
 } tagc_section;
 
-/* Where the values of `rank` begin in a flat, and how many they are. The same for all sections but the residual. */
+/* Where the values of `rank` begin in a flat, and how many they are. */
 void tagc_manifest_owned(const tagc_manifest *manifest, int flat, int rank, uint64_t *first,
                          uint64_t *n_owned);
-/* Tells, for `position` of a flat of n_padded values and the residual of `rank` with n_residual values: whether the
- * residual covers that position, where in the residual it is, and for how many positions from there the answer holds.
- * Ranks of the same local index cover the same positions; *copy is the number of this one among *n_copies. */
-typedef struct tagc_cover {
-    int covers, copy, n_copies;
-    uint64_t at, n_run;
-} tagc_cover;
-tagc_cover tagc_residual_cover(uint64_t n_padded, uint64_t n_residual, int world_size, int n_owners, int rank,
-                               uint64_t position);
-/* Byte offset of a section; that of the schedule if flat = n_flats. */
+/* Byte offset of a section; that of the model's state if flat = n_flats. */
 uint64_t tagc_rank_file_offset(const tagc_manifest *manifest, int rank, int flat, tagc_section section);
 uint64_t tagc_rank_file_bytes(const tagc_manifest *manifest, int rank);
 void tagc_rank_file_header(const tagc_manifest *manifest, int rank,
                            unsigned char header[TAGC_RANK_HEADER_BYTES]);
-/* Checks that this is the file of `rank` that the manifest describes: header and size, and with verify the checksum. */
-tagc_status tagc_rank_file_check(const tagc_manifest *manifest, int rank, const void *bytes, size_t n_bytes,
-                                 int verify);
+/* Checks that this is the file of `rank` that the manifest describes: header, size, and its checksum, unless that is NULL. */
+tagc_status tagc_rank_file_check(const tagc_manifest *manifest, int rank,
+                                 const unsigned char header[TAGC_RANK_HEADER_BYTES], size_t n_bytes,
+                                 const uint64_t *checksum);
 
 #endif

@@ -28,22 +28,20 @@ static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
     m->n_updates = f->n_updates;
     m->sharded = f->options.sharding != TAGC_SHARD_NONE;
     m->n_owners = m->sharded ? f->n_owners : f->world_size;
+    m->is_followed = tagc_fsdp_schedule(save->fsdp) != NULL;
     m->extra = strdup(extra != NULL ? extra : "");
     if (m->extra == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a manifest");
     for (int i = 0; i < f->tables.n_flats; i++) {
         m->flats[i].n_elems = f->tables.flats[i].n_elems;
         m->flats[i].n_padded = f->tables.flats[i].n_padded;
-        m->flats[i].n_residual = tagc_fsdp_residual_elems(&f->tables.flats[i]);
-        m->flats[i].is_residual_bf16 = tagc_fsdp_residual_is_bf16(&f->tables.flats[i]);
-        m->flats[i].n_steps = tagc_reducer_steps(f->tables.flats[i].reducer);
+        m->flats[i].has_residual =
+            tagc_reducer_residual_elems(tagc_fsdp_part(f, &f->tables.flats[i])->reducer) > 0;
         m->flats[i].n_gathers = tagc_fsdp_replica_gathers(f, i);
         m->flats[i].has_moment1 = f->tables.flats[i].moment1 != NULL;
     }
-    if (f->follow.schedule != NULL) {
-        size_t n_bytes;
-        TAGC_TRY(tagc_schedule_save(f->follow.schedule, 1, NULL, 0, &n_bytes));
-        m->n_schedule = n_bytes;
-    }
+    size_t n_model;
+    TAGC_TRY(tagc_model_save(f->model, NULL, 0, &n_model));
+    m->files[f->rank].n_model = n_model;
     for (int i = 0; i < f->tables.n_tensors; i++) {
         tagc_manifest_tensor *t = &m->tensors[i];
         memcpy(t->name, f->tables.tensors[i].name, sizeof t->name);
@@ -89,12 +87,11 @@ static tagc_status write_halves(int fd, const float *values, uint64_t n, tagc_xx
     return TAGC_OK;
 }
 
-static tagc_status write_schedule(const tagc_save *save, int fd, tagc_xxh3_state *hash, const char *path) {
-    size_t n_bytes = save->manifest->n_schedule;
-    if (n_bytes == 0) return TAGC_OK;
+static tagc_status write_model(const tagc_save *save, int fd, tagc_xxh3_state *hash, const char *path) {
+    size_t n_bytes = save->manifest->files[save->fsdp->rank].n_model;
     void *bytes = malloc(n_bytes);
-    if (bytes == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for %zu bytes of the schedule", n_bytes);
-    tagc_status status = tagc_schedule_save(save->fsdp->follow.schedule, 1, bytes, n_bytes, &n_bytes);
+    if (bytes == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for %zu bytes of residuals", n_bytes);
+    tagc_status status = tagc_model_save(save->fsdp->model, bytes, n_bytes, &n_bytes);
     if (status == TAGC_OK) status = write_bytes(fd, bytes, n_bytes, hash, path);
     free(bytes);
     return status;
@@ -116,14 +113,9 @@ static tagc_status write_sections(tagc_save *save, int fd, tagc_xxh3_state *hash
         TAGC_TRY(write_bytes(fd, flat->moment2 + at, n_owned * sizeof(float), hash, path));
         if (save->manifest->flats[i].n_gathers > 0)
             TAGC_TRY(write_halves(fd, flat->full + first, n_owned, hash, path));
-        TAGC_TRY(tagc_fsdp_residual_read(flat, flat->full_gradient)); /* which is free between steps */
-        uint64_t n_residual = save->manifest->flats[i].n_residual;
-        if (save->manifest->flats[i].is_residual_bf16)
-            TAGC_TRY(write_halves(fd, flat->full_gradient, n_residual, hash, path));
-        else
-            TAGC_TRY(write_bytes(fd, flat->full_gradient, n_residual * sizeof(float), hash, path));
     }
-    return write_schedule(save, fd, hash, path);
+    if (lseek(fd, 0, SEEK_CUR) % 8 != 0) TAGC_TRY(write_bytes(fd, "\0\0\0", 4, hash, path));
+    return write_model(save, fd, hash, path);
 }
 
 /* Syncs and closes the file; keeps the first failure. */
@@ -145,6 +137,7 @@ static tagc_status write_rank_file(tagc_save *save, tagc_manifest_file *file) {
     tagc_status status =
         fd >= 0 ? TAGC_OK : tagc_fail(TAGC_ERR_IO, "cannot create %s: %s", path, strerror(errno));
     if (fd >= 0) status = close_file(fd, write_sections(save, fd, &hash, path), path);
+    file->n_model = save->manifest->files[f->rank].n_model;
     file->n_bytes = tagc_rank_file_bytes(save->manifest, f->rank);
     file->checksum = tagc_xxh3_end(&hash);
     tagc_fsdp_gathered(f, &file->gather_sent, &file->gather_received);

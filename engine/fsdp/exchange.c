@@ -1,31 +1,69 @@
-/* Which exchange each flat uses: that of the engine's options, that of its plan, or the one set by tagc_fsdp_set_exchange.
- *
- * A change of exchange loses nothing of a residual. If the new exchange has one of the same layout, it gets the values.
- * Otherwise the flat keeps them (`former`) and adds them to the next gradient. */
+/* Gradients go through lib/unit: a model (tagc/model.h) whose units are the engine's and whose flats are cut as the engine's
+ * are, in the engine's arrays. */
 #include "exchange/options.h"
 #include "exchange/wire.h"
-#include "fsdp/checkpoint_format.h"
 #include "fsdp/internal.h"
 #include "fsdp/layout.h"
+#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
-/* Only direct has two levels, so a hybrid engine replaces dense by direct with every value. */
-void tagc_layout_own_fields(const tagc_fsdp_options *engine, uint64_t n_padded, int unit,
-                            tagc_reducer_options *r) {
-    int is_hybrid = engine->sharding == TAGC_SHARD_HYBRID;
-    if (is_hybrid && r->exchange == TAGC_EXCHANGE_DENSE) {
+/* ---- options ---- */
+
+static int exchange_of_compressed(const tagc_fsdp_options *o) {
+    return o->policy == TAGC_POLICY_NONE ? TAGC_EXCHANGE_DENSE : o->reducer.exchange;
+}
+
+static int is_paper(int exchange) {
+    return exchange == TAGC_EXCHANGE_SKETCH || exchange == TAGC_EXCHANGE_PACKED;
+}
+
+/* Where everything travels whole, there is nothing to encode once per host, and the paper's exchanges have one level. */
+static int adds_in_hosts(const tagc_fsdp_options *o) {
+    int exchange = exchange_of_compressed(o);
+    int is_direct = exchange == TAGC_EXCHANGE_DIRECT || o->mild.exchange == TAGC_EXCHANGE_DIRECT;
+    if (o->ranks_per_host == 1) return 0;
+    return o->sharding == TAGC_SHARD_HYBRID || (o->two_level && is_direct && !is_paper(exchange));
+}
+
+static tagc_reducer_options options_of(const tagc_fsdp *f, int class_) {
+    tagc_reducer_options o = class_ == TAGC_CLASS_MILD ? f->options.mild : f->options.reducer;
+    tagc_reducer_options_prune(&o);
+    tagc_reducer_options_resolve(&o);
+    return o;
+}
+
+int tagc_fsdp_has_levels(const tagc_fsdp *f, const tagc_flat *flat) {
+    if (!f->options.gentle || flat->class_ == TAGC_CLASS_DENSE) return 0;
+    tagc_reducer_options o = options_of(f, flat->class_);
+    return o.exchange == TAGC_EXCHANGE_DIRECT && o.sparsity > 0;
+}
+
+/* Changes the options of a flat's last level into those of its plan. */
+static void plan_options(const tagc_schedule_plan *plan, tagc_reducer_options *options) {
+    options->sparsity = plan->sparsity;
+    options->format = plan->format;
+    if (plan->sparsity == 0)
+        options->result_sparsity = options->result_format = -1; /* those of selected values */
+    if (plan->block > 0 && (options->block == 0 || options->block > plan->block))
+        options->block = plan->block;
+}
+
+/* Those that the engine decides. Fields without a meaning for the exchange get their defaults. Only direct has two levels: what is
+ * dense is every value of it then. */
+static void own_fields(const tagc_fsdp_options *engine, uint64_t n_padded, int unit,
+                       tagc_reducer_options *r) {
+    int is_hybrid = engine->sharding == TAGC_SHARD_HYBRID, by_hosts = adds_in_hosts(engine);
+    if (by_hosts && r->exchange == TAGC_EXCHANGE_DENSE) {
         r->exchange = TAGC_EXCHANGE_DIRECT;
         r->sparsity = 0;
         r->format = r->format == TAGC_FORMAT_BF16 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     }
     r->paper = &engine->paper;
-    r->output = is_hybrid                             ? TAGC_OUTPUT_HOST_SHARD
-                : engine->sharding == TAGC_SHARD_NONE ? TAGC_OUTPUT_UNIT
-                                                      : TAGC_OUTPUT_SHARD;
+    r->output = is_hybrid && by_hosts                              ? TAGC_OUTPUT_HOST_SHARD
+                : is_hybrid || engine->sharding == TAGC_SHARD_NONE ? TAGC_OUTPUT_UNIT
+                                                                   : TAGC_OUTPUT_SHARD;
     tagc_reducer_options_prune(r);
     tagc_reducer_options_resolve(r);
-    int by_hosts = is_hybrid || (engine->two_level && r->exchange == TAGC_EXCHANGE_DIRECT);
     r->n_elems = n_padded;
     r->tag = (uint64_t)unit;
     r->op = TAGC_OP_AVG;
@@ -35,9 +73,7 @@ void tagc_layout_own_fields(const tagc_fsdp_options *engine, uint64_t n_padded, 
 
 int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_reducer_options *r,
                                tagc_gatherer_options *g) {
-    if (flat->is_asked) {
-        *r = flat->asked;
-    } else if (flat->class_ == TAGC_CLASS_COMPRESSED) {
+    if (flat->class_ == TAGC_CLASS_COMPRESSED) {
         *r = f->options.reducer;
     } else if (flat->class_ == TAGC_CLASS_MILD) {
         *r = f->options.mild;
@@ -46,10 +82,8 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_r
         r->exchange = TAGC_EXCHANGE_DENSE;
         r->format = f->options.dense_format;
     }
-    if (flat->is_followed) tagc_fsdp_plan_options(&flat->plan, r);
-    tagc_layout_own_fields(&f->options, flat->n_padded, flat->unit, r);
-    r->rounding_seed =
-        (uint64_t)f->tables.members[flat->first_member]; /* the same tensor however units are wrapped */
+    if (flat->is_followed) plan_options(&flat->plan, r);
+    own_fields(&f->options, flat->n_padded, flat->unit, r);
     tagc_gatherer_options_init(g);
     g->n_elems = flat->n_padded;
     g->tag = (uint64_t)flat->unit;
@@ -57,171 +91,224 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_r
     tagc_gatherer_options_choose(g, f->options.gather);
     g->check_every = g->delta ? (uint64_t)f->options.gather_check_every : 0;
     int is_hybrid = f->options.sharding == TAGC_SHARD_HYBRID;
-    g->two_level = !is_hybrid && f->options.two_level;
-    g->ranks_per_host = is_hybrid || g->two_level ? f->options.ranks_per_host : 0;
+    g->within_host = is_hybrid;
+    g->ranks_per_host = is_hybrid || f->options.two_level ? f->options.ranks_per_host : 1;
     return f->options.sharding != TAGC_SHARD_NONE;
 }
 
-static uint64_t stored_bytes(const tagc_reducer *reducer) {
-    return tagc_reducer_state_bytes(reducer) - TAGC_WIRE_HEADER_BYTES;
+/* ---- the model ---- */
+
+static void schedule_options(const tagc_fsdp *f, int fresh, tagc_schedule_options *s) {
+    tagc_reducer_options compressed = options_of(f, TAGC_CLASS_COMPRESSED),
+                         mild = options_of(f, TAGC_CLASS_MILD);
+    tagc_schedule_options_init(s);
+    s->gentle = f->options.gentle;
+    s->fresh = fresh;
+    s->short_beta1 = f->options.beta1_compressed;
+    s->sparsity = compressed.exchange == TAGC_EXCHANGE_DENSE ? 0 : compressed.sparsity;
+    s->format = (tagc_format)compressed.format;
+    if (mild.exchange != TAGC_EXCHANGE_DIRECT) return;
+    s->mild_sparsity = mild.sparsity;
+    s->mild_format = (tagc_format)mild.format;
 }
 
-tagc_status tagc_fsdp_make_exchange(tagc_fsdp *f, tagc_flat *flat) {
-    tagc_reducer_options r;
-    tagc_gatherer_options g;
-    int is_gathered = tagc_fsdp_exchange_options(f, flat, &r, &g);
-    TAGC_TRY(tagc_reducer_create(f->comm, &r, &flat->reducer));
-    flat->ranks_per_host = r.ranks_per_host;
-    f->memory.residuals += stored_bytes(flat->reducer);
-    return is_gathered ? tagc_gatherer_create(f->comm, &g, &flat->gatherer) : TAGC_OK;
+static void model_options(const tagc_fsdp *f, tagc_model_options *m) {
+    const tagc_fsdp_options *o = &f->options;
+    int exchange = exchange_of_compressed(o);
+    tagc_model_options_init(m);
+    m->moment = o->beta1 > o->beta1_compressed ? TAGC_MOMENT_SHORTENS : TAGC_MOMENT_NONE;
+    m->output = o->sharding == TAGC_SHARD_HYBRID ? TAGC_OUTPUT_HOST_SHARD
+                : o->sharding == TAGC_SHARD_NONE ? TAGC_OUTPUT_UNIT
+                                                 : TAGC_OUTPUT_SHARD;
+    m->dense_format = o->dense_format;
+    m->residual = exchange == TAGC_EXCHANGE_DIRECT ? o->reducer.residual : o->mild.residual;
+    m->n_threads = o->reducer.n_threads;
+    m->exchange = exchange;
+    if (is_paper(exchange)) {
+        m->paper = &o->paper;
+        m->residual = -1;
+    }
+    m->cut = TAGC_CUT_FLAT_ARRAYS;
+    if (exchange == TAGC_EXCHANGE_DIRECT) {
+        m->block = o->reducer.block;
+        m->result_sparsity = o->reducer.result_sparsity;
+        m->result_format = o->reducer.result_format;
+    } else if (o->mild.exchange == TAGC_EXCHANGE_DIRECT) {
+        m->block = o->mild.block;
+    }
 }
 
-/* ---- a change between steps ---- */
-
-void tagc_fsdp_drop_former(tagc_fsdp *f, tagc_flat *flat) {
-    if (flat->former == NULL) return;
-    free(flat->former);
-    flat->former = NULL;
-    flat->former_sent = 0;
-    f->memory.residuals -= flat->n_padded * sizeof(float);
-}
-
-uint64_t tagc_fsdp_residual_elems(const tagc_flat *flat) {
-    return flat->former != NULL ? flat->n_padded : tagc_reducer_residual_elems(flat->reducer);
-}
-
-tagc_status tagc_fsdp_residual_read(const tagc_flat *flat, float *values) {
-    uint64_t n = tagc_fsdp_residual_elems(flat);
-    if (n == 0) return TAGC_OK;
-    if (flat->former == NULL) return tagc_reducer_get_residual(flat->reducer, values, n);
-    memcpy(values, flat->former, n * sizeof *values);
-    return TAGC_OK;
-}
-
-int tagc_fsdp_residual_is_bf16(const tagc_flat *flat) {
-    return flat->former == NULL && tagc_reducer_residual_elems(flat->reducer) > 0 &&
-           tagc_reducer_residual_format(flat->reducer) != TAGC_FORMAT_FP32;
-}
-
-tagc_status tagc_fsdp_residual_square(const tagc_flat *flat, double *square) {
-    if (flat->former == NULL) return tagc_reducer_residual_square(flat->reducer, square);
-    *square = tagc_sum_of_squares(flat->former, flat->n_padded);
-    return TAGC_OK;
-}
-
-/* The values of this flat that this rank has not sent yet, laid out as its gradient. values (n_padded). Uses
- * full_gradient, which is free between steps. */
-static tagc_status spread_residual(const tagc_fsdp *f, const tagc_flat *flat, float *values) {
-    uint64_t n_residual = tagc_fsdp_residual_elems(flat);
-    float *residual = flat->full_gradient;
-    TAGC_TRY(tagc_fsdp_residual_read(flat, residual));
-    for (uint64_t i = 0, n; i < flat->n_padded; i += n) {
-        tagc_cover from =
-            tagc_residual_cover(flat->n_padded, n_residual, f->world_size, f->n_owners, f->rank, i);
-        n = from.n_run;
-        for (uint64_t k = 0; k < n; k++) values[i + k] = from.covers ? residual[from.at + k] : -0.0f;
+/* (n_tensors,) and behind them their shapes. */
+static tagc_status describe(const tagc_fsdp *f, tagc_tensor **out) {
+    size_t n = (size_t)f->tables.n_tensors;
+    void *memory;
+    TAGC_TRY(tagc_memory_create(n * (sizeof **out + 2 * sizeof(uint64_t)), "tensors of a model", &memory));
+    tagc_tensor *tensors = *out = memory;
+    uint64_t *shapes = (uint64_t *)(void *)(tensors + n);
+    for (size_t i = 0; i < n; i++, shapes += 2) {
+        const tagc_tensor_info *t = &f->tables.tensors[i];
+        shapes[0] = t->n_rows;
+        shapes[1] = t->n_cols;
+        tensors[i] = (tagc_tensor){.name = t->name,
+                                   .shape = shapes,
+                                   .n_dims = 2,
+                                   .unit = (uint32_t)f->tables.places[i].unit,
+                                   .kind = f->tables.flats[f->tables.places[i].flat].class_};
     }
     return TAGC_OK;
 }
 
-static tagc_status check_change(const tagc_fsdp *f, int flat, const tagc_reducer_options *options) {
-    if (f->deferred != TAGC_OK) return tagc_fail(f->deferred, "%s", f->deferred_text);
-    if (f->order.micro_step != 0)
-        return tagc_fail(TAGC_ERR_STATE, "a change of exchange between a backward pass and its step");
-    if (flat < 0 || flat >= f->tables.n_flats)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "flat is %d, allowed is 0 to %d", flat, f->tables.n_flats - 1);
-    if (options == NULL) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
-    if (f->options.sharding == TAGC_SHARD_HYBRID && options->exchange != TAGC_EXCHANGE_DENSE &&
-        options->exchange != TAGC_EXCHANGE_DIRECT)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "exchange is %d, but hybrid sharding supports only dense (%d) and direct (%d)",
-                         options->exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT);
+static tagc_status make_model(const tagc_fsdp *f, int fresh, tagc_model **out) {
+    tagc_tensor *tensors = NULL;
+    tagc_schedule_options schedule;
+    tagc_model_options options;
+    *out = NULL;
+    TAGC_TRY(tagc_agree(f->comm, describe(f, &tensors)));
+    schedule_options(f, fresh, &schedule);
+    model_options(f, &options);
+    options.schedule = &schedule;
+    tagc_status status =
+        tagc_model_create(f->within, f->between, tensors, (size_t)f->tables.n_tensors, &options, out);
+    tagc_memory_destroy(tensors);
+    if (status == TAGC_OK) tagc_model_set_run(*out, 0); /* the manifest ties files together */
+    return status;
+}
+
+/* Ranks of a host, and of a place, get comms of their own. */
+static tagc_status make_comms(tagc_fsdp *f) {
+    int per_host = f->options.ranks_per_host;
+    f->between = f->comm;
+    if (!adds_in_hosts(&f->options)) return TAGC_OK;
+    TAGC_TRY(tagc_comm_split(f->comm, f->rank / per_host, &f->within));
+    tagc_comm *between;
+    TAGC_TRY(tagc_comm_split(f->comm, f->rank % per_host, &between));
+    f->between = between;
     return TAGC_OK;
 }
 
-/* Every rank's number must be the same. */
-static tagc_status agree_on_flat(tagc_fsdp *f, int flat) {
-    double own = flat, *all = f->norms; /* (W), unused between steps */
-    TAGC_TRY(tagc_comm_all_gather(f->comm, &own, sizeof own, all));
-    for (int rank = 1; rank < f->world_size; rank++)
-        if (all[rank] != all[0])
-            return tagc_fail(TAGC_ERR_MISMATCH, "rank 0 changes the exchange of flat %.0f, rank %d of %.0f",
-                             all[0], rank, all[rank]);
+const tagc_model_part *tagc_fsdp_part(const tagc_fsdp *f, const tagc_flat *flat) {
+    return f->model->tensors[f->tables.members[flat->first_member]].part;
+}
+
+/* Once the first moments of all that is compressed are short, they stay so (tagc/schedule.h). Those of beta1 0 are not
+ * needed any more. */
+static void drop_moments(tagc_fsdp *f) {
+    double longest = 0;
+    if (f->options.beta1_compressed > 0) return;
+    for (int i = 0; i < f->tables.n_flats; i++) {
+        const tagc_flat *flat = &f->tables.flats[i];
+        if (flat->is_followed && flat->class_ == TAGC_CLASS_COMPRESSED && flat->plan.moment > longest)
+            longest = flat->plan.moment;
+    }
+    for (int i = 0; longest == 0 && i < f->tables.n_flats; i++)
+        if (f->tables.flats[i].is_followed) tagc_fsdp_drop_moment(f, &f->tables.flats[i]);
+}
+
+static tagc_status take_plans(tagc_fsdp *f) {
+    for (int i = 0; i < f->tables.n_flats; i++) {
+        tagc_flat *flat = &f->tables.flats[i];
+        flat->is_followed = tagc_fsdp_has_levels(f, flat);
+        if (flat->is_followed)
+            TAGC_TRY(tagc_model_plan(f->model, (uint32_t)f->tables.members[flat->first_member], &flat->plan));
+    }
     return TAGC_OK;
 }
 
-/* Puts the unsent values into `fresh`. If that is not possible, sets *is_former: the next gradient gets them. */
-static tagc_status hand_over(const tagc_flat *flat, tagc_reducer *fresh, const float *values,
-                             int *is_former) {
-    uint64_t n_before = tagc_reducer_residual_elems(flat->reducer),
-             n_after = tagc_reducer_residual_elems(fresh);
-    *is_former = flat->former != NULL || n_before > 0;
-    if (*is_former && n_after == flat->n_padded) {
-        *is_former = 0;
-        return tagc_reducer_set_residual(fresh, values, n_after);
+tagc_status tagc_fsdp_open_exchange(tagc_fsdp *f) {
+    TAGC_TRY(make_comms(f));
+    TAGC_TRY(make_model(f, f->options.fresh, &f->model));
+    for (int i = 0; i < f->tables.n_flats; i++) {
+        tagc_flat *flat = &f->tables.flats[i];
+        tagc_reducer_options r;
+        tagc_gatherer_options g;
+        if (tagc_fsdp_exchange_options(f, flat, &r, &g))
+            TAGC_TRY(tagc_gatherer_create(f->comm, &g, &flat->gatherer));
     }
-    if (n_before == 0 || n_before != n_after) return TAGC_OK;
-    *is_former = flat->former != NULL; /* then the reducer's own residual is zero */
-    TAGC_TRY(tagc_reducer_get_residual(flat->reducer, flat->full_gradient, n_before));
-    return tagc_reducer_set_residual(fresh, flat->full_gradient, n_after);
+    return take_plans(f);
 }
 
-tagc_status tagc_fsdp_change_exchange(tagc_fsdp *f, int index, const tagc_flat *wanted) {
-    tagc_flat *flat = &f->tables.flats[index], changed = *wanted;
-    tagc_reducer *fresh = NULL;
-    int is_former = 0;
-    float *values = malloc(flat->n_padded * sizeof *values);
-    tagc_status status = TAGC_OK;
-    if (values == NULL)
-        status = tagc_fail(TAGC_ERR_MEMORY, "no memory for a residual of %llu values",
-                           (unsigned long long)flat->n_padded);
-    status = tagc_agree(f->comm, status);
-    if (status == TAGC_OK) {
-        tagc_reducer_options asked;
-        tagc_gatherer_options gatherer;
-        tagc_fsdp_exchange_options(f, &changed, &asked, &gatherer);
-        changed.ranks_per_host = asked.ranks_per_host;
-        status = tagc_reducer_create(f->comm, &asked, &fresh);
-        if (status == TAGC_OK) status = tagc_reducer_set_steps(fresh, tagc_reducer_steps(flat->reducer));
+void tagc_fsdp_close_exchange(tagc_fsdp *f) {
+    tagc_model_destroy(f->model);
+    if (f->between != f->comm) tagc_comm_destroy(f->between);
+    tagc_comm_destroy(f->within);
+}
+
+tagc_status tagc_fsdp_begin_anew(tagc_fsdp *f) {
+    tagc_model *model;
+    TAGC_TRY(make_model(f, 0, &model));
+    tagc_model_destroy(f->model);
+    f->model = model;
+    return take_plans(f);
+}
+
+tagc_status tagc_fsdp_stop_following(tagc_fsdp *f) {
+    if (!f->options.gentle) return TAGC_OK;
+    f->options.gentle = 0;
+    for (int i = 0; i < f->tables.n_flats; i++) tagc_fsdp_drop_moment(f, &f->tables.flats[i]);
+    return tagc_fsdp_begin_anew(f);
+}
+
+void tagc_fsdp_count_bytes(const tagc_fsdp *f, uint64_t sent[TAGC_N_LEGS], uint64_t received[TAGC_N_LEGS]) {
+    const tagc_comm *others[] = {f->within, f->between != f->comm ? f->between : NULL};
+    tagc_comm_bytes(f->comm, sent, received, TAGC_N_LEGS);
+    for (int i = 0; i < 2; i++) {
+        uint64_t more_sent[TAGC_N_LEGS], more_received[TAGC_N_LEGS];
+        if (others[i] == NULL) continue;
+        tagc_comm_bytes(others[i], more_sent, more_received, TAGC_N_LEGS);
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+            sent[leg] += more_sent[leg];
+            received[leg] += more_received[leg];
+        }
     }
-    if (status == TAGC_OK) {
-        status = spread_residual(f, flat, values);
-        if (status == TAGC_OK) status = hand_over(flat, fresh, values, &is_former);
-        status = tagc_agree(f->comm, status);
-    }
-    if (status != TAGC_OK) {
-        tagc_reducer_destroy(fresh);
-        free(values);
-        return status;
-    }
-    tagc_fsdp_drop_former(f, flat);
-    f->memory.residuals += stored_bytes(fresh) + (is_former ? flat->n_padded * sizeof(float) : 0);
-    f->memory.residuals -= stored_bytes(flat->reducer);
-    tagc_reducer_destroy(flat->reducer);
-    *flat = changed;
-    flat->reducer = fresh;
-    flat->former = is_former ? values : NULL;
-    if (!is_former) free(values);
-    if (!flat->is_followed) tagc_fsdp_drop_moment(f, flat);
+}
+
+/* ---- the schedule ---- */
+
+void tagc_fsdp_watch_loss(tagc_fsdp *f, double loss) {
+    f->loss = loss;
+}
+
+tagc_schedule *tagc_fsdp_schedule(tagc_fsdp *f) {
+    for (int i = 0; i < f->tables.n_flats; i++)
+        if (f->tables.flats[i].is_followed) return f->model->schedule;
+    return NULL;
+}
+
+void tagc_fsdp_levels(const tagc_fsdp *f, int n_flats[TAGC_N_LEVELS]) {
+    for (int level = 0; level < TAGC_N_LEVELS; level++) n_flats[level] = 0;
+    for (int i = 0; i < f->tables.n_flats; i++)
+        if (f->tables.flats[i].is_followed) n_flats[f->tables.flats[i].plan.level]++;
+}
+
+int tagc_fsdp_n_below_last(const int n_flats[TAGC_N_LEVELS]) {
+    int n = 0;
+    for (int level = 0; level < TAGC_LEVEL_LAST; level++) n += n_flats[level];
+    return n;
+}
+
+tagc_status tagc_fsdp_follow(tagc_fsdp *f) {
+    double start_s = tagc_time_s();
+    TAGC_TRY(tagc_model_step(f->model, f->loss));
+    tagc_account_blocked(&f->account, start_s, &f->account.stats.wait_reduce_s, -1, f->order.pass);
+    f->loss = NAN;
+    TAGC_TRY(take_plans(f));
+    drop_moments(f);
     return TAGC_OK;
 }
 
-tagc_status tagc_fsdp_change_reducer(tagc_fsdp *f, const tagc_flat *wanted) {
-    tagc_reducer_options options;
-    tagc_gatherer_options gatherer;
-    uint64_t n_before = stored_bytes(wanted->reducer);
-    tagc_fsdp_exchange_options(f, wanted, &options, &gatherer);
-    TAGC_TRY(tagc_agree(f->comm, tagc_reducer_change(wanted->reducer, &options)));
-    f->memory.residuals += stored_bytes(wanted->reducer) - n_before;
+tagc_status tagc_fsdp_load_model(tagc_fsdp *f, const void *const *files, const size_t *sizes,
+                                 size_t n_files) {
+    TAGC_TRY(tagc_model_load(f->model, files, sizes, n_files));
+    TAGC_TRY(take_plans(f));
+    drop_moments(f);
     return TAGC_OK;
 }
 
-tagc_status tagc_fsdp_set_exchange(tagc_fsdp *f, int index, const tagc_reducer_options *options) {
-    TAGC_TRY(tagc_agree(f->comm, check_change(f, index, options)));
-    TAGC_TRY(agree_on_flat(f, index));
-    tagc_flat changed = f->tables.flats[index];
-    changed.asked = *options;
-    changed.is_asked = 1;
-    changed.is_followed = 0;
-    return tagc_fsdp_change_exchange(f, index, &changed);
+/* ---- memory ---- */
+
+void tagc_fsdp_memory_used(const tagc_fsdp *f, tagc_fsdp_memory *out) {
+    *out = f->memory;
+    for (int i = 0; i < f->tables.n_flats; i++)
+        out->residuals += tagc_reducer_state_bytes(tagc_fsdp_part(f, &f->tables.flats[i])->reducer) -
+                          TAGC_WIRE_HEADER_BYTES;
 }

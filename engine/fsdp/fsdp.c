@@ -1,5 +1,6 @@
 /* Creates and destroys the engine, and reads and fills its parameters. */
 #include "fsdp/internal.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,7 +24,6 @@ static tagc_status prepare(tagc_fsdp *f, const tagc_tensor_info *tensors, int n_
         f->options.names = f->names;
     }
     TAGC_TRY(tagc_fsdp_layout(f, tensors, n_tensors));
-    TAGC_TRY(tagc_fsdp_open_follow(f));
     TAGC_TRY(make_order(f));
     return tagc_fsdp_place(f);
 }
@@ -76,12 +76,12 @@ tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, i
         f->rank = tagc_comm_rank(comm);
         f->world_size = tagc_comm_world_size(comm);
         f->account.span_unit = -1;
+        f->loss = NAN;
         status = prepare(f, tensors, n_tensors, options);
     }
     status = tagc_agree(comm, status);
     if (status == TAGC_OK) status = check_agreement(f);
-    for (int i = 0; status == TAGC_OK && i < f->tables.n_flats; i++)
-        status = tagc_fsdp_make_exchange(f, &f->tables.flats[i]);
+    if (status == TAGC_OK) status = tagc_fsdp_open_exchange(f);
     if (status != TAGC_OK) {
         tagc_fsdp_destroy(f);
         return status;
@@ -93,19 +93,17 @@ tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, i
 void tagc_fsdp_destroy(tagc_fsdp *f) {
     if (f == NULL) return;
     /* Exchange objects first: destroying them waits for threads that still use the arrays. */
+    tagc_fsdp_close_exchange(f);
     for (int i = 0; i < f->tables.n_flats; i++) {
         tagc_flat *flat = &f->tables.flats[i];
-        tagc_reducer_destroy(flat->reducer);
         if (flat->gatherer != NULL && f->order.units[flat->unit].residency == TAGC_COMING)
             tagc_gatherer_end(flat->gatherer);
         tagc_gatherer_destroy(flat->gatherer);
-        tagc_fsdp_drop_former(f, flat);
         tagc_fsdp_drop_moment(f, flat);
     }
     tagc_memory_destroy(f->values_memory);
     tagc_memory_destroy(f->tables_memory);
     tagc_order_destroy(&f->order);
-    tagc_fsdp_close_follow(f);
     free(f->names);
     free(f);
 }
@@ -204,8 +202,4 @@ tagc_status tagc_fsdp_flat_info(const tagc_fsdp *f, int flat, tagc_layout_flat *
         .unit = from->unit, .class_ = from->class_, .n_elems = from->n_elems, .n_padded = from->n_padded};
     out->has_gatherer = tagc_fsdp_exchange_options(f, from, &out->reducer, &out->gatherer);
     return TAGC_OK;
-}
-
-void tagc_fsdp_memory_used(const tagc_fsdp *f, tagc_fsdp_memory *out) {
-    *out = f->memory;
 }

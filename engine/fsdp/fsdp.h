@@ -55,13 +55,13 @@ typedef struct tagc_fsdp_options {
     int dense_format;         /* tagc_format of dense flats: FP32 (default) or BF16 */
     tagc_paper_options paper; /* of flats that use sketch or packed */
     /* Of mild flats. exchange: DENSE (no flat is mild), DIRECT, or -1 (default): DIRECT if the reducer's is, else DENSE.
-     * sparsity: -1 (default) means the smaller of 0.85 and the reducer's. */
+     * sparsity: -1 (default) means the smaller of 0.85 and the reducer's. block, residual: the reducer's, if that is DIRECT. */
     tagc_reducer_options mild;
     int gather; /* tagc_gather_kind of parameter gathers, default FP32; deltas need sharding GRAD */
     int gather_check_every; /* tagc_gatherer_options.check_every, default 0 */
     int ranks_per_host;     /* [1, W], divides W, default 1: used by hybrid sharding and two_level */
-    /* 1: the ranks of a host add direct flats before they are encoded, and parameters are sent once to each other host (FULL
-     * and GRAD). Default 0. */
+    /* 1: the ranks of a host add gradients before they are encoded, if any flat is one of direct, and parameters are sent once to each
+     * other host (FULL and GRAD). Default 0. */
     int two_level;
     int prefetch;        /* [0, 64], default 1: units gathered ahead of use */
     int grads_in_flight; /* [1, 8], default 2: full gradients in memory at once if each backward exchanges */
@@ -73,7 +73,7 @@ typedef struct tagc_fsdp_options {
     double beta1_compressed;
     /* Of compressed flats, and of mild ones above sparsity 0, [0, 1). -1 (default): as tagc_schedule_betas says for DIRECT
      * above sparsity 0, because values come seldom; else beta2. A value above beta2 is reached when values have been selected
-     * in 3 / (1 - value) updates. A flat that _set_exchange makes send every value has beta2. */
+     * in 3 / (1 - value) updates. */
     double beta2_compressed;
     double weight_decay; /* >= 0, default 0.1; only for tensors with `decay` */
     double clip_norm;    /* >= 0, default 1.0; 0 is off */
@@ -162,7 +162,7 @@ void tagc_fsdp_watch_loss(tagc_fsdp *fsdp, double loss);
 void tagc_fsdp_levels(const tagc_fsdp *fsdp, int n_flats[TAGC_N_LEVELS]);
 /* How many of these are below TAGC_LEVEL_LAST. */
 int tagc_fsdp_n_below_last(const int n_flats[TAGC_N_LEVELS]);
-/* For plans and alarms; NULL: no flat follows one. Its parameters are the tensors of the flats that do. */
+/* For plans and alarms; NULL: no flat follows one. */
 tagc_schedule *tagc_fsdp_schedule(tagc_fsdp *fsdp);
 
 /* ---- the layout ---- */
@@ -177,17 +177,12 @@ const char *tagc_fsdp_unit_name(const tagc_fsdp *fsdp, int unit);
 typedef struct tagc_layout_flat {
     int unit, class_;             /* tagc_class */
     uint64_t n_elems, n_padded;   /* without and with padding */
-    tagc_reducer_options reducer; /* as the engine would create it */
+    tagc_reducer_options reducer; /* what it sends, as one reducer of all ranks would be asked for it */
     int has_gatherer;             /* 0 where parameters are replicated */
     tagc_gatherer_options gatherer;
 } tagc_layout_flat;
 int tagc_fsdp_n_flats(const tagc_fsdp *fsdp);
 tagc_status tagc_fsdp_flat_info(const tagc_fsdp *fsdp, int flat, tagc_layout_flat *out);
-/* Collective, between steps: from the next step on, this flat's gradient is exchanged by `options` (the engine sets
- * n_elems, tag, op, output, paper, ranks_per_host and n_threads). Nothing of the residual is lost: the new exchange takes
- * it over, or, if that keeps none, the next gradient does. On failure the flat is unchanged. */
-tagc_status tagc_fsdp_set_exchange(tagc_fsdp *fsdp, int flat, const tagc_reducer_options *options);
-
 /* Bytes this rank holds, by purpose. */
 typedef struct tagc_fsdp_memory {
     uint64_t parameters, gradients, optimizer, residuals;

@@ -10,27 +10,17 @@
 #include "fsdp/agree.h"
 #include "fsdp/gather_order.h"
 #include "fsdp/tables.h"
+#include "unit/unit.h"
 
 /* The published runs wrapped and compressed matrices with more elements than this. */
 #define TAGC_LARGE_MATRIX_ELEMS 2000000u
 
-/* The schedule, and the work memory of those who follow it. */
-typedef struct tagc_follow {
-    tagc_schedule *schedule;            /* NULL: no flat follows it */
-    void *memory;                       /* behind the arrays */
-    size_t n;                           /* parameters */
-    tagc_schedule_parameter *described; /* (n,) */
-    uint32_t *parameters;               /* (n,) 0, 1, 2 ... */
-    uint32_t *counts;                   /* (n,) samples of each */
-    uint64_t *positions;                /* of all samples, in the gradient of their flat */
-    float *values;                      /* samples of one flat */
-    uint32_t *full; /* (n,), n_full in use: parameters whose windows became full in this step */
-    size_t n_full;
-    double *own, *all; /* a message of sums, and those of all ranks */
-} tagc_follow;
-
 struct tagc_fsdp {
-    tagc_comm *comm;   /* the caller's */
+    tagc_comm *comm; /* the caller's */
+    /* For gradients, see tagc_model_create: `between` is `comm` where the ranks of a host do not add up first. */
+    tagc_comm *within, *between;
+    tagc_model *model;
+    double loss;       /* of this step, NaN: not known */
     tagc_trace *trace; /* may be NULL */
     int rank, world_size;
     int n_owners; /* ranks that hold one copy of a flat together: W, those of a host, or 1 if replicated */
@@ -42,7 +32,6 @@ struct tagc_fsdp {
     tagc_account account;
     void *tables_memory, *values_memory; /* behind the tables, and behind their arrays of floats */
     double *norms;                       /* (W) */
-    tagc_follow follow;
     tagc_fsdp_memory memory;
 
     uint64_t n_updates;   /* optimizer steps taken, for the bias correction */
@@ -69,43 +58,27 @@ void tagc_fsdp_drop_moment(tagc_fsdp *fsdp, tagc_flat *flat);
 tagc_status tagc_fsdp_measure(tagc_fsdp *fsdp, size_t *n_bytes);
 
 /* ---- exchange.c ---- */
-/* The options of a flat's reducer and, if it returns 1, of its gatherer. */
+/* What a flat sends at present, as one reducer of all ranks would be asked for it, and the options of its gatherer, if it returns
+ * 1. */
 int tagc_fsdp_exchange_options(const tagc_fsdp *fsdp, const tagc_flat *flat, tagc_reducer_options *reducer,
                                tagc_gatherer_options *gatherer);
-
-tagc_status tagc_fsdp_make_exchange(tagc_fsdp *fsdp, tagc_flat *flat);
-void tagc_fsdp_drop_former(tagc_fsdp *fsdp, tagc_flat *flat);
-/* This rank's unsent gradients: `former` if there is one (the reducer's residual is then zero), else the reducer's
- * residual. _elems: the number of values, 0 if there are none. _read copies them to values (n_elems). */
-uint64_t tagc_fsdp_residual_elems(const tagc_flat *flat);
-tagc_status tagc_fsdp_residual_read(const tagc_flat *flat, float *values);
-/* 1: bf16 holds them without loss, as it does what is stored in every format but fp32. */
-int tagc_fsdp_residual_is_bf16(const tagc_flat *flat);
-/* Their sum of squares. */
-tagc_status tagc_fsdp_residual_square(const tagc_flat *flat, double *square);
-
-/* Collective, between steps: replaces the reducer by one for `changed`, a copy of the flat with other options. On failure
- * the flat is unchanged. */
-tagc_status tagc_fsdp_change_exchange(tagc_fsdp *fsdp, int index, const tagc_flat *changed);
-
-/* Collective, between steps: lets the reducer send as `wanted` says, a copy of the flat with another plan. The residual stays. On
- * failure nothing has changed on this rank. */
-tagc_status tagc_fsdp_change_reducer(tagc_fsdp *fsdp, const tagc_flat *wanted);
-
-/* ---- follow.c ---- */
 /* Whether the options let the schedule decide what this flat sends. */
 int tagc_fsdp_has_levels(const tagc_fsdp *fsdp, const tagc_flat *flat);
-/* Changes the options of a flat's last level into those of its plan. */
-void tagc_fsdp_plan_options(const tagc_schedule_plan *plan, tagc_reducer_options *options);
-tagc_status tagc_fsdp_open_follow(tagc_fsdp *fsdp);
-void tagc_fsdp_close_follow(tagc_fsdp *fsdp);
-/* Local: call it when this rank's gradient of the flat is complete, right before it is exchanged. */
-tagc_status tagc_fsdp_sample(tagc_fsdp *fsdp, tagc_flat *flat);
+/* Collective: the comms, the model and the gatherers. _close accepts what is half-made. */
+tagc_status tagc_fsdp_open_exchange(tagc_fsdp *fsdp);
+void tagc_fsdp_close_exchange(tagc_fsdp *fsdp);
+/* What exchanges the flat. */
+const tagc_model_part *tagc_fsdp_part(const tagc_fsdp *fsdp, const tagc_flat *flat);
+/* Of all comms. */
+void tagc_fsdp_count_bytes(const tagc_fsdp *fsdp, uint64_t sent[TAGC_N_LEGS], uint64_t received[TAGC_N_LEGS]);
 /* Collective: decides, when all gradients of a step have been exchanged, and takes up what has been decided. */
 tagc_status tagc_fsdp_follow(tagc_fsdp *fsdp);
-/* Collective: goes on from a saved state. n_bytes 0: what is loaded followed no schedule, and goes on so. */
-tagc_status tagc_fsdp_load_schedule(tagc_fsdp *fsdp, const void *bytes, size_t n_bytes, int with_windows);
-/* Collective: every flat that follows the schedule begins anew, as in a model that has been trained. */
+/* Collective: goes on from what tagc_model_save wrote on all former ranks. On failure nothing has changed. */
+tagc_status tagc_fsdp_load_model(tagc_fsdp *fsdp, const void *const *files, const size_t *sizes,
+                                 size_t n_files);
+/* Collective: every flat is exchanged by the engine's options from now on. Residuals are empty. */
+tagc_status tagc_fsdp_stop_following(tagc_fsdp *fsdp);
+/* Collective: residuals are empty, and every flat that follows the schedule begins anew, as in a model that has been trained. */
 tagc_status tagc_fsdp_begin_anew(tagc_fsdp *fsdp);
 
 /* ---- pass.c ---- */

@@ -34,10 +34,4 @@ tagc_status tagc_layout_create(const tagc_tensor_info *tensors, int n_tensors,
                                const tagc_fsdp_options *options, int world_size, tagc_layout **out);
 void tagc_layout_destroy(tagc_layout *layout); /* accepts NULL */
 
-/* Sets the fields of a flat's reducer that the engine decides, as tagc_fsdp_set_exchange does. Fields without a meaning for
- * its exchange get their defaults, and fields that are left to the exchange get its choice. reducer->paper may point into
- * `engine` afterwards. */
-void tagc_layout_own_fields(const tagc_fsdp_options *engine, uint64_t n_padded, int unit,
-                            tagc_reducer_options *reducer);
-
 #endif

@@ -53,28 +53,27 @@ static json_t *content_of(const tagc_manifest *m) {
     }
     for (int i = 0; i < m->n_flats; i++) {
         const tagc_manifest_flat *f = &m->flats[i];
-        json_t *flat = json_pack("{s:I, s:I, s:I}", "n_elems", (json_int_t)f->n_elems, "n_padded",
-                                 (json_int_t)f->n_padded, "n_residual", (json_int_t)f->n_residual);
+        json_t *flat =
+            json_pack("{s:I, s:I}", "n_elems", (json_int_t)f->n_elems, "n_padded", (json_int_t)f->n_padded);
         json_object_set_new(flat, "moment1", json_boolean(f->has_moment1));
-        if (f->is_residual_bf16) json_object_set_new(flat, "residual", json_string("bf16"));
-        if (f->n_steps) json_object_set_new(flat, "steps", json_integer((json_int_t)f->n_steps));
+        json_object_set_new(flat, "residual", json_boolean(f->has_residual));
         if (f->n_gathers) json_object_set_new(flat, "gathers", json_integer((json_int_t)f->n_gathers));
         json_array_append_new(flats, flat);
     }
     for (int i = 0; i < m->world_size; i++) {
         char checksum[20];
         snprintf(checksum, sizeof checksum, "%016llx", (unsigned long long)m->files[i].checksum);
-        json_array_append_new(files, json_pack("{s:I, s:s, s:{s:I, s:I}}", "n_bytes",
-                                               (json_int_t)m->files[i].n_bytes, "xxh3_64", checksum,
+        json_array_append_new(files, json_pack("{s:I, s:I, s:s, s:{s:I, s:I}}", "n_bytes",
+                                               (json_int_t)m->files[i].n_bytes, "n_model",
+                                               (json_int_t)m->files[i].n_model, "xxh3_64", checksum,
                                                "gathered", "sent", (json_int_t)m->files[i].gather_sent,
                                                "received", (json_int_t)m->files[i].gather_received));
     }
-    json_t *content =
-        json_pack("{s:s, s:i, s:I, s:I, s:i, s:b, s:i, s:o, s:o, s:o, s:s}", "format", FORMAT, "version",
-                  TAGC_CHECKPOINT_VERSION, "step", (json_int_t)m->step, "n_updates", (json_int_t)m->n_updates,
-                  "world_size", m->world_size, "sharded", m->sharded, "owners", m->n_owners, "tensors",
-                  tensors, "flats", flats, "files", files, "extra", m->extra != NULL ? m->extra : "");
-    if (m->n_schedule) json_object_set_new(content, "schedule", json_integer((json_int_t)m->n_schedule));
+    json_t *content = json_pack(
+        "{s:s, s:i, s:I, s:I, s:i, s:b, s:b, s:i, s:o, s:o, s:o, s:s}", "format", FORMAT, "version",
+        TAGC_CHECKPOINT_VERSION, "step", (json_int_t)m->step, "n_updates", (json_int_t)m->n_updates,
+        "world_size", m->world_size, "sharded", m->sharded, "gentle", m->is_followed, "owners", m->n_owners,
+        "tensors", tensors, "flats", flats, "files", files, "extra", m->extra != NULL ? m->extra : "");
     return content;
 }
 
@@ -115,29 +114,17 @@ static tagc_status get_number(const json_t *object, const char *key, uint64_t ma
     return TAGC_OK;
 }
 
-/* Whether n_residual is a valid size: n_padded / L for a divisor L of the world size. */
-static int is_residual(const tagc_manifest_flat *f, uint64_t world_size) {
-    if (f->n_residual == 0 || f->n_residual == f->n_padded) return 1;
-    if (f->n_padded % f->n_residual != 0) return 0;
-    uint64_t n_local = f->n_padded / f->n_residual;
-    return n_local <= world_size && world_size % n_local == 0;
-}
-
 static tagc_status parse_flat(const json_t *json, const tagc_manifest *m, tagc_manifest_flat *f) {
     TAGC_TRY(get_number(json, "n_elems", MAX_ELEMS, &f->n_elems));
     TAGC_TRY(get_number(json, "n_padded", MAX_ELEMS, &f->n_padded));
-    TAGC_TRY(get_number(json, "n_residual", MAX_ELEMS, &f->n_residual));
     const json_t *moment1 = json_object_get(json, "moment1");
     if (!json_is_boolean(moment1)) return corrupt("a flat's moment1 is neither true nor false");
     f->has_moment1 = json_is_true(moment1);
     const json_t *residual = json_object_get(json, "residual");
-    if (residual && (!json_is_string(residual) || strcmp(json_string_value(residual), "bf16") != 0))
-        return corrupt("a flat's residual is neither fp32, by no word, nor \"bf16\"");
-    f->is_residual_bf16 = residual != NULL;
-    if (json_object_get(json, "steps")) TAGC_TRY(get_number(json, "steps", INT64_MAX, &f->n_steps));
+    if (!json_is_boolean(residual)) return corrupt("a flat's residual is neither true nor false");
+    f->has_residual = json_is_true(residual);
     if (json_object_get(json, "gathers")) TAGC_TRY(get_number(json, "gathers", INT64_MAX, &f->n_gathers));
-    if (f->n_elems == 0 || f->n_padded < f->n_elems || f->n_padded % (uint64_t)m->world_size != 0 ||
-        !is_residual(f, (uint64_t)m->world_size))
+    if (f->n_elems == 0 || f->n_padded < f->n_elems || f->n_padded % (uint64_t)m->world_size != 0)
         return corrupt("the sizes of a flat contradict each other");
     return TAGC_OK;
 }
@@ -171,6 +158,7 @@ static tagc_status parse_file(const json_t *json, tagc_manifest_file *f) {
     TAGC_TRY(get_number(gathered, "sent", INT64_MAX, &f->gather_sent));
     TAGC_TRY(get_number(gathered, "received", INT64_MAX, &f->gather_received));
     TAGC_TRY(get_number(json, "n_bytes", INT64_MAX, &f->n_bytes));
+    TAGC_TRY(get_number(json, "n_model", MAX_FILE_BYTES, &f->n_model));
     return get_hash(json, "xxh3_64", &f->checksum) ? TAGC_OK : corrupt("a file's checksum is not one");
 }
 
@@ -208,10 +196,11 @@ static tagc_status parse_content(const json_t *content, tagc_manifest **out) {
     size_t n_tensors = json_array_size(json_object_get(content, "tensors"));
     size_t n_flats = json_array_size(json_object_get(content, "flats"));
     const json_t *sharded = json_object_get(content, "sharded"), *extra = json_object_get(content, "extra");
+    const json_t *gentle = json_object_get(content, "gentle");
     if (world_size == 0 || n_owners == 0 || world_size % n_owners != 0 || n_tensors == 0 ||
         n_tensors > MAX_ENTRIES || n_flats == 0 || n_flats > n_tensors ||
         json_array_size(json_object_get(content, "files")) != world_size || !json_is_boolean(sharded) ||
-        !json_is_string(extra))
+        !json_is_boolean(gentle) || !json_is_string(extra))
         return corrupt("its tables are missing or of the wrong size");
     tagc_manifest *m;
     TAGC_TRY(tagc_manifest_create((int)world_size, (int)n_tensors, (int)n_flats, &m));
@@ -219,10 +208,9 @@ static tagc_status parse_content(const json_t *content, tagc_manifest **out) {
     m->n_updates = n_updates;
     m->n_owners = (int)n_owners;
     m->sharded = json_is_true(sharded);
+    m->is_followed = json_is_true(gentle);
     m->extra = strdup(json_string_value(extra));
     tagc_status status = m->extra != NULL ? TAGC_OK : tagc_fail(TAGC_ERR_MEMORY, "no memory for extra");
-    if (status == TAGC_OK && json_object_get(content, "schedule"))
-        status = get_number(content, "schedule", MAX_FILE_BYTES, &m->n_schedule);
     if (status == TAGC_OK) status = parse_tables(content, m);
     if (status != TAGC_OK) {
         tagc_manifest_destroy(m);
@@ -259,29 +247,13 @@ void tagc_manifest_owned(const tagc_manifest *m, int flat, int rank, uint64_t *f
     *n_owned = m->sharded ? shard : rank == 0 ? n_padded : 0;
 }
 
-tagc_cover tagc_residual_cover(uint64_t n_padded, uint64_t n_residual, int world_size, int n_owners, int rank,
-                               uint64_t position) {
-    int n_local = n_residual > 0 ? (int)(n_padded / n_residual) : 1;
-    /* hybrid sharding: one piece per rank of a host */
-    uint64_t piece = n_local == 1          ? n_padded
-                     : n_local == n_owners ? n_residual
-                                           : n_padded / (uint64_t)world_size;
-    uint64_t index = position / piece, local = (uint64_t)n_local;
-    return (tagc_cover){.covers = n_residual > 0 && index % local == (uint64_t)(rank % n_local),
-                        .copy = rank / n_local,
-                        .n_copies = world_size / n_local,
-                        .at = index / local * piece + position % piece,
-                        .n_run = piece - position % piece};
-}
-
 /* The offset of a section in its flat, or of the end of the flat, in values of 4 bytes. */
 static uint64_t before_section(const tagc_manifest_flat *f, uint64_t n_owned, int section) {
-    const uint64_t n_of[TAGC_N_SECTIONS] = {
-        [TAGC_SECTION_MASTER] = n_owned,
-        [TAGC_SECTION_MOMENT1] = f->has_moment1 ? n_owned : 0,
-        [TAGC_SECTION_MOMENT2] = n_owned,
-        [TAGC_SECTION_REPLICA] = f->n_gathers > 0 ? (n_owned + 1) / 2 : 0,
-        [TAGC_SECTION_RESIDUAL] = f->is_residual_bf16 ? (f->n_residual + 1) / 2 : f->n_residual};
+    const uint64_t n_of[TAGC_N_SECTIONS] = {[TAGC_SECTION_MASTER] = n_owned,
+                                            [TAGC_SECTION_MOMENT1] = f->has_moment1 ? n_owned : 0,
+                                            [TAGC_SECTION_MOMENT2] = n_owned,
+                                            [TAGC_SECTION_REPLICA] =
+                                                f->n_gathers > 0 ? (n_owned + 1) / 2 : 0};
     uint64_t n = 0;
     for (int i = 0; i < section; i++) n += n_of[i];
     return n;
@@ -296,12 +268,14 @@ uint64_t tagc_rank_file_offset(const tagc_manifest *m, int rank, int flat, tagc_
     if (flat < m->n_flats) {
         tagc_manifest_owned(m, flat, rank, &first, &n_owned);
         n_elems += before_section(&m->flats[flat], n_owned, (int)section);
+    } else {
+        n_elems += n_elems % 2;
     }
     return TAGC_RANK_HEADER_BYTES + n_elems * sizeof(float);
 }
 
 uint64_t tagc_rank_file_bytes(const tagc_manifest *m, int rank) {
-    return tagc_rank_file_offset(m, rank, m->n_flats, TAGC_SECTION_MASTER) + m->n_schedule;
+    return tagc_rank_file_offset(m, rank, m->n_flats, TAGC_SECTION_MASTER) + m->files[rank].n_model;
 }
 
 /* A hash that ties a rank's file to the tables of its layout. */
@@ -310,8 +284,8 @@ static uint64_t layout_hash(const tagc_manifest *m) {
     uint64_t hash = tagc_xxh3(sharding, sizeof sharding, 0);
     for (int i = 0; i < m->n_flats; i++) {
         const tagc_manifest_flat *f = &m->flats[i];
-        uint64_t numbers[] = {f->n_elems, f->n_padded, f->n_residual, f->n_gathers > 0,
-                              (uint64_t)(f->has_moment1 | f->is_residual_bf16 << 1)};
+        uint64_t numbers[] = {f->n_elems, f->n_padded, f->n_gathers > 0,
+                              (uint64_t)(f->has_moment1 | f->has_residual << 1)};
         hash = tagc_xxh3(numbers, sizeof numbers, hash);
     }
     for (int i = 0; i < m->n_tensors; i++) {
@@ -339,17 +313,18 @@ void tagc_rank_file_header(const tagc_manifest *m, int rank, unsigned char heade
     put(header + 40, tagc_rank_file_bytes(m, rank), 8);
 }
 
-tagc_status tagc_rank_file_check(const tagc_manifest *m, int rank, const void *bytes, size_t n_bytes,
-                                 int verify) {
+tagc_status tagc_rank_file_check(const tagc_manifest *m, int rank,
+                                 const unsigned char found[TAGC_RANK_HEADER_BYTES], size_t n_bytes,
+                                 const uint64_t *checksum) {
     if (n_bytes != m->files[rank].n_bytes)
         return tagc_fail(TAGC_ERR_CORRUPT, "it has %zu bytes, its manifest says %llu", n_bytes,
                          (unsigned long long)m->files[rank].n_bytes);
     unsigned char header[TAGC_RANK_HEADER_BYTES];
     tagc_rank_file_header(m, rank, header);
-    if (memcmp(bytes, header, sizeof header) != 0)
+    if (memcmp(found, header, sizeof header) != 0)
         return tagc_fail(TAGC_ERR_CORRUPT, "its header is not that of rank %d in step %llu of this manifest",
                          rank, (unsigned long long)m->step);
-    if (verify && tagc_xxh3(bytes, n_bytes, 0) != m->files[rank].checksum)
+    if (checksum != NULL && *checksum != m->files[rank].checksum)
         return tagc_fail(TAGC_ERR_CORRUPT, "it does not match its checksum");
     return TAGC_OK;
 }

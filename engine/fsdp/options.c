@@ -43,6 +43,8 @@ void tagc_fsdp_options_resolve(tagc_fsdp_options *o) {
             mild->exchange == TAGC_EXCHANGE_DENSE ? 0 : fmin(schedule.mild_sparsity, o->reducer.sparsity);
     if (mild->format == -1 && mild->exchange == TAGC_EXCHANGE_DIRECT) mild->format = schedule.mild_format;
     if (mild->residual == -1 && mild->exchange == TAGC_EXCHANGE_DIRECT) mild->residual = o->reducer.residual;
+    if (mild->block == 0 && mild->exchange == TAGC_EXCHANGE_DIRECT && is_direct)
+        mild->block = o->reducer.block;
     int selects = is_direct && o->reducer.sparsity > 0;
     if (o->beta1_compressed == -1)
         o->beta1_compressed = selects ? fmin(schedule.short_beta1, o->beta1) : o->beta1;
@@ -85,6 +87,10 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "mild.exchange is %d, allowed is -1 (as the reducer's), %d (dense) or %d (direct)",
                          o->mild.exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT);
+    if (o->mild.exchange != TAGC_EXCHANGE_DENSE && o->reducer.exchange == TAGC_EXCHANGE_DIRECT &&
+        o->mild.block != 0 && o->mild.block != o->reducer.block)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "mild.block is %d, allowed is 0 or the reducer's, %d",
+                         o->mild.block, o->reducer.block);
     TAGC_TRY(check_choice("wrap", o->wrap, wraps, TAGC_WRAP_MATRIX + 1));
     if (o->bucket_elems > TAGC_MOST_BUCKET_ELEMS)
         return tagc_fail(TAGC_ERR_ARGUMENT, "bucket_elems is %llu, allowed is 0 (off) to %llu",

@@ -10,9 +10,11 @@ static const char *const pass_names[] = {"forward", "backward", "between passes"
 static tagc_status begin_gather(void *context, int unit) {
     tagc_fsdp *f = context;
     const tagc_layout_unit *u = &f->tables.units[unit];
-    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++)
-        TAGC_TRY(tagc_gatherer_begin(f->tables.flats[i].gatherer, f->tables.flats[i].master,
-                                     f->tables.flats[i].full));
+    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
+        const tagc_flat *flat = &f->tables.flats[i];
+        TAGC_TRY(
+            tagc_gatherer_begin(flat->gatherer, flat->master, flat->n_owned, flat->full, flat->n_padded));
+    }
     return TAGC_OK;
 }
 
@@ -26,11 +28,17 @@ static tagc_status end_gather(void *context, int unit) {
     return TAGC_OK;
 }
 
-static void add_stats(tagc_fsdp *f, const tagc_flat *flat, const tagc_reducer_stats *s) {
+static void add_stats(tagc_fsdp *f, const tagc_flat *flat) {
     tagc_fsdp_stats *sum = &f->account.stats;
-    for (int phase = 0; phase < TAGC_N_PHASES; phase++) sum->phase_s[phase] += s->time_s[phase];
-    uint64_t n_sent = s->n_sent * (uint64_t)flat->ranks_per_host;
-    for (int leg = 0; leg < TAGC_N_LEGS; leg++) sum->n_class_bytes_sent[flat->class_] += s->n_bytes_sent[leg];
+    const tagc_model_part *part = tagc_fsdp_part(f, flat);
+    const tagc_reducer_stats *s = &part->reducer->now.stats;
+    for (int level = 0; level < (part->host_sum ? 2 : 1); level++) {
+        const tagc_reducer_stats *each = level == 0 ? s : &part->host_sum->now.stats;
+        for (int phase = 0; phase < TAGC_N_PHASES; phase++) sum->phase_s[phase] += each->time_s[phase];
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++)
+            sum->n_class_bytes_sent[flat->class_] += each->n_bytes_sent[leg];
+    }
+    uint64_t n_places = (uint64_t)f->model->n_places, n_sent = s->n_sent * n_places;
     if (flat->class_ == TAGC_CLASS_MILD) {
         sum->n_mild += flat->n_elems;
         sum->n_mild_sent += n_sent;
@@ -39,7 +47,7 @@ static void add_stats(tagc_fsdp *f, const tagc_flat *flat, const tagc_reducer_st
     sum->n_compressed += flat->n_elems;
     sum->n_sent += n_sent;
     sum->n_union += s->n_union;
-    sum->n_returned += s->n_returned;
+    sum->n_returned += s->n_returned * (f->model->options.output == TAGC_OUTPUT_UNIT ? n_places : 1);
     sum->n_unpeeled += s->n_unpeeled;
     sum->n_lost += s->n_lost;
     if (s->load > sum->load) sum->load = s->load;
@@ -50,17 +58,11 @@ static tagc_status end_exchange(void *context, int unit) {
     tagc_fsdp *f = context;
     tagc_layout_unit *u = &f->tables.units[unit];
     double start_s = tagc_time_s();
-    tagc_reducer_stats stats;
-    tagc_reducer_stats_init(&stats);
-    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
-        TAGC_TRY(tagc_reducer_end(f->tables.flats[i].reducer, &stats));
-        add_stats(f, &f->tables.flats[i], &stats);
-        if (f->tables.flats[i].former_sent && !stats.nonfinite) tagc_fsdp_drop_former(f, &f->tables.flats[i]);
-        f->tables.flats[i].former_sent = 0;
-    }
+    TAGC_TRY(tagc_model_end(f->model, (uint32_t)unit, NULL));
     tagc_account_blocked(&f->account, start_s, &f->account.stats.wait_reduce_s, unit, f->order.pass);
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         tagc_flat *flat = &f->tables.flats[i];
+        add_stats(f, flat);
         if (flat->received == NULL) continue;
         if (u->n_exchanged == 0) memset(flat->gradient, 0, flat->n_owned * sizeof *flat->gradient);
         for (uint64_t j = 0; j < flat->n_owned; j++) flat->gradient[j] += flat->received[j];
@@ -69,26 +71,21 @@ static tagc_status end_exchange(void *context, int unit) {
     return TAGC_OK;
 }
 
-/* Once per step, in the micro-step whose gradient the optimizer gets. */
-static void add_former(const tagc_fsdp *f, tagc_flat *flat) {
-    if (flat->former == NULL || f->order.micro_step != f->options.n_micro_steps) return;
-    for (uint64_t i = 0; i < flat->n_padded; i++) flat->full_gradient[i] += flat->former[i];
-    flat->former_sent = 1;
-}
-
+/* The schedule looks at the gradient of the last micro-step alone. */
 static tagc_status begin_exchange(void *context, int unit) {
     tagc_fsdp *f = context;
     const tagc_layout_unit *u = &f->tables.units[unit];
-    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
-        TAGC_TRY(tagc_fsdp_sample(f, &f->tables.flats[i]));
-        add_former(f, &f->tables.flats[i]);
+    tagc_piece gradients[TAGC_N_CLASSES], sums[TAGC_N_CLASSES];
+    for (int i = 0; i < u->n_flats; i++) {
+        const tagc_flat *flat = &f->tables.flats[u->first_flat + i];
+        uint32_t first = (uint32_t)f->tables.members[flat->first_member];
+        gradients[i] = (tagc_piece){first, 0, flat->n_padded, flat->full_gradient};
+        sums[i] =
+            (tagc_piece){first, 0, flat->n_owned, flat->received != NULL ? flat->received : flat->gradient};
     }
-    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
-        tagc_flat *flat = &f->tables.flats[i];
-        float *output = flat->received != NULL ? flat->received : flat->gradient;
-        TAGC_TRY(tagc_reducer_begin(flat->reducer, flat->full_gradient, output));
-    }
-    return TAGC_OK;
+    tagc_model_set_sampling(f->model, f->order.micro_step == f->options.n_micro_steps);
+    return tagc_model_begin(f->model, (uint32_t)unit, gradients, (size_t)u->n_flats, sums,
+                            (size_t)u->n_flats);
 }
 
 static void clear_gradients(void *context, int unit) {
@@ -153,13 +150,12 @@ static tagc_status begin_step(tagc_fsdp *f) {
     memset(&f->account.stats, 0, sizeof f->account.stats);
     uint64_t sent = f->account.sent_before[TAGC_LEG_GATHER],
              received = f->account.received_before[TAGC_LEG_GATHER];
-    tagc_comm_bytes(f->comm, f->account.sent_before, f->account.received_before, TAGC_N_LEGS);
+    tagc_fsdp_count_bytes(f, f->account.sent_before, f->account.received_before);
     if (f->options.sharding == TAGC_SHARD_GRAD) { /* the step counts its gathers from the last update on */
         f->account.sent_before[TAGC_LEG_GATHER] = sent;
         f->account.received_before[TAGC_LEG_GATHER] = received;
     }
     for (int i = 0; i < f->tables.n_units; i++) f->tables.units[i].n_exchanged = 0;
-    f->follow.n_full = 0; /* of a step that was given up */
     return TAGC_OK;
 }
 

@@ -27,24 +27,23 @@ static tagc_status global_norm(tagc_fsdp *f, double *norm) {
 }
 
 /* Updates so far whose values were selected, for flats that come seldom; else 0. The sparsity of compressed flats has chosen
- * beta2_compressed; mild ones have their own, and so have those for which an exchange was asked since. */
+ * beta2_compressed; mild ones have their own. */
 static uint64_t n_selected(const tagc_fsdp *f, const tagc_flat *flat) {
     int selects = flat->class_ == TAGC_CLASS_COMPRESSED || f->options.mild.sparsity > 0;
     if (flat->class_ == TAGC_CLASS_DENSE) return 0;
     /* All updates, those before a fork as well: moments come with it. The plan counts from the fork. */
     if (flat->is_followed) return flat->plan.n_selected > 0 ? f->n_updates : 0;
-    if (flat->is_asked) selects = flat->asked.exchange != TAGC_EXCHANGE_DENSE && flat->asked.sparsity != 0;
     return selects ? f->n_updates : 0;
 }
 
 /* beta1 is short where nothing makes it so step by step. beta2 is the schedule's, or reaches one that was asked for as
  * slowly as that would. */
-static void choose_betas(const tagc_fsdp *f, const tagc_flat *flat, tagc_adamw *adamw) {
+static void choose_betas(tagc_fsdp *f, const tagc_flat *flat, tagc_adamw *adamw) {
     const tagc_fsdp_options *o = &f->options;
     uint64_t n = n_selected(f, flat);
     double asked = o->beta2_compressed, shortest = o->beta1_compressed;
-    tagc_schedule_betas(f->follow.schedule, flat->is_followed ? flat->plan.moment : 1, n, o->beta1, o->beta2,
-                        &adamw->beta1, &adamw->beta2);
+    tagc_schedule_betas(tagc_fsdp_schedule(f), flat->is_followed ? flat->plan.moment : 1, n, o->beta1,
+                        o->beta2, &adamw->beta1, &adamw->beta2);
     if (flat->class_ == TAGC_CLASS_COMPRESSED && (!flat->is_followed || shortest >= o->beta1))
         adamw->beta1 = shortest;
     if (flat->moment1 == NULL) adamw->beta1 = 0;
@@ -83,7 +82,7 @@ static tagc_status update(tagc_fsdp *f, double lr, double clip) {
 /* Call it when all of this step has been sent and nothing of the next. */
 static void count_bytes(tagc_fsdp *f) {
     tagc_fsdp_stats *s = &f->account.stats;
-    tagc_comm_bytes(f->comm, s->n_bytes_sent, s->n_bytes_received, TAGC_N_LEGS);
+    tagc_fsdp_count_bytes(f, s->n_bytes_sent, s->n_bytes_received);
     uint64_t sent = s->n_bytes_sent[TAGC_LEG_GATHER], received = s->n_bytes_received[TAGC_LEG_GATHER];
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
         s->n_bytes_sent[leg] -= f->account.sent_before[leg];

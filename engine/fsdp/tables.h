@@ -35,22 +35,10 @@ typedef struct tagc_flat {
     float *full, *full_gradient;                             /* (n_padded), in the buffers */
     float *master, *moment1, *moment2, *gradient, *received; /* (n_owned); moment1 NULL: beta1 is 0 */
     void *fading_moment1; /* where moment1 lies, if the schedule lets beta1 fall to 0 */
-    tagc_reducer *reducer;
     tagc_gatherer *gatherer;
-    tagc_reducer_options asked; /* if is_asked: set by _set_exchange, instead of the engine's options */
-    int is_asked, former_sent;
-    int ranks_per_host; /* that add before they select: each rank selects from one part in so many */
-    float *former;      /* (n_padded) or NULL: residual of a former exchange; the next gradient adds it */
-
-    /* If it follows the schedule (follow.c): the plan in use; its members are parameters of the schedule from
-     * first_parameter on, and their samples lie from first_sample on. */
+    /* If it follows the schedule: the plan in use. */
     int is_followed;
     tagc_schedule_plan plan;
-    size_t first_parameter;
-    uint64_t first_sample, n_samples;
-    /* In this step: its members whose windows are full, in tagc_follow.full, and the squared norm of its gradient. */
-    size_t first_full, n_full;
-    double squares;
 } tagc_flat;
 
 typedef struct tagc_buffer {

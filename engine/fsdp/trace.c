@@ -171,13 +171,13 @@ static int print_event(tagc_trace_writer *w, const tagc_event *e, char *out) {
                     event_us(w, e->end_s) - start_us, (unsigned long long)e->n_bytes, unit);
 }
 
-typedef struct tagc_piece {
+typedef struct trace_text {
     uint64_t n_bytes, n_dropped;
     int more;
     char text[PIECE_BYTES];
-} tagc_piece;
+} trace_text;
 
-static void fill_piece(tagc_trace_writer *w, tagc_piece *piece) {
+static void fill_piece(tagc_trace_writer *w, trace_text *piece) {
     size_t n = 0;
     if (!w->has_header) n += (size_t)print_header(w, piece->text);
     w->has_header = 1;
@@ -211,11 +211,11 @@ static tagc_status find_zero(tagc_trace_writer *w, tagc_comm *comm, double (*tim
 }
 
 /* Rank 0 keeps receiving after its file has failed, because the others are still sending. */
-static tagc_status write_pieces(tagc_trace_writer *w, tagc_comm *comm, tagc_piece *pieces, FILE *file,
+static tagc_status write_pieces(tagc_trace_writer *w, tagc_comm *comm, trace_text *pieces, FILE *file,
                                 uint64_t *n_dropped) {
     int world_size = tagc_comm_world_size(comm), more = 1;
     while (more) {
-        tagc_piece *own = &pieces[world_size];
+        trace_text *own = &pieces[world_size];
         fill_piece(w, own);
         TAGC_TRY(tagc_comm_all_gather(comm, own, sizeof *own, pieces));
         more = 0;
@@ -229,7 +229,7 @@ static tagc_status write_pieces(tagc_trace_writer *w, tagc_comm *comm, tagc_piec
     return TAGC_OK;
 }
 
-static tagc_status write_all(tagc_trace_writer *w, tagc_comm *comm, tagc_piece *pieces, double (*times)[2],
+static tagc_status write_all(tagc_trace_writer *w, tagc_comm *comm, trace_text *pieces, double (*times)[2],
                              const char *path) {
     TAGC_TRY(find_zero(w, comm, times));
     tagc_new_file file = {0}; /* of rank 0 */
@@ -252,7 +252,7 @@ tagc_status tagc_trace_write(tagc_trace *trace, tagc_comm *comm, const char *con
     size_t n = (size_t)tagc_comm_world_size(comm) + 1; /* one more for this rank's own piece */
     int paused = trace->paused;
     tagc_trace_pause(trace, 1); /* writing the trace must not add events to it */
-    tagc_piece *pieces = calloc(n, sizeof *pieces);
+    trace_text *pieces = calloc(n, sizeof *pieces);
     double(*times)[2] = calloc(n, sizeof *times);
     tagc_status status = TAGC_OK;
     if (pieces == NULL || times == NULL) status = tagc_fail(TAGC_ERR_MEMORY, "no memory to write the trace");

@@ -5,6 +5,7 @@
 
 #include "core/status.h"
 #include "core/thread.h"
+#include "transport/comm.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -226,13 +227,30 @@ static int ranks_of_host(void) {
     return n;
 }
 
+/* Each comm calls MPI from a thread of its own. */
+static tagc_status split_mpi(tagc_comm *comm, const tagc_split_group *group, const tagc_comm_options *options,
+                             tagc_comm **out) {
+    int level = MPI_THREAD_SINGLE;
+    MPI_Comm part;
+    (void)comm;
+    MPI_Query_thread(&level);
+    if (level < MPI_THREAD_MULTIPLE)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "two levels need an MPI that offers MPI_THREAD_MULTIPLE");
+    if (MPI_Comm_split(MPI_COMM_WORLD, group->color, group->index, &part) != MPI_SUCCESS)
+        return tagc_fail(TAGC_ERR_TRANSPORT, "MPI_Comm_split failed");
+    tagc_status status = tagc_comm_create_mpi(part, options, out);
+    MPI_Comm_free(&part);
+    return status;
+}
+
 static int run_mpi(const tagc_launch *launch, tagc_rank_fn run, void *context) {
     int level = MPI_THREAD_SINGLE, mpi_rank = 0, mpi_size = 0;
+    int asked = launch->has_levels ? MPI_THREAD_MULTIPLE : MPI_THREAD_SERIALIZED;
     int n_started = launcher_number(size_names, 0);
     if (launch->n_ranks > 0 && n_started > 0 && launch->n_ranks != n_started)
         return refuse_ranks(tagc_ranks_launcher_rank(), launch->n_ranks, n_started, 1);
     tagc_mpi_prepare();
-    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS) {
+    if (MPI_Init_thread(NULL, NULL, asked, &level) != MPI_SUCCESS) {
         tagc_ranks_complain(0, "MPI did not start");
         return TAGC_EXIT_FAILURE;
     }
@@ -260,6 +278,7 @@ static int run_mpi(const tagc_launch *launch, tagc_rank_fn run, void *context) {
     if (status == TAGC_OK) status = prepare_products(launch, 1, ranks_of_host());
     if (status == TAGC_OK) status = prepare_rank(launch, &rank, &options);
     if (status == TAGC_OK) status = tagc_comm_create_mpi(MPI_COMM_WORLD, &options, &rank.comm);
+    if (status == TAGC_OK) tagc_comm_set_split(rank.comm, split_mpi);
     status = status == TAGC_OK ? run(&rank, context) : tagc_rank_finish(&rank, status);
     close_rank(&rank);
     MPI_Finalize();

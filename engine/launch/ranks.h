@@ -35,6 +35,7 @@ typedef struct tagc_launch {
     double timeout_s;
     int blas_threads; /* of a matrix product, per process; 0: this rank's share of the processors */
     int trace;        /* 1: give every rank a trace */
+    int has_levels;   /* 1: ranks of a host will have a comm of their own (tagc_comm_split) */
 } tagc_launch;
 
 /* Calls run(rank, context) on every rank and returns the exit code of the process. All local ranks share the context, so

@@ -1,6 +1,8 @@
 /* The command's part of a checkpoint, as JSON. */
 #include "train/saved.h"
 
+#include "blas/blas.h"
+#include "core/cpu.h"
 #include "core/status.h"
 #include "fsdp/checkpoint.h"
 #include <inttypes.h>
@@ -72,6 +74,34 @@ json_t *tagc_saved_model(const tagc_gpt2_config *config) {
     return object;
 }
 
+/* ---- what computed ---- */
+
+tagc_status tagc_saved_processors(tagc_comm *comm, char *text, size_t n_bytes) {
+    enum { N_LEVELS = TAGC_CPU_AVX512 + 1 };
+    int world_size = tagc_comm_world_size(comm), own = (int)tagc_cpu_best(), n_at[N_LEVELS] = {0};
+    int *all = calloc((size_t)world_size, sizeof *all);
+    tagc_status status =
+        all ? TAGC_OK : tagc_fail(TAGC_ERR_MEMORY, "no memory for the processors of %d ranks", world_size);
+    if (!all) tagc_comm_abort(comm, tagc_last_error());
+    if (all) status = tagc_comm_all_gather(comm, &own, sizeof own, all);
+    for (int rank = 0; status == TAGC_OK && rank < world_size; rank++)
+        if (all[rank] >= 0 && all[rank] < N_LEVELS) n_at[all[rank]]++;
+    free(all);
+    TAGC_TRY(status);
+    size_t n = 0;
+    for (int level = N_LEVELS - 1; level >= 0 && n < n_bytes; level--) {
+        char count[16] = "";
+        if (n_at[level] == 0) continue;
+        if (n_at[level] < world_size) snprintf(count, sizeof count, "%d ", n_at[level]);
+        n += (size_t)snprintf(text + n, n_bytes - n, "%s%s%s", n > 0 ? ", " : "", count,
+                              tagc_cpu_name((tagc_cpu)level));
+    }
+    tagc_blas_about blas;
+    tagc_blas_describe(&blas);
+    if (n < n_bytes) snprintf(text + n, n_bytes - n, "; %s %s", blas.name, blas.kernel);
+    return TAGC_OK;
+}
+
 /* ---- all of it ---- */
 
 char *tagc_saved_write(const tagc_saved *saved, json_t *options) {
@@ -84,6 +114,7 @@ char *tagc_saved_write(const tagc_saved *saved, json_t *options) {
     json_object_set_new(root, "best_val_loss",
                         isfinite(saved->best_val_loss) ? json_real(saved->best_val_loss) : json_null());
     json_object_set_new(root, "tokenizer", json_string(saved->tokenizer));
+    json_object_set_new(root, "cpu", json_string(saved->cpu));
     snprintf(hash, sizeof hash, "%016" PRIx64, saved->data_hash);
     json_object_set_new(root, "data_hash", json_string(hash));
     char *text = json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17));
@@ -101,6 +132,8 @@ static tagc_status read_root(const json_t *root, tagc_saved *out) {
     if (!tokenizer)
         return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"tokenizer\" is missing or no text");
     snprintf(out->tokenizer, sizeof out->tokenizer, "%s", tokenizer);
+    const char *cpu = json_string_value(json_object_get(root, "cpu"));
+    snprintf(out->cpu, sizeof out->cpu, "%s", cpu ? cpu : "");
     const char *hash = json_string_value(json_object_get(root, "data_hash"));
     if (!hash) return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"data_hash\" is missing or no text");
     out->data_hash = strtoull(hash, NULL, 16);

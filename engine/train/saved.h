@@ -16,11 +16,16 @@ typedef struct tagc_saved {
     double best_val_loss;              /* infinity before the first evaluation */
     char tokenizer[64];                /* of the token file, "" when it does not say */
     uint64_t data_n_tokens, data_hash; /* of the training tokens */
-    json_t *options;                   /* {name: text}; texts of merged options live here */
-    uint64_t step;                     /* of the checkpoint, not in its text; set by _open */
+    char cpu
+        [160]; /* what computed, on which the bits of a step depend (tagc_saved_processors); "" of old files */
+    json_t *options; /* {name: text}; texts of merged options live here */
+    uint64_t step;   /* of the checkpoint, not in its text; set by _open */
 } tagc_saved;
 
 json_t *tagc_saved_model(const tagc_gpt2_config *config);
+
+/* Collective: the processor levels of all ranks and this rank's BLAS, such as "3 avx512, 1 avx2; OpenBLAS 0.3.21 SkylakeX". */
+tagc_status tagc_saved_processors(tagc_comm *comm, char *text, size_t n_bytes);
 
 /* JSON text, malloc'ed; NULL when out of memory. options: {name: text}, in place of those of the struct. */
 char *tagc_saved_write(const tagc_saved *saved, json_t *options);

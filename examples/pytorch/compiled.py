@@ -1,6 +1,8 @@
 """Trains a small GPT on bytes as SimpleFSDP does: compiled whole, with its collectives in the graph.
 
     torchrun --standalone --nproc-per-node 2 compiled.py
+    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+        compiled.py --device cuda     # on both hosts; HOST is one of them
     torchrun --standalone --nproc-per-node 2 compiled.py --torch --backend eager
 
 Blocks are checkpointed selectively: products of matrices and of attention are kept, all else is computed
@@ -12,6 +14,7 @@ import pathlib
 
 import torch
 import torch.distributed as dist
+from device import add_device, start_on
 from gpt import GPT, Config
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -43,6 +46,7 @@ def checkpointed(block):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
+    add_device(parser)
     add("--torch", action="store_true", help="torch's collectives")
     add("--backend", default="inductor", help="of torch.compile (inductor)")
     add("--values", help="format of gradients (as compress() has it)")
@@ -51,7 +55,7 @@ def main(argv=None):
     add("--steps", type=int, default=100, help="(100)")
     add("--n-embd", type=int, default=128, help="(128)")
     options = parser.parse_args(argv)
-    dist.init_process_group("gloo")
+    start_on(options.device)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     text = torch.tensor(list(b"".join(path.read_bytes() for path in sorted(TEXT.rglob("*.md")))))
     torch.manual_seed(1)
@@ -65,7 +69,7 @@ def main(argv=None):
     compiled = torch.compile(model, fullgraph=True, backend=options.backend)
     for step in range(options.steps):
         generator = torch.Generator().manual_seed(step * world_size + rank)
-        starts = torch.randint(len(text) - 65, (8,), generator=generator)
+        starts = torch.randint(len(text) - 65, (8,), generator=generator, device="cpu")
         batch = torch.stack([text[start : start + 65] for start in starts])
         optimizer.zero_grad()
         loss = compiled(batch[:, :-1], batch[:, 1:])

@@ -1,6 +1,8 @@
 """Trains with FSDP2 and less memory on the GPU, in three ways that can be combined.
 
     torchrun --standalone --nproc-per-node 2 offload.py [--parameters] [--optimizer] [--activations] [--torch]
+    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+        offload.py --device cuda     # on both hosts; HOST is one of them
 
 --parameters: FSDP2's CPUOffloadPolicy keeps parameters, gradients and optimizer state in host memory.
 --optimizer: the optimizer has copies of the parameters in host memory, in fp32, and its state is there.
@@ -12,6 +14,7 @@ import contextlib
 
 import torch
 import torch.distributed as dist
+from device import add_device, start_on
 from patterns import batches, gpt, shard
 from torch.autograd.graph import save_on_cpu
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
@@ -48,9 +51,10 @@ def main(argv=None, **options):
     for what in ("parameters", "optimizer", "activations", "torch"):
         parser.add_argument(f"--{what}", action="store_true")
     parser.add_argument("--steps", type=int, default=20)
+    add_device(parser)
     arguments = parser.parse_args(argv)
-    dist.init_process_group("gloo")
-    has_gpu = torch.cuda.is_available()
+    start_on(arguments.device)
+    has_gpu = arguments.device == "cuda"
     policy = CPUOffloadPolicy(pin_memory=has_gpu) if arguments.parameters else OffloadPolicy()
     model, losses = shard(gpt(), offload_policy=policy), []
     make = lambda parameters: torch.optim.AdamW(parameters, lr=3e-3)

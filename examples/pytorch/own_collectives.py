@@ -1,6 +1,8 @@
 """Trains a small GPT on bytes with an optimizer that communicates by itself: no wrapper is around the model.
 
     torchrun --standalone --nproc-per-node 2 own_collectives.py
+    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+        own_collectives.py --device cuda     # on both hosts; HOST is one of them
     torchrun --standalone --nproc-per-node 2 own_collectives.py --torch
 
 Each rank updates a share of the parameters: Muon takes whole matrices, AdamW rows of the rest. step()
@@ -13,6 +15,7 @@ import pathlib
 
 import torch
 import torch.distributed as dist
+from device import add_device, start_on
 from gpt import GPT, Config
 
 TEXT = pathlib.Path(__file__).resolve().parents[2] / "docs"
@@ -112,6 +115,7 @@ class Optimizer:
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
+    add_device(parser)
     add("--torch", action="store_true", help="torch's collectives")
     add("--values", default="int4", help="format of gradients (int4)")
     add("--sparsity", type=float, default=0.0, help="share of a gradient that is sent later (0)")
@@ -119,7 +123,7 @@ def main(argv=None):
     add("--steps", type=int, default=100, help="(100)")
     add("--n-embd", type=int, default=128, help="(128)")
     options = parser.parse_args(argv)
-    dist.init_process_group("gloo")
+    start_on(options.device)
     rank, world_size, comm = dist.get_rank(), dist.get_world_size(), TorchCollectives()
     if not options.torch:
         from tagc.collectives import Collectives
@@ -131,7 +135,7 @@ def main(argv=None):
     optimizer, losses = Optimizer(model, comm), []
     for step in range(options.steps):
         generator = torch.Generator().manual_seed(step * world_size + rank)
-        starts = torch.randint(len(text) - 65, (8,), generator=generator)
+        starts = torch.randint(len(text) - 65, (8,), generator=generator, device="cpu")
         batch = torch.stack([text[start : start + 65] for start in starts])
         model.zero_grad()
         loss = model(batch[:, :-1], batch[:, 1:])

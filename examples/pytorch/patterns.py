@@ -1,6 +1,8 @@
 """Loops as people write them for FSDP2, DDP and FSDP1, each with tagc's one line in it.
 
     torchrun --standalone --nproc-per-node 2 patterns.py ["fsdp2_*" ...]
+    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+        patterns.py --device cuda     # on both hosts; HOST is one of them
 
 Each pattern runs three times from the same weights on the same data: without the line, with it at sparsity 0,
 where losses must be those of the first run up to rounding, and with tagc's defaults, where the loss must
@@ -9,6 +11,7 @@ fall. One line per pattern; the exit code is 1 where one failed.
 In a pattern `line(model)` is the one that tagc adds. Where the user registers a hook by hand, `hook(model)`
 gives the state and the hook to register, torch's own or tagc's."""
 
+import argparse
 import contextlib
 import datetime
 import fnmatch
@@ -21,6 +24,7 @@ import traceback
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from device import add_device, start_on
 from gpt import GPT, Block, Config
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
@@ -62,7 +66,8 @@ def batches(n=N_STEPS, n_rows=4):
     """Each rank its own: sequences that count, from different beginnings."""
     for step in range(n):
         generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
-        rows = (torch.randint(64, (n_rows, 1), generator=generator) + torch.arange(33)) % 64
+        first = torch.randint(64, (n_rows, 1), generator=generator, device="cpu")
+        rows = (first.to(torch.get_default_device()) + torch.arange(33)) % 64
         yield rows[:, :-1], rows[:, 1:]
 
 
@@ -100,7 +105,9 @@ def fsdp2_layers_and_root(line, hook):
 
 @pattern
 def fsdp2_one_mesh_by_hand(line, hook):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("data",))
+    mesh = init_device_mesh(
+        torch.get_default_device().type, (dist.get_world_size(),), mesh_dim_names=("data",)
+    )
     model = shard(gpt(), mesh=mesh["data"], reshard_after_forward=False)
     line(model)
     return train(model, adamw(model))
@@ -113,7 +120,7 @@ def fsdp2_from_the_meta_device(line, hook):
     with torch.device("meta"):
         model = gpt(tied=False)
     shard(model)
-    model.to_empty(device="cpu")
+    model.to_empty(device=torch.get_default_device())
     options = states.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     states.set_model_state_dict(model, whole, options=options)
     line(model)
@@ -415,9 +422,10 @@ def ddp_clipping(line, hook):
 def ddp_autocast_and_loss_scaling(line, hook):
     model = DistributedDataParallel(gpt())
     line(model)
-    optimizer, scaler, losses = adamw(model), torch.amp.GradScaler("cpu", init_scale=2.0**10), []
+    device = torch.get_default_device().type
+    optimizer, scaler, losses = adamw(model), torch.amp.GradScaler(device, init_scale=2.0**10), []
     for x, y in batches():
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16):
             loss = model(x, y)
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -501,7 +509,7 @@ def ddp_compile(line, hook):
 
 
 def fsdp1(model, **options):
-    options |= {"auto_wrap_policy": ModuleWrapPolicy({Block}), "device_id": torch.device("cpu")}
+    options |= {"auto_wrap_policy": ModuleWrapPolicy({Block}), "device_id": torch.get_default_device()}
     return FullyShardedDataParallel(model, **options)
 
 
@@ -578,12 +586,15 @@ def problem_of(function, tolerance):
 
 
 def main():
-    names = []
-    for wanted in sys.argv[1:] or ["*"]:
+    parser, names = argparse.ArgumentParser(description=__doc__.split("\n")[0]), []
+    parser.add_argument("patterns", nargs="*", default=["*"], help="names of patterns, with * (all)")
+    add_device(parser)
+    arguments = parser.parse_args()
+    for wanted in arguments.patterns:
         names += fnmatch.filter(PATTERNS, wanted)
         if not fnmatch.filter(PATTERNS, wanted):
             sys.exit(f"patterns.py: no pattern is called {wanted}; there are {', '.join(PATTERNS)}")
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+    start_on(arguments.device, timeout=datetime.timedelta(seconds=120))
     n_failed = 0
     for name in names:
         begin = time.perf_counter()

@@ -1,6 +1,8 @@
 """Trains a policy on preferences by DPO's loss against a frozen reference, with a term of supervised tuning.
 
     torchrun --standalone --nproc-per-node 2 preference.py [--lora] [--ddp] [--torch]
+    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+        preference.py --device cuda     # on both hosts; HOST is one of them
 
 With --lora only adapters are trained and exchanged, and the reference is the same model without them.
 Otherwise the reference is a frozen copy, which FSDP2 shards, too, and tagc does not see. --torch leaves tagc
@@ -11,6 +13,7 @@ import copy
 
 import torch
 import torch.distributed as dist
+from device import add_device, start_on
 from gpt import GPT, Config
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -23,7 +26,8 @@ BETA, SFT = 0.5, 0.2  # strength of preferences, weight of the second term
 class Policy(GPT):
     def forward(self, tokens, answer):
         """Returns (rows,): the log-probability of each row's tokens from position `answer` on."""
-        x = self.transformer.wte(tokens) + self.transformer.wpe(torch.arange(tokens.shape[1]))
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.transformer.wte(tokens) + self.transformer.wpe(positions)
         for block in self.transformer.h:
             x = block(x)
         logits = self.lm_head(self.transformer.ln_f(x))[:, answer - 1 : -1]
@@ -57,10 +61,11 @@ def pairs(n, n_rows=4, answer=4):
     """Beginnings of sequences that count, each with an answer that goes on counting and one that does not."""
     for step in range(n):
         generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
-        chosen = (torch.randint(64, (n_rows, 1), generator=generator) + torch.arange(16)) % 64
+        first = torch.randint(64, (n_rows, 1), generator=generator, device="cpu")
+        chosen = (first + torch.arange(16, device="cpu")) % 64
         rejected = chosen.clone()
-        rejected[:, answer:] = torch.randint(64, (n_rows, 16 - answer), generator=generator)
-        yield torch.cat([chosen, rejected]), answer
+        rejected[:, answer:] = torch.randint(64, (n_rows, 16 - answer), generator=generator, device="cpu")
+        yield torch.cat([chosen, rejected]).to(torch.get_default_device()), answer
 
 
 def loss_of(policy, reference, tokens, answer):
@@ -80,8 +85,9 @@ def main(argv=None, **options):
     parser.add_argument("--ddp", action="store_true", help="DistributedDataParallel instead of fully_shard()")
     parser.add_argument("--torch", action="store_true", help="without tagc")
     parser.add_argument("--steps", type=int, default=20)
+    add_device(parser)
     arguments = parser.parse_args(argv)
-    dist.init_process_group("gloo")
+    start_on(arguments.device)
     torch.manual_seed(0)
     model = Policy(Config(n_vocab=64, n_positions=16, n_embd=64, n_head=2, n_layer=2))
     reference = None if arguments.lora else copy.deepcopy(model).requires_grad_(False)

@@ -1,6 +1,8 @@
 """Trains reversible blocks with experts: a backward pass by hand, for which no activations are kept.
 
     torchrun --standalone --nproc-per-node 2 reversible.py [--ddp] [--torch]
+    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+        reversible.py --device cuda     # on both hosts; HOST is one of them
 
 A block maps (x1, x2) to y1 = x1 + attention(x2) and y2 = x2 + experts(y1). Its backward pass gets x1 and x2
 back from y1 and y2, computes the block again, and calls backward() inside, which adds to the gradients of its
@@ -10,6 +12,7 @@ import argparse
 
 import torch
 import torch.distributed as dist
+from device import add_device, start_on
 from gpt import Attention, Config
 from patterns import batches
 from torch import nn
@@ -93,8 +96,9 @@ def main(argv=None, **options):
     parser.add_argument("--ddp", action="store_true", help="DistributedDataParallel instead of fully_shard()")
     parser.add_argument("--torch", action="store_true", help="without tagc")
     parser.add_argument("--steps", type=int, default=20)
+    add_device(parser)
     arguments = parser.parse_args(argv)
-    dist.init_process_group("gloo")
+    start_on(arguments.device)
     torch.manual_seed(0)
     model = Model(Config(n_vocab=64, n_embd=64, n_head=2, n_layer=3))
     if arguments.ddp:

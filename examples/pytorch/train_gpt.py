@@ -2,8 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 train_gpt.py
     torchrun --standalone --nproc-per-node 2 train_gpt.py --wrap ddp --no-compress
+    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+        train_gpt.py --device cuda     # on both hosts; HOST is one of them
 
-On several hosts: torchrun --nnodes 2 --node-rank 0 or 1 --master-addr HOST ... as for any PyTorch program.
 With --resume newest it goes on from the last checkpoint in --save, with as many ranks as there are then
 (docs/guide/elastic.md). What tagc needs is in compress(), and the word "tagc" in state_of() and
 resume()."""
@@ -19,6 +20,7 @@ import zlib
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from device import add_device, start_on
 from gpt import GPT, Block, Config
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
@@ -42,6 +44,7 @@ def arguments():
         default=TEXT,
         help="files, and folders of text (tagc's sources)",
     )
+    add_device(parser)
     add("--wrap", choices=["fsdp2", "ddp", "fsdp1", "none"], default="fsdp2")
     add("--compress", action=switch, default=True, help="send gradients through tagc")
     add(
@@ -106,8 +109,11 @@ def read_bytes(paths):
 def batch(data, args, *key):
     """A batch that depends on nothing but `key`, so a resumed run sees what it would have seen."""
     generator = torch.Generator().manual_seed(zlib.crc32(repr((args.seed, *key)).encode()))
-    starts = torch.randint(len(data) - args.n_positions - 1, (args.batch_size,), generator=generator)
+    starts = torch.randint(
+        len(data) - args.n_positions - 1, (args.batch_size,), generator=generator, device="cpu"
+    )
     rows = torch.stack([data[i : i + args.n_positions + 1] for i in starts.tolist()]).long()
+    rows = rows.to(torch.get_default_device())
     return rows[:, :-1], rows[:, 1:]
 
 
@@ -130,7 +136,8 @@ def wrap(model, args):
         )
         return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}),
                                         mixed_precision=precision,
-                                        use_orig_params=True, device_id=torch.device("cpu"))  # fmt: skip
+                                        use_orig_params=True,
+                                        device_id=torch.get_default_device())  # fmt: skip
     return model
 
 
@@ -205,8 +212,7 @@ def resume(path, model, optimizer, handle):
 
 def main():
     args = arguments()
-    if args.wrap != "none":
-        dist.init_process_group("gloo")
+    start_on(args.device, has_peers=args.wrap != "none")
     rank, n_ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
     def say(text):
@@ -232,7 +238,7 @@ def main():
     if path:
         say(f"goes on at step {first} from {path}")
     # FSDP casts by itself.
-    autocast = torch.autocast("cpu", torch.bfloat16, enabled=args.bf16 and args.wrap in ("ddp", "none"))
+    autocast = torch.autocast(args.device, torch.bfloat16, enabled=args.bf16 and args.wrap in ("ddp", "none"))
 
     for step in range(first, args.steps):
         begin, loss = time.perf_counter(), 0.0

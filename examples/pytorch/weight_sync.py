@@ -2,6 +2,8 @@
 every step, exactly.
 
     torchrun --standalone --nproc-per-node 3 weight_sync.py
+    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+        weight_sync.py --device cuda     # on both hosts; HOST is one of them
 
 As in reinforcement learning, the rate is small, so that a step leaves most bf16 weights as they were. Before,
 rank 0 trains for some steps at a usual rate. What is written does not become part of the training here."""
@@ -11,6 +13,7 @@ import pathlib
 
 import torch
 import torch.distributed as dist
+from device import add_device, start_on
 from gpt import GPT, Config
 
 from tagc.weights import WeightSync
@@ -20,7 +23,7 @@ TEXT = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
 def train(model, optimizer, text, n_steps, random):
     for _ in range(n_steps):
-        starts = torch.randint(len(text) - 65, (8,), generator=random)
+        starts = torch.randint(len(text) - 65, (8,), generator=random, device="cpu")
         batch = torch.stack([text[start : start + 65] for start in starts])
         optimizer.zero_grad()
         model(batch[:, :-1], batch[:, 1:]).backward()
@@ -33,22 +36,24 @@ def write(model, prompt, n_bytes, random):
     tokens = torch.tensor(list(prompt.encode()))
     for _ in range(n_bytes):
         seen = tokens[-model.config.n_positions :]
-        x = model.transformer.wte(seen) + model.transformer.wpe(torch.arange(len(seen)))
+        x = model.transformer.wte(seen) + model.transformer.wpe(torch.arange(len(seen), device=seen.device))
         for block in model.transformer.h:
             x = block(x[None] if x.ndim == 2 else x)
-        logits = model.lm_head(model.transformer.ln_f(x))[0, -1].float()
-        tokens = torch.cat([tokens, logits.softmax(0).multinomial(1, generator=random)])
+        logits = model.lm_head(model.transformer.ln_f(x))[0, -1].float().cpu()
+        drawn = logits.softmax(0).multinomial(1, generator=random)
+        tokens = torch.cat([tokens, drawn.to(tokens.device)])
     return bytes(tokens.tolist()).decode(errors="replace")
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
+    add_device(parser)
     add("--steps", type=int, default=10, help="that are sent (10)")
     add("--before", type=int, default=200, help="steps before the first version, at a rate of 2e-3 (200)")
     add("--lr", type=float, default=1e-5, help="of the steps that are sent (1e-5)")
     options = parser.parse_args(argv)
-    dist.init_process_group("gloo")
+    start_on(options.device)
     rank, random = dist.get_rank(), torch.Generator().manual_seed(dist.get_rank())
     model = GPT(Config(n_layer=3, n_positions=64))
     if rank == 0:

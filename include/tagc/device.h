@@ -13,7 +13,7 @@
  * first flag, exchanges, and writes the second. It calls nothing of CUDA, so no call of the driver can hold it up:
  *
  *   while (tagc_queue_next(queue, &ticket, &tag, &input, &output), ticket) {
- *       status = input ? tagc_reducer_run(reducer[tag], input, output, NULL) : TAGC_ERR_DEVICE;
+ *       status = input ? tagc_reducer_run(reducer[tag], input, n, output, n_output, NULL) : TAGC_ERR_DEVICE;
  *       tagc_queue_finish(queue, ticket, status, tagc_last_error());
  *   }
  *
@@ -110,16 +110,16 @@ typedef struct tagc_job tagc_job;
 TAGC_API tagc_status tagc_job_create(tagc_queue *queue, uint64_t tag, size_t n_bytes_in, size_t n_bytes_out,
                                      tagc_job **out);
 
-/* Enqueues the exchange of `input` (n_bytes_in) into `output` (n_bytes_out). Both are in the device's memory and may be
- * the same array. The exchange starts after the work that `stream` has so far. If `waits` is 1, later work of `stream` waits
+/* Enqueues the exchange of `input` (n_bytes_in) into `output` (n_bytes_out), of the job's sizes. Both are in the device's memory and
+ * may be the same array. The exchange starts after the work that `stream` has so far. If `waits` is 1, later work of `stream` waits
  * for the result, and in the order of that stream the arrays may be freed or used again after the call. If it is 0, they
  * must stay valid and unchanged until tagc_queue_stream() has done its work.
  *
  * Returns at once, except that it waits, as tagc_queue_wait does, while 1024 exchanges are in progress. If the exchange cannot be started, there
  * is a ticket all the same, and _next and _wait return the failure. TAGC_ERR_ARGUMENT, without a ticket, if an argument
- * is NULL. */
-TAGC_API tagc_status tagc_job_enqueue(tagc_job *job, const void *input, void *output, void *stream, int waits,
-                                      uint64_t *ticket);
+ * is NULL or a size another one. */
+TAGC_API tagc_status tagc_job_enqueue(tagc_job *job, const void *input, size_t n_bytes_in, void *output,
+                                      size_t n_bytes_out, void *stream, int waits, uint64_t *ticket);
 
 TAGC_API void tagc_job_destroy(tagc_job *job);
 
@@ -142,7 +142,7 @@ typedef struct tagc_run {
  * this queue. After tagc_reducer_change or _set_sparsity of one with kernels, make the unit anew. */
 typedef struct tagc_unit_part {
     tagc_reducer *reducer;
-    /* Elements of its gradient and of its output. */
+    /* Elements of its gradient and of its output, as in tagc_reducer_begin. */
     uint64_t n_gradient, n_output;
     /* Which elements of the unit's input its gradient gets, in the order of the gradient. The rest of the gradient is 0. */
     const tagc_run *packs;
@@ -189,9 +189,10 @@ typedef struct tagc_unit_step {
     uint64_t number;
     /* 1: the ranks have agreed on this exchange already, all of them. If it then fails here, the comm is aborted. */
     int has_agreed;
-    /* Work memory, fp32, of the sizes that tagc_unit_work gives. Exchanges of a queue may share it: they run one after the
-     * other. */
+    /* Work memory, fp32, of at least the sizes that tagc_unit_work gives. Exchanges of a queue may share it: they run one after
+     * the other. */
     float *gradients, *outputs;
+    uint64_t n_gradients, n_outputs;
 
     /* Written. status, why: how it ended. is_agreed: whether all ranks went on to exchange. */
     tagc_status status;
@@ -214,10 +215,11 @@ TAGC_API tagc_status tagc_unit_create(tagc_queue *queue, const tagc_unit_options
 /* Writes the sizes of a step's work memory, in floats. */
 TAGC_API void tagc_unit_work(const tagc_unit *unit, uint64_t *n_gradients, uint64_t *n_outputs);
 
-/* tagc_job_enqueue for a unit. After an exchange of the queue has failed, and until tagc_queue_forgive, the ranks only tell each
- * other about it. A failed exchange gives NaN. */
-TAGC_API tagc_status tagc_unit_enqueue(tagc_unit *unit, tagc_unit_step *step, const void *input, void *output,
-                                       void *stream, int waits, uint64_t *ticket);
+/* tagc_job_enqueue for a unit, whose sizes are in elements. After an exchange of the queue has failed, and until tagc_queue_forgive, the
+ * ranks only tell each other about it. A failed exchange gives NaN. */
+TAGC_API tagc_status tagc_unit_enqueue(tagc_unit *unit, tagc_unit_step *step, const void *input,
+                                       uint64_t n_input, void *output, uint64_t n_output, void *stream,
+                                       int waits, uint64_t *ticket);
 
 /* All its exchanges must be finished. */
 TAGC_API void tagc_unit_destroy(tagc_unit *unit);

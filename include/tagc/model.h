@@ -35,6 +35,8 @@
  *   UNIT              nobody           everything (an all-reduce; data parallel). With hosts of several ranks, units end in the
  *                                      same order on all ranks of a host: _end then communicates within it
  *
+ *   Another way to cut is tagc_cut.
+ *
  * Calls are local unless their comment says "collective". One thread at a time may use a model. */
 #ifndef TAGC_MODEL_H
 #define TAGC_MODEL_H
@@ -51,6 +53,19 @@ typedef struct tagc_model tagc_model;
 
 /* The class of a tensor is that of its name and shape. */
 #define TAGC_CLASS_BY_NAME (-1)
+
+/* Into what owners' parts are cut. */
+typedef enum tagc_cut {
+    /* Each tensor along its first dimension, see above. */
+    TAGC_CUT_ROWS = 0,
+    /* Those tensors of a unit that have one class lie end to end, in the order of their numbers, in a flat of tagc_padded_elems(n, W)
+     * elements. It is cut into as many equal chunks as there are owners, who so have any run of elements of a tensor, or none. All
+     * tensors of a flat are exchanged as one: at the level of the most careful of them. */
+    TAGC_CUT_FLAT = 1,
+    /* The same, where the caller has each flat as one array, with the padding, in fp32. _begin gets these arrays, and where each host has one
+     * rank nothing is copied. */
+    TAGC_CUT_FLAT_ARRAYS = 2
+} tagc_cut;
 
 typedef struct tagc_tensor {
     /* Not empty, at most 1023 bytes, another one for each tensor. Saved states go by it. */
@@ -97,10 +112,32 @@ typedef struct tagc_model_options {
     /* Threads that encode and decode. Results do not depend on it. [1, 256], default 1. */
     int n_threads;
     /* tagc_exchange of the class COMPRESSED, default DIRECT. SKETCH and PACKED are the paper's; they have no levels, and FP32
-     * residuals. */
+     * residuals. DENSE sends every value in the schedule's `format`, FP32 or BF16. */
     int exchange;
     /* Options of SKETCH and PACKED. Copied. Default NULL: the defaults of tagc_paper_options. */
     const struct tagc_paper_options *paper;
+    /* tagc_cut, default ROWS. */
+    int cut;
+    /* As in tagc_reducer_options, for what DIRECT exchanges; a level may ask for smaller blocks. Default 0. */
+    int block;
+    /* As in tagc_reducer_options, of the class COMPRESSED while it sends a part of its values. Defaults -1. */
+    int result_format;
+    double result_sparsity;
+    /* A schedule that the caller creates, steps, saves and destroys, after the model: so several models, such as one for each bucket
+     * of a trainer that regroups tensors, decide together. See "A schedule of the caller's" below. Default NULL: the model has its
+     * own. `schedule` must be the options of this one, and `moment` does not count. */
+    tagc_schedule *follows;
+    /* (n_tensors,), copied: the number of each tensor in `follows`; of a DENSE one any. NULL without it. */
+    const uint32_t *numbers;
+    /* tagc_reducer_options.tag of unit 0; those after it have the numbers after it. Models whose units are under way at different
+     * times share work memory if their tags differ. Default 0. */
+    uint64_t tag;
+    /* 1: a tensor whose gradient is zero on this rank keeps what is not sent yet, as where sums of tensors that no rank used are
+     * thrown away. Default 0. */
+    uint64_t rests;
+    /* What messages call the model's exchanges; at most 95 bytes, more are cut. Copied. Default NULL: they name the unit and its first
+     * tensor. */
+    const char *name;
 } tagc_model_options;
 
 TAGC_API void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes);
@@ -142,9 +179,23 @@ TAGC_API tagc_status tagc_model_plan(const tagc_model *model, uint32_t tensor, t
  *            covers count as zero.
  * sums       (n_sums,): where sums go. Each piece lies within what this rank gets (tagc_model_owned). Elements that no piece covers are
  *            dropped. They may lie in the gradients.
- * Both lists and all arrays stay the caller's, and must not be touched until _end returns. */
+ * Both lists and all arrays stay the caller's, and must not be touched until _end returns.
+ *
+ * With TAGC_CUT_FLAT_ARRAYS both lists have one piece for each flat of the unit: its first tensor, first 0, and the whole flat with its
+ * padding, of which gradients are zero; of sums this rank's chunk, or with UNIT the whole flat. The arrays do not overlap. Another
+ * list is TAGC_ERR_ARGUMENT on this rank alone. */
 TAGC_API tagc_status tagc_model_begin(tagc_model *model, uint32_t unit, const tagc_piece *gradients,
                                       size_t n_gradients, const tagc_piece *sums, size_t n_sums);
+
+/* Collective, in the place of _begin, on a rank that has no gradients to give: its _end returns this failure, which is not
+ * TAGC_OK, and that of the others one which names this rank. text: why. */
+TAGC_API tagc_status tagc_model_begin_failed(tagc_model *model, uint32_t unit, tagc_status failure,
+                                             const char *text);
+
+/* Collective in effect. Sets a number that all ranks must have alike in the next exchanges of a unit, such as a checksum of what else
+ * they must agree on: if they have not, _end is TAGC_ERR_MISMATCH on all, also where a rank has failed. It travels in a message that is sent anyway.
+ * Default 0. */
+TAGC_API tagc_status tagc_model_set_word(tagc_model *model, uint32_t unit, uint64_t word);
 
 /* Never blocks. Sets *done to 1 if _end would return at once, else to 0. */
 TAGC_API tagc_status tagc_model_test(tagc_model *model, uint32_t unit, int *done);
@@ -159,7 +210,7 @@ typedef struct tagc_model_stats {
     uint64_t n_sent, n_elems;
     /* From the start on tagc's thread to the end. */
     double total_s;
-    /* 1: some rank's gradient had NaN or Inf, or a sum overflowed. Sums are NaN, and residuals as before. */
+    /* 1: some rank's gradient had NaN or Inf, or a sum overflowed. Sums are NaN (DENSE: as computed), and residuals as before. */
     uint64_t nonfinite;
 } tagc_model_stats;
 
@@ -169,6 +220,14 @@ TAGC_API void tagc_model_stats_init_sized(tagc_model_stats *stats, size_t struct
 /* Waits for the exchange that _begin started. All ranks return the same status, unless a comm broke. After a failure the sums
  * are undefined, and residuals are as before. stats: NULL, or initialised. */
 TAGC_API tagc_status tagc_model_end(tagc_model *model, uint32_t unit, tagc_model_stats *stats);
+
+/* Returns the number of a unit's parts: tensors of one class and level, which are exchanged as one. 0 if there is no such unit. */
+TAGC_API uint32_t tagc_model_n_parts(const tagc_model *model, uint32_t unit);
+
+/* Writes the statistics of a part in the exchange of its unit that ended last, without the bytes within a host; one of its tensors,
+ * whose class and plan are the part's; and the elements of all its tensors. tensor, n_elems, stats: NULL, or where to. */
+TAGC_API tagc_status tagc_model_part_stats(const tagc_model *model, uint32_t unit, uint32_t part,
+                                           uint32_t *tensor, uint64_t *n_elems, tagc_reducer_stats *stats);
 
 /* Collective. Ends a step of the whole model, when no unit is under way: adds up over ranks what the schedule has seen, and decides
  * what the next step sends. Once in 20 steps it communicates and waits; otherwise it does not. loss: of this rank's batch, NaN if
@@ -185,8 +244,42 @@ TAGC_API tagc_status tagc_model_set_moment(tagc_model *model, uint32_t tensor, t
 /* Collective in effect. Says that gradients are multiplied by `factor` from now on, as a loss scaler does: residuals follow. (0, inf). */
 TAGC_API tagc_status tagc_model_scale(tagc_model *model, double factor);
 
+/* Collective in effect. Sets the number of exchanges of every unit so far, from which the rounding of residuals derives, so that a run
+ * whose checkpoints are not those of _save goes on bit for bit. */
+TAGC_API tagc_status tagc_model_set_exchanges(tagc_model *model, uint64_t n_exchanges);
+
 /* Writes what all objects of both comms hold now. */
 TAGC_API tagc_status tagc_model_memory(const tagc_model *model, tagc_memory *memory);
+
+/* ---- a schedule of the caller's ----
+ *
+ * With options.follows, _step, _set_moment, _save and _load are TAGC_ERR_STATE. At the end of a step, the caller takes the full windows
+ * of all units, adds their sums up over ranks, and gives them to the schedule. Where that changes plans, the models follow. */
+
+/* Takes windows that became full in the exchange of a unit that ended last: numbers, as in options.numbers, and this rank's sums of
+ * each, both (tensors of the unit,); and how many to *n. Local. */
+TAGC_API tagc_status tagc_model_take_full(tagc_model *model, uint32_t unit, uint32_t *numbers,
+                                          tagc_schedule_sums *sums, size_t *n);
+
+/* Collective. Takes up the plans that the schedule has now. No unit may be under way. */
+TAGC_API tagc_status tagc_model_follow(tagc_model *model);
+
+/* ---- residuals ---- */
+
+/* Returns 1 if this rank keeps what is not sent of a tensor, else 0. */
+TAGC_API int tagc_model_has_residual(const tagc_model *model, uint32_t tensor);
+
+/* Copies what this rank keeps of a unit's tensors to fp32 pieces, which are as gradients' in _begin. Elements of which it keeps nothing
+ * are left alone. Local; the unit must not be under way. */
+TAGC_API tagc_status tagc_model_get_residual(tagc_model *model, uint32_t unit, const tagc_piece *pieces,
+                                             size_t n);
+
+/* Replaces what this rank keeps of a unit's tensors. What no piece covers becomes zero. Values must be finite. */
+TAGC_API tagc_status tagc_model_set_residual(tagc_model *model, uint32_t unit, const tagc_piece *pieces,
+                                             size_t n);
+
+/* Makes all residuals zero. Local. */
+TAGC_API tagc_status tagc_model_forget(tagc_model *model);
 
 /* ---- checkpoints ---- */
 

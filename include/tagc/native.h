@@ -5,8 +5,8 @@
  *   3. Every rank connects to all others:            tagc_native_connect
  *   4. The connections become a comm:                tagc_comm_create_native
  *
- * A connection opens only if both ends show the right key (docs/reference/native.md). The bytes that follow are neither
- * encrypted nor authenticated. */
+ * A connection opens only if both ends prove that they have the right key, which they do not show (docs/reference/native.md). The
+ * bytes that follow are neither encrypted nor authenticated, unless options.tls is 1. */
 #ifndef TAGC_NATIVE_H
 #define TAGC_NATIVE_H
 
@@ -35,6 +35,9 @@ typedef struct tagc_native_options {
     int n_sockets;
     /* The numbers by which texts of errors name the ranks, (W); copied. Default NULL: 0 to W - 1. */
     const int32_t *names;
+    /* 1: connections are encrypted and authenticated by TLS 1.3, from the keys of _connect alone. The same on all ranks. Then _open is
+     * TAGC_ERR_UNSUPPORTED where libtagc was built without OpenSSL's headers, or this process cannot load libssl. Default 0. */
+    uint64_t tls;
 } tagc_native_options;
 
 TAGC_API void tagc_native_options_init_sized(tagc_native_options *options, size_t struct_bytes);
@@ -49,13 +52,13 @@ TAGC_API tagc_status tagc_native_open(const tagc_native_options *options, int ra
 TAGC_API tagc_status tagc_native_address(const tagc_native *native, void *address);
 
 /* Collective. Connects to all other ranks, and closes the port. `addresses` is (W, TAGC_NATIVE_ADDRESS_BYTES) in rank
- * order. `keys` is (W, 2, TAGC_NATIVE_KEY_BYTES): keys[r][0] is what this rank shows to rank r, and keys[r][1] is what it
- * expects of rank r. Derive them from a secret of the job and a name of this comm, such as by HMAC-SHA-256, so that
+ * order. `keys` is (W, 2, TAGC_NATIVE_KEY_BYTES): with keys[r][0] this rank proves itself to rank r, and with keys[r][1]
+ * rank r to this one. Derive them from a secret of the job and a name of this comm, such as by HMAC-SHA-256, so that
  * nobody else can guess them. timeout_s is in (0, 1e6]. */
 TAGC_API tagc_status tagc_native_connect(tagc_native *native, const void *addresses, const void *keys,
                                          double timeout_s);
 
-/* Returns how many connections did not show the right key in time and were refused. */
+/* Returns how many connections did not prove in time that they have the right key, and were refused. */
 TAGC_API uint64_t tagc_native_refused(const tagc_native *native);
 
 /* On success the comm owns `native`. After tagc_native_connect, and once: TAGC_ERR_STATE otherwise. `options` may be NULL. */

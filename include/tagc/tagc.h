@@ -8,7 +8,7 @@
  *   W          The world size: the number of ranks.
  *   unit       The values that are exchanged together, such as the parameters of one transformer block.
  *   shard      The part of a unit that one rank owns. A unit of n_elems = W * shard values is an array
- *              (W, shard). Rank d owns row d.
+ *              (W, shard). Rank d owns row d. tagc_reducer_options.n_elems says what holds for other numbers.
  *   fragment   What one rank contributes to one shard: row d of its gradient.
  *   residual   The part of the gradients that this rank has not sent yet. The reducer keeps it and adds it to
  *              the next gradient (error feedback).
@@ -19,6 +19,8 @@
  *
  * Conventions
  *   - n_elems counts fp32 values, n_bytes counts bytes, and *_s is in seconds.
+ *   - An array comes with its length, in elements where n_ and the array's name say it. It must be what the comment of the function says;
+ *     otherwise TAGC_ERR_ARGUMENT names the argument, its value and what it must be. The library touches nothing beyond it.
  *   - Every rank must call a "collective" function, and all ranks must call them in the same order. Other
  *     functions are local. Some local functions are "collective in effect": they do not communicate, but
  *     every rank must make the same call between the same two steps.
@@ -282,10 +284,12 @@ struct tagc_paper_options;
 typedef struct tagc_reducer_options {
     /* Written by _init. */
     size_t struct_bytes;
-    /* The size of the unit: a positive multiple of W, at most W * (2^32 - 64). Required. */
+    /* The size of the unit, [1, W * (2^32 - 64)]. Required. If it is no multiple of W, the library pads: a shard is n_elems / W
+     * values, rounded up, and the last ranks own fewer, or none. Then ranks_per_host must be 1, a step copies its arrays, and holds a
+     * row of the unit more (sketch, packed and dense: the unit and its sums). */
     uint64_t n_elems;
-    /* Identifies this unit in events and messages; the same on all ranks, which so notice units that are made in different
-     * orders. Default UINT64_MAX: none. */
+    /* Identifies this unit in events, messages and saved states; the same on all ranks, which so notice units that are made in
+     * different orders. Default UINT64_MAX: none. */
     uint64_t tag;
     /* tagc_exchange, default DIRECT. */
     int exchange;
@@ -311,9 +315,9 @@ typedef struct tagc_reducer_options {
     int result_format;
     /* Values per scale, also of sums: a power of two in [16, 4096]. Default 0: 128. For direct with an integer format. */
     int block;
-    /* Above 1, the ranks of a host first add their gradients: they send bf16, or fp32 if format is FP32, and add in
-     * fp32. Only the sums of the hosts are encoded. The residual then has n_elems / ranks_per_host values.
-     * In [1, W], a divisor of W, default 1. For direct. */
+    /* The ranks of a host. In [1, W], a divisor of W, default 1. Above 1, the ranks of a host first add their gradients: they send
+     * bf16, or fp32 if format is FP32, and add in fp32. Only the sums of the hosts are encoded. The residual then has
+     * n_elems / ranks_per_host values. For direct. */
     int ranks_per_host;
     /* Threads that encode and decode. The results do not depend on it. [1, 256], default 1. */
     int n_threads;
@@ -342,7 +346,8 @@ TAGC_API void tagc_reducer_options_init_sized(tagc_reducer_options *options, siz
  * TAGC_ERR_ARGUMENT if no field has that name. */
 TAGC_API tagc_status tagc_reducer_option_bounds(const char *field, double *min, double *max, double *initial);
 
-/* Returns the n_elems to use for a unit of `n` values: W shards, each a multiple of 16 elements. */
+/* Returns the size of a unit whose shards are all of one length, a multiple of 16, and that has room for `n` values. With it as
+ * n_elems a step copies nothing, but the array must be as long, and zeros behind the values. */
 TAGC_API uint64_t tagc_padded_elems(uint64_t n, int world_size);
 
 /* How tagc's codec thread spent its time. */
@@ -410,9 +415,10 @@ TAGC_API void tagc_reducer_stats_init_sized(tagc_reducer_stats *stats, size_t st
 TAGC_API tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *options,
                                          tagc_reducer **out);
 
-/* Collective. Starts to reduce `gradient` (W, shard), fp32 or what options.gradient says, into `output`, which is (shard) or the shape that tagc_output
- * describes. Returns at once. The caller owns both arrays, and must not touch them until _end returns. The gradient is not
- * changed. The reducers of a comm run in the order of their _begin calls.
+/* Collective. Starts to reduce `gradient` (n_gradient), fp32 or what options.gradient says, into `output` (n_output), which is the own
+ * shard or the shape that tagc_output describes. n_gradient is n_elems. n_output is the number of values of the unit that this rank
+ * gets: n_elems / W, or what tagc_output says. Returns at once. The caller owns both arrays, and must not touch them until _end
+ * returns. The gradient is not changed. The reducers of a comm run in the order of their _begin calls.
  *
  * That order is the same on all ranks. Each message names its reducer, so where one rank begins another one, the steps of both
  * fail on all ranks with TAGC_ERR_MISMATCH, whose text names both. If the two send messages of the same lengths, the comm stays
@@ -420,8 +426,16 @@ TAGC_API tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_opt
  *
  * The arrays must not overlap, except in direct's steps in host memory, with one rank per host: there `output` may lie anywhere
  * in `gradient` if it is the shard. With TAGC_OUTPUT_UNIT, an fp32 gradient and several ranks it may be `gradient` itself. What
- * it takes the place of is lost, also if the step fails. */
-TAGC_API tagc_status tagc_reducer_begin(tagc_reducer *reducer, const void *gradient, float *output);
+ * it takes the place of is lost, also if the step fails.
+ *
+ * An argument that is wrong on one rank fails the step on all: that rank takes part with zeros, and its _begin returns when the step is
+ * over; the _end of all others returns the same status. Residuals are as before, and the next step can follow. */
+TAGC_API tagc_status tagc_reducer_begin(tagc_reducer *reducer, const void *gradient, uint64_t n_gradient,
+                                        float *output, uint64_t n_output);
+
+/* Instead of _begin and _end, on a rank that cannot begin, such as for want of memory: all ranks return `status` from the step, which none
+ * then waits for. Returns it, too, when the step is over. `reason` is this rank's text; it may be NULL. */
+TAGC_API tagc_status tagc_reducer_fail(tagc_reducer *reducer, tagc_status status, const char *reason);
 
 /* Never blocks. Sets *done to 1 if _end would return at once, because the step finished or failed, else to 0. Ranks
  * may see 1 at different times. Call _end in any case. */
@@ -436,8 +450,8 @@ TAGC_API tagc_status tagc_reducer_test(tagc_reducer *reducer, int *done);
 TAGC_API tagc_status tagc_reducer_end(tagc_reducer *reducer, tagc_reducer_stats *stats);
 
 /* Collective, blocking. _begin and _end in one call. */
-TAGC_API tagc_status tagc_reducer_run(tagc_reducer *reducer, const void *gradient, float *output,
-                                      tagc_reducer_stats *stats);
+TAGC_API tagc_status tagc_reducer_run(tagc_reducer *reducer, const void *gradient, uint64_t n_gradient,
+                                      float *output, uint64_t n_output, tagc_reducer_stats *stats);
 
 /* Collective in effect. Sets the sparsity, [0, 1], of the following steps. Do not call it between _begin and _end. It
  * allocates new buffers if the sparsity changes. After a failure nothing has changed. If ranks set different values,
@@ -451,7 +465,7 @@ TAGC_API tagc_status tagc_reducer_set_sparsity(tagc_reducer *reducer, double spa
  * set different values, the next step fails on all ranks, with TAGC_ERR_MISMATCH, and may break the comm. */
 TAGC_API tagc_status tagc_reducer_change(tagc_reducer *reducer, const tagc_reducer_options *options);
 
-/* Returns the number of values of the residual, n_elems / ranks_per_host. Returns 0 if there is no residual: for dense,
+/* Returns the number of values of the residual, W shards / ranks_per_host. Returns 0 if there is no residual: for dense,
  * for TAGC_RESIDUAL_NONE, for direct with ranks_per_host = W > 1, and for direct with FP32 or BF16 and a sparsity that was
  * always 0. With ranks_per_host > 1 the residual belongs to the sums of this rank's host, and row h goes to the rank of the
  * same local index on host h. */
@@ -484,10 +498,12 @@ TAGC_API uint64_t tagc_reducer_steps(const tagc_reducer *reducer);
 TAGC_API tagc_status tagc_reducer_set_steps(tagc_reducer *reducer, uint64_t n_steps);
 
 /* Save and load this rank's residual, as it is stored, and the number of steps, as bytes with a header and a checksum
- * (docs/reference/wire-format.md). Do not call them between _begin and _end. _load accepts what _save wrote for the same
- * n_elems and ranks_per_host, with ranks_per_host > 1 also the same world size; otherwise it fails and keeps the residual. If
- * options.residual was another one, or the world size, values are stored anew, as by _set_residual. With ranks_per_host > 1, load
- * only into the same `output`: the bytes do not record it, and the rows would be different ones. */
+ * (docs/reference/wire-format.md). Do not call them between _begin and _end. Every rank saves its own, and loads it. _load accepts what
+ * _save wrote on the same rank of as many, for the same n_elems, tag, output and ranks_per_host. Otherwise TAGC_ERR_MISMATCH says what
+ * differs, and the residual stays. So ranks notice it if all of them get the bytes of one. Without a tag, units of one size cannot be
+ * told apart. If options.residual was another one, values are stored anew, as by _set_residual.
+ *
+ * For other ranks than before, add up what _get_residual gives, and spread it with _set_residual. */
 TAGC_API uint64_t tagc_reducer_state_bytes(const tagc_reducer *reducer);
 TAGC_API tagc_status tagc_reducer_state_save(const tagc_reducer *reducer, void *buffer, uint64_t n_bytes);
 TAGC_API tagc_status tagc_reducer_state_load(tagc_reducer *reducer, const void *buffer, uint64_t n_bytes);
@@ -510,7 +526,8 @@ typedef struct tagc_gatherer tagc_gatherer;
 typedef struct tagc_gatherer_options {
     /* Written by _init. */
     size_t struct_bytes;
-    /* The size of the unit: a positive multiple of the number of rows, at most that times (2^32 - 64). Required. */
+    /* The size of the unit, the rows of `full`: W, or with within_host ranks_per_host. A positive multiple of that number, at
+     * most that times (2^32 - 64). Required. */
     uint64_t n_elems;
     /* As in tagc_reducer_options. */
     uint64_t tag;
@@ -519,13 +536,13 @@ typedef struct tagc_gatherer_options {
     int format;
     /* 1: send deltas. Default 0. */
     int delta;
-    /* Unless two_level is 1, only the ranks of one host exchange, and `shard` is row l of `full`, which is
-     * (ranks_per_host, shard). [0, W], a divisor of W. Default 0: W. */
+    /* The ranks of a host, as in tagc_reducer_options. In [1, W], a divisor of W, default 1. Above 1, each row crosses to each
+     * other host only once. The rank of the same local index receives it there and relays it within its host. Results and byte
+     * counts are the same as with 1, but most bytes stay within hosts. */
     int ranks_per_host;
-    /* 1: all ranks exchange, and each row crosses to each other host only once. The rank of the same local index
-     * receives it there and relays it within its host. `shard` is row `rank` of `full`, which is (W, shard). Results
-     * and byte counts are the same as with 0, but most bytes stay within hosts. Default 0. */
-    int two_level;
+    /* 0 (default): all ranks exchange, and `shard` is row `rank` of `full`, which is (W, shard). 1: only the ranks of one host
+     * exchange, and `shard` is row l of `full`, which is (ranks_per_host, shard). */
+    int within_host;
     /* For deltas: compare checksums of the replicas at every check_every-th gather. If they differ, all ranks return
      * TAGC_ERR_CORRUPT. [0, 2^31), default 0: never. */
     uint64_t check_every;
@@ -552,7 +569,8 @@ TAGC_API void tagc_gatherer_options_init_sized(tagc_gatherer_options *options, s
 TAGC_API tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_options *options,
                                           tagc_gatherer **out);
 
-/* Collective. Starts to gather every rank's `shard` (shard) into `full` (rows, shard). Returns at once. The caller must
+/* Collective. Starts to gather every rank's `shard` (n_shard) into `full` (n_full), which is (rows, shard). n_full is n_elems, and
+ * n_shard n_elems divided by the number of rows. Returns at once. The caller must
  * not touch the arrays until _end returns. Gathers of a comm run in the order of their _begin calls, and overlap with
  * each other and with reducers. That order is the same on all ranks. Where it is not, the gathers fail as the steps of
  * reducers do; `full` is then undefined, and the next gather of deltas sends whole parameters.
@@ -562,8 +580,15 @@ TAGC_API tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_o
  * Otherwise `shard` and `full` must not overlap.
  * Deltas: Pass the same `full` every time, with the values that the last gather
  * left there. If an owner's shard has NaN or Inf, its whole row becomes NaN on all ranks. The first gather after it
- * that is finite again sends whole parameters. */
-TAGC_API tagc_status tagc_gatherer_begin(tagc_gatherer *gatherer, const float *shard, void *full);
+ * that is finite again sends whole parameters.
+ *
+ * An argument that is wrong on one rank fails the gather on all, as with tagc_reducer_begin. The next gather of deltas sends whole
+ * parameters. */
+TAGC_API tagc_status tagc_gatherer_begin(tagc_gatherer *gatherer, const float *shard, uint64_t n_shard,
+                                         void *full, uint64_t n_full);
+
+/* Instead of _begin and _end, on a rank that cannot begin: as tagc_reducer_fail. */
+TAGC_API tagc_status tagc_gatherer_fail(tagc_gatherer *gatherer, tagc_status status, const char *reason);
 
 /* Never blocks. Sets *done to 1 if _end would return at once, because the gather finished or failed, else to 0. */
 TAGC_API tagc_status tagc_gatherer_test(tagc_gatherer *gatherer, int *done);
@@ -583,9 +608,10 @@ TAGC_API tagc_status tagc_gatherer_reset(tagc_gatherer *gatherer);
 TAGC_API const void *tagc_gatherer_replica(const tagc_gatherer *gatherer, uint64_t *n_gathers);
 
 /* Collective in effect. Restores a replica from a checkpoint, so that the next gather sends the delta that would have
- * come next. `full` holds the values, and n_gathers (at least 1) the number, that _replica returned. The values must be
+ * come next. `full` (n_full), of n_elems values, holds them, and n_gathers (at least 1) is the number that _replica returned. They must be
  * the same bits on all ranks. Do not call it between _begin and _end. */
-TAGC_API tagc_status tagc_gatherer_set_replica(tagc_gatherer *gatherer, void *full, uint64_t n_gathers);
+TAGC_API tagc_status tagc_gatherer_set_replica(tagc_gatherer *gatherer, void *full, uint64_t n_full,
+                                               uint64_t n_gathers);
 
 /* If a gather is in progress, waits for it first. */
 TAGC_API void tagc_gatherer_destroy(tagc_gatherer *gatherer);

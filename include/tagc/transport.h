@@ -117,10 +117,11 @@ typedef struct tagc_callback_ops {
      * order on all ranks. If it returns anything but TAGC_OK, the comm breaks. The comm cannot interrupt a call, so the
      * function needs a time-out of its own. */
     tagc_status (*exchange)(void *context, const tagc_transfer *transfer);
-    /* This rank gives up, or its comm broke. Tell the peers, so that their `exchange` fails with `reason` instead of
-     * waiting, and make this rank's own `exchange` return if one is in progress. Any thread may call it, also during
-     * an exchange, and more than once. If it is NULL, the peers wait for their time-outs. */
-    void (*abort)(void *context, const char *reason);
+    /* This rank gives up, or its comm broke. Tell the peers the whole failure, so that their `exchange` returns
+     * tagc_report_rank of it instead of waiting: then all have the same status, and tagc_comm_failed_rank names the same
+     * rank. Make this rank's own `exchange` return if one is in progress. Any thread may call it, also during an exchange,
+     * and more than once. If it is NULL, the peers wait for their time-outs. */
+    void (*abort)(void *context, const tagc_failure *failure);
 } tagc_callback_ops;
 
 /* Copies `ops`. The caller owns `context`, which must outlive the comm. `options` may be NULL. */

@@ -7,6 +7,9 @@ import results
 from common import LAB, read_toml
 
 GRADIENT_LEGS = ("index", "values", "leftover", "result")
+LEAST_ROUNDS = 5  # as tagc bench's; with fewer, nobody knows by how much rounds differ
+MARGIN = 0.05  # TAGC_VERDICT_MARGIN
+TOO_FEW = "too few rounds"
 
 
 def paper(name):
@@ -85,12 +88,23 @@ def ratios(slow, fast):
     return [one / other for one, other in zip(slow["round_s"], fast["round_s"])]
 
 
-def verdict(samples):
-    """Returns whether rounds show a difference at all: alike in every round, and by more than rounds differ.
-    Whether compression pays, tagc bench says."""
-    if len(samples) < 2:
-        return "in one round"
-    if abs(statistics.median(samples) - 1) <= (max(samples) - min(samples)) / 2:
+def noise(bench):
+    """Returns by how much the first arm differs from itself, where a bench ran it twice in each round."""
+    again = bench.get("again")
+    return max(abs(again["max"] - 1), abs(again["min"] - 1)) if again else 0.0
+
+
+def verdict(samples, noise=0.0, bytes_ratio=None):
+    """Returns whether rounds show a difference at all: alike in every round, by more than the margin, than
+    rounds differ, and than one arm differs from itself. bytes_ratio: what the slower arm sends over what the
+    other does; arms that send the same differ by chance. Whether compression pays, tagc bench says."""
+    if len(samples) < LEAST_ROUNDS:
+        return TOO_FEW
+    if bytes_ratio is not None and max(bytes_ratio, 1 / bytes_ratio) <= 1 + MARGIN:
+        return "sends as much"
+    median = statistics.median(samples)
+    spread = max((max(samples) - min(samples)) / 2, noise)
+    if max(median, 1 / median) <= 1 + MARGIN or abs(median - 1) <= spread:
         return "within the spread"
     if min(samples) > 1:
         return "faster"

@@ -53,7 +53,8 @@ def one_case_times(result, case):
         head + (["paper: iteration", "paper: gradient exchange, ms per MB"] if theirs else []), rows
     )
     pairs = result["settings"].get("pairs") or [[arms[0]["name"], arm["name"]] for arm in arms[1:]]
-    text += "\n" + pair_table({arm["name"]: arm for arm in arms}, pairs, theirs)
+    noise = cells.noise(case["bench"])
+    text += "\n" + pair_table({arm["name"]: arm for arm in arms}, pairs, theirs, noise)
     return text + (
         f"\n{cells.case_text(case)}; {cells.link_text(case['link'])}.\n"
         if case["link"]
@@ -61,17 +62,18 @@ def one_case_times(result, case):
     )
 
 
-def pair_table(arms, pairs, theirs):
+def pair_table(arms, pairs, theirs, noise):
     rows = []
     for slow, fast in pairs:
         if slow not in arms or fast not in arms:
             continue
         samples = cells.ratios(arms[slow], arms[fast])
+        by_bytes = cells.total_bits(arms[slow]) / cells.total_bits(arms[fast])
         row = [
             f"`{fast}` against `{slow}`",
             cells.spread_text(results.spread(samples), 3, "x"),
-            cells.verdict(samples),
-            cells.number(cells.total_bits(arms[slow]) / cells.total_bits(arms[fast]), 3, "x"),
+            cells.verdict(samples, noise, by_bytes),
+            cells.number(by_bytes, 3, "x"),
         ]
         if theirs:
             both = slow in theirs and fast in theirs
@@ -108,7 +110,7 @@ def sweep(result):
     return (
         text
         + f"\nMedian iteration; in brackets, how many times as fast as `{names[0]}`, and as the best arm "
-        "without compression.\n" + "".join(f"\n{note}.\n" for note in notes)
+        "without compression.\n" + too_few(cases) + "".join(f"\n{note}.\n" for note in notes)
     )
 
 
@@ -132,8 +134,16 @@ def long_sweep(cases, names):
             rows,
         )
         + f"\nMedian iteration (least to most), then how many times as fast as `{names[0]}`, and as the best "
-        "arm without compression.\n"
+        "arm without compression.\n" + too_few(cases)
     )
+
+
+def too_few(cases):
+    """Returns a line where cells have no verdict."""
+    n_rounds = min(len(arm["round_s"]) for case in cases for arm in case["bench"]["arms"])
+    if n_rounds >= cells.LEAST_ROUNDS:
+        return ""
+    return f"\nRounds: {n_rounds}, too few to say of small differences whether they are more than chance.\n"
 
 
 def sweep_cell(case, name):
@@ -150,7 +160,8 @@ def sweep_cell(case, name):
     if is_dense(arm):
         return f"{text} ({against:.2f}x)"
     gain = cells.ratios(best, arm)
-    sure = {"faster": "", "slower": ""}.get(said := cells.verdict(gain), f", {said}")
+    said = cells.verdict(gain, cells.noise(case["bench"]), cells.total_bits(best) / cells.total_bits(arm))
+    sure = "" if said in ("faster", "slower", cells.TOO_FEW) else f", {said}"
     return f"{text} ({against:.2f}x, {statistics.median(gain):.2f}x as fast{sure})"
 
 

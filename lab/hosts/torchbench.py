@@ -135,7 +135,7 @@ def _arms(result, case):
                 [
                     f"`{fast}` against `{slow}`",
                     cells.spread_text(results.spread(samples), 2, "x"),
-                    cells.verdict(samples),
+                    cells.verdict(samples, cells.noise(found), _bytes_ratio(arms[slow], arms[fast])),
                 ]
             )
     text += "\n" + cells.grid(["pair", "how many times as fast, per round", ""], rows)
@@ -148,6 +148,12 @@ def _arms(result, case):
     )
     text += f" {cells.link_text(case['link'])}.\n" if case["link"] else "\n"
     return text + (f"\nadvise(): {found['advice']['reason']}.\n" if found["advice"] else "")
+
+
+def _bytes_ratio(slow, fast):
+    """None where one of them is not known."""
+    sent = slow["n_bytes_sent"], fast["n_bytes_sent"]
+    return sent[0] / sent[1] if all(sent) else None
 
 
 def _forecasts(found):

@@ -123,6 +123,7 @@ class Bench:
             self.config.n_vocab, (args.batch_size, args.seq_len + 1), generator=generator
         )
         self.exchanges, self.advice, self.compute_s = [], None, None
+        self.again = []  # iterations of the first arm's second turns
         self.n_params = self.n_root = None
 
     def check(self):
@@ -173,16 +174,18 @@ class Bench:
         for number in range(args.rounds):
             for arm in self.arms:
                 self.round(number, arm)
+            self.round(number, self.arms[0], self.again)  # between its two turns is chance alone
         if args.advise:
             self.advice = tagc.torch.advise(self.arms[0].wrapped, step_s=self.compute_s, seconds=args.advise)
 
-    def round(self, number, arm):
+    def round(self, number, arm, iterations=None):
+        iterations = arm.iterations if iterations is None else iterations
         for _ in range(self.args.steps):
             dist.barrier()
             before, start = self._sent(arm), time.perf_counter()
             self.step(arm)
             seconds = time.perf_counter() - start
-            arm.iterations.append({"round": number, "total_s": seconds} | self._sent_since(arm, before))
+            iterations.append({"round": number, "total_s": seconds} | self._sent_since(arm, before))
 
     def _sent(self, arm):
         return bytes_sent(self.args.interface) if self.args.interface else None
@@ -273,13 +276,7 @@ class Bench:
         """Collective: times are the slowest rank's, bytes the mean over ranks."""
         arms, first = [], None
         for arm in self.arms:
-            ranks = self._everyone(arm.iterations)
-            steps = []
-            for row in zip(*ranks):
-                step = {"round": row[0]["round"], "total_s": max(item["total_s"] for item in row)}
-                for key in row[0].keys() - step.keys():
-                    step[key] = statistics.fmean(item[key] for item in row)
-                steps.append(step)
+            steps = self._of_all_ranks(arm.iterations)
             medians = round_medians(steps)
             first = first or medians
             needed = arm.must_send(self.n_params, self.n_root, self.world_size, self.n_counted)
@@ -308,7 +305,7 @@ class Bench:
                     "n_bytes_sent": steps[-1]["tagc_bytes"],
                     "bytes_from": "tagc, what torch gathers left out",
                 }
-        config = self.config
+        config, again = self.config, round_medians(self._of_all_ranks(self.again))
         return {
             "type": "torch",
             "format": 1,
@@ -332,8 +329,18 @@ class Bench:
             "compute_s": self.compute_s,
             "exchanges": self.exchanges,
             "arms": arms,
+            "again": spread([again[number] / first[number] for number in again]),
             "advice": self.advice,
         }
+
+    def _of_all_ranks(self, iterations):
+        steps = []
+        for row in zip(*self._everyone(iterations)):
+            step = {"round": row[0]["round"], "total_s": max(item["total_s"] for item in row)}
+            for key in row[0].keys() - step.keys():
+                step[key] = statistics.fmean(item[key] for item in row)
+            steps.append(step)
+        return steps
 
     def finish(self):
         result = self.result()
@@ -377,7 +384,7 @@ def parse():
     for name, default, text in (
         ("batch-size", 1, "rows of a rank"),
         ("seq-len", 128, "tokens of a row"),
-        ("rounds", 3, "in which each arm has its turn"),
+        ("rounds", 5, "in which each arm has its turn"),
         ("steps", 2, "of an arm in a round"),
         ("warmup", 3, "steps of each arm before that"),
         ("threads", 1, "of torch and of tagc"),

@@ -105,13 +105,19 @@ def check_times():
     bench = {
         "world_size": 2,
         "arms": [
-            arm("fsdp", [[4.0, 4.0, 9.0], [6.0]], 96),
-            arm("fast", [[2.0], [4.0]], 48, compress="all"),
-            arm("mixed", [[5.0], [5.0]], 96, compress="all"),
+            arm("fsdp", [[4.0, 4.0, 9.0], [6.0]] * 3, 96),
+            arm("fast", [[2.0], [4.0]] * 3, 48, compress="all"),
+            arm("mixed", [[5.0], [5.0]] * 3, 64, compress="all"),
+            arm("norms", [[2.0], [4.0]] * 3, 95, compress="all"),
         ],
     }
     text = tables.markdown(
-        lab("table2", "times", [case(bench=bench)], pairs=[["fsdp", "fast"], ["fsdp", "mixed"]])
+        lab(
+            "table2",
+            "times",
+            [case(bench=bench)],
+            pairs=[["fsdp", "fast"], ["fsdp", "mixed"], ["fsdp", "norms"]],
+        )
     )
     # The paper's figure for fsdp comes from paper.toml; gradients are 4 MB: half of 5 s over 4 MB is 625 ms
     # per MB.
@@ -124,10 +130,18 @@ def check_times():
         ["`fast` against `fsdp`", "1.750x (1.500 to 2.000)", "faster", "2.000x", "-"],
     )
     equal(row_of(text, "`mixed` against")[1:3], ["1.000x (0.800 to 1.200)", "within the spread"])
-    equal(cells.verdict([1.001, 1.01, 1.2]), "within the spread")
-    equal(cells.verdict([1.02, 1.03, 1.04]), "faster")
-    equal(cells.verdict([0.5, 0.95, 0.99]), "within the spread")
-    assert "0.97 Gbit/s one way, 0.95 in both directions" in text
+    equal(row_of(text, "`norms` against")[1:3], ["1.750x (1.500 to 2.000)", "sends as much"])
+    noisy = bench | {"again": {"median": 1.0, "min": 0.7, "max": 1.8, "n": 6}}
+    text_of_noisy = tables.markdown(lab("table2", "times", [case(bench=noisy)], pairs=[["fsdp", "fast"]]))
+    equal(row_of(text_of_noisy, "`fast` against")[2], "within the spread")
+    equal(cells.verdict([1.001, 1.01, 1.01, 1.01, 1.2]), "within the spread")
+    equal(cells.verdict([1.02, 1.03, 1.04, 1.03, 1.04]), "within the spread")  # of the margin
+    equal(cells.verdict([1.06, 1.07, 1.08, 1.07, 1.07]), "faster")
+    equal(cells.verdict([1.06, 1.07, 1.08, 1.07]), "too few rounds")
+    equal(cells.verdict([0.9, 0.91, 0.92, 0.9, 0.91]), "slower")
+    equal(cells.verdict([0.9, 0.91, 0.92, 0.9, 0.91], noise=0.1), "within the spread")
+    equal(cells.verdict([0.5, 0.95, 0.99, 0.99, 0.99]), "within the spread")
+    assert "0.97 Gbit/s one way, 0.95 in both directions" in text and "too few" not in text
     assert (
         "2 cores of a processor, OpenBLAS 0.3.21 with its kernel SkylakeX, commit abc1234, 2026-01-02" in text
     )
@@ -135,6 +149,7 @@ def check_times():
     equal(row_of(sweep, "arm"), ["arm", "2 ranks, 1 Gbit/s", "4 ranks, 1 Gbit/s"])
     equal(row_of(sweep, "`fast`")[1], "3.00 s (1.75x, 1.75x as fast)")
     equal(row_of(sweep, "`mixed`")[1], "5.00 s (1.00x, 1.00x as fast, within the spread)")
+    assert "too few" not in sweep
     slow = {
         "world_size": 2,
         "arms": [
@@ -146,6 +161,7 @@ def check_times():
     sweep = tables.markdown(lab("links", "times", [case(bench=slow), case(bench=slow)]))
     equal(row_of(sweep, "`zero2`")[1], "1.00 s (2.00x)")
     equal(row_of(sweep, "`packed`")[1], "1.25 s (1.60x, 0.80x as fast)")
+    assert "Rounds: 2, too few to say" in sweep
 
 
 def run(label, seed=0, **members):
@@ -424,8 +440,8 @@ def check_torch():
         "exchanges": [exchange],
         "advice": {"wrap": "fsdp2", "rows": rows, "reason": "compress: it is slow"},
         "arms": [
-            torch_arm("fsdp2", [2.0, 3.0, 4.0], 12e6, 10e6),
-            torch_arm("fsdp2-tagc", [1.0, 1.0, 1.0], 1e6, None),
+            torch_arm("fsdp2", [2.0, 3.0, 3.0, 3.0, 4.0], 12e6, 10e6),
+            torch_arm("fsdp2-tagc", [1.0, 1.0, 1.0, 1.0, 1.0], 1e6, None),
         ],
     }
     result = lab("torch", "torch", [case(torch=found)], pairs=[["fsdp2", "fsdp2-tagc"], ["ddp", "fsdp2"]])

@@ -1,7 +1,5 @@
 /* Batches on a processor: row after row. */
 #include "codec/batch.h"
-#include "codec/gaps.h"
-#include "codec/values.h"
 #include "core/memory.h"
 
 #include <string.h>
@@ -18,7 +16,8 @@ struct tagc_batch {
 
 static size_t cpu_work_bytes(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows, int n_threads) {
     size_t most = 0;
-    for (size_t i = 0; i < n_rows && kind != TAGC_BATCH_VALIDATE; i++) {
+    (void)kind;
+    for (size_t i = 0; i < n_rows; i++) {
         size_t n = tagc_code_of(&rows[i].options)->scratch_bytes(&rows[i].options, n_threads);
         if (n > most) most = n;
     }
@@ -51,20 +50,6 @@ static tagc_status cpu_create(tagc_batch_kind kind, const tagc_batch_row *rows, 
     return cpu_point(*out, rows, results);
 }
 
-static tagc_damage damage_of(const tagc_code_options *o, const tagc_body *body) {
-    tagc_value_format format = tagc_values_format(o->values, o->block, o->sparse);
-    size_t n_items = o->n, n_index_bytes = 0;
-    if (o->sparse) {
-        tagc_gaps gaps;
-        tagc_gaps_init(&gaps, o->n, o->k);
-        n_index_bytes = tagc_gaps_validate(&gaps, body->bytes, body->n_bytes, &n_items);
-        if (n_index_bytes == 0) return TAGC_DAMAGE_POSITIONS;
-    }
-    if (body->n_bytes != n_index_bytes + tagc_values_bytes(&format, n_items)) return TAGC_DAMAGE_LENGTH;
-    return tagc_values_valid(&format, body->bytes + n_index_bytes, n_items) ? TAGC_DAMAGE_NONE
-                                                                            : TAGC_DAMAGE_VALUES;
-}
-
 /* With the lengths that hold now. */
 static const tagc_body *bodies_of(const tagc_batch *b, const tagc_batch_row *row, int n) {
     if (!row->lengths) return row->bodies;
@@ -85,9 +70,6 @@ static void run_row(const tagc_batch *b, const tagc_batch_row *row, tagc_batch_r
     case TAGC_BATCH_ENCODE:
         code->encode(o, row->gradient, row->residual_in, row->residual_out, row->seed, row->body, work,
                      b->pool, &result->encoded);
-        break;
-    case TAGC_BATCH_VALIDATE:
-        result->damage = damage_of(o, bodies_of(b, row, 1));
         break;
     case TAGC_BATCH_DECODE:
         result->nonfinite = code->decode(o, bodies_of(b, row, n_bodies), n_bodies, row->adds, row->scale,

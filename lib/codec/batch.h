@@ -13,8 +13,7 @@
 
 typedef enum tagc_batch_kind {
     TAGC_BATCH_ENCODE = 0,
-    TAGC_BATCH_VALIDATE = 1, /* one body per row */
-    TAGC_BATCH_DECODE = 2,
+    TAGC_BATCH_DECODE = 1,
 } tagc_batch_kind;
 
 /* One fragment. The functions of tagc_code describe each array. A kind ignores arrays that it does not name. */
@@ -27,27 +26,18 @@ typedef struct tagc_batch_row {
     int adds;                           /* decode */
     float *sums;                        /* decode */
     float scale;                        /* decode */
-    const tagc_body *bodies; /* decode (n_bodies); validate (1); the list itself is in host memory */
-    int n_bodies;            /* decode: at most what it was when the batch was made */
-    void *work;              /* the processor's, instead of that of _create; or NULL */
+    const tagc_body *bodies;            /* decode (n_bodies), sound; the list itself is in host memory */
+    int n_bodies;                       /* decode: at most what it was when the batch was made */
+    void *work;                         /* the processor's, instead of that of _create; or NULL */
     /* Where the arrays are, and read when the batch runs: */
-    const uint64_t *lengths; /* validate, decode: (n_bodies) instead of those in `bodies`; or NULL */
+    const uint64_t *lengths; /* decode: (n_bodies) instead of those in `bodies`; or NULL */
     const int *stop;         /* decode: not 0: as if n_bodies were 0; or NULL */
 } tagc_batch_row;
-
-/* What validate finds. A body with several damages has the first of them. */
-typedef enum tagc_damage {
-    TAGC_DAMAGE_NONE = 0,
-    TAGC_DAMAGE_POSITIONS = 1,
-    TAGC_DAMAGE_LENGTH = 2,
-    TAGC_DAMAGE_VALUES = 3,
-} tagc_damage;
 
 /* Of a row. */
 typedef struct tagc_batch_result {
     tagc_encoded encoded; /* encode */
     int nonfinite;        /* decode: what tagc_code.decode returns */
-    int damage;           /* validate: a tagc_damage */
 } tagc_batch_result;
 
 typedef struct tagc_batch tagc_batch;

@@ -1,6 +1,5 @@
 /* Residuals one value at a time: the definition, and what remains where the kernels of code_kernels.h end. */
 #include "codec/residual.h"
-#include "codec/bf16.h"
 #include "codec/code_kernels.h"
 #include "core/memory.h"
 
@@ -27,8 +26,6 @@ size_t tagc_residual_bytes(int format, size_t n) {
         return tagc_residual_exponent_bytes(format, n) + tagc_aligned(n);
     case TAGC_FORMAT_INT4:
         return tagc_residual_exponent_bytes(format, n) + tagc_aligned((n + 1) / 2);
-    case TAGC_FORMAT_BF16:
-        return n * sizeof(uint16_t);
     default:
         return n * sizeof(float);
     }
@@ -81,10 +78,7 @@ void tagc_residual_read_ahead(int format, size_t n, const void *row, size_t firs
                               const void *ahead, float *values) {
     const uint8_t *exponents = row, *codes = exponents + tagc_residual_exponent_bytes(format, n);
     if (!has_exponents(format)) {
-        if (format == TAGC_FORMAT_BF16)
-            tagc_bf16_widen((const uint16_t *)row + first, values, n_here);
-        else
-            memcpy(values, (const float *)row + first, n_here * sizeof *values);
+        memcpy(values, (const float *)row + first, n_here * sizeof *values);
         return;
     }
     size_t i = tagc_code_best()->read_residual(format, exponents, codes, first, n_here, ahead, values);

@@ -25,9 +25,7 @@
  *
  * So each of v's two neighbours is taken with the probability that makes the mean v, but for what is cut off of q: less than 2^-24 of a step (int4: 2^-28), which is 10^-9 of the
  * block's largest value. With 8 random bits and a constant for the rest, what is below 1/512 of a step would become zero in
- * every step. The lower bits of a threshold are the upper ones of its neighbours: they are correlated by 1/256.
- *
- * Saved states of libtagc 0.2 may hold rows of bf16, n x 2 bytes. These are read, and not written. */
+ * every step. The lower bits of a threshold are the upper ones of its neighbours: they are correlated by 1/256. */
 #ifndef TAGC_CODEC_RESIDUAL_H
 #define TAGC_CODEC_RESIDUAL_H
 
@@ -46,7 +44,6 @@
 /* Values at whose multiples a row can be cut: ranges that begin there are written independently. */
 #define TAGC_RESIDUAL_BLOCK 128
 
-/* Is it one that is written? */
 static inline int tagc_residual_is_format(int format) {
     return format == TAGC_FORMAT_FP32 || format == TAGC_FORMAT_INT8 || format == TAGC_FORMAT_INT4;
 }

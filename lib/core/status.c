@@ -41,6 +41,11 @@ tagc_status tagc_fail(tagc_status status, const char *format, ...) {
     return status;
 }
 
+tagc_status tagc_status_check_own(tagc_status status) {
+    if ((int)status > TAGC_OK && (int)status <= TAGC_LAST_STATUS) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT, "status is %d, must be that of a failure", (int)status);
+}
+
 tagc_status tagc_blame(tagc_status status, int rank) {
     last_rank = rank;
     return status;

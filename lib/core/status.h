@@ -26,6 +26,9 @@ tagc_status tagc_fail(tagc_status status, const char *format, ...) __attribute__
 /* Puts "<prefix>: " before the recorded text, for callers that know the file or the rank. Returns `status`. */
 tagc_status tagc_fail_in(tagc_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* TAGC_ERR_ARGUMENT unless a program may give this status as its own failure. */
+tagc_status tagc_status_check_own(tagc_status status);
+
 /* Notes that the failure just recorded began at that rank, a number in the comm, and returns `status`; and reads what was noted. -1:
  * of no rank in particular, as after each _fail. */
 tagc_status tagc_blame(tagc_status status, int rank);

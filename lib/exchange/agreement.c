@@ -30,6 +30,7 @@ void tagc_agree_begin(tagc_reducer *r, int round, uint32_t n_items) {
         .n_items = n_items,
         .status = (uint32_t)r->now.failure,
         .longest = {r->now.longest[0], r->now.longest[1]},
+        .word = r->now.word,
         .step = r->now.number,
     };
     tagc_wire_write(&header, r->agree_send);
@@ -60,7 +61,8 @@ static tagc_status read_from(const tagc_reducer *r, int q, size_t max_items, tag
 
 tagc_status tagc_agree_end(tagc_reducer *r, const size_t *max_items, uint32_t *n_items) {
     TAGC_TRY(tagc_message_wait(r, r->agreement));
-    int nonfinite = 0, failed_rank = -1, other_k = -1, is_other_unit = 0;
+    int nonfinite = 0, failed_rank = -1, other_k = -1, is_other_unit = 0, first = -1, other_word = -1;
+    uint64_t word = 0;
     char other_unit[TAGC_ERROR_TEXT_BYTES];
     tagc_status failure = TAGC_OK;
     tagc_wire_header header, different = {0};
@@ -87,6 +89,11 @@ tagc_status tagc_agree_end(tagc_reducer *r, const size_t *max_items, uint32_t *n
             other_k = q;
             different = header;
         }
+        if (first < 0) {
+            first = q;
+            word = header.word;
+        }
+        if (header.word != word && other_word < 0) other_word = q;
         if (header.status == TAGC_OK || failed_rank >= 0) continue;
         failed_rank = q;
         failure = (tagc_status)header.status;
@@ -94,6 +101,11 @@ tagc_status tagc_agree_end(tagc_reducer *r, const size_t *max_items, uint32_t *n
     r->now.stats.nonfinite = nonfinite;
     /* Before all else: some rank differs from every rank, so that all return this. */
     if (is_other_unit) return tagc_fail(TAGC_ERR_MISMATCH, "%s", other_unit);
+    /* Before failures: who has another word may have failed for that. */
+    if (other_word >= 0)
+        return tagc_fail(TAGC_ERR_MISMATCH,
+                         "rank %d differs from rank %d in the word that all ranks must have alike",
+                         tagc_comm_name(r->comm, other_word), tagc_comm_name(r->comm, first));
     if (failed_rank >= 0 && r->now.failure == failure) return tagc_fail(failure, "%s", r->now.failure_text);
     if (failed_rank >= 0)
         return tagc_fail(failure, "rank %d failed in this step: %s", tagc_comm_name(r->comm, failed_rank),

@@ -34,7 +34,10 @@ tagc_status tagc_reducer_change(tagc_reducer *r, const tagc_reducer_options *opt
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %s, but only a reducer of direct can change",
                          tagc_exchange_names[r->options.exchange]);
     TAGC_TRY(tagc_reducer_options_check(options, r->world_size, &checked, own));
-    TAGC_TRY(tagc_reducer_options_check_change(&r->options, &checked));
+    tagc_reducer_options now = r->options, wanted = checked;
+    now.n_elems = r->n_given;
+    wanted.n_elems = options->n_elems;
+    TAGC_TRY(tagc_reducer_options_check_change(&now, &wanted));
     int is_same = checked.format == r->options.format && checked.sparsity == r->options.sparsity &&
                   checked.block == r->options.block && checked.result_format == r->options.result_format &&
                   checked.result_sparsity == r->options.result_sparsity;

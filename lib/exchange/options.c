@@ -62,8 +62,8 @@ static const tagc_field gatherer_fields[] = {
     {GATHERER(format), TAGC_FIELD_INT, 1, ALL, TAGC_FORMAT_FP32, TAGC_FORMAT_INT2, TAGC_FORMAT_FP32,
      tagc_format_names},
     {GATHERER(delta), TAGC_FIELD_INT, 1, ALL, 0, 1, 0, NULL},
-    {GATHERER(ranks_per_host), TAGC_FIELD_INT, 1, ALL, 0, 65536, 0, NULL},
-    {GATHERER(two_level), TAGC_FIELD_INT, 1, ALL, 0, 1, 0, NULL},
+    {GATHERER(ranks_per_host), TAGC_FIELD_INT, 1, ALL, 1, 65536, 1, NULL},
+    {GATHERER(within_host), TAGC_FIELD_INT, 1, ALL, 0, 1, 0, NULL},
     {GATHERER(check_every), TAGC_FIELD_U64, 1, ALL, 0, 2147483647.0, 0, NULL},
     {GATHERER(n_threads), TAGC_FIELD_U64, 0, ALL, 1, 256, 1, NULL},
     {GATHERER(full_format), TAGC_FIELD_U64, 1, ALL, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16, TAGC_FORMAT_FP32,
@@ -92,7 +92,8 @@ static const tagc_reducer_options reducer_defaults = {
     .n_threads = 1,
     .residual = -1,
 };
-static const tagc_gatherer_options gatherer_defaults = {.tag = UINT64_MAX, .n_threads = 1};
+static const tagc_gatherer_options gatherer_defaults = {
+    .tag = UINT64_MAX, .ranks_per_host = 1, .n_threads = 1};
 
 /* The least sizes are those of version 0.2: up to its last field, without what later versions add. */
 #define UP_TO(type, last) (offsetof(type, last) + sizeof((type *)0)->last)
@@ -230,16 +231,19 @@ uint64_t tagc_padded_elems(uint64_t n, int world_size) {
 
 /* ---- what one rank can see ---- */
 
-static tagc_status check_shape(uint64_t n_elems, int world_size, uint64_t max_shard) {
-    uint64_t n_ranks = (uint64_t)world_size;
-    if (n_elems % n_ranks != 0)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "n_elems is %llu, must be a multiple of the world size %d",
-                         (unsigned long long)n_elems, world_size);
-    unsigned long long max_elems = max_shard * n_ranks;
-    if (n_elems / n_ranks > max_shard)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "n_elems is %llu, must be at most %llu at world size %d",
-                         (unsigned long long)n_elems, max_elems, world_size);
+/* A unit of n_rows rows. */
+static tagc_status check_size(uint64_t n_elems, int n_rows) {
+    unsigned long long max_elems = (uint64_t)MAX_SHARD * (uint64_t)n_rows;
+    if (n_elems > max_elems)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_elems is %llu, must be at most %llu for %d ranks",
+                         (unsigned long long)n_elems, max_elems, n_rows);
     return TAGC_OK;
+}
+
+static tagc_status check_is_multiple(uint64_t n_elems, int n_rows, const char *where) {
+    if (n_elems % (uint64_t)n_rows == 0) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT, "n_elems is %llu, must be a multiple of %d, the number of ranks%s",
+                     (unsigned long long)n_elems, n_rows, where);
 }
 
 static tagc_status check_numbers(const tagc_reducer_options *options, int world_size) {
@@ -252,14 +256,16 @@ static tagc_status check_numbers(const tagc_reducer_options *options, int world_
                          "result_sparsity is %.10g, must be in [0, 1], or -1 to follow sparsity",
                          options->result_sparsity);
     TAGC_TRY(tagc_fields_check(reducer_fields, N_REDUCER_FIELDS, options));
-    TAGC_TRY(check_shape(options->n_elems, world_size, MAX_SHARD));
+    TAGC_TRY(check_size(options->n_elems, world_size));
     if (options->block != 0 && (options->block < 16 || (options->block & (options->block - 1))))
         return tagc_fail(TAGC_ERR_ARGUMENT, "block is %d, must be 0 (%d) or a power of two in [16, 4096]",
                          options->block, DEFAULT_BLOCK);
     if (world_size % options->ranks_per_host != 0)
         return tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, must divide the world size %d",
                          options->ranks_per_host, world_size);
-    return TAGC_OK;
+    return options->ranks_per_host == 1
+               ? TAGC_OK
+               : check_is_multiple(options->n_elems, world_size, ", where ranks_per_host is above 1");
 }
 
 /* Checks fields that do not apply to the exchange. */
@@ -375,6 +381,7 @@ tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int 
     TAGC_TRY(read_own(&read, world_size, own));
     TAGC_TRY(check_known(reducer_fields, N_REDUCER_FIELDS, &read, &read));
     *out = read;
+    out->n_elems = (read.n_elems + (uint64_t)world_size - 1) / (uint64_t)world_size * (uint64_t)world_size;
     if (read.exchange == TAGC_EXCHANGE_DENSE) out->sparsity = 0;
     tagc_reducer_options_resolve(out);
     TAGC_TRY(check_together(&read, out));
@@ -416,11 +423,12 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
     if (!options) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
     TAGC_TRY(tagc_sized_read(&gatherer_struct, options, out));
     TAGC_TRY(tagc_fields_check(gatherer_fields, N_GATHERER_FIELDS, out));
-    if (out->ranks_per_host == 0) out->ranks_per_host = world_size;
     if (world_size % out->ranks_per_host != 0)
         return tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, must divide the world size %d",
                          out->ranks_per_host, world_size);
-    TAGC_TRY(check_shape(out->n_elems, out->two_level ? world_size : out->ranks_per_host, MAX_SHARD));
+    int n_rows = out->within_host ? out->ranks_per_host : world_size;
+    TAGC_TRY(check_size(out->n_elems, n_rows));
+    TAGC_TRY(check_is_multiple(out->n_elems, n_rows, out->within_host ? " of a host: within_host is 1" : ""));
     if (out->lossless && (out->delta || out->format != TAGC_FORMAT_BF16))
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "lossless is 1, but %s%s: it codes whole parameters in bf16",
                          out->delta ? "delta is 1" : "format is ",

@@ -12,6 +12,8 @@
 #include "core/sized.h"
 #include "exchange/options.h"
 
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 static const tagc_reducer_stats no_stats;
@@ -48,6 +50,47 @@ static void place_fed_arrays(tagc_reducer *r, tagc_arena *work) {
 void tagc_reducer_place_work(tagc_reducer *r, tagc_arena *work) {
     if (r->feed) place_fed_arrays(r, work);
     r->exchange->place_work(r, work);
+}
+
+/* ---- a unit that is no multiple of W: its arrays are a feed, so that nothing beyond them is touched ---- */
+
+/* Values of the unit from number `first` on, of n. */
+static size_t given_of(const tagc_reducer *r, size_t first, size_t n) {
+    size_t n_left = first < r->n_given ? (size_t)r->n_given - first : 0;
+    return n_left < n ? n_left : n;
+}
+
+static tagc_status start_padded(void *context, const void **lent) {
+    (void)context, (void)lent;
+    return TAGC_OK;
+}
+
+static void fill_padded(void *context, size_t row, void *values) {
+    const tagc_reducer *r = context;
+    size_t width = tagc_reducer_gradient_bytes(r), n = given_of(r, row * r->shard, r->shard);
+    if (n) memcpy(values, (const char *)r->now.given_gradient + row * r->shard * width, n * width);
+    memset((char *)values + n * width, 0, (r->shard - n) * width);
+}
+
+static void take_padded(void *context, size_t row, const float *sums) {
+    const tagc_reducer *r = context;
+    int is_shard = r->options.output == TAGC_OUTPUT_SHARD;
+    size_t n = given_of(r, (is_shard ? (size_t)r->rank : row) * r->shard, r->shard);
+    float *to = r->now.given_output;
+    for (size_t i = 0; i < n; i++) to[row * r->shard + i] = sums ? sums[i] : NAN;
+}
+
+static void end_padded(void *context, tagc_status status) {
+    (void)context, (void)status;
+}
+
+void tagc_reducer_size(tagc_reducer *r, uint64_t n_given) {
+    r->shard = (size_t)(r->options.n_elems / (uint64_t)r->world_size);
+    r->n_given = n_given;
+    if (n_given == r->options.n_elems) return;
+    r->padding = (tagc_feed){
+        .context = r, .start = start_padded, .fill = fill_padded, .take = take_padded, .end = end_padded};
+    r->feed = &r->padding;
 }
 
 static void count_residual(const tagc_reducer *r, int sign) {
@@ -135,6 +178,10 @@ static tagc_status check_runner(const tagc_reducer *r, const tagc_runner *runner
     if (r->options.ranks_per_host != 1)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "ranks_per_host is %d, must be 1 with %s",
                          r->options.ranks_per_host, runner->name);
+    if (r->n_given != r->options.n_elems)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "n_elems is %llu, must be a multiple of the world size %d with %s",
+                         (unsigned long long)r->n_given, r->world_size, runner->name);
     return TAGC_OK;
 }
 
@@ -159,7 +206,7 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_runner *runner, co
     r->runner = r->exchange->runner;
     r->rank = tagc_comm_rank(comm);
     r->world_size = tagc_comm_world_size(comm);
-    r->shard = (size_t)(checked.n_elems / (uint64_t)r->world_size);
+    tagc_reducer_size(r, options->n_elems);
     r->residual_format = tagc_stored_format(&checked);
     r->scale = checked.op == TAGC_OP_AVG ? 1.0f / (float)r->world_size : 1.0f;
     if (runner) {
@@ -177,8 +224,11 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_runner *runner, co
 static tagc_status make_together(const tagc_arrays *arrays, const tagc_runner *runner, const tagc_feed *feed,
                                  tagc_comm *comm, const tagc_reducer_options *options, tagc_reducer **out) {
     tagc_reducer *r;
+    tagc_reducer_options agreed;
     tagc_status status = make(arrays, runner, feed, comm, options, &r);
-    status = tagc_reducer_options_agree(comm, status, r ? &r->options : NULL, r ? r->own_options : NULL,
+    if (r) agreed = r->options;
+    if (r) agreed.n_elems = r->n_given;
+    status = tagc_reducer_options_agree(comm, status, r ? &agreed : NULL, r ? r->own_options : NULL,
                                         r ? &r->identity : NULL);
     if (status != TAGC_OK) {
         tagc_reducer_destroy(r);
@@ -254,7 +304,9 @@ static void start_fed(tagc_reducer *r) {
 /* Rows of sums that are sent back were taken when they were decoded. */
 static void end_fed(tagc_reducer *r) {
     const tagc_feed *feed = r->feed;
-    int is_void = r->now.stats.nonfinite, was_taken = r->now.row && r->options.output != TAGC_OUTPUT_SHARD;
+    /* dense gives sums as computed. */
+    int is_void = r->now.stats.nonfinite && r->options.exchange != TAGC_EXCHANGE_DENSE,
+        was_taken = r->now.row && r->options.output != TAGC_OUTPUT_SHARD;
     for (size_t row = 0; row < n_rows_of_output(r) && (is_void || !was_taken); row++)
         feed->take(feed->context, row, is_void ? NULL : r->now.output + row * r->shard);
     feed->end(feed->context, TAGC_OK);
@@ -274,7 +326,7 @@ static void start(tagc_reducer *r) {
     tagc_reducer_place_work(r, &work);
     r->now.start_s = tagc_clock_s();
     tagc_reducer_stats_init(&r->now.stats);
-    r->now.failure = TAGC_OK;
+    r->now.failure = r->now.refused; /* with its text */
     r->now.longest[0] = r->now.longest[1] = 0;
     if (r->feed) start_fed(r);
 }
@@ -377,18 +429,38 @@ static int may_overlap(const tagc_reducer *r, const void *gradient, const float 
     return is_read_first && (o->output == TAGC_OUTPUT_SHARD || (o->output == TAGC_OUTPUT_UNIT && is_same));
 }
 
-tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const void *gradient, const float *output) {
+uint64_t tagc_reducer_given_output(const tagc_reducer *r) {
+    uint64_t n = r->exchange->output_elems(&r->options, r->world_size);
+    size_t first = r->options.output == TAGC_OUTPUT_SHARD ? (size_t)r->rank * r->shard : 0;
+    return r->n_given == r->options.n_elems ? n : given_of(r, first, (size_t)n);
+}
+
+tagc_status tagc_reducer_check_lengths(const tagc_reducer *r, uint64_t n_gradient, uint64_t n_output) {
+    if (n_gradient != r->n_given)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_gradient is %llu, must be %llu: the n_elems of the reducer",
+                         (unsigned long long)n_gradient, (unsigned long long)r->n_given);
+    if (n_output != tagc_reducer_given_output(r))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_output is %llu, must be %llu: %s of %llu values",
+                         (unsigned long long)n_output, (unsigned long long)tagc_reducer_given_output(r),
+                         r->options.output == TAGC_OUTPUT_SHARD  ? "this rank's shard"
+                         : r->options.output == TAGC_OUTPUT_UNIT ? "the whole unit"
+                                                                 : "this rank's part, output is host_shard,",
+                         (unsigned long long)r->n_given);
+    return TAGC_OK;
+}
+
+static tagc_status check_arrays(const tagc_reducer *r, const void *gradient, uint64_t n_gradient,
+                                const float *output, uint64_t n_output) {
     if (!gradient) return tagc_fail(TAGC_ERR_ARGUMENT, "gradient is NULL");
-    if (!output) return tagc_fail(TAGC_ERR_ARGUMENT, "output is NULL");
+    if (!output && n_output > 0) return tagc_fail(TAGC_ERR_ARGUMENT, "output is NULL");
     if (r->now.begun)
         return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
-    uint64_t n_output = r->exchange->output_elems(&r->options, r->world_size);
-    if (overlap(gradient, r->options.n_elems * tagc_reducer_gradient_bytes(r), output,
-                n_output * sizeof *output) &&
+    TAGC_TRY(tagc_reducer_check_lengths(r, n_gradient, n_output));
+    if (overlap(gradient, n_gradient * tagc_reducer_gradient_bytes(r), output, n_output * sizeof *output) &&
         !may_overlap(r, gradient, output))
         return tagc_fail(TAGC_ERR_ARGUMENT, "output overlaps gradient, must lie apart");
     TAGC_TRY(r->arrays->check(r->arrays->heap.context, gradient, "gradient"));
-    return r->arrays->check(r->arrays->heap.context, output, "output");
+    return n_output > 0 ? r->arrays->check(r->arrays->heap.context, output, "output") : TAGC_OK;
 }
 
 static tagc_status begin(tagc_reducer *r, const void *gradient, float *output, int is_ahead) {
@@ -397,6 +469,9 @@ static tagc_status begin(tagc_reducer *r, const void *gradient, float *output, i
     atomic_store(&r->now.hold, TAGC_NOT_HELD);
     r->now.gradient = gradient;
     r->now.output = output;
+    r->now.given_gradient = gradient;
+    r->now.given_output = output;
+    if (r->feed) r->now.gradient = r->now.output = NULL;
     r->now.row = r->now.own_sums = NULL;
     r->now.number++;
     r->n_steps++;
@@ -408,12 +483,53 @@ static tagc_status begin(tagc_reducer *r, const void *gradient, float *output, i
     return TAGC_OK;
 }
 
-tagc_status tagc_reducer_begin(tagc_reducer *r, const void *gradient, float *output) {
+static tagc_status check_begins(const tagc_reducer *r) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
     if (r->runner && r->runner->is_ahead)
         return tagc_fail(TAGC_ERR_STATE, "this reducer's steps are those of its unit (tagc_unit_enqueue)");
-    TAGC_TRY(tagc_reducer_check_arrays(r, gradient, output));
-    return begin(r, gradient, output, 0);
+    if (r->now.begun)
+        return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
+    return tagc_comm_check_open(r->comm);
+}
+
+/* The last failure is this rank's own, and the others are in the step, or will be. So it goes through it, with zeros in the place of the
+ * caller's arrays, and all of them return its status. Without memory for that, the comm breaks. Returns when the step is over. */
+static tagc_status refuse(tagc_reducer *r, tagc_status status) {
+    char text[TAGC_ERROR_TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", tagc_last_error());
+    const tagc_heap *heap = &r->arrays->heap;
+    size_t n_gradient = (size_t)r->options.n_elems * tagc_reducer_gradient_bytes(r),
+           n_output = n_rows_of_output(r) * r->shard * sizeof(float);
+    void *gradient, *output = NULL;
+    tagc_status made = heap->create(heap->context, n_gradient, "a gradient of zeros", &gradient);
+    if (made == TAGC_OK) made = heap->create(heap->context, n_output, "sums that nobody takes", &output);
+    if (made == TAGC_OK) {
+        r->now.refused = status;
+        snprintf(r->now.failure_text, sizeof r->now.failure_text, "%s", text);
+        (void)begin(r, gradient, output, 0);
+        (void)tagc_comm_join(r->comm, &r->now.task);
+        r->now.begun = 0;
+        r->now.refused = TAGC_OK;
+    } else {
+        (void)tagc_fail(status, "%s", text);
+        (void)tagc_comm_give_up(r->comm, status, r->rank);
+    }
+    heap->destroy(heap->context, gradient, n_gradient);
+    heap->destroy(heap->context, output, n_output);
+    return tagc_fail(status, "%s", text);
+}
+
+tagc_status tagc_reducer_begin(tagc_reducer *r, const void *gradient, uint64_t n_gradient, float *output,
+                               uint64_t n_output) {
+    TAGC_TRY(check_begins(r));
+    tagc_status status = check_arrays(r, gradient, n_gradient, output, n_output);
+    return status == TAGC_OK ? begin(r, gradient, output, 0) : refuse(r, status);
+}
+
+tagc_status tagc_reducer_fail(tagc_reducer *r, tagc_status status, const char *reason) {
+    TAGC_TRY(check_begins(r));
+    TAGC_TRY(tagc_status_check_own(status));
+    return refuse(r, tagc_fail(status, "%s", reason ? reason : "no reason given"));
 }
 
 tagc_status tagc_reducer_begin_fed(tagc_reducer *r) {
@@ -451,9 +567,11 @@ tagc_status tagc_reducer_test(tagc_reducer *r, int *done) {
     return TAGC_OK;
 }
 
-tagc_status tagc_reducer_run(tagc_reducer *r, const void *gradient, float *output,
-                             tagc_reducer_stats *stats) {
-    if (stats) TAGC_TRY(tagc_sized_check(&stats_struct, stats)); /* before anything is under way */
-    TAGC_TRY(tagc_reducer_begin(r, gradient, output));
+tagc_status tagc_reducer_run(tagc_reducer *r, const void *gradient, uint64_t n_gradient, float *output,
+                             uint64_t n_output, tagc_reducer_stats *stats) {
+    TAGC_TRY(check_begins(r));
+    tagc_status status = tagc_reducer_check_stats(stats);
+    if (status != TAGC_OK) return refuse(r, status);
+    TAGC_TRY(tagc_reducer_begin(r, gradient, n_gradient, output, n_output));
     return tagc_reducer_end(r, stats);
 }

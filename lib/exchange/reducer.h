@@ -34,10 +34,12 @@ struct tagc_reducer {
     tagc_comm *comm;
     tagc_identity identity;
     const tagc_feed *feed;     /* NULL: arrays are the caller's */
+    tagc_feed padding;         /* the feed of a unit that has fewer values than W shards */
     const tagc_arrays *arrays; /* where gradient, output and residual are */
     const tagc_exchange_table *exchange;
-    const tagc_runner *runner;                        /* of its batches; NULL if the exchange has none */
-    tagc_reducer_options options;                     /* defaults resolved */
+    const tagc_runner *runner;    /* of its batches; NULL if the exchange has none */
+    tagc_reducer_options options; /* defaults resolved; n_elems is W shards */
+    uint64_t n_given;             /* values of the caller's unit: those behind are zeros, and are nobody's */
     _Alignas(8) char own_options[TAGC_OWN_MAX_BYTES]; /* as well; see tagc_own_options */
     int rank, world_size;
     size_t shard;        /* n_elems / W */
@@ -103,8 +105,13 @@ static inline uint32_t tagc_reducer_seed(const tagc_reducer *r, size_t row) {
     return tagc_residual_seed(r->options.rounding_seed, r->n_steps, (uint32_t)r->rank, (uint32_t)row);
 }
 
-/* TAGC_ERR_ARGUMENT unless a step can use these arrays. */
-tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const void *gradient, const float *output);
+/* Sets n_given, and what follows from it and the checked options. */
+void tagc_reducer_size(tagc_reducer *r, uint64_t n_given);
+
+/* The values of the caller's unit that this rank gets. */
+uint64_t tagc_reducer_given_output(const tagc_reducer *r);
+/* TAGC_ERR_ARGUMENT unless a step can use arrays of these lengths. */
+tagc_status tagc_reducer_check_lengths(const tagc_reducer *r, uint64_t n_gradient, uint64_t n_output);
 /* Of an exchange that reads it as fp32, and a row of a residual that is stored as fp32. */
 static inline const float *tagc_reducer_gradient(const tagc_reducer *r) {
     return r->now.gradient;

@@ -6,7 +6,7 @@
 
 /* Those that this build has, then NULL. */
 extern const tagc_exchange_table *const tagc_fenced_exchanges[];
-/* The names of what this build has of paper, gpu and native, up to a NULL. */
+/* The names of what this build has of paper, gpu, native and tls, up to a NULL. */
 extern const char *const tagc_fenced_parts[];
 
 #endif

@@ -187,8 +187,12 @@ tagc_status tagc_reducer_state_save(const tagc_reducer *r, void *buffer, uint64_
                          (unsigned long long)tagc_reducer_state_bytes(r));
     tagc_wire_header header = {.kind = TAGC_WIRE_STATE,
                                .coding = r->n_residual ? r->residual_format : TAGC_FORMAT_FP32,
+                               .output = r->options.output,
+                               .rank = (uint32_t)r->rank,
+                               .world_size = (uint32_t)r->world_size,
+                               .tag = r->options.tag,
                                .k = (uint32_t)r->shard,
-                               .n_elems = r->options.n_elems,
+                               .n_elems = r->n_given,
                                .n_items = (uint32_t)tagc_reducer_n_rows(r),
                                .body_bytes = n_bytes - TAGC_WIRE_HEADER_BYTES,
                                .step = r->n_steps};
@@ -199,52 +203,52 @@ tagc_status tagc_reducer_state_save(const tagc_reducer *r, void *buffer, uint64_
     return TAGC_OK;
 }
 
-/* A saved residual: rows of n_elems values. */
+/* Rows as long as this reducer's. */
 typedef struct saved_rows {
     const char *bytes;
     int format;
-    uint64_t n_rows;
-    size_t n_elems, row_bytes;
+    size_t row_bytes;
 } saved_rows;
 
+static tagc_status expect(const char *what, uint64_t saved, uint64_t here) {
+    if (saved == here) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_MISMATCH, "saved residual: %s is %llu, this reducer's is %llu", what,
+                     (unsigned long long)saved, (unsigned long long)here);
+}
+
 static tagc_status check_saved(const tagc_reducer *r, const tagc_wire_header *header, saved_rows *s) {
+    TAGC_TRY(expect("tag", header->tag, r->options.tag));
+    TAGC_TRY(expect("n_elems", header->n_elems, r->n_given));
+    TAGC_TRY(expect("output", (uint64_t)header->output, (uint64_t)r->options.output));
+    TAGC_TRY(expect("world size", header->world_size, (uint64_t)r->world_size));
+    if (header->rank != (uint32_t)r->rank)
+        return tagc_fail(
+            TAGC_ERR_MISMATCH,
+            "saved residual: rank %u saved it, this is rank %d: each rank loads what it has saved",
+            header->rank, r->rank);
     s->format = header->coding;
-    s->n_rows = header->n_items;
-    s->n_elems = header->k;
-    s->row_bytes = tagc_residual_bytes(s->format, s->n_elems);
-    uint64_t n = r->n_residual, n_bytes = header->body_bytes;
-    int fits = header->n_elems == r->options.n_elems && s->n_rows * s->n_elems == n &&
-               n_bytes == s->n_rows * s->row_bytes;
-    if (n && r->options.ranks_per_host > 1)
-        fits &= s->n_elems == r->shard; /* else other rows are this rank's */
-    if (!fits)
-        return tagc_fail(TAGC_ERR_MISMATCH,
-                         "saved residual: %llu bytes, %llu rows of %zu values in %s, of a unit of %llu "
-                         "elements; this reducer's: %llu rows of %zu, of a unit of %llu, %d ranks per host",
-                         (unsigned long long)n_bytes, (unsigned long long)s->n_rows, s->n_elems,
-                         tagc_format_names[s->format], (unsigned long long)header->n_elems,
-                         (unsigned long long)tagc_reducer_n_rows(r), r->shard,
-                         (unsigned long long)r->options.n_elems, r->options.ranks_per_host);
-    for (uint64_t row = 0; n && row < s->n_rows; row++) {
-        tagc_status status = tagc_residual_check(s->format, s->n_elems, s->bytes + row * s->row_bytes);
+    s->row_bytes = tagc_residual_bytes(s->format, r->shard);
+    uint64_t n_rows = tagc_reducer_n_rows(r);
+    TAGC_TRY(expect("number of rows", header->n_items, n_rows)); /* another ranks_per_host */
+    if (header->k != r->shard || header->body_bytes != n_rows * s->row_bytes)
+        return tagc_fail(TAGC_ERR_CORRUPT, "saved residual: %llu bytes are not %llu rows of %zu values in %s",
+                         (unsigned long long)header->body_bytes, (unsigned long long)n_rows, r->shard,
+                         tagc_format_names[s->format]);
+    for (uint64_t row = 0; row < n_rows; row++) {
+        tagc_status status = tagc_residual_check(s->format, r->shard, s->bytes + row * s->row_bytes);
         if (status != TAGC_OK)
             return tagc_fail_in(status, "saved residual: row %llu", (unsigned long long)row);
     }
     return TAGC_OK;
 }
 
-/* Rows of another format or length, value by value. */
+/* Rows of another format, value by value. */
 static void convert(const tagc_reducer *r, const saved_rows *s, void *rows) {
     float values[PIECE_ELEMS];
     piece p;
     for (uint64_t at = 0; at < r->n_residual; at += p.n) {
         p = piece_at(r, at);
-        for (size_t done = 0, n; done < p.n; done += n) {
-            size_t first = (size_t)((at + done) % s->n_elems), left = s->n_elems - first;
-            n = left < p.n - done ? left : p.n - done;
-            tagc_residual_read(s->format, s->n_elems, s->bytes + (at + done) / s->n_elems * s->row_bytes,
-                               first, n, values + done);
-        }
+        tagc_residual_read(s->format, r->shard, s->bytes + p.row * s->row_bytes, p.first, p.n, values);
         write_piece(r, rows, p, values);
     }
 }
@@ -264,7 +268,7 @@ tagc_status tagc_reducer_state_load(tagc_reducer *r, const void *buffer, uint64_
     TAGC_TRY(open_rows(r, &rows));
     uint64_t before = r->n_steps;
     r->n_steps = header.step;
-    if (saved.format == r->residual_format && saved.n_elems == r->shard && r->n_residual)
+    if (saved.format == r->residual_format && r->n_residual)
         memcpy(rows, saved.bytes, (size_t)tagc_reducer_stored_bytes(r));
     else
         convert(r, &saved, rows);

@@ -41,14 +41,18 @@ typedef struct tagc_step {
     int is_ahead;
     atomic_int hold; /* tagc_hold */
     uint64_t number; /* from 1 */
+    uint64_t word;   /* of the caller's, which all ranks must have alike; set before the step begins */
     double start_s;
-    const void *gradient; /* (W, shard), in options.gradient */
-    float *output;        /* (output_elems) */
+    const void *gradient;       /* (W, shard), in options.gradient */
+    float *output;              /* (output_elems) */
+    const void *given_gradient; /* (n_given) of the caller's, where the unit is padded */
+    float *given_output;        /* as well, its part of the unit */
     /* Of a step with a feed: a row of the gradient, then of the output, and the sums of the own row; else NULL. (shard) */
     void *row;
     float *own_sums;
     void *residual; /* the new residual, or NULL; swapped with the reducer's */
     tagc_reducer_stats stats;
+    tagc_status refused; /* why this rank takes part for the others' sake alone, with zeros; or TAGC_OK */
     tagc_status failure; /* of this rank; sent to all in the next agreement */
     char failure_text[TAGC_ERROR_TEXT_BYTES];
     uint64_t n_told; /* all ranks' items in the last agreement */

@@ -24,7 +24,7 @@ static tagc_status lay_out(const tagc_reducer_options *options, int world_size, 
     *arena = *work = (tagc_arena){0};
     TAGC_TRY(tagc_reducer_options_check(options, world_size, &r->options, r->own_options));
     r->world_size = world_size;
-    r->shard = (size_t)(r->options.n_elems / (uint64_t)world_size);
+    tagc_reducer_size(r, options->n_elems);
     r->exchange = tagc_exchange_of(options->exchange);
     r->runner = r->exchange->runner;
     r->residual_format = tagc_stored_format(&r->options);
@@ -64,10 +64,10 @@ tagc_status tagc_gatherer_volume(const tagc_gatherer_options *options, int world
            n_across = n_hosts - 1;
     tagc_volume_add(out, TAGC_LEG_GATHER, (n_across + n_beside) * n_bytes);
     for (int i = 0; i < g.n_relays; i++) tagc_volume_add(out, TAGC_LEG_GATHER, n_beside * n_bytes);
-    if (g.options.two_level) out->n_within_bytes[TAGC_LEG_GATHER] = (n_across + 1) * n_beside * n_bytes;
+    if (!g.options.within_host) out->n_within_bytes[TAGC_LEG_GATHER] = (n_across + 1) * n_beside * n_bytes;
     out->word_bytes = tagc_gatherer_has_words(&g) ? sizeof(tagc_gather_word) : 0;
     out->n_bytes[TAGC_LEG_GATHER] += (g.n_rows - 1) * out->word_bytes;
-    if (g.options.two_level) out->n_within_bytes[TAGC_LEG_GATHER] += n_beside * out->word_bytes;
+    if (!g.options.within_host) out->n_within_bytes[TAGC_LEG_GATHER] += n_beside * out->word_bytes;
     return TAGC_OK;
 }
 

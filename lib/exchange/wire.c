@@ -1,6 +1,7 @@
 /* Reads and writes headers. */
 #include "exchange/wire.h"
 
+#include "codec/residual.h"
 #include "core/status.h"
 #include "core/xxh3.h"
 
@@ -19,6 +20,7 @@ enum { /* byte offsets of the fields */
        AT_KIND = 5,
        AT_CODING = 6,
        AT_FLAGS = 7,
+       AT_OUTPUT = 7, /* state */
        AT_RANK = 8,
        AT_K = 12,
        AT_N_ELEMS = 16,
@@ -27,10 +29,13 @@ enum { /* byte offsets of the fields */
        AT_ATTEMPT = 28,
        AT_BODY_SUM = 28, /* fragment, lossless */
        AT_LONGEST = 28,  /* agreement, (2) */
+       AT_TAG = 28,      /* state */
        AT_MAX_ABS = 32,
        AT_STATUS = 36,
        AT_INDEX_BYTES = 36, /* fragment */
+       AT_WORLD_SIZE = 36,  /* state */
        AT_BODY_BYTES = 40,
+       AT_WORD = 40, /* agreement */
        AT_STEP = 48,
        AT_CHECKSUM = 56
 };
@@ -46,6 +51,7 @@ static int is_saved(int kind) {
 }
 
 static int version_of(int kind) {
+    if (kind == TAGC_WIRE_STATE) return TAGC_WIRE_STATE_VERSION;
     return is_saved(kind) ? TAGC_WIRE_SAVED_VERSION : TAGC_WIRE_VERSION;
 }
 
@@ -84,15 +90,24 @@ void tagc_wire_write(const tagc_wire_header *header, void *message) {
     else
         memcpy(bytes + AT_STATUS, &header->status, 4);
     if (header->kind == TAGC_WIRE_AGREE) memcpy(bytes + AT_LONGEST, header->longest, sizeof header->longest);
-    memcpy(bytes + AT_BODY_BYTES, &header->body_bytes, 8);
+    if (header->kind == TAGC_WIRE_STATE) {
+        bytes[AT_OUTPUT] = (uint8_t)header->output;
+        memcpy(bytes + AT_TAG, &header->tag, 8);
+        memcpy(bytes + AT_WORLD_SIZE, &header->world_size, 4);
+    }
+    memcpy(bytes + AT_BODY_BYTES, header->kind == TAGC_WIRE_AGREE ? &header->word : &header->body_bytes, 8);
     memcpy(bytes + AT_STEP, &header->step, 8);
     uint64_t sum = checksum(bytes, is_apart(header->kind) ? 0 : header->body_bytes);
     memcpy(bytes + AT_CHECKSUM, &sum, 8);
 }
 
 static void read_fields(const uint8_t *bytes, tagc_wire_header *header) {
-    *header =
-        (tagc_wire_header){.kind = bytes[AT_KIND], .coding = bytes[AT_CODING], .flags = bytes[AT_FLAGS]};
+    *header = (tagc_wire_header){.kind = bytes[AT_KIND], .coding = bytes[AT_CODING]};
+    int is_state = header->kind == TAGC_WIRE_STATE;
+    if (is_state)
+        header->output = bytes[AT_OUTPUT];
+    else
+        header->flags = bytes[AT_FLAGS];
     memcpy(&header->rank, bytes + AT_RANK, 4);
     memcpy(&header->k, bytes + AT_K, 4);
     memcpy(&header->n_elems, bytes + AT_N_ELEMS, is_saved(header->kind) ? 8 : 4);
@@ -102,15 +117,18 @@ static void read_fields(const uint8_t *bytes, tagc_wire_header *header) {
         memcpy(&header->body_sum, bytes + AT_BODY_SUM, 8);
     } else if (header->kind == TAGC_WIRE_AGREE) {
         memcpy(header->longest, bytes + AT_LONGEST, sizeof header->longest);
+    } else if (is_state) {
+        memcpy(&header->tag, bytes + AT_TAG, 8);
+        memcpy(&header->world_size, bytes + AT_WORLD_SIZE, 4);
     } else {
         memcpy(&header->attempt, bytes + AT_ATTEMPT, 4);
         memcpy(&header->max_abs, bytes + AT_MAX_ABS, 4);
     }
     if (header->kind == TAGC_WIRE_FRAGMENT)
         memcpy(&header->index_bytes, bytes + AT_INDEX_BYTES, 4);
-    else
+    else if (!is_state)
         memcpy(&header->status, bytes + AT_STATUS, 4);
-    memcpy(&header->body_bytes, bytes + AT_BODY_BYTES, 8);
+    memcpy(header->kind == TAGC_WIRE_AGREE ? &header->word : &header->body_bytes, bytes + AT_BODY_BYTES, 8);
     memcpy(&header->step, bytes + AT_STEP, 8);
 }
 
@@ -135,6 +153,9 @@ static tagc_status check_fields(const tagc_wire_header *header) {
                          : is_lossless            ? "lossless"
                                                   : "index",
                          header->coding, max_coding);
+    if (is_state && !tagc_residual_is_format(header->coding))
+        return tagc_fail(TAGC_ERR_CORRUPT, "residual coding is %d, no residual is stored in bf16",
+                         header->coding);
     uint32_t known = TAGC_WIRE_FLAG_NONFINITE | (is_fragment ? TAGC_WIRE_FLAG_FAILED : 0);
     if (header->flags & ~known)
         return tagc_fail(TAGC_ERR_CORRUPT, "flags are %u, known are %u", header->flags, known);

@@ -10,7 +10,9 @@
 
 #define TAGC_WIRE_HEADER_BYTES 64
 #define TAGC_WIRE_VERSION 2
-#define TAGC_WIRE_SAVED_VERSION 1 /* of state, blocks and changes, which outlive a step: they name no unit */
+/* Of what outlives a step, and names no unit of a comm: of a state, and of blocks and changes. */
+#define TAGC_WIRE_STATE_VERSION 2
+#define TAGC_WIRE_SAVED_VERSION 1
 enum { TAGC_WIRE_MAX_INDEX = 2 }; /* the largest tagc_index */
 
 typedef enum tagc_wire_kind {
@@ -40,7 +42,7 @@ typedef struct tagc_wire_header {
     int kind; /* tagc_wire_kind */
     int coding; /* tagc_index of an index or union, tagc_format of a fragment, state or blocks, see the kinds, else 0 */
     uint32_t flags; /* TAGC_WIRE_FLAG_ */
-    uint32_t rank;  /* of the sender */
+    uint32_t rank;  /* of the sender; state: of the rank that saved it */
     uint32_t
         k; /* the most elements that the sender selects in a shard; state: values of a row; blocks: values per scale; changes: bytes of an element */
     uint64_t n_elems; /* of the shard, below 2^32; state: of the unit; blocks, changes: of the array */
@@ -52,8 +54,12 @@ typedef struct tagc_wire_header {
     uint64_t body_sum; /* fragment and lossless, instead of attempt and max_abs: tagc_wire_sum of the body */
     uint32_t longest
         [2]; /* agreement, instead of attempt and max_abs: bytes of the longest body, and of the body of sums */
+    uint64_t tag;         /* state, instead of attempt and max_abs: of its reducer's options */
+    int output;           /* state, instead of flags: as well */
+    uint32_t world_size;  /* state, instead of status */
     uint32_t index_bytes; /* fragment, instead of status: first bytes of the body, which are positions */
     uint64_t body_bytes;  /* size of the body; fragment and lossless: of front and rest together */
+    uint64_t word;        /* agreement, instead of body_bytes: what all ranks must have alike */
     uint64_t
         step; /* number of this step of the reducer, or gather of the gatherer, from 1; state: of the last one */
 } tagc_wire_header;

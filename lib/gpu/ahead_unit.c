@@ -406,7 +406,8 @@ static tagc_status begin(const ticket *one, uint32_t p) {
     const gpu_room room = room_of(one, p);
     if (part->ahead) return tagc_ahead_begin(part->ahead, one->step->number, &room);
     if (one->step->number) TAGC_TRY(tagc_reducer_set_steps(part->of.reducer, one->step->number - 1));
-    return tagc_reducer_begin(part->of.reducer, gradient_here(&room), sums_here(part, &room));
+    return tagc_reducer_begin(part->of.reducer, gradient_here(&room), part->of.n_gradient,
+                              sums_here(part, &room), part->of.n_output);
 }
 
 static tagc_status end(const ticket *one, uint32_t p) {

@@ -23,35 +23,20 @@ typedef struct attributes {
 
 /* The members of tagc_runtime, in order; the driver's follow. */
 static const char *const names[] = {
-    "RuntimeGetVersion",
-    "GetDeviceCount",
-    "GetDevice",
-    "SetDevice",
-    "StreamCreateWithFlags",
-    "StreamDestroy",
-    "StreamQuery",
-    "StreamSynchronize",
-    "StreamWaitEvent",
-    "StreamIsCapturing",
-    "EventCreateWithFlags",
-    "EventDestroy",
-    "EventRecord",
-    "MemcpyAsync",
-    "HostAlloc",
-    "HostGetDevicePointer",
-    "FreeHost",
-    "MallocAsync",
-    "FreeAsync",
-    "MemsetAsync",
-    "PointerGetAttributes",
-    "GetErrorString",
-    "GetLastError",
-    "GetDriverEntryPoint",
+    "RuntimeGetVersion",    "GetDeviceCount", "GetDevice",         "SetDevice",       "StreamCreateWithFlags",
+    "StreamDestroy",        "StreamQuery",    "StreamSynchronize", "StreamWaitEvent", "StreamIsCapturing",
+    "EventCreateWithFlags", "EventDestroy",   "EventRecord",       "MemcpyAsync",     "HostAlloc",
+    "HostGetDevicePointer", "FreeHost",       "MallocAsync",       "FreeAsync",       "MemsetAsync",
+    "PointerGetAttributes", "GetErrorString", "GetLastError",
 };
-static const char *const driver_names[] = {"StreamWriteValue32", "StreamWaitValue32",
-                                           "DevicePrimaryCtxGetState"};
+/* symbol: what libcuda calls it. Since 11.7 the second versions are what cuda.h means by the names; the first need an option of the driver's. */
+static const struct {
+    const char *name, *symbol;
+} driver_names[] = {{"cuStreamWriteValue32", "cuStreamWriteValue32_v2"},
+                    {"cuStreamWaitValue32", "cuStreamWaitValue32_v2"},
+                    {"cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxGetState"}};
 enum { N_NAMES = sizeof names / sizeof *names, N_DRIVER_NAMES = sizeof driver_names / sizeof *driver_names };
-_Static_assert(sizeof(tagc_runtime) == sizeof(void *) * (1 + N_NAMES + N_DRIVER_NAMES),
+_Static_assert(sizeof(tagc_runtime) == sizeof(void *) * (1 + N_NAMES + N_DRIVER_NAMES + 1),
                "a name for each member");
 
 /* ---- answers ---- */
@@ -112,6 +97,8 @@ static tagc_status bind(tagc_runtime *runtime, const char *name, char where[TAGC
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "%s is CUDA runtime %d.%d, must be %d.%d or newer", name,
                          version / 1000, version % 1000 / 10, OLDEST_VERSION / 1000,
                          OLDEST_VERSION % 1000 / 10);
+    void *found = dlsym(runtime->library, "cudaGetDriverEntryPointByVersion");
+    memcpy(&runtime->GetDriverEntryPointByVersion, &found, sizeof found);
     snprintf(where, TAGC_WHERE_TEXT_BYTES, "cuda runtime %d.%d, %s", version / 1000, version % 1000 / 10,
              name);
     return TAGC_OK;
@@ -129,20 +116,33 @@ tagc_status tagc_runtime_bind(const char *library, tagc_runtime *out, char where
     return status;
 }
 
-/* The runtime knows which of the driver's versions of a function belongs to its own version. */
+/* A function as it was in the oldest version. A runtime older than 12.5 cannot be asked for a version: it, and cudaGetDriverEntryPoint of
+ * every runtime, takes its own, which a driver of the same major version need not know yet. */
+static void *find_in_driver(const tagc_runtime *runtime, int i) {
+    void *found = NULL;
+    int answer = 0;
+    if (runtime->GetDriverEntryPointByVersion) {
+        int code =
+            runtime->GetDriverEntryPointByVersion(driver_names[i].name, &found, OLDEST_VERSION, 0, &answer);
+        if (code) runtime->GetLastError();
+        return code ? NULL : found;
+    }
+    void *driver =
+        dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD); /* the runtime has loaded it, and keeps it */
+    if (!driver) return NULL;
+    found = dlsym(driver, driver_names[i].symbol);
+    dlclose(driver);
+    return found;
+}
+
 tagc_status tagc_runtime_bind_driver(tagc_runtime *runtime) {
     char *member = (char *)&runtime->StreamWriteValue32;
     for (int i = 0; i < N_DRIVER_NAMES; i++) {
-        char symbol[64];
-        void *found = NULL;
-        int answer = 0;
-        snprintf(symbol, sizeof symbol, "cu%s", driver_names[i]);
-        int code = runtime->GetDriverEntryPoint(symbol, &found, 0, &answer);
-        if (code) runtime->GetLastError();
-        if (code || !found)
+        void *found = find_in_driver(runtime, i);
+        if (!found)
             return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                             "the CUDA driver has no %s: must be a driver for CUDA %d.%d or newer", symbol,
-                             OLDEST_VERSION / 1000, OLDEST_VERSION % 1000 / 10);
+                             "the CUDA driver has no %s: must be a driver for CUDA %d.%d or newer",
+                             driver_names[i].name, OLDEST_VERSION / 1000, OLDEST_VERSION % 1000 / 10);
         memcpy(member + (size_t)i * sizeof found, &found, sizeof found);
     }
     return TAGC_OK;

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { PATIENCE_MS = 3000 };
+
 tagc_status tagc_device_check(const tagc_device *device, int code, const char *what) {
     if (code == 0) return TAGC_OK;
     const tagc_runtime *runtime = &device->runtime;
@@ -56,6 +58,8 @@ tagc_status tagc_device_create(const tagc_runtime *runtime, const char *where, i
     TAGC_TRY(tagc_memory_create(sizeof *device, "a device", (void **)&device));
     *device = probe;
     snprintf(device->where, sizeof device->where, "%s", where);
+    device->calls_wait = tagc_is_told_to_wait();
+    device->patience_ms = PATIENCE_MS;
     *out = device;
     return TAGC_OK;
 }

@@ -94,6 +94,34 @@ static tagc_status put_into_streams(tagc_job *job, ticket *one, const void *inpu
                              "waiting for the result");
 }
 
+/* Hands the input over, and waits for the exchange. */
+static tagc_status wait_for_exchange(ticket *one) {
+    tagc_queue *queue = one->queue;
+    pthread_mutex_lock(&queue->lock);
+    one->input_came = one->enqueued = 1;
+    pthread_cond_broadcast(&queue->changed);
+    while (!one->finished && !queue->is_closed) tagc_queue_sleep(queue, NULL);
+    tagc_status status = one->finished ? TAGC_OK : tagc_fail(TAGC_ERR_STATE, "the queue is closed");
+    pthread_mutex_unlock(&queue->lock);
+    return status;
+}
+
+/* Where calls may wait until their work has run: nothing is put behind a flag, and the result is there on return. */
+static tagc_status put_in_steps(const tagc_job *job, ticket *one, const void *input, void *output,
+                                void *stream) {
+    tagc_queue *queue = job->queue;
+    const tagc_device *device = queue->device;
+    const tagc_runtime *runtime = &device->runtime;
+    buffer *own = &queue->buffers[one->buffer];
+    TAGC_TRY(tagc_device_check(device, runtime->StreamSynchronize(stream), "waiting for the input"));
+    one->is_in_streams = 1;
+    TAGC_TRY(tagc_queue_copy(queue, own->in, input, job->n_bytes_in, TAGC_COPY_TO_HOST, queue->out));
+    TAGC_TRY(tagc_device_check(device, runtime->StreamSynchronize(queue->out), "copying to the host"));
+    TAGC_TRY(wait_for_exchange(one));
+    TAGC_TRY(tagc_queue_copy(queue, output, own->out, job->n_bytes_out, TAGC_COPY_TO_DEVICE, queue->back));
+    return tagc_device_check(device, runtime->StreamSynchronize(queue->back), "copying back");
+}
+
 /* is_dead: earlier exchanges, which are in streams, cannot go on either. */
 static void settle(ticket *one, tagc_status status, int is_the_device, int is_dead) {
     tagc_queue *queue = one->queue;
@@ -124,7 +152,8 @@ tagc_status tagc_job_put(tagc_job *job, tagc_unit *unit, tagc_unit_step *step, c
             status = check_arrays(job, input, output, stream);
             is_the_device = status == TAGC_ERR_DEVICE;
             if (status == TAGC_OK) {
-                status = put_into_streams(job, one, input, output, stream, waits);
+                status = queue->device->calls_wait ? put_in_steps(job, one, input, output, stream)
+                                                   : put_into_streams(job, one, input, output, stream, waits);
                 is_the_device = status != TAGC_OK;
                 if (is_the_device && tagc_unit_has_kernels(unit)) is_dead = !tagc_unit_withdraw(one);
             }
@@ -138,8 +167,14 @@ tagc_status tagc_job_put(tagc_job *job, tagc_unit *unit, tagc_unit_step *step, c
     return status;
 }
 
-tagc_status tagc_job_enqueue(tagc_job *job, const void *input, void *output, void *stream, int waits,
-                             uint64_t *number) {
+tagc_status tagc_job_enqueue(tagc_job *job, const void *input, size_t n_bytes_in, void *output,
+                             size_t n_bytes_out, void *stream, int waits, uint64_t *number) {
+    if (job && n_bytes_in != job->n_bytes_in)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes_in is %zu, must be %zu: that of the job", n_bytes_in,
+                         job->n_bytes_in);
+    if (job && n_bytes_out != job->n_bytes_out)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes_out is %zu, must be %zu: that of the job", n_bytes_out,
+                         job->n_bytes_out);
     return tagc_job_put(job, NULL, NULL, input, output, stream, waits, number);
 }
 

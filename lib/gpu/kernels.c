@@ -167,6 +167,24 @@ static tagc_status fill_array(void *context, void *array, uint32_t word, uint64_
 
 /* ---- life ---- */
 
+/* A kernel that does nothing: its orders are 0. */
+static tagc_status launch_one(void *context, void *stream) {
+    const tagc_kernels *k = context;
+    return tagc_kernels_check(k, k->maker->runs->spoil(k->work, k->work, sizeof(int), stream));
+}
+
+/* An exchange puts launches behind flags that are set only when all of it is in streams. */
+static tagc_status refuse_to_wait(tagc_kernels *k) {
+    const tagc_probe_work work = {.there = k->work, .launch = launch_one, .context = k};
+    int is_told = k->device->calls_wait;
+    if (!is_told) TAGC_TRY(tagc_device_probe(k->device, k->stream, &work, &k->device->calls_wait));
+    if (!k->device->calls_wait) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                     "here a launch of a kernel waits until it has run, so that kernels cannot exchange: %s",
+                     is_told ? "CUDA_LAUNCH_BLOCKING is set in the environment"
+                             : "a debugger, a profiler or a sanitizer may be the reason");
+}
+
 /* Makes every call that an exchange will make once, while no exchange waits. */
 static tagc_status try_out(tagc_kernels *k) {
     const tagc_runtime *runtime = runtime_of(k);
@@ -176,7 +194,8 @@ static tagc_status try_out(tagc_kernels *k) {
     TAGC_TRY(tagc_kernels_reserve(k, TAGC_ALIGNMENT, TAGC_LEAST_PINNED_BYTES));
     TAGC_TRY(tagc_device_check(k->device, runtime->MemsetAsync(k->work, 0, TAGC_ALIGNMENT, k->stream),
                                "writing to memory of the device"));
-    return tagc_kernels_wait(k);
+    TAGC_TRY(tagc_kernels_wait(k));
+    return refuse_to_wait(k);
 }
 
 tagc_status tagc_kernels_create(tagc_device *device, const tagc_maker *maker, tagc_kernels **out) {

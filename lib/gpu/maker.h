@@ -7,7 +7,7 @@
 #include "gpu/message.h"
 #include "tagc/device.h"
 
-#define TAGC_MAKER_ABI 7u
+#define TAGC_MAKER_ABI 8u
 
 /* Deltas (delta.h) over many arrays at once. */
 typedef enum tagc_delta_kind {

@@ -53,6 +53,9 @@
  * exchange, so a launch waits for the device only if its queue is full; it then has to hold one exchange: LAUNCH_PLACES in ahead_unit.c.
  * A buffer's rooms are shared as its arrays are: `out` waits for back[buffer], which is recorded behind all that uses them.
  *
+ * Where a call may wait until its work has run (probe.c), no call is made behind a flag: tagc_job_put goes step by step, and the caller waits
+ * for the exchange between the two copies. Kernels are refused there.
+ *
  * Failures. A failed exchange fills buffer.out with NaN before it writes flag `out`, so the copy back brings NaN. The first failure of
  * the runtime breaks the queue. tagc_job_enqueue sees it, or a wait for exchanges, which asks the device now and then, because a
  * failed device writes no flags. From then on every ticket is handed out at once with that failure, so that this rank can tell
@@ -337,6 +340,21 @@ static tagc_status make_flags(tagc_queue *queue) {
     return TAGC_OK;
 }
 
+/* Of a queue without kernels, whose makers have tried it. Where the device gives no memory, copies are not tried. */
+static tagc_status try_calls(tagc_queue *queue) {
+    tagc_device *device = queue->device;
+    const tagc_runtime *runtime = &device->runtime;
+    tagc_probe_work work = {0};
+    if (queue->kernels || device->calls_wait) return TAGC_OK;
+    if (runtime->MallocAsync(&work.there, TAGC_ALIGNMENT, queue->out)) {
+        runtime->GetLastError();
+        return TAGC_OK;
+    }
+    tagc_status status = tagc_device_probe(device, queue->out, &work, &device->calls_wait);
+    int code = runtime->FreeAsync(work.there, queue->out);
+    return status == TAGC_OK ? tagc_device_check(device, code, "freeing memory of the device") : status;
+}
+
 static tagc_status make(tagc_queue *queue) {
     const tagc_device *device = queue->device;
     const tagc_runtime *runtime = &device->runtime;
@@ -355,7 +373,8 @@ static tagc_status make(tagc_queue *queue) {
                                        runtime->EventCreateWithFlags(events[e], TAGC_EVENT_WITHOUT_TIMING),
                                        "making an event"));
     }
-    return make_flags(queue);
+    TAGC_TRY(make_flags(queue));
+    return try_calls(queue);
 }
 
 static tagc_status create(tagc_device *device, tagc_kernels *kernels, int n_buffers, tagc_queue **out) {

@@ -23,7 +23,7 @@ typedef enum tagc_copy {
     TAGC_COPY_THERE = 3,     /* cudaMemcpyDeviceToDevice */
 } tagc_copy;
 
-/* Each member is the function of that name with "cuda" before it, and of the driver with "cu". All are required. */
+/* Each member is the function of that name with "cuda" before it, and of the driver with "cu". All but the last are required. */
 typedef struct tagc_runtime {
     void *library; /* of dlopen */
     int (*RuntimeGetVersion)(int *version);
@@ -62,8 +62,6 @@ typedef struct tagc_runtime {
 
     const char *(*GetErrorString)(int code);
     int (*GetLastError)(void); /* forgets it, so that no other library takes this failure for its own */
-    /* Finds a function of the driver; NULL if it has none of that name. `answer` says why. */
-    int (*GetDriverEntryPoint)(const char *name, void **function, unsigned long long flags, int *answer);
 
     /* ---- of the driver; tagc_device_create binds them ---- */
 
@@ -73,6 +71,10 @@ typedef struct tagc_runtime {
     int (*StreamWaitValue32)(void *stream, uint64_t address, uint32_t value, unsigned flags);
     /* *is_active: whether the process has a context on that device, which SetDevice would make. */
     int (*DevicePrimaryCtxGetState)(int ordinal, unsigned *flags, int *is_active);
+
+    /* Of the runtime: finds a function of the driver, as it was in that version; NULL if it has none of that name. `answer` says why. */
+    int (*GetDriverEntryPointByVersion)(const char *name, void **function, unsigned version,
+                                        unsigned long long flags, int *answer);
 } tagc_runtime;
 
 /* Binds *out to the CUDA runtime; library: as in tagc_device_open. TAGC_ERR_UNSUPPORTED if it is missing, too old or lacks a
@@ -97,7 +99,22 @@ struct tagc_device {
     tagc_runtime runtime;
     char where[TAGC_WHERE_TEXT_BYTES];
     int ordinal;
+    int calls_wait;  /* 1: a call that puts work into a stream may wait until it has run */
+    int patience_ms; /* of the probe that finds this out */
 };
+
+/* 1: the environment says that launches are to wait (CUDA_LAUNCH_BLOCKING). */
+int tagc_is_told_to_wait(void);
+
+/* *waits: whether some call of an exchange waits until its work has run. there: 64 bytes of the device's memory, which become 0. launch: of
+ * a kernel, in that stream; NULL: none. The stream is through when it returns. Call after entering. */
+typedef struct tagc_probe_work {
+    void *there;
+    tagc_status (*launch)(void *context, void *stream);
+    void *context;
+} tagc_probe_work;
+tagc_status tagc_device_probe(const tagc_device *device, void *stream, const tagc_probe_work *work,
+                              int *waits);
 
 /* tagc_device_open for a bound runtime, which is copied. On success *out owns its library. */
 tagc_status tagc_device_create(const tagc_runtime *runtime, const char *where, int ordinal,

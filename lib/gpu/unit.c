@@ -23,6 +23,16 @@ typedef struct said {
 
 /* ---- the agreement ---- */
 
+/* The first number in a text of the form "elements 7; dtype float" that is another one in `other`, and how long it is. */
+static const char *first_difference(const char *text, const char *other, int *n_chars) {
+    size_t begin = 0;
+    for (size_t n = 0; text[n] && text[n] == other[n]; n++)
+        if (n > 0 && text[n - 1] == ';' && text[n] == ' ') begin = n + 1;
+    const char *end = strstr(text + begin, "; ");
+    *n_chars = (int)(end ? (size_t)(end - text) - begin : strlen(text + begin));
+    return text + begin;
+}
+
 /* Returns the failure that the ranks have told each other. */
 static tagc_status explain(const tagc_unit *unit, const tagc_comm *comm, const said *all) {
     int n_ranks = tagc_comm_world_size(comm), first = tagc_comm_name(comm, 0);
@@ -43,8 +53,11 @@ static tagc_status explain(const tagc_unit *unit, const tagc_comm *comm, const s
             "ranks do not agree: rank %d comes with %s, and rank %d with %s: every rank must use the same "
             "modules, in the same order",
             first, all[0].what, tagc_comm_name(comm, odd), all[odd].what);
-    return tagc_fail(TAGC_ERR_MISMATCH, "%s: ranks do not agree: rank %d has %s; rank %d has %s", all[0].what,
-                     first, all[0].text, tagc_comm_name(comm, odd), all[odd].text);
+    int n_one, n_other;
+    const char *one = first_difference(all[0].text, all[odd].text, &n_one),
+               *other = first_difference(all[odd].text, all[0].text, &n_other);
+    return tagc_fail(TAGC_ERR_MISMATCH, "%s: ranks do not agree: rank %d has %.*s; rank %d has %.*s",
+                     all[0].what, first, n_one, one, tagc_comm_name(comm, odd), n_other, other);
 }
 
 /* Collective over one comm. failure: of this rank, with its text. */
@@ -140,7 +153,8 @@ static tagc_status begin(const tagc_unit *unit, const unit_part *one, const tagc
     float *sums = one->at_output == TAGC_NOWHERE ? output : step->outputs + one->at_output;
     if (step->number) TAGC_TRY(tagc_reducer_set_steps(one->of.reducer, step->number - 1));
     if (gradient) pack(unit, &one->of, input, (char *)gradient);
-    return tagc_reducer_begin(one->of.reducer, gradient ? gradient : input, sums);
+    return tagc_reducer_begin(one->of.reducer, gradient ? gradient : input, one->of.n_gradient, sums,
+                              one->of.n_output);
 }
 
 static void put(const tagc_unit *unit, const unit_part *one, const tagc_unit_step *step, void *output) {
@@ -217,6 +231,8 @@ static tagc_status check(const tagc_queue *queue, const tagc_unit_options *of) {
     for (uint32_t p = 0; p < of->n_parts; p++) {
         const tagc_unit_part *one = &of->parts[p];
         uint64_t end = 0;
+        tagc_status status = tagc_reducer_check_lengths(one->reducer, one->n_gradient, one->n_output);
+        if (status != TAGC_OK) return tagc_fail_in(status, "part %u", p);
         if (tagc_unit_reads(one) == TAGC_ELEMENT_BF16 && of->element != TAGC_ELEMENT_BF16)
             return tagc_fail(TAGC_ERR_ARGUMENT,
                              "element is %d, must be TAGC_ELEMENT_BF16: the reducer of part %u reads bf16",
@@ -329,9 +345,25 @@ tagc_status tagc_unit_create(tagc_queue *queue, const tagc_unit_options *options
     return TAGC_OK;
 }
 
-tagc_status tagc_unit_enqueue(tagc_unit *unit, tagc_unit_step *step, const void *input, void *output,
-                              void *stream, int waits, uint64_t *number) {
+static tagc_status check_length(const char *name, uint64_t n, uint64_t must) {
+    if (n == must) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %llu, must be %llu: that of the unit", name,
+                     (unsigned long long)n, (unsigned long long)must);
+}
+
+static tagc_status check_work(const char *name, const float *work, uint64_t n, uint64_t least) {
+    if (n >= least && (work || !least)) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT, "step.n_%s is %llu%s, must be at least %llu (tagc_unit_work)", name,
+                     (unsigned long long)n, work ? "" : ", of NULL", (unsigned long long)least);
+}
+
+tagc_status tagc_unit_enqueue(tagc_unit *unit, tagc_unit_step *step, const void *input, uint64_t n_input,
+                              void *output, uint64_t n_output, void *stream, int waits, uint64_t *number) {
     if (!unit || !step) return tagc_fail(TAGC_ERR_ARGUMENT, "unit or step is NULL");
+    TAGC_TRY(check_length("n_input", n_input, unit->of.n_input));
+    TAGC_TRY(check_length("n_output", n_output, unit->of.n_output));
+    TAGC_TRY(check_work("gradients", step->gradients, step->n_gradients, unit->n_gradients));
+    TAGC_TRY(check_work("outputs", step->outputs, step->n_outputs, unit->n_outputs));
     atomic_fetch_add(&unit->n_enqueued, 1);
     return tagc_job_put(unit->job, unit, step, input, output, stream, waits, number);
 }

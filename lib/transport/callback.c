@@ -23,7 +23,7 @@ static tagc_status callback_test(void *context, void *request, tagc_progress *pr
 /* No transfer outlives the function, so there is nothing to cancel. But peers may wait in theirs. */
 static void callback_give_up(void *context, const tagc_failure *failure) {
     callback *self = context;
-    if (self->ops.abort) self->ops.abort(self->context, failure->reason);
+    if (self->ops.abort) self->ops.abort(self->context, failure);
 }
 
 static void callback_destroy(void *context) {

@@ -472,6 +472,9 @@ void tagc_comm_abort(tagc_comm *comm, const char *reason) {
     snprintf(before, sizeof before, "this rank (%d) gave up: ", tagc_comm_name(comm, comm->rank));
     comm_break(comm, before, &failure, "", reason);
     comm->ops->abort(comm->context, &failure);
+    pthread_mutex_lock(&comm->lock);
+    for (tagc_comm *part = comm->parts; part; part = part->next_part) tagc_comm_abort(part, reason);
+    pthread_mutex_unlock(&comm->lock);
 }
 
 tagc_status tagc_comm_give_up(tagc_comm *comm, tagc_status status, int rank) {
@@ -517,6 +520,7 @@ tagc_status tagc_comm_check_open(tagc_comm *comm) {
 /* The transport ends here in any case, because the caller may free what it uses. */
 void tagc_comm_destroy(tagc_comm *comm) {
     if (!comm || tagc_comm_is_fork(comm)) return;
+    tagc_comm_leave_whole(comm);
     stop_threads(comm);
     comm->ops->destroy(comm->context);
     pthread_mutex_lock(&comm->lock);

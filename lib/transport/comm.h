@@ -117,6 +117,23 @@ tagc_status tagc_comm_read_options(const tagc_comm_options *from, tagc_comm_opti
 /* What messages call a rank. */
 int tagc_comm_name(const tagc_comm *comm, int rank);
 
+/* ---- a comm of some ranks of another ---- */
+
+/* The ranks of a new comm: those that said the same. */
+typedef struct tagc_split_group {
+    int color, index, n; /* this rank's number in it, of n */
+    int leader;          /* its rank 0, as a rank of the comm */
+} tagc_split_group;
+
+/* What a transport does for it, collective over the whole comm. options: of the new comm. */
+typedef tagc_status (*tagc_split_fn)(tagc_comm *comm, const tagc_split_group *group,
+                                     const tagc_comm_options *options, tagc_comm **out);
+void tagc_comm_set_split(tagc_comm *comm, tagc_split_fn split);
+
+/* Collective. Makes a comm of those ranks that pass the same color, in their order. It has the options of `comm`, messages call its ranks
+ * as those of `comm`, and it is aborted with it. Destroy it first. TAGC_ERR_UNSUPPORTED over a transport that cannot. */
+tagc_status tagc_comm_split(tagc_comm *comm, int color, tagc_comm **out);
+
 int tagc_comm_has_lanes(const tagc_comm *comm);
 /* Does nothing if no trace function is set. */
 void tagc_comm_trace(tagc_comm *comm, const char *stream, const char *name, double start_s, double end_s,

@@ -50,6 +50,10 @@ struct tagc_comm {
     struct tagc_identity *identities;
     struct tagc_works *works; /* see work.h */
 
+    tagc_split_fn split;      /* NULL: this transport cannot */
+    tagc_comm *whole, *parts; /* that it was split from; the first of those split from it */
+    tagc_comm *next_part;     /* of the same whole, with the whole's lock */
+
     int n_users; /* reducers and gatherers made from it */
     int is_closed; /* destroyed by the caller: threads and transport are gone, and n_users still need the rest */
 
@@ -69,5 +73,8 @@ tagc_status tagc_transfer_check(const tagc_transfer *transfer, int rank, int wor
 uint64_t tagc_parts_bytes(const tagc_part *parts, uint32_t n_parts);
 
 void *tagc_comm_worker_main(void *worker);
+
+/* split.c: its whole knows nothing of it any more. */
+void tagc_comm_leave_whole(tagc_comm *comm);
 
 #endif

@@ -320,6 +320,48 @@ void tagc_local_group_destroy(tagc_local_group *group) {
     if (is_last) free_group(group);
 }
 
+/* What a rank says while a comm is split: the group that it made, if it leads one, and how that went. */
+typedef struct split_word {
+    tagc_local_group *group;
+    int32_t status;
+} split_word;
+
+/* The others of a group learn where it is, since all are threads of one process. words (W,). */
+static tagc_status share_group(tagc_comm *comm, const tagc_split_group *about,
+                               const tagc_comm_options *options, split_word *words, tagc_comm **out) {
+    int is_leader = tagc_comm_rank(comm) == about->leader, n_ranks = tagc_comm_world_size(comm);
+    split_word own = {0};
+    if (is_leader) own.status = (int32_t)tagc_local_group_create(about->n, &own.group);
+    tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, words);
+    for (int rank = 0; status == TAGC_OK && rank < n_ranks; rank++) status = (tagc_status)words[rank].status;
+    tagc_local_group *group = status == TAGC_OK ? words[about->leader].group : NULL;
+    if (status == TAGC_OK) {
+        own.status = (int32_t)tagc_comm_create_local(group, about->index, options, out);
+        status = tagc_comm_all_gather(comm, &own, sizeof own, words);
+        for (int rank = 0; status == TAGC_OK && rank < n_ranks; rank++)
+            status = (tagc_status)words[rank].status;
+    }
+    if (is_leader) tagc_local_group_destroy(own.group);
+    return status;
+}
+
+static tagc_status local_split(tagc_comm *comm, const tagc_split_group *about,
+                               const tagc_comm_options *options, tagc_comm **out) {
+    void *words;
+    tagc_status status = tagc_memory_create((size_t)tagc_comm_world_size(comm) * sizeof(split_word),
+                                            "groups of ranks", &words);
+    if (status != TAGC_OK) {
+        tagc_comm_abort(comm, "no memory for groups of ranks");
+        return status;
+    }
+    status = share_group(comm, about, options, words, out);
+    tagc_memory_destroy(words);
+    if (status == TAGC_OK) return TAGC_OK;
+    tagc_comm_destroy(*out);
+    *out = NULL;
+    return tagc_fail(status, "ranks could not make a comm of their own: %s", tagc_status_name(status));
+}
+
 tagc_status tagc_comm_create_local(tagc_local_group *group, int rank, const tagc_comm_options *options,
                                    tagc_comm **out) {
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
@@ -338,7 +380,10 @@ tagc_status tagc_comm_create_local(tagc_local_group *group, int rank, const tagc
     tagc_status status = tagc_comm_read_options(options, &checked);
     if (status == TAGC_OK && checked.names) self->name = checked.names[rank];
     if (status == TAGC_OK) status = tagc_comm_create(&local_ops, self, rank, group->world_size, options, out);
-    if (status == TAGC_OK) return TAGC_OK;
+    if (status == TAGC_OK) {
+        tagc_comm_set_split(*out, local_split);
+        return TAGC_OK;
+    }
     pthread_mutex_lock(&group->lock);
     self->attached = 0;
     group->n_comms--;

@@ -307,6 +307,8 @@ static tagc_status mpi_test(void *context, void *handle, tagc_progress *progress
     mpi_rank *self = context;
     request *r = handle;
     int n_completed = 0;
+    tagc_status running = check_running();
+    if (running != TAGC_OK) return running;
     int code =
         r->n_left ? MPI_Testsome(r->n_begun, r->handles, &n_completed, r->indices, r->statuses) : MPI_SUCCESS;
     int class = MPI_SUCCESS;
@@ -364,7 +366,7 @@ static void mpi_abort(void *context, const tagc_failure *failure) {
     /* If the reason is empty, the caller has printed it. */
     if (*reason) fprintf(stderr, "tagc: rank %d gave up: %s\n", name_of(self, self->rank), reason);
     fflush(stderr);
-    MPI_Abort(self->comm, 1);
+    if (check_running() == TAGC_OK) MPI_Abort(self->comm, 1);
 }
 
 /* MPI_Comm_free is collective, and after a failure the peers may not call it. */

@@ -25,9 +25,33 @@ void tagc_model_stats_init_sized(tagc_model_stats *stats, size_t struct_bytes) {
 
 /* ---- the feeds of its reducers ---- */
 
+static tagc_class kind_of(const tagc_model_part *part) {
+    return part->model->tensors[part->members[0]].kind;
+}
+
+static int is_compressed(const tagc_model_part *part) {
+    return kind_of(part) == TAGC_CLASS_COMPRESSED;
+}
+
+static int is_paper(const tagc_model_part *part) {
+    int exchange = part->model->options.exchange;
+    return is_compressed(part) && (exchange == TAGC_EXCHANGE_SKETCH || exchange == TAGC_EXCHANGE_PACKED);
+}
+
+static int is_dense(const tagc_model_part *part) {
+    return kind_of(part) == TAGC_CLASS_DENSE ||
+           (is_compressed(part) && part->model->options.exchange == TAGC_EXCHANGE_DENSE);
+}
+
+/* Of a dense part: that of its class. */
+static int format_of(const tagc_model_part *part) {
+    return kind_of(part) == TAGC_CLASS_DENSE ? part->model->options.dense_format : (int)part->plan.format;
+}
+
+/* direct can, the other exchanges read fp32. */
 static int reads_bf16(const tagc_model_part *part) {
     const tagc_model_options *o = &part->model->options;
-    return o->gradient == TAGC_ELEMENT_BF16 && o->exchange == TAGC_EXCHANGE_DIRECT;
+    return o->gradient == TAGC_ELEMENT_BF16 && !is_paper(part) && (!is_dense(part) || part->model->within);
 }
 
 /* Rows of the reducer that reads the caller's gradients. */
@@ -58,7 +82,7 @@ static void take_sums(void *context, size_t row, const float *sums) {
 
 static void end_exchange(void *context, tagc_status status) {
     tagc_model_part *part = context;
-    if (status == TAGC_OK && part->reducer->now.stats.nonfinite) part->square = (double)NAN;
+    (void)status;
     if (part->host_sum) tagc_reducer_release(part->host_sum);
 }
 
@@ -115,13 +139,18 @@ static void fill_nothing(void *context, size_t row, void *values) {
 
 /* ---- parts ---- */
 
-static int is_paper(const tagc_model_part *part) {
-    return part->model->options.exchange != TAGC_EXCHANGE_DIRECT &&
-           part->model->tensors[part->members[0]].kind == TAGC_CLASS_COMPRESSED;
+/* CRC-32 as in zlib. */
+static uint32_t crc32_of(uint32_t crc, const char *bytes, size_t n) {
+    crc = ~crc;
+    for (size_t i = 0; i < n; i++) {
+        crc ^= (uint8_t)bytes[i];
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (0xedb88320u & (0u - (crc & 1)));
+    }
+    return ~crc;
 }
 
 /* Of the part's first name in the alphabet, so that it does not depend on how tensors are grouped; the ranks of a host round other
- * values of the same tensors. */
+ * values of the same tensors. The PyTorch layer, where it does not use a model, has the same seeds, so that results are the same. */
 static uint64_t seed_of(const tagc_model_part *part) {
     const tagc_model *model = part->model;
     const char *first = model->tensors[part->members[0]].name;
@@ -129,15 +158,21 @@ static uint64_t seed_of(const tagc_model_part *part) {
         const char *name = model->tensors[part->members[i]].name;
         if (strcmp(name, first) < 0) first = name;
     }
-    return tagc_checksum(first, strlen(first)) + (uint64_t)model->place;
+    char place[16];
+    snprintf(place, sizeof place, " %d", model->place);
+    return crc32_of(crc32_of(0, first, strlen(first)), place, strlen(place));
+}
+
+static uint64_t tag_of(const tagc_model_part *part) {
+    return part->model->options.tag + (uint64_t)(part->unit - part->model->units);
 }
 
 void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
     const tagc_model *model = part->model;
-    int kind = (int)model->tensors[part->members[0]].kind;
+    const tagc_model_options *asked = &model->options;
     tagc_reducer_options_init(o);
     o->n_elems = tagc_part_place_elems(part);
-    o->tag = (uint64_t)(part->unit - model->units);
+    o->tag = tag_of(part);
     o->op = model->options.op;
     o->output = model->options.output == TAGC_OUTPUT_SHARD ? TAGC_OUTPUT_SHARD : TAGC_OUTPUT_UNIT;
     o->n_threads = model->options.n_threads;
@@ -148,59 +183,114 @@ void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
         o->sparsity = model->schedule_options.sparsity;
         return;
     }
+    o->format = format_of(part);
+    if (model->within && model->n_hosts == 1) o->format = TAGC_FORMAT_FP32; /* nothing leaves the host */
+    if (is_dense(part)) { /* direct at sparsity 0 takes two to five times as long */
+        o->exchange = TAGC_EXCHANGE_DENSE;
+        return;
+    }
     o->exchange = TAGC_EXCHANGE_DIRECT;
-    o->residual = model->options.residual;
+    o->residual = asked->residual;
     o->gradient = reads_bf16(part) && !model->within ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
-    o->sparsity = kind == TAGC_CLASS_DENSE ? 0 : part->plan.sparsity;
-    o->format = kind == TAGC_CLASS_DENSE ? model->options.dense_format : (int)part->plan.format;
-    if (kind != TAGC_CLASS_DENSE && part->plan.block > 0) o->block = part->plan.block;
+    o->sparsity = 0;
+    if (model->within && model->n_hosts == 1) return;
+    o->sparsity = part->plan.sparsity;
+    if (o->format >= TAGC_FORMAT_INT8) o->block = asked->block;
+    if (part->plan.block > 0 && (o->block == 0 || o->block > part->plan.block)) o->block = part->plan.block;
+    if (!is_compressed(part) || (part->is_followed && part->plan.sparsity == 0)) return;
+    o->result_format = asked->result_format;
+    o->result_sparsity = asked->result_sparsity;
 }
 
-/* Ranks of a host add up in fp32, and send each other bf16, or what the class DENSE sends. */
-static void host_options(const tagc_model_part *part, tagc_reducer_options *o) {
+/* Ranks of a host add up in fp32, and send each other fp32 if that is what hosts send, else bf16. */
+void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *o) {
     const tagc_model *model = part->model;
     tagc_reducer_options_init(o);
     o->n_elems = tagc_part_place_elems(part) * (uint64_t)model->n_places;
-    o->tag = (uint64_t)(part->unit - model->units);
+    o->tag = tag_of(part);
     o->op = model->options.op;
     o->sparsity = 0;
-    o->format = model->tensors[part->members[0]].kind == TAGC_CLASS_DENSE ? model->options.dense_format
-                                                                          : TAGC_FORMAT_BF16;
+    o->format = format_of(part) == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
     o->gradient = reads_bf16(part) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     o->n_threads = model->options.n_threads;
 }
 
-/* For messages: the part's first tensor stands for it. */
+void tagc_unit_label(const tagc_model *model, uint32_t unit, uint32_t tensor, char label[TAGC_LABEL_BYTES]) {
+    if (model->name[0])
+        snprintf(label, TAGC_LABEL_BYTES, "%s", model->name);
+    else
+        snprintf(label, TAGC_LABEL_BYTES, "unit %u, %.60s", (unsigned)unit, model->tensors[tensor].name);
+}
+
+/* The part's first tensor stands for it. */
 static void name_reducers(const tagc_model_part *part) {
-    char name[96];
-    snprintf(name, sizeof name, "unit %u, %.60s", (unsigned)(part->unit - part->model->units),
-             part->model->tensors[part->members[0]].name);
-    tagc_reducer_set_name(part->reducer, name);
-    if (part->host_sum) tagc_reducer_set_name(part->host_sum, name);
+    char label[TAGC_LABEL_BYTES];
+    tagc_unit_label(part->model, (uint32_t)(part->unit - part->model->units), part->members[0], label);
+    tagc_reducer_set_name(part->reducer, label);
+    if (part->host_sum) tagc_reducer_set_name(part->host_sum, label);
+}
+
+static void set_feeds(tagc_model_part *part) {
+    int is_alone = part->model->within == NULL;
+    part->feed = (tagc_feed){.context = part,
+                             .is_ready = is_alone ? NULL : has_host_sum,
+                             .start = is_alone ? start_alone : lend_host_sum,
+                             .fill = is_alone ? fill_alone : fill_nothing,
+                             .take = take_sums,
+                             .end = end_exchange};
+    part->host_feed = (tagc_feed){.context = part,
+                                  .start = start_host_sum,
+                                  .fill = fill_host_sum,
+                                  .take = take_host_sum,
+                                  .end = end_host_sum,
+                                  .keeps = 1};
 }
 
 static tagc_status make_part(tagc_model_part *part) {
     const tagc_model *model = part->model;
     tagc_reducer_options options, host;
     tagc_part_options(part, &options);
-    part->feed = (tagc_feed){
-        .context = part, .start = start_alone, .fill = fill_alone, .take = take_sums, .end = end_exchange};
+    if (tagc_model_is_plain(model)) {
+        TAGC_TRY(tagc_reducer_create(model->between, &options, &part->reducer));
+        name_reducers(part);
+        return TAGC_OK;
+    }
+    set_feeds(part);
     if (model->within) {
-        host_options(part, &host);
-        part->host_feed = (tagc_feed){.context = part,
-                                      .start = start_host_sum,
-                                      .fill = fill_host_sum,
-                                      .take = take_host_sum,
-                                      .end = end_host_sum,
-                                      .keeps = 1};
-        part->feed.is_ready = has_host_sum;
-        part->feed.start = lend_host_sum;
-        part->feed.fill = fill_nothing;
+        tagc_part_host_options(part, &host);
         TAGC_TRY(tagc_reducer_create_fed(model->within, &host, &part->host_feed, &part->host_sum));
     }
     TAGC_TRY(tagc_reducer_create_fed(model->between, &options, &part->feed, &part->reducer));
     name_reducers(part);
-    return TAGC_OK;
+    uint64_t n_resting = model->options.rests ? 2 * tagc_reducer_residual_elems(part->reducer) : 0;
+    if (n_resting == 0) return TAGC_OK;
+    void *memory;
+    tagc_status status =
+        tagc_memory_create((size_t)n_resting * sizeof(float), "residuals that are not sent", &memory);
+    part->resting = memory;
+    return tagc_model_agree(model, status);
+}
+
+void tagc_part_inherit(tagc_model_part *part) {
+    tagc_model_part *former = part->heir_of;
+    set_feeds(part);
+    part->reducer = former->reducer;
+    part->host_sum = former->host_sum;
+    part->resting = former->resting;
+    part->reducer->feed = &part->feed;
+    if (part->host_sum) part->host_sum->feed = &part->host_feed;
+    former->reducer = former->host_sum = NULL;
+    former->resting = NULL;
+    part->heir_of = NULL;
+}
+
+/* That of these parts which has the same tensors, or NULL. */
+static tagc_model_part *find_same(tagc_model_part *parts, uint32_t n_parts, const tagc_model_part *part) {
+    for (uint32_t p = 0; p < n_parts; p++)
+        if (parts[p].n_members == part->n_members &&
+            !memcmp(parts[p].members, part->members, part->n_members * sizeof *part->members))
+            return &parts[p];
+    return NULL;
 }
 
 void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts) {
@@ -208,24 +298,21 @@ void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts) {
         tagc_reducer_destroy(parts[p].reducer); /* it may read what the host's sum keeps */
         if (parts[p].host_sum) tagc_reducer_release(parts[p].host_sum);
         tagc_reducer_destroy(parts[p].host_sum);
+        tagc_memory_destroy(parts[p].resting);
     }
     tagc_memory_destroy(parts);
 }
 
-int tagc_are_one_part(const tagc_member *a, const tagc_member *b) {
+int tagc_are_one_part(const tagc_model *model, const tagc_member *a, const tagc_member *b) {
     return a->kind == b->kind && a->is_followed == b->is_followed &&
-           (!a->is_followed || a->plan.level == b->plan.level);
+           (!a->is_followed || tagc_model_is_flat(model) || a->plan.level == b->plan.level);
 }
 
 static tagc_status plan_part(tagc_model_part *part) {
-    tagc_model *model = part->model;
-    const tagc_member *first = &model->tensors[part->members[0]];
+    const tagc_member *first = &part->model->tensors[part->members[0]];
     part->is_followed = first->is_followed;
     part->plan = first->plan;
-    if (!part->is_followed) return TAGC_OK;
-    for (uint32_t i = 0; i < part->n_members; i++)
-        model->numbers[i] = model->tensors[part->members[i]].parameter;
-    return tagc_schedule_get_plan(model->schedule, model->numbers, NULL, part->n_members, &part->plan);
+    return part->is_followed ? tagc_part_plan(part, &part->plan) : TAGC_OK;
 }
 
 /* Groups tensors, in the order of their numbers. */
@@ -236,13 +323,13 @@ static void group(tagc_model *model, tagc_model_unit *unit, tagc_model_part *par
         const tagc_member *leader = &model->tensors[unit->members[i]];
         int is_taken = 0;
         for (uint32_t p = 0; p < *n_parts; p++)
-            is_taken |= tagc_are_one_part(leader, &model->tensors[parts[p].members[0]]);
+            is_taken |= tagc_are_one_part(model, leader, &model->tensors[parts[p].members[0]]);
         if (is_taken) continue;
         tagc_model_part *part = &parts[(*n_parts)++];
         *part = (tagc_model_part){.model = model, .unit = unit, .members = members};
         part->full = members + unit->n_members;
         for (uint32_t k = i; k < unit->n_members; k++)
-            if (tagc_are_one_part(leader, &model->tensors[unit->members[k]]))
+            if (tagc_are_one_part(model, leader, &model->tensors[unit->members[k]]))
                 part->members[part->n_members++] = unit->members[k];
         members += part->n_members;
     }
@@ -251,6 +338,8 @@ static void group(tagc_model *model, tagc_model_unit *unit, tagc_model_part *par
 tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_model_part **parts,
                                  uint32_t *n_parts) {
     void *memory;
+    tagc_model_part *former = unit->parts; /* before the caller gets the new ones, which may be here */
+    uint32_t n_former = unit->n_parts;
     *parts = NULL;
     *n_parts = 0;
     /* One block: at most as many parts as tensors, their lists of members, and those of full windows. */
@@ -263,6 +352,8 @@ tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_
     for (uint32_t p = 0; status == TAGC_OK && p < *n_parts; p++) {
         tagc_part_lay_out(&(*parts)[p]);
         status = plan_part(&(*parts)[p]);
+        (*parts)[p].heir_of = find_same(former, n_former, &(*parts)[p]);
+        if ((*parts)[p].heir_of) continue;
         if (status == TAGC_OK) status = make_part(&(*parts)[p]);
         if (status == TAGC_OK) status = tagc_reducer_set_steps((*parts)[p].reducer, unit->n_exchanges);
     }
@@ -275,9 +366,8 @@ tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_
 
 /* ---- a step ---- */
 
-/* Checks a list, and notes where in it each tensor's pieces are. */
-static tagc_status check_pieces(tagc_model *model, uint32_t unit, const tagc_piece *pieces, size_t n,
-                                const char *what, int is_sum) {
+tagc_status tagc_unit_check_pieces(tagc_model *model, uint32_t unit, const tagc_piece *pieces, size_t n,
+                                   const char *what, int is_sum) {
     for (uint32_t i = 0; i < model->units[unit].n_members; i++) {
         tagc_member *t = &model->tensors[model->units[unit].members[i]];
         *(is_sum ? &t->n_sums : &t->n_gradients) = 0;
@@ -311,7 +401,30 @@ static tagc_status check_pieces(tagc_model *model, uint32_t unit, const tagc_pie
     return TAGC_OK;
 }
 
-static tagc_status check_unit(const tagc_model *model, uint32_t unit, const char *what, int is_begun) {
+/* Of flats in arrays of the caller's: one for each part. */
+static tagc_status check_arrays(tagc_model *model, uint32_t unit, const tagc_piece *pieces, size_t n,
+                                const char *what, int is_sum) {
+    int is_chunk = is_sum && model->options.output != TAGC_OUTPUT_UNIT;
+    tagc_model_unit *u = &model->units[unit];
+    for (uint32_t p = 0; p < u->n_parts; p++) {
+        tagc_model_part *part = &u->parts[p];
+        const tagc_piece *piece = NULL;
+        for (size_t i = 0; pieces && i < n; i++)
+            if (pieces[i].tensor == part->members[0]) piece = &pieces[i];
+        uint64_t n_elems = part->width * (is_chunk ? 1 : (uint64_t)model->n_owners);
+        if (!piece || n != u->n_parts || piece->first != 0 || piece->n_elems != n_elems || !piece->values)
+            return tagc_fail(TAGC_ERR_ARGUMENT,
+                             "%s must have %u pieces, and one for the flat of %s of [0, %llu)", what,
+                             u->n_parts, model->tensors[part->members[0]].name, (unsigned long long)n_elems);
+        if (is_sum)
+            part->sums = piece->values;
+        else
+            part->gradient = piece->values;
+    }
+    return TAGC_OK;
+}
+
+tagc_status tagc_unit_check(const tagc_model *model, uint32_t unit, const char *what, int is_begun) {
     if (!model) return tagc_fail(TAGC_ERR_ARGUMENT, "model is NULL");
     if (unit >= model->n_units)
         return tagc_fail(TAGC_ERR_ARGUMENT, "unit is %u, must be below %u", unit, model->n_units);
@@ -323,12 +436,26 @@ static tagc_status check_unit(const tagc_model *model, uint32_t unit, const char
     return TAGC_OK;
 }
 
+static tagc_status begin_plain(tagc_model_part *part) {
+    TAGC_TRY(tagc_part_sample(part, NULL));
+    if (part->n_full > 0)
+        part->square = tagc_elements_square(part->gradient, TAGC_ELEMENT_FP32, 0,
+                                            part->width * (uint64_t)part->model->n_owners);
+    return tagc_reducer_begin(part->reducer, part->gradient, part->sums);
+}
+
 static tagc_status begin_parts(tagc_model_unit *unit) {
     for (uint32_t p = 0; p < unit->n_parts; p++) {
         tagc_model_part *part = &unit->parts[p];
         atomic_store(&part->has_host_sum, 0);
         part->n_full = 0;
         part->square = 0;
+        part->reducer->now.word = unit->word;
+        if (part->host_sum) part->host_sum->now.word = unit->word;
+        if (tagc_model_is_plain(part->model)) {
+            TAGC_TRY(begin_plain(part));
+            continue;
+        }
         if (part->host_sum) TAGC_TRY(tagc_reducer_begin_fed(part->host_sum));
         TAGC_TRY(tagc_reducer_begin_fed(part->reducer));
     }
@@ -356,6 +483,7 @@ static tagc_status end_parts(tagc_model_unit *unit, tagc_model_stats *out) {
                 if (i == 0) out->n_bytes_received += stats.n_bytes_received[leg];
             }
             out->nonfinite |= stats.nonfinite != 0;
+            if (stats.nonfinite) part->square = (double)NAN;
             if (i) continue;
             out->n_sent += stats.n_sent;
             out->n_elems += reducers[i]->options.n_elems;
@@ -401,36 +529,56 @@ static tagc_status end_unit(tagc_model *model, uint32_t number, tagc_model_stats
         for (uint32_t p = 0; p < unit->n_parts && status == TAGC_OK; p++)
             status = spread(model, &unit->parts[p]);
     }
+    if (status == TAGC_OK)
+        status = tagc_rest_end(model, unit);
+    else
+        (void)tagc_rest_end(model, unit);
     unit->is_begun = 0;
     unit->gradients = unit->sums = NULL;
     if (status != TAGC_OK) tagc_unit_forget_windows(model, unit);
-    return status == TAGC_OK
-               ? TAGC_OK
-               : tagc_fail_in(status, "unit %u, %s", number, model->tensors[unit->members[0]].name);
+    if (status == TAGC_OK) return TAGC_OK;
+    char label[TAGC_LABEL_BYTES];
+    tagc_unit_label(model, number, unit->members[0], label);
+    return tagc_fail_in(status, "%s", label);
+}
+
+static void note(tagc_model_unit *unit, tagc_status status) {
+    if (status == TAGC_OK || unit->status != TAGC_OK) return;
+    unit->status = status;
+    snprintf(unit->text, sizeof unit->text, "%s", tagc_last_error());
+}
+
+/* Its failure so far is in unit->status, and the other ranks learn of it from this exchange. */
+static tagc_status begin_unit(tagc_model *model, tagc_model_unit *unit) {
+    unit->is_begun = 1;
+    unit->is_blind = model->is_blind;
+    if (unit->status == TAGC_OK) note(unit, tagc_rest_begin(model, unit));
+    unit->n_exchanges++;
+    return begin_parts(unit);
 }
 
 tagc_status tagc_model_begin(tagc_model *model, uint32_t number, const tagc_piece *gradients,
                              size_t n_gradients, const tagc_piece *sums, size_t n_sums) {
-    TAGC_TRY(check_unit(model, number, "begin", 0));
+    TAGC_TRY(tagc_unit_check(model, number, "begin", 0));
     TAGC_TRY(tagc_comm_check_open(model->between));
     tagc_model_unit *unit = &model->units[number];
-    /* Both, also after a failure: their counts are those of this exchange from here on. */
-    unit->status = check_pieces(model, number, gradients, n_gradients, "gradients", 0);
-    if (unit->status != TAGC_OK) snprintf(unit->text, sizeof unit->text, "%s", tagc_last_error());
-    tagc_status of_sums = check_pieces(model, number, sums, n_sums, "sums", 1);
-    if (unit->status == TAGC_OK && of_sums != TAGC_OK) {
-        unit->status = of_sums;
-        snprintf(unit->text, sizeof unit->text, "%s", tagc_last_error());
+    if (model->options.cut == TAGC_CUT_FLAT_ARRAYS) {
+        TAGC_TRY(check_arrays(model, number, gradients, n_gradients, "gradients", 0));
+        TAGC_TRY(check_arrays(model, number, sums, n_sums, "sums", 1));
+        gradients = sums = NULL;
+        n_gradients = n_sums = 0;
     }
+    unit->status = TAGC_OK;
+    /* Both, also after a failure: their counts are those of this exchange from here on. */
+    note(unit, tagc_unit_check_pieces(model, number, gradients, n_gradients, "gradients", 0));
+    note(unit, tagc_unit_check_pieces(model, number, sums, n_sums, "sums", 1));
     unit->gradients = gradients;
     unit->n_gradients = n_gradients;
     unit->sums = sums;
     unit->n_sums = n_sums;
-    unit->is_begun = 1;
-    unit->n_exchanges++;
-    tagc_status status = begin_parts(unit);
+    tagc_status status = begin_unit(model, unit);
     if (status == TAGC_OK && unit->status == TAGC_OK) return TAGC_OK;
-    /* The other ranks have begun, too: they learn of the failure from this exchange. */
+    /* The other ranks have begun, too. */
     tagc_model_stats stats;
     tagc_model_stats_init(&stats);
     tagc_status ended = end_unit(model, number, &stats);
@@ -438,10 +586,38 @@ tagc_status tagc_model_begin(tagc_model *model, uint32_t number, const tagc_piec
     return status != TAGC_OK ? status : ended;
 }
 
+tagc_status tagc_model_begin_failed(tagc_model *model, uint32_t number, tagc_status failure,
+                                    const char *text) {
+    TAGC_TRY(tagc_unit_check(model, number, "begin_failed", 0));
+    if (failure <= TAGC_OK || failure > TAGC_LAST_STATUS)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "failure is %d, must be in [1, %d]", (int)failure,
+                         TAGC_LAST_STATUS);
+    TAGC_TRY(tagc_comm_check_open(model->between));
+    tagc_model_unit *unit = &model->units[number];
+    (void)tagc_unit_check_pieces(model, number, NULL, 0, "gradients", 0);
+    (void)tagc_unit_check_pieces(model, number, NULL, 0, "sums", 1);
+    unit->gradients = unit->sums = NULL;
+    unit->n_gradients = unit->n_sums = 0;
+    unit->status = failure;
+    snprintf(unit->text, sizeof unit->text, "%s", text ? text : "");
+    tagc_status status = begin_unit(model, unit);
+    if (status == TAGC_OK) return TAGC_OK;
+    tagc_model_stats stats;
+    tagc_model_stats_init(&stats);
+    (void)end_unit(model, number, &stats);
+    return status;
+}
+
+tagc_status tagc_model_set_word(tagc_model *model, uint32_t number, uint64_t word) {
+    TAGC_TRY(tagc_unit_check(model, number, "set_word", 0));
+    model->units[number].word = word;
+    return TAGC_OK;
+}
+
 tagc_status tagc_model_test(tagc_model *model, uint32_t number, int *done) {
     if (!done) return tagc_fail(TAGC_ERR_ARGUMENT, "done is NULL");
     *done = 0;
-    TAGC_TRY(check_unit(model, number, "test", 1));
+    TAGC_TRY(tagc_unit_check(model, number, "test", 1));
     const tagc_model_unit *unit = &model->units[number];
     *done = 1;
     for (uint32_t p = 0; p < unit->n_parts && *done; p++)
@@ -452,9 +628,29 @@ tagc_status tagc_model_test(tagc_model *model, uint32_t number, int *done) {
 tagc_status tagc_model_end(tagc_model *model, uint32_t number, tagc_model_stats *out) {
     tagc_model_stats stats;
     tagc_model_stats_init(&stats);
-    TAGC_TRY(check_unit(model, number, "end", 1));
+    TAGC_TRY(tagc_unit_check(model, number, "end", 1));
     if (out) TAGC_TRY(tagc_sized_check(&stats_struct, out)); /* while the exchange can still be ended */
     tagc_status status = end_unit(model, number, &stats);
     if (status == TAGC_OK && out) tagc_sized_write(&stats_struct, &stats, out);
     return status;
+}
+
+uint32_t tagc_model_n_parts(const tagc_model *model, uint32_t unit) {
+    return model && unit < model->n_units ? model->units[unit].n_parts : 0;
+}
+
+tagc_status tagc_model_part_stats(const tagc_model *model, uint32_t number, uint32_t part, uint32_t *tensor,
+                                  uint64_t *n_elems, tagc_reducer_stats *stats) {
+    TAGC_TRY(tagc_unit_check(model, number, "part", 0));
+    const tagc_model_unit *unit = &model->units[number];
+    if (part >= unit->n_parts)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "part is %u, must be below %u", part, unit->n_parts);
+    const tagc_model_part *of = &unit->parts[part];
+    TAGC_TRY(tagc_reducer_check_stats(stats));
+    if (tensor) *tensor = of->members[0];
+    if (n_elems) *n_elems = 0;
+    for (uint32_t i = 0; n_elems && i < of->n_members; i++)
+        *n_elems += model->tensors[of->members[i]].n_elems;
+    tagc_reducer_write_stats(of->reducer, stats);
+    return TAGC_OK;
 }

@@ -21,11 +21,13 @@ static int class_has_levels(const tagc_model *model, tagc_class kind) {
 /* What a tensor without a plan of the schedule sends. */
 static tagc_schedule_plan fixed_plan(const tagc_model *model, tagc_class kind) {
     const tagc_schedule_options *o = &model->schedule_options;
+    enum { BLOCK_OF_INT4 = 32 }; /* without selection: among more, small ones arrive late and in bursts */
     tagc_schedule_plan plan = {.level = TAGC_LEVEL_LAST, .moment = 1};
     plan.format = kind == TAGC_CLASS_DENSE  ? (tagc_format)model->options.dense_format
                   : kind == TAGC_CLASS_MILD ? o->mild_format
                                             : o->format;
     plan.sparsity = kind == TAGC_CLASS_DENSE ? 0 : kind == TAGC_CLASS_MILD ? o->mild_sparsity : o->sparsity;
+    if (plan.sparsity == 0 && plan.format == TAGC_FORMAT_INT4) plan.block = BLOCK_OF_INT4;
     return plan;
 }
 
@@ -36,10 +38,11 @@ static tagc_status describe(tagc_model *model, tagc_schedule_parameter *describe
         tagc_member *t = &model->tensors[i];
         size_t n_samples = 0;
         t->plan = fixed_plan(model, t->kind);
-        t->is_scheduled = t->kind != TAGC_CLASS_DENSE;
+        t->is_scheduled = t->kind != TAGC_CLASS_DENSE && (t->kind != TAGC_CLASS_COMPRESSED ||
+                                                          model->options.exchange != TAGC_EXCHANGE_DENSE);
         t->is_followed = class_has_levels(model, t->kind);
         if (!t->is_scheduled) continue;
-        t->parameter = n;
+        t->parameter = tagc_model_is_following(model) ? model->options.numbers[i] : n;
         described[n++] = (tagc_schedule_parameter){t->name, t->n_elems, t->kind};
         if (!t->is_followed) continue;
         t->first_sample = n_positions;
@@ -48,6 +51,11 @@ static tagc_status describe(tagc_model *model, tagc_schedule_parameter *describe
         n_positions += n_samples;
     }
     if (n == 0) return TAGC_OK;
+    if (tagc_model_is_following(model)) {
+        model->schedule = model->options.follows;
+        model->options.numbers = NULL; /* the caller's */
+        return TAGC_OK;
+    }
     TAGC_TRY(tagc_schedule_create(&model->schedule_options, described, n, &model->schedule));
     for (uint32_t i = 0; i < n; i++)
         TAGC_TRY(tagc_schedule_set_moment(model->schedule, i, (tagc_moment)model->options.moment));
@@ -78,12 +86,24 @@ tagc_status tagc_model_open_schedule(tagc_model *model) {
     tagc_status status = check_names(model, (const char **)(void *)(described + n));
     if (status == TAGC_OK) status = describe(model, described);
     tagc_memory_destroy(memory);
-    if (status != TAGC_OK) return status;
+    if (status != TAGC_OK || tagc_model_is_following(model))
+        return status == TAGC_OK ? tagc_model_take_plans(model) : status;
     TAGC_TRY(
         tagc_memory_create(n_message * (1 + n_most) * sizeof *model->own, "sums of the schedule", &memory));
     model->own = memory;
     model->pooled = model->own + n_message;
     return tagc_model_take_plans(model);
+}
+
+tagc_status tagc_part_plan(const tagc_model_part *part, tagc_schedule_plan *plan) {
+    const tagc_model *model = part->model;
+    for (uint32_t i = 0; i < part->n_members; i++) {
+        const tagc_member *t = &model->tensors[part->members[i]];
+        model->numbers[i] = t->parameter;
+        /* as it is exchanged: rows with padding */
+        model->weights[i] = tagc_model_is_flat(model) ? t->n_elems : t->chunk * (uint64_t)model->n_owners;
+    }
+    return tagc_schedule_get_plan(model->schedule, model->numbers, model->weights, part->n_members, plan);
 }
 
 tagc_status tagc_model_take_plans(tagc_model *model) {
@@ -94,6 +114,7 @@ tagc_status tagc_model_take_plans(tagc_model *model) {
         TAGC_TRY(tagc_schedule_get_plan(model->schedule, &t->parameter, NULL, 1, &plan));
         if (t->is_followed) {
             t->plan = plan;
+            if (t->part && tagc_model_is_flat(model)) TAGC_TRY(tagc_part_plan(t->part, &t->plan));
         } else { /* its moments alone are the schedule's */
             t->plan.moment = plan.moment;
             t->plan.n_selected = plan.n_selected;
@@ -104,6 +125,7 @@ tagc_status tagc_model_take_plans(tagc_model *model) {
 
 tagc_status tagc_model_set_moment(tagc_model *model, uint32_t tensor, tagc_moment moment) {
     TAGC_TRY(tagc_model_check_idle(model, "set_moment"));
+    TAGC_TRY(tagc_model_check_own_schedule(model, "set_moment"));
     if (tensor >= model->n_tensors)
         return tagc_fail(TAGC_ERR_ARGUMENT, "tensor is %u, must be below %u", tensor, model->n_tensors);
     const tagc_member *t = &model->tensors[tensor];
@@ -116,7 +138,7 @@ tagc_status tagc_model_set_moment(tagc_model *model, uint32_t tensor, tagc_momen
 tagc_status tagc_part_sample(tagc_model_part *part, const float *host_sum) {
     tagc_model *model = part->model;
     size_t n_values = 0;
-    if (!part->is_followed) return TAGC_OK;
+    if (!part->is_followed || part->unit->is_blind) return TAGC_OK;
     for (uint32_t i = 0; i < part->n_members; i++) {
         const tagc_member *t = &model->tensors[part->members[i]];
         size_t n_before = n_values;
@@ -134,6 +156,10 @@ tagc_status tagc_part_sample(tagc_model_part *part, const float *host_sum) {
                              part->full, &part->n_full);
 }
 
+void tagc_model_set_sampling(tagc_model *model, int is_sampled) {
+    model->is_blind = !is_sampled;
+}
+
 void tagc_unit_forget_windows(tagc_model *model, tagc_model_unit *unit) {
     for (uint32_t i = 0; i < unit->n_members; i++) {
         const tagc_member *t = &model->tensors[unit->members[i]];
@@ -143,23 +169,47 @@ void tagc_unit_forget_windows(tagc_model *model, tagc_model_unit *unit) {
     for (uint32_t p = 0; p < unit->n_parts; p++) unit->parts[p].n_full = 0;
 }
 
+static tagc_status take_part(tagc_model *model, tagc_model_part *part, uint32_t *numbers,
+                             tagc_schedule_sums *sums) {
+    double square;
+    TAGC_TRY(tagc_schedule_take(model->schedule, part->full, part->n_full, sums));
+    TAGC_TRY(tagc_reducer_residual_square(part->reducer, &square));
+    for (size_t k = 0; k < part->n_full; k++) {
+        numbers[k] = part->full[k];
+        sums[k].residual = square;
+        sums[k].gradient = part->square;
+    }
+    return TAGC_OK;
+}
+
 /* This rank's sums of all windows that are full, part by part, since ranks may have packed parts in another order. */
 static tagc_status take(tagc_model *model, tagc_schedule_sums *sums, size_t *n_full) {
     *n_full = 0;
     for (uint32_t u = 0; u < model->n_units; u++)
         for (uint32_t p = 0; p < model->units[u].n_parts; p++) {
             tagc_model_part *part = &model->units[u].parts[p];
-            double square;
             if (part->n_full == 0) continue;
-            TAGC_TRY(tagc_schedule_take(model->schedule, part->full, part->n_full, sums + *n_full));
-            TAGC_TRY(tagc_reducer_residual_square(part->reducer, &square));
-            for (size_t k = 0; k < part->n_full; k++, ++*n_full) {
-                model->full[*n_full] = part->full[k];
-                sums[*n_full].residual = square;
-                sums[*n_full].gradient = part->square;
-            }
+            TAGC_TRY(take_part(model, part, model->full + *n_full, sums + *n_full));
+            *n_full += part->n_full;
             part->n_full = 0;
         }
+    return TAGC_OK;
+}
+
+tagc_status tagc_model_take_full(tagc_model *model, uint32_t number, uint32_t *numbers,
+                                 tagc_schedule_sums *sums, size_t *n) {
+    if (!numbers || !sums || !n) return tagc_fail(TAGC_ERR_ARGUMENT, "numbers, sums or n is NULL");
+    *n = 0;
+    TAGC_TRY(tagc_unit_check(model, number, "take_full", 0));
+    if (!tagc_model_is_following(model))
+        return tagc_fail(TAGC_ERR_STATE, "take_full: the model has a schedule of its own");
+    for (uint32_t p = 0; p < model->units[number].n_parts; p++) {
+        tagc_model_part *part = &model->units[number].parts[p];
+        if (part->n_full == 0) continue;
+        TAGC_TRY(take_part(model, part, numbers + *n, sums + *n));
+        *n += part->n_full;
+        part->n_full = 0;
+    }
     return TAGC_OK;
 }
 
@@ -198,25 +248,31 @@ static int has_parts(const tagc_model *model, const tagc_model_unit *unit) {
     for (uint32_t i = 0; i < unit->n_members; i++)
         for (uint32_t k = 0; k < i; k++) {
             const tagc_member *a = &model->tensors[unit->members[i]], *b = &model->tensors[unit->members[k]];
-            if (tagc_are_one_part(a, b) != (a->part == b->part)) return 0;
+            if (tagc_are_one_part(model, a, b) != (a->part == b->part)) return 0;
         }
     return 1;
 }
 
-static tagc_status change_parts(tagc_model *model, tagc_model_unit *unit) {
+/* before: what it has sent so far. */
+static tagc_status change_part(const tagc_model_part *part, const tagc_schedule_plan *before) {
+    tagc_reducer_options options;
+    if (before->format == part->plan.format && before->block == part->plan.block &&
+        before->sparsity == part->plan.sparsity)
+        return TAGC_OK;
+    tagc_part_options(part, &options);
+    TAGC_TRY(tagc_reducer_change(part->reducer, &options));
+    if (!part->host_sum) return TAGC_OK;
+    tagc_part_host_options(part, &options);
+    return tagc_reducer_change(part->host_sum, &options);
+}
+
+static tagc_status change_parts(tagc_model_unit *unit) {
     for (uint32_t p = 0; p < unit->n_parts; p++) {
         tagc_model_part *part = &unit->parts[p];
         tagc_schedule_plan before = part->plan;
-        tagc_reducer_options options;
         if (!part->is_followed) continue;
-        for (uint32_t i = 0; i < part->n_members; i++)
-            model->numbers[i] = model->tensors[part->members[i]].parameter;
-        TAGC_TRY(tagc_schedule_get_plan(model->schedule, model->numbers, NULL, part->n_members, &part->plan));
-        if (before.format == part->plan.format && before.block == part->plan.block &&
-            before.sparsity == part->plan.sparsity)
-            continue;
-        tagc_part_options(part, &options);
-        TAGC_TRY(tagc_reducer_change(part->reducer, &options));
+        TAGC_TRY(tagc_part_plan(part, &part->plan));
+        TAGC_TRY(change_part(part, &before));
     }
     return TAGC_OK;
 }
@@ -275,7 +331,8 @@ static tagc_status move_residuals(const tagc_model_unit *unit, tagc_model_part *
     return status;
 }
 
-/* New parts are made before old ones go, so that a failure changes nothing. */
+/* New parts are made before old ones go, so that a failure of that changes nothing. Those of the same tensors as before get the reducers of these,
+ * whose residuals so stay what they are. */
 static tagc_status regroup(tagc_model *model, tagc_model_unit *unit) {
     tagc_model_part *parts;
     uint32_t n_parts;
@@ -286,10 +343,17 @@ static tagc_status regroup(tagc_model *model, tagc_model_unit *unit) {
         lay_out_again(unit->parts, unit->n_parts);
         return status;
     }
+    for (uint32_t p = 0; p < n_parts; p++) {
+        if (!parts[p].heir_of) continue;
+        tagc_schedule_plan before = parts[p].heir_of->plan;
+        tagc_part_inherit(&parts[p]);
+        tagc_status failure = change_part(&parts[p], &before);
+        if (status == TAGC_OK) status = failure;
+    }
     tagc_unit_destroy_parts(unit->parts, unit->n_parts);
     unit->parts = parts;
     unit->n_parts = n_parts;
-    return TAGC_OK;
+    return tagc_model_agree(model, status);
 }
 
 tagc_status tagc_model_take_up(tagc_model *model) {
@@ -302,7 +366,7 @@ tagc_status tagc_model_take_up(tagc_model *model) {
             TAGC_TRY(regroup(model, unit));
             continue;
         }
-        tagc_status status = change_parts(model, unit);
+        tagc_status status = change_parts(unit);
         if (status == TAGC_OK || local != TAGC_OK) continue;
         local = status; /* memory: the others go on, and learn of it below */
         snprintf(text, sizeof text, "%s", tagc_last_error());
@@ -310,9 +374,22 @@ tagc_status tagc_model_take_up(tagc_model *model) {
     return tagc_model_agree(model, local == TAGC_OK ? TAGC_OK : tagc_fail(local, "%s", text));
 }
 
+tagc_status tagc_model_check_own_schedule(const tagc_model *model, const char *what) {
+    if (!tagc_model_is_following(model)) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_STATE, "%s: the schedule is the caller's (options.follows)", what);
+}
+
+tagc_status tagc_model_follow(tagc_model *model) {
+    TAGC_TRY(tagc_model_check_idle(model, "follow"));
+    if (!tagc_model_is_following(model))
+        return tagc_fail(TAGC_ERR_STATE, "follow: the model has a schedule of its own");
+    return model->schedule ? tagc_model_take_up(model) : TAGC_OK;
+}
+
 tagc_status tagc_model_step(tagc_model *model, double loss) {
     int has_changed = 0;
     TAGC_TRY(tagc_model_check_idle(model, "step"));
+    TAGC_TRY(tagc_model_check_own_schedule(model, "step"));
     model->n_steps++;
     if (!model->schedule) return TAGC_OK;
     tagc_schedule_add_loss(model->schedule, loss);

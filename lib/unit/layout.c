@@ -5,6 +5,8 @@
  *
  *   SHARD                   | place 0: host 0 | host 1 | ... | place 1: host 0 | ...       (L, H, width)
  *   HOST_SHARD, UNIT        | place 0 | place 1 | ...                                      (L, width)
+ *
+ * In a flat, owner o has positions [o * width, (o + 1) * width), and `offset` is where a tensor begins.
  */
 #include "codec/elements.h"
 #include "unit/unit.h"
@@ -36,12 +38,23 @@ uint64_t tagc_part_own_row(const tagc_model_part *part) {
     return row_of(model, (uint64_t)(model->rank % model->n_owners)) * part->width;
 }
 
+/* Where an element is: its owner, its position in the owner's row, and how many elements from there on are beside it. */
+typedef struct spot {
+    uint64_t owner, in_row, n;
+} spot;
+
+static spot spot_of(const tagc_model_part *part, const tagc_member *tensor, uint64_t element) {
+    int is_flat = tagc_model_is_flat(part->model);
+    uint64_t at = is_flat ? tensor->offset + element : element, chunk = is_flat ? part->width : tensor->chunk;
+    return (spot){at / chunk, at % chunk + (is_flat ? 0 : tensor->offset), chunk - at % chunk};
+}
+
 void tagc_part_stretches(const tagc_model_part *part, const tagc_member *tensor, uint64_t first, uint64_t n,
                          tagc_stretch_fn visit, void *context) {
     while (n > 0) {
-        uint64_t owner = first / tensor->chunk, in_chunk = first % tensor->chunk;
-        uint64_t n_here = tensor->chunk - in_chunk < n ? tensor->chunk - in_chunk : n;
-        visit(context, row_of(part->model, owner) * part->width + tensor->offset + in_chunk, first, n_here);
+        spot s = spot_of(part, tensor, first);
+        uint64_t n_here = s.n < n ? s.n : n;
+        visit(context, row_of(part->model, s.owner) * part->width + s.in_row, first, n_here);
         first += n_here;
         n -= n_here;
     }
@@ -49,10 +62,10 @@ void tagc_part_stretches(const tagc_model_part *part, const tagc_member *tensor,
 
 uint64_t tagc_part_find(const tagc_model_part *part, const tagc_member *tensor, uint64_t element) {
     const tagc_model *model = part->model;
-    uint64_t owner = element / tensor->chunk, place = owner % (uint64_t)model->n_places;
+    spot s = spot_of(part, tensor, element);
+    uint64_t place = s.owner % (uint64_t)model->n_places;
     if (place != (uint64_t)model->place) return UINT64_MAX;
-    return row_of(model, owner) * part->width + tensor->offset + element % tensor->chunk -
-           place * tagc_part_place_elems(part);
+    return row_of(model, s.owner) * part->width + s.in_row - place * tagc_part_place_elems(part);
 }
 
 /* A stretch of the part's array, of one owner's chunk of one tensor: elements [first, first + n_real), then padding. */
@@ -64,19 +77,28 @@ typedef struct stretch {
 /* That which begins at position `at`, and reaches to `end` at most. *hint: the member to look at first. */
 static stretch stretch_at(const tagc_model_part *part, uint64_t at, uint64_t end, uint32_t *hint) {
     const tagc_model *model = part->model;
-    uint64_t owner = owner_of(model, at / part->width), in_row = at % part->width;
-    if (*hint >= part->n_members || model->tensors[part->members[*hint]].offset > in_row) *hint = 0;
+    uint64_t owner = owner_of(model, at / part->width), in_row = at % part->width, n = part->width - in_row;
+    uint64_t is_flat = (uint64_t)tagc_model_is_flat(model), position = in_row + is_flat * owner * part->width;
+    if (n > end - at) n = end - at;
+    if (*hint >= part->n_members || model->tensors[part->members[*hint]].offset > position) *hint = 0;
     for (; *hint < part->n_members; ++*hint) {
         const tagc_member *t = &model->tensors[part->members[*hint]];
-        uint64_t in_chunk = in_row - t->offset;
-        if (in_chunk >= t->chunk) continue;
-        stretch s = {t, owner * t->chunk + in_chunk, 0, t->chunk - in_chunk};
-        if (s.n > end - at) s.n = end - at;
+        uint64_t in_slot = position - t->offset, slot = is_flat ? t->n_elems : t->chunk;
+        if (in_slot >= slot) continue;
+        stretch s = {t, owner * t->chunk + in_slot, 0, slot - in_slot < n ? slot - in_slot : n};
         if (s.first < t->n_elems) s.n_real = t->n_elems - s.first < s.n ? t->n_elems - s.first : s.n;
         return s;
     }
-    uint64_t n = part->width - in_row;
-    return (stretch){.n = n < end - at ? n : end - at};
+    return (stretch){.n = n};
+}
+
+/* A stretch of the caller's array of a flat: *n elements from position `at` on lie there side by side. */
+static float *in_array(const tagc_model_part *part, int is_sums, uint64_t at, uint64_t *n) {
+    uint64_t owner = owner_of(part->model, at / part->width), in_row = at % part->width;
+    int is_chunk = is_sums && part->model->options.output != TAGC_OUTPUT_UNIT; /* the rank's own */
+    if (*n > part->width - in_row) *n = part->width - in_row;
+    float *array = is_sums ? part->sums : (float *)(uintptr_t)part->gradient;
+    return array + (is_chunk ? 0 : owner * part->width) + in_row;
 }
 
 /* The first of a tensor's pieces that ends behind an element. */
@@ -125,7 +147,12 @@ static void read_part(const tagc_model_part *part, int is_sums, uint64_t begin, 
     const tagc_model_unit *unit = part->unit;
     int from = is_sums ? part->model->options.sum : part->model->options.gradient;
     uint32_t hint = 0;
-    for (uint64_t at = begin; at < begin + n;) {
+    for (uint64_t at = begin, n_here; part->gradient && at < begin + n; at += n_here) {
+        n_here = begin + n - at;
+        const float *array = in_array(part, is_sums, at, &n_here);
+        memcpy(at_element(values, element, at - begin), array, n_here * sizeof *array);
+    }
+    for (uint64_t at = begin; !part->gradient && at < begin + n;) {
         stretch s = stretch_at(part, at, begin + n, &hint);
         void *to = at_element(values, element, at - begin);
         const tagc_member *t = s.tensor;
@@ -172,7 +199,13 @@ static void write_pieces(const tagc_piece *pieces, size_t n_pieces, int to, uint
 void tagc_part_write(const tagc_model_part *part, uint64_t begin, uint64_t n, int element,
                      const void *values) {
     uint32_t hint = 0;
-    for (uint64_t at = begin; at < begin + n;) {
+    for (uint64_t at = begin, n_here; part->gradient && at < begin + n; at += n_here) {
+        n_here = begin + n - at;
+        float *array = in_array(part, 1, at, &n_here);
+        for (uint64_t i = 0; !values && i < n_here; i++) array[i] = NAN;
+        if (values) memcpy(array, at_element(values, element, at - begin), n_here * sizeof *array);
+    }
+    for (uint64_t at = begin; !part->gradient && at < begin + n;) {
         stretch s = stretch_at(part, at, begin + n, &hint);
         if (s.n_real > 0)
             write_pieces(part->unit->sums + s.tensor->first_sum, s.tensor->n_sums, part->model->options.sum,
@@ -183,10 +216,46 @@ void tagc_part_write(const tagc_model_part *part, uint64_t begin, uint64_t n, in
 
 float tagc_member_read(const tagc_model *model, const tagc_model_unit *unit, const tagc_member *tensor,
                        uint64_t element) {
+    if (tensor->part->gradient) return tensor->part->gradient[tensor->offset + element];
     const tagc_piece *pieces = unit->gradients + tensor->first_gradient;
     const tagc_piece *piece = piece_behind(pieces, tensor->n_gradients, element);
     if (piece == pieces + tensor->n_gradients || piece->first > element) return 0;
     return tagc_element_read(piece->values, model->options.gradient, element - piece->first);
+}
+
+void tagc_part_copy_residual(const tagc_model_part *part, float *residual, int to_pieces) {
+    uint64_t n_place = tagc_part_place_elems(part), begin = n_place * (uint64_t)part->model->place;
+    uint32_t hint = 0;
+    for (uint64_t at = begin; at < begin + n_place;) {
+        stretch s = stretch_at(part, at, begin + n_place, &hint);
+        const tagc_piece *pieces = s.n_real > 0 ? part->unit->gradients + s.tensor->first_gradient : NULL,
+                         *last = pieces ? pieces + s.tensor->n_gradients : NULL, *piece = last;
+        if (pieces) piece = piece_behind(pieces, s.tensor->n_gradients, s.first);
+        for (; piece < last && piece->first < s.first + s.n_real; piece++) {
+            uint64_t from = piece->first > s.first ? piece->first : s.first,
+                     end = piece->first + piece->n_elems;
+            if (end > s.first + s.n_real) end = s.first + s.n_real;
+            float *theirs = (float *)piece->values + (from - piece->first),
+                  *own = residual + (at - begin) + (from - s.first);
+            memcpy(to_pieces ? theirs : own, to_pieces ? own : theirs, (end - from) * sizeof *own);
+        }
+        at += s.n;
+    }
+}
+
+int tagc_member_is_zero(const tagc_model *model, const tagc_model_unit *unit, const tagc_member *tensor) {
+    enum { N_READ = 1024 };
+    float values[N_READ];
+    for (size_t p = 0; p < tensor->n_gradients; p++) {
+        const tagc_piece *piece = &unit->gradients[tensor->first_gradient + p];
+        for (uint64_t at = 0, n; at < piece->n_elems; at += n) {
+            n = piece->n_elems - at < N_READ ? piece->n_elems - at : N_READ;
+            tagc_elements_read(piece->values, model->options.gradient, at, n, values);
+            for (uint64_t i = 0; i < n; i++)
+                if (!(values[i] == 0)) return 0;
+        }
+    }
+    return 1;
 }
 
 void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *tensor, uint64_t *first,
@@ -195,8 +264,12 @@ void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *ten
     *first = 0;
     *n = tensor->n_elems;
     if (model->options.output == TAGC_OUTPUT_UNIT) return;
-    *first = owner * tensor->chunk < tensor->n_elems ? owner * tensor->chunk : tensor->n_elems;
-    uint64_t end = *first + tensor->chunk;
+    int is_flat = tagc_model_is_flat(model);
+    uint64_t chunk = is_flat ? tensor->part->width : tensor->chunk, before = is_flat ? tensor->offset : 0;
+    uint64_t begin = owner * chunk, end = begin + chunk;
+    begin = begin > before ? begin - before : 0;
+    end = end > before ? end - before : 0;
+    *first = begin < tensor->n_elems ? begin : tensor->n_elems;
     *n = (end < tensor->n_elems ? end : tensor->n_elems) - *first;
 }
 
@@ -207,10 +280,12 @@ void tagc_part_lay_out(tagc_model_part *part) {
         tagc_member *tensor = &model->tensors[part->members[i]];
         tensor->part = part;
         tensor->offset = width;
-        width += tensor->chunk;
+        width += tagc_model_is_flat(model) ? tensor->n_elems : tensor->chunk;
     }
-    /* The hosts cut what all of them get among themselves. */
-    if (!has_rows_of_hosts(model)) width = tagc_padded_elems(width, model->n_hosts);
+    if (tagc_model_is_flat(model))
+        width = tagc_padded_elems(width, model->world_size) / (uint64_t)model->n_owners;
+    else if (!has_rows_of_hosts(model)) /* the hosts cut what all of them get among themselves */
+        width = tagc_padded_elems(width, model->n_hosts);
     part->width = width;
 }
 
@@ -250,6 +325,7 @@ static void place_tables(tagc_model *model, tagc_arena *arena, size_t name_bytes
     *names = tagc_arena_take(arena, name_bytes, 1);
     model->positions = tagc_arena_take(arena, (size_t)n_samples, sizeof *model->positions);
     model->samples = tagc_arena_take(arena, (size_t)n_samples, sizeof *model->samples);
+    model->weights = tagc_arena_take(arena, n, sizeof *model->weights);
     model->numbers = tagc_arena_take(arena, n, sizeof *model->numbers);
     model->counts = tagc_arena_take(arena, n, sizeof *model->counts);
     model->full = tagc_arena_take(arena, n, sizeof *model->full);
@@ -264,7 +340,7 @@ static tagc_status fill_tensor(tagc_model *model, const tagc_tensor *t, tagc_mem
     int is_by_name = t->kind == TAGC_CLASS_BY_NAME;
     out->name = name;
     out->unit = t->unit;
-    out->chunk = (n_rows + n_owners - 1) / n_owners * (out->n_elems / n_rows);
+    out->chunk = tagc_model_is_flat(model) ? 0 : (n_rows + n_owners - 1) / n_owners * (out->n_elems / n_rows);
     out->kind = is_by_name ? TAGC_CLASS_DENSE : (tagc_class)t->kind;
     if (!is_by_name) return TAGC_OK;
     return tagc_classify(t->name, t->shape, t->n_dims, model->options.min_elems, &out->kind, NULL);

@@ -17,10 +17,12 @@ static const tagc_model_options default_options = {.moment = TAGC_MOMENT_STAYS,
                                                    .residual = -1,
                                                    .min_elems = TAGC_CLASS_MIN_ELEMS,
                                                    .n_threads = 1,
-                                                   .exchange = TAGC_EXCHANGE_DIRECT};
+                                                   .exchange = TAGC_EXCHANGE_DIRECT,
+                                                   .result_format = -1,
+                                                   .result_sparsity = -1};
 static const tagc_sized options_struct = {"tagc_model_options", sizeof(tagc_model_options),
-                                          offsetof(tagc_model_options, paper) +
-                                              sizeof(void *), /* the last field of version 0.3 */
+                                          offsetof(tagc_model_options, name) +
+                                              sizeof(char *), /* the last field of version 0.3 */
                                           &default_options};
 
 void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes) {
@@ -42,13 +44,24 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
     TAGC_TRY(check_choice("sum", o->sum, TAGC_ELEMENT_FP32, TAGC_ELEMENT_FP16));
     TAGC_TRY(check_choice("dense_format", o->dense_format, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16));
     TAGC_TRY(check_choice("n_threads", o->n_threads, 1, 256));
-    TAGC_TRY(check_choice("exchange", o->exchange, TAGC_EXCHANGE_SKETCH, TAGC_EXCHANGE_DIRECT));
+    TAGC_TRY(check_choice("exchange", o->exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT));
+    TAGC_TRY(check_choice("rests", o->rests, 0, 1));
     if (o->residual != -1 && o->residual != TAGC_FORMAT_FP32 && o->residual != TAGC_FORMAT_INT8 &&
         o->residual != TAGC_FORMAT_INT4)
         return tagc_fail(TAGC_ERR_ARGUMENT, "residual is %d, must be -1, FP32, INT8 or INT4", o->residual);
-    if (o->paper && o->exchange == TAGC_EXCHANGE_DIRECT)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "paper is set, but exchange is direct");
-    if (o->exchange != TAGC_EXCHANGE_DIRECT && (n_places > 1 || o->residual > TAGC_FORMAT_FP32))
+    TAGC_TRY(check_choice("cut", o->cut, TAGC_CUT_ROWS, TAGC_CUT_FLAT_ARRAYS));
+    if (o->cut == TAGC_CUT_FLAT_ARRAYS && (o->gradient != TAGC_ELEMENT_FP32 || o->sum != TAGC_ELEMENT_FP32))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "cut is FLAT_ARRAYS, which are fp32, but gradient is %d and sum %d", o->gradient,
+                         o->sum);
+    if (!o->follows != !o->numbers)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "follows and numbers: one is NULL, and the other is not");
+    if (o->cut != TAGC_CUT_ROWS && (o->follows || o->rests))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "follows and rests need the cut ROWS");
+    int is_paper = o->exchange == TAGC_EXCHANGE_SKETCH || o->exchange == TAGC_EXCHANGE_PACKED;
+    if (o->paper && !is_paper)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "paper is set, but exchange is none of the paper's");
+    if (is_paper && (n_places > 1 || o->residual > TAGC_FORMAT_FP32))
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
                          "exchange is one of the paper's, which have one rank per host and residual FP32");
     return TAGC_OK;
@@ -65,6 +78,8 @@ static tagc_status read_options(tagc_model *model, const tagc_model_options *fro
     else
         model->schedule_options.fresh = 1;
     o->schedule = NULL;
+    if (o->name) snprintf(model->name, sizeof model->name, "%s", o->name);
+    o->name = NULL;
     return TAGC_OK;
 }
 
@@ -89,6 +104,7 @@ typedef struct verdict {
     int32_t status;
     char text[TAGC_ERROR_TEXT_BYTES];
 } verdict;
+_Static_assert(sizeof(verdict) == TAGC_VERDICT_BYTES, "what a rank sends to each other");
 
 tagc_status tagc_agree_over(tagc_comm *comm, tagc_status status) {
     int n = tagc_comm_world_size(comm);
@@ -158,10 +174,11 @@ static uint64_t mix(uint64_t sum, const void *bytes, size_t n_bytes) {
 static tagc_status compare(tagc_model *model) {
     const tagc_model_options *o = &model->options;
     const tagc_schedule_options *s = &model->schedule_options;
-    int choices[] = {o->moment,      o->output,           o->op,          o->dense_format,
-                     o->residual,    o->exchange,         s->gentle,      s->fresh,
-                     (int)s->format, (int)s->mild_format, model->n_hosts, model->n_places};
-    double numbers[] = {s->sparsity, s->mild_sparsity, s->short_beta1};
+    int choices[] = {o->moment,        o->output,           o->op,          o->dense_format, o->residual,
+                     o->exchange,      s->gentle,           s->fresh,       o->rests,        (int)s->format,
+                     o->result_format, (int)s->mild_format, model->n_hosts, model->n_places, o->cut,
+                     o->block};
+    double numbers[] = {s->sparsity, s->mild_sparsity, s->short_beta1, o->result_sparsity};
     uint64_t sum = mix(0, choices, sizeof choices);
     sum = mix(sum, numbers, sizeof numbers);
     for (uint32_t i = 0; i < model->n_tensors; i++) {
@@ -194,7 +211,7 @@ static tagc_status make_together(tagc_model *model, tagc_status local) {
         tagc_model_unit *unit = &model->units[u];
         TAGC_TRY(tagc_unit_make_parts(model, unit, &unit->parts, &unit->n_parts));
     }
-    return TAGC_OK;
+    return model->schedule ? tagc_model_take_plans(model) : TAGC_OK;
 }
 
 tagc_status tagc_model_create(tagc_comm *within, tagc_comm *between, const tagc_tensor *tensors,
@@ -225,7 +242,7 @@ void tagc_model_destroy(tagc_model *model) {
     if (!model || tagc_comm_is_fork(model->between)) return;
     for (uint32_t u = 0; model->units && u < model->n_units; u++)
         tagc_unit_destroy_parts(model->units[u].parts, model->units[u].n_parts);
-    tagc_schedule_destroy(model->schedule);
+    if (!tagc_model_is_following(model)) tagc_schedule_destroy(model->schedule);
     tagc_memory_destroy(model->own);
     tagc_memory_destroy(model->spread);
     tagc_memory_destroy(model->memory);
@@ -285,6 +302,16 @@ tagc_status tagc_model_betas(const tagc_model *model, uint32_t tensor, double be
     return TAGC_OK;
 }
 
+tagc_status tagc_model_set_exchanges(tagc_model *model, uint64_t n_exchanges) {
+    TAGC_TRY(tagc_model_check_idle(model, "set_exchanges"));
+    for (uint32_t u = 0; u < model->n_units; u++) {
+        model->units[u].n_exchanges = n_exchanges;
+        for (uint32_t p = 0; p < model->units[u].n_parts; p++)
+            TAGC_TRY(tagc_reducer_set_steps(model->units[u].parts[p].reducer, n_exchanges));
+    }
+    return TAGC_OK;
+}
+
 tagc_status tagc_model_memory(const tagc_model *model, tagc_memory *memory) {
     tagc_memory within;
     if (!model) return tagc_fail(TAGC_ERR_ARGUMENT, "model is NULL");
@@ -309,5 +336,6 @@ tagc_status tagc_model_scale(tagc_model *model, double factor) {
             if (tagc_reducer_residual_elems(reducer) > 0)
                 TAGC_TRY(tagc_reducer_scale_residual(reducer, factor));
         }
-    return model->schedule ? tagc_schedule_scale(model->schedule, factor) : TAGC_OK;
+    if (!model->schedule || tagc_model_is_following(model)) return TAGC_OK;
+    return tagc_schedule_scale(model->schedule, factor);
 }

@@ -96,10 +96,15 @@ static tagc_status write_all(const tagc_model *model, writer *w) {
     return TAGC_OK;
 }
 
+void tagc_model_set_run(tagc_model *model, uint64_t run) {
+    model->run = run;
+}
+
 tagc_status tagc_model_save(const tagc_model *model, void *bytes, size_t n_bytes, size_t *n_written) {
     writer size = {0}, w = {.bytes = bytes};
     if (!n_written) return tagc_fail(TAGC_ERR_ARGUMENT, "n_written is NULL");
     TAGC_TRY(tagc_model_check_idle(model, "save"));
+    TAGC_TRY(tagc_model_check_own_schedule(model, "save"));
     TAGC_TRY(write_all(model, &size));
     *n_written = size.n;
     if (!bytes) return TAGC_OK;
@@ -144,7 +149,7 @@ static int take_tensor(reader *r, saved_tensor *t) {
     *t = (saved_tensor){0};
     if (!take_number(r, &t->n_elems) || !take_number(r, &t->chunk) || !take_number(r, &t->n_name)) return 0;
     t->name = take(r, t->n_name);
-    return t->name != NULL && t->n_name > 0 && t->n_name < 1024 && t->chunk > 0 && t->chunk <= t->n_elems &&
+    return t->name != NULL && t->n_name > 0 && t->n_name < 1024 && t->n_elems > 0 && t->chunk <= t->n_elems &&
            t->n_elems <= (uint64_t)1 << 48;
 }
 
@@ -193,18 +198,22 @@ static tagc_status check_part(const saved_part *part, const saved_header *h) {
     tagc_wire_header state;
     reader members = part->members;
     uint64_t n_owners = h->output == TAGC_OUTPUT_SHARD ? h->n_hosts * h->n_places : h->n_places;
-    uint64_t n_rows = h->output == TAGC_OUTPUT_SHARD ? h->n_hosts : 1, width = 0, n_elems;
+    uint64_t n_rows = h->output == TAGC_OUTPUT_SHARD ? h->n_hosts : 1, width = 0, n_elems, n_flat = 0;
+    uint64_t most = part->width; /* of all members: in a row, or in the flat */
     TAGC_TRY(tagc_wire_read(part->state, part->n_state, &state));
     if (state.kind != TAGC_WIRE_STATE) return corrupt("a part has no residual's header");
     for (uint64_t i = 0; i < part->n_members; i++) {
         saved_tensor t;
         (void)take_tensor(&members, &t);
-        if (t.chunk > UINT64_MAX / n_owners || t.chunk * n_owners < t.n_elems)
+        n_flat += t.chunk == 0;
+        if (t.chunk > 0 && (t.chunk > UINT64_MAX / n_owners || t.chunk * n_owners < t.n_elems))
             return corrupt("a chunk is too short for its tensor");
-        if (__builtin_add_overflow(width, t.chunk, &width)) return corrupt("a row is too long");
+        if (__builtin_add_overflow(width, t.chunk > 0 ? t.chunk : t.n_elems, &width))
+            return corrupt("a row is too long");
     }
-    if (width > part->width || __builtin_mul_overflow(part->width, n_rows, &n_elems) ||
-        n_elems != state.n_elems)
+    if (n_flat > 0 && (n_flat != part->n_members || __builtin_mul_overflow(part->width, n_owners, &most)))
+        return corrupt("a part is cut in two ways, or its flat is too long");
+    if (width > most || __builtin_mul_overflow(part->width, n_rows, &n_elems) || n_elems != state.n_elems)
         return corrupt("a part's residual does not fit its tensors");
     uint64_t n_residual = (uint64_t)state.n_items * state.k;
     if (n_residual != 0 && (n_residual != n_elems ||
@@ -496,10 +505,16 @@ static void add_tensor(const saved_header *h, const saved_part *saved, const sav
                        const tagc_member *t, moving *m) {
     uint64_t n_rows = h->output == TAGC_OUTPUT_SHARD ? h->n_hosts : 1, place = h->rank % h->n_places;
     for (uint64_t row = 0; row < n_rows; row++) {
-        uint64_t owner = row * h->n_places + place, first = owner * s->chunk;
-        if (first >= t->n_elems) continue;
-        uint64_t n = t->n_elems - first < s->chunk ? t->n_elems - first : s->chunk;
-        add_saved(saved, row * saved->width + offset, t, first, n, m);
+        uint64_t owner = row * h->n_places + place, at = row * saved->width + offset;
+        uint64_t first = owner * s->chunk, end = first + s->chunk;
+        if (s->chunk == 0) { /* in a flat */
+            uint64_t begin = owner * saved->width;
+            first = begin > offset ? begin - offset : 0;
+            end = begin + saved->width > offset ? begin + saved->width - offset : 0;
+            at = row * saved->width + (offset > begin ? offset - begin : 0);
+        }
+        if (end > t->n_elems) end = t->n_elems;
+        if (first < end) add_saved(saved, at, t, first, end - first, m);
     }
 }
 
@@ -521,7 +536,7 @@ static void add_file(const tagc_model *model, const tagc_model_unit *unit, const
                 moving m = {.part = t->part, .residual = residuals[t->part - unit->parts], .factor = factor};
                 add_tensor(&file->header, &saved, &s, offset, t, &m);
             }
-            offset += s.chunk;
+            offset += s.chunk > 0 ? s.chunk : s.n_elems;
         }
     }
 }
@@ -565,7 +580,10 @@ static tagc_status load_as_it_was(tagc_model_unit *unit, const saved_file *file,
             saved_part saved;
             (void)take_part(&r, &saved);
             if (!is_same_part(&unit->parts[p], &saved)) continue;
-            TAGC_TRY(tagc_reducer_state_load(unit->parts[p].reducer, saved.state, saved.n_state));
+            tagc_status status = tagc_reducer_state_load(unit->parts[p].reducer, saved.state, saved.n_state);
+            if (status == TAGC_ERR_MISMATCH)
+                return TAGC_OK; /* of another output, or of a unit with another number */
+            TAGC_TRY(status);
             *is_loaded = 1;
         }
     }
@@ -601,6 +619,7 @@ tagc_status tagc_model_load(tagc_model *model, const void *const *files, const s
     saved_files taken = {0};
     saved_about about;
     TAGC_TRY(tagc_model_check_idle(model, "load"));
+    TAGC_TRY(tagc_model_check_own_schedule(model, "load"));
     tagc_status status = tagc_model_agree(model, read_files(model, files, sizes, n_files, &taken));
     if (status == TAGC_OK) status = tagc_model_agree(model, agree_on_files(model, &taken, &about));
     if (status == TAGC_OK) {

@@ -1,5 +1,5 @@
-/* Inside of a model: layout.c (where values lie), model.c (life), exchange.c (one exchange of a unit), follow.c (the schedule),
- * state.c (checkpoints).
+/* Inside of a model: layout.c (where values lie), model.c (life), exchange.c (one exchange of a unit), residual.c (what is not
+ * sent), follow.c (the schedule), state.c (checkpoints).
  *
  * A unit's tensors of one class and level are a part, which one reducer exchanges. Without hosts of several ranks (L = 1):
  *
@@ -11,7 +11,7 @@
  *
  * Where all ranks get all sums, those of a host then send each other theirs.
  *
- * A row is the chunks of one owner, tensor by tensor, padded to the same width for every owner. */
+ * A row is the chunks of one owner, tensor by tensor, padded to the same width for every owner. Of a flat it is the owner's chunk. */
 #ifndef TAGC_UNIT_UNIT_H
 #define TAGC_UNIT_UNIT_H
 
@@ -28,7 +28,7 @@ typedef struct tagc_model_unit tagc_model_unit;
 typedef struct tagc_member {
     const char *name;
     uint64_t n_elems;
-    uint64_t chunk; /* elements that an owner has of it, but for the last ones */
+    uint64_t chunk; /* elements that an owner has of it, but for the last ones; 0 in a flat */
     uint32_t unit;
     tagc_class kind;
     int is_scheduled;                 /* has a plan of the schedule */
@@ -37,7 +37,7 @@ typedef struct tagc_member {
     uint64_t n_samples, first_sample; /* in model->positions */
     tagc_schedule_plan plan;
     tagc_model_part *part;
-    uint64_t offset; /* of its chunk in a row of the part */
+    uint64_t offset; /* of its chunk in a row of the part; in a flat, of its first element */
     /* Its pieces in the exchange under way, in the unit's lists. */
     size_t first_gradient, n_gradients, first_sum, n_sums;
 } tagc_member;
@@ -53,16 +53,21 @@ struct tagc_model_part {
     uint64_t width; /* of a row */
     tagc_reducer *reducer;
     tagc_feed feed;
-    tagc_reducer *host_sum; /* over `within`, or NULL */
+    tagc_reducer *host_sum;   /* over `within`, or NULL */
+    tagc_model_part *heir_of; /* a former part of the same tensors, whose reducers this one gets; or NULL */
     tagc_feed host_feed;
     /* the exchange under way */
+    const float *gradient;   /* the caller's array of a flat, or NULL: pieces */
+    float *sums;             /* beside it */
     atomic_int has_host_sum; /* whether the host's sum is there, or its failure */
     tagc_status host_status;
     char host_text[TAGC_ERROR_TEXT_BYTES];
     const float *host_values; /* of this place's row: (place_elems) */
     uint32_t *full;           /* (n_members,) parameters whose windows became full */
     size_t n_full;
-    double square; /* of its gradient, if n_full > 0 */
+    double square;  /* of its gradient, if n_full > 0 */
+    float *resting; /* (2, residual): what is not sent, and room; NULL unless options.rests */
+    int rests;      /* something is not sent in this exchange */
 };
 
 struct tagc_model_unit {
@@ -70,10 +75,11 @@ struct tagc_model_unit {
     uint32_t n_members;
     tagc_model_part *parts; /* (n_parts,) */
     uint32_t n_parts;
-    int is_begun;
-    uint64_t n_exchanges; /* begun; rounding derives from it */
+    int is_begun, is_blind; /* is_blind: the schedule does not look at this exchange */
+    uint64_t n_exchanges;   /* begun; rounding derives from it */
     const tagc_piece *gradients, *sums;
     size_t n_gradients, n_sums;
+    uint64_t word;      /* that ranks must have alike */
     tagc_status status; /* of _begin, kept for _end */
     char text[TAGC_ERROR_TEXT_BYTES];
 };
@@ -89,16 +95,28 @@ struct tagc_model {
     tagc_model_unit *units;
     uint32_t n_units;
     void *memory;               /* of the tables above */
-    tagc_schedule *schedule;    /* NULL: nothing is scheduled */
+    tagc_schedule *schedule;    /* NULL: nothing is scheduled; options.follows: the caller's */
     uint64_t *positions;        /* of samples, in their tensors */
     float *samples;             /* of one part: (most,) */
     uint32_t *numbers, *counts; /* (n_tensors,) arguments of tagc_schedule_add */
+    uint64_t *weights;          /* (n_tensors,) of tagc_schedule_get_plan */
     uint32_t *full;             /* (n_tensors,) parameters whose windows are full, at the end of a step */
     double *own, *pooled;       /* messages of a step */
     char *spread; /* (1 + L, SPREAD_BYTES): sums that ranks of a host send each other; or NULL */
+    int is_blind; /* see tagc_model_set_sampling */
+    char name[96];
     uint64_t n_steps;
     uint64_t run; /* a number of this run, the same on all ranks, in saved states */
 };
+
+/* 1: tensors lie end to end in flats. */
+static inline int tagc_model_is_flat(const tagc_model *model) {
+    return model->options.cut != TAGC_CUT_ROWS;
+}
+/* 1: reducers work on the caller's arrays. */
+static inline int tagc_model_is_plain(const tagc_model *model) {
+    return model->options.cut == TAGC_CUT_FLAT_ARRAYS && !model->within;
+}
 
 /* ---- layout.c ---- */
 
@@ -115,6 +133,10 @@ uint64_t tagc_part_own_row(const tagc_model_part *part);
 void tagc_part_read(const tagc_model_part *part, uint64_t begin, uint64_t n, int element, void *values);
 void tagc_part_write(const tagc_model_part *part, uint64_t begin, uint64_t n, int element,
                      const void *values);
+/* Copies between the unit's gradients, which are fp32 here, and what this place keeps of the part, in the part's order (place_elems). */
+void tagc_part_copy_residual(const tagc_model_part *part, float *residual, int to_pieces);
+/* 1: all of a tensor's gradient is zero. */
+int tagc_member_is_zero(const tagc_model *model, const tagc_model_unit *unit, const tagc_member *tensor);
 /* What was written there, as sums are. */
 void tagc_part_read_sums(const tagc_model_part *part, uint64_t begin, uint64_t n, void *values);
 /* An element of the gradient; 0 if no piece covers it. */
@@ -135,22 +157,53 @@ void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *ten
 /* Makes the parts of a unit from the plans of its tensors. Collective. On failure *parts is NULL. */
 tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_model_part **parts,
                                  uint32_t *n_parts);
+/* Gives a part the reducers of the one that it is the heir of. */
+void tagc_part_inherit(tagc_model_part *part);
 /* 1: tensors of one unit that are exchanged as one, since their class and level are the same. */
-int tagc_are_one_part(const tagc_member *a, const tagc_member *b);
+int tagc_are_one_part(const tagc_model *model, const tagc_member *a, const tagc_member *b);
 void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts);
 /* Memory for sums that ranks of a host send each other. */
 tagc_status tagc_model_make_spread(tagc_model *model);
-/* Options of the reducer of a part. */
+/* Options of the reducer of a part, and of that which adds up within a host. */
 void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *options);
+void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *options);
+
+/* What messages call an exchange of a unit. tensor: of it, a number. */
+enum { TAGC_LABEL_BYTES = 96 };
+void tagc_unit_label(const tagc_model *model, uint32_t unit, uint32_t tensor, char label[TAGC_LABEL_BYTES]);
+/* Checks a list of pieces, and notes where in it each tensor's are. */
+tagc_status tagc_unit_check_pieces(tagc_model *model, uint32_t unit, const tagc_piece *pieces, size_t n,
+                                   const char *what, int is_sum);
+/* TAGC_ERR_ARGUMENT or _STATE unless there is that unit, and it is under way or not. */
+tagc_status tagc_unit_check(const tagc_model *model, uint32_t unit, const char *what, int is_begun);
+
+/* ---- residual.c ---- */
+
+/* Takes what tensors with a zero gradient keep out of the reducers, and puts it back. Both do nothing without options.rests. */
+tagc_status tagc_rest_begin(tagc_model *model, tagc_model_unit *unit);
+tagc_status tagc_rest_end(tagc_model *model, tagc_model_unit *unit);
 
 /* ---- follow.c ---- */
 
+static inline int tagc_model_is_following(const tagc_model *model) {
+    return model->options.follows != NULL;
+}
+/* TAGC_ERR_STATE if the schedule is the caller's. */
+tagc_status tagc_model_check_own_schedule(const tagc_model *model, const char *what);
+
 tagc_status tagc_model_open_schedule(tagc_model *model);
-/* Gives every tensor its plan. */
+/* The plan of all tensors of a part together. */
+tagc_status tagc_part_plan(const tagc_model_part *part, tagc_schedule_plan *plan);
+/* Gives every tensor its plan, in a flat that of the flat. */
 tagc_status tagc_model_take_plans(tagc_model *model);
 /* Hands samples of a part's gradient to the schedule. host_sum: (place_elems), where ranks of a host have added up; else NULL. From the
  * worker. */
 tagc_status tagc_part_sample(tagc_model_part *part, const float *host_sum);
+/* 0: units that begin from now on are exchanged without a look of the schedule's, as the first of several exchanges in a step are. All
+ * ranks say the same. */
+void tagc_model_set_sampling(tagc_model *model, int is_sampled);
+/* The number of its run in saved states, for a caller who tells runs apart otherwise. All ranks say the same. */
+void tagc_model_set_run(tagc_model *model, uint64_t run);
 /* Forgets the windows of a unit whose exchange failed, as all ranks do. */
 void tagc_unit_forget_windows(tagc_model *model, tagc_model_unit *unit);
 /* Brings every unit's parts in line with the plans. Collective. */
@@ -163,5 +216,7 @@ tagc_status tagc_model_agree(const tagc_model *model, tagc_status status);
 /* TAGC_ERR_MISMATCH on all ranks unless all pass the same checksum; what: a sentence's end, see model.c. Collective. */
 tagc_status tagc_model_compare(tagc_model *model, uint64_t sum, const char *what);
 tagc_status tagc_agree_over(tagc_comm *comm, tagc_status status); /* over one */
+/* What it sends to each other rank. */
+#define TAGC_VERDICT_BYTES (sizeof(int32_t) + TAGC_ERROR_TEXT_BYTES)
 
 #endif

@@ -14,6 +14,7 @@
 #include "core/memory.h"
 #include "core/status.h"
 #include "exchange/options.h"
+#include "exchange/reducer.h"
 #include "files/result_file.h"
 #include "launch/hosts.h"
 #include "launch/over_ranks.h"
@@ -66,7 +67,8 @@ tagc_status tagc_time_reducer(tagc_comm *comm, tagc_reducer *reducer, const floa
     tagc_reducer_stats stats;
     tagc_reducer_stats_init(&stats);
     TAGC_TRY(tagc_comm_barrier(comm));
-    TAGC_TRY(tagc_reducer_run(reducer, gradient, output, &stats));
+    TAGC_TRY(tagc_reducer_run(reducer, gradient, reducer->n_given, output, tagc_reducer_given_output(reducer),
+                              &stats));
     memcpy(out->phase_s, stats.time_s, sizeof out->phase_s);
     out->wall_s = stats.total_s;
     out->n_union = stats.n_union;

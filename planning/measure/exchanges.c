@@ -137,10 +137,12 @@ static void close_all(exchange_bench *e) {
 static tagc_status run_case(exchange_bench *e, int i) {
     switch (cases[i].kind) {
     case REDUCER:
-        return tagc_reducer_run(e->reducers[i], e->gradient, e->full, NULL);
+        return tagc_reducer_run(e->reducers[i], e->gradient, e->n_elems, e->full,
+                                cases[i].output == TAGC_OUTPUT_UNIT ? e->n_elems : e->shard, NULL);
     case GATHERER:
-        TAGC_TRY(tagc_gatherer_begin(e->gatherers[i], e->gradient,
-                                     cases[i].format < TAGC_GATHER_DELTA8 ? e->full : e->replica));
+        TAGC_TRY(tagc_gatherer_begin(e->gatherers[i], e->gradient, e->shard,
+                                     cases[i].format < TAGC_GATHER_DELTA8 ? e->full : e->replica,
+                                     e->n_elems));
         return tagc_gatherer_end(e->gatherers[i]);
     case MPI:
         return tagc_plain_mpi_collective(cases[i].format, e->gradient, e->full,

@@ -4,6 +4,7 @@
 #include "core/status.h"
 #include "exchange/options.h"
 #include "transport/work.h"
+#include "unit/unit.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -86,6 +87,37 @@ static void find_shares(const tagc_setup *s, int per_group, double *within, doub
     *across = n_groups > 1 ? (double)(n_groups - n_near) / (n_groups - 1) : 0;
 }
 
+static void add_volume(tagc_volume *to, const tagc_volume *from, int is_within) {
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+        to->n_bytes[leg] += from->n_bytes[leg];
+        to->n_transfers[leg] += from->n_transfers[leg];
+        if (is_within) to->n_within_bytes[leg] += from->n_bytes[leg];
+    }
+}
+
+/* As lib/unit: the ranks of a host add up, rows of the sums are encoded and go to the ranks of their place, and where all ranks get all
+ * sums, those of a host send each other theirs. */
+static tagc_status count_two_levels(tagc_reduction *r, const tagc_volume_data *data) {
+    int per_host = r->options.ranks_per_host, n_hosts = r->n_ranks / per_host;
+    tagc_reducer_options within, between = r->options;
+    tagc_volume volume;
+    tagc_reducer_options_init(&within);
+    within.n_elems = r->options.n_elems;
+    within.sparsity = 0;
+    within.format = r->options.format == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
+    between.ranks_per_host = 1;
+    between.n_elems /= (uint64_t)per_host;
+    if (between.output != TAGC_OUTPUT_SHARD) between.output = TAGC_OUTPUT_UNIT;
+    TAGC_TRY(tagc_reducer_volume(&between, n_hosts, 0, data, &r->volume));
+    TAGC_TRY(tagc_reducer_volume(&within, per_host, 0, NULL, &volume));
+    add_volume(&r->volume, &volume, 1);
+    if (r->options.output != TAGC_OUTPUT_UNIT) return TAGC_OK;
+    volume = (tagc_volume){0};
+    tagc_volume_add(&volume, TAGC_LEG_RESULT, (per_host - 1) * sizeof(float) * (double)between.n_elems);
+    add_volume(&r->volume, &volume, 1);
+    return TAGC_OK;
+}
+
 /* Sets densities and volume of a reduction whose options and ranks are set. What was measured or given of densities belongs
  * to the engine's sparsity; other reductions are taken as if ranks chose independently. */
 static tagc_status count_reduction(const tagc_setup *s, tagc_reduction *r) {
@@ -95,6 +127,7 @@ static tagc_status count_reduction(const tagc_setup *s, tagc_reduction *r) {
     r->union_density =
         is_the_engines && s->union_density >= 0 ? s->union_density : 1 - pow(1 - r->sent_density, n_senders);
     tagc_volume_data data = {.union_density = r->union_density, .sent_density = r->sent_density};
+    if (r->options.ranks_per_host > 1) return count_two_levels(r, &data);
     return tagc_reducer_volume(&r->options, r->n_ranks, 0, &data, &r->volume);
 }
 
@@ -119,21 +152,26 @@ static void gather_replicas(const tagc_deployment *d, double n_elems, double bet
     to->remote_bytes[1] = inside * within;
 }
 
+static int is_in_levels(const tagc_gatherer_options *options) {
+    return !options->within_host && options->ranks_per_host > 1;
+}
+
 static tagc_status plan_gather(const tagc_deployment *d, const tagc_gatherer_options *options,
                                tagc_gather_plan *to) {
     const tagc_setup *s = d->setup;
     tagc_volume volume;
     TAGC_TRY(tagc_gatherer_volume(options, s->world_size, &volume));
     double n_bytes = volume.n_bytes[TAGC_LEG_GATHER], within, across;
-    int per_group = options->ranks_per_host > 0 ? options->ranks_per_host : s->world_size;
-    int n_groups = options->two_level ? s->world_size / per_group : 1;
+    int two_level = is_in_levels(options);
+    int per_group = options->within_host || two_level ? options->ranks_per_host : s->world_size;
+    int n_groups = two_level ? s->world_size / per_group : 1;
     find_shares(s, per_group, &within, &across);
-    double inside = options->two_level ? volume.n_within_bytes[TAGC_LEG_GATHER] : n_bytes;
+    double inside = two_level ? volume.n_within_bytes[TAGC_LEG_GATHER] : n_bytes;
     double relayed = (inside - (per_group - 1) * volume.word_bytes) * (1 - 1.0 / n_groups);
     *to = (tagc_gather_plan){
         .n_bytes = {n_bytes - relayed, relayed},
         .remote_bytes = {(n_bytes - inside) * across + (inside - relayed) * within, relayed * within}};
-    if (d->keeps_replicas && options->two_level)
+    if (d->keeps_replicas && two_level)
         gather_replicas(d, (double)options->n_elems, n_bytes - inside, across, within, to);
     return TAGC_OK;
 }
@@ -144,7 +182,12 @@ static tagc_status plan_flat(const tagc_deployment *d, int flat, tagc_flat_plan 
     int n_owners = d->engine.sharding == TAGC_SHARD_HYBRID ? d->engine.ranks_per_host : n_ranks;
     *to = (tagc_flat_plan){.n_owned = from->n_padded / (uint64_t)(from->has_gatherer ? n_owners : 1)};
     if (from->has_gatherer) TAGC_TRY(plan_gather(d, &from->gatherer, &to->gather));
-    return plan_reduction(d, &from->reducer, &to->reduction);
+    TAGC_TRY(plan_reduction(d, &from->reducer, &to->reduction));
+    int is_first = flat == 0 || d->layout->flats[flat - 1].unit != from->unit;
+    if (from->reducer.output == TAGC_OUTPUT_UNIT && is_first) /* once per unit the ranks of a host agree */
+        tagc_volume_add_within(&to->reduction.volume, TAGC_LEG_CONTROL,
+                               (from->reducer.ranks_per_host - 1) * (double)TAGC_VERDICT_BYTES);
+    return TAGC_OK;
 }
 
 tagc_status tagc_model_layout(const tagc_gpt2_config *model, const tagc_fsdp_options *engine, int world_size,
@@ -255,10 +298,10 @@ static void add_exchanges(const tagc_deployment *d, int flat, work_bytes work[2]
     if (about->has_gatherer) {
         tagc_gatherer_options options = about->gatherer;
         int n_ranks = r->n_ranks;
-        if (d->keeps_replicas && options.two_level) { /* the ranks of a place gather what they own */
+        if (d->keeps_replicas && is_in_levels(&options)) { /* the ranks of a place gather what they own */
             n_ranks /= options.ranks_per_host;
             options.n_elems /= (uint64_t)options.ranks_per_host;
-            options.two_level = options.ranks_per_host = 0;
+            options.ranks_per_host = 1;
         }
         (void)tagc_gatherer_memory(&options, n_ranks, &gatherer);
     }

@@ -14,7 +14,7 @@ enum { MAX_WHOLE_STEPS = 4 };
 /* ---- jobs: the order of work and transfers in lib/exchange, dense.c and direct/direct.c. Many small pieces are merged into a few,
  * because the order of waits matters much more than the number of pieces ---- */
 
-enum { DEPTH = 3, MAX_CHUNKS = 16, MAX_PEERS = 12, HOST_DEPTH = 2 };
+enum { DEPTH = 3, MAX_CHUNKS = 16, MAX_PEERS = 12 };
 /* Of a job, with room to spare. The longest is direct in two levels with MAX_PEERS batches and sums that return. */
 enum { MAX_OPS = 160, MAX_TRANSFERS = 80 };
 
@@ -102,18 +102,18 @@ typedef struct direct_builder {
     builder *b;
     const tagc_reduction *r;
     const codec_work *w;
-    int n, n_turns;     /* parcels of other hosts, merged; turns include the own host */
+    int n, n_turns;     /* parcels of other hosts, merged; turns include the own one */
     double each, own;   /* shares of the unit in a turn */
     double front, rest; /* bytes of a batch: headers with the start of the bodies, and the rest */
-    double within;      /* bytes of a turn among the ranks of a host */
-    int front_out[MAX_PEERS], rest_out[MAX_PEERS], host_in[MAX_PEERS + 1];
+    int front_out[MAX_PEERS], rest_out[MAX_PEERS];
 } direct_builder;
 
-static void post_host_rows(direct_builder *d, int s) {
-    if (d->within == 0 || s >= d->n_turns) return;
-    d->b->remote_share = d->r->within_share;
-    d->host_in[s] = post(d->b, ROWS, d->within);
-    d->b->remote_share = d->r->remote_share;
+/* Among the ranks of a host, before what follows. */
+static void exchange_within(builder *b, const tagc_reduction *r, double n_bytes) {
+    if (n_bytes == 0) return;
+    b->remote_share = r->within_share;
+    wait(b, post(b, ROWS, n_bytes));
+    b->remote_share = r->remote_share;
 }
 
 /* The rank encodes its own fragment last, while others are on the wire. Of several batches, the rest of one is posted as
@@ -121,10 +121,6 @@ static void post_host_rows(direct_builder *d, int s) {
 static void send_fragments(direct_builder *d) {
     tagc_sim_transfer *transfers = d->b->job->transfers;
     for (int s = 0; s < d->n_turns; s++) {
-        if (d->within > 0) {
-            wait(d->b, d->host_in[s]);
-            post_host_rows(d, s + HOST_DEPTH);
-        }
         work(d->b, (s < d->n ? d->each : d->own) * d->w->encode_s);
         if (s < d->n) d->front_out[s] = post(d->b, HEADERS, d->front);
         if (s >= d->n || d->n == 1) continue;
@@ -147,15 +143,14 @@ static void return_results(builder *b, const tagc_reduction *r, double headers, 
     wait(b, post(b, RESULT_RESTS, results));
 }
 
-/* In two levels a turn begins with the sum over the ranks of the host. */
+/* In two levels it begins with the sum over the ranks of the host. */
 static void direct_step(builder *b, const tagc_reduction *r, const codec_work *w) {
     const double *n_bytes = r->volume.n_bytes, *n_within = r->volume.n_within_bytes;
     int n_hosts = r->n_ranks / r->options.ranks_per_host, n_others = n_hosts - 1;
     int n = r->volume.n_parcels < MAX_PEERS ? r->volume.n_parcels : MAX_PEERS;
-    double agreement = (double)(r->n_ranks - 1) * TAGC_WIRE_HEADER_BYTES;
-    double headers = (double)n_others * TAGC_WIRE_HEADER_BYTES, within = n_within[TAGC_LEG_VALUES];
+    double agreement = (double)n_others * TAGC_WIRE_HEADER_BYTES, headers = agreement;
+    double within = n_within[TAGC_LEG_VALUES];
     direct_builder d = {.b = b, .r = r, .w = w, .n = n, .n_turns = n + 1, .own = 1.0 / n_hosts};
-    d.within = within / d.n_turns;
     if (n > 0) {
         double eager = n_others * r->volume.eager_bytes;
         d.each = (1 - d.own) / n;
@@ -164,9 +159,10 @@ static void direct_step(builder *b, const tagc_reduction *r, const codec_work *w
         d.rest = rest < 1 ? 0 : rest / n; /* less than a byte is rounding */
     }
     b->remote_share = r->remote_share;
-    for (int s = 0; s < HOST_DEPTH; s++) post_host_rows(&d, s);
+    exchange_within(b, r, within + n_within[TAGC_LEG_CONTROL]);
     send_fragments(&d);
-    double results = n_bytes[TAGC_LEG_RESULT], others = n_bytes[TAGC_LEG_CONTROL] - agreement - headers;
+    double results = n_bytes[TAGC_LEG_RESULT] - n_within[TAGC_LEG_RESULT];
+    double others = n_bytes[TAGC_LEG_CONTROL] - n_within[TAGC_LEG_CONTROL] - agreement - headers;
     double decode_s = w->decode_s, first = r->sent_density / tagc_reduction_decoded(r);
     for (int s = 0; s < n; s++) {
         wait(b, d.rest_out[s]);
@@ -178,6 +174,7 @@ static void direct_step(builder *b, const tagc_reduction *r, const codec_work *w
         work(b, (1 - first) * decode_s);
     }
     agree(b, DIRECT_AGREEMENT, agreement);
+    exchange_within(b, r, n_within[TAGC_LEG_RESULT]);
 }
 
 static void destroy_job(tagc_sim_job *job) {

@@ -31,7 +31,7 @@ static tagc_status exchange(side *s, tagc_comm *comm, const float *gradient, flo
     for (int run = 0; status == TAGC_OK && run <= N_RUNS; run++) {
         tagc_reducer_stats stats;
         tagc_reducer_stats_init(&stats);
-        status = tagc_reducer_run(reducer, gradient, output, &stats);
+        status = tagc_reducer_run(reducer, gradient, N_ELEMS, output, N_ELEMS / 2, &stats);
         s->seconds[run] = 0;
         for (int phase = 0; phase < TAGC_N_PHASES; phase++)
             if (phase != TAGC_PHASE_WAIT) s->seconds[run] += stats.time_s[phase];

@@ -142,7 +142,7 @@ class GathererOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("format", c_int), ("delta",
             c_int),
-        ("ranks_per_host", c_int), ("two_level", c_int), ("check_every", c_uint64), ("n_threads", c_uint64),
+        ("ranks_per_host", c_int), ("within_host", c_int), ("check_every", c_uint64), ("n_threads", c_uint64),
         ("full_format", c_uint64), ("rounding", c_uint64), ("rounding_seed", c_uint64),
         ("lossless", c_uint64),
     ]  # fmt: skip
@@ -194,7 +194,8 @@ class ScheduleSums(Structure):
 class UnitStep(Structure):
     _fields_ = [
         ("words", c_int64 * UNIT_WORDS), ("text", c_char_p), ("number", c_uint64), ("has_agreed", c_int),
-        ("gradients", c_void_p), ("outputs", c_void_p), ("status", c_int), ("is_agreed", c_int),
+        ("gradients", c_void_p), ("outputs", c_void_p), ("n_gradients", c_uint64), ("n_outputs", c_uint64),
+        ("status", c_int), ("is_agreed", c_int),
         ("agree_s", c_double), ("exchange_s", c_double), ("why", c_char * 512),
         ("stats", POINTER(ReducerStats)), ("n_full", c_uint32), ("full", POINTER(c_uint32)), ("sums",
             POINTER(ScheduleSums)), ("squares", POINTER(c_double)),
@@ -220,6 +221,35 @@ class Alarm(Structure):
     _fields_ = [("kind", c_int), ("n_parameters", c_size_t), ("worst", c_size_t), ("value", c_double)]
 
 
+CLASSES = {"compressed": 0, "mild": 1, "dense": 2}
+ELEMENTS = {"fp32": 0, "bf16": 1, "fp16": 2}
+
+
+class Tensor(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("shape", POINTER(c_uint64)),
+        ("n_dims", c_size_t),
+        ("unit", c_uint32),
+        ("kind", c_int),
+    ]
+
+
+class Piece(Structure):
+    _fields_ = [("tensor", c_uint32), ("first", c_uint64), ("n_elems", c_uint64), ("values", c_void_p)]
+
+
+class ModelOptions(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("schedule", POINTER(ScheduleOptions)), ("moment", c_int),
+        ("output", c_int), ("op", c_int), ("gradient", c_int), ("sum", c_int), ("dense_format", c_int),
+        ("residual", c_int), ("min_elems", c_uint64), ("n_threads", c_int), ("exchange", c_int),
+        ("paper", c_void_p), ("cut", c_int), ("block", c_int), ("result_format", c_int),
+        ("result_sparsity", c_double), ("follows", c_void_p), ("numbers", POINTER(c_uint32)),
+        ("tag", c_uint64), ("rests", c_uint64), ("name", c_char_p),
+    ]  # fmt: skip
+
+
 class Part(Structure):
     _fields_ = [("peer", c_int32), ("n_bytes", c_uint64), ("offset", c_uint64)]
 
@@ -239,11 +269,18 @@ class NativeOptions(Structure):
         ("family", c_int),
         ("n_sockets", c_int),
         ("names", POINTER(c_int32)),
+        ("tls", c_uint64),
     ]
 
 
 EXCHANGE_FN = CFUNCTYPE(c_int, c_void_p, POINTER(Transfer))
-ABORT_FN = CFUNCTYPE(None, c_void_p, c_char_p)
+
+
+class Failure(Structure):
+    _fields_ = [("status", c_int), ("rank", c_int), ("reason", c_char_p)]
+
+
+ABORT_FN = CFUNCTYPE(None, c_void_p, POINTER(Failure))
 TRANSPORT_ABI = 1
 
 
@@ -287,7 +324,8 @@ _FUNCTIONS = {
     "tagc_comm_memory": ([c_void_p, POINTER(Memory)], c_int),
     "tagc_memory_init_sized": ([POINTER(Memory), c_size_t], None),
     "tagc_reducer_change": ([c_void_p, POINTER(ReducerOptions)], c_int),
-    "tagc_reducer_begin": ([c_void_p, c_void_p, c_void_p], c_int),
+    "tagc_reducer_begin": ([c_void_p, c_void_p, c_uint64, c_void_p, c_uint64], c_int),
+    "tagc_reducer_fail": ([c_void_p, c_int, c_char_p], c_int),
     "tagc_reducer_end": ([c_void_p, POINTER(ReducerStats)], c_int),
     "tagc_reducer_residual_elems": ([c_void_p], c_uint64),
     "tagc_reducer_residual_format": ([c_void_p], c_int),
@@ -300,11 +338,12 @@ _FUNCTIONS = {
     "tagc_gatherer_options_init_sized": ([POINTER(GathererOptions), c_size_t], None),
     "tagc_gatherer_create": ([c_void_p, POINTER(GathererOptions), POINTER(c_void_p)], c_int),
     "tagc_gatherer_create_on": ([c_void_p, c_void_p, POINTER(GathererOptions), POINTER(c_void_p)], c_int),
-    "tagc_gatherer_begin": ([c_void_p, c_void_p, c_void_p], c_int),
+    "tagc_gatherer_begin": ([c_void_p, c_void_p, c_uint64, c_void_p, c_uint64], c_int),
+    "tagc_gatherer_fail": ([c_void_p, c_int, c_char_p], c_int),
     "tagc_gatherer_end": ([c_void_p], c_int),
     "tagc_gatherer_reset": ([c_void_p], c_int),
     "tagc_gatherer_replica": ([c_void_p, POINTER(c_uint64)], c_void_p),
-    "tagc_gatherer_set_replica": ([c_void_p, c_void_p, c_uint64], c_int),
+    "tagc_gatherer_set_replica": ([c_void_p, c_void_p, c_uint64, c_uint64], c_int),
     "tagc_gatherer_destroy": ([c_void_p], None),
     "tagc_blocks_options_init_sized": ([POINTER(BlocksOptions), c_size_t], None),
     "tagc_blocks_bytes": ([POINTER(BlocksOptions), c_uint64, POINTER(c_uint64)], c_int),
@@ -382,6 +421,33 @@ _FUNCTIONS = {
         [c_void_p, c_char_p, c_size_t, c_int, POINTER(c_size_t), POINTER(c_size_t)],
         c_int,
     ),
+    "tagc_model_options_init_sized": ([POINTER(ModelOptions), c_size_t], None),
+    "tagc_model_create": (
+        [c_void_p, c_void_p, POINTER(Tensor), c_size_t, POINTER(ModelOptions), POINTER(c_void_p)],
+        c_int,
+    ),
+    "tagc_model_destroy": ([c_void_p], None),
+    "tagc_model_plan": ([c_void_p, c_uint32, POINTER(SchedulePlan)], c_int),
+    "tagc_model_begin": ([c_void_p, c_uint32, POINTER(Piece), c_size_t, POINTER(Piece), c_size_t], c_int),
+    "tagc_model_begin_failed": ([c_void_p, c_uint32, c_int, c_char_p], c_int),
+    "tagc_model_set_word": ([c_void_p, c_uint32, c_uint64], c_int),
+    "tagc_model_end": ([c_void_p, c_uint32, c_void_p], c_int),
+    "tagc_model_n_parts": ([c_void_p, c_uint32], c_uint32),
+    "tagc_model_part_stats": (
+        [c_void_p, c_uint32, c_uint32, POINTER(c_uint32), POINTER(c_uint64), POINTER(ReducerStats)],
+        c_int,
+    ),
+    "tagc_model_take_full": (
+        [c_void_p, c_uint32, POINTER(c_uint32), POINTER(ScheduleSums), POINTER(c_size_t)],
+        c_int,
+    ),
+    "tagc_model_follow": ([c_void_p], c_int),
+    "tagc_model_set_exchanges": ([c_void_p, c_uint64], c_int),
+    "tagc_model_scale": ([c_void_p, c_double], c_int),
+    "tagc_model_has_residual": ([c_void_p, c_uint32], c_int),
+    "tagc_model_get_residual": ([c_void_p, c_uint32, POINTER(Piece), c_size_t], c_int),
+    "tagc_model_set_residual": ([c_void_p, c_uint32, POINTER(Piece), c_size_t], c_int),
+    "tagc_model_forget": ([c_void_p], c_int),
     "tagc_device_open": ([c_char_p, c_char_p, c_int, POINTER(c_void_p)], c_int),
     "tagc_device_text": ([c_void_p], c_char_p),
     "tagc_device_close": ([c_void_p], None),
@@ -403,11 +469,24 @@ _FUNCTIONS = {
     "tagc_queue_close": ([c_void_p], None),
     "tagc_queue_destroy": ([c_void_p], None),
     "tagc_job_create": ([c_void_p, c_uint64, c_size_t, c_size_t, POINTER(c_void_p)], c_int),
-    "tagc_job_enqueue": ([c_void_p, c_void_p, c_void_p, c_void_p, c_int, POINTER(c_uint64)], c_int),
+    "tagc_job_enqueue": (
+        [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_int, POINTER(c_uint64)],
+        c_int,
+    ),
     "tagc_job_destroy": ([c_void_p], None),
     "tagc_unit_create": ([c_void_p, POINTER(UnitOptions), POINTER(c_void_p)], c_int),
     "tagc_unit_enqueue": (
-        [c_void_p, POINTER(UnitStep), c_void_p, c_void_p, c_void_p, c_int, POINTER(c_uint64)],
+        [
+            c_void_p,
+            POINTER(UnitStep),
+            c_void_p,
+            c_uint64,
+            c_void_p,
+            c_uint64,
+            c_void_p,
+            c_int,
+            POINTER(c_uint64),
+        ],  # fmt: skip
         c_int,
     ),
     "tagc_unit_work": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64)], None),

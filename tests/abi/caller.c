@@ -81,7 +81,7 @@ static void reduce(tagc_comm *comm) {
     reducer_options.it.sparsity = 0;
     reducer_options.it.op = TAGC_OP_SUM;
     REQUIRE(tagc_reducer_create(comm, &reducer_options.it, &reducer) == TAGC_OK);
-    REQUIRE(tagc_reducer_run(reducer, gradient, output, &stats.it) == TAGC_OK);
+    REQUIRE(tagc_reducer_run(reducer, gradient, SHARD, output, SHARD, &stats.it) == TAGC_OK);
     REQUIRE(memcmp(gradient, output, sizeof output) == 0);
     REQUIRE(stats.it.n_sent == SHARD && stats.it.sparsity == 0 && stats.it.total_s > 0 &&
             !stats.it.nonfinite);
@@ -98,7 +98,7 @@ static void reduce(tagc_comm *comm) {
     paper_options.it.ratio = 1;
     paper_options.it.seed = 3;
     REQUIRE(tagc_reducer_create(comm, &reducer_options.it, &reducer) == TAGC_OK);
-    REQUIRE(tagc_reducer_run(reducer, gradient, output, &stats.it) == TAGC_OK);
+    REQUIRE(tagc_reducer_run(reducer, gradient, SHARD, output, SHARD, &stats.it) == TAGC_OK);
     REQUIRE(stats.it.n_sent == SHARD / 2 && stats.it.n_cells > 0 && stats.it.load > 0);
     tagc_reducer_destroy(reducer);
 }
@@ -110,7 +110,7 @@ static void gather(tagc_comm *comm) {
     gatherer_options.it.n_elems = SHARD;
     gatherer_options.it.format = TAGC_FORMAT_FP32;
     REQUIRE(tagc_gatherer_create(comm, &gatherer_options.it, &gatherer) == TAGC_OK);
-    REQUIRE(tagc_gatherer_begin(gatherer, shard, full) == TAGC_OK);
+    REQUIRE(tagc_gatherer_begin(gatherer, shard, SHARD, full, SHARD) == TAGC_OK);
     REQUIRE(tagc_gatherer_end(gatherer) == TAGC_OK);
     REQUIRE(memcmp(shard, full, sizeof full) == 0);
     tagc_gatherer_destroy(gatherer);
@@ -191,7 +191,7 @@ static void refuse_tomorrow(tagc_comm *comm) {
     for (int i = 0; i < SHARD; i++) gradient[i] = (float)(i + 1);
     stats.it.tomorrow = stats.it.and_after = 7;
     REQUIRE(tagc_reducer_create(comm, &reducer_options.it, &reducer) == TAGC_OK);
-    REQUIRE(tagc_reducer_run(reducer, gradient, output, &stats.it) == TAGC_OK);
+    REQUIRE(tagc_reducer_run(reducer, gradient, SHARD, output, SHARD, &stats.it) == TAGC_OK);
     REQUIRE(stats.it.tomorrow == 0 && stats.it.and_after == 0 && stats.it.n_sent > 0);
     REQUIRE_UNTOUCHED(stats);
     tagc_reducer_destroy(reducer);

@@ -283,27 +283,38 @@ def check_arms(result):
 
 def check_recommendation(result):
     recommendation = result["recommendation"]
-    members(recommendation, ["arm", "verdict", "reason", "speedup"], "recommendation")
+    members(recommendation, ["arm", "verdict", "reason", "speedup", "again"], "recommendation")
+    again = recommendation["again"]
+    members(again, ["median", "min", "max", "n"], "again")
+    assert again["n"] == len({i["round"] for i in result["arms"][0]["iterations"]})
+    assert 0 < again["min"] <= again["median"] <= again["max"], again
+    noise = max(abs(again["max"] - 1), abs(again["min"] - 1))
     assert recommendation["arm"] in ["none"] + [a["name"] for a in result["arms"]], recommendation
     # Its speed-up again, from the iterations.
     rounds = lambda a: {
         r: statistics.median(i["total_s"] for i in a["iterations"] if i["round"] == r)
         for r in {i["round"] for i in a["iterations"]}
     }
-    best = {}
-    for arm in result["arms"]:
-        kind = arm["n_compressed"] + arm["n_mild"] > 0 or arm["options"]["gather"] not in ("fp32", "bf16")
-        if kind not in best or arm["total_s"]["median"] < best[kind]["total_s"]["median"]:
-            best[kind] = arm
-    if len(best) == 2:
+    compresses = lambda arm: (
+        arm["n_compressed"] + arm["n_mild"] > 0 or arm["options"]["gather"] not in ("fp32", "bf16")
+    )
+    sent = lambda arm: sum(arm["n_bytes_sent"].values()) if arm["card_bytes"] is None else arm["card_bytes"]
+    fastest = lambda arms: min(arms, key=lambda arm: arm["total_s"]["median"], default=None)
+    plain = fastest([arm for arm in result["arms"] if not compresses(arm)])
+    packed = fastest(
+        [arm for arm in result["arms"] if compresses(arm) and (not plain or 1.05 * sent(arm) < sent(plain))]
+    )
+    best = {False: plain, True: packed}
+    if plain and packed:
         a, b = rounds(best[False]), rounds(best[True])
         gains = [a[r] / b[r] for r in a]
         near(recommendation["speedup"], statistics.median(gains), "recommended speed-up")
         costs = [b[r] / a[r] for r in a]
         cost = statistics.median(costs)
-        is_alike = max(cost, 1 / cost) <= 1.05 or abs(cost - 1) <= max(abs(c - cost) for c in costs)
+        most = max(noise, *(abs(c - cost) for c in costs))
+        is_alike = max(cost, 1 / cost) <= 1.05 or abs(cost - 1) <= most
         verdict = "makes no difference" if is_alike else "pays" if cost < 1 else "costs"
-        verdict = "unknown" if len(costs) == 1 else verdict
+        verdict = "unknown" if len(costs) < 5 else verdict
         assert recommendation["verdict"] == verdict, (recommendation, costs)
         assert recommendation["arm"] == (best[True]["name"] if verdict == "pays" else "none"), (
             recommendation,

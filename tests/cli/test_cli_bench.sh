@@ -32,9 +32,9 @@ assert not has_note or "All ranks are on one host: both are rates of its memory"
 PY
 }
 check_rates out local.json
-# Every other round goes backwards.
+# Every other round goes backwards. The first arm runs again behind the last one.
 sed -n 's/^ *round \([0-9]\) of 2  \([^ ]*\).*/\1 \2/p' out >turns
-{ echo $arms | tr , '\n' | sed 's/^/1 /'; echo $arms | tr , '\n' | tac | sed 's/^/2 /'; } | diff - turns ||
+{ echo $arms,the | tr , '\n' | sed 's/^/1 /'; echo $arms,the | tr , '\n' | tac | sed 's/^/2 /'; } | diff - turns ||
     fail "the order of the turns"
 if [ $sanitized = no ]; then
     run 0 bench --model tiny --only link --json link.json
@@ -70,7 +70,7 @@ same_as_training local.json $direct direct
 
 # Accumulation, other ranks, a config file as an arm, synthetic tokens; parts alone.
 printf 'exchange = packed\nsparsity = 0.9\n' >mine.conf
-run 0 bench "${quick[@]}" --ranks 3 --accumulate 2 --batch-size 2 --seq-len 8 --codec-threads 2 --rounds 1 \
+run 0 bench "${quick[@]}" --ranks 3 --accumulate 2 --batch-size 2 --seq-len 8 --codec-threads 2 --rounds 5 \
     --arms fsdp,mine.conf --json three.json
 check three.json local
 grep -q "^  all ranks to all: .* sent by each$" out || fail "no rate of three ranks: $(cat out)"

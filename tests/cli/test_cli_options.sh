@@ -34,7 +34,7 @@ for command in train bench compare plan eval generate data export info; do
 done
 run 0 version
 grep -qE '^tagc [0-9]+\.[0-9]+\.[0-9]+, commit ([0-9a-f]{7,}(-dirty)?|unknown)$' out || fail "tagc version: $(cat out)"
-grep -qE '^parts: paper(, gpu)?(, native)?(, mpi)?$' out || fail "tagc version: $(cat out)"
+grep -qE '^parts: paper(, gpu)?(, native(, tls)?)?(, mpi)?$' out || fail "tagc version: $(cat out)"
 grep -qE '^processor: (scalar|neon|avx2|avx512)$' out || fail "tagc version: $(cat out)"
 grep -qE '^products: OpenBLAS [0-9.]+[^ ]*, kernel [A-Za-z0-9_]+$' out || fail "tagc version: $(cat out)"
 [ "$(wc -l <out)" = 4 ] || fail "tagc version: $(cat out)"

@@ -50,6 +50,14 @@ run 0 train --no-quiet --out alone --resume --ranks 2 --steps 2
 grep -q "note: the run stays as one rank began it, and compresses nothing; --fork alone/step-00000001 begins" out ||
     fail "does not say that nothing is compressed: $(cat out)"
 
+# Another level of the processor adds products up in another order: the run goes on, and says so. The same level says nothing.
+cp -r packed-a cpu
+rm -r cpu/step-00000010
+run 0 train --no-quiet --out cpu --resume --steps 6
+grep -q "bit for bit" out && fail "a note about processors that are the same: $(cat out)"
+TAGC_CPU=scalar run 0 train --no-quiet --out cpu --resume --steps 7
+grep -q "note: saved with .*, going on with scalar; OpenBLAS .*: not bit for bit" out || fail "no note about processors: $(cat out)"
+
 # What a checkpoint cannot go on with is refused, the rest is noted.
 run 1 train --quiet --out packed-b --resume --ranks 2 --n-layer 3
 says "--n-layer is \"3\"" "preset"

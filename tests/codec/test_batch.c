@@ -63,14 +63,6 @@ static void test_rows(void **state) {
         assert_int_equal(code->decode(o, &body, 1, 0, 0.5f, expected, scratch, NULL), result.nonfinite);
         assert_memory_equal(sums, expected, o->n * sizeof(float));
 
-        for (int shorter = 0; shorter < 2; shorter++, body.n_bytes--) {
-            assert_int_equal(
-                tagc_batch_cpu.create(TAGC_BATCH_VALIDATE, &row, 1, &result, NULL, NULL, NULL, &batch),
-                TAGC_OK);
-            assert_int_equal(tagc_batch_cpu.run(batch), TAGC_OK);
-            tagc_batch_cpu.destroy(batch);
-            assert_int_equal(result.damage, shorter ? TAGC_DAMAGE_LENGTH : TAGC_DAMAGE_NONE);
-        }
         tagc_memory_destroy(scratch);
         free(alone), free(bodies[i]);
     }

@@ -3,6 +3,7 @@
 #ifndef TAGC_TESTS_EXCHANGE_GATHERS_H
 #define TAGC_TESTS_EXCHANGE_GATHERS_H
 
+#include "../lengths.h"
 #include "../take_from.h"
 #include "exchange/options.h"
 #include "exchange/volume.h"
@@ -87,7 +88,7 @@ static inline tagc_status exchange_all(void *context, const tagc_transfer *trans
         if (s == self->rank) continue;
         same &= take_from(t->transfers[s], transfer, s, self->rank, &got);
         int per_host = t->options.ranks_per_host;
-        if (per_host && t->now[self->rank] >= 0 && s / per_host != self->rank / per_host)
+        if (t->now[self->rank] >= 0 && s / per_host != self->rank / per_host)
             t->n_across[self->rank] += got.n_bytes;
         if (t->damage && got.n_bytes && t->now[self->rank] == t->step && s == t->from &&
             self->rank == t->to && t->n_met++ == t->which) {
@@ -146,8 +147,7 @@ static inline int open_view(rank_run *run, view *v) {
     if (!t->has_lanes)
         CHECK(run, tagc_comm_create_callback(&trial_ops, &v->seat, run->rank, run->world_size, named_ranks(),
                                              &v->comm) == TAGC_OK);
-    int is_all = t->options.two_level || t->options.ranks_per_host == 0;
-    v->n_rows = is_all ? run->world_size : t->options.ranks_per_host;
+    v->n_rows = t->options.within_host ? t->options.ranks_per_host : run->world_size;
     v->row = run->rank % v->n_rows;
     v->first_rank = run->rank - v->row;
     v->n = (size_t)v->n_rows * t->shard;
@@ -177,7 +177,7 @@ static inline void move_masters(view *v, int step) {
 
 static inline tagc_status gather(view *v, int step) {
     v->t->now[v->run->rank] = step;
-    tagc_status status = tagc_gatherer_begin(v->gatherer, v->masters + (size_t)v->row * v->t->shard, v->full);
+    tagc_status status = begin_gatherer(v->gatherer, v->masters + (size_t)v->row * v->t->shard, v->full);
     if (status == TAGC_OK) status = tagc_gatherer_end(v->gatherer);
     return status;
 }

@@ -2,6 +2,7 @@
 #ifndef TAGC_TESTS_EXCHANGE_NETWORK_H
 #define TAGC_TESTS_EXCHANGE_NETWORK_H
 
+#include "../lengths.h"
 #include "../take_from.h"
 #include "oracle.h"
 #include "paper.h"
@@ -128,10 +129,10 @@ static inline void *trial_main(void *arg) {
     attach_paper(&options, &paper);
     EXPECT(self, tagc_reducer_create(comm, &options, &reducer) == TAGC_OK);
     for (size_t i = 0; i < n; i++) gradient[i] = random_gradient(1, self->rank, i);
-    EXPECT(self, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
+    EXPECT(self, run_reducer(reducer, gradient, output, NULL) == TAGC_OK);
     uint64_t n_residual = residual_to(reducer, before);
     int first_call = end.n_calls;
-    tagc_status status = tagc_reducer_run(reducer, gradient, output, NULL);
+    tagc_status status = run_reducer(reducer, gradient, output, NULL);
     if (self->rank == 0) t->net.first_call = first_call;
     if (self->rank == 0) t->net.n_calls = end.n_calls - first_call;
     t->is_broken[self->rank] = status == TAGC_ERR_TRANSPORT || tagc_comm_failed_rank(comm) >= 0;
@@ -141,7 +142,7 @@ static inline void *trial_main(void *arg) {
     residual_to(reducer, after);
     if (status != TAGC_OK) EXPECT(self, memcmp(before, after, n_residual * sizeof *before) == 0);
     if (status == TAGC_ERR_CORRUPT && !t->is_broken[self->rank]) {
-        tagc_status next = tagc_reducer_run(reducer, gradient, output, NULL);
+        tagc_status next = run_reducer(reducer, gradient, output, NULL);
         EXPECT(self, next == TAGC_OK || next == TAGC_ERR_TRANSPORT);
     }
     tagc_reducer_destroy(reducer);

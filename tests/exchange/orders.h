@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../lengths.h"
 #include "exchange/gatherer/gatherer.h"
 #include "exchange/options.h"
 #include "exchange/reducer.h"
@@ -98,7 +99,7 @@ static inline void order_of_reducers(order_check *c, const tagc_reducer_options 
         if (is_swapped && n_residual) (void)tagc_reducer_get_residual(r[0], residual[0], n_residual);
         for (int i = 0; i < 2; i++) {
             int u = i ? 1 - first : first;
-            ORDER_EXPECT(c, tagc_reducer_begin(r[u], gradient[u], output[u]) == TAGC_OK);
+            ORDER_EXPECT(c, begin_reducer(r[u], gradient[u], output[u]) == TAGC_OK);
         }
         if (is_swapped) {
             void *const units[2] = {r[0], r[1]};
@@ -112,7 +113,7 @@ static inline void order_of_reducers(order_check *c, const tagc_reducer_options 
         }
         for (int u = 0; u < 2; u++) ORDER_EXPECT(c, tagc_reducer_end(r[u], NULL) == TAGC_OK);
         for (int u = 2; u < 4; u++)
-            ORDER_EXPECT(c, tagc_reducer_run(r[u], gradient[u], output[u], NULL) == TAGC_OK);
+            ORDER_EXPECT(c, run_reducer(r[u], gradient[u], output[u], NULL) == TAGC_OK);
         for (int u = 0; u < 2; u++) ORDER_EXPECT(c, memcmp(output[u], output[2 + u], n * sizeof(float)) == 0);
     }
     for (int u = 0; u < 4; u++) {
@@ -154,7 +155,7 @@ static inline void order_of_gathers(order_check *c, const tagc_gatherer_options 
                 own[u][i] = (order_value(0, rank, i) + order_value(step, rank, i) / 64) * (float)(1 + u % 2);
         for (int i = 0; i < 2; i++) {
             int u = i ? 1 - first : first;
-            ORDER_EXPECT(c, tagc_gatherer_begin(g[u], own[u], full[u]) == TAGC_OK);
+            ORDER_EXPECT(c, begin_gatherer(g[u], own[u], full[u]) == TAGC_OK);
         }
         if (is_swapped) {
             void *const units[2] = {g[0], g[1]};
@@ -165,7 +166,7 @@ static inline void order_of_gathers(order_check *c, const tagc_gatherer_options 
         }
         for (int u = 0; u < 2; u++) ORDER_EXPECT(c, tagc_gatherer_end(g[u]) == TAGC_OK);
         for (int u = 2; u < 4; u++) {
-            ORDER_EXPECT(c, tagc_gatherer_begin(g[u], own[u], full[u]) == TAGC_OK);
+            ORDER_EXPECT(c, begin_gatherer(g[u], own[u], full[u]) == TAGC_OK);
             ORDER_EXPECT(c, tagc_gatherer_end(g[u]) == TAGC_OK);
         }
         for (int u = 0; u < 2; u++) ORDER_EXPECT(c, memcmp(full[u], full[2 + u], n * sizeof(float)) == 0);
@@ -226,8 +227,7 @@ static inline void order_of_all(order_check *c, int has_paper, int is_short) {
             tagc_gatherer_options_init(&o);
             tagc_gatherer_options_choose(&o, kind);
             o.n_elems = 2048 * (uint64_t)world_size;
-            o.two_level = two_level;
-            o.ranks_per_host = two_level ? 2 : 0;
+            o.ranks_per_host = two_level ? 2 : 1;
             o.check_every = o.delta ? 3 : 0;
             c->has_names = kind % 2;
             order_of_gathers(c, &o);

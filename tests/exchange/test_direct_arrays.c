@@ -1,5 +1,6 @@
 /* The arrays of a direct reducer belong to its batches: while no batch runs, gradient, output, residual and spare lie in protected
  * pages. So what another device needs is all in one maker of batches (codec/batch.h). */
+#include "../lengths.h"
 #include "exchange/direct/direct.h"
 #include "ranks.h"
 
@@ -96,7 +97,7 @@ static void body(rank_run *run) {
     for (int step = 0; step < N_STEPS; step++) {
         for (size_t i = 0; i < n; i++) copy[i] = random_gradient((uint64_t)step, run->rank, i);
         memcpy(gradient, copy, n * sizeof *copy);
-        CHECK(run, tagc_reducer_run(plain, copy, expected, NULL) == TAGC_OK);
+        CHECK(run, run_reducer(plain, copy, expected, NULL) == TAGC_OK);
 
         size_t n_stored = (size_t)tagc_reducer_stored_bytes(reducer);
         void *residual = reducer->residual,
@@ -105,7 +106,7 @@ static void body(rank_run *run) {
         put(reducer, &guarded, a->of[2], a->of[3]);
         __atomic_store_n(&a->reducer, reducer, __ATOMIC_RELEASE);
         protect(a, PROT_NONE);
-        CHECK(run, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
+        CHECK(run, run_reducer(reducer, gradient, output, NULL) == TAGC_OK);
         protect(a, PROT_READ | PROT_WRITE);
         __atomic_store_n(&a->reducer, NULL, __ATOMIC_RELEASE);
         if (residual) memcpy(residual, reducer->residual, n_stored);

@@ -1,6 +1,7 @@
 /* The delaying network itself, and reducers on it: what arrives late arrives whole and in order, and ranks that only echo
  * cost a step as many messages as real ones. */
 #include "../delaying.h"
+#include "../lengths.h"
 #include "../transport/pattern.h"
 #include "../transport/ranks.h"
 
@@ -68,7 +69,7 @@ static void step_body(rank_run *run) {
         CHECK(run, reducer != NULL);
         if (!reducer) return;
         int n_before = all->network->ranks[run->rank].n_transfers;
-        CHECK(run, tagc_reducer_run(reducer, gradient, all->outputs[i][run->rank], NULL) == TAGC_OK);
+        CHECK(run, run_reducer(reducer, gradient, all->outputs[i][run->rank], NULL) == TAGC_OK);
         if (i == 0) all->n_transfers[run->rank] = all->network->ranks[run->rank].n_transfers - n_before;
         tagc_reducer_destroy(reducer);
         tagc_comm_destroy(comm);
@@ -88,7 +89,7 @@ static int count_echoed(const delaying_options *options, int exchange) {
     tagc_reducer *reducer = make_reducer(comm, exchange);
     assert_non_null(reducer);
     int n_before = network->ranks[0].n_transfers;
-    assert_int_equal(tagc_reducer_run(reducer, gradient, output, NULL), TAGC_OK);
+    assert_int_equal(run_reducer(reducer, gradient, output, NULL), TAGC_OK);
     int n = network->ranks[0].n_transfers - n_before;
     tagc_reducer_destroy(reducer);
     tagc_comm_destroy(comm);

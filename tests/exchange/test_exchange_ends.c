@@ -1,5 +1,6 @@
 /* A comm, what was made of it, and its group end in any order: what a reducer and a gatherer still do without their comm, and
  * that nothing of a transport is used any more. Sanitizers see the memory. */
+#include "../lengths.h"
 #include "../meeting.h"
 #include "paper.h"
 #include "ranks.h"
@@ -43,9 +44,9 @@ static void free_arrays(arrays *a) {
 static void check_reducer_alone(rank_run *run, tagc_reducer *reducer, const arrays *a) {
     uint64_t n_bytes = tagc_reducer_state_bytes(reducer);
     int done;
-    CHECK(run, tagc_reducer_begin(reducer, a->gradient, a->output) == TAGC_ERR_STATE);
+    CHECK(run, begin_reducer(reducer, a->gradient, a->output) == TAGC_ERR_STATE);
     CHECK(run, strstr(tagc_last_error(), "begin after tagc_comm_destroy"));
-    CHECK(run, tagc_reducer_run(reducer, a->gradient, a->output, NULL) == TAGC_ERR_STATE);
+    CHECK(run, run_reducer(reducer, a->gradient, a->output, NULL) == TAGC_ERR_STATE);
     CHECK(run, tagc_reducer_end(reducer, NULL) == TAGC_ERR_STATE); /* nothing has begun */
     CHECK(run, tagc_reducer_test(reducer, &done) == TAGC_ERR_STATE);
     if (!tagc_reducer_residual_elems(reducer)) return;
@@ -73,8 +74,8 @@ static void reducer_body(rank_run *run) {
     options.n_threads = 2;
     CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK);
     CHECK(run, tagc_reducer_create(run->comm, &options, &other) == TAGC_OK); /* shares its spares */
-    CHECK(run, tagc_reducer_run(other, a.gradient, a.expected, NULL) == TAGC_OK);
-    if (c->moment != AT_REST) CHECK(run, tagc_reducer_begin(reducer, a.gradient, a.output) == TAGC_OK);
+    CHECK(run, run_reducer(other, a.gradient, a.expected, NULL) == TAGC_OK);
+    if (c->moment != AT_REST) CHECK(run, begin_reducer(reducer, a.gradient, a.output) == TAGC_OK);
     tagc_comm_destroy(run->comm);
     run->comm = NULL;
     if (c->moment == UNDER_WAY) {
@@ -115,13 +116,13 @@ static void gatherer_body(rank_run *run) {
     options.format = c->delta ? TAGC_FORMAT_INT4 : TAGC_FORMAT_FP32;
     options.n_threads = 2;
     CHECK(run, tagc_gatherer_create(run->comm, &options, &gatherer) == TAGC_OK);
-    CHECK(run, tagc_gatherer_begin(gatherer, a.shard, a.full) == TAGC_OK);
+    CHECK(run, begin_gatherer(gatherer, a.shard, a.full) == TAGC_OK);
     if (c->moment == AT_REST) CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
     tagc_comm_destroy(run->comm);
     run->comm = NULL;
     if (c->moment == UNDER_WAY) CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
     if (c->moment != UNDER_WAY_NOT_ENDED) {
-        CHECK(run, tagc_gatherer_begin(gatherer, a.shard, a.full) == TAGC_ERR_STATE);
+        CHECK(run, begin_gatherer(gatherer, a.shard, a.full) == TAGC_ERR_STATE);
         CHECK(run, strstr(tagc_last_error(), "begin after tagc_comm_destroy"));
         CHECK(run, tagc_gatherer_replica(gatherer, &n_gathers) == (c->delta ? a.full : NULL));
         CHECK(run, n_gathers == (c->delta ? 1 : 0));
@@ -164,7 +165,7 @@ static void *seat_main(void *arg) {
     options.n_elems = 2 * SHARD;
     CHECK(run, tagc_comm_create_callback(&meeting_ops, own, run->rank, 2, NULL, &run->comm) == TAGC_OK);
     CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK);
-    CHECK(run, tagc_reducer_begin(reducer, a.gradient, a.output) == TAGC_OK);
+    CHECK(run, begin_reducer(reducer, a.gradient, a.output) == TAGC_OK);
     tagc_comm_destroy(run->comm);
     free(own);
     CHECK(run, tagc_reducer_end(reducer, NULL) == TAGC_OK);
@@ -207,7 +208,7 @@ static void test_a_group_before_its_comms(void **state) {
     options.n_elems = SHARD;
     options.exchange = TAGC_EXCHANGE_DENSE;
     assert_int_equal(tagc_reducer_create(comms[0], &options, &reducer), TAGC_OK);
-    assert_int_equal(tagc_reducer_run(reducer, gradient, output, NULL), TAGC_OK);
+    assert_int_equal(run_reducer(reducer, gradient, output, NULL), TAGC_OK);
     assert_true(output[0] == 1);
     tagc_comm_destroy(comms[0]);
     tagc_reducer_destroy(reducer);
@@ -225,8 +226,8 @@ static int wrong_in_fork(tagc_comm *comm, tagc_reducer *reducer, tagc_gatherer *
     TRY(done, 1);
     TRY(tagc_reducer_end(reducer, NULL), TAGC_ERR_STATE); /* its thread is in the parent */
     TRY(strstr(tagc_last_error(), "has no threads in a fork") != NULL, 1);
-    TRY(tagc_reducer_run(reducer, gradient, output, NULL), TAGC_ERR_STATE);
-    TRY(tagc_gatherer_begin(gatherer, output, gradient), TAGC_ERR_STATE);
+    TRY(run_reducer(reducer, gradient, output, NULL), TAGC_ERR_STATE);
+    TRY(begin_gatherer(gatherer, output, gradient), TAGC_ERR_STATE);
     TRY(tagc_comm_barrier(comm), TAGC_ERR_STATE);
     tagc_reducer_options_init(&options);
     options.n_elems = SHARD;
@@ -259,7 +260,7 @@ static void test_forks(void **state) {
     options.n_threads = 2; /* of its own, which a fork has not, either */
     assert_int_equal(tagc_reducer_create(comm, &options, &reducer), TAGC_OK);
     assert_int_equal(tagc_gatherer_create(comm, &gathers, &gatherer), TAGC_OK);
-    assert_int_equal(tagc_reducer_begin(reducer, gradient, output), TAGC_OK);
+    assert_int_equal(begin_reducer(reducer, gradient, output), TAGC_OK);
     pid_t child = fork();
     if (child == 0) {
         alarm(60); /* instead of waiting for a thread that is not there */

@@ -1,6 +1,7 @@
 /* Many steps under way at once over a network that delays every message for another while, begun in random orders and ended
  * in others: bit for bit what the same steps come to one by one, at any number of ranks. */
 #include "../delaying.h"
+#include "../lengths.h"
 #include "../repeats.h"
 #include "exchange/direct/direct.h"
 #include "ranks.h"
@@ -83,7 +84,7 @@ static void steps(rank_run *run, tagc_comm *comm, int is_together) {
             int u = first + shuffled((uint64_t)step, i, n);
             if (is_together && mix((uint64_t)(step * 1000 + rank * 50 + i)) % 3 == 0)
                 nanosleep(&(struct timespec){.tv_nsec = 300000}, NULL);
-            CHECK(run, tagc_reducer_begin(reducers[u], gradients[u], all->outputs[rank][step][u]) == TAGC_OK);
+            CHECK(run, begin_reducer(reducers[u], gradients[u], all->outputs[rank][step][u]) == TAGC_OK);
             if (!is_together) CHECK(run, tagc_reducer_end(reducers[u], NULL) == TAGC_OK);
         }
         for (int i = 0; i < n && is_together; i++) {

@@ -1,5 +1,6 @@
 /* _test of reducers and gatherers: it never waits, says no while a peer has not begun, and yes once _end would not wait,
  * also where what was begun has failed. And statistics that were not initialised, which must not cost the step. */
+#include "../lengths.h"
 #include "core/clock.h"
 #include "oracle.h"
 #include "ranks.h"
@@ -63,11 +64,11 @@ static void reducer_body(rank_run *run) {
     CHECK(run, tagc_reducer_test(NULL, &done) == TAGC_ERR_ARGUMENT);
     for (int step = 0; step < 3; step++) {
         if (run->rank < last) {
-            CHECK(run, tagc_reducer_begin(reducer, gradient, output) == TAGC_OK);
+            CHECK(run, begin_reducer(reducer, gradient, output) == TAGC_OK);
             CHECK(run, stays_away(test_reducer, reducer));
         }
         pthread_barrier_wait(&t->barrier); /* until here no rank's step can have ended */
-        if (run->rank == last) CHECK(run, tagc_reducer_begin(reducer, gradient, output) == TAGC_OK);
+        if (run->rank == last) CHECK(run, begin_reducer(reducer, gradient, output) == TAGC_OK);
         CHECK(run, comes(test_reducer, reducer));
         CHECK(run, tagc_reducer_test(reducer, &done) == TAGC_OK && done); /* and stays so */
         CHECK(run, tagc_reducer_end(reducer, NULL) == TAGC_OK);
@@ -103,7 +104,7 @@ static void failed_body(rank_run *run) {
     if (run->rank == 0) {
         tagc_comm_abort(run->comm, "enough");
     } else {
-        CHECK(run, tagc_reducer_begin(reducer, gradient, output) == TAGC_OK);
+        CHECK(run, begin_reducer(reducer, gradient, output) == TAGC_OK);
         CHECK(run, comes(test_reducer, reducer));
         CHECK(run, tagc_reducer_test(reducer, &done) == TAGC_OK && done);
         CHECK(run, tagc_reducer_end(reducer, NULL) == TAGC_ERR_TRANSPORT);
@@ -132,8 +133,7 @@ static void gatherer_body(rank_run *run) {
     tagc_gatherer_options_init(&options);
     options.n_elems = n;
     options.format = TAGC_FORMAT_INT8;
-    options.two_level = t->per_host > 0;
-    options.ranks_per_host = t->per_host;
+    if (t->per_host > 0) options.ranks_per_host = t->per_host;
     tagc_gatherer *gatherer;
     if (!CHECK(run, tagc_gatherer_create(run->comm, &options, &gatherer) == TAGC_OK)) return;
     CHECK(run, tagc_gatherer_test(gatherer, &done) == TAGC_ERR_STATE && done == 0);
@@ -141,11 +141,11 @@ static void gatherer_body(rank_run *run) {
     CHECK(run, tagc_gatherer_test(NULL, &done) == TAGC_ERR_ARGUMENT);
     for (int step = 0; step < 3; step++) {
         if (run->rank < last) {
-            CHECK(run, tagc_gatherer_begin(gatherer, shard, full) == TAGC_OK);
+            CHECK(run, begin_gatherer(gatherer, shard, full) == TAGC_OK);
             CHECK(run, stays_away(test_gatherer, gatherer));
         }
         pthread_barrier_wait(&t->barrier);
-        if (run->rank == last) CHECK(run, tagc_gatherer_begin(gatherer, shard, full) == TAGC_OK);
+        if (run->rank == last) CHECK(run, begin_gatherer(gatherer, shard, full) == TAGC_OK);
         CHECK(run, comes(test_gatherer, gatherer));
         CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
         CHECK(run, tagc_gatherer_test(gatherer, &done) == TAGC_ERR_STATE);
@@ -182,17 +182,17 @@ static void stats_body(rank_run *run) {
     if (!CHECK(run, tagc_reducer_create(run->comm, &options, &plain) == TAGC_OK)) return;
     for (int step = 0; step < 3; step++) {
         tagc_reducer_stats stats = {0};
-        CHECK(run, tagc_reducer_begin(reducer, gradient, output) == TAGC_OK);
+        CHECK(run, begin_reducer(reducer, gradient, output) == TAGC_OK);
         if (run->rank == 1) {
             stats.struct_bytes = (size_t[]){0, 100, 1u << 20}[step];
             CHECK(run, tagc_reducer_end(reducer, &stats) == TAGC_ERR_ARGUMENT);
             CHECK(run, strstr(tagc_last_error(), "struct_bytes of tagc_reducer_stats is"));
-            CHECK(run, tagc_reducer_begin(reducer, gradient, output) == TAGC_ERR_STATE); /* still under way */
+            CHECK(run, begin_reducer(reducer, gradient, output) == TAGC_ERR_STATE); /* still under way */
         }
         tagc_reducer_stats_init(&stats);
         CHECK(run, tagc_reducer_end(reducer, &stats) == TAGC_OK);
         CHECK(run, stats.n_sent > 0 && stats.struct_bytes == sizeof stats);
-        CHECK(run, tagc_reducer_run(plain, gradient, again, NULL) == TAGC_OK);
+        CHECK(run, run_reducer(plain, gradient, again, NULL) == TAGC_OK);
         CHECK(run, memcmp(output, again, sizeof output) == 0);
         float *residual = copy_of_residual(reducer, NULL), *other = copy_of_residual(plain, NULL);
         CHECK(run, memcmp(residual, other, n * sizeof *gradient) == 0);
@@ -200,7 +200,7 @@ static void stats_body(rank_run *run) {
     }
     if (run->rank == 1) { /* _run refuses before it begins: no other rank has to follow */
         tagc_reducer_stats stats = {0};
-        CHECK(run, tagc_reducer_run(reducer, gradient, output, &stats) == TAGC_ERR_ARGUMENT);
+        CHECK(run, run_reducer(reducer, gradient, output, &stats) == TAGC_ERR_ARGUMENT);
         CHECK(run, tagc_reducer_end(reducer, NULL) == TAGC_ERR_STATE);
     }
     tagc_reducer_destroy(reducer);

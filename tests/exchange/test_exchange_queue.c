@@ -1,6 +1,7 @@
 /* Many steps under way at once, against the same steps one by one: when a step's first transfers start before the one
  * ahead of it has ended, nothing may come out different, on any transport, and nothing may be left waiting when a
  * rank gives up. */
+#include "../lengths.h"
 #include "../meeting.h"
 #include "../repeats.h"
 #include "ranks.h"
@@ -85,8 +86,8 @@ static void one_step(rank_run *run, tagc_reducer **reducers, tagc_gatherer *gath
     for (int u = 0; u < N_UNITS; u++) {
         float *output = t->outputs[run->rank][step][u];
         if (t->queued) dawdle((uint64_t)((step * N_RANKS + run->rank) * N_UNITS + u));
-        CHECK(run, tagc_reducer_begin(reducers[u], gradients[u], output) == TAGC_OK);
-        if (u == 4) CHECK(run, tagc_gatherer_begin(gatherer, shard, t->gathered[run->rank]) == TAGC_OK);
+        CHECK(run, begin_reducer(reducers[u], gradients[u], output) == TAGC_OK);
+        if (u == 4) CHECK(run, begin_gatherer(gatherer, shard, t->gathered[run->rank]) == TAGC_OK);
         if (!t->queued) CHECK(run, tagc_reducer_end(reducers[u], NULL) == TAGC_OK);
         if (u == 4 && !t->queued) CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
     }
@@ -126,7 +127,7 @@ static void give_up(rank_run *run, tagc_reducer **reducers, float **gradients) {
             dawdle((uint64_t)u);
             tagc_comm_abort(run->comm, "enough");
         }
-        CHECK(run, tagc_reducer_begin(reducers[u], gradients[u], t->outputs[run->rank][0][u]) == TAGC_OK);
+        CHECK(run, begin_reducer(reducers[u], gradients[u], t->outputs[run->rank][0][u]) == TAGC_OK);
     }
     for (int u = N_UNITS - 1; u > 2; u--) {
         tagc_status status = tagc_reducer_end(reducers[u], NULL);

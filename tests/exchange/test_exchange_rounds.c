@@ -1,5 +1,6 @@
 /* Latencies that a step takes one after the other, counted; steps under way together, of which one fails; and hostile bytes
  * in messages that bring a header and a body. */
+#include "../lengths.h"
 #include "../repeats.h"
 #include "ranks.h"
 #include "rounds.h"
@@ -36,7 +37,7 @@ static int run_units(rounds *net, unit *units, int n_units) {
     __atomic_store_n(&net->is_held, 1, __ATOMIC_RELEASE);
     int before = net->round;
     for (int u = 0; u < n_units; u++)
-        assert_int_equal(tagc_reducer_begin(units[u].reducer, units[u].gradient, units[u].output), TAGC_OK);
+        assert_int_equal(begin_reducer(units[u].reducer, units[u].gradient, units[u].output), TAGC_OK);
     __atomic_store_n(&net->is_held, 0, __ATOMIC_RELEASE);
     for (int u = 0; u < n_units; u++) {
         units[u].status = tagc_reducer_end(units[u].reducer, NULL);

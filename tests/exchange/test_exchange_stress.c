@@ -1,6 +1,7 @@
 /* Combinations of options, drawn at random: shapes down to one element, values from
  * denormal to near FLT_MAX, sparsity that changes between steps, and two reducers under way at a time.
  * Whatever comes out is compared with the brute-force step. */
+#include "../lengths.h"
 #include "../repeats.h"
 #include "direct_oracle.h"
 #include "oracle.h"
@@ -116,7 +117,7 @@ static void body(rank_run *run) {
             size_t at = row * (size_t)x->options.n_elems;
             if (x->options.exchange != TAGC_EXCHANGE_DENSE)
                 CHECK(run, tagc_reducer_set_sparsity(reducers[u], x->sparsity[step]) == TAGC_OK);
-            CHECK(run, tagc_reducer_begin(reducers[u], x->gradients + at, x->outputs + at) == TAGC_OK);
+            CHECK(run, begin_reducer(reducers[u], x->gradients + at, x->outputs + at) == TAGC_OK);
         }
         for (int u = N_UNITS - 1; u >= 0; u--) {
             unit *x = &t->units[u];

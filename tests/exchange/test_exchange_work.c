@@ -1,5 +1,6 @@
 /* Memory of steps under way: how much there is, in which order steps take it, and what happens when it changes while steps have
  * some; and that more steps than have room give the same sums as one after the other. */
+#include "../lengths.h"
 #include "exchange/reducer.h"
 #include "ranks.h"
 #include "transport/comm_private.h"
@@ -157,7 +158,7 @@ static void more_steps_than_have_room(rank_run *run) {
     CHECK(run, (N_UNITS - 1) * of_one > of_one + TAGC_MORE_WORK_BYTES);
     for (int step = 0; step < 2; step++) {
         for (int u = 0; u < N_UNITS; u++)
-            CHECK(run, tagc_reducer_begin(reducers[u], gradients[u], outputs[u]) == TAGC_OK);
+            CHECK(run, begin_reducer(reducers[u], gradients[u], outputs[u]) == TAGC_OK);
         for (int u = N_UNITS - 1; u >= 0; u--) CHECK(run, tagc_reducer_end(reducers[u], NULL) == TAGC_OK);
         for (int u = 0; u < N_UNITS; u++) {
             int n_wrong = 0;

@@ -1,4 +1,5 @@
 /* Gathers, alone and beside reducers, on transports with lanes and without; traces and the order of bytes. */
+#include "../lengths.h"
 #include "codec/bf16.h"
 #include "oracle.h"
 #include "ranks.h"
@@ -37,12 +38,12 @@ static void gather_body(rank_run *run) {
     tagc_gatherer *gatherer;
     if (!CHECK(run, tagc_gatherer_create(run->comm, &t->options, &gatherer) == TAGC_OK)) return;
     CHECK(run, tagc_gatherer_end(gatherer) == TAGC_ERR_STATE);
-    CHECK(run, tagc_gatherer_begin(gatherer, NULL, full) == TAGC_ERR_ARGUMENT);
-    CHECK(run, tagc_gatherer_begin(gatherer, own, NULL) == TAGC_ERR_ARGUMENT);
+    CHECK(run, begin_gatherer(gatherer, NULL, full) == TAGC_ERR_ARGUMENT);
+    CHECK(run, begin_gatherer(gatherer, own, NULL) == TAGC_ERR_ARGUMENT);
     for (int step = 0; step < 3; step++) {
         for (size_t i = 0; i < shard; i++) own[i] = random_gradient((uint64_t)step, run->rank, i);
-        CHECK(run, tagc_gatherer_begin(gatherer, own, full) == TAGC_OK);
-        CHECK(run, tagc_gatherer_begin(gatherer, own, full) == TAGC_ERR_STATE);
+        CHECK(run, begin_gatherer(gatherer, own, full) == TAGC_OK);
+        CHECK(run, begin_gatherer(gatherer, own, full) == TAGC_ERR_STATE);
         CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
         for (size_t i = 0; i < n; i++) {
             float value = random_gradient((uint64_t)step, (int)(i / shard), i % shard);
@@ -55,7 +56,7 @@ static void gather_body(rank_run *run) {
     uint64_t row_bytes = shard * (t->options.format == TAGC_FORMAT_BF16 ? 2 : 4), word_bytes = 16;
     uint64_t expected = 3 * (uint64_t)(run->world_size - 1) * (row_bytes + word_bytes);
     CHECK(run, sent[TAGC_LEG_GATHER] == expected && received[TAGC_LEG_GATHER] == expected);
-    CHECK(run, tagc_gatherer_begin(gatherer, own, full) == TAGC_OK);
+    CHECK(run, begin_gatherer(gatherer, own, full) == TAGC_OK);
     tagc_gatherer_destroy(gatherer); /* waits */
     free(full);
     free(apart);
@@ -81,9 +82,9 @@ static void apart_body(rank_run *run) {
     float both[64] = {0};
     tagc_gatherer *gatherer;
     if (!CHECK(run, tagc_gatherer_create(run->comm, &t->options, &gatherer) == TAGC_OK)) return;
-    CHECK(run, tagc_gatherer_begin(gatherer, both + 15, both) == TAGC_ERR_ARGUMENT);
+    CHECK(run, begin_gatherer(gatherer, both + 15, both) == TAGC_ERR_ARGUMENT);
     CHECK(run, strstr(tagc_last_error(), "shard lies in full, which full_format bf16 does not allow"));
-    CHECK(run, tagc_gatherer_begin(gatherer, both + 16, both) == TAGC_OK);
+    CHECK(run, begin_gatherer(gatherer, both + 16, both) == TAGC_OK);
     CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
     tagc_gatherer_destroy(gatherer);
 }
@@ -138,8 +139,8 @@ static void overlap_body(rank_run *run) {
     for (size_t i = 0; i < 2 * n; i++) gradient[i] = random_gradient(3, run->rank, i);
     for (int step = 0; step < STEPS; step++) {
         for (size_t i = 0; i < 2; i++)
-            CHECK(run, tagc_reducer_begin(reducers[i], gradient + i * n, output + i * N) == TAGC_OK);
-        CHECK(run, tagc_gatherer_begin(gatherer, gradient, full) == TAGC_OK);
+            CHECK(run, begin_reducer(reducers[i], gradient + i * n, output + i * N) == TAGC_OK);
+        CHECK(run, begin_gatherer(gatherer, gradient, full) == TAGC_OK);
         CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
         for (size_t i = 0; i < n; i++)
             CHECK(run, full[i] == rounded_to_bf16(random_gradient(3, (int)(i / N), i % N)));
@@ -180,7 +181,7 @@ static void dense_body(rank_run *run) {
     tagc_reducer *reducer;
     if (!CHECK(run, tagc_reducer_create(run->comm, &t->options, &reducer) == TAGC_OK)) return;
     for (int step = 0; step < 2; step++) {
-        CHECK(run, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
+        CHECK(run, run_reducer(reducer, gradient, output, NULL) == TAGC_OK);
         size_t first = t->options.output ? 0 : (size_t)run->rank * shard,
                n_out = t->options.output ? n : shard;
         for (size_t i = 0; i < n_out; i++) {
@@ -219,7 +220,7 @@ static void rounded_up_body(rank_run *run) {
     tagc_reducer_stats stats;
     tagc_reducer_stats_init(&stats);
     if (!CHECK(run, tagc_reducer_create(run->comm, &t->options, &reducer) == TAGC_OK)) return;
-    CHECK(run, tagc_reducer_run(reducer, gradient, output, &stats) == TAGC_OK);
+    CHECK(run, run_reducer(reducer, gradient, output, &stats) == TAGC_OK);
     CHECK(run, isinf(output[0]) && output[1] == 2);
     CHECK(run, stats.nonfinite == 1);
     tagc_reducer_destroy(reducer);

@@ -1,6 +1,7 @@
 /* Gathers in low-bit blocks: int8, and deltas on bf16 replicas. Every rank knows all masters and follows them with a
  * naive coder of its own: what it is given must be the same to the bit, at any number of ranks, step after step. Then what
  * goes wrong: replicas that drift, masters that are not finite, damaged and made-up messages. */
+#include "../lengths.h"
 #include "gathers.h"
 
 /* ---- what goes well ---- */
@@ -14,8 +15,8 @@ static void change_gatherer(rank_run *run, view *v, const tagc_gatherer_options 
     CHECK(run, replica == (is_delta ? v->full : NULL) && n_gathers == (is_delta ? 4 : 0));
     CHECK(run, tagc_gatherer_create(v->comm, options, &next) == TAGC_OK);
     CHECK(run, tagc_gatherer_replica(next, NULL) == NULL);
-    CHECK(run, tagc_gatherer_set_replica(next, v->full, 0) == TAGC_ERR_ARGUMENT);
-    CHECK(run, tagc_gatherer_set_replica(next, v->full, 4) == (is_delta ? TAGC_OK : TAGC_ERR_ARGUMENT));
+    CHECK(run, tagc_gatherer_set_replica(next, v->full, v->n, 0) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_gatherer_set_replica(next, v->full, v->n, 4) == (is_delta ? TAGC_OK : TAGC_ERR_ARGUMENT));
     CHECK(run, tagc_gatherer_replica(next, &n_gathers) == replica);
     tagc_gatherer_destroy(v->gatherer);
     v->gatherer = next;
@@ -72,6 +73,7 @@ static void hosts_keep_to_themselves(void **state) {
         for (int wire = TAGC_GATHER_INT8; wire <= TAGC_GATHER_DELTA2; wire++) {
             trial t = make_trial(wire, (w + (size_t)wire) % 2);
             t.options.ranks_per_host = worlds[w][1];
+            t.options.within_host = 1;
             t.options.full_format = wire == TAGC_GATHER_INT8 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
             run_trial(&t, worlds[w][0], follow_body);
         }
@@ -97,6 +99,7 @@ static void plain_wires_keep_to_hosts(void **state) {
     for (int variant = 0; variant < 6; variant++) {
         trial t = make_trial(variant < 4 ? variant % 2 : TAGC_GATHER_BF16, variant / 2 % 2);
         t.options.ranks_per_host = 2;
+        t.options.within_host = 1;
         t.options.full_format = variant < 4 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
         run_trial(&t, 6, plain_hosts_body);
     }
@@ -325,18 +328,18 @@ static void refused_body(rank_run *run) {
     const float *own = v.masters + (size_t)v.row * shard;
     CHECK(run, tagc_gatherer_reset(NULL) == TAGC_ERR_ARGUMENT);
     const float *last = (const float *)v.full + v.n - (v.t->options.full_format ? v.n / 2 : 0) - 1;
-    CHECK(run, tagc_gatherer_begin(v.gatherer, last, v.full) == TAGC_ERR_ARGUMENT);
+    CHECK(run, begin_gatherer(v.gatherer, last, v.full) == TAGC_ERR_ARGUMENT);
     CHECK(run, strstr(tagc_last_error(), "shard lies in full"));
     CHECK(run, gather(&v, 0) == TAGC_OK);
-    CHECK(run, tagc_gatherer_begin(v.gatherer, own, v.expected) == TAGC_ERR_ARGUMENT);
+    CHECK(run, begin_gatherer(v.gatherer, own, v.expected) == TAGC_ERR_ARGUMENT);
     CHECK(run, strstr(tagc_last_error(), "tagc_gatherer_reset"));
-    CHECK(run, tagc_gatherer_begin(v.gatherer, own, v.full) == TAGC_OK);
+    CHECK(run, begin_gatherer(v.gatherer, own, v.full) == TAGC_OK);
     CHECK(run, tagc_gatherer_reset(v.gatherer) == TAGC_ERR_STATE);
-    CHECK(run, tagc_gatherer_set_replica(v.gatherer, v.full, 1) == TAGC_ERR_STATE);
+    CHECK(run, tagc_gatherer_set_replica(v.gatherer, v.full, v.n, 1) == TAGC_ERR_STATE);
     CHECK(run, tagc_gatherer_replica(v.gatherer, NULL) == NULL);
     CHECK(run, tagc_gatherer_end(v.gatherer) == TAGC_OK);
     CHECK(run, tagc_gatherer_reset(v.gatherer) == TAGC_OK);
-    CHECK(run, tagc_gatherer_begin(v.gatherer, own, v.expected) == TAGC_OK);
+    CHECK(run, begin_gatherer(v.gatherer, own, v.expected) == TAGC_OK);
     CHECK(run, tagc_gatherer_end(v.gatherer) == TAGC_OK);
     tagc_gatherer_options bad = v.t->options;
     tagc_gatherer *none;

@@ -1,4 +1,5 @@
 /* Gathers in two levels: the same bits and the same errors as in one, each row across to a host once. */
+#include "../lengths.h"
 #include "gathers.h"
 #include "transport/comm.h"
 
@@ -14,7 +15,6 @@ enum { N_WORLDS = sizeof worlds / sizeof worlds[0], STRIDE = 1, N_ROUNDS = 12 };
 static trial make_two(int wire, int has_lanes, int per_host) {
     trial t = make_trial(wire, has_lanes);
     t.options.ranks_per_host = per_host;
-    t.options.two_level = 1;
     return t;
 }
 
@@ -102,7 +102,7 @@ static void beside_body(rank_run *run) {
     tagc_gatherer_options options = v.t->options;
     int is_delta = v.t->kind >= TAGC_GATHER_DELTA8, sick = run->world_size - 1, culprit = 0;
     options.n_elems = v.n;
-    options.two_level = options.ranks_per_host = 0;
+    options.ranks_per_host = 1;
     tagc_gatherer *one_level;
     if (!CHECK(run, tagc_gatherer_create(v.comm, &options, &one_level) == TAGC_OK)) return;
     int is_narrow = options.full_format == TAGC_FORMAT_BF16;
@@ -122,8 +122,8 @@ static void beside_body(rank_run *run) {
         int is_apart = is_delta || is_narrow;
         float *from = is_apart ? own : (float *)v.full + (size_t)v.row * v.t->shard;
         if (!is_apart) memcpy(from, own, v.t->shard * sizeof *from);
-        CHECK(run, tagc_gatherer_begin(v.gatherer, from, v.full) == TAGC_OK);
-        CHECK(run, tagc_gatherer_begin(one_level, own, other.full) == TAGC_OK);
+        CHECK(run, begin_gatherer(v.gatherer, from, v.full) == TAGC_OK);
+        CHECK(run, begin_gatherer(one_level, own, other.full) == TAGC_OK);
         tagc_status expected = tagc_gatherer_end(one_level);
         if (expected != TAGC_OK) snprintf(text, sizeof text, "%s", tagc_last_error());
         tagc_status status = tagc_gatherer_end(v.gatherer);
@@ -180,22 +180,20 @@ static void many_body(rank_run *run) {
         tagc_gatherer_options options = t->options;
         options.n_elems = n;
         options.format = u % 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
-        options.two_level = u > 0;
-        if (u == 0) options.ranks_per_host = 0;
+        if (u == 0) options.ranks_per_host = 1;
         CHECK(run, tagc_gatherer_create(comm, &options, &gatherers[u]) == TAGC_OK);
     }
     tagc_reducer_options_init(&reduce);
     reduce.n_elems = n;
     CHECK(run, tagc_reducer_create(comm, &reduce, &reducer) == TAGC_OK);
     for (int round = 0; round < N_ROUNDS; round++) {
-        CHECK(run, tagc_reducer_begin(reducer, gradient, output) == TAGC_OK);
+        CHECK(run, begin_reducer(reducer, gradient, output) == TAGC_OK);
         for (int u = 0; u < N_UNITS; u++) {
             for (size_t i = 0; i < UNIT_SHARD; i++)
                 own[u * UNIT_SHARD + (int)i] =
                     (float)((round * N_UNITS + u) % 7 + run->rank) + (float)(i % 16);
             dawdle((uint64_t)((round * N_UNITS + u) * run->world_size + run->rank));
-            CHECK(run,
-                  tagc_gatherer_begin(gatherers[u], own + u * UNIT_SHARD, full + (size_t)u * n) == TAGC_OK);
+            CHECK(run, begin_gatherer(gatherers[u], own + u * UNIT_SHARD, full + (size_t)u * n) == TAGC_OK);
         }
         for (int i = 0; i < N_UNITS; i++) {
             int u = (i * 3 + run->rank + round) % N_UNITS;
@@ -209,7 +207,7 @@ static void many_body(rank_run *run) {
         CHECK(run, tagc_reducer_end(reducer, NULL) == TAGC_OK);
     }
     for (int u = 0; u < N_UNITS; u++) { /* what is under way is waited for */
-        CHECK(run, tagc_gatherer_begin(gatherers[u], own, full + (size_t)u * n) == TAGC_OK);
+        CHECK(run, begin_gatherer(gatherers[u], own, full + (size_t)u * n) == TAGC_OK);
         tagc_gatherer_destroy(gatherers[u]);
     }
     tagc_reducer_destroy(reducer);
@@ -295,7 +293,7 @@ static void abandoned_body(rank_run *run) {
         dawdle((uint64_t)v.t->from);
         tagc_comm_abort(v.comm, "enough");
     } else {
-        tagc_status status = tagc_gatherer_begin(v.gatherer, v.masters + (size_t)v.row * v.t->shard, v.full);
+        tagc_status status = begin_gatherer(v.gatherer, v.masters + (size_t)v.row * v.t->shard, v.full);
         if (status == TAGC_OK) status = tagc_gatherer_end(v.gatherer);
         CHECK(run, status == TAGC_ERR_TRANSPORT && strstr(tagc_last_error(), "gave up: enough"));
     }
@@ -315,19 +313,21 @@ static void an_abort_ends_every_wait(void **state) {
 
 static void refused_body(rank_run *run) {
     static const struct {
-        int two_level, ranks_per_host;
+        int within_host, ranks_per_host;
         uint64_t n_elems;
         const char *text;
-    } cases[] = {{2, 2, 8, "two_level is 2, must be in [0, 1]"},
-                 {-1, 2, 8, "two_level is -1"},
-                 {1, 3, 8, "ranks_per_host is 3, must divide the world size 4"},
-                 {1, 2, 6, "n_elems is 6, must be a multiple of"}};
+    } cases[] = {{2, 2, 8, "within_host is 2, must be in [0, 1]"},
+                 {-1, 2, 8, "within_host is -1"},
+                 {0, 0, 8, "ranks_per_host is 0, must be in [1, 65536]"},
+                 {0, 3, 8, "ranks_per_host is 3, must divide the world size 4"},
+                 {0, 2, 6, "n_elems is 6, must be a multiple of 4, the number of ranks"},
+                 {1, 2, 7, "n_elems is 7, must be a multiple of 2, the number of ranks of a host"}};
     tagc_gatherer_options options;
     tagc_gatherer *none;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         tagc_gatherer_options_init(&options);
-        CHECK(run, options.two_level == 0);
-        options.two_level = cases[i].two_level;
+        CHECK(run, options.within_host == 0 && options.ranks_per_host == 1);
+        options.within_host = cases[i].within_host;
         options.ranks_per_host = cases[i].ranks_per_host;
         options.n_elems = cases[i].n_elems;
         CHECK(run, tagc_gatherer_create(run->comm, &options, &none) == TAGC_ERR_ARGUMENT && none == NULL);
@@ -336,9 +336,9 @@ static void refused_body(rank_run *run) {
     tagc_gatherer_options_init(&options);
     options.n_elems = 8;
     options.ranks_per_host = 2;
-    options.two_level = run->rank != 3;
+    options.within_host = run->rank != 3;
     CHECK(run, tagc_gatherer_create(run->comm, &options, &none) == TAGC_ERR_MISMATCH);
-    CHECK(run, strstr(tagc_last_error(), "two_level: rank 13 has 0, rank 10 has 1"));
+    CHECK(run, strstr(tagc_last_error(), "within_host: rank 13 has 0, rank 10 has 1"));
 }
 
 static void misuse_is_refused(void **state) {

@@ -1,5 +1,6 @@
 /* Lossless gathers: the same bits as gathers of bf16, in one level and in two, whatever the values; bytes; bodies that
  * are longer than their fronts; and what goes wrong. */
+#include "../lengths.h"
 #include "codec/bf16.h"
 #include "codec/exponents.h"
 #include "gathers.h"
@@ -9,8 +10,7 @@ enum { PIECE = 16384, SEGMENT = 4 * PIECE, N_STEPS = 5 };
 static trial make_lossless(size_t shard, int has_lanes, int per_host, int is_narrow) {
     trial t = make_trial(TAGC_GATHER_LOSSLESS, has_lanes);
     t.shard = shard;
-    t.options.ranks_per_host = per_host;
-    t.options.two_level = per_host > 0;
+    if (per_host > 0) t.options.ranks_per_host = per_host;
     t.options.full_format = is_narrow ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     return t;
 }
@@ -75,17 +75,17 @@ static void beside_body(rank_run *run) {
         uint64_t fronts, before = sent_bytes(&v);
         for (size_t i = 0; i < shard; i++) own[i] = value_of(of, v.row, i);
         v.t->now[run->rank] = step;
-        CHECK(run, tagc_gatherer_begin(v.gatherer, own, v.full) == TAGC_OK);
+        CHECK(run, begin_gatherer(v.gatherer, own, v.full) == TAGC_OK);
         CHECK(run, tagc_gatherer_end(v.gatherer) == TAGC_OK);
         uint64_t sent = sent_bytes(&v) - before, n_bytes = row_bytes(own, shard, &fronts),
                  n_sends = (uint64_t)v.n_rows - 1;
-        CHECK(run, tagc_gatherer_begin(plain, own, expected) == TAGC_OK);
+        CHECK(run, begin_gatherer(plain, own, expected) == TAGC_OK);
         CHECK(run, tagc_gatherer_end(plain) == TAGC_OK);
         CHECK(run, memcmp(v.full, expected, n_full) == 0);
-        if (!v.t->options.two_level &&
+        if (v.t->options.ranks_per_host == 1 &&
             step == 2) /* rests; a short last segment may be shorter than its front */
             CHECK(run, sent >= n_sends * n_bytes && sent <= n_sends * (n_bytes + 200));
-        if (!v.t->options.two_level && step == 4) CHECK(run, sent == n_sends * fronts);
+        if (v.t->options.ranks_per_host == 1 && step == 4) CHECK(run, sent == n_sends * fronts);
     }
     tagc_gatherer_destroy(plain);
     free(expected);
@@ -115,7 +115,7 @@ static void in_place_body(rank_run *run) {
     for (int step = 0; step < 3; step++) {
         for (size_t i = 0; i < v.t->shard; i++)
             full[(size_t)v.row * v.t->shard + i] = value_of(step, run->rank, i);
-        CHECK(run, tagc_gatherer_begin(v.gatherer, full + (size_t)v.row * v.t->shard, full) == TAGC_OK);
+        CHECK(run, begin_gatherer(v.gatherer, full + (size_t)v.row * v.t->shard, full) == TAGC_OK);
         CHECK(run, tagc_gatherer_end(v.gatherer) == TAGC_OK);
         for (size_t i = 0; i < v.n; i++) {
             float value = value_of(step, v.first_rank + (int)(i / v.t->shard), i % v.t->shard), back;
@@ -132,7 +132,7 @@ static void rows_of_a_host_in_place(void **state) {
     (void)state;
     for (int has_lanes = 0; has_lanes < 2; has_lanes++) {
         trial t = make_lossless(SEGMENT + 5, has_lanes, 2, 0);
-        t.options.two_level = 0;
+        t.options.within_host = 1;
         run_trial(&t, 4, in_place_body);
     }
 }
@@ -155,7 +155,7 @@ static void many_body(rank_run *run) {
         for (int u = 0; u < N_UNITS; u++) {
             int step = (round + u + run->rank) % 3; /* ranks differ in which are long */
             for (size_t i = 0; i < SHARD; i++) own[(size_t)u * SHARD + i] = value_of(step, run->rank, i);
-            CHECK(run, tagc_gatherer_begin(gatherers[u], own + u * SHARD, full + (size_t)u * n) == TAGC_OK);
+            CHECK(run, begin_gatherer(gatherers[u], own + u * SHARD, full + (size_t)u * n) == TAGC_OK);
         }
         for (int u = N_UNITS - 1; u >= 0; u--) CHECK(run, tagc_gatherer_end(gatherers[u]) == TAGC_OK);
         for (size_t k = 0; k < N_UNITS * n; k++) {
@@ -271,7 +271,7 @@ static void spoilt_body(rank_run *run) {
     CHECK(run, status == (run->rank == v.t->to ? TAGC_ERR_CORRUPT : TAGC_OK));
     if (run->rank == v.t->to) {
         CHECK(run, strstr(tagc_last_error(), "header of parameters from rank 11: "));
-        CHECK(run, tagc_gatherer_begin(v.gatherer, v.masters, v.full) != TAGC_OK ||
+        CHECK(run, begin_gatherer(v.gatherer, v.masters, v.full) != TAGC_OK ||
                        tagc_gatherer_end(v.gatherer) != TAGC_OK);
     }
     close_view(&v);

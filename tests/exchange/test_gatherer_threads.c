@@ -1,6 +1,7 @@
 /* Gathers on the comm's own thread: the same bits however many threads encode and decode, several gatherers and a reducer
  * at once, and a caller that is not held while the wire does nothing. */
 #include "../delaying.h"
+#include "../lengths.h"
 #include "ranks.h"
 
 #include <math.h>
@@ -56,7 +57,7 @@ static void threads_body(rank_run *run) {
         if (step == N_GATHERS - 2 && run->rank == 1) own[SHARD - 1] = NAN;
         for (int k = 0; k < N_KINDS; k++)
             for (int i = 0; i < 2; i++)
-                CHECK(run, tagc_gatherer_begin(gatherers[k][i], own, full[k][i]) == TAGC_OK);
+                CHECK(run, begin_gatherer(gatherers[k][i], own, full[k][i]) == TAGC_OK);
         for (int k = N_KINDS - 1; k >= 0; k--)
             for (int i = 0; i < 2; i++) CHECK(run, tagc_gatherer_end(gatherers[k][i]) == TAGC_OK);
         for (int k = 0; k < N_KINDS; k++) CHECK(run, memcmp(full[k][0], full[k][1], n * sizeof(float)) == 0);
@@ -99,7 +100,7 @@ static void test_gathers_share_latency(void **state) {
     pthread_mutex_lock(&network->lock);
     network->options.n_first = network->ranks[0].n_transfers + N + 1; /* rows in int8, and their words */
     pthread_mutex_unlock(&network->lock);
-    for (int i = 0; i < N; i++) assert_int_equal(tagc_gatherer_begin(gatherers[i], own, full[i]), TAGC_OK);
+    for (int i = 0; i < N; i++) assert_int_equal(begin_gatherer(gatherers[i], own, full[i]), TAGC_OK);
     for (int i = 0; i < N; i++) assert_int_equal(tagc_gatherer_end(gatherers[i]), TAGC_OK);
     assert_int_equal(network->ranks[0].n_transfers, network->options.n_first); /* none held back */
     assert_string_equal(run.failure, "");

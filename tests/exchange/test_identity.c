@@ -1,4 +1,5 @@
 /* The identity of reducers and gatherers: ranks that begin them in different orders, over a transport with lanes and one without. */
+#include "../lengths.h"
 #include "../meeting.h"
 #include "orders.h"
 #include "ranks.h"
@@ -87,8 +88,8 @@ static void unlike_body(rank_run *run) {
     }
     for (int i = 0; i < 2; i++) {
         int u = i ? 1 - first : first;
-        CHECK(run, (of->is_gather ? tagc_gatherer_begin(g[u], in, out[u])
-                                  : tagc_reducer_begin(r[u], in, out[u])) == TAGC_OK);
+        CHECK(run, (of->is_gather ? begin_gatherer(g[u], in, out[u]) : begin_reducer(r[u], in, out[u])) ==
+                       TAGC_OK);
     }
     for (int u = 0; u < 2; u++) {
         tagc_status status = of->is_gather ? tagc_gatherer_end(g[u]) : tagc_reducer_end(r[u], NULL);

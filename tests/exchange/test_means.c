@@ -1,5 +1,6 @@
 /* What arrives over many steps: values down to a millionth of their block's largest, of whom none may be too small to arrive. One rank
  * gets what it sends, so the exact sum is known; bounds are five standard deviations. */
+#include "../lengths.h"
 #include "../repeats.h"
 #include "../residual.h"
 #include "blocks_oracle.h"
@@ -59,7 +60,7 @@ static tagc_comm *alone(tagc_local_group **group) {
     return comm;
 }
 
-static void run_reducer(int format, double sparsity, int residual, double *sums) {
+static void sum_steps(int format, double sparsity, int residual, double *sums) {
     static float out[N], left[N];
     tagc_local_group *group;
     tagc_comm *comm = alone(&group);
@@ -74,7 +75,7 @@ static void run_reducer(int format, double sparsity, int residual, double *sums)
     assert_int_equal(tagc_reducer_create(comm, &o, &reducer), TAGC_OK);
     memset(sums, 0, N * sizeof *sums);
     for (int step = 0; step < N_STEPS; step++) {
-        assert_int_equal(tagc_reducer_run(reducer, values, out, NULL), TAGC_OK);
+        assert_int_equal(run_reducer(reducer, values, out, NULL), TAGC_OK);
         for (int i = 0; i < N; i++) sums[i] += (double)out[i];
     }
     uint64_t n_left = residual_to(reducer, left);
@@ -88,7 +89,7 @@ static void test_once(void **state) {
     (void)state;
     static double sums[N], variances[N];
     for (int format = TAGC_FORMAT_INT8; format <= TAGC_FORMAT_INT4; format++) {
-        run_reducer(format, 0, TAGC_RESIDUAL_NONE, sums);
+        sum_steps(format, 0, TAGC_RESIDUAL_NONE, sums);
         of_rounding(format, 128, variances);
         check_sums(format == TAGC_FORMAT_INT8 ? "int8 once" : "int4 once", sums, variances);
     }
@@ -112,7 +113,7 @@ static void test_stored(void **state) {
     static double sums[N], variances[N];
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         double step = (cases[c].sparsity > 0 ? 8 : 1) / (cases[c].residual == TAGC_FORMAT_INT4 ? 3.5 : 63.5);
-        run_reducer(cases[c].format, cases[c].sparsity, cases[c].residual, sums);
+        sum_steps(cases[c].format, cases[c].sparsity, cases[c].residual, sums);
         for (int i = 0; i < N; i++) variances[i] = fabs((double)values[i]) * step * N_STEPS + step * step;
         check_sums(cases[c].name, sums, variances);
     }
@@ -133,7 +134,7 @@ static void test_gathered(void **state) {
     assert_int_equal(tagc_gatherer_create(comm, &o, &gatherer), TAGC_OK);
     memset(sums, 0, sizeof sums);
     for (int step = 0; step < N_STEPS; step++) {
-        assert_int_equal(tagc_gatherer_begin(gatherer, values, full), TAGC_OK);
+        assert_int_equal(begin_gatherer(gatherer, values, full), TAGC_OK);
         assert_int_equal(tagc_gatherer_end(gatherer), TAGC_OK);
         for (int i = 0; i < N; i++) sums[i] += (double)full[i];
     }

@@ -1,4 +1,5 @@
 /* Reducers without a residual and gathers that round at random: bit for bit as plain code rounds, and right on average; nothing is kept. */
+#include "../lengths.h"
 #include "../repeats.h"
 #include "blocks_oracle.h"
 #include "core/measure.h"
@@ -75,7 +76,7 @@ static void run_steps(rank_run *run) {
         const float *gradient = t->gradients + row_of(t, step, run->rank) * t->n;
         float *output = t->outputs + ((size_t)step * (size_t)t->world_size + (size_t)run->rank) * t->n_out;
         tagc_reducer_stats_init(&stats);
-        CHECK(run, tagc_reducer_run(reducer, gradient, output, &stats) == TAGC_OK);
+        CHECK(run, run_reducer(reducer, gradient, output, &stats) == TAGC_OK);
         CHECK(run, stats.nonfinite == (t->has_nonfinite && step == NONFINITE_STEP));
         CHECK(run, stats.nonfinite || stats.n_union == t->n);
     }
@@ -285,7 +286,7 @@ static void test_law(void **state) {
 /* Two steps after `n_steps`. */
 static void run_two(rank_run *run, tagc_reducer *reducer, const float *gradient, float *output) {
     for (int step = 0; step < 2; step++)
-        CHECK(run, tagc_reducer_run(reducer, gradient, output + 64 * step, NULL) == TAGC_OK);
+        CHECK(run, run_reducer(reducer, gradient, output + 64 * step, NULL) == TAGC_OK);
 }
 
 static void life_body(rank_run *run) {
@@ -359,13 +360,11 @@ static void gather_body(rank_run *run) {
     options.rounding = TAGC_ROUNDING_STOCHASTIC;
     options.rounding_seed = 5 + (uint64_t)run->rank; /* ranks may differ */
     options.n_threads = 2;
-    options.two_level = W == 4;
-    options.ranks_per_host = W == 4 ? 2 : 0;
+    options.ranks_per_host = W == 4 ? 2 : 1;
     for (size_t i = 0; i < GATHERED; i++) own[i] = given(run->rank, i);
     if (!CHECK(run, tagc_gatherer_create(run->comm, &options, &gatherer) == TAGC_OK)) return;
     for (int g = 0; g < GATHERS; g++) {
-        CHECK(run,
-              tagc_gatherer_begin(gatherer, own, full) == TAGC_OK && tagc_gatherer_end(gatherer) == TAGC_OK);
+        CHECK(run, begin_gatherer(gatherer, own, full) == TAGC_OK && tagc_gatherer_end(gatherer) == TAGC_OK);
         for (size_t r = 0; r < W; r++) {
             uint32_t seed = oracle_seed(5 + r, (uint64_t)g + 1, (uint32_t)r, (uint32_t)r);
             for (size_t i = 0; i < GATHERED; i++) row[i] = given((int)r, i);

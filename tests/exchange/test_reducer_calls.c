@@ -1,5 +1,6 @@
 /* What a caller can get wrong between steps: calls out of order, and sparsities that differ between ranks.
  * Then all ranks hear of it, and can go on together. */
+#include "../lengths.h"
 #include "good_options.h"
 
 #include <math.h>
@@ -24,7 +25,7 @@ static int make(caller *c) {
 }
 
 static tagc_status step(caller *c, tagc_reducer_stats *stats) {
-    return tagc_reducer_run(c->reducer, c->gradient, c->output, stats);
+    return run_reducer(c->reducer, c->gradient, c->output, stats);
 }
 
 /* ---- index first ---- */
@@ -32,13 +33,13 @@ static tagc_status step(caller *c, tagc_reducer_stats *stats) {
 static void refuse_calls(caller *c) {
     rank_run *run = c->run;
     CHECK(run, tagc_reducer_end(c->reducer, NULL) == TAGC_ERR_STATE);
-    CHECK(run, tagc_reducer_begin(NULL, c->gradient, c->output) == TAGC_ERR_ARGUMENT);
-    CHECK(run, tagc_reducer_begin(c->reducer, NULL, c->output) == TAGC_ERR_ARGUMENT);
-    CHECK(run, tagc_reducer_begin(c->reducer, c->gradient, NULL) == TAGC_ERR_ARGUMENT);
-    CHECK(run, tagc_reducer_begin(c->reducer, c->gradient, c->gradient + 1) == TAGC_ERR_ARGUMENT);
+    CHECK(run, begin_reducer(NULL, c->gradient, c->output) == TAGC_ERR_ARGUMENT);
+    CHECK(run, begin_reducer(c->reducer, NULL, c->output) == TAGC_ERR_ARGUMENT);
+    CHECK(run, begin_reducer(c->reducer, c->gradient, NULL) == TAGC_ERR_ARGUMENT);
+    CHECK(run, begin_reducer(c->reducer, c->gradient, c->gradient + 1) == TAGC_ERR_ARGUMENT);
     CHECK(run, strstr(tagc_last_error(), "overlap"));
-    CHECK(run, tagc_reducer_begin(c->reducer, c->gradient, c->output) == TAGC_OK);
-    CHECK(run, tagc_reducer_begin(c->reducer, c->gradient, c->output) == TAGC_ERR_STATE);
+    CHECK(run, begin_reducer(c->reducer, c->gradient, c->output) == TAGC_OK);
+    CHECK(run, begin_reducer(c->reducer, c->gradient, c->output) == TAGC_ERR_STATE);
     CHECK(run, tagc_reducer_set_sparsity(c->reducer, 0.5) == TAGC_ERR_STATE);
     CHECK(run, tagc_reducer_scale_residual(c->reducer, 1) == TAGC_ERR_STATE);
     CHECK(run, tagc_reducer_set_residual(c->reducer, c->gradient, GOOD_ELEMS) == TAGC_ERR_STATE);
@@ -80,7 +81,7 @@ static void refuse_changes(caller *c) {
     CHECK(run, tagc_reducer_change(c->reducer, &o) == TAGC_ERR_UNSUPPORTED);
     o.format = 77;
     CHECK(run, tagc_reducer_change(c->reducer, &o) == TAGC_ERR_ARGUMENT);
-    CHECK(run, tagc_reducer_begin(c->reducer, c->gradient, c->output) == TAGC_OK);
+    CHECK(run, begin_reducer(c->reducer, c->gradient, c->output) == TAGC_OK);
     CHECK(run, tagc_reducer_change(c->reducer, &c->options) == TAGC_ERR_STATE);
     CHECK(run, tagc_reducer_end(c->reducer, NULL) == TAGC_OK);
 }
@@ -114,7 +115,7 @@ static void change_levels(rank_run *run) {
         CHECK(run, has_residual == (levels[i].format != TAGC_FORMAT_FP32));
         if (has_residual) CHECK(run, tagc_reducer_set_residual(fresh, residual, GOOD_ELEMS) == TAGC_OK);
         CHECK(run, step(&c, NULL) == TAGC_OK);
-        CHECK(run, tagc_reducer_run(fresh, c.gradient, expected, NULL) == TAGC_OK);
+        CHECK(run, run_reducer(fresh, c.gradient, expected, NULL) == TAGC_OK);
         int is_same = memcmp(expected, c.output, sizeof expected) == 0;
         CHECK(run, is_same == has_residual); /* in fp32 all that was in the residual leaves it */
         double square;
@@ -145,7 +146,7 @@ static void order_body(rank_run *run) {
     refuse_calls(&c);
     set_sparsities(&c);
     forget_on_one(&c);
-    CHECK(run, tagc_reducer_begin(c.reducer, c.gradient, c.output) == TAGC_OK);
+    CHECK(run, begin_reducer(c.reducer, c.gradient, c.output) == TAGC_OK);
     tagc_reducer_destroy(c.reducer); /* waits for the step */
 }
 

@@ -1,4 +1,5 @@
 /* The direct exchange against plain loops over all ranks: the same bits, for every format, shape and option. */
+#include "../lengths.h"
 #include "../repeats.h"
 #include "direct_oracle.h"
 #include "oracle.h"
@@ -81,7 +82,7 @@ static tagc_status run_step(tagc_reducer *reducer, const experiment *x, size_t r
         memcpy(gradient, x->gradients + row, n * sizeof *gradient);
     size_t n_out = x->options.output ? n : shard;
     if (x->is_in_place) output = gradient + (x->options.gradient ? 0 : (n - n_out) / 2);
-    tagc_status status = tagc_reducer_run(reducer, gradient, output, stats);
+    tagc_status status = run_reducer(reducer, gradient, output, stats);
     if (x->is_in_place) memcpy(x->outputs + row, output, n_out * sizeof *output);
     free(gradient);
     return status;
@@ -231,9 +232,9 @@ static void refuse_overlaps(rank_run *run) {
         if (variant == 3) options.ranks_per_host = 2;
         if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
         float *output = variant ? arrays : arrays + 1;
-        CHECK(run, tagc_reducer_begin(reducer, arrays, output) == TAGC_ERR_ARGUMENT);
+        CHECK(run, begin_reducer(reducer, arrays, output) == TAGC_ERR_ARGUMENT);
         CHECK(run, strstr(tagc_last_error(), "output overlaps gradient, must lie apart") != NULL);
-        CHECK(run, tagc_reducer_run(reducer, arrays, arrays + 64, NULL) == TAGC_OK);
+        CHECK(run, run_reducer(reducer, arrays, arrays + 64, NULL) == TAGC_OK);
         tagc_reducer_destroy(reducer);
     }
 }
@@ -403,14 +404,14 @@ static void nonfinite_body(rank_run *run) {
     if (!CHECK(run, tagc_reducer_create(run->comm, &x->options, &reducer) == TAGC_OK)) return;
     for (size_t step = 0; step < 2; step++) {
         size_t row = row_of(x, step, (size_t)run->rank);
-        CHECK(run, tagc_reducer_run(reducer, x->gradients + row, x->outputs + row, NULL) == TAGC_OK);
+        CHECK(run, run_reducer(reducer, x->gradients + row, x->outputs + row, NULL) == TAGC_OK);
         uint64_t n_residual = residual_to(reducer, x->residuals + row);
         residual_to(reducer, before);
         memcpy(bad, x->gradients + row, n * sizeof *bad);
         if (run->rank == c->at_rank) bad[c->at] = c->what;
         tagc_reducer_stats stats;
         tagc_reducer_stats_init(&stats);
-        CHECK(run, tagc_reducer_run(reducer, bad, output, &stats) == TAGC_OK);
+        CHECK(run, run_reducer(reducer, bad, output, &stats) == TAGC_OK);
         CHECK(run, stats.nonfinite == 1);
         for (size_t i = 0; i < direct_output(&m); i++) CHECK(run, isnan(output[i]));
         residual_to(reducer, after);

@@ -1,6 +1,7 @@
 /* Nothing may get lost: what the owners receive and what stays in residuals adds up, exactly, also when the
  * sketch is overloaded. Where an index is lossy by design it says so, and a step with NaN or Inf changes
  * nothing. */
+#include "../lengths.h"
 #include "../repeats.h"
 #include "oracle.h"
 #include "paper.h"
@@ -29,8 +30,8 @@ static void run_trial(rank_run *run) {
     for (size_t step = 0; step < (size_t)t->n_steps; step++) {
         tagc_reducer_stats *stats = &t->stats[step][run->rank];
         tagc_reducer_stats_init(stats);
-        CHECK(run, tagc_reducer_run(reducer, t->gradients + (step * W + (size_t)run->rank) * n,
-                                    t->outputs + step * n + (size_t)run->rank * shard, stats) == TAGC_OK);
+        CHECK(run, run_reducer(reducer, t->gradients + (step * W + (size_t)run->rank) * n,
+                               t->outputs + step * n + (size_t)run->rank * shard, stats) == TAGC_OK);
         residual_to(reducer, t->residuals + (step * W + (size_t)run->rank) * n);
     }
     tagc_reducer_destroy(reducer);
@@ -252,7 +253,7 @@ static void dense_body(rank_run *run) {
     tagc_reducer_stats_init(&stats);
     for (int i = 0; i < 64; i++) gradient[i] = run->rank == 1 && i == 40 ? INFINITY : 1.0f;
     if (!CHECK(run, tagc_reducer_create(run->comm, options, &reducer) == TAGC_OK)) return;
-    CHECK(run, tagc_reducer_run(reducer, gradient, output, &stats) == TAGC_OK);
+    CHECK(run, run_reducer(reducer, gradient, output, &stats) == TAGC_OK);
     CHECK(run, stats.nonfinite == 1);
     int owner = 40 / (64 / run->world_size);
     for (int i = 0; i < 64 / run->world_size; i++)

@@ -142,7 +142,11 @@ static void bad_sizes(rank_run *run) {
     options.n_elems = 0;
     expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "n_elems is 0");
     options.n_elems = 65;
-    if (run->world_size > 1) expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "multiple of the world size");
+    options.ranks_per_host = run->world_size;
+    if (run->world_size > 1)
+        expect_refusal(run, &options, TAGC_ERR_ARGUMENT,
+                       "the number of ranks, where ranks_per_host is above 1");
+    options.ranks_per_host = 1;
     options.n_elems = (uint64_t)run->world_size << 32;
     expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "n_elems is");
     options = good_options(run->world_size);

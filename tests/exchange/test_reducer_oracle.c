@@ -1,5 +1,6 @@
 /* Every exchange against the brute-force step: same output, same residual, same bits, over steps that carry
  * it on. */
+#include "../lengths.h"
 #include "../repeats.h"
 #include "oracle.h"
 #include "paper.h"
@@ -33,8 +34,7 @@ static void run_steps(rank_run *run) {
         size_t row = step * (size_t)run->world_size + (size_t)run->rank;
         tagc_reducer_stats *stats = &x->stats[step][run->rank];
         tagc_reducer_stats_init(stats);
-        CHECK(run,
-              tagc_reducer_run(reducer, x->gradients + row * n, x->outputs + row * n_out, stats) == TAGC_OK);
+        CHECK(run, run_reducer(reducer, x->gradients + row * n, x->outputs + row * n_out, stats) == TAGC_OK);
         uint64_t n_residual = residual_to(reducer, x->residuals + row * n);
         int is_paper =
             x->options.exchange == TAGC_EXCHANGE_SKETCH || x->options.exchange == TAGC_EXCHANGE_PACKED;

@@ -1,4 +1,5 @@
 /* The residual as state, in every format: saved and loaded as bytes, scaled, and put in place. */
+#include "../lengths.h"
 #include "exchange/reducer.h"
 #include "good_options.h"
 #include "oracle.h"
@@ -68,7 +69,7 @@ static int load(two *t, const char *bytes) {
 
 static void save_and_load(two *t) {
     rank_run *run = t->run;
-    CHECK(run, tagc_reducer_run(t->one, t->gradient, t->output, NULL) == TAGC_OK);
+    CHECK(run, run_reducer(t->one, t->gradient, t->output, NULL) == TAGC_OK);
     t->n_bytes = tagc_reducer_state_bytes(t->one);
     CHECK(run, t->n_bytes == HEADER + stored_bytes(t->options.residual, (size_t)run->world_size, SHARD));
     t->saved = malloc(t->n_bytes);
@@ -85,8 +86,8 @@ static void save_and_load(two *t) {
 static void step_alike(two *t) {
     rank_run *run = t->run;
     for (int step = 0; step < 2; step++) {
-        CHECK(run, tagc_reducer_run(t->one, t->gradient, t->output, NULL) == TAGC_OK);
-        CHECK(run, tagc_reducer_run(t->other, t->gradient, t->again, NULL) == TAGC_OK);
+        CHECK(run, run_reducer(t->one, t->gradient, t->output, NULL) == TAGC_OK);
+        CHECK(run, run_reducer(t->other, t->gradient, t->again, NULL) == TAGC_OK);
         CHECK(run, memcmp(t->output, t->again, SHARD * sizeof(float)) == 0);
         CHECK(run, have_same_residual(t));
     }
@@ -188,40 +189,6 @@ static void test_save(void **state) {
     in_every_format(save_body);
 }
 
-/* Rows of bf16, as libtagc 0.2 saved them where it was asked to. The values are small integers, which every format has. */
-static void load_halves(rank_run *run) {
-    two t;
-    if (make(run, &t)) {
-        t.n_bytes = HEADER + 2 * t.n;
-        t.saved = calloc(1, t.n_bytes);
-        for (size_t i = 0; i < t.n; i++) {
-            uint32_t bits = bits_of((float)(i % 15) - 7);
-            uint16_t half = bits ? (uint16_t)(bits >> 16) : 0x8000;
-            memcpy(t.saved + HEADER + 2 * i, &half, sizeof half);
-        }
-        tagc_wire_header header = {.kind = TAGC_WIRE_STATE,
-                                   .coding = TAGC_FORMAT_BF16,
-                                   .k = SHARD,
-                                   .n_elems = t.n,
-                                   .n_items = (uint32_t)run->world_size,
-                                   .body_bytes = 2 * t.n,
-                                   .step = 7};
-        tagc_wire_write(&header, t.saved);
-        load(&t, t.saved);
-        CHECK(run, residual_to(t.other, t.again) == t.n && tagc_reducer_steps(t.other) == 7);
-        for (size_t i = 0; i < t.n; i++) CHECK(run, t.again[i] == (float)(i % 15) - 7);
-        memcpy(t.saved + HEADER, (uint16_t[]){0x7f80}, 2); /* Inf */
-        tagc_wire_write(&header, t.saved);
-        CHECK(run, tagc_reducer_state_load(t.other, t.saved, t.n_bytes) == TAGC_ERR_CORRUPT);
-    }
-    free_all(&t);
-}
-
-static void test_halves(void **state) {
-    (void)state;
-    in_every_format(load_halves);
-}
-
 /* t->again: the residual before. */
 static void scale(two *t) {
     rank_run *run = t->run;
@@ -270,9 +237,9 @@ static void test_change(void **state) {
     in_every_format(change_body);
 }
 
-/* ---- another world ---- */
+/* ---- another world, rank, output or unit ---- */
 
-/* A reducer of rank 0 in a world of which nobody else is there. */
+/* A reducer of one rank in a world of which nobody else is there. */
 typedef struct world {
     int world_size, ranks_per_host, format;
     tagc_local_group *group;
@@ -311,8 +278,7 @@ static float put_by(int rank, size_t i, int is_integer) {
 /* had: what was saved after `step` steps. All of it is there afterwards, or nothing has changed. */
 static void load_into(const world *to, const world *from, const void *saved, uint64_t n_bytes,
                       const float *had, int is_integer, uint64_t step) {
-    int fits = to->ranks_per_host == from->ranks_per_host &&
-               (to->ranks_per_host == 1 || to->world_size == from->world_size);
+    int fits = to->ranks_per_host == from->ranks_per_host && to->world_size == from->world_size;
     float *values = malloc(to->n * sizeof *values);
     assert_int_equal(tagc_reducer_scale_residual(to->reducer, 0), TAGC_OK);
     assert_int_equal(tagc_reducer_set_steps(to->reducer, 77), TAGC_OK);
@@ -334,7 +300,6 @@ static void load_into(const world *to, const world *from, const void *saved, uin
     free(values);
 }
 
-/* What n_ranks ranks of one world save: each world that loads it has every value, so all ranks together have the same sum. */
 static void load_all(const world *from, const world *worlds, int n_worlds, int n_ranks, int is_integer) {
     uint64_t n_bytes = tagc_reducer_state_bytes(from->reducer);
     float *had = malloc(from->n * sizeof *had);
@@ -378,8 +343,68 @@ static void test_another_world(void **state) {
     }
 }
 
+static tagc_reducer *make_one(tagc_local_group *group, int rank, uint64_t n_elems, uint64_t tag, int output,
+                              tagc_comm **comm) {
+    tagc_reducer_options options;
+    tagc_reducer *reducer;
+    assert_int_equal(tagc_comm_create_local(group, rank, NULL, comm), TAGC_OK);
+    tagc_reducer_options_init(&options);
+    options.n_elems = n_elems;
+    options.tag = tag;
+    options.output = output;
+    assert_int_equal(tagc_reducer_make_alone(&tagc_host_arrays, NULL, *comm, &options, &reducer), TAGC_OK);
+    return reducer;
+}
+
+/* What rank 1 of 3 saves of unit 7, and who may load it. */
+static void test_whose(void **state) {
+    (void)state;
+    static const struct {
+        int rank;
+        uint64_t n_elems, tag;
+        int output;
+        const char *text; /* NULL: it fits */
+    } others[] = {{1, 96, 7, TAGC_OUTPUT_SHARD, NULL},
+                  {0, 96, 7, TAGC_OUTPUT_SHARD, "rank 1 saved it, this is rank 0: each rank loads"},
+                  {2, 96, 7, TAGC_OUTPUT_SHARD, "rank 1 saved it, this is rank 2"},
+                  {1, 96, 8, TAGC_OUTPUT_SHARD, "tag is 7, this reducer's is 8"},
+                  {1, 96, UINT64_MAX, TAGC_OUTPUT_SHARD, "tag is 7, this reducer's is 18446744073709551615"},
+                  {1, 96, 7, TAGC_OUTPUT_UNIT, "output is 0, this reducer's is 1"},
+                  {1, 95, 7, TAGC_OUTPUT_SHARD, "n_elems is 96, this reducer's is 95"},
+                  {1, 192, 7, TAGC_OUTPUT_SHARD, "n_elems is 96, this reducer's is 192"}};
+    tagc_local_group *group;
+    tagc_comm *comm, *comm_of_other;
+    assert_int_equal(tagc_local_group_create(3, &group), TAGC_OK);
+    tagc_reducer *saver = make_one(group, 1, 96, 7, TAGC_OUTPUT_SHARD, &comm);
+    float values[192], found[192];
+    for (int i = 0; i < 96; i++) values[i] = put_by(1, (size_t)i, 1);
+    assert_int_equal(tagc_reducer_set_residual(saver, values, 96), TAGC_OK);
+    uint64_t n_bytes = tagc_reducer_state_bytes(saver);
+    char *saved = malloc(n_bytes);
+    assert_int_equal(tagc_reducer_state_save(saver, saved, n_bytes), TAGC_OK);
+    tagc_reducer_destroy(saver);
+    tagc_comm_destroy(comm);
+    tagc_local_group_destroy(group);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        assert_int_equal(tagc_local_group_create(3, &group), TAGC_OK);
+        tagc_reducer *other = make_one(group, others[i].rank, others[i].n_elems, others[i].tag,
+                                       others[i].output, &comm_of_other);
+        tagc_status status = tagc_reducer_state_load(other, saved, n_bytes);
+        if (status != (others[i].text ? TAGC_ERR_MISMATCH : TAGC_OK)) fail_msg("case %zu: %d", i, status);
+        if (others[i].text && !strstr(tagc_last_error(), others[i].text))
+            fail_msg("case %zu: %s", i, tagc_last_error());
+        size_t n = residual_to(other, found);
+        for (size_t k = 0; k < n; k++)
+            if (found[k] != (others[i].text ? 0 : values[k])) fail_msg("case %zu: value %zu", i, k);
+        tagc_reducer_destroy(other);
+        tagc_comm_destroy(comm_of_other);
+        tagc_local_group_destroy(group);
+    }
+    free(saved);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_save), cmocka_unit_test(test_halves),
-                                       cmocka_unit_test(test_change), cmocka_unit_test(test_another_world)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_save), cmocka_unit_test(test_change),
+                                       cmocka_unit_test(test_another_world), cmocka_unit_test(test_whose)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,7 +2,7 @@
  * other buckets; and parameters that the next unit needs leave before gradients. */
 #include "../meeting.h"
 #include "../repeats.h"
-#include "toy.h"
+#include "unsent.h"
 
 #include "fsdp/checkpoint.h"
 #include "fsdp/checkpoint_format.h"
@@ -239,13 +239,9 @@ static void add_state(resume *r, const tagc_fsdp *f) {
     for (int t = 0; t < r->model.n_tensors; first += r->model.tensors[t].n_elems, t++) {
         const tagc_place *p = &f->tables.places[t];
         const tagc_flat *flat = &f->tables.flats[p->flat];
-        uint64_t n_residual;
-        float *residual = copy_of_residual(flat->reducer, &n_residual);
         for (uint64_t i = 0; i < p->n; i++)
             r->moment2[first + p->first + i] += (double)flat->moment2[p->at + i];
-        for (uint64_t i = 0; i < r->model.tensors[t].n_elems && n_residual > 0; i++)
-            r->residual[first + i] += (double)residual[p->offset + i] / f->world_size;
-        free(residual);
+        add_unsent(f, t, 1.0 / f->world_size, r->residual + first);
     }
     pthread_mutex_unlock(&r->lock);
 }

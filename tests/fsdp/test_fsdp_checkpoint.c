@@ -2,7 +2,7 @@
  * half there. */
 #include "../repeats.h"
 #include "folder.h"
-#include "toy.h"
+#include "unsent.h"
 
 #include "core/xxh3.h"
 #include "fsdp/checkpoint.h"
@@ -10,10 +10,13 @@
 #include "fsdp/checkpoint_format.h"
 #include "fsdp/internal.h"
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define LR 0.01
@@ -40,15 +43,10 @@ typedef struct script {
 
 static void read_residual(const script *s, const tagc_fsdp *f, double *out) {
     for (int t = 0; t < s->model.n_tensors; t++) {
-        uint64_t n;
-        const tagc_flat *flat = &f->tables.flats[f->tables.places[t].flat];
-        float *residual = copy_of_residual(flat->reducer, &n);
-        for (size_t i = 0; i < s->model.tensors[t].n_elems; i++) {
-            tagc_cover c = tagc_residual_cover(flat->n_padded, n, f->world_size, f->n_owners, f->rank,
-                                               f->tables.places[t].offset + i);
-            *out++ = c.covers ? (double)residual[c.at] : 0;
-        }
-        free(residual);
+        size_t n = s->model.tensors[t].n_elems;
+        memset(out, 0, n * sizeof *out);
+        add_unsent(f, t, 1, out);
+        out += n;
     }
 }
 
@@ -56,7 +54,7 @@ static uint64_t hash_residual(const tagc_fsdp *f) {
     uint64_t hash = 0;
     for (int i = 0; i < f->tables.n_flats; i++) {
         uint64_t n;
-        float *residual = copy_of_residual(f->tables.flats[i].reducer, &n);
+        float *residual = copy_of_residual(reducer_of(f, i), &n);
         for (uint64_t j = 0; j < n; j++) { /* zero is -0 in padding, too */
             uint32_t bits;
             memcpy(&bits, &residual[j], sizeof bits);
@@ -433,7 +431,7 @@ static void fork_rank(tagc_comm *comm, void *arg) {
         CHECK_OK(tagc_checkpoint_fork(f, comm, path, &step, &extra));
         CHECK(step == 3 && f->n_updates == 3);
         for (int i = 0; i < f->tables.n_flats; i++) {
-            float *residual = copy_of_residual(f->tables.flats[i].reducer, &n);
+            float *residual = copy_of_residual(reducer_of(f, i), &n);
             for (uint64_t j = 0; j < n; j++) CHECK(residual[j] == 0);
             free(residual);
         }
@@ -559,6 +557,59 @@ static void damaged_files_are_refused(void **state) {
     script_free(s);
 }
 
+/* ---- a disk that fails ---- */
+
+static atomic_int n_reads_left; /* until the one that fails; negative: none does */
+
+/* In place of the C library's, in all of this program. */
+ssize_t pread(int fd, void *to, size_t n_bytes, off_t offset) {
+    if (atomic_load(&n_reads_left) > 0 && atomic_fetch_sub(&n_reads_left, 1) == 1) {
+        errno = EIO;
+        return -1;
+    }
+    return syscall(SYS_pread64, fd, to, n_bytes, offset);
+}
+
+static void load_or_fail(tagc_comm *comm, void *arg) {
+    script *s = arg;
+    int rank = tagc_comm_rank(comm);
+    tagc_fsdp *f = make(s, comm);
+    uint64_t step;
+    char *extra;
+    s->status[rank] = tagc_checkpoint_load(f, comm, s->dir, &step, &extra);
+    snprintf(s->text[rank], TAGC_ERROR_TEXT_BYTES, "%s", tagc_last_error());
+    free(extra);
+    tagc_fsdp_destroy(f);
+}
+
+/* Whichever read fails, on whichever rank: all ranks say which file it was, and go on. */
+static void failing_reads_are_errors(void **state) {
+    char dir[1024], path[1100];
+    snprintf(dir, sizeof dir, "%s/reads", (char *)*state);
+    script *s = script_make(dir);
+    s->n_steps_after = 0;
+    toy_run(2, save_and_go_on, s);
+    snprintf(path, sizeof path, "%s/step-00000003", dir);
+    s->dir = path;
+    int n_failed = 0;
+    for (int n = 1, before = 1, next;; n = next) {
+        atomic_store(&n_reads_left, n);
+        toy_run(2, load_or_fail, s);
+        int has_failed = atomic_exchange(&n_reads_left, -1) == 0;
+        assert_int_equal(s->status[0], has_failed ? TAGC_ERR_IO : TAGC_OK);
+        assert_int_equal(s->status[0], s->status[1]);
+        if (!has_failed) break;
+        assert_string_equal(s->text[0], s->text[1]);
+        assert_non_null(strstr(s->text[0], "/rank-"));
+        assert_non_null(strstr(s->text[0], ".bin: Input/output error"));
+        n_failed++;
+        next = n + before;
+        before = n;
+    }
+    assert_true(n_failed > 5);
+    script_free(s);
+}
+
 static void other_models_are_refused(void **state) {
     char dir[1024], path[1100];
     snprintf(dir, sizeof dir, "%s/models", (char *)*state);
@@ -680,6 +731,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(moments_move_too, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(forks_keep_weights_and_moments, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(damaged_files_are_refused, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(failing_reads_are_errors, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(other_models_are_refused, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(disk_full_leaves_the_old, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(the_newest_stay, make_dir, remove_dir),

@@ -1,8 +1,6 @@
 /* What is selected against a plain loop: parameters stand still (lr 0), so that gradients are known, and every step's selection
  * and residual is made again by sorting. */
-#include "toy.h"
-
-#include "fsdp/internal.h"
+#include "unsent.h"
 
 typedef struct script {
     toy_model model;
@@ -80,7 +78,7 @@ static void run_alone(tagc_comm *comm, void *arg) {
             gradient_of(s, f, i, (uint64_t)step, g);
             shadow_step(s, flat, g, &shadows[i]);
             compare(flat->gradient, shadows[i].out, flat->n_padded);
-            CHECK(residual_to(flat->reducer, g) == flat->n_padded);
+            CHECK(residual_to(reducer_of(f, i), g) == flat->n_padded);
             compare(g, shadows[i].residual, flat->n_padded);
             free(g);
         }
@@ -126,10 +124,10 @@ static void fill_a_window(tagc_comm *comm, void *arg) {
         toy_backward(&s->model, f, first, s->model.n_samples);
         CHECK_OK(tagc_fsdp_step(f, 0, NULL));
     }
-    const tagc_schedule_sums *sums = (const tagc_schedule_sums *)(const void *)(f->follow.own + 3);
-    for (size_t i = 0; i < f->follow.n; i++)
-        g->of_ranks[tagc_comm_rank(comm)][f->follow.full[i]] = sqrt(sums[i].residual / sums[i].gradient);
-    if (tagc_comm_rank(comm) == 0) g->n = f->follow.n;
+    const tagc_schedule_sums *sums = (const tagc_schedule_sums *)(const void *)(f->model->own + 3);
+    for (size_t i = 0; i < f->model->n_tensors; i++)
+        g->of_ranks[tagc_comm_rank(comm)][f->model->full[i]] = sqrt(sums[i].residual / sums[i].gradient);
+    if (tagc_comm_rank(comm) == 0) g->n = f->model->n_tensors;
     tagc_fsdp_destroy(f);
 }
 

@@ -150,7 +150,7 @@ int enter(const char *function) {
             return one->code;
         }
     }
-    if (strcmp(function, "GetDeviceCount") != 0 && strcmp(function, "GetDriverEntryPoint") != 0)
+    if (strcmp(function, "GetDeviceCount") != 0 && strcmp(function, "GetDriverEntryPointByVersion") != 0)
         fake.contexts |= 1u << current_device;
     return wait_until(on, function, "for a call that keeps it out of the driver", 0, is_free, on);
 }
@@ -200,7 +200,7 @@ int wait_for_room(const stream *in, const char *function) {
 static void refuse(const char *words) {
     fprintf(stderr,
             "fake runtime: manners are \"%s\", must be of blocking-alloc, lazy-loading, late-flags, "
-            "connections=1 to 32, "
+            "launch-blocking, copy-blocking, connections=1 to 32, "
             "depth=1 or more, all; with commas between them\n",
             words);
     abort();
@@ -212,13 +212,18 @@ static manners parse(const char *words) {
         size_t n = strcspn(words, ",");
         int number = 0, end = 0;
         if (n == strlen("all") && !strncmp(words, "all", n))
-            out = (manners){1, 1, 1, 1, 8};
+            out = (manners){
+                .blocking_alloc = 1, .lazy_loading = 1, .late_flags = 1, .n_connections = 1, .depth = 8};
         else if (n == strlen("blocking-alloc") && !strncmp(words, "blocking-alloc", n))
             out.blocking_alloc = 1;
         else if (n == strlen("lazy-loading") && !strncmp(words, "lazy-loading", n))
             out.lazy_loading = 1;
         else if (n == strlen("late-flags") && !strncmp(words, "late-flags", n))
             out.late_flags = 1;
+        else if (n == strlen("launch-blocking") && !strncmp(words, "launch-blocking", n))
+            out.launch_blocking = 1;
+        else if (n == strlen("copy-blocking") && !strncmp(words, "copy-blocking", n))
+            out.copy_blocking = 1;
         else if (sscanf(words, "connections=%d%n", &number, &end) == 1 && (size_t)end == n && number >= 1 &&
                  number <= 32)
             out.n_connections = number;
@@ -261,13 +266,15 @@ const char *fake_report(void) {
 }
 
 void behave_as_told(void) {
-    const char *words = getenv("FAKE_MANNERS"), *connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    const char *words = getenv("FAKE_MANNERS"), *blocking = getenv("CUDA_LAUNCH_BLOCKING"),
+               *connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     fake.manners = parse(words ? words : "");
     if (connections && !fake.manners.n_connections) {
         char text[40];
         snprintf(text, sizeof text, "connections=%s", connections);
         fake.manners.n_connections = parse(text).n_connections;
     }
+    if (blocking && *blocking == '1') fake.manners.launch_blocking = 1;
     fake.limit_ms = LIMIT_MS;
     fake.report[0] = 0;
     fake.n_kernels = fake.n_waited = 0;

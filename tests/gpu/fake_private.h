@@ -13,6 +13,7 @@ enum {
     INVALID_HANDLE = 400,
     NOT_READY = 600,
     NOT_SUPPORTED = 801,
+    DRIVER_VERSION = 13000,
     GAVE_UP = 999, /* cudaErrorUnknown: of a call that would have waited for ever */
     TO_DEVICE = 1,
     TO_HOST = 2,
@@ -96,7 +97,7 @@ typedef struct waiting {
 
 /* See fake_behave. */
 typedef struct manners {
-    int blocking_alloc, lazy_loading, late_flags;
+    int blocking_alloc, lazy_loading, late_flags, launch_blocking, copy_blocking;
     int n_connections, depth; /* 0: without a limit */
 } manners;
 

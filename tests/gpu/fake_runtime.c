@@ -65,6 +65,13 @@ static int is_stream_over(const void *of) {
     return is_over(of);
 }
 
+/* Waits until all that the stream has has run, if the manners say so. */
+static int run_first(void *handle, const char *function, int if_so) {
+    return if_so
+               ? wait_until(here(), function, "until its work has run", 1, is_stream_over, stream_at(handle))
+               : OK;
+}
+
 static int is_recorded(const event *one) {
     return one->n_records == 0 || one->is_done[one->n_records - 1];
 }
@@ -191,7 +198,7 @@ FAKE_API int cudaMemcpyAsync(void *to, const void *from, size_t n_bytes, int kin
     if (!code)
         code =
             push(handle, (op){.kind = COPY, .to = to, .from = from, .n_bytes = n_bytes, .copy_kind = kind});
-    return leave(code);
+    return leave(code ? code : run_first(handle, "MemcpyAsync", fake.manners.copy_blocking));
 }
 
 int cudaLaunchHostFunc(void *handle, void (*function)(void *), void *arg) {
@@ -207,7 +214,8 @@ int fake_load(void (*kernel)(void *)) {
 int fake_launch(void *handle, void (*kernel)(void *), void *arg) {
     int code = enter("LaunchKernel");
     if (!code) code = load(kernel);
-    return leave(code ? code : push(handle, (op){.kind = KERNEL, .function = kernel, .arg = arg}));
+    if (!code) code = push(handle, (op){.kind = KERNEL, .function = kernel, .arg = arg});
+    return leave(code ? code : run_first(handle, "LaunchKernel", fake.manners.launch_blocking));
 }
 
 /* ---- flags: calls of the driver ---- */
@@ -245,11 +253,13 @@ static int primary_context_state(int ordinal, unsigned *flags, int *is_active) {
     return OK;
 }
 
-int cudaGetDriverEntryPoint(const char *symbol, void **out, unsigned long long flags, int *status) {
+int cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned version,
+                                     unsigned long long flags, int *status) {
     static int (*const flag_calls[])(void *, uint64_t, uint32_t, unsigned) = {write_value_32, wait_value_32};
     static int (*const context_call)(int, unsigned *, int *) = primary_context_state;
-    int code = enter("GetDriverEntryPoint");
+    int code = enter("GetDriverEntryPointByVersion");
     *out = NULL;
+    if (!code && version > DRIVER_VERSION) code = INVALID_VALUE;
     if (code || flags || fake.is_driver_old)
         ;
     else if (!strcmp(symbol, "cuStreamWriteValue32"))
@@ -290,8 +300,8 @@ FAKE_API int cudaFreeAsync(void *memory, void *handle) {
 FAKE_API int cudaMemsetAsync(void *memory, int byte, size_t n_bytes, void *handle) {
     int code = enter("MemsetAsync");
     if (!code && !seen(memory, n_bytes, 0)) code = INVALID_VALUE;
-    return leave(code ? code
-                      : push(handle, (op){.kind = FILL, .to = memory, .n_bytes = n_bytes, .byte = byte}));
+    if (!code) code = push(handle, (op){.kind = FILL, .to = memory, .n_bytes = n_bytes, .byte = byte});
+    return leave(code ? code : run_first(handle, "MemsetAsync", fake.manners.copy_blocking));
 }
 
 FAKE_API int cudaPointerGetAttributes(void *attributes, const void *pointer) {

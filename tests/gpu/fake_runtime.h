@@ -35,10 +35,12 @@ FAKE_API void fake_reset(uint64_t seed, int n_devices, fake_pace pace, int one_h
  *   blocking-alloc  cudaMalloc, cudaFree, cudaHostAlloc and cudaFreeHost wait until the device is idle, and keep all other calls out
  *   lazy-loading    so does the first launch of each kernel
  *   late-flags      flags are seen after most other work, and waiting streams look seldom
+ *   launch-blocking  the launch of a kernel returns when it has run, and keeps all other calls out meanwhile
+ *   copy-blocking    so does each copy, and each fill
  *   connections=N   the streams of a device share N queues. What comes first in a queue holds up what was enqueued after it.
  *   depth=N         a call that finds N pieces of work in its queue waits for room, and keeps all other calls out
- *   all             all of them, with connections=1 and depth=8
- * A reset takes them from the variables FAKE_MANNERS and CUDA_DEVICE_MAX_CONNECTIONS. Other words end the program. */
+ *   all             all of them but the two before, with connections=1 and depth=8
+ * A reset takes them from the variables FAKE_MANNERS, CUDA_LAUNCH_BLOCKING and CUDA_DEVICE_MAX_CONNECTIONS. Other words end the program. */
 FAKE_API void fake_behave(const char *words);
 /* How long a call may wait for a device that cannot go on by itself; a reset makes it 60,000. */
 FAKE_API void fake_limit(int ms);
@@ -74,9 +76,9 @@ FAKE_API int cudaEventQuery(void *event);
 FAKE_API int cudaLaunchHostFunc(void *stream, void (*function)(void *arg), void *arg);
 FAKE_API int cudaHostGetDevicePointer(void **address, void *memory, unsigned flags);
 /* Those of the driver: cuStreamWriteValue32, cuStreamWaitValue32 and cuDevicePrimaryCtxGetState. Their names are not exported, since a
- * process may have a driver of its own. */
-FAKE_API int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags,
-                                     int *status);
+ * process may have a driver of its own. A version that the fake driver, one of 13.0, does not know is an invalid value. */
+FAKE_API int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
+                                              unsigned long long flags, int *status);
 
 /* ---- failures ---- */
 

@@ -235,6 +235,12 @@ static inline tagc_status rig_make(device_rig *rig, int rank, int ordinal, uint6
     return fake_stream(&rig->caller) ? TAGC_ERR_DEVICE : TAGC_OK;
 }
 
+/* tagc_job_enqueue, with the sizes of the job. */
+static inline tagc_status rig_put(device_rig *rig, int unit, const void *input, void *output, int waits) {
+    size_t n_bytes = (size_t)rig->n_elems[unit] * sizeof(float);
+    return tagc_job_enqueue(rig->jobs[unit], input, n_bytes, output, n_bytes, rig->caller, waits, &rig->last);
+}
+
 /* Enqueues one exchange with the kernels around it. */
 static inline tagc_status rig_enqueue(device_rig *rig, int step, int unit) {
     const tagc_runtime *real = &rig->saboteur.real;
@@ -245,8 +251,7 @@ static inline tagc_status rig_enqueue(device_rig *rig, int step, int unit) {
         real->StreamWaitEvent(rig->caller, rig->step_over, 0);
     }
     rig_launch(rig, rig->caller, rig_write_gradient, step, unit);
-    tagc_status status = tagc_job_enqueue(rig->jobs[unit], rig->gradients[unit], rig->outputs[unit],
-                                          rig->caller, !rig->is_pipelined, &rig->last);
+    tagc_status status = rig_put(rig, unit, rig->gradients[unit], rig->outputs[unit], !rig->is_pipelined);
     rig_launch(rig, rig->is_pipelined ? back : rig->caller, rig_note_result, step, unit);
     return status;
 }

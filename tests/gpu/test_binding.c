@@ -58,6 +58,47 @@ static void test_refused(void **state) {
     assert_int_equal(tagc_device_open("cuda", NULL, 0, NULL), TAGC_ERR_ARGUMENT);
 }
 
+/* The runtime may be newer than the driver, as minor versions of CUDA allow. */
+static void test_newer_than_the_driver(void **state) {
+    (void)state;
+    fake_reset(1, 1, FAKE_EAGER, 1);
+    fake_set_version(13010);
+    tagc_device *device;
+    assert_int_equal(tagc_device_open("cuda", FAKE_CUDART, 0, &device), TAGC_OK);
+    assert_string_equal(tagc_device_text(device), "cuda runtime 13.1, " FAKE_CUDART);
+    tagc_device_close(device);
+}
+
+/* A runtime that cannot be asked for a version, as before 12.5: by name in libcuda, once that is loaded. */
+static void test_by_name(void **state) {
+    (void)state;
+    char where[TAGC_WHERE_TEXT_BYTES];
+    tagc_runtime runtime;
+    void *stream, *memory, *there;
+    fake_reset(1, 1, FAKE_EAGER, 1);
+    assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &runtime, where), TAGC_OK);
+    runtime.GetDriverEntryPointByVersion = NULL;
+    assert_int_equal(tagc_runtime_bind_driver(&runtime), TAGC_ERR_UNSUPPORTED);
+    assert_non_null(strstr(tagc_last_error(), "the CUDA driver has no cuStreamWriteValue32"));
+    void *driver = dlopen(FAKE_DRIVER, RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(driver);
+    assert_int_equal(tagc_runtime_bind_driver(&runtime), TAGC_OK);
+    assert_int_equal(fake_stream(&stream), 0);
+    assert_int_equal(runtime.HostAlloc(&memory, 64, TAGC_PINNED_PORTABLE | TAGC_PINNED_MAPPED), 0);
+    assert_int_equal(runtime.HostGetDevicePointer(&there, memory, 0), 0);
+    memset(memory, 0, 64);
+    uint64_t at = (uint64_t)(uintptr_t)there;
+    assert_int_equal(runtime.StreamWriteValue32(stream, at, 7, 0), 0);
+    assert_int_equal(runtime.StreamWaitValue32(stream, at, 7, TAGC_WAIT_AT_LEAST), 0);
+    assert_int_equal(runtime.StreamSynchronize(stream), 0);
+    assert_int_equal(*(uint32_t *)memory, 7);
+    runtime.FreeHost(memory);
+    runtime.StreamDestroy(stream);
+    tagc_runtime_unbind(&runtime);
+    dlclose(driver);
+    assert_int_equal(fake_n_mistakes(), 0);
+}
+
 /* The same binding on NVIDIA's own library, where there is one: every name is there, and without a GPU it says so. */
 static void test_real(void **state) {
     (void)state;
@@ -89,6 +130,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_loaded_goes_first),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_newer_than_the_driver),
+        cmocka_unit_test(test_by_name),
         cmocka_unit_test(test_real),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,6 @@
 /* The queue on a runtime that runs work as late, and in as random an order, as its streams allow: the same
  * bits as without a device, and every planted mistake is found. */
+#include "../lengths.h"
 #include "rig.h"
 
 #include "tagc/tagc.h"
@@ -89,7 +90,7 @@ typedef struct rank_arg {
 
 static tagc_status reduce(device_rig *rig, int unit, const float *input, float *output) {
     tagc_reducer **reducers = rig->context;
-    return tagc_reducer_run(reducers[unit], input, output, NULL);
+    return run_reducer(reducers[unit], input, output, NULL);
 }
 
 static void make_reducers(tagc_comm *comm, tagc_reducer **out) {
@@ -112,7 +113,7 @@ static int n_different(ranks_world *world, const device_rig *rig, tagc_reducer *
         for (int u = 0; u < RIG_UNITS; u++) {
             float *gradient = malloc(sizeof zero), *output = malloc(sizeof zero);
             for (int i = 0; i < rig->n_elems[u]; i++) gradient[i] = rig_value(rig, s, u, i);
-            if (tagc_reducer_run(plain[u], gradient, output, NULL) != TAGC_OK) abort();
+            if (run_reducer(plain[u], gradient, output, NULL) != TAGC_OK) abort();
             n += memcmp(output, rig->results[s][u], (size_t)rig->n_elems[u] * sizeof(float)) != 0;
             free(gradient);
             free(output);
@@ -231,9 +232,7 @@ static void test_capture(void **state) {
     assert_int_equal(rig_enqueue(&rig, 0, 1), TAGC_OK);
     assert_int_equal(rig_synchronize(&rig), 0);
     fake_capture(rig.caller);
-    assert_int_equal(
-        tagc_job_enqueue(rig.jobs[0], rig.gradients[0], rig.outputs[0], rig.caller, 1, &rig.last),
-        TAGC_ERR_UNSUPPORTED);
+    assert_int_equal(rig_put(&rig, 0, rig.gradients[0], rig.outputs[0], 1), TAGC_ERR_UNSUPPORTED);
     assert_non_null(strstr(tagc_last_error(), "captured into a graph (cudaStreamIsCapturing says so)"));
     fake_capture(NULL);
     assert_int_equal(rig_wait_for_last(&rig), TAGC_ERR_UNSUPPORTED); /* its peers are told */

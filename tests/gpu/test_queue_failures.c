@@ -104,9 +104,7 @@ static void test_device_breaks_for_others(void **state) {
         device_rig rig = {.is_late = 0};
         assert_int_equal(rig_make(&rig, 0, 0, 8, 2), TAGC_OK);
         for (int i = 0; i < (is_full ? N_TICKETS : 1); i++)
-            assert_int_equal(
-                tagc_job_enqueue(rig.jobs[0], rig.gradients[0], rig.outputs[0], rig.caller, 1, &rig.last),
-                TAGC_OK);
+            assert_int_equal(rig_put(&rig, 0, rig.gradients[0], rig.outputs[0], 1), TAGC_OK);
         rig_start(&rig);
         fake_break(0, 700);
         tagc_job *larger = (tagc_job *)1;
@@ -131,29 +129,37 @@ static void test_arguments(void **state) {
     assert_int_equal(rig_make(&rig, 0, 0, 5, 2), TAGC_OK);
     rig_start(&rig);
     float here[64];
-    uint64_t number = 0;
-    assert_int_equal(tagc_job_enqueue(rig.jobs[0], here, rig.outputs[0], rig.caller, 1, &number),
-                     TAGC_ERR_ARGUMENT);
+    assert_int_equal(rig_put(&rig, 0, here, rig.outputs[0], 1), TAGC_ERR_ARGUMENT);
     assert_non_null(strstr(tagc_last_error(), "input is not in the device's memory"));
-    assert_int_equal(number, 1);
-    assert_int_equal(tagc_job_enqueue(rig.jobs[0], rig.gradients[0], here, rig.caller, 1, &number),
-                     TAGC_ERR_ARGUMENT);
+    assert_int_equal(rig.last, 1);
+    assert_int_equal(rig_put(&rig, 0, rig.gradients[0], here, 1), TAGC_ERR_ARGUMENT);
     assert_non_null(strstr(tagc_last_error(), "output is not"));
     rig.saboteur.real.SetDevice(1);
     void *elsewhere = fake_alloc(256);
-    assert_int_equal(tagc_job_enqueue(rig.jobs[0], elsewhere, rig.outputs[0], rig.caller, 1, &number),
-                     TAGC_ERR_ARGUMENT);
+    assert_int_equal(rig_put(&rig, 0, elsewhere, rig.outputs[0], 1), TAGC_ERR_ARGUMENT);
     assert_non_null(strstr(tagc_last_error(), "input is on device 1, must be on device 0"));
     int current = -1;
     rig.saboteur.real.GetDevice(&current);
     assert_int_equal(current, 1); /* the caller's, as it was */
     rig.saboteur.real.SetDevice(0);
-    rig.last = number;
     assert_int_equal(rig_wait_for_last(&rig), TAGC_ERR_ARGUMENT);
     assert_int_equal(rig_enqueue(&rig, 0, 0), TAGC_OK);
     assert_int_equal(rig_wait_for_last(&rig), TAGC_OK);
-    assert_int_equal(tagc_job_enqueue(NULL, here, here, NULL, 0, &number), TAGC_ERR_ARGUMENT);
-    assert_int_equal(tagc_job_enqueue(rig.jobs[0], NULL, here, NULL, 0, &number), TAGC_ERR_ARGUMENT);
+    uint64_t number = 7;
+    size_t n_bytes = (size_t)rig.n_elems[0] * sizeof(float);
+    assert_int_equal(tagc_job_enqueue(NULL, here, n_bytes, here, n_bytes, NULL, 0, &number),
+                     TAGC_ERR_ARGUMENT);
+    assert_int_equal(tagc_job_enqueue(rig.jobs[0], NULL, n_bytes, here, n_bytes, NULL, 0, &number),
+                     TAGC_ERR_ARGUMENT);
+    assert_int_equal(tagc_job_enqueue(rig.jobs[0], rig.gradients[0], n_bytes - 4, rig.outputs[0], n_bytes,
+                                      rig.caller, 1, &number),
+                     TAGC_ERR_ARGUMENT);
+    assert_string_equal(tagc_last_error(), "n_bytes_in is 252, must be 256: that of the job");
+    assert_int_equal(tagc_job_enqueue(rig.jobs[0], rig.gradients[0], n_bytes, rig.outputs[0], n_bytes + 4,
+                                      rig.caller, 1, &number),
+                     TAGC_ERR_ARGUMENT);
+    assert_string_equal(tagc_last_error(), "n_bytes_out is 260, must be 256: that of the job");
+    assert_int_equal(number, 7); /* none of them has a ticket */
     assert_int_equal(tagc_queue_finish(rig.queue, 77, TAGC_OK, NULL), TAGC_ERR_STATE);
     tagc_job *job = (tagc_job *)1;
     assert_int_equal(tagc_job_create(rig.queue, 0, 0, 4, &job), TAGC_ERR_ARGUMENT);
@@ -191,9 +197,17 @@ static void test_close(void **state) {
 /* Making fails at every call in turn. */
 static void test_making_fails(void **state) {
     (void)state;
-    static const char *const calls[] = {"StreamCreateWithFlags", "EventCreateWithFlags", "HostAlloc",
-                                        "StreamSynchronize",     "StreamWriteValue32",   "StreamWaitValue32",
-                                        "HostGetDevicePointer"};
+    static const char *const calls[] = {"StreamCreateWithFlags",
+                                        "EventCreateWithFlags",
+                                        "HostAlloc",
+                                        "StreamSynchronize",
+                                        "StreamWriteValue32",
+                                        "StreamWaitValue32",
+                                        "HostGetDevicePointer",
+                                        "MemsetAsync",
+                                        "MemcpyAsync",
+                                        "FreeAsync",
+                                        "MallocAsync"};
     int n_failed = 0;
     for (size_t c = 0; c < sizeof calls / sizeof *calls; c++)
         for (int n = 1; n <= 6; n++) {
@@ -219,7 +233,8 @@ static void test_making_fails(void **state) {
             assert_int_equal(fake_n_live(), 0);
             assert_int_equal(fake_n_mistakes(), 0);
         }
-    assert_int_equal(n_failed, 2 + 6 + 5 + 3 + 1 + 1 + 1);
+    assert_int_equal(n_failed,
+                     2 + 6 + 6 + 4 + 1 + 2 + 2 + 1 + 2 + 1 + 0); /* without memory copies are not tried */
 }
 
 int main(void) {

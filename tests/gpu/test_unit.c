@@ -1,5 +1,6 @@
 /* Units: what the queue exchanges by itself gives the bits of the same reducers on the host, for each type of element and any runs;
  * failures and differences are told in the agreement. Ranks are threads, with one device each. */
+#include "../lengths.h"
 #include "rig.h"
 
 #include "codec/elements.h"
@@ -122,7 +123,7 @@ static void expect(const one_rank *own, int step, tagc_reducer **plain, const ta
             for (uint64_t i = 0; i < parts[p].packs[r].length; i++)
                 tagc_elements_read(input, element, parts[p].packs[r].from + i, 1,
                                    &gradient[parts[p].packs[r].to + i]);
-        if (tagc_reducer_run(plain[p], gradient, output, NULL) != TAGC_OK) abort();
+        if (run_reducer(plain[p], gradient, output, NULL) != TAGC_OK) abort();
         for (uint64_t r = 0; r < parts[p].n_unpacks; r++)
             for (uint64_t i = 0; i < parts[p].unpacks[r].length; i++) {
                 float value = output[parts[p].unpacks[r].from + i] * own->world->factor;
@@ -206,6 +207,10 @@ static void *rank_main(void *arg) {
         if (!strstr(tagc_last_error(), "the reducer of part 0 reads bf16")) abort();
         options.element = TAGC_ELEMENT_BF16;
     }
+    parts[1].n_output--;
+    if (tagc_unit_create(queue, &options, &unit) != TAGC_ERR_ARGUMENT) abort();
+    if (!strstr(tagc_last_error(), "part 1: n_output is ")) abort();
+    parts[1].n_output++;
     if (tagc_unit_create(queue, &options, &unit) != TAGC_OK) abort();
     uint64_t n_gradients, n_outputs;
     tagc_unit_work(unit, &n_gradients, &n_outputs);
@@ -238,6 +243,8 @@ static void *rank_main(void *arg) {
             .number = (uint64_t)s + 1,
             .gradients = gradients,
             .outputs = outputs,
+            .n_gradients = n_gradients,
+            .n_outputs = n_outputs,
             .status = TAGC_ERR_STATE,
             .stats = stats,
             .full = full,
@@ -247,7 +254,9 @@ static void *rank_main(void *arg) {
         before_it[s] = (kernel){own, source, NULL, s, 0};
         after_it[s] = (kernel){own, target, results + (size_t)s * n_bytes, s, n_bytes};
         fake_launch(stream, write_there, &before_it[s]);
-        if (tagc_unit_enqueue(unit, &steps[s], source, target, stream, 1, &last) != TAGC_OK) abort();
+        if (tagc_unit_enqueue(unit, &steps[s], source, N_INPUT, target, options.n_output, stream, 1, &last) !=
+            TAGC_OK)
+            abort();
         fake_launch(stream, read_there, &after_it[s]);
     }
     tagc_queue_wait(queue, last, 0, &is_over);

@@ -25,13 +25,15 @@ if [ "${TAGC_HIDDEN:-}" != 1 ]; then
     dpkg-query -L $packages | sed -n 's,^/usr/include/,,p' | (cd /usr/include && while IFS= read -r name; do [ ! -f "$name" ] || echo "$name"; done) |
         tar -C /usr/include -cf - -T - | tar -C "$scratch/include" -xf -
     [ -e "$scratch/include/stdio.h" ] || skip "no libc6-dev"
+    mkdir "$scratch/uv" # to be found beside the others, below
+    if [ -e /usr/include/uv.h ]; then cp -r /usr/include/uv.h /usr/include/uv "$scratch/uv"; fi
     unset CPATH C_INCLUDE_PATH LIBRARY_PATH CMAKE_PREFIX_PATH
     TAGC_HIDDEN=1 exec "${enter[@]}" bash "$0" "$@"
 fi
 
 mount --bind "$scratch/include" /usr/include
 mount --bind "$scratch/empty" /usr/local/include
-for header in xxhash.h uv.h cmocka.h jansson.h; do [ ! -e "/usr/include/$header" ] || fail "/usr/include/$header is not hidden"; done
+for header in xxhash.h uv.h cmocka.h jansson.h openssl/ssl.h; do [ ! -e "/usr/include/$header" ] || fail "/usr/include/$header is not hidden"; done
 cd "$scratch"
 setting() { sed -n "s/^$1 = //p" "$source/pyproject.toml"; }
 defines=()
@@ -61,4 +63,29 @@ assert library.tagc_checksum(None, ctypes.c_uint64(0)) == 0x2D06800538D394C2
 assert library.tagc_native_open(None, 0, 1, None) != 0 and b"libuv1-dev" in library.tagc_last_error(), library.tagc_last_error()
 ctypes.CDLL("wheel/tagc/lib/libtagc-plan.so")
 END
+
+# With libuv and without OpenSSL: a line says so, and asking for TLS names what is missing.
+if [ -e uv/uv.h ]; then
+    "$cmake" -S "$source" -B uv-alone "${generator[@]}" -DSKBUILD=2 -DSKBUILD_STATE=wheel "${defines[@]}" -DCMAKE_C_COMPILER="$cc" -DCMAKE_BUILD_TYPE=None \
+        -DCMAKE_C_FLAGS=-O1 -DTAGC_GPU=HOST -DLIBUV_INCLUDE_DIR="$scratch/uv" >configure-uv.log 2>&1 || { cat configure-uv.log; fail "does not configure with libuv"; }
+    [ "$(grep -c '^tagc: ' configure-uv.log)" = 1 ] && grep -q "^tagc: without OpenSSL's headers.*TAGC_NATIVE_TLS.*install libssl-dev" configure-uv.log ||
+        { cat configure-uv.log; fail "it does not say that it lacks OpenSSL"; }
+    "$cmake" --build uv-alone -j2 --target module_transport module_core >build-uv.log 2>&1 || { tail -n 30 build-uv.log; fail "does not compile with libuv"; }
+    cat >tls.c <<'END'
+#include "tagc/native.h"
+#include <stdio.h>
+int main(void) {
+    tagc_native_options options;
+    tagc_native *native;
+    tagc_native_options_init(&options);
+    options.tls = 1;
+    tagc_status status = tagc_native_open(&options, 0, 2, &native);
+    printf("%d %s\n", (int)status, tagc_last_error());
+    return 0;
+}
+END
+    "$cc" -I"$source/include" tls.c uv-alone/libmodule_transport.a uv-alone/libmodule_core.a -luv -lpthread -lm -ldl -o tls
+    said=$(./tls)
+    [[ $said == "7 this libtagc was built without TLS: install libssl-dev"* ]] || fail "without OpenSSL it says: $said"
+fi
 echo passed

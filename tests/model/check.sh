@@ -67,6 +67,10 @@ expect right ALLOCATOR=1 QUEUES=3 EXCHANGES=2 BUFFERS=1 WAITS=0
 expect right ALLOCATOR=1 DAMAGE=1 EXCHANGES=2 BUFFERS=1
 expect right ALLOCATOR=1 KERNELS=1 DEPTH=8
 expect right ALLOCATOR=1 KERNELS=1 DAMAGE=1 EXCHANGES=2 BUFFERS=1 DEPTH=8
+expect right BLOCKS=2 STEPS=1 ALLOCATOR=1        # where calls wait, step by step
+expect right BLOCKS=2 STEPS=1 DAMAGE=1 EXCHANGES=2 BUFFERS=1
+expect hang KERNELS=1 DEPTH=8 BLOCKS=1 EXCHANGES=2 # a launch behind a flag, where launches wait
+expect hang BLOCKS=2                            # a copy behind a flag, where copies wait
 expect hang KERNELS=1                           # a launch queue that cannot hold one exchange
 expect hang ALLOCATOR=1 PYTHON=1 DEPTH=20       # flags, and messages that Python sends
 expect hang PYTHON=1                            # likewise, with a launch queue that fills up

@@ -13,6 +13,8 @@
  *   WAITS=0       the caller's stream does not wait for results, and each exchange has an array of its own, as in DDP
  *   DAMAGE=1      the exchange of a rank may fail
  *   KERNELS=1     units with kernels: the device encodes, adds and settles, with a second pair of flags and a stream of its own
+ *   BLOCKS=1..2   a launch returns when it has run, as under CUDA_LAUNCH_BLOCKING=1 (kernels, and the caller's own work); 2: so does a copy
+ *   STEPS=1       what tagc does there: no call is made behind a flag, and the hook waits for the exchange between the copies
  *   BUG=1..8      a planted mistake, see MISTAKES below */
 
 #define RANKS 2
@@ -50,7 +52,8 @@ mtype = { write_gradient, /* record came */
           hand_sums,
           kernel_of_thread };
 
-bit has_kernels, is_old, in_python, thread_launches, has_allocator, caller_waits = 1, has_damage;
+bit has_kernels, is_old, in_python, thread_launches, has_allocator, caller_waits = 1, has_damage, in_steps;
+byte blocks;
 byte n_exchanges = N, n_buffers = BUFFERS, n_queues = 1, depth = 4, bug;
 
 chan queue[RANKS * QUEUES] = [ROOM] of { mtype, byte };
@@ -134,27 +137,38 @@ end:
 
 /* ---- the thread of the backward pass ---- */
 
+/* What may be launched waits inside the driver until it has run: the queue has nothing left of it. */
+#define LAUNCH(r, stream, op, k, at_least) \
+    ENQUEUE(r, stream, op, k); \
+    if \
+    :: blocks >= at_least -> atomic { !driver[r] -> driver[r] = 1 }; atomic { !(queue[QUEUE(r, stream)] ?? [op, eval(k)]) -> driver[r] = 0 } \
+    :: else \
+    fi
+
 inline to_host(r, k) {
     if
-    :: bug != FLAG_FIRST -> ENQUEUE(r, OUT, copy_out, k); ENQUEUE(r, OUT, hand_over, k)
+    :: bug != FLAG_FIRST -> LAUNCH(r, OUT, copy_out, k, 2); ENQUEUE(r, OUT, hand_over, k)
     :: else -> ENQUEUE(r, OUT, hand_over, k); ENQUEUE(r, OUT, copy_out, k)
     fi
 }
 
 inline to_sums(r, k) {
     if
-    :: has_kernels -> ENQUEUE(r, ADD, wait_bodies, k); ENQUEUE(r, ADD, add_up, k); ENQUEUE(r, ADD, hand_sums, k)
+    :: has_kernels -> ENQUEUE(r, ADD, wait_bodies, k); LAUNCH(r, ADD, add_up, k, 1); ENQUEUE(r, ADD, hand_sums, k)
     :: else
     fi
 }
 
 inline to_device(r, k) {
-    ENQUEUE(r, BACK, wait_result, k);
-    ENQUEUE(r, BACK, copy_back, k)
+    if
+    :: in_steps -> enqueued[r] = k; flag_out[r] >= k
+    :: else -> ENQUEUE(r, BACK, wait_result, k)
+    fi;
+    LAUNCH(r, BACK, copy_back, k, 2)
 }
 
 inline hook(r, k) {
-    ENQUEUE(r, CALLER, write_gradient, k);
+    LAUNCH(r, CALLER, write_gradient, k, 1);
     if
     :: bug != BACK_FIRST && bug != ADD_FIRST -> to_host(r, k); to_sums(r, k); to_device(r, k)
     :: bug == ADD_FIRST -> to_sums(r, k); to_host(r, k); to_device(r, k)
@@ -260,6 +274,8 @@ init {
         now.n_buffers = asked_for("BUFFERS", 2);
         now.n_queues = asked_for("QUEUES", 1);
         now.depth = asked_for("DEPTH", 4);
+        now.blocks = asked_for("BLOCKS", 0);
+        now.in_steps = asked_for("STEPS", 0);
         now.bug = asked_for("BUG", 0);
     };
     atomic {

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../lengths.h"
 #include "codec/delta.h"
 #include "exchange/options.h"
 #include "tagc/mpi.h"
@@ -30,12 +31,12 @@ typedef struct unit {
     float *masters, *expected, *full; /* (W, shard) */
 } unit;
 
-static void open_unit(unit *u, int which, int wire, int ranks_per_host, int two_level) {
+static void open_unit(unit *u, int which, int wire, int ranks_per_host, int within_host) {
     tagc_gatherer_options options;
     tagc_gatherer_options_init(&options);
     *u = (unit){.shard = shards[which], .n = shards[which] * (size_t)world_size};
-    options.n_elems = ranks_per_host && !two_level ? u->shard * (size_t)ranks_per_host : u->n;
-    options.two_level = two_level;
+    options.n_elems = within_host ? u->shard * (size_t)ranks_per_host : u->n;
+    options.within_host = within_host;
     tagc_gatherer_options_choose(&options, wire);
     options.ranks_per_host = ranks_per_host;
     options.check_every = options.delta ? 2 : 0;
@@ -70,16 +71,16 @@ static void follow(unit *u, int bits, int step) {
     free(body);
 }
 
-static void gather_all(int wire, int bits, int ranks_per_host, int two_level) {
+static void gather_all(int wire, int bits, int ranks_per_host, int within_host) {
     unit units[N_UNITS];
-    int n_rows = ranks_per_host && !two_level ? ranks_per_host : world_size, first = rank - rank % n_rows;
-    for (int w = 0; w < N_UNITS; w++) open_unit(&units[w], w, wire, ranks_per_host, two_level);
+    int n_rows = within_host ? ranks_per_host : world_size, first = rank - rank % n_rows;
+    for (int w = 0; w < N_UNITS; w++) open_unit(&units[w], w, wire, ranks_per_host, within_host);
     for (int step = 0; step < N_STEPS; step++) {
         for (int w = 0; w < N_UNITS; w++) {
             unit *u = &units[w];
             for (size_t i = 0; i < u->n; i++)
                 u->masters[i] += change_of(step, (int)(i / u->shard), w, i % u->shard);
-            assert_int_equal(tagc_gatherer_begin(u->gatherer, u->masters + (size_t)rank * u->shard, u->full),
+            assert_int_equal(begin_gatherer(u->gatherer, u->masters + (size_t)rank * u->shard, u->full),
                              TAGC_OK);
         }
         for (int w = 0; w < N_UNITS; w++) {
@@ -95,16 +96,16 @@ static void gather_all(int wire, int bits, int ranks_per_host, int two_level) {
 
 static void test_deltas(void **state) {
     (void)state;
-    gather_all(TAGC_GATHER_DELTA4, 4, 0, 0);
-    gather_all(TAGC_GATHER_DELTA2, 2, 0, 0);
+    gather_all(TAGC_GATHER_DELTA4, 4, 1, 0);
+    gather_all(TAGC_GATHER_DELTA2, 2, 1, 0);
 }
 
 static void test_hosts(void **state) {
     (void)state;
     int per_host = world_size > 1 ? world_size / 2 : 1;
-    gather_all(TAGC_GATHER_DELTA8, 8, per_host, 0);
     gather_all(TAGC_GATHER_DELTA8, 8, per_host, 1);
-    gather_all(TAGC_GATHER_DELTA2, 2, world_size, 1);
+    gather_all(TAGC_GATHER_DELTA8, 8, per_host, 0);
+    gather_all(TAGC_GATHER_DELTA2, 2, world_size, 0);
 }
 
 int main(int argc, char **argv) {

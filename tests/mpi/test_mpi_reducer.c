@@ -11,6 +11,7 @@
 #include "../exchange/direct_oracle.h"
 #include "../exchange/oracle.h"
 #include "../exchange/paper.h"
+#include "../lengths.h"
 #include "../residual.h"
 #include "tagc/mpi.h"
 
@@ -40,7 +41,7 @@ static void compare(const tagc_reducer_options *options, int fill, int is_fixed)
         for (size_t r = 0; r < W; r++)
             for (size_t i = 0; i < n; i++) gradients[r * n + i] = gradient_of(step, (int)r, i);
         oracle_step(&plain, world_size, fill, is_fixed, gradients, residuals, expected);
-        assert_int_equal(tagc_reducer_run(reducer, gradients + (size_t)rank * n, output, NULL), TAGC_OK);
+        assert_int_equal(run_reducer(reducer, gradients + (size_t)rank * n, output, NULL), TAGC_OK);
         const float *own = options->output ? expected : expected + (size_t)rank * shard;
         assert_memory_equal(output, own, n_out * sizeof(float));
         if (residual_to(reducer, output)) /* (n), which is compared already */
@@ -87,7 +88,7 @@ static void compare_direct(const tagc_reducer_options *options) {
             for (size_t i = 0; i < n; i++) gradients[r * n + i] = gradient_of(step, (int)r, i);
         direct_step(&m, (uint64_t)step + 1, gradients, residuals, owned, n_sent);
         direct_expected(&m, (size_t)rank, owned, expected);
-        assert_int_equal(tagc_reducer_run(reducer, gradients + (size_t)rank * n, output, NULL), TAGC_OK);
+        assert_int_equal(run_reducer(reducer, gradients + (size_t)rank * n, output, NULL), TAGC_OK);
         assert_memory_equal(output, expected, direct_output(&m) * sizeof(float));
         if (m.has_residual) {
             residual_to(reducer, output);
@@ -146,11 +147,11 @@ static void test_once(void **state) {
     options.block = 16;
     assert_int_equal(tagc_reducer_create(comm, &options, &reducer), TAGC_OK);
     for (size_t i = 0; i < n; i++) gradient[i] = (float)(i % 15) * 0.125f - 0.875f; /* seven steps each way */
-    assert_int_equal(tagc_reducer_run(reducer, gradient, output, NULL), TAGC_OK);
+    assert_int_equal(run_reducer(reducer, gradient, output, NULL), TAGC_OK);
     for (size_t i = 0; i < n; i++) assert_true(output[i] == (float)world_size * gradient[i]);
     for (size_t i = 0; i < n; i++) gradient[i] += i % 16 ? 0.05f : 0;
     for (int step = 0; step < STEPS; step++) {
-        assert_int_equal(tagc_reducer_run(reducer, gradient, output, NULL), TAGC_OK);
+        assert_int_equal(run_reducer(reducer, gradient, output, NULL), TAGC_OK);
         for (size_t i = 0; i < n; i++) {
             double error = (double)output[i] - (double)world_size * (double)gradient[i];
             largest = fmax(largest, fabs(error));
@@ -199,8 +200,8 @@ static void test_overlap(void **state) {
     for (int step = 0; step < 10; step++) {
         float *own = full + (size_t)rank * shard;
         for (size_t i = 0; i < shard; i++) own[i] = gradient_of(step, rank, i);
-        assert_int_equal(tagc_reducer_begin(reducer, gradient, output), TAGC_OK);
-        assert_int_equal(tagc_gatherer_begin(gatherer, own, full), TAGC_OK);
+        assert_int_equal(begin_reducer(reducer, gradient, output), TAGC_OK);
+        assert_int_equal(begin_gatherer(gatherer, own, full), TAGC_OK);
         assert_int_equal(tagc_gatherer_end(gatherer), TAGC_OK);
         for (size_t i = 0; i < n; i++) assert_true(full[i] == gradient_of(step, (int)(i / shard), i % shard));
         assert_int_equal(tagc_reducer_end(reducer, NULL), TAGC_OK);

@@ -2,10 +2,12 @@
 #include "options/saved_options.h"
 #include "options/train_options.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -21,7 +23,7 @@ typedef struct outcome {
 
 /* A start with these words of the command line that goes on from a checkpoint with these options. */
 static outcome resume(const char *options, int argc, char **argv) {
-    char text[4096];
+    static char text[32768];
     tagc_saved saved;
     tagc_train_options values;
     tagc_parsed parsed;
@@ -88,8 +90,103 @@ static void options_are_texts(void **state) {
     }
 }
 
+/* Words of the command line, as they are saved and as they come back. */
+static tagc_status save(int argc, char **argv, tagc_saved *out) {
+    tagc_train_options values;
+    tagc_parsed parsed;
+    tagc_saved saved = {.model = {2, 2, 32, 32, 256, 1}};
+    assert_int_equal(tagc_options_parse(&tagc_train_command, argc, argv, &values, &parsed), TAGC_OK);
+    tagc_status status = tagc_saved_check_text(&tagc_train_command, &values);
+    json_t *texts = tagc_saved_options(&tagc_train_command, &values);
+    char *text = tagc_saved_write(&saved, texts);
+    assert_int_equal(tagc_saved_read(text, out), TAGC_OK);
+    free(text);
+    json_decref(texts);
+    tagc_options_destroy(&parsed);
+    return status;
+}
+
+static void texts_of_any_length_are_saved(void **state) {
+    (void)state;
+    enum { LENGTH = 9000 };
+    static char patterns[LENGTH + 32] = "--compress-names=";
+    size_t n = strlen(patterns);
+    for (int i = 0; i < LENGTH; i++) patterns[n + (size_t)i] = i % 7 ? (char)('a' + i % 26) : ',';
+    char *argv[] = {patterns};
+    tagc_saved saved;
+    assert_int_equal(save(1, argv, &saved), TAGC_OK);
+    assert_string_equal(json_string_value(json_object_get(saved.options, "compress-names")), patterns + n);
+    tagc_saved_destroy(&saved);
+
+    /* The last letter counts, where a run goes on with another text. */
+    static char options[2 * LENGTH];
+    snprintf(options, sizeof options, "\"compress-names\":\"%s\"", patterns + n);
+    assert_int_equal(resume(options, 1, argv).merged, TAGC_OK);
+    patterns[n + LENGTH - 1] = 'Z';
+    assert_int_equal(resume(options, 1, argv).merged, TAGC_ERR_MISMATCH);
+}
+
+static void what_is_not_utf8_is_refused(void **state) {
+    (void)state;
+    char *bad[] = {"--data=caf\xe9"}, *good[] = {"--data=caf\xc3\xa9"}, *own[] = {"--out=caf\xe9"};
+    tagc_saved saved;
+    assert_int_equal(save(1, good, &saved), TAGC_OK);
+    assert_string_equal(json_string_value(json_object_get(saved.options, "data")), "caf\xc3\xa9");
+    tagc_saved_destroy(&saved);
+    assert_int_equal(save(1, own, &saved), TAGC_OK); /* which the next start gives itself */
+    tagc_saved_destroy(&saved);
+    assert_int_equal(save(1, bad, &saved), TAGC_ERR_ARGUMENT);
+    assert_non_null(strstr(tagc_last_error(), "--data is no UTF-8 text"));
+    tagc_saved_destroy(&saved);
+}
+
+/* Ranks that agree on all but the end of a long text do not agree. */
+static void *agree_rank(void *arg) {
+    char *argv[] = {((char **)arg)[1]};
+    tagc_local_group *group = (tagc_local_group *)(void *)((char **)arg)[0];
+    int rank = argv[0][strlen(argv[0]) - 1] == 'b';
+    tagc_comm *comm;
+    tagc_train_options values;
+    tagc_parsed parsed;
+    if (tagc_comm_create_local(group, rank, NULL, &comm) != TAGC_OK ||
+        tagc_options_parse(&tagc_train_command, 1, argv, &values, &parsed) != TAGC_OK)
+        return NULL;
+    tagc_status status = tagc_agree_options(comm, &tagc_train_command, &values);
+    tagc_options_destroy(&parsed);
+    tagc_comm_destroy(comm);
+    return status == TAGC_ERR_MISMATCH ? arg : NULL;
+}
+
+static void ranks_compare_whole_texts(void **state) {
+    (void)state;
+    enum { LENGTH = 3000 };
+    tagc_local_group *group;
+    assert_int_equal(tagc_local_group_create(2, &group), TAGC_OK);
+    char texts[2][LENGTH];
+    pthread_t threads[2];
+    char *given[2][2];
+    for (int i = 0; i < 2; i++) {
+        memset(texts[i], 'x', LENGTH);
+        memcpy(texts[i], "--compress-names=", 17);
+        texts[i][LENGTH - 2] = (char)('a' + i);
+        texts[i][LENGTH - 1] = 0;
+        given[i][0] = (char *)(void *)group;
+        given[i][1] = texts[i];
+        assert_int_equal(pthread_create(&threads[i], NULL, agree_rank, given[i]), 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        void *differs;
+        assert_int_equal(pthread_join(threads[i], &differs), 0);
+        assert_non_null(differs);
+    }
+    tagc_local_group_destroy(group);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(texts_of_any_length_are_saved),
+        cmocka_unit_test(what_is_not_utf8_is_refused),
+        cmocka_unit_test(ranks_compare_whole_texts),
         cmocka_unit_test(what_is_given_is_compared_resolved),
         cmocka_unit_test(an_unknown_option_is_refused),
         cmocka_unit_test(what_a_checkpoint_needs),

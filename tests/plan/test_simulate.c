@@ -257,7 +257,7 @@ static void direct_by_hand(void **state) {
     double rows = n / 2 * 2;                 /* bf16 of two quarters' rows to the neighbour */
     double rate = bytes_per_s / 2;           /* two ranks share the link of a host */
     gather_s = n / 4 * 4 / rate + latency_s; /* to one rank of the other host, which relays it in no time */
-    control_s = (3 * 64 + 3 * 8) / rate + 2 * latency_s;
+    control_s = (64 + 3 * 8) / rate + 2 * latency_s;
     body_s = (64 + values_bytes(&setup) - rows) / rate + latency_s;
     expected =
         gather_s + 1e-9 * tagc_setup_flops(&setup) + n / 4 * encode_s + body_s + n / 2 * decode_s + control_s;

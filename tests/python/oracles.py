@@ -119,13 +119,14 @@ def lose_a_rank(rank, world_size, folder, dies, backward):
 def check_loss_of_a_rank(world_size, folder):
     """After lose_a_rank(). A rank says what it saw itself, or what another that saw it first told it; and
     where."""
+    whose = r"(gradients of [^:]+: )?"
     lost, others = world_size - 1, "|".join(map(str, range(world_size - 1)))
     for rank in range(world_size - 1):
         text = (folder / str(rank)).read_text()
         assert re.fullmatch(
-            rf"(timeout: (rank ({others}) gave up: )?no answer from rank {lost} within 4 s"
-            rf"|transport: (rank ({others}) gave up: )?rank {lost} ended or cannot be reached any more: .+)"
-            r" \((leg \w+|while ranks agreed)\)",
+            rf"(timeout: {whose}(rank ({others}) gave up: )?no answer from rank {lost} within 4 s"
+            rf"|transport: {whose}(rank ({others}) gave up: )?rank {lost} ended or cannot be reached any more"
+            r": .+)(; this rank exchanges .+)? \((leg \w+|while ranks agreed)\)",
             text,
             re.DOTALL,
         ), text

@@ -1,12 +1,15 @@
 """Runs the scripts of run_scripts/ as two ranks, under `python -m tagc run` and as they are, for test_run.py
 and test_run_trainers.py. Ranks are forks with what torchrun sets."""
 
+import contextlib
+import faulthandler
 import json
 import multiprocessing.connection
 import os
 import pathlib
 import re
 import runpy
+import signal
 import sys
 import time
 
@@ -18,6 +21,7 @@ from tagc.commands import main
 SCRIPTS = pathlib.Path(__file__).parent / "run_scripts"
 TRIAL = ("--even-on-one-host",)
 SELECTING = (*TRIAL, "--sparsity", "0.9", "--values", "fp32")
+PATIENCE_S = 100  # less than pytest's faulthandler_timeout, which shows this process and no rank
 
 
 def rank_main(words, folder, environment, output):
@@ -27,17 +31,20 @@ def rank_main(words, folder, environment, output):
     to = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(to, 1)
     os.dup2(to, 2)
+    faulthandler.register(signal.SIGUSR1, file=to)
     torch.set_num_threads(1)
     code = 0
+    # What the script made stays until the process ends, as under `tagc run`. If DDP's reducer has the last
+    # process group, as where a script destroys the group before its model, then freeing it waits for gloo's
+    # threads and holds the GIL, and such a thread may need it to free a tensor.
+    kept = {}
     try:
         if words[0] == "run":
             sys.path[0] = str(folder)
             code = main.main(words)
         else:
             sys.path[0], sys.argv = os.path.dirname(words[0]), list(words)
-            # Kept: freed here, a process group would wait for its thread with the interpreter's lock in hand,
-            # and the thread may wait for that.
-            script = runpy.run_path(words[0], run_name="__main__")
+            kept = runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
         code = end.code or 0
     except BaseException:
@@ -67,21 +74,38 @@ def started(folder, *words, n=2):
     ]
     for process in processes:
         process.start()
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE_S
     while (
         any(p.is_alive() for p in processes)
         and not any(p.exitcode for p in processes)
         and time.monotonic() < end
     ):
         multiprocessing.connection.wait([p.sentinel for p in processes if p.is_alive()], 1)
-    hang = [
-        process.kill() for process in processes if process.is_alive()
-    ]  # as torchrun does, if one has failed
+    left = [process for process in processes if process.is_alive()]
+    hang = "" if any(process.exitcode for process in processes) else "".join(map(stacks, left))
+    for process in left:  # as torchrun does, if one has failed
+        process.kill()
     for process in processes:
         process.join()
     text = output.read_text()
-    assert not hang and not any(process.exitcode for process in processes), text
+    assert not left and not any(process.exitcode for process in processes), text + hang
     return text
+
+
+def stacks(process):
+    """Writes the Python stacks of a rank that hangs into its output, and returns in which call of the kernel
+    each of its threads is."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGUSR1)
+    time.sleep(1)  # a loaded machine may need more, and then the stacks are missing
+    folder = pathlib.Path(f"/proc/{process.pid}/task")
+    lines = [f"rank process {process.pid} has not ended after {PATIENCE_S} s"]
+    for task in sorted(folder.glob("*")):
+        with contextlib.suppress(OSError):  # a thread that ends meanwhile
+            lines.append(
+                f"  thread {task.name}: {(task / 'comm').read_text().strip()}, {(task / 'wchan').read_text()}"
+            )
+    return "\n".join(["", *lines])
 
 
 def ran(folder, options, script, *words):

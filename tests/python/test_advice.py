@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import time
 
 import pytest
 
@@ -293,6 +294,35 @@ def test_forecast_adds_up():
     assert ddp["step_s"] == pytest.approx(0.3 + 0.24 - 0.2)
 
 
+def test_passes_of_a_step():
+    """Gradients are exchanged once, parameters gathered in each pass, of which deltas send those of one; and
+    DDP hides its exchange behind the last pass alone."""
+    found = found_on(100e6, latency_s=0.0, codec_s_per_elem=0.0)
+    once, more = (
+        {
+            row["name"]: row
+            for row in advice.forecast(shape_of(n_units=3, accumulate=n), found, step_s=0.5 * n)
+        }
+        for n in (1, 4)
+    )
+    assert once.keys() == more.keys()
+    again_s = 3 * 2 * MEAN * 1e-10  # of delta4, in each further pass
+    for name, row in more.items():
+        assert row["gradients_s"] == pytest.approx(once[name]["gradients_s"])
+        expected_s = (
+            once[name]["parameters_s"] + 3 * again_s if "delta4" in name else 4 * once[name]["parameters_s"]
+        )
+        assert row["parameters_s"] == pytest.approx(expected_s), name
+        assert row["step_s"] == pytest.approx(2.0 + row["comm_s"])
+    ddp = advice.forecast(shape_of("ddp", n_units=3, accumulate=4), found, step_s=0.4)[0]
+    assert ddp["step_s"] == pytest.approx(0.4 + 0.24 - 0.4 / 4 * 2 / 3)
+    # what four passes compute hides the wait for one exchange
+    verdicts = [
+        choice(shape_of("ddp", accumulate=n), found_on(1e9), step_s=0.5 * n)[0]["verdict"] for n in (1, 64)
+    ]
+    assert verdicts[-1] == "makes no difference"
+
+
 def test_buckets_and_shards():
     named = [(f"layers.{i}.weight", torch.Size((1024, 1024))) for i in range(14)]
     buckets = _shared_out(named, 25 << 20)
@@ -445,9 +475,11 @@ def test_differing_runs():
         given = tagc_text(spread)
         assert f"differ by {spread} times" in given
         assert ("the machine or the link is busy, measure again" in given) == is_busy
+        assert "passes in a step" not in given
+    assert "4 passes in a step, the last one exchanges gradients\n" in tagc_text(1.0, accumulate=4)
 
 
-def tagc_text(spread):
+def tagc_text(spread, accumulate=1):
     shape, found = shape_of("ddp"), found_on(1e6)
     rows = advice.forecast(shape, found, 1.0)
     about = {
@@ -456,6 +488,7 @@ def tagc_text(spread):
         "n_params": shape.n_params,
         "n_elems": shape.n_elems,
         "n_units": 6,
+        "accumulate": accumulate,
     }
     link = {"bytes_per_s": 1e6, "torch_bytes_per_s": 1e6, "agree_s": 1e-4}
     more = {"rows": rows, "link": link, "ranks_per_host": 1, "where": "", "bucket": None, "local": None}
@@ -498,6 +531,9 @@ def in_two_levels(rank, world_size):
     )
     assert two["where"].startswith(line) and two["where"] in two["text"], two["text"]
     assert "sums within" not in flat["text"] and "all 4 ranks are on one host" in flat["text"]
+    four = tagc.advise(model, hosts=2, seconds=1, step=lambda: time.sleep(0.01), accumulate=4, verbose=False)
+    assert four["accumulate"] == 4 and "4 passes in a step" in four["text"]
+    assert 0.04 <= four["compute_s"] < 4
     assert one["choice"] == "off" and "nothing passes its network card" in one["text"]
     assert [row["name"] for row in two["rows"]] == [row["name"] for row in flat["rows"]]
     assert "a host sends" in two["text"] and "a host sends" not in flat["text"]
@@ -543,6 +579,7 @@ def wrong(rank, world_size):
         {"step_s": -1.0},
         {"seconds": "long"},
         {"step": 3},
+        {"accumulate": 0},
         {"threads": 0},
         {"between": dist.group.WORLD},
         {"seconds": 1 + rank},
@@ -573,6 +610,7 @@ def test_errors_are_the_same_on_every_rank():
             "step_s is -1.0",
             "seconds is 'long'",
             "step must be a function",
+            "accumulate is 0, must be an integer of 1 to 65536",
             "threads is 0",
             "between is for fully_shard",
             "seconds is 1 on rank 0 and 2",

@@ -521,6 +521,13 @@ def averages_gradients(take, names):
     names["comm"].close()
 
 
+@after('handle.save(f"{path}.tagc")')
+def each_rank_has_saved(take, names):
+    folder = pathlib.Path(f"{take('path')}.tagc")
+    dist.barrier()
+    assert sorted(file.name for file in folder.iterdir()) == ["rank0.pt", "rank1.pt"]
+
+
 @after("comm.at(path)")
 def has_what_was_saved(take, names):
     about = names["comm"].state_dict()[f"rank{take.rank}"]
@@ -751,6 +758,44 @@ def test_contents_of_the_guide():
     contents = " ".join(text[text.index("Contents: ") : text.index("\n## ")].split())
     titles = re.findall(r"^## (.*)$", text, re.M)
     assert re.findall(r"\[([^]]*)\]\(#", contents) == titles
+
+
+OUR_WORDS = (
+    "unit",
+    "leg",
+    "arm",
+    "level",
+    "mild",
+    "gentl[ey]",
+    "place",
+)  # that mean more here than elsewhere
+
+
+def undefined_words(text):
+    """Returns those of OUR_WORDS that a page uses before it defines them; there they are *emphasised*.
+    Headings and code do not count."""
+    prose = re.sub(r"^```.*?^```$|^#.*?$", "", text, flags=re.M | re.S)
+    prose = re.sub(r"`[^`\n]*`|\]\([^)]*\)", "", prose)
+    undefined = []
+    for word in OUR_WORDS:
+        first = re.search(rf"(?<![\w-])(\*?){word}s?\b(\*?)", prose)
+        if first and not (first[1] and first[2]):
+            undefined.append(word)
+    return undefined
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page.startswith(("README", "docs/guide/"))])
+def test_words_are_defined(page):
+    undefined = undefined_words((ROOT / page).read_text())
+    assert not undefined, (
+        f"{page} uses {', '.join(undefined)} before it says what that is: *unit* (...), or none"
+    )
+
+
+def test_undefined_words_are_found():
+    assert undefined_words("# Units\nA *unit* is. `arm`; units, all-legs.\n```\nlevels\n```\n") == []
+    assert undefined_words("Each unit is. A *unit* is. [an arm](arm.md)") == ["unit", "arm"]
+    assert undefined_words("It goes gently, in place, at a *level*.") == ["gentl[ey]", "place"]
 
 
 def test_the_reference_has_all_options():

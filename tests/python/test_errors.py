@@ -365,6 +365,76 @@ def within_backward(rank, world_size):
         assert it.value.status == "mismatch" and time.monotonic() - begin < 100
 
 
+def one_rank_cannot_begin(rank, world_size):
+    """What fails on one rank after all have agreed on an exchange, for want of memory or by a mistake, is an
+    Error of the same status on all ranks, soon, and the connection stays."""
+    import tagc.torch as tagc
+    from tagc.torch.exchange import exchanged_part, reducer, unit
+    from tagc.torch.hooks import replicas
+
+    def raises(problem):
+        def raise_it(*_, **__):
+            raise problem
+
+        return raise_it
+
+    memory = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate")
+    bad = ValueError("gradient must be contiguous")
+    gradients = (
+        (unit.Unit, "_pack", MemoryError("packing"), "memory"),
+        (exchanged_part.ExchangedPart, "pack", memory, "memory"),
+        (reducer.Reducer, "_pointers", bad, "argument"),
+    )
+    whole = ((replicas.Gathers, "_run_whole", memory, "memory"), (reducer, "_address", bad, "argument"))
+    deltas = ((replicas.Gathers, "_run", memory, "memory"), (reducer, "_address", bad, "argument"))
+    options = dict(sparsity=0.9, layers="all", verbose=False)
+    for kind, parameters, places in (
+        ("ddp", None, gradients),
+        ("fsdp2", None, gradients),
+        ("fsdp2", "bf16", whole),
+        ("fsdp2", "delta4", deltas),
+    ):
+        for at, name, problem, status in places:
+            model, about, said = wrapped(kind), (kind, parameters, name), None
+            with tagc.compress(model, parameters=parameters, **options) as handle:
+                loss_of(model, batch_of(rank)).backward()
+                handle.reset_parameters()  # so that deltas have something to gather
+                before, begin = vars(at)[name], time.monotonic()
+                if rank == 1:
+                    setattr(at, name, raises(problem))
+                try:
+                    loss_of(model, batch_of(rank)).backward()
+                except tagc.Error as error:
+                    said = error
+                setattr(at, name, before)
+                assert said is not None and said.status == status, (*about, said)
+                assert time.monotonic() - begin < 30, about
+                if kind == "ddp":  # torch's FSDP2 does not go on after a failed pass
+                    loss_of(model, batch_of(rank)).backward()
+                    assert handle.n_steps == 3
+
+
+def one_rank_cannot_open_a_step(rank, world_size):
+    """Where it is not known yet which exchange it is, the connection ends on all ranks, soon."""
+    import tagc.torch as tagc
+    from tagc.torch.passes import Passes
+
+    model = wrapped("ddp")
+    with tagc.compress(model, sparsity=0.9, layers="all", verbose=False, timeout_s=300):
+        loss_of(model, batch_of(rank)).backward()
+        begin = time.monotonic()
+        if rank == 1:
+            Passes._begin, before = (lambda *_: 1 / 0), Passes._begin
+        try:
+            with pytest.raises((tagc.Error, ZeroDivisionError)) as it:
+                loss_of(model, batch_of(rank)).backward()
+        finally:
+            if rank == 1:
+                Passes._begin = before
+        assert rank == 1 or "rank 1 gave up: " in str(it.value) and "division by zero" in str(it.value)
+        assert time.monotonic() - begin < 30
+
+
 class Experts(nn.Module):
     def __init__(self, n=3):
         super().__init__()
@@ -462,6 +532,8 @@ CHECKS = [
     one_rank_differs,
     bad_calls,
     within_backward,
+    one_rank_cannot_begin,
+    one_rank_cannot_open_a_step,
     different_units,
 ]
 

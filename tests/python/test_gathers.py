@@ -344,6 +344,68 @@ def rows_by_the_backend(rank, world_size):
         assert torch.equal(whole, expected), (backend, whole)
 
 
+def others_that_change_parameters(rank, world_size):
+    """What is not the optimizer's is said once."""
+    import warnings
+
+    import tagc.torch as tagc
+
+    def said(change, make=lambda handle: [torch.optim.AdamW(handle.param_groups(lr=1e-2))], wire="delta4"):
+        model = sharded(Even)
+        with tagc.compress(model, sparsity=0.9, parameters=wire, verbose=False) as handle:
+            optimizers = make(handle)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for step in range(4):
+                    loss_of(model, batch_of(rank, step)).backward()
+                    for optimizer in optimizers:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    if step % 2:
+                        change(model, handle)
+                        with torch.no_grad():
+                            loss_of(model, batch_of(rank, 90))
+            return sum("something other than the optimizer" in str(one.message) for one in caught)
+
+    def shrink(model, handle):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+
+    def shrink_data(model, handle):
+        for parameter in model.parameters():
+            parameter.data.mul_(0.5)
+
+    def shrink_and_say(model, handle):
+        shrink(model, handle)
+        handle.reset_parameters()
+
+    def load(model, handle):
+        model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()})
+
+    def two(handle):
+        groups = handle.param_groups(lr=1e-2)
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        return [torch.optim.AdamW(parameters[::2], lr=1e-2), torch.optim.SGD(parameters[1::2], lr=1e-2)]
+
+    def one_each(handle):
+        parameters = [parameter for group in handle.param_groups(lr=1e-2) for parameter in group["params"]]
+        assert len(parameters) > 8
+        return [torch.optim.SGD([parameter], lr=1e-2) for parameter in parameters]
+
+    once = 1 if rank == 0 else 0
+    assert said(shrink) == once and said(shrink_data) == once
+    assert said(shrink, two) == once
+    for change in (lambda *_: None, shrink_and_say, load):
+        assert said(change) == 0, change
+    assert said(lambda *_: None, two) == 0 and said(lambda *_: None, one_each) == 0
+    assert said(shrink, wire="bf16") == 0
+
+
+def test_others_that_change_parameters():
+    ranks.run_each([others_that_change_parameters], 2)
+
+
 def test_two_levels():
     ranks.run_each(
         [

@@ -37,6 +37,26 @@ def test_an_identity_is_of_a_host(tmp_path):
     assert identity() == identity() != identity(tmp_path / "none") == identity(tmp_path / "none")
 
 
+def test_nccl_waits_longer_than_tagc(monkeypatch):
+    """Its watchdog ends the process: groups that tagc makes get a multiple of timeout_s, at least NCCL's own
+    default. tagc's waits on gloo are tagc's own."""
+    from tagc.torch.exchange.hosts import Cluster
+
+    found = []
+
+    def new_group(ranks, timeout, backend, **_):
+        found.append((backend, timeout.total_seconds()))
+
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    for timeout_s in (5.0, 300.0, 5e5):
+        for backend in ("cpu:gloo,cuda:nccl", "nccl", "cpu:gloo,cuda:gloo"):
+            Cluster(range(4), 2, timeout_s, shares=False)._group((0, 1), backend, set(), False)
+    mixed, nccl, gloo = found[::3], found[1::3], found[2::3]
+    assert [s for _, s in mixed] == [s for _, s in nccl] == [600.0, 1200.0, 1e6], found
+    assert [s for _, s in gloo] == [5.0, 300.0, 5e5], found
+
+
 def test_only_equal_contiguous_hosts_are_added_up():
     from tagc.torch.exchange.hosts import arrange
 

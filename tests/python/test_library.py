@@ -34,25 +34,35 @@ def test_version_is_that_of_the_package():
     assert tagc.__version__ == version
 
 
-def test_structs_are_those_of_the_header(tmp_path):
+HEADERS = sorted((ROOT / "include/tagc").glob("*.h"))
+RENAMED = {"Run": {"start": "from", "target": "to"}}  # fields that Python cannot call so
+STRUCTS = [
+    kind
+    for kind in vars(_library).values()
+    if isinstance(kind, type) and issubclass(kind, ctypes.Structure) and kind is not ctypes.Structure
+]
+
+
+def test_structs_are_those_of_the_headers(tmp_path):
     """Names, places and sizes of all fields, as a compiler has them."""
-    kinds = {kind: "tagc_" + re.sub(r"(?<!^)([A-Z])", r"_\1", kind).lower()
-             for kind in ("CommOptions", "ReducerOptions", "GathererOptions", "ReducerStats",
-                          "Transfer", "NativeOptions", "BlocksOptions")}  # fmt: skip
     lines, expected = [], []
-    for kind, name in kinds.items():
-        struct = getattr(_library, kind)
+    for struct in STRUCTS:
+        name = "tagc_" + re.sub(r"(?<!^)([A-Z])", r"_\1", struct.__name__).lower()
         lines.append(f'printf("%zu\\n", sizeof({name}));')
-        expected.append(ctypes.sizeof(struct))
-        for field, _ in struct._fields_:
-            lines.append(
-                f'printf("%zu\\n%zu\\n", offsetof({name}, {field}), sizeof((({name} *)0)->{field}));'
-            )
-            expected += [getattr(struct, field).offset, getattr(struct, field).size]
+        expected.append((name, ctypes.sizeof(struct)))
+        for field, *_ in struct._fields_:
+            theirs = RENAMED.get(struct.__name__, {}).get(field, field)
+            lines.append(f'printf("%zu\\n", offsetof({name}, {theirs}));')
+            lines.append(f'printf("%zu\\n", sizeof((({name} *)0)->{theirs}));')
+            at = getattr(struct, field)
+            expected += [(f"{name}.{field}", at.offset), (f"{name}.{field}", at.size)]
     source = tmp_path / "fields.c"
     source.write_text(
-        "#include <stdio.h>\n#include <tagc/transport.h>\n#include <tagc/native.h>\n"
-        "#include <tagc/blocks.h>\nint main(void) {\n" + "\n".join(lines) + "\n}\n"
+        "#include <stdio.h>\n"
+        + "".join(f"#include <tagc/{header.name}>\n" for header in HEADERS if header.name != "mpi.h")
+        + "int main(void) {\n"
+        + "\n".join(lines)
+        + "\n}\n"
     )
     compiler = os.environ.get("CC", "cc")
     if not shutil.which(compiler):
@@ -65,7 +75,52 @@ def test_structs_are_those_of_the_header(tmp_path):
     said = subprocess.run(
         [str(tmp_path / "fields")], capture_output=True, text=True, check=True, timeout=60
     ).stdout
-    assert [int(number) for number in said.split()] == expected
+    found = [(name, int(number)) for (name, _), number in zip(expected, said.split(), strict=True)]
+    assert found == expected
+
+
+def kind_of(declared):
+    """ "pointer", or what a type of C is in a call: its bytes, and whether it is a floating number."""
+    declared = declared.strip()
+    if "*" in declared or declared.endswith("]"):
+        return "pointer"
+    name = declared.removeprefix("const ").split()[0]
+    if declared.startswith(("unsigned", "const unsigned")):
+        return ("whole", 4)
+    return {
+        "void": None,
+        "double": ("floating", 8),
+        "float": ("floating", 4),
+        "size_t": ("whole", ctypes.sizeof(ctypes.c_size_t)),
+        "uint64_t": ("whole", 8),
+        "int64_t": ("whole", 8),
+        "uint32_t": ("whole", 4),
+        "int32_t": ("whole", 4),
+        "int": ("whole", 4),
+    }.get(name, ("whole", 4))  # an enum
+
+
+def kind_of_ctypes(kind):
+    if kind is None:
+        return None
+    if kind in (ctypes.c_void_p, ctypes.c_char_p) or hasattr(kind, "contents"):
+        return "pointer"
+    return ("floating" if kind in (ctypes.c_double, ctypes.c_float) else "whole", ctypes.sizeof(kind))
+
+
+def test_functions_are_those_of_the_headers():
+    """As many arguments, each of the same kind, and so the result."""
+    declared = {}
+    for header in HEADERS:
+        text = re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.S)
+        for result, name, arguments in re.findall(
+            r"TAGC_API\s+([^;()]*?)\s*\b(tagc_\w+)\(([^;]*)\);", text, flags=re.S
+        ):
+            given = [] if arguments.strip() == "void" else arguments.split(",")
+            declared[name] = ([kind_of(" ".join(each.split())) for each in given], kind_of(result))
+    for name, (arguments, result) in _library._FUNCTIONS.items():
+        ours = [kind_of_ctypes(each) for each in arguments], kind_of_ctypes(result)
+        assert declared[name] == ours, name
 
 
 def test_defaults_are_the_librarys():

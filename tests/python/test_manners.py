@@ -15,6 +15,8 @@ from test_staging import check_same, fake, have_kernels, local, wrapped
 MANNERS = ("blocking-alloc", "lazy-loading", "late-flags", "connections=1", "connections=2", "depth=8", "all")
 # An exchange with kernels needs more places in a launch queue behind its first flag; CUDA's has 1,024.
 MANNERS_WITH_KERNELS = ("lazy-loading", "all,depth=128")
+# No call returns before its work has run, as under a debugger: the host's codec, step by step.
+MANNERS_OF_DEBUGGERS = ("launch-blocking", "copy-blocking,blocking-alloc")
 N_STEPS = 3  # the first two make layouts
 
 
@@ -49,8 +51,9 @@ def train(kind, rank, device=None):
     parameters = [local(parameter.detach()).clone() for parameter in model.parameters()]
     residuals = next(iter(handle.state_dict().values()))["residuals"]
     stats = {key: handle.stats()[key] for key in ("bytes_sent", "n_elems", "n_compressed", "sparsity")}
+    codec = handle.codec
     handle.close()
-    return losses, parameters, residuals, stats
+    return losses, parameters, residuals, stats, codec
 
 
 def in_all_manners(rank, world_size):
@@ -58,7 +61,9 @@ def in_all_manners(rank, world_size):
     for kind in ("fsdp2", "ddp"):
         plain = train(kind, rank)
         cases = [(manners, False) for manners in MANNERS]
-        cases += [(manners, True) for manners in MANNERS_WITH_KERNELS if True in have_kernels()]
+        with_kernels = MANNERS_WITH_KERNELS + MANNERS_OF_DEBUGGERS
+        cases += [(manners, True) for manners in with_kernels if True in have_kernels()]
+        cases += [(MANNERS_OF_DEBUGGERS[1], False)]
         for number, (manners, kernels) in enumerate(cases):
             with fake(300 + 10 * number + rank, lazy=True, kernels=kernels) as device:
                 device.fake.fake_behave(manners.encode())
@@ -67,6 +72,8 @@ def in_all_manners(rank, world_size):
                 n_waited += device.fake.fake_n_waited()
             device.check()
             check_same(plain, staged)
+            has_kernels = kernels and manners not in MANNERS_OF_DEBUGGERS
+            assert staged[4] == ("device" if has_kernels else "host"), manners
     assert n_waited > 0, "the driver never waited for the device: this shows nothing"
 
 

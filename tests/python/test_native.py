@@ -4,7 +4,9 @@ gloo's, and rank 0 says why. Which interface they take, and who may use them."""
 import contextlib
 import io
 import os
+import resource
 import threading
+import warnings
 
 import pytest
 
@@ -22,7 +24,12 @@ THERE = ["lo", "eth0", "eth1", "docker0"]
 @pytest.fixture
 def interfaces(monkeypatch):
     monkeypatch.setattr(native.socket, "if_nameindex", lambda: list(enumerate(THERE)))
-    for variable in (*native.VARIABLES, *native.FAMILY_VARIABLES, native.SOCKETS_VARIABLE):
+    for variable in (
+        *native.VARIABLES,
+        *native.FAMILY_VARIABLES,
+        native.SOCKETS_VARIABLE,
+        native.TLS_VARIABLE,
+    ):
         monkeypatch.delenv(variable, raising=False)
     return monkeypatch.setenv
 
@@ -207,8 +214,137 @@ def same_bits(rank, world_size):
         check_same(*by)
 
 
+def has_tls():
+    from tagc.commands import info
+
+    return not info._lacks(has_tls=True)
+
+
+def test_tls_variable(interfaces, tmp_path):
+    assert native.tls_secret() is None
+    interfaces("TAGC_NATIVE_TLS", "0")
+    assert native.tls_secret() is None
+    interfaces("TAGC_NATIVE_TLS", "1")
+    assert native.tls_secret() == b""
+    path = tmp_path / "job.key"
+    interfaces("TAGC_NATIVE_TLS", str(path))
+    with pytest.raises(Error, match="TAGC_NATIVE_TLS is '.*job.key', must be 1 or the path .*No such file"):
+        native.tls_secret()
+    path.write_bytes(b"short")
+    with pytest.raises(Error, match="TAGC_NATIVE_TLS: .*job.key has 5 bytes, must have 16 or more"):
+        native.tls_secret()
+    path.write_bytes(b"x" * 16)
+    assert native.tls_secret() == b"x" * 16
+
+
+@contextlib.contextmanager
+def variable(value):
+    if value is not None:
+        os.environ["TAGC_NATIVE_TLS"] = value
+    try:
+        yield
+    finally:
+        os.environ.pop("TAGC_NATIVE_TLS", None)
+
+
+def encrypted(rank, world_size, folder):
+    """With TLS on all ranks there are connections; else there are none, and no gloo instead, which would not
+    encrypt."""
+    from tagc.torch.exchange.comm import Comm
+
+    one, other = f"{folder}/one.key", f"{folder}/{rank}.key"
+    for path, byte in ((one, b"x"), (other, b"%d" % rank)):
+        with open(path, "wb") as file:
+            file.write(byte * 32)
+    dist.barrier()
+    for value in ("1", one) if has_tls() else ():
+        with variable(value):
+            comm = Comm(dist.group.WORLD, 60, "host")
+        assert comm.transport == "native" and comm._way._port.has_tls
+        assert comm.all_gather(bytes([rank]) * 100000) == [bytes([r]) * 100000 for r in range(world_size)]
+        comm.close()
+    before, native.PATIENCE_S = native.PATIENCE_S, 1.0
+    cases = [
+        ("gloo", "1", "TAGC_NATIVE_TLS is set, and gloo would not encrypt: rank 0: its transport is 'gloo'")
+    ]
+    cases += [
+        ("host", ("1", None)[rank], "TAGC_NATIVE_TLS is set on rank 0 and not on rank 1: set it on all")
+    ]
+    cases += [
+        ("host", (None, "1")[rank], "TAGC_NATIVE_TLS is set on rank 1 and not on rank 0: set it on all")
+    ]
+    cases += [
+        ("host", ("1", "/no/file")[rank], "rank 1: TAGC_NATIVE_TLS is '/no/file', must be 1 or the path")
+    ]
+    if has_tls():
+        cases += [("host", other, "gloo would not encrypt: rank 0: no connection to rank 1")]
+    else:
+        cases += [
+            ("host", "1", "gloo would not encrypt: rank 0: this libtagc was built without TLS: install")
+        ]
+    for transport, value, text in cases:
+        with variable(value), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of who was refused
+            with pytest.raises(Error) as it:
+                Comm(dist.group.WORLD, 60, transport)
+        if value == "/no/file" or has_tls() or transport == "gloo" or rank == 0:
+            assert text in str(it.value), it.value
+    native.PATIENCE_S = before
+
+
+def same_bits_encrypted(rank, world_size):
+    """The same training, with TLS and without."""
+    from test_staging import check_same, train
+
+    by = []
+    for value in (None, "1"):
+        with variable(value):
+            by.append(train("fsdp2", rank, {"sparsity": 0.9, "parameters": "delta4"}, {}, n_steps=4))
+    check_same(*by)
+
+
+def few_files(rank, world_size):
+    """A rank that may not open files for several connections with each peer: all open one, and rank 0 says
+    why."""
+    from tagc.torch.exchange.comm import Comm
+
+    before, opened = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    if rank == 1:
+        most = max(map(int, os.listdir("/proc/self/fd"))) + 50
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        with contextlib.suppress(OSError):
+            while True:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(10):  # 4 connections take 12 (OWN_FILES), 1 takes 9
+            os.close(opened.pop())
+    try:
+        comm, said = said_by(lambda: Comm(dist.group.WORLD, 60, "host"))
+    finally:
+        for file in opened:
+            os.close(file)
+        with contextlib.suppress(ValueError):  # who is not root cannot raise the hard limit again
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert comm.transport == "native" and comm._way._port.n_sockets == 1
+    assert comm.all_gather(bytes([rank])) == [bytes([r]) for r in range(world_size)]
+    comm.close()
+    line = (
+        "tagc: one connection with each peer, instead of several: rank 1: 4 connections with each of 1 other"
+    )
+    assert said.startswith(line) and said.count("\n") == 1 if rank == 0 else said == ""
+
+
 def test_same_bits():
     ranks.run(same_bits, 2)
+
+
+def test_encrypted(tmp_path):
+    ranks.run(encrypted, 2, str(tmp_path))
+    if has_tls():
+        ranks.run(same_bits_encrypted, 2)
+
+
+def test_few_files():
+    ranks.run(few_files, 2)
 
 
 def test_choice():

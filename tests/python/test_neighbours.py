@@ -62,3 +62,55 @@ def test_script(capfd):
     ranks.run(launch.as_main, 2, launch.EXAMPLES / "preference.py", "--steps", 3)
     said = capfd.readouterr().out
     assert "after 3 steps" in said and "elements compressed" in said, said
+
+
+SCRIPTS = sorted(
+    path.name for path in launch.EXAMPLES.glob("*.py") if "__main__" in path.read_text()
+)  # the others are modules
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_first_lines(name):
+    """They say how to start it here, and on two hosts with a GPU each."""
+    head = " ".join((launch.EXAMPLES / name).read_text().replace("\\\\\n", "").split()[:60])
+    assert "torchrun --standalone --nproc-per-node" in head, head
+    start = "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400"
+    assert f"{start} {name} --device cuda" in head, head
+
+
+def test_device(monkeypatch):
+    """What --device cuda asks torch for; and that no model takes a tensor from elsewhere than where the
+    default device is, for which the meta device stands here."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class OneDevice(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            made = function(*args, **(kwargs or {}))
+            for one in tree_leaves((args, kwargs, made)):
+                assert not isinstance(one, torch.Tensor) or one.is_meta, (function, one.device)
+            return made
+
+    sys.path.insert(0, str(launch.EXAMPLES))
+    import device
+    import preference
+
+    asked = []
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.append(str(device)))
+    monkeypatch.setattr(torch, "set_default_device", lambda device: asked.append(f"all on {device}"))
+    monkeypatch.setattr(device.dist, "init_process_group", lambda *words, **more: asked.append((words, more)))
+    device.start_on("cuda", timeout=7)
+    assert asked == ["cuda:3", "all on cuda:3", (("cpu:gloo,cuda:nccl",), {"timeout": 7})]
+    asked.clear()
+    device.start_on("cpu", has_peers=False)
+    device.start_on("cpu")
+    assert asked == [(("gloo",), {})]
+    config = dict(n_vocab=64, n_positions=16, n_embd=64, n_head=2, n_layer=2)
+    with torch.device("meta"), OneDevice():
+        x = torch.zeros(2, 16, dtype=torch.long)
+        found = [
+            preference.GPT(preference.Config(**config))(x, x),
+            preference.Policy(preference.Config(**config))(x, 4),
+        ]
+    assert all(one.is_meta for one in found)

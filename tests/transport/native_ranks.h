@@ -6,6 +6,7 @@
 #include "pattern.h"
 #include "ranks.h"
 
+#include "core/sha256.h"
 #include "tagc/native.h"
 
 #include <arpa/inet.h>
@@ -14,12 +15,18 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { NATIVE_TEST_RANKS = 16, NATIVE_TEST_HELLO = 48 };
+enum {
+    NATIVE_TEST_RANKS = 16,
+    CALL_BYTES = 48,
+    PROOF_BYTES = 32,
+    TALK_BYTES = 2 * (CALL_BYTES + PROOF_BYTES)
+};
 
 typedef struct native_group {
     int world_size;
     const char *local;
     int n_sockets;
+    int tls;
     int32_t names[NATIVE_TEST_RANKS];
     double timeout_s; /* of comms */
     pthread_barrier_t opened, met;
@@ -48,7 +55,7 @@ static inline void native_group_free(native_group *group) {
     munmap(group, sizeof *group);
 }
 
-/* What rank `from` shows to rank `to`. */
+/* With what rank `from` proves itself to rank `to`. */
 static inline void native_key(int from, int to, unsigned char *key) {
     pattern_fill(key, TAGC_NATIVE_KEY_BYTES, 99, from, to);
 }
@@ -67,6 +74,7 @@ static inline tagc_native *native_open(rank_run *run, native_group *group) {
     options.local = group->local;
     options.n_sockets = group->n_sockets;
     options.names = group->names;
+    options.tls = (uint64_t)group->tls;
     CHECK(run, tagc_native_open(&options, run->rank, group->world_size, &native) == TAGC_OK);
     if (native) CHECK(run, tagc_native_address(native, group->addresses[run->rank]) == TAGC_OK);
     return native;
@@ -105,16 +113,55 @@ static inline int native_dial(const unsigned char *address) {
     return -1;
 }
 
-static inline void native_hello(unsigned char *hello, int kind, int from, int to, int index, int key_from,
-                                int key_to) {
-    memset(hello, 0, NATIVE_TEST_HELLO);
-    memcpy(hello, "tagc", 4);
-    hello[4] = 1;
-    hello[5] = (unsigned char)kind;
-    hello[6] = (unsigned char)index;
-    hello[8] = (unsigned char)from;
-    hello[12] = (unsigned char)to;
-    native_key(key_from, key_to, hello + 16);
+/* Each talk has random numbers of its own, which are `nonce` in all bytes. */
+static inline void write_call(unsigned char *call, int kind, int from, int to, int index, int nonce) {
+    memset(call, 0, 16);
+    memset(call + 16, nonce, CALL_BYTES - 16);
+    memcpy(call, "tagc", 4);
+    call[4] = 2;
+    call[5] = (unsigned char)kind;
+    call[6] = (unsigned char)index;
+    call[8] = (unsigned char)from;
+    call[12] = (unsigned char)to;
+}
+
+/* Behind a talk of n bytes: that of rank `from` for rank `to`. */
+static inline void write_proof(unsigned char *talk, size_t n, int from, int to) {
+    unsigned char key[TAGC_NATIVE_KEY_BYTES];
+    native_key(from, to, key);
+    tagc_hmac_sha256(key, sizeof key, talk, n, talk + n);
+}
+
+static inline int is_proof(const unsigned char *talk, size_t n, int from, int to) {
+    unsigned char copy[TALK_BYTES];
+    memcpy(copy, talk, n);
+    write_proof(copy, n, from, to);
+    return memcmp(copy + n, talk + n, PROOF_BYTES) == 0;
+}
+
+static inline int send_all(int fd, const void *bytes, size_t n) {
+    return fd >= 0 && send(fd, bytes, n, MSG_NOSIGNAL) == (ssize_t)n;
+}
+
+static inline int receive_all(int fd, void *bytes, size_t n) {
+    const struct timeval limit = {.tv_sec = 30};
+    (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    return recv(fd, bytes, n, MSG_WAITALL) == (ssize_t)n;
+}
+
+/* Calls as rank `from`, and goes on with the talk until it is open. Returns the socket, or -1. */
+static inline int call_as(int from, int to, int index, const unsigned char *address, unsigned char *talk) {
+    enum { PROOF_AT = 2 * CALL_BYTES };
+    int fd = native_dial(address);
+    write_call(talk, 1, from, to, index, 1);
+    int is_heard = send_all(fd, talk, CALL_BYTES) && receive_all(fd, talk + CALL_BYTES, CALL_BYTES);
+    if (is_heard) write_proof(talk, PROOF_AT, from, to);
+    if (is_heard && send_all(fd, talk + PROOF_AT, PROOF_BYTES) &&
+        receive_all(fd, talk + PROOF_AT + PROOF_BYTES, PROOF_BYTES) &&
+        is_proof(talk, PROOF_AT + PROOF_BYTES, to, from))
+        return fd;
+    if (fd >= 0) close(fd);
+    return -1;
 }
 
 static inline int has(const char *part) {

@@ -580,13 +580,78 @@ static void test_option_arguments(void **state) {
     }
 }
 
+/* ---- callbacks that tell each other the whole failure ---- */
+
+typedef struct grapevine {
+    pthread_mutex_t lock;
+    pthread_cond_t told;
+    tagc_failure failure;
+    char reason[256];
+} grapevine;
+
+typedef struct listener {
+    grapevine *all;
+    int rank;
+} listener;
+
+/* Rank 0 gets damage from rank 2, the others hear of it. */
+static tagc_status listen(void *context, const tagc_transfer *transfer) {
+    listener *self = context;
+    grapevine *all = self->all;
+    (void)transfer;
+    if (self->rank == 0) return tagc_report_rank(TAGC_ERR_CORRUPT, 2, "rank 2 sent nonsense");
+    pthread_mutex_lock(&all->lock);
+    while (all->failure.status == TAGC_OK) pthread_cond_wait(&all->told, &all->lock);
+    pthread_mutex_unlock(&all->lock);
+    return tagc_report_rank(all->failure.status, all->failure.rank, all->reason);
+}
+
+static void tell(void *context, const tagc_failure *failure) {
+    listener *self = context;
+    grapevine *all = self->all;
+    pthread_mutex_lock(&all->lock);
+    if (all->failure.status == TAGC_OK) {
+        all->failure = *failure;
+        snprintf(all->reason, sizeof all->reason, "%s", failure->reason);
+    }
+    pthread_cond_broadcast(&all->told);
+    pthread_mutex_unlock(&all->lock);
+}
+
+static void told_body(rank_run *run) {
+    static const tagc_callback_ops ops = {.abi = TAGC_TRANSPORT_ABI, .exchange = listen, .abort = tell};
+    listener self = {run->shared, run->rank};
+    tagc_comm *comm;
+    CHECK(run, tagc_comm_create_callback(&ops, &self, run->rank, run->world_size, NULL, &comm) == TAGC_OK);
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_CORRUPT);
+    CHECK(run, strstr(tagc_last_error(), "rank 2 sent nonsense"));
+    CHECK(run, tagc_comm_failed_rank(comm) == 2);
+    tagc_comm_destroy(comm);
+}
+
+static void test_callbacks_that_tell(void **state) {
+    (void)state;
+    grapevine all = {.failure.status = TAGC_OK};
+    pthread_mutex_init(&all.lock, NULL);
+    pthread_cond_init(&all.told, NULL);
+    run_ranks(4, told_body, &all);
+    pthread_cond_destroy(&all.told);
+    pthread_mutex_destroy(&all.lock);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_timeout),           cmocka_unit_test(test_abort_and_leave),
-        cmocka_unit_test(test_buffers_come_back), cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_bad_transfers),     cmocka_unit_test(test_silence_and_total),
-        cmocka_unit_test(test_find_part),         cmocka_unit_test(test_failing_transport),
-        cmocka_unit_test(test_failing_callback),  cmocka_unit_test(test_ops_arguments),
+        cmocka_unit_test(test_callbacks_that_tell),
+        cmocka_unit_test(test_timeout),
+        cmocka_unit_test(test_abort_and_leave),
+        cmocka_unit_test(test_buffers_come_back),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_bad_transfers),
+        cmocka_unit_test(test_silence_and_total),
+        cmocka_unit_test(test_find_part),
+        cmocka_unit_test(test_failing_transport),
+        cmocka_unit_test(test_failing_callback),
+        cmocka_unit_test(test_ops_arguments),
         cmocka_unit_test(test_option_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

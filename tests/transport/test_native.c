@@ -315,15 +315,12 @@ static void test_killed_process(void **state) {
 /* Ranks 1 and 2, when rank 0 waits for both: rank 1 ends, as it does where a launcher ends it, and then rank 2 says why. */
 static void *end_and_say(void *arg) {
     native_group *group = arg;
-    unsigned char bytes[NATIVE_TEST_HELLO];
+    unsigned char bytes[TALK_BYTES];
     const char reason[] = "the \x1b[2Jdisk\n\xc2\x9b is full";
     int fds[3];
     for (int r = 1; r < 3; r++) {
-        fds[r] = native_dial(group->addresses[0]);
-        native_hello(bytes, 1, r, 0, 0, r, 0);
-        if (send(fds[r], bytes, NATIVE_TEST_HELLO, MSG_NOSIGNAL) != NATIVE_TEST_HELLO ||
-            recv(fds[r], bytes, NATIVE_TEST_HELLO, MSG_WAITALL) != NATIVE_TEST_HELLO)
-            abort();
+        fds[r] = call_as(r, 0, 0, group->addresses[0], bytes);
+        if (fds[r] < 0) abort();
     }
     for (int r = 1; r < 3; r++)
         if (recv(fds[r], bytes, 33, MSG_WAITALL) != 33) abort(); /* of the barrier */

@@ -1,4 +1,4 @@
-/* Who may connect to the native transport: only ranks that show their key. What else comes to the port is refused and
+/* Who may connect to the native transport: only ranks that prove that they have their key. What else comes to the port is refused and
  * counted, and no rank is lost by it. And which port it is: interfaces, families, mistakes of the caller. */
 #include "native_ranks.h"
 
@@ -30,38 +30,75 @@ typedef struct attack {
     int n_refused_wrongly, n_open, idle[N_FLOOD];
 } attack;
 
+/* What a stranger says after the call of rank 1 and the challenge. */
+typedef enum untruth {
+    OF_RANK_0, /* a reflection: as rank 0 would prove itself to rank 1 */
+    OF_RANK_2,
+    TO_RANK_2,
+    ONE_BIT,
+    OLDER,   /* right, in another talk */
+    HALF,    /* and hangs up */
+    NOTHING, /* and hangs up */
+    N_LIES
+} untruth;
+
+static int is_lie_refused(const unsigned char *address, untruth lie, const unsigned char *older) {
+    enum { N = 2 * CALL_BYTES };
+    unsigned char talk[TALK_BYTES], more;
+    int fd = native_dial(address);
+    write_call(talk, 1, 1, 0, 0, 1);
+    if (!send_all(fd, talk, CALL_BYTES) || !receive_all(fd, talk + CALL_BYTES, CALL_BYTES)) return 0;
+    write_proof(talk, N,
+                lie == OF_RANK_0   ? 0
+                : lie == OF_RANK_2 ? 2
+                                   : 1,
+                lie == OF_RANK_0   ? 1
+                : lie == TO_RANK_2 ? 2
+                                   : 0);
+    if (lie == ONE_BIT) talk[N + 31] ^= 1;
+    if (lie == OLDER) memcpy(talk + N, older + N, PROOF_BYTES);
+    size_t n_sent = lie == HALF ? PROOF_BYTES / 2 : lie == NOTHING ? 0 : PROOF_BYTES;
+    if (n_sent && !send_all(fd, talk + N, n_sent)) return 0;
+    if (n_sent < PROOF_BYTES) shutdown(fd, SHUT_WR);
+    ssize_t n = recv(fd, &more, 1, 0); /* 0 or a reset, and never a proof */
+    close(fd);
+    return n <= 0;
+}
+
 /* While rank 0 waits for rank 1. */
 static void *attack_rank_0(void *arg) {
     attack *a = arg;
     const unsigned char *address = a->group->addresses[0];
-    unsigned char hello[NATIVE_TEST_HELLO], noise[4096];
+    unsigned char call[CALL_BYTES], older[TALK_BYTES], noise[4096];
     for (size_t i = 0; i < sizeof noise; i++) noise[i] = (unsigned char)pattern_hash(1, i, 2, 3);
-    static const int wrong[][6] = {
-        /* kind, from, to, index, and whose key */
-        {1, 1, 0, 0, 0, 1}, /* the key that rank 0 itself shows: a reflection */
-        {1, 1, 0, 0, 2, 0}, /* of another rank */
-        {1, 2, 0, 0, 1, 0}, /* of a rank that it does not say it is */
-        {1, 0, 0, 0, 0, 0}, /* rank 0 itself */
-        {1, 9, 0, 0, 9, 0}, /* no rank */
-        {1, 1, 1, 0, 1, 0}, /* to another rank */
-        {1, 1, 0, 9, 1, 0}, /* a socket that there is not */
-        {2, 1, 0, 0, 1, 0}, /* an answer that nobody asked for */
+    static const int wrong[][4] = {
+        /* kind, from, to, index */
+        {1, 0, 0, 0}, /* rank 0 itself */
+        {1, 9, 0, 0}, /* no rank */
+        {1, 1, 1, 0}, /* to another rank */
+        {1, 1, 0, 9}, /* a socket that there is not */
+        {2, 1, 0, 0}, /* a challenge that nobody asked for */
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        const int *w = wrong[i];
-        native_hello(hello, w[0], w[1], w[2], w[3], w[4], w[5]);
-        a->n_refused_wrongly += !is_refused(address, hello, sizeof hello);
+        write_call(call, wrong[i][0], wrong[i][1], wrong[i][2], wrong[i][3], 1);
+        a->n_refused_wrongly += !is_refused(address, call, sizeof call);
     }
-    native_hello(hello, 1, 1, 0, 0, 1, 0);
-    hello[4] = 2; /* another version */
-    a->n_refused_wrongly += !is_refused(address, hello, sizeof hello);
-    hello[4] = 1;
-    hello[47] ^= 1; /* one bit of the key */
-    a->n_refused_wrongly += !is_refused(address, hello, sizeof hello);
+    write_call(call, 1, 1, 0, 0, 1);
+    call[4] = 1; /* another version */
+    a->n_refused_wrongly += !is_refused(address, call, sizeof call);
+    call[4] = 2;
+    call[7] = 1; /* TLS */
+    a->n_refused_wrongly += !is_refused(address, call, sizeof call);
     a->n_refused_wrongly += !is_refused(address, noise, sizeof noise);
-    for (int i = 0; i < N_FLOOD; i++) { /* these say one byte, and no more */
+    write_call(older, 1, 1, 0, 0, 1); /* of an onlooker, some other time */
+    write_call(older + CALL_BYTES, 2, 0, 1, 0, 77);
+    write_proof(older, 2 * CALL_BYTES, 1, 0);
+    for (int i = 0; i < N_LIES; i++) a->n_refused_wrongly += !is_lie_refused(address, (untruth)i, older);
+    for (int i = 0; i < N_FLOOD;
+         i++) { /* of these, every other one says nothing after the challenge, the others one byte */
         a->idle[i] = native_dial(address);
-        a->n_open += a->idle[i] >= 0 && send(a->idle[i], "t", 1, MSG_NOSIGNAL) == 1;
+        write_call(call, 1, 1, 0, 0, 1);
+        a->n_open += send_all(a->idle[i], call, i % 2 ? CALL_BYTES : 1);
     }
     return NULL;
 }
@@ -80,7 +117,7 @@ static void besieged_body(rank_run *run) {
     unsigned char keys[2 * NATIVE_TEST_RANKS * TAGC_NATIVE_KEY_BYTES];
     native_keys(run->rank, group->world_size, keys);
     CHECK(run, tagc_native_connect(native, group->addresses, keys, 60) == TAGC_OK);
-    CHECK(run, tagc_native_refused(native) == (run->rank == 0 ? 11 + N_FLOOD : 0));
+    CHECK(run, tagc_native_refused(native) == (run->rank == 0 ? 8 + N_LIES + N_FLOOD : 0));
     tagc_comm *comm;
     CHECK(run, tagc_comm_create_native(native, NULL, &comm) == TAGC_OK);
     CHECK(run, native_dial(group->addresses[run->rank]) < 0); /* the port is closed */
@@ -101,7 +138,7 @@ static void test_strangers(void **state) {
     native_group_free(group);
 }
 
-/* A key opens each connection once, whoever shows it again. This test is rank 1. */
+/* What has opened a connection opens no other: an onlooker cannot say it again. This test is rank 1. */
 static void *connect_rank_0(void *arg) {
     rank_run *run = arg;
     native_group *group = run->shared;
@@ -120,22 +157,22 @@ static void test_repeated_key(void **state) {
     memcpy(group->addresses[1], group->addresses[0], TAGC_NATIVE_ADDRESS_BYTES);
     pthread_t rank_0;
     pthread_create(&rank_0, NULL, connect_rank_0, &run);
-    unsigned char hello[NATIVE_TEST_HELLO], answer[NATIVE_TEST_HELLO];
-    int fds[2], n_answered = 0, is_repeat_refused = 0;
-    for (int i = 0; i < 2; i++) {
-        native_hello(hello, 1, 1, 0, i, 1, 0);
-        fds[i] = native_dial(group->addresses[0]);
-        n_answered += fds[i] >= 0 && send(fds[i], hello, sizeof hello, MSG_NOSIGNAL) == NATIVE_TEST_HELLO &&
-                      recv(fds[i], answer, sizeof answer, MSG_WAITALL) == NATIVE_TEST_HELLO;
-        if (i == 0) is_repeat_refused = is_refused(group->addresses[0], hello, sizeof hello);
-    }
+    unsigned char talk[TALK_BYTES], challenge[CALL_BYTES], more;
+    int first = call_as(1, 0, 0, group->addresses[0], talk), onlooker = native_dial(group->addresses[0]);
+    int is_challenged = send_all(onlooker, talk, CALL_BYTES) && receive_all(onlooker, challenge, CALL_BYTES);
+    int is_new = memcmp(challenge + 16, talk + CALL_BYTES + 16, CALL_BYTES - 16) != 0;
+    int is_said = send_all(onlooker, talk + 2 * CALL_BYTES, PROOF_BYTES);
+    int is_repeat_refused = recv(onlooker, &more, 1, 0) <= 0;
+    int is_first_open = recv(first, &more, 1, MSG_DONTWAIT) < 0;
+    int second = call_as(1, 0, 1, group->addresses[0], talk);
     pthread_join(rank_0, NULL);
     assert_string_equal(run.failure, "");
-    assert_int_equal(n_answered, 2);
-    assert_true(is_repeat_refused);
+    assert_true(first >= 0 && second >= 0);
+    assert_true(is_challenged && is_new && is_said && is_repeat_refused && is_first_open);
     assert_int_equal(tagc_native_refused(native), 1);
-    close(fds[0]);
-    close(fds[1]);
+    close(onlooker);
+    close(first);
+    close(second);
     tagc_native_destroy(native);
     native_group_free(group);
 }
@@ -147,20 +184,6 @@ static void reset(int fd) {
     close(fd);
 }
 
-static int call_as(int from, int to, const unsigned char *address) {
-    unsigned char hello[NATIVE_TEST_HELLO], answer[NATIVE_TEST_HELLO];
-    const struct timeval limit = {.tv_sec = 30};
-    native_hello(hello, 1, from, to, 0, from, to);
-    int fd = native_dial(address);
-    if (fd < 0) return -1;
-    (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    if (send(fd, hello, sizeof hello, MSG_NOSIGNAL) == NATIVE_TEST_HELLO &&
-        recv(fd, answer, sizeof answer, MSG_WAITALL) == NATIVE_TEST_HELLO)
-        return fd;
-    close(fd);
-    return -1;
-}
-
 static void *connect_rank(void *arg) {
     rank_run *run = arg;
     native_group *group = run->shared;
@@ -170,7 +193,7 @@ static void *connect_rank(void *arg) {
     return NULL;
 }
 
-/* Rank 1 gets an answer and is cut off while rank 0 still waits for rank 2. It calls again with the same key. */
+/* Rank 1 gets an answer and is cut off while rank 0 still waits for rank 2. It calls again. */
 static void test_cut_off_after_the_answer(void **state) {
     (void)state;
     native_group *group = native_group_make(3, 1);
@@ -180,11 +203,12 @@ static void test_cut_off_after_the_answer(void **state) {
     for (int r = 1; r < 3; r++) memcpy(group->addresses[r], group->addresses[0], TAGC_NATIVE_ADDRESS_BYTES);
     pthread_t rank_0;
     pthread_create(&rank_0, NULL, connect_rank, &run);
-    int first = call_as(1, 0, group->addresses[0]);
+    unsigned char talk[TALK_BYTES];
+    int first = call_as(1, 0, 0, group->addresses[0], talk);
     if (first >= 0) reset(first);
     usleep(50000);
-    int again = call_as(1, 0, group->addresses[0]);
-    int ended = call_as(2, 0, group->addresses[0]);
+    int again = call_as(1, 0, 0, group->addresses[0], talk);
+    int ended = call_as(2, 0, 0, group->addresses[0], talk);
     pthread_join(rank_0, NULL);
     assert_string_equal(run.failure, "");
     assert_true(first >= 0 && again >= 0 && ended >= 0);
@@ -193,6 +217,19 @@ static void test_cut_off_after_the_answer(void **state) {
     close(ended);
     tagc_native_destroy(native);
     native_group_free(group);
+}
+
+/* Answers a call to rank `self`, with the proof of rank key_from for rank key_to. */
+static int is_answered_as(int fd, int self, int caller, int key_from, int key_to) {
+    unsigned char talk[TALK_BYTES];
+    enum { PROOF_AT = 2 * CALL_BYTES, LAST_AT = PROOF_AT + PROOF_BYTES };
+    if (!receive_all(fd, talk, CALL_BYTES)) return 0;
+    write_call(talk + CALL_BYTES, 2, self, caller, talk[6], 2);
+    if (!send_all(fd, talk + CALL_BYTES, CALL_BYTES) || !receive_all(fd, talk + PROOF_AT, PROOF_BYTES) ||
+        !is_proof(talk, PROOF_AT, caller, self))
+        return 0;
+    write_proof(talk, LAST_AT, key_from, key_to);
+    return send_all(fd, talk + LAST_AT, PROOF_BYTES);
 }
 
 /* Rank 0 answers and is then cut off while rank 1 still waits for rank 2. Rank 1 calls it again. */
@@ -217,15 +254,13 @@ static void test_caller_cut_off_after_the_answer(void **state) {
     pthread_create(&rank_1, NULL, connect_rank, &run);
     int n_called = 0;
     for (int i = 0; i < 2; i++) {
-        unsigned char hello[NATIVE_TEST_HELLO];
         fds[i] = accept(listener, NULL, NULL);
-        if (fds[i] < 0 || recv(fds[i], hello, sizeof hello, MSG_WAITALL) != NATIVE_TEST_HELLO) continue;
-        native_hello(hello, 2, 0, 1, 0, 0, 1);
-        n_called += send(fds[i], hello, sizeof hello, MSG_NOSIGNAL) == NATIVE_TEST_HELLO;
+        n_called += fds[i] >= 0 && is_answered_as(fds[i], 0, 1, 0, 1);
         if (i == 0) reset(fds[i]);
     }
     usleep(50000);
-    int last = call_as(2, 1, group->addresses[1]);
+    unsigned char talk[TALK_BYTES];
+    int last = call_as(2, 1, 0, group->addresses[1], talk);
     pthread_join(rank_1, NULL);
     assert_string_equal(run.failure, "");
     assert_int_equal(n_called, 2);
@@ -266,22 +301,58 @@ static void test_host_without_power(void **state) {
     native_group_free(group);
 }
 
-/* An impostor at the address of rank 0 cannot show its key. */
+/* Impostors at the address of rank 0, who do not have its key. */
+typedef enum impostor {
+    REFLECTS, /* what it has just heard, as its own */
+    PROVES_AS_CALLER,
+    SAYS_HALF, /* and hangs up */
+    REPEATS,   /* a proof that was right in the talk before */
+    IS_SILENT,
+    N_IMPOSTORS
+} impostor;
+
+typedef struct pretender {
+    int listener;
+    impostor kind;
+    int n_calls, fd;
+} pretender;
+
+static void pretend_once(pretender *p, unsigned char *older) {
+    enum { PROOF_AT = 2 * CALL_BYTES, LAST_AT = PROOF_AT + PROOF_BYTES };
+    unsigned char talk[TALK_BYTES] = {0};
+    int fd = p->fd;
+    if (p->kind == IS_SILENT || !receive_all(fd, talk, CALL_BYTES)) return;
+    if (p->kind == REFLECTS) {
+        (void)send_all(fd, talk, CALL_BYTES);
+        return;
+    }
+    write_call(talk + CALL_BYTES, 2, 0, 1, talk[6], 2);
+    if (!send_all(fd, talk + CALL_BYTES, CALL_BYTES) || !receive_all(fd, talk + PROOF_AT, PROOF_BYTES))
+        return;
+    if (p->kind == PROVES_AS_CALLER) write_proof(talk, LAST_AT, 1, 0);
+    if (p->kind == SAYS_HALF) write_proof(talk, LAST_AT, 0, 1);
+    if (p->kind == REPEATS) memcpy(talk + LAST_AT, older + LAST_AT, PROOF_BYTES);
+    (void)send_all(fd, talk + LAST_AT, p->kind == SAYS_HALF ? PROOF_BYTES / 2 : PROOF_BYTES);
+    memcpy(older, talk, LAST_AT); /* an onlooker has the right end of it from rank 0 */
+    write_proof(older, LAST_AT, 0, 1);
+}
+
 static void *pretend(void *arg) {
-    int listener = *(int *)arg, fd;
-    while ((fd = accept(listener, NULL, NULL)) >= 0) {
-        unsigned char hello[NATIVE_TEST_HELLO];
-        if (recv(fd, hello, sizeof hello, MSG_WAITALL) == NATIVE_TEST_HELLO) {
-            native_hello(hello, 2, 0, 1, hello[6], 1, 0); /* what it has just heard */
-            (void)!send(fd, hello, sizeof hello, MSG_NOSIGNAL);
-        }
-        close(fd);
+    pretender *p = arg;
+    unsigned char older[TALK_BYTES] = {0};
+    while ((p->fd = accept(p->listener, NULL, NULL)) >= 0) {
+        pretend_once(p, older);
+        p->n_calls++;
+        char rest;
+        if (p->kind == IS_SILENT || p->kind == REPEATS)
+            while (recv(p->fd, &rest, 1, 0) > 0) {
+            } /* rank 1 hangs up */
+        close(p->fd);
     }
     return NULL;
 }
 
-static void test_impostor(void **state) {
-    (void)state;
+static void pretend_as(impostor kind, const char *expected) {
     native_group *group = native_group_make(2, 1);
     rank_run run = {.rank = 1, .world_size = 2};
     tagc_native *native = native_open(&run, group);
@@ -294,18 +365,29 @@ static void test_impostor(void **state) {
     getsockname(listener, (struct sockaddr *)&own, &n_bytes);
     memcpy(group->addresses[0], group->addresses[1], TAGC_NATIVE_ADDRESS_BYTES);
     memcpy(group->addresses[0] + 8, &own.sin_port, 2);
-    pthread_t impostor;
-    pthread_create(&impostor, NULL, pretend, &listener);
+    pthread_t thread;
+    pretender p = {.listener = listener, .kind = kind};
+    pthread_create(&thread, NULL, pretend, &p);
     unsigned char keys[2 * NATIVE_TEST_RANKS * TAGC_NATIVE_KEY_BYTES];
     native_keys(1, 2, keys);
-    assert_int_equal(tagc_native_connect(native, group->addresses, keys, 0.2), TAGC_ERR_TRANSPORT);
-    if (!has("no connection to rank 0 within 0.2 s: what answers at its address does not show its key"))
-        fail_msg("%s", tagc_last_error());
+    tagc_status status = tagc_native_connect(native, group->addresses, keys, 1.5);
+    assert_int_equal(status, kind == IS_SILENT ? TAGC_ERR_TIMEOUT : TAGC_ERR_TRANSPORT);
+    if (!has("no connection to rank 0 within 1.5 s: ") || !has(expected))
+        fail_msg("%d: %s", (int)kind, tagc_last_error());
     shutdown(listener, SHUT_RDWR);
-    pthread_join(impostor, NULL);
+    pthread_join(thread, NULL);
     close(listener);
     tagc_native_destroy(native);
     native_group_free(group);
+}
+
+static void test_impostors(void **state) {
+    (void)state;
+    for (int kind = 0; kind < N_IMPOSTORS; kind++)
+        pretend_as((impostor)kind, kind == IS_SILENT
+                                       ? "it, or another program at its address, does not answer"
+                                   : kind == SAYS_HALF ? "closed the connection: keys may differ"
+                                                       : "what answers at its address does not have its key");
 }
 
 /* ---- mistakes ---- */
@@ -412,7 +494,7 @@ static void test_misuse(void **state) {
     memcpy(addresses[0], addresses[1], sizeof addresses[0]);
     addresses[0][4] = 9;
     expect(tagc_native_connect(native, addresses, keys, 1), TAGC_ERR_MISMATCH, "rank 0 speaks version 9");
-    addresses[0][4] = 1;
+    addresses[0][4] = 2;
     addresses[0][5] = 6;
     expect(tagc_native_connect(native, addresses, keys, 1), TAGC_ERR_MISMATCH,
            "rank 0 listens on an address of IPv6");
@@ -444,7 +526,7 @@ int main(void) {
                                        cmocka_unit_test(test_cut_off_after_the_answer),
                                        cmocka_unit_test(test_caller_cut_off_after_the_answer),
                                        cmocka_unit_test(test_host_without_power),
-                                       cmocka_unit_test(test_impostor),
+                                       cmocka_unit_test(test_impostors),
                                        cmocka_unit_test(test_where_it_listens),
                                        cmocka_unit_test(test_open_files),
                                        cmocka_unit_test(test_misuse)};

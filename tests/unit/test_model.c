@@ -8,7 +8,7 @@
 typedef struct plain_case {
     shape_of_model shape;
     uint64_t seed;
-    int output, op, gradient, sum, n_steps;
+    int output, op, gradient, sum, cut, n_steps;
 } plain_case;
 
 /* Small whole numbers: their sums over 16 ranks are exact in bf16 and fp16. */
@@ -37,11 +37,74 @@ static size_t cut(tagc_piece *pieces, char *array, size_t element_bytes, uint32_
 }
 
 typedef struct unit_arrays {
-    tagc_piece gradients[8 * MOST_TENSORS], sums[8 * MOST_TENSORS];
-    size_t n_gradients, n_sums;
+    tagc_piece gradients[8 * MOST_TENSORS], sums[8 * MOST_TENSORS], checked[8 * MOST_TENSORS];
+    size_t n_gradients, n_sums, n_checked;
     void *blocks[2 * MOST_TENSORS];
     size_t n_blocks;
 } unit_arrays;
+
+/* ---- flats: what lies where, in the plainest way ---- */
+
+static int n_owners_of(const member *m, int output) {
+    return output == TAGC_OUTPUT_SHARD ? m->w->n_hosts * m->w->n_places : m->w->n_places;
+}
+
+static uint64_t flat_elems(const member *m, const tagc_model *model, const plain_case *c, uint32_t unit,
+                           int kind) {
+    uint64_t n = 0;
+    for (uint32_t t = unit; t < c->shape.n; t += c->shape.n_units)
+        if (tagc_model_class(model, t) == kind) n += c->shape.n_elems[t];
+    return tagc_padded_elems(n, m->w->n_hosts * m->w->n_places);
+}
+
+/* Each element of a flat belongs to the owner of its chunk. */
+static void check_owned(member *m, const tagc_model *model, const plain_case *c) {
+    int n_owners = n_owners_of(m, c->output), n_ranks = m->w->n_hosts * m->w->n_places;
+    for (uint32_t unit = 0; unit < c->shape.n_units; unit++)
+        for (int kind = 0; kind < 3; kind++) {
+            uint64_t at = 0, chunk = flat_elems(m, model, c, unit, kind) / (uint64_t)n_owners;
+            for (uint32_t t = unit; t < c->shape.n; t += c->shape.n_units) {
+                if (tagc_model_class(model, t) != kind) continue;
+                for (int rank = 0; rank < n_ranks; rank++) {
+                    uint64_t first, n_owned, n = 0, lowest = 0, owner = (uint64_t)(rank % n_owners);
+                    EXPECT(m, tagc_model_owned(model, rank, t, &first, &n_owned) == TAGC_OK);
+                    for (uint64_t i = c->shape.n_elems[t]; i-- > 0;)
+                        if (c->output == TAGC_OUTPUT_UNIT || (at + i) / chunk == owner) n++, lowest = i;
+                    EXPECT(m, n_owned == n && (n == 0 || first == lowest));
+                }
+                at += c->shape.n_elems[t];
+            }
+        }
+}
+
+/* One array for each flat, with the padding. */
+static void fill_flats(member *m, tagc_model *model, const plain_case *c, uint32_t unit, int step,
+                       unit_arrays *a) {
+    a->n_gradients = a->n_sums = a->n_checked = a->n_blocks = 0;
+    for (int kind = 0; kind < 3; kind++) {
+        uint64_t n = flat_elems(m, model, c, unit, kind), at = 0, first, n_owned;
+        uint64_t n_owners = (uint64_t)n_owners_of(m, c->output), chunk = n / n_owners;
+        uint64_t begin = c->output == TAGC_OUTPUT_UNIT ? 0 : (uint64_t)m->rank % n_owners * chunk;
+        float *gradient = NULL, *sums = NULL;
+        for (uint32_t t = unit; t < c->shape.n; t += c->shape.n_units) {
+            if (tagc_model_class(model, t) != kind) continue;
+            if (!gradient) {
+                gradient = calloc(n, sizeof *gradient);
+                sums = malloc(n * sizeof *sums);
+                a->blocks[a->n_blocks++] = gradient;
+                a->blocks[a->n_blocks++] = sums;
+                a->gradients[a->n_gradients++] = (tagc_piece){t, 0, n, gradient};
+                a->sums[a->n_sums++] = (tagc_piece){t, 0, c->output == TAGC_OUTPUT_UNIT ? n : chunk, sums};
+            }
+            for (uint64_t i = 0; i < c->shape.n_elems[t]; i++)
+                gradient[at + i] = plain_gradient(c, m->rank, t, i, step);
+            EXPECT(m, tagc_model_owned(model, m->rank, t, &first, &n_owned) == TAGC_OK);
+            if (n_owned > 0)
+                a->checked[a->n_checked++] = (tagc_piece){t, first, n_owned, sums + (at + first - begin)};
+            at += c->shape.n_elems[t];
+        }
+    }
+}
 
 /* left_out: a tensor of which no piece is passed, or -1. */
 static void fill_arrays(member *m, tagc_model *model, const plain_case *c, uint32_t unit, int step,
@@ -65,27 +128,29 @@ static void fill_arrays(member *m, tagc_model *model, const plain_case *c, uint3
         if ((int)t != left_out) a->n_gradients += n_pieces;
         if (n_owned > 0) a->n_sums += cut(a->sums + a->n_sums, sums, s, t, first, n_owned, c->seed + 77);
     }
+    memcpy(a->checked, a->sums, sizeof a->checked);
+    a->n_checked = a->n_sums;
 }
 
 static void check_sums(member *m, const plain_case *c, int step, int left_out, unit_arrays *a) {
     const world *w = m->w;
     int n_ranks = w->n_hosts * w->n_places;
-    for (size_t p = 0; p < a->n_sums; p++)
-        for (uint64_t i = 0; i < a->sums[p].n_elems; i++) {
+    for (size_t p = 0; p < a->n_checked; p++)
+        for (uint64_t i = 0; i < a->checked[p].n_elems; i++) {
             float sum = 0, got, expected;
-            uint32_t t = a->sums[p].tensor;
+            uint32_t t = a->checked[p].tensor;
             for (int r = 0; r < n_ranks && (int)t != left_out; r++)
-                sum += plain_gradient(c, r, t, a->sums[p].first + i, step);
+                sum += plain_gradient(c, r, t, a->checked[p].first + i, step);
             expected = c->op == TAGC_OP_AVG ? sum * (1.0f / (float)w->n_hosts) : sum;
             uint16_t half;
             if (c->sum == TAGC_ELEMENT_FP16)
                 half = tagc_fp16_nearest(expected), expected = tagc_fp16_wide(half);
             if (c->sum == TAGC_ELEMENT_BF16)
                 tagc_bf16_narrow(&expected, &half, 1), tagc_bf16_widen(&half, &expected, 1);
-            tagc_elements_read(a->sums[p].values, c->sum, i, 1, &got);
+            tagc_elements_read(a->checked[p].values, c->sum, i, 1, &got);
             if (!EXPECT(m, got == expected)) {
                 snprintf(m->failure, sizeof m->failure, "step %d, %s[%llu]: %g, not %g", step,
-                         c->shape.names[t], (unsigned long long)(a->sums[p].first + i), (double)got,
+                         c->shape.names[t], (unsigned long long)(a->checked[p].first + i), (double)got,
                          (double)expected);
                 return;
             }
@@ -107,17 +172,23 @@ static void plain_body(member *m) {
     o.op = c->op;
     o.gradient = c->gradient;
     o.sum = c->sum;
+    o.cut = c->cut;
     if (!EXPECT(m, tagc_model_create(m->within, m->between, c->shape.tensors, c->shape.n, &o, &model) ==
                        TAGC_OK))
         return;
     unit_arrays *arrays = calloc(c->shape.n_units, sizeof *arrays);
+    if (c->cut != TAGC_CUT_ROWS) check_owned(m, model, c);
     for (int step = 0; step < c->n_steps && !m->failure[0]; step++) {
         int left_out = step % 3 == 2 ? (int)(number_of(c->seed, (uint64_t)step, 4, 4) % c->shape.n) : -1;
+        if (c->cut == TAGC_CUT_FLAT_ARRAYS) left_out = -1;
         uint32_t first = (uint32_t)(number_of(c->seed, (uint64_t)step, 5, 5) %
                                     c->shape.n_units); /* another order in each step */
         for (uint32_t k = 0; k < c->shape.n_units; k++) {
             uint32_t unit = (first + k) % c->shape.n_units;
-            fill_arrays(m, model, c, unit, step, left_out, &arrays[unit]);
+            if (c->cut == TAGC_CUT_FLAT_ARRAYS)
+                fill_flats(m, model, c, unit, step, &arrays[unit]);
+            else
+                fill_arrays(m, model, c, unit, step, left_out, &arrays[unit]);
             EXPECT(m, tagc_model_begin(model, unit, arrays[unit].gradients, arrays[unit].n_gradients,
                                        arrays[unit].sums, arrays[unit].n_sums) == TAGC_OK);
         }
@@ -143,13 +214,15 @@ static void sums_are_plain_sums(void **state) {
     uint64_t seed = 1;
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
         for (int output = 0; output < 3; output++)
-            for (int element = 0; element < 3; element++) {
-                int n_places = worlds[i][1];
+            for (int variant = 0; variant < 7; variant++) {
+                int n_places = worlds[i][1], element = variant % 3;
                 c = (plain_case){.seed = seed++,
                                  .output = output,
                                  .gradient = element,
                                  .sum = (element + (int)i) % 3,
+                                 .cut = variant / 3, /* the last one: flats in arrays, which are fp32 */
                                  .n_steps = 4};
+                if (c.cut == TAGC_CUT_FLAT_ARRAYS) c.sum = TAGC_ELEMENT_FP32;
                 int is_exact = (worlds[i][0] & (worlds[i][0] - 1)) == 0; /* a mean of these numbers */
                 c.op = n_places == 1 && is_exact ? (int)(seed % 2) : TAGC_OP_SUM;
                 make_shape(&c.shape, c.seed, 3 + (uint32_t)(seed % 20), 1 + (uint32_t)(seed % 4));
@@ -162,7 +235,7 @@ static void sums_are_plain_sums(void **state) {
 typedef struct lossy_case {
     shape_of_model shape;
     uint64_t seed;
-    int output, n_steps, moment, reaches_last;
+    int output, cut, n_steps, moment, reaches_last;
     double *sent[MOST_RANKS], *residual[MOST_RANKS]; /* (all elements): what owners got, and what stays */
     int owner_of_row[MOST_RANKS];
 } lossy_case;
@@ -192,6 +265,7 @@ static void lossy_body(member *m) {
     tagc_model *model;
     tagc_model_options_init(&o);
     o.output = c->output;
+    o.cut = c->cut;
     o.op = TAGC_OP_SUM;
     o.moment = c->moment;
     o.residual = TAGC_FORMAT_FP32;
@@ -240,13 +314,17 @@ static void lossy_body(member *m) {
     tagc_model_destroy(model);
 }
 
-static void lossy(int n_hosts, int n_places, int output, int moment, int n_steps, int reaches_last,
+static void lossy(int n_hosts, int n_places, int output, int cut, int moment, int n_steps, int reaches_last,
                   uint64_t seed) {
     static lossy_case c;
     int n_ranks = n_hosts * n_places;
     uint64_t n_all = 0, at = 0;
-    c = (lossy_case){
-        .seed = seed, .output = output, .n_steps = n_steps, .moment = moment, .reaches_last = reaches_last};
+    c = (lossy_case){.seed = seed,
+                     .output = output,
+                     .cut = cut,
+                     .n_steps = n_steps,
+                     .moment = moment,
+                     .reaches_last = reaches_last};
     make_shape(&c.shape, seed, 9, 3);
     for (uint32_t t = 0; t < c.shape.n; t++) n_all += c.shape.n_elems[t];
     for (int r = 0; r < n_ranks; r++) {
@@ -278,12 +356,15 @@ static void lossy(int n_hosts, int n_places, int output, int moment, int n_steps
 static void nothing_is_lost(void **state) {
     (void)state;
     for (int output = 0; output < 3; output++)
-        lossy(3, 1, output, TAGC_MOMENT_NONE, 170, 1, 10 + (uint64_t)output);
-    lossy(2, 1, TAGC_OUTPUT_SHARD, TAGC_MOMENT_STAYS, 130, 0, 20);
-    lossy(2, 2, TAGC_OUTPUT_SHARD, TAGC_MOMENT_NONE, 170, 1, 21);
-    lossy(2, 3, TAGC_OUTPUT_HOST_SHARD, TAGC_MOMENT_NONE, 130, 0, 22);
-    lossy(2, 2, TAGC_OUTPUT_UNIT, TAGC_MOMENT_NONE, 70, 0, 24);
-    lossy(7, 1, TAGC_OUTPUT_SHARD, TAGC_MOMENT_SHORTENS, 90, 0, 23);
+        for (int cut = 0; cut < 2; cut++)
+            lossy(3, 1, output, cut, TAGC_MOMENT_NONE, 170, 1, 10 + (uint64_t)output);
+    lossy(2, 1, TAGC_OUTPUT_SHARD, TAGC_CUT_ROWS, TAGC_MOMENT_STAYS, 130, 0, 20);
+    lossy(2, 2, TAGC_OUTPUT_SHARD, TAGC_CUT_ROWS, TAGC_MOMENT_NONE, 170, 1, 21);
+    lossy(2, 2, TAGC_OUTPUT_SHARD, TAGC_CUT_FLAT, TAGC_MOMENT_NONE, 130, 0, 25);
+    lossy(2, 3, TAGC_OUTPUT_HOST_SHARD, TAGC_CUT_ROWS, TAGC_MOMENT_NONE, 130, 0, 22);
+    lossy(2, 3, TAGC_OUTPUT_HOST_SHARD, TAGC_CUT_FLAT, TAGC_MOMENT_NONE, 130, 0, 26);
+    lossy(2, 2, TAGC_OUTPUT_UNIT, TAGC_CUT_ROWS, TAGC_MOMENT_NONE, 70, 0, 24);
+    lossy(7, 1, TAGC_OUTPUT_SHARD, TAGC_CUT_ROWS, TAGC_MOMENT_SHORTENS, 90, 0, 23);
 }
 
 /* ---- defaults ---- */

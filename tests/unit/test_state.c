@@ -7,7 +7,7 @@ enum { N_TENSORS = 9, N_UNITS = 3, MOST_FILES = 12 };
 typedef struct state_case {
     shape_of_model shape;
     uint64_t seed;
-    int output, moment, residual, op;
+    int output, moment, residual, op, cut;
     int n_before, n_after; /* steps before the save, and after it */
     char *files[MOST_FILES];
     size_t sizes[MOST_FILES];
@@ -35,6 +35,7 @@ static tagc_model *make_model(member *m, const state_case *c) {
     o.moment = c->moment;
     o.residual = c->residual;
     o.op = c->op;
+    o.cut = c->cut;
     EXPECT(m, tagc_model_create(m->within, m->between, c->shape.tensors, c->shape.n, &o, &model) == TAGC_OK);
     return model;
 }
@@ -152,12 +153,14 @@ static void close_case(state_case *c) {
 }
 
 static void same_ranks_go_on_bit_for_bit(void **state) {
-    static const int worlds[][3] = {{1, 1, 0}, {3, 1, 0}, {2, 1, 1}, {2, 2, 0}, {2, 3, 2}};
+    static const int worlds[][4] = {{1, 1, 0, 0}, {3, 1, 0, 0}, {2, 1, 1, 0}, {2, 2, 0, 0},
+                                    {2, 3, 2, 0}, {3, 1, 0, 1}, {2, 2, 0, 1}};
     (void)state;
-    static const int n_before[] = {7, 127, 67, 127, 67}; /* within a window; at several levels */
+    static const int n_before[] = {7, 127, 67, 127, 67, 127, 67}; /* within a window; at several levels */
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
         state_case c = {.seed = 40 + i,
                         .output = worlds[i][2],
+                        .cut = worlds[i][3],
                         .moment = TAGC_MOMENT_NONE,
                         .residual = -1,
                         .n_before = n_before[i],
@@ -173,9 +176,11 @@ static void same_ranks_go_on_bit_for_bit(void **state) {
 }
 
 static void other_ranks_get_the_same_sum(void **state) {
-    static const int worlds[][5] = {/* hosts, places; then hosts, places; output */
-                                    {3, 1, 2, 1, 0}, {2, 1, 5, 1, 0}, {4, 1, 2, 2, 0}, {2, 2, 3, 1, 0},
-                                    {2, 2, 3, 2, 2}, {3, 1, 2, 1, 1}, {6, 1, 1, 1, 0}};
+    static const int worlds[][7] = {/* hosts, places; then hosts, places; output; cut, then cut */
+                                    {3, 1, 2, 1, 0, 0, 0}, {2, 1, 5, 1, 0, 0, 0}, {4, 1, 2, 2, 0, 0, 0},
+                                    {2, 2, 3, 1, 0, 0, 0}, {2, 2, 3, 2, 2, 0, 0}, {3, 1, 2, 1, 1, 0, 0},
+                                    {6, 1, 1, 1, 0, 0, 0}, {3, 1, 2, 1, 0, 1, 1}, {2, 2, 3, 1, 0, 1, 1},
+                                    {3, 1, 3, 1, 0, 0, 1}, {3, 1, 3, 1, 0, 1, 0}, {2, 3, 2, 2, 2, 1, 1}};
     (void)state;
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
         state_case c = {.seed = 60 + i,
@@ -183,10 +188,12 @@ static void other_ranks_get_the_same_sum(void **state) {
                         .moment = TAGC_MOMENT_NONE,
                         .residual = TAGC_FORMAT_FP32,
                         .n_before = 90,
+                        .cut = worlds[i][5],
                         .op = (int)(i % 2)};
         uint64_t n_all = open_case(&c, worlds[i][0] * worlds[i][1]);
         for (int k = 0; k < 2; k++) c.left[k] = calloc(n_all, sizeof(double));
         run_world(worlds[i][0], worlds[i][1], save_body, &c);
+        c.cut = worlds[i][6];
         run_world(worlds[i][2], worlds[i][3], load_body, &c);
         double largest = 0;
         for (uint64_t k = 0; k < n_all; k++) {
@@ -321,12 +328,17 @@ static void hostile_body(member *m) {
 
 static void hostile_files_do_no_harm(void **state) {
     (void)state;
-    state_case c = {.seed = 90, .moment = TAGC_MOMENT_NONE, .residual = -1, .n_before = 30};
-    open_case(&c, 3);
-    run_world(3, 1, save_body, &c);
-    int n = getenv("LONG") ? 20000 : 150;
-    for (hostile_seed = 1; hostile_seed <= (uint64_t)n; hostile_seed++) run_world(3, 1, hostile_body, &c);
-    close_case(&c);
+    for (int cut = 0; cut < 2; cut++) {
+        state_case c = {.seed = 90, .moment = TAGC_MOMENT_NONE, .residual = -1, .n_before = 30, .cut = cut};
+        open_case(&c, 3);
+        run_world(3, 1, save_body, &c);
+        int n = getenv("LONG") ? 20000 : 150;
+        for (hostile_seed = 1; hostile_seed <= (uint64_t)n; hostile_seed++) {
+            c.cut = hostile_seed % 5 == 0 ? !cut : cut; /* what was cut in another way is read as well */
+            run_world(3, 1, hostile_body, &c);
+        }
+        close_case(&c);
+    }
 }
 
 int main(void) {

@@ -65,7 +65,7 @@ static void *run(void *argument) {
         for (size_t i = 0; i < N; i++) me->summed[i] += me->gradient[i] = draw(&seed);
         tagc_reducer_stats stats;
         tagc_reducer_stats_init(&stats);
-        must(tagc_reducer_begin(reducer, me->gradient, shard), "begin");
+        must(tagc_reducer_begin(reducer, me->gradient, N, shard, SHARD), "begin");
         must(tagc_reducer_end(reducer, &stats), "end");
         me->n_sent += stats.n_sent;
         for (size_t i = 0; i < SHARD; i++) me->applied[(size_t)me->rank * SHARD + i] += shard[i];
@@ -83,7 +83,7 @@ static void *run(void *argument) {
     must(tagc_gatherer_create(comm, &gather, &gatherer), "gatherer");
     for (int step = 0; step < N_STEPS; step++) {
         for (size_t i = 0; i < SHARD; i++) shard[i] += 0.001f * me->applied[(size_t)me->rank * SHARD + i];
-        must(tagc_gatherer_begin(gatherer, shard, me->full), "gather begin");
+        must(tagc_gatherer_begin(gatherer, shard, SHARD, me->full, N), "gather begin");
         must(tagc_gatherer_end(gatherer), "gather end");
     }
     tagc_gatherer_destroy(gatherer);

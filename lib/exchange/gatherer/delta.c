@@ -170,10 +170,7 @@ tagc_status tagc_gatherer_delta_decode(tagc_gatherer *g) {
         return read_message(g, of_other_unit, &header); /* once more, for its text */
     }
     if (damaged >= 0) return g->failure = read_message(g, damaged, &header); /* once more, for its text */
-    if (told != TAGC_OK)
-        return told == TAGC_ERR_DEVICE
-                   ? tagc_fail(told, "rank %d: its device failed in this gather or the one before it", teller)
-                   : tagc_fail(told, "rank %d got damaged parameters in the gather before this one", teller);
+    TAGC_TRY(tagc_gatherer_told(told, teller));
     if (!g->is_checked) return TAGC_OK;
     tagc_status status = compare_checksums(g);
     g->is_whole_next |= status != TAGC_OK;

@@ -42,7 +42,7 @@ tagc_status tagc_gatherer_lay_out(tagc_gatherer *g, const tagc_gatherer_options 
     g->rank = rank;
     g->world_size = world_size;
     g->per_host = g->options.ranks_per_host;
-    g->n_rows = g->options.two_level ? world_size : g->per_host;
+    g->n_rows = g->options.within_host ? g->per_host : world_size;
     g->n_relays = g->per_host > 1 ? g->n_rows / g->per_host - 1 : 0;
     g->row = rank % g->n_rows;
     g->first_rank = rank - g->row;
@@ -210,7 +210,7 @@ static tagc_status run(void *arg) {
 /* A delta is the master minus the result of the last gather. */
 static tagc_status check_full(const tagc_gatherer *g, const float *shard, const void *full) {
     uintptr_t from = (uintptr_t)shard, begin = (uintptr_t)full;
-    uintptr_t end = begin + (size_t)g->n_rows * g->shard * g->width;
+    uintptr_t end = begin + g->options.n_elems * g->width;
     int overlap = from < end && begin < from + g->shard * sizeof *shard;
     if (overlap && g->is_delta)
         return tagc_fail(TAGC_ERR_ARGUMENT,
@@ -226,15 +226,35 @@ static tagc_status check_full(const tagc_gatherer *g, const float *shard, const 
     return TAGC_OK;
 }
 
-tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, void *full) {
-    if (!g) return tagc_fail(TAGC_ERR_ARGUMENT, "gatherer is NULL");
+static tagc_status check_length(const char *name, uint64_t n, uint64_t must, const char *what) {
+    if (n == must) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %llu, must be %llu: %s", name, (unsigned long long)n,
+                     (unsigned long long)must, what);
+}
+
+static tagc_status check_n_full(const tagc_gatherer *g, uint64_t n_full) {
+    return check_length("n_full", n_full, g->options.n_elems, "the n_elems of the gatherer");
+}
+
+static tagc_status check_arrays(const tagc_gatherer *g, const float *shard, uint64_t n_shard,
+                                const void *full, uint64_t n_full) {
     if (!shard) return tagc_fail(TAGC_ERR_ARGUMENT, "shard is NULL");
     if (!full) return tagc_fail(TAGC_ERR_ARGUMENT, "full is NULL");
-    if (g->begun) return tagc_fail(TAGC_ERR_STATE, "begin after begin: a gather is under way, end it first");
+    TAGC_TRY(
+        check_length("n_shard", n_shard, g->shard, "n_elems divided by the number of ranks that gather"));
+    TAGC_TRY(check_n_full(g, n_full));
     TAGC_TRY(check_full(g, shard, full));
     TAGC_TRY(g->arrays->check(g->arrays->heap.context, shard, "shard"));
-    TAGC_TRY(g->arrays->check(g->arrays->heap.context, full, "full"));
-    TAGC_TRY(tagc_comm_check_open(g->comm));
+    return g->arrays->check(g->arrays->heap.context, full, "full");
+}
+
+static tagc_status check_begins(const tagc_gatherer *g) {
+    if (!g) return tagc_fail(TAGC_ERR_ARGUMENT, "gatherer is NULL");
+    if (g->begun) return tagc_fail(TAGC_ERR_STATE, "begin after begin: a gather is under way, end it first");
+    return tagc_comm_check_open(g->comm);
+}
+
+static tagc_status begin(tagc_gatherer *g, const float *shard, void *full) {
     g->own = shard;
     g->full = full;
     g->begun = 1;
@@ -252,6 +272,60 @@ tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, void *full
     tagc_work_line_up(g->comm, &g->work);
     tagc_comm_submit_gather(g->comm, &g->task);
     return TAGC_OK;
+}
+
+static tagc_status make_zeros(const tagc_arrays *arrays, size_t n_bytes, void **out) {
+    tagc_status status = arrays->heap.create(arrays->heap.context, n_bytes, "an array of zeros", out);
+    return status == TAGC_OK ? arrays->fill(arrays->heap.context, *out, 0, n_bytes) : status;
+}
+
+/* As of a reducer: the others hear of the last failure, which is this rank's own, in the gather itself. The next one is whole. */
+static tagc_status refuse(tagc_gatherer *g, tagc_status status) {
+    char text[TAGC_ERROR_TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", tagc_last_error());
+    const tagc_heap *heap = &g->arrays->heap;
+    size_t n_shard = g->shard * sizeof *g->own, n_full = (size_t)g->n_rows * g->shard * g->width;
+    void *shard, *full = NULL;
+    tagc_status made = make_zeros(g->arrays, n_shard, &shard);
+    if (made == TAGC_OK) made = make_zeros(g->arrays, n_full, &full);
+    if (made == TAGC_OK) {
+        g->failure = status;
+        (void)begin(g, shard, full);
+        (void)tagc_gatherer_end(g);
+        g->failure = TAGC_OK;
+        g->full = NULL;
+        g->is_whole_next = g->is_delta;
+    } else {
+        (void)tagc_fail(status, "%s", text);
+        (void)tagc_comm_give_up(g->comm, status, g->rank);
+    }
+    heap->destroy(heap->context, shard, n_shard);
+    heap->destroy(heap->context, full, n_full);
+    return tagc_fail(status, "%s", text);
+}
+
+tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, uint64_t n_shard, void *full,
+                                uint64_t n_full) {
+    TAGC_TRY(check_begins(g));
+    tagc_status status = check_arrays(g, shard, n_shard, full, n_full);
+    return status == TAGC_OK ? begin(g, shard, full) : refuse(g, status);
+}
+
+tagc_status tagc_gatherer_fail(tagc_gatherer *g, tagc_status status, const char *reason) {
+    TAGC_TRY(check_begins(g));
+    TAGC_TRY(tagc_status_check_own(status));
+    return refuse(g, tagc_fail(status, "%s", reason ? reason : "no reason given"));
+}
+
+tagc_status tagc_gatherer_told(tagc_status told, int name) {
+    if (told == TAGC_OK) return TAGC_OK;
+    if (tagc_status_check_own(told) != TAGC_OK)
+        return tagc_fail(TAGC_ERR_CORRUPT, "rank %d says that it has status %d", name, (int)told);
+    if (told == TAGC_ERR_CORRUPT)
+        return tagc_fail(told, "rank %d got damaged parameters in the gather before this one", name);
+    if (told == TAGC_ERR_DEVICE)
+        return tagc_fail(told, "rank %d: its device failed in this gather or the one before it", name);
+    return tagc_fail(told, "rank %d failed in this gather: %s", name, tagc_status_name(told));
 }
 
 tagc_status tagc_gatherer_end(tagc_gatherer *g) {
@@ -283,11 +357,12 @@ const void *tagc_gatherer_replica(const tagc_gatherer *g, uint64_t *n_gathers) {
     return has_replica ? g->full : NULL;
 }
 
-tagc_status tagc_gatherer_set_replica(tagc_gatherer *g, void *full, uint64_t n_gathers) {
+tagc_status tagc_gatherer_set_replica(tagc_gatherer *g, void *full, uint64_t n_full, uint64_t n_gathers) {
     if (!g) return tagc_fail(TAGC_ERR_ARGUMENT, "gatherer is NULL");
     if (!full) return tagc_fail(TAGC_ERR_ARGUMENT, "full is NULL");
     if (!g->is_delta)
         return tagc_fail(TAGC_ERR_ARGUMENT, "a replica for gathers that are whole (delta is 0)");
+    TAGC_TRY(check_n_full(g, n_full));
     if (n_gathers == 0) return tagc_fail(TAGC_ERR_ARGUMENT, "n_gathers is 0, allowed is 1 or more");
     if (g->begun)
         return tagc_fail(TAGC_ERR_STATE, "set_replica after begin: a gather is under way, end it first");

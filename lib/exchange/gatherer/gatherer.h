@@ -49,8 +49,8 @@ typedef struct tagc_segment {
 
 /* What each rank says beside rows that have no header. */
 typedef struct tagc_gather_word {
-    uint32_t unit, zero;
-    uint64_t step; /* n_begun */
+    uint32_t unit, status; /* TAGC_OK, or why the rank could not begin */
+    uint64_t step;         /* n_begun */
 } tagc_gather_word;
 
 /* These words on their way, at the same time as the rows (words.c). */
@@ -94,16 +94,17 @@ struct tagc_gatherer {
     /* deltas */
     int is_whole; /* this gather sends checksums; all ranks know */
     int is_whole_next; /* the next gather sends whole parameters; all ranks know it from the messages of this one */
-    int is_checked;      /* this gather brings checksums along */
-    int is_void;         /* this gather's own row has a value that is not finite */
-    tagc_status failure; /* of this rank's last gather; sent in the next. Of lossless gathers, too */
+    int is_checked; /* this gather brings checksums along */
+    int is_void;    /* this gather's own row has a value that is not finite */
+    tagc_status
+        failure; /* of this rank's last gather, sent in the next, or before this one. Of all gathers */
 
     /* lossless gathers */
     tagc_segment *segments;            /* (n_segments) */
     int n_segments, n_fronts, n_rests; /* of these, how many were looked at in this gather */
     const char *damage;                /* of the first row that is damaged; NULL: none is */
     int damaged_row;
-    tagc_status told; /* a rank's failure in the gather before */
+    tagc_status told; /* a rank's failure, in the gather before or before this one */
     int told_by;
     int is_of_other_unit; /* some header names another unit: other_unit is its text */
     char other_unit[TAGC_ERROR_TEXT_BYTES];
@@ -174,6 +175,8 @@ void tagc_gatherer_delta_encode(tagc_gatherer *gatherer);
 tagc_row tagc_gatherer_delta_row(const tagc_gatherer *gatherer, int row, int is_void);
 /* Decodes the received messages to `full`; the own row is there already. */
 tagc_status tagc_gatherer_delta_decode(tagc_gatherer *gatherer);
+/* What a rank, by its name, has said of itself with that status. */
+tagc_status tagc_gatherer_told(tagc_status told, int name);
 
 /* ---- lossless ---- */
 

@@ -339,8 +339,7 @@ static tagc_status conclude(tagc_gatherer *g) {
     if (g->damage)
         return tagc_fail(TAGC_ERR_CORRUPT, "parameters from rank %d: %s",
                          tagc_comm_name(g->comm, g->first_rank + g->damaged_row), g->damage);
-    if (g->told == TAGC_OK) return TAGC_OK;
-    return tagc_fail(g->told, "rank %d got damaged parameters in the gather before this one", g->told_by);
+    return tagc_gatherer_told(g->told, g->told_by);
 }
 
 /* ---- the course: all fronts out, all fronts in, rests ---- */

@@ -15,7 +15,7 @@ void tagc_gather_words_place(tagc_gatherer *g, tagc_arena *arena) {
 void tagc_gather_words_post(tagc_gatherer *g) {
     tagc_gather_words *w = &g->words;
     uint32_t n_peers = 0;
-    w->own = (tagc_gather_word){.unit = g->identity.unit, .step = g->n_begun};
+    w->own = (tagc_gather_word){.unit = g->identity.unit, .status = (uint32_t)g->failure, .step = g->n_begun};
     for (int r = 0; r < g->n_rows; r++) {
         if (r == g->row) continue;
         w->sends[n_peers] = (tagc_part){.peer = g->first_rank + r, .n_bytes = sizeof w->own};
@@ -45,7 +45,10 @@ tagc_status tagc_gather_words_check(tagc_gatherer *g) {
         int from = g->first_rank + r;
         if (r == g->row) continue;
         TAGC_TRY(tagc_identity_check(g->comm, &g->identity, from, word->unit));
-        if (word->step == g->n_begun) continue;
+        if (word->step == g->n_begun) {
+            TAGC_TRY(tagc_gatherer_told((tagc_status)word->status, tagc_comm_name(g->comm, from)));
+            continue;
+        }
         char text[TAGC_UNIT_TEXT_BYTES];
         tagc_identity_text(&g->identity, text);
         return tagc_fail(TAGC_ERR_MISMATCH, "rank %d is in gather %llu of %s, this rank in gather %llu",

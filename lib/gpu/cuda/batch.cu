@@ -1,7 +1,7 @@
 /* The maker of gpu/maker.h, and its batches: lays out the memory of a batch, sends its tables to the device, and launches kernels.
  *
  * A run takes eight launches to encode fragments of code topk, one more where a residual is stored as integers, two for those of code
- * blocks, two to validate, and three or four to decode, whatever the number of rows. A run allocates nothing, and the host reads nothing
+ * blocks, and three or four to decode, whatever the number of rows. A run allocates nothing, and the host reads nothing
  * back. */
 #include "gpu/cuda/blocks.cuh"
 #include "gpu/cuda/host.cuh"
@@ -149,10 +149,6 @@ static int encodes(const tagc_batch *b) {
     return b->kind == TAGC_BATCH_ENCODE;
 }
 
-static size_t bodies_of(const tagc_batch *b, const tagc_batch_row *row) {
-    return b->kind == TAGC_BATCH_VALIDATE ? 1 : (size_t)row->n_bodies;
-}
-
 /* The memory of each row and its blocks in the grids. If there is an image, fills the rows of the tables, too. */
 static void lay_out_rows(tagc_batch *b, const tagc_batch_row *rows, tagc_arena *arena, totals *t) {
     *t = totals();
@@ -186,7 +182,7 @@ static void lay_out_rows(tagc_batch *b, const tagc_batch_row *rows, tagc_arena *
             row.first_chunk = (uint32_t)t->chunks;
             row.first_body = (uint32_t)t->bodies;
             if (b->sums.host) b->sums.host[i] = row;
-            for (size_t k = 0; k < bodies_of(b, &rows[i]); k++, t->bodies++) {
+            for (size_t k = 0; k < (size_t)rows[i].n_bodies; k++, t->bodies++) {
                 body_row body = {};
                 body.row = (unsigned)i;
                 body.progress = take<body_state>(arena, 1);
@@ -233,7 +229,7 @@ static size_t cuda_work_bytes(tagc_batch_kind kind, const tagc_batch_row *rows, 
 
 /* Kernels of the longest run, and tables: once where a batch is made, and once where it is pointed to its arrays. */
 static size_t cuda_n_launches(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows) {
-    static const size_t n_kernels[] = {11, 2, 4};
+    static const size_t n_kernels[] = {11, 4};
     tagc_batch b = {};
     b.kind = kind;
     b.n_rows = n_rows;
@@ -285,9 +281,9 @@ static tagc_status cuda_point(tagc_batch *b, const tagc_batch_row *rows, tagc_ba
             point_encoding(&b->blocks.host[n_blocks++], from, &results[i]);
         } else {
             sums_row *row = &b->sums.host[i];
-            row->n_bodies = (uint32_t)bodies_of(b, from);
+            row->n_bodies = (uint32_t)from->n_bodies;
             row->result = &results[i];
-            row->stop = b->kind == TAGC_BATCH_DECODE ? from->stop : nullptr;
+            row->stop = from->stop;
             row->adds = from->adds;
             row->scale = from->scale;
             row->sums = from->sums;
@@ -363,13 +359,8 @@ static void run_bodies(const tagc_batch *b) {
     const work_of<sums_row> work = work_of_table(b->sums, b->n.chunks);
     const sums_row *rows = b->sums.device;
     const body_row *bodies = b->bodies.device;
-    const int checks = b->kind == TAGC_BATCH_VALIDATE;
     const unsigned n_rows = (unsigned)b->n_rows;
-    TAGC_LAUNCH(index_bodies, index_shared, b->bodies.n, stream, rows, bodies, checks);
-    if (checks) {
-        TAGC_LAUNCH(check_bodies, check_shared, b->n.chunks, stream, work, bodies);
-        return;
-    }
+    TAGC_LAUNCH(index_bodies, index_shared, b->bodies.n, stream, rows, bodies);
     TAGC_LAUNCH(clear_results, no_shared, parts_of(n_rows, THREADS) * (n_rows > 0), stream, rows, n_rows);
     if (b->n_sparse) TAGC_LAUNCH(add_topk, add_shared, b->n.chunks, stream, work, bodies);
     if (b->n_sparse < b->n_rows) TAGC_LAUNCH(add_blocks, no_shared, b->n.chunks, stream, work, bodies);
@@ -395,7 +386,6 @@ static tagc_status cuda_prepare(void) {
     TAGC_TRY(load_kernel(clear_blocks));
     TAGC_TRY(load_kernel(encode_blocks));
     TAGC_TRY(load_kernel(index_bodies));
-    TAGC_TRY(load_kernel(check_bodies));
     TAGC_TRY(load_kernel(clear_results));
     TAGC_TRY(load_kernel(add_topk));
     TAGC_TRY(load_kernel(add_blocks));

@@ -100,13 +100,10 @@ struct topk_row {
     float *values;       /* (k), then their errors where the residual is stored as integers */
 };
 
-/* A body to validate or decode. */
+/* A body to decode. */
 struct body_state {
     uint32_t n_items;
     int bits;
-    int front_damage; /* of its header, chunk table and length; see damage_rank */
-    int damage;       /* of the whole body */
-    unsigned ticket;
     unsigned long long n_index_bytes;
 };
 
@@ -121,7 +118,7 @@ struct body_row {
     unsigned long long *offset; /* (n_chunks) first bit of each chunk */
 };
 
-/* A fragment of either code whose bodies are added; for validation it has one body. */
+/* A fragment of either code whose bodies are added. */
 struct sums_row {
     int is_sparse;
     uint32_t n, k, chunk, n_chunks; /* of topk; for blocks, a chunk is a run */

@@ -201,26 +201,6 @@ __device__ __forceinline__ void encode_block(const value_format *f, const value_
     }
 }
 
-/* ---- validation ---- */
-
-/* Checks part `part` of n_parts of the bytes of n values. Returns 1 in threads that find damage. */
-__device__ __forceinline__ int values_damaged(const value_format *f, const uint8_t *bytes, size_t n,
-                                              unsigned part, unsigned n_parts) {
-    const size_t step = (size_t)n_parts * THREADS, first = (size_t)part * THREADS + threadIdx.x;
-    int bad = 0;
-    if (!has_scales(f->values)) {
-        for (size_t i = first; i < n; i += step) bad |= magnitude(value_at(f, bytes, i, n)) >= INF_BITS;
-        return bad;
-    }
-    const size_t n_scales = scales_bytes(f, n) / 2, n_bits = n * (size_t)bits_per_value(f->values);
-    for (size_t i = first; i < n_scales; i += step) {
-        uint32_t scale = load16(bytes + 2 * i);
-        bad |= scale > f->largest_scale || (scale > 0 && scale < 0x80u);
-    }
-    if (first == 0 && n_bits % 8) bad |= bytes[2 * n_scales + n_bits / 8] >> n_bits % 8 != 0;
-    return bad;
-}
-
 } // namespace tagc_cuda
 
 #endif

@@ -1,7 +1,16 @@
-/* Connections to all ranks: each rank calls those below it and is called by those above. The caller says who it is and shows
- * its key, then the called rank does. What shows no key soon is refused, however many such connections there are; a rank
- * that was refused by mistake, because others filled the port, calls again. */
+/* Connections to all ranks: each rank calls those below it and is called by those above. Both prove that they have their key:
+ *
+ *   caller                                                       called rank
+ *   call: who it is, a random number                         --->
+ *                                                            <---  challenge: who it is, another random number
+ *   proof: HMAC(its key, call | challenge)                   --->
+ *                                                            <---  proof: HMAC(its key, all of the above)
+ *
+ * Both random numbers are in both proofs, so nobody can use again what it has seen. Who does not prove soon that it is a rank is refused,
+ * however many such connections there are; a rank that was refused by mistake, because others filled the port, calls again. The caller's
+ * end opens after the other, so that it hears where it was refused. */
 #include "core/clock.h"
+#include "core/sha256.h"
 #include "transport/native/native.h"
 
 #include <errno.h>
@@ -13,11 +22,11 @@
 
 enum {
     CALL = 1,
-    ANSWER = 2,
+    CHALLENGE = 2,
     TICK_MS = 20,
     FIRST_RETRY_MS = 20,
     MOST_RETRY_MS = 1000,
-    HELLO_MS = 10000,
+    TALK_MS = 10000,
     KEEP_ALIVE_S = 60,
     TICKS_PER_LOOK = 10 /* at all open connections */
 };
@@ -49,6 +58,7 @@ void tagc_native_leave(tagc_native *self, native_guard *guard) {
 
 static void on_closed(uv_handle_t *handle) {
     native_socket *socket = handle->data;
+    tagc_native_tls_end(socket->tls);
     free(socket->in_early);
     free(socket);
 }
@@ -117,39 +127,65 @@ static uint32_t get(const unsigned char *from) {
     return value;
 }
 
-/* Takes as long wherever the first difference is. */
-static int is_equal(const unsigned char *a, const unsigned char *b, size_t n_bytes) {
-    unsigned char difference = 0;
-    for (size_t i = 0; i < n_bytes; i++) difference |= a[i] ^ b[i];
-    return difference == 0;
-}
-
 static const unsigned char *key(const tagc_native *self, int rank, int is_theirs) {
     return self->keys + ((size_t)rank * 2 + (size_t)is_theirs) * TAGC_NATIVE_KEY_BYTES;
 }
 
-static int say(native_socket *socket, int kind, int to, int index) {
-    unsigned char hello[NATIVE_HELLO_BYTES] = "tagc";
-    const tagc_native *self = socket->self;
-    hello[4] = NATIVE_VERSION;
-    hello[5] = (unsigned char)kind;
-    hello[6] = (unsigned char)index;
-    put(hello + 8, (uint32_t)self->rank);
-    put(hello + 12, (uint32_t)to);
-    memcpy(hello + 16, key(self, to, 0), TAGC_NATIVE_KEY_BYTES);
-    uv_buf_t buffer = uv_buf_init((char *)hello, sizeof hello);
-    int n = uv_try_write((uv_stream_t *)&socket->tcp, &buffer, 1);
-    return n == (int)sizeof hello ? 0 : n < 0 ? n : UV_EIO;
+/* Over all that both ends have said so far. */
+static void prove(const native_socket *socket, int rank, int is_theirs, unsigned char *proof) {
+    tagc_hmac_sha256(key(socket->self, rank, is_theirs), TAGC_NATIVE_KEY_BYTES, socket->talk, socket->n_talk,
+                     proof);
 }
 
-/* Returns the peer that said this hello of that kind, or NULL. */
-static native_peer *recognise(tagc_native *self, const unsigned char *hello, int kind) {
-    uint32_t from = get(hello + 8), to = get(hello + 12);
-    if (memcmp(hello, "tagc", 4) != 0 || hello[4] != NATIVE_VERSION || hello[5] != kind || hello[7] != 0 ||
-        hello[6] >= self->n_sockets || to != (uint32_t)self->rank || from >= (uint32_t)self->world_size ||
-        (kind == CALL ? from <= to : from >= to))
-        return NULL;
-    return is_equal(hello + 16, key(self, (int)from, 1), TAGC_NATIVE_KEY_BYTES) ? &self->peers[from] : NULL;
+static void add_proof(native_socket *socket, int rank) {
+    prove(socket, rank, 0, socket->talk + socket->n_talk);
+    socket->n_talk += NATIVE_PROOF_BYTES;
+}
+
+/* Of the last that was heard. */
+static int is_proved(native_socket *socket, int rank) {
+    unsigned char expected[NATIVE_PROOF_BYTES];
+    uint32_t n_talk = socket->n_talk;
+    socket->n_talk -= NATIVE_PROOF_BYTES;
+    prove(socket, rank, 1, expected);
+    socket->n_talk = n_talk;
+    return tagc_is_same_secret(socket->talk + n_talk - NATIVE_PROOF_BYTES, expected, sizeof expected);
+}
+
+/* Returns 0, or an error of libuv. */
+static int write_now(native_socket *socket, const void *bytes, size_t n_bytes) {
+    uv_buf_t buffer = uv_buf_init((char *)(uintptr_t)bytes, (unsigned)n_bytes);
+    int n = uv_try_write((uv_stream_t *)&socket->tcp, &buffer, 1);
+    return n == (int)n_bytes ? 0 : n < 0 ? n : UV_EIO;
+}
+
+/* Sends what was added to the talk, and awaits so many bytes. */
+static int say(native_socket *socket, uint32_t n_before, uint32_t n_expected) {
+    socket->n_awaited = socket->n_talk + n_expected;
+    return write_now(socket, socket->talk + n_before, socket->n_talk - n_before);
+}
+
+static int add_call(native_socket *socket, int kind, int to) {
+    const tagc_native *self = socket->self;
+    unsigned char *call = socket->talk + socket->n_talk;
+    memcpy(call, "tagc", 4);
+    call[4] = NATIVE_VERSION;
+    call[5] = (unsigned char)kind;
+    call[6] = (unsigned char)socket->index;
+    call[7] = self->tls != NULL;
+    put(call + 8, (uint32_t)self->rank);
+    put(call + 12, (uint32_t)to);
+    socket->n_talk += NATIVE_CALL_BYTES;
+    return uv_random(NULL, NULL, call + 16, NATIVE_NONCE_BYTES, 0, NULL);
+}
+
+/* Returns who says that it calls, or NULL if no rank would say that. */
+static native_peer *recognise(tagc_native *self, const unsigned char *call, int kind) {
+    uint32_t from = get(call + 8), to = get(call + 12);
+    int is_one = memcmp(call, "tagc", 4) == 0 && call[4] == NATIVE_VERSION && call[5] == kind &&
+                 call[6] < self->n_sockets && call[7] == (self->tls != NULL) && to == (uint32_t)self->rank &&
+                 from < (uint32_t)self->world_size && (kind == CALL ? from > to : from < to);
+    return is_one ? &self->peers[from] : NULL;
 }
 
 static void open_socket(native_socket *socket) {
@@ -166,30 +202,35 @@ static void open_socket(native_socket *socket) {
 static int is_dead(const native_socket *socket) {
     uv_os_fd_t fd;
     char byte;
-    if (uv_fileno((const uv_handle_t *)&socket->tcp, &fd) != 0) return 0;
+    if (uv_fileno((const uv_handle_t *)&socket->tcp, &fd) != 0 || tagc_native_tls_has_more(socket->tls))
+        return 0;
     ssize_t n = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
 }
 
-static void on_call(native_socket *socket) {
-    tagc_native *self = socket->self;
-    native_peer *peer = recognise(self, socket->hello, CALL);
-    int index = socket->hello[6];
-    if (peer && peer->sockets[index] && is_dead(peer->sockets[index]))
-        tagc_native_close_socket(peer->sockets[index]);
-    if (!peer || peer->sockets[index]) { /* a second one with that key repeats what the first has said */
-        refuse(socket);
-        return;
-    }
-    forget_pending(self, socket);
+/* It has proved that it is that rank. If it has called before, that connection has ended, as it knows first. */
+static void welcome(native_socket *socket, int rank) {
+    native_peer *peer = &socket->self->peers[rank];
+    if (peer->sockets[socket->index]) tagc_native_close_socket(peer->sockets[socket->index]);
+    forget_pending(socket->self, socket);
     socket->peer = peer;
-    socket->index = index;
-    peer->sockets[index] = socket;
-    int error = say(socket, ANSWER, peer->rank, index);
-    if (error < 0)
-        tagc_native_close_socket(socket); /* it will call again */
-    else
-        open_socket(socket);
+    peer->sockets[socket->index] = socket;
+}
+
+/* Hears the call, then the proof. */
+static int hear_caller(native_socket *socket) {
+    uint32_t n_before = socket->n_talk;
+    int rank = (int)get(socket->talk + 8);
+    if (n_before == NATIVE_CALL_BYTES) {
+        if (!recognise(socket->self, socket->talk, CALL)) return UV_EPROTO;
+        socket->index = socket->talk[6];
+        int error = add_call(socket, CHALLENGE, rank);
+        return error < 0 ? error : say(socket, n_before, NATIVE_PROOF_BYTES);
+    }
+    if (!is_proved(socket, rank)) return UV_EPROTO;
+    welcome(socket, rank);
+    add_proof(socket, rank);
+    return say(socket, n_before, 0);
 }
 
 /* ---- the calling end ---- */
@@ -204,41 +245,28 @@ static void retry_later(native_socket *socket, int error) {
     tagc_native_close_socket(socket);
 }
 
-static void on_answer(native_socket *socket) {
-    if (recognise(socket->self, socket->hello, ANSWER) == socket->peer && socket->hello[6] == socket->index)
-        open_socket(socket);
-    else
-        retry_later(socket, UV_EPROTO);
-}
-
-static void give_room(uv_handle_t *handle, size_t wanted, uv_buf_t *buffer) {
-    native_socket *socket = handle->data;
-    (void)wanted;
-    *buffer = uv_buf_init((char *)socket->hello + socket->n_hello, NATIVE_HELLO_BYTES - socket->n_hello);
-}
-
-static void on_hello(uv_stream_t *stream, ssize_t n, const uv_buf_t *buffer) {
-    native_socket *socket = stream->data;
-    (void)buffer;
-    if (n < 0 && socket->is_caller)
-        retry_later(socket, (int)n);
-    else if (n < 0)
-        refuse(socket);
-    if (n <= 0) return;
-    socket->n_hello += (uint32_t)n;
-    if (socket->n_hello < NATIVE_HELLO_BYTES) return;
-    if (socket->is_caller)
-        on_answer(socket);
-    else
-        on_call(socket);
-}
+static void give_room(uv_handle_t *handle, size_t wanted, uv_buf_t *buffer);
+static void on_heard(uv_stream_t *stream, ssize_t n, const uv_buf_t *buffer);
 
 static void on_connected(uv_connect_t *connecting, int status) {
     native_socket *socket = connecting->data;
     if (socket->is_closing) return;
-    if (status == 0) status = say(socket, CALL, socket->peer->rank, socket->index);
-    if (status == 0) status = uv_read_start((uv_stream_t *)&socket->tcp, give_room, on_hello);
+    if (status == 0) status = add_call(socket, CALL, socket->peer->rank);
+    if (status == 0) status = say(socket, 0, NATIVE_CALL_BYTES);
+    if (status == 0) status = uv_read_start((uv_stream_t *)&socket->tcp, give_room, on_heard);
     if (status < 0) retry_later(socket, status);
+}
+
+/* Hears the challenge, then the proof. */
+static int hear_called(native_socket *socket) {
+    const unsigned char *challenge = socket->talk + NATIVE_CALL_BYTES;
+    uint32_t n_before = socket->n_talk;
+    int rank = socket->peer->rank;
+    if (n_before == NATIVE_TALK_BYTES) return is_proved(socket, rank) ? 0 : UV_EPROTO;
+    if (recognise(socket->self, challenge, CHALLENGE) != socket->peer || challenge[6] != socket->index)
+        return UV_EPROTO;
+    add_proof(socket, rank);
+    return say(socket, n_before, NATIVE_PROOF_BYTES);
 }
 
 static tagc_status call(tagc_native *self, native_peer *peer, int index) {
@@ -261,6 +289,74 @@ static tagc_status call(tagc_native *self, native_peer *peer, int index) {
     return TAGC_OK;
 }
 
+/* ---- either end ---- */
+
+static void fail(native_socket *socket, int error) {
+    if (socket->is_caller)
+        retry_later(socket, error);
+    else if (socket->peer)
+        tagc_native_close_socket(socket); /* it will call again */
+    else
+        refuse(socket);
+}
+
+/* Goes on with the handshake of TLS. Its first bytes may follow the proof at once. */
+static void shake(native_socket *socket) {
+    size_t n_bytes;
+    int is_done = tagc_native_tls_shake(socket->tls);
+    const void *bytes = tagc_native_tls_sealed(socket->tls, &n_bytes);
+    if (is_done < 0 || (n_bytes && write_now(socket, bytes, n_bytes) < 0))
+        fail(socket, UV_EPROTO);
+    else if (is_done)
+        open_socket(socket);
+}
+
+/* Both ends have proved who they are. Only they can know this key, and no other connection has it. */
+static void seal_or_open(native_socket *socket) {
+    unsigned char both[TAGC_SHA256_BYTES];
+    int rank = socket->peer->rank;
+    if (!socket->self->tls) {
+        open_socket(socket);
+        return;
+    }
+    prove(socket, rank, !socket->is_caller, both); /* the caller's key */
+    tagc_hmac_sha256(key(socket->self, rank, socket->is_caller), TAGC_NATIVE_KEY_BYTES, both, sizeof both,
+                     both);
+    socket->tls = tagc_native_tls_begin(socket->self->tls, socket->is_caller, both);
+    if (socket->tls)
+        shake(socket);
+    else
+        fail(socket, UV_ENOMEM);
+}
+
+static void give_room(uv_handle_t *handle, size_t wanted, uv_buf_t *buffer) {
+    native_socket *socket = handle->data;
+    (void)wanted;
+    *buffer = socket->tls ? uv_buf_init((char *)socket->self->staging, NATIVE_STAGING_BYTES)
+                          : uv_buf_init((char *)socket->talk + socket->n_talk,
+                                        socket->n_awaited - socket->n_talk); /* frames may follow */
+}
+
+static void on_heard(uv_stream_t *stream, ssize_t n, const uv_buf_t *buffer) {
+    native_socket *socket = stream->data;
+    if (n < 0) fail(socket, (int)n);
+    if (n <= 0) return;
+    if (socket->tls) {
+        if (tagc_native_tls_put(socket->tls, buffer->base, (size_t)n))
+            shake(socket);
+        else
+            fail(socket, UV_ENOMEM);
+        return;
+    }
+    socket->n_talk += (uint32_t)n;
+    if (socket->n_talk < socket->n_awaited) return;
+    int error = socket->is_caller ? hear_called(socket) : hear_caller(socket);
+    if (error < 0)
+        fail(socket, error);
+    else if (socket->n_talk == NATIVE_TALK_BYTES)
+        seal_or_open(socket);
+}
+
 /* ---- strangers ---- */
 
 void tagc_native_on_caller(uv_stream_t *listener, int status) {
@@ -270,9 +366,10 @@ void tagc_native_on_caller(uv_stream_t *listener, int status) {
     socket->next = self->pending;
     self->pending = socket;
     self->n_pending++;
-    socket->deadline_ms = uv_now(&self->loop) + HELLO_MS;
+    socket->deadline_ms = uv_now(&self->loop) + TALK_MS;
+    socket->n_awaited = NATIVE_CALL_BYTES;
     int error = tagc_native_accept(listener, &socket->tcp, &socket->held, self->n_forks);
-    if (error == 0) error = uv_read_start((uv_stream_t *)&socket->tcp, give_room, on_hello);
+    if (error == 0) error = uv_read_start((uv_stream_t *)&socket->tcp, give_room, on_heard);
     if (error == UV_ECANCELED) {
         tagc_native_close_socket(socket); /* it will call again */
         return;
@@ -332,16 +429,25 @@ static int count_missing(const tagc_native *self, int *first) {
     return n;
 }
 
-static const char *why(const native_peer *peer) {
+static int is_called(const tagc_native *self, const native_peer *peer) {
+    for (int i = 0; i < self->n_sockets; i++)
+        if (peer->sockets[i] && peer->sockets[i]->is_caller && peer->sockets[i]->n_talk &&
+            !peer->sockets[i]->is_open)
+            return 1;
+    return 0;
+}
+
+static const char *why(const tagc_native *self, const native_peer *peer) {
     switch (peer->last_error) {
     case 0:
-        return "it did not call";
+        return is_called(self, peer) ? "it, or another program at its address, does not answer"
+                                     : "it did not call";
     case UV_EOF:
     case UV_ECONNRESET:
         return "it, or another program at its address, closed the connection: keys may differ, or it has "
                "too many files open";
     case UV_EPROTO:
-        return "what answers at its address does not show its key";
+        return "what answers at its address does not have its key";
     default:
         return uv_strerror(peer->last_error);
     }
@@ -357,7 +463,7 @@ static tagc_status late(const tagc_native *self, int n_missing, int first, doubl
             tagc_native_name(self, first), more, timeout_s);
     return tagc_fail(self->peers[first].last_error ? TAGC_ERR_TRANSPORT : TAGC_ERR_TIMEOUT,
                      "no connection to rank %d%s within %g s: %s", tagc_native_name(self, first), more,
-                     timeout_s, why(&self->peers[first]));
+                     timeout_s, why(self, &self->peers[first]));
 }
 
 static tagc_status connect_all(tagc_native *self, double timeout_s) {

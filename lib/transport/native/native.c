@@ -19,7 +19,7 @@ static void give_room(uv_handle_t *handle, size_t wanted, uv_buf_t *buffer) {
     native_socket *socket = handle->data;
     size_t n_bytes;
     (void)wanted;
-    unsigned char *target = tagc_native_direct_target(socket, &n_bytes);
+    unsigned char *target = socket->tls ? NULL : tagc_native_direct_target(socket, &n_bytes);
     *buffer = target ? uv_buf_init((char *)target, (unsigned)n_bytes)
                      : uv_buf_init((char *)socket->self->staging, NATIVE_STAGING_BYTES);
 }
@@ -31,6 +31,49 @@ static void note_end(tagc_native *self, native_peer *peer, int error) {
     peer->ended_ms = uv_now(&self->loop);
 }
 
+/* is_here: what arrived here, else what this rank sent. */
+static tagc_status changed(native_socket *socket, int is_here) {
+    int sender = is_here ? socket->peer->rank : socket->self->rank;
+    if (is_here) {
+        size_t n_bytes;
+        const void *alert = tagc_native_tls_alert(socket->tls, &n_bytes);
+        uv_buf_t buffer = uv_buf_init((char *)(uintptr_t)alert, (unsigned)n_bytes);
+        socket->is_alerted =
+            n_bytes > 0 && uv_write(&socket->alert, (uv_stream_t *)&socket->tcp, &buffer, 1, NULL) == 0;
+    }
+    tagc_fail(TAGC_ERR_CORRUPT, "what rank %d sent was changed on the way",
+              tagc_native_name(socket->self, sender));
+    return tagc_blame(TAGC_ERR_CORRUPT, sender);
+}
+
+/* What has arrived goes to where it belongs, as far as it can be opened. */
+static tagc_status feed_opened(native_socket *socket) {
+    native_tls *tls = socket->tls;
+    for (;;) {
+        size_t n_wanted;
+        unsigned char *target = tagc_native_direct_target(socket, &n_wanted);
+        int n = target ? tagc_native_tls_read(tls, target, n_wanted)
+                       : tagc_native_tls_read(tls, tls->opened, sizeof tls->opened);
+        if (n == 0) return TAGC_OK;
+        if (n < 0) return changed(socket, n == -1);
+        TAGC_TRY(target ? tagc_native_feed_direct(socket, (size_t)n)
+                        : tagc_native_feed(socket, tls->opened, (size_t)n));
+    }
+}
+
+static tagc_status feed_sealed(native_socket *socket, size_t n_bytes) {
+    if (!tagc_native_tls_put(socket->tls, socket->self->staging, n_bytes))
+        return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %zu bytes that arrived", n_bytes);
+    return feed_opened(socket);
+}
+
+static void take_outcome(native_socket *socket, tagc_status status) {
+    if (status == TAGC_OK) return;
+    const tagc_failure failure = {status, tagc_last_rank(), tagc_last_error()};
+    tagc_native_break(socket->self, &failure, -1);
+    uv_read_stop((uv_stream_t *)&socket->tcp); /* open, so that the peer can be told */
+}
+
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buffer) {
     native_socket *socket = stream->data;
     tagc_native *self = socket->self;
@@ -40,12 +83,10 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buffer) {
         return;
     }
     int is_staged = buffer->base == (char *)self->staging;
-    tagc_status status = is_staged ? tagc_native_feed(socket, self->staging, (size_t)n)
-                                   : tagc_native_feed_direct(socket, (size_t)n);
-    if (status == TAGC_OK) return;
-    const tagc_failure failure = {status, tagc_last_rank(), tagc_last_error()};
-    tagc_native_break(self, &failure, -1);
-    uv_read_stop(stream); /* open, so that the peer can be told */
+    tagc_status status = socket->tls ? feed_sealed(socket, (size_t)n)
+                         : is_staged ? tagc_native_feed(socket, self->staging, (size_t)n)
+                                     : tagc_native_feed_direct(socket, (size_t)n);
+    take_outcome(socket, status);
 }
 
 /* A host without power answers nothing. The kernel then ends its connections as early as the comm would break. */
@@ -63,6 +104,8 @@ static void start_reading(tagc_native *self, double timeout_s) {
             if (!socket) continue;
             limit_silence(&socket->tcp, timeout_s);
             uv_read_start((uv_stream_t *)&socket->tcp, give_room, on_read);
+            if (socket->tls && tagc_native_tls_has_more(socket->tls)) /* frames behind the handshake */
+                take_outcome(socket, feed_opened(socket));
         }
 }
 
@@ -308,6 +351,7 @@ void tagc_native_destroy(tagc_native *native) {
         tagc_native_close_all(native);
         uv_loop_close(&native->loop);
     }
+    tagc_native_tls_close(native->tls);
     tagc_native_leave(native, &guard);
     pthread_mutex_destroy(&native->lock);
     tagc_native_drop_early(native);

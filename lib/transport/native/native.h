@@ -1,7 +1,8 @@
 /* The native transport: TCP connections between all ranks, driven by one libuv loop on the comm thread.
  *
  *   open.c      interfaces, the port, the address for other ranks
- *   connect.c   connections to all ranks, and keys at both ends
+ *   connect.c   connections to all ranks, and proofs of keys at both ends
+ *   tls.c       what encrypts them, if it is to
  *   frames.c    what arrives: no socket in it, so that a fuzzer can feed it
  *   send.c      what leaves: pieces of parts, as sockets take them
  *   native.c    the table of the transport, and the life of requests
@@ -20,16 +21,21 @@
 #include "core/status.h"
 #include "tagc/native.h"
 #include "tagc/transport.h"
+#include "transport/native/tls.h"
 
 #include <pthread.h>
 #include <signal.h>
 #include <uv.h>
 
 enum {
-    NATIVE_VERSION = 1,
+    NATIVE_VERSION = 2,
     NATIVE_LANES = 9,
     NATIVE_MOST_SOCKETS = 16,
-    NATIVE_HELLO_BYTES = 48,
+    /* What both ends say before a connection opens: call, challenge, and the proofs of the caller and of the called rank. */
+    NATIVE_CALL_BYTES = 48,
+    NATIVE_NONCE_BYTES = 32,
+    NATIVE_PROOF_BYTES = 32,
+    NATIVE_TALK_BYTES = 2 * NATIVE_CALL_BYTES + 2 * NATIVE_PROOF_BYTES,
     NATIVE_HEADER_BYTES = 32,
     NATIVE_PIECE_BYTES = 256 << 10,
     NATIVE_EAGER_BYTES = 1 << 20,
@@ -108,7 +114,10 @@ typedef struct native_socket {
     uv_tcp_t tcp;
     native_held held;
     tagc_native *self;
-    native_peer *peer; /* NULL: it has not shown its key */
+    native_peer *peer; /* NULL: it has not proved who it is */
+    native_tls *tls;   /* NULL: bytes travel as they are */
+    uv_write_t alert;  /* that what arrived was changed: its last words */
+    int is_alerted;
     int index, is_open, is_closing, is_writing, cannot_write;
 
     /* while it connects: */
@@ -116,8 +125,8 @@ typedef struct native_socket {
     int is_caller;
     uint64_t deadline_ms; /* of the loop */
     struct native_socket *next;
-    unsigned char hello[NATIVE_HELLO_BYTES];
-    uint32_t n_hello;
+    unsigned char talk[NATIVE_TALK_BYTES];
+    uint32_t n_talk, n_awaited; /* said and heard so far; what is to be heard next ends here */
 
     /* what it writes: */
     uv_write_t write;
@@ -156,6 +165,7 @@ struct tagc_native {
     int has_loop;
     pid_t process; /* that opened it; a fork has no part in it */
     int rank, world_size, n_sockets, is_connected, has_comm;
+    native_tls_context *tls; /* NULL: no connection is encrypted */
     int32_t *names;
     native_peer *peers; /* (W) */
     struct sockaddr_storage address;
@@ -167,7 +177,7 @@ struct tagc_native {
     uint64_t n_forks; /* before the loop ran */
     uv_timer_t timer;
     uint64_t n_ticks;
-    native_socket *pending; /* accepted connections that have not shown their key, the newest first */
+    native_socket *pending; /* accepted connections that have not proved who they are, the newest first */
     int n_pending;
     uint64_t n_refused;
     const unsigned char *addresses, *keys;

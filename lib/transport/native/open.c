@@ -30,6 +30,9 @@ static tagc_status read_options(const tagc_native_options *from, tagc_native_opt
     if (options->n_sockets < 1 || options->n_sockets > NATIVE_MOST_SOCKETS)
         return tagc_fail(TAGC_ERR_ARGUMENT, "options.n_sockets is %d, must be in [1, %d]", options->n_sockets,
                          NATIVE_MOST_SOCKETS);
+    if (options->tls > 1)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "options.tls is %llu, must be 0 or 1",
+                         (unsigned long long)options->tls);
     return TAGC_OK;
 }
 
@@ -238,7 +241,9 @@ tagc_status tagc_native_open(const tagc_native_options *options, int rank, int w
     int error = uv_loop_init(&self->loop);
     self->has_loop = error == 0;
     tagc_status status =
-        error == 0 ? listen_at(self) : tagc_fail(TAGC_ERR_MEMORY, "no event loop: %s", uv_strerror(error));
+        error == 0 ? TAGC_OK : tagc_fail(TAGC_ERR_MEMORY, "no event loop: %s", uv_strerror(error));
+    if (status == TAGC_OK && checked.tls) status = tagc_native_tls_open(&self->tls);
+    if (status == TAGC_OK) status = listen_at(self);
     if (status != TAGC_OK) {
         tagc_native_destroy(self);
         return status;
@@ -261,6 +266,7 @@ tagc_status tagc_native_address(const tagc_native *native, void *address) {
     to[4] = NATIVE_VERSION;
     to[5] = (unsigned char)family;
     to[6] = (unsigned char)native->n_sockets;
+    to[7] = native->tls != NULL;
     memcpy(to + 8, family == 4 ? (const void *)&four->sin_port : &six->sin6_port, 2);
     memcpy(to + 16, family == 4 ? (const void *)&four->sin_addr : &six->sin6_addr, family == 4 ? 4 : 16);
     return TAGC_OK;
@@ -282,6 +288,9 @@ tagc_status tagc_native_read_address(const tagc_native *self, int rank, const un
     if (from[6] != self->n_sockets)
         return tagc_fail(TAGC_ERR_MISMATCH, "options.n_sockets is %d on rank %d and %d on this rank", from[6],
                          name, self->n_sockets);
+    if (from[7] != (self->tls != NULL))
+        return tagc_fail(TAGC_ERR_MISMATCH, "options.tls is %d on rank %d and %d on this rank", from[7], name,
+                         self->tls != NULL);
     if (from[5] != own)
         return tagc_fail(TAGC_ERR_MISMATCH,
                          "rank %d listens on an address of IPv%d, this rank on one of IPv%d", name, from[5],

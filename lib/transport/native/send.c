@@ -97,33 +97,53 @@ static void on_written(uv_write_t *write, int status) {
     write_pieces(socket);
 }
 
-static void write_pieces(native_socket *socket) {
+/* In the place of both buffers, what they are on the way. */
+static int seal(native_socket *socket, uv_buf_t buffers[2], unsigned *n_buffers) {
+    size_t n_bytes;
+    for (unsigned i = 0; i < *n_buffers; i++)
+        if (!tagc_native_tls_write(socket->tls, buffers[i].base, buffers[i].len)) return 0;
+    const void *sealed = tagc_native_tls_sealed(socket->tls, &n_bytes);
+    buffers[0] = uv_buf_init((char *)(uintptr_t)sealed, (unsigned)n_bytes);
+    *n_buffers = 1;
+    return n_bytes > 0;
+}
+
+/* Returns 1 if all has left, 0 if the rest of it leaves later, and -1 if nothing can leave any more. */
+static int write_all(native_socket *socket, uv_buf_t buffers[2], unsigned n_buffers) {
     uv_stream_t *stream = (uv_stream_t *)&socket->tcp;
-    while (!socket->is_writing && !socket->cannot_write && !socket->is_closing &&
+    uv_buf_t *rest = buffers;
+    if (socket->tls && !seal(socket, buffers, &n_buffers)) {
+        stop_writing(socket, UV_ENOMEM);
+        return -1;
+    }
+    int n = uv_try_write(stream, buffers, n_buffers);
+    if (n < 0 && n != UV_EAGAIN) {
+        stop_writing(socket, n);
+        return -1;
+    }
+    size_t n_written = n < 0 ? 0 : (size_t)n;
+    for (; n_buffers > 0 && n_written >= rest->len; rest++, n_buffers--) n_written -= rest->len;
+    if (n_buffers == 0) return 1;
+    rest->base += n_written;
+    rest->len -= n_written;
+    socket->write.data = socket;
+    n = uv_write(&socket->write, stream, rest, n_buffers, on_written); /* copies the list */
+    if (n < 0) {
+        stop_writing(socket, n);
+        return -1;
+    }
+    socket->is_writing = 1;
+    return 0;
+}
+
+static void write_pieces(native_socket *socket) {
+    while (!socket->is_writing && !socket->cannot_write && !socket->is_closing && !socket->is_alerted &&
            !socket->self->has_given_up && take_piece(socket->peer, socket)) {
         uv_buf_t buffers[2] = {uv_buf_init((char *)socket->out_header, NATIVE_HEADER_BYTES),
                                uv_buf_init((char *)(uintptr_t)socket->out_data, socket->out_bytes)};
-        unsigned n_buffers = socket->out_bytes ? 2 : 1;
-        uv_buf_t *rest = buffers;
-        int n = uv_try_write(stream, buffers, n_buffers);
-        if (n < 0 && n != UV_EAGAIN) {
-            stop_writing(socket, n);
-            return;
-        }
-        size_t n_written = n < 0 ? 0 : (size_t)n;
-        if (n_written == NATIVE_HEADER_BYTES + (size_t)socket->out_bytes) {
-            end_piece(socket);
-            continue;
-        }
-        for (; n_written >= rest->len; rest++, n_buffers--) n_written -= rest->len;
-        rest->base += n_written;
-        rest->len -= n_written;
-        socket->write.data = socket;
-        n = uv_write(&socket->write, stream, rest, n_buffers, on_written); /* copies the list */
-        if (n < 0)
-            stop_writing(socket, n);
-        else
-            socket->is_writing = 1;
+        int n = write_all(socket, buffers, socket->out_bytes ? 2 : 1);
+        if (n > 0) end_piece(socket);
+        if (n < 0) return;
     }
 }
 
@@ -134,23 +154,23 @@ void tagc_native_push(native_peer *peer) {
 
 /* Returns whether it has now had the frame, or cannot have it any more. */
 static int tell_peer(native_peer *peer, const native_frame *frame, const char *text) {
-    unsigned char header[NATIVE_HEADER_BYTES];
-    tagc_native_write_header(frame, header);
-    uv_buf_t buffers[2] = {uv_buf_init((char *)header, sizeof header),
-                           uv_buf_init((char *)(uintptr_t)text, frame->n_bytes)};
     int may_later = 0;
     for (int i = 0; i < NATIVE_MOST_SOCKETS; i++) {
         native_socket *socket = peer->sockets[i];
         if (!socket || socket->is_closing || socket->cannot_write) continue;
         may_later = 1;
+        if (socket->is_alerted) return 1;
         if (socket->is_writing) continue;
-        int n = uv_try_write((uv_stream_t *)&socket->tcp, buffers, frame->n_bytes ? 2 : 1);
-        if (n > 0) return 1;
-        if (n != UV_EAGAIN) stop_writing(socket, n);
+        tagc_native_write_header(frame, socket->out_header);
+        socket->out = NULL;
+        uv_buf_t buffers[2] = {uv_buf_init((char *)socket->out_header, NATIVE_HEADER_BYTES),
+                               uv_buf_init((char *)(uintptr_t)text, frame->n_bytes)};
+        if (write_all(socket, buffers, frame->n_bytes ? 2 : 1) >= 0) return 1;
     }
     return !may_later;
 }
 
+/* text: stays as long as the connections. */
 int tagc_native_tell(tagc_native *self, const native_frame *frame, const char *text) {
     int n_left = 0;
     for (int r = 0; r < self->world_size; r++) {

@@ -34,15 +34,26 @@ def _kernels() -> str:
     return str(path)
 
 
+def _lacks(has_tls: bool) -> str:
+    """Returns why this rank has no connections of libtagc's own, with TLS or without; "": it has them."""
+    port = ctypes.c_void_p()
+    options = lib.initialised(lib.NativeOptions, "tagc_native_options_init")
+    options.tls = int(has_tls)
+    try:
+        lib.call("tagc_native_open", ctypes.byref(options), 0, 1, ctypes.byref(port))
+    except lib.Error as failure:
+        return str(failure)
+    lib.load().tagc_native_destroy(port)
+    return ""
+
+
 def _connections() -> str:
     """Returns by what messages of PyTorch's ranks travel, if all of them have the same."""
-    port = ctypes.c_void_p()
-    try:
-        lib.call("tagc_native_open", None, 0, 1, ctypes.byref(port))
-    except lib.Error as failure:
-        return f"gloo, because {failure}"
-    lib.load().tagc_native_destroy(port)
-    return "native, libtagc's own TCP connections"
+    if lacks := _lacks(has_tls=False):
+        return f"gloo, because {lacks}"
+    lacks = _lacks(has_tls=True)
+    tls = f"no TLS, because {lacks}" if lacks else "with TLS if TAGC_NATIVE_TLS is set"
+    return f"native, libtagc's own TCP connections; {tls}"
 
 
 def _openblas_kernel() -> str:

@@ -172,7 +172,7 @@ class Wrapper(GatheringWrapper):
             self._replace(owner, tuple(own), handle)
             handle.passes.undo.append(functools.partial(_restore, owner))
         handle.passes.undo += [one.release for one in self._sharded.values()]
-        self.follow_loads(handle)
+        self.follow_parameters(handle)
 
     def _replace(self, module: Any, names: tuple[str, ...], handle: Compressed) -> None:
         """Replaces the properties of a module, which keeps the handle, as hooks would."""

@@ -218,8 +218,14 @@ def read_files(state: State, folder: Any) -> Any:
     mine = _read(folder, first)
     saved, own = next(iter(_ranks(mine).values()))[0], _about(state)
     n_saved = saved["world_size"]
-    alike = first == rank and all(saved[key] == own[key] for key in (*_SIZES, *_PLACE))
-    return mine if alike else [mine if r == first else _read(folder, r) for r in range(n_saved)]
+    if first == rank and all(saved[key] == own[key] for key in (*_SIZES, *_PLACE)):
+        return mine
+    everyone = []
+    for r in range(n_saved):
+        everyone.append(mine if r == first else _read(folder, r))
+        for about, _ in _ranks(everyone[-1], residuals=False).values():
+            _check_same_save(saved, about)  # before a file is missed that this save did not write
+    return everyone
 
 
 def _open_writers(path: pathlib.Path) -> list[State]:
@@ -490,13 +496,8 @@ def _sources(
     """Returns {old rank: factor of its residuals} of the ranks whose residuals this one takes over, in order
     of replica and place; None: no factor, bit for bit."""
     first = abouts[min(abouts)]
-    for rank, about in abouts.items():
-        for key in (*_SIZES, "step"):
-            if about[key] != first[key]:
-                raise _bad(
-                    f"{key} is {first[key]} of rank {first['rank']} and {about[key]} of rank {rank}: they "
-                    "are not of the same moment"
-                )
+    for about in abouts.values():
+        _check_same_save(first, about)
     if all(mine[key] == first[key] for key in _SIZES):
         own = mine["rank"]
         if own not in abouts:
@@ -535,6 +536,16 @@ def _sources(
             "torch.distributed.checkpoint handle.at(path) instead of handle"
         )
     return wanted
+
+
+def _check_same_save(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Raises Error unless two ranks saved at the same step of the same run, as far as their numbers tell."""
+    for key in (*_SIZES, "step"):
+        if other[key] != one[key]:
+            raise _bad(
+                f"{key} is {one[key]} of rank {one['rank']} and {other[key]} of rank {other['rank']}: they "
+                "are not of the same moment"
+            )
 
 
 def _many(about: Mapping[str, Any]) -> str:

@@ -7,22 +7,23 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
-from tagc._library import Error
+from tagc._library import LOST, Error
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange.call import FindLayout, Record, Reduction
 from tagc.torch.exchange.comm import Comm, Disagreement
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Exchanged, Expected
 from tagc.torch.exchange.layout import Layout
+from tagc.torch.exchange.model import FlatModel, Follower, PartStats
 from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.runner import Runner, Runners, Staged
 from tagc.torch.exchange.slices import Slice
-from tagc.torch.exchange.unit import DTYPES, Stats
+from tagc.torch.exchange.unit import DTYPES
 from tagc.torch.exchange.unknown import UnknownLayouts
 from tagc.torch.schedule.schedule import WINDOW
 from tagc.torch.state import State
@@ -45,6 +46,7 @@ class Passes:
         self.groups: dict[str, str] = {}  # name of a parameter -> why it is in its class
         self.are_all_staged = False  # whether all ranks' parameters are on devices
         self._unknown = UnknownLayouts()
+        self._failed: list[tuple[Begun, BaseException]] = []  # of begin(), in this pass, in order
         self._comms: dict[tuple[int, ...], Comm] = {}  # by ranks
         self._gather_comms: dict[tuple[int, ...], Comm] = {}
         self._loss_scale = 1.0  # of the pass whose hooks run; state.loss_scale is that of residuals
@@ -167,12 +169,7 @@ class Passes:
         this exchange is dense and residuals do not change. waits: whether the current stream waits for the
         result. recurs: whether this unit comes once in a step. number: from which rounding derives; None: the
         step's."""
-        if self.state.is_closed:
-            raise Error(
-                "state",
-                "this tagc handle is closed, but torch still calls its hook: call compress() "
-                "again, or wrap the model anew",
-            )
+        self._check_open()
         hosts = self.state.wrapper.hosts(group)
         with self._giving_up():
             opens_step = self._opens_step(unit, recurs)  # it may change layouts
@@ -184,6 +181,106 @@ class Passes:
             # after the last unit of finalize_backward() nothing else ends this step
             if self._is_outside and self.state.wrapper.is_ended_by_hand():
                 self.end_backward()
+
+    def _check_open(self) -> None:
+        if self.state.is_closed:
+            raise Error(
+                "state",
+                "this tagc handle is closed, but torch still calls its hook: call compress() "
+                "again, or wrap the model anew",
+            )
+
+    # ---- exchanges that go on without Python ----
+
+    def can_begin(self, group: Any, tensor: torch.Tensor) -> bool:
+        """Returns whether begin() takes all-reduces of tensors like that: in CPU memory, with one rank per
+        host."""
+        state = self.state
+        return (
+            not state.wrapper.is_managed
+            and state.wrapper.hosts(group).is_flat
+            and state.options.exchange != "dense"
+            and tensor.layout == torch.strided
+            and tensor.dtype in (torch.float32, torch.bfloat16)
+            and not state.is_left_to_torch(tensor)
+            and self.runner_for(tensor)[0] is self.runners.host
+        )
+
+    def begin(
+        self, unit: Bucketed, group: Any, values: torch.Tensor, layout: Layout, find_layout: FindLayout
+    ) -> Callable[[], None]:
+        """Starts to replace a gradient by its mean over ranks, and returns what waits for that, once, in any
+        thread. If the exchange fails, that raises, and synchronize() on all ranks; so all begin what is left
+        of the pass, too. An Error of this call itself is one on all ranks. Collective."""
+        self._check_open()
+        host = self.runners.host
+        with self._giving_up():
+            opens_step, comm, lock = self._opens_step(unit), self.comm(group), self.state.lock
+            call = Reduction(
+                unit, comm, values, values, dist.ReduceOp.AVG, find_layout,
+                self._find_loss_scale(values, opens_step), (self._begin, self._take_back), lock,
+                loaded=self.state.loaded,
+            )  # fmt: skip
+            call.opens_step, call.agrees_first = opens_step, False
+            self._loss_scale = call.loss_scale
+            if comm.needs_python:  # then all messages have one order
+                host.wait_for_jobs()
+            model = unit.find_model(layout)
+            if model is None:
+                host.wait_for_jobs()
+                call.agree()
+                model = unit.make_model(layout, comm, values.dtype, self.state.schedule)
+        begun = Begun(call, unit, layout, model)
+        with lock:
+            _, _, record = self._begin(call, None)
+        begin, failure = time.perf_counter(), self._begin_model(begun, values)
+
+        def end() -> None:
+            try:
+                if failure is not None:
+                    raise failure
+                stats = model.model.end()
+                if (full := model.model.take_full()) is not None:
+                    self.state.schedule.keep(comm, dict(zip(*full)))
+                record(stats, time.perf_counter() - begin, 0.0)
+            except BaseException as problem:
+                self._failed.append((begun, problem))
+                raise
+
+        return end
+
+    def _begin_model(self, begun: Begun, values: torch.Tensor) -> Exception | None:
+        """Returns a failure that all ranks learn of, but who begins nothing more here."""
+        call, model = begun.call, begun.model
+        try:
+            if model.layout is not begun.layout and call.failure is None:
+                self.runners.host.wait_for_jobs()
+                _follow(begun)
+            model.model.set_word(call.word())
+            failure = call.failure
+            if model.dtype != values.dtype:
+                failure = failure or Error("unsupported", f"{begun.unit.name} was {model.dtype} before")
+            if failure is not None:
+                model.model.begin_failed(failure)
+            else:
+                model.begin(values, call.step)
+        except Exception as problem:
+            return problem
+        return None
+
+    def _explain(self, begun: Begun, failure: BaseException) -> None:
+        """Raises the failure of an exchange that has ended, or what the ranks tell each other of it.
+        Collective."""
+        if not isinstance(failure, Error) or failure.status in LOST:
+            raise failure
+        try:
+            begun.call.agree()
+        except Error as told:
+            if begun.call.opens_step:
+                self._take_back()
+            raise (failure if told.status in LOST else told) from None
+        begun.unit.drop_model(begun.layout)  # ranks agree, as on a dtype that has changed
+        raise failure
 
     @contextlib.contextmanager
     def _giving_up(self) -> Iterator[None]:
@@ -311,7 +408,7 @@ class Passes:
             self.state.begin_step(call.loss_scale)
         call.step = self.state.n_steps if call.number is None else call.number
         unit, comm, layout, rows = call.unit, call.comm, call.layout, call.rows
-        n_control = comm.agreement_bytes
+        n_control = comm.agreement_bytes if call.agrees_first else 0
         if layout is None:
             if self.state.wrapper.speaks:
                 self._unknown.warn(unit)
@@ -323,7 +420,7 @@ class Passes:
         n_elems = call.n_elems * per_host
         n_within = 0 if rows is None else rows.n_bytes + rows.comm.agreement_bytes
 
-        def record(stats: Stats, seconds: float, agree_s: float) -> None:
+        def record(stats: PartStats, seconds: float, agree_s: float) -> None:
             times, gentle = (seconds, agree_s, n_control), self.state.options.has_levels
             self.recorder.add(name, stats, n_bytes_dense, n_elems, comm, *times, gentle, per_host, n_within)
 
@@ -337,10 +434,14 @@ class Passes:
         """Waits until all exchanges of device tensors are complete, and raises the first failure. Local."""
         with self._giving_up():
             self.runners.finish()
+            self.runners.host.wait_for_jobs()
+            if self._failed:
+                self._explain(*self._failed[0])
 
     def give_up(self) -> None:
         """Gives this backward pass up: the rest of it, and its end, will not come."""
         self.runners.drop()
+        self._failed = []
         with self.state.lock:
             self._step_open = False
             self._units_of_step.clear()
@@ -444,6 +545,44 @@ class Passes:
             end()
         self.runners.free()
         self.state.is_closed = True
+
+
+class Bucketed(Exchanged, Protocol):
+    """A unit with models."""
+
+    def find_model(self, layout: Layout) -> FlatModel | None:
+        """Returns the one of a bucket with that layout, but for its levels, if there is one."""
+        ...
+
+    def make_model(self, layout: Layout, comm: Comm, dtype: torch.dtype, follower: Follower) -> FlatModel: ...
+
+    def drop_model(self, layout: Layout) -> None: ...
+
+
+class Begun(NamedTuple):
+    """An exchange that goes on without Python."""
+
+    call: Reduction
+    unit: Bucketed
+    layout: Layout
+    model: FlatModel
+
+
+_FOLLOWS = 0x5EE  # in the place of a word
+
+
+def _follow(begun: Begun) -> None:
+    """Takes up the plans of now, after an exchange of nothing that says so: a rank whose plans are as before
+    has begun another one, and both fail. Collective."""
+    model = begun.model.model
+    model.set_word(_FOLLOWS)
+    model.begin_failed(Error("state", "it takes up other plans"))
+    try:
+        model.end()
+    except Error as expected:
+        if expected.status != "state":
+            raise
+    begun.model.follow(begun.layout)
 
 
 def _found(find_layout: FindLayout) -> tuple[Layout | None, Error | None]:

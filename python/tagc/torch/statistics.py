@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tagc import _library as lib
 from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.layout import Part
+from tagc.torch.exchange.model import PartStats
 from tagc.torch.schedule.schedule import EVERY
 
 
@@ -30,7 +30,7 @@ class Recorder:
     def add(
         self,
         unit: str,
-        stats: Iterable[tuple[Part, lib.ReducerStats]],
+        stats: PartStats,
         n_bytes_dense: int,
         n_elems: int,
         comm: Comm,

@@ -22,8 +22,7 @@ struct rows_of_run {
         rows.assign(from, from + n);
         bodies.resize(n);
         for (size_t i = 0; i < n; i++) {
-            size_t n_bodies =
-                kind == TAGC_BATCH_DECODE ? (size_t)from[i].n_bodies : kind == TAGC_BATCH_VALIDATE;
+            size_t n_bodies = kind == TAGC_BATCH_DECODE ? (size_t)from[i].n_bodies : 0;
             bodies[i].assign(from[i].bodies, from[i].bodies + n_bodies);
         }
     }

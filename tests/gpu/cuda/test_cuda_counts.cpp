@@ -150,8 +150,8 @@ void hold_point(const tagc_code_options *o, size_t n_rows, uint64_t n_launches) 
 }
 
 struct budgets {
-    std::vector<budget> encode, validate, decode;
-    double whole_encode, whole_validate, whole_decode;
+    std::vector<budget> encode, decode;
+    double whole_encode, whole_decode;
 };
 
 void hold_code(const char *name, const tagc_code_options *o, const budgets &allowed) {
@@ -177,10 +177,6 @@ void hold_code(const char *name, const tagc_code_options *o, const budgets &allo
     row.options = *o;
     row.bodies = &body;
     row.n_bodies = 1;
-    snprintf(what, sizeof what, "%s, validate", name);
-    hold(what, counted(TAGC_BATCH_VALIDATE, &row, &result), allowed.validate, allowed.whole_validate);
-    CHECK(result.damage == TAGC_DAMAGE_NONE);
-
     const std::vector<tagc_body> bodies(N_BODIES, body);
     row.bodies = bodies.data();
     row.n_bodies = (int)N_BODIES;
@@ -202,8 +198,6 @@ int main() {
     dense.values = TAGC_FORMAT_INT4;
     sparse.block = dense.block = 128;
     sparse.sparse = 1;
-    const std::vector<budget> validate = {{"index_bodies", 0.06, 0.35, 0.005},
-                                          {"check_bodies", 0.14, 1.95, 0.005}};
     const std::vector<budget> decode = {
         {"index_bodies", 0.1, 1.2, 0.005}, {"clear_results", 0.01, 0.02, 0}, {"add_topk", 5.05, 18.3, 0.01}};
     /* The sweep takes 12 bytes per value: gradient, residual, and the new residual. Beyond it, a whole encode may move 5. */
@@ -214,19 +208,15 @@ int main() {
                 {"count_rows", 0.4, 1.9, 0.005},
                 {"gather_rows", 1.1, 9.3, 0.03},
                 {"emit_rows", 1.5, 4.2, 0.015}},
-               validate,
                decode,
                17,
-               0.18,
                5.1});
     hold_code("fp32, all in 4 bits", &dense,
               {{{"clear_blocks", 0.01, 0.02, 0}, {"encode_blocks", 12.7, 32.6, 0.05}},
-               {{"index_bodies", 0.01, 0.05, 0.005}, {"check_bodies", 0.03, 1.2, 0.005}},
                {{"index_bodies", 0.01, 0.1, 0.005},
                 {"clear_results", 0.01, 0.02, 0},
                 {"add_blocks", 4.6, 39.9, 0.005}},
                12.8,
-               0.04,
                4.65});
     /* A gradient in bf16 and a residual of 8 bits: 4 bytes, and a 64th for exponents. */
     sparse.residual = dense.residual = TAGC_FORMAT_INT8;
@@ -239,19 +229,15 @@ int main() {
                 {"gather_rows", 1.3, 10, 0.03},
                 {"emit_rows", 0.68, 3.4, 0.015},
                 {"settle_rows", 0.73, 1.5, 0.005}},
-               validate,
                decode,
                9,
-               0.18,
                5.1});
     hold_code("int8 and bf16, all in 4 bits", &dense,
               {{{"clear_blocks", 0.01, 0.02, 0}, {"encode_blocks", 4.65, 37, 0.05}},
-               {{"index_bodies", 0.01, 0.05, 0.005}, {"check_bodies", 0.03, 1.2, 0.005}},
                {{"index_bodies", 0.01, 0.1, 0.005},
                 {"clear_results", 0.01, 0.02, 0},
                 {"add_blocks", 4.6, 39.9, 0.005}},
                4.7,
-               0.04,
                4.65});
     hold_message("8 bits", TAGC_FORMAT_INT8,
                  {{"encode_message", 3.1, 23.5, 0.005}, {"sum_message", 1.1, 1.6, 0.005}}, 4.2,

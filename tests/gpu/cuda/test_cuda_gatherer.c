@@ -1,5 +1,6 @@
 /* Gathers of deltas with kernels beside gathers on the processor: the same replicas, bit for bit, with all ranks or some of them on a
  * device, whole at first and after failures, with values that are not finite, with checksums, in one level and in two. */
+#include "../../lengths.h"
 #include "sides.h"
 
 #include <math.h>
@@ -40,7 +41,7 @@ static void rank_gathers(rank_run *run) {
     tagc_gatherer *plain;
     if (t->on_device >> run->rank & 1 && !open_device(run, &own, run->rank)) return;
     size_t n = (size_t)t->options.n_elems,
-           n_rows = (size_t)(t->options.two_level ? run->world_size : t->options.ranks_per_host),
+           n_rows = (size_t)(t->options.within_host ? t->options.ranks_per_host : run->world_size),
            n_shard = n / n_rows;
     float *shard = malloc(n_shard * sizeof(float));
     uint16_t *expected = malloc((n + 1) * sizeof *expected);
@@ -55,14 +56,13 @@ static void rank_gathers(rank_run *run) {
     if (!CHECK(run, status == TAGC_OK)) return;
     for (int g = 0; g < N_GATHERS && !run->failure[0]; g++) {
         fill_shard(t, run, g, shard, n_shard);
-        CHECK(run,
-              tagc_gatherer_begin(plain, shard, expected) == TAGC_OK && tagc_gatherer_end(plain) == TAGC_OK);
+        CHECK(run, begin_gatherer(plain, shard, expected) == TAGC_OK && tagc_gatherer_end(plain) == TAGC_OK);
         CHECK(run, write_to(&own, own.gradient, shard, n_shard));
         int fails = g == GATHER_OF_FAILURE && t->failing;
         pthread_barrier_wait(&t->barrier);
         if (fails && run->rank == 0) fake_fail(t->failing, 1, 700);
         pthread_barrier_wait(&t->barrier);
-        status = tagc_gatherer_begin(own.gatherer, own.gradient, own.output);
+        status = begin_gatherer(own.gatherer, own.gradient, own.output);
         if (status == TAGC_OK) status = tagc_gatherer_end(own.gatherer);
         CHECK(run, status == (fails ? TAGC_ERR_DEVICE : TAGC_OK)); /* on all ranks */
         if (fails) { /* the next one is whole, and so must the other be */
@@ -104,10 +104,7 @@ static void test_equals_the_processor(void **state) {
         t.options.n_elems = (uint64_t)world_size * (uint64_t)(300 + 411 * i);
         t.options.check_every = i % 2 ? 2 : 0;
         t.options.ranks_per_host = world_size;
-        if (world_size % 2 == 0 && i >= 6) {
-            t.options.two_level = 1;
-            t.options.ranks_per_host = 2;
-        }
+        if (world_size % 2 == 0 && i >= 6) t.options.ranks_per_host = 2;
         t.on_device = i % 3 == 0 ? ~0u : 0x5bu >> i % 5 | 1u << i % world_size;
         run_trial(&t, world_size, rank_gathers);
     }

@@ -1,5 +1,6 @@
 /* A store: residuals keep their values while others come, go and make them move, and the device allocates nothing that was expected.
  * The other rank sends what it gets. */
+#include "../../lengths.h"
 #include "../fake_runtime.h"
 #include "gpu/queue_private.h"
 #include "gpu/store.h"
@@ -206,7 +207,7 @@ static void test_refuses(void **state) {
     tagc_reducer *r = make(&w, 1024, 1), *probe, *outside;
     tagc_queue *queue;
     tagc_store *store;
-    assert_int_equal(tagc_reducer_begin(r, values, sums), TAGC_ERR_STATE);
+    assert_int_equal(begin_reducer(r, values, sums), TAGC_ERR_STATE);
     assert_string_equal(tagc_last_error(), "this reducer's steps are those of its unit (tagc_unit_enqueue)");
     uint64_t n_allocs = fake_n_allocs();
     assert_int_equal(tagc_reducer_probe_in(w.store, w.comm, &options, &probe), TAGC_OK);

@@ -2,6 +2,7 @@
  * that fail; and each planted mistake is found. Ranks are threads, with a device of the fake runtime each; kernels run in the harness. */
 #include "../../exchange/ranks.h"
 #include "../../exchange/rounds.h"
+#include "../../lengths.h"
 #include "../../repeats.h"
 #include "../fake_runtime.h"
 #include "codec/elements.h"
@@ -36,6 +37,7 @@ typedef struct trial {
     const char *failing; /* a call of the runtime that fails in the second step of rank 0; NULL: none */
     int nth;
     const char *manners;
+    const char *refused; /* words of why there are no kernels; NULL: there are */
     sabotage sabotage;
     int n; /* which call of an exchange */
     int n_found;
@@ -137,6 +139,7 @@ typedef struct unit_of_test {
     int n_parts, element;
     char *source, *target; /* on the device; all-reduce: the same array */
     size_t n_bytes_in, n_bytes_out;
+    uint64_t n_input, n_output, n_gradients, n_outputs;
     char *results, *wanted;
     tagc_unit_step steps[MAX_STEPS];
     tagc_reducer_stats stats[MAX_STEPS][N_PARTS], plain_stats[N_PARTS];
@@ -263,10 +266,11 @@ static void make_unit(one_rank *own, int number) {
                                  .places = places};
     CHECK(own->run, tagc_unit_create(own->queue, &options, &u->unit) == TAGC_OK);
     if (!u->unit) abort();
-    uint64_t n_gradients, n_outputs;
-    tagc_unit_work(u->unit, &n_gradients, &n_outputs);
-    u->gradients = malloc((size_t)n_gradients * sizeof(float) + 1);
-    u->outputs = malloc((size_t)n_outputs * sizeof(float) + 1);
+    tagc_unit_work(u->unit, &u->n_gradients, &u->n_outputs);
+    u->gradients = malloc((size_t)u->n_gradients * sizeof(float) + 1);
+    u->outputs = malloc((size_t)u->n_outputs * sizeof(float) + 1);
+    u->n_input = options.n_input;
+    u->n_output = options.n_output;
     u->n_bytes_in = options.n_input * tagc_element_bytes(u->element);
     u->n_bytes_out = options.n_output * tagc_element_bytes(u->element);
     u->source = fake_alloc(u->n_bytes_in);
@@ -291,7 +295,7 @@ static void expect(one_rank *own, int number, int step) {
         tagc_reducer_stats_init(&u->plain_stats[p]);
         if (tagc_reducer_residual_square(u->plain[p], &u->plain_squares[2 * p]) != TAGC_OK) abort();
         u->plain_squares[2 * p + 1] = tagc_elements_square(gradient, TAGC_ELEMENT_FP32, 0, part->n_gradient);
-        if (tagc_reducer_run(u->plain[p], gradient, output, &u->plain_stats[p]) != TAGC_OK) abort();
+        if (run_reducer(u->plain[p], gradient, output, &u->plain_stats[p]) != TAGC_OK) abort();
         float factor = number == 1 ? 1 : own->trial->factor;
         for (uint64_t i = 0; i < part->n_output; i++) output[i] *= factor;
         for (uint64_t r = 0; r < part->n_unpacks; r++)
@@ -354,6 +358,8 @@ static void enqueue(one_rank *own, int step) {
                                           .number = number == 2 ? 0 : (uint64_t)step + 1,
                                           .gradients = u->gradients,
                                           .outputs = u->outputs,
+                                          .n_gradients = u->n_gradients,
+                                          .n_outputs = u->n_outputs,
                                           .status = TAGC_ERR_STATE,
                                           .stats = u->stats[step],
                                           .full = u->full,
@@ -364,8 +370,8 @@ static void enqueue(one_rank *own, int step) {
         if (fails) pthread_barrier_wait(&t->barrier);
         if (fails && own->run->rank) pthread_barrier_wait(&t->barrier);
         if (fails && own->run->rank == 0) fake_fail(t->failing, t->nth, 700);
-        tagc_unit_enqueue(u->unit, &u->steps[step], u->source, u->target, own->stream, !t->is_pipelined,
-                          &own->last);
+        tagc_unit_enqueue(u->unit, &u->steps[step], u->source, u->n_input, u->target, u->n_output,
+                          own->stream, !t->is_pipelined, &own->last);
         if (fails && own->run->rank == 0) pthread_barrier_wait(&t->barrier);
         fake_launch(t->is_pipelined ? back : own->stream, read_there, work);
     }
@@ -410,11 +416,19 @@ static void open_rank(one_rank *own) {
     int is_there = own->trial->on_device >> own->run->rank & 1;
     if (tagc_device_create(&table, where, own->run->rank, &own->device) != TAGC_OK) abort();
     real.SetDevice(own->run->rank);
+    if (is_there && own->trial->refused) {
+        own->device->patience_ms = 100; /* of a probe that must run out of it */
+        CHECK(own->run,
+              tagc_kernels_create(own->device, &noting_maker, &own->kernels) == TAGC_ERR_UNSUPPORTED);
+        CHECK(own->run, strstr(tagc_last_error(), own->trial->refused) != NULL);
+        is_there = 0;
+    }
     if (is_there && tagc_kernels_create(own->device, &noting_maker, &own->kernels) != TAGC_OK) abort();
     if ((is_there ? tagc_queue_create_on(own->kernels, 2, &own->queue)
                   : tagc_queue_create(own->device, 2, &own->queue)) != TAGC_OK)
         abort();
     own->device->runtime.StreamWaitValue32 = between_flag;
+    CHECK(own->run, own->device->calls_wait == (own->trial->refused != NULL));
     if (fake_stream(&own->stream) || real.EventCreateWithFlags(&own->step_over, TAGC_EVENT_WITHOUT_TIMING))
         abort();
     tagc_schedule_options options;
@@ -543,6 +557,54 @@ static void test_bits(void **state) {
         t.odd_at = seed % 4 ? 2 : -1;
         run(&t, n_ranks);
     }
+}
+
+/* Where launches or copies wait until they have run, kernels are refused, and the processor gives the same bits. */
+static void test_calls_that_wait(void **state) {
+    static const struct {
+        const char *manners, *variable, *refused;
+    } all[] = {{"launch-blocking", "0", "a debugger, a profiler or a sanitizer"},
+               {"copy-blocking", "", "a debugger, a profiler or a sanitizer"},
+               {"launch-blocking,copy-blocking,blocking-alloc", "", "a debugger"},
+               {"", "1", "CUDA_LAUNCH_BLOCKING is set in the environment"}};
+    (void)state;
+    for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
+        trial t = make_trial(60 + i); /* with and without a stream that waits */
+        t.manners = all[i].manners;
+        t.refused = all[i].refused;
+        t.odd_at = 2;
+        t.is_pipelined = i % 2;
+        t.n_steps = 3;
+        setenv("CUDA_LAUNCH_BLOCKING", all[i].variable, 1);
+        run(&t, 2);
+        unsetenv("CUDA_LAUNCH_BLOCKING");
+    }
+}
+
+/* A queue without kernels finds out by itself. */
+static void rank_without(rank_run *run) {
+    tagc_device *device;
+    tagc_queue *queue = NULL;
+    char where[TAGC_WHERE_TEXT_BYTES];
+    tagc_runtime table;
+    (void)run;
+    if (tagc_runtime_bind(FAKE_CUDART, &table, where) != TAGC_OK) abort();
+    if (tagc_device_create(&table, where, 0, &device) != TAGC_OK) abort();
+    device->patience_ms = 100;
+    CHECK(run, tagc_queue_create(device, 2, &queue) == TAGC_OK && device->calls_wait == 1);
+    tagc_queue_destroy(queue);
+    tagc_device_close(device);
+}
+
+static void test_queue_finds_out(void **state) {
+    rank_run runs[MAX_RANKS];
+    (void)state;
+    fake_reset(1, 1, FAKE_EAGER, 1);
+    fake_behave("copy-blocking");
+    run_ranks(1, rank_without, NULL, NULL, runs);
+    assert_int_equal(fake_n_mistakes(), 0);
+    assert_int_equal(fake_n_live(), 0);
+    assert_int_equal(fake_n_device_blocks(), 0);
 }
 
 /* Windows of the schedule, and the squares for them: with and without kernels, several steps ahead or one after the other. The hook
@@ -701,11 +763,12 @@ static void exchange_many(many *m, tagc_reducer *plain, tagc_unit *unit) {
     tagc_reducer_stats_init(&stats);
     for (int i = 0; i < N_MANY; i++) m->values[i] = (float)((i * 37) % 101 - 50);
     fake_launch(m->stream, write_many, m);
-    assert_int_equal(tagc_unit_enqueue(unit, &step, m->there, m->there, m->stream, 1, &number), TAGC_OK);
+    assert_int_equal(
+        tagc_unit_enqueue(unit, &step, m->there, N_MANY, m->there, N_MANY, m->stream, 1, &number), TAGC_OK);
     assert_int_equal(pthread_create(&thread, NULL, exchange_main, m->queue), 0);
     assert_int_equal(tagc_queue_wait(m->queue, number, 0, &is_over), TAGC_OK);
     assert_int_equal(real.StreamSynchronize(m->stream), 0); /* `values` are read */
-    assert_int_equal(tagc_reducer_run(plain, m->values, output, NULL), TAGC_OK);
+    assert_int_equal(run_reducer(plain, m->values, output, NULL), TAGC_OK);
     fake_launch(m->stream, read_many, m);
     assert_int_equal(real.StreamSynchronize(m->stream), 0);
     assert_memory_equal(output, m->values, N_MANY * sizeof *output);
@@ -806,9 +869,14 @@ static int run_planted(int p, int seed) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bits),        cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_differences), cmocka_unit_test(test_failing_calls),
-        cmocka_unit_test(test_overlap),     cmocka_unit_test(test_many_ranks),
+        cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_calls_that_wait),
+        cmocka_unit_test(test_queue_finds_out),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_differences),
+        cmocka_unit_test(test_failing_calls),
+        cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_many_ranks),
         cmocka_unit_test(test_planted),
     };
     program = argv[0];

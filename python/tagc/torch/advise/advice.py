@@ -39,7 +39,7 @@ from tagc.torch.exchange.waits import timeout_of
 from tagc.torch.hooks.kinds import kind_of
 from tagc.torch.schedule.options import Options, check_known
 
-BACKWARD = 2 / 3  # of computing, which DDP's exchange overlaps
+BACKWARD = 2 / 3  # of a pass's computing, which DDP's exchange overlaps
 BUSY = 1.5  # times that runs of the same measurement may differ by
 
 
@@ -50,6 +50,7 @@ def advise(
     between: dist.ProcessGroup | None = None,
     step_s: float | None = None,
     step: Callable[[], object] | None = None,
+    accumulate: int = 1,
     seconds: float = 20,
     threads: int = 1,
     timeout_s: float | None = None,
@@ -63,6 +64,8 @@ def advise(
     step_s: seconds of a step's computing, without communication. step: instead of it, a function that
         computes one forward and backward pass without exchanging gradients, as on a copy that is not wrapped;
         it is timed. With neither of them only communication is compared, not whether it matters.
+    accumulate: forward and backward passes of a step, of which the last one exchanges gradients. step_s is
+        that of all of them, step of one.
     every: also compare with local steps, whose exchange is measured, too: steps between two exchanges, or
         "auto".
     seconds: that it may take, about. hosts, between, threads, timeout_s: as for compress(). verbose: rank
@@ -94,6 +97,9 @@ def advise(
         for name, value, most in (("step_s", step_s, 1e6), ("seconds", seconds, 3600)):
             if value is not None and not (isinstance(value, (int, float)) and 0 < value <= most):
                 raise Error("argument", f"{name} is {value!r}, must be a number above 0, at most {most:g}")
+        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or not 1 <= accumulate <= 65536:
+            raise Error("argument", f"accumulate is {accumulate!r}, must be an integer of 1 to 65536")
+        shape.accumulate = accumulate
         if step is not None and (not callable(step) or step_s is not None):
             raise Error(
                 "argument", "step must be a function, and there is no use for it where step_s is given"
@@ -117,6 +123,7 @@ def advise(
                 "threads": threads,
                 "step": step is not None,
                 "step_s": step_s is None,
+                "accumulate": accumulate,
                 "every": every,
                 "hosts": hosts,
             },
@@ -134,7 +141,7 @@ def advise(
         cluster.split([group], {rank: theirs["host"] for rank, theirs in zip(ranks, everyone)})
     if step is not None:
         try:
-            step_s = _seconds_of(model, step)
+            step_s = accumulate * _seconds_of(model, step)
         except Exception as problem:
             failure = problem
         agree_all(group, {"versions": {}, "options": {}, "rows": []}, failure)
@@ -201,6 +208,7 @@ def advise_shape(
         "n_elems": shape.n_elems,
         "n_units": len(shape.units),
         "compute_s": step_s,
+        "accumulate": shape.accumulate,
         "ranks_per_host": survey.hosts.per_host,
         "where": where,
         "rows": rows,
@@ -244,6 +252,7 @@ def _alone(shape: Shape, step_s: float | None, n_ranks: int) -> dict[str, Any]:
         "n_elems": shape.n_elems,
         "n_units": len(shape.units),
         "compute_s": step_s,
+        "accumulate": shape.accumulate,
         "rows": [],
         "link": {},
         "codec": {},
@@ -326,7 +335,7 @@ def forecast(
         }
         if step_s is not None:
             if shape.wrap == "ddp":
-                row["exposed_s"] = max(0.0, comm_s - BACKWARD * step_s)
+                row["exposed_s"] = max(0.0, comm_s - BACKWARD * step_s / shape.accumulate)
             row["step_s"] = step_s + row["exposed_s"] + gathers.own_s
         rows.append(row)
 
@@ -414,7 +423,7 @@ class Gathers:
     def __init__(self, shape: Shape, found: Mapping[str, Any], agree_s: float, per_host: int = 1) -> None:
         self._shape, self._found, self._agree_s, self._per_host = shape, found, agree_s, per_host
         self._units = [
-            (held, times, any(unit.values()))
+            (held, times * shape.accumulate, any(unit.values()))
             for held, times, unit in zip(shape.held, shape.n_gathers, shape.units)
             if times
         ]
@@ -422,9 +431,9 @@ class Gathers:
         self.some_by_tagc = shape.wrap == "fsdp2" and any(is_one(held) for held, _, _ in self._units)
         # of FSDP2, whoever communicates: its copies into and out of units
         self.own_s = sum(
-            cost(found, own_work_of(times), sum(held.values()))
-            for held, times, _ in self._units
-            if own_work_of(times) in found["seconds"]
+            shape.accumulate * cost(found, own_work_of(times), sum(held.values()))
+            for held, times in zip(shape.held, shape.n_gathers)
+            if times and own_work_of(times) in found["seconds"]
         )
 
     def by_torch(self, in_bf16: bool = False) -> float:
@@ -566,6 +575,7 @@ def text_of(advice: Mapping[str, Any]) -> str:
         + (f", {advice['n_elems'] / 1e6:.3g} M of them trained" if n_frozen else "")
         + f", {advice['n_units']} {advised(advice['wrap']).units}",
         *([advice["where"]] if advice["where"] else []),
+        *(_passes_text(advice) if advice["accumulate"] > 1 else []),
         f"each rank sends {8 * link['bytes_per_s'] / 1e6:.0f} Mbit/s through tagc and "
         f"{8 * link['torch_bytes_per_s'] / 1e6:.0f} in torch's own reduction; an empty message takes "
         f"{seconds_text(link['agree_s'])}" + _copies_text(link),
@@ -603,6 +613,11 @@ def text_of(advice: Mapping[str, Any]) -> str:
         local = advice["local"]
         lines.append(f"{local['reason']}; {local['bits']:.3g} bits per parameter and step")
     return "\n".join(lines)
+
+
+def _passes_text(advice: Mapping[str, Any]) -> list[str]:
+    gathers = "" if advice["wrap"] == "ddp" else "; each of them gathers parameters"
+    return [f"{advice['accumulate']} passes in a step, the last one exchanges gradients{gathers}"]
 
 
 def _copies_text(link: Mapping[str, float]) -> str:

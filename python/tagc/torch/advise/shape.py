@@ -47,6 +47,7 @@ class Shape:
     all_reduce: bool = False  # gradients go to every rank
     held: list[Held] = dataclasses.field(default_factory=list)  # not given: of each unit what is trained
     n_params: int = 0  # of the model; not given: those that are trained
+    accumulate: int = 1  # passes of a step: each gathers parameters, the last one exchanges gradients
 
     def __post_init__(self) -> None:
         self.held = self.held or [{self.gather: sum(unit.values())} for unit in self.units]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import struct
 import threading
 import time
 import zlib
@@ -11,19 +12,21 @@ from typing import Any
 
 import torch
 
+from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.comm import Comm, compared
 from tagc.torch.exchange.interfaces import Exchanged
 from tagc.torch.exchange.layout import Layout
+from tagc.torch.exchange.model import PartStats
 from tagc.torch.exchange.reducer import LocalFailure, Way
 from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.staging import Staging
 from tagc.torch.exchange.task import Sampler, Task
-from tagc.torch.exchange.unit import Resting, Stats, Unit, check_tensors, scale_of
+from tagc.torch.exchange.unit import Resting, Unit, check_tensors, scale_of
 
 FindLayout = Callable[[], "Layout | None"]  # of the gradient; None: its parameters are unknown
 # (outcome, seconds of the exchange, seconds of the agreement)
-Record = Callable[[Stats, float, float], object]
+Record = Callable[[PartStats, float, float], object]
 
 
 class Call:
@@ -83,6 +86,7 @@ class Reduction(Call):
     is_agreed = False  # whether all ranks have agreed on it
     step = 0  # the number of that exchange, which _begin knows
     number: int | None = None  # instead of it, of a call that belongs to no step
+    agrees_first = True  # by messages of its own, before the exchange
 
     def __init__(
         self,
@@ -146,10 +150,13 @@ class Reduction(Call):
         with self._lock:
             try:
                 unit, layout, record = self._begin(self, source)
+            except Exception as problem:
+                self.comm.abort(f"{self.unit.name}: {problem}")
+                raise
+            try:
                 end = unit.reduce(way, layout, source, target, self.op, step=self.step)
             except Exception as problem:
-                if way.kernels is not None:
-                    self._abort_unless_told(problem)
+                self._abort_unless_told(problem)
                 raise
         seconds = time.perf_counter() - begin
         return lambda: record(end(), seconds, agree_s)
@@ -221,6 +228,15 @@ class Reduction(Call):
             record(task.stats(), task.exchange_s, task.agree_s)
 
         task.begin(words, text, self.step, end, self.is_agreed)
+
+    def word(self) -> int:
+        """Returns a checksum of what all ranks must have alike, for libtagc to compare."""
+        data = struct.pack("=7q", *compared(self._what, self._numbers)[0])
+        return int(lib.load().tagc_checksum(data, len(data)))
+
+    def agree(self) -> None:
+        """Makes all ranks agree on it, or raise the same Error, also of one that has failed. Collective."""
+        self._agree(self.failure)
 
     @property
     def _what(self) -> str:

@@ -10,7 +10,7 @@ import secrets
 import struct
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -36,6 +36,8 @@ class _Offer(NamedTuple):
     host: str
     address: bytes | None  # None: it cannot use the native transport, because
     why_not: str
+    why_fewer: str  # than it should have: connections with each peer
+    has_tls: bool  # whether its environment wants TLS
     is_loopback: bool
     secret: bytes  # rank 0's counts
 
@@ -138,10 +140,10 @@ class Comm:
                 f"{whats[odd]}: every rank must use the same modules or keys, in the same order",
                 whats,
             )
+        one, other = _differing(texts[0], texts[odd])
         raise Error(
             "mismatch",
-            f"{what}: ranks do not agree: rank {first} has {texts[0]}; rank {self.ranks[odd]} has "
-            f"{texts[odd]}",
+            f"{what}: ranks do not agree: rank {first} has {one}; rank {self.ranks[odd]} has {other}",
         )
 
     def collectives(self, what: str) -> OwnCollectives:
@@ -205,7 +207,13 @@ def compared(what: str, numbers: Mapping[str, Any]) -> tuple[list[int], str]:
         value if isinstance(value, int) else zlib.crc32(repr(value).encode()) for value in numbers.values()
     ]
     words = [zlib.crc32(what.encode()) << 8, *values, *[0] * (6 - len(values))]
-    return words, ", ".join(f"{name} {value}" for name, value in numbers.items())
+    return words, "; ".join(f"{name} {value}" for name, value in numbers.items())
+
+
+def _differing(one: str, other: str) -> tuple[str, str]:
+    """Returns the first number that differs in two texts of compared(), with its name, as each has it."""
+    pairs = zip(one.split("; "), other.split("; "))
+    return next((pair for pair in pairs if pair[0] != pair[1]), (one, other))
 
 
 def _listed(ranks: Sequence[int]) -> str:
@@ -246,34 +254,62 @@ def _connect(
     port, offers = _offer(group, rank, ranks, timeout, transport)
     _n_made = 1 + max(offer.n_made for offer in offers)
     name = f"tagc/{_n_made}/{','.join(map(str, ranks))}"
-    why_not = next(
-        (f"rank {ranks[r]}: {offer.why_not}" for r, offer in enumerate(offers) if offer.address is None), ""
-    )
+
+    def first(texts: Iterable[str]) -> str:
+        return next((f"rank {ranks[r]}: {text}" for r, text in enumerate(texts) if text), "")
+
+    _check_tls(offers, ranks)
+    has_tls = offers[0].has_tls
+    why_not = first(offer.why_not for offer in offers)
     if port is not None and not why_not:
+        _say(
+            rank,
+            "one connection with each peer, instead of several",
+            first(offer.why_fewer for offer in offers),
+        )
         mine = ""
         try:
             addresses = [offer.address for offer in offers if offer.address is not None]
             port.connect(addresses, offers[0].secret, name, min(timeout_s, native.PATIENCE_S))
         except Error as failure:
             mine = str(failure)
-        failures = share(group, mine, timeout)
-        why_not = next((f"rank {ranks[r]}: {text}" for r, text in enumerate(failures) if text), "")
+        why_not = first(share(group, mine, timeout))
         if not why_not:
             return native.Native(port, timeout_s), name
     if port is not None:
         port.close()
     if transport == "native":
         raise Error("unsupported", f"transport is 'native': {why_not}")
+    if has_tls:
+        raise Error("unsupported", f"{native.TLS_VARIABLE} is set, and gloo would not encrypt: {why_not}")
     lacks = share(group, _lack_of_files(len(ranks)), timeout)
-    if lack := next((f"rank {ranks[r]}: {text}" for r, text in enumerate(lacks) if text), ""):
+    if lack := first(lacks):
         raise Error("transport", f"no connection can be made: {lack}")
-    if transport == "host" and rank == 0 and why_not not in _said:
-        _said.add(why_not)
-        say(f"tagc: messages go by gloo, which takes longer than libtagc's own connections: {why_not}")
+    if transport == "host":
+        _say(rank, "messages go by gloo, which takes longer than libtagc's own connections", why_not)
     # new_group() would not do: it reuses the name of a destroyed group, and then finds that group's
     # addresses in the store
     store = dist.distributed_c10d.PrefixStore(name, internals.default_store())
     return Gloo(store, rank, ranks, timeout_s), name
+
+
+def _check_tls(offers: Sequence[_Offer], ranks: Sequence[int]) -> None:
+    """Raises Error, on all ranks, unless all or none want TLS."""
+    wants = [ranks[r] for r, offer in enumerate(offers) if offer.has_tls]
+    if wants and len(wants) < len(ranks):
+        lacks = [rank for rank in ranks if rank not in wants]
+        raise Error(
+            "mismatch",
+            f"{native.TLS_VARIABLE} is set on rank {wants[0]} and not on rank {lacks[0]}: set it on all "
+            "ranks, or on none",
+        )
+
+
+def _say(rank: int, what: str, why: str) -> None:
+    """Says it on rank 0, once for each reason; "": there is none."""
+    if rank == 0 and why and why not in _said:
+        _said.add(why)
+        say(f"tagc: {what}: {why}")
 
 
 def _lack_of_files(world_size: int) -> str:
@@ -299,22 +335,38 @@ def _offer(
     that has it (127.0.1.1 in Debian's /etc/hosts) is of no use to other hosts: such ranks look again."""
     port: native.Port | None = None
     offers: list[_Offer] = []
-    for may_be_loopback in (True, False):
-        why_not = f"its transport is {transport!r}"
-        if transport != "gloo" and (port is None or port.is_loopback):
+    why_not, why_fewer = f"its transport is {transport!r}", ""
+    may_be_loopback, n_sockets = True, None
+    while True:
+        if transport != "gloo" and (
+            port is None or port.is_loopback > may_be_loopback or n_sockets not in (None, port.n_sockets)
+        ):
             if port is not None:
                 port.close()
-            port, why_not = native.open_port(rank, ranks, may_be_loopback)
-        is_open = port is not None
+            port, why = native.open_port(rank, ranks, may_be_loopback, n_sockets)
+            why_not, why_fewer = (why, "") if port is None else ("", why or why_fewer)
         mine = _Offer(
             _n_made,
             identity(),
             port.address if port is not None else None,
-            "" if is_open else why_not,
+            why_not if port is None else "",
+            why_fewer,
+            _wants_tls(),
             port is not None and port.is_loopback,
             secrets.token_bytes(native.SECRET_BYTES) if rank == 0 else b"",
         )
         offers = share(group, mine, timeout)
-        if len({offer.host for offer in offers}) == 1 or not any(offer.is_loopback for offer in offers):
-            break
-    return port, offers
+        has_others = len({offer.host for offer in offers}) > 1
+        if may_be_loopback and has_others and any(offer.is_loopback for offer in offers):
+            may_be_loopback = False
+        elif n_sockets is None and any(offer.why_fewer for offer in offers):
+            n_sockets = 1
+        else:
+            return port, offers
+
+
+def _wants_tls() -> bool:
+    try:
+        return native.tls_secret() is not None
+    except Error:  # it has no port either, and says why
+        return True

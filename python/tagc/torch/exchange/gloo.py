@@ -38,13 +38,14 @@ def tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
 
 
 class Lost(Exception):
-    """A peer is lost. peer: its place among the ranks, or -1 if unknown."""
+    """The connection is of no use any more. peer: the place among the ranks where that began, or -1 if
+    unknown."""
 
     status = "transport"
 
-    def __init__(self, peer: int, text: str) -> None:
+    def __init__(self, peer: int, text: str, status: str | None = None) -> None:
         super().__init__(text)
-        self.peer = peer
+        self.peer, self.status = peer, status or self.status
 
 
 class Silence(Lost):
@@ -192,9 +193,10 @@ class Gloo:
 
     # ---- giving up ----
 
-    def _on_abort(self, _context: int | None, reason: bytes) -> None:
+    def _on_abort(self, _context: int | None, failure: Any) -> None:
         try:
-            self._tell(Lost(self.rank, reason.decode(errors="replace")))
+            status, peer = lib.STATUSES[failure.contents.status], failure.contents.rank
+            self._tell(Lost(peer, failure.contents.reason.decode(errors="replace"), status))
             disconnect(self._group)
         except BaseException:  # no exception may pass through C, and no peer can be reached
             pass

@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 from tagc._library import Error
-from tagc.torch.exchange import internals
+from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange.comm import Comm, share
 from tagc.torch.exchange.identity import identity
 from tagc.torch.exchange.waits import Collectives
@@ -267,7 +267,7 @@ class Cluster:
         if ranks not in reusable:
             found: Any = dist.new_group(
                 list(ranks),
-                timeout=datetime.timedelta(seconds=self._timeout_s),
+                timeout=waits.patience_of_group(backend, self._timeout_s),
                 backend=backend,
                 use_local_synchronization=is_local,
                 group_desc="tagc",

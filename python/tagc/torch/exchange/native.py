@@ -3,15 +3,17 @@ lock of the interpreter.
 
 Ranks learn each other's addresses, and a secret of rank 0, through the user's process group. From the secret
 come two keys for each pair of ranks and each connection's name. A program that can reach a port, but does not
-know the secret, is refused."""
+know the secret, is refused. With TAGC_NATIVE_TLS, TLS encrypts what they send."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hmac
 import ipaddress
 import os
+import pathlib
 import socket
 import time
 import warnings
@@ -35,18 +37,31 @@ VARIABLES = ("TAGC_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 FAMILIES = {"AF_INET": 4, "AF_INET6": 6, "": 0}
 FAMILY_VARIABLES = ("TAGC_SOCKET_FAMILY", "NCCL_SOCKET_FAMILY")
 SOCKETS_VARIABLE = "TAGC_SOCKETS"
+TLS_VARIABLE = "TAGC_NATIVE_TLS"
+LEAST_FILE_BYTES = 16
 
 
 class Port:
-    """An open port of this rank, of `ranks`, as messages call them."""
+    """An open port of this rank, of `ranks`, as messages call them. n_sockets: connections with each peer.
+    has_tls: whether they are encrypted."""
 
-    def __init__(self, rank: int, ranks: Sequence[int], local: str | None, family: int) -> None:
+    def __init__(
+        self,
+        rank: int,
+        ranks: Sequence[int],
+        local: str | None,
+        family: int,
+        n_sockets: int | None = None,
+        has_tls: bool = False,
+    ) -> None:
         self.rank, self.name, self.world_size = rank, ranks[rank], len(ranks)
+        self.n_sockets = _n_sockets(len(ranks)) if n_sockets is None else n_sockets
+        self.has_tls = has_tls
         self._handle = ctypes.c_void_p()
         options = lib.initialised(lib.NativeOptions, "tagc_native_options_init")
         names = (ctypes.c_int32 * len(ranks))(*ranks)
         options.local = None if local is None else local.encode()
-        options.family, options.n_sockets = family, _n_sockets(len(ranks))
+        options.family, options.n_sockets, options.tls = family, self.n_sockets, int(has_tls)
         options.names = ctypes.cast(names, ctypes.POINTER(ctypes.c_int32))
         lib.call("tagc_native_open", ctypes.byref(options), rank, len(ranks), ctypes.byref(self._handle))
         address = ctypes.create_string_buffer(ADDRESS_BYTES)
@@ -63,8 +78,11 @@ class Port:
         """Connects to all ranks. Collective, but a failure is an Error here only. name: of this connection,
         the same on all ranks and never used before with this secret."""
 
-        def key(shows: int, sees: int) -> bytes:
-            return hmac.digest(secret, f"{name} {shows} {sees}".encode(), "sha256")
+        if own := tls_secret():  # who reads the process group's traffic does not have it
+            secret = hmac.digest(own, secret, "sha256")
+
+        def key(proves: int, checks: int) -> bytes:
+            return hmac.digest(secret, f"{name} {proves} {checks}".encode(), "sha256")
 
         keys = b"".join(key(self.rank, r) + key(r, self.rank) for r in range(self.world_size))
         try:
@@ -129,19 +147,52 @@ class Native:
         self._comm = ctypes.c_void_p()
 
 
-def open_port(rank: int, ranks: Sequence[int], may_be_loopback: bool) -> tuple[Port | None, str]:
+def open_port(
+    rank: int, ranks: Sequence[int], may_be_loopback: bool, n_sockets: int | None = None
+) -> tuple[Port | None, str]:
     """Returns (a port, ""), or (None, why there can be none). may_be_loopback: else another interface is
-    taken, unless a variable names it."""
+    taken, unless a variable names it. n_sockets: connections with each peer; None: as many as the environment
+    says. If these take too many files, it is one, and the text says why."""
     try:
         local, family = _named_interface(), _family()
         if local is None and may_be_loopback:
             local = _own_address(family)
-        return Port(rank, ranks, local, family), ""
+        port, why_fewer = functools.partial(Port, rank, ranks, local, family), ""
+        has_tls = tls_secret() is not None
+        try:
+            return port(n_sockets, has_tls), ""
+        except Error as failure:
+            if failure.status != "memory" or n_sockets == 1:
+                raise
+            why_fewer = str(failure)
+        return port(1, has_tls), why_fewer
     except Error as failure:
         return None, str(failure)
 
 
 # ---- the environment ----
+
+
+def tls_secret() -> bytes | None:
+    """Returns None unless connections are to be encrypted; else what all ranks know beside rank 0's secret:
+    the bytes of a file, or b""."""
+    text = os.environ.get(TLS_VARIABLE, "").strip()
+    if text in ("", "0"):
+        return None
+    if text == "1":
+        return b""
+    try:
+        found = pathlib.Path(text).read_bytes()
+    except OSError as failure:
+        raise Error(
+            "argument",
+            f"{TLS_VARIABLE} is {text!r}, must be 1 or the path of a file with a secret: {failure.strerror}",
+        ) from failure
+    if len(found) < LEAST_FILE_BYTES:
+        raise Error(
+            "argument", f"{TLS_VARIABLE}: {text} has {len(found)} bytes, must have {LEAST_FILE_BYTES} or more"
+        )
+    return found
 
 
 def _n_sockets(world_size: int) -> int:

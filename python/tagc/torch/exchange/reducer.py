@@ -3,6 +3,7 @@ those of a device. They pass on pointers and do not read the tensors."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -16,20 +17,36 @@ from tagc.torch.exchange.staging import Kernels, Staging, Store
 from tagc.torch.exchange.work import Work
 
 
-def _address(
+def _array(
     tensor: torch.Tensor,
     n_elems: int,
     what: str,
     device: torch.device = torch.device("cpu"),
     dtype: torch.dtype = torch.float32,
-) -> int:
+) -> tuple[int, int]:
+    """Returns the address and the length of a tensor."""
     if tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device != device:
         raise ValueError(
             f"{what} must be a contiguous {dtype} tensor on {device}, not {tensor.dtype} on {tensor.device}"
         )
     if tensor.numel() != n_elems:
         raise ValueError(f"{what} has {tensor.numel()} elements, must have {n_elems}")
-    return tensor.data_ptr()
+    return tensor.data_ptr(), n_elems
+
+
+def as_error(problem: BaseException) -> Error:
+    """Returns what all ranks raise where this one has failed with `problem`."""
+    if isinstance(problem, Error):
+        return problem
+    is_memory = isinstance(problem, (MemoryError, torch.OutOfMemoryError)) or "can't allocate" in str(problem)
+    return Error("memory" if is_memory else "argument", f"{type(problem).__name__}: {problem}")
+
+
+def _fail(name: str, handle: ctypes.c_void_p, problem: BaseException) -> None:
+    """Takes part in an exchange for the others' sake: all ranks fail as this one has."""
+    error = as_error(problem)
+    with contextlib.suppress(Error):
+        lib.call(name, handle, lib.STATUSES.index(error.status), str(error).encode(errors="replace"))
 
 
 class LocalFailure(Error):
@@ -92,10 +109,10 @@ class Reducer:
         fields = fields_of(self.n_elems, options, self.dtype)
         _call(self._store, "tagc_reducer_change", self._handle, ctypes.byref(fields))
 
-    def _pointers(self, gradient: torch.Tensor, output: torch.Tensor) -> tuple[int, int]:
+    def _arrays(self, gradient: torch.Tensor, output: torch.Tensor) -> tuple[int, ...]:
         return (
-            _address(gradient, self.n_elems, "gradient", self.device, self.dtype),
-            _address(output, self.n_output, "output", self.device),
+            *_array(gradient, self.n_elems, "gradient", self.device, self.dtype),
+            *_array(output, self.n_output, "output", self.device),
         )
 
     @property
@@ -104,8 +121,12 @@ class Reducer:
 
     def begin(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
         """Starts the exchange. Do not use either tensor until wait()."""
-        lib.call("tagc_reducer_begin", self._handle, *self._pointers(gradient, output))
+        lib.call("tagc_reducer_begin", self._handle, *self._arrays(gradient, output))
         self._under_way = gradient, output
+
+    def fail(self, problem: BaseException) -> None:
+        """Instead of begin() and wait(), where this rank cannot begin: the others wait for it."""
+        _fail("tagc_reducer_fail", self._handle, problem)
 
     def wait(self) -> None:
         """Waits until the output is there; Error if it will not be."""
@@ -154,13 +175,11 @@ class Reducer:
         return square.value
 
     def set_residual(self, values: torch.Tensor) -> None:
-        n_elems = values.numel()
         _call(
             self._store,
             "tagc_reducer_set_residual",
             self._handle,
-            _address(values, n_elems, "residual"),
-            n_elems,
+            *_array(values, values.numel(), "residual"),
         )
 
     def scale_residual(self, factor: float) -> None:
@@ -251,7 +270,7 @@ class Gatherer:
         fields.n_threads = n_threads
         if seed is not None:
             fields.rounding, fields.rounding_seed = lib.ROUNDINGS["stochastic"], seed
-        self._handle = ctypes.c_void_p()
+        self._handle, self.n_begun = ctypes.c_void_p(), 0
         self._device = torch.device("cpu") if kernels is None else kernels.device
         if kernels is None:
             lib.call("tagc_gatherer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
@@ -267,12 +286,18 @@ class Gatherer:
     def run(self, shard: torch.Tensor, full: torch.Tensor) -> None:
         """Gathers shard (shard,), fp32, into full (W * shard,), of self.dtype, blocking. For deltas, full
         must hold the result of the last run."""
-        pointers = (
-            _address(shard, self.n_shard, "shard", self._device),
-            _address(full, self.n_elems, "full", self._device, self.dtype),
+        arrays = (
+            *_array(shard, self.n_shard, "shard", self._device),
+            *_array(full, self.n_elems, "full", self._device, self.dtype),
         )
-        lib.call("tagc_gatherer_begin", self._handle, *pointers)
+        self.n_begun += 1
+        lib.call("tagc_gatherer_begin", self._handle, *arrays)
         lib.call("tagc_gatherer_end", self._handle)
+
+    def fail(self, problem: BaseException) -> None:
+        """Instead of run(), where this rank cannot begin: the others wait for it."""
+        self.n_begun += 1
+        _fail("tagc_gatherer_fail", self._handle, problem)
 
     def reset(self) -> None:
         """Makes the next run send whole values, not changes."""
@@ -290,7 +315,7 @@ class Gatherer:
         lib.call(
             "tagc_gatherer_set_replica",
             self._handle,
-            _address(full, self.n_elems, "full", self._device, self.dtype),
+            *_array(full, self.n_elems, "full", self._device, self.dtype),
             n_gathers,
         )
 

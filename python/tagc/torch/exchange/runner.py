@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import queue
+import threading
 from collections.abc import Callable
 
 import torch
@@ -65,6 +66,8 @@ class Host(Runner):
         self._under_way: torch.futures.Future[Failures] | None = None  # of that exchange
         # of a thread, once there is one
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] | None = None
+        self._thread: threading.Thread | None = None
+        self._last: Future | None = None  # of future()
         self._is_closed = False
 
     def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -91,9 +94,15 @@ class Host(Runner):
         with contextlib.suppress(BaseException):
             self.finish()
 
+    def wait_for_jobs(self) -> None:
+        """Waits for the work of future(). In its thread there is nothing to wait for."""
+        if self._last is not None and threading.current_thread() is not self._thread:
+            self._last.wait()
+            self._last = None  # it keeps a tensor
+
     def future(self, work: Job, is_awaited: bool = False) -> Future:
         """Hands the work to a thread, so that the caller goes on; when this is closed, the caller does it."""
-        future = Future()
+        future = self._last = Future()
 
         def job() -> None:
             future.set_result(work())
@@ -108,7 +117,7 @@ class Host(Runner):
         if self._jobs is None:
             self._jobs = queue.SimpleQueue()
             jobs = self._jobs
-            endings.start(lambda: _take_jobs(jobs), "tagc-host")
+            self._thread = endings.start(lambda: _take_jobs(jobs), "tagc-host")
             endings.add(self)
         self._jobs.put(job)
 

@@ -55,7 +55,9 @@ Run = Callable[["torch.Tensor | None", "torch.Tensor | None", "BaseException | N
 class Task(Protocol):
     """task.Task: an exchange that libtagc runs by itself."""
 
-    def enqueue(self, source: int, target: int, stream: int, waits: bool) -> tuple[int, bool]: ...
+    def enqueue(
+        self, source: torch.Tensor, target: torch.Tensor, stream: int, waits: bool
+    ) -> tuple[int, bool]: ...
 
     def end(self) -> None: ...
 
@@ -236,9 +238,7 @@ class Staging:
         waits: as of enqueue()."""
         with self._launch:
             self._tasks.append(task)
-            self._last, is_launched = task.enqueue(
-                source.data_ptr(), target.data_ptr(), self.streams.current(), waits
-            )
+            self._last, is_launched = task.enqueue(source, target, self.streams.current(), waits)
         if not is_launched:
             _spoil(target)
 
@@ -246,12 +246,17 @@ class Staging:
         self, handle: ctypes.c_void_p, source: torch.Tensor, target: torch.Tensor, waits: bool
     ) -> int:
         """Returns the ticket of an exchange whose work is in the streams now."""
-        pointers = [
-            tensor.data_ptr() if tensor.numel() else self._nothing.data_ptr() for tensor in (source, target)
+        arrays = [
+            item
+            for tensor in (source, target)
+            for item in (
+                tensor.data_ptr() if tensor.numel() else self._nothing.data_ptr(),
+                max(1, tensor.nbytes),
+            )
         ]
         ticket = ctypes.c_uint64()
         if lib.load().tagc_job_enqueue(
-            handle, *pointers, self.streams.current(), int(waits), ctypes.byref(ticket)
+            handle, *arrays, self.streams.current(), int(waits), ctypes.byref(ticket)
         ):
             _spoil(target)  # the thread gets the failure with the ticket
         return ticket.value

@@ -133,6 +133,7 @@ class Task:
         reducers count by themselves. has_agreed: the ranks have agreed on it already."""
         step, self._end = self._step, end
         step.gradients, step.outputs = (array.data_ptr() or None for array in self._lend())
+        step.n_gradients, step.n_outputs = self._n_lent
         step.words[:] = [*words, 0]
         step.text, step.number, step.n_full = text.encode(errors="replace"), number, 0
         step.has_agreed = step.is_agreed = has_agreed
@@ -140,12 +141,17 @@ class Task:
         for i in range(len(self._parts)):
             self._stats[i] = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
 
-    def enqueue(self, source: int, target: int, stream: int, waits: bool) -> tuple[int, bool]:
+    def enqueue(
+        self, source: torch.Tensor, target: torch.Tensor, stream: int, waits: bool
+    ) -> tuple[int, bool]:
         """Returns the ticket of the exchange, and whether its work is in the streams."""
         ticket = ctypes.c_uint64()
+        arrays = source.data_ptr(), source.numel(), target.data_ptr(), target.numel()
         status = lib.load().tagc_unit_enqueue(
-            self._handle, ctypes.byref(self._step), source, target, stream, int(waits), ctypes.byref(ticket)
+            self._handle, ctypes.byref(self._step), *arrays, stream, int(waits), ctypes.byref(ticket)
         )
+        if not ticket.value:
+            raise Error(status, lib.load().tagc_last_error().decode(errors="replace"))
         return ticket.value, status == 0
 
     # ---- at the end of the pass ----

@@ -20,7 +20,7 @@ from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange import memory_ahead
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.exchanged_part import Arrays, ExchangedPart
-from tagc.torch.exchange.reducer import Way, dtype_read, fields_of
+from tagc.torch.exchange.reducer import Way, as_error, dtype_read, fields_of
 from tagc.torch.exchange.staging import Staging, Store
 from tagc.torch.exchange.task import Sampler, Task, TaskPart
 from tagc.torch.exchange.work import Work
@@ -155,10 +155,14 @@ class Unit:
         try:
             arrays = self._pack(way.work, source, target)
             for exchange in self._exchanges:
-                begun.append(exchange)
                 exchange.reducer.begin(*arrays[exchange])
+                begun.append(exchange)
         except BaseException as problem:
-            failure = problem
+            failure = as_error(problem) if isinstance(problem, Exception) else problem
+            # libtagc has told them of one that it would not begin
+            is_told = isinstance(problem, Error) and bool(arrays)
+            for exchange in self._exchanges[len(begun) + is_told :]:
+                exchange.reducer.fail(failure)
         is_apart = target.data_ptr() != source.data_ptr()
         if layout.gaps and is_apart and failure is None:
             target.zero_()

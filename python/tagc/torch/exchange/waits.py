@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_nccl_timeout
 
 from tagc._library import Error
 from tagc.torch.exchange import endings, internals
@@ -16,6 +17,9 @@ from tagc.torch.exchange import endings, internals
 SOON = datetime.timedelta(seconds=1)
 TIMEOUT_S = 300.0  # of groups that do not say theirs
 MOST_S = 1e6  # of any time-out of tagc's
+NCCL_TIMES = 4  # as long as tagc's own
+# of groups that are made without one; a torch without NCCL has None
+NCCL_DEFAULT_S = (default_pg_nccl_timeout or datetime.timedelta(minutes=10)).total_seconds()
 _NEVER_SENT = 2**31 - 1  # a tag
 
 T = TypeVar("T")
@@ -137,6 +141,16 @@ def timeout_of(group: Any) -> float:
             if (found := internals.timeout_of(backend)) is not None:
                 return min(found.total_seconds(), MOST_S)
     return TIMEOUT_S
+
+
+def patience_of_group(backend: str, timeout_s: float) -> datetime.timedelta:
+    """Returns the time-out of a process group that tagc makes. NCCL's watchdog counts from when a collective
+    was enqueued, which may be long before its turn comes, and ends the process; tagc counts how long a peer
+    is silent, and raises an Error. So NCCL waits much longer, and never shorter than it does by default."""
+    seconds = timeout_s
+    if "nccl" in backend:
+        seconds = max(NCCL_TIMES * timeout_s, NCCL_DEFAULT_S)
+    return datetime.timedelta(seconds=min(seconds, MOST_S))
 
 
 class _Work(dist.Work):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,8 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 from tagc._library import Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
+from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import ExchangeOptions, Expected, Kinds, Place, place_of
+from tagc.torch.exchange.model import FlatModel, Follower
 from tagc.torch.exchange.reducer import Way
 from tagc.torch.exchange.unit import DTYPES, Stats, Unit, stowable
 from tagc.torch.handle import Compressed
@@ -32,41 +34,64 @@ from tagc.torch.schedule import policy
 __all__ = ["State", "Wrapper"]  # for annexes that extend it
 
 UNIT = "buckets"
+U = TypeVar("U", Unit, FlatModel)
 
 
 class Buckets:
-    """A Unit with several layouts, which share no parameter."""
+    """Units and models of buckets, which share no parameter. Models go on without Python."""
 
     def __init__(self, name: str, exchange_options: ExchangeOptions) -> None:
         self.name, self.options = name, exchange_options
-        self._units: dict[tuple[str, ...], Unit] = {}  # names of a bucket's parameters, in order -> Unit
+        # names of a bucket's parameters, in order -> what exchanges them
+        self._units: dict[tuple[str, ...], Unit | FlatModel] = {}
         self._stowed: dict[str, torch.Tensor] = {}  # residuals of parameters in no unit, in wire order
 
     def unit(self, name: str, layout: layouts.Layout) -> Unit:
         """Returns the one of a bucket with that name and layout."""
-        names = tuple(parameter.name for parameter in layout.parameters)
-        if names not in self._units:
-            self._make(name, names)
-        return self._units[names]
+        found = self.find(layout)
+        return self._replace(layout, Unit(name, self.options)) if found is None else found
 
     def find(self, layout: layouts.Layout) -> Unit | None:
         """Returns the one of a bucket with that layout, if there is one."""
-        return self._units.get(tuple(parameter.name for parameter in layout.parameters))
+        found = self._units.get(_names_of(layout))
+        return found if isinstance(found, Unit) else None
+
+    def find_model(self, layout: layouts.Layout) -> FlatModel | None:
+        """Likewise, of a model."""
+        found = self._units.get(_names_of(layout))
+        return found if isinstance(found, FlatModel) and found.is_open else None
+
+    def make_model(
+        self,
+        name: str,
+        layout: layouts.Layout,
+        comm: Comm,
+        dtype: torch.dtype,
+        follower: Follower,
+        rests: bool,
+    ) -> FlatModel:
+        return self._replace(layout, FlatModel(name, comm, layout, dtype, follower, rests))
+
+    def drop_model(self, layout: layouts.Layout) -> None:
+        if (model := self.find_model(layout)) is not None:
+            model.close()
 
     def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
         unit = self.find(layout)
         return [(0.0, 0.0)] * len(layout.parts) if unit is None else unit.squares(layout, source)
 
-    def _make(self, name: str, names: tuple[str, ...]) -> None:
-        """Makes a unit for that bucket. It replaces all units that share a parameter with it."""
+    def _replace(self, layout: layouts.Layout, new: U) -> U:
+        """Puts it into the place of all that share a parameter with that bucket, and returns it."""
+        names = _names_of(layout)
         for old in [old for old in self._units if not set(old).isdisjoint(names)]:
             unit = self._units.pop(old)
             unit.close()
             self._stowed |= unit.residuals_on_the_wire()
-        unit = self._units[names] = Unit(name, self.options)
-        unit.set_residuals_on_the_wire(
+        self._units[names] = new
+        new.set_residuals_on_the_wire(
             {name: self._stowed.pop(name) for name in names if name in self._stowed}
         )
+        return new
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
         found = {name: values.clone() for name, values in self._stowed.items()}
@@ -129,6 +154,17 @@ class _Bucket:
     def alone(self, layout: layouts.Layout, makes: bool = False) -> Unit | None:
         return self._buckets.unit(self.name, layout) if makes else self._buckets.find(layout)
 
+    def find_model(self, layout: layouts.Layout) -> FlatModel | None:
+        return self._buckets.find_model(layout)
+
+    def make_model(
+        self, layout: layouts.Layout, comm: Comm, dtype: torch.dtype, follower: Follower
+    ) -> FlatModel:
+        return self._buckets.make_model(self.name, layout, comm, dtype, follower, self.rests)
+
+    def drop_model(self, layout: layouts.Layout) -> None:
+        self._buckets.drop_model(layout)
+
     def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
         return self._buckets.squares(layout, source)
 
@@ -145,6 +181,7 @@ class _Backward:
     def __init__(self, state: State) -> None:
         self.failure: BaseException | None = None
         self.is_open = True
+        self.is_given_up = False  # on all ranks, so that no bucket is exchanged any more
         self._is_whole = False  # whether its last bucket has come
         self._has_ended = False
         self._state = state
@@ -258,6 +295,11 @@ class State:
         backward = self._backward_of(bucket)
         index, tensors, wrapper = bucket.index(), bucket.parameters(), _wrapper_of(handle)
         backward.see(bucket)
+        if (future := self._begin(handle, backward, index, tensors, source)) is not None:
+            if not backward.is_open:
+                future.wait()
+                backward.end()
+            return future
 
         def work() -> torch.Tensor:
             try:
@@ -281,6 +323,39 @@ class State:
             future.wait()
             backward.end()
         return future
+
+    def _begin(
+        self,
+        handle: Compressed,
+        backward: _Backward,
+        index: int,
+        tensors: Sequence[torch.Tensor],
+        source: torch.Tensor,
+    ) -> torch.futures.Future[torch.Tensor] | None:
+        """Begins an exchange that goes on without Python, and returns a future of its result; None: it cannot
+        be one."""
+        passes, group = handle.passes, handle.wrapper.groups()[0]
+        try:
+            bucket, layout = self._find(handle, index, tensors)
+            if bucket.find_model(layout) is None and (
+                bucket.alone(layout) is not None or not passes.can_begin(group, source)
+            ):
+                return None
+            if backward.is_given_up:
+                return _done(_spoilt(source))
+            end = passes.begin(bucket, group, source, layout, lambda: _fitting(layout, source))
+        except BaseException as failure:
+            backward.is_given_up, backward.failure = True, backward.failure or failure
+            return _done(_spoilt(source))
+
+        def result() -> torch.Tensor:
+            try:
+                end()
+                return source
+            except BaseException:  # synchronize() raises it
+                return _spoilt(source)
+
+        return passes.runners.host.future(result)
 
     def expected(self, index: int, tensors: Sequence[torch.Tensor]) -> Expected:
         """Returns the exchange of a bucket of these parameters."""
@@ -327,14 +402,24 @@ def _elems_of(layout: layouts.Layout) -> int:
 def _exchange(
     handle: Compressed, bucket: _Bucket, layout: layouts.Layout, source: torch.Tensor, result: torch.Tensor
 ) -> None:
-    def find_layout() -> layouts.Layout:
-        if (n_elems := _elems_of(layout)) != source.numel():
-            raise Error("unsupported", f"the bucket has {source.numel()} elements, its parameters {n_elems}")
-        return layout
+    op, find_layout = _wrapper_of(handle).op, lambda: _fitting(layout, source)
+    handle.passes.exchange(bucket, handle.wrapper.groups()[0], source, result, op, find_layout, waits=False)
 
-    handle.passes.exchange(
-        bucket, handle.wrapper.groups()[0], source, result, _wrapper_of(handle).op, find_layout, waits=False
-    )
+
+def _fitting(layout: layouts.Layout, source: torch.Tensor) -> layouts.Layout:
+    if (n_elems := _elems_of(layout)) != source.numel():
+        raise Error("unsupported", f"the bucket has {source.numel()} elements, its parameters {n_elems}")
+    return layout
+
+
+def _names_of(layout: layouts.Layout) -> tuple[str, ...]:
+    return tuple(parameter.name for parameter in layout.parameters)
+
+
+def _done(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(value)
+    return future
 
 
 def _spoilt(source: torch.Tensor) -> torch.Tensor:

@@ -512,7 +512,7 @@ class Wrapper(GatheringWrapper):
         self._warn_of_slow_sums()
         if handle.state.options.parameters is not None:
             self._say_how_gathers_differ(handle)
-        self.follow_loads(handle)
+        self.follow_parameters(handle)
         if self.between is not None:
             places = {str(mesh.get_coordinate()) for mesh in self._meshes()}
             handle.passes.comm(self.between).agree("between", {"place in the model's mesh": sorted(places)})

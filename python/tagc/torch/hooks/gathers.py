@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tagc._library import Error
 from tagc.torch.exchange import internals, waits
@@ -24,7 +25,7 @@ from tagc.torch.exchange.call import Call
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Replica
-from tagc.torch.exchange.reducer import Gatherer, Way
+from tagc.torch.exchange.reducer import Gatherer, Way, as_error
 from tagc.torch.exchange.runner import Runner, Staged
 from tagc.torch.exchange.staging import Kernels
 from tagc.torch.exchange.unit import DTYPES, check_tensors
@@ -34,6 +35,7 @@ from tagc.torch.hooks.wrapper import Wrapper
 from tagc.torch.passes import Passes
 
 _LOADED, _FITS, _COUNT = 4, 8, 16  # further bits of a vote; the number of gathers is above them
+_LOOKS = 64  # at values of a parameter, to see whether an optimizer left it so
 
 Key = tuple[tuple[int, ...], int]  # ranks, and elements that one of them owns
 Failure = BaseException | None
@@ -116,6 +118,7 @@ class AllGather(waits.FsdpComm):
         self._hosts = passes.state.wrapper.hosts(owned[0])
         self._gathers: dict[Key, Gathers] = {}
         self._loaded: Replica | None = None  # until the next gather
+        self._left: list[torch.Tensor] | None = None  # values that the last step of an optimizer left
 
     @property
     def _wants_kernels(self) -> bool:
@@ -212,12 +215,15 @@ class AllGather(waits.FsdpComm):
                 loaded = self._loaded if key == self._key else None
                 vote, found = gather.vote(source) if loaded is None else self._vote_loaded(loaded, source)
                 numbers = {"elements": source.numel(), "dtype": DTYPES.index(source.dtype)}
+                if vote == CHANGED:
+                    self._look_for_others()
         except Exception as problem:
             failure = problem
         begin, what = time.perf_counter(), f"parameters of {self.name}"
         vote = call.agree(what, numbers, failure, vote)
         agreed = time.perf_counter()
         assert gather is not None and source is not None and target is not None  # or agree() has raised
+        n_begun = 0 if gather.gatherer is None else gather.gatherer.n_begun
         try:
             # that exchange has the lock, and nothing else changes what is needed here
             with contextlib.nullcontext() if call.runs_beside else self._passes.state.lock:
@@ -234,7 +240,9 @@ class AllGather(waits.FsdpComm):
                     *call.within_host(target),
                 )
         except Exception as problem:
-            failure = problem
+            failure = as_error(problem)
+            if gather.gatherer is not None and gather.gatherer.n_begun == n_begun:
+                gather.gatherer.fail(failure)  # or the others would wait for its row
         if call.within is not None:  # whose ranks would wait for this one's rows
             call.within.agree(what, {}, failure)
         elif failure is not None:
@@ -268,6 +276,24 @@ class AllGather(waits.FsdpComm):
         fits = checksum(self._own()) == loaded.parameters
         vote = (CHANGED if changed else 0) | _LOADED | (_FITS if fits else 0) | loaded.n_gathers * _COUNT
         return vote, fingerprint(source)
+
+    def _look(self) -> list[torch.Tensor]:
+        return [own.flatten()[:: max(1, own.numel() // _LOOKS)].clone() for own in self._own()]
+
+    def stepped(self, is_watched: bool) -> None:
+        """Notes that an optimizer has changed parameters. is_watched: whether to compare what it leaves.
+        Local."""
+        self._left = self._look() if is_watched and self.is_delta else None
+
+    def _look_for_others(self) -> None:
+        """Warns if what is to be gathered as changes is not what an optimizer left."""
+        left, self._left = self._left, None
+        if left is not None and not all(map(torch.equal, left, self._look())):
+            self._passes.state.warn_once(
+                "tagc: something other than the optimizer has changed parameters, and deltas of few bits "
+                "follow only small changes: all ranks compute with values that are not yet these. Call "
+                "handle.reset_parameters() after such a change, as averaged weights for an evaluation are"
+            )
 
     def replica_tensors(self) -> list[torch.Tensor]:
         """Returns the replicas that are kept."""
@@ -320,11 +346,23 @@ class GatheringWrapper(Wrapper):
 
     _gathers: list[AllGather]
 
-    def follow_loads(self, handle: Compressed) -> None:
-        """Notes from now on when the model's parameters are loaded. Local."""
+    def follow_parameters(self, handle: Compressed) -> None:
+        """Notes from now on when the model's parameters are loaded, and when an optimizer changes them.
+        Local."""
         if self._gathers:
             loaded = self._model.register_load_state_dict_post_hook(lambda *_: self._parameters_loaded())
             handle.passes.undo.append(loaded.remove)
+        if self.deltas():
+            stepped = register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped(optimizer))
+            handle.passes.undo.append(stepped.remove)
+
+    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Optimizers of few parameters each, as in a backward pass that updates, are too many to look
+        after."""
+        own = {id(parameter) for parameter in self._model.parameters() if parameter.requires_grad}
+        n = sum(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
+        for gather in self._gathers if n else ():
+            gather.stepped(is_watched=8 * n >= len(own))
 
     def _parameters_loaded(self) -> None:
         for gather in self._gathers:

@@ -120,6 +120,23 @@ class Schedule:
         plan = self.plan(part.weights)
         return self._options.direct(plan.values, plan.sparsity, plan.block)
 
+    def model_options(
+        self, parameters: Sequence[Parameter], dtype: torch.dtype
+    ) -> tuple[lib.ModelOptions, dict[str, str], object]:
+        """Returns what model.Follower says."""
+        options = lib.initialised(lib.ModelOptions, "tagc_model_options_init")
+        fields = _fields_of(self._options, self._is_fresh)
+        options.schedule = ctypes.pointer(fields)
+        options.exchange, options.n_threads = lib.EXCHANGES[self._options.exchange], self._options.threads
+        if dtype == torch.bfloat16:
+            options.dense_format = lib.FORMATS["bf16"]
+        options.residual = self._options.stored().get("residual", -1)
+        options.follows = self._handle
+        numbers = (ctypes.c_uint32 * len(parameters))(*(self._numbers.get(p.name, 0) for p in parameters))
+        options.numbers = numbers
+        kinds = {p.name: p.kind if self._options.is_scheduled(p.kind) else "dense" for p in parameters}
+        return options, kinds, (fields, numbers)
+
     def has_levels(self, kind: str) -> bool:
         """Returns whether parameters of that class go from level to level."""
         return self._options.has_levels(kind)
@@ -231,6 +248,10 @@ class Schedule:
             for name in part.weights:
                 if (found := own.get(self._numbers.get(name, -1))) is not None:
                     found.residual, found.gradient = residual, squared
+        self.keep(comm, own)
+
+    def keep(self, comm: Comm, own: dict[int, lib.ScheduleSums]) -> None:
+        """As note(), of sums that have these squares."""
         if self.pools:
             self._seen |= own
         else:
@@ -420,16 +441,21 @@ def _made(
     kinds: Mapping[str, str], sizes: Mapping[str, int], options: Options, is_fresh: bool = False
 ) -> ctypes.c_void_p:
     """Returns a new tagc_schedule. kinds: name -> class."""
-    fields = lib.initialised(lib.ScheduleOptions, "tagc_schedule_options_init")
-    fields.gentle, fields.fresh = options.gentle, is_fresh
-    fields.sparsity, fields.format = options.sparsity, lib.FORMATS[options.values]
-    fields.mild_sparsity, fields.mild_format = options.mild_levels()
+    fields = _fields_of(options, is_fresh)
     parameters = (lib.ScheduleParameter * len(kinds))(
         *(lib.ScheduleParameter(name.encode(), sizes[name], kind == "mild") for name, kind in kinds.items())
     )
     handle = ctypes.c_void_p()
     lib.call("tagc_schedule_create", ctypes.byref(fields), parameters, len(kinds), ctypes.byref(handle))
     return handle
+
+
+def _fields_of(options: Options, is_fresh: bool) -> lib.ScheduleOptions:
+    fields = lib.initialised(lib.ScheduleOptions, "tagc_schedule_options_init")
+    fields.gentle, fields.fresh = options.gentle, is_fresh
+    fields.sparsity, fields.format = options.sparsity, lib.FORMATS[options.values]
+    fields.mild_sparsity, fields.mild_format = options.mild_levels()
+    return fields
 
 
 def _empty(options: Options) -> bytes:

@@ -1,0 +1,210 @@
+/* What one rank cannot begin fails on all ranks, with its status, before anybody waits for it; residuals stay, and the next exchange is
+ * right. */
+#include "paper.h"
+#include "ranks.h"
+
+#include <math.h>
+
+enum { SHARD = 512, MOST = SHARD * 4, TIMEOUT_S = 300, N_FAILURES = 6 };
+
+static const tagc_comm_options *patient(void) {
+    static tagc_comm_options options;
+    static int32_t names[4] = {10, 11, 12, 13};
+    tagc_comm_options_init(&options);
+    options.timeout_s = TIMEOUT_S;
+    options.names = names;
+    return &options;
+}
+
+static void expect(rank_run *run, tagc_status found, tagc_status status, const char *own) {
+    char other[64];
+    snprintf(other, sizeof other, "rank 11 failed in this ");
+    int is_said = strstr(tagc_last_error(), run->rank == 1 ? own : other) != NULL;
+    if (found != status || !is_said)
+        snprintf(run->failure, sizeof run->failure, "%s, not %s: %.300s", tagc_status_name(found),
+                 tagc_status_name(status), tagc_last_error());
+}
+
+/* ---- reducers ---- */
+
+typedef struct reducing {
+    tagc_reducer_options options;
+    tagc_paper_options paper;
+    const char *name;
+} reducing;
+
+static void refuse_step(rank_run *run, tagc_reducer *reducer, int failure, float *gradient, float *output) {
+    tagc_status status, expected = failure < 4    ? TAGC_ERR_ARGUMENT
+                                   : failure == 4 ? TAGC_ERR_MEMORY
+                                                  : TAGC_ERR_DEVICE;
+    tagc_reducer_stats not_initialised = {0};
+    static const char *const texts[N_FAILURES] = {"gradient is NULL",         "output is NULL",
+                                                  "output overlaps gradient", "stats",
+                                                  "no memory for it",         "no reason given"};
+    if (run->rank != 1)
+        status = tagc_reducer_run(reducer, gradient, output, NULL);
+    else if (failure == 0)
+        status = tagc_reducer_begin(reducer, NULL, output);
+    else if (failure == 1)
+        status = tagc_reducer_begin(reducer, gradient, NULL);
+    else if (failure == 2)
+        status = tagc_reducer_begin(reducer, gradient, gradient - 1);
+    else if (failure == 3)
+        status = tagc_reducer_run(reducer, gradient, output, &not_initialised);
+    else
+        status = tagc_reducer_fail(reducer, expected, failure == 4 ? "no memory for it" : NULL);
+    expect(run, status, expected, texts[failure]);
+}
+
+static void reduce_body(rank_run *run) {
+    reducing *r = run->shared;
+    tagc_reducer *reducer;
+    size_t n = (size_t)r->options.n_elems;
+    float *memory = calloc(n + 1, sizeof *memory), *gradient = memory + 1,
+          *output = calloc(n, sizeof *output), *before = calloc(n, sizeof *before),
+          *after = calloc(n, sizeof *after);
+    for (size_t i = 0; i < n; i++) gradient[i] = random_gradient(3, run->rank, i);
+    double begin_s = tagc_time_s();
+    if (!CHECK(run, tagc_reducer_create(run->comm, &r->options, &reducer) == TAGC_OK)) return;
+    uint64_t n_residual = tagc_reducer_residual_elems(reducer);
+    CHECK(run, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
+    for (int failure = 0; failure < N_FAILURES && !run->failure[0]; failure++) {
+        if (failure == 2 && r->options.exchange == TAGC_EXCHANGE_DIRECT) continue; /* its sums may lie there */
+        if (n_residual) CHECK(run, tagc_reducer_get_residual(reducer, before, n_residual) == TAGC_OK);
+        refuse_step(run, reducer, failure, gradient, output);
+        if (n_residual) CHECK(run, tagc_reducer_get_residual(reducer, after, n_residual) == TAGC_OK);
+        CHECK(run, memcmp(before, after, n_residual * sizeof *before) == 0);
+        CHECK(run, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
+        if (n_residual) continue;
+        size_t first = r->options.output == TAGC_OUTPUT_UNIT ? 0 : (size_t)run->rank * SHARD;
+        for (size_t i = 0; i < SHARD; i++) { /* nothing is left out, so that sums are whole */
+            double sum = 0;
+            for (int q = 0; q < run->world_size; q++) sum += (double)random_gradient(3, q, first + i);
+            CHECK(run, fabs(sum / run->world_size - (double)output[i]) < 1e-6 + 1e-2 * fabs(sum));
+        }
+    }
+    CHECK(run, tagc_reducer_fail(reducer, TAGC_OK, "") == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_fail(NULL, TAGC_ERR_MEMORY, "") == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_time_s() - begin_s < TIMEOUT_S / 10.0);
+    tagc_reducer_destroy(reducer);
+    free(memory);
+    free(output);
+    free(before);
+    free(after);
+}
+
+static void test_reducers(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        int exchange, output, ranks_per_host, format;
+        double sparsity;
+    } cases[] = {{"dense", TAGC_EXCHANGE_DENSE, TAGC_OUTPUT_SHARD, 1, TAGC_FORMAT_FP32, 0},
+                 {"dense to all", TAGC_EXCHANGE_DENSE, TAGC_OUTPUT_UNIT, 1, TAGC_FORMAT_BF16, 0},
+                 {"direct", TAGC_EXCHANGE_DIRECT, TAGC_OUTPUT_SHARD, 1, TAGC_FORMAT_INT4, 0.9},
+                 {"direct, whole", TAGC_EXCHANGE_DIRECT, TAGC_OUTPUT_SHARD, 1, TAGC_FORMAT_FP32, 0},
+                 {"direct to all", TAGC_EXCHANGE_DIRECT, TAGC_OUTPUT_UNIT, 1, TAGC_FORMAT_INT8, 0.5},
+                 {"two hosts", TAGC_EXCHANGE_DIRECT, TAGC_OUTPUT_SHARD, 2, TAGC_FORMAT_INT8, 0.5},
+                 {"two hosts to all", TAGC_EXCHANGE_DIRECT, TAGC_OUTPUT_UNIT, 2, TAGC_FORMAT_INT8, 0},
+                 {"one host", TAGC_EXCHANGE_DIRECT, TAGC_OUTPUT_SHARD, 4, TAGC_FORMAT_FP32, 0},
+                 {"packed", TAGC_EXCHANGE_PACKED, TAGC_OUTPUT_SHARD, 1, TAGC_FORMAT_FP32, 0.9},
+                 {"sketch", TAGC_EXCHANGE_SKETCH, TAGC_OUTPUT_UNIT, 1, TAGC_FORMAT_FP32, 0.9}};
+    rank_run runs[MAX_RANKS];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        reducing r = {.name = cases[i].name};
+        tagc_reducer_options_init(&r.options);
+        tagc_paper_options_init(&r.paper);
+        r.options.n_elems = MOST;
+        r.options.exchange = cases[i].exchange;
+        r.options.output = cases[i].output;
+        r.options.ranks_per_host = cases[i].ranks_per_host;
+        r.options.format = cases[i].format;
+        r.options.sparsity = cases[i].sparsity;
+        attach_paper(&r.options, &r.paper);
+        print_message("%s\n", r.name);
+        run_ranks(4, reduce_body, &r, patient(), runs);
+    }
+}
+
+/* ---- gatherers ---- */
+
+static void refuse_gather(rank_run *run, tagc_gatherer *gatherer, int failure, const float *shard,
+                          void *full) {
+    tagc_status expected = failure < 3 ? TAGC_ERR_ARGUMENT : TAGC_ERR_MEMORY, status;
+    static const char *const texts[] = {"shard is NULL", "full is NULL", "", "no memory for it"};
+    if (run->rank == 1 && failure == 3)
+        status = tagc_gatherer_fail(gatherer, TAGC_ERR_MEMORY, "no memory for it");
+    else
+        status = tagc_gatherer_begin(gatherer, run->rank == 1 && failure == 0 ? NULL : shard,
+                                     run->rank == 1 && failure == 1 ? NULL : full);
+    if (status == TAGC_OK) status = tagc_gatherer_end(gatherer);
+    expect(run, status, expected, texts[failure]);
+}
+
+static float value_at(const tagc_gatherer_options *o, const void *full, size_t i) {
+    if (o->full_format != TAGC_FORMAT_BF16) return ((const float *)full)[i];
+    uint32_t bits = (uint32_t)((const uint16_t *)full)[i] << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static void gather_body(rank_run *run) {
+    const tagc_gatherer_options *o = run->shared;
+    tagc_gatherer *gatherer;
+    float *shard = calloc(SHARD, sizeof *shard);
+    void *full = calloc(MOST, sizeof(float));
+    double begin_s = tagc_time_s();
+    if (!CHECK(run, tagc_gatherer_create(run->comm, o, &gatherer) == TAGC_OK)) return;
+    for (int turn = 0; turn < 8 && !run->failure[0]; turn++) {
+        for (size_t i = 0; i < SHARD; i++)
+            shard[i] = (float)(run->rank * 8 + turn) + 0.125f * (float)(i % 16);
+        if (turn % 2 && turn != 5) refuse_gather(run, gatherer, turn / 2, shard, full);
+        CHECK(run, tagc_gatherer_begin(gatherer, shard, full) == TAGC_OK);
+        CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
+        for (size_t i = 0; i < MOST; i++) {
+            float is = (float)((int)(i / SHARD) * 8 + turn) + 0.125f * (float)(i % 16);
+            CHECK(run, fabsf(value_at(o, full, i) - is) <= (o->format == TAGC_FORMAT_FP32 ? 0.0f : 0.6f));
+        }
+    }
+    CHECK(run, tagc_gatherer_fail(gatherer, (tagc_status)99, "") == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_time_s() - begin_s < TIMEOUT_S / 10.0);
+    tagc_gatherer_destroy(gatherer);
+    free(shard);
+    free(full);
+}
+
+static void test_gatherers(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        int format, full_format, delta, lossless, rounding, ranks_per_host, two_level;
+    } cases[] = {{"fp32", TAGC_FORMAT_FP32, TAGC_FORMAT_FP32, 0, 0, 0, 4, 0},
+                 {"bf16", TAGC_FORMAT_BF16, TAGC_FORMAT_BF16, 0, 0, 0, 4, 0},
+                 {"int8", TAGC_FORMAT_INT8, TAGC_FORMAT_FP32, 0, 0, 0, 4, 0},
+                 {"int8 at random", TAGC_FORMAT_INT8, TAGC_FORMAT_FP32, 0, 0, TAGC_ROUNDING_STOCHASTIC, 4, 0},
+                 {"lossless", TAGC_FORMAT_BF16, TAGC_FORMAT_BF16, 0, 1, 0, 4, 0},
+                 {"delta4", TAGC_FORMAT_INT4, TAGC_FORMAT_BF16, 1, 0, 0, 4, 0},
+                 {"two levels", TAGC_FORMAT_BF16, TAGC_FORMAT_FP32, 0, 0, 0, 2, 1},
+                 {"delta8 in two levels", TAGC_FORMAT_INT8, TAGC_FORMAT_BF16, 1, 0, 0, 2, 1}};
+    rank_run runs[MAX_RANKS];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tagc_gatherer_options o;
+        tagc_gatherer_options_init(&o);
+        o.n_elems = MOST;
+        o.format = cases[i].format;
+        o.full_format = (uint64_t)cases[i].full_format;
+        o.delta = cases[i].delta;
+        o.lossless = (uint64_t)cases[i].lossless;
+        o.rounding = (uint64_t)cases[i].rounding;
+        o.ranks_per_host = cases[i].two_level ? cases[i].ranks_per_host : o.ranks_per_host;
+        o.two_level = cases[i].two_level;
+        print_message("%s\n", cases[i].name);
+        run_ranks(4, gather_body, &o, patient(), runs);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_reducers), cmocka_unit_test(test_gatherers)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,234 @@
+"""Exchanges as libtagc runs them by itself (exchange/model.py) against those that Python puts together
+(exchange/unit.py), on random parameters and options: sums, residuals and messages have the same bits, at all
+levels of the schedule."""
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import ranks
+import torch.distributed as dist
+
+KINDS = ("compressed", "compressed", "mild", "dense")
+
+
+class Wrapper:
+    """What a schedule asks of one: parameters that all ranks exchange."""
+
+    def __init__(self, parameters, world_size):
+        self._parameters, self._world_size = parameters, world_size
+
+    def parameters(self):
+        return self._parameters
+
+    def named_parameters(self):
+        return [(p.name, torch.empty(p.shape)) for p in self._parameters]
+
+    def set_kinds(self, kinds):
+        self._parameters = [p._replace(**kinds[p.name]) for p in self._parameters]
+
+    def n_ranks(self):
+        return self._world_size
+
+    n_batches = n_ranks
+
+    def deciders(self):
+        return []
+
+
+def side(parameters, world_size, options, is_fresh):
+    """A schedule that goes on as fast as it may, and its wrapper."""
+    from tagc.torch.schedule.options import Options
+    from tagc.torch.schedule.schedule import Schedule
+
+    wrapper = Wrapper(parameters, world_size)
+    schedule = Schedule(wrapper, Options(**options), is_fresh)
+    schedule.set_moments([], [p.name for p in parameters])
+    return schedule, wrapper
+
+
+def some_parameters(draw):
+    from tagc.torch.exchange.layout import Parameter
+
+    shapes = [
+        tuple(draw.randint(1, 40) for _ in range(draw.randint(1, 3))) for _ in range(draw.randint(1, 9))
+    ]
+    return [
+        Parameter(f"layer.{i}.{draw.choice('abc')}", shape, draw.choice(KINDS))
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def gradient(layout, seed, dtype):
+    """(n_elems,): as a hook gives it, with zeros for padding."""
+    values = torch.zeros(layout.n_elems)
+    made = torch.Generator().manual_seed(seed)
+    for i, parameter in enumerate(layout.parameters):
+        for piece in layout.pieces_of(i):
+            n = min(piece.length, parameter.numel - piece.offset)
+            if n > 0:
+                values[piece.start : piece.start + n] = torch.randn(n, generator=made) * 2.0 ** (i % 5)
+    return values.to(dtype)
+
+
+def spans_of(layout, values, row=None):
+    """Of a flat tensor; of one row of it, which is all of the tensor, if `row` is not None."""
+    from tagc.torch.exchange.model import Span
+
+    first = 0 if row is None else row * layout.row
+    last = layout.n_elems if row is None else first + layout.row
+    found = []
+    for i, parameter in enumerate(layout.parameters):
+        for piece in layout.pieces_of(i):
+            n = min(piece.length, parameter.numel - piece.offset)
+            if n > 0 and first <= piece.start < last:
+                address = values.data_ptr() + (piece.start - first) * values.element_size()
+                found.append(Span(i, piece.offset, n, address))
+    return found
+
+
+def sent(comm):
+    return {leg: n for leg, n in comm.bytes_sent().items() if leg != "control"}
+
+
+class Old:
+    """unit.Unit with a schedule's layouts."""
+
+    def __init__(self, comm, parameters, lay_out, options, is_fresh):
+        from tagc.torch.exchange.reducer import Way
+        from tagc.torch.exchange.unit import Unit
+        from tagc.torch.exchange.work import Work
+
+        self.schedule, self.wrapper = side(parameters, comm.world_size, options, is_fresh)
+        self.comm, self._way, self._lay_out, self._layout = comm, Way(comm, Work()), lay_out, None
+        self._unit = Unit("unit", self.schedule.fields)
+
+    def reduce(self, source, target, step, rests):
+        parameters = self.wrapper.parameters()
+        if self._layout is None or self._layout.parameters != tuple(parameters):
+            self._layout = self._lay_out(parameters)
+        self.schedule.look(self.comm, self._layout, source, self._unit)
+        args = self._way, self._layout, source.clone(), target, dist.ReduceOp.AVG
+        self._unit.reduce(*args, step=step, rests=rests)()
+
+    def residuals(self):
+        return self._unit.residuals_on_the_wire()
+
+    def close(self):
+        self._unit.free()
+
+
+class New:
+    """model.Model with a schedule."""
+
+    def __init__(self, comm, parameters, lay_out, options, is_fresh, dtype, rests):
+        from tagc.torch.exchange.model import Model
+
+        self.schedule, self.wrapper = side(parameters, comm.world_size, options, is_fresh)
+        self.comm, self._layout = comm, lay_out(self.wrapper.parameters())
+        self._seen = self.wrapper.parameters()
+        self._model = Model(
+            comm,
+            self._seen,
+            [p.shape for p in self._seen],
+            dtype,
+            self.schedule,
+            output="unit" if self._layout.all_reduce else "shard",
+            name="unit",
+            rests=rests,
+        )
+
+    def reduce(self, source, target, step, _):
+        if self._seen != self.wrapper.parameters():
+            self._seen = self.wrapper.parameters()
+            self._model.follow()
+        row = None if self._layout.all_reduce else self.comm.rank
+        self._model.begin(spans_of(self._layout, source), spans_of(self._layout, target, row), step)
+        self._model.end()
+        if (full := self._model.take_full()) is not None:
+            self.schedule.keep(self.comm, dict(zip(*full)))
+
+    def residuals(self):
+        from tagc.torch.exchange.model import Span
+
+        parameters = self.wrapper.parameters()
+        held = {p.name: i for i, p in enumerate(parameters) if self._model.has_residual(i)}
+        found = {name: torch.full((parameters[i].numel,), -0.0) for name, i in held.items()}
+        self._model.get_residuals(
+            [Span(i, 0, parameters[i].numel, found[name].data_ptr()) for name, i in held.items()]
+        )
+        return found
+
+    def close(self):
+        self._model.close()
+
+
+def compare(rank, world_size, seed):
+    from tagc.torch.exchange import layout as layouts
+    from tagc.torch.exchange.comm import Comm
+
+    draw = random.Random(seed)
+    parameters, dtype = some_parameters(draw), draw.choice((torch.float32, torch.bfloat16))
+    is_shard = draw.random() < 0.5
+    options = draw.choice(
+        (
+            {},
+            {"residual": "int4"},
+            {"sparsity": draw.choice((0, 0.5, 0.97))},
+            {"sparsity": 0, "values": draw.choice(("int8", "int4", "bf16"))},
+            {"sparsity": 0.9, "mild": "dense", "residual": "fp32"},
+            {"exchange": draw.choice(("packed", "sketch"))},
+        )
+    )
+    n_steps, is_fresh = (110 if not options else 30 if "residual" in options else 6), draw.random() < 0.5
+    rests = not is_shard and draw.random() < 0.3
+
+    def lay_out(parameters):
+        if is_shard:
+            return layouts.chunked(parameters, world_size)
+        return layouts.bucket(parameters, world_size)
+
+    comm = Comm(dist.group.WORLD, 60)
+    old = Old(comm, parameters, lay_out, options, is_fresh)
+    new = New(comm, parameters, lay_out, options, is_fresh, dtype, rests)
+    about = seed, options, dtype, is_shard, rests
+    for step in range(1, n_steps + 1):
+        layout = lay_out(parameters)
+        source = gradient(layout, 1000 * seed + 10 * step + rank, dtype)
+        if rests and step % 3 == 0:  # one without a gradient
+            piece = layout.pieces_of(step % len(parameters))[0]
+            source[piece.start : piece.start + piece.length] = 0
+        n_output = layout.n_elems if layout.all_reduce else layout.row
+        outputs, bytes_sent = [], []
+        for one in (old, new):
+            before, target = sent(comm), torch.zeros(n_output, dtype=dtype)
+            one.reduce(source, target, step, rests)
+            bytes_sent.append({leg: n - before[leg] for leg, n in sent(comm).items()})
+            outputs.append(target)
+            one.schedule.meet()
+            one.schedule.step()
+        assert torch.equal(*(each.view(torch.int8) for each in outputs)), (about, step)
+        if options.get("mild") != "dense":  # of which a model makes one part with the others
+            assert bytes_sent[0] == bytes_sent[1], (about, step, bytes_sent)
+        assert old.schedule.levels() == new.schedule.levels(), (about, step)
+        held, found = old.residuals(), new.residuals()
+        assert {name for name, values in held.items() if values.any()} <= found.keys(), about
+        for name, values in found.items():
+            own = held[name].float() if name in held else torch.zeros(0)
+            assert torch.equal(own, values), (about, step, name)
+    if not options and any(p.kind == "compressed" and p.numel > 4096 for p in parameters):
+        assert 3 in old.schedule.levels().values(), "it should have come to selection"
+    old.close()
+    new.close()
+    comm.close()
+
+
+def random_cases(rank, world_size):
+    for seed in range(16):
+        compare(rank, world_size, 100 * world_size + seed)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_same_bits(world_size):
+    ranks.run_each([random_cases], world_size)
