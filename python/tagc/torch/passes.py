@@ -197,7 +197,7 @@ class Passes:
         host."""
         state = self.state
         return (
-            not state.wrapper.is_managed
+            not state.wrapper.is_elastic
             and state.wrapper.hosts(group).is_flat
             and state.options.exchange != "dense"
             and tensor.layout == torch.strided

@@ -140,10 +140,10 @@ class Comm:
                 f"{whats[odd]}: every rank must use the same modules or keys, in the same order",
                 whats,
             )
-        one, other = _differing(texts[0], texts[odd])
+        one, another = _differing(texts[0], texts[odd])
         raise Error(
             "mismatch",
-            f"{what}: ranks do not agree: rank {first} has {one}; rank {self.ranks[odd]} has {other}",
+            f"{what}: ranks do not agree: rank {first} has {one}; rank {self.ranks[odd]} has {another}",
         )
 
     def collectives(self, what: str) -> OwnCollectives:
