@@ -21,10 +21,11 @@ OTHERS = ("altair", "tokenizers", "torchft", "vl_convert")  # packages that are 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A copy of what the rules look at."""
+    """A copy of what the rules and the tests of the core look at."""
     folder = tmp_path_factory.mktemp("tree")
-    for name in ("python", "tests/python", "docs"):
+    for name in ("python", "tests/python", "docs", "include"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copyfile(ROOT / "README.md", folder / "README.md")
     return folder
 
 

@@ -287,31 +287,40 @@ def _prepare(
             stacklevel=3,
         )
     if verbose and wrapper.speaks:
-        words = handle.state.moments.words
-        why = None if staging is None else staging.why_host
-        where = "" if why is None else f"compressed on the host: {why}"
-        gloo = (
-            "where a GPU's memory is short, an exchange may stop: its messages travel by gloo, which "
-            "needs Python's lock; transport='native' needs none"
-            if staging is not None and any(comm.needs_python for comm in handle.passes.comms())
-            else ""
-        )
-        nothing_is = _nothing(rows, settings, {name for name, p in named if p.requires_grad})
-        expect = (
-            ""
-            if wrapper.is_elastic or settings.hosts == 1
-            else first_words.line(
-                [about for rank, about in abouts.items() if rank in wrapper.exchanging()],
-                is_fresh and not nothing_is,
-                settings.gentle,
-                settings.hosts,
-            )
-        )
-        split = "" if cluster is None else cluster.words(wrapper.groups(), streams.device_of(model))
-        about = handle.state.schedule.words(handle.state.moments.deciding(), bool(words))
-        lines = [text for text in (nothing_is, words, split, where, gloo, expect) if text]
-        say("\n".join([f"{table}{about}", *lines]))
+        say(_introduction(handle, wrapper, rows, named, abouts, cluster, staging, is_fresh))
     return handle, wrapper
+
+
+def _introduction(
+    handle: Compressed,
+    wrapper: Wrapper,
+    rows: list[policy.Row],
+    named: list[tuple[str, torch.nn.Parameter]],
+    abouts: Mapping[int, Any],
+    cluster: Cluster | None,
+    staging: Staging | None,
+    is_fresh: bool,
+) -> str:
+    """Returns what compress() says: the table, when a parameter will send less, and what else there is to
+    know. abouts: what each rank says of its host."""
+    settings, words = handle.state.options, handle.state.moments.words
+    schedule = handle.state.schedule.words(handle.state.moments.deciding(), bool(words))
+    nothing = _nothing(rows, settings, {name for name, parameter in named if parameter.requires_grad})
+    lines = [nothing, words]
+    if cluster is not None:
+        lines.append(cluster.words(wrapper.groups(), streams.device_of(handle.model)))
+    if staging is not None and staging.why_host is not None:
+        lines.append(f"compressed on the host: {staging.why_host}")
+    if staging is not None and any(comm.needs_python for comm in handle.passes.comms()):
+        lines.append(
+            "where a GPU's memory is short, an exchange may stop: its messages travel by gloo, which needs "
+            "Python's lock; transport='native' needs none"
+        )
+    if not wrapper.is_elastic and settings.hosts != 1:
+        exchanging = wrapper.exchanging()
+        own = [about for rank, about in abouts.items() if rank in exchanging]
+        lines.append(first_words.line(own, is_fresh and not nothing, settings.gentle, settings.hosts))
+    return "\n".join([f"{handle.table()}{schedule}", *filter(None, lines)])
 
 
 def _cluster(wrapper: Wrapper, settings: Options) -> Cluster | None:

@@ -365,13 +365,14 @@ def alone(name, folder, script):
     refused("between is 'site', must be None where a manager is given", between="site")
     refused("manager is a int, must be torchft's Manager", manager=Sites(3))
     refused("optimizer is torchft's", model, Optimizer(manager, inner))
-    refused("give LocalSteps the model itself", DistributedDataParallel(manager, model), inner)
+    refused("give it the model itself and manager=", DistributedDataParallel(manager, model), inner)
     refused("every is 0", every=0)
     manager._use_async_quorum = True
     refused("use_async_quorum=True: LocalSteps needs False")
     manager._use_async_quorum = False
     handle = LocalSteps(model, inner, every=1, manager=Sites(manager), verbose=False)
-    refused("this Manager has LocalSteps already")
+    other = the_model()
+    refused("this Manager has LocalSteps already", other, torch.optim.AdamW(other.parameters()))
 
     def step():
         inner.zero_grad()
