@@ -3,6 +3,7 @@ lab (NAMES); tables have those by which an arm is asked for."""
 
 import json
 import pathlib
+import re
 import subprocess
 import tempfile
 
@@ -43,6 +44,8 @@ NAMES = {
     "zero2-direct": "tagc: gradients, ZeRO-2",
     "all-legs": "tagc: gradients and parameters",
     "all-legs-2bit": "tagc: the same, parameters in 2 bits",
+    "direct, delta2": "tagc: gradients; parameters in 2 bits",
+    "direct, beta2 as dense": "tagc: gradients, beta2 as without",
     "dense": "not compressed",
     "dense b0": "not compressed, beta1 0.5",
     "paper": "TAGC as published",
@@ -94,12 +97,16 @@ def draw(path):
 
 def in_words(name):
     """Returns an arm's name as a reader knows it; what NAMES lacks as it is."""
+    if found := re.fullmatch(r"(\d+) int(\d), mild (\d+) int\d(?:, delta(\d))?", name):
+        zero, bits, zero_of_attention, of_parameters = found.groups()
+        text = f"{100 - int(zero)} % in {bits} bits, attention {100 - int(zero_of_attention)} %"
+        return f"{text}; parameters in {of_parameters} bits" if of_parameters else text
     base, *options = name.split("+")
     numbers = {"sparsity": "{} zero", "prefetch": "{} ahead", "grads-in-flight": "{} at once"}
     words = [NAMES.get(base, base)]
     for option in options:
         key, _, value = option.partition("=")
-        count = f"{float(value):.2g}" if key == "sparsity" else value
+        count = f"{100 * float(value):g} %" if key == "sparsity" else value
         in_bucket = f"buckets of {int(value) / 2**20:.2g} Mi" if key == "bucket-elems" else None
         words.append(OPTIONS.get(option) or in_bucket or numbers.get(key, option).format(count))
     return ", ".join(words)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # README's first commands on a fresh Debian: a root of `debootstrap --variant=minbase` with python3-venv, git, make and gcc, and a clone. Once as a newcomer
-# with pip, who installs nothing else, then what `make check` begins with, and `make demo`. Prints the packages that it began and ended with. Exit 77: no
-# debootstrap, not root, or no mirror and no PyPI that answer. The root is deleted at the end.
+# with pip, who installs nothing else, then what `make check` begins with, all other commands of README and the guide (tests/python/door.py), and `make demo`.
+# Prints the packages that it began and ended with. Exit 77: no debootstrap, not root, or no mirror and no PyPI that answer. The root is deleted at the end.
 #   minbase.sh <sources>         TAGC_MIRROR: of Debian; TAGC_WITHOUT=torch,build,demo leaves these out
 set -euo pipefail
 source=$(cd "$1" && pwd)
@@ -66,6 +66,14 @@ case $without in
     ;;
 esac
 case $without in *,build,*) ;; *) command_of_newcomer 1500 "make lib && make build && build/tagc --help" ;; esac
+case $without in
+*,torch,* | *,build,*) ;;
+*) # All other commands of README and the guide.
+    tail=20 command_of_newcomer 2400 ". /env/bin/activate && pip install packaging && git init -q && git add -A && \
+        python tests/python/door.py /clone /tmp/door build/tagc"
+    grep -q 'commands of .* pages' "$root/said" || fail "door.py has not run"
+    ;;
+esac
 case $without in *,demo,*) ;; *) tail=20 command_of_newcomer 1200 "DEMO_STEPS=${DEMO_STEPS:-30} make demo" ;; esac
 echo "packages at the end: $(packages)"
 echo passed
