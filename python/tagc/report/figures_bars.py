@@ -75,8 +75,8 @@ def _bars(rows: list[Bar], names: Sequence[str], colors: Sequence[str], x_title:
     labels = [_lines_of(row.label) if row.parts else [""] for row in rows]
     longest = max((style.text_width(line, 12) for lines in labels for line in lines), default=0.0)
     longest = min(style.LABEL_WIDTH, longest)
-    end = (1 + style.WIDER) * max(style.text_width(row.end) for row in rows) + 14
-    share = min(0.6, end / (style.WIDTH - longest - 20))
+    ends_width = (1 + style.WIDER) * max(style.text_width(row.end) for row in rows) + 14
+    share = min(0.6, ends_width / (style.WIDTH - longest - 20))
     left = 5 + int(style.WIDER * longest)  # Vega leaves as much as its own font needs
     shown = style.legend_param("shown", "p", met)
     x = alt.X(
