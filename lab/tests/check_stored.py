@@ -89,7 +89,24 @@ def check_readme():
     assert found == made, (found, made)
 
 
+def check_pictures():
+    """Each picture has its result, and names its arms in words."""
+    sys.path.insert(0, str(LAB / "hosts"))
+    import pictures
+
+    for picture in (LAB / "results").glob("*.svg"):
+        cases = json.loads(picture.with_suffix(".json").read_text())["cases"]
+        names = [arm["name"] for case in cases for arm in case.get("bench", {}).get("arms", [])]
+        names += [run["label"] for case in cases for run in case.get("runs", [])]
+        known = pictures.SHOWN.get(picture.stem, names)
+        assert names and set(known) <= set(names), (picture, known)
+        for name in names:
+            words = pictures.in_words(name)
+            assert words != name and "+" not in words and "=" not in words, (picture.stem, name, words)
+
+
 check_hosts()
 check_wall_clock()
+check_pictures()
 check_readme()
 print("all well")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # README's first commands on a fresh Debian: a root of `debootstrap --variant=minbase` with python3-venv, git, make and gcc, and a clone. Once as a newcomer
-# with pip, who installs nothing else, then what `make check` begins with, and `make demo`. Prints the packages that it began and ended with. Exit 77: no
-# debootstrap, not root, or no mirror and no PyPI that answer. The root is deleted at the end.
+# with pip, who installs nothing else, then what `make check` begins with, all other commands of README and the guide (tests/python/door.py), and `make demo`.
+# Prints the packages that it began and ended with. Exit 77: no debootstrap, not root, or no mirror and no PyPI that answer. The root is deleted at the end.
 #   minbase.sh <sources>         TAGC_MIRROR: of Debian; TAGC_WITHOUT=torch,build,demo leaves these out
 set -euo pipefail
 source=$(cd "$1" && pwd)
@@ -74,6 +74,14 @@ case $without in
         'int main(void) { return puts(tagc_version()) < 0; }' >/tmp/program.c && gcc /tmp/program.c -ltagc -o /tmp/program && /tmp/program"
     grep -q 'install: programs find libtagc.so in /usr/local/lib' "$root/said" || fail "make install as root does not say that programs find the library"
     command_of_newcomer 60 "make uninstall && ! ls -d /usr/local/lib/libtagc* /usr/local/include/tagc /usr/local/bin/tagc 2>/dev/null"
+    ;;
+esac
+case $without in
+*,torch,* | *,build,*) ;;
+*) # All other commands of README and the guide.
+    tail=20 command_of_newcomer 2400 ". /env/bin/activate && pip install packaging && git init -q && git add -A && \
+        python tests/python/door.py /clone /tmp/door build/tagc"
+    grep -q 'commands of .* pages' "$root/said" || fail "door.py has not run"
     ;;
 esac
 case $without in *,demo,*) ;; *) tail=20 command_of_newcomer 1200 "DEMO_STEPS=${DEMO_STEPS:-30} make demo" ;; esac

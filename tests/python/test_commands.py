@@ -324,6 +324,23 @@ def told(link):
     return f"{link['factor']:.1f}" if link["choice"] == "compress" else "off"
 
 
+def test_readme_says_what_these_commands_say_by_tokens(capsys):
+    text = (ROOT / "README.md").read_text()
+    table = text[text.index("| tokens |") :].split("\n\n")[0].splitlines()
+    tokens, _, *rows = ([cell.strip() for cell in row.strip("|").split("|")] for row in table)
+    made = {}
+    for n in tokens[1:]:
+        words = "plan --params 1b --hosts 4 --link 1gbit,10gbit --tokens".split()
+        slow, free = (
+            json.loads(tagc(capsys, 0, *words, n.replace(",", ""), "--codec-ns", codec_ns, "--json", "-"))[
+                "links"
+            ]
+            for codec_ns in (1.5, 0)
+        )
+        made[n] = [told(a) if told(a) == told(b) else f"{told(a)} to {told(b)}" for a, b in zip(slow, free)]
+    assert [row[1:] for row in rows] == [list(cells) for cells in zip(*made.values())], made
+
+
 def test_the_guide_says_what_its_commands_say(capsys):
     rows, commands = cells_of_the_guide()
     assert len(commands) == 2 and [(row[0], row[1]) for row in rows] == [

@@ -75,7 +75,9 @@ def _bars(rows: list[Bar], names: Sequence[str], colors: Sequence[str], x_title:
     labels = [_lines_of(row.label) if row.parts else [""] for row in rows]
     longest = max((style.text_width(line, 12) for lines in labels for line in lines), default=0.0)
     longest = min(style.LABEL_WIDTH, longest)
-    share = min(0.6, (max(style.text_width(row.end) for row in rows) + 14) / (style.WIDTH - longest - 20))
+    ends_width = (1 + style.WIDER) * max(style.text_width(row.end) for row in rows) + 14
+    share = min(0.6, ends_width / (style.WIDTH - longest - 20))
+    left = 5 + int(style.WIDER * longest)  # Vega leaves as much as its own font needs
     shown = style.legend_param("shown", "p", met)
     x = alt.X(
         "a:Q",
@@ -130,7 +132,7 @@ def _bars(rows: list[Bar], names: Sequence[str], colors: Sequence[str], x_title:
     layers[0] = layers[0].add_params(shown, style.zoom_param(["x"]))
     chart = alt.layer(*layers).add_params(alt.param(name="labels", value=labels)).properties(
         width=style.WIDTH, height=24 * len(rows), autosize=alt.AutoSizeParams(type="fit-x",
-            contains="padding"))  # fmt: skip
+            contains="padding"), padding={"left": left, "right": 5, "top": 5, "bottom": 5})  # fmt: skip
     return style.Drawing(
         chart, {"parts": parts, "ends": ends, "heads": heads, "whiskers": whiskers, "mark": [{"x": mark}]}
     )
@@ -210,9 +212,9 @@ def time(report: Report) -> list[style.Drawing]:
         return f"time of an optimizer step: median, and in whiskers least to most ({name})", scale
 
     def heading(arms: ArmSet) -> str:
-        if len(arms.results) < 2 or not arms.results[0].total_s.n:
-            return ""
-        return f"; 1.00x: {arms.results[0].name}"
+        first = arms.results[0].name
+        is_short = len(first) <= 20  # else it ends outside the picture; the row itself says 1.00x
+        return f"; 1.00x: {first}" if len(arms.results) > 1 and arms.results[0].total_s.n and is_short else ""
 
     def spread(result: Result) -> tuple[float, float]:
         return (result.total_s.least, result.total_s.most) if result.total_s.n > 1 else (math.nan, math.nan)

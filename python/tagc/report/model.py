@@ -14,7 +14,7 @@ from tagc.report.reading import Node
 LEGS = ("index", "values", "leftover", "result", "gather", "control")
 GATHER, CONTROL = LEGS.index("gather"), LEGS.index("control")
 MEMORIES = ("parameters", "gradients", "optimizer", "residuals", "buffers")
-PARTS = ("compute", "exposed: parameters", "exposed: gradients", "optimizer", "other")
+PARTS = ("computes", "waits for parameters", "waits for gradients", "optimizer", "other")
 MOST_INPUTS = 256
 
 Units = Sequence[str] | None  # whose backward pass the timeline shows; None: two in the middle

@@ -30,6 +30,7 @@ DARK = {
 FONT = "Liberation Sans, Arial, Helvetica, DejaVu Sans, sans-serif"
 WIDTH = 800
 LABEL_WIDTH = 330  # of the longest name of an arm that is shown whole
+WIDER = 0.18  # by how much text may be wider where it is looked at: DejaVu Sans beside Liberation Sans
 
 
 def line_color(i: int) -> str:
@@ -84,7 +85,7 @@ def config() -> dict[str, Any]:
         "fontSize": 11, "font": FONT},
             "legend": {"labelColor": INK, "labelFontSize": 12, "labelLimit": 320, "titleColor": SOFT,
                        "titleFontWeight": "normal",
-                       "orient": "bottom", "symbolStrokeWidth": 2.5, "columnPadding": 14},
+                       "orient": "bottom", "symbolStrokeWidth": 2.5, "columnPadding": 40},
             "rule": {"color": INK}, "line": {"strokeWidth": 2, "strokeJoin": "round"}}  # fmt: skip
 
 
@@ -98,7 +99,7 @@ def data(name: str) -> alt.NamedData:
 def columns(names: list[str]) -> int:
     """Returns options of a legend under a figure."""
     longest = max((min(text_width(name, 12), 320) for name in names), default=0)
-    return max(1, min(len(names), int((WIDTH - 40) / (longest + 42))))
+    return max(1, min(len(names), int((WIDTH - 40) / (longest + 68))))
 
 
 def legend_param(name: str, field: str, names: list[str]) -> alt.Parameter:

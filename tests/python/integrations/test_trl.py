@@ -1,5 +1,6 @@
 """trl's DPOTrainer with a loss of preferences and one of supervised tuning, full and LoRA, under DDP and
-FSDP2, by the recipe in docs/guide/trainers.md. scripts/trl.sh runs it; without trl and peft it is skipped."""
+FSDP2, by the recipe in docs/guide/trainers.md. scripts/loops.sh runs it; without trl and peft it is
+skipped."""
 
 import re
 
@@ -7,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 for library in ("trl", "peft", "accelerate", "transformers"):
-    pytest.importorskip(library, reason=f"{library} is not installed: scripts/trl.sh")
+    pytest.importorskip(library, reason=f"{library} is not installed: scripts/loops.sh")
 import ranks
 import test_docs
 import torch.distributed as dist

@@ -162,15 +162,22 @@ def test_bars(tmp_path):
     report = inputs.read_report([first])
     data = draw(report, "time")
     assert [(row["arm"], row["p"], row["v"]) for row in data["parts"]] == [
-        ("fsdp", "compute", 0.25), ("fsdp", "exposed: parameters", 0.5), ("fsdp", "exposed: gradients",
+        ("fsdp", "computes", 0.25), ("fsdp", "waits for parameters", 0.5), ("fsdp", "waits for gradients",
             0.125), ("fsdp", "other", 0.125),
-        ("half", "compute", 0.125), ("half", "exposed: parameters", 0.25), ("half", "exposed: gradients",
+        ("half", "computes", 0.125), ("half", "waits for parameters", 0.25), ("half", "waits for gradients",
             0.0625), ("half", "other", 0.0625)]  # fmt: skip
     assert data["parts"][-1]["e"] == "500 ms, 2.00x" and data["whiskers"][1] == {"r": 2, "a": 0.45, "b": 1.0}
     assert [row["t"].endswith("; 1.00x: fsdp") for row in data["heads"]] == [True]  # whose factors these are
     assert "whiskers least to most" in json.dumps(figures.find("time").draw(report, None)[0].spec())
     assert [row["v"] for row in draw(report, "bits")["parts"]] == [32, 64, 16, 64]
     figure = figures.find("time")
+    names = ["an arm whose name is rather long for a picture", "b"]
+    wide = inputs.read_report(
+        [files.write(tmp_path / "c.json", files.bench([arm(name, 1, 1e6) for name in names], world_size=4))]
+    )
+    (drawing,) = figure.draw(wide, None)  # in a font that is wider by a sixth, no name is cut, and no heading
+    assert drawing.spec()["padding"]["left"] >= style.text_width(names[0], 12) / 6
+    assert draw(wide, "time")["heads"] == []
     # and the ends of whiskers
     assert marks(pictures.render(figure.draw(report, None), figure, False), "rect") == 8 + 4
     # Gigabytes beside megabytes are two drawings of one figure, with an axis of their own; equal bits are
