@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tagc import _library
 from tagc._library import Error
 from tagc.torch.advise import first_words
-from tagc.torch.exchange import internals, streams, waits
+from tagc.torch.exchange import cores, internals, streams, waits
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.hosts import Cluster
 from tagc.torch.exchange.interfaces import ALONE
@@ -61,7 +61,7 @@ def compress(
     between: dist.ProcessGroup | DeviceMesh | str | Any = None,
     codec: Literal["host", "device"] | None = None,
     transport: Literal["host", "gloo", "native"] = "host",
-    threads: int = 1,
+    threads: int | None = None,
     timeout_s: float | None = None,
     on_step: Callable[[dict[str, Any]], object] | None = None,
     verbose: bool = True,
@@ -110,7 +110,8 @@ def compress(
     transport: by what encoded gradients travel. "host": libtagc's own TCP connections, where many messages
         are under way at once, if every rank can; else a gloo group of tagc's own, and rank 0 prints why.
         "native" and "gloo": that one.
-    threads: of the codec on the host. timeout_s: after this time a silent peer is an error. Not given: the
+    threads: of the codec on the host. Not given: half of this rank's share of the cores of its host, at most
+        8. Results do not depend on it. timeout_s: after this time a silent peer is an error. Not given: the
         time-out of the model's process group, as init_process_group() got it.
     on_step: called with a dict of statistics after each backward pass. verbose: rank 0 prints what is
         compressed.
@@ -306,6 +307,8 @@ def _prepare(
             staging.free()
         raise
     assert wrapper is not None  # or agree_all() has raised
+    if options["threads"] is None:
+        options["threads"] = cores.threads(mine["about host"], abouts.values())
     settings, rows = Options(**options), mine["rows"] + mine["rows of one rank"]
     wrapper.set_kinds({row.name: {"kind": row.class_} for row in rows})
     named = list(policy.named_parameters(model))

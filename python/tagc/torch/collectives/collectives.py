@@ -26,6 +26,7 @@ from tagc.torch import checkpoint
 from tagc.torch.advise import first_words
 from tagc.torch.collectives.calls import Call, Reader, Work, check, check_complete, copy, flat, keys_of
 from tagc.torch.collectives.keys import Keys, Reduced, Use
+from tagc.torch.exchange import cores
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.hosts import Cluster
 from tagc.torch.exchange.layout import Layout
@@ -102,7 +103,7 @@ class Collectives:
         hosts: int | None = None,
         codec: Literal["host", "device"] | None = "host",
         transport: Literal["host", "gloo", "native"] = "host",
-        threads: int = 1,
+        threads: int | None = None,
         timeout_s: float | None = None,
         **unknown: NoReturn,
     ) -> None:
@@ -533,6 +534,8 @@ def _prepared(
     everyone = agree_all(found, mine, failure, given["timeout_s"], "Collectives()")
     assert found is not None and keys is not None and keys.cluster is not None  # or that has raised
     ranks = dist.get_process_group_ranks(found)
+    if options.threads is None:
+        options.threads = cores.threads(mine["about host"], (theirs["about host"] for theirs in everyone))
     known = {rank: theirs["about host"]["host"] for rank, theirs in zip(ranks, everyone)}
     keys.cluster.split([found], known)
     fresh = [theirs["fresh"] for theirs in everyone if theirs["fresh"] is not None]
