@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -357,6 +358,12 @@ def _prepare(
             if staging is not None and any(comm.needs_python for comm in handle.passes.comms())
             else ""
         )
+        queues = (
+            "CUDA_DEVICE_MAX_CONNECTIONS is 1: then all streams share one queue, and the model's work stands "
+            "still behind each exchange; 32 lets them go on"
+            if staging is not None and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
+            else ""
+        )
         nothing_is = _nothing(rows, settings, {name for name, p in named if p.requires_grad})
         expect = (
             ""
@@ -372,7 +379,7 @@ def _prepare(
         print(
             table,
             handle.state.schedule.words(handle.state.moments.deciding(), bool(words)),
-            *(f"\n{text}" for text in (nothing_is, words, split, where, gloo, expect) if text),
+            *(f"\n{text}" for text in (nothing_is, words, split, where, gloo, queues, expect) if text),
             sep="",
             flush=True,
         )
