@@ -293,7 +293,11 @@ def _prepare(
     except Exception as problem:
         failure = problem
     try:
-        mine["about host"] = first_words.about_host() | {"is staged": staging is not None}
+        why_host = "" if staging is None or staging.why_host is None else str(staging.why_host)
+        mine["about host"] = first_words.about_host() | {
+            "is staged": staging is not None,
+            "why host": why_host,
+        }
         call = f"{'ddp_state' if only else 'compress'}()"
         is_fresh, abouts = _agree(groups, mine, failure, options.get("timeout_s"), call)
         if cluster is not None and wrapper is not None:
@@ -350,8 +354,7 @@ def _prepare(
         )
     if verbose and wrapper.speaks:
         words = handle.state.moments.words
-        why = None if staging is None else staging.why_host
-        where = "" if why is None else f"compressed on the host: {why}"
+        where = _where(abouts)
         gloo = (
             "where a GPU's memory is short, an exchange may stop: its messages travel by gloo, which "
             "needs Python's lock; transport='native' needs none"
@@ -520,6 +523,21 @@ def _agree(
     if raised is not None:
         raise raised
     return bool(mine["fresh"]), hosts
+
+
+def _where(abouts: Mapping[int, Mapping[str, Any]]) -> str:
+    """Returns a line for each reason for which ranks with a GPU compress on the host; "" where there is none.
+    abouts: what each rank says of its host."""
+    reasons: dict[str, list[int]] = {}
+    for rank, about in sorted(abouts.items()):
+        if about["why host"]:
+            reasons.setdefault(about["why host"], []).append(rank)
+    lines = []
+    for why, ranks in reasons.items():
+        named = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+        who = "" if len(ranks) == len(abouts) else f" by rank{'s' if len(ranks) > 1 else ''} {named}"
+        lines.append(f"compressed on the host{who}: {why}")
+    return "\n".join(lines)
 
 
 def _nothing(rows: list[policy.Row], settings: Options, trained: Set[str]) -> str:
